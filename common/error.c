@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "common/error.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+cddp_status cdi_fail(struct cdi_error *err, cddp_status status, const char *fmt, ...)
+{
+    if (err != NULL) {
+        va_list ap;
+        err->status = status;
+        va_start(ap, fmt);
+        (void)vsnprintf(err->msg, sizeof err->msg, fmt, ap);
+        va_end(ap);
+    }
+    return status;
+}
+
+cddp_status cdi_fail_errno(struct cdi_error *err, int errnum, const char *fmt, ...)
+{
+    if (err != NULL) {
+        va_list ap;
+        char why[128];
+        size_t len;
+
+        err->status = CDDP_E_SYSTEM;
+        va_start(ap, fmt);
+        (void)vsnprintf(err->msg, sizeof err->msg, fmt, ap);
+        va_end(ap);
+        len = strlen(err->msg);
+        /* strerror_r's GNU form may return a static string: it is thread-safe either way. */
+        (void)snprintf(err->msg + len, sizeof err->msg - len, ": %s", strerror_r(errnum, why, sizeof why));
+    }
+    return CDDP_E_SYSTEM;
+}
+
+cddp_status cdi_error_wrap(struct cdi_error *err, const char *fmt, ...)
+{
+    va_list ap;
+    char inner[CDI_ERROR_TEXT];
+    size_t len;
+
+    if (err == NULL)
+        return CDDP_E_SYSTEM;
+    memcpy(inner, err->msg, sizeof inner);
+    va_start(ap, fmt);
+    (void)vsnprintf(err->msg, sizeof err->msg, fmt, ap);
+    va_end(ap);
+    len = strlen(err->msg);
+    (void)snprintf(err->msg + len, sizeof err->msg - len, ": %.900s", inner);
+    return err->status;
+}

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A status with one sentence beside it. Functions that can fail take `struct cdi_error *err` last and return the
+ * status; err may be NULL. The sentence names the object ("rank 3: exec '/x/y': permission denied") and has no final
+ * newline.
+ */
+#ifndef CDI_ERROR_H
+#define CDI_ERROR_H
+
+#include <cddp/status.h>
+
+#define CDI_ERROR_TEXT 1024
+
+struct cdi_error {
+    cddp_status status;
+    char msg[CDI_ERROR_TEXT];
+};
+
+/* Fill err (if there is one) and return status. Text that is too long is cut. */
+cddp_status cdi_fail(struct cdi_error *err, cddp_status status, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* As cdi_fail with CDDP_E_SYSTEM and ": " strerror(errnum) behind the text. */
+cddp_status cdi_fail_errno(struct cdi_error *err, int errnum, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Put "text: " in front of what err already says, on the way up. Returns err's status. */
+cddp_status cdi_error_wrap(struct cdi_error *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+#endif

@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libcddp: data-parallel training for C, C++ and CUDA programs. This is the only file that a user must read.
+ *
+ * A program is started once per rank (by cddprun, torchrun, or by hand with the same variables), joins its peers with
+ * cddp_init(), hands its parameters to cddp_ddp_create(), and from then on says which gradients are ready; gradients
+ * are averaged over all ranks in buckets while the backward pass still runs:
+ *
+ *     cddp_comm *comm;
+ *     cddp_ddp *ddp;
+ *     if (cddp_init(&comm, NULL) != CDDP_OK || cddp_ddp_create(&ddp, comm, params, n_params, NULL) != CDDP_OK)
+ *         return fprintf(stderr, "%s\n", cddp_last_error()), 1;
+ *     for (each step) {
+ *         for (i = n_params; i-- > 0;) {            // backward pass, last layer first
+ *             write cddp_ddp_grad(ddp, i);
+ *             cddp_ddp_grad_ready(ddp, i);
+ *         }
+ *         if (cddp_ddp_wait(ddp) != CDDP_OK)        // every gradient is now the mean over all ranks
+ *             return fprintf(stderr, "%s\n", cddp_last_error()), 1;
+ *         optimizer step on cddp_ddp_grad(ddp, i);
+ *     }
+ *     cddp_ddp_destroy(ddp);
+ *     cddp_finalize(comm);
+ *
+ * Errors. Functions return CDDP_OK (0) or a negative status; cddp_last_error() then holds one full sentence for the
+ * calling thread. Errors of a communicator are sticky: after one, every later call on it (and on its reducers) returns
+ * that error. The library never exits, never prints, never installs a signal handler.
+ *
+ * Collectives. Every rank calls the same collectives in the same order with the same count, type and operation. A rank
+ * that differs is told so, and so are its peers (CDDP_E_MISMATCH, naming both), instead of hanging.
+ *
+ * Options. Each create function takes an options struct, or NULL for the defaults. Its first member `size` is set by
+ * the caller to sizeof the struct; every other member that is zero means the default.
+ */
+#ifndef CDDP_H
+#define CDDP_H
+
+#include <cddp/status.h>
+#include <cddp/version.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The element types, NCCL's own; 0 is no type, so that a forgotten one is an error. */
+typedef enum cddp_dtype {
+    CDDP_DTYPE_NONE = 0,
+    CDDP_INT8 = 1,
+    CDDP_UINT8 = 2,
+    CDDP_INT32 = 3,
+    CDDP_UINT32 = 4,
+    CDDP_INT64 = 5,
+    CDDP_UINT64 = 6,
+    CDDP_FLOAT16 = 7, /* IEEE 754 binary16; sums are accumulated in float32 */
+    CDDP_FLOAT32 = 8,
+    CDDP_FLOAT64 = 9,
+    CDDP_BFLOAT16 = 10 /* the upper half of a float32; sums are accumulated in float32 */
+} cddp_dtype;
+
+/* Reductions. MEAN is the sum, in rank order, multiplied by 1/world size (rounded once); floating-point types only. */
+typedef enum cddp_op { CDDP_SUM = 0, CDDP_PROD = 1, CDDP_MAX = 2, CDDP_MIN = 3, CDDP_MEAN = 4 } cddp_op;
+
+/* Bytes per element; 0 for a value that is no type. Any thread. */
+CDDP_API size_t cddp_dtype_size(cddp_dtype dtype);
+
+/* "timed out": the text of a status. Static storage, never NULL. Any thread. */
+CDDP_API const char *cddp_strerror(cddp_status status);
+/* "CDDP_E_TIMEOUT": the name of a status. Static storage, never NULL. Any thread. */
+CDDP_API const char *cddp_status_name(cddp_status status);
+/*
+ * The full sentence of the calling thread's last failed libcddp call ("" if none failed yet). It stays valid until the
+ * same thread's next failing call.
+ */
+CDDP_API const char *cddp_last_error(void);
+/* The library's own version, "0.1.0" (CDDP_VERSION is that of the header). Any thread. */
+CDDP_API const char *cddp_version(void);
+
+/* ---------------------------------------------------------------------------------------------- communicator ----- */
+
+/* A group of ranks that reduce together. Thread-safety: each function says. */
+typedef struct cddp_comm cddp_comm;
+
+typedef struct cddp_init_options {
+    size_t size;         /* sizeof(cddp_init_options); 0 is an error */
+    const char *backend; /* "auto" or "cpu"; NULL: $CDDP_BACKEND, else "auto" */
+    int join_timeout_ms; /* until every rank is present; 0: $CDDP_JOIN_TIMEOUT seconds, else 300 s */
+    int timeout_ms;      /* of every wait for a peer inside a collective; 0: $CDDP_TIMEOUT seconds, else 600 s */
+    uint64_t reserved[4];
+} cddp_init_options;
+
+/*
+ * Join the job described by the environment ("env://"): RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, and, where set,
+ * LOCAL_RANK and LOCAL_WORLD_SIZE. Without any of RANK, WORLD_SIZE and MASTER_PORT the program is a world of one.
+ *
+ * Blocks until every rank has joined or the join timeout has passed; the error then names the ranks that are missing.
+ * opt may be NULL. *out is written on success only and is released by cddp_finalize().
+ * One communicator per process and job; call it from one thread, before others change the environment.
+ * Returns CDDP_OK; CDDP_E_INVALID (a variable is missing or out of range, or opt is bad); CDDP_E_EXISTS (another
+ * process has the same rank); CDDP_E_TIMEOUT; CDDP_E_CLOSED (the rendezvous ended); CDDP_E_IO (no connection);
+ * CDDP_E_NOT_FOUND (the address does not resolve); CDDP_E_UNSUPPORTED (ranks on several hosts); CDDP_E_SYSTEM;
+ * CDDP_E_NOMEM.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_init(cddp_comm **out, const cddp_init_options *opt);
+
+/*
+ * Leave the job and free comm; NULL is allowed. Every reducer on it must have been destroyed. Does not wait for peers,
+ * so a rank may leave as soon as its own last collective has returned. Returns the communicator's sticky error, or
+ * CDDP_OK. Call it once, from one thread, while no other call on comm runs.
+ */
+CDDP_API cddp_status cddp_finalize(cddp_comm *comm);
+
+/* Who am I? Ranks are 0 .. size-1. Any thread; they never fail. */
+CDDP_API int cddp_rank(const cddp_comm *comm);
+CDDP_API int cddp_world_size(const cddp_comm *comm);
+CDDP_API int cddp_local_rank(const cddp_comm *comm);           /* among the ranks of this node */
+CDDP_API int cddp_local_world_size(const cddp_comm *comm);     /* ranks of this node */
+CDDP_API int cddp_node_rank(const cddp_comm *comm);            /* of this node */
+CDDP_API const char *cddp_backend_name(const cddp_comm *comm); /* "cpu" */
+/* How often this job was restarted before this life of it: TORCHELASTIC_RESTART_COUNT, 0 without a launcher. */
+CDDP_API int cddp_restart_count(const cddp_comm *comm);
+/* Has the launcher asked this job to stop (1), so that the program may save its state and leave? Any thread; cheap. */
+CDDP_API int cddp_stop_wanted(const cddp_comm *comm);
+
+/*
+ * Blocking collectives over host memory. They may be called from any thread, but the order of all collectives (those of
+ * reducers included) must be the same on every rank. They return CDDP_OK; CDDP_E_INVALID (a bad argument; nothing was
+ * communicated); CDDP_E_MISMATCH (ranks called different collectives); CDDP_E_PEER (a rank died; the sentence names
+ * it); CDDP_E_TIMEOUT (the sentence names who did not come); CDDP_E_ABORTED; CDDP_E_NOMEM. A count of 0 is allowed.
+ */
+
+/*
+ * out[i] = op over all ranks of in[i], the same bits on every rank: sums are made in rank order, ((r0+r1)+r2)+...
+ * in and out hold `count` elements and are the same (in place) or do not overlap.
+ */
+CDDP_API cddp_status cddp_all_reduce(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype,
+                                     cddp_op op);
+/* buf[0..count) of rank `root` is copied to buf on every rank. */
+CDDP_API cddp_status cddp_broadcast(cddp_comm *comm, void *buf, size_t count, cddp_dtype dtype, int root);
+/*
+ * out[r * count .. (r+1) * count) = in[0..count) of rank r. out holds world size * count elements; in may be this
+ * rank's own part of out (in place).
+ */
+CDDP_API cddp_status cddp_all_gather(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype);
+/* Returns once every rank has called it. */
+CDDP_API cddp_status cddp_barrier(cddp_comm *comm);
+
+/*
+ * Make every wait on comm, in this process and in its peers, return CDDP_E_ABORTED soon. Any thread, any number of
+ * times, also during a collective. `why` (may be NULL) becomes part of the peers' sentence.
+ */
+CDDP_API void cddp_abort(cddp_comm *comm, const char *why);
+
+/* ---------------------------------------------------------------------------------------------------- reducer ----- */
+
+typedef struct cddp_param {
+    const char *name;    /* for messages and checks */
+    void *data;          /* the parameter, on the backend's device */
+    size_t count;        /* elements */
+    cddp_dtype dtype;    /* CDDP_FLOAT32, ... */
+    uint32_t flags;      /* 0 */
+    void *grad;          /* NULL: in the arena (recommended); else the user's own memory, copied in and out */
+    const size_t *shape; /* optional, n_dims long; its product is count */
+    size_t n_dims;
+    uint64_t reserved[4];
+} cddp_param;
+
+typedef struct cddp_ddp_options {
+    size_t size;               /* sizeof(cddp_ddp_options); 0 is an error */
+    size_t bucket_bytes;       /* a bucket closes when it reaches this; 0: 25 MiB */
+    size_t first_bucket_bytes; /* the same for the first one, so that communication starts early; 0: 1 MiB */
+    uint32_t flags;            /* CDDP_DDP_NO_BROADCAST */
+    uint64_t reserved[4];
+} cddp_ddp_options;
+
+/* Do not broadcast rank 0's parameters at creation: every rank has already loaded the same ones. */
+#define CDDP_DDP_NO_BROADCAST 1u
+
+/* The reducer: averages the gradients of one model over all ranks, in buckets, while they are being made. */
+typedef struct cddp_ddp cddp_ddp;
+
+/*
+ * Create a reducer for n_params parameters, given in forward order. A collective: every rank calls it.
+ *
+ * First the names, types and shapes are compared between ranks: if any differs, every rank gets CDDP_E_MISMATCH and a
+ * sentence that names the first such parameter and two ranks that disagree. Then rank 0's parameter values are
+ * broadcast into every rank's `data`. Then one arena for all gradients is made and zeroed.
+ *
+ * params is copied, names and shapes too; the memory behind `data` and `grad` stays the caller's and must outlive ddp.
+ * opt may be NULL. *out is written on success only; release it with cddp_ddp_destroy(). comm must outlive ddp.
+ * Returns CDDP_OK, CDDP_E_INVALID (no parameter, a missing name or data, an integer type, count 0, a shape whose
+ * product is not count, bad opt), CDDP_E_MISMATCH, CDDP_E_NOMEM (this machine or a peer cannot hold the arena), or what
+ * a collective may return.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param *params,
+                                                    size_t n_params, const cddp_ddp_options *opt);
+
+/*
+ * Where parameter i's gradient lives: `count` elements, 64-byte aligned, zeroed at creation and never afterwards; or
+ * the caller's own memory, where `grad` was given. The address never changes during the life of ddp. The backward pass
+ * writes it, every step anew. NULL if i is out of range. Any thread.
+ */
+CDDP_API void *cddp_ddp_grad(cddp_ddp *ddp, size_t i);
+
+/*
+ * Parameter i's gradient of this step is complete: the caller must neither read nor write it until cddp_ddp_wait().
+ * When the last gradient of a bucket is ready, and every earlier bucket was launched, the bucket's all-reduce starts on
+ * the communication thread. Never blocks on peers. Any thread, several at once.
+ * Returns CDDP_OK, CDDP_E_INVALID (no such parameter), CDDP_E_STATE (already ready in this step), or the sticky error.
+ */
+CDDP_API cddp_status cddp_ddp_grad_ready(cddp_ddp *ddp, size_t i);
+
+/*
+ * Block until every gradient of this step is the mean over all ranks; then the next step may begin. Call it once per
+ * step, from one thread, after the last cddp_ddp_grad_ready().
+ * Returns CDDP_OK; CDDP_E_STATE (gradients are missing: the sentence names them; the error is sticky, since peers now
+ * wait for them); or what a collective may return, also for calls of this step whose status was not looked at.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_wait(cddp_ddp *ddp);
+
+/* Number of buckets, and the size in bytes of bucket b (0 if there is none), in the order of their launch. */
+CDDP_API size_t cddp_ddp_bucket_count(const cddp_ddp *ddp);
+CDDP_API size_t cddp_ddp_bucket_bytes(const cddp_ddp *ddp, size_t b);
+
+/* Wait for what is in flight, free everything; NULL is allowed. A collective on comm: every rank calls it. */
+CDDP_API void cddp_ddp_destroy(cddp_ddp *ddp);
+
+/* ---------------------------------------------------------------------------------------------------- sampler ----- */
+
+/* Which samples belong to this rank: PyTorch's DistributedSampler, index by index. One thread at a time. */
+typedef struct cddp_sampler cddp_sampler;
+
+typedef struct cddp_sampler_options {
+    size_t size;    /* sizeof(cddp_sampler_options); 0 is an error */
+    int64_t n;      /* samples in the data set, >= 0 */
+    int world_size; /* >= 1; cddp_world_size(comm) */
+    int rank;       /* 0 .. world_size-1; cddp_rank(comm) */
+    int no_shuffle; /* 0: shuffle anew in every epoch */
+    int drop_last;  /* 0: pad with the first samples so that all ranks get the same number; 1: drop the tail */
+    int64_t seed;   /* the same on every rank; epoch e is shuffled with torch's generator seeded with seed + e */
+    uint64_t reserved[4];
+} cddp_sampler_options;
+
+/*
+ * *out is written on success only; release it with cddp_sampler_destroy(). The sampler starts at epoch 0.
+ * Returns CDDP_OK, CDDP_E_INVALID (a value out of range), CDDP_E_NOMEM. No communication.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_sampler_create(cddp_sampler **out, const cddp_sampler_options *opt);
+/* Samples per epoch on this rank; the same on every rank. */
+CDDP_API size_t cddp_sampler_count(const cddp_sampler *sampler);
+/* Make epoch's indices; those of the epoch before are overwritten. CDDP_OK, CDDP_E_INVALID (epoch < 0). */
+CDDP_API cddp_status cddp_sampler_set_epoch(cddp_sampler *sampler, int64_t epoch);
+/* cddp_sampler_count() indices in [0, n), the sampler's own memory, valid until set_epoch or destroy. */
+CDDP_API const int64_t *cddp_sampler_indices(const cddp_sampler *sampler);
+CDDP_API void cddp_sampler_destroy(cddp_sampler *sampler);
+
+/* ------------------------------------------------------------------------------------------------------ store ----- */
+
+/*
+ * A client of the job's key-value store on MASTER_ADDR:MASTER_PORT, in the wire protocol of PyTorch's TCPStore, so that
+ * C programs and PyTorch programs can share keys (as PyTorch's client does, "/" is put in front of each key on the
+ * wire). Keys are at most 8191 bytes, values at most 8 MiB. Keys live until the end of the round. A client may be used
+ * by several threads: one operation at a time runs, the others wait for it. Timeouts in ms: 0 is the store's own,
+ * negative none.
+ */
+typedef struct cddp_store cddp_store;
+
+typedef struct cddp_store_options {
+    size_t size;      /* sizeof(cddp_store_options); 0 is an error */
+    const char *host; /* NULL: $MASTER_ADDR */
+    int port;         /* 0: $MASTER_PORT */
+    int timeout_ms;   /* to connect, and for each operation; 0: 300 s */
+    uint64_t reserved[4];
+} cddp_store_options;
+
+/*
+ * Connect, with retries until the timeout. *out is written on success only; release it with cddp_store_close().
+ * Returns CDDP_OK, CDDP_E_INVALID, CDDP_E_NOT_FOUND (the host does not resolve), CDDP_E_IO (no connection; the sentence
+ * names address and cause), CDDP_E_TIMEOUT, CDDP_E_PROTOCOL (something else listens there), CDDP_E_NOMEM.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_store_open(cddp_store **out, const cddp_store_options *opt);
+/* The communicator's own client; NULL in a world of one without a store. It lives as long as comm: do not close it. */
+CDDP_API cddp_store *cddp_comm_store(cddp_comm *comm);
+/* Close; waits on the server end. NULL is allowed. */
+CDDP_API void cddp_store_close(cddp_store *store);
+
+/*
+ * Every operation returns CDDP_OK, CDDP_E_INVALID (key or value too long), CDDP_E_CLOSED (the server ended the
+ * connection: the round is over), CDDP_E_TIMEOUT, CDDP_E_IO, CDDP_E_PROTOCOL. After any of the last four the connection
+ * is closed, except that a wait which timed out leaves it usable.
+ */
+/* Set key to len bytes at value (copied), and wake who waits for it. */
+CDDP_API cddp_status cddp_store_set(cddp_store *store, const char *key, const void *value, size_t len);
+/*
+ * Wait until key exists, then copy its value to buf (cap bytes). *len is the value's length, also when it is larger
+ * than cap: then nothing is copied and CDDP_E_LIMIT is returned.
+ */
+CDDP_API cddp_status cddp_store_get(cddp_store *store, const char *key, void *buf, size_t cap, size_t *len,
+                                    int timeout_ms);
+/* Add delta to the decimal number at key (0 if there is none) and give the sum; `sum` may be NULL. */
+CDDP_API cddp_status cddp_store_add(cddp_store *store, const char *key, int64_t delta, int64_t *sum);
+/*
+ * If key's value equals expected (or key does not exist and expected_len is 0) set it to desired. Either way the value
+ * now stored is given as cddp_store_get gives it; for a missing key with another expectation, `expected` is given.
+ */
+CDDP_API cddp_status cddp_store_compare_set(cddp_store *store, const char *key, const void *expected,
+                                            size_t expected_len, const void *desired, size_t desired_len, void *buf,
+                                            size_t cap, size_t *len);
+/* Wait until all n_keys keys exist. */
+CDDP_API cddp_status cddp_store_wait(cddp_store *store, const char *const *keys, size_t n_keys, int timeout_ms);
+/* *all_exist = 1 if all n_keys keys exist now, else 0. */
+CDDP_API cddp_status cddp_store_check(cddp_store *store, const char *const *keys, size_t n_keys, int *all_exist);
+/* Delete key; *deleted (may be NULL) = 1 if it existed. */
+CDDP_API cddp_status cddp_store_delete(cddp_store *store, const char *key, int *deleted);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

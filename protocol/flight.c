@@ -1,0 +1,370 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Layout and both sides of the flight page. A record is published by its seq: the writer clears seq, fills the fields,
+ * stores seq; a reader copies the fields and takes them only if seq was the same before and after.
+ */
+#include "protocol/flight.h"
+
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "common/env.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define FLIGHT_MAGIC 0x54474c4650444443u /* "CDDPFLGT" */
+#define FLIGHT_VERSION 1u
+
+enum { SAID_DEATH = 1, SAID_ROUND_OVER = 2, SAID_STOP = 4 };
+
+struct record {
+    _Atomic uint64_t seq;
+    _Atomic uint32_t op, dtype;
+    _Atomic uint64_t count;
+    _Atomic int32_t bucket;
+    uint32_t pad;
+    _Atomic int64_t enqueued_ns, started_ns, done_ns;
+};
+
+struct page {
+    /* Written once, before anyone else can see it. */
+    uint64_t magic;
+    uint32_t version, size;
+    uint64_t nonce;
+    uint32_t epoch, pad0;
+    _Atomic int32_t claimed; /* pid of the worker */
+    uint8_t pad1[4096 - 36];
+
+    /* Agent -> worker. */
+    _Atomic uint32_t wake;
+    _Atomic uint32_t said;
+    _Atomic int32_t dead_rank;
+    _Atomic char text[CDI_FLIGHT_TEXT];
+    uint8_t pad2[4096 - 12 - CDI_FLIGHT_TEXT];
+
+    /* Worker -> agent. */
+    _Atomic uint64_t last_seq;
+    _Atomic uint64_t step;
+    uint8_t pad3[64 - 16];
+    struct record ring[CDI_FLIGHT_RING];
+};
+
+_Static_assert(offsetof(struct page, wake) == 4096, "the agent's half starts on a page of its own");
+_Static_assert(offsetof(struct page, last_seq) == 8192, "the worker's half starts on a page of its own");
+_Static_assert((CDI_FLIGHT_RING & (CDI_FLIGHT_RING - 1)) == 0, "the ring is indexed by seq modulo its size");
+
+struct cdi_flight {
+    struct page *page;
+    bool agent; /* somebody else holds the other half */
+};
+
+const char *cdi_flight_op_name(uint32_t op)
+{
+    static const char *const names[] = {"none", "all_reduce", "broadcast", "all_gather", "barrier", "make_region"};
+
+    return op < sizeof names / sizeof names[0] ? names[op] : "?";
+}
+
+static void init_page(struct page *p, uint32_t epoch, uint64_t nonce)
+{
+    p->magic = FLIGHT_MAGIC;
+    p->version = FLIGHT_VERSION;
+    p->size = sizeof *p;
+    p->nonce = nonce;
+    p->epoch = epoch;
+    atomic_init(&p->dead_rank, -1);
+}
+
+static cddp_status map_new(struct cdi_flight **out, int fd, struct cdi_error *err)
+{
+    struct cdi_flight *f = calloc(1, sizeof *f);
+    int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+
+    if (f == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "flight page: out of memory");
+    f->page = mmap(NULL, sizeof *f->page, PROT_READ | PROT_WRITE, flags, fd, 0);
+    if (f->page == MAP_FAILED) {
+        free(f);
+        return cdi_fail_errno(err, errno, "flight page: mmap of %zu bytes", sizeof(struct page));
+    }
+    *out = f;
+    return CDDP_OK;
+}
+
+cddp_status cdi_flight_create(struct cdi_flight **out, uint32_t epoch, int *fd_out, struct cdi_error *err)
+{
+    CDI_AUTOCLOSE int fd = memfd_create("cddp-flight", MFD_CLOEXEC);
+    uint64_t nonce;
+    cddp_status st;
+    int rc;
+
+    if (fd < 0)
+        return cdi_fail_errno(err, errno, "flight page: memfd_create");
+    /* Reserve the memory now: a full machine is an error here, not a SIGBUS in the worker. */
+    rc = posix_fallocate(fd, 0, (off_t)sizeof(struct page));
+    if (rc != 0)
+        return cdi_fail_errno(err, rc, "flight page: reserving %zu bytes", sizeof(struct page));
+    if (getrandom(&nonce, sizeof nonce, 0) != (ssize_t)sizeof nonce)
+        return cdi_fail_errno(err, errno, "flight page: getrandom");
+    st = map_new(out, fd, err);
+    if (st != CDDP_OK)
+        return st;
+    init_page((*out)->page, epoch, nonce);
+    (*out)->agent = true;
+    *fd_out = cdi_steal_fd(&fd);
+    return CDDP_OK;
+}
+
+void cdi_flight_env(const struct cdi_flight *f, int child_fd, int own_fd, char *buf, size_t cap)
+{
+    (void)snprintf(buf, cap, "fd:%d,/proc/%d/fd/%d,%016" PRIx64, child_fd, (int)getpid(), own_fd, f->page->nonce);
+}
+
+static void say(struct cdi_flight *f, uint32_t what)
+{
+    atomic_fetch_or(&f->page->said, what);
+    atomic_fetch_add(&f->page->wake, 1);
+    (void)syscall(SYS_futex, &f->page->wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void cdi_flight_tell_death(struct cdi_flight *f, int rank, const char *text)
+{
+    size_t n = strlen(text);
+
+    if (atomic_load(&f->page->said) & SAID_DEATH)
+        return;
+    if (n >= CDI_FLIGHT_TEXT)
+        n = CDI_FLIGHT_TEXT - 1;
+    for (size_t i = 0; i < n; i++)
+        atomic_store_explicit(&f->page->text[i], text[i], memory_order_relaxed);
+    atomic_store_explicit(&f->page->text[n], '\0', memory_order_relaxed);
+    atomic_store(&f->page->dead_rank, rank);
+    say(f, SAID_DEATH);
+}
+
+void cdi_flight_tell_round_over(struct cdi_flight *f)
+{
+    say(f, SAID_ROUND_OVER);
+}
+
+void cdi_flight_tell_stop_wanted(struct cdi_flight *f)
+{
+    say(f, SAID_STOP);
+}
+
+/* Copy the record of seq; false if it is being rewritten or already holds another one. */
+static bool read_record(const struct page *p, uint64_t seq, struct cdi_flight_entry *e)
+{
+    const struct record *r = &p->ring[seq % CDI_FLIGHT_RING];
+
+    if (atomic_load_explicit(&r->seq, memory_order_acquire) != seq)
+        return false;
+    *e = (struct cdi_flight_entry){
+        .seq = seq,
+        .op = atomic_load_explicit(&r->op, memory_order_acquire),
+        .dtype = atomic_load_explicit(&r->dtype, memory_order_acquire),
+        .count = atomic_load_explicit(&r->count, memory_order_acquire),
+        .bucket = atomic_load_explicit(&r->bucket, memory_order_acquire),
+        .enqueued_ns = atomic_load_explicit(&r->enqueued_ns, memory_order_acquire),
+        .started_ns = atomic_load_explicit(&r->started_ns, memory_order_acquire),
+        .done_ns = atomic_load_explicit(&r->done_ns, memory_order_acquire),
+    };
+    return atomic_load_explicit(&r->seq, memory_order_acquire) == seq;
+}
+
+void cdi_flight_read(const struct cdi_flight *f, struct cdi_flight_view *view)
+{
+    const struct page *p = f->page;
+    uint64_t last = atomic_load_explicit(&p->last_seq, memory_order_acquire);
+    uint64_t first = last > CDI_FLIGHT_RING ? last - CDI_FLIGHT_RING + 1 : 1;
+    struct cdi_flight_entry e;
+
+    *view = (struct cdi_flight_view){
+        .step = atomic_load_explicit(&p->step, memory_order_acquire),
+        .claimed_pid = atomic_load_explicit(&p->claimed, memory_order_acquire),
+    };
+    for (uint64_t seq = first; seq <= last; seq++) {
+        if (!read_record(p, seq, &e))
+            continue;
+        view->last = e;
+        if (e.done_ns == 0 && view->oldest_unfinished.seq == 0)
+            view->oldest_unfinished = e;
+    }
+}
+
+/* fd:N,/path,nonce in hex. */
+static bool parse_env(const char *env, int *fd, char *path, size_t path_cap, uint64_t *nonce)
+{
+    const char *comma1 = strchr(env, ',');
+    const char *comma2 = comma1 == NULL ? NULL : strchr(comma1 + 1, ',');
+    char number[16];
+    int64_t n;
+    int used = 0;
+
+    if (strncmp(env, "fd:", 3) != 0 || comma2 == NULL)
+        return false;
+    if ((size_t)(comma1 - env - 3) >= sizeof number || (size_t)(comma2 - comma1 - 1) >= path_cap)
+        return false;
+    memcpy(number, env + 3, (size_t)(comma1 - env - 3));
+    number[comma1 - env - 3] = '\0';
+    memcpy(path, comma1 + 1, (size_t)(comma2 - comma1 - 1));
+    path[comma2 - comma1 - 1] = '\0';
+    if (!cdi_parse_int(number, 0, INT_MAX, &n))
+        return false;
+    *fd = (int)n;
+    return sscanf(comma2 + 1, "%16" SCNx64 "%n", nonce, &used) == 1 && comma2[1 + used] == '\0';
+}
+
+/* Is fd a flight page with this nonce? Anything may have taken its number, so look before mapping. */
+static cddp_status map_checked(struct cdi_flight **out, int fd, uint64_t nonce, struct cdi_error *err)
+{
+    struct stat sb;
+    struct cdi_flight *f;
+    uint64_t head[2];
+    cddp_status st;
+
+    if (fstat(fd, &sb) != 0 || !S_ISREG(sb.st_mode) || sb.st_size < (off_t)sizeof head ||
+        pread(fd, head, sizeof head, 0) != (ssize_t)sizeof head || head[0] != FLIGHT_MAGIC)
+        return CDDP_E_NOT_FOUND;
+    if ((uint32_t)head[1] != FLIGHT_VERSION || (head[1] >> 32) != sizeof(struct page) ||
+        sb.st_size < (off_t)sizeof(struct page))
+        return cdi_fail(err, CDDP_E_VERSION,
+                        "%s: the launcher's flight page has layout %u, this libcddp speaks %u; use cddprun and libcddp "
+                        "of one version",
+                        CDI_FLIGHT_ENV, (unsigned)head[1], FLIGHT_VERSION);
+    st = map_new(&f, fd, err);
+    if (st != CDDP_OK)
+        return st;
+    if (f->page->nonce != nonce) {
+        cdi_flight_release(f);
+        return CDDP_E_NOT_FOUND;
+    }
+    *out = f;
+    return CDDP_OK;
+}
+
+cddp_status cdi_flight_attach(struct cdi_flight **out, const char *env, struct cdi_error *err)
+{
+    struct cdi_flight *f = NULL;
+    char path[128];
+    uint64_t nonce;
+    int fd;
+    cddp_status st;
+
+    if (env != NULL && *env != '\0') {
+        if (!parse_env(env, &fd, path, sizeof path, &nonce))
+            return cdi_fail(err, CDDP_E_INVALID, "%s='%.200s' has not the form fd:N,/proc/PID/fd/N,NONCE",
+                            CDI_FLIGHT_ENV, env);
+        st = map_checked(&f, fd, nonce, err);
+        if (st == CDDP_E_NOT_FOUND) {
+            CDI_AUTOCLOSE int opened = open(path, O_RDWR | O_CLOEXEC);
+
+            fd = -1; /* its number is somebody else's */
+            st = opened < 0 ? CDDP_E_NOT_FOUND : map_checked(&f, opened, nonce, err);
+        }
+        if (st != CDDP_OK && st != CDDP_E_NOT_FOUND)
+            return st;
+        if (st == CDDP_OK) {
+            int32_t nobody = 0, me = (int32_t)getpid();
+
+            if (atomic_compare_exchange_strong(&f->page->claimed, &nobody, me) || nobody == me) {
+                f->agent = true;
+                (void)fcntl(fd, F_SETFD, FD_CLOEXEC); /* not our children's; EBADF where the path was used */
+                *out = f;
+                return CDDP_OK;
+            }
+            cdi_flight_release(f);
+        }
+    }
+    st = map_new(&f, -1, err);
+    if (st != CDDP_OK)
+        return st;
+    init_page(f->page, 0, 0);
+    *out = f;
+    return CDDP_OK;
+}
+
+bool cdi_flight_has_agent(const struct cdi_flight *f)
+{
+    return f->agent;
+}
+
+void cdi_flight_release(struct cdi_flight *f)
+{
+    if (f == NULL)
+        return;
+    (void)munmap(f->page, sizeof *f->page);
+    free(f);
+}
+
+uint64_t cdi_flight_enqueue(struct cdi_flight *f, enum cdi_flight_op op, uint32_t dtype, uint64_t count, int bucket)
+{
+    struct page *p = f->page;
+    uint64_t seq = atomic_load_explicit(&p->last_seq, memory_order_relaxed) + 1;
+    struct record *r = &p->ring[seq % CDI_FLIGHT_RING];
+
+    atomic_store_explicit(&r->seq, 0, memory_order_relaxed);
+    /* Release on each field: none of them may become visible before seq was cleared. */
+    atomic_store_explicit(&r->op, (uint32_t)op, memory_order_release);
+    atomic_store_explicit(&r->dtype, dtype, memory_order_release);
+    atomic_store_explicit(&r->count, count, memory_order_release);
+    atomic_store_explicit(&r->bucket, bucket, memory_order_release);
+    atomic_store_explicit(&r->enqueued_ns, cdi_now_ns(), memory_order_release);
+    atomic_store_explicit(&r->started_ns, 0, memory_order_release);
+    atomic_store_explicit(&r->done_ns, 0, memory_order_release);
+    atomic_store_explicit(&r->seq, seq, memory_order_release);
+    atomic_store_explicit(&p->last_seq, seq, memory_order_release);
+    return seq;
+}
+
+void cdi_flight_start(struct cdi_flight *f, uint64_t seq)
+{
+    atomic_store_explicit(&f->page->ring[seq % CDI_FLIGHT_RING].started_ns, cdi_now_ns(), memory_order_release);
+}
+
+void cdi_flight_done(struct cdi_flight *f, uint64_t seq)
+{
+    atomic_store_explicit(&f->page->ring[seq % CDI_FLIGHT_RING].done_ns, cdi_now_ns(), memory_order_release);
+}
+
+void cdi_flight_step(struct cdi_flight *f, uint64_t step)
+{
+    atomic_store_explicit(&f->page->step, step, memory_order_release);
+}
+
+cddp_status cdi_flight_check(const struct cdi_flight *f, struct cdi_error *err)
+{
+    uint32_t said = atomic_load_explicit(&f->page->said, memory_order_acquire);
+
+    if ((said & (SAID_DEATH | SAID_ROUND_OVER)) == 0)
+        return CDDP_OK;
+    if (said & SAID_DEATH) {
+        char text[CDI_FLIGHT_TEXT];
+
+        for (size_t i = 0; i < sizeof text; i++)
+            text[i] = atomic_load_explicit(&f->page->text[i], memory_order_relaxed);
+        text[sizeof text - 1] = '\0';
+        return cdi_fail(err, CDDP_E_PEER, "%s", text);
+    }
+    return cdi_fail(err, CDDP_E_ABORTED, "the launcher has ended this round of the job");
+}
+
+bool cdi_flight_stop_wanted(const struct cdi_flight *f)
+{
+    return (atomic_load_explicit(&f->page->said, memory_order_acquire) & SAID_STOP) != 0;
+}
+
+_Atomic uint32_t *cdi_flight_wake_word(struct cdi_flight *f)
+{
+    return &f->page->wake;
+}

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The flight page: one shared memfd per worker, made by the agent, in two halves with one writer each.
+ *   worker -> agent: a ring of the last collectives (what, when enqueued, started, done) and the current step, which
+ * the agent reads also when the worker hangs, is stopped or is dead; agent -> worker: stop wanted, round over, which
+ * rank died and why, with a futex word that every wait watches. The worker finds it by
+ * CDDP_FLIGHT=fd:N,/proc/PID/fd/N,NONCE. Every field is an atomic: no locks, no torn reads that matter, nothing that a
+ * dead writer can leave locked. Without an agent libcddp maps a private page of the same form.
+ */
+#ifndef CDI_FLIGHT_H
+#define CDI_FLIGHT_H
+
+#include "common/error.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define CDI_FLIGHT_ENV "CDDP_FLIGHT"
+#define CDI_FLIGHT_RING 256 /* collectives remembered; a power of two */
+#define CDI_FLIGHT_TEXT 256 /* bytes of the sentence about a death, NUL included */
+
+/* What a collective was; the numbers are part of the page's version. */
+enum cdi_flight_op {
+    CDI_FLIGHT_NONE = 0,
+    CDI_FLIGHT_ALL_REDUCE = 1,
+    CDI_FLIGHT_BROADCAST = 2,
+    CDI_FLIGHT_ALL_GATHER = 3,
+    CDI_FLIGHT_BARRIER = 4,
+    CDI_FLIGHT_REGION = 5, /* making shared memory together */
+};
+const char *cdi_flight_op_name(uint32_t op); /* "all_reduce"; "?" for a number that is none */
+
+struct cdi_flight; /* a mapped page */
+
+/* A copy of one collective's record. Times are CLOCK_MONOTONIC ns, 0 where it has not happened yet. */
+struct cdi_flight_entry {
+    uint64_t seq; /* 1, 2, ... per worker; 0: none */
+    uint32_t op;
+    uint32_t dtype;
+    uint64_t count; /* elements */
+    int32_t bucket; /* -1: not a bucket's */
+    int64_t enqueued_ns, started_ns, done_ns;
+};
+
+/* ------------------------------------------------------------------------------------------------ agent's side ---- */
+
+/*
+ * Make a page for a worker of round `epoch`. *fd is the memfd (close-on-exec; the caller closes it). Release the
+ * mapping with cdi_flight_release. CDDP_E_SYSTEM, CDDP_E_NOMEM.
+ */
+cddp_status cdi_flight_create(struct cdi_flight **out, uint32_t epoch, int *fd, struct cdi_error *err);
+/* The value of CDDP_FLIGHT for a child that has the memfd as child_fd, while this process keeps it open as own_fd. */
+void cdi_flight_env(const struct cdi_flight *f, int child_fd, int own_fd, char *buf, size_t cap);
+/* A rank died first: text is one sentence ("rank 3 (pid 77 on node1) was killed by signal 9 (SIGKILL)"). First call
+ * wins. */
+void cdi_flight_tell_death(struct cdi_flight *f, int rank, const char *text);
+void cdi_flight_tell_round_over(struct cdi_flight *f);
+void cdi_flight_tell_stop_wanted(struct cdi_flight *f);
+/* The last record written (seq 0 if none), the last one that was not done when read (seq 0 if none), and the step. */
+struct cdi_flight_view {
+    struct cdi_flight_entry last;
+    struct cdi_flight_entry oldest_unfinished;
+    uint64_t step;
+    int32_t claimed_pid; /* 0: the worker does not use libcddp (yet) */
+};
+void cdi_flight_read(const struct cdi_flight *f, struct cdi_flight_view *view);
+
+/* ----------------------------------------------------------------------------------------------- worker's side ---- */
+
+/*
+ * Map the page that `env` (the value of CDDP_FLIGHT) names and claim it for this process. NULL, a page that is claimed
+ * by another process, or one that is gone (the agent is dead, the value came from an outer job): a private page, and
+ * CDDP_OK. CDDP_E_VERSION: the page is of another layout. CDDP_E_INVALID: the value has not the form above.
+ */
+cddp_status cdi_flight_attach(struct cdi_flight **out, const char *env, struct cdi_error *err);
+/* Is there an agent on the other side? */
+bool cdi_flight_has_agent(const struct cdi_flight *f);
+/* Unmap; NULL-safe. The worker's claim stays, so that no later process writes into this one's history. */
+void cdi_flight_release(struct cdi_flight *f);
+
+/* One writer: calls of enqueue are serialised by the caller; start and done of one seq come from one thread. */
+uint64_t cdi_flight_enqueue(struct cdi_flight *f, enum cdi_flight_op op, uint32_t dtype, uint64_t count, int bucket);
+void cdi_flight_start(struct cdi_flight *f, uint64_t seq);
+void cdi_flight_done(struct cdi_flight *f, uint64_t seq);
+void cdi_flight_step(struct cdi_flight *f, uint64_t step);
+
+/*
+ * What has the agent said? CDDP_OK: nothing that ends a wait; CDDP_E_PEER: a rank died (the sentence is in err);
+ * CDDP_E_ABORTED: the round is over. Cheap: one atomic load in the common case. Any thread.
+ */
+cddp_status cdi_flight_check(const struct cdi_flight *f, struct cdi_error *err);
+bool cdi_flight_stop_wanted(const struct cdi_flight *f);
+/* The futex word (shared between processes) that changes, and is woken, whenever the agent says something. */
+_Atomic uint32_t *cdi_flight_wake_word(struct cdi_flight *f);
+
+#endif

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The rendezvous server in somebody's libuv loop: the room's only public header. One port, three protocols (store,
+ * control, http), told apart by the first bytes of each connection. Everything runs on the loop's thread.
+ */
+#ifndef RDZV_SERVER_H
+#define RDZV_SERVER_H
+
+#include "common/error.h"
+
+#include <stdint.h>
+#include <uv.h>
+
+struct rdzv_server;
+
+struct rdzv_server_options {
+    const char *host;   /* a name or an address to bind; NULL: 127.0.0.1; "*": every address, IPv4 and IPv6 */
+    uint16_t port;      /* 0: any free one */
+    const char *run_id; /* agents that name another are refused */
+    uint32_t min_nodes, max_nodes; /* a round starts with this many; 0: 1 */
+    uint32_t max_restarts;         /* rounds that may fail and be followed by another */
+    int64_t join_timeout_ms;       /* until min_nodes are there; 0: 600 s */
+    int64_t lease_ms;              /* a silent agent counts as there for so long; 0: 15 s */
+};
+
+/*
+ * Bind, listen, and serve until rdzv_server_close(). *out is written on success only; `loop` must outlive it.
+ * CDDP_E_NOT_FOUND (host does not resolve), CDDP_E_EXISTS (the port is in use: the sentence says so and what to do),
+ * CDDP_E_SYSTEM, CDDP_E_INVALID, CDDP_E_NOMEM.
+ */
+cddp_status rdzv_server_start(struct rdzv_server **out, uv_loop_t *loop, const struct rdzv_server_options *opt,
+                              struct cdi_error *err);
+/* The port it listens on. */
+uint16_t rdzv_server_port(const struct rdzv_server *s);
+/*
+ * Close every connection and the listener; then, from the loop, call closed(arg) (may be NULL) and free s. What was
+ * queued for a client that reads is still written, for at most 1 s. Call it once.
+ */
+void rdzv_server_close(struct rdzv_server *s, void (*closed)(void *arg), void *arg);
+
+#endif

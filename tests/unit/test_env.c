@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "common/env.h"
+#include "hygiene.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+CDI_SUITE(env);
+
+Test(env, a_number_is_read_and_its_range_is_kept)
+{
+    int64_t v = -1;
+    struct cdi_error err;
+
+    (void)setenv("T_RANK", "7", 1);
+    cr_assert_eq(cdi_env_int("T_RANK", 0, 7, &v, &err), CDDP_OK);
+    cr_assert_eq(v, 7);
+    cr_assert_eq(cdi_env_int("T_RANK", 0, 6, &v, &err), CDDP_E_INVALID);
+    cr_assert_str_eq(err.msg, "T_RANK='7' is not a whole number from 0 to 6");
+}
+
+Test(env, what_is_no_number_is_named)
+{
+    const char *const bad[] = {"x", "1x", " 1", "+1", "0x10", "1.5", "99999999999999999999", "-"};
+    int64_t v;
+    struct cdi_error err;
+
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        (void)setenv("T_RANK", bad[i], 1);
+        cr_assert_eq(cdi_env_int("T_RANK", 0, 1000, &v, &err), CDDP_E_INVALID, "'%s' was accepted", bad[i]);
+        cr_assert(strstr(err.msg, bad[i]) != NULL);
+    }
+}
+
+Test(env, unset_and_empty_are_the_same)
+{
+    int64_t v;
+
+    (void)unsetenv("T_RANK");
+    cr_assert_eq(cdi_env_int("T_RANK", 0, 9, &v, NULL), CDDP_E_NOT_FOUND);
+    (void)setenv("T_RANK", "", 1);
+    cr_assert_eq(cdi_env_int("T_RANK", 0, 9, &v, NULL), CDDP_E_NOT_FOUND);
+    cr_assert_eq(cdi_env_int_or("T_RANK", 0, 9, 4, &v, NULL), CDDP_OK);
+    cr_assert_eq(v, 4);
+}

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "hygiene.h"
+#include "protocol/flight.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+CDI_SUITE(flight);
+
+static struct cdi_flight *agent_page(int *fd, char env[128])
+{
+    struct cdi_flight *f;
+
+    cr_assert_eq(cdi_flight_create(&f, 3, fd, NULL), CDDP_OK);
+    cdi_flight_env(f, *fd, *fd, env, 128);
+    return f;
+}
+
+Test(flight, the_agent_sees_what_the_worker_does)
+{
+    char env[128];
+    int fd;
+    struct cdi_flight *agent = agent_page(&fd, env), *worker;
+    struct cdi_flight_view v;
+
+    cr_assert_eq(cdi_flight_attach(&worker, env, NULL), CDDP_OK);
+    cr_assert(cdi_flight_has_agent(worker));
+    for (int i = 0; i < 1000; i++) {
+        uint64_t seq = cdi_flight_enqueue(worker, CDI_FLIGHT_ALL_REDUCE, 8, 100 + (uint64_t)i, i % 4);
+
+        cdi_flight_start(worker, seq);
+        if (i < 997)
+            cdi_flight_done(worker, seq);
+    }
+    cdi_flight_step(worker, 12);
+    cdi_flight_read(agent, &v);
+    cr_assert_eq(v.claimed_pid, getpid());
+    cr_assert_eq(v.step, 12);
+    cr_assert_eq(v.last.seq, 1000);
+    cr_assert_eq(v.last.count, 1099);
+    cr_assert_eq(v.oldest_unfinished.seq, 998, "997 were done");
+    cr_assert_eq(v.oldest_unfinished.bucket, 997 % 4);
+    cr_assert_str_eq(cdi_flight_op_name(v.last.op), "all_reduce");
+    cdi_flight_release(worker);
+    cdi_flight_release(agent);
+    close(fd);
+}
+
+Test(flight, the_worker_hears_of_a_death_and_only_of_the_first)
+{
+    char env[128];
+    int fd;
+    struct cdi_flight *agent = agent_page(&fd, env), *worker;
+    struct cdi_error err;
+    uint32_t before;
+
+    cr_assert_eq(cdi_flight_attach(&worker, env, NULL), CDDP_OK);
+    cr_assert_eq(cdi_flight_check(worker, &err), CDDP_OK);
+    before = atomic_load(cdi_flight_wake_word(worker));
+    cdi_flight_tell_death(agent, 3, "rank 3 died");
+    cdi_flight_tell_death(agent, 1, "rank 1 died");
+    cr_assert_neq(atomic_load(cdi_flight_wake_word(worker)), before);
+    cr_assert_eq(cdi_flight_check(worker, &err), CDDP_E_PEER);
+    cr_assert_str_eq(err.msg, "rank 3 died");
+    cdi_flight_tell_round_over(agent);
+    cr_assert_eq(cdi_flight_check(worker, &err), CDDP_E_PEER, "the cause stays");
+    cdi_flight_tell_stop_wanted(agent);
+    cr_assert(cdi_flight_stop_wanted(worker));
+    cdi_flight_release(worker);
+    cdi_flight_release(agent);
+    close(fd);
+}
+
+Test(flight, a_page_is_claimed_once)
+{
+    char env[128];
+    int fd, status;
+    struct cdi_flight *agent = agent_page(&fd, env), *worker;
+    pid_t child;
+
+    cr_assert_eq(cdi_flight_attach(&worker, env, NULL), CDDP_OK);
+    child = fork();
+    if (child == 0) {
+        struct cdi_flight *other;
+
+        _exit(cdi_flight_attach(&other, env, NULL) == CDDP_OK && !cdi_flight_has_agent(other) ? 0 : 1);
+    }
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert_eq(status, 0, "a second process got a private page");
+    cdi_flight_release(worker);
+    cdi_flight_release(agent);
+    close(fd);
+}
+
+Test(flight, the_path_serves_where_the_descriptor_was_closed)
+{
+    char env[128], other[160];
+    int fd;
+    struct cdi_flight *agent = agent_page(&fd, env), *worker;
+
+    (void)snprintf(other, sizeof other, "fd:999%s", strchr(env, ','));
+    cr_assert_eq(cdi_flight_attach(&worker, other, NULL), CDDP_OK);
+    cr_assert(cdi_flight_has_agent(worker));
+    cdi_flight_release(worker);
+    cdi_flight_release(agent);
+    close(fd);
+}
+
+Test(flight, a_wrong_nonce_or_a_page_that_is_gone_gives_a_private_page)
+{
+    char env[128];
+    int fd;
+    struct cdi_flight *agent = agent_page(&fd, env), *worker;
+
+    env[strlen(env) - 1] = env[strlen(env) - 1] == '0' ? '1' : '0';
+    cr_assert_eq(cdi_flight_attach(&worker, env, NULL), CDDP_OK);
+    cr_assert_not(cdi_flight_has_agent(worker));
+    cdi_flight_release(worker);
+    cr_assert_eq(cdi_flight_attach(&worker, "fd:0,/nonexistent,1", NULL), CDDP_OK);
+    cr_assert_not(cdi_flight_has_agent(worker));
+    cdi_flight_release(worker);
+    cr_assert_eq(cdi_flight_attach(&worker, NULL, NULL), CDDP_OK);
+    cdi_flight_release(worker);
+    cdi_flight_release(agent);
+    close(fd);
+}
+
+Test(flight, a_value_of_another_form_is_an_error_that_shows_it)
+{
+    struct cdi_flight *worker;
+    struct cdi_error err;
+    const char *const bad[] = {"3", "fd:3", "fd:x,/a,1", "fd:3,/a,", "fd:3,/a,zz", "fd:-1,/a,1", "fd:3,/a,1 "};
+
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        cr_assert_eq(cdi_flight_attach(&worker, bad[i], &err), CDDP_E_INVALID, "'%s' was accepted", bad[i]);
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the runtime's own modules (the reducer) see of a communicator beside the public interface. */
+#ifndef CDI_COMM_H
+#define CDI_COMM_H
+
+#include "worker/backend.h"
+
+/* Set cddp_last_error() of this thread from err and return its status; the way out of every public function. */
+cddp_status cdi_last_error_set(const struct cdi_error *err);
+
+const struct cdi_world *cdi_comm_world(const cddp_comm *comm);
+const struct cdi_backend_ops *cdi_comm_ops(const cddp_comm *comm);
+struct cdi_backend *cdi_comm_backend(cddp_comm *comm);
+
+/* Blocking collectives as the public ones, but with err instead of the thread's last error. */
+cddp_status cdi_comm_all_reduce(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype, cddp_op op,
+                                struct cdi_error *err);
+cddp_status cdi_comm_broadcast(cddp_comm *comm, void *buf, size_t count, cddp_dtype dtype, int root,
+                               struct cdi_error *err);
+cddp_status cdi_comm_all_gather(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype,
+                                struct cdi_error *err);
+
+#endif

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Element types and reductions: sizes, names, what goes with what. Pure. */
+#ifndef CDI_DTYPE_H
+#define CDI_DTYPE_H
+
+#include <cddp/cddp.h>
+#include <stdbool.h>
+
+const char *cdi_dtype_name(cddp_dtype dtype); /* "float32"; "?" for a value that is no type */
+const char *cdi_op_name(cddp_op op);          /* "sum" */
+bool cdi_dtype_valid(cddp_dtype dtype);
+bool cdi_dtype_is_float(cddp_dtype dtype);
+bool cdi_op_valid(cddp_op op);
+
+#endif
