@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which samples belong to this rank in this epoch: PyTorch's DistributedSampler, index by index, so that a run can be
+ * compared with PyTorch's number by number. Pure apart from its memory, all of which is taken at creation.
+ */
+#include "worker/sampler.h"
+
+#include "worker/comm.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+struct cddp_sampler {
+    cddp_sampler_options opt;
+    size_t count;     /* indices per epoch on this rank */
+    int64_t *order;   /* all n samples in this epoch's order; NULL: they are not shuffled */
+    int64_t *indices; /* this rank's */
+};
+
+static void swap(int64_t *a, int64_t *b)
+{
+    int64_t t = *a;
+
+    *a = *b;
+    *b = t;
+}
+
+/* Each element is swapped with one that is drawn from those at or behind it. */
+static void randperm_narrow(int64_t *out, int64_t n, struct cdi_mt19937 *g)
+{
+    for (int64_t i = 0; i < n; i++)
+        out[i] = i;
+    for (int64_t i = 0; i < n - 1; i++)
+        swap(&out[i], &out[i + cdi_mt19937_u32(g) % (n - i)]);
+}
+
+uint64_t cdi_randperm_wide_place(struct cdi_mt19937 *g, uint64_t i)
+{
+    uint64_t high = cdi_mt19937_u32(g);
+
+    return (high << 32 | cdi_mt19937_u32(g)) % (i + 1);
+}
+
+static void randperm_wide(int64_t *out, int64_t n, struct cdi_mt19937 *g)
+{
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t place = cdi_randperm_wide_place(g, (uint64_t)i);
+
+        out[i] = i;
+        out[i] = out[place];
+        out[place] = i;
+    }
+}
+
+void cdi_randperm(int64_t *out, int64_t n, uint64_t seed)
+{
+    struct cdi_mt19937 g;
+
+    cdi_mt19937_seed(&g, seed);
+    if (n < CDI_RANDPERM_WIDE)
+        randperm_narrow(out, n, &g);
+    else
+        randperm_wide(out, n, &g);
+}
+
+static cddp_status check_options(const cddp_sampler_options *opt, struct cdi_error *err)
+{
+    if (opt->size != sizeof *opt)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_sampler_options.size is %zu, this library's is %zu: set it to "
+                        "sizeof(cddp_sampler_options)",
+                        opt->size, sizeof *opt);
+    for (size_t i = 0; i < sizeof opt->reserved / sizeof opt->reserved[0]; i++)
+        if (opt->reserved[i] != 0)
+            return cdi_fail(err, CDDP_E_INVALID, "cddp_sampler_options.reserved[%zu] is not 0", i);
+    if (opt->n < 0)
+        return cdi_fail(err, CDDP_E_INVALID, "a data set cannot have %" PRId64 " samples", opt->n);
+    if (opt->world_size < 1)
+        return cdi_fail(err, CDDP_E_INVALID, "a sampler's world_size must be at least 1, not %d", opt->world_size);
+    if (opt->rank < 0 || opt->rank >= opt->world_size)
+        return cdi_fail(err, CDDP_E_INVALID, "a sampler's rank must be from 0 to %d, not %d", opt->world_size - 1,
+                        opt->rank);
+    return CDDP_OK;
+}
+
+static uint64_t count_per_rank(const cddp_sampler_options *opt)
+{
+    uint64_t n = (uint64_t)opt->n, world = (uint64_t)opt->world_size;
+
+    return n / world + (n % world != 0 && !opt->drop_last);
+}
+
+/* Room for n indices; at least one byte, so that NULL always means "no memory". */
+static int64_t *make_indices(uint64_t n)
+{
+    if (n > PTRDIFF_MAX / sizeof(int64_t))
+        return NULL;
+    return malloc(n == 0 ? 1 : (size_t)n * sizeof(int64_t));
+}
+
+static cddp_status create(cddp_sampler **out, const cddp_sampler_options *opt, struct cdi_error *err)
+{
+    cddp_sampler *s;
+    cddp_status status;
+
+    if (out == NULL || opt == NULL)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_sampler_create: out and opt must not be NULL");
+    status = check_options(opt, err);
+    if (status != CDDP_OK)
+        return status;
+    s = calloc(1, sizeof *s);
+    if (s == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for a sampler");
+    s->opt = *opt;
+    s->count = (size_t)count_per_rank(opt);
+    s->indices = make_indices(count_per_rank(opt));
+    s->order = opt->no_shuffle ? NULL : make_indices((uint64_t)opt->n);
+    if (s->indices == NULL || (s->order == NULL && !opt->no_shuffle)) {
+        cddp_sampler_destroy(s);
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for the indices of %" PRId64 " samples", opt->n);
+    }
+    (void)cddp_sampler_set_epoch(s, 0);
+    *out = s;
+    return CDDP_OK;
+}
+
+cddp_status cddp_sampler_create(cddp_sampler **out, const cddp_sampler_options *opt)
+{
+    struct cdi_error err;
+    cddp_status status = create(out, opt, &err);
+
+    return status == CDDP_OK ? status : cdi_last_error_set(&err);
+}
+
+size_t cddp_sampler_count(const cddp_sampler *sampler)
+{
+    return sampler->count;
+}
+
+cddp_status cddp_sampler_set_epoch(cddp_sampler *sampler, int64_t epoch)
+{
+    const cddp_sampler_options *opt = &sampler->opt;
+    uint64_t n = (uint64_t)opt->n;
+    struct cdi_error err;
+
+    if (epoch < 0) {
+        (void)cdi_fail(&err, CDDP_E_INVALID, "an epoch cannot be %" PRId64, epoch);
+        return cdi_last_error_set(&err);
+    }
+    if (sampler->order != NULL)
+        cdi_randperm(sampler->order, opt->n, (uint64_t)opt->seed + (uint64_t)epoch);
+    /* Every world-size-th sample is ours; where the last round is short, it is filled up from the start. */
+    for (uint64_t k = 0; k < sampler->count; k++) {
+        uint64_t at = ((uint64_t)opt->rank + k * (uint64_t)opt->world_size) % n;
+
+        sampler->indices[k] = sampler->order != NULL ? sampler->order[at] : (int64_t)at;
+    }
+    return CDDP_OK;
+}
+
+const int64_t *cddp_sampler_indices(const cddp_sampler *sampler)
+{
+    return sampler->indices;
+}
+
+void cddp_sampler_destroy(cddp_sampler *sampler)
+{
+    if (sampler == NULL)
+        return;
+    free(sampler->order);
+    free(sampler->indices);
+    free(sampler);
+}

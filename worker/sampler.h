@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* torch.randperm on the CPU, bit for bit; the sampler itself is public (cddp.h). Pure. */
+#ifndef CDI_SAMPLER_H
+#define CDI_SAMPLER_H
+
+#include "worker/mt19937.h"
+
+#include <stdint.h>
+
+/* From this many elements on (UINT32_MAX / 20) torch draws 64 bits per element, since 32 would be too biased. */
+#define CDI_RANDPERM_WIDE 214748364
+
+/* out[0..n) = torch.randperm(n) of a generator freshly seeded with `seed`. n >= 0; out may be NULL if n is 0. */
+void cdi_randperm(int64_t *out, int64_t n, uint64_t seed);
+
+/*
+ * For the wide form, one step of an inside-out shuffle: element i is put at the place returned, which is in [0, i], and
+ * what was there moves to i. Apart, so that it can be tested without memory for that many elements.
+ */
+uint64_t cdi_randperm_wide_place(struct cdi_mt19937 *g, uint64_t i);
+
+#endif
