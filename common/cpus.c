@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "common/cpus.h"
+
+#include "common/env.h"
+
+#include <sched.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_CPUS 65536
+
+static int affinity_count(void)
+{
+    /* The kernel refuses a mask that is smaller than its own: try larger ones. */
+    for (int cpus = 1024; cpus <= MAX_CPUS; cpus *= 4) {
+        cpu_set_t *set = CPU_ALLOC((size_t)cpus);
+        size_t size = CPU_ALLOC_SIZE((size_t)cpus);
+        int n = 0;
+
+        if (set == NULL)
+            return 1;
+        if (sched_getaffinity(0, size, set) == 0)
+            n = CPU_COUNT_S(size, set);
+        CPU_FREE(set);
+        if (n > 0)
+            return n;
+    }
+    return 1;
+}
+
+/* One small file's first line without its newline; false if it cannot be read. */
+static bool read_line(const char *path, char *buf, size_t cap)
+{
+    FILE *f = fopen(path, "re");
+    bool ok;
+
+    if (f == NULL)
+        return false;
+    ok = fgets(buf, (int)cap, f) != NULL;
+    (void)fclose(f);
+    if (ok)
+        buf[strcspn(buf, "\n")] = '\0';
+    return ok;
+}
+
+static int whole_cpus(int64_t quota, int64_t period)
+{
+    if (quota <= 0 || period <= 0)
+        return 0;
+    if (quota / period >= MAX_CPUS)
+        return 0;
+    return quota < period ? 1 : (int)(quota / period);
+}
+
+/* cpu.max of version 2: "max 100000" or "150000 100000". */
+static int quota_v2(const char *dir)
+{
+    char path[4300], line[64], *space;
+    int64_t quota, period;
+
+    (void)snprintf(path, sizeof path, "%s/cpu.max", dir);
+    if (!read_line(path, line, sizeof line) || (space = strchr(line, ' ')) == NULL)
+        return 0;
+    *space = '\0';
+    if (!cdi_parse_int(line, 1, INT64_MAX, &quota) || !cdi_parse_int(space + 1, 1, INT64_MAX, &period))
+        return 0;
+    return whole_cpus(quota, period);
+}
+
+static int quota_v1(const char *dir)
+{
+    char path[4300], line[64];
+    int64_t quota, period;
+
+    (void)snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", dir);
+    if (!read_line(path, line, sizeof line) || !cdi_parse_int(line, 1, INT64_MAX, &quota))
+        return 0;
+    (void)snprintf(path, sizeof path, "%s/cpu.cfs_period_us", dir);
+    if (!read_line(path, line, sizeof line) || !cdi_parse_int(line, 1, INT64_MAX, &period))
+        return 0;
+    return whole_cpus(quota, period);
+}
+
+static int smaller(int a, int b)
+{
+    return a == 0 || (b != 0 && b < a) ? b : a;
+}
+
+/*
+ * A parent's quota binds its children too, so walk from the group up to the mount. Inside a container the path may name
+ * the host's hierarchy, which is not there: then only the mount's own files count, and these are the container's.
+ */
+static int walk_up(const char *mount, const char *group, int (*quota)(const char *dir))
+{
+    char dir[4200];
+    size_t root = strlen(mount);
+    int n = 0;
+
+    if (snprintf(dir, sizeof dir, "%s%s", mount, group) >= (int)sizeof dir)
+        return quota(mount);
+    for (;;) {
+        char *slash;
+
+        n = smaller(n, quota(dir));
+        slash = strrchr(dir, '/');
+        if (strlen(dir) <= root || slash == NULL || (size_t)(slash - dir) < root)
+            return n;
+        *slash = '\0';
+    }
+}
+
+/* One line of /proc/self/cgroup: "0::/group" (version 2) or "4:cpu,cpuacct:/group". */
+static int quota_of_line(const char *root, char *line)
+{
+    char *controllers = strchr(line, ':'), *group, mount[256];
+    bool cpu = false;
+
+    if (controllers == NULL || (group = strchr(controllers + 1, ':')) == NULL)
+        return 0;
+    controllers++;
+    *group++ = '\0';
+    if (strstr(group, "..") != NULL)
+        return 0;
+    if (*controllers == '\0') {
+        (void)snprintf(mount, sizeof mount, "%s/sys/fs/cgroup", root);
+        return walk_up(mount, group, quota_v2);
+    }
+    for (char *save, *c = strtok_r(controllers, ",", &save); c != NULL; c = strtok_r(NULL, ",", &save))
+        cpu = cpu || strcmp(c, "cpu") == 0;
+    if (!cpu)
+        return 0;
+    (void)snprintf(mount, sizeof mount, "%s/sys/fs/cgroup/cpu", root); /* a link where it is mounted with cpuacct */
+    return walk_up(mount, group, quota_v1);
+}
+
+int cdi_cpus_quota(const char *root)
+{
+    char path[256], line[4096];
+    FILE *f;
+    int n = 0;
+
+    (void)snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
+    f = fopen(path, "re");
+    if (f == NULL)
+        return 0;
+    while (fgets(line, sizeof line, f) != NULL) {
+        line[strcspn(line, "\n")] = '\0';
+        n = smaller(n, quota_of_line(root, line));
+    }
+    (void)fclose(f);
+    return n;
+}
+
+int cdi_usable_cpus(void)
+{
+    return smaller(affinity_count(), cdi_cpus_quota(""));
+}

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "common/cpus.h"
+#include "hygiene.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+CDI_SUITE(cpus);
+
+static char root[64];
+
+/* Write text to root/path, making the folders on the way. */
+static void put(const char *path, const char *text)
+{
+    char full[512];
+    FILE *f;
+
+    (void)snprintf(full, sizeof full, "%s%s", root, path);
+    for (char *slash = strchr(full + strlen(root) + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        (void)mkdir(full, 0700);
+        *slash = '/';
+    }
+    f = fopen(full, "w");
+    cr_assert_not_null(f, "%s", full);
+    (void)fputs(text, f);
+    (void)fclose(f);
+}
+
+static void make_root(void)
+{
+    (void)snprintf(root, sizeof root, "cpus-XXXXXX");
+    cr_assert_not_null(mkdtemp(root));
+}
+
+static void drop_root(void)
+{
+    char cmd[128];
+
+    (void)snprintf(cmd, sizeof cmd, "rm -rf '%s'", root);
+    cr_assert_eq(system(cmd), 0);
+}
+
+Test(cpus, the_smallest_quota_up_to_the_root_counts_in_version_2)
+{
+    make_root();
+    put("/proc/self/cgroup", "0::/a/b\n");
+    cr_assert_eq(cdi_cpus_quota(root), 0, "no file, no quota");
+    put("/sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
+    cr_assert_eq(cdi_cpus_quota(root), 0);
+    put("/sys/fs/cgroup/a/cpu.max", "350000 100000\n");
+    cr_assert_eq(cdi_cpus_quota(root), 3, "a half is none");
+    put("/sys/fs/cgroup/cpu.max", "200000 100000\n");
+    cr_assert_eq(cdi_cpus_quota(root), 2);
+    put("/sys/fs/cgroup/a/b/cpu.max", "20000 100000\n");
+    cr_assert_eq(cdi_cpus_quota(root), 1, "never less than one");
+    drop_root();
+}
+
+Test(cpus, version_1_is_read_from_the_cpu_controller)
+{
+    make_root();
+    put("/proc/self/cgroup", "9:memory:/m\n4:cpu,cpuacct:/job\n1:cpuset:/x\n0::/\n");
+    put("/sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "-1\n");
+    put("/sys/fs/cgroup/cpu/job/cpu.cfs_period_us", "100000\n");
+    cr_assert_eq(cdi_cpus_quota(root), 0);
+    put("/sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "400000\n");
+    cr_assert_eq(cdi_cpus_quota(root), 4);
+    drop_root();
+}
+
+Test(cpus, a_container_that_names_the_hosts_path_uses_its_own_mount)
+{
+    make_root();
+    put("/proc/self/cgroup", "4:cpu:/docker/0123\n");
+    put("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "500000\n");
+    put("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
+    cr_assert_eq(cdi_cpus_quota(root), 5);
+    drop_root();
+}
+
+Test(cpus, garbage_is_no_quota)
+{
+    make_root();
+    put("/proc/self/cgroup", "\n:\n0:\n0::/a\n0::/../../x\nx:cpu:\n");
+    put("/sys/fs/cgroup/a/cpu.max", "many few\n");
+    cr_assert_eq(cdi_cpus_quota(root), 0);
+    put("/sys/fs/cgroup/a/cpu.max", "100000\n");
+    cr_assert_eq(cdi_cpus_quota(root), 0);
+    put("/sys/fs/cgroup/a/cpu.max", "100000 0\n");
+    cr_assert_eq(cdi_cpus_quota(root), 0);
+    drop_root();
+}
+
+Test(cpus, affinity_is_obeyed)
+{
+    cpu_set_t all, one;
+    int first = 0;
+
+    cr_assert_eq(sched_getaffinity(0, sizeof all, &all), 0);
+    while (!CPU_ISSET(first, &all))
+        first++;
+    CPU_ZERO(&one);
+    CPU_SET(first, &one);
+    cr_assert_eq(sched_setaffinity(0, sizeof one, &one), 0);
+    cr_assert_eq(cdi_usable_cpus(), 1);
+}
