@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "hygiene.h"
+#include "worker/bucket.h"
+
+#include <stdint.h>
+#include <string.h>
+
+CDI_SUITE(bucket);
+
+#define KIB ((size_t)1024)
+#define MIB (1024 * KIB)
+
+/* A plan for n gradients of these sizes, all of one type. */
+static struct cdi_bucket_plan plan_of(const size_t *bytes, const cddp_dtype *dtypes, size_t n, size_t first, size_t cap)
+{
+    struct cdi_bucket_plan p;
+    struct cdi_grad *g = calloc(n, sizeof *g);
+
+    for (size_t i = 0; i < n; i++)
+        g[i] = (struct cdi_grad){.bytes = bytes[i], .dtype = dtypes == NULL ? CDDP_FLOAT32 : dtypes[i]};
+    cr_assert_eq(cdi_bucket_plan_init(&p, g, n, first, cap, NULL), CDDP_OK);
+    return p;
+}
+
+static size_t ready(struct cdi_bucket_plan *p, size_t i)
+{
+    size_t k;
+
+    cr_assert(cdi_bucket_claim(p, i));
+    k = cdi_bucket_grad_ready(p, i);
+    for (size_t j = 0; j < k; j++)
+        cdi_bucket_launched(p);
+    return k;
+}
+
+Test(bucket, the_last_parameter_comes_first_since_its_gradient_does)
+{
+    struct cdi_bucket_plan p = plan_of((size_t[]){256, 128, 64}, NULL, 3, MIB, 25 * MIB);
+
+    cr_assert_eq(p.n, 1);
+    cr_assert_eq(p.grads[2].offset, 0);
+    cr_assert_eq(p.grads[1].offset, 64);
+    cr_assert_eq(p.grads[0].offset, 192);
+    cr_assert_eq(p.b[0].bytes, 448);
+    cdi_bucket_plan_release(&p);
+}
+
+Test(bucket, every_gradient_starts_at_a_multiple_of_64_bytes)
+{
+    struct cdi_bucket_plan p = plan_of((size_t[]){4, 68, 4}, NULL, 3, MIB, 25 * MIB);
+
+    cr_assert_eq(p.grads[2].offset, 0);
+    cr_assert_eq(p.grads[1].offset, 64);
+    cr_assert_eq(p.grads[0].offset, 192);
+    cr_assert_eq(p.b[0].bytes, 196, "padding behind the last one is not reduced");
+    cr_assert_eq(p.arena_bytes, 256);
+    cdi_bucket_plan_release(&p);
+}
+
+Test(bucket, a_bucket_closes_once_it_reaches_the_cap_and_may_overshoot_it)
+{
+    /* Backward order: 600 KiB, 600 KiB | 20 MiB, 20 MiB | 1 MiB. */
+    struct cdi_bucket_plan p =
+        plan_of((size_t[]){MIB, 20 * MIB, 20 * MIB, 600 * KIB, 600 * KIB}, NULL, 5, MIB, 25 * MIB);
+
+    cr_assert_eq(p.n, 3);
+    cr_assert_eq(p.b[0].bytes, 1200 * KIB, "the first one closes at 1 MiB");
+    cr_assert_eq(p.b[1].bytes, 40 * MIB, "20 MiB is below 25, so one more goes in");
+    cr_assert_eq(p.b[2].bytes, MIB, "what is left");
+    cdi_bucket_plan_release(&p);
+}
+
+Test(bucket, a_bucket_that_meets_the_cap_exactly_is_closed)
+{
+    struct cdi_bucket_plan p = plan_of((size_t[]){64, 64, 64, 64}, NULL, 4, 64, 128);
+
+    cr_assert_eq(p.n, 3);
+    cr_assert_eq(p.b[0].n_grads, 1);
+    cr_assert_eq(p.b[1].n_grads, 2);
+    cr_assert_eq(p.b[2].n_grads, 1);
+    cdi_bucket_plan_release(&p);
+}
+
+Test(bucket, the_layers_that_torch_was_seen_to_rebuild_are_cut_as_torch_cuts_them)
+{
+    /* Linear(1024, 2048), five times Linear(2048, 2048), Linear(2048, 1000), weights and biases; seen with torch 2.13.
+     */
+    size_t bytes[14];
+    const size_t want[] = {8196000, 33570816, 33570816, 25182208};
+    struct cdi_bucket_plan p;
+
+    for (int i = 0; i < 6; i++) {
+        bytes[2 * i] = 2048 * 2048 * 4;
+        bytes[2 * i + 1] = 2048 * 4;
+    }
+    bytes[0] = 1024 * 2048 * 4;
+    bytes[12] = 1000 * 2048 * 4;
+    bytes[13] = 1000 * 4;
+    p = plan_of(bytes, NULL, 14, MIB, 25 * MIB);
+    cr_assert_eq(p.n, 4);
+    for (size_t b = 0; b < 4; b++) {
+        size_t payload = 0;
+
+        for (size_t i = 0; i < 14; i++)
+            payload += p.grads[i].bucket == b ? bytes[i] : 0;
+        cr_assert_eq(payload, want[b], "bucket %zu has %zu bytes", b, payload);
+    }
+    cdi_bucket_plan_release(&p);
+}
+
+Test(bucket, each_type_has_buckets_of_its_own)
+{
+    /* Backward order: f64, f32, f64 (closes the f64 bucket), f32. */
+    struct cdi_bucket_plan p =
+        plan_of((size_t[]){64, 512, 64, 512}, (cddp_dtype[]){CDDP_FLOAT32, CDDP_FLOAT64, CDDP_FLOAT32, CDDP_FLOAT64}, 4,
+                1024, 4096);
+
+    cr_assert_eq(p.n, 2);
+    cr_assert_eq(p.b[0].dtype, CDDP_FLOAT64, "it reached its cap first");
+    cr_assert_eq(p.b[1].dtype, CDDP_FLOAT32, "it never did");
+    cr_assert_eq(p.grads[3].bucket, 0);
+    cr_assert_eq(p.grads[1].bucket, 0);
+    cr_assert_eq(p.grads[2].bucket, 1);
+    cr_assert_eq(p.grads[0].bucket, 1);
+    cr_assert_eq(p.b[1].offset, 1024);
+    cdi_bucket_plan_release(&p);
+}
+
+Test(bucket, types_that_never_reach_the_cap_are_launched_in_the_order_of_their_first_gradient)
+{
+    struct cdi_bucket_plan p =
+        plan_of((size_t[]){8, 8, 2}, (cddp_dtype[]){CDDP_FLOAT32, CDDP_FLOAT64, CDDP_BFLOAT16}, 3, MIB, MIB);
+
+    cr_assert_eq(p.n, 3);
+    cr_assert_eq(p.b[0].dtype, CDDP_BFLOAT16);
+    cr_assert_eq(p.b[1].dtype, CDDP_FLOAT64);
+    cr_assert_eq(p.b[2].dtype, CDDP_FLOAT32);
+    cdi_bucket_plan_release(&p);
+}
+
+Test(bucket, a_full_bucket_waits_for_the_ones_before_it)
+{
+    struct cdi_bucket_plan p = plan_of((size_t[]){64, 64, 64}, NULL, 3, 128, 64);
+
+    /* Bucket 0 holds gradients 2 and 1, bucket 1 gradient 0. */
+    cr_assert_eq(ready(&p, 2), 0);
+    cr_assert_eq(ready(&p, 0), 0, "bucket 1 is full, but bucket 0 is not");
+    cr_assert_eq(p.b[1].state, CDI_BUCKET_READY);
+    cr_assert_not(cdi_bucket_all_launched(&p));
+    cr_assert_eq(ready(&p, 1), 2, "now both may fly, 0 first");
+    cr_assert_eq(p.b[0].state, CDI_BUCKET_FLYING);
+    cr_assert(cdi_bucket_all_launched(&p));
+    cdi_bucket_plan_release(&p);
+}
+
+Test(bucket, a_gradient_is_ready_once_per_step)
+{
+    struct cdi_bucket_plan p = plan_of((size_t[]){64, 64}, NULL, 2, MIB, MIB);
+
+    cr_assert(cdi_bucket_claim(&p, 1));
+    cr_assert_not(cdi_bucket_claim(&p, 1));
+    (void)cdi_bucket_grad_ready(&p, 1);
+    cr_assert_eq(ready(&p, 0), 1);
+    cdi_bucket_next_step(&p);
+    cr_assert_eq(ready(&p, 1), 0);
+    cr_assert_eq(ready(&p, 0), 1, "the next step is as the first");
+    cdi_bucket_plan_release(&p);
+}
+
+Test(bucket, sizes_whose_sum_no_machine_can_address_are_refused)
+{
+    struct cdi_grad g[3] = {{.bytes = SIZE_MAX / 4, .dtype = CDDP_FLOAT32},
+                            {.bytes = SIZE_MAX / 4, .dtype = CDDP_FLOAT32},
+                            {.bytes = 64, .dtype = CDDP_FLOAT32}};
+    struct cdi_bucket_plan p;
+    struct cdi_error err;
+
+    cr_assert_eq(cdi_bucket_plan_init(&p, g, 3, MIB, MIB, &err), CDDP_E_NOMEM);
+    cr_assert(strstr(err.msg, "3 gradients") != NULL);
+    g[0].bytes = SIZE_MAX;
+    cr_assert_eq(cdi_bucket_plan_init(&p, g, 1, MIB, MIB, &err), CDDP_E_NOMEM);
+}
+
+/* ------------------------------------------------------------------------------------------------ properties ---- */
+
+static uint64_t seed;
+
+static size_t dice(size_t n) /* 0 .. n-1; xorshift64* */
+{
+    seed ^= seed >> 12;
+    seed ^= seed << 25;
+    seed ^= seed >> 27;
+    return (size_t)((seed * UINT64_C(2685821657736338717)) >> 33) % n;
+}
+
+static struct cdi_bucket_plan random_plan(size_t *bytes, cddp_dtype *dtypes, size_t n)
+{
+    static const cddp_dtype types[] = {CDDP_FLOAT32, CDDP_FLOAT64, CDDP_BFLOAT16};
+    size_t n_types = 1 + dice(3), first = 1 + dice(4000), cap = 1 + dice(20000);
+
+    for (size_t i = 0; i < n; i++) {
+        dtypes[i] = types[dice(n_types)];
+        bytes[i] = (1 + dice(dice(4) == 0 ? 3000 : 40)) * cddp_dtype_size(dtypes[i]);
+    }
+    return plan_of(bytes, dtypes, n, first, cap);
+}
+
+static void expect_sound_layout(const struct cdi_bucket_plan *p, const size_t *bytes, const cddp_dtype *dtypes)
+{
+    size_t end = 0, *in_bucket = calloc(p->n, sizeof *in_bucket);
+    uint8_t *used = calloc(p->arena_bytes, 1);
+
+    for (size_t i = 0; i < p->n_grads; i++) {
+        const struct cdi_grad *g = &p->grads[i];
+        const struct cdi_bucket *b = &p->b[g->bucket];
+
+        cr_assert_eq(g->bytes, bytes[i]);
+        cr_assert_eq(g->offset % CDI_GRAD_ALIGN, 0, "gradient %zu is not aligned", i);
+        cr_assert_eq(b->dtype, dtypes[i]);
+        cr_assert(g->offset >= b->offset && g->offset + g->bytes <= b->offset + b->bytes, "gradient %zu", i);
+        for (size_t k = 0; k < g->bytes; k++)
+            cr_assert_eq(used[g->offset + k]++, 0, "gradient %zu overlaps another", i);
+        in_bucket[g->bucket]++;
+    }
+    for (size_t b = 0; b < p->n; b++) {
+        cr_assert_eq(p->b[b].offset, end, "buckets leave no gap but padding");
+        cr_assert_eq(p->b[b].bytes % cddp_dtype_size(p->b[b].dtype), 0, "whole elements");
+        cr_assert_eq(in_bucket[b], p->b[b].n_grads);
+        cr_assert_gt(in_bucket[b], 0);
+        end = (p->b[b].offset + p->b[b].bytes + CDI_GRAD_ALIGN - 1) / CDI_GRAD_ALIGN * CDI_GRAD_ALIGN;
+    }
+    cr_assert_eq(end, p->arena_bytes);
+    free(used);
+    free(in_bucket);
+}
+
+Test(bucket, every_gradient_lies_in_one_bucket_aligned_in_bounds_without_overlap)
+{
+    size_t bytes[60];
+    cddp_dtype dtypes[60];
+
+    for (uint64_t round = 1; round <= 300; round++) {
+        struct cdi_bucket_plan p;
+        size_t n;
+
+        seed = round * UINT64_C(0x9e3779b97f4a7c15);
+        n = 1 + dice(60);
+        p = random_plan(bytes, dtypes, n);
+        expect_sound_layout(&p, bytes, dtypes);
+        cdi_bucket_plan_release(&p);
+    }
+}
+
+Test(bucket, random_orders_of_readiness_launch_every_bucket_once_and_in_order)
+{
+    size_t bytes[40], order[40];
+    cddp_dtype dtypes[40];
+
+    for (uint64_t round = 1; round <= 300; round++) {
+        struct cdi_bucket_plan p;
+        size_t n, launched = 0;
+
+        seed = round * UINT64_C(0xd1342543de82ef95);
+        n = 1 + dice(40);
+        p = random_plan(bytes, dtypes, n);
+        for (size_t i = 0; i < n; i++) {
+            size_t j = dice(i + 1);
+
+            order[i] = order[j];
+            order[j] = i;
+        }
+        for (size_t i = 0; i < n; i++) {
+            cr_assert_eq(p.next, launched);
+            launched += ready(&p, order[i]);
+            for (size_t b = 0; b < p.n; b++)
+                cr_assert_eq(p.b[b].state == CDI_BUCKET_FLYING, b < launched, "a gap in front of bucket %zu", b);
+        }
+        cr_assert_eq(launched, p.n);
+        cdi_bucket_plan_release(&p);
+    }
+}
+
+/* Heap's algorithm, so that none of the 5040 orders is left out. */
+Test(bucket, all_orders_of_seven_gradients_launch_in_order)
+{
+    size_t a[7] = {0, 1, 2, 3, 4, 5, 6}, c[7] = {0}, i = 0, n_orders = 0;
+    struct cdi_bucket_plan p = plan_of((size_t[]){64, 64, 128, 64, 64, 64, 256}, NULL, 7, 64, 128);
+
+    cr_assert_eq(p.n, 4);
+    while (i < 7) {
+        if (n_orders == 0 || c[i] < i) {
+            size_t launched = 0;
+
+            if (n_orders > 0) {
+                size_t j = i % 2 == 0 ? 0 : c[i], t = a[j];
+
+                a[j] = a[i];
+                a[i] = t;
+                c[i]++;
+                i = 0;
+            }
+            n_orders++;
+            for (size_t k = 0; k < 7; k++) {
+                launched += ready(&p, a[k]);
+                cr_assert_eq(p.next, launched);
+            }
+            cr_assert(cdi_bucket_all_launched(&p));
+            cdi_bucket_next_step(&p);
+        } else {
+            c[i++] = 0;
+        }
+    }
+    cr_assert_eq(n_orders, 5040);
+    cdi_bucket_plan_release(&p);
+}

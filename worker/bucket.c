@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/bucket.h"
+
+#include "worker/dtype.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+#define N_DTYPES ((size_t)CDDP_BFLOAT16 + 1)
+
+/* The bucket of one type that is being filled. */
+struct open_bucket {
+    size_t payload; /* bytes of gradients in it; 0: it is empty */
+    size_t n_grads;
+    size_t n_closed; /* of this type before it */
+    size_t opened;   /* when, to order those that are left at the end */
+};
+
+static size_t align_up(size_t bytes)
+{
+    return (bytes + CDI_GRAD_ALIGN - 1) / CDI_GRAD_ALIGN * CDI_GRAD_ALIGN;
+}
+
+/* Everything below adds and rounds these up without looking: no sum may wrap. */
+static cddp_status check_sizes(const struct cdi_grad *grads, size_t n, struct cdi_error *err)
+{
+    size_t sum = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        assert(grads[i].bytes > 0 && cdi_dtype_valid(grads[i].dtype));
+        if (grads[i].bytes > PTRDIFF_MAX - CDI_GRAD_ALIGN - sum)
+            return cdi_fail(err, CDDP_E_NOMEM, "%zu gradients take more bytes than any machine can address", n);
+        sum += align_up(grads[i].bytes);
+    }
+    return CDDP_OK;
+}
+
+/* It gets the next number among all; the open one is empty again. */
+static void close_bucket(struct cdi_bucket_plan *p, struct open_bucket *o, cddp_dtype dtype)
+{
+    p->b[p->n++] = (struct cdi_bucket){.dtype = dtype, .n_grads = o->n_grads, .missing = o->n_grads};
+    o->n_closed++;
+    o->payload = o->n_grads = 0;
+}
+
+static struct open_bucket *oldest_open(struct open_bucket open[N_DTYPES])
+{
+    struct open_bucket *oldest = NULL;
+
+    for (size_t t = 0; t < N_DTYPES; t++)
+        if (open[t].payload > 0 && (oldest == NULL || open[t].opened < oldest->opened))
+            oldest = &open[t];
+    return oldest;
+}
+
+/*
+ * Cut the gradients into buckets. Afterwards grads[i].bucket counts among the buckets of the gradient's own type, since
+ * the place of a bucket among all is known only when it closes; number_buckets turns it into an index.
+ */
+static void cut(struct cdi_bucket_plan *p, size_t first_cap, size_t cap)
+{
+    struct open_bucket open[N_DTYPES] = {0}, *rest;
+
+    for (size_t i = p->n_grads; i-- > 0;) {
+        struct cdi_grad *g = &p->grads[i];
+        struct open_bucket *o = &open[g->dtype];
+
+        if (o->payload == 0)
+            o->opened = p->n_grads - i;
+        g->bucket = o->n_closed;
+        g->claimed = false;
+        o->payload += g->bytes;
+        o->n_grads++;
+        if (o->payload >= (o->n_closed == 0 ? first_cap : cap))
+            close_bucket(p, o, g->dtype);
+    }
+    while ((rest = oldest_open(open)) != NULL)
+        close_bucket(p, rest, (cddp_dtype)(rest - open));
+}
+
+/* From "the k-th bucket of its type" to an index into p->b. `index` has room for one number per bucket. */
+static void number_buckets(struct cdi_bucket_plan *p, size_t *index)
+{
+    size_t start[N_DTYPES + 1] = {0}, used[N_DTYPES] = {0};
+
+    for (size_t b = 0; b < p->n; b++)
+        start[p->b[b].dtype + 1]++;
+    for (size_t t = 1; t <= N_DTYPES; t++)
+        start[t] += start[t - 1];
+    for (size_t b = 0; b < p->n; b++) {
+        cddp_dtype t = p->b[b].dtype;
+
+        index[start[t] + used[t]++] = b;
+    }
+    for (size_t i = 0; i < p->n_grads; i++)
+        p->grads[i].bucket = index[start[p->grads[i].dtype] + p->grads[i].bucket];
+}
+
+/* Lay the buckets one behind the other, and in each its gradients, the last of the model first. */
+static void place(struct cdi_bucket_plan *p)
+{
+    size_t at = 0;
+
+    for (size_t i = 0; i < p->n_grads; i++)
+        p->b[p->grads[i].bucket].bytes += align_up(p->grads[i].bytes);
+    for (size_t b = 0; b < p->n; b++) {
+        p->b[b].offset = at;
+        at += p->b[b].bytes;
+        p->b[b].bytes = 0;
+    }
+    p->arena_bytes = at;
+    for (size_t i = p->n_grads; i-- > 0;) {
+        struct cdi_grad *g = &p->grads[i];
+        struct cdi_bucket *b = &p->b[g->bucket];
+
+        g->offset = b->offset + align_up(b->bytes);
+        b->bytes = align_up(b->bytes) + g->bytes;
+    }
+}
+
+cddp_status cdi_bucket_plan_init(struct cdi_bucket_plan *p, struct cdi_grad *grads, size_t n, size_t first_cap,
+                                 size_t cap, struct cdi_error *err)
+{
+    cddp_status status = check_sizes(grads, n, err);
+    struct cdi_bucket *b;
+    size_t *index;
+
+    if (status != CDDP_OK)
+        return status;
+    b = calloc(n, sizeof *b);
+    index = calloc(n, sizeof *index);
+    if (b == NULL || index == NULL) {
+        free(b);
+        free(index);
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory to plan the buckets of %zu gradients", n);
+    }
+    *p = (struct cdi_bucket_plan){.grads = grads, .n_grads = n, .b = b};
+    cut(p, first_cap, cap);
+    number_buckets(p, index);
+    place(p);
+    free(index);
+    return CDDP_OK;
+}
+
+void cdi_bucket_plan_release(struct cdi_bucket_plan *p)
+{
+    if (p == NULL)
+        return;
+    free(p->grads);
+    free(p->b);
+    *p = (struct cdi_bucket_plan){0};
+}
+
+bool cdi_bucket_claim(struct cdi_bucket_plan *p, size_t i)
+{
+    assert(i < p->n_grads);
+    if (p->grads[i].claimed)
+        return false;
+    p->grads[i].claimed = true;
+    return true;
+}
+
+size_t cdi_bucket_grad_ready(struct cdi_bucket_plan *p, size_t i)
+{
+    struct cdi_bucket *b;
+    size_t k = 0;
+
+    assert(i < p->n_grads && p->grads[i].claimed);
+    b = &p->b[p->grads[i].bucket];
+    assert(b->state == CDI_BUCKET_FILLING && b->missing > 0);
+    if (--b->missing > 0)
+        return 0;
+    b->state = CDI_BUCKET_READY;
+    /* Launch strictly in order: ranks must enqueue the same sequence. */
+    while (p->next + k < p->n && p->b[p->next + k].state == CDI_BUCKET_READY)
+        k++;
+    return k;
+}
+
+void cdi_bucket_launched(struct cdi_bucket_plan *p)
+{
+    assert(p->next < p->n && p->b[p->next].state == CDI_BUCKET_READY);
+    p->b[p->next++].state = CDI_BUCKET_FLYING;
+}
+
+bool cdi_bucket_all_launched(const struct cdi_bucket_plan *p)
+{
+    return p->next == p->n;
+}
+
+void cdi_bucket_next_step(struct cdi_bucket_plan *p)
+{
+    assert(cdi_bucket_all_launched(p));
+    for (size_t b = 0; b < p->n; b++) {
+        p->b[b].state = CDI_BUCKET_FILLING;
+        p->b[b].missing = p->b[b].n_grads;
+    }
+    for (size_t i = 0; i < p->n_grads; i++)
+        p->grads[i].claimed = false;
+    p->next = 0;
+}

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which gradient lies where, in which bucket, and which buckets may be launched. Pure: the reducer drives it and does
+ * what it says. Two ranks with the same gradients and caps have the same plan, and launch the same buckets in the same
+ * order, whatever the order in which their gradients become ready.
+ *
+ * Gradients are placed in the reverse of their forward order, since a backward pass makes the last ones first. As in
+ * PyTorch, a gradient is appended to its bucket first; the bucket is closed if it then has reached the cap. A bucket
+ * holds one type only, so each type has a bucket of its own open; buckets are launched in the order of their closing,
+ * those that never reached the cap last.
+ */
+#ifndef CDI_BUCKET_H
+#define CDI_BUCKET_H
+
+#include "common/error.h"
+
+#include <cddp/cddp.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#define CDI_GRAD_ALIGN 64 /* bytes; every gradient and so every bucket starts at a multiple of it */
+
+/* FILLING -> READY (its last gradient is there) -> FLYING (handed to the backend) -> FILLING (the next step). */
+enum cdi_bucket_state { CDI_BUCKET_FILLING, CDI_BUCKET_READY, CDI_BUCKET_FLYING };
+
+struct cdi_bucket {
+    enum cdi_bucket_state state;
+    cddp_dtype dtype;
+    size_t offset, bytes; /* the part of the arena to reduce: padding between gradients counts, behind the last not */
+    size_t n_grads;       /* that lie in it */
+    size_t missing;       /* of these, not ready in this step yet */
+};
+
+/* One gradient. The caller fills in bytes and dtype. */
+struct cdi_grad {
+    size_t bytes;
+    cddp_dtype dtype;
+    size_t offset; /* in the arena */
+    size_t bucket; /* index into b */
+    bool claimed;  /* the user said that it is ready; it may still be on its way into the arena */
+};
+
+struct cdi_bucket_plan {
+    struct cdi_grad *grads;
+    size_t n_grads;
+    struct cdi_bucket *b;
+    size_t n;           /* buckets, in the order of their launch */
+    size_t next;        /* the first one that was not launched in this step */
+    size_t arena_bytes; /* a multiple of CDI_GRAD_ALIGN */
+};
+
+/*
+ * Make the plan for n gradients in forward order (bytes and dtype of each; n, bytes >= 1). The first bucket of a type
+ * closes at first_cap bytes, the others at cap; padding does not count. grads is taken over by the plan on success and
+ * stays the caller's on failure (allocated by malloc). CDDP_OK, CDDP_E_NOMEM (also: more bytes than an address space).
+ */
+cddp_status cdi_bucket_plan_init(struct cdi_bucket_plan *p, struct cdi_grad *grads, size_t n, size_t first_cap,
+                                 size_t cap, struct cdi_error *err);
+/* Free; NULL-safe, and safe on a zeroed plan. */
+void cdi_bucket_plan_release(struct cdi_bucket_plan *p);
+
+/* Gradient i (in range) was said to be ready in this step. False: it had been already. */
+bool cdi_bucket_claim(struct cdi_bucket_plan *p, size_t i);
+/*
+ * Claimed gradient i is in the arena. Returns how many buckets from p->next on may be launched now, which the caller
+ * does, one by one, in order, telling of each by cdi_bucket_launched.
+ */
+size_t cdi_bucket_grad_ready(struct cdi_bucket_plan *p, size_t i);
+/* Bucket p->next was handed to the backend. */
+void cdi_bucket_launched(struct cdi_bucket_plan *p);
+/* Were all buckets launched in this step? */
+bool cdi_bucket_all_launched(const struct cdi_bucket_plan *p);
+/* All have landed: begin the next step. */
+void cdi_bucket_next_step(struct cdi_bucket_plan *p);
+
+#endif
