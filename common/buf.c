@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/buf.h"
 
+#include <assert.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,6 +27,7 @@ uint8_t *cdi_buf_reserve(struct cdi_buf *b, size_t more)
     size_t need, cap;
     uint8_t *mem;
 
+    assert(b->mem != NULL || (b->cap == 0 && b->start == 0 && b->len == 0));
     if (more > b->limit || b->len > b->limit - more)
         return NULL;
     need = b->len + more;

@@ -5,6 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#undef cdi_fail
+#undef cdi_fail_errno
+
 cddp_status cdi_fail(struct cdi_error *err, cddp_status status, const char *fmt, ...)
 {
     if (err != NULL) {
