@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Count what 'meson test' ran: reads a testlog.json, prints "PASSED FAILED SKIPPED", names on stderr what failed.
+
+The subtests of a TAP program (every Criterion program of ours) count one by one. A TAP program that ran no test at all
+counts as failed: a filter or a build mistake that leaves nothing to run must not look green.
+"""
+import json
+import re
+import sys
+
+TAP_LINE = re.compile(r'^\s*(not )?ok\b(.*)$')
+
+
+def count_tap(test):
+    """Return [passed, failed, skipped], names of failed subtests."""
+    counts, failed = [0, 0, 0], []
+    for line in test.get('stdout', '').splitlines():
+        match = TAP_LINE.match(line)
+        if not match:
+            continue
+        directive = match.group(2).upper()
+        if '# SKIP' in directive:
+            counts[2] += 1
+        elif match.group(1) and '# TODO' not in directive:
+            counts[1] += 1
+            failed.append(match.group(2).strip(' -'))
+        else:
+            counts[0] += 1
+    return counts, failed
+
+
+def count(test):
+    """Return [passed, failed, skipped], names for one entry of the log."""
+    name, result = test['name'], test['result']
+    is_tap = test.get('stdout', '').startswith('TAP version')
+    if is_tap and result != 'EXPECTEDFAIL':
+        counts, failed = count_tap(test)
+        names = [f'{name}: {one}' for one in failed]
+        if result not in ('OK', 'SKIP') and not counts[1]:
+            counts[1], names = 1, [f'{name}: {result.lower()}, exit status {test.get("returncode")}']
+        if sum(counts) == 0:
+            counts[1], names = 1, [f'{name}: ran no test']
+        return counts, names
+    if result in ('OK', 'EXPECTEDFAIL'):
+        return [1, 0, 0], []
+    if result == 'SKIP':
+        return [0, 0, 1], []
+    return [0, 1, 0], [f'{name}: {result.lower()}, exit status {test.get("returncode")}']
+
+
+def main():
+    total = [0, 0, 0]
+    with open(sys.argv[1], encoding='utf-8', errors='replace') as log:
+        for line in log:
+            counts, names = count(json.loads(line))
+            total = [a + b for a, b in zip(total, counts)]
+            for name in names:
+                print('failed:', name, file=sys.stderr)
+    print(*total)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Each public header alone must compile as C99, C17, C++11 and C++17, without a warning, whatever came before it.
+
+headers.py CC CXX INCLUDE_DIR... -- HEADER...   exit 77 (skipped) without a C++ compiler (CXX is '-')
+headers.py --self-test CC CXX                   headers with faults of one language each must be found
+"""
+import os
+import subprocess
+import sys
+import tempfile
+
+STRICT = ['-fsyntax-only', '-Wall', '-Wextra', '-Wpedantic', '-Werror', '-Wundef', '-Wshadow']
+
+
+def compile_alone(cc, cxx, dirs, header):
+    """Return what the compilers that refuse the header say, one text per language."""
+    refusals = []
+    with tempfile.TemporaryDirectory() as tmp:
+        for compiler, suffix, std in ((cc, 'c', 'c99'), (cc, 'c', 'c17'), (cxx, 'cpp', 'c++11'), (cxx, 'cpp', 'c++17')):
+            source = os.path.join(tmp, 'alone.' + suffix)
+            with open(source, 'w', encoding='utf-8') as out:
+                out.write(f'#include <{header}>\n#include <{header}>\nint alone;\n')
+            done = subprocess.run([compiler, '-std=' + std, *STRICT, *('-I' + d for d in dirs), source],
+                                  capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                refusals.append(f'<{header}> as {std}:\n{done.stderr}')
+    return refusals
+
+
+FAULTS = {
+    'c99.h': ('c99', '_Static_assert(sizeof(int) > 1, "C11");\n'),
+    'cxx.h': ('c++11', 'struct s { int class; };\n'),
+    'both.h': ('c99', 'size_t f(void);\n'),
+    'prototype.h': ('c++11', '#include <string.h>\nstatic inline char *f(void *p) { return p; }\n'),
+}
+
+
+def self_test(cc, cxx):
+    wrong = []
+    with tempfile.TemporaryDirectory() as tmp:
+        for name, (std, text) in FAULTS.items():
+            with open(os.path.join(tmp, name), 'w', encoding='utf-8') as out:
+                out.write('#pragma once\n' + text)
+            if not any(f'as {std}:' in one for one in compile_alone(cc, cxx, [tmp], name)):
+                wrong.append(f'the fault in {name} was not found as {std}')
+        with open(os.path.join(tmp, 'clean.h'), 'w', encoding='utf-8') as out:
+            out.write('#ifndef CLEAN_H\n#define CLEAN_H\n#include <stddef.h>\nsize_t f(void);\n#endif\n')
+        wrong += compile_alone(cc, cxx, [tmp], 'clean.h')
+    return wrong
+
+
+def main():
+    args = sys.argv[1:]
+    if args[0] == '--self-test':
+        cc, cxx = args[1:3]
+    else:
+        cc, cxx = args[:2]
+    if cxx == '-':
+        print('skipped: there is no C++ compiler')
+        sys.exit(77)
+    if args[0] == '--self-test':
+        wrong = self_test(cc, cxx)
+    else:
+        split = args.index('--')
+        wrong = [one for header in args[split + 1:] for one in compile_alone(cc, cxx, args[2:split], header)]
+    print('\n'.join(wrong))
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == '__main__':
+    main()

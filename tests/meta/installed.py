@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What 'meson install' leaves must serve a stranger: everything is there, and pkg-config is all that he needs.
+
+installed.py STAGE CC CXX   STAGE is the DESTDIR of an installation with --prefix=/usr
+"""
+import glob
+import os
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+EXPECTED = [
+    'usr/include/cddp/cddp.h',
+    'usr/include/cddp/status.h',
+    'usr/include/cddp/version.h',
+    'usr/lib/**/libcddp.a',
+    'usr/lib/**/libcddp.so',
+    'usr/lib/**/libcddp.so.[0-9]',
+    'usr/lib/**/pkgconfig/cddp.pc',
+]
+
+
+def main():
+    stage, cc, cxx = sys.argv[1:4]
+    lacking = [name for name in EXPECTED if not glob.glob(os.path.join(glob.escape(stage), name), recursive=True)]
+    if lacking:
+        sys.exit('not installed: ' + ', '.join(lacking))
+    pkgconfig = os.path.dirname(glob.glob(os.path.join(glob.escape(stage), 'usr/lib/**/cddp.pc'), recursive=True)[0])
+    libdir = os.path.dirname(pkgconfig)
+    env = {**os.environ, 'PKG_CONFIG_LIBDIR': pkgconfig, 'PKG_CONFIG_SYSROOT_DIR': stage}
+
+    def flags(*args):
+        # The stage's path may hold blanks, which pkg-config writes with a backslash.
+        import shlex
+        return shlex.split(subprocess.run(['pkg-config', *args, 'cddp'], env=env, capture_output=True, text=True,
+                                          check=True).stdout)
+
+    strict = ['-Wall', '-Wextra', '-Wpedantic', '-Werror', '-O2', '-x']
+    source = os.path.join(HERE, 'consumer.c')
+    static = [word for word in flags('--static', '--libs') if word != '-lcddp']
+    archive = ['-Wl,--push-state,-Bstatic', '-lcddp', '-Wl,--pop-state']
+    shapes = {
+        'C, shared': [cc, '-std=c99', *strict, 'c', source, '-x', 'none', *flags('--cflags', '--libs')],
+        'C++, shared': [cxx, '-std=c++11', *strict, 'c++', source, '-x', 'none', *flags('--cflags', '--libs')],
+        'C, static libcddp': [cc, '-std=c99', *strict, 'c', source, '-x', 'none', *flags('--cflags'), *static[:1],
+                              *archive, *static[1:]],
+        'C++, static libcddp': [cxx, '-std=c++11', *strict, 'c++', source, '-x', 'none', *flags('--cflags'),
+                                *static[:1], *archive, *static[1:]],
+        'C, -static-pie': [cc, '-std=c99', *strict, 'c', source, '-x', 'none', '-static-pie', *flags('--cflags'),
+                           *flags('--static', '--libs')],
+    }
+    for name, command in shapes.items():
+        with tempfile.TemporaryDirectory() as tmp:
+            program = os.path.join(tmp, 'consumer')
+            subprocess.run([*command, '-o', program], check=True)
+            needed = subprocess.run(['readelf', '-d', program], capture_output=True, text=True, check=True).stdout
+            if ('libcddp.so' in needed) != ('shared' in name):
+                sys.exit(f'{name}: libcddp was linked the other way:\n{needed}')
+            subprocess.run([program], env={**os.environ, 'LD_LIBRARY_PATH': libdir}, check=True, timeout=60)
+            print(f'{name}: works')
+
+
+if __name__ == '__main__':
+    main()

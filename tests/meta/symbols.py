@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What libcddp shows to the world and asks of it.
+
+symbols.py LIBCDDP_SO LIBCDDP_A CC HEADER...   check both libraries against the public headers
+symbols.py --self-test CC                      libraries with planted faults must be found
+"""
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+NEEDED = re.compile(r'^(libc\.so\.\d+|libm\.so\.\d+|ld-linux.*\.so\.\d+)$')
+
+
+def run(*command):
+    return subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, 'LC_ALL': 'C'}).stdout
+
+
+def defined(*nm_args):
+    lines = run('nm', '--defined-only', '--format=posix', *nm_args).splitlines()
+    return {fields[0].split('@')[0] for fields in map(str.split, lines) if len(fields) >= 2 and len(fields[1]) == 1}
+
+
+def declared(headers):
+    """Names of the functions that the headers mark CDDP_API."""
+    names = set()
+    for header in headers:
+        with open(header, encoding='utf-8') as source:
+            names |= set(re.findall(r'\bCDDP_API\b[^;{}()]*?\b(cddp_\w+)\s*\(', source.read()))
+    return names
+
+
+def check_shared(lib, headers):
+    exported = defined('-D', lib)
+    for name in sorted(exported):
+        if not name.startswith('cddp_'):
+            yield f'{lib} exports {name}: only cddp_* may be seen'
+    if not exported:
+        yield f'{lib} exports nothing'
+    for name in sorted(declared(headers) - exported):
+        yield f'{name} is declared in a public header, but {lib} does not export it'
+    for needed in re.findall(r'\(NEEDED\).*\[(.*)\]', run('readelf', '-d', lib)):
+        if not NEEDED.match(needed):
+            yield f'{lib} needs {needed}: only libc, libm and the loader are allowed'
+    if '(TEXTREL)' in run('readelf', '-d', lib):
+        yield f'{lib} has relocations in its text'
+
+
+def check_static(lib, cc):
+    for name in sorted(defined('-g', lib)):
+        if not name.startswith(('cddp_', 'cdi_')):
+            yield f'{lib} defines {name}: a program that has the same name cannot link it; name it cdi_{name}'
+    with tempfile.TemporaryDirectory() as tmp:
+        done = subprocess.run([cc, '-shared', '-o', os.path.join(tmp, 'all.so'), '-Wl,-z,defs', '-Wl,--whole-archive', lib,
+                               '-Wl,--no-whole-archive', '-lm', '-pthread'], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            yield f'{lib} does not link against libc and libm alone:\n{done.stderr}'
+
+
+def build(cc, folder, text, *link):
+    """A shared and a static library from one text, as libcddp is built."""
+    source, obj = os.path.join(folder, 'a.c'), os.path.join(folder, 'a.o')
+    shared, static = os.path.join(folder, 'a.so'), os.path.join(folder, 'a.a')
+    with open(source, 'w', encoding='utf-8') as out:
+        out.write('#define API __attribute__((visibility("default")))\n' + text)
+    run(cc, '-c', '-fPIC', '-fvisibility=hidden', '-o', obj, source)
+    run(cc, '-shared', '-o', shared, obj, '-Wl,--no-as-needed', *link)
+    run('ar', 'rcs', static, obj)
+    return shared, static
+
+
+def self_test(cc):
+    good = 'API int cddp_f(void); int cdi_g(void); int cdi_g(void) { return 1; } API int cddp_f(void) { return cdi_g(); }\n'
+    wrong = []
+    cases = [
+        ('clean', good, [], None),
+        ('exported', good + 'API int planted(void); int planted(void) { return 1; }\n', [], 'exports planted'),
+        ('internal', good + 'API int cdi_x(void); int cdi_x(void) { return 1; }\n', [], 'exports cdi_x'),
+        ('collides', good + 'int list_add(void); int list_add(void) { return 1; }\n', [], 'defines list_add'),
+        ('undefined', good + 'int uv_now(void); int cdi_y(void); int cdi_y(void) { return uv_now(); }\n', [], 'uv_now'),
+        ('needed', good, ['-lresolv'], 'needs libresolv'),
+        ('missing', good, [], 'cddp_missing is declared'),
+    ]
+    for name, text, link, expected in cases:
+        with tempfile.TemporaryDirectory() as tmp:
+            header = os.path.join(tmp, 'a.h')
+            with open(header, 'w', encoding='utf-8') as out:
+                out.write('CDDP_API int cddp_f(void);\n')
+                if name == 'missing':
+                    out.write('CDDP_API CDDP_NODISCARD int\n    cddp_missing(int a);\n')
+            shared, static = build(cc, tmp, text, *link)
+            found = list(check_shared(shared, [header])) + list(check_static(static, cc))
+            if expected is None:
+                wrong += [f'taken for a fault: {one}' for one in found]
+            elif not any(expected in one for one in found):
+                wrong.append(f'{name}: "{expected}" was not found, but {found}')
+    return wrong
+
+
+def main():
+    if sys.argv[1] == '--self-test':
+        wrong = self_test(sys.argv[2])
+    else:
+        shared, static, cc = sys.argv[1:4]
+        wrong = list(check_shared(shared, sys.argv[4:])) + list(check_static(static, cc))
+    print('\n'.join(wrong))
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == '__main__':
+    main()
