@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fake_backend.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct fake_world {
+    int n;
+    pthread_barrier_t barrier;
+    const void *in[64]; /* what each rank brought to the collective that runs */
+    size_t bytes[64];
+};
+
+/* ---------------------------------------------------------------------------------------------- the backend ---- */
+
+static cddp_comm *of(struct cdi_backend *b)
+{
+    return (cddp_comm *)b; /* the fake has no state but the communicator's */
+}
+
+static cddp_status fake_region_create(struct cdi_backend *b, size_t bytes, struct cdi_region **out,
+                                      struct cdi_error *err)
+{
+    struct cdi_region *r;
+
+    if (of(b)->fail_region != CDDP_OK)
+        return cdi_fail(err, of(b)->fail_region, "scripted: no region");
+    r = malloc(sizeof *r);
+    r->bytes = bytes;
+    r->base = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    memset(r->base, 0, bytes);
+    of(b)->n_regions++;
+    *out = r;
+    return CDDP_OK;
+}
+
+static void fake_region_destroy(struct cdi_backend *b, struct cdi_region *r)
+{
+    if (r == NULL)
+        return;
+    of(b)->n_regions--;
+    free(r->base);
+    free(r);
+}
+
+static void apply(cddp_comm *c, const struct cdi_op *op)
+{
+    if (c->factor != 0 && op->dtype == CDDP_FLOAT32)
+        for (size_t i = 0; i < op->count; i++)
+            ((float *)op->out)[i] *= (float)c->factor;
+}
+
+static void complete(cddp_comm *c, size_t ticket)
+{
+    while (c->completed < ticket)
+        apply(c, &c->ops[c->completed++]);
+    (void)pthread_cond_broadcast(&c->changed);
+}
+
+void fake_complete(cddp_comm *c, size_t ticket)
+{
+    (void)pthread_mutex_lock(&c->lock);
+    complete(c, ticket);
+    (void)pthread_mutex_unlock(&c->lock);
+}
+
+static cddp_status fake_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint64_t *ticket, struct cdi_error *err)
+{
+    cddp_comm *c = of(b);
+
+    if (c->fail_enqueue != CDDP_OK)
+        return cdi_fail(err, c->fail_enqueue, "scripted: cannot enqueue");
+    (void)pthread_mutex_lock(&c->lock);
+    cr_assert_lt(c->n_ops, FAKE_OPS);
+    c->ops[c->n_ops++] = *op;
+    *ticket = c->n_ops;
+    if (!c->manual)
+        complete(c, c->n_ops);
+    (void)pthread_mutex_unlock(&c->lock);
+    return CDDP_OK;
+}
+
+static cddp_status fake_join(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
+{
+    cddp_comm *c = of(b);
+    cddp_status status;
+
+    (void)pthread_mutex_lock(&c->lock);
+    c->n_joins++;
+    while (c->completed < ticket && c->abort_text[0] == '\0' && c->fail_join == CDDP_OK)
+        (void)pthread_cond_wait(&c->changed, &c->lock);
+    status = c->fail_join != CDDP_OK ? cdi_fail(err, c->fail_join, "scripted: join failed")
+             : c->completed < ticket ? cdi_fail(err, CDDP_E_ABORTED, "%.900s", c->abort_text)
+                                     : CDDP_OK;
+    (void)pthread_mutex_unlock(&c->lock);
+    return status;
+}
+
+static void fake_abort(struct cdi_backend *b, cddp_status status, const char *why)
+{
+    cddp_comm *c = of(b);
+
+    cr_assert_eq(status, CDDP_E_ABORTED);
+    (void)pthread_mutex_lock(&c->lock);
+    (void)snprintf(c->abort_text, sizeof c->abort_text, "%s", why);
+    (void)pthread_cond_broadcast(&c->changed);
+    (void)pthread_mutex_unlock(&c->lock);
+}
+
+static const struct cdi_backend_ops fake_ops = {
+    .name = "fake",
+    .region_create = fake_region_create,
+    .region_destroy = fake_region_destroy,
+    .enqueue = fake_enqueue,
+    .join = fake_join,
+    .abort = fake_abort,
+};
+
+/* --------------------------------------------------------------------------------------------- communicator ---- */
+
+const struct cdi_world *cdi_comm_world(const cddp_comm *comm)
+{
+    return &comm->world;
+}
+
+const struct cdi_backend_ops *cdi_comm_ops(const cddp_comm *comm)
+{
+    (void)comm;
+    return &fake_ops;
+}
+
+struct cdi_backend *cdi_comm_backend(cddp_comm *comm)
+{
+    return (struct cdi_backend *)comm;
+}
+
+/* Every rank shows what it has, reads what it needs, and waits until all have read. */
+static void meet(cddp_comm *c, const void *in, size_t bytes)
+{
+    c->shared->in[c->world.rank] = in;
+    c->shared->bytes[c->world.rank] = bytes;
+    (void)pthread_barrier_wait(&c->shared->barrier);
+    cr_assert_eq(c->shared->bytes[0], bytes, "ranks called different collectives");
+}
+
+cddp_status cdi_comm_all_gather(cddp_comm *c, const void *in, void *out, size_t count, cddp_dtype dtype,
+                                struct cdi_error *err)
+{
+    size_t bytes = count * cddp_dtype_size(dtype);
+
+    if (c->fail_gather != CDDP_OK)
+        return cdi_fail(err, c->fail_gather, "scripted: the collective failed");
+    meet(c, in, bytes);
+    for (int r = 0; r < c->world.size; r++)
+        memcpy((char *)out + bytes * (size_t)r, c->shared->in[r], bytes);
+    (void)pthread_barrier_wait(&c->shared->barrier);
+    return CDDP_OK;
+}
+
+cddp_status cdi_comm_broadcast(cddp_comm *c, void *buf, size_t count, cddp_dtype dtype, int root, struct cdi_error *err)
+{
+    size_t bytes = count * cddp_dtype_size(dtype);
+
+    if (c->fail_gather != CDDP_OK)
+        return cdi_fail(err, c->fail_gather, "scripted: the collective failed");
+    meet(c, buf, bytes);
+    if (c->world.rank != root)
+        memcpy(buf, c->shared->in[root], bytes);
+    (void)pthread_barrier_wait(&c->shared->barrier);
+    return CDDP_OK;
+}
+
+/* -------------------------------------------------------------------------------------------------- a world ---- */
+
+void fake_open(cddp_comm *comms, int n)
+{
+    struct fake_world *w = calloc(1, sizeof *w);
+
+    cr_assert(n >= 1 && n <= 64);
+    w->n = n;
+    (void)pthread_barrier_init(&w->barrier, NULL, (unsigned)n);
+    memset(comms, 0, (size_t)n * sizeof *comms);
+    for (int r = 0; r < n; r++) {
+        comms[r].shared = w;
+        comms[r].world = (struct cdi_world){.rank = r, .size = n, .local_rank = r, .local_size = n, .n_nodes = 1};
+        (void)pthread_mutex_init(&comms[r].lock, NULL);
+        (void)pthread_cond_init(&comms[r].changed, NULL);
+        cr_assert_eq(cdi_flight_attach(&comms[r].world.flight, NULL, NULL), CDDP_OK);
+    }
+}
+
+void fake_close(cddp_comm *comms, int n)
+{
+    for (int r = 0; r < n; r++) {
+        cr_assert_eq(comms[r].n_regions, 0, "rank %d kept a region", r);
+        cdi_flight_release(comms[r].world.flight);
+        (void)pthread_cond_destroy(&comms[r].changed);
+        (void)pthread_mutex_destroy(&comms[r].lock);
+    }
+    (void)pthread_barrier_destroy(&comms[0].shared->barrier);
+    free(comms[0].shared);
+}
+
+struct task {
+    pthread_t thread;
+    cddp_comm *comm;
+    void (*fn)(cddp_comm *comm, void *arg);
+    void *arg;
+};
+
+static void *run_task(void *arg)
+{
+    struct task *t = arg;
+
+    t->fn(t->comm, t->arg);
+    return NULL;
+}
+
+void fake_run(cddp_comm *comms, int n, void (*fn)(cddp_comm *comm, void *arg), void *arg)
+{
+    struct task tasks[64];
+
+    for (int r = 0; r < n; r++) {
+        tasks[r] = (struct task){.comm = &comms[r], .fn = fn, .arg = arg};
+        cr_assert_eq(pthread_create(&tasks[r].thread, NULL, run_task, &tasks[r]), 0);
+    }
+    for (int r = 0; r < n; r++)
+        (void)pthread_join(tasks[r].thread, NULL);
+}

@@ -1,0 +1,508 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fake_backend.h"
+#include "hygiene.h"
+
+#include <stdint.h>
+#include <string.h>
+
+CDI_SUITE(reducer);
+
+static float w1[832], b1[64], w2[192], b2[3];
+
+static const cddp_param model[4] = {
+    {.name = "fc1.weight", .data = w1, .count = 832, .dtype = CDDP_FLOAT32},
+    {.name = "fc1.bias", .data = b1, .count = 64, .dtype = CDDP_FLOAT32},
+    {.name = "fc2.weight", .data = w2, .count = 192, .dtype = CDDP_FLOAT32},
+    {.name = "fc2.bias", .data = b2, .count = 3, .dtype = CDDP_FLOAT32},
+};
+
+/* Buckets, in their order: fc2.bias and fc2.weight; fc1.bias and fc1.weight. */
+static const cddp_ddp_options small = {.size = sizeof small, .first_bucket_bytes = 700, .bucket_bytes = 4000};
+
+static cddp_ddp *open_with(cddp_comm *comm, const cddp_param *params, size_t n, const cddp_ddp_options *opt)
+{
+    cddp_ddp *d = NULL;
+
+    cr_assert_eq(cddp_ddp_create(&d, comm, params, n, opt), CDDP_OK, "%s", cddp_last_error());
+    return d;
+}
+
+Test(reducer, gradients_are_zero_aligned_and_stay_where_they_are)
+{
+    cddp_comm comm;
+    cddp_ddp *d;
+    void *before[4];
+
+    fake_open(&comm, 1);
+    d = open_with(&comm, model, 4, NULL);
+    for (size_t i = 0; i < 4; i++) {
+        float *g = before[i] = cddp_ddp_grad(d, i);
+
+        cr_assert_eq((uintptr_t)g % 64, 0);
+        for (size_t k = 0; k < model[i].count; k++)
+            cr_assert_eq(g[k], 0.0f);
+    }
+    cr_assert_null(cddp_ddp_grad(d, 4));
+    for (int step = 0; step < 3; step++) {
+        for (size_t i = 4; i-- > 0;)
+            cr_assert_eq(cddp_ddp_grad_ready(d, i), CDDP_OK);
+        cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
+        for (size_t i = 0; i < 4; i++)
+            cr_assert_eq(cddp_ddp_grad(d, i), before[i]);
+    }
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}
+
+Test(reducer, a_bucket_is_launched_when_its_last_gradient_is_ready_and_not_before_its_predecessors)
+{
+    cddp_comm comm;
+    cddp_ddp *d;
+
+    fake_open(&comm, 1);
+    d = open_with(&comm, model, 4, &small);
+    cr_assert_eq(cddp_ddp_bucket_count(d), 2);
+    cr_assert_eq(cddp_ddp_bucket_bytes(d, 0), 64 + 192 * 4, "fc2.bias takes 12 bytes and is padded to 64");
+    cr_assert_eq(cddp_ddp_bucket_bytes(d, 1), (64 + 832) * 4);
+    cr_assert_eq(cddp_ddp_bucket_bytes(d, 2), 0);
+
+    cr_assert_eq(cddp_ddp_grad_ready(d, 3), CDDP_OK);
+    cr_assert_eq(cddp_ddp_grad_ready(d, 1), CDDP_OK);
+    cr_assert_eq(cddp_ddp_grad_ready(d, 0), CDDP_OK);
+    cr_assert_eq(comm.n_ops, 0, "bucket 1 is full, but bucket 0 is not");
+    cr_assert_eq(cddp_ddp_grad_ready(d, 2), CDDP_OK);
+    cr_assert_eq(comm.n_ops, 2);
+    cr_assert_eq(comm.n_joins, 0, "nothing waited yet");
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}
+
+Test(reducer, what_is_enqueued_is_a_mean_in_place_in_the_arena)
+{
+    cddp_comm comm;
+    cddp_ddp *d;
+    const struct cdi_op *op = comm.ops;
+
+    fake_open(&comm, 1);
+    d = open_with(&comm, model, 4, &small);
+    for (size_t i = 4; i-- > 0;)
+        (void)cddp_ddp_grad_ready(d, i);
+    for (int b = 0; b < 2; b++) {
+        cr_assert_eq(op[b].kind, CDI_ALL_REDUCE);
+        cr_assert_eq(op[b].op, CDDP_MEAN);
+        cr_assert_eq(op[b].dtype, CDDP_FLOAT32);
+        cr_assert_eq(op[b].bucket, b);
+        cr_assert_eq(op[b].in, op[b].out);
+        cr_assert_not_null(op[b].region);
+        cr_assert_eq(op[b].count * 4, cddp_ddp_bucket_bytes(d, (size_t)b));
+    }
+    cr_assert_eq(op[0].out, cddp_ddp_grad(d, 3));
+    cr_assert_eq(op[1].out, cddp_ddp_grad(d, 1));
+    cr_assert_not(op[0].lazy, "there is work left to overlap with");
+    cr_assert(op[1].lazy, "the last one, and small");
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}
+
+Test(reducer, a_large_last_bucket_is_not_left_to_the_waiting_thread)
+{
+    static float big[16385];
+    cddp_param p = {.name = "big", .data = big, .count = 16384, .dtype = CDDP_FLOAT32};
+    cddp_comm comm;
+
+    fake_open(&comm, 1);
+    for (int i = 0; i < 2; i++) {
+        cddp_ddp *d;
+
+        p.count = 16384 + (size_t)i;
+        d = open_with(&comm, &p, 1, NULL);
+        (void)cddp_ddp_grad_ready(d, 0);
+        cr_assert_eq(comm.ops[i].lazy, i == 0, "64 KiB is the limit");
+        cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
+        cddp_ddp_destroy(d);
+    }
+    fake_close(&comm, 1);
+}
+
+Test(reducer, gradients_of_the_users_own_are_copied_in_and_out)
+{
+    float own[64];
+    cddp_param params[4];
+    cddp_comm comm;
+    cddp_ddp *d;
+
+    memcpy(params, model, sizeof model);
+    params[1].grad = own;
+    fake_open(&comm, 1);
+    comm.manual = true;
+    comm.factor = 0.5;
+    d = open_with(&comm, params, 4, NULL);
+    cr_assert_eq(cddp_ddp_grad(d, 1), own);
+    for (size_t i = 4; i-- > 0;) {
+        float *g = cddp_ddp_grad(d, i);
+
+        for (size_t k = 0; k < params[i].count; k++)
+            g[k] = (float)(i + 1);
+        (void)cddp_ddp_grad_ready(d, i);
+    }
+    cr_assert_eq(own[5], 2.0f);
+    fake_complete(&comm, 1);
+    cr_assert_eq(own[5], 2.0f, "the result arrives with wait");
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
+    for (size_t i = 0; i < 4; i++)
+        for (size_t k = 0; k < params[i].count; k++)
+            cr_assert_eq(((float *)cddp_ddp_grad(d, i))[k], (float)(i + 1) / 2);
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}
+
+Test(reducer, a_gradient_that_is_ready_twice_is_named_and_ends_the_job)
+{
+    cddp_comm comm;
+    cddp_ddp *d;
+
+    fake_open(&comm, 1);
+    d = open_with(&comm, model, 4, NULL);
+    cr_assert_eq(cddp_ddp_grad_ready(d, 2), CDDP_OK);
+    cr_assert_eq(cddp_ddp_grad_ready(d, 2), CDDP_E_STATE);
+    cr_assert(strstr(cddp_last_error(), "parameter 2 'fc2.weight' was ready already") != NULL, "%s", cddp_last_error());
+    cr_assert(strncmp(comm.abort_text, "rank 0: ", 8) == 0, "peers hear of it: %s", comm.abort_text);
+    cr_assert_eq(cddp_ddp_grad_ready(d, 1), CDDP_E_STATE, "it is sticky");
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_E_STATE, "one check per loop is enough");
+    cr_assert(strstr(cddp_last_error(), "'fc2.weight'") != NULL);
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}
+
+Test(reducer, missing_gradients_are_named_and_the_peers_are_told)
+{
+    cddp_comm comm;
+    cddp_ddp *d;
+
+    fake_open(&comm, 1);
+    d = open_with(&comm, model, 4, NULL);
+    (void)cddp_ddp_grad_ready(d, 3);
+    (void)cddp_ddp_grad_ready(d, 1);
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_E_STATE);
+    cr_assert_str_eq(cddp_last_error(), "2 of 4 gradients are missing in step 0: 'fc1.weight', 'fc2.weight'; call "
+                                        "cddp_ddp_grad_ready for every parameter before cddp_ddp_wait");
+    cr_assert(strncmp(comm.abort_text, "rank 0: 2 of 4 gradients are missing", 36) == 0, "%s", comm.abort_text);
+    cr_assert_eq(cddp_ddp_grad_ready(d, 0), CDDP_E_STATE);
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}
+
+Test(reducer, of_many_missing_gradients_eight_are_named)
+{
+    static float data[20];
+    static char names[20][8];
+    cddp_param params[20] = {{0}};
+    cddp_comm comm;
+    cddp_ddp *d;
+
+    for (int i = 0; i < 20; i++) {
+        (void)snprintf(names[i], sizeof names[i], "p%d", i);
+        params[i] = (cddp_param){.name = names[i], .data = &data[i], .count = 1, .dtype = CDDP_FLOAT32};
+    }
+    fake_open(&comm, 1);
+    d = open_with(&comm, params, 20, NULL);
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_E_STATE);
+    cr_assert(strstr(cddp_last_error(), "20 of 20 gradients are missing in step 0: 'p0', 'p1', 'p2', 'p3', 'p4', 'p5', "
+                                        "'p6', 'p7' and 12 more; ") != NULL,
+              "%s", cddp_last_error());
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}
+
+Test(reducer, a_parameter_that_does_not_exist_is_an_error)
+{
+    cddp_comm comm;
+    cddp_ddp *d;
+
+    fake_open(&comm, 1);
+    d = open_with(&comm, model, 4, NULL);
+    cr_assert_eq(cddp_ddp_grad_ready(d, 4), CDDP_E_INVALID);
+    cr_assert_str_eq(cddp_last_error(), "there is no parameter 4, only 0 to 3");
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_E_INVALID);
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}
+
+Test(reducer, an_error_of_the_backend_comes_out_of_wait_and_stays)
+{
+    cddp_comm comm;
+    cddp_ddp *d;
+
+    fake_open(&comm, 1);
+    d = open_with(&comm, model, 4, NULL);
+    for (size_t i = 4; i-- > 0;)
+        (void)cddp_ddp_grad_ready(d, i);
+    comm.fail_join = CDDP_E_PEER;
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_E_PEER);
+    cr_assert_str_eq(cddp_last_error(), "scripted: join failed");
+    comm.fail_join = CDDP_OK;
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_E_PEER);
+    cr_assert_eq(cddp_ddp_grad_ready(d, 0), CDDP_E_PEER);
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}
+
+Test(reducer, a_launch_that_failed_unseen_comes_out_of_wait)
+{
+    cddp_comm comm;
+    cddp_ddp *d;
+
+    fake_open(&comm, 1);
+    d = open_with(&comm, model, 4, NULL);
+    comm.fail_enqueue = CDDP_E_TIMEOUT;
+    for (size_t i = 4; i-- > 0;)
+        (void)cddp_ddp_grad_ready(d, i);
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_E_TIMEOUT);
+    cr_assert_str_eq(cddp_last_error(), "scripted: cannot enqueue");
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}
+
+Test(reducer, the_flight_page_counts_the_steps)
+{
+    cddp_comm comm;
+    cddp_ddp *d;
+    struct cdi_flight_view v;
+
+    fake_open(&comm, 1);
+    d = open_with(&comm, model, 4, NULL);
+    for (int step = 0; step < 5; step++) {
+        for (size_t i = 0; i < 4; i++)
+            (void)cddp_ddp_grad_ready(d, i);
+        cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
+    }
+    cdi_flight_read(comm.world.flight, &v);
+    cr_assert_eq(v.step, 5);
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}
+
+Test(reducer, destroy_waits_for_what_is_in_flight)
+{
+    cddp_comm comm;
+    cddp_ddp *d;
+
+    fake_open(&comm, 1);
+    d = open_with(&comm, model, 4, &small);
+    (void)cddp_ddp_grad_ready(d, 3);
+    (void)cddp_ddp_grad_ready(d, 2);
+    cr_assert_eq(comm.n_ops, 1);
+    cddp_ddp_destroy(d);
+    cr_assert_eq(comm.n_joins, 1);
+    cddp_ddp_destroy(NULL);
+    fake_close(&comm, 1);
+}
+
+/* ------------------------------------------------------------------------------------------ several threads ---- */
+
+struct crew {
+    cddp_ddp *d;
+    _Atomic size_t next; /* parameter to hand over */
+    size_t n;
+};
+
+static void *hand_over(void *arg)
+{
+    struct crew *c = arg;
+    size_t i;
+
+    while ((i = atomic_fetch_add(&c->next, 1)) < c->n)
+        if (cddp_ddp_grad_ready(c->d, c->n - 1 - i) != CDDP_OK)
+            return c;
+    return NULL;
+}
+
+Test(reducer, several_threads_hand_over_gradients_and_the_order_of_buckets_stays)
+{
+    enum { N = 60, THREADS = 4, STEPS = 4 };
+    static float data[N][64], grads[N][64];
+    cddp_param params[N] = {{0}};
+    cddp_ddp_options opt = {.size = sizeof opt, .first_bucket_bytes = 256, .bucket_bytes = 256};
+    struct crew crew = {.n = N};
+    cddp_comm comm;
+
+    for (int i = 0; i < N; i++)
+        params[i] = (cddp_param){
+            .name = "p", .data = data[i], .count = 64, .dtype = CDDP_FLOAT32, .grad = i % 2 == 0 ? grads[i] : NULL};
+    fake_open(&comm, 1);
+    crew.d = open_with(&comm, params, N, &opt);
+    cr_assert_eq(cddp_ddp_bucket_count(crew.d), N);
+    for (int step = 0; step < STEPS; step++) {
+        pthread_t t[THREADS];
+
+        crew.next = 0;
+        for (int k = 0; k < THREADS; k++)
+            cr_assert_eq(pthread_create(&t[k], NULL, hand_over, &crew), 0);
+        for (int k = 0; k < THREADS; k++) {
+            void *failed;
+
+            (void)pthread_join(t[k], &failed);
+            cr_assert_null(failed);
+        }
+        cr_assert_eq(cddp_ddp_wait(crew.d), CDDP_OK);
+    }
+    cr_assert_eq(comm.n_ops, STEPS * N);
+    for (int k = 0; k < STEPS * N; k++)
+        cr_assert_eq(comm.ops[k].bucket, k % N);
+    cddp_ddp_destroy(crew.d);
+    fake_close(&comm, 1);
+}
+
+static void *abort_soon(void *arg)
+{
+    cddp_comm *comm = arg;
+
+    cdi_comm_ops(comm)->abort(cdi_comm_backend(comm), CDDP_E_ABORTED, "enough");
+    return NULL;
+}
+
+Test(reducer, an_abort_from_another_thread_ends_a_wait)
+{
+    cddp_comm comm;
+    cddp_ddp *d;
+    pthread_t t;
+
+    fake_open(&comm, 1);
+    comm.manual = true;
+    d = open_with(&comm, model, 4, NULL);
+    for (size_t i = 4; i-- > 0;)
+        (void)cddp_ddp_grad_ready(d, i);
+    cr_assert_eq(pthread_create(&t, NULL, abort_soon, &comm), 0);
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_E_ABORTED);
+    cr_assert_str_eq(cddp_last_error(), "enough");
+    (void)pthread_join(t, NULL);
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}
+
+/* --------------------------------------------------------------------------------------------------- create ---- */
+
+Test(reducer, bad_parameters_are_refused_with_a_sentence)
+{
+    static const size_t two_by_four[] = {2, 4}, huge[] = {SIZE_MAX, SIZE_MAX};
+    static const struct {
+        cddp_param p;
+        const char *says;
+    } bad[] = {
+        {{.data = w1, .count = 1, .dtype = CDDP_FLOAT32}, "parameter 0 has no name"},
+        {{.name = "", .data = w1, .count = 1, .dtype = CDDP_FLOAT32}, "parameter 0 has no name"},
+        {{.name = "a", .count = 1, .dtype = CDDP_FLOAT32}, "'a' has no data"},
+        {{.name = "a", .data = w1, .dtype = CDDP_FLOAT32}, "'a' has no elements"},
+        {{.name = "a", .data = w1, .count = 1}, "'a' has no valid type (0)"},
+        {{.name = "a", .data = w1, .count = 1, .dtype = CDDP_INT32}, "'a' is int32"},
+        {{.name = "a", .data = w1, .count = SIZE_MAX / 2, .dtype = CDDP_FLOAT64}, "more than memory can hold"},
+        {{.name = "a", .data = w1, .count = 1, .dtype = CDDP_FLOAT32, .flags = 4}, "unknown flags (0x4)"},
+        {{.name = "a", .data = w1, .count = 1, .dtype = CDDP_FLOAT32, .reserved = {0, 1}}, "reserved[1] is not 0"},
+        {{.name = "a", .data = w1, .count = 6, .dtype = CDDP_FLOAT32, .n_dims = 1}, "n_dims 1 but no shape"},
+        {{.name = "a", .data = w1, .count = 6, .dtype = CDDP_FLOAT32, .shape = two_by_four, .n_dims = 2},
+         "has 8 elements, but its count is 6"},
+        {{.name = "a", .data = w1, .count = 6, .dtype = CDDP_FLOAT32, .shape = huge, .n_dims = 2},
+         "shape of parameter 0 'a' is too large"},
+    };
+    cddp_comm comm;
+    cddp_ddp *d = NULL;
+
+    fake_open(&comm, 1);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        cr_assert_eq(cddp_ddp_create(&d, &comm, &bad[i].p, 1, NULL), CDDP_E_INVALID, "case %zu", i);
+        cr_assert(strstr(cddp_last_error(), bad[i].says) != NULL, "case %zu: %s", i, cddp_last_error());
+    }
+    cr_assert_eq(cddp_ddp_create(&d, &comm, model, 0, NULL), CDDP_E_INVALID);
+    cr_assert_eq(cddp_ddp_create(&d, &comm, NULL, 3, NULL), CDDP_E_INVALID);
+    cr_assert_eq(cddp_ddp_create(&d, NULL, model, 4, NULL), CDDP_E_INVALID);
+    cr_assert_eq(cddp_ddp_create(NULL, &comm, model, 4, NULL), CDDP_E_INVALID);
+    cr_assert_null(d);
+    fake_close(&comm, 1);
+}
+
+Test(reducer, bad_options_are_refused_with_a_sentence)
+{
+    static const struct {
+        cddp_ddp_options opt;
+        const char *says;
+    } bad[] = {
+        {{.size = 0}, "size is 0"},
+        {{.size = sizeof(cddp_ddp_options) + 8}, "set it to sizeof"},
+        {{.size = sizeof(cddp_ddp_options), .flags = 6}, "unknown bits"},
+        {{.size = sizeof(cddp_ddp_options), .reserved = {0, 0, 9}}, "reserved[2]"},
+    };
+    cddp_comm comm;
+    cddp_ddp *d;
+
+    fake_open(&comm, 1);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        cr_assert_eq(cddp_ddp_create(&d, &comm, model, 4, &bad[i].opt), CDDP_E_INVALID);
+        cr_assert(strstr(cddp_last_error(), bad[i].says) != NULL, "case %zu: %s", i, cddp_last_error());
+    }
+    fake_close(&comm, 1);
+}
+
+Test(reducer, no_memory_for_the_arena_is_an_error_and_nothing_leaks)
+{
+    cddp_comm comm;
+    cddp_ddp *d;
+
+    fake_open(&comm, 1);
+    comm.fail_region = CDDP_E_NOMEM;
+    cr_assert_eq(cddp_ddp_create(&d, &comm, model, 4, NULL), CDDP_E_NOMEM);
+    cr_assert_str_eq(cddp_last_error(), "scripted: no region");
+    comm.fail_gather = CDDP_E_PEER;
+    cr_assert_eq(cddp_ddp_create(&d, &comm, model, 4, NULL), CDDP_E_PEER);
+    fake_close(&comm, 1);
+}
+
+struct pair {
+    float data[2][4];
+    uint32_t flags;
+    const char *bad_name; /* rank 1's name */
+    cddp_status status[2];
+    char sentence[2][256];
+};
+
+static void create_on_rank(cddp_comm *comm, void *arg)
+{
+    struct pair *pair = arg;
+    int r = comm->world.rank;
+    cddp_param p = {.name = r == 1 ? pair->bad_name : "w", .data = pair->data[r], .count = 4, .dtype = CDDP_FLOAT32};
+    cddp_ddp_options opt = {.size = sizeof opt, .flags = pair->flags};
+    cddp_ddp *d = NULL;
+
+    pair->status[r] = cddp_ddp_create(&d, comm, &p, 1, &opt);
+    (void)snprintf(pair->sentence[r], sizeof pair->sentence[r], "%s", cddp_last_error());
+    cddp_ddp_destroy(d);
+}
+
+Test(reducer, rank_0s_parameters_are_everyones_unless_the_user_says_otherwise)
+{
+    for (uint32_t flags = 0; flags <= CDDP_DDP_NO_BROADCAST; flags++) {
+        struct pair pair = {.data = {{1, 2, 3, 4}, {5, 6, 7, 8}}, .flags = flags, .bad_name = "w"};
+        cddp_comm comms[2];
+
+        fake_open(comms, 2);
+        fake_run(comms, 2, create_on_rank, &pair);
+        cr_assert_eq(pair.status[1], CDDP_OK);
+        cr_assert_eq(pair.data[1][2], flags == 0 ? 3.0f : 7.0f);
+        fake_close(comms, 2);
+    }
+}
+
+Test(reducer, a_rank_that_gives_a_bad_parameter_does_not_leave_the_others_waiting)
+{
+    struct pair pair = {.bad_name = NULL};
+    cddp_comm comms[2];
+
+    fake_open(comms, 2);
+    fake_run(comms, 2, create_on_rank, &pair);
+    cr_assert_eq(pair.status[0], CDDP_E_INVALID);
+    cr_assert_eq(pair.status[1], CDDP_E_INVALID);
+    cr_assert(strstr(pair.sentence[0], "rank 1 could not create its reducer: parameter 0 has no name") != NULL);
+    cr_assert(strncmp(pair.sentence[1], "parameter 0 has no name", 23) == 0);
+    fake_close(comms, 2);
+}

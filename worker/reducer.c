@@ -1,0 +1,455 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The reducer, public as cddp_ddp_*: it owns the arena of gradients, counts them down, and hands each full bucket to
+ * the backend, in the order that the plan (bucket.h) gives, the same on every rank. It knows no backend.
+ *
+ * Threads: grad_ready may be called by several at once. One lock covers the plan and the sticky error; it is never held
+ * while waiting for a peer, nor while a gradient is copied.
+ */
+#include "common/cleanup.h"
+#include "worker/bucket.h"
+#include "worker/comm.h"
+#include "worker/dtype.h"
+#include "worker/verify.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEFAULT_BUCKET_BYTES ((size_t)25 << 20)
+#define DEFAULT_FIRST_BUCKET_BYTES ((size_t)1 << 20)
+/* The last bucket has nothing left to overlap with: below this size waking another thread costs more than the work. */
+#define LAZY_BYTES ((size_t)64 << 10)
+#define SHOWN_NAMES 8 /* of missing gradients in one sentence */
+
+struct cddp_ddp {
+    cddp_comm *comm;
+    cddp_param *params; /* the caller's, with names of our own; shapes are not kept */
+    size_t n_params;
+    struct cdi_region *region;
+
+    pthread_mutex_t lock; /* covers what follows */
+    struct cdi_bucket_plan plan;
+    struct cdi_error sticky; /* status CDDP_OK: none */
+    uint64_t enqueued;       /* ticket of the last bucket launched; 0: none yet */
+    uint64_t joined;         /* the last ticket that was waited for */
+    uint64_t step;           /* steps that are complete */
+};
+
+/* ------------------------------------------------------------------------------------------- checking input ---- */
+
+static cddp_status check_shape(const cddp_param *p, size_t i, struct cdi_error *err)
+{
+    size_t product = 1;
+
+    if (p->shape == NULL)
+        return p->n_dims == 0 ? CDDP_OK
+                              : cdi_fail(err, CDDP_E_INVALID, "parameter %zu '%.200s' has n_dims %zu but no shape", i,
+                                         p->name, p->n_dims);
+    for (size_t d = 0; d < p->n_dims; d++)
+        if (__builtin_mul_overflow(product, p->shape[d], &product))
+            return cdi_fail(err, CDDP_E_INVALID, "the shape of parameter %zu '%.200s' is too large", i, p->name);
+    if (product != p->count)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "the shape of parameter %zu '%.200s' has %zu elements, but its count is %zu", i, p->name,
+                        product, p->count);
+    return CDDP_OK;
+}
+
+static cddp_status check_param(const cddp_param *p, size_t i, struct cdi_error *err)
+{
+    if (p->name == NULL || *p->name == '\0')
+        return cdi_fail(err, CDDP_E_INVALID, "parameter %zu has no name: messages and checks need one", i);
+    if (!cdi_dtype_valid(p->dtype))
+        return cdi_fail(err, CDDP_E_INVALID, "parameter %zu '%.200s' has no valid type (%d)", i, p->name,
+                        (int)p->dtype);
+    if (!cdi_dtype_is_float(p->dtype))
+        return cdi_fail(err, CDDP_E_INVALID, "parameter %zu '%.200s' is %s, but only floating-point types have a mean",
+                        i, p->name, cdi_dtype_name(p->dtype));
+    if (p->data == NULL)
+        return cdi_fail(err, CDDP_E_INVALID, "parameter %zu '%.200s' has no data", i, p->name);
+    if (p->count == 0)
+        return cdi_fail(err, CDDP_E_INVALID, "parameter %zu '%.200s' has no elements", i, p->name);
+    if (p->count > PTRDIFF_MAX / cddp_dtype_size(p->dtype))
+        return cdi_fail(err, CDDP_E_INVALID, "parameter %zu '%.200s' has %zu elements, more than memory can hold", i,
+                        p->name, p->count);
+    if (p->flags != 0)
+        return cdi_fail(err, CDDP_E_INVALID, "parameter %zu '%.200s' has unknown flags (%#x)", i, p->name, p->flags);
+    for (size_t k = 0; k < sizeof p->reserved / sizeof p->reserved[0]; k++)
+        if (p->reserved[k] != 0)
+            return cdi_fail(err, CDDP_E_INVALID,
+                            "parameter %zu '%.200s': reserved[%zu] is not 0; zero the struct before filling it", i,
+                            p->name, k);
+    return check_shape(p, i, err);
+}
+
+static cddp_status check_options(const cddp_ddp_options *opt, struct cdi_error *err)
+{
+    if (opt->size != sizeof *opt)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_ddp_options.size is %zu, this library's is %zu: set it to sizeof(cddp_ddp_options)",
+                        opt->size, sizeof *opt);
+    if ((opt->flags & ~CDDP_DDP_NO_BROADCAST) != 0)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.flags has unknown bits (%#x)", opt->flags);
+    for (size_t i = 0; i < sizeof opt->reserved / sizeof opt->reserved[0]; i++)
+        if (opt->reserved[i] != 0)
+            return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.reserved[%zu] is not 0", i);
+    return CDDP_OK;
+}
+
+static cddp_status check_input(const cddp_param *params, size_t n, const cddp_ddp_options *opt, struct cdi_error *err)
+{
+    cddp_status status = check_options(opt, err);
+
+    if (status == CDDP_OK && (params == NULL || n == 0))
+        status = cdi_fail(err, CDDP_E_INVALID, "a reducer needs at least one parameter");
+    for (size_t i = 0; i < n && status == CDDP_OK; i++)
+        status = check_param(&params[i], i, err);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------- creation ---- */
+
+static void free_params(cddp_param *params, size_t n)
+{
+    for (size_t i = 0; params != NULL && i < n; i++)
+        free((void *)(uintptr_t)params[i].name);
+    free(params);
+}
+
+static cddp_param *copy_params(const cddp_param *params, size_t n)
+{
+    cddp_param *copy = calloc(n, sizeof *copy);
+
+    for (size_t i = 0; copy != NULL && i < n; i++) {
+        copy[i] = params[i];
+        copy[i].shape = NULL;
+        copy[i].name = strdup(params[i].name);
+        if (copy[i].name == NULL) {
+            free_params(copy, i);
+            return NULL;
+        }
+    }
+    return copy;
+}
+
+static cddp_status plan_buckets(cddp_ddp *d, const cddp_ddp_options *opt, struct cdi_error *err)
+{
+    struct cdi_grad *grads = calloc(d->n_params, sizeof *grads);
+    cddp_status status;
+
+    if (grads == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for the plan of %zu gradients", d->n_params);
+    for (size_t i = 0; i < d->n_params; i++) {
+        grads[i].bytes = d->params[i].count * cddp_dtype_size(d->params[i].dtype);
+        grads[i].dtype = d->params[i].dtype;
+    }
+    status = cdi_bucket_plan_init(&d->plan, grads, d->n_params, opt->first_bucket_bytes, opt->bucket_bytes, err);
+    if (status != CDDP_OK)
+        free(grads);
+    return status;
+}
+
+/* What a rank can do alone. A reducer in any state of creation is freed by free_ddp. */
+static cddp_status prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *params, size_t n,
+                           const cddp_ddp_options *opt, struct cdi_error *err)
+{
+    cddp_status status = check_input(params, n, opt, err);
+    cddp_ddp *d;
+
+    if (status != CDDP_OK)
+        return status;
+    d = calloc(1, sizeof *d);
+    if (d == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for a reducer");
+    *out = d;
+    (void)pthread_mutex_init(&d->lock, NULL);
+    d->comm = comm;
+    d->n_params = n;
+    d->params = copy_params(params, n);
+    if (d->params == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu parameters", n);
+    return plan_buckets(d, opt, err);
+}
+
+static void free_ddp(cddp_ddp *d)
+{
+    if (d == NULL)
+        return;
+    if (d->region != NULL)
+        cdi_comm_ops(d->comm)->region_destroy(cdi_comm_backend(d->comm), d->region);
+    cdi_bucket_plan_release(&d->plan);
+    free_params(d->params, d->n_params);
+    (void)pthread_mutex_destroy(&d->lock);
+    free(d);
+}
+
+static cddp_status broadcast_params(cddp_ddp *d, struct cdi_error *err)
+{
+    cddp_status status = CDDP_OK;
+
+    for (size_t i = 0; i < d->n_params && status == CDDP_OK; i++)
+        status = cdi_comm_broadcast(d->comm, d->params[i].data, d->params[i].count, d->params[i].dtype, 0, err);
+    return status;
+}
+
+static cddp_ddp_options with_defaults(const cddp_ddp_options *opt)
+{
+    cddp_ddp_options o = {.size = sizeof o};
+
+    /* Of a struct of another size nothing but its size is known: check_options will say so. */
+    if (opt != NULL && opt->size == sizeof o)
+        o = *opt;
+    else if (opt != NULL)
+        o.size = opt->size;
+    if (o.bucket_bytes == 0)
+        o.bucket_bytes = DEFAULT_BUCKET_BYTES;
+    if (o.first_bucket_bytes == 0)
+        o.first_bucket_bytes = DEFAULT_FIRST_BUCKET_BYTES;
+    return o;
+}
+
+static cddp_status create(cddp_ddp **out, cddp_comm *comm, const cddp_param *params, size_t n,
+                          const cddp_ddp_options *opt, struct cdi_error *err)
+{
+    cddp_ddp_options o = with_defaults(opt);
+    struct cdi_verify_input in = {params, n, o.bucket_bytes, o.first_bucket_bytes, o.flags};
+    struct cdi_error local;
+    cddp_ddp *d = NULL;
+    /* A rank that fails alone still takes part in the comparison: the others must not wait for it. */
+    cddp_status status = prepare(&d, comm, params, n, &o, &local);
+
+    status = cdi_verify(comm, &in, status == CDDP_OK ? NULL : &local, err);
+    if (status == CDDP_OK && (o.flags & CDDP_DDP_NO_BROADCAST) == 0)
+        status = broadcast_params(d, err);
+    if (status == CDDP_OK)
+        status = cdi_comm_ops(comm)->region_create(cdi_comm_backend(comm), d->plan.arena_bytes, &d->region, err);
+    if (status != CDDP_OK) {
+        free_ddp(d);
+        return status;
+    }
+    *out = d;
+    return CDDP_OK;
+}
+
+cddp_status cddp_ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param *params, size_t n_params,
+                            const cddp_ddp_options *opt)
+{
+    struct cdi_error err;
+    cddp_status status;
+
+    if (out == NULL || comm == NULL)
+        status = cdi_fail(&err, CDDP_E_INVALID, "cddp_ddp_create: out and comm must not be NULL");
+    else
+        status = create(out, comm, params, n_params, opt, &err);
+    return status == CDDP_OK ? status : cdi_last_error_set(&err);
+}
+
+/* --------------------------------------------------------------------------------------------------- a step ---- */
+
+static void *arena_grad(const cddp_ddp *d, size_t i)
+{
+    return (char *)d->region->base + d->plan.grads[i].offset;
+}
+
+void *cddp_ddp_grad(cddp_ddp *ddp, size_t i)
+{
+    if (ddp == NULL || i >= ddp->n_params)
+        return NULL;
+    return ddp->params[i].grad != NULL ? ddp->params[i].grad : arena_grad(ddp, i);
+}
+
+/* Keep the first error; every later call returns it. */
+static cddp_status stick(cddp_ddp *d, const struct cdi_error *err)
+{
+    if (d->sticky.status == CDDP_OK)
+        d->sticky = *err;
+    return d->sticky.status;
+}
+
+/* This rank misused the reducer and will not finish the step: its peers must not wait for it. Locked. */
+static cddp_status misused(cddp_ddp *d, const struct cdi_error *err)
+{
+    char why[CDI_ERROR_TEXT];
+
+    (void)snprintf(why, sizeof why, "rank %d: %.900s", cdi_comm_world(d->comm)->rank, err->msg);
+    (void)stick(d, err);
+    cdi_comm_ops(d->comm)->abort(cdi_comm_backend(d->comm), CDDP_E_ABORTED, why);
+    return d->sticky.status;
+}
+
+static cddp_status launch_next(cddp_ddp *d)
+{
+    size_t i = d->plan.next;
+    const struct cdi_bucket *b = &d->plan.b[i];
+    void *at = (char *)d->region->base + b->offset;
+    struct cdi_op op = {
+        .kind = CDI_ALL_REDUCE,
+        .in = at,
+        .out = at,
+        .count = b->bytes / cddp_dtype_size(b->dtype),
+        .dtype = b->dtype,
+        .op = CDDP_MEAN,
+        .region = d->region,
+        .bucket = (int)i,
+        .lazy = i == d->plan.n - 1 && b->bytes <= LAZY_BYTES,
+    };
+    struct cdi_error err;
+
+    if (cdi_comm_ops(d->comm)->enqueue(cdi_comm_backend(d->comm), &op, &d->enqueued, &err) != CDDP_OK)
+        return stick(d, &err);
+    cdi_bucket_launched(&d->plan);
+    return CDDP_OK;
+}
+
+/* Locked. CDDP_OK: the caller, and nobody else, may bring gradient i into the arena. */
+static cddp_status claim(cddp_ddp *d, size_t i)
+{
+    struct cdi_error err;
+
+    if (d->sticky.status != CDDP_OK)
+        return d->sticky.status;
+    if (i >= d->n_params) {
+        (void)cdi_fail(&err, CDDP_E_INVALID, "there is no parameter %zu, only 0 to %zu", i, d->n_params - 1);
+        return misused(d, &err);
+    }
+    if (!cdi_bucket_claim(&d->plan, i)) {
+        (void)cdi_fail(&err, CDDP_E_STATE,
+                       "the gradient of parameter %zu '%.200s' was ready already in this step: call "
+                       "cddp_ddp_grad_ready once per parameter and step, then cddp_ddp_wait",
+                       i, d->params[i].name);
+        return misused(d, &err);
+    }
+    return CDDP_OK;
+}
+
+static cddp_status count_down(cddp_ddp *d, size_t i)
+{
+    cddp_status status = CDDP_OK;
+
+    for (size_t k = cdi_bucket_grad_ready(&d->plan, i); k > 0 && status == CDDP_OK; k--)
+        status = launch_next(d);
+    return status;
+}
+
+cddp_status cddp_ddp_grad_ready(cddp_ddp *ddp, size_t i)
+{
+    struct cdi_error err;
+    cddp_status status;
+
+    if (ddp == NULL) {
+        (void)cdi_fail(&err, CDDP_E_INVALID, "cddp_ddp_grad_ready: ddp must not be NULL");
+        return cdi_last_error_set(&err);
+    }
+    (void)pthread_mutex_lock(&ddp->lock);
+    status = claim(ddp, i);
+    if (status == CDDP_OK && ddp->params[i].grad != NULL) {
+        (void)pthread_mutex_unlock(&ddp->lock);
+        memcpy(arena_grad(ddp, i), ddp->params[i].grad, ddp->plan.grads[i].bytes);
+        (void)pthread_mutex_lock(&ddp->lock);
+    }
+    if (status == CDDP_OK)
+        status = count_down(ddp, i);
+    if (status != CDDP_OK)
+        (void)cdi_last_error_set(&ddp->sticky);
+    (void)pthread_mutex_unlock(&ddp->lock);
+    return status;
+}
+
+/* "2 of 4 gradients are missing in step 7: 'fc1.weight', 'fc1.bias'; ..." */
+static cddp_status name_missing(const cddp_ddp *d, struct cdi_error *err)
+{
+    char names[SHOWN_NAMES * 64 + 64] = "";
+    size_t n = 0, at = 0;
+
+    for (size_t i = 0; i < d->n_params; i++) {
+        if (d->plan.grads[i].claimed)
+            continue;
+        if (n++ < SHOWN_NAMES)
+            at += (size_t)snprintf(names + at, sizeof names - at, "%s'%.48s'", n == 1 ? "" : ", ", d->params[i].name);
+    }
+    if (n == 0)
+        return cdi_fail(err, CDDP_E_STATE,
+                        "cddp_ddp_wait was called while another thread was still in cddp_ddp_grad_ready");
+    if (n > SHOWN_NAMES)
+        (void)snprintf(names + at, sizeof names - at, " and %zu more", n - SHOWN_NAMES);
+    return cdi_fail(err, CDDP_E_STATE,
+                    "%zu of %zu gradients are missing in step %llu: %s; call cddp_ddp_grad_ready for every parameter "
+                    "before cddp_ddp_wait",
+                    n, d->n_params, (unsigned long long)d->step, names);
+}
+
+/* All buckets have landed. Locked. */
+static void finish_step(cddp_ddp *d)
+{
+    for (size_t i = 0; i < d->n_params; i++)
+        if (d->params[i].grad != NULL)
+            memcpy(d->params[i].grad, arena_grad(d, i), d->plan.grads[i].bytes);
+    cdi_bucket_next_step(&d->plan);
+    d->step++;
+    if (cdi_comm_world(d->comm)->flight != NULL)
+        cdi_flight_step(cdi_comm_world(d->comm)->flight, d->step);
+}
+
+/* Wait for what was enqueued, without the lock, which is held before and after. */
+static cddp_status join(cddp_ddp *d)
+{
+    uint64_t ticket = d->enqueued;
+    struct cdi_error err;
+    cddp_status status;
+
+    (void)pthread_mutex_unlock(&d->lock);
+    status = cdi_comm_ops(d->comm)->join(cdi_comm_backend(d->comm), ticket, &err);
+    (void)pthread_mutex_lock(&d->lock);
+    d->joined = ticket;
+    return status == CDDP_OK ? status : stick(d, &err);
+}
+
+cddp_status cddp_ddp_wait(cddp_ddp *ddp)
+{
+    struct cdi_error err;
+    cddp_status status;
+
+    if (ddp == NULL) {
+        (void)cdi_fail(&err, CDDP_E_INVALID, "cddp_ddp_wait: ddp must not be NULL");
+        return cdi_last_error_set(&err);
+    }
+    (void)pthread_mutex_lock(&ddp->lock);
+    status = ddp->sticky.status;
+    if (status == CDDP_OK && !cdi_bucket_all_launched(&ddp->plan)) {
+        (void)name_missing(ddp, &err);
+        status = misused(ddp, &err);
+    }
+    if (status == CDDP_OK)
+        status = join(ddp);
+    if (status == CDDP_OK)
+        finish_step(ddp);
+    else
+        (void)cdi_last_error_set(&ddp->sticky);
+    (void)pthread_mutex_unlock(&ddp->lock);
+    return status;
+}
+
+/* ---------------------------------------------------------------------------------------------- the rest ---- */
+
+size_t cddp_ddp_bucket_count(const cddp_ddp *ddp)
+{
+    return ddp == NULL ? 0 : ddp->plan.n;
+}
+
+size_t cddp_ddp_bucket_bytes(const cddp_ddp *ddp, size_t b)
+{
+    return ddp == NULL || b >= ddp->plan.n ? 0 : ddp->plan.b[b].bytes;
+}
+
+void cddp_ddp_destroy(cddp_ddp *ddp)
+{
+    if (ddp == NULL)
+        return;
+    (void)pthread_mutex_lock(&ddp->lock);
+    if (ddp->joined < ddp->enqueued)
+        (void)join(ddp);
+    (void)pthread_mutex_unlock(&ddp->lock);
+    free_ddp(ddp);
+}

@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/verify.h"
+
+#include "common/cleanup.h"
+#include "worker/dtype.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define LIST_LIMIT ((size_t)1 << 30) /* bytes of one rank's list, before anything is allocated for it */
+#define SHOWN_DIMS 8
+#define SHOWN_NAME 200
+
+/* What each rank tells all others; u64 on the wire. */
+enum {
+    F_STATUS,
+    F_N_PARAMS,
+    F_HASH,
+    F_LIST_BYTES,
+    F_BUCKET_BYTES,
+    F_FIRST_BUCKET_BYTES,
+    F_FLAGS,
+    F_RESERVED,
+    N_FIELDS
+};
+
+struct reader {
+    const uint8_t *p;
+    size_t len;
+};
+
+/* One entry of a list: where it lies in the list, nothing copied. */
+struct entry {
+    const uint8_t *bytes;
+    size_t len; /* of the whole entry */
+    const char *name;
+    int name_len;
+    cddp_dtype dtype;
+    uint32_t n_dims;
+    const uint8_t *dims;
+};
+
+/* ------------------------------------------------------------------------------------------------- the lists ---- */
+
+cddp_status cdi_verify_encode(struct cdi_buf *list, const cddp_param *params, size_t n)
+{
+    cddp_status status = CDDP_OK;
+
+    for (size_t i = 0; i < n && status == CDDP_OK; i++) {
+        const cddp_param *p = &params[i];
+        size_t name_len = strlen(p->name), n_dims = p->shape == NULL ? 1 : p->n_dims;
+
+        if (name_len > LIST_LIMIT || n_dims > LIST_LIMIT / 8)
+            return CDDP_E_LIMIT;
+        status = cdi_buf_put_u32(list, (uint32_t)name_len);
+        if (status == CDDP_OK)
+            status = cdi_buf_append(list, p->name, name_len);
+        if (status == CDDP_OK)
+            status = cdi_buf_put_u32(list, (uint32_t)p->dtype);
+        if (status == CDDP_OK)
+            status = cdi_buf_put_u32(list, (uint32_t)n_dims);
+        for (size_t d = 0; d < n_dims && status == CDDP_OK; d++)
+            status = cdi_buf_put_u64(list, p->shape == NULL ? p->count : p->shape[d]);
+    }
+    return status;
+}
+
+static bool take(struct reader *r, size_t n, const uint8_t **at)
+{
+    if (n > r->len)
+        return false;
+    *at = r->p;
+    r->p += n;
+    r->len -= n;
+    return true;
+}
+
+static uint64_t number(const uint8_t *p, int bytes)
+{
+    uint64_t v = 0;
+
+    for (int i = bytes; i-- > 0;)
+        v = v << 8 | p[i];
+    return v;
+}
+
+static bool take_u32(struct reader *r, uint32_t *v)
+{
+    const uint8_t *at;
+
+    if (!take(r, 4, &at))
+        return false;
+    *v = (uint32_t)number(at, 4);
+    return true;
+}
+
+/* The next entry; false at the end of the list, or where it is no list. */
+static bool next_entry(struct reader *r, struct entry *e)
+{
+    const uint8_t *name;
+    uint32_t name_len, dtype;
+
+    *e = (struct entry){.bytes = r->p};
+    if (!take_u32(r, &name_len) || !take(r, name_len, &name) || !take_u32(r, &dtype) || !take_u32(r, &e->n_dims) ||
+        !take(r, (size_t)e->n_dims * 8, &e->dims))
+        return false;
+    e->name = (const char *)name;
+    e->name_len = name_len > SHOWN_NAME ? SHOWN_NAME : (int)name_len;
+    e->dtype = (cddp_dtype)dtype;
+    e->len = (size_t)(r->p - e->bytes);
+    return true;
+}
+
+static bool same_name(const struct entry *a, const struct entry *b)
+{
+    return number(a->bytes, 4) == number(b->bytes, 4) && memcmp(a->name, b->name, number(a->bytes, 4)) == 0;
+}
+
+/* "float32 [3, 64]" */
+static const char *show(const struct entry *e, char *text, size_t cap)
+{
+    size_t at = (size_t)snprintf(text, cap, "%s [", cdi_dtype_name(e->dtype));
+
+    for (uint32_t d = 0; d < e->n_dims && d < SHOWN_DIMS; d++)
+        at +=
+            (size_t)snprintf(text + at, cap - at, "%s%" PRIu64, d == 0 ? "" : ", ", number(e->dims + 8 * (size_t)d, 8));
+    (void)snprintf(text + at, cap - at, e->n_dims > SHOWN_DIMS ? ", ...]" : "]");
+    return text;
+}
+
+static cddp_status name_difference(size_t i, const struct entry *a, int rank_a, const struct entry *b, int rank_b,
+                                   struct cdi_error *err)
+{
+    char text_a[32 + 22 * SHOWN_DIMS], text_b[32 + 22 * SHOWN_DIMS];
+
+    (void)show(a, text_a, sizeof text_a);
+    (void)show(b, text_b, sizeof text_b);
+    if (same_name(a, b))
+        return cdi_fail(err, CDDP_E_MISMATCH, "parameter %zu '%.*s' is %s on rank %d but %s on rank %d", i, a->name_len,
+                        a->name, text_a, rank_a, text_b, rank_b);
+    return cdi_fail(err, CDDP_E_MISMATCH, "parameter %zu is '%.*s' %s on rank %d but '%.*s' %s on rank %d", i,
+                    a->name_len, a->name, text_a, rank_a, b->name_len, b->name, text_b, rank_b);
+}
+
+/* The lists are equal up to where the shorter one ends: `first` is the next of the longer one, rank_long's. */
+static cddp_status name_surplus(size_t i, const struct entry *first, struct reader rest, int rank_long, int rank_short,
+                                struct cdi_error *err)
+{
+    char text[32 + 22 * SHOWN_DIMS];
+    struct entry e;
+    size_t n_long = i + 1;
+
+    while (next_entry(&rest, &e))
+        n_long++;
+    return cdi_fail(err, CDDP_E_MISMATCH,
+                    "rank %d has %zu parameters but rank %d has %zu: parameter %zu '%.*s' %s is only on rank %d",
+                    rank_short, i, rank_long, n_long, i, first->name_len, first->name, show(first, text, sizeof text),
+                    rank_long);
+}
+
+cddp_status cdi_verify_compare(const struct cdi_buf *a, int rank_a, const struct cdi_buf *b, int rank_b,
+                               struct cdi_error *err)
+{
+    struct reader ra = {cdi_buf_data(a), a->len}, rb = {cdi_buf_data(b), b->len};
+
+    for (size_t i = 0;; i++) {
+        struct entry ea, eb;
+        bool has_a = next_entry(&ra, &ea), has_b = next_entry(&rb, &eb);
+
+        if (!has_a && !has_b)
+            return CDDP_OK;
+        if (!has_b)
+            return name_surplus(i, &ea, ra, rank_a, rank_b, err);
+        if (!has_a)
+            return name_surplus(i, &eb, rb, rank_b, rank_a, err);
+        if (ea.len != eb.len || memcmp(ea.bytes, eb.bytes, ea.len) != 0)
+            return name_difference(i, &ea, rank_a, &eb, rank_b, err);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ the ranks ---- */
+
+/* FNV-1a: not against an adversary, and one comparison per job. */
+static uint64_t hash(const uint8_t *p, size_t len)
+{
+    uint64_t h = UINT64_C(0xcbf29ce484222325);
+
+    for (size_t i = 0; i < len; i++)
+        h = (h ^ p[i]) * UINT64_C(0x100000001b3);
+    return h;
+}
+
+/* A rank could not even come this far: everyone hears why. */
+static cddp_status tell_failure(cddp_comm *comm, int failed, cddp_status why, const struct cdi_error *local,
+                                struct cdi_error *err)
+{
+    char text[CDI_ERROR_TEXT] = "";
+    cddp_status status;
+
+    if (local != NULL)
+        memcpy(text, local->msg, sizeof text);
+    status = cdi_comm_broadcast(comm, text, sizeof text, CDDP_UINT8, failed, err);
+    if (local != NULL) {
+        if (err != NULL)
+            *err = *local;
+        return local->status;
+    }
+    if (status != CDDP_OK)
+        return status;
+    text[sizeof text - 1] = '\0';
+    return cdi_fail(err, why, "rank %d could not create its reducer: %.900s", failed, text);
+}
+
+/* This rank cannot take part any further, though its peers count on it: they must not wait for ever. */
+static cddp_status give_up(cddp_comm *comm, struct cdi_error *err)
+{
+    struct cdi_error why;
+
+    (void)cdi_fail(&why, CDDP_E_NOMEM, "rank %d has no memory to compare its parameters", cdi_comm_world(comm)->rank);
+    cdi_comm_ops(comm)->abort(cdi_comm_backend(comm), CDDP_E_ABORTED, why.msg);
+    if (err != NULL)
+        *err = why;
+    return why.status;
+}
+
+/* Fill `list` with rank `owner`'s: that rank's own, mine, or room for what comes. */
+static cddp_status share_list(cddp_comm *comm, struct cdi_buf *list, const struct cdi_buf *mine, int owner,
+                              size_t bytes, struct cdi_error *err)
+{
+    uint8_t *at;
+
+    cdi_buf_init(list, LIST_LIMIT);
+    at = cdi_buf_reserve(list, bytes == 0 ? 1 : bytes);
+    if (at == NULL)
+        return give_up(comm, err);
+    if (owner == cdi_comm_world(comm)->rank)
+        memcpy(at, cdi_buf_data(mine), bytes);
+    cdi_buf_commit(list, bytes);
+    return cdi_comm_broadcast(comm, at, bytes, CDDP_UINT8, owner, err);
+}
+
+/* Rank `other` differs from rank 0: their lists go to everyone, so that all find the same first difference. */
+static cddp_status find_difference(cddp_comm *comm, const struct cdi_buf *mine, const uint64_t *records, int other,
+                                   struct cdi_error *err)
+{
+    struct cdi_buf first = {0}, second = {0};
+    cddp_status status = share_list(comm, &first, mine, 0, (size_t)records[F_LIST_BYTES], err);
+
+    if (status == CDDP_OK)
+        status = share_list(comm, &second, mine, other, (size_t)records[other * N_FIELDS + F_LIST_BYTES], err);
+    if (status == CDDP_OK && cdi_verify_compare(&first, 0, &second, other, err) == CDDP_OK)
+        status = cdi_fail(err, CDDP_E_MISMATCH, "the parameters of rank 0 and rank %d have different hashes", other);
+    else if (status == CDDP_OK)
+        status = CDDP_E_MISMATCH;
+    cdi_buf_release(&first);
+    cdi_buf_release(&second);
+    return status;
+}
+
+/* Options that shape the buckets must agree too; they are named from the records alone. */
+static cddp_status compare_options(const uint64_t *a, const uint64_t *b, int other, struct cdi_error *err)
+{
+    static const struct {
+        int field;
+        const char *name;
+    } options[] = {{F_BUCKET_BYTES, "bucket_bytes"}, {F_FIRST_BUCKET_BYTES, "first_bucket_bytes"}, {F_FLAGS, "flags"}};
+
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
+        int f = options[i].field;
+
+        if (a[f] != b[f])
+            return cdi_fail(err, CDDP_E_MISMATCH,
+                            "cddp_ddp_options.%s is %" PRIu64 " on rank 0 but %" PRIu64
+                            " on rank %d: it must be the same on every rank",
+                            options[i].name, a[f], b[f], other);
+    }
+    return CDDP_OK;
+}
+
+static cddp_status compare_records(cddp_comm *comm, const struct cdi_buf *mine, const uint64_t *records,
+                                   const struct cdi_error *local, struct cdi_error *err)
+{
+    int size = cdi_comm_world(comm)->size;
+
+    for (int r = 0; r < size; r++) {
+        const uint64_t *record = records + (size_t)r * N_FIELDS;
+
+        if (record[F_STATUS] != 0)
+            return tell_failure(comm, r, (cddp_status)(-(int)record[F_STATUS]),
+                                r == cdi_comm_world(comm)->rank ? local : NULL, err);
+    }
+    for (int r = 1; r < size; r++) {
+        const uint64_t *record = records + (size_t)r * N_FIELDS;
+
+        if (record[F_N_PARAMS] != records[F_N_PARAMS] || record[F_HASH] != records[F_HASH] ||
+            record[F_LIST_BYTES] != records[F_LIST_BYTES])
+            return find_difference(comm, mine, records, r, err);
+        if (compare_options(records, record, r, err) != CDDP_OK)
+            return CDDP_E_MISMATCH;
+    }
+    return CDDP_OK;
+}
+
+cddp_status cdi_verify(cddp_comm *comm, const struct cdi_verify_input *in, const struct cdi_error *local,
+                       struct cdi_error *err)
+{
+    const struct cdi_world *world = cdi_comm_world(comm);
+    CDI_AUTOFREE uint64_t *records = calloc((size_t)world->size, N_FIELDS * sizeof *records);
+    uint64_t mine[N_FIELDS] = {0};
+    struct cdi_error own;
+    struct cdi_buf list;
+    cddp_status status;
+
+    if (records == NULL)
+        return give_up(comm, err);
+    cdi_buf_init(&list, LIST_LIMIT);
+    if (local == NULL && (status = cdi_verify_encode(&list, in->params, in->n_params)) != CDDP_OK) {
+        (void)cdi_fail(&own, status, "no memory for the list of %zu parameters", in->n_params);
+        local = &own;
+    }
+    if (local != NULL) {
+        mine[F_STATUS] = (uint64_t)(-(int)local->status);
+    } else {
+        mine[F_N_PARAMS] = in->n_params;
+        mine[F_HASH] = hash(cdi_buf_data(&list), list.len);
+        mine[F_LIST_BYTES] = list.len;
+        mine[F_BUCKET_BYTES] = in->bucket_bytes;
+        mine[F_FIRST_BUCKET_BYTES] = in->first_bucket_bytes;
+        mine[F_FLAGS] = in->flags;
+    }
+    status = cdi_comm_all_gather(comm, mine, records, N_FIELDS, CDDP_UINT64, err);
+    if (status == CDDP_OK)
+        status = compare_records(comm, &list, records, local, err);
+    else if (local != NULL && err != NULL)
+        *err = *local, status = local->status;
+    cdi_buf_release(&list);
+    return status;
+}
