@@ -24,7 +24,7 @@ static inline void cdi_auto_close_(const int *fd)
 
 /* Take a pointer out of a CDI_AUTOFREE variable: return cdi_steal(&s). */
 #define cdi_steal(p)                         \
-    ({                                       \
+    __extension__({                          \
         __typeof__(*(p)) cdi_stolen_ = *(p); \
         *(p) = NULL;                         \
         cdi_stolen_;                         \

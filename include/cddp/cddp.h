@@ -255,6 +255,50 @@ CDDP_API cddp_status cddp_sampler_set_epoch(cddp_sampler *sampler, int64_t epoch
 CDDP_API const int64_t *cddp_sampler_indices(const cddp_sampler *sampler);
 CDDP_API void cddp_sampler_destroy(cddp_sampler *sampler);
 
+/* ------------------------------------------------------------------------------------------------ checkpoints ----- */
+
+/* A piece of a job's state: parameters, an optimizer's moments, a step counter. The memory is the caller's. */
+typedef struct cddp_checkpoint_item {
+    const char *name; /* 1 to 255 bytes, different for each item */
+    void *data;
+    size_t bytes;
+} cddp_checkpoint_item;
+
+typedef struct cddp_checkpoint_options {
+    size_t size; /* sizeof(cddp_checkpoint_options); 0 is an error */
+    int keep;    /* how many of the newest checkpoints stay in the directory; 0: 2 */
+    uint64_t reserved[4];
+} cddp_checkpoint_options;
+
+typedef struct cddp_checkpoint_info {
+    uint64_t step;     /* of the checkpoint that was loaded */
+    size_t n_damaged;  /* newer ones that were passed over, since they were cut short or changed */
+    char damaged[512]; /* a sentence about the newest of these; "" if there is none */
+} cddp_checkpoint_info;
+
+/*
+ * Save the items, as they are on rank 0, as DIR/checkpoint-STEP.cddp: whole or not at all, also when the machine stops
+ * in the middle (a temporary file, fsync, rename, fsync of the directory). The directory is made if its parent exists.
+ * Then older checkpoints beyond `keep` are removed. A collective: every rank calls it, and all get rank 0's result. opt
+ * may be NULL. Items on other ranks are not looked at. Returns CDDP_OK; CDDP_E_INVALID; CDDP_E_SYSTEM (the sentence
+ * names file and cause: a full disk leaves the older checkpoints as they were); or what a collective may return.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step,
+                                                         const cddp_checkpoint_item *items, size_t n_items,
+                                                         const cddp_checkpoint_options *opt);
+/*
+ * Load the newest whole checkpoint in dir into the items' memory, the same bytes on every rank: rank 0 reads, checks
+ * every checksum before it changes anything, and broadcasts; so dir need exist on rank 0's node only, and the world may
+ * have another size than the one that saved. A collective: every rank passes the same names and sizes. Items that the
+ * file holds beside those asked for are left alone. info may be NULL. Returns CDDP_OK; CDDP_E_NOT_FOUND (no checkpoint
+ * there: start afresh); CDDP_E_IO (there are some, and none is whole); CDDP_E_MISMATCH (an item is missing in the file
+ * or has another size); CDDP_E_VERSION; CDDP_E_SYSTEM; CDDP_E_NOMEM; or what a collective may return. Memory is changed
+ * only once a whole checkpoint with all the items was found.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_load(cddp_comm *comm, const char *dir,
+                                                         const cddp_checkpoint_item *items, size_t n_items,
+                                                         cddp_checkpoint_info *info);
+
 /* ------------------------------------------------------------------------------------------------------ store ----- */
 
 /*

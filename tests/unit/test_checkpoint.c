@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "hygiene.h"
+#include "worker/checkpoint.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+CDI_SUITE(checkpoint);
+
+static char dir[128];
+
+/* A fresh directory; the checkpoints go into a folder in it that does not exist yet. */
+static const char *fresh_dir(void)
+{
+    char base[64] = "/tmp/cddp-ckpt-XXXXXX";
+
+    cr_assert(mkdtemp(base) != NULL);
+    (void)snprintf(dir, sizeof dir, "%s/ckpt", base);
+    return dir;
+}
+
+static void remove_dir(void)
+{
+    char command[200];
+
+    (void)snprintf(command, sizeof command, "rm -rf '%.*s'", (int)(strrchr(dir, '/') - dir), dir);
+    cr_assert_eq(system(command), 0);
+}
+
+static const char *file_of(uint64_t step)
+{
+    static char path[256];
+
+    (void)snprintf(path, sizeof path, "%s/checkpoint-%020lu.cddp", dir, (unsigned long)step);
+    return path;
+}
+
+static float weights[1000];
+static double moments[17];
+static int64_t epoch;
+static const cddp_checkpoint_item items[] = {
+    {"weights", weights, sizeof weights}, {"moments", moments, sizeof moments}, {"epoch", &epoch, sizeof epoch}};
+
+static void save(uint64_t step, int keep)
+{
+    struct cdi_error err;
+
+    for (size_t i = 0; i < 1000; i++)
+        weights[i] = (float)(step * 1000 + i);
+    for (size_t i = 0; i < 17; i++)
+        moments[i] = (double)step / (double)(i + 1);
+    epoch = (int64_t)step;
+    cr_assert_eq(cdi_checkpoint_write(dir, step, items, 3, keep, &err), CDDP_OK, "%s", err.msg);
+}
+
+static void forget(void)
+{
+    memset(weights, 0, sizeof weights);
+    memset(moments, 0, sizeof moments);
+    epoch = -1;
+}
+
+Test(checkpoint, what_was_saved_comes_back)
+{
+    cddp_checkpoint_info info;
+    struct cdi_error err;
+
+    (void)fresh_dir();
+    save(7, 2);
+    forget();
+    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, &info, &err), CDDP_OK, "%s", err.msg);
+    cr_assert_eq(info.step, 7);
+    cr_assert_eq(info.n_damaged, 0);
+    cr_assert_eq(weights[999], 7999);
+    cr_assert_eq(moments[2], 7.0 / 3);
+    cr_assert_eq(epoch, 7);
+    remove_dir();
+}
+
+Test(checkpoint, the_newest_stay_and_older_ones_go)
+{
+    (void)fresh_dir();
+    for (uint64_t step = 1; step <= 5; step++)
+        save(step, 2);
+    cr_assert_neq(access(file_of(3), F_OK), 0);
+    cr_assert_eq(access(file_of(4), F_OK), 0);
+    cr_assert_eq(access(file_of(5), F_OK), 0);
+    remove_dir();
+}
+
+Test(checkpoint, a_step_back_in_time_replaces_the_abandoned_future)
+{
+    cddp_checkpoint_info info;
+
+    (void)fresh_dir();
+    save(4, 2);
+    save(8, 2);
+    save(6, 2);
+    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, &info, NULL), CDDP_OK);
+    cr_assert_eq(info.step, 6);
+    remove_dir();
+}
+
+Test(checkpoint, nothing_there_is_not_found)
+{
+    cddp_checkpoint_info info;
+    struct cdi_error err;
+
+    (void)fresh_dir();
+    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, &info, &err), CDDP_E_NOT_FOUND);
+    (void)mkdir(dir, 0700);
+    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, &info, &err), CDDP_E_NOT_FOUND);
+    remove_dir();
+}
+
+/* Damage at every place: cut short at any length, or any byte changed; the one before it is found, or none. */
+Test(checkpoint, a_damaged_file_is_passed_over_and_named, .timeout = 60)
+{
+    cddp_checkpoint_info info;
+    struct cdi_error err;
+    struct stat sb;
+
+    (void)fresh_dir();
+    save(1, 9);
+    save(2, 9);
+    cr_assert_eq(stat(file_of(2), &sb), 0);
+    for (off_t at = 0; at < sb.st_size; at += at < 300 ? 1 : 61) {
+        int fd = open(file_of(2), O_RDWR);
+        uint8_t byte;
+
+        cr_assert_eq(pread(fd, &byte, 1, at), 1);
+        byte ^= 0x10;
+        cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
+        forget();
+        /* Padding between items carries nothing; a changed version number is an error of its own. */
+        if (cdi_checkpoint_read(dir, items, 3, &info, &err) == CDDP_OK) {
+            if (info.step == 1) {
+                cr_assert_eq(info.n_damaged, 1);
+                cr_assert(strstr(info.damaged, file_of(2)) != NULL, "%s", info.damaged);
+            }
+            cr_assert_eq(weights[5], (float)(info.step * 1000 + 5));
+            cr_assert_eq(moments[16], (double)info.step / 17);
+            cr_assert_eq(epoch, (int64_t)info.step);
+        } else {
+            cr_assert_eq(err.status, CDDP_E_VERSION, "%s", err.msg);
+        }
+        byte ^= 0x10;
+        cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
+        close(fd);
+    }
+    for (off_t len = 0; len < sb.st_size; len += 97) {
+        save(2, 9);
+        cr_assert_eq(truncate(file_of(2), len), 0);
+        forget();
+        cr_assert_eq(cdi_checkpoint_read(dir, items, 3, &info, &err), CDDP_OK, "%s", err.msg);
+        cr_assert_eq(info.step, 1, "cut to %ld bytes", (long)len);
+        cr_assert_eq(epoch, 1);
+    }
+    cr_assert_eq(truncate(file_of(1), 100), 0);
+    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, &info, &err), CDDP_E_IO);
+    cr_assert(strstr(err.msg, "none of the 2 checkpoints") != NULL, "%s", err.msg);
+    remove_dir();
+}
+
+Test(checkpoint, an_item_of_another_size_or_name_is_named)
+{
+    cddp_checkpoint_item other[] = {{"weights", weights, sizeof weights - 4}};
+    cddp_checkpoint_info info;
+    struct cdi_error err;
+
+    (void)fresh_dir();
+    save(3, 2);
+    cr_assert_eq(cdi_checkpoint_read(dir, other, 1, &info, &err), CDDP_E_MISMATCH);
+    cr_assert(strstr(err.msg, "'weights' has 4000 bytes there and 3996") != NULL, "%s", err.msg);
+    other[0].name = "bias";
+    cr_assert_eq(cdi_checkpoint_read(dir, other, 1, &info, &err), CDDP_E_MISMATCH);
+    cr_assert(strstr(err.msg, "no item 'bias'") != NULL, "%s", err.msg);
+    remove_dir();
+}
+
+Test(checkpoint, a_disk_that_fills_up_leaves_the_older_ones_whole)
+{
+    struct rlimit small = {2000, 2000};
+    cddp_checkpoint_info info;
+    struct cdi_error err;
+
+    (void)fresh_dir();
+    save(1, 2);
+    (void)signal(SIGXFSZ, SIG_IGN);
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &small), 0);
+    cr_assert_eq(cdi_checkpoint_write(dir, 2, items, 3, 2, &err), CDDP_E_SYSTEM);
+    cr_assert(strstr(err.msg, "was not written") != NULL, "%s", err.msg);
+    cr_assert_neq(access(file_of(2), F_OK), 0);
+    forget();
+    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, &info, &err), CDDP_OK);
+    cr_assert_eq(info.step, 1);
+    remove_dir();
+}
+
+Test(checkpoint, items_without_name_or_memory_and_doubles_are_refused)
+{
+    cddp_checkpoint_item twice[] = {{"a", weights, 4}, {"a", weights, 4}};
+    cddp_checkpoint_item bare[] = {{NULL, weights, 4}}, hollow[] = {{"a", NULL, 4}};
+
+    cr_assert_eq(cdi_checkpoint_check_items(twice, 2, NULL), CDDP_E_INVALID);
+    cr_assert_eq(cdi_checkpoint_check_items(bare, 1, NULL), CDDP_E_INVALID);
+    cr_assert_eq(cdi_checkpoint_check_items(hollow, 1, NULL), CDDP_E_INVALID);
+    cr_assert_eq(cdi_checkpoint_check_items(twice, 0, NULL), CDDP_E_INVALID);
+    cr_assert_eq(cdi_checkpoint_check_items(twice, 1, NULL), CDDP_OK);
+}

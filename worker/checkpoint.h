@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Checkpoint files of one process, below the collective calls of cddp.h: write whole or not at all, find the newest
+ * whole one, read. One writer per directory. Layout, little-endian:
+ *
+ *     "CDDPCKPT" | u32 version | u32 n_items | u64 step | u64 header_bytes | u64 file_bytes
+ *     n_items x ( u64 bytes | u64 offset | u64 crc64 of the bytes | u8 name_len | name )
+ *     u64 crc64 of the header up to here
+ *     the items' bytes, each at a multiple of 64
+ */
+#ifndef CDI_CHECKPOINT_H
+#define CDI_CHECKPOINT_H
+
+#include "common/error.h"
+
+#include <cddp/cddp.h>
+
+#define CDI_CHECKPOINT_MAX_ITEMS 65536
+
+/* Are names and memory as cddp.h demands? CDDP_E_INVALID with a sentence. */
+cddp_status cdi_checkpoint_check_items(const cddp_checkpoint_item *items, size_t n_items, struct cdi_error *err);
+
+/* Write dir/checkpoint-STEP.cddp and keep the newest `keep`. CDDP_E_SYSTEM, CDDP_E_NOMEM. */
+cddp_status cdi_checkpoint_write(const char *dir, uint64_t step, const cddp_checkpoint_item *items, size_t n_items,
+                                 int keep, struct cdi_error *err);
+
+/* Find the newest whole checkpoint and fill the items from it; results as of cddp_checkpoint_load. */
+cddp_status cdi_checkpoint_read(const char *dir, const cddp_checkpoint_item *items, size_t n_items,
+                                cddp_checkpoint_info *info, struct cdi_error *err);
+
+#endif
