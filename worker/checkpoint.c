@@ -121,6 +121,7 @@ static bool parse_file_name(const char *name, uint64_t *step)
 {
     char again[64];
 
+    /* NOLINTNEXTLINE(cert-err34-c): a number that does not fit is found by the comparison. */
     if (sscanf(name, "checkpoint-%20" SCNu64, step) != 1)
         return false;
     (void)snprintf(again, sizeof again, FILE_NAME, *step);
@@ -377,9 +378,12 @@ static cddp_status fill_items(const struct reader *r, const char *path, const cd
                             "checkpoint '%s': item '%s' has %" PRIu64 " bytes there and %zu in this program", path,
                             items[i].name, e->bytes, items[i].bytes);
     }
-    for (size_t i = 0; i < n_items; i++)
-        if (!read_all(r->fd, items[i].data, items[i].bytes, find_entry(r, items[i].name)->offset))
+    for (size_t i = 0; i < n_items; i++) {
+        const struct entry *e = find_entry(r, items[i].name);
+
+        if (e == NULL || !read_all(r->fd, items[i].data, items[i].bytes, e->offset))
             return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be read", path);
+    }
     return CDDP_OK;
 }
 

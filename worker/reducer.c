@@ -12,6 +12,7 @@
 #include "worker/dtype.h"
 #include "worker/verify.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -221,6 +222,7 @@ static cddp_status create(cddp_ddp **out, cddp_comm *comm, const cddp_param *par
     cddp_status status = prepare(&d, comm, params, n, &o, &local);
 
     status = cdi_verify(comm, &in, status == CDDP_OK ? NULL : &local, err);
+    assert(d != NULL || status != CDDP_OK); /* what failed here has failed there */
     if (status == CDDP_OK && (o.flags & CDDP_DDP_NO_BROADCAST) == 0)
         status = broadcast_params(d, err);
     if (status == CDDP_OK)
