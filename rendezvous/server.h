@@ -21,6 +21,8 @@ struct rdzv_server_options {
     uint32_t max_restarts;         /* rounds that may fail and be followed by another */
     int64_t join_timeout_ms;       /* until min_nodes are there; 0: 600 s */
     int64_t lease_ms;              /* a silent agent counts as there for so long; 0: 15 s */
+    int64_t undecided_ms;          /* a connection must say so soon what it wants; 0: 5 s */
+    int64_t stall_ms;              /* a client that takes none of its bytes for so long is dropped; 0: 300 s */
 };
 
 /*

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One accepted connection in libuv: sniff, then store, control or http; bytes in, a write queue with a limit out, one
+ * clean close. It belongs to a server, which owns the lists and the job. Loop thread only.
+ *
+ *   SNIFFING -> STORE | CONTROL | HTTP -> LINGERING (nothing is taken any more, what is queued is written) -> CLOSING
+ */
+#ifndef RDZV_CONN_H
+#define RDZV_CONN_H
+
+#include "common/buf.h"
+#include "common/list.h"
+#include "common/log.h"
+#include "store/serve.h"
+
+#include <sys/socket.h>
+#include <uv.h>
+
+struct session;
+
+enum conn_state { CONN_SNIFFING, CONN_STORE, CONN_CONTROL, CONN_HTTP, CONN_LINGERING, CONN_CLOSING };
+
+/* What connections share; the server has one. */
+struct conn_home {
+    uv_loop_t *loop;
+    struct session *session;
+    struct cdi_list conns; /* all that are not closed yet */
+    struct cdi_list dirty; /* those that have something to write */
+    size_t n_open;         /* until their close callback */
+    int64_t undecided_ms, stall_ms;
+    bool closing;
+    void (*conn_closed)(struct conn_home *home); /* one has gone; it is freed already */
+    uint8_t scratch[65536];
+};
+
+struct conn {
+    uv_tcp_t tcp; /* first */
+    struct conn_home *home;
+    struct cdi_list link, dirty;
+    enum conn_state state;
+    struct sockaddr_storage addr;
+    struct cdi_buf in, out, flying; /* flying: handed to libuv */
+    uv_write_t write;
+    uv_shutdown_t shutdown;
+    bool writing, paused, shut;
+    int64_t deadline_ms; /* SNIFFING, HTTP, LINGERING */
+    int64_t progress_ms; /* when the write queue last shrank */
+    size_t queue_seen;
+    struct cdi_serve serve; /* STORE */
+    bool agent;             /* `peer` is attached to the session */
+    uint32_t peer;
+    char why[160]; /* why it was closed, for the session */
+};
+
+/* Take over a connected socket (closed on failure). CDDP_OK, CDDP_E_NOMEM, CDDP_E_SYSTEM. */
+cddp_status conn_open(struct conn_home *home, int fd, const struct sockaddr_storage *addr);
+/* Close now; what is queued is lost. Logged once, at `level`. Idempotent. */
+void conn_close(struct conn *c, enum cdi_log_level level, const char *why);
+/* Take nothing more, write what is queued for at most linger_ms, then close. */
+void conn_finish(struct conn *c, int64_t linger_ms, enum cdi_log_level level, const char *why);
+/* Queue bytes. A connection whose queue is full is closed. */
+void conn_send(struct conn *c, const void *bytes, size_t len);
+/* Write what was queued since the last call, by any connection. Call it at the end of a callback. */
+void conn_flush_all(struct conn_home *home);
+/* Look at the deadlines of all connections. */
+void conn_tick(struct conn_home *home);
+
+#endif

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rendezvous/http.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Bytes up to the blank line, that included; 0: it is not there yet. A lone LF ends a line too. */
+static size_t head_size(const uint8_t *p, size_t len)
+{
+    for (size_t i = 0; i + 1 < len; i++)
+        if (p[i] == '\n' && (p[i + 1] == '\n' || (i + 2 < len && p[i + 1] == '\r' && p[i + 2] == '\n')))
+            return i + (p[i + 1] == '\n' ? 2 : 3);
+    return 0;
+}
+
+static size_t span(const uint8_t *p, size_t len, char until)
+{
+    size_t n = 0;
+
+    while (n < len && p[n] != (uint8_t)until && p[n] > ' ' && p[n] < 0x7f)
+        n++;
+    return n;
+}
+
+/* METHOD SP target SP HTTP/1.x CR LF */
+static bool parse_line(const uint8_t *p, size_t len, struct http_request *req)
+{
+    size_t method = span(p, len, ' '), at = method + 1, path, rest;
+
+    if (method == 0 || at >= len || p[method] != ' ' || p[at] != '/')
+        return false;
+    path = span(p + at, len - at, '?');
+    if (path >= sizeof req->path)
+        return false;
+    rest = at + path;
+    rest += span(p + rest, len - rest, ' ');
+    if (rest + 9 > len || memcmp(p + rest, " HTTP/1.", 8) != 0 || (p[rest + 8] != '0' && p[rest + 8] != '1'))
+        return false;
+    rest += 9;
+    if (rest < len && p[rest] == '\r')
+        rest++;
+    if (rest != len)
+        return false;
+    req->get = method == 3 && memcmp(p, "GET", 3) == 0;
+    memcpy(req->path, p + at, path);
+    req->path[path] = '\0';
+    return true;
+}
+
+cddp_status http_parse(const struct cdi_buf *in, struct http_request *req, struct cdi_error *err)
+{
+    const uint8_t *p = cdi_buf_data(in), *eol;
+    size_t len = in->len < HTTP_HEAD_MAX ? in->len : HTTP_HEAD_MAX;
+    size_t head = head_size(p, len);
+
+    if (head == 0 && in->len >= HTTP_HEAD_MAX)
+        return cdi_fail(err, CDDP_E_LIMIT, "an HTTP head of more than %d bytes", HTTP_HEAD_MAX);
+    if (head == 0)
+        return CDDP_IN_PROGRESS;
+    eol = memchr(p, '\n', head);
+    if (eol == NULL || !parse_line(p, (size_t)(eol - p), req))
+        return cdi_fail(err, CDDP_E_PROTOCOL, "an HTTP request line that cannot be read");
+    return CDDP_OK;
+}
+
+static cddp_status put(struct cdi_buf *out, const char *status, const char *more, const char *body)
+{
+    return cdi_buf_printf(out,
+                          "HTTP/1.1 %s\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: %zu\r\n"
+                          "Cache-Control: no-store\r\nConnection: close\r\n%s\r\n%s",
+                          status, strlen(body), more, body);
+}
+
+cddp_status http_answer(const struct http_request *req, struct cdi_buf *out)
+{
+    if (req == NULL)
+        return put(out, "400 Bad Request", "", "bad request\n");
+    if (!req->get)
+        return put(out, "405 Method Not Allowed", "Allow: GET\r\n", "only GET\n");
+    if (strcmp(req->path, "/healthz") == 0)
+        return put(out, "200 OK", "", "ok\n");
+    return put(out, "404 Not Found", "", "no such page\n");
+}

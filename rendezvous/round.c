@@ -1,0 +1,669 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rendezvous/round.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define WAITING_EVERY_MS 10000
+#define PROCS_MAX 65536u /* workers of one node */
+
+enum node_state {
+    NODE_ABSENT,
+    NODE_WAITING,  /* for the next round */
+    NODE_RUNNING,  /* its workers run */
+    NODE_DONE,     /* they all ended well */
+    NODE_STOPPING, /* was told ROUND_OVER, has not said STOPPED yet */
+    NODE_N_STATES,
+};
+
+struct node {
+    enum node_state state;
+    int32_t wanted;    /* node rank that it asked for; -1: any */
+    int32_t node_rank; /* of the last round it was in; -1: none yet */
+    uint32_t rank_base, n_procs;
+    uint64_t order; /* of arrival */
+    int64_t pid;
+    char *host;
+};
+
+struct round {
+    struct round_options opt;
+    char *run_id;
+    enum round_state state;
+    uint32_t number, restart_count;
+    bool restart; /* STOPPING: another round follows */
+    enum cdi_close_status close_status;
+    int64_t deadline_ms, last_call_ms, next_waiting_ms;
+    uint64_t arrivals;
+
+    struct node *nodes; /* by peer */
+    size_t cap;
+    size_t count[NODE_N_STATES];  /* nodes in each state, ABSENT aside */
+    uint64_t procs;               /* workers of all nodes that are there */
+    uint32_t n_nodes, world_size; /* of the running round */
+
+    uint32_t *slots;              /* 2 * cap long: scratch for assigning ranks */
+    struct round_action *actions; /* room for the most that one event can cause */
+    size_t n_actions;
+    struct cdi_failure failure;
+    char text[512]; /* about the last event */
+    char why[512];  /* why the job ended, or will when all have stopped */
+};
+
+#define NOBODY UINT32_MAX
+
+/* ---------------------------------------------------------------------------------------------------- mechanics ----
+ */
+
+static size_t actions_for(size_t cap)
+{
+    return 2 * cap + 8;
+}
+
+/* Room for a peer: everything that later events need is allocated here, so that only a JOIN can fail. */
+static bool make_room(struct round *r, uint32_t peer)
+{
+    size_t cap = r->cap == 0 ? 16 : r->cap;
+    struct node *nodes;
+    uint32_t *slots;
+    struct round_action *actions;
+
+    if (peer < r->cap)
+        return true;
+    while (cap <= peer)
+        cap *= 2;
+    nodes = calloc(cap, sizeof *nodes);
+    slots = calloc(cap, 2 * sizeof *slots);
+    actions = calloc(actions_for(cap), sizeof *actions);
+    if (nodes == NULL || slots == NULL || actions == NULL) {
+        free(nodes);
+        free(slots);
+        free(actions);
+        return false;
+    }
+    if (r->cap > 0)
+        memcpy(nodes, r->nodes, r->cap * sizeof *nodes);
+    free(r->nodes);
+    free(r->slots);
+    free(r->actions);
+    r->nodes = nodes;
+    r->slots = slots;
+    r->actions = actions;
+    r->cap = cap;
+    return true;
+}
+
+static void act(struct round *r, enum round_action_kind kind, uint32_t peer)
+{
+    if (r->n_actions < actions_for(r->cap))
+        r->actions[r->n_actions++] = (struct round_action){kind, peer};
+}
+
+/* Into r->text (about one event) or r->why (why the job ends). */
+#define say(where, ...) ((void)snprintf((where), sizeof(where), __VA_ARGS__))
+
+static void move(struct round *r, struct node *n, enum node_state to)
+{
+    r->count[n->state]--;
+    n->state = to;
+    r->count[to]++;
+}
+
+static void remove_node(struct round *r, struct node *n)
+{
+    r->procs -= n->n_procs;
+    move(r, n, NODE_ABSENT);
+    free(n->host);
+    *n = (struct node){.state = NODE_ABSENT};
+}
+
+static size_t present(const struct round *r)
+{
+    return r->count[NODE_WAITING] + r->count[NODE_RUNNING] + r->count[NODE_DONE] + r->count[NODE_STOPPING];
+}
+
+cddp_status round_create(struct round **out, const struct round_options *opt, int64_t now_ms, struct cdi_error *err)
+{
+    struct round *r;
+
+    if (opt->min_nodes < 1 || opt->min_nodes > opt->max_nodes)
+        return cdi_fail(err, CDDP_E_INVALID, "a job of %u to %u nodes cannot be", opt->min_nodes, opt->max_nodes);
+    r = calloc(1, sizeof *r);
+    if (r == NULL || (r->run_id = strdup(opt->run_id == NULL ? "" : opt->run_id)) == NULL || !make_room(r, 0)) {
+        round_destroy(r);
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for a job");
+    }
+    r->opt = *opt;
+    r->opt.run_id = r->run_id;
+    r->deadline_ms = now_ms + opt->join_timeout_ms;
+    r->last_call_ms = INT64_MAX;
+    r->next_waiting_ms = now_ms + WAITING_EVERY_MS;
+    *out = r;
+    return CDDP_OK;
+}
+
+void round_destroy(struct round *r)
+{
+    if (r == NULL)
+        return;
+    for (size_t i = 0; i < r->cap; i++)
+        free(r->nodes[i].host);
+    free(r->nodes);
+    free(r->slots);
+    free(r->actions);
+    free(r->run_id);
+    free(r);
+}
+
+/* ------------------------------------------------------------------------------------------------------- closing ----
+ */
+
+static void close_job(struct round *r, enum cdi_close_status status)
+{
+    r->state = ROUND_CLOSED;
+    r->close_status = status;
+    act(r, ROUND_DO_END_KEYS, NOBODY);
+    for (size_t i = 0; i < r->cap; i++)
+        if (r->nodes[i].state != NODE_ABSENT)
+            act(r, ROUND_DO_CLOSED, (uint32_t)i);
+}
+
+/* "0, 2-5" : the node ranks that nobody has asked for. Only where all who wait asked for one. */
+static void name_missing(const struct round *r, char *buf, size_t cap)
+{
+    size_t at = 0;
+    uint32_t n = r->opt.max_nodes < r->cap ? r->opt.max_nodes : (uint32_t)r->cap;
+
+    buf[0] = '\0';
+    for (uint32_t i = 0; i < n; i++)
+        r->slots[i] = NOBODY;
+    for (size_t i = 0; i < r->cap; i++) {
+        if (r->nodes[i].state != NODE_WAITING)
+            continue;
+        if (r->nodes[i].wanted < 0)
+            return;
+        if ((uint32_t)r->nodes[i].wanted < n)
+            r->slots[r->nodes[i].wanted] = (uint32_t)i;
+    }
+    for (uint32_t from = 0, to; from < r->opt.max_nodes && at + 32 < cap; from = to + 1) {
+        to = from;
+        if (from < n && r->slots[from] != NOBODY)
+            continue;
+        while (to + 1 < r->opt.max_nodes && (to + 1 >= n || r->slots[to + 1] == NOBODY))
+            to++;
+        at += (size_t)snprintf(buf + at, cap - at, from == to ? "%s%u" : "%s%u-%u", at > 0 ? ", " : "", from, to);
+    }
+}
+
+/* The hosts that are there, as many as fit. */
+static void name_present(const struct round *r, char *buf, size_t cap)
+{
+    size_t at = 0;
+
+    buf[0] = '\0';
+    for (size_t i = 0; i < r->cap; i++) {
+        if (r->nodes[i].state != NODE_WAITING)
+            continue;
+        if (at + strlen(r->nodes[i].host) + 8 > cap) {
+            (void)snprintf(buf + at, cap - at, ", ...");
+            return;
+        }
+        at += (size_t)snprintf(buf + at, cap - at, "%s%s", at > 0 ? ", " : "", r->nodes[i].host);
+    }
+}
+
+static void say_who_is_missing(const struct round *r, const char *what, char text[512])
+{
+    char missing[128], here[192];
+    size_t have = r->count[NODE_WAITING];
+
+    name_missing(r, missing, sizeof missing);
+    name_present(r, here, sizeof here);
+    (void)snprintf(text, 512, "%s: %zu of %u nodes are here%s%s%s%s%s", what, have, r->opt.max_nodes,
+                   have > 0 ? " (" : "", here, have > 0 ? ")" : "",
+                   missing[0] != '\0' && have > 0 ? "; missing: node rank " : "", have > 0 ? missing : "");
+}
+
+/* ------------------------------------------------------------------------------------------------------ starting ----
+ */
+
+static int by_order(const void *a, const void *b, void *arg)
+{
+    const struct node *nodes = arg;
+    uint64_t x = nodes[*(const uint32_t *)a].order, y = nodes[*(const uint32_t *)b].order;
+
+    return x < y ? -1 : x > y;
+}
+
+/*
+ * Give the n nodes that wait their ranks: first who asked for one, then who had one in an earlier round, then the rest
+ * in the order of arrival. slots[rank] is the peer.
+ */
+static void assign_ranks(struct round *r, uint32_t n)
+{
+    uint32_t rank = 0, *rest = r->slots + n;
+    size_t n_rest = 0;
+
+    for (uint32_t i = 0; i < n; i++)
+        r->slots[i] = NOBODY;
+    for (size_t pass = 0; pass < 2; pass++) {
+        for (size_t i = 0; i < r->cap; i++) {
+            struct node *node = &r->nodes[i];
+            int32_t want = pass == 0 ? node->wanted : node->node_rank;
+
+            if (node->state != NODE_WAITING || (pass == 1 && node->wanted >= 0 && (uint32_t)node->wanted < n))
+                continue;
+            if (want >= 0 && (uint32_t)want < n && r->slots[want] == NOBODY)
+                r->slots[want] = (uint32_t)i;
+        }
+    }
+    /* Mark those that have their rank as running; who still waits takes what is free. */
+    for (uint32_t i = 0; i < n; i++)
+        if (r->slots[i] != NOBODY)
+            move(r, &r->nodes[r->slots[i]], NODE_RUNNING);
+    for (size_t i = 0; r->count[NODE_WAITING] > n_rest && i < r->cap; i++)
+        if (r->nodes[i].state == NODE_WAITING)
+            rest[n_rest++] = (uint32_t)i;
+    qsort_r(rest, n_rest, sizeof *rest, by_order, r->nodes);
+    for (size_t i = 0; i < n_rest; i++) {
+        while (r->slots[rank] != NOBODY)
+            rank++;
+        r->slots[rank] = rest[i];
+        move(r, &r->nodes[rest[i]], NODE_RUNNING);
+    }
+}
+
+static void start_round(struct round *r)
+{
+    uint32_t n = (uint32_t)r->count[NODE_WAITING], base = 0;
+
+    assign_ranks(r, n);
+    for (uint32_t rank = 0; rank < n; rank++) {
+        struct node *node = &r->nodes[r->slots[rank]];
+
+        node->node_rank = (int32_t)rank;
+        node->rank_base = base;
+        base += node->n_procs;
+        act(r, ROUND_DO_ASSIGN, r->slots[rank]);
+    }
+    r->n_nodes = n;
+    r->world_size = base;
+    r->state = ROUND_RUNNING;
+    memset(&r->failure, 0, sizeof r->failure);
+}
+
+/* JOINING: is it time? */
+static void look(struct round *r, int64_t now_ms)
+{
+    size_t have = r->count[NODE_WAITING];
+
+    if (have < r->opt.min_nodes)
+        r->last_call_ms = INT64_MAX;
+    else if (r->last_call_ms == INT64_MAX)
+        r->last_call_ms = now_ms + r->opt.last_call_ms;
+    if (have == r->opt.max_nodes || now_ms >= r->last_call_ms ||
+        (have >= r->opt.min_nodes && now_ms >= r->deadline_ms)) {
+        start_round(r);
+    } else if (now_ms >= r->deadline_ms) {
+        char what[96];
+
+        (void)snprintf(what, sizeof what, "not enough nodes came within %lld s",
+                       (long long)(r->opt.join_timeout_ms / 1000));
+        say_who_is_missing(r, what, r->why);
+        close_job(r, CDI_CLOSE_TIMEOUT);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------ stopping ----
+ */
+
+/* STOPPING: has every node of the round stopped? */
+static void look_if_stopped(struct round *r, int64_t now_ms)
+{
+    if (r->count[NODE_STOPPING] > 0)
+        return;
+    if (!r->restart) {
+        close_job(r, r->close_status);
+        return;
+    }
+    act(r, ROUND_DO_END_KEYS, NOBODY);
+    r->state = ROUND_JOINING;
+    r->number++;
+    r->restart_count++;
+    r->deadline_ms = now_ms + r->opt.join_timeout_ms;
+    r->last_call_ms = INT64_MAX;
+    r->next_waiting_ms = now_ms + WAITING_EVERY_MS;
+    look(r, now_ms);
+}
+
+static void stop_round(struct round *r, int64_t now_ms)
+{
+    r->state = ROUND_STOPPING;
+    for (size_t i = 0; i < r->cap; i++) {
+        if (r->nodes[i].state != NODE_RUNNING && r->nodes[i].state != NODE_DONE)
+            continue;
+        move(r, &r->nodes[i], NODE_STOPPING);
+        act(r, ROUND_DO_ROUND_OVER, (uint32_t)i);
+    }
+    look_if_stopped(r, now_ms);
+}
+
+/* Bytes of a text's first line, as far as they fit into a sentence. */
+static int first_line(const char *text)
+{
+    size_t n = strcspn(text, "\n");
+
+    return n < 470 ? (int)n : 470;
+}
+
+/* The first failure of the round ends it. r->failure holds it. */
+static void fail_round(struct round *r, int64_t now_ms)
+{
+    r->restart = r->restart_count < r->opt.max_restarts;
+    r->close_status = CDI_CLOSE_FAILED;
+    if (r->restart_count > 0)
+        say(r->why, "%.*s (after %u restart%s)", first_line(r->failure.text), r->failure.text, r->restart_count,
+            r->restart_count == 1 ? "" : "s");
+    else
+        say(r->why, "%.*s", first_line(r->failure.text), r->failure.text);
+    stop_round(r, now_ms);
+}
+
+static void on_lost(struct round *r, struct node *n, const struct round_event *ev, const char *how, int64_t now_ms)
+{
+    enum node_state was = n->state;
+    struct cdi_failure f = {.kind = CDI_END_NODE, .rank = -1, .local_rank = -1, .node_rank = n->node_rank};
+
+    if (was == NODE_ABSENT)
+        return;
+    f.pid = n->pid;
+    f.time_ms = ev->wall_ms;
+    (void)snprintf(f.host, sizeof f.host, "%s", n->host);
+    (void)snprintf(f.text, sizeof f.text, "node %d (%s, pid %lld) was lost while its workers ran: %s", n->node_rank,
+                   n->host, (long long)n->pid, how);
+    remove_node(r, n);
+    if (r->state == ROUND_RUNNING && was == NODE_RUNNING) {
+        r->failure = f;
+        fail_round(r, now_ms);
+    } else if (r->state == ROUND_STOPPING && was == NODE_STOPPING) {
+        look_if_stopped(r, now_ms);
+    } else if (r->state == ROUND_JOINING) {
+        look(r, now_ms);
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------------- events ----
+ */
+
+static const struct node *who_has_rank(const struct round *r, int32_t wanted)
+{
+    for (size_t i = 0; wanted >= 0 && i < r->cap; i++)
+        if (r->nodes[i].state != NODE_ABSENT && r->nodes[i].wanted == wanted)
+            return &r->nodes[i];
+    return NULL;
+}
+
+/* May it join? If not, r->text says why. */
+static bool may_join(struct round *r, const struct cdi_msg_join *j)
+{
+    const struct node *other = who_has_rank(r, j->node_rank);
+
+    if (j->version != CDI_CONTROL_VERSION)
+        say(r->text,
+            "this agent speaks version %u of the control protocol, the rendezvous version %u; use one cddprun on all "
+            "nodes",
+            j->version, CDI_CONTROL_VERSION);
+    else if (strcmp(j->run_id, r->run_id) != 0)
+        say(r->text, "this rendezvous serves job '%.100s', not '%.100s'; check --rdzv_id and the port", r->run_id,
+            j->run_id);
+    else if (j->min_nodes != r->opt.min_nodes || j->max_nodes != r->opt.max_nodes)
+        say(r->text, "%.100s was started with --nnodes=%u:%u, the job with %u:%u; use the same on all nodes", j->host,
+            j->min_nodes, j->max_nodes, r->opt.min_nodes, r->opt.max_nodes);
+    else if (j->n_procs < 1 || j->n_procs > PROCS_MAX || r->procs + j->n_procs > INT32_MAX)
+        say(r->text, "%.100s offers %u workers; the limits are %u on a node and %d in the job", j->host, j->n_procs,
+            PROCS_MAX, INT32_MAX);
+    else if (j->node_rank >= 0 && (uint32_t)j->node_rank >= r->opt.max_nodes)
+        say(r->text, "%.100s has node rank %d, but the job has %u node%s (0 to %u)", j->host, j->node_rank,
+            r->opt.max_nodes, r->opt.max_nodes == 1 ? "" : "s", r->opt.max_nodes - 1);
+    else if (r->state == ROUND_CLOSED)
+        say(r->text, "the job '%.100s' is over", r->run_id);
+    else if (other != NULL)
+        say(r->text,
+            "node rank %d is taken: %.100s (pid %lld) has it, %.100s (pid %lld) wants it too; give each node its own "
+            "--node_rank",
+            j->node_rank, other->host, (long long)other->pid, j->host, (long long)j->pid);
+    else if (present(r) >= r->opt.max_nodes)
+        say(r->text, "the job '%.100s' has all of its %u nodes already; %.100s is one too many", r->run_id,
+            r->opt.max_nodes, j->host);
+    else
+        return true;
+    return false;
+}
+
+static void on_join(struct round *r, uint32_t peer, const struct cdi_msg_join *j, int64_t now_ms)
+{
+    struct node *n;
+    char *host;
+
+    if (!may_join(r, j)) {
+        act(r, ROUND_DO_REFUSE, peer);
+        return;
+    }
+    host = strndup(j->host, sizeof j->host - 1);
+    if (host == NULL || !make_room(r, peer)) {
+        free(host);
+        say(r->text, "the rendezvous has no memory for another node");
+        act(r, ROUND_DO_REFUSE, peer);
+        return;
+    }
+    n = &r->nodes[peer];
+    *n = (struct node){.state = NODE_ABSENT,
+                       .wanted = j->node_rank,
+                       .node_rank = -1,
+                       .n_procs = j->n_procs,
+                       .order = r->arrivals++,
+                       .pid = j->pid,
+                       .host = host};
+    r->procs += n->n_procs;
+    move(r, n, NODE_WAITING);
+    act(r, ROUND_DO_WELCOME, peer);
+    if (r->state == ROUND_JOINING)
+        look(r, now_ms);
+}
+
+static void on_failed(struct round *r, struct node *n, const struct cdi_failure *f, int64_t now_ms)
+{
+    if (r->state != ROUND_RUNNING)
+        return; /* the round has failed already, and the first failure counts */
+    r->failure = *f;
+    r->failure.host[sizeof r->failure.host - 1] = '\0';
+    r->failure.text[sizeof r->failure.text - 1] = '\0';
+    r->failure.node_rank = n->node_rank;
+    if (r->failure.kind == CDI_END_NONE)
+        r->failure.kind = CDI_END_NODE;
+    if (r->failure.rank < 0 && f->local_rank >= 0 && (uint32_t)f->local_rank < n->n_procs)
+        r->failure.rank = (int32_t)(n->rank_base + (uint32_t)f->local_rank);
+    if (r->failure.host[0] == '\0')
+        (void)snprintf(r->failure.host, sizeof r->failure.host, "%s", n->host);
+    if (r->failure.text[0] == '\0')
+        (void)snprintf(r->failure.text, sizeof r->failure.text, "a worker failed on node %d (%s)", n->node_rank,
+                       n->host);
+    fail_round(r, now_ms);
+}
+
+static void on_leave(struct round *r, uint32_t peer, struct node *n, const char *why, int64_t now_ms)
+{
+    if (r->state == ROUND_CLOSED)
+        return;
+    if (n->node_rank < 0) { /* it never was in a round: nobody misses it */
+        remove_node(r, n);
+        act(r, ROUND_DO_BYE, peer);
+        if (r->state == ROUND_JOINING)
+            look(r, now_ms);
+        return;
+    }
+    if (r->state == ROUND_STOPPING && !r->restart)
+        return; /* the job ends anyway, and why is known */
+    say(r->why, "node %d (%.100s) left: %.200s", n->node_rank, n->host, why);
+    r->restart = false;
+    r->close_status = CDI_CLOSE_LEFT;
+    if (r->state == ROUND_RUNNING)
+        stop_round(r, now_ms);
+    else if (r->state == ROUND_JOINING)
+        close_job(r, CDI_CLOSE_LEFT);
+}
+
+/* The peer broke the protocol: from now on it is lost. */
+static void drop(struct round *r, struct node *n, const struct round_event *ev, const char *what, int64_t now_ms)
+{
+    say(r->text, "%s", what);
+    act(r, ROUND_DO_DROP, ev->peer);
+    if (n != NULL)
+        on_lost(r, n, ev, what, now_ms);
+}
+
+/* FAILED, DONE and STOPPED name a round. */
+static void on_report(struct round *r, struct node *n, const struct round_event *ev, int64_t now_ms)
+{
+    bool in_round = n->state == NODE_RUNNING || n->state == NODE_DONE || n->state == NODE_STOPPING;
+
+    if (ev->round < r->number || r->state == ROUND_CLOSED)
+        return; /* late */
+    if (ev->round > r->number) {
+        drop(r, n, ev, "it reports on a round that is not there yet", now_ms);
+        return;
+    }
+    if (!in_round && r->state != ROUND_STOPPING) {
+        drop(r, n, ev, "it reports on a round that has not begun", now_ms);
+        return;
+    }
+    if (ev->kind == ROUND_EV_FAILED && in_round) {
+        on_failed(r, n, ev->failure, now_ms);
+    } else if (ev->kind == ROUND_EV_DONE && n->state == NODE_RUNNING) {
+        move(r, n, NODE_DONE);
+        if (r->count[NODE_RUNNING] == 0) {
+            say(r->why, "all workers ended well");
+            close_job(r, CDI_CLOSE_DONE);
+        }
+    } else if (ev->kind == ROUND_EV_STOPPED) {
+        if (n->state == NODE_STOPPING) {
+            move(r, n, NODE_WAITING);
+            look_if_stopped(r, now_ms);
+        } else if (r->state == ROUND_RUNNING) {
+            drop(r, n, ev, "it says STOPPED while its round runs", now_ms);
+        }
+    }
+}
+
+static void on_tick(struct round *r, int64_t now_ms)
+{
+    if (r->state != ROUND_JOINING)
+        return;
+    look(r, now_ms);
+    if (r->state != ROUND_JOINING || now_ms < r->next_waiting_ms)
+        return;
+    r->next_waiting_ms = now_ms + WAITING_EVERY_MS;
+    say_who_is_missing(r, "waiting", r->text);
+    for (size_t i = 0; i < r->cap; i++)
+        if (r->nodes[i].state == NODE_WAITING)
+            act(r, ROUND_DO_WAITING, (uint32_t)i);
+}
+
+const struct round_action *round_step(struct round *r, const struct round_event *ev, int64_t now_ms, size_t *n)
+{
+    struct node *node = ev->peer < r->cap ? &r->nodes[ev->peer] : NULL;
+    bool there = node != NULL && node->state != NODE_ABSENT;
+
+    r->n_actions = 0;
+    switch (ev->kind) {
+    case ROUND_EV_JOIN:
+        if (there)
+            drop(r, node, ev, "it joins twice", now_ms);
+        else
+            on_join(r, ev->peer, ev->join, now_ms);
+        break;
+    case ROUND_EV_FAILED:
+    case ROUND_EV_DONE:
+    case ROUND_EV_STOPPED:
+        if (there)
+            on_report(r, node, ev, now_ms);
+        else
+            drop(r, NULL, ev, "it reports before it has joined", now_ms);
+        break;
+    case ROUND_EV_LEAVE:
+        if (there)
+            on_leave(r, ev->peer, node, ev->text, now_ms);
+        else
+            act(r, ROUND_DO_BYE, ev->peer);
+        break;
+    case ROUND_EV_LOST:
+        if (there)
+            on_lost(r, node, ev, ev->text, now_ms);
+        break;
+    case ROUND_EV_TICK:
+        on_tick(r, now_ms);
+        break;
+    }
+    *n = r->n_actions;
+    return r->actions;
+}
+
+/* ------------------------------------------------------------------------------------------------------- reading ----
+ */
+
+enum round_state round_state(const struct round *r)
+{
+    return r->state;
+}
+
+uint32_t round_number(const struct round *r)
+{
+    return r->number;
+}
+
+const char *round_text(const struct round *r)
+{
+    return r->text;
+}
+
+const char *round_why(const struct round *r)
+{
+    return r->why;
+}
+
+const struct cdi_failure *round_failure(const struct round *r)
+{
+    return &r->failure;
+}
+
+bool round_restarts(const struct round *r)
+{
+    return r->restart;
+}
+
+enum cdi_close_status round_close_status(const struct round *r)
+{
+    return r->close_status;
+}
+
+void round_waiting(const struct round *r, uint32_t *have, uint32_t *need)
+{
+    *have = (uint32_t)r->count[NODE_WAITING];
+    *need = r->opt.max_nodes;
+}
+
+bool round_assignment(const struct round *r, uint32_t peer, struct cdi_msg_assign *out)
+{
+    const struct node *n = peer < r->cap ? &r->nodes[peer] : NULL;
+
+    if (n == NULL || (n->state != NODE_RUNNING && n->state != NODE_DONE && n->state != NODE_STOPPING))
+        return false;
+    *out = (struct cdi_msg_assign){.round = r->number,
+                                   .node_rank = n->node_rank,
+                                   .n_nodes = r->n_nodes,
+                                   .rank_base = n->rank_base,
+                                   .world_size = r->world_size,
+                                   .restart_count = r->restart_count};
+    return true;
+}

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Who is in the job, and when its rounds begin and end: a state machine without I/O or clock.
+ *
+ *              all are there               a worker failed, a node was lost or left
+ *   JOINING ------------------> RUNNING ----------------------------------------------> STOPPING
+ *      ^  \                        \ all done                                             |  |
+ *      |   \ not enough in time     `-------> CLOSED <------------------------------------'  |
+ *      |    `-----------------------------------^       no restart is left                   |
+ *      `-------------------------------------------------------------------------------------'
+ *                    every node of the round has stopped or is lost: the next round
+ *
+ * Events go in with the time, actions come out. Peers are small numbers that the caller chooses (its slots) and may use
+ * again after LOST. One thread at a time.
+ */
+#ifndef RDZV_ROUND_H
+#define RDZV_ROUND_H
+
+#include "protocol/message.h"
+
+struct round;
+
+struct round_options {
+    const char *run_id;
+    uint32_t min_nodes, max_nodes; /* 1 <= min <= max */
+    uint32_t max_restarts;
+    int64_t join_timeout_ms; /* for each round: until min_nodes are there */
+    int64_t last_call_ms;    /* with min_nodes there, how long a round still waits for more, up to max_nodes */
+};
+
+enum round_state { ROUND_JOINING, ROUND_RUNNING, ROUND_STOPPING, ROUND_CLOSED };
+
+enum round_event_kind {
+    ROUND_EV_JOIN,    /* join */
+    ROUND_EV_FAILED,  /* round, failure */
+    ROUND_EV_DONE,    /* round */
+    ROUND_EV_STOPPED, /* round */
+    ROUND_EV_LEAVE,   /* text: why */
+    ROUND_EV_LOST,    /* text: how ("its connection closed"); the peer's number is free afterwards */
+    ROUND_EV_TICK,    /* time has passed; peer is ignored */
+};
+
+struct round_event {
+    enum round_event_kind kind;
+    uint32_t peer;
+    uint32_t round;
+    const struct cdi_msg_join *join;
+    const struct cdi_failure *failure;
+    const char *text;
+    int64_t wall_ms; /* Unix time, for the failure that a lost node is */
+};
+
+enum round_action_kind {
+    ROUND_DO_WELCOME,    /* the peer is in */
+    ROUND_DO_REFUSE,     /* the peer may not join: round_text() says why */
+    ROUND_DO_DROP,       /* the peer broke the protocol: round_text() says how; it counts as lost */
+    ROUND_DO_BYE,        /* the peer has left: confirm it */
+    ROUND_DO_WAITING,    /* tell the peer for whom it waits: round_text() */
+    ROUND_DO_ASSIGN,     /* round_assignment() */
+    ROUND_DO_ROUND_OVER, /* with round_failure() and round_restarts() */
+    ROUND_DO_CLOSED,     /* with round_close_status(), round_why() and round_failure() */
+    ROUND_DO_END_KEYS,   /* the key space of the round that was current ends; always before the next ASSIGN */
+};
+
+struct round_action {
+    enum round_action_kind kind;
+    uint32_t peer; /* not of END_KEYS */
+};
+
+/* run_id is copied. CDDP_OK, CDDP_E_NOMEM, CDDP_E_INVALID. The first round's join timeout begins at now_ms. */
+cddp_status round_create(struct round **out, const struct round_options *opt, int64_t now_ms, struct cdi_error *err);
+void round_destroy(struct round *r); /* NULL-safe */
+
+/*
+ * Take one event. Returns what is to be done, in order, *n actions; valid until the next call. Events that are late
+ * (of an earlier round), doubled, or of unknown peers do no harm.
+ */
+const struct round_action *round_step(struct round *r, const struct round_event *ev, int64_t now_ms, size_t *n);
+
+enum round_state round_state(const struct round *r);
+uint32_t round_number(const struct round *r);                   /* of the round that runs, or is being gathered */
+const char *round_text(const struct round *r);                  /* about the event just taken */
+const char *round_why(const struct round *r);                   /* CLOSED: why */
+const struct cdi_failure *round_failure(const struct round *r); /* the first of the round; kind NONE: there was none */
+bool round_restarts(const struct round *r);                     /* will another round follow this one? */
+enum cdi_close_status round_close_status(const struct round *r);
+/* Nodes that are there and wait for a round, and how many it takes. */
+void round_waiting(const struct round *r, uint32_t *have, uint32_t *need);
+/* What a peer of the running round was assigned (master_addr "" and port 0); false if it is not in the round. */
+bool round_assignment(const struct round *r, uint32_t peer, struct cdi_msg_assign *out);
+
+#endif

@@ -1,0 +1,334 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rendezvous/session.h"
+#include "protocol/frame.h"
+
+#include <cddp/version.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct peer {
+    void *conn; /* NULL: the slot is free */
+    bool joined;
+    bool ended; /* it was hung up on: what still comes is ignored */
+    int64_t heard_ms;
+    uint32_t next_free;
+};
+
+struct session {
+    struct round *round;
+    struct session_ops ops;
+    int64_t lease_ms, hello_ms;
+    struct cdi_kv *keys;
+    struct peer *peers;
+    uint32_t n_peers, cap, free;
+    struct cdi_buf line; /* the message that is being sent */
+    cddp_status encoded; /* whether that could be made */
+};
+
+#define NOBODY UINT32_MAX
+
+cddp_status session_create(struct session **out, const struct session_options *opt, const struct session_ops *ops,
+                           int64_t now_ms, struct cdi_error *err)
+{
+    struct session *s = calloc(1, sizeof *s);
+    cddp_status st;
+
+    if (s == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for a job");
+    st = round_create(&s->round, &opt->round, now_ms, err);
+    if (st != CDDP_OK) {
+        free(s);
+        return st;
+    }
+    s->ops = *ops;
+    s->lease_ms = opt->lease_ms;
+    s->hello_ms = opt->hello_ms;
+    s->free = NOBODY;
+    cdi_buf_init(&s->line, 0);
+    *out = s;
+    return CDDP_OK;
+}
+
+void session_destroy(struct session *s)
+{
+    if (s == NULL)
+        return;
+    cdi_kv_destroy(s->keys);
+    cdi_buf_release(&s->line);
+    round_destroy(s->round);
+    free(s->peers);
+    free(s);
+}
+
+const struct round *session_round(const struct session *s)
+{
+    return s->round;
+}
+
+struct cdi_kv *session_keys(struct session *s)
+{
+    if (round_state(s->round) == ROUND_CLOSED)
+        return NULL;
+    if (s->keys == NULL && cdi_kv_create(&s->keys, 0) != CDDP_OK)
+        return NULL;
+    return s->keys;
+}
+
+/* ------------------------------------------------------------------------------------------------------- sending ----
+ */
+
+static void hang_up(struct session *s, uint32_t peer, const char *why)
+{
+    if (s->peers[peer].ended)
+        return;
+    s->peers[peer].ended = true;
+    s->ops.hang_up(s->peers[peer].conn, why);
+}
+
+/* A message that cannot be sent would leave its agent waiting for ever: hang up instead. */
+static void send_line(struct session *s, uint32_t peer)
+{
+    if (s->encoded != CDDP_OK)
+        hang_up(s, peer, "no memory for a message to it");
+    else
+        s->ops.send(s->peers[peer].conn, cdi_buf_data(&s->line), s->line.len);
+}
+
+static void welcome(struct session *s, struct cdi_msg *m)
+{
+    uint8_t token[16];
+
+    m->type = CDI_MSG_WELCOME;
+    m->u.welcome.version = CDI_CONTROL_VERSION;
+    m->u.welcome.lease_ms = (uint32_t)s->lease_ms;
+    (void)snprintf(m->u.welcome.release, sizeof m->u.welcome.release, "%s", CDDP_VERSION);
+    s->ops.random(token, sizeof token);
+    for (size_t i = 0; i < sizeof token; i++)
+        (void)snprintf(m->u.welcome.session + 2 * i, 3, "%02x", token[i]);
+}
+
+static void closed(struct cdi_msg *m, enum cdi_close_status status, const char *text, const struct cdi_failure *failure)
+{
+    m->type = CDI_MSG_CLOSED;
+    m->u.closed.status = status;
+    (void)snprintf(m->u.closed.text, sizeof m->u.closed.text, "%s", text);
+    if (failure != NULL)
+        m->u.closed.failure = *failure;
+}
+
+/* The message that an action sends to its peer; false if it sends none. */
+static bool message_of(struct session *s, const struct round_action *a, struct cdi_msg *m)
+{
+    const struct round *r = s->round;
+
+    memset(m, 0, sizeof *m);
+    switch (a->kind) {
+    case ROUND_DO_WELCOME:
+        welcome(s, m);
+        return true;
+    case ROUND_DO_REFUSE:
+        closed(m, CDI_CLOSE_REFUSED, round_text(r), NULL);
+        return true;
+    case ROUND_DO_BYE:
+        closed(m, CDI_CLOSE_LEFT, "you left before a round began", NULL);
+        return true;
+    case ROUND_DO_CLOSED:
+        closed(m, round_close_status(r), round_why(r), round_failure(r));
+        return true;
+    case ROUND_DO_WAITING:
+        m->type = CDI_MSG_WAITING;
+        round_waiting(r, &m->u.waiting.have, &m->u.waiting.need);
+        (void)snprintf(m->u.waiting.text, sizeof m->u.waiting.text, "%s", round_text(r));
+        return true;
+    case ROUND_DO_ASSIGN:
+        m->type = CDI_MSG_ASSIGN;
+        return round_assignment(r, a->peer, &m->u.assign);
+    case ROUND_DO_ROUND_OVER:
+        m->type = CDI_MSG_ROUND_OVER;
+        m->u.round_over.round = round_number(r);
+        m->u.round_over.restart = round_restarts(r);
+        m->u.round_over.failure = *round_failure(r);
+        return true;
+    case ROUND_DO_DROP:
+    case ROUND_DO_END_KEYS:
+        break;
+    }
+    return false;
+}
+
+/* Is the message of this action the same for every peer? */
+static bool for_all(enum round_action_kind kind)
+{
+    return kind == ROUND_DO_ROUND_OVER || kind == ROUND_DO_CLOSED || kind == ROUND_DO_WAITING;
+}
+
+static void carry_out(struct session *s, const struct round_action *a, bool same_as_before)
+{
+    struct cdi_msg m;
+
+    if (a->kind == ROUND_DO_END_KEYS) {
+        s->ops.end_keys(s->ops.arg);
+        cdi_kv_destroy(s->keys);
+        s->keys = NULL;
+        return;
+    }
+    if (s->peers[a->peer].ended)
+        return;
+    if (a->kind == ROUND_DO_DROP) {
+        hang_up(s, a->peer, round_text(s->round));
+        return;
+    }
+    if (!same_as_before) {
+        if (!message_of(s, a, &m))
+            return;
+        cdi_buf_consume(&s->line, s->line.len);
+        s->encoded = cdi_msg_encode(&m, &s->line, NULL);
+    }
+    send_line(s, a->peer);
+    if (a->kind == ROUND_DO_REFUSE)
+        hang_up(s, a->peer, round_text(s->round));
+    if (a->kind == ROUND_DO_BYE)
+        hang_up(s, a->peer, "it left");
+}
+
+static void step(struct session *s, const struct round_event *ev, int64_t now_ms)
+{
+    size_t n;
+    const struct round_action *actions = round_step(s->round, ev, now_ms, &n);
+
+    for (size_t i = 0; i < n; i++)
+        carry_out(s, &actions[i], i > 0 && actions[i - 1].kind == actions[i].kind && for_all(actions[i].kind));
+}
+
+/* ------------------------------------------------------------------------------------------------------- peers ---- */
+
+cddp_status session_attach(struct session *s, void *conn, int64_t now_ms, uint32_t *peer)
+{
+    uint32_t p = s->free;
+
+    if (p != NOBODY) {
+        s->free = s->peers[p].next_free;
+    } else if (s->n_peers < s->cap) {
+        p = s->n_peers++;
+    } else {
+        uint32_t cap = s->cap == 0 ? 16 : s->cap * 2;
+        struct peer *peers = calloc(cap, sizeof *peers);
+
+        if (peers == NULL)
+            return CDDP_E_NOMEM;
+        if (s->n_peers > 0)
+            memcpy(peers, s->peers, s->n_peers * sizeof *peers);
+        free(s->peers);
+        s->peers = peers;
+        s->cap = cap;
+        p = s->n_peers++;
+    }
+    s->peers[p] = (struct peer){.conn = conn, .heard_ms = now_ms};
+    *peer = p;
+    return CDDP_OK;
+}
+
+static void lose(struct session *s, uint32_t peer, const char *how, int64_t now_ms, int64_t wall_ms)
+{
+    s->peers[peer].ended = true;
+    step(s, &(struct round_event){.kind = ROUND_EV_LOST, .peer = peer, .text = how, .wall_ms = wall_ms}, now_ms);
+}
+
+void session_detach(struct session *s, uint32_t peer, const char *how, int64_t now_ms, int64_t wall_ms)
+{
+    lose(s, peer, how, now_ms, wall_ms);
+    s->peers[peer] = (struct peer){.next_free = s->free};
+    s->free = peer;
+}
+
+void session_tick(struct session *s, int64_t now_ms, int64_t wall_ms)
+{
+    for (uint32_t p = 0; p < s->n_peers; p++) {
+        const struct peer *peer = &s->peers[p];
+        char how[96];
+
+        if (peer->conn == NULL || peer->ended)
+            continue;
+        if (!peer->joined && now_ms - peer->heard_ms >= s->hello_ms) {
+            hang_up(s, p, "it did not send JOIN in time");
+        } else if (peer->joined && now_ms - peer->heard_ms >= s->lease_ms) {
+            (void)snprintf(how, sizeof how, "nothing was heard from it for %lld s",
+                           (long long)(now_ms - peer->heard_ms) / 1000);
+            hang_up(s, p, how);
+            lose(s, p, how, now_ms, wall_ms);
+        }
+    }
+    step(s, &(struct round_event){.kind = ROUND_EV_TICK, .peer = NOBODY, .wall_ms = wall_ms}, now_ms);
+}
+
+/* An agent may only send what an agent sends. */
+static cddp_status take(struct session *s, uint32_t peer, const struct cdi_msg *m, int64_t now_ms, int64_t wall_ms,
+                        struct cdi_error *err)
+{
+    struct round_event ev = {.peer = peer, .wall_ms = wall_ms};
+    struct cdi_msg answer = {.type = CDI_MSG_HEARTBEAT};
+
+    switch (m->type) {
+    case CDI_MSG_JOIN:
+        s->peers[peer].joined = true;
+        ev.kind = ROUND_EV_JOIN;
+        ev.join = &m->u.join;
+        break;
+    case CDI_MSG_FAILED:
+        ev.kind = ROUND_EV_FAILED;
+        ev.round = m->u.failed.round;
+        ev.failure = &m->u.failed.failure;
+        break;
+    case CDI_MSG_DONE:
+        ev.kind = ROUND_EV_DONE;
+        ev.round = m->u.done.round;
+        break;
+    case CDI_MSG_STOPPED:
+        ev.kind = ROUND_EV_STOPPED;
+        ev.round = m->u.stopped.round;
+        break;
+    case CDI_MSG_LEAVE:
+        ev.kind = ROUND_EV_LEAVE;
+        ev.text = m->u.leave.reason;
+        break;
+    case CDI_MSG_HEARTBEAT:
+        answer.u.heartbeat.seq = m->u.heartbeat.seq;
+        cdi_buf_consume(&s->line, s->line.len);
+        s->encoded = cdi_msg_encode(&answer, &s->line, NULL);
+        send_line(s, peer);
+        return CDDP_OK;
+    case CDI_MSG_WELCOME:
+    case CDI_MSG_WAITING:
+    case CDI_MSG_ASSIGN:
+    case CDI_MSG_ROUND_OVER:
+    case CDI_MSG_CLOSED:
+        return cdi_fail(err, CDDP_E_PROTOCOL, "%s is not for agents to send", cdi_msg_name(m->type));
+    }
+    step(s, &ev, now_ms);
+    return CDDP_OK;
+}
+
+cddp_status session_feed(struct session *s, uint32_t peer, struct cdi_buf *in, int64_t now_ms, int64_t wall_ms,
+                         struct cdi_error *err)
+{
+    struct cdi_frame f;
+    struct cdi_msg m;
+    cddp_status st = CDDP_OK;
+
+    while (st == CDDP_OK && !s->peers[peer].ended) {
+        st = cdi_frame_next(in, &f, err);
+        if (st != CDDP_OK)
+            break;
+        st = cdi_msg_decode(f.type, f.payload, f.len, &m, err);
+        cdi_buf_consume(in, f.size);
+        /* Who has not joined gets no longer by chatting. */
+        if (st == CDDP_OK && (s->peers[peer].joined || m.type == CDI_MSG_JOIN))
+            s->peers[peer].heard_ms = now_ms;
+        if (st == CDDP_OK)
+            st = take(s, peer, &m, now_ms, wall_ms, err);
+    }
+    if (s->peers[peer].ended)
+        cdi_buf_consume(in, in->len);
+    return st == CDDP_IN_PROGRESS ? CDDP_OK : st;
+}

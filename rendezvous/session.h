@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One job: its round, the agents that are connected, and the key space of the current round. It turns control messages
+ * into events of the round and the round's actions into messages; it knows no sockets. server.c drives it; tests do
+ * too. One thread at a time.
+ */
+#ifndef RDZV_SESSION_H
+#define RDZV_SESSION_H
+
+#include "rendezvous/round.h"
+#include "store/kv.h"
+
+struct session;
+
+/* What a session needs done; the calls must not call back into the session. */
+struct session_ops {
+    /* Queue bytes for an agent; conn is what session_attach got. */
+    void (*send)(void *conn, const void *bytes, size_t len);
+    /* Close an agent's connection once what was sent has been written; session_detach is still to be called. */
+    void (*hang_up)(void *conn, const char *why);
+    /* Close all store connections now (end their waits): the keys of the round are about to be freed. */
+    void (*end_keys)(void *arg);
+    /* Fill with bytes nobody can guess. */
+    void (*random)(void *bytes, size_t len);
+    void *arg;
+};
+
+struct session_options {
+    struct round_options round;
+    int64_t lease_ms;
+    int64_t hello_ms; /* until an agent's JOIN must have come */
+};
+
+/* ops is copied. CDDP_OK, CDDP_E_NOMEM, CDDP_E_INVALID. */
+cddp_status session_create(struct session **out, const struct session_options *opt, const struct session_ops *ops,
+                           int64_t now_ms, struct cdi_error *err);
+/* Nobody may hold a wait in its keys any more. NULL-safe. */
+void session_destroy(struct session *s);
+
+/* An agent has connected; *peer is its number until session_detach. CDDP_OK, CDDP_E_NOMEM. */
+cddp_status session_attach(struct session *s, void *conn, int64_t now_ms, uint32_t *peer);
+/* Its connection is gone; how: "its connection closed". */
+void session_detach(struct session *s, uint32_t peer, const char *how, int64_t now_ms, int64_t wall_ms);
+/* Take the whole frames at the front of `in`, and consume them. An error: close the connection, then detach. */
+cddp_status session_feed(struct session *s, uint32_t peer, struct cdi_buf *in, int64_t now_ms, int64_t wall_ms,
+                         struct cdi_error *err);
+/* Time has passed: leases, join timeouts. Call it several times a second. */
+void session_tick(struct session *s, int64_t now_ms, int64_t wall_ms);
+
+/* The key space of the current round; NULL: the job is over, or there is no memory. */
+struct cdi_kv *session_keys(struct session *s);
+const struct round *session_round(const struct session *s);
+
+#endif

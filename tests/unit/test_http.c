@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "hygiene.h"
+#include "rendezvous/http.h"
+
+#include <string.h>
+
+CDI_SUITE(http);
+
+static cddp_status parse(const char *text, struct http_request *req)
+{
+    struct cdi_buf in;
+    struct cdi_error err;
+    cddp_status st;
+
+    cdi_buf_init(&in, 0);
+    (void)cdi_buf_append(&in, text, strlen(text));
+    st = http_parse(&in, req, &err);
+    cdi_buf_release(&in);
+    return st;
+}
+
+Test(http, a_request_is_read_when_its_blank_line_has_come)
+{
+    static const char text[] = "GET /healthz?x=1 HTTP/1.1\r\nHost: a\r\n\r\n";
+    struct http_request req;
+    char part[sizeof text];
+
+    for (size_t n = 0; n < sizeof text; n++) {
+        memcpy(part, text, n);
+        part[n] = '\0';
+        cr_assert_eq(parse(part, &req), n < sizeof text - 1 ? CDDP_IN_PROGRESS : CDDP_OK, "%zu bytes", n);
+    }
+    cr_assert(req.get);
+    cr_assert_str_eq(req.path, "/healthz");
+    cr_assert_eq(parse("POST / HTTP/1.0\n\n", &req), CDDP_OK);
+    cr_assert(!req.get);
+    cr_assert_str_eq(req.path, "/");
+}
+
+Test(http, what_is_no_request_is_refused)
+{
+    static const char *const bad[] = {"\r\n\r\n",
+                                      "GET\r\n\r\n",
+                                      "GET healthz HTTP/1.1\r\n\r\n",
+                                      "GET / HTTP/2.0\r\n\r\n",
+                                      "GET / HTTP/1.1 x\n\n",
+                                      "GET  / HTTP/1.1\r\n\r\n",
+                                      "GET /a\x01 HTTP/1.1\r\n\r\n",
+                                      "GET /\r\n\r\n",
+                                      "GET / HTTP/1.12\r\n\r\n"};
+    struct http_request req;
+    char *big = malloc(9001);
+
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        cr_assert_eq(parse(bad[i], &req), CDDP_E_PROTOCOL, "case %zu", i);
+    memset(big, 'a', 9000);
+    big[9000] = '\0';
+    memcpy(big, "GET /", 5);
+    cr_assert_eq(parse(big, &req), CDDP_E_LIMIT);
+    memcpy(big + 300, " HTTP/1.1\r\n\r\n", 14);
+    cr_assert_eq(parse(big, &req), CDDP_E_PROTOCOL, "a path of more than 255 bytes");
+    free(big);
+}
+
+Test(http, answers_say_what_they_are_and_how_long)
+{
+    static const struct {
+        struct http_request req;
+        const char *status, *body;
+    } cases[] = {{{true, "/healthz"}, "HTTP/1.1 200 OK\r\n", "ok\n"},
+                 {{true, "/"}, "HTTP/1.1 404 Not Found\r\n", "no such page\n"},
+                 {{false, "/healthz"}, "HTTP/1.1 405 Method Not Allowed\r\n", "only GET\n"}};
+    struct cdi_buf out;
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char text[512] = {0}, length[64];
+
+        cdi_buf_init(&out, 0);
+        cr_assert_eq(http_answer(&cases[i].req, &out), CDDP_OK);
+        memcpy(text, cdi_buf_data(&out), out.len);
+        (void)snprintf(length, sizeof length, "Content-Length: %zu\r\n", strlen(cases[i].body));
+        cr_assert_eq(strncmp(text, cases[i].status, strlen(cases[i].status)), 0);
+        cr_assert_not_null(strstr(text, length));
+        cr_assert_not_null(strstr(text, "Connection: close\r\n"));
+        cr_assert_str_eq(strstr(text, "\r\n\r\n") + 4, cases[i].body);
+        cdi_buf_release(&out);
+    }
+    cr_assert_eq(http_answer(NULL, &out), CDDP_OK);
+    cr_assert_eq(memcmp(cdi_buf_data(&out), "HTTP/1.1 400 ", 13), 0);
+    cdi_buf_release(&out);
+}
