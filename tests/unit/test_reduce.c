@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "hygiene.h"
+#include "worker/backend/cpu/float16.h"
+#include "worker/backend/cpu/reduce.h"
+#include "worker/dtype.h"
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+CDI_SUITE(reduce, .timeout = 60);
+
+static uint64_t state = 1;
+
+static uint64_t next_random(void)
+{
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return state >> 11;
+}
+
+/* What a binary16 means, by its definition. */
+static double value_of_f16(uint16_t h)
+{
+    int e = h >> 10 & 31, m = h & 1023;
+    double v = e == 31 ? (m ? NAN : INFINITY) : e == 0 ? ldexp(m, -24) : ldexp(1024 + m, e - 25);
+
+    return h & 0x8000 ? -v : v;
+}
+
+/* The nearest of the two neighbours, ties to the even one: lo and hi are adjacent, lo's bits are `bits`. */
+static uint16_t nearest(double x, double lo, double hi, uint16_t bits)
+{
+    if (x - lo < hi - x)
+        return bits;
+    if (x - lo > hi - x)
+        return (uint16_t)(bits + 1);
+    return (uint16_t)(bits & 1 ? bits + 1 : bits);
+}
+
+Test(reduce, every_float16_is_read_as_it_is_defined)
+{
+    for (uint32_t h = 0; h < 65536; h++) {
+        float got = cdi_float_of_f16((uint16_t)h);
+        double want = value_of_f16((uint16_t)h);
+
+        if (isnan(want))
+            cr_assert(isnan(got), "%04x", h);
+        else
+            cr_assert(got == (float)want && !signbit(got) == !signbit(want), "%04x: %g, not %g", h, got, want);
+    }
+}
+
+Test(reduce, every_float16_survives_a_round_trip)
+{
+    for (uint32_t h = 0; h < 65536; h++) {
+        uint32_t quiet = (h & 0x7fff) > 0x7c00 ? h | 0x200 : h;
+
+        cr_assert_eq(cdi_f16_of_float(cdi_float_of_f16((uint16_t)h)), quiet, "%04x", h);
+    }
+}
+
+Test(reduce, float32_rounds_to_the_nearest_float16_ties_to_even)
+{
+    for (uint16_t h = 0; h < 0x7c00; h++) {
+        double lo = value_of_f16(h), hi = h == 0x7bff ? 65536.0 : value_of_f16((uint16_t)(h + 1));
+        float mid = (float)((lo + hi) / 2);
+        const float tries[] = {(float)lo, nextafterf((float)lo, INFINITY), nextafterf(mid, 0),
+                               mid,       nextafterf(mid, INFINITY),       nextafterf((float)hi, 0)};
+
+        for (size_t i = 0; i < sizeof tries / sizeof tries[0]; i++) {
+            uint16_t want = nearest(tries[i], lo, hi, h);
+
+            cr_assert_eq(cdi_f16_of_float(tries[i]), want, "%a", tries[i]);
+            cr_assert_eq(cdi_f16_of_float(-tries[i]), want | 0x8000, "%a", -tries[i]);
+        }
+    }
+    cr_assert_eq(cdi_f16_of_float(1e30f), 0x7c00);
+    cr_assert_eq(cdi_f16_of_float(-INFINITY), 0xfc00);
+    cr_assert_eq(cdi_f16_of_float(1e-30f), 0);
+}
+
+Test(reduce, float32_rounds_to_the_nearest_bfloat16_ties_to_even)
+{
+    for (uint32_t h = 0; h < 0x7f80; h++) {
+        uint32_t x = h << 16;
+
+        cr_assert_eq(cdi_bf16_of_float(cdi_float_of_bits(x)), h);
+        cr_assert_eq(cdi_bf16_of_float(cdi_float_of_bits(x | 0x7fff)), h);
+        cr_assert_eq(cdi_bf16_of_float(cdi_float_of_bits(x | 0x8000)), h + (h & 1), "a tie");
+        cr_assert_eq(cdi_bf16_of_float(cdi_float_of_bits(x | 0x8001)), h + 1);
+        cr_assert_eq(cdi_bf16_of_float(cdi_float_of_bits(x | 0x80008001)), 0x8000 | (h + 1));
+    }
+    for (uint32_t h = 0x7f81; h < 0x8000; h++)
+        cr_assert(isnan(cdi_float_of_bf16(cdi_bf16_of_float(cdi_float_of_bf16((uint16_t)h)))));
+    cr_assert_eq(cdi_bf16_of_float(INFINITY), 0x7f80);
+}
+
+/* ------------------------------------------------------------------ against one element at a time, in long form ----
+ */
+
+static double real(cddp_dtype dtype, const void *p, size_t i)
+{
+    switch ((int)dtype) {
+    case CDDP_FLOAT16:
+        return cdi_float_of_f16(((const uint16_t *)p)[i]);
+    case CDDP_BFLOAT16:
+        return cdi_float_of_bf16(((const uint16_t *)p)[i]);
+    case CDDP_FLOAT32:
+        return ((const float *)p)[i];
+    default:
+        return ((const double *)p)[i];
+    }
+}
+
+static int64_t whole(cddp_dtype dtype, const void *p, size_t i)
+{
+    switch ((int)dtype) {
+    case CDDP_INT8:
+        return ((const int8_t *)p)[i];
+    case CDDP_UINT8:
+        return ((const uint8_t *)p)[i];
+    case CDDP_INT32:
+        return ((const int32_t *)p)[i];
+    case CDDP_UINT32:
+        return ((const uint32_t *)p)[i];
+    default:
+        return ((const int64_t *)p)[i];
+    }
+}
+
+static void naive_real(uint8_t *out, void *const *in, int n, size_t i, cddp_dtype dtype, cddp_op op)
+{
+    bool wide = dtype == CDDP_FLOAT64;
+    double acc = real(dtype, in[0], i);
+    float f;
+
+    for (int r = 1; r < n; r++) {
+        double x = real(dtype, in[r], i);
+
+        acc = op == CDDP_PROD  ? acc * x
+              : op == CDDP_MAX ? (isnan(acc) || isnan(x) ? NAN : fmax(acc, x))
+              : op == CDDP_MIN ? (isnan(acc) || isnan(x) ? NAN : fmin(acc, x))
+                               : acc + x;
+        if (!wide)
+            acc = (float)acc; /* exact in double first, so this is one rounding */
+    }
+    if (op == CDDP_MEAN)
+        acc = wide ? acc * (1.0 / n) : (double)((float)acc * (1.0f / (float)n));
+    f = (float)acc;
+    if (dtype == CDDP_FLOAT64)
+        memcpy(out, &acc, 8);
+    else if (dtype == CDDP_FLOAT32)
+        memcpy(out, &f, 4);
+    else
+        *(uint16_t *)(void *)out = dtype == CDDP_FLOAT16 ? cdi_f16_of_float(f) : cdi_bf16_of_float(f);
+}
+
+static void naive_whole(uint8_t *out, void *const *in, int n, size_t i, cddp_dtype dtype, cddp_op op)
+{
+    int64_t acc = whole(dtype, in[0], i);
+    bool above = dtype == CDDP_UINT64;
+
+    for (int r = 1; r < n; r++) {
+        int64_t x = whole(dtype, in[r], i);
+        bool larger = above ? (uint64_t)x > (uint64_t)acc : x > acc;
+
+        acc = op == CDDP_PROD  ? (int64_t)((uint64_t)acc * (uint64_t)x)
+              : op == CDDP_MAX ? (larger ? x : acc)
+              : op == CDDP_MIN ? (larger ? acc : x)
+                               : (int64_t)((uint64_t)acc + (uint64_t)x);
+    }
+    memcpy(out, &acc, cddp_dtype_size(dtype)); /* little-endian: wraps to the type */
+}
+
+static void fill(cddp_dtype dtype, void *p, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        double x = ((double)(next_random() % 20001) - 10000) / 64 + (double)(next_random() % 997) / 997;
+
+        switch ((int)dtype) {
+        case CDDP_FLOAT16:
+            ((uint16_t *)p)[i] = cdi_f16_of_float((float)x);
+            break;
+        case CDDP_BFLOAT16:
+            ((uint16_t *)p)[i] = cdi_bf16_of_float((float)x);
+            break;
+        case CDDP_FLOAT32:
+            ((float *)p)[i] = (float)x;
+            break;
+        case CDDP_FLOAT64:
+            ((double *)p)[i] = x;
+            break;
+        default: {
+            uint64_t v = next_random() * 0x9e3779b97f4a7c15u;
+
+            memcpy((uint8_t *)p + i * cddp_dtype_size(dtype), &v, cddp_dtype_size(dtype));
+        }
+        }
+    }
+}
+
+static void one_case(cddp_dtype dtype, cddp_op op, int n, size_t count, bool in_place)
+{
+    size_t size = cddp_dtype_size(dtype), bytes = count * size;
+    void *in[5];
+    uint8_t *want = malloc(bytes + 1), *two = malloc(bytes + 1);
+    void *out[2] = {NULL, two};
+
+    for (int r = 0; r < n; r++) {
+        in[r] = malloc(bytes + 1);
+        fill(dtype, in[r], count);
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (cdi_dtype_is_float(dtype))
+            naive_real(want + i * size, in, n, i, dtype, op);
+        else
+            naive_whole(want + i * size, in, n, i, dtype, op);
+    }
+    out[0] = in_place ? in[n - 1] : malloc(bytes + 1);
+    two[bytes] = 0x5a;
+    cdi_reduce(out, 2, (const void *const *)in, n, count, dtype, op);
+    cr_assert_eq(memcmp(out[0], want, bytes), 0, "%s %s of %zu, %d ranks", cdi_op_name(op), cdi_dtype_name(dtype),
+                 count, n);
+    cr_assert_eq(memcmp(two, want, bytes), 0);
+    cr_assert_eq(two[bytes], 0x5a, "nothing behind the end is written");
+    if (!in_place)
+        free(out[0]);
+    for (int r = 0; r < n; r++)
+        free(in[r]);
+    free(two);
+    free(want);
+}
+
+Test(reduce, every_type_and_operation_equals_the_long_form)
+{
+    const size_t counts[] = {0, 1, 3, 31, 511, 512, 513, 1024, 1025, 4099};
+
+    for (int dtype = CDDP_INT8; dtype <= CDDP_BFLOAT16; dtype++)
+        for (int op = CDDP_SUM; op <= CDDP_MEAN; op++)
+            for (int n = 1; n <= 5; n++)
+                for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++)
+                    if (op != CDDP_MEAN || cdi_dtype_is_float((cddp_dtype)dtype))
+                        one_case((cddp_dtype)dtype, (cddp_op)op, n, counts[c], c % 2);
+}
+
+Test(reduce, the_sum_is_made_in_rank_order)
+{
+    /* (1e20 + -1e20) + 1 = 1, but 1e20 + (-1e20 + 1) = 0 in float32. */
+    float a = 1e20f, b = -1e20f, c = 1, out;
+    void *o[] = {&out};
+    const void *const abc[] = {&a, &b, &c}, *const bca[] = {&b, &c, &a};
+
+    cdi_reduce(o, 1, abc, 3, 1, CDDP_FLOAT32, CDDP_SUM);
+    cr_assert_eq(out, 1.0f);
+    cdi_reduce(o, 1, bca, 3, 1, CDDP_FLOAT32, CDDP_SUM);
+    cr_assert_eq(out, 0.0f);
+}
+
+Test(reduce, nan_wins_max_and_min_from_either_side)
+{
+    const float n[2] = {NAN, 1}, m[2] = {1, NAN};
+    float out[2];
+    void *o[] = {out};
+    const void *const in[] = {n, m};
+
+    for (int op = CDDP_MAX; op <= CDDP_MIN; op++) {
+        cdi_reduce(o, 1, in, 2, 2, CDDP_FLOAT32, (cddp_op)op);
+        cr_assert(isnan(out[0]) && isnan(out[1]));
+    }
+}
