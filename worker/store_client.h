@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The store client's inner side: the public operations with a cdi_error instead of the thread's last one, and with keys
+ * taken verbatim. The library's own keys start with "cddp/", which no public key can, since those get a "/" in front.
+ * The rules of cddp.h hold: blocking with deadlines, any thread, one operation at a time.
+ */
+#ifndef CDI_STORE_CLIENT_H
+#define CDI_STORE_CLIENT_H
+
+#include "common/error.h"
+#include "protocol/flight.h"
+
+#include <cddp/cddp.h>
+#include <stdbool.h>
+
+/* timeout_ms > 0, to connect and for each operation. The errors of cddp_store_open. */
+cddp_status cdi_store_open(cddp_store **out, const char *host, int port, int64_t timeout_ms, struct cdi_error *err);
+/* From now on every wait also ends when the agent says that the round is over. The page must outlive the store. */
+void cdi_store_watch(cddp_store *store, const struct cdi_flight *flight);
+
+cddp_status cdi_store_set(cddp_store *store, const char *key, const void *value, size_t len, struct cdi_error *err);
+cddp_status cdi_store_get(cddp_store *store, const char *key, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
+                          struct cdi_error *err);
+cddp_status cdi_store_add(cddp_store *store, const char *key, int64_t delta, int64_t *sum, struct cdi_error *err);
+cddp_status cdi_store_compare_set(cddp_store *store, const char *key, const void *expected, size_t expected_len,
+                                  const void *desired, size_t desired_len, void *buf, size_t cap, size_t *len,
+                                  struct cdi_error *err);
+cddp_status cdi_store_wait(cddp_store *store, const char *key, int64_t timeout_ms, struct cdi_error *err);
+cddp_status cdi_store_exists(cddp_store *store, const char *key, bool *exists, struct cdi_error *err);
+
+#endif
