@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The collectives themselves, over one primitive: a step, in which every rank makes its input visible and waits for all
+ * others' (shm.h). One operation at a time, called by who runs the queue.
+ */
+#ifndef CDI_CPU_COLLECTIVE_H
+#define CDI_CPU_COLLECTIVE_H
+
+#include "worker/backend/cpu/thread.h"
+#include "worker/backend/cpu/wait.h"
+
+#define CDI_SMALL_BYTES 8192 /* up to here every rank reduces everything by itself: one step instead of two */
+
+struct cdi_team {
+    int rank, size;
+    struct cdi_shm *shm; /* NULL in a world of one */
+    struct cdi_wait wait;
+    uint32_t step; /* the last one posted */
+    uint64_t n_regions;
+    const void **in; /* scratch, `size` pointers each */
+    void **out;
+};
+
+/* A region as the backend sees it. */
+struct cdi_cpu_region {
+    struct cdi_region pub; /* first: a cdi_region is one of these */
+    uint64_t id;           /* 1, 2, ..., equal on all ranks */
+    void **part;           /* by rank */
+};
+
+/* *t is zeroed but for rank, size, shm and wait. CDDP_E_NOMEM. */
+cddp_status cdi_team_init(struct cdi_team *t, struct cdi_error *err);
+void cdi_team_release(struct cdi_team *t);
+
+/*
+ * Run one operation; blocks on peers. CDDP_OK, CDDP_E_MISMATCH, CDDP_E_PEER, CDDP_E_TIMEOUT, CDDP_E_ABORTED or what a
+ * peer gave up with: after any of them the team has no common state left.
+ */
+cddp_status cdi_team_run(struct cdi_team *t, const struct cdi_work *work, bool on_thread, struct cdi_error *err);
+
+void cdi_team_region_destroy(struct cdi_team *t, struct cdi_region *region);
+
+#endif

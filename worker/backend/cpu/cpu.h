@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The CPU backend, with everything that it gets from outside given by the caller: for tests. */
+#ifndef CDI_CPU_H
+#define CDI_CPU_H
+
+#include "worker/backend.h"
+#include "worker/backend/cpu/handover.h"
+
+/* As cdi_cpu_backend.create, but ranks meet through `meet` and map memory through `mapper` (may be NULL). */
+cddp_status cdi_cpu_create_at(struct cdi_backend **out, const struct cdi_world *world, const struct cdi_meet *meet,
+                              const struct cdi_mapper *mapper, struct cdi_error *err);
+
+#endif

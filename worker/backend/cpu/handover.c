@@ -1,0 +1,533 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Messages are of one fixed size over SOCK_SEQPACKET, so that none is ever partial. Bringing the control segment:
+ *     rank r -> 0: hello    0 -> r: segment (descriptor)    r -> 0: mapped?    0 -> r: all mapped?
+ * and the parts of a region: each rank sends its descriptor to rank 0, which hands one after another to everybody, so
+ * that nobody holds more than one descriptor at a time, whatever the number of ranks.
+ */
+#include "worker/backend/cpu/handover.h"
+
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "worker/rank_list.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define HANDOVER_MAGIC 0x43444448u
+#define SOCKET_NAME "shm"   /* in the meeting place: "+name of rank 0's socket", or a cause why there is none */
+#define CAUSE_NAME "broken" /* the same: why it failed, for those whose connection just ends */
+#define SLICE_MS 20
+
+struct message {
+    uint32_t magic;
+    int32_t rank, size;
+    int32_t status;
+    uint64_t bytes;
+    char text[CDI_SHM_TEXT];
+};
+
+/* Until when, and what else ends the wait. */
+struct patience {
+    int64_t deadline_ms;
+    const struct cdi_flight *flight;
+    const struct cdi_wait *wait; /* NULL before there is a segment */
+};
+
+static cddp_status look(const struct patience *p, struct cdi_error *err)
+{
+    cddp_status st = p->wait != NULL ? cdi_wait_check(p->wait, err) : cdi_flight_check(p->flight, err);
+
+    if (st == CDDP_OK && cdi_now_ms() >= p->deadline_ms)
+        return cdi_fail(err, CDDP_E_TIMEOUT, "timed out");
+    return st;
+}
+
+static cddp_status wait_fd(int fd, short events, const struct patience *p, struct cdi_error *err)
+{
+    for (;;) {
+        struct pollfd pfd = {.fd = fd, .events = events};
+        int n = poll(&pfd, 1, SLICE_MS);
+        cddp_status st;
+
+        if (n > 0)
+            return CDDP_OK;
+        if (n < 0 && errno != EINTR)
+            return cdi_fail_errno(err, errno, "poll");
+        st = look(p, err);
+        if (st != CDDP_OK)
+            return st;
+    }
+}
+
+/* Send m, and fd unless it is negative. */
+static cddp_status give(int sock, const struct message *m, int fd, const struct patience *p, struct cdi_error *err)
+{
+    struct iovec iov = {.iov_base = (void *)(uintptr_t)m, .iov_len = sizeof *m};
+    union {
+        struct cmsghdr align;
+        char buf[CMSG_SPACE(sizeof(int))];
+    } control = {0};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+
+    if (fd >= 0) {
+        struct cmsghdr *c;
+
+        msg.msg_control = control.buf;
+        msg.msg_controllen = sizeof control.buf;
+        c = CMSG_FIRSTHDR(&msg);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(c), &fd, sizeof fd);
+    }
+    for (;;) {
+        cddp_status st;
+
+        if (sendmsg(sock, &msg, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0)
+            return CDDP_OK;
+        if (errno == EINTR)
+            continue;
+        if (errno == EPIPE || errno == ECONNRESET)
+            return cdi_fail(err, CDDP_E_PEER, "the connection ended");
+        if (errno != EAGAIN && errno != ETOOMANYREFS)
+            return cdi_fail_errno(err, errno, "cannot send to a rank of this node");
+        if (errno == ETOOMANYREFS) { /* too many descriptors are under way; they will arrive */
+            const struct timespec ms = {.tv_nsec = 1000000};
+
+            (void)nanosleep(&ms, NULL);
+            st = look(p, err);
+        } else {
+            st = wait_fd(sock, POLLOUT, p, err);
+        }
+        if (st != CDDP_OK)
+            return st;
+    }
+}
+
+/*
+ * Receive m; *fd (may be NULL) is the descriptor that came with it, or -1 with *lost = errno where this process could
+ * not take it.
+ */
+static cddp_status take(int sock, struct message *m, int *fd, const struct patience *p, struct cdi_error *err)
+{
+    struct iovec iov = {.iov_base = m, .iov_len = sizeof *m};
+    union {
+        struct cmsghdr align;
+        char buf[CMSG_SPACE(sizeof(int))];
+    } control;
+    struct msghdr msg = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.buf, .msg_controllen = sizeof control.buf};
+    CDI_AUTOCLOSE int got = -1;
+    ssize_t n;
+
+    do {
+        cddp_status st = wait_fd(sock, POLLIN, p, err);
+
+        if (st != CDDP_OK)
+            return st;
+        n = recvmsg(sock, &msg, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    } while (n < 0 && (errno == EINTR || errno == EAGAIN));
+    if (n == 0 || (n < 0 && errno == ECONNRESET))
+        return cdi_fail(err, CDDP_E_PEER, "the connection ended");
+    if (n < 0)
+        return cdi_fail_errno(err, errno, "cannot receive from a rank of this node");
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(&msg); c != NULL; c = CMSG_NXTHDR(&msg, c))
+        if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len == CMSG_LEN(sizeof(int)))
+            memcpy(&got, CMSG_DATA(c), sizeof got);
+    if ((size_t)n != sizeof *m || m->magic != HANDOVER_MAGIC)
+        return cdi_fail(err, CDDP_E_PROTOCOL, "a rank of this node sent something else than expected");
+    m->text[sizeof m->text - 1] = '\0';
+    if (fd != NULL)
+        *fd = cdi_steal_fd(&got);
+    return CDDP_OK;
+}
+
+static struct message message(int rank, int size, cddp_status st, const struct cdi_error *err)
+{
+    struct message m = {.magic = HANDOVER_MAGIC, .rank = rank, .size = size, .status = st};
+
+    if (st != CDDP_OK)
+        (void)snprintf(m.text, sizeof m.text, "%.500s", err->msg);
+    return m;
+}
+
+static bool same_user(int sock)
+{
+    struct ucred who;
+    socklen_t len = sizeof who;
+
+    return getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &who, &len) == 0 && who.uid == geteuid();
+}
+
+static socklen_t abstract_address(struct sockaddr_un *a, const char *name)
+{
+    size_t len = strlen(name);
+
+    memset(a, 0, sizeof *a);
+    a->sun_family = AF_UNIX;
+    memcpy(a->sun_path + 1, name, len); /* a first byte of 0: no file */
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + len);
+}
+
+/* A cause is "-3 the sentence": status and text. */
+static void tell_cause(const struct cdi_meet *meet, const char *name, const struct cdi_error *why)
+{
+    char text[CDI_SHM_TEXT];
+
+    (void)snprintf(text, sizeof text, "%d %.490s", (int)why->status, why->msg);
+    (void)meet->set(meet->arg, name, text, NULL); /* a courtesy: who cannot be told runs into its deadline */
+}
+
+static cddp_status read_cause(const char *text, struct cdi_error *err)
+{
+    char *end;
+    long st = strtol(text, &end, 10);
+
+    return cdi_fail(err, st < 0 ? (cddp_status)st : CDDP_E_PROTOCOL, "%s", *end == ' ' ? end + 1 : end);
+}
+
+/* ------------------------------------------------------------------------------------------- rank 0's side ---------
+ */
+
+static cddp_status listen_on(char name[64], int *out, int backlog, struct cdi_error *err)
+{
+    CDI_AUTOCLOSE int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    struct sockaddr_un a;
+    uint64_t random[2];
+    socklen_t len;
+
+    if (fd < 0)
+        return cdi_fail_errno(err, errno, "cannot make a socket");
+    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
+        return cdi_fail_errno(err, errno, "cannot get random bytes");
+    (void)snprintf(name, 64, "cddp-%016" PRIx64 "%016" PRIx64, random[0], random[1]);
+    len = abstract_address(&a, name);
+    if (bind(fd, (struct sockaddr *)&a, len) != 0 || listen(fd, backlog) != 0)
+        return cdi_fail_errno(err, errno, "cannot listen on an abstract socket");
+    *out = cdi_steal_fd(&fd);
+    return CDDP_OK;
+}
+
+static cddp_status greet(struct cdi_shm *s, int sock, int memfd, const struct patience *p, struct cdi_error *err)
+{
+    struct message m;
+    struct patience soon = *p;
+    cddp_status st;
+
+    if (!same_user(sock))
+        return CDDP_E_PROTOCOL;
+    soon.deadline_ms = cdi_now_ms() + 5000;
+    st = take(sock, &m, NULL, soon.deadline_ms < p->deadline_ms ? &soon : p, err);
+    if (st != CDDP_OK)
+        return st;
+    if (m.size != s->size || m.rank <= 0 || m.rank >= s->size || s->socks[m.rank] >= 0)
+        return CDDP_E_PROTOCOL;
+    st = give(sock, &(struct message){.magic = HANDOVER_MAGIC, .size = s->size, .bytes = s->bytes}, memfd, p, err);
+    if (st == CDDP_OK)
+        s->socks[m.rank] = sock;
+    return st;
+}
+
+/* The sentence for "not everybody came", unless a rank has said why. */
+static cddp_status who_is_missing(const struct cdi_shm *s, const struct cdi_world *world, struct cdi_error *err)
+{
+    struct cdi_rank_list missing = {0};
+
+    for (int r = 1; r < s->size; r++)
+        if (s->socks[r] < 0)
+            cdi_rank_list_add(&missing, r);
+    return cdi_fail(err, CDDP_E_TIMEOUT, "%d of %d ranks did not come to share memory within %.4g s: %s", missing.n,
+                    s->size, (double)world->join_timeout_ms / 1000, missing.text);
+}
+
+static cddp_status accept_all(struct cdi_shm *s, int listener, int memfd, const struct cdi_world *world,
+                              const struct cdi_meet *meet, const struct patience *p, struct cdi_error *err)
+{
+    for (int n = 1; n < s->size;) {
+        struct patience slice = {.deadline_ms = cdi_now_ms() + 5 * SLICE_MS, .flight = p->flight};
+        char cause[CDI_SHM_TEXT];
+        cddp_status st;
+        int sock;
+
+        if (slice.deadline_ms > p->deadline_ms)
+            slice.deadline_ms = p->deadline_ms;
+        st = wait_fd(listener, POLLIN, &slice, err);
+        if (st == CDDP_E_TIMEOUT) {
+            if (meet->get(meet->arg, CAUSE_NAME, cause, sizeof cause, 0, err) == CDDP_OK)
+                return read_cause(cause, err);
+            if (cdi_now_ms() >= p->deadline_ms)
+                return who_is_missing(s, world, err);
+            continue;
+        }
+        if (st != CDDP_OK)
+            return st;
+        sock = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (sock < 0 && (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED))
+            continue;
+        if (sock < 0)
+            return cdi_fail_errno(err, errno, "cannot accept the connection of a rank of this node");
+        if (greet(s, sock, memfd, p, err) == CDDP_OK)
+            n++;
+        else
+            (void)close(sock); /* not one of ours, or it died: if it was a rank, the deadline will tell */
+    }
+    return CDDP_OK;
+}
+
+/* Collect "mapped" from all, and tell all whether everybody could. */
+static cddp_status agree(struct cdi_shm *s, const struct patience *p, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    for (int r = 1; r < s->size && st == CDDP_OK; r++) {
+        struct message m;
+        struct cdi_error why;
+
+        st = take(s->socks[r], &m, NULL, p, &why);
+        if (st != CDDP_OK)
+            (void)cdi_fail(err, st, "rank %d went away while memory was shared: %.800s", r, why.msg);
+        else if (m.status != CDDP_OK)
+            st = cdi_fail(err, (cddp_status)m.status, "rank %d: %s", r, m.text);
+    }
+    return st;
+}
+
+static void tell_all(struct cdi_shm *s, const struct patience *p, cddp_status st, const struct cdi_error *err)
+{
+    struct message m = message(0, s->size, st, err);
+
+    for (int r = 1; r < s->size; r++)
+        if (s->socks[r] >= 0)
+            (void)give(s->socks[r], &m, -1, p, NULL); /* who died meanwhile is noticed at the next wait */
+}
+
+static cddp_status lead(struct cdi_shm *s, const struct cdi_world *world, const struct cdi_meet *meet,
+                        const struct patience *p, struct cdi_error *err)
+{
+    CDI_AUTOCLOSE int memfd = -1;
+    CDI_AUTOCLOSE int listener = -1;
+    char name[64], text[CDI_SHM_TEXT];
+    void *segment;
+    cddp_status st = cdi_shm_memfd("cddp-control", s->bytes, &memfd, err);
+
+    if (st == CDDP_OK)
+        st = cdi_shm_map(&s->mapper, memfd, s->bytes, &segment, err);
+    if (st == CDDP_OK) {
+        cdi_shm_format(s, segment);
+        st = listen_on(name, &listener, s->size, err);
+    }
+    if (st != CDDP_OK) {
+        (void)cdi_error_wrap(err, "rank 0");
+        tell_cause(meet, SOCKET_NAME, err);
+        return st;
+    }
+    (void)snprintf(text, sizeof text, "+%s", name);
+    st = meet->set(meet->arg, SOCKET_NAME, text, err);
+    if (st != CDDP_OK)
+        return st;
+    st = accept_all(s, listener, memfd, world, meet, p, err);
+    if (st == CDDP_OK)
+        st = agree(s, p, err);
+    tell_all(s, p, st, err);
+    if (st != CDDP_OK)
+        tell_cause(meet, CAUSE_NAME, err);
+    return st;
+}
+
+/* ------------------------------------------------------------------------------------------ the others' side -------
+ */
+
+static cddp_status connect_to(const char *name, int *out, struct cdi_error *err)
+{
+    CDI_AUTOCLOSE int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    struct sockaddr_un a;
+    int rc;
+
+    if (fd < 0)
+        return cdi_fail_errno(err, errno, "cannot make a socket");
+    if (strlen(name) + 2 > sizeof a.sun_path)
+        return cdi_fail(err, CDDP_E_PROTOCOL, "rank 0's socket has an impossible name");
+    do
+        rc = connect(fd, (struct sockaddr *)&a, abstract_address(&a, name)); /* blocks only while the backlog is full */
+    while (rc != 0 && errno == EINTR);
+    if (rc != 0 && errno == ECONNREFUSED)
+        return cdi_fail(err, CDDP_E_UNSUPPORTED,
+                        "rank 0 is on another host, in another container, or gone: this version needs all ranks on one "
+                        "host and in one network namespace");
+    if (rc != 0)
+        return cdi_fail_errno(err, errno, "cannot connect to rank 0");
+    if (!same_user(fd))
+        return cdi_fail(err, CDDP_E_PROTOCOL, "rank 0 runs as another user");
+    *out = cdi_steal_fd(&fd);
+    return CDDP_OK;
+}
+
+static cddp_status map_control(struct cdi_shm *s, int memfd, struct cdi_error *err)
+{
+    void *segment;
+    cddp_status st;
+
+    if (memfd < 0)
+        return cdi_fail(err, CDDP_E_SYSTEM, "cannot take over shared memory: too many open files");
+    st = cdi_shm_map(&s->mapper, memfd, s->bytes, &segment, err);
+    if (st == CDDP_OK) {
+        st = cdi_shm_adopt(s, segment, err);
+        if (st != CDDP_OK)
+            cdi_shm_unmap(&s->mapper, segment, s->bytes);
+    }
+    return st;
+}
+
+static cddp_status follow_over(struct cdi_shm *s, const struct patience *p, struct cdi_error *err)
+{
+    CDI_AUTOCLOSE int memfd = -1;
+    struct message m = message(s->rank, s->size, CDDP_OK, NULL);
+    cddp_status st = give(s->socks[0], &m, -1, p, err);
+
+    if (st == CDDP_OK)
+        st = take(s->socks[0], &m, &memfd, p, err);
+    if (st != CDDP_OK)
+        return st;
+    if (m.status != CDDP_OK) /* it did not come to our turn */
+        return cdi_fail(err, (cddp_status)m.status, "%s", m.text);
+    st = map_control(s, memfd, err);
+    m = message(s->rank, s->size, st, err);
+    st = give(s->socks[0], &m, -1, p, err);
+    if (st == CDDP_OK)
+        st = take(s->socks[0], &m, NULL, p, err);
+    if (st == CDDP_OK && m.status != CDDP_OK)
+        return cdi_fail(err, (cddp_status)m.status, "%s", m.text);
+    return st;
+}
+
+static cddp_status follow(struct cdi_shm *s, const struct cdi_world *world, const struct cdi_meet *meet,
+                          const struct patience *p, struct cdi_error *err)
+{
+    char where[CDI_SHM_TEXT], text[CDI_SHM_TEXT];
+    cddp_status st = meet->get(meet->arg, SOCKET_NAME, where, sizeof where, world->join_timeout_ms, err);
+
+    if (st == CDDP_E_TIMEOUT)
+        return cdi_fail(err, st, "rank 0 did not offer its shared memory within %.4g s",
+                        (double)world->join_timeout_ms / 1000);
+    if (st != CDDP_OK)
+        return st;
+    if (where[0] != '+')
+        return read_cause(where, err);
+    st = connect_to(where + 1, &s->socks[0], err);
+    if (st != CDDP_OK) {
+        (void)cdi_error_wrap(err, "rank %d", world->rank);
+        tell_cause(meet, CAUSE_NAME, err); /* rank 0 waits for us */
+        return st;
+    }
+    st = follow_over(s, p, err);
+    if (st == CDDP_E_PEER && meet->get(meet->arg, CAUSE_NAME, text, sizeof text, 1000, NULL) == CDDP_OK)
+        return read_cause(text, err);
+    if (st == CDDP_E_PEER)
+        return cdi_fail(err, st, "rank 0 died while memory was shared");
+    if (st == CDDP_E_TIMEOUT)
+        return cdi_fail(err, st, "not all ranks came to share memory within %.4g s",
+                        (double)world->join_timeout_ms / 1000);
+    return st;
+}
+
+cddp_status cdi_handover_control(struct cdi_shm **out, const struct cdi_world *world, const struct cdi_meet *meet,
+                                 const struct cdi_mapper *m, struct cdi_error *err)
+{
+    const struct patience p = {.deadline_ms = cdi_deadline_ms(cdi_now_ms(), world->join_timeout_ms),
+                               .flight = world->flight};
+    struct cdi_error local;
+    struct cdi_shm *s;
+    cddp_status st;
+
+    err = err != NULL ? err : &local;
+    st = cdi_shm_create(&s, world->rank, world->size, m, err);
+    if (st != CDDP_OK)
+        return st;
+    st = world->rank == 0 ? lead(s, world, meet, &p, err) : follow(s, world, meet, &p, err);
+    if (st != CDDP_OK) {
+        cdi_shm_destroy(s);
+        return st;
+    }
+    *out = s;
+    return CDDP_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------- regions ---------
+ */
+
+static cddp_status map_part(struct cdi_shm *s, int rank, const struct message *m, int fd, size_t bytes, void **part,
+                            struct cdi_error *err)
+{
+    if (m->status != CDDP_OK) /* the text names the rank */
+        return cdi_fail(err, (cddp_status)m->status, "%s", m->text);
+    if (m->bytes != bytes)
+        return cdi_fail(err, CDDP_E_PROTOCOL, "rank %d made a region of another size", rank);
+    if (fd < 0)
+        return cdi_fail(err, CDDP_E_SYSTEM, "rank %d: cannot take over shared memory: too many open files", s->rank);
+    if (cdi_shm_map(&s->mapper, fd, bytes, part, err) != CDDP_OK)
+        return cdi_error_wrap(err, "rank %d", s->rank);
+    return CDDP_OK;
+}
+
+/* Rank 0: get r's message (its own is there already) and hand it to all but r. */
+static cddp_status relay(struct cdi_shm *s, int r, struct message *m, int *fd, const struct patience *p,
+                         struct cdi_error *err)
+{
+    cddp_status st = r == 0 ? CDDP_OK : take(s->socks[r], m, fd, p, err);
+
+    if (st == CDDP_OK && m->status == CDDP_OK && *fd < 0) {
+        m->status = CDDP_E_SYSTEM;
+        (void)snprintf(m->text, sizeof m->text, "rank 0 cannot take over shared memory: too many open files");
+    }
+    for (int to = 1; to < s->size && st == CDDP_OK; to++)
+        if (to != r)
+            st = give(s->socks[to], m, *fd, p, err);
+    return st;
+}
+
+cddp_status cdi_handover_parts(struct cdi_wait *w, size_t bytes, void **part, bool *broken, struct cdi_error *err)
+{
+    struct cdi_shm *s = w->shm;
+    const struct patience p = {
+        .deadline_ms = cdi_deadline_ms(cdi_now_ms(), w->timeout_ms), .flight = w->flight, .wait = w};
+    CDI_AUTOCLOSE int own = -1;
+    cddp_status outcome = cdi_shm_memfd("cddp-region", bytes, &own, err), io = CDDP_OK;
+    struct message mine;
+
+    if (outcome != CDDP_OK)
+        (void)cdi_error_wrap(err, "rank %d", s->rank);
+    mine = message(s->rank, s->size, outcome, err);
+    mine.bytes = bytes;
+    memset(part, 0, (size_t)s->size * sizeof *part);
+    if (s->rank != 0)
+        io = give(s->socks[0], &mine, own, &p, err);
+    for (int r = 0; r < s->size && io == CDDP_OK; r++) {
+        CDI_AUTOCLOSE int fd = r == s->rank ? cdi_steal_fd(&own) : -1;
+        struct message m = mine;
+        struct cdi_error why;
+        cddp_status st;
+
+        if (s->rank == 0)
+            io = relay(s, r, &m, &fd, &p, err);
+        else if (r != s->rank)
+            io = take(s->socks[0], &m, &fd, &p, err);
+        st = io != CDDP_OK ? io : map_part(s, r, &m, fd, bytes, &part[r], &why);
+        if (io == CDDP_OK && st != CDDP_OK && outcome == CDDP_OK)
+            outcome = cdi_fail(err, st, "%.900s", why.msg);
+    }
+    for (int r = 0; r < s->size && (io != CDDP_OK || outcome != CDDP_OK); r++) {
+        cdi_shm_unmap(&s->mapper, part[r], bytes);
+        part[r] = NULL;
+    }
+    *broken = io != CDDP_OK;
+    return io != CDDP_OK ? io : outcome;
+}

@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/backend/cpu/shm.h"
+
+#include "common/cleanup.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SHM_MAGIC 0x4d48535044444443u /* "CDDDPSHM" */
+#define SHM_VERSION 1u
+
+enum { ABORT_NONE = 0, ABORT_WRITING = 1, ABORT_TOLD = 2 };
+
+struct cdi_shm_header {
+    uint64_t magic;
+    uint32_t version, size;
+    _Alignas(64) _Atomic uint32_t abort;
+    _Atomic int32_t status;
+    _Atomic char text[CDI_SHM_TEXT];
+};
+
+static size_t page_up(size_t n)
+{
+    return (n + 4095) / 4096 * 4096;
+}
+
+static size_t head_bytes(int size)
+{
+    return page_up(sizeof(struct cdi_shm_header)) + page_up((size_t)size * sizeof(struct cdi_shm_rank));
+}
+
+size_t cdi_shm_bytes(int size)
+{
+    return head_bytes(size) + (size_t)size * 2 * CDI_SHM_SLOT_BYTES;
+}
+
+cddp_status cdi_shm_memfd(const char *name, size_t bytes, int *out, struct cdi_error *err)
+{
+    CDI_AUTOCLOSE int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int rc;
+
+    if (fd < 0)
+        return cdi_fail_errno(err, errno, "cannot make shared memory");
+    do
+        rc = posix_fallocate(fd, 0, (off_t)bytes);
+    while (rc == EINTR);
+    if (rc != 0) {
+        (void)cdi_fail_errno(err, rc, "cannot get %zu bytes of shared memory", bytes);
+        if (err != NULL && (rc == ENOMEM || rc == ENOSPC || rc == EFBIG))
+            err->status = CDDP_E_NOMEM;
+        return rc == ENOMEM || rc == ENOSPC || rc == EFBIG ? CDDP_E_NOMEM : CDDP_E_SYSTEM;
+    }
+    (void)fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+    *out = cdi_steal_fd(&fd);
+    return CDDP_OK;
+}
+
+cddp_status cdi_shm_map(const struct cdi_mapper *m, int fd, size_t bytes, void **out, struct cdi_error *err)
+{
+    struct stat sb;
+    void *p;
+
+    if (fstat(fd, &sb) != 0 || (uint64_t)sb.st_size < bytes || (fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) == 0)
+        return cdi_fail(err, CDDP_E_PROTOCOL, "a peer's shared memory is not what it should be");
+    if (m->map != NULL) {
+        p = m->map(m->arg, fd, bytes);
+    } else {
+        p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (p == MAP_FAILED)
+            p = NULL;
+    }
+    if (p == NULL) {
+        (void)cdi_fail_errno(err, errno, "cannot map %zu bytes of shared memory", bytes);
+        if (err != NULL)
+            err->status = CDDP_E_NOMEM;
+        return CDDP_E_NOMEM;
+    }
+    *out = p;
+    return CDDP_OK;
+}
+
+void cdi_shm_unmap(const struct cdi_mapper *m, void *p, size_t bytes)
+{
+    if (p == NULL)
+        return;
+    if (m->map != NULL)
+        m->unmap(m->arg, p, bytes);
+    else
+        (void)munmap(p, bytes);
+}
+
+cddp_status cdi_shm_create(struct cdi_shm **out, int rank, int size, const struct cdi_mapper *m, struct cdi_error *err)
+{
+    struct cdi_shm *s = calloc(1, sizeof *s);
+
+    if (s != NULL)
+        s->socks = calloc((size_t)size, sizeof *s->socks);
+    if (s == NULL || s->socks == NULL) {
+        free(s);
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", size);
+    }
+    s->rank = rank;
+    s->size = size;
+    s->bytes = cdi_shm_bytes(size);
+    if (m != NULL)
+        s->mapper = *m;
+    for (int r = 0; r < size; r++)
+        s->socks[r] = -1;
+    *out = s;
+    return CDDP_OK;
+}
+
+static void take_over(struct cdi_shm *s, void *segment)
+{
+    uint8_t *base = segment;
+
+    s->header = segment;
+    s->ranks = (void *)(base + page_up(sizeof *s->header));
+    s->slots = base + head_bytes(s->size);
+    atomic_store(&s->ranks[s->rank].pid, (int32_t)getpid());
+}
+
+void cdi_shm_format(struct cdi_shm *s, void *segment)
+{
+    struct cdi_shm_header *h = segment;
+
+    /* A new memfd is all zero, which is the right start for everything else. */
+    h->magic = SHM_MAGIC;
+    h->version = SHM_VERSION;
+    h->size = (uint32_t)s->size;
+    take_over(s, segment);
+}
+
+cddp_status cdi_shm_adopt(struct cdi_shm *s, void *segment, struct cdi_error *err)
+{
+    const struct cdi_shm_header *h = segment;
+
+    if (h->magic != SHM_MAGIC || h->version != SHM_VERSION || h->size != (uint32_t)s->size)
+        return cdi_fail(err, CDDP_E_VERSION,
+                        "rank 0's shared memory has another layout: were all ranks built with the same libcddp?");
+    take_over(s, segment);
+    return CDDP_OK;
+}
+
+static void wake_all(_Atomic uint32_t *word)
+{
+    (void)syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void cdi_shm_destroy(struct cdi_shm *s)
+{
+    if (s == NULL)
+        return;
+    if (s->header != NULL) {
+        struct cdi_shm_rank *me = &s->ranks[s->rank];
+
+        atomic_store(&me->left, 1);
+        wake_all(&me->posted.value); /* it has not changed, but who sleeps on it must look at `left` */
+        cdi_shm_unmap(&s->mapper, s->header, s->bytes);
+    }
+    for (int r = 0; r < s->size; r++)
+        if (s->socks[r] >= 0)
+            (void)close(s->socks[r]);
+    free(s->socks);
+    free(s);
+}
+
+void cdi_counter_post(struct cdi_counter *c, uint32_t step)
+{
+    /*
+     * Both sides are sequentially consistent: here store value, then load sleepers; there add to sleepers, then load
+     * value. One of the two sees the other, so no wake-up is lost.
+     */
+    atomic_store_explicit(&c->value, step, memory_order_seq_cst);
+    if (atomic_load_explicit(&c->sleepers, memory_order_seq_cst) != 0)
+        wake_all(&c->value);
+}
+
+void cdi_shm_abort(struct cdi_shm *s, cddp_status status, const char *text)
+{
+    struct cdi_shm_header *h = s->header;
+    uint32_t none = ABORT_NONE;
+
+    if (h == NULL || !atomic_compare_exchange_strong(&h->abort, &none, ABORT_WRITING))
+        return;
+    atomic_store(&h->status, (int32_t)status);
+    for (size_t i = 0; i + 1 < sizeof h->text && text[i] != '\0'; i++)
+        atomic_store_explicit(&h->text[i], text[i], memory_order_relaxed);
+    atomic_store_explicit(&h->abort, ABORT_TOLD, memory_order_release);
+    wake_all(&h->abort);
+}
+
+cddp_status cdi_shm_aborted(const struct cdi_shm *s, struct cdi_error *err)
+{
+    struct cdi_shm_header *h = s->header;
+    uint32_t state = atomic_load_explicit(&h->abort, memory_order_acquire);
+    char text[CDI_SHM_TEXT];
+
+    if (state == ABORT_NONE)
+        return CDDP_OK;
+    /* The writer needs a microsecond, unless it was killed in it. */
+    for (int i = 0; i < 100 && state != ABORT_TOLD; i++) {
+        const struct timespec ms = {.tv_nsec = 1000000};
+
+        (void)nanosleep(&ms, NULL);
+        state = atomic_load_explicit(&h->abort, memory_order_acquire);
+    }
+    if (state != ABORT_TOLD)
+        return cdi_fail(err, CDDP_E_ABORTED, "another rank gave up and died before it could say why");
+    for (size_t i = 0; i < sizeof text; i++)
+        text[i] = atomic_load_explicit(&h->text[i], memory_order_relaxed);
+    text[sizeof text - 1] = '\0';
+    return cdi_fail(err, (cddp_status)atomic_load(&h->status), "%s", text);
+}
+
+_Atomic uint32_t *cdi_shm_abort_word(const struct cdi_shm *s)
+{
+    return &s->header->abort;
+}
+
+int cdi_shm_hung_up(struct cdi_shm *s)
+{
+    for (int r = 0; r < s->size; r++) {
+        struct pollfd p = {.fd = s->socks[r], .events = POLLRDHUP};
+
+        if (p.fd < 0 || poll(&p, 1, 0) <= 0 || (p.revents & (POLLRDHUP | POLLHUP | POLLERR)) == 0)
+            continue;
+        if (!cdi_shm_left(s, r))
+            return r;
+        (void)close(s->socks[r]); /* it left as it should */
+        s->socks[r] = -1;
+    }
+    return -1;
+}

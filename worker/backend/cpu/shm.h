@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The control segment that the ranks of one node share: counters, descriptors of the operation at hand, staging slots,
+ * the abort word with its sentence. Made by local rank 0 (handover.h), mapped by all. Ranks may also be threads of one
+ * process (tests); nothing here is global to a process.
+ *
+ * The rule for everything that is not atomic: a rank writes its own part, then posts a step; others read it after they
+ * have seen that step. What belongs to a step (descriptor, slot) exists twice, for odd and even steps, and every step
+ * waits for all ranks: who writes for step s+2 knows that all have posted s+1, and so are done reading step s.
+ */
+#ifndef CDI_CPU_SHM_H
+#define CDI_CPU_SHM_H
+
+#include "common/error.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define CDI_SHM_SLOT_BYTES (256u * 1024)
+#define CDI_SHM_TEXT 512
+
+/* A futex between processes. Posters make the system call only if somebody sleeps. */
+struct cdi_counter {
+    _Alignas(64) _Atomic uint32_t value;
+    _Atomic uint32_t sleepers;
+};
+
+/* What a rank is about to do; compared between ranks before any data is touched. */
+struct cdi_shm_desc {
+    uint32_t kind, dtype, op;
+    int32_t root;
+    uint64_t count;
+    uint64_t region; /* 0: private memory */
+    uint64_t offset; /* in the region */
+};
+
+struct cdi_shm_rank {
+    struct cdi_counter posted;          /* the last step whose input is visible */
+    _Alignas(64) _Atomic uint32_t left; /* said goodbye */
+    _Atomic int32_t pid;
+    struct cdi_shm_desc desc[2];
+    int32_t report_status; /* "did it work?", where all must agree */
+    char report[CDI_SHM_TEXT];
+};
+
+struct cdi_shm_header; /* shm.c */
+
+/* Who maps the segments: NULL functions mean mmap(2). Tests that run ranks as threads share one mapping. */
+struct cdi_mapper {
+    void *(*map)(void *arg, int fd, size_t bytes); /* NULL with errno set */
+    void (*unmap)(void *arg, void *p, size_t bytes);
+    void *arg;
+};
+
+struct cdi_shm {
+    int rank, size;
+    struct cdi_shm_header *header;
+    size_t bytes;
+    struct cdi_shm_rank *ranks;
+    uint8_t *slots;
+    int *socks; /* by rank, -1: none. Rank 0 has one to every other rank, the others one to rank 0 */
+    struct cdi_mapper mapper;
+};
+
+/* Bytes of the segment for `size` ranks. */
+size_t cdi_shm_bytes(int size);
+/* A memfd of `bytes` bytes, all of them there (so that a full memory is an error now and no SIGBUS later). *fd on
+ * success: CDDP_OK, CDDP_E_NOMEM, CDDP_E_SYSTEM. */
+cddp_status cdi_shm_memfd(const char *name, size_t bytes, int *fd, struct cdi_error *err);
+/* Map a memfd that has at least `bytes` bytes. CDDP_E_NOMEM, CDDP_E_PROTOCOL (smaller, or can still shrink). */
+cddp_status cdi_shm_map(const struct cdi_mapper *m, int fd, size_t bytes, void **out, struct cdi_error *err);
+void cdi_shm_unmap(const struct cdi_mapper *m, void *p, size_t bytes);
+
+/* No mapping and no socket yet. CDDP_E_NOMEM. */
+cddp_status cdi_shm_create(struct cdi_shm **out, int rank, int size, const struct cdi_mapper *m, struct cdi_error *err);
+/* Adopt a mapped segment; local rank 0 initialises it first. CDDP_E_VERSION: it is not one of ours. */
+void cdi_shm_format(struct cdi_shm *s, void *segment);
+cddp_status cdi_shm_adopt(struct cdi_shm *s, void *segment, struct cdi_error *err);
+/* Say goodbye to peers, unmap, close the sockets, free. NULL-safe. */
+void cdi_shm_destroy(struct cdi_shm *s);
+
+static inline uint8_t *cdi_shm_slot(const struct cdi_shm *s, int rank, uint32_t step)
+{
+    return s->slots + ((size_t)rank * 2 + (step & 1u)) * CDI_SHM_SLOT_BYTES;
+}
+
+/* Has the counter come to `step`? Steps wrap around. */
+static inline bool cdi_counter_reached(struct cdi_counter *c, uint32_t step)
+{
+    return (int32_t)(atomic_load_explicit(&c->value, memory_order_acquire) - step) >= 0;
+}
+/* Set the counter and wake who sleeps on it. */
+void cdi_counter_post(struct cdi_counter *c, uint32_t step);
+
+/* Tell all ranks that the communicator is broken; the first one wins. Any thread. */
+void cdi_shm_abort(struct cdi_shm *s, cddp_status status, const char *text);
+/* CDDP_OK, or what cdi_shm_abort was told. One atomic load in the common case. */
+cddp_status cdi_shm_aborted(const struct cdi_shm *s, struct cdi_error *err);
+/* The futex word that changes from 0 on abort. */
+_Atomic uint32_t *cdi_shm_abort_word(const struct cdi_shm *s);
+
+static inline bool cdi_shm_left(const struct cdi_shm *s, int rank)
+{
+    return atomic_load_explicit(&s->ranks[rank].left, memory_order_seq_cst) != 0;
+}
+/* A peer whose socket hung up without a goodbye, or -1. One poll(2); one thread at a time. */
+int cdi_shm_hung_up(struct cdi_shm *s);
+
+#endif

@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/backend/cpu/thread.h"
+
+#include "common/clock.h"
+#include "worker/backend/cpu/wait.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+
+#define STACK_BYTES (512u * 1024) /* the default of 8 MiB counts against RLIMIT_AS */
+#define SPARE_MAX 64
+
+struct cdi_queue {
+    cdi_run_fn run;
+    void *arg;
+    struct cdi_flight *flight;
+    int spins;
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* an operation has ended, or the queue has failed */
+    pthread_cond_t wanted;  /* there is work for the thread */
+    pthread_t thread;
+    bool has_thread, thread_refused, thread_asleep, stopping;
+
+    struct cdi_work *first, *last; /* not started, in order of tickets */
+    struct cdi_work *spare;
+    size_t n_queued, n_eager /* of them not lazy */, n_spare;
+    bool running;
+    uint64_t given; /* the last ticket */
+    bool failed;
+    struct cdi_error error;
+
+    _Atomic uint64_t done;  /* every ticket up to it; written under the lock, read without it by who spins */
+    _Atomic uint32_t ended; /* changes with every end and failure, for who spins */
+};
+
+static struct cdi_work *get_node(struct cdi_queue *q)
+{
+    struct cdi_work *w = q->spare;
+
+    if (w == NULL)
+        return malloc(sizeof *w);
+    q->spare = w->next;
+    q->n_spare--;
+    return w;
+}
+
+static void put_node(struct cdi_queue *q, struct cdi_work *w)
+{
+    if (q->n_spare >= SPARE_MAX) {
+        free(w);
+        return;
+    }
+    w->next = q->spare;
+    q->spare = w;
+    q->n_spare++;
+}
+
+static void drop_all(struct cdi_queue *q)
+{
+    while (q->first != NULL) {
+        struct cdi_work *w = q->first;
+
+        q->first = w->next;
+        put_node(q, w);
+    }
+    q->last = NULL;
+    q->n_queued = 0;
+    q->n_eager = 0;
+}
+
+static void fail_locked(struct cdi_queue *q, const struct cdi_error *err)
+{
+    if (q->failed)
+        return;
+    q->failed = true;
+    q->error = *err;
+    drop_all(q);
+}
+
+static void tell_ended(struct cdi_queue *q)
+{
+    (void)atomic_fetch_add(&q->ended, 1);
+    (void)pthread_cond_broadcast(&q->changed);
+}
+
+/* Called with the lock held and nothing running; the lock is given up while the operation runs. */
+static void run_first(struct cdi_queue *q, bool on_thread)
+{
+    struct cdi_work *w = q->first;
+    struct cdi_error err;
+    cddp_status st;
+
+    q->first = w->next;
+    if (q->first == NULL)
+        q->last = NULL;
+    q->n_queued--;
+    q->n_eager -= !w->op.lazy;
+    q->running = true;
+    (void)pthread_mutex_unlock(&q->lock);
+
+    cdi_flight_start(q->flight, w->flight_seq);
+    st = q->run(q->arg, w, on_thread, &err);
+    if (st == CDDP_OK)
+        cdi_flight_done(q->flight, w->flight_seq);
+
+    (void)pthread_mutex_lock(&q->lock);
+    q->running = false;
+    if (st == CDDP_OK)
+        atomic_store(&q->done, w->ticket);
+    else
+        fail_locked(q, &err);
+    put_node(q, w);
+    tell_ended(q);
+    if (q->n_eager > 0 && q->thread_asleep) /* it woke up while we ran, and went to sleep again */
+        (void)pthread_cond_signal(&q->wanted);
+}
+
+static void *thread_main(void *arg)
+{
+    struct cdi_queue *q = arg;
+
+    (void)pthread_mutex_lock(&q->lock);
+    while (!q->stopping) {
+        if (q->n_eager > 0 && !q->running) {
+            run_first(q, true);
+            continue;
+        }
+        q->thread_asleep = true;
+        (void)pthread_cond_wait(&q->wanted, &q->lock);
+        q->thread_asleep = false;
+    }
+    (void)pthread_mutex_unlock(&q->lock);
+    return NULL;
+}
+
+/* Signals are the program's: none is delivered to a thread that it does not know. */
+static void start_thread(struct cdi_queue *q)
+{
+    sigset_t all, before;
+    pthread_attr_t attr;
+
+    if (pthread_attr_init(&attr) != 0) {
+        q->thread_refused = true;
+        return;
+    }
+    (void)pthread_attr_setstacksize(&attr, STACK_BYTES);
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    q->has_thread = pthread_create(&q->thread, &attr, thread_main, q) == 0;
+    q->thread_refused = !q->has_thread;
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    (void)pthread_attr_destroy(&attr);
+}
+
+cddp_status cdi_queue_create(struct cdi_queue **out, cdi_run_fn run, void *arg, struct cdi_flight *flight, int spins,
+                             struct cdi_error *err)
+{
+    struct cdi_queue *q = calloc(1, sizeof *q);
+
+    if (q == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    q->run = run;
+    q->arg = arg;
+    q->flight = flight;
+    q->spins = spins;
+    (void)pthread_mutex_init(&q->lock, NULL); /* on Linux these three cannot fail without attributes */
+    (void)pthread_cond_init(&q->changed, NULL);
+    (void)pthread_cond_init(&q->wanted, NULL);
+    *out = q;
+    return CDDP_OK;
+}
+
+bool cdi_queue_idle(struct cdi_queue *q)
+{
+    bool idle;
+
+    (void)pthread_mutex_lock(&q->lock);
+    idle = q->first == NULL && !q->running;
+    (void)pthread_mutex_unlock(&q->lock);
+    return idle;
+}
+
+void cdi_queue_destroy(struct cdi_queue *q)
+{
+    if (q == NULL)
+        return;
+    (void)pthread_mutex_lock(&q->lock);
+    q->stopping = true;
+    drop_all(q);
+    (void)pthread_cond_signal(&q->wanted);
+    (void)pthread_mutex_unlock(&q->lock);
+    if (q->has_thread)
+        (void)pthread_join(q->thread, NULL);
+    while (q->spare != NULL) {
+        struct cdi_work *w = q->spare;
+
+        q->spare = w->next;
+        free(w);
+    }
+    (void)pthread_cond_destroy(&q->wanted);
+    (void)pthread_cond_destroy(&q->changed);
+    (void)pthread_mutex_destroy(&q->lock);
+    free(q);
+}
+
+static cddp_status append(struct cdi_queue *q, const struct cdi_work *work, struct cdi_error *err)
+{
+    struct cdi_work *w;
+
+    if (q->n_queued >= CDI_QUEUE_LIMIT)
+        return cdi_fail(err, CDDP_E_LIMIT, "%d collectives are waiting to be run: join some of them", CDI_QUEUE_LIMIT);
+    w = get_node(q);
+    if (w == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a collective");
+    *w = *work;
+    w->next = NULL;
+    w->ticket = ++q->given;
+    w->flight_seq =
+        cdi_flight_enqueue(q->flight, w->is_region ? CDI_FLIGHT_REGION : (enum cdi_flight_op)(w->op.kind + 1),
+                           w->op.dtype, w->is_region ? w->region_bytes : w->op.count, w->op.bucket);
+    if (q->last != NULL)
+        q->last->next = w;
+    else
+        q->first = w;
+    q->last = w;
+    q->n_queued++;
+    q->n_eager += !w->op.lazy;
+    return CDDP_OK;
+}
+
+_Static_assert((int)CDI_ALL_REDUCE + 1 == CDI_FLIGHT_ALL_REDUCE && (int)CDI_BROADCAST + 1 == CDI_FLIGHT_BROADCAST &&
+                   (int)CDI_ALL_GATHER + 1 == CDI_FLIGHT_ALL_GATHER && (int)CDI_BARRIER + 1 == CDI_FLIGHT_BARRIER,
+               "the flight page has the same operations, counted from 1");
+
+cddp_status cdi_queue_enqueue(struct cdi_queue *q, const struct cdi_work *work, uint64_t *ticket, struct cdi_error *err)
+{
+    bool wake = false;
+    cddp_status st;
+
+    (void)pthread_mutex_lock(&q->lock);
+    if (q->failed) {
+        st = q->error.status;
+        if (err != NULL)
+            *err = q->error;
+    } else {
+        st = append(q, work, err);
+    }
+    if (st == CDDP_OK) {
+        *ticket = q->given;
+        if (!work->op.lazy && !q->has_thread && !q->thread_refused)
+            start_thread(q);
+        wake = !work->op.lazy && q->thread_asleep;
+    }
+    (void)pthread_mutex_unlock(&q->lock);
+    if (wake)
+        (void)pthread_cond_signal(&q->wanted);
+    return st;
+}
+
+/* Somebody else runs the work: look for its end for a moment without sleeping. */
+static void spin_until(struct cdi_queue *q, uint64_t ticket, uint32_t seen)
+{
+    int64_t until;
+
+    for (int i = 0; i < q->spins; i++) {
+        if (atomic_load(&q->done) >= ticket || atomic_load(&q->ended) != seen)
+            return;
+        cdi_pause();
+    }
+    until = cdi_now_ns() + CDI_WAIT_YIELD_US * 1000;
+    while (atomic_load(&q->done) < ticket && atomic_load(&q->ended) == seen && cdi_now_ns() < until)
+        (void)sched_yield();
+}
+
+cddp_status cdi_queue_join(struct cdi_queue *q, uint64_t ticket, struct cdi_error *err)
+{
+    bool spun = false;
+    cddp_status st;
+
+    (void)pthread_mutex_lock(&q->lock);
+    for (;;) {
+        if (ticket > q->given) {
+            st = cdi_fail(err, CDDP_E_INVALID, "no such ticket");
+            break;
+        }
+        if (q->failed && !q->running) {
+            st = q->error.status;
+            if (err != NULL)
+                *err = q->error;
+            break;
+        }
+        if (!q->failed && atomic_load(&q->done) >= ticket) {
+            st = CDDP_OK;
+            break;
+        }
+        if (!q->running && q->first != NULL) {
+            run_first(q, false);
+        } else if (!spun) {
+            uint32_t seen = atomic_load(&q->ended);
+
+            (void)pthread_mutex_unlock(&q->lock);
+            spin_until(q, ticket, seen);
+            (void)pthread_mutex_lock(&q->lock);
+            spun = true;
+        } else {
+            (void)pthread_cond_wait(&q->changed, &q->lock);
+        }
+    }
+    (void)pthread_mutex_unlock(&q->lock);
+    return st;
+}
+
+void cdi_queue_fail(struct cdi_queue *q, const struct cdi_error *err)
+{
+    (void)pthread_mutex_lock(&q->lock);
+    fail_locked(q, err);
+    tell_ended(q);
+    (void)pthread_mutex_unlock(&q->lock);
+}
+
+cddp_status cdi_queue_health(struct cdi_queue *q, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    (void)pthread_mutex_lock(&q->lock);
+    if (q->failed) {
+        st = q->error.status;
+        if (err != NULL)
+            *err = q->error;
+    }
+    (void)pthread_mutex_unlock(&q->lock);
+    return st;
+}

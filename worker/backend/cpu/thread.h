@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The queue of operations and who runs them: strictly in ticket order, one at a time, either the communication thread
+ * or a thread that waits for them. A caller whose queue is not being worked on runs the work itself, so a blocking
+ * collective costs no wake-up. The thread is started when the first operation comes that is not lazy; where it cannot
+ * be started, joining threads do all the work.
+ */
+#ifndef CDI_CPU_THREAD_H
+#define CDI_CPU_THREAD_H
+
+#include "worker/backend.h"
+
+#define CDI_QUEUE_LIMIT 65536 /* operations enqueued and not yet run */
+
+struct cdi_work {
+    struct cdi_op op;
+    bool is_region; /* make a region of `region_bytes` bytes instead of op */
+    size_t region_bytes;
+    struct cdi_region **region_out; /* written where all ranks have theirs */
+    struct cdi_error *region_err;   /* else why not: that is agreed, and so does not break the communicator */
+    uint64_t flight_seq;
+    uint64_t ticket;
+    struct cdi_work *next;
+};
+
+/* Run one operation to its end. */
+typedef cddp_status (*cdi_run_fn)(void *arg, const struct cdi_work *work, bool on_thread, struct cdi_error *err);
+
+struct cdi_queue;
+
+/* spins: pauses before a joiner yields and then sleeps. CDDP_E_NOMEM, CDDP_E_SYSTEM. */
+cddp_status cdi_queue_create(struct cdi_queue **out, cdi_run_fn run, void *arg, struct cdi_flight *flight, int spins,
+                             struct cdi_error *err);
+/* Was everything that was enqueued also run? */
+bool cdi_queue_idle(struct cdi_queue *q);
+/* Drop what has not started, wait for what has (the caller has aborted it), end the thread, free. NULL-safe. */
+void cdi_queue_destroy(struct cdi_queue *q);
+
+/* Copy *work, note it in the flight page, give its ticket. The sticky error; CDDP_E_LIMIT, CDDP_E_NOMEM. Any thread. */
+cddp_status cdi_queue_enqueue(struct cdi_queue *q, const struct cdi_work *work, uint64_t *ticket,
+                              struct cdi_error *err);
+/*
+ * Until the operation of `ticket`, and all before it, are done; helps. After an error: once nothing runs any more. Any
+ * thread. CDDP_OK, the sticky error, CDDP_E_INVALID (no such ticket).
+ */
+cddp_status cdi_queue_join(struct cdi_queue *q, uint64_t ticket, struct cdi_error *err);
+/* The sticky error; the first one stays. What is running must be ended by other means. */
+void cdi_queue_fail(struct cdi_queue *q, const struct cdi_error *err);
+cddp_status cdi_queue_health(struct cdi_queue *q, struct cdi_error *err);
+
+#endif

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/backend/cpu/wait.h"
+
+#include "common/clock.h"
+#include "worker/rank_list.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define SPINS 2000
+#define SLICE_MS 50           /* how often a sleeper looks for hang-ups */
+#define SLICE_WITHOUT_WAITV 1 /* ms: it sleeps on one word only, so it must look at the others */
+#define AGENT_GRACE_MS 100    /* a hang-up was seen: the agent's sentence about the death is on its way */
+
+void cdi_wait_init(struct cdi_wait *w, struct cdi_shm *shm, struct cdi_flight *flight, int64_t timeout_ms, int cpus)
+{
+    memset(w, 0, sizeof *w);
+    w->shm = shm;
+    w->flight = flight;
+    w->timeout_ms = timeout_ms;
+    w->spins_inline = shm->size <= cpus ? SPINS : 0;
+    w->spins_thread = 2 * shm->size <= cpus ? SPINS : 0;
+}
+
+cddp_status cdi_wait_check(const struct cdi_wait *w, struct cdi_error *err)
+{
+    cddp_status st = cdi_flight_check(w->flight, err); /* first: its sentence knows more */
+
+    return st != CDDP_OK ? st : cdi_shm_aborted(w->shm, err);
+}
+
+static bool spin(struct cdi_counter *c, uint32_t step, int spins)
+{
+    for (int i = 0; i < spins; i++) {
+        if (cdi_counter_reached(c, step))
+            return true;
+        cdi_pause();
+    }
+    return cdi_counter_reached(c, step);
+}
+
+static bool yield(struct cdi_counter *c, uint32_t step)
+{
+    int64_t until = cdi_now_ns() + CDI_WAIT_YIELD_US * 1000;
+
+    do {
+        (void)sched_yield();
+        if (cdi_counter_reached(c, step))
+            return true;
+    } while (cdi_now_ns() < until);
+    return false;
+}
+
+static cddp_status died(const struct cdi_wait *w, int rank, struct cdi_error *err)
+{
+    int64_t until = cdi_now_ms() + AGENT_GRACE_MS;
+
+    while (cdi_flight_has_agent(w->flight) && cdi_now_ms() < until) {
+        const struct timespec ms = {.tv_nsec = 1000000};
+
+        if (cdi_wait_check(w, err) != CDDP_OK)
+            return err->status;
+        (void)nanosleep(&ms, NULL);
+    }
+    return cdi_fail(err, CDDP_E_PEER, "rank %d (pid %d) died", rank, (int)atomic_load(&w->shm->ranks[rank].pid));
+}
+
+static cddp_status late(const struct cdi_wait *w, uint32_t step, struct cdi_error *err)
+{
+    struct cdi_rank_list missing = {0};
+
+    for (int r = 0; r < w->shm->size; r++)
+        if (!cdi_counter_reached(&w->shm->ranks[r].posted, step))
+            cdi_rank_list_add(&missing, r);
+    return cdi_fail(err, CDDP_E_TIMEOUT, "rank%s %s did not come within %.4g s", missing.n > 1 ? "s" : "", missing.text,
+                    (double)w->timeout_ms / 1000);
+}
+
+/* Sleep until the counter, the agent's word or the abort word changes, at the latest at until_ms. */
+static void sleep_on(struct cdi_wait *w, struct cdi_counter *c, uint32_t seen, uint32_t agent_seen, int64_t until_ms)
+{
+    _Atomic uint32_t *agent = cdi_flight_wake_word(w->flight);
+    struct futex_waitv v[3] = {
+        {.uaddr = (uintptr_t)&c->value, .val = seen, .flags = FUTEX_32},
+        {.uaddr = (uintptr_t)agent, .val = agent_seen, .flags = FUTEX_32},
+        {.uaddr = (uintptr_t)cdi_shm_abort_word(w->shm), .val = 0, .flags = FUTEX_32},
+    };
+    const struct timespec at = {.tv_sec = until_ms / 1000, .tv_nsec = until_ms % 1000 * 1000000};
+    const struct timespec slice = {.tv_nsec = SLICE_WITHOUT_WAITV * 1000000};
+
+#ifdef SYS_futex_waitv
+    if (!w->no_waitv) {
+        long rc = syscall(SYS_futex_waitv, v, 3, 0, &at, CLOCK_MONOTONIC);
+
+        if (rc >= 0 || errno == EAGAIN || errno == EINTR || errno == ETIMEDOUT)
+            return;
+        w->no_waitv = true; /* an old kernel, or a filter of system calls */
+    }
+#else
+    (void)v;
+    (void)at;
+#endif
+    (void)syscall(SYS_futex, &c->value, FUTEX_WAIT, seen, &slice, NULL, 0);
+}
+
+/* Everything but the counter that can end the wait for `rank`. */
+static cddp_status look_around(struct cdi_wait *w, int rank, uint32_t step, int64_t *look_at_ms, int64_t deadline_ms,
+                               struct cdi_error *err)
+{
+    struct cdi_counter *c = &w->shm->ranks[rank].posted;
+    cddp_status st = cdi_wait_check(w, err);
+    int64_t now = cdi_now_ms();
+    int gone = -1;
+
+    if (st != CDDP_OK)
+        return st;
+    if (cdi_shm_left(w->shm, rank) && !cdi_counter_reached(c, step))
+        return cdi_fail(err, CDDP_E_PEER, "rank %d has left the job (cddp_finalize)", rank);
+    if (now >= *look_at_ms) {
+        gone = cdi_shm_hung_up(w->shm);
+        *look_at_ms = now + SLICE_MS;
+    }
+    if (gone >= 0 && !cdi_counter_reached(c, step))
+        return died(w, gone, err);
+    return now >= deadline_ms ? late(w, step, err) : CDDP_OK;
+}
+
+static cddp_status sleep_for(struct cdi_wait *w, int rank, uint32_t step, int64_t deadline_ms, struct cdi_error *err)
+{
+    struct cdi_counter *c = &w->shm->ranks[rank].posted;
+    int64_t look_at_ms = cdi_now_ms() + SLICE_MS;
+    cddp_status st = CDDP_OK;
+
+    (void)atomic_fetch_add_explicit(&c->sleepers, 1, memory_order_seq_cst);
+    for (;;) {
+        uint32_t agent_seen = atomic_load(cdi_flight_wake_word(w->flight));
+        uint32_t seen = atomic_load_explicit(&c->value, memory_order_seq_cst);
+
+        if ((int32_t)(seen - step) >= 0)
+            break;
+        st = look_around(w, rank, step, &look_at_ms, deadline_ms, err);
+        if (st != CDDP_OK)
+            break;
+        sleep_on(w, c, seen, agent_seen, look_at_ms < deadline_ms ? look_at_ms : deadline_ms);
+    }
+    (void)atomic_fetch_sub_explicit(&c->sleepers, 1, memory_order_relaxed);
+    return st;
+}
+
+cddp_status cdi_wait_all(struct cdi_wait *w, uint32_t step, bool on_thread,
+                         void (*what)(const void *arg, char *buf, size_t cap), const void *arg, struct cdi_error *err)
+{
+    int spins = on_thread ? w->spins_thread : w->spins_inline;
+    int64_t deadline_ms = 0;
+
+    for (int r = 0; r < w->shm->size; r++) {
+        struct cdi_counter *c = &w->shm->ranks[r].posted;
+        struct cdi_error why;
+        char name[160];
+        cddp_status st;
+
+        if (spin(c, step, spins) || yield(c, step))
+            continue;
+        if (deadline_ms == 0)
+            deadline_ms = cdi_deadline_ms(cdi_now_ms(), w->timeout_ms);
+        st = sleep_for(w, r, step, deadline_ms, &why);
+        if (st == CDDP_OK)
+            continue;
+        if (cdi_shm_aborted(w->shm, err) == st)
+            return st; /* a peer's sentence is whole */
+        what(arg, name, sizeof name);
+        return cdi_fail(err, st, "%s: %.800s", name, why.msg);
+    }
+    return CDDP_OK;
+}

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How a rank waits for its peers: spin while that cannot hurt, yield for a moment, then sleep; and everything that ends
+ * a wait: the peer's counter, an abort, the agent's word, a hang-up, a goodbye, the deadline.
+ */
+#ifndef CDI_CPU_WAIT_H
+#define CDI_CPU_WAIT_H
+
+#include "protocol/flight.h"
+#include "worker/backend/cpu/shm.h"
+
+#define CDI_WAIT_YIELD_US 100
+
+struct cdi_wait {
+    struct cdi_shm *shm;
+    struct cdi_flight *flight;
+    int64_t timeout_ms;
+    int spins_inline; /* pauses before yielding, when the caller's own thread waits */
+    int spins_thread; /* the same for the communication thread, beside which the caller's thread computes */
+    bool no_waitv;    /* this kernel has no futex_waitv */
+};
+
+void cdi_wait_init(struct cdi_wait *w, struct cdi_shm *shm, struct cdi_flight *flight, int64_t timeout_ms, int cpus);
+
+/* Has anything ended all waits? CDDP_OK, the abort's status, CDDP_E_PEER or CDDP_E_ABORTED from the agent. Two loads.
+ */
+cddp_status cdi_wait_check(const struct cdi_wait *w, struct cdi_error *err);
+
+/*
+ * Block until every rank has posted `step`. `what` (called only on failure) writes the operation's name for the
+ * sentence. One thread at a time. CDDP_OK, CDDP_E_PEER, CDDP_E_ABORTED, CDDP_E_TIMEOUT (names who did not come), or the
+ * status that a peer aborted with.
+ */
+cddp_status cdi_wait_all(struct cdi_wait *w, uint32_t step, bool on_thread,
+                         void (*what)(const void *arg, char *buf, size_t cap), const void *arg, struct cdi_error *err);
+
+static inline void cdi_pause(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+#endif
