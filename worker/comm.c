@@ -1,0 +1,570 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The communicator: from the environment's variables through the store to a backend that connects all ranks. Checks the
+ * arguments of the blocking collectives, each of which is an operation enqueued and joined.
+ */
+#include "worker/comm.h"
+
+#include "common/clock.h"
+#include "common/env.h"
+#include "common/status.h"
+#include "worker/dtype.h"
+#include "worker/rank_list.h"
+#include "worker/store_client.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#define JOIN_TIMEOUT_S 300
+#define TIMEOUT_S 600
+#define RANKS_MAX 1048576
+#define TOGETHER "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT together, or start the program with cddprun"
+
+struct cddp_comm {
+    struct cdi_world world;
+    const struct cdi_backend_ops *ops;
+    struct cdi_backend *backend;
+};
+
+/* Where the job meets, as the environment tells it. */
+struct endpoint {
+    bool alone; /* no job: a world of one */
+    const char *host;
+    int port;
+};
+
+/* -------------------------------------------------------------------------------------------- the environment ------
+ */
+
+/* A variable that must be there once one of the others is. */
+static cddp_status env_needed(const char *name, int64_t min, int64_t max, int64_t *v, struct cdi_error *err)
+{
+    cddp_status st = cdi_env_int(name, min, max, v, err);
+    struct cdi_error why;
+
+    if (st == CDDP_E_NOT_FOUND)
+        return cdi_fail(err, CDDP_E_INVALID, "%s is not set: " TOGETHER, name);
+    if (st == CDDP_OK || err == NULL)
+        return st;
+    why = *err;
+    return cdi_fail(err, CDDP_E_INVALID, "%.500s: " TOGETHER, why.msg);
+}
+
+static cddp_status read_ranks(struct cdi_world *w, struct cdi_error *err)
+{
+    int64_t rank, size, v;
+    cddp_status st = env_needed("RANK", 0, RANKS_MAX - 1, &rank, err);
+
+    if (st == CDDP_OK)
+        st = env_needed("WORLD_SIZE", 1, RANKS_MAX, &size, err);
+    if (st != CDDP_OK)
+        return st;
+    if (rank >= size)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "RANK=%" PRId64 " is not below WORLD_SIZE=%" PRId64 ": ranks are 0 to %" PRId64, rank, size,
+                        size - 1);
+    w->rank = (int)rank;
+    w->size = (int)size;
+    st = cdi_env_int_or("LOCAL_WORLD_SIZE", 1, size, size, &v, err);
+    if (st != CDDP_OK)
+        return st;
+    w->local_size = (int)v;
+    st = cdi_env_int_or("LOCAL_RANK", 0, v - 1, v == size ? rank : rank % v, &v, err);
+    if (st != CDDP_OK)
+        return st;
+    w->local_rank = (int)v;
+    return CDDP_OK;
+}
+
+static cddp_status read_nodes(struct cdi_world *w, struct cdi_error *err)
+{
+    int64_t v;
+    cddp_status st = cdi_env_int_or("GROUP_WORLD_SIZE", 1, RANKS_MAX, 1, &v, err);
+
+    if (st != CDDP_OK)
+        return st;
+    w->n_nodes = (int)v;
+    st = cdi_env_int_or("GROUP_RANK", 0, v - 1, 0, &v, err);
+    if (st != CDDP_OK)
+        return st;
+    w->node_rank = (int)v;
+    st = cdi_env_int_or("TORCHELASTIC_RESTART_COUNT", 0, INT_MAX, 0, &v, err);
+    if (st == CDDP_OK)
+        w->restart_count = (int)v;
+    return st;
+}
+
+static cddp_status read_timeouts(struct cdi_world *w, const cddp_init_options *opt, struct cdi_error *err)
+{
+    int64_t join_s, wait_s;
+    cddp_status st = cdi_env_int_or("CDDP_JOIN_TIMEOUT", 1, INT_MAX / 1000, JOIN_TIMEOUT_S, &join_s, err);
+
+    if (st == CDDP_OK)
+        st = cdi_env_int_or("CDDP_TIMEOUT", 1, INT_MAX / 1000, TIMEOUT_S, &wait_s, err);
+    if (st != CDDP_OK)
+        return st;
+    if (opt->join_timeout_ms < 0 || opt->timeout_ms < 0)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_init_options: a timeout is negative");
+    w->join_timeout_ms = opt->join_timeout_ms > 0 ? opt->join_timeout_ms : join_s * 1000;
+    w->timeout_ms = opt->timeout_ms > 0 ? opt->timeout_ms : wait_s * 1000;
+    return CDDP_OK;
+}
+
+static cddp_status check_backend(const cddp_init_options *opt, struct cdi_error *err)
+{
+    const char *name = opt->backend != NULL ? opt->backend : cdi_env_str("CDDP_BACKEND");
+
+    if (name == NULL || strcmp(name, "auto") == 0 || strcmp(name, "cpu") == 0)
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_INVALID, "there is no backend '%.64s' in this libcddp (%s): use \"auto\" or \"cpu\"",
+                    name, opt->backend != NULL ? "cddp_init_options.backend" : "CDDP_BACKEND");
+}
+
+static cddp_status read_endpoint(struct endpoint *e, struct cdi_error *err)
+{
+    const char *hosted = cdi_env_str("TORCHELASTIC_USE_AGENT_STORE");
+    int64_t port;
+    cddp_status st = env_needed("MASTER_PORT", 1, 65535, &port, err);
+
+    if (st != CDDP_OK)
+        return st;
+    e->host = cdi_env_str("MASTER_ADDR");
+    e->port = (int)port;
+    if (e->host == NULL)
+        return cdi_fail(err, CDDP_E_INVALID, "MASTER_ADDR is not set: " TOGETHER);
+    if (hosted == NULL || strcmp(hosted, "True") != 0)
+        return cdi_fail(err, CDDP_E_UNSUPPORTED,
+                        "nobody hosts the job's store (TORCHELASTIC_USE_AGENT_STORE is not \"True\"): start the "
+                        "program with cddprun");
+    return CDDP_OK;
+}
+
+/* Everything that the environment and the options say; no communication. */
+static cddp_status read_world(struct cdi_world *w, struct endpoint *e, const cddp_init_options *opt,
+                              struct cdi_error *err)
+{
+    cddp_status st;
+
+    e->alone = !cdi_env_has("RANK") && !cdi_env_has("WORLD_SIZE") && !cdi_env_has("MASTER_PORT");
+    if (opt->size != sizeof *opt)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_init_options.size is %zu, not sizeof(cddp_init_options)", opt->size);
+    st = check_backend(opt, err);
+    if (st == CDDP_OK)
+        st = read_timeouts(w, opt, err);
+    if (st != CDDP_OK)
+        return st;
+    if (e->alone) {
+        w->size = w->local_size = w->n_nodes = 1;
+        return CDDP_OK;
+    }
+    st = read_ranks(w, err);
+    if (st == CDDP_OK)
+        st = read_nodes(w, err);
+    if (st == CDDP_OK)
+        st = read_endpoint(e, err);
+    if (st == CDDP_OK && w->local_size != w->size)
+        return cdi_fail(err, CDDP_E_UNSUPPORTED,
+                        "LOCAL_WORLD_SIZE=%d, but WORLD_SIZE=%d: this version needs all ranks on one host",
+                        w->local_size, w->size);
+    return st;
+}
+
+/* ------------------------------------------------------------------------------------------------- joining ---------
+ */
+
+static void join_key(const struct cdi_world *w, const char *name, int rank, char key[64])
+{
+    /* The restart count: where a store outlives a restart, the life before must not be taken for this one. */
+    if (rank < 0)
+        (void)snprintf(key, 64, "cddp/%d/%s", w->restart_count, name);
+    else
+        (void)snprintf(key, 64, "cddp/%d/%s/%d", w->restart_count, name, rank);
+}
+
+/* "host:pid:nonce"; the nonce tells apart processes that share both, as in two containers. */
+static void describe_self(char *buf, size_t cap)
+{
+    char host[128] = "?";
+    uint64_t nonce = 0;
+
+    (void)gethostname(host, sizeof host - 1);
+    (void)getrandom(&nonce, sizeof nonce, 0);
+    (void)snprintf(buf, cap, "%s:%d:%016" PRIx64, host, (int)getpid(), nonce);
+}
+
+/* "process 77 on node1" */
+static void describe_other(char *text, size_t len, char *buf, size_t cap)
+{
+    char *nonce, *pid;
+
+    text[len] = '\0';
+    nonce = strrchr(text, ':');
+    if (nonce != NULL)
+        *nonce = '\0';
+    pid = strrchr(text, ':');
+    if (nonce == NULL || pid == NULL) {
+        (void)snprintf(buf, cap, "another process");
+        return;
+    }
+    *pid = '\0';
+    (void)snprintf(buf, cap, "process %.16s on %.128s", pid + 1, text);
+}
+
+/* Two processes with one rank would both believe that they are it: the first one has it. */
+static cddp_status claim_rank(const struct cdi_world *w, struct cdi_error *err)
+{
+    char key[64], self[192], holder[256], me[192], other[192];
+    size_t len;
+    cddp_status st;
+
+    join_key(w, "rank", w->rank, key);
+    describe_self(self, sizeof self);
+    st = cdi_store_compare_set(w->store, key, "", 0, self, strlen(self), holder, sizeof holder - 1, &len, err);
+    if (st != CDDP_OK && st != CDDP_E_LIMIT)
+        return st;
+    if (st == CDDP_OK && len == strlen(self) && memcmp(holder, self, len) == 0)
+        return CDDP_OK;
+    describe_other(holder, st == CDDP_OK ? len : 0, other, sizeof other);
+    describe_other(self, strlen(self), me, sizeof me);
+    return cdi_fail(err, CDDP_E_EXISTS,
+                    "two processes have RANK=%d: %s joined before, and now %s; each process needs a rank of its own",
+                    w->rank, other, me);
+}
+
+static cddp_status name_missing(const struct cdi_world *w, struct cdi_error *err)
+{
+    struct cdi_rank_list missing = {0};
+    char key[64];
+    int64_t joined;
+    cddp_status st;
+
+    join_key(w, "joined", -1, key);
+    st = cdi_store_add(w->store, key, 0, &joined, err);
+    for (int r = 0; r < w->size && st == CDDP_OK && missing.n < CDI_RANK_LIST_SHOWN; r++) {
+        bool there;
+
+        join_key(w, "rank", r, key);
+        st = cdi_store_exists(w->store, key, &there, err);
+        if (st == CDDP_OK && !there)
+            cdi_rank_list_add(&missing, r);
+    }
+    if (st != CDDP_OK)
+        return st;
+    return cdi_fail(err, CDDP_E_TIMEOUT, "%" PRId64 " of %d ranks did not join within %.4g s: %s%s", w->size - joined,
+                    w->size, (double)w->join_timeout_ms / 1000, missing.text,
+                    w->size - joined > missing.n ? ", and more" : "");
+}
+
+/* Everybody is there: one counter, one key that all wait for, one key per rank. */
+static cddp_status gather_ranks(const struct cdi_world *w, int64_t deadline_ms, struct cdi_error *err)
+{
+    char joined_key[64], go_key[64];
+    int64_t joined, left;
+    cddp_status st = claim_rank(w, err);
+
+    if (st != CDDP_OK)
+        return st;
+    join_key(w, "joined", -1, joined_key);
+    join_key(w, "go", -1, go_key);
+    st = cdi_store_add(w->store, joined_key, 1, &joined, err);
+    if (st == CDDP_OK && joined == w->size)
+        st = cdi_store_set(w->store, go_key, "1", 1, err);
+    if (st != CDDP_OK || joined == w->size)
+        return st;
+    left = deadline_ms - cdi_now_ms();
+    st = cdi_store_wait(w->store, go_key, left > 0 ? left : 1, err);
+    return st == CDDP_E_TIMEOUT ? name_missing(w, err) : st;
+}
+
+static cddp_status join(struct cddp_comm *c, const struct endpoint *e, struct cdi_error *err)
+{
+    struct cdi_world *w = &c->world;
+    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), w->join_timeout_ms);
+    cddp_status st = cdi_flight_attach(&w->flight, cdi_env_str(CDI_FLIGHT_ENV), err);
+
+    if (st == CDDP_OK && !e->alone) {
+        st = cdi_store_open(&w->store, e->host, e->port, w->join_timeout_ms, err);
+        if (st == CDDP_OK) {
+            cdi_store_watch(w->store, w->flight);
+            st = gather_ranks(w, deadline_ms, err);
+        }
+    }
+    return st != CDDP_OK ? st : c->ops->create(&c->backend, w, err);
+}
+
+static void comm_free(struct cddp_comm *c)
+{
+    c->ops->destroy(c->backend);
+    cddp_store_close(c->world.store);
+    cdi_flight_release(c->world.flight);
+    free(c);
+}
+
+/* The way out of each public function. */
+static cddp_status out(cddp_status st, struct cdi_error *err)
+{
+    if (st == CDDP_OK)
+        return st;
+    err->status = st;
+    return cdi_last_error_set(err);
+}
+
+cddp_status cddp_init(cddp_comm **comm, const cddp_init_options *opt)
+{
+    const cddp_init_options none = {.size = sizeof none};
+    struct endpoint e;
+    struct cdi_error err;
+    struct cddp_comm *c;
+    cddp_status st;
+
+    if (comm == NULL)
+        return out(cdi_fail(&err, CDDP_E_INVALID, "out is NULL"), &err);
+    c = calloc(1, sizeof *c);
+    if (c == NULL)
+        return out(cdi_fail(&err, CDDP_E_NOMEM, "out of memory"), &err);
+    c->ops = &cdi_cpu_backend;
+    st = read_world(&c->world, &e, opt != NULL ? opt : &none, &err);
+    if (st == CDDP_OK)
+        st = join(c, &e, &err);
+    if (st != CDDP_OK) {
+        comm_free(c);
+        return out(st, &err);
+    }
+    *comm = c;
+    return CDDP_OK;
+}
+
+cddp_status cddp_finalize(cddp_comm *comm)
+{
+    struct cdi_error err;
+    cddp_status st;
+
+    if (comm == NULL)
+        return CDDP_OK;
+    st = comm->ops->health(comm->backend, &err);
+    comm_free(comm);
+    return out(st, &err);
+}
+
+/* ------------------------------------------------------------------------------------------------- questions -------
+ */
+
+int cddp_rank(const cddp_comm *comm)
+{
+    return comm->world.rank;
+}
+
+int cddp_world_size(const cddp_comm *comm)
+{
+    return comm->world.size;
+}
+
+int cddp_local_rank(const cddp_comm *comm)
+{
+    return comm->world.local_rank;
+}
+
+int cddp_local_world_size(const cddp_comm *comm)
+{
+    return comm->world.local_size;
+}
+
+int cddp_node_rank(const cddp_comm *comm)
+{
+    return comm->world.node_rank;
+}
+
+const char *cddp_backend_name(const cddp_comm *comm)
+{
+    return comm->ops->name;
+}
+
+int cddp_restart_count(const cddp_comm *comm)
+{
+    return comm->world.restart_count;
+}
+
+int cddp_stop_wanted(const cddp_comm *comm)
+{
+    return cdi_flight_stop_wanted(comm->world.flight);
+}
+
+cddp_store *cddp_comm_store(cddp_comm *comm)
+{
+    return comm->world.store;
+}
+
+const struct cdi_world *cdi_comm_world(const cddp_comm *comm)
+{
+    return &comm->world;
+}
+
+const struct cdi_backend_ops *cdi_comm_ops(const cddp_comm *comm)
+{
+    return comm->ops;
+}
+
+struct cdi_backend *cdi_comm_backend(cddp_comm *comm)
+{
+    return comm->backend;
+}
+
+const char *cddp_strerror(cddp_status status)
+{
+    return cdi_status_text(status);
+}
+
+const char *cddp_status_name(cddp_status status)
+{
+    return cdi_status_name(status);
+}
+
+const char *cddp_version(void)
+{
+    return CDDP_VERSION;
+}
+
+/* ------------------------------------------------------------------------------------------------ collectives ------
+ */
+
+static cddp_status run(cddp_comm *comm, const struct cdi_op *op, struct cdi_error *err)
+{
+    uint64_t ticket;
+    cddp_status st = comm->ops->enqueue(comm->backend, op, &ticket, err);
+
+    return st != CDDP_OK ? st : comm->ops->join(comm->backend, ticket, err);
+}
+
+static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes)
+{
+    uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
+
+    return x < y + b_bytes && y < x + a_bytes;
+}
+
+/* What all data-carrying collectives need; `copies` is how often the largest buffer holds `count` elements. */
+static cddp_status check(const cddp_comm *comm, const char *name, const void *in, const void *to, size_t count,
+                         cddp_dtype dtype, size_t copies, struct cdi_error *err)
+{
+    if (comm == NULL)
+        return cdi_fail(err, CDDP_E_INVALID, "%s: comm is NULL", name);
+    if (!cdi_dtype_valid(dtype))
+        return cdi_fail(err, CDDP_E_INVALID, "%s: %d is no cddp_dtype", name, (int)dtype);
+    if (count > SIZE_MAX / 2 / cddp_dtype_size(dtype) / copies)
+        return cdi_fail(err, CDDP_E_INVALID, "%s: no memory holds %zu elements", name, count);
+    if (count > 0 && (in == NULL || to == NULL))
+        return cdi_fail(err, CDDP_E_INVALID, "%s: %s is NULL", name, in == NULL ? "in" : "out");
+    return CDDP_OK;
+}
+
+cddp_status cdi_comm_all_reduce(cddp_comm *comm, const void *in, void *to, size_t count, cddp_dtype dtype, cddp_op op,
+                                struct cdi_error *err)
+{
+    const struct cdi_op work = {.kind = CDI_ALL_REDUCE,
+                                .in = in,
+                                .out = to,
+                                .count = count,
+                                .dtype = dtype,
+                                .op = op,
+                                .bucket = -1,
+                                .lazy = true};
+    cddp_status st = check(comm, "cddp_all_reduce", in, to, count, dtype, 1, err);
+    size_t bytes;
+
+    if (st != CDDP_OK)
+        return st;
+    bytes = count * cddp_dtype_size(dtype);
+    if (!cdi_op_valid(op))
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_all_reduce: %d is no cddp_op", (int)op);
+    if (op == CDDP_MEAN && !cdi_dtype_is_float(dtype))
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_all_reduce: a mean of %s is not defined, use a floating-point type",
+                        cdi_dtype_name(dtype));
+    if (in != to && overlap(in, bytes, to, bytes))
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_all_reduce: in and out overlap, but are not the same");
+    return run(comm, &work, err);
+}
+
+cddp_status cdi_comm_broadcast(cddp_comm *comm, void *buf, size_t count, cddp_dtype dtype, int root,
+                               struct cdi_error *err)
+{
+    const struct cdi_op work = {.kind = CDI_BROADCAST,
+                                .in = buf,
+                                .out = buf,
+                                .count = count,
+                                .dtype = dtype,
+                                .root = root,
+                                .bucket = -1,
+                                .lazy = true};
+    cddp_status st = check(comm, "cddp_broadcast", buf, buf, count, dtype, 1, err);
+
+    if (st != CDDP_OK)
+        return st;
+    if (root < 0 || root >= comm->world.size)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_broadcast: root %d is not a rank of a world of %d", root,
+                        comm->world.size);
+    return run(comm, &work, err);
+}
+
+cddp_status cdi_comm_all_gather(cddp_comm *comm, const void *in, void *to, size_t count, cddp_dtype dtype,
+                                struct cdi_error *err)
+{
+    const struct cdi_op work = {
+        .kind = CDI_ALL_GATHER, .in = in, .out = to, .count = count, .dtype = dtype, .bucket = -1, .lazy = true};
+    size_t size = comm == NULL ? 1 : (size_t)comm->world.size, bytes;
+    cddp_status st = check(comm, "cddp_all_gather", in, to, count, dtype, size, err);
+
+    if (st != CDDP_OK)
+        return st;
+    bytes = count * cddp_dtype_size(dtype);
+    if (count > 0 && in != (const uint8_t *)to + (size_t)comm->world.rank * bytes &&
+        overlap(in, bytes, to, bytes * size))
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_all_gather: in overlaps out, but is not this rank's part of it");
+    return run(comm, &work, err);
+}
+
+cddp_status cddp_all_reduce(cddp_comm *comm, const void *in, void *to, size_t count, cddp_dtype dtype, cddp_op op)
+{
+    struct cdi_error err;
+
+    return out(cdi_comm_all_reduce(comm, in, to, count, dtype, op, &err), &err);
+}
+
+cddp_status cddp_broadcast(cddp_comm *comm, void *buf, size_t count, cddp_dtype dtype, int root)
+{
+    struct cdi_error err;
+
+    return out(cdi_comm_broadcast(comm, buf, count, dtype, root, &err), &err);
+}
+
+cddp_status cddp_all_gather(cddp_comm *comm, const void *in, void *to, size_t count, cddp_dtype dtype)
+{
+    struct cdi_error err;
+
+    return out(cdi_comm_all_gather(comm, in, to, count, dtype, &err), &err);
+}
+
+cddp_status cddp_barrier(cddp_comm *comm)
+{
+    const struct cdi_op work = {.kind = CDI_BARRIER, .bucket = -1, .lazy = true};
+    struct cdi_error err;
+
+    if (comm == NULL)
+        return out(cdi_fail(&err, CDDP_E_INVALID, "cddp_barrier: comm is NULL"), &err);
+    return out(run(comm, &work, &err), &err);
+}
+
+void cddp_abort(cddp_comm *comm, const char *why)
+{
+    char text[400];
+
+    if (comm == NULL)
+        return;
+    (void)snprintf(text, sizeof text, "rank %d aborted the job%s%.300s", comm->world.rank, why != NULL ? ": " : "",
+                   why != NULL ? why : "");
+    comm->ops->abort(comm->backend, CDDP_E_ABORTED, text);
+}

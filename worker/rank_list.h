@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* "1, 3, 4 and 12 more": ranks for a sentence, at most 16 of them. Zero-initialise, add, read text. */
+#ifndef CDI_RANK_LIST_H
+#define CDI_RANK_LIST_H
+
+#include <stdio.h>
+
+#define CDI_RANK_LIST_SHOWN 16
+
+struct cdi_rank_list {
+    int n;
+    char text[CDI_RANK_LIST_SHOWN * 12 + 32];
+    int used; /* of text, without "and more" */
+};
+
+static inline void cdi_rank_list_add(struct cdi_rank_list *l, int rank)
+{
+    size_t room = sizeof l->text - (size_t)l->used;
+
+    l->n++;
+    if (l->n <= CDI_RANK_LIST_SHOWN)
+        l->used += snprintf(l->text + l->used, room, l->n == 1 ? "%d" : ", %d", rank);
+    else
+        (void)snprintf(l->text + l->used, room, " and %d more", l->n - CDI_RANK_LIST_SHOWN);
+}
+
+#endif
