@@ -1,0 +1,606 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launcher/agent.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "launcher/crew.h"
+#include "launcher/join.h"
+#include "launcher/report.h"
+#include "launcher/signame.h"
+#include "launcher/supervise.h"
+#include "rendezvous/server.h"
+
+#include <cddp/version.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <uv.h>
+
+#define CONNECT_MS 60000 /* to reach the rendezvous */
+#define SWEEP_TICK_MS 1  /* between two looks for descendants that are still there */
+#define SWEEP_GIVE_UP_MS 10000
+#define OUTPUT_QUIET_MS 500 /* with no descendant left, an open pipe that stays silent is somebody else's */
+#define FLUSH_ON_SIGNAL_MS 2000
+#define GUARD_GONE_SWEEP_MS 10000
+
+struct agent {
+    uv_signal_t child; /* before the loop: see spawn_watch() */
+    uv_loop_t loop;
+    uv_pipe_t link;
+    uv_timer_t grace, sweep;
+    const struct plan *plan;
+    struct guard_link *guard;
+    struct spawn_context spawn;
+    struct supervise sup;
+    struct crew *crew;
+    struct writer *writer;
+    struct join *join;
+    struct rdzv_server *server;
+    char master_addr[64];
+    uint16_t master_port;
+    int64_t sweep_began_ms, last_output_ms;
+    bool swept;     /* no descendant is left; output may be */
+    bool over;      /* FINISH was said */
+    bool abandoned; /* some output could not be written */
+    char read_buf[SPAWN_READ];
+};
+
+static void feed(struct agent *a, const struct supervise_event *ev);
+
+static void log_to_writer(enum cdi_log_level level, const char *id, const char *text, void *arg)
+{
+    struct agent *a = arg;
+    char line[1600];
+    int n = cdi_log_level() == CDI_LOG_DEBUG ? snprintf(line, sizeof line, "cddprun: %s %s\n", id, text)
+                                             : snprintf(line, sizeof line, "cddprun: %s\n", text);
+
+    (void)level;
+    if (n > 0)
+        writer_push(a->writer, STDERR_FILENO, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
+}
+
+/* ---------------------------------------------------------------------------------------------------- workers ---- */
+
+static void on_worker_exited(void *arg, const struct cdi_failure *end)
+{
+    struct supervise_event ev = {.kind = SUPERVISE_EXIT, .u.end = *end};
+
+    feed(arg, &ev);
+}
+
+static void check_swept(struct agent *a)
+{
+    struct supervise_event ev = {.kind = SUPERVISE_SWEPT};
+    int64_t now = cdi_now_ms();
+
+    if (a->sup.state != SUPERVISE_SWEEPING)
+        return;
+    if (!a->swept && now - a->sweep_began_ms > SWEEP_GIVE_UP_MS) {
+        cdi_log(CDI_LOG_ERROR, "AGENT-SWEEP", "some processes of the job do not die of SIGKILL; going on without them");
+        a->swept = true;
+    }
+    if (!a->swept)
+        a->swept = !guard_sweep_once();
+    if (!a->swept)
+        return;
+    /* What is left in the pipes is read to its end, unless nobody wants to see it or nobody we know writes it. */
+    if (crew_has_output(a->crew) && (a->sup.signal == 0 || now - a->sweep_began_ms < FLUSH_ON_SIGNAL_MS) &&
+        (writer_full(a->writer) || now - a->last_output_ms < OUTPUT_QUIET_MS))
+        return;
+    (void)uv_timer_stop(&a->sweep);
+    feed(a, &ev);
+}
+
+static void on_sweep_timer(uv_timer_t *t)
+{
+    check_swept(t->data);
+}
+
+static void on_progress(void *arg)
+{
+    struct agent *a = arg;
+
+    a->last_output_ms = cdi_now_ms();
+    if (a->sup.state == SUPERVISE_SWEEPING && a->swept && !crew_has_output(a->crew))
+        check_swept(a);
+}
+
+static void begin_sweep(struct agent *a)
+{
+    a->swept = false;
+    a->sweep_began_ms = cdi_now_ms();
+    a->last_output_ms = a->sweep_began_ms;
+    (void)uv_timer_start(&a->sweep, on_sweep_timer, 0, SWEEP_TICK_MS);
+}
+
+static void start_workers(struct agent *a)
+{
+    struct crew_options opt = {
+        .spawn = &a->spawn,
+        .plan = a->plan,
+        .writer = a->writer,
+        .run_dir = a->guard->run_dir,
+        .assign = a->sup.assign,
+        .exited = on_worker_exited,
+        .progress = on_progress,
+        .arg = a,
+    };
+    struct supervise_event ev = {.kind = SUPERVISE_LINK_LOST};
+    struct cdi_error err;
+
+    crew_destroy(a->crew);
+    a->crew = NULL;
+    if (crew_start(&a->crew, &opt, &err) == CDDP_OK)
+        return;
+    /* No worker exists: count them all out, and end. */
+    ev.u.text = err.msg;
+    a->sup.n_alive = 0;
+    a->sup.state = SUPERVISE_WAITING;
+    feed(a, &ev);
+}
+
+static void on_room(void *arg)
+{
+    struct agent *a = arg;
+
+    if (a->crew != NULL)
+        crew_pause(a->crew, false);
+}
+
+/* Also for the few moments between fork and exec, and for adopted orphans. */
+static void on_child(void *handle)
+{
+    struct agent *a = handle; /* its first member */
+
+    if (a->crew != NULL)
+        crew_on_child(a->crew);
+    else
+        spawn_reap_orphans(NULL, 0);
+}
+
+/* ----------------------------------------------------------------------------------------------------- ending ---- */
+
+static void close_handle(uv_handle_t *h)
+{
+    if (!uv_is_closing(h))
+        uv_close(h, NULL);
+}
+
+static void on_flushed(void *arg, bool flushed)
+{
+    struct agent *a = arg;
+
+    a->abandoned = !flushed;
+    close_handle((uv_handle_t *)&a->grace);
+    close_handle((uv_handle_t *)&a->sweep);
+    close_handle((uv_handle_t *)&a->link);
+    close_handle((uv_handle_t *)&a->child);
+}
+
+static void on_flush_timeout(uv_timer_t *t)
+{
+    struct agent *a = t->data;
+
+    writer_abandon(a->writer);
+}
+
+static void say(struct agent *a, const char *text)
+{
+    struct cdi_buf line;
+
+    cdi_buf_init(&line, 8192);
+    if (cdi_buf_printf(&line, "cddprun: %s\n", text) == CDDP_OK)
+        writer_push(a->writer, STDERR_FILENO, cdi_buf_data(&line), line.len);
+    cdi_buf_release(&line);
+}
+
+static void say_failure(struct agent *a)
+{
+    struct report r = {.first = a->sup.first,
+                       .n_ended_well = a->sup.n_ended_well,
+                       .n_ended_after = a->sup.n_ended_after,
+                       .program = a->plan->command[0],
+                       .after_ms = -1};
+    struct cdi_buf text;
+
+    cdi_buf_init(&text, 64 * 1024);
+    if (a->crew != NULL)
+        crew_describe(a->crew, &r);
+    if (report_write(&r, &text) == CDDP_OK)
+        writer_push(a->writer, STDERR_FILENO, cdi_buf_data(&text), text.len);
+    else
+        say(a, a->sup.first.text);
+    cdi_buf_release(&text);
+}
+
+static void say_why(struct agent *a)
+{
+    char text[128], name[32];
+
+    if (a->sup.first.kind != CDI_END_NONE) {
+        say_failure(a);
+    } else if (a->sup.signal != 0) {
+        (void)snprintf(text, sizeof text, "ended by signal %d (%s)", a->sup.signal,
+                       signame(a->sup.signal, name, sizeof name));
+        say(a, text);
+    }
+    if (a->sup.given_up || (a->sup.first.kind == CDI_END_NONE && a->sup.signal == 0 && a->sup.text[0] != '\0' &&
+                            supervise_exit_status(&a->sup) != 0))
+        say(a, a->sup.text);
+}
+
+static void end_job(struct agent *a)
+{
+    a->over = true;
+    say_why(a);
+    cdi_log_set_sink(NULL, NULL);
+    crew_destroy(a->crew);
+    a->crew = NULL;
+    join_close(a->join);
+    a->join = NULL;
+    if (a->server != NULL)
+        rdzv_server_close(a->server, NULL, NULL);
+    a->server = NULL;
+    (void)uv_timer_stop(&a->grace);
+    if (a->sup.signal != 0)
+        (void)uv_timer_start(&a->grace, on_flush_timeout, FLUSH_ON_SIGNAL_MS, 0);
+    writer_close(a->writer, on_flushed, a);
+}
+
+/* --------------------------------------------------------------------------------------------------- decisions ---- */
+
+static void send_word(struct agent *a, enum cdi_msg_type type)
+{
+    struct cdi_msg msg = {.type = type};
+    char name[32];
+
+    if (type == CDI_MSG_FAILED) {
+        msg.u.failed.round = a->sup.assign.round;
+        msg.u.failed.failure = a->sup.local_first;
+    } else if (type == CDI_MSG_DONE) {
+        msg.u.done.round = a->sup.assign.round;
+    } else if (type == CDI_MSG_STOPPED) {
+        msg.u.stopped.round = a->sup.assign.round;
+    } else if (type == CDI_MSG_LEAVE) {
+        (void)snprintf(msg.u.leave.reason, sizeof msg.u.leave.reason, "it was ended by signal %d (%s)", a->sup.signal,
+                       signame(a->sup.signal, name, sizeof name));
+    }
+    join_send(a->join, &msg);
+}
+
+static void carry_out(struct agent *a, const struct supervise_action *action)
+{
+    switch (action->what) {
+    case SUPERVISE_DO_SPAWN:
+        start_workers(a);
+        return;
+    case SUPERVISE_DO_TELL_DEATH:
+        if (a->crew != NULL)
+            crew_tell_death(a->crew, a->sup.first.rank, a->sup.first.text);
+        return;
+    case SUPERVISE_DO_TELL_OVER:
+        if (a->crew != NULL)
+            crew_tell_over(a->crew);
+        return;
+    case SUPERVISE_DO_KILL:
+        if (a->crew != NULL)
+            crew_kill(a->crew, action->signal);
+        return;
+    case SUPERVISE_DO_SWEEP:
+        begin_sweep(a);
+        return;
+    case SUPERVISE_DO_SEND_FAILED:
+        send_word(a, CDI_MSG_FAILED);
+        return;
+    case SUPERVISE_DO_SEND_DONE:
+        send_word(a, CDI_MSG_DONE);
+        return;
+    case SUPERVISE_DO_SEND_STOPPED:
+        send_word(a, CDI_MSG_STOPPED);
+        return;
+    case SUPERVISE_DO_SEND_LEAVE:
+        send_word(a, CDI_MSG_LEAVE);
+        return;
+    case SUPERVISE_DO_FINISH:
+        end_job(a);
+        return;
+    }
+}
+
+static void on_grace(uv_timer_t *t)
+{
+    struct supervise_event ev = {.kind = SUPERVISE_TICK};
+
+    feed(t->data, &ev);
+}
+
+static void set_timer(struct agent *a)
+{
+    int64_t at = supervise_deadline_ms(&a->sup), now = cdi_now_ms();
+
+    if (a->over)
+        return;
+    (void)uv_timer_stop(&a->grace);
+    if (at == CDI_NEVER_MS)
+        return;
+    uv_update_time(&a->loop);
+    (void)uv_timer_start(&a->grace, on_grace, at > now ? (uint64_t)(at - now) : 0, 0);
+}
+
+static void feed(struct agent *a, const struct supervise_event *ev)
+{
+    struct supervise_actions todo;
+
+    supervise_handle(&a->sup, ev, cdi_now_ms(), &todo);
+    for (unsigned i = 0; i < todo.n; i++)
+        carry_out(a, &todo.v[i]);
+    set_timer(a);
+    if (a->crew != NULL)
+        crew_report_unstarted(a->crew);
+}
+
+/* -------------------------------------------------------------------------------------------------- rendezvous ---- */
+
+static void on_connected(void *arg, const char *addr, uint16_t port)
+{
+    struct agent *a = arg;
+
+    (void)snprintf(a->master_addr, sizeof a->master_addr, "%s", addr);
+    a->master_port = port;
+}
+
+static void on_assign(struct agent *a, const struct cdi_msg_assign *assign)
+{
+    struct supervise_event ev = {.kind = SUPERVISE_ASSIGN, .u.assign = *assign};
+
+    if (ev.u.assign.master_addr[0] == '\0')
+        (void)snprintf(ev.u.assign.master_addr, sizeof ev.u.assign.master_addr, "%s", a->master_addr);
+    if (ev.u.assign.master_port == 0)
+        ev.u.assign.master_port = a->master_port;
+    cdi_log(CDI_LOG_INFO, "AGENT-ROUND", "round %u: ranks %u to %u of %u, MASTER_ADDR=%s MASTER_PORT=%u", assign->round,
+            assign->rank_base, assign->rank_base + a->plan->n_procs - 1, assign->world_size, ev.u.assign.master_addr,
+            ev.u.assign.master_port);
+    feed(a, &ev);
+}
+
+static void on_round_over(struct agent *a, const struct cdi_msg *msg)
+{
+    struct supervise_event ev = {.kind = SUPERVISE_ROUND_OVER};
+    char sentence[1024];
+
+    ev.u.over.round = msg->u.round_over.round;
+    ev.u.over.failure = msg->u.round_over.failure;
+    if (msg->u.round_over.restart) {
+        report_sentence(&msg->u.round_over.failure, sentence, sizeof sentence);
+        cdi_log(CDI_LOG_WARN, "AGENT-RESTART", "%s; starting all workers again (restart %u of %u)", sentence,
+                a->sup.assign.restart_count + 1, a->plan->max_restarts);
+    }
+    feed(a, &ev);
+}
+
+static void on_message(void *arg, const struct cdi_msg *msg)
+{
+    struct agent *a = arg;
+    struct supervise_event closed = {.kind = SUPERVISE_CLOSED};
+
+    switch (msg->type) {
+    case CDI_MSG_ASSIGN:
+        on_assign(a, &msg->u.assign);
+        return;
+    case CDI_MSG_ROUND_OVER:
+        on_round_over(a, msg);
+        return;
+    case CDI_MSG_CLOSED:
+        closed.u.closed.status = msg->u.closed.status;
+        closed.u.closed.text = msg->u.closed.text;
+        closed.u.closed.failure = msg->u.closed.failure;
+        feed(a, &closed);
+        return;
+    case CDI_MSG_WAITING:
+        cdi_log(CDI_LOG_INFO, "AGENT-WAITING", "%s", msg->u.waiting.text);
+        return;
+    case CDI_MSG_WELCOME:
+    case CDI_MSG_HEARTBEAT:
+    case CDI_MSG_JOIN:
+    case CDI_MSG_FAILED:
+    case CDI_MSG_DONE:
+    case CDI_MSG_STOPPED:
+    case CDI_MSG_LEAVE:
+        return;
+    }
+}
+
+static void on_lost(void *arg, const char *text)
+{
+    struct supervise_event ev = {.kind = SUPERVISE_LINK_LOST, .u.text = text};
+
+    feed(arg, &ev);
+}
+
+/* ------------------------------------------------------------------------------------------------------- guard ---- */
+
+/* Nobody is left who would kill the orphans: do it now, whatever else is going on. */
+static _Noreturn void guard_is_gone(struct agent *a)
+{
+    static const char text[] = "cddprun: its guard process was killed; every worker has been killed\n";
+    bool all = guard_sweep(GUARD_GONE_SWEEP_MS);
+    ssize_t n;
+
+    guard_remove_dir(a->guard->run_dir);
+    n = write(STDERR_FILENO, text, sizeof text - 1);
+    (void)n;
+    _exit(all ? 1 : 2);
+}
+
+static void on_signal(struct agent *a, int signal)
+{
+    static const char stopped[] = {GUARD_STOPPED};
+    struct supervise_event ev = {.kind = SUPERVISE_SIGNAL, .u.signal = signal};
+    uv_buf_t word = uv_buf_init((char *)(uintptr_t)stopped, 1);
+
+    if (signal == SIGTSTP) {
+        if (a->crew != NULL)
+            crew_kill(a->crew, SIGSTOP);
+        (void)uv_try_write((uv_stream_t *)&a->link, &word, 1);
+    } else if (signal == SIGCONT || signal == SIGUSR1 || signal == SIGUSR2) {
+        if (a->crew != NULL)
+            crew_kill(a->crew, signal);
+    } else if (a->over) {
+        writer_abandon(a->writer); /* whoever reads our output stands still */
+    } else {
+        feed(a, &ev);
+    }
+}
+
+static void on_link_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf)
+{
+    static char bytes[16];
+
+    (void)h;
+    (void)suggested;
+    *buf = uv_buf_init(bytes, sizeof bytes);
+}
+
+static void on_link_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
+{
+    struct agent *a = s->data;
+
+    if (n < 0)
+        guard_is_gone(a);
+    for (ssize_t i = 0; i < n; i++)
+        on_signal(a, (unsigned char)buf->base[i]);
+}
+
+/* ------------------------------------------------------------------------------------------------------- start ---- */
+
+static cddp_status start_server(struct agent *a, struct cdi_error *err)
+{
+    struct rdzv_server_options opt = {
+        .host = a->plan->listen_host,
+        .port = a->plan->listen_port,
+        .run_id = a->plan->run_id,
+        .min_nodes = a->plan->min_nodes,
+        .max_nodes = a->plan->max_nodes,
+        .max_restarts = a->plan->max_restarts,
+    };
+
+    return rdzv_server_start(&a->server, &a->loop, &opt, err);
+}
+
+static cddp_status start_join(struct agent *a, struct cdi_error *err)
+{
+    static const struct join_events on = {.connected = on_connected, .message = on_message, .lost = on_lost};
+    uint16_t port = rdzv_server_port(a->server);
+    struct join_options opt = {
+        .deadline_ms = cdi_deadline_ms(cdi_now_ms(), CONNECT_MS),
+        .hello = {.version = CDI_CONTROL_VERSION,
+                  .release = CDDP_VERSION,
+                  .pid = getpid(),
+                  .node_rank = -1,
+                  .n_procs = a->plan->n_procs,
+                  .min_nodes = a->plan->min_nodes,
+                  .max_nodes = a->plan->max_nodes,
+                  .max_restarts = a->plan->max_restarts},
+    };
+    char name[320];
+    cddp_status st = join_resolve(&opt.addr, a->plan->listen_host, port, err);
+
+    if (st != CDDP_OK)
+        return st;
+    (void)snprintf(name, sizeof name, "%.255s:%u", a->plan->listen_host, port);
+    (void)snprintf(opt.name, sizeof opt.name, "%s", name);
+    (void)snprintf(opt.hello.run_id, sizeof opt.hello.run_id, "%s", a->plan->run_id);
+    (void)snprintf(opt.hello.host, sizeof opt.hello.host, "%s", a->plan->host);
+    return join_start(&a->join, &a->loop, &opt, &on, a, err);
+}
+
+static cddp_status start_link(struct agent *a, struct cdi_error *err)
+{
+    static const char ready[] = {GUARD_READY};
+    uv_buf_t word = uv_buf_init((char *)(uintptr_t)ready, 1);
+    int rc = uv_pipe_open(&a->link, a->guard->fd);
+
+    if (rc == 0)
+        rc = uv_read_start((uv_stream_t *)&a->link, on_link_alloc, on_link_read);
+    if (rc == 0)
+        rc = uv_try_write((uv_stream_t *)&a->link, &word, 1);
+    return rc > 0 ? CDDP_OK : cdi_fail_errno(err, -rc, "the link to the guard");
+}
+
+static cddp_status start_all(struct agent *a, struct cdi_error *err)
+{
+    cddp_status st;
+
+    (void)uv_timer_init(&a->loop, &a->grace);
+    (void)uv_timer_init(&a->loop, &a->sweep);
+    (void)uv_pipe_init(&a->loop, &a->link, 0);
+    a->grace.data = a;
+    a->sweep.data = a;
+    a->link.data = a;
+    st = spawn_watch(&a->loop, &a->child, on_child, err);
+    if (st == CDDP_OK)
+        st = writer_start(&a->writer, &a->loop, on_room, a, err);
+    if (st == CDDP_OK)
+        st = start_server(a, err);
+    if (st == CDDP_OK)
+        st = start_join(a, err);
+    if (st == CDDP_OK)
+        st = start_link(a, err);
+    return st;
+}
+
+static int run_loop(struct agent *a, struct cdi_error *err)
+{
+    int status = 1, rc = uv_loop_init(&a->loop);
+
+    if (rc != 0) {
+        (void)cdi_fail_errno(err, -rc, "cannot start the event loop");
+        return 1;
+    }
+    if (start_all(a, err) == CDDP_OK) {
+        cdi_log_set_sink(log_to_writer, a);
+        (void)uv_run(&a->loop, UV_RUN_DEFAULT);
+        status = supervise_exit_status(&a->sup);
+        err->msg[0] = '\0';
+    } else {
+        join_close(a->join);
+        if (a->server != NULL)
+            rdzv_server_close(a->server, NULL, NULL);
+        if (a->writer != NULL)
+            writer_close(a->writer, on_flushed, a);
+        else
+            on_flushed(a, true);
+        (void)uv_run(&a->loop, UV_RUN_DEFAULT);
+    }
+    if (a->abandoned)
+        _exit(status); /* the writer's thread hangs in write(2) and uses what we would free */
+    (void)uv_loop_close(&a->loop);
+    return status;
+}
+
+int agent_run(const struct plan *plan, struct guard_link *link)
+{
+    struct agent *a = calloc(1, sizeof *a);
+    struct cdi_error err = {.status = CDDP_OK};
+    int status = 1;
+
+    if (a == NULL) {
+        cdi_log(CDI_LOG_ERROR, "AGENT-MEMORY", "out of memory");
+        return 1;
+    }
+    a->plan = plan;
+    a->guard = link;
+    a->spawn =
+        (struct spawn_context){.loop = &a->loop, .mask = link->mask, .ignored = link->ignored, .read_buf = a->read_buf};
+    supervise_init(&a->sup, plan->n_procs);
+    if (spawn_check_program(plan->command[0], &status, &err) == CDDP_OK) {
+        status = 1;
+        if (spawn_prepare(&a->spawn, plan->n_procs, &err) == CDDP_OK)
+            status = run_loop(a, &err);
+    }
+    if (err.msg[0] != '\0')
+        cdi_log(CDI_LOG_ERROR, "AGENT-START", "%s", err.msg);
+    free(a);
+    return status;
+}

@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launcher/crew.h"
+
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "common/log.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#define LINES_MAX (RANKLOG_LINE_MAX + SPAWN_READ * 24) /* what one read can become: all newlines, a prefix for each */
+
+struct crew {
+    struct crew_options opt;
+    struct cdi_buf lines; /* scratch */
+    uint32_t n, n_open;
+    uint32_t first_unstarted; /* workers from here on could not be started */
+    struct cdi_error why;     /* of the first of them */
+    bool paused, destroyed;
+    const char *tail[RANKLOG_TAIL_LINES];
+    char error_file[PATH_MAX];
+    struct worker workers[];
+};
+
+/* --------------------------------------------------------------------------------------------------- starting ---- */
+
+/* <run_dir>/attempt_<restart>/<local rank>/error.json, its directories made and no older file there. */
+static cddp_status make_error_file(const struct crew *c, uint32_t local_rank, char *path, struct cdi_error *err)
+{
+    int n = snprintf(path, PATH_MAX, "%s/attempt_%u", c->opt.run_dir, c->opt.assign.restart_count);
+
+    if (mkdir(path, 0700) != 0 && errno != EEXIST)
+        return cdi_fail_errno(err, errno, "cannot make '%.300s'", path);
+    n += snprintf(path + n, (size_t)(PATH_MAX - n), "/%u", local_rank);
+    if (mkdir(path, 0700) != 0 && errno != EEXIST)
+        return cdi_fail_errno(err, errno, "cannot make '%.300s'", path);
+    (void)snprintf(path + n, (size_t)(PATH_MAX - n), "/error.json");
+    (void)unlink(path);
+    return CDDP_OK;
+}
+
+static cddp_status start_one(struct crew *c, struct worker *w, struct cdi_error *err)
+{
+    char flight[128], error_file[PATH_MAX];
+    struct plan_rank r = {
+        .assign = &c->opt.assign, .local_rank = w->local_rank, .error_file = error_file, .flight = flight};
+    char **env = NULL, **args = NULL;
+    cddp_status st = make_error_file(c, w->local_rank, error_file, err);
+
+    if (st == CDDP_OK)
+        st = worker_make_page(w, c->opt.assign.round, flight, sizeof flight, err);
+    if (st == CDDP_OK) {
+        env = plan_env(c->opt.plan, &r, environ);
+        args = plan_args(c->opt.plan, w->local_rank);
+        st = env == NULL || args == NULL
+                 ? cdi_fail(err, CDDP_E_NOMEM, "out of memory")
+                 : worker_start(w, c->opt.spawn, args, env, w->local_rank == 0 ? STDIN_FILENO : -1, err);
+    }
+    plan_free_strings(env);
+    plan_free_strings(args);
+    return st;
+}
+
+/* ---------------------------------------------------------------------------------------------------- events ---- */
+
+static void on_output(struct worker *w, int stream, const char *bytes, size_t n)
+{
+    struct crew *c = w->arg;
+    struct ranklog *log = &w->logs[stream - 1];
+    cddp_status st = n > 0 ? ranklog_feed(log, bytes, n, &c->lines) : ranklog_end(log, &c->lines);
+
+    if (st != CDDP_OK)
+        cdi_log(CDI_LOG_WARN, "AGENT-OUTPUT-LOST", "some output of rank %d is lost: out of memory", w->rank);
+    writer_push(c->opt.writer, stream, cdi_buf_data(&c->lines), c->lines.len);
+    cdi_buf_consume(&c->lines, c->lines.len);
+    if (!c->paused && writer_full(c->opt.writer))
+        crew_pause(c, true);
+    c->opt.progress(c->opt.arg);
+}
+
+static int64_t wall_ms(void)
+{
+    struct timespec ts;
+
+    (void)clock_gettime(CLOCK_REALTIME, &ts);
+    return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
+}
+
+static void fill_end(const struct crew *c, const struct worker *w, struct cdi_failure *f)
+{
+    *f = (struct cdi_failure){
+        .kind = CDI_END_EXIT,
+        .code = w->exit_code,
+        .rank = w->rank,
+        .local_rank = (int32_t)w->local_rank,
+        .node_rank = c->opt.assign.node_rank,
+        .pid = w->pid,
+        .time_ms = wall_ms(),
+        .core_dumped = w->dumped,
+    };
+    (void)snprintf(f->host, sizeof f->host, "%s", c->opt.plan->host);
+    if (w->exec_errno != 0) {
+        f->kind = CDI_END_SPAWN;
+        f->code = w->exec_errno;
+        (void)snprintf(f->text, sizeof f->text, "rank %d: cannot run program '%.300s': %s", w->rank,
+                       c->opt.plan->command[0], strerror(w->exec_errno));
+        return;
+    }
+    if (w->exit_signal != 0) {
+        f->kind = CDI_END_SIGNAL;
+        f->code = w->exit_signal;
+    }
+    report_sentence(f, f->text, sizeof f->text);
+}
+
+static void on_exited(struct worker *w)
+{
+    struct crew *c = w->arg;
+    struct cdi_failure end;
+
+    if (c->destroyed)
+        return;
+    fill_end(c, w, &end);
+    c->opt.exited(c->opt.arg, &end);
+    spawn_reap_orphans(c->workers, c->n);
+}
+
+void crew_report_unstarted(struct crew *c)
+{
+    uint32_t first = c->first_unstarted;
+
+    c->first_unstarted = c->n;
+    for (uint32_t i = first; i < c->n; i++) {
+        struct cdi_failure end;
+
+        c->workers[i].exited = true;
+        fill_end(c, &c->workers[i], &end);
+        end.kind = CDI_END_SPAWN;
+        end.code = EAGAIN;
+        (void)snprintf(end.text, sizeof end.text, "rank %d could not be started: %.900s", end.rank, c->why.msg);
+        c->opt.exited(c->opt.arg, &end);
+    }
+}
+
+static const struct worker_events events = {.output = on_output, .exited = on_exited};
+
+cddp_status crew_start(struct crew **out, const struct crew_options *opt, struct cdi_error *err)
+{
+    uint32_t n = opt->plan->n_procs;
+    struct crew *c = calloc(1, sizeof *c + n * sizeof c->workers[0]);
+
+    if (c == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %u workers", n);
+    c->opt = *opt;
+    c->n = n;
+    cdi_buf_init(&c->lines, LINES_MAX);
+    for (uint32_t i = 0; i < n; i++) {
+        struct worker *w = &c->workers[i];
+
+        w->local_rank = i;
+        w->rank = (int32_t)(opt->assign.rank_base + i);
+        w->flight_fd = -1;
+        w->exec_fd = -1;
+        w->on = &events;
+        w->arg = c;
+        ranklog_init(&w->logs[0], (uint32_t)w->rank, false);
+        ranklog_init(&w->logs[1], (uint32_t)w->rank, true);
+    }
+    for (c->first_unstarted = 0; c->first_unstarted < n; c->first_unstarted++)
+        if (start_one(c, &c->workers[c->first_unstarted], &c->why) != CDDP_OK)
+            break;
+    *out = c;
+    return CDDP_OK;
+}
+
+/* --------------------------------------------------------------------------------------------------- commands ---- */
+
+void crew_kill(struct crew *c, int signal)
+{
+    bool ends = signal == SIGTERM || signal == SIGINT || signal == SIGHUP || signal == SIGQUIT;
+
+    for (uint32_t i = 0; i < c->n; i++) {
+        worker_kill(&c->workers[i], signal);
+        if (ends)
+            worker_kill(&c->workers[i], SIGCONT);
+    }
+}
+
+void crew_tell_death(struct crew *c, int rank, const char *sentence)
+{
+    for (uint32_t i = 0; i < c->n; i++)
+        if (c->workers[i].flight != NULL && c->workers[i].rank != rank)
+            cdi_flight_tell_death(c->workers[i].flight, rank, sentence);
+}
+
+void crew_tell_over(struct crew *c)
+{
+    for (uint32_t i = 0; i < c->n; i++)
+        if (c->workers[i].flight != NULL)
+            cdi_flight_tell_round_over(c->workers[i].flight);
+}
+
+void crew_pause(struct crew *c, bool pause)
+{
+    if (c->destroyed)
+        return;
+    c->paused = pause;
+    for (uint32_t i = 0; i < c->n; i++)
+        worker_pause(&c->workers[i], pause);
+}
+
+bool crew_has_output(const struct crew *c)
+{
+    for (uint32_t i = 0; i < c->n; i++)
+        if (worker_has_output(&c->workers[i]))
+            return true;
+    return false;
+}
+
+void crew_on_child(struct crew *c)
+{
+    for (uint32_t i = 0; i < c->n; i++)
+        worker_look(&c->workers[i]);
+    spawn_reap_orphans(c->workers, c->n);
+}
+
+void crew_describe(struct crew *c, struct report *r)
+{
+    int32_t i = r->first.rank - (int32_t)c->opt.assign.rank_base;
+    const struct worker *w = i >= 0 && (uint32_t)i < c->n ? &c->workers[i] : NULL;
+
+    r->program = c->opt.plan->command[0];
+    r->after_ms = -1;
+    r->n_others = w != NULL ? c->n - 1 : c->n;
+    r->restart_count = c->opt.assign.restart_count;
+    r->max_restarts = c->opt.plan->max_restarts;
+    if (w == NULL || w->started_ms == 0)
+        return;
+    r->after_ms = w->ended_ms - w->started_ms;
+    r->n_lines = ranklog_tail_count(&w->logs[1]);
+    for (unsigned k = 0; k < r->n_lines; k++)
+        c->tail[k] = ranklog_tail_line(&w->logs[1], k);
+    r->lines = c->tail;
+    (void)snprintf(c->error_file, sizeof c->error_file, "%.3000s/attempt_%u/%u/error.json", c->opt.run_dir,
+                   c->opt.assign.restart_count, w->local_rank);
+    r->error_file = c->error_file;
+}
+
+static void on_worker_closed(struct worker *w)
+{
+    struct crew *c = w->arg;
+
+    if (--c->n_open > 0)
+        return;
+    cdi_buf_release(&c->lines);
+    free(c);
+}
+
+void crew_destroy(struct crew *c)
+{
+    if (c == NULL || c->destroyed)
+        return;
+    c->destroyed = true;
+    c->n_open = c->n;
+    for (uint32_t i = 0, n = c->n; i < n; i++)
+        worker_close(&c->workers[i], on_worker_closed); /* the last one may free c */
+}

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * All workers of this agent in one round: started together, signalled together, their output on its way to the writer.
+ * The loop's thread; decides nothing.
+ */
+#ifndef CREW_H
+#define CREW_H
+
+#include "launcher/plan.h"
+#include "launcher/report.h"
+#include "launcher/spawn.h"
+#include "launcher/writer.h"
+
+struct crew;
+
+struct crew_options {
+    const struct spawn_context *spawn;
+    const struct plan *plan;
+    struct writer *writer;
+    const char *run_dir;
+    struct cdi_msg_assign assign; /* with master_addr and master_port */
+    /* A worker is gone; kind EXIT with code 0 means well. From the loop, or from crew_report_unstarted(). */
+    void (*exited)(void *arg, const struct cdi_failure *end);
+    /* Some output was read or has ended. */
+    void (*progress)(void *arg);
+    void *arg;
+};
+
+/*
+ * Start every worker. One that cannot be started, and those behind it, wait in crew_report_unstarted(), which tells of
+ * them by exited(): call it when ready to hear that. *out is written on success only. CDDP_E_NOMEM.
+ */
+cddp_status crew_start(struct crew **out, const struct crew_options *opt, struct cdi_error *err);
+void crew_report_unstarted(struct crew *c);
+/* To every worker's process group; a signal that ends is followed by CONT, so that a stopped worker hears it. */
+void crew_kill(struct crew *c, int signal);
+void crew_tell_death(struct crew *c, int rank, const char *sentence);
+void crew_tell_over(struct crew *c);
+/* Read no output for now, and read on. */
+void crew_pause(struct crew *c, bool pause);
+bool crew_has_output(const struct crew *c);
+/* SIGCHLD came: look at the dead before libuv reaps them, and reap orphans. */
+void crew_on_child(struct crew *c);
+/* Fill what is known here of r->first's worker, and of the others. The strings are the crew's. */
+void crew_describe(struct crew *c, struct report *r);
+/* Close everything and free c, later, from the loop. No event follows. NULL-safe. */
+void crew_destroy(struct crew *c);
+
+#endif

@@ -1,0 +1,386 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The guard's process, and the killing of orphans that guard and agent share. No libuv, no thread. */
+#include "launcher/guard.h"
+
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "launcher/signame.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#define SWEEP_LIMIT_MS 30000 /* what SIGKILL has not ended by then, the kernel holds */
+
+static const int handled[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
+#define N_HANDLED (sizeof handled / sizeof handled[0])
+
+/* -------------------------------------------------------------------------------------------------- sweeping ---- */
+
+static void kill_child(pid_t pid)
+{
+    pid_t group = getpgid(pid);
+
+    /*
+     * The whole group at once, so that a child that forks quickly cannot slip away between two looks. Only groups of
+     * other sessions: those were made below us. The child is not reaped yet, so none of the numbers is reused.
+     */
+    if (group > 1 && getsid(pid) != getsid(0))
+        (void)kill(-group, SIGKILL);
+    (void)kill(pid, SIGKILL);
+}
+
+/* Parent of a process by /proc/PID/stat: "PID (name, with anything in it) S PPID ..."; -1 if it is gone. */
+static pid_t parent_of(int proc_fd, const char *pid)
+{
+    char path[64], text[512];
+    const char *close_paren;
+    CDI_AUTOCLOSE int fd = -1;
+    ssize_t n;
+    int ppid;
+
+    (void)snprintf(path, sizeof path, "%.20s/stat", pid);
+    fd = openat(proc_fd, path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || (n = read(fd, text, sizeof text - 1)) <= 0)
+        return -1;
+    text[n] = '\0';
+    close_paren = strrchr(text, ')');
+    return close_paren != NULL && sscanf(close_paren + 1, " %*c %d", &ppid) == 1 ? ppid : -1;
+}
+
+static void kill_by_scan(void)
+{
+    DIR *proc = opendir("/proc");
+    struct dirent *entry;
+    pid_t self = getpid();
+
+    if (proc == NULL)
+        return;
+    while ((entry = readdir(proc)) != NULL)
+        if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9' && parent_of(dirfd(proc), entry->d_name) == self)
+            kill_child((pid_t)strtol(entry->d_name, NULL, 10));
+    (void)closedir(proc);
+}
+
+/* By the kernel's own lists, one per thread; false where it keeps none (CONFIG_PROC_CHILDREN). */
+static bool kill_by_lists(void)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    struct dirent *entry;
+    bool have = tasks != NULL;
+
+    while (have && (entry = readdir(tasks)) != NULL) {
+        char path[64];
+        FILE *f;
+        int pid;
+
+        if (entry->d_name[0] == '.')
+            continue;
+        (void)snprintf(path, sizeof path, "/proc/self/task/%.20s/children", entry->d_name);
+        f = fopen(path, "re");
+        if (f == NULL) {
+            have = errno != ENOENT; /* other errors: a descriptor short just now; look again in the next round */
+            continue;
+        }
+        while (fscanf(f, "%d", &pid) == 1)
+            kill_child(pid);
+        (void)fclose(f);
+    }
+    if (tasks != NULL)
+        (void)closedir(tasks);
+    return have;
+}
+
+/* False: no child is left. */
+static bool reap(void)
+{
+    pid_t pid;
+
+    do
+        pid = waitpid(-1, NULL, WNOHANG);
+    while (pid > 0 || (pid < 0 && errno == EINTR));
+    return pid == 0;
+}
+
+bool guard_sweep_once(void)
+{
+    if (!reap())
+        return false;
+    if (!kill_by_lists())
+        kill_by_scan();
+    return reap();
+}
+
+bool guard_sweep(int ms)
+{
+    int64_t deadline = cdi_now_ms() + ms;
+    struct timespec pause = {.tv_nsec = 100000};
+
+    while (guard_sweep_once()) {
+        if (cdi_now_ms() >= deadline)
+            return false;
+        (void)nanosleep(&pause, NULL);
+        if (pause.tv_nsec < 5000000)
+            pause.tv_nsec *= 2;
+    }
+    return true;
+}
+
+/* ------------------------------------------------------------------------------------------------- directory ---- */
+
+static int remove_entry(const char *path, const struct stat *sb, int type, struct FTW *where)
+{
+    (void)sb;
+    (void)type;
+    (void)where;
+    (void)remove(path);
+    return 0;
+}
+
+void guard_remove_dir(const char *dir)
+{
+    if (dir[0] != '\0')
+        (void)nftw(dir, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+static cddp_status make_run_dir(struct guard_link *link, const char *tmpdir, struct cdi_error *err)
+{
+    /* Absolute, since workers may change their directory. */
+    CDI_AUTOFREE char *base = realpath(tmpdir, NULL);
+
+    if (base == NULL ||
+        (size_t)snprintf(link->run_dir, sizeof link->run_dir - 64, "%s/cddprun-XXXXXX", base) >=
+            sizeof link->run_dir - 64 ||
+        mkdtemp(link->run_dir) == NULL) {
+        link->run_dir[0] = '\0';
+        return cdi_fail_errno(err, errno, "cannot make a private directory in '%.200s' (set TMPDIR to another place)",
+                              tmpdir);
+    }
+    return CDDP_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------- the guard ---- */
+
+struct guard {
+    pid_t agent;
+    int link, signals;
+    const char *run_dir;
+    bool ready;       /* the agent listens */
+    bool want_stop;   /* TSTP came, and no CONT after it */
+    int killed_by_us; /* the signal for which we killed an agent that did not listen yet */
+    bool ended;
+    int status; /* the agent's, from waitpid */
+};
+
+static void hand_on(const struct guard *g, int signal)
+{
+    unsigned char byte = (unsigned char)signal;
+
+    /* An agent that does not read is one that is dying: nobody would miss the byte. */
+    (void)send(g->link, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+/* In one place and in this order, so that a CONT can never arrive between two halves of a stop. */
+static void stop_both(struct guard *g)
+{
+    g->want_stop = false;
+    (void)kill(g->agent, SIGSTOP);
+    (void)kill(getpid(), SIGSTOP);
+    (void)kill(g->agent, SIGCONT);
+    hand_on(g, SIGCONT);
+}
+
+static void reap_agent(struct guard *g)
+{
+    pid_t pid;
+    int status;
+
+    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+        if (pid == g->agent) {
+            g->ended = true;
+            g->status = status;
+        }
+    }
+}
+
+static void on_signal(struct guard *g, int signal)
+{
+    if (signal == SIGCHLD) {
+        reap_agent(g);
+    } else if (signal == SIGTSTP) {
+        g->want_stop = true;
+        if (g->ready)
+            hand_on(g, signal);
+        else
+            stop_both(g);
+    } else if (signal == SIGCONT) {
+        g->want_stop = false;
+        (void)kill(g->agent, SIGCONT);
+        hand_on(g, signal);
+    } else if (g->ready) {
+        hand_on(g, signal);
+    } else if (signal != SIGUSR1 && signal != SIGUSR2) {
+        /* Still starting (it may be asking a name server): there is no worker to be gentle with. */
+        g->killed_by_us = signal;
+        (void)kill(g->agent, SIGKILL);
+    }
+}
+
+static void on_link(struct guard *g, struct pollfd *p)
+{
+    char byte;
+    ssize_t n = recv(g->link, &byte, 1, MSG_DONTWAIT);
+
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
+        p->fd = -1; /* the agent is leaving; its status follows */
+        return;
+    }
+    if (n == 1 && byte == GUARD_READY)
+        g->ready = true;
+    if (n == 1 && byte == GUARD_STOPPED) {
+        if (g->want_stop)
+            stop_both(g);
+        else
+            hand_on(g, SIGCONT);
+    }
+}
+
+static void watch(struct guard *g)
+{
+    struct pollfd p[2] = {{.fd = g->signals, .events = POLLIN}, {.fd = g->link, .events = POLLIN}};
+    struct signalfd_siginfo info;
+
+    while (!g->ended) {
+        if (poll(p, 2, -1) < 0 && errno != EINTR)
+            break;
+        while (!g->ended && read(g->signals, &info, sizeof info) == (ssize_t)sizeof info)
+            on_signal(g, (int)info.ssi_signo);
+        if (p[1].fd >= 0 && p[1].revents != 0)
+            on_link(g, &p[1]);
+    }
+}
+
+/* What the outside sees of an agent that is gone. */
+static int conclude(const struct guard *g)
+{
+    char name[32];
+    int signal;
+
+    if (!guard_sweep(SWEEP_LIMIT_MS))
+        fprintf(stderr, "cddprun: some processes of this job do not die of SIGKILL; the kernel holds them\n");
+    guard_remove_dir(g->run_dir);
+    if (g->killed_by_us != 0)
+        return 128 + g->killed_by_us;
+    if (WIFEXITED(g->status))
+        return WEXITSTATUS(g->status);
+    signal = WTERMSIG(g->status);
+    fprintf(stderr, "cddprun: its agent (pid %d) was killed by signal %d (%s); every worker has been killed\n",
+            (int)g->agent, signal, signame(signal, name, sizeof name));
+    return 128 + signal;
+}
+
+/* ----------------------------------------------------------------------------------------------------- start ---- */
+
+static void note_dispositions(struct guard_link *link, const sigset_t *mask)
+{
+    struct sigaction sa;
+
+    for (int s = 1; s <= 64; s++) {
+        if (sigismember(mask, s) == 1)
+            link->mask |= 1ull << (s - 1);
+        if (sigaction(s, NULL, &sa) == 0 && sa.sa_handler == SIG_IGN)
+            link->ignored |= 1ull << (s - 1);
+    }
+}
+
+/* The signals to take: ours, less those that were ignored (nohup, a shell's background jobs). */
+static void choose_signals(const struct guard_link *link, sigset_t *set)
+{
+    (void)sigemptyset(set);
+    (void)sigaddset(set, SIGCHLD);
+    for (size_t i = 0; i < N_HANDLED; i++)
+        if ((link->ignored >> (handled[i] - 1) & 1) == 0)
+            (void)sigaddset(set, handled[i]);
+}
+
+static void become_agent(struct guard_link *link, pid_t guard)
+{
+    sigset_t none;
+
+    (void)prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+    /* The death of the guard wakes an agent that is stopped, so that it sees the end of the link. */
+    (void)prctl(PR_SET_PDEATHSIG, SIGCONT, 0, 0, 0);
+    for (size_t i = 0; i < N_HANDLED; i++)
+        if (handled[i] != SIGCONT)
+            (void)signal(handled[i], SIG_IGN);
+    (void)signal(SIGPIPE, SIG_IGN);
+    (void)signal(SIGTTOU, SIG_IGN);
+    (void)sigemptyset(&none);
+    (void)sigprocmask(SIG_SETMASK, &none, NULL);
+    if (getppid() != guard) {
+        guard_remove_dir(link->run_dir);
+        _exit(1);
+    }
+}
+
+static _Noreturn void become_guard(const struct guard_link *link, pid_t agent, int fd, int signals)
+{
+    struct guard g = {.agent = agent, .link = fd, .signals = signals, .run_dir = link->run_dir};
+
+    watch(&g);
+    _exit(conclude(&g));
+}
+
+cddp_status guard_start(struct guard_link *link, const char *tmpdir, struct cdi_error *err)
+{
+    CDI_AUTOCLOSE int signals = -1;
+    sigset_t set, before;
+    pid_t guard = getpid(), pid;
+    int pair[2];
+    cddp_status st;
+
+    *link = (struct guard_link){.fd = -1};
+    (void)signal(SIGCHLD, SIG_DFL); /* ignored, it would make waitpid lose every status */
+    (void)sigprocmask(SIG_SETMASK, NULL, &before);
+    note_dispositions(link, &before);
+    choose_signals(link, &set);
+    signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (signals < 0)
+        return cdi_fail_errno(err, errno, "cannot watch for signals");
+    if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0)
+        return cdi_fail_errno(err, errno, "cannot become the keeper of orphaned processes (prctl)");
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
+        return cdi_fail_errno(err, errno, "cannot make the link between guard and agent");
+    st = make_run_dir(link, tmpdir, err);
+    if (st == CDDP_OK) {
+        (void)sigprocmask(SIG_SETMASK, &set, NULL);
+        pid = fork();
+        if (pid > 0)
+            (void)close(pair[1]);
+        if (pid > 0)
+            become_guard(link, pid, pair[0], cdi_steal_fd(&signals));
+        if (pid < 0) {
+            st = cdi_fail_errno(err, errno, "cannot fork");
+            guard_remove_dir(link->run_dir);
+            (void)sigprocmask(SIG_SETMASK, &before, NULL);
+        }
+    }
+    (void)close(pair[0]);
+    if (st != CDDP_OK) {
+        (void)close(pair[1]);
+        return st;
+    }
+    become_agent(link, guard);
+    link->fd = pair[1];
+    return CDDP_OK;
+}

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The outer half of cddprun. guard_start() forks: the caller goes on as the agent, while the parent stays behind as
+ * the guard, which hands signals on, passes the exit status through, and kills every orphan if the agent dies. Both
+ * are subreapers, so that whatever either of them leaves behind becomes the other's child (the agent's orphans) or is
+ * found by the agent itself (end of file on the link: the guard is dead). Both killed in the same instant is the
+ * limit; a guard that is stopped (Ctrl-Z) while its agent is killed acts when it is continued.
+ */
+#ifndef GUARD_H
+#define GUARD_H
+
+#include "common/error.h"
+
+#include <limits.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+/* Bytes from guard to agent are signal numbers; from agent to guard: */
+#define GUARD_READY 'R'   /* the agent's loop runs: from now on it answers signals */
+#define GUARD_STOPPED 'S' /* after TSTP: the workers are stopped, now stop us */
+
+struct guard_link {
+    int fd;                 /* a socket to the guard, close-on-exec, the caller's to close */
+    uint64_t mask;          /* as cddprun was started: signals blocked, bit n-1 for signal n */
+    uint64_t ignored;       /* and ignored; the workers get both back */
+    char run_dir[PATH_MAX]; /* private to this run, mode 0700; removed by the guard, or by whoever survives it */
+};
+
+/*
+ * Make the run directory under tmpdir and fork. Returns in the agent only; the guard never returns. On failure nothing
+ * was forked. Call it before any thread exists. CDDP_E_SYSTEM.
+ */
+cddp_status guard_start(struct guard_link *link, const char *tmpdir, struct cdi_error *err);
+
+/*
+ * One round of killing: SIGKILL to every child and to its process group where that is not ours, and reap the dead.
+ * False: no child is left. Children of children turn up in a later round, since we are a subreaper. Never blocks.
+ */
+bool guard_sweep_once(void);
+/* Rounds until no child is left or ms have passed; false: some do not die. Blocks. */
+bool guard_sweep(int ms);
+/* Remove a directory and what is in it; what cannot be removed is left. */
+void guard_remove_dir(const char *dir);
+
+#endif

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The agent's end of the control connection: connect (again and again until the deadline), open, JOIN, then messages
+ * both ways and a heartbeat. Runs in the agent's loop and on its thread; decides nothing.
+ */
+#ifndef JOIN_H
+#define JOIN_H
+
+#include "protocol/message.h"
+
+#include <netinet/in.h>
+#include <uv.h>
+
+struct join;
+
+struct join_events {
+    /* Connected; the numeric address and port of the other end. Before any message. */
+    void (*connected)(void *arg, const char *addr, uint16_t port);
+    void (*message)(void *arg, const struct cdi_msg *msg);
+    /* The connection could not be made or is gone: one sentence. Once; nothing follows it. */
+    void (*lost)(void *arg, const char *text);
+};
+
+struct join_options {
+    struct sockaddr_storage addr;
+    char name[320];      /* as the user gave it, for sentences */
+    int64_t deadline_ms; /* to be connected by */
+    struct cdi_msg_join hello;
+};
+
+/* *out is written on success only; events come from the loop, never from within this call. CDDP_E_NOMEM, CDDP_E_SYSTEM.
+ */
+cddp_status join_start(struct join **out, uv_loop_t *loop, const struct join_options *opt, const struct join_events *on,
+                       void *arg, struct cdi_error *err);
+/* Queue a message. Before the connection stands, or after it is lost, it is dropped. */
+void join_send(struct join *j, const struct cdi_msg *msg);
+/* Close what is open, after what is queued was written or 1 s has passed, and free j. No event follows. NULL-safe. */
+void join_close(struct join *j);
+
+/*
+ * The first address of a host: a numeric one, or by the resolver (which blocks: call it before the loop runs).
+ * "*" is this machine's loopback. CDDP_E_NOT_FOUND with a sentence.
+ */
+cddp_status join_resolve(struct sockaddr_storage *out, const char *host, uint16_t port, struct cdi_error *err);
+
+#endif

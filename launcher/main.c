@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cddprun: options -> guard | agent: machine -> plan -> run -> exit status. */
+#include "common/log.h"
+#include "launcher/agent.h"
+#include "launcher/guard.h"
+#include "launcher/machine.h"
+#include "launcher/options.h"
+#include "launcher/plan.h"
+
+#include <cddp/version.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+/* Nothing that we open later may become 0, 1 or 2. */
+static void fill_standard_fds(void)
+{
+    int fd;
+
+    do
+        fd = open("/dev/null", O_RDWR);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0)
+        (void)close(fd);
+}
+
+static void random_id(char *buf, size_t cap)
+{
+    unsigned char bytes[16] = {0};
+    size_t n = 0;
+
+    (void)getrandom(bytes, sizeof bytes, 0);
+    for (size_t i = 0; i < sizeof bytes && n + 2 < cap; i++)
+        n += (size_t)snprintf(buf + n, cap - n, "%02x", bytes[i]);
+}
+
+static int run(const struct options *o)
+{
+    struct guard_link link;
+    struct machine machine;
+    struct plan plan;
+    struct cdi_error err;
+    char id[40];
+
+    random_id(id, sizeof id);
+    machine_read(&machine, "", o->cuda_visible_devices);
+    if (plan_make(&plan, o, &machine, id, &err) != CDDP_OK || guard_start(&link, o->tmpdir, &err) != CDDP_OK) {
+        cdi_log(CDI_LOG_ERROR, "MAIN-START", "%s", err.msg);
+        return 1;
+    }
+    return agent_run(&plan, &link);
+}
+
+int main(int argc, char **argv)
+{
+    struct options o;
+    struct cdi_error err;
+    int level;
+
+    fill_standard_fds();
+    cdi_log_set_name("cddprun");
+    if (options_parse(&o, argc, argv, options_real_env, NULL, &err) != CDDP_OK) {
+        cdi_log(CDI_LOG_ERROR, "MAIN-OPTIONS", "%s", err.msg);
+        return 2;
+    }
+    level = o.log_level == NULL ? -1 : cdi_log_level_parse(o.log_level);
+    if (level >= 0 && level <= CDI_LOG_ERROR)
+        cdi_log_set_level((enum cdi_log_level)level);
+    switch (o.what) {
+    case OPTIONS_HELP:
+        options_usage(stdout);
+        return fflush(stdout) == 0 ? 0 : 1;
+    case OPTIONS_VERSION:
+        printf("cddprun %s\n", CDDP_VERSION);
+        return fflush(stdout) == 0 ? 0 : 1;
+    case OPTIONS_RUN:
+        return run(&o);
+    }
+    return 2;
+}

@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launcher/plan.h"
+
+#include "common/buf.h"
+#include "common/cleanup.h"
+
+#include <stdarg.h>
+#include <string.h>
+
+#define LOCAL_RANK_MACRO "${local_rank}"
+
+static cddp_status count_workers(uint32_t *out, const struct options *o, const struct machine *m, struct cdi_error *err)
+{
+    switch (o->nproc_kind) {
+    case OPTIONS_NPROC_COUNT:
+        *out = (uint32_t)o->nproc;
+        return CDDP_OK;
+    case OPTIONS_NPROC_CPU:
+        *out = m->n_cores;
+        return CDDP_OK;
+    case OPTIONS_NPROC_GPU:
+        if (m->n_gpus == 0)
+            return cdi_fail(err, CDDP_E_NOT_FOUND, "--nproc_per_node=gpu, but %s; give a number, or cpu",
+                            o->cuda_visible_devices != NULL ? "CUDA_VISIBLE_DEVICES leaves no GPU of this machine"
+                                                            : "this machine has no NVIDIA GPU");
+        *out = m->n_gpus;
+        return CDDP_OK;
+    case OPTIONS_NPROC_AUTO:
+        *out = m->n_gpus > 0 ? m->n_gpus : m->n_cores;
+        return CDDP_OK;
+    }
+    return CDDP_E_INVALID;
+}
+
+cddp_status plan_make(struct plan *out, const struct options *o, const struct machine *m, const char *random_id,
+                      struct cdi_error *err)
+{
+    struct plan p = {
+        .min_nodes = (uint32_t)o->min_nodes,
+        .max_nodes = (uint32_t)o->max_nodes,
+        .max_restarts = (uint32_t)o->max_restarts,
+        .listen_host = o->standalone || o->master_addr == NULL ? "127.0.0.1" : o->master_addr,
+        .listen_port = o->standalone || o->master_port < 0 ? 0 : (uint16_t)o->master_port,
+        .role = o->role,
+        .host = m->host,
+        .command = o->command,
+    };
+    cddp_status st = count_workers(&p.n_procs, o, m, err);
+
+    if (st != CDDP_OK)
+        return st;
+    (void)snprintf(p.run_id, sizeof p.run_id, "%s", o->run_id != NULL ? o->run_id : random_id);
+    *out = p;
+    return CDDP_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------- environment ---- */
+
+struct strings {
+    char **v;
+    size_t n, cap;
+    bool failed; /* out of memory: nothing more is added */
+};
+
+static void strings_add(struct strings *s, char *text)
+{
+    if (text == NULL || s->failed || s->n + 1 >= s->cap) {
+        s->failed = true;
+        free(text);
+        return;
+    }
+    s->v[s->n++] = text;
+}
+
+static bool same_name(const char *a, const char *b)
+{
+    size_t n = strcspn(a, "=");
+
+    return strncmp(a, b, n) == 0 && b[n] == '=';
+}
+
+/* NAME=value, in the place of an older one of that name. */
+__attribute__((format(printf, 2, 3))) static void strings_set(struct strings *s, const char *fmt, ...)
+{
+    char *text;
+    va_list ap;
+    int n;
+
+    va_start(ap, fmt);
+    n = vasprintf(&text, fmt, ap);
+    va_end(ap);
+    if (n < 0) {
+        s->failed = true;
+        return;
+    }
+    for (size_t i = 0; i < s->n; i++) {
+        if (same_name(text, s->v[i])) {
+            free(s->v[i]);
+            s->v[i] = text;
+            return;
+        }
+    }
+    strings_add(s, text);
+}
+
+static bool strings_have(const struct strings *s, const char *name)
+{
+    for (size_t i = 0; i < s->n; i++)
+        if (same_name(name, s->v[i]))
+            return true;
+    return false;
+}
+
+static char **strings_end(struct strings *s)
+{
+    if (!s->failed)
+        return s->v;
+    plan_free_strings(s->v);
+    return NULL;
+}
+
+void plan_free_strings(char **strings)
+{
+    for (size_t i = 0; strings != NULL && strings[i] != NULL; i++)
+        free(strings[i]);
+    free(strings);
+}
+
+static void set_ranks(struct strings *s, const struct plan *p, const struct plan_rank *r)
+{
+    const struct cdi_msg_assign *a = r->assign;
+    uint32_t rank = a->rank_base + r->local_rank;
+
+    strings_set(s, "LOCAL_RANK=%u", r->local_rank);
+    strings_set(s, "RANK=%u", rank);
+    strings_set(s, "GROUP_RANK=%d", a->node_rank);
+    strings_set(s, "ROLE_RANK=%u", rank);
+    strings_set(s, "ROLE_NAME=%s", p->role);
+    strings_set(s, "LOCAL_WORLD_SIZE=%u", p->n_procs);
+    strings_set(s, "WORLD_SIZE=%u", a->world_size);
+    strings_set(s, "GROUP_WORLD_SIZE=%u", a->n_nodes);
+    strings_set(s, "ROLE_WORLD_SIZE=%u", a->world_size);
+}
+
+static void set_job(struct strings *s, const struct plan *p, const struct plan_rank *r)
+{
+    const struct cdi_msg_assign *a = r->assign;
+
+    strings_set(s, "MASTER_ADDR=%s", a->master_addr);
+    strings_set(s, "MASTER_PORT=%u", a->master_port);
+    strings_set(s, "TORCHELASTIC_RESTART_COUNT=%u", a->restart_count);
+    strings_set(s, "TORCHELASTIC_MAX_RESTARTS=%u", p->max_restarts);
+    strings_set(s, "TORCHELASTIC_RUN_ID=%s", p->run_id);
+    strings_set(s, "TORCHELASTIC_USE_AGENT_STORE=True");
+    strings_set(s, "TORCHELASTIC_ERROR_FILE=%s", r->error_file);
+    strings_set(s, "TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT");
+    if (!strings_have(s, "TORCH_NCCL_ASYNC_ERROR_HANDLING"))
+        strings_set(s, "TORCH_NCCL_ASYNC_ERROR_HANDLING=1");
+    if (p->n_procs > 1 && !strings_have(s, "OMP_NUM_THREADS"))
+        strings_set(s, "OMP_NUM_THREADS=1");
+    strings_set(s, "CDDP_FLIGHT=%s", r->flight);
+}
+
+char **plan_env(const struct plan *p, const struct plan_rank *r, char *const *base)
+{
+    struct strings s = {0};
+
+    while (base[s.cap] != NULL)
+        s.cap++;
+    s.cap += 32; /* our variables and the final NULL */
+    s.v = calloc(s.cap, sizeof *s.v);
+    if (s.v == NULL)
+        return NULL;
+    for (size_t i = 0; base[i] != NULL; i++)
+        strings_add(&s, strdup(base[i]));
+    set_ranks(&s, p, r);
+    set_job(&s, p, r);
+    return strings_end(&s);
+}
+
+/* ------------------------------------------------------------------------------------------------- arguments ---- */
+
+static char *substitute(const char *arg, uint32_t local_rank)
+{
+    const size_t macro = strlen(LOCAL_RANK_MACRO);
+    struct cdi_buf out;
+    const char *p = arg, *hit;
+    cddp_status st = CDDP_OK;
+
+    cdi_buf_init(&out, 0);
+    while (st == CDDP_OK && (hit = strstr(p, LOCAL_RANK_MACRO)) != NULL) {
+        bool quoted = hit > p && hit[-1] == '$';
+
+        st = cdi_buf_append(&out, p, (size_t)(hit - p) - quoted);
+        if (st == CDDP_OK)
+            st = quoted ? cdi_buf_append(&out, hit, macro) : cdi_buf_printf(&out, "%u", local_rank);
+        p = hit + macro;
+    }
+    if (st == CDDP_OK)
+        st = cdi_buf_append(&out, p, strlen(p) + 1);
+    if (st != CDDP_OK) {
+        cdi_buf_release(&out);
+        return NULL;
+    }
+    /* Nothing was consumed, so the text starts at the allocation. */
+    return (char *)out.mem;
+}
+
+char **plan_args(const struct plan *p, uint32_t local_rank)
+{
+    struct strings s = {0};
+
+    while (p->command[s.cap] != NULL)
+        s.cap++;
+    s.cap += 2;
+    s.v = calloc(s.cap, sizeof *s.v);
+    if (s.v == NULL)
+        return NULL;
+    for (size_t i = 0; p->command[i] != NULL; i++)
+        strings_add(&s, i == 0 ? strdup(p->command[i]) : substitute(p->command[i], local_rank));
+    return strings_end(&s);
+}

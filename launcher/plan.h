@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What will be run: options and machine in, per-rank command and environment out. Pure; the random run id and the
+ * directory are the caller's.
+ */
+#ifndef PLAN_H
+#define PLAN_H
+
+#include "launcher/machine.h"
+#include "launcher/options.h"
+#include "protocol/message.h"
+
+struct plan {
+    uint32_t n_procs; /* workers on this node */
+    uint32_t min_nodes, max_nodes;
+    uint32_t max_restarts;
+    const char *listen_host; /* the rendezvous binds it; never NULL */
+    uint16_t listen_port;    /* 0: any */
+    char run_id[256];
+    const char *role;
+    const char *host; /* this machine's name, for people; the machine's */
+    char **command;
+};
+
+/*
+ * random_id names the run where no flag does. Strings stay those of o and m. *out is written on success only.
+ * CDDP_E_NOT_FOUND: --nproc_per_node=gpu on a machine that shows none.
+ */
+cddp_status plan_make(struct plan *out, const struct options *o, const struct machine *m, const char *random_id,
+                      struct cdi_error *err);
+
+/* One worker's share of an assignment. */
+struct plan_rank {
+    const struct cdi_msg_assign *assign; /* with master_addr and master_port filled in */
+    uint32_t local_rank;
+    const char *error_file; /* TORCHELASTIC_ERROR_FILE */
+    const char *flight;     /* CDDP_FLIGHT */
+};
+
+/*
+ * The environment of one worker: base (NULL-terminated) with torchrun's variables set. OMP_NUM_THREADS and
+ * TORCH_NCCL_ASYNC_ERROR_HANDLING keep the value they have. Free with plan_free_strings. NULL: no memory.
+ */
+char **plan_env(const struct plan *p, const struct plan_rank *r, char *const *base);
+/* The command with ${local_rank} replaced in the arguments; $${local_rank} stays as ${local_rank}. NULL: no memory. */
+char **plan_args(const struct plan *p, uint32_t local_rank);
+void plan_free_strings(char **strings);
+
+#endif

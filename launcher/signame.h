@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The name of a signal, "SIGKILL", or "signal 42" where it has none; written to buf, which is returned. */
+#ifndef SIGNAME_H
+#define SIGNAME_H
+
+#include <stdio.h>
+#include <string.h>
+
+static inline const char *signame(int number, char *buf, size_t cap)
+{
+    const char *abbrev = sigabbrev_np(number);
+
+    if (abbrev != NULL)
+        (void)snprintf(buf, cap, "SIG%s", abbrev);
+    else
+        (void)snprintf(buf, cap, "signal %d", number);
+    return buf;
+}
+
+#endif

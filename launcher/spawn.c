@@ -1,0 +1,430 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launcher/spawn.h"
+
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "common/env.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#define SHIM "cddprun-shim"
+#define ARGS_OF_SHIM 5
+#define FILES_BASE 32      /* open files of an agent without workers, with room to spare */
+#define FILES_PER_WORKER 8 /* two pipes, the page, exec's pipe; store connections of its ranks */
+
+/* ---------------------------------------------------------------------------------------------- preparations ---- */
+
+/* base is a directory of n bytes, without the final slash. */
+static bool try_shim(char *out, size_t cap, const char *base, size_t n, const char *rest)
+{
+    return (size_t)snprintf(out, cap, "%.*s/%s%s", (int)n, base, rest, SHIM) < cap && access(out, X_OK) == 0;
+}
+
+/*
+ * Beside cddprun (a build tree), else where it was installed relative to cddprun (so that DESTDIR and moved trees
+ * work), else at the configured path.
+ */
+static bool find_shim(char *out, size_t cap)
+{
+    const char *bin = CDI_BINDIR, *libexec = CDI_LIBEXECDIR;
+    char exe[PATH_MAX];
+    ssize_t len = readlink("/proc/self/exe", exe, sizeof exe - 1);
+    size_t common = 0, n;
+    char *slash;
+
+    if (len > 0) {
+        exe[len] = '\0';
+        slash = strrchr(exe, '/');
+        n = slash == NULL ? 0 : (size_t)(slash - exe);
+        if (try_shim(out, cap, exe, n, ""))
+            return true;
+        for (size_t i = 0; bin[i] != '\0' && bin[i] == libexec[i]; i++)
+            if (bin[i] == '/')
+                common = i + 1;
+        /* exe's directory ends like bin; what is before the part that differs is the prefix where it lies now. */
+        if (n >= strlen(bin + common) &&
+            strncmp(exe + n - strlen(bin + common), bin + common, strlen(bin + common)) == 0) {
+            char rest[PATH_MAX];
+            size_t prefix = n - strlen(bin + common);
+
+            (void)snprintf(rest, sizeof rest, "%s/", libexec + common);
+            if (try_shim(out, cap, exe, prefix > 0 ? prefix - 1 : 0, rest))
+                return true;
+        }
+    }
+    return try_shim(out, cap, libexec, strlen(libexec), "");
+}
+
+static cddp_status raise_nofile(struct spawn_context *ctx, uint32_t n_procs, struct cdi_error *err)
+{
+    rlim_t need = FILES_BASE + (rlim_t)n_procs * FILES_PER_WORKER;
+    struct rlimit lim;
+
+    ctx->nofile = -1;
+    if (getrlimit(RLIMIT_NOFILE, &lim) != 0 || lim.rlim_cur >= need)
+        return CDDP_OK;
+    if (lim.rlim_max < need)
+        return cdi_fail(err, CDDP_E_LIMIT,
+                        "only %" PRIu64 " files may be open at once, but with %u worker(s) cddprun needs %" PRIu64
+                        "; raise the limit (ulimit -n %" PRIu64 ")",
+                        (uint64_t)lim.rlim_max, n_procs, (uint64_t)need, (uint64_t)need);
+    ctx->nofile = (int64_t)lim.rlim_cur;
+    lim.rlim_cur = need;
+    if (setrlimit(RLIMIT_NOFILE, &lim) != 0)
+        return cdi_fail_errno(err, errno, "cannot raise the number of open files to %" PRIu64, (uint64_t)need);
+    return CDDP_OK;
+}
+
+cddp_status spawn_prepare(struct spawn_context *ctx, uint32_t n_procs, struct cdi_error *err)
+{
+    if (!find_shim(ctx->shim, sizeof ctx->shim))
+        return cdi_fail(err, CDDP_E_NOT_FOUND,
+                        "cannot find %s, which belongs to cddprun, beside it or in %s; install cddprun again", SHIM,
+                        CDI_LIBEXECDIR);
+    return raise_nofile(ctx, n_procs, err);
+}
+
+/* 0, or why this file cannot be run. */
+static int runnable(const char *path)
+{
+    struct stat sb;
+
+    if (stat(path, &sb) != 0)
+        return errno;
+    if (S_ISDIR(sb.st_mode))
+        return EISDIR;
+    return access(path, X_OK) == 0 ? 0 : errno;
+}
+
+static int search_path(const char *program)
+{
+    const char *path = cdi_env_str("PATH"), *end;
+    int worst = ENOENT;
+
+    for (path = path == NULL ? "/bin:/usr/bin" : path;; path = end + 1) {
+        char file[PATH_MAX];
+        int n;
+
+        end = strchrnul(path, ':');
+        n = (int)(end - path);
+        if ((size_t)snprintf(file, sizeof file, "%.*s%s%s", n, path, n > 0 ? "/" : "", program) < sizeof file) {
+            int rc = runnable(file);
+
+            if (rc == 0)
+                return 0;
+            if (rc == EACCES)
+                worst = rc;
+        }
+        if (*end == '\0')
+            return worst;
+    }
+}
+
+cddp_status spawn_check_program(const char *program, int *exit_status, struct cdi_error *err)
+{
+    bool plain = strchr(program, '/') == NULL;
+    int rc = plain ? search_path(program) : runnable(program);
+
+    if (rc == 0)
+        return CDDP_OK;
+    *exit_status = rc == ENOENT || rc == ENOTDIR ? 127 : 126;
+    if (plain && rc == ENOENT && runnable(program) == 0)
+        return cdi_fail(err, CDDP_E_NOT_FOUND, "program '%.300s' is not in PATH; did you mean ./%.300s?", program,
+                        program);
+    if (plain && rc == ENOENT)
+        return cdi_fail(err, CDDP_E_NOT_FOUND, "program '%.300s' is not in PATH", program);
+    if (rc == EACCES)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "program '%.300s' is not executable (a script can be given to its "
+                        "interpreter: cddprun ... python3 %.300s)",
+                        program, program);
+    return cdi_fail(err, CDDP_E_NOT_FOUND, "cannot run program '%.300s': %s", program, strerror(rc));
+}
+
+/* --------------------------------------------------------------------------------------------------- starting ---- */
+
+cddp_status worker_make_page(struct worker *w, uint32_t epoch, char *flight_env, size_t cap, struct cdi_error *err)
+{
+    cddp_status st;
+
+    w->flight_fd = -1;
+    w->exec_fd = -1;
+    st = cdi_flight_create(&w->flight, epoch, &w->flight_fd, err);
+    if (st == CDDP_OK)
+        cdi_flight_env(w->flight, SPAWN_FLIGHT_FD, w->flight_fd, flight_env, cap);
+    return st;
+}
+
+static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf)
+{
+    struct worker *w = h->data;
+
+    (void)suggested;
+    *buf = uv_buf_init(w->ctx->read_buf, SPAWN_READ);
+}
+
+static void on_handle_closed(uv_handle_t *h)
+{
+    struct worker *w = h->data;
+    void (*closed)(struct worker * w) = NULL;
+
+    if (--w->open_handles > 0 || w->closed == NULL)
+        return;
+    closed = w->closed;
+    closed(w);
+}
+
+static void end_stream(struct worker *w, int i)
+{
+    if (!w->piped[i])
+        return;
+    w->piped[i] = false;
+    uv_close((uv_handle_t *)&w->pipes[i], on_handle_closed);
+}
+
+static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
+{
+    struct worker *w = s->data;
+    int i = s == (uv_stream_t *)&w->pipes[1];
+
+    if (n == 0)
+        return;
+    if (n > 0) {
+        w->on->output(w, i + 1, buf->base, (size_t)n);
+        return;
+    }
+    end_stream(w, i);
+    w->on->output(w, i + 1, NULL, 0);
+}
+
+static void read_exec_errno(struct worker *w)
+{
+    int error;
+    ssize_t n;
+
+    if (w->exec_fd < 0)
+        return;
+    n = read(w->exec_fd, &error, sizeof error);
+    if (n == (ssize_t)sizeof error)
+        w->exec_errno = error;
+    (void)close(w->exec_fd);
+    w->exec_fd = -1;
+}
+
+static void on_process_exit(uv_process_t *p, int64_t status, int signal)
+{
+    struct worker *w = (struct worker *)p;
+
+    w->exited = true;
+    w->exit_code = (int)status;
+    w->exit_signal = signal;
+    w->ended_ms = cdi_now_ms();
+    read_exec_errno(w);
+    w->on->exited(w);
+}
+
+/* fds[i]: the worker's end of its stream i + 1. */
+static cddp_status make_pipes(struct worker *w, uv_loop_t *loop, int fds[2], struct cdi_error *err)
+{
+    for (int i = 0; i < 2; i++) {
+        int pair[2], rc;
+
+        if (pipe2(pair, O_CLOEXEC) != 0)
+            return cdi_fail_errno(err, errno, "pipe");
+        fds[i] = pair[1];
+        rc = uv_pipe_init(loop, &w->pipes[i], 0);
+        if (rc != 0) {
+            (void)close(pair[0]);
+            return cdi_fail_errno(err, -rc, "pipe");
+        }
+        w->pipes[i].data = w;
+        w->piped[i] = true;
+        w->open_handles++;
+        rc = uv_pipe_open(&w->pipes[i], pair[0]); /* only this end becomes non-blocking */
+        if (rc != 0) {
+            (void)close(pair[0]);
+            return cdi_fail_errno(err, -rc, "pipe");
+        }
+    }
+    return CDDP_OK;
+}
+
+/* The shim's command line: its own words, then the worker's. Only the array is allocated. */
+static char **shim_args(const struct spawn_context *ctx, char own[ARGS_OF_SHIM - 1][24], char **args)
+{
+    size_t n = 0;
+    char **v;
+
+    while (args[n] != NULL)
+        n++;
+    v = calloc(n + ARGS_OF_SHIM + 1, sizeof *v);
+    if (v == NULL)
+        return NULL;
+    (void)snprintf(own[0], 24, "%d", (int)getpid());
+    (void)snprintf(own[1], 24, "%" PRIx64, ctx->mask);
+    (void)snprintf(own[2], 24, "%" PRIx64, ctx->ignored);
+    if (ctx->nofile >= 0)
+        (void)snprintf(own[3], 24, "%" PRId64, ctx->nofile);
+    else
+        (void)snprintf(own[3], 24, "-");
+    v[0] = (char *)(uintptr_t)ctx->shim;
+    for (int i = 1; i < ARGS_OF_SHIM; i++)
+        v[i] = own[i - 1];
+    memcpy(v + ARGS_OF_SHIM, args, n * sizeof *args);
+    return v;
+}
+
+static int spawn_shim(struct worker *w, const struct spawn_context *ctx, char **argv, char **env,
+                      const int stdio_fds[5])
+{
+    uv_stdio_container_t stdio[5];
+    uv_process_options_t opt = {
+        .exit_cb = on_process_exit, .file = ctx->shim, .args = argv, .env = env, .stdio_count = 5, .stdio = stdio};
+    int rc;
+
+    for (int i = 0; i < 5; i++) {
+        stdio[i].flags = stdio_fds[i] < 0 ? UV_IGNORE : UV_INHERIT_FD;
+        stdio[i].data.fd = stdio_fds[i];
+    }
+    rc = uv_spawn(ctx->loop, &w->process, &opt);
+    /* Also a failed one is a handle to be closed. */
+    w->spawned = true;
+    w->open_handles++;
+    w->pid = rc == 0 ? w->process.pid : 0;
+    return rc;
+}
+
+cddp_status worker_start(struct worker *w, const struct spawn_context *ctx, char **args, char **env, int stdin_fd,
+                         struct cdi_error *err)
+{
+    int outs[2] = {-1, -1}, exec_pair[2] = {-1, -1}, rc = 0;
+    char own[ARGS_OF_SHIM - 1][24];
+    CDI_AUTOFREE char **argv = shim_args(ctx, own, args);
+    cddp_status st = argv == NULL ? cdi_fail(err, CDDP_E_NOMEM, "out of memory") : make_pipes(w, ctx->loop, outs, err);
+
+    w->ctx = ctx;
+    w->process.data = w;
+    if (st == CDDP_OK && pipe2(exec_pair, O_CLOEXEC) != 0)
+        st = cdi_fail_errno(err, errno, "pipe");
+    if (st == CDDP_OK) {
+        const int fds[5] = {stdin_fd, outs[0], outs[1], w->flight_fd, exec_pair[1]};
+
+        w->started_ms = cdi_now_ms();
+        w->exec_fd = cdi_steal_fd(&exec_pair[0]);
+        rc = spawn_shim(w, ctx, argv, env, fds);
+        if (rc != 0)
+            st = cdi_fail_errno(err, -rc, "starting its process");
+    }
+    for (int i = 0; i < 2; i++) {
+        if (outs[i] >= 0)
+            (void)close(outs[i]);
+        if (exec_pair[i] >= 0)
+            (void)close(exec_pair[i]);
+    }
+    for (int i = 0; i < 2 && st == CDDP_OK; i++)
+        if ((rc = uv_read_start((uv_stream_t *)&w->pipes[i], on_alloc, on_read)) != 0)
+            st = cdi_fail_errno(err, -rc, "reading its output");
+    return st;
+}
+
+/* ----------------------------------------------------------------------------------------------------- living ---- */
+
+void worker_kill(struct worker *w, int signal)
+{
+    if (w->pid <= 0 || w->exited)
+        return;
+    /* Between fork and setsid it has no group of its own yet. */
+    if (kill(-w->pid, signal) != 0 && errno == ESRCH)
+        (void)kill(w->pid, signal);
+}
+
+void worker_pause(struct worker *w, bool pause)
+{
+    for (int i = 0; i < 2; i++) {
+        if (!w->piped[i])
+            continue;
+        if (pause)
+            (void)uv_read_stop((uv_stream_t *)&w->pipes[i]);
+        else
+            (void)uv_read_start((uv_stream_t *)&w->pipes[i], on_alloc, on_read);
+    }
+}
+
+bool worker_has_output(const struct worker *w)
+{
+    return w->piped[0] || w->piped[1];
+}
+
+void worker_look(struct worker *w)
+{
+    siginfo_t info = {0};
+
+    if (w->pid > 0 && !w->exited && waitid(P_PID, (id_t)w->pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+        info.si_pid == w->pid)
+        w->dumped = info.si_code == CLD_DUMPED;
+}
+
+static void on_child(uv_signal_t *h, int signum)
+{
+    void (*children)(void *arg) = (void (*)(void *))(uintptr_t)h->data;
+
+    (void)signum;
+    children(h);
+}
+
+cddp_status spawn_watch(uv_loop_t *loop, uv_signal_t *h, void (*children)(void *handle), struct cdi_error *err)
+{
+    int rc = uv_signal_init(loop, h);
+
+    h->data = (void *)(uintptr_t)children;
+    if (rc == 0)
+        rc = uv_signal_start(h, on_child, SIGCHLD);
+    return rc == 0 ? CDDP_OK : cdi_fail_errno(err, -rc, "cannot watch for SIGCHLD");
+}
+
+void spawn_reap_orphans(const struct worker *workers, uint32_t n)
+{
+    for (;;) {
+        siginfo_t info = {0};
+        bool ours = false;
+
+        if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0)
+            return;
+        for (uint32_t i = 0; i < n; i++)
+            ours |= workers[i].pid == info.si_pid && !workers[i].exited;
+        /* libuv is about to reap that one, and the next SIGCHLD or exit brings us back. */
+        if (ours || waitpid(info.si_pid, NULL, WNOHANG) < 0)
+            return;
+    }
+}
+
+void worker_close(struct worker *w, void (*closed)(struct worker *w))
+{
+    w->closed = closed;
+    end_stream(w, 0);
+    end_stream(w, 1);
+    if (w->spawned) {
+        w->spawned = false;
+        uv_close((uv_handle_t *)&w->process, on_handle_closed);
+    }
+    if (w->exec_fd >= 0)
+        (void)close(w->exec_fd);
+    if (w->flight_fd >= 0)
+        (void)close(w->flight_fd);
+    cdi_flight_release(w->flight);
+    w->exec_fd = -1;
+    w->flight_fd = -1;
+    w->flight = NULL;
+    ranklog_release(&w->logs[0]);
+    ranklog_release(&w->logs[1]);
+    if (w->open_handles == 0)
+        closed(w);
+}

@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launcher/supervise.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+static void act(struct supervise_actions *out, enum supervise_do what, int signal)
+{
+    if (out->n < SUPERVISE_MAX_ACTIONS)
+        out->v[out->n++] = (struct supervise_action){.what = what, .signal = signal};
+}
+
+void supervise_init(struct supervise *s, uint32_t n_local)
+{
+    *s = (struct supervise){
+        .state = SUPERVISE_JOINING,
+        .n_local = n_local,
+        .kill_at_ms = CDI_NEVER_MS,
+        .last_signal_ms = INT64_MIN / 2,
+    };
+}
+
+static bool workers_live(const struct supervise *s)
+{
+    return s->state == SUPERVISE_RUNNING || s->state == SUPERVISE_STOPPING;
+}
+
+static void finish(struct supervise *s, struct supervise_actions *out)
+{
+    if (s->state == SUPERVISE_OVER)
+        return;
+    s->state = SUPERVISE_OVER;
+    s->kill_at_ms = CDI_NEVER_MS;
+    act(out, SUPERVISE_DO_FINISH, 0);
+}
+
+static void sweep(struct supervise *s, struct supervise_actions *out)
+{
+    s->state = SUPERVISE_SWEEPING;
+    s->kill_at_ms = CDI_NEVER_MS;
+    act(out, SUPERVISE_DO_SWEEP, 0);
+}
+
+/* Ask the workers to end; a later, earlier deadline wins. */
+static void stop_workers(struct supervise *s, int signal, int64_t now_ms, struct supervise_actions *out)
+{
+    int64_t kill_at = now_ms + SUPERVISE_GRACE_MS;
+
+    s->state = SUPERVISE_STOPPING;
+    act(out, SUPERVISE_DO_KILL, signal);
+    if (!s->killed && kill_at < s->kill_at_ms)
+        s->kill_at_ms = kill_at;
+}
+
+/* This agent ends: at once if it has no workers, else when the last of them is swept away. */
+static void end_agent(struct supervise *s, int signal, int64_t now_ms, struct supervise_actions *out)
+{
+    s->ending = true;
+    if (workers_live(s))
+        stop_workers(s, signal, now_ms, out);
+    else if (s->state != SUPERVISE_SWEEPING)
+        finish(s, out);
+}
+
+static void kill_workers(struct supervise *s, int64_t now_ms, struct supervise_actions *out)
+{
+    s->killed = true;
+    s->kill_at_ms = now_ms + SUPERVISE_UNKILLABLE_MS;
+    act(out, SUPERVISE_DO_KILL, SIGKILL);
+}
+
+/* ---------------------------------------------------------------------------------------------------- events ---- */
+
+static void on_assign(struct supervise *s, const struct cdi_msg_assign *a, int64_t now_ms,
+                      struct supervise_actions *out)
+{
+    if (s->ending)
+        return;
+    if (s->state != SUPERVISE_JOINING && s->state != SUPERVISE_WAITING) {
+        (void)snprintf(s->text, sizeof s->text, "the rendezvous began round %u while round %u was not over", a->round,
+                       s->assign.round);
+        end_agent(s, SIGTERM, now_ms, out);
+        return;
+    }
+    s->state = SUPERVISE_RUNNING;
+    s->assign = *a;
+    s->n_alive = s->n_local;
+    s->killed = false;
+    s->kill_at_ms = CDI_NEVER_MS;
+    s->round_over = false;
+    s->n_ended_well = 0;
+    s->n_ended_after = 0;
+    s->local_first = (struct cdi_failure){.kind = CDI_END_NONE};
+    s->first = s->local_first;
+    act(out, SUPERVISE_DO_SPAWN, 0);
+}
+
+static void tell(const struct supervise *s, struct supervise_actions *out)
+{
+    act(out, s->first.kind != CDI_END_NONE ? SUPERVISE_DO_TELL_DEATH : SUPERVISE_DO_TELL_OVER, 0);
+}
+
+static void on_round_over(struct supervise *s, const struct supervise_event *ev, int64_t now_ms,
+                          struct supervise_actions *out)
+{
+    if (s->state == SUPERVISE_JOINING || ev->u.over.round != s->assign.round || s->round_over)
+        return;
+    s->round_over = true;
+    if (ev->u.over.failure.kind != CDI_END_NONE)
+        s->first = ev->u.over.failure;
+    if (s->state == SUPERVISE_RUNNING) {
+        tell(s, out);
+        stop_workers(s, SIGTERM, now_ms, out);
+    } else if (s->state == SUPERVISE_WAITING && s->local_first.kind == CDI_END_NONE) {
+        /* Ours had ended well, which was said; now they count as stopped. */
+        act(out, SUPERVISE_DO_SEND_STOPPED, 0);
+    }
+}
+
+static void on_closed(struct supervise *s, const struct supervise_event *ev, int64_t now_ms,
+                      struct supervise_actions *out)
+{
+    if (s->closed)
+        return;
+    s->closed = true;
+    s->close_status = ev->u.closed.status;
+    if (ev->u.closed.text != NULL && s->text[0] == '\0')
+        (void)snprintf(s->text, sizeof s->text, "%s", ev->u.closed.text);
+    if (ev->u.closed.failure.kind != CDI_END_NONE && s->close_status != CDI_CLOSE_DONE)
+        s->first = ev->u.closed.failure;
+    if (s->state == SUPERVISE_RUNNING)
+        tell(s, out);
+    end_agent(s, SIGTERM, now_ms, out);
+}
+
+static void on_link_lost(struct supervise *s, const char *text, int64_t now_ms, struct supervise_actions *out)
+{
+    if (s->closed || s->state == SUPERVISE_OVER)
+        return;
+    if (s->text[0] == '\0')
+        (void)snprintf(s->text, sizeof s->text, "%s", text);
+    if (s->state == SUPERVISE_RUNNING)
+        act(out, SUPERVISE_DO_TELL_OVER, 0);
+    end_agent(s, SIGTERM, now_ms, out);
+}
+
+static void on_worker_exit(struct supervise *s, const struct cdi_failure *end, int64_t now_ms,
+                           struct supervise_actions *out)
+{
+    if (!workers_live(s) || s->n_alive == 0)
+        return;
+    s->n_alive--;
+    if (end->kind == CDI_END_EXIT && end->code == 0) {
+        s->n_ended_well++;
+    } else if (s->state == SUPERVISE_RUNNING) {
+        s->local_first = *end;
+        s->first = *end;
+        act(out, SUPERVISE_DO_TELL_DEATH, 0);
+        act(out, SUPERVISE_DO_SEND_FAILED, 0);
+        if (s->n_alive > 0)
+            stop_workers(s, SIGTERM, now_ms, out);
+    } else {
+        s->n_ended_after++;
+    }
+    if (s->n_alive == 0)
+        sweep(s, out);
+}
+
+static void on_swept(struct supervise *s, struct supervise_actions *out)
+{
+    if (s->state != SUPERVISE_SWEEPING)
+        return;
+    s->state = SUPERVISE_WAITING;
+    if (s->ending)
+        finish(s, out);
+    else if (s->local_first.kind != CDI_END_NONE || s->round_over)
+        act(out, SUPERVISE_DO_SEND_STOPPED, 0);
+    else
+        act(out, SUPERVISE_DO_SEND_DONE, 0);
+}
+
+static void on_signal(struct supervise *s, int signal, int64_t now_ms, struct supervise_actions *out)
+{
+    bool same = signal == s->last_signal && now_ms - s->last_signal_ms < SUPERVISE_SAME_SIGNAL_MS;
+
+    if (same || s->state == SUPERVISE_OVER)
+        return;
+    s->last_signal = signal;
+    s->last_signal_ms = now_ms;
+    if (s->signal != 0) {
+        if (workers_live(s) && !s->killed && (signal == SIGINT || signal == SIGTERM))
+            kill_workers(s, now_ms, out);
+        return;
+    }
+    s->signal = signal;
+    if (!s->closed)
+        act(out, SUPERVISE_DO_SEND_LEAVE, 0);
+    end_agent(s, signal, now_ms, out);
+}
+
+static void on_tick(struct supervise *s, int64_t now_ms, struct supervise_actions *out)
+{
+    if (s->state != SUPERVISE_STOPPING || now_ms < s->kill_at_ms)
+        return;
+    if (!s->killed) {
+        kill_workers(s, now_ms, out);
+        return;
+    }
+    s->given_up = true;
+    (void)snprintf(s->text, sizeof s->text,
+                   "%u of this node's workers did not die of SIGKILL within %d s: the kernel holds them, most often in "
+                   "a file system or driver that does not answer",
+                   s->n_alive, SUPERVISE_UNKILLABLE_MS / 1000);
+    finish(s, out);
+}
+
+void supervise_handle(struct supervise *s, const struct supervise_event *ev, int64_t now_ms,
+                      struct supervise_actions *out)
+{
+    out->n = 0;
+    switch (ev->kind) {
+    case SUPERVISE_ASSIGN:
+        on_assign(s, &ev->u.assign, now_ms, out);
+        return;
+    case SUPERVISE_ROUND_OVER:
+        on_round_over(s, ev, now_ms, out);
+        return;
+    case SUPERVISE_CLOSED:
+        on_closed(s, ev, now_ms, out);
+        return;
+    case SUPERVISE_LINK_LOST:
+        on_link_lost(s, ev->u.text, now_ms, out);
+        return;
+    case SUPERVISE_EXIT:
+        on_worker_exit(s, &ev->u.end, now_ms, out);
+        return;
+    case SUPERVISE_SWEPT:
+        on_swept(s, out);
+        return;
+    case SUPERVISE_SIGNAL:
+        on_signal(s, ev->u.signal, now_ms, out);
+        return;
+    case SUPERVISE_TICK:
+        on_tick(s, now_ms, out);
+        return;
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------- results ---- */
+
+int64_t supervise_deadline_ms(const struct supervise *s)
+{
+    return s->state == SUPERVISE_STOPPING ? s->kill_at_ms : CDI_NEVER_MS;
+}
+
+int supervise_failure_status(const struct cdi_failure *f)
+{
+    switch (f->kind) {
+    case CDI_END_NONE:
+    case CDI_END_NODE:
+        return 1;
+    case CDI_END_EXIT:
+        return f->code > 0 && f->code < 256 ? f->code : 1;
+    case CDI_END_SIGNAL:
+        return f->code > 0 && f->code < 128 ? 128 + f->code : 1;
+    case CDI_END_SPAWN:
+        return f->code == ENOENT ? 127 : 126;
+    }
+    return 1;
+}
+
+int supervise_exit_status(const struct supervise *s)
+{
+    if (s->first.kind != CDI_END_NONE)
+        return supervise_failure_status(&s->first);
+    if (s->signal != 0)
+        return 128 + s->signal;
+    return s->closed && s->close_status == CDI_CLOSE_DONE && !s->given_up ? 0 : 1;
+}

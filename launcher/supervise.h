@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The life of one agent's workers as a pure state machine: (state, event, now) -> actions. It owns no process, socket
+ * or clock; agent.c feeds it and carries out what it says.
+ *
+ *               ASSIGN                 all ended with 0               swept: DONE
+ *   JOINING ───────────────> RUNNING ───────────────────> SWEEPING ───────────────> WAITING
+ *      ^                        │ worker failed, round over,  ^   │                    │
+ *      │                        v signal, link lost           │   │ told to end        │ ASSIGN: RUNNING
+ *      │                     STOPPING ────────────────────────┘   v                    │
+ *      │                       TERM, grace, KILL   all gone     OVER <─────────────────┘ CLOSED, signal, link lost
+ */
+#ifndef SUPERVISE_H
+#define SUPERVISE_H
+
+#include "protocol/message.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define SUPERVISE_GRACE_MS 30000      /* from the first signal to SIGKILL */
+#define SUPERVISE_SAME_SIGNAL_MS 500  /* the same signal twice within this time was one */
+#define SUPERVISE_UNKILLABLE_MS 10000 /* after SIGKILL, before giving up on a process that the kernel holds */
+
+enum supervise_state {
+    SUPERVISE_JOINING,
+    SUPERVISE_RUNNING,
+    SUPERVISE_STOPPING,
+    SUPERVISE_SWEEPING,
+    SUPERVISE_WAITING,
+    SUPERVISE_OVER,
+};
+
+enum supervise_event_kind {
+    SUPERVISE_ASSIGN,     /* u.assign */
+    SUPERVISE_ROUND_OVER, /* u.over */
+    SUPERVISE_CLOSED,     /* u.closed */
+    SUPERVISE_LINK_LOST,  /* u.text */
+    SUPERVISE_EXIT,       /* u.end: a worker is gone */
+    SUPERVISE_SWEPT,      /* no descendant is left and all output is read */
+    SUPERVISE_SIGNAL,     /* u.signal: INT, TERM, HUP or QUIT */
+    SUPERVISE_TICK,       /* the time of supervise_deadline_ms() has come */
+};
+
+struct supervise_event {
+    enum supervise_event_kind kind;
+    union {
+        struct cdi_msg_assign assign;
+        struct {
+            uint32_t round;
+            struct cdi_failure failure;
+        } over;
+        struct {
+            enum cdi_close_status status;
+            const char *text;
+            struct cdi_failure failure;
+        } closed;
+        const char *text;
+        struct cdi_failure end; /* kind EXIT with code 0: it ended well */
+        int signal;
+    } u;
+};
+
+enum supervise_do {
+    SUPERVISE_DO_SPAWN,       /* all workers, by .assign */
+    SUPERVISE_DO_TELL_DEATH,  /* first.text (the sentence) of rank first.rank to every flight page */
+    SUPERVISE_DO_TELL_OVER,   /* round over to every flight page */
+    SUPERVISE_DO_KILL,        /* .signal to the workers' groups */
+    SUPERVISE_DO_SWEEP,       /* kill every descendant, read the output to its end, then SWEPT */
+    SUPERVISE_DO_SEND_FAILED, /* local_first */
+    SUPERVISE_DO_SEND_DONE,
+    SUPERVISE_DO_SEND_STOPPED,
+    SUPERVISE_DO_SEND_LEAVE,
+    SUPERVISE_DO_FINISH, /* the job is over for this agent; supervise_exit_status() */
+};
+
+struct supervise_action {
+    enum supervise_do what;
+    int signal;
+};
+
+#define SUPERVISE_MAX_ACTIONS 8
+
+struct supervise_actions {
+    struct supervise_action v[SUPERVISE_MAX_ACTIONS];
+    unsigned n;
+};
+
+/* Read by everyone, written by supervise_handle only. */
+struct supervise {
+    enum supervise_state state;
+    uint32_t n_local; /* workers of this agent */
+    uint32_t n_alive;
+    struct cdi_msg_assign assign; /* of the present round */
+    int64_t kill_at_ms;           /* when SIGKILL is due; CDI_NEVER_MS */
+    bool killed;                  /* SIGKILL was sent in this round */
+    bool given_up;                /* a process did not die of it */
+
+    struct cdi_failure local_first;       /* of this round, on this node; kind NONE */
+    struct cdi_failure first;             /* the job's first failure of this round as far as known here */
+    uint32_t n_ended_well, n_ended_after; /* of this round: with 0; badly, but after the first */
+
+    bool round_over; /* the rendezvous has ended the round */
+    bool ending;     /* no further round for this agent */
+    int signal;      /* that ended it; 0: none */
+    int last_signal;
+    int64_t last_signal_ms;
+    bool closed;
+    enum cdi_close_status close_status;
+    char text[512]; /* why it ended, where no failure says it */
+};
+
+void supervise_init(struct supervise *s, uint32_t n_local);
+/* What to do now, in this order. A worker that could not be started counts as started, and EXIT with END_SPAWN follows.
+ */
+void supervise_handle(struct supervise *s, const struct supervise_event *ev, int64_t now_ms,
+                      struct supervise_actions *out);
+/* When a TICK is wanted; CDI_NEVER_MS: not now. */
+int64_t supervise_deadline_ms(const struct supervise *s);
+/* What cddprun exits with, once FINISH was said. */
+int supervise_exit_status(const struct supervise *s);
+/* The exit status that stands for this failure. */
+int supervise_failure_status(const struct cdi_failure *f);
+
+#endif

@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "hygiene.h"
+#include "launcher/options.h"
+
+#include <string.h>
+
+CDI_SUITE(options);
+
+/* A fake environment: "NAME=value" strings up to NULL. */
+static const char *fake_env(const char *name, void *arg)
+{
+    size_t n = strlen(name);
+
+    for (const char *const *e = arg; e != NULL && *e != NULL; e++)
+        if (strncmp(*e, name, n) == 0 && (*e)[n] == '=')
+            return *e + n + 1;
+    return NULL;
+}
+
+static cddp_status parse_env(struct options *o, struct cdi_error *err, const char **env, const char **words)
+{
+    static char *argv[32];
+    int argc = 0;
+
+    argv[argc++] = (char *)"cddprun";
+    for (; *words != NULL; words++)
+        argv[argc++] = (char *)*words;
+    argv[argc] = NULL;
+    return options_parse(o, argc, argv, fake_env, env, err);
+}
+
+#define PARSE(o, err, ...) parse_env(o, err, NULL, (const char *[]){__VA_ARGS__, NULL})
+
+Test(options, every_flag_has_a_default)
+{
+    struct options o;
+    struct cdi_error err;
+
+    cr_assert_eq(PARSE(&o, &err, "./train"), CDDP_OK);
+    cr_assert_eq(o.what, OPTIONS_RUN);
+    cr_assert_eq(o.nproc_kind, OPTIONS_NPROC_COUNT);
+    cr_assert_eq(o.nproc, 1);
+    cr_assert_eq(o.min_nodes, 1);
+    cr_assert_eq(o.max_nodes, 1);
+    cr_assert_eq(o.max_restarts, 0);
+    cr_assert_eq(o.master_port, -1);
+    cr_assert_null(o.master_addr);
+    cr_assert_null(o.run_id);
+    cr_assert_not(o.standalone);
+    cr_assert_str_eq(o.role, "default");
+    cr_assert_str_eq(o.tmpdir, "/tmp");
+    cr_assert_str_eq(o.command[0], "./train");
+    cr_assert_null(o.command[1]);
+}
+
+Test(options, both_spellings_and_both_ways_to_give_a_value_are_read)
+{
+    struct options o;
+    struct cdi_error err;
+
+    cr_assert_eq(PARSE(&o, &err, "--nproc-per-node", "3", "--max_restarts=2", "--master_addr=10.0.0.1",
+                       "--master-port=29500", "--rdzv-id=run7", "--role", "trainer", "--standalone", "a"),
+                 CDDP_OK);
+    cr_assert_eq(o.nproc, 3);
+    cr_assert_eq(o.max_restarts, 2);
+    cr_assert_str_eq(o.master_addr, "10.0.0.1");
+    cr_assert_eq(o.master_port, 29500);
+    cr_assert_str_eq(o.run_id, "run7");
+    cr_assert_str_eq(o.role, "trainer");
+    cr_assert(o.standalone);
+}
+
+Test(options, what_follows_the_program_is_its_own)
+{
+    struct options o;
+    struct cdi_error err;
+
+    cr_assert_eq(PARSE(&o, &err, "--nproc_per_node=2", "./train", "--max_restarts=9", "--", "-x"), CDDP_OK);
+    cr_assert_eq(o.max_restarts, 0);
+    cr_assert_str_eq(o.command[1], "--max_restarts=9");
+    cr_assert_str_eq(o.command[2], "--");
+    cr_assert_str_eq(o.command[3], "-x");
+    cr_assert_null(o.command[4]);
+}
+
+Test(options, two_dashes_end_the_flags)
+{
+    struct options o;
+    struct cdi_error err;
+
+    cr_assert_eq(PARSE(&o, &err, "--standalone", "--", "--odd-program", "x"), CDDP_OK);
+    cr_assert_str_eq(o.command[0], "--odd-program");
+}
+
+Test(options, words_for_the_number_of_workers_are_read)
+{
+    struct options o;
+    struct cdi_error err;
+
+    cr_assert_eq(PARSE(&o, &err, "--nproc_per_node=cpu", "a"), CDDP_OK);
+    cr_assert_eq(o.nproc_kind, OPTIONS_NPROC_CPU);
+    cr_assert_eq(PARSE(&o, &err, "--nproc_per_node=gpu", "a"), CDDP_OK);
+    cr_assert_eq(o.nproc_kind, OPTIONS_NPROC_GPU);
+    cr_assert_eq(PARSE(&o, &err, "--nproc_per_node=auto", "a"), CDDP_OK);
+    cr_assert_eq(o.nproc_kind, OPTIONS_NPROC_AUTO);
+}
+
+Test(options, variables_are_read_and_the_command_line_wins)
+{
+    struct options o;
+    struct cdi_error err;
+    const char *env[] = {"PET_NPROC_PER_NODE=4",
+                         "PET_MAX_RESTARTS=1",
+                         "PET_STANDALONE=1",
+                         "LOGLEVEL=INFO",
+                         "CUDA_VISIBLE_DEVICES=",
+                         "TMPDIR=/scratch",
+                         NULL};
+
+    cr_assert_eq(parse_env(&o, &err, env, (const char *[]){"--max_restarts=5", "a", NULL}), CDDP_OK);
+    cr_assert_eq(o.nproc, 4);
+    cr_assert_eq(o.max_restarts, 5);
+    cr_assert(o.standalone);
+    cr_assert_str_eq(o.log_level, "INFO");
+    cr_assert_str_eq(o.cuda_visible_devices, "");
+    cr_assert_str_eq(o.tmpdir, "/scratch");
+}
+
+Test(options, a_bad_value_is_named_with_its_flag_or_variable)
+{
+    static const struct {
+        const char *word, *expect;
+    } bad[] = {
+        {"--nproc_per_node=0", "--nproc_per_node '0' is neither"},
+        {"--nproc_per_node=-1", "--nproc_per_node '-1' is neither"},
+        {"--nproc_per_node=two", "--nproc_per_node 'two' is neither"},
+        {"--nproc_per_node=", "--nproc_per_node '' is neither"},
+        {"--nproc_per_node=4097", "--nproc_per_node '4097' is neither"},
+        {"--nproc_per_node=99999999999999999999", "is neither"},
+        {"--max-restarts=-1", "--max_restarts '-1' is not a whole number from 0"},
+        {"--master_port=65536", "--master_port '65536' is not a whole number from 0 to 65535"},
+        {"--master_port=http", "--master_port 'http'"},
+        {"--nnodes=1:2:3", "--nnodes '1:2:3' is neither"},
+        {"--nnodes=2:1", "--nnodes '2:1' is neither"},
+        {"--nnodes=x", "--nnodes 'x' is neither"},
+        {"--nnodes=:", "--nnodes ':' is neither"},
+        {"--role=", "--role '' is empty"},
+        {"--standalone=yes", "--standalone takes no value, but was given 'yes'"},
+    };
+    struct options o;
+    struct cdi_error err;
+
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        cr_expect_eq(PARSE(&o, &err, bad[i].word, "a"), CDDP_E_INVALID, "%s", bad[i].word);
+        cr_expect_not_null(strstr(err.msg, bad[i].expect), "%s: %s", bad[i].word, err.msg);
+    }
+    cr_assert_eq(parse_env(&o, &err, (const char *[]){"PET_STANDALONE=true", NULL}, (const char *[]){"a", NULL}),
+                 CDDP_E_INVALID);
+    cr_assert_str_eq(err.msg, "PET_STANDALONE 'true' is neither 0 nor 1");
+}
+
+Test(options, several_machines_are_refused_with_a_reason)
+{
+    struct options o;
+    struct cdi_error err;
+
+    cr_assert_eq(PARSE(&o, &err, "--nnodes=2", "a"), CDDP_E_UNSUPPORTED);
+    cr_assert_not_null(strstr(err.msg, "one machine only"), "%s", err.msg);
+    cr_assert_eq(PARSE(&o, &err, "--nnodes=1:4", "a"), CDDP_E_UNSUPPORTED);
+    cr_assert_eq(PARSE(&o, &err, "--nnodes=1:1", "a"), CDDP_OK);
+}
+
+Test(options, an_unknown_flag_meets_the_nearest_one)
+{
+    struct options o;
+    struct cdi_error err;
+
+    cr_assert_eq(PARSE(&o, &err, "--nproc_pre_node=2", "a"), CDDP_E_INVALID);
+    cr_assert_str_eq(err.msg, "unknown flag '--nproc_pre_node=2'; did you mean --nproc_per_node?");
+    cr_assert_eq(PARSE(&o, &err, "--stand-alone", "a"), CDDP_E_INVALID);
+    cr_assert_not_null(strstr(err.msg, "did you mean --standalone?"), "%s", err.msg);
+    cr_assert_eq(PARSE(&o, &err, "--zzzzzzzzzzzzzz", "a"), CDDP_E_INVALID);
+    cr_assert_null(strstr(err.msg, "did you mean"), "%s", err.msg);
+    cr_assert_eq(PARSE(&o, &err, "-n", "2", "a"), CDDP_E_INVALID);
+    cr_assert_eq(PARSE(&o, &err, "--log-dir=/x", "a"), CDDP_E_UNSUPPORTED);
+    cr_assert_not_null(strstr(err.msg, "a flag of torchrun"), "%s", err.msg);
+}
+
+Test(options, a_flag_may_be_shortened_as_long_as_it_is_the_only_one)
+{
+    struct options o;
+    struct cdi_error err;
+
+    cr_assert_eq(PARSE(&o, &err, "--nproc=2", "a"), CDDP_OK);
+    cr_assert_eq(o.nproc, 2);
+    cr_assert_eq(PARSE(&o, &err, "--master=2", "a"), CDDP_E_INVALID, "two flags begin so");
+    cr_assert_eq(PARSE(&o, &err, "--rdzv=2", "a"), CDDP_E_INVALID, "torchrun has several that begin so");
+}
+
+Test(options, a_missing_value_or_program_is_said)
+{
+    struct options o;
+    struct cdi_error err;
+
+    cr_assert_eq(PARSE(&o, &err, "--nproc_per_node"), CDDP_E_INVALID);
+    cr_assert_str_eq(err.msg, "--nproc_per_node needs a value (N|cpu|gpu|auto)");
+    cr_assert_eq(PARSE(&o, &err, "--standalone"), CDDP_E_INVALID);
+    cr_assert_not_null(strstr(err.msg, "no program"), "%s", err.msg);
+    cr_assert_eq(PARSE(&o, &err, ""), CDDP_E_INVALID);
+    cr_assert_eq(PARSE(&o, &err, "--"), CDDP_E_INVALID);
+}
+
+Test(options, help_and_version_need_no_program)
+{
+    struct options o;
+    struct cdi_error err;
+
+    cr_assert_eq(PARSE(&o, &err, "--help"), CDDP_OK);
+    cr_assert_eq(o.what, OPTIONS_HELP);
+    cr_assert_eq(PARSE(&o, &err, "-h"), CDDP_OK);
+    cr_assert_eq(o.what, OPTIONS_HELP);
+    cr_assert_eq(PARSE(&o, &err, "--version"), CDDP_OK);
+    cr_assert_eq(o.what, OPTIONS_VERSION);
+}
+
+Test(options, help_shows_every_flag_with_its_variable)
+{
+    static const char *const expect[] = {"--nproc_per_node=N|cpu|gpu|auto   or PET_NPROC_PER_NODE", "--standalone",
+                                         "--master_addr=ADDRESS", "--max_restarts=N", "PET_RDZV_ID"};
+    char *text = NULL;
+    size_t len = 0;
+    FILE *f = open_memstream(&text, &len);
+
+    options_usage(f);
+    (void)fclose(f);
+    for (size_t i = 0; i < sizeof expect / sizeof expect[0]; i++)
+        cr_expect_not_null(strstr(text, expect[i]), "%s is missing", expect[i]);
+    free(text);
+}

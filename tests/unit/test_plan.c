@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "hygiene.h"
+#include "launcher/plan.h"
+
+#include <string.h>
+
+CDI_SUITE(plan);
+
+static struct machine box = {.n_cores = 6, .n_gpus = 2, .host = "box"};
+
+static struct plan make(enum options_nproc kind, int64_t n)
+{
+    static char *command[] = {(char *)"./train", (char *)"--out=r${local_rank}.txt", (char *)"$${local_rank}",
+                              (char *)"$HOME $$ ${rank}", NULL};
+    struct options o = {.nproc_kind = kind,
+                        .nproc = n,
+                        .min_nodes = 1,
+                        .max_nodes = 1,
+                        .max_restarts = 3,
+                        .master_port = -1,
+                        .role = "default",
+                        .command = command};
+    struct plan p;
+    struct cdi_error err;
+
+    cr_assert_eq(plan_make(&p, &o, &box, "0123abcd", &err), CDDP_OK);
+    return p;
+}
+
+static const char *get(char **env, const char *name)
+{
+    size_t n = strlen(name);
+    const char *found = NULL;
+
+    for (; *env != NULL; env++) {
+        if (strncmp(*env, name, n) == 0 && (*env)[n] == '=') {
+            cr_assert_null(found, "%s is set twice", name);
+            found = *env + n + 1;
+        }
+    }
+    return found;
+}
+
+Test(plan, the_number_of_workers_comes_from_the_flag_or_the_machine)
+{
+    cr_assert_eq(make(OPTIONS_NPROC_COUNT, 5).n_procs, 5);
+    cr_assert_eq(make(OPTIONS_NPROC_CPU, 1).n_procs, 6);
+    cr_assert_eq(make(OPTIONS_NPROC_GPU, 1).n_procs, 2);
+    cr_assert_eq(make(OPTIONS_NPROC_AUTO, 1).n_procs, 2);
+}
+
+Test(plan, auto_without_a_gpu_counts_cores_and_gpu_without_a_gpu_is_an_error)
+{
+    struct machine bare = {.n_cores = 4, .host = "bare"};
+    struct options o = {.nproc_kind = OPTIONS_NPROC_AUTO, .min_nodes = 1, .max_nodes = 1, .master_port = -1};
+    struct plan p;
+    struct cdi_error err;
+
+    cr_assert_eq(plan_make(&p, &o, &bare, "x", &err), CDDP_OK);
+    cr_assert_eq(p.n_procs, 4);
+    o.nproc_kind = OPTIONS_NPROC_GPU;
+    cr_assert_eq(plan_make(&p, &o, &bare, "x", &err), CDDP_E_NOT_FOUND);
+    cr_assert_not_null(strstr(err.msg, "has no NVIDIA GPU"), "%s", err.msg);
+    o.cuda_visible_devices = "";
+    cr_assert_eq(plan_make(&p, &o, &bare, "x", &err), CDDP_E_NOT_FOUND);
+    cr_assert_not_null(strstr(err.msg, "CUDA_VISIBLE_DEVICES"), "%s", err.msg);
+}
+
+Test(plan, without_flags_the_store_listens_on_loopback_and_any_port)
+{
+    struct plan p = make(OPTIONS_NPROC_COUNT, 1);
+
+    cr_assert_str_eq(p.listen_host, "127.0.0.1");
+    cr_assert_eq(p.listen_port, 0);
+    cr_assert_str_eq(p.run_id, "0123abcd");
+}
+
+Test(plan, standalone_overrides_address_and_port_as_in_torchrun)
+{
+    struct options o = {.min_nodes = 1, .max_nodes = 1, .master_port = 29500, .master_addr = "10.0.0.1", .nproc = 1};
+    struct plan p;
+
+    cr_assert_eq(plan_make(&p, &o, &box, "x", NULL), CDDP_OK);
+    cr_assert_str_eq(p.listen_host, "10.0.0.1");
+    cr_assert_eq(p.listen_port, 29500);
+    o.standalone = true;
+    cr_assert_eq(plan_make(&p, &o, &box, "x", NULL), CDDP_OK);
+    cr_assert_str_eq(p.listen_host, "127.0.0.1");
+    cr_assert_eq(p.listen_port, 0);
+}
+
+Test(plan, a_worker_gets_all_of_torchruns_variables_and_keeps_the_rest)
+{
+    static char *base[] = {(char *)"HOME=/root", (char *)"RANK=77", (char *)"NOEQUALS", NULL};
+    struct plan p = make(OPTIONS_NPROC_COUNT, 2);
+    struct cdi_msg_assign a = {.round = 4,
+                               .node_rank = 1,
+                               .n_nodes = 3,
+                               .rank_base = 4,
+                               .world_size = 8,
+                               .restart_count = 2,
+                               .master_addr = "10.1.2.3",
+                               .master_port = 4567};
+    struct plan_rank r = {.assign = &a, .local_rank = 1, .error_file = "/t/e.json", .flight = "fd:3,/proc/1/fd/9,0"};
+    static const char *const expect[][2] = {
+        {"HOME", "/root"},
+        {"RANK", "5"},
+        {"LOCAL_RANK", "1"},
+        {"WORLD_SIZE", "8"},
+        {"LOCAL_WORLD_SIZE", "2"},
+        {"GROUP_RANK", "1"},
+        {"GROUP_WORLD_SIZE", "3"},
+        {"ROLE_NAME", "default"},
+        {"ROLE_RANK", "5"},
+        {"ROLE_WORLD_SIZE", "8"},
+        {"MASTER_ADDR", "10.1.2.3"},
+        {"MASTER_PORT", "4567"},
+        {"TORCHELASTIC_RESTART_COUNT", "2"},
+        {"TORCHELASTIC_MAX_RESTARTS", "3"},
+        {"TORCHELASTIC_RUN_ID", "0123abcd"},
+        {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+        {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
+        {"OMP_NUM_THREADS", "1"},
+        {"TORCHELASTIC_ERROR_FILE", "/t/e.json"},
+        {"TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"},
+        {"CDDP_FLIGHT", "fd:3,/proc/1/fd/9,0"},
+    };
+    char **env = plan_env(&p, &r, base);
+    size_t n = 0, n_expect = sizeof expect / sizeof expect[0];
+
+    cr_assert_not_null(env);
+    while (env[n] != NULL)
+        n++;
+    cr_assert_eq(n, n_expect + 1, "and NOEQUALS, but nothing more: %zu", n);
+    for (size_t i = 0; i < n_expect; i++) {
+        const char *value = get(env, expect[i][0]);
+
+        cr_expect_not_null(value, "%s is missing", expect[i][0]);
+        if (value != NULL)
+            cr_expect_str_eq(value, expect[i][1], "%s=%s", expect[i][0], value);
+    }
+    plan_free_strings(env);
+}
+
+Test(plan, the_users_own_thread_count_stays)
+{
+    static char *base[] = {(char *)"OMP_NUM_THREADS=8", (char *)"TORCH_NCCL_ASYNC_ERROR_HANDLING=3", NULL};
+    static char *none[] = {NULL};
+    struct plan p = make(OPTIONS_NPROC_COUNT, 2), alone = make(OPTIONS_NPROC_COUNT, 1);
+    struct cdi_msg_assign a = {.world_size = 2};
+    struct plan_rank r = {.assign = &a, .error_file = "", .flight = ""};
+    char **env = plan_env(&p, &r, base);
+
+    cr_assert_str_eq(get(env, "OMP_NUM_THREADS"), "8");
+    cr_assert_str_eq(get(env, "TORCH_NCCL_ASYNC_ERROR_HANDLING"), "3");
+    plan_free_strings(env);
+    env = plan_env(&alone, &r, none);
+    cr_assert_null(get(env, "OMP_NUM_THREADS"), "one worker may use all threads");
+    plan_free_strings(env);
+}
+
+Test(plan, local_rank_is_replaced_in_arguments_only)
+{
+    struct plan p = make(OPTIONS_NPROC_COUNT, 2);
+    char **args = plan_args(&p, 1);
+
+    cr_assert_not_null(args);
+    cr_assert_str_eq(args[0], "./train");
+    cr_assert_str_eq(args[1], "--out=r1.txt");
+    cr_assert_str_eq(args[2], "${local_rank}");
+    cr_assert_str_eq(args[3], "$HOME $$ ${rank}");
+    cr_assert_null(args[4]);
+    plan_free_strings(args);
+}

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "hygiene.h"
+#include "launcher/ranklog.h"
+
+#include <string.h>
+
+CDI_SUITE(ranklog);
+
+static void feed(struct ranklog *log, struct cdi_buf *out, const char *text)
+{
+    cr_assert_eq(ranklog_feed(log, text, strlen(text), out), CDDP_OK);
+}
+
+#define EXPECT(out, text)                                                                                         \
+    do {                                                                                                          \
+        cr_assert_eq((out)->len, strlen(text), "%.*s", (int)(out)->len, cdi_buf_data(out));                       \
+        cr_assert_eq(memcmp(cdi_buf_data(out), text, (out)->len), 0, "%.*s", (int)(out)->len, cdi_buf_data(out)); \
+    } while (0)
+
+Test(ranklog, every_line_is_prefixed_and_waits_until_it_is_whole)
+{
+    struct ranklog log;
+    struct cdi_buf out;
+
+    cdi_buf_init(&out, 0);
+    ranklog_init(&log, 12, false);
+    feed(&log, &out, "one\ntw");
+    EXPECT(&out, "[12] one\n");
+    feed(&log, &out, "o\n\nthree");
+    EXPECT(&out, "[12] one\n[12] two\n[12] \n");
+    cr_assert_eq(ranklog_end(&log, &out), CDDP_OK);
+    EXPECT(&out, "[12] one\n[12] two\n[12] \n[12] three\n");
+    cr_assert_eq(ranklog_end(&log, &out), CDDP_OK);
+    EXPECT(&out, "[12] one\n[12] two\n[12] \n[12] three\n");
+    ranklog_release(&log);
+    cdi_buf_release(&out);
+}
+
+Test(ranklog, cutting_the_input_anywhere_changes_nothing)
+{
+    static const char text[] = "a\nbb\n\nccc\nlast";
+
+    for (size_t cut = 0; cut < sizeof text; cut++) {
+        struct ranklog log;
+        struct cdi_buf out;
+
+        cdi_buf_init(&out, 0);
+        ranklog_init(&log, 0, false);
+        cr_assert_eq(ranklog_feed(&log, text, cut, &out), CDDP_OK);
+        cr_assert_eq(
+            ranklog_feed(&log, text + cut, strlen(text + (cut < sizeof text - 1 ? cut : sizeof text - 1)), &out),
+            CDDP_OK);
+        cr_assert_eq(ranklog_end(&log, &out), CDDP_OK);
+        if (cut < sizeof text - 1)
+            EXPECT(&out, "[0] a\n[0] bb\n[0] \n[0] ccc\n[0] last\n");
+        ranklog_release(&log);
+        cdi_buf_release(&out);
+    }
+}
+
+Test(ranklog, a_line_beyond_the_limit_comes_in_marked_pieces)
+{
+    size_t n = 2 * RANKLOG_LINE_MAX + 10;
+    char *line = malloc(n + 1);
+    struct ranklog log;
+    struct cdi_buf out;
+    const char *p;
+
+    memset(line, 'x', n);
+    line[n] = '\n';
+    cdi_buf_init(&out, 0);
+    ranklog_init(&log, 3, true);
+    cr_assert_eq(ranklog_feed(&log, line, 100, &out), CDDP_OK);
+    cr_assert_eq(ranklog_feed(&log, line + 100, n + 1 - 100, &out), CDDP_OK);
+    cr_assert_eq(out.len, n + strlen("[3] \n[3]+ \n[3]+ \n"));
+    p = (const char *)cdi_buf_data(&out);
+    cr_assert_eq(strncmp(p, "[3] xxx", 7), 0);
+    p += 4 + RANKLOG_LINE_MAX;
+    cr_assert_eq(strncmp(p, "\n[3]+ xxx", 9), 0);
+    p += 6 + RANKLOG_LINE_MAX;
+    cr_assert_eq(strncmp(p, "\n[3]+ xxxxxxxxxx\n", 17), 0);
+    cr_assert_eq(ranklog_tail_count(&log), 1, "one line, however long");
+    cdi_buf_consume(&out, out.len);
+    feed(&log, &out, "next\n");
+    EXPECT(&out, "[3] next\n");
+    ranklog_release(&log);
+    cdi_buf_release(&out);
+    free(line);
+}
+
+Test(ranklog, a_stream_without_newlines_holds_no_more_than_the_limit)
+{
+    char chunk[5000];
+    struct ranklog log;
+    struct cdi_buf out;
+
+    memset(chunk, 'y', sizeof chunk);
+    cdi_buf_init(&out, 0);
+    ranklog_init(&log, 0, false);
+    for (int i = 0; i < 100; i++) {
+        cr_assert_eq(ranklog_feed(&log, chunk, sizeof chunk, &out), CDDP_OK);
+        cr_assert_leq(log.part.len, RANKLOG_LINE_MAX);
+        cr_assert_leq(log.part.cap, 2 * RANKLOG_LINE_MAX);
+        cdi_buf_consume(&out, out.len);
+    }
+    ranklog_release(&log);
+    cdi_buf_release(&out);
+}
+
+Test(ranklog, the_last_lines_are_remembered_oldest_first)
+{
+    struct ranklog log;
+    struct cdi_buf out;
+    char line[1000];
+
+    cdi_buf_init(&out, 0);
+    ranklog_init(&log, 0, true);
+    cr_assert_eq(ranklog_tail_count(&log), 0);
+    for (int i = 0; i < RANKLOG_TAIL_LINES + 3; i++) {
+        (void)snprintf(line, sizeof line, "line %d\n", i);
+        feed(&log, &out, line);
+    }
+    cr_assert_eq(ranklog_tail_count(&log), RANKLOG_TAIL_LINES);
+    cr_assert_str_eq(ranklog_tail_line(&log, 0), "line 3");
+    cr_assert_str_eq(ranklog_tail_line(&log, RANKLOG_TAIL_LINES - 1), "line 12");
+    memset(line, 'z', sizeof line - 1);
+    line[sizeof line - 1] = '\0';
+    line[sizeof line - 2] = '\n';
+    feed(&log, &out, line);
+    cr_assert_eq(strlen(ranklog_tail_line(&log, RANKLOG_TAIL_LINES - 1)), RANKLOG_TAIL_BYTES - 1);
+    ranklog_release(&log);
+    cdi_buf_release(&out);
+}

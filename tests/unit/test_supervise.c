@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "common/clock.h"
+#include "hygiene.h"
+#include "launcher/supervise.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+
+CDI_SUITE(supervise);
+
+static struct supervise s;
+static struct supervise_actions did;
+
+static void send_event(struct supervise_event ev, int64_t now)
+{
+    supervise_handle(&s, &ev, now, &did);
+}
+
+static void assign(uint32_t round, uint32_t restarts, int64_t now)
+{
+    struct supervise_event ev = {.kind = SUPERVISE_ASSIGN};
+
+    ev.u.assign = (struct cdi_msg_assign){.round = round, .world_size = s.n_local, .restart_count = restarts};
+    send_event(ev, now);
+}
+
+static void ended(int local_rank, enum cdi_end_kind kind, int code, int64_t now)
+{
+    struct supervise_event ev = {.kind = SUPERVISE_EXIT};
+
+    ev.u.end = (struct cdi_failure){.kind = kind, .code = code, .rank = local_rank, .local_rank = local_rank};
+    send_event(ev, now);
+}
+
+static void plain(enum supervise_event_kind kind, int64_t now)
+{
+    send_event((struct supervise_event){.kind = kind}, now);
+}
+
+static void signalled(int signal, int64_t now)
+{
+    send_event((struct supervise_event){.kind = SUPERVISE_SIGNAL, .u.signal = signal}, now);
+}
+
+static void closed(enum cdi_close_status status, int64_t now)
+{
+    struct supervise_event ev = {.kind = SUPERVISE_CLOSED};
+
+    ev.u.closed.status = status;
+    ev.u.closed.text = "why";
+    send_event(ev, now);
+}
+
+static void round_over(uint32_t round, int rank, int64_t now)
+{
+    struct supervise_event ev = {.kind = SUPERVISE_ROUND_OVER};
+
+    ev.u.over.round = round;
+    ev.u.over.failure = (struct cdi_failure){.kind = CDI_END_EXIT, .code = 9, .rank = rank, .node_rank = 1};
+    send_event(ev, now);
+}
+
+/* DID(SUPERVISE_DO_SPAWN): exactly these actions, in this order. */
+static void check_did(size_t n, const enum supervise_do *what, const char *file, int line)
+{
+    cr_assert_eq(did.n, n, "%s:%d: %u actions, not %zu", file, line, did.n, n);
+    for (size_t i = 0; i < n; i++)
+        cr_assert_eq(did.v[i].what, what[i], "%s:%d: action %zu is %d", file, line, i, did.v[i].what);
+}
+#define DID(...)                                                                      \
+    check_did(sizeof((enum supervise_do[]){__VA_ARGS__}) / sizeof(enum supervise_do), \
+              (enum supervise_do[]){__VA_ARGS__}, __FILE__, __LINE__)
+#define DID_NOTHING() cr_assert_eq(did.n, 0, "%u actions", did.n)
+
+Test(supervise, a_job_that_ends_well)
+{
+    supervise_init(&s, 2);
+    assign(0, 0, 10);
+    DID(SUPERVISE_DO_SPAWN);
+    ended(1, CDI_END_EXIT, 0, 20);
+    DID_NOTHING();
+    ended(0, CDI_END_EXIT, 0, 30);
+    DID(SUPERVISE_DO_SWEEP);
+    plain(SUPERVISE_SWEPT, 31);
+    DID(SUPERVISE_DO_SEND_DONE);
+    closed(CDI_CLOSE_DONE, 32);
+    DID(SUPERVISE_DO_FINISH);
+    cr_assert_eq(supervise_exit_status(&s), 0);
+}
+
+Test(supervise, the_first_failure_stops_the_others_and_gives_the_exit_status)
+{
+    supervise_init(&s, 3);
+    assign(0, 0, 0);
+    ended(1, CDI_END_EXIT, 7, 100);
+    DID(SUPERVISE_DO_TELL_DEATH, SUPERVISE_DO_SEND_FAILED, SUPERVISE_DO_KILL);
+    cr_assert_eq(did.v[2].signal, SIGTERM);
+    cr_assert_eq(supervise_deadline_ms(&s), 100 + SUPERVISE_GRACE_MS);
+    ended(0, CDI_END_SIGNAL, SIGTERM, 110);
+    DID_NOTHING();
+    round_over(0, 1, 111);
+    DID_NOTHING();
+    ended(2, CDI_END_EXIT, 3, 120);
+    DID(SUPERVISE_DO_SWEEP);
+    cr_assert_eq(supervise_deadline_ms(&s), CDI_NEVER_MS);
+    plain(SUPERVISE_SWEPT, 121);
+    DID(SUPERVISE_DO_SEND_STOPPED);
+    closed(CDI_CLOSE_FAILED, 122);
+    DID(SUPERVISE_DO_FINISH);
+    cr_assert_eq(s.local_first.rank, 1);
+    cr_assert_eq(s.n_ended_after, 2);
+}
+
+Test(supervise, the_exit_status_is_the_first_failures)
+{
+    supervise_init(&s, 1);
+    assign(0, 0, 0);
+    ended(0, CDI_END_SIGNAL, SIGKILL, 1);
+    plain(SUPERVISE_SWEPT, 2);
+    closed(CDI_CLOSE_FAILED, 3);
+    cr_assert_eq(supervise_exit_status(&s), 137);
+    cr_assert_eq(supervise_failure_status(&(struct cdi_failure){.kind = CDI_END_EXIT, .code = 42}), 42);
+    cr_assert_eq(supervise_failure_status(&(struct cdi_failure){.kind = CDI_END_SPAWN, .code = ENOENT}), 127);
+    cr_assert_eq(supervise_failure_status(&(struct cdi_failure){.kind = CDI_END_SPAWN, .code = EACCES}), 126);
+    cr_assert_eq(supervise_failure_status(&(struct cdi_failure){.kind = CDI_END_NODE}), 1);
+}
+
+Test(supervise, what_ignores_sigterm_is_killed_after_the_grace)
+{
+    supervise_init(&s, 2);
+    assign(0, 0, 0);
+    ended(0, CDI_END_EXIT, 1, 1000);
+    plain(SUPERVISE_TICK, 1000 + SUPERVISE_GRACE_MS - 1);
+    DID_NOTHING();
+    plain(SUPERVISE_TICK, 1000 + SUPERVISE_GRACE_MS);
+    DID(SUPERVISE_DO_KILL);
+    cr_assert_eq(did.v[0].signal, SIGKILL);
+    plain(SUPERVISE_TICK, 1000 + SUPERVISE_GRACE_MS + SUPERVISE_UNKILLABLE_MS);
+    DID(SUPERVISE_DO_FINISH);
+    cr_assert(s.given_up);
+    cr_assert_eq(supervise_exit_status(&s), 1);
+}
+
+Test(supervise, a_restart_starts_all_workers_again_and_forgets_the_failure)
+{
+    supervise_init(&s, 2);
+    assign(0, 0, 0);
+    ended(1, CDI_END_EXIT, 5, 1);
+    ended(0, CDI_END_SIGNAL, SIGTERM, 2);
+    plain(SUPERVISE_SWEPT, 3);
+    DID(SUPERVISE_DO_SEND_STOPPED);
+    assign(1, 1, 4);
+    DID(SUPERVISE_DO_SPAWN);
+    cr_assert_eq(s.assign.restart_count, 1);
+    cr_assert_eq(s.n_alive, 2);
+    ended(0, CDI_END_EXIT, 0, 5);
+    ended(1, CDI_END_EXIT, 0, 6);
+    plain(SUPERVISE_SWEPT, 7);
+    DID(SUPERVISE_DO_SEND_DONE);
+    closed(CDI_CLOSE_DONE, 8);
+    cr_assert_eq(supervise_exit_status(&s), 0);
+}
+
+Test(supervise, a_failure_elsewhere_stops_this_node_too)
+{
+    supervise_init(&s, 1);
+    assign(2, 0, 0);
+    round_over(1, 5, 1);
+    DID_NOTHING(); /* a round that is long over */
+    round_over(2, 5, 2);
+    DID(SUPERVISE_DO_TELL_DEATH, SUPERVISE_DO_KILL);
+    round_over(2, 5, 3);
+    DID_NOTHING();
+    ended(0, CDI_END_SIGNAL, SIGTERM, 4);
+    plain(SUPERVISE_SWEPT, 5);
+    DID(SUPERVISE_DO_SEND_STOPPED);
+    closed(CDI_CLOSE_FAILED, 6);
+    cr_assert_eq(supervise_exit_status(&s), 9);
+}
+
+Test(supervise, workers_that_had_ended_well_still_take_part_in_a_restart)
+{
+    supervise_init(&s, 1);
+    assign(0, 0, 0);
+    ended(0, CDI_END_EXIT, 0, 1);
+    plain(SUPERVISE_SWEPT, 2);
+    DID(SUPERVISE_DO_SEND_DONE);
+    round_over(0, 5, 3);
+    DID(SUPERVISE_DO_SEND_STOPPED);
+    assign(1, 1, 4);
+    DID(SUPERVISE_DO_SPAWN);
+}
+
+Test(supervise, a_signal_reaches_the_workers_and_ends_the_job)
+{
+    supervise_init(&s, 1);
+    assign(0, 0, 0);
+    signalled(SIGINT, 1000);
+    DID(SUPERVISE_DO_SEND_LEAVE, SUPERVISE_DO_KILL);
+    cr_assert_eq(did.v[1].signal, SIGINT);
+    signalled(SIGINT, 1000 + SUPERVISE_SAME_SIGNAL_MS - 1);
+    DID_NOTHING();
+    ended(0, CDI_END_SIGNAL, SIGINT, 1600);
+    DID(SUPERVISE_DO_SWEEP);
+    plain(SUPERVISE_SWEPT, 1601);
+    DID(SUPERVISE_DO_FINISH);
+    cr_assert_eq(supervise_exit_status(&s), 130);
+}
+
+Test(supervise, a_second_interrupt_shortens_the_grace_to_nothing)
+{
+    supervise_init(&s, 1);
+    assign(0, 0, 0);
+    signalled(SIGTERM, 1000);
+    signalled(SIGHUP, 1100);
+    DID_NOTHING();
+    signalled(SIGTERM, 2000);
+    DID(SUPERVISE_DO_KILL);
+    cr_assert_eq(did.v[0].signal, SIGKILL);
+    signalled(SIGTERM, 3000);
+    DID_NOTHING();
+    ended(0, CDI_END_SIGNAL, SIGKILL, 3001);
+    plain(SUPERVISE_SWEPT, 3002);
+    cr_assert_eq(supervise_exit_status(&s), 143);
+}
+
+Test(supervise, a_signal_without_workers_ends_at_once)
+{
+    supervise_init(&s, 1);
+    signalled(SIGTERM, 0);
+    DID(SUPERVISE_DO_SEND_LEAVE, SUPERVISE_DO_FINISH);
+    cr_assert_eq(supervise_exit_status(&s), 143);
+    assign(0, 0, 1);
+    DID_NOTHING();
+}
+
+Test(supervise, a_signal_after_a_failure_forbids_the_restart_but_the_cause_stays)
+{
+    supervise_init(&s, 2);
+    assign(0, 0, 0);
+    ended(0, CDI_END_EXIT, 3, 1);
+    signalled(SIGINT, 2);
+    DID(SUPERVISE_DO_SEND_LEAVE, SUPERVISE_DO_KILL);
+    ended(1, CDI_END_SIGNAL, SIGINT, 3);
+    plain(SUPERVISE_SWEPT, 4);
+    DID(SUPERVISE_DO_FINISH);
+    cr_assert_eq(supervise_exit_status(&s), 3);
+}
+
+Test(supervise, losing_the_rendezvous_ends_the_workers)
+{
+    supervise_init(&s, 1);
+    assign(0, 0, 0);
+    send_event((struct supervise_event){.kind = SUPERVISE_LINK_LOST, .u.text = "gone"}, 1);
+    DID(SUPERVISE_DO_TELL_OVER, SUPERVISE_DO_KILL);
+    ended(0, CDI_END_SIGNAL, SIGTERM, 2);
+    plain(SUPERVISE_SWEPT, 3);
+    DID(SUPERVISE_DO_FINISH);
+    cr_assert_eq(supervise_exit_status(&s), 1);
+    cr_assert_str_eq(s.text, "gone");
+}
+
+Test(supervise, a_refusal_before_any_round_ends_with_its_text)
+{
+    supervise_init(&s, 1);
+    closed(CDI_CLOSE_REFUSED, 1);
+    DID(SUPERVISE_DO_FINISH);
+    cr_assert_eq(supervise_exit_status(&s), 1);
+    cr_assert_str_eq(s.text, "why");
+}
+
+/* Whatever comes in whatever order: never more actions than fit, FINISH once, no spawn while workers live. */
+Test(supervise, any_order_of_events_ends_in_one_finish)
+{
+    uint64_t x = 88172645463325252u;
+
+    for (int game = 0; game < 20000; game++) {
+        int64_t now = 0;
+        unsigned n_finish = 0, live = 0;
+
+        supervise_init(&s, 2);
+        for (int step = 0; step < 60; step++) {
+            struct supervise_event ev = {.kind = SUPERVISE_TICK};
+
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            ev.kind = (enum supervise_event_kind)(x % 8);
+            now += (int64_t)(x >> 8 & 8191);
+            if (ev.kind == SUPERVISE_ASSIGN)
+                ev.u.assign = (struct cdi_msg_assign){.round = s.assign.round + 1};
+            else if (ev.kind == SUPERVISE_ROUND_OVER)
+                ev.u.over.round = s.assign.round;
+            else if (ev.kind == SUPERVISE_CLOSED)
+                ev.u.closed.text = NULL;
+            else if (ev.kind == SUPERVISE_LINK_LOST)
+                ev.u.text = "lost";
+            else if (ev.kind == SUPERVISE_SIGNAL)
+                ev.u.signal = x >> 30 & 1 ? SIGINT : SIGTERM;
+            else if (ev.kind == SUPERVISE_EXIT)
+                ev.u.end = (struct cdi_failure){.kind = CDI_END_EXIT, .code = (int32_t)(x >> 40 & 1)};
+            if (ev.kind == SUPERVISE_EXIT && live == 0)
+                continue;
+            if (ev.kind == SUPERVISE_SWEPT && s.state != SUPERVISE_SWEEPING)
+                continue;
+            live -= ev.kind == SUPERVISE_EXIT;
+            supervise_handle(&s, &ev, now, &did);
+            cr_assert_lt(did.n, SUPERVISE_MAX_ACTIONS);
+            for (unsigned i = 0; i < did.n; i++) {
+                n_finish += did.v[i].what == SUPERVISE_DO_FINISH;
+                if (did.v[i].what == SUPERVISE_DO_SPAWN) {
+                    cr_assert_eq(live, 0, "spawned while workers live");
+                    live = 2;
+                }
+                if (did.v[i].what == SUPERVISE_DO_SWEEP)
+                    cr_assert_eq(live, 0, "swept while workers live");
+            }
+        }
+        cr_assert_leq(n_finish, 1);
+        cr_assert_eq(n_finish == 1, s.state == SUPERVISE_OVER);
+    }
+}
