@@ -4,7 +4,7 @@
  *   init       join, leave
  *   dup        rank 1 claims rank 0
  *   absent     rank 1 never joins
- *   shapes     rank 1 has another shape for one parameter
+ *   shapes     rank 1 has another shape for one parameter; every rank says what it was told before one of them ends
  *   order      rank 1 calls another collective
  *   forever    all-reduce until killed; with a grandchild in a session of its own
  *   die        as forever, but rank 1 kills itself with SIGKILL after 20 rounds; the others print what they were told
@@ -21,6 +21,18 @@ static int complain(cddp_status st)
 {
     fprintf(stderr, "probe: %s: %s\n", cddp_status_name(st), cddp_last_error());
     return 3;
+}
+
+/* Complain, and leave only when the other rank has complained too: the first to end takes all with it. */
+static int complain_together(cddp_comm *comm, cddp_status st)
+{
+    const char *both[] = {"complained/0", "complained/1"};
+    cddp_store *store = cddp_comm_store(comm);
+    int rc = complain(st);
+
+    (void)cddp_store_set(store, both[cddp_rank(comm)], "", 0);
+    (void)cddp_store_wait(store, both, 2, 5000);
+    return rc;
 }
 
 static int shapes(cddp_comm *comm)
@@ -40,7 +52,7 @@ static int shapes(cddp_comm *comm)
     }
     st = cddp_ddp_create(&ddp, comm, params, 2, NULL);
     if (st != CDDP_OK)
-        return complain(st);
+        return complain_together(comm, st);
     cddp_ddp_destroy(ddp);
     return 0;
 }
