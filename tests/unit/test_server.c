@@ -1,0 +1,523 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The server over the loopback: it runs in a thread with a loop of its own, the test is a blocking client. */
+#include "common/clock.h"
+#include "common/log.h"
+#include "hygiene.h"
+#include "protocol/c10d.h"
+#include "protocol/frame.h"
+#include "protocol/message.h"
+#include "rendezvous/server.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+CDI_SUITE(server);
+
+#define PATIENCE_S 10 /* no read of the client takes longer, or the test fails */
+
+/* -------------------------------------------------------------------------------------------- a server in a thread
+ * ---- */
+
+static struct {
+    uv_loop_t loop;
+    uv_async_t stop;
+    pthread_t thread;
+    struct rdzv_server *server;
+    uint16_t port;
+    pthread_mutex_t lock;
+    char log[16384];
+} host = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void to_log(enum cdi_log_level level, const char *id, const char *text, void *arg)
+{
+    size_t at;
+
+    (void)level, (void)arg;
+    pthread_mutex_lock(&host.lock);
+    at = strlen(host.log);
+    (void)snprintf(host.log + at, sizeof host.log - at, "%s %s\n", id, text);
+    pthread_mutex_unlock(&host.lock);
+}
+
+static bool logged(const char *text)
+{
+    bool is;
+
+    pthread_mutex_lock(&host.lock);
+    is = strstr(host.log, text) != NULL;
+    pthread_mutex_unlock(&host.lock);
+    return is;
+}
+
+static void on_stop(uv_async_t *async)
+{
+    uv_close((uv_handle_t *)async, NULL);
+    rdzv_server_close(host.server, NULL, NULL);
+}
+
+static void *run(void *arg)
+{
+    (void)arg;
+    (void)uv_run(&host.loop, UV_RUN_DEFAULT);
+    return NULL;
+}
+
+static void start(struct rdzv_server_options opt)
+{
+    struct cdi_error err = {0};
+
+    cdi_log_set_level(CDI_LOG_INFO);
+    cdi_log_set_sink(to_log, NULL);
+    opt.run_id = "job";
+    cr_assert_eq(uv_loop_init(&host.loop), 0);
+    cr_assert_eq(uv_async_init(&host.loop, &host.stop, on_stop), 0);
+    cr_assert_eq(rdzv_server_start(&host.server, &host.loop, &opt, &err), CDDP_OK, "%s", err.msg);
+    host.port = rdzv_server_port(host.server);
+    cr_assert_neq(host.port, 0);
+    cr_assert_eq(pthread_create(&host.thread, NULL, run, NULL), 0);
+}
+
+static void stop(void)
+{
+    int64_t begin = cdi_now_ms();
+
+    (void)uv_async_send(&host.stop);
+    (void)pthread_join(host.thread, NULL);
+    cr_assert_lt(cdi_now_ms() - begin, 5000);
+    cr_assert_eq(uv_loop_close(&host.loop), 0);
+    uv_library_shutdown(); /* libuv keeps a pipe of its own until then */
+    cdi_log_set_sink(NULL, NULL);
+}
+
+/* ------------------------------------------------------------------------------------------------------- clients ----
+ */
+
+static int dial_address(const char *ip)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(host.port)};
+    struct sockaddr_in6 a6 = {.sin6_family = AF_INET6, .sin6_port = htons(host.port)};
+    struct timeval patience = {.tv_sec = PATIENCE_S};
+    int on = 1;
+    bool six = strchr(ip, ':') != NULL;
+    int fd = socket(six ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    if (fd < 0)
+        return -1;
+    (void)inet_pton(six ? AF_INET6 : AF_INET, ip, six ? (void *)&a6.sin6_addr : (void *)&a.sin_addr);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    (void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+    if (connect(fd, six ? (struct sockaddr *)&a6 : (struct sockaddr *)&a, six ? sizeof a6 : sizeof a) == 0)
+        return fd;
+    (void)close(fd);
+    return -1;
+}
+
+static int dial(void)
+{
+    int fd = dial_address("127.0.0.1");
+
+    cr_assert_geq(fd, 0);
+    return fd;
+}
+
+static void put(int fd, const void *bytes, size_t len)
+{
+    cr_assert_eq(send(fd, bytes, len, MSG_NOSIGNAL), (ssize_t)len);
+}
+
+static void get(int fd, void *bytes, size_t len)
+{
+    /* A recv of no bytes would wait for one. */
+    cr_assert_eq(len == 0 ? 0 : recv(fd, bytes, len, MSG_WAITALL), (ssize_t)len);
+}
+
+/* Read until the server closes; false if it does not in time. */
+static bool ends(int fd)
+{
+    char bytes[4096];
+    ssize_t n;
+
+    while ((n = recv(fd, bytes, sizeof bytes, 0)) > 0)
+        ;
+    return n == 0 || errno == ECONNRESET;
+}
+
+static int dial_store(void)
+{
+    int fd = dial();
+    char ping[10] = "\x00\xce\xf7\x85\x3c\x0d\x01\x02\x03\x04", pong[4];
+
+    put(fd, ping, sizeof ping);
+    get(fd, pong, 4);
+    cr_assert_eq(memcmp(pong, ping + 6, 4), 0);
+    return fd;
+}
+
+/* A request with a key and perhaps a value. */
+static void ask(int fd, enum cdi_c10d_op op, const char *key, const char *value)
+{
+    struct cdi_buf b;
+
+    cdi_buf_init(&b, 0);
+    (void)cdi_c10d_put_op(&b, op);
+    if (op == CDI_C10D_WAIT)
+        (void)cdi_buf_put_u64(&b, 1);
+    (void)cdi_c10d_put_string(&b, key, strlen(key));
+    if (value != NULL)
+        (void)cdi_c10d_put_string(&b, value, strlen(value));
+    put(fd, cdi_buf_data(&b), b.len);
+    cdi_buf_release(&b);
+}
+
+static void answers(int fd, const char *want)
+{
+    uint8_t len[8];
+    char text[256];
+
+    get(fd, len, 8);
+    cr_assert_eq(cdi_c10d_get_u64(len), strlen(want));
+    get(fd, text, strlen(want));
+    cr_assert_eq(memcmp(text, want, strlen(want)), 0);
+}
+
+static void tell(int fd, struct cdi_msg m)
+{
+    struct cdi_buf b;
+
+    cdi_buf_init(&b, 0);
+    cr_assert_eq(cdi_msg_encode(&m, &b, NULL), CDDP_OK);
+    put(fd, cdi_buf_data(&b), b.len);
+    cdi_buf_release(&b);
+}
+
+static struct cdi_msg hear(int fd, enum cdi_msg_type type)
+{
+    uint8_t head[8], *payload;
+    struct cdi_msg m;
+    struct cdi_error err = {0};
+    uint32_t len;
+
+    get(fd, head, 8);
+    len = cdi_c10d_get_u32(head);
+    payload = malloc(len);
+    get(fd, payload, len);
+    cr_assert_eq(cdi_msg_decode((uint16_t)(head[4] | head[5] << 8), payload, len, &m, &err), CDDP_OK, "%s", err.msg);
+    free(payload);
+    cr_assert_eq(m.type, type, "%s came, not %s", cdi_msg_name(m.type), cdi_msg_name(type));
+    return m;
+}
+
+static int dial_agent(const char *run_id, int32_t node_rank, uint32_t nodes)
+{
+    int fd = dial();
+    struct cdi_msg m = {.type = CDI_MSG_JOIN,
+                        .u.join = {.version = 1, .host = "h", .node_rank = node_rank, .n_procs = 2}};
+
+    (void)snprintf(m.u.join.run_id, sizeof m.u.join.run_id, "%s", run_id);
+    m.u.join.min_nodes = m.u.join.max_nodes = nodes;
+    put(fd, CDI_CONTROL_OPENING, CDI_CONTROL_OPENING_LEN);
+    tell(fd, m);
+    return fd;
+}
+
+/* --------------------------------------------------------------------------------------------------------- tests ----
+ */
+
+Test(server, store_clients_share_keys_and_wake_each_other)
+{
+    char byte = 9;
+    int a, b;
+
+    start((struct rdzv_server_options){0});
+    a = dial_store();
+    b = dial_store();
+    ask(a, CDI_C10D_WAIT, "k", NULL);
+    ask(b, CDI_C10D_SET, "k", "value");
+    get(a, &byte, 1);
+    cr_assert_eq(byte, CDI_C10D_STOP_WAITING);
+    ask(a, CDI_C10D_GET, "k", NULL);
+    answers(a, "value");
+    (void)close(a);
+    ask(b, CDI_C10D_GET, "k", NULL);
+    answers(b, "value");
+    (void)close(b);
+    stop();
+}
+
+Test(server, the_same_port_speaks_http)
+{
+    static const struct {
+        const char *request, *answer;
+    } cases[] = {{"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP/1.1 200 "},
+                 {"GET /other HTTP/1.1\r\n\r\n", "HTTP/1.1 404 "},
+                 {"POST /healthz HTTP/1.1\r\nContent-Length: 4\r\n\r\nbody", "HTTP/1.1 405 "},
+                 {"GET nonsense\r\n\r\n", "HTTP/1.1 400 "}};
+
+    start((struct rdzv_server_options){0});
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char text[16] = {0};
+        int fd = dial();
+
+        put(fd, cases[i].request, 3);
+        put(fd, cases[i].request + 3, strlen(cases[i].request) - 3);
+        get(fd, text, 13);
+        cr_assert_str_eq(text, cases[i].answer);
+        (void)shutdown(fd, SHUT_WR);
+        cr_assert(ends(fd));
+        (void)close(fd);
+    }
+    stop();
+}
+
+Test(server, a_failed_round_closes_its_store_connections_before_the_next_assignment)
+{
+    struct cdi_msg m = {.type = CDI_MSG_FAILED, .u.failed.failure = {.kind = CDI_END_SIGNAL, .code = 9}};
+    int a, b, waiting, idle, fresh;
+
+    start((struct rdzv_server_options){.min_nodes = 2, .max_nodes = 2, .max_restarts = 1});
+    a = dial_agent("job", 0, 2);
+    (void)hear(a, CDI_MSG_WELCOME);
+    b = dial_agent("job", 1, 2);
+    (void)hear(b, CDI_MSG_WELCOME);
+    (void)hear(a, CDI_MSG_ASSIGN);
+    cr_assert_eq(hear(b, CDI_MSG_ASSIGN).u.assign.rank_base, 2);
+    waiting = dial_store();
+    idle = dial_store();
+    ask(idle, CDI_C10D_SET, "old", "key");
+    ask(waiting, CDI_C10D_WAIT, "never", NULL);
+    tell(b, m);
+    cr_assert_eq(hear(a, CDI_MSG_ROUND_OVER).u.round_over.failure.code, 9);
+    (void)hear(b, CDI_MSG_ROUND_OVER);
+    ask(idle, CDI_C10D_GET, "old", NULL);
+    answers(idle, "key"); /* the round's keys live until all have stopped */
+    tell(a, (struct cdi_msg){.type = CDI_MSG_STOPPED});
+    tell(b, (struct cdi_msg){.type = CDI_MSG_STOPPED});
+    cr_assert_eq(hear(a, CDI_MSG_ASSIGN).u.assign.round, 1);
+    cr_assert(ends(waiting));
+    cr_assert(ends(idle));
+    fresh = dial_store();
+    ask(fresh, CDI_C10D_GET, "old", NULL);
+    answers(fresh, "");
+
+    (void)close(b); /* the node is lost, and no restart is left */
+    m = hear(a, CDI_MSG_ROUND_OVER);
+    cr_assert(!m.u.round_over.restart);
+    cr_assert_eq(m.u.round_over.failure.kind, CDI_END_NODE);
+    tell(a, (struct cdi_msg){.type = CDI_MSG_STOPPED, .u.stopped.round = 1});
+    m = hear(a, CDI_MSG_CLOSED);
+    cr_assert_eq(m.u.closed.status, CDI_CLOSE_FAILED);
+    cr_assert_not_null(strstr(m.u.closed.text, "node 1 (h, pid 0) was lost"));
+    cr_assert(ends(fresh));
+    (void)close(a), (void)close(waiting), (void)close(idle), (void)close(fresh);
+    stop();
+}
+
+Test(server, an_agent_of_another_job_is_refused_and_others_are_not_disturbed)
+{
+    struct cdi_msg m;
+    int stranger, a;
+
+    start((struct rdzv_server_options){0});
+    stranger = dial_agent("other", -1, 1);
+    m = hear(stranger, CDI_MSG_CLOSED);
+    cr_assert_eq(m.u.closed.status, CDI_CLOSE_REFUSED);
+    cr_assert_not_null(strstr(m.u.closed.text, "serves job 'job', not 'other'"));
+    a = dial_agent("job", -1, 1);
+    (void)hear(a, CDI_MSG_WELCOME);
+    (void)hear(a, CDI_MSG_ASSIGN);
+    (void)shutdown(stranger, SHUT_WR);
+    cr_assert(ends(stranger));
+    tell(a, (struct cdi_msg){.type = CDI_MSG_DONE});
+    cr_assert_eq(hear(a, CDI_MSG_CLOSED).u.closed.status, CDI_CLOSE_DONE);
+    (void)close(stranger), (void)close(a);
+    stop();
+}
+
+Test(server, garbage_and_silence_are_closed_and_logged_once)
+{
+    static const char *const bad[] = {"\x0d\x01\x02\x03\x04", "\x16\x03\x01", "SSH-2.0-x\r\n"};
+    int fd, store;
+
+    start((struct rdzv_server_options){.undecided_ms = 100});
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        fd = dial();
+        put(fd, bad[i], strlen(bad[i]));
+        cr_assert(ends(fd));
+        (void)close(fd);
+    }
+    cr_assert(logged("RDZV-DROP rendezvous: connection from 127.0.0.1:"));
+    cr_assert(logged("of no protocol that is spoken here"));
+    fd = dial(); /* says nothing */
+    cr_assert(ends(fd));
+    (void)close(fd);
+    fd = dial();
+    put(fd, "CDDP", 4); /* and no more */
+    cr_assert(ends(fd));
+    (void)close(fd);
+    cr_assert(logged("it did not say in time what it wants"));
+    fd = dial();
+    put(fd, CDI_CONTROL_OPENING, CDI_CONTROL_OPENING_LEN); /* an agent that does not join */
+    cr_assert(ends(fd));
+    (void)close(fd);
+    store = dial_store();
+    put(store, "\x13", 1);
+    cr_assert(ends(store));
+    cr_assert(logged("19 is no operation of the store"));
+    (void)close(store);
+    stop();
+}
+
+Test(server, a_client_that_never_reads_is_dropped_and_no_other_notices)
+{
+    static char value[8 << 20];
+    struct cdi_buf b;
+    int greedy, other;
+
+    start((struct rdzv_server_options){.stall_ms = 300});
+    other = dial_store();
+    greedy = dial_store();
+    cdi_buf_init(&b, 0);
+    (void)cdi_c10d_put_op(&b, CDI_C10D_SET);
+    (void)cdi_c10d_put_string(&b, "big", 3);
+    (void)cdi_c10d_put_string(&b, value, sizeof value);
+    put(greedy, cdi_buf_data(&b), b.len);
+    cdi_buf_release(&b);
+    for (int i = 0; i < 64; i++)
+        ask(greedy, CDI_C10D_GET, "big", NULL);
+    for (int64_t end = cdi_now_ms() + 5000; !logged("it does not read what it is sent");) {
+        cr_assert_lt(cdi_now_ms(), end);
+        ask(other, CDI_C10D_GET, "none", NULL);
+        answers(other, "");
+    }
+    (void)close(greedy), (void)close(other);
+    stop();
+}
+
+Test(server, a_client_that_reads_late_gets_every_reply)
+{
+    enum { N = 3000, SIZE = 4096 };
+    static char value[SIZE + 1], reply[SIZE + 8];
+    struct cdi_buf b;
+    int fd;
+
+    start((struct rdzv_server_options){0});
+    fd = dial_store();
+    memset(value, 'x', SIZE);
+    ask(fd, CDI_C10D_SET, "k", value);
+    cdi_buf_init(&b, 0);
+    for (int i = 0; i < N; i++) {
+        (void)cdi_c10d_put_op(&b, CDI_C10D_GET);
+        (void)cdi_c10d_put_string(&b, "k", 1);
+    }
+    put(fd, cdi_buf_data(&b), b.len);
+    for (int i = 0; i < N; i++) {
+        get(fd, reply, sizeof reply);
+        cr_assert_eq(cdi_c10d_get_u64(reply), SIZE);
+        cr_assert_eq(memcmp(reply + 8, value, SIZE), 0);
+    }
+    cdi_buf_release(&b);
+    (void)close(fd);
+    stop();
+}
+
+Test(server, a_port_in_use_and_wrong_addresses_have_one_sentence_each)
+{
+    struct rdzv_server_options opt = {.run_id = "job"};
+    struct rdzv_server *second;
+    struct cdi_error err;
+    uv_loop_t loop;
+
+    start((struct rdzv_server_options){0});
+    cr_assert_eq(uv_loop_init(&loop), 0);
+    opt.port = host.port;
+    cr_assert_eq(rdzv_server_start(&second, &loop, &opt, &err), CDDP_E_EXISTS);
+    cr_assert_not_null(strstr(err.msg, "is in use by another program"));
+    opt.port = 0;
+    opt.host = "no.such.host.invalid";
+    cr_assert_eq(rdzv_server_start(&second, &loop, &opt, &err), CDDP_E_NOT_FOUND);
+    cr_assert_not_null(strstr(err.msg, "'no.such.host.invalid' to listen on does not resolve"));
+    opt.host = "192.0.2.1";
+    cr_assert_eq(rdzv_server_start(&second, &loop, &opt, &err), CDDP_E_INVALID);
+    cr_assert_not_null(strstr(err.msg, "is no address of this machine"));
+    opt.host = NULL;
+    opt.min_nodes = 3;
+    cr_assert_eq(rdzv_server_start(&second, &loop, &opt, &err), CDDP_E_INVALID);
+    cr_assert_eq(uv_loop_close(&loop), 0);
+    stop();
+}
+
+Test(server, a_star_listens_for_both_families)
+{
+    int four, six;
+
+    start((struct rdzv_server_options){.host = "*"});
+    four = dial_store();
+    six = dial_address("::1");
+    if (six >= 0) { /* a machine without IPv6 has only the other */
+        char text[13];
+
+        put(six, "GET /healthz HTTP/1.0\r\n\r\n", 25);
+        get(six, text, sizeof text);
+        cr_assert_eq(memcmp(text, "HTTP/1.1 200 ", 13), 0);
+        (void)close(six);
+    }
+    (void)close(four);
+    stop();
+}
+
+Test(server, when_descriptors_run_out_newcomers_are_turned_away_and_the_rest_goes_on)
+{
+    struct rlimit before, few;
+    int store, more[8], last;
+
+    start((struct rdzv_server_options){0});
+    store = dial_store();
+    for (size_t i = 0; i < 8; i++)
+        more[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); /* ours, opened before the limit */
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &before), 0);
+    few = before;
+    few.rlim_cur = (rlim_t)more[7] + 1;
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &few), 0);
+    for (size_t i = 0; i < 8; i++) {
+        struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(host.port)};
+        struct timeval patience = {.tv_sec = PATIENCE_S};
+
+        (void)inet_pton(AF_INET, "127.0.0.1", &a.sin_addr);
+        (void)setsockopt(more[i], SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+        cr_assert_eq(connect(more[i], (struct sockaddr *)&a, sizeof a), 0);
+        cr_assert(ends(more[i]), "it was closed, not left waiting");
+    }
+    ask(store, CDI_C10D_GET, "k", NULL);
+    answers(store, "");
+    cr_assert(logged("RDZV-NO-FDS"));
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &before), 0);
+    for (size_t i = 0; i < 8; i++)
+        (void)close(more[i]);
+    last = dial_store();
+    (void)close(last), (void)close(store);
+    stop();
+}
+
+Test(server, closing_does_not_wait_for_clients_that_stay)
+{
+    int waiting, agent, silent;
+    int64_t begin;
+
+    start((struct rdzv_server_options){.min_nodes = 2, .max_nodes = 2});
+    waiting = dial_store();
+    ask(waiting, CDI_C10D_WAIT, "never", NULL);
+    agent = dial_agent("job", -1, 2);
+    (void)hear(agent, CDI_MSG_WELCOME);
+    silent = dial();
+    begin = cdi_now_ms();
+    stop();
+    cr_assert_lt(cdi_now_ms() - begin, 900);
+    cr_assert(ends(waiting) && ends(agent) && ends(silent));
+    (void)close(waiting), (void)close(agent), (void)close(silent);
+}
