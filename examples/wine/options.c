@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "options.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DATA = 1, EPOCHS, BATCH_SIZE, LR, SEED, DTYPE, NO_SHUFFLE, DROP_LAST, INIT, METRICS, WEIGHTS_OUT, HELP };
+
+static const struct option flags[] = {
+    {"data", required_argument, NULL, DATA},
+    {"epochs", required_argument, NULL, EPOCHS},
+    {"batch-size", required_argument, NULL, BATCH_SIZE},
+    {"lr", required_argument, NULL, LR},
+    {"seed", required_argument, NULL, SEED},
+    {"dtype", required_argument, NULL, DTYPE},
+    {"no-shuffle", no_argument, NULL, NO_SHUFFLE},
+    {"drop-last", no_argument, NULL, DROP_LAST},
+    {"init", required_argument, NULL, INIT},
+    {"metrics", required_argument, NULL, METRICS},
+    {"weights-out", required_argument, NULL, WEIGHTS_OUT},
+    {"help", no_argument, NULL, HELP},
+    {NULL, 0, NULL, 0},
+};
+
+void options_help(void)
+{
+    (void)puts("usage: cddprun --standalone --nproc_per_node=N wine [flags]\n"
+               "Train a classifier of 178 wines (13 -> 64 -> ReLU -> 3, Adam) on N ranks.\n"
+               "\n"
+               "  --data DIR          wine.csv, its split and init.f32 (default: beside the program, or as installed)\n"
+               "  --epochs N          default 100\n"
+               "  --batch-size N      per rank, default 32\n"
+               "  --lr X              learning rate, default 0.001\n"
+               "  --seed N            of the order of the samples, default 0\n"
+               "  --dtype f32|f64     default f32\n"
+               "  --no-shuffle        take the samples in the order of the file\n"
+               "  --drop-last         leave out samples that do not share out evenly, instead of repeating some\n"
+               "  --init FILE         initial weights: 1091 little-endian float32 (default: DIR/init.f32)\n"
+               "  --metrics FILE      rank 0 writes one JSON line per epoch\n"
+               "  --weights-out FILE  rank 0 writes the final weights, one per line\n"
+               "  --help");
+}
+
+/* A whole number from min to max, or false. */
+static bool whole(const char *text, long long min, long long max, long long *out)
+{
+    char *end;
+
+    errno = 0;
+    *out = strtoll(text, &end, 10);
+    return errno == 0 && end != text && *end == '\0' && *out >= min && *out <= max;
+}
+
+static bool number(const char *text, double *out)
+{
+    char *end;
+
+    *out = strtod(text, &end);
+    return end != text && *end == '\0' && isfinite(*out) && *out > 0;
+}
+
+/* Store one flag's value; NULL, or what its value must be. */
+static const char *store(struct options *o, int flag, const char *value)
+{
+    long long n = 0;
+
+    switch (flag) {
+    case DATA:
+        o->data = value;
+        return *value != '\0' ? NULL : "a directory";
+    case EPOCHS:
+        if (!whole(value, 1, 1000000, &n))
+            return "a whole number from 1 to 1000000";
+        o->epochs = (long)n;
+        return NULL;
+    case BATCH_SIZE:
+        if (!whole(value, 1, 1000000, &n))
+            return "a whole number from 1 to 1000000";
+        o->batch_size = (long)n;
+        return NULL;
+    case LR:
+        return number(value, &o->lr) ? NULL : "a number above 0";
+    case SEED:
+        if (!whole(value, INT64_MIN, INT64_MAX, &n))
+            return "a whole number of 64 bits";
+        o->seed = n;
+        return NULL;
+    case DTYPE:
+        o->f64 = strcmp(value, "f64") == 0;
+        return o->f64 || strcmp(value, "f32") == 0 ? NULL : "f32 or f64";
+    case INIT:
+        o->init = value;
+        return *value != '\0' ? NULL : "a file";
+    case METRICS:
+        o->metrics = value;
+        return *value != '\0' ? NULL : "a file";
+    case WEIGHTS_OUT:
+        o->weights_out = value;
+        return *value != '\0' ? NULL : "a file";
+    case NO_SHUFFLE:
+        o->no_shuffle = true;
+        return NULL;
+    case DROP_LAST:
+        o->drop_last = true;
+        return NULL;
+    default:
+        o->help = true;
+        return NULL;
+    }
+}
+
+bool options_parse(struct options *o, int argc, char **argv)
+{
+    int flag, which = 0;
+
+    *o = (struct options){.epochs = 100, .batch_size = 32, .lr = 1e-3};
+    opterr = 0;
+    while ((flag = getopt_long(argc, argv, ":", flags, &which)) != -1) {
+        const char *must;
+
+        if (flag == ':') {
+            (void)fprintf(stderr, "wine: %s needs a value (see wine --help)\n", argv[optind - 1]);
+            return false;
+        }
+        if (flag == '?') {
+            (void)fprintf(stderr, "wine: unknown flag, or a value that it does not take: %s (see wine --help)\n",
+                          argv[optind - 1]);
+            return false;
+        }
+        must = store(o, flag, optarg);
+        if (must != NULL) {
+            (void)fprintf(stderr, "wine: --%s must be %s, not '%s'\n", flags[which].name, must, optarg);
+            return false;
+        }
+    }
+    if (optind < argc) {
+        (void)fprintf(stderr, "wine: unexpected argument '%s' (see wine --help)\n", argv[optind]);
+        return false;
+    }
+    return true;
+}

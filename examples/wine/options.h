@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the command line says. */
+#ifndef WINE_OPTIONS_H
+#define WINE_OPTIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct options {
+    const char *data; /* directory; NULL: look for it */
+    long epochs;
+    long batch_size; /* per rank */
+    double lr;
+    int64_t seed; /* of the sampler */
+    bool f64, no_shuffle, drop_last, help;
+    const char *init, *metrics, *weights_out; /* files; NULL: the shipped one, none, none */
+};
+
+/* Fill in *o; false: what is wrong was said on stderr in one sentence. */
+bool options_parse(struct options *o, int argc, char **argv);
+void options_help(void);
+
+#endif

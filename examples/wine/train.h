@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Training on all ranks, in float32 or float64. */
+#ifndef WINE_TRAIN_H
+#define WINE_TRAIN_H
+
+#include "data.h"
+#include "options.h"
+
+#include <cddp/cddp.h>
+#include <stdio.h>
+
+struct job {
+    const struct options *opt;
+    const struct wine_data *data;
+    cddp_comm *comm;
+    FILE *metrics;     /* rank 0, or NULL */
+    FILE *weights_out; /* rank 0, or NULL */
+};
+
+/* How it ended, of rank 0; the loss is the last epoch's, over all ranks. */
+struct result {
+    double train_loss, test_loss;
+    size_t n_right; /* of the test rows */
+    long steps;
+};
+
+/* CDDP_OK, or a status whose sentence is in cddp_last_error(), or (of a cause of our own) in `why`. */
+cddp_status train_f32(const struct job *job, struct result *result, char *why, size_t cap);
+cddp_status train_f64(const struct job *job, struct result *result, char *why, size_t cap);
+
+#endif

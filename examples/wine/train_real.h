@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The model and its training in the type REAL; train.c includes it once for float and once for double, which is why it
+ * has no include guard. Results equal PyTorch's up to rounding, so the order of operations follows it where it is known
+ * (Adam), and is plain elsewhere.
+ */
+
+/* W1[HIDDEN][IN], b1[HIDDEN], W2[OUT][HIDDEN], b2[OUT]: the weights, or where their gradients lie. */
+struct NAME(net) {
+    REAL *w1, *b1, *w2, *b2;
+};
+
+/* What the forward pass leaves for the backward pass. */
+struct NAME(pass) {
+    REAL h[HIDDEN]; /* after the ReLU */
+    REAL p[OUT];    /* softmax */
+};
+
+struct NAME(trainer) {
+    const struct job *job;
+    REAL w[WINE_WEIGHTS], m[WINE_WEIGHTS], v[WINE_WEIGHTS]; /* weights; Adam's two averages */
+    struct NAME(net) net, grad;
+    REAL x_train[WINE_ROWS][IN], x_test[WINE_ROWS][IN];
+    struct NAME(pass) batch[WINE_ROWS]; /* of one slice of a batch */
+    cddp_ddp *ddp;
+    cddp_sampler *sampler;
+    long steps;
+};
+
+/* The cross-entropy of one sample. */
+static REAL NAME(forward)(const struct NAME(net) * net, const REAL x[IN], int label, struct NAME(pass) * pass)
+{
+    REAL z[OUT], max, sum = 0;
+
+    for (int j = 0; j < HIDDEN; j++) {
+        REAL a = 0;
+
+        for (int k = 0; k < IN; k++)
+            a += net->w1[j * IN + k] * x[k];
+        a += net->b1[j];
+        pass->h[j] = a > 0 ? a : 0;
+    }
+    for (int c = 0; c < OUT; c++) {
+        z[c] = 0;
+        for (int j = 0; j < HIDDEN; j++)
+            z[c] += net->w2[c * HIDDEN + j] * pass->h[j];
+        z[c] += net->b2[c];
+    }
+    max = z[0];
+    for (int c = 1; c < OUT; c++)
+        max = z[c] > max ? z[c] : max;
+    for (int c = 0; c < OUT; c++)
+        sum += EXP(z[c] - max);
+    for (int c = 0; c < OUT; c++)
+        pass->p[c] = EXP(z[c] - max - LOG(sum));
+    return LOG(sum) - (z[label] - max);
+}
+
+/* dz = d(mean loss)/d(logits) of one sample, in place of its probabilities. */
+static void NAME(loss_gradient)(struct NAME(pass) * pass, int label, size_t n)
+{
+    pass->p[label] -= 1;
+    for (int c = 0; c < OUT; c++)
+        pass->p[c] /= (REAL)n;
+}
+
+/* Gradients of the second layer, summed over n samples; then they may leave while the first one's are made. */
+static cddp_status NAME(backward_second)(struct NAME(trainer) * t, size_t n)
+{
+    cddp_status status;
+
+    memset(t->grad.w2, 0, sizeof(REAL) * OUT * HIDDEN);
+    memset(t->grad.b2, 0, sizeof(REAL) * OUT);
+    for (size_t s = 0; s < n; s++)
+        for (int c = 0; c < OUT; c++) {
+            REAL dz = t->batch[s].p[c];
+
+            t->grad.b2[c] += dz;
+            for (int j = 0; j < HIDDEN; j++)
+                t->grad.w2[c * HIDDEN + j] += dz * t->batch[s].h[j];
+        }
+    status = cddp_ddp_grad_ready(t->ddp, 3);
+    return status == CDDP_OK ? cddp_ddp_grad_ready(t->ddp, 2) : status;
+}
+
+static cddp_status NAME(backward_first)(struct NAME(trainer) * t, const int64_t *rows, size_t n)
+{
+    cddp_status status;
+
+    memset(t->grad.w1, 0, sizeof(REAL) * HIDDEN * IN);
+    memset(t->grad.b1, 0, sizeof(REAL) * HIDDEN);
+    for (size_t s = 0; s < n; s++)
+        for (int j = 0; j < HIDDEN; j++) {
+            REAL da = 0;
+
+            if (!(t->batch[s].h[j] > 0))
+                continue;
+            for (int c = 0; c < OUT; c++)
+                da += t->batch[s].p[c] * t->net.w2[c * HIDDEN + j];
+            t->grad.b1[j] += da;
+            for (int k = 0; k < IN; k++)
+                t->grad.w1[j * IN + k] += da * t->x_train[rows[s]][k];
+        }
+    status = cddp_ddp_grad_ready(t->ddp, 1);
+    return status == CDDP_OK ? cddp_ddp_grad_ready(t->ddp, 0) : status;
+}
+
+/* Scalars are made in double and rounded once, as PyTorch does it. */
+static void NAME(adam)(REAL *w, const REAL *g, REAL *m, REAL *v, size_t n, double lr, long step)
+{
+    const double beta1 = 0.9, beta2 = 0.999;
+    const REAL step_size = (REAL)(lr / (1 - pow(beta1, (double)step)));
+    const REAL correction = (REAL)sqrt(1 - pow(beta2, (double)step));
+    const REAL w1 = (REAL)(1 - beta1), w2 = (REAL)(1 - beta2), keep = (REAL)beta2, eps = (REAL)1e-8;
+
+    for (size_t i = 0; i < n; i++) {
+        m[i] += w1 * (g[i] - m[i]);
+        v[i] = v[i] * keep + w2 * g[i] * g[i];
+        w[i] -= step_size * m[i] / (SQRT(v[i]) / correction + eps);
+    }
+}
+
+static void NAME(update)(struct NAME(trainer) * t)
+{
+    const struct NAME(net) *g = &t->grad;
+    struct {
+        REAL *w;
+        const REAL *g;
+        size_t n;
+    } parts[] = {{t->net.w1, g->w1, HIDDEN * IN},
+                 {t->net.b1, g->b1, HIDDEN},
+                 {t->net.w2, g->w2, OUT * HIDDEN},
+                 {t->net.b2, g->b2, OUT}};
+
+    t->steps++;
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        size_t at = (size_t)(parts[i].w - t->w);
+
+        NAME(adam)(parts[i].w, parts[i].g, t->m + at, t->v + at, parts[i].n, t->job->opt->lr, t->steps);
+    }
+}
+
+/* One step on n rows; their mean loss, from before the update, goes into *loss. */
+static cddp_status NAME(step)(struct NAME(trainer) * t, const int64_t *rows, size_t n, struct epoch_loss *loss)
+{
+    const int *label = t->job->data->train.label;
+    REAL sum = 0;
+    cddp_status status;
+
+    for (size_t s = 0; s < n; s++) {
+        sum += NAME(forward)(&t->net, t->x_train[rows[s]], label[rows[s]], &t->batch[s]);
+        NAME(loss_gradient)(&t->batch[s], label[rows[s]], n);
+    }
+    status = NAME(backward_second)(t, n);
+    if (status == CDDP_OK)
+        status = NAME(backward_first)(t, rows, n);
+    if (status == CDDP_OK)
+        status = cddp_ddp_wait(t->ddp);
+    if (status != CDDP_OK)
+        return status;
+    NAME(update)(t);
+    loss->sum += (double)(sum / (REAL)n) * (double)n;
+    loss->count += (double)n;
+    return CDDP_OK;
+}
+
+static cddp_status NAME(epoch)(struct NAME(trainer) * t, long epoch, struct epoch_loss *loss)
+{
+    size_t n = cddp_sampler_count(t->sampler), batch = (size_t)t->job->opt->batch_size;
+    cddp_status status = cddp_sampler_set_epoch(t->sampler, epoch);
+
+    *loss = (struct epoch_loss){0, 0};
+    for (size_t at = 0; at < n && status == CDDP_OK; at += batch) {
+        size_t rest = n - at;
+
+        status = NAME(step)(t, cddp_sampler_indices(t->sampler) + at, rest < batch ? rest : batch, loss);
+    }
+    return status;
+}
+
+static void NAME(test)(struct NAME(trainer) * t, struct result *r)
+{
+    const struct wine_part *part = &t->job->data->test;
+    REAL sum = 0;
+
+    r->n_right = 0;
+    for (size_t i = 0; i < part->n; i++) {
+        struct NAME(pass) pass;
+        int best = 0;
+
+        sum += NAME(forward)(&t->net, t->x_test[i], part->label[i], &pass);
+        for (int c = 1; c < OUT; c++)
+            best = pass.p[c] > pass.p[best] ? c : best;
+        r->n_right += best == part->label[i];
+    }
+    r->test_loss = (double)(sum / (REAL)part->n);
+}
+
+/* Weights, data and gradients in their places; the ranks meet in cddp_ddp_create. */
+static cddp_status NAME(set_up)(struct NAME(trainer) * t, const struct job *job)
+{
+    static const size_t shape_w1[] = {HIDDEN, IN}, shape_w2[] = {OUT, HIDDEN};
+    const struct wine_data *data = job->data;
+    REAL *w1 = t->w, *b1 = w1 + HIDDEN * IN, *w2 = b1 + HIDDEN, *b2 = w2 + OUT * HIDDEN;
+    cddp_param params[] = {
+        {.name = "fc1.weight", .data = w1, .count = HIDDEN * IN, .dtype = REAL_DTYPE, .shape = shape_w1, .n_dims = 2},
+        {.name = "fc1.bias", .data = b1, .count = HIDDEN, .dtype = REAL_DTYPE},
+        {.name = "fc2.weight", .data = w2, .count = OUT * HIDDEN, .dtype = REAL_DTYPE, .shape = shape_w2, .n_dims = 2},
+        {.name = "fc2.bias", .data = b2, .count = OUT, .dtype = REAL_DTYPE},
+    };
+    cddp_sampler_options so = {.size = sizeof so,
+                               .n = (int64_t)data->train.n,
+                               .world_size = cddp_world_size(job->comm),
+                               .rank = cddp_rank(job->comm),
+                               .no_shuffle = job->opt->no_shuffle,
+                               .drop_last = job->opt->drop_last,
+                               .seed = job->opt->seed};
+    cddp_status status;
+
+    t->job = job;
+    t->net = (struct NAME(net)){w1, b1, w2, b2};
+    for (size_t i = 0; i < WINE_WEIGHTS; i++)
+        t->w[i] = (REAL)data->init[i];
+    for (size_t i = 0; i < data->train.n; i++)
+        for (int k = 0; k < IN; k++)
+            t->x_train[i][k] = (REAL)data->train.x[i][k];
+    for (size_t i = 0; i < data->test.n; i++)
+        for (int k = 0; k < IN; k++)
+            t->x_test[i][k] = (REAL)data->test.x[i][k];
+    status = cddp_sampler_create(&t->sampler, &so);
+    if (status == CDDP_OK)
+        status = cddp_ddp_create(&t->ddp, job->comm, params, 4, NULL);
+    if (status == CDDP_OK)
+        t->grad = (struct NAME(net)){cddp_ddp_grad(t->ddp, 0), cddp_ddp_grad(t->ddp, 1), cddp_ddp_grad(t->ddp, 2),
+                                     cddp_ddp_grad(t->ddp, 3)};
+    return status;
+}
+
+static cddp_status NAME(run)(struct NAME(trainer) * t, struct result *result, char *why, size_t cap)
+{
+    const struct options *opt = t->job->opt;
+    cddp_status status = CDDP_OK;
+
+    if (cddp_sampler_count(t->sampler) == 0)
+        return set_why(why, cap, "there are more ranks than training rows, and --drop-last leaves none of them");
+    for (long epoch = 0; epoch < opt->epochs && status == CDDP_OK; epoch++) {
+        struct epoch_loss loss;
+
+        status = NAME(epoch)(t, epoch, &loss);
+        if (status == CDDP_OK)
+            status = share_loss(t->job, epoch, loss, &result->train_loss, why, cap);
+    }
+    if (status == CDDP_OK)
+        status = compare_weights(t->job->comm, t->w, sizeof t->w, why, cap);
+    if (status != CDDP_OK)
+        return status;
+    NAME(test)(t, result);
+    result->steps = t->steps;
+    for (size_t i = 0; i < WINE_WEIGHTS && t->job->weights_out != NULL; i++)
+        (void)fprintf(t->job->weights_out, "%.17g\n", (double)t->w[i]);
+    return CDDP_OK;
+}
+
+cddp_status NAME(train)(const struct job *job, struct result *result, char *why, size_t cap)
+{
+    struct NAME(trainer) *t = calloc(1, sizeof *t);
+    cddp_status status;
+
+    if (t == NULL)
+        return set_why(why, cap, "out of memory");
+    status = NAME(set_up)(t, job);
+    if (status == CDDP_OK)
+        status = NAME(run)(t, result, why, cap);
+    cddp_ddp_destroy(t->ddp);
+    cddp_sampler_destroy(t->sampler);
+    free(t);
+    return status;
+}
