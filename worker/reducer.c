@@ -12,7 +12,6 @@
 #include "worker/dtype.h"
 #include "worker/verify.h"
 
-#include <assert.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,6 +26,7 @@
 struct cddp_ddp {
     cddp_comm *comm;
     cddp_param *params; /* the caller's, with names of our own; shapes are not kept */
+    char *names;
     size_t n_params;
     struct cdi_region *region;
 
@@ -103,8 +103,6 @@ static cddp_status check_input(const cddp_param *params, size_t n, const cddp_dd
 {
     cddp_status status = check_options(opt, err);
 
-    if (status == CDDP_OK && (params == NULL || n == 0))
-        status = cdi_fail(err, CDDP_E_INVALID, "a reducer needs at least one parameter");
     for (size_t i = 0; i < n && status == CDDP_OK; i++)
         status = check_param(&params[i], i, err);
     return status;
@@ -112,27 +110,27 @@ static cddp_status check_input(const cddp_param *params, size_t n, const cddp_dd
 
 /* ------------------------------------------------------------------------------------------------- creation ---- */
 
-static void free_params(cddp_param *params, size_t n)
+/* The caller's parameters, with their names copied into one block of our own. */
+static bool copy_params(cddp_ddp *d, const cddp_param *params, size_t n)
 {
-    for (size_t i = 0; params != NULL && i < n; i++)
-        free((void *)(uintptr_t)params[i].name);
-    free(params);
-}
+    size_t bytes = 0;
+    char *at;
 
-static cddp_param *copy_params(const cddp_param *params, size_t n)
-{
-    cddp_param *copy = calloc(n, sizeof *copy);
+    for (size_t i = 0; i < n; i++)
+        bytes += strlen(params[i].name) + 1;
+    d->params = calloc(n, sizeof *d->params);
+    d->names = at = malloc(bytes);
+    if (d->params == NULL || at == NULL)
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        size_t len = strlen(params[i].name) + 1;
 
-    for (size_t i = 0; copy != NULL && i < n; i++) {
-        copy[i] = params[i];
-        copy[i].shape = NULL;
-        copy[i].name = strdup(params[i].name);
-        if (copy[i].name == NULL) {
-            free_params(copy, i);
-            return NULL;
-        }
+        d->params[i] = params[i];
+        d->params[i].shape = NULL;
+        d->params[i].name = memcpy(at, params[i].name, len);
+        at += len;
     }
-    return copy;
+    return true;
 }
 
 static cddp_status plan_buckets(cddp_ddp *d, const cddp_ddp_options *opt, struct cdi_error *err)
@@ -156,9 +154,14 @@ static cddp_status plan_buckets(cddp_ddp *d, const cddp_ddp_options *opt, struct
 static cddp_status prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *params, size_t n,
                            const cddp_ddp_options *opt, struct cdi_error *err)
 {
-    cddp_status status = check_input(params, n, opt, err);
+    cddp_status status;
     cddp_ddp *d;
 
+    if (params == NULL || n == 0) {
+        (void)cdi_fail(err, CDDP_E_INVALID, "a reducer needs at least one parameter");
+        return CDDP_E_INVALID;
+    }
+    status = check_input(params, n, opt, err);
     if (status != CDDP_OK)
         return status;
     d = calloc(1, sizeof *d);
@@ -168,8 +171,7 @@ static cddp_status prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *pa
     (void)pthread_mutex_init(&d->lock, NULL);
     d->comm = comm;
     d->n_params = n;
-    d->params = copy_params(params, n);
-    if (d->params == NULL)
+    if (!copy_params(d, params, n))
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu parameters", n);
     return plan_buckets(d, opt, err);
 }
@@ -181,7 +183,8 @@ static void free_ddp(cddp_ddp *d)
     if (d->region != NULL)
         cdi_comm_ops(d->comm)->region_destroy(cdi_comm_backend(d->comm), d->region);
     cdi_bucket_plan_release(&d->plan);
-    free_params(d->params, d->n_params);
+    free(d->params);
+    free(d->names);
     (void)pthread_mutex_destroy(&d->lock);
     free(d);
 }
@@ -219,10 +222,11 @@ static cddp_status create(cddp_ddp **out, cddp_comm *comm, const cddp_param *par
     struct cdi_error local;
     cddp_ddp *d = NULL;
     /* A rank that fails alone still takes part in the comparison: the others must not wait for it. */
-    cddp_status status = prepare(&d, comm, params, n, &o, &local);
+    cddp_status alone = prepare(&d, comm, params, n, &o, &local);
+    cddp_status status = cdi_verify(comm, &in, alone == CDDP_OK ? NULL : &local, err);
 
-    status = cdi_verify(comm, &in, status == CDDP_OK ? NULL : &local, err);
-    assert(d != NULL || status != CDDP_OK); /* what failed here has failed there */
+    if (alone != CDDP_OK)
+        status = alone;
     if (status == CDDP_OK && (o.flags & CDDP_DDP_NO_BROADCAST) == 0)
         status = broadcast_params(d, err);
     if (status == CDDP_OK)
