@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Each example does what it promises, and wine says what is wrong with a flag or a file.
+
+    examples.py CDDPRUN BUILD/examples
+"""
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+failures = []
+
+
+def run(command, env=None):
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=60,
+                          stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})})
+
+
+def expect(name, done, status=0, out=(), err=()):
+    bad = [] if done.returncode == status else [f"exit status {done.returncode}, not {status}"]
+    bad += [f"stdout lacks {want!r}" for want in out if not re.search(want, done.stdout)]
+    bad += [f"stderr lacks {want!r}" for want in err if not re.search(want, done.stderr)]
+    if status == 2 and len(done.stderr.splitlines()) != 1:
+        bad.append("not one sentence")
+    print("FAILED" if bad else "ok    ", name, flush=True)
+    if bad:
+        failures.append(name)
+        print(*bad, done.stdout, done.stderr, sep="\n")
+
+
+def ranks(cddprun, n, *command):
+    return run([cddprun, "--standalone", f"--nproc_per_node={n}", *command])
+
+
+def check_flags(wine):
+    for flags, says in [
+        (["--epochs", "0"], r"--epochs must be a whole number from 1 to 1000000, not '0'"),
+        (["--epochs", "1x"], r"--epochs must be .*, not '1x'"),
+        (["--batch-size=-3"], r"--batch-size must be .*, not '-3'"),
+        (["--lr", "nan"], r"--lr must be a number above 0, not 'nan'"),
+        (["--seed", "9223372036854775808"], r"--seed must be a whole number of 64 bits"),
+        (["--dtype", "f16"], r"--dtype must be f32 or f64, not 'f16'"),
+        (["--data"], r"--data needs a value"),
+        (["--nosuch"], r"unknown flag.*--nosuch"),
+        (["--no-shuffle=1"], r"--no-shuffle=1"),
+        (["extra"], r"unexpected argument 'extra'"),
+    ]:
+        expect(f"wine {' '.join(flags)}", run([wine, *flags]), 2, err=[says])
+    expect("wine --help", run([wine, "--help"]), out=["--weights-out FILE", "--drop-last"])
+
+
+def check_files(wine, tmp):
+    """Every file in turn missing, cut short, or not what it should be."""
+    good = wine.parent / "data"
+
+    def broken(name, change, says):
+        folder = pathlib.Path(tempfile.mkdtemp(dir=tmp))
+        for file in ("wine.csv", "split_train_idx.csv", "split_test_idx.csv", "init.f32"):
+            shutil.copyfile(good / file, folder / file)
+        change(folder / name)
+        expect(f"wine with {name}: {says}", run([wine, "--data", folder, "--epochs", "1"]), 1,
+               err=[re.escape(str(folder / name)) + ".*" + says])
+
+    def cut(path):
+        path.write_bytes(path.read_bytes()[:-100])
+
+    for name in ("wine.csv", "split_train_idx.csv", "split_test_idx.csv", "init.f32"):
+        broken(name, pathlib.Path.unlink, "No such file or directory")
+    broken("wine.csv", cut, "line 178: not 13 numbers and a class|the file ends before its 178 rows")
+    broken("wine.csv", lambda p: p.write_bytes(b""), "it is empty")
+    broken("wine.csv", lambda p: p.write_text(p.read_text().replace("14.23", "x", 1)), "line 2: not 13 numbers")
+    broken("wine.csv", lambda p: p.write_text(p.read_text() + p.read_text().splitlines()[1] + "\n"), "more than 178")
+    broken("split_train_idx.csv", lambda p: p.write_text("1\n178\n"), "line 2: not a row number")
+    broken("split_test_idx.csv", lambda p: p.write_text("1\n" * 179), "more than 178")
+    broken("init.f32", cut, "shorter than 1091")
+    broken("init.f32", lambda p: p.write_bytes(p.read_bytes() + b"\0"), "longer than 1091")
+    broken("init.f32", lambda p: p.write_bytes(b"\xff" * 4364), "no number")
+    expect("wine --data of nothing", run([wine, "--data", "/nonexistent"]), 1,
+           err=["/nonexistent/wine.csv: No such file or directory"])
+
+
+def main():
+    cddprun = os.path.abspath(sys.argv[1])
+    examples = pathlib.Path(sys.argv[2]).resolve()
+    wine = examples / "wine" / "wine"
+    done = ranks(cddprun, 3, examples / "hello_ranks")
+    expect("hello_ranks", done, out=[rf"rank {r} of 3, local rank {r} of 3, node 0, backend cpu" for r in range(3)])
+    expect("hello_ranks alone", run([examples / "hello_ranks"]), out=["rank 0 of 1"])
+    expect("allreduce", ranks(cddprun, 3, examples / "allreduce"),
+           out=[rf"rank {r}: the sum over 3 ranks is right" for r in range(3)])
+    expect("embed", ranks(cddprun, 2, examples / "embed"), out=[rf"rank {r}: w = 3\.000" for r in range(2)])
+    expect("wine alone", run([wine]), out=[r"epoch 10/100", r"epoch 100/100", r"test accuracy 1\.0000 \(36 of 36\)"])
+    expect("wine --drop-last", ranks(cddprun, 3, wine, "--drop-last", "--epochs", "5"), out=["10 steps"])
+    check_flags(wine)
+    with tempfile.TemporaryDirectory() as tmp:
+        check_files(wine, tmp)
+        expect("wine with a file that cannot be written",
+               run([wine, "--epochs", "1", "--metrics", os.path.join(tmp, "no", "file")]), 1, err=["cannot write .*no/file"])
+        expect("wine with a full disk", run([wine, "--epochs", "1", "--weights-out", "/dev/full"]), 1,
+               err=["cannot write /dev/full"])
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

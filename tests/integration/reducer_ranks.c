@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The reducer over real ranks; started by cddprun, every rank checks for itself and exits 0 if all was as it should be.
+ *   mean      many gradients of several types and owners, ready in another order on each rank, from two threads:
+ *             every element is the mean in rank order, to the last bit, in every step
+ *   missing   rank 1 forgets a gradient: it is told which, and its peers are told of rank 1
+ *   abort     rank 0 aborts from another thread while all others wait
+ */
+#include <cddp/cddp.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define N_PARAMS 40
+#define STEPS 12
+
+static cddp_comm *comm;
+static int rank, n_ranks;
+
+#define CHECK(condition, ...)                                                      \
+    do {                                                                           \
+        if (!(condition)) {                                                        \
+            fprintf(stderr, "rank %d: line %d: %s: ", rank, __LINE__, #condition); \
+            fprintf(stderr, __VA_ARGS__);                                          \
+            fprintf(stderr, " (last error: %s)\n", cddp_last_error());             \
+            exit(1);                                                               \
+        }                                                                          \
+    } while (0)
+
+/* ----------------------------------------------------------------------------------------------------- a model ---- */
+
+static cddp_param params[N_PARAMS];
+
+/* Any function of these that has no pattern: splitmix64. */
+static uint64_t mix(uint64_t a, uint64_t b, uint64_t c, uint64_t d)
+{
+    uint64_t z = a * 0x9e3779b97f4a7c15u + b * 0xbf58476d1ce4e5b9u + c * 0x94d049bb133111ebu + d + 1;
+
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+static void make_model(void)
+{
+    static const cddp_dtype types[] = {CDDP_FLOAT32, CDDP_FLOAT32, CDDP_FLOAT64, CDDP_BFLOAT16};
+
+    for (size_t i = 0; i < N_PARAMS; i++) {
+        char name[16];
+        cddp_param *p = &params[i];
+
+        (void)snprintf(name, sizeof name, "layer%zu", i);
+        p->name = strdup(name);
+        p->dtype = types[mix(1, i, 0, 0) % 4];
+        p->count = 1 + mix(2, i, 0, 0) % (i % 7 == 0 ? 30000 : 500);
+        p->data = calloc(p->count, cddp_dtype_size(p->dtype));
+        p->grad = i % 5 == 2 ? calloc(p->count, cddp_dtype_size(p->dtype)) : NULL;
+    }
+}
+
+static void free_model(void)
+{
+    for (size_t i = 0; i < N_PARAMS; i++) {
+        free((void *)(uintptr_t)params[i].name);
+        free(params[i].data);
+        free(params[i].grad);
+    }
+}
+
+static float from_bf16(uint16_t h)
+{
+    uint32_t word = (uint32_t)h << 16;
+    float f;
+
+    memcpy(&f, &word, sizeof f);
+    return f;
+}
+
+static uint16_t to_bf16(float f) /* to nearest, ties to even; no NaN here */
+{
+    uint32_t word;
+
+    memcpy(&word, &f, sizeof f);
+    return (uint16_t)((word + 0x7fffu + (word >> 16 & 1u)) >> 16);
+}
+
+/* Rank r's gradient in a step, as that rank would have made it: from -1 to 1. */
+static double made(int r, int step, size_t i, size_t k)
+{
+    return (double)(int64_t)mix((uint64_t)r * 1000 + (uint64_t)step, i, k, 7) / 9223372036854775808.0;
+}
+
+static void write_grad(const cddp_param *p, void *grad, int step, size_t i)
+{
+    for (size_t k = 0; k < p->count; k++) {
+        double v = made(rank, step, i, k);
+
+        if (p->dtype == CDDP_FLOAT32)
+            ((float *)grad)[k] = (float)v;
+        else if (p->dtype == CDDP_FLOAT64)
+            ((double *)grad)[k] = v;
+        else
+            ((uint16_t *)grad)[k] = to_bf16((float)v);
+    }
+}
+
+static void check_grad(const cddp_param *p, const void *grad, int step, size_t i)
+{
+    for (size_t k = 0; k < p->count; k++) {
+        double sum64 = made(0, step, i, k);
+        float sum32 = (float)sum64, sum16 = from_bf16(to_bf16((float)sum64));
+
+        for (int r = 1; r < n_ranks; r++) {
+            double v = made(r, step, i, k);
+
+            sum64 += v;
+            sum32 += (float)v;
+            sum16 += from_bf16(to_bf16((float)v));
+        }
+        if (p->dtype == CDDP_FLOAT32)
+            CHECK(((const float *)grad)[k] == sum32 * (1.0f / (float)n_ranks), "step %d, '%s'[%zu]", step, p->name, k);
+        else if (p->dtype == CDDP_FLOAT64)
+            CHECK(((const double *)grad)[k] == sum64 * (1.0 / n_ranks), "step %d, '%s'[%zu]", step, p->name, k);
+        else
+            CHECK(((const uint16_t *)grad)[k] == to_bf16(sum16 * (1.0f / (float)n_ranks)), "step %d, '%s'[%zu]", step,
+                  p->name, k);
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------------- mean ---- */
+
+struct crew {
+    cddp_ddp *ddp;
+    int step;
+    size_t order[N_PARAMS];
+    _Atomic size_t next;
+};
+
+static void *hand_over(void *arg)
+{
+    struct crew *c = arg;
+    size_t at;
+
+    while ((at = atomic_fetch_add(&c->next, 1)) < N_PARAMS) {
+        size_t i = c->order[at];
+
+        write_grad(&params[i], cddp_ddp_grad(c->ddp, i), c->step, i);
+        CHECK(cddp_ddp_grad_ready(c->ddp, i) == CDDP_OK, "step %d, parameter %zu", c->step, i);
+    }
+    return NULL;
+}
+
+static void shuffle(struct crew *c)
+{
+    for (size_t i = 0; i < N_PARAMS; i++) {
+        size_t j = mix((uint64_t)rank, (uint64_t)c->step, i, 3) % (i + 1);
+
+        c->order[i] = c->order[j];
+        c->order[j] = i;
+    }
+}
+
+static void mean(const cddp_ddp_options *opt)
+{
+    struct crew c = {.next = 0};
+    void *before[N_PARAMS];
+
+    CHECK(cddp_ddp_create(&c.ddp, comm, params, N_PARAMS, opt) == CDDP_OK, "create");
+    for (size_t i = 0; i < N_PARAMS; i++)
+        before[i] = cddp_ddp_grad(c.ddp, i);
+    for (c.step = 0; c.step < STEPS; c.step++) {
+        pthread_t other;
+
+        shuffle(&c);
+        c.next = 0;
+        CHECK(pthread_create(&other, NULL, hand_over, &c) == 0, "thread");
+        (void)hand_over(&c);
+        (void)pthread_join(other, NULL);
+        CHECK(cddp_ddp_wait(c.ddp) == CDDP_OK, "step %d", c.step);
+        for (size_t i = 0; i < N_PARAMS; i++) {
+            CHECK(cddp_ddp_grad(c.ddp, i) == before[i], "gradient %zu moved", i);
+            check_grad(&params[i], before[i], c.step, i);
+        }
+    }
+    cddp_ddp_destroy(c.ddp);
+}
+
+static void check_means(void)
+{
+    const cddp_ddp_options cuts[] = {
+        {.size = sizeof cuts[0]},
+        {.size = sizeof cuts[0], .first_bucket_bytes = 1, .bucket_bytes = 1},
+        {.size = sizeof cuts[0], .first_bucket_bytes = 5000, .bucket_bytes = 40000},
+    };
+
+    for (size_t i = 0; i < sizeof cuts / sizeof cuts[0]; i++)
+        mean(&cuts[i]);
+}
+
+/* ---------------------------------------------------------------------------------------------------- failures ---- */
+
+static void check_missing(void)
+{
+    cddp_ddp *ddp;
+    cddp_status status = CDDP_OK;
+
+    CHECK(cddp_ddp_create(&ddp, comm, params, N_PARAMS, NULL) == CDDP_OK, "create");
+    for (int step = 0; step < 4 && status == CDDP_OK; step++) {
+        for (size_t i = N_PARAMS; i-- > 0;)
+            if (rank != 1 || step != 3 || i != 17)
+                (void)cddp_ddp_grad_ready(ddp, i);
+        status = cddp_ddp_wait(ddp);
+    }
+    if (rank == 1) {
+        CHECK(status == CDDP_E_STATE, "%s", cddp_status_name(status));
+        CHECK(strstr(cddp_last_error(), "1 of 40 gradients are missing in step 3: 'layer17'") != NULL, "sentence");
+    } else {
+        CHECK(status == CDDP_E_ABORTED, "%s", cddp_status_name(status));
+        CHECK(strstr(cddp_last_error(), "rank 1") != NULL && strstr(cddp_last_error(), "'layer17'") != NULL,
+              "sentence");
+    }
+    CHECK(cddp_ddp_grad_ready(ddp, 0) == status, "errors are sticky");
+    cddp_ddp_destroy(ddp);
+}
+
+static void *abort_now(void *arg)
+{
+    (void)arg;
+    cddp_abort(comm, "changed my mind");
+    return NULL;
+}
+
+static void check_abort(void)
+{
+    cddp_ddp *ddp;
+    pthread_t other;
+
+    CHECK(cddp_ddp_create(&ddp, comm, params, N_PARAMS, NULL) == CDDP_OK, "create");
+    if (rank == 0) { /* never comes to the step that the others wait for */
+        CHECK(pthread_create(&other, NULL, abort_now, NULL) == 0, "thread");
+        (void)pthread_join(other, NULL);
+    }
+    for (size_t i = N_PARAMS; i-- > 0;)
+        (void)cddp_ddp_grad_ready(ddp, i);
+    CHECK(cddp_ddp_wait(ddp) == CDDP_E_ABORTED, "wait");
+    CHECK(strstr(cddp_last_error(), "changed my mind") != NULL, "sentence");
+    cddp_ddp_destroy(ddp);
+}
+
+int main(int argc, char **argv)
+{
+    const char *mode = argc > 1 ? argv[1] : "mean";
+
+    (void)setvbuf(stdout, NULL, _IOLBF, 0);
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK, "init");
+    rank = cddp_rank(comm);
+    n_ranks = cddp_world_size(comm);
+    make_model();
+    if (strcmp(mode, "mean") == 0)
+        check_means();
+    else if (strcmp(mode, "missing") == 0)
+        check_missing();
+    else
+        check_abort();
+    (void)cddp_finalize(comm);
+    free_model();
+    return 0;
+}

@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The Wine job against PyTorch DDP, number by number: losses of every epoch, of every rank, and the final weights.
+
+    check_wine.py CDDPRUN WINE DATA     DATA: tests/data/wine, recorded with torch 2.13.0 over gloo
+"""
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+RUNS = [  # the record's name, ranks, flags
+    ("w1_noshuf", 1, ["--no-shuffle"]),
+    ("w2_noshuf", 2, ["--no-shuffle"]),
+    ("w2_shuf0", 2, []),
+    ("w4_shuf7", 4, ["--seed", "7"]),
+]
+TOLERANCE = {"f64": 1e-12, "f32": 1e-6}
+EPOCHS, WEIGHTS = 100, 1091
+
+
+def train(cddprun, wine, ranks, flags, folder):
+    """Epochs [(loss, [rank losses])], weights, and the bytes of both files."""
+    metrics, weights = folder / "metrics.jsonl", folder / "weights.txt"
+    command = [cddprun, "--standalone", f"--nproc_per_node={ranks}", wine, *flags,
+               "--metrics", str(metrics), "--weights-out", str(weights)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
+    if not re.search(r"train loss \S+  test accuracy \S+ \(\d+ of 36\)  test loss \S+  \d+ steps", done.stdout):
+        sys.exit(f"{' '.join(command)}: no result on stdout\n{done.stdout}{done.stderr}")
+    raw = metrics.read_bytes(), weights.read_bytes()
+    epochs = [json.loads(line) for line in raw[0].splitlines()]
+    if [e["epoch"] for e in epochs] != list(range(EPOCHS)):
+        sys.exit(f"{metrics.name}: not the epochs 0 to {EPOCHS - 1}")
+    values = [float(line) for line in raw[1].split()]
+    if len(values) != WEIGHTS:
+        sys.exit(f"{weights.name}: {len(values)} weights, not {WEIGHTS}")
+    return [(e["loss"], e["rank_loss"]) for e in epochs], values, raw
+
+
+def recorded(data, name):
+    rows = [line.split(",") for line in (data / f"{name}.epochs.csv").read_text().split()[1:]]
+    return ([(float(row[-1]), [float(v) for v in row[1:-1]]) for row in rows],
+            [float(line) for line in (data / f"{name}.final_w.csv").read_text().split()])
+
+
+def largest(pairs):
+    """The largest difference; a value that is no number counts as infinite."""
+    worst = 0.0
+    for a, b in pairs:
+        worst = max(worst, abs(a - b) if a == a and b == b else float("inf"))
+    return worst
+
+
+def compare(cddprun, wine, data, folder, name, ranks, flags, dtype):
+    want_epochs, want_weights = recorded(data, f"{name}_{dtype}")
+    if len(want_epochs) != EPOCHS or len(want_weights) != WEIGHTS:
+        sys.exit(f"{name}_{dtype}: the record is not whole")
+    epochs, weights, raw = train(cddprun, wine, ranks, [*flags, "--dtype", dtype], folder)
+    if any(len(got[1]) != ranks for got in epochs):
+        sys.exit(f"{name}_{dtype}: not a loss per rank")
+    loss = largest((got[0], want[0]) for got, want in zip(epochs, want_epochs))
+    rank_loss = largest(pair for got, want in zip(epochs, want_epochs) for pair in zip(got[1], want[1]))
+    weight = largest(zip(weights, want_weights))
+    good = max(loss, rank_loss, weight) <= TOLERANCE[dtype]
+    print(f"{'ok    ' if good else 'FAILED'} {name}_{dtype}: largest difference of loss {loss:.1e}, of a rank's loss "
+          f"{rank_loss:.1e}, of a weight {weight:.1e} (allowed {TOLERANCE[dtype]:.0e})", flush=True)
+    return good, raw
+
+
+def main():
+    cddprun, wine = (os.path.abspath(path) for path in sys.argv[1:3])
+    data = pathlib.Path(sys.argv[3])
+    good = True
+    with tempfile.TemporaryDirectory() as tmp:
+        folder = pathlib.Path(tmp)
+        for name, ranks, flags in RUNS:
+            for dtype in ("f64", "f32"):
+                fine, first = compare(cddprun, wine, data, folder, name, ranks, flags, dtype)
+                _, _, second = train(cddprun, wine, ranks, [*flags, "--dtype", dtype], folder)
+                if first != second:
+                    print(f"FAILED {name}_{dtype}: a second run gave other bits")
+                good = good and fine and first == second
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
