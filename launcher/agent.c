@@ -243,8 +243,14 @@ static void end_job(struct agent *a)
         rdzv_server_close(a->server, NULL, NULL);
     a->server = NULL;
     (void)uv_timer_stop(&a->grace);
-    if (a->sup.signal != 0)
-        (void)uv_timer_start(&a->grace, on_flush_timeout, FLUSH_ON_SIGNAL_MS, 0);
+    if (a->sup.signal != 0) {
+        /* One wait for a reader that stands still, not a second one after that of the sweep. */
+        int64_t waited = a->sweep_began_ms == 0 ? 0 : cdi_now_ms() - a->sweep_began_ms;
+
+        uv_update_time(&a->loop);
+        (void)uv_timer_start(&a->grace, on_flush_timeout,
+                             waited < FLUSH_ON_SIGNAL_MS ? (uint64_t)(FLUSH_ON_SIGNAL_MS - waited) : 0, 0);
+    }
     writer_close(a->writer, on_flushed, a);
 }
 

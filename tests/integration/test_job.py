@@ -1,0 +1,285 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""cddprun runs a job: exit status, report, environment, output, restart, bad input."""
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
+import launch
+from launch import Job, run
+
+HERE = os.path.realpath(__file__)
+
+
+def sh(script, *args):
+    return ['sh', '-c', script, 'sh', *args]
+
+
+# --- exit status and report -----------------------------------------------------------------------------------------
+
+def test_a_job_that_ends_well_says_nothing_of_its_own(cddprun):
+    assert run(cddprun, '--nproc_per_node=2', 'true') == (0, '', '')
+
+
+def test_the_exit_status_is_the_first_failing_ranks(cddprun):
+    status, out, err = run(cddprun, '--nproc_per_node=3', *sh('[ $RANK = 1 ] && exit 42; exec sleep 60'))
+    assert status == 42, (status, err)
+    assert re.match(r'cddprun: rank 1 \(pid \d+ on \S+\) exited with status 42 after \d+\.\d s\n'
+                    r'    local rank 1 of sh\n', err), err
+    assert '2 were stopped or failed after it' in err, err
+
+
+def test_death_by_a_signal_is_reported_with_its_name(cddprun):
+    status, out, err = run(cddprun, '--nproc_per_node=2', *sh('[ $RANK = 0 ] && kill -KILL $$; exec sleep 60'))
+    assert status == 128 + 9, (status, err)
+    assert re.search(r'rank 0 \(pid \d+ on \S+\) was killed by signal 9 \(SIGKILL\)', err), err
+
+
+def test_a_core_is_mentioned(cddprun):
+    def allow_core():
+        resource.setrlimit(resource.RLIMIT_CORE, resource.getrlimit(resource.RLIMIT_CORE)[1:] * 2)
+    with open('/proc/sys/kernel/core_pattern', encoding='ascii') as f:
+        pattern = f.read().strip()
+    status, out, err = run(cddprun, *sh('cd "$TMPDIR" && ulimit -c 0 && kill -SEGV $$'), preexec_fn=allow_core)
+    assert status == 128 + 11 and '(SIGSEGV)' in err and 'core dumped' not in err, err
+    if resource.getrlimit(resource.RLIMIT_CORE)[1] == 0 or pattern.startswith(('|', '/')) or pattern == '':
+        return  # where the core would go is not ours to fill
+    status, out, err = run(cddprun, *sh('mkdir "$TMPDIR/$$" && cd "$TMPDIR/$$" && python3 -c '
+                                        '"import os; os.kill(os.getpid(), 11)"; rc=$?; rm -rf "$TMPDIR/$$"; exit $rc'),
+                           preexec_fn=allow_core)
+    assert status == 139, (status, err)
+
+
+def test_the_last_lines_of_stderr_and_the_error_file_are_shown(cddprun):
+    script = ('[ $RANK = 1 ] || exec sleep 60; for i in $(seq 1 30); do echo line $i >&2; done; '
+              'printf %s \'{"message":{"message":"ValueError: bad\\nsecond","extraInfo":{}}}\' > "$TORCHELASTIC_ERROR_FILE"; '
+              'exit 1')
+    status, out, err = run(cddprun, '--nproc_per_node=2', *sh(script))
+    assert status == 1
+    report = err[err.index('cddprun: rank 1'):]
+    assert '    its message:\n    | ValueError: bad\n    | second\n' in report, report
+    assert '    | line 21\n' in report and '    | line 30\n' in report and 'line 20\n' not in report, report
+    assert report.count('\n') <= 24, 'a report fits on a screen'
+
+
+# --- environment ----------------------------------------------------------------------------------------------------
+
+def test_two_workers_find_exactly_torchruns_variables(cddprun):
+    status, out, err = run(cddprun, '--nproc_per_node=2', '--rdzv_id=run7', '--max_restarts=3', 'env',
+                           env={'UNTOUCHED': 'yes', 'RANK': '99'})
+    assert status == 0, err
+    for rank in '0', '1':
+        got = dict(line[4:].split('=', 1) for line in out.splitlines() if line.startswith(f'[{rank}] '))
+        error_file, flight, port = got.pop('TORCHELASTIC_ERROR_FILE'), got.pop('CDDP_FLIGHT'), got.pop('MASTER_PORT')
+        assert re.fullmatch(rf'/.+/cddprun-\w{{6}}/attempt_0/{rank}/error\.json', error_file), error_file
+        assert re.fullmatch(r'fd:3,/proc/\d+/fd/\d+,[0-9a-f]{16}', flight), flight
+        assert 0 < int(port) < 65536
+        golden = {
+            'RANK': rank, 'LOCAL_RANK': rank, 'WORLD_SIZE': '2', 'LOCAL_WORLD_SIZE': '2', 'GROUP_RANK': '0',
+            'GROUP_WORLD_SIZE': '1', 'ROLE_NAME': 'default', 'ROLE_RANK': rank, 'ROLE_WORLD_SIZE': '2',
+            'MASTER_ADDR': '127.0.0.1', 'TORCHELASTIC_RESTART_COUNT': '0', 'TORCHELASTIC_MAX_RESTARTS': '3',
+            'TORCHELASTIC_RUN_ID': 'run7', 'TORCHELASTIC_USE_AGENT_STORE': 'True',
+            'TORCH_NCCL_ASYNC_ERROR_HANDLING': '1', 'OMP_NUM_THREADS': '1',
+            'TORCHELASTIC_SIGNALS_TO_HANDLE': 'SIGTERM,SIGINT,SIGHUP,SIGQUIT',
+        }
+        assert got.pop('UNTOUCHED') == 'yes'
+        inherited = {k: v for k, v in os.environ.items() if k not in golden}
+        inherited.update({'TMPDIR': got.get('TMPDIR', ''), launch.MARK: got.get(launch.MARK, '')})
+        assert {k: v for k, v in got.items() if k not in inherited} == golden
+
+
+def test_local_rank_is_put_into_arguments(cddprun):
+    status, out, err = run(cddprun, '--nproc_per_node=2', 'echo', 'a${local_rank}b', '$RANK')
+    assert sorted(out.splitlines()) == ['[0] a0b $RANK', '[1] a1b $RANK'], out
+
+
+def test_flags_may_come_from_variables(cddprun):
+    status, out, err = run(cddprun, 'sh', '-c', 'echo $WORLD_SIZE', env={'PET_NPROC_PER_NODE': '3'})
+    assert sorted(out.splitlines()) == ['[0] 3', '[1] 3', '[2] 3'], out
+
+
+# --- output ---------------------------------------------------------------------------------------------------------
+
+def test_four_ranks_writing_fast_give_whole_prefixed_lines(cddprun):
+    lines = 20000
+    status, out, err = run(cddprun, '--nproc_per_node=4', *sh(f'seq -f "$RANK-%06.0f-abcdefghijklmnopqrstuvwxyz" 1 {lines}'))
+    assert status == 0, err
+    following = {rank: 1 for rank in '0123'}
+    for line in out.splitlines():
+        match = re.fullmatch(r'\[(\d)\] (\d)-(\d{6})-abcdefghijklmnopqrstuvwxyz', line)
+        assert match and match[1] == match[2], line
+        assert int(match[3]) == following[match[1]], line
+        following[match[1]] += 1
+    assert set(following.values()) == {lines + 1}, following
+
+
+def test_stdout_and_stderr_stay_apart_and_a_last_line_is_completed(cddprun):
+    status, out, err = run(cddprun, *sh('printf out; printf err >&2'))
+    assert (status, out, err) == (0, '[0] out\n', '[0] err\n')
+
+
+def test_output_of_a_grandchild_that_outlives_its_rank_does_not_hang_the_job(cddprun):
+    status, out, err = run(cddprun, *sh('sleep 1000 & echo done'))
+    assert (status, out, err) == (0, '[0] done\n', '')
+
+
+def test_a_closed_stdout_does_not_end_the_job(cddprun):
+    read_end, write_end = os.pipe()
+    with Job(cddprun, *sh('seq 1 200000; echo finished >&2'), stdout=write_end) as job:
+        os.close(write_end)
+        os.close(read_end)
+        assert job.finish() == 0
+        assert job.err == '[0] finished\n', job.err
+
+
+def test_a_reader_that_stands_still_holds_the_workers_but_not_the_signals(cddprun):
+    with Job(cddprun, 'yes') as job:
+        sleeping = 0
+
+        def stuck():
+            nonlocal sleeping
+            states = [launch.state(pid) for pid in job.workers()]
+            sleeping = sleeping + 1 if states == ['S'] else 0
+            return sleeping == 20
+        launch.wait_for('a worker that cannot write', stuck)
+        job.process.send_signal(15)
+        assert job.process.wait(launch.DEADLINE) == 143
+
+
+# --- restart --------------------------------------------------------------------------------------------------------
+
+def test_a_restart_keeps_the_port_and_counts(cddprun):
+    script = ('echo port $MASTER_PORT; echo count $TORCHELASTIC_RESTART_COUNT; '
+              '[ $RANK = 1 ] && [ $TORCHELASTIC_RESTART_COUNT = 0 ] && exit 3; '
+              '[ $TORCHELASTIC_RESTART_COUNT = 0 ] && exec sleep 60; exit 0')
+    status, out, err = run(cddprun, '--nproc_per_node=2', '--max_restarts=1', *sh(script))
+    assert status == 0, (status, err)
+    assert len(set(re.findall(r'port (\d+)', out))) == 1, out
+    assert sorted(re.findall(r'\[(\d)\] count (\d)', out)) == [('0', '0'), ('0', '1'), ('1', '0'), ('1', '1')], out
+    assert re.search(r'rank 1 .* exited with status 3; starting all workers again \(restart 1 of 1\)', err), err
+
+
+def test_when_no_restart_is_left_the_last_failure_counts(cddprun):
+    status, out, err = run(cddprun, '--max_restarts=2', *sh('exit $((10 + TORCHELASTIC_RESTART_COUNT))'))
+    assert status == 12, (status, err)
+    assert 'after 2 restarts' in err, err
+
+
+def test_nothing_of_a_round_reaches_the_next(cddprun):
+    script = ('if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then setsid sleep 1000 & echo $! > "$TMPDIR/old"; exit 1; fi; '
+              'kill -0 $(cat "$TMPDIR/old") 2>/dev/null && exit 7; rm "$TMPDIR/old"')
+    status, out, err = run(cddprun, '--max_restarts=1', *sh(script))
+    assert status == 0, (status, err)
+
+
+# --- descriptors and stdin ------------------------------------------------------------------------------------------
+
+def test_stdin_goes_to_local_rank_0_only(cddprun):
+    with Job(cddprun, '--nproc_per_node=2', 'cat', stdin=subprocess.PIPE) as job:
+        job.out, job.err = job.process.communicate('to rank 0\n', timeout=launch.DEADLINE)
+        assert (job.process.returncode, job.out) == (0, '[0] to rank 0\n'), job.out
+
+
+def test_a_worker_has_four_descriptors_and_no_more(cddprun):
+    read_end, write_end = os.pipe()
+    os.set_inheritable(write_end, True)
+    script = 'import os; print(*sorted((int(f), os.readlink(f"/proc/self/fd/{f}")) for f in os.listdir("/proc/self/fd")' \
+             ' if os.path.exists(f"/proc/self/fd/{f}")))'
+    status, out, err = run(cddprun, '--nproc_per_node=2', 'python3', '-c', script, pass_fds=[write_end])
+    os.close(read_end)
+    os.close(write_end)
+    assert status == 0, err
+    for line in out.splitlines():
+        links = dict(eval(pair) for pair in re.findall(r"\(\d+, '[^']*'\)", line))
+        links = {fd: link for fd, link in links.items() if not link.startswith('/proc/')}
+        assert sorted(links) == [0, 1, 2, 3], line
+        assert links[0] == '/dev/null' and links[3].startswith('/memfd:cddp-flight'), line
+
+
+def test_closed_standard_descriptors_are_survived(cddprun):
+    status = subprocess.run(['sh', '-c', '"$0" true <&- >&- 2>&-', cddprun], timeout=launch.DEADLINE, check=False)
+    assert status.returncode == 0
+
+
+def test_signals_that_were_ignored_stay_ignored_and_the_others_are_default(cddprun):
+    status, out, err = run('nohup', cddprun, 'grep', '^Sig[BI]', '/proc/self/status')
+    assert status == 0, err
+    assert '[0] SigBlk:\t0000000000000000\n[0] SigIgn:\t0000000000000001\n' in out, out
+
+
+# --- bad input ------------------------------------------------------------------------------------------------------
+
+def one_sentence(result, status, *words):
+    assert result[0] == status, result
+    assert result[1] == '', result
+    assert result[2].startswith('cddprun: ') and result[2].count('\n') == 1, result
+    for word in words:
+        assert word in result[2], (word, result)
+
+
+def test_a_program_that_does_not_exist(cddprun):
+    one_sentence(run(cddprun, './no/such/program'), 127, "'./no/such/program'", 'No such file')
+    one_sentence(run(cddprun, 'no-such-program'), 127, "'no-such-program'", 'PATH')
+
+
+def test_a_program_that_is_not_executable(cddprun):
+    one_sentence(run(cddprun, HERE.replace('test_job.py', 'meson.build')), 126, 'meson.build', 'not executable')
+    one_sentence(run(cddprun, '/'), 126, "'/'")
+
+
+def test_a_program_whose_interpreter_is_missing(cddprun):
+    with Job(cddprun, 'true') as job:
+        job.finish()
+        path = os.path.join(job.tmp, 'script')
+        with open(path, 'w', encoding='ascii') as f:
+            f.write('#!/no/such/interpreter\n')
+        os.chmod(path, 0o700)
+        status, out, err = run(cddprun, '--nproc_per_node=2', path)
+        os.unlink(path)
+        assert status == 127 and f"cannot run program '{path}'" in err, (status, err)
+
+
+def test_a_port_in_use(cddprun):
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        s.listen()
+        port = s.getsockname()[1]
+        one_sentence(run(cddprun, f'--master_port={port}', 'true'), 1, str(port), '127.0.0.1', 'in use')
+
+
+def test_a_master_address_that_does_not_resolve(cddprun):
+    one_sentence(run(cddprun, '--master_addr=no-such-host.invalid', 'true'), 1, 'no-such-host.invalid')
+
+
+def test_bad_flags(cddprun):
+    one_sentence(run(cddprun, '--nproc_per_node=none', 'true'), 2, '--nproc_per_node', "'none'")
+    one_sentence(run(cddprun, '--nproc_pernode=2', 'true'), 2, 'did you mean --nproc_per_node?')
+    one_sentence(run(cddprun, '--nnodes=2', 'true'), 2, '--nnodes', 'one machine')
+    one_sentence(run(cddprun), 2, 'no program')
+
+
+def test_a_tmpdir_that_is_not_there(cddprun):
+    one_sentence(run(cddprun, 'true', env={'TMPDIR': '/no/such/dir'}), 1, '/no/such/dir', 'TMPDIR')
+
+
+def test_sixteen_open_files_are_enough_or_one_sentence(cddprun):
+    def limit(hard):
+        return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (16, hard))
+    one_sentence(run(cddprun, 'true', preexec_fn=limit(16)), 1, '16 files', 'ulimit -n')
+    status, out, err = run(cddprun, *sh('ulimit -n'), preexec_fn=limit(1024))
+    assert (status, out, err) == (0, '[0] 16\n', ''), 'the worker has the limit that cddprun was started with'
+
+
+def test_64_mib_of_address_space_are_enough(cddprun):
+    if launch.SLOW:
+        return  # a sanitizer alone needs more
+    status, out, err = run(cddprun, '--nproc_per_node=2', 'echo', 'ok',
+                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (64 << 20, 64 << 20)))
+    assert status == 0 and sorted(out.splitlines()) == ['[0] ok', '[1] ok'], (status, out, err)
+
+
+launch.main()

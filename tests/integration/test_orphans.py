@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Nothing outlives the job: kill -9 of either half of cddprun, with descendants of every awkward kind, leaves no process
+within a second. Processes are found by a mark in their environment, not by name."""
+import os
+import signal
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
+import launch
+from launch import Job
+
+# Grandchildren: in the same group; in a session of their own; twice removed; stopped; deaf to every signal but KILL.
+FAMILY = '''
+sleep 1000 &
+setsid sleep 1001 &
+(setsid sh -c 'setsid sleep 1002 & setsid sleep 1003 & exec sleep 1004' &)
+sleep 1005 & kill -STOP $!
+(trap '' HUP INT TERM QUIT; exec setsid sh -c 'while :; do sleep 1006; done') &
+echo up >&2
+exec sleep 1007
+'''
+PER_WORKER = 9  # of these processes at least
+
+# Forks as fast as it can, each child in a session of its own, so that no group holds them together.
+FORKER = '''
+import os, time
+while True:
+    for _ in range(20):
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                time.sleep(0.02)
+            os._exit(0)
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+'''
+
+
+def start(cddprun, n=2):
+    job = Job(cddprun, f'--nproc_per_node={n}', 'sh', '-c', FAMILY)
+    launch.wait_for('the family', lambda: len(job.alive()) >= 2 + n * PER_WORKER)
+    return job
+
+
+def gone(job, began):
+    launch.wait_for('nothing left', lambda: not job.alive(), timeout=launch.within(1.0))
+    print(f'# gone after {time.monotonic() - began:.3f} s')
+
+
+def kill_one_half(cddprun, half, before=None):
+    with start(cddprun) as job:
+        pid = job.agent() if half == 'agent' else job.process.pid
+        if before is not None:
+            before(job)
+        began = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        gone(job, began)
+        status = job.finish()
+        if half == 'agent':
+            assert status == 128 + 9, status
+            assert f'its agent (pid {pid}) was killed by signal 9 (SIGKILL)' in job.err, job.err
+        else:
+            assert status == -9, status
+            assert 'its guard process was killed' in job.err, job.err
+
+
+def test_kill_9_of_the_agent_leaves_nothing(cddprun):
+    kill_one_half(cddprun, 'agent')
+
+
+def test_kill_9_of_the_guard_leaves_nothing(cddprun):
+    kill_one_half(cddprun, 'guard')
+
+
+def test_a_stopped_agent_is_woken_by_the_death_of_its_guard(cddprun):
+    def stop(job):
+        agent = job.agent()
+        os.kill(agent, signal.SIGSTOP)
+        launch.wait_for('a stopped agent', lambda: launch.state(agent) == 'T')
+    kill_one_half(cddprun, 'guard', stop)
+
+
+def kill_with_forkers(cddprun, half):
+    with Job(cddprun, '--nproc_per_node=1', 'python3', '-c', FORKER) as job:
+        launch.wait_for('forks', lambda: len(job.alive()) >= 6)
+        pid = job.agent() if half == 'agent' else job.process.pid
+        began = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        gone(job, began)
+        job.finish()
+
+
+def test_children_that_fork_quickly_do_not_slip_away_from_the_guard(cddprun):
+    kill_with_forkers(cddprun, 'agent')
+
+
+def test_children_that_fork_quickly_do_not_slip_away_from_the_agent(cddprun):
+    kill_with_forkers(cddprun, 'guard')
+
+
+def test_a_failing_rank_takes_every_descendant_with_it(cddprun):
+    script = 'if [ $RANK = 1 ]; then read x < "$TMPDIR/go"; rm "$TMPDIR/go"; exit 5; fi' + FAMILY
+    with Job(cddprun, '--nproc_per_node=2', 'sh', '-c', script) as job:
+        os.mkfifo(os.path.join(job.tmp, 'go'))
+        launch.wait_for('the family', lambda: len(job.alive()) >= 3 + PER_WORKER)
+        with open(os.path.join(job.tmp, 'go'), 'w', encoding='ascii') as go:
+            go.write('now\n')
+        assert job.finish() == 5, job.err
+        assert not job.alive()
+
+
+def test_a_job_that_ends_well_leaves_no_daemon(cddprun):
+    with Job(cddprun, '--nproc_per_node=2', 'sh', '-c', '(setsid sleep 1000 &) ; setsid sleep 1001 & exit 0') as job:
+        assert job.finish() == 0, job.err
+        assert not job.alive()
+
+
+def test_orphans_are_reaped_while_the_job_runs(cddprun):
+    with Job(cddprun, 'sh', '-c', 'for i in 1 2 3 4 5 6 7 8 9; do (setsid true &); done; echo up; exec sleep 1000') as job:
+        assert job.process.stdout.readline() == '[0] up\n'
+        agent = job.agent()
+
+        def zombies():
+            pids = [int(n) for n in os.listdir('/proc') if n.isdigit()]
+            return [p for p in pids if launch.stat(p) == ('Z', agent)]
+        launch.wait_for('no zombie', lambda: not zombies())
+        job.process.send_signal(signal.SIGTERM)
+        assert job.finish() == 143
+
+
+launch.main()

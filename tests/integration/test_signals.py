@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Signals to cddprun reach the workers, end or stop the job, and give the exit status."""
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
+import launch
+from launch import Job
+
+OBEDIENT = 'import signal, sys, time\n' \
+           'def said(n, _):\n' \
+           '    print("got", signal.Signals(n).name, flush=True)\n' \
+           '    if n not in (signal.SIGUSR1, signal.SIGUSR2): sys.exit(0)\n' \
+           'for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):\n' \
+           '    signal.signal(s, said)\n' \
+           'print("up", flush=True)\n' \
+           'while True: time.sleep(1000)\n'
+DEAF = 'import signal, time\n' \
+       'for s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, lambda *a: print("deaf", flush=True))\n' \
+       'print("up", flush=True)\n' \
+       'while True: time.sleep(1000)\n'
+
+
+def start(cddprun, script, n=2, **popen):
+    job = Job(cddprun, f'--nproc_per_node={n}', 'python3', '-c', script, **popen)
+    assert sorted(job.process.stdout.readline() for _ in range(n)) == [f'[{i}] up\n' for i in range(n)]
+    return job
+
+
+def test_each_ending_signal_reaches_every_worker_and_is_the_exit_status(cddprun):
+    for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT:
+        with start(cddprun, OBEDIENT) as job:
+            job.process.send_signal(number)
+            assert job.finish() == 128 + number, job.err
+            name = number.name
+            assert sorted(job.out.splitlines()) == [f'[0] got {name}', f'[1] got {name}'], job.out
+            assert f'ended by signal {int(number)} ({name})' in job.err, job.err
+
+
+def test_ctrl_c_to_the_whole_foreground_group_counts_once(cddprun):
+    with start(cddprun, OBEDIENT, start_new_session=True) as job:
+        os.killpg(job.process.pid, signal.SIGINT)
+        assert job.finish() == 130, job.err
+        assert sorted(job.out.splitlines()) == ['[0] got SIGINT', '[1] got SIGINT'], job.out
+
+
+def test_a_second_interrupt_ends_deaf_workers_at_once(cddprun):
+    with start(cddprun, DEAF) as job:
+        job.process.send_signal(signal.SIGINT)
+        assert job.process.stdout.readline().endswith('deaf\n')
+        assert job.process.poll() is None
+        deadline = time.monotonic() + launch.DEADLINE
+        while job.process.poll() is None and time.monotonic() < deadline:
+            job.process.send_signal(signal.SIGINT)  # more than 500 ms after the first it counts
+            time.sleep(0.05)
+        assert job.finish() == 130, job.err
+
+
+def test_usr1_and_usr2_pass_through(cddprun):
+    with start(cddprun, OBEDIENT) as job:
+        for number in signal.SIGUSR1, signal.SIGUSR2:
+            job.process.send_signal(number)
+            got = sorted(job.process.stdout.readline() for _ in range(2))
+            assert got == [f'[0] got {number.name}\n', f'[1] got {number.name}\n'], got
+        job.process.send_signal(signal.SIGTERM)
+        assert job.finish() == 143
+
+
+def test_stop_stops_everything_and_continue_continues_it(cddprun):
+    with start(cddprun, OBEDIENT) as job:
+        agent, both = job.agent(), job.workers()
+        assert len(both) == 2
+        everyone = [job.process.pid, agent, *both]
+        for _ in range(3):
+            job.process.send_signal(signal.SIGTSTP)
+            launch.wait_for('all stopped', lambda: [launch.state(p) for p in everyone] == ['T'] * 4)
+            job.process.send_signal(signal.SIGCONT)
+            launch.wait_for('all running', lambda: 'T' not in [launch.state(p) for p in everyone])
+        job.process.send_signal(signal.SIGTERM)
+        assert job.finish() == 143, job.err
+
+
+def test_a_stopped_job_can_be_ended(cddprun):
+    with start(cddprun, OBEDIENT) as job:
+        agent = job.agent()
+        job.process.send_signal(signal.SIGTSTP)
+        launch.wait_for('stopped', lambda: launch.state(agent) == 'T' and launch.state(job.process.pid) == 'T')
+        job.process.send_signal(signal.SIGTERM)
+        job.process.send_signal(signal.SIGCONT)
+        assert job.finish() == 143, job.err
+
+
+def test_the_agent_obeys_the_guard_only(cddprun):
+    with start(cddprun, OBEDIENT) as job:
+        agent = job.agent()
+        for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1:
+            os.kill(agent, number)
+        job.process.send_signal(signal.SIGUSR2)
+        got = sorted(job.process.stdout.readline() for _ in range(2))
+        assert got == ['[0] got SIGUSR2\n', '[1] got SIGUSR2\n'], got
+        job.process.send_signal(signal.SIGQUIT)
+        assert job.finish() == 131
+
+
+def test_a_terminals_ctrl_c_ends_the_job(cddprun):
+    master, slave = pty.openpty()
+    script = ('import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); '
+              'os.execv(sys.argv[1], sys.argv[1:])')
+    with Job(sys.executable, '-c', script, cddprun, '--nproc_per_node=2', 'python3', '-c', OBEDIENT, stdin=slave,
+             start_new_session=True) as job:
+        os.close(slave)
+        assert sorted(job.process.stdout.readline() for _ in range(2)) == ['[0] up\n', '[1] up\n']
+        os.write(master, b'\x03')
+        assert job.finish() == 130, job.err
+        assert sorted(job.out.splitlines()) == ['[0] got SIGINT', '[1] got SIGINT'], job.out
+    os.close(master)
+
+
+def test_rank_0_can_read_the_terminal(cddprun):
+    master, slave = pty.openpty()
+    script = ('import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); '
+              'os.execv(sys.argv[1], sys.argv[1:])')
+    with Job(sys.executable, '-c', script, cddprun, 'head', '-n1', stdin=slave, start_new_session=True) as job:
+        os.close(slave)
+        os.write(master, b'typed\n')
+        assert job.finish() == 0, job.err
+        assert job.out == '[0] typed\n', job.out
+    os.close(master)
+
+
+launch.main()

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running cddprun in tests: a private TMPDIR, a mark in the environment by which every process of the job is found
+whatever it is called, deadlines, and a runner that prints TAP.
+
+A test file defines functions test_*(cddprun) and ends with launch.main(). meson gives it the path of cddprun, and
+--slow where sanitizers are in it.
+"""
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+MARK = 'CDDP_TEST_MARK'
+DEADLINE = 30.0  # for anything that must happen
+SLOW = False
+
+
+class Job:
+    """One run of cddprun. Use it in a `with`: nothing of it survives the block, and leftovers fail the test."""
+
+    def __init__(self, cddprun, *args, env=None, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                 stderr=subprocess.PIPE, **popen):
+        self.mark = f'{os.getpid()}-{time.monotonic_ns()}'
+        self.tmp = tempfile.mkdtemp(prefix='cddp-test-')
+        # Clean of what an outer job (a test under torchrun, a CI runner) may have set.
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith(('PET_', 'TORCHELASTIC_', 'CDDP_', 'OMP_'))}
+        self.env.update({MARK: self.mark, 'TMPDIR': self.tmp})
+        self.env.update(env or {})
+        self.process = subprocess.Popen([cddprun, *args], env=self.env, stdin=stdin, stdout=stdout, stderr=stderr,
+                                        text=True, **popen)
+        self.out = self.err = ''
+
+    def __enter__(self):
+        return self
+
+    def finish(self, timeout=DEADLINE):
+        """Wait for the end; the exit status. out and err are filled."""
+        self.out, self.err = self.process.communicate(timeout=timeout)
+        return self.process.returncode
+
+    def alive(self):
+        """Every process of this job that is not a zombie, but for the test itself."""
+        return marked(self.mark)
+
+    def agent(self):
+        """The pid of cddprun's inner process; None: not yet."""
+        program = exe(self.process.pid)
+        for pid in self.alive():
+            if parent(pid) == self.process.pid and exe(pid) == program:
+                return pid
+        return None
+
+    def workers(self):
+        """The pids of the agent's own children."""
+        agent = self.agent()
+        return [pid for pid in self.alive() if agent is not None and parent(pid) == agent]
+
+    def left_in_tmp(self):
+        return os.listdir(self.tmp)
+
+    def __exit__(self, kind, value, trace):
+        left = self.alive()
+        litter = self.left_in_tmp()
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream:
+                stream.close()
+        shutil.rmtree(self.tmp, ignore_errors=True)
+        if kind is None:
+            assert not left, f'processes left running: {left}'
+            assert not litter, f'left in TMPDIR: {litter}'
+
+
+def run(cddprun, *args, **popen):
+    """Run to the end: (exit status, stdout, stderr); nothing may be left."""
+    with Job(cddprun, *args, **popen) as job:
+        status = job.finish()
+        return status, job.out, job.err
+
+
+def exe(pid):
+    try:
+        return os.readlink(f'/proc/{pid}/exe')
+    except OSError:
+        return None
+
+
+def stat(pid):
+    """(state, ppid) or None."""
+    try:
+        with open(f'/proc/{pid}/stat', encoding='ascii', errors='replace') as f:
+            fields = f.read().rpartition(')')[2].split()
+        return fields[0], int(fields[1])
+    except (OSError, IndexError):
+        return None
+
+
+def parent(pid):
+    found = stat(pid)
+    return found[1] if found else None
+
+
+def state(pid):
+    found = stat(pid)
+    return found[0] if found else None
+
+
+def marked(mark):
+    wanted = f'{MARK}={mark}'.encode()
+    found = []
+    for name in os.listdir('/proc'):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f'/proc/{name}/environ', 'rb') as f:
+                if wanted in f.read().split(b'\0') and state(int(name)) not in (None, 'Z', 'X'):
+                    found.append(int(name))
+        except OSError:
+            pass
+    return found
+
+
+def wait_for(what, condition, timeout=DEADLINE):
+    """Until condition() is true; returns what it returned."""
+    deadline = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f'not within {timeout} s: {what}'
+        time.sleep(0.005)
+
+
+def within(seconds):
+    """A limit, wider where sanitizers slow everything down."""
+    return seconds * 5 if SLOW else seconds
+
+
+def main():
+    global SLOW
+    args = sys.argv[1:]
+    if '--slow' in args:
+        SLOW = True
+        args.remove('--slow')
+    cddprun = os.path.abspath(args[0])
+    names = args[1:]
+    tests = [(n, f) for n, f in sys.modules['__main__'].__dict__.items() if n.startswith('test_') and callable(f)]
+    tests = [(n, f) for n, f in tests if not names or n in names]
+    if not tests:
+        sys.exit('no such test')
+    print(f'1..{len(tests)}', flush=True)
+    failed = 0
+    for i, (name, function) in enumerate(tests, 1):
+        began = time.monotonic()
+        try:
+            function(cddprun)
+            print(f'ok {i} - {name[5:]} # {time.monotonic() - began:.2f} s', flush=True)
+        except Exception:  # also assertion and timeout: one bad test must not hide the others
+            failed += 1
+            print(f'not ok {i} - {name[5:]}', flush=True)
+            for line in traceback.format_exc().splitlines():
+                print(f'# {line}', flush=True)
+    sys.exit(1 if failed else 0)
