@@ -36,6 +36,17 @@ def ranks(cddprun, n, *command):
     return run([cddprun, "--standalone", f"--nproc_per_node={n}", *command])
 
 
+def check_readme():
+    """What README.md shows is what was compiled, and it is short."""
+    root = pathlib.Path(__file__).resolve().parents[2]
+    code = (root / "examples" / "embed.c").read_text().split("\n", 1)[1]
+    body = code[code.index("\n{\n") + 3:code.rindex("\n}")].splitlines()
+    good = "```c\n" + code + "```" in (root / "README.md").read_text() and len(body) < 20
+    print("ok    " if good else "FAILED", f"README.md shows examples/embed.c, {len(body)} lines")
+    if not good:
+        failures.append("README.md")
+
+
 def check_flags(wine):
     for flags, says in [
         (["--epochs", "0"], r"--epochs must be a whole number from 1 to 1000000, not '0'"),
@@ -95,6 +106,7 @@ def main():
     expect("embed", ranks(cddprun, 2, examples / "embed"), out=[rf"rank {r}: w = 3\.000" for r in range(2)])
     expect("wine alone", run([wine]), out=[r"epoch 10/100", r"epoch 100/100", r"test accuracy 1\.0000 \(36 of 36\)"])
     expect("wine --drop-last", ranks(cddprun, 3, wine, "--drop-last", "--epochs", "5"), out=["10 steps"])
+    check_readme()
     check_flags(wine)
     with tempfile.TemporaryDirectory() as tmp:
         check_files(wine, tmp)

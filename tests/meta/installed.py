@@ -19,6 +19,8 @@ EXPECTED = [
     'usr/lib/**/libcddp.so',
     'usr/lib/**/libcddp.so.[0-9]',
     'usr/lib/**/pkgconfig/cddp.pc',
+    'usr/libexec/cddp/examples/wine',
+    'usr/share/cddp/wine/wine.csv',
 ]
 
 
@@ -60,6 +62,9 @@ def main():
                 sys.exit(f'{name}: libcddp was linked the other way:\n{needed}')
             subprocess.run([program], env={**os.environ, 'LD_LIBRARY_PATH': libdir}, check=True, timeout=60)
             print(f'{name}: works')
+    # It finds its data and the library from where it lies, wherever the tree was put.
+    subprocess.run([os.path.join(stage, 'usr/libexec/cddp/examples/wine'), '--epochs', '1'], check=True, timeout=60,
+                   env={k: v for k, v in os.environ.items() if k != 'LD_LIBRARY_PATH'})
 
 
 if __name__ == '__main__':
