@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From the environment to collectives: libcddp as a program sees it, with the project's own server as the store. */
+#include "hygiene.h"
+#include "rdzv_child.h"
+
+#include <cddp/cddp.h>
+#include <string.h>
+#include <sys/resource.h>
+
+CDI_SUITE(comm, .timeout = 60);
+
+static const char *const names[] = {
+    "RANK",        "WORLD_SIZE",       "MASTER_ADDR",      "MASTER_PORT",
+    "LOCAL_RANK",  "CDDP_BACKEND",     "LOCAL_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE",
+    "GROUP_RANK",  "CDDP_TIMEOUT",     "GROUP_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT",
+    "CDDP_FLIGHT", "CDDP_JOIN_TIMEOUT"};
+
+static void clean_env(void)
+{
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        (void)unsetenv(names[i]);
+}
+
+static void set_env(const char *name, int value)
+{
+    char text[16];
+
+    (void)snprintf(text, sizeof text, "%d", value);
+    (void)setenv(name, text, 1);
+}
+
+static void rank_env(int rank, int size, int port)
+{
+    clean_env();
+    set_env("RANK", rank);
+    set_env("WORLD_SIZE", size);
+    set_env("MASTER_PORT", port);
+    (void)setenv("MASTER_ADDR", "127.0.0.1", 1);
+    (void)setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
+}
+
+/* Run body as `n` ranks of a world of `size`; the number of them that did not return 0. */
+static int run_ranks(int port, int n, int size, int (*body)(int rank))
+{
+    pid_t pid[8];
+    int bad = 0;
+
+    (void)fflush(NULL);
+    for (int r = 0; r < n; r++) {
+        pid[r] = fork();
+        if (pid[r] == 0) {
+            (void)alarm(30);
+            rank_env(r, size, port);
+            _exit(body(r));
+        }
+    }
+    for (int r = 0; r < n; r++) {
+        int status = -1;
+
+        (void)waitpid(pid[r], &status, 0);
+        bad += status != 0;
+    }
+    return bad;
+}
+
+#define CHECK(cond)                                                                            \
+    do {                                                                                       \
+        if (!(cond)) {                                                                         \
+            fprintf(stderr, "%s:%d: %s [%s]\n", __FILE__, __LINE__, #cond, cddp_last_error()); \
+            return 1;                                                                          \
+        }                                                                                      \
+    } while (0)
+
+Test(comm, without_variables_the_program_is_a_world_of_one)
+{
+    cddp_comm *comm = NULL;
+    float x[2] = {1, 2}, y[2] = {0};
+    int32_t n = 5;
+
+    clean_env();
+    cr_assert_eq(cddp_init(&comm, NULL), CDDP_OK, "%s", cddp_last_error());
+    cr_assert_eq(cddp_rank(comm), 0);
+    cr_assert_eq(cddp_world_size(comm), 1);
+    cr_assert_eq(cddp_local_world_size(comm), 1);
+    cr_assert_str_eq(cddp_backend_name(comm), "cpu");
+    cr_assert_null(cddp_comm_store(comm));
+    cr_assert_eq(cddp_stop_wanted(comm), 0);
+    cr_assert_eq(cddp_all_reduce(comm, x, y, 2, CDDP_FLOAT32, CDDP_MEAN), CDDP_OK);
+    cr_assert(y[0] == 1 && y[1] == 2);
+    cr_assert_eq(cddp_all_gather(comm, x, y, 2, CDDP_FLOAT32), CDDP_OK);
+    cr_assert_eq(cddp_broadcast(comm, &n, 1, CDDP_INT32, 0), CDDP_OK);
+    cr_assert_eq(cddp_barrier(comm), CDDP_OK);
+    cr_assert_eq(cddp_finalize(comm), CDDP_OK);
+    cr_assert_eq(cddp_finalize(NULL), CDDP_OK);
+}
+
+Test(comm, bad_arguments_are_refused_and_nothing_is_broken_by_them)
+{
+    cddp_comm *comm = NULL;
+    float x[8] = {1};
+    int32_t n[2] = {0};
+    cddp_init_options opt = {.size = 1};
+
+    clean_env();
+    cr_assert_eq(cddp_init(NULL, NULL), CDDP_E_INVALID);
+    cr_assert_eq(cddp_init(&comm, &opt), CDDP_E_INVALID);
+    opt = (cddp_init_options){.size = sizeof opt, .backend = "abacus"};
+    cr_assert_eq(cddp_init(&comm, &opt), CDDP_E_INVALID);
+    cr_assert(strstr(cddp_last_error(), "'abacus'") != NULL);
+    opt = (cddp_init_options){.size = sizeof opt, .timeout_ms = -1};
+    cr_assert_eq(cddp_init(&comm, &opt), CDDP_E_INVALID);
+    cr_assert_null(comm, "written on success only");
+    cr_assert_eq(cddp_init(&comm, NULL), CDDP_OK);
+    cr_assert_eq(cddp_all_reduce(NULL, x, x, 1, CDDP_FLOAT32, CDDP_SUM), CDDP_E_INVALID);
+    cr_assert_eq(cddp_all_reduce(comm, x, x, 1, CDDP_DTYPE_NONE, CDDP_SUM), CDDP_E_INVALID);
+    cr_assert_eq(cddp_all_reduce(comm, x, x, 1, CDDP_FLOAT32, (cddp_op)9), CDDP_E_INVALID);
+    cr_assert_eq(cddp_all_reduce(comm, NULL, x, 1, CDDP_FLOAT32, CDDP_SUM), CDDP_E_INVALID);
+    cr_assert_eq(cddp_all_reduce(comm, x, x + 1, 2, CDDP_FLOAT32, CDDP_SUM), CDDP_E_INVALID, "overlap");
+    cr_assert_eq(cddp_all_reduce(comm, x, x, SIZE_MAX / 4, CDDP_FLOAT32, CDDP_SUM), CDDP_E_INVALID);
+    cr_assert_eq(cddp_all_reduce(comm, n, n, 2, CDDP_INT32, CDDP_MEAN), CDDP_E_INVALID);
+    cr_assert_eq(cddp_broadcast(comm, x, 1, CDDP_FLOAT32, 1), CDDP_E_INVALID);
+    cr_assert_eq(cddp_all_gather(comm, x + 1, x, 4, CDDP_FLOAT32), CDDP_E_INVALID, "overlap");
+    cr_assert_eq(cddp_barrier(NULL), CDDP_E_INVALID);
+    cr_assert_eq(cddp_all_reduce(comm, NULL, NULL, 0, CDDP_FLOAT32, CDDP_SUM), CDDP_OK);
+    cddp_abort(comm, "enough");
+    cr_assert_eq(cddp_barrier(comm), CDDP_E_ABORTED);
+    cr_assert_str_eq(cddp_last_error(), "rank 0 aborted the job: enough");
+    cddp_abort(NULL, NULL);
+    cr_assert_eq(cddp_finalize(comm), CDDP_E_ABORTED, "the sticky error");
+}
+
+Test(comm, variables_that_are_missing_or_wrong_are_named)
+{
+    static const struct {
+        const char *name, *value, *word;
+        cddp_status status;
+    } cases[] = {
+        {"RANK", NULL, "RANK is not set", CDDP_E_INVALID},
+        {"RANK", "one", "RANK='one'", CDDP_E_INVALID},
+        {"RANK", "-1", "RANK='-1'", CDDP_E_INVALID},
+        {"RANK", "2", "RANK=2 is not below WORLD_SIZE=2", CDDP_E_INVALID},
+        {"WORLD_SIZE", NULL, "WORLD_SIZE is not set", CDDP_E_INVALID},
+        {"WORLD_SIZE", "0", "WORLD_SIZE='0'", CDDP_E_INVALID},
+        {"MASTER_ADDR", NULL, "MASTER_ADDR is not set", CDDP_E_INVALID},
+        {"MASTER_PORT", NULL, "MASTER_PORT is not set", CDDP_E_INVALID},
+        {"MASTER_PORT", "http", "MASTER_PORT='http'", CDDP_E_INVALID},
+        {"LOCAL_RANK", "x", "LOCAL_RANK='x'", CDDP_E_INVALID},
+        {"LOCAL_WORLD_SIZE", "1", "one host", CDDP_E_UNSUPPORTED},
+        {"TORCHELASTIC_USE_AGENT_STORE", "False", "start the program with cddprun", CDDP_E_UNSUPPORTED},
+        {"CDDP_BACKEND", "nccl", "CDDP_BACKEND", CDDP_E_INVALID},
+        {"CDDP_TIMEOUT", "soon", "CDDP_TIMEOUT='soon'", CDDP_E_INVALID},
+        {"CDDP_FLIGHT", "here", "CDDP_FLIGHT='here'", CDDP_E_INVALID},
+        {"TORCHELASTIC_RESTART_COUNT", "-3", "TORCHELASTIC_RESTART_COUNT='-3'", CDDP_E_INVALID},
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cddp_comm *comm = NULL;
+
+        rank_env(0, 2, 1);
+        if (cases[i].value == NULL)
+            (void)unsetenv(cases[i].name);
+        else
+            (void)setenv(cases[i].name, cases[i].value, 1);
+        cr_assert_eq(cddp_init(&comm, NULL), cases[i].status, "%s=%s: %s", cases[i].name, cases[i].value,
+                     cddp_last_error());
+        cr_assert(strstr(cddp_last_error(), cases[i].word) != NULL, "%s", cddp_last_error());
+    }
+}
+
+static int use_everything(int rank)
+{
+    cddp_comm *comm = NULL;
+    double x[3] = {rank, 1, -rank}, all[12];
+    int64_t n;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_rank(comm) == rank && cddp_world_size(comm) == 4 && cddp_local_rank(comm) == rank);
+    CHECK(cddp_all_reduce(comm, x, x, 3, CDDP_FLOAT64, CDDP_SUM) == CDDP_OK);
+    CHECK(x[0] == 6 && x[1] == 4 && x[2] == -6);
+    x[0] = rank;
+    CHECK(cddp_all_gather(comm, x, all, 3, CDDP_FLOAT64) == CDDP_OK);
+    for (int r = 0; r < 4; r++)
+        CHECK(all[3 * r] == r && all[3 * r + 1] == 4);
+    CHECK(cddp_broadcast(comm, x, 1, CDDP_FLOAT64, 3) == CDDP_OK);
+    CHECK(x[0] == 3);
+    CHECK(cddp_store_add(cddp_comm_store(comm), "n", 1, &n) == CDDP_OK && n >= 1 && n <= 4);
+    CHECK(cddp_barrier(comm) == CDDP_OK);
+    CHECK(cddp_store_add(cddp_comm_store(comm), "n", 0, &n) == CDDP_OK && n == 4);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(comm, four_processes_join_and_reduce)
+{
+    struct rdzv_child server;
+
+    rdzv_child_start(&server);
+    cr_assert_eq(run_ranks(server.port, 4, 4, use_everything), 0);
+    rdzv_child_stop(&server);
+}
+
+static int wait_for_more(int rank)
+{
+    cddp_comm *comm = NULL;
+    const cddp_init_options opt = {.size = sizeof opt, .join_timeout_ms = 500};
+
+    (void)rank;
+    CHECK(cddp_init(&comm, &opt) == CDDP_E_TIMEOUT);
+    CHECK(strcmp(cddp_last_error(), "3 of 5 ranks did not join within 0.5 s: 2, 3, 4") == 0);
+    return 0;
+}
+
+Test(comm, ranks_that_do_not_join_are_named)
+{
+    struct rdzv_child server;
+
+    rdzv_child_start(&server);
+    cr_assert_eq(run_ranks(server.port, 2, 5, wait_for_more), 0);
+    rdzv_child_stop(&server);
+}
+
+static int same_rank(int rank)
+{
+    cddp_comm *comm = NULL;
+    const cddp_init_options opt = {.size = sizeof opt, .join_timeout_ms = 1000};
+    cddp_status st;
+    char own[32], taken[32];
+
+    set_env("RANK", 1); /* both of them */
+    (void)rank;
+    st = cddp_init(&comm, &opt);
+    if (st == CDDP_E_TIMEOUT)
+        return 10; /* the first of them, which waits for a rank 0 */
+    CHECK(st == CDDP_E_EXISTS);
+    (void)snprintf(own, sizeof own, "now process %d on ", (int)getpid());
+    (void)snprintf(taken, sizeof taken, "two processes have RANK=%d", 1);
+    CHECK(strstr(cddp_last_error(), own) != NULL && strstr(cddp_last_error(), taken) != NULL);
+    CHECK(strstr(cddp_last_error(), " joined before") != NULL);
+    return 0;
+}
+
+Test(comm, two_processes_with_one_rank_are_both_named)
+{
+    struct rdzv_child server;
+
+    rdzv_child_start(&server);
+    cr_assert_eq(run_ranks(server.port, 2, 2, same_rank), 1, "one of the two is told");
+    rdzv_child_stop(&server);
+}
+
+static int say_stop(int rank)
+{
+    cddp_comm *comm = NULL;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    if (rank == 2)
+        cddp_abort(comm, "the loss is NaN");
+    CHECK(cddp_barrier(comm) == CDDP_E_ABORTED);
+    CHECK(strcmp(cddp_last_error(), "rank 2 aborted the job: the loss is NaN") == 0);
+    CHECK(cddp_finalize(comm) == CDDP_E_ABORTED);
+    return 0;
+}
+
+Test(comm, an_abort_is_heard_everywhere)
+{
+    struct rdzv_child server;
+
+    rdzv_child_start(&server);
+    cr_assert_eq(run_ranks(server.port, 3, 3, say_stop), 0);
+    rdzv_child_stop(&server);
+}
+
+static int poor(int rank)
+{
+    const struct rlimit files = {.rlim_cur = 16, .rlim_max = 16};
+
+    for (int fd = 3; fd < 256; fd++) /* what the test runner holds is not the program's */
+        (void)close(fd);
+    CHECK(setrlimit(RLIMIT_NOFILE, &files) == 0);
+    return use_everything(rank);
+}
+
+Test(comm, sixteen_descriptors_are_enough_for_four_ranks)
+{
+    struct rdzv_child server;
+
+    rdzv_child_start(&server);
+    cr_assert_eq(run_ranks(server.port, 4, 4, poor), 0);
+    rdzv_child_stop(&server);
+}

@@ -1,0 +1,438 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "common/clock.h"
+#include "hygiene.h"
+#include "rdzv_child.h"
+#include "worker/store_client.h"
+
+#include <netinet/in.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/socket.h>
+
+CDI_SUITE(store_client);
+
+/* A server that does what its script says, with one connection after another, in a thread of its own. */
+struct script {
+    int listener;
+    uint16_t port;
+    pthread_t thread;
+    bool (*play)(int fd, int nth); /* true: and then another connection */
+    bool ok;
+};
+
+static void *play_all(void *arg)
+{
+    struct script *s = arg;
+    bool more = true;
+
+    for (int nth = 0; more; nth++) {
+        int fd = accept(s->listener, NULL, NULL);
+
+        if (fd < 0)
+            break;
+        more = s->play(fd, nth);
+        (void)close(fd);
+    }
+    return NULL;
+}
+
+static void start(struct script *s, bool (*play)(int fd, int nth))
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof a;
+
+    s->listener = socket(AF_INET, SOCK_STREAM, 0);
+    cr_assert(bind(s->listener, (struct sockaddr *)&a, len) == 0 && listen(s->listener, 8) == 0);
+    cr_assert_eq(getsockname(s->listener, (struct sockaddr *)&a, &len), 0);
+    s->port = ntohs(a.sin_port);
+    s->play = play;
+    cr_assert_eq(pthread_create(&s->thread, NULL, play_all, s), 0);
+}
+
+static void stop(struct script *s)
+{
+    (void)pthread_join(s->thread, NULL);
+    (void)close(s->listener);
+}
+
+static bool get_bytes(int fd, void *buf, size_t n)
+{
+    return recv(fd, buf, n, MSG_WAITALL) == (ssize_t)n;
+}
+
+static bool want_bytes(int fd, const void *want, size_t n)
+{
+    char got[256];
+
+    if (get_bytes(fd, got, n) && memcmp(got, want, n) == 0)
+        return true;
+    fprintf(stderr, "the client sent something else than the script says\n");
+    return false;
+}
+
+static void put_bytes(int fd, const void *p, size_t n)
+{
+    (void)send(fd, p, n, MSG_NOSIGNAL);
+}
+
+#define WANT(fd, text) want_bytes(fd, text, sizeof(text) - 1)
+#define PUT(fd, text) put_bytes(fd, text, sizeof(text) - 1)
+
+static bool greet(int fd)
+{
+    char nonce[4];
+
+    if (!WANT(fd, "\x00\xce\xf7\x85\x3c\x0d") || !get_bytes(fd, nonce, 4))
+        return false;
+    put_bytes(fd, nonce, 4);
+    return true;
+}
+
+static cddp_store *open_at(const struct script *s)
+{
+    const cddp_store_options opt = {.size = sizeof opt, .host = "127.0.0.1", .port = s->port, .timeout_ms = 10000};
+    cddp_store *store = NULL;
+
+    cr_assert_eq(cddp_store_open(&store, &opt), CDDP_OK, "%s", cddp_last_error());
+    return store;
+}
+
+/* ---------------------------------------------------------------------------------------------- bytes on the wire --
+ */
+
+static bool all_ops(int fd, int nth)
+{
+    (void)nth;
+    (void)(greet(fd) && WANT(fd, "\x01\x02\0\0\0\0\0\0\0/k\x03\0\0\0\0\0\0\0one"));
+    if (WANT(fd, "\x04\x02\0\0\0\0\0\0\0/n\xfe\xff\xff\xff\xff\xff\xff\xff"))
+        PUT(fd, "\x05\0\0\0\0\0\0\0");
+    if (WANT(fd, "\x06\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0/k"))
+        PUT(fd, "\0");
+    if (WANT(fd, "\x03\x02\0\0\0\0\0\0\0/k"))
+        for (size_t i = 0; i < 11; i++) /* as slow as can be */
+            put_bytes(fd, &"\x03\0\0\0\0\0\0\0one"[i], 1);
+    if (WANT(fd, "\x02\x02\0\0\0\0\0\0\0/k\x01\0\0\0\0\0\0\0a\0\0\0\0\0\0\0\0"))
+        PUT(fd, "\x03\0\0\0\0\0\0\0one");
+    if (WANT(fd, "\x05\x02\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0/k\x02\0\0\0\0\0\0\0/m"))
+        PUT(fd, "\x01");
+    if (WANT(fd, "\x08\x02\0\0\0\0\0\0\0/k"))
+        PUT(fd, "\x01\0\0\0\0\0\0\0");
+    return false;
+}
+
+Test(store_client, every_operation_is_said_as_pytorch_says_it)
+{
+    struct script s;
+    const char *const two[] = {"k", "m"};
+    cddp_store *store;
+    char buf[8];
+    size_t len;
+    int64_t sum;
+    int yes = 7;
+
+    start(&s, all_ops);
+    store = open_at(&s);
+    cr_assert_eq(cddp_store_set(store, "k", "one", 3), CDDP_OK);
+    cr_assert_eq(cddp_store_add(store, "n", -2, &sum), CDDP_OK, "%s", cddp_last_error());
+    cr_assert_eq(sum, 5);
+    cr_assert_eq(cddp_store_get(store, "k", buf, sizeof buf, &len, 0), CDDP_OK);
+    cr_assert(len == 3 && memcmp(buf, "one", 3) == 0);
+    cr_assert_eq(cddp_store_compare_set(store, "k", "a", 1, NULL, 0, buf, sizeof buf, &len), CDDP_OK);
+    cr_assert_eq(len, 3);
+    cr_assert_eq(cddp_store_check(store, two, 2, &yes), CDDP_OK);
+    cr_assert_eq(yes, 0);
+    cr_assert_eq(cddp_store_delete(store, "k", &yes), CDDP_OK);
+    cr_assert_eq(yes, 1);
+    cddp_store_close(store);
+    stop(&s);
+}
+
+static bool cancel_and_go_on(int fd, int nth)
+{
+    (void)nth;
+    if (greet(fd) && WANT(fd, "\x06\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0/k\x0c"))
+        PUT(fd, "\x01");
+    if (WANT(fd, "\x04\x02\0\0\0\0\0\0\0/n\x01\0\0\0\0\0\0\0"))
+        PUT(fd, "\x01\0\0\0\0\0\0\0");
+    return false;
+}
+
+Test(store_client, a_wait_that_times_out_is_taken_back_and_the_store_goes_on)
+{
+    struct script s;
+    const char *const k = "k";
+    cddp_store *store;
+
+    start(&s, cancel_and_go_on);
+    store = open_at(&s);
+    cr_assert_eq(cddp_store_wait(store, &k, 1, 50), CDDP_E_TIMEOUT);
+    cr_assert_str_eq(cddp_last_error(), "key 'k' did not appear in the store within 0.05 s");
+    cr_assert_eq(cddp_store_add(store, "n", 1, NULL), CDDP_OK);
+    cddp_store_close(store);
+    stop(&s);
+}
+
+static bool cross(int fd, int nth)
+{
+    (void)nth;
+    if (greet(fd) && WANT(fd, "\x06\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0/k\x0c"))
+        PUT(fd, "\0\x01"); /* the key came just before the cancellation */
+    return false;
+}
+
+Test(store_client, a_wait_that_ends_while_it_is_taken_back_has_succeeded)
+{
+    struct script s;
+    const char *const k = "k";
+    cddp_store *store;
+
+    start(&s, cross);
+    store = open_at(&s);
+    cr_assert_eq(cddp_store_wait(store, &k, 1, 50), CDDP_OK);
+    cddp_store_close(store);
+    stop(&s);
+}
+
+static bool too_long(int fd, int nth)
+{
+    (void)nth;
+    if (greet(fd) && WANT(fd, "\x06\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0/k"))
+        PUT(fd, "\0");
+    if (WANT(fd, "\x03\x02\0\0\0\0\0\0\0/k"))
+        PUT(fd, "\x03\0\0\0\0\0\0\0one");
+    if (WANT(fd, "\x04\x02\0\0\0\0\0\0\0/n\x01\0\0\0\0\0\0\0"))
+        PUT(fd, "\x01\0\0\0\0\0\0\0");
+    return false;
+}
+
+Test(store_client, a_value_that_does_not_fit_is_left_out_and_its_length_given)
+{
+    struct script s;
+    cddp_store *store;
+    char buf[4] = "xyz";
+    size_t len = 0;
+
+    start(&s, too_long);
+    store = open_at(&s);
+    cr_assert_eq(cddp_store_get(store, "k", buf, 2, &len, 0), CDDP_E_LIMIT);
+    cr_assert_eq(len, 3);
+    cr_assert_str_eq(buf, "xyz");
+    cr_assert_eq(cddp_store_add(store, "n", 1, NULL), CDDP_OK, "the connection is as before");
+    cddp_store_close(store);
+    stop(&s);
+}
+
+/* ------------------------------------------------------------------------------------------------ servers gone wrong
+ */
+
+static bool close_after_greeting(int fd, int nth)
+{
+    (void)nth;
+    (void)greet(fd);
+    return false;
+}
+
+Test(store_client, the_end_of_the_round_is_told_and_stays)
+{
+    struct script s;
+    cddp_store *store;
+
+    start(&s, close_after_greeting);
+    store = open_at(&s);
+    cr_assert_eq(cddp_store_add(store, "n", 1, NULL), CDDP_E_CLOSED);
+    cr_assert(strstr(cddp_last_error(), "ended the connection: the round is over") != NULL, "%s", cddp_last_error());
+    cr_assert_eq(cddp_store_add(store, "n", 1, NULL), CDDP_E_CLOSED);
+    cddp_store_close(store);
+    stop(&s);
+}
+
+static bool huge(int fd, int nth)
+{
+    (void)nth;
+    if (greet(fd) && WANT(fd, "\x02\x02\0\0\0\0\0\0\0/k\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0b"))
+        PUT(fd, "\xff\xff\xff\xff\xff\xff\xff\x7f");
+    return false;
+}
+
+Test(store_client, an_impossible_length_is_no_reason_to_allocate_it)
+{
+    struct script s;
+    cddp_store *store;
+    size_t len;
+
+    start(&s, huge);
+    store = open_at(&s);
+    cr_assert_eq(cddp_store_compare_set(store, "k", NULL, 0, "b", 1, NULL, 0, &len), CDDP_E_PROTOCOL);
+    cddp_store_close(store);
+    stop(&s);
+}
+
+static bool web_server(int fd, int nth)
+{
+    char request[10];
+
+    (void)nth;
+    (void)get_bytes(fd, request, sizeof request);
+    PUT(fd, "HTTP/1.1 400 Bad Request\r\n\r\n");
+    return false;
+}
+
+Test(store_client, something_else_on_that_port_is_recognised)
+{
+    struct script s;
+    cddp_store_options opt = {.size = sizeof opt, .host = "127.0.0.1", .timeout_ms = 10000};
+    cddp_store *store;
+
+    start(&s, web_server);
+    opt.port = s.port;
+    cr_assert_eq(cddp_store_open(&store, &opt), CDDP_E_PROTOCOL);
+    cr_assert(strstr(cddp_last_error(), "is not a store") != NULL);
+    stop(&s);
+}
+
+static bool second_time(int fd, int nth)
+{
+    if (nth >= 2)
+        (void)greet(fd);
+    return nth < 2;
+}
+
+Test(store_client, connecting_is_tried_again)
+{
+    struct script s;
+
+    start(&s, second_time);
+    cddp_store_close(open_at(&s));
+    stop(&s);
+}
+
+static bool silent(int fd, int nth)
+{
+    char byte;
+
+    (void)nth;
+    while (recv(fd, &byte, 1, 0) > 0)
+        ;
+    return false;
+}
+
+Test(store_client, a_server_that_says_nothing_is_left_at_the_deadline)
+{
+    struct script s;
+    cddp_store_options opt = {.size = sizeof opt, .host = "127.0.0.1", .timeout_ms = 200};
+    cddp_store *store;
+
+    start(&s, silent);
+    opt.port = s.port;
+    cr_assert_eq(cddp_store_open(&store, &opt), CDDP_E_TIMEOUT);
+    stop(&s);
+}
+
+Test(store_client, a_port_where_nobody_listens_is_named_with_the_cause)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof a;
+    int fd = socket(AF_INET, SOCK_STREAM, 0); /* bound, so that nobody else gets it */
+    cddp_store_options opt = {.size = sizeof opt, .host = "127.0.0.1", .timeout_ms = 200};
+    cddp_store *store;
+    char where[64];
+
+    cr_assert(bind(fd, (struct sockaddr *)&a, len) == 0 && getsockname(fd, (struct sockaddr *)&a, &len) == 0);
+    opt.port = ntohs(a.sin_port);
+    cr_assert_eq(cddp_store_open(&store, &opt), CDDP_E_IO);
+    (void)snprintf(where, sizeof where, "127.0.0.1:%d", opt.port);
+    cr_assert(strstr(cddp_last_error(), where) != NULL && strstr(cddp_last_error(), "Connection refused") != NULL, "%s",
+              cddp_last_error());
+    (void)close(fd);
+}
+
+Test(store_client, a_host_that_does_not_resolve_is_named)
+{
+    const cddp_store_options opt = {.size = sizeof opt, .host = "no-such-host.invalid", .port = 1, .timeout_ms = 100};
+    cddp_store *store;
+
+    cr_assert_eq(cddp_store_open(&store, &opt), CDDP_E_NOT_FOUND);
+    cr_assert(strstr(cddp_last_error(), "'no-such-host.invalid'") != NULL);
+}
+
+Test(store_client, bad_arguments_are_refused_before_anything_is_sent)
+{
+    struct script s;
+    cddp_store *store;
+    cddp_store_options opt = {.size = 1};
+    char *key = malloc(8193), *value = malloc(8u * 1024 * 1024 + 1);
+    const char *none = NULL;
+    int yes;
+
+    cr_assert_eq(cddp_store_open(NULL, NULL), CDDP_E_INVALID);
+    cr_assert_eq(cddp_store_open(&store, &opt), CDDP_E_INVALID);
+    opt = (cddp_store_options){.size = sizeof opt, .host = "127.0.0.1", .port = 70000};
+    cr_assert_eq(cddp_store_open(&store, &opt), CDDP_E_INVALID);
+    start(&s, close_after_greeting);
+    store = open_at(&s);
+    memset(key, 'k', 8192);
+    key[8192] = '\0';
+    memset(value, 'v', 8u * 1024 * 1024 + 1);
+    cr_assert_eq(cddp_store_set(store, key, "", 0), CDDP_E_INVALID);
+    cr_assert_eq(cddp_store_set(store, NULL, "", 0), CDDP_E_INVALID);
+    cr_assert_eq(cddp_store_set(store, "k", value, 8u * 1024 * 1024 + 1), CDDP_E_INVALID);
+    cr_assert_eq(cddp_store_set(store, "k", NULL, 1), CDDP_E_INVALID);
+    cr_assert_eq(cddp_store_set(NULL, "k", "", 0), CDDP_E_INVALID);
+    cr_assert_eq(cddp_store_check(store, &none, 1, &yes), CDDP_E_INVALID);
+    cr_assert_eq(cddp_store_check(store, &none, 0, &yes), CDDP_E_INVALID);
+    cr_assert_eq(cddp_store_wait(store, NULL, 1, 0), CDDP_E_INVALID);
+    cddp_store_close(store);
+    cddp_store_close(NULL);
+    stop(&s);
+    free(key);
+    free(value);
+}
+
+/* ------------------------------------------------------------------------------------------ the project's own server
+ */
+
+static cddp_store *shared_store;
+
+static void *count_up(void *arg)
+{
+    (void)arg;
+    for (int i = 0; i < 200; i++)
+        if (cddp_store_add(shared_store, "count", 1, NULL) != CDDP_OK)
+            return (void *)"failed";
+    return NULL;
+}
+
+Test(store_client, threads_share_one_client_of_the_real_server)
+{
+    struct rdzv_child server;
+    struct script as_server = {0};
+    pthread_t thread[4];
+    int64_t sum = 0;
+    size_t len = 0, big = 8u * 1024 * 1024;
+    char *value = malloc(big), *back = malloc(big);
+    void *failed;
+
+    rdzv_child_start(&server);
+    as_server.port = (uint16_t)server.port;
+    shared_store = open_at(&as_server);
+    for (int i = 0; i < 4; i++)
+        cr_assert_eq(pthread_create(&thread[i], NULL, count_up, NULL), 0);
+    for (int i = 0; i < 4; i++) {
+        (void)pthread_join(thread[i], &failed);
+        cr_assert_null(failed);
+    }
+    cr_assert_eq(cddp_store_add(shared_store, "count", 0, &sum), CDDP_OK);
+    cr_assert_eq(sum, 800);
+    for (size_t i = 0; i < big; i++)
+        value[i] = (char)(i * 2654435761u >> 13);
+    cr_assert_eq(cddp_store_set(shared_store, "big", value, big), CDDP_OK);
+    cr_assert_eq(cddp_store_get(shared_store, "big", back, big, &len, 0), CDDP_OK, "%s", cddp_last_error());
+    cr_assert(len == big && memcmp(value, back, big) == 0);
+    cr_assert_eq(cddp_store_get(shared_store, "none", back, big, &len, 30), CDDP_E_TIMEOUT);
+    cr_assert_eq(cddp_store_add(shared_store, "count", 1, &sum), CDDP_OK);
+    cr_assert_eq(sum, 801);
+    cddp_store_close(shared_store);
+    rdzv_child_stop(&server);
+    free(value);
+    free(back);
+}
