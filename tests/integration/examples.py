@@ -106,6 +106,9 @@ def main():
     expect("embed", ranks(cddprun, 2, examples / "embed"), out=[rf"rank {r}: w = 3\.000" for r in range(2)])
     expect("wine alone", run([wine]), out=[r"epoch 10/100", r"epoch 100/100", r"test accuracy 1\.0000 \(36 of 36\)"])
     expect("wine --drop-last", ranks(cddprun, 3, wine, "--drop-last", "--epochs", "5"), out=["10 steps"])
+    expect("wine whose ranks train differently",
+           ranks(cddprun, 2, "sh", "-c", f'exec "{wine}" --epochs 2 --lr 0.00$((RANK + 1))'), 1,
+           err=[r"the final weights of rank 1 are not those of rank 0"])
     check_readme()
     check_flags(wine)
     with tempfile.TemporaryDirectory() as tmp:
