@@ -203,45 +203,75 @@ static cddp_status reduce_small(struct run *run, struct cdi_error *err)
     return CDDP_OK;
 }
 
-/* One piece: in the first step each rank offers what others reduce, in the second what it has reduced. */
-static cddp_status reduce_piece(struct run *run, const uint8_t *in, uint8_t *out, size_t n, struct cdi_error *err)
+/* A stretch of private data that fits a slot; in elements. */
+struct piece {
+    size_t at, n;
+};
+
+static struct piece piece_of(const struct cdi_op *op, size_t k)
+{
+    size_t most = CDI_SHM_PIECE_BYTES / cddp_dtype_size(op->dtype), at = k * most;
+
+    return (struct piece){.at = at, .n = op->count - at < most ? op->count - at : most};
+}
+
+/* Offer everything but what this rank reduces itself. */
+static void offer_piece(const struct cdi_team *t, const struct cdi_op *op, struct piece p)
+{
+    size_t size = cddp_dtype_size(op->dtype), lo, hi;
+    const uint8_t *in = (const uint8_t *)op->in + p.at * size;
+
+    share(p.n, size, t->rank, t->size, &lo, &hi);
+    memcpy(next_slot(t), in, lo * size);
+    memcpy(next_slot(t) + hi * size, in + hi * size, (p.n - hi) * size);
+}
+
+/* Reduce this rank's share of what all have offered in this step; others find it in the next. */
+static void reduce_share(const struct cdi_team *t, const struct cdi_op *op, struct piece p)
+{
+    size_t size = cddp_dtype_size(op->dtype), lo, hi;
+    void *to[2];
+
+    share(p.n, size, t->rank, t->size, &lo, &hi);
+    for (int r = 0; r < t->size; r++)
+        t->in[r] = (r == t->rank ? (const uint8_t *)op->in + p.at * size : slot_of(t, r)) + lo * size;
+    to[0] = (uint8_t *)op->out + (p.at + lo) * size;
+    to[1] = next_slot(t) + CDI_SHM_PIECE_BYTES;
+    cdi_reduce(to, 2, t->in, t->size, hi - lo, op->dtype, op->op);
+}
+
+static void collect_shares(const struct cdi_team *t, const struct cdi_op *op, struct piece p)
+{
+    size_t size = cddp_dtype_size(op->dtype), lo, hi;
+
+    for (int r = 0; r < t->size; r++) {
+        share(p.n, size, r, t->size, &lo, &hi);
+        if (r != t->rank)
+            memcpy((uint8_t *)op->out + (p.at + lo) * size, slot_of(t, r) + CDI_SHM_PIECE_BYTES, (hi - lo) * size);
+    }
+}
+
+/* A pipeline: one step carries the inputs of one piece and the results of the piece before it. */
+static cddp_status reduce_staged(struct run *run, struct cdi_error *err)
 {
     struct cdi_team *t = run->t;
     const struct cdi_op *op = &run->w->op;
-    size_t size = cddp_dtype_size(op->dtype), lo, hi;
-    void *to[2];
-    cddp_status st;
+    size_t most = CDI_SHM_PIECE_BYTES / cddp_dtype_size(op->dtype), n_pieces = (op->count + most - 1) / most;
 
-    share(n, size, t->rank, t->size, &lo, &hi);
-    memcpy(next_slot(t), in, lo * size);
-    memcpy(next_slot(t) + hi * size, in + hi * size, (n - hi) * size);
-    st = step(run, err);
-    if (st != CDDP_OK)
-        return st;
-    for (int r = 0; r < t->size; r++)
-        t->in[r] = (r == t->rank ? in : slot_of(t, r)) + lo * size;
-    to[0] = out + lo * size;
-    to[1] = next_slot(t) + lo * size;
-    cdi_reduce(to, 2, t->in, t->size, hi - lo, op->dtype, op->op);
-    st = step(run, err);
-    for (int r = 0; r < t->size && st == CDDP_OK; r++) {
-        share(n, size, r, t->size, &lo, &hi);
-        if (r != t->rank)
-            memcpy(out + lo * size, slot_of(t, r) + lo * size, (hi - lo) * size);
+    for (size_t k = 0; k <= n_pieces; k++) {
+        cddp_status st;
+
+        if (k < n_pieces)
+            offer_piece(t, op, piece_of(op, k));
+        st = step(run, err);
+        if (st != CDDP_OK)
+            return st;
+        if (k > 0)
+            collect_shares(t, op, piece_of(op, k - 1));
+        if (k < n_pieces)
+            reduce_share(t, op, piece_of(op, k));
     }
-    return st;
-}
-
-static cddp_status reduce_staged(struct run *run, struct cdi_error *err)
-{
-    const struct cdi_op *op = &run->w->op;
-    size_t size = cddp_dtype_size(op->dtype), piece = CDI_SHM_SLOT_BYTES / size;
-    cddp_status st = CDDP_OK;
-
-    for (size_t at = 0; at < op->count && st == CDDP_OK; at += piece)
-        st = reduce_piece(run, (const uint8_t *)op->in + at * size, (uint8_t *)op->out + at * size,
-                          smaller(piece, op->count - at), err);
-    return st;
+    return CDDP_OK;
 }
 
 /* In shared memory: each rank reduces its share of all arenas and writes it into all arenas. */
@@ -284,7 +314,7 @@ static cddp_status broadcast(struct run *run, struct cdi_error *err)
     uint8_t *buf = op->out;
 
     do {
-        size_t n = smaller(CDI_SHM_SLOT_BYTES, bytes - at);
+        size_t n = smaller(CDI_SHM_PIECE_BYTES, bytes - at);
         cddp_status st;
 
         if (t->rank == op->root && n > 0)
@@ -309,7 +339,7 @@ static cddp_status all_gather(struct run *run, struct cdi_error *err)
     if (bytes > 0 && op->in != mine)
         memcpy(mine, op->in, bytes);
     do {
-        size_t n = smaller(CDI_SHM_SLOT_BYTES, bytes - at);
+        size_t n = smaller(CDI_SHM_PIECE_BYTES, bytes - at);
         cddp_status st;
 
         if (n > 0)

@@ -19,7 +19,9 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define CDI_SHM_SLOT_BYTES (256u * 1024)
+#define CDI_SHM_PIECE_BYTES (256u * 1024) /* large private data goes through the slots in pieces of this size */
+/* Of a piece: what this rank puts in, and, behind it, what it has reduced (half of it at most, in whole lines). */
+#define CDI_SHM_SLOT_BYTES (CDI_SHM_PIECE_BYTES + CDI_SHM_PIECE_BYTES / 2 + 4096)
 #define CDI_SHM_TEXT 512
 
 /* A futex between processes. Posters make the system call only if somebody sleeps. */
