@@ -7,6 +7,7 @@ counts as failed: a filter or a build mistake that leaves nothing to run must no
 """
 import json
 import re
+import shlex
 import sys
 
 TAP_LINE = re.compile(r'^\s*(not )?ok\b(.*)$')
@@ -30,6 +31,12 @@ def count_tap(test):
     return counts, failed
 
 
+def hint(test):
+    """Criterion's TAP output hides what a test says in its teardown, where hygiene.h finds leaks."""
+    command = [word for word in test.get('command', []) if word != '--tap']
+    return '; a leak, or a crash outside the tests; see: ' + shlex.join(command) if command else ''
+
+
 def count(test):
     """Return [passed, failed, skipped], names for one entry of the log."""
     name, result = test['name'], test['result']
@@ -38,7 +45,7 @@ def count(test):
         counts, failed = count_tap(test)
         names = [f'{name}: {one}' for one in failed]
         if result not in ('OK', 'SKIP') and not counts[1]:
-            counts[1], names = 1, [f'{name}: {result.lower()}, exit status {test.get("returncode")}']
+            counts[1], names = 1, [f'{name}: {result.lower()}, exit status {test.get("returncode")}{hint(test)}']
         if sum(counts) == 0:
             counts[1], names = 1, [f'{name}: ran no test']
         return counts, names
