@@ -222,7 +222,6 @@ static bool parse_env(const char *env, int *fd, char *path, size_t path_cap, uin
     if (!cdi_parse_int(number, 0, INT_MAX, &n))
         return false;
     *fd = (int)n;
-    /* NOLINTNEXTLINE(cert-err34-c): sixteen hex digits cannot overflow. */
     return sscanf(comma2 + 1, "%16" SCNx64 "%n", nonce, &used) == 1 && comma2[1 + used] == '\0';
 }
 

@@ -97,7 +97,7 @@ void conn_close(struct conn *c, enum cdi_log_level level, const char *why)
     if (c->state == CONN_CLOSING)
         return;
     if (c->state != CONN_LINGERING) {
-        (void)snprintf(c->why, sizeof c->why, "%s", why);
+        (void)snprintf(c->why, sizeof c->why, "%.*s", (int)sizeof c->why - 1, why);
         log_drop(c, level, why);
     }
     leave_store(c);
@@ -136,7 +136,7 @@ void conn_finish(struct conn *c, int64_t linger_ms, enum cdi_log_level level, co
 {
     if (c->state == CONN_CLOSING || c->state == CONN_LINGERING)
         return;
-    (void)snprintf(c->why, sizeof c->why, "%s", why);
+    (void)snprintf(c->why, sizeof c->why, "%.*s", (int)sizeof c->why - 1, why);
     log_drop(c, level, why);
     leave_store(c);
     c->state = CONN_LINGERING;

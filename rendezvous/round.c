@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "rendezvous/round.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -411,7 +412,7 @@ static bool may_join(struct round *r, const struct cdi_msg_join *j)
 
     if (j->version != CDI_CONTROL_VERSION)
         say(r->text,
-            "this agent speaks version %u of the control protocol, the rendezvous version %u; use one cddprun on all "
+            "this agent speaks version %u of the control protocol, the rendezvous version %d; use one cddprun on all "
             "nodes",
             j->version, CDI_CONTROL_VERSION);
     else if (strcmp(j->run_id, r->run_id) != 0)
@@ -575,6 +576,7 @@ const struct round_action *round_step(struct round *r, const struct round_event 
     struct node *node = ev->peer < r->cap ? &r->nodes[ev->peer] : NULL;
     bool there = node != NULL && node->state != NODE_ABSENT;
 
+    assert(r->cap == 0 || (r->nodes != NULL && r->slots != NULL));
     r->n_actions = 0;
     switch (ev->kind) {
     case ROUND_EV_JOIN:

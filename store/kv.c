@@ -2,6 +2,7 @@
 #include "store/kv.h"
 #include "common/map.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -311,6 +312,7 @@ static cddp_status store(struct cdi_kv *kv, struct key *k, struct cdi_c10d_bytes
 
     if (p == NULL)
         return st;
+    assert((a.len == 0 || a.data != NULL) && (b.len == 0 || b.data != NULL));
     if (a.len > 0)
         memcpy(p, a.data, a.len);
     if (b.len > 0)

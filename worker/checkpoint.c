@@ -121,7 +121,6 @@ static bool parse_file_name(const char *name, uint64_t *step)
 {
     char again[64];
 
-    /* NOLINTNEXTLINE(cert-err34-c): a number that does not fit is found by the comparison. */
     if (sscanf(name, "checkpoint-%20" SCNu64, step) != 1)
         return false;
     (void)snprintf(again, sizeof again, FILE_NAME, *step);

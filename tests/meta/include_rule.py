@@ -39,6 +39,7 @@ CALLS = [
     (r'(?:secure_)?getenv', ['common/env.c', 'launcher/options.c']),
     (r'v?fork|clone3?|exec[lv]p?e?|execvpe|fexecve|posix_spawnp?|system|popen|uv_spawn', PROCESS_FILES),
     (r'signal|sigaction|kill|killpg|pidfd_send_signal|uv_kill|uv_signal_start|uv_process_kill', PROCESS_FILES),
+    (r'atoi|atol|atoll|atof|gets|strcpy|strcat|v?sprintf|strtok', []),
 ]
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]', re.M)
@@ -85,7 +86,7 @@ def check_file(root, path):
         for match in re.finditer(rf'(?<![\w.>])({name})\s*\(', code):
             if path not in files and not path.startswith('include/'):
                 line = code.count('\n', 0, match.start()) + 1
-                yield f'{path}:{line}: {match.group(1)}() is not for this file, only for {", ".join(files)}'
+                yield f'{path}:{line}: {match.group(1)}() is not for this file, only for {", ".join(files) or "nobody"}'
 
 
 def check_tree(root):
@@ -112,6 +113,7 @@ PLANTED = {
     'launcher/c.c': 'int f(void)\n{\n    return fork();\n}\n',
     'launcher/d.c': 'void f(void)\n{\n    kill(1, 9);\n}\n',
     'common/b.c': 'char *f(void)\n{\n    return getenv("HOME");\n}\n',
+    'common/e.c': 'int f(const char *s)\n{\n    return atoi(s);\n}\n',
     'common/c.h': '#include "buf.h"\n',
     'common/d.c': '#include <common/buf.h>\n',
     'include/cddp/a.h': '#include "common/buf.h"\n',

@@ -47,14 +47,14 @@ int ranks_fork(int n, unsigned timeout_s, rank_fn fn, const void *arg, int *stat
 int ranks_threads(int n, rank_fn fn, const void *arg);
 
 /* For bodies: unless cond holds, say where and return 1. */
-#define RANK_CHECK(cond, ...)                                                            \
-    do {                                                                                 \
-        if (!(cond)) {                                                                   \
+#define RANK_CHECK(cond, ...)                                                           \
+    do {                                                                                \
+        if (!(cond)) {                                                                  \
             fprintf(stderr, "rank %d: %s:%d: %s:", r->rank, __FILE__, __LINE__, #cond); \
-            fprintf(stderr, " " __VA_ARGS__);                                             \
-            fprintf(stderr, " [%s]\n", r->err.msg);                                      \
-            return 1;                                                                    \
-        }                                                                                \
+            fprintf(stderr, " " __VA_ARGS__);                                           \
+            fprintf(stderr, " [%s]\n", r->err.msg);                                     \
+            return 1;                                                                   \
+        }                                                                               \
     } while (0)
 
 /* An operation and its end. */

@@ -444,7 +444,7 @@ cddp_status cdi_handover_control(struct cdi_shm **out, const struct cdi_world *w
 {
     const struct patience p = {.deadline_ms = cdi_deadline_ms(cdi_now_ms(), world->join_timeout_ms),
                                .flight = world->flight};
-    struct cdi_error local;
+    struct cdi_error local = {.status = CDDP_OK};
     struct cdi_shm *s;
     cddp_status st;
 

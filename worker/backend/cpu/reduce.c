@@ -27,6 +27,7 @@
  * One reduction for type T with accumulators A; W is the type in which A's sums and products are made (unsigned where A
  * is an integer: no undefined overflow). SCALE is what a mean multiplies with.
  */
+/* NOLINTBEGIN(bugprone-macro-parentheses): a type in parentheses is no type. */
 #define DEFINE(name, T, A, W, IN, OUT, SCALE)                                                                       \
     INLINE void name##_add(A *acc, const T *x, size_t n)                                                            \
     {                                                                                                               \
@@ -94,6 +95,7 @@
                 memcpy((T *)out[k] + at, done, n * sizeof(T));                                                      \
         }                                                                                                           \
     }
+/* NOLINTEND(bugprone-macro-parentheses) */
 
 #define MEAN_SCALE(A, n) ((A)1 / (A)(n))
 #define NO_SCALE(A, n) ((A)((void)(n), 1)) /* a mean of integers is refused by the caller */
