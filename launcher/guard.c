@@ -47,7 +47,6 @@ static pid_t parent_of(int proc_fd, const char *pid)
     const char *close_paren;
     CDI_AUTOCLOSE int fd = -1;
     ssize_t n;
-    int ppid;
 
     (void)snprintf(path, sizeof path, "%.20s/stat", pid);
     fd = openat(proc_fd, path, O_RDONLY | O_CLOEXEC);
@@ -55,7 +54,9 @@ static pid_t parent_of(int proc_fd, const char *pid)
         return -1;
     text[n] = '\0';
     close_paren = strrchr(text, ')');
-    return close_paren != NULL && sscanf(close_paren + 1, " %*c %d", &ppid) == 1 ? ppid : -1;
+    if (close_paren == NULL || strlen(close_paren) < sizeof ") S 1" - 1)
+        return -1;
+    return (pid_t)strtol(close_paren + sizeof ") S" - 1, NULL, 10);
 }
 
 static void kill_by_scan(void)
@@ -82,7 +83,7 @@ static bool kill_by_lists(void)
     while (have && (entry = readdir(tasks)) != NULL) {
         char path[64];
         FILE *f;
-        int pid;
+        char pid[16];
 
         if (entry->d_name[0] == '.')
             continue;
@@ -92,8 +93,8 @@ static bool kill_by_lists(void)
             have = errno != ENOENT; /* other errors: a descriptor short just now; look again in the next round */
             continue;
         }
-        while (fscanf(f, "%d", &pid) == 1)
-            kill_child(pid);
+        while (fscanf(f, "%15s", pid) == 1)
+            kill_child((pid_t)strtol(pid, NULL, 10));
         (void)fclose(f);
     }
     if (tasks != NULL)

@@ -201,7 +201,7 @@ static bool flag_name(const char *word, char *name)
     if (n >= NAME_MAX_LEN)
         return false;
     for (size_t i = 0; i < n; i++)
-        name[i] = word[2 + i] == '-' ? '_' : word[2 + i];
+        name[i] = (char)(word[2 + i] == '-' ? '_' : word[2 + i]);
     name[n] = '\0';
     return true;
 }
@@ -328,6 +328,15 @@ static cddp_status read_flag(struct options *o, char **argv, int argc, int *i, s
     return set_value(o, f, argv[*i], from, err);
 }
 
+/* A sentence is one line, whatever a word holds: no newline, nothing that moves a terminal's cursor. */
+static cddp_status one_line(cddp_status st, struct cdi_error *err)
+{
+    for (char *p = err == NULL ? NULL : err->msg; p != NULL && *p != '\0'; p++)
+        if ((unsigned char)*p < ' ' || *p == 0x7f)
+            *p = '?';
+    return st;
+}
+
 cddp_status options_parse(struct options *out, int argc, char **argv, options_getenv env, void *arg,
                           struct cdi_error *err)
 {
@@ -355,7 +364,7 @@ cddp_status options_parse(struct options *out, int argc, char **argv, options_ge
             break;
     }
     if (st != CDDP_OK)
-        return st;
+        return one_line(st, err);
     if (o.what == OPTIONS_RUN && (i >= argc || *argv[i] == '\0'))
         return cdi_fail(err, CDDP_E_INVALID,
                         "no program to run; usage: cddprun [flags] PROGRAM [ARGS]; see cddprun --help");

@@ -186,6 +186,15 @@ Test(options, an_unknown_flag_meets_the_nearest_one)
     cr_assert_not_null(strstr(err.msg, "a flag of torchrun"), "%s", err.msg);
 }
 
+Test(options, a_sentence_stays_one_line_whatever_the_word_holds)
+{
+    struct options o;
+    struct cdi_error err;
+
+    cr_assert_eq(PARSE(&o, &err, "-\n\033[2J", "a"), CDDP_E_INVALID);
+    cr_assert_str_eq(err.msg, "unknown flag '-??[2J'; see cddprun --help");
+}
+
 Test(options, a_flag_may_be_shortened_as_long_as_it_is_the_only_one)
 {
     struct options o;

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The command line and its PET_* variables. Input: words, each ended by a NUL; those in front of an empty word are
+ * NAME=value pairs of the environment, the others argv[1..].
+ */
+#include "launcher/options.h"
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_WORDS 64
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+struct words {
+    const char *v[MAX_WORDS + 1];
+    size_t n;
+};
+
+static const char *lookup(const char *name, void *arg)
+{
+    const struct words *env = arg;
+    size_t n = strlen(name);
+
+    for (size_t i = 0; i < env->n; i++)
+        if (strncmp(env->v[i], name, n) == 0 && env->v[i][n] == '=')
+            return env->v[i] + n + 1;
+    return NULL;
+}
+
+/* What a parsed command line promises to the rest of the program. */
+static void check(const struct options *o, char **argv, int argc)
+{
+    if (o->what != OPTIONS_RUN)
+        return;
+    if (o->command < argv + 1 || o->command >= argv + argc || o->command[0] == NULL || o->command[0][0] == '\0')
+        abort();
+    if (o->nproc_kind == OPTIONS_NPROC_COUNT && (o->nproc < 1 || o->nproc > OPTIONS_MAX_PROCS))
+        abort();
+    if (o->min_nodes != 1 || o->max_nodes != 1 || o->max_restarts < 0 || o->master_port < -1 || o->master_port > 65535)
+        abort();
+    if (o->role == NULL || o->tmpdir == NULL || (o->run_id != NULL && strlen(o->run_id) > 255))
+        abort();
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    char *text = malloc(size + 1), *argv[MAX_WORDS + 2] = {(char *)(uintptr_t) "cddprun"};
+    struct words words = {.n = 0}, env = {.n = 0};
+    struct cdi_error err = {.status = CDDP_OK};
+    struct options o;
+    int argc = 1;
+
+    if (text == NULL)
+        return 0;
+    if (size > 0)
+        memcpy(text, data, size);
+    text[size] = '\0';
+    for (size_t at = 0; at < size && words.n < MAX_WORDS; at += strlen(text + at) + 1)
+        words.v[words.n++] = text + at;
+    for (size_t i = 0; i < words.n; i++) {
+        if (words.v[i][0] == '\0' && env.n == 0 && i > 0) {
+            memcpy(env.v, words.v, i * sizeof words.v[0]);
+            env.n = i;
+            argc = 1;
+        } else {
+            argv[argc++] = (char *)(uintptr_t)words.v[i];
+        }
+    }
+    argv[argc] = NULL;
+    if (options_parse(&o, argc, argv, lookup, &env, &err) == CDDP_OK)
+        check(&o, argv, argc);
+    else if (err.msg[0] == '\0' || strchr(err.msg, '\n') != NULL)
+        abort(); /* a failure is one sentence */
+    free(text);
+    return 0;
+}
