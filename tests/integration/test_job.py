@@ -154,8 +154,9 @@ def test_a_reader_that_stands_still_holds_the_workers_but_not_the_signals(cddpru
 
 def test_a_restart_keeps_the_port_and_counts(cddprun):
     script = ('echo port $MASTER_PORT; echo count $TORCHELASTIC_RESTART_COUNT; '
-              '[ $RANK = 1 ] && [ $TORCHELASTIC_RESTART_COUNT = 0 ] && exit 3; '
-              '[ $TORCHELASTIC_RESTART_COUNT = 0 ] && exec sleep 60; exit 0')
+              '[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; '
+              '[ $RANK = 0 ] && touch "$TMPDIR/up" && exec sleep 60; '
+              'while ! rm "$TMPDIR/up" 2>/dev/null; do sleep 0.01; done; exit 3')
     status, out, err = run(cddprun, '--nproc_per_node=2', '--max_restarts=1', *sh(script))
     assert status == 0, (status, err)
     assert len(set(re.findall(r'port (\d+)', out))) == 1, out
