@@ -172,31 +172,36 @@ static void pause_accepting(struct rdzv_server *s)
 static void resume_accepting(struct rdzv_server *s)
 {
     s->resume_ms = 0;
+    if (s->reserve_fd < 0)
+        s->reserve_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     for (size_t i = 0; i < s->n_listeners; i++)
         (void)uv_poll_start(&s->listeners[i].poll, UV_READABLE, on_connection);
 }
 
 /*
  * No descriptor is left. A connection that stays in the backlog would wake the loop for ever and leave its client
- * without an answer: give up the reserve for a moment, to take it and close it. Where that fails, accept later.
+ * without an answer: give up the reserve for a moment, to take it and close it. Returns accept4()'s errno, 0 if one was
+ * turned away. (Without a free descriptor the kernel says EMFILE even where nobody is waiting.)
  */
-static bool turn_away(struct rdzv_server *s, int listen_fd)
+static int turn_away(struct rdzv_server *s, int listen_fd)
 {
-    int fd;
+    int fd, why;
 
-    if (!s->out_of_fds)
-        cdi_log(
-            CDI_LOG_ERROR, "RDZV-NO-FDS",
-            "rendezvous: no file descriptors are left, new connections are turned away; raise the limit (ulimit -n)");
-    s->out_of_fds = true;
     if (s->reserve_fd < 0)
-        return false;
+        return EMFILE;
     (void)close(s->reserve_fd);
     fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    why = fd < 0 ? errno : 0;
     if (fd >= 0)
         (void)close(fd);
     s->reserve_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    return fd >= 0;
+    if (fd >= 0 && !s->out_of_fds) {
+        s->out_of_fds = true;
+        cdi_log(CDI_LOG_ERROR, "RDZV-NO-FDS",
+                "rendezvous: no file descriptors are left, new connections are turned away; raise the limit "
+                "(ulimit -n)");
+    }
+    return why;
 }
 
 static void on_connection(uv_poll_t *poll, int status, int events)
@@ -210,17 +215,19 @@ static void on_connection(uv_poll_t *poll, int status, int events)
         struct sockaddr_storage addr = {0};
         socklen_t len = sizeof addr;
         int fd = accept4(l->fd, (struct sockaddr *)&addr, &len, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        int why = fd < 0 ? errno : 0;
 
         if (fd >= 0) {
             s->out_of_fds = false;
             (void)conn_open(&s->home, fd, &addr);
-        } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+        } else if (why == EMFILE || why == ENFILE) {
+            why = turn_away(s, l->fd);
+        }
+        if (why == EAGAIN)
             return;
-        } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-            if (!turn_away(s, l->fd)) {
-                pause_accepting(s);
-                return;
-            }
+        if (why == EMFILE || why == ENFILE || why == ENOBUFS || why == ENOMEM) {
+            pause_accepting(s);
+            return;
         } /* else that one connection has failed (ECONNABORTED and the like): go on */
     }
 }

@@ -13,8 +13,7 @@
 
 /* A name that has a value, a queue, or somebody who waits for it; a record with none of them is freed. */
 struct key {
-    struct cdi_list waiting; /* struct entry: who waits for the key */
-    struct cdi_list parked;  /* struct entry: who is at its barrier */
+    struct cdi_list waiting; /* struct entry: who waits for the key, or is parked at its barrier */
     struct cdi_list queue;   /* struct item */
     size_t queue_len;
     uint8_t *value; /* NULL: has none */
@@ -31,7 +30,7 @@ struct item {
 
 /* One request that waits, with an entry for each occurrence of a key that is not there yet. */
 struct entry {
-    struct cdi_list link; /* in key->waiting or key->parked */
+    struct cdi_list link; /* in key->waiting */
     struct wait *wait;
     struct key *key; /* NULL: it has come */
 };
@@ -118,7 +117,6 @@ static struct key *find_or_add(struct cdi_kv *kv, struct cdi_c10d_bytes name, cd
         return NULL;
     *k = (struct key){.key_len = name.len};
     cdi_list_init(&k->waiting);
-    cdi_list_init(&k->parked);
     cdi_list_init(&k->queue);
     memcpy(k->name, name.data, name.len);
     if (cdi_map_add(&kv->keys, k->name, k->key_len, k) != CDDP_OK) {
@@ -132,7 +130,7 @@ static struct key *find_or_add(struct cdi_kv *kv, struct cdi_c10d_bytes name, cd
 /* Forget a key's record if nothing holds it any more. */
 static void tidy(struct cdi_kv *kv, struct key *k)
 {
-    if (k->value != NULL || k->queue_len > 0 || !cdi_list_empty(&k->waiting) || !cdi_list_empty(&k->parked))
+    if (k->value != NULL || k->queue_len > 0 || !cdi_list_empty(&k->waiting))
         return;
     (void)cdi_map_remove(&kv->keys, k->name, k->key_len);
     give(kv, k, key_size(k->key_len));
@@ -206,10 +204,10 @@ static void arrive(struct cdi_kv *kv, struct entry *e)
     }
 }
 
-static void wake_all(struct cdi_kv *kv, struct cdi_list *list)
+static void wake_all(struct cdi_kv *kv, struct key *k)
 {
-    while (!cdi_list_empty(list))
-        arrive(kv, cdi_list_of(list->next, struct entry, link));
+    while (!cdi_list_empty(&k->waiting))
+        arrive(kv, cdi_list_of(k->waiting.next, struct entry, link));
 }
 
 void cdi_kv_cancel(struct cdi_kv *kv, struct cdi_kv_client *client)
@@ -233,13 +231,13 @@ static struct wait *new_wait(struct cdi_kv *kv, struct cdi_kv_client *client, si
     return w;
 }
 
-static void add_entry(struct wait *w, struct key *k, struct cdi_list *list)
+static void add_entry(struct wait *w, struct key *k)
 {
     struct entry *e = &w->entries[w->missing++];
 
     e->wait = w;
     e->key = k;
-    cdi_list_push_back(list, &e->link);
+    cdi_list_push_back(&k->waiting, &e->link);
 }
 
 static bool present(const struct key *k)
@@ -275,7 +273,7 @@ cddp_status cdi_kv_wait(struct cdi_kv *kv, struct cdi_kv_client *client, const s
             end_wait(kv, w);
             return st;
         }
-        add_entry(w, k, &k->waiting);
+        add_entry(w, k);
     }
     return CDDP_OK;
 }
@@ -325,25 +323,34 @@ static cddp_status store(struct cdi_kv *kv, struct key *k, struct cdi_c10d_bytes
     return CDDP_OK;
 }
 
+/* Set a key's value without waking anybody; NULL and *st on failure. */
+static struct key *put(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi_c10d_bytes value, cddp_status *st,
+                       struct cdi_error *err)
+{
+    struct key *k = find_or_add(kv, key, st, err);
+
+    if (k == NULL)
+        return NULL;
+    if (k->value != NULL && k->cap == value.len && value.len > 0) {
+        memcpy(k->value, value.data, value.len);
+        k->len = value.len;
+        return k;
+    }
+    *st = store(kv, k, value, (struct cdi_c10d_bytes){0}, value.len, err);
+    if (*st == CDDP_OK)
+        return k;
+    tidy(kv, k);
+    return NULL;
+}
+
 cddp_status cdi_kv_set(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi_c10d_bytes value, struct cdi_error *err)
 {
     cddp_status st;
-    struct key *k = find_or_add(kv, key, &st, err);
+    struct key *k = put(kv, key, value, &st, err);
 
-    if (k == NULL)
-        return st;
-    if (k->value != NULL && k->cap == value.len && value.len > 0) {
-        memcpy(k->value, value.data, value.len);
-    } else {
-        st = store(kv, k, value, (struct cdi_c10d_bytes){0}, value.len, err);
-        if (st != CDDP_OK) {
-            tidy(kv, k);
-            return st;
-        }
-    }
-    k->len = value.len;
-    wake_all(kv, &k->waiting);
-    return CDDP_OK;
+    if (k != NULL)
+        wake_all(kv, k);
+    return st;
 }
 
 cddp_status cdi_kv_append(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi_c10d_bytes value,
@@ -366,7 +373,7 @@ cddp_status cdi_kv_append(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct c
         st = store(kv, k, (struct cdi_c10d_bytes){k->value, k->len}, value, k->value == NULL ? need : need * 2, err);
     }
     if (st == CDDP_OK)
-        wake_all(kv, &k->waiting);
+        wake_all(kv, k);
     tidy(kv, k);
     return st;
 }
@@ -394,21 +401,33 @@ static cddp_status read_number(const struct key *k, int64_t *n, struct cdi_error
                     fits ? "is not a number" : "does not fit a 64-bit number");
 }
 
-cddp_status cdi_kv_add(struct cdi_kv *kv, struct cdi_c10d_bytes key, int64_t delta, int64_t *sum, struct cdi_error *err)
+/* Add to a counter without waking anybody; NULL and *st on failure. */
+static struct key *count(struct cdi_kv *kv, struct cdi_c10d_bytes key, int64_t delta, int64_t *sum, cddp_status *st,
+                         struct cdi_error *err)
 {
-    const struct key *k = find(kv, key);
-    int64_t old = 0;
+    struct key *k = find(kv, key);
+    int64_t n = 0;
     char text[24];
     int len;
-    cddp_status st = k == NULL || k->value == NULL ? CDDP_OK : read_number(k, &old, err);
 
-    if (st != CDDP_OK)
-        return st;
-    old = (int64_t)((uint64_t)old + (uint64_t)delta);
-    len = snprintf(text, sizeof text, "%" PRId64, old);
-    st = cdi_kv_set(kv, key, (struct cdi_c10d_bytes){(const uint8_t *)text, (size_t)len}, err);
-    if (st == CDDP_OK)
-        *sum = old;
+    *st = k == NULL || k->value == NULL ? CDDP_OK : read_number(k, &n, err);
+    if (*st != CDDP_OK)
+        return NULL;
+    n = (int64_t)((uint64_t)n + (uint64_t)delta);
+    len = snprintf(text, sizeof text, "%" PRId64, n);
+    k = put(kv, key, (struct cdi_c10d_bytes){(const uint8_t *)text, (size_t)len}, st, err);
+    if (k != NULL)
+        *sum = n;
+    return k;
+}
+
+cddp_status cdi_kv_add(struct cdi_kv *kv, struct cdi_c10d_bytes key, int64_t delta, int64_t *sum, struct cdi_error *err)
+{
+    cddp_status st;
+    struct key *k = count(kv, key, delta, sum, &st, err);
+
+    if (k != NULL)
+        wake_all(kv, k);
     return st;
 }
 
@@ -529,21 +548,20 @@ void cdi_kv_pop(struct cdi_kv *kv, struct cdi_c10d_bytes key)
 cddp_status cdi_kv_barrier(struct cdi_kv *kv, struct cdi_kv_client *client, struct cdi_c10d_bytes key,
                            int64_t world_size, bool *now, struct cdi_error *err)
 {
-    int64_t here;
-    struct key *k;
+    int64_t here = 0;
     struct wait *w;
-    cddp_status st = cdi_kv_add(kv, key, 1, &here, err);
+    cddp_status st;
+    struct key *k = count(kv, key, 1, &here, &st, err);
 
-    if (st != CDDP_OK)
+    if (k == NULL)
         return st;
-    k = find(kv, key); /* it has a value now: nothing below frees it */
     *now = here >= world_size;
     if (*now) {
-        wake_all(kv, &k->parked);
+        wake_all(kv, k);
         return CDDP_OK;
     }
     w = new_wait(kv, client, 1, &st, err);
     if (w != NULL)
-        add_entry(w, k, &k->parked);
+        add_entry(w, k); /* it has a value: nothing frees it */
     return st;
 }

@@ -83,7 +83,9 @@ cddp_status cdi_kv_wait(struct cdi_kv *kv, struct cdi_kv_client *client, const s
                         struct cdi_error *err);
 /*
  * Count the caller in under the key (a counter like any other, which is never reset). *now is true if it is world_size
- * or more; then all who are parked at this barrier are woken. Else the client is parked. Errors: as add and wait.
+ * or more; then all who are parked at this barrier are woken. Else the client is parked. As in PyTorch, being parked is
+ * a wait for the key like any other: what sets the key wakes the parked too, but counting somebody in wakes nobody.
+ * Errors: as add and wait.
  */
 cddp_status cdi_kv_barrier(struct cdi_kv *kv, struct cdi_kv_client *client, struct cdi_c10d_bytes key,
                            int64_t world_size, bool *now, struct cdi_error *err);

@@ -242,6 +242,22 @@ Test(kv, a_barrier_opens_for_all_when_the_last_one_comes_and_stays_open)
     cdi_kv_destroy(kv);
 }
 
+Test(kv, counting_in_wakes_nobody_and_setting_the_key_wakes_the_parked)
+{
+    struct cdi_kv *kv = new_kv(0);
+    struct waiter w = {0}, parked = {0};
+    bool now;
+
+    cdi_kv_client_init(&w.client, on_wake);
+    cdi_kv_client_init(&parked.client, on_wake);
+    (void)wait_for(kv, &w, "b", NULL, NULL);
+    (void)cdi_kv_barrier(kv, &parked.client, S("b"), 5, &now, NULL);
+    cr_assert(!now && w.woken == 0);
+    (void)cdi_kv_set(kv, S("b"), S("1"), NULL);
+    cr_assert(w.woken == 1 && parked.woken == 1, "as in PyTorch");
+    cdi_kv_destroy(kv);
+}
+
 Test(kv, a_full_store_refuses_and_keeps_what_it_has)
 {
     struct cdi_kv *kv = new_kv(20000);

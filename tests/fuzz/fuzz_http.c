@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* HTTP requests: whatever is parsed is answered. */
+#include "rendezvous/http.h"
+
+#include <stdlib.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct http_request req;
+    struct cdi_buf in, out;
+    cddp_status st;
+
+    cdi_buf_init(&in, 0);
+    cdi_buf_init(&out, 0);
+    (void)cdi_buf_append(&in, data, size);
+    st = http_parse(&in, &req, NULL);
+    if (st == CDDP_IN_PROGRESS && size >= HTTP_HEAD_MAX)
+        abort();
+    if (st != CDDP_IN_PROGRESS && http_answer(st == CDDP_OK ? &req : NULL, &out) != CDDP_OK)
+        abort();
+    cdi_buf_release(&in);
+    cdi_buf_release(&out);
+    return 0;
+}
