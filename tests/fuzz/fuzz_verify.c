@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Two ranks' lists of parameters, as peers send them: never read beyond, and the same verdict from both sides. */
+#include "worker/verify.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+/* Of its own length, so that reading beyond it is seen. */
+static void fill(struct cdi_buf *b, const uint8_t *data, size_t size)
+{
+    *b = (struct cdi_buf){.mem = malloc(size > 0 ? size : 1), .len = size, .cap = size};
+    if (b->mem == NULL)
+        abort();
+    if (size > 0)
+        memcpy(b->mem, data, size);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    size_t cut = size > 0 ? data[0] * (size - 1) / 255 : 0;
+    struct cdi_buf a, b;
+    struct cdi_error ab, ba;
+    cddp_status st;
+
+    fill(&a, data + (size > 0), cut);
+    fill(&b, data + (size > 0) + cut, size > 0 ? size - 1 - cut : 0);
+    st = cdi_verify_compare(&a, 0, &b, 1, &ab);
+    if (cdi_verify_compare(&b, 1, &a, 0, &ba) != st || cdi_verify_compare(&a, 0, &a, 1, NULL) != CDDP_OK)
+        abort();
+    if (st != CDDP_OK &&
+        (st != CDDP_E_MISMATCH || strstr(ab.msg, "rank 0") == NULL || strstr(ab.msg, "rank 1") == NULL))
+        abort();
+    cdi_buf_release(&a);
+    cdi_buf_release(&b);
+    return 0;
+}
