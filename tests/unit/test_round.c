@@ -544,7 +544,7 @@ static void simulate(uint64_t seed)
     round_destroy(w.r);
 }
 
-Test(round, thousands_of_random_jobs_keep_every_promise, .timeout = 60)
+Test(round, thousands_of_random_jobs_keep_every_promise)
 {
     const char *one = getenv("ROUND_SEED");
 
