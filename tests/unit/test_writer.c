@@ -57,7 +57,7 @@ static void end(void)
     hygiene_end();
 }
 
-TestSuite(writer, .init = begin, .fini = end, .timeout = 20);
+TestSuite(writer, .init = begin, .fini = end);
 
 static void finish(bool flushed)
 {
