@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-CDI_SUITE(checkpoint);
+CDI_SUITE(checkpoint, .timeout = 60);
 
 static char dir[128];
 
@@ -119,7 +119,7 @@ Test(checkpoint, nothing_there_is_not_found)
 }
 
 /* Damage at every place: cut short at any length, or any byte changed; the one before it is found, or none. */
-Test(checkpoint, a_damaged_file_is_passed_over_and_named, .timeout = 60)
+Test(checkpoint, a_damaged_file_is_passed_over_and_named)
 {
     cddp_checkpoint_info info;
     struct cdi_error err;
