@@ -46,6 +46,8 @@ static const struct field join_fields[] = {
     {"min_nodes", U32, MSG(join.min_nodes), 1, INT32_MAX},
     {"max_nodes", U32, MSG(join.max_nodes), 1, INT32_MAX},
     {"max_restarts", U32, MSG(join.max_restarts), 0, UINT32_MAX},
+    {"session", TEXT, MSG(join.session), 0, 0},
+    {"round", I64, MSG(join.round), -1, UINT32_MAX},
     {NULL, I32, 0, 0, 0, 0},
 };
 static const struct field failed_fields[] = {
@@ -70,11 +72,9 @@ static const struct field heartbeat_fields[] = {
     {NULL, I32, 0, 0, 0, 0},
 };
 static const struct field welcome_fields[] = {
-    {"version", U32, MSG(welcome.version), 0, UINT32_MAX},
-    {"release", TEXT, MSG(welcome.release), 0, 0},
-    {"session", TEXT, MSG(welcome.session), 0, 0},
-    {"lease_ms", U32, MSG(welcome.lease_ms), 1, UINT32_MAX},
-    {NULL, I32, 0, 0, 0, 0},
+    {"version", U32, MSG(welcome.version), 0, UINT32_MAX}, {"release", TEXT, MSG(welcome.release), 0, 0},
+    {"session", TEXT, MSG(welcome.session), 0, 0},         {"lease_ms", U32, MSG(welcome.lease_ms), 1, UINT32_MAX},
+    {"resumed", BOOL, MSG(welcome.resumed), 0, 1},         {NULL, I32, 0, 0, 0, 0},
 };
 static const struct field waiting_fields[] = {
     {"have", U32, MSG(waiting.have), 0, UINT32_MAX},

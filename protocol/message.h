@@ -80,6 +80,8 @@ struct cdi_msg_join {
     uint32_t n_procs;  /* workers on this node */
     uint32_t min_nodes, max_nodes;
     uint32_t max_restarts;
+    char session[64]; /* to come back: that of WELCOME; "": a new agent */
+    int64_t round;    /* to come back: of the last ASSIGN; -1: none yet */
 };
 
 struct cdi_msg_assign {
@@ -118,6 +120,7 @@ struct cdi_msg {
             char release[32];
             char session[64];
             uint32_t lease_ms;
+            bool resumed; /* the agent has come back in time */
         } welcome;
         struct {
             uint32_t have, need;

@@ -32,7 +32,9 @@ static void there_and_back(const struct cdi_msg *in, struct cdi_msg *out)
 
 Test(message, every_member_of_a_join_survives)
 {
-    struct cdi_msg in = {.type = CDI_MSG_JOIN, .u.join = {1, "0.1.0", "job \"7\"", "node1", 4711, -1, 8, 2, 4, 3}}, out;
+    struct cdi_msg in = {.type = CDI_MSG_JOIN,
+                         .u.join = {1, "0.1.0", "job \"7\"", "node1", 4711, -1, 8, 2, 4, 3, "5f1e", 7}},
+                   out;
 
     there_and_back(&in, &out);
     cr_assert_eq(memcmp(&in, &out, sizeof in), 0);
