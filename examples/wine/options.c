@@ -8,7 +8,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DATA = 1, EPOCHS, BATCH_SIZE, LR, SEED, DTYPE, NO_SHUFFLE, DROP_LAST, INIT, METRICS, WEIGHTS_OUT, HELP };
+enum {
+    DATA = 1,
+    EPOCHS,
+    BATCH_SIZE,
+    LR,
+    SEED,
+    DTYPE,
+    NO_SHUFFLE,
+    DROP_LAST,
+    INIT,
+    METRICS,
+    WEIGHTS_OUT,
+    SAVE,
+    SAVE_EVERY,
+    RESUME,
+    HELP
+};
 
 static const struct option flags[] = {
     {"data", required_argument, NULL, DATA},
@@ -22,6 +38,9 @@ static const struct option flags[] = {
     {"init", required_argument, NULL, INIT},
     {"metrics", required_argument, NULL, METRICS},
     {"weights-out", required_argument, NULL, WEIGHTS_OUT},
+    {"save", required_argument, NULL, SAVE},
+    {"save-every", required_argument, NULL, SAVE_EVERY},
+    {"resume", required_argument, NULL, RESUME},
     {"help", no_argument, NULL, HELP},
     {NULL, 0, NULL, 0},
 };
@@ -42,6 +61,10 @@ void options_help(void)
                "  --init FILE         initial weights: 1091 little-endian float32 (default: DIR/init.f32)\n"
                "  --metrics FILE      rank 0 writes one JSON line per epoch\n"
                "  --weights-out FILE  rank 0 writes the final weights, one per line\n"
+               "  --save DIR          rank 0 saves a checkpoint every 50 epochs and at the end; the newest two stay\n"
+               "  --save-every N      every N epochs instead\n"
+               "  --resume DIR        go on from the newest whole checkpoint there, if any; may be the DIR of --save.\n"
+               "                      FILE of --metrics is then cut to the epochs that were done, and continued\n"
                "  --help");
 }
 
@@ -101,6 +124,17 @@ static const char *store(struct options *o, int flag, const char *value)
     case WEIGHTS_OUT:
         o->weights_out = value;
         return *value != '\0' ? NULL : "a file";
+    case SAVE:
+        o->save = value;
+        return *value != '\0' ? NULL : "a directory";
+    case SAVE_EVERY:
+        if (!whole(value, 1, 1000000, &n))
+            return "a whole number from 1 to 1000000";
+        o->save_every = (long)n;
+        return NULL;
+    case RESUME:
+        o->resume = value;
+        return *value != '\0' ? NULL : "a directory";
     case NO_SHUFFLE:
         o->no_shuffle = true;
         return NULL;
@@ -117,7 +151,7 @@ bool options_parse(struct options *o, int argc, char **argv)
 {
     int flag, which = 0;
 
-    *o = (struct options){.epochs = 100, .batch_size = 32, .lr = 1e-3};
+    *o = (struct options){.epochs = 100, .batch_size = 32, .lr = 1e-3, .save_every = 50};
     opterr = 0;
     while ((flag = getopt_long(argc, argv, ":", flags, &which)) != -1) {
         const char *must;

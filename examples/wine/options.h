@@ -11,9 +11,11 @@ struct options {
     long epochs;
     long batch_size; /* per rank */
     double lr;
-    int64_t seed; /* of the sampler */
+    int64_t seed;    /* of the sampler */
+    long save_every; /* epochs */
     bool f64, no_shuffle, drop_last, help;
     const char *init, *metrics, *weights_out; /* files; NULL: the shipped one, none, none */
+    const char *save, *resume;                /* directories of checkpoints; NULL: none */
 };
 
 /* Fill in *o; false: what is wrong was said on stderr in one sentence. */

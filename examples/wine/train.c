@@ -5,6 +5,8 @@
  */
 #include "train.h"
 
+#include "state.h"
+
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>

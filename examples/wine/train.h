@@ -13,7 +13,7 @@ struct job {
     const struct options *opt;
     const struct wine_data *data;
     cddp_comm *comm;
-    FILE *metrics;     /* rank 0, or NULL */
+    FILE *metrics;     /* rank 0, or NULL; with --resume also readable */
     FILE *weights_out; /* rank 0, or NULL */
 };
 

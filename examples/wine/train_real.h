@@ -24,7 +24,7 @@ struct NAME(trainer) {
     struct NAME(pass) batch[WINE_ROWS]; /* of one slice of a batch */
     cddp_ddp *ddp;
     cddp_sampler *sampler;
-    long steps;
+    struct state state; /* for checkpoints; its progress is the trainer's own */
 };
 
 /* The cross-entropy of one sample. */
@@ -132,11 +132,12 @@ static void NAME(update)(struct NAME(trainer) * t)
                  {t->net.w2, g->w2, OUT * HIDDEN},
                  {t->net.b2, g->b2, OUT}};
 
-    t->steps++;
+    t->state.done.steps++;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         size_t at = (size_t)(parts[i].w - t->w);
 
-        NAME(adam)(parts[i].w, parts[i].g, t->m + at, t->v + at, parts[i].n, t->job->opt->lr, t->steps);
+        NAME(adam)
+        (parts[i].w, parts[i].g, t->m + at, t->v + at, parts[i].n, t->job->opt->lr, (long)t->state.done.steps);
     }
 }
 
@@ -219,6 +220,7 @@ static cddp_status NAME(set_up)(struct NAME(trainer) * t, const struct job *job)
 
     t->job = job;
     t->net = (struct NAME(net)){w1, b1, w2, b2};
+    t->state = (struct state){.weights = t->w, .m = t->m, .v = t->v, .bytes = sizeof t->w};
     for (size_t i = 0; i < WINE_WEIGHTS; i++)
         t->w[i] = (REAL)data->init[i];
     for (size_t i = 0; i < data->train.n; i++)
@@ -239,23 +241,30 @@ static cddp_status NAME(set_up)(struct NAME(trainer) * t, const struct job *job)
 static cddp_status NAME(run)(struct NAME(trainer) * t, struct result *result, char *why, size_t cap)
 {
     const struct options *opt = t->job->opt;
-    cddp_status status = CDDP_OK;
+    struct progress *done = &t->state.done;
+    cddp_status status;
 
     if (cddp_sampler_count(t->sampler) == 0)
         return set_why(why, cap, "there are more ranks than training rows, and --drop-last leaves none of them");
-    for (long epoch = 0; epoch < opt->epochs && status == CDDP_OK; epoch++) {
+    status = state_resume(t->job, &t->state, why, cap);
+    while (status == CDDP_OK && done->epochs < opt->epochs) {
         struct epoch_loss loss;
 
-        status = NAME(epoch)(t, epoch, &loss);
+        status = NAME(epoch)(t, (long)done->epochs, &loss);
         if (status == CDDP_OK)
-            status = share_loss(t->job, epoch, loss, &result->train_loss, why, cap);
+            status = share_loss(t->job, (long)done->epochs, loss, &done->train_loss, why, cap);
+        if (status == CDDP_OK) {
+            done->epochs++;
+            status = state_save(t->job, &t->state);
+        }
     }
     if (status == CDDP_OK)
         status = compare_weights(t->job->comm, t->w, sizeof t->w, why, cap);
     if (status != CDDP_OK)
         return status;
     NAME(test)(t, result);
-    result->steps = t->steps;
+    result->steps = (long)done->steps;
+    result->train_loss = done->train_loss;
     for (size_t i = 0; i < WINE_WEIGHTS && t->job->weights_out != NULL; i++)
         (void)fprintf(t->job->weights_out, "%.17g\n", (double)t->w[i]);
     return CDDP_OK;

@@ -6,9 +6,11 @@
 #include "train.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 static double seconds(void)
 {
@@ -18,15 +20,20 @@ static double seconds(void)
     return (double)ts.tv_sec + (double)ts.tv_nsec * 1e-9;
 }
 
-static FILE *open_out(const char *path, bool *ok)
+/* Opened for writing; with `keep`, what it holds stays for now. */
+static FILE *open_out(const char *path, bool keep, bool *ok)
 {
     FILE *f;
+    int fd;
 
     if (path == NULL)
         return NULL;
-    f = fopen(path, "we");
+    fd = open(path, (keep ? O_RDWR : O_WRONLY | O_TRUNC) | O_CREAT | O_CLOEXEC, 0666);
+    f = fd < 0 ? NULL : fdopen(fd, keep ? "r+" : "w");
     if (f == NULL) {
         (void)fprintf(stderr, "wine: cannot write %s: %s\n", path, strerror(errno));
+        if (fd >= 0)
+            (void)close(fd);
         *ok = false;
     }
     return f;
@@ -81,8 +88,8 @@ static bool run(const struct options *opt, const struct wine_data *data, cddp_co
     bool ok = true;
 
     if (cddp_rank(comm) == 0) {
-        job.metrics = open_out(opt->metrics, &ok);
-        job.weights_out = ok ? open_out(opt->weights_out, &ok) : NULL;
+        job.metrics = open_out(opt->metrics, opt->resume != NULL, &ok);
+        job.weights_out = ok ? open_out(opt->weights_out, false, &ok) : NULL;
     }
     if (!ok)
         cddp_abort(comm, "rank 0 cannot write its files");

@@ -55,6 +55,8 @@ def check_flags(wine):
         (["--lr", "nan"], r"--lr must be a number above 0, not 'nan'"),
         (["--seed", "9223372036854775808"], r"--seed must be a whole number of 64 bits"),
         (["--dtype", "f16"], r"--dtype must be f32 or f64, not 'f16'"),
+        (["--save-every", "0"], r"--save-every must be a whole number from 1 to 1000000, not '0'"),
+        (["--resume", ""], r"--resume must be a directory, not ''"),
         (["--data"], r"--data needs a value"),
         (["--nosuch"], r"unknown flag.*--nosuch"),
         (["--no-shuffle=1"], r"--no-shuffle=1"),

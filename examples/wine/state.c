@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "state.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define TYPE_BYTES 8 /* "float32" */
+
+static void type_name(const struct options *opt, char name[TYPE_BYTES])
+{
+    memcpy(name, opt->f64 ? "float64" : "float32", TYPE_BYTES);
+}
+
+cddp_status state_save(const struct job *job, struct state *s)
+{
+    const struct options *opt = job->opt;
+    char type[TYPE_BYTES];
+    const cddp_checkpoint_item items[] = {
+        {.name = "dtype", .data = type, .bytes = sizeof type},
+        {.name = "progress", .data = &s->done, .bytes = sizeof s->done},
+        {.name = "weights", .data = s->weights, .bytes = s->bytes},
+        {.name = "adam.m", .data = s->m, .bytes = s->bytes},
+        {.name = "adam.v", .data = s->v, .bytes = s->bytes},
+    };
+
+    if (opt->save == NULL || (s->done.epochs % opt->save_every != 0 && s->done.epochs != opt->epochs))
+        return CDDP_OK;
+    type_name(opt, type);
+    return cddp_checkpoint_save(job->comm, opt->save, (uint64_t)s->done.epochs, items, sizeof items / sizeof items[0],
+                                NULL);
+}
+
+/* One sentence for each thing that a user has to know about the checkpoint; from rank 0. */
+static void tell(const struct job *job, const struct progress *done, const cddp_checkpoint_info *info)
+{
+    if (cddp_rank(job->comm) != 0)
+        return;
+    if (info->n_damaged > 0)
+        (void)fprintf(stderr, "wine: %s (%zu damaged, passed over)\n", info->damaged, info->n_damaged);
+    (void)printf("wine: resumed from %s after epoch %" PRId64 "\n", job->opt->resume, done->epochs);
+    if (done->epochs >= job->opt->epochs)
+        (void)printf("wine: that is all of the %ld epochs; nothing is left to train\n", job->opt->epochs);
+}
+
+/* The type first, by itself: an item of another size would only say that. */
+static cddp_status load(const struct job *job, struct state *s, char *why, size_t cap)
+{
+    const char *dir = job->opt->resume;
+    char type[TYPE_BYTES], mine[TYPE_BYTES];
+    const cddp_checkpoint_item head = {.name = "dtype", .data = type, .bytes = sizeof type};
+    const cddp_checkpoint_item items[] = {
+        {.name = "progress", .data = &s->done, .bytes = sizeof s->done},
+        {.name = "weights", .data = s->weights, .bytes = s->bytes},
+        {.name = "adam.m", .data = s->m, .bytes = s->bytes},
+        {.name = "adam.v", .data = s->v, .bytes = s->bytes},
+    };
+    cddp_checkpoint_info info;
+    cddp_status status = cddp_checkpoint_load(job->comm, dir, &head, 1, NULL);
+
+    if (status != CDDP_OK)
+        return status;
+    type_name(job->opt, mine);
+    if (memcmp(type, mine, sizeof type) != 0) {
+        (void)snprintf(why, cap, "the checkpoint in %.150s is of %.7s and this run of %s; use --dtype %s", dir, type,
+                       mine, job->opt->f64 ? "f32" : "f64");
+        return CDDP_E_MISMATCH;
+    }
+    status = cddp_checkpoint_load(job->comm, dir, items, sizeof items / sizeof items[0], &info);
+    if (status == CDDP_OK)
+        tell(job, &s->done, &info);
+    return status;
+}
+
+/*
+ * A run that was stopped may have recorded epochs after its last checkpoint; they are trained again, so their lines go.
+ * Files that are none (a pipe, a terminal) keep what they got.
+ */
+static bool cut_metrics(FILE *f, int64_t epochs)
+{
+    struct stat sb;
+    char *line = NULL;
+    size_t cap = 0;
+    int64_t epoch;
+    off_t end = 0;
+    bool ok;
+
+    if (fstat(fileno(f), &sb) == 0 && !S_ISREG(sb.st_mode))
+        return true;
+    while (getline(&line, &cap, f) > 0 && sscanf(line, "{\"epoch\":%" SCNd64 ",", &epoch) == 1 && epoch < epochs &&
+           strchr(line, '\n') != NULL)
+        end = ftello(f);
+    free(line);
+    ok = end >= 0 && ftruncate(fileno(f), end) == 0;
+    return fseeko(f, end, SEEK_SET) == 0 && ok;
+}
+
+cddp_status state_resume(const struct job *job, struct state *s, char *why, size_t cap)
+{
+    cddp_status status;
+
+    if (job->opt->resume == NULL)
+        return CDDP_OK;
+    status = load(job, s, why, cap);
+    if (status == CDDP_E_NOT_FOUND) {
+        if (cddp_rank(job->comm) == 0)
+            (void)printf("wine: no checkpoint in %s: training from the start\n", job->opt->resume);
+        status = CDDP_OK;
+    }
+    if (status == CDDP_OK && job->metrics != NULL && !cut_metrics(job->metrics, s->done.epochs)) {
+        (void)snprintf(why, cap, "cannot shorten %.150s to the %" PRId64 " epochs that were done", job->opt->metrics,
+                       s->done.epochs);
+        cddp_abort(job->comm, why);
+        return CDDP_E_SYSTEM;
+    }
+    return status;
+}

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a later run needs to go on where this one stopped: saved by rank 0, loaded on all ranks. */
+#ifndef WINE_STATE_H
+#define WINE_STATE_H
+
+#include "train.h"
+
+struct progress {
+    int64_t epochs;    /* done */
+    int64_t steps;     /* of Adam */
+    double train_loss; /* of the last epoch */
+};
+
+struct state {
+    void *weights, *m, *v; /* Adam's averages; the caller's memory */
+    size_t bytes;          /* of each of the three */
+    struct progress done;
+};
+
+/* Save as --save says, if it is due after s->done.epochs. A collective. Errors are in cddp_last_error(). */
+cddp_status state_save(const struct job *job, struct state *s);
+
+/*
+ * Where --resume asks for it, load the newest whole checkpoint into *s; none at all leaves *s as it is. Rank 0 says
+ * where the run goes on, and names damaged checkpoints on stderr. The metrics file is cut to what was done. A
+ * collective. Errors are in cddp_last_error(), or (of a cause of our own) in `why`.
+ */
+cddp_status state_resume(const struct job *job, struct state *s, char *why, size_t cap);
+
+#endif

@@ -1,0 +1,232 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""wine --save and --resume through cddprun: a resumed run ends as an undisturbed one, bit for bit, whatever stopped it.
+
+    checkpoint.py CDDPRUN [--slow] [TEST...]; wine is taken from CDDPRUN's build folder.
+"""
+import contextlib
+import os
+import pathlib
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
+import launch
+from launch import Job, Skip, run, wait_for
+
+NOT_WRITTEN = r"wine: rank [01]: checkpoint '\S+/checkpoint-\d+.cddp' \(\d+ bytes\) was not written: "
+
+
+class Place:
+    """A folder with a directory of checkpoints, a metrics file and a file of weights."""
+
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder)
+        self.dir = self.folder / 'checkpoints'
+        self.metrics = self.folder / 'metrics'
+        self.weights = self.folder / 'weights'
+
+    def flags(self, epochs, *more):
+        return ['--epochs', str(epochs), '--metrics', str(self.metrics), '--weights-out', str(self.weights), *more]
+
+    def saving(self, every=50):
+        return ['--save', str(self.dir), '--resume', str(self.dir), '--save-every', str(every)]
+
+    def result(self):
+        return self.metrics.read_text(), self.weights.read_text()
+
+    def checkpoints(self):
+        """Oldest first; their epochs."""
+        return [int(p.stem.split('-')[1]) for p in self.files()]
+
+    def files(self):
+        return sorted(self.dir.glob('checkpoint-*.cddp'))
+
+
+@contextlib.contextmanager
+def place():
+    with tempfile.TemporaryDirectory(prefix='cddp-test-') as folder:
+        yield Place(folder)
+
+
+def wine(cddprun):
+    return os.path.join(os.path.dirname(cddprun), '..', 'examples', 'wine', 'wine')
+
+
+def train(cddprun, flags, ranks=2, status=0):
+    got, out, err = run(cddprun, '--standalone', f'--nproc_per_node={ranks}', wine(cddprun), *flags)
+    assert got == status, (got, out, err)
+    return out, err
+
+
+def undisturbed(cddprun, epochs, *more):
+    with place() as p:
+        train(cddprun, p.flags(epochs, *more))
+        return p.result()
+
+
+def test_a_resumed_run_equals_an_undisturbed_one(cddprun):
+    for dtype in 'f32', 'f64':
+        with place() as p:
+            out, _ = train(cddprun, [*p.flags(60, '--dtype', dtype), *p.saving()])
+            assert f'no checkpoint in {p.dir}: training from the start' in out, out
+            assert p.checkpoints() == [50, 60]
+            out, _ = train(cddprun, [*p.flags(100, '--dtype', dtype), *p.saving()])
+            assert f'resumed from {p.dir} after epoch 60' in out, out
+            assert p.checkpoints() == [60, 100]
+            assert p.result() == undisturbed(cddprun, 100, '--dtype', dtype)
+            # Once more: nothing is left to do, and the result is the same.
+            again, _ = train(cddprun, [*p.flags(100, '--dtype', dtype), *p.saving()])
+            assert 'nothing is left to train' in again, again
+            assert re.search(r'train loss .* steps', again)[0] == re.search(r'train loss .* steps', out)[0]
+            assert p.result() == undisturbed(cddprun, 100, '--dtype', dtype)
+
+
+def test_a_job_restarted_by_cddprun_goes_on_and_ends_as_undisturbed(cddprun):
+    epochs = 1000
+    for victim in 0, 1:
+        with place() as p:
+            script = f'echo $$ > {p.folder}/pid.$RANK.$TORCHELASTIC_RESTART_COUNT; exec "$@"'
+            with Job(cddprun, '--standalone', '--nproc_per_node=2', '--max_restarts=1', 'sh', '-c', script, 'sh',
+                     wine(cddprun), *p.flags(epochs), *p.saving()) as job:
+                wait_for('a checkpoint', p.checkpoints)
+                os.kill(int((p.folder / f'pid.{victim}.0').read_text()), signal.SIGKILL)
+                status = job.finish()
+                assert status == 0, (status, job.out, job.err)
+                assert (p.folder / f'pid.{victim}.1').exists(), 'it was not restarted'
+                after = re.search(r'resumed from \S+ after epoch (\d+)', job.out)
+                assert after and 50 <= int(after[1]) < epochs and int(after[1]) % 50 == 0, job.out
+            assert p.result() == undisturbed(cddprun, epochs)
+
+
+def test_a_checkpoint_loads_under_another_world_size(cddprun):
+    with place() as p:
+        train(cddprun, [*p.flags(50), *p.saving()])
+        saved = p.weights.read_text()
+        out, _ = train(cddprun, [*p.flags(50), *p.saving()], ranks=3)  # nothing to train: the weights as they were
+        assert 'wine: 3 ranks' in out and 'nothing is left to train' in out and p.weights.read_text() == saved
+        for ranks in 3, 1, 4:
+            out, _ = train(cddprun, [*p.flags(60 + ranks), '--resume', p.dir], ranks=ranks)
+            assert 'after epoch 50' in out, out
+            lines = p.metrics.read_text().splitlines()
+            assert [int(re.match(r'{"epoch":(\d+)', line)[1]) for line in lines] == list(range(60 + ranks))
+            assert float(re.search('train loss ([0-9.]+)', out)[1]) < 0.2, out
+
+
+def test_another_type_is_refused_by_name(cddprun):
+    with place() as p:
+        train(cddprun, [*p.flags(2), *p.saving()])
+        before = p.files()[0].read_bytes()
+        _, err = train(cddprun, [*p.flags(4, '--dtype', 'f64'), *p.saving()], status=1)
+        assert f'the checkpoint in {p.dir} is of float32 and this run of float64; use --dtype f32' in err, err
+        assert p.files()[0].read_bytes() == before
+
+
+def test_sigkill_in_mid_save_leaves_a_readable_directory(cddprun):
+    """Saving after every epoch, rank 0 spends most of its time in there."""
+    epochs, kills, in_mid_save, last, rng = 200000, 0, 0, 0, random.Random(1)
+    with place() as p:
+        script = f'echo $$ > {p.folder}/pid.$RANK; exec "$@"'
+        while kills < 12 or in_mid_save == 0:
+            assert kills < 60, 'no kill fell into a save'
+            began = time.time()
+            with Job(cddprun, '--standalone', '--nproc_per_node=2', 'sh', '-c', script, 'sh', wine(cddprun),
+                     *p.flags(epochs), *p.saving(1)) as job:
+                wait_for('a new checkpoint', lambda: p.files() and p.checkpoints()[-1] > last + 2)
+                time.sleep(rng.random() / 100)  # where the kill falls is what varies
+                os.kill(int((p.folder / 'pid.0').read_text()), signal.SIGKILL)
+                status = job.finish()
+                assert status == 128 + 9, (status, job.out, job.err)
+                assert 'damaged' not in job.err, job.err
+                assert kills == 0 or int(re.search(r'after epoch (\d+)', job.out)[1]) >= last > 0, (job.out, last)
+            kills += 1
+            in_mid_save += (p.dir / '.checkpoint.tmp').exists()
+            last = p.checkpoints()[-1]
+            assert time.time() - began < launch.DEADLINE
+        out, err = train(cddprun, [*p.flags(last + 10), *p.saving(1)])
+        assert 'damaged' not in err and f'after epoch {last}' in out, (out, err)
+        assert not (p.dir / '.checkpoint.tmp').exists()
+        assert p.result() == undisturbed(cddprun, last + 10)
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(cddprun):
+    def cut(path):
+        os.truncate(path, path.stat().st_size - 100)
+
+    def flip(path):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 4
+        path.write_bytes(data)
+
+    def empty(path):
+        path.write_bytes(b'')
+
+    want = undisturbed(cddprun, 30)
+    for damage, says in (cut, 'it has [0-9]+ of its [0-9]+ bytes'), (flip, "the checksum of item '[a-z.]+' is wrong"), \
+            (empty, 'it does not begin as one'):
+        with place() as p:
+            train(cddprun, [*p.flags(30), *p.saving(10)])
+            assert p.checkpoints() == [20, 30]
+            damage(p.files()[-1])
+            out, err = train(cddprun, [*p.flags(30), *p.saving(10)])
+            assert re.search(rf"wine: checkpoint '{p.files()[-1]}' is damaged: {says} \(1 damaged, passed over\)", err), err
+            assert 'after epoch 20' in out and p.result() == want, out
+
+
+def test_no_whole_checkpoint_is_an_error_and_not_a_fresh_start(cddprun):
+    with place() as p:
+        train(cddprun, [*p.flags(20), *p.saving(10)])
+        for file in p.files():
+            os.truncate(file, 50)
+        _, err = train(cddprun, [*p.flags(20), *p.saving(10)], status=1)
+        assert re.search(r'none of the 2 checkpoints in \S+ is whole; the newest: checkpoint \S+020.cddp. is damaged', err), err
+
+
+def test_a_file_size_limit_is_an_error_that_leaves_the_older_checkpoints(cddprun):
+    """The limit comes in the middle of the job: shared memory, made at its start, counts as a file too."""
+    with place() as p:
+        script = f"trap '' XFSZ; echo $$ > {p.folder}/pid.$RANK; exec \"$@\""
+        with Job(cddprun, '--standalone', '--nproc_per_node=2', 'sh', '-c', script, 'sh', wine(cddprun), '--epochs',
+                 '200000', *p.saving(1)) as job:
+            wait_for('two checkpoints', lambda: len(p.checkpoints()) >= 2)
+            resource.prlimit(int((p.folder / 'pid.0').read_text()), resource.RLIMIT_FSIZE, (8192, 8192))
+            status = job.finish()
+        assert status == 1 and re.search(NOT_WRITTEN + 'File too large', job.err), (status, job.out, job.err)
+        assert not (p.dir / '.checkpoint.tmp').exists()
+        last = p.checkpoints()[-1]
+        assert p.checkpoints() == [last - 1, last]
+        _, err = train(cddprun, [*p.flags(last + 5), *p.saving(1)])
+        assert 'damaged' not in err, err
+        assert p.weights.read_text() == undisturbed(cddprun, last + 5)[1]
+
+
+def test_a_full_disk_is_an_error_that_leaves_the_older_checkpoint(cddprun):
+    with place() as p:
+        p.dir.mkdir()
+        mounted = subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=20k', 'tmpfs', p.dir], capture_output=True, text=True,
+                                 check=False)
+        if mounted.returncode != 0:
+            raise Skip(f'a small file system cannot be mounted here: {mounted.stderr.strip()}')
+        try:
+            want = undisturbed(cddprun, 40)
+            train(cddprun, [*p.flags(10), *p.saving(10)])
+            before = {f: f.read_bytes() for f in p.files()}
+            _, err = train(cddprun, ['--epochs', '40', *p.saving(10)], status=1)
+            assert re.search(NOT_WRITTEN + 'No space left on device', err), err
+            assert {f: f.read_bytes() for f in p.files()} == before and len(before) == 1
+            assert not (p.dir / '.checkpoint.tmp').exists()
+            subprocess.run(['mount', '-o', 'remount,size=1m', p.dir], check=True)
+            train(cddprun, [*p.flags(40), *p.saving(10)])
+            assert p.result() == want
+        finally:
+            subprocess.run(['umount', p.dir], check=True)
+
+
+if __name__ == '__main__':
+    launch.main()
