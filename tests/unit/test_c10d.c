@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "common/clock.h"
 #include "hygiene.h"
 #include "protocol/c10d.h"
 
 #include <string.h>
+#include <time.h>
 
 CDI_SUITE(c10d);
 
@@ -184,6 +184,15 @@ Test(c10d, a_request_of_many_large_values_has_a_limit_in_sum)
     cdi_buf_release(&in);
 }
 
+/* This process' own time: on a busy machine the clock on the wall tells of the others. */
+static int64_t used_ns(void)
+{
+    struct timespec t;
+
+    (void)clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
 /* Time for a MULTI_SET of n keys that arrives 4 KiB at a time. */
 static int64_t time_multi_set(uint64_t n)
 {
@@ -199,7 +208,7 @@ static int64_t time_multi_set(uint64_t n)
     (void)cdi_c10d_put_op(&wire, CDI_C10D_MULTI_SET), (void)cdi_buf_put_u64(&wire, n);
     for (uint64_t i = 0; i < n; i++)
         put(&wire, "some/key"), put(&wire, "some value");
-    begin = cdi_now_ns();
+    begin = used_ns();
     for (size_t at = 0; at < wire.len; at += 4096) {
         cr_assert_eq(st, CDDP_IN_PROGRESS);
         (void)cdi_buf_append(&in, cdi_buf_data(&wire) + at, wire.len - at < 4096 ? wire.len - at : 4096);
@@ -209,7 +218,7 @@ static int64_t time_multi_set(uint64_t n)
     cr_assert_eq(q.count, n);
     cdi_buf_release(&wire);
     cdi_buf_release(&in);
-    return cdi_now_ns() - begin;
+    return used_ns() - begin;
 }
 
 Test(c10d, a_long_list_in_small_pieces_takes_linear_time)
