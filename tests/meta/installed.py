@@ -12,6 +12,10 @@ import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 EXPECTED = [
+    'usr/bin/cddprun',
+    'usr/libexec/cddp/cddprun-shim',
+    'usr/libexec/cddp/examples/wine',
+    'usr/share/cddp/wine/wine.csv',
     'usr/include/cddp/cddp.h',
     'usr/include/cddp/status.h',
     'usr/include/cddp/version.h',
@@ -31,6 +35,7 @@ def main():
         sys.exit('not installed: ' + ', '.join(lacking))
     pkgconfig = os.path.dirname(glob.glob(os.path.join(glob.escape(stage), 'usr/lib/**/cddp.pc'), recursive=True)[0])
     libdir = os.path.dirname(pkgconfig)
+    cddprun = os.path.join(stage, 'usr/bin/cddprun')
     env = {**os.environ, 'PKG_CONFIG_LIBDIR': pkgconfig, 'PKG_CONFIG_SYSROOT_DIR': stage}
 
     def flags(*args):
@@ -60,8 +65,19 @@ def main():
             needed = subprocess.run(['readelf', '-d', program], capture_output=True, text=True, check=True).stdout
             if ('libcddp.so' in needed) != ('shared' in name):
                 sys.exit(f'{name}: libcddp was linked the other way:\n{needed}')
-            subprocess.run([program], env={**os.environ, 'LD_LIBRARY_PATH': libdir}, check=True, timeout=60)
-            print(f'{name}: works')
+            libraries = {**os.environ, 'LD_LIBRARY_PATH': libdir}
+            subprocess.run([program], env=libraries, check=True, timeout=60)
+            launched = subprocess.run([cddprun, '--standalone', '--nproc_per_node=2', program], env=libraries, check=True,
+                                      timeout=60, capture_output=True, text=True).stdout
+            if not all(f'rank {rank} of 2: the mean is right' in launched for rank in (0, 1)):
+                sys.exit(f'{name}: under the installed cddprun it says:\n{launched}')
+            print(f'{name}: works, alone and on two ranks')
+
+    wine = subprocess.run([cddprun, '--standalone', '--nproc_per_node=2', f'{stage}/usr/libexec/cddp/examples/wine',
+                           '--epochs', '3'], check=True, timeout=60, capture_output=True, text=True).stdout
+    if 'test accuracy' not in wine:
+        sys.exit(f'the installed example says:\n{wine}')
+    print('the installed example trains')
     # It finds its data and the library from where it lies, wherever the tree was put.
     subprocess.run([os.path.join(stage, 'usr/libexec/cddp/examples/wine'), '--epochs', '1'], check=True, timeout=60,
                    env={k: v for k, v in os.environ.items() if k != 'LD_LIBRARY_PATH'})
