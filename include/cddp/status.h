@@ -33,7 +33,8 @@
     X(E_STATE, -13, "not allowed in this state")                 \
     X(E_UNSUPPORTED, -14, "not supported")                       \
     X(E_SYSTEM, -15, "the operating system refused")             \
-    X(E_VERSION, -16, "versions do not match")
+    X(E_VERSION, -16, "versions do not match")                   \
+    X(E_DENIED, -17, "refused")
 
 typedef enum cddp_status {
 #define CDDP_STATUS_ENUM(name, number, text) CDDP_##name = (number),

@@ -30,6 +30,7 @@ FORBIDDEN = {('worker', 'protocol/message.h')}
 EXTERNAL = {
     'uv.h': ['rendezvous/', 'launcher/'],
     'jansson.h': ['protocol/message.c', 'rendezvous/http.c', 'launcher/report.c', 'launcher/plan.c'],
+    'sodium.h': ['protocol/auth.c'],
     'dlfcn.h': [],
     'criterion/criterion.h': [],
 }
@@ -107,6 +108,7 @@ PLANTED = {
     'worker/b.c': '#include "protocol/message.h"\n',
     'worker/backend/c.c': '#include <dlfcn.h>\n',
     'worker/d.c': '#include <uv.h>\n',
+    'worker/e.c': '#include <sodium.h>\n',
     'rendezvous/a.c': '#include "launcher/plan.h"\n',
     'launcher/a.c': '#include "rendezvous/conn.h"\n',
     'launcher/b.c': '#include <jansson.h>\n',

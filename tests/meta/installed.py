@@ -6,6 +6,8 @@ installed.py STAGE CC CXX   STAGE is the DESTDIR of an installation with --prefi
 """
 import glob
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -36,13 +38,18 @@ def main():
     pkgconfig = os.path.dirname(glob.glob(os.path.join(glob.escape(stage), 'usr/lib/**/cddp.pc'), recursive=True)[0])
     libdir = os.path.dirname(pkgconfig)
     cddprun = os.path.join(stage, 'usr/bin/cddprun')
-    env = {**os.environ, 'PKG_CONFIG_LIBDIR': pkgconfig, 'PKG_CONFIG_SYSROOT_DIR': stage}
+
+    def pkg_config(*args, **extra):
+        # The stage's path may hold blanks, which pkg-config writes with a backslash.
+        return shlex.split(subprocess.run(['pkg-config', *args], env={**os.environ, **extra}, capture_output=True,
+                                          text=True, check=True).stdout)
+
+    # cddp.pc names libsodium, which is the system's own; nothing else of the system is to be found.
+    sodium = os.path.join(*pkg_config('--variable=pcfiledir', 'libsodium'), 'libsodium.pc')
+    shutil.copy(sodium, pkgconfig)
 
     def flags(*args):
-        # The stage's path may hold blanks, which pkg-config writes with a backslash.
-        import shlex
-        return shlex.split(subprocess.run(['pkg-config', *args, 'cddp'], env=env, capture_output=True, text=True,
-                                          check=True).stdout)
+        return pkg_config(*args, 'cddp', PKG_CONFIG_LIBDIR=pkgconfig, PKG_CONFIG_SYSROOT_DIR=stage)
 
     strict = ['-Wall', '-Wextra', '-Wpedantic', '-Werror', '-O2', '-x']
     source = os.path.join(HERE, 'consumer.c')

@@ -54,9 +54,9 @@ def check_static(lib, cc):
             yield f'{lib} defines {name}: a program that has the same name cannot link it; name it cdi_{name}'
     with tempfile.TemporaryDirectory() as tmp:
         done = subprocess.run([cc, '-shared', '-o', os.path.join(tmp, 'all.so'), '-Wl,-z,defs', '-Wl,--whole-archive', lib,
-                               '-Wl,--no-whole-archive', '-lm', '-pthread'], capture_output=True, text=True, check=False)
+                               '-Wl,--no-whole-archive', '-lsodium', '-lm', '-pthread'], capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            yield f'{lib} does not link against libc and libm alone:\n{done.stderr}'
+            yield f'{lib} does not link against libsodium, libc and libm alone:\n{done.stderr}'
 
 
 def build(cc, folder, text, *link):
