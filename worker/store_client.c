@@ -1,346 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A blocking client of the job's store over poll(2). One mutex per client: a request and its reply are never mixed with
- * another's. A connection that has failed is closed at once, since nobody knows which replies would still come.
+ * The operations of the store client, over store_conn.c. One mutex per client: a request and its reply are never mixed
+ * with another's. A connection that has failed is closed at once, since nobody knows which replies would still come.
  */
 #include "worker/store_client.h"
 
-#include "common/buf.h"
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/env.h"
 #include "protocol/c10d.h"
 #include "worker/comm.h"
+#include "worker/store_conn.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
-#include <pthread.h>
-#include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
-#include <sys/socket.h>
-#include <time.h>
-#include <unistd.h>
 
 #define DEFAULT_TIMEOUT_MS 300000
-#define FIRST_PAUSE_MS 20 /* between attempts to connect; grows by half each time, up to the next line */
-#define LAST_PAUSE_MS 2000
-#define ONE_ADDRESS_MS 10000 /* for one address to answer a connection attempt, when there are others to try */
-#define CANCEL_MS 10000      /* for the server to confirm that a wait is cancelled */
-#define WATCH_MS 50          /* how often a wait looks at the flight page */
+#define CANCEL_MS 10000 /* for the server to confirm that a wait is cancelled */
 #define KEY_MAX (CDI_C10D_KEY_MAX - 1)
-
-struct cddp_store {
-    pthread_mutex_t lock;
-    int fd; /* -1: closed after an error */
-    struct cdi_buf out, in;
-    int64_t timeout_ms;
-    const struct cdi_flight *flight; /* may be NULL */
-    char where[300];                 /* "host:port", for sentences */
-};
-
-/* ------------------------------------------------------------------------------------------------------ bytes ------
- */
-
-static cddp_status lost(const cddp_store *s, struct cdi_error *err)
-{
-    return cdi_fail(err, CDDP_E_CLOSED,
-                    "the store at %s ended the connection: the round is over, or its host has stopped", s->where);
-}
-
-static cddp_status poll_fd(const cddp_store *s, int fd, short events, int64_t deadline_ms, struct cdi_error *err)
-{
-    for (;;) {
-        struct pollfd p = {.fd = fd, .events = events};
-        int64_t left = deadline_ms - cdi_now_ms();
-        int n;
-        cddp_status st;
-
-        if (left <= 0)
-            return cdi_fail(err, CDDP_E_TIMEOUT, "the store at %s did not answer in time", s->where);
-        left = s->flight != NULL && left > WATCH_MS ? WATCH_MS : left > 60000 ? 60000 : left;
-        n = poll(&p, 1, (int)left);
-        if (n > 0)
-            return CDDP_OK;
-        if (n < 0 && errno != EINTR)
-            return cdi_fail_errno(err, errno, "poll");
-        st = s->flight != NULL ? cdi_flight_check(s->flight, err) : CDDP_OK;
-        if (st != CDDP_OK)
-            return st;
-    }
-}
-
-static cddp_status flush(cddp_store *s, int64_t deadline_ms, struct cdi_error *err)
-{
-    while (s->out.len > 0) {
-        ssize_t n = send(s->fd, cdi_buf_data(&s->out), s->out.len, MSG_NOSIGNAL);
-        cddp_status st = CDDP_OK;
-
-        if (n >= 0)
-            cdi_buf_consume(&s->out, (size_t)n);
-        else if (errno == EAGAIN)
-            st = poll_fd(s, s->fd, POLLOUT, deadline_ms, err);
-        else if (errno == EPIPE || errno == ECONNRESET)
-            st = lost(s, err);
-        else if (errno != EINTR)
-            st = cdi_fail(err, CDDP_E_IO, "sending to the store at %s: %s", s->where, strerror(errno));
-        if (st != CDDP_OK)
-            return st;
-    }
-    return CDDP_OK;
-}
-
-/* Until n bytes have come. */
-static cddp_status need(cddp_store *s, size_t n, int64_t deadline_ms, struct cdi_error *err)
-{
-    while (s->in.len < n) {
-        size_t room = n - s->in.len < 4096 ? 4096 : n - s->in.len;
-        uint8_t *to = cdi_buf_reserve(&s->in, room);
-        ssize_t got = to == NULL ? -2 : recv(s->fd, to, room, 0);
-        cddp_status st = CDDP_OK;
-
-        if (to == NULL)
-            return cdi_fail(err, CDDP_E_NOMEM, "out of memory for an answer of the store");
-        if (got > 0)
-            cdi_buf_commit(&s->in, (size_t)got);
-        else if (got == 0 || errno == ECONNRESET)
-            st = lost(s, err);
-        else if (errno == EAGAIN)
-            st = poll_fd(s, s->fd, POLLIN, deadline_ms, err);
-        else if (errno != EINTR)
-            st = cdi_fail(err, CDDP_E_IO, "receiving from the store at %s: %s", s->where, strerror(errno));
-        if (st != CDDP_OK)
-            return st;
-    }
-    return CDDP_OK;
-}
-
-static cddp_status read_u8(cddp_store *s, int64_t deadline_ms, unsigned *v, struct cdi_error *err)
-{
-    cddp_status st = need(s, 1, deadline_ms, err);
-
-    if (st == CDDP_OK) {
-        *v = *cdi_buf_data(&s->in);
-        cdi_buf_consume(&s->in, 1);
-    }
-    return st;
-}
-
-static cddp_status read_u64(cddp_store *s, int64_t deadline_ms, uint64_t *v, struct cdi_error *err)
-{
-    cddp_status st = need(s, 8, deadline_ms, err);
-
-    if (st == CDDP_OK) {
-        *v = cdi_c10d_get_u64(cdi_buf_data(&s->in));
-        cdi_buf_consume(&s->in, 8);
-    }
-    return st;
-}
-
-static cddp_status nonsense(const cddp_store *s, struct cdi_error *err)
-{
-    return cdi_fail(err, CDDP_E_PROTOCOL, "what listens at %s is not a store: check MASTER_ADDR and MASTER_PORT",
-                    s->where);
-}
-
-/* A string into the caller's memory; too long for it: *len, no copy, CDDP_E_LIMIT. */
-static cddp_status read_string(cddp_store *s, int64_t deadline_ms, void *buf, size_t cap, size_t *len,
-                               struct cdi_error *err)
-{
-    uint64_t n;
-    cddp_status st = read_u64(s, deadline_ms, &n, err);
-
-    if (st != CDDP_OK)
-        return st;
-    if (n > CDI_C10D_VALUE_MAX)
-        return nonsense(s, err);
-    st = need(s, (size_t)n, deadline_ms, err);
-    if (st != CDDP_OK)
-        return st;
-    *len = (size_t)n;
-    if (n > 0 && n <= cap)
-        memcpy(buf, cdi_buf_data(&s->in), (size_t)n);
-    cdi_buf_consume(&s->in, (size_t)n);
-    if (n > cap)
-        return cdi_fail(err, CDDP_E_LIMIT, "the value has %zu bytes, more than the %zu given for it", (size_t)n, cap);
-    return CDDP_OK;
-}
-
-/* ----------------------------------------------------------------------------------------------------- connect -----
- */
-
-static cddp_status connect_one(cddp_store *s, const struct addrinfo *a, int64_t deadline_ms, struct cdi_error *err)
-{
-    CDI_AUTOCLOSE int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    int on = 1, why = 0;
-    socklen_t len = sizeof why;
-
-    if (fd < 0)
-        return cdi_fail_errno(err, errno, "cannot make a socket for the store");
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    if (connect(fd, a->ai_addr, a->ai_addrlen) != 0) {
-        cddp_status st;
-
-        if (errno != EINPROGRESS)
-            return cdi_fail(err, CDDP_E_IO, "%s", strerror(errno));
-        st = poll_fd(s, fd, POLLOUT, deadline_ms, err);
-        if (st != CDDP_OK)
-            return st == CDDP_E_TIMEOUT ? cdi_fail(err, CDDP_E_IO, "no answer") : st;
-        if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &why, &len) != 0 || why != 0)
-            return cdi_fail(err, CDDP_E_IO, "%s", strerror(why));
-    }
-    s->fd = cdi_steal_fd(&fd);
-    return CDDP_OK;
-}
-
-static cddp_status shake_hands(cddp_store *s, int64_t deadline_ms, struct cdi_error *err)
-{
-    uint32_t nonce;
-    cddp_status st;
-
-    if (getrandom(&nonce, sizeof nonce, 0) != (ssize_t)sizeof nonce)
-        nonce = (uint32_t)cdi_now_ns();
-    if (cdi_buf_append(&s->out, CDI_C10D_HELLO, CDI_C10D_HELLO_LEN) != CDDP_OK ||
-        cdi_c10d_put_op(&s->out, CDI_C10D_PING) != CDDP_OK || cdi_buf_put_u32(&s->out, nonce) != CDDP_OK)
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
-    st = flush(s, deadline_ms, err);
-    if (st == CDDP_OK)
-        st = need(s, 4, deadline_ms, err);
-    if (st == CDDP_E_CLOSED) /* as a starting server does, or one that is just ending: worth another try */
-        return cdi_fail(err, CDDP_E_IO, "it closed the connection without an answer");
-    if (st != CDDP_OK)
-        return st;
-    if (cdi_c10d_get_u32(cdi_buf_data(&s->in)) != nonce)
-        return nonsense(s, err);
-    cdi_buf_consume(&s->in, 4);
-    return CDDP_OK;
-}
-
-static void drop_connection(cddp_store *s)
-{
-    if (s->fd >= 0)
-        (void)close(s->fd);
-    s->fd = -1;
-    cdi_buf_release(&s->in);
-    cdi_buf_release(&s->out);
-}
-
-/* One attempt at every address. CDDP_E_IO and CDDP_E_NOT_FOUND are worth another one. */
-static cddp_status try_once(cddp_store *s, const char *host, int port, int64_t deadline_ms, struct cdi_error *err)
-{
-    const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
-    struct addrinfo *list, *a;
-    char service[16];
-    cddp_status st = CDDP_E_IO;
-    int rc;
-
-    (void)snprintf(service, sizeof service, "%d", port);
-    rc = getaddrinfo(host, service, &hints, &list);
-    if (rc == EAI_SYSTEM || rc == EAI_MEMORY)
-        return cdi_fail_errno(err, rc == EAI_MEMORY ? ENOMEM : errno, "resolving '%.255s'", host);
-    if (rc != 0)
-        return cdi_fail(err, CDDP_E_NOT_FOUND, "%s", gai_strerror(rc));
-    for (a = list; a != NULL; a = a->ai_next) {
-        int64_t until = cdi_deadline_ms(cdi_now_ms(), ONE_ADDRESS_MS);
-
-        st = connect_one(s, a, a->ai_next != NULL && until < deadline_ms ? until : deadline_ms, err);
-        if (st == CDDP_OK)
-            st = shake_hands(s, deadline_ms, err);
-        if (st != CDDP_E_IO)
-            break;
-        drop_connection(s);
-    }
-    freeaddrinfo(list);
-    return st;
-}
-
-static void pause_ms(int64_t ms, int64_t deadline_ms)
-{
-    int64_t left = deadline_ms - cdi_now_ms();
-    uint32_t random = 0;
-    struct timespec ts;
-
-    (void)getrandom(&random, sizeof random, GRND_NONBLOCK);
-    ms = ms / 2 + (int64_t)(random % (uint32_t)(ms + 1)); /* 50 to 150 %: many ranks must not come in one wave */
-    ms = ms > left ? left : ms;
-    if (ms <= 0)
-        return;
-    ts.tv_sec = (time_t)(ms / 1000);
-    ts.tv_nsec = (long)(ms % 1000 * 1000000);
-    (void)nanosleep(&ts, NULL);
-}
-
-static cddp_status connect_with_retries(cddp_store *s, const char *host, int port, struct cdi_error *err)
-{
-    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), s->timeout_ms), pause = FIRST_PAUSE_MS;
-    double seconds = (double)s->timeout_ms / 1000;
-
-    for (;;) {
-        struct cdi_error why;
-        cddp_status st = try_once(s, host, port, deadline_ms, &why);
-
-        if (st == CDDP_OK)
-            return CDDP_OK;
-        drop_connection(s);
-        if (st != CDDP_E_IO && st != CDDP_E_NOT_FOUND) {
-            if (err != NULL)
-                *err = why;
-            return st;
-        }
-        pause_ms(pause, deadline_ms);
-        if (cdi_now_ms() >= deadline_ms) {
-            if (st == CDDP_E_NOT_FOUND)
-                return cdi_fail(err, st,
-                                "the store's host '%.255s' (MASTER_ADDR) does not resolve: %.200s (tried for "
-                                "%.4g s)",
-                                host, why.msg, seconds);
-            return cdi_fail(err, st,
-                            "cannot reach the store at %s (MASTER_ADDR, MASTER_PORT): %.200s (tried for %.4g s)",
-                            s->where, why.msg, seconds);
-        }
-        pause = pause * 3 / 2 > LAST_PAUSE_MS ? LAST_PAUSE_MS : pause * 3 / 2;
-    }
-}
-
-cddp_status cdi_store_open(cddp_store **out, const char *host, int port, int64_t timeout_ms, struct cdi_error *err)
-{
-    cddp_store *s = calloc(1, sizeof *s);
-    cddp_status st;
-
-    if (s == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
-    s->fd = -1;
-    s->timeout_ms = timeout_ms;
-    cdi_buf_init(&s->out, CDI_C10D_REQUEST_MAX);
-    cdi_buf_init(&s->in, CDI_C10D_VALUE_MAX + 65536);
-    (void)snprintf(s->where, sizeof s->where, strchr(host, ':') != NULL ? "[%.255s]:%d" : "%.255s:%d", host, port);
-    (void)pthread_mutex_init(&s->lock, NULL);
-    st = connect_with_retries(s, host, port, err);
-    if (st != CDDP_OK) {
-        cddp_store_close(s);
-        return st;
-    }
-    *out = s;
-    return CDDP_OK;
-}
-
-void cdi_store_watch(cddp_store *store, const struct cdi_flight *flight)
-{
-    store->flight = flight;
-}
-
-void cddp_store_close(cddp_store *store)
-{
-    if (store == NULL)
-        return;
-    drop_connection(store);
-    (void)pthread_mutex_destroy(&store->lock);
-    free(store);
-}
 
 /* -------------------------------------------------------------------------------------------------- operations -----
  */
@@ -407,7 +83,7 @@ static cddp_status begin(cddp_store *s, struct cdi_error *err)
 static cddp_status end(cddp_store *s, cddp_status st)
 {
     if (st != CDDP_OK && st != CDDP_E_LIMIT)
-        drop_connection(s);
+        cdi_store_drop(s);
     (void)pthread_mutex_unlock(&s->lock);
     return st;
 }
@@ -422,7 +98,7 @@ static cddp_status submit(cddp_store *s, cddp_status put, int64_t deadline_ms, s
 {
     if (put != CDDP_OK)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a request to the store");
-    return flush(s, deadline_ms, err);
+    return cdi_store_flush(s, deadline_ms, err);
 }
 
 /* The wait has timed out: take it back. A wake-up may have crossed our word, and then the wait has succeeded. */
@@ -434,11 +110,11 @@ static cddp_status cancel(cddp_store *s, struct cdi_error *err)
     cddp_status st = submit(s, cdi_c10d_put_op(&s->out, CDI_C10D_CANCEL_WAIT), deadline_ms, err);
 
     while (st == CDDP_OK) {
-        st = read_u8(s, deadline_ms, &answer, err);
+        st = cdi_store_read_u8(s, deadline_ms, &answer, err);
         if (st != CDDP_OK || answer == CDI_C10D_WAIT_CANCELED)
             break;
         if (answer != CDI_C10D_STOP_WAITING || woken)
-            return nonsense(s, err);
+            return cdi_store_nonsense(s, err);
         woken = true;
     }
     return st == CDDP_OK && !woken ? CDDP_IN_PROGRESS : st;
@@ -459,7 +135,7 @@ static cddp_status wait_keys(cddp_store *s, const struct key *keys, size_t n, in
     st = submit(s, st, deadline_ms, err);
     if (st != CDDP_OK)
         return st;
-    st = read_u8(s, deadline_ms, &answer, &why);
+    st = cdi_store_read_u8(s, deadline_ms, &answer, &why);
     if (st == CDDP_E_TIMEOUT)
         return cancel(s, err);
     if (st != CDDP_OK) {
@@ -467,7 +143,7 @@ static cddp_status wait_keys(cddp_store *s, const struct key *keys, size_t n, in
             *err = why;
         return st;
     }
-    return answer == CDI_C10D_STOP_WAITING ? CDDP_OK : nonsense(s, err);
+    return answer == CDI_C10D_STOP_WAITING ? CDDP_OK : cdi_store_nonsense(s, err);
 }
 
 /* end() for what may have been a wait that timed out. */
@@ -520,7 +196,7 @@ static cddp_status do_get(cddp_store *s, struct key k, void *buf, size_t cap, si
             put = put_key(s, k);
         st = submit(s, put, deadline_ms, err);
         if (st == CDDP_OK)
-            st = read_string(s, deadline_ms, buf, cap, len, err);
+            st = cdi_store_read_string(s, deadline_ms, buf, cap, len, err);
     }
     return end_wait(s, st, k.name, timeout_ms, err);
 }
@@ -543,7 +219,7 @@ static cddp_status do_add(cddp_store *s, struct key k, int64_t delta, int64_t *s
             put = cdi_c10d_put_i64(&s->out, delta);
         st = submit(s, put, deadline_ms, err);
         if (st == CDDP_OK)
-            st = read_u64(s, deadline_ms, &v, err);
+            st = cdi_store_read_u64(s, deadline_ms, &v, err);
     }
     if (st == CDDP_OK && sum != NULL)
         *sum = (int64_t)v;
@@ -575,7 +251,7 @@ static cddp_status do_compare_set(cddp_store *s, struct key k, const void *expec
             put = put_value(s, desired, desired_len);
         st = submit(s, put, deadline_ms, err);
         if (st == CDDP_OK)
-            st = read_string(s, deadline_ms, buf, cap, len, err);
+            st = cdi_store_read_string(s, deadline_ms, buf, cap, len, err);
     }
     return end(s, st);
 }
@@ -595,9 +271,9 @@ static cddp_status do_check(cddp_store *s, const struct key *keys, size_t n, boo
             put = put_key(s, keys[i]);
         st = submit(s, put, deadline_ms, err);
         if (st == CDDP_OK)
-            st = read_u8(s, deadline_ms, &answer, err);
+            st = cdi_store_read_u8(s, deadline_ms, &answer, err);
         if (st == CDDP_OK && answer != CDI_C10D_READY && answer != CDI_C10D_NOT_READY)
-            st = nonsense(s, err);
+            st = cdi_store_nonsense(s, err);
     }
     *all = answer == CDI_C10D_READY;
     return end(s, st);
@@ -813,7 +489,7 @@ cddp_status cddp_store_delete(cddp_store *store, const char *key, int *deleted)
             put = put_key(store, public_key(key));
         st = submit(store, put, deadline_ms, &err);
         if (st == CDDP_OK)
-            st = read_u64(store, deadline_ms, &n, &err);
+            st = cdi_store_read_u64(store, deadline_ms, &n, &err);
     }
     if (st == CDDP_OK && deleted != NULL)
         *deleted = n > 0;

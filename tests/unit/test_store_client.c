@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/clock.h"
 #include "hygiene.h"
+#include "protocol/hello.h"
 #include "rdzv_child.h"
 #include "worker/store_client.h"
 
@@ -303,6 +304,144 @@ Test(store_client, connecting_is_tried_again)
 
     start(&s, second_time);
     cddp_store_close(open_at(&s));
+    stop(&s);
+}
+
+/* ---------------------------------------------------------------------------------------------------- the secret --
+ */
+
+static struct cdi_secret server_secret;
+static struct cdi_hello seen;
+
+static void set_secret(const char *text)
+{
+    static char path[64];
+    int fd;
+
+    (void)snprintf(path, sizeof path, "/tmp/cddp_token_XXXXXX");
+    fd = mkstemp(path);
+    cr_assert(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text));
+    (void)close(fd);
+    (void)setenv("CDDP_AUTH_TOKEN_FILE", path, 1);
+}
+
+static void forget_secret(void)
+{
+    (void)unlink(getenv("CDDP_AUTH_TOKEN_FILE"));
+    (void)unsetenv("CDDP_AUTH_TOKEN_FILE");
+}
+
+/* The opening as a server with server_secret (all zero: none) conducts it. */
+static bool open_as_server(int fd)
+{
+    const struct cdi_secret none = {.key = {0}};
+    bool auth = memcmp(&none, &server_secret, sizeof none) != 0;
+    struct cdi_hello_server h;
+    struct cdi_buf in, out;
+    uint8_t byte;
+
+    cdi_hello_server_init(&h);
+    cdi_buf_init(&in, 0);
+    cdi_buf_init(&out, 0);
+    while (h.state != CDI_HELLO_S_READY && h.state != CDI_HELLO_S_REFUSED && get_bytes(fd, &byte, 1)) {
+        (void)cdi_buf_append(&in, &byte, 1);
+        if (cdi_hello_server_feed(&h, &in, &out, NULL) < 0 && h.state != CDI_HELLO_S_REFUSED)
+            break;
+        seen = h.hello;
+        if (h.state == CDI_HELLO_S_ASKED)
+            (void)cdi_hello_server_challenge(&h, auth ? &server_secret : NULL, &out, NULL);
+        else if (h.state == CDI_HELLO_S_PROVED)
+            (void)cdi_hello_server_welcome(&h, &out, NULL);
+        put_bytes(fd, cdi_buf_data(&out), out.len);
+        cdi_buf_consume(&out, out.len);
+    }
+    cdi_buf_release(&in);
+    cdi_buf_release(&out);
+    return h.state == CDI_HELLO_S_READY;
+}
+
+static bool authenticated(int fd, int nth)
+{
+    (void)nth;
+    if (open_as_server(fd))
+        (void)greet(fd);
+    return false;
+}
+
+static cddp_status open_status(const struct script *s, int timeout_ms)
+{
+    const cddp_store_options opt = {.size = sizeof opt, .host = "127.0.0.1", .port = s->port, .timeout_ms = timeout_ms};
+    cddp_store *store = NULL;
+    cddp_status st = cddp_store_open(&store, &opt);
+
+    cddp_store_close(store);
+    return st;
+}
+
+Test(store_client, with_a_secret_the_job_and_the_round_are_named_and_the_secret_proved)
+{
+    struct script s;
+
+    set_secret("hunter2\n");
+    cr_assert_eq(cdi_secret_load(&server_secret, getenv("CDDP_AUTH_TOKEN_FILE"), NULL), CDDP_OK);
+    (void)setenv("TORCHELASTIC_RUN_ID", "job 7", 1);
+    (void)setenv("CDDP_ROUND", "4", 1);
+    start(&s, authenticated);
+    cr_assert_eq(open_status(&s, 10000), CDDP_OK, "%s", cddp_last_error());
+    stop(&s);
+    cr_assert_eq(seen.kind, CDI_HELLO_STORE);
+    cr_assert_eq(seen.round, 4);
+    cr_assert_str_eq(seen.run_id, "job 7");
+    (void)unsetenv("CDDP_ROUND");
+    start(&s, authenticated);
+    cr_assert_eq(open_status(&s, 10000), CDDP_OK, "%s", cddp_last_error());
+    stop(&s);
+    cr_assert_eq(seen.round, CDI_HELLO_CURRENT_ROUND);
+    forget_secret();
+}
+
+Test(store_client, a_server_that_does_not_prove_the_secret_is_refused_at_once)
+{
+    struct script s;
+
+    set_secret("hunter2");
+    start(&s, authenticated);
+    cr_assert_eq(open_status(&s, 10000), CDDP_E_DENIED);
+    cr_assert(strstr(cddp_last_error(), "it does not know the job's secret") != NULL, "%s", cddp_last_error());
+    stop(&s);
+    server_secret.key[0] = 1;
+    start(&s, authenticated);
+    cr_assert_eq(open_status(&s, 10000), CDDP_E_DENIED);
+    cr_assert(strstr(cddp_last_error(), "must be the same everywhere") != NULL, "%s", cddp_last_error());
+    stop(&s);
+    forget_secret();
+}
+
+static bool as_torchrun(int fd, int nth)
+{
+    char byte;
+
+    (void)nth;
+    (void)get_bytes(fd, &byte, 1); /* not the store's first byte: close */
+    return true;
+}
+
+Test(store_client, a_plain_server_behind_a_secret_gets_no_request)
+{
+    struct script s;
+
+    set_secret("hunter2");
+    start(&s, as_torchrun);
+    cr_assert_eq(open_status(&s, 200), CDDP_E_IO);
+    cr_assert(strstr(cddp_last_error(), "when asked to prove the job's secret") != NULL, "%s", cddp_last_error());
+    (void)shutdown(s.listener, SHUT_RDWR);
+    stop(&s);
+    forget_secret();
+    (void)setenv("CDDP_AUTH_TOKEN_FILE", "/nowhere/token", 1);
+    start(&s, as_torchrun);
+    cr_assert_eq(open_status(&s, 10000), CDDP_E_SYSTEM);
+    cr_assert(strstr(cddp_last_error(), "'/nowhere/token'") != NULL, "%s", cddp_last_error());
+    (void)shutdown(s.listener, SHUT_RDWR);
     stop(&s);
 }
 
