@@ -17,7 +17,7 @@
 #include <string.h>
 #include <uv.h>
 
-#define CONNECT_MS 60000 /* to reach the rendezvous */
+#define RESOLVE_MS 30000 /* a name that is not known yet may be soon */
 #define SWEEP_TICK_MS 1  /* between two looks for descendants that are still there */
 #define SWEEP_GIVE_UP_MS 10000
 #define OUTPUT_QUIET_MS 500 /* with no descendant left, an open pipe that stays silent is somebody else's */
@@ -404,7 +404,7 @@ static void on_message(void *arg, const struct cdi_msg *msg)
         feed(a, &closed);
         return;
     case CDI_MSG_WAITING:
-        cdi_log(CDI_LOG_INFO, "AGENT-WAITING", "%s", msg->u.waiting.text);
+        cdi_log(CDI_LOG_WARN, "AGENT-WAITING", "%s", msg->u.waiting.text);
         return;
     case CDI_MSG_WELCOME:
     case CDI_MSG_HEARTBEAT:
@@ -415,6 +415,12 @@ static void on_message(void *arg, const struct cdi_msg *msg)
     case CDI_MSG_LEAVE:
         return;
     }
+}
+
+static void on_waiting(void *arg, const char *text)
+{
+    (void)arg;
+    cdi_log(CDI_LOG_WARN, "AGENT-WAITING", "%s", text);
 }
 
 static void on_lost(void *arg, const char *text)
@@ -480,45 +486,101 @@ static void on_link_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
 
 /* ------------------------------------------------------------------------------------------------------- start ---- */
 
-static cddp_status start_server(struct agent *a, struct cdi_error *err)
+/* Blocks: names may take their time, and the loop has nothing to do yet. The guard ends us if a signal comes. */
+static cddp_status resolve(const struct meet *m, struct join_options *opt, struct cdi_error *err)
 {
+    int64_t patience = m->join_timeout_ms < RESOLVE_MS ? m->join_timeout_ms : RESOLVE_MS;
+    int64_t give_up = cdi_now_ms() + (m->n_nodes > 1 ? patience : 0);
+    bool said = false;
+    cddp_status st;
+
+    while ((st = join_resolve(opt->addrs, &opt->n_addrs, m->host, m->port, err)) == CDDP_E_NOT_FOUND &&
+           cdi_now_ms() < give_up) {
+        if (!said)
+            cdi_log(CDI_LOG_WARN, "AGENT-RESOLVE", "%s; trying again for %lld s", err->msg, (long long)patience / 1000);
+        said = true;
+        (void)sleep(1);
+    }
+    if (st == CDDP_OK)
+        st = meet_check_address(m, (const struct sockaddr *)&opt->addrs[0], err);
+    return st;
+}
+
+/* Host the rendezvous, or find that somebody else does: then opt->note says why it is not us. */
+static cddp_status start_server(struct agent *a, struct join_options *join, struct cdi_error *err)
+{
+    const struct meet *m = &a->plan->meet;
     struct rdzv_server_options opt = {
-        .host = a->plan->listen_host,
-        .port = a->plan->listen_port,
+        .host = m->host,
+        .port = m->port,
         .run_id = a->plan->run_id,
         .min_nodes = a->plan->min_nodes,
         .max_nodes = a->plan->max_nodes,
         .max_restarts = a->plan->max_restarts,
+        .join_timeout_ms = m->join_timeout_ms,
     };
+    cddp_status st;
 
-    return rdzv_server_start(&a->server, &a->loop, &opt, err);
+    if (m->role == MEET_JOIN)
+        return CDDP_OK;
+    st = rdzv_server_start(&a->server, &a->loop, &opt, err);
+    if (st == CDDP_E_INVALID && m->everywhere) {
+        opt.host = "*";
+        st = rdzv_server_start(&a->server, &a->loop, &opt, err);
+    }
+    if (st == CDDP_OK) {
+        if (strcmp(opt.host, "*") == 0)
+            st = join_resolve(join->addrs, &join->n_addrs, "*", 0, err);
+        for (unsigned i = 0; i < join->n_addrs; i++)
+            join_set_port(&join->addrs[i], rdzv_server_port(a->server));
+        if (m->n_nodes > 1)
+            supervise_set_host(&a->sup);
+        return st;
+    }
+    if (m->role == MEET_HOST || (st != CDDP_E_EXISTS && st != CDDP_E_INVALID))
+        return st;
+    if (st == CDDP_E_EXISTS)
+        (void)snprintf(join->note, sizeof join->note, "; this agent does not host it since port %u is in use here",
+                       m->port);
+    else if (m->node_rank == 0)
+        (void)snprintf(join->note, sizeof join->note,
+                       "; node rank 0 would host it, but %.200s is no address of this machine", m->host);
+    return CDDP_OK;
 }
 
-static cddp_status start_join(struct agent *a, struct cdi_error *err)
+static cddp_status start_join(struct agent *a, struct join_options *opt, struct cdi_error *err)
 {
-    static const struct join_events on = {.connected = on_connected, .message = on_message, .lost = on_lost};
-    uint16_t port = rdzv_server_port(a->server);
-    struct join_options opt = {
-        .deadline_ms = cdi_deadline_ms(cdi_now_ms(), CONNECT_MS),
-        .hello = {.version = CDI_CONTROL_VERSION,
-                  .release = CDDP_VERSION,
-                  .pid = getpid(),
-                  .node_rank = -1,
-                  .n_procs = a->plan->n_procs,
-                  .min_nodes = a->plan->min_nodes,
-                  .max_nodes = a->plan->max_nodes,
-                  .max_restarts = a->plan->max_restarts},
-    };
-    char name[320];
-    cddp_status st = join_resolve(&opt.addr, a->plan->listen_host, port, err);
+    static const struct join_events on = {
+        .connected = on_connected, .message = on_message, .waiting = on_waiting, .lost = on_lost};
+    const struct meet *m = &a->plan->meet;
 
-    if (st != CDDP_OK)
-        return st;
-    (void)snprintf(name, sizeof name, "%.255s:%u", a->plan->listen_host, port);
-    (void)snprintf(opt.name, sizeof opt.name, "%s", name);
-    (void)snprintf(opt.hello.run_id, sizeof opt.hello.run_id, "%s", a->plan->run_id);
-    (void)snprintf(opt.hello.host, sizeof opt.hello.host, "%s", a->plan->host);
-    return join_start(&a->join, &a->loop, &opt, &on, a, err);
+    opt->deadline_ms = cdi_deadline_ms(cdi_now_ms(), m->join_timeout_ms);
+    opt->hello = (struct cdi_msg_join){.version = CDI_CONTROL_VERSION,
+                                       .release = CDDP_VERSION,
+                                       .pid = getpid(),
+                                       .node_rank = m->node_rank,
+                                       .n_procs = a->plan->n_procs,
+                                       .min_nodes = a->plan->min_nodes,
+                                       .max_nodes = a->plan->max_nodes,
+                                       .max_restarts = a->plan->max_restarts,
+                                       .round = -1};
+    (void)snprintf(opt->name, sizeof opt->name, strchr(m->host, ':') == NULL ? "%.255s:%u" : "[%.255s]:%u", m->host,
+                   a->server != NULL ? rdzv_server_port(a->server) : m->port);
+    (void)snprintf(opt->hello.run_id, sizeof opt->hello.run_id, "%s", a->plan->run_id);
+    (void)snprintf(opt->hello.host, sizeof opt->hello.host, "%s", a->plan->host);
+    return join_start(&a->join, &a->loop, opt, &on, a, err);
+}
+
+static cddp_status start_meeting(struct agent *a, struct cdi_error *err)
+{
+    struct join_options opt = {.n_addrs = 0};
+    cddp_status st = resolve(&a->plan->meet, &opt, err);
+
+    if (st == CDDP_OK)
+        st = start_server(a, &opt, err);
+    if (st == CDDP_OK)
+        st = start_join(a, &opt, err);
+    return st;
 }
 
 static cddp_status start_link(struct agent *a, struct cdi_error *err)
@@ -548,9 +610,7 @@ static cddp_status start_all(struct agent *a, struct cdi_error *err)
     if (st == CDDP_OK)
         st = writer_start(&a->writer, &a->loop, on_room, a, err);
     if (st == CDDP_OK)
-        st = start_server(a, err);
-    if (st == CDDP_OK)
-        st = start_join(a, err);
+        st = start_meeting(a, err);
     if (st == CDDP_OK)
         st = start_link(a, err);
     return st;

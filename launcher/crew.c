@@ -235,6 +235,7 @@ void crew_describe(struct crew *c, struct report *r)
 
     r->program = c->opt.plan->command[0];
     r->after_ms = -1;
+    r->elsewhere = w == NULL;
     r->n_others = w != NULL ? c->n - 1 : c->n;
     r->restart_count = c->opt.assign.restart_count;
     r->max_restarts = c->opt.plan->max_restarts;

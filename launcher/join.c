@@ -5,11 +5,17 @@
 #include "protocol/frame.h"
 
 #include <netdb.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define RETRY_FIRST_MS 20
 #define RETRY_MAX_MS 1000
+#define ATTEMPT_MS 5000 /* for one address to take the connection */
+#define ANSWER_MS 10000 /* for a rendezvous to answer JOIN */
+#define STRANGE_MAX 8   /* connections that end before an answer, then nobody there is a rendezvous */
+#define SAY_WAITING_MS 10000
 #define CLOSE_WAIT_MS 1000
 #define QUEUE_MAX (1024u * 1024) /* bytes on their way out; more means that nobody reads */
 
@@ -17,6 +23,8 @@ struct join {
     uv_loop_t *loop;
     uv_tcp_t tcp;
     uv_timer_t retry, beat;
+    uv_timer_t limit; /* of the present attempt */
+    uv_timer_t say;
     uv_connect_t connect;
     uv_shutdown_t shutdown;
     struct join_options opt;
@@ -26,10 +34,13 @@ struct join {
     char chunk[16384];
     uint64_t wait_ms;
     uint32_t beat_seq;
+    unsigned next_addr, n_strange;
     bool tcp_open; /* tcp is initialised and not closing */
     bool connected, lost, closing;
+    bool answered; /* JOIN was */
     int open_handles;
-    int last_error;
+    char trying[80];    /* the address of the present attempt */
+    char last_try[256]; /* how the last one ended: "10.0.0.1: connection refused" */
 };
 
 static void try_connect(struct join *j);
@@ -61,6 +72,8 @@ static void lose(struct join *j, const char *text)
     close_tcp(j);
     (void)uv_timer_stop(&j->retry);
     (void)uv_timer_stop(&j->beat);
+    (void)uv_timer_stop(&j->limit);
+    (void)uv_timer_stop(&j->say);
     j->on.lost(j->arg, text);
 }
 
@@ -133,6 +146,71 @@ static void on_beat(uv_timer_t *t)
     join_send(j, &msg);
 }
 
+/* --------------------------------------------------------------------------------------------------- waiting ---- */
+
+static void on_retry(uv_timer_t *t)
+{
+    try_connect(t->data);
+}
+
+/* This attempt came to nothing: `why`. Another one follows, unless the time is over. */
+static void later(struct join *j, const char *why)
+{
+    char text[1024];
+    uint64_t jitter;
+
+    close_tcp(j);
+    (void)uv_timer_stop(&j->limit);
+    (void)snprintf(j->last_try, sizeof j->last_try, "%s: %s", j->trying, why);
+    if (cdi_now_ms() + (int64_t)j->wait_ms >= j->opt.deadline_ms) {
+        (void)snprintf(text, sizeof text, "cannot reach the rendezvous at %s (%s)%s", j->opt.name, j->last_try,
+                       j->opt.note);
+        lose(j, text);
+        return;
+    }
+    /* A little different for each process, so that many do not come back at once. */
+    jitter = ((uint64_t)cdi_now_ns() / 1000 + (uint64_t)getpid() * 7919) % (j->wait_ms / 4 + 1);
+    (void)uv_timer_start(&j->retry, on_retry, j->wait_ms + jitter, 0);
+    if (j->next_addr == 0)
+        j->wait_ms = j->wait_ms * 2 > RETRY_MAX_MS ? RETRY_MAX_MS : j->wait_ms * 2;
+}
+
+/* Who took the connection does not talk like a rendezvous. One that is just ending, or starting, may do so too. */
+static void strange(struct join *j, const char *why, bool final)
+{
+    char text[1024];
+
+    if (!final && ++j->n_strange < STRANGE_MAX) {
+        later(j, why);
+        return;
+    }
+    (void)snprintf(text, sizeof text,
+                   "what listens at %s (%s) is no rendezvous of cddprun: %s; check address and port%s", j->opt.name,
+                   j->trying, why, j->opt.note);
+    lose(j, text);
+}
+
+static void on_limit(uv_timer_t *t)
+{
+    struct join *j = t->data;
+
+    if (j->connected)
+        strange(j, "it takes connections but does not answer", true);
+    else
+        later(j, "no answer, packets may be dropped on the way");
+}
+
+static void on_say(uv_timer_t *t)
+{
+    struct join *j = t->data;
+    int64_t left = (j->opt.deadline_ms - cdi_now_ms()) / 1000;
+    char text[1024];
+
+    (void)snprintf(text, sizeof text, "waiting for the rendezvous at %s (%s), for another %lld s", j->opt.name,
+                   j->last_try[0] != '\0' ? j->last_try : j->trying, (long long)(left < 0 ? 0 : left));
+    j->on.waiting(j->arg, text);
+}
+
 /* --------------------------------------------------------------------------------------------------- reading ---- */
 
 static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf)
@@ -145,12 +223,30 @@ static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf)
 
 static void handle(struct join *j, const struct cdi_msg *msg)
 {
+    if (!j->answered) {
+        j->answered = true;
+        (void)uv_timer_stop(&j->limit);
+        (void)uv_timer_stop(&j->say);
+    }
     if (msg->type == CDI_MSG_WELCOME) {
-        uint64_t every = msg->u.welcome.lease_ms / 3;
+        uint64_t every = msg->u.welcome.lease_ms / 5;
 
         (void)uv_timer_start(&j->beat, on_beat, every == 0 ? 1 : every, every == 0 ? 1 : every);
     }
     j->on.message(j->arg, msg);
+}
+
+static void on_ended(struct join *j, ssize_t n)
+{
+    const char *why = n == UV_EOF ? "it closed the connection" : uv_strerror((int)n);
+    char text[512];
+
+    if (!j->answered) {
+        strange(j, why, false);
+        return;
+    }
+    (void)snprintf(text, sizeof text, "the rendezvous at %s is gone: %s", j->opt.name, why);
+    lose(j, text);
 }
 
 static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
@@ -160,14 +256,11 @@ static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
     struct cdi_frame f;
     struct cdi_msg msg;
     cddp_status st;
-    char text[512];
 
     if (n == 0)
         return;
     if (n < 0) {
-        (void)snprintf(text, sizeof text, "the connection to the rendezvous at %s was lost: %s", j->opt.name,
-                       n == UV_EOF ? "it was closed by the other side" : uv_strerror((int)n));
-        lose(j, text);
+        on_ended(j, n);
         return;
     }
     st = cdi_buf_append(&j->in, buf->base, (size_t)n);
@@ -180,48 +273,40 @@ static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
         if (st == CDDP_OK)
             handle(j, &msg);
     }
-    if (st < 0)
-        lose(j, err.msg[0] != '\0' ? err.msg : "the rendezvous sent more than this cddprun accepts");
+    if (st >= 0)
+        return;
+    if (err.msg[0] == '\0')
+        (void)snprintf(err.msg, sizeof err.msg, "the rendezvous sent more than this cddprun accepts");
+    if (j->answered)
+        lose(j, err.msg);
+    else
+        strange(j, "it speaks another protocol", true);
 }
 
 /* ------------------------------------------------------------------------------------------------ connecting ---- */
 
-static void on_retry(uv_timer_t *t)
+static void address_text(const struct sockaddr_storage *a, char *addr, size_t cap, uint16_t *port)
 {
-    try_connect(t->data);
-}
-
-static void later(struct join *j, int error)
-{
-    char text[512];
-
-    j->last_error = error;
-    if (cdi_now_ms() + (int64_t)j->wait_ms >= j->opt.deadline_ms) {
-        (void)snprintf(text, sizeof text, "cannot reach the rendezvous at %s: %s", j->opt.name, uv_strerror(error));
-        lose(j, text);
-        return;
+    addr[0] = '\0';
+    *port = 0;
+    if (a->ss_family == AF_INET6) {
+        (void)uv_ip6_name((const struct sockaddr_in6 *)a, addr, cap);
+        *port = ntohs(((const struct sockaddr_in6 *)a)->sin6_port);
+    } else if (a->ss_family == AF_INET) {
+        (void)uv_ip4_name((const struct sockaddr_in *)a, addr, cap);
+        *port = ntohs(((const struct sockaddr_in *)a)->sin_port);
     }
-    /* A little different for each process, so that many do not come back at once. */
-    (void)uv_timer_start(&j->retry, on_retry, j->wait_ms + (uint64_t)(cdi_now_ns() / 1000) % (j->wait_ms / 4 + 1), 0);
-    j->wait_ms = j->wait_ms * 2 > RETRY_MAX_MS ? RETRY_MAX_MS : j->wait_ms * 2;
 }
 
 static void tell_connected(struct join *j)
 {
-    struct sockaddr_storage peer;
+    struct sockaddr_storage peer = {0};
     int len = sizeof peer;
-    char addr[64] = "";
-    uint16_t port = 0;
+    char addr[64];
+    uint16_t port;
 
-    if (uv_tcp_getpeername(&j->tcp, (struct sockaddr *)&peer, &len) == 0) {
-        if (peer.ss_family == AF_INET6) {
-            (void)uv_ip6_name((struct sockaddr_in6 *)&peer, addr, sizeof addr);
-            port = ntohs(((struct sockaddr_in6 *)&peer)->sin6_port);
-        } else {
-            (void)uv_ip4_name((struct sockaddr_in *)&peer, addr, sizeof addr);
-            port = ntohs(((struct sockaddr_in *)&peer)->sin_port);
-        }
-    }
+    (void)uv_tcp_getpeername(&j->tcp, (struct sockaddr *)&peer, &len);
+    address_text(&peer, addr, sizeof addr, &port);
     j->on.connected(j->arg, addr, port);
 }
 
@@ -234,32 +319,39 @@ static void on_connect(uv_connect_t *req, int status)
     if (status == 0) {
         j->connected = true;
         (void)uv_tcp_nodelay(&j->tcp, 1);
+        (void)uv_timer_start(&j->limit, on_limit, ANSWER_MS, 0);
+        cdi_buf_consume(&j->in, j->in.len);
         tell_connected(j);
         send_hello(j);
         if (!j->lost)
             status = uv_read_start((uv_stream_t *)&j->tcp, on_alloc, on_read);
-        if (status == 0)
-            return;
     }
-    close_tcp(j);
-    later(j, status);
+    if (status != 0)
+        later(j, uv_strerror(status));
 }
 
 static void try_connect(struct join *j)
 {
+    const struct sockaddr_storage *a = &j->opt.addrs[j->next_addr];
     int rc = uv_tcp_init(j->loop, &j->tcp);
+    char addr[64];
+    uint16_t port;
 
+    address_text(a, addr, sizeof addr, &port);
+    (void)snprintf(j->trying, sizeof j->trying, "%s", addr);
+    j->next_addr = (j->next_addr + 1) % j->opt.n_addrs;
     if (rc == 0) {
+        int64_t left = j->opt.deadline_ms - cdi_now_ms();
+
         j->tcp.data = j;
         j->tcp_open = true;
         j->open_handles++;
         j->connect.data = j;
-        rc = uv_tcp_connect(&j->connect, &j->tcp, (const struct sockaddr *)&j->opt.addr, on_connect);
+        rc = uv_tcp_connect(&j->connect, &j->tcp, (const struct sockaddr *)a, on_connect);
+        (void)uv_timer_start(&j->limit, on_limit, left < 1 ? 1 : left < ATTEMPT_MS ? (uint64_t)left : ATTEMPT_MS, 0);
     }
-    if (rc == 0)
-        return;
-    close_tcp(j);
-    later(j, rc);
+    if (rc != 0)
+        later(j, uv_strerror(rc));
 }
 
 cddp_status join_start(struct join **out, uv_loop_t *loop, const struct join_options *opt, const struct join_events *on,
@@ -278,9 +370,14 @@ cddp_status join_start(struct join **out, uv_loop_t *loop, const struct join_opt
     cdi_buf_init(&j->in, CDI_FRAME_MAX + CDI_FRAME_HEADER + sizeof j->chunk);
     (void)uv_timer_init(loop, &j->retry);
     (void)uv_timer_init(loop, &j->beat);
+    (void)uv_timer_init(loop, &j->limit);
+    (void)uv_timer_init(loop, &j->say);
     j->retry.data = j;
     j->beat.data = j;
-    j->open_handles = 2;
+    j->limit.data = j;
+    j->say.data = j;
+    j->open_handles = 4;
+    (void)uv_timer_start(&j->say, on_say, SAY_WAITING_MS, SAY_WAITING_MS);
     rc = uv_timer_start(&j->retry, on_retry, 0, 0);
     if (rc != 0) {
         join_close(j);
@@ -315,6 +412,8 @@ void join_close(struct join *j)
         return;
     j->closing = true;
     uv_close((uv_handle_t *)&j->beat, on_closed);
+    uv_close((uv_handle_t *)&j->limit, on_closed);
+    uv_close((uv_handle_t *)&j->say, on_closed);
     j->shutdown.data = j;
     if (!j->tcp_open || !j->connected || uv_stream_get_write_queue_size((uv_stream_t *)&j->tcp) == 0 ||
         uv_shutdown(&j->shutdown, (uv_stream_t *)&j->tcp, on_shutdown) != 0) {
@@ -326,26 +425,40 @@ void join_close(struct join *j)
 
 /* ------------------------------------------------------------------------------------------------- addresses ---- */
 
-cddp_status join_resolve(struct sockaddr_storage *out, const char *host, uint16_t port, struct cdi_error *err)
+void join_set_port(struct sockaddr_storage *addr, uint16_t port)
+{
+    if (addr->ss_family == AF_INET6)
+        ((struct sockaddr_in6 *)addr)->sin6_port = htons(port);
+    else
+        ((struct sockaddr_in *)addr)->sin_port = htons(port);
+}
+
+cddp_status join_resolve(struct sockaddr_storage *addrs, unsigned *n, const char *host, uint16_t port,
+                         struct cdi_error *err)
 {
     struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *found = NULL;
     int rc;
 
-    *out = (struct sockaddr_storage){0};
+    addrs[0] = (struct sockaddr_storage){0};
+    *n = 1;
     if (strcmp(host, "*") == 0)
         host = "127.0.0.1";
-    if (uv_ip4_addr(host, port, (struct sockaddr_in *)out) == 0 ||
-        uv_ip6_addr(host, port, (struct sockaddr_in6 *)out) == 0)
+    if (uv_ip4_addr(host, port, (struct sockaddr_in *)addrs) == 0 ||
+        uv_ip6_addr(host, port, (struct sockaddr_in6 *)addrs) == 0)
         return CDDP_OK;
     rc = getaddrinfo(host, NULL, &hints, &found);
-    if (rc != 0 || found == NULL)
-        return cdi_fail(err, CDDP_E_NOT_FOUND, "--master_addr '%.200s' is not known to this machine: %s", host,
-                        rc != 0 ? gai_strerror(rc) : "no address");
-    memcpy(out, found->ai_addr, found->ai_addrlen);
-    if (found->ai_family == AF_INET6)
-        ((struct sockaddr_in6 *)out)->sin6_port = htons(port);
-    else
-        ((struct sockaddr_in *)out)->sin_port = htons(port);
-    freeaddrinfo(found);
-    return CDDP_OK;
+    *n = 0;
+    for (const struct addrinfo *a = found; rc == 0 && a != NULL && *n < JOIN_ADDRS_MAX; a = a->ai_next) {
+        if (a->ai_family != AF_INET && a->ai_family != AF_INET6)
+            continue;
+        addrs[*n] = (struct sockaddr_storage){0};
+        memcpy(&addrs[*n], a->ai_addr, a->ai_addrlen);
+        join_set_port(&addrs[(*n)++], port);
+    }
+    if (rc == 0)
+        freeaddrinfo(found);
+    if (*n > 0)
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_NOT_FOUND, "the address '%.200s' is not known to this machine: %s", host,
+                    rc != 0 ? gai_strerror(rc) : "no address");
 }

@@ -13,17 +13,23 @@
 
 struct join;
 
+#define JOIN_ADDRS_MAX 8
+
 struct join_events {
     /* Connected; the numeric address and port of the other end. Before any message. */
     void (*connected)(void *arg, const char *addr, uint16_t port);
     void (*message)(void *arg, const struct cdi_msg *msg);
+    /* Not connected yet, after 10 s and every 10 s: one sentence about what it waits for. */
+    void (*waiting)(void *arg, const char *text);
     /* The connection could not be made or is gone: one sentence. Once; nothing follows it. */
     void (*lost)(void *arg, const char *text);
 };
 
 struct join_options {
-    struct sockaddr_storage addr;
+    struct sockaddr_storage addrs[JOIN_ADDRS_MAX]; /* tried in turn */
+    unsigned n_addrs;
     char name[320];      /* as the user gave it, for sentences */
+    char note[320];      /* "": none; else what is said behind "cannot reach": why this agent does not host */
     int64_t deadline_ms; /* to be connected by */
     struct cdi_msg_join hello;
 };
@@ -38,9 +44,11 @@ void join_send(struct join *j, const struct cdi_msg *msg);
 void join_close(struct join *j);
 
 /*
- * The first address of a host: a numeric one, or by the resolver (which blocks: call it before the loop runs).
- * "*" is this machine's loopback. CDDP_E_NOT_FOUND with a sentence.
+ * The addresses of a host: a numeric one, or by the resolver (which blocks: call it before the loop runs), at most
+ * JOIN_ADDRS_MAX. "*" is this machine's loopback. CDDP_E_NOT_FOUND with a sentence.
  */
-cddp_status join_resolve(struct sockaddr_storage *out, const char *host, uint16_t port, struct cdi_error *err);
+cddp_status join_resolve(struct sockaddr_storage *addrs, unsigned *n, const char *host, uint16_t port,
+                         struct cdi_error *err);
+void join_set_port(struct sockaddr_storage *addr, uint16_t port);
 
 #endif

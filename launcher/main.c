@@ -39,13 +39,18 @@ static int run(const struct options *o)
 {
     struct guard_link link;
     struct machine machine;
+    struct meet meet;
     struct plan plan;
     struct cdi_error err;
     char id[40];
 
+    if (meet_decide(&meet, o, &err) != CDDP_OK) {
+        cdi_log(CDI_LOG_ERROR, "MAIN-OPTIONS", "%s", err.msg);
+        return 2;
+    }
     random_id(id, sizeof id);
     machine_read(&machine, "", o->cuda_visible_devices);
-    if (plan_make(&plan, o, &machine, id, &err) != CDDP_OK || guard_start(&link, o->tmpdir, &err) != CDDP_OK) {
+    if (plan_make(&plan, o, &meet, &machine, id, &err) != CDDP_OK || guard_start(&link, o->tmpdir, &err) != CDDP_OK) {
         cdi_log(CDI_LOG_ERROR, "MAIN-START", "%s", err.msg);
         return 1;
     }

@@ -40,16 +40,26 @@ static const struct flag flags[] = {
      "workers on this machine: a number, one per usable core, one per GPU, or GPUs if there are any, else cores"},
     {"standalone", "PET_STANDALONE", KIND_SWITCH, AT(standalone), 0, 1, "0", NULL,
      "one machine, any free port; jobs side by side do not disturb each other"},
+    {"nnodes", "PET_NNODES", KIND_NNODES, AT(min_nodes), 1, OPTIONS_MAX_NODES, "1", "N",
+     "machines; one cddprun is started on each, with the same flags but for --node_rank and --nproc_per_node"},
+    {"node_rank", "PET_NODE_RANK", KIND_NUMBER, AT(node_rank), 0, OPTIONS_MAX_NODES - 1, NULL, "N",
+     "which of them this is, from 0 (default: as they come)"},
     {"master_addr", "PET_MASTER_ADDR", KIND_TEXT, AT(master_addr), 0, 0, NULL, "ADDRESS",
-     "where the job's store listens, and MASTER_ADDR of the workers (default 127.0.0.1)"},
+     "where the job's store listens: an address of node 0 (default 127.0.0.1 for one machine; else MASTER_ADDR)"},
     {"master_port", "PET_MASTER_PORT", KIND_NUMBER, AT(master_port), 0, 65535, NULL, "PORT",
-     "its port, and MASTER_PORT of the workers (default: any free one)"},
-    {"nnodes", "PET_NNODES", KIND_NNODES, AT(min_nodes), 1, 100000, "1", "1",
-     "machines; this version runs on one"},
+     "its port (default: any free one for one machine; else MASTER_PORT, or 29500)"},
+    {"rdzv_endpoint", "PET_RDZV_ENDPOINT", KIND_TEXT, AT(rdzv_endpoint), 0, 0, NULL, "HOST[:PORT]",
+     "the same in one word; whoever can bind that address hosts, if there are no node ranks (default port 29400)"},
+    {"rdzv_backend", "PET_RDZV_BACKEND", KIND_TEXT, AT(rdzv_backend), 0, 0, NULL, "static|c10d",
+     "accepted: both mean the rendezvous that cddprun brings itself"},
+    {"rdzv_conf", "PET_RDZV_CONF", KIND_TEXT, AT(rdzv_conf), 0, 0, NULL, "K=V,...",
+     "join_timeout=S: until all nodes must be there (600; timeout is the same); is_host=0|1: who hosts; rank=N"},
+    {"local_addr", "PET_LOCAL_ADDR", KIND_TEXT, AT(local_addr), 0, 0, NULL, "ADDRESS",
+     "what messages call this machine (default: its host name)"},
     {"max_restarts", "PET_MAX_RESTARTS", KIND_NUMBER, AT(max_restarts), 0, 1000000, "0", "N",
      "how often all workers are started again after one has failed"},
     {"rdzv_id", "PET_RDZV_ID", KIND_TEXT, AT(run_id), 0, 0, NULL, "NAME",
-     "the job's name, TORCHELASTIC_RUN_ID of the workers (default: a random one)"},
+     "the job's name, TORCHELASTIC_RUN_ID of the workers (default: a random one; of several machines: none)"},
     {"role", "PET_ROLE", KIND_TEXT, AT(role), 0, 0, "default", "NAME",
      "ROLE_NAME of the workers"},
     {"no_python", "PET_NO_PYTHON", KIND_SWITCH, AT(no_python), 0, 1, "0", NULL,
@@ -62,9 +72,6 @@ static const struct flag flags[] = {
 
 /* torchrun has these and this version has not: saying so helps more than "unknown". */
 static const char *const torchrun_only[] = {
-    "rdzv_backend",
-    "rdzv_endpoint",
-    "rdzv_conf",
     "monitor_interval",
     "start_method",
     "event_log_handler",
@@ -74,8 +81,6 @@ static const char *const torchrun_only[] = {
     "redirects",
     "tee",
     "local_ranks_filter",
-    "node_rank",
-    "local_addr",
     "logs_specs",
     "numa_binding",
     "signals_to_handle",
@@ -128,9 +133,10 @@ static cddp_status set_nnodes(struct options *o, const struct flag *f, const cha
     if (!cdi_parse_int(low, f->min, f->max, &o->min_nodes) ||
         !cdi_parse_int(colon == NULL ? low : colon + 1, f->min, f->max, &o->max_nodes) || o->max_nodes < o->min_nodes)
         return cdi_fail(err, CDDP_E_INVALID, "%s '%.64s' is neither a number of machines nor MIN:MAX", from, text);
-    if (o->max_nodes > 1)
+    if (o->max_nodes != o->min_nodes)
         return cdi_fail(err, CDDP_E_UNSUPPORTED,
-                        "%s '%.64s': this version of cddprun runs jobs on one machine only; use 1", from, text);
+                        "%s '%.64s': this version of cddprun cannot change the number of machines; give one number",
+                        from, text);
     return CDDP_OK;
 }
 
@@ -283,6 +289,11 @@ static cddp_status unknown_flag(const char *word, const char *name, struct cdi_e
 
 /* --------------------------------------------------------------------------------------------------- parsing ---- */
 
+static const char *not_empty(const char *text)
+{
+    return text != NULL && *text != '\0' ? text : NULL;
+}
+
 static cddp_status read_environment(struct options *o, options_getenv env, void *arg, struct cdi_error *err)
 {
     cddp_status st;
@@ -296,6 +307,8 @@ static cddp_status read_environment(struct options *o, options_getenv env, void 
         if (st != CDDP_OK)
             return st;
     }
+    o->env_master_addr = not_empty(env("MASTER_ADDR", arg));
+    o->env_master_port = not_empty(env("MASTER_PORT", arg));
     o->log_level = env("LOGLEVEL", arg);
     o->cuda_visible_devices = env("CUDA_VISIBLE_DEVICES", arg);
     o->tmpdir = env("TMPDIR", arg);
@@ -328,19 +341,17 @@ static cddp_status read_flag(struct options *o, char **argv, int argc, int *i, s
     return set_value(o, f, argv[*i], from, err);
 }
 
-/* A sentence is one line, whatever a word holds: no newline, nothing that moves a terminal's cursor. */
-static cddp_status one_line(cddp_status st, struct cdi_error *err)
+void options_one_line(struct cdi_error *err)
 {
     for (char *p = err == NULL ? NULL : err->msg; p != NULL && *p != '\0'; p++)
         if ((unsigned char)*p < ' ' || *p == 0x7f)
             *p = '?';
-    return st;
 }
 
 cddp_status options_parse(struct options *out, int argc, char **argv, options_getenv env, void *arg,
                           struct cdi_error *err)
 {
-    struct options o = {.what = OPTIONS_RUN, .master_port = -1};
+    struct options o = {.what = OPTIONS_RUN, .master_port = -1, .node_rank = -1};
     cddp_status st = CDDP_OK;
     int i;
 
@@ -363,8 +374,10 @@ cddp_status options_parse(struct options *out, int argc, char **argv, options_ge
         else
             break;
     }
-    if (st != CDDP_OK)
-        return one_line(st, err);
+    if (st != CDDP_OK) {
+        options_one_line(err);
+        return st;
+    }
     if (o.what == OPTIONS_RUN && (i >= argc || *argv[i] == '\0'))
         return cdi_fail(err, CDDP_E_INVALID,
                         "no program to run; usage: cddprun [flags] PROGRAM [ARGS]; see cddprun --help");
@@ -378,7 +391,8 @@ void options_usage(FILE *to)
     fputs("Run a program as several ranks of one job.\n\n"
           "  cddprun --nproc_per_node=2 ./train              two workers on this machine\n"
           "  cddprun --nproc_per_node=gpu ./train --lr 0.1   one per GPU; what follows ./train is its own\n"
-          "  cddprun --nproc_per_node=2 --max_restarts=3 ./train   start again when a worker fails\n\n"
+          "  cddprun --nproc_per_node=2 --max_restarts=3 ./train   start again when a worker fails\n"
+          "  cddprun --nnodes=2 --node_rank=0 --master_addr=node1 ./train   on node1; on the other: --node_rank=1\n\n"
           "usage: cddprun [flags] PROGRAM [ARGS]\n\n"
           "Each worker finds RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and torchrun's other variables in\n"
           "its environment; ${local_rank} in ARGS becomes its local rank. The exit status is that of the first worker\n"

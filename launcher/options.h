@@ -13,6 +13,7 @@
 #include <stdio.h>
 
 #define OPTIONS_MAX_PROCS 4096
+#define OPTIONS_MAX_NODES 100000
 
 enum options_what { OPTIONS_RUN, OPTIONS_HELP, OPTIONS_VERSION };
 enum options_nproc { OPTIONS_NPROC_COUNT, OPTIONS_NPROC_CPU, OPTIONS_NPROC_GPU, OPTIONS_NPROC_AUTO };
@@ -24,15 +25,18 @@ struct options {
     int64_t min_nodes, max_nodes;
     int64_t max_restarts;
     int64_t master_port; /* -1: not given */
+    int64_t node_rank;   /* -1: not given */
     bool standalone;
     bool no_python;          /* accepted for torchrun's sake: cddprun never puts Python in front */
     const char *master_addr; /* NULL: not given */
     const char *run_id;      /* NULL: not given */
+    const char *rdzv_backend, *rdzv_endpoint, *rdzv_conf, *local_addr; /* NULL: not given */
     const char *role;
-    const char *log_level;            /* LOGLEVEL; NULL: not set */
-    const char *cuda_visible_devices; /* NULL: not set; "" hides every GPU */
-    const char *tmpdir;               /* never NULL */
-    char **command;                   /* the program and its arguments, ending with NULL; inside argv */
+    const char *env_master_addr, *env_master_port; /* MASTER_ADDR, MASTER_PORT; NULL: not set, or empty */
+    const char *log_level;                         /* LOGLEVEL; NULL: not set */
+    const char *cuda_visible_devices;              /* NULL: not set; "" hides every GPU */
+    const char *tmpdir;                            /* never NULL */
+    char **command;                                /* the program and its arguments, ending with NULL; inside argv */
 };
 
 /* The value of an environment variable or NULL. */
@@ -50,6 +54,9 @@ const char *options_real_env(const char *name, void *arg);
  */
 cddp_status options_parse(struct options *out, int argc, char **argv, options_getenv env, void *arg,
                           struct cdi_error *err);
+
+/* A sentence is one line, whatever a word in it holds: no newline, nothing that moves a terminal's cursor. */
+void options_one_line(struct cdi_error *err);
 
 /* What --help shows. */
 void options_usage(FILE *to);

@@ -32,24 +32,26 @@ static cddp_status count_workers(uint32_t *out, const struct options *o, const s
     return CDDP_E_INVALID;
 }
 
-cddp_status plan_make(struct plan *out, const struct options *o, const struct machine *m, const char *random_id,
-                      struct cdi_error *err)
+cddp_status plan_make(struct plan *out, const struct options *o, const struct meet *meet, const struct machine *m,
+                      const char *random_id, struct cdi_error *err)
 {
     struct plan p = {
         .min_nodes = (uint32_t)o->min_nodes,
         .max_nodes = (uint32_t)o->max_nodes,
         .max_restarts = (uint32_t)o->max_restarts,
-        .listen_host = o->standalone || o->master_addr == NULL ? "127.0.0.1" : o->master_addr,
-        .listen_port = o->standalone || o->master_port < 0 ? 0 : (uint16_t)o->master_port,
+        .meet = *meet,
         .role = o->role,
-        .host = m->host,
+        .host = o->local_addr != NULL ? o->local_addr : m->host,
         .command = o->command,
     };
     cddp_status st = count_workers(&p.n_procs, o, m, err);
 
     if (st != CDDP_OK)
         return st;
-    (void)snprintf(p.run_id, sizeof p.run_id, "%s", o->run_id != NULL ? o->run_id : random_id);
+    (void)snprintf(p.run_id, sizeof p.run_id, "%s",
+                   o->run_id != NULL   ? o->run_id
+                   : meet->n_nodes > 1 ? "none"
+                                       : random_id);
     *out = p;
     return CDDP_OK;
 }

@@ -7,27 +7,26 @@
 #define PLAN_H
 
 #include "launcher/machine.h"
-#include "launcher/options.h"
+#include "launcher/meet.h"
 #include "protocol/message.h"
 
 struct plan {
     uint32_t n_procs; /* workers on this node */
     uint32_t min_nodes, max_nodes;
     uint32_t max_restarts;
-    const char *listen_host; /* the rendezvous binds it; never NULL */
-    uint16_t listen_port;    /* 0: any */
+    struct meet meet;
     char run_id[256];
     const char *role;
-    const char *host; /* this machine's name, for people; the machine's */
+    const char *host; /* what messages call this machine */
     char **command;
 };
 
 /*
- * random_id names the run where no flag does. Strings stay those of o and m. *out is written on success only.
- * CDDP_E_NOT_FOUND: --nproc_per_node=gpu on a machine that shows none.
+ * random_id names the run of one node where no flag does; several would not draw the same. Strings stay those of o and
+ * m. *out is written on success only. CDDP_E_NOT_FOUND: --nproc_per_node=gpu on a machine that shows none.
  */
-cddp_status plan_make(struct plan *out, const struct options *o, const struct machine *m, const char *random_id,
-                      struct cdi_error *err);
+cddp_status plan_make(struct plan *out, const struct options *o, const struct meet *meet, const struct machine *m,
+                      const char *random_id, struct cdi_error *err);
 
 /* One worker's share of an assignment. */
 struct plan_rank {

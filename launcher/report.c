@@ -36,7 +36,10 @@ void report_sentence(const struct cdi_failure *f, char *buf, size_t cap)
             (void)snprintf(buf, cap, "rank %d on %.200s could not be started: %s", f->rank, f->host, strerror(f->code));
         return;
     case CDI_END_NODE:
-        (void)snprintf(buf, cap, "node %d (%.200s) was lost", f->node_rank, f->host);
+        if (f->text[0] != '\0')
+            (void)snprintf(buf, cap, "%.*s", (int)strcspn(f->text, "\n"), f->text);
+        else
+            (void)snprintf(buf, cap, "node %d (%.200s) was lost", f->node_rank, f->host);
         return;
     }
 }
@@ -88,8 +91,11 @@ static cddp_status write_head(const struct report *r, struct cdi_buf *out)
                             (long long)(r->after_ms % 1000 / 100));
     if (st == CDDP_OK && r->restart_count > 0)
         st = cdi_buf_printf(out, ", after %u restart%s", r->restart_count, r->restart_count == 1 ? "" : "s");
-    if (st == CDDP_OK)
-        st = cdi_buf_printf(out, "\n    local rank %d of %.300s\n", r->first.local_rank, r->program);
+    if (st == CDDP_OK && r->first.local_rank >= 0)
+        st = cdi_buf_printf(out, "\n    local rank %d%s of %.300s\n", r->first.local_rank,
+                            r->elsewhere ? " of another node" : "", r->program);
+    else if (st == CDDP_OK)
+        st = cdi_buf_printf(out, "\n");
     return st;
 }
 
@@ -112,11 +118,11 @@ static cddp_status write_others(const struct report *r, struct cdi_buf *out)
     if (r->n_others == 0)
         return CDDP_OK;
     if (r->n_others == 1)
-        return cdi_buf_printf(out, "    the other worker of this node %s\n",
+        return cdi_buf_printf(out, "    the %sworker of this node %s\n", r->elsewhere ? "" : "other ",
                               r->n_ended_well == 1 ? "had ended well" : "was stopped, or failed after it");
-    return cdi_buf_printf(
-        out, "    of the other %u workers of this node %u were stopped or failed after it, %u ended well\n",
-        r->n_others, r->n_ended_after, r->n_ended_well);
+    return cdi_buf_printf(out,
+                          "    of the %s%u workers of this node %u were stopped or failed after it, %u ended well\n",
+                          r->elsewhere ? "" : "other ", r->n_others, r->n_ended_after, r->n_ended_well);
 }
 
 cddp_status report_write(const struct report *r, struct cdi_buf *out)

@@ -16,6 +16,7 @@ struct report {
     const char *const *lines; /* the last of its stderr, oldest first */
     unsigned n_lines;
     const char *error_file; /* TORCHELASTIC_ERROR_FILE of that worker; NULL: it ran elsewhere */
+    bool elsewhere;         /* it ran on another node, or a whole node was lost */
     uint32_t n_others;      /* other workers of this node */
     uint32_t n_ended_well;  /* of them: had ended with 0 */
     uint32_t n_ended_after; /* of them: ended badly after the first, or were stopped */

@@ -21,7 +21,13 @@ void supervise_init(struct supervise *s, uint32_t n_local)
         .n_local = n_local,
         .kill_at_ms = CDI_NEVER_MS,
         .last_signal_ms = INT64_MIN / 2,
+        .stay_until_ms = CDI_NEVER_MS,
     };
+}
+
+void supervise_set_host(struct supervise *s)
+{
+    s->hosts = true;
 }
 
 static bool workers_live(const struct supervise *s)
@@ -56,6 +62,17 @@ static void stop_workers(struct supervise *s, int signal, int64_t now_ms, struct
         s->kill_at_ms = kill_at;
 }
 
+/* Without workers: the end, but for a host, whose rendezvous has yet to tell the other nodes and to see them stop. */
+static void finish_or_stay(struct supervise *s, int64_t now_ms, struct supervise_actions *out)
+{
+    if (!s->hosts || s->signal == 0 || s->closed || s->link_lost) {
+        finish(s, out);
+        return;
+    }
+    s->state = SUPERVISE_WAITING;
+    s->stay_until_ms = now_ms + SUPERVISE_STAY_MS;
+}
+
 /* This agent ends: at once if it has no workers, else when the last of them is swept away. */
 static void end_agent(struct supervise *s, int signal, int64_t now_ms, struct supervise_actions *out)
 {
@@ -63,7 +80,7 @@ static void end_agent(struct supervise *s, int signal, int64_t now_ms, struct su
     if (workers_live(s))
         stop_workers(s, signal, now_ms, out);
     else if (s->state != SUPERVISE_SWEEPING)
-        finish(s, out);
+        finish_or_stay(s, now_ms, out);
 }
 
 static void kill_workers(struct supervise *s, int64_t now_ms, struct supervise_actions *out)
@@ -141,6 +158,7 @@ static void on_link_lost(struct supervise *s, const char *text, int64_t now_ms, 
 {
     if (s->closed || s->state == SUPERVISE_OVER)
         return;
+    s->link_lost = true;
     if (s->text[0] == '\0')
         (void)snprintf(s->text, sizeof s->text, "%s", text);
     if (s->state == SUPERVISE_RUNNING)
@@ -170,14 +188,16 @@ static void on_worker_exit(struct supervise *s, const struct cdi_failure *end, i
         sweep(s, out);
 }
 
-static void on_swept(struct supervise *s, struct supervise_actions *out)
+static void on_swept(struct supervise *s, int64_t now_ms, struct supervise_actions *out)
 {
     if (s->state != SUPERVISE_SWEEPING)
         return;
     s->state = SUPERVISE_WAITING;
     if (s->ending)
-        finish(s, out);
-    else if (s->local_first.kind != CDI_END_NONE || s->round_over)
+        finish_or_stay(s, now_ms, out);
+    if (s->state == SUPERVISE_OVER)
+        return;
+    if (s->ending || s->local_first.kind != CDI_END_NONE || s->round_over)
         act(out, SUPERVISE_DO_SEND_STOPPED, 0);
     else
         act(out, SUPERVISE_DO_SEND_DONE, 0);
@@ -194,6 +214,8 @@ static void on_signal(struct supervise *s, int signal, int64_t now_ms, struct su
     if (s->signal != 0) {
         if (workers_live(s) && !s->killed && (signal == SIGINT || signal == SIGTERM))
             kill_workers(s, now_ms, out);
+        if (s->state == SUPERVISE_WAITING)
+            finish(s, out); /* the user has no patience with the other nodes */
         return;
     }
     s->signal = signal;
@@ -204,6 +226,8 @@ static void on_signal(struct supervise *s, int signal, int64_t now_ms, struct su
 
 static void on_tick(struct supervise *s, int64_t now_ms, struct supervise_actions *out)
 {
+    if (s->state == SUPERVISE_WAITING && now_ms >= s->stay_until_ms)
+        finish(s, out);
     if (s->state != SUPERVISE_STOPPING || now_ms < s->kill_at_ms)
         return;
     if (!s->killed) {
@@ -239,7 +263,7 @@ void supervise_handle(struct supervise *s, const struct supervise_event *ev, int
         on_worker_exit(s, &ev->u.end, now_ms, out);
         return;
     case SUPERVISE_SWEPT:
-        on_swept(s, out);
+        on_swept(s, now_ms, out);
         return;
     case SUPERVISE_SIGNAL:
         on_signal(s, ev->u.signal, now_ms, out);
@@ -254,6 +278,8 @@ void supervise_handle(struct supervise *s, const struct supervise_event *ev, int
 
 int64_t supervise_deadline_ms(const struct supervise *s)
 {
+    if (s->state == SUPERVISE_WAITING)
+        return s->stay_until_ms;
     return s->state == SUPERVISE_STOPPING ? s->kill_at_ms : CDI_NEVER_MS;
 }
 

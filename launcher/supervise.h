@@ -21,6 +21,7 @@
 #define SUPERVISE_GRACE_MS 30000      /* from the first signal to SIGKILL */
 #define SUPERVISE_SAME_SIGNAL_MS 500  /* the same signal twice within this time was one */
 #define SUPERVISE_UNKILLABLE_MS 10000 /* after SIGKILL, before giving up on a process that the kernel holds */
+#define SUPERVISE_STAY_MS 35000       /* a host waits so long for other nodes' workers, which have the grace too */
 
 enum supervise_state {
     SUPERVISE_JOINING,
@@ -100,9 +101,12 @@ struct supervise {
     struct cdi_failure first;             /* the job's first failure of this round as far as known here */
     uint32_t n_ended_well, n_ended_after; /* of this round: with 0; badly, but after the first */
 
-    bool round_over; /* the rendezvous has ended the round */
-    bool ending;     /* no further round for this agent */
-    int signal;      /* that ended it; 0: none */
+    bool round_over;       /* the rendezvous has ended the round */
+    bool ending;           /* no further round for this agent */
+    bool hosts;            /* the other nodes' rendezvous runs in this agent */
+    bool link_lost;        /* to the rendezvous */
+    int64_t stay_until_ms; /* a host that is ended by a signal waits so long for the other nodes to stop */
+    int signal;            /* that ended it; 0: none */
     int last_signal;
     int64_t last_signal_ms;
     bool closed;
@@ -111,6 +115,8 @@ struct supervise {
 };
 
 void supervise_init(struct supervise *s, uint32_t n_local);
+/* The rendezvous of other nodes runs in this agent: a signal ends it when they have stopped, and not before. */
+void supervise_set_host(struct supervise *s);
 /* What to do now, in this order. A worker that could not be started counts as started, and EXIT with END_SPAWN follows.
  */
 void supervise_handle(struct supervise *s, const struct supervise_event *ev, int64_t now_ms,

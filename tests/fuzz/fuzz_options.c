@@ -3,7 +3,7 @@
  * The command line and its PET_* variables. Input: words, each ended by a NUL; those in front of an empty word are
  * NAME=value pairs of the environment, the others argv[1..].
  */
-#include "launcher/options.h"
+#include "launcher/meet.h"
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -38,9 +38,27 @@ static void check(const struct options *o, char **argv, int argc)
         abort();
     if (o->nproc_kind == OPTIONS_NPROC_COUNT && (o->nproc < 1 || o->nproc > OPTIONS_MAX_PROCS))
         abort();
-    if (o->min_nodes != 1 || o->max_nodes != 1 || o->max_restarts < 0 || o->master_port < -1 || o->master_port > 65535)
+    if (o->min_nodes < 1 || o->max_nodes != o->min_nodes || o->node_rank < -1 || o->max_restarts < 0 ||
+        o->master_port < -1 || o->master_port > 65535)
         abort();
     if (o->role == NULL || o->tmpdir == NULL || (o->run_id != NULL && strlen(o->run_id) > 255))
+        abort();
+}
+
+/* And where the nodes meet. */
+static void check_meet(const struct options *o)
+{
+    struct cdi_error err = {.status = CDDP_OK};
+    struct meet m;
+
+    if (meet_decide(&m, o, &err) != CDDP_OK) {
+        if (err.msg[0] == '\0' || strchr(err.msg, '\n') != NULL)
+            abort();
+        return;
+    }
+    if (m.n_nodes != o->max_nodes || m.node_rank < -1 || m.node_rank >= (int32_t)m.n_nodes || m.join_timeout_ms < 1000)
+        abort();
+    if (m.host[0] == '\0' || strlen(m.host) > 255 || (m.n_nodes > 1 && m.port == 0))
         abort();
 }
 
@@ -69,9 +87,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         }
     }
     argv[argc] = NULL;
-    if (options_parse(&o, argc, argv, lookup, &env, &err) == CDDP_OK)
+    if (options_parse(&o, argc, argv, lookup, &env, &err) == CDDP_OK) {
         check(&o, argv, argc);
-    else if (err.msg[0] == '\0' || strchr(err.msg, '\n') != NULL)
+        check_meet(&o);
+    } else if (err.msg[0] == '\0' || strchr(err.msg, '\n') != NULL)
         abort(); /* a failure is one sentence */
     free(text);
     return 0;

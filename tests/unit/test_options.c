@@ -44,6 +44,7 @@ Test(options, every_flag_has_a_default)
     cr_assert_eq(o.max_nodes, 1);
     cr_assert_eq(o.max_restarts, 0);
     cr_assert_eq(o.master_port, -1);
+    cr_assert_eq(o.node_rank, -1);
     cr_assert_null(o.master_addr);
     cr_assert_null(o.run_id);
     cr_assert_not(o.standalone);
@@ -159,14 +160,27 @@ Test(options, a_bad_value_is_named_with_its_flag_or_variable)
     cr_assert_str_eq(err.msg, "PET_STANDALONE 'true' is neither 0 nor 1");
 }
 
-Test(options, several_machines_are_refused_with_a_reason)
+Test(options, several_machines_are_a_number_but_not_a_range)
 {
     struct options o;
     struct cdi_error err;
+    const char *env[] = {"MASTER_ADDR=10.0.0.7", "MASTER_PORT=", NULL};
 
-    cr_assert_eq(PARSE(&o, &err, "--nnodes=2", "a"), CDDP_E_UNSUPPORTED);
-    cr_assert_not_null(strstr(err.msg, "one machine only"), "%s", err.msg);
+    cr_assert_eq(parse_env(&o, &err, env,
+                           (const char *[]){"--nnodes=2", "--node-rank=1", "--rdzv-backend=c10d", "--rdzv_endpoint=a:1",
+                                            "--rdzv_conf=is_host=0", "--local-addr=b", "a", NULL}),
+                 CDDP_OK);
+    cr_assert_eq(o.min_nodes, 2);
+    cr_assert_eq(o.max_nodes, 2);
+    cr_assert_eq(o.node_rank, 1);
+    cr_assert_str_eq(o.rdzv_backend, "c10d");
+    cr_assert_str_eq(o.rdzv_endpoint, "a:1");
+    cr_assert_str_eq(o.rdzv_conf, "is_host=0");
+    cr_assert_str_eq(o.local_addr, "b");
+    cr_assert_str_eq(o.env_master_addr, "10.0.0.7");
+    cr_assert_null(o.env_master_port);
     cr_assert_eq(PARSE(&o, &err, "--nnodes=1:4", "a"), CDDP_E_UNSUPPORTED);
+    cr_assert_not_null(strstr(err.msg, "cannot change the number of machines"), "%s", err.msg);
     cr_assert_eq(PARSE(&o, &err, "--nnodes=1:1", "a"), CDDP_OK);
 }
 
@@ -203,7 +217,7 @@ Test(options, a_flag_may_be_shortened_as_long_as_it_is_the_only_one)
     cr_assert_eq(PARSE(&o, &err, "--nproc=2", "a"), CDDP_OK);
     cr_assert_eq(o.nproc, 2);
     cr_assert_eq(PARSE(&o, &err, "--master=2", "a"), CDDP_E_INVALID, "two flags begin so");
-    cr_assert_eq(PARSE(&o, &err, "--rdzv=2", "a"), CDDP_E_INVALID, "torchrun has several that begin so");
+    cr_assert_eq(PARSE(&o, &err, "--rdzv=2", "a"), CDDP_E_INVALID, "several begin so");
 }
 
 Test(options, a_missing_value_or_program_is_said)

@@ -6,6 +6,7 @@
 
 CDI_SUITE(plan);
 
+static struct meet alone = {.n_nodes = 1, .node_rank = -1, .host = "127.0.0.1"};
 static struct machine box = {.n_cores = 6, .n_gpus = 2, .host = "box"};
 
 static struct plan make(enum options_nproc kind, int64_t n)
@@ -23,7 +24,7 @@ static struct plan make(enum options_nproc kind, int64_t n)
     struct plan p;
     struct cdi_error err;
 
-    cr_assert_eq(plan_make(&p, &o, &box, "0123abcd", &err), CDDP_OK);
+    cr_assert_eq(plan_make(&p, &o, &alone, &box, "0123abcd", &err), CDDP_OK);
     return p;
 }
 
@@ -56,37 +57,29 @@ Test(plan, auto_without_a_gpu_counts_cores_and_gpu_without_a_gpu_is_an_error)
     struct plan p;
     struct cdi_error err;
 
-    cr_assert_eq(plan_make(&p, &o, &bare, "x", &err), CDDP_OK);
+    cr_assert_eq(plan_make(&p, &o, &alone, &bare, "x", &err), CDDP_OK);
     cr_assert_eq(p.n_procs, 4);
     o.nproc_kind = OPTIONS_NPROC_GPU;
-    cr_assert_eq(plan_make(&p, &o, &bare, "x", &err), CDDP_E_NOT_FOUND);
+    cr_assert_eq(plan_make(&p, &o, &alone, &bare, "x", &err), CDDP_E_NOT_FOUND);
     cr_assert_not_null(strstr(err.msg, "has no NVIDIA GPU"), "%s", err.msg);
     o.cuda_visible_devices = "";
-    cr_assert_eq(plan_make(&p, &o, &bare, "x", &err), CDDP_E_NOT_FOUND);
+    cr_assert_eq(plan_make(&p, &o, &alone, &bare, "x", &err), CDDP_E_NOT_FOUND);
     cr_assert_not_null(strstr(err.msg, "CUDA_VISIBLE_DEVICES"), "%s", err.msg);
 }
 
-Test(plan, without_flags_the_store_listens_on_loopback_and_any_port)
+Test(plan, a_run_without_a_name_gets_a_random_one_unless_several_nodes_must_agree)
 {
+    struct options o = {.min_nodes = 2, .max_nodes = 2, .nproc = 1, .local_addr = "10.0.0.9"};
+    struct meet two = {.n_nodes = 2, .node_rank = 1, .host = "10.0.0.1", .port = 29500, .role = MEET_JOIN};
     struct plan p = make(OPTIONS_NPROC_COUNT, 1);
 
-    cr_assert_str_eq(p.listen_host, "127.0.0.1");
-    cr_assert_eq(p.listen_port, 0);
     cr_assert_str_eq(p.run_id, "0123abcd");
-}
-
-Test(plan, standalone_overrides_address_and_port_as_in_torchrun)
-{
-    struct options o = {.min_nodes = 1, .max_nodes = 1, .master_port = 29500, .master_addr = "10.0.0.1", .nproc = 1};
-    struct plan p;
-
-    cr_assert_eq(plan_make(&p, &o, &box, "x", NULL), CDDP_OK);
-    cr_assert_str_eq(p.listen_host, "10.0.0.1");
-    cr_assert_eq(p.listen_port, 29500);
-    o.standalone = true;
-    cr_assert_eq(plan_make(&p, &o, &box, "x", NULL), CDDP_OK);
-    cr_assert_str_eq(p.listen_host, "127.0.0.1");
-    cr_assert_eq(p.listen_port, 0);
+    cr_assert_str_eq(p.host, "box");
+    cr_assert_eq(plan_make(&p, &o, &two, &box, "x", NULL), CDDP_OK);
+    cr_assert_str_eq(p.run_id, "none");
+    cr_assert_str_eq(p.meet.host, "10.0.0.1");
+    cr_assert_eq(p.meet.role, MEET_JOIN);
+    cr_assert_str_eq(p.host, "10.0.0.9");
 }
 
 Test(plan, a_worker_gets_all_of_torchruns_variables_and_keeps_the_rest)

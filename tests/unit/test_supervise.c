@@ -225,6 +225,48 @@ Test(supervise, a_second_interrupt_shortens_the_grace_to_nothing)
     cr_assert_eq(supervise_exit_status(&s), 143);
 }
 
+Test(supervise, a_host_that_is_ended_stays_until_the_other_nodes_have_stopped)
+{
+    supervise_init(&s, 1);
+    supervise_set_host(&s);
+    assign(0, 0, 0);
+    signalled(SIGTERM, 1000);
+    DID(SUPERVISE_DO_SEND_LEAVE, SUPERVISE_DO_KILL);
+    ended(0, CDI_END_SIGNAL, SIGTERM, 1100);
+    plain(SUPERVISE_SWEPT, 1101);
+    DID(SUPERVISE_DO_SEND_STOPPED);
+    cr_assert_eq(supervise_deadline_ms(&s), 1101 + SUPERVISE_STAY_MS);
+    assign(1, 1, 1200);
+    DID_NOTHING();
+    closed(CDI_CLOSE_LEFT, 1300);
+    DID(SUPERVISE_DO_FINISH);
+    cr_assert_eq(supervise_exit_status(&s), 143);
+}
+
+Test(supervise, a_host_that_is_ended_does_not_stay_for_ever_nor_against_a_second_signal)
+{
+    supervise_init(&s, 1);
+    supervise_set_host(&s);
+    signalled(SIGTERM, 1000);
+    DID(SUPERVISE_DO_SEND_LEAVE);
+    plain(SUPERVISE_TICK, 1000 + SUPERVISE_STAY_MS - 1);
+    DID_NOTHING();
+    plain(SUPERVISE_TICK, 1000 + SUPERVISE_STAY_MS);
+    DID(SUPERVISE_DO_FINISH);
+
+    supervise_init(&s, 1);
+    supervise_set_host(&s);
+    signalled(SIGINT, 1000);
+    signalled(SIGINT, 3000);
+    DID(SUPERVISE_DO_FINISH);
+
+    supervise_init(&s, 1);
+    supervise_set_host(&s);
+    signalled(SIGINT, 1000);
+    send_event((struct supervise_event){.kind = SUPERVISE_LINK_LOST, .u.text = "gone"}, 1001);
+    DID(SUPERVISE_DO_FINISH);
+}
+
 Test(supervise, a_signal_without_workers_ends_at_once)
 {
     supervise_init(&s, 1);
@@ -280,6 +322,8 @@ Test(supervise, any_order_of_events_ends_in_one_finish)
         unsigned n_finish = 0, live = 0;
 
         supervise_init(&s, 2);
+        if (game % 2 == 1)
+            supervise_set_host(&s);
         for (int step = 0; step < 60; step++) {
             struct supervise_event ev = {.kind = SUPERVISE_TICK};
 

@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launcher/meet.h"
+
+#include "common/env.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#define JOIN_TIMEOUT_S 600
+#define JOIN_TIMEOUT_MAX_S (7 * 24 * 3600)
+
+/* ------------------------------------------------------------------------------------------------- endpoint ---- */
+
+static cddp_status bad_endpoint(const char *text, const char *from, struct cdi_error *err)
+{
+    return cdi_fail(err, CDDP_E_INVALID,
+                    "%s '%.200s' is not HOST, HOST:PORT or [IPv6]:PORT with a port from 0 to 65535", from, text);
+}
+
+cddp_status meet_parse_endpoint(const char *text, const char *from, char *host, uint16_t *port, struct cdi_error *err)
+{
+    const char *whole = text, *end, *rest, *colon = strchr(text, ':');
+    int64_t number = *port;
+
+    if (text[0] == '[') {
+        text++;
+        end = strchr(text, ']');
+        if (end == NULL || (end[1] != '\0' && end[1] != ':'))
+            return bad_endpoint(whole, from, err);
+        rest = end[1] == ':' ? end + 2 : NULL;
+    } else if (colon != NULL && strchr(colon + 1, ':') == NULL) {
+        end = colon;
+        rest = colon + 1;
+    } else { /* no colon, or so many that it is an IPv6 address */
+        end = text + strlen(text);
+        rest = NULL;
+    }
+    if (end == text || end - text > 255 || (rest != NULL && !cdi_parse_int(rest, 0, 65535, &number)))
+        return bad_endpoint(whole, from, err);
+    memcpy(host, text, (size_t)(end - text));
+    host[end - text] = '\0';
+    *port = (uint16_t)number;
+    return CDDP_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------ --rdzv_conf ---- */
+
+struct conf {
+    int64_t join_timeout_s, timeout_s; /* -1: not given */
+    int64_t rank;                      /* -1: not given */
+    int is_host;                       /* -1: not given */
+};
+
+static const char *const torchrun_keys[] = {
+    "read_timeout",      "store_type", "last_call_timeout",   "close_timeout",
+    "heartbeat_timeout", "heartbeat",  "keep_alive_interval", "keep_alive_max_attempt"};
+
+static bool parse_bool(const char *text, int *out)
+{
+    static const char *const yes[] = {"1", "true", "t", "yes", "y"}, *const no[] = {"0", "false", "f", "no", "n"};
+
+    for (size_t i = 0; i < sizeof yes / sizeof yes[0]; i++) {
+        if (strcasecmp(text, yes[i]) == 0)
+            *out = 1;
+        else if (strcasecmp(text, no[i]) == 0)
+            *out = 0;
+        else
+            continue;
+        return true;
+    }
+    return false;
+}
+
+static cddp_status set_conf(struct conf *c, const char *key, const char *value, struct cdi_error *err)
+{
+    bool good;
+
+    if (strcmp(key, "join_timeout") == 0) {
+        good = cdi_parse_int(value, 1, JOIN_TIMEOUT_MAX_S, &c->join_timeout_s);
+    } else if (strcmp(key, "timeout") == 0) {
+        good = cdi_parse_int(value, 1, JOIN_TIMEOUT_MAX_S, &c->timeout_s);
+    } else if (strcmp(key, "rank") == 0) {
+        good = cdi_parse_int(value, 0, OPTIONS_MAX_NODES - 1, &c->rank);
+    } else if (strcmp(key, "is_host") == 0) {
+        good = parse_bool(value, &c->is_host);
+    } else {
+        for (size_t i = 0; i < sizeof torchrun_keys / sizeof torchrun_keys[0]; i++)
+            if (strcmp(torchrun_keys[i], key) == 0)
+                return cdi_fail(err, CDDP_E_UNSUPPORTED,
+                                "--rdzv_conf: torchrun's %s means nothing to cddprun; leave it out", key);
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "--rdzv_conf: there is no key '%.64s'; cddprun knows join_timeout, timeout, is_host and rank",
+                        key);
+    }
+    if (!good)
+        return cdi_fail(err, CDDP_E_INVALID, "--rdzv_conf: %s cannot be '%.64s'; it is %s", key, value,
+                        strcmp(key, "is_host") == 0 ? "0 or 1"
+                        : strcmp(key, "rank") == 0  ? "a node rank"
+                                                    : "a whole number of seconds, at least 1");
+    return CDDP_OK;
+}
+
+/* k=v,k=v; given twice, the last counts. */
+static cddp_status read_conf(struct conf *c, const char *text, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    *c = (struct conf){.join_timeout_s = -1, .timeout_s = -1, .rank = -1, .is_host = -1};
+    while (st == CDDP_OK && text != NULL && *text != '\0') {
+        size_t n = strcspn(text, ",");
+        const char *equals = memchr(text, '=', n);
+        char key[64], value[64];
+
+        if (equals == NULL || equals == text)
+            return cdi_fail(err, CDDP_E_INVALID, "--rdzv_conf '%.64s' is not KEY=VALUE[,KEY=VALUE...]", text);
+        (void)snprintf(key, sizeof key, "%.*s", (int)(equals - text), text);
+        (void)snprintf(value, sizeof value, "%.*s", (int)(text + n - equals - 1), equals + 1);
+        st = set_conf(c, key, value, err);
+        text += text[n] == ',' ? n + 1 : n;
+    }
+    return st;
+}
+
+/* ------------------------------------------------------------------------------------------------- decision ---- */
+
+static cddp_status check_backend(const struct options *o, struct cdi_error *err)
+{
+    const char *name = o->rdzv_backend;
+
+    if (name == NULL || strcmp(name, "static") == 0 || strcmp(name, "c10d") == 0)
+        return CDDP_OK;
+    return cdi_fail(
+        err, CDDP_E_UNSUPPORTED,
+        "--rdzv_backend '%.64s' is none of cddprun's: use static or c10d, which both mean the rendezvous that "
+        "cddprun brings itself, or leave it out",
+        name);
+}
+
+/* The node rank by --node_rank and --rdzv_conf rank=. */
+static cddp_status find_rank(struct meet *m, const struct options *o, const struct conf *c, struct cdi_error *err)
+{
+    int64_t rank = o->node_rank >= 0 ? o->node_rank : c->rank;
+
+    if (o->node_rank >= 0 && c->rank >= 0 && o->node_rank != c->rank)
+        return cdi_fail(err, CDDP_E_INVALID, "--node_rank %lld contradicts --rdzv_conf rank=%lld; give one of them",
+                        (long long)o->node_rank, (long long)c->rank);
+    if (rank >= (int64_t)m->n_nodes)
+        return cdi_fail(err, CDDP_E_INVALID, "--node_rank %lld is none of the %u node%s; they are 0 to %u (--nnodes)",
+                        (long long)rank, m->n_nodes, m->n_nodes == 1 ? "" : "s", m->n_nodes - 1);
+    m->node_rank = (int32_t)rank;
+    return CDDP_OK;
+}
+
+/* Nobody can be told to come to "every address". */
+static bool is_wildcard(const char *host)
+{
+    return strcmp(host, "*") == 0 || strcmp(host, "0.0.0.0") == 0 || strcmp(host, "::") == 0;
+}
+
+static cddp_status find_endpoint(struct meet *m, const struct options *o, struct cdi_error *err)
+{
+    const char *addr = o->master_addr;
+    cddp_status st = CDDP_OK;
+    int64_t port;
+
+    if (addr == NULL && m->n_nodes > 1)
+        addr = o->env_master_addr;
+    if (o->rdzv_endpoint != NULL) {
+        m->port = MEET_ENDPOINT_PORT;
+        st = meet_parse_endpoint(o->rdzv_endpoint, "--rdzv_endpoint", m->host, &m->port, err);
+    } else if (addr == NULL && m->n_nodes > 1) {
+        return cdi_fail(
+            err, CDDP_E_INVALID,
+            "--nnodes=%u, but nothing says where the nodes meet; give the same --master_addr=ADDRESS (node 0's; "
+            "and --master_port if %d is taken there) or --rdzv_endpoint=HOST:PORT on all nodes, or set "
+            "MASTER_ADDR",
+            m->n_nodes, MEET_MASTER_PORT);
+    } else {
+        (void)snprintf(m->host, sizeof m->host, "%s", addr == NULL ? "127.0.0.1" : addr);
+        m->port = m->n_nodes > 1 ? MEET_MASTER_PORT : 0;
+        if (o->master_port >= 0) {
+            m->port = (uint16_t)o->master_port;
+        } else if (m->n_nodes > 1 && o->env_master_port != NULL) {
+            if (!cdi_parse_int(o->env_master_port, 1, 65535, &port))
+                return cdi_fail(err, CDDP_E_INVALID, "MASTER_PORT='%.64s' is not a port from 1 to 65535",
+                                o->env_master_port);
+            m->port = (uint16_t)port;
+        }
+    }
+    if (st != CDDP_OK || m->n_nodes == 1)
+        return st;
+    if (is_wildcard(m->host))
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "%s stands for every address, and no other node could be told where to go; give one address of "
+                        "the node that hosts",
+                        m->host);
+    return m->port != 0 ? CDDP_OK
+                        : cdi_fail(err, CDDP_E_INVALID,
+                                   "port 0 means any free one, which the other nodes could not know; give a port");
+}
+
+static void find_role(struct meet *m, const struct options *o, const struct conf *c)
+{
+    if (c->is_host >= 0) {
+        m->role = c->is_host == 1 ? MEET_HOST : MEET_JOIN;
+        m->everywhere = c->is_host == 1;
+    } else if (m->n_nodes == 1) {
+        m->role = o->rdzv_endpoint != NULL && m->port != 0 ? MEET_TRY : MEET_HOST;
+    } else {
+        m->role = m->node_rank > 0 ? MEET_JOIN : MEET_TRY;
+    }
+}
+
+cddp_status meet_decide(struct meet *out, const struct options *o, struct cdi_error *err)
+{
+    struct meet m = {.role = MEET_HOST, .n_nodes = (uint32_t)o->max_nodes, .node_rank = -1, .host = "127.0.0.1"};
+    struct conf c;
+    cddp_status st = check_backend(o, err);
+
+    if (st == CDDP_OK)
+        st = read_conf(&c, o->rdzv_conf, err);
+    if (st == CDDP_OK && o->standalone && m.n_nodes > 1)
+        st = cdi_fail(err, CDDP_E_INVALID, "--standalone is for one machine, but --nnodes is %u; leave one of them out",
+                      m.n_nodes);
+    if (st == CDDP_OK)
+        st = find_rank(&m, o, &c, err);
+    if (st == CDDP_OK && !o->standalone)
+        st = find_endpoint(&m, o, err);
+    if (st != CDDP_OK) {
+        options_one_line(err);
+        return st;
+    }
+    if (!o->standalone)
+        find_role(&m, o, &c);
+    m.join_timeout_ms = 1000 * (c.join_timeout_s > 0 ? c.join_timeout_s
+                                : c.timeout_s > 0    ? c.timeout_s
+                                                     : JOIN_TIMEOUT_S);
+    *out = m;
+    return CDDP_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------- address ---- */
+
+cddp_status meet_check_address(const struct meet *m, const struct sockaddr *addr, struct cdi_error *err)
+{
+    static const char *const own[] = {"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"};
+    char text[INET6_ADDRSTRLEN] = "";
+    struct in6_addr numeric;
+    bool loopback = false;
+
+    if (addr->sa_family == AF_INET) {
+        struct in_addr a = ((const struct sockaddr_in *)addr)->sin_addr;
+
+        loopback = (ntohl(a.s_addr) >> 24) == 127;
+        (void)inet_ntop(AF_INET, &a, text, sizeof text);
+    } else if (addr->sa_family == AF_INET6) {
+        const struct in6_addr *a = &((const struct sockaddr_in6 *)addr)->sin6_addr;
+
+        loopback = IN6_IS_ADDR_LOOPBACK(a);
+        (void)inet_ntop(AF_INET6, a, text, sizeof text);
+    }
+    if (m->n_nodes == 1 || !loopback || inet_pton(AF_INET, m->host, &numeric) == 1 ||
+        inet_pton(AF_INET6, m->host, &numeric) == 1)
+        return CDDP_OK;
+    for (size_t i = 0; i < sizeof own / sizeof own[0]; i++)
+        if (strcasecmp(m->host, own[i]) == 0)
+            return CDDP_OK;
+    return cdi_fail(
+        err, CDDP_E_INVALID,
+        "'%.200s' resolves to %s on this machine, where no other node can come; take it out of the line of %s "
+        "in /etc/hosts, or give the address itself",
+        m->host, text, text);
+}

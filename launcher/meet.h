@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Where the nodes of a job meet, and who hosts the rendezvous there. Pure: options in, a decision out; whether an
+ * address is this machine's is found out later, by trying to bind it. Names are never compared.
+ */
+#ifndef MEET_H
+#define MEET_H
+
+#include "launcher/options.h"
+
+#include <sys/socket.h>
+
+#define MEET_MASTER_PORT 29500   /* of --master_addr, where several nodes meet */
+#define MEET_ENDPOINT_PORT 29400 /* of --rdzv_endpoint */
+
+enum meet_role {
+    MEET_HOST, /* this agent hosts, or ends with an error */
+    MEET_TRY,  /* it hosts if it can bind the address; else somebody else does, and it joins */
+    MEET_JOIN, /* somebody else hosts */
+};
+
+struct meet {
+    enum meet_role role;
+    uint32_t n_nodes;
+    int32_t node_rank; /* -1: any */
+    char host[256];
+    uint16_t port;           /* 0: any free one; only of one node */
+    bool everywhere;         /* MEET_HOST: if host is no address of this machine, listen on every address */
+    int64_t join_timeout_ms; /* to reach the rendezvous, and for all nodes to be there */
+};
+
+/*
+ * *out is written on success only. CDDP_E_INVALID or CDDP_E_UNSUPPORTED with a sentence that names the flag and, where
+ * nothing says where several nodes meet, the ways to say it.
+ */
+cddp_status meet_decide(struct meet *out, const struct options *o, struct cdi_error *err);
+
+/*
+ * "host", "host:port", "[v6]", "[v6]:port" or a bare IPv6 address; *port keeps its value where the text has none. from
+ * names the flag for sentences. host holds 256 bytes. CDDP_E_INVALID.
+ */
+cddp_status meet_parse_endpoint(const char *text, const char *from, char *host, uint16_t *port, struct cdi_error *err);
+
+/*
+ * May several nodes meet at what the name has resolved to here? A name of another machine that resolves to the loopback
+ * (as 127.0.1.1 in Debian's /etc/hosts) leads each node to itself: CDDP_E_INVALID with a sentence.
+ */
+cddp_status meet_check_address(const struct meet *m, const struct sockaddr *addr, struct cdi_error *err);
+
+#endif

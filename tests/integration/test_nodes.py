@@ -1,0 +1,276 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Several nodes: one cddprun each, all on this machine's loopback, told apart by --node_rank."""
+import contextlib
+import os
+import re
+import signal
+import socket
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
+import launch
+from launch import Job, run
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        return s.getsockname()[1]
+
+
+def sh(script):
+    return ['sh', '-c', script]
+
+
+class Nodes(contextlib.ExitStack):
+    """Agents of one job; jobs[i] has node rank i. nproc and the program may differ."""
+
+    def __init__(self, cddprun, nprocs, script, *flags, ranks=None, **popen):
+        super().__init__()
+        self.port = free_port()
+        scripts = script if isinstance(script, list) else [script] * len(nprocs)
+        ranks = range(len(nprocs)) if ranks is None else ranks
+        self.jobs = [
+            self.enter_context(Job(cddprun, f'--nnodes={len(nprocs)}', '--master_addr=127.0.0.1',
+                                   f'--master_port={self.port}', f'--nproc_per_node={n}',
+                                   *([f'--node_rank={rank}'] if rank is not None else []), *flags, *sh(one), **popen))
+            for rank, n, one in zip(ranks, nprocs, scripts)]
+
+    def finish(self):
+        return [job.finish() for job in self.jobs]
+
+
+def running(nodes, n):
+    """Wait until n workers in all have touched their file."""
+    launch.wait_for(f'{n} workers', lambda: sum('up' in name for job in nodes.jobs for name in os.listdir(job.tmp)) == n)
+
+
+# 2>/dev/null: the shell would say "Terminated"
+UP = 'exec 2>/dev/null; trap "rm -f $TMPDIR/up$RANK; exit 143" TERM; touch "$TMPDIR/up$RANK"; '
+WAIT = 'while :; do sleep 0.02; done'
+
+
+# --- a world --------------------------------------------------------------------------------------------------------
+
+def test_nodes_of_different_size_make_one_world(cddprun):
+    for nprocs in [2, 3], [1, 3, 2]:
+        with Nodes(cddprun, nprocs, 'echo $RANK $WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE '
+                                    '$MASTER_ADDR $MASTER_PORT $TORCHELASTIC_RUN_ID') as nodes:
+            assert nodes.finish() == [0] * len(nprocs), [job.err for job in nodes.jobs]
+            base = 0
+            for node, (n, job) in enumerate(zip(nprocs, nodes.jobs)):
+                assert sorted(job.out.splitlines()) == [
+                    f'[{base + i}] {base + i} {sum(nprocs)} {node} {len(nprocs)} {i} {n} 127.0.0.1 {nodes.port} none'
+                    for i in range(n)], job.out
+                assert job.err == '', job.err
+                base += n
+
+
+def test_without_node_ranks_whoever_binds_the_endpoint_hosts(cddprun):
+    port = free_port()
+    with contextlib.ExitStack() as stack:
+        jobs = [stack.enter_context(Job(cddprun, '--nnodes=3', '--rdzv-backend=c10d', f'--rdzv-endpoint=localhost:{port}',
+                                        '--rdzv-id=run7', *sh('echo $RANK $GROUP_RANK $TORCHELASTIC_RUN_ID')))
+                for _ in range(3)]
+        assert [job.finish() for job in jobs] == [0, 0, 0], [job.err for job in jobs]
+        assert sorted(job.out for job in jobs) == [f'[{i}] {i} {i} run7\n' for i in range(3)]
+
+
+def test_an_agent_that_comes_before_the_host_waits_for_it(cddprun):
+    port = free_port()
+    flags = ['--nnodes=2', '--master_addr=127.0.0.1', f'--master_port={port}']
+    with Job(cddprun, *flags, '--node_rank=1', 'true', env={'LOGLEVEL': 'info'}) as early:
+        deadline = time.monotonic() + 0.3
+        launch.wait_for('some refused attempts', lambda: time.monotonic() > deadline)
+        assert early.process.poll() is None
+        with Job(cddprun, *flags, '--node_rank=0', 'true') as host:
+            assert (host.finish(), early.finish()) == (0, 0), (host.err, early.err)
+
+
+def test_ipv6(cddprun):
+    try:
+        with socket.socket(socket.AF_INET6) as s:
+            s.bind(('::1', 0))
+            port = s.getsockname()[1]
+    except OSError:
+        raise launch.Skip('this machine has no IPv6')
+    with contextlib.ExitStack() as stack:
+        jobs = [stack.enter_context(Job(cddprun, '--nnodes=2', f'--node_rank={i}', f'--rdzv_endpoint=[::1]:{port}',
+                                        *sh('echo $MASTER_ADDR'))) for i in range(2)]
+        assert [job.finish() for job in jobs] == [0, 0], [job.err for job in jobs]
+        assert [job.out for job in jobs] == ['[0] ::1\n', '[1] ::1\n']
+
+
+# --- failure and restart --------------------------------------------------------------------------------------------
+
+def test_a_failure_on_either_node_ends_both_with_its_status(cddprun):
+    for bad in 0, 3:
+        script = UP + f'[ $RANK = {bad} ] || {{ {WAIT}; }}; while [ ! -e "$TMPDIR/go" ]; do sleep 0.01; done; ' \
+                      'rm -f "$TMPDIR/go" "$TMPDIR/up$RANK"; exit 7'
+        with Nodes(cddprun, [2, 2], script) as nodes:
+            running(nodes, 4)
+            began = time.monotonic()
+            open(os.path.join(nodes.jobs[bad // 2].tmp, 'go'), 'w', encoding='ascii').close()
+            assert nodes.finish() == [7, 7], [job.err for job in nodes.jobs]
+            assert time.monotonic() - began < launch.within(3), 'a failure is pushed, not polled'
+            for node, job in enumerate(nodes.jobs):
+                assert re.match(rf'cddprun: rank {bad} \(pid \d+ on \S+\) exited with status 7', job.err), job.err
+                assert ('of another node' in job.err) == (node != bad // 2), job.err
+
+
+def test_a_restart_is_one_of_the_whole_job(cddprun):
+    script = (UP + 'echo $RANK of $WORLD_SIZE, restart $TORCHELASTIC_RESTART_COUNT; '
+              f'[ $TORCHELASTIC_RESTART_COUNT = 1 ] && rm -f "$TMPDIR/up$RANK" && exit 0; [ $RANK = 2 ] || {{ {WAIT}; }}; '
+              'while [ ! -e "$TMPDIR/go" ]; do sleep 0.01; done; rm -f "$TMPDIR/go" "$TMPDIR/up$RANK"; exit 3')
+    with Nodes(cddprun, [2, 1], script, '--max_restarts=1') as nodes:
+        running(nodes, 3)
+        open(os.path.join(nodes.jobs[1].tmp, 'go'), 'w', encoding='ascii').close()
+        assert nodes.finish() == [0, 0], [job.err for job in nodes.jobs]
+        assert sorted(nodes.jobs[0].out.splitlines()) == sorted(
+            f'[{r}] {r} of 3, restart {k}' for r in (0, 1) for k in (0, 1))
+        for job in nodes.jobs:
+            assert 'rank 2' in job.err and 'restart 1 of 1' in job.err and job.err.count('\n') == 1, job.err
+
+
+def test_a_killed_agent_ends_the_job_everywhere_and_is_named(cddprun):
+    with Nodes(cddprun, [1, 1, 1], 'touch "$TMPDIR/up$RANK"; exec sleep 100') as nodes:
+        running(nodes, 3)
+        for job in nodes.jobs:
+            for name in os.listdir(job.tmp):
+                if name.startswith('up'):
+                    os.unlink(os.path.join(job.tmp, name))
+        os.kill(nodes.jobs[2].agent(), signal.SIGKILL)
+        assert nodes.finish() == [1, 1, 137], [job.err for job in nodes.jobs]
+        for job in nodes.jobs[:2]:
+            assert re.match(r'cddprun: node 2 \(\S+, pid \d+\) was lost while its workers ran: ', job.err), job.err
+
+
+def test_a_killed_host_ends_every_node_with_one_sentence(cddprun):
+    with Nodes(cddprun, [1, 1, 1], 'touch "$TMPDIR/up$RANK"; exec sleep 100') as nodes:
+        running(nodes, 3)
+        for job in nodes.jobs:
+            for name in os.listdir(job.tmp):
+                if name.startswith('up'):
+                    os.unlink(os.path.join(job.tmp, name))
+        began = time.monotonic()
+        os.kill(nodes.jobs[0].agent(), signal.SIGKILL)
+        assert nodes.finish() == [137, 1, 1], [job.err for job in nodes.jobs]
+        assert time.monotonic() - began < 15
+        for job in nodes.jobs[1:]:
+            assert re.fullmatch(rf'cddprun: the rendezvous at 127\.0\.0\.1:{nodes.port} is gone: .*\n', job.err), job.err
+
+
+def test_a_signal_to_either_agent_ends_both_and_the_other_says_who_left(cddprun):
+    for ended in 0, 1:
+        with Nodes(cddprun, [1, 2], UP + WAIT) as nodes:
+            running(nodes, 3)
+            nodes.jobs[ended].process.send_signal(signal.SIGTERM)
+            status = nodes.finish()
+            assert status[ended] == 143 and status[1 - ended] == 1, (status, [job.err for job in nodes.jobs])
+            other = nodes.jobs[1 - ended].err
+            assert re.fullmatch(rf'cddprun: node {ended} \(\S+\) left: it was ended by signal 15 \(SIGTERM\)\n', other), other
+
+
+# --- mistakes -------------------------------------------------------------------------------------------------------
+
+def one_sentence(result, status, *words):
+    assert result[0] == status, result
+    assert result[2].startswith('cddprun: ') and result[2].count('\n') == 1, result
+    for word in words:
+        assert word in result[2], (word, result)
+
+
+def test_two_agents_with_one_node_rank(cddprun):
+    port = free_port()
+    flags = ['--nnodes=2', '--master_addr=127.0.0.1', f'--master_port={port}', '--node_rank=0']
+    with Job(cddprun, *flags, '--local_addr=first', 'true') as first:
+        launch.wait_for('the host to listen', lambda: can_connect(port))
+        one_sentence(run(cddprun, *flags, '--local_addr=second', 'true'), 1, 'node rank 0 is taken', 'first (pid', 'second (pid')
+        first.process.send_signal(signal.SIGTERM)
+        assert first.finish() == 143, first.err
+
+
+def can_connect(port):
+    try:
+        socket.create_connection(('127.0.0.1', port)).close()
+        return True
+    except OSError:
+        return False
+
+
+def test_different_nnodes_or_job_names(cddprun):
+    port = free_port()
+    where = ['--master_addr=127.0.0.1', f'--master_port={port}']
+    with Job(cddprun, '--nnodes=3', '--rdzv_id=here', '--node_rank=0', *where, 'true') as first:
+        launch.wait_for('the host to listen', lambda: can_connect(port))
+        one_sentence(run(cddprun, '--nnodes=2', '--rdzv_id=here', '--node_rank=1', *where, 'true'), 1, '--nnodes', '3')
+        one_sentence(run(cddprun, '--nnodes=3', '--rdzv_id=there', '--node_rank=1', *where, 'true'), 1, "'here'", "'there'")
+        first.process.send_signal(signal.SIGTERM)
+        assert first.finish() == 143, first.err
+
+
+def test_a_closed_port_is_tried_until_the_join_timeout(cddprun):
+    port = free_port()
+    began = time.monotonic()
+    result = run(cddprun, '--nnodes=2', '--node_rank=1', '--rdzv_conf=join_timeout=1', '--master_addr=127.0.0.1',
+                 f'--master_port={port}', 'true')
+    one_sentence(result, 1, f'127.0.0.1:{port}', 'refused')
+    assert time.monotonic() - began < launch.within(3)
+
+
+def test_an_address_that_drops_packets(cddprun):
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        s.listen(0)  # its backlog is filled below: the kernel then drops what comes
+        port = s.getsockname()[1]
+        full = []
+        for _ in range(4):
+            c = socket.socket()
+            c.setblocking(False)
+            c.connect_ex(('127.0.0.1', port))
+            full.append(c)
+        result = run(cddprun, '--nnodes=2', '--node_rank=1', '--rdzv_conf=join_timeout=2', '--master_addr=127.0.0.1',
+                     f'--master_port={port}', 'true')
+        for c in full:
+            c.close()
+    one_sentence(result, 1, f'127.0.0.1:{port}', 'no answer')
+
+
+def test_a_host_that_is_not_known(cddprun):
+    status, out, err = run(cddprun, '--nnodes=2', '--node_rank=1', '--rdzv_conf=join_timeout=1',
+                           '--master_addr=no-such-host.invalid', 'true')
+    assert status == 1 and err.count('no-such-host.invalid') == err.count('\n') and err.count('\n') in (1, 2), err
+
+
+def test_a_port_of_another_program(cddprun):
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        s.listen()
+        port = s.getsockname()[1]
+        job = Job(cddprun, '--nnodes=2', '--node_rank=0', '--master_addr=127.0.0.1', f'--master_port={port}', 'true')
+        with job:
+            c, _ = s.accept()
+            c.sendall(b'SSH-2.0-OpenSSH_9.2\r\n')
+            status = job.finish()
+            c.close()
+        one_sentence((status, '', job.err), 1, f'127.0.0.1:{port}', 'no rendezvous of cddprun', 'in use')
+
+
+def test_missing_nodes_are_named_when_the_time_is_over(cddprun):
+    port = free_port()
+    result = run(cddprun, '--nnodes=3', '--node_rank=0', '--rdzv_conf=join_timeout=1', '--master_addr=127.0.0.1',
+                 f'--master_port={port}', 'true')
+    one_sentence(result, 1, '1 of 3 nodes', 'missing: node rank 1-2')
+
+
+def test_flags_that_cannot_be(cddprun):
+    one_sentence(run(cddprun, '--nnodes=2', 'true'), 2, '--master_addr', '--rdzv_endpoint', 'MASTER_ADDR')
+    one_sentence(run(cddprun, '--nnodes=2', '--rdzv_backend=etcd', 'true'), 2, "'etcd'", 'c10d')
+    one_sentence(run(cddprun, '--nnodes=2', '--node_rank=2', '--master_addr=a', 'true'), 2, '--node_rank 2')
+    one_sentence(run(cddprun, '--nnodes=2', '--standalone', 'true'), 2, '--standalone')
+    one_sentence(run(cddprun, '--rdzv_conf=a=b', 'true'), 2, "'a'", 'join_timeout')
+
+
+launch.main()

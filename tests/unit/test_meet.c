@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "hygiene.h"
+#include "launcher/meet.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <string.h>
+
+CDI_SUITE(meet);
+
+static struct meet m;
+static struct cdi_error err;
+
+static struct options nodes(int64_t n)
+{
+    return (struct options){.min_nodes = n, .max_nodes = n, .master_port = -1, .node_rank = -1};
+}
+
+static cddp_status decide(struct options o)
+{
+    err.msg[0] = '\0';
+    return meet_decide(&m, &o, &err);
+}
+
+#define SAYS(text) cr_assert_not_null(strstr(err.msg, text), "%s", err.msg)
+
+Test(meet, one_node_hosts_on_loopback_and_any_port)
+{
+    cr_assert_eq(decide(nodes(1)), CDDP_OK);
+    cr_assert_eq(m.role, MEET_HOST);
+    cr_assert_str_eq(m.host, "127.0.0.1");
+    cr_assert_eq(m.port, 0);
+    cr_assert_eq(m.node_rank, -1);
+    cr_assert_eq(m.join_timeout_ms, 600000);
+}
+
+Test(meet, one_node_does_not_follow_variables_that_an_outer_job_has_left)
+{
+    struct options o = nodes(1);
+
+    o.env_master_addr = "10.0.0.1";
+    o.env_master_port = "x";
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert_str_eq(m.host, "127.0.0.1");
+    cr_assert_eq(m.port, 0);
+}
+
+Test(meet, standalone_overrides_address_and_port_as_in_torchrun)
+{
+    struct options o = nodes(1);
+
+    o.master_addr = "10.0.0.1";
+    o.master_port = 29500;
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert_str_eq(m.host, "10.0.0.1");
+    cr_assert_eq(m.port, 29500);
+    o.standalone = true;
+    o.rdzv_endpoint = "other:1";
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert_eq(m.role, MEET_HOST);
+    cr_assert_str_eq(m.host, "127.0.0.1");
+    cr_assert_eq(m.port, 0);
+}
+
+Test(meet, node_rank_0_hosts_where_ranks_are_known)
+{
+    struct options o = nodes(2);
+
+    o.master_addr = "node1";
+    o.node_rank = 0;
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert_eq(m.role, MEET_TRY, "a daemon may run there");
+    cr_assert_str_eq(m.host, "node1");
+    cr_assert_eq(m.port, MEET_MASTER_PORT);
+    o.node_rank = 1;
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert_eq(m.role, MEET_JOIN);
+    cr_assert_eq(m.node_rank, 1);
+    o.node_rank = -1;
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert_eq(m.role, MEET_TRY);
+}
+
+Test(meet, is_host_decides_who_hosts)
+{
+    struct options o = nodes(2);
+
+    o.rdzv_endpoint = "node1";
+    o.rdzv_conf = "is_host=True,join_timeout=30";
+    o.node_rank = 1;
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert_eq(m.role, MEET_HOST);
+    cr_assert(m.everywhere);
+    cr_assert_eq(m.join_timeout_ms, 30000);
+    cr_assert_eq(m.port, MEET_ENDPOINT_PORT);
+    o.rdzv_conf = "is_host=0,timeout=20";
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert_eq(m.role, MEET_JOIN);
+    cr_assert_eq(m.join_timeout_ms, 20000);
+}
+
+Test(meet, one_node_with_an_endpoint_may_meet_a_daemon_there)
+{
+    struct options o = nodes(1);
+
+    o.rdzv_endpoint = "localhost:29400";
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert_eq(m.role, MEET_TRY);
+    o.rdzv_endpoint = "localhost:0";
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert_eq(m.role, MEET_HOST);
+    cr_assert_eq(m.port, 0);
+}
+
+Test(meet, flags_win_over_variables)
+{
+    struct options o = nodes(2);
+
+    o.env_master_addr = "10.0.0.5";
+    o.env_master_port = "1234";
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert_str_eq(m.host, "10.0.0.5");
+    cr_assert_eq(m.port, 1234);
+    o.master_addr = "10.0.0.6";
+    o.master_port = 4321;
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert_str_eq(m.host, "10.0.0.6");
+    cr_assert_eq(m.port, 4321);
+    o.rdzv_endpoint = "[fd00::1]:99";
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert_str_eq(m.host, "fd00::1");
+    cr_assert_eq(m.port, 99);
+}
+
+Test(meet, several_nodes_without_a_place_hear_the_ways_to_give_one)
+{
+    cr_assert_eq(decide(nodes(2)), CDDP_E_INVALID);
+    SAYS("--nnodes=2");
+    SAYS("--master_addr");
+    SAYS("--rdzv_endpoint");
+    SAYS("MASTER_ADDR");
+}
+
+Test(meet, what_cannot_be_is_said)
+{
+    static const struct {
+        struct options o;
+        const char *expect;
+    } bad[] = {
+        {{.rdzv_backend = "etcd"}, "--rdzv_backend 'etcd' is none of cddprun's"},
+        {{.node_rank = 2}, "--node_rank 2 is none of the 2 nodes; they are 0 to 1"},
+        {{.node_rank = 1, .rdzv_conf = "rank=0"}, "--node_rank 1 contradicts --rdzv_conf rank=0"},
+        {{.standalone = true}, "--standalone is for one machine, but --nnodes is 2"},
+        {{.master_addr = "0.0.0.0"}, "0.0.0.0 stands for every address"},
+        {{.rdzv_endpoint = "[::]:5"}, ":: stands for every address"},
+        {{.rdzv_endpoint = "a:0"}, "port 0 means any free one"},
+        {{.rdzv_endpoint = "a:b"}, "--rdzv_endpoint 'a:b' is not HOST"},
+        {{.rdzv_endpoint = "a:70000"}, "'a:70000' is not HOST"},
+        {{.rdzv_endpoint = ":1"}, "':1' is not HOST"},
+        {{.rdzv_endpoint = "[::1"}, "'[::1' is not HOST"},
+        {{.rdzv_endpoint = "[::1]x"}, "'[::1]x' is not HOST"},
+        {{.rdzv_endpoint = "[]:1"}, "'[]:1' is not HOST"},
+        {{.rdzv_endpoint = "a\n:b"}, "'a?:b' is not HOST"},
+        {{.rdzv_conf = "join_timeout"}, "--rdzv_conf 'join_timeout' is not KEY=VALUE"},
+        {{.rdzv_conf = "=1"}, "--rdzv_conf '=1' is not KEY=VALUE"},
+        {{.rdzv_conf = "join_timeout=0"}, "join_timeout cannot be '0'; it is a whole number of seconds"},
+        {{.rdzv_conf = "is_host=maybe"}, "is_host cannot be 'maybe'; it is 0 or 1"},
+        {{.rdzv_conf = "rank=-1"}, "rank cannot be '-1'; it is a node rank"},
+        {{.rdzv_conf = "timeout=5,colour=red"}, "there is no key 'colour'"},
+        {{.rdzv_conf = "store_type=file"}, "torchrun's store_type means nothing to cddprun"},
+        {{.env_master_addr = "a", .env_master_port = "0"}, "MASTER_PORT='0' is not a port"},
+    };
+
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        struct options o = bad[i].o;
+
+        o.min_nodes = o.max_nodes = 2;
+        o.master_port = -1;
+        o.node_rank = o.node_rank == 0 ? -1 : o.node_rank;
+        cr_expect_neq(decide(o), CDDP_OK, "%zu", i);
+        cr_expect_not_null(strstr(err.msg, bad[i].expect), "%zu: %s", i, err.msg);
+    }
+}
+
+Test(meet, an_endpoint_is_taken_apart)
+{
+    static const struct {
+        const char *text, *host;
+        uint16_t port;
+    } good[] = {{"a", "a", 7},
+                {"a:1", "a", 1},
+                {"10.0.0.1:65535", "10.0.0.1", 65535},
+                {"[::1]", "::1", 7},
+                {"[::1]:2", "::1", 2},
+                {"fe80::1:2", "fe80::1:2", 7},
+                {"[10.0.0.1]:3", "10.0.0.1", 3}};
+
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        char host[256];
+        uint16_t port = 7;
+
+        cr_expect_eq(meet_parse_endpoint(good[i].text, "x", host, &port, &err), CDDP_OK, "%s", good[i].text);
+        cr_expect_str_eq(host, good[i].host);
+        cr_expect_eq(port, good[i].port, "%s", good[i].text);
+    }
+}
+
+static cddp_status check(const char *host, const char *address, uint32_t n_nodes)
+{
+    struct sockaddr_storage a = {.ss_family = strchr(address, ':') == NULL ? AF_INET : AF_INET6};
+    struct meet where = {.n_nodes = n_nodes};
+
+    if (a.ss_family == AF_INET)
+        cr_assert_eq(inet_pton(AF_INET, address, &((struct sockaddr_in *)&a)->sin_addr), 1);
+    else
+        cr_assert_eq(inet_pton(AF_INET6, address, &((struct sockaddr_in6 *)&a)->sin6_addr), 1);
+    (void)snprintf(where.host, sizeof where.host, "%s", host);
+    return meet_check_address(&where, (struct sockaddr *)&a, &err);
+}
+
+Test(meet, a_name_that_leads_each_node_to_itself_is_refused)
+{
+    cr_assert_eq(check("node1", "127.0.1.1", 2), CDDP_E_INVALID);
+    SAYS("'node1' resolves to 127.0.1.1");
+    SAYS("/etc/hosts");
+    cr_assert_eq(check("node1", "::1", 2), CDDP_E_INVALID);
+    cr_assert_eq(check("node1", "127.0.1.1", 1), CDDP_OK, "one node may live there");
+    cr_assert_eq(check("node1", "10.0.0.1", 2), CDDP_OK);
+    cr_assert_eq(check("localhost", "127.0.0.1", 2), CDDP_OK, "several agents on one machine");
+    cr_assert_eq(check("127.0.0.1", "127.0.0.1", 2), CDDP_OK);
+    cr_assert_eq(check("::1", "::1", 2), CDDP_OK);
+}
