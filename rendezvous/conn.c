@@ -67,7 +67,7 @@ static void on_closed(uv_handle_t *handle)
     struct conn_home *home = c->home;
 
     if (c->agent && home->session != NULL) {
-        session_detach(home->session, c->peer, c->why, now_of(home), wall_ms());
+        session_detach(home->session, c->peer, c->why, c->broken, now_of(home), wall_ms());
         conn_flush_all(home);
     }
     cdi_buf_release(&c->in);
@@ -105,6 +105,14 @@ void conn_close(struct conn *c, enum cdi_log_level level, const char *why)
     cdi_list_remove(&c->link);
     cdi_list_remove(&c->dirty);
     uv_close((uv_handle_t *)&c->tcp, on_closed);
+}
+
+/* The network or the other side's kernel ended it: its agent may come back. */
+static void broke(struct conn *c, int status)
+{
+    if (c->state != CONN_LINGERING)
+        c->broken = true;
+    conn_close(c, CDI_LOG_INFO, uv_strerror(status));
 }
 
 static void on_shutdown(uv_shutdown_t *req, int status)
@@ -171,7 +179,7 @@ static void on_written(uv_write_t *req, int status)
     cdi_buf_release(&c->flying);
     if (status != 0) {
         if (status != UV_ECANCELED)
-            conn_close(c, CDI_LOG_INFO, uv_strerror(status));
+            broke(c, status);
         return;
     }
     c->progress_ms = now_of(c->home);
@@ -193,7 +201,7 @@ static void flush(struct conn *c)
         return;
     n = uv_try_write((uv_stream_t *)&c->tcp, &b, 1);
     if (n < 0 && n != UV_EAGAIN) {
-        conn_close(c, CDI_LOG_INFO, uv_strerror(n));
+        broke(c, n);
         return;
     }
     if (n > 0)
@@ -212,7 +220,7 @@ static void flush(struct conn *c)
     n = uv_write(&c->write, (uv_stream_t *)&c->tcp, &b, 1, on_written);
     if (n != 0) {
         c->writing = false;
-        conn_close(c, CDI_LOG_INFO, uv_strerror(n));
+        broke(c, n);
     }
 }
 
@@ -370,9 +378,10 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
         return;
     if (n == UV_EOF && c->state == CONN_LINGERING && queued(c) > 0) {
         (void)uv_read_stop(stream); /* it wants no more than the rest */
+    } else if (n == UV_EOF) {
+        conn_close(c, CDI_LOG_DEBUG, "its connection closed");
     } else if (n < 0) {
-        conn_close(c, n == UV_EOF ? CDI_LOG_DEBUG : CDI_LOG_INFO,
-                   n == UV_EOF ? "its connection closed" : uv_strerror((int)n));
+        broke(c, (int)n);
     } else if (c->state != CONN_LINGERING) {
         if (cdi_buf_append(&c->in, buf->base, (size_t)n) != CDDP_OK)
             conn_close(c, CDI_LOG_WARN, "no memory for what it sends");

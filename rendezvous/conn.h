@@ -49,6 +49,7 @@ struct conn {
     struct cdi_serve serve; /* STORE */
     bool agent;             /* `peer` is attached to the session */
     uint32_t peer;
+    bool broken;   /* it ended by a reset or the like */
     char why[160]; /* why it was closed, for the session */
 };
 

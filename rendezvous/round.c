@@ -24,6 +24,7 @@ struct node {
     int32_t node_rank; /* of the last round it was in; -1: none yet */
     uint32_t rank_base, n_procs;
     uint64_t order; /* of arrival */
+    bool away;      /* its connection broke, and its lease runs */
     int64_t pid;
     char *host;
 };
@@ -41,6 +42,7 @@ struct round {
     struct node *nodes; /* by peer */
     size_t cap;
     size_t count[NODE_N_STATES];  /* nodes in each state, ABSENT aside */
+    size_t away[NODE_N_STATES];   /* those of them that are away */
     uint64_t procs;               /* workers of all nodes that are there */
     uint32_t n_nodes, world_size; /* of the running round */
 
@@ -107,13 +109,23 @@ static void act(struct round *r, enum round_action_kind kind, uint32_t peer)
 static void move(struct round *r, struct node *n, enum node_state to)
 {
     r->count[n->state]--;
+    r->away[n->state] -= n->away;
     n->state = to;
     r->count[to]++;
+    r->away[to] += n->away;
+}
+
+static void set_away(struct round *r, struct node *n, bool away)
+{
+    r->away[n->state] -= n->away;
+    n->away = away;
+    r->away[n->state] += away;
 }
 
 static void remove_node(struct round *r, struct node *n)
 {
     r->procs -= n->n_procs;
+    set_away(r, n, false);
     move(r, n, NODE_ABSENT);
     free(n->host);
     *n = (struct node){.state = NODE_ABSENT};
@@ -204,13 +216,15 @@ static void name_present(const struct round *r, char *buf, size_t cap)
 
     buf[0] = '\0';
     for (size_t i = 0; i < r->cap; i++) {
+        const char *note = r->nodes[i].away ? " (connection broken)" : "";
+
         if (r->nodes[i].state != NODE_WAITING)
             continue;
-        if (at + strlen(r->nodes[i].host) + 8 > cap) {
+        if (at + strlen(r->nodes[i].host) + strlen(note) + 8 > cap) {
             (void)snprintf(buf + at, cap - at, ", ...");
             return;
         }
-        at += (size_t)snprintf(buf + at, cap - at, "%s%s", at > 0 ? ", " : "", r->nodes[i].host);
+        at += (size_t)snprintf(buf + at, cap - at, "%s%s%s", at > 0 ? ", " : "", r->nodes[i].host, note);
     }
 }
 
@@ -303,6 +317,9 @@ static void look(struct round *r, int64_t now_ms)
         r->last_call_ms = INT64_MAX;
     else if (r->last_call_ms == INT64_MAX)
         r->last_call_ms = now_ms + r->opt.last_call_ms;
+    /* A round that begins without one of its nodes would mostly fail: its lease is short. */
+    if (r->away[NODE_WAITING] > 0 && have >= r->opt.min_nodes && now_ms < r->deadline_ms)
+        return;
     if (have == r->opt.max_nodes || now_ms >= r->last_call_ms ||
         (have >= r->opt.min_nodes && now_ms >= r->deadline_ms)) {
         start_round(r);
@@ -431,9 +448,11 @@ static bool may_join(struct round *r, const struct cdi_msg_join *j)
         say(r->text, "the job '%.100s' is over", r->run_id);
     else if (other != NULL)
         say(r->text,
-            "node rank %d is taken: %.100s (pid %lld) has it, %.100s (pid %lld) wants it too; give each node its own "
+            "node rank %d is taken: %.100s (pid %lld) has it%s, %.100s (pid %lld) wants it too; give each node its own "
             "--node_rank",
-            j->node_rank, other->host, (long long)other->pid, j->host, (long long)j->pid);
+            j->node_rank, other->host, (long long)other->pid,
+            other->away ? " (its connection broke; it may come back until its lease ends)" : "", j->host,
+            (long long)j->pid);
     else if (present(r) >= r->opt.max_nodes)
         say(r->text, "the job '%.100s' has all of its %u nodes already; %.100s is one too many", r->run_id,
             r->opt.max_nodes, j->host);
@@ -557,6 +576,27 @@ static void on_report(struct round *r, struct node *n, const struct round_event 
     }
 }
 
+/* It is back, and its last assignment was of last_round (-1: none). */
+static void on_back(struct round *r, struct node *n, const struct round_event *ev, int64_t now_ms)
+{
+    int64_t last_round = ev->join->round;
+
+    set_away(r, n, false);
+    if (last_round > r->number) {
+        drop(r, n, ev, "it comes back from a round that is not there yet", now_ms);
+        return;
+    }
+    act(r, ROUND_DO_RESUME, ev->peer);
+    if (r->state == ROUND_CLOSED)
+        act(r, ROUND_DO_CLOSED, ev->peer);
+    else if (n->state == NODE_STOPPING)
+        act(r, ROUND_DO_ROUND_OVER, ev->peer);
+    else if (n->state == NODE_RUNNING && last_round < r->number)
+        act(r, ROUND_DO_ASSIGN, ev->peer);
+    else if (r->state == ROUND_JOINING)
+        look(r, now_ms);
+}
+
 static void on_tick(struct round *r, int64_t now_ms)
 {
     if (r->state != ROUND_JOINING)
@@ -602,6 +642,16 @@ const struct round_action *round_step(struct round *r, const struct round_event 
     case ROUND_EV_LOST:
         if (there)
             on_lost(r, node, ev, ev->text, now_ms);
+        break;
+    case ROUND_EV_AWAY:
+        if (there && node->node_rank < 0)
+            on_lost(r, node, ev, ev->text, now_ms);
+        else if (there)
+            set_away(r, node, true);
+        break;
+    case ROUND_EV_BACK:
+        if (there)
+            on_back(r, node, ev, now_ms);
         break;
     case ROUND_EV_TICK:
         on_tick(r, now_ms);
@@ -653,6 +703,11 @@ void round_waiting(const struct round *r, uint32_t *have, uint32_t *need)
 {
     *have = (uint32_t)r->count[NODE_WAITING];
     *need = r->opt.max_nodes;
+}
+
+bool round_keeps(const struct round *r, uint32_t peer)
+{
+    return peer < r->cap && r->nodes[peer].state != NODE_ABSENT && r->nodes[peer].node_rank >= 0;
 }
 
 bool round_assignment(const struct round *r, uint32_t peer, struct cdi_msg_assign *out)

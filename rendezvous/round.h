@@ -10,6 +10,9 @@
  *      `-------------------------------------------------------------------------------------'
  *                    every node of the round has stopped or is lost: the next round
  *
+ * A node whose connection broke may be away for a while (its lease, which the caller watches): it counts as there, but
+ * no round begins without it before the join timeout.
+ *
  * Events go in with the time, actions come out. Peers are small numbers that the caller chooses (its slots) and may use
  * again after LOST. One thread at a time.
  */
@@ -37,7 +40,9 @@ enum round_event_kind {
     ROUND_EV_STOPPED, /* round */
     ROUND_EV_LEAVE,   /* text: why */
     ROUND_EV_LOST,    /* text: how ("its connection closed"); the peer's number is free afterwards */
-    ROUND_EV_TICK,    /* time has passed; peer is ignored */
+    ROUND_EV_AWAY, /* its connection broke; it counts as there until BACK or LOST. Only if round_keeps(), else LOST */
+    ROUND_EV_BACK, /* join: with the round of its last assignment; it is told what it missed */
+    ROUND_EV_TICK, /* time has passed; peer is ignored */
 };
 
 struct round_event {
@@ -52,6 +57,7 @@ struct round_event {
 
 enum round_action_kind {
     ROUND_DO_WELCOME,    /* the peer is in */
+    ROUND_DO_RESUME,     /* the peer is back: before what it missed */
     ROUND_DO_REFUSE,     /* the peer may not join: round_text() says why */
     ROUND_DO_DROP,       /* the peer broke the protocol: round_text() says how; it counts as lost */
     ROUND_DO_BYE,        /* the peer has left: confirm it */
@@ -86,6 +92,8 @@ bool round_restarts(const struct round *r);                     /* will another 
 enum cdi_close_status round_close_status(const struct round *r);
 /* Nodes that are there and wait for a round, and how many it takes. */
 void round_waiting(const struct round *r, uint32_t *have, uint32_t *need);
+/* Has the peer been in a round? Then it may be away for a while. */
+bool round_keeps(const struct round *r, uint32_t peer);
 /* What a peer of the running round was assigned (master_addr "" and port 0); false if it is not in the round. */
 bool round_assignment(const struct round *r, uint32_t peer, struct cdi_msg_assign *out);
 

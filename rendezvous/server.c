@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #define TICK_MS 250
+#define STOPPED_MS 2000 /* a tick that comes so late means that the process, or the machine, stood still */
 #define CLOSING_TICK_MS 20
 #define CLOSE_MS 1000       /* how long rdzv_server_close() waits for clients that read */
 #define ACCEPT_AT_ONCE 64   /* then others get a turn */
@@ -39,6 +40,7 @@ struct rdzv_server {
     size_t n_handles;  /* listeners and timer, until their close callback */
     int reserve_fd;    /* given up to accept and close a connection when descriptors have run out */
     bool out_of_fds;   /* it was said */
+    int64_t tick_ms;   /* when the last tick was */
     int64_t resume_ms; /* accepting pauses until then; 0: it does not */
     uint16_t port;
     void (*closed)(void *arg);
@@ -59,6 +61,11 @@ static void send_to(void *conn, const void *bytes, size_t len)
 static void hang_up_on(void *conn, const char *why)
 {
     conn_finish(conn, 2000, CDI_LOG_WARN, why);
+}
+
+static void rename_peer(void *conn, uint32_t peer)
+{
+    ((struct conn *)conn)->peer = peer;
 }
 
 static void end_keys(void *arg)
@@ -240,6 +247,9 @@ static void on_tick(uv_timer_t *timer)
 
     if (!s->home.closing) {
         (void)clock_gettime(CLOCK_REALTIME, &ts);
+        if (now_ms - s->tick_ms > STOPPED_MS)
+            session_excuse(s->home.session, now_ms - s->tick_ms, now_ms);
+        s->tick_ms = now_ms;
         session_tick(s->home.session, now_ms, (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000);
         if (s->resume_ms != 0 && now_ms >= s->resume_ms)
             resume_accepting(s);
@@ -375,8 +385,12 @@ static cddp_status open_sockets(struct rdzv_server *s, const struct rdzv_server_
 
 static cddp_status make_session(struct rdzv_server *s, const struct rdzv_server_options *opt, struct cdi_error *err)
 {
-    const struct session_ops ops = {
-        .send = send_to, .hang_up = hang_up_on, .end_keys = end_keys, .random = get_random, .arg = s};
+    const struct session_ops ops = {.send = send_to,
+                                    .hang_up = hang_up_on,
+                                    .rename = rename_peer,
+                                    .end_keys = end_keys,
+                                    .random = get_random,
+                                    .arg = s};
     uint32_t max_nodes = opt->max_nodes == 0 ? 1 : opt->max_nodes;
     const struct session_options so = {
         .round =
@@ -417,6 +431,7 @@ static cddp_status start_handles(struct rdzv_server *s, struct cdi_error *err)
     (void)uv_timer_init(loop, &s->timer);
     s->timer.data = s;
     s->n_handles++;
+    s->tick_ms = (int64_t)uv_now(loop);
     (void)uv_timer_start(&s->timer, on_tick, TICK_MS, TICK_MS);
     if (rc == 0)
         return CDDP_OK;

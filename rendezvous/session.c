@@ -7,12 +7,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define TOKEN_LEN 32 /* hexadecimal digits */
+
+/* conn and away tell what a slot holds: a connected agent, one that may come back, or (neither) nothing. */
 struct peer {
-    void *conn; /* NULL: the slot is free */
+    void *conn;
+    bool away;
     bool joined;
     bool ended; /* it was hung up on: what still comes is ignored */
     int64_t heard_ms;
     uint32_t next_free;
+    char token[TOKEN_LEN + 1];
+    char broke[80]; /* away: how its connection ended */
 };
 
 struct session {
@@ -86,6 +92,12 @@ static void hang_up(struct session *s, uint32_t peer, const char *why)
     s->ops.hang_up(s->peers[peer].conn, why);
 }
 
+static void encode(struct session *s, const struct cdi_msg *m)
+{
+    cdi_buf_consume(&s->line, s->line.len);
+    s->encoded = cdi_msg_encode(m, &s->line, NULL);
+}
+
 /* A message that cannot be sent would leave its agent waiting for ever: hang up instead. */
 static void send_line(struct session *s, uint32_t peer)
 {
@@ -95,17 +107,25 @@ static void send_line(struct session *s, uint32_t peer)
         s->ops.send(s->peers[peer].conn, cdi_buf_data(&s->line), s->line.len);
 }
 
-static void welcome(struct session *s, struct cdi_msg *m)
+static void make_token(struct session *s, char token[TOKEN_LEN + 1])
 {
-    uint8_t token[16];
+    uint8_t bytes[TOKEN_LEN / 2];
 
+    s->ops.random(bytes, sizeof bytes);
+    for (size_t i = 0; i < sizeof bytes; i++)
+        (void)snprintf(token + 2 * i, 3, "%02x", bytes[i]);
+}
+
+static void welcome(struct session *s, uint32_t peer, bool resumed, struct cdi_msg *m)
+{
+    if (!resumed)
+        make_token(s, s->peers[peer].token);
     m->type = CDI_MSG_WELCOME;
     m->u.welcome.version = CDI_CONTROL_VERSION;
     m->u.welcome.lease_ms = (uint32_t)s->lease_ms;
+    m->u.welcome.resumed = resumed;
     (void)snprintf(m->u.welcome.release, sizeof m->u.welcome.release, "%s", CDDP_VERSION);
-    s->ops.random(token, sizeof token);
-    for (size_t i = 0; i < sizeof token; i++)
-        (void)snprintf(m->u.welcome.session + 2 * i, 3, "%02x", token[i]);
+    (void)snprintf(m->u.welcome.session, sizeof m->u.welcome.session, "%s", s->peers[peer].token);
 }
 
 static void closed(struct cdi_msg *m, enum cdi_close_status status, const char *text, const struct cdi_failure *failure)
@@ -125,7 +145,8 @@ static bool message_of(struct session *s, const struct round_action *a, struct c
     memset(m, 0, sizeof *m);
     switch (a->kind) {
     case ROUND_DO_WELCOME:
-        welcome(s, m);
+    case ROUND_DO_RESUME:
+        welcome(s, a->peer, a->kind == ROUND_DO_RESUME, m);
         return true;
     case ROUND_DO_REFUSE:
         closed(m, CDI_CLOSE_REFUSED, round_text(r), NULL);
@@ -163,7 +184,8 @@ static bool for_all(enum round_action_kind kind)
     return kind == ROUND_DO_ROUND_OVER || kind == ROUND_DO_CLOSED || kind == ROUND_DO_WAITING;
 }
 
-static void carry_out(struct session *s, const struct round_action *a, bool same_as_before)
+/* *made: the message of such an action is in s->line already. */
+static void carry_out(struct session *s, const struct round_action *a, bool *made)
 {
     struct cdi_msg m;
 
@@ -173,17 +195,17 @@ static void carry_out(struct session *s, const struct round_action *a, bool same
         s->keys = NULL;
         return;
     }
-    if (s->peers[a->peer].ended)
-        return;
+    if (s->peers[a->peer].ended || s->peers[a->peer].away)
+        return; /* who is away is told when it comes back */
     if (a->kind == ROUND_DO_DROP) {
         hang_up(s, a->peer, round_text(s->round));
         return;
     }
-    if (!same_as_before) {
+    if (!*made) {
         if (!message_of(s, a, &m))
             return;
-        cdi_buf_consume(&s->line, s->line.len);
-        s->encoded = cdi_msg_encode(&m, &s->line, NULL);
+        encode(s, &m);
+        *made = for_all(a->kind);
     }
     send_line(s, a->peer);
     if (a->kind == ROUND_DO_REFUSE)
@@ -197,8 +219,12 @@ static void step(struct session *s, const struct round_event *ev, int64_t now_ms
     size_t n;
     const struct round_action *actions = round_step(s->round, ev, now_ms, &n);
 
-    for (size_t i = 0; i < n; i++)
-        carry_out(s, &actions[i], i > 0 && actions[i - 1].kind == actions[i].kind && for_all(actions[i].kind));
+    bool made = false;
+
+    for (size_t i = 0; i < n; i++) {
+        made = made && actions[i - 1].kind == actions[i].kind;
+        carry_out(s, &actions[i], &made);
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------------- peers ---- */
@@ -229,49 +255,150 @@ cddp_status session_attach(struct session *s, void *conn, int64_t now_ms, uint32
     return CDDP_OK;
 }
 
+static void release_slot(struct session *s, uint32_t peer)
+{
+    s->peers[peer] = (struct peer){.next_free = s->free};
+    s->free = peer;
+}
+
 static void lose(struct session *s, uint32_t peer, const char *how, int64_t now_ms, int64_t wall_ms)
 {
     s->peers[peer].ended = true;
     step(s, &(struct round_event){.kind = ROUND_EV_LOST, .peer = peer, .text = how, .wall_ms = wall_ms}, now_ms);
 }
 
-void session_detach(struct session *s, uint32_t peer, const char *how, int64_t now_ms, int64_t wall_ms)
+void session_detach(struct session *s, uint32_t peer, const char *how, bool may_return, int64_t now_ms, int64_t wall_ms)
 {
-    lose(s, peer, how, now_ms, wall_ms);
-    s->peers[peer] = (struct peer){.next_free = s->free};
-    s->free = peer;
+    struct peer *p = &s->peers[peer];
+
+    if (!may_return || p->ended || !round_keeps(s->round, peer)) {
+        lose(s, peer, how, now_ms, wall_ms);
+        release_slot(s, peer);
+        return;
+    }
+    p->conn = NULL;
+    p->away = true;
+    (void)snprintf(p->broke, sizeof p->broke, "%s", how);
+    step(s, &(struct round_event){.kind = ROUND_EV_AWAY, .peer = peer, .text = how, .wall_ms = wall_ms}, now_ms);
+}
+
+void session_excuse(struct session *s, int64_t gap_ms, int64_t now_ms)
+{
+    for (uint32_t p = 0; p < s->n_peers; p++) {
+        int64_t later = s->peers[p].heard_ms + gap_ms;
+
+        s->peers[p].heard_ms = later < now_ms ? later : now_ms;
+    }
+}
+
+/* Its lease is over. */
+static void expire(struct session *s, uint32_t peer, int64_t now_ms, int64_t wall_ms)
+{
+    struct peer *p = &s->peers[peer];
+    long long silent_s = (long long)(now_ms - p->heard_ms) / 1000;
+    char how[192];
+
+    if (p->away)
+        (void)snprintf(how, sizeof how, "its connection broke (%s), and it did not come back within %lld s", p->broke,
+                       silent_s);
+    else
+        (void)snprintf(how, sizeof how, "nothing was heard from it for %lld s", silent_s);
+    if (p->away) {
+        lose(s, peer, how, now_ms, wall_ms);
+        release_slot(s, peer);
+    } else {
+        hang_up(s, peer, how);
+        lose(s, peer, how, now_ms, wall_ms);
+    }
 }
 
 void session_tick(struct session *s, int64_t now_ms, int64_t wall_ms)
 {
     for (uint32_t p = 0; p < s->n_peers; p++) {
         const struct peer *peer = &s->peers[p];
-        char how[96];
 
-        if (peer->conn == NULL || peer->ended)
+        if ((peer->conn == NULL && !peer->away) || peer->ended)
             continue;
-        if (!peer->joined && now_ms - peer->heard_ms >= s->hello_ms) {
+        if (!peer->joined && now_ms - peer->heard_ms >= s->hello_ms)
             hang_up(s, p, "it did not send JOIN in time");
-        } else if (peer->joined && now_ms - peer->heard_ms >= s->lease_ms) {
-            (void)snprintf(how, sizeof how, "nothing was heard from it for %lld s",
-                           (long long)(now_ms - peer->heard_ms) / 1000);
-            hang_up(s, p, how);
-            lose(s, p, how, now_ms, wall_ms);
-        }
+        else if (peer->joined && now_ms - peer->heard_ms >= s->lease_ms)
+            expire(s, p, now_ms, wall_ms);
     }
     step(s, &(struct round_event){.kind = ROUND_EV_TICK, .peer = NOBODY, .wall_ms = wall_ms}, now_ms);
 }
 
-/* An agent may only send what an agent sends. */
-static cddp_status take(struct session *s, uint32_t peer, const struct cdi_msg *m, int64_t now_ms, int64_t wall_ms,
+/* ------------------------------------------------------------------------------------------------- coming back ----
+ */
+
+static uint32_t find_token(const struct session *s, const char *token)
+{
+    for (uint32_t p = 0; p < s->n_peers; p++) {
+        const struct peer *peer = &s->peers[p];
+        unsigned differ = 0;
+
+        if ((peer->conn == NULL && !peer->away) || peer->ended || !peer->joined)
+            continue;
+        for (size_t i = 0; i < TOKEN_LEN; i++)
+            differ |= (unsigned)(peer->token[i] ^ token[i]);
+        if (differ == 0)
+            return p;
+    }
+    return NOBODY;
+}
+
+static void refuse_to_resume(struct session *s, uint32_t peer)
+{
+    static const char why[] = "the rendezvous does not know this agent any more: its lease has run out, or the "
+                              "rendezvous was started anew";
+    struct cdi_msg m = {.type = CDI_MSG_CLOSED};
+
+    closed(&m, CDI_CLOSE_REFUSED, why, NULL);
+    encode(s, &m);
+    send_line(s, peer);
+    hang_up(s, peer, why);
+}
+
+/* The connection of `peer` becomes that of the agent whose token it shows. Returns the agent's number. */
+static uint32_t resume(struct session *s, uint32_t peer, const struct cdi_msg_join *join, int64_t now_ms,
+                       int64_t wall_ms)
+{
+    uint32_t p = strlen(join->session) == TOKEN_LEN ? find_token(s, join->session) : NOBODY;
+    void *fresh = s->peers[peer].conn, *stale;
+
+    if (p == NOBODY) {
+        refuse_to_resume(s, peer);
+        return peer;
+    }
+    stale = s->peers[p].conn;
+    s->peers[p].conn = fresh;
+    s->peers[p].away = false;
+    s->peers[p].heard_ms = now_ms;
+    s->ops.rename(fresh, p);
+    if (stale == NULL) {
+        release_slot(s, peer);
+    } else {
+        s->peers[peer].conn = stale;
+        s->ops.rename(stale, peer);
+        hang_up(s, peer, "its agent has come back on another connection");
+    }
+    step(s, &(struct round_event){.kind = ROUND_EV_BACK, .peer = p, .join = join, .wall_ms = wall_ms}, now_ms);
+    return p;
+}
+
+/* An agent may only send what an agent sends. *peer changes when it comes back. */
+static cddp_status take(struct session *s, uint32_t *peer, const struct cdi_msg *m, int64_t now_ms, int64_t wall_ms,
                         struct cdi_error *err)
 {
-    struct round_event ev = {.peer = peer, .wall_ms = wall_ms};
+    struct round_event ev = {.peer = *peer, .wall_ms = wall_ms};
     struct cdi_msg answer = {.type = CDI_MSG_HEARTBEAT};
 
     switch (m->type) {
     case CDI_MSG_JOIN:
-        s->peers[peer].joined = true;
+        if (m->u.join.session[0] != '\0' && !s->peers[*peer].joined) {
+            *peer = resume(s, *peer, &m->u.join, now_ms, wall_ms);
+            return CDDP_OK;
+        }
+        s->peers[*peer].joined = true;
         ev.kind = ROUND_EV_JOIN;
         ev.join = &m->u.join;
         break;
@@ -294,9 +421,8 @@ static cddp_status take(struct session *s, uint32_t peer, const struct cdi_msg *
         break;
     case CDI_MSG_HEARTBEAT:
         answer.u.heartbeat.seq = m->u.heartbeat.seq;
-        cdi_buf_consume(&s->line, s->line.len);
-        s->encoded = cdi_msg_encode(&answer, &s->line, NULL);
-        send_line(s, peer);
+        encode(s, &answer);
+        send_line(s, *peer);
         return CDDP_OK;
     case CDI_MSG_WELCOME:
     case CDI_MSG_WAITING:
@@ -326,7 +452,7 @@ cddp_status session_feed(struct session *s, uint32_t peer, struct cdi_buf *in, i
         if (st == CDDP_OK && (s->peers[peer].joined || m.type == CDI_MSG_JOIN))
             s->peers[peer].heard_ms = now_ms;
         if (st == CDDP_OK)
-            st = take(s, peer, &m, now_ms, wall_ms, err);
+            st = take(s, &peer, &m, now_ms, wall_ms, err);
     }
     if (s->peers[peer].ended)
         cdi_buf_consume(in, in->len);

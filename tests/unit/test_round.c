@@ -297,6 +297,56 @@ Test(round, who_breaks_the_protocol_is_dropped_and_counts_as_lost)
     round_destroy(r);
 }
 
+Test(round, a_node_that_is_away_counts_as_there_and_hears_what_it_missed)
+{
+    struct round *r = job(2, 2, 1);
+    struct cdi_msg_join back = {.round = 0};
+
+    join(r, 0, "a", 0, 1, 2);
+    step(r, (struct round_event){.kind = ROUND_EV_AWAY, .peer = 0, .text = "reset"}, 0);
+    join(r, 0, "a", 0, 1, 2);
+    cr_assert(n_done == 1 && did(0, ROUND_DO_WELCOME, 0), "before its first round it is not kept: it joins anew");
+    join(r, 1, "b", 1, 1, 2);
+    step(r, (struct round_event){.kind = ROUND_EV_AWAY, .peer = 1, .text = "reset"}, 0);
+    cr_assert_eq(n_done, 0);
+    cr_assert_eq(round_state(r), ROUND_RUNNING);
+    join(r, 2, "c", 1, 1, 2);
+    cr_assert(did(0, ROUND_DO_REFUSE, 2));
+    cr_assert_not_null(strstr(round_text(r), "it may come back until its lease ends"));
+    step(r, (struct round_event){.kind = ROUND_EV_BACK, .peer = 1, .join = &back}, 0);
+    cr_assert(n_done == 1 && did(0, ROUND_DO_RESUME, 1), "it has missed nothing");
+
+    step(r, (struct round_event){.kind = ROUND_EV_AWAY, .peer = 1, .text = "reset"}, 0);
+    fail(r, 0, 0, "rank 0 failed");
+    stopped(r, 0, 0);
+    cr_assert_eq(round_state(r), ROUND_STOPPING, "who is away may still have workers");
+    step(r, (struct round_event){.kind = ROUND_EV_BACK, .peer = 1, .join = &back}, 0);
+    cr_assert(n_done == 2 && did(0, ROUND_DO_RESUME, 1) && did(1, ROUND_DO_ROUND_OVER, 1));
+    step(r, (struct round_event){.kind = ROUND_EV_AWAY, .peer = 0, .text = "reset"}, 0);
+    stopped(r, 1, 0);
+    cr_assert(n_done == 1 && did(0, ROUND_DO_END_KEYS, 0), "no round begins without the node that is away");
+    step(r, (struct round_event){.kind = ROUND_EV_TICK}, 30000);
+    cr_assert(n_done == 2 && did(0, ROUND_DO_WAITING, 0));
+    cr_assert_str_eq(round_text(r), "waiting: 2 of 2 nodes are here (a (connection broken), b)");
+    cr_assert_eq(round_state(r), ROUND_JOINING);
+    step(r, (struct round_event){.kind = ROUND_EV_BACK, .peer = 0, .join = &back}, 31000);
+    cr_assert(did(0, ROUND_DO_RESUME, 0) && did(1, ROUND_DO_ASSIGN, 0) && did(2, ROUND_DO_ASSIGN, 1));
+    back.round = 0; /* the assignment was lost on its way */
+    step(r, (struct round_event){.kind = ROUND_EV_AWAY, .peer = 0, .text = "reset"}, 31000);
+    step(r, (struct round_event){.kind = ROUND_EV_BACK, .peer = 0, .join = &back}, 32000);
+    cr_assert(n_done == 2 && did(0, ROUND_DO_RESUME, 0) && did(1, ROUND_DO_ASSIGN, 0));
+    back.round = 2;
+    step(r, (struct round_event){.kind = ROUND_EV_BACK, .peer = 0, .join = &back}, 32000);
+    cr_assert(did(0, ROUND_DO_DROP, 0) && did(1, ROUND_DO_ROUND_OVER, 1));
+    stopped(r, 1, 1);
+    cr_assert_eq(round_state(r), ROUND_CLOSED);
+    step(r, (struct round_event){.kind = ROUND_EV_AWAY, .peer = 1, .text = "reset"}, 33000);
+    back.round = 1;
+    step(r, (struct round_event){.kind = ROUND_EV_BACK, .peer = 1, .join = &back}, 33000);
+    cr_assert(n_done == 2 && did(0, ROUND_DO_RESUME, 1) && did(1, ROUND_DO_CLOSED, 1));
+    round_destroy(r);
+}
+
 /* ---------------------------------------------------------------------------------------------------- simulation ----
  */
 
@@ -306,6 +356,8 @@ Test(round, who_breaks_the_protocol_is_dropped_and_counts_as_lost)
 struct agent {
     bool joined, assigned, over, closed;
     bool done;         /* it said so, in the round that runs */
+    bool away;         /* and does not hear what it is told */
+    int64_t knows;     /* round of the last assignment that it heard; -1: none */
     int32_t node_rank; /* that it asked for */
     uint32_t n_procs, round;
 };
@@ -319,7 +371,8 @@ struct world {
     int32_t round;  /* of the last ASSIGN; -1: none yet */
     bool keys_live; /* its key space has not ended */
     bool closed;
-    int first_code; /* of the running round's first failure; 0: none, -1: a node */
+    int64_t deadline; /* of joining */
+    int first_code;   /* of the running round's first failure; 0: none, -1: a node */
 };
 
 static uint32_t rnd(struct world *w, uint32_t below)
@@ -346,6 +399,7 @@ static void check_assignments(struct world *w, const struct round_action *a, siz
         struct agent *g = &w->agents[a[i].peer];
 
         CHECK(w, g->joined && !g->assigned);
+        CHECK(w, !g->away || w->now >= w->deadline);
         CHECK(w, round_assignment(w->r, a[i].peer, &as));
         CHECK(w, as.node_rank == (int32_t)i && as.n_nodes == n && as.world_size == total && as.rank_base == base);
         CHECK(w, as.restart_count <= w->restarts && (int32_t)as.round > w->round);
@@ -353,6 +407,8 @@ static void check_assignments(struct world *w, const struct round_action *a, siz
         g->assigned = true;
         g->over = g->done = false;
         g->round = as.round;
+        if (!g->away)
+            g->knows = as.round;
         base += g->n_procs;
     }
     w->round = (int32_t)round_number(w->r);
@@ -377,6 +433,8 @@ static void check_action(struct world *w, const struct round_action *a)
     case ROUND_DO_WELCOME:
         CHECK(w, !g->joined && !w->closed);
         g->joined = true;
+        g->away = false;
+        g->knows = -1;
         break;
     case ROUND_DO_REFUSE:
         CHECK(w, !g->joined && round_text(w->r)[0] != '\0');
@@ -386,6 +444,9 @@ static void check_action(struct world *w, const struct round_action *a)
         if (g->assigned && !g->over && !g->done && !w->closed)
             w->first_code = -1;
         *g = (struct agent){0};
+        break;
+    case ROUND_DO_RESUME:
+        CHECK(w, g->joined && !g->away);
         break;
     case ROUND_DO_BYE:
         CHECK(w, !g->assigned);
@@ -411,6 +472,7 @@ static void check_action(struct world *w, const struct round_action *a)
         break;
     case ROUND_DO_END_KEYS:
         w->keys_live = false;
+        w->deadline = w->now + 60000;
         break;
     case ROUND_DO_ASSIGN:
         break;
@@ -476,15 +538,56 @@ static void sim_lost(struct world *w, uint32_t p)
     sim_step(w, &(struct round_event){.kind = ROUND_EV_LOST, .peer = p, .text = "it fell over"});
 }
 
+static void sim_away(struct world *w, uint32_t p)
+{
+    struct agent *g = &w->agents[p];
+
+    if (!round_keeps(w->r, p)) {
+        sim_lost(w, p);
+        return;
+    }
+    CHECK(w, g->joined);
+    g->away = true;
+    sim_step(w, &(struct round_event){.kind = ROUND_EV_AWAY, .peer = p, .text = "reset"});
+}
+
+/* It is told exactly what it has missed. */
+static void sim_back(struct world *w, uint32_t p)
+{
+    struct agent *g = &w->agents[p];
+    struct cdi_msg_join j = {.round = g->knows};
+    struct round_event ev = {.kind = ROUND_EV_BACK, .peer = p, .join = &j};
+    const struct round_action *a;
+    enum round_state before = round_state(w->r);
+    bool missed = before == ROUND_CLOSED || g->over || (g->assigned && g->knows < g->round);
+    size_t n;
+
+    if (rnd(w, 30) == 0) { /* from a round that is still to come */
+        g->away = false;
+        j.round = (int64_t)round_number(w->r) + 1;
+        sim_step(w, &ev);
+        return;
+    }
+    g->away = false;
+    if (!missed) {
+        sim_step(w, &ev);
+        return;
+    }
+    a = round_step(w->r, &ev, w->now, &n);
+    CHECK(w, n == 2 && a[0].kind == ROUND_DO_RESUME && a[0].peer == p && a[1].peer == p);
+    CHECK(w, a[1].kind == (before == ROUND_CLOSED ? ROUND_DO_CLOSED : g->over ? ROUND_DO_ROUND_OVER : ROUND_DO_ASSIGN));
+    if (a[1].kind == ROUND_DO_ASSIGN)
+        g->knows = g->round;
+}
+
 static void simulate(uint64_t seed)
 {
-    struct world w = {.seed = seed, .state = seed * 2654435761u + 1, .round = -1, .keys_live = true};
+    struct world w = {.seed = seed, .state = seed * 2654435761u + 1, .round = -1, .deadline = 60000};
     struct round_options opt = {.run_id = "job", .join_timeout_ms = 60000, .last_call_ms = 5000};
 
     w.max = 1 + rnd(&w, 6);
     w.min = 1 + rnd(&w, w.max);
     w.restarts = rnd(&w, 4);
-    w.keys_live = false;
     opt.min_nodes = w.min, opt.max_nodes = w.max, opt.max_restarts = w.restarts;
     cr_assert_eq(round_create(&w.r, &opt, 0, NULL), CDDP_OK);
     for (int i = 0; i < 150; i++) {
@@ -496,7 +599,14 @@ static void simulate(uint64_t seed)
         if (rnd(&w, 12) == 0 && round > 0)
             round--; /* late */
         w.now += rnd(&w, 300);
-        if (what < 30) {
+        if (g->away) {
+            if (what < 70)
+                sim_back(&w, p);
+            else if (what < 80)
+                sim_lost(&w, p);
+        } else if (g->joined && rnd(&w, 10) == 0) {
+            sim_away(&w, p);
+        } else if (what < 30) {
             sim_join(&w, p);
         } else if (what < 38) {
             if (g->assigned || rnd(&w, 8) == 0)
@@ -532,7 +642,12 @@ static void simulate(uint64_t seed)
             struct agent *g = &w.agents[p];
             uint32_t round = g->round;
 
-            if (g->over) {
+            if (g->away) {
+                if (p % 2 == 0)
+                    sim_back(&w, p);
+                else
+                    sim_lost(&w, p);
+            } else if (g->over) {
                 g->assigned = g->over = false;
                 sim_step(&w, &(struct round_event){.kind = ROUND_EV_STOPPED, .peer = p, .round = round});
             } else if (g->assigned) {

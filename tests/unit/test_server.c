@@ -305,7 +305,8 @@ Test(server, a_failed_round_closes_its_store_connections_before_the_next_assignm
     ask(fresh, CDI_C10D_GET, "old", NULL);
     answers(fresh, "");
 
-    (void)close(b); /* the node is lost, and no restart is left */
+    (void)hear(b, CDI_MSG_ASSIGN); /* what is not read would make a reset of the end of file */
+    (void)close(b);                /* the node is lost, and no restart is left */
     m = hear(a, CDI_MSG_ROUND_OVER);
     cr_assert(!m.u.round_over.restart);
     cr_assert_eq(m.u.round_over.failure.kind, CDI_END_NODE);
@@ -315,6 +316,38 @@ Test(server, a_failed_round_closes_its_store_connections_before_the_next_assignm
     cr_assert_not_null(strstr(m.u.closed.text, "node 1 (h, pid 0) was lost"));
     cr_assert(ends(fresh));
     (void)close(a), (void)close(waiting), (void)close(idle), (void)close(fresh);
+    stop();
+}
+
+Test(server, a_reset_leaves_the_lease_to_come_back_and_an_end_of_file_does_not)
+{
+    const struct linger reset = {.l_onoff = 1};
+    struct cdi_msg m = {.type = CDI_MSG_JOIN, .u.join = {.version = 1, .run_id = "job", .host = "h", .n_procs = 2}};
+    int a, b;
+
+    start((struct rdzv_server_options){.min_nodes = 2, .max_nodes = 2});
+    a = dial_agent("job", 0, 2);
+    (void)hear(a, CDI_MSG_WELCOME);
+    b = dial_agent("job", 1, 2);
+    (void)snprintf(m.u.join.session, sizeof m.u.join.session, "%s", hear(b, CDI_MSG_WELCOME).u.welcome.session);
+    (void)hear(a, CDI_MSG_ASSIGN);
+    (void)hear(b, CDI_MSG_ASSIGN);
+    m.u.join.min_nodes = m.u.join.max_nodes = 2;
+    for (int i = 0; i < 3; i++) {
+        (void)setsockopt(b, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+        (void)close(b);
+        b = dial();
+        put(b, CDI_CONTROL_OPENING, CDI_CONTROL_OPENING_LEN);
+        tell(b, m);
+        cr_assert(hear(b, CDI_MSG_WELCOME).u.welcome.resumed);
+    }
+    tell(b, (struct cdi_msg){.type = CDI_MSG_HEARTBEAT, .u.heartbeat.seq = 7});
+    cr_assert_eq(hear(b, CDI_MSG_HEARTBEAT).u.heartbeat.seq, 7);
+    (void)close(b);
+    m = hear(a, CDI_MSG_ROUND_OVER);
+    cr_assert_eq(m.u.round_over.failure.kind, CDI_END_NODE);
+    cr_assert_not_null(strstr(m.u.round_over.failure.text, "its connection closed"));
+    (void)close(a);
     stop();
 }
 

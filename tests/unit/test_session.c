@@ -37,6 +37,11 @@ static void on_hang_up(void *conn, const char *why)
     (void)snprintf(a->why, sizeof a->why, "%s", why);
 }
 
+static void on_rename(void *conn, uint32_t peer)
+{
+    ((struct agent *)conn)->peer = peer;
+}
+
 static void on_end_keys(void *arg)
 {
     cr_assert_eq(arg, journal);
@@ -44,17 +49,20 @@ static void on_end_keys(void *arg)
     strncat(journal, "K", sizeof journal - strlen(journal) - 1);
 }
 
+static uint8_t next_random;
+
 static void on_random(void *bytes, size_t len)
 {
-    memset(bytes, 0xab, len);
+    memset(bytes, next_random++, len);
 }
 
 static void begin(uint32_t nodes, uint32_t restarts)
 {
-    const struct session_ops ops = {on_send, on_hang_up, on_end_keys, on_random, journal};
+    const struct session_ops ops = {on_send, on_hang_up, on_rename, on_end_keys, on_random, journal};
     const struct session_options opt = {{"job", nodes, nodes, restarts, 60000, 30000}, 15000, 5000};
 
     n_ended = 0;
+    next_random = 0;
     journal[0] = '\0';
     cr_assert_eq(session_create(&s, &opt, &ops, 0, NULL), CDDP_OK);
 }
@@ -69,7 +77,7 @@ static void attach(struct agent *a, int64_t now)
 
 static void detach(struct agent *a, int64_t now)
 {
-    session_detach(s, a->peer, "its connection closed", now, 1000);
+    session_detach(s, a->peer, "its connection closed", false, now, 1000);
     cdi_buf_release(&a->got);
     cdi_buf_release(&a->in);
 }
@@ -117,7 +125,7 @@ Test(session, a_round_fails_and_the_next_one_has_fresh_keys_before_anybody_is_as
     join(&a, 2, 0);
     m = hear(&a, CDI_MSG_WELCOME);
     cr_assert(m.u.welcome.lease_ms == 15000 && m.u.welcome.version == CDI_CONTROL_VERSION);
-    cr_assert_str_eq(m.u.welcome.session, "abababababababababababababababab");
+    cr_assert_str_eq(m.u.welcome.session, "00000000000000000000000000000000");
     keys = session_keys(s);
     cr_assert_not_null(keys);
     cr_assert_eq(session_keys(s), keys);
@@ -242,4 +250,477 @@ Test(session, slots_of_agents_that_went_are_used_again)
             detach(&a[i], 0);
     }
     session_destroy(s);
+}
+
+Test(session, an_agent_comes_back_within_its_lease_and_hears_what_it_missed)
+{
+    struct agent a, b, again;
+    struct cdi_msg m = {.type = CDI_MSG_JOIN, .u.join = {.version = 1, .run_id = "job", .host = "h", .n_procs = 2}};
+
+    begin(2, 0);
+    attach(&a, 0);
+    attach(&b, 0);
+    join(&a, 2, 0);
+    join(&b, 2, 0);
+    (void)snprintf(m.u.join.session, sizeof m.u.join.session, "%s", hear(&b, CDI_MSG_WELCOME).u.welcome.session);
+    (void)hear(&b, CDI_MSG_ASSIGN);
+    session_detach(s, b.peer, "connection reset by peer", true, 1000, 0);
+    session_tick(s, 14999, 0);
+    (void)hear(&a, CDI_MSG_WELCOME);
+    (void)hear(&a, CDI_MSG_ASSIGN);
+    cr_assert_eq(tell(&a, (struct cdi_msg){.type = CDI_MSG_FAILED, .u.failed.failure.kind = CDI_END_EXIT}, 14999),
+                 CDDP_OK);
+    attach(&again, 14999);
+    cr_assert_neq(again.peer, b.peer);
+    m.u.join.max_nodes = m.u.join.min_nodes = 2;
+    cr_assert_eq(tell(&again, m, 14999), CDDP_OK);
+    cr_assert_eq(again.peer, b.peer, "it has its number again");
+    m = hear(&again, CDI_MSG_WELCOME);
+    cr_assert(m.u.welcome.resumed);
+    cr_assert_str_eq(m.u.welcome.session, "01010101010101010101010101010101");
+    cr_assert_eq(hear(&again, CDI_MSG_ROUND_OVER).u.round_over.failure.kind, CDI_END_EXIT);
+    cr_assert_eq(tell(&again, (struct cdi_msg){.type = CDI_MSG_STOPPED}, 15000), CDDP_OK);
+    session_detach(s, again.peer, "connection reset by peer", true, 15000, 0);
+    session_tick(s, 29999, 0);
+    cr_assert_eq(round_state(session_round(s)), ROUND_CLOSED, "a went silent, nobody is left");
+    detach(&a, 30000);
+    session_tick(s, 30000, 0);
+    cdi_buf_release(&b.got), cdi_buf_release(&b.in);
+    cdi_buf_release(&again.got), cdi_buf_release(&again.in);
+    session_destroy(s);
+}
+
+Test(session, who_comes_back_too_late_or_with_a_wrong_token_is_refused_and_who_comes_twice_is_taken_over)
+{
+    struct agent a, b, again;
+    struct cdi_msg m = {.type = CDI_MSG_JOIN, .u.join = {.version = 1, .run_id = "job", .host = "h", .n_procs = 2}};
+
+    begin(2, 0);
+    attach(&a, 0);
+    attach(&b, 0);
+    join(&a, 2, 0);
+    join(&b, 2, 0);
+    m.u.join.max_nodes = m.u.join.min_nodes = 2;
+    for (int i = 0; i < 3; i++) {
+        static const char *const tokens[] = {"01", "ffffffffffffffffffffffffffffffff",
+                                             "0101010101010101010101010101010101010101"};
+        struct agent x;
+
+        attach(&x, 0);
+        (void)snprintf(m.u.join.session, sizeof m.u.join.session, "%s", tokens[i]);
+        cr_assert_eq(tell(&x, m, 0), CDDP_OK);
+        cr_assert_not_null(strstr(hear(&x, CDI_MSG_CLOSED).u.closed.text, "does not know this agent any more"));
+        cr_assert(x.hung_up);
+        detach(&x, 0);
+    }
+    (void)snprintf(m.u.join.session, sizeof m.u.join.session, "%s", "01010101010101010101010101010101");
+    attach(&again, 14000);
+    cr_assert_eq(tell(&again, m, 14000), CDDP_OK);
+    cr_assert(hear(&again, CDI_MSG_WELCOME).u.welcome.resumed);
+    cr_assert_eq(again.got.len, 0);
+    cr_assert(b.hung_up && !again.hung_up);
+    cr_assert_str_eq(b.why, "its agent has come back on another connection");
+    detach(&b, 14001);
+    cr_assert_eq(round_state(session_round(s)), ROUND_RUNNING, "the old connection's end means nothing");
+    session_tick(s, 15000, 0); /* a is silent */
+    (void)hear(&again, CDI_MSG_ROUND_OVER);
+    session_detach(s, again.peer, "reset", true, 15000, 0);
+    session_tick(s, 29000, 0);
+    cr_assert_eq(round_state(session_round(s)), ROUND_CLOSED);
+    cdi_buf_release(&again.got), cdi_buf_release(&again.in);
+    attach(&again, 29001);
+    cr_assert_eq(tell(&again, m, 29001), CDDP_OK);
+    cr_assert_eq(hear(&again, CDI_MSG_CLOSED).u.closed.status, CDI_CLOSE_REFUSED, "too late");
+    detach(&again, 29001);
+    detach(&a, 30000);
+    session_destroy(s);
+}
+
+Test(session, time_in_which_the_rendezvous_stood_still_counts_for_nobody)
+{
+    struct agent a;
+
+    begin(1, 0);
+    attach(&a, 0);
+    join(&a, 1, 0);
+    session_excuse(s, 60000, 61000);
+    session_tick(s, 61000, 0);
+    cr_assert(!a.hung_up);
+    session_tick(s, 75000, 0);
+    cr_assert(a.hung_up);
+    detach(&a, 75000);
+    session_destroy(s);
+}
+
+/* ---------------------------------------------------------------------------------------------------- simulation ----
+ *
+ * Jobs of up to four nodes, each with an agent that keeps the rules of PROTOCOL.md, over a network that delays, cuts
+ * and resets, on a virtual clock; agents die, too. Whatever happens: when a round begins, nobody has workers of an
+ * older one; when the job is over, nobody has any; and all come to an end. SESSION_SEED runs one job alone.
+ */
+
+#define LEASE 15000
+#define NODES_MAX 4
+#define LINKS_MAX 256
+
+struct link {
+    struct cdi_buf up, down; /* on their way */
+    uint32_t peer;
+    int node;
+    bool server_has, agent_has; /* their ends are open */
+    bool hung_up;
+    bool eof; /* the agent's process has ended */
+};
+
+struct sim_node {
+    struct link *link;
+    char session[64];
+    int64_t round;   /* of the last ASSIGN; -1: none */
+    int64_t workers; /* round of those that live; -1: there are none */
+    int64_t contact, tried, cut_until, kill_at, stop_at;
+    bool welcomed, fenced, over; /* over: told ROUND_OVER of `round`, or of a later one */
+    bool said_failed, said_done, said_stopped;
+    bool gone; /* its process has ended */
+};
+
+static struct {
+    uint64_t seed, state;
+    int64_t now;
+    int n_nodes;
+    uint32_t checked; /* round that was seen to begin */
+    bool begun, calm;
+    struct link *links[LINKS_MAX];
+    size_t n_links;
+    struct sim_node nodes[NODES_MAX];
+} w;
+
+#define WCHECK(cond) cr_assert((cond), "seed %llu at %lld ms: %s", (unsigned long long)w.seed, (long long)w.now, #cond)
+
+static uint32_t any(uint32_t below)
+{
+    w.state = w.state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)((w.state >> 33) % below);
+}
+
+static void check_world(void)
+{
+    enum round_state state = round_state(session_round(s));
+    uint32_t number = round_number(session_round(s));
+
+    for (int i = 0; i < w.n_nodes; i++) {
+        int64_t workers = w.nodes[i].workers;
+
+        WCHECK(workers < 0 || state != ROUND_JOINING);
+        WCHECK(workers < 0 || state != ROUND_CLOSED);
+        WCHECK(workers < 0 || workers == (int64_t)number);
+    }
+}
+
+static void link_send(void *conn, const void *bytes, size_t len)
+{
+    struct link *l = conn;
+
+    WCHECK(l->server_has);
+    (void)cdi_buf_append(&l->down, bytes, len);
+}
+
+static void link_hang_up(void *conn, const char *why)
+{
+    (void)why;
+    ((struct link *)conn)->hung_up = true;
+}
+
+static void link_rename(void *conn, uint32_t peer)
+{
+    ((struct link *)conn)->peer = peer;
+}
+
+static void no_keys(void *arg)
+{
+    (void)arg;
+}
+
+static void random_token(void *bytes, size_t len)
+{
+    for (size_t i = 0; i < len; i++)
+        ((uint8_t *)bytes)[i] = (uint8_t)any(256);
+}
+
+static void say(struct sim_node *n, struct cdi_msg m)
+{
+    if (n->link != NULL && n->link->agent_has)
+        cr_assert_eq(cdi_msg_encode(&m, &n->link->up, NULL), CDDP_OK);
+}
+
+static void say_failed(struct sim_node *n)
+{
+    n->said_failed = true;
+    say(n, (struct cdi_msg){.type = CDI_MSG_FAILED,
+                            .u.failed = {.round = (uint32_t)n->round, .failure.kind = CDI_END_EXIT}});
+}
+
+static void say_done(struct sim_node *n)
+{
+    n->said_done = true;
+    say(n, (struct cdi_msg){.type = CDI_MSG_DONE, .u.done.round = (uint32_t)n->round});
+}
+
+static void say_stopped(struct sim_node *n)
+{
+    WCHECK(n->workers < 0);
+    n->said_stopped = true;
+    say(n, (struct cdi_msg){.type = CDI_MSG_STOPPED, .u.stopped.round = (uint32_t)n->round});
+}
+
+static void connect_node(int i)
+{
+    struct sim_node *n = &w.nodes[i];
+    struct link *l = calloc(1, sizeof *l);
+    struct cdi_msg m = {.type = CDI_MSG_JOIN, .u.join = {.version = 1, .run_id = "job", .host = "h", .n_procs = 1}};
+
+    WCHECK(l != NULL && w.n_links < LINKS_MAX);
+    if (n->link != NULL)
+        n->link->agent_has = false;
+    l->node = i;
+    l->server_has = l->agent_has = true;
+    cdi_buf_init(&l->up, 0);
+    cdi_buf_init(&l->down, 0);
+    w.links[w.n_links++] = l;
+    n->link = l;
+    n->tried = w.now;
+    n->welcomed = false;
+    cr_assert_eq(session_attach(s, l, w.now, &l->peer), CDDP_OK);
+    m.u.join.node_rank = i;
+    m.u.join.min_nodes = m.u.join.max_nodes = (uint32_t)w.n_nodes;
+    m.u.join.round = n->round;
+    (void)snprintf(m.u.join.session, sizeof m.u.join.session, "%s", n->session);
+    say(n, m);
+}
+
+static void end_workers(struct sim_node *n)
+{
+    n->workers = -1;
+    n->kill_at = INT64_MAX;
+}
+
+/* The process ends, and its workers with it; what the server sees of that is up to the network. */
+static void node_dies(struct sim_node *n)
+{
+    end_workers(n);
+    n->gone = true;
+    for (size_t i = 0; i < w.n_links; i++)
+        if (&w.nodes[w.links[i]->node] == n && w.links[i]->agent_has)
+            w.links[i]->eof = true, w.links[i]->agent_has = false;
+}
+
+static void agent_hears(struct sim_node *n, const struct cdi_msg *m)
+{
+    if (m->type == CDI_MSG_WELCOME) {
+        n->welcomed = true;
+        n->contact = n->tried > n->contact ? n->tried : n->contact;
+        (void)snprintf(n->session, sizeof n->session, "%s", m->u.welcome.session);
+        if (!m->u.welcome.resumed)
+            n->round = -1;
+        if (m->u.welcome.resumed && n->round >= 0) {
+            if (n->fenced && n->workers < 0)
+                n->said_failed = true;
+            if (n->said_failed)
+                say_failed(n);
+            else if (n->said_done)
+                say_done(n);
+            if (n->said_stopped || (n->fenced && n->workers < 0))
+                say_stopped(n);
+        }
+    } else if (m->type == CDI_MSG_HEARTBEAT) {
+        n->contact = (int64_t)m->u.heartbeat.seq > n->contact ? (int64_t)m->u.heartbeat.seq : n->contact;
+    } else if (m->type == CDI_MSG_ASSIGN) {
+        WCHECK(n->workers < 0);
+        n->round = m->u.assign.round;
+        n->said_failed = n->said_done = n->said_stopped = n->over = n->fenced = false;
+        n->kill_at = INT64_MAX;
+        n->workers = n->round;
+    } else if (m->type == CDI_MSG_ROUND_OVER) {
+        if ((int64_t)m->u.round_over.round > n->round) {
+            n->said_failed = n->said_done = n->said_stopped = false;
+            n->round = m->u.round_over.round;
+        }
+        n->over = true;
+        n->stop_at = w.now + any(5000);
+    } else if (m->type == CDI_MSG_CLOSED) {
+        if (m->u.closed.status == CDI_CLOSE_REFUSED && n->session[0] != '\0') {
+            end_workers(n); /* it may come as a new one */
+            n->session[0] = '\0';
+            n->round = -1;
+            n->over = n->fenced = n->said_failed = n->said_done = n->said_stopped = false;
+            n->link->agent_has = false;
+            if (any(2) == 0)
+                node_dies(n);
+        } else {
+            WCHECK(n->workers < 0 || m->u.closed.status == CDI_CLOSE_REFUSED);
+            node_dies(n);
+        }
+    }
+}
+
+/* Some of what is under way arrives. */
+static void pump(struct link *l)
+{
+    struct sim_node *n = &w.nodes[l->node];
+    bool cut = w.now < n->cut_until;
+    struct cdi_buf in;
+    struct cdi_frame f;
+    struct cdi_msg m;
+
+    if (cut)
+        return;
+    cdi_buf_init(&in, 0);
+    while (l->server_has && any(8) != 0 && cdi_frame_next(&l->up, &f, NULL) == CDDP_OK) {
+        (void)cdi_buf_append(&in, cdi_buf_data(&l->up), f.size);
+        cdi_buf_consume(&l->up, f.size);
+        WCHECK(session_feed(s, l->peer, &in, w.now, 0, NULL) == CDDP_OK);
+        check_world();
+    }
+    cdi_buf_release(&in);
+    while (l->agent_has && any(8) != 0 && cdi_frame_next(&l->down, &f, NULL) == CDDP_OK) {
+        WCHECK(cdi_msg_decode(f.type, f.payload, f.len, &m, NULL) == CDDP_OK);
+        cdi_buf_consume(&l->down, f.size);
+        agent_hears(n, &m);
+    }
+    if (!l->server_has || (!l->hung_up && (l->agent_has || l->up.len > 0)) || (l->agent_has && l->down.len > 0))
+        return;
+    /* Only a process that has ended makes an end of file; a connection that an agent gives up is reset. */
+    l->server_has = false;
+    session_detach(s, l->peer, "closed", !l->eof && !l->hung_up, w.now, 0);
+    check_world();
+    l->agent_has = false;
+}
+
+static void reset_link(struct link *l)
+{
+    if (!l->server_has)
+        return;
+    l->server_has = false;
+    session_detach(s, l->peer, "reset", true, w.now, 0);
+    check_world();
+    if (any(2) == 0)
+        cdi_buf_consume(&l->down, l->down.len);
+    if (l->down.len == 0)
+        l->agent_has = false; /* else it hears some more first */
+}
+
+static void live(int i)
+{
+    struct sim_node *n = &w.nodes[i];
+    struct link *l = n->link;
+    bool linked = l != NULL && l->agent_has;
+
+    if (linked && !l->server_has && l->down.len == 0)
+        l->agent_has = linked = false;
+    if (w.now - n->contact >= LEASE * 2 / 3 && n->workers >= 0 && n->kill_at == INT64_MAX)
+        n->kill_at = w.now + any(LEASE / 3 - 600), n->fenced = true;
+    if (w.now >= n->kill_at)
+        end_workers(n);
+    if (n->over && n->workers >= 0 && w.now >= n->stop_at)
+        end_workers(n);
+    if (n->over && n->workers < 0 && !n->said_stopped && w.now >= n->stop_at)
+        say_stopped(n);
+    if (n->workers >= 0 && !n->over && !n->fenced && any(w.calm ? 10 : 150) == 0) {
+        end_workers(n);
+        if (w.calm || any(3) == 0)
+            say_done(n);
+        else
+            say_failed(n);
+    }
+    if (linked && n->welcomed)
+        say(n, (struct cdi_msg){.type = CDI_MSG_HEARTBEAT, .u.heartbeat.seq = (uint32_t)w.now});
+    if (!linked || (n->session[0] != '\0' && w.now - n->contact > LEASE / 5 && w.now - n->tried > 1000)) {
+        if (n->session[0] == '\0' || n->round < 0)
+            n->session[0] = '\0';
+        connect_node(i);
+    }
+}
+
+static void harm(void)
+{
+    struct sim_node *n = &w.nodes[any((uint32_t)w.n_nodes)];
+    uint32_t what = any(1000);
+
+    if (n->gone) {
+        if (any(200) == 0) /* somebody starts it again */
+            *n = (struct sim_node){.round = -1, .workers = -1, .kill_at = INT64_MAX, .contact = w.now};
+    } else if (what < 12) {
+        n->cut_until = w.now + any(any(2) ? 9000 : 40000);
+    } else if (what < 30 && n->link != NULL) {
+        reset_link(n->link);
+    } else if (what < 33) {
+        node_dies(n);
+    }
+}
+
+static void free_link(struct link *l)
+{
+    if (w.nodes[l->node].link == l)
+        w.nodes[l->node].link = NULL;
+    cdi_buf_release(&l->up);
+    cdi_buf_release(&l->down);
+    free(l);
+}
+
+static void run_job(uint64_t seed)
+{
+    const struct session_ops ops = {link_send, link_hang_up, link_rename, no_keys, random_token, NULL};
+    struct session_options opt = {{"job", 0, 0, 0, 60000, 30000}, LEASE, 5000};
+    int left = 1;
+
+    memset(&w, 0, sizeof w);
+    w.seed = seed;
+    w.state = seed * 2654435761u + 1;
+    w.n_nodes = 1 + (int)any(NODES_MAX);
+    opt.round.min_nodes = opt.round.max_nodes = (uint32_t)w.n_nodes;
+    opt.round.max_restarts = any(5);
+    cr_assert_eq(session_create(&s, &opt, &ops, 0, NULL), CDDP_OK);
+    for (int i = 0; i < w.n_nodes; i++)
+        w.nodes[i] = (struct sim_node){.round = -1, .workers = -1, .kill_at = INT64_MAX};
+    for (int k = 0; k < 2500 && left > 0; k++) {
+        w.calm = k >= 1200;
+        w.now += 50 + any(300);
+        if (!w.calm)
+            harm();
+        session_tick(s, w.now, 0);
+        check_world();
+        left = 0;
+        for (int i = 0; i < w.n_nodes; i++)
+            if (!w.nodes[i].gone)
+                live(i), left++;
+        for (size_t i = 0; i < w.n_links;) {
+            struct link *l = w.links[i];
+
+            pump(l);
+            if (l->server_has || l->agent_has) {
+                i++;
+            } else {
+                free_link(l);
+                w.links[i] = w.links[--w.n_links];
+            }
+        }
+    }
+    WCHECK(left == 0);
+    for (size_t i = 0; i < w.n_links; i++) {
+        if (w.links[i]->server_has)
+            session_detach(s, w.links[i]->peer, "closed", false, w.now, 0);
+        free_link(w.links[i]);
+    }
+    session_destroy(s);
+}
+
+Test(session, whatever_the_network_does_two_worlds_never_run_at_once_and_all_come_to_an_end)
+{
+    const char *one = getenv("SESSION_SEED");
+
+    if (one != NULL) {
+        run_job(strtoull(one, NULL, 10));
+        return;
+    }
+    for (uint64_t seed = 1; seed <= 150; seed++)
+        run_job(seed);
 }
