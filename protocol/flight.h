@@ -29,6 +29,12 @@ enum cdi_flight_op {
     CDI_FLIGHT_ALL_GATHER = 3,
     CDI_FLIGHT_BARRIER = 4,
     CDI_FLIGHT_REGION = 5, /* making shared memory together */
+    CDI_FLIGHT_REDUCE = 6,
+    CDI_FLIGHT_ALL_GATHERV = 7,
+    CDI_FLIGHT_REDUCE_SCATTER = 8,
+    CDI_FLIGHT_ALL_TO_ALL = 9,
+    CDI_FLIGHT_SEND = 10,
+    CDI_FLIGHT_RECV = 11,
 };
 const char *cdi_flight_op_name(uint32_t op); /* "all_reduce"; "?" for a number that is none */
 

@@ -28,7 +28,24 @@ struct cdi_world {
     struct cdi_flight *flight;
 };
 
-enum cdi_op_kind { CDI_ALL_REDUCE, CDI_BROADCAST, CDI_ALL_GATHER, CDI_BARRIER };
+/*
+ * What an operation does, with `count` elements of `dtype`. All but SEND and RECV are collectives of all ranks, called
+ * with equal arguments (SEND and RECV: of the two ranks, which call them with each other as root). Sums are made in
+ * rank order, ((r0+r1)+r2)+..., whatever the path; out never overlaps in, except where the table says "in place".
+ */
+enum cdi_op_kind {
+    CDI_ALL_REDUCE,  /* in, out: count. In place: in == out */
+    CDI_BROADCAST,   /* out: count, in == out; root's goes to all */
+    CDI_ALL_GATHER,  /* in: count, out: size * count, by rank. In place: in is this rank's part of out */
+    CDI_BARRIER,     /* no memory: ends after all ranks have begun it */
+    CDI_REDUCE,      /* in: count; out: count, written on root only (elsewhere it may be NULL). In place: in == out */
+    CDI_ALL_GATHERV, /* as ALL_GATHER, but rank r gives counts[r] elements (count is not used) */
+    CDI_REDUCE_SCATTER, /* in: size * count, out: count: block r of the reduction goes to rank r. In place: out is this
+                           rank's block of in, whose other blocks stay as they were */
+    CDI_ALL_TO_ALL,     /* in, out: size * count: block s of in goes to rank s, block r of out comes from rank r */
+    CDI_SEND,           /* in: count, to rank root. Returns when in may be used again */
+    CDI_RECV,           /* out: count, from rank root. Messages of one rank to another arrive in the order of sending */
+};
 
 /* Memory of equal size on every rank that the backend can reduce in place: on the CPU, shared with the node's ranks. */
 struct cdi_region {
@@ -41,13 +58,25 @@ struct cdi_op {
     enum cdi_op_kind kind;
     const void *in;
     void *out;
-    size_t count; /* elements; all_gather: per rank */
+    size_t count;         /* elements: see the kinds */
+    const size_t *counts; /* all_gatherv: per rank, equal on all ranks; the caller's until the ticket is joined */
     cddp_dtype dtype;
-    cddp_op op;                /* all_reduce */
-    int root;                  /* broadcast */
+    cddp_op op;                /* all_reduce, reduce, reduce_scatter */
+    int root;                  /* broadcast, reduce; send, recv: the other rank, never this one */
     struct cdi_region *region; /* all_reduce in place inside it (in == out), or NULL: private memory */
     int bucket;                /* for the flight page and for messages; -1: none */
     bool lazy;                 /* may be run by the thread that joins it: not worth a wake-up of another one */
+};
+
+/* A stretch of memory, for pack and unpack. */
+struct cdi_slice {
+    void *data; /* pack only reads it */
+    size_t bytes;
+};
+
+/* What scan found. */
+struct cdi_scan {
+    uint64_t n_nan, n_inf;
 };
 
 struct cdi_backend; /* each backend's own */
@@ -65,6 +94,14 @@ struct cdi_backend_ops {
     /* Local; no operation on the region may be in flight on this rank. Peers may still have it mapped. NULL-safe. */
     void (*region_destroy)(struct cdi_backend *b, struct cdi_region *r);
 
+    /*
+     * A communicator of its own for the ranks that give the same color (>= 0), in the order of key, then of rank here.
+     * A collective of all ranks, behind all that was enqueued; blocks, at most for the join timeout. A negative color:
+     * no part in any, and *out = NULL. The caller destroys *out, at any time, before b or after it; errors of one do
+     * not spread to the other. Any thread. CDDP_OK, the sticky error, the errors of create.
+     */
+    cddp_status (*split)(struct cdi_backend *b, int color, int key, struct cdi_backend **out, struct cdi_error *err);
+
     /* Queue one operation and give its ticket (1, 2, ...). Never blocks on peers. Any thread. Sticky errors come here.
      */
     cddp_status (*enqueue)(struct cdi_backend *b, const struct cdi_op *op, uint64_t *ticket, struct cdi_error *err);
@@ -76,6 +113,25 @@ struct cdi_backend_ops {
     /* Make every wait, here and on peers, return `status` (CDDP_E_ABORTED) with this sentence. Any thread, repeatable.
      */
     void (*abort)(struct cdi_backend *b, cddp_status status, const char *why);
+
+    /*
+     * Element functions: local, on the backend's memory, ordered before operations that are enqueued later. On the CPU
+     * the calling thread does the work and it is done on return. Any thread; slices and arrays do not overlap, except
+     * that scale works in place. CDDP_OK, CDDP_E_INVALID (a type that the function does not take).
+     */
+    /* Put n slices behind one another into `to`, or take them from there again. */
+    cddp_status (*pack)(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n, struct cdi_error *err);
+    cddp_status (*unpack)(struct cdi_backend *b, const struct cdi_slice *to, size_t n, const void *from,
+                          struct cdi_error *err);
+    /* Between float32 and float16 or bfloat16, in both directions: to nearest, ties to even. A NaN stays one. */
+    cddp_status (*cast)(struct cdi_backend *b, void *to, cddp_dtype to_type, const void *from, cddp_dtype from_type,
+                        size_t count, struct cdi_error *err);
+    /* x[i] *= factor; a factor of float32 precision for all but float64. Floating-point types. */
+    cddp_status (*scale)(struct cdi_backend *b, void *x, size_t count, cddp_dtype dtype, double factor,
+                         struct cdi_error *err);
+    /* Count NaNs and infinities. Floating-point types. */
+    cddp_status (*scan)(struct cdi_backend *b, const void *x, size_t count, cddp_dtype dtype, struct cdi_scan *out,
+                        struct cdi_error *err);
 };
 
 extern const struct cdi_backend_ops cdi_cpu_backend;

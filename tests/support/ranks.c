@@ -71,26 +71,42 @@ cddp_status rank_open(struct rank *r)
 
 void rank_close(struct rank *r)
 {
-    cdi_cpu_backend.destroy(r->b);
+    r->ops->destroy(r->b);
     r->b = NULL;
 }
 
 cddp_status rank_do(struct rank *r, const struct cdi_op *op)
 {
     uint64_t ticket;
-    cddp_status st = cdi_cpu_backend.enqueue(r->b, op, &ticket, &r->err);
+    cddp_status st = r->ops->enqueue(r->b, op, &ticket, &r->err);
 
-    return st != CDDP_OK ? st : cdi_cpu_backend.join(r->b, ticket, &r->err);
+    return st != CDDP_OK ? st : r->ops->join(r->b, ticket, &r->err);
 }
 
-static int rank_init(struct rank *r, int rank, int size, struct ranks_board *board, const void *arg)
+int ranks_total(const struct ranks_layout *l)
 {
-    *r = (struct rank){.rank = rank, .size = size, .board = board, .arg = arg};
+    int n = 0;
+
+    for (int i = 0; l->node_size[i] > 0; i++)
+        n += l->node_size[i];
+    return n;
+}
+
+static int rank_init(struct rank *r, int rank, const struct ranks_layout *l, struct ranks_board *board, const void *arg)
+{
+    int size = ranks_total(l), first = 0, node = 0, n_nodes = 0;
+
+    while (l->node_size[n_nodes] > 0)
+        n_nodes++;
+    for (; first + l->node_size[node] <= rank; node++)
+        first += l->node_size[node];
+    *r = (struct rank){.rank = rank, .size = size, .ops = &cdi_cpu_backend, .board = board, .arg = arg};
     r->world = (struct cdi_world){.rank = rank,
                                   .size = size,
-                                  .local_rank = rank,
-                                  .local_size = size,
-                                  .n_nodes = 1,
+                                  .local_rank = rank - first,
+                                  .local_size = l->node_size[node],
+                                  .node_rank = node,
+                                  .n_nodes = n_nodes,
                                   .join_timeout_ms = 10000,
                                   .timeout_ms = 10000};
     return cdi_flight_attach(&r->world.flight, NULL, &r->err) == CDDP_OK ? 0 : 1;
@@ -108,13 +124,14 @@ static int count_fds(void)
     return n;
 }
 
-static int child(int rank, int size, unsigned timeout_s, struct ranks_board *board, rank_fn fn, const void *arg)
+static int child(int rank, const struct ranks_layout *l, unsigned timeout_s, struct ranks_board *board, rank_fn fn,
+                 const void *arg)
 {
     struct rank r;
     int fds = count_fds(), rc;
 
     (void)alarm(timeout_s);
-    rc = rank_init(&r, rank, size, board, arg);
+    rc = rank_init(&r, rank, l, board, arg);
     if (rc == 0)
         rc = fn(&r);
     rank_close(&r);
@@ -132,6 +149,14 @@ static int child(int rank, int size, unsigned timeout_s, struct ranks_board *boa
 
 int ranks_fork(int n, unsigned timeout_s, rank_fn fn, const void *arg, int *status)
 {
+    const struct ranks_layout l = {.node_size = {n}};
+
+    return ranks_fork_on(&l, timeout_s, fn, arg, status);
+}
+
+int ranks_fork_on(const struct ranks_layout *l, unsigned timeout_s, rank_fn fn, const void *arg, int *status)
+{
+    int n = ranks_total(l);
     struct ranks_board *board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     pid_t pid[RANKS_MAX];
     int bad = 0;
@@ -142,7 +167,7 @@ int ranks_fork(int n, unsigned timeout_s, rank_fn fn, const void *arg, int *stat
     for (int i = 0; i < n; i++) {
         pid[i] = fork();
         if (pid[i] == 0)
-            _exit(child(i, n, timeout_s, board, fn, arg));
+            _exit(child(i, l, timeout_s, board, fn, arg));
     }
     for (int i = 0; i < n; i++) {
         int st = -1;
@@ -227,6 +252,14 @@ static void *thread_main(void *p)
 
 int ranks_threads(int n, rank_fn fn, const void *arg)
 {
+    const struct ranks_layout l = {.node_size = {n}};
+
+    return ranks_threads_on(&l, fn, arg);
+}
+
+int ranks_threads_on(const struct ranks_layout *l, rank_fn fn, const void *arg)
+{
+    int n = ranks_total(l);
     struct ranks_board *board = calloc(1, sizeof *board);
     struct maps maps = {.lock = PTHREAD_MUTEX_INITIALIZER};
     static struct thread_arg a[RANKS_MAX];
@@ -236,7 +269,7 @@ int ranks_threads(int n, rank_fn fn, const void *arg)
     if (board == NULL || n > RANKS_MAX)
         return n;
     for (int i = 0; i < n; i++) {
-        a[i].rc = rank_init(&a[i].r, i, n, board, arg);
+        a[i].rc = rank_init(&a[i].r, i, l, board, arg);
         a[i].r.mapper = (struct cdi_mapper){.map = shared_map, .unmap = shared_unmap, .arg = &maps};
         a[i].fn = fn;
         if (pthread_create(&thread[i], NULL, thread_main, &a[i]) != 0)

@@ -17,13 +17,20 @@
 struct ranks_board {
     struct {
         _Atomic int ready; /* 0, 1: being written, 2 */
-        char name[32], text[512];
-    } entry[8];
+        char name[96], text[512];
+    } entry[64];
     _Atomic int flag[8]; /* the test's own */
+};
+
+/* Ranks by node: how many each has. Ended by 0. Nodes are emulated on this host: they share no memory. */
+struct ranks_layout {
+    const char *name;
+    int node_size[RANKS_MAX + 1];
 };
 
 struct rank {
     int rank, size;
+    const struct cdi_backend_ops *ops;
     struct cdi_world world;
     struct cdi_backend *b; /* NULL until rank_open */
     struct ranks_board *board;
@@ -43,8 +50,12 @@ void rank_close(struct rank *r);
  * Returns the number of children that did not end with exit status 0. In a child fd and memory leaks are failures too.
  */
 int ranks_fork(int n, unsigned timeout_s, rank_fn fn, const void *arg, int *status);
+/* The same for a layout. */
+int ranks_fork_on(const struct ranks_layout *l, unsigned timeout_s, rank_fn fn, const void *arg, int *status);
+int ranks_total(const struct ranks_layout *l);
 /* Run fn in n threads. Returns the number of them that did not return 0. */
 int ranks_threads(int n, rank_fn fn, const void *arg);
+int ranks_threads_on(const struct ranks_layout *l, rank_fn fn, const void *arg);
 
 /* For bodies: unless cond holds, say where and return 1. */
 #define RANK_CHECK(cond, ...)                                                           \

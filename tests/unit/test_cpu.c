@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CPU backend between real processes. */
+/*
+ * What is the CPU backend's own, between real processes; what every backend must do is in tests/backend.
+ */
 #include "common/clock.h"
 #include "hygiene.h"
 #include "ranks.h"
@@ -14,10 +16,6 @@
 #include <sys/wait.h>
 
 CDI_SUITE(cpu, .timeout = 100);
-
-#define CHILD_S 60
-
-static const size_t counts[] = {0, 1, 3, 1000, 2049, 65537, 1000000};
 
 /* Element i of rank r's input: anything, but the same whoever computes it. */
 static void fill(void *p, size_t count, cddp_dtype dtype, int rank, unsigned salt)
@@ -86,224 +84,10 @@ static int reduce_once(struct rank *r, size_t count, cddp_dtype dtype, cddp_op o
     return 0;
 }
 
-static int reduce_all(struct rank *r)
-{
-    unsigned salt = 0;
-
-    RANK_CHECK(rank_open(r) == CDDP_OK);
-    for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++)
-        for (int dtype = CDDP_INT8; dtype <= CDDP_BFLOAT16; dtype++)
-            for (int op = CDDP_SUM; op <= CDDP_MEAN; op++) {
-                if (op == CDDP_MEAN && !cdi_dtype_is_float((cddp_dtype)dtype))
-                    continue;
-                if (counts[c] > 10000 && (op == CDDP_PROD || op == CDDP_MIN || dtype == CDDP_UINT32))
-                    continue; /* the small ones have shown them */
-                salt++;
-                if (reduce_once(r, counts[c], (cddp_dtype)dtype, (cddp_op)op, salt % 2, salt) != 0)
-                    return 1;
-            }
-    return 0;
-}
-
-Test(cpu, all_reduce_gives_the_sum_in_rank_order_on_1_to_4_ranks)
-{
-    for (int n = 1; n <= 4; n++)
-        cr_assert_eq(ranks_fork(n, CHILD_S, reduce_all, NULL, NULL), 0, "%d ranks", n);
-}
-
-static int move_all(struct rank *r)
-{
-    unsigned salt = 0;
-
-    RANK_CHECK(rank_open(r) == CDDP_OK);
-    for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++)
-        for (int pass = 0; pass < 4; pass++) {
-            cddp_dtype dtype = pass % 2 ? CDDP_FLOAT32 : CDDP_INT8;
-            size_t bytes = counts[c] * cddp_dtype_size(dtype);
-            uint8_t *all = malloc(bytes * (size_t)r->size + 1), *one = malloc(bytes + 1), *want = malloc(bytes + 1);
-            uint8_t *mine = all + (size_t)r->rank * bytes;
-            int root = (int)c % r->size;
-            struct cdi_op gather = {.kind = CDI_ALL_GATHER,
-                                    .out = all,
-                                    .count = counts[c],
-                                    .dtype = dtype,
-                                    .bucket = -1,
-                                    .lazy = true,
-                                    .in = pass < 2 ? one : mine};
-            struct cdi_op cast = {.kind = CDI_BROADCAST,
-                                  .out = one,
-                                  .in = one,
-                                  .count = counts[c],
-                                  .dtype = dtype,
-                                  .bucket = -1,
-                                  .lazy = true,
-                                  .root = root};
-            struct cdi_op barrier = {.kind = CDI_BARRIER, .bucket = -1, .lazy = true};
-
-            salt++;
-            fill(pass < 2 ? one : mine, counts[c], dtype, r->rank, salt);
-            RANK_CHECK(rank_do(r, &gather) == CDDP_OK);
-            for (int i = 0; i < r->size; i++) {
-                fill(want, counts[c], dtype, i, salt);
-                RANK_CHECK(memcmp(all + (size_t)i * bytes, want, bytes) == 0, "part %d of %zu bytes", i, bytes);
-            }
-            RANK_CHECK(rank_do(r, &barrier) == CDDP_OK);
-            fill(one, counts[c], dtype, r->rank, salt + 1000);
-            fill(want, counts[c], dtype, root, salt + 1000);
-            RANK_CHECK(rank_do(r, &cast) == CDDP_OK);
-            RANK_CHECK(memcmp(one, want, bytes) == 0, "broadcast of %zu bytes from %d", bytes, root);
-            free(all);
-            free(one);
-            free(want);
-        }
-    return 0;
-}
-
-Test(cpu, broadcast_all_gather_and_barrier_work_on_1_to_4_ranks)
-{
-    for (int n = 1; n <= 4; n++)
-        cr_assert_eq(ranks_fork(n, CHILD_S, move_all, NULL, NULL), 0, "%d ranks", n);
-}
-
-/* Buckets of a region, enqueued while a blocking call comes in between, joined in another order. */
-static int region_all(struct rank *r)
-{
-    enum { N = 5 };
-    static const size_t at[N] = {0, 64, 4096, 70000 / 4 * 4, 1000000}, len[N] = {16, 1000, 15000, 200000, 900001};
-    const struct cdi_backend_ops *ops = &cdi_cpu_backend;
-    struct cdi_region *region, *second;
-    size_t bytes = 8u << 20;
-    float *want = malloc(len[N - 1] * sizeof *want);
-
-    RANK_CHECK(rank_open(r) == CDDP_OK);
-    RANK_CHECK(ops->region_create(r->b, bytes, &region, &r->err) == CDDP_OK);
-    RANK_CHECK(ops->region_create(r->b, 100, &second, &r->err) == CDDP_OK);
-    RANK_CHECK((uintptr_t)region->base % 4096 == 0 && region->bytes >= bytes);
-    for (size_t i = 0; i < bytes; i++)
-        RANK_CHECK(((uint8_t *)region->base)[i] == 0);
-    for (int round = 0; round < 3; round++) {
-        struct cdi_region *where = round < 2 ? region : second;
-        uint64_t ticket[N];
-        int n = round < 2 ? N : 1;
-
-        for (int k = 0; k < n; k++) {
-            float *p = (float *)((uint8_t *)where->base + at[k]);
-            struct cdi_op op = {.kind = CDI_ALL_REDUCE,
-                                .in = p,
-                                .out = p,
-                                .count = len[k],
-                                .dtype = CDDP_FLOAT32,
-                                .op = CDDP_MEAN,
-                                .region = where,
-                                .bucket = k,
-                                .lazy = round == 1};
-
-            fill(p, len[k], CDDP_FLOAT32, r->rank, (unsigned)(k + 10 * round));
-            RANK_CHECK(ops->enqueue(r->b, &op, &ticket[k], &r->err) == CDDP_OK);
-            if (k == 2) { /* a metric in the middle of the backward pass */
-                float one = 1;
-                struct cdi_op metric = {.kind = CDI_ALL_REDUCE,
-                                        .in = &one,
-                                        .out = &one,
-                                        .count = 1,
-                                        .dtype = CDDP_FLOAT32,
-                                        .op = CDDP_SUM,
-                                        .bucket = -1,
-                                        .lazy = true};
-
-                RANK_CHECK(rank_do(r, &metric) == CDDP_OK);
-                RANK_CHECK(one == (float)r->size);
-            }
-        }
-        RANK_CHECK(ops->join(r->b, ticket[n - 1], &r->err) == CDDP_OK);
-        RANK_CHECK(ops->join(r->b, ticket[0], &r->err) == CDDP_OK, "a ticket may be joined late, and twice");
-        for (int k = 0; k < n; k++) {
-            expect(want, r->size, len[k], CDDP_FLOAT32, CDDP_MEAN, (unsigned)(k + 10 * round));
-            RANK_CHECK(memcmp((uint8_t *)where->base + at[k], want, len[k] * 4) == 0, "bucket %d round %d", k, round);
-        }
-    }
-    ops->region_destroy(r->b, second);
-    ops->region_destroy(r->b, region);
-    ops->region_destroy(r->b, NULL);
-    free(want);
-    return 0;
-}
-
-Test(cpu, buckets_of_a_shared_region_are_reduced_in_place)
-{
-    for (int n = 1; n <= 4; n++)
-        cr_assert_eq(ranks_fork(n, CHILD_S, region_all, NULL, NULL), 0, "%d ranks", n);
-}
-
 /* ------------------------------------------------------------------------------------------------- what goes wrong -
  */
 
 static const struct cdi_op barrier = {.kind = CDI_BARRIER, .bucket = -1, .lazy = true};
-
-static int differ(struct rank *r)
-{
-    float x[4] = {0};
-    struct cdi_op op = {.kind = CDI_ALL_REDUCE,
-                        .in = x,
-                        .out = x,
-                        .count = r->rank == 1 ? 4 : 3,
-                        .dtype = CDDP_FLOAT32,
-                        .op = CDDP_SUM,
-                        .bucket = -1,
-                        .lazy = true};
-
-    RANK_CHECK(rank_open(r) == CDDP_OK);
-    RANK_CHECK(rank_do(r, &barrier) == CDDP_OK);
-    RANK_CHECK(rank_do(r, r->rank == 2 ? &barrier : &op) == CDDP_E_MISMATCH);
-    RANK_CHECK(strstr(r->err.msg, "rank 0 called all_reduce(sum) of 3 float32, rank 1 called all_reduce(sum) of 4 "
-                                  "float32") != NULL);
-    RANK_CHECK(rank_do(r, &barrier) == CDDP_E_MISMATCH, "the error stays");
-    RANK_CHECK(cdi_cpu_backend.health(r->b, &r->err) == CDDP_E_MISMATCH);
-    return 0;
-}
-
-Test(cpu, ranks_that_call_different_collectives_are_told_both)
-{
-    cr_assert_eq(ranks_fork(3, 20, differ, NULL, NULL), 0);
-}
-
-static int die(struct rank *r)
-{
-    int64_t t0;
-
-    RANK_CHECK(rank_open(r) == CDDP_OK);
-    RANK_CHECK(rank_do(r, &barrier) == CDDP_OK);
-    if (r->rank == 2)
-        (void)raise(SIGKILL);
-    t0 = cdi_now_ms();
-    RANK_CHECK(rank_do(r, &barrier) == CDDP_E_PEER);
-    RANK_CHECK(strstr(r->err.msg, "rank 2 (pid ") != NULL);
-    RANK_CHECK(cdi_now_ms() - t0 < 3000);
-    return 0;
-}
-
-Test(cpu, a_death_without_a_launcher_is_noticed_and_named)
-{
-    int status[4];
-
-    cr_assert_eq(ranks_fork(4, 20, die, NULL, status), 1);
-    cr_assert(WIFSIGNALED(status[2]) && WTERMSIG(status[2]) == SIGKILL);
-}
-
-static int first_dies(struct rank *r)
-{
-    RANK_CHECK(rank_open(r) == CDDP_OK);
-    if (r->rank == 0)
-        (void)raise(SIGKILL);
-    RANK_CHECK(rank_do(r, &barrier) == CDDP_E_PEER);
-    RANK_CHECK(strstr(r->err.msg, "rank 0 (pid ") != NULL);
-    return 0;
-}
-
-Test(cpu, the_death_of_rank_0_is_noticed_too)
-{
-    cr_assert_eq(ranks_fork(3, 20, first_dies, NULL, NULL), 1);
-}
 
 static int stay_away(struct rank *r)
 {
@@ -325,38 +109,6 @@ static int stay_away(struct rank *r)
 Test(cpu, a_rank_that_never_comes_is_named_at_the_deadline)
 {
     cr_assert_eq(ranks_fork(3, 20, stay_away, NULL, NULL), 0);
-}
-
-static int leave(struct rank *r)
-{
-    RANK_CHECK(rank_open(r) == CDDP_OK);
-    RANK_CHECK(rank_do(r, &barrier) == CDDP_OK);
-    if (r->rank == 1)
-        return 0;
-    RANK_CHECK(rank_do(r, &barrier) == CDDP_E_PEER);
-    RANK_CHECK(strstr(r->err.msg, "rank 1 has left the job") != NULL);
-    return 0;
-}
-
-Test(cpu, a_rank_that_has_left_is_named_as_such)
-{
-    cr_assert_eq(ranks_fork(2, 20, leave, NULL, NULL), 0);
-    cr_assert_eq(ranks_fork(4, 20, leave, NULL, NULL), 0);
-}
-
-static int stop_all(struct rank *r)
-{
-    RANK_CHECK(rank_open(r) == CDDP_OK);
-    if (r->rank == 1)
-        cdi_cpu_backend.abort(r->b, CDDP_E_ABORTED, "rank 1 aborted the job: loss is NaN");
-    RANK_CHECK(rank_do(r, &barrier) == CDDP_E_ABORTED);
-    RANK_CHECK(strstr(r->err.msg, "loss is NaN") != NULL);
-    return 0;
-}
-
-Test(cpu, an_abort_reaches_every_rank_with_its_reason)
-{
-    cr_assert_eq(ranks_fork(3, 20, stop_all, NULL, NULL), 0);
 }
 
 static int told_by_the_agent(struct rank *r)
@@ -477,20 +229,3 @@ Test(cpu, a_region_that_one_rank_cannot_hold_is_refused_on_all)
 #else
 static int (*const unused)(struct rank *) __attribute__((unused)) = small_memory;
 #endif
-
-static int abandon(struct rank *r)
-{
-    struct cdi_op op = barrier;
-    uint64_t ticket;
-
-    RANK_CHECK(rank_open(r) == CDDP_OK);
-    op.lazy = r->rank % 2;
-    if (r->rank != 2)
-        RANK_CHECK(cdi_cpu_backend.enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
-    return 0; /* destroyed with work in flight: must not hang */
-}
-
-Test(cpu, work_that_was_not_joined_is_abandoned)
-{
-    cr_assert_eq(ranks_fork(3, 20, abandon, NULL, NULL), 0);
-}

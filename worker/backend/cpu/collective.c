@@ -2,7 +2,7 @@
 #include "worker/backend/cpu/collective.h"
 
 #include "worker/backend/cpu/handover.h"
-#include "worker/backend/cpu/reduce.h"
+#include "worker/backend/cpu/run.h"
 #include "worker/dtype.h"
 
 #include <inttypes.h>
@@ -12,20 +12,13 @@
 
 enum { KIND_REGION = 100 };
 
-/* One operation under way. */
-struct run {
-    struct cdi_team *t;
-    const struct cdi_work *w;
-    bool on_thread;
-    struct cdi_shm_desc desc;
-    bool begun; /* descriptors were compared */
-};
-
 cddp_status cdi_team_init(struct cdi_team *t, struct cdi_error *err)
 {
     t->in = calloc((size_t)t->size, sizeof *t->in);
     t->out = calloc((size_t)t->size, sizeof *t->out);
-    if (t->in == NULL || t->out == NULL) {
+    t->len = calloc((size_t)t->size, sizeof *t->len);
+    t->at = calloc((size_t)t->size, sizeof *t->at);
+    if (t->in == NULL || t->out == NULL || t->len == NULL || t->at == NULL) {
         cdi_team_release(t);
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", t->size);
     }
@@ -36,20 +29,34 @@ void cdi_team_release(struct cdi_team *t)
 {
     free(t->in);
     free(t->out);
+    free(t->len);
+    free(t->at);
     t->in = NULL;
     t->out = NULL;
+    t->len = NULL;
+    t->at = NULL;
 }
 
 /* --------------------------------------------------------------------------------------------- descriptors ---------
  */
 
-static struct cdi_shm_desc describe(const struct cdi_work *w)
+static uint64_t hash_counts(const size_t *counts, int n)
+{
+    uint64_t h = 14695981039346656037u;
+
+    for (int i = 0; i < n; i++)
+        h = (h ^ counts[i]) * 1099511628211u;
+    return h;
+}
+
+static struct cdi_shm_desc describe(const struct cdi_team *t, const struct cdi_work *w)
 {
     const struct cdi_op *op = &w->op;
     struct cdi_shm_desc d = {.kind = (uint32_t)op->kind};
 
     if (w->is_region)
         return (struct cdi_shm_desc){.kind = KIND_REGION, .count = w->region_bytes};
+    d.count = op->count;
     switch (op->kind) {
     case CDI_ALL_REDUCE:
         d.op = (uint32_t)op->op;
@@ -58,77 +65,103 @@ static struct cdi_shm_desc describe(const struct cdi_work *w)
             d.offset = (uint64_t)((const uint8_t *)op->out - (const uint8_t *)op->region->base);
         }
         break;
-    case CDI_BROADCAST:
+    case CDI_REDUCE:
+        d.op = (uint32_t)op->op;
         d.root = op->root;
         break;
+    case CDI_REDUCE_SCATTER:
+        d.op = (uint32_t)op->op;
+        break;
+    case CDI_BROADCAST:
+    case CDI_SEND:
+    case CDI_RECV:
+        d.root = op->root;
+        break;
+    case CDI_ALL_GATHERV:
+        d.count = 0;
+        for (int r = 0; r < t->size; r++)
+            d.count += op->counts[r];
+        d.offset = hash_counts(op->counts, t->size);
+        break;
     case CDI_ALL_GATHER:
+    case CDI_ALL_TO_ALL:
         break;
     case CDI_BARRIER:
         return d;
     }
     d.dtype = (uint32_t)op->dtype;
-    d.count = op->count;
     return d;
 }
 
-/* "all_reduce(sum) of 10 float32" */
-static void desc_text(const struct cdi_shm_desc *d, char *buf, size_t cap)
-{
-    const char *type = cdi_dtype_name((cddp_dtype)d->dtype);
+static const struct {
+    const char *name;
+    bool has_op;
+    const char *root; /* "from rank" */
+} kinds[] = {
+    [CDI_ALL_REDUCE] = {"all_reduce", true, NULL},
+    [CDI_BROADCAST] = {"broadcast", false, "from"},
+    [CDI_ALL_GATHER] = {"all_gather", false, NULL},
+    [CDI_BARRIER] = {"barrier", false, NULL},
+    [CDI_REDUCE] = {"reduce", true, "to"},
+    [CDI_ALL_GATHERV] = {"all_gatherv", false, NULL},
+    [CDI_REDUCE_SCATTER] = {"reduce_scatter", true, NULL},
+    [CDI_ALL_TO_ALL] = {"all_to_all", false, NULL},
+    [CDI_SEND] = {"send", false, "to"},
+    [CDI_RECV] = {"recv", false, "from"},
+};
 
-    switch (d->kind) {
-    case CDI_ALL_REDUCE:
-        if (d->region == 0)
-            (void)snprintf(buf, cap, "all_reduce(%s) of %" PRIu64 " %s", cdi_op_name((cddp_op)d->op), d->count, type);
-        else
-            (void)snprintf(buf, cap, "all_reduce(%s) of %" PRIu64 " %s at byte %" PRIu64 " of shared region %" PRIu64,
-                           cdi_op_name((cddp_op)d->op), d->count, type, d->offset, d->region);
-        break;
-    case CDI_BROADCAST:
-        (void)snprintf(buf, cap, "broadcast of %" PRIu64 " %s from rank %d", d->count, type, (int)d->root);
-        break;
-    case CDI_ALL_GATHER:
-        (void)snprintf(buf, cap, "all_gather of %" PRIu64 " %s", d->count, type);
-        break;
-    case CDI_BARRIER:
-        (void)snprintf(buf, cap, "barrier");
-        break;
-    case KIND_REGION:
+void cdi_desc_text(const struct cdi_shm_desc *d, char *buf, size_t cap)
+{
+    char op[24] = "", tail[80] = "";
+
+    if (d->kind == KIND_REGION) {
         (void)snprintf(buf, cap, "making shared memory of %" PRIu64 " bytes", d->count);
-        break;
-    default:
-        (void)snprintf(buf, cap, "an unknown operation");
-        break;
+        return;
     }
+    if (d->kind == CDI_BARRIER || d->kind >= sizeof kinds / sizeof kinds[0]) { /* it may come from another process */
+        (void)snprintf(buf, cap, "%s", d->kind == CDI_BARRIER ? "barrier" : "an unknown operation");
+        return;
+    }
+    if (kinds[d->kind].has_op)
+        (void)snprintf(op, sizeof op, "(%s)", cdi_op_name((cddp_op)d->op));
+    if (d->region != 0)
+        (void)snprintf(tail, sizeof tail, " at byte %" PRIu64 " of shared region %" PRIu64, d->offset, d->region);
+    else if (kinds[d->kind].root != NULL)
+        (void)snprintf(tail, sizeof tail, " %s rank %d", kinds[d->kind].root, (int)d->root);
+    else if (d->kind == CDI_ALL_GATHERV)
+        (void)snprintf(tail, sizeof tail, " in all (parts %08" PRIx32 ")", (uint32_t)d->offset);
+    (void)snprintf(buf, cap, "%s%s of %" PRIu64 " %s%s", kinds[d->kind].name, op, d->count,
+                   cdi_dtype_name((cddp_dtype)d->dtype), tail);
 }
 
-static void what(const void *arg, char *buf, size_t cap)
+void cdi_run_what(const void *arg, char *buf, size_t cap)
 {
-    const struct run *run = arg;
+    const struct cdi_run *run = arg;
     size_t n;
 
-    desc_text(&run->desc, buf, cap);
+    cdi_desc_text(&run->desc, buf, cap);
     n = strlen(buf);
     if (run->w->op.bucket >= 0 && !run->w->is_region)
         (void)snprintf(buf + n, cap - n, " (bucket %d)", run->w->op.bucket);
 }
 
 /* Every rank looks at the same descriptors and so comes to the same sentence. */
-static cddp_status compare(const struct run *run, struct cdi_error *err)
+static cddp_status compare(const struct cdi_run *run, struct cdi_error *err)
 {
     const struct cdi_team *t = run->t;
     const struct cdi_shm_desc *first = &t->shm->ranks[0].desc[t->step & 1u];
 
-    for (int r = 1; r < t->size; r++) {
+    for (int r = 1; r < t->shm->size; r++) {
         const struct cdi_shm_desc *other = &t->shm->ranks[r].desc[t->step & 1u];
         char a[160], b[160];
 
         if (memcmp(first, other, sizeof *first) == 0)
             continue;
-        desc_text(first, a, sizeof a);
-        desc_text(other, b, sizeof b);
-        return cdi_fail(err, CDDP_E_MISMATCH, "ranks called different collectives: rank 0 called %s, rank %d called %s",
-                        a, r, b);
+        cdi_desc_text(first, a, sizeof a);
+        cdi_desc_text(other, b, sizeof b);
+        return cdi_fail(err, CDDP_E_MISMATCH,
+                        "ranks called different collectives: rank %d called %s, rank %d called %s", t->shm->first, a,
+                        t->shm->first + r, b);
     }
     return CDDP_OK;
 }
@@ -136,22 +169,10 @@ static cddp_status compare(const struct run *run, struct cdi_error *err)
 /* ---------------------------------------------------------------------------------------------------- steps --------
  */
 
-/* This rank's slot, and that of others, in the step that comes next. */
-static uint8_t *next_slot(const struct cdi_team *t)
-{
-    return cdi_shm_slot(t->shm, t->rank, t->step + 1);
-}
-
-static const uint8_t *slot_of(const struct cdi_team *t, int rank)
-{
-    return cdi_shm_slot(t->shm, rank, t->step);
-}
-
-/* What this rank wrote becomes visible; on return what all ranks wrote is. The first step compares the operations. */
-static cddp_status step(struct run *run, struct cdi_error *err)
+cddp_status cdi_step(struct cdi_run *run, struct cdi_error *err)
 {
     struct cdi_team *t = run->t;
-    struct cdi_shm_rank *me = &t->shm->ranks[t->rank];
+    struct cdi_shm_rank *me = &t->shm->ranks[t->shm->rank];
     uint32_t s = t->step + 1;
     cddp_status st;
 
@@ -159,200 +180,12 @@ static cddp_status step(struct run *run, struct cdi_error *err)
         me->desc[s & 1u] = run->desc;
     cdi_counter_post(&me->posted, s);
     t->step = s;
-    st = cdi_wait_all(&t->wait, s, run->on_thread, what, run, err);
+    st = cdi_wait_all(&t->wait, s, run->on_thread, cdi_run_what, run, err);
     if (st == CDDP_OK && !run->begun) {
         run->begun = true;
         st = compare(run, err);
     }
     return st;
-}
-
-/* Rank's part of n elements: whole cache lines, except at the end. */
-static void share(size_t n, size_t size, int rank, int n_ranks, size_t *lo, size_t *hi)
-{
-    size_t line = 64 / size, per = (n + (size_t)n_ranks - 1) / (size_t)n_ranks;
-
-    per = (per + line - 1) / line * line;
-    *lo = per * (size_t)rank < n ? per * (size_t)rank : n;
-    *hi = n - *lo < per ? n : *lo + per;
-}
-
-static size_t smaller(size_t a, size_t b)
-{
-    return a < b ? a : b;
-}
-
-/* ------------------------------------------------------------------------------------------------ all-reduce -------
- */
-
-static cddp_status reduce_small(struct run *run, struct cdi_error *err)
-{
-    struct cdi_team *t = run->t;
-    const struct cdi_op *op = &run->w->op;
-    void *out = op->out;
-    cddp_status st;
-
-    if (op->count > 0)
-        memcpy(next_slot(t), op->in, op->count * cddp_dtype_size(op->dtype));
-    st = step(run, err);
-    if (st != CDDP_OK || op->count == 0)
-        return st;
-    for (int r = 0; r < t->size; r++)
-        t->in[r] = slot_of(t, r);
-    cdi_reduce(&out, 1, t->in, t->size, op->count, op->dtype, op->op);
-    return CDDP_OK;
-}
-
-/* A stretch of private data that fits a slot; in elements. */
-struct piece {
-    size_t at, n;
-};
-
-static struct piece piece_of(const struct cdi_op *op, size_t k)
-{
-    size_t most = CDI_SHM_PIECE_BYTES / cddp_dtype_size(op->dtype), at = k * most;
-
-    return (struct piece){.at = at, .n = op->count - at < most ? op->count - at : most};
-}
-
-/* Offer everything but what this rank reduces itself. */
-static void offer_piece(const struct cdi_team *t, const struct cdi_op *op, struct piece p)
-{
-    size_t size = cddp_dtype_size(op->dtype), lo, hi;
-    const uint8_t *in = (const uint8_t *)op->in + p.at * size;
-
-    share(p.n, size, t->rank, t->size, &lo, &hi);
-    memcpy(next_slot(t), in, lo * size);
-    memcpy(next_slot(t) + hi * size, in + hi * size, (p.n - hi) * size);
-}
-
-/* Reduce this rank's share of what all have offered in this step; others find it in the next. */
-static void reduce_share(const struct cdi_team *t, const struct cdi_op *op, struct piece p)
-{
-    size_t size = cddp_dtype_size(op->dtype), lo, hi;
-    void *to[2];
-
-    share(p.n, size, t->rank, t->size, &lo, &hi);
-    for (int r = 0; r < t->size; r++)
-        t->in[r] = (r == t->rank ? (const uint8_t *)op->in + p.at * size : slot_of(t, r)) + lo * size;
-    to[0] = (uint8_t *)op->out + (p.at + lo) * size;
-    to[1] = next_slot(t) + CDI_SHM_PIECE_BYTES;
-    cdi_reduce(to, 2, t->in, t->size, hi - lo, op->dtype, op->op);
-}
-
-static void collect_shares(const struct cdi_team *t, const struct cdi_op *op, struct piece p)
-{
-    size_t size = cddp_dtype_size(op->dtype), lo, hi;
-
-    for (int r = 0; r < t->size; r++) {
-        share(p.n, size, r, t->size, &lo, &hi);
-        if (r != t->rank)
-            memcpy((uint8_t *)op->out + (p.at + lo) * size, slot_of(t, r) + CDI_SHM_PIECE_BYTES, (hi - lo) * size);
-    }
-}
-
-/* A pipeline: one step carries the inputs of one piece and the results of the piece before it. */
-static cddp_status reduce_staged(struct run *run, struct cdi_error *err)
-{
-    struct cdi_team *t = run->t;
-    const struct cdi_op *op = &run->w->op;
-    size_t most = CDI_SHM_PIECE_BYTES / cddp_dtype_size(op->dtype), n_pieces = (op->count + most - 1) / most;
-
-    for (size_t k = 0; k <= n_pieces; k++) {
-        cddp_status st;
-
-        if (k < n_pieces)
-            offer_piece(t, op, piece_of(op, k));
-        st = step(run, err);
-        if (st != CDDP_OK)
-            return st;
-        if (k > 0)
-            collect_shares(t, op, piece_of(op, k - 1));
-        if (k < n_pieces)
-            reduce_share(t, op, piece_of(op, k));
-    }
-    return CDDP_OK;
-}
-
-/* In shared memory: each rank reduces its share of all arenas and writes it into all arenas. */
-static cddp_status reduce_direct(struct run *run, struct cdi_error *err)
-{
-    struct cdi_team *t = run->t;
-    const struct cdi_op *op = &run->w->op;
-    const struct cdi_cpu_region *region = (const struct cdi_cpu_region *)op->region;
-    size_t size = cddp_dtype_size(op->dtype), lo, hi;
-    cddp_status st = step(run, err);
-
-    if (st != CDDP_OK)
-        return st;
-    share(op->count, size, t->rank, t->size, &lo, &hi);
-    for (int r = 0; r < t->size; r++) {
-        t->out[r] = (uint8_t *)region->part[r] + run->desc.offset + lo * size;
-        t->in[r] = t->out[r];
-    }
-    cdi_reduce(t->out, t->size, t->in, t->size, hi - lo, op->dtype, op->op);
-    return step(run, err);
-}
-
-static cddp_status all_reduce(struct run *run, struct cdi_error *err)
-{
-    const struct cdi_op *op = &run->w->op;
-
-    if (op->count * cddp_dtype_size(op->dtype) <= CDI_SMALL_BYTES)
-        return reduce_small(run, err);
-    return op->region != NULL ? reduce_direct(run, err) : reduce_staged(run, err);
-}
-
-/* ---------------------------------------------------------------------------------------------------- others -------
- */
-
-static cddp_status broadcast(struct run *run, struct cdi_error *err)
-{
-    struct cdi_team *t = run->t;
-    const struct cdi_op *op = &run->w->op;
-    size_t bytes = op->count * cddp_dtype_size(op->dtype), at = 0;
-    uint8_t *buf = op->out;
-
-    do {
-        size_t n = smaller(CDI_SHM_PIECE_BYTES, bytes - at);
-        cddp_status st;
-
-        if (t->rank == op->root && n > 0)
-            memcpy(next_slot(t), buf + at, n);
-        st = step(run, err);
-        if (st != CDDP_OK)
-            return st;
-        if (t->rank != op->root && n > 0)
-            memcpy(buf + at, slot_of(t, op->root), n);
-        at += n;
-    } while (at < bytes);
-    return CDDP_OK;
-}
-
-static cddp_status all_gather(struct run *run, struct cdi_error *err)
-{
-    struct cdi_team *t = run->t;
-    const struct cdi_op *op = &run->w->op;
-    size_t bytes = op->count * cddp_dtype_size(op->dtype), at = 0;
-    uint8_t *out = op->out, *mine = out + (size_t)t->rank * bytes;
-
-    if (bytes > 0 && op->in != mine)
-        memcpy(mine, op->in, bytes);
-    do {
-        size_t n = smaller(CDI_SHM_PIECE_BYTES, bytes - at);
-        cddp_status st;
-
-        if (n > 0)
-            memcpy(next_slot(t), mine + at, n);
-        st = step(run, err);
-        if (st != CDDP_OK)
-            return st;
-        for (int r = 0; r < t->size && n > 0; r++)
-            if (r != t->rank)
-                memcpy(out + (size_t)r * bytes + at, slot_of(t, r), n);
-        at += n;
-    } while (at < bytes);
-    return CDDP_OK;
 }
 
 /* ---------------------------------------------------------------------------------------------------- regions ------
@@ -364,7 +197,7 @@ static struct cdi_cpu_region *region_alloc(struct cdi_team *t, size_t bytes)
 
     if (region == NULL)
         return NULL;
-    region->part = calloc((size_t)t->size, sizeof *region->part);
+    region->part = calloc(t->shm != NULL ? (size_t)t->shm->size : 1, sizeof *region->part);
     if (region->part == NULL) {
         free(region);
         return NULL;
@@ -374,40 +207,51 @@ static struct cdi_cpu_region *region_alloc(struct cdi_team *t, size_t bytes)
     return region;
 }
 
-/* Tell all ranks how it went here; the first failure is everybody's. */
-static cddp_status agree(struct run *run, cddp_status mine, const struct cdi_error *why, struct cdi_error *agreed,
-                         struct cdi_error *err)
+/* How a rank fared. */
+struct report {
+    int32_t status;
+    char text[CDI_SHM_TEXT];
+};
+
+/* The first failure is everybody's. */
+static void take_report(void *arg, int from, size_t at, const uint8_t *p, size_t n)
 {
-    struct cdi_team *t = run->t;
-    struct cdi_shm_rank *me = &t->shm->ranks[t->rank];
-    cddp_status st;
+    struct report *first = arg, other;
 
-    me->report_status = (int32_t)mine;
-    (void)snprintf(me->report, sizeof me->report, "%.500s", mine == CDDP_OK ? "" : why->msg);
-    st = step(run, err);
-    if (st != CDDP_OK)
-        return st;
-    for (int r = 0; r < t->size; r++) {
-        const struct cdi_shm_rank *other = &t->shm->ranks[r];
-
-        if (other->report_status == CDDP_OK)
-            continue;
-        (void)cdi_fail(agreed, (cddp_status)other->report_status, "cannot share %zu bytes with each rank: %s",
-                       run->w->region_bytes, other->report);
-        return CDDP_OK;
-    }
-    agreed->status = CDDP_OK;
-    return CDDP_OK;
+    (void)from;
+    if (first->status != CDDP_OK || at != 0 || n != sizeof other)
+        return;
+    memcpy(&other, p, sizeof other);
+    other.text[sizeof other.text - 1] = '\0';
+    *first = other;
 }
 
-static cddp_status region_create(struct run *run, struct cdi_error *err)
+/* Tell all ranks how it went here, and hear the same of them. */
+static cddp_status agree(struct cdi_run *run, cddp_status mine, const struct cdi_error *why, struct cdi_error *agreed,
+                         struct cdi_error *err)
+{
+    struct report own = {.status = mine}, first = {.status = CDDP_OK};
+    cddp_status st;
+
+    (void)snprintf(own.text, sizeof own.text, "%.500s", mine == CDDP_OK ? "" : why->msg);
+    for (int r = 0; r < run->t->size; r++)
+        run->t->len[r] = sizeof own;
+    st = cdi_exchange(run, &own, take_report, &first, err);
+    agreed->status = CDDP_OK;
+    if (st == CDDP_OK && first.status != CDDP_OK)
+        (void)cdi_fail(agreed, (cddp_status)first.status, "cannot share %zu bytes with each rank: %s",
+                       run->w->region_bytes, first.text);
+    return st;
+}
+
+static cddp_status region_create(struct cdi_run *run, struct cdi_error *err)
 {
     struct cdi_team *t = run->t;
     const struct cdi_work *w = run->w;
     struct cdi_cpu_region *region;
     struct cdi_error why;
     bool broken = false;
-    cddp_status mine, st = step(run, err);
+    cddp_status mine, st = cdi_step(run, err);
 
     if (st != CDDP_OK)
         return st;
@@ -420,7 +264,7 @@ static cddp_status region_create(struct run *run, struct cdi_error *err)
     else
         st = agree(run, mine, &why, w->region_err, err);
     if (st == CDDP_OK && w->region_err->status == CDDP_OK) {
-        region->pub.base = region->part[t->rank];
+        region->pub.base = region->part[t->shm->rank];
         *w->region_out = &region->pub;
         return CDDP_OK;
     }
@@ -437,7 +281,7 @@ void cdi_team_region_destroy(struct cdi_team *t, struct cdi_region *pub)
     if (t->shm == NULL)
         free(region->part[0]);
     else
-        for (int r = 0; r < t->size; r++)
+        for (int r = 0; r < t->shm->size; r++)
             cdi_shm_unmap(&t->shm->mapper, region->part[r], region->pub.bytes);
     free(region->part);
     free(region);
@@ -472,14 +316,18 @@ static cddp_status run_alone(struct cdi_team *t, const struct cdi_work *w)
 
     if (w->is_region)
         return region_alone(t, w);
-    if ((op->kind == CDI_ALL_REDUCE || op->kind == CDI_ALL_GATHER) && op->in != op->out && op->count > 0)
-        memcpy(op->out, op->in, op->count * cddp_dtype_size(op->dtype));
+    if (op->kind != CDI_BROADCAST && op->kind != CDI_BARRIER && op->in != op->out) {
+        size_t count = op->kind == CDI_ALL_GATHERV ? op->counts[0] : op->count;
+
+        if (count > 0)
+            memcpy(op->out, op->in, count * cddp_dtype_size(op->dtype));
+    }
     return CDDP_OK;
 }
 
 cddp_status cdi_team_run(struct cdi_team *t, const struct cdi_work *work, bool on_thread, struct cdi_error *err)
 {
-    struct run run = {.t = t, .w = work, .on_thread = on_thread};
+    struct cdi_run run = {.t = t, .w = work, .on_thread = on_thread};
     cddp_status st;
 
     if (t->size == 1)
@@ -487,18 +335,23 @@ cddp_status cdi_team_run(struct cdi_team *t, const struct cdi_work *work, bool o
     st = cdi_wait_check(&t->wait, err);
     if (st != CDDP_OK)
         return st;
-    run.desc = describe(work);
+    run.desc = describe(t, work);
     if (work->is_region)
         return region_create(&run, err);
     switch (work->op.kind) {
     case CDI_ALL_REDUCE:
-        return all_reduce(&run, err);
+    case CDI_REDUCE:
+    case CDI_REDUCE_SCATTER:
+        return cdi_run_reduction(&run, err);
     case CDI_BROADCAST:
-        return broadcast(&run, err);
     case CDI_ALL_GATHER:
-        return all_gather(&run, err);
+    case CDI_ALL_GATHERV:
+    case CDI_ALL_TO_ALL:
+    case CDI_SEND:
+    case CDI_RECV:
+        return cdi_run_move(&run, err);
     case CDI_BARRIER:
-        return step(&run, err);
+        return cdi_step(&run, err);
     }
     return cdi_fail(err, CDDP_E_INVALID, "no such collective");
 }

@@ -12,20 +12,21 @@
 #define CDI_SMALL_BYTES 8192 /* up to here every rank reduces everything by itself: one step instead of two */
 
 struct cdi_team {
-    int rank, size;
-    struct cdi_shm *shm; /* NULL in a world of one */
+    int rank, size;      /* in the world */
+    struct cdi_shm *shm; /* of the node's ranks; NULL in a world of one */
     struct cdi_wait wait;
     uint32_t step; /* the last one posted */
     uint64_t n_regions;
-    const void **in; /* scratch, `size` pointers each */
+    const void **in; /* scratch, `size` of each */
     void **out;
+    size_t *len, *at;
 };
 
 /* A region as the backend sees it. */
 struct cdi_cpu_region {
     struct cdi_region pub; /* first: a cdi_region is one of these */
     uint64_t id;           /* 1, 2, ..., equal on all ranks */
-    void **part;           /* by rank */
+    void **part;           /* by local rank */
 };
 
 /* *t is zeroed but for rank, size, shm and wait. CDDP_E_NOMEM. */

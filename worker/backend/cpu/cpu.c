@@ -4,15 +4,27 @@
 
 #include "common/cpus.h"
 #include "worker/backend/cpu/collective.h"
+#include "worker/backend/cpu/element.h"
 #include "worker/store_client.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#define PREFIX_MAX 48
+
 struct cdi_backend {
     struct cdi_team team;
     struct cdi_queue *queue;
+    /* What a split needs to do it all again. */
+    struct cdi_world world;
+    struct cdi_meet meet;
+    struct cdi_mapper mapper;
+    char prefix[PREFIX_MAX]; /* before each name in the meeting place */
+    _Atomic uint32_t n_splits;
+    struct cdi_flight *own_flight; /* of a part: the world's page has one writer, which is the whole */
+    void *owned;                   /* what meet.arg points to, where it is ours */
 };
 
 static cddp_status run_work(void *arg, const struct cdi_work *work, bool on_thread, struct cdi_error *err)
@@ -23,10 +35,14 @@ static cddp_status run_work(void *arg, const struct cdi_work *work, bool on_thre
 
     if (st == CDDP_OK)
         return CDDP_OK;
-    if (st != CDDP_E_MISMATCH) { /* that all ranks have found by themselves */
+    /* A mismatch of collectives all ranks find by themselves; that of a message only its receiver. */
+    if (st != CDDP_E_MISMATCH || work->op.kind == CDI_RECV) {
         char text[CDI_SHM_TEXT];
 
-        (void)snprintf(text, sizeof text, "rank %d gave up: %.480s", b->team.rank, why.msg);
+        if (st == CDDP_E_MISMATCH)
+            (void)snprintf(text, sizeof text, "%.500s", why.msg);
+        else
+            (void)snprintf(text, sizeof text, "rank %d gave up: %.480s", b->team.rank, why.msg);
         cdi_shm_abort(b->team.shm, st, text);
     }
     if (err != NULL)
@@ -47,26 +63,74 @@ static void cpu_destroy(struct cdi_backend *b)
     cdi_queue_destroy(b->queue);
     cdi_shm_destroy(b->team.shm);
     cdi_team_release(&b->team);
+    cdi_flight_release(b->own_flight);
+    free(b->owned);
     free(b);
+}
+
+/* -------------------------------------------------------------------------------- names with a prefix in front -----
+ */
+
+static cddp_status prefix_set(void *arg, const char *name, const char *text, struct cdi_error *err)
+{
+    struct cdi_backend *b = arg;
+    char full[PREFIX_MAX + 64];
+
+    (void)snprintf(full, sizeof full, "%s%s", b->prefix, name);
+    return b->meet.set(b->meet.arg, full, text, err);
+}
+
+static cddp_status prefix_get(void *arg, const char *name, char *buf, size_t cap, int64_t timeout_ms,
+                              struct cdi_error *err)
+{
+    struct cdi_backend *b = arg;
+    char full[PREFIX_MAX + 64];
+
+    (void)snprintf(full, sizeof full, "%s%s", b->prefix, name);
+    return b->meet.get(b->meet.arg, full, buf, cap, timeout_ms, err);
+}
+
+static cddp_status connect_all(struct cdi_backend *b, struct cdi_flight *record, struct cdi_error *err)
+{
+    const struct cdi_meet meet = {.set = prefix_set, .get = prefix_get, .arg = b};
+    const struct cdi_world *world = &b->world;
+    cddp_status st = cdi_team_init(&b->team, err);
+
+    if (st == CDDP_OK && world->size > 1)
+        st = cdi_handover_control(&b->team.shm, world, &meet, &b->mapper, err);
+    if (st == CDDP_OK && world->size > 1)
+        cdi_wait_init(&b->team.wait, b->team.shm, world->flight, world->timeout_ms, cdi_usable_cpus());
+    if (st == CDDP_OK)
+        st = cdi_queue_create(&b->queue, run_work, b, record, b->team.wait.spins_thread, err);
+    return st;
+}
+
+static struct cdi_backend *new_backend(const struct cdi_world *world, const struct cdi_meet *meet,
+                                       const struct cdi_mapper *mapper, const char *prefix)
+{
+    struct cdi_backend *b = calloc(1, sizeof *b);
+
+    if (b == NULL)
+        return NULL;
+    b->world = *world;
+    b->meet = *meet;
+    if (mapper != NULL)
+        b->mapper = *mapper;
+    (void)snprintf(b->prefix, sizeof b->prefix, "%s", prefix);
+    b->team.rank = world->rank;
+    b->team.size = world->size;
+    return b;
 }
 
 cddp_status cdi_cpu_create_at(struct cdi_backend **out, const struct cdi_world *world, const struct cdi_meet *meet,
                               const struct cdi_mapper *mapper, struct cdi_error *err)
 {
-    struct cdi_backend *b = calloc(1, sizeof *b);
+    struct cdi_backend *b = new_backend(world, meet, mapper, "");
     cddp_status st;
 
     if (b == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
-    b->team.rank = world->rank;
-    b->team.size = world->size;
-    st = cdi_team_init(&b->team, err);
-    if (st == CDDP_OK && world->size > 1)
-        st = cdi_handover_control(&b->team.shm, world, meet, mapper, err);
-    if (st == CDDP_OK && world->size > 1)
-        cdi_wait_init(&b->team.wait, b->team.shm, world->flight, world->timeout_ms, cdi_usable_cpus());
-    if (st == CDDP_OK)
-        st = cdi_queue_create(&b->queue, run_work, b, world->flight, b->team.wait.spins_thread, err);
+    st = connect_all(b, world->flight, err);
     if (st != CDDP_OK) {
         cpu_destroy(b);
         return st;
@@ -120,10 +184,19 @@ static cddp_status meet_get(void *arg, const char *name, char *buf, size_t cap, 
 
 static cddp_status cpu_create(struct cdi_backend **out, const struct cdi_world *world, struct cdi_error *err)
 {
-    struct store_meet m = {.store = world->store, .restart_count = world->restart_count};
-    const struct cdi_meet meet = {.set = meet_set, .get = meet_get, .arg = &m};
+    struct store_meet *m = malloc(sizeof *m);
+    const struct cdi_meet meet = {.set = meet_set, .get = meet_get, .arg = m};
+    cddp_status st;
 
-    return cdi_cpu_create_at(out, world, &meet, NULL, err);
+    if (m == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    *m = (struct store_meet){.store = world->store, .restart_count = world->restart_count};
+    st = cdi_cpu_create_at(out, world, &meet, NULL, err);
+    if (st == CDDP_OK)
+        (*out)->owned = m;
+    else
+        free(m);
+    return st;
 }
 
 /* ------------------------------------------------------------------------------------------------ the table --------
@@ -176,6 +249,108 @@ static cddp_status cpu_health(struct cdi_backend *b, struct cdi_error *err)
     return cdi_queue_health(b->queue, err);
 }
 
+/* ------------------------------------------------------------------------------------------------- parts ----------
+ */
+
+struct choice {
+    int32_t color, key;
+};
+
+/* Where `rank`, of those that chose `color`, comes: by key, then by rank. */
+static bool comes_before(const struct choice *all, int a, int b)
+{
+    return all[a].key != all[b].key ? all[a].key < all[b].key : a < b;
+}
+
+/* The members in their new order; *n of them. NULL: out of memory. */
+static int *members_of(const struct choice *all, int size, int32_t color, int *n)
+{
+    int *who = malloc((size_t)size * sizeof *who);
+
+    *n = 0;
+    for (int r = 0; r < size && who != NULL; r++) {
+        int at = *n;
+
+        if (all[r].color != color)
+            continue;
+        for (; at > 0 && comes_before(all, r, who[at - 1]); at--)
+            who[at] = who[at - 1];
+        who[at] = r;
+        (*n)++;
+    }
+    return who;
+}
+
+/* The part as a world of its own. */
+static struct cdi_world world_of_part(const struct cdi_backend *b, const int *who, int n)
+{
+    struct cdi_world w = b->world;
+
+    w.size = w.local_size = n;
+    for (int i = 0; i < n; i++)
+        if (who[i] == b->team.rank)
+            w.rank = w.local_rank = i;
+    return w;
+}
+
+static cddp_status create_part(struct cdi_backend *b, const struct choice *all, int32_t color, uint32_t number,
+                               struct cdi_backend **out, struct cdi_error *err)
+{
+    char prefix[PREFIX_MAX];
+    struct cdi_backend *part = NULL;
+    struct cdi_world world;
+    int n, *who;
+    cddp_status st;
+
+    if (snprintf(prefix, sizeof prefix, "%s%" PRIu32 ".%d/", b->prefix, number, (int)color) >= (int)sizeof prefix)
+        return cdi_fail(err, CDDP_E_LIMIT, "communicators were split too often, one from another");
+    who = members_of(all, b->team.size, color, &n);
+    if (who != NULL) {
+        world = world_of_part(b, who, n);
+        part = new_backend(&world, &b->meet, &b->mapper, prefix);
+        free(who);
+    }
+    if (part == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
+    st = cdi_flight_attach(&part->own_flight, NULL, err);
+    if (st == CDDP_OK)
+        st = connect_all(part, part->own_flight, err);
+    if (st != CDDP_OK) {
+        cpu_destroy(part);
+        return st;
+    }
+    *out = part;
+    return CDDP_OK;
+}
+
+static cddp_status cpu_split(struct cdi_backend *b, int color, int key, struct cdi_backend **out, struct cdi_error *err)
+{
+    struct choice mine = {.color = color, .key = key};
+    struct choice *all = calloc((size_t)b->team.size, sizeof *all);
+    struct cdi_work work = {.op = {.kind = CDI_ALL_GATHER,
+                                   .in = &mine,
+                                   .out = all,
+                                   .count = 2,
+                                   .dtype = CDDP_INT32,
+                                   .bucket = -1,
+                                   .lazy = true}};
+    uint32_t number = atomic_fetch_add(&b->n_splits, 1);
+    uint64_t ticket;
+    cddp_status st;
+
+    if (all == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", b->team.size);
+    st = cdi_queue_enqueue(b->queue, &work, &ticket, err);
+    if (st == CDDP_OK)
+        st = cdi_queue_join(b->queue, ticket, err);
+    if (st == CDDP_OK && color >= 0)
+        st = create_part(b, all, color, number, out, err);
+    else if (st == CDDP_OK)
+        *out = NULL;
+    free(all);
+    return st;
+}
+
 static void cpu_abort(struct cdi_backend *b, cddp_status status, const char *why)
 {
     struct cdi_error err;
@@ -192,8 +367,14 @@ const struct cdi_backend_ops cdi_cpu_backend = {
     .destroy = cpu_destroy,
     .region_create = cpu_region_create,
     .region_destroy = cpu_region_destroy,
+    .split = cpu_split,
     .enqueue = cpu_enqueue,
     .join = cpu_join,
     .health = cpu_health,
     .abort = cpu_abort,
+    .pack = cdi_element_pack,
+    .unpack = cdi_element_unpack,
+    .cast = cdi_element_cast,
+    .scale = cdi_element_scale,
+    .scan = cdi_element_scan,
 };

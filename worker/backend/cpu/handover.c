@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Messages are of one fixed size over SOCK_SEQPACKET, so that none is ever partial. Bringing the control segment:
+ * (ranks are those within the node)
  *     rank r -> 0: hello    0 -> r: segment (descriptor)    r -> 0: mapped?    0 -> r: all mapped?
  * and the parts of a region: each rank sends its descriptor to rank 0, which hands one after another to everybody, so
  * that nobody holds more than one descriptor at a time, whatever the number of ranks.
@@ -23,7 +24,9 @@
 #include <unistd.h>
 
 #define HANDOVER_MAGIC 0x43444448u
-#define SOCKET_NAME "shm"   /* in the meeting place: "+name of rank 0's socket", or a cause why there is none */
+#define SOCKET_NAME                                                                                                    \
+    "shm"                   /* in the meeting place, by node: "+name of the first rank's socket", or why there is none \
+                             */
 #define CAUSE_NAME "broken" /* the same: why it failed, for those whose connection just ends */
 #define SLICE_MS 20
 
@@ -187,6 +190,20 @@ static void tell_cause(const struct cdi_meet *meet, const char *name, const stru
     (void)meet->set(meet->arg, name, text, NULL); /* a courtesy: who cannot be told runs into its deadline */
 }
 
+/* The names of one node. */
+struct names {
+    char socket[32], cause[32];
+};
+
+static struct names names_of(const struct cdi_world *world)
+{
+    struct names n;
+
+    (void)snprintf(n.socket, sizeof n.socket, SOCKET_NAME "/%d", world->node_rank);
+    (void)snprintf(n.cause, sizeof n.cause, CAUSE_NAME "/%d", world->node_rank);
+    return n;
+}
+
 static cddp_status read_cause(const char *text, struct cdi_error *err)
 {
     char *end;
@@ -195,7 +212,8 @@ static cddp_status read_cause(const char *text, struct cdi_error *err)
     return cdi_fail(err, st < 0 ? (cddp_status)st : CDDP_E_PROTOCOL, "%s", *end == ' ' ? end + 1 : end);
 }
 
-/* ------------------------------------------------------------------------------------------- rank 0's side ---------
+/* ------------------------------------------------------------------------------------------- the first rank's side
+ * ---------
  */
 
 static cddp_status listen_on(char name[64], int *out, int backlog, struct cdi_error *err)
@@ -244,7 +262,7 @@ static cddp_status who_is_missing(const struct cdi_shm *s, const struct cdi_worl
 
     for (int r = 1; r < s->size; r++)
         if (s->socks[r] < 0)
-            cdi_rank_list_add(&missing, r);
+            cdi_rank_list_add(&missing, s->first + r);
     return cdi_fail(err, CDDP_E_TIMEOUT, "%d of %d ranks did not come to share memory within %.4g s: %s", missing.n,
                     s->size, (double)world->join_timeout_ms / 1000, missing.text);
 }
@@ -254,6 +272,7 @@ static cddp_status accept_all(struct cdi_shm *s, int listener, int memfd, const 
 {
     for (int n = 1; n < s->size;) {
         struct patience slice = {.deadline_ms = cdi_now_ms() + 5 * SLICE_MS, .flight = p->flight};
+        const struct names names = names_of(world);
         char cause[CDI_SHM_TEXT];
         cddp_status st;
         int sock;
@@ -262,7 +281,7 @@ static cddp_status accept_all(struct cdi_shm *s, int listener, int memfd, const 
             slice.deadline_ms = p->deadline_ms;
         st = wait_fd(listener, POLLIN, &slice, err);
         if (st == CDDP_E_TIMEOUT) {
-            if (meet->get(meet->arg, CAUSE_NAME, cause, sizeof cause, 0, err) == CDDP_OK)
+            if (meet->get(meet->arg, names.cause, cause, sizeof cause, 0, err) == CDDP_OK)
                 return read_cause(cause, err);
             if (cdi_now_ms() >= p->deadline_ms)
                 return who_is_missing(s, world, err);
@@ -294,9 +313,9 @@ static cddp_status agree(struct cdi_shm *s, const struct patience *p, struct cdi
 
         st = take(s->socks[r], &m, NULL, p, &why);
         if (st != CDDP_OK)
-            (void)cdi_fail(err, st, "rank %d went away while memory was shared: %.800s", r, why.msg);
+            (void)cdi_fail(err, st, "rank %d went away while memory was shared: %.800s", s->first + r, why.msg);
         else if (m.status != CDDP_OK)
-            st = cdi_fail(err, (cddp_status)m.status, "rank %d: %s", r, m.text);
+            st = cdi_fail(err, (cddp_status)m.status, "rank %d: %s", s->first + r, m.text);
     }
     return st;
 }
@@ -315,6 +334,7 @@ static cddp_status lead(struct cdi_shm *s, const struct cdi_world *world, const 
 {
     CDI_AUTOCLOSE int memfd = -1;
     CDI_AUTOCLOSE int listener = -1;
+    const struct names names = names_of(world);
     char name[64], text[CDI_SHM_TEXT];
     void *segment;
     cddp_status st = cdi_shm_memfd("cddp-control", s->bytes, &memfd, err);
@@ -326,12 +346,12 @@ static cddp_status lead(struct cdi_shm *s, const struct cdi_world *world, const 
         st = listen_on(name, &listener, s->size, err);
     }
     if (st != CDDP_OK) {
-        (void)cdi_error_wrap(err, "rank 0");
-        tell_cause(meet, SOCKET_NAME, err);
+        (void)cdi_error_wrap(err, "rank %d", world->rank);
+        tell_cause(meet, names.socket, err);
         return st;
     }
     (void)snprintf(text, sizeof text, "+%s", name);
-    st = meet->set(meet->arg, SOCKET_NAME, text, err);
+    st = meet->set(meet->arg, names.socket, text, err);
     if (st != CDDP_OK)
         return st;
     st = accept_all(s, listener, memfd, world, meet, p, err);
@@ -339,14 +359,14 @@ static cddp_status lead(struct cdi_shm *s, const struct cdi_world *world, const 
         st = agree(s, p, err);
     tell_all(s, p, st, err);
     if (st != CDDP_OK)
-        tell_cause(meet, CAUSE_NAME, err);
+        tell_cause(meet, names.cause, err);
     return st;
 }
 
 /* ------------------------------------------------------------------------------------------ the others' side -------
  */
 
-static cddp_status connect_to(const char *name, int *out, struct cdi_error *err)
+static cddp_status connect_to(const char *name, int first, int *out, struct cdi_error *err)
 {
     CDI_AUTOCLOSE int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     struct sockaddr_un a;
@@ -355,18 +375,19 @@ static cddp_status connect_to(const char *name, int *out, struct cdi_error *err)
     if (fd < 0)
         return cdi_fail_errno(err, errno, "cannot make a socket");
     if (strlen(name) + 2 > sizeof a.sun_path)
-        return cdi_fail(err, CDDP_E_PROTOCOL, "rank 0's socket has an impossible name");
+        return cdi_fail(err, CDDP_E_PROTOCOL, "rank %d's socket has an impossible name", first);
     do
         rc = connect(fd, (struct sockaddr *)&a, abstract_address(&a, name)); /* blocks only while the backlog is full */
     while (rc != 0 && errno == EINTR);
     if (rc != 0 && errno == ECONNREFUSED)
         return cdi_fail(err, CDDP_E_UNSUPPORTED,
-                        "rank 0 is on another host, in another container, or gone: this version needs all ranks on one "
-                        "host and in one network namespace");
+                        "rank %d is on another host, in another container, or gone: the ranks of one node (GROUP_RANK, "
+                        "LOCAL_WORLD_SIZE) must be on one host and in one network namespace",
+                        first);
     if (rc != 0)
-        return cdi_fail_errno(err, errno, "cannot connect to rank 0");
+        return cdi_fail_errno(err, errno, "cannot connect to rank %d", first);
     if (!same_user(fd))
-        return cdi_fail(err, CDDP_E_PROTOCOL, "rank 0 runs as another user");
+        return cdi_fail(err, CDDP_E_PROTOCOL, "rank %d runs as another user", first);
     *out = cdi_steal_fd(&fd);
     return CDDP_OK;
 }
@@ -412,27 +433,28 @@ static cddp_status follow_over(struct cdi_shm *s, const struct patience *p, stru
 static cddp_status follow(struct cdi_shm *s, const struct cdi_world *world, const struct cdi_meet *meet,
                           const struct patience *p, struct cdi_error *err)
 {
+    const struct names names = names_of(world);
     char where[CDI_SHM_TEXT], text[CDI_SHM_TEXT];
-    cddp_status st = meet->get(meet->arg, SOCKET_NAME, where, sizeof where, world->join_timeout_ms, err);
+    cddp_status st = meet->get(meet->arg, names.socket, where, sizeof where, world->join_timeout_ms, err);
 
     if (st == CDDP_E_TIMEOUT)
-        return cdi_fail(err, st, "rank 0 did not offer its shared memory within %.4g s",
+        return cdi_fail(err, st, "rank %d did not offer its shared memory within %.4g s", s->first,
                         (double)world->join_timeout_ms / 1000);
     if (st != CDDP_OK)
         return st;
     if (where[0] != '+')
         return read_cause(where, err);
-    st = connect_to(where + 1, &s->socks[0], err);
+    st = connect_to(where + 1, s->first, &s->socks[0], err);
     if (st != CDDP_OK) {
         (void)cdi_error_wrap(err, "rank %d", world->rank);
-        tell_cause(meet, CAUSE_NAME, err); /* rank 0 waits for us */
+        tell_cause(meet, names.cause, err); /* rank 0 waits for us */
         return st;
     }
     st = follow_over(s, p, err);
-    if (st == CDDP_E_PEER && meet->get(meet->arg, CAUSE_NAME, text, sizeof text, 1000, NULL) == CDDP_OK)
+    if (st == CDDP_E_PEER && meet->get(meet->arg, names.cause, text, sizeof text, 1000, NULL) == CDDP_OK)
         return read_cause(text, err);
     if (st == CDDP_E_PEER)
-        return cdi_fail(err, st, "rank 0 died while memory was shared");
+        return cdi_fail(err, st, "rank %d died while memory was shared", s->first);
     if (st == CDDP_E_TIMEOUT)
         return cdi_fail(err, st, "not all ranks came to share memory within %.4g s",
                         (double)world->join_timeout_ms / 1000);
@@ -449,10 +471,10 @@ cddp_status cdi_handover_control(struct cdi_shm **out, const struct cdi_world *w
     cddp_status st;
 
     err = err != NULL ? err : &local;
-    st = cdi_shm_create(&s, world->rank, world->size, m, err);
+    st = cdi_shm_create(&s, world->local_rank, world->local_size, world->rank - world->local_rank, m, err);
     if (st != CDDP_OK)
         return st;
-    st = world->rank == 0 ? lead(s, world, meet, &p, err) : follow(s, world, meet, &p, err);
+    st = world->local_rank == 0 ? lead(s, world, meet, &p, err) : follow(s, world, meet, &p, err);
     if (st != CDDP_OK) {
         cdi_shm_destroy(s);
         return st;
@@ -470,11 +492,12 @@ static cddp_status map_part(struct cdi_shm *s, int rank, const struct message *m
     if (m->status != CDDP_OK) /* the text names the rank */
         return cdi_fail(err, (cddp_status)m->status, "%s", m->text);
     if (m->bytes != bytes)
-        return cdi_fail(err, CDDP_E_PROTOCOL, "rank %d made a region of another size", rank);
+        return cdi_fail(err, CDDP_E_PROTOCOL, "rank %d made a region of another size", s->first + rank);
     if (fd < 0)
-        return cdi_fail(err, CDDP_E_SYSTEM, "rank %d: cannot take over shared memory: too many open files", s->rank);
+        return cdi_fail(err, CDDP_E_SYSTEM, "rank %d: cannot take over shared memory: too many open files",
+                        s->first + s->rank);
     if (cdi_shm_map(&s->mapper, fd, bytes, part, err) != CDDP_OK)
-        return cdi_error_wrap(err, "rank %d", s->rank);
+        return cdi_error_wrap(err, "rank %d", s->first + s->rank);
     return CDDP_OK;
 }
 
@@ -486,7 +509,8 @@ static cddp_status relay(struct cdi_shm *s, int r, struct message *m, int *fd, c
 
     if (st == CDDP_OK && m->status == CDDP_OK && *fd < 0) {
         m->status = CDDP_E_SYSTEM;
-        (void)snprintf(m->text, sizeof m->text, "rank 0 cannot take over shared memory: too many open files");
+        (void)snprintf(m->text, sizeof m->text, "rank %d cannot take over shared memory: too many open files",
+                       s->first);
     }
     for (int to = 1; to < s->size && st == CDDP_OK; to++)
         if (to != r)
@@ -504,7 +528,7 @@ cddp_status cdi_handover_parts(struct cdi_wait *w, size_t bytes, void **part, bo
     struct message mine;
 
     if (outcome != CDDP_OK)
-        (void)cdi_error_wrap(err, "rank %d", s->rank);
+        (void)cdi_error_wrap(err, "rank %d", s->first + s->rank);
     mine = message(s->rank, s->size, outcome, err);
     mine.bytes = bytes;
     memset(part, 0, (size_t)s->size * sizeof *part);

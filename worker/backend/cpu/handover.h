@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How the ranks of a node come to share memory: descriptors of memfds travel over abstract unix sockets (SCM_RIGHTS)
- * between rank 0 and every other rank. The uid of the other side is checked on both. No name ever appears in /dev/shm.
- * Every step is agreed: either it worked on all ranks, or all get an error that names a rank and its cause.
+ * between the node's first rank and every other one. The uid of the other side is checked on both. No name ever appears
+ * in /dev/shm. Every step is agreed: either it worked on all ranks, or all get an error that names a rank and its
+ * cause.
  */
 #ifndef CDI_CPU_HANDOVER_H
 #define CDI_CPU_HANDOVER_H
@@ -19,15 +20,16 @@ struct cdi_meet {
 };
 
 /*
- * Share a control segment between all ranks of the world. A collective; blocks until all have it, at most for
- * world->join_timeout_ms. m may be NULL. *out on success only. CDDP_E_TIMEOUT (names who did not come), CDDP_E_PEER,
- * CDDP_E_UNSUPPORTED (rank 0 is on another host), CDDP_E_NOMEM, CDDP_E_SYSTEM, CDDP_E_VERSION.
+ * Share a control segment between all ranks of this rank's node. A collective of the node; blocks until all have it, at
+ * most for world->join_timeout_ms. m may be NULL. *out on success only. CDDP_E_TIMEOUT (names who did not come),
+ * CDDP_E_PEER, CDDP_E_UNSUPPORTED (the node's ranks are on several hosts), CDDP_E_NOMEM, CDDP_E_SYSTEM, CDDP_E_VERSION.
  */
 cddp_status cdi_handover_control(struct cdi_shm **out, const struct cdi_world *world, const struct cdi_meet *meet,
                                  const struct cdi_mapper *m, struct cdi_error *err);
 
 /*
- * Every rank makes `bytes` bytes of memory and maps everybody's: part[r] is rank r's. A collective, between two steps.
+ * Every rank of the node makes `bytes` bytes of memory and maps everybody's: part[r] is local rank r's. A collective of
+ * the node, between two steps.
  * Returns this rank's own outcome: the caller compares it with the other ranks'. On failure nothing stays mapped.
  * Errors of the sockets themselves (*broken is set) mean that there is no common state left to go on from.
  */

@@ -28,72 +28,82 @@
  * is an integer: no undefined overflow). SCALE is what a mean multiplies with.
  */
 /* NOLINTBEGIN(bugprone-macro-parentheses): a type in parentheses is no type. */
-#define DEFINE(name, T, A, W, IN, OUT, SCALE)                                                                       \
-    INLINE void name##_add(A *acc, const T *x, size_t n)                                                            \
-    {                                                                                                               \
-        for (size_t i = 0; i < n; i++)                                                                              \
-            acc[i] = (A)((W)acc[i] + (W)IN(x[i]));                                                                  \
-    }                                                                                                               \
-    INLINE void name##_mul(A *acc, const T *x, size_t n)                                                            \
-    {                                                                                                               \
-        for (size_t i = 0; i < n; i++)                                                                              \
-            acc[i] = (A)((W)acc[i] * (W)IN(x[i]));                                                                  \
-    }                                                                                                               \
-    INLINE void name##_max(A *acc, const T *x, size_t n)                                                            \
-    {                                                                                                               \
-        for (size_t i = 0; i < n; i++) {                                                                            \
-            A v = IN(x[i]);                                                                                         \
-            acc[i] = LARGER(acc[i], v);                                                                             \
-        }                                                                                                           \
-    }                                                                                                               \
-    INLINE void name##_min(A *acc, const T *x, size_t n)                                                            \
-    {                                                                                                               \
-        for (size_t i = 0; i < n; i++) {                                                                            \
-            A v = IN(x[i]);                                                                                         \
-            acc[i] = SMALLER(acc[i], v);                                                                            \
-        }                                                                                                           \
-    }                                                                                                               \
-    INLINE void name##_body(void *const *out, int n_out, const void *const *in, int n_in, size_t count, cddp_op op) \
-    {                                                                                                               \
-        enum { BLOCK = BLOCK_BYTES / sizeof(A) };                                                                   \
-        A acc[BLOCK];                                                                                               \
-        T done[BLOCK];                                                                                              \
-        const A scale = SCALE(A, n_in);                                                                             \
-                                                                                                                    \
-        for (size_t at = 0; at < count; at += BLOCK) {                                                              \
-            size_t n = count - at < BLOCK ? count - at : BLOCK;                                                     \
-            const T *first = (const T *)in[0] + at;                                                                 \
-                                                                                                                    \
-            for (size_t i = 0; i < n; i++)                                                                          \
-                acc[i] = IN(first[i]);                                                                              \
-            for (int r = 1; r < n_in; r++) {                                                                        \
-                const T *x = (const T *)in[r] + at;                                                                 \
-                                                                                                                    \
-                switch (op) {                                                                                       \
-                case CDDP_SUM:                                                                                      \
-                case CDDP_MEAN:                                                                                     \
-                    name##_add(acc, x, n);                                                                          \
-                    break;                                                                                          \
-                case CDDP_PROD:                                                                                     \
-                    name##_mul(acc, x, n);                                                                          \
-                    break;                                                                                          \
-                case CDDP_MAX:                                                                                      \
-                    name##_max(acc, x, n);                                                                          \
-                    break;                                                                                          \
-                case CDDP_MIN:                                                                                      \
-                    name##_min(acc, x, n);                                                                          \
-                    break;                                                                                          \
-                }                                                                                                   \
-            }                                                                                                       \
-            if (op == CDDP_MEAN)                                                                                    \
-                for (size_t i = 0; i < n; i++)                                                                      \
-                    done[i] = (T)OUT((A)(acc[i] * scale));                                                          \
-            else                                                                                                    \
-                for (size_t i = 0; i < n; i++)                                                                      \
-                    done[i] = (T)OUT(acc[i]);                                                                       \
-            for (int k = 0; k < n_out; k++)                                                                         \
-                memcpy((T *)out[k] + at, done, n * sizeof(T));                                                      \
-        }                                                                                                           \
+#define DEFINE(name, T, A, W, IN, OUT, SCALE)                                                                          \
+    INLINE void name##_add(A *acc, const T *x, size_t n)                                                               \
+    {                                                                                                                  \
+        for (size_t i = 0; i < n; i++)                                                                                 \
+            acc[i] = (A)((W)acc[i] + (W)IN(x[i]));                                                                     \
+    }                                                                                                                  \
+    INLINE void name##_mul(A *acc, const T *x, size_t n)                                                               \
+    {                                                                                                                  \
+        for (size_t i = 0; i < n; i++)                                                                                 \
+            acc[i] = (A)((W)acc[i] * (W)IN(x[i]));                                                                     \
+    }                                                                                                                  \
+    INLINE void name##_max(A *acc, const T *x, size_t n)                                                               \
+    {                                                                                                                  \
+        for (size_t i = 0; i < n; i++) {                                                                               \
+            A v = IN(x[i]);                                                                                            \
+            acc[i] = LARGER(acc[i], v);                                                                                \
+        }                                                                                                              \
+    }                                                                                                                  \
+    INLINE void name##_min(A *acc, const T *x, size_t n)                                                               \
+    {                                                                                                                  \
+        for (size_t i = 0; i < n; i++) {                                                                               \
+            A v = IN(x[i]);                                                                                            \
+            acc[i] = SMALLER(acc[i], v);                                                                               \
+        }                                                                                                              \
+    }                                                                                                                  \
+    INLINE void name##_body(const struct cdi_partial *p, void *const *out, int n_out, const void *const *in, int n_in, \
+                            size_t count, cddp_op op)                                                                  \
+    {                                                                                                                  \
+        enum { BLOCK = BLOCK_BYTES / sizeof(A) };                                                                      \
+        A acc[BLOCK];                                                                                                  \
+        T done[BLOCK];                                                                                                 \
+        const A scale = SCALE(A, p->n_total);                                                                          \
+                                                                                                                       \
+        for (size_t at = 0; at < count; at += BLOCK) {                                                                 \
+            size_t n = count - at < BLOCK ? count - at : BLOCK;                                                        \
+                                                                                                                       \
+            if (p->from != NULL) {                                                                                     \
+                memcpy(acc, (const A *)p->from + at, n * sizeof(A));                                                   \
+            } else {                                                                                                   \
+                const T *first = (const T *)in[0] + at;                                                                \
+                                                                                                                       \
+                for (size_t i = 0; i < n; i++)                                                                         \
+                    acc[i] = IN(first[i]);                                                                             \
+            }                                                                                                          \
+            for (int r = p->from == NULL; r < n_in; r++) {                                                             \
+                const T *x = (const T *)in[r] + at;                                                                    \
+                                                                                                                       \
+                switch (op) {                                                                                          \
+                case CDDP_SUM:                                                                                         \
+                case CDDP_MEAN:                                                                                        \
+                    name##_add(acc, x, n);                                                                             \
+                    break;                                                                                             \
+                case CDDP_PROD:                                                                                        \
+                    name##_mul(acc, x, n);                                                                             \
+                    break;                                                                                             \
+                case CDDP_MAX:                                                                                         \
+                    name##_max(acc, x, n);                                                                             \
+                    break;                                                                                             \
+                case CDDP_MIN:                                                                                         \
+                    name##_min(acc, x, n);                                                                             \
+                    break;                                                                                             \
+                }                                                                                                      \
+            }                                                                                                          \
+            if (p->to != NULL) {                                                                                       \
+                memcpy((A *)p->to + at, acc, n * sizeof(A));                                                           \
+                continue;                                                                                              \
+            }                                                                                                          \
+            if (op == CDDP_MEAN)                                                                                       \
+                for (size_t i = 0; i < n; i++)                                                                         \
+                    done[i] = (T)OUT((A)(acc[i] * scale));                                                             \
+            else                                                                                                       \
+                for (size_t i = 0; i < n; i++)                                                                         \
+                    done[i] = (T)OUT(acc[i]);                                                                          \
+            for (int k = 0; k < n_out; k++)                                                                            \
+                memcpy((T *)out[k] + at, done, n * sizeof(T));                                                         \
+        }                                                                                                              \
     }
 /* NOLINTEND(bugprone-macro-parentheses) */
 
@@ -111,14 +121,15 @@ DEFINE(f64, double, double, double, SAME, SAME, MEAN_SCALE)
 DEFINE(f16, uint16_t, float, float, F16_IN, F16_OUT, MEAN_SCALE)
 DEFINE(bf16, uint16_t, float, float, BF16_IN, BF16_OUT, MEAN_SCALE)
 
-typedef void (*reduce_fn)(void *const *out, int n_out, const void *const *in, int n_in, size_t count, cddp_op op);
+typedef void (*reduce_fn)(const struct cdi_partial *p, void *const *out, int n_out, const void *const *in, int n_in,
+                          size_t count, cddp_op op);
 
 /* A set of all types, compiled for one kind of processor. */
-#define VARIANT_FN(name, variant, attr)                                                                           \
-    attr static void name##_##variant(void *const *out, int n_out, const void *const *in, int n_in, size_t count, \
-                                      cddp_op op)                                                                 \
-    {                                                                                                             \
-        name##_body(out, n_out, in, n_in, count, op);                                                             \
+#define VARIANT_FN(name, variant, attr)                                                                                \
+    attr static void name##_##variant(const struct cdi_partial *p, void *const *out, int n_out, const void *const *in, \
+                                      int n_in, size_t count, cddp_op op)                                              \
+    {                                                                                                                  \
+        name##_body(p, out, n_out, in, n_in, count, op);                                                               \
     }
 #define VARIANT(variant, attr)                                                                           \
     VARIANT_FN(i8, variant, attr)                                                                        \
@@ -142,14 +153,44 @@ VARIANT(base, )
 VARIANT(avx2, __attribute__((target("avx2"))))
 #endif
 
-void cdi_reduce(void *const *out, int n_out, const void *const *in, int n_in, size_t count, cddp_dtype dtype,
-                cddp_op op)
+size_t cdi_reduce_acc_size(cddp_dtype dtype)
+{
+    switch (dtype) {
+    case CDDP_DTYPE_NONE:
+        break;
+    case CDDP_INT8:
+    case CDDP_UINT8:
+        return 1;
+    case CDDP_INT32:
+    case CDDP_UINT32:
+    case CDDP_FLOAT16:
+    case CDDP_BFLOAT16:
+    case CDDP_FLOAT32:
+        return 4;
+    case CDDP_INT64:
+    case CDDP_UINT64:
+    case CDDP_FLOAT64:
+        return 8;
+    }
+    return 0;
+}
+
+void cdi_reduce_partial(const struct cdi_partial *p, void *const *out, int n_out, const void *const *in, int n_in,
+                        size_t count, cddp_dtype dtype, cddp_op op)
 {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx2")) {
-        fns_avx2[dtype](out, n_out, in, n_in, count, op);
+        fns_avx2[dtype](p, out, n_out, in, n_in, count, op);
         return;
     }
 #endif
-    fns_base[dtype](out, n_out, in, n_in, count, op);
+    fns_base[dtype](p, out, n_out, in, n_in, count, op);
+}
+
+void cdi_reduce(void *const *out, int n_out, const void *const *in, int n_in, size_t count, cddp_dtype dtype,
+                cddp_op op)
+{
+    const struct cdi_partial whole = {.n_total = n_in};
+
+    cdi_reduce_partial(&whole, out, n_out, in, n_in, count, dtype, op);
 }

@@ -15,4 +15,18 @@
 void cdi_reduce(void *const *out, int n_out, const void *const *in, int n_in, size_t count, cddp_dtype dtype,
                 cddp_op op);
 
+/*
+ * The same in stretches, for inputs that lie on several nodes: accumulators go from one to the next, so that the last
+ * one has exactly what cdi_reduce makes of all inputs at once.
+ */
+struct cdi_partial {
+    const void *from; /* accumulators of the inputs before these, or NULL: there are none */
+    void *to;         /* accumulators are written here (may be `from`) and out is not used; NULL: this is the end */
+    int n_total;      /* inputs in all */
+};
+/* Bytes of an accumulator: float32 for the two types of 16 bits, else the type itself. */
+size_t cdi_reduce_acc_size(cddp_dtype dtype);
+void cdi_reduce_partial(const struct cdi_partial *p, void *const *out, int n_out, const void *const *in, int n_in,
+                        size_t count, cddp_dtype dtype, cddp_op op);
+
 #endif

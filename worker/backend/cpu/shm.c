@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #define SHM_MAGIC 0x4d48535044444443u /* "CDDDPSHM" */
-#define SHM_VERSION 1u
+#define SHM_VERSION 2u
 
 enum { ABORT_NONE = 0, ABORT_WRITING = 1, ABORT_TOLD = 2 };
 
@@ -99,7 +99,8 @@ void cdi_shm_unmap(const struct cdi_mapper *m, void *p, size_t bytes)
         (void)munmap(p, bytes);
 }
 
-cddp_status cdi_shm_create(struct cdi_shm **out, int rank, int size, const struct cdi_mapper *m, struct cdi_error *err)
+cddp_status cdi_shm_create(struct cdi_shm **out, int rank, int size, int first, const struct cdi_mapper *m,
+                           struct cdi_error *err)
 {
     struct cdi_shm *s = calloc(1, sizeof *s);
 
@@ -111,6 +112,7 @@ cddp_status cdi_shm_create(struct cdi_shm **out, int rank, int size, const struc
     }
     s->rank = rank;
     s->size = size;
+    s->first = first;
     s->bytes = cdi_shm_bytes(size);
     if (m != NULL)
         s->mapper = *m;
@@ -147,7 +149,8 @@ cddp_status cdi_shm_adopt(struct cdi_shm *s, void *segment, struct cdi_error *er
 
     if (h->magic != SHM_MAGIC || h->version != SHM_VERSION || h->size != (uint32_t)s->size)
         return cdi_fail(err, CDDP_E_VERSION,
-                        "rank 0's shared memory has another layout: were all ranks built with the same libcddp?");
+                        "rank %d's shared memory has another layout: were all ranks built with the same libcddp?",
+                        s->first);
     take_over(s, segment);
     return CDDP_OK;
 }
@@ -165,7 +168,10 @@ void cdi_shm_destroy(struct cdi_shm *s)
         struct cdi_shm_rank *me = &s->ranks[s->rank];
 
         atomic_store(&me->left, 1);
-        wake_all(&me->posted.value); /* it has not changed, but who sleeps on it must look at `left` */
+        wake_all(&me->posted.value); /* these have not changed, but who sleeps on them must look at `left` */
+        wake_all(&me->mail.sent.value);
+        for (int r = 0; r < s->size; r++)
+            wake_all(&s->ranks[r].mail.taken.value);
         cdi_shm_unmap(&s->mapper, s->header, s->bytes);
     }
     for (int r = 0; r < s->size; r++)

@@ -23,6 +23,7 @@
 /* Of a piece: what this rank puts in, and, behind it, what it has reduced (half of it at most, in whole lines). */
 #define CDI_SHM_SLOT_BYTES (CDI_SHM_PIECE_BYTES + CDI_SHM_PIECE_BYTES / 2 + 4096)
 #define CDI_SHM_TEXT 512
+#define CDI_SHM_MAIL_BYTES (64u * 1024) /* send and recv go through in pieces of this size */
 
 /* A futex between processes. Posters make the system call only if somebody sleeps. */
 struct cdi_counter {
@@ -39,13 +40,21 @@ struct cdi_shm_desc {
     uint64_t offset; /* in the region */
 };
 
+/* What a rank sends to another one: one piece at a time, which its receiver takes before the next comes. */
+struct cdi_shm_mail {
+    struct cdi_counter sent, taken; /* pieces; equal: the mail is the sender's to write */
+    _Atomic uint64_t address;       /* number of the piece << 32 | local rank of the receiver */
+    struct cdi_shm_desc desc;       /* of the whole message */
+    uint8_t data[CDI_SHM_MAIL_BYTES];
+};
+
 struct cdi_shm_rank {
     struct cdi_counter posted;          /* the last step whose input is visible */
     _Alignas(64) _Atomic uint32_t left; /* said goodbye */
     _Atomic int32_t pid;
+    _Atomic uint32_t moved; /* changes while this rank gets on with what others wait for: pieces over the network */
     struct cdi_shm_desc desc[2];
-    int32_t report_status; /* "did it work?", where all must agree */
-    char report[CDI_SHM_TEXT];
+    struct cdi_shm_mail mail;
 };
 
 struct cdi_shm_header; /* shm.c */
@@ -58,7 +67,8 @@ struct cdi_mapper {
 };
 
 struct cdi_shm {
-    int rank, size;
+    int rank, size; /* within the node */
+    int first;      /* the rank in the world of the node's rank 0: add it for messages */
     struct cdi_shm_header *header;
     size_t bytes;
     struct cdi_shm_rank *ranks;
@@ -77,7 +87,8 @@ cddp_status cdi_shm_map(const struct cdi_mapper *m, int fd, size_t bytes, void *
 void cdi_shm_unmap(const struct cdi_mapper *m, void *p, size_t bytes);
 
 /* No mapping and no socket yet. CDDP_E_NOMEM. */
-cddp_status cdi_shm_create(struct cdi_shm **out, int rank, int size, const struct cdi_mapper *m, struct cdi_error *err);
+cddp_status cdi_shm_create(struct cdi_shm **out, int rank, int size, int first, const struct cdi_mapper *m,
+                           struct cdi_error *err);
 /* Adopt a mapped segment; local rank 0 initialises it first. CDDP_E_VERSION: it is not one of ours. */
 void cdi_shm_format(struct cdi_shm *s, void *segment);
 cddp_status cdi_shm_adopt(struct cdi_shm *s, void *segment, struct cdi_error *err);

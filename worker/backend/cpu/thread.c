@@ -206,6 +206,33 @@ void cdi_queue_destroy(struct cdi_queue *q)
     free(q);
 }
 
+static enum cdi_flight_op flight_op(enum cdi_op_kind kind)
+{
+    switch (kind) {
+    case CDI_ALL_REDUCE:
+        return CDI_FLIGHT_ALL_REDUCE;
+    case CDI_BROADCAST:
+        return CDI_FLIGHT_BROADCAST;
+    case CDI_ALL_GATHER:
+        return CDI_FLIGHT_ALL_GATHER;
+    case CDI_BARRIER:
+        return CDI_FLIGHT_BARRIER;
+    case CDI_REDUCE:
+        return CDI_FLIGHT_REDUCE;
+    case CDI_ALL_GATHERV:
+        return CDI_FLIGHT_ALL_GATHERV;
+    case CDI_REDUCE_SCATTER:
+        return CDI_FLIGHT_REDUCE_SCATTER;
+    case CDI_ALL_TO_ALL:
+        return CDI_FLIGHT_ALL_TO_ALL;
+    case CDI_SEND:
+        return CDI_FLIGHT_SEND;
+    case CDI_RECV:
+        return CDI_FLIGHT_RECV;
+    }
+    return CDI_FLIGHT_NONE;
+}
+
 static cddp_status append(struct cdi_queue *q, const struct cdi_work *work, struct cdi_error *err)
 {
     struct cdi_work *w;
@@ -218,9 +245,8 @@ static cddp_status append(struct cdi_queue *q, const struct cdi_work *work, stru
     *w = *work;
     w->next = NULL;
     w->ticket = ++q->given;
-    w->flight_seq =
-        cdi_flight_enqueue(q->flight, w->is_region ? CDI_FLIGHT_REGION : (enum cdi_flight_op)(w->op.kind + 1),
-                           w->op.dtype, w->is_region ? w->region_bytes : w->op.count, w->op.bucket);
+    w->flight_seq = cdi_flight_enqueue(q->flight, w->is_region ? CDI_FLIGHT_REGION : flight_op(w->op.kind), w->op.dtype,
+                                       w->is_region ? w->region_bytes : w->op.count, w->op.bucket);
     if (q->last != NULL)
         q->last->next = w;
     else
@@ -230,10 +256,6 @@ static cddp_status append(struct cdi_queue *q, const struct cdi_work *work, stru
     q->n_eager += !w->op.lazy;
     return CDDP_OK;
 }
-
-_Static_assert((int)CDI_ALL_REDUCE + 1 == CDI_FLIGHT_ALL_REDUCE && (int)CDI_BROADCAST + 1 == CDI_FLIGHT_BROADCAST &&
-                   (int)CDI_ALL_GATHER + 1 == CDI_FLIGHT_ALL_GATHER && (int)CDI_BARRIER + 1 == CDI_FLIGHT_BARRIER,
-               "the flight page has the same operations, counted from 1");
 
 cddp_status cdi_queue_enqueue(struct cdi_queue *q, const struct cdi_work *work, uint64_t *ticket, struct cdi_error *err)
 {

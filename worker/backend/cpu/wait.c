@@ -56,7 +56,7 @@ static bool yield(struct cdi_counter *c, uint32_t step)
     return false;
 }
 
-static cddp_status died(const struct cdi_wait *w, int rank, struct cdi_error *err)
+cddp_status cdi_wait_died(const struct cdi_wait *w, int rank, const char *how, struct cdi_error *err)
 {
     int64_t until = cdi_now_ms() + AGENT_GRACE_MS;
 
@@ -67,16 +67,63 @@ static cddp_status died(const struct cdi_wait *w, int rank, struct cdi_error *er
             return err->status;
         (void)nanosleep(&ms, NULL);
     }
-    return cdi_fail(err, CDDP_E_PEER, "rank %d (pid %d) died", rank, (int)atomic_load(&w->shm->ranks[rank].pid));
+    return cdi_fail(err, CDDP_E_PEER, "rank %d (%s) died", rank, how);
 }
 
-static cddp_status late(const struct cdi_wait *w, uint32_t step, struct cdi_error *err)
+static cddp_status died(const struct cdi_wait *w, int rank, struct cdi_error *err)
+{
+    char pid[32];
+
+    (void)snprintf(pid, sizeof pid, "pid %d", (int)atomic_load(&w->shm->ranks[rank].pid));
+    return cdi_wait_died(w, w->shm->first + rank, pid, err);
+}
+
+int cdi_wait_hung_up(struct cdi_wait *w, struct cdi_error *err)
+{
+    int gone = cdi_shm_hung_up(w->shm);
+
+    if (gone >= 0)
+        (void)died(w, gone, err);
+    return gone;
+}
+
+/* A wait under way. */
+struct waiting {
+    int rank;
+    struct cdi_counter *c;
+    bool one; /* only this rank is waited for */
+    uint32_t step;
+    int64_t deadline_ms, look_at_ms;
+    uint32_t moved; /* what `moved` of all ranks summed up to */
+};
+
+static uint32_t moved(const struct cdi_wait *w)
+{
+    uint32_t sum = 0;
+
+    for (int r = 0; r < w->shm->size; r++)
+        sum += atomic_load_explicit(&w->shm->ranks[r].moved, memory_order_relaxed);
+    return sum;
+}
+
+static void set_deadline(const struct cdi_wait *w, struct waiting *g)
+{
+    g->moved = moved(w);
+    g->deadline_ms = cdi_deadline_ms(cdi_now_ms(), w->timeout_ms + w->slack_ms);
+}
+
+/* The time is over, unless something has moved since it began. */
+static cddp_status late(const struct cdi_wait *w, struct waiting *g, struct cdi_error *err)
 {
     struct cdi_rank_list missing = {0};
 
+    if (w->slack_ms > 0 && moved(w) != g->moved) {
+        set_deadline(w, g);
+        return CDDP_OK;
+    }
     for (int r = 0; r < w->shm->size; r++)
-        if (!cdi_counter_reached(&w->shm->ranks[r].posted, step))
-            cdi_rank_list_add(&missing, r);
+        if (g->one ? r == g->rank : !cdi_counter_reached(&w->shm->ranks[r].posted, g->step))
+            cdi_rank_list_add(&missing, w->shm->first + r);
     return cdi_fail(err, CDDP_E_TIMEOUT, "rank%s %s did not come within %.4g s", missing.n > 1 ? "s" : "", missing.text,
                     (double)w->timeout_ms / 1000);
 }
@@ -108,73 +155,87 @@ static void sleep_on(struct cdi_wait *w, struct cdi_counter *c, uint32_t seen, u
     (void)syscall(SYS_futex, &c->value, FUTEX_WAIT, seen, &slice, NULL, 0);
 }
 
-/* Everything but the counter that can end the wait for `rank`. */
-static cddp_status look_around(struct cdi_wait *w, int rank, uint32_t step, int64_t *look_at_ms, int64_t deadline_ms,
-                               struct cdi_error *err)
+/* Everything but the counter that can end the wait. */
+static cddp_status look_around(struct cdi_wait *w, struct waiting *g, struct cdi_error *err)
 {
-    struct cdi_counter *c = &w->shm->ranks[rank].posted;
     cddp_status st = cdi_wait_check(w, err);
     int64_t now = cdi_now_ms();
     int gone = -1;
 
     if (st != CDDP_OK)
         return st;
-    if (cdi_shm_left(w->shm, rank) && !cdi_counter_reached(c, step))
-        return cdi_fail(err, CDDP_E_PEER, "rank %d has left the job (cddp_finalize)", rank);
-    if (now >= *look_at_ms) {
+    if (cdi_shm_left(w->shm, g->rank) && !cdi_counter_reached(g->c, g->step))
+        return cdi_fail(err, CDDP_E_PEER, "rank %d has left the job (cddp_finalize)", w->shm->first + g->rank);
+    if (now >= g->look_at_ms) {
         gone = cdi_shm_hung_up(w->shm);
-        *look_at_ms = now + SLICE_MS;
+        g->look_at_ms = now + SLICE_MS;
     }
-    if (gone >= 0 && !cdi_counter_reached(c, step))
+    if (gone >= 0 && !cdi_counter_reached(g->c, g->step))
         return died(w, gone, err);
-    return now >= deadline_ms ? late(w, step, err) : CDDP_OK;
+    return now >= g->deadline_ms ? late(w, g, err) : CDDP_OK;
 }
 
-static cddp_status sleep_for(struct cdi_wait *w, int rank, uint32_t step, int64_t deadline_ms, struct cdi_error *err)
+static cddp_status sleep_for(struct cdi_wait *w, struct waiting *g, struct cdi_error *err)
 {
-    struct cdi_counter *c = &w->shm->ranks[rank].posted;
-    int64_t look_at_ms = cdi_now_ms() + SLICE_MS;
     cddp_status st = CDDP_OK;
 
-    (void)atomic_fetch_add_explicit(&c->sleepers, 1, memory_order_seq_cst);
+    g->look_at_ms = cdi_now_ms() + SLICE_MS;
+    (void)atomic_fetch_add_explicit(&g->c->sleepers, 1, memory_order_seq_cst);
     for (;;) {
         uint32_t agent_seen = atomic_load(cdi_flight_wake_word(w->flight));
-        uint32_t seen = atomic_load_explicit(&c->value, memory_order_seq_cst);
+        uint32_t seen = atomic_load_explicit(&g->c->value, memory_order_seq_cst);
 
-        if ((int32_t)(seen - step) >= 0)
+        if ((int32_t)(seen - g->step) >= 0)
             break;
-        st = look_around(w, rank, step, &look_at_ms, deadline_ms, err);
+        st = look_around(w, g, err);
         if (st != CDDP_OK)
             break;
-        sleep_on(w, c, seen, agent_seen, look_at_ms < deadline_ms ? look_at_ms : deadline_ms);
+        sleep_on(w, g->c, seen, agent_seen, g->look_at_ms < g->deadline_ms ? g->look_at_ms : g->deadline_ms);
     }
-    (void)atomic_fetch_sub_explicit(&c->sleepers, 1, memory_order_relaxed);
+    (void)atomic_fetch_sub_explicit(&g->c->sleepers, 1, memory_order_relaxed);
     return st;
+}
+
+static cddp_status wait_one(struct cdi_wait *w, struct waiting *g, bool on_thread,
+                            void (*what)(const void *arg, char *buf, size_t cap), const void *arg,
+                            struct cdi_error *err)
+{
+    int spins = on_thread ? w->spins_thread : w->spins_inline;
+    struct cdi_error why;
+    char name[160];
+    cddp_status st;
+
+    if (spin(g->c, g->step, spins) || yield(g->c, g->step))
+        return CDDP_OK;
+    if (g->deadline_ms == 0)
+        set_deadline(w, g);
+    st = sleep_for(w, g, &why);
+    if (st == CDDP_OK)
+        return CDDP_OK;
+    if (cdi_shm_aborted(w->shm, err) == st)
+        return st; /* a peer's sentence is whole */
+    what(arg, name, sizeof name);
+    return cdi_fail(err, st, "%s: %.800s", name, why.msg);
 }
 
 cddp_status cdi_wait_all(struct cdi_wait *w, uint32_t step, bool on_thread,
                          void (*what)(const void *arg, char *buf, size_t cap), const void *arg, struct cdi_error *err)
 {
-    int spins = on_thread ? w->spins_thread : w->spins_inline;
-    int64_t deadline_ms = 0;
+    struct waiting g = {.step = step};
+    cddp_status st = CDDP_OK;
 
-    for (int r = 0; r < w->shm->size; r++) {
-        struct cdi_counter *c = &w->shm->ranks[r].posted;
-        struct cdi_error why;
-        char name[160];
-        cddp_status st;
-
-        if (spin(c, step, spins) || yield(c, step))
-            continue;
-        if (deadline_ms == 0)
-            deadline_ms = cdi_deadline_ms(cdi_now_ms(), w->timeout_ms);
-        st = sleep_for(w, r, step, deadline_ms, &why);
-        if (st == CDDP_OK)
-            continue;
-        if (cdi_shm_aborted(w->shm, err) == st)
-            return st; /* a peer's sentence is whole */
-        what(arg, name, sizeof name);
-        return cdi_fail(err, st, "%s: %.800s", name, why.msg);
+    for (g.rank = 0; g.rank < w->shm->size && st == CDDP_OK; g.rank++) {
+        g.c = &w->shm->ranks[g.rank].posted;
+        st = wait_one(w, &g, on_thread, what, arg, err);
     }
-    return CDDP_OK;
+    return st;
+}
+
+cddp_status cdi_wait_counter(struct cdi_wait *w, int rank, struct cdi_counter *c, uint32_t step, bool on_thread,
+                             void (*what)(const void *arg, char *buf, size_t cap), const void *arg,
+                             struct cdi_error *err)
+{
+    struct waiting g = {.rank = rank, .c = c, .one = true, .step = step};
+
+    return wait_one(w, &g, on_thread, what, arg, err);
 }

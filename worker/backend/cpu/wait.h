@@ -18,6 +18,8 @@ struct cdi_wait {
     int spins_inline; /* pauses before yielding, when the caller's own thread waits */
     int spins_thread; /* the same for the communication thread, beside which the caller's thread computes */
     bool no_waitv;    /* this kernel has no futex_waitv */
+    int64_t slack_ms; /* beyond the timeout: for ranks that wait behind one which waits itself and knows more; the
+                         timeout then starts again whenever a rank of the node has moved something */
 };
 
 void cdi_wait_init(struct cdi_wait *w, struct cdi_shm *shm, struct cdi_flight *flight, int64_t timeout_ms, int cpus);
@@ -33,6 +35,17 @@ cddp_status cdi_wait_check(const struct cdi_wait *w, struct cdi_error *err);
  */
 cddp_status cdi_wait_all(struct cdi_wait *w, uint32_t step, bool on_thread,
                          void (*what)(const void *arg, char *buf, size_t cap), const void *arg, struct cdi_error *err);
+
+/* As cdi_wait_all, but until `c`, which local rank `rank` posts, has come to `step`. */
+cddp_status cdi_wait_counter(struct cdi_wait *w, int rank, struct cdi_counter *c, uint32_t step, bool on_thread,
+                             void (*what)(const void *arg, char *buf, size_t cap), const void *arg,
+                             struct cdi_error *err);
+
+/* Rank (in the world) has died; err says so, or what the agent says of it, which comes a moment later. */
+cddp_status cdi_wait_died(const struct cdi_wait *w, int rank, const char *how, struct cdi_error *err);
+
+/* The local rank that hung up without a goodbye, or -1; then err is as from cdi_wait_died. */
+int cdi_wait_hung_up(struct cdi_wait *w, struct cdi_error *err);
 
 static inline void cdi_pause(void)
 {

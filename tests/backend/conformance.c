@@ -1,0 +1,767 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "conformance.h"
+
+#include "common/clock.h"
+#include "worker/backend/cpu/float16.h"
+#include "worker/backend/cpu/reduce.h"
+#include "worker/dtype.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const size_t counts[] = {0, 1, 3, 1000, 2049, 65537};
+#define N_COUNTS (sizeof counts / sizeof counts[0])
+#define DEATH_MS 3000 /* how long a death may take to be known; far more than it takes, for busy machines */
+
+static const struct cdi_op barrier = {.kind = CDI_BARRIER, .bucket = -1, .lazy = true};
+
+/* Element i of rank r's input: anything, but the same whoever computes it. */
+static void fill(void *p, size_t count, cddp_dtype dtype, int rank, unsigned salt)
+{
+    size_t size = cddp_dtype_size(dtype);
+    uint64_t x = (uint64_t)rank * 7919 + salt + 1;
+
+    for (size_t i = 0; i < count; i++) {
+        double v;
+
+        x = x * 6364136223846793005u + 1442695040888963407u;
+        v = (double)(int64_t)(x >> 40) / 16777216 - 0.5;
+        if (dtype == CDDP_FLOAT32)
+            ((float *)p)[i] = (float)v;
+        else if (dtype == CDDP_FLOAT64)
+            ((double *)p)[i] = v;
+        else if (dtype == CDDP_FLOAT16)
+            ((uint16_t *)p)[i] = cdi_f16_of_float((float)v);
+        else if (dtype == CDDP_BFLOAT16)
+            ((uint16_t *)p)[i] = cdi_bf16_of_float((float)v);
+        else
+            memcpy((uint8_t *)p + i * size, &x, size);
+    }
+}
+
+/* The reduction of all ranks' inputs, computed here. who: the ranks in their order, or NULL: all. */
+static void expect_of(void *want, const int *who, int n, size_t count, cddp_dtype dtype, cddp_op op, unsigned salt)
+{
+    const void *in[RANKS_MAX] = {NULL};
+    void *own[RANKS_MAX];
+
+    for (int i = 0; i < n; i++) {
+        own[i] = malloc(count * cddp_dtype_size(dtype) + 1);
+        fill(own[i], count, dtype, who != NULL ? who[i] : i, salt);
+        in[i] = own[i];
+    }
+    cdi_reduce(&want, 1, in, n, count, dtype, op);
+    for (int i = 0; i < n; i++)
+        free(own[i]);
+}
+
+static void expect(void *want, int size, size_t count, cddp_dtype dtype, cddp_op op, unsigned salt)
+{
+    expect_of(want, NULL, size, count, dtype, op, salt);
+}
+
+static struct cdi_op an_op(enum cdi_op_kind kind, const void *in, void *out, size_t count, cddp_dtype dtype)
+{
+    return (struct cdi_op){
+        .kind = kind, .in = in, .out = out, .count = count, .dtype = dtype, .bucket = -1, .lazy = true};
+}
+
+/* ------------------------------------------------------------------------------------------------ reductions -------
+ */
+
+/* One of the three, of n elements in all, of which this rank wants `hi - lo` from lo on. */
+static int reduce_once(struct rank *r, struct cdi_op op, size_t n, size_t lo, size_t hi, bool in_place, unsigned salt)
+{
+    size_t size = cddp_dtype_size(op.dtype), bytes = (hi - lo) * size;
+    uint8_t *in = malloc(n * size + 1), *want = malloc(n * size + 1), *out = in_place ? NULL : malloc(bytes + 1);
+    bool same;
+
+    fill(in, n, op.dtype, r->rank, salt);
+    expect(want, r->size, n, op.dtype, op.op, salt);
+    op.in = in;
+    op.out = in_place ? in + lo * size : out;
+    if (!in_place)
+        out[bytes] = 0x5a;
+    in[n * size] = 0x5a;
+    RANK_CHECK(rank_do(r, &op) == CDDP_OK);
+    same = memcmp(op.out, want + lo * size, bytes) == 0 && in[n * size] == 0x5a && (in_place || out[bytes] == 0x5a);
+    free(in);
+    free(want);
+    free(out);
+    RANK_CHECK(same, "%s of %zu %s, %d ranks", cdi_op_name(op.op), n, cdi_dtype_name(op.dtype), r->size);
+    return 0;
+}
+
+static int any_reduction(struct rank *r, enum cdi_op_kind kind, size_t count, cddp_dtype dtype, cddp_op how,
+                         unsigned salt)
+{
+    struct cdi_op op = an_op(kind, NULL, NULL, count, dtype);
+    size_t n = count, lo = 0, hi = count;
+
+    op.op = how;
+    op.root = (int)salt % r->size;
+    if (kind == CDI_REDUCE && op.root != r->rank)
+        hi = 0;
+    if (kind == CDI_REDUCE_SCATTER) {
+        n = count * (size_t)r->size;
+        lo = count * (size_t)r->rank;
+        hi = lo + count;
+    }
+    return reduce_once(r, op, n, lo, hi, salt % 2, salt);
+}
+
+static int reduce_all(struct rank *r, enum cdi_op_kind kind)
+{
+    unsigned salt = 0;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    for (size_t c = 0; c < N_COUNTS; c++)
+        for (int dtype = CDDP_INT8; dtype <= CDDP_BFLOAT16; dtype++)
+            for (int op = CDDP_SUM; op <= CDDP_MEAN; op++) {
+                if (op == CDDP_MEAN && !cdi_dtype_is_float((cddp_dtype)dtype))
+                    continue;
+                if (counts[c] > 10000 && (op == CDDP_PROD || op == CDDP_MIN || dtype == CDDP_UINT32))
+                    continue; /* the small ones have shown them */
+                salt++;
+                if (any_reduction(r, kind, counts[c], (cddp_dtype)dtype, (cddp_op)op, salt) != 0)
+                    return 1;
+            }
+    return any_reduction(r, kind, 700001, CDDP_FLOAT32, CDDP_MEAN, 0) +
+           any_reduction(r, kind, 700001, CDDP_BFLOAT16, CDDP_MEAN, 1);
+}
+
+static int all_reduce_all(struct rank *r)
+{
+    return reduce_all(r, CDI_ALL_REDUCE);
+}
+
+static int reduce_to_root(struct rank *r)
+{
+    return reduce_all(r, CDI_REDUCE);
+}
+
+static int reduce_scatter_all(struct rank *r)
+{
+    return reduce_all(r, CDI_REDUCE_SCATTER);
+}
+
+/* What rounding in between, or another order, would change. */
+static int order_matters(struct rank *r)
+{
+    float x = r->rank == 0 ? 1e8f : r->rank == r->size - 1 ? -1e8f : 3.0f, want = 1e8f;
+    uint16_t h = cdi_f16_of_float(r->rank == 0 ? 2048 : 1), h_want = cdi_f16_of_float(2048 + (float)(r->size - 1));
+    struct cdi_op op = an_op(CDI_ALL_REDUCE, &x, &x, 1, CDDP_FLOAT32);
+
+    for (int i = 1; i < r->size - 1; i++)
+        want += 3.0f;
+    want += -1e8f;
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    RANK_CHECK(rank_do(r, &op) == CDDP_OK);
+    RANK_CHECK(x == want, "%.9g and not %.9g", (double)x, (double)want);
+    op = an_op(CDI_ALL_REDUCE, &h, &h, 1, CDDP_FLOAT16);
+    RANK_CHECK(rank_do(r, &op) == CDDP_OK);
+    RANK_CHECK(h == h_want, "%04x and not %04x", h, h_want);
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------------------ moving -----------
+ */
+
+static int broadcast_all(struct rank *r)
+{
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    for (size_t c = 0; c < N_COUNTS + 1; c++)
+        for (int root = 0; root < r->size; root++) {
+            size_t count = c < N_COUNTS ? counts[c] : 900001;
+            uint8_t *x = malloc(count * 4 + 1), *want = malloc(count * 4 + 1);
+            struct cdi_op op = an_op(CDI_BROADCAST, x, x, count, CDDP_FLOAT32);
+
+            op.root = root;
+            fill(x, count, CDDP_FLOAT32, r->rank, (unsigned)c);
+            fill(want, count, CDDP_FLOAT32, root, (unsigned)c);
+            x[count * 4] = 0x5a;
+            RANK_CHECK(rank_do(r, &op) == CDDP_OK);
+            RANK_CHECK(memcmp(x, want, count * 4) == 0 && x[count * 4] == 0x5a, "%zu from %d", count, root);
+            free(x);
+            free(want);
+        }
+    return 0;
+}
+
+/* Rank i gives len[i] elements. */
+static int gather_once(struct rank *r, bool v, const size_t *len, bool in_place, unsigned salt)
+{
+    size_t total = 0, at = 0, size = v ? 4 : 1;
+    cddp_dtype dtype = v ? CDDP_INT32 : CDDP_UINT8;
+    uint8_t *own = malloc(len[r->rank] * size + 1), *all, *want;
+    struct cdi_op op = an_op(v ? CDI_ALL_GATHERV : CDI_ALL_GATHER, own, NULL, v ? 0 : len[0], dtype);
+
+    for (int i = 0; i < r->size; i++)
+        total += len[i];
+    op.out = all = malloc(total * size + 1);
+    want = malloc(total * size + 1);
+    op.counts = v ? len : NULL;
+    fill(own, len[r->rank], dtype, r->rank, salt);
+    all[total * size] = 0x5a;
+    for (int i = 0; i < r->size; i++) {
+        fill(want + at, len[i], dtype, i, salt);
+        if (i == r->rank && in_place) {
+            memcpy(all + at, own, len[i] * size);
+            op.in = all + at;
+        }
+        at += len[i] * size;
+    }
+    RANK_CHECK(rank_do(r, &op) == CDDP_OK);
+    RANK_CHECK(memcmp(all, want, total * size) == 0 && all[total * size] == 0x5a, "gather of %zu", total);
+    free(own);
+    free(all);
+    free(want);
+    return 0;
+}
+
+static int all_gather_all(struct rank *r)
+{
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    for (size_t c = 0; c < N_COUNTS + 1; c++)
+        for (unsigned pass = 0; pass < 2; pass++) {
+            size_t len[RANKS_MAX];
+
+            for (int i = 0; i < r->size; i++)
+                len[i] = c < N_COUNTS ? counts[c] : 700001;
+            if (gather_once(r, false, len, pass, (unsigned)c) != 0)
+                return 1;
+        }
+    return 0;
+}
+
+static int all_gatherv_all(struct rank *r)
+{
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    for (unsigned c = 0; c < 12; c++) {
+        size_t len[RANKS_MAX];
+
+        for (unsigned i = 0; i < (unsigned)r->size; i++)
+            len[i] = c == 0 ? 0 : counts[(i * 5 + c) % N_COUNTS] + (c > 9 ? i : 0);
+        if (gather_once(r, true, len, c % 2, c) != 0)
+            return 1;
+    }
+    return 0;
+}
+
+static int all_to_all_all(struct rank *r)
+{
+    size_t n = (size_t)r->size;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    for (size_t c = 0; c < N_COUNTS; c++) {
+        size_t count = counts[c], block = count * 2;
+        uint8_t *in = malloc(n * block + 1), *out = malloc(n * block + 1), *other = malloc(n * block + 1);
+        struct cdi_op op = an_op(CDI_ALL_TO_ALL, in, out, count, CDDP_FLOAT16);
+
+        fill(in, n * count, CDDP_FLOAT16, r->rank, (unsigned)c);
+        out[n * block] = 0x5a;
+        RANK_CHECK(rank_do(r, &op) == CDDP_OK);
+        for (size_t i = 0; i < n; i++) {
+            fill(other, n * count, CDDP_FLOAT16, (int)i, (unsigned)c);
+            RANK_CHECK(memcmp(out + i * block, other + (size_t)r->rank * block, block) == 0, "%zu from %zu", count, i);
+        }
+        RANK_CHECK(out[n * block] == 0x5a);
+        free(in);
+        free(out);
+        free(other);
+    }
+    return 0;
+}
+
+static int barrier_holds(struct rank *r)
+{
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    for (int i = 1; i <= 50; i++) {
+        if (r->rank == i % r->size)
+            (void)usleep(500);
+        (void)atomic_fetch_add(&r->board->flag[0], 1);
+        RANK_CHECK(rank_do(r, &barrier) == CDDP_OK);
+        RANK_CHECK(atomic_load(&r->board->flag[0]) >= i * r->size, "somebody passed barrier %d too early", i);
+    }
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------------------ two ranks --------
+ */
+
+static cddp_status message(struct rank *r, enum cdi_op_kind kind, void *buf, size_t count, int peer)
+{
+    struct cdi_op op = an_op(kind, buf, buf, count, CDDP_FLOAT32);
+
+    op.root = peer;
+    return rank_do(r, &op);
+}
+
+/* Each pair in turn, in both directions; others go ahead. */
+static int pairs(struct rank *r)
+{
+    static const size_t lens[] = {0, 1, 1000, 16384, 16385, 300001};
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    for (size_t c = 0; c < sizeof lens / sizeof lens[0]; c++)
+        for (int a = 0; a < r->size; a++)
+            for (int b = 0; b < r->size; b++) {
+                size_t bytes = lens[c] * 4;
+                uint8_t *x, *want;
+
+                if (a == b || (r->rank != a && r->rank != b))
+                    continue;
+                x = malloc(bytes + 1);
+                want = malloc(bytes + 1);
+                fill(want, lens[c], CDDP_FLOAT32, a, (unsigned)b);
+                memcpy(x, want, bytes);
+                if (r->rank == b)
+                    memset(x, 0, bytes);
+                RANK_CHECK(message(r, r->rank == a ? CDI_SEND : CDI_RECV, x, lens[c], r->rank == a ? b : a) == CDDP_OK);
+                RANK_CHECK(memcmp(x, want, bytes) == 0, "%zu from %d to %d", lens[c], a, b);
+                free(x);
+                free(want);
+            }
+    return rank_do(r, &barrier) != CDDP_OK;
+}
+
+/* A token goes round, between collectives. */
+static int ring(struct rank *r)
+{
+    int next = (r->rank + 1) % r->size, before = (r->rank + r->size - 1) % r->size;
+    float token = 0;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    for (int i = 1; i <= 20; i++) {
+        if (r->rank > 0)
+            RANK_CHECK(message(r, CDI_RECV, &token, 1, before) == CDDP_OK);
+        token++;
+        RANK_CHECK(message(r, CDI_SEND, &token, 1, next) == CDDP_OK);
+        if (r->rank == 0)
+            RANK_CHECK(message(r, CDI_RECV, &token, 1, before) == CDDP_OK);
+        if (r->rank == 0)
+            RANK_CHECK(token == (float)(i * r->size), "%g", (double)token);
+        if (i % 5 == 0)
+            RANK_CHECK(rank_do(r, &barrier) == CDDP_OK);
+    }
+    return 0;
+}
+
+static int message_differs(struct rank *r)
+{
+    float x[4] = {0};
+    int last = r->size - 1;
+    cddp_status st = CDDP_E_MISMATCH;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (r->rank == 0)
+        st = message(r, CDI_SEND, x, 3, last);
+    else if (r->rank == last)
+        st = message(r, CDI_RECV, x, 4, 0);
+    RANK_CHECK(st == CDDP_E_MISMATCH);
+    if (r->rank == 0 || r->rank == last) {
+        char want[160];
+
+        (void)snprintf(want, sizeof want,
+                       "rank 0 called send of 3 float32 to rank %d, rank %d called recv of 4 float32", last, last);
+        RANK_CHECK(strstr(r->err.msg, want) != NULL);
+    }
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------------------ regions ----------
+ */
+
+#define BUCKETS 5
+
+/* Buckets, enqueued while a blocking call comes in between, joined in another order. */
+static int buckets(struct rank *r, struct cdi_region *where, int n, int round)
+{
+    static const size_t at[BUCKETS] = {0, 64, 4096, 70000 / 4 * 4, 1000000};
+    static const size_t len[BUCKETS] = {16, 1000, 15000, 200000, 900001};
+    uint64_t ticket[BUCKETS];
+    float *want = malloc(len[BUCKETS - 1] * sizeof *want);
+
+    for (int k = 0; k < n; k++) {
+        float *p = (float *)((uint8_t *)where->base + at[k]);
+        struct cdi_op op = an_op(CDI_ALL_REDUCE, p, p, len[k], CDDP_FLOAT32);
+
+        op.op = CDDP_MEAN;
+        op.region = where;
+        op.bucket = k;
+        op.lazy = round == 1;
+        fill(p, len[k], CDDP_FLOAT32, r->rank, (unsigned)(k + 10 * round));
+        RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket[k], &r->err) == CDDP_OK);
+        if (k == 2) { /* a metric in the middle of the backward pass */
+            float one = 1;
+            struct cdi_op metric = an_op(CDI_ALL_REDUCE, &one, &one, 1, CDDP_FLOAT32);
+
+            RANK_CHECK(rank_do(r, &metric) == CDDP_OK);
+            RANK_CHECK(one == (float)r->size);
+        }
+    }
+    RANK_CHECK(r->ops->join(r->b, ticket[n - 1], &r->err) == CDDP_OK);
+    RANK_CHECK(r->ops->join(r->b, ticket[0], &r->err) == CDDP_OK, "a ticket may be joined late, and twice");
+    for (int k = 0; k < n; k++) {
+        expect(want, r->size, len[k], CDDP_FLOAT32, CDDP_MEAN, (unsigned)(k + 10 * round));
+        RANK_CHECK(memcmp((uint8_t *)where->base + at[k], want, len[k] * 4) == 0, "bucket %d round %d", k, round);
+    }
+    free(want);
+    return 0;
+}
+
+static int regions(struct rank *r)
+{
+    struct cdi_region *region, *second;
+    size_t bytes = 8u << 20;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    RANK_CHECK(r->ops->region_create(r->b, bytes, &region, &r->err) == CDDP_OK);
+    RANK_CHECK(r->ops->region_create(r->b, 100, &second, &r->err) == CDDP_OK);
+    RANK_CHECK((uintptr_t)region->base % 4096 == 0 && region->bytes >= bytes);
+    for (size_t i = 0; i < bytes; i++)
+        RANK_CHECK(((uint8_t *)region->base)[i] == 0);
+    for (int round = 0; round < 3; round++)
+        if (buckets(r, round < 2 ? region : second, round < 2 ? BUCKETS : 1, round) != 0)
+            return 1;
+    r->ops->region_destroy(r->b, second);
+    r->ops->region_destroy(r->b, region);
+    r->ops->region_destroy(r->b, NULL);
+    return 0;
+}
+
+/* Every type in a region, at offsets that are aligned to nothing but the type. */
+static int region_types(struct rank *r)
+{
+    struct cdi_region *region;
+    size_t count = 70001;
+    void *want = malloc(count * 8);
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    RANK_CHECK(r->ops->region_create(r->b, count * 8 + 64, &region, &r->err) == CDDP_OK);
+    for (int dtype = CDDP_INT8; dtype <= CDDP_BFLOAT16; dtype++) {
+        size_t size = cddp_dtype_size((cddp_dtype)dtype);
+        uint8_t *p = (uint8_t *)region->base + 3 * size;
+        struct cdi_op op = an_op(CDI_ALL_REDUCE, p, p, count, (cddp_dtype)dtype);
+
+        op.op = cdi_dtype_is_float((cddp_dtype)dtype) ? CDDP_MEAN : CDDP_SUM;
+        op.region = region;
+        op.lazy = dtype % 2;
+        fill(p, count, (cddp_dtype)dtype, r->rank, (unsigned)dtype);
+        expect(want, r->size, count, (cddp_dtype)dtype, op.op, (unsigned)dtype);
+        RANK_CHECK(rank_do(r, &op) == CDDP_OK);
+        RANK_CHECK(memcmp(p, want, count * size) == 0, "%s", cdi_dtype_name((cddp_dtype)dtype));
+    }
+    r->ops->region_destroy(r->b, region);
+    free(want);
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------------------ elements ---------
+ */
+
+static int pack_and_unpack(struct rank *r)
+{
+    uint8_t a[3] = {1, 2, 3}, b[5] = {4, 5, 6, 7, 8}, packed[8] = {0}, x[3] = {0}, y[5] = {0};
+    const struct cdi_slice from[] = {{a, 3}, {NULL, 0}, {b, 5}}, to[] = {{x, 3}, {NULL, 0}, {y, 5}};
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    RANK_CHECK(r->ops->pack(r->b, packed, from, 3, &r->err) == CDDP_OK);
+    for (int i = 0; i < 8; i++)
+        RANK_CHECK(packed[i] == i + 1);
+    RANK_CHECK(r->ops->unpack(r->b, to, 3, packed, &r->err) == CDDP_OK);
+    RANK_CHECK(memcmp(a, x, 3) == 0 && memcmp(b, y, 5) == 0);
+    return 0;
+}
+
+static int casts(struct rank *r)
+{
+    const float x[] = {0, -0.0f, 1, 65504, 65520, 1e-8f, 5.9604645e-8f, 3.14159274f, INFINITY, NAN};
+    const uint16_t f16[] = {0, 0x8000, 0x3c00, 0x7bff, 0x7c00, 0, 1, 0x4248, 0x7c00, 0x7e00};
+    const uint16_t bf16[] = {0, 0x8000, 0x3f80, 0x4780, 0x4780, 0x322c, 0x3380, 0x4049, 0x7f80, 0x7fc0};
+    const cddp_dtype types[] = {CDDP_FLOAT16, CDDP_BFLOAT16};
+    uint16_t h[10];
+    float back[10];
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    for (int k = 0; k < 2; k++) {
+        const uint16_t *want = k == 0 ? f16 : bf16;
+
+        RANK_CHECK(r->ops->cast(r->b, h, types[k], x, CDDP_FLOAT32, 10, &r->err) == CDDP_OK);
+        for (int i = 0; i < 10; i++)
+            RANK_CHECK(h[i] == want[i], "element %d is %04x and not %04x", i, h[i], want[i]);
+        RANK_CHECK(r->ops->cast(r->b, back, CDDP_FLOAT32, h, types[k], 10, &r->err) == CDDP_OK);
+        RANK_CHECK(back[2] == 1 && isinf(back[8]) && isnan(back[9]));
+    }
+    RANK_CHECK(r->ops->cast(r->b, h, CDDP_INT32, x, CDDP_FLOAT32, 1, &r->err) == CDDP_E_INVALID);
+    return 0;
+}
+
+static int scales_and_scans(struct rank *r)
+{
+    float f[] = {1, NAN, 3, INFINITY, -INFINITY};
+    double d[] = {0.1, NAN, NAN};
+    uint16_t h[] = {0x3c00, 0x7c01, 0xfc00};
+    struct cdi_scan s;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    RANK_CHECK(r->ops->scale(r->b, f, 5, CDDP_FLOAT32, 0.5, &r->err) == CDDP_OK);
+    RANK_CHECK(f[0] == 0.5f && f[2] == 1.5f);
+    RANK_CHECK(r->ops->scan(r->b, f, 5, CDDP_FLOAT32, &s, &r->err) == CDDP_OK && s.n_nan == 1 && s.n_inf == 2);
+    RANK_CHECK(r->ops->scale(r->b, d, 3, CDDP_FLOAT64, 0.1, &r->err) == CDDP_OK && d[0] == 0.1 * 0.1);
+    RANK_CHECK(r->ops->scan(r->b, d, 3, CDDP_FLOAT64, &s, &r->err) == CDDP_OK && s.n_nan == 2 && s.n_inf == 0);
+    RANK_CHECK(r->ops->scan(r->b, h, 3, CDDP_FLOAT16, &s, &r->err) == CDDP_OK && s.n_nan == 1 && s.n_inf == 1);
+    RANK_CHECK(r->ops->scan(r->b, h, 3, CDDP_BFLOAT16, &s, &r->err) == CDDP_OK && s.n_nan == 0 && s.n_inf == 0);
+    RANK_CHECK(r->ops->scale(r->b, h, 1, CDDP_BFLOAT16, 1, &r->err) == CDDP_OK && h[0] == 0x3c00);
+    RANK_CHECK(r->ops->scale(r->b, h, 1, CDDP_INT8, 1, &r->err) == CDDP_E_INVALID);
+    RANK_CHECK(r->ops->scan(r->b, h, 1, CDDP_INT8, &s, &r->err) == CDDP_E_INVALID);
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------------------ parts ------------
+ */
+
+/* The sum over a part, whose ranks are who[0..n) of the whole, in that order. */
+static int sum_in_part(struct rank *r, struct cdi_backend *part, const int *who, int n, size_t count, unsigned salt)
+{
+    float *x = malloc(count * 4), *want = malloc(count * 4);
+    struct cdi_op op = an_op(CDI_ALL_REDUCE, x, x, count, CDDP_FLOAT32);
+    uint64_t ticket;
+
+    fill(x, count, CDDP_FLOAT32, r->rank, salt);
+    expect_of(want, who, n, count, CDDP_FLOAT32, CDDP_SUM, salt);
+    RANK_CHECK(r->ops->enqueue(part, &op, &ticket, &r->err) == CDDP_OK);
+    RANK_CHECK(r->ops->join(part, ticket, &r->err) == CDDP_OK);
+    RANK_CHECK(memcmp(x, want, count * 4) == 0);
+    free(x);
+    free(want);
+    return 0;
+}
+
+/* Odd and even ranks, each in reverse; then all in another order; one stays away. */
+static int splits(struct rank *r)
+{
+    struct cdi_backend *part = NULL, *again = NULL;
+    int who[RANKS_MAX], n = 0;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    RANK_CHECK(r->ops->split(r->b, r->rank % 2, -r->rank, &part, &r->err) == CDDP_OK);
+    for (int i = r->size - 1; i >= 0; i--)
+        if (i % 2 == r->rank % 2)
+            who[n++] = i;
+    for (unsigned k = 0; k < 4; k++)
+        if (sum_in_part(r, part, who, n, counts[k + 1], k) != 0)
+            return 1;
+    RANK_CHECK(r->ops->split(r->b, r->rank == 0 ? -1 : 5, r->rank % 2, &again, &r->err) == CDDP_OK);
+    RANK_CHECK((again == NULL) == (r->rank == 0));
+    n = 0;
+    for (int odd = 0; odd < 2; odd++)
+        for (int i = 1; i < r->size; i++)
+            if (i % 2 == odd)
+                who[n++] = i;
+    if (again != NULL && sum_in_part(r, again, who, n, 100000, 9) != 0)
+        return 1;
+    r->ops->destroy(part);
+    RANK_CHECK(rank_do(r, &barrier) == CDDP_OK);
+    r->ops->destroy(again);
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------------------- what goes wrong -
+ */
+
+static int differ(struct rank *r)
+{
+    float x[4] = {0};
+    int other = r->size - 1;
+    struct cdi_op op = an_op(CDI_ALL_REDUCE, x, x, r->rank == other ? 4 : 3, CDDP_FLOAT32);
+    char want[128];
+
+    (void)snprintf(want, sizeof want, "rank %d called all_reduce(sum) of 4 float32", other);
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    RANK_CHECK(rank_do(r, &barrier) == CDDP_OK);
+    RANK_CHECK(rank_do(r, &op) == CDDP_E_MISMATCH);
+    RANK_CHECK(strstr(r->err.msg, want) != NULL && strstr(r->err.msg, " called all_reduce(sum) of 3 float32") != NULL);
+    RANK_CHECK(rank_do(r, &barrier) == CDDP_E_MISMATCH, "the error stays");
+    RANK_CHECK(r->ops->health(r->b, &r->err) == CDDP_E_MISMATCH);
+    return 0;
+}
+
+static int parts_differ(struct rank *r)
+{
+    size_t len[RANKS_MAX] = {1, 1, 1, 1, 1, 1, 1, 1};
+    int32_t x[RANKS_MAX + 1], out[RANKS_MAX + 1];
+    struct cdi_op op = an_op(CDI_ALL_GATHERV, x, out, 0, CDDP_INT32);
+
+    len[r->rank == 0 ? 0 : 1]++; /* the same sum */
+    op.counts = len;
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    memset(x, 0, sizeof x);
+    RANK_CHECK(rank_do(r, &op) == CDDP_E_MISMATCH);
+    return 0;
+}
+
+/* All ranks but the victim hear of its death and of nobody else's. */
+static int mourn(struct rank *r, int victim)
+{
+    char want[32];
+    int64_t t0 = cdi_now_ms();
+    cddp_status st = CDDP_OK;
+
+    (void)snprintf(want, sizeof want, "rank %d (", victim);
+    while (st == CDDP_OK && cdi_now_ms() < t0 + DEATH_MS)
+        st = rank_do(r, &barrier);
+    RANK_CHECK(st == CDDP_E_PEER);
+    RANK_CHECK(strstr(r->err.msg, want) != NULL && strstr(r->err.msg, "died") != NULL);
+    RANK_CHECK(cdi_now_ms() - t0 < DEATH_MS);
+    RANK_CHECK(rank_do(r, &barrier) == CDDP_E_PEER, "the error stays");
+    return 0;
+}
+
+static int die(struct rank *r, int victim)
+{
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    RANK_CHECK(rank_do(r, &barrier) == CDDP_OK);
+    if (r->rank == victim)
+        (void)raise(SIGKILL);
+    return mourn(r, victim);
+}
+
+static int first_dies(struct rank *r)
+{
+    return die(r, 0);
+}
+
+static int second_dies(struct rank *r)
+{
+    return die(r, 1);
+}
+
+static int third_dies(struct rank *r)
+{
+    return die(r, 2);
+}
+
+/* In the middle of moving much data. */
+static int dies_at_work(struct rank *r)
+{
+    size_t count = 4u << 20;
+    float *x = calloc(count, sizeof *x);
+    struct cdi_op op = an_op(CDI_ALL_REDUCE, x, x, count, CDDP_FLOAT32);
+    cddp_status st = CDDP_OK;
+    int64_t t0;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    RANK_CHECK(rank_do(r, &op) == CDDP_OK);
+    if (r->rank == 1 && fork() == 0) {
+        pid_t parent = getppid();
+
+        (void)usleep(20000);
+        (void)kill(parent, SIGKILL);
+        _exit(0);
+    }
+    t0 = cdi_now_ms();
+    while (st == CDDP_OK && cdi_now_ms() - t0 < 2 * DEATH_MS)
+        st = rank_do(r, &op);
+    RANK_CHECK(st == CDDP_E_PEER && strstr(r->err.msg, "rank 1 (") != NULL);
+    free(x);
+    return 0;
+}
+
+static int stay_away(struct rank *r)
+{
+    int late = r->size - 1;
+    char want[64];
+
+    (void)snprintf(want, sizeof want, "barrier: rank %d did not come within 0.3 s", late);
+    r->world.timeout_ms = r->rank == late ? 60000 : 300;
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (r->rank == late) /* comes only when the others have given up */
+        while (atomic_load(&r->board->flag[0]) < r->size - 1)
+            (void)usleep(1000);
+    RANK_CHECK(rank_do(r, &barrier) == CDDP_E_TIMEOUT);
+    RANK_CHECK(strstr(r->err.msg, want) != NULL);
+    atomic_fetch_add(&r->board->flag[0], 1);
+    return 0;
+}
+
+static int leave(struct rank *r)
+{
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    RANK_CHECK(rank_do(r, &barrier) == CDDP_OK);
+    if (r->rank == 1)
+        return 0;
+    RANK_CHECK(rank_do(r, &barrier) == CDDP_E_PEER);
+    RANK_CHECK(strstr(r->err.msg, "rank 1 has left the job") != NULL);
+    return 0;
+}
+
+static int stop_all(struct rank *r)
+{
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (r->rank == 1)
+        r->ops->abort(r->b, CDDP_E_ABORTED, "rank 1 aborted the job: loss is NaN");
+    RANK_CHECK(rank_do(r, &barrier) == CDDP_E_ABORTED);
+    RANK_CHECK(strstr(r->err.msg, "loss is NaN") != NULL);
+    RANK_CHECK(rank_do(r, &barrier) == CDDP_E_ABORTED, "the error stays");
+    RANK_CHECK(r->ops->health(r->b, &r->err) == CDDP_E_ABORTED);
+    r->ops->abort(r->b, CDDP_E_ABORTED, "again");
+    return 0;
+}
+
+static int abandon(struct rank *r)
+{
+    struct cdi_op op = barrier;
+    uint64_t ticket;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    op.lazy = r->rank % 2;
+    if (r->rank != 1)
+        RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
+    return 0; /* destroyed with work in flight: must not hang */
+}
+
+static int never_starts(struct rank *r)
+{
+    r->world.join_timeout_ms = 300;
+    if (r->rank == r->size - 1)
+        return 0;
+    RANK_CHECK(rank_open(r) == CDDP_E_TIMEOUT);
+    return 0;
+}
+
+const struct conformance_case conformance_cases[] = {
+    {"all_reduce gives the sum in rank order, for every type and operation", all_reduce_all, 1, -1},
+    {"reduce gives it to the root alone", reduce_to_root, 1, -1},
+    {"reduce_scatter gives each rank its block of it", reduce_scatter_all, 1, -1},
+    {"sums are made in rank order and rounded once", order_matters, 2, -1},
+    {"broadcast brings the root's data to all", broadcast_all, 1, -1},
+    {"all_gather puts all parts together", all_gather_all, 1, -1},
+    {"all_gatherv takes parts of different length", all_gatherv_all, 1, -1},
+    {"all_to_all gives every rank a block of every other", all_to_all_all, 1, -1},
+    {"barrier ends only after all have begun it", barrier_holds, 1, -1},
+    {"send and recv work between all pairs", pairs, 2, -1},
+    {"send and recv can be mixed with collectives", ring, 2, -1},
+    {"a message of another length is told to both ranks", message_differs, 2, -1},
+    {"buckets of a region are reduced in place, several in flight", regions, 1, -1},
+    {"a region holds every type at every offset", region_types, 1, -1},
+    {"pack and unpack are each other's inverse", pack_and_unpack, 1, -1},
+    {"cast rounds to nearest and keeps NaN and infinity", casts, 1, -1},
+    {"scale and scan take every floating-point type", scales_and_scans, 1, -1},
+    {"split makes communicators in the order of the keys", splits, 3, -1},
+    {"ranks that call different collectives are told both", differ, 2, -1},
+    {"parts of different length on two ranks are a mismatch", parts_differ, 2, -1},
+    {"the death of rank 0 is noticed and named", first_dies, 2, 0},
+    {"the death of rank 1 is noticed and named", second_dies, 2, 1},
+    {"the death of rank 2 is noticed and named", third_dies, 3, 2},
+    {"a death in the middle of moving data is noticed and named", dies_at_work, 2, 1},
+    {"a rank that never comes is named at the deadline", stay_away, 2, -1},
+    {"a rank that has left is named as such", leave, 2, -1},
+    {"an abort reaches every rank with its reason, and stays", stop_all, 2, -1},
+    {"work that was not joined is abandoned", abandon, 2, -1},
+    {"a rank that does not come to connect ends the wait at the deadline", never_starts, 2, -1},
+};
+const size_t conformance_n_cases = sizeof conformance_cases / sizeof conformance_cases[0];

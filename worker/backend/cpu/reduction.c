@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* all_reduce, reduce and reduce_scatter: the same sums, of which a rank wants all, nothing, or its block. */
+#include "worker/backend/cpu/reduce.h"
+#include "worker/backend/cpu/run.h"
+
+#include <string.h>
+
+/* `count` elements are summed; this rank wants those in [lo, hi), at out. */
+struct want {
+    size_t count, size /* bytes of an element */, lo, hi;
+    uint8_t *out;
+};
+
+static struct want want_of(const struct cdi_run *run)
+{
+    const struct cdi_op *op = &run->w->op;
+    struct want w = {.count = op->count, .size = cddp_dtype_size(op->dtype), .hi = op->count, .out = op->out};
+
+    if (op->kind == CDI_REDUCE && op->root != run->t->rank)
+        w.hi = 0;
+    if (op->kind == CDI_REDUCE_SCATTER) {
+        w.count = op->count * (size_t)run->t->size;
+        w.lo = op->count * (size_t)run->t->rank;
+        w.hi = w.lo + op->count;
+    }
+    return w;
+}
+
+/* Elements [at, at + n) of the result are at p: keep what is wanted of them. */
+static void keep(const struct want *w, size_t at, size_t n, const void *p)
+{
+    size_t lo = at > w->lo ? at : w->lo, hi = at + n < w->hi ? at + n : w->hi;
+
+    if (lo < hi)
+        memcpy(w->out + (lo - w->lo) * w->size, (const uint8_t *)p + (lo - at) * w->size, (hi - lo) * w->size);
+}
+
+/* Rank's part of n elements: whole cache lines, except at the end. */
+static void share(size_t n, size_t size, int rank, int n_ranks, size_t *lo, size_t *hi)
+{
+    size_t line = 64 / size, per = (n + (size_t)n_ranks - 1) / (size_t)n_ranks;
+
+    per = (per + line - 1) / line * line;
+    *lo = per * (size_t)rank < n ? per * (size_t)rank : n;
+    *hi = n - *lo < per ? n : *lo + per;
+}
+
+/* A stretch of private data that fits a slot; in elements. */
+struct piece {
+    size_t at, n;
+};
+
+static size_t pieces_of(const struct want *w)
+{
+    size_t most = CDI_SHM_PIECE_BYTES / w->size;
+
+    return (w->count + most - 1) / most;
+}
+
+static struct piece piece_of(const struct want *w, size_t k)
+{
+    size_t most = CDI_SHM_PIECE_BYTES / w->size, at = k * most;
+
+    return (struct piece){.at = at, .n = w->count - at < most ? w->count - at : most};
+}
+
+static cddp_status reduce_small(struct cdi_run *run, const struct want *w, struct cdi_error *err)
+{
+    struct cdi_team *t = run->t;
+    const struct cdi_op *op = &run->w->op;
+    void *out = w->out;
+    cddp_status st;
+
+    if (w->count > 0)
+        memcpy(cdi_next_slot(t), op->in, w->count * w->size);
+    st = cdi_step(run, err);
+    if (st != CDDP_OK || w->hi <= w->lo)
+        return st;
+    for (int r = 0; r < t->shm->size; r++)
+        t->in[r] = cdi_slot_of(t, r) + w->lo * w->size;
+    cdi_reduce(&out, 1, t->in, t->shm->size, w->hi - w->lo, op->dtype, op->op);
+    return CDDP_OK;
+}
+
+/* Offer everything but what this rank reduces itself. */
+static void offer_piece(const struct cdi_team *t, const struct cdi_op *op, const struct want *w, struct piece p)
+{
+    size_t lo, hi;
+    const uint8_t *in = (const uint8_t *)op->in + p.at * w->size;
+
+    share(p.n, w->size, t->shm->rank, t->shm->size, &lo, &hi);
+    memcpy(cdi_next_slot(t), in, lo * w->size);
+    memcpy(cdi_next_slot(t) + hi * w->size, in + hi * w->size, (p.n - hi) * w->size);
+}
+
+/* Reduce this rank's share of what all have offered in this step; others find it in the next. */
+static void reduce_share(const struct cdi_team *t, const struct cdi_op *op, const struct want *w, struct piece p)
+{
+    size_t size = w->size, lo, hi;
+    bool all_mine;
+    void *to[2];
+
+    share(p.n, size, t->shm->rank, t->shm->size, &lo, &hi);
+    for (int r = 0; r < t->shm->size; r++)
+        t->in[r] = (r == t->shm->rank ? (const uint8_t *)op->in + p.at * size : cdi_slot_of(t, r)) + lo * size;
+    all_mine = w->lo <= p.at + lo && p.at + hi <= w->hi;
+    to[0] = cdi_next_slot(t) + CDI_SHM_PIECE_BYTES;
+    to[1] = all_mine ? w->out + (p.at + lo - w->lo) * size : NULL;
+    cdi_reduce(to, all_mine ? 2 : 1, t->in, t->shm->size, hi - lo, op->dtype, op->op);
+    if (!all_mine)
+        keep(w, p.at + lo, hi - lo, to[0]);
+}
+
+static void collect_shares(const struct cdi_team *t, const struct want *w, struct piece p)
+{
+    size_t lo, hi;
+
+    for (int r = 0; r < t->shm->size; r++) {
+        share(p.n, w->size, r, t->shm->size, &lo, &hi);
+        if (r != t->shm->rank)
+            keep(w, p.at + lo, hi - lo, cdi_slot_of(t, r) + CDI_SHM_PIECE_BYTES);
+    }
+}
+
+/* A pipeline: one step carries the inputs of one piece and the results of the piece before it. */
+static cddp_status reduce_staged(struct cdi_run *run, const struct want *w, struct cdi_error *err)
+{
+    struct cdi_team *t = run->t;
+    const struct cdi_op *op = &run->w->op;
+    size_t n_pieces = pieces_of(w);
+
+    for (size_t k = 0; k <= n_pieces; k++) {
+        cddp_status st;
+
+        if (k < n_pieces)
+            offer_piece(t, op, w, piece_of(w, k));
+        st = cdi_step(run, err);
+        if (st != CDDP_OK)
+            return st;
+        if (k > 0)
+            collect_shares(t, w, piece_of(w, k - 1));
+        if (k < n_pieces)
+            reduce_share(t, op, w, piece_of(w, k));
+    }
+    return CDDP_OK;
+}
+
+/* The parts of a region, from element lo on, as inputs and as outputs. */
+static void point_at(const struct cdi_run *run, const struct want *w, size_t lo)
+{
+    struct cdi_team *t = run->t;
+    const struct cdi_cpu_region *region = (const struct cdi_cpu_region *)run->w->op.region;
+
+    for (int r = 0; r < t->shm->size; r++) {
+        t->out[r] = (uint8_t *)region->part[r] + run->desc.offset + lo * w->size;
+        t->in[r] = t->out[r];
+    }
+}
+
+/* In shared memory: each rank reduces its share of all arenas and writes it into all arenas. */
+static cddp_status reduce_direct(struct cdi_run *run, const struct want *w, struct cdi_error *err)
+{
+    struct cdi_team *t = run->t;
+    const struct cdi_op *op = &run->w->op;
+    size_t lo, hi;
+    cddp_status st = cdi_step(run, err);
+
+    if (st != CDDP_OK)
+        return st;
+    share(w->count, w->size, t->shm->rank, t->shm->size, &lo, &hi);
+    point_at(run, w, lo);
+    cdi_reduce(t->out, t->shm->size, t->in, t->shm->size, hi - lo, op->dtype, op->op);
+    return cdi_step(run, err);
+}
+
+cddp_status cdi_run_reduction(struct cdi_run *run, struct cdi_error *err)
+{
+    const struct want w = want_of(run);
+
+    if (w.count * w.size <= CDI_SMALL_BYTES)
+        return reduce_small(run, &w, err);
+    return run->w->op.region != NULL ? reduce_direct(run, &w, err) : reduce_staged(run, &w, err);
+}
