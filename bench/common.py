@@ -14,14 +14,20 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 
 
-def arguments(description):
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument('--torch-python', help='a python3 that has PyTorch (and numpy); default: this one',
+def parser(description):
+    """What every benchmark's command line has."""
+    words = argparse.ArgumentParser(description=description)
+    words.add_argument('--torch-python', help='a python3 that has PyTorch (and numpy); default: this one',
                         default=sys.executable)
-    parser.add_argument('--build', help='build folder, best with --buildtype=release', default=os.path.join(ROOT, 'build'))
-    parser.add_argument('--pairs', type=int, help='interleaved pairs', default=5)
-    parser.add_argument('--out', help='folder for the result', default=os.path.join(HERE, 'results'))
-    args = parser.parse_args()
+    words.add_argument('--build', help='build folder, best with --buildtype=release', default=os.path.join(ROOT, 'build'))
+    words.add_argument('--out', help='folder for the result', default=os.path.join(HERE, 'results'))
+    return words
+
+
+def arguments(description):
+    words = parser(description)
+    words.add_argument('--pairs', type=int, help='interleaved pairs', default=5)
+    args = words.parse_args()
     args.build = os.path.abspath(args.build)
     if not torch_version(args.torch_python):
         # 77 is how 'meson test --benchmark' knows a skip.

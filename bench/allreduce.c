@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * All-reduce by libcddp, timed as measure.h says: "direct" is a bucket of cddp_ddp, which lies in shared memory;
+ * "private" is cddp_all_reduce on the caller's own memory. Started by allreduce.py, or by hand:
+ * cddprun --standalone --nproc_per_node=2 build/bench/allreduce 0.2 4 26214400
+ */
+#include "measure.h"
+
+#include <cddp/cddp.h>
+
+static void need(cddp_status status)
+{
+    if (status == CDDP_OK)
+        return;
+    (void)fprintf(stderr, "allreduce: %s\n", cddp_last_error());
+    exit(1);
+}
+
+struct place {
+    cddp_comm *comm;
+    cddp_ddp *ddp;
+};
+
+static void reduce_direct(struct subject *s)
+{
+    struct place *p = s->arg;
+
+    need(cddp_ddp_grad_ready(p->ddp, 0));
+    need(cddp_ddp_wait(p->ddp));
+}
+
+static void reduce_private(struct subject *s)
+{
+    need(cddp_all_reduce(((struct place *)s->arg)->comm, s->buf, s->buf, s->n, CDDP_FLOAT32, CDDP_SUM));
+}
+
+static void barrier(struct subject *s)
+{
+    need(cddp_barrier(((struct place *)s->arg)->comm));
+}
+
+static double largest(struct subject *s, double mine)
+{
+    double most;
+
+    need(cddp_all_reduce(((struct place *)s->arg)->comm, &mine, &most, 1, CDDP_FLOAT64, CDDP_MAX));
+    return most;
+}
+
+static void one(size_t n, double budget_s, void *arg)
+{
+    struct place place = {.comm = arg};
+    size_t bytes = n * sizeof(float);
+    float *mine = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    const cddp_param param = {.name = "w", .data = mine, .count = n, .dtype = CDDP_FLOAT32};
+    const cddp_ddp_options opt = {.size = sizeof opt, .bucket_bytes = bytes, .first_bucket_bytes = bytes};
+    struct subject s = {.n = n,
+                        .rank = cddp_rank(place.comm),
+                        .size = cddp_world_size(place.comm),
+                        .arg = &place,
+                        .barrier = barrier,
+                        .max = largest};
+
+    if (mine == NULL) {
+        (void)fprintf(stderr, "allreduce: out of memory\n");
+        exit(1);
+    }
+    memset(mine, 0, bytes);
+    need(cddp_ddp_create(&place.ddp, place.comm, &param, 1, &opt));
+    s.name = "direct";
+    s.buf = cddp_ddp_grad(place.ddp, 0);
+    s.mean = true;
+    s.touch = true;
+    s.reduce = reduce_direct;
+    measure(&s, budget_s);
+    cddp_ddp_destroy(place.ddp);
+
+    s.name = "private";
+    s.buf = mine;
+    s.mean = false;
+    s.touch = false;
+    s.reduce = reduce_private;
+    measure(&s, budget_s);
+    free(mine);
+}
+
+int main(int argc, char **argv)
+{
+    cddp_comm *comm;
+    int rc;
+
+    need(cddp_init(&comm, NULL));
+    rc = measure_sizes(argc, argv, one, comm);
+    need(cddp_finalize(comm));
+    return rc;
+}
