@@ -407,6 +407,9 @@ static void on_message(void *arg, const struct cdi_msg *msg)
         cdi_log(CDI_LOG_WARN, "AGENT-WAITING", "%s", msg->u.waiting.text);
         return;
     case CDI_MSG_WELCOME:
+        if (msg->u.welcome.resumed)
+            feed(a, &(struct supervise_event){.kind = SUPERVISE_RESUMED});
+        return;
     case CDI_MSG_HEARTBEAT:
     case CDI_MSG_JOIN:
     case CDI_MSG_FAILED:
@@ -426,6 +429,13 @@ static void on_waiting(void *arg, const char *text)
 static void on_lost(void *arg, const char *text)
 {
     struct supervise_event ev = {.kind = SUPERVISE_LINK_LOST, .u.text = text};
+
+    feed(arg, &ev);
+}
+
+static void on_fenced(void *arg, const char *text)
+{
+    struct supervise_event ev = {.kind = SUPERVISE_FENCED, .u.text = text};
 
     feed(arg, &ev);
 }
@@ -456,6 +466,8 @@ static void on_signal(struct agent *a, int signal)
             crew_kill(a->crew, SIGSTOP);
         (void)uv_try_write((uv_stream_t *)&a->link, &word, 1);
     } else if (signal == SIGCONT || signal == SIGUSR1 || signal == SIGUSR2) {
+        if (signal == SIGCONT)
+            join_look(a->join); /* first: while we were stopped the lease may have run out */
         if (a->crew != NULL)
             crew_kill(a->crew, signal);
     } else if (a->over) {
@@ -518,6 +530,7 @@ static cddp_status start_server(struct agent *a, struct join_options *join, stru
         .max_nodes = a->plan->max_nodes,
         .max_restarts = a->plan->max_restarts,
         .join_timeout_ms = m->join_timeout_ms,
+        .lease_ms = m->lease_ms,
     };
     cddp_status st;
 
@@ -551,10 +564,11 @@ static cddp_status start_server(struct agent *a, struct join_options *join, stru
 static cddp_status start_join(struct agent *a, struct join_options *opt, struct cdi_error *err)
 {
     static const struct join_events on = {
-        .connected = on_connected, .message = on_message, .waiting = on_waiting, .lost = on_lost};
+        .connected = on_connected, .message = on_message, .waiting = on_waiting, .lost = on_lost, .fenced = on_fenced};
     const struct meet *m = &a->plan->meet;
 
     opt->deadline_ms = cdi_deadline_ms(cdi_now_ms(), m->join_timeout_ms);
+    opt->own = a->server != NULL;
     opt->hello = (struct cdi_msg_join){.version = CDI_CONTROL_VERSION,
                                        .release = CDDP_VERSION,
                                        .pid = getpid(),

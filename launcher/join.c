@@ -2,6 +2,7 @@
 #include "launcher/join.h"
 
 #include "common/clock.h"
+#include "launcher/contact.h"
 #include "protocol/frame.h"
 
 #include <netdb.h>
@@ -16,13 +17,17 @@
 #define ANSWER_MS 10000 /* for a rendezvous to answer JOIN */
 #define STRANGE_MAX 8   /* connections that end before an answer, then nobody there is a rendezvous */
 #define SAY_WAITING_MS 10000
+#define RETURN_RETRY_MS 250 /* between two attempts to come back: the lease runs */
+#define RETURN_ATTEMPT_MS 1000
+#define RETURN_ANSWER_MS 2000
 #define CLOSE_WAIT_MS 1000
 #define QUEUE_MAX (1024u * 1024) /* bytes on their way out; more means that nobody reads */
 
 struct join {
     uv_loop_t *loop;
     uv_tcp_t tcp;
-    uv_timer_t retry, beat;
+    uv_timer_t retry;
+    uv_timer_t beat;  /* what contact wants next */
     uv_timer_t limit; /* of the present attempt */
     uv_timer_t say;
     uv_connect_t connect;
@@ -30,15 +35,17 @@ struct join {
     struct join_options opt;
     struct join_events on;
     void *arg;
+    struct contact contact;
     struct cdi_buf in;
     char chunk[16384];
     uint64_t wait_ms;
-    uint32_t beat_seq;
     unsigned next_addr, n_strange;
     bool tcp_open; /* tcp is initialised and not closing */
     bool connected, lost, closing;
-    bool answered; /* JOIN was */
+    bool answered; /* JOIN was, on this connection */
+    bool known;    /* WELCOME has come once */
     int open_handles;
+    char session[64];   /* of WELCOME */
     char trying[80];    /* the address of the present attempt */
     char last_try[256]; /* how the last one ended: "10.0.0.1: connection refused" */
 };
@@ -64,17 +71,41 @@ static void close_tcp(struct join *j)
     uv_close((uv_handle_t *)&j->tcp, on_closed);
 }
 
-static void lose(struct join *j, const char *text)
+/* With a reset: an end of file would say that this agent has died. */
+static void reset_tcp(struct join *j)
+{
+    if (!j->tcp_open)
+        return;
+    if (!j->connected || uv_tcp_close_reset(&j->tcp, on_closed) != 0) {
+        close_tcp(j);
+        return;
+    }
+    j->tcp_open = false;
+    j->connected = false;
+}
+
+static void end(struct join *j, bool fenced, const char *text)
 {
     if (j->lost || j->closing)
         return;
     j->lost = true;
-    close_tcp(j);
+    if (fenced)
+        reset_tcp(j);
+    else
+        close_tcp(j);
     (void)uv_timer_stop(&j->retry);
     (void)uv_timer_stop(&j->beat);
     (void)uv_timer_stop(&j->limit);
     (void)uv_timer_stop(&j->say);
-    j->on.lost(j->arg, text);
+    if (fenced)
+        j->on.fenced(j->arg, text);
+    else
+        j->on.lost(j->arg, text);
+}
+
+static void lose(struct join *j, const char *text)
+{
+    end(j, false, text);
 }
 
 /* --------------------------------------------------------------------------------------------------- writing ---- */
@@ -128,6 +159,7 @@ static void send_hello(struct join *j)
     struct cdi_msg msg = {.type = CDI_MSG_JOIN, .u.join = j->opt.hello};
     struct out *o = new_out();
 
+    contact_joining(&j->contact, cdi_now_ms());
     if (o != NULL && cdi_frame_put_opening(&o->bytes) == CDDP_OK && cdi_msg_encode(&msg, &o->bytes, NULL) == CDDP_OK) {
         send_bytes(j, o);
         return;
@@ -135,15 +167,6 @@ static void send_hello(struct join *j)
     if (o != NULL)
         on_written(&o->req, 0);
     lose(j, "out of memory while joining the rendezvous");
-}
-
-static void on_beat(uv_timer_t *t)
-{
-    struct join *j = t->data;
-    struct cdi_msg msg = {.type = CDI_MSG_HEARTBEAT};
-
-    msg.u.heartbeat.seq = ++j->beat_seq;
-    join_send(j, &msg);
 }
 
 /* --------------------------------------------------------------------------------------------------- waiting ---- */
@@ -159,10 +182,10 @@ static void later(struct join *j, const char *why)
     char text[1024];
     uint64_t jitter;
 
-    close_tcp(j);
+    reset_tcp(j);
     (void)uv_timer_stop(&j->limit);
     (void)snprintf(j->last_try, sizeof j->last_try, "%s: %s", j->trying, why);
-    if (cdi_now_ms() + (int64_t)j->wait_ms >= j->opt.deadline_ms) {
+    if (!j->known && cdi_now_ms() + (int64_t)j->wait_ms >= j->opt.deadline_ms) {
         (void)snprintf(text, sizeof text, "cannot reach the rendezvous at %s (%s)%s", j->opt.name, j->last_try,
                        j->opt.note);
         lose(j, text);
@@ -171,8 +194,58 @@ static void later(struct join *j, const char *why)
     /* A little different for each process, so that many do not come back at once. */
     jitter = ((uint64_t)cdi_now_ns() / 1000 + (uint64_t)getpid() * 7919) % (j->wait_ms / 4 + 1);
     (void)uv_timer_start(&j->retry, on_retry, j->wait_ms + jitter, 0);
-    if (j->next_addr == 0)
+    if (j->next_addr == 0 && !j->known)
         j->wait_ms = j->wait_ms * 2 > RETRY_MAX_MS ? RETRY_MAX_MS : j->wait_ms * 2;
+}
+
+/* Come back by another connection, to the address that was good before. The lease says for how long this is tried. */
+static void come_back(struct join *j)
+{
+    contact_broken(&j->contact);
+    j->answered = false;
+    j->wait_ms = RETURN_RETRY_MS;
+    later(j, "the connection broke");
+}
+
+static void on_beat(uv_timer_t *t);
+
+static void look(struct join *j)
+{
+    struct cdi_msg msg = {.type = CDI_MSG_HEARTBEAT};
+    int64_t now = cdi_now_ms(), next = CDI_NEVER_MS;
+    enum contact_do due = CONTACT_NOTHING;
+    char text[1024];
+
+    while (!j->lost && !j->closing && (due = contact_look(&j->contact, now, &next)) != CONTACT_NOTHING) {
+        if (due == CONTACT_BEAT) {
+            msg.u.heartbeat.seq = contact_beat(&j->contact, now);
+            join_send(j, &msg);
+        } else if (due == CONTACT_RECONNECT) {
+            come_back(j);
+        } else {
+            (void)snprintf(
+                text, sizeof text,
+                "nothing was heard from the rendezvous at %s for %lld s; this node's workers are killed, since "
+                "it may count them as lost",
+                j->opt.name, (long long)(now - j->contact.alive_ms) / 1000);
+            end(j, true, text);
+        }
+    }
+    if (j->lost || j->closing || next == CDI_NEVER_MS)
+        return;
+    uv_update_time(j->loop);
+    (void)uv_timer_start(&j->beat, on_beat, next > now ? (uint64_t)(next - now) : 0, 0);
+}
+
+static void on_beat(uv_timer_t *t)
+{
+    look(t->data);
+}
+
+void join_look(struct join *j)
+{
+    if (j != NULL)
+        look(j);
 }
 
 /* Who took the connection does not talk like a rendezvous. One that is just ending, or starting, may do so too. */
@@ -180,7 +253,7 @@ static void strange(struct join *j, const char *why, bool final)
 {
     char text[1024];
 
-    if (!final && ++j->n_strange < STRANGE_MAX) {
+    if (j->known || (!final && ++j->n_strange < STRANGE_MAX)) {
         later(j, why);
         return;
     }
@@ -229,11 +302,19 @@ static void handle(struct join *j, const struct cdi_msg *msg)
         (void)uv_timer_stop(&j->say);
     }
     if (msg->type == CDI_MSG_WELCOME) {
-        uint64_t every = msg->u.welcome.lease_ms / 5;
-
-        (void)uv_timer_start(&j->beat, on_beat, every == 0 ? 1 : every, every == 0 ? 1 : every);
+        j->known = true;
+        (void)snprintf(j->session, sizeof j->session, "%s", msg->u.welcome.session);
+        contact_welcome(&j->contact, msg->u.welcome.lease_ms, cdi_now_ms());
+        look(j);
+    } else if (msg->type == CDI_MSG_HEARTBEAT) {
+        contact_answer(&j->contact, msg->u.heartbeat.seq);
+    } else if (msg->type == CDI_MSG_ASSIGN) {
+        /* From now on a broken connection is worth coming back for. */
+        j->opt.hello.round = msg->u.assign.round;
+        (void)snprintf(j->opt.hello.session, sizeof j->opt.hello.session, "%s", j->session);
     }
-    j->on.message(j->arg, msg);
+    if (!j->lost)
+        j->on.message(j->arg, msg);
 }
 
 static void on_ended(struct join *j, ssize_t n)
@@ -243,6 +324,10 @@ static void on_ended(struct join *j, ssize_t n)
 
     if (!j->answered) {
         strange(j, why, false);
+        return;
+    }
+    if (n != UV_EOF && !j->opt.own) {
+        come_back(j);
         return;
     }
     (void)snprintf(text, sizeof text, "the rendezvous at %s is gone: %s", j->opt.name, why);
@@ -264,7 +349,7 @@ static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
         return;
     }
     st = cdi_buf_append(&j->in, buf->base, (size_t)n);
-    while (st == CDDP_OK && !j->lost && !j->closing) {
+    while (st == CDDP_OK && !j->lost && !j->closing && j->connected) {
         st = cdi_frame_next(&j->in, &f, &err);
         if (st != CDDP_OK)
             break;
@@ -319,7 +404,7 @@ static void on_connect(uv_connect_t *req, int status)
     if (status == 0) {
         j->connected = true;
         (void)uv_tcp_nodelay(&j->tcp, 1);
-        (void)uv_timer_start(&j->limit, on_limit, ANSWER_MS, 0);
+        (void)uv_timer_start(&j->limit, on_limit, j->known ? RETURN_ANSWER_MS : ANSWER_MS, 0);
         cdi_buf_consume(&j->in, j->in.len);
         tell_connected(j);
         send_hello(j);
@@ -341,7 +426,7 @@ static void try_connect(struct join *j)
     (void)snprintf(j->trying, sizeof j->trying, "%s", addr);
     j->next_addr = (j->next_addr + 1) % j->opt.n_addrs;
     if (rc == 0) {
-        int64_t left = j->opt.deadline_ms - cdi_now_ms();
+        int64_t left = j->known ? RETURN_ATTEMPT_MS : j->opt.deadline_ms - cdi_now_ms();
 
         j->tcp.data = j;
         j->tcp_open = true;
@@ -367,6 +452,7 @@ cddp_status join_start(struct join **out, uv_loop_t *loop, const struct join_opt
     j->on = *on;
     j->arg = arg;
     j->wait_ms = RETRY_FIRST_MS;
+    contact_init(&j->contact, opt->own);
     cdi_buf_init(&j->in, CDI_FRAME_MAX + CDI_FRAME_HEADER + sizeof j->chunk);
     (void)uv_timer_init(loop, &j->retry);
     (void)uv_timer_init(loop, &j->beat);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The agent's end of the control connection: connect (again and again until the deadline), open, JOIN, then messages
- * both ways and a heartbeat. Runs in the agent's loop and on its thread; decides nothing.
+ * both ways and a heartbeat. A connection that breaks or falls silent is replaced, and JOIN then asks to come back
+ * (contact.c decides when, and when it is too late). Runs in the agent's loop and on its thread.
  */
 #ifndef JOIN_H
 #define JOIN_H
@@ -16,13 +17,15 @@ struct join;
 #define JOIN_ADDRS_MAX 8
 
 struct join_events {
-    /* Connected; the numeric address and port of the other end. Before any message. */
+    /* Connected, maybe again; the numeric address and port of the other end. Before any message. */
     void (*connected)(void *arg, const char *addr, uint16_t port);
     void (*message)(void *arg, const struct cdi_msg *msg);
     /* Not connected yet, after 10 s and every 10 s: one sentence about what it waits for. */
     void (*waiting)(void *arg, const char *text);
-    /* The connection could not be made or is gone: one sentence. Once; nothing follows it. */
+    /* The connection could not be made or is gone: one sentence. Once; nothing follows it, nor what comes next. */
     void (*lost)(void *arg, const char *text);
+    /* The rendezvous was silent for so long that it may soon count this node as lost: kill the workers at once. */
+    void (*fenced)(void *arg, const char *text);
 };
 
 struct join_options {
@@ -30,7 +33,8 @@ struct join_options {
     unsigned n_addrs;
     char name[320];      /* as the user gave it, for sentences */
     char note[320];      /* "": none; else what is said behind "cannot reach": why this agent does not host */
-    int64_t deadline_ms; /* to be connected by */
+    int64_t deadline_ms; /* to be connected by, the first time */
+    bool own;            /* the rendezvous runs in this process: its silence means nothing */
     struct cdi_msg_join hello;
 };
 
@@ -40,6 +44,8 @@ cddp_status join_start(struct join **out, uv_loop_t *loop, const struct join_opt
                        void *arg, struct cdi_error *err);
 /* Queue a message. Before the connection stands, or after it is lost, it is dropped. */
 void join_send(struct join *j, const struct cdi_msg *msg);
+/* Look now whether fenced() is due, and call it: for an agent that was stopped and goes on. NULL-safe. */
+void join_look(struct join *j);
 /* Close what is open, after what is queued was written or 1 s has passed, and free j. No event follows. NULL-safe. */
 void join_close(struct join *j);
 

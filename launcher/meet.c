@@ -10,6 +10,7 @@
 #include <strings.h>
 
 #define JOIN_TIMEOUT_S 600
+#define LEASE_MAX_S 3600
 #define JOIN_TIMEOUT_MAX_S (7 * 24 * 3600)
 
 /* ------------------------------------------------------------------------------------------------- endpoint ---- */
@@ -50,6 +51,7 @@ cddp_status meet_parse_endpoint(const char *text, const char *from, char *host, 
 
 struct conf {
     int64_t join_timeout_s, timeout_s; /* -1: not given */
+    int64_t lease_s;                   /* -1: not given */
     int64_t rank;                      /* -1: not given */
     int is_host;                       /* -1: not given */
 };
@@ -82,6 +84,8 @@ static cddp_status set_conf(struct conf *c, const char *key, const char *value, 
         good = cdi_parse_int(value, 1, JOIN_TIMEOUT_MAX_S, &c->join_timeout_s);
     } else if (strcmp(key, "timeout") == 0) {
         good = cdi_parse_int(value, 1, JOIN_TIMEOUT_MAX_S, &c->timeout_s);
+    } else if (strcmp(key, "lease") == 0) {
+        good = cdi_parse_int(value, 1, LEASE_MAX_S, &c->lease_s);
     } else if (strcmp(key, "rank") == 0) {
         good = cdi_parse_int(value, 0, OPTIONS_MAX_NODES - 1, &c->rank);
     } else if (strcmp(key, "is_host") == 0) {
@@ -91,9 +95,9 @@ static cddp_status set_conf(struct conf *c, const char *key, const char *value, 
             if (strcmp(torchrun_keys[i], key) == 0)
                 return cdi_fail(err, CDDP_E_UNSUPPORTED,
                                 "--rdzv_conf: torchrun's %s means nothing to cddprun; leave it out", key);
-        return cdi_fail(err, CDDP_E_INVALID,
-                        "--rdzv_conf: there is no key '%.64s'; cddprun knows join_timeout, timeout, is_host and rank",
-                        key);
+        return cdi_fail(
+            err, CDDP_E_INVALID,
+            "--rdzv_conf: there is no key '%.64s'; cddprun knows join_timeout, timeout, lease, is_host and rank", key);
     }
     if (!good)
         return cdi_fail(err, CDDP_E_INVALID, "--rdzv_conf: %s cannot be '%.64s'; it is %s", key, value,
@@ -108,7 +112,7 @@ static cddp_status read_conf(struct conf *c, const char *text, struct cdi_error 
 {
     cddp_status st = CDDP_OK;
 
-    *c = (struct conf){.join_timeout_s = -1, .timeout_s = -1, .rank = -1, .is_host = -1};
+    *c = (struct conf){.join_timeout_s = -1, .timeout_s = -1, .lease_s = -1, .rank = -1, .is_host = -1};
     while (st == CDDP_OK && text != NULL && *text != '\0') {
         size_t n = strcspn(text, ",");
         const char *equals = memchr(text, '=', n);
@@ -238,6 +242,7 @@ cddp_status meet_decide(struct meet *out, const struct options *o, struct cdi_er
     m.join_timeout_ms = 1000 * (c.join_timeout_s > 0 ? c.join_timeout_s
                                 : c.timeout_s > 0    ? c.timeout_s
                                                      : JOIN_TIMEOUT_S);
+    m.lease_ms = c.lease_s > 0 ? 1000 * c.lease_s : 0;
     *out = m;
     return CDDP_OK;
 }

@@ -26,6 +26,7 @@ struct meet {
     char host[256];
     uint16_t port;           /* 0: any free one; only of one node */
     bool everywhere;         /* MEET_HOST: if host is no address of this machine, listen on every address */
+    int64_t lease_ms;        /* of a host: a silent node counts as there for so long; 0: the server's default */
     int64_t join_timeout_ms; /* to reach the rendezvous, and for all nodes to be there */
 };
 

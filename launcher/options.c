@@ -53,7 +53,8 @@ static const struct flag flags[] = {
     {"rdzv_backend", "PET_RDZV_BACKEND", KIND_TEXT, AT(rdzv_backend), 0, 0, NULL, "static|c10d",
      "accepted: both mean the rendezvous that cddprun brings itself"},
     {"rdzv_conf", "PET_RDZV_CONF", KIND_TEXT, AT(rdzv_conf), 0, 0, NULL, "K=V,...",
-     "join_timeout=S: until all nodes must be there (600; timeout is the same); is_host=0|1: who hosts; rank=N"},
+     "join_timeout=S: until all nodes must be there (600; timeout is the same); lease=S: a silent node counts as there "
+     "for so long (15; the host's counts); is_host=0|1: who hosts; rank=N"},
     {"local_addr", "PET_LOCAL_ADDR", KIND_TEXT, AT(local_addr), 0, 0, NULL, "ADDRESS",
      "what messages call this machine (default: its host name)"},
     {"max_restarts", "PET_MAX_RESTARTS", KIND_NUMBER, AT(max_restarts), 0, 1000000, "0", "N",

@@ -30,6 +30,15 @@ void supervise_set_host(struct supervise *s)
     s->hosts = true;
 }
 
+/* A word about this round, which is remembered in case it does not arrive. */
+static void report(struct supervise *s, struct supervise_actions *out, enum supervise_do what)
+{
+    s->said_failed |= what == SUPERVISE_DO_SEND_FAILED;
+    s->said_done |= what == SUPERVISE_DO_SEND_DONE;
+    s->said_stopped |= what == SUPERVISE_DO_SEND_STOPPED;
+    act(out, what, 0);
+}
+
 static bool workers_live(const struct supervise *s)
 {
     return s->state == SUPERVISE_RUNNING || s->state == SUPERVISE_STOPPING;
@@ -109,6 +118,7 @@ static void on_assign(struct supervise *s, const struct cdi_msg_assign *a, int64
     s->killed = false;
     s->kill_at_ms = CDI_NEVER_MS;
     s->round_over = false;
+    s->said_failed = s->said_done = s->said_stopped = false;
     s->n_ended_well = 0;
     s->n_ended_after = 0;
     s->local_first = (struct cdi_failure){.kind = CDI_END_NONE};
@@ -124,7 +134,16 @@ static void tell(const struct supervise *s, struct supervise_actions *out)
 static void on_round_over(struct supervise *s, const struct supervise_event *ev, int64_t now_ms,
                           struct supervise_actions *out)
 {
-    if (s->state == SUPERVISE_JOINING || ev->u.over.round != s->assign.round || s->round_over)
+    bool unseen =
+        (s->state == SUPERVISE_WAITING && ev->u.over.round > s->assign.round) || s->state == SUPERVISE_JOINING;
+
+    if (unseen) { /* its ASSIGN was lost with a connection, and now it is over */
+        s->state = SUPERVISE_WAITING;
+        s->assign.round = ev->u.over.round;
+        s->local_first = (struct cdi_failure){.kind = CDI_END_NONE};
+        s->round_over = s->said_failed = s->said_done = s->said_stopped = false;
+    }
+    if (ev->u.over.round != s->assign.round || s->round_over)
         return;
     s->round_over = true;
     if (ev->u.over.failure.kind != CDI_END_NONE)
@@ -134,7 +153,7 @@ static void on_round_over(struct supervise *s, const struct supervise_event *ev,
         stop_workers(s, SIGTERM, now_ms, out);
     } else if (s->state == SUPERVISE_WAITING && s->local_first.kind == CDI_END_NONE) {
         /* Ours had ended well, which was said; now they count as stopped. */
-        act(out, SUPERVISE_DO_SEND_STOPPED, 0);
+        report(s, out, SUPERVISE_DO_SEND_STOPPED);
     }
 }
 
@@ -151,6 +170,13 @@ static void on_closed(struct supervise *s, const struct supervise_event *ev, int
         s->first = ev->u.closed.failure;
     if (s->state == SUPERVISE_RUNNING)
         tell(s, out);
+    if (s->close_status == CDI_CLOSE_REFUSED && workers_live(s) && !s->killed) {
+        /* We came back too late: this node counts as lost, and another world may be about to run. */
+        s->ending = true;
+        s->state = SUPERVISE_STOPPING;
+        kill_workers(s, now_ms, out);
+        return;
+    }
     end_agent(s, SIGTERM, now_ms, out);
 }
 
@@ -166,6 +192,36 @@ static void on_link_lost(struct supervise *s, const char *text, int64_t now_ms, 
     end_agent(s, SIGTERM, now_ms, out);
 }
 
+/* No grace: by the time the rendezvous counts this node as lost, nothing of it may run. */
+static void on_fenced(struct supervise *s, const char *text, int64_t now_ms, struct supervise_actions *out)
+{
+    if (s->closed || s->state == SUPERVISE_OVER)
+        return;
+    s->link_lost = true;
+    s->ending = true;
+    if (s->text[0] == '\0')
+        (void)snprintf(s->text, sizeof s->text, "%s", text);
+    if (workers_live(s)) {
+        s->state = SUPERVISE_STOPPING;
+        kill_workers(s, now_ms, out);
+    } else if (s->state != SUPERVISE_SWEEPING) {
+        finish(s, out);
+    }
+}
+
+/* What was said about this round, once more: it does no harm if it had arrived. */
+static void on_resumed(const struct supervise *s, struct supervise_actions *out)
+{
+    if (s->said_failed)
+        act(out, SUPERVISE_DO_SEND_FAILED, 0);
+    if (s->said_done)
+        act(out, SUPERVISE_DO_SEND_DONE, 0);
+    if (s->said_stopped)
+        act(out, SUPERVISE_DO_SEND_STOPPED, 0);
+    if (s->signal != 0 && !s->closed)
+        act(out, SUPERVISE_DO_SEND_LEAVE, 0);
+}
+
 static void on_worker_exit(struct supervise *s, const struct cdi_failure *end, int64_t now_ms,
                            struct supervise_actions *out)
 {
@@ -178,7 +234,7 @@ static void on_worker_exit(struct supervise *s, const struct cdi_failure *end, i
         s->local_first = *end;
         s->first = *end;
         act(out, SUPERVISE_DO_TELL_DEATH, 0);
-        act(out, SUPERVISE_DO_SEND_FAILED, 0);
+        report(s, out, SUPERVISE_DO_SEND_FAILED);
         if (s->n_alive > 0)
             stop_workers(s, SIGTERM, now_ms, out);
     } else {
@@ -198,9 +254,9 @@ static void on_swept(struct supervise *s, int64_t now_ms, struct supervise_actio
     if (s->state == SUPERVISE_OVER)
         return;
     if (s->ending || s->local_first.kind != CDI_END_NONE || s->round_over)
-        act(out, SUPERVISE_DO_SEND_STOPPED, 0);
+        report(s, out, SUPERVISE_DO_SEND_STOPPED);
     else
-        act(out, SUPERVISE_DO_SEND_DONE, 0);
+        report(s, out, SUPERVISE_DO_SEND_DONE);
 }
 
 static void on_signal(struct supervise *s, int signal, int64_t now_ms, struct supervise_actions *out)
@@ -258,6 +314,12 @@ void supervise_handle(struct supervise *s, const struct supervise_event *ev, int
         return;
     case SUPERVISE_LINK_LOST:
         on_link_lost(s, ev->u.text, now_ms, out);
+        return;
+    case SUPERVISE_FENCED:
+        on_fenced(s, ev->u.text, now_ms, out);
+        return;
+    case SUPERVISE_RESUMED:
+        on_resumed(s, out);
         return;
     case SUPERVISE_EXIT:
         on_worker_exit(s, &ev->u.end, now_ms, out);

@@ -37,6 +37,8 @@ enum supervise_event_kind {
     SUPERVISE_ROUND_OVER, /* u.over */
     SUPERVISE_CLOSED,     /* u.closed */
     SUPERVISE_LINK_LOST,  /* u.text */
+    SUPERVISE_FENCED,     /* u.text: the workers must be dead at once */
+    SUPERVISE_RESUMED,    /* the rendezvous is reached again, and may not have heard what was said last */
     SUPERVISE_EXIT,       /* u.end: a worker is gone */
     SUPERVISE_SWEPT,      /* no descendant is left and all output is read */
     SUPERVISE_SIGNAL,     /* u.signal: INT, TERM, HUP or QUIT */
@@ -101,10 +103,11 @@ struct supervise {
     struct cdi_failure first;             /* the job's first failure of this round as far as known here */
     uint32_t n_ended_well, n_ended_after; /* of this round: with 0; badly, but after the first */
 
-    bool round_over;       /* the rendezvous has ended the round */
-    bool ending;           /* no further round for this agent */
-    bool hosts;            /* the other nodes' rendezvous runs in this agent */
-    bool link_lost;        /* to the rendezvous */
+    bool said_failed, said_done, said_stopped; /* of this round */
+    bool round_over;                           /* the rendezvous has ended the round */
+    bool ending;                               /* no further round for this agent */
+    bool hosts;                                /* the other nodes' rendezvous runs in this agent */
+    bool link_lost;                            /* to the rendezvous */
     int64_t stay_until_ms; /* a host that is ended by a signal waits so long for the other nodes to stop */
     int signal;            /* that ended it; 0: none */
     int last_signal;

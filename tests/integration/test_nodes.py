@@ -4,9 +4,12 @@
 import contextlib
 import os
 import re
+import select
 import signal
 import socket
+import struct
 import sys
+import threading
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
@@ -171,6 +174,148 @@ def test_a_signal_to_either_agent_ends_both_and_the_other_says_who_left(cddprun)
             assert status[ended] == 143 and status[1 - ended] == 1, (status, [job.err for job in nodes.jobs])
             other = nodes.jobs[1 - ended].err
             assert re.fullmatch(rf'cddprun: node {ended} \(\S+\) left: it was ended by signal 15 \(SIGTERM\)\n', other), other
+
+
+# --- the lease ------------------------------------------------------------------------------------------------------
+
+class Relay(threading.Thread):
+    """A bad network between one agent and the host: what is between them can be reset or held back."""
+
+    def __init__(self, target):
+        super().__init__(daemon=True)
+        self.listener = socket.create_server(('127.0.0.1', 0))
+        self.port = self.listener.getsockname()[1]
+        self.target = target
+        self.pairs = []
+        self.silent = self.over = False
+        self.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.over = True
+        self.join()
+        self.listener.close()
+        for pair in self.pairs:
+            for s in pair:
+                s.close()
+
+    def run(self):
+        while not self.over:
+            ready, _, _ = select.select([self.listener, *(s for pair in self.pairs for s in pair)], [], [], 0.02)
+            if self.silent:
+                time.sleep(0.02)
+                continue
+            for s in ready:
+                if s is self.listener:
+                    c, _ = s.accept()
+                    try:
+                        self.pairs.append((c, socket.create_connection(('127.0.0.1', self.target))))
+                    except OSError:
+                        c.close()
+                else:
+                    self.hand_on(s)
+
+    def hand_on(self, s):
+        for pair in [p for p in self.pairs if s in p]:
+            other = pair[1] if pair[0] is s else pair[0]
+            try:
+                data = s.recv(65536)
+                other.sendall(data)
+            except OSError:
+                data = b''
+            if not data:
+                self.pairs.remove(pair)
+                for one in pair:
+                    one.close()
+
+    def reset_all(self):
+        for pair in self.pairs:
+            for s in pair:
+                s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+        pairs, self.pairs = self.pairs, []
+        for pair in pairs:
+            for s in pair:
+                s.close()
+
+
+@contextlib.contextmanager
+def through_a_relay(cddprun, script, lease):
+    """Two nodes; node 1 reaches node 0 through a relay: (relay, [job 0, job 1])."""
+    port = free_port()
+    flags = ['--nnodes=2', '--master_addr=127.0.0.1', f'--rdzv_conf=lease={lease}']
+    with Relay(port) as relay, \
+            Job(cddprun, *flags, '--node_rank=0', f'--master_port={port}', *sh(script)) as host, \
+            Job(cddprun, *flags, '--node_rank=1', f'--master_port={relay.port}', *sh(script)) as guest:
+        nodes = [host, guest]
+        launch.wait_for('both workers', lambda: all(any('up' in n for n in os.listdir(job.tmp)) for job in nodes))
+        yield relay, nodes
+
+
+UNTIL_GO = UP + 'while [ ! -e "$TMPDIR/go" ]; do sleep 0.02; done; rm -f "$TMPDIR/go" "$TMPDIR/up$RANK"'
+
+
+def go(jobs):
+    for job in jobs:
+        open(os.path.join(job.tmp, 'go'), 'w', encoding='ascii').close()
+
+
+def test_a_connection_that_is_reset_or_silent_for_a_while_does_no_harm(cddprun):
+    with through_a_relay(cddprun, UNTIL_GO, 15) as (relay, nodes):
+        for _ in range(2):
+            relay.reset_all()
+            launch.wait_for('the agent to come back', lambda: relay.pairs)
+        relay.silent = True
+        time.sleep(4)  # longer than the agent waits before it tries another connection
+        assert all(job.process.poll() is None for job in nodes)
+        relay.silent = False
+        go(nodes)
+        assert [job.finish() for job in nodes] == [0, 0], [job.err for job in nodes]
+        assert [job.err for job in nodes] == ['', '']
+
+
+def test_a_failure_said_while_the_connection_is_down_arrives(cddprun):
+    with through_a_relay(cddprun, UNTIL_GO + '; exit $RANK', 15) as (relay, nodes):
+        relay.silent = True
+        go(nodes[1:])
+        launch.wait_for('the worker of node 1 to end', lambda: not nodes[1].workers())
+        relay.reset_all()
+        relay.silent = False
+        assert [job.finish() for job in nodes] == [1, 1], [job.err for job in nodes]
+        assert all(re.match(r'cddprun: rank 1 \(pid \d+ on \S+\) exited with status 1', job.err) for job in nodes)
+
+
+def test_a_node_that_is_cut_off_kills_its_workers_before_the_other_counts_it_as_lost(cddprun):
+    script = 'touch "$TMPDIR/up$RANK"; exec sleep 100'
+    with through_a_relay(cddprun, script, 3) as (relay, nodes):
+        for job in nodes:
+            for name in os.listdir(job.tmp):
+                if name.startswith('up'):
+                    os.unlink(os.path.join(job.tmp, name))
+        relay.silent = True
+        began = time.monotonic()
+        assert nodes[1].finish() == 1, nodes[1].err
+        assert nodes[0].process.poll() is None, 'the host still waited'
+        assert re.fullmatch(r'cddprun: nothing was heard from the rendezvous at \S+ for 2 s; this node.*\n', nodes[1].err)
+        assert nodes[0].finish() == 1
+        assert time.monotonic() - began < 3 + launch.within(2)
+        assert re.search(r'^cddprun: node 1 \(.*\) was lost while its workers ran: nothing was heard', nodes[0].err, re.M), nodes[0].err
+
+
+def test_an_agent_that_was_stopped_for_too_long_kills_its_workers_first(cddprun):
+    script = 'touch "$TMPDIR/up$RANK"; exec sleep 100'
+    with through_a_relay(cddprun, script, 2) as (relay, nodes):
+        for job in nodes:
+            for name in os.listdir(job.tmp):
+                if name.startswith('up'):
+                    os.unlink(os.path.join(job.tmp, name))
+        nodes[1].process.send_signal(signal.SIGTSTP)
+        assert nodes[0].finish() == 1
+        assert 'node 1' in nodes[0].err and 'lost' in nodes[0].err, nodes[0].err
+        nodes[1].process.send_signal(signal.SIGCONT)
+        assert nodes[1].finish() == 1
+        assert re.fullmatch(r'cddprun: nothing was heard from the rendezvous .*\n', nodes[1].err), nodes[1].err
 
 
 # --- mistakes -------------------------------------------------------------------------------------------------------

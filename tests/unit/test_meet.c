@@ -93,10 +93,12 @@ Test(meet, is_host_decides_who_hosts)
     cr_assert(m.everywhere);
     cr_assert_eq(m.join_timeout_ms, 30000);
     cr_assert_eq(m.port, MEET_ENDPOINT_PORT);
-    o.rdzv_conf = "is_host=0,timeout=20";
+    cr_assert_eq(m.lease_ms, 0);
+    o.rdzv_conf = "is_host=0,lease=5,timeout=20";
     cr_assert_eq(decide(o), CDDP_OK);
     cr_assert_eq(m.role, MEET_JOIN);
     cr_assert_eq(m.join_timeout_ms, 20000);
+    cr_assert_eq(m.lease_ms, 5000);
 }
 
 Test(meet, one_node_with_an_endpoint_may_meet_a_daemon_there)

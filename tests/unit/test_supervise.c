@@ -303,6 +303,71 @@ Test(supervise, losing_the_rendezvous_ends_the_workers)
     cr_assert_str_eq(s.text, "gone");
 }
 
+Test(supervise, a_fenced_node_kills_its_workers_without_grace)
+{
+    supervise_init(&s, 2);
+    assign(0, 0, 0);
+    send_event((struct supervise_event){.kind = SUPERVISE_FENCED, .u.text = "silent"}, 1);
+    DID(SUPERVISE_DO_KILL);
+    cr_assert_eq(did.v[0].signal, SIGKILL);
+    ended(0, CDI_END_SIGNAL, SIGKILL, 2);
+    ended(1, CDI_END_SIGNAL, SIGKILL, 3);
+    DID(SUPERVISE_DO_SWEEP);
+    plain(SUPERVISE_SWEPT, 4);
+    DID(SUPERVISE_DO_FINISH);
+    cr_assert_eq(supervise_exit_status(&s), 1);
+    cr_assert_str_eq(s.text, "silent");
+}
+
+Test(supervise, one_that_is_refused_when_it_comes_back_kills_its_workers_at_once)
+{
+    supervise_init(&s, 1);
+    assign(0, 0, 0);
+    closed(CDI_CLOSE_REFUSED, 1);
+    DID(SUPERVISE_DO_TELL_OVER, SUPERVISE_DO_KILL);
+    cr_assert_eq(did.v[1].signal, SIGKILL);
+    ended(0, CDI_END_SIGNAL, SIGKILL, 2);
+    plain(SUPERVISE_SWEPT, 3);
+    DID(SUPERVISE_DO_FINISH);
+    cr_assert_eq(supervise_exit_status(&s), 1);
+}
+
+Test(supervise, what_may_not_have_arrived_is_said_again)
+{
+    supervise_init(&s, 2);
+    assign(0, 0, 0);
+    plain(SUPERVISE_RESUMED, 1);
+    DID_NOTHING();
+    ended(1, CDI_END_EXIT, 5, 2);
+    plain(SUPERVISE_RESUMED, 3);
+    DID(SUPERVISE_DO_SEND_FAILED);
+    ended(0, CDI_END_SIGNAL, SIGTERM, 4);
+    plain(SUPERVISE_SWEPT, 5);
+    plain(SUPERVISE_RESUMED, 6);
+    DID(SUPERVISE_DO_SEND_FAILED, SUPERVISE_DO_SEND_STOPPED);
+    assign(1, 1, 7);
+    plain(SUPERVISE_RESUMED, 8);
+    DID_NOTHING();
+    ended(0, CDI_END_EXIT, 0, 9);
+    ended(1, CDI_END_EXIT, 0, 9);
+    plain(SUPERVISE_SWEPT, 10);
+    plain(SUPERVISE_RESUMED, 11);
+    DID(SUPERVISE_DO_SEND_DONE);
+}
+
+Test(supervise, a_round_that_was_over_before_its_assignment_came_is_answered)
+{
+    supervise_init(&s, 1);
+    assign(0, 0, 0);
+    ended(0, CDI_END_EXIT, 5, 1);
+    plain(SUPERVISE_SWEPT, 2);
+    round_over(1, 3, 3);
+    DID(SUPERVISE_DO_SEND_STOPPED);
+    cr_assert_eq(s.assign.round, 1);
+    assign(2, 2, 4);
+    DID(SUPERVISE_DO_SPAWN);
+}
+
 Test(supervise, a_refusal_before_any_round_ends_with_its_text)
 {
     supervise_init(&s, 1);
@@ -330,7 +395,7 @@ Test(supervise, any_order_of_events_ends_in_one_finish)
             x ^= x << 13;
             x ^= x >> 7;
             x ^= x << 17;
-            ev.kind = (enum supervise_event_kind)(x % 8);
+            ev.kind = (enum supervise_event_kind)(x % 10);
             now += (int64_t)(x >> 8 & 8191);
             if (ev.kind == SUPERVISE_ASSIGN)
                 ev.u.assign = (struct cdi_msg_assign){.round = s.assign.round + 1};
@@ -338,7 +403,7 @@ Test(supervise, any_order_of_events_ends_in_one_finish)
                 ev.u.over.round = s.assign.round;
             else if (ev.kind == SUPERVISE_CLOSED)
                 ev.u.closed.text = NULL;
-            else if (ev.kind == SUPERVISE_LINK_LOST)
+            else if (ev.kind == SUPERVISE_LINK_LOST || ev.kind == SUPERVISE_FENCED)
                 ev.u.text = "lost";
             else if (ev.kind == SUPERVISE_SIGNAL)
                 ev.u.signal = x >> 30 & 1 ? SIGINT : SIGTERM;
