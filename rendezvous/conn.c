@@ -65,9 +65,10 @@ static void on_closed(uv_handle_t *handle)
 {
     struct conn *c = (struct conn *)handle;
     struct conn_home *home = c->home;
+    struct conn_job *job = c->job;
 
-    if (c->agent && home->session != NULL) {
-        session_detach(home->session, c->peer, c->why, c->broken, now_of(home), wall_ms());
+    if (c->agent) {
+        session_detach(job->session, c->peer, c->why, c->broken, now_of(home), wall_ms());
         conn_flush_all(home);
     }
     cdi_buf_release(&c->in);
@@ -75,7 +76,9 @@ static void on_closed(uv_handle_t *handle)
     cdi_buf_release(&c->flying);
     free(c);
     home->n_open--;
-    home->conn_closed(home);
+    if (job != NULL)
+        job->n_conns--;
+    home->conn_closed(home, job);
 }
 
 static void log_drop(const struct conn *c, enum cdi_log_level level, const char *why)
@@ -295,34 +298,273 @@ static void serve_http(struct conn *c)
 static void serve_control(struct conn *c)
 {
     struct cdi_error err = {0};
-    struct session *session = c->home->session;
-    cddp_status st = session_feed(session, c->peer, &c->in, now_of(c->home), wall_ms(), &err);
+    cddp_status st = session_feed(c->job->session, c->peer, &c->in, now_of(c->home), wall_ms(), &err);
 
     if (st < 0)
         conn_finish(c, LINGER_MS, CDI_LOG_WARN, err.msg);
 }
 
-static void begin_store(struct conn *c)
+static void enter_job(struct conn *c, struct conn_job *job)
 {
-    struct cdi_kv *keys = session_keys(c->home->session);
+    c->job = job;
+    job->n_conns++;
+}
+
+static void begin_store(struct conn *c, struct conn_job *job)
+{
+    struct cdi_kv *keys = session_keys(job->session);
 
     if (keys == NULL) {
         conn_close(c, CDI_LOG_INFO, "the job is over, or there is no memory for its keys");
         return;
     }
+    enter_job(c, job);
     c->state = CONN_STORE;
     cdi_serve_init(&c->serve, keys, &c->out, on_store_woken);
 }
 
-static void begin_control(struct conn *c)
+static void begin_control(struct conn *c, struct conn_job *job)
 {
-    (void)cdi_frame_take_opening(&c->in);
-    if (session_attach(c->home->session, c, now_of(c->home), &c->peer) != CDDP_OK) {
+    if (session_attach(job->session, c, now_of(c->home), &c->peer) != CDDP_OK) {
         conn_close(c, CDI_LOG_WARN, "no memory for another agent");
         return;
     }
+    enter_job(c, job);
     c->agent = true;
     c->state = CONN_CONTROL;
+}
+
+/* Refuse an agent in the language of control messages. */
+static void refuse_agent(struct conn *c, const char *why)
+{
+    struct cdi_msg m = {.type = CDI_MSG_CLOSED, .u.closed.status = CDI_CLOSE_REFUSED};
+
+    (void)snprintf(m.u.closed.text, sizeof m.u.closed.text, "%s", why);
+    (void)cdi_msg_encode(&m, &c->out, NULL); /* without memory it is closed all the same */
+    conn_finish(c, LINGER_MS, CDI_LOG_WARN, why);
+}
+
+/* -------------------------------------------------------------------------------------------- who may, and may not
+ * ----
+ */
+
+static struct in6_addr ip_of(const struct sockaddr_storage *addr)
+{
+    struct in6_addr ip = {.s6_addr = {[10] = 0xff, [11] = 0xff}};
+    struct sockaddr_in6 six;
+    struct sockaddr_in four;
+
+    if (addr->ss_family == AF_INET6) {
+        memcpy(&six, addr, sizeof six);
+        return six.sin6_addr;
+    }
+    memcpy(&four, addr, sizeof four);
+    memcpy(&ip.s6_addr[12], &four.sin_addr, 4);
+    return ip;
+}
+
+static bool is_loopback(const struct in6_addr *ip)
+{
+    return IN6_IS_ADDR_LOOPBACK(ip) || (IN6_IS_ADDR_V4MAPPED(ip) && ip->s6_addr[12] == 127);
+}
+
+/* Is an agent of this job connected from there? Where there is a secret it has proved it. */
+static bool is_node_of(const struct conn_home *home, const struct conn_job *job, const struct in6_addr *ip)
+{
+    struct cdi_list *node, *safe;
+
+    cdi_list_for_each (node, safe, &home->conns) {
+        const struct conn *c = cdi_list_of(node, struct conn, link);
+
+        if (c->state == CONN_CONTROL && c->job == job) {
+            struct in6_addr its = ip_of(&c->addr);
+
+            if (memcmp(&its, ip, sizeof its) == 0)
+                return true;
+        }
+    }
+    return false;
+}
+
+static bool plain_store_may(const struct conn *c, const struct conn_job *job)
+{
+    struct in6_addr ip = ip_of(&c->addr);
+
+    switch (c->home->plain_store) {
+    case RDZV_PLAIN_ANY:
+        return true;
+    case RDZV_PLAIN_NEVER:
+        return false;
+    case RDZV_PLAIN_AUTO:
+        break;
+    }
+    return c->home->secret == NULL || is_loopback(&ip) || is_node_of(c->home, job, &ip);
+}
+
+/* It gets nothing. The log names its address, but not again and again. */
+static void deny(struct conn *c, const char *why)
+{
+    struct conn_home *home = c->home;
+    struct in6_addr ip = ip_of(&c->addr);
+    enum cdi_log_level level = CDI_LOG_WARN;
+    size_t n = home->n_denied < CONN_DENIED_MAX ? home->n_denied : CONN_DENIED_MAX;
+
+    for (size_t i = 0; i < n; i++)
+        if (memcmp(&home->denied[i], &ip, sizeof ip) == 0)
+            level = CDI_LOG_DEBUG;
+    if (level == CDI_LOG_WARN)
+        home->denied[home->n_denied++ % CONN_DENIED_MAX] = ip;
+    conn_finish(c, LINGER_MS, level, why);
+}
+
+/* ------------------------------------------------------------------------------------------------------- opening ----
+ */
+
+static void begin_plain_store(struct conn *c)
+{
+    struct conn_job *job = c->gate != NULL ? c->gate : c->home->only;
+
+    if (job == NULL)
+        conn_close(c, CDI_LOG_WARN,
+                   "it speaks the store's plain protocol on the port of all jobs; each job has its own");
+    else if (!plain_store_may(c, job))
+        deny(c, "it speaks the store's plain protocol, which does not prove the job's secret (see --plain_store)");
+    else
+        begin_store(c, job);
+}
+
+static void refuse_hello(struct conn *c, const char *why)
+{
+    (void)cdi_hello_server_refuse(&c->hello, why, &c->out, NULL);
+    conn_finish(c, LINGER_MS, CDI_LOG_WARN, why);
+}
+
+static void welcome_hello(struct conn *c)
+{
+    struct cdi_error err = {0};
+
+    if (cdi_hello_server_welcome(&c->hello, &c->out, &err) != CDDP_OK)
+        conn_close(c, CDI_LOG_WARN, err.msg);
+    mark_dirty(c);
+}
+
+static struct conn_job *job_of_hello(const struct conn *c, const char *run_id)
+{
+    if (c->gate != NULL)
+        return strcmp(c->gate->run_id, run_id) == 0 ? c->gate : NULL;
+    return c->home->find_job(c->home, run_id);
+}
+
+static void admit_store(struct conn *c)
+{
+    struct conn_job *job = job_of_hello(c, c->hello.hello.run_id);
+    const struct round *round = job == NULL ? NULL : session_round(job->session);
+    char why[512];
+
+    if (job == NULL) {
+        (void)snprintf(why, sizeof why, "no job '%.255s' is here; check --rdzv_id and the port", c->hello.hello.run_id);
+        refuse_hello(c, why);
+    } else if (round_state(round) == ROUND_CLOSED) {
+        refuse_hello(c, "the job is over");
+    } else if (c->hello.hello.round != CDI_HELLO_CURRENT_ROUND && c->hello.hello.round != round_number(round)) {
+        (void)snprintf(why, sizeof why, "this worker is of round %u of the job, and round %u is the current one",
+                       c->hello.hello.round, round_number(round));
+        refuse_hello(c, why);
+    } else {
+        welcome_hello(c);
+        begin_store(c, job);
+    }
+}
+
+static void admit(struct conn *c)
+{
+    struct conn_job *job;
+
+    if (c->hello.hello.kind == CDI_HELLO_STORE) {
+        admit_store(c);
+        return;
+    }
+    welcome_hello(c);
+    /* An agent's JOIN tells the rest. A server of one job lets the job's round say what does not fit. */
+    job = c->home->only != NULL ? c->home->only : job_of_hello(c, c->hello.hello.run_id);
+    if (job != NULL)
+        begin_control(c, job);
+    else
+        c->state = CONN_NEW;
+}
+
+/* An agent that has sent JOIN without a HELLO is of another version. It understands CLOSED. */
+static bool is_without_hello(const struct conn *c)
+{
+    const uint8_t *p = cdi_buf_data(&c->in);
+    size_t skip = c->hello.opened ? 0 : CDI_CONTROL_OPENING_LEN;
+
+    return c->hello.state == CDI_HELLO_S_OPENING && c->in.len >= skip + CDI_FRAME_HEADER &&
+           p[skip + 4] == CDI_MSG_JOIN && p[skip + 5] == 0;
+}
+
+static void serve_without_hello(struct conn *c)
+{
+    if (c->home->secret != NULL || c->home->only == NULL) {
+        refuse_agent(c, "this cddprun is of another version than the rendezvous: it joins without HELLO; use one "
+                        "version on all nodes");
+        return;
+    }
+    if (!c->hello.opened)
+        (void)cdi_frame_take_opening(&c->in);
+    begin_control(c, c->home->only);
+}
+
+static void serve_hello(struct conn *c)
+{
+    struct cdi_error err = {0};
+    cddp_status st = CDDP_OK;
+
+    if (is_without_hello(c)) {
+        serve_without_hello(c);
+        return;
+    }
+    while (st == CDDP_OK && c->state == CONN_HELLO) {
+        st = cdi_hello_server_feed(&c->hello, &c->in, &c->out, &err);
+        if (st == CDDP_OK && c->hello.state == CDI_HELLO_S_ASKED)
+            st = cdi_hello_server_challenge(&c->hello, c->home->secret, &c->out, &err);
+        else if (st == CDDP_OK)
+            admit(c);
+    }
+    mark_dirty(c);
+    if (st == CDDP_E_DENIED)
+        deny(c, err.msg);
+    else if (st < 0)
+        conn_finish(c, LINGER_MS, CDI_LOG_WARN, err.msg);
+}
+
+/* The first JOIN of a job makes it. */
+static void serve_new(struct conn *c)
+{
+    struct conn_job *job = c->gate;
+    struct cdi_error err = {0};
+    struct cdi_frame f;
+    struct cdi_msg m;
+    cddp_status st = cdi_frame_next(&c->in, &f, &err);
+
+    if (st == CDDP_OK)
+        st = cdi_msg_decode(f.type, f.payload, f.len, &m, &err);
+    if (st == CDDP_IN_PROGRESS)
+        return;
+    if (st == CDDP_OK && m.type != CDI_MSG_JOIN)
+        st = cdi_fail(&err, CDDP_E_PROTOCOL, "it sends %s before JOIN", cdi_msg_name(m.type));
+    if (st != CDDP_OK) {
+        conn_finish(c, LINGER_MS, CDI_LOG_WARN, err.msg);
+        return;
+    }
+    if (job == NULL)
+        job = c->home->find_job(c->home, m.u.join.run_id);
+    if (job == NULL)
+        st = c->home->make_job(c->home, &m.u.join, &job, &err);
+    if (st != CDDP_OK)
+        refuse_agent(c, err.msg);
+    else
+        begin_control(c, job);
 }
 
 static void sniff(struct conn *c)
@@ -331,13 +573,14 @@ static void sniff(struct conn *c)
     case CDI_SNIFF_UNDECIDED:
         break;
     case CDI_SNIFF_STORE:
-        begin_store(c);
+        begin_plain_store(c);
         break;
     case CDI_SNIFF_CONTROL:
-        begin_control(c);
+        cdi_hello_server_init(&c->hello);
+        c->state = CONN_HELLO; /* the deadline stays, here and below */
         break;
     case CDI_SNIFF_HTTP:
-        c->state = CONN_HTTP; /* the deadline stays */
+        c->state = CONN_HTTP;
         break;
     case CDI_SNIFF_GARBAGE:
         conn_close(c, CDI_LOG_WARN, "its first bytes are of no protocol that is spoken here");
@@ -350,6 +593,10 @@ static void serve(struct conn *c)
 {
     if (c->state == CONN_SNIFFING)
         sniff(c);
+    if (c->state == CONN_HELLO)
+        serve_hello(c);
+    if (c->state == CONN_NEW)
+        serve_new(c);
     switch (c->state) {
     case CONN_STORE:
         serve_store(c);
@@ -361,6 +608,8 @@ static void serve(struct conn *c)
         serve_http(c);
         break;
     case CONN_SNIFFING:
+    case CONN_HELLO:
+    case CONN_NEW:
     case CONN_LINGERING:
     case CONN_CLOSING:
         break;
@@ -394,7 +643,7 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
 /* ------------------------------------------------------------------------------------------------- opening, time ----
  */
 
-cddp_status conn_open(struct conn_home *home, int fd, const struct sockaddr_storage *addr)
+cddp_status conn_open(struct conn_home *home, int fd, const struct sockaddr_storage *addr, struct conn_job *gate)
 {
     struct conn *c = calloc(1, sizeof *c);
 
@@ -404,6 +653,7 @@ cddp_status conn_open(struct conn_home *home, int fd, const struct sockaddr_stor
         return CDDP_E_NOMEM;
     }
     c->home = home;
+    c->gate = gate;
     c->addr = *addr;
     c->deadline_ms = now_of(home) + home->undecided_ms;
     cdi_buf_init(&c->in, IN_MAX);
@@ -429,9 +679,11 @@ static void look(struct conn *c, int64_t now_ms)
 {
     size_t queue = uv_stream_get_write_queue_size((const uv_stream_t *)&c->tcp);
 
+    bool opening = c->state == CONN_SNIFFING || c->state == CONN_HELLO || c->state == CONN_NEW || c->state == CONN_HTTP;
+
     if (c->state == CONN_LINGERING && now_ms >= c->deadline_ms) {
         conn_close(c, CDI_LOG_DEBUG, "finished");
-    } else if ((c->state == CONN_SNIFFING || c->state == CONN_HTTP) && now_ms >= c->deadline_ms) {
+    } else if (opening && now_ms >= c->deadline_ms) {
         conn_close(c, CDI_LOG_INFO, "it did not say in time what it wants");
     } else if (c->writing && queue == c->queue_seen && now_ms - c->progress_ms >= c->home->stall_ms) {
         conn_close(c, CDI_LOG_WARN, "it does not read what it is sent");

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One accepted connection in libuv: sniff, then store, control or http; bytes in, a write queue with a limit out, one
- * clean close. It belongs to a server, which owns the lists and the job. Loop thread only.
+ * One accepted connection in libuv: sniff, perhaps a HELLO, then store, control or http; bytes in, a write queue with a
+ * limit out, one clean close. It belongs to a server, which owns the lists and the jobs. Loop thread only.
  *
- *   SNIFFING -> STORE | CONTROL | HTTP -> LINGERING (nothing is taken any more, what is queued is written) -> CLOSING
+ *   SNIFFING -> STORE | HTTP -> LINGERING (nothing is taken any more, what is queued is written) -> CLOSING
+ *       `-----> HELLO -> STORE | NEW (an agent of a job that is not here yet) -> CONTROL
  */
 #ifndef RDZV_CONN_H
 #define RDZV_CONN_H
@@ -11,25 +12,56 @@
 #include "common/buf.h"
 #include "common/list.h"
 #include "common/log.h"
+#include "protocol/hello.h"
+#include "protocol/message.h"
+#include "rendezvous/server.h"
 #include "store/serve.h"
+
+#include <netinet/in.h>
 
 #include <sys/socket.h>
 #include <uv.h>
 
+#define CONN_DENIED_MAX 64
+
 struct session;
 
-enum conn_state { CONN_SNIFFING, CONN_STORE, CONN_CONTROL, CONN_HTTP, CONN_LINGERING, CONN_CLOSING };
+enum conn_state {
+    CONN_SNIFFING,
+    CONN_HELLO,
+    CONN_NEW,
+    CONN_STORE,
+    CONN_CONTROL,
+    CONN_HTTP,
+    CONN_LINGERING,
+    CONN_CLOSING,
+};
+
+/* A job as its connections see it. */
+struct conn_job {
+    char run_id[256];
+    struct session *session;
+    size_t n_conns; /* that are not closed yet */
+};
 
 /* What connections share; the server has one. */
 struct conn_home {
     uv_loop_t *loop;
-    struct session *session;
+    struct conn_job *only;           /* the server has this one job; NULL: many, made by their agents */
+    const struct cdi_secret *secret; /* NULL: none */
+    enum rdzv_plain_store plain_store;
     struct cdi_list conns; /* all that are not closed yet */
     struct cdi_list dirty; /* those that have something to write */
     size_t n_open;         /* until their close callback */
     int64_t undecided_ms, stall_ms;
     bool closing;
-    void (*conn_closed)(struct conn_home *home); /* one has gone; it is freed already */
+    struct conn_job *(*find_job)(struct conn_home *home, const char *run_id);
+    cddp_status (*make_job)(struct conn_home *home, const struct cdi_msg_join *join, struct conn_job **out,
+                            struct cdi_error *err);
+    /* One has gone; it is freed already. job: it was of; NULL: of none. */
+    void (*conn_closed)(struct conn_home *home, struct conn_job *job);
+    struct in6_addr denied[CONN_DENIED_MAX]; /* addresses of which it was said that they lack the secret */
+    size_t n_denied;
     uint8_t scratch[65536];
 };
 
@@ -38,12 +70,15 @@ struct conn {
     struct conn_home *home;
     struct cdi_list link, dirty;
     enum conn_state state;
+    struct conn_job *gate; /* whose port it came to; NULL: the port of all */
+    struct conn_job *job;  /* NULL: not known yet */
+    struct cdi_hello_server hello;
     struct sockaddr_storage addr;
     struct cdi_buf in, out, flying; /* flying: handed to libuv */
     uv_write_t write;
     uv_shutdown_t shutdown;
     bool writing, paused, shut;
-    int64_t deadline_ms; /* SNIFFING, HTTP, LINGERING */
+    int64_t deadline_ms; /* SNIFFING, HELLO, NEW, HTTP, LINGERING */
     int64_t progress_ms; /* when the write queue last shrank */
     size_t queue_seen;
     struct cdi_serve serve; /* STORE */
@@ -53,8 +88,8 @@ struct conn {
     char why[160]; /* why it was closed, for the session */
 };
 
-/* Take over a connected socket (closed on failure). CDDP_OK, CDDP_E_NOMEM, CDDP_E_SYSTEM. */
-cddp_status conn_open(struct conn_home *home, int fd, const struct sockaddr_storage *addr);
+/* Take over a connected socket (closed on failure); gate: see struct conn. CDDP_OK, CDDP_E_NOMEM, CDDP_E_SYSTEM. */
+cddp_status conn_open(struct conn_home *home, int fd, const struct sockaddr_storage *addr, struct conn_job *gate);
 /* Close now; what is queued is lost. Logged once, at `level`. Idempotent. */
 void conn_close(struct conn *c, enum cdi_log_level level, const char *why);
 /* Take nothing more, write what is queued for at most linger_ms, then close. */

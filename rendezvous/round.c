@@ -131,7 +131,7 @@ static void remove_node(struct round *r, struct node *n)
     *n = (struct node){.state = NODE_ABSENT};
 }
 
-static size_t present(const struct round *r)
+size_t round_present(const struct round *r)
 {
     return r->count[NODE_WAITING] + r->count[NODE_RUNNING] + r->count[NODE_DONE] + r->count[NODE_STOPPING];
 }
@@ -438,6 +438,9 @@ static bool may_join(struct round *r, const struct cdi_msg_join *j)
     else if (j->min_nodes != r->opt.min_nodes || j->max_nodes != r->opt.max_nodes)
         say(r->text, "%.100s was started with --nnodes=%u:%u, the job with %u:%u; use the same on all nodes", j->host,
             j->min_nodes, j->max_nodes, r->opt.min_nodes, r->opt.max_nodes);
+    else if (j->max_restarts != r->opt.max_restarts)
+        say(r->text, "%.100s was started with --max_restarts=%u, the job with %u; use the same on all nodes", j->host,
+            j->max_restarts, r->opt.max_restarts);
     else if (j->n_procs < 1 || j->n_procs > PROCS_MAX || r->procs + j->n_procs > INT32_MAX)
         say(r->text, "%.100s offers %u workers; the limits are %u on a node and %d in the job", j->host, j->n_procs,
             PROCS_MAX, INT32_MAX);
@@ -453,7 +456,7 @@ static bool may_join(struct round *r, const struct cdi_msg_join *j)
             j->node_rank, other->host, (long long)other->pid,
             other->away ? " (its connection broke; it may come back until its lease ends)" : "", j->host,
             (long long)j->pid);
-    else if (present(r) >= r->opt.max_nodes)
+    else if (round_present(r) >= r->opt.max_nodes)
         say(r->text, "the job '%.100s' has all of its %u nodes already; %.100s is one too many", r->run_id,
             r->opt.max_nodes, j->host);
     else

@@ -92,6 +92,7 @@ bool round_restarts(const struct round *r);                     /* will another 
 enum cdi_close_status round_close_status(const struct round *r);
 /* Nodes that are there and wait for a round, and how many it takes. */
 void round_waiting(const struct round *r, uint32_t *have, uint32_t *need);
+size_t round_present(const struct round *r); /* nodes that have joined and not gone */
 /* Has the peer been in a round? Then it may be away for a while. */
 bool round_keeps(const struct round *r, uint32_t peer);
 /* What a peer of the running round was assigned (master_addr "" and port 0); false if it is not in the round. */

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Listeners, the timer, and the session's wishes carried out on connections. */
 #include "rendezvous/server.h"
-#include "common/cleanup.h"
 #include "rendezvous/conn.h"
+#include "rendezvous/listen.h"
 #include "rendezvous/session.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,26 +21,52 @@
 #define CLOSE_MS 1000       /* how long rdzv_server_close() waits for clients that read */
 #define ACCEPT_AT_ONCE 64   /* then others get a turn */
 #define ACCEPT_PAUSE_MS 250 /* when there is no descriptor left at all */
-#define LISTENERS_MAX 8
-#define BACKLOG 4096
+
+struct rdzv_server;
 
 struct listener {
     uv_poll_t poll; /* first */
     struct rdzv_server *server;
+    struct gate *gate;
     int fd;
+};
+
+/* A port that is listened on: that of all, or that of one job. */
+struct gate {
+    struct listener listeners[LISTEN_MAX];
+    size_t n;      /* listeners */
+    size_t n_open; /* of them, until their close callback */
+    uint16_t port;
+    struct job *job; /* NULL: the port of all */
+};
+
+struct job {
+    struct conn_job conn; /* first */
+    struct rdzv_server *server;
+    struct cdi_list link;
+    struct gate gate; /* empty where the job uses the port of all */
+    int64_t over_ms;  /* when it was seen to be over; -1: it is not */
+    bool ending;      /* its connections and its port are being closed */
 };
 
 struct rdzv_server {
     struct conn_home home; /* first */
-    struct listener listeners[LISTENERS_MAX];
-    size_t n_listeners;
+    struct gate gate;
+    struct cdi_list jobs;
+    size_t n_jobs;
+    struct cdi_secret secret;
+    char *host;                     /* as in the options */
+    struct session_options session; /* what jobs have in common */
+    uint32_t max_jobs;              /* 0: the one job that was there from the start */
+    uint16_t first_job_port, last_job_port;
+    int64_t over_ms; /* a job that is over waits so long for its last connections */
     uv_timer_t timer;
-    size_t n_handles;  /* listeners and timer, until their close callback */
+    bool timer_open;   /* until its close callback */
+    size_t n_gates;    /* listeners of all gates, until their close callback */
     int reserve_fd;    /* given up to accept and close a connection when descriptors have run out */
     bool out_of_fds;   /* it was said */
     int64_t tick_ms;   /* when the last tick was */
     int64_t resume_ms; /* accepting pauses until then; 0: it does not */
-    uint16_t port;
     void (*closed)(void *arg);
     void *closed_arg;
 };
@@ -70,13 +94,14 @@ static void rename_peer(void *conn, uint32_t peer)
 
 static void end_keys(void *arg)
 {
-    struct rdzv_server *s = arg;
+    const struct job *job = arg;
+    struct conn_home *home = &job->server->home;
     struct cdi_list *node, *safe;
 
-    cdi_list_for_each (node, safe, &s->home.conns) {
+    cdi_list_for_each (node, safe, &home->conns) {
         struct conn *c = cdi_list_of(node, struct conn, link);
 
-        if (c->state == CONN_STORE)
+        if (c->state == CONN_STORE && c->job == &job->conn)
             conn_close(c, CDI_LOG_DEBUG, "its round is over");
     }
 }
@@ -90,17 +115,35 @@ static void get_random(void *bytes, size_t len)
 /* ------------------------------------------------------------------------------------------------------- closing ----
  */
 
+static void destroy_job(struct job *job)
+{
+    cdi_list_remove(&job->link);
+    job->server->n_jobs--;
+    session_destroy(job->conn.session);
+    free(job);
+}
+
+static void free_server(struct rdzv_server *s)
+{
+    struct cdi_list *node, *safe;
+
+    cdi_list_for_each (node, safe, &s->jobs)
+        destroy_job(cdi_list_of(node, struct job, link));
+    cdi_secret_release(&s->secret);
+    if (s->reserve_fd >= 0)
+        (void)close(s->reserve_fd);
+    free(s->host);
+    free(s);
+}
+
 static void free_when_all_closed(struct rdzv_server *s)
 {
     void (*closed)(void *arg) = s->closed;
     void *arg = s->closed_arg;
 
-    if (s->n_handles > 0 || s->home.n_open > 0)
+    if (s->timer_open || s->n_gates > 0 || s->home.n_open > 0)
         return;
-    session_destroy(s->home.session);
-    if (s->reserve_fd >= 0)
-        (void)close(s->reserve_fd);
-    free(s);
+    free_server(s);
     if (closed != NULL)
         closed(arg);
 }
@@ -109,17 +152,29 @@ static void on_timer_closed(uv_handle_t *handle)
 {
     struct rdzv_server *s = handle->data;
 
-    s->n_handles--;
+    s->timer_open = false;
     free_when_all_closed(s);
+}
+
+/* A job that ends at its time is freed when nothing of it is open any more. */
+static void free_job_if_gone(struct job *job)
+{
+    if (job->ending && job->gate.n_open == 0 && job->conn.n_conns == 0 && !job->server->home.closing)
+        destroy_job(job);
 }
 
 static void on_listener_closed(uv_handle_t *handle)
 {
     struct listener *l = (struct listener *)handle;
+    struct rdzv_server *s = l->server;
 
     (void)close(l->fd);
-    l->server->n_handles--;
-    free_when_all_closed(l->server);
+    s->n_gates--;
+    l->gate->n_open--;
+    if (l->gate->job != NULL)
+        free_job_if_gone(l->gate->job);
+    if (s->home.closing)
+        free_when_all_closed(s);
 }
 
 /* The timer watches the last connections go, so it is closed when they are. */
@@ -129,20 +184,41 @@ static void close_timer_if_idle(struct rdzv_server *s)
         uv_close((uv_handle_t *)&s->timer, on_timer_closed);
 }
 
-static void on_conn_closed(struct conn_home *home)
+static void on_conn_closed(struct conn_home *home, struct conn_job *job)
 {
     struct rdzv_server *s = (struct rdzv_server *)home;
 
+    if (job != NULL)
+        free_job_if_gone((struct job *)job);
     if (home->closing) {
         close_timer_if_idle(s);
         free_when_all_closed(s);
     }
 }
 
-static void close_listeners(struct rdzv_server *s)
+static void close_gate(struct gate *gate)
 {
-    for (size_t i = 0; i < s->n_listeners; i++)
-        uv_close((uv_handle_t *)&s->listeners[i].poll, on_listener_closed);
+    for (size_t i = 0; i < gate->n; i++)
+        if (!uv_is_closing((uv_handle_t *)&gate->listeners[i].poll))
+            uv_close((uv_handle_t *)&gate->listeners[i].poll, on_listener_closed);
+}
+
+/* Close every connection of a job (NULL: of all), and let what is queued be written. */
+static void finish_conns(struct rdzv_server *s, const struct job *job, const char *why)
+{
+    struct cdi_list *node, *safe;
+
+    cdi_list_for_each (node, safe, &s->home.conns) {
+        struct conn *c = cdi_list_of(node, struct conn, link);
+
+        if (job != NULL && c->job != &job->conn && c->gate != &job->conn)
+            continue;
+        if (c->state == CONN_LINGERING && c->shut)
+            conn_close(c, CDI_LOG_DEBUG, why);
+        else
+            conn_finish(c, CLOSE_MS, CDI_LOG_DEBUG, why);
+    }
+    conn_flush_all(&s->home);
 }
 
 void rdzv_server_close(struct rdzv_server *s, void (*closed)(void *arg), void *arg)
@@ -152,16 +228,10 @@ void rdzv_server_close(struct rdzv_server *s, void (*closed)(void *arg), void *a
     s->closed = closed;
     s->closed_arg = arg;
     s->home.closing = true;
-    close_listeners(s);
-    cdi_list_for_each (node, safe, &s->home.conns) {
-        struct conn *c = cdi_list_of(node, struct conn, link);
-
-        if (c->state == CONN_LINGERING && c->shut)
-            conn_close(c, CDI_LOG_DEBUG, "the rendezvous ends");
-        else
-            conn_finish(c, CLOSE_MS, CDI_LOG_DEBUG, "the rendezvous ends");
-    }
-    conn_flush_all(&s->home);
+    close_gate(&s->gate);
+    cdi_list_for_each (node, safe, &s->jobs)
+        close_gate(&cdi_list_of(node, struct job, link)->gate);
+    finish_conns(s, NULL, "the rendezvous ends");
     (void)uv_timer_start(&s->timer, on_tick, CLOSING_TICK_MS, CLOSING_TICK_MS);
     close_timer_if_idle(s);
 }
@@ -169,10 +239,30 @@ void rdzv_server_close(struct rdzv_server *s, void (*closed)(void *arg), void *a
 /* ----------------------------------------------------------------------------------------------------- accepting ----
  */
 
+static void poll_gate(struct gate *gate, bool on)
+{
+    for (size_t i = 0; i < gate->n; i++) {
+        if (uv_is_closing((uv_handle_t *)&gate->listeners[i].poll))
+            continue;
+        if (on)
+            (void)uv_poll_start(&gate->listeners[i].poll, UV_READABLE, on_connection);
+        else
+            (void)uv_poll_stop(&gate->listeners[i].poll);
+    }
+}
+
+static void poll_gates(struct rdzv_server *s, bool on)
+{
+    struct cdi_list *node, *safe;
+
+    poll_gate(&s->gate, on);
+    cdi_list_for_each (node, safe, &s->jobs)
+        poll_gate(&cdi_list_of(node, struct job, link)->gate, on);
+}
+
 static void pause_accepting(struct rdzv_server *s)
 {
-    for (size_t i = 0; i < s->n_listeners; i++)
-        (void)uv_poll_stop(&s->listeners[i].poll);
+    poll_gates(s, false);
     s->resume_ms = (int64_t)uv_now(s->home.loop) + ACCEPT_PAUSE_MS;
 }
 
@@ -181,8 +271,7 @@ static void resume_accepting(struct rdzv_server *s)
     s->resume_ms = 0;
     if (s->reserve_fd < 0)
         s->reserve_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    for (size_t i = 0; i < s->n_listeners; i++)
-        (void)uv_poll_start(&s->listeners[i].poll, UV_READABLE, on_connection);
+    poll_gates(s, true);
 }
 
 /*
@@ -226,7 +315,7 @@ static void on_connection(uv_poll_t *poll, int status, int events)
 
         if (fd >= 0) {
             s->out_of_fds = false;
-            (void)conn_open(&s->home, fd, &addr);
+            (void)conn_open(&s->home, fd, &addr, l->gate->job == NULL ? NULL : &l->gate->job->conn);
         } else if (why == EMFILE || why == ENFILE) {
             why = turn_away(s, l->fd);
         }
@@ -239,18 +328,49 @@ static void on_connection(uv_poll_t *poll, int status, int events)
     }
 }
 
+/* Over, and everybody has gone or had time to; or forsaken by every agent. */
+static void tick_job(struct rdzv_server *s, struct job *job, int64_t now_ms, int64_t wall_ms)
+{
+    const struct round *round = session_round(job->conn.session);
+
+    session_tick(job->conn.session, now_ms, wall_ms);
+    if (s->home.only == &job->conn || job->ending)
+        return;
+    if (job->over_ms < 0 && (round_state(round) == ROUND_CLOSED || round_present(round) == 0))
+        job->over_ms = now_ms;
+    if (job->over_ms < 0 || (job->conn.n_conns > 0 && now_ms - job->over_ms < s->over_ms))
+        return;
+    cdi_log(CDI_LOG_INFO, "RDZV-JOB-END", "rendezvous: job '%s' has ended: %s", job->conn.run_id,
+            round_why(round)[0] != '\0' ? round_why(round) : "none of its agents is there any more");
+    job->ending = true;
+    close_gate(&job->gate);
+    finish_conns(s, job, "its job is over");
+    free_job_if_gone(job);
+}
+
+static void tick_jobs(struct rdzv_server *s, int64_t now_ms)
+{
+    struct cdi_list *node, *safe;
+    struct timespec ts;
+
+    (void)clock_gettime(CLOCK_REALTIME, &ts);
+    cdi_list_for_each (node, safe, &s->jobs) {
+        struct job *job = cdi_list_of(node, struct job, link);
+
+        if (now_ms - s->tick_ms > STOPPED_MS)
+            session_excuse(job->conn.session, now_ms - s->tick_ms, now_ms);
+        tick_job(s, job, now_ms, (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000);
+    }
+    s->tick_ms = now_ms;
+}
+
 static void on_tick(uv_timer_t *timer)
 {
     struct rdzv_server *s = timer->data;
-    struct timespec ts;
     int64_t now_ms = (int64_t)uv_now(s->home.loop);
 
     if (!s->home.closing) {
-        (void)clock_gettime(CLOCK_REALTIME, &ts);
-        if (now_ms - s->tick_ms > STOPPED_MS)
-            session_excuse(s->home.session, now_ms - s->tick_ms, now_ms);
-        s->tick_ms = now_ms;
-        session_tick(s->home.session, now_ms, (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000);
+        tick_jobs(s, now_ms);
         if (s->resume_ms != 0 && now_ms >= s->resume_ms)
             resume_accepting(s);
     }
@@ -258,186 +378,187 @@ static void on_tick(uv_timer_t *timer)
     conn_flush_all(&s->home);
 }
 
-/* ------------------------------------------------------------------------------------------------------ starting ----
+/* ---------------------------------------------------------------------------------------------------------- jobs ----
  */
 
-static uint16_t port_of(const struct sockaddr *a)
+static struct conn_job *find_job(struct conn_home *home, const char *run_id)
 {
-    if (a->sa_family == AF_INET6) {
-        struct sockaddr_in6 in6;
+    struct rdzv_server *s = (struct rdzv_server *)home;
+    struct cdi_list *node, *safe;
 
-        memcpy(&in6, a, sizeof in6);
-        return ntohs(in6.sin6_port);
+    cdi_list_for_each (node, safe, &s->jobs) {
+        struct job *job = cdi_list_of(node, struct job, link);
+
+        if (!job->ending && strcmp(job->conn.run_id, run_id) == 0)
+            return &job->conn;
     }
-    if (a->sa_family == AF_INET) {
-        struct sockaddr_in in;
-
-        memcpy(&in, a, sizeof in);
-        return ntohs(in.sin_port);
-    }
-    return 0;
+    return NULL;
 }
 
-static void set_port(struct sockaddr_storage *a, uint16_t port)
+/* Listen on a port; on success the loop watches it. */
+static cddp_status open_gate(struct rdzv_server *s, struct gate *gate, uint16_t port, struct cdi_error *err)
 {
-    /* Both families keep the port at the same place. */
-    _Static_assert(offsetof(struct sockaddr_in, sin_port) == offsetof(struct sockaddr_in6, sin6_port), "port's place");
-    port = htons(port);
-    memcpy((char *)a + offsetof(struct sockaddr_in, sin_port), &port, sizeof port);
-}
+    struct listen_set set;
+    cddp_status st = listen_open(&set, s->host, port, err);
+    int rc = 0;
 
-static cddp_status bind_failed(int errnum, const char *host, uint16_t port, struct cdi_error *err)
-{
-    if (errnum == EADDRINUSE)
-        return cdi_fail(err, CDDP_E_EXISTS,
-                        "port %u on %s is in use by another program; end that one, or choose another port with "
-                        "--master_port (0: any free one)",
-                        port, host);
-    if (errnum == EADDRNOTAVAIL)
-        return cdi_fail(err, CDDP_E_INVALID,
-                        "%s is no address of this machine, so the rendezvous cannot listen there; check --master_addr",
-                        host);
-    if (errnum == EACCES)
-        return cdi_fail(err, CDDP_E_SYSTEM, "port %u may only be opened by root; choose one above 1023", port);
-    return cdi_fail_errno(err, errnum, "the rendezvous cannot listen on port %u of %s", port, host);
-}
+    if (st != CDDP_OK)
+        return st;
+    gate->port = set.port;
+    for (size_t i = 0; i < set.n; i++) {
+        struct listener *l = &gate->listeners[i];
 
-/* Open a listening socket; on success it is the next of s->listeners, not yet polled. */
-static cddp_status add_socket(struct rdzv_server *s, const struct sockaddr *addr, socklen_t len, bool both,
-                              const char *host, struct cdi_error *err)
-{
-    struct sockaddr_storage a = {0};
-    CDI_AUTOCLOSE int fd = socket(addr->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    int on = 1, off = 0;
-
-    if (fd < 0)
-        return bind_failed(errno, host, s->port, err);
-    memcpy(&a, addr, len);
-    set_port(&a, s->port);
-    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (addr->sa_family == AF_INET6)
-        (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, both ? &off : &on, sizeof on);
-    if (bind(fd, (struct sockaddr *)&a, len) != 0 || listen(fd, BACKLOG) != 0)
-        return bind_failed(errno, host, s->port, err);
-    len = sizeof a;
-    if (s->port == 0 && getsockname(fd, (struct sockaddr *)&a, &len) == 0)
-        s->port = port_of((struct sockaddr *)&a);
-    s->listeners[s->n_listeners++].fd = cdi_steal_fd(&fd);
-    return CDDP_OK;
-}
-
-static void close_sockets(struct rdzv_server *s)
-{
-    while (s->n_listeners > 0)
-        (void)close(s->listeners[--s->n_listeners].fd);
-}
-
-/* Every address: one socket for both families, or IPv4 alone where there is no IPv6. */
-static cddp_status listen_everywhere(struct rdzv_server *s, struct cdi_error *err)
-{
-    struct sockaddr_in6 any6 = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_ANY_INIT};
-    struct sockaddr_in any = {.sin_family = AF_INET};
-    cddp_status st = add_socket(s, (struct sockaddr *)&any6, sizeof any6, true, "any address", err);
-
-    if (st != CDDP_OK && st != CDDP_E_EXISTS)
-        st = add_socket(s, (struct sockaddr *)&any, sizeof any, false, "any address", err);
-    return st;
-}
-
-/* All addresses of a name. One that this machine cannot bind (no IPv6) does no harm if another can be. */
-static cddp_status listen_on(struct rdzv_server *s, const char *host, uint16_t port, struct cdi_error *err)
-{
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *list = NULL;
-    cddp_status st = CDDP_E_NOT_FOUND;
-    int rc = getaddrinfo(host, NULL, &hints, &list);
-
-    if (rc != 0)
-        return cdi_fail(err, CDDP_E_NOT_FOUND,
-                        "the address '%s' to listen on does not resolve: %s; check --master_addr", host,
-                        rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc));
-    s->port = port;
-    for (const struct addrinfo *a = list; a != NULL && s->n_listeners < LISTENERS_MAX; a = a->ai_next) {
-        if (a->ai_family != AF_INET && a->ai_family != AF_INET6)
+        *l = (struct listener){.server = s, .gate = gate, .fd = set.fds[i]};
+        if (rc == 0)
+            rc = uv_poll_init(s->home.loop, &l->poll, l->fd);
+        if (rc != 0) {
+            (void)close(l->fd);
             continue;
-        st = add_socket(s, a->ai_addr, a->ai_addrlen, false, host, err);
-        if (st == CDDP_E_EXISTS)
-            break;
+        }
+        gate->n++;
+        gate->n_open++;
+        s->n_gates++;
+        (void)uv_poll_start(&l->poll, UV_READABLE, on_connection);
     }
-    freeaddrinfo(list);
-    if (st == CDDP_E_EXISTS)
-        close_sockets(s);
-    return s->n_listeners > 0 ? CDDP_OK : st;
+    if (rc == 0)
+        return CDDP_OK;
+    close_gate(gate);
+    return cdi_fail(err, CDDP_E_SYSTEM, "the rendezvous cannot wait for connections: %s", uv_strerror(rc));
 }
 
-static cddp_status open_sockets(struct rdzv_server *s, const struct rdzv_server_options *opt, struct cdi_error *err)
+/* The first of the jobs' ports that is free. */
+static cddp_status open_job_gate(struct rdzv_server *s, struct job *job, struct cdi_error *err)
 {
-    const char *host = opt->host == NULL ? "127.0.0.1" : opt->host;
     cddp_status st = CDDP_E_EXISTS;
 
-    s->port = opt->port;
-    if (strcmp(host, "*") == 0)
-        return listen_everywhere(s, err);
-    /* A free port of the first address may be taken on the second: then try another one. */
-    for (int tries = 0; st == CDDP_E_EXISTS && tries < (opt->port == 0 ? 16 : 1); tries++)
-        st = listen_on(s, host, opt->port, err);
-    return st;
+    if (s->first_job_port == 0)
+        return open_gate(s, &job->gate, 0, err);
+    for (uint32_t port = s->first_job_port; st == CDDP_E_EXISTS && port <= s->last_job_port; port++)
+        st = open_gate(s, &job->gate, (uint16_t)port, err);
+    if (st != CDDP_E_EXISTS)
+        return st;
+    return cdi_fail(err, CDDP_E_EXISTS,
+                    "the rendezvous has no port left for another job: all of --job_ports %u-%u are in use",
+                    s->first_job_port, s->last_job_port);
 }
 
-static cddp_status make_session(struct rdzv_server *s, const struct rdzv_server_options *opt, struct cdi_error *err)
+/* A job without a port of its own. */
+static cddp_status new_job(struct rdzv_server *s, const struct round_options *round, struct job **out,
+                           struct cdi_error *err)
 {
+    struct job *job = calloc(1, sizeof *job);
+    struct session_options so = s->session;
     const struct session_ops ops = {.send = send_to,
                                     .hang_up = hang_up_on,
                                     .rename = rename_peer,
                                     .end_keys = end_keys,
                                     .random = get_random,
-                                    .arg = s};
-    uint32_t max_nodes = opt->max_nodes == 0 ? 1 : opt->max_nodes;
-    const struct session_options so = {
-        .round =
-            {
-                .run_id = opt->run_id,
-                .min_nodes = opt->min_nodes == 0 ? 1 : opt->min_nodes,
-                .max_nodes = max_nodes,
-                .max_restarts = opt->max_restarts,
-                .join_timeout_ms = opt->join_timeout_ms == 0 ? 600000 : opt->join_timeout_ms,
-                .last_call_ms = 30000,
-            },
-        .lease_ms = opt->lease_ms == 0 ? 15000 : opt->lease_ms,
-        .hello_ms = s->home.undecided_ms,
-    };
+                                    .arg = job};
+    cddp_status st;
 
-    return session_create(&s->home.session, &so, &ops, (int64_t)uv_now(s->home.loop), err);
+    if (job == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "the rendezvous has no memory for another job");
+    so.round.run_id = round->run_id;
+    so.round.min_nodes = round->min_nodes;
+    so.round.max_nodes = round->max_nodes;
+    so.round.max_restarts = round->max_restarts;
+    job->server = s;
+    job->gate.job = job;
+    job->over_ms = -1;
+    (void)snprintf(job->conn.run_id, sizeof job->conn.run_id, "%s", round->run_id == NULL ? "" : round->run_id);
+    st = session_create(&job->conn.session, &so, &ops, (int64_t)uv_now(s->home.loop), err);
+    if (st != CDDP_OK) {
+        free(job);
+        return st;
+    }
+    cdi_list_push_back(&s->jobs, &job->link);
+    s->n_jobs++;
+    *out = job;
+    return CDDP_OK;
 }
 
-static cddp_status start_handles(struct rdzv_server *s, struct cdi_error *err)
+/* The first JOIN of a job says what the job is. */
+static cddp_status make_job(struct conn_home *home, const struct cdi_msg_join *join, struct conn_job **out,
+                            struct cdi_error *err)
 {
-    uv_loop_t *loop = s->home.loop;
-    size_t n = s->n_listeners, i;
-    int rc = 0;
+    struct rdzv_server *s = (struct rdzv_server *)home;
+    const struct round_options ro = {.run_id = join->run_id,
+                                     .min_nodes = join->min_nodes,
+                                     .max_nodes = join->max_nodes,
+                                     .max_restarts = join->max_restarts};
+    struct job *job;
+    cddp_status st;
 
-    for (i = 0; i < n; i++) {
-        struct listener *l = &s->listeners[i];
-
-        l->server = s;
-        rc = uv_poll_init(loop, &l->poll, l->fd);
-        if (rc != 0)
-            break;
-        s->n_handles++;
-        (void)uv_poll_start(&l->poll, UV_READABLE, on_connection);
+    if (join->session[0] != '\0')
+        return cdi_fail(err, CDDP_E_NOT_FOUND, "the rendezvous has no job '%.200s' any more", join->run_id);
+    if (join->run_id[0] == '\0')
+        return cdi_fail(err, CDDP_E_INVALID, "this rendezvous serves many jobs: name this one with --rdzv_id");
+    if (s->n_jobs >= s->max_jobs)
+        return cdi_fail(err, CDDP_E_LIMIT, "the rendezvous has %zu jobs already, as many as --max_jobs allows",
+                        s->n_jobs);
+    st = new_job(s, &ro, &job, err);
+    if (st != CDDP_OK)
+        return st;
+    st = open_job_gate(s, job, err);
+    if (st != CDDP_OK) {
+        job->ending = true;
+        free_job_if_gone(job);
+        return st;
     }
-    s->n_listeners = i;
-    for (; i < n; i++)
-        (void)close(s->listeners[i].fd);
-    (void)uv_timer_init(loop, &s->timer);
-    s->timer.data = s;
-    s->n_handles++;
-    s->tick_ms = (int64_t)uv_now(loop);
-    (void)uv_timer_start(&s->timer, on_tick, TICK_MS, TICK_MS);
-    if (rc == 0)
-        return CDDP_OK;
-    /* From here on the loop owns the memory. */
-    rdzv_server_close(s, NULL, NULL);
-    return cdi_fail(err, CDDP_E_SYSTEM, "the rendezvous cannot wait for connections: %s", uv_strerror(rc));
+    session_set_port(job->conn.session, job->gate.port);
+    cdi_log(CDI_LOG_INFO, "RDZV-JOB", "rendezvous: job '%s' (%u:%u nodes) has port %u", job->conn.run_id,
+            join->min_nodes, join->max_nodes, job->gate.port);
+    *out = &job->conn;
+    return CDDP_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------ starting ----
+ */
+
+static cddp_status fill(struct rdzv_server *s, uv_loop_t *loop, const struct rdzv_server_options *opt,
+                        struct cdi_error *err)
+{
+    s->home.loop = loop;
+    s->home.undecided_ms = opt->undecided_ms == 0 ? 5000 : opt->undecided_ms;
+    s->home.stall_ms = opt->stall_ms == 0 ? 300000 : opt->stall_ms;
+    s->home.plain_store = opt->plain_store;
+    s->home.find_job = find_job;
+    s->home.make_job = make_job;
+    s->home.conn_closed = on_conn_closed;
+    cdi_list_init(&s->home.conns);
+    cdi_list_init(&s->home.dirty);
+    cdi_list_init(&s->jobs);
+    s->max_jobs = opt->max_jobs;
+    s->first_job_port = opt->first_job_port;
+    s->last_job_port = opt->last_job_port;
+    s->over_ms = opt->over_ms == 0 ? 60000 : opt->over_ms;
+    s->session = (struct session_options){
+        .round = {.join_timeout_ms = opt->join_timeout_ms == 0 ? 600000 : opt->join_timeout_ms, .last_call_ms = 30000},
+        .lease_ms = opt->lease_ms == 0 ? 15000 : opt->lease_ms,
+        .hello_ms = s->home.undecided_ms};
+    s->reserve_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    s->host = strdup(opt->host == NULL ? "127.0.0.1" : opt->host);
+    if (s->host == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for a rendezvous");
+    if (opt->secret != NULL) {
+        s->secret = *opt->secret;
+        s->home.secret = &s->secret;
+    }
+    return CDDP_OK;
+}
+
+static cddp_status make_only_job(struct rdzv_server *s, const struct rdzv_server_options *opt, struct cdi_error *err)
+{
+    const struct round_options ro = {.run_id = opt->run_id,
+                                     .min_nodes = opt->min_nodes == 0 ? 1 : opt->min_nodes,
+                                     .max_nodes = opt->max_nodes == 0 ? 1 : opt->max_nodes,
+                                     .max_restarts = opt->max_restarts};
+    struct job *job;
+    cddp_status st = new_job(s, &ro, &job, err);
+
+    if (st == CDDP_OK)
+        s->home.only = &job->conn;
+    return st;
 }
 
 cddp_status rdzv_server_start(struct rdzv_server **out, uv_loop_t *loop, const struct rdzv_server_options *opt,
@@ -449,30 +570,28 @@ cddp_status rdzv_server_start(struct rdzv_server **out, uv_loop_t *loop, const s
     if (s == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for a rendezvous");
     uv_update_time(loop);
-    s->home.loop = loop;
-    s->home.undecided_ms = opt->undecided_ms == 0 ? 5000 : opt->undecided_ms;
-    s->home.stall_ms = opt->stall_ms == 0 ? 300000 : opt->stall_ms;
-    s->home.conn_closed = on_conn_closed;
-    cdi_list_init(&s->home.conns);
-    cdi_list_init(&s->home.dirty);
-    s->reserve_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    st = open_sockets(s, opt, err);
+    st = fill(s, loop, opt, err);
+    if (st == CDDP_OK && s->max_jobs == 0)
+        st = make_only_job(s, opt, err);
     if (st == CDDP_OK)
-        st = make_session(s, opt, err);
-    if (st != CDDP_OK) {
-        close_sockets(s);
-        if (s->reserve_fd >= 0)
-            (void)close(s->reserve_fd);
-        free(s);
+        st = open_gate(s, &s->gate, opt->port, err);
+    if (st != CDDP_OK && s->n_gates == 0) {
+        free_server(s);
         return st;
     }
-    st = start_handles(s, err);
-    if (st == CDDP_OK)
+    (void)uv_timer_init(loop, &s->timer);
+    s->timer.data = s;
+    s->timer_open = true;
+    s->tick_ms = (int64_t)uv_now(loop);
+    (void)uv_timer_start(&s->timer, on_tick, TICK_MS, TICK_MS);
+    if (st != CDDP_OK)
+        rdzv_server_close(s, NULL, NULL); /* the loop has some of its memory */
+    else
         *out = s;
     return st;
 }
 
 uint16_t rdzv_server_port(const struct rdzv_server *s)
 {
-    return s->port;
+    return s->gate.port;
 }

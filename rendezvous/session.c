@@ -25,6 +25,7 @@ struct session {
     struct round *round;
     struct session_ops ops;
     int64_t lease_ms, hello_ms;
+    uint16_t port; /* 0: the one that agents have reached */
     struct cdi_kv *keys;
     struct peer *peers;
     uint32_t n_peers, cap, free;
@@ -70,6 +71,11 @@ void session_destroy(struct session *s)
 const struct round *session_round(const struct session *s)
 {
     return s->round;
+}
+
+void session_set_port(struct session *s, uint16_t port)
+{
+    s->port = port;
 }
 
 struct cdi_kv *session_keys(struct session *s)
@@ -164,7 +170,10 @@ static bool message_of(struct session *s, const struct round_action *a, struct c
         return true;
     case ROUND_DO_ASSIGN:
         m->type = CDI_MSG_ASSIGN;
-        return round_assignment(r, a->peer, &m->u.assign);
+        if (!round_assignment(r, a->peer, &m->u.assign))
+            return false;
+        m->u.assign.master_port = s->port;
+        return true;
     case ROUND_DO_ROUND_OVER:
         m->type = CDI_MSG_ROUND_OVER;
         m->u.round_over.round = round_number(r);

@@ -39,6 +39,9 @@ cddp_status session_create(struct session **out, const struct session_options *o
 /* Nobody may hold a wait in its keys any more. NULL-safe. */
 void session_destroy(struct session *s);
 
+/* Agents are told that the job's MASTER_PORT is this; else the port that they have reached. */
+void session_set_port(struct session *s, uint16_t port);
+
 /* An agent has connected; *peer is its number until session_detach, or until ops.rename. CDDP_OK, CDDP_E_NOMEM. */
 cddp_status session_attach(struct session *s, void *conn, int64_t now_ms, uint32_t *peer);
 /*

@@ -14,11 +14,14 @@ CDI_SUITE(round);
 /* ------------------------------------------------------------------------------------------------------ directed ----
  */
 
+static uint32_t job_restarts; /* of the job that joins are for */
+
 static struct round *job(uint32_t min, uint32_t max, uint32_t restarts)
 {
     struct round *r = NULL;
     const struct round_options opt = {"job", min, max, restarts, 60000, 5000};
 
+    job_restarts = restarts;
     cr_assert_eq(round_create(&r, &opt, 0, NULL), CDDP_OK);
     return r;
 }
@@ -32,7 +35,8 @@ static struct cdi_msg_join join_of(const char *host, int32_t node_rank, uint32_t
                              .node_rank = node_rank,
                              .n_procs = n_procs,
                              .min_nodes = min,
-                             .max_nodes = max};
+                             .max_nodes = max,
+                             .max_restarts = job_restarts};
 
     (void)snprintf(j.host, sizeof j.host, "%s", host);
     return j;
@@ -191,15 +195,18 @@ Test(round, who_does_not_fit_is_refused_with_a_sentence)
 {
     struct round *r = job(2, 2, 0);
     struct cdi_msg_join j[] = {join_of("x", -1, 1, 2, 2), join_of("x", -1, 1, 2, 2), join_of("x", -1, 1, 1, 2),
-                               join_of("x", 2, 1, 2, 2),  join_of("x", 1, 1, 2, 2),  join_of("x", -1, 0, 2, 2)};
+                               join_of("x", 2, 1, 2, 2),  join_of("x", 1, 1, 2, 2),  join_of("x", -1, 0, 2, 2),
+                               join_of("x", -1, 1, 2, 2)};
     static const char *const says[] = {"version 9",
                                        "serves job 'job', not 'other'",
                                        "--nnodes=1:2, the job with 2:2",
                                        "node rank 2, but the job has 2 nodes",
                                        "taken: a (pid 101) has it, x (pid 101)",
-                                       "0 workers"};
+                                       "0 workers",
+                                       "--max_restarts=7, the job with 0"};
 
     j[0].version = 9;
+    j[6].max_restarts = 7;
     (void)snprintf(j[1].run_id, sizeof j[1].run_id, "other");
     join(r, 0, "a", 1, 1, 2);
     for (size_t i = 0; i < sizeof j / sizeof j[0]; i++) {
@@ -587,7 +594,7 @@ static void simulate(uint64_t seed)
 
     w.max = 1 + rnd(&w, 6);
     w.min = 1 + rnd(&w, w.max);
-    w.restarts = rnd(&w, 4);
+    w.restarts = job_restarts = rnd(&w, 4);
     opt.min_nodes = w.min, opt.max_nodes = w.max, opt.max_restarts = w.restarts;
     cr_assert_eq(round_create(&w.r, &opt, 0, NULL), CDDP_OK);
     for (int i = 0; i < 150; i++) {

@@ -5,10 +5,13 @@
 #include "hygiene.h"
 #include "protocol/c10d.h"
 #include "protocol/frame.h"
+#include "protocol/hello.h"
 #include "protocol/message.h"
 #include "rendezvous/server.h"
 
 #include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
@@ -67,6 +70,8 @@ static void *run(void *arg)
     return NULL;
 }
 
+static uint32_t job_restarts; /* what agents say of their job */
+
 static void start(struct rdzv_server_options opt)
 {
     struct cdi_error err = {0};
@@ -74,6 +79,7 @@ static void start(struct rdzv_server_options opt)
     cdi_log_set_level(CDI_LOG_INFO);
     cdi_log_set_sink(to_log, NULL);
     opt.run_id = "job";
+    job_restarts = opt.max_restarts;
     cr_assert_eq(uv_loop_init(&host.loop), 0);
     cr_assert_eq(uv_async_init(&host.loop, &host.stop, on_stop), 0);
     cr_assert_eq(rdzv_server_start(&host.server, &host.loop, &opt, &err), CDDP_OK, "%s", err.msg);
@@ -213,16 +219,56 @@ static struct cdi_msg hear(int fd, enum cdi_msg_type type)
     return m;
 }
 
-static int dial_agent(const char *run_id, int32_t node_rank, uint32_t nodes)
+/* Everything that a client sends and hears before READY. */
+static cddp_status greet(int fd, enum cdi_hello_kind kind, const char *run_id, uint32_t round,
+                         const struct cdi_secret *secret, struct cdi_error *err)
 {
-    int fd = dial();
+    struct cdi_hello_client c;
+    struct cdi_buf in, out;
+    cddp_status st;
+
+    cdi_buf_init(&in, 0);
+    cdi_buf_init(&out, 0);
+    st = cdi_hello_client_start(&c, kind, run_id, round, secret, &out, err);
+    while (st == CDDP_OK || st == CDDP_IN_PROGRESS) {
+        char byte;
+
+        if (out.len > 0)
+            put(fd, cdi_buf_data(&out), out.len);
+        cdi_buf_consume(&out, out.len);
+        if (c.state == CDI_HELLO_C_READY)
+            break;
+        if (recv(fd, &byte, 1, 0) != 1) /* one at a time: what follows READY stays in the socket */
+            st = cdi_fail(err, CDDP_E_CLOSED, "the server closed");
+        else if (cdi_buf_append(&in, &byte, 1) == CDDP_OK)
+            st = cdi_hello_client_feed(&c, &in, &out, err);
+    }
+    cdi_buf_release(&in);
+    cdi_buf_release(&out);
+    return st;
+}
+
+static const struct cdi_secret *agents_secret; /* NULL: none */
+
+static struct cdi_msg join_of(const char *run_id, int32_t node_rank, uint32_t nodes)
+{
     struct cdi_msg m = {.type = CDI_MSG_JOIN,
                         .u.join = {.version = 1, .host = "h", .node_rank = node_rank, .n_procs = 2}};
 
     (void)snprintf(m.u.join.run_id, sizeof m.u.join.run_id, "%s", run_id);
     m.u.join.min_nodes = m.u.join.max_nodes = nodes;
-    put(fd, CDI_CONTROL_OPENING, CDI_CONTROL_OPENING_LEN);
-    tell(fd, m);
+    m.u.join.max_restarts = job_restarts;
+    return m;
+}
+
+static int dial_agent(const char *run_id, int32_t node_rank, uint32_t nodes)
+{
+    int fd = dial();
+    struct cdi_error err = {0};
+
+    cr_assert_eq(greet(fd, CDI_HELLO_AGENT, run_id, CDI_HELLO_CURRENT_ROUND, agents_secret, &err), CDDP_OK, "%s",
+                 err.msg);
+    tell(fd, join_of(run_id, node_rank, nodes));
     return fd;
 }
 
@@ -337,7 +383,7 @@ Test(server, a_reset_leaves_the_lease_to_come_back_and_an_end_of_file_does_not)
         (void)setsockopt(b, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
         (void)close(b);
         b = dial();
-        put(b, CDI_CONTROL_OPENING, CDI_CONTROL_OPENING_LEN);
+        cr_assert_eq(greet(b, CDI_HELLO_AGENT, "job", CDI_HELLO_CURRENT_ROUND, NULL, NULL), CDDP_OK);
         tell(b, m);
         cr_assert(hear(b, CDI_MSG_WELCOME).u.welcome.resumed);
     }
@@ -553,4 +599,171 @@ Test(server, closing_does_not_wait_for_clients_that_stay)
     cr_assert_lt(cdi_now_ms() - begin, 900);
     cr_assert(ends(waiting) && ends(agent) && ends(silent));
     (void)close(waiting), (void)close(agent), (void)close(silent);
+}
+
+/* ---------------------------------------------------------------------------------------------------- the secret ----
+ */
+
+static const struct cdi_secret right = {.key = {1, 2, 3}}, wrong = {.key = {1, 2, 4}};
+
+/* Times that a text is in the log. */
+static int times_logged(const char *text)
+{
+    int n = 0;
+
+    pthread_mutex_lock(&host.lock);
+    for (const char *at = host.log; (at = strstr(at, text)) != NULL; at++)
+        n++;
+    pthread_mutex_unlock(&host.lock);
+    return n;
+}
+
+/* An agent that proves nothing, but goes on as if it had. */
+static void barge_in(const struct cdi_secret *secret)
+{
+    struct cdi_hello_client c;
+    struct cdi_buf out;
+    int fd = dial();
+
+    cdi_buf_init(&out, 0);
+    cr_assert_eq(cdi_hello_client_start(&c, CDI_HELLO_AGENT, "job", 0, secret, &out, NULL), CDDP_OK);
+    put(fd, cdi_buf_data(&out), out.len);
+    tell(fd, join_of("job", 1, 2));
+    cr_assert(ends(fd));
+    cdi_buf_release(&out);
+    (void)close(fd);
+}
+
+Test(server, without_the_secret_a_peer_gets_nothing_and_changes_nothing)
+{
+    struct cdi_error err = {0};
+    struct cdi_msg m;
+    int a, b, fd, store;
+
+    start((struct rdzv_server_options){
+        .min_nodes = 2, .max_nodes = 2, .secret = &right, .plain_store = RDZV_PLAIN_NEVER});
+    agents_secret = &right;
+    a = dial_agent("job", 0, 2);
+    (void)hear(a, CDI_MSG_WELCOME);
+
+    for (int kind = CDI_HELLO_AGENT; kind <= CDI_HELLO_STORE; kind++) {
+        for (int i = 0; i < 3; i++) {
+            fd = dial();
+            cr_assert_eq(greet(fd, (enum cdi_hello_kind)kind, "job", 0, &wrong, &err), CDDP_E_DENIED);
+            cr_assert_not_null(strstr(err.msg, "secret was not proved"), "%s", err.msg);
+            cr_assert(ends(fd));
+            (void)close(fd);
+        }
+        fd = dial();
+        cr_assert_eq(greet(fd, (enum cdi_hello_kind)kind, "job", 0, NULL, &err), CDDP_E_DENIED);
+        cr_assert_not_null(strstr(err.msg, "it asks for the job's secret"), "%s", err.msg);
+        (void)close(fd);
+    }
+    cr_assert_eq(times_logged("connection from 127.0.0.1:"), 1, "%s", host.log);
+    cr_assert(logged("it did not prove the job's secret"));
+    barge_in(&wrong);
+    barge_in(NULL);
+    fd = dial(); /* as before there was a HELLO */
+    put(fd, CDI_CONTROL_OPENING, CDI_CONTROL_OPENING_LEN);
+    tell(fd, join_of("job", 1, 2));
+    m = hear(fd, CDI_MSG_CLOSED);
+    cr_assert_not_null(strstr(m.u.closed.text, "of another version"));
+    (void)close(fd);
+    fd = dial(); /* the plain store, which was forbidden */
+    put(fd, "\x00\xce\xf7\x85\x3c\x0d\x01\x02\x03\x04", 10);
+    cr_assert(ends(fd));
+    (void)close(fd);
+
+    store = dial();
+    cr_assert_eq(greet(store, CDI_HELLO_STORE, "job", 0, &right, &err), CDDP_OK, "%s", err.msg);
+    put(store, "\x00\xce\xf7\x85\x3c", 5);
+    ask(store, CDI_C10D_SET, "k", "v");
+    ask(store, CDI_C10D_GET, "k", NULL);
+    answers(store, "v");
+    b = dial_agent("job", 1, 2);
+    (void)hear(b, CDI_MSG_WELCOME);
+    cr_assert_eq(hear(b, CDI_MSG_ASSIGN).u.assign.node_rank, 1, "nobody else has joined");
+    (void)hear(a, CDI_MSG_ASSIGN);
+    (void)close(a), (void)close(b), (void)close(store);
+    agents_secret = NULL;
+    stop();
+}
+
+Test(server, a_store_client_that_names_its_job_and_round_must_name_the_right_ones)
+{
+    static const struct {
+        const char *run_id;
+        uint32_t round;
+        const char *says;
+    } cases[] = {{"other", 0, "no job 'other' is here"},
+                 {"job", 1, "of round 1 of the job, and round 0 is the current one"},
+                 {"job", 0, NULL},
+                 {"job", CDI_HELLO_CURRENT_ROUND, NULL}};
+    struct cdi_error err = {0};
+
+    start((struct rdzv_server_options){0});
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        int fd = dial();
+        cddp_status st = greet(fd, CDI_HELLO_STORE, cases[i].run_id, cases[i].round, NULL, &err);
+
+        cr_assert_eq(st, cases[i].says == NULL ? CDDP_OK : CDDP_E_DENIED, "case %zu", i);
+        cr_assert(cases[i].says == NULL || strstr(err.msg, cases[i].says) != NULL, "%s", err.msg);
+        (void)close(fd);
+    }
+    stop();
+}
+
+/* An address of this machine that is not the loopback's; false: it has none. */
+static bool own_address(char ip[INET_ADDRSTRLEN])
+{
+    struct ifaddrs *list, *i;
+    bool found = false;
+
+    if (getifaddrs(&list) != 0)
+        return false;
+    for (i = list; i != NULL && !found; i = i->ifa_next) {
+        if (i->ifa_addr == NULL || i->ifa_addr->sa_family != AF_INET || (i->ifa_flags & IFF_LOOPBACK) != 0 ||
+            (i->ifa_flags & IFF_UP) == 0)
+            continue;
+        found = inet_ntop(AF_INET, &((struct sockaddr_in *)(void *)i->ifa_addr)->sin_addr, ip, INET_ADDRSTRLEN) != NULL;
+    }
+    freeifaddrs(list);
+    return found;
+}
+
+static bool plain_store_works(const char *ip)
+{
+    int fd = dial_address(ip);
+    char pong[4];
+    bool works;
+
+    cr_assert_geq(fd, 0);
+    put(fd, "\x00\xce\xf7\x85\x3c\x0d\x01\x02\x03\x04", 10);
+    works = recv(fd, pong, 4, MSG_WAITALL) == 4;
+    (void)close(fd);
+    return works;
+}
+
+Test(server, with_a_secret_the_plain_store_is_for_this_machine_and_for_nodes_that_joined)
+{
+    char ip[INET_ADDRSTRLEN];
+    struct cdi_error err = {0};
+    int agent;
+
+    if (!own_address(ip))
+        cr_skip_test("this machine has no address but the loopback's");
+    start((struct rdzv_server_options){.host = "*", .secret = &right});
+    cr_assert(plain_store_works("127.0.0.1"));
+    cr_assert(!plain_store_works(ip));
+    cr_assert(logged("does not prove the job's secret (see --plain_store)"));
+    agent = dial_address(ip);
+    cr_assert_eq(greet(agent, CDI_HELLO_AGENT, "job", 0, &right, &err), CDDP_OK, "%s", err.msg);
+    tell(agent, join_of("job", 0, 1));
+    (void)hear(agent, CDI_MSG_WELCOME);
+    cr_assert(plain_store_works(ip));
+    (void)close(agent);
+    stop();
+    start((struct rdzv_server_options){.host = "*", .secret = &right, .plain_store = RDZV_PLAIN_ANY});
+    cr_assert(plain_store_works(ip));
+    stop();
 }

@@ -50,6 +50,7 @@ static void on_end_keys(void *arg)
 }
 
 static uint8_t next_random;
+static uint32_t job_restarts;
 
 static void on_random(void *bytes, size_t len)
 {
@@ -61,6 +62,7 @@ static void begin(uint32_t nodes, uint32_t restarts)
     const struct session_ops ops = {on_send, on_hang_up, on_rename, on_end_keys, on_random, journal};
     const struct session_options opt = {{"job", nodes, nodes, restarts, 60000, 30000}, 15000, 5000};
 
+    job_restarts = restarts;
     n_ended = 0;
     next_random = 0;
     journal[0] = '\0';
@@ -96,6 +98,7 @@ static void join(struct agent *a, uint32_t nodes, int64_t now)
                         .u.join = {.version = 1, .run_id = "job", .host = "h", .node_rank = -1, .n_procs = 2}};
 
     m.u.join.min_nodes = m.u.join.max_nodes = nodes;
+    m.u.join.max_restarts = job_restarts;
     cr_assert_eq(tell(a, m, now), CDDP_OK);
 }
 
@@ -492,6 +495,7 @@ static void connect_node(int i)
     cr_assert_eq(session_attach(s, l, w.now, &l->peer), CDDP_OK);
     m.u.join.node_rank = i;
     m.u.join.min_nodes = m.u.join.max_nodes = (uint32_t)w.n_nodes;
+    m.u.join.max_restarts = job_restarts;
     m.u.join.round = n->round;
     (void)snprintf(m.u.join.session, sizeof m.u.join.session, "%s", n->session);
     say(n, m);
@@ -677,7 +681,7 @@ static void run_job(uint64_t seed)
     w.state = seed * 2654435761u + 1;
     w.n_nodes = 1 + (int)any(NODES_MAX);
     opt.round.min_nodes = opt.round.max_nodes = (uint32_t)w.n_nodes;
-    opt.round.max_restarts = any(5);
+    opt.round.max_restarts = job_restarts = any(5);
     cr_assert_eq(session_create(&s, &opt, &ops, 0, NULL), CDDP_OK);
     for (int i = 0; i < w.n_nodes; i++)
         w.nodes[i] = (struct sim_node){.round = -1, .workers = -1, .kill_at = INT64_MAX};

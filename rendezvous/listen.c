@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rendezvous/listen.h"
+#include "common/cleanup.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define BACKLOG 4096
+
+static uint16_t port_of(const struct sockaddr *a)
+{
+    if (a->sa_family == AF_INET6) {
+        struct sockaddr_in6 in6;
+
+        memcpy(&in6, a, sizeof in6);
+        return ntohs(in6.sin6_port);
+    }
+    if (a->sa_family == AF_INET) {
+        struct sockaddr_in in;
+
+        memcpy(&in, a, sizeof in);
+        return ntohs(in.sin_port);
+    }
+    return 0;
+}
+
+static void set_port(struct sockaddr_storage *a, uint16_t port)
+{
+    /* Both families keep the port at the same place. */
+    _Static_assert(offsetof(struct sockaddr_in, sin_port) == offsetof(struct sockaddr_in6, sin6_port), "port's place");
+    port = htons(port);
+    memcpy((char *)a + offsetof(struct sockaddr_in, sin_port), &port, sizeof port);
+}
+
+static cddp_status bind_failed(int errnum, const char *host, uint16_t port, struct cdi_error *err)
+{
+    if (errnum == EADDRINUSE)
+        return cdi_fail(err, CDDP_E_EXISTS,
+                        "port %u on %s is in use by another program; end that one, or choose another port with "
+                        "--master_port (0: any free one)",
+                        port, host);
+    if (errnum == EADDRNOTAVAIL)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "%s is no address of this machine, so the rendezvous cannot listen there; check --master_addr",
+                        host);
+    if (errnum == EACCES)
+        return cdi_fail(err, CDDP_E_SYSTEM, "port %u may only be opened by root; choose one above 1023", port);
+    return cdi_fail_errno(err, errnum, "the rendezvous cannot listen on port %u of %s", port, host);
+}
+
+/* Open a listening socket; on success it is the next of s->fds. */
+static cddp_status add_socket(struct listen_set *s, const struct sockaddr *addr, socklen_t len, bool both,
+                              const char *host, struct cdi_error *err)
+{
+    struct sockaddr_storage a = {0};
+    CDI_AUTOCLOSE int fd = socket(addr->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int on = 1, off = 0;
+
+    if (fd < 0)
+        return bind_failed(errno, host, s->port, err);
+    memcpy(&a, addr, len);
+    set_port(&a, s->port);
+    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (addr->sa_family == AF_INET6)
+        (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, both ? &off : &on, sizeof on);
+    if (bind(fd, (struct sockaddr *)&a, len) != 0 || listen(fd, BACKLOG) != 0)
+        return bind_failed(errno, host, s->port, err);
+    len = sizeof a;
+    if (s->port == 0 && getsockname(fd, (struct sockaddr *)&a, &len) == 0)
+        s->port = port_of((struct sockaddr *)&a);
+    s->fds[s->n++] = cdi_steal_fd(&fd);
+    return CDDP_OK;
+}
+
+void listen_close(struct listen_set *s)
+{
+    while (s->n > 0)
+        (void)close(s->fds[--s->n]);
+}
+
+/* Every address: one socket for both families, or IPv4 alone where there is no IPv6. */
+static cddp_status listen_everywhere(struct listen_set *s, struct cdi_error *err)
+{
+    struct sockaddr_in6 any6 = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_ANY_INIT};
+    struct sockaddr_in any = {.sin_family = AF_INET};
+    cddp_status st = add_socket(s, (struct sockaddr *)&any6, sizeof any6, true, "any address", err);
+
+    if (st != CDDP_OK && st != CDDP_E_EXISTS)
+        st = add_socket(s, (struct sockaddr *)&any, sizeof any, false, "any address", err);
+    return st;
+}
+
+/* All addresses of a name. One that this machine cannot bind (no IPv6) does no harm if another can be. */
+static cddp_status listen_on(struct listen_set *s, const char *host, uint16_t port, struct cdi_error *err)
+{
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *list = NULL;
+    cddp_status st = CDDP_E_NOT_FOUND;
+    int rc = getaddrinfo(host, NULL, &hints, &list);
+
+    if (rc != 0)
+        return cdi_fail(err, CDDP_E_NOT_FOUND,
+                        "the address '%s' to listen on does not resolve: %s; check --master_addr", host,
+                        rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc));
+    s->port = port;
+    for (const struct addrinfo *a = list; a != NULL && s->n < LISTEN_MAX; a = a->ai_next) {
+        if (a->ai_family != AF_INET && a->ai_family != AF_INET6)
+            continue;
+        st = add_socket(s, a->ai_addr, a->ai_addrlen, false, host, err);
+        if (st == CDDP_E_EXISTS)
+            break;
+    }
+    freeaddrinfo(list);
+    if (st == CDDP_E_EXISTS)
+        listen_close(s);
+    return s->n > 0 ? CDDP_OK : st;
+}
+
+cddp_status listen_open(struct listen_set *s, const char *host, uint16_t port, struct cdi_error *err)
+{
+    cddp_status st = CDDP_E_EXISTS;
+
+    *s = (struct listen_set){.port = port};
+    if (strcmp(host, "*") == 0)
+        return listen_everywhere(s, err);
+    /* A free port of the first address may be taken on the second: then try another one. */
+    for (int tries = 0; st == CDDP_E_EXISTS && tries < (port == 0 ? 16 : 1); tries++)
+        st = listen_on(s, host, port, err);
+    return st;
+}

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The listening sockets of one port: one per address of a name, or one for all addresses. Knows no event loop. */
+#ifndef RDZV_LISTEN_H
+#define RDZV_LISTEN_H
+
+#include "common/error.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define LISTEN_MAX 8
+
+struct listen_set {
+    int fds[LISTEN_MAX]; /* non-blocking */
+    size_t n;
+    uint16_t port;
+};
+
+/*
+ * Bind and listen on a port (0: any free one) of a host: a name, an address, or "*" for every address of both families.
+ * Resolving a name may block. CDDP_OK; CDDP_E_NOT_FOUND (it does not resolve), CDDP_E_EXISTS (the port is in use),
+ * CDDP_E_INVALID (no address of this machine), CDDP_E_SYSTEM; nothing is open then.
+ */
+cddp_status listen_open(struct listen_set *s, const char *host, uint16_t port, struct cdi_error *err);
+void listen_close(struct listen_set *s);
+
+#endif
