@@ -5,12 +5,16 @@
  */
 #include "worker/comm.h"
 
+#include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/env.h"
 #include "common/status.h"
 #include "worker/dtype.h"
+#include "worker/launch_env.h"
+#include "worker/place.h"
 #include "worker/rank_list.h"
 #include "worker/store_client.h"
+#include "worker/store_host.h"
 
 #include <inttypes.h>
 #include <limits.h>
@@ -18,86 +22,24 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <time.h>
 #include <unistd.h>
 
 #define JOIN_TIMEOUT_S 300
 #define TIMEOUT_S 600
-#define RANKS_MAX 1048576
-#define TOGETHER "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT together, or start the program with cddprun"
+#define BROKEN_GOODBYE_MS 2000 /* for the others to leave a store whose job has failed */
 
 struct cddp_comm {
     struct cdi_world world;
+    struct cdi_place place;      /* as users see it; world has it as the backend needs it */
+    bool hosted_by_rank_0;       /* the store */
+    struct cdi_store_host *host; /* then, on rank 0 */
     const struct cdi_backend_ops *ops;
     struct cdi_backend *backend;
 };
 
-/* Where the job meets, as the environment tells it. */
-struct endpoint {
-    bool alone; /* no job: a world of one */
-    const char *host;
-    int port;
-};
-
 /* -------------------------------------------------------------------------------------------- the environment ------
  */
-
-/* A variable that must be there once one of the others is. */
-static cddp_status env_needed(const char *name, int64_t min, int64_t max, int64_t *v, struct cdi_error *err)
-{
-    cddp_status st = cdi_env_int(name, min, max, v, err);
-    struct cdi_error why;
-
-    if (st == CDDP_E_NOT_FOUND)
-        return cdi_fail(err, CDDP_E_INVALID, "%s is not set: " TOGETHER, name);
-    if (st == CDDP_OK || err == NULL)
-        return st;
-    why = *err;
-    return cdi_fail(err, CDDP_E_INVALID, "%.500s: " TOGETHER, why.msg);
-}
-
-static cddp_status read_ranks(struct cdi_world *w, struct cdi_error *err)
-{
-    int64_t rank, size, v;
-    cddp_status st = env_needed("RANK", 0, RANKS_MAX - 1, &rank, err);
-
-    if (st == CDDP_OK)
-        st = env_needed("WORLD_SIZE", 1, RANKS_MAX, &size, err);
-    if (st != CDDP_OK)
-        return st;
-    if (rank >= size)
-        return cdi_fail(err, CDDP_E_INVALID,
-                        "RANK=%" PRId64 " is not below WORLD_SIZE=%" PRId64 ": ranks are 0 to %" PRId64, rank, size,
-                        size - 1);
-    w->rank = (int)rank;
-    w->size = (int)size;
-    st = cdi_env_int_or("LOCAL_WORLD_SIZE", 1, size, size, &v, err);
-    if (st != CDDP_OK)
-        return st;
-    w->local_size = (int)v;
-    st = cdi_env_int_or("LOCAL_RANK", 0, v - 1, v == size ? rank : rank % v, &v, err);
-    if (st != CDDP_OK)
-        return st;
-    w->local_rank = (int)v;
-    return CDDP_OK;
-}
-
-static cddp_status read_nodes(struct cdi_world *w, struct cdi_error *err)
-{
-    int64_t v;
-    cddp_status st = cdi_env_int_or("GROUP_WORLD_SIZE", 1, RANKS_MAX, 1, &v, err);
-
-    if (st != CDDP_OK)
-        return st;
-    w->n_nodes = (int)v;
-    st = cdi_env_int_or("GROUP_RANK", 0, v - 1, 0, &v, err);
-    if (st != CDDP_OK)
-        return st;
-    w->node_rank = (int)v;
-    st = cdi_env_int_or("TORCHELASTIC_RESTART_COUNT", 0, INT_MAX, 0, &v, err);
-    if (st == CDDP_OK)
-        w->restart_count = (int)v;
-    return st;
-}
 
 static cddp_status read_timeouts(struct cdi_world *w, const cddp_init_options *opt, struct cdi_error *err)
 {
@@ -125,53 +67,25 @@ static cddp_status check_backend(const cddp_init_options *opt, struct cdi_error 
                     name, opt->backend != NULL ? "cddp_init_options.backend" : "CDDP_BACKEND");
 }
 
-static cddp_status read_endpoint(struct endpoint *e, struct cdi_error *err)
-{
-    const char *hosted = cdi_env_str("TORCHELASTIC_USE_AGENT_STORE");
-    int64_t port;
-    cddp_status st = env_needed("MASTER_PORT", 1, 65535, &port, err);
-
-    if (st != CDDP_OK)
-        return st;
-    e->host = cdi_env_str("MASTER_ADDR");
-    e->port = (int)port;
-    if (e->host == NULL)
-        return cdi_fail(err, CDDP_E_INVALID, "MASTER_ADDR is not set: " TOGETHER);
-    if (hosted == NULL || strcmp(hosted, "True") != 0)
-        return cdi_fail(err, CDDP_E_UNSUPPORTED,
-                        "nobody hosts the job's store (TORCHELASTIC_USE_AGENT_STORE is not \"True\"): start the "
-                        "program with cddprun");
-    return CDDP_OK;
-}
-
 /* Everything that the environment and the options say; no communication. */
-static cddp_status read_world(struct cdi_world *w, struct endpoint *e, const cddp_init_options *opt,
+static cddp_status read_world(struct cdi_world *w, struct cdi_launch *l, const cddp_init_options *opt,
                               struct cdi_error *err)
 {
     cddp_status st;
 
-    e->alone = !cdi_env_has("RANK") && !cdi_env_has("WORLD_SIZE") && !cdi_env_has("MASTER_PORT");
     if (opt->size != sizeof *opt)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_init_options.size is %zu, not sizeof(cddp_init_options)", opt->size);
     st = check_backend(opt, err);
     if (st == CDDP_OK)
         st = read_timeouts(w, opt, err);
+    if (st == CDDP_OK)
+        st = cdi_launch_read(l, cdi_env_str, err);
     if (st != CDDP_OK)
         return st;
-    if (e->alone) {
-        w->size = w->local_size = w->n_nodes = 1;
-        return CDDP_OK;
-    }
-    st = read_ranks(w, err);
-    if (st == CDDP_OK)
-        st = read_nodes(w, err);
-    if (st == CDDP_OK)
-        st = read_endpoint(e, err);
-    if (st == CDDP_OK && w->local_size != w->size)
-        return cdi_fail(err, CDDP_E_UNSUPPORTED,
-                        "LOCAL_WORLD_SIZE=%d, but WORLD_SIZE=%d: this version needs all ranks on one host",
-                        w->local_size, w->size);
-    return st;
+    w->rank = l->rank;
+    w->size = l->size;
+    w->restart_count = l->restart_count;
+    return CDDP_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------- joining ---------
@@ -281,28 +195,198 @@ static cddp_status gather_ranks(const struct cdi_world *w, int64_t deadline_ms, 
     return st == CDDP_E_TIMEOUT ? name_missing(w, err) : st;
 }
 
-static cddp_status join(struct cddp_comm *c, const struct endpoint *e, struct cdi_error *err)
+/* Every rank's host, gathered by rank 0 so that all read one table. */
+static cddp_status exchange_hosts(const struct cdi_world *w, uint8_t *ids, int64_t deadline_ms, struct cdi_error *err)
+{
+    const size_t bytes = (size_t)w->size * CDI_HOST_ID;
+    char key[64], all_key[64];
+    int64_t left;
+    size_t len = 0;
+    cddp_status st = CDDP_OK;
+
+    join_key(w, "hosts", -1, all_key);
+    if (w->rank == 0) {
+        for (int r = 0; r < w->size && st == CDDP_OK; r++) {
+            join_key(w, "host", r, key);
+            left = deadline_ms - cdi_now_ms();
+            st = cdi_store_get(w->store, key, ids + (size_t)r * CDI_HOST_ID, CDI_HOST_ID, &len, left > 0 ? left : 1,
+                               err);
+            if (st == CDDP_OK && len != CDI_HOST_ID)
+                st = CDDP_E_LIMIT;
+        }
+        if (st == CDDP_OK)
+            return cdi_store_set(w->store, all_key, ids, bytes, err);
+    } else {
+        left = deadline_ms - cdi_now_ms();
+        st = cdi_store_get(w->store, all_key, ids, bytes, &len, left > 0 ? left : 1, err);
+        if (st == CDDP_OK && len == bytes)
+            return CDDP_OK;
+    }
+    return st == CDDP_OK || st == CDDP_E_LIMIT
+               ? cdi_fail(err, CDDP_E_MISMATCH,
+                          "ranks do not agree on WORLD_SIZE, or run different versions of libcddp")
+               : st;
+}
+
+/* Who says it well enough: an agent (cddprun, torchrun). Else the ranks find out, all of them together. */
+static bool is_placed(const struct cdi_launch *l)
+{
+    const struct cdi_place *p = &l->place;
+
+    return l->hosted && p->local_rank >= 0 && p->local_size > 0 && p->node_rank >= 0 && p->n_nodes > 0;
+}
+
+static int known(int said, int found)
+{
+    return said >= 0 ? said : found;
+}
+
+static cddp_status find_place(struct cddp_comm *c, const struct cdi_launch *l, int64_t deadline_ms,
+                              struct cdi_error *err)
+{
+    struct cdi_world *w = &c->world;
+    struct cdi_place hosts = l->place, runs = l->place;
+
+    if (!is_placed(l)) {
+        CDI_AUTOFREE uint8_t *ids = calloc((size_t)w->size, CDI_HOST_ID);
+        cddp_status st;
+
+        if (ids == NULL)
+            return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+        st = exchange_hosts(w, ids, deadline_ms, err);
+        if (st != CDDP_OK)
+            return st;
+        cdi_place_of(ids, w->size, w->rank, &hosts, &runs);
+    }
+    /* What was said wins where a user looks; where memory is shared, what is. */
+    c->place.local_rank = known(l->place.local_rank, hosts.local_rank);
+    c->place.local_size = known(l->place.local_size, hosts.local_size);
+    c->place.node_rank = known(l->place.node_rank, hosts.node_rank);
+    c->place.n_nodes = known(l->place.n_nodes, hosts.n_nodes);
+    w->local_rank = runs.local_rank;
+    w->local_size = runs.local_size;
+    w->node_rank = runs.node_rank;
+    w->n_nodes = runs.n_nodes;
+    return CDDP_OK;
+}
+
+/* Say which host this is, before the others are told that all are there. */
+static cddp_status tell_host(const struct cdi_world *w, struct cdi_error *err)
+{
+    uint8_t id[CDI_HOST_ID];
+    char key[64];
+
+    cdi_host_id(id);
+    join_key(w, "host", w->rank, key);
+    return cdi_store_set(w->store, key, id, sizeof id, err);
+}
+
+static cddp_status host_store(struct cddp_comm *c, const struct cdi_launch *l, struct cdi_error *err)
+{
+    struct cdi_store_host_options opt = {
+        .host = l->host, .port = l->port, .run_id = cdi_env_str("TORCHELASTIC_RUN_ID")};
+    const char *path = cdi_env_str(CDI_SECRET_ENV);
+    struct cdi_secret secret = {.key = {0}};
+    cddp_status st = path != NULL ? cdi_secret_load(&secret, path, err) : CDDP_OK;
+
+    if (st == CDDP_OK) {
+        opt.secret = path != NULL ? &secret : NULL;
+        st = cdi_store_host_start(&c->host, &opt, err);
+    }
+    cdi_secret_release(&secret);
+    return st;
+}
+
+static cddp_status meet(struct cddp_comm *c, const struct cdi_launch *l, struct cdi_error *err)
 {
     struct cdi_world *w = &c->world;
     int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), w->join_timeout_ms);
-    cddp_status st = cdi_flight_attach(&w->flight, cdi_env_str(CDI_FLIGHT_ENV), err);
+    cddp_status st = !l->hosted && w->rank == 0 ? host_store(c, l, err) : CDDP_OK;
 
-    if (st == CDDP_OK && !e->alone) {
-        st = cdi_store_open(&w->store, e->host, e->port, w->join_timeout_ms, err);
-        if (st == CDDP_OK) {
-            cdi_store_watch(w->store, w->flight);
-            st = gather_ranks(w, deadline_ms, err);
-        }
+    if (st == CDDP_OK)
+        st = cdi_store_open(&w->store, c->host != NULL ? cdi_store_host_address(c->host) : l->host, l->port,
+                            w->join_timeout_ms, err);
+    if ((st == CDDP_E_IO || st == CDDP_E_TIMEOUT) && !l->hosted && w->rank != 0 && err != NULL) {
+        struct cdi_error why = *err;
+
+        return cdi_fail(err, st,
+                        "%.700s; nobody but rank 0 would host it (TORCHELASTIC_USE_AGENT_STORE is not \"True\"), "
+                        "and rank 0 has not started, or not on that host",
+                        why.msg);
     }
-    return st != CDDP_OK ? st : c->ops->create(&c->backend, w, err);
+    if (st != CDDP_OK)
+        return st;
+    c->hosted_by_rank_0 = !l->hosted;
+    cdi_store_watch(w->store, w->flight, c->hosted_by_rank_0);
+    if (!is_placed(l))
+        st = tell_host(w, err);
+    if (st == CDDP_OK)
+        st = gather_ranks(w, deadline_ms, err);
+    return st == CDDP_OK ? find_place(c, l, deadline_ms, err) : st;
+}
+
+static cddp_status join(struct cddp_comm *c, const struct cdi_launch *l, struct cdi_error *err)
+{
+    cddp_status st = cdi_flight_attach(&c->world.flight, cdi_env_str(CDI_FLIGHT_ENV), err);
+
+    if (st == CDDP_OK && l->alone) {
+        c->world.local_size = c->world.n_nodes = 1;
+        c->place = l->place;
+    } else if (st == CDDP_OK) {
+        st = meet(c, l, err);
+    }
+    if (st == CDDP_OK && c->world.local_size != c->world.size)
+        return cdi_fail(err, CDDP_E_UNSUPPORTED,
+                        "%d of %d ranks are on this host: this version needs all ranks on one host",
+                        c->world.local_size, c->world.size);
+    return st != CDDP_OK ? st : c->ops->create(&c->backend, &c->world, err);
 }
 
 static void comm_free(struct cddp_comm *c)
 {
     c->ops->destroy(c->backend);
     cddp_store_close(c->world.store);
+    cdi_store_host_stop(c->host);
     cdi_flight_release(c->world.flight);
     free(c);
+}
+
+/* ------------------------------------------------------------------------------------------------- leaving ---------
+ */
+
+/*
+ * The store goes with rank 0: it waits until the others have said goodbye, or are gone. After an error they may never
+ * say it, but then they leave soon.
+ */
+static void see_off(const struct cddp_comm *c, bool broken)
+{
+    const struct cdi_world *w = &c->world;
+    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), broken ? BROKEN_GOODBYE_MS : w->timeout_ms);
+    char key[64];
+    int64_t gone = 0, pause_us = 200;
+
+    join_key(w, "goodbye", -1, key);
+    while (cdi_now_ms() < deadline_ms && cdi_store_host_clients(c->host) > 1) {
+        struct timespec ts = {.tv_nsec = pause_us * 1000};
+
+        if (cdi_store_add(w->store, key, 0, &gone, NULL) != CDDP_OK || gone >= w->size - 1)
+            return;
+        (void)nanosleep(&ts, NULL);
+        pause_us = pause_us * 2 > 20000 ? 20000 : pause_us * 2;
+    }
+}
+
+static void say_goodbye(const struct cddp_comm *c, bool broken)
+{
+    char key[64];
+
+    if (c->host != NULL) {
+        see_off(c, broken);
+    } else if (c->hosted_by_rank_0) {
+        join_key(&c->world, "goodbye", -1, key);
+        (void)cdi_store_add(c->world.store, key, 1, NULL,
+                            NULL); /* if it cannot be said, the connection's end says it */
+    }
 }
 
 /* The way out of each public function. */
@@ -317,7 +401,7 @@ static cddp_status out(cddp_status st, struct cdi_error *err)
 cddp_status cddp_init(cddp_comm **comm, const cddp_init_options *opt)
 {
     const cddp_init_options none = {.size = sizeof none};
-    struct endpoint e;
+    struct cdi_launch l;
     struct cdi_error err;
     struct cddp_comm *c;
     cddp_status st;
@@ -328,9 +412,9 @@ cddp_status cddp_init(cddp_comm **comm, const cddp_init_options *opt)
     if (c == NULL)
         return out(cdi_fail(&err, CDDP_E_NOMEM, "out of memory"), &err);
     c->ops = &cdi_cpu_backend;
-    st = read_world(&c->world, &e, opt != NULL ? opt : &none, &err);
+    st = read_world(&c->world, &l, opt != NULL ? opt : &none, &err);
     if (st == CDDP_OK)
-        st = join(c, &e, &err);
+        st = join(c, &l, &err);
     if (st != CDDP_OK) {
         comm_free(c);
         return out(st, &err);
@@ -347,6 +431,7 @@ cddp_status cddp_finalize(cddp_comm *comm)
     if (comm == NULL)
         return CDDP_OK;
     st = comm->ops->health(comm->backend, &err);
+    say_goodbye(comm, st != CDDP_OK);
     comm_free(comm);
     return out(st, &err);
 }
@@ -366,17 +451,17 @@ int cddp_world_size(const cddp_comm *comm)
 
 int cddp_local_rank(const cddp_comm *comm)
 {
-    return comm->world.local_rank;
+    return comm->place.local_rank;
 }
 
 int cddp_local_world_size(const cddp_comm *comm)
 {
-    return comm->world.local_size;
+    return comm->place.local_size;
 }
 
 int cddp_node_rank(const cddp_comm *comm)
 {
-    return comm->world.node_rank;
+    return comm->place.node_rank;
 }
 
 const char *cddp_backend_name(const cddp_comm *comm)

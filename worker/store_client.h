@@ -15,8 +15,11 @@
 
 /* timeout_ms > 0, to connect and for each operation. The errors of cddp_store_open. */
 cddp_status cdi_store_open(cddp_store **out, const char *host, int port, int64_t timeout_ms, struct cdi_error *err);
-/* From now on every wait also ends when the agent says that the round is over. The page must outlive the store. */
-void cdi_store_watch(cddp_store *store, const struct cdi_flight *flight);
+/*
+ * From now on every wait also ends when the agent says that the round is over. The page must outlive the store.
+ * rank_0_hosts: the end of the connection is the end of rank 0, and said so (CDDP_E_PEER).
+ */
+void cdi_store_watch(cddp_store *store, const struct cdi_flight *flight, bool rank_0_hosts);
 
 cddp_status cdi_store_set(cddp_store *store, const char *key, const void *value, size_t len, struct cdi_error *err);
 cddp_status cdi_store_get(cddp_store *store, const char *key, void *buf, size_t cap, size_t *len, int64_t timeout_ms,

@@ -37,6 +37,8 @@ struct job {
 
 static cddp_status lost(const cddp_store *s, struct cdi_error *err)
 {
+    if (s->rank_0_hosts)
+        return cdi_fail(err, CDDP_E_PEER, "rank 0, which hosts the store at %s, has died or left the job", s->where);
     return cdi_fail(err, CDDP_E_CLOSED,
                     "the store at %s ended the connection: the round is over, or its host has stopped", s->where);
 }
@@ -375,9 +377,10 @@ cddp_status cdi_store_open(cddp_store **out, const char *host, int port, int64_t
     return CDDP_OK;
 }
 
-void cdi_store_watch(cddp_store *store, const struct cdi_flight *flight)
+void cdi_store_watch(cddp_store *store, const struct cdi_flight *flight, bool rank_0_hosts)
 {
     store->flight = flight;
+    store->rank_0_hosts = rank_0_hosts;
 }
 
 void cddp_store_close(cddp_store *store)

@@ -19,7 +19,8 @@ struct cddp_store {
     struct cdi_buf out, in;
     int64_t timeout_ms;
     const struct cdi_flight *flight; /* may be NULL */
-    char where[300];                 /* "host:port", for sentences */
+    bool rank_0_hosts;
+    char where[300]; /* "host:port", for sentences */
 };
 
 /* Send all of s->out. */

@@ -2,7 +2,7 @@
 /*
  * libcddp: data-parallel training for C, C++ and CUDA programs. This is the only file that a user must read.
  *
- * A program is started once per rank (by cddprun, torchrun, or by hand with the same variables), joins its peers with
+ * A program is started once per rank (by cddprun, torchrun, mpirun, srun, or by hand), joins its peers with
  * cddp_init(), hands its parameters to cddp_ddp_create(), and from then on says which gradients are ready; gradients
  * are averaged over all ranks in buckets while the backward pass still runs:
  *
@@ -91,14 +91,18 @@ typedef struct cddp_init_options {
 } cddp_init_options;
 
 /*
- * Join the job described by the environment ("env://"): RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, and, where set,
- * LOCAL_RANK and LOCAL_WORLD_SIZE. Without any of RANK, WORLD_SIZE and MASTER_PORT the program is a world of one.
+ * Join the job described by the environment ("env://"): RANK and WORLD_SIZE, else what Open MPI, MPICH or a Slurm step
+ * says instead; MASTER_ADDR and MASTER_PORT; and, where set, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK and
+ * GROUP_WORLD_SIZE (where not, the ranks find out which of them share a host). Without any of them the program is a
+ * world of one. Unless TORCHELASTIC_USE_AGENT_STORE is "True" rank 0 hosts the job's store, in a thread of the library.
+ * With CDDP_AUTH_TOKEN_FILE, a file of mode 0600, the job's secret is proved, and demanded of the store.
  *
  * Blocks until every rank has joined or the join timeout has passed; the error then names the ranks that are missing.
  * opt may be NULL. *out is written on success only and is released by cddp_finalize().
  * One communicator per process and job; call it from one thread, before others change the environment.
  * Returns CDDP_OK; CDDP_E_INVALID (a variable is missing or out of range, or opt is bad); CDDP_E_EXISTS (another
- * process has the same rank); CDDP_E_TIMEOUT; CDDP_E_CLOSED (the rendezvous ended); CDDP_E_IO (no connection);
+ * process has the same rank, or the port is taken); CDDP_E_DENIED (the secret); CDDP_E_PEER (rank 0, which hosts the
+ * store, died); CDDP_E_TIMEOUT; CDDP_E_CLOSED (the rendezvous ended); CDDP_E_IO (no connection);
  * CDDP_E_NOT_FOUND (the address does not resolve); CDDP_E_UNSUPPORTED (ranks on several hosts); CDDP_E_SYSTEM;
  * CDDP_E_NOMEM.
  */
@@ -106,7 +110,8 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_init(cddp_comm **out, const cddp_init_o
 
 /*
  * Leave the job and free comm; NULL is allowed. Every reducer on it must have been destroyed. Does not wait for peers,
- * so a rank may leave as soon as its own last collective has returned. Returns the communicator's sticky error, or
+ * so a rank may leave as soon as its own last collective has returned; except that a rank 0 that hosts the store waits
+ * until the others have left, for timeout_ms at most (2 s after an error). Returns the communicator's sticky error, or
  * CDDP_OK. Call it once, from one thread, while no other call on comm runs.
  */
 CDDP_API cddp_status cddp_finalize(cddp_comm *comm);

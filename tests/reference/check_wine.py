@@ -22,7 +22,7 @@ TOLERANCE = {"f64": 1e-12, "f32": 1e-6}
 EPOCHS, WEIGHTS = 100, 1091
 
 
-def train(cddprun, wine, ranks, flags, folder):
+def train(cddprun, wine, ranks, flags, folder, epochs=EPOCHS):
     """Epochs [(loss, [rank losses])], weights, and the bytes of both files."""
     metrics, weights = folder / "metrics.jsonl", folder / "weights.txt"
     command = [cddprun, "--standalone", f"--nproc_per_node={ranks}", wine, *flags,
@@ -33,13 +33,13 @@ def train(cddprun, wine, ranks, flags, folder):
     if not re.search(r"train loss \S+  test accuracy \S+ \(\d+ of 36\)  test loss \S+  \d+ steps", done.stdout):
         sys.exit(f"{' '.join(command)}: no result on stdout\n{done.stdout}{done.stderr}")
     raw = metrics.read_bytes(), weights.read_bytes()
-    epochs = [json.loads(line) for line in raw[0].splitlines()]
-    if [e["epoch"] for e in epochs] != list(range(EPOCHS)):
-        sys.exit(f"{metrics.name}: not the epochs 0 to {EPOCHS - 1}")
+    lines = [json.loads(line) for line in raw[0].splitlines()]
+    if [e["epoch"] for e in lines] != list(range(epochs)):
+        sys.exit(f"{metrics.name}: not the epochs 0 to {epochs - 1}")
     values = [float(line) for line in raw[1].split()]
     if len(values) != WEIGHTS:
         sys.exit(f"{weights.name}: {len(values)} weights, not {WEIGHTS}")
-    return [(e["loss"], e["rank_loss"]) for e in epochs], values, raw
+    return [(e["loss"], e["rank_loss"]) for e in lines], values, raw
 
 
 def recorded(data, name):

@@ -4,16 +4,34 @@
 #include "rdzv_child.h"
 
 #include <cddp/cddp.h>
+#include <netinet/in.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <time.h>
 
 CDI_SUITE(comm, .timeout = 60);
 
-static const char *const names[] = {
-    "RANK",        "WORLD_SIZE",       "MASTER_ADDR",      "MASTER_PORT",
-    "LOCAL_RANK",  "CDDP_BACKEND",     "LOCAL_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE",
-    "GROUP_RANK",  "CDDP_TIMEOUT",     "GROUP_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT",
-    "CDDP_FLIGHT", "CDDP_JOIN_TIMEOUT"};
+static const char *const names[] = {"RANK",
+                                    "WORLD_SIZE",
+                                    "MASTER_ADDR",
+                                    "MASTER_PORT",
+                                    "LOCAL_RANK",
+                                    "CDDP_BACKEND",
+                                    "LOCAL_WORLD_SIZE",
+                                    "TORCHELASTIC_USE_AGENT_STORE",
+                                    "GROUP_RANK",
+                                    "CDDP_TIMEOUT",
+                                    "GROUP_WORLD_SIZE",
+                                    "TORCHELASTIC_RESTART_COUNT",
+                                    "CDDP_FLIGHT",
+                                    "CDDP_JOIN_TIMEOUT",
+                                    "CDDP_AUTH_TOKEN_FILE",
+                                    "TORCHELASTIC_RUN_ID",
+                                    "OMPI_COMM_WORLD_SIZE",
+                                    "PMI_SIZE",
+                                    "SLURM_STEP_ID"};
 
 static void clean_env(void)
 {
@@ -145,8 +163,6 @@ Test(comm, variables_that_are_missing_or_wrong_are_named)
         {"MASTER_PORT", NULL, "MASTER_PORT is not set", CDDP_E_INVALID},
         {"MASTER_PORT", "http", "MASTER_PORT='http'", CDDP_E_INVALID},
         {"LOCAL_RANK", "x", "LOCAL_RANK='x'", CDDP_E_INVALID},
-        {"LOCAL_WORLD_SIZE", "1", "one host", CDDP_E_UNSUPPORTED},
-        {"TORCHELASTIC_USE_AGENT_STORE", "False", "start the program with cddprun", CDDP_E_UNSUPPORTED},
         {"CDDP_BACKEND", "nccl", "CDDP_BACKEND", CDDP_E_INVALID},
         {"CDDP_TIMEOUT", "soon", "CDDP_TIMEOUT='soon'", CDDP_E_INVALID},
         {"CDDP_FLIGHT", "here", "CDDP_FLIGHT='here'", CDDP_E_INVALID},
@@ -287,4 +303,147 @@ Test(comm, sixteen_descriptors_are_enough_for_four_ranks)
     rdzv_child_start(&server);
     cr_assert_eq(run_ranks(server.port, 4, 4, poor), 0);
     rdzv_child_stop(&server);
+}
+
+/* ------------------------------------------------------------------------------------------- nobody hosts the store --
+ */
+
+/* One that was free a moment ago: rank 0 must be told its port, so it cannot choose one. */
+static int free_port(void)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof a;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+    cr_assert(bind(fd, (struct sockaddr *)&a, len) == 0 && getsockname(fd, (struct sockaddr *)&a, &len) == 0);
+    (void)close(fd);
+    return ntohs(a.sin_port);
+}
+
+static int by_hand(int rank)
+{
+    (void)unsetenv("TORCHELASTIC_USE_AGENT_STORE");
+    CHECK(use_everything(rank) == 0);
+    return 0;
+}
+
+Test(comm, without_a_launcher_rank_0_hosts_the_store)
+{
+    cr_assert_eq(run_ranks(free_port(), 4, 4, by_hand), 0);
+}
+
+static int under_mpirun(int rank)
+{
+    cddp_comm *comm = NULL;
+
+    clean_env();
+    set_env("OMPI_COMM_WORLD_RANK", rank);
+    set_env("OMPI_COMM_WORLD_SIZE", 2);
+    set_env("OMPI_COMM_WORLD_LOCAL_RANK", rank);
+    set_env("OMPI_COMM_WORLD_LOCAL_SIZE", 2);
+    (void)setenv("MASTER_ADDR", "localhost", 1);
+    (void)setenv("MASTER_PORT", getenv("PORT"), 1);
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_rank(comm) == rank && cddp_local_rank(comm) == rank && cddp_local_world_size(comm) == 2);
+    CHECK(cddp_node_rank(comm) == 0);
+    CHECK(cddp_barrier(comm) == CDDP_OK);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(comm, open_mpis_variables_and_an_endpoint_make_a_world)
+{
+    set_env("PORT", free_port());
+    cr_assert_eq(run_ranks(1, 2, 2, under_mpirun), 0);
+}
+
+static void nap(int ms)
+{
+    const struct timespec ts = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
+
+    (void)nanosleep(&ts, NULL);
+}
+
+static int slow_to_leave(int rank)
+{
+    cddp_comm *comm = NULL;
+    const char *const key = "left";
+
+    (void)unsetenv("TORCHELASTIC_USE_AGENT_STORE");
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    if (rank == 1) {
+        nap(300); /* the others are in cddp_finalize by now */
+        CHECK(cddp_store_set(cddp_comm_store(comm), key, "1", 1) == CDDP_OK);
+    }
+    if (rank == 2)
+        CHECK(cddp_store_wait(cddp_comm_store(comm), &key, 1, 10000) == CDDP_OK);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(comm, rank_0_keeps_the_store_until_the_others_have_left)
+{
+    cr_assert_eq(run_ranks(free_port(), 3, 3, slow_to_leave), 0);
+}
+
+static int host_dies(int rank)
+{
+    const char *const key = "never";
+    cddp_comm *comm = NULL;
+
+    (void)unsetenv("TORCHELASTIC_USE_AGENT_STORE");
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    if (rank == 0) {
+        nap(100); /* they wait by now; if not, they find it gone, and must say the same */
+        _exit(0);
+    }
+    CHECK(cddp_store_wait(cddp_comm_store(comm), &key, 1, 20000) == CDDP_E_PEER);
+    CHECK(strstr(cddp_last_error(), "rank 0, which hosts the store at 127.0.0.1:") != NULL);
+    CHECK(cddp_barrier(comm) == CDDP_E_PEER);
+    CHECK(strstr(cddp_last_error(), "rank 0") != NULL);
+    CHECK(cddp_finalize(comm) == CDDP_E_PEER);
+    return 0;
+}
+
+Test(comm, the_death_of_the_host_is_told_by_name_to_who_waits_in_the_store)
+{
+    cr_assert_eq(run_ranks(free_port(), 3, 3, host_dies), 0);
+}
+
+static int dies_in_barrier(int rank)
+{
+    cddp_comm *comm = NULL;
+
+    (void)unsetenv("TORCHELASTIC_USE_AGENT_STORE");
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    if (rank == 0) {
+        nap(100);
+        _exit(0);
+    }
+    CHECK(cddp_barrier(comm) == CDDP_E_PEER);
+    CHECK(strstr(cddp_last_error(), "rank 0") != NULL);
+    (void)cddp_finalize(comm);
+    return 0;
+}
+
+Test(comm, the_death_of_the_host_is_told_by_name_to_who_waits_in_a_collective)
+{
+    cr_assert_eq(run_ranks(free_port(), 3, 3, dies_in_barrier), 0);
+}
+
+static int missing_host(int rank)
+{
+    cddp_comm *comm = NULL;
+    const cddp_init_options opt = {.size = sizeof opt, .join_timeout_ms = 300};
+
+    (void)unsetenv("TORCHELASTIC_USE_AGENT_STORE");
+    set_env("RANK", rank + 1);
+    CHECK(cddp_init(&comm, &opt) == CDDP_E_IO);
+    CHECK(strstr(cddp_last_error(), "rank 0 has not started") != NULL);
+    return 0;
+}
+
+Test(comm, a_rank_0_that_does_not_come_is_named)
+{
+    cr_assert_eq(run_ranks(free_port(), 1, 2, missing_host), 0);
 }

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which ranks share a host: found out where nobody says it (ranks started by hand or by mpirun), or where what is said
+ * is not enough. Two ranks are on one host if memory can be handed over between them: same kernel, same network
+ * namespace (the hand-over goes through an abstract socket).
+ */
+#ifndef CDI_PLACE_H
+#define CDI_PLACE_H
+
+#include "worker/launch_env.h"
+
+#include <stdint.h>
+
+#define CDI_HOST_ID 24 /* bytes */
+
+/* This process's host. Never fails: where /proc tells nothing the host's name must do. */
+void cdi_host_id(uint8_t id[CDI_HOST_ID]);
+
+/*
+ * From the host ids of all ranks, one after the other. *hosts: by host, in the order of their lowest ranks. *runs: by
+ * stretch of consecutive ranks on one host, which is what a backend can treat as a node. Pure.
+ */
+void cdi_place_of(const uint8_t *ids, int size, int rank, struct cdi_place *hosts, struct cdi_place *runs);
+
+#endif

@@ -1,0 +1,529 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/store_host.h"
+
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "common/list.h"
+#include "protocol/hello.h"
+#include "protocol/sniff.h"
+#include "store/serve.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define PEERS_MAX 16384
+#define RETRY_MS 10
+#define BACKLOG 1024
+#define READ_SIZE 65536
+#define OPENING_MS 5000              /* until a connection must have said what it is */
+#define PAUSE_MS 100                 /* without accepting, when there are no descriptors left */
+#define OUT_MAX (128u * 1024 * 1024) /* bytes of replies that wait for one connection */
+#define OUT_ENOUGH (1024u * 1024)    /* from here on no further request of it is read */
+#define IN_MAX (CDI_C10D_REQUEST_MAX + 1024u * 1024)
+
+enum phase {
+    PHASE_SNIFF, /* which protocol is it? */
+    PHASE_HELLO,
+    PHASE_STORE,
+    PHASE_LAST_WORDS, /* what is in `out` is still written, then it is closed */
+};
+
+/* One connection. All of it belongs to the thread. */
+struct peer {
+    struct cdi_serve serve; /* first; in PHASE_STORE, and then until the peer is closed */
+    struct cdi_list link;
+    int fd;
+    enum phase phase;
+    bool serving;
+    int64_t deadline_ms; /* before PHASE_STORE, and in PHASE_LAST_WORDS */
+    struct cdi_hello_server hello;
+    struct cdi_buf in, out;
+};
+
+struct cdi_store_host {
+    pthread_t thread;
+    int listener, stop; /* stop: an eventfd */
+    struct cdi_kv *kv;
+    struct cdi_list peers;
+    struct pollfd *polls; /* room for PEERS_MAX at most: grows with n_peers */
+    size_t polls_cap;
+    atomic_int n_peers;
+    int64_t paused_until_ms;
+    char address[INET6_ADDRSTRLEN];
+    int port;
+    bool auth;
+    struct cdi_secret secret;
+    char run_id[CDI_HELLO_RUN_ID_MAX + 1];
+};
+
+static struct peer *peer_at(struct cdi_list *link)
+{
+    return cdi_list_of(link, struct peer, link);
+}
+
+/* ----------------------------------------------------------------------------------------------------- listening ----
+ */
+
+static bool is_loopback(const struct sockaddr *a)
+{
+    if (a->sa_family == AF_INET6) {
+        struct sockaddr_in6 six;
+
+        memcpy(&six, a, sizeof six);
+        return IN6_IS_ADDR_LOOPBACK(&six.sin6_addr);
+    }
+    struct sockaddr_in four;
+
+    memcpy(&four, a, sizeof four);
+    return ntohl(four.sin_addr.s_addr) >> 24 == 127;
+}
+
+/* -errno, or a listening socket. */
+static int listen_on(const struct sockaddr *a, socklen_t len)
+{
+    CDI_AUTOCLOSE int fd = socket(a->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int on = 1, off = 0;
+
+    if (fd < 0)
+        return -errno;
+    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (a->sa_family == AF_INET6) /* [::] takes IPv4 as well */
+        (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    if (bind(fd, a, len) != 0 || listen(fd, BACKLOG) != 0)
+        return -errno;
+    return cdi_steal_fd(&fd);
+}
+
+/* On all addresses of this host; it reaches itself by loopback. */
+static int listen_everywhere(int port, char address[INET6_ADDRSTRLEN])
+{
+    struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port), .sin6_addr = in6addr_any};
+    struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    int fd = listen_on((struct sockaddr *)&six, sizeof six);
+
+    (void)snprintf(address, INET6_ADDRSTRLEN, "127.0.0.1");
+    return fd == -EAFNOSUPPORT || fd == -EADDRNOTAVAIL ? listen_on((struct sockaddr *)&four, sizeof four) : fd;
+}
+
+static int listen_at(struct addrinfo *list, const char *host, int port, char address[INET6_ADDRSTRLEN])
+{
+    uint8_t bytes[16];
+    bool literal = inet_pton(AF_INET, host, bytes) == 1 || inet_pton(AF_INET6, host, bytes) == 1;
+
+    for (const struct addrinfo *a = list; a != NULL; a = a->ai_next) {
+        int fd;
+
+        /* A host whose own name means 127.0.1.1 to it: to the others the name means something else. */
+        if (is_loopback(a->ai_addr) && !literal && strcmp(host, "localhost") != 0)
+            break;
+        fd = listen_on(a->ai_addr, a->ai_addrlen);
+        if (fd >= 0)
+            (void)getnameinfo(a->ai_addr, a->ai_addrlen, address, INET6_ADDRSTRLEN, NULL, 0, NI_NUMERICHOST);
+        if (fd != -EADDRNOTAVAIL && fd != -EAFNOSUPPORT)
+            return fd;
+    }
+    return listen_everywhere(port, address);
+}
+
+static cddp_status start_listening(struct cdi_store_host *h, const struct cdi_store_host_options *opt,
+                                   struct cdi_error *err)
+{
+    const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
+    struct sockaddr_storage bound;
+    struct sockaddr_in6 six;
+    socklen_t len = sizeof bound;
+    struct addrinfo *list;
+    char service[16];
+    int rc;
+
+    (void)snprintf(service, sizeof service, "%d", opt->port);
+    rc = getaddrinfo(opt->host, service, &hints, &list);
+    if (rc != 0)
+        return cdi_fail(err, CDDP_E_NOT_FOUND,
+                        "rank 0 has to host the job's store, but '%.255s' (MASTER_ADDR) does not resolve: %s",
+                        opt->host, gai_strerror(rc));
+    rc = listen_at(list, opt->host, opt->port, h->address);
+    freeaddrinfo(list);
+    if (rc == -EADDRINUSE)
+        return cdi_fail(
+            err, CDDP_E_EXISTS,
+            "rank 0 cannot host the job's store: port %d of '%.255s' is in use by another program; give all "
+            "ranks a MASTER_PORT that is free",
+            opt->port, opt->host);
+    if (rc < 0)
+        return cdi_fail_errno(err, -rc, "rank 0 cannot host the job's store at '%.255s' (MASTER_ADDR), port %d",
+                              opt->host, opt->port);
+    h->listener = rc;
+    if (getsockname(h->listener, (struct sockaddr *)&bound, &len) != 0)
+        return cdi_fail_errno(err, errno, "getsockname");
+    memcpy(&six, &bound, sizeof six); /* the port is at one place in both families */
+    h->port = ntohs(six.sin6_port);
+    return CDDP_OK;
+}
+
+/* --------------------------------------------------------------------------------------------------- connections ----
+ */
+
+static void peer_close(struct cdi_store_host *h, struct peer *p)
+{
+    if (p->serving)
+        cdi_serve_release(&p->serve);
+    cdi_list_remove(&p->link);
+    (void)close(p->fd);
+    cdi_buf_release(&p->in);
+    cdi_buf_release(&p->out);
+    free(p);
+    (void)atomic_fetch_sub(&h->n_peers, 1);
+}
+
+static void on_woken(struct cdi_serve *s)
+{
+    (void)s; /* the loop looks at every connection that has something to write */
+}
+
+static void begin_store(struct cdi_store_host *h, struct peer *p)
+{
+    cdi_serve_init(&p->serve, h->kv, &p->out, on_woken);
+    p->phase = PHASE_STORE;
+    p->serving = true;
+}
+
+static bool last_words(struct peer *p)
+{
+    p->phase = PHASE_LAST_WORDS;
+    p->deadline_ms = cdi_deadline_ms(cdi_now_ms(), OPENING_MS);
+    return true;
+}
+
+/* false: close it. */
+static bool sniff(struct cdi_store_host *h, struct peer *p)
+{
+    switch (cdi_sniff(cdi_buf_data(&p->in), p->in.len)) {
+    case CDI_SNIFF_UNDECIDED:
+        return true;
+    case CDI_SNIFF_STORE:
+        if (h->auth)
+            return false;
+        begin_store(h, p);
+        return true;
+    case CDI_SNIFF_CONTROL:
+        cdi_hello_server_init(&p->hello);
+        p->phase = PHASE_HELLO;
+        return true;
+    case CDI_SNIFF_HTTP:
+    case CDI_SNIFF_GARBAGE:
+        break;
+    }
+    return false;
+}
+
+static const char *objection(const struct cdi_store_host *h, const struct cdi_hello *hello)
+{
+    if (hello->kind != CDI_HELLO_STORE)
+        return "this is the store of a job whose rank 0 hosts it: agents have no business here";
+    if (h->run_id[0] != '\0' && hello->run_id[0] != '\0' && strcmp(h->run_id, hello->run_id) != 0)
+        return "this is the store of another job (TORCHELASTIC_RUN_ID)";
+    return NULL;
+}
+
+static bool hello(struct cdi_store_host *h, struct peer *p)
+{
+    while (p->phase == PHASE_HELLO) {
+        cddp_status st = cdi_hello_server_feed(&p->hello, &p->in, &p->out, NULL);
+        const char *why;
+
+        if (st == CDDP_E_DENIED)
+            return last_words(p);
+        if (st != CDDP_OK)
+            return st == CDDP_IN_PROGRESS;
+        if (p->hello.state == CDI_HELLO_S_ASKED) {
+            if (cdi_hello_server_challenge(&p->hello, h->auth ? &h->secret : NULL, &p->out, NULL) != CDDP_OK)
+                return false;
+            continue;
+        }
+        why = objection(h, &p->hello.hello); /* only who has the secret hears it */
+        if (why != NULL)
+            return cdi_hello_server_refuse(&p->hello, why, &p->out, NULL) == CDDP_OK && last_words(p);
+        if (cdi_hello_server_welcome(&p->hello, &p->out, NULL) != CDDP_OK)
+            return false;
+        begin_store(h, p);
+    }
+    return true;
+}
+
+/* What has come, as far as it is whole and there is room for answers. */
+static bool digest(struct cdi_store_host *h, struct peer *p)
+{
+    if (p->phase == PHASE_SNIFF && !sniff(h, p))
+        return false;
+    if (p->phase == PHASE_HELLO && !hello(h, p))
+        return false;
+    if (p->phase != PHASE_STORE)
+        return true;
+    return cdi_serve_feed(&p->serve, &p->in, OUT_ENOUGH, NULL) >= 0 || (p->out.len > 0 && last_words(p));
+}
+
+static bool receive(struct cdi_store_host *h, struct peer *p)
+{
+    uint8_t *to = cdi_buf_reserve(&p->in, READ_SIZE);
+    ssize_t n = to == NULL ? 0 : recv(p->fd, to, READ_SIZE, 0);
+
+    if (n > 0) {
+        cdi_buf_commit(&p->in, (size_t)n);
+        if (p->phase == PHASE_LAST_WORDS)
+            cdi_buf_consume(&p->in, p->in.len);
+        return digest(h, p);
+    }
+    return n < 0 && (errno == EAGAIN || errno == EINTR);
+}
+
+static bool transmit(struct cdi_store_host *h, struct peer *p)
+{
+    while (p->out.len > 0) {
+        size_t before = p->out.len;
+        ssize_t n = send(p->fd, cdi_buf_data(&p->out), p->out.len, MSG_NOSIGNAL);
+
+        if (n < 0)
+            return errno == EAGAIN || errno == EINTR;
+        cdi_buf_consume(&p->out, (size_t)n);
+        /* Requests that had to wait for room. */
+        if (before >= OUT_ENOUGH && p->out.len < OUT_ENOUGH && !digest(h, p))
+            return false;
+    }
+    return p->phase != PHASE_LAST_WORDS;
+}
+
+static void accept_all(struct cdi_store_host *h)
+{
+    for (;;) {
+        int fd = accept4(h->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK), on = 1;
+        struct peer *p;
+
+        if (fd < 0) {
+            if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
+                h->paused_until_ms = cdi_deadline_ms(cdi_now_ms(), PAUSE_MS);
+            return;
+        }
+        p = atomic_load(&h->n_peers) < PEERS_MAX ? calloc(1, sizeof *p) : NULL;
+        if (p == NULL) {
+            (void)close(fd);
+            continue;
+        }
+        (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+        (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+        p->fd = fd;
+        p->deadline_ms = cdi_deadline_ms(cdi_now_ms(), OPENING_MS);
+        cdi_buf_init(&p->in, IN_MAX);
+        cdi_buf_init(&p->out, OUT_MAX);
+        cdi_list_push_back(&h->peers, &p->link);
+        (void)atomic_fetch_add(&h->n_peers, 1);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------ the loop ----
+ */
+
+static bool has_deadline(const struct peer *p)
+{
+    return p->phase != PHASE_STORE;
+}
+
+static short events_of(const struct peer *p)
+{
+    return (short)((p->out.len < OUT_ENOUGH ? POLLIN : 0) | (p->out.len > 0 ? POLLOUT : 0));
+}
+
+/* Room for one more than there are connections, and two for our own; false: no memory. */
+static bool make_room(struct cdi_store_host *h)
+{
+    size_t want = (size_t)atomic_load(&h->n_peers) + 2;
+    struct pollfd *grown;
+
+    if (want <= h->polls_cap)
+        return true;
+    grown = calloc(2 * want, sizeof *grown);
+    if (grown == NULL)
+        return false;
+    free(h->polls);
+    h->polls = grown;
+    h->polls_cap = 2 * want;
+    return true;
+}
+
+/* How long poll may sleep; -1: as long as nothing happens. */
+static int fill(struct cdi_store_host *h, size_t *n)
+{
+    int64_t now = cdi_now_ms(), until = INT64_MAX;
+    bool paused = now < h->paused_until_ms;
+    struct cdi_list *link, *next;
+
+    h->polls[0] = (struct pollfd){.fd = h->stop, .events = POLLIN};
+    h->polls[1] = (struct pollfd){.fd = paused ? -1 : h->listener, .events = POLLIN};
+    *n = 2;
+    if (paused)
+        until = h->paused_until_ms;
+    cdi_list_for_each (link, next, &h->peers) {
+        struct peer *p = peer_at(link);
+
+        h->polls[(*n)++] = (struct pollfd){.fd = p->fd, .events = events_of(p)};
+        if (has_deadline(p) && p->deadline_ms < until)
+            until = p->deadline_ms;
+    }
+    return until == INT64_MAX ? -1 : until <= now ? 0 : until - now > 60000 ? 60000 : (int)(until - now);
+}
+
+/* Read from those who have sent, then write to all who have something to get: a request of one may wake another. */
+static void serve_all(struct cdi_store_host *h)
+{
+    int64_t now = cdi_now_ms();
+    struct cdi_list *link, *next;
+    size_t i = 2;
+
+    cdi_list_for_each (link, next, &h->peers) {
+        struct peer *p = peer_at(link);
+        short got = h->polls[i++].revents;
+
+        if (((got & ~POLLOUT) != 0 && !receive(h, p)) || (has_deadline(p) && p->deadline_ms <= now))
+            peer_close(h, p);
+    }
+    cdi_list_for_each (link, next, &h->peers) {
+        struct peer *p = peer_at(link);
+
+        if ((p->serving && p->serve.broken) || !transmit(h, p))
+            peer_close(h, p);
+    }
+}
+
+static bool is_stopped(const struct cdi_store_host *h)
+{
+    uint64_t n;
+
+    return read(h->stop, &n, sizeof n) == (ssize_t)sizeof n;
+}
+
+static void *serve_until_stopped(void *arg)
+{
+    struct cdi_store_host *h = arg;
+    size_t n;
+
+    for (;;) {
+        int wait_ms;
+
+        if (!make_room(h)) { /* those for whom there is room are served on */
+            peer_close(h, peer_at(h->peers.prev));
+            continue;
+        }
+        wait_ms = fill(h, &n);
+        if (poll(h->polls, n, wait_ms) < 0)
+            (void)poll(NULL, 0, RETRY_MS); /* the kernel has no memory, or the limit of descriptors has shrunk */
+        if (is_stopped(h))
+            break;
+        serve_all(h);
+        if (h->polls[1].revents != 0)
+            accept_all(h);
+    }
+    while (h->peers.next != &h->peers)
+        peer_close(h, peer_at(h->peers.next));
+    return NULL;
+}
+
+/* -------------------------------------------------------------------------------------------------- start and stop --
+ */
+
+static void host_free(struct cdi_store_host *h)
+{
+    if (h->listener >= 0)
+        (void)close(h->listener);
+    if (h->stop >= 0)
+        (void)close(h->stop);
+    cdi_kv_destroy(h->kv);
+    cdi_secret_release(&h->secret);
+    free(h->polls);
+    free(h);
+}
+
+/* The thread gets no signals: they are the program's. */
+static int start_thread(struct cdi_store_host *h)
+{
+    sigset_t all, before;
+    int rc;
+
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    rc = pthread_create(&h->thread, NULL, serve_until_stopped, h);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return rc;
+}
+
+cddp_status cdi_store_host_start(struct cdi_store_host **out, const struct cdi_store_host_options *opt,
+                                 struct cdi_error *err)
+{
+    struct cdi_store_host *h = calloc(1, sizeof *h);
+    cddp_status st;
+    int rc;
+
+    if (h == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    h->listener = h->stop = -1;
+    cdi_list_init(&h->peers);
+    atomic_init(&h->n_peers, 0);
+    h->auth = opt->secret != NULL;
+    if (h->auth)
+        h->secret = *opt->secret;
+    (void)snprintf(h->run_id, sizeof h->run_id, "%s", opt->run_id != NULL ? opt->run_id : "");
+    h->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    st = h->stop < 0 ? cdi_fail_errno(err, errno, "eventfd") : start_listening(h, opt, err);
+    if (st == CDDP_OK && (cdi_kv_create(&h->kv, 0) != CDDP_OK || !make_room(h)))
+        st = cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    if (st == CDDP_OK) {
+        rc = start_thread(h);
+        if (rc != 0)
+            st = cdi_fail_errno(err, rc, "rank 0 cannot start the thread of the job's store");
+    }
+    if (st != CDDP_OK) {
+        host_free(h);
+        return st;
+    }
+    *out = h;
+    return CDDP_OK;
+}
+
+const char *cdi_store_host_address(const struct cdi_store_host *h)
+{
+    return h->address;
+}
+
+int cdi_store_host_port(const struct cdi_store_host *h)
+{
+    return h->port;
+}
+
+int cdi_store_host_clients(const struct cdi_store_host *h)
+{
+    return atomic_load(&h->n_peers);
+}
+
+void cdi_store_host_stop(struct cdi_store_host *h)
+{
+    const uint64_t one = 1;
+
+    if (h == NULL)
+        return;
+    while (write(h->stop, &one, sizeof one) < 0 && errno == EINTR)
+        ;
+    (void)pthread_join(h->thread, NULL);
+    host_free(h);
+}
