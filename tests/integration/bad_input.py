@@ -125,8 +125,29 @@ def cases(cddprun, probe, tmp):
     if not SANITIZED:
         yield Case("RLIMIT_AS=64 MiB", [*two, str(probe)], r"(memory|RLIMIT_AS)",
                    limits={resource.RLIMIT_AS: 64 << 20}, may_work=True)
-    yield Case("nobody hosts the store", [str(probe)], r"cddprun",
-               env={"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port())})
+    yield from cases_without_cddprun(str(probe), port, tmp)
+
+
+def cases_without_cddprun(probe, taken, tmp):
+    """Ranks that were started by hand or by mpirun: libcddp's own sentences."""
+    def by_hand(**more):
+        return {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port()),
+                "CDDP_JOIN_TIMEOUT": "1"} | more
+
+    yield Case("by hand, the others do not come", [probe], r"E_TIMEOUT: 1 of 2 ranks did not join within 1 s: 1", env=by_hand())
+    yield Case("by hand, rank 0 does not come", [probe], r"E_IO: .*nobody but rank 0 would host it", env=by_hand(RANK="1"))
+    yield Case("by hand, the port is taken", [probe], rf"E_EXISTS: .*port {taken} of '127\.0\.0\.1' is in use.*MASTER_PORT",
+               env=by_hand(MASTER_PORT=str(taken)))
+    yield Case("by hand, an address that does not resolve", [probe], r"'no-such-host\.invalid' \(MASTER_ADDR\)",
+               env=by_hand(MASTER_ADDR="no-such-host.invalid"), seconds=20)
+    yield Case("mpirun without an endpoint", [probe], r"MASTER_ADDR is not set.*-x MASTER_ADDR=.* -x MASTER_PORT=",
+               env={"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"})
+    yield Case("srun without an endpoint", [probe], r"MASTER_ADDR is not set.*MASTER_PORT=29500",
+               env={"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"})
+    token = tmp / "token"
+    token.write_text("hunter2\n")
+    token.chmod(0o644)
+    yield Case("a secret that others can read", [probe], r"E_DENIED: .*token.*chmod 600", env=by_hand(CDDP_AUTH_TOKEN_FILE=str(token)))
 
 
 def main():
