@@ -54,12 +54,19 @@ def torchrun(python):
     return [python, '-m', 'torch.distributed.run']
 
 
-def timed(command, **kwargs):
-    """Run to the end; return (seconds, output). A run that fails ends the benchmark: its time means nothing."""
+def timed(command, retries=0, **kwargs):
+    """Run to the end; return (seconds, output). A run that fails ends the benchmark: its time means nothing.
+
+    retries: how often a peer that fails is run again. PyTorch's workers sometimes abort in their teardown, with all
+    their work done; such a run is said aloud and not counted.
+    """
     began = time.monotonic()
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                           timeout=600, check=False, **kwargs)
     seconds = time.monotonic() - began
+    if done.returncode != 0 and retries > 0:
+        print(f'  exit status {done.returncode} after {seconds:.1f} s, once more: {" ".join(command)}', flush=True)
+        return timed(command, retries - 1, **kwargs)
     if done.returncode != 0:
         sys.exit(f'exit status {done.returncode}: {" ".join(command)}\n{done.stdout}')
     return seconds, done.stdout

@@ -68,7 +68,7 @@ def main():
 
         def theirs():
             seconds, output = common.timed([*common.torchrun(args.torch_python), *launch,
-                                            os.path.join(folder, 'wine_ddp.py'), 'f32', '0'])
+                                            os.path.join(folder, 'wine_ddp.py'), 'f32', '0'], retries=3)
             losses['torchrun'] = float(re.search(r'loss first/last \S+ (\S+)', output).group(1))
             return seconds
 
