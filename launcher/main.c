@@ -39,15 +39,20 @@ static int run(const struct options *o)
 {
     struct guard_link link;
     struct machine machine;
+    struct slurm slurm = {.in_step = false};
     struct meet meet;
     struct plan plan;
     struct cdi_error err;
     char id[40];
 
-    if (meet_decide(&meet, o, &err) != CDDP_OK) {
+    /* Who says how many nodes there are does not need a Slurm that makes sense. */
+    if ((!o->standalone && slurm_read(&slurm, options_real_env, NULL, &err) != CDDP_OK && !o->nnodes_given) ||
+        meet_decide(&meet, o, &slurm, &err) != CDDP_OK) {
         cdi_log(CDI_LOG_ERROR, "MAIN-OPTIONS", "%s", err.msg);
         return 2;
     }
+    if (meet.detected[0] != '\0')
+        cdi_log(meet.node_rank == 0 ? CDI_LOG_WARN : CDI_LOG_INFO, "MAIN-SLURM", "%s", meet.detected);
     random_id(id, sizeof id);
     machine_read(&machine, "", o->cuda_visible_devices);
     if (plan_make(&plan, o, &meet, &machine, id, &err) != CDDP_OK || guard_start(&link, o->tmpdir, &err) != CDDP_OK) {

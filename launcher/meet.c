@@ -164,7 +164,14 @@ static bool is_wildcard(const char *host)
     return strcmp(host, "*") == 0 || strcmp(host, "0.0.0.0") == 0 || strcmp(host, "::") == 0;
 }
 
-static cddp_status find_endpoint(struct meet *m, const struct options *o, struct cdi_error *err)
+/* Where the step's nodes meet, if nothing else says it. */
+static void take_step_endpoint(struct meet *m, const struct options *o, const struct slurm *s)
+{
+    (void)snprintf(m->host, sizeof m->host, "%s", s->first_node);
+    m->port = o->master_port >= 0 ? (uint16_t)o->master_port : s->port;
+}
+
+static cddp_status find_endpoint(struct meet *m, const struct options *o, const struct slurm *s, struct cdi_error *err)
 {
     const char *addr = o->master_addr;
     cddp_status st = CDDP_OK;
@@ -175,12 +182,14 @@ static cddp_status find_endpoint(struct meet *m, const struct options *o, struct
     if (o->rdzv_endpoint != NULL) {
         m->port = MEET_ENDPOINT_PORT;
         st = meet_parse_endpoint(o->rdzv_endpoint, "--rdzv_endpoint", m->host, &m->port, err);
+    } else if (addr == NULL && m->n_nodes > 1 && s != NULL) {
+        take_step_endpoint(m, o, s);
     } else if (addr == NULL && m->n_nodes > 1) {
         return cdi_fail(
             err, CDDP_E_INVALID,
             "--nnodes=%u, but nothing says where the nodes meet; give the same --master_addr=ADDRESS (node 0's; "
             "and --master_port if %d is taken there) or --rdzv_endpoint=HOST:PORT on all nodes, or set "
-            "MASTER_ADDR",
+            "MASTER_ADDR, or start it by srun inside a Slurm job",
             m->n_nodes, MEET_MASTER_PORT);
     } else {
         (void)snprintf(m->host, sizeof m->host, "%s", addr == NULL ? "127.0.0.1" : addr);
@@ -218,7 +227,65 @@ static void find_role(struct meet *m, const struct options *o, const struct conf
     }
 }
 
-cddp_status meet_decide(struct meet *out, const struct options *o, struct cdi_error *err)
+/* Is it this step that the job runs in? Then its nodes are the job's. */
+static bool is_of_step(const struct options *o, const struct slurm *s)
+{
+    return s->in_step && s->n_nodes > 1 && !o->standalone && (!o->nnodes_given || o->max_nodes == s->n_nodes);
+}
+
+static cddp_status check_slurm(const struct options *o, const struct slurm *s, struct cdi_error *err)
+{
+    if (s->in_job && s->job_nodes > 1 && !o->nnodes_given && !o->standalone)
+        return cdi_fail(
+            err, CDDP_E_INVALID,
+            "Slurm job %.64s has %lld nodes, but this cddprun was started on the first one only; start it by "
+            "srun (srun --ntasks-per-node=1 cddprun ...), or give --standalone if one node is meant",
+            s->job_id, (long long)s->job_nodes);
+    if (!is_of_step(o, s))
+        return CDDP_OK;
+    if (!s->one_task_per_node)
+        return cdi_fail(
+            err, CDDP_E_INVALID,
+            "this Slurm step starts more than one cddprun on a node, and one starts all of a node's workers; "
+            "use srun --ntasks-per-node=1, and --nproc_per_node for the number of workers");
+    if (o->node_rank >= 0 && o->node_rank != s->node_rank)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "--node_rank is %lld, but this is node %lld of the Slurm step (SLURM_NODEID): the batch shell "
+                        "expands $SLURM_NODEID on the first node, before srun runs; leave --node_rank out",
+                        (long long)o->node_rank, (long long)s->node_rank);
+    return CDDP_OK;
+}
+
+/* Options and the Slurm step, if it counts, in one. */
+static cddp_status decide(struct meet *m, const struct options *o, const struct slurm *step, const struct conf *c,
+                          struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    if (step != NULL)
+        m->n_nodes = (uint32_t)step->n_nodes;
+    if (o->standalone && m->n_nodes > 1)
+        st = cdi_fail(err, CDDP_E_INVALID, "--standalone is for one machine, but --nnodes is %u; leave one of them out",
+                      m->n_nodes);
+    if (st == CDDP_OK)
+        st = find_rank(m, o, c, err);
+    if (st == CDDP_OK && m->node_rank < 0 && step != NULL)
+        m->node_rank = (int32_t)step->node_rank;
+    if (st == CDDP_OK && !o->standalone)
+        st = find_endpoint(m, o, step, err);
+    if (st != CDDP_OK || o->standalone)
+        return st;
+    find_role(m, o, c);
+    if (step == NULL)
+        return CDDP_OK;
+    (void)snprintf(m->run_id, sizeof m->run_id, "%s", step->run_id);
+    (void)snprintf(m->detected, sizeof m->detected,
+                   "Slurm step %s (job.step.requeue): %u nodes (%.120s), this is node %d; they meet at %.200s, port %u",
+                   step->run_id, m->n_nodes, step->node_list, m->node_rank, m->host, m->port);
+    return CDDP_OK;
+}
+
+cddp_status meet_decide(struct meet *out, const struct options *o, const struct slurm *s, struct cdi_error *err)
 {
     struct meet m = {.role = MEET_HOST, .n_nodes = (uint32_t)o->max_nodes, .node_rank = -1, .host = "127.0.0.1"};
     struct conf c;
@@ -226,19 +293,14 @@ cddp_status meet_decide(struct meet *out, const struct options *o, struct cdi_er
 
     if (st == CDDP_OK)
         st = read_conf(&c, o->rdzv_conf, err);
-    if (st == CDDP_OK && o->standalone && m.n_nodes > 1)
-        st = cdi_fail(err, CDDP_E_INVALID, "--standalone is for one machine, but --nnodes is %u; leave one of them out",
-                      m.n_nodes);
     if (st == CDDP_OK)
-        st = find_rank(&m, o, &c, err);
-    if (st == CDDP_OK && !o->standalone)
-        st = find_endpoint(&m, o, err);
+        st = check_slurm(o, s, err);
+    if (st == CDDP_OK)
+        st = decide(&m, o, is_of_step(o, s) ? s : NULL, &c, err);
     if (st != CDDP_OK) {
         options_one_line(err);
         return st;
     }
-    if (!o->standalone)
-        find_role(&m, o, &c);
     m.join_timeout_ms = 1000 * (c.join_timeout_s > 0 ? c.join_timeout_s
                                 : c.timeout_s > 0    ? c.timeout_s
                                                      : JOIN_TIMEOUT_S);

@@ -6,7 +6,7 @@
 #ifndef MEET_H
 #define MEET_H
 
-#include "launcher/options.h"
+#include "launcher/slurm.h"
 
 #include <sys/socket.h>
 
@@ -24,6 +24,8 @@ struct meet {
     uint32_t n_nodes;
     int32_t node_rank; /* -1: any */
     char host[256];
+    char run_id[96];         /* "": none known here */
+    char detected[512];      /* one line about what was taken from Slurm; "": nothing */
     uint16_t port;           /* 0: any free one; only of one node */
     bool everywhere;         /* MEET_HOST: if host is no address of this machine, listen on every address */
     int64_t lease_ms;        /* of a host: a silent node counts as there for so long; 0: the server's default */
@@ -31,10 +33,11 @@ struct meet {
 };
 
 /*
+ * Flags (with their variables) first, then MASTER_ADDR and MASTER_PORT, then the Slurm step; s may be all zero.
  * *out is written on success only. CDDP_E_INVALID or CDDP_E_UNSUPPORTED with a sentence that names the flag and, where
  * nothing says where several nodes meet, the ways to say it.
  */
-cddp_status meet_decide(struct meet *out, const struct options *o, struct cdi_error *err);
+cddp_status meet_decide(struct meet *out, const struct options *o, const struct slurm *s, struct cdi_error *err);
 
 /*
  * "host", "host:port", "[v6]", "[v6]:port" or a bare IPv6 address; *port keeps its value where the text has none. from

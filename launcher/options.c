@@ -134,6 +134,7 @@ static cddp_status set_nnodes(struct options *o, const struct flag *f, const cha
     if (!cdi_parse_int(low, f->min, f->max, &o->min_nodes) ||
         !cdi_parse_int(colon == NULL ? low : colon + 1, f->min, f->max, &o->max_nodes) || o->max_nodes < o->min_nodes)
         return cdi_fail(err, CDDP_E_INVALID, "%s '%.64s' is neither a number of machines nor MIN:MAX", from, text);
+    o->nnodes_given = true;
     if (o->max_nodes != o->min_nodes)
         return cdi_fail(err, CDDP_E_UNSUPPORTED,
                         "%s '%.64s': this version of cddprun cannot change the number of machines; give one number",
@@ -359,6 +360,7 @@ cddp_status options_parse(struct options *out, int argc, char **argv, options_ge
     for (size_t k = 0; k < N_FLAGS && st == CDDP_OK; k++)
         if (flags[k].fallback != NULL)
             st = set_value(&o, &flags[k], flags[k].fallback, flags[k].name, err);
+    o.nnodes_given = false;
     if (st == CDDP_OK)
         st = read_environment(&o, env, arg, err);
     for (i = 1; i < argc && st == CDDP_OK && o.what == OPTIONS_RUN; i++) {
@@ -406,5 +408,8 @@ void options_usage(FILE *to)
                 f->value != NULL ? f->value : "", f->env != NULL ? "   or " : "", f->env != NULL ? f->env : "",
                 f->help);
     }
+    fputs("\nInside a step of a Slurm job (srun --ntasks-per-node=1 cddprun ...) the nodes, their ranks and where they "
+          "meet are\ntaken from Slurm, unless flags say otherwise.\n",
+          to);
     fputs("\nLOGLEVEL (debug, info, warning, error) sets how much cddprun says itself.\n", to);
 }

@@ -23,6 +23,7 @@ struct options {
     enum options_nproc nproc_kind;
     int64_t nproc; /* where nproc_kind is COUNT */
     int64_t min_nodes, max_nodes;
+    bool nnodes_given;
     int64_t max_restarts;
     int64_t master_port; /* -1: not given */
     int64_t node_rank;   /* -1: not given */

@@ -36,22 +36,26 @@ cddp_status plan_make(struct plan *out, const struct options *o, const struct me
                       const char *random_id, struct cdi_error *err)
 {
     struct plan p = {
-        .min_nodes = (uint32_t)o->min_nodes,
-        .max_nodes = (uint32_t)o->max_nodes,
+        .min_nodes = meet->n_nodes,
+        .max_nodes = meet->n_nodes,
         .max_restarts = (uint32_t)o->max_restarts,
         .meet = *meet,
         .role = o->role,
         .host = o->local_addr != NULL ? o->local_addr : m->host,
         .command = o->command,
     };
+    const char *name = random_id;
     cddp_status st = count_workers(&p.n_procs, o, m, err);
 
     if (st != CDDP_OK)
         return st;
-    (void)snprintf(p.run_id, sizeof p.run_id, "%s",
-                   o->run_id != NULL   ? o->run_id
-                   : meet->n_nodes > 1 ? "none"
-                                       : random_id);
+    if (o->run_id != NULL)
+        name = o->run_id;
+    else if (meet->run_id[0] != '\0')
+        name = meet->run_id;
+    else if (meet->n_nodes > 1)
+        name = "none";
+    (void)snprintf(p.run_id, sizeof p.run_id, "%s", name);
     *out = p;
     return CDDP_OK;
 }

@@ -48,10 +48,11 @@ static void check(const struct options *o, char **argv, int argc)
 /* And where the nodes meet. */
 static void check_meet(const struct options *o)
 {
+    struct slurm none = {.in_step = false};
     struct cdi_error err = {.status = CDDP_OK};
     struct meet m;
 
-    if (meet_decide(&m, o, &err) != CDDP_OK) {
+    if (meet_decide(&m, o, &none, &err) != CDDP_OK) {
         if (err.msg[0] == '\0' || strchr(err.msg, '\n') != NULL)
             abort();
         return;

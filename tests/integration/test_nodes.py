@@ -410,6 +410,23 @@ def test_missing_nodes_are_named_when_the_time_is_over(cddprun):
     one_sentence(result, 1, '1 of 3 nodes', 'missing: node rank 1-2')
 
 
+def test_slurm(cddprun):
+    step = {'SLURM_JOB_ID': '17', 'SLURM_STEP_ID': '0', 'SLURM_STEP_NUM_NODES': '2', 'SLURM_STEP_NODELIST': 'localhost',
+            'SLURM_STEP_TASKS_PER_NODE': '1(x2)'}
+    port = free_port()
+    with contextlib.ExitStack() as stack:
+        jobs = [stack.enter_context(Job(cddprun, f'--master_port={port}', *sh('echo $RANK $WORLD_SIZE $TORCHELASTIC_RUN_ID'),
+                                        env={**step, 'SLURM_NODEID': str(i)})) for i in range(2)]
+        assert [job.finish() for job in jobs] == [0, 0], [job.err for job in jobs]
+        assert [job.out for job in jobs] == ['[0] 0 2 17.0.0\n', '[1] 1 2 17.0.0\n']
+        assert re.fullmatch(rf'cddprun: Slurm step 17\.0\.0 .* 2 nodes .* node 0; .* localhost, port {port}\n', jobs[0].err)
+        assert jobs[1].err == '', 'one line for the job'
+    one_sentence(run(cddprun, '--nnodes=2', '--node_rank=0', '--master_addr=a', 'true', env={**step, 'SLURM_NODEID': '1'}),
+                 2, '--node_rank is 0', 'SLURM_NODEID')
+    one_sentence(run(cddprun, 'true', env={'SLURM_JOB_ID': '17', 'SLURM_JOB_NUM_NODES': '2'}), 2, 'srun', '--standalone')
+    assert run(cddprun, '--standalone', 'true', env={'SLURM_JOB_ID': '17', 'SLURM_JOB_NUM_NODES': '2'})[0] == 0
+
+
 def test_flags_that_cannot_be(cddprun):
     one_sentence(run(cddprun, '--nnodes=2', 'true'), 2, '--master_addr', '--rdzv_endpoint', 'MASTER_ADDR')
     one_sentence(run(cddprun, '--nnodes=2', '--rdzv_backend=etcd', 'true'), 2, "'etcd'", 'c10d')

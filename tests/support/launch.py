@@ -31,7 +31,7 @@ class Job:
         self.mark = f'{os.getpid()}-{time.monotonic_ns()}'
         self.tmp = tempfile.mkdtemp(prefix='cddp-test-')
         # Clean of what an outer job (a test under torchrun, a CI runner) may have set.
-        self.env = {k: v for k, v in os.environ.items() if not k.startswith(('PET_', 'TORCHELASTIC_', 'CDDP_', 'OMP_'))}
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith(('PET_', 'TORCHELASTIC_', 'CDDP_', 'OMP_', 'SLURM_', 'MASTER_'))}
         self.env.update({MARK: self.mark, 'TMPDIR': self.tmp})
         self.env.update(env or {})
         self.process = subprocess.Popen([cddprun, *args], env=self.env, stdin=stdin, stdout=stdout, stderr=stderr,

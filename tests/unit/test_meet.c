@@ -10,6 +10,7 @@ CDI_SUITE(meet);
 
 static struct meet m;
 static struct cdi_error err;
+static struct slurm step; /* none */
 
 static struct options nodes(int64_t n)
 {
@@ -19,7 +20,7 @@ static struct options nodes(int64_t n)
 static cddp_status decide(struct options o)
 {
     err.msg[0] = '\0';
-    return meet_decide(&m, &o, &err);
+    return meet_decide(&m, &o, &step, &err);
 }
 
 #define SAYS(text) cr_assert_not_null(strstr(err.msg, text), "%s", err.msg)
@@ -182,6 +183,98 @@ Test(meet, what_cannot_be_is_said)
         cr_expect_neq(decide(o), CDDP_OK, "%zu", i);
         cr_expect_not_null(strstr(err.msg, bad[i].expect), "%zu: %s", i, err.msg);
     }
+}
+
+static struct slurm two_nodes(void)
+{
+    return (struct slurm){.in_step = true,
+                          .n_nodes = 2,
+                          .node_rank = 1,
+                          .one_task_per_node = true,
+                          .node_list = "node[1-2]",
+                          .first_node = "node1",
+                          .port = 20007,
+                          .run_id = "1.0.0"};
+}
+
+Test(meet, inside_a_slurm_step_nothing_needs_to_be_given)
+{
+    step = two_nodes();
+    cr_assert_eq(decide(nodes(1)), CDDP_OK);
+    cr_assert_eq(m.n_nodes, 2);
+    cr_assert_eq(m.node_rank, 1);
+    cr_assert_eq(m.role, MEET_JOIN);
+    cr_assert_str_eq(m.host, "node1");
+    cr_assert_eq(m.port, 20007);
+    cr_assert_str_eq(m.run_id, "1.0.0");
+    cr_assert_str_eq(m.detected,
+                     "Slurm step 1.0.0 (job.step.requeue): 2 nodes (node[1-2]), this is node 1; they meet at "
+                     "node1, port 20007");
+}
+
+Test(meet, flags_win_over_slurm)
+{
+    struct options o = nodes(2);
+
+    step = two_nodes();
+    o.nnodes_given = true;
+    o.rdzv_endpoint = "other:5";
+    o.rdzv_conf = "is_host=1";
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert_str_eq(m.host, "other");
+    cr_assert_eq(m.port, 5);
+    cr_assert_eq(m.role, MEET_HOST);
+    cr_assert_eq(m.node_rank, 1);
+    o = nodes(1);
+    o.standalone = true;
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert_eq(m.n_nodes, 1);
+    cr_assert_str_eq(m.detected, "");
+    o = nodes(1);
+    o.nnodes_given = true;
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert_eq(m.n_nodes, 1);
+    cr_assert_str_eq(m.host, "127.0.0.1");
+}
+
+Test(meet, a_node_rank_that_the_batch_shell_has_expanded_is_named)
+{
+    struct options o = nodes(2);
+
+    step = two_nodes();
+    o.nnodes_given = true;
+    o.node_rank = 0;
+    o.master_addr = "node1";
+    cr_assert_eq(decide(o), CDDP_E_INVALID);
+    SAYS("--node_rank is 0, but this is node 1 of the Slurm step");
+    SAYS("before srun runs");
+    o.node_rank = 1;
+    cr_assert_eq(decide(o), CDDP_OK);
+}
+
+Test(meet, a_forgotten_srun_is_named_unless_flags_say_what_is_meant)
+{
+    struct options o = nodes(1);
+
+    step = (struct slurm){.in_job = true, .job_nodes = 2, .job_id = "17"};
+    cr_assert_eq(decide(o), CDDP_E_INVALID);
+    SAYS("Slurm job 17 has 2 nodes");
+    SAYS("srun --ntasks-per-node=1");
+    o.standalone = true;
+    cr_assert_eq(decide(o), CDDP_OK);
+    o.standalone = false;
+    o.nnodes_given = true;
+    cr_assert_eq(decide(o), CDDP_OK);
+    step.job_nodes = 1;
+    cr_assert_eq(decide(nodes(1)), CDDP_OK);
+}
+
+Test(meet, two_launchers_on_a_node_are_refused)
+{
+    step = two_nodes();
+    step.one_task_per_node = false;
+    cr_assert_eq(decide(nodes(1)), CDDP_E_INVALID);
+    SAYS("--ntasks-per-node=1");
 }
 
 Test(meet, an_endpoint_is_taken_apart)

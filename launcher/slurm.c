@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launcher/slurm.h"
+
+#include "common/env.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define FIRST_PORT 20000
+#define N_PORTS 12000
+#define STEP_ID_MAX 0xfffffff0 /* from here on: Slurm's own steps (batch, interactive, extern) */
+#define NAME_MAX_LEN 255
+#define DIGITS_MAX 9
+#define BRACKETS_MAX 4
+
+/* ------------------------------------------------------------------------------------------------- host list ---- */
+
+struct walk {
+    const char *list; /* for sentences */
+    bool (*each)(void *arg, const char *name);
+    void *arg;
+    struct cdi_error *err;
+    size_t n;
+    bool enough;
+    char name[NAME_MAX_LEN + 1];
+};
+
+static cddp_status malformed(const struct walk *w)
+{
+    return cdi_fail(w->err, CDDP_E_INVALID, "the list of nodes '%.200s' is not one that Slurm writes", w->list);
+}
+
+static cddp_status append(struct walk *w, size_t *len, const char *text, size_t n)
+{
+    if (*len + n > NAME_MAX_LEN)
+        return cdi_fail(w->err, CDDP_E_LIMIT, "the list of nodes '%.200s' has a name of more than %d bytes", w->list,
+                        NAME_MAX_LEN);
+    memcpy(w->name + *len, text, n);
+    *len += n;
+    w->name[*len] = '\0';
+    return CDDP_OK;
+}
+
+static cddp_status expand(struct walk *w, size_t len, const char *p, const char *end, unsigned depth);
+
+/* "01", up to `end` or the first byte that is no digit. */
+static const char *read_number(const char *p, const char *end, uint32_t *v)
+{
+    const char *first = p;
+
+    for (*v = 0; p < end && *p >= '0' && *p <= '9' && p - first < DIGITS_MAX; p++)
+        *v = *v * 10 + (uint32_t)(*p - '0');
+    return p == first ? NULL : p;
+}
+
+/* One of "7" or "01-03", the rest of the name behind each number of it. */
+static cddp_status expand_range(struct walk *w, size_t len, const char *p, const char *range_end, const char *rest,
+                                const char *end, unsigned depth)
+{
+    uint32_t from, to;
+    const char *q = read_number(p, range_end, &from);
+    int width = q == NULL ? 0 : (int)(q - p);
+
+    to = from;
+    if (q != NULL && q < range_end && *q == '-')
+        q = read_number(q + 1, range_end, &to);
+    if (q != range_end || to < from)
+        return malformed(w);
+    for (uint32_t v = from; v <= to && !w->enough; v++) {
+        char number[16];
+        size_t at = len;
+        int n = snprintf(number, sizeof number, "%0*" PRIu32, width, v);
+        cddp_status st = append(w, &at, number, (size_t)n);
+
+        if (st == CDDP_OK)
+            st = expand(w, at, rest, end, depth + 1);
+        if (st != CDDP_OK)
+            return st;
+    }
+    return CDDP_OK;
+}
+
+/* What is between p and end, behind the len bytes that w->name has. */
+static cddp_status expand(struct walk *w, size_t len, const char *p, const char *end, unsigned depth)
+{
+    const char *open = memchr(p, '[', (size_t)(end - p));
+    const char *close = open == NULL ? NULL : memchr(open, ']', (size_t)(end - open));
+    cddp_status st = append(w, &len, p, (size_t)((open == NULL ? end : open) - p));
+
+    if (st != CDDP_OK)
+        return st;
+    if (open == NULL) {
+        if (len == 0 || memchr(w->name, ']', len) != NULL)
+            return malformed(w);
+        if (w->n++ >= SLURM_NODES_MAX)
+            return cdi_fail(w->err, CDDP_E_LIMIT, "the list of nodes '%.200s' has more than %d names", w->list,
+                            SLURM_NODES_MAX);
+        w->enough = !w->each(w->arg, w->name);
+        return CDDP_OK;
+    }
+    if (close == NULL || depth >= BRACKETS_MAX)
+        return malformed(w);
+    for (const char *q = open + 1, *stop; st == CDDP_OK && !w->enough; q = stop + 1) {
+        stop = memchr(q, ',', (size_t)(close - q));
+        if (stop == NULL)
+            stop = close;
+        st = expand_range(w, len, q, stop, close + 1, end, depth);
+        if (stop == close)
+            break;
+    }
+    return st;
+}
+
+/* Up to the comma that is in no bracket. */
+static const char *end_of_element(const char *p)
+{
+    bool inside = false;
+
+    for (; *p != '\0' && (inside || *p != ','); p++) {
+        if (*p == '[')
+            inside = true;
+        else if (*p == ']')
+            inside = false;
+    }
+    return p;
+}
+
+cddp_status slurm_hosts(const char *list, bool (*each)(void *arg, const char *name), void *arg, struct cdi_error *err)
+{
+    struct walk w = {.list = list, .each = each, .arg = arg, .err = err};
+    cddp_status st = CDDP_OK;
+
+    for (const char *p = list, *end; st == CDDP_OK && !w.enough; p = end + 1) {
+        end = end_of_element(p);
+        st = expand(&w, 0, p, end, 0);
+        if (*end == '\0')
+            break;
+    }
+    return st;
+}
+
+/* ------------------------------------------------------------------------------------------------- variables ---- */
+
+static bool take_first(void *arg, const char *name)
+{
+    (void)snprintf(arg, NAME_MAX_LEN + 1, "%s", name);
+    return false;
+}
+
+static cddp_status number(int64_t *out, const char *name, const char *text, int64_t min, int64_t max,
+                          struct cdi_error *err)
+{
+    if (text != NULL && cdi_parse_int(text, min, max, out))
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_INVALID,
+                    "this is a step of a Slurm job, but %s is '%.64s', which is no number from %" PRId64 " to %" PRId64
+                    "; give --nnodes, --node_rank and --master_addr, or --standalone",
+                    name, text == NULL ? "" : text, min, max);
+}
+
+/* "1" or "1(x2)". */
+static bool is_one_each(const char *tasks)
+{
+    return tasks == NULL || strcmp(tasks, "1") == 0 || (strncmp(tasks, "1(x", 3) == 0 && strchr(tasks, ',') == NULL);
+}
+
+static cddp_status read_step(struct slurm *s, options_getenv env, void *arg, int64_t step, struct cdi_error *err)
+{
+    const char *restarts = env("SLURM_RESTART_COUNT", arg);
+    int64_t job = 0, restart = 0;
+    cddp_status st = number(&job, "SLURM_JOB_ID", s->job_id, 0, UINT32_MAX, err);
+
+    if (st == CDDP_OK)
+        st = number(&s->n_nodes, "SLURM_STEP_NUM_NODES", env("SLURM_STEP_NUM_NODES", arg), 1, SLURM_NODES_MAX, err);
+    if (st == CDDP_OK)
+        st = number(&s->node_rank, "SLURM_NODEID", env("SLURM_NODEID", arg), 0, s->n_nodes - 1, err);
+    if (st == CDDP_OK && restarts != NULL)
+        st = number(&restart, "SLURM_RESTART_COUNT", restarts, 0, UINT32_MAX, err);
+    s->node_list = env("SLURM_STEP_NODELIST", arg);
+    if (st == CDDP_OK)
+        st = slurm_hosts(s->node_list == NULL ? "" : s->node_list, take_first, s->first_node, err);
+    if (st != CDDP_OK)
+        return st;
+    s->in_step = true;
+    s->one_task_per_node = is_one_each(env("SLURM_STEP_TASKS_PER_NODE", arg));
+    s->port = (uint16_t)(FIRST_PORT + (job * 7 + step) % N_PORTS);
+    (void)snprintf(s->run_id, sizeof s->run_id, "%" PRId64 ".%" PRId64 ".%" PRId64, job, step, restart);
+    return CDDP_OK;
+}
+
+cddp_status slurm_read(struct slurm *out, options_getenv env, void *arg, struct cdi_error *err)
+{
+    struct slurm s = {.job_id = env("SLURM_JOB_ID", arg)};
+    const char *nodes = env("SLURM_JOB_NUM_NODES", arg), *step_text = env("SLURM_STEP_ID", arg);
+    cddp_status st = CDDP_OK;
+    int64_t step;
+
+    if (step_text != NULL && cdi_parse_int(step_text, 0, STEP_ID_MAX, &step)) {
+        st = read_step(&s, env, arg, step, err);
+    } else if (s.job_id != NULL) {
+        if (nodes == NULL)
+            nodes = env("SLURM_NNODES", arg);
+        s.in_job = nodes != NULL && cdi_parse_int(nodes, 1, SLURM_NODES_MAX, &s.job_nodes);
+    }
+    if (st == CDDP_OK)
+        *out = s;
+    return st;
+}
