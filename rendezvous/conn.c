@@ -493,7 +493,7 @@ static void admit(struct conn *c)
         c->state = CONN_NEW;
 }
 
-/* An agent that has sent JOIN without a HELLO is of another version. It understands CLOSED. */
+/* An agent may send JOIN at once where there is no secret: JOIN names the job, too. */
 static bool is_without_hello(const struct conn *c)
 {
     const uint8_t *p = cdi_buf_data(&c->in);
@@ -505,14 +505,17 @@ static bool is_without_hello(const struct conn *c)
 
 static void serve_without_hello(struct conn *c)
 {
-    if (c->home->secret != NULL || c->home->only == NULL) {
+    if (c->home->secret != NULL) {
         refuse_agent(c, "this cddprun is of another version than the rendezvous: it joins without HELLO; use one "
                         "version on all nodes");
         return;
     }
     if (!c->hello.opened)
         (void)cdi_frame_take_opening(&c->in);
-    begin_control(c, c->home->only);
+    if (c->home->only != NULL)
+        begin_control(c, c->home->only);
+    else
+        c->state = CONN_NEW;
 }
 
 static void serve_hello(struct conn *c)

@@ -38,20 +38,20 @@ static void set_port(struct sockaddr_storage *a, uint16_t port)
     memcpy((char *)a + offsetof(struct sockaddr_in, sin_port), &port, sizeof port);
 }
 
-static cddp_status bind_failed(int errnum, const char *host, uint16_t port, struct cdi_error *err)
+static cddp_status bind_failed(int errnum, const char *host, const struct listen_set *s, struct cdi_error *err)
 {
     if (errnum == EADDRINUSE)
         return cdi_fail(err, CDDP_E_EXISTS,
-                        "port %u on %s is in use by another program; end that one, or choose another port with "
-                        "--master_port (0: any free one)",
-                        port, host);
+                        "port %u on %s is in use by another program; end that one, or choose another port with %s (0: "
+                        "any free one)",
+                        s->port, host, s->names.port);
     if (errnum == EADDRNOTAVAIL)
         return cdi_fail(err, CDDP_E_INVALID,
-                        "%s is no address of this machine, so the rendezvous cannot listen there; check --master_addr",
-                        host);
+                        "%s is no address of this machine, so the rendezvous cannot listen there; check %s", host,
+                        s->names.host);
     if (errnum == EACCES)
-        return cdi_fail(err, CDDP_E_SYSTEM, "port %u may only be opened by root; choose one above 1023", port);
-    return cdi_fail_errno(err, errnum, "the rendezvous cannot listen on port %u of %s", port, host);
+        return cdi_fail(err, CDDP_E_SYSTEM, "port %u may only be opened by root; choose one above 1023", s->port);
+    return cdi_fail_errno(err, errnum, "the rendezvous cannot listen on port %u of %s", s->port, host);
 }
 
 /* Open a listening socket; on success it is the next of s->fds. */
@@ -63,14 +63,14 @@ static cddp_status add_socket(struct listen_set *s, const struct sockaddr *addr,
     int on = 1, off = 0;
 
     if (fd < 0)
-        return bind_failed(errno, host, s->port, err);
+        return bind_failed(errno, host, s, err);
     memcpy(&a, addr, len);
     set_port(&a, s->port);
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (addr->sa_family == AF_INET6)
         (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, both ? &off : &on, sizeof on);
     if (bind(fd, (struct sockaddr *)&a, len) != 0 || listen(fd, BACKLOG) != 0)
-        return bind_failed(errno, host, s->port, err);
+        return bind_failed(errno, host, s, err);
     len = sizeof a;
     if (s->port == 0 && getsockname(fd, (struct sockaddr *)&a, &len) == 0)
         s->port = port_of((struct sockaddr *)&a);
@@ -104,9 +104,8 @@ static cddp_status listen_on(struct listen_set *s, const char *host, uint16_t po
     int rc = getaddrinfo(host, NULL, &hints, &list);
 
     if (rc != 0)
-        return cdi_fail(err, CDDP_E_NOT_FOUND,
-                        "the address '%s' to listen on does not resolve: %s; check --master_addr", host,
-                        rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc));
+        return cdi_fail(err, CDDP_E_NOT_FOUND, "the address '%s' to listen on does not resolve: %s; check %s", host,
+                        rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc), s->names.host);
     s->port = port;
     for (const struct addrinfo *a = list; a != NULL && s->n < LISTEN_MAX; a = a->ai_next) {
         if (a->ai_family != AF_INET && a->ai_family != AF_INET6)
@@ -121,11 +120,12 @@ static cddp_status listen_on(struct listen_set *s, const char *host, uint16_t po
     return s->n > 0 ? CDDP_OK : st;
 }
 
-cddp_status listen_open(struct listen_set *s, const char *host, uint16_t port, struct cdi_error *err)
+cddp_status listen_open(struct listen_set *s, const char *host, uint16_t port, struct listen_names names,
+                        struct cdi_error *err)
 {
     cddp_status st = CDDP_E_EXISTS;
 
-    *s = (struct listen_set){.port = port};
+    *s = (struct listen_set){.names = names, .port = port};
     if (strcmp(host, "*") == 0)
         return listen_everywhere(s, err);
     /* A free port of the first address may be taken on the second: then try another one. */

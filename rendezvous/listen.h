@@ -10,7 +10,13 @@
 
 #define LISTEN_MAX 8
 
+/* How the user calls host and port, for sentences. */
+struct listen_names {
+    const char *host, *port;
+};
+
 struct listen_set {
+    struct listen_names names;
     int fds[LISTEN_MAX]; /* non-blocking */
     size_t n;
     uint16_t port;
@@ -21,7 +27,8 @@ struct listen_set {
  * Resolving a name may block. CDDP_OK; CDDP_E_NOT_FOUND (it does not resolve), CDDP_E_EXISTS (the port is in use),
  * CDDP_E_INVALID (no address of this machine), CDDP_E_SYSTEM; nothing is open then.
  */
-cddp_status listen_open(struct listen_set *s, const char *host, uint16_t port, struct cdi_error *err);
+cddp_status listen_open(struct listen_set *s, const char *host, uint16_t port, struct listen_names names,
+                        struct cdi_error *err);
 void listen_close(struct listen_set *s);
 
 #endif

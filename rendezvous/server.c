@@ -55,7 +55,8 @@ struct rdzv_server {
     struct cdi_list jobs;
     size_t n_jobs;
     struct cdi_secret secret;
-    char *host;                     /* as in the options */
+    char *host; /* as in the options */
+    struct listen_names names;
     struct session_options session; /* what jobs have in common */
     uint32_t max_jobs;              /* 0: the one job that was there from the start */
     uint16_t first_job_port, last_job_port;
@@ -399,7 +400,7 @@ static struct conn_job *find_job(struct conn_home *home, const char *run_id)
 static cddp_status open_gate(struct rdzv_server *s, struct gate *gate, uint16_t port, struct cdi_error *err)
 {
     struct listen_set set;
-    cddp_status st = listen_open(&set, s->host, port, err);
+    cddp_status st = listen_open(&set, s->host, port, s->names, err);
     int rc = 0;
 
     if (st != CDDP_OK)
@@ -522,6 +523,8 @@ static cddp_status fill(struct rdzv_server *s, uv_loop_t *loop, const struct rdz
     s->home.undecided_ms = opt->undecided_ms == 0 ? 5000 : opt->undecided_ms;
     s->home.stall_ms = opt->stall_ms == 0 ? 300000 : opt->stall_ms;
     s->home.plain_store = opt->plain_store;
+    s->names.host = opt->host_flag == NULL ? "--master_addr" : opt->host_flag;
+    s->names.port = opt->port_flag == NULL ? "--master_port" : opt->port_flag;
     s->home.find_job = find_job;
     s->home.make_job = make_job;
     s->home.conn_closed = on_conn_closed;

@@ -22,13 +22,14 @@ enum rdzv_plain_store {
 };
 
 struct rdzv_server_options {
-    const char *host;   /* a name or an address to bind; NULL: 127.0.0.1; "*": every address, IPv4 and IPv6 */
-    uint16_t port;      /* 0: any free one */
-    const char *run_id; /* agents that name another are refused */
-    uint32_t min_nodes, max_nodes;   /* a round starts with this many; 0: 1 */
-    uint32_t max_restarts;           /* rounds that may fail and be followed by another */
-    int64_t join_timeout_ms;         /* until min_nodes are there; 0: 600 s */
-    const struct cdi_secret *secret; /* agents and store clients must prove it; copied; NULL: none */
+    const char *host; /* a name or an address to bind; NULL: 127.0.0.1; "*": every address, IPv4 and IPv6 */
+    uint16_t port;    /* 0: any free one */
+    const char *host_flag, *port_flag; /* what sentences call them; NULL: --master_addr, --master_port */
+    const char *run_id;                /* agents that name another are refused */
+    uint32_t min_nodes, max_nodes;     /* a round starts with this many; 0: 1 */
+    uint32_t max_restarts;             /* rounds that may fail and be followed by another */
+    int64_t join_timeout_ms;           /* until min_nodes are there; 0: 600 s */
+    const struct cdi_secret *secret;   /* agents and store clients must prove it; copied; NULL: none */
     enum rdzv_plain_store plain_store;
     uint32_t max_jobs; /* 0: one job, as above; else so many at once, each made by its first agent's JOIN */
     uint16_t first_job_port, last_job_port; /* with max_jobs: each job gets a port of its own from here; 0: any free */

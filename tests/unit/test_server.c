@@ -14,6 +14,7 @@
 #include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <pthread.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -103,10 +104,12 @@ static void stop(void)
 /* ------------------------------------------------------------------------------------------------------- clients ----
  */
 
+static uint16_t dial_port; /* of the next connection; 0: host.port */
+
 static int dial_address(const char *ip)
 {
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(host.port)};
-    struct sockaddr_in6 a6 = {.sin6_family = AF_INET6, .sin6_port = htons(host.port)};
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(dial_port == 0 ? host.port : dial_port)};
+    struct sockaddr_in6 a6 = {.sin6_family = AF_INET6, .sin6_port = a.sin_port};
     struct timeval patience = {.tv_sec = PATIENCE_S};
     int on = 1;
     bool six = strchr(ip, ':') != NULL;
@@ -765,5 +768,162 @@ Test(server, with_a_secret_the_plain_store_is_for_this_machine_and_for_nodes_tha
     stop();
     start((struct rdzv_server_options){.host = "*", .secret = &right, .plain_store = RDZV_PLAIN_ANY});
     cr_assert(plain_store_works(ip));
+    stop();
+}
+
+/* ----------------------------------------------------------------------------------------------------- many jobs ----
+ */
+
+/* A job of one agent; its port. */
+static int begin_job(const char *run_id, uint16_t *port)
+{
+    int fd = dial_agent(run_id, -1, 1);
+    struct cdi_msg m;
+
+    (void)hear(fd, CDI_MSG_WELCOME);
+    m = hear(fd, CDI_MSG_ASSIGN);
+    *port = (uint16_t)m.u.assign.master_port;
+    cr_assert_str_eq(m.u.assign.master_addr, "", "the address by which the agent came");
+    return fd;
+}
+
+static int store_at(uint16_t port)
+{
+    int fd;
+
+    dial_port = port;
+    fd = dial_store();
+    dial_port = 0;
+    return fd;
+}
+
+static void end_job(int agent)
+{
+    tell(agent, (struct cdi_msg){.type = CDI_MSG_DONE});
+    cr_assert_eq(hear(agent, CDI_MSG_CLOSED).u.closed.status, CDI_CLOSE_DONE);
+}
+
+Test(server, two_jobs_side_by_side_have_ports_and_keys_of_their_own)
+{
+    struct cdi_error err = {0};
+    uint16_t port[2];
+    int agent[2], store[2], named, fd;
+    struct cdi_msg m;
+
+    start((struct rdzv_server_options){.max_jobs = 2});
+    agent[0] = begin_job("red", &port[0]);
+    agent[1] = begin_job("blue", &port[1]);
+    cr_assert(port[0] != 0 && port[1] != 0 && port[0] != port[1] && port[0] != host.port && port[1] != host.port);
+    for (int i = 0; i < 2; i++) {
+        store[i] = store_at(port[i]);
+        ask(store[i], CDI_C10D_SET, "k", i == 0 ? "red" : "blue");
+    }
+    for (int i = 0; i < 2; i++) {
+        ask(store[i], CDI_C10D_GET, "k", NULL);
+        answers(store[i], i == 0 ? "red" : "blue");
+    }
+    named = dial(); /* the port of all, by name */
+    cr_assert_eq(greet(named, CDI_HELLO_STORE, "blue", 0, NULL, &err), CDDP_OK, "%s", err.msg);
+    put(named, "\x00\xce\xf7\x85\x3c", 5);
+    ask(named, CDI_C10D_GET, "k", NULL);
+    answers(named, "blue");
+    fd = dial(); /* and without */
+    put(fd, "\x00\xce\xf7\x85\x3c", 5);
+    cr_assert(ends(fd));
+    (void)close(fd);
+    cr_assert(logged("on the port of all jobs"));
+    dial_port = port[0]; /* another job's name at red's port */
+    fd = dial();
+    dial_port = 0;
+    cr_assert_eq(greet(fd, CDI_HELLO_STORE, "blue", 0, NULL, &err), CDDP_E_DENIED);
+    (void)close(fd);
+    fd = dial_agent("green", -1, 1);
+    m = hear(fd, CDI_MSG_CLOSED);
+    cr_assert_not_null(strstr(m.u.closed.text, "2 jobs already, as many as --max_jobs allows"));
+    (void)close(fd);
+    fd = dial_agent("blue", -1, 2); /* later ones must agree with the first */
+    m = hear(fd, CDI_MSG_CLOSED);
+    cr_assert_not_null(strstr(m.u.closed.text, "--nnodes=2:2, the job with 1:1"));
+    (void)close(fd);
+
+    end_job(agent[0]);
+    cr_assert(ends(store[0]));
+    ask(store[1], CDI_C10D_GET, "k", NULL);
+    answers(store[1], "blue");
+    (void)close(agent[0]), (void)close(store[0]);
+    for (int64_t end = cdi_now_ms() + 5000; !logged("job 'red' has ended: all workers ended well");) {
+        cr_assert_lt(cdi_now_ms(), end);
+        ask(store[1], CDI_C10D_GET, "k", NULL);
+        answers(store[1], "blue");
+    }
+    agent[0] = begin_job("red", &port[0]); /* the name is free again, and nothing is left of the old job */
+    store[0] = store_at(port[0]);
+    ask(store[0], CDI_C10D_GET, "k", NULL);
+    answers(store[0], "");
+    end_job(agent[0]);
+    end_job(agent[1]);
+    for (int i = 0; i < 2; i++)
+        (void)close(agent[i]), (void)close(store[i]);
+    (void)close(named);
+    stop();
+}
+
+Test(server, a_job_whose_clients_do_not_go_ends_all_the_same_and_so_does_one_without_agents)
+{
+    uint16_t port;
+    int agent, fd;
+
+    start((struct rdzv_server_options){.max_jobs = 1, .over_ms = 300});
+    agent = begin_job("stays", &port);
+    end_job(agent);
+    cr_assert(ends(agent), "it is not waited for for ever");
+    (void)close(agent);
+    job_restarts = 3;
+    for (int64_t end = cdi_now_ms() + 5000;;) { /* max_jobs is 1: until then it is refused */
+        uint8_t head[6];
+
+        agent = dial_agent("lost", -1, 1);
+        get(agent, head, sizeof head);
+        if (head[4] == CDI_MSG_WELCOME)
+            break;
+        (void)close(agent);
+        cr_assert_lt(cdi_now_ms(), end);
+    }
+    fd = dial();
+    (void)shutdown(agent, SHUT_WR); /* its agent is lost, and nobody comes for the restart */
+    for (int64_t end = cdi_now_ms() + 5000; !logged("job 'lost' has ended: node 0 (h, pid 0) was lost");) {
+        cr_assert_lt(cdi_now_ms(), end);
+        (void)poll(NULL, 0, 20);
+    }
+    (void)close(agent), (void)close(fd);
+    stop();
+}
+
+Test(server, when_no_port_is_left_for_a_job_it_is_refused)
+{
+    struct cdi_msg m;
+    uint16_t port;
+    int agent, fd, taken = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct sockaddr_in a = {.sin_family = AF_INET};
+    socklen_t len = sizeof a;
+
+    (void)inet_pton(AF_INET, "127.0.0.1", &a.sin_addr);
+    cr_assert_eq(bind(taken, (struct sockaddr *)&a, sizeof a), 0);
+    cr_assert_eq(listen(taken, 1), 0);
+    cr_assert_eq(getsockname(taken, (struct sockaddr *)&a, &len), 0);
+    port = ntohs(a.sin_port);
+    start((struct rdzv_server_options){.max_jobs = 9, .first_job_port = port, .last_job_port = port});
+    fd = dial_agent("job", -1, 1);
+    m = hear(fd, CDI_MSG_CLOSED);
+    cr_assert_not_null(strstr(m.u.closed.text, "all of --job_ports"), "%s", m.u.closed.text);
+    (void)close(fd);
+    fd = dial_agent("", -1, 1);
+    cr_assert_not_null(strstr(hear(fd, CDI_MSG_CLOSED).u.closed.text, "name this one with --rdzv_id"));
+    (void)close(fd);
+    (void)close(taken);
+    agent = dial_agent("job", -1, 1);
+    (void)hear(agent, CDI_MSG_WELCOME);
+    cr_assert_eq(hear(agent, CDI_MSG_ASSIGN).u.assign.master_port, port);
+    (void)close(agent);
     stop();
 }

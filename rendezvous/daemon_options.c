@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rendezvous/daemon_options.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define NAME_MAX_LEN 48
+#define JOBS_MAX 65535
+
+/* Reads a value into *o; false: it is none. value is NULL for a flag without one. */
+typedef bool reader(struct daemon_options *o, const char *value);
+
+static bool read_number(const char **text, long min, long max, long *out)
+{
+    char *end;
+    long n;
+
+    if (**text < '0' || **text > '9')
+        return false;
+    n = strtol(*text, &end, 10);
+    *text = end;
+    *out = n;
+    return n >= min && n <= max;
+}
+
+static bool read_bind(struct daemon_options *o, const char *value)
+{
+    o->bind = value;
+    return value[0] != '\0';
+}
+
+static bool read_port(struct daemon_options *o, const char *value)
+{
+    long port;
+
+    if (!read_number(&value, 0, UINT16_MAX, &port) || *value != '\0')
+        return false;
+    o->port = (uint16_t)port;
+    return true;
+}
+
+static bool read_job_ports(struct daemon_options *o, const char *value)
+{
+    long first, last;
+
+    if (!read_number(&value, 1, UINT16_MAX, &first) || *value++ != '-' ||
+        !read_number(&value, first, UINT16_MAX, &last) || *value != '\0')
+        return false;
+    o->first_job_port = (uint16_t)first;
+    o->last_job_port = (uint16_t)last;
+    return true;
+}
+
+static bool read_auth_token_file(struct daemon_options *o, const char *value)
+{
+    o->auth_token_file = value;
+    return value[0] != '\0';
+}
+
+static bool read_plain_store(struct daemon_options *o, const char *value)
+{
+    static const char *const names[] = {
+        [RDZV_PLAIN_AUTO] = "auto", [RDZV_PLAIN_NEVER] = "never", [RDZV_PLAIN_ANY] = "any"};
+
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(value, names[i]) != 0)
+            continue;
+        o->plain_store = (enum rdzv_plain_store)i;
+        return true;
+    }
+    return false;
+}
+
+static bool read_max_jobs(struct daemon_options *o, const char *value)
+{
+    long n;
+
+    if (!read_number(&value, 1, JOBS_MAX, &n) || *value != '\0')
+        return false;
+    o->max_jobs = (uint32_t)n;
+    return true;
+}
+
+static bool read_help(struct daemon_options *o, const char *value)
+{
+    (void)value;
+    o->what = DAEMON_HELP;
+    return true;
+}
+
+static bool read_version(struct daemon_options *o, const char *value)
+{
+    (void)value;
+    o->what = DAEMON_VERSION;
+    return true;
+}
+
+static const struct flag {
+    const char *name;  /* with underscores */
+    const char *value; /* as --help calls it; NULL: it takes none */
+    reader *read;
+    const char *wants; /* for the sentence about a wrong value */
+    const char *help;
+} flags[] = {
+    {"bind", "ADDRESS", read_bind, "a name or an address",
+     "where to listen: a name or an address of this machine; * is every one (default *)"},
+    {"port", "PORT", read_port, "a port, 0 to 65535",
+     "the port of all jobs, which agents connect to (default 29400; 0: any free one)"},
+    {"job_ports", "A-B", read_job_ports, "a range like 29500-29599",
+     "each job gets a port of its own from this range, as its MASTER_PORT (default: any free one)"},
+    {"auth_token_file", "PATH", read_auth_token_file, "a path",
+     "agents and workers must prove that they have the secret in this file (default: $CDDP_AUTH_TOKEN_FILE, else "
+     "none)"},
+    {"plain_store", "auto|never|any", read_plain_store, "auto, never or any",
+     "with a secret, who may use the store as PyTorch does, without proof (auto: this machine and nodes that joined)"},
+    {"max_jobs", "N", read_max_jobs, "a number, 1 to 65535", "at once (default 64)"},
+    {"help", NULL, read_help, "", "print this"},
+    {"version", NULL, read_version, "", "print the version"},
+};
+#define N_FLAGS (sizeof flags / sizeof flags[0])
+
+/* Underscores and dashes are the same. */
+static const struct flag *find(const char *name, size_t len)
+{
+    char plain[NAME_MAX_LEN];
+
+    if (len >= sizeof plain)
+        return NULL;
+    for (size_t i = 0; i < len; i++)
+        plain[i] = name[i];
+    plain[len] = '\0';
+    for (char *c = plain; *c != '\0'; c++)
+        if (*c == '-')
+            *c = '_';
+    for (size_t i = 0; i < N_FLAGS; i++)
+        if (strcmp(flags[i].name, plain) == 0)
+            return &flags[i];
+    return NULL;
+}
+
+/* The flag in argv[*at], and its value, which may be the next argument. */
+static cddp_status read_flag(struct daemon_options *o, int argc, char *const argv[], int *at, struct cdi_error *err)
+{
+    const char *arg = argv[*at], *name = arg + 2, *value = NULL;
+    const char *equals = strchr(arg, '=');
+    const struct flag *f = NULL;
+
+    if (strcmp(arg, "-h") == 0)
+        name = "help", equals = NULL;
+    else if (strncmp(arg, "--", 2) != 0)
+        return cdi_fail(err, CDDP_E_INVALID, "'%.200s' is no flag; see --help", arg);
+    f = find(name, equals == NULL ? strlen(name) : (size_t)(equals - name));
+    if (f == NULL)
+        return cdi_fail(err, CDDP_E_INVALID, "there is no flag %.200s; see --help", arg);
+    if (equals != NULL)
+        value = equals + 1;
+    else if (f->value != NULL && *at + 1 < argc)
+        value = argv[++*at];
+    if (f->value == NULL && value != NULL)
+        return cdi_fail(err, CDDP_E_INVALID, "--%s takes no value", f->name);
+    if (f->value != NULL && value == NULL)
+        return cdi_fail(err, CDDP_E_INVALID, "--%s needs a value: %s", f->name, f->wants);
+    if (!f->read(o, value))
+        return cdi_fail(err, CDDP_E_INVALID, "--%s is '%.200s'; it must be %s", f->name, value, f->wants);
+    return CDDP_OK;
+}
+
+cddp_status daemon_options_parse(struct daemon_options *out, int argc, char *const argv[], struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    *out = (struct daemon_options){.bind = "*", .port = 29400, .max_jobs = 64};
+    for (int i = 1; st == CDDP_OK && i < argc && out->what == DAEMON_RUN; i++)
+        st = read_flag(out, argc, argv, &i, err);
+    return st;
+}
+
+void daemon_options_usage(FILE *to)
+{
+    (void)fprintf(to,
+                  "usage: cddp-rendezvous [flags]\n\n"
+                  "Where the nodes of many jobs meet: cddprun --rdzv_endpoint=HOST:PORT --rdzv_id=JOB on each node.\n"
+                  "Prints 'listening ADDRESS:PORT' when it is ready; SIGTERM and SIGINT end it.\n\n");
+    for (size_t i = 0; i < N_FLAGS; i++) {
+        const struct flag *f = &flags[i];
+
+        (void)fprintf(to, "  --%s%s%s\n        %s\n", f->name, f->value == NULL ? "" : "=",
+                      f->value == NULL ? "" : f->value, f->help);
+    }
+}

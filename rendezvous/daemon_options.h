@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The command line of cddp-rendezvous: one table of flags, which parses and which --help prints. Pure. */
+#ifndef RDZV_DAEMON_OPTIONS_H
+#define RDZV_DAEMON_OPTIONS_H
+
+#include "rendezvous/server.h"
+
+#include <stdio.h>
+
+enum daemon_what { DAEMON_RUN, DAEMON_HELP, DAEMON_VERSION };
+
+/* Strings point into argv. */
+struct daemon_options {
+    enum daemon_what what;
+    const char *bind;
+    uint16_t port;
+    uint16_t first_job_port, last_job_port; /* 0: any free one for each job */
+    const char *auth_token_file;            /* NULL: not given */
+    enum rdzv_plain_store plain_store;
+    uint32_t max_jobs;
+};
+
+/* CDDP_OK, CDDP_E_INVALID with a sentence that names the flag. --help and --version end the reading. */
+cddp_status daemon_options_parse(struct daemon_options *out, int argc, char *const argv[], struct cdi_error *err);
+void daemon_options_usage(FILE *to);
+
+#endif

@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""cddp-rendezvous, as a user starts it, and jobs of cddprun that meet there. CDDP_RENDEZVOUS is its path."""
+import contextlib
+import os
+import signal
+import socket
+import sys
+import tempfile
+import urllib.request
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
+import launch
+from launch import Job, run
+
+DAEMON = os.environ['CDDP_RENDEZVOUS']
+
+
+class Daemon(Job):
+    def __init__(self, *flags, **popen):
+        super().__init__(DAEMON, '--bind=127.0.0.1', '--port=0', *flags, **popen)
+
+    def __enter__(self):
+        line = self.process.stdout.readline()
+        assert line.startswith('listening 127.0.0.1:'), (line, self.process.stderr.read())
+        self.port = int(line.rsplit(':', 1)[1])
+        return self
+
+    def end(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+        return self.finish()
+
+
+def node(stack, cddprun, daemon, run_id, nnodes, script, *flags, **popen):
+    return stack.enter_context(Job(cddprun, f'--nnodes={nnodes}', '--rdzv_backend=c10d', f'--rdzv_id={run_id}',
+                                   f'--rdzv_endpoint=127.0.0.1:{daemon.port}', *flags, 'sh', '-c', script, **popen))
+
+
+def test_two_jobs_of_two_nodes_meet_side_by_side(cddprun):
+    with Daemon() as daemon, contextlib.ExitStack() as stack:
+        jobs = {name: [node(stack, cddprun, daemon, name, 2, 'echo $TORCHELASTIC_RUN_ID $RANK/$WORLD_SIZE $MASTER_PORT',
+                            '--nproc_per_node=2') for _ in range(2)] for name in ('red', 'blue')}
+        ports = set()
+        for name, nodes in jobs.items():
+            assert [job.finish() for job in nodes] == [0, 0], [job.err for job in nodes]
+            lines = sorted(line for job in nodes for line in job.out.splitlines())
+            assert [line.split()[1:3] for line in lines] == [[name, f'{i}/4'] for i in range(4)], lines
+            its = {line.split()[3] for line in lines}
+            assert len(its) == 1, lines
+            ports |= its
+        assert len(ports) == 2 and str(daemon.port) not in ports, ports
+        assert daemon.end() == 0, daemon.err
+
+
+def test_a_failure_on_one_node_restarts_the_job_and_the_other_job_goes_on(cddprun):
+    with tempfile.TemporaryDirectory() as tmp, Daemon() as daemon, contextlib.ExitStack() as stack:
+        other = node(stack, cddprun, daemon, 'other', 1, f'while [ ! -e {tmp}/end ]; do sleep 0.05; done')
+        fails = '[ $RANK$TORCHELASTIC_RESTART_COUNT != 10 ] || exit 3; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || sleep 60'
+        nodes = [node(stack, cddprun, daemon, 'fails', 2, fails, '--max_restarts=1') for _ in range(2)]
+        assert [job.finish() for job in nodes] == [0, 0], [job.err for job in nodes]
+        assert other.process.poll() is None
+        with open(f'{tmp}/end', 'w'):
+            pass
+        assert other.finish() == 0, other.err
+        assert daemon.end(signal.SIGINT) == 0
+
+
+def test_health_is_answered(cddprun):
+    with Daemon() as daemon:
+        with urllib.request.urlopen(f'http://127.0.0.1:{daemon.port}/healthz', timeout=10) as answer:
+            assert answer.read() == b'ok\n'
+        assert daemon.end() == 0
+
+
+def test_what_is_wrong_is_one_sentence(cddprun):
+    with socket.socket() as taken:
+        taken.bind(('127.0.0.1', 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        cases = [
+            (['--port=x'], 2, "--port is 'x'; it must be a port, 0 to 65535"),
+            (['--bind=127.0.0.1', f'--port={port}'], 1, f'port {port} on 127.0.0.1 is in use by another program; end '
+             'that one, or choose another port with --port (0: any free one)'),
+            (['--bind=no.such.host.invalid'], 1, "the address 'no.such.host.invalid' to listen on does not resolve"),
+            (['--bind=192.0.2.1'], 1, 'cannot listen there; check --bind'),
+            (['--auth_token_file=/no/such/file'], 1, '/no/such/file'),
+        ]
+        for flags, status, says in cases:
+            with Job(DAEMON, *flags) as daemon:
+                assert daemon.finish() == status, flags
+                assert daemon.err.count('\n') == 1 and says in daemon.err, (flags, daemon.err)
+                assert daemon.out == ''
+
+
+def test_a_secret_that_others_may_read_is_refused_and_a_good_one_taken(cddprun):
+    with tempfile.TemporaryDirectory() as tmp:
+        path = f'{tmp}/secret'
+        with open(path, 'w') as f:
+            f.write('hunter2\n')
+        os.chmod(path, 0o644)
+        with Job(DAEMON, '--bind=127.0.0.1', '--port=0', f'--auth_token_file={path}') as daemon:
+            assert daemon.finish() == 1
+            assert daemon.err.count('\n') == 1 and path in daemon.err, daemon.err
+        os.chmod(path, 0o600)
+        with Daemon(env={'CDDP_AUTH_TOKEN_FILE': path}) as daemon, contextlib.ExitStack() as stack:
+            job = node(stack, cddprun, daemon, 'stranger', 1, 'echo ran')
+            assert job.finish() != 0
+            assert job.out == '', job.out
+            assert daemon.end() == 0
+            assert '127.0.0.1' in daemon.err, daemon.err
+
+
+def test_help_and_version(cddprun):
+    status, out, err = run(DAEMON, '--help')
+    assert status == 0 and err == '' and '--job_ports=A-B' in out, (out, err)
+    status, out, err = run(DAEMON, '--version')
+    assert status == 0 and out.startswith('cddp-rendezvous 0.'), (out, err)
+
+
+launch.main()
