@@ -114,7 +114,7 @@ static int ascending(const void *a, const void *b)
  */
 static void measure_variant(struct subject *s, enum variant v, double budget_s)
 {
-    double times[MAX_SAMPLES], once = 0, spent = 0;
+    double times[MAX_SAMPLES] = {0}, once = 0, spent = 0;
     long n_ops;
     int n = 0;
 

@@ -49,7 +49,7 @@ static void tell(const struct job *job, const struct progress *done, const cddp_
 static cddp_status load(const struct job *job, struct state *s, char *why, size_t cap)
 {
     const char *dir = job->opt->resume;
-    char type[TYPE_BYTES], mine[TYPE_BYTES];
+    char type[TYPE_BYTES] = "", mine[TYPE_BYTES];
     const cddp_checkpoint_item head = {.name = "dtype", .data = type, .bytes = sizeof type};
     const cddp_checkpoint_item items[] = {
         {.name = "progress", .data = &s->done, .bytes = sizeof s->done},
