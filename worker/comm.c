@@ -335,10 +335,12 @@ static cddp_status join(struct cddp_comm *c, const struct cdi_launch *l, struct 
     } else if (st == CDDP_OK) {
         st = meet(c, l, err);
     }
-    if (st == CDDP_OK && c->world.local_size != c->world.size)
-        return cdi_fail(err, CDDP_E_UNSUPPORTED,
-                        "%d of %d ranks are on this host: this version needs all ranks on one host",
-                        c->world.local_size, c->world.size);
+    if (st == CDDP_OK && (c->world.local_size == c->world.size) != (c->world.n_nodes == 1))
+        return cdi_fail(
+            err, CDDP_E_INVALID,
+            "%d of %d ranks are on this node (LOCAL_WORLD_SIZE), which does not go with a number of %d nodes "
+            "(GROUP_WORLD_SIZE)",
+            c->world.local_size, c->world.size, c->world.n_nodes);
     return st != CDDP_OK ? st : c->ops->create(&c->backend, &c->world, err);
 }
 

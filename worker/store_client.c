@@ -279,6 +279,13 @@ static cddp_status do_check(cddp_store *s, const struct key *keys, size_t n, boo
     return end(s, st);
 }
 
+void cdi_store_local_address(const cddp_store *store, struct sockaddr_storage *address, socklen_t *len)
+{
+    *len = sizeof *address;
+    if (getsockname(store->fd, (struct sockaddr *)address, len) != 0)
+        *len = 0;
+}
+
 cddp_status cdi_store_set(cddp_store *store, const char *key, const void *value, size_t len, struct cdi_error *err)
 {
     return do_set(store, verbatim(key), value, len, err);

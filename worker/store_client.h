@@ -12,6 +12,7 @@
 
 #include <cddp/cddp.h>
 #include <stdbool.h>
+#include <sys/socket.h>
 
 /* timeout_ms > 0, to connect and for each operation. The errors of cddp_store_open. */
 cddp_status cdi_store_open(cddp_store **out, const char *host, int port, int64_t timeout_ms, struct cdi_error *err);
@@ -20,6 +21,9 @@ cddp_status cdi_store_open(cddp_store **out, const char *host, int port, int64_t
  * rank_0_hosts: the end of the connection is the end of rank 0, and said so (CDDP_E_PEER).
  */
 void cdi_store_watch(cddp_store *store, const struct cdi_flight *flight, bool rank_0_hosts);
+
+/* This host's address in the connection: one that reaches the job's endpoint. *len 0: there is none any more. */
+void cdi_store_local_address(const cddp_store *store, struct sockaddr_storage *address, socklen_t *len);
 
 cddp_status cdi_store_set(cddp_store *store, const char *key, const void *value, size_t len, struct cdi_error *err);
 cddp_status cdi_store_get(cddp_store *store, const char *key, void *buf, size_t cap, size_t *len, int64_t timeout_ms,

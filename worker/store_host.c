@@ -25,7 +25,6 @@
 #include <unistd.h>
 
 #define PEERS_MAX 16384
-#define ADDRESS_MAX 80 /* an IPv6 address with the name of its interface */
 #define RETRY_MS 10
 #define BACKLOG 1024
 #define READ_SIZE 65536
@@ -63,7 +62,7 @@ struct cdi_store_host {
     size_t polls_cap;
     atomic_int n_peers;
     int64_t paused_until_ms;
-    char address[ADDRESS_MAX];
+    char address[INET6_ADDRSTRLEN];
     int port;
     bool auth;
     struct cdi_secret secret;
@@ -109,17 +108,17 @@ static int listen_on(const struct sockaddr *a, socklen_t len)
 }
 
 /* On all addresses of this host; it reaches itself by loopback. */
-static int listen_everywhere(int port, char address[ADDRESS_MAX])
+static int listen_everywhere(int port, char address[INET6_ADDRSTRLEN])
 {
     struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port), .sin6_addr = in6addr_any};
     struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
     int fd = listen_on((struct sockaddr *)&six, sizeof six);
 
-    (void)snprintf(address, ADDRESS_MAX, "127.0.0.1");
+    (void)snprintf(address, INET6_ADDRSTRLEN, "127.0.0.1");
     return fd == -EAFNOSUPPORT || fd == -EADDRNOTAVAIL ? listen_on((struct sockaddr *)&four, sizeof four) : fd;
 }
 
-static int listen_at(struct addrinfo *list, const char *host, int port, char address[ADDRESS_MAX])
+static int listen_at(struct addrinfo *list, const char *host, int port, char address[INET6_ADDRSTRLEN])
 {
     uint8_t bytes[16];
     bool literal = inet_pton(AF_INET, host, bytes) == 1 || inet_pton(AF_INET6, host, bytes) == 1;
@@ -132,7 +131,7 @@ static int listen_at(struct addrinfo *list, const char *host, int port, char add
             break;
         fd = listen_on(a->ai_addr, a->ai_addrlen);
         if (fd >= 0)
-            (void)getnameinfo(a->ai_addr, a->ai_addrlen, address, ADDRESS_MAX, NULL, 0, NI_NUMERICHOST);
+            (void)getnameinfo(a->ai_addr, a->ai_addrlen, address, INET6_ADDRSTRLEN, NULL, 0, NI_NUMERICHOST);
         if (fd != -EADDRNOTAVAIL && fd != -EAFNOSUPPORT)
             return fd;
     }

@@ -62,11 +62,18 @@ static cddp_status board_get(void *arg, const char *name, char *buf, size_t cap,
     }
 }
 
+struct cdi_meet rank_meet(struct rank *r)
+{
+    return (struct cdi_meet){.set = board_set, .get = board_get, .arg = r->board};
+}
+
 cddp_status rank_open(struct rank *r)
 {
-    const struct cdi_meet meet = {.set = board_set, .get = board_get, .arg = r->board};
+    const struct cdi_meet meet = rank_meet(r);
+    struct cdi_address loopback;
 
-    return cdi_cpu_create_at(&r->b, &r->world, &meet, r->mapper.map != NULL ? &r->mapper : NULL, &r->err);
+    (void)cdi_net_parse("127.0.0.1:1", &loopback);
+    return cdi_cpu_create_at(&r->b, &r->world, &meet, r->mapper.map != NULL ? &r->mapper : NULL, &loopback, &r->err);
 }
 
 void rank_close(struct rank *r)

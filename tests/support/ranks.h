@@ -41,6 +41,8 @@ struct rank {
 
 typedef int (*rank_fn)(struct rank *r); /* 0: all was as it should be */
 
+/* Where the ranks of the test meet. */
+struct cdi_meet rank_meet(struct rank *r);
 /* Make r->b; its status. */
 cddp_status rank_open(struct rank *r);
 void rank_close(struct rank *r);

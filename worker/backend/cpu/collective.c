@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/backend/cpu/collective.h"
 
+#include "worker/backend/cpu/across.h"
 #include "worker/backend/cpu/handover.h"
-#include "worker/backend/cpu/run.h"
 #include "worker/dtype.h"
 
 #include <inttypes.h>
@@ -16,9 +16,10 @@ cddp_status cdi_team_init(struct cdi_team *t, struct cdi_error *err)
 {
     t->in = calloc((size_t)t->size, sizeof *t->in);
     t->out = calloc((size_t)t->size, sizeof *t->out);
+    t->place = calloc((size_t)t->size, sizeof *t->place);
     t->len = calloc((size_t)t->size, sizeof *t->len);
     t->at = calloc((size_t)t->size, sizeof *t->at);
-    if (t->in == NULL || t->out == NULL || t->len == NULL || t->at == NULL) {
+    if (t->in == NULL || t->out == NULL || t->place == NULL || t->len == NULL || t->at == NULL) {
         cdi_team_release(t);
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", t->size);
     }
@@ -29,10 +30,12 @@ void cdi_team_release(struct cdi_team *t)
 {
     free(t->in);
     free(t->out);
+    free(t->place);
     free(t->len);
     free(t->at);
     t->in = NULL;
     t->out = NULL;
+    t->place = NULL;
     t->len = NULL;
     t->at = NULL;
 }
@@ -325,6 +328,19 @@ static cddp_status run_alone(struct cdi_team *t, const struct cdi_work *w)
     return CDDP_OK;
 }
 
+/* Within the node a barrier is a step; between nodes an empty stretch goes there and back. */
+static cddp_status barrier(struct cdi_run *run, struct cdi_error *err)
+{
+    const struct cdi_along nothing = {.count = 0};
+    cddp_status st = cdi_step(run, err);
+
+    if (run->t->tcp == NULL || st != CDDP_OK)
+        return st;
+    if (run->t->shm->rank == 0)
+        st = cdi_across_reduce(run, &nothing, err);
+    return st == CDDP_OK ? cdi_step_behind(run, err) : st;
+}
+
 cddp_status cdi_team_run(struct cdi_team *t, const struct cdi_work *work, bool on_thread, struct cdi_error *err)
 {
     struct cdi_run run = {.t = t, .w = work, .on_thread = on_thread};
@@ -351,7 +367,7 @@ cddp_status cdi_team_run(struct cdi_team *t, const struct cdi_work *work, bool o
     case CDI_RECV:
         return cdi_run_move(&run, err);
     case CDI_BARRIER:
-        return cdi_step(&run, err);
+        return barrier(&run, err);
     }
     return cdi_fail(err, CDDP_E_INVALID, "no such collective");
 }

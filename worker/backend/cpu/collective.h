@@ -9,16 +9,20 @@
 #include "worker/backend/cpu/thread.h"
 #include "worker/backend/cpu/wait.h"
 
+struct cdi_tcp;
+
 #define CDI_SMALL_BYTES 8192 /* up to here every rank reduces everything by itself: one step instead of two */
 
 struct cdi_team {
     int rank, size;      /* in the world */
     struct cdi_shm *shm; /* of the node's ranks; NULL in a world of one */
+    struct cdi_tcp *tcp; /* to the other nodes; NULL where there is one */
     struct cdi_wait wait;
     uint32_t step; /* the last one posted */
     uint64_t n_regions;
     const void **in; /* scratch, `size` of each */
     void **out;
+    void **place;
     size_t *len, *at;
 };
 

@@ -5,6 +5,7 @@
 #include "common/cpus.h"
 #include "worker/backend/cpu/collective.h"
 #include "worker/backend/cpu/element.h"
+#include "worker/backend/cpu/tcp.h"
 #include "worker/store_client.h"
 
 #include <inttypes.h>
@@ -20,6 +21,8 @@ struct cdi_backend {
     /* What a split needs to do it all again. */
     struct cdi_world world;
     struct cdi_meet meet;
+    struct cdi_meet named; /* the same with the prefix */
+    struct cdi_address reached;
     struct cdi_mapper mapper;
     char prefix[PREFIX_MAX]; /* before each name in the meeting place */
     _Atomic uint32_t n_splits;
@@ -35,8 +38,8 @@ static cddp_status run_work(void *arg, const struct cdi_work *work, bool on_thre
 
     if (st == CDDP_OK)
         return CDDP_OK;
-    /* A mismatch of collectives all ranks find by themselves; that of a message only its receiver. */
-    if (st != CDDP_E_MISMATCH || work->op.kind == CDI_RECV) {
+    /* A mismatch of collectives all ranks of a node find by themselves; that of a message only who gets it. */
+    if (st != CDDP_E_MISMATCH || b->team.tcp != NULL || work->op.kind == CDI_RECV) {
         char text[CDI_SHM_TEXT];
 
         if (st == CDDP_E_MISMATCH)
@@ -45,6 +48,8 @@ static cddp_status run_work(void *arg, const struct cdi_work *work, bool on_thre
             (void)snprintf(text, sizeof text, "rank %d gave up: %.480s", b->team.rank, why.msg);
         cdi_shm_abort(b->team.shm, st, text);
     }
+    if (b->team.tcp != NULL)
+        cdi_tcp_pass_abort(b->team.tcp);
     if (err != NULL)
         *err = why;
     return st;
@@ -61,6 +66,7 @@ static void cpu_destroy(struct cdi_backend *b)
         cdi_shm_abort(b->team.shm, CDDP_E_ABORTED, text);
     }
     cdi_queue_destroy(b->queue);
+    cdi_tcp_destroy(b->team.tcp);
     cdi_shm_destroy(b->team.shm);
     cdi_team_release(&b->team);
     cdi_flight_release(b->own_flight);
@@ -90,23 +96,49 @@ static cddp_status prefix_get(void *arg, const char *name, char *buf, size_t cap
     return b->meet.get(b->meet.arg, full, buf, cap, timeout_ms, err);
 }
 
+/* Between the nodes; ends with a barrier, so that nobody begins while somebody may still fail to join. */
+static cddp_status connect_nodes(struct cdi_backend *b, struct cdi_error *err)
+{
+    const struct cdi_work barrier = {.op = {.kind = CDI_BARRIER, .bucket = -1}};
+    cddp_status st = cdi_tcp_create(&b->team.tcp, &b->world, &b->team.wait, &b->named, &b->reached, err);
+
+    if (st == CDDP_OK) {
+        b->team.wait.timeout_ms = b->world.join_timeout_ms;
+        st = cdi_team_run(&b->team, &barrier, false, err);
+        b->team.wait.timeout_ms = b->world.timeout_ms;
+    }
+    if (st != CDDP_OK) {
+        cdi_shm_abort(b->team.shm, st, err->msg);
+        if (b->team.tcp != NULL)
+            cdi_tcp_pass_abort(b->team.tcp);
+    }
+    return st;
+}
+
 static cddp_status connect_all(struct cdi_backend *b, struct cdi_flight *record, struct cdi_error *err)
 {
-    const struct cdi_meet meet = {.set = prefix_set, .get = prefix_get, .arg = b};
     const struct cdi_world *world = &b->world;
-    cddp_status st = cdi_team_init(&b->team, err);
+    struct cdi_error why;
+    cddp_status st = cdi_team_init(&b->team, &why);
 
     if (st == CDDP_OK && world->size > 1)
-        st = cdi_handover_control(&b->team.shm, world, &meet, &b->mapper, err);
+        st = cdi_handover_control(&b->team.shm, world, &b->named, &b->mapper, &why);
     if (st == CDDP_OK && world->size > 1)
         cdi_wait_init(&b->team.wait, b->team.shm, world->flight, world->timeout_ms, cdi_usable_cpus());
+    if (st == CDDP_OK && world->n_nodes > 1)
+        st = connect_nodes(b, &why);
+    if (st != CDDP_OK && world->n_nodes > 1)
+        cdi_tcp_tell_broken(&b->named, &why);
     if (st == CDDP_OK)
-        st = cdi_queue_create(&b->queue, run_work, b, record, b->team.wait.spins_thread, err);
+        return cdi_queue_create(&b->queue, run_work, b, record, b->team.wait.spins_thread, err);
+    if (err != NULL)
+        *err = why;
     return st;
 }
 
 static struct cdi_backend *new_backend(const struct cdi_world *world, const struct cdi_meet *meet,
-                                       const struct cdi_mapper *mapper, const char *prefix)
+                                       const struct cdi_mapper *mapper, const struct cdi_address *reached,
+                                       const char *prefix)
 {
     struct cdi_backend *b = calloc(1, sizeof *b);
 
@@ -114,18 +146,21 @@ static struct cdi_backend *new_backend(const struct cdi_world *world, const stru
         return NULL;
     b->world = *world;
     b->meet = *meet;
+    b->named = (struct cdi_meet){.set = prefix_set, .get = prefix_get, .arg = b};
     if (mapper != NULL)
         b->mapper = *mapper;
     (void)snprintf(b->prefix, sizeof b->prefix, "%s", prefix);
+    if (reached != NULL)
+        b->reached = *reached;
     b->team.rank = world->rank;
     b->team.size = world->size;
     return b;
 }
 
 cddp_status cdi_cpu_create_at(struct cdi_backend **out, const struct cdi_world *world, const struct cdi_meet *meet,
-                              const struct cdi_mapper *mapper, struct cdi_error *err)
+                              const struct cdi_mapper *mapper, const struct cdi_address *reached, struct cdi_error *err)
 {
-    struct cdi_backend *b = new_backend(world, meet, mapper, "");
+    struct cdi_backend *b = new_backend(world, meet, mapper, reached, "");
     cddp_status st;
 
     if (b == NULL)
@@ -186,12 +221,15 @@ static cddp_status cpu_create(struct cdi_backend **out, const struct cdi_world *
 {
     struct store_meet *m = malloc(sizeof *m);
     const struct cdi_meet meet = {.set = meet_set, .get = meet_get, .arg = m};
+    struct cdi_address reached = {.len = 0};
     cddp_status st;
 
     if (m == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     *m = (struct store_meet){.store = world->store, .restart_count = world->restart_count};
-    st = cdi_cpu_create_at(out, world, &meet, NULL, err);
+    if (world->store != NULL)
+        cdi_store_local_address(world->store, &reached.u.room, &reached.len);
+    st = cdi_cpu_create_at(out, world, &meet, NULL, &reached, err);
     if (st == CDDP_OK)
         (*out)->owned = m;
     else
@@ -281,15 +319,35 @@ static int *members_of(const struct choice *all, int size, int32_t color, int *n
     return who;
 }
 
-/* The part as a world of its own. */
+static int node_of(const struct cdi_backend *b, int rank)
+{
+    return b->team.tcp != NULL ? cdi_tcp_node_of(b->team.tcp, rank) : 0;
+}
+
+/*
+ * The part as a world of its own. Its nodes are runs of neighbours that share a node here, so that its ranks are in the
+ * order of its nodes whatever the keys say.
+ */
 static struct cdi_world world_of_part(const struct cdi_backend *b, const int *who, int n)
 {
     struct cdi_world w = b->world;
+    int first = 0, mine = -1;
 
-    w.size = w.local_size = n;
-    for (int i = 0; i < n; i++)
-        if (who[i] == b->team.rank)
-            w.rank = w.local_rank = i;
+    w.size = n;
+    w.n_nodes = 0;
+    for (int i = 0; i < n; i++) {
+        if (i == 0 || node_of(b, who[i]) != node_of(b, who[i - 1])) {
+            first = i;
+            w.n_nodes++;
+        }
+        if (who[i] == b->team.rank) {
+            w.rank = i;
+            w.node_rank = mine = w.n_nodes - 1;
+            w.local_rank = i - first;
+        }
+        if (mine == w.n_nodes - 1)
+            w.local_size = i - first + 1;
+    }
     return w;
 }
 
@@ -307,7 +365,7 @@ static cddp_status create_part(struct cdi_backend *b, const struct choice *all, 
     who = members_of(all, b->team.size, color, &n);
     if (who != NULL) {
         world = world_of_part(b, who, n);
-        part = new_backend(&world, &b->meet, &b->mapper, prefix);
+        part = new_backend(&world, &b->meet, &b->mapper, &b->reached, prefix);
         free(who);
     }
     if (part == NULL)
@@ -358,6 +416,8 @@ static void cpu_abort(struct cdi_backend *b, cddp_status status, const char *why
     (void)cdi_fail(&err, status, "%s", why);
     if (b->team.shm != NULL)
         cdi_shm_abort(b->team.shm, status, why);
+    if (b->team.tcp != NULL)
+        cdi_tcp_pass_abort(b->team.tcp);
     cdi_queue_fail(b->queue, &err);
 }
 

@@ -5,12 +5,14 @@
 
 #include "worker/backend.h"
 #include "worker/backend/cpu/handover.h"
+#include "worker/backend/cpu/net.h"
 
 /*
  * As cdi_cpu_backend.create, but ranks meet through `meet` and map memory through `mapper` (may be NULL). Both are
  * copied; their arguments must outlive the backend.
  */
 cddp_status cdi_cpu_create_at(struct cdi_backend **out, const struct cdi_world *world, const struct cdi_meet *meet,
-                              const struct cdi_mapper *mapper, struct cdi_error *err);
+                              const struct cdi_mapper *mapper, const struct cdi_address *reached,
+                              struct cdi_error *err);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What only moves bytes: broadcast, all_gather(v) and all_to_all over the exchange; send and recv over mailboxes. */
-#include "worker/backend/cpu/run.h"
+#include "worker/backend/cpu/across.h"
 
 #include <string.h>
 
@@ -15,30 +15,105 @@ static size_t stretch(const struct cdi_team *t, int rank, size_t at, size_t most
     return at < t->len[rank] ? smaller(most, t->len[rank] - at) : 0;
 }
 
+/* What the ranks [first, end) give from `at` on, behind one another at p. */
+static void take_all(const struct cdi_team *t, int first, int end, size_t at, size_t most, const uint8_t *p,
+                     cdi_take_fn take, void *arg)
+{
+    for (int r = first; r < end; r++) {
+        size_t n = stretch(t, r, at, most);
+
+        if (n > 0)
+            take(arg, r, at, p, n);
+        p += n;
+    }
+}
+
+/* One step: every rank's piece at `at` to all ranks of the node. */
+static cddp_status exchange_here(struct cdi_run *run, const uint8_t *mine, size_t at, size_t most, cdi_take_fn take,
+                                 void *arg, struct cdi_error *err)
+{
+    struct cdi_team *t = run->t;
+    size_t n = stretch(t, t->rank, at, most);
+    cddp_status st;
+
+    if (n > 0)
+        memcpy(cdi_next_slot(t), mine + at, n);
+    st = cdi_step(run, err);
+    for (int r = 0; r < t->shm->size && st == CDDP_OK; r++) {
+        int from = t->shm->first + r;
+
+        n = stretch(t, from, at, most);
+        if (n > 0)
+            take(arg, from, at, cdi_slot_of(t, r), n);
+    }
+    return st;
+}
+
+/* All that the node offered in the last step, in one block. */
+static void collect_block(const struct cdi_team *t, size_t at, size_t most, uint8_t *block)
+{
+    for (int r = 0; r < t->shm->size; r++) {
+        size_t n = stretch(t, t->shm->first + r, at, most);
+
+        if (n > 0)
+            memcpy(block, cdi_slot_of(t, r), n);
+        block += n;
+    }
+}
+
+/*
+ * The same pieces to and from the other nodes, in the order of the nodes: local rank 0 moves the blocks, its slot shows
+ * them to the others.
+ */
+static cddp_status exchange_across(struct cdi_run *run, size_t at, size_t most, cdi_take_fn take, void *arg,
+                                   struct cdi_error *err)
+{
+    struct cdi_team *t = run->t;
+    struct cdi_tcp *tcp = t->tcp;
+    bool leads = t->shm->rank == 0;
+    cddp_status st = CDDP_OK;
+
+    if (leads) {
+        collect_block(t, at, most, tcp->ring);
+        st = cdi_across_begin(run, err);
+    }
+    if (st == CDDP_OK && at == 0) /* an operation ends nowhere before the nodes were compared */
+        st = cdi_step_behind(run, err);
+    for (int node = 0; node < tcp->n_nodes && st == CDDP_OK; node++) {
+        size_t len = 0;
+
+        for (int r = tcp->first[node]; r < tcp->first[node + 1]; r++)
+            len += stretch(t, r, at, most);
+        if (len == 0)
+            continue;
+        if (leads)
+            st = cdi_across_relay(run, node, node == tcp->node ? tcp->ring : cdi_next_slot(t), len, err);
+        if (node == tcp->node || st != CDDP_OK)
+            continue;
+        st = cdi_step_behind(run, err);
+        if (st == CDDP_OK)
+            take_all(t, tcp->first[node], tcp->first[node + 1], at, most, cdi_slot_of(t, 0), take, arg);
+    }
+    return st;
+}
+
 cddp_status cdi_exchange(struct cdi_run *run, const void *mine, cdi_take_fn take, void *arg, struct cdi_error *err)
 {
     struct cdi_team *t = run->t;
-    size_t longest = 0, at = 0;
+    size_t longest = 0, at = 0, most = CDI_SHM_PIECE_BYTES;
 
+    if (t->tcp != NULL) /* a block of the largest node must fit a slot */
+        most = most / (size_t)t->tcp->largest / 64 * 64;
     for (int r = 0; r < t->size; r++)
         longest = t->len[r] > longest ? t->len[r] : longest;
     do {
-        size_t n = stretch(t, t->rank, at, CDI_SHM_PIECE_BYTES);
-        cddp_status st;
+        cddp_status st = exchange_here(run, mine, at, most, take, arg, err);
 
-        if (n > 0)
-            memcpy(cdi_next_slot(t), (const uint8_t *)mine + at, n);
-        st = cdi_step(run, err);
+        if (st == CDDP_OK && t->tcp != NULL)
+            st = exchange_across(run, at, most, take, arg, err);
         if (st != CDDP_OK)
             return st;
-        for (int r = 0; r < t->shm->size; r++) {
-            int from = t->shm->first + r;
-
-            n = stretch(t, from, at, CDI_SHM_PIECE_BYTES);
-            if (n > 0)
-                take(arg, from, at, cdi_slot_of(t, r), n);
-        }
-        at += CDI_SHM_PIECE_BYTES;
+        at += most;
     } while (at < longest);
     return CDDP_OK;
 }
@@ -120,23 +195,22 @@ static cddp_status mail_send(struct cdi_run *run, struct cdi_error *err)
     struct cdi_shm_mail *m = &s->ranks[s->rank].mail;
     int to = run->w->op.root - s->first;
     const uint8_t *in = run->w->op.in;
-    size_t left = run->w->op.count * cddp_dtype_size(run->w->op.dtype);
+    size_t bytes = run->w->op.count * cddp_dtype_size(run->w->op.dtype), at = 0;
     uint32_t piece = atomic_load(&m->sent.value);
     cddp_status st;
 
     do {
-        size_t n = smaller(left, sizeof m->data);
+        size_t n = smaller(bytes - at, sizeof m->data);
 
         piece++;
         m->desc = run->desc;
         if (n > 0)
-            memcpy(m->data, in, n);
+            memcpy(m->data, in + at, n);
         atomic_store(&m->address, (uint64_t)piece << 32 | (uint32_t)to);
         cdi_counter_post(&m->sent, piece);
         st = wait_for(run, to, &m->taken, piece, err);
-        in += n;
-        left -= n;
-    } while (st == CDDP_OK && left > 0);
+        at += n;
+    } while (st == CDDP_OK && at < bytes);
     return st;
 }
 
@@ -180,10 +254,10 @@ static cddp_status mail_recv(struct cdi_run *run, struct cdi_error *err)
     int from = run->w->op.root - s->first;
     struct cdi_shm_mail *m = &s->ranks[from].mail;
     uint8_t *out = run->w->op.out;
-    size_t left = run->w->op.count * cddp_dtype_size(run->w->op.dtype);
+    size_t bytes = run->w->op.count * cddp_dtype_size(run->w->op.dtype), at = 0;
 
     do {
-        size_t n = smaller(left, sizeof m->data);
+        size_t n = smaller(bytes - at, sizeof m->data);
         uint32_t piece;
         cddp_status st = await_mail(run, from, &piece, err);
 
@@ -192,12 +266,21 @@ static cddp_status mail_recv(struct cdi_run *run, struct cdi_error *err)
         if (st != CDDP_OK)
             return st;
         if (n > 0)
-            memcpy(out, m->data, n);
+            memcpy(out + at, m->data, n);
         cdi_counter_post(&m->taken, piece);
-        out += n;
-        left -= n;
-    } while (left > 0);
+        at += n;
+    } while (at < bytes);
     return CDDP_OK;
+}
+
+static cddp_status message(struct cdi_run *run, struct cdi_error *err)
+{
+    const struct cdi_shm *s = run->t->shm;
+    int peer = run->w->op.root;
+
+    if (peer < s->first || peer >= s->first + s->size)
+        return cdi_across_message(run, err);
+    return run->w->op.kind == CDI_SEND ? mail_send(run, err) : mail_recv(run, err);
 }
 
 cddp_status cdi_run_move(struct cdi_run *run, struct cdi_error *err)
@@ -211,9 +294,8 @@ cddp_status cdi_run_move(struct cdi_run *run, struct cdi_error *err)
     case CDI_ALL_TO_ALL:
         return all_to_all(run, err);
     case CDI_SEND:
-        return mail_send(run, err);
     case CDI_RECV:
-        return mail_recv(run, err);
+        return message(run, err);
     case CDI_ALL_REDUCE:
     case CDI_BARRIER:
     case CDI_REDUCE:

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* all_reduce, reduce and reduce_scatter: the same sums, of which a rank wants all, nothing, or its block. */
+#include "worker/backend/cpu/across.h"
 #include "worker/backend/cpu/reduce.h"
-#include "worker/backend/cpu/run.h"
 
 #include <string.h>
 
@@ -173,10 +173,86 @@ static cddp_status reduce_direct(struct cdi_run *run, const struct want *w, stru
     return cdi_step(run, err);
 }
 
+/* ---------------------------------------------------------------------------------------------- several nodes ------
+ */
+
+/* Does this rank have a chain? Then which part of n elements is it to pass along? */
+static bool chain_share(const struct cdi_team *t, size_t n, size_t size, size_t *lo, size_t *hi)
+{
+    if (t->shm->rank >= t->tcp->n_chains)
+        return false;
+    share(n, size, t->shm->rank, t->tcp->n_chains, lo, hi);
+    return true;
+}
+
+/* Each chain passes its share of all arenas along the nodes, and writes the result into all arenas of the node. */
+static cddp_status reduce_direct_across(struct cdi_run *run, const struct want *w, struct cdi_error *err)
+{
+    struct cdi_team *t = run->t;
+    const struct cdi_cpu_region *region = (const struct cdi_cpu_region *)run->w->op.region;
+    size_t lo, hi;
+    cddp_status st = cdi_step(run, err);
+
+    if (st == CDDP_OK && chain_share(t, w->count, w->size, &lo, &hi)) {
+        struct cdi_along a = {.n_in = t->shm->size, .n_out = t->shm->size, .count = hi - lo};
+
+        for (int r = 0; r < t->shm->size; r++)
+            t->place[r] = (uint8_t *)region->part[r] + run->desc.offset + lo * w->size;
+        a.in = (const void *const *)t->place;
+        a.out = t->place;
+        st = cdi_across_reduce(run, &a, err);
+    }
+    return st == CDDP_OK ? cdi_step_behind(run, err) : st;
+}
+
+/* One piece of private data: in through the slots of one step, out through those of the next. */
+static cddp_status reduce_piece_across(struct cdi_run *run, const struct want *w, struct piece p, struct cdi_error *err)
+{
+    struct cdi_team *t = run->t;
+    size_t lo, hi;
+    cddp_status st;
+
+    if (p.n > 0)
+        memcpy(cdi_next_slot(t), (const uint8_t *)run->w->op.in + p.at * w->size, p.n * w->size);
+    st = cdi_step(run, err);
+    if (st == CDDP_OK && chain_share(t, p.n, w->size, &lo, &hi)) {
+        struct cdi_along a = {.n_in = t->shm->size, .n_out = 1, .count = hi - lo};
+        void *out = cdi_next_slot(t) + lo * w->size;
+
+        for (int r = 0; r < t->shm->size; r++)
+            t->place[r] = cdi_shm_slot(t->shm, r, t->step) + lo * w->size;
+        a.in = (const void *const *)t->place;
+        a.out = &out;
+        st = cdi_across_reduce(run, &a, err);
+    }
+    if (st == CDDP_OK)
+        st = cdi_step_behind(run, err);
+    for (int c = 0; c < t->tcp->n_chains && st == CDDP_OK; c++) {
+        share(p.n, w->size, c, t->tcp->n_chains, &lo, &hi);
+        keep(w, p.at + lo, hi - lo, cdi_slot_of(t, c) + lo * w->size);
+    }
+    return st;
+}
+
+static cddp_status reduce_across(struct cdi_run *run, const struct want *w, struct cdi_error *err)
+{
+    size_t n_pieces = pieces_of(w), k = 0;
+    cddp_status st;
+
+    if (run->w->op.region != NULL)
+        return reduce_direct_across(run, w, err);
+    do
+        st = reduce_piece_across(run, w, piece_of(w, k), err);
+    while (st == CDDP_OK && ++k < n_pieces);
+    return st;
+}
+
 cddp_status cdi_run_reduction(struct cdi_run *run, struct cdi_error *err)
 {
     const struct want w = want_of(run);
 
+    if (run->t->tcp != NULL)
+        return reduce_across(run, &w, err);
     if (w.count * w.size <= CDI_SMALL_BYTES)
         return reduce_small(run, &w, err);
     return run->w->op.region != NULL ? reduce_direct(run, &w, err) : reduce_staged(run, &w, err);

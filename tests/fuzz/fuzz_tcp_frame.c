@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Frames between nodes: what is read must be what is written back, and never more than there is. */
+#include "worker/backend/cpu/tcp_frame.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void check_hello(const uint8_t *payload)
+{
+    struct cdi_tcp_hello h;
+    uint8_t back[CDI_TCP_HELLO];
+
+    if (cdi_tcp_get_hello(payload, &h, NULL) != CDDP_OK)
+        return;
+    if (strlen(h.host) >= sizeof h.host || h.channel >= CDI_TCP_CHANNELS)
+        abort();
+    cdi_tcp_put_hello(back, &h);
+    if (memcmp(back, payload, CDI_TCP_HELLO - CDI_TCP_HOST) != 0)
+        abort();
+}
+
+static void check_op(const uint8_t *payload)
+{
+    struct cdi_shm_desc d;
+    uint8_t back[CDI_TCP_OP];
+
+    cdi_tcp_get_op(payload, &d);
+    cdi_tcp_put_op(back, &d);
+    if (memcmp(back, payload, sizeof back) != 0)
+        abort();
+}
+
+static void check_abort(const uint8_t *payload, uint32_t len)
+{
+    struct cdi_error err;
+    cddp_status st = cdi_tcp_get_abort(payload, len, &err);
+
+    if (st >= 0 || st != err.status)
+        abort();
+    for (const char *c = err.msg; *c != '\0'; c++)
+        if ((*c >= 0 && *c < ' ') || *c == 0x7f)
+            abort();
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    while (size >= CDI_TCP_HEADER) {
+        struct cdi_tcp_header h;
+        uint8_t back[CDI_TCP_HEADER];
+
+        if (cdi_tcp_get_header(data, &h, NULL) != CDDP_OK)
+            break;
+        cdi_tcp_put_header(back, &h);
+        if (memcmp(back, data, sizeof back) != 0)
+            abort();
+        data += CDI_TCP_HEADER;
+        size -= CDI_TCP_HEADER;
+        if (h.len > size)
+            break;
+        if (h.type == CDI_TCP_IS_HELLO)
+            check_hello(data);
+        else if (h.type == CDI_TCP_IS_OP)
+            check_op(data);
+        else if (h.type == CDI_TCP_IS_ABORT)
+            check_abort(data, h.len);
+        data += h.len;
+        size -= h.len;
+    }
+    return 0;
+}

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Interfaces by name, and addresses. */
+#include "hygiene.h"
+#include "worker/backend/cpu/net.h"
+
+#include <string.h>
+
+CDI_SUITE(net, .timeout = 20);
+
+Test(net, a_plain_list_means_names_that_begin_so)
+{
+    cr_assert(cdi_net_meant("eth,ib", "eth0"));
+    cr_assert(cdi_net_meant("eth,ib", "ib1"));
+    cr_assert(!cdi_net_meant("eth,ib", "lo"));
+    cr_assert(!cdi_net_meant("eth0", "eth"));
+    cr_assert(!cdi_net_meant("", "eth0"));
+    cr_assert(!cdi_net_meant(",", "eth0"), "an empty name is no prefix");
+}
+
+Test(net, an_equals_sign_means_whole_names)
+{
+    cr_assert(cdi_net_meant("=eth0,eth2", "eth2"));
+    cr_assert(!cdi_net_meant("=eth0", "eth01"));
+    cr_assert(!cdi_net_meant("=eth0", "eth"));
+}
+
+Test(net, a_caret_means_all_others)
+{
+    cr_assert(cdi_net_meant("^lo,docker", "eth0"));
+    cr_assert(!cdi_net_meant("^lo,docker", "docker0"));
+    cr_assert(!cdi_net_meant("^=eth0", "eth0"));
+    cr_assert(cdi_net_meant("^=eth0", "eth01"));
+}
+
+Test(net, addresses_survive_print_and_parse)
+{
+    static const char *const texts[] = {"10.0.0.1:4000", "[::1]:1", "[fd00::12]:65535"};
+
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        struct cdi_address a;
+        char back[CDI_NET_TEXT];
+
+        cr_assert(cdi_net_parse(texts[i], &a), "%s", texts[i]);
+        cdi_net_print(&a, back);
+        cr_assert_str_eq(back, texts[i]);
+    }
+}
+
+Test(net, what_is_no_address_is_refused)
+{
+    static const char *const texts[] = {"",
+                                        ":",
+                                        "10.0.0.1",
+                                        "10.0.0.1:0",
+                                        "10.0.0.1:65536",
+                                        "host:80",
+                                        "[::1:80",
+                                        "[]:80",
+                                        "::1]:80",
+                                        "[",
+                                        "1:",
+                                        "11111111111111111111111111111111111111111111111111111111111111111111:1"};
+    struct cdi_address a;
+
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
+        cr_assert(!cdi_net_parse(texts[i], &a), "%s", texts[i]);
+}
+
+Test(net, the_address_that_reaches_the_endpoint_is_taken)
+{
+    struct cdi_address reached, out[CDI_NET_ADDRESSES];
+    struct cdi_error err;
+    int n;
+
+    cr_assert(cdi_net_parse("192.0.2.7:29500", &reached));
+    cr_assert_eq(cdi_net_choose(NULL, &reached, out, &n, &err), CDDP_OK);
+    cr_assert_eq(n, 1);
+    cr_assert_eq(memcmp(&out[0].u.v4.sin_addr, &reached.u.v4.sin_addr, 4), 0);
+}
+
+Test(net, a_loopback_address_comes_first_but_not_alone_where_there_are_others)
+{
+    struct cdi_address reached, out[CDI_NET_ADDRESSES];
+    struct cdi_error err;
+    int n;
+
+    cr_assert(cdi_net_parse("127.0.1.1:29500", &reached));
+    cr_assert_eq(cdi_net_choose(NULL, &reached, out, &n, &err), CDDP_OK);
+    cr_assert_geq(n, 1);
+    cr_assert_eq(memcmp(&out[0].u.v4.sin_addr, &reached.u.v4.sin_addr, 4), 0);
+    for (int i = 1; i < n; i++)
+        cr_assert_neq(ntohl(out[i].u.v4.sin_addr.s_addr) >> 24, 127);
+}
+
+Test(net, an_interface_that_is_named_is_taken_and_one_that_is_not_there_is_an_error)
+{
+    struct cdi_address reached = {.len = 0}, out[CDI_NET_ADDRESSES];
+    struct cdi_error err;
+    int n;
+
+    cr_assert_eq(cdi_net_choose("=lo", &reached, out, &n, &err), CDDP_OK);
+    cr_assert_geq(n, 1);
+    cr_assert_eq(cdi_net_choose("=nosuch0", &reached, out, &n, &err), CDDP_E_INVALID);
+    cr_assert_not_null(strstr(err.msg, "CDDP_SOCKET_IFNAME='=nosuch0'"));
+}

@@ -1,0 +1,334 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/backend/cpu/across.h"
+
+#include "worker/backend/cpu/reduce.h"
+
+#include <string.h>
+
+cddp_status cdi_step_behind(struct cdi_run *run, struct cdi_error *err)
+{
+    cddp_status st;
+
+    run->t->wait.slack_ms = CDI_TCP_SLACK_NODE_MS;
+    st = cdi_step(run, err);
+    run->t->wait.slack_ms = 0;
+    return st;
+}
+
+static int links_of(struct cdi_tcp *tcp, struct cdi_link *links[2])
+{
+    int n = 0;
+
+    if (tcp->prev.rank >= 0)
+        links[n++] = &tcp->prev;
+    if (tcp->next.rank >= 0)
+        links[n++] = &tcp->next;
+    return n;
+}
+
+static cddp_status pump(struct cdi_run *run, struct cdi_link *const *links, int n, cdi_pump_fn fn, void *arg,
+                        struct cdi_error *err)
+{
+    return cdi_tcp_pump(run->t->tcp, links, n, fn, arg, cdi_run_what, run, err);
+}
+
+/* --------------------------------------------------------------------------------------- what are the others in? ---
+ */
+
+struct greeting {
+    struct cdi_link *links[2];
+    int n;
+    bool sent[2], heard[2];
+    uint8_t out[CDI_TCP_OP], in[2][CDI_TCP_OP];
+};
+
+/* Nothing is compared before all that was awaited is there: then both neighbours say the same. */
+static cddp_status greet(void *arg, bool *moved, struct cdi_error *err)
+{
+    struct greeting *g = arg;
+    bool all = true;
+
+    for (int i = 0; i < g->n; i++) {
+        cddp_status st =
+            g->sent[i] ? CDDP_OK : cdi_link_send(g->links[i], CDI_TCP_IS_OP, g->out, sizeof g->out, moved, err);
+
+        if (st < 0)
+            return st;
+        g->sent[i] = st == CDDP_OK;
+        st = g->heard[i] ? CDDP_OK : cdi_link_recv(g->links[i], CDI_TCP_IS_OP, g->in[i], sizeof g->in[i], moved, err);
+        if (st < 0)
+            return st;
+        g->heard[i] = g->links[i]->begun = st == CDDP_OK;
+        all = all && g->sent[i] && g->heard[i];
+    }
+    return all ? CDDP_OK : CDDP_IN_PROGRESS;
+}
+
+/* "ranks called different collectives", the lower rank first. */
+static cddp_status differ(const char *what, int a, const struct cdi_shm_desc *da, int b, const struct cdi_shm_desc *db,
+                          struct cdi_error *err)
+{
+    char ta[160], tb[160];
+
+    cdi_desc_text(da, ta, sizeof ta);
+    cdi_desc_text(db, tb, sizeof tb);
+    return cdi_fail(err, CDDP_E_MISMATCH, "ranks called different %s: rank %d called %s, rank %d called %s", what, a,
+                    ta, b, tb);
+}
+
+cddp_status cdi_across_begin(struct cdi_run *run, struct cdi_error *err)
+{
+    struct greeting g = {0};
+    int me = run->t->rank;
+    cddp_status st;
+
+    if (run->across)
+        return CDDP_OK;
+    run->across = true;
+    g.n = links_of(run->t->tcp, g.links);
+    for (int i = 0; i < g.n; i++)
+        g.links[i]->begun = false;
+    cdi_tcp_put_op(g.out, &run->desc);
+    st = pump(run, g.links, g.n, greet, &g, err);
+    for (int i = 0; i < g.n && st == CDDP_OK; i++) {
+        struct cdi_shm_desc other;
+        int rank = g.links[i]->rank;
+
+        cdi_tcp_get_op(g.in[i], &other);
+        if (memcmp(&other, &run->desc, sizeof other) == 0)
+            continue;
+        return rank < me ? differ("collectives", rank, &other, me, &run->desc, err)
+                         : differ("collectives", me, &run->desc, rank, &other, err);
+    }
+    return st;
+}
+
+/* ------------------------------------------------------------------------------------------------ reductions -------
+ */
+
+/* The pipeline: partial sums go forward, from node to node, results come back; both in pieces, at the same time. */
+struct pipeline {
+    const struct cdi_run *run;
+    const struct cdi_along *a;
+    struct cdi_tcp *tcp;
+    bool has_prev, has_next;
+    size_t size, acc_size, most /* elements of a piece */, n_pieces;
+    size_t arrived, reduced, forwarded; /* pieces that came from prev, were added to, went to next */
+    size_t returned, passed;            /* results that came from next, went to prev */
+    const void **in;                    /* scratch */
+    void **out;
+};
+
+static size_t elements(const struct pipeline *p, size_t k)
+{
+    return p->a->count - k * p->most < p->most ? p->a->count - k * p->most : p->most;
+}
+
+static uint8_t *partial(const struct pipeline *p, size_t k)
+{
+    return p->tcp->ring + k % CDI_TCP_RING * CDI_SHM_PIECE_BYTES;
+}
+
+static uint8_t *result(const struct pipeline *p, int k_out, size_t k)
+{
+    return (uint8_t *)p->a->out[k_out] + k * p->most * p->size;
+}
+
+static cddp_status take_partial(struct pipeline *p, bool *moved, struct cdi_error *err)
+{
+    size_t gone = p->has_next ? p->forwarded : p->reduced;
+    cddp_status st = CDDP_OK;
+
+    while (p->has_prev && st == CDDP_OK && p->arrived < p->n_pieces && p->arrived - gone < CDI_TCP_RING) {
+        st = cdi_link_recv(&p->tcp->prev, CDI_TCP_IS_DATA, partial(p, p->arrived),
+                           elements(p, p->arrived) * p->acc_size, moved, err);
+        p->arrived += st == CDDP_OK;
+    }
+    return st;
+}
+
+/* Add the node's inputs to one piece. */
+static void reduce_piece(struct pipeline *p, bool *moved)
+{
+    const struct cdi_op *op = &p->run->w->op;
+    struct cdi_partial how = {.n_total = p->run->t->size};
+    size_t k = p->reduced;
+
+    if (k >= (p->has_prev ? p->arrived : p->n_pieces) || (p->has_next && k - p->forwarded >= CDI_TCP_RING))
+        return;
+    how.from = p->has_prev ? partial(p, k) : NULL;
+    how.to = p->has_next ? partial(p, k) : NULL;
+    for (int i = 0; i < p->a->n_in; i++)
+        p->in[i] = (const uint8_t *)p->a->in[i] + k * p->most * p->size;
+    for (int i = 0; i < p->a->n_out; i++)
+        p->out[i] = result(p, i, k);
+    if (elements(p, k) > 0)
+        cdi_reduce_partial(&how, p->out, p->a->n_out, p->in, p->a->n_in, elements(p, k), op->dtype, op->op);
+    p->reduced++;
+    *moved = true;
+}
+
+static cddp_status forward_partial(struct pipeline *p, bool *moved, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    while (p->has_next && st == CDDP_OK && p->forwarded < p->reduced) {
+        st = cdi_link_send(&p->tcp->next, CDI_TCP_IS_DATA, partial(p, p->forwarded),
+                           elements(p, p->forwarded) * p->acc_size, moved, err);
+        p->forwarded += st == CDDP_OK;
+    }
+    return st;
+}
+
+static cddp_status take_result(struct pipeline *p, bool *moved, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    while (p->has_next && st == CDDP_OK && p->returned < p->forwarded) {
+        size_t bytes = elements(p, p->returned) * p->size;
+
+        st = cdi_link_recv(&p->tcp->next, CDI_TCP_IS_DATA, bytes > 0 ? result(p, 0, p->returned) : NULL, bytes, moved,
+                           err);
+        for (int i = 1; i < p->a->n_out && st == CDDP_OK && bytes > 0; i++)
+            memcpy(result(p, i, p->returned), result(p, 0, p->returned), bytes);
+        p->returned += st == CDDP_OK;
+    }
+    return st;
+}
+
+static cddp_status pass_result(struct pipeline *p, bool *moved, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    while (p->has_prev && st == CDDP_OK && p->passed < (p->has_next ? p->returned : p->reduced)) {
+        size_t bytes = elements(p, p->passed) * p->size;
+
+        st = cdi_link_send(&p->tcp->prev, CDI_TCP_IS_DATA, bytes > 0 ? result(p, 0, p->passed) : NULL, bytes, moved,
+                           err);
+        p->passed += st == CDDP_OK;
+    }
+    return st;
+}
+
+static cddp_status advance(void *arg, bool *moved, struct cdi_error *err)
+{
+    struct pipeline *p = arg;
+    cddp_status st = take_partial(p, moved, err);
+
+    if (st < 0)
+        return st;
+    reduce_piece(p, moved);
+    st = forward_partial(p, moved, err);
+    if (st >= 0)
+        st = take_result(p, moved, err);
+    if (st >= 0)
+        st = pass_result(p, moved, err);
+    if (st < 0)
+        return st;
+    return p->reduced == p->n_pieces && (!p->has_next || p->returned == p->n_pieces) &&
+                   (!p->has_prev || p->passed == p->n_pieces)
+               ? CDDP_OK
+               : CDDP_IN_PROGRESS;
+}
+
+cddp_status cdi_across_reduce(struct cdi_run *run, const struct cdi_along *a, struct cdi_error *err)
+{
+    struct cdi_team *t = run->t;
+    struct pipeline p = {.run = run, .a = a, .tcp = t->tcp, .size = 1, .acc_size = 1, .in = t->in, .out = t->out};
+    struct cdi_link *links[2];
+    int n = links_of(t->tcp, links);
+    cddp_status st = cdi_across_begin(run, err);
+
+    if (st != CDDP_OK)
+        return st;
+    p.has_prev = t->tcp->prev.rank >= 0;
+    p.has_next = t->tcp->next.rank >= 0;
+    if (a->count > 0) {
+        p.size = cddp_dtype_size(run->w->op.dtype);
+        p.acc_size = cdi_reduce_acc_size(run->w->op.dtype);
+    }
+    p.most = CDI_SHM_PIECE_BYTES / p.acc_size;
+    p.n_pieces = a->count == 0 ? 1 : (a->count + p.most - 1) / p.most;
+    return pump(run, links, n, advance, &p, err);
+}
+
+/* ------------------------------------------------------------------------------------------------ blocks -----------
+ */
+
+struct transfer {
+    struct cdi_link *link;
+    bool out;
+    enum cdi_tcp_type type;
+    void *body;
+    size_t len;
+};
+
+static cddp_status transfer(void *arg, bool *moved, struct cdi_error *err)
+{
+    struct transfer *x = arg;
+
+    return x->out ? cdi_link_send(x->link, x->type, x->body, x->len, moved, err)
+                  : cdi_link_recv(x->link, x->type, x->body, x->len, moved, err);
+}
+
+static cddp_status move(struct cdi_run *run, struct cdi_link *link, bool out, enum cdi_tcp_type type, void *body,
+                        size_t len, struct cdi_error *err)
+{
+    struct transfer x = {.link = link, .out = out, .type = type, .body = body, .len = len};
+
+    return pump(run, &link, 1, transfer, &x, err);
+}
+
+/*
+ * One direction at a time, without deadlock: all nodes handle the blocks in one order, and nobody turns to the next
+ * block before it has passed this one on.
+ */
+cddp_status cdi_across_relay(struct cdi_run *run, int from, uint8_t *block, size_t len, struct cdi_error *err)
+{
+    struct cdi_tcp *tcp = run->t->tcp;
+    struct cdi_link *prev = tcp->prev.rank >= 0 ? &tcp->prev : NULL, *next = tcp->next.rank >= 0 ? &tcp->next : NULL;
+    cddp_status st = cdi_across_begin(run, err);
+
+    if (st == CDDP_OK && from != tcp->node)
+        st = move(run, from < tcp->node ? prev : next, false, CDI_TCP_IS_DATA, block, len, err);
+    if (st == CDDP_OK && next != NULL && from <= tcp->node)
+        st = move(run, next, true, CDI_TCP_IS_DATA, block, len, err);
+    if (st == CDDP_OK && prev != NULL && from >= tcp->node)
+        st = move(run, prev, true, CDI_TCP_IS_DATA, block, len, err);
+    return st;
+}
+
+/* ------------------------------------------------------------------------------------------------ messages ---------
+ */
+
+cddp_status cdi_across_message(struct cdi_run *run, struct cdi_error *err)
+{
+    const struct cdi_op *op = &run->w->op;
+    bool out = op->kind == CDI_SEND;
+    uint8_t *p = out ? (uint8_t *)(uintptr_t)op->in : op->out;
+    size_t left = op->count * cddp_dtype_size(op->dtype);
+    struct greeting g = {.n = 1};
+    struct cdi_shm_desc other;
+    cddp_status st = cdi_tcp_pair(run->t->tcp, op->root, &g.links[0], err);
+
+    if (st != CDDP_OK)
+        return st;
+    g.links[0]->begun = false;
+    cdi_tcp_put_op(g.out, &run->desc);
+    st = pump(run, g.links, 1, greet, &g, err);
+    if (st != CDDP_OK)
+        return st;
+    cdi_tcp_get_op(g.in[0], &other);
+    if (other.count != run->desc.count || other.dtype != run->desc.dtype ||
+        other.kind != (uint32_t)(out ? CDI_RECV : CDI_SEND))
+        return out ? differ("operations", run->t->rank, &run->desc, op->root, &other, err)
+                   : differ("operations", op->root, &other, run->t->rank, &run->desc, err);
+    while (left > 0 && st == CDDP_OK) {
+        size_t n = left < CDI_TCP_PAYLOAD_MAX ? left : CDI_TCP_PAYLOAD_MAX;
+
+        st = move(run, g.links[0], out, CDI_TCP_IS_DATA, p, n, err);
+        p += n;
+        left -= n;
+    }
+    return st;
+}

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/backend/cpu/net.h"
+
+#include "common/env.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <stdio.h>
+#include <string.h>
+
+bool cdi_net_meant(const char *spec, const char *name)
+{
+    bool others = *spec == '^', exact, found = false;
+
+    spec += others;
+    exact = *spec == '=';
+    spec += exact;
+    while (*spec != '\0' && !found) {
+        size_t len = strcspn(spec, ",");
+
+        found = len > 0 && strncmp(spec, name, len) == 0 && (!exact || name[len] == '\0');
+        spec += len + (spec[len] == ',');
+    }
+    return found != others;
+}
+
+static bool is_loopback(const struct sockaddr *a)
+{
+    if (a->sa_family == AF_INET)
+        return ntohl(((const struct sockaddr_in *)(const void *)a)->sin_addr.s_addr) >> 24 == 127;
+    return a->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)a)->sin6_addr);
+}
+
+/* Has it an address that needs no scope? */
+static bool is_usable(const struct ifaddrs *i)
+{
+    const struct sockaddr *a = i->ifa_addr;
+
+    if (a == NULL || (i->ifa_flags & IFF_UP) == 0)
+        return false;
+    if (a->sa_family == AF_INET)
+        return true;
+    return a->sa_family == AF_INET6 &&
+           !IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)(const void *)a)->sin6_addr);
+}
+
+static void add(const struct sockaddr *a, struct cdi_address *out, int *n)
+{
+    struct cdi_address *to = &out[*n];
+
+    if (*n >= CDI_NET_ADDRESSES)
+        return;
+    memset(to, 0, sizeof *to);
+    to->len = a->sa_family == AF_INET ? sizeof to->u.v4 : sizeof to->u.v6;
+    memcpy(&to->u, a, to->len);
+    (*n)++;
+}
+
+/* IPv4 first. Without spec: all but loopback. */
+static cddp_status add_interfaces(const char *spec, struct cdi_address *out, int *n, struct cdi_error *err)
+{
+    struct ifaddrs *all;
+
+    if (getifaddrs(&all) != 0)
+        return cdi_fail_errno(err, errno, "cannot list the network interfaces");
+    for (int pass = 0; pass < 2; pass++)
+        for (const struct ifaddrs *i = all; i != NULL; i = i->ifa_next)
+            if (is_usable(i) && i->ifa_addr->sa_family == (pass == 0 ? AF_INET : AF_INET6) &&
+                (spec != NULL ? cdi_net_meant(spec, i->ifa_name) : !is_loopback(i->ifa_addr)))
+                add(i->ifa_addr, out, n);
+    freeifaddrs(all);
+    return CDDP_OK;
+}
+
+cddp_status cdi_net_choose(const char *spec, const struct cdi_address *reached, struct cdi_address *out, int *n,
+                           struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    *n = 0;
+    if (spec == NULL && reached->len > 0)
+        add(&reached->u.any, out, n);
+    if (spec != NULL || reached->len == 0 || is_loopback(&reached->u.any))
+        st = add_interfaces(spec, out, n, err);
+    if (st == CDDP_OK && *n == 0 && spec != NULL)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        CDI_NET_IFNAME_ENV "='%.64s' means no interface of this host that is up and has an address "
+                                           "(see `ip addr`)",
+                        spec);
+    if (st == CDDP_OK && *n == 0)
+        return cdi_fail(err, CDDP_E_SYSTEM, "this host has no network interface that is up and has an address");
+    return st;
+}
+
+void cdi_net_print(const struct cdi_address *a, char text[CDI_NET_TEXT])
+{
+    char host[INET6_ADDRSTRLEN] = "?";
+
+    if (a->u.any.sa_family == AF_INET6) {
+        (void)inet_ntop(AF_INET6, &a->u.v6.sin6_addr, host, sizeof host);
+        (void)snprintf(text, CDI_NET_TEXT, "[%s]:%d", host, ntohs(a->u.v6.sin6_port));
+        return;
+    }
+    (void)inet_ntop(AF_INET, &a->u.v4.sin_addr, host, sizeof host);
+    (void)snprintf(text, CDI_NET_TEXT, "%s:%d", host, ntohs(a->u.v4.sin_port));
+}
+
+bool cdi_net_parse(const char *text, struct cdi_address *a)
+{
+    char host[CDI_NET_TEXT];
+    const char *colon = strrchr(text, ':');
+    bool v6 = text[0] == '[';
+    int64_t port;
+    size_t len;
+
+    if (colon == NULL || !cdi_parse_int(colon + 1, 1, 65535, &port))
+        return false;
+    len = (size_t)(colon - text);
+    if (len >= sizeof host || len < 2 || (v6 && text[len - 1] != ']'))
+        return false;
+    memset(a, 0, sizeof *a);
+    memcpy(host, text + v6, len - 2 * v6);
+    host[len - 2 * v6] = '\0';
+    if (v6) {
+        a->len = sizeof a->u.v6;
+        a->u.v6.sin6_family = AF_INET6;
+        a->u.v6.sin6_port = htons((uint16_t)port);
+        return inet_pton(AF_INET6, host, &a->u.v6.sin6_addr) == 1;
+    }
+    a->len = sizeof a->u.v4;
+    a->u.v4.sin_family = AF_INET;
+    a->u.v4.sin_port = htons((uint16_t)port);
+    return inet_pton(AF_INET, host, &a->u.v4.sin_addr) == 1;
+}

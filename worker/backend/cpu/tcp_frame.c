@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/backend/cpu/tcp_frame.h"
+
+#include "common/status.h"
+
+#include <string.h>
+
+#define MAGIC 0x31544443u /* "CDT1" */
+#define BYTE_ORDER_MARK 0x01020304u
+
+static void put32(uint8_t *p, uint32_t v)
+{
+    for (int i = 0; i < 4; i++)
+        p[i] = (uint8_t)(v >> 8 * i);
+}
+
+static uint32_t get32(const uint8_t *p)
+{
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+static void put64(uint8_t *p, uint64_t v)
+{
+    put32(p, (uint32_t)v);
+    put32(p + 4, (uint32_t)(v >> 32));
+}
+
+static uint64_t get64(const uint8_t *p)
+{
+    return get32(p) | (uint64_t)get32(p + 4) << 32;
+}
+
+void cdi_tcp_put_header(uint8_t out[CDI_TCP_HEADER], const struct cdi_tcp_header *h)
+{
+    put32(out, MAGIC);
+    put32(out + 4, h->type);
+    put32(out + 8, h->seq);
+    put32(out + 12, h->len);
+}
+
+static bool length_fits(uint32_t type, uint32_t len)
+{
+    switch (type) {
+    case CDI_TCP_IS_HELLO:
+        return len == CDI_TCP_HELLO;
+    case CDI_TCP_IS_OP:
+        return len == CDI_TCP_OP;
+    case CDI_TCP_IS_DATA:
+        return len <= CDI_TCP_PAYLOAD_MAX;
+    case CDI_TCP_IS_ABORT:
+        return len >= 4 && len < 4 + CDI_SHM_TEXT;
+    case CDI_TCP_IS_BYE:
+        return len == 0;
+    default:
+        return false;
+    }
+}
+
+cddp_status cdi_tcp_get_header(const uint8_t in[CDI_TCP_HEADER], struct cdi_tcp_header *h, struct cdi_error *err)
+{
+    uint32_t type = get32(in + 4), len = get32(in + 12);
+
+    if (get32(in) != MAGIC || !length_fits(type, len))
+        return cdi_fail(err, CDDP_E_PROTOCOL, "something else than a frame of this libcddp arrived");
+    h->type = (enum cdi_tcp_type)type;
+    h->seq = get32(in + 8);
+    h->len = len;
+    return CDDP_OK;
+}
+
+void cdi_tcp_put_hello(uint8_t out[CDI_TCP_HELLO], const struct cdi_tcp_hello *h)
+{
+    const uint32_t mark = BYTE_ORDER_MARK;
+    uint8_t *p = out + CDI_TCP_TOKEN;
+
+    memcpy(out, h->token, CDI_TCP_TOKEN);
+    memcpy(p, &mark, 4); /* as this machine has it: data travel in its order */
+    put32(p + 4, (uint32_t)h->from);
+    put32(p + 8, (uint32_t)h->to);
+    put32(p + 12, (uint32_t)h->pid);
+    put32(p + 16, h->channel);
+    memcpy(p + 20, h->host, CDI_TCP_HOST);
+}
+
+cddp_status cdi_tcp_get_hello(const uint8_t in[CDI_TCP_HELLO], struct cdi_tcp_hello *h, struct cdi_error *err)
+{
+    const uint8_t *p = in + CDI_TCP_TOKEN;
+    uint32_t mark, channel = get32(p + 16);
+
+    memcpy(&mark, p, 4);
+    if (mark != BYTE_ORDER_MARK)
+        return cdi_fail(err, CDDP_E_PROTOCOL, "the other machine has another byte order");
+    if (channel >= CDI_TCP_CHANNELS)
+        return cdi_fail(err, CDDP_E_PROTOCOL, "something else than a rank of this libcddp has connected");
+    memcpy(h->token, in, CDI_TCP_TOKEN);
+    h->from = (int32_t)get32(p + 4);
+    h->to = (int32_t)get32(p + 8);
+    h->pid = (int32_t)get32(p + 12);
+    h->channel = (enum cdi_tcp_channel)channel;
+    memcpy(h->host, p + 20, CDI_TCP_HOST);
+    h->host[CDI_TCP_HOST - 1] = '\0';
+    for (char *c = h->host; *c != '\0'; c++)
+        if (*c < ' ' || *c > '~')
+            *c = '?';
+    return CDDP_OK;
+}
+
+void cdi_tcp_put_op(uint8_t out[CDI_TCP_OP], const struct cdi_shm_desc *d)
+{
+    put32(out, d->kind);
+    put32(out + 4, d->dtype);
+    put32(out + 8, d->op);
+    put32(out + 12, (uint32_t)d->root);
+    put64(out + 16, d->count);
+    put64(out + 24, d->region);
+    put64(out + 32, d->offset);
+}
+
+void cdi_tcp_get_op(const uint8_t in[CDI_TCP_OP], struct cdi_shm_desc *d)
+{
+    *d = (struct cdi_shm_desc){.kind = get32(in),
+                               .dtype = get32(in + 4),
+                               .op = get32(in + 8),
+                               .root = (int32_t)get32(in + 12),
+                               .count = get64(in + 16),
+                               .region = get64(in + 24),
+                               .offset = get64(in + 32)};
+}
+
+uint32_t cdi_tcp_put_abort(uint8_t out[4 + CDI_SHM_TEXT], cddp_status status, const char *text)
+{
+    size_t len = strlen(text);
+
+    len = len < CDI_SHM_TEXT ? len : CDI_SHM_TEXT - 1;
+    put32(out, (uint32_t)status);
+    memcpy(out + 4, text, len);
+    return (uint32_t)(4 + len);
+}
+
+cddp_status cdi_tcp_get_abort(const uint8_t *in, uint32_t len, struct cdi_error *err)
+{
+    int32_t status = (int32_t)get32(in);
+    char text[CDI_SHM_TEXT];
+
+    len -= 4;
+    for (uint32_t i = 0; i < len; i++)
+        text[i] = in[4 + i] >= ' ' && in[4 + i] != 0x7f ? (char)in[4 + i] : '?';
+    text[len] = '\0';
+    if (status >= 0 || strcmp(cdi_status_name((cddp_status)status), "CDDP_UNKNOWN") == 0)
+        status = CDDP_E_PROTOCOL;
+    return cdi_fail(err, (cddp_status)status, "%s", text);
+}

@@ -1,0 +1,649 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How links come about. In the meeting place:
+ *   node/N = "first rank, ranks" (by node N's first rank)   nodes = "token, ranks of each node" (by rank 0)
+ *   addr/R = where rank R listens                           broken = "status sentence" of who could not join
+ * The rank on the lower node connects, so that nobody needs an address of node 0, which often is the endpoint's host
+ * and knows itself by a loopback address only.
+ */
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "common/env.h"
+#include "worker/backend/cpu/tcp.h"
+
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define BROKEN "broken"
+#define SLICE_MS 20
+#define ASK_MS 300        /* how often who waits in the meeting place looks whether somebody has failed */
+#define INTRODUCE_MS 5000 /* a connection that has not said by then who it is, is closed */
+#define CONNECT_MS 3000   /* to one of several addresses */
+#define ADDRESS_TEXT (CDI_NET_ADDRESSES * CDI_NET_TEXT)
+
+/* ---------------------------------------------------------------------------------------- the meeting place --------
+ */
+
+void cdi_tcp_tell_broken(const struct cdi_meet *meet, const struct cdi_error *why)
+{
+    char text[CDI_SHM_TEXT];
+
+    (void)snprintf(text, sizeof text, "%d %.490s", (int)why->status, why->msg);
+    (void)meet->set(meet->arg, BROKEN, text, NULL); /* a courtesy: who cannot be told runs into its deadline */
+}
+
+/* Has anybody failed to join? */
+static cddp_status look(const struct cdi_tcp *tcp, struct cdi_error *err)
+{
+    char text[CDI_SHM_TEXT], *end;
+    cddp_status st = cdi_wait_check(tcp->wait, err);
+    long said;
+
+    if (st != CDDP_OK || tcp->meet.get(tcp->meet.arg, BROKEN, text, sizeof text, 0, NULL) != CDDP_OK)
+        return st;
+    said = strtol(text, &end, 10);
+    return cdi_fail(err, said < 0 ? (cddp_status)said : CDDP_E_PROTOCOL, "%s", *end == ' ' ? end + 1 : end);
+}
+
+/* The text under `name`, once it is there; whose it is, for the sentence. */
+static cddp_status await(const struct cdi_tcp *tcp, const char *name, const char *whose, int number, char *buf,
+                         size_t cap, int64_t deadline_ms, struct cdi_error *err)
+{
+    int64_t begin_ms = cdi_now_ms();
+
+    for (;;) {
+        int64_t left = deadline_ms - cdi_now_ms();
+        cddp_status st = tcp->meet.get(tcp->meet.arg, name, buf, cap,
+                                       left < 1        ? 1
+                                       : left < ASK_MS ? left
+                                                       : ASK_MS,
+                                       err);
+
+        if (st != CDDP_E_TIMEOUT)
+            return st;
+        st = look(tcp, err);
+        if (st != CDDP_OK)
+            return st;
+        if (left <= ASK_MS)
+            return cdi_fail(err, CDDP_E_TIMEOUT, "%s %d did not come to connect within %.4g s", whose, number,
+                            (double)(cdi_now_ms() - begin_ms) / 1000);
+    }
+}
+
+static void print_token(const struct cdi_tcp *tcp, char hex[2 * CDI_TCP_TOKEN + 1])
+{
+    for (int i = 0; i < CDI_TCP_TOKEN; i++)
+        (void)snprintf(hex + (size_t)2 * i, 3, "%02x", tcp->token[i]);
+}
+
+static bool parse_token(struct cdi_tcp *tcp, const char *hex)
+{
+    for (int i = 0; i < CDI_TCP_TOKEN; i++) {
+        unsigned v;
+
+        if (sscanf(hex + (size_t)2 * i, "%2x", &v) != 1)
+            return false;
+        tcp->token[i] = (uint8_t)v;
+    }
+    return true;
+}
+
+/* Rank 0: hear of all nodes, check that their ranks follow one another, tell everybody. */
+static cddp_status gather_nodes(struct cdi_tcp *tcp, char *text, size_t cap, int64_t deadline_ms, struct cdi_error *err)
+{
+    char hex[2 * CDI_TCP_TOKEN + 1];
+    size_t used;
+    int next = 0;
+
+    if (getrandom(tcp->token, sizeof tcp->token, 0) != (ssize_t)sizeof tcp->token)
+        return cdi_fail_errno(err, errno, "cannot get random bytes");
+    print_token(tcp, hex);
+    used = (size_t)snprintf(text, cap, "%s", hex);
+    for (int n = 0; n < tcp->n_nodes; n++) {
+        char name[32], value[64];
+        int first, ranks;
+        cddp_status st;
+
+        (void)snprintf(name, sizeof name, "node/%d", n);
+        st = await(tcp, name, "node", n, value, sizeof value, deadline_ms, err);
+        if (st != CDDP_OK)
+            return st;
+        if (sscanf(value, "%d %d", &first, &ranks) != 2 || ranks < 1 || first != next || ranks > tcp->size - next)
+            return cdi_fail(
+                err, CDDP_E_INVALID,
+                "node %d (GROUP_RANK) begins with rank %d and not %d: ranks must be in the order of the nodes", n,
+                first, next);
+        next += ranks;
+        used += (size_t)snprintf(text + used, cap - used, " %d", ranks);
+    }
+    if (next != tcp->size)
+        return cdi_fail(err, CDDP_E_INVALID, "%d nodes have %d ranks in all, but WORLD_SIZE is %d", tcp->n_nodes, next,
+                        tcp->size);
+    return tcp->meet.set(tcp->meet.arg, "nodes", text, err);
+}
+
+static cddp_status parse_nodes(struct cdi_tcp *tcp, const char *text, struct cdi_error *err)
+{
+    const char *p = text + (size_t)2 * CDI_TCP_TOKEN;
+    int at = 0;
+
+    if (strlen(text) < (size_t)2 * CDI_TCP_TOKEN || !parse_token(tcp, text))
+        return cdi_fail(err, CDDP_E_PROTOCOL, "what rank 0 says of the nodes cannot be read");
+    tcp->n_chains = tcp->size;
+    for (int n = 0; n < tcp->n_nodes; n++) {
+        char *end;
+        long ranks = strtol(p, &end, 10);
+
+        if (end == p || ranks < 1 || ranks > tcp->size - at)
+            return cdi_fail(err, CDDP_E_PROTOCOL, "what rank 0 says of the nodes cannot be read");
+        p = end;
+        tcp->first[n] = at;
+        at += (int)ranks;
+        tcp->n_chains = ranks < tcp->n_chains ? (int)ranks : tcp->n_chains;
+        tcp->largest = ranks > tcp->largest ? (int)ranks : tcp->largest;
+    }
+    tcp->first[tcp->n_nodes] = at;
+    return CDDP_OK;
+}
+
+static cddp_status learn_nodes(struct cdi_tcp *tcp, const struct cdi_world *w, int64_t deadline_ms,
+                               struct cdi_error *err)
+{
+    size_t cap = 2 * CDI_TCP_TOKEN + 16 + (size_t)tcp->n_nodes * 12;
+    CDI_AUTOFREE char *text = malloc(cap);
+    char name[32], value[64];
+    cddp_status st = CDDP_OK;
+
+    if (text == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d nodes", tcp->n_nodes);
+    if (w->local_rank == 0) {
+        (void)snprintf(name, sizeof name, "node/%d", w->node_rank);
+        (void)snprintf(value, sizeof value, "%d %d", w->rank, w->local_size);
+        st = tcp->meet.set(tcp->meet.arg, name, value, err);
+    }
+    if (st == CDDP_OK && w->rank == 0)
+        st = gather_nodes(tcp, text, cap, deadline_ms, err);
+    else if (st == CDDP_OK)
+        st = await(tcp, "nodes", "rank", 0, text, cap, deadline_ms + CDI_TCP_SLACK_OP_MS, err); /* it may wait, too */
+    return st == CDDP_OK ? parse_nodes(tcp, text, err) : st;
+}
+
+int cdi_tcp_node_of(const struct cdi_tcp *tcp, int rank)
+{
+    int lo = 0, hi = tcp->n_nodes - 1;
+
+    while (lo < hi) {
+        int mid = (lo + hi + 1) / 2;
+
+        if (tcp->first[mid] <= rank)
+            lo = mid;
+        else
+            hi = mid - 1;
+    }
+    return lo;
+}
+
+/* ---------------------------------------------------------------------------------------------------- the door -----
+ */
+
+static cddp_status listen_at(const struct cdi_address *a, int *out, struct cdi_error *err)
+{
+    CDI_AUTOCLOSE int fd = socket(a->u.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    char text[CDI_NET_TEXT];
+
+    cdi_net_print(a, text);
+    if (fd < 0 || bind(fd, &a->u.any, a->len) != 0 || listen(fd, 64) != 0)
+        return cdi_fail_errno(err, errno, "cannot listen on %s for the other nodes", text);
+    *out = cdi_steal_fd(&fd);
+    return CDDP_OK;
+}
+
+static cddp_status open_door(struct cdi_tcp *tcp, const struct cdi_address *reached, struct cdi_error *err)
+{
+    struct cdi_address at[CDI_NET_ADDRESSES];
+    char name[32], text[ADDRESS_TEXT] = "";
+    size_t used = 0;
+    int n;
+    cddp_status st = cdi_net_choose(cdi_env_str(CDI_NET_IFNAME_ENV), reached, at, &n, err);
+
+    for (int i = 0; i < n && st == CDDP_OK; i++) {
+        struct cdi_address bound = {.len = sizeof bound.u};
+        char one[CDI_NET_TEXT];
+        int fd = -1;
+
+        at[i].u.v4.sin_port = 0; /* at the same place in both families */
+        st = listen_at(&at[i], &fd, err);
+        if (st != CDDP_OK)
+            break;
+        tcp->door.listener[tcp->door.n_listeners++] = fd;
+        if (getsockname(fd, &bound.u.any, &bound.len) != 0)
+            return cdi_fail_errno(err, errno, "getsockname");
+        cdi_net_print(&bound, one);
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", i > 0 ? " " : "", one);
+    }
+    (void)snprintf(name, sizeof name, "addr/%d", tcp->rank);
+    return st == CDDP_OK ? tcp->meet.set(tcp->meet.arg, name, text, err) : st;
+}
+
+static void hello_of(const struct cdi_tcp *tcp, int to, enum cdi_tcp_channel channel,
+                     uint8_t out[CDI_TCP_HEADER + CDI_TCP_HELLO])
+{
+    struct cdi_tcp_hello h = {.from = tcp->rank, .to = to, .pid = (int32_t)getpid(), .channel = channel};
+    const struct cdi_tcp_header head = {.type = CDI_TCP_IS_HELLO, .len = CDI_TCP_HELLO};
+
+    memcpy(h.token, tcp->token, sizeof h.token);
+    (void)gethostname(h.host, sizeof h.host - 1);
+    h.host[sizeof h.host - 1] = '\0';
+    cdi_tcp_put_header(out, &head);
+    cdi_tcp_put_hello(out + CDI_TCP_HEADER, &h);
+}
+
+/* A hello of this job, for this rank; nothing of it is believed before the token was. */
+static bool believe(const struct cdi_tcp *tcp, const uint8_t in[CDI_TCP_HEADER + CDI_TCP_HELLO],
+                    struct cdi_tcp_hello *h)
+{
+    struct cdi_tcp_header head;
+    uint8_t differ = 0;
+
+    if (cdi_tcp_get_header(in, &head, NULL) != CDDP_OK || head.type != CDI_TCP_IS_HELLO ||
+        cdi_tcp_get_hello(in + CDI_TCP_HEADER, h, NULL) != CDDP_OK)
+        return false;
+    for (int i = 0; i < CDI_TCP_TOKEN; i++) /* in constant time */
+        differ |= h->token[i] ^ tcp->token[i];
+    return differ == 0 && h->to == tcp->rank && h->from >= 0 && h->from < tcp->size && h->from != tcp->rank;
+}
+
+static struct cdi_link *new_pair(struct cdi_tcp *tcp, int rank)
+{
+    struct cdi_link *l = calloc(1, sizeof *l);
+
+    if (l == NULL)
+        return NULL;
+    l->rank = rank;
+    l->data = l->control = -1;
+    (void)pthread_mutex_lock(&tcp->lock);
+    tcp->pair[rank] = l;
+    (void)pthread_mutex_unlock(&tcp->lock);
+    return l;
+}
+
+/* Was it closed by the other side, which then has tried again? */
+static bool is_dead(int fd)
+{
+    char c;
+    ssize_t n = recv(fd, &c, 1, MSG_PEEK | MSG_DONTWAIT);
+
+    return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+}
+
+/* The place of a connection that `h` opens, or NULL: it has none, or it is taken. */
+static int *place_of(struct cdi_tcp *tcp, const struct cdi_tcp_hello *h, struct cdi_link **link)
+{
+    struct cdi_link *l = h->from == tcp->prev.rank ? &tcp->prev : NULL;
+    int *place;
+
+    if (h->channel >= CDI_TCP_PAIR_DATA) {
+        l = tcp->pair[h->from];
+        if (l == NULL && h->from < tcp->rank)
+            l = new_pair(tcp, h->from);
+    }
+    if (l == NULL)
+        return NULL;
+    place = h->channel == CDI_TCP_DATA || h->channel == CDI_TCP_PAIR_DATA ? &l->data : &l->control;
+    *link = l;
+    if ((l->data < 0 || l->control < 0) && *place >= 0 && is_dead(*place)) {
+        (void)close(*place);
+        *place = -1;
+    }
+    return *place < 0 ? place : NULL;
+}
+
+/* Adopt a connection whose hello is complete, or close it. */
+static void let_in(struct cdi_tcp *tcp, struct cdi_stranger *s)
+{
+    uint8_t answer[CDI_TCP_HEADER + CDI_TCP_HELLO];
+    struct cdi_tcp_hello h;
+    struct cdi_link *l;
+    int *place = believe(tcp, s->in, &h) ? place_of(tcp, &h, &l) : NULL;
+    int fd = cdi_steal_fd(&s->fd);
+
+    if (place != NULL && !is_dead(fd)) {
+        hello_of(tcp, h.from, h.channel, answer);
+        if (send(fd, answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof answer) {
+            (void)snprintf(l->who, sizeof l->who, "pid %d on %s", (int)h.pid, h.host);
+            *place = fd;
+            return;
+        }
+    }
+    (void)close(fd);
+}
+
+static void set_options(int fd)
+{
+    const int on = 1;
+
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+}
+
+static void accept_from(struct cdi_tcp *tcp, int listener)
+{
+    struct cdi_stranger *s = &tcp->door.waiting[0];
+    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+    if (fd < 0)
+        return;
+    set_options(fd);
+    for (int i = 0; i < CDI_TCP_WAITING && s->fd >= 0; i++) /* where all places are taken the oldest one goes */
+        if (tcp->door.waiting[i].fd < 0 || tcp->door.waiting[i].until_ms < s->until_ms)
+            s = &tcp->door.waiting[i];
+    if (s->fd >= 0)
+        (void)close(s->fd);
+    *s = (struct cdi_stranger){.fd = fd, .until_ms = cdi_now_ms() + INTRODUCE_MS};
+}
+
+static void listen_to(struct cdi_tcp *tcp, struct cdi_stranger *s)
+{
+    ssize_t n = recv(s->fd, s->in + s->got, sizeof s->in - s->got, MSG_DONTWAIT);
+
+    if (n < 0 && (errno == EAGAIN || errno == EINTR) && cdi_now_ms() < s->until_ms)
+        return;
+    if (n <= 0) {
+        (void)close(s->fd);
+        s->fd = -1;
+        return;
+    }
+    s->got += (size_t)n;
+    if (s->got == sizeof s->in)
+        let_in(tcp, s);
+}
+
+/* Who is at the door? Blocks for a slice at most. */
+static void tend_door(struct cdi_tcp *tcp)
+{
+    struct cdi_door *d = &tcp->door;
+    struct pollfd p[CDI_TCP_WAITING + CDI_NET_ADDRESSES];
+
+    for (int i = 0; i < CDI_TCP_WAITING; i++)
+        p[i] = (struct pollfd){.fd = d->waiting[i].fd, .events = POLLIN};
+    for (int i = 0; i < d->n_listeners; i++)
+        p[CDI_TCP_WAITING + i] = (struct pollfd){.fd = d->listener[i], .events = POLLIN};
+    (void)poll(p, (nfds_t)(CDI_TCP_WAITING + d->n_listeners), SLICE_MS);
+    for (int i = 0; i < CDI_TCP_WAITING; i++)
+        if (d->waiting[i].fd >= 0)
+            listen_to(tcp, &d->waiting[i]);
+    for (int i = 0; i < d->n_listeners; i++)
+        if (p[CDI_TCP_WAITING + i].revents != 0)
+            accept_from(tcp, d->listener[i]);
+}
+
+/* ------------------------------------------------------------------------------------------------- connecting ------
+ */
+
+static bool wait_fd(const struct cdi_tcp *tcp, int fd, short events, int64_t deadline_ms)
+{
+    while (cdi_now_ms() < deadline_ms && cdi_wait_check(tcp->wait, NULL) == CDDP_OK) {
+        struct pollfd p = {.fd = fd, .events = events};
+
+        if (poll(&p, 1, SLICE_MS) > 0)
+            return true;
+    }
+    return false;
+}
+
+/* Introduce ourselves, and hear from the other side that it is who we mean. */
+static bool introduce(const struct cdi_tcp *tcp, int fd, int rank, enum cdi_tcp_channel channel, char who[64],
+                      int64_t deadline_ms)
+{
+    uint8_t hello[CDI_TCP_HEADER + CDI_TCP_HELLO];
+    struct cdi_tcp_hello h;
+    size_t got = 0;
+
+    hello_of(tcp, rank, channel, hello);
+    if (send(fd, hello, sizeof hello, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)sizeof hello)
+        return false;
+    while (got < sizeof hello) {
+        ssize_t n;
+
+        if (!wait_fd(tcp, fd, POLLIN, deadline_ms))
+            return false;
+        n = recv(fd, hello + got, sizeof hello - got, MSG_DONTWAIT);
+        if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
+            return false;
+        got += n > 0 ? (size_t)n : 0;
+    }
+    if (!believe(tcp, hello, &h) || h.from != rank || h.channel != channel)
+        return false;
+    (void)snprintf(who, 64, "pid %d on %s", (int)h.pid, h.host);
+    return true;
+}
+
+/* One attempt; *errnum says why there is no connection. */
+static int try_connect(const struct cdi_tcp *tcp, const struct cdi_address *a, int64_t deadline_ms, int *errnum)
+{
+    CDI_AUTOCLOSE int fd = socket(a->u.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    socklen_t len = sizeof *errnum;
+
+    *errnum = errno;
+    if (fd < 0)
+        return -1;
+    set_options(fd);
+    *errnum = connect(fd, &a->u.any, a->len) == 0 ? 0 : errno;
+    if (*errnum == EINPROGRESS) {
+        *errnum = ETIMEDOUT;
+        if (wait_fd(tcp, fd, POLLOUT, deadline_ms))
+            (void)getsockopt(fd, SOL_SOCKET, SO_ERROR, errnum, &len);
+    }
+    return *errnum == 0 ? cdi_steal_fd(&fd) : -1;
+}
+
+/* Connect both sockets to one of the addresses in `text`. */
+static bool connect_at(const struct cdi_tcp *tcp, const struct cdi_address *a, struct cdi_link *l, bool pair,
+                       int64_t deadline_ms, int *errnum)
+{
+    for (int k = 0; k < 2; k++) {
+        enum cdi_tcp_channel channel = (enum cdi_tcp_channel)((pair ? CDI_TCP_PAIR_DATA : CDI_TCP_DATA) + k);
+        int fd = try_connect(tcp, a, deadline_ms, errnum);
+
+        if (fd >= 0 && !introduce(tcp, fd, l->rank, channel, l->who, deadline_ms)) {
+            (void)close(fd);
+            *errnum = EPROTO;
+            fd = -1;
+        }
+        if (fd < 0) {
+            if (l->data >= 0)
+                (void)close(l->data);
+            l->data = -1;
+            return false;
+        }
+        *(k == 0 ? &l->data : &l->control) = fd;
+    }
+    return true;
+}
+
+static cddp_status connect_to(struct cdi_tcp *tcp, struct cdi_link *l, bool pair, int64_t deadline_ms,
+                              struct cdi_error *err)
+{
+    char name[32], text[ADDRESS_TEXT], *rest = text;
+    int errnum = ETIMEDOUT;
+    cddp_status st;
+
+    (void)snprintf(name, sizeof name, "addr/%d", l->rank);
+    st = await(tcp, name, "rank", l->rank, text, sizeof text, deadline_ms, err);
+    if (st != CDDP_OK)
+        return st;
+    for (bool last = false; !last;) {
+        char tried[ADDRESS_TEXT], *one, *save = NULL;
+        struct cdi_address a;
+
+        (void)snprintf(tried, sizeof tried, "%s", rest);
+        for (one = strtok_r(tried, " ", &save); one != NULL; one = strtok_r(NULL, " ", &save)) {
+            int64_t until_ms = cdi_now_ms() + CONNECT_MS;
+
+            /* A rank that is still busy answers late: only the deadline ends the last address. */
+            until_ms = *save == '\0' || until_ms > deadline_ms ? deadline_ms : until_ms;
+            if (cdi_net_parse(one, &a) && connect_at(tcp, &a, l, pair, until_ms, &errnum))
+                return CDDP_OK;
+        }
+        st = look(tcp, err);
+        if (st != CDDP_OK)
+            return st;
+        last = cdi_now_ms() + SLICE_MS >= deadline_ms;
+        (void)poll(NULL, 0, SLICE_MS);
+    }
+    return cdi_fail(err, CDDP_E_TIMEOUT,
+                    "cannot connect to rank %d at %.200s: %s; if this is the wrong network, set " CDI_NET_IFNAME_ENV
+                    " on its node",
+                    l->rank, text, errnum == EPROTO ? "something else answers there" : strerror(errnum));
+}
+
+static cddp_status be_connected(struct cdi_tcp *tcp, const struct cdi_link *l, int64_t deadline_ms,
+                                struct cdi_error *err)
+{
+    int64_t look_at_ms = cdi_now_ms() + ASK_MS, begin_ms = cdi_now_ms();
+
+    while (l->data < 0 || l->control < 0) {
+        int64_t now = cdi_now_ms();
+        cddp_status st = cdi_wait_check(tcp->wait, err);
+
+        if (st == CDDP_OK && now >= look_at_ms) {
+            st = look(tcp, err);
+            look_at_ms = now + ASK_MS;
+        }
+        if (st != CDDP_OK)
+            return st;
+        if (now >= deadline_ms)
+            return cdi_fail(err, CDDP_E_TIMEOUT, "rank %d did not connect within %.4g s", l->rank,
+                            (double)(now - begin_ms) / 1000);
+        tend_door(tcp);
+    }
+    return CDDP_OK;
+}
+
+cddp_status cdi_tcp_pair(struct cdi_tcp *tcp, int rank, struct cdi_link **out, struct cdi_error *err)
+{
+    struct cdi_link *l = tcp->pair[rank] != NULL ? tcp->pair[rank] : new_pair(tcp, rank);
+    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), tcp->wait->timeout_ms);
+    cddp_status st = CDDP_OK;
+
+    if (l == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a connection");
+    if (l->data < 0 || l->control < 0)
+        st = tcp->rank < rank ? connect_to(tcp, l, true, deadline_ms, err) : be_connected(tcp, l, deadline_ms, err);
+    if (st == CDDP_OK)
+        *out = l;
+    return st;
+}
+
+/* ------------------------------------------------------------------------------------------------- life ------------
+ */
+
+static void close_link(struct cdi_link *l)
+{
+    if (l->data >= 0)
+        (void)close(l->data);
+    if (l->control >= 0)
+        (void)close(l->control);
+    l->data = l->control = -1;
+}
+
+void cdi_tcp_destroy(struct cdi_tcp *tcp)
+{
+    if (tcp == NULL)
+        return;
+    if (tcp->pair != NULL)
+        cdi_tcp_say_bye(tcp);
+    close_link(&tcp->prev);
+    close_link(&tcp->next);
+    for (int r = 0; r < tcp->size && tcp->pair != NULL; r++)
+        if (tcp->pair[r] != NULL) {
+            close_link(tcp->pair[r]);
+            free(tcp->pair[r]);
+        }
+    for (int i = 0; i < tcp->door.n_listeners; i++)
+        (void)close(tcp->door.listener[i]);
+    for (int i = 0; i < CDI_TCP_WAITING; i++)
+        if (tcp->door.waiting[i].fd >= 0)
+            (void)close(tcp->door.waiting[i].fd);
+    (void)pthread_mutex_destroy(&tcp->lock);
+    free(tcp->pair);
+    free(tcp->first);
+    free(tcp->ring);
+    free(tcp);
+}
+
+static struct cdi_tcp *new_tcp(const struct cdi_world *w, struct cdi_wait *wait, const struct cdi_meet *meet)
+{
+    struct cdi_tcp *tcp = calloc(1, sizeof *tcp);
+
+    if (tcp == NULL)
+        return NULL;
+    (void)pthread_mutex_init(&tcp->lock, NULL);
+    tcp->rank = w->rank;
+    tcp->size = w->size;
+    tcp->node = w->node_rank;
+    tcp->n_nodes = w->n_nodes;
+    tcp->wait = wait;
+    tcp->meet = *meet;
+    tcp->prev.rank = tcp->prev.data = tcp->prev.control = -1;
+    tcp->next.rank = tcp->next.data = tcp->next.control = -1;
+    for (int i = 0; i < CDI_TCP_WAITING; i++)
+        tcp->door.waiting[i].fd = -1;
+    tcp->first = calloc((size_t)w->n_nodes + 1, sizeof *tcp->first);
+    tcp->pair = calloc((size_t)w->size, sizeof(struct cdi_link *));
+    if (tcp->first == NULL || tcp->pair == NULL) {
+        cdi_tcp_destroy(tcp);
+        return NULL;
+    }
+    return tcp;
+}
+
+/* Links exist for the local ranks that every node has. */
+static cddp_status make_links(struct cdi_tcp *tcp, int local_rank, int64_t deadline_ms, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    if (local_rank >= tcp->n_chains)
+        return CDDP_OK;
+    tcp->ring = malloc((size_t)CDI_TCP_RING * CDI_SHM_PIECE_BYTES);
+    if (tcp->ring == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for pieces on their way");
+    if (tcp->node > 0)
+        tcp->prev.rank = tcp->first[tcp->node - 1] + local_rank;
+    if (tcp->node + 1 < tcp->n_nodes) {
+        tcp->next.rank = tcp->first[tcp->node + 1] + local_rank;
+        st = connect_to(tcp, &tcp->next, false, deadline_ms, err);
+    }
+    if (st == CDDP_OK && tcp->node > 0)
+        st = be_connected(tcp, &tcp->prev, deadline_ms, err);
+    return st;
+}
+
+cddp_status cdi_tcp_create(struct cdi_tcp **out, const struct cdi_world *world, struct cdi_wait *wait,
+                           const struct cdi_meet *meet, const struct cdi_address *reached, struct cdi_error *err)
+{
+    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), world->join_timeout_ms);
+    struct cdi_tcp *tcp = new_tcp(world, wait, meet);
+    cddp_status st;
+
+    if (tcp == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", world->size);
+    st = learn_nodes(tcp, world, deadline_ms, err);
+    if (st == CDDP_OK && tcp->node > 0)
+        st = open_door(tcp, reached, err);
+    if (st == CDDP_OK)
+        st = make_links(tcp, world->local_rank, deadline_ms, err);
+    if (st != CDDP_OK) {
+        cdi_tcp_destroy(tcp);
+        return st;
+    }
+    *out = tcp;
+    return CDDP_OK;
+}
