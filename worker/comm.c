@@ -27,6 +27,7 @@
 
 #define JOIN_TIMEOUT_S 300
 #define TIMEOUT_S 600
+#define GOODBYE_MS 2000        /* for the store's host to take note of it */
 #define BROKEN_GOODBYE_MS 2000 /* for the others to leave a store whose job has failed */
 
 struct cddp_comm {
@@ -322,6 +323,12 @@ static cddp_status meet(struct cddp_comm *c, const struct cdi_launch *l, struct 
         st = tell_host(w, err);
     if (st == CDDP_OK)
         st = gather_ranks(w, deadline_ms, err);
+    if (st == CDDP_E_TIMEOUT && c->host != NULL && cdi_store_host_is_foreign(c->host) && err != NULL) {
+        struct cdi_error why = *err;
+
+        return cdi_fail(err, st, "%.700s; MASTER_ADDR='%.255s' is no address of this host, on which rank 0 runs",
+                        why.msg, l->host);
+    }
     return st == CDDP_OK ? find_place(c, l, deadline_ms, err) : st;
 }
 
@@ -378,17 +385,20 @@ static void see_off(const struct cddp_comm *c, bool broken)
     }
 }
 
+/* If it cannot be said, the connection's end says it. */
 static void say_goodbye(const struct cddp_comm *c, bool broken)
 {
     char key[64];
 
+    if (c->world.store == NULL || !c->hosted_by_rank_0)
+        return;
+    cdi_store_set_timeout(c->world.store, GOODBYE_MS);
     if (c->host != NULL) {
         see_off(c, broken);
-    } else if (c->hosted_by_rank_0) {
-        join_key(&c->world, "goodbye", -1, key);
-        (void)cdi_store_add(c->world.store, key, 1, NULL,
-                            NULL); /* if it cannot be said, the connection's end says it */
+        return;
     }
+    join_key(&c->world, "goodbye", -1, key);
+    (void)cdi_store_add(c->world.store, key, 1, NULL, NULL);
 }
 
 /* The way out of each public function. */
@@ -418,6 +428,7 @@ cddp_status cddp_init(cddp_comm **comm, const cddp_init_options *opt)
     if (st == CDDP_OK)
         st = join(c, &l, &err);
     if (st != CDDP_OK) {
+        say_goodbye(c, true); /* so that the others come to a sentence of their own, about the same cause */
         comm_free(c);
         return out(st, &err);
     }

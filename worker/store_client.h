@@ -21,6 +21,8 @@ cddp_status cdi_store_open(cddp_store **out, const char *host, int port, int64_t
  * rank_0_hosts: the end of the connection is the end of rank 0, and said so (CDDP_E_PEER).
  */
 void cdi_store_watch(cddp_store *store, const struct cdi_flight *flight, bool rank_0_hosts);
+/* Of each operation from now on; while none runs. */
+void cdi_store_set_timeout(cddp_store *store, int64_t timeout_ms);
 
 /* This host's address in the connection: one that reaches the job's endpoint. *len 0: there is none any more. */
 void cdi_store_local_address(const cddp_store *store, struct sockaddr_storage *address, socklen_t *len);

@@ -383,6 +383,11 @@ void cdi_store_watch(cddp_store *store, const struct cdi_flight *flight, bool ra
     store->rank_0_hosts = rank_0_hosts;
 }
 
+void cdi_store_set_timeout(cddp_store *store, int64_t timeout_ms)
+{
+    store->timeout_ms = timeout_ms;
+}
+
 void cddp_store_close(cddp_store *store)
 {
     if (store == NULL)

@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 #define PEERS_MAX 16384
+#define ADDRESS_MAX 80 /* an IPv6 address with the name of its interface */
 #define RETRY_MS 10
 #define BACKLOG 1024
 #define READ_SIZE 65536
@@ -62,8 +63,9 @@ struct cdi_store_host {
     size_t polls_cap;
     atomic_int n_peers;
     int64_t paused_until_ms;
-    char address[INET6_ADDRSTRLEN];
+    char address[ADDRESS_MAX];
     int port;
+    bool foreign;
     bool auth;
     struct cdi_secret secret;
     char run_id[CDI_HELLO_RUN_ID_MAX + 1];
@@ -108,17 +110,17 @@ static int listen_on(const struct sockaddr *a, socklen_t len)
 }
 
 /* On all addresses of this host; it reaches itself by loopback. */
-static int listen_everywhere(int port, char address[INET6_ADDRSTRLEN])
+static int listen_everywhere(int port, char address[ADDRESS_MAX])
 {
     struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port), .sin6_addr = in6addr_any};
     struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
     int fd = listen_on((struct sockaddr *)&six, sizeof six);
 
-    (void)snprintf(address, INET6_ADDRSTRLEN, "127.0.0.1");
+    (void)snprintf(address, ADDRESS_MAX, "127.0.0.1");
     return fd == -EAFNOSUPPORT || fd == -EADDRNOTAVAIL ? listen_on((struct sockaddr *)&four, sizeof four) : fd;
 }
 
-static int listen_at(struct addrinfo *list, const char *host, int port, char address[INET6_ADDRSTRLEN])
+static int listen_at(struct addrinfo *list, const char *host, int port, char address[ADDRESS_MAX], bool *foreign)
 {
     uint8_t bytes[16];
     bool literal = inet_pton(AF_INET, host, bytes) == 1 || inet_pton(AF_INET6, host, bytes) == 1;
@@ -128,13 +130,14 @@ static int listen_at(struct addrinfo *list, const char *host, int port, char add
 
         /* A host whose own name means 127.0.1.1 to it: to the others the name means something else. */
         if (is_loopback(a->ai_addr) && !literal && strcmp(host, "localhost") != 0)
-            break;
+            return listen_everywhere(port, address);
         fd = listen_on(a->ai_addr, a->ai_addrlen);
         if (fd >= 0)
-            (void)getnameinfo(a->ai_addr, a->ai_addrlen, address, INET6_ADDRSTRLEN, NULL, 0, NI_NUMERICHOST);
+            (void)getnameinfo(a->ai_addr, a->ai_addrlen, address, ADDRESS_MAX, NULL, 0, NI_NUMERICHOST);
         if (fd != -EADDRNOTAVAIL && fd != -EAFNOSUPPORT)
             return fd;
     }
+    *foreign = true;
     return listen_everywhere(port, address);
 }
 
@@ -155,7 +158,7 @@ static cddp_status start_listening(struct cdi_store_host *h, const struct cdi_st
         return cdi_fail(err, CDDP_E_NOT_FOUND,
                         "rank 0 has to host the job's store, but '%.255s' (MASTER_ADDR) does not resolve: %s",
                         opt->host, gai_strerror(rc));
-    rc = listen_at(list, opt->host, opt->port, h->address);
+    rc = listen_at(list, opt->host, opt->port, h->address, &h->foreign);
     freeaddrinfo(list);
     if (rc == -EADDRINUSE)
         return cdi_fail(
@@ -504,6 +507,11 @@ cddp_status cdi_store_host_start(struct cdi_store_host **out, const struct cdi_s
 const char *cdi_store_host_address(const struct cdi_store_host *h)
 {
     return h->address;
+}
+
+bool cdi_store_host_is_foreign(const struct cdi_store_host *h)
+{
+    return h->foreign;
 }
 
 int cdi_store_host_port(const struct cdi_store_host *h)

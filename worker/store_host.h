@@ -9,6 +9,7 @@
 #include "common/error.h"
 #include "protocol/auth.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct cdi_store_host;
@@ -30,6 +31,8 @@ cddp_status cdi_store_host_start(struct cdi_store_host **out, const struct cdi_s
 /* The address under which this process itself reaches it, valid until stop; and its port. Any thread. */
 const char *cdi_store_host_address(const struct cdi_store_host *h);
 int cdi_store_host_port(const struct cdi_store_host *h);
+/* opt->host is no address of this host. Any thread. */
+bool cdi_store_host_is_foreign(const struct cdi_store_host *h);
 /* Connections that are open now, this process's own included. Any thread. */
 int cdi_store_host_clients(const struct cdi_store_host *h);
 /* Close everything and free; waits for the thread, which waits for nobody. NULL-safe. */

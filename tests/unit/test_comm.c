@@ -447,3 +447,39 @@ Test(comm, a_rank_0_that_does_not_come_is_named)
 {
     cr_assert_eq(run_ranks(free_port(), 1, 2, missing_host), 0);
 }
+
+static int foreign_address(int rank)
+{
+    cddp_comm *comm = NULL;
+    const cddp_init_options opt = {.size = sizeof opt, .join_timeout_ms = 300};
+
+    (void)rank;
+    (void)unsetenv("TORCHELASTIC_USE_AGENT_STORE");
+    (void)setenv("MASTER_ADDR", "192.0.2.1", 1); /* for documentation: nobody has it */
+    CHECK(cddp_init(&comm, &opt) == CDDP_E_TIMEOUT);
+    CHECK(strstr(cddp_last_error(), "1 of 2 ranks did not join within 0.3 s: 1; MASTER_ADDR='192.0.2.1' is no") !=
+          NULL);
+    return 0;
+}
+
+Test(comm, an_address_that_is_not_rank_0s_is_named)
+{
+    cr_assert_eq(run_ranks(free_port(), 1, 2, foreign_address), 0);
+}
+
+static int one_is_missing(int rank)
+{
+    cddp_comm *comm = NULL;
+    const cddp_init_options opt = {.size = sizeof opt, .join_timeout_ms = rank == 0 ? 400 : 600};
+
+    (void)unsetenv("TORCHELASTIC_USE_AGENT_STORE");
+    CHECK(cddp_init(&comm, &opt) == CDDP_E_TIMEOUT);
+    CHECK(strstr(cddp_last_error(), "1 of 3 ranks did not join within") != NULL);
+    CHECK(strstr(cddp_last_error(), "s: 2") != NULL);
+    return 0;
+}
+
+Test(comm, the_host_stays_until_the_others_know_who_is_missing)
+{
+    cr_assert_eq(run_ranks(free_port(), 2, 3, one_is_missing), 0);
+}
