@@ -531,6 +531,7 @@ static cddp_status start_server(struct agent *a, struct join_options *join, stru
         .max_restarts = a->plan->max_restarts,
         .join_timeout_ms = m->join_timeout_ms,
         .lease_ms = m->lease_ms,
+        .secret = a->plan->secret,
     };
     cddp_status st;
 
@@ -569,6 +570,7 @@ static cddp_status start_join(struct agent *a, struct join_options *opt, struct 
 
     opt->deadline_ms = cdi_deadline_ms(cdi_now_ms(), m->join_timeout_ms);
     opt->own = a->server != NULL;
+    opt->secret = a->plan->secret;
     opt->hello = (struct cdi_msg_join){.version = CDI_CONTROL_VERSION,
                                        .release = CDDP_VERSION,
                                        .pid = getpid(),

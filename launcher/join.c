@@ -4,6 +4,7 @@
 #include "common/clock.h"
 #include "launcher/contact.h"
 #include "protocol/frame.h"
+#include "protocol/hello.h"
 
 #include <netdb.h>
 #include <stdio.h>
@@ -36,6 +37,7 @@ struct join {
     struct join_events on;
     void *arg;
     struct contact contact;
+    struct cdi_hello_client opening;
     struct cdi_buf in;
     char chunk[16384];
     uint64_t wait_ms;
@@ -146,7 +148,7 @@ void join_send(struct join *j, const struct cdi_msg *msg)
 {
     struct out *o;
 
-    if (j == NULL || !j->connected || j->closing || (o = new_out()) == NULL)
+    if (j == NULL || !j->connected || j->opening.state != CDI_HELLO_C_READY || j->closing || (o = new_out()) == NULL)
         return;
     if (cdi_msg_encode(msg, &o->bytes, NULL) == CDDP_OK)
         send_bytes(j, o);
@@ -154,19 +156,35 @@ void join_send(struct join *j, const struct cdi_msg *msg)
         on_written(&o->req, 0);
 }
 
+static void send_or_drop(struct join *j, struct out *o)
+{
+    if (o->bytes.len > 0)
+        send_bytes(j, o);
+    else
+        on_written(&o->req, 0);
+}
+
 static void send_hello(struct join *j)
 {
-    struct cdi_msg msg = {.type = CDI_MSG_JOIN, .u.join = j->opt.hello};
+    struct cdi_error err = {.status = CDDP_OK};
     struct out *o = new_out();
 
-    contact_joining(&j->contact, cdi_now_ms());
-    if (o != NULL && cdi_frame_put_opening(&o->bytes) == CDDP_OK && cdi_msg_encode(&msg, &o->bytes, NULL) == CDDP_OK) {
+    if (o != NULL && cdi_hello_client_start(&j->opening, CDI_HELLO_AGENT, j->opt.hello.run_id, CDI_HELLO_CURRENT_ROUND,
+                                            j->opt.secret, &o->bytes, &err) == CDDP_OK) {
         send_bytes(j, o);
         return;
     }
     if (o != NULL)
         on_written(&o->req, 0);
-    lose(j, "out of memory while joining the rendezvous");
+    lose(j, err.msg[0] != '\0' ? err.msg : "out of memory while joining the rendezvous");
+}
+
+static void send_join(struct join *j)
+{
+    struct cdi_msg msg = {.type = CDI_MSG_JOIN, .u.join = j->opt.hello};
+
+    contact_joining(&j->contact, cdi_now_ms());
+    join_send(j, &msg);
 }
 
 /* --------------------------------------------------------------------------------------------------- waiting ---- */
@@ -334,6 +352,21 @@ static void on_ended(struct join *j, ssize_t n)
     lose(j, text);
 }
 
+/* HELLO and what follows it; JOIN when both sides have proved what they had to. */
+static cddp_status open_further(struct join *j, struct cdi_error *err)
+{
+    struct out *o = new_out();
+    cddp_status st;
+
+    if (o == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory while joining the rendezvous");
+    st = cdi_hello_client_feed(&j->opening, &j->in, &o->bytes, err);
+    send_or_drop(j, o);
+    if (st == CDDP_OK)
+        send_join(j);
+    return st;
+}
+
 static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
 {
     struct join *j = s->data;
@@ -349,6 +382,8 @@ static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
         return;
     }
     st = cdi_buf_append(&j->in, buf->base, (size_t)n);
+    if (st == CDDP_OK && j->opening.state != CDI_HELLO_C_READY)
+        st = open_further(j, &err);
     while (st == CDDP_OK && !j->lost && !j->closing && j->connected) {
         st = cdi_frame_next(&j->in, &f, &err);
         if (st != CDDP_OK)
@@ -358,8 +393,12 @@ static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
         if (st == CDDP_OK)
             handle(j, &msg);
     }
-    if (st >= 0)
+    if (st >= 0 || j->lost)
         return;
+    if (st == CDDP_E_DENIED) {
+        lose(j, err.msg);
+        return;
+    }
     if (err.msg[0] == '\0')
         (void)snprintf(err.msg, sizeof err.msg, "the rendezvous sent more than this cddprun accepts");
     if (j->answered)

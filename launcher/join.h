@@ -7,6 +7,7 @@
 #ifndef JOIN_H
 #define JOIN_H
 
+#include "protocol/auth.h"
 #include "protocol/message.h"
 
 #include <netinet/in.h>
@@ -35,6 +36,7 @@ struct join_options {
     char note[320];      /* "": none; else what is said behind "cannot reach": why this agent does not host */
     int64_t deadline_ms; /* to be connected by, the first time */
     bool own;            /* the rendezvous runs in this process: its silence means nothing */
+    const struct cdi_secret *secret; /* NULL: none; must outlive the join */
     struct cdi_msg_join hello;
 };
 
@@ -42,7 +44,7 @@ struct join_options {
  */
 cddp_status join_start(struct join **out, uv_loop_t *loop, const struct join_options *opt, const struct join_events *on,
                        void *arg, struct cdi_error *err);
-/* Queue a message. Before the connection stands, or after it is lost, it is dropped. */
+/* Queue a message. Before the connection stands and is open, or after it is lost, it is dropped. */
 void join_send(struct join *j, const struct cdi_msg *msg);
 /* Look now whether fenced() is due, and call it: for an agent that was stopped and goes on. NULL-safe. */
 void join_look(struct join *j);

@@ -8,8 +8,11 @@
 #include "launcher/plan.h"
 
 #include <cddp/version.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -35,9 +38,54 @@ static void random_id(char *buf, size_t cap)
         n += (size_t)snprintf(buf + n, cap - n, "%02x", bytes[i]);
 }
 
+/* A secret that nobody else has: 32 random bytes in hex, in the run directory. */
+static cddp_status make_secret_file(const char *path, struct cdi_error *err)
+{
+    char text[65];
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    bool written;
+
+    random_id(text, 33);
+    random_id(text + 32, 33);
+    written = fd >= 0 && write(fd, text, 64) == 64;
+    explicit_bzero(text, sizeof text);
+    if (fd >= 0 && close(fd) == 0 && written)
+        return CDDP_OK;
+    return cdi_fail_errno(err, errno, "cannot write the job's secret to '%.300s'", path);
+}
+
+/* The user's secret before the fork, one of our own after it, when there is a place for it. */
+static cddp_status start_guard(struct guard_link *link, const struct options *o, struct plan *plan,
+                               struct cdi_secret *secret, struct cdi_error *err)
+{
+    static char path[PATH_MAX + 32];
+    cddp_status st = CDDP_OK;
+
+    if (o->auth_token_file != NULL) {
+        st = cdi_secret_load(secret, o->auth_token_file, err);
+        if (st == CDDP_OK && realpath(o->auth_token_file, path) == NULL) /* workers may change their directory */
+            st = cdi_fail_errno(err, errno, "--auth_token_file '%.300s'", o->auth_token_file);
+    }
+    if (st == CDDP_OK)
+        st = guard_start(link, o->tmpdir, err);
+    if (st == CDDP_OK && o->auth_token_file == NULL && o->standalone) {
+        (void)snprintf(path, sizeof path, "%s/auth_token", link->run_dir);
+        st = make_secret_file(path, err);
+        if (st == CDDP_OK)
+            st = cdi_secret_load(secret, path, err);
+    }
+    if (st == CDDP_OK && path[0] != '\0') {
+        plan->secret = secret;
+        plan->auth_token_file = path;
+    }
+    return st;
+}
+
 static int run(const struct options *o)
 {
     struct guard_link link;
+    struct cdi_secret secret;
+    int status;
     struct machine machine;
     struct slurm slurm = {.in_step = false};
     struct meet meet;
@@ -55,11 +103,14 @@ static int run(const struct options *o)
         cdi_log(meet.node_rank == 0 ? CDI_LOG_WARN : CDI_LOG_INFO, "MAIN-SLURM", "%s", meet.detected);
     random_id(id, sizeof id);
     machine_read(&machine, "", o->cuda_visible_devices);
-    if (plan_make(&plan, o, &meet, &machine, id, &err) != CDDP_OK || guard_start(&link, o->tmpdir, &err) != CDDP_OK) {
+    if (plan_make(&plan, o, &meet, &machine, id, &err) != CDDP_OK ||
+        start_guard(&link, o, &plan, &secret, &err) != CDDP_OK) {
         cdi_log(CDI_LOG_ERROR, "MAIN-START", "%s", err.msg);
         return 1;
     }
-    return agent_run(&plan, &link);
+    status = agent_run(&plan, &link);
+    cdi_secret_release(&secret);
+    return status;
 }
 
 int main(int argc, char **argv)

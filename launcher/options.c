@@ -61,6 +61,8 @@ static const struct flag flags[] = {
      "how often all workers are started again after one has failed"},
     {"rdzv_id", "PET_RDZV_ID", KIND_TEXT, AT(run_id), 0, 0, NULL, "NAME",
      "the job's name, TORCHELASTIC_RUN_ID of the workers (default: a random one; of several machines: none)"},
+    {"auth_token_file", "CDDP_AUTH_TOKEN_FILE", KIND_TEXT, AT(auth_token_file), 0, 0, NULL, "FILE",
+     "the job's secret, which agents and libcddp prove to the rendezvous; --standalone makes one by itself"},
     {"role", "PET_ROLE", KIND_TEXT, AT(role), 0, 0, "default", "NAME",
      "ROLE_NAME of the workers"},
     {"no_python", "PET_NO_PYTHON", KIND_SWITCH, AT(no_python), 0, 1, "0", NULL,

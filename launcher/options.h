@@ -32,6 +32,7 @@ struct options {
     const char *master_addr; /* NULL: not given */
     const char *run_id;      /* NULL: not given */
     const char *rdzv_backend, *rdzv_endpoint, *rdzv_conf, *local_addr; /* NULL: not given */
+    const char *auth_token_file;                                       /* NULL: not given */
     const char *role;
     const char *env_master_addr, *env_master_port; /* MASTER_ADDR, MASTER_PORT; NULL: not set, or empty */
     const char *log_level;                         /* LOGLEVEL; NULL: not set */

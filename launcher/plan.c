@@ -165,6 +165,8 @@ static void set_job(struct strings *s, const struct plan *p, const struct plan_r
     if (p->n_procs > 1 && !strings_have(s, "OMP_NUM_THREADS"))
         strings_set(s, "OMP_NUM_THREADS=1");
     strings_set(s, "CDDP_FLIGHT=%s", r->flight);
+    if (p->auth_token_file != NULL)
+        strings_set(s, CDI_SECRET_ENV "=%s", p->auth_token_file);
 }
 
 char **plan_env(const struct plan *p, const struct plan_rank *r, char *const *base)

@@ -8,6 +8,7 @@
 
 #include "launcher/machine.h"
 #include "launcher/meet.h"
+#include "protocol/auth.h"
 #include "protocol/message.h"
 
 struct plan {
@@ -17,7 +18,9 @@ struct plan {
     struct meet meet;
     char run_id[256];
     const char *role;
-    const char *host; /* what messages call this machine */
+    const char *host;                /* what messages call this machine */
+    const struct cdi_secret *secret; /* NULL: none */
+    const char *auth_token_file;     /* where the workers find it; NULL: nowhere */
     char **command;
 };
 

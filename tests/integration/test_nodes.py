@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import threading
 import time
 
@@ -203,7 +204,10 @@ class Relay(threading.Thread):
 
     def run(self):
         while not self.over:
-            ready, _, _ = select.select([self.listener, *(s for pair in self.pairs for s in pair)], [], [], 0.02)
+            try:
+                ready, _, _ = select.select([self.listener, *(s for pair in self.pairs for s in pair)], [], [], 0.02)
+            except (OSError, ValueError):  # reset_all() has just closed one
+                continue
             if self.silent:
                 time.sleep(0.02)
                 continue
@@ -223,21 +227,23 @@ class Relay(threading.Thread):
             try:
                 data = s.recv(65536)
                 other.sendall(data)
-            except OSError:
-                data = b''
+            except OSError:  # a reset stays a reset
+                self.end(pair, True)
+                continue
             if not data:
-                self.pairs.remove(pair)
-                for one in pair:
-                    one.close()
+                self.end(pair, False)
+
+    def end(self, pair, reset):
+        if pair in self.pairs:
+            self.pairs.remove(pair)
+        for s in pair:
+            if reset:
+                s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+            s.close()
 
     def reset_all(self):
-        for pair in self.pairs:
-            for s in pair:
-                s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
-        pairs, self.pairs = self.pairs, []
-        for pair in pairs:
-            for s in pair:
-                s.close()
+        for pair in list(self.pairs):
+            self.end(pair, True)
 
 
 @contextlib.contextmanager
@@ -316,6 +322,53 @@ def test_an_agent_that_was_stopped_for_too_long_kills_its_workers_first(cddprun)
         nodes[1].process.send_signal(signal.SIGCONT)
         assert nodes[1].finish() == 1
         assert re.fullmatch(r'cddprun: nothing was heard from the rendezvous .*\n', nodes[1].err), nodes[1].err
+
+
+# --- the secret -----------------------------------------------------------------------------------------------------
+
+@contextlib.contextmanager
+def secret_file(text, mode=0o600):
+    with tempfile.NamedTemporaryFile('w') as f:
+        f.write(text)
+        f.flush()
+        os.chmod(f.name, mode)
+        yield f.name
+
+
+def test_agents_with_one_secret_meet_and_others_are_turned_away(cddprun):
+    port = free_port()
+    where = ['--nnodes=2', '--master_addr=127.0.0.1', f'--master_port={port}']
+    with secret_file('correct horse\n') as good, secret_file('battery staple') as bad, \
+            Job(cddprun, *where, '--node_rank=0', f'--auth_token_file={good}', *sh('cat $CDDP_AUTH_TOKEN_FILE')) as host:
+        launch.wait_for('the host to listen', lambda: can_connect(port))
+        one_sentence(run(cddprun, *where, '--node_rank=1', f'--auth_token_file={bad}', 'true'), 1, 'secret')
+        one_sentence(run(cddprun, *where, '--node_rank=1', 'true'), 1, 'secret')
+        assert host.process.poll() is None
+        with Job(cddprun, *where, '--node_rank=1', 'true', env={'CDDP_AUTH_TOKEN_FILE': good}) as guest:
+            assert (guest.finish(), host.finish()) == (0, 0), (guest.err, host.err)
+        assert host.out == '[0] correct horse\n' and guest.err == '', (host.out, guest.err)
+
+
+def test_an_agent_with_a_secret_does_not_trust_a_host_without(cddprun):
+    port = free_port()
+    where = ['--nnodes=2', '--master_addr=127.0.0.1', f'--master_port={port}']
+    with secret_file('s') as good, Job(cddprun, *where, '--node_rank=0', 'true') as host:
+        launch.wait_for('the host to listen', lambda: can_connect(port))
+        one_sentence(run(cddprun, *where, '--node_rank=1', f'--auth_token_file={good}', 'true'), 1, 'secret')
+        host.process.send_signal(signal.SIGTERM)
+        assert host.finish() == 143, host.err
+
+
+def test_a_secret_that_others_may_read_is_no_secret(cddprun):
+    with secret_file('s', 0o644) as open_file:
+        one_sentence(run(cddprun, f'--auth_token_file={open_file}', 'true'), 1, open_file)
+    one_sentence(run(cddprun, '--auth_token_file=/no/such/file', 'true'), 1, '/no/such/file')
+
+
+def test_standalone_makes_a_secret_of_its_own(cddprun):
+    status, out, err = run(cddprun, '--standalone', *sh('stat -c "%a %s" "$CDDP_AUTH_TOKEN_FILE"; '
+                                                         'grep -cE "^[0-9a-f]{64}$" "$CDDP_AUTH_TOKEN_FILE"'))
+    assert (status, out, err) == (0, '[0] 600 64\n[0] 1\n', ''), (status, out, err)
 
 
 # --- mistakes -------------------------------------------------------------------------------------------------------

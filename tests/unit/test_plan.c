@@ -82,6 +82,21 @@ Test(plan, a_run_without_a_name_gets_a_random_one_unless_several_nodes_must_agre
     cr_assert_str_eq(p.host, "10.0.0.9");
 }
 
+Test(plan, workers_are_told_where_the_secret_is)
+{
+    static char *base[] = {(char *)"CDDP_AUTH_TOKEN_FILE=relative", NULL};
+    struct plan p = make(OPTIONS_NPROC_COUNT, 1);
+    struct cdi_msg_assign a = {.world_size = 1};
+    struct plan_rank r = {.assign = &a, .error_file = "e", .flight = "f"};
+    char **env;
+
+    p.auth_token_file = "/run/secret";
+    env = plan_env(&p, &r, base);
+    cr_assert_not_null(env);
+    cr_assert_str_eq(get(env, "CDDP_AUTH_TOKEN_FILE"), "/run/secret");
+    plan_free_strings(env);
+}
+
 Test(plan, a_worker_gets_all_of_torchruns_variables_and_keeps_the_rest)
 {
     static char *base[] = {(char *)"HOME=/root", (char *)"RANK=77", (char *)"NOEQUALS", NULL};
