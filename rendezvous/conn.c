@@ -83,10 +83,14 @@ static void on_closed(uv_handle_t *handle)
 
 static void log_drop(const struct conn *c, enum cdi_log_level level, const char *why)
 {
-    char name[80];
+    char name[80], line[512];
 
     name_of(c, name);
-    cdi_log(level, "RDZV-DROP", "rendezvous: connection from %s closed: %s", name, why);
+    (void)snprintf(line, sizeof line, "%.*s", (int)sizeof line - 1, why);
+    for (char *at = line; *at != '\0'; at++)
+        if ((unsigned char)*at < ' ' || *at == 0x7f)
+            *at = '?'; /* words of the peer must not look like other lines */
+    cdi_log(level, "RDZV-DROP", "rendezvous: connection from %s closed: %s", name, line);
 }
 
 static void leave_store(struct conn *c)
@@ -700,6 +704,7 @@ void conn_tick(struct conn_home *home)
 {
     struct cdi_list *node, *safe;
 
-    cdi_list_for_each (node, safe, &home->conns)
+    cdi_list_for_each (node, safe, &home->conns) {
         look(cdi_list_of(node, struct conn, link), now_of(home));
+    }
 }

@@ -45,7 +45,7 @@ struct job {
     struct rdzv_server *server;
     struct cdi_list link;
     struct gate gate; /* empty where the job uses the port of all */
-    int64_t over_ms;  /* when it was seen to be over; -1: it is not */
+    int64_t over_ms;  /* when it was seen to be over, or without agents; -1: it is not */
     bool ending;      /* its connections and its port are being closed */
 };
 
@@ -128,8 +128,9 @@ static void free_server(struct rdzv_server *s)
 {
     struct cdi_list *node, *safe;
 
-    cdi_list_for_each (node, safe, &s->jobs)
+    cdi_list_for_each (node, safe, &s->jobs) {
         destroy_job(cdi_list_of(node, struct job, link));
+    }
     cdi_secret_release(&s->secret);
     if (s->reserve_fd >= 0)
         (void)close(s->reserve_fd);
@@ -230,8 +231,9 @@ void rdzv_server_close(struct rdzv_server *s, void (*closed)(void *arg), void *a
     s->closed_arg = arg;
     s->home.closing = true;
     close_gate(&s->gate);
-    cdi_list_for_each (node, safe, &s->jobs)
+    cdi_list_for_each (node, safe, &s->jobs) {
         close_gate(&cdi_list_of(node, struct job, link)->gate);
+    }
     finish_conns(s, NULL, "the rendezvous ends");
     (void)uv_timer_start(&s->timer, on_tick, CLOSING_TICK_MS, CLOSING_TICK_MS);
     close_timer_if_idle(s);
@@ -257,8 +259,9 @@ static void poll_gates(struct rdzv_server *s, bool on)
     struct cdi_list *node, *safe;
 
     poll_gate(&s->gate, on);
-    cdi_list_for_each (node, safe, &s->jobs)
+    cdi_list_for_each (node, safe, &s->jobs) {
         poll_gate(&cdi_list_of(node, struct job, link)->gate, on);
+    }
 }
 
 static void pause_accepting(struct rdzv_server *s)
@@ -337,7 +340,9 @@ static void tick_job(struct rdzv_server *s, struct job *job, int64_t now_ms, int
     session_tick(job->conn.session, now_ms, wall_ms);
     if (s->home.only == &job->conn || job->ending)
         return;
-    if (job->over_ms < 0 && (round_state(round) == ROUND_CLOSED || round_present(round) == 0))
+    if (round_state(round) != ROUND_CLOSED && round_present(round) > 0)
+        job->over_ms = -1;
+    else if (job->over_ms < 0)
         job->over_ms = now_ms;
     if (job->over_ms < 0 || (job->conn.n_conns > 0 && now_ms - job->over_ms < s->over_ms))
         return;
@@ -494,6 +499,9 @@ static cddp_status make_job(struct conn_home *home, const struct cdi_msg_join *j
         return cdi_fail(err, CDDP_E_NOT_FOUND, "the rendezvous has no job '%.200s' any more", join->run_id);
     if (join->run_id[0] == '\0')
         return cdi_fail(err, CDDP_E_INVALID, "this rendezvous serves many jobs: name this one with --rdzv_id");
+    for (const char *at = join->run_id; *at != '\0'; at++)
+        if ((unsigned char)*at < ' ' || *at == 0x7f)
+            return cdi_fail(err, CDDP_E_INVALID, "a job's name (--rdzv_id) must not hold control characters");
     if (s->n_jobs >= s->max_jobs)
         return cdi_fail(err, CDDP_E_LIMIT, "the rendezvous has %zu jobs already, as many as --max_jobs allows",
                         s->n_jobs);

@@ -832,6 +832,10 @@ Test(server, two_jobs_side_by_side_have_ports_and_keys_of_their_own)
     cr_assert(ends(fd));
     (void)close(fd);
     cr_assert(logged("on the port of all jobs"));
+    fd = dial();
+    cr_assert_eq(greet(fd, CDI_HELLO_STORE, "x\nforged", 0, NULL, &err), CDDP_E_DENIED);
+    (void)close(fd);
+    cr_assert(logged("no job 'x?forged' is here"));
     dial_port = port[0]; /* another job's name at red's port */
     fd = dial();
     dial_port = 0;
@@ -899,6 +903,29 @@ Test(server, a_job_whose_clients_do_not_go_ends_all_the_same_and_so_does_one_wit
     stop();
 }
 
+Test(server, a_job_whose_first_agent_was_refused_lives_on_with_the_next_one)
+{
+    struct cdi_msg m = join_of("job", -1, 1);
+    uint16_t port;
+    int refused, agent, store;
+
+    start((struct rdzv_server_options){.max_jobs = 1, .over_ms = 300});
+    m.u.join.n_procs = 70000;
+    refused = dial();
+    cr_assert_eq(greet(refused, CDI_HELLO_AGENT, "job", CDI_HELLO_CURRENT_ROUND, NULL, NULL), CDDP_OK);
+    tell(refused, m);
+    cr_assert_not_null(strstr(hear(refused, CDI_MSG_CLOSED).u.closed.text, "offers 70000 workers"));
+    agent = begin_job("job", &port);
+    store = store_at(port);
+    for (int64_t end = cdi_now_ms() + 1000; cdi_now_ms() < end;) {
+        ask(store, CDI_C10D_GET, "k", NULL);
+        answers(store, "");
+    }
+    end_job(agent);
+    (void)close(agent), (void)close(store), (void)close(refused);
+    stop();
+}
+
 Test(server, when_no_port_is_left_for_a_job_it_is_refused)
 {
     struct cdi_msg m;
@@ -919,6 +946,9 @@ Test(server, when_no_port_is_left_for_a_job_it_is_refused)
     (void)close(fd);
     fd = dial_agent("", -1, 1);
     cr_assert_not_null(strstr(hear(fd, CDI_MSG_CLOSED).u.closed.text, "name this one with --rdzv_id"));
+    (void)close(fd);
+    fd = dial_agent("a\nb", -1, 1);
+    cr_assert_not_null(strstr(hear(fd, CDI_MSG_CLOSED).u.closed.text, "must not hold control characters"));
     (void)close(fd);
     (void)close(taken);
     agent = dial_agent("job", -1, 1);
