@@ -421,6 +421,12 @@ static void deny(struct conn *c, const char *why)
     conn_finish(c, LINGER_MS, level, why);
 }
 
+/* Was it asked for a proof that has not come? */
+static bool lacks_proof(const struct conn *c)
+{
+    return c->state == CONN_HELLO && c->hello.state == CDI_HELLO_S_PROVING && c->hello.auth;
+}
+
 /* ------------------------------------------------------------------------------------------------------- opening ----
  */
 
@@ -497,7 +503,7 @@ static void admit(struct conn *c)
         c->state = CONN_NEW;
 }
 
-/* An agent may send JOIN at once where there is no secret: JOIN names the job, too. */
+/* An agent that has sent JOIN without a HELLO is of another version. It understands CLOSED. */
 static bool is_without_hello(const struct conn *c)
 {
     const uint8_t *p = cdi_buf_data(&c->in);
@@ -507,28 +513,14 @@ static bool is_without_hello(const struct conn *c)
            p[skip + 4] == CDI_MSG_JOIN && p[skip + 5] == 0;
 }
 
-static void serve_without_hello(struct conn *c)
-{
-    if (c->home->secret != NULL) {
-        refuse_agent(c, "this cddprun is of another version than the rendezvous: it joins without HELLO; use one "
-                        "version on all nodes");
-        return;
-    }
-    if (!c->hello.opened)
-        (void)cdi_frame_take_opening(&c->in);
-    if (c->home->only != NULL)
-        begin_control(c, c->home->only);
-    else
-        c->state = CONN_NEW;
-}
-
 static void serve_hello(struct conn *c)
 {
     struct cdi_error err = {0};
     cddp_status st = CDDP_OK;
 
     if (is_without_hello(c)) {
-        serve_without_hello(c);
+        refuse_agent(c, "this cddprun is of another version than the rendezvous: it joins without HELLO; use one "
+                        "version on all nodes");
         return;
     }
     while (st == CDDP_OK && c->state == CONN_HELLO) {
@@ -634,6 +626,8 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
         return;
     if (n == UV_EOF && c->state == CONN_LINGERING && queued(c) > 0) {
         (void)uv_read_stop(stream); /* it wants no more than the rest */
+    } else if (n < 0 && lacks_proof(c)) {
+        deny(c, "it went without proving the job's secret");
     } else if (n == UV_EOF) {
         conn_close(c, CDI_LOG_DEBUG, "its connection closed");
     } else if (n < 0) {
@@ -690,6 +684,8 @@ static void look(struct conn *c, int64_t now_ms)
 
     if (c->state == CONN_LINGERING && now_ms >= c->deadline_ms) {
         conn_close(c, CDI_LOG_DEBUG, "finished");
+    } else if (lacks_proof(c) && now_ms >= c->deadline_ms) {
+        deny(c, "it did not prove the job's secret in time");
     } else if (opening && now_ms >= c->deadline_ms) {
         conn_close(c, CDI_LOG_INFO, "it did not say in time what it wants");
     } else if (c->writing && queue == c->queue_seen && now_ms - c->progress_ms >= c->home->stall_ms) {

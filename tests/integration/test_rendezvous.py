@@ -102,12 +102,23 @@ def test_a_secret_that_others_may_read_is_refused_and_a_good_one_taken(cddprun):
             assert daemon.finish() == 1
             assert daemon.err.count('\n') == 1 and path in daemon.err, daemon.err
         os.chmod(path, 0o600)
-        with Daemon(env={'CDDP_AUTH_TOKEN_FILE': path}) as daemon, contextlib.ExitStack() as stack:
-            job = node(stack, cddprun, daemon, 'stranger', 1, 'echo ran')
-            assert job.finish() != 0
-            assert job.out == '', job.out
+        other = f'{tmp}/other'
+        with open(other, 'w') as f:
+            f.write('hunter3\n')
+        os.chmod(other, 0o600)
+        hello = os.path.join(os.path.dirname(cddprun), '..', 'examples', 'hello_ranks')
+        with Daemon('--plain_store=never', env={'CDDP_AUTH_TOKEN_FILE': path}) as daemon:
+            flags = ['--nnodes=1', '--rdzv_backend=c10d', '--rdzv_id=job', f'--rdzv_endpoint=127.0.0.1:{daemon.port}',
+                     '--nproc_per_node=2']
+            for lacks in [], [f'--auth_token_file={other}']:
+                with Job(cddprun, *flags, *lacks, hello) as job:
+                    assert job.finish() == 1
+                    assert job.out == '' and job.err.count('\n') == 1 and 'secret' in job.err, (job.out, job.err)
+            with Job(cddprun, *flags, f'--auth_token_file={path}', hello) as job:
+                assert job.finish() == 0, job.err
+                assert job.out.count('\n') == 2, job.out
             assert daemon.end() == 0
-            assert '127.0.0.1' in daemon.err, daemon.err
+            assert daemon.err.count('secret') == 1 and 'connection from 127.0.0.1:' in daemon.err, daemon.err
 
 
 def test_help_and_version(cddprun):

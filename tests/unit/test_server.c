@@ -444,7 +444,11 @@ Test(server, garbage_and_silence_are_closed_and_logged_once)
     (void)close(fd);
     cr_assert(logged("it did not say in time what it wants"));
     fd = dial();
-    put(fd, CDI_CONTROL_OPENING, CDI_CONTROL_OPENING_LEN); /* an agent that does not join */
+    put(fd, CDI_CONTROL_OPENING, CDI_CONTROL_OPENING_LEN); /* an agent that goes no further */
+    cr_assert(ends(fd));
+    (void)close(fd);
+    fd = dial(); /* an agent that does not join */
+    cr_assert_eq(greet(fd, CDI_HELLO_AGENT, "job", CDI_HELLO_CURRENT_ROUND, NULL, NULL), CDDP_OK);
     cr_assert(ends(fd));
     (void)close(fd);
     store = dial_store();
