@@ -282,6 +282,9 @@ static void carry_out(struct agent *a, const struct supervise_action *action)
         start_workers(a);
         return;
     case SUPERVISE_DO_TELL_DEATH:
+        if (a->plan->wait_on_failure)
+            cdi_log(CDI_LOG_WARN, "AGENT-FAILURE", "%.*s; the other workers are left alone (--on_failure=wait)",
+                    (int)strcspn(a->sup.first.text, "\n"), a->sup.first.text);
         if (a->crew != NULL)
             crew_tell_death(a->crew, a->sup.first.rank, a->sup.first.text);
         return;
@@ -676,6 +679,8 @@ int agent_run(const struct plan *plan, struct guard_link *link)
     a->spawn =
         (struct spawn_context){.loop = &a->loop, .mask = link->mask, .ignored = link->ignored, .read_buf = a->read_buf};
     supervise_init(&a->sup, plan->n_procs);
+    if (plan->wait_on_failure)
+        supervise_leave_alone(&a->sup);
     if (spawn_check_program(plan->command[0], &status, &err) == CDDP_OK) {
         status = 1;
         if (spawn_prepare(&a->spawn, plan->n_procs, &err) == CDDP_OK)

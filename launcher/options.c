@@ -17,6 +17,7 @@ enum kind {
     KIND_TEXT,    /* const char *, not empty */
     KIND_NPROC,   /* N, cpu, gpu, auto */
     KIND_NNODES,  /* N or MIN:MAX */
+    KIND_STOP,    /* bool: "stop" or "wait" */
     KIND_HELP,    /* what = OPTIONS_HELP */
     KIND_VERSION, /* what = OPTIONS_VERSION */
 };
@@ -59,6 +60,8 @@ static const struct flag flags[] = {
      "what messages call this machine (default: its host name)"},
     {"max_restarts", "PET_MAX_RESTARTS", KIND_NUMBER, AT(max_restarts), 0, 1000000, "0", "N",
      "how often all workers are started again after one has failed"},
+    {"on_failure", "PET_ON_FAILURE", KIND_STOP, AT(wait_on_failure), 0, 0, "stop", "stop|wait",
+     "what becomes of the other workers when one has failed: stop ends them, wait leaves them alone"},
     {"rdzv_id", "PET_RDZV_ID", KIND_TEXT, AT(run_id), 0, 0, NULL, "NAME",
      "the job's name, TORCHELASTIC_RUN_ID of the workers (default: a random one; of several machines: none)"},
     {"auth_token_file", "CDDP_AUTH_TOKEN_FILE", KIND_TEXT, AT(auth_token_file), 0, 0, NULL, "FILE",
@@ -186,6 +189,11 @@ static cddp_status set_value(struct options *o, const struct flag *f, const char
         return set_nproc(o, f, text, from, err);
     case KIND_NNODES:
         return set_nnodes(o, f, text, from, err);
+    case KIND_STOP:
+        if (strcmp(text, "stop") != 0 && strcmp(text, "wait") != 0)
+            return cdi_fail(err, CDDP_E_INVALID, "%s '%.64s' is neither stop nor wait", from, text);
+        o->wait_on_failure = strcmp(text, "wait") == 0;
+        return CDDP_OK;
     case KIND_HELP:
         o->what = OPTIONS_HELP;
         return CDDP_OK;
@@ -198,7 +206,8 @@ static cddp_status set_value(struct options *o, const struct flag *f, const char
 
 static bool takes_value(const struct flag *f)
 {
-    return f->kind == KIND_NUMBER || f->kind == KIND_TEXT || f->kind == KIND_NPROC || f->kind == KIND_NNODES;
+    return f->kind == KIND_NUMBER || f->kind == KIND_TEXT || f->kind == KIND_NPROC || f->kind == KIND_NNODES ||
+           f->kind == KIND_STOP;
 }
 
 /* ----------------------------------------------------------------------------------------------------- names ---- */

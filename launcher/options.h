@@ -28,6 +28,7 @@ struct options {
     int64_t master_port; /* -1: not given */
     int64_t node_rank;   /* -1: not given */
     bool standalone;
+    bool wait_on_failure;
     bool no_python;          /* accepted for torchrun's sake: cddprun never puts Python in front */
     const char *master_addr; /* NULL: not given */
     const char *run_id;      /* NULL: not given */

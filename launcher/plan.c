@@ -39,6 +39,7 @@ cddp_status plan_make(struct plan *out, const struct options *o, const struct me
         .min_nodes = meet->n_nodes,
         .max_nodes = meet->n_nodes,
         .max_restarts = (uint32_t)o->max_restarts,
+        .wait_on_failure = o->wait_on_failure,
         .meet = *meet,
         .role = o->role,
         .host = o->local_addr != NULL ? o->local_addr : m->host,

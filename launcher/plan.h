@@ -15,6 +15,7 @@ struct plan {
     uint32_t n_procs; /* workers on this node */
     uint32_t min_nodes, max_nodes;
     uint32_t max_restarts;
+    bool wait_on_failure; /* a worker's failure leaves the others alone */
     struct meet meet;
     char run_id[256];
     const char *role;

@@ -30,6 +30,11 @@ void supervise_set_host(struct supervise *s)
     s->hosts = true;
 }
 
+void supervise_leave_alone(struct supervise *s)
+{
+    s->leaves_alone = true;
+}
+
 /* A word about this round, which is remembered in case it does not arrive. */
 static void report(struct supervise *s, struct supervise_actions *out, enum supervise_do what)
 {
@@ -134,8 +139,8 @@ static void tell(const struct supervise *s, struct supervise_actions *out)
 static void on_round_over(struct supervise *s, const struct supervise_event *ev, int64_t now_ms,
                           struct supervise_actions *out)
 {
-    bool unseen =
-        (s->state == SUPERVISE_WAITING && ev->u.over.round > s->assign.round) || s->state == SUPERVISE_JOINING;
+    bool known,
+        unseen = (s->state == SUPERVISE_WAITING && ev->u.over.round > s->assign.round) || s->state == SUPERVISE_JOINING;
 
     if (unseen) { /* its ASSIGN was lost with a connection, and now it is over */
         s->state = SUPERVISE_WAITING;
@@ -146,11 +151,14 @@ static void on_round_over(struct supervise *s, const struct supervise_event *ev,
     if (ev->u.over.round != s->assign.round || s->round_over)
         return;
     s->round_over = true;
+    known = s->first.kind != CDI_END_NONE;
     if (ev->u.over.failure.kind != CDI_END_NONE)
         s->first = ev->u.over.failure;
     if (s->state == SUPERVISE_RUNNING) {
-        tell(s, out);
-        stop_workers(s, SIGTERM, now_ms, out);
+        if (!known)
+            tell(s, out);
+        if (!s->leaves_alone || s->first.kind == CDI_END_NONE)
+            stop_workers(s, SIGTERM, now_ms, out);
     } else if (s->state == SUPERVISE_WAITING && s->local_first.kind == CDI_END_NONE) {
         /* Ours had ended well, which was said; now they count as stopped. */
         report(s, out, SUPERVISE_DO_SEND_STOPPED);
@@ -230,12 +238,12 @@ static void on_worker_exit(struct supervise *s, const struct cdi_failure *end, i
     s->n_alive--;
     if (end->kind == CDI_END_EXIT && end->code == 0) {
         s->n_ended_well++;
-    } else if (s->state == SUPERVISE_RUNNING) {
+    } else if (s->state == SUPERVISE_RUNNING && s->first.kind == CDI_END_NONE) {
         s->local_first = *end;
         s->first = *end;
         act(out, SUPERVISE_DO_TELL_DEATH, 0);
         report(s, out, SUPERVISE_DO_SEND_FAILED);
-        if (s->n_alive > 0)
+        if (s->n_alive > 0 && !s->leaves_alone)
             stop_workers(s, SIGTERM, now_ms, out);
     } else {
         s->n_ended_after++;

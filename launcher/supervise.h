@@ -106,6 +106,7 @@ struct supervise {
     bool said_failed, said_done, said_stopped; /* of this round */
     bool round_over;                           /* the rendezvous has ended the round */
     bool ending;                               /* no further round for this agent */
+    bool leaves_alone;                         /* a worker's failure does not stop the others: they end by themselves */
     bool hosts;                                /* the other nodes' rendezvous runs in this agent */
     bool link_lost;                            /* to the rendezvous */
     int64_t stay_until_ms; /* a host that is ended by a signal waits so long for the other nodes to stop */
@@ -120,6 +121,8 @@ struct supervise {
 void supervise_init(struct supervise *s, uint32_t n_local);
 /* The rendezvous of other nodes runs in this agent: a signal ends it when they have stopped, and not before. */
 void supervise_set_host(struct supervise *s);
+/* A worker's failure, here or elsewhere, is told to the others, but they are left alone. */
+void supervise_leave_alone(struct supervise *s);
 /* What to do now, in this order. A worker that could not be started counts as started, and EXIT with END_SPAWN follows.
  */
 void supervise_handle(struct supervise *s, const struct supervise_event *ev, int64_t now_ms,

@@ -177,6 +177,21 @@ def test_a_signal_to_either_agent_ends_both_and_the_other_says_who_left(cddprun)
             assert re.fullmatch(rf'cddprun: node {ended} \(\S+\) left: it was ended by signal 15 \(SIGTERM\)\n', other), other
 
 
+def test_survivors_are_left_alone_if_so_asked(cddprun):
+    script = UP + ('[ $RANK = 1 ] && rm -f "$TMPDIR/up1" && exit 5; while [ ! -e "$TMPDIR/go" ]; do sleep 0.02; done; '
+                   'rm -f "$TMPDIR/up$RANK"; [ $RANK != 2 ] || rm -f "$TMPDIR/go"; echo $RANK ended by itself')
+    with Nodes(cddprun, [1, 1, 1], script, '--on_failure=wait') as nodes:
+        launch.wait_for('the survivors', lambda: all(os.path.exists(os.path.join(nodes.jobs[i].tmp, f'up{i}')) for i in (0, 2)))
+        launch.wait_for('rank 1 to end', lambda: not nodes.jobs[1].workers() and nodes.jobs[1].agent())
+        for i in 0, 2:
+            open(os.path.join(nodes.jobs[i].tmp, 'go'), 'w', encoding='ascii').close()
+        assert nodes.finish() == [5, 5, 5], [job.err for job in nodes.jobs]
+        os.unlink(os.path.join(nodes.jobs[0].tmp, 'go'))
+        assert [job.out for job in nodes.jobs] == ['[0] 0 ended by itself\n', '', '[2] 2 ended by itself\n']
+        for job in nodes.jobs:
+            assert re.match(r'cddprun: rank 1 .* status 5; the other workers are left alone', job.err), job.err
+
+
 # --- the lease ------------------------------------------------------------------------------------------------------
 
 class Relay(threading.Thread):

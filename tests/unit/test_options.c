@@ -48,6 +48,7 @@ Test(options, every_flag_has_a_default)
     cr_assert_null(o.master_addr);
     cr_assert_null(o.run_id);
     cr_assert_not(o.standalone);
+    cr_assert_not(o.wait_on_failure);
     cr_assert_str_eq(o.role, "default");
     cr_assert_str_eq(o.tmpdir, "/tmp");
     cr_assert_str_eq(o.command[0], "./train");
@@ -146,6 +147,7 @@ Test(options, a_bad_value_is_named_with_its_flag_or_variable)
         {"--nnodes=x", "--nnodes 'x' is neither"},
         {"--nnodes=:", "--nnodes ':' is neither"},
         {"--role=", "--role '' is empty"},
+        {"--on_failure=go", "--on_failure 'go' is neither stop nor wait"},
         {"--standalone=yes", "--standalone takes no value, but was given 'yes'"},
     };
     struct options o;

@@ -112,6 +112,49 @@ Test(supervise, the_first_failure_stops_the_others_and_gives_the_exit_status)
     cr_assert_eq(s.n_ended_after, 2);
 }
 
+Test(supervise, workers_that_are_left_alone_hear_of_the_failure_and_end_by_themselves)
+{
+    supervise_init(&s, 3);
+    supervise_leave_alone(&s);
+    assign(0, 0, 0);
+    ended(1, CDI_END_EXIT, 7, 100);
+    DID(SUPERVISE_DO_TELL_DEATH, SUPERVISE_DO_SEND_FAILED);
+    cr_assert_eq(supervise_deadline_ms(&s), CDI_NEVER_MS);
+    round_over(0, 1, 101);
+    DID_NOTHING();
+    ended(0, CDI_END_EXIT, 3, 110);
+    DID_NOTHING();
+    ended(2, CDI_END_EXIT, 0, 120);
+    DID(SUPERVISE_DO_SWEEP);
+    plain(SUPERVISE_SWEPT, 121);
+    DID(SUPERVISE_DO_SEND_STOPPED);
+    closed(CDI_CLOSE_FAILED, 122);
+    DID(SUPERVISE_DO_FINISH);
+    cr_assert_eq(s.n_ended_after, 1);
+    cr_assert_eq(s.n_ended_well, 1);
+}
+
+Test(supervise, workers_that_are_left_alone_hear_of_a_failure_elsewhere)
+{
+    supervise_init(&s, 1);
+    supervise_leave_alone(&s);
+    assign(0, 0, 0);
+    round_over(0, 5, 2);
+    DID(SUPERVISE_DO_TELL_DEATH);
+    ended(0, CDI_END_EXIT, 4, 4);
+    DID(SUPERVISE_DO_SWEEP);
+    plain(SUPERVISE_SWEPT, 5);
+    DID(SUPERVISE_DO_SEND_STOPPED);
+    closed(CDI_CLOSE_FAILED, 6);
+    cr_assert_eq(supervise_exit_status(&s), 9);
+
+    supervise_init(&s, 1);
+    supervise_leave_alone(&s);
+    assign(0, 0, 0);
+    signalled(SIGTERM, 1);
+    DID(SUPERVISE_DO_SEND_LEAVE, SUPERVISE_DO_KILL);
+}
+
 Test(supervise, the_exit_status_is_the_first_failures)
 {
     supervise_init(&s, 1);
@@ -389,6 +432,8 @@ Test(supervise, any_order_of_events_ends_in_one_finish)
         supervise_init(&s, 2);
         if (game % 2 == 1)
             supervise_set_host(&s);
+        if (game % 3 == 1)
+            supervise_leave_alone(&s);
         for (int step = 0; step < 60; step++) {
             struct supervise_event ev = {.kind = SUPERVISE_TICK};
 
