@@ -103,8 +103,7 @@ typedef struct cddp_init_options {
  * Returns CDDP_OK; CDDP_E_INVALID (a variable is missing or out of range, or opt is bad); CDDP_E_EXISTS (another
  * process has the same rank, or the port is taken); CDDP_E_DENIED (the secret); CDDP_E_PEER (rank 0, which hosts the
  * store, died); CDDP_E_TIMEOUT; CDDP_E_CLOSED (the rendezvous ended); CDDP_E_IO (no connection);
- * CDDP_E_NOT_FOUND (the address does not resolve); CDDP_E_UNSUPPORTED (ranks on several hosts); CDDP_E_SYSTEM;
- * CDDP_E_NOMEM.
+ * CDDP_E_NOT_FOUND (the address does not resolve); CDDP_E_SYSTEM; CDDP_E_NOMEM.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_init(cddp_comm **out, const cddp_init_options *opt);
 
