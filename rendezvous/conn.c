@@ -343,7 +343,7 @@ static void refuse_agent(struct conn *c, const char *why)
 {
     struct cdi_msg m = {.type = CDI_MSG_CLOSED, .u.closed.status = CDI_CLOSE_REFUSED};
 
-    (void)snprintf(m.u.closed.text, sizeof m.u.closed.text, "%s", why);
+    (void)snprintf(m.u.closed.text, sizeof m.u.closed.text, "%.511s", why);
     (void)cdi_msg_encode(&m, &c->out, NULL); /* without memory it is closed all the same */
     conn_finish(c, LINGER_MS, CDI_LOG_WARN, why);
 }
