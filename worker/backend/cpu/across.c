@@ -36,7 +36,7 @@ static cddp_status pump(struct cdi_run *run, struct cdi_link *const *links, int 
  */
 
 struct greeting {
-    struct cdi_link *links[2];
+    struct cdi_link *links[2]; /* n of them */
     int n;
     bool sent[2], heard[2];
     uint8_t out[CDI_TCP_OP], in[2][CDI_TCP_OP];
@@ -48,7 +48,7 @@ static cddp_status greet(void *arg, bool *moved, struct cdi_error *err)
     struct greeting *g = arg;
     bool all = true;
 
-    for (int i = 0; i < g->n; i++) {
+    for (int i = 0; i < 2 && g->links[i] != NULL; i++) {
         cddp_status st =
             g->sent[i] ? CDDP_OK : cdi_link_send(g->links[i], CDI_TCP_IS_OP, g->out, sizeof g->out, moved, err);
 
@@ -308,12 +308,14 @@ cddp_status cdi_across_message(struct cdi_run *run, struct cdi_error *err)
     uint8_t *p = out ? (uint8_t *)(uintptr_t)op->in : op->out;
     size_t left = op->count * cddp_dtype_size(op->dtype);
     struct greeting g = {.n = 1};
+    struct cdi_link *link = NULL;
     struct cdi_shm_desc other;
-    cddp_status st = cdi_tcp_pair(run->t->tcp, op->root, &g.links[0], err);
+    cddp_status st = cdi_tcp_pair(run->t->tcp, op->root, &link, err);
 
-    if (st != CDDP_OK)
+    if (st != CDDP_OK || link == NULL)
         return st;
-    g.links[0]->begun = false;
+    link->begun = false;
+    g.links[0] = link;
     cdi_tcp_put_op(g.out, &run->desc);
     st = pump(run, g.links, 1, greet, &g, err);
     if (st != CDDP_OK)
@@ -326,7 +328,7 @@ cddp_status cdi_across_message(struct cdi_run *run, struct cdi_error *err)
     while (left > 0 && st == CDDP_OK) {
         size_t n = left < CDI_TCP_PAYLOAD_MAX ? left : CDI_TCP_PAYLOAD_MAX;
 
-        st = move(run, g.links[0], out, CDI_TCP_IS_DATA, p, n, err);
+        st = move(run, link, out, CDI_TCP_IS_DATA, p, n, err);
         p += n;
         left -= n;
     }

@@ -129,12 +129,12 @@ void cdi_tcp_get_op(const uint8_t in[CDI_TCP_OP], struct cdi_shm_desc *d)
 
 uint32_t cdi_tcp_put_abort(uint8_t out[4 + CDI_SHM_TEXT], cddp_status status, const char *text)
 {
-    size_t len = strlen(text);
+    uint32_t len = 0;
 
-    len = len < CDI_SHM_TEXT ? len : CDI_SHM_TEXT - 1;
     put32(out, (uint32_t)status);
-    memcpy(out + 4, text, len);
-    return (uint32_t)(4 + len);
+    for (; text[len] != '\0' && len + 1 < CDI_SHM_TEXT; len++)
+        out[4 + len] = (uint8_t)text[len];
+    return 4 + len;
 }
 
 cddp_status cdi_tcp_get_abort(const uint8_t *in, uint32_t len, struct cdi_error *err)
