@@ -7,6 +7,7 @@
  *   shapes     rank 1 has another shape for one parameter; every rank says what it was told before one of them ends
  *   order      rank 1 calls another collective
  *   forever    all-reduce until killed; with a grandchild in a session of its own
+ *   loop       all-reduce of small and large sizes until killed, or until a collective fails: then say why and leave
  *   die        as forever, but rank 1 kills itself with SIGKILL after 20 rounds; the others print what they were told
  */
 #include <cddp/cddp.h>
@@ -97,6 +98,22 @@ static int forever(cddp_comm *comm, int die_at)
     }
 }
 
+static int loop(cddp_comm *comm)
+{
+    static float x[1 << 18];
+
+    for (long i = 0;; i++) {
+        cddp_status st = cddp_all_reduce(comm, x, x, i % 2 == 0 ? 16 : 1 << 18, CDDP_FLOAT32, CDDP_MEAN);
+
+        if (st != CDDP_OK)
+            return complain(st);
+        if (i == 4) {
+            printf("running\n");
+            (void)fflush(stdout);
+        }
+    }
+}
+
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "init";
@@ -119,6 +136,8 @@ int main(int argc, char **argv)
         rc = order(comm);
     else if (strcmp(mode, "forever") == 0)
         rc = forever(comm, -1);
+    else if (strcmp(mode, "loop") == 0)
+        rc = loop(comm);
     else if (strcmp(mode, "die") == 0)
         rc = forever(comm, 40);
     else
