@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import resource
+import shlex
 import socket
 import subprocess
 import sys
@@ -89,7 +90,7 @@ def cases(cddprun, probe, tmp):
     port = taken.getsockname()[1]
 
     def shell(text):
-        return [*two, "sh", "-c", text.replace("PROBE", str(probe))]
+        return [*two, "sh", "-c", text.replace("PROBE", shlex.quote(str(probe)))]
 
     yield taken
     yield Case("RANK missing", shell("unset RANK; exec PROBE init"), r"RANK\b.* not set")
