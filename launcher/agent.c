@@ -60,7 +60,7 @@ static void log_to_writer(enum cdi_log_level level, const char *id, const char *
         writer_push(a->writer, STDERR_FILENO, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
 }
 
-/* ---------------------------------------------------------------------------------------------------- workers ---- */
+/* --------------------------------------------------------------------------------------------------- workers ---- */
 
 static void on_worker_exited(void *arg, const struct cdi_failure *end)
 {
@@ -159,7 +159,7 @@ static void on_child(void *handle)
         spawn_reap_orphans(NULL, 0);
 }
 
-/* ----------------------------------------------------------------------------------------------------- ending ---- */
+/* ---------------------------------------------------------------------------------------------------- ending ---- */
 
 static void close_handle(uv_handle_t *h)
 {
@@ -254,7 +254,7 @@ static void end_job(struct agent *a)
     writer_close(a->writer, on_flushed, a);
 }
 
-/* --------------------------------------------------------------------------------------------------- decisions ---- */
+/* ------------------------------------------------------------------------------------------------- decisions ---- */
 
 static void send_word(struct agent *a, enum cdi_msg_type type)
 {
@@ -349,7 +349,7 @@ static void feed(struct agent *a, const struct supervise_event *ev)
         crew_report_unstarted(a->crew);
 }
 
-/* -------------------------------------------------------------------------------------------------- rendezvous ---- */
+/* ------------------------------------------------------------------------------------------------ rendezvous ---- */
 
 static void on_connected(void *arg, const char *addr, uint16_t port)
 {
@@ -443,7 +443,7 @@ static void on_fenced(void *arg, const char *text)
     feed(arg, &ev);
 }
 
-/* ------------------------------------------------------------------------------------------------------- guard ---- */
+/* ----------------------------------------------------------------------------------------------------- guard ---- */
 
 /* Nobody is left who would kill the orphans: do it now, whatever else is going on. */
 static _Noreturn void guard_is_gone(struct agent *a)
@@ -499,7 +499,7 @@ static void on_link_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
         on_signal(a, (unsigned char)buf->base[i]);
 }
 
-/* ------------------------------------------------------------------------------------------------------- start ---- */
+/* ----------------------------------------------------------------------------------------------------- start ---- */
 
 /* Blocks: names may take their time, and the loop has nothing to do yet. The guard ends us if a signal comes. */
 static cddp_status resolve(const struct meet *m, struct join_options *opt, struct cdi_error *err)

@@ -26,7 +26,7 @@ struct crew {
     struct worker workers[];
 };
 
-/* --------------------------------------------------------------------------------------------------- starting ---- */
+/* -------------------------------------------------------------------------------------------------- starting ---- */
 
 /* <run_dir>/attempt_<restart>/<local rank>/error.json, its directories made and no older file there. */
 static cddp_status make_error_file(const struct crew *c, uint32_t local_rank, char *path, struct cdi_error *err)
@@ -177,7 +177,7 @@ cddp_status crew_start(struct crew **out, const struct crew_options *opt, struct
     return CDDP_OK;
 }
 
-/* --------------------------------------------------------------------------------------------------- commands ---- */
+/* -------------------------------------------------------------------------------------------------- commands ---- */
 
 void crew_kill(struct crew *c, int signal)
 {

@@ -13,7 +13,7 @@
 #define LEASE_MAX_S 3600
 #define JOIN_TIMEOUT_MAX_S (7 * 24 * 3600)
 
-/* ------------------------------------------------------------------------------------------------- endpoint ---- */
+/* -------------------------------------------------------------------------------------------------- endpoint ---- */
 
 static cddp_status bad_endpoint(const char *text, const char *from, struct cdi_error *err)
 {
@@ -128,7 +128,7 @@ static cddp_status read_conf(struct conf *c, const char *text, struct cdi_error 
     return st;
 }
 
-/* ------------------------------------------------------------------------------------------------- decision ---- */
+/* -------------------------------------------------------------------------------------------------- decision ---- */
 
 static cddp_status check_backend(const struct options *o, struct cdi_error *err)
 {
@@ -309,7 +309,7 @@ cddp_status meet_decide(struct meet *out, const struct options *o, const struct 
     return CDDP_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------- address ---- */
+/* --------------------------------------------------------------------------------------------------- address ---- */
 
 cddp_status meet_check_address(const struct meet *m, const struct sockaddr *addr, struct cdi_error *err)
 {

@@ -149,7 +149,7 @@ cddp_status spawn_check_program(const char *program, int *exit_status, struct cd
     return cdi_fail(err, CDDP_E_NOT_FOUND, "cannot run program '%.300s': %s", program, strerror(rc));
 }
 
-/* --------------------------------------------------------------------------------------------------- starting ---- */
+/* -------------------------------------------------------------------------------------------------- starting ---- */
 
 cddp_status worker_make_page(struct worker *w, uint32_t epoch, char *flight_env, size_t cap, struct cdi_error *err)
 {
@@ -335,7 +335,7 @@ cddp_status worker_start(struct worker *w, const struct spawn_context *ctx, char
     return st;
 }
 
-/* ----------------------------------------------------------------------------------------------------- living ---- */
+/* ---------------------------------------------------------------------------------------------------- living ---- */
 
 void worker_kill(struct worker *w, int signal)
 {

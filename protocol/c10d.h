@@ -58,8 +58,7 @@ enum cdi_c10d_op {                        /* arguments              reply */
 /* "COMPARE_SET"; "?" for a number that is none. */
 const char *cdi_c10d_op_name(unsigned op);
 
-/* ----------------------------------------------------------------------------------------------------- encoders ----
- */
+/* -------------------------------------------------------------------------------------------------- encoders ---- */
 
 /*
  * Append to buf; a request is its op and then its arguments, in the order above: cdi_c10d_put_op(b, CDI_C10D_SET),
@@ -90,8 +89,7 @@ static inline uint64_t cdi_c10d_get_u64(const void *p)
     return cdi_c10d_get_u32(p) | (uint64_t)cdi_c10d_get_u32((const uint8_t *)p + 4) << 32;
 }
 
-/* ------------------------------------------------------------------------------------------------------ decoder ----
- */
+/* --------------------------------------------------------------------------------------------------- decoder ---- */
 
 struct cdi_c10d_bytes {
     const uint8_t *data; /* never NULL */

@@ -50,7 +50,7 @@ struct cdi_flight_entry {
     int64_t enqueued_ns, started_ns, done_ns;
 };
 
-/* ------------------------------------------------------------------------------------------------ agent's side ---- */
+/* ---------------------------------------------------------------------------------------------- agent's side ---- */
 
 /*
  * Make a page for a worker of round `epoch`. *fd is the memfd (close-on-exec; the caller closes it). Release the
@@ -73,7 +73,7 @@ struct cdi_flight_view {
 };
 void cdi_flight_read(const struct cdi_flight *f, struct cdi_flight_view *view);
 
-/* ----------------------------------------------------------------------------------------------- worker's side ---- */
+/* --------------------------------------------------------------------------------------------- worker's side ---- */
 
 /*
  * Map the page that `env` (the value of CDDP_FLIGHT) names and claim it for this process. NULL, a page that is claimed

@@ -8,8 +8,7 @@
 
 #define HELLO_HEAD (1 + 4 + CDI_AUTH_NONCE + 2) /* bytes of HELLO before the run id */
 
-/* ------------------------------------------------------------------------------------------------------- frames ----
- */
+/* ---------------------------------------------------------------------------------------------------- frames ---- */
 
 static uint16_t get_u16(const uint8_t *p)
 {
@@ -48,8 +47,7 @@ static struct cdi_auth_about about(const struct cdi_hello *h, const uint8_t *ser
                                    .run_id = h->run_id};
 }
 
-/* ------------------------------------------------------------------------------------------------------- client ----
- */
+/* ---------------------------------------------------------------------------------------------------- client ---- */
 
 cddp_status cdi_hello_client_start(struct cdi_hello_client *c, enum cdi_hello_kind kind, const char *run_id,
                                    uint32_t round, const struct cdi_secret *secret, struct cdi_buf *out,
@@ -169,8 +167,7 @@ cddp_status cdi_hello_client_feed(struct cdi_hello_client *c, struct cdi_buf *in
     return st;
 }
 
-/* ------------------------------------------------------------------------------------------------------- server ----
- */
+/* ---------------------------------------------------------------------------------------------------- server ---- */
 
 void cdi_hello_server_init(struct cdi_hello_server *s)
 {

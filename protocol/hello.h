@@ -38,8 +38,7 @@ struct cdi_hello {
     char run_id[CDI_HELLO_RUN_ID_MAX + 1]; /* may be empty */
 };
 
-/* ------------------------------------------------------------------------------------------------------- client ----
- */
+/* ---------------------------------------------------------------------------------------------------- client ---- */
 
 /* START -> SENT (HELLO) -> PROVING (PROOF) -> READY; from each but READY -> FAILED. */
 struct cdi_hello_client {
@@ -66,8 +65,7 @@ cddp_status cdi_hello_client_start(struct cdi_hello_client *c, enum cdi_hello_ki
 cddp_status cdi_hello_client_feed(struct cdi_hello_client *c, struct cdi_buf *in, struct cdi_buf *out,
                                   struct cdi_error *err);
 
-/* ------------------------------------------------------------------------------------------------------- server ----
- */
+/* ---------------------------------------------------------------------------------------------------- server ---- */
 
 enum cdi_hello_state {
     CDI_HELLO_S_OPENING, /* the opening, then HELLO, are awaited */

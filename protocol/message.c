@@ -138,8 +138,7 @@ const char *cdi_msg_name(enum cdi_msg_type type)
     return m == NULL ? "?" : m->name;
 }
 
-/* ------------------------------------------------------------------------------------------------------- encode ----
- */
+/* ---------------------------------------------------------------------------------------------------- encode ---- */
 
 /* Bytes of the UTF-8 character at s (1 to 4), or 0 if there is none. Overlong forms and surrogates are none. */
 static size_t utf8_char(const unsigned char *s, size_t left)
@@ -248,8 +247,7 @@ cddp_status cdi_msg_encode(const struct cdi_msg *msg, struct cdi_buf *out, struc
     return st == CDDP_OK ? st : cdi_fail(err, st, "cannot encode a %s message", m->name);
 }
 
-/* ------------------------------------------------------------------------------------------------------- decode ----
- */
+/* ---------------------------------------------------------------------------------------------------- decode ---- */
 
 static cddp_status number_from_json(const struct message *m, const struct field *f, const json_t *value, char *at,
                                     struct cdi_error *err)

@@ -58,8 +58,7 @@ static void name_of(const struct conn *c, char buf[80])
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------- closing ----
- */
+/* --------------------------------------------------------------------------------------------------- closing ---- */
 
 static void on_closed(uv_handle_t *handle)
 {
@@ -160,8 +159,7 @@ void conn_finish(struct conn *c, int64_t linger_ms, enum cdi_log_level level, co
     mark_dirty(c);
 }
 
-/* ------------------------------------------------------------------------------------------------------- writing ----
- */
+/* --------------------------------------------------------------------------------------------------- writing ---- */
 
 static size_t queued(const struct conn *c)
 {
@@ -257,8 +255,7 @@ void conn_send(struct conn *c, const void *bytes, size_t len)
         mark_dirty(c);
 }
 
-/* ------------------------------------------------------------------------------------------------------- reading ----
- */
+/* --------------------------------------------------------------------------------------------------- reading ---- */
 
 static void on_store_woken(struct cdi_serve *s)
 {
@@ -427,8 +424,7 @@ static bool lacks_proof(const struct conn *c)
     return c->state == CONN_HELLO && c->hello.state == CDI_HELLO_S_PROVING && c->hello.auth;
 }
 
-/* ------------------------------------------------------------------------------------------------------- opening ----
- */
+/* --------------------------------------------------------------------------------------------------- opening ---- */
 
 static void begin_plain_store(struct conn *c)
 {
@@ -641,8 +637,7 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
     conn_flush_all(home);
 }
 
-/* ------------------------------------------------------------------------------------------------- opening, time ----
- */
+/* --------------------------------------------------------------------------------------------- opening, time ---- */
 
 cddp_status conn_open(struct conn_home *home, int fd, const struct sockaddr_storage *addr, struct conn_job *gate)
 {

@@ -56,8 +56,7 @@ struct round {
 
 #define NOBODY UINT32_MAX
 
-/* ---------------------------------------------------------------------------------------------------- mechanics ----
- */
+/* ------------------------------------------------------------------------------------------------- mechanics ---- */
 
 static size_t actions_for(size_t cap)
 {
@@ -169,8 +168,7 @@ void round_destroy(struct round *r)
     free(r);
 }
 
-/* ------------------------------------------------------------------------------------------------------- closing ----
- */
+/* --------------------------------------------------------------------------------------------------- closing ---- */
 
 static void close_job(struct round *r, enum cdi_close_status status)
 {
@@ -240,8 +238,7 @@ static void say_who_is_missing(const struct round *r, const char *what, char tex
                    missing[0] != '\0' && have > 0 ? "; missing: node rank " : "", have > 0 ? missing : "");
 }
 
-/* ------------------------------------------------------------------------------------------------------ starting ----
- */
+/* -------------------------------------------------------------------------------------------------- starting ---- */
 
 static int by_order(const void *a, const void *b, void *arg)
 {
@@ -333,8 +330,7 @@ static void look(struct round *r, int64_t now_ms)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------ stopping ----
- */
+/* -------------------------------------------------------------------------------------------------- stopping ---- */
 
 /* STOPPING: has every node of the round stopped? */
 static void look_if_stopped(struct round *r, int64_t now_ms)
@@ -411,8 +407,7 @@ static void on_lost(struct round *r, struct node *n, const struct round_event *e
     }
 }
 
-/* -------------------------------------------------------------------------------------------------------- events ----
- */
+/* ---------------------------------------------------------------------------------------------------- events ---- */
 
 static const struct node *who_has_rank(const struct round *r, int32_t wanted)
 {
@@ -664,8 +659,7 @@ const struct round_action *round_step(struct round *r, const struct round_event 
     return r->actions;
 }
 
-/* ------------------------------------------------------------------------------------------------------- reading ----
- */
+/* --------------------------------------------------------------------------------------------------- reading ---- */
 
 enum round_state round_state(const struct round *r)
 {

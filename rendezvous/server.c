@@ -113,8 +113,7 @@ static void get_random(void *bytes, size_t len)
         memset(bytes, 0, len); /* cannot happen for so few bytes */
 }
 
-/* ------------------------------------------------------------------------------------------------------- closing ----
- */
+/* --------------------------------------------------------------------------------------------------- closing ---- */
 
 static void destroy_job(struct job *job)
 {
@@ -239,8 +238,7 @@ void rdzv_server_close(struct rdzv_server *s, void (*closed)(void *arg), void *a
     close_timer_if_idle(s);
 }
 
-/* ----------------------------------------------------------------------------------------------------- accepting ----
- */
+/* ------------------------------------------------------------------------------------------------- accepting ---- */
 
 static void poll_gate(struct gate *gate, bool on)
 {
@@ -384,8 +382,7 @@ static void on_tick(uv_timer_t *timer)
     conn_flush_all(&s->home);
 }
 
-/* ---------------------------------------------------------------------------------------------------------- jobs ----
- */
+/* ------------------------------------------------------------------------------------------------------ jobs ---- */
 
 static struct conn_job *find_job(struct conn_home *home, const char *run_id)
 {
@@ -521,8 +518,7 @@ static cddp_status make_job(struct conn_home *home, const struct cdi_msg_join *j
     return CDDP_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------ starting ----
- */
+/* -------------------------------------------------------------------------------------------------- starting ---- */
 
 static cddp_status fill(struct rdzv_server *s, uv_loop_t *loop, const struct rdzv_server_options *opt,
                         struct cdi_error *err)

@@ -87,8 +87,7 @@ struct cdi_kv *session_keys(struct session *s)
     return s->keys;
 }
 
-/* ------------------------------------------------------------------------------------------------------- sending ----
- */
+/* --------------------------------------------------------------------------------------------------- sending ---- */
 
 static void hang_up(struct session *s, uint32_t peer, const char *why)
 {
@@ -236,7 +235,7 @@ static void step(struct session *s, const struct round_event *ev, int64_t now_ms
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------- peers ---- */
+/* ----------------------------------------------------------------------------------------------------- peers ---- */
 
 cddp_status session_attach(struct session *s, void *conn, int64_t now_ms, uint32_t *peer)
 {
@@ -336,8 +335,7 @@ void session_tick(struct session *s, int64_t now_ms, int64_t wall_ms)
     step(s, &(struct round_event){.kind = ROUND_EV_TICK, .peer = NOBODY, .wall_ms = wall_ms}, now_ms);
 }
 
-/* ------------------------------------------------------------------------------------------------- coming back ----
- */
+/* ----------------------------------------------------------------------------------------------- coming back ---- */
 
 static uint32_t find_token(const struct session *s, const char *token)
 {

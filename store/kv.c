@@ -50,8 +50,7 @@ struct cdi_kv {
     size_t bytes, limit;
 };
 
-/* ------------------------------------------------------------------------------------------------- memory, keys ----
- */
+/* ---------------------------------------------------------------------------------------------- memory, keys ---- */
 
 static cddp_status full(const struct cdi_kv *kv, struct cdi_error *err)
 {
@@ -164,8 +163,7 @@ size_t cdi_kv_bytes(const struct cdi_kv *kv)
     return kv->bytes;
 }
 
-/* -------------------------------------------------------------------------------------------------------- waits ----
- */
+/* ----------------------------------------------------------------------------------------------------- waits ---- */
 
 void cdi_kv_client_init(struct cdi_kv_client *client, void (*wake)(struct cdi_kv_client *client))
 {
@@ -298,8 +296,7 @@ void cdi_kv_destroy(struct cdi_kv *kv)
     free(kv);
 }
 
-/* ------------------------------------------------------------------------------------------------------- values ----
- */
+/* ---------------------------------------------------------------------------------------------------- values ---- */
 
 /* Give the key a value of `len` bytes made of two parts, the first of which may be its old one. */
 static cddp_status store(struct cdi_kv *kv, struct key *k, struct cdi_c10d_bytes a, struct cdi_c10d_bytes b, size_t cap,
@@ -494,8 +491,7 @@ bool cdi_kv_next(const struct cdi_kv *kv, size_t *at, struct cdi_c10d_bytes *key
     return false;
 }
 
-/* ---------------------------------------------------------------------------------------------- queues, barriers ----
- */
+/* ------------------------------------------------------------------------------------------ queues, barriers ---- */
 
 cddp_status cdi_kv_push(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi_c10d_bytes value,
                         struct cdi_error *err)

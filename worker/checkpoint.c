@@ -48,7 +48,7 @@ static uint64_t aligned(uint64_t n)
     return (n + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-/* ---------------------------------------------------------------------------------------------------- writing ---- */
+/* --------------------------------------------------------------------------------------------------- writing ---- */
 
 static cddp_status make_header(struct cdi_buf *b, uint64_t step, const cddp_checkpoint_item *items, size_t n_items,
                                uint64_t *file_bytes)
@@ -225,7 +225,7 @@ cddp_status cdi_checkpoint_write(const char *dir, uint64_t step, const cddp_chec
     return st;
 }
 
-/* ---------------------------------------------------------------------------------------------------- reading ---- */
+/* --------------------------------------------------------------------------------------------------- reading ---- */
 
 struct entry {
     uint64_t bytes, offset, crc;

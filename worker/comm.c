@@ -39,8 +39,7 @@ struct cddp_comm {
     struct cdi_backend *backend;
 };
 
-/* -------------------------------------------------------------------------------------------- the environment ------
- */
+/* ------------------------------------------------------------------------------------------- the environment ---- */
 
 static cddp_status read_timeouts(struct cdi_world *w, const cddp_init_options *opt, struct cdi_error *err)
 {
@@ -89,8 +88,7 @@ static cddp_status read_world(struct cdi_world *w, struct cdi_launch *l, const c
     return CDDP_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------- joining ---------
- */
+/* --------------------------------------------------------------------------------------------------- joining ---- */
 
 static void join_key(const struct cdi_world *w, const char *name, int rank, char key[64])
 {
@@ -360,8 +358,7 @@ static void comm_free(struct cddp_comm *c)
     free(c);
 }
 
-/* ------------------------------------------------------------------------------------------------- leaving ---------
- */
+/* --------------------------------------------------------------------------------------------------- leaving ---- */
 
 /*
  * The store goes with rank 0: it waits until the others have said goodbye, or are gone. After an error they may never
@@ -449,8 +446,7 @@ cddp_status cddp_finalize(cddp_comm *comm)
     return out(st, &err);
 }
 
-/* ------------------------------------------------------------------------------------------------- questions -------
- */
+/* ------------------------------------------------------------------------------------------------- questions ---- */
 
 int cddp_rank(const cddp_comm *comm)
 {
@@ -527,8 +523,7 @@ const char *cddp_version(void)
     return CDDP_VERSION;
 }
 
-/* ------------------------------------------------------------------------------------------------ collectives ------
- */
+/* ----------------------------------------------------------------------------------------------- collectives ---- */
 
 static cddp_status run(cddp_comm *comm, const struct cdi_op *op, struct cdi_error *err)
 {

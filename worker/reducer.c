@@ -38,7 +38,7 @@ struct cddp_ddp {
     uint64_t step;           /* steps that are complete */
 };
 
-/* ------------------------------------------------------------------------------------------- checking input ---- */
+/* -------------------------------------------------------------------------------------------- checking input ---- */
 
 static cddp_status check_shape(const cddp_param *p, size_t i, struct cdi_error *err)
 {
@@ -108,7 +108,7 @@ static cddp_status check_input(const cddp_param *params, size_t n, const cddp_dd
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------- creation ---- */
+/* -------------------------------------------------------------------------------------------------- creation ---- */
 
 /* The caller's parameters, with their names copied into one block of our own. */
 static bool copy_params(cddp_ddp *d, const cddp_param *params, size_t n)
@@ -252,7 +252,7 @@ cddp_status cddp_ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param *p
     return status == CDDP_OK ? status : cdi_last_error_set(&err);
 }
 
-/* --------------------------------------------------------------------------------------------------- a step ---- */
+/* ---------------------------------------------------------------------------------------------------- a step ---- */
 
 static void *arena_grad(const cddp_ddp *d, size_t i)
 {
@@ -437,7 +437,7 @@ cddp_status cddp_ddp_wait(cddp_ddp *ddp)
     return status;
 }
 
-/* ---------------------------------------------------------------------------------------------- the rest ---- */
+/* -------------------------------------------------------------------------------------------------- the rest ---- */
 
 size_t cddp_ddp_bucket_count(const cddp_ddp *ddp)
 {

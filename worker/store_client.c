@@ -18,8 +18,7 @@
 #define CANCEL_MS 10000 /* for the server to confirm that a wait is cancelled */
 #define KEY_MAX (CDI_C10D_KEY_MAX - 1)
 
-/* -------------------------------------------------------------------------------------------------- operations -----
- */
+/* ------------------------------------------------------------------------------------------------ operations ---- */
 
 /* A key as it goes over the wire: prefix and name one after the other. */
 struct key {
@@ -326,8 +325,7 @@ cddp_status cdi_store_exists(cddp_store *store, const char *key, bool *exists, s
     return do_check(store, &k, 1, exists, err);
 }
 
-/* ------------------------------------------------------------------------------------------------ public names -----
- */
+/* ---------------------------------------------------------------------------------------------- public names ---- */
 
 /* The way out of each public function. */
 static cddp_status out(cddp_status st, struct cdi_error *err)

@@ -32,8 +32,7 @@ struct job {
     uint32_t round;
 };
 
-/* ------------------------------------------------------------------------------------------------------ bytes ------
- */
+/* ----------------------------------------------------------------------------------------------------- bytes ---- */
 
 static cddp_status lost(const cddp_store *s, struct cdi_error *err)
 {
@@ -161,8 +160,7 @@ cddp_status cdi_store_read_string(cddp_store *s, int64_t deadline_ms, void *buf,
     return CDDP_OK;
 }
 
-/* ----------------------------------------------------------------------------------------------------- connect -----
- */
+/* --------------------------------------------------------------------------------------------------- connect ---- */
 
 static cddp_status connect_one(cddp_store *s, const struct addrinfo *a, int64_t deadline_ms, struct cdi_error *err)
 {

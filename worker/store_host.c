@@ -76,8 +76,7 @@ static struct peer *peer_at(struct cdi_list *link)
     return cdi_list_of(link, struct peer, link);
 }
 
-/* ----------------------------------------------------------------------------------------------------- listening ----
- */
+/* ------------------------------------------------------------------------------------------------- listening ---- */
 
 static bool is_loopback(const struct sockaddr *a)
 {
@@ -177,8 +176,7 @@ static cddp_status start_listening(struct cdi_store_host *h, const struct cdi_st
     return CDDP_OK;
 }
 
-/* --------------------------------------------------------------------------------------------------- connections ----
- */
+/* ----------------------------------------------------------------------------------------------- connections ---- */
 
 static void peer_close(struct cdi_store_host *h, struct peer *p)
 {
@@ -336,8 +334,7 @@ static void accept_all(struct cdi_store_host *h)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------ the loop ----
- */
+/* -------------------------------------------------------------------------------------------------- the loop ---- */
 
 static bool has_deadline(const struct peer *p)
 {
@@ -443,8 +440,7 @@ static void *serve_until_stopped(void *arg)
     return NULL;
 }
 
-/* -------------------------------------------------------------------------------------------------- start and stop --
- */
+/* -------------------------------------------------------------------------------------------- start and stop ---- */
 
 static void host_free(struct cdi_store_host *h)
 {

@@ -179,7 +179,7 @@ cddp_status cdi_verify_compare(const struct cdi_buf *a, int rank_a, const struct
     }
 }
 
-/* ------------------------------------------------------------------------------------------------ the ranks ---- */
+/* ------------------------------------------------------------------------------------------------- the ranks ---- */
 
 /* FNV-1a: not against an adversary, and one comparison per job. */
 static uint64_t hash(const uint8_t *p, size_t len)

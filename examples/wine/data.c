@@ -43,7 +43,7 @@ static FILE *open_in(const char *dir, const char *name, char path[PATH_MAX], str
     return f;
 }
 
-/* ------------------------------------------------------------------------------------------------ the files ---- */
+/* ------------------------------------------------------------------------------------------------- the files ---- */
 
 /* "14.23,1.71,...,1065.0,0": 13 numbers and a class. */
 static bool parse_row(char *line, struct table *t, size_t row)

@@ -77,7 +77,7 @@ CDDP_API const char *cddp_last_error(void);
 /* The library's own version, "0.1.0" (CDDP_VERSION is that of the header). Any thread. */
 CDDP_API const char *cddp_version(void);
 
-/* ---------------------------------------------------------------------------------------------- communicator ----- */
+/* ---------------------------------------------------------------------------------------------- communicator ---- */
 
 /* A group of ranks that reduce together. Thread-safety: each function says. */
 typedef struct cddp_comm cddp_comm;
@@ -156,7 +156,7 @@ CDDP_API cddp_status cddp_barrier(cddp_comm *comm);
  */
 CDDP_API void cddp_abort(cddp_comm *comm, const char *why);
 
-/* ---------------------------------------------------------------------------------------------------- reducer ----- */
+/* --------------------------------------------------------------------------------------------------- reducer ---- */
 
 typedef struct cddp_param {
     const char *name;    /* for messages and checks */
@@ -230,7 +230,7 @@ CDDP_API size_t cddp_ddp_bucket_bytes(const cddp_ddp *ddp, size_t b);
 /* Wait for what is in flight, free everything; NULL is allowed. A collective on comm: every rank calls it. */
 CDDP_API void cddp_ddp_destroy(cddp_ddp *ddp);
 
-/* ---------------------------------------------------------------------------------------------------- sampler ----- */
+/* --------------------------------------------------------------------------------------------------- sampler ---- */
 
 /* Which samples belong to this rank: PyTorch's DistributedSampler, index by index. One thread at a time. */
 typedef struct cddp_sampler cddp_sampler;
@@ -259,7 +259,7 @@ CDDP_API cddp_status cddp_sampler_set_epoch(cddp_sampler *sampler, int64_t epoch
 CDDP_API const int64_t *cddp_sampler_indices(const cddp_sampler *sampler);
 CDDP_API void cddp_sampler_destroy(cddp_sampler *sampler);
 
-/* ------------------------------------------------------------------------------------------------ checkpoints ----- */
+/* ----------------------------------------------------------------------------------------------- checkpoints ---- */
 
 /* A piece of a job's state: parameters, an optimizer's moments, a step counter. The memory is the caller's. */
 typedef struct cddp_checkpoint_item {
@@ -303,7 +303,7 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_load(cddp_comm *comm, const 
                                                          const cddp_checkpoint_item *items, size_t n_items,
                                                          cddp_checkpoint_info *info);
 
-/* ------------------------------------------------------------------------------------------------------ store ----- */
+/* ----------------------------------------------------------------------------------------------------- store ---- */
 
 /*
  * A client of the job's key-value store on MASTER_ADDR:MASTER_PORT, in the wire protocol of PyTorch's TCPStore, so that

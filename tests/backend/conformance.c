@@ -69,8 +69,7 @@ static struct cdi_op an_op(enum cdi_op_kind kind, const void *in, void *out, siz
         .kind = kind, .in = in, .out = out, .count = count, .dtype = dtype, .bucket = -1, .lazy = true};
 }
 
-/* ------------------------------------------------------------------------------------------------ reductions -------
- */
+/* ------------------------------------------------------------------------------------------------ reductions ---- */
 
 /* One of the three, of n elements in all, of which this rank wants `hi - lo` from lo on. */
 static int reduce_once(struct rank *r, struct cdi_op op, size_t n, size_t lo, size_t hi, bool in_place, unsigned salt)
@@ -167,8 +166,7 @@ static int order_matters(struct rank *r)
     return 0;
 }
 
-/* ------------------------------------------------------------------------------------------------ moving -----------
- */
+/* ---------------------------------------------------------------------------------------------------- moving ---- */
 
 static int broadcast_all(struct rank *r)
 {
@@ -289,8 +287,7 @@ static int barrier_holds(struct rank *r)
     return 0;
 }
 
-/* ------------------------------------------------------------------------------------------------ two ranks --------
- */
+/* ------------------------------------------------------------------------------------------------- two ranks ---- */
 
 static cddp_status message(struct rank *r, enum cdi_op_kind kind, void *buf, size_t count, int peer)
 {
@@ -372,8 +369,7 @@ static int message_differs(struct rank *r)
     return 0;
 }
 
-/* ------------------------------------------------------------------------------------------------ regions ----------
- */
+/* --------------------------------------------------------------------------------------------------- regions ---- */
 
 #define BUCKETS 5
 
@@ -460,8 +456,7 @@ static int region_types(struct rank *r)
     return 0;
 }
 
-/* ------------------------------------------------------------------------------------------------ elements ---------
- */
+/* -------------------------------------------------------------------------------------------------- elements ---- */
 
 static int pack_and_unpack(struct rank *r)
 {
@@ -521,8 +516,7 @@ static int scales_and_scans(struct rank *r)
     return 0;
 }
 
-/* ------------------------------------------------------------------------------------------------ parts ------------
- */
+/* ----------------------------------------------------------------------------------------------------- parts ---- */
 
 /* The sum over a part, whose ranks are who[0..n) of the whole, in that order. */
 static int sum_in_part(struct rank *r, struct cdi_backend *part, const int *who, int n, size_t count, unsigned salt)
@@ -570,8 +564,7 @@ static int splits(struct rank *r)
     return 0;
 }
 
-/* ------------------------------------------------------------------------------------------------- what goes wrong -
- */
+/* ------------------------------------------------------------------------------------------- what goes wrong ---- */
 
 static int differ(struct rank *r)
 {

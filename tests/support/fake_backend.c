@@ -13,7 +13,7 @@ struct fake_world {
     size_t bytes[64];
 };
 
-/* ---------------------------------------------------------------------------------------------- the backend ---- */
+/* ----------------------------------------------------------------------------------------------- the backend ---- */
 
 static cddp_comm *of(struct cdi_backend *b)
 {
@@ -118,7 +118,7 @@ static const struct cdi_backend_ops fake_ops = {
     .abort = fake_abort,
 };
 
-/* --------------------------------------------------------------------------------------------- communicator ---- */
+/* ---------------------------------------------------------------------------------------------- communicator ---- */
 
 const struct cdi_world *cdi_comm_world(const cddp_comm *comm)
 {
@@ -172,7 +172,7 @@ cddp_status cdi_comm_broadcast(cddp_comm *c, void *buf, size_t count, cddp_dtype
     return CDDP_OK;
 }
 
-/* -------------------------------------------------------------------------------------------------- a world ---- */
+/* --------------------------------------------------------------------------------------------------- a world ---- */
 
 void fake_open(cddp_comm *comms, int n)
 {

@@ -189,8 +189,7 @@ int ranks_fork_on(const struct ranks_layout *l, unsigned timeout_s, rank_fn fn, 
     return bad;
 }
 
-/* ------------------------------------------------------------------------------------------- ranks as threads ------
- */
+/* ------------------------------------------------------------------------------------------ ranks as threads ---- */
 
 /* One mapping per segment, counted. */
 struct maps {

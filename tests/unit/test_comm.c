@@ -305,8 +305,7 @@ Test(comm, sixteen_descriptors_are_enough_for_four_ranks)
     rdzv_child_stop(&server);
 }
 
-/* ------------------------------------------------------------------------------------------- nobody hosts the store --
- */
+/* ------------------------------------------------------------------------------------ nobody hosts the store ---- */
 
 /* One that was free a moment ago: rank 0 must be told its port, so it cannot choose one. */
 static int free_port(void)

@@ -84,8 +84,7 @@ static int reduce_once(struct rank *r, size_t count, cddp_dtype dtype, cddp_op o
     return 0;
 }
 
-/* ------------------------------------------------------------------------------------------------- what goes wrong -
- */
+/* ------------------------------------------------------------------------------------------- what goes wrong ---- */
 
 static const struct cdi_op barrier = {.kind = CDI_BARRIER, .bucket = -1, .lazy = true};
 

@@ -95,8 +95,7 @@ Test(reduce, float32_rounds_to_the_nearest_bfloat16_ties_to_even)
     cr_assert_eq(cdi_bf16_of_float(INFINITY), 0x7f80);
 }
 
-/* ------------------------------------------------------------------ against one element at a time, in long form ----
- */
+/* --------------------------------------------------------------- against one element at a time, in long form ---- */
 
 static double real(cddp_dtype dtype, const void *p, size_t i)
 {

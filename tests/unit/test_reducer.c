@@ -300,7 +300,7 @@ Test(reducer, destroy_waits_for_what_is_in_flight)
     fake_close(&comm, 1);
 }
 
-/* ------------------------------------------------------------------------------------------ several threads ---- */
+/* ------------------------------------------------------------------------------------------- several threads ---- */
 
 struct crew {
     cddp_ddp *d;
@@ -382,7 +382,7 @@ Test(reducer, an_abort_from_another_thread_ends_a_wait)
     fake_close(&comm, 1);
 }
 
-/* --------------------------------------------------------------------------------------------------- create ---- */
+/* ---------------------------------------------------------------------------------------------------- create ---- */
 
 Test(reducer, bad_parameters_are_refused_with_a_sentence)
 {

@@ -101,8 +101,7 @@ static void stop(void)
     cdi_log_set_sink(NULL, NULL);
 }
 
-/* ------------------------------------------------------------------------------------------------------- clients ----
- */
+/* --------------------------------------------------------------------------------------------------- clients ---- */
 
 static uint16_t dial_port; /* of the next connection; 0: host.port */
 
@@ -275,8 +274,7 @@ static int dial_agent(const char *run_id, int32_t node_rank, uint32_t nodes)
     return fd;
 }
 
-/* --------------------------------------------------------------------------------------------------------- tests ----
- */
+/* ----------------------------------------------------------------------------------------------------- tests ---- */
 
 Test(server, store_clients_share_keys_and_wake_each_other)
 {
@@ -608,8 +606,7 @@ Test(server, closing_does_not_wait_for_clients_that_stay)
     (void)close(waiting), (void)close(agent), (void)close(silent);
 }
 
-/* ---------------------------------------------------------------------------------------------------- the secret ----
- */
+/* ------------------------------------------------------------------------------------------------ the secret ---- */
 
 static const struct cdi_secret right = {.key = {1, 2, 3}}, wrong = {.key = {1, 2, 4}};
 
@@ -775,8 +772,7 @@ Test(server, with_a_secret_the_plain_store_is_for_this_machine_and_for_nodes_tha
     stop();
 }
 
-/* ----------------------------------------------------------------------------------------------------- many jobs ----
- */
+/* ------------------------------------------------------------------------------------------------- many jobs ---- */
 
 /* A job of one agent; its port. */
 static int begin_job(const char *run_id, uint16_t *port)

@@ -98,8 +98,7 @@ static cddp_store *open_at(const struct script *s)
     return store;
 }
 
-/* ---------------------------------------------------------------------------------------------- bytes on the wire --
- */
+/* ----------------------------------------------------------------------------------------- bytes on the wire ---- */
 
 static bool all_ops(int fd, int nth)
 {
@@ -307,8 +306,7 @@ Test(store_client, connecting_is_tried_again)
     stop(&s);
 }
 
-/* ---------------------------------------------------------------------------------------------------- the secret --
- */
+/* ------------------------------------------------------------------------------------------------ the secret ---- */
 
 static struct cdi_secret server_secret;
 static struct cdi_hello seen;

@@ -68,8 +68,7 @@ Test(tcp, an_abort_brings_its_sentence_and_a_status_that_is_none_is_a_protocol_e
     cr_assert_eq(cdi_tcp_get_abort(wire, len, &err), CDDP_E_PROTOCOL);
 }
 
-/* ------------------------------------------------------------------------------------------------- strangers -------
- */
+/* ------------------------------------------------------------------------------------------------- strangers ---- */
 
 /* Connect to where rank 1 listens, say something else, and wait to be thrown out. */
 static int stranger(struct rank *r, const void *said, size_t len)

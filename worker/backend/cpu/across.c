@@ -32,8 +32,7 @@ static cddp_status pump(struct cdi_run *run, struct cdi_link *const *links, int 
     return cdi_tcp_pump(run->t->tcp, links, n, fn, arg, cdi_run_what, run, err);
 }
 
-/* --------------------------------------------------------------------------------------- what are the others in? ---
- */
+/* ----------------------------------------------------------------------------------- what are the others in? ---- */
 
 struct greeting {
     struct cdi_link *links[2]; /* n of them */
@@ -103,8 +102,7 @@ cddp_status cdi_across_begin(struct cdi_run *run, struct cdi_error *err)
     return st;
 }
 
-/* ------------------------------------------------------------------------------------------------ reductions -------
- */
+/* ------------------------------------------------------------------------------------------------ reductions ---- */
 
 /* The pipeline: partial sums go forward, from node to node, results come back; both in pieces, at the same time. */
 struct pipeline {
@@ -252,8 +250,7 @@ cddp_status cdi_across_reduce(struct cdi_run *run, const struct cdi_along *a, st
     return pump(run, links, n, advance, &p, err);
 }
 
-/* ------------------------------------------------------------------------------------------------ blocks -----------
- */
+/* ---------------------------------------------------------------------------------------------------- blocks ---- */
 
 struct transfer {
     struct cdi_link *link;
@@ -298,8 +295,7 @@ cddp_status cdi_across_relay(struct cdi_run *run, int from, uint8_t *block, size
     return st;
 }
 
-/* ------------------------------------------------------------------------------------------------ messages ---------
- */
+/* -------------------------------------------------------------------------------------------------- messages ---- */
 
 cddp_status cdi_across_message(struct cdi_run *run, struct cdi_error *err)
 {

@@ -40,8 +40,7 @@ void cdi_team_release(struct cdi_team *t)
     t->at = NULL;
 }
 
-/* --------------------------------------------------------------------------------------------- descriptors ---------
- */
+/* ----------------------------------------------------------------------------------------------- descriptors ---- */
 
 static uint64_t hash_counts(const size_t *counts, int n)
 {
@@ -169,8 +168,7 @@ static cddp_status compare(const struct cdi_run *run, struct cdi_error *err)
     return CDDP_OK;
 }
 
-/* ---------------------------------------------------------------------------------------------------- steps --------
- */
+/* ----------------------------------------------------------------------------------------------------- steps ---- */
 
 cddp_status cdi_step(struct cdi_run *run, struct cdi_error *err)
 {
@@ -191,8 +189,7 @@ cddp_status cdi_step(struct cdi_run *run, struct cdi_error *err)
     return st;
 }
 
-/* ---------------------------------------------------------------------------------------------------- regions ------
- */
+/* --------------------------------------------------------------------------------------------------- regions ---- */
 
 static struct cdi_cpu_region *region_alloc(struct cdi_team *t, size_t bytes)
 {
@@ -290,8 +287,7 @@ void cdi_team_region_destroy(struct cdi_team *t, struct cdi_region *pub)
     free(region);
 }
 
-/* ------------------------------------------------------------------------------------------------ a world of one ---
- */
+/* -------------------------------------------------------------------------------------------- a world of one ---- */
 
 static cddp_status region_alone(struct cdi_team *t, const struct cdi_work *w)
 {

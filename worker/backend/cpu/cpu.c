@@ -74,8 +74,7 @@ static void cpu_destroy(struct cdi_backend *b)
     free(b);
 }
 
-/* -------------------------------------------------------------------------------- names with a prefix in front -----
- */
+/* ------------------------------------------------------------------------------ names with a prefix in front ---- */
 
 static cddp_status prefix_set(void *arg, const char *name, const char *text, struct cdi_error *err)
 {
@@ -174,8 +173,7 @@ cddp_status cdi_cpu_create_at(struct cdi_backend **out, const struct cdi_world *
     return CDDP_OK;
 }
 
-/* ------------------------------------------------------------------------- the job's store as the meeting place ----
- */
+/* ---------------------------------------------------------------------- the job's store as the meeting place ---- */
 
 struct store_meet {
     cddp_store *store;
@@ -237,8 +235,7 @@ static cddp_status cpu_create(struct cdi_backend **out, const struct cdi_world *
     return st;
 }
 
-/* ------------------------------------------------------------------------------------------------ the table --------
- */
+/* ------------------------------------------------------------------------------------------------- the table ---- */
 
 static cddp_status cpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint64_t *ticket, struct cdi_error *err)
 {
@@ -287,8 +284,7 @@ static cddp_status cpu_health(struct cdi_backend *b, struct cdi_error *err)
     return cdi_queue_health(b->queue, err);
 }
 
-/* ------------------------------------------------------------------------------------------------- parts ----------
- */
+/* ----------------------------------------------------------------------------------------------------- parts ---- */
 
 struct choice {
     int32_t color, key;

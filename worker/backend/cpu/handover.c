@@ -363,8 +363,7 @@ static cddp_status lead(struct cdi_shm *s, const struct cdi_world *world, const 
     return st;
 }
 
-/* ------------------------------------------------------------------------------------------ the others' side -------
- */
+/* ------------------------------------------------------------------------------------------ the others' side ---- */
 
 static cddp_status connect_to(const char *name, int first, int *out, struct cdi_error *err)
 {
@@ -483,8 +482,7 @@ cddp_status cdi_handover_control(struct cdi_shm **out, const struct cdi_world *w
     return CDDP_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------- regions ---------
- */
+/* --------------------------------------------------------------------------------------------------- regions ---- */
 
 static cddp_status map_part(struct cdi_shm *s, int rank, const struct message *m, int fd, size_t bytes, void **part,
                             struct cdi_error *err)

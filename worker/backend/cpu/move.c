@@ -118,8 +118,7 @@ cddp_status cdi_exchange(struct cdi_run *run, const void *mine, cdi_take_fn take
     return CDDP_OK;
 }
 
-/* ---------------------------------------------------------------------------------------------- collectives --------
- */
+/* ----------------------------------------------------------------------------------------------- collectives ---- */
 
 /* t->at: where in out the part of each rank begins. */
 static void take_part(void *arg, int from, size_t at, const uint8_t *p, size_t n)
@@ -181,8 +180,7 @@ static cddp_status all_to_all(struct cdi_run *run, struct cdi_error *err)
     return cdi_exchange(run, op->in, take_block, run, err);
 }
 
-/* ------------------------------------------------------------------------------------------------ mailboxes --------
- */
+/* ------------------------------------------------------------------------------------------------- mailboxes ---- */
 
 static cddp_status wait_for(struct cdi_run *run, int local, struct cdi_counter *c, uint32_t step, struct cdi_error *err)
 {

@@ -173,8 +173,7 @@ static cddp_status reduce_direct(struct cdi_run *run, const struct want *w, stru
     return cdi_step(run, err);
 }
 
-/* ---------------------------------------------------------------------------------------------- several nodes ------
- */
+/* --------------------------------------------------------------------------------------------- several nodes ---- */
 
 /* Does this rank have a chain? Then which part of n elements is it to pass along? */
 static bool chain_share(const struct cdi_team *t, size_t n, size_t size, size_t *lo, size_t *hi)

@@ -15,8 +15,7 @@
 #define LOOK_MS 50        /* and for hang-ups within the node */
 #define LAST_WORDS_MS 300 /* a data socket ended: its control socket says why */
 
-/* ---------------------------------------------------------------------------------------------------- frames -------
- */
+/* ---------------------------------------------------------------------------------------------------- frames ---- */
 
 cddp_status cdi_link_send(struct cdi_link *l, enum cdi_tcp_type type, const void *body, size_t len, bool *moved,
                           struct cdi_error *err)
@@ -102,8 +101,7 @@ cddp_status cdi_link_recv(struct cdi_link *l, enum cdi_tcp_type type, void *body
     return CDDP_OK;
 }
 
-/* ---------------------------------------------------------------------------------------------------- control ------
- */
+/* --------------------------------------------------------------------------------------------------- control ---- */
 
 /* What the other side said before it fell silent: CDDP_IN_PROGRESS: nothing yet. */
 static cddp_status hear(struct cdi_tcp *tcp, struct cdi_link *l, struct cdi_error *err)
@@ -193,8 +191,7 @@ void cdi_tcp_say_bye(struct cdi_tcp *tcp)
     say_to_all(tcp, CDI_TCP_IS_BYE, NULL, 0);
 }
 
-/* ---------------------------------------------------------------------------------------------------- the loop -----
- */
+/* -------------------------------------------------------------------------------------------------- the loop ---- */
 
 struct pumping {
     struct cdi_tcp *tcp;

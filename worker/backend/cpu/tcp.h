@@ -97,8 +97,7 @@ static inline bool cdi_tcp_has_links(const struct cdi_tcp *tcp)
 /* The link with another rank, made now if it is not there; blocks. For send and recv. */
 cddp_status cdi_tcp_pair(struct cdi_tcp *tcp, int rank, struct cdi_link **out, struct cdi_error *err);
 
-/* ------------------------------------------------------------------------------------- moving frames (tcp.c) -------
- */
+/* ------------------------------------------------------------------------------------- moving frames (tcp.c) ---- */
 
 /* Try to go on; CDDP_OK: the frame is through, CDDP_IN_PROGRESS: not yet. *moved is set if any byte was. */
 cddp_status cdi_link_send(struct cdi_link *l, enum cdi_tcp_type type, const void *body, size_t len, bool *moved,

@@ -28,8 +28,7 @@
 #define CONNECT_MS 3000   /* to one of several addresses */
 #define ADDRESS_TEXT (CDI_NET_ADDRESSES * CDI_NET_TEXT)
 
-/* ---------------------------------------------------------------------------------------- the meeting place --------
- */
+/* ----------------------------------------------------------------------------------------- the meeting place ---- */
 
 void cdi_tcp_tell_broken(const struct cdi_meet *meet, const struct cdi_error *why)
 {
@@ -190,8 +189,7 @@ int cdi_tcp_node_of(const struct cdi_tcp *tcp, int rank)
     return lo;
 }
 
-/* ---------------------------------------------------------------------------------------------------- the door -----
- */
+/* -------------------------------------------------------------------------------------------------- the door ---- */
 
 static cddp_status listen_at(const struct cdi_address *a, int *out, struct cdi_error *err)
 {
@@ -384,8 +382,7 @@ static void tend_door(struct cdi_tcp *tcp)
             accept_from(tcp, d->listener[i]);
 }
 
-/* ------------------------------------------------------------------------------------------------- connecting ------
- */
+/* ------------------------------------------------------------------------------------------------ connecting ---- */
 
 static bool wait_fd(const struct cdi_tcp *tcp, int fd, short events, int64_t deadline_ms)
 {
@@ -542,8 +539,7 @@ cddp_status cdi_tcp_pair(struct cdi_tcp *tcp, int rank, struct cdi_link **out, s
     return st;
 }
 
-/* ------------------------------------------------------------------------------------------------- life ------------
- */
+/* ------------------------------------------------------------------------------------------------------ life ---- */
 
 static void close_link(struct cdi_link *l)
 {
