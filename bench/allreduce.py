@@ -1,8 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""All-reduce within a machine: libcddp beside Open MPI, MPICH and PyTorch's gloo, interleaved; README.md says how."""
+"""All-reduce within a machine, or between two: libcddp beside Open MPI, MPICH and PyTorch's gloo, interleaved.
+
+README.md says how. --hosts runs it over TCP, between two network namespaces (root and iproute2 are needed).
+"""
 import json
 import os
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -13,6 +17,21 @@ import common
 SIZES = [4, 4 << 10, 64 << 10, 1 << 20, 25 << 20, 100 << 20]
 FAIR, BACK = 'fair', 'back to back'
 SHOWN = ['direct', 'private', 'Open MPI', 'MPICH', 'gloo']
+HOSTS_SH = os.path.join(common.ROOT, 'tests', 'netns', 'hosts.sh')
+REMOTE_SHELL = os.path.join(common.HERE, 'peers', 'remote_shell')
+ADDRESSES = ['10.99.0.1', '10.99.0.2']  # hosts.sh's
+PORT = 29611
+
+
+def enter_hosts():
+    """Go on inside two hosts, or end as a skipped benchmark with the reason."""
+    if 'NETNS_HOSTS' in os.environ:
+        return
+    check = subprocess.run([HOSTS_SH, 'check'], capture_output=True, text=True, check=False)
+    if check.returncode == 77:
+        print(f'skipped: {check.stdout.strip()}')
+        sys.exit(77)
+    os.execv(HOSTS_SH, [HOSTS_SH, 'up', '2', sys.executable, *sys.argv])
 
 
 def output(command, **kwargs):
@@ -37,20 +56,42 @@ def mpi(args, name, flavour, launcher, flags, version):
                           capture_output=True, text=True, check=False)
     if done.returncode != 0:
         return Peer(name, why=f'mpicc.{flavour} failed: {done.stderr.strip()[-300:]}')
-    return Peer(name, version(start), run=lambda ranks, words: [start, *flags(ranks), '-n', str(ranks), program, *words])
+    on_first = [HOSTS_SH, 'exec', '1'] if args.hosts else []
+    return Peer(name, version(start),
+                run=lambda ranks, words: [*on_first, start, *flags(ranks), '-n', str(ranks), program, *words])
 
 
 def open_mpi(args):
     cores = len(os.sched_getaffinity(0))
-    return mpi(args, 'Open MPI', 'openmpi', 'mpirun',
-               lambda ranks: ['--oversubscribe'] if ranks > cores else [],  # it then yields, rather than spin
-               lambda start: output([start, '--version']).splitlines()[0])
+
+    def flags(ranks):
+        if args.hosts:  # each host believes that all cores are its own
+            return ['--oversubscribe', '--host', ','.join(f'{one}:{ranks // 2}' for one in ADDRESSES), '--mca',
+                    'plm_rsh_agent', REMOTE_SHELL, '--mca', 'btl_tcp_if_include', 'eth0', '--mca', 'oob_tcp_if_include', 'eth0']
+        return ['--oversubscribe'] if ranks > cores else []  # it then yields, rather than spin
+    return mpi(args, 'Open MPI', 'openmpi', 'mpirun', flags, lambda start: output([start, '--version']).splitlines()[0])
 
 
 def mpich(args):
     def version(start):
         return next((line.split()[-1] for line in output([start, '--version']).splitlines() if 'Version:' in line), '')
-    return mpi(args, 'MPICH', 'mpich', 'mpiexec', lambda ranks: [], version)
+
+    def flags(ranks):
+        if args.hosts:
+            return ['-launcher', 'rsh', '-launcher-exec', REMOTE_SHELL, '-iface', 'eth0', '-hosts', ','.join(ADDRESSES),
+                    '-ppn', str(ranks // 2)]
+        return []
+    return mpi(args, 'MPICH', 'mpich', 'mpiexec', flags, version)
+
+
+def under_cddprun(args, ranks, command):
+    """One cddprun, or one on each of the two hosts; rank 0's is waited for last."""
+    if not args.hosts:
+        return [common.cddprun(args.build), '--standalone', f'--nproc_per_node={ranks}', *command]
+    on = [shlex.join([HOSTS_SH, 'exec', str(node + 1), common.cddprun(args.build), '--nnodes=2', f'--node_rank={node}',
+                      f'--master_addr={ADDRESSES[0]}', f'--master_port={PORT}', f'--nproc_per_node={ranks // 2}', *command])
+          for node in (0, 1)]
+    return ['sh', '-c', f'{on[1]} & {on[0]}; status=$?; wait; exit $status']
 
 
 def gloo(args):
@@ -58,14 +99,13 @@ def gloo(args):
     if not version:
         return Peer('gloo', why=f'{args.torch_python} has no PyTorch (name one that has with --torch-python)')
     script = os.path.join(common.HERE, 'peers', 'gloo_allreduce.py')
-    return Peer('gloo', f'PyTorch {version}', run=lambda ranks, words: [
-        common.cddprun(args.build), '--standalone', f'--nproc_per_node={ranks}', args.torch_python, script, *words])
+    return Peer('gloo', f'PyTorch {version}',
+                run=lambda ranks, words: under_cddprun(args, ranks, [args.torch_python, script, *words]))
 
 
 def ours(args):
     program = os.path.join(args.build, 'bench', 'allreduce')
-    return Peer('libcddp', run=lambda ranks, words: [
-        common.cddprun(args.build), '--standalone', f'--nproc_per_node={ranks}', program, *words])
+    return Peer('libcddp', run=lambda ranks, words: under_cddprun(args, ranks, [program, *words]))
 
 
 # Both MPIs: root in a container is no mistake here. gloo: one thread per rank, as torchrun has it.
@@ -142,14 +182,18 @@ def show(ranks, result):
 
 
 def main():
-    parser = common.parser(__doc__)
+    parser = common.parser(__doc__.splitlines()[0])
     parser.add_argument('--ranks', type=int, nargs='+', default=[2, 4])
     parser.add_argument('--sizes', type=int, nargs='+', help='bytes', default=SIZES)
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--seconds', type=float, help='of each measurement', default=0.1)
+    parser.add_argument('--hosts', action='store_true', help='half of the ranks on each of two hosts, over TCP')
     args = parser.parse_args()
     args.build = os.path.abspath(args.build)
-    result = {'machine': common.machine(args), 'sizes': args.sizes, 'seconds': args.seconds, 'peers': {}}
+    if args.hosts:
+        enter_hosts()
+        ENV['GLOO_SOCKET_IFNAME'] = 'eth0'
+    result = {'machine': common.machine(args), 'hosts': 2 if args.hosts else 1, 'sizes': args.sizes, 'seconds': args.seconds, 'peers': {}}
     for ranks in args.ranks:
         peers = [ours(args), open_mpi(args), mpich(args), gloo(args)]
         seen = rounds(args, peers, ranks)
@@ -160,7 +204,7 @@ def main():
             if peer.why:
                 print(f'{peer.name} was skipped: {peer.why}')
                 result[f'ranks_{ranks}'][f'skipped {peer.name}'] = peer.why
-    common.write(args, 'allreduce', result)
+    common.write(args, 'allreduce_two_hosts' if args.hosts else 'allreduce', result)
 
 
 if __name__ == '__main__':
