@@ -19,7 +19,7 @@ DONE = re.compile(r"rank (\d+) done loss (\S+) restart (\d+) port (\d+)")
 TEARDOWN = "terminate called without an active exception"
 
 
-def run(cddprun, python, flags, env=None, tries=3):
+def run(cddprun, python, flags, env=None, tries=5):
     command = [cddprun, "--standalone", "--nproc_per_node=2", *flags, python, "-u", str(HERE / "ddp_train.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, stdin=subprocess.DEVNULL,
                           env={**os.environ, **(env or {})})
