@@ -14,24 +14,15 @@ import sys
 
 import common
 
+sys.path.insert(0, os.path.join(common.ROOT, 'tests', 'netns'))
+import hosts
+
 SIZES = [4, 4 << 10, 64 << 10, 1 << 20, 25 << 20, 100 << 20]
 FAIR, BACK = 'fair', 'back to back'
 SHOWN = ['direct', 'private', 'Open MPI', 'MPICH', 'gloo']
-HOSTS_SH = os.path.join(common.ROOT, 'tests', 'netns', 'hosts.sh')
 REMOTE_SHELL = os.path.join(common.HERE, 'peers', 'remote_shell')
-ADDRESSES = ['10.99.0.1', '10.99.0.2']  # hosts.sh's
+ADDRESSES = [hosts.address(1), hosts.address(2)]
 PORT = 29611
-
-
-def enter_hosts():
-    """Go on inside two hosts, or end as a skipped benchmark with the reason."""
-    if 'NETNS_HOSTS' in os.environ:
-        return
-    check = subprocess.run([HOSTS_SH, 'check'], capture_output=True, text=True, check=False)
-    if check.returncode == 77:
-        print(f'skipped: {check.stdout.strip()}')
-        sys.exit(77)
-    os.execv(HOSTS_SH, [HOSTS_SH, 'up', '2', sys.executable, *sys.argv])
 
 
 def output(command, **kwargs):
@@ -56,7 +47,7 @@ def mpi(args, name, flavour, launcher, flags, version):
                           capture_output=True, text=True, check=False)
     if done.returncode != 0:
         return Peer(name, why=f'mpicc.{flavour} failed: {done.stderr.strip()[-300:]}')
-    on_first = [HOSTS_SH, 'exec', '1'] if args.hosts else []
+    on_first = [hosts.SCRIPT, 'exec', '1'] if args.hosts else []
     return Peer(name, version(start),
                 run=lambda ranks, words: [*on_first, start, *flags(ranks), '-n', str(ranks), program, *words])
 
@@ -79,7 +70,9 @@ def mpich(args):
     def flags(ranks):
         if args.hosts:
             return ['-launcher', 'rsh', '-launcher-exec', REMOTE_SHELL, '-iface', 'eth0', '-hosts', ','.join(ADDRESSES),
-                    '-ppn', str(ranks // 2)]
+                    '-ppn', str(ranks // 2),
+                    # The hosts share a kernel, and it was seen to use that: with one rank on each it may not.
+                    *(['-genv', 'MPIR_CVAR_NOLOCAL', '1'] if ranks == 2 else [])]
         return []
     return mpi(args, 'MPICH', 'mpich', 'mpiexec', flags, version)
 
@@ -88,7 +81,7 @@ def under_cddprun(args, ranks, command):
     """One cddprun, or one on each of the two hosts; rank 0's is waited for last."""
     if not args.hosts:
         return [common.cddprun(args.build), '--standalone', f'--nproc_per_node={ranks}', *command]
-    on = [shlex.join([HOSTS_SH, 'exec', str(node + 1), common.cddprun(args.build), '--nnodes=2', f'--node_rank={node}',
+    on = [shlex.join([hosts.SCRIPT, 'exec', str(node + 1), common.cddprun(args.build), '--nnodes=2', f'--node_rank={node}',
                       f'--master_addr={ADDRESSES[0]}', f'--master_port={PORT}', f'--nproc_per_node={ranks // 2}', *command])
           for node in (0, 1)]
     return ['sh', '-c', f'{on[1]} & {on[0]}; status=$?; wait; exit $status']
@@ -191,7 +184,7 @@ def main():
     args = parser.parse_args()
     args.build = os.path.abspath(args.build)
     if args.hosts:
-        enter_hosts()
+        hosts.enter(2)
         ENV['GLOO_SOCKET_IFNAME'] = 'eth0'
     result = {'machine': common.machine(args), 'hosts': 2 if args.hosts else 1, 'sizes': args.sizes, 'seconds': args.seconds, 'peers': {}}
     for ranks in args.ranks:
