@@ -8,6 +8,7 @@ import os
 import pathlib
 import random
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -67,7 +68,7 @@ def by_hand(probe):
 
 def under_cddprun(cddprun, probe):
     job = subprocess.Popen([cddprun, "--standalone", f"--nproc_per_node={RANKS}", "--on_failure=wait", "sh", "-c",
-                            f"echo pid $RANK $$; exec {probe} loop"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            f"echo pid $RANK $$; exec {shlex.quote(probe)} loop"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                            text=True, stdin=subprocess.DEVNULL)
     out, err = Reader(job.stdout), Reader(job.stderr)
     out.wait_for("running", RANKS, time.monotonic() + 30)
