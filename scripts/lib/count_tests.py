@@ -10,22 +10,30 @@ import re
 import shlex
 import sys
 
+TAP_PLAN = re.compile(r'^1\.\.\d+', re.M)
+TAP_SKIP_ALL = re.compile(r'^1\.\.0\s*#\s*skip', re.M | re.I)
 TAP_LINE = re.compile(r'^\s*(not )?ok\b(.*)$')
+DETAILS = 20  # lines of what a failed subtest says about itself
 
 
 def count_tap(test):
     """Return [passed, failed, skipped], names of failed subtests."""
-    counts, failed = [0, 0, 0], []
+    counts, failed, details = [0, 0, 0], [], 0
     for line in test.get('stdout', '').splitlines():
         match = TAP_LINE.match(line)
         if not match:
+            if details > 0:
+                failed[-1] += '\n    ' + line
+                details -= 1
             continue
+        details = 0
         directive = match.group(2).upper()
         if '# SKIP' in directive:
             counts[2] += 1
         elif match.group(1) and '# TODO' not in directive:
             counts[1] += 1
             failed.append(match.group(2).strip(' -'))
+            details = DETAILS
         else:
             counts[0] += 1
     return counts, failed
@@ -40,12 +48,14 @@ def hint(test):
 def count(test):
     """Return [passed, failed, skipped], names for one entry of the log."""
     name, result = test['name'], test['result']
-    is_tap = test.get('stdout', '').startswith('TAP version')
+    is_tap = TAP_PLAN.search(test.get('stdout', ''))
     if is_tap and result != 'EXPECTEDFAIL':
         counts, failed = count_tap(test)
         names = [f'{name}: {one}' for one in failed]
         if result not in ('OK', 'SKIP') and not counts[1]:
             counts[1], names = 1, [f'{name}: {result.lower()}, exit status {test.get("returncode")}{hint(test)}']
+        if sum(counts) == 0 and TAP_SKIP_ALL.search(test['stdout']):
+            return [0, 0, 1], []
         if sum(counts) == 0:
             counts[1], names = 1, [f'{name}: ran no test']
         return counts, names
