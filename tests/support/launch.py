@@ -152,6 +152,9 @@ def within(seconds):
 
 def main():
     global SLOW
+    # Who runs the tests in the background or under nohup ignores these, and a child would inherit it.
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGTSTP):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     args = sys.argv[1:]
     if '--slow' in args:
         SLOW = True
