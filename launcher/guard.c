@@ -191,12 +191,27 @@ static void hand_on(const struct guard *g, int signal)
     (void)send(g->link, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
+/*
+ * The CONT that woke us waits to be read, and would be handed on a second time. By then the agent may have nothing left
+ * to do but end, and a CONT takes back the stop by which a debugger (or a leak checker) attaches to it.
+ */
+static void swallow_cont(void)
+{
+    struct timespec no_wait = {0};
+    sigset_t set;
+
+    (void)sigemptyset(&set);
+    (void)sigaddset(&set, SIGCONT);
+    (void)sigtimedwait(&set, NULL, &no_wait);
+}
+
 /* In one place and in this order, so that a CONT can never arrive between two halves of a stop. */
 static void stop_both(struct guard *g)
 {
     g->want_stop = false;
     (void)kill(g->agent, SIGSTOP);
     (void)kill(getpid(), SIGSTOP);
+    swallow_cont();
     (void)kill(g->agent, SIGCONT);
     hand_on(g, SIGCONT);
 }
