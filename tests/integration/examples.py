@@ -4,6 +4,7 @@
 
     examples.py CDDPRUN BUILD/examples
 """
+import difflib
 import os
 import pathlib
 import re
@@ -37,14 +38,17 @@ def ranks(cddprun, n, *command):
 
 
 def check_readme():
-    """What README.md shows is what was compiled, and it is short."""
+    """What README.md shows is the difference between the two programs, and it is short."""
     root = pathlib.Path(__file__).resolve().parents[2]
-    code = (root / "examples" / "embed.c").read_text().split("\n", 1)[1]
-    body = code[code.index("\n{\n") + 3:code.rindex("\n}")].splitlines()
-    good = "```c\n" + code + "```" in (root / "README.md").read_text() and len(body) < 20
-    print("ok    " if good else "FAILED", f"README.md shows examples/embed.c, {len(body)} lines")
+    files = [(root / "examples" / "line" / name).read_text().splitlines() for name in ("alone.c", "together.c")]
+    diff = list(difflib.unified_diff(*files, "alone.c", "together.c", lineterm=""))
+    shown = ["@@" if line.startswith("@@") else line.rstrip() for line in diff[2:]][1:]
+    added = sum(line.startswith("+") for line in shown)
+    good = "```diff\n" + "\n".join(shown) + "\n```" in (root / "README.md").read_text() and added <= 20
+    print("ok    " if good else "FAILED", f"README.md shows how line/alone.c becomes line/together.c by {added} lines")
     if not good:
         failures.append("README.md")
+        print("README.md must hold:", "```diff", *shown, "```", sep="\n")
 
 
 def check_flags(wine):
@@ -105,7 +109,10 @@ def main():
     expect("hello_ranks alone", run([examples / "hello_ranks"]), out=["rank 0 of 1"])
     expect("allreduce", ranks(cddprun, 3, examples / "allreduce"),
            out=[rf"rank {r}: the sum over 3 ranks is right" for r in range(3)])
-    expect("embed", ranks(cddprun, 2, examples / "embed"), out=[rf"rank {r}: w = 3\.000" for r in range(2)])
+    plane = [rf"w\[{d}\] = {d + 1}\.00" for d in range(8)]
+    expect("line_alone", run([examples / "line_alone"]), out=plane)
+    expect("line_together alone", run([examples / "line_together"]), out=plane)
+    expect("line_together", ranks(cddprun, 3, examples / "line_together"), out=plane)
     expect("wine alone", run([wine]), out=[r"epoch 10/100", r"epoch 100/100", r"test accuracy 1\.0000 \(36 of 36\)"])
     expect("wine --drop-last", ranks(cddprun, 3, wine, "--drop-last", "--epochs", "5"), out=["10 steps"])
     expect("wine whose ranks train differently",

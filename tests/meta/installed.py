@@ -13,6 +13,7 @@ import sys
 import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+LINE = os.path.join(HERE, '..', '..', 'examples', 'line')
 EXPECTED = [
     'usr/bin/cddprun',
     'usr/libexec/cddp/cddprun-shim',
@@ -25,8 +26,6 @@ EXPECTED = [
     'usr/lib/**/libcddp.so',
     'usr/lib/**/libcddp.so.[0-9]',
     'usr/lib/**/pkgconfig/cddp.pc',
-    'usr/libexec/cddp/examples/wine',
-    'usr/share/cddp/wine/wine.csv',
 ]
 
 
@@ -79,6 +78,21 @@ def main():
             if not all(f'rank {rank} of 2: the mean is right' in launched for rank in (0, 1)):
                 sys.exit(f'{name}: under the installed cddprun it says:\n{launched}')
             print(f'{name}: works, alone and on two ranks')
+
+    # The same job in three languages.
+    libraries = {**os.environ, 'LD_LIBRARY_PATH': libdir}
+    with tempfile.TemporaryDirectory() as tmp:
+        for name, command in {
+                'together.c': [cc, *strict, 'c'], 'line.cpp': [cxx, '-std=c++17', *strict, 'c++'], 'line.py': None}.items():
+            program = [os.path.join(tmp, 'line')] if command else [sys.executable, os.path.join(LINE, name)]
+            if command:
+                subprocess.run([*command, os.path.join(LINE, name), '-x', 'none', *flags('--cflags', '--libs'), '-o',
+                                *program], check=True)
+            done = subprocess.run([cddprun, '--standalone', '--nproc_per_node=2', *program], env=libraries, check=True,
+                                  timeout=120, capture_output=True, text=True).stdout
+            if not all(f'w[{d}] = {d + 1}.00' in done for d in range(8)):
+                sys.exit(f'{name}: under the installed cddprun it says:\n{done}')
+            print(f'examples/line/{name}: finds the plane on two ranks')
 
     wine = subprocess.run([cddprun, '--standalone', '--nproc_per_node=2', f'{stage}/usr/libexec/cddp/examples/wine',
                            '--epochs', '3'], check=True, timeout=60, capture_output=True, text=True).stdout
