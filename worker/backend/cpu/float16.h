@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * binary16 and bfloat16 to and from float32, in integer arithmetic: the same bits on every machine, whatever its
- * floating-point mode. Rounding is to nearest, ties to even; a NaN stays a (quiet) NaN with its sign. Pure.
+ * floating-point mode. Rounding is to nearest, ties to even; a NaN stays a (quiet) NaN with its sign. Pure. GPU kernels
+ * include it too.
  */
 #ifndef CDI_CPU_FLOAT16_H
 #define CDI_CPU_FLOAT16_H
@@ -9,7 +10,24 @@
 #include <stdint.h>
 #include <string.h>
 
-static inline float cdi_float_of_bits(uint32_t bits)
+/* A function for the host, and under nvcc for the GPU as well. */
+#ifdef __CUDACC__
+#define CDI_INLINE static inline __host__ __device__
+#else
+#define CDI_INLINE static inline
+#endif
+
+/* The place of the highest bit of x, which is not 0. */
+CDI_INLINE uint32_t cdi_top_bit(uint32_t x)
+{
+#ifdef __CUDA_ARCH__
+    return 31u - (uint32_t)__clz((int)x);
+#else
+    return 31u - (uint32_t)__builtin_clz(x);
+#endif
+}
+
+CDI_INLINE float cdi_float_of_bits(uint32_t bits)
 {
     float f;
 
@@ -17,7 +35,7 @@ static inline float cdi_float_of_bits(uint32_t bits)
     return f;
 }
 
-static inline uint32_t cdi_bits_of_float(float f)
+CDI_INLINE uint32_t cdi_bits_of_float(float f)
 {
     uint32_t bits;
 
@@ -25,12 +43,12 @@ static inline uint32_t cdi_bits_of_float(float f)
     return bits;
 }
 
-static inline float cdi_float_of_bf16(uint16_t h)
+CDI_INLINE float cdi_float_of_bf16(uint16_t h)
 {
     return cdi_float_of_bits((uint32_t)h << 16);
 }
 
-static inline uint16_t cdi_bf16_of_float(float f)
+CDI_INLINE uint16_t cdi_bf16_of_float(float f)
 {
     uint32_t x = cdi_bits_of_float(f);
 
@@ -39,7 +57,7 @@ static inline uint16_t cdi_bf16_of_float(float f)
     return (uint16_t)((x + 0x7fffu + (x >> 16 & 1u)) >> 16);
 }
 
-static inline float cdi_float_of_f16(uint16_t h)
+CDI_INLINE float cdi_float_of_f16(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000u) << 16, mag = h & 0x7fffu;
 
@@ -50,12 +68,12 @@ static inline float cdi_float_of_f16(uint16_t h)
     if (mag == 0)
         return cdi_float_of_bits(sign);
     /* Subnormal: mag units of 2^-24; its highest bit becomes the hidden one. */
-    uint32_t top = 31u - (uint32_t)__builtin_clz(mag);
+    uint32_t top = cdi_top_bit(mag);
 
     return cdi_float_of_bits(sign | (top + 103u) << 23 | (mag << (23u - top) & 0x7fffffu));
 }
 
-static inline uint16_t cdi_f16_of_float(float f)
+CDI_INLINE uint16_t cdi_f16_of_float(float f)
 {
     uint32_t x = cdi_bits_of_float(f), sign = x >> 16 & 0x8000u;
 

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/backend/nccl/kernel.h"
+
+#include "worker/dtype.h"
+
+/* Enough blocks to fill the multiprocessors, which hold 2048 threads or fewer; the rest goes round in strides. */
+#define BLOCKS_PER_SM 8
+
+_Static_assert(sizeof(struct cdi_pack_args) <= 4000, "kernel arguments of old drivers end at 4096 bytes");
+_Static_assert(sizeof(struct cdi_pack_slice) == 32 && sizeof(struct cdi_cast_args) == 40 &&
+                   sizeof(struct cdi_scale_args) == 32 && sizeof(struct cdi_scan_args) == 32,
+               "nvcc and the host compiler lay them out alike");
+
+static uint32_t grid(uint32_t n_sm, uint64_t blocks)
+{
+    uint64_t most = (uint64_t)(n_sm > 0 ? n_sm : 1) * BLOCKS_PER_SM;
+
+    return (uint32_t)(blocks < most ? blocks : most);
+}
+
+/* For kernels whose threads take CDI_KERNEL_UNIT elements at a time. */
+static uint32_t grid_of_elements(uint32_t n_sm, uint64_t count)
+{
+    const uint64_t per_block = (uint64_t)CDI_KERNEL_THREADS * CDI_KERNEL_UNIT;
+
+    return grid(n_sm, count / per_block + (count % per_block != 0));
+}
+
+const char *cdi_kernel_name(enum cdi_kernel kernel)
+{
+    static const char *const names[] = {
+#define X(constant, name) [constant] = #name,
+        CDI_KERNEL_MAP(X)
+#undef X
+    };
+
+    return (unsigned)kernel < CDI_N_KERNELS ? names[kernel] : NULL;
+}
+
+size_t cdi_kernel_args_size(enum cdi_kernel kernel)
+{
+    switch (kernel) {
+    case CDI_KERNEL_PACK:
+    case CDI_KERNEL_UNPACK:
+        return sizeof(struct cdi_pack_args);
+    case CDI_KERNEL_CAST:
+        return sizeof(struct cdi_cast_args);
+    case CDI_KERNEL_SCALE:
+        return sizeof(struct cdi_scale_args);
+    case CDI_KERNEL_SCAN:
+        return sizeof(struct cdi_scan_args);
+    case CDI_N_KERNELS:
+        break;
+    }
+    return 0;
+}
+
+size_t cdi_launch_pack(struct cdi_launch *out, enum cdi_kernel kernel, uint32_t n_sm, void *flat,
+                       const struct cdi_slice *slice, size_t n, size_t *flat_bytes)
+{
+    struct cdi_pack_args *args = &out->args.pack;
+    uint64_t chunks = 0, at = 0;
+    size_t i;
+
+    args->flat = flat;
+    args->n = 0;
+    for (i = 0; i < n && args->n < CDI_KERNEL_SLICES; i++) {
+        uint64_t more = slice[i].bytes / CDI_KERNEL_CHUNK + (slice[i].bytes % CDI_KERNEL_CHUNK != 0);
+
+        if (more == 0)
+            continue;
+        if (chunks + more > UINT32_MAX)
+            break;
+        args->slice[args->n++] = (struct cdi_pack_slice){
+            .data = slice[i].data, .at = at, .bytes = slice[i].bytes, .first_chunk = (uint32_t)chunks};
+        at += slice[i].bytes;
+        chunks += more;
+    }
+    args->n_chunks = (uint32_t)chunks;
+    out->kernel = kernel;
+    out->grid = grid(n_sm, chunks);
+    *flat_bytes = (size_t)at;
+    return i;
+}
+
+cddp_status cdi_launch_cast(struct cdi_launch *out, uint32_t n_sm, void *to, cddp_dtype to_type, const void *from,
+                            cddp_dtype from_type, size_t count, float factor, struct cdi_error *err)
+{
+    cddp_dtype narrow = from_type == CDDP_FLOAT32 ? to_type : from_type;
+
+    if ((from_type != CDDP_FLOAT32 && to_type != CDDP_FLOAT32) || (narrow != CDDP_FLOAT16 && narrow != CDDP_BFLOAT16))
+        return cdi_fail(err, CDDP_E_INVALID, "cannot cast %s to %s", cdi_dtype_name(from_type),
+                        cdi_dtype_name(to_type));
+    out->kernel = CDI_KERNEL_CAST;
+    out->grid = grid_of_elements(n_sm, count);
+    out->args.cast = (struct cdi_cast_args){.to = to,
+                                            .from = from,
+                                            .count = count,
+                                            .factor = factor,
+                                            .to_type = (int32_t)to_type,
+                                            .from_type = (int32_t)from_type};
+    return CDDP_OK;
+}
+
+cddp_status cdi_launch_scale(struct cdi_launch *out, uint32_t n_sm, void *x, size_t count, cddp_dtype dtype,
+                             double factor, struct cdi_error *err)
+{
+    if (!cdi_dtype_is_float(dtype))
+        return cdi_fail(err, CDDP_E_INVALID, "cannot scale %s", cdi_dtype_name(dtype));
+    out->kernel = CDI_KERNEL_SCALE;
+    out->grid = grid_of_elements(n_sm, count);
+    out->args.scale = (struct cdi_scale_args){
+        .x = x, .count = count, .factor = dtype == CDDP_FLOAT64 ? factor : (float)factor, .dtype = (int32_t)dtype};
+    return CDDP_OK;
+}
+
+cddp_status cdi_launch_scan(struct cdi_launch *out, uint32_t n_sm, const void *x, size_t count, cddp_dtype dtype,
+                            struct cdi_scan_found *found, struct cdi_error *err)
+{
+    if (!cdi_dtype_is_float(dtype))
+        return cdi_fail(err, CDDP_E_INVALID, "%s has no NaN to scan for", cdi_dtype_name(dtype));
+    out->kernel = CDI_KERNEL_SCAN;
+    out->grid = grid_of_elements(n_sm, count);
+    out->args.scan = (struct cdi_scan_args){.x = x, .count = count, .found = found, .dtype = (int32_t)dtype};
+    return CDDP_OK;
+}

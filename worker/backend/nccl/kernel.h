@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The GPU's element functions as kernels: their names, their arguments, how they are launched. kernels.cu compiles them
+ * into the image below; a launch is made here as a value, and done by whoever holds a stream:
+ *
+ *     void *params[] = {&launch.args};
+ *     cuLaunchKernel(function of cdi_kernel_name(launch.kernel), launch.grid, 1, 1, CDI_KERNEL_THREADS, 1, 1,
+ *                    0, stream, params, NULL);
+ *
+ * so each kernel takes one struct by value. nvcc includes this file too: the structs have no padding that differs.
+ */
+#ifndef CDI_NCCL_KERNEL_H
+#define CDI_NCCL_KERNEL_H
+
+#include <cddp/cddp.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define CDI_KERNEL_THREADS 256 /* per block */
+#define CDI_KERNEL_CHUNK 16384 /* bytes of a slice that one block copies at a time */
+/* Elements that a thread of cast, scale and scan takes at a time, where they are aligned. */
+#define CDI_KERNEL_UNIT 4
+/* Per launch of pack or unpack: its arguments stay below the 4096 bytes of old drivers. */
+#define CDI_KERNEL_SLICES 120
+
+/* X(constant, name in the image) */
+#define CDI_KERNEL_MAP(X)            \
+    X(CDI_KERNEL_PACK, cdi_pack)     \
+    X(CDI_KERNEL_UNPACK, cdi_unpack) \
+    X(CDI_KERNEL_CAST, cdi_cast)     \
+    X(CDI_KERNEL_SCALE, cdi_scale)   \
+    X(CDI_KERNEL_SCAN, cdi_scan)
+
+enum cdi_kernel {
+#define X(constant, name) constant,
+    CDI_KERNEL_MAP(X)
+#undef X
+        CDI_N_KERNELS
+};
+
+/* cdi_pack, cdi_unpack: slices that lie behind one another in `flat` and apart elsewhere. */
+struct cdi_pack_slice {
+    void *data;
+    uint64_t at; /* in flat, bytes */
+    uint64_t bytes;
+    uint32_t first_chunk; /* chunks of the slices before this one */
+    uint32_t unused;
+};
+
+struct cdi_pack_args {
+    void *flat;
+    uint32_t n, n_chunks;
+    struct cdi_pack_slice slice[CDI_KERNEL_SLICES]; /* none is empty */
+};
+
+/* cdi_cast: to[i] = (to_type)(factor * (float)from[i]); one side is float32, the other float16 or bfloat16. */
+struct cdi_cast_args {
+    void *to;
+    const void *from;
+    uint64_t count;
+    float factor; /* 1: bits stay as they are */
+    int32_t to_type, from_type;
+    uint32_t unused;
+};
+
+/* cdi_scale: x[i] *= factor, which is rounded to float32 for all but float64. */
+struct cdi_scale_args {
+    void *x;
+    uint64_t count;
+    double factor;
+    int32_t dtype;
+    uint32_t unused;
+};
+
+/* cdi_scan: adds to *found, on the device, what it counts among x. Its owner zeroes it before, in the same stream. */
+struct cdi_scan_found {
+    uint64_t n_nan, n_inf;
+};
+
+struct cdi_scan_args {
+    const void *x;
+    uint64_t count;
+    struct cdi_scan_found *found;
+    int32_t dtype;
+    uint32_t unused;
+};
+
+/* One launch. A grid of 0 means that there is nothing to do (no elements): do not launch. */
+struct cdi_launch {
+    enum cdi_kernel kernel;
+    uint32_t grid; /* blocks */
+    union {
+        struct cdi_pack_args pack;
+        struct cdi_cast_args cast;
+        struct cdi_scale_args scale;
+        struct cdi_scan_args scan;
+    } args;
+};
+
+#ifndef __CUDACC__
+
+#include "worker/backend.h"
+
+/* "cdi_pack"; NULL for no kernel. */
+const char *cdi_kernel_name(enum cdi_kernel kernel);
+/* Bytes of its argument struct. */
+size_t cdi_kernel_args_size(enum cdi_kernel kernel);
+
+/*
+ * Make launches, for a device of n_sm multiprocessors. Pure; any thread. Types are checked: CDDP_E_INVALID with a
+ * sentence where the kernel does not take them, and *out is not written.
+ */
+
+/*
+ * PACK or UNPACK of the first slices of slice[0..n): as many as fit. Their number is returned (empty ones count too),
+ * and *flat_bytes is how far they reach in flat; call it again with the rest behind them until none is left.
+ */
+size_t cdi_launch_pack(struct cdi_launch *out, enum cdi_kernel kernel, uint32_t n_sm, void *flat,
+                       const struct cdi_slice *slice, size_t n, size_t *flat_bytes);
+/* A factor of 1 is a plain cast. */
+cddp_status cdi_launch_cast(struct cdi_launch *out, uint32_t n_sm, void *to, cddp_dtype to_type, const void *from,
+                            cddp_dtype from_type, size_t count, float factor, struct cdi_error *err);
+cddp_status cdi_launch_scale(struct cdi_launch *out, uint32_t n_sm, void *x, size_t count, cddp_dtype dtype,
+                             double factor, struct cdi_error *err);
+/* found: device memory, zeroed in the stream before the launch. */
+cddp_status cdi_launch_scan(struct cdi_launch *out, uint32_t n_sm, const void *x, size_t count, cddp_dtype dtype,
+                            struct cdi_scan_found *found, struct cdi_error *err);
+
+/* The kernels for cuLibraryLoadData: a fatbin for every architecture that the compiler knew, and PTX for later ones. */
+extern const unsigned char cdi_kernel_image[];
+extern const size_t cdi_kernel_image_bytes;
+
+#endif
+#endif

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/backend/nccl/kernel_twin.h"
+
+#include "worker/dtype.h"
+
+static void run_pack(const struct cdi_kernel_thread *t, const void *args)
+{
+    cdi_pack_body(t, args, 0);
+}
+
+static void run_unpack(const struct cdi_kernel_thread *t, const void *args)
+{
+    cdi_pack_body(t, args, 1);
+}
+
+static void run_cast(const struct cdi_kernel_thread *t, const void *args)
+{
+    cdi_cast_body(t, args);
+}
+
+static void run_scale(const struct cdi_kernel_thread *t, const void *args)
+{
+    cdi_scale_body(t, args);
+}
+
+static void run_scan(const struct cdi_kernel_thread *t, const void *args)
+{
+    const struct cdi_scan_args *a = args;
+    struct cdi_scan_found found = cdi_scan_body(t, a);
+
+    if (found.n_nan > 0)
+        __atomic_fetch_add(&a->found->n_nan, found.n_nan, __ATOMIC_RELAXED);
+    if (found.n_inf > 0)
+        __atomic_fetch_add(&a->found->n_inf, found.n_inf, __ATOMIC_RELAXED);
+}
+
+static void put(struct cdi_kernel_range *out, size_t cap, size_t i, const void *base, size_t bytes, bool written)
+{
+    if (i < cap)
+        out[i] = (struct cdi_kernel_range){base, bytes, written};
+}
+
+static size_t slices_ranges(const struct cdi_pack_args *a, bool unpack, struct cdi_kernel_range *out, size_t cap)
+{
+    for (size_t i = 0; i < a->n; i++) {
+        const struct cdi_pack_slice *s = &a->slice[i];
+
+        put(out, cap, 2 * i, (const uint8_t *)a->flat + s->at, s->bytes, !unpack);
+        put(out, cap, 2 * i + 1, s->data, s->bytes, unpack);
+    }
+    return (size_t)a->n * 2;
+}
+
+static size_t pack_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
+{
+    return slices_ranges(args, false, out, cap);
+}
+
+static size_t unpack_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
+{
+    return slices_ranges(args, true, out, cap);
+}
+
+static size_t cast_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
+{
+    const struct cdi_cast_args *a = args;
+
+    put(out, cap, 0, a->from, a->count * cddp_dtype_size((cddp_dtype)a->from_type), false);
+    put(out, cap, 1, a->to, a->count * cddp_dtype_size((cddp_dtype)a->to_type), true);
+    return 2;
+}
+
+static size_t scale_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
+{
+    const struct cdi_scale_args *a = args;
+
+    put(out, cap, 0, a->x, a->count * cddp_dtype_size((cddp_dtype)a->dtype), true);
+    return 1;
+}
+
+static size_t scan_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
+{
+    const struct cdi_scan_args *a = args;
+
+    put(out, cap, 0, a->x, a->count * cddp_dtype_size((cddp_dtype)a->dtype), false);
+    put(out, cap, 1, a->found, sizeof *a->found, true);
+    return 2;
+}
+
+const struct cdi_kernel_twin cdi_kernel_twins[CDI_N_KERNELS] = {
+    [CDI_KERNEL_PACK] = {"cdi_pack", sizeof(struct cdi_pack_args), run_pack, pack_ranges},
+    [CDI_KERNEL_UNPACK] = {"cdi_unpack", sizeof(struct cdi_pack_args), run_unpack, unpack_ranges},
+    [CDI_KERNEL_CAST] = {"cdi_cast", sizeof(struct cdi_cast_args), run_cast, cast_ranges},
+    [CDI_KERNEL_SCALE] = {"cdi_scale", sizeof(struct cdi_scale_args), run_scale, scale_ranges},
+    [CDI_KERNEL_SCAN] = {"cdi_scan", sizeof(struct cdi_scan_args), run_scan, scan_ranges},
+};
+
+void cdi_launch_on_host(const struct cdi_launch *launch)
+{
+    struct cdi_kernel_thread t = {.n_blocks = launch->grid, .n_threads = CDI_KERNEL_THREADS};
+
+    for (t.block = 0; t.block < t.n_blocks; t.block++)
+        for (t.thread = 0; t.thread < t.n_threads; t.thread++)
+            cdi_kernel_twins[launch->kernel].run(&t, &launch->args);
+}

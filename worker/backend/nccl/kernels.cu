@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernels (kernel.h), each a body of element.h. Compiled to a fatbin for the GPU alone; no host code is made. */
+#include "worker/backend/nccl/element.h"
+
+static __device__ struct cdi_kernel_thread this_thread(void)
+{
+    struct cdi_kernel_thread t = {blockIdx.x, gridDim.x, threadIdx.x, blockDim.x};
+
+    return t;
+}
+
+extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
+    cdi_pack(const __grid_constant__ struct cdi_pack_args args)
+{
+    struct cdi_kernel_thread t = this_thread();
+
+    cdi_pack_body(&t, &args, 0);
+}
+
+extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
+    cdi_unpack(const __grid_constant__ struct cdi_pack_args args)
+{
+    struct cdi_kernel_thread t = this_thread();
+
+    cdi_pack_body(&t, &args, 1);
+}
+
+extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
+    cdi_cast(const __grid_constant__ struct cdi_cast_args args)
+{
+    struct cdi_kernel_thread t = this_thread();
+
+    cdi_cast_body(&t, &args);
+}
+
+extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
+    cdi_scale(const __grid_constant__ struct cdi_scale_args args)
+{
+    struct cdi_kernel_thread t = this_thread();
+
+    cdi_scale_body(&t, &args);
+}
+
+static __device__ void add(uint64_t *total, uint64_t n)
+{
+    if (n > 0)
+        atomicAdd((unsigned long long *)total, (unsigned long long)n);
+}
+
+extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
+    cdi_scan(const __grid_constant__ struct cdi_scan_args args)
+{
+    struct cdi_kernel_thread t = this_thread();
+    struct cdi_scan_found found = cdi_scan_body(&t, &args);
+
+    /* Healthy gradients have none, so the atomics are not worth a reduction in the block. */
+    add(&args.found->n_nan, found.n_nan);
+    add(&args.found->n_inf, found.n_inf);
+}
