@@ -22,7 +22,4 @@ struct machine {
  */
 void machine_read(struct machine *m, const char *root, const char *cuda_visible_devices);
 
-/* Of n_gpus devices, how many does this value of CUDA_VISIBLE_DEVICES leave? Pure. */
-uint32_t machine_visible_gpus(uint32_t n_gpus, const char *cuda_visible_devices);
-
 #endif

@@ -106,7 +106,7 @@ def find(nccl_include):
     libraries += [os.path.join(home, 'lib64') for home in homes]
     cuda = first_with(includes, 'cuda.h')
     nccl = first_with([nccl_include] if nccl_include else includes, 'nccl.h')
-    codes = [code for code in output(nvcc, '--list-gpu-code').split() if code.startswith('sm_')] if nvcc else []
+    codes = re.findall(r'^sm_(\d+)$', output(nvcc, '--list-gpu-code') if nvcc else '', re.M)
     return {
         'cuda_include': cuda,
         'cuda_version': cuda_version(cuda),
@@ -114,7 +114,7 @@ def find(nccl_include):
         'nccl_version': nccl_version(nccl),
         'nvcc': nvcc,
         'nvcc_version': nvcc_release,
-        'nvcc_codes': ' '.join(sorted(codes, key=lambda code: int(code[3:]))),
+        'nvcc_codes': ' '.join(f'sm_{code}' for code in sorted(map(int, codes)) if code >= 70),
         'nccl_library': find_library('libnccl.so.2', libraries),
         'cublas_library': find_library('libcublas.so.13', libraries) or find_library('libcublas.so.12', libraries),
         'site': os.pathsep.join(sites),

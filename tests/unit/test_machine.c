@@ -29,19 +29,6 @@ static void make_dirs(const char *root, const char *path)
     (void)mkdir(full, 0700);
 }
 
-Test(machine, visible_devices_cut_the_list_as_cuda_does)
-{
-    cr_assert_eq(machine_visible_gpus(4, NULL), 4);
-    cr_assert_eq(machine_visible_gpus(4, ""), 0);
-    cr_assert_eq(machine_visible_gpus(4, "2"), 1);
-    cr_assert_eq(machine_visible_gpus(4, "3,1,0"), 3);
-    cr_assert_eq(machine_visible_gpus(4, "0,-1,2"), 1);
-    cr_assert_eq(machine_visible_gpus(4, "0,4,1"), 1, "there is no device 4");
-    cr_assert_eq(machine_visible_gpus(4, "GPU-1234,MIG-5"), 2);
-    cr_assert_eq(machine_visible_gpus(0, "0"), 0);
-    cr_assert_eq(machine_visible_gpus(4, "NoDevFiles"), 0);
-}
-
 Test(machine, gpus_are_counted_from_files)
 {
     char root[] = "/tmp/cdi-machine-XXXXXX";
