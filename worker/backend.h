@@ -16,6 +16,17 @@
 #include <cddp/cddp.h>
 #include <stdbool.h>
 
+/* The job's store, with names that belong to this round; any thread. Values are bytes. NULL functions: a world of one.
+ */
+struct cdi_keys {
+    cddp_status (*set)(void *arg, const char *name, const void *value, size_t len, struct cdi_error *err);
+    /* Waits until it is there. CDDP_E_TIMEOUT; CDDP_E_LIMIT: it is longer than cap. */
+    cddp_status (*get)(void *arg, const char *name, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
+                       struct cdi_error *err);
+    cddp_status (*add)(void *arg, const char *name, int64_t delta, int64_t *sum, struct cdi_error *err);
+    void *arg;
+};
+
 /* Who and where this rank is: filled by comm.c from the environment, read by all. */
 struct cdi_world {
     int rank, size;
@@ -25,7 +36,10 @@ struct cdi_world {
     int64_t join_timeout_ms; /* for what happens while the communicator is made */
     int64_t timeout_ms;      /* of every wait for a peer */
     cddp_store *store;       /* NULL in a world of one without a store */
+    struct cdi_keys keys;
     struct cdi_flight *flight;
+    int device_rank; /* which of this host's devices: the local rank as the launcher says it */
+    int device;      /* the device that the program asked for by number; -1: by device_rank */
 };
 
 /*
@@ -66,6 +80,7 @@ struct cdi_op {
     struct cdi_region *region; /* all_reduce in place inside it (in == out), or NULL: private memory */
     int bucket;                /* for the flight page and for messages; -1: none */
     bool lazy;                 /* may be run by the thread that joins it: not worth a wake-up of another one */
+    bool more; /* another operation follows at once: both may be started together; join and lead start what waits */
 };
 
 /* A stretch of memory, for pack and unpack. */
@@ -81,8 +96,15 @@ struct cdi_scan {
 
 struct cdi_backend; /* each backend's own */
 
+/*
+ * Two kinds of backend. On the host, operations work on host memory and the caller waits for them by join. On a device,
+ * memory is the device's (operations also take host memory, at the price of copies), work is ordered by the device's
+ * streams (void *: a cudaStream_t, NULL is CUDA's legacy stream), and follow and lead order the two without a wait of
+ * the host.
+ */
 struct cdi_backend_ops {
     const char *name;
+    bool on_device;
 
     /* Connect to all ranks of the world; a collective. *out on success only. */
     cddp_status (*create)(struct cdi_backend **out, const struct cdi_world *world, struct cdi_error *err);
@@ -108,6 +130,29 @@ struct cdi_backend_ops {
     /* Return when every operation up to ticket is done: CDDP_OK, or the backend's sticky error. Any thread. */
     cddp_status (*join)(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
 
+    /*
+     * Operations and element functions that are called from now on begin after all work that is now on `stream`. Never
+     * blocks. On the host: nothing to do. Any thread. CDDP_OK, the sticky error.
+     */
+    cddp_status (*follow)(struct cdi_backend *b, void *stream, struct cdi_error *err);
+    /*
+     * Work that comes on `stream` from now on begins after every operation up to ticket is done; ticket 0: after all
+     * that was enqueued, element functions included. On a device it never blocks; on the host it is join. Any thread.
+     * CDDP_OK, the sticky error (what an operation does wrong later is told by the calls after it).
+     */
+    cddp_status (*lead)(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err);
+
+    /* Memory where the backend works: at least 64-byte aligned, not cleared. release is NULL-safe. Any thread. */
+    cddp_status (*alloc)(struct cdi_backend *b, size_t bytes, void **out, struct cdi_error *err);
+    void (*release)(struct cdi_backend *b, void *p);
+    /* Is this memory of the backend's device? False on the host, and for host memory. Any thread. */
+    bool (*is_device)(struct cdi_backend *b, const void *p);
+    /* Copy between any two of host and device; done on return. Streams that write `from` were waited for. Any thread.
+     */
+    cddp_status (*copy)(struct cdi_backend *b, void *to, const void *from, size_t bytes, struct cdi_error *err);
+    /* Where memory and work are. Never fails. Any thread. */
+    void (*describe)(struct cdi_backend *b, cddp_device_info *out);
+
     /* CDDP_OK or the sticky error. Any thread. */
     cddp_status (*health)(struct cdi_backend *b, struct cdi_error *err);
     /* Make every wait, here and on peers, return `status` (CDDP_E_ABORTED) with this sentence. Any thread, repeatable.
@@ -116,8 +161,10 @@ struct cdi_backend_ops {
 
     /*
      * Element functions: local, on the backend's memory, ordered before operations that are enqueued later. On the CPU
-     * the calling thread does the work and it is done on return. Any thread; slices and arrays do not overlap, except
-     * that scale works in place. CDDP_OK, CDDP_E_INVALID (a type that the function does not take).
+     * the calling thread does the work and it is done on return; on a device the work is behind what was enqueued, and
+     * `lead` with ticket 0 orders a stream behind it (scan alone waits for its result). Any thread; slices and arrays
+     * do not overlap, except that scale works in place. CDDP_OK, CDDP_E_INVALID (a type that the function does not
+     * take); on a device also the sticky error.
      */
     /* Put n slices behind one another into `to`, or take them from there again. */
     cddp_status (*pack)(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n, struct cdi_error *err);

@@ -69,6 +69,7 @@ static void cut(struct cdi_bucket_plan *p, size_t first_cap, size_t cap)
             o->opened = p->n_grads - i;
         g->bucket = o->n_closed;
         g->claimed = false;
+        g->landed = false;
         o->payload += g->bytes;
         o->n_grads++;
         if (o->payload >= (o->n_closed == 0 ? first_cap : cap))
@@ -195,7 +196,9 @@ void cdi_bucket_next_step(struct cdi_bucket_plan *p)
         p->b[b].state = CDI_BUCKET_FILLING;
         p->b[b].missing = p->b[b].n_grads;
     }
-    for (size_t i = 0; i < p->n_grads; i++)
+    for (size_t i = 0; i < p->n_grads; i++) {
         p->grads[i].claimed = false;
+        p->grads[i].landed = false;
+    }
     p->next = 0;
 }

@@ -38,6 +38,7 @@ struct cdi_grad {
     size_t offset; /* in the arena */
     size_t bucket; /* index into b */
     bool claimed;  /* the user said that it is ready; it may still be on its way into the arena */
+    bool landed;   /* its mean was brought to where the user reads it */
 };
 
 struct cdi_bucket_plan {

@@ -27,7 +27,8 @@
 
 #define JOIN_TIMEOUT_S 300
 #define TIMEOUT_S 600
-#define GOODBYE_MS 2000        /* for the store's host to take note of it */
+#define GOODBYE_MS 2000 /* for the store's host to take note of it */
+#define KEY_BYTES 128
 #define BROKEN_GOODBYE_MS 2000 /* for the others to leave a store whose job has failed */
 
 struct cddp_comm {
@@ -67,6 +68,18 @@ static cddp_status check_backend(const cddp_init_options *opt, struct cdi_error 
                     name, opt->backend != NULL ? "cddp_init_options.backend" : "CDDP_BACKEND");
 }
 
+/* "cuda:3" is device 3. */
+static cddp_status read_device(struct cdi_world *w, const cddp_init_options *opt, struct cdi_error *err)
+{
+    int64_t n = -1;
+
+    if (opt->device != NULL &&
+        (strncmp(opt->device, "cuda:", 5) != 0 || !cdi_parse_int(opt->device + 5, 0, INT_MAX, &n)))
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_init_options.device is '%.64s' and not \"cuda:N\"", opt->device);
+    w->device = (int)n;
+    return CDDP_OK;
+}
+
 /* Everything that the environment and the options say; no communication. */
 static cddp_status read_world(struct cdi_world *w, struct cdi_launch *l, const cddp_init_options *opt,
                               struct cdi_error *err)
@@ -77,6 +90,8 @@ static cddp_status read_world(struct cdi_world *w, struct cdi_launch *l, const c
         return cdi_fail(err, CDDP_E_INVALID, "cddp_init_options.size is %zu, not sizeof(cddp_init_options)", opt->size);
     st = check_backend(opt, err);
     if (st == CDDP_OK)
+        st = read_device(w, opt, err);
+    if (st == CDDP_OK)
         st = read_timeouts(w, opt, err);
     if (st == CDDP_OK)
         st = cdi_launch_read(l, cdi_env_str, err);
@@ -86,6 +101,36 @@ static cddp_status read_world(struct cdi_world *w, struct cdi_launch *l, const c
     w->size = l->size;
     w->restart_count = l->restart_count;
     return CDDP_OK;
+}
+
+/* -------------------------------------------------------------------------------------- keys for the backend ---- */
+
+static cddp_status keys_set(void *arg, const char *name, const void *value, size_t len, struct cdi_error *err)
+{
+    const struct cdi_world *w = arg;
+    char key[KEY_BYTES];
+
+    (void)snprintf(key, sizeof key, "cddp/%d/%s", w->restart_count, name);
+    return cdi_store_set(w->store, key, value, len, err);
+}
+
+static cddp_status keys_get(void *arg, const char *name, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
+                            struct cdi_error *err)
+{
+    const struct cdi_world *w = arg;
+    char key[KEY_BYTES];
+
+    (void)snprintf(key, sizeof key, "cddp/%d/%s", w->restart_count, name);
+    return cdi_store_get(w->store, key, buf, cap, len, timeout_ms, err);
+}
+
+static cddp_status keys_add(void *arg, const char *name, int64_t delta, int64_t *sum, struct cdi_error *err)
+{
+    const struct cdi_world *w = arg;
+    char key[KEY_BYTES];
+
+    (void)snprintf(key, sizeof key, "cddp/%d/%s", w->restart_count, name);
+    return cdi_store_add(w->store, key, delta, sum, err);
 }
 
 /* --------------------------------------------------------------------------------------------------- joining ---- */
@@ -266,6 +311,7 @@ static cddp_status find_place(struct cddp_comm *c, const struct cdi_launch *l, i
     w->local_size = runs.local_size;
     w->node_rank = runs.node_rank;
     w->n_nodes = runs.n_nodes;
+    w->device_rank = c->place.local_rank;
     return CDDP_OK;
 }
 
@@ -346,6 +392,8 @@ static cddp_status join(struct cddp_comm *c, const struct cdi_launch *l, struct 
             "%d of %d ranks are on this node (LOCAL_WORLD_SIZE), which does not go with a number of %d nodes "
             "(GROUP_WORLD_SIZE)",
             c->world.local_size, c->world.size, c->world.n_nodes);
+    if (st == CDDP_OK && c->world.store != NULL)
+        c->world.keys = (struct cdi_keys){.set = keys_set, .get = keys_get, .add = keys_add, .arg = &c->world};
     return st != CDDP_OK ? st : c->ops->create(&c->backend, &c->world, err);
 }
 
@@ -491,6 +539,41 @@ int cddp_stop_wanted(const cddp_comm *comm)
 cddp_store *cddp_comm_store(cddp_comm *comm)
 {
     return comm->world.store;
+}
+
+cddp_status cddp_device(cddp_comm *comm, cddp_device_info *info)
+{
+    struct cdi_error err;
+
+    if (comm == NULL || info == NULL || info->size != sizeof *info)
+        return out(cdi_fail(&err, CDDP_E_INVALID, "cddp_device: comm or info is NULL, or info->size is not its size"),
+                   &err);
+    comm->ops->describe(comm->backend, info);
+    return CDDP_OK;
+}
+
+cddp_status cddp_alloc(cddp_comm *comm, size_t bytes, void **p)
+{
+    struct cdi_error err;
+
+    if (comm == NULL || p == NULL)
+        return out(cdi_fail(&err, CDDP_E_INVALID, "cddp_alloc: comm and out must not be NULL"), &err);
+    return out(comm->ops->alloc(comm->backend, bytes, p, &err), &err);
+}
+
+void cddp_free(cddp_comm *comm, void *p)
+{
+    if (comm != NULL)
+        comm->ops->release(comm->backend, p);
+}
+
+cddp_status cddp_copy(cddp_comm *comm, void *to, const void *from, size_t bytes)
+{
+    struct cdi_error err;
+
+    if (comm == NULL || (bytes > 0 && (to == NULL || from == NULL)))
+        return out(cdi_fail(&err, CDDP_E_INVALID, "cddp_copy: comm, to and from must not be NULL"), &err);
+    return out(comm->ops->copy(comm->backend, to, from, bytes, &err), &err);
 }
 
 const struct cdi_world *cdi_comm_world(const cddp_comm *comm)

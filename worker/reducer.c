@@ -22,6 +22,14 @@
 /* The last bucket has nothing left to overlap with: below this size waking another thread costs more than the work. */
 #define LAZY_BYTES ((size_t)64 << 10)
 #define SHOWN_NAMES 8 /* of missing gradients in one sentence */
+#define STREAMS 4     /* that make one bucket's gradients, before communication waits for them one by one */
+
+/* What there is to know of a bucket beside the plan. */
+struct flight {
+    uint64_t ticket;       /* of its all-reduce in this step */
+    void *stream[STREAMS]; /* on a device: where its gradients were made */
+    int n_streams;
+};
 
 struct cddp_ddp {
     cddp_comm *comm;
@@ -29,9 +37,15 @@ struct cddp_ddp {
     char *names;
     size_t n_params;
     struct cdi_region *region;
+    const struct cdi_backend_ops *ops; /* of comm */
+    struct cdi_backend *b;
+    void *stream; /* the compute stream */
+    bool sum;     /* CDDP_DDP_SUM */
+    bool has_own; /* some gradients are in the user's memory */
 
     pthread_mutex_t lock; /* covers what follows */
     struct cdi_bucket_plan plan;
+    struct flight *flight;   /* by bucket */
     struct cdi_error sticky; /* status CDDP_OK: none */
     uint64_t enqueued;       /* ticket of the last bucket launched; 0: none yet */
     uint64_t joined;         /* the last ticket that was waited for */
@@ -91,12 +105,26 @@ static cddp_status check_options(const cddp_ddp_options *opt, struct cdi_error *
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_ddp_options.size is %zu, this library's is %zu: set it to sizeof(cddp_ddp_options)",
                         opt->size, sizeof *opt);
-    if ((opt->flags & ~CDDP_DDP_NO_BROADCAST) != 0)
+    if ((opt->flags & ~(CDDP_DDP_NO_BROADCAST | CDDP_DDP_SUM)) != 0)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.flags has unknown bits (%#x)", opt->flags);
     for (size_t i = 0; i < sizeof opt->reserved / sizeof opt->reserved[0]; i++)
         if (opt->reserved[i] != 0)
             return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.reserved[%zu] is not 0", i);
     return CDDP_OK;
+}
+
+/* Host memory where the GPU's is needed would be a fault in the middle of a step. */
+static cddp_status check_memory(const cddp_ddp *d, const cddp_param *p, size_t i, struct cdi_error *err)
+{
+    bool data = d->ops->is_device(d->b, p->data), grad = p->grad == NULL || d->ops->is_device(d->b, p->grad);
+
+    if (data && grad)
+        return CDDP_OK;
+    return cdi_fail(
+        err, CDDP_E_INVALID,
+        "parameter %zu '%.200s' has its %s in host memory, but backend %s needs memory of its GPU (cddp_alloc, "
+        "cudaMalloc); CDDP_BACKEND=cpu trains on the host",
+        i, p->name, data ? "gradient" : "data", d->ops->name);
 }
 
 static cddp_status check_input(const cddp_param *params, size_t n, const cddp_ddp_options *opt, struct cdi_error *err)
@@ -145,9 +173,12 @@ static cddp_status plan_buckets(cddp_ddp *d, const cddp_ddp_options *opt, struct
         grads[i].dtype = d->params[i].dtype;
     }
     status = cdi_bucket_plan_init(&d->plan, grads, d->n_params, opt->first_bucket_bytes, opt->bucket_bytes, err);
-    if (status != CDDP_OK)
+    if (status != CDDP_OK) {
         free(grads);
-    return status;
+        return status;
+    }
+    d->flight = calloc(d->plan.n, sizeof *d->flight);
+    return d->flight != NULL ? CDDP_OK : cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu buckets", d->plan.n);
 }
 
 /* What a rank can do alone. A reducer in any state of creation is freed by free_ddp. */
@@ -170,7 +201,17 @@ static cddp_status prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *pa
     *out = d;
     (void)pthread_mutex_init(&d->lock, NULL);
     d->comm = comm;
+    d->ops = cdi_comm_ops(comm);
+    d->b = cdi_comm_backend(comm);
+    d->stream = opt->stream;
+    d->sum = (opt->flags & CDDP_DDP_SUM) != 0;
     d->n_params = n;
+    for (size_t i = 0; i < n; i++)
+        d->has_own |= params[i].grad != NULL;
+    for (size_t i = 0; d->ops->on_device && i < n && status == CDDP_OK; i++)
+        status = check_memory(d, &params[i], i, err);
+    if (status != CDDP_OK)
+        return status;
     if (!copy_params(d, params, n))
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu parameters", n);
     return plan_buckets(d, opt, err);
@@ -181,8 +222,9 @@ static void free_ddp(cddp_ddp *d)
     if (d == NULL)
         return;
     if (d->region != NULL)
-        cdi_comm_ops(d->comm)->region_destroy(cdi_comm_backend(d->comm), d->region);
+        d->ops->region_destroy(d->b, d->region);
     cdi_bucket_plan_release(&d->plan);
+    free(d->flight);
     free(d->params);
     free(d->names);
     (void)pthread_mutex_destroy(&d->lock);
@@ -191,7 +233,7 @@ static void free_ddp(cddp_ddp *d)
 
 static cddp_status broadcast_params(cddp_ddp *d, struct cdi_error *err)
 {
-    cddp_status status = CDDP_OK;
+    cddp_status status = d->ops->on_device ? d->ops->follow(d->b, d->stream, err) : CDDP_OK;
 
     for (size_t i = 0; i < d->n_params && status == CDDP_OK; i++)
         status = cdi_comm_broadcast(d->comm, d->params[i].data, d->params[i].count, d->params[i].dtype, 0, err);
@@ -230,7 +272,7 @@ static cddp_status create(cddp_ddp **out, cddp_comm *comm, const cddp_param *par
     if (status == CDDP_OK && (o.flags & CDDP_DDP_NO_BROADCAST) == 0)
         status = broadcast_params(d, err);
     if (status == CDDP_OK)
-        status = cdi_comm_ops(comm)->region_create(cdi_comm_backend(comm), d->plan.arena_bytes, &d->region, err);
+        status = d->ops->region_create(d->b, d->plan.arena_bytes, &d->region, err);
     if (status != CDDP_OK) {
         free_ddp(d);
         return status;
@@ -281,11 +323,31 @@ static cddp_status misused(cddp_ddp *d, const struct cdi_error *err)
 
     (void)snprintf(why, sizeof why, "rank %d: %.900s", cdi_comm_world(d->comm)->rank, err->msg);
     (void)stick(d, err);
-    cdi_comm_ops(d->comm)->abort(cdi_comm_backend(d->comm), CDDP_E_ABORTED, why);
+    d->ops->abort(d->b, CDDP_E_ABORTED, why);
     return d->sticky.status;
 }
 
-static cddp_status launch_next(cddp_ddp *d)
+/* On a device, before bucket i starts: it waits for the streams that made its gradients, and takes the user's own in.
+ */
+static cddp_status gather_bucket(cddp_ddp *d, size_t i, struct cdi_error *err)
+{
+    struct flight *f = &d->flight[i];
+    cddp_status status = CDDP_OK;
+
+    for (int s = 0; s < f->n_streams && status == CDDP_OK; s++)
+        status = d->ops->follow(d->b, f->stream[s], err);
+    f->n_streams = 0;
+    for (size_t p = 0; d->has_own && p < d->n_params && status == CDDP_OK; p++) {
+        struct cdi_slice own = {.data = d->params[p].grad, .bytes = d->plan.grads[p].bytes};
+
+        if (own.data != NULL && d->plan.grads[p].bucket == i)
+            status = d->ops->pack(d->b, arena_grad(d, p), &own, 1, err);
+    }
+    return status;
+}
+
+/* The bucket that comes next. more: another one is launched at once. */
+static cddp_status launch_next(cddp_ddp *d, bool more)
 {
     size_t i = d->plan.next;
     const struct cdi_bucket *b = &d->plan.b[i];
@@ -296,15 +358,17 @@ static cddp_status launch_next(cddp_ddp *d)
         .out = at,
         .count = b->bytes / cddp_dtype_size(b->dtype),
         .dtype = b->dtype,
-        .op = CDDP_MEAN,
+        .op = d->sum ? CDDP_SUM : CDDP_MEAN,
         .region = d->region,
         .bucket = (int)i,
         .lazy = i == d->plan.n - 1 && b->bytes <= LAZY_BYTES,
+        .more = more,
     };
     struct cdi_error err;
 
-    if (cdi_comm_ops(d->comm)->enqueue(cdi_comm_backend(d->comm), &op, &d->enqueued, &err) != CDDP_OK)
+    if (d->ops->enqueue(d->b, &op, &d->flight[i].ticket, &err) != CDDP_OK)
         return stick(d, &err);
+    d->enqueued = d->flight[i].ticket;
     cdi_bucket_launched(&d->plan);
     return CDDP_OK;
 }
@@ -330,27 +394,60 @@ static cddp_status claim(cddp_ddp *d, size_t i)
     return CDDP_OK;
 }
 
+/* On a device: what makes gradient i is on `stream`. */
+static cddp_status note_stream(cddp_ddp *d, size_t i, void *stream)
+{
+    struct flight *f = &d->flight[d->plan.grads[i].bucket];
+    struct cdi_error err;
+
+    for (int s = 0; s < f->n_streams; s++)
+        if (f->stream[s] == stream)
+            return CDDP_OK;
+    if (f->n_streams < STREAMS) {
+        f->stream[f->n_streams++] = stream;
+        return CDDP_OK;
+    }
+    return d->ops->follow(d->b, stream, &err) == CDDP_OK ? CDDP_OK : stick(d, &err);
+}
+
 static cddp_status count_down(cddp_ddp *d, size_t i)
 {
+    size_t n = cdi_bucket_grad_ready(&d->plan, i);
     cddp_status status = CDDP_OK;
+    struct cdi_error err;
 
-    for (size_t k = cdi_bucket_grad_ready(&d->plan, i); k > 0 && status == CDDP_OK; k--)
-        status = launch_next(d);
+    for (size_t k = 0; d->ops->on_device && k < n && status == CDDP_OK; k++)
+        if (gather_bucket(d, d->plan.next + k, &err) != CDDP_OK)
+            status = stick(d, &err);
+    for (size_t k = n; k > 0 && status == CDDP_OK; k--)
+        status = launch_next(d, k > 1);
     return status;
+}
+
+static cddp_status null_ddp(const char *function)
+{
+    struct cdi_error err;
+
+    (void)cdi_fail(&err, CDDP_E_INVALID, "%s: ddp must not be NULL", function);
+    return cdi_last_error_set(&err);
 }
 
 cddp_status cddp_ddp_grad_ready(cddp_ddp *ddp, size_t i)
 {
-    struct cdi_error err;
+    return cddp_ddp_grad_ready_on(ddp, i, ddp != NULL ? ddp->stream : NULL);
+}
+
+cddp_status cddp_ddp_grad_ready_on(cddp_ddp *ddp, size_t i, void *stream)
+{
     cddp_status status;
 
-    if (ddp == NULL) {
-        (void)cdi_fail(&err, CDDP_E_INVALID, "cddp_ddp_grad_ready: ddp must not be NULL");
-        return cdi_last_error_set(&err);
-    }
+    if (ddp == NULL)
+        return null_ddp("cddp_ddp_grad_ready");
     (void)pthread_mutex_lock(&ddp->lock);
     status = claim(ddp, i);
-    if (status == CDDP_OK && ddp->params[i].grad != NULL) {
+    if (status == CDDP_OK && ddp->ops->on_device) {
+        status = note_stream(ddp, i, stream);
+    } else if (status == CDDP_OK && ddp->params[i].grad != NULL) {
         (void)pthread_mutex_unlock(&ddp->lock);
         memcpy(arena_grad(ddp, i), ddp->params[i].grad, ddp->plan.grads[i].bytes);
         (void)pthread_mutex_lock(&ddp->lock);
@@ -386,30 +483,63 @@ static cddp_status name_missing(const cddp_ddp *d, struct cdi_error *err)
                     n, d->n_params, (unsigned long long)d->step, names);
 }
 
-/* All buckets have landed. Locked. */
-static void finish_step(cddp_ddp *d)
+/* Wait for what was enqueued up to ticket, without the lock, which is held before and after. */
+static cddp_status join(cddp_ddp *d, uint64_t ticket)
 {
-    for (size_t i = 0; i < d->n_params; i++)
-        if (d->params[i].grad != NULL)
-            memcpy(d->params[i].grad, arena_grad(d, i), d->plan.grads[i].bytes);
-    cdi_bucket_next_step(&d->plan);
-    d->step++;
-    if (cdi_comm_world(d->comm)->flight != NULL)
-        cdi_flight_step(cdi_comm_world(d->comm)->flight, d->step);
-}
-
-/* Wait for what was enqueued, without the lock, which is held before and after. */
-static cddp_status join(cddp_ddp *d)
-{
-    uint64_t ticket = d->enqueued;
     struct cdi_error err;
     cddp_status status;
 
     (void)pthread_mutex_unlock(&d->lock);
-    status = cdi_comm_ops(d->comm)->join(cdi_comm_backend(d->comm), ticket, &err);
+    status = d->ops->join(d->b, ticket, &err);
     (void)pthread_mutex_lock(&d->lock);
-    d->joined = ticket;
+    if (d->joined < ticket)
+        d->joined = ticket;
     return status == CDDP_OK ? status : stick(d, &err);
+}
+
+/* Gradient i has landed in the arena, or on a device is going to: bring it to the user's own memory. */
+static cddp_status bring_out(cddp_ddp *d, size_t i, struct cdi_error *err)
+{
+    struct cdi_slice own = {.data = d->params[i].grad, .bytes = d->plan.grads[i].bytes};
+
+    if (own.data == NULL || d->plan.grads[i].landed)
+        return CDDP_OK;
+    d->plan.grads[i].landed = true;
+    return d->ops->unpack(d->b, &own, 1, arena_grad(d, i), err);
+}
+
+/* On a device nothing is waited for here: the work is put in order, and the compute stream behind it. Locked. */
+static cddp_status order_all(cddp_ddp *d)
+{
+    struct cdi_error err;
+    cddp_status status = CDDP_OK;
+
+    for (size_t i = 0; i < d->n_params && status == CDDP_OK; i++)
+        status = bring_out(d, i, &err);
+    if (status == CDDP_OK)
+        status = d->ops->lead(d->b, 0, d->stream, &err);
+    return status == CDDP_OK ? status : stick(d, &err);
+}
+
+/* On the host. Locked. */
+static cddp_status await_all(cddp_ddp *d)
+{
+    struct cdi_error err;
+    cddp_status status = join(d, d->enqueued);
+
+    if (status != CDDP_OK)
+        return status;
+    for (size_t i = 0; i < d->n_params && status == CDDP_OK; i++)
+        status = bring_out(d, i, &err);
+    return status == CDDP_OK ? status : stick(d, &err);
+}
+
+static void next_step(cddp_ddp *d)
+{
+    cdi_bucket_next_step(&d->plan);
+    d->step++;
+    if (cdi_comm_world(d->comm)->flight != NULL)
+        cdi_flight_step(cdi_comm_world(d->comm)->flight, d->step);
 }
 
 cddp_status cddp_ddp_wait(cddp_ddp *ddp)
@@ -417,10 +547,8 @@ cddp_status cddp_ddp_wait(cddp_ddp *ddp)
     struct cdi_error err;
     cddp_status status;
 
-    if (ddp == NULL) {
-        (void)cdi_fail(&err, CDDP_E_INVALID, "cddp_ddp_wait: ddp must not be NULL");
-        return cdi_last_error_set(&err);
-    }
+    if (ddp == NULL)
+        return null_ddp("cddp_ddp_wait");
     (void)pthread_mutex_lock(&ddp->lock);
     status = ddp->sticky.status;
     if (status == CDDP_OK && !cdi_bucket_all_launched(&ddp->plan)) {
@@ -428,16 +556,68 @@ cddp_status cddp_ddp_wait(cddp_ddp *ddp)
         status = misused(ddp, &err);
     }
     if (status == CDDP_OK)
-        status = join(ddp);
+        status = ddp->ops->on_device ? order_all(ddp) : await_all(ddp);
     if (status == CDDP_OK)
-        finish_step(ddp);
+        next_step(ddp);
     else
         (void)cdi_last_error_set(&ddp->sticky);
     (void)pthread_mutex_unlock(&ddp->lock);
     return status;
 }
 
+/* Locked. */
+static cddp_status wait_param(cddp_ddp *d, size_t i, struct cdi_error *err)
+{
+    size_t b = d->plan.grads[i].bucket;
+    bool own = d->params[i].grad != NULL;
+    uint64_t step = d->step;
+    cddp_status status;
+
+    if (b >= d->plan.next)
+        return cdi_fail(
+            err, CDDP_E_STATE,
+            "parameter %zu '%.200s' cannot be waited for: its bucket %zu has not started, since gradients of "
+            "it or of one before are not ready",
+            i, d->params[i].name, b);
+    if (!d->ops->on_device && join(d, d->flight[b].ticket) != CDDP_OK) {
+        *err = d->sticky;
+        return err->status;
+    }
+    if (d->step != step)
+        return CDDP_OK; /* another thread has waited for all of it meanwhile */
+    status = bring_out(d, i, err);
+    if (status == CDDP_OK && d->ops->on_device)
+        status = d->ops->lead(d->b, own ? 0 : d->flight[b].ticket, d->stream, err);
+    return status == CDDP_OK ? status : stick(d, err);
+}
+
+cddp_status cddp_ddp_wait_param(cddp_ddp *ddp, size_t i)
+{
+    struct cdi_error err;
+    cddp_status status;
+
+    if (ddp == NULL)
+        return null_ddp("cddp_ddp_wait_param");
+    (void)pthread_mutex_lock(&ddp->lock);
+    status = ddp->sticky.status;
+    if (status != CDDP_OK)
+        err = ddp->sticky;
+    else if (i >= ddp->n_params)
+        status = cdi_fail(&err, CDDP_E_INVALID, "there is no parameter %zu, only 0 to %zu", i, ddp->n_params - 1);
+    else
+        status = wait_param(ddp, i, &err);
+    if (status != CDDP_OK)
+        (void)cdi_last_error_set(&err);
+    (void)pthread_mutex_unlock(&ddp->lock);
+    return status;
+}
+
 /* -------------------------------------------------------------------------------------------------- the rest ---- */
+
+double cddp_ddp_factor(const cddp_ddp *ddp)
+{
+    return ddp != NULL && ddp->sum ? 1.0 / cdi_comm_world(ddp->comm)->size : 1.0;
+}
 
 size_t cddp_ddp_bucket_count(const cddp_ddp *ddp)
 {
@@ -455,7 +635,7 @@ void cddp_ddp_destroy(cddp_ddp *ddp)
         return;
     (void)pthread_mutex_lock(&ddp->lock);
     if (ddp->joined < ddp->enqueued)
-        (void)join(ddp);
+        (void)join(ddp, ddp->enqueued);
     (void)pthread_mutex_unlock(&ddp->lock);
     free_ddp(ddp);
 }

@@ -84,7 +84,8 @@ typedef struct cddp_comm cddp_comm;
 
 typedef struct cddp_init_options {
     size_t size;         /* sizeof(cddp_init_options); 0 is an error */
-    const char *backend; /* "auto" or "cpu"; NULL: $CDDP_BACKEND, else "auto" */
+    const char *backend; /* "auto", "cpu" or "nccl"; NULL: $CDDP_BACKEND, else "auto": a GPU if there is one */
+    const char *device;  /* "cuda:3", of those that CUDA_VISIBLE_DEVICES leaves; NULL: by LOCAL_RANK. nccl only */
     int join_timeout_ms; /* until every rank is present; 0: $CDDP_JOIN_TIMEOUT seconds, else 300 s */
     int timeout_ms;      /* of every wait for a peer inside a collective; 0: $CDDP_TIMEOUT seconds, else 600 s */
     uint64_t reserved[4];
@@ -97,13 +98,19 @@ typedef struct cddp_init_options {
  * world of one. Unless TORCHELASTIC_USE_AGENT_STORE is "True" rank 0 hosts the job's store, in a thread of the library.
  * With CDDP_AUTH_TOKEN_FILE, a file of mode 0600, the job's secret is proved, and demanded of the store.
  *
+ * The backend is the same on every rank. "cpu" works on host memory. "nccl" works on one NVIDIA GPU per rank: its
+ * primary context is current in the calling thread afterwards, and parameters and gradients are memory of that GPU.
+ * "auto" is "nccl" where this libcddp has its NCCL module and the driver finds a GPU, else "cpu". Ranks that share a
+ * GPU by mistake are told so; with CDDP_SHARE_GPU=1 they may.
+ *
  * Blocks until every rank has joined or the join timeout has passed; the error then names the ranks that are missing.
  * opt may be NULL. *out is written on success only and is released by cddp_finalize().
  * One communicator per process and job; call it from one thread, before others change the environment.
  * Returns CDDP_OK; CDDP_E_INVALID (a variable is missing or out of range, or opt is bad); CDDP_E_EXISTS (another
  * process has the same rank, or the port is taken); CDDP_E_DENIED (the secret); CDDP_E_PEER (rank 0, which hosts the
  * store, died); CDDP_E_TIMEOUT; CDDP_E_CLOSED (the rendezvous ended); CDDP_E_IO (no connection);
- * CDDP_E_NOT_FOUND (the address does not resolve); CDDP_E_SYSTEM; CDDP_E_NOMEM.
+ * CDDP_E_NOT_FOUND (the address does not resolve, or what the backend needs is missing: the sentence says what);
+ * CDDP_E_MISMATCH (some ranks have a GPU and some have none, or two share one); CDDP_E_SYSTEM; CDDP_E_NOMEM.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_init(cddp_comm **out, const cddp_init_options *opt);
 
@@ -121,22 +128,51 @@ CDDP_API int cddp_world_size(const cddp_comm *comm);
 CDDP_API int cddp_local_rank(const cddp_comm *comm);           /* among the ranks of this node */
 CDDP_API int cddp_local_world_size(const cddp_comm *comm);     /* ranks of this node */
 CDDP_API int cddp_node_rank(const cddp_comm *comm);            /* of this node */
-CDDP_API const char *cddp_backend_name(const cddp_comm *comm); /* "cpu" */
+CDDP_API const char *cddp_backend_name(const cddp_comm *comm); /* "cpu", "nccl" */
 /* How often this job was restarted before this life of it: TORCHELASTIC_RESTART_COUNT, 0 without a launcher. */
 CDDP_API int cddp_restart_count(const cddp_comm *comm);
 /* Has the launcher asked this job to stop (1), so that the program may save its state and leave? Any thread; cheap. */
 CDDP_API int cddp_stop_wanted(const cddp_comm *comm);
 
+/* Where a communicator's memory and work are. */
+typedef struct cddp_device_info {
+    size_t size;           /* sizeof(cddp_device_info), set by the caller; 0 is an error */
+    int device;            /* CUDA's number of the GPU in this process; -1: the CPU */
+    int numa_node;         /* that the GPU is near to; -1: unknown */
+    uint64_t memory_bytes; /* of the GPU; 0: the CPU */
+    char name[96];         /* "NVIDIA H200"; "cpu" */
+    char pci[32];          /* "0000:17:00.0"; "" for the CPU */
+    uint64_t reserved[4];
+} cddp_device_info;
+
+/* Fill *info. CDDP_OK; CDDP_E_INVALID (info->size). Any thread. */
+CDDP_API cddp_status cddp_device(cddp_comm *comm, cddp_device_info *info);
+
 /*
- * Blocking collectives over host memory. They may be called from any thread, but the order of all collectives (those of
- * reducers included) must be the same on every rank. They return CDDP_OK; CDDP_E_INVALID (a bad argument; nothing was
- * communicated); CDDP_E_MISMATCH (ranks called different collectives); CDDP_E_PEER (a rank died; the sentence names
- * it); CDDP_E_TIMEOUT (the sentence names who did not come); CDDP_E_ABORTED; CDDP_E_NOMEM. A count of 0 is allowed.
+ * Memory for parameters and gradients where the backend works: on its GPU, else on the host; 64-byte aligned, not
+ * cleared. A program that uses these and nothing else of CUDA runs on both. *out is written on success only and is
+ * released by cddp_free before cddp_finalize. CDDP_OK, CDDP_E_INVALID, CDDP_E_NOMEM, CDDP_E_SYSTEM. Any thread.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_alloc(cddp_comm *comm, size_t bytes, void **out);
+CDDP_API void cddp_free(cddp_comm *comm, void *p); /* NULL is allowed */
+/*
+ * Copy `bytes` bytes between any two of host memory and the GPU's. Done on return; streams that write `from` or use
+ * `to` must have been waited for. CDDP_OK, CDDP_E_INVALID, CDDP_E_SYSTEM. Any thread.
+ */
+CDDP_API cddp_status cddp_copy(cddp_comm *comm, void *to, const void *from, size_t bytes);
+
+/*
+ * Blocking collectives over host memory, or over the GPU's where the backend is "nccl" (work that writes it must have
+ * been waited for; host memory is then copied there and back). They may be called from any thread, but the order of all
+ * collectives (those of reducers included) must be the same on every rank. They return CDDP_OK; CDDP_E_INVALID (a bad
+ * argument; nothing was communicated); CDDP_E_MISMATCH (ranks called different collectives); CDDP_E_PEER (a rank died;
+ * the sentence names it); CDDP_E_TIMEOUT (the sentence names who did not come); CDDP_E_ABORTED; CDDP_E_NOMEM. A count
+ * of 0 is allowed.
  */
 
 /*
- * out[i] = op over all ranks of in[i], the same bits on every rank: sums are made in rank order, ((r0+r1)+r2)+...
- * in and out hold `count` elements and are the same (in place) or do not overlap.
+ * out[i] = op over all ranks of in[i], the same bits on every rank. On the CPU sums are made in rank order,
+ * ((r0+r1)+r2)+..., on a GPU in NCCL's. in and out hold `count` elements and are the same (in place) or do not overlap.
  */
 CDDP_API cddp_status cddp_all_reduce(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype,
                                      cddp_op op);
@@ -174,12 +210,18 @@ typedef struct cddp_ddp_options {
     size_t size;               /* sizeof(cddp_ddp_options); 0 is an error */
     size_t bucket_bytes;       /* a bucket closes when it reaches this; 0: 25 MiB */
     size_t first_bucket_bytes; /* the same for the first one, so that communication starts early; 0: 1 MiB */
-    uint32_t flags;            /* CDDP_DDP_NO_BROADCAST */
+    uint32_t flags;            /* CDDP_DDP_NO_BROADCAST, CDDP_DDP_SUM */
+    void *stream;              /* GPU: the compute stream, a cudaStream_t; NULL is the legacy one. Unused on the CPU */
     uint64_t reserved[4];
 } cddp_ddp_options;
 
 /* Do not broadcast rank 0's parameters at creation: every rank has already loaded the same ones. */
 #define CDDP_DDP_NO_BROADCAST 1u
+/*
+ * Gradients become the sum over all ranks, not the mean: the optimizer multiplies by cddp_ddp_factor(). For where the
+ * mean would cost a pass over the gradients (on a GPU without symmetric windows), or is wanted in higher precision.
+ */
+#define CDDP_DDP_SUM 2u
 
 /* The reducer: averages the gradients of one model over all ranks, in buckets, while they are being made. */
 typedef struct cddp_ddp cddp_ddp;
@@ -189,13 +231,14 @@ typedef struct cddp_ddp cddp_ddp;
  *
  * First the names, types and shapes are compared between ranks: if any differs, every rank gets CDDP_E_MISMATCH and a
  * sentence that names the first such parameter and two ranks that disagree. Then rank 0's parameter values are
- * broadcast into every rank's `data`. Then one arena for all gradients is made and zeroed.
+ * broadcast into every rank's `data`. Then one arena for all gradients is made and zeroed. With the "nccl" backend
+ * `data` and `grad` are memory of the GPU, and the broadcast comes after the work that is on the compute stream.
  *
  * params is copied, names and shapes too; the memory behind `data` and `grad` stays the caller's and must outlive ddp.
  * opt may be NULL. *out is written on success only; release it with cddp_ddp_destroy(). comm must outlive ddp.
  * Returns CDDP_OK, CDDP_E_INVALID (no parameter, a missing name or data, an integer type, count 0, a shape whose
- * product is not count, bad opt), CDDP_E_MISMATCH, CDDP_E_NOMEM (this machine or a peer cannot hold the arena), or what
- * a collective may return.
+ * product is not count, memory of the wrong kind, bad opt), CDDP_E_MISMATCH, CDDP_E_NOMEM (this machine or a peer
+ * cannot hold the arena), or what a collective may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param *params,
                                                     size_t n_params, const cddp_ddp_options *opt);
@@ -210,19 +253,40 @@ CDDP_API void *cddp_ddp_grad(cddp_ddp *ddp, size_t i);
 /*
  * Parameter i's gradient of this step is complete: the caller must neither read nor write it until cddp_ddp_wait().
  * When the last gradient of a bucket is ready, and every earlier bucket was launched, the bucket's all-reduce starts on
- * the communication thread. Never blocks on peers. Any thread, several at once.
+ * the communication thread, or on the communication stream of the GPU, behind what the compute stream has been given
+ * until then. Never blocks on peers. Any thread, several at once.
  * Returns CDDP_OK, CDDP_E_INVALID (no such parameter), CDDP_E_STATE (already ready in this step), or the sticky error.
  */
 CDDP_API cddp_status cddp_ddp_grad_ready(cddp_ddp *ddp, size_t i);
 
 /*
- * Block until every gradient of this step is the mean over all ranks; then the next step may begin. Call it once per
- * step, from one thread, after the last cddp_ddp_grad_ready().
+ * The same for a gradient that is made on another stream of the GPU: communication waits for what `stream` has been
+ * given until the bucket starts, and so the stream must live until cddp_ddp_wait(). On the CPU the stream is not used,
+ * since the backend, and not NULL, tells host from device: the gradient must be there, as for cddp_ddp_grad_ready().
+ */
+CDDP_API cddp_status cddp_ddp_grad_ready_on(cddp_ddp *ddp, size_t i, void *stream);
+
+/*
+ * Parameter i's gradient alone is the mean over all ranks: so that an optimizer can begin with the first buckets while
+ * the last ones are under way. On the CPU it blocks; on a GPU it makes the compute stream wait, and not the host. Every
+ * gradient of the bucket must have been ready, and those of the buckets before. cddp_ddp_wait() is still to be called.
+ * Any thread. Returns CDDP_OK; CDDP_E_INVALID (no such parameter); CDDP_E_STATE (its bucket has not started: nothing is
+ * broken, it may be asked again); or what a collective may return.
+ */
+CDDP_API cddp_status cddp_ddp_wait_param(cddp_ddp *ddp, size_t i);
+
+/*
+ * Every gradient of this step is the mean over all ranks; then the next step may begin. On the CPU it blocks until that
+ * is so. On a GPU it makes the compute stream wait, and never the host: work that is launched there afterwards finds
+ * the means; an error that comes later is returned by the next call. Call it once per step, from one thread, after the
+ * last cddp_ddp_grad_ready().
  * Returns CDDP_OK; CDDP_E_STATE (gradients are missing: the sentence names them; the error is sticky, since peers now
  * wait for them); or what a collective may return, also for calls of this step whose status was not looked at.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_wait(cddp_ddp *ddp);
 
+/* What the optimizer has to multiply the gradients by: 1, or 1/world size with CDDP_DDP_SUM. */
+CDDP_API double cddp_ddp_factor(const cddp_ddp *ddp);
 /* Number of buckets, and the size in bytes of bucket b (0 if there is none), in the order of their launch. */
 CDDP_API size_t cddp_ddp_bucket_count(const cddp_ddp *ddp);
 CDDP_API size_t cddp_ddp_bucket_bytes(const cddp_ddp *ddp, size_t b);
@@ -261,7 +325,10 @@ CDDP_API void cddp_sampler_destroy(cddp_sampler *sampler);
 
 /* ----------------------------------------------------------------------------------------------- checkpoints ---- */
 
-/* A piece of a job's state: parameters, an optimizer's moments, a step counter. The memory is the caller's. */
+/*
+ * A piece of a job's state: parameters, an optimizer's moments, a step counter. The memory is the caller's, on the host
+ * or on the backend's GPU (then nothing may be writing it).
+ */
 typedef struct cddp_checkpoint_item {
     const char *name; /* 1 to 255 bytes, different for each item */
     void *data;

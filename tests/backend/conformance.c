@@ -429,6 +429,25 @@ static int regions(struct rank *r)
     return 0;
 }
 
+/* What a stream sees behind `lead`; on the host the caller itself. */
+static int leads(struct rank *r)
+{
+    float x = (float)(r->rank + 1);
+    struct cdi_op op = an_op(CDI_ALL_REDUCE, &x, &x, 1, CDDP_FLOAT32);
+    uint64_t ticket;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    for (int i = 0; i < 2; i++) {
+        x = (float)(r->rank + 1);
+        op.more = i == 1;
+        RANK_CHECK(r->ops->follow(r->b, NULL, &r->err) == CDDP_OK);
+        RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
+        RANK_CHECK(r->ops->lead(r->b, i == 0 ? ticket : 0, NULL, &r->err) == CDDP_OK);
+        RANK_CHECK(x == (float)(r->size * (r->size + 1) / 2));
+    }
+    return 0;
+}
+
 /* Every type in a region, at offsets that are aligned to nothing but the type. */
 static int region_types(struct rank *r)
 {
@@ -740,6 +759,7 @@ const struct conformance_case conformance_cases[] = {
     {"send and recv can be mixed with collectives", ring, 2, -1},
     {"a message of another length is told to both ranks", message_differs, 2, -1},
     {"buckets of a region are reduced in place, several in flight", regions, 1, -1},
+    {"what is behind lead finds every operation done", leads, 1, -1},
     {"a region holds every type at every offset", region_types, 1, -1},
     {"pack and unpack are each other's inverse", pack_and_unpack, 1, -1},
     {"cast rounds to nearest and keeps NaN and infinity", casts, 1, -1},

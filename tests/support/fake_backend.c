@@ -2,6 +2,7 @@
 #include "fake_backend.h"
 
 #include <criterion/criterion.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,6 +67,20 @@ void fake_complete(cddp_comm *c, size_t ticket)
     (void)pthread_mutex_unlock(&c->lock);
 }
 
+/* Of a device: what was called, in its order. */
+static void note(cddp_comm *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static void note(cddp_comm *c, const char *fmt, ...)
+{
+    size_t at = strlen(c->calls);
+    va_list args;
+
+    if (!c->device)
+        return;
+    va_start(args, fmt);
+    (void)vsnprintf(c->calls + at, sizeof c->calls - at, fmt, args);
+    va_end(args);
+}
+
 static cddp_status fake_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint64_t *ticket, struct cdi_error *err)
 {
     cddp_comm *c = of(b);
@@ -76,6 +91,7 @@ static cddp_status fake_enqueue(struct cdi_backend *b, const struct cdi_op *op, 
     cr_assert_lt(c->n_ops, FAKE_OPS);
     c->ops[c->n_ops++] = *op;
     *ticket = c->n_ops;
+    note(c, "%s %d%s; ", cdi_flight_op_name(CDI_FLIGHT_ALL_REDUCE), op->bucket, op->more ? " more" : "");
     if (!c->manual)
         complete(c, c->n_ops);
     (void)pthread_mutex_unlock(&c->lock);
@@ -109,13 +125,71 @@ static void fake_abort(struct cdi_backend *b, cddp_status status, const char *wh
     (void)pthread_mutex_unlock(&c->lock);
 }
 
+static cddp_status fake_pack(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
+                             struct cdi_error *err)
+{
+    (void)err;
+    cr_assert_eq(n, 1);
+    note(of(b), "pack; ");
+    memcpy(to, from->data, from->bytes);
+    return CDDP_OK;
+}
+
+static cddp_status fake_unpack(struct cdi_backend *b, const struct cdi_slice *to, size_t n, const void *from,
+                               struct cdi_error *err)
+{
+    (void)err;
+    cr_assert_eq(n, 1);
+    note(of(b), "unpack; ");
+    memcpy(to->data, from, to->bytes);
+    return CDDP_OK;
+}
+
+static cddp_status fake_follow(struct cdi_backend *b, void *stream, struct cdi_error *err)
+{
+    (void)err;
+    note(of(b), "follow %d; ", (int)(intptr_t)stream);
+    return CDDP_OK;
+}
+
+static cddp_status fake_lead(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err)
+{
+    if (of(b)->fail_join != CDDP_OK)
+        return cdi_fail(err, of(b)->fail_join, "scripted: join failed");
+    note(of(b), "lead %d on %d; ", (int)ticket, (int)(intptr_t)stream);
+    return CDDP_OK;
+}
+
+static bool fake_is_device(struct cdi_backend *b, const void *p)
+{
+    return of(b)->device && p != of(b)->on_host;
+}
+
 static const struct cdi_backend_ops fake_ops = {
     .name = "fake",
     .region_create = fake_region_create,
     .region_destroy = fake_region_destroy,
     .enqueue = fake_enqueue,
     .join = fake_join,
+    .is_device = fake_is_device,
     .abort = fake_abort,
+    .pack = fake_pack,
+    .unpack = fake_unpack,
+};
+
+static const struct cdi_backend_ops fake_device_ops = {
+    .name = "fake device",
+    .on_device = true,
+    .region_create = fake_region_create,
+    .region_destroy = fake_region_destroy,
+    .enqueue = fake_enqueue,
+    .join = fake_join,
+    .follow = fake_follow,
+    .lead = fake_lead,
+    .is_device = fake_is_device,
+    .abort = fake_abort,
+    .pack = fake_pack,
+    .unpack = fake_unpack,
 };
 
 /* ---------------------------------------------------------------------------------------------- communicator ---- */
@@ -127,8 +201,7 @@ const struct cdi_world *cdi_comm_world(const cddp_comm *comm)
 
 const struct cdi_backend_ops *cdi_comm_ops(const cddp_comm *comm)
 {
-    (void)comm;
-    return &fake_ops;
+    return comm->device ? &fake_device_ops : &fake_ops;
 }
 
 struct cdi_backend *cdi_comm_backend(cddp_comm *comm)

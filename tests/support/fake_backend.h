@@ -24,8 +24,11 @@ struct cddp_comm {
     struct cdi_op ops[FAKE_OPS];
     size_t n_ops; /* enqueued so far: the last ticket */
     size_t n_joins, n_regions;
+    char calls[4096]; /* of a device: "follow 1; all_reduce 0; lead 0 on 2; ", streams and tickets as numbers */
     char abort_text[CDI_ERROR_TEXT]; /* of the last abort; "" if there was none */
     /* The script. */
+    bool device;              /* a backend with streams; what is enqueued completes at once */
+    const void *on_host;      /* for such a backend this is host memory, all else its own */
     bool manual;              /* join blocks until fake_complete; false: everything completes at once */
     size_t completed;         /* tickets */
     double factor;            /* what a completed all_reduce does to float32 elements; 0: nothing */

@@ -93,6 +93,8 @@ Test(comm, without_variables_the_program_is_a_world_of_one)
 {
     cddp_comm *comm = NULL;
     float x[2] = {1, 2}, y[2] = {0};
+    cddp_device_info where = {.size = sizeof where};
+    char *memory = NULL;
     int32_t n = 5;
 
     clean_env();
@@ -101,6 +103,16 @@ Test(comm, without_variables_the_program_is_a_world_of_one)
     cr_assert_eq(cddp_world_size(comm), 1);
     cr_assert_eq(cddp_local_world_size(comm), 1);
     cr_assert_str_eq(cddp_backend_name(comm), "cpu");
+    cr_assert_eq(cddp_device(comm, &where), CDDP_OK);
+    cr_assert_eq(where.device, -1);
+    cr_assert_eq(where.numa_node, -1);
+    cr_assert_str_eq(where.name, "cpu");
+    cr_assert_eq(cddp_alloc(comm, 12, (void **)&memory), CDDP_OK);
+    cr_assert_eq((uintptr_t)memory % 64, 0);
+    cr_assert_eq(cddp_copy(comm, memory, "twelve bytes", 12), CDDP_OK);
+    cr_assert_eq(memcmp(memory, "twelve bytes", 12), 0);
+    cddp_free(comm, memory);
+    cddp_free(comm, NULL);
     cr_assert_null(cddp_comm_store(comm));
     cr_assert_eq(cddp_stop_wanted(comm), 0);
     cr_assert_eq(cddp_all_reduce(comm, x, y, 2, CDDP_FLOAT32, CDDP_MEAN), CDDP_OK);

@@ -506,3 +506,198 @@ Test(reducer, a_rank_that_gives_a_bad_parameter_does_not_leave_the_others_waitin
     cr_assert(strncmp(pair.sentence[1], "parameter 0 has no name", 23) == 0);
     fake_close(comms, 2);
 }
+
+/* ------------------------------------------------------------------------------------- parts of a step, devices ----
+ */
+
+Test(reducer, one_gradient_can_be_waited_for_before_the_others)
+{
+    float own[64];
+    cddp_param params[4];
+    cddp_comm comm;
+    cddp_ddp *d;
+
+    memcpy(params, model, sizeof model);
+    params[1].grad = own;
+    fake_open(&comm, 1);
+    comm.manual = true;
+    comm.factor = 0.5;
+    d = open_with(&comm, params, 4, &small);
+    cr_assert_eq(cddp_ddp_wait_param(d, 3), CDDP_E_STATE);
+    cr_assert(strstr(cddp_last_error(), "parameter 3 'fc2.bias' cannot be waited for: its bucket 0 has not started") !=
+                  NULL,
+              "%s", cddp_last_error());
+    cr_assert_eq(cddp_ddp_wait_param(d, 4), CDDP_E_INVALID);
+    for (size_t i = 4; i-- > 0;) {
+        for (size_t k = 0; k < params[i].count; k++)
+            ((float *)cddp_ddp_grad(d, i))[k] = 2;
+        cr_assert_eq(cddp_ddp_grad_ready(d, i), CDDP_OK, "a question that came too early breaks nothing");
+    }
+    fake_complete(&comm, 1);
+    cr_assert_eq(cddp_ddp_wait_param(d, 3), CDDP_OK);
+    cr_assert_eq(((float *)cddp_ddp_grad(d, 3))[0], 1.0f);
+    cr_assert_eq(own[0], 2.0f, "the other bucket is still under way");
+    fake_complete(&comm, 2);
+    cr_assert_eq(cddp_ddp_wait_param(d, 1), CDDP_OK);
+    cr_assert_eq(own[0], 1.0f);
+    own[0] = 7; /* the optimizer is at work on it already */
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
+    cr_assert_eq(own[0], 7.0f, "it is not brought out twice");
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}
+
+Test(reducer, the_sum_can_be_had_and_the_factor_left_to_the_optimizer)
+{
+    cddp_ddp_options opt = {.size = sizeof opt, .flags = CDDP_DDP_SUM};
+    cddp_comm comm;
+    cddp_ddp *d;
+
+    fake_open(&comm, 1);
+    for (uint32_t sum = 0; sum < 2; sum++) {
+        comm.world.size = 1; /* creation is a collective */
+        opt.flags = sum ? CDDP_DDP_SUM : 0;
+        d = open_with(&comm, model, 4, &opt);
+        comm.world.size = 4;
+        cr_assert_eq(cddp_ddp_factor(d), sum ? 0.25 : 1.0);
+        for (size_t i = 4; i-- > 0;)
+            (void)cddp_ddp_grad_ready(d, i);
+        cr_assert_eq(comm.ops[comm.n_ops - 1].op, sum ? CDDP_SUM : CDDP_MEAN);
+        cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
+        cddp_ddp_destroy(d);
+    }
+    cr_assert_eq(cddp_ddp_factor(NULL), 1.0);
+    fake_close(&comm, 1);
+}
+
+static void *stream(int n)
+{
+    return (void *)(intptr_t)n;
+}
+
+Test(reducer, on_a_device_a_bucket_follows_the_streams_of_its_gradients_and_the_compute_stream_the_buckets)
+{
+    cddp_ddp_options opt = small;
+    cddp_comm comm;
+    cddp_ddp *d;
+
+    opt.stream = stream(1);
+    fake_open(&comm, 1);
+    comm.device = true;
+    d = open_with(&comm, model, 4, &opt);
+    cr_assert_str_eq(comm.calls, "follow 1; ", "the broadcast comes after what made the parameters");
+    comm.calls[0] = '\0';
+    (void)cddp_ddp_grad_ready(d, 3);
+    cr_assert_str_eq(comm.calls, "", "an event per bucket, not per gradient");
+    (void)cddp_ddp_grad_ready_on(d, 2, stream(2));
+    cr_assert_str_eq(comm.calls, "follow 1; follow 2; all_reduce 0; ");
+    (void)cddp_ddp_grad_ready_on(d, 1, stream(3));
+    (void)cddp_ddp_grad_ready_on(d, 0, stream(3));
+    cr_assert_eq(cddp_ddp_wait_param(d, 2), CDDP_OK);
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
+    cr_assert_str_eq(comm.calls,
+                     "follow 1; follow 2; all_reduce 0; follow 3; all_reduce 1; lead 1 on 1; lead 0 on 1; ");
+    cr_assert_eq(comm.n_joins, 0, "the host waits for nothing in a step");
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}
+
+Test(reducer, on_a_device_buckets_that_become_ready_together_are_launched_together)
+{
+    cddp_comm comm;
+    cddp_ddp *d;
+
+    fake_open(&comm, 1);
+    comm.device = true;
+    d = open_with(&comm, model, 4, &small);
+    comm.calls[0] = '\0';
+    for (size_t i = 0; i < 4; i++)
+        (void)cddp_ddp_grad_ready(d, i);
+    cr_assert_str_eq(comm.calls, "follow 0; follow 0; all_reduce 0 more; all_reduce 1; ");
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}
+
+Test(reducer, on_a_device_more_streams_than_are_remembered_are_followed_at_once)
+{
+    cddp_param params[6];
+    static float data[6];
+    cddp_comm comm;
+    cddp_ddp *d;
+
+    for (int i = 0; i < 6; i++)
+        params[i] = (cddp_param){.name = "p", .data = &data[i], .count = 1, .dtype = CDDP_FLOAT32};
+    fake_open(&comm, 1);
+    comm.device = true;
+    d = open_with(&comm, params, 6, NULL);
+    comm.calls[0] = '\0';
+    for (int i = 0; i < 6; i++)
+        (void)cddp_ddp_grad_ready_on(d, (size_t)i, stream(10 + i));
+    cr_assert_str_eq(comm.calls, "follow 14; follow 15; follow 10; follow 11; follow 12; follow 13; all_reduce 0; ");
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}
+
+Test(reducer, on_a_device_gradients_of_the_users_own_are_copied_in_stream_order)
+{
+    float own[192];
+    cddp_param params[4];
+    cddp_comm comm;
+    cddp_ddp *d;
+
+    memcpy(params, model, sizeof model);
+    params[2].grad = own;
+    fake_open(&comm, 1);
+    comm.device = true;
+    d = open_with(&comm, params, 4, &small);
+    comm.calls[0] = '\0';
+    for (size_t i = 4; i-- > 0;)
+        (void)cddp_ddp_grad_ready(d, i);
+    cr_assert_eq(cddp_ddp_wait_param(d, 2), CDDP_OK);
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
+    cr_assert_str_eq(comm.calls,
+                     "follow 0; pack; all_reduce 0; follow 0; all_reduce 1; unpack; lead 0 on 0; lead 0 on 0; ");
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}
+
+Test(reducer, host_memory_is_refused_where_the_devices_is_needed)
+{
+    cddp_param params[4];
+    cddp_comm comm;
+    cddp_ddp *d = NULL;
+    float own[832];
+
+    memcpy(params, model, sizeof model);
+    params[0].grad = own;
+    fake_open(&comm, 1);
+    comm.device = true;
+    for (int k = 0; k < 2; k++) {
+        comm.on_host = k == 0 ? (const void *)own : w2;
+        cr_assert_eq(cddp_ddp_create(&d, &comm, params, 4, NULL), CDDP_E_INVALID);
+        cr_assert(strstr(cddp_last_error(), k == 0 ? "parameter 0 'fc1.weight' has its gradient in host memory"
+                                                   : "parameter 2 'fc2.weight' has its data in host memory") != NULL,
+                  "%s", cddp_last_error());
+    }
+    fake_close(&comm, 1);
+}
+
+Test(reducer, an_error_of_the_device_comes_out_of_the_next_call)
+{
+    cddp_comm comm;
+    cddp_ddp *d;
+
+    fake_open(&comm, 1);
+    comm.device = true;
+    d = open_with(&comm, model, 4, NULL);
+    for (size_t i = 4; i-- > 0;)
+        (void)cddp_ddp_grad_ready(d, i);
+    comm.fail_join = CDDP_E_PEER;
+    cr_assert_eq(cddp_ddp_wait_param(d, 0), CDDP_E_PEER);
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_E_PEER);
+    cr_assert_eq(cddp_ddp_grad_ready(d, 0), CDDP_E_PEER);
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}

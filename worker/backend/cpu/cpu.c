@@ -405,6 +405,61 @@ static cddp_status cpu_split(struct cdi_backend *b, int color, int key, struct c
     return st;
 }
 
+/* ------------------------------------------------------------------------------------------- memory, streams ---- */
+
+/* Work of the caller's own is done when it comes here. */
+static cddp_status cpu_follow(struct cdi_backend *b, void *stream, struct cdi_error *err)
+{
+    (void)stream;
+    return cdi_queue_health(b->queue, err);
+}
+
+static cddp_status cpu_lead(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err)
+{
+    (void)stream;
+    return cdi_queue_join(b->queue, ticket != 0 ? ticket : cdi_queue_last(b->queue), err);
+}
+
+static cddp_status cpu_alloc(struct cdi_backend *b, size_t bytes, void **out, struct cdi_error *err)
+{
+    void *p = NULL;
+
+    (void)b;
+    if (posix_memalign(&p, 64, bytes > 0 ? bytes : 1) != 0)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %zu bytes", bytes);
+    *out = p;
+    return CDDP_OK;
+}
+
+static void cpu_release(struct cdi_backend *b, void *p)
+{
+    (void)b;
+    free(p);
+}
+
+static bool cpu_is_device(struct cdi_backend *b, const void *p)
+{
+    (void)b;
+    (void)p;
+    return false;
+}
+
+static cddp_status cpu_copy(struct cdi_backend *b, void *to, const void *from, size_t bytes, struct cdi_error *err)
+{
+    (void)b;
+    (void)err;
+    if (bytes > 0)
+        memcpy(to, from, bytes);
+    return CDDP_OK;
+}
+
+static void cpu_describe(struct cdi_backend *b, cddp_device_info *out)
+{
+    (void)b;
+    *out = (cddp_device_info){.size = out->size, .device = -1, .numa_node = -1};
+    (void)snprintf(out->name, sizeof out->name, "cpu");
+}
+
 static void cpu_abort(struct cdi_backend *b, cddp_status status, const char *why)
 {
     struct cdi_error err;
@@ -426,6 +481,13 @@ const struct cdi_backend_ops cdi_cpu_backend = {
     .split = cpu_split,
     .enqueue = cpu_enqueue,
     .join = cpu_join,
+    .follow = cpu_follow,
+    .lead = cpu_lead,
+    .alloc = cpu_alloc,
+    .release = cpu_release,
+    .is_device = cpu_is_device,
+    .copy = cpu_copy,
+    .describe = cpu_describe,
     .health = cpu_health,
     .abort = cpu_abort,
     .pack = cdi_element_pack,

@@ -282,6 +282,16 @@ cddp_status cdi_queue_enqueue(struct cdi_queue *q, const struct cdi_work *work, 
     return st;
 }
 
+uint64_t cdi_queue_last(struct cdi_queue *q)
+{
+    uint64_t last;
+
+    (void)pthread_mutex_lock(&q->lock);
+    last = q->given;
+    (void)pthread_mutex_unlock(&q->lock);
+    return last;
+}
+
 /* Somebody else runs the work: look for its end for a moment without sleeping. */
 static void spin_until(struct cdi_queue *q, uint64_t ticket, uint32_t seen)
 {

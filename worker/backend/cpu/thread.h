@@ -39,6 +39,8 @@ void cdi_queue_destroy(struct cdi_queue *q);
 /* Copy *work, note it in the flight page, give its ticket. The sticky error; CDDP_E_LIMIT, CDDP_E_NOMEM. Any thread. */
 cddp_status cdi_queue_enqueue(struct cdi_queue *q, const struct cdi_work *work, uint64_t *ticket,
                               struct cdi_error *err);
+/* The ticket given last; 0: none yet. Any thread. */
+uint64_t cdi_queue_last(struct cdi_queue *q);
 /*
  * Until the operation of `ticket`, and all before it, are done; helps. After an error: once nothing runs any more. Any
  * thread. CDDP_OK, the sticky error, CDDP_E_INVALID (no such ticket).
