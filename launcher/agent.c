@@ -681,7 +681,7 @@ int agent_run(const struct plan *plan, struct guard_link *link)
     supervise_init(&a->sup, plan->n_procs);
     if (plan->wait_on_failure)
         supervise_leave_alone(&a->sup);
-    if (spawn_check_program(plan->command[0], &status, &err) == CDDP_OK) {
+    if (spawn_check_program(plan_program(plan), &status, &err) == CDDP_OK) {
         status = 1;
         if (spawn_prepare(&a->spawn, plan->n_procs, &err) == CDDP_OK)
             status = run_loop(a, &err);

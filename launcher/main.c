@@ -3,6 +3,7 @@
 #include "common/log.h"
 #include "launcher/agent.h"
 #include "launcher/guard.h"
+#include "launcher/help.h"
 #include "launcher/machine.h"
 #include "launcher/options.h"
 #include "launcher/plan.h"
@@ -130,7 +131,7 @@ int main(int argc, char **argv)
         cdi_log_set_level((enum cdi_log_level)level);
     switch (o.what) {
     case OPTIONS_HELP:
-        options_usage(stdout);
+        help_usage(stdout);
         return fflush(stdout) == 0 ? 0 : 1;
     case OPTIONS_VERSION:
         printf("cddprun %s\n", CDDP_VERSION);

@@ -1,213 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of flags and the parser that it drives. */
+/* The words of the command line, and the variables: which flag each of them is. What a value means is values.c's. */
 #include "launcher/options.h"
 
 #include "common/env.h"
+#include "launcher/values.h"
 
 #include <inttypes.h>
-#include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define NAME_MAX_LEN 48
-
-enum kind {
-    KIND_SWITCH,  /* bool; PET_* is 0 or 1 */
-    KIND_NUMBER,  /* int64_t in [min, max] */
-    KIND_TEXT,    /* const char *, not empty */
-    KIND_NPROC,   /* N, cpu, gpu, auto */
-    KIND_NNODES,  /* N or MIN:MAX */
-    KIND_STOP,    /* bool: "stop" or "wait" */
-    KIND_HELP,    /* what = OPTIONS_HELP */
-    KIND_VERSION, /* what = OPTIONS_VERSION */
-};
-
-struct flag {
-    const char *name; /* with underscores */
-    const char *env;  /* NULL: none */
-    enum kind kind;
-    size_t offset;
-    int64_t min, max;
-    const char *fallback; /* read like a value from the command line; NULL: none */
-    const char *value;    /* how --help calls the value */
-    const char *help;
-};
-
-#define AT(member) offsetof(struct options, member)
-
-/* clang-format off */
-static const struct flag flags[] = {
-    {"nproc_per_node", "PET_NPROC_PER_NODE", KIND_NPROC, AT(nproc), 1, OPTIONS_MAX_PROCS, "1", "N|cpu|gpu|auto",
-     "workers on this machine: a number, one per usable core, one per GPU, or GPUs if there are any, else cores"},
-    {"standalone", "PET_STANDALONE", KIND_SWITCH, AT(standalone), 0, 1, "0", NULL,
-     "one machine, any free port; jobs side by side do not disturb each other"},
-    {"nnodes", "PET_NNODES", KIND_NNODES, AT(min_nodes), 1, OPTIONS_MAX_NODES, "1", "N",
-     "machines; one cddprun is started on each, with the same flags but for --node_rank and --nproc_per_node"},
-    {"node_rank", "PET_NODE_RANK", KIND_NUMBER, AT(node_rank), 0, OPTIONS_MAX_NODES - 1, NULL, "N",
-     "which of them this is, from 0 (default: as they come)"},
-    {"master_addr", "PET_MASTER_ADDR", KIND_TEXT, AT(master_addr), 0, 0, NULL, "ADDRESS",
-     "where the job's store listens: an address of node 0 (default 127.0.0.1 for one machine; else MASTER_ADDR)"},
-    {"master_port", "PET_MASTER_PORT", KIND_NUMBER, AT(master_port), 0, 65535, NULL, "PORT",
-     "its port (default: any free one for one machine; else MASTER_PORT, or 29500)"},
-    {"rdzv_endpoint", "PET_RDZV_ENDPOINT", KIND_TEXT, AT(rdzv_endpoint), 0, 0, NULL, "HOST[:PORT]",
-     "the same in one word; whoever can bind that address hosts, if there are no node ranks (default port 29400)"},
-    {"rdzv_backend", "PET_RDZV_BACKEND", KIND_TEXT, AT(rdzv_backend), 0, 0, NULL, "static|c10d",
-     "accepted: both mean the rendezvous that cddprun brings itself"},
-    {"rdzv_conf", "PET_RDZV_CONF", KIND_TEXT, AT(rdzv_conf), 0, 0, NULL, "K=V,...",
-     "join_timeout=S: until all nodes must be there (600; timeout is the same); lease=S: a silent node counts as there "
-     "for so long (15; the host's counts); is_host=0|1: who hosts; rank=N"},
-    {"local_addr", "PET_LOCAL_ADDR", KIND_TEXT, AT(local_addr), 0, 0, NULL, "ADDRESS",
-     "what messages call this machine (default: its host name)"},
-    {"max_restarts", "PET_MAX_RESTARTS", KIND_NUMBER, AT(max_restarts), 0, 1000000, "0", "N",
-     "how often all workers are started again after one has failed"},
-    {"on_failure", "PET_ON_FAILURE", KIND_STOP, AT(wait_on_failure), 0, 0, "stop", "stop|wait",
-     "what becomes of the other workers when one has failed: stop ends them, wait leaves them alone"},
-    {"rdzv_id", "PET_RDZV_ID", KIND_TEXT, AT(run_id), 0, 0, NULL, "NAME",
-     "the job's name, TORCHELASTIC_RUN_ID of the workers (default: a random one; of several machines: none)"},
-    {"auth_token_file", "CDDP_AUTH_TOKEN_FILE", KIND_TEXT, AT(auth_token_file), 0, 0, NULL, "FILE",
-     "the job's secret, which agents and libcddp prove to the rendezvous; --standalone makes one by itself"},
-    {"role", "PET_ROLE", KIND_TEXT, AT(role), 0, 0, "default", "NAME",
-     "ROLE_NAME of the workers"},
-    {"no_python", "PET_NO_PYTHON", KIND_SWITCH, AT(no_python), 0, 1, "0", NULL,
-     "accepted and without effect: PROGRAM is always run directly"},
-    {"version", NULL, KIND_VERSION, 0, 0, 0, NULL, NULL, "print the version"},
-    {"help", NULL, KIND_HELP, 0, 0, 0, NULL, NULL, "print this text"},
-};
-/* clang-format on */
-#define N_FLAGS (sizeof flags / sizeof flags[0])
-
-/* torchrun has these and this version has not: saying so helps more than "unknown". */
-static const char *const torchrun_only[] = {
-    "monitor_interval",
-    "start_method",
-    "event_log_handler",
-    "module",
-    "run_path",
-    "log_dir",
-    "redirects",
-    "tee",
-    "local_ranks_filter",
-    "logs_specs",
-    "numa_binding",
-    "signals_to_handle",
-    "shutdown_timeout",
-    "virtual_local_rank",
-    "duplicate_stdout_filters",
-    "health_check_port",
-    "duplicate_stderr_filters",
-};
-#define N_TORCHRUN_ONLY (sizeof torchrun_only / sizeof torchrun_only[0])
 
 const char *options_real_env(const char *name, void *arg)
 {
     (void)arg;
     return getenv(name);
-}
-
-/* ---------------------------------------------------------------------------------------------------- values ---- */
-
-static cddp_status set_nproc(struct options *o, const struct flag *f, const char *text, const char *from,
-                             struct cdi_error *err)
-{
-    static const struct {
-        const char *word;
-        enum options_nproc kind;
-    } words[] = {{"cpu", OPTIONS_NPROC_CPU}, {"gpu", OPTIONS_NPROC_GPU}, {"auto", OPTIONS_NPROC_AUTO}};
-
-    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
-        if (strcmp(text, words[i].word) == 0) {
-            o->nproc_kind = words[i].kind;
-            return CDDP_OK;
-        }
-    }
-    if (!cdi_parse_int(text, f->min, f->max, &o->nproc))
-        return cdi_fail(err, CDDP_E_INVALID,
-                        "%s '%.64s' is neither a whole number from %" PRId64 " to %" PRId64 " nor cpu, gpu or auto",
-                        from, text, f->min, f->max);
-    o->nproc_kind = OPTIONS_NPROC_COUNT;
-    return CDDP_OK;
-}
-
-static cddp_status set_nnodes(struct options *o, const struct flag *f, const char *text, const char *from,
-                              struct cdi_error *err)
-{
-    char low[16];
-    const char *colon = strchr(text, ':');
-    size_t n = colon == NULL ? strlen(text) : (size_t)(colon - text);
-
-    (void)snprintf(low, sizeof low, "%.*s", n < sizeof low ? (int)n : 0, text);
-    if (!cdi_parse_int(low, f->min, f->max, &o->min_nodes) ||
-        !cdi_parse_int(colon == NULL ? low : colon + 1, f->min, f->max, &o->max_nodes) || o->max_nodes < o->min_nodes)
-        return cdi_fail(err, CDDP_E_INVALID, "%s '%.64s' is neither a number of machines nor MIN:MAX", from, text);
-    o->nnodes_given = true;
-    if (o->max_nodes != o->min_nodes)
-        return cdi_fail(err, CDDP_E_UNSUPPORTED,
-                        "%s '%.64s': this version of cddprun cannot change the number of machines; give one number",
-                        from, text);
-    return CDDP_OK;
-}
-
-static cddp_status set_number(struct options *o, const struct flag *f, const char *text, const char *from,
-                              struct cdi_error *err)
-{
-    int64_t v;
-
-    if (!cdi_parse_int(text, f->min, f->max, &v))
-        return cdi_fail(err, CDDP_E_INVALID, "%s '%.64s' is not a whole number from %" PRId64 " to %" PRId64, from,
-                        text, f->min, f->max);
-    memcpy((char *)o + f->offset, &v, sizeof v);
-    return CDDP_OK;
-}
-
-static cddp_status set_switch(struct options *o, const struct flag *f, const char *text, const char *from,
-                              struct cdi_error *err)
-{
-    bool on = strcmp(text, "1") == 0;
-
-    if (!on && strcmp(text, "0") != 0)
-        return cdi_fail(err, CDDP_E_INVALID, "%s '%.64s' is neither 0 nor 1", from, text);
-    memcpy((char *)o + f->offset, &on, sizeof on);
-    return CDDP_OK;
-}
-
-/* `from` names the flag or the variable for the sentence. */
-static cddp_status set_value(struct options *o, const struct flag *f, const char *text, const char *from,
-                             struct cdi_error *err)
-{
-    switch (f->kind) {
-    case KIND_SWITCH:
-        return set_switch(o, f, text, from, err);
-    case KIND_NUMBER:
-        return set_number(o, f, text, from, err);
-    case KIND_TEXT:
-        if (*text == '\0' || strlen(text) > 255)
-            return cdi_fail(err, CDDP_E_INVALID, "%s '%.64s' is %s", from, text,
-                            *text == '\0' ? "empty" : "longer than 255 bytes");
-        memcpy((char *)o + f->offset, &text, sizeof text);
-        return CDDP_OK;
-    case KIND_NPROC:
-        return set_nproc(o, f, text, from, err);
-    case KIND_NNODES:
-        return set_nnodes(o, f, text, from, err);
-    case KIND_STOP:
-        if (strcmp(text, "stop") != 0 && strcmp(text, "wait") != 0)
-            return cdi_fail(err, CDDP_E_INVALID, "%s '%.64s' is neither stop nor wait", from, text);
-        o->wait_on_failure = strcmp(text, "wait") == 0;
-        return CDDP_OK;
-    case KIND_HELP:
-        o->what = OPTIONS_HELP;
-        return CDDP_OK;
-    case KIND_VERSION:
-        o->what = OPTIONS_VERSION;
-        return CDDP_OK;
-    }
-    return CDDP_E_INVALID;
-}
-
-static bool takes_value(const struct flag *f)
-{
-    return f->kind == KIND_NUMBER || f->kind == KIND_TEXT || f->kind == KIND_NPROC || f->kind == KIND_NNODES ||
-           f->kind == KIND_STOP;
 }
 
 /* ----------------------------------------------------------------------------------------------------- names ---- */
@@ -217,7 +23,7 @@ static bool flag_name(const char *word, char *name)
 {
     size_t n = strcspn(word + 2, "=");
 
-    if (n >= NAME_MAX_LEN)
+    if (n >= FLAG_NAME_MAX)
         return false;
     for (size_t i = 0; i < n; i++)
         name[i] = (char)(word[2 + i] == '-' ? '_' : word[2 + i]);
@@ -225,38 +31,37 @@ static bool flag_name(const char *word, char *name)
     return true;
 }
 
-static bool is_torchrun_only(const char *name)
+/* The flags whose names begin so: how many, and one of them. */
+static size_t count_beginning(const char *name, bool torchrun_only, const struct flag **one)
 {
-    for (size_t i = 0; i < N_TORCHRUN_ONLY; i++)
-        if (strcmp(torchrun_only[i], name) == 0)
-            return true;
-    return false;
-}
+    size_t n = 0, len = strlen(name);
 
-/* The flag of this name, or the only one (torchrun's further ones included) that begins with it. */
-static const struct flag *find_flag(const char *name)
-{
-    const struct flag *found = NULL;
-    size_t n_found = 0, len = strlen(name);
-
-    for (size_t i = 0; i < N_FLAGS; i++) {
-        if (strcmp(flags[i].name, name) == 0)
-            return &flags[i];
-        if (len > 0 && strncmp(flags[i].name, name, len) == 0) {
-            found = &flags[i];
-            n_found++;
+    for (size_t i = 0; i < n_flags; i++) {
+        if (strncmp(flags[i].name, name, len) == 0 && !(torchrun_only && flags[i].ours)) {
+            *one = &flags[i];
+            n++;
         }
     }
-    for (size_t i = 0; i < N_TORCHRUN_ONLY; i++)
-        if (strncmp(torchrun_only[i], name, len) == 0)
-            n_found++;
-    return n_found == 1 ? found : NULL;
+    return n;
+}
+
+/* The flag of this name, or the only one that begins so; what is short for one of torchrun's stays so. */
+static const struct flag *find_flag(const char *name)
+{
+    const struct flag *one = NULL;
+
+    for (size_t i = 0; i < n_flags; i++)
+        if (strcmp(flags[i].name, name) == 0)
+            return &flags[i];
+    if (*name == '\0')
+        return NULL;
+    return count_beginning(name, true, &one) == 1 || count_beginning(name, false, &one) == 1 ? one : NULL;
 }
 
 /* Levenshtein's distance of two short names. */
 static size_t distance(const char *a, const char *b)
 {
-    size_t row[NAME_MAX_LEN + 1], n = strlen(b);
+    size_t row[FLAG_NAME_MAX + 1], n = strlen(b);
 
     for (size_t j = 0; j <= n; j++)
         row[j] = j;
@@ -278,16 +83,27 @@ static size_t distance(const char *a, const char *b)
     return row[n];
 }
 
+/* "--max could be --max_restarts or --..." */
+static cddp_status ambiguous_flag(const char *name, struct cdi_error *err)
+{
+    char names[200] = "";
+    size_t len = strlen(name), n = 0;
+
+    for (size_t i = 0; i < n_flags && n < sizeof names; i++)
+        if (strncmp(flags[i].name, name, len) == 0)
+            n += (size_t)snprintf(names + n, sizeof names - n, "%s--%s", n == 0 ? "" : ", ", flags[i].name);
+    return cdi_fail(err, CDDP_E_INVALID, "--%s may be any of %s; write more of its name", name, names);
+}
+
+/* name: NULL if the word can be none. */
 static cddp_status unknown_flag(const char *word, const char *name, struct cdi_error *err)
 {
-    const struct flag *nearest = NULL;
-    size_t best = NAME_MAX_LEN;
+    const struct flag *nearest = NULL, *one;
+    size_t best = FLAG_NAME_MAX;
 
-    if (name != NULL && is_torchrun_only(name))
-        return cdi_fail(err, CDDP_E_UNSUPPORTED,
-                        "--%s is a flag of torchrun that this version of cddprun does not have; see cddprun --help",
-                        name);
-    for (size_t i = 0; name != NULL && i < N_FLAGS; i++) {
+    if (name != NULL && *name != '\0' && count_beginning(name, false, &one) > 1)
+        return ambiguous_flag(name, err);
+    for (size_t i = 0; name != NULL && i < n_flags; i++) {
         size_t d = distance(name, flags[i].name);
 
         if (d < best) {
@@ -300,6 +116,26 @@ static cddp_status unknown_flag(const char *word, const char *name, struct cdi_e
     return cdi_fail(err, CDDP_E_INVALID, "unknown flag '%.64s'; see cddprun --help", word);
 }
 
+/* "-r=3", "-r3", "-r", "-ppn": the flag, and where its value begins in the word (NULL: in the next one). */
+static const struct flag *find_short(const char *word, const char **value)
+{
+    size_t len = strcspn(word + 1, "=");
+
+    for (size_t i = 0; i < n_flags; i++) {
+        if (flag_is_short(&flags[i], word + 1, len)) {
+            *value = word[1 + len] == '=' ? word + 2 + len : NULL;
+            return &flags[i];
+        }
+    }
+    for (size_t i = 0; i < n_flags; i++) {
+        if (flag_takes_value(&flags[i]) && flag_is_short(&flags[i], word + 1, 1)) {
+            *value = word + 2;
+            return &flags[i];
+        }
+    }
+    return NULL;
+}
+
 /* --------------------------------------------------------------------------------------------------- parsing ---- */
 
 static const char *not_empty(const char *text)
@@ -307,51 +143,159 @@ static const char *not_empty(const char *text)
     return text != NULL && *text != '\0' ? text : NULL;
 }
 
+static cddp_status set_defaults(struct options *o, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    *o = (struct options){.what = OPTIONS_RUN};
+    for (size_t i = 0; i < n_flags && st == CDDP_OK; i++) {
+        const struct flag *f = &flags[i];
+        int64_t none = -1;
+
+        if (f->fallback != NULL)
+            st = value_set(o, f, f->fallback, f->name, err);
+        else if (f->kind == FLAG_NUMBER || f->kind == FLAG_SECONDS)
+            memcpy((char *)o + f->offset, &none, sizeof none);
+    }
+    o->nnodes_given = false;
+    o->nproc_given = false;
+    return st;
+}
+
+/* A value from the user: read, and refused where the flag is. */
+static cddp_status set_given(struct options *o, const struct flag *f, const char *text, const char *from,
+                             struct cdi_error *err)
+{
+    cddp_status st = value_set(o, f, text, from, err);
+
+    return st == CDDP_OK ? value_refused(f, text, from, err) : st;
+}
+
+static cddp_status read_shutdown_timeout(struct options *o, options_getenv env, void *arg, struct cdi_error *err)
+{
+    const char *text = not_empty(env("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", arg));
+    const struct flag *f = find_flag("shutdown_timeout");
+
+    return text == NULL ? CDDP_OK : set_given(o, f, text, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", err);
+}
+
 static cddp_status read_environment(struct options *o, options_getenv env, void *arg, struct cdi_error *err)
 {
-    cddp_status st;
+    char name[FLAG_NAME_MAX + 4];
+    cddp_status st = read_shutdown_timeout(o, env, arg, err);
 
-    for (size_t i = 0; i < N_FLAGS; i++) {
-        const char *value = flags[i].env == NULL ? NULL : env(flags[i].env, arg);
+    for (size_t i = 0; i < n_flags && st == CDDP_OK; i++) {
+        const char *value = *flag_env(&flags[i], name) == '\0' ? NULL : env(name, arg);
 
-        if (value == NULL)
-            continue;
-        st = set_value(o, &flags[i], value, flags[i].env, err);
-        if (st != CDDP_OK)
-            return st;
+        if (value != NULL)
+            st = set_given(o, &flags[i], value, name, err);
     }
     o->env_master_addr = not_empty(env("MASTER_ADDR", arg));
     o->env_master_port = not_empty(env("MASTER_PORT", arg));
+    o->python_exec = not_empty(env("PYTHON_EXEC", arg));
+    o->log_line_prefix = env("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", arg);
+    o->error_file = not_empty(env("TORCHELASTIC_ERROR_FILE", arg));
     o->log_level = env("LOGLEVEL", arg);
     o->cuda_visible_devices = env("CUDA_VISIBLE_DEVICES", arg);
-    o->tmpdir = env("TMPDIR", arg);
-    if (o->tmpdir == NULL || *o->tmpdir == '\0')
+    o->tmpdir = not_empty(env("TMPDIR", arg));
+    if (o->tmpdir == NULL)
         o->tmpdir = "/tmp";
-    return CDDP_OK;
+    return st;
 }
 
-/* The flag at argv[*i]; *i moves on to its last word. */
+/* The flag at argv[*i], long or short; *i moves on to its last word. */
 static cddp_status read_flag(struct options *o, char **argv, int argc, int *i, struct cdi_error *err)
 {
-    const char *word = argv[*i], *value = strchr(word, '=');
-    char name[NAME_MAX_LEN], from[NAME_MAX_LEN + 2];
-    bool named = flag_name(word, name);
-    const struct flag *f = named ? find_flag(name) : NULL;
+    const char *word = argv[*i], *value = NULL;
+    bool is_long = word[1] == '-', named = is_long;
+    char name[FLAG_NAME_MAX], from[FLAG_NAME_MAX + 2];
+    const struct flag *f;
 
+    if (is_long) {
+        named = flag_name(word, name);
+        f = named ? find_flag(name) : NULL;
+        value = strchr(word, '=');
+        value = value == NULL ? NULL : value + 1;
+    } else {
+        f = find_short(word, &value);
+    }
     if (f == NULL)
         return unknown_flag(word, named ? name : NULL, err);
     (void)snprintf(from, sizeof from, "--%s", f->name);
-    if (!takes_value(f)) {
+    if (!flag_takes_value(f)) {
         if (value != NULL)
-            return cdi_fail(err, CDDP_E_INVALID, "%s takes no value, but was given '%.64s'", from, value + 1);
-        return set_value(o, f, "1", from, err);
+            return cdi_fail(err, CDDP_E_INVALID, "%s takes no value, but was given '%.64s'", from, value);
+        return set_given(o, f, "1", from, err);
     }
-    if (value != NULL)
-        return set_value(o, f, value + 1, from, err);
-    if (*i + 1 >= argc)
-        return cdi_fail(err, CDDP_E_INVALID, "%s needs a value (%s)", from, f->value);
-    *i += 1;
-    return set_value(o, f, argv[*i], from, err);
+    if (value == NULL) {
+        if (*i + 1 >= argc)
+            return cdi_fail(err, CDDP_E_INVALID, "%s needs a value (%s)", from, f->value);
+        *i += 1;
+        value = argv[*i];
+    }
+    return set_given(o, f, value, from, err);
+}
+
+/* ---------------------------------------------------------------------------------------------- contradictions ---- */
+
+static cddp_status check_python(const struct options *o, struct cdi_error *err)
+{
+    if (o->module && o->no_python)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "--module runs PROGRAM by Python and --no_python without; leave one of them out");
+    if (o->module && o->run_path)
+        return cdi_fail(
+            err, CDDP_E_INVALID,
+            "--module says that PROGRAM is a module and --run_path that it is a file; leave one of them out");
+    return CDDP_OK;
+}
+
+/* -n with -ppn tells the number of machines; with it, they must agree. */
+static cddp_status settle_world_size(struct options *o, struct cdi_error *err)
+{
+    int64_t n = o->world_size;
+
+    if (n < 0 || !o->nproc_given || o->nproc_kind != OPTIONS_NPROC_COUNT)
+        return CDDP_OK;
+    if (o->nnodes_given && (o->min_nodes != o->max_nodes || o->nproc * o->max_nodes != n))
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "--world_size %" PRId64 " contradicts --nnodes and --nproc_per_node %" PRId64
+                        "; leave one of them out",
+                        n, o->nproc);
+    if (n % o->nproc != 0 || n / o->nproc > OPTIONS_MAX_NODES)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "--world_size %" PRId64 " cannot be divided into machines with --nproc_per_node %" PRId64, n,
+                        o->nproc);
+    o->min_nodes = n / o->nproc;
+    o->max_nodes = o->min_nodes;
+    o->nnodes_given = true;
+    return CDDP_OK;
+}
+
+static cddp_status check_exports(const struct options *o, options_getenv env, void *arg, struct cdi_error *err)
+{
+    for (size_t i = 0; i < o->n_exports; i++)
+        if (strchr(o->exports[i], '=') == NULL && env(o->exports[i], arg) == NULL)
+            return cdi_fail(err, CDDP_E_INVALID,
+                            "--export '%.64s': no such variable is set; give a value (%.64s=VALUE)", o->exports[i],
+                            o->exports[i]);
+    return CDDP_OK;
+}
+
+static cddp_status check_all(struct options *o, options_getenv env, void *arg, struct cdi_error *err)
+{
+    cddp_status st = check_python(o, err);
+
+    if (st == CDDP_OK)
+        st = settle_world_size(o, err);
+    if (st == CDDP_OK)
+        st = check_exports(o, env, arg, err);
+    if (st == CDDP_OK && o->max_nodes != o->min_nodes)
+        st = cdi_fail(err, CDDP_E_UNSUPPORTED,
+                      "--nnodes %" PRId64 ":%" PRId64
+                      ": this version of cddprun cannot change the number of machines; give one number",
+                      o->min_nodes, o->max_nodes);
+    return st;
 }
 
 void options_one_line(struct cdi_error *err)
@@ -361,66 +305,46 @@ void options_one_line(struct cdi_error *err)
             *p = '?';
 }
 
-cddp_status options_parse(struct options *out, int argc, char **argv, options_getenv env, void *arg,
-                          struct cdi_error *err)
+/* Up to the program; *at is its index. */
+static cddp_status read_words(struct options *o, int argc, char **argv, int *at, struct cdi_error *err)
 {
-    struct options o = {.what = OPTIONS_RUN, .master_port = -1, .node_rank = -1};
     cddp_status st = CDDP_OK;
     int i;
 
-    for (size_t k = 0; k < N_FLAGS && st == CDDP_OK; k++)
-        if (flags[k].fallback != NULL)
-            st = set_value(&o, &flags[k], flags[k].fallback, flags[k].name, err);
-    o.nnodes_given = false;
-    if (st == CDDP_OK)
-        st = read_environment(&o, env, arg, err);
-    for (i = 1; i < argc && st == CDDP_OK && o.what == OPTIONS_RUN; i++) {
+    for (i = 1; i < argc && st == CDDP_OK && o->what == OPTIONS_RUN; i++) {
         if (strcmp(argv[i], "--") == 0) {
             i++;
             break;
         }
-        if (strcmp(argv[i], "-h") == 0)
-            o.what = OPTIONS_HELP;
-        else if (strncmp(argv[i], "--", 2) == 0)
-            st = read_flag(&o, argv, argc, &i, err);
-        else if (argv[i][0] == '-' && argv[i][1] != '\0')
-            st = unknown_flag(argv[i], NULL, err);
-        else
+        if (argv[i][0] != '-' || argv[i][1] == '\0')
             break;
+        st = read_flag(o, argv, argc, &i, err);
     }
+    *at = i;
+    return st;
+}
+
+cddp_status options_parse(struct options *out, int argc, char **argv, options_getenv env, void *arg,
+                          struct cdi_error *err)
+{
+    struct options o;
+    int i = 1;
+    cddp_status st = set_defaults(&o, err);
+
+    if (st == CDDP_OK)
+        st = read_environment(&o, env, arg, err);
+    if (st == CDDP_OK)
+        st = read_words(&o, argc, argv, &i, err);
+    if (st == CDDP_OK && o.what == OPTIONS_RUN)
+        st = check_all(&o, env, arg, err);
+    if (st == CDDP_OK && o.what == OPTIONS_RUN && (i >= argc || *argv[i] == '\0'))
+        st = cdi_fail(err, CDDP_E_INVALID,
+                      "no program to run; usage: cddprun [flags] PROGRAM [ARGS]; see cddprun --help");
     if (st != CDDP_OK) {
         options_one_line(err);
         return st;
     }
-    if (o.what == OPTIONS_RUN && (i >= argc || *argv[i] == '\0'))
-        return cdi_fail(err, CDDP_E_INVALID,
-                        "no program to run; usage: cddprun [flags] PROGRAM [ARGS]; see cddprun --help");
     o.command = argv + i;
     *out = o;
     return CDDP_OK;
-}
-
-void options_usage(FILE *to)
-{
-    fputs("Run a program as several ranks of one job.\n\n"
-          "  cddprun --nproc_per_node=2 ./train              two workers on this machine\n"
-          "  cddprun --nproc_per_node=gpu ./train --lr 0.1   one per GPU; what follows ./train is its own\n"
-          "  cddprun --nproc_per_node=2 --max_restarts=3 ./train   start again when a worker fails\n"
-          "  cddprun --nnodes=2 --node_rank=0 --master_addr=node1 ./train   on node1; on the other: --node_rank=1\n\n"
-          "usage: cddprun [flags] PROGRAM [ARGS]\n\n"
-          "Each worker finds RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and torchrun's other variables in\n"
-          "its environment; ${local_rank} in ARGS becomes its local rank. The exit status is that of the first worker\n"
-          "that failed, or 128 + the signal that killed it. --a-b and --a_b are the same flag.\n\n",
-          to);
-    for (size_t i = 0; i < N_FLAGS; i++) {
-        const struct flag *f = &flags[i];
-
-        fprintf(to, "  --%s%s%s%s%s\n        %s\n", f->name, f->value != NULL ? "=" : "",
-                f->value != NULL ? f->value : "", f->env != NULL ? "   or " : "", f->env != NULL ? f->env : "",
-                f->help);
-    }
-    fputs("\nInside a step of a Slurm job (srun --ntasks-per-node=1 cddprun ...) the nodes, their ranks and where they "
-          "meet are\ntaken from Slurm, unless flags say otherwise.\n",
-          to);
-    fputs("\nLOGLEVEL (debug, info, warning, error) sets how much cddprun says itself.\n", to);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The command line: one table of flags (options.c) makes the parser, the defaults, the PET_* variables and --help.
+ * The command line, read by the table of flags (flags.c): values, defaults and PET_* variables.
  * Pure: argv and a getter for the environment in, values out. With common/env.c the only place that knows getenv.
  */
 #ifndef OPTIONS_H
@@ -9,32 +9,64 @@
 #include "common/error.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 
 #define OPTIONS_MAX_PROCS 4096
 #define OPTIONS_MAX_NODES 100000
+#define OPTIONS_MAX_EXPORTS 256
 
 enum options_what { OPTIONS_RUN, OPTIONS_HELP, OPTIONS_VERSION };
 enum options_nproc { OPTIONS_NPROC_COUNT, OPTIONS_NPROC_CPU, OPTIONS_NPROC_GPU, OPTIONS_NPROC_AUTO };
+enum options_on_failure { OPTIONS_STOP, OPTIONS_WAIT };
 
 struct options {
     enum options_what what;
     enum options_nproc nproc_kind;
     int64_t nproc; /* where nproc_kind is COUNT */
+    bool nproc_given;
+    int64_t world_size; /* workers of all nodes; -1: not given */
     int64_t min_nodes, max_nodes;
     bool nnodes_given;
+    int64_t spares;
     int64_t max_restarts;
     int64_t master_port; /* -1: not given */
     int64_t node_rank;   /* -1: not given */
     bool standalone;
-    bool wait_on_failure;
-    bool no_python;          /* accepted for torchrun's sake: cddprun never puts Python in front */
-    const char *master_addr; /* NULL: not given */
-    const char *run_id;      /* NULL: not given */
+    bool virtual_local_rank;
+    int on_failure;                                                    /* enum options_on_failure */
+    const char *master_addr;                                           /* NULL: not given */
+    const char *run_id;                                                /* NULL: not given */
     const char *rdzv_backend, *rdzv_endpoint, *rdzv_conf, *local_addr; /* NULL: not given */
     const char *auth_token_file;                                       /* NULL: not given */
     const char *role;
+    const char *exports[OPTIONS_MAX_EXPORTS]; /* NAME=VALUE, or NAME of a variable that is set */
+    size_t n_exports;
+
+    /* Python; at most one of module and no_python. */
+    bool module;             /* the program is a module's name */
+    bool run_path;           /* the program is a script, whatever its name */
+    bool no_python;          /* the program runs directly, whatever its name */
+    const char *python_exec; /* PYTHON_EXEC; NULL: not set, or empty */
+
+    /* Ends. */
+    int64_t shutdown_timeout_ms; /* from the flag or TORCH_ELASTIC_SHUTDOWN_TIMEOUT; -1: not given */
+    int64_t monitor_interval_ms; /* accepted and without effect */
+    const char *signals_to_handle;
+    uint64_t signals; /* the same: bit n-1 for signal n */
+
+    /* Output: what to ask these texts, see rankmap.h. */
+    const char *log_dir;                                             /* NULL: not given */
+    const char *redirects, *tee;                                     /* maps */
+    const char *local_ranks_filter;                                  /* a set; NULL: all */
+    const char *duplicate_stdout_filters, *duplicate_stderr_filters; /* NULL: not given */
+    const char *logs_specs;                                          /* always NULL: refused */
+    int event_log_handler, start_method;                             /* only the first word of each is accepted */
+    int64_t status_fd;                                               /* -1: not given */
+    int64_t interactive;                                             /* a rank; -1: not given */
+    const char *log_line_prefix; /* TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, or NULL */
+    const char *error_file;      /* TORCHELASTIC_ERROR_FILE, cddprun's own, or NULL */
+
     const char *env_master_addr, *env_master_port; /* MASTER_ADDR, MASTER_PORT; NULL: not set, or empty */
     const char *log_level;                         /* LOGLEVEL; NULL: not set */
     const char *cuda_visible_devices;              /* NULL: not set; "" hides every GPU */
@@ -49,19 +81,17 @@ typedef const char *(*options_getenv)(const char *name, void *arg);
 const char *options_real_env(const char *name, void *arg);
 
 /*
- * Read argv[1..]: flags in either spelling (--a-b, --a_b), as --flag value or --flag=value, or shortened as long as
- * only one flag begins that way; `--` or the first word that is no flag ends them, and the rest is the worker's
- * command. A flag that is not given has the value of its PET_* variable, else its default. The strings stay argv's
- * and the environment's. *out is written on success only. CDDP_E_INVALID with a sentence that names the flag (or
- * variable) and the value; CDDP_E_UNSUPPORTED for a flag or value that only torchrun knows.
+ * Read argv[1..]: flags in either spelling (--a-b, --a_b), as --flag value or --flag=value, shortened as long as only
+ * one flag of torchrun, or one at all, begins that way, or by a short form (-r 3, -r3); `--` or the first word that is
+ * no flag ends them, and the rest is the worker's command. A flag that is not given has the value of its PET_*
+ * variable, else its default. The strings stay argv's and the environment's. *out is written on success only.
+ * CDDP_E_INVALID with a sentence that names the flag (or variable) and the value; CDDP_E_UNSUPPORTED for a flag or
+ * value that only torchrun knows.
  */
 cddp_status options_parse(struct options *out, int argc, char **argv, options_getenv env, void *arg,
                           struct cdi_error *err);
 
 /* A sentence is one line, whatever a word in it holds: no newline, nothing that moves a terminal's cursor. */
 void options_one_line(struct cdi_error *err);
-
-/* What --help shows. */
-void options_usage(FILE *to);
 
 #endif

@@ -4,13 +4,32 @@
 #include "common/buf.h"
 #include "common/cleanup.h"
 
+#include <inttypes.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 
 #define LOCAL_RANK_MACRO "${local_rank}"
 
-static cddp_status count_workers(uint32_t *out, const struct options *o, const struct machine *m, struct cdi_error *err)
+/* This node's share of --world_size, where the number of machines was found elsewhere. */
+static cddp_status share_world_size(uint32_t *out, const struct options *o, uint32_t n_nodes, struct cdi_error *err)
 {
+    int64_t each = o->world_size / n_nodes;
+
+    if (each * n_nodes != o->world_size || each > OPTIONS_MAX_PROCS)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "--world_size %" PRId64
+                        " cannot be shared evenly by %u machines; give --nproc_per_node instead",
+                        o->world_size, n_nodes);
+    *out = (uint32_t)each;
+    return CDDP_OK;
+}
+
+static cddp_status count_workers(uint32_t *out, const struct options *o, uint32_t n_nodes, const struct machine *m,
+                                 struct cdi_error *err)
+{
+    if (o->world_size > 0 && !o->nproc_given)
+        return share_world_size(out, o, n_nodes, err);
     switch (o->nproc_kind) {
     case OPTIONS_NPROC_COUNT:
         *out = (uint32_t)o->nproc;
@@ -32,6 +51,39 @@ static cddp_status count_workers(uint32_t *out, const struct options *o, const s
     return CDDP_E_INVALID;
 }
 
+/* torchrun runs everything by Python unless told otherwise; here a program's name tells. */
+static void choose_interpreter(struct plan *p, const struct options *o)
+{
+    const char *dot = strrchr(o->command[0], '.');
+    bool python = o->module || o->run_path || (!o->no_python && dot != NULL && strcmp(dot, ".py") == 0);
+
+    if (!python)
+        return;
+    p->interpreter[0] = o->python_exec != NULL ? o->python_exec : "python3";
+    p->interpreter[1] = "-u";
+    p->interpreter[2] = o->module ? "-m" : NULL;
+}
+
+static cddp_status check_virtual(const struct plan *p, const struct options *o, struct cdi_error *err)
+{
+    uint32_t n = 1;
+
+    if (!o->virtual_local_rank || o->cuda_visible_devices == NULL || *o->cuda_visible_devices == '\0')
+        return CDDP_OK;
+    for (const char *c = o->cuda_visible_devices; *c != '\0'; c++)
+        n += *c == ',';
+    return p->n_procs <= n ? CDDP_OK
+                           : cdi_fail(err, CDDP_E_INVALID,
+                                      "--virtual_local_rank gives each of the %u workers one entry of "
+                                      "CUDA_VISIBLE_DEVICES='%.64s', which has only %u",
+                                      p->n_procs, o->cuda_visible_devices, n);
+}
+
+const char *plan_program(const struct plan *p)
+{
+    return p->interpreter[0] != NULL ? p->interpreter[0] : p->command[0];
+}
+
 cddp_status plan_make(struct plan *out, const struct options *o, const struct meet *meet, const struct machine *m,
                       const char *random_id, struct cdi_error *err)
 {
@@ -39,15 +91,18 @@ cddp_status plan_make(struct plan *out, const struct options *o, const struct me
         .min_nodes = meet->n_nodes,
         .max_nodes = meet->n_nodes,
         .max_restarts = (uint32_t)o->max_restarts,
-        .wait_on_failure = o->wait_on_failure,
+        .wait_on_failure = o->on_failure == OPTIONS_WAIT,
         .meet = *meet,
         .role = o->role,
         .host = o->local_addr != NULL ? o->local_addr : m->host,
+        .options = o,
         .command = o->command,
     };
     const char *name = random_id;
-    cddp_status st = count_workers(&p.n_procs, o, m, err);
+    cddp_status st = count_workers(&p.n_procs, o, meet->n_nodes, m, err);
 
+    if (st == CDDP_OK)
+        st = check_virtual(&p, o, err);
     if (st != CDDP_OK)
         return st;
     if (o->run_id != NULL)
@@ -57,6 +112,7 @@ cddp_status plan_make(struct plan *out, const struct options *o, const struct me
     else if (meet->n_nodes > 1)
         name = "none";
     (void)snprintf(p.run_id, sizeof p.run_id, "%s", name);
+    choose_interpreter(&p, o);
     *out = p;
     return CDDP_OK;
 }
@@ -133,12 +189,37 @@ void plan_free_strings(char **strings)
     free(strings);
 }
 
+/* NAME=VALUE sets; NAME alone is in the environment anyway. */
+static void set_exports(struct strings *s, const struct options *o)
+{
+    for (size_t i = 0; i < o->n_exports; i++)
+        if (strchr(o->exports[i], '=') != NULL)
+            strings_set(s, "%s", o->exports[i]);
+}
+
+/* The entry of a list that a worker is to see, or its number where there is no list. */
+static void set_one_device(struct strings *s, const char *visible, uint32_t local_rank)
+{
+    const char *p = visible;
+
+    for (uint32_t i = 0; p != NULL && i < local_rank; i++) {
+        p = strchr(p, ',');
+        p = p == NULL ? NULL : p + 1;
+    }
+    if (visible == NULL)
+        strings_set(s, "CUDA_VISIBLE_DEVICES=%u", local_rank);
+    else
+        strings_set(s, "CUDA_VISIBLE_DEVICES=%.*s", p == NULL ? 0 : (int)strcspn(p, ","), p == NULL ? "" : p);
+}
+
 static void set_ranks(struct strings *s, const struct plan *p, const struct plan_rank *r)
 {
     const struct cdi_msg_assign *a = r->assign;
     uint32_t rank = a->rank_base + r->local_rank;
 
-    strings_set(s, "LOCAL_RANK=%u", r->local_rank);
+    strings_set(s, "LOCAL_RANK=%u", p->options->virtual_local_rank ? 0 : r->local_rank);
+    if (p->options->virtual_local_rank)
+        set_one_device(s, p->options->cuda_visible_devices, r->local_rank);
     strings_set(s, "RANK=%u", rank);
     strings_set(s, "GROUP_RANK=%d", a->node_rank);
     strings_set(s, "ROLE_RANK=%u", rank);
@@ -160,7 +241,7 @@ static void set_job(struct strings *s, const struct plan *p, const struct plan_r
     strings_set(s, "TORCHELASTIC_RUN_ID=%s", p->run_id);
     strings_set(s, "TORCHELASTIC_USE_AGENT_STORE=True");
     strings_set(s, "TORCHELASTIC_ERROR_FILE=%s", r->error_file);
-    strings_set(s, "TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT");
+    strings_set(s, "TORCHELASTIC_SIGNALS_TO_HANDLE=%s", p->options->signals_to_handle);
     if (!strings_have(s, "TORCH_NCCL_ASYNC_ERROR_HANDLING"))
         strings_set(s, "TORCH_NCCL_ASYNC_ERROR_HANDLING=1");
     if (p->n_procs > 1 && !strings_have(s, "OMP_NUM_THREADS"))
@@ -176,12 +257,13 @@ char **plan_env(const struct plan *p, const struct plan_rank *r, char *const *ba
 
     while (base[s.cap] != NULL)
         s.cap++;
-    s.cap += 32; /* our variables and the final NULL */
+    s.cap += 32 + p->options->n_exports; /* our variables and the final NULL */
     s.v = calloc(s.cap, sizeof *s.v);
     if (s.v == NULL)
         return NULL;
     for (size_t i = 0; base[i] != NULL; i++)
         strings_add(&s, strdup(base[i]));
+    set_exports(&s, p->options);
     set_ranks(&s, p, r);
     set_job(&s, p, r);
     return strings_end(&s);
@@ -221,10 +303,12 @@ char **plan_args(const struct plan *p, uint32_t local_rank)
 
     while (p->command[s.cap] != NULL)
         s.cap++;
-    s.cap += 2;
+    s.cap += 2 + sizeof p->interpreter / sizeof p->interpreter[0];
     s.v = calloc(s.cap, sizeof *s.v);
     if (s.v == NULL)
         return NULL;
+    for (size_t i = 0; i < sizeof p->interpreter / sizeof p->interpreter[0] && p->interpreter[i] != NULL; i++)
+        strings_add(&s, strdup(p->interpreter[i]));
     for (size_t i = 0; p->command[i] != NULL; i++)
         strings_add(&s, i == 0 ? strdup(p->command[i]) : substitute(p->command[i], local_rank));
     return strings_end(&s);

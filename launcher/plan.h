@@ -22,12 +22,15 @@ struct plan {
     const char *host;                /* what messages call this machine */
     const struct cdi_secret *secret; /* NULL: none */
     const char *auth_token_file;     /* where the workers find it; NULL: nowhere */
+    const struct options *options;   /* where the rest of what was asked for stands */
+    const char *interpreter[3];      /* words in front of the command: Python and its flags; NULL: no more */
     char **command;
 };
 
 /*
- * random_id names the run of one node where no flag does; several would not draw the same. Strings stay those of o and
- * m. *out is written on success only. CDDP_E_NOT_FOUND: --nproc_per_node=gpu on a machine that shows none.
+ * random_id names the run of one node where no flag does; several would not draw the same. o must outlive the plan,
+ * whose strings stay those of o and m. *out is written on success only. CDDP_E_NOT_FOUND: --nproc_per_node=gpu on a
+ * machine that shows none. CDDP_E_INVALID: --world_size cannot be had with these nodes.
  */
 cddp_status plan_make(struct plan *out, const struct options *o, const struct meet *meet, const struct machine *m,
                       const char *random_id, struct cdi_error *err);
@@ -41,11 +44,16 @@ struct plan_rank {
 };
 
 /*
- * The environment of one worker: base (NULL-terminated) with torchrun's variables set. OMP_NUM_THREADS and
- * TORCH_NCCL_ASYNC_ERROR_HANDLING keep the value they have. Free with plan_free_strings. NULL: no memory.
+ * The environment of one worker: base (NULL-terminated) with --export's and torchrun's variables set. OMP_NUM_THREADS
+ * and TORCH_NCCL_ASYNC_ERROR_HANDLING keep the value they have. Free with plan_free_strings. NULL: no memory.
  */
 char **plan_env(const struct plan *p, const struct plan_rank *r, char *const *base);
-/* The command with ${local_rank} replaced in the arguments; $${local_rank} stays as ${local_rank}. NULL: no memory. */
+/* The program that is executed: Python where the command is a Python program's. */
+const char *plan_program(const struct plan *p);
+/*
+ * The command, behind its interpreter, with ${local_rank} replaced in the arguments; $${local_rank} stays as
+ * ${local_rank}. NULL: no memory.
+ */
 char **plan_args(const struct plan *p, uint32_t local_rank);
 void plan_free_strings(char **strings);
 

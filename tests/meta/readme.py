@@ -1,21 +1,30 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""README's table of flags is whole: every flag that `cddprun --help` names is in it, and the other way round.
+"""README's table of flags is the one that the program's own table gives.
 
-    readme.py CDDPRUN README [FLAG]      FLAG: pretend that README has a row for this flag too (the check must fail)
+    readme.py FLAG_TEXTS README [--write | LINE]    --write: put it there    LINE: pretend that the table has this line too
+                                                    (the check must fail)
 """
 import re
 import subprocess
 import sys
 
-help_text = subprocess.run([sys.argv[1], "--help"], capture_output=True, text=True, check=True).stdout
+made = subprocess.run([sys.argv[1], "markdown"], capture_output=True, text=True, check=True).stdout
 readme = open(sys.argv[2], encoding="utf-8").read()
-has = set(re.findall(r"^  --([a-z_]+)", help_text, re.M))
-rows = [line.split("|")[1] for line in readme.replace("\\|", "/").splitlines() if line.startswith("| `--")]
-told = {flag for row in rows for flag in re.findall(r"`--([a-z_]+)", row)} | set(sys.argv[3:])
-for flag in sorted(has - told):
-    print(f"README.md does not tell of --{flag}")
-for flag in sorted(told - has):
-    print(f"README.md tells of --{flag}, which cddprun does not have")
-print(f"{len(has)} flags, {len(told)} in README.md")
-sys.exit(0 if has == told and has else 1)
+parts = re.split(r"(?m)^(?=\| flag \|)|(?<=\|\n)(?=\n)", readme)
+tables = [i for i, part in enumerate(parts) if part.startswith("| flag |")]
+if len(tables) != 1:
+    sys.exit(f"README.md has {len(tables)} tables that begin with '| flag |', not one")
+if sys.argv[3:] == ["--write"]:
+    parts[tables[0]] = made
+    open(sys.argv[2], "w", encoding="utf-8").write("".join(parts))
+    sys.exit(0)
+has, should = parts[tables[0]].splitlines(), made.splitlines() + sys.argv[3:]
+for line in should:
+    if line not in has:
+        print(f"README.md lacks: {line}")
+for line in has:
+    if line not in should:
+        print(f"README.md has, but the program does not: {line}")
+print(f"{len(should) - 2} flags; to bring README.md up to date: {' '.join(sys.argv[:3])} --write")
+sys.exit(0 if has == should else 1)

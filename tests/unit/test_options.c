@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
+#include "launcher/help.h"
 #include "launcher/options.h"
 
 #include <string.h>
@@ -48,7 +49,7 @@ Test(options, every_flag_has_a_default)
     cr_assert_null(o.master_addr);
     cr_assert_null(o.run_id);
     cr_assert_not(o.standalone);
-    cr_assert_not(o.wait_on_failure);
+    cr_assert_eq(o.on_failure, OPTIONS_STOP);
     cr_assert_str_eq(o.role, "default");
     cr_assert_str_eq(o.tmpdir, "/tmp");
     cr_assert_str_eq(o.command[0], "./train");
@@ -143,12 +144,33 @@ Test(options, a_bad_value_is_named_with_its_flag_or_variable)
         {"--master_port=65536", "--master_port '65536' is not a whole number from 0 to 65535"},
         {"--master_port=http", "--master_port 'http'"},
         {"--nnodes=1:2:3", "--nnodes '1:2:3' is neither"},
-        {"--nnodes=2:1", "--nnodes '2:1' is neither"},
+        {"--nnodes=2:1", "--nnodes '2:1' is MIN:MAX with a MIN that is larger than MAX"},
         {"--nnodes=x", "--nnodes 'x' is neither"},
         {"--nnodes=:", "--nnodes ':' is neither"},
         {"--role=", "--role '' is empty"},
         {"--on_failure=go", "--on_failure 'go' is neither stop nor wait"},
         {"--standalone=yes", "--standalone takes no value, but was given 'yes'"},
+        {"--nproc_per_node=xpu", "--nproc_per_node 'xpu' is neither"},
+        {"--redirects=4", "--redirects '4' is neither 0 (none)"},
+        {"-r0:4", "--redirects '0:4' is neither"},
+        {"-t=", "--tee '' is neither"},
+        {"--tee=0:1,", "--tee '0:1,' is neither"},
+        {"--local_ranks_filter=0,x", "--local_ranks_filter '0,x' is not a list of local ranks"},
+        {"--signals-to-handle=SIGFOO", "'SIGFOO' is no signal"},
+        {"--signals-to-handle=SIGTERM,SIGKILL", "SIGKILL cannot be handled"},
+        {"--shutdown_timeout=-1", "--shutdown_timeout '-1' is not a number of seconds from 0 to 86400"},
+        {"--shutdown_timeout=.", "--shutdown_timeout '.' is not"},
+        {"--shutdown_timeout=1.2.3", "--shutdown_timeout '1.2.3' is not"},
+        {"--monitor_interval=inf", "--monitor_interval 'inf' is not"},
+        {"--start_method=fork", "--start_method 'fork' is not spawn; the others tell torchrun"},
+        {"--event_log_handler=console", "--event_log_handler 'console' is not null; --status_fd=2"},
+        {"--status_fd=0", "--status_fd '0' is not a whole number from 1"},
+        {"--interactive=-1", "--interactive '-1' is not a whole number from 0"},
+        {"--log_dir=", "--log_dir '' is empty"},
+        {"--spares=-1", "--spares '-1' is not"},
+        {"-n0", "--world_size '0' is not a whole number from 1"},
+        {"-x==1", "--export '=1' has no name"},
+        {"-xCDDP_NOT_SET", "--export 'CDDP_NOT_SET': no such variable is set; give a value (CDDP_NOT_SET=VALUE)"},
     };
     struct options o;
     struct cdi_error err;
@@ -195,11 +217,10 @@ Test(options, an_unknown_flag_meets_the_nearest_one)
     cr_assert_str_eq(err.msg, "unknown flag '--nproc_pre_node=2'; did you mean --nproc_per_node?");
     cr_assert_eq(PARSE(&o, &err, "--stand-alone", "a"), CDDP_E_INVALID);
     cr_assert_not_null(strstr(err.msg, "did you mean --standalone?"), "%s", err.msg);
+    cr_assert_eq(PARSE(&o, &err, "-q", "2", "a"), CDDP_E_INVALID);
+    cr_assert_str_eq(err.msg, "unknown flag '-q'; see cddprun --help");
     cr_assert_eq(PARSE(&o, &err, "--zzzzzzzzzzzzzz", "a"), CDDP_E_INVALID);
     cr_assert_null(strstr(err.msg, "did you mean"), "%s", err.msg);
-    cr_assert_eq(PARSE(&o, &err, "-n", "2", "a"), CDDP_E_INVALID);
-    cr_assert_eq(PARSE(&o, &err, "--log-dir=/x", "a"), CDDP_E_UNSUPPORTED);
-    cr_assert_not_null(strstr(err.msg, "a flag of torchrun"), "%s", err.msg);
 }
 
 Test(options, a_sentence_stays_one_line_whatever_the_word_holds)
@@ -218,8 +239,14 @@ Test(options, a_flag_may_be_shortened_as_long_as_it_is_the_only_one)
 
     cr_assert_eq(PARSE(&o, &err, "--nproc=2", "a"), CDDP_OK);
     cr_assert_eq(o.nproc, 2);
-    cr_assert_eq(PARSE(&o, &err, "--master=2", "a"), CDDP_E_INVALID, "two flags begin so");
-    cr_assert_eq(PARSE(&o, &err, "--rdzv=2", "a"), CDDP_E_INVALID, "several begin so");
+    cr_assert_eq(PARSE(&o, &err, "--stand", "--mod", "--o", "wait", "a"), CDDP_OK);
+    cr_assert(o.standalone && o.module && o.on_failure == OPTIONS_WAIT);
+    cr_assert_eq(PARSE(&o, &err, "--h"), CDDP_OK);
+    cr_assert_eq(o.what, OPTIONS_HELP);
+    cr_assert_eq(PARSE(&o, &err, "--master=2", "a"), CDDP_E_INVALID);
+    cr_assert_str_eq(err.msg, "--master may be any of --master_addr, --master_port; write more of its name");
+    cr_assert_eq(PARSE(&o, &err, "--rdzv-=2", "a"), CDDP_E_INVALID);
+    cr_assert_not_null(strstr(err.msg, "--rdzv_ may be any of --rdzv_id, --rdzv_endpoint"), "%s", err.msg);
 }
 
 Test(options, a_missing_value_or_program_is_said)
@@ -250,15 +277,94 @@ Test(options, help_and_version_need_no_program)
 
 Test(options, help_shows_every_flag_with_its_variable)
 {
-    static const char *const expect[] = {"--nproc_per_node=N|cpu|gpu|auto   or PET_NPROC_PER_NODE", "--standalone",
-                                         "--master_addr=ADDRESS", "--max_restarts=N", "PET_RDZV_ID"};
+    static const char *const expect[] = {"--nproc_per_node=N|cpu|gpu|auto, -ppn N|cpu|gpu|auto   or PET_NPROC_PER_NODE",
+                                         "--standalone", "--master_addr=ADDRESS", "--max_restarts=N", "PET_RDZV_ID"};
     char *text = NULL;
     size_t len = 0;
     FILE *f = open_memstream(&text, &len);
 
-    options_usage(f);
+    help_usage(f);
     (void)fclose(f);
     for (size_t i = 0; i < sizeof expect / sizeof expect[0]; i++)
         cr_expect_not_null(strstr(text, expect[i]), "%s is missing", expect[i]);
     free(text);
+}
+
+Test(options, short_forms_are_those_of_torchrun_and_mpirun)
+{
+    struct options o;
+    struct cdi_error err;
+
+    cr_assert_eq(PARSE(&o, &err, "-n", "4", "-x", "A=1", "-xB=x=y", "-m", "pkg.train"), CDDP_OK);
+    cr_assert_eq(o.world_size, 4);
+    cr_assert_not(o.nproc_given || o.nnodes_given);
+    cr_assert_eq(o.n_exports, 2);
+    cr_assert_str_eq(o.exports[0], "A=1");
+    cr_assert_str_eq(o.exports[1], "B=x=y");
+    cr_assert(o.module);
+    cr_assert_eq(PARSE(&o, &err, "-np=8", "-ppn", "4", "a"), CDDP_OK);
+    cr_assert_eq(o.nproc, 4);
+    cr_assert_eq(o.max_nodes, 2, "8 workers, 4 on each machine");
+    cr_assert(o.nnodes_given);
+    cr_assert_eq(PARSE(&o, &err, "-n8", "-ppn=3", "a"), CDDP_E_INVALID);
+    cr_assert_str_eq(err.msg, "--world_size 8 cannot be divided into machines with --nproc_per_node 3");
+    cr_assert_eq(PARSE(&o, &err, "-n8", "-ppn=4", "--nnodes=3", "a"), CDDP_E_INVALID);
+    cr_assert_str_eq(err.msg, "--world_size 8 contradicts --nnodes and --nproc_per_node 4; leave one of them out");
+}
+
+Test(options, an_exported_name_without_a_value_must_be_set)
+{
+    struct options o;
+    struct cdi_error err;
+    const char *env[] = {"PATH=/bin", NULL};
+
+    cr_assert_eq(parse_env(&o, &err, env, (const char *[]){"-x", "PATH", "a", NULL}), CDDP_OK);
+    cr_assert_str_eq(o.exports[0], "PATH");
+}
+
+Test(options, a_flag_whose_meaning_is_not_there_is_refused_after_its_value_was_read)
+{
+    static const char *const words[] = {"--log-dir=/x", "-r3", "--tee=0:1,12:3", "--spares=1", "--logs_specs=mine"};
+    struct options o;
+    struct cdi_error err;
+    const char *env[] = {"PET_REDIRECTS=0", "PET_LOCAL_RANKS_FILTER=", "PET_RDZV_ENDPOINT=", NULL};
+
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        cr_expect_eq(PARSE(&o, &err, words[i], "a"), CDDP_E_UNSUPPORTED, "%s", words[i]);
+    cr_assert_eq(PARSE(&o, &err, "--logs-specs=mine", "a"), CDDP_E_UNSUPPORTED);
+    cr_assert_str_eq(err.msg,
+                     "--logs_specs 'mine': it names a Python class of torchrun's; use --log_dir, --redirects and "
+                     "--tee");
+    cr_assert_eq(parse_env(&o, &err, env, (const char *[]){"--tee=0", "a", NULL}), CDDP_OK,
+                 "what does nothing may be said");
+    cr_assert_null(o.rdzv_endpoint);
+    cr_assert_null(o.local_ranks_filter);
+}
+
+Test(options, what_python_is_to_do_must_not_contradict_itself)
+{
+    struct options o;
+    struct cdi_error err;
+
+    cr_assert_eq(PARSE(&o, &err, "-m", "--no-python", "a"), CDDP_E_INVALID);
+    cr_assert_not_null(strstr(err.msg, "leave one of them out"), "%s", err.msg);
+    cr_assert_eq(PARSE(&o, &err, "-m", "--run-path", "a"), CDDP_E_INVALID);
+    cr_assert_eq(PARSE(&o, &err, "--run-path", "--no-python", "a"), CDDP_OK, "as with torchrun, --run_path wins");
+    cr_assert_eq(PARSE(&o, &err, "--start-method=spawn", "--event_log_handler", "null", "--monitor-interval=5", "a"),
+                 CDDP_OK);
+    cr_assert_eq(o.monitor_interval_ms, 5000);
+}
+
+Test(options, the_signals_that_end_a_job_have_torchruns_default)
+{
+    struct options o;
+    struct cdi_error err;
+
+    cr_assert_eq(PARSE(&o, &err, "a"), CDDP_OK);
+    cr_assert_eq(o.signals, 1u << 14 | 1u << 1 | 1u << 0 | 1u << 2);
+    cr_assert_str_eq(o.signals_to_handle, "SIGTERM,SIGINT,SIGHUP,SIGQUIT");
+    cr_assert_eq(o.shutdown_timeout_ms, -1);
+    cr_assert_eq(o.status_fd, -1);
+    cr_assert_eq(o.interactive, -1);
+    cr_assert_eq(o.world_size, -1);
 }

@@ -9,22 +9,29 @@ CDI_SUITE(plan);
 static struct meet alone = {.n_nodes = 1, .node_rank = -1, .host = "127.0.0.1"};
 static struct machine box = {.n_cores = 6, .n_gpus = 2, .host = "box"};
 
+static char *train[] = {(char *)"./train", NULL};
+/* What the plans of make() were made of; a test may change it before. */
+static struct options asked = {.nproc_given = true,
+                               .world_size = -1,
+                               .min_nodes = 1,
+                               .max_nodes = 1,
+                               .max_restarts = 3,
+                               .master_port = -1,
+                               .role = "default",
+                               .signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"};
+
 static struct plan make(enum options_nproc kind, int64_t n)
 {
     static char *command[] = {(char *)"./train", (char *)"--out=r${local_rank}.txt", (char *)"$${local_rank}",
                               (char *)"$HOME $$ ${rank}", NULL};
-    struct options o = {.nproc_kind = kind,
-                        .nproc = n,
-                        .min_nodes = 1,
-                        .max_nodes = 1,
-                        .max_restarts = 3,
-                        .master_port = -1,
-                        .role = "default",
-                        .command = command};
+    struct options *o = &asked;
     struct plan p;
     struct cdi_error err;
 
-    cr_assert_eq(plan_make(&p, &o, &alone, &box, "0123abcd", &err), CDDP_OK);
+    o->command = command;
+    o->nproc_kind = kind;
+    o->nproc = n;
+    cr_assert_eq(plan_make(&p, o, &alone, &box, "0123abcd", &err), CDDP_OK);
     return p;
 }
 
@@ -53,7 +60,8 @@ Test(plan, the_number_of_workers_comes_from_the_flag_or_the_machine)
 Test(plan, auto_without_a_gpu_counts_cores_and_gpu_without_a_gpu_is_an_error)
 {
     struct machine bare = {.n_cores = 4, .host = "bare"};
-    struct options o = {.nproc_kind = OPTIONS_NPROC_AUTO, .min_nodes = 1, .max_nodes = 1, .master_port = -1};
+    struct options o = {
+        .nproc_kind = OPTIONS_NPROC_AUTO, .min_nodes = 1, .max_nodes = 1, .master_port = -1, .command = train};
     struct plan p;
     struct cdi_error err;
 
@@ -69,7 +77,7 @@ Test(plan, auto_without_a_gpu_counts_cores_and_gpu_without_a_gpu_is_an_error)
 
 Test(plan, a_run_without_a_name_gets_a_random_one_unless_several_nodes_must_agree)
 {
-    struct options o = {.min_nodes = 2, .max_nodes = 2, .nproc = 1, .local_addr = "10.0.0.9"};
+    struct options o = {.min_nodes = 2, .max_nodes = 2, .nproc = 1, .local_addr = "10.0.0.9", .command = train};
     struct meet two = {.n_nodes = 2, .node_rank = 1, .host = "10.0.0.1", .port = 29500, .role = MEET_JOIN};
     struct plan p = make(OPTIONS_NPROC_COUNT, 1);
 
@@ -179,4 +187,119 @@ Test(plan, local_rank_is_replaced_in_arguments_only)
     cr_assert_str_eq(args[3], "$HOME $$ ${rank}");
     cr_assert_null(args[4]);
     plan_free_strings(args);
+}
+
+/* The words of worker `local_rank`'s command, with a blank between them. */
+static const char *command_of(const struct plan *p, uint32_t local_rank)
+{
+    static char text[256];
+    char **args = plan_args(p, local_rank);
+    size_t n = 0;
+
+    for (char **a = args; *a != NULL; a++)
+        n += (size_t)snprintf(text + n, sizeof text - n, "%s%s", a == args ? "" : " ", *a);
+    plan_free_strings(args);
+    return text;
+}
+
+Test(plan, a_python_program_runs_by_python_and_any_other_as_it_is)
+{
+    static char *script[] = {(char *)"train.py", (char *)"--lr=1", NULL}, *binary[] = {(char *)"./train.pyc", NULL};
+    struct options o = asked;
+    struct plan p;
+    struct cdi_error err;
+
+    o.nproc = 1;
+    o.command = script;
+    cr_assert_eq(plan_make(&p, &o, &alone, &box, "x", &err), CDDP_OK);
+    cr_assert_str_eq(command_of(&p, 0), "python3 -u train.py --lr=1");
+    cr_assert_str_eq(plan_program(&p), "python3");
+    o.python_exec = "/env/bin/python";
+    cr_assert_eq(plan_make(&p, &o, &alone, &box, "x", &err), CDDP_OK);
+    cr_assert_str_eq(command_of(&p, 0), "/env/bin/python -u train.py --lr=1");
+    o.module = true;
+    cr_assert_eq(plan_make(&p, &o, &alone, &box, "x", &err), CDDP_OK);
+    cr_assert_str_eq(command_of(&p, 0), "/env/bin/python -u -m train.py --lr=1");
+    o.module = false;
+    o.no_python = true;
+    cr_assert_eq(plan_make(&p, &o, &alone, &box, "x", &err), CDDP_OK);
+    cr_assert_str_eq(command_of(&p, 0), "train.py --lr=1");
+    o.run_path = true;
+    cr_assert_eq(plan_make(&p, &o, &alone, &box, "x", &err), CDDP_OK);
+    cr_assert_str_eq(command_of(&p, 0), "/env/bin/python -u train.py --lr=1", "it wins over --no_python");
+    o.run_path = false;
+    o.no_python = false;
+    o.command = binary;
+    cr_assert_eq(plan_make(&p, &o, &alone, &box, "x", &err), CDDP_OK);
+    cr_assert_str_eq(command_of(&p, 0), "./train.pyc");
+    cr_assert_str_eq(plan_program(&p), "./train.pyc");
+}
+
+Test(plan, a_world_size_is_shared_evenly_by_the_machines)
+{
+    struct options o = asked;
+    struct meet three = {.n_nodes = 3, .node_rank = 0, .host = "10.0.0.1", .port = 29500};
+    struct plan p;
+    struct cdi_error err;
+
+    o.command = train;
+    o.nproc_given = false;
+    o.world_size = 12;
+    cr_assert_eq(plan_make(&p, &o, &three, &box, "x", &err), CDDP_OK);
+    cr_assert_eq(p.n_procs, 4);
+    o.world_size = 13;
+    cr_assert_eq(plan_make(&p, &o, &three, &box, "x", &err), CDDP_E_INVALID);
+    cr_assert_str_eq(err.msg, "--world_size 13 cannot be shared evenly by 3 machines; give --nproc_per_node instead");
+}
+
+/* One variable of a worker of a job of two. */
+static void expect_env(const struct plan *p, uint32_t local_rank, const char *name, const char *value)
+{
+    struct cdi_msg_assign assign = {.world_size = 2, .n_nodes = 1, .master_addr = "127.0.0.1", .master_port = 1};
+    struct plan_rank r = {.assign = &assign, .local_rank = local_rank, .error_file = "", .flight = ""};
+    char *base[] = {(char *)"CUDA_VISIBLE_DEVICES=5,GPU-7", (char *)"A=old", NULL}, **env = plan_env(p, &r, base);
+
+    cr_expect_str_eq(get(env, name), value, "%s", name);
+    plan_free_strings(env);
+}
+
+Test(plan, exported_variables_reach_the_workers_and_a_virtual_local_rank_shows_one_gpu)
+{
+    struct plan p;
+
+    asked.exports[0] = "A=new";
+    asked.exports[1] = "B=x=y";
+    asked.exports[2] = "HOME";
+    asked.n_exports = 3;
+    p = make(OPTIONS_NPROC_COUNT, 2);
+    expect_env(&p, 1, "A", "new");
+    expect_env(&p, 1, "B", "x=y");
+    expect_env(&p, 1, "LOCAL_RANK", "1");
+    expect_env(&p, 1, "CUDA_VISIBLE_DEVICES", "5,GPU-7");
+    expect_env(&p, 1, "TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT");
+    asked.virtual_local_rank = true;
+    asked.cuda_visible_devices = "5,GPU-7";
+    expect_env(&p, 0, "CUDA_VISIBLE_DEVICES", "5");
+    expect_env(&p, 1, "CUDA_VISIBLE_DEVICES", "GPU-7");
+    expect_env(&p, 1, "LOCAL_RANK", "0");
+    expect_env(&p, 1, "RANK", "1");
+    asked.cuda_visible_devices = NULL;
+    expect_env(&p, 1, "CUDA_VISIBLE_DEVICES", "1");
+}
+
+Test(plan, more_workers_than_listed_gpus_cannot_have_a_virtual_local_rank_each)
+{
+    struct options o = asked;
+    struct plan p;
+    struct cdi_error err;
+
+    o.command = train;
+    o.nproc = 3;
+    o.virtual_local_rank = true;
+    o.cuda_visible_devices = "5,7";
+    cr_assert_eq(plan_make(&p, &o, &alone, &box, "x", &err), CDDP_E_INVALID);
+    cr_assert_str_eq(err.msg, "--virtual_local_rank gives each of the 3 workers one entry of "
+                              "CUDA_VISIBLE_DEVICES='5,7', which has only 2");
+    o.cuda_visible_devices = "";
+    cr_assert_eq(plan_make(&p, &o, &alone, &box, "x", &err), CDDP_OK);
 }

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A helper of the build: what the table of flags gives, on stdout.   flag_texts man|bash|markdown */
+#include "launcher/help.h"
+
+#include <string.h>
+
+int main(int argc, char **argv)
+{
+    static const struct {
+        const char *name;
+        void (*write)(FILE *to);
+    } texts[] = {{"man", help_man}, {"bash", help_bash}, {"markdown", help_markdown}};
+
+    for (size_t i = 0; argc == 2 && i < sizeof texts / sizeof texts[0]; i++) {
+        if (strcmp(argv[1], texts[i].name) == 0) {
+            texts[i].write(stdout);
+            return fflush(stdout) == 0 ? 0 : 1;
+        }
+    }
+    fputs("usage: flag_texts man|bash|markdown\n", stderr);
+    return 2;
+}

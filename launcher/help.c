@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launcher/help.h"
+
+#include "launcher/flags.h"
+
+#include <cddp/version.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define WIDTH 100
+
+/* The three commands that people need first. */
+static const struct {
+    const char *command, *what;
+} first_commands[] = {
+    {"cddprun --nproc_per_node=gpu ./train --lr 0.1",
+     "one worker per GPU of this machine; what follows ./train is its own"},
+    {"cddprun --nproc_per_node=8 --max_restarts=3 ./train", "eight workers, all started again when one fails"},
+    {"cddprun --nnodes=2 --node_rank=0 --master_addr=node1 --nproc_per_node=gpu ./train",
+     "two machines: this on node1, the same with --node_rank=1 on the other"},
+};
+#define N_FIRST_COMMANDS (sizeof first_commands / sizeof first_commands[0])
+
+static const char about[] =
+    "Each worker finds RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and torchrun's other variables in its "
+    "environment; ${local_rank} in ARGS becomes its local rank. A PROGRAM whose name ends in .py is run by "
+    "$PYTHON_EXEC, or "
+    "python3, with -u. The exit status is that of the first worker that failed, or 128 + the signal that killed it; "
+    "127 or "
+    "126 if PROGRAM cannot be found or run, 2 for a mistake on the command line.";
+static const char spelling[] = "--a-b and --a_b are the same flag, and may be shortened as long as it is clear which "
+                               "one is meant. A flag that is not "
+                               "given has the value of its variable.";
+static const char scheduler[] = "Inside a step of a Slurm job (srun --ntasks-per-node=1 cddprun ...) the nodes, their "
+                                "ranks and where they meet are "
+                                "taken from Slurm, unless flags say otherwise.";
+static const char log_level[] = "LOGLEVEL (debug, info, warning, error) sets how much cddprun says itself.";
+
+/* Words, broken at blanks; every line but the first begins with so many of them. */
+static void wrap(FILE *to, const char *text, size_t indent)
+{
+    size_t column = indent;
+
+    for (const char *p = text; *p != '\0';) {
+        size_t n = strcspn(p, " ");
+
+        if (column > indent && column + 1 + n > WIDTH) {
+            fprintf(to, "\n%*s", (int)indent, "");
+            column = indent;
+        } else if (column > indent) {
+            fputc(' ', to);
+            column++;
+        }
+        fprintf(to, "%.*s", (int)n, p);
+        column += n;
+        p += n + strspn(p + n, " ");
+    }
+    fputc('\n', to);
+}
+
+static const char *shown_default(const struct flag *f)
+{
+    if (f->shown_default != NULL)
+        return f->shown_default;
+    return f->fallback != NULL && f->kind != FLAG_SWITCH ? f->fallback : "";
+}
+
+/* "--tee=MAP, -t MAP"; dash is what each dash is written as. */
+static void write_forms(FILE *to, const struct flag *f, const char *dash)
+{
+    fprintf(to, "%s%s%s%s%s", dash, dash, f->name, f->value != NULL ? "=" : "", f->value != NULL ? f->value : "");
+    for (const char *p = f->shorts; p != NULL && *p != '\0'; p += strspn(p, " ")) {
+        size_t n = strcspn(p, " ");
+
+        fprintf(to, ", %s%.*s%s%s", dash, (int)n, p, f->value != NULL ? " " : "", f->value != NULL ? f->value : "");
+        p += n;
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------------- help ---- */
+
+static void usage_flag(FILE *to, const struct flag *f)
+{
+    char env[FLAG_NAME_MAX + 4], text[800];
+    const char *shown = shown_default(f);
+
+    fputs("  ", to);
+    write_forms(to, f, "-");
+    fprintf(to, "%s%s\n        ", *flag_env(f, env) != '\0' ? "   or " : "", env);
+    (void)snprintf(text, sizeof text, "%s%s%s%s%s%s", f->help, *shown != '\0' ? " (default: " : "", shown,
+                   *shown != '\0' ? ")" : "", f->refusal != NULL ? "; refused: " : "",
+                   f->refusal != NULL ? f->refusal : "");
+    wrap(to, text, 8);
+}
+
+void help_usage(FILE *to)
+{
+    fputs("Run a program as several ranks of one job.\n\n", to);
+    for (size_t i = 0; i < N_FIRST_COMMANDS; i++)
+        fprintf(to, "  %s\n        %s\n", first_commands[i].command, first_commands[i].what);
+    fputs("\nusage: cddprun [flags] PROGRAM [ARGS]\n\n", to);
+    wrap(to, about, 0);
+    fputc('\n', to);
+    wrap(to, spelling, 0);
+    for (int g = 0; g < N_GROUPS; g++) {
+        fprintf(to, "\n%s\n", flag_groups[g]);
+        for (size_t i = 0; i < n_flags; i++)
+            if (flags[i].group == (enum flag_group)g)
+                usage_flag(to, &flags[i]);
+    }
+    fputc('\n', to);
+    wrap(to, scheduler, 0);
+    fputc('\n', to);
+    wrap(to, log_level, 0);
+}
+
+/* --------------------------------------------------------------------------------------------------------- man ---- */
+
+/* What roff would read as its own. */
+static void roff(FILE *to, const char *text)
+{
+    for (const char *p = text; *p != '\0'; p++) {
+        if (*p == '-')
+            fputs("\\-", to);
+        else if (*p == '\\')
+            fputs("\\e", to);
+        else if (*p == '\'')
+            fputs("\\(aq", to);
+        else
+            fputc(*p, to);
+    }
+    fputc('\n', to);
+}
+
+static void man_flag(FILE *to, const struct flag *f)
+{
+    char env[FLAG_NAME_MAX + 4];
+    const char *shown = shown_default(f);
+
+    fputs(".TP\n.B ", to);
+    write_forms(to, f, "\\-");
+    fputc('\n', to);
+    roff(to, f->help);
+    if (*shown != '\0') {
+        fputs(".br\nDefault: ", to);
+        roff(to, shown);
+    }
+    if (f->refusal != NULL) {
+        fputs(".br\nRefused: ", to);
+        roff(to, f->refusal);
+    }
+    if (*flag_env(f, env) != '\0')
+        fprintf(to, ".br\nVariable: %s\n", env);
+}
+
+void help_man(FILE *to)
+{
+    fprintf(to, ".TH CDDPRUN 1 \"\" \"cddprun %s\" \"User Commands\"\n", CDDP_VERSION);
+    fputs(".SH NAME\ncddprun \\- run a program as several ranks of one job\n"
+          ".SH SYNOPSIS\n.B cddprun\n[\\fIflags\\fR] \\fIPROGRAM\\fR [\\fIARGS\\fR]\n.SH EXAMPLES\n",
+          to);
+    for (size_t i = 0; i < N_FIRST_COMMANDS; i++) {
+        fputs(".TP\n.B ", to);
+        roff(to, first_commands[i].command);
+        roff(to, first_commands[i].what);
+    }
+    fputs(".SH DESCRIPTION\n", to);
+    roff(to, about);
+    fputs(".PP\n", to);
+    roff(to, spelling);
+    fputs(".PP\n", to);
+    roff(to, scheduler);
+    fputs(".SH OPTIONS\n", to);
+    for (int g = 0; g < N_GROUPS; g++) {
+        fprintf(to, ".SS %s\n", flag_groups[g]);
+        for (size_t i = 0; i < n_flags; i++)
+            if (flags[i].group == (enum flag_group)g)
+                man_flag(to, &flags[i]);
+    }
+    fputs(".SH ENVIRONMENT\n", to);
+    roff(to, log_level);
+    fputs(".SH SEE ALSO\n.BR torchrun (1),\n.BR srun (1)\n", to);
+}
+
+/* -------------------------------------------------------------------------------------------------- completion ---- */
+
+/* Words that a value can be: those of a choice, and those of --nproc_per_node. */
+static bool has_words(const struct flag *f)
+{
+    return f->kind == FLAG_CHOICE || f->kind == FLAG_NPROC;
+}
+
+static void bash_words(FILE *to, const char *words)
+{
+    for (const char *p = words; *p != '\0'; p++)
+        fputc(*p == '|' ? ' ' : *p, to);
+}
+
+void help_bash(FILE *to)
+{
+    fputs("# bash completion for cddprun; made from its table of flags\n_cddprun()\n{\n"
+          "    local cur prev flag i words\n    COMPREPLY=()\n"
+          "    _get_comp_words_by_ref -n = cur prev words 2>/dev/null || {\n"
+          "        cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}\n    }\n"
+          "    flag=$prev\n    [[ $cur == --*=* ]] && { flag=${cur%%=*} cur=${cur#*=}; }\n"
+          "    case ${flag//-/_} in\n",
+          to);
+    for (size_t i = 0; i < n_flags; i++) {
+        if (!has_words(&flags[i]))
+            continue;
+        fprintf(to, "    __%s) COMPREPLY=($(compgen -W '", flags[i].name);
+        bash_words(to, flags[i].kind == FLAG_NPROC ? "cpu|gpu|auto" : flags[i].value);
+        fputs("' -- \"$cur\")); return ;;\n", to);
+    }
+    fputs("    esac\n    if [[ $cur == -* ]]; then\n        COMPREPLY=($(compgen -W '", to);
+    for (size_t i = 0; i < n_flags; i++)
+        fprintf(to, "%s--%s%s", i == 0 ? "" : " ", flags[i].name, flag_takes_value(&flags[i]) ? "=" : "");
+    fputs("' -- \"$cur\"))\n        [[ ${COMPREPLY[0]} == *= ]] && compopt -o nospace\n        return\n    fi\n"
+          "    COMPREPLY=($(compgen -f -- \"$cur\"))\n    compopt -o filenames\n}\n"
+          "complete -F _cddprun cddprun\n",
+          to);
+}
+
+/* -------------------------------------------------------------------------------------------------------- table ----
+ */
+
+static void cell(FILE *to, const char *text)
+{
+    for (const char *p = text; *p != '\0'; p++)
+        fprintf(to, *p == '|' ? "\\%c" : "%c", *p);
+}
+
+static void markdown_flag(FILE *to, const struct flag *f)
+{
+    char *forms = NULL;
+    size_t size = 0;
+    FILE *mem = open_memstream(&forms, &size);
+
+    if (mem == NULL)
+        return;
+    write_forms(mem, f, "-");
+    (void)fclose(mem);
+    fputs("| `", to);
+    for (const char *p = forms; *p != '\0'; p++) {
+        if (p[0] == ',' && p[1] == ' ') {
+            fputs("`, `", to);
+            p++;
+        } else {
+            fprintf(to, *p == '|' ? "\\%c" : "%c", *p);
+        }
+    }
+    fputs("` | ", to);
+    cell(to, shown_default(f));
+    fputs(" | ", to);
+    cell(to, f->help);
+    if (f->refusal != NULL) {
+        fputs("; refused: ", to);
+        cell(to, f->refusal);
+    }
+    fputs(" |\n", to);
+    free(forms);
+}
+
+void help_markdown(FILE *to)
+{
+    fputs("| flag | default | meaning |\n|---|---|---|\n", to);
+    for (int g = 0; g < N_GROUPS; g++)
+        for (size_t i = 0; i < n_flags; i++)
+            if (flags[i].group == (enum flag_group)g)
+                markdown_flag(to, &flags[i]);
+}

@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What flags do to a job that runs: Python programs, variables for the workers, refusals."""
+import os
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
+import launch
+from launch import run
+
+SAY = 'import os, sys; print(__name__, sys.argv[1:], os.environ["RANK"], "-u" in sys.orig_argv)'
+
+
+def script(folder, name, text=SAY, mode=0o644):
+    path = os.path.join(folder, name)
+    with open(path, 'w', encoding='utf-8') as f:
+        f.write(text)
+    os.chmod(path, mode)
+    return path
+
+
+def test_a_python_program_runs_by_python_unbuffered(cddprun):
+    with tempfile.TemporaryDirectory() as folder:
+        status, out, err = run(cddprun, '-ppn', '2', script(folder, 'train.py'), '--lr', '${local_rank}')
+        assert status == 0, err
+        assert sorted(out.splitlines()) == ["[0] __main__ ['--lr', '0'] 0 True", "[1] __main__ ['--lr', '1'] 1 True"], out
+
+
+def test_a_module_and_a_script_of_any_name_run_by_python(cddprun):
+    with tempfile.TemporaryDirectory() as folder:
+        path = script(folder, 'train.py')
+        env = {'PYTHONPATH': folder}
+        status, out, err = run(cddprun, '-m', 'train', 'x', env=env)
+        assert (status, out) == (0, "[0] __main__ ['x'] 0 True\n"), err
+        odd = os.path.join(folder, 'odd')
+        os.rename(path, odd)
+        status, out, err = run(cddprun, '--run-path', odd)
+        assert (status, out) == (0, '[0] __main__ [] 0 True\n'), err
+
+
+def test_python_exec_names_another_python_and_no_python_none(cddprun):
+    with tempfile.TemporaryDirectory() as folder:
+        path = script(folder, 'train.py')
+        mine = script(folder, 'mypython', '#!/bin/sh\necho mine "$@"\n', 0o755)
+        status, out, err = run(cddprun, path, 'x', env={'PYTHON_EXEC': mine})
+        assert (status, out) == (0, f'[0] mine -u {path} x\n'), err
+        shell = script(folder, 'shell.py', '#!/bin/sh\necho shell "$@"\n', 0o755)
+        status, out, err = run(cddprun, '--no_python', shell, 'x')
+        assert (status, out) == (0, '[0] shell x\n'), err
+        status, out, err = run(cddprun, path, env={'PYTHON_EXEC': '/no/python'})
+        assert status == 127 and "'/no/python'" in err, (status, err)
+
+
+def test_x_gives_workers_a_variable(cddprun):
+    status, out, err = run(cddprun, '-n', '2', '-x', 'A=b c', '-x', 'PATH', 'sh', '-c', 'echo $A $RANK of $WORLD_SIZE')
+    assert status == 0 and sorted(out.splitlines()) == ['[0] b c 0 of 2', '[1] b c 1 of 2'], (out, err)
+
+
+def test_contradictions_are_said_before_anything_runs(cddprun):
+    for flags, says in [
+            (['-n', '3', '-ppn', '2'], 'cannot be divided into machines'),
+            (['--nnodes=3:2'], 'MIN that is larger than MAX'),
+            (['--standalone', '--nnodes=2'], '--standalone is for one machine'),
+            (['--nnodes=2', '--node_rank=2', '--master_addr=h'], '--node_rank 2 is none of the 2 nodes'),
+            (['-m', '--no_python'], 'leave one of them out'),
+            (['--tee', '0:5'], "--tee '0:5' is neither"),
+            (['--nproc_per_nodes=2'], 'did you mean --nproc_per_node?')]:
+        status, out, err = run(cddprun, *flags, 'echo', 'ran')
+        assert status == 2 and says in err and not out and err.count('\n') == 1, (flags, status, out, err)
+
+
+if __name__ == '__main__':
+    launch.main()
