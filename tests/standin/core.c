@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Settings from the environment, planted failures, faults. */
+#include "core.h"
+
+#include "common/clock.h"
+#include "common/env.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+/* A planted failure. */
+struct plant {
+    char function[64];
+    uint64_t nth; /* counted from 1 */
+    bool and_later;
+    int code;
+    uint64_t calls;
+};
+
+#define PLANTS 16
+
+struct si_settings si_settings;
+static struct plant plant[PLANTS];
+static size_t n_plants;
+static struct plant skip_wait;
+static unsigned n_faults;
+static char last_fault[512];
+
+/* ---------------------------------------------------------------------------------------------------- settings ---- */
+
+/* A setting that cannot be read must not pass for one that was not given. */
+static void bad_setting(const char *name)
+{
+    fprintf(stderr, "standin: %s=%s: cannot be read; tests/standin/standin.h has the settings\n", name,
+            cdi_env_str(name));
+    _exit(STANDIN_EXIT);
+}
+
+static uint64_t number(const char *name, int64_t min, int64_t max, int64_t fallback)
+{
+    struct cdi_error err = {0};
+    int64_t value;
+
+    if (cdi_env_int_or(name, min, max, fallback, &value, &err) != CDDP_OK)
+        bad_setting(name);
+    return (uint64_t)value;
+}
+
+/* The index of the value of a variable among these words; 0 where it is not set. */
+static size_t choice(const char *name, const char *const *words)
+{
+    const char *value = cdi_env_str(name);
+
+    for (size_t i = 0; value != NULL && words[i] != NULL; i++)
+        if (strcmp(value, words[i]) == 0)
+            return i;
+    if (value != NULL)
+        bad_setting(name);
+    return 0;
+}
+
+static bool parse_count(const char *text, struct plant *p)
+{
+    char digits[24];
+    size_t len = strlen(text);
+    int64_t n;
+
+    p->and_later = len > 0 && text[len - 1] == '+';
+    if (len >= sizeof digits)
+        return false;
+    (void)snprintf(digits, sizeof digits, "%.*s", (int)(p->and_later ? len - 1 : len), text);
+    if (!cdi_parse_int(digits, 1, INT64_MAX, &n))
+        return false;
+    p->nth = (uint64_t)n;
+    return true;
+}
+
+static void read_plants(const char *name)
+{
+    const char *at = cdi_env_str(name);
+
+    while (at != NULL && *at != '\0') {
+        size_t len = strcspn(at, ",");
+        char count[24];
+        struct plant *p = &plant[n_plants];
+
+        if (n_plants == PLANTS || sscanf(at, "%63[A-Za-z0-9]:%23[0-9+]:%d", p->function, count, &p->code) != 3 ||
+            !parse_count(count, p))
+            bad_setting(name);
+        n_plants++;
+        at += len + (at[len] == ',');
+    }
+}
+
+__attribute__((constructor)) static void read_settings(void)
+{
+    static const char *const delays[] = {"device", "none", "host", "both", NULL};
+    static const char *const queries[] = {"own", "all", "none", NULL};
+    static const char *const reports[] = {"stop", "count", NULL};
+    uint64_t random = 0;
+    size_t delay = choice("CDDP_STANDIN_DELAY", delays);
+
+    (void)getrandom(&random, sizeof random, 0);
+    si_settings = (struct si_settings){
+        .seed = number("CDDP_STANDIN_SEED", 0, INT64_MAX, (int64_t)(random % 1000000)),
+        .device_delay = delay == 0 || delay == 3,
+        .host_delay = delay == 2 || delay == 3,
+        .n_devices = (unsigned)number("CDDP_STANDIN_DEVICES", 0, SI_DEVICES, 8),
+        .device_memory = number("CDDP_STANDIN_MEMORY_MB", 1, 1 << 20, 4096) << 20,
+        .query = (enum si_query)choice("CDDP_STANDIN_QUERY", queries),
+        .count_faults = choice("CDDP_STANDIN_REPORT", reports) == 1,
+        .leaks_are_faults = number("CDDP_STANDIN_LEAKS", 0, 1, 0) == 1,
+    };
+    read_plants("CDDP_STANDIN_FAIL");
+    if (cdi_env_has("CDDP_STANDIN_SKIP_WAIT") && !parse_count(cdi_env_str("CDDP_STANDIN_SKIP_WAIT"), &skip_wait))
+        bad_setting("CDDP_STANDIN_SKIP_WAIT");
+}
+
+/* ------------------------------------------------------------------------------------------- randomness, delays ----
+ */
+
+uint64_t si_random(uint64_t *state, uint64_t below)
+{
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    z ^= z >> 31;
+    return below == 0 ? z : z % below;
+}
+
+uint64_t si_seed(uint64_t kind, uint64_t n)
+{
+    uint64_t state = si_settings.seed * 0x2545f4914f6cdd1du + kind * 1000003 + n;
+
+    return si_random(&state, 0);
+}
+
+static void slow_host(void)
+{
+    static uint64_t calls;
+    uint64_t state = si_seed(1, __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED));
+    struct timespec ts = {.tv_nsec = (long)si_random(&state, 200000)};
+
+    (void)nanosleep(&ts, NULL);
+}
+
+/* ------------------------------------------------------------------------------------------- planted failures ---- */
+
+static bool due(struct plant *p)
+{
+    uint64_t call = __atomic_add_fetch(&p->calls, 1, __ATOMIC_RELAXED);
+
+    return p->nth > 0 && (call == p->nth || (p->and_later && call > p->nth));
+}
+
+static int planted(const char *function, bool allocates)
+{
+    for (size_t i = 0; i < n_plants; i++)
+        if ((strcmp(plant[i].function, function) == 0 || (allocates && strcmp(plant[i].function, "alloc") == 0)) &&
+            due(&plant[i]))
+            return plant[i].code;
+    return 0;
+}
+
+static CUresult enter(const char *function, bool allocates)
+{
+    if (si_thread.in_host_function) {
+        si_refused("%s: called inside a host function of a stream, where no call of CUDA is allowed", function);
+        return CUDA_ERROR_NOT_PERMITTED;
+    }
+    if (si_settings.host_delay)
+        slow_host();
+    return (CUresult)planted(function, allocates);
+}
+
+CUresult si_enter(const char *function)
+{
+    return enter(function, false);
+}
+
+CUresult si_enter_alloc(const char *function)
+{
+    return enter(function, true);
+}
+
+int si_enter_nccl(const char *function, bool allocates)
+{
+    if (si_settings.host_delay)
+        slow_host();
+    return planted(function, allocates);
+}
+
+bool si_skip_wait(void)
+{
+    return due(&skip_wait);
+}
+
+/* ------------------------------------------------------------------------------------------------------ faults ---- */
+
+void si_fault(const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    (void)vsnprintf(last_fault, sizeof last_fault, fmt, ap);
+    va_end(ap);
+    fprintf(stderr, "standin: fault: %s (seed %llu)\n", last_fault, (unsigned long long)si_settings.seed);
+    (void)__atomic_add_fetch(&n_faults, 1, __ATOMIC_RELAXED);
+    if (!si_settings.count_faults)
+        _exit(STANDIN_EXIT);
+}
+
+void si_refused(const char *fmt, ...)
+{
+    char text[512];
+    va_list ap;
+
+    va_start(ap, fmt);
+    (void)vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    fprintf(stderr, "standin: %s\n", text);
+}
+
+unsigned standin_faults(void)
+{
+    return __atomic_load_n(&n_faults, __ATOMIC_RELAXED);
+}
+
+const char *standin_last_fault(void)
+{
+    return last_fault;
+}
+
+void standin_live(struct standin_live *out)
+{
+    si_lock();
+    *out = (struct standin_live){.streams = si_streams_locked(),
+                                 .events = si_events_locked(),
+                                 .libraries = si_libraries_locked(),
+                                 .communicators = si_n_communicators};
+    si_count_memory_locked(&out->device_memory, &out->pinned_memory);
+    si_unlock();
+}
+
+__attribute__((destructor)) static void report_leaks(void)
+{
+    struct standin_live l;
+
+    if (!si_settings.leaks_are_faults)
+        return;
+    standin_live(&l);
+    if (l.device_memory + l.pinned_memory + l.streams + l.events + l.libraries + l.communicators > 0)
+        si_fault("at exit there are left: %u of device memory, %u of pinned memory, %u streams, %u events, %u "
+                 "libraries, %u communicators",
+                 l.device_memory, l.pinned_memory, l.streams, l.events, l.libraries, l.communicators);
+}

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the parts of the stand-in share: settings, faults, devices and contexts, memory, streams and their operations.
+ * Functions named si_*_locked, and everything that says so, want the lock of edge.h; the others must not have it.
+ */
+#ifndef SI_CORE_H
+#define SI_CORE_H
+
+#include "clock.h"
+#include "edge.h"
+#include "standin.h"
+
+#include <cuda.h>
+
+/* This file's functions are the library's own; those of cuda.h are seen from outside. */
+#define SI_EXPORT __attribute__((visibility("default")))
+
+#define SI_DEVICES 16
+#define SI_CONTEXT_DEPTH 8
+
+/* ------------------------------------------------------------------------------------ settings and faults (core.c) */
+
+enum si_query { SI_QUERY_OWN, SI_QUERY_ALL, SI_QUERY_NONE };
+
+struct si_settings {
+    uint64_t seed;
+    bool device_delay, host_delay;
+    unsigned n_devices;
+    size_t device_memory;
+    enum si_query query;
+    bool count_faults, leaks_are_faults;
+};
+extern struct si_settings si_settings;
+
+/* "standin: fault: ..." on stderr; ends the process unless faults are counted. Any thread, with or without the lock. */
+void si_fault(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* Why a call was refused: "standin: ..." on stderr; the caller then returns its error. */
+void si_refused(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* A number in [0, below) of a sequence with this state. */
+uint64_t si_random(uint64_t *state, uint64_t below);
+/* The seed of the n-th thing of a kind. */
+uint64_t si_seed(uint64_t kind, uint64_t n);
+
+/*
+ * At the start of every function of the driver: counts the call, delays a slow host, and returns what the function must
+ * return at once, if it is not CUDA_SUCCESS: a planted failure, or CUDA_ERROR_NOT_PERMITTED inside a host function.
+ */
+CUresult si_enter(const char *function);
+/* For functions that allocate. */
+CUresult si_enter_alloc(const char *function);
+/* The same for NCCL: the planted code, or 0. */
+int si_enter_nccl(const char *function, bool allocates);
+/* Is this the planted K-th event wait, to be ignored? */
+bool si_skip_wait(void);
+
+/* --------------------------------------------------------------------------------- devices and contexts (driver.c) */
+
+struct CUctx_st {
+    unsigned device;   /* as the program counts */
+    unsigned physical; /* after CUDA_VISIBLE_DEVICES */
+    unsigned retained;
+    size_t used; /* bytes of memory */
+    struct CUstream_st *legacy;
+};
+
+/* What belongs to a thread of the program. */
+struct si_thread {
+    CUcontext stack[SI_CONTEXT_DEPTH];
+    unsigned depth;
+    bool in_host_function;
+    struct si_clock *seen; /* what successful queries told it; NULL: nothing yet. Small: it lies in the static block */
+};
+extern _Thread_local struct si_thread si_thread;
+
+/* The current context, or NULL. */
+CUcontext si_current(void);
+/* All retained contexts, for walks: NULL behind the last. Locked. */
+CUcontext si_context_locked(unsigned i);
+
+/* ---------------------------------------------------------------------------------------------- memory (memory.c) */
+
+enum si_memory { SI_DEVICE, SI_NCCL_MEMORY, SI_PINNED };
+
+struct si_alloc {
+    enum si_memory kind;
+    char *host;
+    size_t bytes;
+    CUcontext ctx;
+    uint64_t number;
+    unsigned registered; /* with NCCL, as a buffer or a window */
+    struct si_history history;
+};
+
+/* Memory with every byte 0xff, which is a NaN in every type. *out as the program sees it. */
+CUresult si_alloc(enum si_memory kind, size_t bytes, size_t align, void **out);
+/* Free memory of one of two kinds, after everything on its device is done, as the driver does. */
+CUresult si_free(const void *at, enum si_memory kind, const char *function);
+/* The allocation that holds [at, at + bytes), or NULL. Locked. */
+struct si_alloc *si_find_locked(const void *at, size_t bytes);
+void si_count_memory_locked(unsigned *device, unsigned *pinned);
+bool si_is_tagged(const void *at);
+
+/* ---------------------------------------------------------------------------------------------- streams (stream.c) */
+
+struct si_op;
+struct si_stop; /* a recorded point of a stream (snapshot) */
+
+#define SI_RANGES 256
+
+struct si_range {
+    const char *at;
+    size_t bytes;
+    bool write;
+};
+struct standin_ranges {
+    struct si_range range[SI_RANGES];
+    size_t n;
+    bool full;
+};
+void si_range_add(struct standin_ranges *r, const void *at, size_t bytes, bool write);
+
+/* An operation of a stream. `run` is on the stream's thread without the lock; `drop` frees what data holds (or NULL).
+ */
+struct si_op {
+    struct si_op *next;
+    const char *name; /* lives for ever */
+    uint64_t number;  /* in the process */
+    uint64_t delay_ns;
+    void (*run)(struct si_op *op);
+    void (*drop)(struct si_op *op);
+    struct CUstream_st *stream;
+    void *data;
+};
+
+/* A new operation with `data` zeroed bytes of its own behind data, or NULL. */
+struct si_op *si_op_create(const char *name, void (*run)(struct si_op *op), size_t data);
+void si_op_destroy(struct si_op *op);
+
+/*
+ * The stream behind a handle of the program; CUDA's legacy stream (NULL) belongs to the current context. Locked.
+ * si_stream_here_locked: for new work, which wants a stream of the current context.
+ */
+CUresult si_stream_locked(CUstream handle, const char *function, struct CUstream_st **out);
+CUresult si_stream_here_locked(CUstream handle, const char *function, struct CUstream_st **out);
+/* Streams of a context exist on from its first use to the end of the process: its legacy stream. Locked. */
+void si_streams_end_locked(CUcontext ctx);
+/*
+ * Push an operation that uses these ranges (NULL: none), behind everything that the calling thread knows to be done.
+ * Checks that every range lies in one allocation and is ordered. Takes op. Locked.
+ */
+void si_push_locked(struct CUstream_st *s, struct si_op *op, const struct standin_ranges *r);
+/* The same for the ranges of work that another thread enqueues for its caller: `seen` was the caller's. */
+void si_push_for_locked(struct CUstream_st *s, struct si_op *op, const struct standin_ranges *r,
+                        const struct si_clock *seen);
+/* A copy of what the calling thread knows to be done. Locked. */
+void si_seen_locked(struct si_clock *out);
+
+/* The point that the stream has reached in the program: a counted reference, to be given back. NULL: no memory. */
+struct si_stop *si_stop_create_locked(struct CUstream_st *s);
+void si_stop_release_locked(struct si_stop *stop);
+bool si_stop_passed(const struct si_stop *stop);
+/* Sleep until it is passed. The caller keeps its reference. */
+void si_stop_wait(struct si_stop *stop);
+/* Sleep until it is passed, know what it stood for, and give it back. */
+void si_stop_reach(struct si_stop *stop);
+/* Make the stream wait for it in time, without it counting as ordered. Locked. */
+void si_serialise_locked(struct CUstream_st *s, struct si_stop *stop);
+/* Wait for everything on a context's streams; afterwards it counts as done. */
+CUresult si_synchronise(CUcontext ctx);
+
+unsigned si_streams_locked(void); /* how many there are, beside the legacy ones */
+unsigned si_events_locked(void);
+unsigned si_libraries_locked(void);
+extern unsigned si_n_communicators; /* locked */
+
+/* -------------------------------------------- what touches the program's memory, and is instrumented (touch.c) */
+
+void si_touch_copy(void *to, const void *from, size_t bytes);
+void si_touch_fill(void *to, uint32_t value, size_t width, size_t count);
+void si_touch_kernel(const struct standin_kernel *k, const struct standin_thread *grid, void *const *args);
+
+#endif

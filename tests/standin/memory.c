@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory: a table of allocations. Device memory comes from the heap, so that a sanitizer sees its ends, and its
+ * addresses carry a tag in bits 48 to 55 that no processor accepts: a host that dereferences one crashes there.
+ */
+#include "core.h"
+
+#include <stdlib.h>
+
+#define ALLOCS 65536
+#define TAG_SHIFT 48
+#define TAG_MASK ((uintptr_t)0xff << TAG_SHIFT)
+#define TAG_DEVICE ((uintptr_t)0xd0 << TAG_SHIFT)
+
+static struct si_alloc *table[ALLOCS];
+static size_t n_allocs;
+static uint64_t n_ever;
+
+bool si_is_tagged(const void *at)
+{
+    return ((uintptr_t)at & ((uintptr_t)0xf0 << TAG_SHIFT)) == TAG_DEVICE;
+}
+
+void *standin_host(const void *device)
+{
+    return (void *)(si_is_tagged(device) ? (uintptr_t)device & ~TAG_MASK : (uintptr_t)device);
+}
+
+struct si_alloc *si_find_locked(const void *at, size_t bytes)
+{
+    const char *host = standin_host(at);
+
+    for (size_t i = 0; i < n_allocs; i++) {
+        struct si_alloc *a = table[i];
+
+        if (host >= a->host && host < a->host + a->bytes && bytes <= (size_t)(a->host + a->bytes - host) &&
+            (a->kind == SI_PINNED) != si_is_tagged(at))
+            return a;
+    }
+    return NULL;
+}
+
+void si_count_memory_locked(unsigned *device, unsigned *pinned)
+{
+    *device = *pinned = 0;
+    for (size_t i = 0; i < n_allocs; i++)
+        *(table[i]->kind == SI_PINNED ? pinned : device) += 1;
+}
+
+static CUresult enter_table(struct si_alloc *a)
+{
+    CUresult rc = CUDA_SUCCESS;
+
+    si_lock();
+    if (n_allocs == ALLOCS || (a->kind != SI_PINNED && a->bytes > si_settings.device_memory - a->ctx->used)) {
+        rc = CUDA_ERROR_OUT_OF_MEMORY;
+    } else {
+        table[n_allocs++] = a;
+        a->number = ++n_ever;
+        if (a->kind != SI_PINNED)
+            a->ctx->used += a->bytes;
+    }
+    si_unlock();
+    return rc;
+}
+
+CUresult si_alloc(enum si_memory kind, size_t bytes, size_t align, void **out)
+{
+    CUcontext ctx = si_current();
+    struct si_alloc *a;
+    void *p = NULL;
+
+    if (ctx == NULL)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (bytes == 0 || out == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (kind != SI_PINNED && bytes > si_settings.device_memory)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    a = calloc(1, sizeof *a);
+    if (a == NULL || posix_memalign(&p, align, bytes) != 0) {
+        free(a);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *a = (struct si_alloc){.kind = kind, .host = p, .bytes = bytes, .ctx = ctx};
+    if (enter_table(a) != CUDA_SUCCESS) {
+        free(p);
+        free(a);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    si_touch_fill(p, 0xff, 1, bytes);
+    *out = kind == SI_PINNED ? p : (void *)((uintptr_t)p | TAG_DEVICE | (uintptr_t)ctx->device << TAG_SHIFT);
+    return CUDA_SUCCESS;
+}
+
+/* Take the allocation that begins at `at` out of the table. */
+static struct si_alloc *leave_table(const void *at, enum si_memory kind, const char *function)
+{
+    struct si_alloc *a = NULL;
+
+    si_lock();
+    for (size_t i = 0; i < n_allocs && a == NULL; i++) {
+        if (table[i]->host != standin_host(at) || table[i]->kind != kind)
+            continue;
+        a = table[i];
+        if (a->registered > 0)
+            si_fault("%s: memory %llu is freed while it is registered with NCCL", function,
+                     (unsigned long long)a->number);
+        table[i] = table[--n_allocs];
+        if (kind != SI_PINNED)
+            a->ctx->used -= a->bytes;
+    }
+    si_unlock();
+    return a;
+}
+
+CUresult si_free(const void *at, enum si_memory kind, const char *function)
+{
+    CUcontext ctx = NULL;
+    struct si_alloc *a;
+
+    si_lock();
+    a = si_find_locked(at, 1);
+    if (a != NULL && a->kind == kind && a->host == standin_host(at))
+        ctx = a->ctx;
+    si_unlock();
+    if (ctx == NULL) {
+        si_refused("%s: %p is no such memory, or has been freed", function, at);
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    (void)si_synchronise(ctx);
+    a = leave_table(at, kind, function);
+    if (a == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    si_history_release(&a->history);
+    free(a->host);
+    free(a);
+    return CUDA_SUCCESS;
+}
+
+/* ------------------------------------------------------------------------------------------ the driver's functions */
+
+SI_EXPORT CUresult cuMemAlloc(CUdeviceptr *dptr, size_t bytesize)
+{
+    CUresult rc = si_enter_alloc("cuMemAlloc");
+    void *at = NULL;
+
+    if (rc == CUDA_SUCCESS)
+        rc = si_alloc(SI_DEVICE, bytesize, 512, &at);
+    if (rc == CUDA_SUCCESS)
+        *dptr = (CUdeviceptr)at;
+    return rc;
+}
+
+SI_EXPORT CUresult cuMemFree(CUdeviceptr dptr)
+{
+    CUresult rc = si_enter("cuMemFree");
+
+    if (rc != CUDA_SUCCESS || dptr == 0)
+        return rc;
+    return si_free((const void *)dptr, SI_DEVICE, "cuMemFree");
+}
+
+SI_EXPORT CUresult cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags)
+{
+    CUresult rc = si_enter_alloc("cuMemHostAlloc");
+
+    (void)Flags;
+    return rc == CUDA_SUCCESS ? si_alloc(SI_PINNED, bytesize, 4096, pp) : rc;
+}
+
+SI_EXPORT CUresult cuMemFreeHost(void *p)
+{
+    CUresult rc = si_enter("cuMemFreeHost");
+
+    if (rc != CUDA_SUCCESS || p == NULL)
+        return rc;
+    return si_free(p, SI_PINNED, "cuMemFreeHost");
+}
+
+SI_EXPORT CUresult cuMemGetInfo(size_t *free_bytes, size_t *total)
+{
+    CUresult rc = si_enter("cuMemGetInfo");
+    CUcontext ctx = si_current();
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if (ctx == NULL)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    si_lock();
+    *total = si_settings.device_memory;
+    *free_bytes = si_settings.device_memory - ctx->used;
+    si_unlock();
+    return CUDA_SUCCESS;
+}
+
+static CUresult attribute(void *data, CUpointer_attribute which, const struct si_alloc *a, CUdeviceptr ptr)
+{
+    uintptr_t start = (uintptr_t)a->host | (a->kind == SI_PINNED ? 0 : (uintptr_t)ptr & TAG_MASK);
+
+    if (which == CU_POINTER_ATTRIBUTE_MEMORY_TYPE)
+        *(CUmemorytype *)data = a->kind == SI_PINNED ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+    else if (which == CU_POINTER_ATTRIBUTE_CONTEXT)
+        *(CUcontext *)data = a->kind == SI_NCCL_MEMORY ? NULL : a->ctx;
+    else if (which == CU_POINTER_ATTRIBUTE_DEVICE_POINTER)
+        *(CUdeviceptr *)data = ptr;
+    else if (which == CU_POINTER_ATTRIBUTE_IS_MANAGED)
+        *(int *)data = 0;
+    else if (which == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
+        *(int *)data = (int)a->ctx->device;
+    else if (which == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)
+        *(CUdeviceptr *)data = start;
+    else if (which == CU_POINTER_ATTRIBUTE_RANGE_SIZE)
+        *(size_t *)data = a->bytes;
+    else
+        return CUDA_ERROR_NOT_SUPPORTED;
+    return CUDA_SUCCESS;
+}
+
+SI_EXPORT CUresult cuPointerGetAttribute(void *data, CUpointer_attribute which, CUdeviceptr ptr)
+{
+    CUresult rc = si_enter("cuPointerGetAttribute");
+    const struct si_alloc *a;
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if (data == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    si_lock();
+    a = si_find_locked((const void *)ptr, 1);
+    rc = a == NULL ? CUDA_ERROR_INVALID_VALUE : attribute(data, which, a, ptr);
+    si_unlock();
+    return rc;
+}

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A stand-in for the CUDA driver and NCCL on host memory, for tests: libcddp_standin.so offers the functions of both
+ * under their own names. Streams are threads that delay at random; a vector clock says at once when two operations use
+ * the same memory and no event orders them. This header is what a test, or an example with kernels of its own, sees
+ * beside cuda.h and nccl.h: host twins of kernels, and what the stand-in has noticed.
+ *
+ * Misuse that a real card would answer with wrong results or not at all (unordered access, memory out of bounds, ranks
+ * that call different collectives, freeing what is registered) is a *fault*: one line on stderr that begins with
+ * "standin: fault:", and the process ends at once with status STANDIN_EXIT.
+ *
+ * The environment, read when the library is loaded:
+ *   CDDP_STANDIN_SEED=N          of the delays and of NCCL's "in progress"; faults print it. Default: chosen at random
+ *   CDDP_STANDIN_DELAY=P         none; device (default: a slow device); host (a slow host, a fast device); both
+ *   CDDP_STANDIN_DEVICES=N       devices, 8 if unset; CUDA_VISIBLE_DEVICES chooses among them
+ *   CDDP_STANDIN_MEMORY_MB=N     memory of each device, 4096 if unset
+ *   CDDP_STANDIN_QUERY=own       whom a successful query orders: own (default: later calls of the calling thread), all
+ *                                (later calls of every thread) or none
+ *   CDDP_STANDIN_REPORT=count    count faults (standin_faults) instead of ending
+ *   CDDP_STANDIN_LEAKS=1         memory, streams, events and communicators left at exit are a fault
+ *   CDDP_STANDIN_SKIP_WAIT=K     plant a bug: ignore the K-th cuStreamWaitEvent of the process (K+: and all later ones)
+ *   CDDP_STANDIN_FAIL=F:K:C,...  the K-th call of function F (K+: and all later ones; cuMemAlloc, without _v2; alloc:
+ * of any function that allocates) fails with the numeric code C CDDP_STANDIN_KERNELS=P:...   shared libraries to open,
+ * each with a table `const struct standin_kernel standin_kernels[]` that ends with a NULL name
+ */
+#ifndef CDDP_STANDIN_H
+#define CDDP_STANDIN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define STANDIN_API __attribute__((visibility("default")))
+#define STANDIN_EXIT 86
+#define STANDIN_ARGS 12
+
+/* Where a twin runs: the built-in variables of a kernel. */
+struct standin_dim {
+    unsigned x, y, z;
+};
+struct standin_thread {
+    struct standin_dim grid, block; /* gridDim, blockDim */
+    struct standin_dim at;          /* blockIdx */
+    struct standin_dim thread;      /* threadIdx; 0 in a body that serves a whole block */
+};
+
+struct standin_ranges; /* what an operation reads and writes */
+
+/*
+ * The host twin of one kernel. args[] points to copies of the arguments as the host passed them, so pointers in them
+ * are device pointers: standin_host() makes them usable.
+ */
+struct standin_kernel {
+    const char *name; /* as cuLibraryGetKernel is asked for it */
+    size_t n_args, arg_size[STANDIN_ARGS];
+    /* One of the two: for each thread of each block, or for each block (where threads of a block meet). */
+    void (*thread)(const struct standin_thread *t, void *const *args);
+    void (*block)(const struct standin_thread *t, void *const *args);
+    /* Optional: make the pointers in the copies usable, once per launch, before its first thread. */
+    void (*usable)(void *const *args);
+    /* Say with standin_reads and standin_writes what a launch will use. Runs at the launch; must not touch memory. */
+    void (*ranges)(const struct standin_thread *grid, void *const *args, struct standin_ranges *r);
+};
+
+/* Make a kernel known to every library that is loaded. The struct must live as long as the process. Any thread. */
+STANDIN_API void standin_kernel_register(const struct standin_kernel *k);
+
+STANDIN_API void standin_reads(struct standin_ranges *r, const void *at, size_t bytes);
+STANDIN_API void standin_writes(struct standin_ranges *r, const void *at, size_t bytes);
+
+/* The host address behind a device pointer, which by itself cannot be dereferenced; others, and NULL, as they are. */
+STANDIN_API void *standin_host(const void *device);
+
+/* Faults so far (CDDP_STANDIN_REPORT=count); and the text of the last one, which the caller may read until the next. */
+STANDIN_API unsigned standin_faults(void);
+STANDIN_API const char *standin_last_fault(void);
+
+/* What exists now. */
+struct standin_live {
+    unsigned device_memory, pinned_memory, streams, events, libraries, communicators;
+};
+STANDIN_API void standin_live(struct standin_live *out);
+
+#endif

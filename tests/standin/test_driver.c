@@ -1,0 +1,393 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The driver's half of the stand-in. Run with CDDP_STANDIN_REPORT=count: a fault is counted, and looked for. */
+#include "device.h"
+#include "hygiene.h"
+#include "worker/backend/nccl/kernel.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+
+CDI_SUITE(driver);
+
+#define N 1000
+
+struct pair {
+    struct device device;
+    CUstream a, b;
+    CUevent event;
+    CUdeviceptr x, y;
+};
+
+static void pair_open(struct pair *p)
+{
+    device_open(&p->device, 0);
+    p->a = device_stream();
+    p->b = device_stream();
+    p->event = device_event();
+    p->x = device_floats(N, 1);
+    p->y = device_floats(N, 2);
+}
+
+static void pair_close(struct pair *p)
+{
+    struct standin_live live;
+
+    CU(cuStreamDestroy(p->a));
+    CU(cuStreamDestroy(p->b));
+    CU(cuEventDestroy(p->event));
+    CU(cuMemFree(p->x));
+    CU(cuMemFree(p->y));
+    device_close(&p->device, 0);
+    standin_live(&live);
+    cr_assert_eq(live.device_memory + live.pinned_memory + live.streams + live.events + live.libraries, 0);
+}
+
+static float first(CUdeviceptr at)
+{
+    float x;
+
+    CU(cuMemcpyDtoH(&x, at, sizeof x));
+    return x;
+}
+
+Test(driver, a_kernel_runs_over_the_whole_grid)
+{
+    struct pair p;
+    float y[N];
+
+    pair_open(&p);
+    device_axpy(&p.device, 3, p.x, p.y, N, p.a);
+    CU(cuMemcpyDtoHAsync(y, p.y, sizeof y, p.a));
+    for (size_t i = 0; i < N; i++)
+        cr_assert_eq(y[i], 5, "element %zu is %f", i, (double)y[i]);
+    cr_assert_eq(standin_faults(), 0);
+    pair_close(&p);
+}
+
+Test(driver, a_read_without_an_event_wait_is_a_fault)
+{
+    struct pair p;
+
+    pair_open(&p);
+    device_axpy(&p.device, 1, p.x, p.y, N, p.a);
+    device_axpy(&p.device, 1, p.y, p.x, N, p.b);
+    cr_assert_geq(standin_faults(), 1);
+    cr_assert(strstr(standin_last_fault(), "unordered access: 'axpy'") != NULL, "%s", standin_last_fault());
+    CU(cuCtxSynchronize());
+    pair_close(&p);
+}
+
+Test(driver, a_write_over_what_another_stream_reads_is_a_fault)
+{
+    struct pair p;
+
+    pair_open(&p);
+    device_axpy(&p.device, 1, p.x, p.y, N, p.a);
+    CU(cuMemsetD32Async(p.x, 0, N, p.b));
+    cr_assert_eq(standin_faults(), 1);
+    CU(cuCtxSynchronize());
+    pair_close(&p);
+}
+
+Test(driver, an_event_wait_orders_two_streams)
+{
+    struct pair p;
+
+    pair_open(&p);
+    for (int i = 0; i < 20; i++) {
+        device_axpy(&p.device, 1, p.x, p.y, N, p.a);
+        CU(cuEventRecord(p.event, p.a));
+        CU(cuStreamWaitEvent(p.b, p.event, 0));
+        device_axpy(&p.device, 1, p.x, p.y, N, p.b);
+        CU(cuEventRecord(p.event, p.b));
+        CU(cuStreamWaitEvent(p.a, p.event, 0));
+    }
+    CU(cuStreamSynchronize(p.a));
+    cr_assert_eq(first(p.y), 42);
+    cr_assert_eq(standin_faults(), 0);
+    pair_close(&p);
+}
+
+Test(driver, two_parts_of_one_buffer_need_no_order)
+{
+    struct pair p;
+
+    pair_open(&p);
+    device_axpy(&p.device, 1, p.x, p.y, N / 2, p.a);
+    device_axpy(&p.device, 1, p.x + N / 2 * sizeof(float), p.y + N / 2 * sizeof(float), N / 2, p.b);
+    cr_assert_eq(standin_faults(), 0);
+    CU(cuCtxSynchronize());
+    pair_close(&p);
+}
+
+Test(driver, a_wait_is_for_the_recording_before_it_alone)
+{
+    struct pair p;
+
+    pair_open(&p);
+    CU(cuStreamWaitEvent(p.b, p.event, 0)); /* never recorded: nothing to wait for */
+    CU(cuEventRecord(p.event, p.a));
+    CU(cuStreamWaitEvent(p.b, p.event, 0));
+    device_axpy(&p.device, 1, p.x, p.y, N, p.a);
+    CU(cuEventRecord(p.event, p.a)); /* comes too late for the wait above */
+    device_axpy(&p.device, 1, p.x, p.y, N, p.b);
+    cr_assert_eq(standin_faults(), 1);
+    CU(cuCtxSynchronize());
+    pair_close(&p);
+}
+
+static void *query(void *arg)
+{
+    struct pair *p = arg;
+
+    CU(cuCtxSetCurrent(p->device.ctx));
+    while (cuEventQuery(p->event) == CUDA_ERROR_NOT_READY) {
+    }
+    return NULL;
+}
+
+Test(driver, another_threads_query_does_not_hide_a_missing_wait)
+{
+    struct pair p;
+    pthread_t thread;
+
+    pair_open(&p);
+    device_axpy(&p.device, 1, p.x, p.y, N, p.a);
+    CU(cuEventRecord(p.event, p.a));
+    cr_assert_eq(pthread_create(&thread, NULL, query, &p), 0);
+    cr_assert_eq(pthread_join(thread, NULL), 0);
+    device_axpy(&p.device, 1, p.x, p.y, N, p.b);
+    cr_assert_eq(standin_faults(), 1);
+    (void)query(&p);
+    device_axpy(&p.device, 1, p.x, p.y, N, p.a); /* for its own thread a query counts */
+    CU(cuCtxSynchronize());
+    pair_close(&p);
+}
+
+Test(driver, the_hosts_wait_orders_what_comes_after_it)
+{
+    struct pair p;
+
+    pair_open(&p);
+    device_axpy(&p.device, 1, p.x, p.y, N, p.a);
+    CU(cuEventRecord(p.event, p.a));
+    CU(cuEventSynchronize(p.event));
+    device_axpy(&p.device, 1, p.x, p.y, N, p.b);
+    CU(cuStreamSynchronize(p.b));
+    device_axpy(&p.device, 1, p.x, p.y, N, p.a);
+    CU(cuStreamSynchronize(p.a));
+    cr_assert_eq(first(p.y), 5);
+    cr_assert_eq(standin_faults(), 0);
+    pair_close(&p);
+}
+
+Test(driver, the_legacy_stream_and_blocking_ones_wait_for_each_other)
+{
+    struct pair p;
+    CUstream blocking;
+
+    pair_open(&p);
+    CU(cuStreamCreateWithPriority(&blocking, CU_STREAM_DEFAULT, 0));
+    for (int i = 0; i < 10; i++) {
+        device_axpy(&p.device, 1, p.x, p.y, N, NULL);
+        device_axpy(&p.device, 1, p.x, p.y, N, blocking);
+    }
+    cr_assert_eq(first(p.y), 22);
+    cr_assert_eq(standin_faults(), 0);
+    device_axpy(&p.device, 1, p.x, p.y, N, p.a); /* not a blocking one; the copy above was waited for */
+    device_axpy(&p.device, 1, p.x, p.y, N, NULL);
+    cr_assert_eq(standin_faults(), 1);
+    CU(cuStreamDestroy(blocking));
+    CU(cuCtxSynchronize());
+    pair_close(&p);
+}
+
+Test(driver, timing_and_queries_of_events)
+{
+    struct pair p;
+    CUevent begin, end;
+    float ms = -1;
+
+    pair_open(&p);
+    CU(cuEventCreate(&begin, 0));
+    CU(cuEventCreate(&end, 0));
+    cr_assert_eq(cuEventElapsedTime(&ms, begin, end), CUDA_ERROR_INVALID_HANDLE);
+    CU(cuEventRecord(begin, p.a));
+    device_axpy(&p.device, 1, p.x, p.y, N, p.a);
+    CU(cuEventRecord(end, p.a));
+    CU(cuEventSynchronize(end));
+    CU(cuEventElapsedTime(&ms, begin, end));
+    cr_assert(ms >= 0 && ms < 10000);
+    cr_assert_eq(cuEventElapsedTime(&ms, begin, p.event), CUDA_ERROR_INVALID_HANDLE, "it has no timing");
+    cr_assert_eq(cuEventQuery(end), CUDA_SUCCESS);
+    CU(cuEventDestroy(begin));
+    CU(cuEventDestroy(end));
+    pair_close(&p);
+}
+
+Test(driver, copies_are_checked)
+{
+    struct pair p;
+    float host[N];
+    void *pinned;
+
+    pair_open(&p);
+    CU(cuMemHostAlloc(&pinned, sizeof host, 0));
+    cr_assert_eq(cuMemcpyHtoDAsync((CUdeviceptr)(uintptr_t)host, host, 4, p.a), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cuMemcpyDtoHAsync((void *)p.y, p.x, 4, p.a), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cuMemcpyDtoDAsync(p.x, p.y, N * sizeof(float) + 1, p.a), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cuMemcpyHtoDAsync(p.x, host, 4, (CUstream)(uintptr_t)0x1234560), CUDA_ERROR_INVALID_HANDLE);
+    for (size_t i = 0; i < N; i++)
+        host[i] = 7;
+    CU(cuMemcpyHtoDAsync(p.x, host, sizeof host, p.a));
+    host[0] = 8; /* pageable memory was read before the call returned */
+    CU(cuMemcpyDtoHAsync(pinned, p.x, sizeof host, p.a));
+    CU(cuStreamSynchronize(p.a));
+    cr_assert_eq(*(float *)pinned, 7);
+    CU(cuMemFreeHost(pinned));
+    cr_assert_eq(standin_faults(), 0);
+    pair_close(&p);
+}
+
+Test(driver, fresh_memory_is_full_of_nans)
+{
+    struct pair p;
+    CUdeviceptr fresh;
+    size_t before, after, total;
+
+    pair_open(&p);
+    CU(cuMemGetInfo(&before, &total));
+    CU(cuMemAlloc(&fresh, 4096));
+    CU(cuMemGetInfo(&after, &total));
+    cr_assert_eq(before - after, 4096);
+    cr_assert(isnan(first(fresh)));
+    cr_assert_eq(cuMemFree(fresh + 4), CUDA_ERROR_INVALID_VALUE);
+    CU(cuMemFree(fresh));
+    cr_assert_eq(cuMemFree(fresh), CUDA_ERROR_INVALID_VALUE, "freed before");
+    cr_assert_eq(cuMemAlloc(&fresh, total + 1), CUDA_ERROR_OUT_OF_MEMORY);
+    pair_close(&p);
+}
+
+Test(driver, the_host_cannot_use_device_memory, .signal = SIGSEGV)
+{
+    struct pair p;
+
+    pair_open(&p);
+    (void)signal(SIGSEGV, SIG_DFL); /* a sanitizer would make an exit of it */
+    cr_assert_eq(*(volatile float *)p.x, 1);
+}
+
+static void call_cuda(void *arg)
+{
+    *(CUresult *)arg = cuEventQuery(NULL);
+}
+
+Test(driver, a_host_function_runs_in_order_and_may_not_call_cuda)
+{
+    struct pair p;
+    CUresult seen = CUDA_SUCCESS;
+
+    pair_open(&p);
+    CU(cuLaunchHostFunc(p.a, call_cuda, &seen));
+    CU(cuStreamSynchronize(p.a));
+    cr_assert_eq(seen, CUDA_ERROR_NOT_PERMITTED);
+    pair_close(&p);
+}
+
+Test(driver, work_for_a_stream_of_another_device_is_refused)
+{
+    struct pair p;
+    CUcontext other;
+
+    pair_open(&p);
+    CU(cuDevicePrimaryCtxRetain(&other, 1));
+    CU(cuCtxPushCurrent(other));
+    cr_assert_eq(cuMemsetD8Async(p.x, 0, 4, p.a), CUDA_ERROR_INVALID_HANDLE);
+    CU(cuCtxPopCurrent(NULL));
+    CU(cuMemsetD8Async(p.x, 0, 4, p.a));
+    CU(cuDevicePrimaryCtxRelease(1));
+    pair_close(&p);
+}
+
+Test(driver, a_bad_launch_is_refused_and_one_out_of_bounds_is_a_fault)
+{
+    struct pair p;
+    float a = 1;
+    size_t n = N;
+
+    pair_open(&p);
+    void *args[] = {&a, &p.x, &p.y, &n};
+    cr_assert_eq(cuLaunchKernel((CUfunction)p.device.axpy, 0, 1, 1, 64, 1, 1, 0, p.a, args, NULL),
+                 CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cuLaunchKernel((CUfunction)p.device.axpy, 1, 1, 1, 2048, 1, 1, 0, p.a, args, NULL),
+                 CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(standin_faults(), 0);
+    n = N + 1; /* the grid has no thread for it, so that nothing is really touched */
+    CU(cuLaunchKernel((CUfunction)p.device.axpy, 1, 1, 1, 64, 1, 1, 0, p.a, args, NULL));
+    cr_assert_geq(standin_faults(), 1);
+    cr_assert(strstr(standin_last_fault(), "not within one piece of memory") != NULL, "%s", standin_last_fault());
+    CU(cuStreamSynchronize(p.a));
+    pair_close(&p);
+}
+
+Test(driver, the_projects_kernels_have_their_twins)
+{
+    struct pair p;
+    struct cdi_scale_args args = {.x = NULL, .count = N, .factor = 0.5, .dtype = CDDP_FLOAT32};
+    void *params[] = {&args};
+    CUkernel kernel;
+
+    pair_open(&p);
+    args.x = (void *)p.y;
+    CU(cuLibraryGetKernel(&kernel, p.device.library, "cdi_scale"));
+    CU(cuLaunchKernel((CUfunction)kernel, 4, 1, 1, CDI_KERNEL_THREADS, 1, 1, 0, p.a, params, NULL));
+    CU(cuStreamSynchronize(p.a));
+    cr_assert_eq(first(p.y), 1);
+    cr_assert_eq(cuLibraryGetKernel(&kernel, p.device.library, "no_such"), CUDA_ERROR_NOT_FOUND);
+    cr_assert_eq(standin_faults(), 0);
+    pair_close(&p);
+}
+
+Test(driver, functions_are_found_by_name_and_version)
+{
+    CUdriverProcAddressQueryResult status;
+    void *fn;
+
+    cr_assert_eq(cuGetProcAddress("cuMemAlloc", &fn, 12000, 0, &status), CUDA_SUCCESS);
+    cr_assert_eq((uintptr_t)fn, (uintptr_t)cuMemAlloc);
+    cr_assert_eq(cuGetProcAddress("cuLibraryLoadData", &fn, 11000, 0, &status), CUDA_ERROR_NOT_FOUND);
+    cr_assert_eq(status, CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT);
+    cr_assert_eq(cuGetProcAddress("cuNoSuch", &fn, 12000, 0, &status), CUDA_ERROR_NOT_FOUND);
+    cr_assert_eq(status, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
+    cr_assert_null(fn);
+}
+
+Test(driver, devices_are_those_that_cuda_shows)
+{
+    CUuuid uuid;
+    char pci[16];
+    int n;
+
+    cr_assert_eq(setenv("CUDA_VISIBLE_DEVICES", "3,1,9,0", 1), 0);
+    cr_assert_eq(cuDeviceGetCount(&n), CUDA_ERROR_NOT_INITIALIZED);
+    CU(cuInit(0));
+    CU(cuDeviceGetCount(&n));
+    cr_assert_eq(n, 2, "there is no device 9");
+    CU(cuDeviceGetUuid(&uuid, 0));
+    cr_assert_eq(uuid.bytes[15], 3);
+    CU(cuDeviceGetPCIBusId(pci, sizeof pci, 1));
+    cr_assert_str_eq(pci, "0000:02:00.0");
+    cr_assert_eq(cuDeviceGetName(pci, sizeof pci, 2), CUDA_ERROR_INVALID_DEVICE);
+}
+
+Test(driver, without_a_context_nothing_can_be_made)
+{
+    CUdeviceptr p;
+    CUstream s;
+
+    CU(cuInit(0));
+    cr_assert_eq(cuMemAlloc(&p, 4), CUDA_ERROR_INVALID_CONTEXT);
+    cr_assert_eq(cuStreamCreateWithPriority(&s, 0, 0), CUDA_ERROR_INVALID_CONTEXT);
+}

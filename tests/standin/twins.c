@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The project's own kernels: their twins (worker/backend/nccl/kernel_twin.h), made known to the stand-in. */
+#include "core.h"
+
+#include "worker/backend/nccl/kernel_twin.h"
+
+/* Called for the arguments' pointers once a launch. */
+static void usable(enum cdi_kernel kernel, void *args)
+{
+    struct cdi_pack_args *pack = args;
+    struct cdi_cast_args *cast = args;
+    struct cdi_scale_args *scale = args;
+    struct cdi_scan_args *scan = args;
+
+    switch (kernel) {
+    case CDI_KERNEL_PACK:
+    case CDI_KERNEL_UNPACK:
+        pack->flat = standin_host(pack->flat);
+        for (uint32_t i = 0; i < pack->n; i++)
+            pack->slice[i].data = standin_host(pack->slice[i].data);
+        break;
+    case CDI_KERNEL_CAST:
+        cast->to = standin_host(cast->to);
+        cast->from = standin_host(cast->from);
+        break;
+    case CDI_KERNEL_SCALE:
+        scale->x = standin_host(scale->x);
+        break;
+    case CDI_KERNEL_SCAN:
+        scan->x = standin_host(scan->x);
+        scan->found = standin_host(scan->found);
+        break;
+    case CDI_N_KERNELS:
+        break;
+    }
+}
+
+static void ranges(enum cdi_kernel kernel, const void *args, struct standin_ranges *r)
+{
+    struct cdi_kernel_range range[SI_RANGES];
+    size_t n = cdi_kernel_twins[kernel].ranges(args, range, SI_RANGES);
+
+    for (size_t i = 0; i < n && i < SI_RANGES; i++)
+        si_range_add(r, range[i].base, range[i].bytes, range[i].written);
+    r->full = n > SI_RANGES;
+}
+
+static void run(enum cdi_kernel kernel, const struct standin_thread *t, const void *args)
+{
+    const struct cdi_kernel_thread at = {
+        .block = t->at.x, .n_blocks = t->grid.x, .thread = t->thread.x, .n_threads = t->block.x};
+
+    cdi_kernel_twins[kernel].run(&at, args);
+}
+
+#define X(constant, name_)                                                                                     \
+    static void usable_##name_(void *const *args)                                                              \
+    {                                                                                                          \
+        usable(constant, args[0]);                                                                             \
+    }                                                                                                          \
+    static void ranges_##name_(const struct standin_thread *grid, void *const *args, struct standin_ranges *r) \
+    {                                                                                                          \
+        (void)grid;                                                                                            \
+        ranges(constant, args[0], r);                                                                          \
+    }                                                                                                          \
+    static void run_##name_(const struct standin_thread *t, void *const *args)                                 \
+    {                                                                                                          \
+        run(constant, t, args[0]);                                                                             \
+    }                                                                                                          \
+    static struct standin_kernel kernel_##name_ = {                                                            \
+        .name = #name_, .n_args = 1, .thread = run_##name_, .usable = usable_##name_, .ranges = ranges_##name_};
+CDI_KERNEL_MAP(X)
+#undef X
+
+__attribute__((constructor)) static void register_twins(void)
+{
+#define X(constant, name)                                       \
+    kernel_##name.arg_size[0] = cdi_kernel_args_size(constant); \
+    standin_kernel_register(&kernel_##name);
+    CDI_KERNEL_MAP(X)
+#undef X
+}
