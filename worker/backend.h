@@ -79,7 +79,7 @@ struct cdi_op {
     int root;                  /* broadcast, reduce; send, recv: the other rank, never this one */
     struct cdi_region *region; /* all_reduce in place inside it (in == out), or NULL: private memory */
     int bucket;                /* for the flight page and for messages; -1: none */
-    bool lazy;                 /* may be run by the thread that joins it: not worth a wake-up of another one */
+    bool lazy;                 /* may be left to the thread that joins it, which comes soon: no other is woken for it */
     bool more; /* another operation follows at once: both may be started together; join and lead start what waits */
 };
 

@@ -19,8 +19,6 @@
 
 #define DEFAULT_BUCKET_BYTES ((size_t)25 << 20)
 #define DEFAULT_FIRST_BUCKET_BYTES ((size_t)1 << 20)
-/* The last bucket has nothing left to overlap with: below this size waking another thread costs more than the work. */
-#define LAZY_BYTES ((size_t)64 << 10)
 #define SHOWN_NAMES 8 /* of missing gradients in one sentence */
 #define STREAMS 4     /* that make one bucket's gradients, before communication waits for them one by one */
 
@@ -361,7 +359,7 @@ static cddp_status launch_next(cddp_ddp *d, bool more)
         .op = d->sum ? CDDP_SUM : CDDP_MEAN,
         .region = d->region,
         .bucket = (int)i,
-        .lazy = i == d->plan.n - 1 && b->bytes <= LAZY_BYTES,
+        .lazy = i == d->plan.n - 1, /* nothing is left to overlap with: cddp_ddp_wait comes next, and runs it */
         .more = more,
     };
     struct cdi_error err;

@@ -198,8 +198,9 @@ static void fill(cddp_dtype dtype, void *p, size_t count)
     }
 }
 
-static void one_case(cddp_dtype dtype, cddp_op op, int n, size_t count, bool in_place)
+static void one_case(enum cdi_reduce_kind kind, cddp_dtype dtype, cddp_op op, int n, size_t count, bool in_place)
 {
+    const struct cdi_partial whole = {.n_total = n};
     size_t size = cddp_dtype_size(dtype), bytes = count * size;
     void *in[5];
     uint8_t *want = malloc(bytes + 1), *two = malloc(bytes + 1);
@@ -217,9 +218,9 @@ static void one_case(cddp_dtype dtype, cddp_op op, int n, size_t count, bool in_
     }
     out[0] = in_place ? in[n - 1] : malloc(bytes + 1);
     two[bytes] = 0x5a;
-    cdi_reduce(out, 2, (const void *const *)in, n, count, dtype, op);
-    cr_assert_eq(memcmp(out[0], want, bytes), 0, "%s %s of %zu, %d ranks", cdi_op_name(op), cdi_dtype_name(dtype),
-                 count, n);
+    cdi_reduce_partial_by(kind, &whole, out, 2, (const void *const *)in, n, count, dtype, op);
+    cr_assert_eq(memcmp(out[0], want, bytes), 0, "%s %s of %zu, %d ranks, kind %d", cdi_op_name(op),
+                 cdi_dtype_name(dtype), count, n, (int)kind);
     cr_assert_eq(memcmp(two, want, bytes), 0);
     cr_assert_eq(two[bytes], 0x5a, "nothing behind the end is written");
     if (!in_place)
@@ -230,16 +231,105 @@ static void one_case(cddp_dtype dtype, cddp_op op, int n, size_t count, bool in_
     free(want);
 }
 
-Test(reduce, every_type_and_operation_equals_the_long_form)
+static void every_case(enum cdi_reduce_kind kind)
 {
-    const size_t counts[] = {0, 1, 3, 31, 511, 512, 513, 1024, 1025, 4099};
+    const size_t counts[] = {0, 1, 3, 31, 127, 511, 512, 513, 1024, 1025, 4099};
 
     for (int dtype = CDDP_INT8; dtype <= CDDP_BFLOAT16; dtype++)
         for (int op = CDDP_SUM; op <= CDDP_MEAN; op++)
             for (int n = 1; n <= 5; n++)
                 for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++)
                     if (op != CDDP_MEAN || cdi_dtype_is_float((cddp_dtype)dtype))
-                        one_case((cddp_dtype)dtype, (cddp_op)op, n, counts[c], c % 2);
+                        one_case(kind, (cddp_dtype)dtype, (cddp_op)op, n, counts[c], c % 2);
+}
+
+Test(reduce, plain_code_equals_the_long_form_for_every_type_and_operation)
+{
+    every_case(CDI_REDUCE_PLAIN);
+}
+
+Test(reduce, code_for_avx2_equals_the_long_form_for_every_type_and_operation)
+{
+    if (!cdi_reduce_has(CDI_REDUCE_AVX2))
+        cr_skip("this processor has no AVX2");
+    every_case(CDI_REDUCE_AVX2);
+}
+
+Test(reduce, code_for_avx512_equals_the_long_form_for_every_type_and_operation)
+{
+    if (!cdi_reduce_has(CDI_REDUCE_AVX512))
+        cr_skip("this processor has no AVX-512");
+    every_case(CDI_REDUCE_AVX512);
+}
+
+/* All of float16 against a few values, infinities and one NaN at a time: what random numbers of moderate size miss. */
+Test(reduce, every_float16_is_summed_alike_by_every_kind_of_code)
+{
+    const uint16_t others[] = {0, 0x8000, 1, 0x03ff, 0x0400, 0x3c00, 0x7bff, 0xfbff, 0x7c00};
+    uint16_t *a = malloc(65536 * 2), *b = malloc(65536 * 2), *want = malloc(65536 * 2), *got = malloc(65536 * 2);
+    const struct cdi_partial two = {.n_total = 2};
+    const void *const in[] = {a, b};
+    void *plain[] = {want}, *out[] = {got};
+
+    for (size_t k = 0; k < sizeof others / sizeof others[0]; k++) {
+        for (uint32_t h = 0; h < 65536; h++) {
+            a[h] = (uint16_t)h;
+            b[h] = others[k];
+        }
+        cdi_reduce_partial_by(CDI_REDUCE_PLAIN, &two, plain, 1, in, 2, 65536, CDDP_FLOAT16, CDDP_MEAN);
+        for (int kind = CDI_REDUCE_AVX2; kind <= CDI_REDUCE_AVX512; kind++) {
+            if (!cdi_reduce_has((enum cdi_reduce_kind)kind))
+                continue;
+            memset(got, 0, 65536 * 2);
+            cdi_reduce_partial_by((enum cdi_reduce_kind)kind, &two, out, 1, in, 2, 65536, CDDP_FLOAT16, CDDP_MEAN);
+            for (uint32_t h = 0; h < 65536; h++)
+                cr_assert_eq(got[h], want[h], "%04x + %04x: %04x, not %04x (kind %d)", h, others[k], got[h], want[h],
+                             kind);
+        }
+    }
+    free(a);
+    free(b);
+    free(want);
+    free(got);
+}
+
+/* On three nodes with one, two and one rank, from memory that is aligned to an element and no more. */
+static void in_stretches(enum cdi_reduce_kind kind, cddp_dtype dtype, cddp_op op)
+{
+    enum { COUNT = 1000 };
+    size_t size = cddp_dtype_size(dtype), bytes = COUNT * size;
+    uint8_t *mem = malloc(7 * (bytes + 64)), *acc = malloc(COUNT * 8);
+    struct cdi_partial p = {.to = acc, .n_total = 4};
+    void *out[3];
+    const void *in[4];
+
+    for (size_t k = 0; k < 4; k++) {
+        in[k] = mem + k * (bytes + 64) + size;
+        fill(dtype, mem + k * (bytes + 64) + size, COUNT);
+    }
+    for (size_t k = 0; k < 3; k++)
+        out[k] = mem + (4 + k) * (bytes + 64) + size * (k + 1);
+    cdi_reduce(out, 1, in, 4, COUNT, dtype, op);
+    cdi_reduce_partial_by(kind, &p, NULL, 0, in, 1, COUNT, dtype, op);
+    p.from = acc;
+    cdi_reduce_partial_by(kind, &p, NULL, 0, in + 1, 2, COUNT, dtype, op);
+    p.to = NULL;
+    cdi_reduce_partial_by(kind, &p, out + 1, 2, in + 3, 1, COUNT, dtype, op);
+    for (int k = 1; k < 3; k++)
+        cr_assert_eq(memcmp(out[k], out[0], bytes), 0, "%s %s, kind %d", cdi_op_name(op), cdi_dtype_name(dtype),
+                     (int)kind);
+    free(mem);
+    free(acc);
+}
+
+Test(reduce, a_sum_in_stretches_has_the_same_bits)
+{
+    for (int kind = CDI_REDUCE_PLAIN; kind <= CDI_REDUCE_AVX512; kind++)
+        for (int dtype = CDDP_INT8; dtype <= CDDP_BFLOAT16; dtype++)
+            for (int op = CDDP_SUM; op <= CDDP_MEAN; op++)
+                if (cdi_reduce_has((enum cdi_reduce_kind)kind) &&
+                    (op != CDDP_MEAN || cdi_dtype_is_float((cddp_dtype)dtype)))
+                    in_stretches((enum cdi_reduce_kind)kind, (cddp_dtype)dtype, (cddp_op)op);
 }
 
 Test(reduce, the_sum_is_made_in_rank_order)

@@ -4,6 +4,7 @@
 #define CDI_CPU_REDUCE_H
 
 #include <cddp/cddp.h>
+#include <stdbool.h>
 
 /*
  * out[k][i] = ((in[0][i] op in[1][i]) op in[2][i]) ... for every k: the same result is written to n_out arrays.
@@ -28,5 +29,12 @@ struct cdi_partial {
 size_t cdi_reduce_acc_size(cddp_dtype dtype);
 void cdi_reduce_partial(const struct cdi_partial *p, void *const *out, int n_out, const void *const *in, int n_in,
                         size_t count, cddp_dtype dtype, cddp_op op);
+
+/* The same by code for one kind of processor, for tests: only where cdi_reduce_has. The others take the best there is.
+ */
+enum cdi_reduce_kind { CDI_REDUCE_PLAIN, CDI_REDUCE_AVX2, CDI_REDUCE_AVX512 };
+bool cdi_reduce_has(enum cdi_reduce_kind kind);
+void cdi_reduce_partial_by(enum cdi_reduce_kind kind, const struct cdi_partial *p, void *const *out, int n_out,
+                           const void *const *in, int n_in, size_t count, cddp_dtype dtype, cddp_op op);
 
 #endif

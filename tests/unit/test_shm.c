@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "hygiene.h"
+#include "worker/backend/cpu/shm.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+CDI_SUITE(shm, .timeout = 30);
+
+#define MIB ((size_t)1 << 20)
+
+static const struct cdi_mapper plain_mmap = {.map = NULL};
+
+/* KiB of the mapping that begins at p which are mapped as huge pages. */
+static long huge_kib(const void *p)
+{
+    FILE *f = fopen("/proc/self/smaps", "r");
+    bool here = false;
+    char line[512];
+    long kib = -1;
+
+    cr_assert_not_null(f);
+    while (kib < 0 && fgets(line, sizeof line, f) != NULL) {
+        uintptr_t first, end;
+
+        if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " ", &first, &end) == 2)
+            here = first == (uintptr_t)p;
+        else if (here)
+            (void)sscanf(line, "ShmemPmdMapped: %ld kB", &kib);
+    }
+    (void)fclose(f);
+    return kib;
+}
+
+/* Can this kernel, now, make a huge page of shared memory? Found out without the code under test. */
+static bool huge_pages_work(void)
+{
+    int fd = memfd_create("probe", MFD_CLOEXEC);
+    uint8_t *p = mmap(NULL, 4 * MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), *at;
+    bool works = false;
+
+    cr_assert(fd >= 0 && p != MAP_FAILED && ftruncate(fd, 4 * MIB) == 0);
+    at = p + -(uintptr_t)p % (2 * MIB); /* the file's offset must fit too */
+    if (mmap(at, 2 * MIB, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == at) {
+        memset(at, 1, 2 * MIB);
+        works = madvise(at, 2 * MIB, 25 /* MADV_COLLAPSE */) == 0;
+    }
+    (void)munmap(p, 4 * MIB);
+    (void)close(fd);
+    return works;
+}
+
+Test(shm, memory_is_there_zeroed_and_of_the_size_asked_for)
+{
+    const size_t sizes[] = {4096, 2 * MIB - 4096, 2 * MIB, 2 * MIB + 4096, 5 * MIB};
+
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        struct stat sb;
+        uint8_t *p;
+        void *mapped;
+        int fd;
+
+        cr_assert_eq(cdi_shm_memfd("test", sizes[i], &fd, NULL), CDDP_OK);
+        cr_assert_eq(fstat(fd, &sb), 0);
+        cr_assert_eq(sb.st_size, (off_t)sizes[i]);
+        cr_assert_eq((size_t)sb.st_blocks * 512, sizes[i], "no byte may be missing when it is touched");
+        cr_assert_eq(cdi_shm_map(&plain_mmap, fd, sizes[i], &mapped, NULL), CDDP_OK);
+        p = mapped;
+        for (size_t k = 0; k < sizes[i]; k++)
+            cr_assert_eq(p[k], 0, "byte %zu of %zu", k, sizes[i]);
+        memset(p, 0x5a, sizes[i]);
+        cdi_shm_unmap(&plain_mmap, p, sizes[i]);
+        (void)close(fd);
+    }
+}
+
+Test(shm, large_memory_lies_in_huge_pages)
+{
+    void *p, *second;
+    int fd;
+
+    if (!huge_pages_work())
+        cr_skip("this kernel gives no huge pages of shared memory");
+    cr_assert_eq(cdi_shm_memfd("test", 5 * MIB, &fd, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_map(&plain_mmap, fd, 5 * MIB, &p, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_map(&plain_mmap, fd, 5 * MIB, &second, NULL), CDDP_OK, "as a peer does");
+    memset(p, 1, 5 * MIB);
+    cr_assert_eq(memcmp(p, second, 5 * MIB), 0);
+    cr_assert_eq(huge_kib(p), 4096);
+    cr_assert_eq(huge_kib(second), 4096);
+    cdi_shm_unmap(&plain_mmap, p, 5 * MIB);
+    cdi_shm_unmap(&plain_mmap, second, 5 * MIB);
+    (void)close(fd);
+}
+
+Test(shm, what_can_still_shrink_is_not_mapped)
+{
+    int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    struct cdi_error err;
+    void *p;
+
+    cr_assert_eq(ftruncate(fd, 4096), 0);
+    cr_assert_eq(cdi_shm_map(&plain_mmap, fd, 4096, &p, &err), CDDP_E_PROTOCOL);
+    (void)close(fd);
+}
