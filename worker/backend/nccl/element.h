@@ -19,10 +19,19 @@ struct cdi_kernel_thread {
     uint32_t thread, n_threads;
 };
 
-/* 16 bytes that move at once; they may be part of anything. */
+/* Units that move at once, 16 and 8 bytes: four elements, or part of anything. */
 typedef struct __attribute__((aligned(16), may_alias)) cdi_wide {
     uint32_t part[4];
 } cdi_wide;
+
+typedef struct __attribute__((aligned(8), may_alias)) cdi_narrow {
+    uint16_t part[4];
+} cdi_narrow;
+
+CDI_INLINE int cdi_is_aligned(const void *p, size_t bytes)
+{
+    return ((uintptr_t)p & (bytes - 1)) == 0;
+}
 
 CDI_INLINE uint64_t cdi_first_unit(const struct cdi_kernel_thread *t)
 {
@@ -76,27 +85,71 @@ CDI_INLINE double cdi_scale_double(double x, double factor)
     return x == x ? x : cdi_double_of_bits(0x7ff8000000000000u);
 }
 
-/* Element i of x. */
-CDI_INLINE void cdi_scale_at(void *x, uint64_t i, int32_t dtype, double factor)
-{
-    uint16_t *narrow = (uint16_t *)x + i;
+/* --- The 16-bit types are worked on in float32, and rounded once. ------------------------------------------------- */
 
-    if (dtype == CDDP_FLOAT32)
-        ((float *)x)[i] = cdi_scale_float(((float *)x)[i], (float)factor);
-    else if (dtype == CDDP_FLOAT64)
-        ((double *)x)[i] = cdi_scale_double(((double *)x)[i], factor);
-    else if (factor == 1.0)
-        return;
-    else if (dtype == CDDP_FLOAT16)
-        *narrow = cdi_f16_of_float(cdi_scale_float(cdi_float_of_f16(*narrow), (float)factor));
-    else if (dtype == CDDP_BFLOAT16)
-        *narrow = cdi_bf16_of_float(cdi_scale_float(cdi_float_of_bf16(*narrow), (float)factor));
+CDI_INLINE float cdi_widen(uint16_t x, int32_t dtype)
+{
+    return dtype == CDDP_FLOAT16 ? cdi_float_of_f16(x) : cdi_float_of_bf16(x);
+}
+
+CDI_INLINE uint16_t cdi_round(float x, int32_t dtype)
+{
+    return dtype == CDDP_FLOAT16 ? cdi_f16_of_float(x) : cdi_bf16_of_float(x);
+}
+
+CDI_INLINE uint16_t cdi_scale_narrow(uint16_t x, float factor, int32_t dtype)
+{
+    return factor == 1.0f ? x : cdi_round(cdi_scale_float(cdi_widen(x, dtype), factor), dtype);
+}
+
+/* Element i of x. */
+CDI_INLINE void cdi_scale_at(const struct cdi_scale_args *a, uint64_t i)
+{
+    uint16_t *narrow = (uint16_t *)a->x;
+
+    if (a->dtype == CDDP_FLOAT32)
+        ((float *)a->x)[i] = cdi_scale_float(((float *)a->x)[i], (float)a->factor);
+    else if (a->dtype == CDDP_FLOAT64)
+        ((double *)a->x)[i] = cdi_scale_double(((double *)a->x)[i], a->factor);
+    else
+        narrow[i] = cdi_scale_narrow(narrow[i], (float)a->factor, a->dtype);
+}
+
+CDI_INLINE void cdi_scale_unit(const struct cdi_scale_args *a, uint64_t u)
+{
+    const float factor = (float)a->factor;
+
+    if (a->dtype == CDDP_FLOAT32) {
+        cdi_wide x = ((cdi_wide *)a->x)[u];
+
+        for (int k = 0; k < 4; k++)
+            x.part[k] = cdi_bits_of_float(cdi_scale_float(cdi_float_of_bits(x.part[k]), factor));
+        ((cdi_wide *)a->x)[u] = x;
+    } else {
+        cdi_narrow x = ((cdi_narrow *)a->x)[u];
+
+        for (int k = 0; k < 4; k++)
+            x.part[k] = cdi_scale_narrow(x.part[k], factor, a->dtype);
+        ((cdi_narrow *)a->x)[u] = x;
+    }
+}
+
+/* How many units of four an array of the type may be taken in; what is behind them goes one by one. */
+CDI_INLINE uint64_t cdi_units(const void *x, uint64_t count, int32_t dtype)
+{
+    if (dtype == CDDP_FLOAT64)
+        return 0;
+    return cdi_is_aligned(x, dtype == CDDP_FLOAT32 ? sizeof(cdi_wide) : sizeof(cdi_narrow)) ? count / 4 : 0;
 }
 
 CDI_INLINE void cdi_scale_body(const struct cdi_kernel_thread *t, const struct cdi_scale_args *a)
 {
-    for (uint64_t i = cdi_first_unit(t); i < a->count; i += cdi_unit_step(t))
-        cdi_scale_at(a->x, i, a->dtype, a->factor);
+    const uint64_t units = cdi_units(a->x, a->count, a->dtype);
+
+    for (uint64_t u = cdi_first_unit(t); u < units; u += cdi_unit_step(t))
+        cdi_scale_unit(a, u);
+    for (uint64_t i = units * 4 + cdi_first_unit(t); i < a->count; i += cdi_unit_step(t))
+        cdi_scale_at(a, i);
 }
 
 /* --- Casts: scaled in float32, then rounded once. ----------------------------------------------------------------- */
@@ -106,45 +159,93 @@ CDI_INLINE void cdi_cast_at(const struct cdi_cast_args *a, uint64_t i)
     const float *wide = (const float *)a->from;
     const uint16_t *narrow = (const uint16_t *)a->from;
 
-    if (a->to_type == CDDP_FLOAT16)
-        ((uint16_t *)a->to)[i] = cdi_f16_of_float(cdi_scale_float(wide[i], a->factor));
-    else if (a->to_type == CDDP_BFLOAT16)
-        ((uint16_t *)a->to)[i] = cdi_bf16_of_float(cdi_scale_float(wide[i], a->factor));
-    else if (a->from_type == CDDP_FLOAT16)
-        ((float *)a->to)[i] = cdi_scale_float(cdi_float_of_f16(narrow[i]), a->factor);
+    if (a->from_type == CDDP_FLOAT32)
+        ((uint16_t *)a->to)[i] = cdi_round(cdi_scale_float(wide[i], a->factor), a->to_type);
     else
-        ((float *)a->to)[i] = cdi_scale_float(cdi_float_of_bf16(narrow[i]), a->factor);
+        ((float *)a->to)[i] = cdi_scale_float(cdi_widen(narrow[i], a->from_type), a->factor);
+}
+
+CDI_INLINE void cdi_cast_unit(const struct cdi_cast_args *a, uint64_t u)
+{
+    if (a->from_type == CDDP_FLOAT32) {
+        const cdi_wide x = ((const cdi_wide *)a->from)[u];
+        cdi_narrow y;
+
+        for (int k = 0; k < 4; k++)
+            y.part[k] = cdi_round(cdi_scale_float(cdi_float_of_bits(x.part[k]), a->factor), a->to_type);
+        ((cdi_narrow *)a->to)[u] = y;
+    } else {
+        const cdi_narrow x = ((const cdi_narrow *)a->from)[u];
+        cdi_wide y;
+
+        for (int k = 0; k < 4; k++)
+            y.part[k] = cdi_bits_of_float(cdi_scale_float(cdi_widen(x.part[k], a->from_type), a->factor));
+        ((cdi_wide *)a->to)[u] = y;
+    }
 }
 
 CDI_INLINE void cdi_cast_body(const struct cdi_kernel_thread *t, const struct cdi_cast_args *a)
 {
-    for (uint64_t i = cdi_first_unit(t); i < a->count; i += cdi_unit_step(t))
+    const uint64_t from = cdi_units(a->from, a->count, a->from_type), to = cdi_units(a->to, a->count, a->to_type);
+    const uint64_t units = from < to ? from : to;
+
+    for (uint64_t u = cdi_first_unit(t); u < units; u += cdi_unit_step(t))
+        cdi_cast_unit(a, u);
+    for (uint64_t i = units * 4 + cdi_first_unit(t); i < a->count; i += cdi_unit_step(t))
         cdi_cast_at(a, i);
 }
 
 /* --- Scan: the bits of a magnitude say it; above those of infinity is NaN. ---------------------------------------- */
 
+CDI_INLINE void cdi_scan_narrow(struct cdi_scan_found *found, uint16_t x, int32_t dtype)
+{
+    const uint32_t mag = x & 0x7fffu, inf = dtype == CDDP_FLOAT16 ? 0x7c00u : 0x7f80u;
+
+    found->n_nan += mag > inf;
+    found->n_inf += mag == inf;
+}
+
+CDI_INLINE void cdi_scan_wide(struct cdi_scan_found *found, uint32_t x)
+{
+    const uint32_t mag = x & 0x7fffffffu;
+
+    found->n_nan += mag > 0x7f800000u;
+    found->n_inf += mag == 0x7f800000u;
+}
+
+CDI_INLINE void cdi_scan_at(struct cdi_scan_found *found, const struct cdi_scan_args *a, uint64_t i)
+{
+    if (a->dtype == CDDP_FLOAT64) {
+        const uint64_t mag = cdi_bits_of_double(((const double *)a->x)[i]) & 0x7fffffffffffffffu;
+
+        found->n_nan += mag > 0x7ff0000000000000u;
+        found->n_inf += mag == 0x7ff0000000000000u;
+    } else if (a->dtype == CDDP_FLOAT32)
+        cdi_scan_wide(found, cdi_bits_of_float(((const float *)a->x)[i]));
+    else
+        cdi_scan_narrow(found, ((const uint16_t *)a->x)[i], a->dtype);
+}
+
 /* What a thread found among its elements; the kernel adds it to *a->found. */
 CDI_INLINE struct cdi_scan_found cdi_scan_body(const struct cdi_kernel_thread *t, const struct cdi_scan_args *a)
 {
+    const uint64_t units = cdi_units(a->x, a->count, a->dtype);
     struct cdi_scan_found found = {0, 0};
 
-    for (uint64_t i = cdi_first_unit(t); i < a->count; i += cdi_unit_step(t)) {
-        uint64_t mag, inf;
+    for (uint64_t u = cdi_first_unit(t); u < units; u += cdi_unit_step(t))
+        if (a->dtype == CDDP_FLOAT32) {
+            const cdi_wide x = ((const cdi_wide *)a->x)[u];
 
-        if (a->dtype == CDDP_FLOAT64) {
-            mag = cdi_bits_of_double(((const double *)a->x)[i]) & 0x7fffffffffffffffu;
-            inf = 0x7ff0000000000000u;
-        } else if (a->dtype == CDDP_FLOAT32) {
-            mag = cdi_bits_of_float(((const float *)a->x)[i]) & 0x7fffffffu;
-            inf = 0x7f800000u;
+            for (int k = 0; k < 4; k++)
+                cdi_scan_wide(&found, x.part[k]);
         } else {
-            mag = ((const uint16_t *)a->x)[i] & 0x7fffu;
-            inf = a->dtype == CDDP_FLOAT16 ? 0x7c00u : 0x7f80u;
+            const cdi_narrow x = ((const cdi_narrow *)a->x)[u];
+
+            for (int k = 0; k < 4; k++)
+                cdi_scan_narrow(&found, x.part[k], a->dtype);
         }
-        found.n_nan += mag > inf;
-        found.n_inf += mag == inf;
-    }
+    for (uint64_t i = units * 4 + cdi_first_unit(t); i < a->count; i += cdi_unit_step(t))
+        cdi_scan_at(&found, a, i);
     return found;
 }
 
@@ -172,21 +273,25 @@ CDI_INLINE void cdi_copy_bytes(const struct cdi_kernel_thread *t, uint8_t *to, c
         to[i] = from[i];
 }
 
-/* One block copies one chunk: single bytes up to where both are 16-byte aligned, if they ever are, and at the end. */
+typedef uint32_t __attribute__((may_alias)) cdi_word;
+
+/*
+ * One block copies one chunk: 16 bytes at once where both sides can be aligned so, else 4 (parameters are words,
+ * mostly), else single bytes; single bytes also before the first such place and after the last.
+ */
 CDI_INLINE void cdi_copy_chunk(const struct cdi_kernel_thread *t, uint8_t *to, const uint8_t *from, uint64_t bytes)
 {
-    uint64_t head = (16u - ((uintptr_t)to & 15u)) & 15u, n_wide;
+    const uint64_t apart = ((uintptr_t)to ^ (uintptr_t)from) & 15u, unit = apart == 0 ? 16 : (apart & 3u) == 0 ? 4 : 1;
+    uint64_t head = (unit - ((uintptr_t)to & (unit - 1))) & (unit - 1), n;
 
-    if ((((uintptr_t)to ^ (uintptr_t)from) & 15u) != 0) {
-        cdi_copy_bytes(t, to, from, bytes);
-        return;
-    }
     head = head < bytes ? head : bytes;
-    n_wide = (bytes - head) / sizeof(cdi_wide);
+    n = (bytes - head) / unit;
     cdi_copy_bytes(t, to, from, head);
-    for (uint64_t i = t->thread; i < n_wide; i += t->n_threads)
+    for (uint64_t i = t->thread; i < n && unit == 16; i += t->n_threads)
         ((cdi_wide *)(void *)(to + head))[i] = ((const cdi_wide *)(const void *)(from + head))[i];
-    head += n_wide * sizeof(cdi_wide);
+    for (uint64_t i = t->thread; i < n && unit == 4; i += t->n_threads)
+        ((cdi_word *)(void *)(to + head))[i] = ((const cdi_word *)(const void *)(from + head))[i];
+    head += unit > 1 ? n * unit : 0;
     cdi_copy_bytes(t, to + head, from + head, bytes - head);
 }
 
