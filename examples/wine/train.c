@@ -5,16 +5,13 @@
  */
 #include "train.h"
 
+#include "gpu.h"
 #include "state.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define IN WINE_FEATURES
-#define HIDDEN WINE_HIDDEN
-#define OUT WINE_CLASSES
 
 /* The sum of this rank's sample losses in one epoch, and how many samples there were. */
 struct epoch_loss {

@@ -25,6 +25,13 @@ struct NAME(trainer) {
     cddp_ddp *ddp;
     cddp_sampler *sampler;
     struct state state; /* for checkpoints; its progress is the trainer's own */
+
+    /* Where libcddp's backend is a GPU's, the step runs there, and the arrays above are what it last sent back. */
+    struct gpu *gpu; /* or NULL */
+    struct NAME(wine_args) args;
+    int64_t *gpu_row; /* of all samples of the epoch */
+    void *gpu_memory[16];
+    size_t n_gpu_memory;
 };
 
 /* The cross-entropy of one sample. */
@@ -106,18 +113,18 @@ static cddp_status NAME(backward_first)(struct NAME(trainer) * t, const int64_t 
 }
 
 /* Scalars are made in double and rounded once, as PyTorch does it. */
-static void NAME(adam)(REAL *w, const REAL *g, REAL *m, REAL *v, size_t n, double lr, long step)
+static struct NAME(wine_scalars) NAME(adam_scalars)(double lr, long step)
 {
     const double beta1 = 0.9, beta2 = 0.999;
-    const REAL step_size = (REAL)(lr / (1 - pow(beta1, (double)step)));
-    const REAL correction = (REAL)sqrt(1 - pow(beta2, (double)step));
-    const REAL w1 = (REAL)(1 - beta1), w2 = (REAL)(1 - beta2), keep = (REAL)beta2, eps = (REAL)1e-8;
 
-    for (size_t i = 0; i < n; i++) {
-        m[i] += w1 * (g[i] - m[i]);
-        v[i] = v[i] * keep + w2 * g[i] * g[i];
-        w[i] -= step_size * m[i] / (SQRT(v[i]) / correction + eps);
-    }
+    return (struct NAME(wine_scalars)){
+        .step_size = (REAL)(lr / (1 - pow(beta1, (double)step))),
+        .correction = (REAL)sqrt(1 - pow(beta2, (double)step)),
+        .w1 = (REAL)(1 - beta1),
+        .w2 = (REAL)(1 - beta2),
+        .keep = (REAL)beta2,
+        .eps = (REAL)1e-8,
+    };
 }
 
 static void NAME(update)(struct NAME(trainer) * t)
@@ -133,11 +140,13 @@ static void NAME(update)(struct NAME(trainer) * t)
                  {t->net.b2, g->b2, OUT}};
 
     t->state.done.steps++;
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
-        size_t at = (size_t)(parts[i].w - t->w);
+    const struct NAME(wine_scalars) adam = NAME(adam_scalars)(t->job->opt->lr, (long)t->state.done.steps);
 
-        NAME(adam)
-        (parts[i].w, parts[i].g, t->m + at, t->v + at, parts[i].n, t->job->opt->lr, (long)t->state.done.steps);
+    for (size_t p = 0; p < sizeof parts / sizeof parts[0]; p++) {
+        size_t at = (size_t)(parts[p].w - t->w);
+
+        for (size_t i = 0; i < parts[p].n; i++)
+            NAME(wine_adam_step)(&adam, parts[p].g[i], &parts[p].w[i], &t->m[at + i], &t->v[at + i]);
     }
 }
 
@@ -179,6 +188,8 @@ static cddp_status NAME(epoch)(struct NAME(trainer) * t, long epoch, struct epoc
     return status;
 }
 
+#include "train_gpu_real.h"
+
 static void NAME(test)(struct NAME(trainer) * t, struct result *r)
 {
     const struct wine_part *part = &t->job->data->test;
@@ -198,7 +209,7 @@ static void NAME(test)(struct NAME(trainer) * t, struct result *r)
 }
 
 /* Weights, data and gradients in their places; the ranks meet in cddp_ddp_create. */
-static cddp_status NAME(set_up)(struct NAME(trainer) * t, const struct job *job)
+static cddp_status NAME(set_up)(struct NAME(trainer) * t, const struct job *job, char *why, size_t cap)
 {
     static const size_t shape_w1[] = {HIDDEN, IN}, shape_w2[] = {OUT, HIDDEN};
     const struct wine_data *data = job->data;
@@ -216,6 +227,7 @@ static cddp_status NAME(set_up)(struct NAME(trainer) * t, const struct job *job)
                                .no_shuffle = job->opt->no_shuffle,
                                .drop_last = job->opt->drop_last,
                                .seed = job->opt->seed};
+    cddp_ddp_options ddp_options = {.size = sizeof ddp_options};
     cddp_status status;
 
     t->job = job;
@@ -229,13 +241,26 @@ static cddp_status NAME(set_up)(struct NAME(trainer) * t, const struct job *job)
     for (size_t i = 0; i < data->test.n; i++)
         for (int k = 0; k < IN; k++)
             t->x_test[i][k] = (REAL)data->test.x[i][k];
+    if (strcmp(cddp_backend_name(job->comm), "nccl") == 0) {
+        status = NAME(gpu_set_up)(t, why, cap);
+        if (status != CDDP_OK)
+            return status;
+        ddp_options.stream = gpu_stream(t->gpu);
+        for (int i = 0; i < 4; i++)
+            params[i].data = t->args.w + ((REAL *)params[i].data - t->w);
+    }
     status = cddp_sampler_create(&t->sampler, &so);
     if (status == CDDP_OK)
-        status = cddp_ddp_create(&t->ddp, job->comm, params, 4, NULL);
-    if (status == CDDP_OK)
-        t->grad = (struct NAME(net)){cddp_ddp_grad(t->ddp, 0), cddp_ddp_grad(t->ddp, 1), cddp_ddp_grad(t->ddp, 2),
-                                     cddp_ddp_grad(t->ddp, 3)};
-    return status;
+        status = cddp_ddp_create(&t->ddp, job->comm, params, 4, &ddp_options);
+    if (status != CDDP_OK)
+        return status;
+    t->grad = (struct NAME(net)){cddp_ddp_grad(t->ddp, 0), cddp_ddp_grad(t->ddp, 1), cddp_ddp_grad(t->ddp, 2),
+                                 cddp_ddp_grad(t->ddp, 3)};
+    t->args.g_w1 = t->grad.w1;
+    t->args.g_b1 = t->grad.b1;
+    t->args.g_w2 = t->grad.w2;
+    t->args.g_b2 = t->grad.b2;
+    return CDDP_OK;
 }
 
 static cddp_status NAME(run)(struct NAME(trainer) * t, struct result *result, char *why, size_t cap)
@@ -247,10 +272,13 @@ static cddp_status NAME(run)(struct NAME(trainer) * t, struct result *result, ch
     if (cddp_sampler_count(t->sampler) == 0)
         return set_why(why, cap, "there are more ranks than training rows, and --drop-last leaves none of them");
     status = state_resume(t->job, &t->state, why, cap);
+    if (status == CDDP_OK && t->gpu != NULL && done->epochs > 0)
+        status = NAME(gpu_resumed)(t);
     while (status == CDDP_OK && done->epochs < opt->epochs) {
         struct epoch_loss loss;
 
-        status = NAME(epoch)(t, (long)done->epochs, &loss);
+        status = t->gpu != NULL ? NAME(gpu_epoch)(t, (long)done->epochs, &loss, why, cap)
+                                : NAME(epoch)(t, (long)done->epochs, &loss);
         if (status == CDDP_OK)
             status = share_loss(t->job, (long)done->epochs, loss, &done->train_loss, why, cap);
         if (status == CDDP_OK) {
@@ -277,11 +305,12 @@ cddp_status NAME(train)(const struct job *job, struct result *result, char *why,
 
     if (t == NULL)
         return set_why(why, cap, "out of memory");
-    status = NAME(set_up)(t, job);
+    status = NAME(set_up)(t, job, why, cap);
     if (status == CDDP_OK)
         status = NAME(run)(t, result, why, cap);
     cddp_ddp_destroy(t->ddp);
     cddp_sampler_destroy(t->sampler);
+    NAME(gpu_tear_down)(t);
     free(t);
     return status;
 }

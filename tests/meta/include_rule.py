@@ -31,13 +31,13 @@ EXTERNAL = {
     'uv.h': ['rendezvous/', 'launcher/'],
     'jansson.h': ['protocol/message.c', 'rendezvous/http.c', 'launcher/report.c', 'launcher/plan.c'],
     'sodium.h': ['protocol/auth.c'],
-    'dlfcn.h': [],
+    'dlfcn.h': ['examples/wine/gpu.c'],
     'criterion/criterion.h': [],
 }
 # Call -> files that may make it.
 PROCESS_FILES = ['launcher/spawn.c', 'launcher/guard.c', 'launcher/shim.c', 'launcher/main.c', 'rendezvous/main.c']
 CALLS = [
-    (r'(?:secure_)?getenv', ['common/env.c', 'launcher/options.c']),
+    (r'(?:secure_)?getenv', ['common/env.c', 'launcher/options.c', 'examples/wine/gpu.c']),
     (r'v?fork|clone3?|exec[lv]p?e?|execvpe|fexecve|posix_spawnp?|system|popen|uv_spawn', PROCESS_FILES),
     (r'signal|sigaction|kill|killpg|pidfd_send_signal|uv_kill|uv_signal_start|uv_process_kill', PROCESS_FILES),
     (r'atoi|atol|atoll|atof|gets|strcpy|strcat|v?sprintf|strtok', []),

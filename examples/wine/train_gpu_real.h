@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The same training step on a GPU, in the type REAL; train.c includes it behind train_real.h's types. Weights,
+ * averages, data and gradients live on the device; in a step the host only launches. After each epoch the trainer's own
+ * arrays get what the device has, for checkpoints, the test and the files.
+ */
+
+/* A failure of our own on the GPU stops the peers too: they would wait for this rank. */
+static cddp_status NAME(gpu_failed)(const struct NAME(trainer) * t, char *why, size_t cap)
+{
+    cddp_abort(t->job->comm, gpu_why(t->gpu));
+    return set_why(why, cap, gpu_why(t->gpu));
+}
+
+/* Memory on the GPU with `bytes` bytes of `from` in it; NULL: the status says why, and is kept if it already did. */
+static void *NAME(gpu_memory)(struct NAME(trainer) * t, const void *from, size_t bytes, cddp_status *status)
+{
+    void *p = NULL;
+
+    if (*status == CDDP_OK)
+        *status = cddp_alloc(t->job->comm, bytes, &p);
+    if (*status == CDDP_OK) {
+        t->gpu_memory[t->n_gpu_memory++] = p;
+        *status = cddp_copy(t->job->comm, p, from, bytes);
+    }
+    return p;
+}
+
+/* The model, the data and room to work in; before the ranks meet. */
+static cddp_status NAME(gpu_set_up)(struct NAME(trainer) * t, char *why, size_t cap)
+{
+    static const REAL zeros[WINE_ROWS * HIDDEN];
+    struct NAME(wine_args) *a = &t->args;
+    int32_t label[WINE_ROWS] = {0};
+    cddp_status status = CDDP_OK;
+
+    t->gpu = gpu_open(why, cap);
+    if (t->gpu == NULL) {
+        cddp_abort(t->job->comm, why);
+        return CDDP_E_SYSTEM;
+    }
+    for (size_t i = 0; i < t->job->data->train.n; i++)
+        label[i] = t->job->data->train.label[i];
+    a->w = NAME(gpu_memory)(t, t->w, sizeof t->w, &status);
+    a->m = NAME(gpu_memory)(t, t->m, sizeof t->m, &status);
+    a->v = NAME(gpu_memory)(t, t->v, sizeof t->v, &status);
+    a->x = NAME(gpu_memory)(t, t->x_train, sizeof t->x_train, &status);
+    a->label = NAME(gpu_memory)(t, label, sizeof label, &status);
+    t->gpu_row = NAME(gpu_memory)(t, zeros, WINE_ROWS * sizeof *t->gpu_row, &status);
+    a->h = NAME(gpu_memory)(t, zeros, WINE_ROWS * HIDDEN * sizeof *a->h, &status);
+    a->dz = NAME(gpu_memory)(t, zeros, WINE_ROWS * OUT * sizeof *a->dz, &status);
+    a->loss = NAME(gpu_memory)(t, zeros, WINE_ROWS * sizeof *a->loss, &status);
+    a->epoch_loss = NAME(gpu_memory)(t, zeros, sizeof(struct epoch_loss), &status);
+    return status;
+}
+
+static void NAME(gpu_tear_down)(struct NAME(trainer) * t)
+{
+    gpu_close(t->gpu); /* after what runs there */
+    for (size_t i = 0; i < t->n_gpu_memory; i++)
+        cddp_free(t->job->comm, t->gpu_memory[i]);
+}
+
+/* What a checkpoint brought goes to the GPU. */
+static cddp_status NAME(gpu_resumed)(struct NAME(trainer) * t)
+{
+    cddp_comm *comm = t->job->comm;
+    cddp_status status = cddp_copy(comm, t->args.w, t->w, sizeof t->w);
+
+    if (status == CDDP_OK)
+        status = cddp_copy(comm, t->args.m, t->m, sizeof t->m);
+    return status == CDDP_OK ? cddp_copy(comm, t->args.v, t->v, sizeof t->v) : status;
+}
+
+/* What the epoch has left on the GPU. */
+static cddp_status NAME(gpu_fetch)(struct NAME(trainer) * t, struct epoch_loss *loss)
+{
+    cddp_comm *comm = t->job->comm;
+    cddp_status status = cddp_copy(comm, loss, t->args.epoch_loss, sizeof *loss);
+
+    if (status == CDDP_OK)
+        status = cddp_copy(comm, t->w, t->args.w, sizeof t->w);
+    if (status == CDDP_OK)
+        status = cddp_copy(comm, t->m, t->args.m, sizeof t->m);
+    return status == CDDP_OK ? cddp_copy(comm, t->v, t->args.v, sizeof t->v) : status;
+}
+
+/* One step on the n rows from args.row on; nothing here waits for the GPU. */
+static cddp_status NAME(gpu_step)(struct NAME(trainer) * t, int n, char *why, size_t cap)
+{
+    struct NAME(wine_args) *a = &t->args;
+    struct gpu *g = t->gpu;
+    const bool f64 = sizeof(REAL) == sizeof(double);
+    cddp_status status;
+
+    a->n = n;
+    t->state.done.steps++;
+    a->adam = NAME(adam_scalars)(t->job->opt->lr, (long)t->state.done.steps);
+    if (!gpu_launch(g, WINE_hidden, f64, n, a) || !gpu_launch(g, WINE_output, f64, n, a) ||
+        !gpu_launch(g, WINE_second, f64, n, a))
+        return NAME(gpu_failed)(t, why, cap);
+    status = cddp_ddp_grad_ready(t->ddp, 3);
+    if (status == CDDP_OK)
+        status = cddp_ddp_grad_ready(t->ddp, 2);
+    if (status == CDDP_OK && !gpu_launch(g, WINE_first, f64, n, a))
+        return NAME(gpu_failed)(t, why, cap);
+    if (status == CDDP_OK)
+        status = cddp_ddp_grad_ready(t->ddp, 1);
+    if (status == CDDP_OK)
+        status = cddp_ddp_grad_ready(t->ddp, 0);
+    if (status == CDDP_OK)
+        status = cddp_ddp_wait(t->ddp);
+    if (status == CDDP_OK && !gpu_launch(g, WINE_adam, f64, n, a))
+        return NAME(gpu_failed)(t, why, cap);
+    return status;
+}
+
+static cddp_status NAME(gpu_epoch)(struct NAME(trainer) * t, long epoch, struct epoch_loss *loss, char *why, size_t cap)
+{
+    size_t n = cddp_sampler_count(t->sampler), batch = (size_t)t->job->opt->batch_size;
+    struct NAME(wine_args) *a = &t->args;
+    cddp_status status = cddp_sampler_set_epoch(t->sampler, epoch);
+
+    *loss = (struct epoch_loss){0, 0};
+    if (status == CDDP_OK)
+        status = cddp_copy(t->job->comm, t->gpu_row, cddp_sampler_indices(t->sampler), n * sizeof *a->row);
+    if (status == CDDP_OK)
+        status = cddp_copy(t->job->comm, a->epoch_loss, loss, sizeof *loss);
+    for (size_t at = 0; at < n && status == CDDP_OK; at += batch) {
+        a->row = t->gpu_row + at;
+        status = NAME(gpu_step)(t, (int)(n - at < batch ? n - at : batch), why, cap);
+    }
+    if (status == CDDP_OK && !gpu_wait(t->gpu))
+        return NAME(gpu_failed)(t, why, cap);
+    return status == CDDP_OK ? NAME(gpu_fetch)(t, loss) : status;
+}
