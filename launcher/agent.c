@@ -25,8 +25,8 @@
 #define GUARD_GONE_SWEEP_MS 10000
 
 struct agent {
-    uv_signal_t child; /* before the loop: see spawn_watch() */
     uv_loop_t loop;
+    struct spawn_watch child;
     uv_pipe_t link;
     uv_timer_t grace, sweep;
     const struct plan *plan;
@@ -148,15 +148,16 @@ static void on_room(void *arg)
         crew_pause(a->crew, false);
 }
 
-/* Also for the few moments between fork and exec, and for adopted orphans. */
-static void on_child(void *handle)
+static void on_child(void *arg)
 {
-    struct agent *a = handle; /* its first member */
+    struct agent *a = arg;
+    struct worker *none;
 
     if (a->crew != NULL)
         crew_on_child(a->crew);
     else
-        spawn_reap_orphans(NULL, 0);
+        while (spawn_reap(NULL, 0, &none))
+            ;
 }
 
 /* ---------------------------------------------------------------------------------------------------- ending ---- */
@@ -175,7 +176,7 @@ static void on_flushed(void *arg, bool flushed)
     close_handle((uv_handle_t *)&a->grace);
     close_handle((uv_handle_t *)&a->sweep);
     close_handle((uv_handle_t *)&a->link);
-    close_handle((uv_handle_t *)&a->child);
+    close_handle((uv_handle_t *)&a->child.handle);
 }
 
 static void on_flush_timeout(uv_timer_t *t)
@@ -625,7 +626,8 @@ static cddp_status start_all(struct agent *a, struct cdi_error *err)
     a->grace.data = a;
     a->sweep.data = a;
     a->link.data = a;
-    st = spawn_watch(&a->loop, &a->child, on_child, err);
+    a->child = (struct spawn_watch){.children = on_child, .arg = a};
+    st = spawn_watch_start(&a->child, &a->loop, err);
     if (st == CDDP_OK)
         st = writer_start(&a->writer, &a->loop, on_room, a, err);
     if (st == CDDP_OK)
@@ -676,15 +678,16 @@ int agent_run(const struct plan *plan, struct guard_link *link)
     }
     a->plan = plan;
     a->guard = link;
-    a->spawn =
-        (struct spawn_context){.loop = &a->loop, .mask = link->mask, .ignored = link->ignored, .read_buf = a->read_buf};
+    a->spawn = (struct spawn_context){
+        .loop = &a->loop, .mask = link->mask, .ignored = link->ignored, .null_fd = -1, .read_buf = a->read_buf};
     supervise_init(&a->sup, plan->n_procs);
     if (plan->wait_on_failure)
         supervise_leave_alone(&a->sup);
-    if (spawn_check_program(plan_program(plan), &status, &err) == CDDP_OK) {
+    if (spawn_find_program(plan_program(plan), a->spawn.program, &status, &err) == CDDP_OK) {
         status = 1;
         if (spawn_prepare(&a->spawn, plan->n_procs, &err) == CDDP_OK)
             status = run_loop(a, &err);
+        spawn_release(&a->spawn);
     }
     if (err.msg[0] != '\0')
         cdi_log(CDI_LOG_ERROR, "AGENT-START", "%s", err.msg);

@@ -9,8 +9,8 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #define LINES_MAX (RANKLOG_LINE_MAX + SPAWN_READ * 24) /* what one read can become: all newlines, a prefix for each */
 
@@ -28,41 +28,55 @@ struct crew {
 
 /* -------------------------------------------------------------------------------------------------- starting ---- */
 
-/* <run_dir>/attempt_<restart>/<local rank>/error.json, its directories made and no older file there. */
-static cddp_status make_error_file(const struct crew *c, uint32_t local_rank, char *path, struct cdi_error *err)
+/*
+ * Where a worker may leave a word about its end; no older one is there. No directory of its own: making and removing
+ * one costs more than starting the worker.
+ */
+static void error_file(const struct crew *c, uint32_t local_rank, char path[PATH_MAX])
 {
-    int n = snprintf(path, PATH_MAX, "%s/attempt_%u", c->opt.run_dir, c->opt.assign.restart_count);
-
-    if (mkdir(path, 0700) != 0 && errno != EEXIST)
-        return cdi_fail_errno(err, errno, "cannot make '%.300s'", path);
-    n += snprintf(path + n, (size_t)(PATH_MAX - n), "/%u", local_rank);
-    if (mkdir(path, 0700) != 0 && errno != EEXIST)
-        return cdi_fail_errno(err, errno, "cannot make '%.300s'", path);
-    (void)snprintf(path + n, (size_t)(PATH_MAX - n), "/error.json");
-    (void)unlink(path);
-    return CDDP_OK;
+    (void)snprintf(path, PATH_MAX, "%.4000s/error_%u_%u.json", c->opt.run_dir, c->opt.assign.restart_count, local_rank);
 }
 
-static cddp_status start_one(struct crew *c, struct worker *w, struct cdi_error *err)
-{
-    char flight[128], error_file[PATH_MAX];
-    struct plan_rank r = {
-        .assign = &c->opt.assign, .local_rank = w->local_rank, .error_file = error_file, .flight = flight};
-    char **env = NULL, **args = NULL;
-    cddp_status st = make_error_file(c, w->local_rank, error_file, err);
+/* What a worker is started with. */
+struct words {
+    char **args, **env;
+};
 
-    if (st == CDDP_OK)
-        st = worker_make_page(w, c->opt.assign.round, flight, sizeof flight, err);
-    if (st == CDDP_OK) {
-        env = plan_env(c->opt.plan, &r, environ);
-        args = plan_args(c->opt.plan, w->local_rank);
-        st = env == NULL || args == NULL
-                 ? cdi_fail(err, CDDP_E_NOMEM, "out of memory")
-                 : worker_start(w, c->opt.spawn, args, env, w->local_rank == 0 ? STDIN_FILENO : -1, err);
+static cddp_status start_one(struct crew *c, struct worker *w, struct words *words, struct cdi_error *err)
+{
+    char flight[128], path[PATH_MAX];
+    struct plan_rank r = {.assign = &c->opt.assign, .local_rank = w->local_rank, .error_file = path, .flight = flight};
+    cddp_status st = worker_make_page(w, c->opt.assign.round, flight, sizeof flight, err);
+
+    error_file(c, w->local_rank, path);
+    (void)unlink(path);
+    if (st != CDDP_OK)
+        return st;
+    words->env = plan_env(c->opt.plan, &r, environ);
+    words->args = plan_args(c->opt.plan, w->local_rank);
+    if (words->env == NULL || words->args == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    return worker_start(w, c->opt.spawn, words->args, words->env, w->rank == 0 ? STDIN_FILENO : -1, err);
+}
+
+/* All of them, or up to the first that cannot be started. */
+static cddp_status start_workers(struct crew *c, struct cdi_error *err)
+{
+    struct words *words = calloc(c->n, sizeof *words);
+    uint32_t n = 0;
+
+    if (words == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %u workers", c->n);
+    while (n < c->n && start_one(c, &c->workers[n], &words[n], &c->why) == CDDP_OK)
+        n++;
+    c->first_unstarted = n;
+    for (uint32_t i = 0; i < c->n; i++) {
+        worker_settle(&c->workers[i]);
+        plan_free_strings(words[i].args);
+        plan_free_strings(words[i].env);
     }
-    plan_free_strings(env);
-    plan_free_strings(args);
-    return st;
+    free(words);
+    return CDDP_OK;
 }
 
 /* ---------------------------------------------------------------------------------------------------- events ---- */
@@ -117,16 +131,18 @@ static void fill_end(const struct crew *c, const struct worker *w, struct cdi_fa
     report_sentence(f, f->text, sizeof f->text);
 }
 
-static void on_exited(struct worker *w)
+void crew_on_child(struct crew *c)
 {
-    struct crew *c = w->arg;
-    struct cdi_failure end;
+    struct worker *w;
 
-    if (c->destroyed)
-        return;
-    fill_end(c, w, &end);
-    c->opt.exited(c->opt.arg, &end);
-    spawn_reap_orphans(c->workers, c->n);
+    while (spawn_reap(c->workers, c->n, &w)) {
+        struct cdi_failure end;
+
+        if (w == NULL || c->destroyed)
+            continue;
+        fill_end(c, w, &end);
+        c->opt.exited(c->opt.arg, &end);
+    }
 }
 
 void crew_report_unstarted(struct crew *c)
@@ -146,12 +162,13 @@ void crew_report_unstarted(struct crew *c)
     }
 }
 
-static const struct worker_events events = {.output = on_output, .exited = on_exited};
+static const struct worker_events events = {.output = on_output};
 
 cddp_status crew_start(struct crew **out, const struct crew_options *opt, struct cdi_error *err)
 {
     uint32_t n = opt->plan->n_procs;
     struct crew *c = calloc(1, sizeof *c + n * sizeof c->workers[0]);
+    cddp_status st;
 
     if (c == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %u workers", n);
@@ -170,11 +187,12 @@ cddp_status crew_start(struct crew **out, const struct crew_options *opt, struct
         ranklog_init(&w->logs[0], (uint32_t)w->rank, false);
         ranklog_init(&w->logs[1], (uint32_t)w->rank, true);
     }
-    for (c->first_unstarted = 0; c->first_unstarted < n; c->first_unstarted++)
-        if (start_one(c, &c->workers[c->first_unstarted], &c->why) != CDDP_OK)
-            break;
-    *out = c;
-    return CDDP_OK;
+    st = start_workers(c, err);
+    if (st == CDDP_OK)
+        *out = c;
+    else
+        crew_destroy(c);
+    return st;
 }
 
 /* -------------------------------------------------------------------------------------------------- commands ---- */
@@ -221,13 +239,6 @@ bool crew_has_output(const struct crew *c)
     return false;
 }
 
-void crew_on_child(struct crew *c)
-{
-    for (uint32_t i = 0; i < c->n; i++)
-        worker_look(&c->workers[i]);
-    spawn_reap_orphans(c->workers, c->n);
-}
-
 void crew_describe(struct crew *c, struct report *r)
 {
     int32_t i = r->first.rank - (int32_t)c->opt.assign.rank_base;
@@ -246,8 +257,7 @@ void crew_describe(struct crew *c, struct report *r)
     for (unsigned k = 0; k < r->n_lines; k++)
         c->tail[k] = ranklog_tail_line(&w->logs[1], k);
     r->lines = c->tail;
-    (void)snprintf(c->error_file, sizeof c->error_file, "%.3000s/attempt_%u/%u/error.json", c->opt.run_dir,
-                   c->opt.assign.restart_count, w->local_rank);
+    error_file(c, w->local_rank, c->error_file);
     r->error_file = c->error_file;
 }
 

@@ -39,7 +39,7 @@ void crew_tell_over(struct crew *c);
 /* Read no output for now, and read on. */
 void crew_pause(struct crew *c, bool pause);
 bool crew_has_output(const struct crew *c);
-/* SIGCHLD came: look at the dead before libuv reaps them, and reap orphans. */
+/* SIGCHLD came: reap the dead, orphans too, and tell of workers by exited(). */
 void crew_on_child(struct crew *c);
 /* Fill what is known here of r->first's worker, and of the others. The strings are the crew's. */
 void crew_describe(struct crew *c, struct report *r);

@@ -1,88 +1,170 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cddprun-shim: the moment between the agent's fork and the worker's program, which libuv gives no hook for. A
- * program of its own, with libc only, since every rank pays for each library.
+ * cddprun-shim: the moment between the agent's spawn and the worker's program. Every rank pays for it, so where we know
+ * the processor's way to call the kernel it is linked without libc (starting libc costs three times what all of this
+ * does); elsewhere, and with sanitizers, it is an ordinary program.
  *
- *   cddprun-shim AGENT_PID MASK IGNORED NOFILE PROGRAM [ARGS]     (MASK, IGNORED: hexadecimal, bit n-1 for signal n)
+ *   cddprun-shim AGENT_PID MASK IGNORED NOFILE FILE PROGRAM [ARGS]  (MASK, IGNORED: hexadecimal, bit n-1 for signal n)
  *
- * Descriptor 3 is the flight page, 4 the pipe on which errno of a failed exec goes back; nothing above is kept.
+ * FILE is executed, PROGRAM is its argv[0]. Descriptor 3 is the flight page, 4 the pipe on which errno of a failed exec
+ * goes back; nothing above is kept.
  */
-#include <dirent.h>
+#include "launcher/syscalls.h"
+
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/prctl.h>
+#include <linux/resource.h>
 #include <signal.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+#include <stdint.h>
 
 #define ERRNO_FD 4
-#define SYSTEM_NOFILE "-" /* leave RLIMIT_NOFILE as it is */
+#define N_SIGNALS 64
+#define FIRST_ARG 5 /* FILE */
 
-static void close_from(int first)
+struct kernel_sigaction { /* as the kernel has it; the members between are 0 for SIG_DFL and SIG_IGN */
+    uintptr_t handler;
+    uintptr_t rest[3];
+};
+
+/* Of what sprintf wrote, so there is nothing to complain of; -1: "-". */
+static int64_t number(const char *text, unsigned base)
 {
-    struct dirent *entry;
-    DIR *dir;
+    uint64_t v = 0;
 
+    if (*text == '-')
+        return -1;
+    for (; *text != '\0'; text++)
+        v = v * base + (uint64_t)(*text >= 'a' ? *text - 'a' + 10 : *text - '0');
+    return (int64_t)v;
+}
+
+/* For kernels before 5.9: by /proc/self/fd. */
+static void close_listed(long first)
+{
+    struct {
+        uint64_t ino;
+        int64_t off;
+        uint16_t len;
+        uint8_t type;
+        char name[];
+    } * entry;
+    _Alignas(8) char buf[1024];
+    long dir = sys(SYS_openat, AT_FDCWD, (long)"/proc/self/fd", O_RDONLY | O_DIRECTORY, 0, 0), n;
+
+    while (dir >= 0 && (n = sys(SYS_getdents64, dir, (long)buf, sizeof buf, 0, 0)) > 0) {
+        for (long at = 0; at < n; at += entry->len) {
+            long fd;
+
+            entry = (void *)(buf + at);
+            /* NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult): the kernel has filled buf */
+            fd = entry->name[0] == '.' ? -1 : (long)number(entry->name, 10);
+            if (fd >= first && fd != dir)
+                (void)sys(SYS_close, fd, 0, 0, 0, 0);
+        }
+    }
+    if (dir >= 0)
+        (void)sys(SYS_close, dir, 0, 0, 0, 0);
+}
+
+static void close_from(long first)
+{
 #ifdef SYS_close_range
-    if (syscall(SYS_close_range, (unsigned)first, ~0u, 0u) == 0)
+    if (sys(SYS_close_range, first, 0xffffffffL, 0, 0, 0) == 0)
         return;
 #endif
-    dir = opendir("/proc/self/fd");
-    while (dir != NULL && (entry = readdir(dir)) != NULL) {
-        int fd = (int)strtol(entry->d_name, NULL, 10);
-
-        if (fd >= first && fd != dirfd(dir))
-            (void)close(fd);
-    }
-    if (dir != NULL)
-        (void)closedir(dir);
+    close_listed(first);
 }
 
-static void restore_signals(unsigned long long mask, unsigned long long ignored)
+static void restore_signals(uint64_t mask, uint64_t ignored)
 {
-    sigset_t set;
+    struct kernel_sigaction sa = {.handler = 0};
 
-    (void)sigemptyset(&set);
-    for (int s = 1; s <= 64; s++) {
-        if (s != SIGKILL && s != SIGSTOP)
-            (void)signal(s, (ignored >> (s - 1) & 1) != 0 ? SIG_IGN : SIG_DFL);
-        if ((mask >> (s - 1) & 1) != 0)
-            (void)sigaddset(&set, s);
+    for (int s = 1; s <= N_SIGNALS; s++) {
+        sa.handler = (uintptr_t)((ignored >> (s - 1) & 1) != 0 ? SIG_IGN : SIG_DFL);
+        (void)sys(SYS_rt_sigaction, s, (long)&sa, 0, sizeof mask, 0); /* KILL and STOP refuse */
     }
-    (void)sigprocmask(SIG_SETMASK, &set, NULL);
+    (void)sys(SYS_rt_sigprocmask, SIG_SETMASK, (long)&mask, 0, sizeof mask, 0);
 }
 
-static void restore_nofile(const char *text)
+static void restore_nofile(int64_t soft)
 {
-    struct rlimit lim;
+    uint64_t lim[2]; /* soft, hard */
 
-    if (strcmp(text, SYSTEM_NOFILE) == 0 || getrlimit(RLIMIT_NOFILE, &lim) != 0)
+    if (soft < 0 || sys(SYS_prlimit64, 0, RLIMIT_NOFILE, 0, (long)lim, 0) != 0)
         return;
-    lim.rlim_cur = (rlim_t)strtoull(text, NULL, 10);
-    (void)setrlimit(RLIMIT_NOFILE, &lim);
+    lim[0] = (uint64_t)soft;
+    (void)sys(SYS_prlimit64, 0, RLIMIT_NOFILE, (long)lim, 0, 0);
 }
 
-int main(int argc, char **argv)
+/* argv: from FILE on. Returns errno. As execvp(3) does, a file without an interpreter's name is a shell script. */
+static int exec_program(char **argv, char **env)
+{
+    static char shell[] = "/bin/sh";
+    long rc = sys(SYS_execve, (long)argv[0], (long)(argv + 1), (long)env, 0, 0);
+
+    if (rc == -ENOEXEC) {
+        argv[1] = argv[0];
+        argv[0] = shell;
+        rc = sys(SYS_execve, (long)shell, (long)argv, (long)env, 0, 0);
+    }
+    return (int)-rc;
+}
+
+static int shim(long argc, char **argv, char **env)
 {
     int error;
 
-    if (argc < 6)
+    if (argc < FIRST_ARG + 2)
         return 125;
-    (void)setsid();
-    (void)prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+    (void)sys(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
     /* If the agent died before the line above, no signal will come. */
-    if (getppid() != (pid_t)strtol(argv[1], NULL, 10))
+    if (sys(SYS_getppid, 0, 0, 0, 0, 0) != number(argv[1], 10))
         return 125;
-    (void)fcntl(ERRNO_FD, F_SETFD, FD_CLOEXEC);
+    (void)sys(SYS_fcntl, ERRNO_FD, F_SETFD, FD_CLOEXEC, 0, 0);
     close_from(ERRNO_FD + 1);
-    restore_nofile(argv[4]);
-    restore_signals(strtoull(argv[2], NULL, 16), strtoull(argv[3], NULL, 16));
-    (void)execvp(argv[5], argv + 5);
-    error = errno;
-    while (write(ERRNO_FD, &error, sizeof error) < 0 && errno == EINTR)
+    restore_nofile(number(argv[4], 10));
+    restore_signals((uint64_t)number(argv[2], 16), (uint64_t)number(argv[3], 16));
+    error = exec_program(argv + FIRST_ARG, env);
+    while (sys(SYS_write, ERRNO_FD, (long)&error, sizeof error, 0, 0) == -EINTR)
         ;
     return error == ENOENT ? 127 : 126;
 }
+
+/* ----------------------------------------------------------------------------------------------------- start ---- */
+
+#ifdef SHIM_FREESTANDING
+
+#if defined __x86_64__
+__asm__(".globl _start\n"
+        ".type _start, @function\n"
+        "_start: xor %ebp, %ebp\n"
+        "        mov %rsp, %rdi\n"
+        "        and $-16, %rsp\n"
+        "        call begin\n");
+#elif defined __aarch64__
+__asm__(".globl _start\n"
+        ".type _start, %function\n"
+        "_start: mov x29, #0\n"
+        "        mov x30, #0\n"
+        "        mov x0, sp\n"
+        "        bl begin\n");
+#endif
+
+/* The stack at the start: argc, argv, NULL, environment, NULL. */
+__attribute__((used)) static _Noreturn void begin(long *stack)
+{
+    char **argv = (char **)(stack + 1);
+
+    for (;;)
+        (void)sys(SYS_exit_group, shim(stack[0], argv, argv + stack[0] + 1), 0, 0, 0, 0);
+}
+
+#else
+
+int main(int argc, char **argv, char **env)
+{
+    return shim(argc, argv, env);
+}
+
+#endif

@@ -4,20 +4,26 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/env.h"
+#include "launcher/syscalls.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <linux/futex.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #define SHIM "cddprun-shim"
-#define ARGS_OF_SHIM 5
+#define ARGS_OF_SHIM 6     /* before PROGRAM */
+#define ARGS_IN_NUMBERS 4  /* of them */
 #define FILES_BASE 32      /* open files of an agent without workers, with room to spare */
+#define CHILD_STACK 8192   /* for become_shim() */
 #define FILES_PER_WORKER 8 /* two pipes, the page, exec's pipe; store connections of its ranks */
 
 /* ---------------------------------------------------------------------------------------------- preparations ---- */
@@ -83,13 +89,31 @@ static cddp_status raise_nofile(struct spawn_context *ctx, uint32_t n_procs, str
     return CDDP_OK;
 }
 
+/* Above 4: see become_shim(). */
+static int open_null(void)
+{
+    CDI_AUTOCLOSE int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+
+    return fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 5);
+}
+
 cddp_status spawn_prepare(struct spawn_context *ctx, uint32_t n_procs, struct cdi_error *err)
 {
     if (!find_shim(ctx->shim, sizeof ctx->shim))
         return cdi_fail(err, CDDP_E_NOT_FOUND,
                         "cannot find %s, which belongs to cddprun, beside it or in %s; install cddprun again", SHIM,
                         CDI_LIBEXECDIR);
+    ctx->null_fd = open_null();
+    if (ctx->null_fd < 0)
+        return cdi_fail_errno(err, errno, "cannot open /dev/null");
     return raise_nofile(ctx, n_procs, err);
+}
+
+void spawn_release(struct spawn_context *ctx)
+{
+    if (ctx->null_fd >= 0)
+        (void)close(ctx->null_fd);
+    ctx->null_fd = -1;
 }
 
 /* 0, or why this file cannot be run. */
@@ -104,7 +128,7 @@ static int runnable(const char *path)
     return access(path, X_OK) == 0 ? 0 : errno;
 }
 
-static int search_path(const char *program)
+static int search_path(const char *program, char *out)
 {
     const char *path = cdi_env_str("PATH"), *end;
     int worst = ENOENT;
@@ -118,8 +142,10 @@ static int search_path(const char *program)
         if ((size_t)snprintf(file, sizeof file, "%.*s%s%s", n, path, n > 0 ? "/" : "", program) < sizeof file) {
             int rc = runnable(file);
 
-            if (rc == 0)
+            if (rc == 0) {
+                memcpy(out, file, strlen(file) + 1);
                 return 0;
+            }
             if (rc == EACCES)
                 worst = rc;
         }
@@ -128,10 +154,19 @@ static int search_path(const char *program)
     }
 }
 
-cddp_status spawn_check_program(const char *program, int *exit_status, struct cdi_error *err)
+static int find_program(const char *program, char *path)
+{
+    if (strchr(program, '/') == NULL)
+        return search_path(program, path);
+    if ((size_t)snprintf(path, PATH_MAX, "%s", program) >= PATH_MAX)
+        return ENAMETOOLONG;
+    return runnable(program);
+}
+
+cddp_status spawn_find_program(const char *program, char *path, int *exit_status, struct cdi_error *err)
 {
     bool plain = strchr(program, '/') == NULL;
-    int rc = plain ? search_path(program) : runnable(program);
+    int rc = find_program(program, path);
 
     if (rc == 0)
         return CDDP_OK;
@@ -219,18 +254,6 @@ static void read_exec_errno(struct worker *w)
     w->exec_fd = -1;
 }
 
-static void on_process_exit(uv_process_t *p, int64_t status, int signal)
-{
-    struct worker *w = (struct worker *)p;
-
-    w->exited = true;
-    w->exit_code = (int)status;
-    w->exit_signal = signal;
-    w->ended_ms = cdi_now_ms();
-    read_exec_errno(w);
-    w->on->exited(w);
-}
-
 /* fds[i]: the worker's end of its stream i + 1. */
 static cddp_status make_pipes(struct worker *w, uv_loop_t *loop, int fds[2], struct cdi_error *err)
 {
@@ -257,8 +280,79 @@ static cddp_status make_pipes(struct worker *w, uv_loop_t *loop, int fds[2], str
     return CDDP_OK;
 }
 
+/*
+ * What a child needs until it execs: it shares our memory (fork would copy page tables) and runs beside us (vfork would
+ * hold the agent until each rank has had its turn on a busy machine).
+ */
+struct spawn_child {
+    uint32_t here; /* the kernel makes it 0 when the child has left our memory, and wakes its waiters */
+    const char *shim;
+    char **argv, **env;
+    int fds[5];
+    char own[ARGS_IN_NUMBERS][24];
+    _Alignas(16) char stack[CHILD_STACK];
+};
+
+/*
+ * The child: system calls only, and no errno, which is the agent's. The five descriptors become 0 to 4; none is
+ * overwritten before it is in its place, since what the loop opens first keeps 3 and 4 for the agent's whole life.
+ */
+static int become_shim(void *arg)
+{
+    struct spawn_child *c = arg;
+    bool ready = sys(SYS_setsid, 0, 0, 0, 0, 0) >= 0;
+
+    for (int i = 0; i < 5 && ready; i++)
+        ready = (c->fds[i] == 0 && i == 0) || (c->fds[i] >= 5 && sys(SYS_dup3, c->fds[i], i, 0, 0, 0) == i);
+    if (ready)
+        (void)sys(SYS_execve, (long)c->shim, (long)c->argv, (long)c->env, 0, 0);
+    (void)sys(SYS_exit_group, 125, 0, 0, 0, 0);
+    return 125;
+}
+
+/*
+ * All signals are blocked over it, and remain so in the child until the shim has put them right: none is lost, and none
+ * runs a handler in memory that is ours. Returns errno.
+ */
+static int spawn_shim(struct worker *w)
+{
+    struct spawn_child *c = w->child;
+    sigset_t all, before;
+    int error = 0, flags = CLONE_VM | CLONE_CHILD_CLEARTID | SIGCHLD;
+    pid_t pid;
+
+#ifndef SYSCALLS_RAW
+    flags |= CLONE_VFORK; /* errno is shared, so one at a time */
+#endif
+    c->here = 1;
+    (void)sigfillset(&all);
+    (void)sigprocmask(SIG_SETMASK, &all, &before);
+    pid = clone(become_shim, c->stack + sizeof c->stack, flags, c, NULL, NULL, &c->here);
+    if (pid < 0) {
+        error = errno;
+        c->here = 0;
+    }
+    (void)sigprocmask(SIG_SETMASK, &before, NULL);
+    if (pid > 0)
+        w->pid = pid;
+    return error;
+}
+
+void worker_settle(struct worker *w)
+{
+    struct spawn_child *c = w->child;
+
+    if (c == NULL)
+        return;
+    while (__atomic_load_n(&c->here, __ATOMIC_ACQUIRE) != 0)
+        (void)syscall(SYS_futex, &c->here, FUTEX_WAIT, 1, NULL, NULL, 0);
+    free(c->argv);
+    free(c);
+    w->child = NULL;
+}
+
 /* The shim's command line: its own words, then the worker's. Only the array is allocated. */
-static char **shim_args(const struct spawn_context *ctx, char own[ARGS_OF_SHIM - 1][24], char **args)
+static char **shim_args(const struct spawn_context *ctx, char own[ARGS_IN_NUMBERS][24], char *const *args)
 {
     size_t n = 0;
     char **v;
@@ -275,53 +369,50 @@ static char **shim_args(const struct spawn_context *ctx, char own[ARGS_OF_SHIM -
         (void)snprintf(own[3], 24, "%" PRId64, ctx->nofile);
     else
         (void)snprintf(own[3], 24, "-");
+    v[ARGS_OF_SHIM - 1] = (char *)(uintptr_t)ctx->program;
     v[0] = (char *)(uintptr_t)ctx->shim;
-    for (int i = 1; i < ARGS_OF_SHIM; i++)
-        v[i] = own[i - 1];
+    for (int i = 0; i < ARGS_IN_NUMBERS; i++)
+        v[i + 1] = own[i];
     memcpy(v + ARGS_OF_SHIM, args, n * sizeof *args);
     return v;
 }
 
-static int spawn_shim(struct worker *w, const struct spawn_context *ctx, char **argv, char **env,
-                      const int stdio_fds[5])
+static struct spawn_child *make_child(const struct spawn_context *ctx, char *const *args, char **env)
 {
-    uv_stdio_container_t stdio[5];
-    uv_process_options_t opt = {
-        .exit_cb = on_process_exit, .file = ctx->shim, .args = argv, .env = env, .stdio_count = 5, .stdio = stdio};
-    int rc;
+    struct spawn_child *c = malloc(sizeof *c);
 
-    for (int i = 0; i < 5; i++) {
-        stdio[i].flags = stdio_fds[i] < 0 ? UV_IGNORE : UV_INHERIT_FD;
-        stdio[i].data.fd = stdio_fds[i];
-    }
-    rc = uv_spawn(ctx->loop, &w->process, &opt);
-    /* Also a failed one is a handle to be closed. */
-    w->spawned = true;
-    w->open_handles++;
-    w->pid = rc == 0 ? w->process.pid : 0;
-    return rc;
+    if (c == NULL)
+        return NULL;
+    c->here = 0;
+    c->shim = ctx->shim;
+    c->env = env;
+    c->argv = shim_args(ctx, c->own, args);
+    if (c->argv != NULL)
+        return c;
+    free(c);
+    return NULL;
 }
 
-cddp_status worker_start(struct worker *w, const struct spawn_context *ctx, char **args, char **env, int stdin_fd,
+cddp_status worker_start(struct worker *w, const struct spawn_context *ctx, char *const *args, char **env, int stdin_fd,
                          struct cdi_error *err)
 {
     int outs[2] = {-1, -1}, exec_pair[2] = {-1, -1}, rc = 0;
-    char own[ARGS_OF_SHIM - 1][24];
-    CDI_AUTOFREE char **argv = shim_args(ctx, own, args);
-    cddp_status st = argv == NULL ? cdi_fail(err, CDDP_E_NOMEM, "out of memory") : make_pipes(w, ctx->loop, outs, err);
+    cddp_status st;
 
     w->ctx = ctx;
-    w->process.data = w;
+    w->child = make_child(ctx, args, env);
+    st = w->child == NULL ? cdi_fail(err, CDDP_E_NOMEM, "out of memory") : make_pipes(w, ctx->loop, outs, err);
     if (st == CDDP_OK && pipe2(exec_pair, O_CLOEXEC) != 0)
         st = cdi_fail_errno(err, errno, "pipe");
     if (st == CDDP_OK) {
-        const int fds[5] = {stdin_fd, outs[0], outs[1], w->flight_fd, exec_pair[1]};
+        const int fds[5] = {stdin_fd >= 0 ? stdin_fd : ctx->null_fd, outs[0], outs[1], w->flight_fd, exec_pair[1]};
 
+        memcpy(w->child->fds, fds, sizeof fds);
         w->started_ms = cdi_now_ms();
         w->exec_fd = cdi_steal_fd(&exec_pair[0]);
-        rc = spawn_shim(w, ctx, argv, env, fds);
+        rc = spawn_shim(w);
         if (rc != 0)
-            st = cdi_fail_errno(err, -rc, "starting its process");
+            st = cdi_fail_errno(err, rc, "starting its process");
     }
     for (int i = 0; i < 2; i++) {
         if (outs[i] >= 0)
@@ -341,9 +432,7 @@ void worker_kill(struct worker *w, int signal)
 {
     if (w->pid <= 0 || w->exited)
         return;
-    /* Between fork and setsid it has no group of its own yet. */
-    if (kill(-w->pid, signal) != 0 && errno == ESRCH)
-        (void)kill(w->pid, signal);
+    (void)kill(-w->pid, signal);
 }
 
 void worker_pause(struct worker *w, bool pause)
@@ -363,58 +452,56 @@ bool worker_has_output(const struct worker *w)
     return w->piped[0] || w->piped[1];
 }
 
-void worker_look(struct worker *w)
+static void on_signal(uv_signal_t *h, int signum)
 {
-    siginfo_t info = {0};
-
-    if (w->pid > 0 && !w->exited && waitid(P_PID, (id_t)w->pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
-        info.si_pid == w->pid)
-        w->dumped = info.si_code == CLD_DUMPED;
-}
-
-static void on_child(uv_signal_t *h, int signum)
-{
-    void (*children)(void *arg) = (void (*)(void *))(uintptr_t)h->data;
+    struct spawn_watch *watch = (struct spawn_watch *)h;
 
     (void)signum;
-    children(h);
+    watch->children(watch->arg);
 }
 
-cddp_status spawn_watch(uv_loop_t *loop, uv_signal_t *h, void (*children)(void *handle), struct cdi_error *err)
+cddp_status spawn_watch_start(struct spawn_watch *w, uv_loop_t *loop, struct cdi_error *err)
 {
-    int rc = uv_signal_init(loop, h);
+    int rc = uv_signal_init(loop, &w->handle);
 
-    h->data = (void *)(uintptr_t)children;
     if (rc == 0)
-        rc = uv_signal_start(h, on_child, SIGCHLD);
+        rc = uv_signal_start(&w->handle, on_signal, SIGCHLD);
     return rc == 0 ? CDDP_OK : cdi_fail_errno(err, -rc, "cannot watch for SIGCHLD");
 }
 
-void spawn_reap_orphans(const struct worker *workers, uint32_t n)
+static void note_end(struct worker *w, const siginfo_t *info)
 {
-    for (;;) {
-        siginfo_t info = {0};
-        bool ours = false;
+    bool by_exit = info->si_code == CLD_EXITED;
 
-        if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0)
-            return;
-        for (uint32_t i = 0; i < n; i++)
-            ours |= workers[i].pid == info.si_pid && !workers[i].exited;
-        /* libuv is about to reap that one, and the next SIGCHLD or exit brings us back. */
-        if (ours || waitpid(info.si_pid, NULL, WNOHANG) < 0)
-            return;
-    }
+    w->exited = true;
+    w->exit_code = by_exit ? info->si_status : 0;
+    w->exit_signal = by_exit ? 0 : info->si_status;
+    w->dumped = info->si_code == CLD_DUMPED;
+    w->ended_ms = cdi_now_ms();
+    read_exec_errno(w);
+}
+
+bool spawn_reap(struct worker *workers, uint32_t n, struct worker **worker)
+{
+    siginfo_t info = {.si_pid = 0};
+
+    *worker = NULL;
+    if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG) != 0 || info.si_pid == 0)
+        return false;
+    for (uint32_t i = 0; i < n && *worker == NULL; i++)
+        if (workers[i].pid == info.si_pid && !workers[i].exited)
+            *worker = &workers[i];
+    if (*worker != NULL)
+        note_end(*worker, &info);
+    return true;
 }
 
 void worker_close(struct worker *w, void (*closed)(struct worker *w))
 {
     w->closed = closed;
+    worker_settle(w);
     end_stream(w, 0);
     end_stream(w, 1);
-    if (w->spawned) {
-        w->spawned = false;
-        uv_close((uv_handle_t *)&w->process, on_handle_closed);
-    }
     if (w->exec_fd >= 0)
         (void)close(w->exec_fd);
     if (w->flight_fd >= 0)
