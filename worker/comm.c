@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The communicator: from the environment's variables through the store to a backend that connects all ranks. Checks the
- * arguments of the blocking collectives, each of which is an operation enqueued and joined.
+ * The communicator: from the environment's variables through the store to a backend that connects all ranks, and parts
+ * of it. collective.c has what is done with one.
  */
 #include "worker/comm.h"
 
@@ -38,6 +38,7 @@ struct cddp_comm {
     struct cdi_store_host *host; /* then, on rank 0 */
     const struct cdi_backend_ops *ops;
     struct cdi_backend *backend;
+    const struct cddp_comm *whole; /* of a part: what it was split from, which has all but world, ops and backend */
 };
 
 /* ------------------------------------------------------------------------------------------- the environment ---- */
@@ -400,6 +401,10 @@ static cddp_status join(struct cddp_comm *c, const struct cdi_launch *l, struct 
 static void comm_free(struct cddp_comm *c)
 {
     c->ops->destroy(c->backend);
+    if (c->whole != NULL) {
+        free(c);
+        return;
+    }
     cddp_store_close(c->world.store);
     cdi_store_host_stop(c->host);
     cdi_flight_release(c->world.flight);
@@ -489,7 +494,8 @@ cddp_status cddp_finalize(cddp_comm *comm)
     if (comm == NULL)
         return CDDP_OK;
     st = comm->ops->health(comm->backend, &err);
-    say_goodbye(comm, st != CDDP_OK);
+    if (comm->whole == NULL)
+        say_goodbye(comm, st != CDDP_OK);
     comm_free(comm);
     return out(st, &err);
 }
@@ -533,7 +539,7 @@ int cddp_restart_count(const cddp_comm *comm)
 
 int cddp_stop_wanted(const cddp_comm *comm)
 {
-    return cdi_flight_stop_wanted(comm->world.flight);
+    return cdi_flight_stop_wanted(comm->whole != NULL ? comm->whole->world.flight : comm->world.flight);
 }
 
 cddp_store *cddp_comm_store(cddp_comm *comm)
@@ -606,132 +612,57 @@ const char *cddp_version(void)
     return CDDP_VERSION;
 }
 
-/* ----------------------------------------------------------------------------------------------- collectives ---- */
+/* ----------------------------------------------------------------------------------------------------- parts ---- */
 
-static cddp_status run(cddp_comm *comm, const struct cdi_op *op, struct cdi_error *err)
+/* What each rank says to a split. */
+struct choice {
+    int32_t color, key;
+};
+
+/* The ranks before mine are those of my color with a smaller key, or the same key and a lower rank. */
+static void find_part(const struct choice *all, int n, int rank, struct cdi_world *part)
 {
-    uint64_t ticket;
-    cddp_status st = comm->ops->enqueue(comm->backend, op, &ticket, err);
-
-    return st != CDDP_OK ? st : comm->ops->join(comm->backend, ticket, err);
+    part->rank = part->size = 0;
+    for (int r = 0; r < n; r++) {
+        if (all[r].color != all[rank].color)
+            continue;
+        part->size++;
+        part->rank += all[r].key < all[rank].key || (all[r].key == all[rank].key && r < rank);
+    }
 }
 
-static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes)
+static cddp_status split(struct cddp_comm *part, cddp_comm *comm, const struct choice *all, struct cdi_error *err)
 {
-    uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
+    int rank = comm->world.rank;
 
-    return x < y + b_bytes && y < x + a_bytes;
+    *part = (struct cddp_comm){.whole = comm, .world = comm->world, .place = comm->place, .ops = comm->ops};
+    part->world.flight = NULL; /* the page has one writer, which is the whole */
+    find_part(all, comm->world.size, rank, &part->world);
+    return comm->ops->split(comm->backend, all[rank].color, all[rank].key, &part->backend, err);
 }
 
-/* What all data-carrying collectives need; `copies` is how often the largest buffer holds `count` elements. */
-static cddp_status check(const cddp_comm *comm, const char *name, const void *in, const void *to, size_t count,
-                         cddp_dtype dtype, size_t copies, struct cdi_error *err)
+cddp_status cddp_comm_split(cddp_comm **to, cddp_comm *comm, int color, int key)
 {
-    if (comm == NULL)
-        return cdi_fail(err, CDDP_E_INVALID, "%s: comm is NULL", name);
-    if (!cdi_dtype_valid(dtype))
-        return cdi_fail(err, CDDP_E_INVALID, "%s: %d is no cddp_dtype", name, (int)dtype);
-    if (count > SIZE_MAX / 2 / cddp_dtype_size(dtype) / copies)
-        return cdi_fail(err, CDDP_E_INVALID, "%s: no memory holds %zu elements", name, count);
-    if (count > 0 && (in == NULL || to == NULL))
-        return cdi_fail(err, CDDP_E_INVALID, "%s: %s is NULL", name, in == NULL ? "in" : "out");
-    return CDDP_OK;
-}
-
-cddp_status cdi_comm_all_reduce(cddp_comm *comm, const void *in, void *to, size_t count, cddp_dtype dtype, cddp_op op,
-                                struct cdi_error *err)
-{
-    const struct cdi_op work = {.kind = CDI_ALL_REDUCE,
-                                .in = in,
-                                .out = to,
-                                .count = count,
-                                .dtype = dtype,
-                                .op = op,
-                                .bucket = -1,
-                                .lazy = true};
-    cddp_status st = check(comm, "cddp_all_reduce", in, to, count, dtype, 1, err);
-    size_t bytes;
-
-    if (st != CDDP_OK)
-        return st;
-    bytes = count * cddp_dtype_size(dtype);
-    if (!cdi_op_valid(op))
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_all_reduce: %d is no cddp_op", (int)op);
-    if (op == CDDP_MEAN && !cdi_dtype_is_float(dtype))
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_all_reduce: a mean of %s is not defined, use a floating-point type",
-                        cdi_dtype_name(dtype));
-    if (in != to && overlap(in, bytes, to, bytes))
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_all_reduce: in and out overlap, but are not the same");
-    return run(comm, &work, err);
-}
-
-cddp_status cdi_comm_broadcast(cddp_comm *comm, void *buf, size_t count, cddp_dtype dtype, int root,
-                               struct cdi_error *err)
-{
-    const struct cdi_op work = {.kind = CDI_BROADCAST,
-                                .in = buf,
-                                .out = buf,
-                                .count = count,
-                                .dtype = dtype,
-                                .root = root,
-                                .bucket = -1,
-                                .lazy = true};
-    cddp_status st = check(comm, "cddp_broadcast", buf, buf, count, dtype, 1, err);
-
-    if (st != CDDP_OK)
-        return st;
-    if (root < 0 || root >= comm->world.size)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_broadcast: root %d is not a rank of a world of %d", root,
-                        comm->world.size);
-    return run(comm, &work, err);
-}
-
-cddp_status cdi_comm_all_gather(cddp_comm *comm, const void *in, void *to, size_t count, cddp_dtype dtype,
-                                struct cdi_error *err)
-{
-    const struct cdi_op work = {
-        .kind = CDI_ALL_GATHER, .in = in, .out = to, .count = count, .dtype = dtype, .bucket = -1, .lazy = true};
-    size_t size = comm == NULL ? 1 : (size_t)comm->world.size, bytes;
-    cddp_status st = check(comm, "cddp_all_gather", in, to, count, dtype, size, err);
-
-    if (st != CDDP_OK)
-        return st;
-    bytes = count * cddp_dtype_size(dtype);
-    if (count > 0 && in != (const uint8_t *)to + (size_t)comm->world.rank * bytes &&
-        overlap(in, bytes, to, bytes * size))
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_all_gather: in overlaps out, but is not this rank's part of it");
-    return run(comm, &work, err);
-}
-
-cddp_status cddp_all_reduce(cddp_comm *comm, const void *in, void *to, size_t count, cddp_dtype dtype, cddp_op op)
-{
+    struct choice mine = {.color = color, .key = key};
+    CDI_AUTOFREE struct choice *all = NULL;
+    CDI_AUTOFREE struct cddp_comm *part = NULL;
     struct cdi_error err;
+    cddp_status st;
 
-    return out(cdi_comm_all_reduce(comm, in, to, count, dtype, op, &err), &err);
-}
-
-cddp_status cddp_broadcast(cddp_comm *comm, void *buf, size_t count, cddp_dtype dtype, int root)
-{
-    struct cdi_error err;
-
-    return out(cdi_comm_broadcast(comm, buf, count, dtype, root, &err), &err);
-}
-
-cddp_status cddp_all_gather(cddp_comm *comm, const void *in, void *to, size_t count, cddp_dtype dtype)
-{
-    struct cdi_error err;
-
-    return out(cdi_comm_all_gather(comm, in, to, count, dtype, &err), &err);
-}
-
-cddp_status cddp_barrier(cddp_comm *comm)
-{
-    const struct cdi_op work = {.kind = CDI_BARRIER, .bucket = -1, .lazy = true};
-    struct cdi_error err;
-
-    if (comm == NULL)
-        return out(cdi_fail(&err, CDDP_E_INVALID, "cddp_barrier: comm is NULL"), &err);
-    return out(run(comm, &work, &err), &err);
+    if (to == NULL || comm == NULL)
+        return out(cdi_fail(&err, CDDP_E_INVALID, "cddp_comm_split: out and comm must not be NULL"), &err);
+    all = calloc((size_t)comm->world.size, sizeof *all);
+    part = calloc(1, sizeof *part);
+    if (all == NULL || part == NULL)
+        return out(cdi_fail(&err, CDDP_E_NOMEM, "out of memory for a communicator"), &err);
+    st = cdi_comm_all_gather(comm, &mine, all, 2, CDDP_INT32, &err);
+    if (st == CDDP_OK)
+        st = split(part, comm, all, &err);
+    if (st == CDDP_OK) {
+        *to = color < 0 ? NULL : part;
+        part = color < 0 ? part : NULL;
+    }
+    return out(st, &err);
 }
 
 void cddp_abort(cddp_comm *comm, const char *why)

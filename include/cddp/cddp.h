@@ -183,8 +183,84 @@ CDDP_API cddp_status cddp_broadcast(cddp_comm *comm, void *buf, size_t count, cd
  * rank's own part of out (in place).
  */
 CDDP_API cddp_status cddp_all_gather(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype);
+/* The same, of uneven size: rank r gives counts[r] elements (counts is equal on all ranks), which lie behind one
+ * another. */
+CDDP_API cddp_status cddp_all_gather_v(cddp_comm *comm, const void *in, void *out, const size_t *counts,
+                                       cddp_dtype dtype);
+/* As cddp_all_reduce, but out is written on rank `root` only; elsewhere it may be NULL. */
+CDDP_API cddp_status cddp_reduce(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype, cddp_op op,
+                                 int root);
+/*
+ * Block r of the reduction goes to rank r: in holds world size * count elements, out holds count. In place: out is this
+ * rank's block of in, whose other blocks stay as they were.
+ */
+CDDP_API cddp_status cddp_reduce_scatter(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype,
+                                         cddp_op op);
+/*
+ * Block s of in goes to rank s, block r of out comes from rank r. in and out hold world size * count elements and do
+ * not overlap.
+ */
+CDDP_API cddp_status cddp_all_to_all(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype);
+/*
+ * A message of `count` elements from one rank to another, which calls the other function with the same count and type.
+ * Messages of one rank to another arrive in the order of sending. cddp_send returns when buf may be used again, which
+ * may be only after the other rank has begun to receive: two ranks that exchange messages must not both send first.
+ */
+CDDP_API cddp_status cddp_send(cddp_comm *comm, const void *buf, size_t count, cddp_dtype dtype, int to);
+CDDP_API cddp_status cddp_recv(cddp_comm *comm, void *buf, size_t count, cddp_dtype dtype, int from);
 /* Returns once every rank has called it. */
 CDDP_API cddp_status cddp_barrier(cddp_comm *comm);
+
+/* The functions above, for cddp_start. */
+typedef enum cddp_collective {
+    CDDP_ALL_REDUCE = 1,
+    CDDP_BROADCAST = 2,
+    CDDP_ALL_GATHER = 3,
+    CDDP_BARRIER = 4,
+    CDDP_REDUCE = 5,
+    CDDP_ALL_GATHER_V = 6,
+    CDDP_REDUCE_SCATTER = 7,
+    CDDP_ALL_TO_ALL = 8,
+    CDDP_SEND = 9,
+    CDDP_RECV = 10
+} cddp_collective;
+
+/* Their arguments. A broadcast has its memory as `out`; a message's other rank is `root`. */
+typedef struct cddp_work {
+    size_t size; /* sizeof(cddp_work); 0 is an error */
+    cddp_collective what;
+    cddp_dtype dtype;
+    cddp_op op;
+    int root;
+    const void *in;
+    void *out;
+    size_t count;
+    const size_t *counts; /* of CDDP_ALL_GATHER_V */
+    uint64_t reserved[4];
+} cddp_work;
+
+/*
+ * Begin a collective and return at once; it runs on the communication thread (on a GPU: stream), behind all that was
+ * begun before it. *ticket is for cddp_join. The memory that work names must stay until then, work itself need not. On
+ * a GPU it begins after what had been waited for when cddp_start was called. Any thread. Returns CDDP_OK,
+ * CDDP_E_INVALID (nothing was begun), CDDP_E_NOMEM, or the sticky error.
+ */
+CDDP_API cddp_status cddp_start(cddp_comm *comm, const cddp_work *work, uint64_t *ticket);
+/*
+ * Block until the collective with this ticket, and all that were begun before it on comm, are done. Any thread, any
+ * number of times. Returns CDDP_OK, CDDP_E_INVALID (no such ticket), or what a collective may return.
+ */
+CDDP_API cddp_status cddp_join(cddp_comm *comm, uint64_t ticket);
+
+/*
+ * A communicator of its own for the ranks that give the same color (>= 0): a part of comm, whose ranks are ordered by
+ * key, then by their rank in comm. A collective of all ranks of comm. A negative color: this rank is in no part, and
+ * *out is NULL. What cddp_rank and cddp_world_size say counts in the part; local and node ranks are those of comm. A
+ * part has reducers of its own and its errors are its own: a rank that fails in one part does not end the others.
+ * Release it with cddp_finalize, before comm. Call it from one thread at a time. Returns CDDP_OK; CDDP_E_INVALID;
+ * CDDP_E_NOMEM; CDDP_E_LIMIT (split from one another too often); or what a collective or cddp_init may return.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_comm_split(cddp_comm **out, cddp_comm *comm, int color, int key);
 
 /*
  * Make every wait on comm, in this process and in its peers, return CDDP_E_ABORTED soon. Any thread, any number of

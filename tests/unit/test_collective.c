@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every public collective, blocking and not, on parts of a world too; and what is said about bad arguments. */
+#include "comm_ranks.h"
+#include "hygiene.h"
+#include "rdzv_child.h"
+
+#include <stdint.h>
+
+CDI_SUITE(collective, .timeout = 60);
+
+#define N 4 /* ranks */
+
+static int world(int (*body)(int rank))
+{
+    struct rdzv_child server;
+    int bad;
+
+    rdzv_child_start(&server);
+    bad = run_ranks(server.port, N, N, body);
+    rdzv_child_stop(&server);
+    return bad;
+}
+
+/* ------------------------------------------------------------------------------------------------- blocking ---- */
+
+static int use_each(int rank)
+{
+    static const size_t counts[N] = {1, 0, 3, 2};
+    int32_t in[2 * N], out[2 * N], uneven[6] = {0};
+    cddp_comm *comm = NULL;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    for (int i = 0; i < 2 * N; i++)
+        in[i] = 100 * rank + i;
+
+    CHECK(cddp_reduce(comm, in, rank == 2 ? out : NULL, 2, CDDP_INT32, CDDP_SUM, 2) == CDDP_OK);
+    CHECK(rank != 2 || (out[0] == 600 && out[1] == 604));
+
+    CHECK(cddp_reduce_scatter(comm, in, out, 2, CDDP_INT32, CDDP_MAX) == CDDP_OK);
+    CHECK(out[0] == 300 + 2 * rank && out[1] == 301 + 2 * rank);
+
+    CHECK(cddp_all_to_all(comm, in, out, 2, CDDP_INT32) == CDDP_OK);
+    for (int r = 0; r < N; r++)
+        CHECK(out[2 * r] == 100 * r + 2 * rank && out[2 * r + 1] == 100 * r + 2 * rank + 1);
+
+    CHECK(cddp_all_gather_v(comm, in, uneven, counts, CDDP_INT32) == CDDP_OK);
+    CHECK(uneven[0] == 0 && uneven[1] == 200 && uneven[2] == 201 && uneven[3] == 202 && uneven[4] == 300);
+
+    /* Around the ring: even ranks send first, odd ones receive first. */
+    if (rank % 2 == 0)
+        CHECK(cddp_send(comm, in, 2, CDDP_INT32, (rank + 1) % N) == CDDP_OK);
+    CHECK(cddp_recv(comm, out, 2, CDDP_INT32, (rank + N - 1) % N) == CDDP_OK);
+    if (rank % 2 != 0)
+        CHECK(cddp_send(comm, in, 2, CDDP_INT32, (rank + 1) % N) == CDDP_OK);
+    CHECK(out[1] == 100 * ((rank + N - 1) % N) + 1);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(collective, each_does_on_four_ranks_what_the_header_says)
+{
+    cr_assert_eq(world(use_each), 0);
+}
+
+static int in_place(int rank)
+{
+    static const size_t counts[N] = {2, 2, 2, 2};
+    int64_t x[2 * N];
+    cddp_comm *comm = NULL;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    for (int i = 0; i < 2 * N; i++)
+        x[i] = rank + i;
+    CHECK(cddp_reduce_scatter(comm, x, &x[2 * rank], 2, CDDP_INT64, CDDP_SUM) == CDDP_OK);
+    CHECK(x[2 * rank] == 6 + 4 * (2 * rank) && x[2 * rank + 1] == 6 + 4 * (2 * rank + 1));
+    CHECK(cddp_all_gather_v(comm, &x[2 * rank], x, counts, CDDP_INT64) == CDDP_OK);
+    for (int i = 0; i < 2 * N; i++)
+        CHECK(x[i] == 6 + 4 * i);
+    CHECK(cddp_reduce(comm, x, x, 2 * N, CDDP_INT64, CDDP_MIN, 0) == CDDP_OK);
+    CHECK(x[1] == 10);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(collective, they_work_in_place_where_the_header_says_so)
+{
+    cr_assert_eq(world(in_place), 0);
+}
+
+/* --------------------------------------------------------------------------------------------- non-blocking ---- */
+
+static int several_at_once(int rank)
+{
+    enum { LARGE = 100000 };
+    cddp_comm *comm = NULL;
+    double *big = malloc(LARGE * sizeof *big), small[3] = {rank, 1, 2};
+    int32_t from_0 = rank == 0 ? 7 : 0;
+    uint64_t ticket[4];
+    cddp_work work = {.size = sizeof work, .what = CDDP_ALL_REDUCE, .dtype = CDDP_FLOAT64, .op = CDDP_MEAN};
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK && big != NULL);
+    for (int i = 0; i < LARGE; i++)
+        big[i] = i + rank;
+    work.in = work.out = big;
+    work.count = LARGE;
+    CHECK(cddp_start(comm, &work, &ticket[0]) == CDDP_OK);
+    work.in = work.out = small;
+    work.count = 3;
+    CHECK(cddp_start(comm, &work, &ticket[1]) == CDDP_OK);
+    work = (cddp_work){
+        .size = sizeof work, .what = CDDP_BROADCAST, .dtype = CDDP_INT32, .root = 0, .out = &from_0, .count = 1};
+    CHECK(cddp_start(comm, &work, &ticket[2]) == CDDP_OK);
+    work = (cddp_work){.size = sizeof work, .what = CDDP_BARRIER};
+    CHECK(cddp_start(comm, &work, &ticket[3]) == CDDP_OK);
+    CHECK(cddp_join(comm, ticket[1]) == CDDP_OK);
+    CHECK(small[0] == 1.5 && small[2] == 2 && big[0] == 1.5 && big[LARGE - 1] == LARGE + 0.5);
+    CHECK(cddp_join(comm, ticket[3]) == CDDP_OK && from_0 == 7);
+    CHECK(cddp_join(comm, ticket[0]) == CDDP_OK); /* again */
+    CHECK(cddp_join(comm, ticket[3] + 1) == CDDP_E_INVALID);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    free(big);
+    return 0;
+}
+
+Test(collective, several_may_be_under_way_and_are_joined_in_any_order)
+{
+    cr_assert_eq(world(several_at_once), 0);
+}
+
+/* ----------------------------------------------------------------------------------------------------- parts ---- */
+
+static int parts(int rank)
+{
+    cddp_comm *comm = NULL, *half = NULL, *none = NULL;
+    int32_t x = rank;
+    float w = (float)rank;
+    cddp_param p = {.name = "w", .data = &w, .count = 1, .dtype = CDDP_FLOAT32};
+    cddp_ddp *ddp;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    /* Even and odd ranks, in reverse. */
+    CHECK(cddp_comm_split(&half, comm, rank % 2, -rank) == CDDP_OK);
+    CHECK(cddp_world_size(half) == 2 && cddp_rank(half) == (rank < 2 ? 1 : 0) && cddp_local_rank(half) == rank);
+    CHECK(cddp_all_reduce(half, &x, &x, 1, CDDP_INT32, CDDP_SUM) == CDDP_OK && x == 2 + 2 * (rank % 2));
+    x = rank;
+    CHECK(cddp_broadcast(half, &x, 1, CDDP_INT32, 0) == CDDP_OK && x == 2 + rank % 2);
+    CHECK(cddp_ddp_create(&ddp, half, &p, 1, NULL) == CDDP_OK && w == (float)(2 + rank % 2));
+    *(float *)cddp_ddp_grad(ddp, 0) = (float)rank;
+    CHECK(cddp_ddp_grad_ready(ddp, 0) == CDDP_OK && cddp_ddp_wait(ddp) == CDDP_OK);
+    CHECK(*(float *)cddp_ddp_grad(ddp, 0) == (float)(1 + rank % 2));
+    cddp_ddp_destroy(ddp);
+    CHECK(cddp_comm_split(&none, comm, rank == 3 ? -1 : 0, 0) == CDDP_OK);
+    CHECK((none == NULL) == (rank == 3));
+    CHECK(none == NULL || cddp_world_size(none) == 3);
+    CHECK(cddp_finalize(none) == CDDP_OK);
+    /* An error of one part is not the whole's. */
+    if (rank == 0)
+        cddp_abort(half, "enough");
+    if (rank % 2 == 0)
+        CHECK(cddp_barrier(half) == CDDP_E_ABORTED && cddp_finalize(half) == CDDP_E_ABORTED);
+    else
+        CHECK(cddp_barrier(half) == CDDP_OK && cddp_finalize(half) == CDDP_OK);
+    CHECK(cddp_barrier(comm) == CDDP_OK);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(collective, parts_of_a_world_have_ranks_reducers_and_errors_of_their_own)
+{
+    cr_assert_eq(world(parts), 0);
+}
+
+/* ------------------------------------------------------------------------------------------------- bad input ---- */
+
+Test(collective, bad_arguments_are_named_and_break_nothing)
+{
+    static const size_t one[1] = {1}, huge[1] = {SIZE_MAX};
+    float x[8] = {1};
+    uint64_t ticket;
+    cddp_comm *comm = NULL, *part = NULL;
+    const struct {
+        cddp_work work;
+        const char *says;
+    } cases[] = {
+        {{.what = 0}, "cddp_work.what is 0, which is no collective"},
+        {{.what = CDDP_RECV + 1}, "cddp_work.what is 11, which is no collective"},
+        {{.what = CDDP_REDUCE, .dtype = CDDP_FLOAT32, .root = 1, .in = x, .out = x, .count = 1},
+         "cddp_reduce: root 1 is not a rank of a world of 1"},
+        {{.what = CDDP_SEND, .dtype = CDDP_FLOAT32, .root = -1, .in = x, .count = 1},
+         "cddp_send: peer -1 is not a rank of a world of 1"},
+        {{.what = CDDP_RECV, .dtype = CDDP_FLOAT32, .root = 0, .out = x, .count = 1},
+         "cddp_recv: rank 0 cannot exchange a message with itself"},
+        {{.what = CDDP_ALL_TO_ALL, .dtype = CDDP_FLOAT32, .in = x, .out = x, .count = 1},
+         "cddp_all_to_all: in and out overlap"},
+        {{.what = CDDP_REDUCE_SCATTER, .dtype = CDDP_INT32, .op = CDDP_MEAN, .in = x, .out = x, .count = 1},
+         "cddp_reduce_scatter: a mean of int32 is not defined, use a floating-point type"},
+        {{.what = CDDP_REDUCE_SCATTER, .dtype = CDDP_FLOAT32, .op = CDDP_SUM, .in = x, .out = x + 1, .count = 2},
+         "cddp_reduce_scatter: out overlaps in, but is not this rank's part of it"},
+        {{.what = CDDP_ALL_GATHER_V, .dtype = CDDP_FLOAT32, .in = x, .out = x},
+         "cddp_all_gather_v: counts is NULL, but says how much each rank gives"},
+        {{.what = CDDP_ALL_GATHER_V, .dtype = CDDP_FLOAT32, .in = x, .out = x, .counts = huge},
+         "cddp_all_gather_v: no memory holds 18446744073709551615 elements"},
+        {{.what = CDDP_ALL_GATHER_V, .dtype = CDDP_FLOAT32, .in = NULL, .out = x, .counts = one},
+         "cddp_all_gather_v: in is NULL"},
+        {{.what = CDDP_ALL_TO_ALL, .dtype = CDDP_FLOAT64, .in = x, .out = x, .count = SIZE_MAX / 4},
+         "cddp_all_to_all: no memory holds 4611686018427387903 elements"},
+    };
+
+    clean_env();
+    cr_assert_eq(cddp_init(&comm, NULL), CDDP_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cddp_work work = cases[i].work;
+
+        work.size = sizeof work;
+        cr_assert_eq(cddp_start(comm, &work, &ticket), CDDP_E_INVALID, "case %zu", i);
+        cr_assert_str_eq(cddp_last_error(), cases[i].says);
+    }
+    cr_assert_eq(cddp_start(comm, &(cddp_work){.size = 8, .what = CDDP_BARRIER}, &ticket), CDDP_E_INVALID);
+    cr_assert_eq(cddp_start(comm, NULL, &ticket), CDDP_E_INVALID);
+    cr_assert_eq(cddp_join(NULL, 1), CDDP_E_INVALID);
+    cr_assert_eq(cddp_comm_split(NULL, comm, 0, 0), CDDP_E_INVALID);
+    cr_assert_eq(cddp_comm_split(&part, comm, 0, 0), CDDP_OK);
+    cr_assert_eq(cddp_world_size(part), 1);
+    cr_assert_eq(cddp_finalize(part), CDDP_OK);
+    cr_assert_eq(cddp_barrier(comm), CDDP_OK);
+    cr_assert_eq(cddp_finalize(comm), CDDP_OK);
+}
