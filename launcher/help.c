@@ -31,9 +31,11 @@ static const char about[] =
 static const char spelling[] = "--a-b and --a_b are the same flag, and may be shortened as long as it is clear which "
                                "one is meant. A flag that is not "
                                "given has the value of its variable.";
-static const char scheduler[] = "Inside a step of a Slurm job (srun --ntasks-per-node=1 cddprun ...) the nodes, their "
-                                "ranks and where they meet are "
-                                "taken from Slurm, unless flags say otherwise.";
+static const char scheduler[] =
+    "Started once on each node of a job of Slurm (srun --ntasks-per-node=1 cddprun ...), Open MPI (mpirun --map-by "
+    "ppr:1:node), PBS (pbsdsh -u) or LSF (blaunch, jsrun -r 1), the nodes, their ranks and where they meet are taken "
+    "from "
+    "its variables, unless flags say otherwise; one line says what was found.";
 static const char log_level[] = "LOGLEVEL (debug, info, warning, error) sets how much cddprun says itself.";
 
 /* Words, broken at blanks; every line but the first begins with so many of them. */

@@ -12,10 +12,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <unistd.h>
+
+#define LISTS_MAX (16u << 20)
 
 /* Nothing that we open later may become 0, 1 or 2. */
 static void fill_standard_fds(void)
@@ -82,28 +85,96 @@ static cddp_status start_guard(struct guard_link *link, const struct options *o,
     return st;
 }
 
+/* A whole file; LISTS_MAX bytes at most. */
+static cddp_status read_file(const char *path, struct cdi_buf *out, struct cdi_error *err)
+{
+    FILE *f = fopen(path, "re");
+    cddp_status st = CDDP_OK;
+    char part[4096];
+    size_t n;
+
+    if (f == NULL)
+        return cdi_fail_errno(err, errno, "cannot read '%.300s'", path);
+    while (st == CDDP_OK && (n = fread(part, 1, sizeof part, f)) > 0)
+        st = cdi_buf_append(out, part, n);
+    if (st != CDDP_OK)
+        st = cdi_fail(err, st, "'%.300s' is too large", path);
+    else if (ferror(f))
+        st = cdi_fail_errno(err, errno, "cannot read '%.300s'", path);
+    (void)fclose(f);
+    return st;
+}
+
+/* The order of the user's own file counts more than that of the environment. */
+static cddp_status read_order(struct site *site, const struct options *o, const char *host, struct cdi_error *err)
+{
+    struct cdi_buf text;
+    char from[320];
+    cddp_status st;
+
+    cdi_buf_init(&text, LISTS_MAX);
+    (void)snprintf(from, sizeof from, "--rank_order '%.300s'", o->rank_order);
+    st = read_file(o->rank_order, &text, err);
+    if (st == CDDP_OK)
+        st = cdi_buf_append(&text, "", 1);
+    if (st == CDDP_OK)
+        st = site_order(site, (const char *)cdi_buf_data(&text), o->local_addr != NULL ? o->local_addr : host, from,
+                        err);
+    if (st == CDDP_OK) {
+        site->by_file = true;
+        site->in_step = true;
+        site->one_task_per_node = true;
+        site->in_job = false;
+        site->kind = site->kind == NULL ? "job" : site->kind;
+    }
+    cdi_buf_release(&text);
+    return st;
+}
+
+/* Who says how many nodes there are does not need an environment that makes sense. */
+static cddp_status read_site(struct site *site, const struct options *o, const char *host, struct cdi_error *err)
+{
+    struct site_source from = {.env = options_real_env, .host = host, .read_file = read_file};
+    cddp_status st;
+
+    if (o->standalone)
+        return CDDP_OK;
+    st = site_read(site, &from, err);
+    if (st != CDDP_OK && !o->nnodes_given)
+        return st;
+    return o->rank_order != NULL ? read_order(site, o, host, err) : CDDP_OK;
+}
+
+/* One line about what no flag has said. */
+static void say_detected(const struct meet *meet, const struct options *o)
+{
+    enum cdi_log_level level = meet->node_rank == 0 ? CDI_LOG_WARN : CDI_LOG_INFO;
+
+    if (meet->detected[0] != '\0')
+        cdi_log(level, "MAIN-SITE", "%s", meet->detected);
+    else if (meet->n_nodes > 1 && o->from_variables[0] != '\0')
+        cdi_log(level, "MAIN-SITE", "from the environment: %s", o->from_variables);
+}
+
 static int run(const struct options *o)
 {
     struct guard_link link;
     struct cdi_secret secret;
     int status;
     struct machine machine;
-    struct slurm slurm = {.in_step = false};
+    struct site site = {.kind = NULL};
     struct meet meet;
     struct plan plan;
     struct cdi_error err;
     char id[40];
 
-    /* Who says how many nodes there are does not need a Slurm that makes sense. */
-    if ((!o->standalone && slurm_read(&slurm, options_real_env, NULL, &err) != CDDP_OK && !o->nnodes_given) ||
-        meet_decide(&meet, o, &slurm, &err) != CDDP_OK) {
+    machine_read(&machine, "", o->cuda_visible_devices);
+    if (read_site(&site, o, machine.host, &err) != CDDP_OK || meet_decide(&meet, o, &site, &err) != CDDP_OK) {
         cdi_log(CDI_LOG_ERROR, "MAIN-OPTIONS", "%s", err.msg);
         return 2;
     }
-    if (meet.detected[0] != '\0')
-        cdi_log(meet.node_rank == 0 ? CDI_LOG_WARN : CDI_LOG_INFO, "MAIN-SLURM", "%s", meet.detected);
+    say_detected(&meet, o);
     random_id(id, sizeof id);
-    machine_read(&machine, "", o->cuda_visible_devices);
     if (plan_make(&plan, o, &meet, &machine, id, &err) != CDDP_OK ||
         start_guard(&link, o, &plan, &secret, &err) != CDDP_OK) {
         cdi_log(CDI_LOG_ERROR, "MAIN-START", "%s", err.msg);

@@ -165,13 +165,13 @@ static bool is_wildcard(const char *host)
 }
 
 /* Where the step's nodes meet, if nothing else says it. */
-static void take_step_endpoint(struct meet *m, const struct options *o, const struct slurm *s)
+static void take_site_endpoint(struct meet *m, const struct options *o, const struct site *s)
 {
     (void)snprintf(m->host, sizeof m->host, "%s", s->first_node);
-    m->port = o->master_port >= 0 ? (uint16_t)o->master_port : s->port;
+    m->port = o->master_port >= 0 ? (uint16_t)o->master_port : s->port != 0 ? s->port : MEET_MASTER_PORT;
 }
 
-static cddp_status find_endpoint(struct meet *m, const struct options *o, const struct slurm *s, struct cdi_error *err)
+static cddp_status find_endpoint(struct meet *m, const struct options *o, const struct site *s, struct cdi_error *err)
 {
     const char *addr = o->master_addr;
     cddp_status st = CDDP_OK;
@@ -182,8 +182,8 @@ static cddp_status find_endpoint(struct meet *m, const struct options *o, const 
     if (o->rdzv_endpoint != NULL) {
         m->port = MEET_ENDPOINT_PORT;
         st = meet_parse_endpoint(o->rdzv_endpoint, "--rdzv_endpoint", m->host, &m->port, err);
-    } else if (addr == NULL && m->n_nodes > 1 && s != NULL) {
-        take_step_endpoint(m, o, s);
+    } else if (addr == NULL && m->n_nodes > 1 && s != NULL && s->first_node[0] != '\0') {
+        take_site_endpoint(m, o, s);
     } else if (addr == NULL && m->n_nodes > 1) {
         return cdi_fail(
             err, CDDP_E_INVALID,
@@ -228,36 +228,44 @@ static void find_role(struct meet *m, const struct options *o, const struct conf
 }
 
 /* Is it this step that the job runs in? Then its nodes are the job's. */
-static bool is_of_step(const struct options *o, const struct slurm *s)
+static bool is_of_step(const struct options *o, const struct site *s)
 {
     return s->in_step && s->n_nodes > 1 && !o->standalone && (!o->nnodes_given || o->max_nodes == s->n_nodes);
 }
 
-static cddp_status check_slurm(const struct options *o, const struct slurm *s, struct cdi_error *err)
+static cddp_status check_site(const struct options *o, const struct site *s, struct cdi_error *err)
 {
     if (s->in_job && s->job_nodes > 1 && !o->nnodes_given && !o->standalone)
         return cdi_fail(
             err, CDDP_E_INVALID,
-            "Slurm job %.64s has %lld nodes, but this cddprun was started on the first one only; start it by "
-            "srun (srun --ntasks-per-node=1 cddprun ...), or give --standalone if one node is meant",
-            s->job_id, (long long)s->job_nodes);
+            "%s %.64s has %lld nodes, but this cddprun was started on the first one only; start it on each by %s "
+            "cddprun ..., or give --standalone if one node is meant",
+            s->kind, s->job_id, (long long)s->job_nodes, s->start);
+    if (s->by_file && o->nnodes_given && o->max_nodes != s->n_nodes)
+        return cdi_fail(err, CDDP_E_INVALID, "--rank_order '%.200s' has %lld hosts, but --nnodes is %lld",
+                        o->rank_order, (long long)s->n_nodes, (long long)o->max_nodes);
     if (!is_of_step(o, s))
         return CDDP_OK;
     if (!s->one_task_per_node)
-        return cdi_fail(
-            err, CDDP_E_INVALID,
-            "this Slurm step starts more than one cddprun on a node, and one starts all of a node's workers; "
-            "use srun --ntasks-per-node=1, and --nproc_per_node for the number of workers");
-    if (o->node_rank >= 0 && o->node_rank != s->node_rank)
         return cdi_fail(err, CDDP_E_INVALID,
-                        "--node_rank is %lld, but this is node %lld of the Slurm step (SLURM_NODEID): the batch shell "
-                        "expands $SLURM_NODEID on the first node, before srun runs; leave --node_rank out",
-                        (long long)o->node_rank, (long long)s->node_rank);
-    return CDDP_OK;
+                        "this %s starts more than one cddprun on a node, and one starts all of a node's workers; "
+                        "use %s, and --nproc_per_node for the number of workers",
+                        s->kind, s->start);
+    if (o->node_rank < 0 || o->node_rank == s->node_rank)
+        return CDDP_OK;
+    if (s->by_file || strcmp(s->kind, "Slurm step") != 0)
+        return cdi_fail(
+            err, CDDP_E_INVALID, "--node_rank is %lld, but by the %s this is node %lld; leave --node_rank out",
+            (long long)o->node_rank, s->by_file ? "file of --rank_order" : s->kind, (long long)s->node_rank);
+    return cdi_fail(
+        err, CDDP_E_INVALID,
+        "--node_rank is %lld, but this is node %lld of the Slurm step (SLURM_NODEID): the batch shell expands "
+        "$SLURM_NODEID on the first node, before srun runs; leave --node_rank out",
+        (long long)o->node_rank, (long long)s->node_rank);
 }
 
-/* Options and the Slurm step, if it counts, in one. */
-static cddp_status decide(struct meet *m, const struct options *o, const struct slurm *step, const struct conf *c,
+/* Options and the job's environment, if it counts, in one. */
+static cddp_status decide(struct meet *m, const struct options *o, const struct site *step, const struct conf *c,
                           struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
@@ -280,12 +288,13 @@ static cddp_status decide(struct meet *m, const struct options *o, const struct 
         return CDDP_OK;
     (void)snprintf(m->run_id, sizeof m->run_id, "%s", step->run_id);
     (void)snprintf(m->detected, sizeof m->detected,
-                   "Slurm step %s (job.step.requeue): %u nodes (%.120s), this is node %d; they meet at %.200s, port %u",
-                   step->run_id, m->n_nodes, step->node_list, m->node_rank, m->host, m->port);
+                   "%s %s: %u nodes%s%s%s, this is node %d; they meet at %.200s, port %u", step->kind, step->run_id,
+                   m->n_nodes, step->nodes[0] != '\0' ? " (" : "", step->nodes, step->nodes[0] != '\0' ? ")" : "",
+                   m->node_rank, m->host, m->port);
     return CDDP_OK;
 }
 
-cddp_status meet_decide(struct meet *out, const struct options *o, const struct slurm *s, struct cdi_error *err)
+cddp_status meet_decide(struct meet *out, const struct options *o, const struct site *s, struct cdi_error *err)
 {
     struct meet m = {.role = MEET_HOST, .n_nodes = (uint32_t)o->max_nodes, .node_rank = -1, .host = "127.0.0.1"};
     struct conf c;
@@ -294,7 +303,7 @@ cddp_status meet_decide(struct meet *out, const struct options *o, const struct 
     if (st == CDDP_OK)
         st = read_conf(&c, o->rdzv_conf, err);
     if (st == CDDP_OK)
-        st = check_slurm(o, s, err);
+        st = check_site(o, s, err);
     if (st == CDDP_OK)
         st = decide(&m, o, is_of_step(o, s) ? s : NULL, &c, err);
     if (st != CDDP_OK) {

@@ -6,7 +6,7 @@
 #ifndef MEET_H
 #define MEET_H
 
-#include "launcher/slurm.h"
+#include "launcher/site.h"
 
 #include <sys/socket.h>
 
@@ -25,7 +25,7 @@ struct meet {
     int32_t node_rank; /* -1: any */
     char host[256];
     char run_id[96];         /* "": none known here */
-    char detected[512];      /* one line about what was taken from Slurm; "": nothing */
+    char detected[512];      /* one line about what was taken from the environment; "": nothing */
     uint16_t port;           /* 0: any free one; only of one node */
     bool everywhere;         /* MEET_HOST: if host is no address of this machine, listen on every address */
     int64_t lease_ms;        /* of a host: a silent node counts as there for so long; 0: the server's default */
@@ -33,11 +33,11 @@ struct meet {
 };
 
 /*
- * Flags (with their variables) first, then MASTER_ADDR and MASTER_PORT, then the Slurm step; s may be all zero.
+ * Flags (with their variables) first, then MASTER_ADDR and MASTER_PORT, then the job's environment; s may be all zero.
  * *out is written on success only. CDDP_E_INVALID or CDDP_E_UNSUPPORTED with a sentence that names the flag and, where
  * nothing says where several nodes meet, the ways to say it.
  */
-cddp_status meet_decide(struct meet *out, const struct options *o, const struct slurm *s, struct cdi_error *err);
+cddp_status meet_decide(struct meet *out, const struct options *o, const struct site *s, struct cdi_error *err);
 
 /*
  * "host", "host:port", "[v6]", "[v6]:port" or a bare IPv6 address; *port keeps its value where the text has none. from

@@ -179,6 +179,13 @@ static cddp_status read_shutdown_timeout(struct options *o, options_getenv env, 
     return text == NULL ? CDDP_OK : set_given(o, f, text, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", err);
 }
 
+static void note_variable(struct options *o, const char *name, const char *value)
+{
+    size_t n = strlen(o->from_variables);
+
+    (void)snprintf(o->from_variables + n, sizeof o->from_variables - n, "%s%s=%s", n > 0 ? " " : "", name, value);
+}
+
 static cddp_status read_environment(struct options *o, options_getenv env, void *arg, struct cdi_error *err)
 {
     char name[FLAG_NAME_MAX + 4];
@@ -189,6 +196,8 @@ static cddp_status read_environment(struct options *o, options_getenv env, void 
 
         if (value != NULL)
             st = set_given(o, &flags[i], value, name, err);
+        if (value != NULL && *value != '\0' && flags[i].group == GROUP_NODES)
+            note_variable(o, name, value);
     }
     o->env_master_addr = not_empty(env("MASTER_ADDR", arg));
     o->env_master_port = not_empty(env("MASTER_PORT", arg));

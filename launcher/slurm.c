@@ -7,8 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define FIRST_PORT 20000
-#define N_PORTS 12000
 #define STEP_ID_MAX 0xfffffff0 /* from here on: Slurm's own steps (batch, interactive, extern) */
 #define NAME_MAX_LEN 255
 #define DIGITS_MAX 9
@@ -93,9 +91,9 @@ static cddp_status expand(struct walk *w, size_t len, const char *p, const char 
     if (open == NULL) {
         if (len == 0 || memchr(w->name, ']', len) != NULL)
             return malformed(w);
-        if (w->n++ >= SLURM_NODES_MAX)
+        if (w->n++ >= SITE_NODES_MAX)
             return cdi_fail(w->err, CDDP_E_LIMIT, "the list of nodes '%.200s' has more than %d names", w->list,
-                            SLURM_NODES_MAX);
+                            SITE_NODES_MAX);
         w->enough = !w->each(w->arg, w->name);
         return CDDP_OK;
     }
@@ -165,33 +163,33 @@ static bool is_one_each(const char *tasks)
     return tasks == NULL || strcmp(tasks, "1") == 0 || (strncmp(tasks, "1(x", 3) == 0 && strchr(tasks, ',') == NULL);
 }
 
-static cddp_status read_step(struct slurm *s, options_getenv env, void *arg, int64_t step, struct cdi_error *err)
+static cddp_status read_step(struct site *s, options_getenv env, void *arg, int64_t step, struct cdi_error *err)
 {
-    const char *restarts = env("SLURM_RESTART_COUNT", arg);
+    const char *restarts = env("SLURM_RESTART_COUNT", arg), *list = env("SLURM_STEP_NODELIST", arg);
     int64_t job = 0, restart = 0;
     cddp_status st = number(&job, "SLURM_JOB_ID", s->job_id, 0, UINT32_MAX, err);
 
     if (st == CDDP_OK)
-        st = number(&s->n_nodes, "SLURM_STEP_NUM_NODES", env("SLURM_STEP_NUM_NODES", arg), 1, SLURM_NODES_MAX, err);
+        st = number(&s->n_nodes, "SLURM_STEP_NUM_NODES", env("SLURM_STEP_NUM_NODES", arg), 1, SITE_NODES_MAX, err);
     if (st == CDDP_OK)
         st = number(&s->node_rank, "SLURM_NODEID", env("SLURM_NODEID", arg), 0, s->n_nodes - 1, err);
     if (st == CDDP_OK && restarts != NULL)
         st = number(&restart, "SLURM_RESTART_COUNT", restarts, 0, UINT32_MAX, err);
-    s->node_list = env("SLURM_STEP_NODELIST", arg);
     if (st == CDDP_OK)
-        st = slurm_hosts(s->node_list == NULL ? "" : s->node_list, take_first, s->first_node, err);
+        st = slurm_hosts(list == NULL ? "" : list, take_first, s->first_node, err);
     if (st != CDDP_OK)
         return st;
+    (void)snprintf(s->nodes, sizeof s->nodes, "%s", list);
     s->in_step = true;
     s->one_task_per_node = is_one_each(env("SLURM_STEP_TASKS_PER_NODE", arg));
-    s->port = (uint16_t)(FIRST_PORT + (job * 7 + step) % N_PORTS);
+    s->port = (uint16_t)(SITE_FIRST_PORT + (job * 7 + step) % SITE_N_PORTS);
     (void)snprintf(s->run_id, sizeof s->run_id, "%" PRId64 ".%" PRId64 ".%" PRId64, job, step, restart);
     return CDDP_OK;
 }
 
-cddp_status slurm_read(struct slurm *out, options_getenv env, void *arg, struct cdi_error *err)
+cddp_status slurm_read(struct site *out, options_getenv env, void *arg, struct cdi_error *err)
 {
-    struct slurm s = {.job_id = env("SLURM_JOB_ID", arg)};
+    struct site s = {.kind = "Slurm step", .start = "srun --ntasks-per-node=1", .job_id = env("SLURM_JOB_ID", arg)};
     const char *nodes = env("SLURM_JOB_NUM_NODES", arg), *step_text = env("SLURM_STEP_ID", arg);
     cddp_status st = CDDP_OK;
     int64_t step;
@@ -201,8 +199,10 @@ cddp_status slurm_read(struct slurm *out, options_getenv env, void *arg, struct 
     } else if (s.job_id != NULL) {
         if (nodes == NULL)
             nodes = env("SLURM_NNODES", arg);
-        s.in_job = nodes != NULL && cdi_parse_int(nodes, 1, SLURM_NODES_MAX, &s.job_nodes);
+        s.in_job = nodes != NULL && cdi_parse_int(nodes, 1, SITE_NODES_MAX, &s.job_nodes);
     }
+    if (!s.in_step)
+        s.kind = s.in_job ? "Slurm job" : NULL;
     if (st == CDDP_OK)
         *out = s;
     return st;

@@ -6,33 +6,17 @@
 #ifndef SLURM_H
 #define SLURM_H
 
-#include "launcher/options.h"
-
-#define SLURM_NODES_MAX OPTIONS_MAX_NODES
-
-struct slurm {
-    bool in_step; /* srun started us: what follows holds */
-    int64_t n_nodes, node_rank;
-    bool one_task_per_node;
-    const char *node_list; /* as Slurm writes it */
-    char first_node[256];
-    uint16_t port;   /* made of job and step, below those that the kernel gives to clients */
-    char run_id[96]; /* JOB.STEP.RESTART: a requeued job keeps its number */
-
-    bool in_job; /* in a job, but in none of its steps: a batch script, or the shell of salloc */
-    int64_t job_nodes;
-    const char *job_id;
-};
+#include "launcher/site.h"
 
 /*
  * Read SLURM_* by env(name, arg); the strings stay the environment's. Outside of Slurm all is zero. CDDP_E_INVALID: a
  * step whose variables make no sense, with a sentence that names one.
  */
-cddp_status slurm_read(struct slurm *out, options_getenv env, void *arg, struct cdi_error *err);
+cddp_status slurm_read(struct site *out, options_getenv env, void *arg, struct cdi_error *err);
 
 /*
  * Call each(arg, name) for every host of a list such as "node[01-03,7],a[1-2]b[1-2]", in its order, until it returns
- * false. CDDP_OK; CDDP_E_INVALID, CDDP_E_LIMIT (a name of more than 255 bytes, more than SLURM_NODES_MAX names).
+ * false. CDDP_OK; CDDP_E_INVALID, CDDP_E_LIMIT (a name of more than 255 bytes, more than SITE_NODES_MAX names).
  */
 cddp_status slurm_hosts(const char *list, bool (*each)(void *arg, const char *name), void *arg, struct cdi_error *err);
 

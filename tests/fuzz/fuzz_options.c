@@ -48,7 +48,7 @@ static void check(const struct options *o, char **argv, int argc)
 /* And where the nodes meet. */
 static void check_meet(const struct options *o)
 {
-    struct slurm none = {.in_step = false};
+    struct site none = {.in_step = false};
     struct cdi_error err = {.status = CDDP_OK};
     struct meet m;
 

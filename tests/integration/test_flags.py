@@ -2,12 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What flags do to a job that runs: Python programs, variables for the workers, refusals."""
 import os
+import shutil
+import socket
+import subprocess
 import sys
 import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
 import launch
-from launch import run
+from launch import Job, Skip, run
 
 SAY = 'import os, sys; print(__name__, sys.argv[1:], os.environ["RANK"], "-u" in sys.orig_argv)'
 
@@ -68,6 +71,51 @@ def test_contradictions_are_said_before_anything_runs(cddprun):
             (['--nproc_per_nodes=2'], 'did you mean --nproc_per_node?')]:
         status, out, err = run(cddprun, *flags, 'echo', 'ran')
         assert status == 2 and says in err and not out and err.count('\n') == 1, (flags, status, out, err)
+
+
+def test_a_file_ranks_the_hosts_and_says_where_they_meet(cddprun):
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        port = s.getsockname()[1]
+        s.close()
+        order = script(folder, 'order', '# ranks\n127.0.0.1 slots=8\nhost-b.cluster\n')
+        flags = ['--rank_order', order, '--master_port', str(port), '-ppn', '1', 'sh', '-c', 'echo $GROUP_RANK of $GROUP_WORLD_SIZE']
+        with Job(cddprun, '--local_addr=host-b', *flags) as b, Job(cddprun, '--local_addr=127.0.0.1', *flags) as a:
+            assert (a.finish(), b.finish()) == (0, 0), (a.err, b.err)
+            assert (a.out, b.out) == ('[0] 0 of 2\n', '[1] 1 of 2\n'), (a.out, b.out)
+            assert f'2 nodes, this is node 0; they meet at 127.0.0.1, port {port}' in a.err, a.err
+        status, out, err = run(cddprun, '--local_addr=host-c', *flags)
+        assert status == 2 and "does not have this host, 'host-c'" in err, err
+        status, out, err = run(cddprun, '--nnodes=3', '--local_addr=host-b', *flags)
+        assert status == 2 and 'has 2 hosts, but --nnodes is 3' in err, err
+
+
+def test_open_mpi_starts_one_cddprun_on_each_node(cddprun):
+    mpirun = shutil.which('mpirun.openmpi')
+    if mpirun is None:
+        raise Skip('no Open MPI')
+    command = [mpirun, '--allow-run-as-root', '--oversubscribe', '-np']
+    with tempfile.TemporaryDirectory() as tmp:
+        env = {k: v for k, v in os.environ.items() if not k.startswith(('PET_', 'SLURM_'))} | {'TMPDIR': tmp}
+        one = subprocess.run([*command, '1', cddprun, '-ppn', '2', 'sh', '-c', 'echo $RANK of $WORLD_SIZE'], env=env, text=True,
+                             capture_output=True, timeout=60)
+        assert one.returncode == 0 and sorted(one.stdout.splitlines()) == ['[0] 0 of 2', '[1] 1 of 2'], one
+        two = subprocess.run([*command, '2', cddprun, 'true'], env=env, text=True, capture_output=True, timeout=60)
+        assert two.returncode != 0 and 'Open MPI job starts more than one cddprun on a node' in two.stderr, two.stderr
+
+
+def test_variables_as_kubeflow_sets_them_are_enough(cddprun):
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        port = str(s.getsockname()[1])
+    env = {'PET_NNODES': '2', 'PET_NPROC_PER_NODE': '1', 'PET_MASTER_ADDR': '127.0.0.1', 'PET_MASTER_PORT': port}
+    command = ['sh', '-c', 'echo $RANK of $WORLD_SIZE']
+    with Job(cddprun, *command, env=env | {'PET_NODE_RANK': '1'}) as b, Job(cddprun, *command, env=env | {'PET_NODE_RANK': '0'}) as a:
+        assert (a.finish(), b.finish()) == (0, 0), (a.err, b.err)
+        assert (a.out, b.out) == ('[0] 0 of 2\n', '[1] 1 of 2\n'), (a.out, b.out)
+        assert a.err == (f'cddprun: from the environment: PET_NNODES=2 PET_NODE_RANK=0 PET_MASTER_ADDR=127.0.0.1 '
+                         f'PET_MASTER_PORT={port}\n'), a.err
+        assert not b.err, b.err
 
 
 if __name__ == '__main__':

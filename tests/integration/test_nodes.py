@@ -487,7 +487,7 @@ def test_slurm(cddprun):
                                         env={**step, 'SLURM_NODEID': str(i)})) for i in range(2)]
         assert [job.finish() for job in jobs] == [0, 0], [job.err for job in jobs]
         assert [job.out for job in jobs] == ['[0] 0 2 17.0.0\n', '[1] 1 2 17.0.0\n']
-        assert re.fullmatch(rf'cddprun: Slurm step 17\.0\.0 .* 2 nodes .* node 0; .* localhost, port {port}\n', jobs[0].err)
+        assert re.fullmatch(rf'cddprun: Slurm step 17\.0\.0: 2 nodes .* node 0; .* localhost, port {port}\n', jobs[0].err)
         assert jobs[1].err == '', 'one line for the job'
     one_sentence(run(cddprun, '--nnodes=2', '--node_rank=0', '--master_addr=a', 'true', env={**step, 'SLURM_NODEID': '1'}),
                  2, '--node_rank is 0', 'SLURM_NODEID')

@@ -72,7 +72,7 @@ def test_the_template_trains_to_the_bits_of_four_ranks_on_one_node(cddprun):
                         folder.path / f'weights.{name}']
             status = finish(submit(folder, cddprun, wine(cddprun), *flags('slurm')))
             assert status == ('COMPLETED', 0), (status, folder.out())
-            assert re.search(r'cddprun: Slurm step \d+\.0\.0 .*: 2 nodes \(node\[1-2\]\), this is node 0', folder.out()), folder.out()
+            assert re.search(r'cddprun: Slurm step \d+\.0\.0: 2 nodes \(node\[1-2\]\), this is node 0', folder.out()), folder.out()
             assert 'wine: 4 ranks' in folder.out(), folder.out()
             one = run(cddprun, '--standalone', '--nproc_per_node=4', wine(cddprun), *map(str, flags('one')))
             assert one[0] == 0, one

@@ -10,7 +10,7 @@ CDI_SUITE(meet);
 
 static struct meet m;
 static struct cdi_error err;
-static struct slurm step; /* none */
+static struct site step; /* none */
 
 static struct options nodes(int64_t n)
 {
@@ -185,16 +185,18 @@ Test(meet, what_cannot_be_is_said)
     }
 }
 
-static struct slurm two_nodes(void)
+static struct site two_nodes(void)
 {
-    return (struct slurm){.in_step = true,
-                          .n_nodes = 2,
-                          .node_rank = 1,
-                          .one_task_per_node = true,
-                          .node_list = "node[1-2]",
-                          .first_node = "node1",
-                          .port = 20007,
-                          .run_id = "1.0.0"};
+    return (struct site){.kind = "Slurm step",
+                         .start = "srun --ntasks-per-node=1",
+                         .in_step = true,
+                         .n_nodes = 2,
+                         .node_rank = 1,
+                         .one_task_per_node = true,
+                         .nodes = "node[1-2]",
+                         .first_node = "node1",
+                         .port = 20007,
+                         .run_id = "1.0.0"};
 }
 
 Test(meet, inside_a_slurm_step_nothing_needs_to_be_given)
@@ -207,9 +209,8 @@ Test(meet, inside_a_slurm_step_nothing_needs_to_be_given)
     cr_assert_str_eq(m.host, "node1");
     cr_assert_eq(m.port, 20007);
     cr_assert_str_eq(m.run_id, "1.0.0");
-    cr_assert_str_eq(m.detected,
-                     "Slurm step 1.0.0 (job.step.requeue): 2 nodes (node[1-2]), this is node 1; they meet at "
-                     "node1, port 20007");
+    cr_assert_str_eq(m.detected, "Slurm step 1.0.0: 2 nodes (node[1-2]), this is node 1; they meet at "
+                                 "node1, port 20007");
 }
 
 Test(meet, flags_win_over_slurm)
@@ -256,7 +257,8 @@ Test(meet, a_forgotten_srun_is_named_unless_flags_say_what_is_meant)
 {
     struct options o = nodes(1);
 
-    step = (struct slurm){.in_job = true, .job_nodes = 2, .job_id = "17"};
+    step = (struct site){
+        .kind = "Slurm job", .start = "srun --ntasks-per-node=1", .in_job = true, .job_nodes = 2, .job_id = "17"};
     cr_assert_eq(decide(o), CDDP_E_INVALID);
     SAYS("Slurm job 17 has 2 nodes");
     SAYS("srun --ntasks-per-node=1");

@@ -125,7 +125,7 @@ Test(slurm, a_step_says_its_own_nodes_and_not_the_jobs)
                          "SLURM_NODEID=1",
                          "SLURM_RESTART_COUNT=2",
                          NULL};
-    struct slurm s;
+    struct site s;
     struct cdi_error err;
 
     cr_assert_eq(slurm_read(&s, fake_env, env, &err), CDDP_OK);
@@ -152,7 +152,7 @@ Test(slurm, a_batch_script_is_in_a_job_but_in_no_step)
 {
     const char *env[] = {"SLURM_JOB_ID=7", "SLURM_NNODES=2", NULL, NULL};
     const char *none[] = {"HOME=/", NULL};
-    struct slurm s;
+    struct site s;
 
     cr_assert_eq(slurm_read(&s, fake_env, env, NULL), CDDP_OK);
     cr_assert(s.in_job);

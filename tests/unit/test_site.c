@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "hygiene.h"
+#include "launcher/site.h"
+
+#include <string.h>
+
+CDI_SUITE(site);
+
+static struct cdi_error err;
+static const char *nodefile = "node1\nnode1\nnode2.cluster\nnode2.cluster\nnode10\n";
+
+static const char *fake_env(const char *name, void *arg)
+{
+    size_t n = strlen(name);
+
+    for (const char *const *e = arg; *e != NULL; e++)
+        if (strncmp(*e, name, n) == 0 && (*e)[n] == '=')
+            return *e + n + 1;
+    return NULL;
+}
+
+static cddp_status fake_file(const char *path, struct cdi_buf *out, struct cdi_error *e)
+{
+    if (strcmp(path, "/nodefile") != 0)
+        return cdi_fail(e, CDDP_E_SYSTEM, "cannot read '%s'", path);
+    return cdi_buf_append(out, nodefile, strlen(nodefile));
+}
+
+static cddp_status read_as(struct site *s, const char *host, const char **env)
+{
+    struct site_source from = {.env = fake_env, .arg = env, .host = host, .read_file = fake_file};
+
+    memset(s, 0, sizeof *s);
+    return site_read(s, &from, &err);
+}
+
+#define READ(s, host, ...) read_as(s, host, (const char *[]){__VA_ARGS__, NULL})
+#define SAYS(text) cr_expect_not_null(strstr(err.msg, text), "%s", err.msg)
+
+Test(site, nothing_is_found_outside_of_jobs)
+{
+    struct site s;
+
+    cr_assert_eq(READ(&s, "box", "HOME=/", "PBS_NODEFILE=/nodefile"), CDDP_OK);
+    cr_assert_null(s.kind);
+    cr_assert_not(s.in_step || s.in_job);
+}
+
+Test(site, open_mpi_says_how_many_there_are_and_where_mpirun_is)
+{
+    const char *uri = "OMPI_MCA_orte_hnp_uri=123.0;tcp://10.0.0.1,192.168.0.1:4567";
+    struct site s;
+
+    cr_assert_eq(READ(&s, "b", "OMPI_COMM_WORLD_SIZE=2", "OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_LOCAL_SIZE=1", uri,
+                      "OMPI_MCA_ess_base_jobid=99", "SLURM_JOB_ID=7", "SLURM_STEP_ID=0"),
+                 CDDP_OK);
+    cr_assert(s.in_step);
+    cr_assert(s.one_task_per_node);
+    cr_assert_eq(s.n_nodes, 2);
+    cr_assert_eq(s.node_rank, 1);
+    cr_assert_str_eq(s.first_node, "10.0.0.1");
+    cr_assert_str_eq(s.run_id, "99");
+    cr_assert_eq(s.port, site_port("99"));
+    cr_assert_eq(READ(&s, "b", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_LOCAL_SIZE=4"),
+                 CDDP_OK);
+    cr_assert_not(s.one_task_per_node);
+    cr_assert_str_eq(s.first_node, "");
+    cr_assert_eq(READ(&s, "b", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_RANK=4"), CDDP_E_INVALID);
+    SAYS("OMPI_COMM_WORLD_RANK is '4'");
+}
+
+Test(site, pbs_lists_a_host_once_for_each_slot_and_pbsdsh_comes_behind_the_script)
+{
+    struct site s;
+
+    cr_assert_eq(READ(&s, "node2", "PBS_JOBID=12.head", "PBS_NODEFILE=/nodefile", "PBS_TASKNUM=3"), CDDP_OK);
+    cr_assert(s.in_step);
+    cr_assert_eq(s.n_nodes, 3);
+    cr_assert_eq(s.node_rank, 1);
+    cr_assert_str_eq(s.first_node, "node1");
+    cr_assert_str_eq(s.nodes, "node1, node2.cluster, node10");
+    cr_assert_str_eq(s.run_id, "12.head");
+    cr_assert_eq(READ(&s, "node10.cluster", "PBS_JOBID=12.head", "PBS_NODEFILE=/nodefile", "PBS_TASKNUM=4"), CDDP_OK);
+    cr_assert_eq(s.node_rank, 2);
+    cr_assert_eq(READ(&s, "node1", "PBS_JOBID=12.head", "PBS_NODEFILE=/nodefile", "PBS_TASKNUM=1"), CDDP_OK);
+    cr_assert(s.in_job && !s.in_step);
+    cr_assert_eq(s.job_nodes, 3);
+    cr_assert_eq(READ(&s, "elsewhere", "PBS_JOBID=1", "PBS_NODEFILE=/nodefile", "PBS_TASKNUM=2"), CDDP_E_NOT_FOUND);
+    SAYS("PBS_NODEFILE does not have this host, 'elsewhere'");
+    cr_assert_eq(READ(&s, "node1", "PBS_JOBID=1", "PBS_NODEFILE=/none", "PBS_TASKNUM=2"), CDDP_E_SYSTEM);
+}
+
+Test(site, lsf_lists_hosts_with_their_slots_and_jsrun_leaves_the_scripts_host_out)
+{
+    const char *hosts = "LSB_MCPU_HOSTS=batch1 1 c7 42 c9 42";
+    struct site s;
+
+    cr_assert_eq(READ(&s, "batch1", "LSB_JOBID=5", hosts), CDDP_OK);
+    cr_assert(s.in_job && !s.in_step);
+    cr_assert_eq(s.job_nodes, 3);
+    cr_assert_eq(READ(&s, "c9", "LSB_JOBID=5", hosts, "LSF_PM_TASKID=3"), CDDP_OK);
+    cr_assert(s.in_step);
+    cr_assert_eq(s.node_rank, 2);
+    cr_assert_eq(READ(&s, "c9", "LSB_JOBID=5", hosts, "JSM_NAMESPACE_SIZE=2", "JSM_NAMESPACE_RANK=1",
+                      "JSM_NAMESPACE_LOCAL_SIZE=1"),
+                 CDDP_OK);
+    cr_assert(s.in_step && s.one_task_per_node);
+    cr_assert_eq(s.n_nodes, 2);
+    cr_assert_eq(s.node_rank, 1);
+    cr_assert_str_eq(s.first_node, "c7");
+    cr_assert_str_eq(s.nodes, "c7, c9");
+    cr_assert_eq(READ(&s, "c9", "LSB_JOBID=5", hosts, "JSM_NAMESPACE_SIZE=x"), CDDP_E_INVALID);
+}
+
+Test(site, a_file_of_hosts_orders_them)
+{
+    struct site s = {.kind = NULL};
+    const char *text = "# ring\n node66 slots=8\n\nnode7.cluster.local  # the last\r\nnode8";
+
+    cr_assert_eq(site_order(&s, text, "NODE7", "F", &err), CDDP_OK);
+    cr_assert_eq(s.n_nodes, 3);
+    cr_assert_eq(s.node_rank, 1);
+    cr_assert_str_eq(s.first_node, "node66");
+    cr_assert_eq(site_order(&s, text, "node8.cluster.local", "F", &err), CDDP_OK);
+    cr_assert_eq(s.node_rank, 2);
+    cr_assert_eq(site_order(&s, text, "node6", "F", &err), CDDP_E_NOT_FOUND);
+    SAYS("F does not have this host, 'node6'");
+    cr_assert_eq(site_order(&s, "# nobody\n", "a", "F", &err), CDDP_E_INVALID);
+    SAYS("F has no host in it");
+    cr_assert_eq(site_order(&s, "a\nb\na.x", "a", "F", &err), CDDP_E_INVALID);
+    SAYS("twice");
+}
