@@ -28,12 +28,16 @@ def arguments(description):
     words = parser(description)
     words.add_argument('--pairs', type=int, help='interleaved pairs', default=5)
     args = words.parse_args()
+    need_torch(args)
+    return args
+
+
+def need_torch(args):
     args.build = os.path.abspath(args.build)
     if not torch_version(args.torch_python):
         # 77 is how 'meson test --benchmark' knows a skip.
         print(f'skipped: {args.torch_python} has no PyTorch; name one that has with --torch-python')
         sys.exit(77)
-    return args
 
 
 def torch_version(python):

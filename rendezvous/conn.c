@@ -262,13 +262,13 @@ static void on_store_woken(struct cdi_serve *s)
     mark_dirty(cdi_list_of(s, struct conn, serve));
 }
 
-static void serve_store(struct conn *c)
+static void serve_store(struct conn *c, struct cdi_buf *in)
 {
-    struct cdi_error err = {0};
+    struct cdi_error err;
     cddp_status st;
 
     do {
-        st = cdi_serve_feed(&c->serve, &c->in, OUT_ENOUGH, &err);
+        st = cdi_serve_feed(&c->serve, in, OUT_ENOUGH, &err);
         flush(c);
     } while (st == CDDP_IN_PROGRESS && c->state == CONN_STORE && queued(c) < OUT_ENOUGH);
     if (c->state != CONN_STORE)
@@ -594,7 +594,7 @@ static void serve(struct conn *c)
         serve_new(c);
     switch (c->state) {
     case CONN_STORE:
-        serve_store(c);
+        serve_store(c, &c->in);
         break;
     case CONN_CONTROL:
         serve_control(c);
@@ -609,8 +609,19 @@ static void serve(struct conn *c)
     case CONN_CLOSING:
         break;
     }
-    if (c->in.len == 0 && c->in.cap > KEEP)
+    /* A store connection seldom needs one again: see serve_store_at_once(). */
+    if (c->in.len == 0 && (c->state == CONN_STORE || c->in.cap > KEEP))
         cdi_buf_release(&c->in);
+}
+
+/* Requests are carried out where they were read to; only what is left of an unfinished one is kept. */
+static void serve_store_at_once(struct conn *c, uint8_t *bytes, size_t n)
+{
+    struct cdi_buf in = {.mem = bytes, .len = n, .cap = n, .limit = n};
+
+    serve_store(c, &in);
+    if (c->state == CONN_STORE && cdi_buf_append(&c->in, cdi_buf_data(&in), in.len) != CDDP_OK)
+        conn_close(c, CDI_LOG_WARN, "no memory for what it sends");
 }
 
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
@@ -628,6 +639,8 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
         conn_close(c, CDI_LOG_DEBUG, "its connection closed");
     } else if (n < 0) {
         broke(c, (int)n);
+    } else if (c->state == CONN_STORE && c->in.len == 0) {
+        serve_store_at_once(c, (uint8_t *)buf->base, (size_t)n);
     } else if (c->state != CONN_LINGERING) {
         if (cdi_buf_append(&c->in, buf->base, (size_t)n) != CDDP_OK)
             conn_close(c, CDI_LOG_WARN, "no memory for what it sends");
@@ -663,7 +676,6 @@ cddp_status conn_open(struct conn_home *home, int fd, const struct sockaddr_stor
         conn_close(c, CDI_LOG_WARN, "the socket cannot be used");
         return CDDP_E_SYSTEM;
     }
-    (void)uv_tcp_nodelay(&c->tcp, 1);
     if (uv_read_start((uv_stream_t *)&c->tcp, alloc_scratch, on_read) != 0) {
         conn_close(c, CDI_LOG_WARN, "the socket cannot be read");
         return CDDP_E_SYSTEM;

@@ -88,7 +88,8 @@ struct conn {
     char why[160]; /* why it was closed, for the session */
 };
 
-/* Take over a connected socket (closed on failure); gate: see struct conn. CDDP_OK, CDDP_E_NOMEM, CDDP_E_SYSTEM. */
+/* Take over a connected socket of a listen_set (closed on failure); gate: see struct conn. CDDP_OK, CDDP_E_NOMEM,
+ * CDDP_E_SYSTEM. */
 cddp_status conn_open(struct conn_home *home, int fd, const struct sockaddr_storage *addr, struct conn_job *gate);
 /* Close now; what is queued is lost. Logged once, at `level`. Idempotent. */
 void conn_close(struct conn *c, enum cdi_log_level level, const char *why);

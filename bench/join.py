@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Thousands of ranks meet: our store server beside PyTorch's libuv server, over real connections, interleaved.
+
+Each rank connects, adds itself, waits for the last and gets a 128-byte id. PyTorch's server looks up the name of every
+client that it accepts; most rows have that switched off, one has a resolver that needs 10 ms.
+"""
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+import common
+import servers
+
+SIZES = [1000, 4000, 10000]
+LARGEST = 100000
+RESOLVER_MS = 10
+
+
+def join(args, server, ranks, timeout=300):
+    """Seconds; per rank: µs of the server's processor time, KiB of its memory."""
+    before = server.memory_kib()
+    with subprocess.Popen([os.path.join(args.build, 'bench', 'join'), str(server.port), server.pid,
+                           str(ranks)], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, text=True, preexec_fn=servers.for_child(1)) as load:
+        try:
+            line = load.stdout.readline()
+            memory = server.memory_kib() - before
+        finally:
+            load.stdin.close()
+        try:
+            status = load.wait(timeout)
+        except subprocess.TimeoutExpired:
+            load.kill()
+            raise
+    if status != 0 or not line:
+        sys.exit(f'{ranks} ranks on {server.name}: exit status {status}')
+    return {**json.loads(line), 'kib_per_connection': memory / ranks}
+
+
+def once(args, start, ranks):
+    """A server of its own each time: its memory is that of these connections."""
+    with start() as server:
+        return join(args, server, ranks)
+
+
+def compare(args, ranks, names_ms, rounds):
+    rows = {'cddprun': [], 'PyTorch': []}
+    for _ in range(rounds):
+        rows['cddprun'].append(once(args, lambda: servers.ours(args), ranks))
+        rows['PyTorch'].append(once(args, lambda: servers.torch(args, names_ms), ranks))
+    return rows
+
+
+def show(name, rows):
+    def text(field, form):
+        return ''.join(f'{statistics.median(row[field] for row in rows[one]):{form}}' for one in ('cddprun', 'PyTorch'))
+    ratios = [a['s'] / b['s'] for a, b in zip(rows['cddprun'], rows['PyTorch'])]
+    spread = f'{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})'
+    print(f'{name:38}{text("s", "9.3f")}{spread:>24}{text("cpu_us", "12.1f")}{text("kib_per_connection", "12.2f")}',
+          flush=True)
+
+
+def largest(args, files):
+    """Ours alone, at the most ranks that this machine has descriptors for, up to 100,000."""
+    ranks = min(LARGEST, files - 1000)
+    rows = [once(args, lambda: servers.ours(args), ranks) for _ in range(3)]
+    times = [row['s'] for row in rows]
+    print(f'{ranks:,} ranks, ours alone: {statistics.median(times):.2f} s ({min(times):.2f} to {max(times):.2f}; 100,000 must '
+          f'take less than 10), {statistics.median(row["kib_per_connection"] for row in rows):.2f} KiB per connection')
+    return {'ranks': ranks, 'cddprun': rows}
+
+
+def main():
+    words = common.parser(__doc__.splitlines()[0])
+    words.add_argument('--rounds', type=int, default=5)
+    args = words.parse_args()
+    common.need_torch(args)
+    files = servers.raise_files(LARGEST + 1000)
+    result = {'machine': common.machine(args), 'joins': []}
+    print(f'\n{"":38}{"seconds":>18}{"ours / theirs":>24}{"µs of processor/rank":>24}{"KiB per connection":>24}\n'
+          f'{"ranks":38}{"cddprun":>9}{"PyTorch":>9}{"at most 0.5":>24}' + f'{"cddprun":>12}{"PyTorch":>12}' * 2)
+    cases = [(ranks, 0, f'{ranks:,}, no look-up of names') for ranks in SIZES]
+    cases.append((SIZES[0], RESOLVER_MS, f'{SIZES[0]:,}, a resolver that needs {RESOLVER_MS} ms'))
+    for ranks, names_ms, name in cases:
+        rows = compare(args, ranks, names_ms, args.rounds if names_ms == 0 else min(args.rounds, 2))
+        show(name, rows)
+        result['joins'].append({'ranks': ranks, 'names_ms': names_ms, **rows})
+    result['largest'] = largest(args, files)
+    common.write(args, 'join', result)
+
+
+if __name__ == '__main__':
+    main()
