@@ -1,23 +1,146 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Launch alone: how long cddprun and torchrun take to start /bin/true on 2 and on 8 ranks, and to end."""
+"""Launch alone: /bin/true on 1, 8 and 64 ranks under cddprun, MPICH's Hydra, Open MPI and torchrun, in turn, and the memory
+that each launcher's biggest process needs. --hang N instead: N runs of 64 ranks that end at once; none may hang."""
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
 import common
+
+RANKS = (1, 8, 64)
+HANG_S = 20
+PROGRAM = '/bin/true'
+
+
+def peers(args):
+    """{name: command for a number of ranks}; who is missing is named."""
+    found = {'cddprun': lambda n: [common.cddprun(args.build), '--standalone', f'--nproc_per_node={n}']}
+    hydra, ompi = shutil.which('mpiexec.hydra'), shutil.which('mpirun.openmpi')
+    if hydra:
+        found['Hydra'] = lambda n: [hydra, '-n', str(n)]
+    if ompi:
+        found['Open MPI'] = lambda n: [ompi, '--allow-run-as-root', '--oversubscribe', '-n', str(n)]
+    if common.torch_version(args.torch_python):
+        found['torchrun'] = lambda n: [*common.torchrun(args.torch_python), '--no-python', '--standalone',
+                                       f'--nproc_per_node={n}']
+    for name, how in (('Hydra', 'scripts/setup --bench'), ('Open MPI', 'scripts/setup --bench'),
+                      ('torchrun', '--torch-python')):
+        if name not in found:
+            print(f'{name} is skipped: it is not here ({how})')
+    return found
+
+
+def run(command, limit):
+    """Seconds, or None: it did not end in time (Open MPI is known to hang now and then) and was killed."""
+    began = time.monotonic()
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                               text=True, start_new_session=True)
+    try:
+        _, said = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        process.communicate()
+        return None
+    if process.returncode != 0:
+        sys.exit(f'exit status {process.returncode}: {" ".join(command)}\n{said}')
+    return time.monotonic() - began
+
+
+def children(pid):
+    try:
+        with open(f'/proc/{pid}/task/{pid}/children', encoding='ascii') as f:
+            return [int(word) for word in f.read().split()]
+    except OSError:
+        return []
+
+
+def resident_kib(pid, program):
+    """Of the biggest process of a launcher: those below it that do not run the program."""
+    try:
+        with open(f'/proc/{pid}/cmdline', 'rb') as f:
+            own = program.encode() != f.read().split(b'\0')[0]
+        with open(f'/proc/{pid}/status', encoding='ascii') as f:
+            size = next((int(line.split()[1]) for line in f if line.startswith('VmHWM')), 0)
+    except OSError:
+        return 0
+    return max([size if own else 0, *(resident_kib(child, program) for child in children(pid))])
+
+
+def memory(command):
+    """KiB, while its ranks sleep."""
+    sleeper = shutil.which('sleep')
+    process = subprocess.Popen([*command, sleeper, '30'], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL, start_new_session=True)
+    most, settled = 0, 0
+    while settled < 20 and process.poll() is None:  # a second without growth
+        time.sleep(0.05)
+        now = resident_kib(process.pid, sleeper)
+        settled, most = (settled + 1, most) if now <= most and now > 0 else (0, max(now, most))
+    process.terminate()
+    killer = threading.Timer(20, process.kill)
+    killer.start()
+    process.wait()
+    killer.cancel()
+    return most
+
+
+def compare(args, found):
+    result = {'machine': common.machine(args)}
+    for ranks in RANKS:
+        times = {name: [] for name in found}
+        for pair in range(-1, args.pairs):
+            for name, command in found.items():
+                if name == 'torchrun' and pair >= args.torchrun_pairs:
+                    continue
+                seconds = run([*command(ranks), PROGRAM], HANG_S)
+                if pair >= 0:
+                    times[name].append(seconds)
+        result[f'ranks_{ranks}'] = one = {}
+        print(f'{PROGRAM} on {ranks} ranks')
+        for name, values in times.items():
+            ended = [v for v in values if v is not None]
+            ratios = [v / ours for v, ours in zip(values, times['cddprun']) if v is not None and ours is not None]
+            one[name] = {'s': values, 'hung': len(values) - len(ended), 'median_s': statistics.median(ended) if ended else None,
+                         'ratio_median': statistics.median(ratios) if ratios else None}
+            if ended:
+                print(f'  {name:10}{one[name]["median_s"] * 1000:10.1f} ms ({min(ended) * 1000:.1f} to {max(ended) * 1000:.1f})'
+                      f'{one[name]["ratio_median"]:9.1f}x' + (f'   {one[name]["hung"]} hung' if one[name]['hung'] else ''))
+            else:
+                print(f'  {name:10}hung in all of {len(values)} runs')
+    print('memory of the biggest process, 8 ranks')
+    result['memory_kib'] = {name: memory(command(8)) for name, command in found.items()}
+    for name, size in result['memory_kib'].items():
+        print(f'  {name:10}{size / 1024:10.1f} MiB{size / result["memory_kib"]["cddprun"]:9.1f}x')
+    common.write(args, 'launch', result)
+
+
+def hang(args, found):
+    worst, began = 0, time.monotonic()
+    for i in range(args.hang):
+        seconds = run([*found['cddprun'](64), PROGRAM], HANG_S)
+        if seconds is None:
+            sys.exit(f'run {i + 1} of {args.hang} did not end within {HANG_S} s')
+        worst = max(worst, seconds)
+    print(f'{args.hang} runs of 64 ranks that end at once: none hung, none failed; {time.monotonic() - began:.0f} s in all, '
+          f'the slowest {worst * 1000:.0f} ms')
 
 
 def main():
-    args = common.arguments(__doc__.splitlines()[0])
-    result = {'machine': common.machine(args)}
-    rows = []
-    for ranks in (2, 8):
-        flags = ['--standalone', f'--nproc_per_node={ranks}']
-        ours = [common.cddprun(args.build), *flags, '/bin/true']
-        theirs = [*common.torchrun(args.torch_python), '--no-python', *flags, '/bin/true']
-        print(f'/bin/true on {ranks} ranks')
-        result[f'ranks_{ranks}'] = common.interleaved(args.pairs, lambda: common.timed(ours)[0],
-                                                      lambda: common.timed(theirs)[0])
-        rows.append((f'/bin/true, {ranks} ranks', result[f'ranks_{ranks}']))
-    common.table(rows)
-    common.write(args, 'launch', result)
+    words = common.parser(__doc__)
+    words.add_argument('--pairs', type=int, default=20, help='runs of each')
+    words.add_argument('--torchrun-pairs', type=int, default=5, help='runs of torchrun, which are long')
+    words.add_argument('--hang', type=int, metavar='N', help='only look for runs that hang, in N runs of cddprun')
+    args = words.parse_args()
+    args.build = os.path.abspath(args.build)
+    if args.hang:
+        hang(args, {'cddprun': peers(args)['cddprun']})
+    else:
+        compare(args, peers(args))
 
 
 if __name__ == '__main__':
