@@ -295,7 +295,7 @@ static void carry_out(struct agent *a, const struct supervise_action *action)
         return;
     case SUPERVISE_DO_KILL:
         if (a->crew != NULL)
-            crew_kill(a->crew, action->signal);
+            crew_end(a->crew, action->signal);
         return;
     case SUPERVISE_DO_SWEEP:
         begin_sweep(a);
@@ -469,7 +469,7 @@ static void on_signal(struct agent *a, int signal)
         if (a->crew != NULL)
             crew_kill(a->crew, SIGSTOP);
         (void)uv_try_write((uv_stream_t *)&a->link, &word, 1);
-    } else if (signal == SIGCONT || signal == SIGUSR1 || signal == SIGUSR2) {
+    } else if ((a->plan->options->signals >> (signal - 1) & 1) == 0) {
         if (signal == SIGCONT)
             join_look(a->join); /* first: while we were stopped the lease may have run out */
         if (a->crew != NULL)
@@ -680,7 +680,8 @@ int agent_run(const struct plan *plan, struct guard_link *link)
     a->guard = link;
     a->spawn = (struct spawn_context){
         .loop = &a->loop, .mask = link->mask, .ignored = link->ignored, .null_fd = -1, .read_buf = a->read_buf};
-    supervise_init(&a->sup, plan->n_procs);
+    supervise_init(&a->sup, plan->n_procs,
+                   plan->options->shutdown_timeout_ms >= 0 ? plan->options->shutdown_timeout_ms : SUPERVISE_GRACE_MS);
     if (plan->wait_on_failure)
         supervise_leave_alone(&a->sup);
     if (spawn_find_program(plan_program(plan), a->spawn.program, &status, &err) == CDDP_OK) {

@@ -199,12 +199,15 @@ cddp_status crew_start(struct crew **out, const struct crew_options *opt, struct
 
 void crew_kill(struct crew *c, int signal)
 {
-    bool ends = signal == SIGTERM || signal == SIGINT || signal == SIGHUP || signal == SIGQUIT;
+    for (uint32_t i = 0; i < c->n; i++)
+        worker_kill(&c->workers[i], signal);
+}
 
+void crew_end(struct crew *c, int signal)
+{
     for (uint32_t i = 0; i < c->n; i++) {
         worker_kill(&c->workers[i], signal);
-        if (ends)
-            worker_kill(&c->workers[i], SIGCONT);
+        worker_kill(&c->workers[i], SIGCONT);
     }
 }
 

@@ -80,12 +80,12 @@ const struct flag flags[] = {
      .help = "what becomes of the other workers when one has failed: stop ends them, wait leaves them alone (libcddp "
              "tells them who died)"},
     {.name = "shutdown_timeout", .group = GROUP_FAILURE, .kind = FLAG_SECONDS, AT(shutdown_timeout_ms),
-     RANGE(0, 86400000), .shown_default = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT, 30", .value = "SECONDS", .refusal = NOT_YET,
+     RANGE(0, 86400000), .shown_default = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT, 30", .value = "SECONDS",
      .help = "from SIGTERM until SIGKILL, whatever the reason for which workers are stopped"},
     {.name = "signals_to_handle", .group = GROUP_FAILURE, .kind = FLAG_SIGNALS, AT(signals_to_handle),
-     .fallback = "SIGTERM,SIGINT,SIGHUP,SIGQUIT", .value = "NAME,...", .refusal = NOT_YET,
-     .help = "signals that end the job, and reach the workers first; SIGUSR1 and SIGUSR2 that are not among them are "
-             "handed on, and the job goes on"},
+     .fallback = "SIGTERM,SIGINT,SIGHUP,SIGQUIT", .value = "NAME,...",
+     .help = "signals that end the job, and reach the workers first; of these four, SIGUSR1 and SIGUSR2 those that are "
+             "not named are handed on, and the job goes on"},
     {.name = "monitor_interval", .group = GROUP_FAILURE, .kind = FLAG_SECONDS, AT(monitor_interval_ms),
      RANGE(0, 86400000), .fallback = "0.1", .value = "SECONDS",
      .help = "accepted and without effect: cddprun is told of an exit at once and never looks for one"},

@@ -22,8 +22,12 @@
 
 #define SWEEP_LIMIT_MS 30000 /* what SIGKILL has not ended by then, the kernel holds */
 
-static const int handled[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
-#define N_HANDLED (sizeof handled / sizeof handled[0])
+#define N_SIGNALS 64
+#define BIT(signal) (UINT64_C(1) << ((signal)-1))
+/* What the workers are to hear too, besides the signals that end the job. */
+#define HANDED_ON                                                                                           \
+    (BIT(SIGINT) | BIT(SIGTERM) | BIT(SIGHUP) | BIT(SIGQUIT) | BIT(SIGUSR1) | BIT(SIGUSR2) | BIT(SIGTSTP) | \
+     BIT(SIGCONT))
 
 /* -------------------------------------------------------------------------------------------------- sweeping ---- */
 
@@ -175,6 +179,7 @@ static cddp_status make_run_dir(struct guard_link *link, const char *tmpdir, str
 struct guard {
     pid_t agent;
     int link, signals;
+    uint64_t ending; /* signals that end the job */
     const char *run_dir;
     bool ready;       /* the agent listens */
     bool want_stop;   /* TSTP came, and no CONT after it */
@@ -245,7 +250,7 @@ static void on_signal(struct guard *g, int signal)
         hand_on(g, signal);
     } else if (g->ready) {
         hand_on(g, signal);
-    } else if (signal != SIGUSR1 && signal != SIGUSR2) {
+    } else if ((g->ending & BIT(signal)) != 0) {
         /* Still starting (it may be asking a name server): there is no worker to be gentle with. */
         g->killed_by_us = signal;
         (void)kill(g->agent, SIGKILL);
@@ -311,34 +316,34 @@ static void note_dispositions(struct guard_link *link, const sigset_t *mask)
 {
     struct sigaction sa;
 
-    for (int s = 1; s <= 64; s++) {
+    for (int s = 1; s <= N_SIGNALS; s++) {
         if (sigismember(mask, s) == 1)
-            link->mask |= 1ull << (s - 1);
+            link->mask |= BIT(s);
         if (sigaction(s, NULL, &sa) == 0 && sa.sa_handler == SIG_IGN)
-            link->ignored |= 1ull << (s - 1);
+            link->ignored |= BIT(s);
     }
 }
 
 /* The signals to take: ours, less those that were ignored (nohup, a shell's background jobs). */
-static void choose_signals(const struct guard_link *link, sigset_t *set)
+static void choose_signals(const struct guard_link *link, uint64_t ending, sigset_t *set)
 {
     (void)sigemptyset(set);
     (void)sigaddset(set, SIGCHLD);
-    for (size_t i = 0; i < N_HANDLED; i++)
-        if ((link->ignored >> (handled[i] - 1) & 1) == 0)
-            (void)sigaddset(set, handled[i]);
+    for (int s = 1; s <= N_SIGNALS; s++)
+        if (((HANDED_ON | ending) & ~link->ignored & BIT(s)) != 0)
+            (void)sigaddset(set, s);
 }
 
-static void become_agent(struct guard_link *link, pid_t guard)
+static void become_agent(struct guard_link *link, uint64_t ending, pid_t guard)
 {
     sigset_t none;
 
     (void)prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     /* The death of the guard wakes an agent that is stopped, so that it sees the end of the link. */
     (void)prctl(PR_SET_PDEATHSIG, SIGCONT, 0, 0, 0);
-    for (size_t i = 0; i < N_HANDLED; i++)
-        if (handled[i] != SIGCONT)
-            (void)signal(handled[i], SIG_IGN);
+    for (int s = 1; s <= N_SIGNALS; s++)
+        if (s != SIGCONT && ((HANDED_ON | ending) & BIT(s)) != 0)
+            (void)signal(s, SIG_IGN);
     (void)signal(SIGPIPE, SIG_IGN);
     (void)signal(SIGTTOU, SIG_IGN);
     (void)sigemptyset(&none);
@@ -349,15 +354,15 @@ static void become_agent(struct guard_link *link, pid_t guard)
     }
 }
 
-static _Noreturn void become_guard(const struct guard_link *link, pid_t agent, int fd, int signals)
+static _Noreturn void become_guard(const struct guard_link *link, uint64_t ending, pid_t agent, int fd, int signals)
 {
-    struct guard g = {.agent = agent, .link = fd, .signals = signals, .run_dir = link->run_dir};
+    struct guard g = {.agent = agent, .link = fd, .signals = signals, .ending = ending, .run_dir = link->run_dir};
 
     watch(&g);
     _exit(conclude(&g));
 }
 
-cddp_status guard_start(struct guard_link *link, const char *tmpdir, struct cdi_error *err)
+cddp_status guard_start(struct guard_link *link, const char *tmpdir, uint64_t ending, struct cdi_error *err)
 {
     CDI_AUTOCLOSE int signals = -1;
     sigset_t set, before;
@@ -369,7 +374,7 @@ cddp_status guard_start(struct guard_link *link, const char *tmpdir, struct cdi_
     (void)signal(SIGCHLD, SIG_DFL); /* ignored, it would make waitpid lose every status */
     (void)sigprocmask(SIG_SETMASK, NULL, &before);
     note_dispositions(link, &before);
-    choose_signals(link, &set);
+    choose_signals(link, ending, &set);
     signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (signals < 0)
         return cdi_fail_errno(err, errno, "cannot watch for signals");
@@ -384,7 +389,7 @@ cddp_status guard_start(struct guard_link *link, const char *tmpdir, struct cdi_
         if (pid > 0)
             (void)close(pair[1]);
         if (pid > 0)
-            become_guard(link, pid, pair[0], cdi_steal_fd(&signals));
+            become_guard(link, ending, pid, pair[0], cdi_steal_fd(&signals));
         if (pid < 0) {
             st = cdi_fail_errno(err, errno, "cannot fork");
             guard_remove_dir(link->run_dir);
@@ -396,7 +401,7 @@ cddp_status guard_start(struct guard_link *link, const char *tmpdir, struct cdi_
         (void)close(pair[1]);
         return st;
     }
-    become_agent(link, guard);
+    become_agent(link, ending, guard);
     link->fd = pair[1];
     return CDDP_OK;
 }

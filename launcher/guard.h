@@ -29,9 +29,10 @@ struct guard_link {
 
 /*
  * Make the run directory under tmpdir and fork. Returns in the agent only; the guard never returns. On failure nothing
- * was forked. Call it before any thread exists. CDDP_E_SYSTEM.
+ * was forked. Signals in `ending` (bit n-1 for signal n) end an agent that does not answer signals yet; once it does,
+ * it is told of these and of all that workers are to hear. Call it before any thread exists. CDDP_E_SYSTEM.
  */
-cddp_status guard_start(struct guard_link *link, const char *tmpdir, struct cdi_error *err);
+cddp_status guard_start(struct guard_link *link, const char *tmpdir, uint64_t ending, struct cdi_error *err);
 
 /*
  * One round of killing: SIGKILL to every child and to its process group where that is not ours, and reap the dead.

@@ -14,11 +14,12 @@ static void act(struct supervise_actions *out, enum supervise_do what, int signa
         out->v[out->n++] = (struct supervise_action){.what = what, .signal = signal};
 }
 
-void supervise_init(struct supervise *s, uint32_t n_local)
+void supervise_init(struct supervise *s, uint32_t n_local, int64_t grace_ms)
 {
     *s = (struct supervise){
         .state = SUPERVISE_JOINING,
         .n_local = n_local,
+        .grace_ms = grace_ms,
         .kill_at_ms = CDI_NEVER_MS,
         .last_signal_ms = INT64_MIN / 2,
         .stay_until_ms = CDI_NEVER_MS,
@@ -68,7 +69,7 @@ static void sweep(struct supervise *s, struct supervise_actions *out)
 /* Ask the workers to end; a later, earlier deadline wins. */
 static void stop_workers(struct supervise *s, int signal, int64_t now_ms, struct supervise_actions *out)
 {
-    int64_t kill_at = now_ms + SUPERVISE_GRACE_MS;
+    int64_t kill_at = now_ms + s->grace_ms;
 
     s->state = SUPERVISE_STOPPING;
     act(out, SUPERVISE_DO_KILL, signal);
@@ -84,7 +85,7 @@ static void finish_or_stay(struct supervise *s, int64_t now_ms, struct supervise
         return;
     }
     s->state = SUPERVISE_WAITING;
-    s->stay_until_ms = now_ms + SUPERVISE_STAY_MS;
+    s->stay_until_ms = now_ms + s->grace_ms + SUPERVISE_STAY_MORE_MS;
 }
 
 /* This agent ends: at once if it has no workers, else when the last of them is swept away. */

@@ -18,10 +18,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define SUPERVISE_GRACE_MS 30000      /* from the first signal to SIGKILL */
+#define SUPERVISE_GRACE_MS 30000      /* from the first signal to SIGKILL, where nobody says otherwise */
 #define SUPERVISE_SAME_SIGNAL_MS 500  /* the same signal twice within this time was one */
 #define SUPERVISE_UNKILLABLE_MS 10000 /* after SIGKILL, before giving up on a process that the kernel holds */
-#define SUPERVISE_STAY_MS 35000       /* a host waits so long for other nodes' workers, which have the grace too */
+#define SUPERVISE_STAY_MORE_MS 5000 /* so much longer a host waits for other nodes' workers, which have the grace too \
+                                     */
 
 enum supervise_state {
     SUPERVISE_JOINING,
@@ -93,6 +94,7 @@ struct supervise_actions {
 struct supervise {
     enum supervise_state state;
     uint32_t n_local; /* workers of this agent */
+    int64_t grace_ms; /* from the first signal to SIGKILL */
     uint32_t n_alive;
     struct cdi_msg_assign assign; /* of the present round */
     int64_t kill_at_ms;           /* when SIGKILL is due; CDI_NEVER_MS */
@@ -118,7 +120,7 @@ struct supervise {
     char text[512]; /* why it ended, where no failure says it */
 };
 
-void supervise_init(struct supervise *s, uint32_t n_local);
+void supervise_init(struct supervise *s, uint32_t n_local, int64_t grace_ms);
 /* The rendezvous of other nodes runs in this agent: a signal ends it when they have stopped, and not before. */
 void supervise_set_host(struct supervise *s);
 /* A worker's failure, here or elsewhere, is told to the others, but they are left alone. */

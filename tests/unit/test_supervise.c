@@ -75,7 +75,7 @@ static void check_did(size_t n, const enum supervise_do *what, const char *file,
 
 Test(supervise, a_job_that_ends_well)
 {
-    supervise_init(&s, 2);
+    supervise_init(&s, 2, SUPERVISE_GRACE_MS);
     assign(0, 0, 10);
     DID(SUPERVISE_DO_SPAWN);
     ended(1, CDI_END_EXIT, 0, 20);
@@ -91,7 +91,7 @@ Test(supervise, a_job_that_ends_well)
 
 Test(supervise, the_first_failure_stops_the_others_and_gives_the_exit_status)
 {
-    supervise_init(&s, 3);
+    supervise_init(&s, 3, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
     ended(1, CDI_END_EXIT, 7, 100);
     DID(SUPERVISE_DO_TELL_DEATH, SUPERVISE_DO_SEND_FAILED, SUPERVISE_DO_KILL);
@@ -114,7 +114,7 @@ Test(supervise, the_first_failure_stops_the_others_and_gives_the_exit_status)
 
 Test(supervise, workers_that_are_left_alone_hear_of_the_failure_and_end_by_themselves)
 {
-    supervise_init(&s, 3);
+    supervise_init(&s, 3, SUPERVISE_GRACE_MS);
     supervise_leave_alone(&s);
     assign(0, 0, 0);
     ended(1, CDI_END_EXIT, 7, 100);
@@ -136,7 +136,7 @@ Test(supervise, workers_that_are_left_alone_hear_of_the_failure_and_end_by_thems
 
 Test(supervise, workers_that_are_left_alone_hear_of_a_failure_elsewhere)
 {
-    supervise_init(&s, 1);
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     supervise_leave_alone(&s);
     assign(0, 0, 0);
     round_over(0, 5, 2);
@@ -148,7 +148,7 @@ Test(supervise, workers_that_are_left_alone_hear_of_a_failure_elsewhere)
     closed(CDI_CLOSE_FAILED, 6);
     cr_assert_eq(supervise_exit_status(&s), 9);
 
-    supervise_init(&s, 1);
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     supervise_leave_alone(&s);
     assign(0, 0, 0);
     signalled(SIGTERM, 1);
@@ -157,7 +157,7 @@ Test(supervise, workers_that_are_left_alone_hear_of_a_failure_elsewhere)
 
 Test(supervise, the_exit_status_is_the_first_failures)
 {
-    supervise_init(&s, 1);
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
     ended(0, CDI_END_SIGNAL, SIGKILL, 1);
     plain(SUPERVISE_SWEPT, 2);
@@ -171,7 +171,7 @@ Test(supervise, the_exit_status_is_the_first_failures)
 
 Test(supervise, what_ignores_sigterm_is_killed_after_the_grace)
 {
-    supervise_init(&s, 2);
+    supervise_init(&s, 2, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
     ended(0, CDI_END_EXIT, 1, 1000);
     plain(SUPERVISE_TICK, 1000 + SUPERVISE_GRACE_MS - 1);
@@ -187,7 +187,7 @@ Test(supervise, what_ignores_sigterm_is_killed_after_the_grace)
 
 Test(supervise, a_restart_starts_all_workers_again_and_forgets_the_failure)
 {
-    supervise_init(&s, 2);
+    supervise_init(&s, 2, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
     ended(1, CDI_END_EXIT, 5, 1);
     ended(0, CDI_END_SIGNAL, SIGTERM, 2);
@@ -207,7 +207,7 @@ Test(supervise, a_restart_starts_all_workers_again_and_forgets_the_failure)
 
 Test(supervise, a_failure_elsewhere_stops_this_node_too)
 {
-    supervise_init(&s, 1);
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     assign(2, 0, 0);
     round_over(1, 5, 1);
     DID_NOTHING(); /* a round that is long over */
@@ -224,7 +224,7 @@ Test(supervise, a_failure_elsewhere_stops_this_node_too)
 
 Test(supervise, workers_that_had_ended_well_still_take_part_in_a_restart)
 {
-    supervise_init(&s, 1);
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
     ended(0, CDI_END_EXIT, 0, 1);
     plain(SUPERVISE_SWEPT, 2);
@@ -237,7 +237,7 @@ Test(supervise, workers_that_had_ended_well_still_take_part_in_a_restart)
 
 Test(supervise, a_signal_reaches_the_workers_and_ends_the_job)
 {
-    supervise_init(&s, 1);
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
     signalled(SIGINT, 1000);
     DID(SUPERVISE_DO_SEND_LEAVE, SUPERVISE_DO_KILL);
@@ -253,7 +253,7 @@ Test(supervise, a_signal_reaches_the_workers_and_ends_the_job)
 
 Test(supervise, a_second_interrupt_shortens_the_grace_to_nothing)
 {
-    supervise_init(&s, 1);
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
     signalled(SIGTERM, 1000);
     signalled(SIGHUP, 1100);
@@ -270,7 +270,7 @@ Test(supervise, a_second_interrupt_shortens_the_grace_to_nothing)
 
 Test(supervise, a_host_that_is_ended_stays_until_the_other_nodes_have_stopped)
 {
-    supervise_init(&s, 1);
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     supervise_set_host(&s);
     assign(0, 0, 0);
     signalled(SIGTERM, 1000);
@@ -278,7 +278,7 @@ Test(supervise, a_host_that_is_ended_stays_until_the_other_nodes_have_stopped)
     ended(0, CDI_END_SIGNAL, SIGTERM, 1100);
     plain(SUPERVISE_SWEPT, 1101);
     DID(SUPERVISE_DO_SEND_STOPPED);
-    cr_assert_eq(supervise_deadline_ms(&s), 1101 + SUPERVISE_STAY_MS);
+    cr_assert_eq(supervise_deadline_ms(&s), 1101 + SUPERVISE_GRACE_MS + SUPERVISE_STAY_MORE_MS);
     assign(1, 1, 1200);
     DID_NOTHING();
     closed(CDI_CLOSE_LEFT, 1300);
@@ -288,22 +288,22 @@ Test(supervise, a_host_that_is_ended_stays_until_the_other_nodes_have_stopped)
 
 Test(supervise, a_host_that_is_ended_does_not_stay_for_ever_nor_against_a_second_signal)
 {
-    supervise_init(&s, 1);
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     supervise_set_host(&s);
     signalled(SIGTERM, 1000);
     DID(SUPERVISE_DO_SEND_LEAVE);
-    plain(SUPERVISE_TICK, 1000 + SUPERVISE_STAY_MS - 1);
+    plain(SUPERVISE_TICK, 1000 + SUPERVISE_GRACE_MS + SUPERVISE_STAY_MORE_MS - 1);
     DID_NOTHING();
-    plain(SUPERVISE_TICK, 1000 + SUPERVISE_STAY_MS);
+    plain(SUPERVISE_TICK, 1000 + SUPERVISE_GRACE_MS + SUPERVISE_STAY_MORE_MS);
     DID(SUPERVISE_DO_FINISH);
 
-    supervise_init(&s, 1);
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     supervise_set_host(&s);
     signalled(SIGINT, 1000);
     signalled(SIGINT, 3000);
     DID(SUPERVISE_DO_FINISH);
 
-    supervise_init(&s, 1);
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     supervise_set_host(&s);
     signalled(SIGINT, 1000);
     send_event((struct supervise_event){.kind = SUPERVISE_LINK_LOST, .u.text = "gone"}, 1001);
@@ -312,7 +312,7 @@ Test(supervise, a_host_that_is_ended_does_not_stay_for_ever_nor_against_a_second
 
 Test(supervise, a_signal_without_workers_ends_at_once)
 {
-    supervise_init(&s, 1);
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     signalled(SIGTERM, 0);
     DID(SUPERVISE_DO_SEND_LEAVE, SUPERVISE_DO_FINISH);
     cr_assert_eq(supervise_exit_status(&s), 143);
@@ -322,7 +322,7 @@ Test(supervise, a_signal_without_workers_ends_at_once)
 
 Test(supervise, a_signal_after_a_failure_forbids_the_restart_but_the_cause_stays)
 {
-    supervise_init(&s, 2);
+    supervise_init(&s, 2, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
     ended(0, CDI_END_EXIT, 3, 1);
     signalled(SIGINT, 2);
@@ -335,7 +335,7 @@ Test(supervise, a_signal_after_a_failure_forbids_the_restart_but_the_cause_stays
 
 Test(supervise, losing_the_rendezvous_ends_the_workers)
 {
-    supervise_init(&s, 1);
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
     send_event((struct supervise_event){.kind = SUPERVISE_LINK_LOST, .u.text = "gone"}, 1);
     DID(SUPERVISE_DO_TELL_OVER, SUPERVISE_DO_KILL);
@@ -348,7 +348,7 @@ Test(supervise, losing_the_rendezvous_ends_the_workers)
 
 Test(supervise, a_fenced_node_kills_its_workers_without_grace)
 {
-    supervise_init(&s, 2);
+    supervise_init(&s, 2, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
     send_event((struct supervise_event){.kind = SUPERVISE_FENCED, .u.text = "silent"}, 1);
     DID(SUPERVISE_DO_KILL);
@@ -364,7 +364,7 @@ Test(supervise, a_fenced_node_kills_its_workers_without_grace)
 
 Test(supervise, one_that_is_refused_when_it_comes_back_kills_its_workers_at_once)
 {
-    supervise_init(&s, 1);
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
     closed(CDI_CLOSE_REFUSED, 1);
     DID(SUPERVISE_DO_TELL_OVER, SUPERVISE_DO_KILL);
@@ -377,7 +377,7 @@ Test(supervise, one_that_is_refused_when_it_comes_back_kills_its_workers_at_once
 
 Test(supervise, what_may_not_have_arrived_is_said_again)
 {
-    supervise_init(&s, 2);
+    supervise_init(&s, 2, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
     plain(SUPERVISE_RESUMED, 1);
     DID_NOTHING();
@@ -400,7 +400,7 @@ Test(supervise, what_may_not_have_arrived_is_said_again)
 
 Test(supervise, a_round_that_was_over_before_its_assignment_came_is_answered)
 {
-    supervise_init(&s, 1);
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
     ended(0, CDI_END_EXIT, 5, 1);
     plain(SUPERVISE_SWEPT, 2);
@@ -413,7 +413,7 @@ Test(supervise, a_round_that_was_over_before_its_assignment_came_is_answered)
 
 Test(supervise, a_refusal_before_any_round_ends_with_its_text)
 {
-    supervise_init(&s, 1);
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     closed(CDI_CLOSE_REFUSED, 1);
     DID(SUPERVISE_DO_FINISH);
     cr_assert_eq(supervise_exit_status(&s), 1);
@@ -429,7 +429,7 @@ Test(supervise, any_order_of_events_ends_in_one_finish)
         int64_t now = 0;
         unsigned n_finish = 0, live = 0;
 
-        supervise_init(&s, 2);
+        supervise_init(&s, 2, SUPERVISE_GRACE_MS);
         if (game % 2 == 1)
             supervise_set_host(&s);
         if (game % 3 == 1)

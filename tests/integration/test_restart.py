@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""How workers are stopped, on every path: SIGTERM, the grace, SIGKILL; and how a killed one brings all to a new life."""
+import os
+import re
+import signal
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
+import launch
+from launch import Job
+
+# Says what it hears, takes its time, and leaves.
+SLOW_TO_LEAVE = '''
+import os, signal, sys, time
+def leave(number, _):
+    print("heard", signal.Signals(number).name, flush=True)
+    time.sleep(0.3)
+    print("left in peace", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("up", os.getpid(), flush=True)
+while True: time.sleep(1000)
+'''
+# Rank 0 fails when it can; the others do not hear SIGTERM.
+DEAF = '''
+trap '' TERM
+if [ $TORCHELASTIC_RESTART_COUNT = 1 ]; then trap - TERM; exit 0; fi
+if [ $RANK = 0 ]; then while [ $(ls "$TMPDIR" | grep -c up_) != 2 ]; do sleep 0.01; done; rm "$TMPDIR"/up_*; exit 9; fi
+touch "$TMPDIR/up_$RANK"
+while :; do sleep 1; done
+'''
+GRACE = 0.6
+
+
+def test_kill_9_of_one_of_eight_gives_the_others_their_grace_and_all_a_new_life(cddprun):
+    with Job(cddprun, '--standalone', '--nproc_per_node=8', '--max_restarts=3', sys.executable, '-c', SLOW_TO_LEAVE) as job:
+        def up():
+            found = {}
+            while len(found) < 8:
+                match = re.fullmatch(r'\[(\d)\] (up (\d+)|heard SIGTERM|left in peace)\n', job.process.stdout.readline())
+                assert match, found
+                heard.append((match[1], match[2].split()[0]))
+                if match[3]:
+                    found[match[1]] = int(match[3])
+            return found
+        heard = []
+        now = up()
+        for victim in '5', '0', '7':
+            before, heard = now, []
+            os.kill(before[victim], signal.SIGKILL)
+            now = up()
+            for rank in before:
+                said = [what for who, what in heard if who == rank]
+                assert said == (['up'] if rank == victim else ['heard', 'left', 'up']), (rank, said)
+            assert not [pid for pid in before.values() if launch.state(pid) not in (None, 'Z')]
+        job.process.send_signal(signal.SIGTERM)
+        assert job.finish() == 143, job.err
+        assert job.out.count('left in peace') == 8, job.out
+
+
+def stopped_within(cddprun, *flags, status, act=None):
+    with Job(cddprun, '--standalone', '--nproc_per_node=3', f'--shutdown_timeout={GRACE}', *flags, 'sh', '-c', DEAF) as job:
+        if act is not None:
+            act(job)
+        began = time.monotonic()
+        assert job.finish() == status, job.err
+        took = time.monotonic() - began
+        assert GRACE <= took + 0.2 and took < GRACE + launch.within(2), took
+        return job.err
+
+
+def test_a_peer_deaf_to_sigterm_is_gone_after_the_shutdown_timeout_when_a_worker_fails(cddprun):
+    stopped_within(cddprun, status=9)
+
+
+def test_a_peer_deaf_to_sigterm_is_gone_after_the_shutdown_timeout_at_a_restart(cddprun):
+    stopped_within(cddprun, '--max_restarts=1', status=0)
+
+
+def test_a_peer_deaf_to_sigterm_is_gone_after_the_shutdown_timeout_when_the_job_is_ended(cddprun):
+    def end(job):
+        launch.wait_for('deaf workers', lambda: len([n for n in job.left_in_tmp() if n.startswith('up_')]) == 2)
+        for name in job.left_in_tmp():
+            if name.startswith('up_'):
+                os.unlink(os.path.join(job.tmp, name))
+        job.process.send_signal(signal.SIGTERM)
+    # Rank 0 goes on waiting for the files that are gone: it is deaf too.
+    stopped_within(cddprun, status=143, act=end)
+
+
+def test_the_shutdown_timeout_also_comes_from_torchruns_variable(cddprun):
+    with Job(cddprun, '--standalone', '--nproc_per_node=3', 'sh', '-c', DEAF,
+             env={'TORCH_ELASTIC_SHUTDOWN_TIMEOUT': str(GRACE)}) as job:
+        began = time.monotonic()
+        assert job.finish() == 9, job.err
+        assert time.monotonic() - began < GRACE + launch.within(2)
+
+
+def test_signals_to_handle_end_the_job_and_others_are_handed_on(cddprun):
+    script = ("trap 'echo got TERM' TERM; trap 'echo got USR1; exit 0' USR1; echo up; "
+              'while :; do sleep 0.02; done')
+    with Job(cddprun, '--standalone', '--signals_to_handle=SIGUSR1', 'sh', '-c', script) as job:
+        assert job.process.stdout.readline() == '[0] up\n'
+        job.process.send_signal(signal.SIGTERM)
+        assert job.process.stdout.readline() == '[0] got TERM\n'
+        job.process.send_signal(signal.SIGUSR1)
+        assert job.finish() == 128 + signal.SIGUSR1, job.err
+        assert job.out == '[0] got USR1\n' and 'SIGUSR1' in job.err, (job.out, job.err)
+
+
+launch.main()
