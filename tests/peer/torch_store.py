@@ -1,26 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's own TCPStore client, and raw bytes, against our server and PyTorch's: both must give the same answers.
+"""PyTorch's own TCPStore clients, Python's and C++'s, and raw bytes, against our server and PyTorch's: the same answers.
 
-usage: torch_store.py RDZV_SERVER PYTHON   (PYTHON: one that has PyTorch; empty: skipped, exit status 77)
+usage: torch_store.py RDZV_SERVER NAMES PYTHON   (PYTHON: one that has PyTorch; empty: skipped, exit status 77)
+NAMES: bench/peers/names.c as a library, since PyTorch's server asks the resolver for the name of every client.
 """
 import os
 import subprocess
 import sys
 
-if len(sys.argv) != 3:
+if len(sys.argv) != 4:
     sys.exit(__doc__)
-SERVER, PYTHON = sys.argv[1:]
+SERVER, NAMES, PYTHON = sys.argv[1:]
 if not PYTHON:
     print('skipped: no python with PyTorch was given (meson option torch_python)')
     sys.exit(77)
 if os.environ.get('TORCH_STORE_CHILD') != '1':
-    os.execve(PYTHON, [PYTHON] + sys.argv, dict(os.environ, TORCH_STORE_CHILD='1', TORCH_CPP_LOG_LEVEL='FATAL'))
+    os.execve(PYTHON, [PYTHON] + sys.argv, dict(os.environ, TORCH_STORE_CHILD='1', TORCH_CPP_LOG_LEVEL='FATAL',
+                                                  OMP_NUM_THREADS='1', LD_PRELOAD=NAMES))
+os.environ.pop('LD_PRELOAD')
 
 import datetime
+import shutil
 import socket
 import struct
+import tempfile
 import threading
 
+import torch
 import torch.distributed as dist
 
 
@@ -39,6 +45,22 @@ def outcome(call, *args):
     except Exception as error:
         text = str(error).splitlines()[0]
         return type(error).__name__ + (': ' + text if 'timeout' in text else '')
+
+
+def clones_in_threads(store):
+    """Eight clones add, set, wait and meet at once."""
+    def work(clone, number):
+        for _ in range(100):
+            clone.add('together', 1)
+        clone.set('of%d' % number, str(number))
+        clone.wait(['of%d' % one for one in range(8)], ms(5000))
+        clone.barrier('all', 8, ms(5000))
+    threads = [threading.Thread(target=work, args=(store.clone(), number)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    return store.add('together', 0), store.multi_get(['of%d' % one for one in range(8)])
 
 
 # ------------------------------------------------------------------------------------------------ PyTorch's client ----
@@ -60,6 +82,11 @@ def script(store, other):
     yield 'compare_set', [store.compare_set('c', *args) for args in
                           (('x', 'y'), ('', 'first'), ('wrong', 'second'), ('first', 'third'), ('third', ''), ('', 'z'))]
     yield 'append', (store.append('p', 'ab'), store.append('p', ''), store.append('p', 'cd'), store.get('p'))
+    yield 'has_extended_api', store.has_extended_api()
+    yield 'timeout', (store.timeout, store.set_timeout(ms(1234)), store.timeout, store.set_timeout(ms(5000)))
+    yield 'multi_get, timeout', (store.set_timeout(ms(100)), outcome(store.multi_get, ['a', 'none']),
+                                 store.set_timeout(ms(5000)))
+    yield 'wait, its own timeout', (store.set_timeout(ms(100)), outcome(store.wait, ['none']), store.set_timeout(ms(5000)))
     yield 'multi_set', (store.multi_set(['m1', 'm2'], ['1', '2']), store.multi_get(['m2', 'm1', 'm2']))
     yield 'num_keys', store.num_keys()
     yield 'delete_key', (store.delete_key('m1'), store.delete_key('m1'), store.num_keys())
@@ -68,12 +95,20 @@ def script(store, other):
                     store.check(['q']), store.wait(['q'], ms(1000)), store.queue_pop('q'), store.queue_pop('q'),
                     store.queue_len('q'), store.check(['q']))
     yield 'queue_pop, empty', outcome(store.queue_pop, 'q', False)
+    yield 'queue_pop, timeout', (store.set_timeout(ms(100)), outcome(store.queue_pop, 'q'), store.set_timeout(ms(5000)))
+    popped = []
+    popper = threading.Thread(target=lambda: popped.append(other.queue_pop('late queue')))
+    popper.start()
+    yield 'queue_pop, waiting', (store.queue_push('late queue', 'x'), popper.join(5), popped)
     yield 'queues and keys', (store.queue_push('q2', 'x'), store.num_keys(), sorted(store.list_keys()),
                               store.delete_key('q2'), store.queue_len('q2'))
     prefix = dist.PrefixStore('p1', dist.PrefixStore('p2', store))
     yield 'PrefixStore', (prefix.set('k', 'v'), prefix.get('k'), store.get('p2/p1/k'), prefix.add('n', 2),
                           prefix.check(['k', 'n']), prefix.compare_set('k', 'v', 'w'), prefix.num_keys(),
                           sorted(prefix.list_keys()), prefix.delete_key('k'))
+    yield 'PrefixStore of more', (prefix.append('l', 'ab'), prefix.append('l', 'c'), prefix.multi_set(['m', 'o'], ['1', '2']),
+                                  prefix.multi_get(['o', 'l', 'm']), prefix.queue_push('q', 'i'), prefix.queue_len('q'),
+                                  prefix.queue_pop('q'), prefix.has_extended_api(), prefix.underlying_store.get('p1/m'))
     yield 'PrefixStore wait', outcome(prefix.wait, ['none'], ms(100))
     yield 'large value', (store.set('big', 'x' * (8 << 20)), len(store.get('big')), store.delete_key('big'))
     yield 'long key', (store.set('k' * 8191, 'v'), store.get('k' * 8191))
@@ -89,6 +124,8 @@ def script(store, other):
         first = threading.Thread(target=stores[1].barrier, args=('b', 2, ms(5000)))
         first.start()
         yield name, (stores[0].barrier('b', 2, ms(5000)), first.join(5), first.is_alive())
+    yield 'clones in threads', clones_in_threads(store)
+    yield 'PrefixStore clones in threads', clones_in_threads(prefix)
     yield 'barrier, timeout', outcome(store.barrier, 'lonely', 2, ms(100)) if hasattr(store, 'barrier') else None
     yield 'at the end', (store.num_keys(), hash(tuple(sorted(store.list_keys()))))
 
@@ -199,10 +236,36 @@ def raw(port):
     yield 'SET wakes the parked', pair(port, BARRIER + s(b'wf') + u64(5), SET + s(b'wf') + s(b'9'))
 
 
+# ---------------------------------------------------------------------------------------------------- the C++ client ----
+
+def build_cpp(folder):
+    """torch_store.cpp with the headers and the library that the package brings; None, and why, where that fails."""
+    if not shutil.which('g++'):
+        print('note: no g++ here, so the C++ client is left out')
+        return None
+    torch_dir, program = os.path.dirname(torch.__file__), os.path.join(folder, 'torch_store')
+    lib = os.path.join(torch_dir, 'lib')
+    command = ['g++', '-std=c++20', '-w', '-I', os.path.join(torch_dir, 'include'), '-I',
+               os.path.join(torch_dir, 'include/torch/csrc/api/include'), '-o', program,
+               os.path.join(os.path.dirname(os.path.abspath(__file__)), 'torch_store.cpp'), '-L', lib, '-Wl,-rpath,' + lib,
+               '-ltorch_cpu', '-lc10']
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit('torch_store.cpp does not compile:\n' + done.stderr[-3000:])
+    return program
+
+
+def cpp(program, port):
+    done = subprocess.run([program, str(port)], capture_output=True, text=True, check=False, timeout=60)
+    answers = [line.split(': ', 1) for line in done.stdout.splitlines()]
+    return {'C++: ' + what: answer for what, answer in answers} | {'C++: its end': done.returncode}
+
+
 # ------------------------------------------------------------------------------------------------------------- main ----
 
-def run(port):
-    answers = {}
+def run(port, program):
+    """The C++ client first: PyTorch's PrefixStore cannot list keys shorter than a prefix there."""
+    answers = cpp(program, port) if program else {}
     for what, answer in script(client(port), client(port)):
         answers['client: ' + what] = answer
     for what, answer in raw(port):
@@ -213,18 +276,20 @@ def run(port):
 def main():
     theirs = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False, use_libuv=True)
     server = subprocess.Popen([SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        ours = run(int(server.stdout.readline()))
-    finally:
-        server.stdin.close()
-        status = server.wait(10)
-    expected = run(theirs.port)
+    with tempfile.TemporaryDirectory() as folder:
+        program = build_cpp(folder)
+        try:
+            ours = run(int(server.stdout.readline()), program)
+        finally:
+            server.stdin.close()
+            status = server.wait(10)
+        expected = run(theirs.port, program)
     bad = [what for what in expected if ours.get(what) != expected[what]]
     for what in bad:
         print('%s\n  PyTorch: %.300r\n  ours:    %.300r' % (what, expected[what], ours.get(what)))
     print('%d answers compared with PyTorch %s, %d differ; our server ended with %d' %
-          (len(expected), __import__('torch').__version__, len(bad), status))
-    sys.exit(1 if bad or status or len(expected) < 60 else 0)
+          (len(expected), torch.__version__, len(bad), status))
+    sys.exit(1 if bad or status or len(expected) < (200 if program else 80) or expected.get('C++: its end', 0) != 0 else 0)
 
 
 main()
