@@ -196,6 +196,11 @@ int si_enter_nccl(const char *function, bool allocates)
     return planted(function, allocates);
 }
 
+int si_planted_async(void)
+{
+    return planted("async", false);
+}
+
 bool si_skip_wait(void)
 {
     return due(&skip_wait);

@@ -51,6 +51,8 @@ CUresult si_enter(const char *function);
 CUresult si_enter_alloc(const char *function);
 /* The same for NCCL: the planted code, or 0. */
 int si_enter_nccl(const char *function, bool allocates);
+/* The planted code of an asynchronous error ("async" in CDDP_STANDIN_FAIL) for this launch of NCCL's, or 0. */
+int si_planted_async(void);
 /* Is this the planted K-th event wait, to be ignored? */
 bool si_skip_wait(void);
 

@@ -1,0 +1,492 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* NCCL's operations as the program calls them: checks, groups, and the way onto a stream, sometimes later. */
+#include "comm.h"
+
+#include "common/env.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* What is collected between ncclGroupStart and ncclGroupEnd. */
+struct group {
+    unsigned depth;
+    ncclResult_t failed;
+    size_t n, n_tasks;
+    struct {
+        struct ncclComm *comm;
+        CUstream stream;
+        struct si_call call;
+    } call[SI_GROUP_CALLS];
+    struct {
+        struct ncclComm *comm;
+        ncclResult_t (*fn)(struct ncclComm *comm, void *arg);
+        void *arg;
+    } task[SI_ACTORS];
+};
+
+static _Thread_local struct group *group; /* NULL: none */
+
+/* ------------------------------------------------------------------------------------------------------ onto a stream
+ * -- */
+
+struct late {
+    struct si_calls *calls;
+    CUstream stream;
+    struct si_clock seen;
+};
+
+static void run(struct si_op *op)
+{
+    si_run_calls(*(struct si_calls **)op->data);
+}
+
+static void drop(struct si_op *op)
+{
+    struct si_calls *c = *(struct si_calls **)op->data;
+
+    si_comm_unref(c->comm);
+    free(c);
+}
+
+static void add_ranges(const struct si_call *c, int n_ranks, int rank, struct standin_ranges *r)
+{
+    size_t bytes = c->count * si_type_size(c->type), all = bytes * (size_t)n_ranks;
+    bool root = rank == c->root;
+
+    switch (c->kind) {
+    case SI_ALL_REDUCE:
+        si_range_add(r, c->send, bytes, false);
+        si_range_add(r, c->recv, bytes, true);
+        break;
+    case SI_BROADCAST:
+        if (root)
+            si_range_add(r, c->send, bytes, false);
+        si_range_add(r, c->recv, bytes, true);
+        break;
+    case SI_REDUCE:
+        si_range_add(r, c->send, bytes, false);
+        if (root)
+            si_range_add(r, c->recv, bytes, true);
+        break;
+    case SI_ALL_GATHER:
+        si_range_add(r, c->send, bytes, false);
+        si_range_add(r, c->recv, all, true);
+        break;
+    case SI_REDUCE_SCATTER:
+        si_range_add(r, c->send, all, false);
+        si_range_add(r, c->recv, bytes, true);
+        break;
+    case SI_SEND:
+        si_range_add(r, c->send, bytes, false);
+        break;
+    case SI_RECV:
+        si_range_add(r, c->recv, bytes, true);
+        break;
+    }
+    if (c->red_op.used && c->red_op.device != NULL)
+        si_range_add(r, c->red_op.device, si_type_size(c->type), false);
+}
+
+static ncclResult_t push_locked(struct si_calls *c, CUstream handle, const struct si_clock *seen, struct si_op *op)
+{
+    struct ncclComm *comm = c->comm;
+    struct standin_ranges r = {.n = 0};
+    struct CUstream_st *s;
+
+    if (si_stream_locked(handle, c->call[0].name, &s) != CUDA_SUCCESS)
+        return ncclInvalidArgument;
+    for (size_t i = 0; i < c->n; i++)
+        add_ranges(&c->call[i], comm->seg.n_ranks, comm->seg.rank, &r);
+    /* Operations of one communicator run one after the other, whatever their streams. */
+    if (comm->last != NULL)
+        si_serialise_locked(s, comm->last);
+    comm->refs++;
+    op->drop = drop;
+    si_push_for_locked(s, op, &r, seen);
+    si_stop_release_locked(comm->last);
+    comm->last = si_stop_create_locked(s);
+    return ncclSuccess;
+}
+
+/* Takes calls. */
+static ncclResult_t push(struct si_calls *calls, CUstream stream, const struct si_clock *seen)
+{
+    struct si_op *op = si_op_create(calls->call[0].name, run, sizeof(struct si_calls *));
+    ncclResult_t rc = op == NULL ? ncclSystemError : ncclSuccess;
+
+    if (rc == ncclSuccess) {
+        *(struct si_calls **)op->data = calls;
+        si_lock();
+        rc = push_locked(calls, stream, seen, op);
+        si_unlock();
+    }
+    if (rc == ncclSuccess) {
+        op = NULL;
+    } else {
+        free(op);
+        free(calls);
+    }
+    return rc;
+}
+
+static ncclResult_t push_late(struct ncclComm *comm, void *arg)
+{
+    struct late *l = arg;
+    ncclResult_t rc = __atomic_load_n(&comm->abort, __ATOMIC_ACQUIRE) == 0 ? push(l->calls, l->stream, &l->seen)
+                                                                           : (free(l->calls), ncclSuccess);
+
+    free(l);
+    return rc;
+}
+
+/* Does this call say "in progress"? */
+static bool later(struct ncclComm *comm)
+{
+    struct cdi_error err = {0};
+    int64_t percent = 25;
+
+    if (comm->blocking || cdi_env_int_or("CDDP_STANDIN_PROGRESS", 0, 100, 25, &percent, &err) != CDDP_OK)
+        return false;
+    return si_random(&comm->random, 100) < (uint64_t)percent;
+}
+
+/* Takes calls. */
+static ncclResult_t launch(struct si_calls *calls, CUstream stream)
+{
+    struct ncclComm *comm = calls->comm;
+    struct late *l;
+    struct si_clock seen;
+
+    si_lock();
+    si_seen_locked(&seen);
+    si_unlock();
+    if (!later(comm))
+        return push(calls, stream, &seen);
+    l = malloc(sizeof *l);
+    if (l == NULL) {
+        free(calls);
+        return ncclSystemError;
+    }
+    *l = (struct late){.calls = calls, .stream = stream, .seen = seen};
+    return si_comm_task(comm, push_late, l);
+}
+
+/* --------------------------------------------------------------------------------------------------------- groups --
+ */
+
+bool si_group_defers(struct ncclComm *comm, ncclResult_t (*fn)(struct ncclComm *, void *), void *arg)
+{
+    if (group == NULL || group->depth == 0 || group->n_tasks == SI_ACTORS)
+        return false;
+    group->task[group->n_tasks].comm = comm;
+    group->task[group->n_tasks].fn = fn;
+    group->task[group->n_tasks].arg = arg;
+    group->n_tasks++;
+    return true;
+}
+
+/* All calls of the group for the communicator of call `from`, taken out of it. */
+static struct si_calls *collect(size_t from)
+{
+    struct ncclComm *comm = group->call[from].comm;
+    struct si_calls *c = calloc(1, sizeof *c + (group->n - from) * sizeof c->call[0]);
+
+    if (c == NULL)
+        return NULL;
+    c->comm = comm;
+    for (size_t i = from; i < group->n; i++) {
+        if (group->call[i].comm != comm)
+            continue;
+        c->call[c->n++] = group->call[i].call;
+        group->call[i].comm = NULL;
+    }
+    return c;
+}
+
+static ncclResult_t launch_group(void)
+{
+    ncclResult_t rc = ncclSuccess;
+
+    for (size_t i = 0; i < group->n; i++) {
+        struct si_calls *calls;
+        ncclResult_t one;
+
+        if (group->call[i].comm == NULL)
+            continue;
+        calls = collect(i);
+        one = calls != NULL ? launch(calls, group->call[i].stream) : ncclSystemError;
+        if (rc == ncclSuccess || (rc == ncclInProgress && one != ncclSuccess))
+            rc = one;
+    }
+    return rc;
+}
+
+/* Blocking communicators of one thread join each other: each on a thread, then wait for all. */
+static ncclResult_t run_tasks(void)
+{
+    ncclResult_t rc = ncclSuccess;
+
+    for (size_t i = 0; i < group->n_tasks; i++)
+        (void)si_comm_launch(group->task[i].comm, group->task[i].fn, group->task[i].arg);
+    for (size_t i = 0; i < group->n_tasks; i++) {
+        ncclResult_t one = si_comm_await(group->task[i].comm);
+
+        rc = rc == ncclSuccess ? one : rc;
+    }
+    return rc;
+}
+
+/* The header's declarations say nothing about arguments. */
+SI_EXPORT ncclResult_t ncclGroupStart(void);
+SI_EXPORT ncclResult_t ncclGroupEnd(void);
+
+SI_EXPORT ncclResult_t ncclGroupStart(void)
+{
+    ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclGroupStart", false);
+
+    if (rc != ncclSuccess)
+        return rc;
+    if (group == NULL)
+        group = calloc(1, sizeof *group);
+    if (group == NULL)
+        return ncclSystemError;
+    group->depth++;
+    return ncclSuccess;
+}
+
+SI_EXPORT ncclResult_t ncclGroupEnd(void)
+{
+    ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclGroupEnd", false);
+
+    if (group == NULL || group->depth == 0)
+        return si_comm_refuse(NULL, ncclInvalidUsage, "ncclGroupEnd: there is no ncclGroupStart before it");
+    if (--group->depth > 0)
+        return rc;
+    if (rc == ncclSuccess)
+        rc = group->failed;
+    if (rc == ncclSuccess)
+        rc = run_tasks();
+    if (rc == ncclSuccess)
+        rc = launch_group();
+    free(group);
+    group = NULL;
+    return rc;
+}
+
+/* ----------------------------------------------------------------------------------------------------- operations --
+ */
+
+static bool parse_op(struct ncclComm *comm, struct si_call *c)
+{
+    size_t i = (size_t)c->op - (size_t)ncclNumOps;
+
+    if (c->op < ncclNumOps)
+        return (int)c->op >= 0;
+    if (i >= SI_RED_OPS || !comm->red_op[i].used || comm->red_op[i].type != c->type)
+        return false;
+    c->red_op = comm->red_op[i];
+    return true;
+}
+
+/* The offset of both buffers in a symmetric window of this communicator, or -1. */
+static int64_t window_offset(struct ncclComm *comm, const struct si_call *c)
+{
+    int64_t offset = -1;
+    size_t bytes = c->count * si_type_size(c->type);
+
+    si_lock();
+    for (const struct ncclWindow_vidmem *w = comm->windows; w != NULL && offset < 0; w = w->next)
+        if (c->send >= w->at && c->send + bytes <= w->at + w->bytes && c->recv >= w->at &&
+            c->recv + bytes <= w->at + w->bytes)
+            offset = c->recv - w->at;
+    si_unlock();
+    return offset;
+}
+
+static ncclResult_t check(struct ncclComm *comm, const struct si_call *c)
+{
+    bool rooted = c->kind != SI_ALL_REDUCE && c->kind != SI_ALL_GATHER && c->kind != SI_REDUCE_SCATTER;
+
+    if (si_type_size(c->type) == 0 || (rooted && (c->root < 0 || c->root >= comm->seg.n_ranks)) ||
+        (c->kind == SI_ALL_REDUCE && c->send != c->recv && c->send < c->recv + c->count * si_type_size(c->type) &&
+         c->recv < c->send + c->count * si_type_size(c->type)))
+        return si_comm_refuse(comm, ncclInvalidArgument,
+                              "%s: type %d, root or peer %d of %d ranks, or buffers that overlap in part", c->name,
+                              (int)c->type, c->root, comm->seg.n_ranks);
+    if (comm->finalized)
+        return si_comm_refuse(comm, ncclInvalidUsage, "%s: communicator '%s' has been finalized", c->name, comm->name);
+    return ncclSuccess;
+}
+
+static ncclResult_t operate(struct ncclComm *comm, CUstream stream, struct si_call *c)
+{
+    ncclResult_t rc = (ncclResult_t)si_enter_nccl(c->name, false);
+    struct si_calls *one;
+
+    if (rc == ncclSuccess)
+        rc = si_comm_check(comm, c->name);
+    if (rc == ncclSuccess)
+        rc = check(comm, c);
+    if (rc == ncclSuccess && !parse_op(comm, c))
+        rc = si_comm_refuse(comm, ncclInvalidArgument, "%s: %d is no reduction for this type", c->name, (int)c->op);
+    if (rc == ncclSuccess && group != NULL && group->n == SI_GROUP_CALLS)
+        rc = si_comm_refuse(comm, ncclInvalidUsage, "%s: more than %d calls in one group", c->name, SI_GROUP_CALLS);
+    if (rc != ncclSuccess) {
+        if (group != NULL && group->failed == ncclSuccess)
+            group->failed = rc;
+        return rc;
+    }
+    c->offset = c->kind == SI_ALL_REDUCE ? window_offset(comm, c) : -1;
+    if (group != NULL) {
+        for (size_t i = 0; i < group->n; i++)
+            if (group->call[i].comm == comm && group->call[i].stream != stream)
+                return group->failed = si_comm_refuse(comm, ncclInvalidUsage,
+                                                      "%s: one group uses communicator '%s' on two streams, which the "
+                                                      "stand-in does not do",
+                                                      c->name, comm->name);
+        group->call[group->n].comm = comm;
+        group->call[group->n].stream = stream;
+        group->call[group->n++].call = *c;
+        return ncclSuccess;
+    }
+    one = calloc(1, sizeof *one + sizeof one->call[0]);
+    if (one == NULL)
+        return ncclSystemError;
+    one->comm = comm;
+    one->n = 1;
+    one->call[0] = *c;
+    return launch(one, stream);
+}
+
+SI_EXPORT ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                                     ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
+{
+    struct si_call c = {.kind = SI_ALL_REDUCE,
+                        .name = "ncclAllReduce",
+                        .send = sendbuff,
+                        .recv = recvbuff,
+                        .count = count,
+                        .type = datatype,
+                        .op = op};
+
+    return operate(comm, stream, &c);
+}
+
+SI_EXPORT ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                                     int root, ncclComm_t comm, cudaStream_t stream)
+{
+    struct si_call c = {.kind = SI_BROADCAST,
+                        .name = "ncclBroadcast",
+                        .send = sendbuff,
+                        .recv = recvbuff,
+                        .count = count,
+                        .type = datatype,
+                        .root = root};
+
+    return operate(comm, stream, &c);
+}
+
+SI_EXPORT ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                                  ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream)
+{
+    struct si_call c = {.kind = SI_REDUCE,
+                        .name = "ncclReduce",
+                        .send = sendbuff,
+                        .recv = recvbuff,
+                        .count = count,
+                        .type = datatype,
+                        .op = op,
+                        .root = root};
+
+    return operate(comm, stream, &c);
+}
+
+SI_EXPORT ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t sendcount, ncclDataType_t datatype,
+                                     ncclComm_t comm, cudaStream_t stream)
+{
+    struct si_call c = {.kind = SI_ALL_GATHER,
+                        .name = "ncclAllGather",
+                        .send = sendbuff,
+                        .recv = recvbuff,
+                        .count = sendcount,
+                        .type = datatype};
+
+    return operate(comm, stream, &c);
+}
+
+SI_EXPORT ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount,
+                                         ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
+{
+    struct si_call c = {.kind = SI_REDUCE_SCATTER,
+                        .name = "ncclReduceScatter",
+                        .send = sendbuff,
+                        .recv = recvbuff,
+                        .count = recvcount,
+                        .type = datatype,
+                        .op = op};
+
+    return operate(comm, stream, &c);
+}
+
+SI_EXPORT ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
+                                cudaStream_t stream)
+{
+    struct si_call c = {
+        .kind = SI_SEND, .name = "ncclSend", .send = sendbuff, .count = count, .type = datatype, .root = peer};
+
+    return operate(comm, stream, &c);
+}
+
+SI_EXPORT ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
+                                cudaStream_t stream)
+{
+    struct si_call c = {
+        .kind = SI_RECV, .name = "ncclRecv", .recv = recvbuff, .count = count, .type = datatype, .root = peer};
+
+    return operate(comm, stream, &c);
+}
+
+/* ------------------------------------------------------------------------------------------ reductions of one's own --
+ */
+
+SI_EXPORT ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t datatype,
+                                                ncclScalarResidence_t residence, ncclComm_t comm)
+{
+    ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclRedOpCreatePreMulSum", false);
+
+    if (rc == ncclSuccess)
+        rc = si_comm_check(comm, "ncclRedOpCreatePreMulSum");
+    if (rc != ncclSuccess)
+        return rc;
+    if (op == NULL || scalar == NULL || si_type_size(datatype) == 0)
+        return ncclInvalidArgument;
+    for (int i = 0; i < SI_RED_OPS; i++) {
+        struct si_red_op *r = &comm->red_op[i];
+
+        if (r->used)
+            continue;
+        *r = (struct si_red_op){.used = true, .type = datatype};
+        if (residence == ncclScalarDevice)
+            r->device = scalar;
+        else
+            r->scalar = si_touch_scalar(scalar, datatype);
+        *op = (ncclRedOp_t)((int)ncclNumOps + i);
+        return ncclSuccess;
+    }
+    return si_comm_refuse(comm, ncclInternalError, "ncclRedOpCreatePreMulSum: more than %d at a time", SI_RED_OPS);
+}
+
+SI_EXPORT ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm)
+{
+    ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclRedOpDestroy", false);
+    size_t i = (size_t)op - (size_t)ncclNumOps;
+
+    if (rc == ncclSuccess)
+        rc = si_comm_check(comm, "ncclRedOpDestroy");
+    if (rc != ncclSuccess)
+        return rc;
+    if (op < ncclNumOps || i >= SI_RED_OPS || !comm->red_op[i].used)
+        return si_comm_refuse(comm, ncclInvalidArgument, "ncclRedOpDestroy: %d is no such reduction", (int)op);
+    comm->red_op[i].used = false;
+    return ncclSuccess;
+}

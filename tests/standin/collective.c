@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What NCCL's operations do, on the thread of their stream: ranks compare what they are about to do, then data goes
+ * through the segment in chunks. A chunk is filled by whoever gives, all wait for each other once, then it is read.
+ */
+#include "comm.h"
+
+#include <stdio.h>
+
+static const char *const op_names[] = {"sum", "prod", "max", "min", "avg"};
+
+size_t si_type_size(ncclDataType_t type)
+{
+    static const size_t size[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
+
+    return type < sizeof size / sizeof size[0] ? size[type] : 0;
+}
+
+static bool is_float(ncclDataType_t type)
+{
+    return type == ncclFloat16 || type == ncclFloat32 || type == ncclFloat64 || type == ncclBfloat16;
+}
+
+/* ---------------------------------------------------------------------------------------------------- comparison -- */
+
+static void describe(const struct segment_word *w, char *buf, size_t cap)
+{
+    static const char *const kinds[] = {"ncclAllReduce",     "ncclBroadcast", "ncclReduce", "ncclAllGather",
+                                        "ncclReduceScatter", "ncclSend",      "ncclRecv"};
+    int n = snprintf(buf, cap, "%s #%llu of %llu elements of type %d", kinds[w->kind], (unsigned long long)w->sequence,
+                     (unsigned long long)w->count, w->type);
+
+    if (n > 0 && (size_t)n < cap && w->op >= 0)
+        n += snprintf(buf + n, cap - (size_t)n, ", %s", w->op <= (int32_t)ncclAvg ? op_names[w->op] : "premulsum");
+    if (n > 0 && (size_t)n < cap && w->root >= 0)
+        n += snprintf(buf + n, cap - (size_t)n, ", root %d", w->root);
+    if (n > 0 && (size_t)n < cap && w->offset >= 0)
+        (void)snprintf(buf + n, cap - (size_t)n, ", at %lld of the window", (long long)w->offset);
+}
+
+static bool same(const struct segment_word *a, const struct segment_word *b)
+{
+    return a->sequence == b->sequence && a->kind == b->kind && a->type == b->type && a->op == b->op &&
+           a->root == b->root && a->count == b->count && a->offset == b->offset;
+}
+
+/* Say what is to be done and hear what the others do. False: aborted, or they do something else. */
+static bool agree(struct ncclComm *comm, const struct si_call *c)
+{
+    struct segment *s = &comm->seg;
+    const struct segment_word word = {.sequence = ++comm->sequence,
+                                      .kind = (int32_t)c->kind,
+                                      .type = (int32_t)c->type,
+                                      .op = c->kind == SI_BROADCAST || c->kind == SI_ALL_GATHER ? -1
+                                            : c->red_op.used                                    ? ncclNumOps
+                                                                                                : (int32_t)c->op,
+                                      .root = c->kind == SI_BROADCAST || c->kind == SI_REDUCE ? c->root : -1,
+                                      .count = c->count,
+                                      .offset = c->offset};
+    char here[160], there[160];
+
+    if (!segment_say(s, SEGMENT_OPERATIONS, &word))
+        return false;
+    for (int r = 0; r < s->n_ranks; r++) {
+        const struct segment_word *other = segment_heard(s, SEGMENT_OPERATIONS, r);
+
+        if (same(&word, other))
+            continue;
+        describe(&word, here, sizeof here);
+        describe(other, there, sizeof there);
+        si_fault("ranks do not agree: on communicator '%s' rank %d runs %s, rank %d runs %s", comm->name, s->rank, here,
+                 r, there);
+        __atomic_store_n(&comm->state, ncclInvalidUsage, __ATOMIC_RELEASE);
+        return false;
+    }
+    return true;
+}
+
+/* --------------------------------------------------------------------------------------------------- collectives -- */
+
+/* What the elements are multiplied with before they are added; 1: nothing. */
+static double factor(const struct ncclComm *comm, const struct si_call *c)
+{
+    if (c->red_op.used)
+        return c->red_op.device != NULL ? si_touch_scalar(standin_host(c->red_op.device), c->type) : c->red_op.scalar;
+    return c->op == ncclAvg && c->offset < 0 && is_float(c->type) ? 1.0 / comm->seg.n_ranks : 1;
+}
+
+static void give(struct ncclComm *comm, const struct si_call *c, const char *from, size_t n, double f)
+{
+    char *chunk = segment_chunk(&comm->seg, comm->seg.rank);
+
+    if (f != 1)
+        si_touch_scale(chunk, from, n, c->type, f);
+    else
+        si_touch_copy(chunk, from, n * si_type_size(c->type));
+}
+
+/* The sum, maximum, ... of all ranks' chunks. An average was made while giving, or is made here. */
+static void reduce_into(struct ncclComm *comm, const struct si_call *c, char *to, size_t n)
+{
+    const void *in[SEGMENT_RANKS];
+    bool late_mean = c->op == ncclAvg && c->offset >= 0 && is_float(c->type) && !c->red_op.used;
+    ncclRedOp_t op = late_mean ? ncclAvg : c->op == ncclAvg || c->red_op.used ? ncclSum : c->op;
+
+    for (int r = 0; r < comm->seg.n_ranks; r++)
+        in[r] = segment_chunk_ready(&comm->seg, r);
+    si_touch_reduce(to, in, comm->seg.n_ranks, n, c->type, op);
+    if (c->op == ncclAvg && !is_float(c->type))
+        si_touch_divide(to, n, c->type, comm->seg.n_ranks);
+}
+
+/* `count` elements at `from` of every rank, reduced into `to` where it is not NULL. */
+static bool reduce(struct ncclComm *comm, const struct si_call *c, const char *from, char *to, size_t count)
+{
+    size_t size = si_type_size(c->type), most = SEGMENT_CHUNK / size;
+    double f = factor(comm, c);
+
+    for (size_t at = 0; at < count; at += most) {
+        size_t n = count - at < most ? count - at : most;
+
+        give(comm, c, from + at * size, n, f);
+        if (!segment_chunk_done(&comm->seg))
+            return false;
+        if (to != NULL)
+            reduce_into(comm, c, to + at * size, n);
+    }
+    return true;
+}
+
+static bool reduce_scatter(struct ncclComm *comm, const struct si_call *c, const char *send, char *recv)
+{
+    size_t block = c->count * si_type_size(c->type);
+
+    for (int r = 0; r < comm->seg.n_ranks; r++)
+        if (!reduce(comm, c, send + (size_t)r * block, r == comm->seg.rank ? recv : NULL, c->count))
+            return false;
+    return true;
+}
+
+static bool broadcast(struct ncclComm *comm, const struct si_call *c, const char *send, char *recv)
+{
+    size_t bytes = c->count * si_type_size(c->type);
+
+    for (size_t at = 0; at < bytes; at += SEGMENT_CHUNK) {
+        size_t n = bytes - at < SEGMENT_CHUNK ? bytes - at : SEGMENT_CHUNK;
+
+        if (comm->seg.rank == c->root)
+            si_touch_copy(segment_chunk(&comm->seg, c->root), send + at, n);
+        if (!segment_chunk_done(&comm->seg))
+            return false;
+        si_touch_copy(recv + at, segment_chunk_ready(&comm->seg, c->root), n);
+    }
+    return true;
+}
+
+static bool all_gather(struct ncclComm *comm, const struct si_call *c, const char *send, char *recv)
+{
+    size_t bytes = c->count * si_type_size(c->type);
+
+    for (size_t at = 0; at < bytes; at += SEGMENT_CHUNK) {
+        size_t n = bytes - at < SEGMENT_CHUNK ? bytes - at : SEGMENT_CHUNK;
+
+        si_touch_copy(segment_chunk(&comm->seg, comm->seg.rank), send + at, n);
+        if (!segment_chunk_done(&comm->seg))
+            return false;
+        for (int r = 0; r < comm->seg.n_ranks; r++)
+            si_touch_copy(recv + (size_t)r * bytes + at, segment_chunk_ready(&comm->seg, r), n);
+    }
+    return true;
+}
+
+static bool collective(struct ncclComm *comm, const struct si_call *c)
+{
+    const char *send = standin_host(c->send);
+    char *recv = standin_host(c->recv);
+
+    if (!agree(comm, c))
+        return false;
+    switch (c->kind) {
+    case SI_ALL_REDUCE:
+        return reduce(comm, c, send, recv, c->count);
+    case SI_REDUCE:
+        return reduce(comm, c, send, comm->seg.rank == c->root ? recv : NULL, c->count);
+    case SI_REDUCE_SCATTER:
+        return reduce_scatter(comm, c, send, recv);
+    case SI_BROADCAST:
+        return broadcast(comm, c, send, recv);
+    case SI_ALL_GATHER:
+        return all_gather(comm, c, send, recv);
+    case SI_SEND:
+    case SI_RECV:
+        break;
+    }
+    return true;
+}
+
+/* ------------------------------------------------------------------------------------------------- send and recv -- */
+
+static bool is_message(const struct si_call *c)
+{
+    return c->kind == SI_SEND || c->kind == SI_RECV;
+}
+
+static bool post(struct ncclComm *comm, struct si_call *c, size_t bytes)
+{
+    struct segment_letter *l = segment_letter(&comm->seg, comm->seg.rank, c->root);
+    size_t n = bytes - c->moved < SEGMENT_LETTER ? bytes - c->moved : SEGMENT_LETTER;
+    const struct segment_word word = {.kind = SI_SEND, .type = (int32_t)c->type, .count = c->count};
+
+    if (__atomic_load_n(&l->full, __ATOMIC_ACQUIRE) != 0)
+        return false;
+    si_copy(&l->word, &word, sizeof word);
+    l->bytes = (uint32_t)n;
+    si_touch_copy(l->data, (const char *)standin_host(c->send) + c->moved, n);
+    c->moved += n;
+    __atomic_store_n(&l->full, 1, __ATOMIC_RELEASE);
+    return true;
+}
+
+static bool collect(struct ncclComm *comm, struct si_call *c)
+{
+    struct segment_letter *l = segment_letter(&comm->seg, c->root, comm->seg.rank);
+
+    if (__atomic_load_n(&l->full, __ATOMIC_ACQUIRE) == 0)
+        return false;
+    if (l->word.count != c->count || l->word.type != (int32_t)c->type) {
+        si_fault(
+            "ranks do not agree: on communicator '%s' rank %d receives %zu elements of type %d from rank %d, which "
+            "sends %llu of type %d",
+            comm->name, comm->seg.rank, c->count, (int)c->type, c->root, (unsigned long long)l->word.count,
+            l->word.type);
+        __atomic_store_n(&comm->state, ncclInvalidUsage, __ATOMIC_RELEASE);
+        (void)__atomic_exchange_n(&comm->abort, 1, __ATOMIC_RELEASE);
+        return true;
+    }
+    si_touch_copy((char *)standin_host(c->recv) + c->moved, l->data, l->bytes);
+    c->moved += l->bytes;
+    __atomic_store_n(&l->full, 0, __ATOMIC_RELEASE);
+    return true;
+}
+
+/* One round over all messages of a launch: the first of each kind that is not done, for each peer. */
+static bool move_messages(struct si_calls *calls, bool *done)
+{
+    bool moved = false;
+
+    *done = true;
+    for (size_t i = 0; i < calls->n; i++) {
+        struct si_call *c = &calls->call[i];
+        size_t bytes = c->count * si_type_size(c->type);
+        bool behind = false;
+
+        if (!is_message(c) || c->moved == bytes)
+            continue;
+        *done = false;
+        for (size_t j = 0; j < i; j++) {
+            const struct si_call *e = &calls->call[j];
+
+            behind =
+                behind || (e->kind == c->kind && e->root == c->root && e->moved < e->count * si_type_size(e->type));
+        }
+        if (!behind && (c->kind == SI_SEND ? post(calls->comm, c, bytes) : collect(calls->comm, c)))
+            moved = true;
+    }
+    return moved;
+}
+
+static void messages(struct si_calls *calls)
+{
+    struct segment *s = &calls->comm->seg;
+    bool done = false;
+
+    while (!done && __atomic_load_n(&calls->comm->abort, __ATOMIC_ACQUIRE) == 0) {
+        uint32_t seen = segment_bell(s);
+
+        if (move_messages(calls, &done))
+            segment_ring(s);
+        else if (!done)
+            segment_sleep(s, seen);
+    }
+}
+
+void si_run_calls(struct si_calls *calls)
+{
+    struct ncclComm *comm = calls->comm;
+    bool any_message = false;
+    int planted = si_planted_async();
+
+    if (planted != 0) { /* an error of the network: the operation never ends by itself */
+        __atomic_store_n(&comm->state, planted, __ATOMIC_RELEASE);
+        while (__atomic_load_n(&comm->abort, __ATOMIC_ACQUIRE) == 0)
+            segment_sleep(&comm->seg, segment_bell(&comm->seg));
+    }
+    for (size_t i = 0; i < calls->n; i++) {
+        if (__atomic_load_n(&comm->abort, __ATOMIC_ACQUIRE) != 0)
+            return;
+        if (is_message(&calls->call[i]))
+            any_message = true;
+        else if (!collective(comm, &calls->call[i]))
+            return;
+    }
+    if (any_message)
+        messages(calls);
+}

@@ -1,0 +1,800 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The life of a communicator. What NCCL does beside the caller (joining, splitting, registering a window, enqueuing
+ * late) is a task: at once where the communicator is blocking, else on a thread of its own, while the communicator is
+ * "in progress" and every other call but ncclCommGetAsyncError and ncclCommAbort is an error.
+ */
+#include "comm.h"
+
+#include "common/env.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define COMMS 256
+
+static struct ncclComm *comms[COMMS]; /* alive */
+static char last_error[256];
+static uint64_t n_comms_ever;
+
+/* --------------------------------------------------------------------------------------------------- references -- */
+
+ncclResult_t si_comm_refuse(struct ncclComm *comm, ncclResult_t rc, const char *fmt, ...)
+{
+    char text[256];
+    va_list ap;
+
+    va_start(ap, fmt);
+    (void)vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    si_lock();
+    (void)snprintf(comm != NULL ? comm->last_error : last_error, sizeof last_error, "%s", text);
+    si_unlock();
+    si_refused("%s", text);
+    return rc;
+}
+
+static bool is_alive(const struct ncclComm *comm)
+{
+    bool alive = false;
+
+    si_lock();
+    for (size_t i = 0; i < COMMS && comm != NULL; i++)
+        alive = alive || comms[i] == comm;
+    si_unlock();
+    return alive;
+}
+
+ncclResult_t si_comm_check(struct ncclComm *comm, const char *function)
+{
+    ncclResult_t state;
+
+    if (!is_alive(comm))
+        return si_comm_refuse(NULL, ncclInvalidArgument, "%s: %p is no communicator, or was destroyed or aborted",
+                              function, (void *)comm);
+    state = (ncclResult_t)__atomic_load_n(&comm->state, __ATOMIC_ACQUIRE);
+    if (state == ncclInProgress)
+        return si_comm_refuse(comm, ncclInvalidUsage,
+                              "%s: communicator '%s' is still in progress: ask ncclCommGetAsyncError until it is not",
+                              function, comm->name);
+    si_edge_to(comm);
+    return state;
+}
+
+void si_comm_ref(struct ncclComm *comm)
+{
+    si_lock();
+    comm->refs++;
+    si_unlock();
+}
+
+static void free_list(struct ncclWindow_vidmem *w)
+{
+    while (w != NULL) {
+        struct ncclWindow_vidmem *next = w->next;
+
+        if (w->alloc != NULL)
+            w->alloc->registered--;
+        free(w);
+        w = next;
+    }
+}
+
+void si_comm_unref(struct ncclComm *comm)
+{
+    bool last;
+
+    si_lock();
+    last = --comm->refs == 0;
+    if (last)
+        si_stop_release_locked(comm->last);
+    si_unlock();
+    if (!last)
+        return;
+    segment_leave(&comm->seg);
+    free(comm);
+}
+
+/* The handle is gone; queued operations may still hold on to it. */
+static void forget(struct ncclComm *comm)
+{
+    si_lock();
+    for (size_t i = 0; i < COMMS; i++)
+        if (comms[i] == comm)
+            comms[i] = NULL;
+    free_list(comm->windows);
+    free_list(comm->buffers);
+    comm->windows = comm->buffers = NULL;
+    si_n_communicators--;
+    si_unlock();
+    si_comm_unref(comm);
+}
+
+static struct ncclComm *create(CUcontext ctx, const ncclConfig_t *config, const struct ncclComm *parent)
+{
+    struct ncclComm *comm = calloc(1, sizeof *comm);
+    bool kept = false;
+
+    if (comm == NULL)
+        return NULL;
+    comm->refs = 1;
+    comm->ctx = ctx;
+    comm->blocking = parent == NULL || parent->blocking;
+    if (config != NULL && config->blocking != NCCL_CONFIG_UNDEF_INT)
+        comm->blocking = config->blocking != 0;
+    si_lock();
+    comm->random = si_seed(3, ++n_comms_ever);
+    (void)snprintf(comm->name, sizeof comm->name, "%llu", (unsigned long long)n_comms_ever);
+    for (size_t i = 0; i < COMMS && !kept; i++)
+        if (comms[i] == NULL) {
+            comms[i] = comm;
+            kept = true;
+        }
+    si_n_communicators += kept;
+    si_unlock();
+    if (!kept) {
+        free(comm);
+        return NULL;
+    }
+    /* commName came with 2.27. */
+    if (config != NULL && config->size >= offsetof(ncclConfig_t, commName) + sizeof config->commName &&
+        config->commName != NULL)
+        (void)snprintf(comm->name, sizeof comm->name, "%s", config->commName);
+    return comm;
+}
+
+/* -------------------------------------------------------------------------------------------------------- tasks -- */
+
+struct task {
+    struct ncclComm *comm;
+    ncclResult_t (*fn)(struct ncclComm *comm, void *arg);
+    void *arg;
+};
+
+void si_comm_dawdle(struct ncclComm *comm)
+{
+    struct timespec ts = {.tv_nsec = (long)si_random(&comm->random, 300000)};
+
+    (void)nanosleep(&ts, NULL);
+}
+
+static void *run_task(void *arg)
+{
+    struct task *t = arg;
+    struct ncclComm *comm = t->comm;
+    ncclResult_t rc;
+
+    si_comm_dawdle(comm);
+    rc = t->fn(comm, t->arg);
+    si_edge_from(comm);
+    __atomic_store_n(&comm->state, rc, __ATOMIC_RELEASE);
+    (void)__atomic_sub_fetch(&comm->tasks, 1, __ATOMIC_RELEASE);
+    si_futex_wake(&comm->tasks, false);
+    si_comm_unref(comm);
+    free(t);
+    return NULL;
+}
+
+ncclResult_t si_comm_await(struct ncclComm *comm)
+{
+    uint32_t n;
+
+    while ((n = __atomic_load_n(&comm->tasks, __ATOMIC_ACQUIRE)) != 0)
+        si_futex_wait(&comm->tasks, n, 0, false);
+    si_edge_to(comm);
+    return (ncclResult_t)__atomic_load_n(&comm->state, __ATOMIC_ACQUIRE);
+}
+
+static bool start_thread(struct task *t)
+{
+    pthread_attr_t attr;
+    pthread_t thread;
+    sigset_t all, before;
+    int rc;
+
+    (void)sigfillset(&all);
+    (void)pthread_attr_init(&attr);
+    (void)pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    rc = pthread_create(&thread, &attr, run_task, t);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    (void)pthread_attr_destroy(&attr);
+    return rc == 0;
+}
+
+ncclResult_t si_comm_launch(struct ncclComm *comm, ncclResult_t (*fn)(struct ncclComm *, void *), void *arg)
+{
+    struct task *t = malloc(sizeof *t);
+
+    if (t == NULL)
+        return ncclSystemError;
+    *t = (struct task){.comm = comm, .fn = fn, .arg = arg};
+    si_comm_ref(comm);
+    __atomic_store_n(&comm->state, ncclInProgress, __ATOMIC_RELEASE);
+    (void)__atomic_add_fetch(&comm->tasks, 1, __ATOMIC_ACQ_REL);
+    if (start_thread(t))
+        return ncclInProgress;
+    __atomic_store_n(&comm->state, ncclSystemError, __ATOMIC_RELEASE);
+    (void)__atomic_sub_fetch(&comm->tasks, 1, __ATOMIC_ACQ_REL);
+    si_comm_unref(comm);
+    free(t);
+    return ncclSystemError;
+}
+
+ncclResult_t si_comm_task(struct ncclComm *comm, ncclResult_t (*fn)(struct ncclComm *, void *), void *arg)
+{
+    ncclResult_t rc;
+
+    if (!comm->blocking)
+        return si_comm_launch(comm, fn, arg);
+    if (si_group_defers(comm, fn, arg))
+        return ncclSuccess;
+    rc = fn(comm, arg);
+    __atomic_store_n(&comm->state, rc, __ATOMIC_RELEASE);
+    return rc;
+}
+
+/* ------------------------------------------------------------------------------------------------------ joining -- */
+
+_Static_assert(sizeof(struct segment_id) <= sizeof(ncclUniqueId), "the id has room");
+
+struct join {
+    struct segment_id id[SEGMENT_RANKS];
+    int n_ids, rank, n_ranks;
+};
+
+static struct segment_place place_of(CUcontext ctx)
+{
+    const char *host = cdi_env_str("NCCL_HOSTID");
+    struct segment_place p = {.device = ctx->physical};
+
+    (void)snprintf(p.host, sizeof p.host, "%s", host != NULL ? host : "this host");
+    return p;
+}
+
+static ncclResult_t joined(struct ncclComm *comm, enum segment_result rc, int rank, int n_ranks)
+{
+    switch (rc) {
+    case SEGMENT_OK:
+        return ncclSuccess;
+    case SEGMENT_ABORTED:
+        return ncclInternalError;
+    case SEGMENT_NO_FILE:
+        return si_comm_refuse(comm, ncclSystemError,
+                              "communicator '%s': the unique id is of a process that has ended, or has been used up",
+                              comm->name);
+    case SEGMENT_BAD_RANK:
+        return si_comm_refuse(comm, ncclInvalidUsage,
+                              "communicator '%s': rank %d of %d came twice, or not all ranks say the same size",
+                              comm->name, rank, n_ranks);
+    case SEGMENT_SAME_DEVICE:
+        return si_comm_refuse(comm, ncclInvalidUsage,
+                              "communicator '%s': Duplicate GPU detected: rank %d and another "
+                              "use the same device",
+                              comm->name, rank);
+    }
+    return ncclInternalError;
+}
+
+static ncclResult_t join(struct ncclComm *comm, void *arg)
+{
+    struct join *j = arg;
+    const struct segment_place place = place_of(comm->ctx);
+    ncclResult_t rc = joined(comm, segment_join(&comm->seg, &j->id[0], j->rank, j->n_ranks, &place, &comm->abort),
+                             j->rank, j->n_ranks);
+
+    for (int i = 1; i < j->n_ids; i++)
+        segment_id_close(&j->id[i]);
+    free(j);
+    return rc;
+}
+
+static ncclResult_t init(const char *function, ncclComm_t *out, int n_ranks, int rank, int n_ids,
+                         const ncclUniqueId *ids, const ncclConfig_t *config)
+{
+    CUcontext ctx = si_current();
+    struct join *j;
+    struct ncclComm *comm;
+    ncclResult_t rc = (ncclResult_t)si_enter_nccl(function, false);
+
+    if (rc != ncclSuccess)
+        return rc;
+    if (ctx == NULL)
+        return si_comm_refuse(NULL, ncclUnhandledCudaError, "%s: no device is current in this thread", function);
+    if (out == NULL || n_ranks < 1 || n_ranks > SEGMENT_RANKS || rank < 0 || rank >= n_ranks || n_ids < 1 ||
+        n_ids > n_ranks || ids == NULL)
+        return si_comm_refuse(NULL, ncclInvalidArgument, "%s: rank %d of %d, %d ids", function, rank, n_ranks, n_ids);
+    if (config != NULL && (config->magic != NCCL_API_MAGIC || config->size < offsetof(ncclConfig_t, trafficClass)))
+        return si_comm_refuse(NULL, ncclInvalidArgument, "%s: the config was not made by NCCL_CONFIG_INITIALIZER",
+                              function);
+    j = calloc(1, sizeof *j);
+    comm = j != NULL ? create(ctx, config, NULL) : NULL;
+    if (comm == NULL) {
+        free(j);
+        return ncclSystemError;
+    }
+    j->n_ids = n_ids;
+    j->rank = rank;
+    j->n_ranks = n_ranks;
+    for (int i = 0; i < n_ids; i++)
+        memcpy(&j->id[i], &ids[i], sizeof j->id[i]);
+    *out = comm;
+    rc = si_comm_task(comm, join, j);
+    if (rc == ncclSuccess || rc == ncclInProgress)
+        return rc;
+    *out = NULL;
+    forget(comm);
+    return rc;
+}
+
+SI_EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId)
+{
+    ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclGetUniqueId", false);
+    struct segment_id id;
+
+    if (rc != ncclSuccess)
+        return rc;
+    if (uniqueId == NULL)
+        return ncclInvalidArgument;
+    if (!segment_id_create(&id))
+        return si_comm_refuse(NULL, ncclSystemError, "ncclGetUniqueId: no file can be made for it");
+    memset(uniqueId, 0, sizeof *uniqueId);
+    memcpy(uniqueId, &id, sizeof id);
+    return ncclSuccess;
+}
+
+SI_EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank,
+                                              ncclConfig_t *config)
+{
+    return init("ncclCommInitRankConfig", comm, nranks, rank, 1, &commId, config);
+}
+
+SI_EXPORT ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank)
+{
+    return init("ncclCommInitRank", comm, nranks, rank, 1, &commId, NULL);
+}
+
+static ncclResult_t init_scalable(ncclComm_t *newcomm, int nranks, int myrank, int nId, ncclUniqueId *commIds,
+                                  ncclConfig_t *config)
+{
+    return init("ncclCommInitRankScalable", newcomm, nranks, myrank, nId, commIds, config);
+}
+
+/* -------------------------------------------------------------------------------------------------------- split -- */
+
+struct split {
+    int color, key;
+    ncclComm_t *out;
+    bool has_config;
+    ncclConfig_t config;
+};
+
+/* My place among those with my color; *first: the lowest. Keys decide, then ranks. */
+static int place_in_part(const struct segment *s, int color, int key, int *size, int *first)
+{
+    int rank = 0;
+    int64_t first_key = INT64_MAX;
+
+    *size = 0;
+    for (int r = 0; r < s->n_ranks; r++) {
+        const struct segment_word *w = segment_heard(s, SEGMENT_CALLS, r);
+
+        if (w->root != color)
+            continue;
+        *size += 1;
+        if (w->op < first_key) {
+            first_key = w->op;
+            *first = r;
+        }
+        if (w->op < key || (w->op == key && r < s->rank))
+            rank++;
+    }
+    return rank;
+}
+
+static ncclResult_t split(struct ncclComm *comm, void *arg)
+{
+    struct split sp = *(struct split *)arg;
+    struct segment_word word = {.kind = -2, .root = sp.color, .op = sp.key};
+    struct segment *s = &comm->seg;
+    struct segment_id id = {0};
+    struct segment_place place = place_of(comm->ctx);
+    struct ncclComm *part;
+    int size, first = 0, rank;
+    ncclResult_t rc;
+
+    free(arg);
+    if (!segment_say(s, SEGMENT_CALLS, &word))
+        return ncclInternalError;
+    rank = place_in_part(s, sp.color, sp.key, &size, &first);
+    if (sp.color != NCCL_SPLIT_NOCOLOR && rank == 0 && !segment_id_create(&id))
+        return ncclSystemError;
+    word.extra[0] = id.nonce;
+    word.extra[1] = (uint64_t)(uint32_t)id.pid << 32 | (uint32_t)id.fd;
+    word.sequence = id.magic;
+    if (!segment_say(s, SEGMENT_CALLS, &word)) {
+        segment_id_close(&id);
+        return ncclInternalError;
+    }
+    if (sp.color == NCCL_SPLIT_NOCOLOR)
+        return ncclSuccess;
+    word = *segment_heard(s, SEGMENT_CALLS, first);
+    id = (struct segment_id){.magic = word.sequence,
+                             .nonce = word.extra[0],
+                             .pid = (int32_t)(word.extra[1] >> 32),
+                             .fd = (int32_t)(uint32_t)word.extra[1]};
+    part = create(comm->ctx, sp.has_config ? &sp.config : NULL, comm);
+    if (part == NULL)
+        return ncclSystemError;
+    rc = joined(part, segment_join(&part->seg, &id, rank, size, &place, &comm->abort), rank, size);
+    if (rc != ncclSuccess) {
+        forget(part);
+        return rc;
+    }
+    part->seg.abort = &part->abort;
+    __atomic_store_n(sp.out, part, __ATOMIC_RELEASE);
+    return ncclSuccess;
+}
+
+SI_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config)
+{
+    ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclCommSplit", false);
+    struct split *sp;
+
+    if (rc == ncclSuccess)
+        rc = si_comm_check(comm, "ncclCommSplit");
+    if (rc != ncclSuccess)
+        return rc;
+    if (newcomm == NULL || (color < 0 && color != NCCL_SPLIT_NOCOLOR))
+        return ncclInvalidArgument;
+    sp = calloc(1, sizeof *sp);
+    if (sp == NULL)
+        return ncclSystemError;
+    *newcomm = NULL;
+    *sp = (struct split){.color = color, .key = key, .out = newcomm, .has_config = config != NULL};
+    if (config != NULL)
+        memcpy(&sp->config, config, config->size < sizeof sp->config ? config->size : sizeof sp->config);
+    return si_comm_task(comm, split, sp);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- ends -- */
+
+/* Wait until what was enqueued is done, or the communicator aborted. */
+static bool drain(struct ncclComm *comm)
+{
+    const struct timespec ts = {.tv_nsec = 100000};
+    bool done = false;
+
+    while (!done && __atomic_load_n(&comm->abort, __ATOMIC_ACQUIRE) == 0) {
+        si_lock();
+        done = comm->last == NULL || si_stop_passed(comm->last);
+        si_unlock();
+        if (!done)
+            (void)nanosleep(&ts, NULL);
+    }
+    return done;
+}
+
+static ncclResult_t finalize(struct ncclComm *comm, void *arg)
+{
+    const struct segment_word word = {.kind = -3};
+
+    (void)arg;
+    return drain(comm) && segment_say(&comm->seg, SEGMENT_CALLS, &word) ? ncclSuccess : ncclInternalError;
+}
+
+SI_EXPORT ncclResult_t ncclCommFinalize(ncclComm_t comm)
+{
+    ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclCommFinalize", false);
+
+    if (rc == ncclSuccess)
+        rc = si_comm_check(comm, "ncclCommFinalize");
+    if (rc != ncclSuccess)
+        return rc;
+    if (comm->finalized)
+        return si_comm_refuse(comm, ncclInvalidUsage, "ncclCommFinalize: communicator '%s' has been finalized before",
+                              comm->name);
+    comm->finalized = true;
+    return si_comm_task(comm, finalize, NULL);
+}
+
+SI_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm)
+{
+    ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclCommDestroy", false);
+
+    if (rc == ncclSuccess && comm != NULL)
+        rc = si_comm_check(comm, "ncclCommDestroy");
+    if (rc != ncclSuccess || comm == NULL)
+        return rc;
+    if (!comm->finalized)
+        (void)drain(comm);
+    forget(comm);
+    return ncclSuccess;
+}
+
+SI_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm)
+{
+    ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclCommAbort", false);
+
+    if (rc != ncclSuccess || comm == NULL)
+        return rc;
+    if (!is_alive(comm))
+        return si_comm_refuse(NULL, ncclInvalidArgument,
+                              "ncclCommAbort: %p is no communicator, or was destroyed or aborted", (void *)comm);
+    (void)__atomic_exchange_n(&comm->abort, 1, __ATOMIC_RELEASE);
+    (void)si_comm_await(comm);
+    (void)drain(comm);
+    forget(comm);
+    return ncclSuccess;
+}
+
+SI_EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError)
+{
+    ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclCommGetAsyncError", false);
+
+    if (rc != ncclSuccess)
+        return rc;
+    if (!is_alive(comm) || asyncError == NULL)
+        return si_comm_refuse(NULL, ncclInvalidArgument,
+                              "ncclCommGetAsyncError: %p is no communicator, or was "
+                              "destroyed or aborted",
+                              (void *)comm);
+    *asyncError = (ncclResult_t)__atomic_load_n(&comm->state, __ATOMIC_ACQUIRE);
+    if (*asyncError != ncclInProgress)
+        si_edge_to(comm);
+    return ncclSuccess;
+}
+
+/* --------------------------------------------------------------------------------------------- memory, windows -- */
+
+SI_EXPORT ncclResult_t ncclMemAlloc(void **ptr, size_t size)
+{
+    int rc = si_enter_nccl("ncclMemAlloc", true);
+
+    if (rc != 0)
+        return (ncclResult_t)rc;
+    rc = (int)si_alloc(SI_NCCL_MEMORY, size, NCCL_WIN_REQUIRED_ALIGNMENT, ptr);
+    return rc == CUDA_SUCCESS               ? ncclSuccess
+           : rc == CUDA_ERROR_INVALID_VALUE ? ncclInvalidArgument
+                                            : ncclUnhandledCudaError;
+}
+
+SI_EXPORT ncclResult_t ncclMemFree(void *ptr)
+{
+    int rc = si_enter_nccl("ncclMemFree", false);
+
+    if (rc != 0 || ptr == NULL)
+        return (ncclResult_t)rc;
+    return si_free(ptr, SI_NCCL_MEMORY, "ncclMemFree") == CUDA_SUCCESS ? ncclSuccess : ncclInvalidArgument;
+}
+
+/* A registration of [at, at + bytes), or NULL with a refusal. */
+static struct ncclWindow_vidmem *registration(struct ncclComm *comm, const char *function, void *at, size_t bytes)
+{
+    struct ncclWindow_vidmem *w = calloc(1, sizeof *w);
+    struct si_alloc *a = NULL;
+
+    si_lock();
+    if (w != NULL && bytes > 0 && si_is_tagged(at))
+        a = si_find_locked(at, bytes);
+    if (a != NULL) {
+        *w = (struct ncclWindow_vidmem){.alloc = a, .at = at, .bytes = bytes};
+        a->registered++;
+    }
+    si_unlock();
+    if (a != NULL)
+        return w;
+    free(w);
+    (void)si_comm_refuse(comm, ncclInvalidArgument, "%s: %zu bytes at %p are not within one piece of device memory",
+                         function, bytes, at);
+    return NULL;
+}
+
+static bool take_out(struct ncclWindow_vidmem **list, const void *w)
+{
+    bool found = false;
+
+    si_lock();
+    for (; *list != NULL && !found; list = *list != NULL ? &(*list)->next : list) {
+        struct ncclWindow_vidmem *old = *list;
+
+        if (old != w)
+            continue;
+        *list = old->next;
+        old->alloc->registered--;
+        free(old);
+        found = true;
+        break;
+    }
+    si_unlock();
+    return found;
+}
+
+SI_EXPORT ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buff, size_t size, void **handle)
+{
+    ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclCommRegister", false);
+    struct ncclWindow_vidmem *w;
+
+    if (rc == ncclSuccess)
+        rc = si_comm_check(comm, "ncclCommRegister");
+    if (rc != ncclSuccess)
+        return rc;
+    w = registration(comm, "ncclCommRegister", buff, size);
+    if (w == NULL)
+        return ncclInvalidArgument;
+    si_lock();
+    w->next = comm->buffers;
+    comm->buffers = w;
+    si_unlock();
+    *handle = w;
+    return ncclSuccess;
+}
+
+SI_EXPORT ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle)
+{
+    ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclCommDeregister", false);
+
+    if (rc == ncclSuccess)
+        rc = si_comm_check(comm, "ncclCommDeregister");
+    if (rc != ncclSuccess || handle == NULL)
+        return rc;
+    return take_out(&comm->buffers, handle)
+               ? ncclSuccess
+               : si_comm_refuse(comm, ncclInvalidArgument, "ncclCommDeregister: %p is not registered", handle);
+}
+
+struct window {
+    void *at;
+    size_t bytes;
+    ncclWindow_t *out;
+    int flags;
+};
+
+static ncclResult_t window(struct ncclComm *comm, void *arg)
+{
+    struct window want = *(struct window *)arg;
+    const struct segment_word word = {.kind = -4, .count = want.bytes, .root = want.flags};
+    struct ncclWindow_vidmem *w;
+
+    free(arg);
+    if (!segment_say(&comm->seg, SEGMENT_CALLS, &word))
+        return ncclInternalError;
+    for (int r = 0; r < comm->seg.n_ranks; r++) {
+        const struct segment_word *other = segment_heard(&comm->seg, SEGMENT_CALLS, r);
+
+        if (other->kind == word.kind && other->count == word.count && other->root == word.root)
+            continue;
+        si_fault("ranks do not agree: on communicator '%s' rank %d registers a window of %zu bytes, while rank %d %s",
+                 comm->name, comm->seg.rank, want.bytes, r,
+                 other->kind == word.kind ? "registers one of another size" : "calls something else");
+        return ncclInvalidUsage;
+    }
+    w = registration(comm, "ncclCommWindowRegister", want.at, want.bytes);
+    if (w == NULL)
+        return ncclInvalidArgument;
+    si_lock();
+    w->next = comm->windows;
+    comm->windows = w;
+    si_unlock();
+    __atomic_store_n(want.out, w, __ATOMIC_RELEASE);
+    return ncclSuccess;
+}
+
+static ncclResult_t window_register(ncclComm_t comm, void *buff, size_t size, ncclWindow_t *win, int winFlags)
+{
+    ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclCommWindowRegister", false);
+    const char *offered = cdi_env_str("CDDP_STANDIN_WINDOWS");
+    const struct si_alloc *a;
+    bool good;
+    struct window *w;
+
+    if (rc == ncclSuccess)
+        rc = si_comm_check(comm, "ncclCommWindowRegister");
+    if (rc != ncclSuccess)
+        return rc;
+    *win = NULL;
+    if (offered != NULL && strcmp(offered, "0") == 0)
+        return ncclSuccess;
+    si_lock();
+    a = si_find_locked(buff, size);
+    good = a != NULL && a->kind == SI_NCCL_MEMORY && (uintptr_t)buff % NCCL_WIN_REQUIRED_ALIGNMENT == 0;
+    si_unlock();
+    if (!good)
+        return si_comm_refuse(comm, ncclInvalidArgument,
+                              "ncclCommWindowRegister: %zu bytes at %p are not memory of "
+                              "ncclMemAlloc, or not aligned to %d",
+                              size, buff, NCCL_WIN_REQUIRED_ALIGNMENT);
+    w = calloc(1, sizeof *w);
+    if (w == NULL)
+        return ncclSystemError;
+    *w = (struct window){.at = buff, .bytes = size, .out = win, .flags = winFlags};
+    return si_comm_task(comm, window, w);
+}
+
+static ncclResult_t window_deregister(ncclComm_t comm, ncclWindow_t win)
+{
+    ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclCommWindowDeregister", false);
+
+    if (rc == ncclSuccess)
+        rc = si_comm_check(comm, "ncclCommWindowDeregister");
+    if (rc != ncclSuccess || win == NULL)
+        return rc;
+    return take_out(&comm->windows, win)
+               ? ncclSuccess
+               : si_comm_refuse(comm, ncclInvalidArgument, "ncclCommWindowDeregister: %p is no window", (void *)win);
+}
+
+/* ------------------------------------------------------------------------------------------------------- questions --
+ */
+
+/* What the library says it is; dlsym must not find what that version has not got. */
+static int version(void)
+{
+    struct cdi_error err = {0};
+    int64_t v;
+
+    return cdi_env_int_or("CDDP_STANDIN_NCCL_VERSION", 0, INT32_MAX, NCCL_VERSION_CODE, &v, &err) == CDDP_OK ? (int)v
+                                                                                                             : 0;
+}
+
+/* Asked by dlsym: a function that resolves to NULL is not there. */
+#define NEWER(function, code, implementation)                                   \
+    __attribute__((used)) static __typeof__(function) *resolve_##function(void) \
+    {                                                                           \
+        return version() >= (code) ? (implementation) : NULL;                   \
+    }                                                                           \
+    SI_EXPORT __typeof__(function) function __attribute__((ifunc("resolve_" #function)));
+NEWER(ncclCommInitRankScalable, 22300, init_scalable)
+NEWER(ncclCommWindowRegister, 22703, window_register)
+NEWER(ncclCommWindowDeregister, 22703, window_deregister)
+
+SI_EXPORT ncclResult_t ncclGetVersion(int *out)
+{
+    if (out == NULL)
+        return ncclInvalidArgument;
+    *out = version();
+    return ncclSuccess;
+}
+
+SI_EXPORT ncclResult_t ncclCommCount(const ncclComm_t comm, int *count)
+{
+    ncclResult_t rc = si_comm_check(comm, "ncclCommCount");
+
+    if (rc == ncclSuccess)
+        *count = comm->seg.n_ranks;
+    return rc;
+}
+
+SI_EXPORT ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank)
+{
+    ncclResult_t rc = si_comm_check(comm, "ncclCommUserRank");
+
+    if (rc == ncclSuccess)
+        *rank = comm->seg.rank;
+    return rc;
+}
+
+SI_EXPORT const char *ncclGetErrorString(ncclResult_t result)
+{
+    static const char *const text[] = {"no error",
+                                       "unhandled cuda error",
+                                       "unhandled system error",
+                                       "internal error",
+                                       "invalid argument",
+                                       "invalid usage",
+                                       "remote process exited or there was a network error",
+                                       "NCCL operation in progress",
+                                       "operation timed out"};
+
+    return result < sizeof text / sizeof text[0] ? text[result] : "unknown result code";
+}
+
+SI_EXPORT const char *ncclGetLastError(ncclComm_t comm)
+{
+    return is_alive(comm) && comm->last_error[0] != '\0' ? comm->last_error : last_error;
+}

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The stand-in's communicators: what comm.c (their life), call.c (operations, groups) and collective.c (data) share. */
+#ifndef SI_COMM_H
+#define SI_COMM_H
+
+#include "core.h"
+#include "segment.h"
+
+#include <nccl.h>
+
+#define SI_RED_OPS 64
+#define SI_GROUP_CALLS 512
+
+/* ncclRedOpCreatePreMulSum; its handle is ncclNumOps + index. */
+struct si_red_op {
+    bool used;
+    ncclDataType_t type;
+    const void *device; /* a scalar that is read when the operation runs, or NULL */
+    double scalar;
+};
+
+struct ncclWindow_vidmem {
+    struct ncclWindow_vidmem *next;
+    struct si_alloc *alloc;
+    const char *at;
+    size_t bytes;
+};
+
+struct ncclComm {
+    uint32_t refs; /* the handle, each queued operation, a task. Locked */
+    CUcontext ctx;
+    struct segment seg;
+    char name[64];
+    bool blocking, finalized;
+    uint32_t abort;
+    int32_t state;  /* ncclResult_t, atomic */
+    uint32_t tasks; /* running; what waits for their end sleeps on */
+    uint64_t sequence;
+    uint64_t random;
+    struct si_stop *last; /* behind the last operation that was pushed. Locked */
+    struct si_red_op red_op[SI_RED_OPS];
+    struct ncclWindow_vidmem *windows, *buffers; /* registered. Locked */
+    char last_error[256];
+};
+
+enum si_call_kind {
+    SI_ALL_REDUCE,
+    SI_BROADCAST,
+    SI_REDUCE,
+    SI_ALL_GATHER,
+    SI_REDUCE_SCATTER,
+    SI_SEND,
+    SI_RECV,
+};
+
+struct si_call {
+    enum si_call_kind kind;
+    const char *name;
+    const char *send;
+    char *recv;
+    size_t count; /* of what each rank gives: reduce_scatter: gets */
+    ncclDataType_t type;
+    ncclRedOp_t op;
+    struct si_red_op red_op; /* of op, where it is one */
+    int root;                /* send, recv: the other rank */
+    int64_t offset;          /* in the symmetric window; -1: in none */
+    size_t moved;            /* send, recv: bytes so far */
+};
+
+/* What one stream does in one launch. */
+struct si_calls {
+    struct ncclComm *comm;
+    size_t n;
+    struct si_call call[];
+};
+
+/* Refuse: keep the sentence for ncclGetLastError (comm may be NULL), say it on stderr, return rc. */
+ncclResult_t si_comm_refuse(struct ncclComm *comm, ncclResult_t rc, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+/* Is it alive, and idle? ncclSuccess, or what the call has to return. */
+ncclResult_t si_comm_check(struct ncclComm *comm, const char *function);
+void si_comm_ref(struct ncclComm *comm);
+void si_comm_unref(struct ncclComm *comm);
+/*
+ * Do something that NCCL does beside the caller: at once in a blocking communicator (*arg and the result are the
+ * caller's); else on a thread of its own, and ncclInProgress. fn frees arg.
+ */
+ncclResult_t si_comm_task(struct ncclComm *comm, ncclResult_t (*fn)(struct ncclComm *comm, void *arg), void *arg);
+/* On a thread of its own in any case; and wait until no task runs: the communicator's state. */
+ncclResult_t si_comm_launch(struct ncclComm *comm, ncclResult_t (*fn)(struct ncclComm *comm, void *arg), void *arg);
+ncclResult_t si_comm_await(struct ncclComm *comm);
+/* Random time, for what happens beside the caller. */
+void si_comm_dawdle(struct ncclComm *comm);
+
+/* Collect this task until the group ends, if there is a group. */
+bool si_group_defers(struct ncclComm *comm, ncclResult_t (*fn)(struct ncclComm *comm, void *arg), void *arg);
+
+/* Run the calls of one launch, on the stream's thread. */
+void si_run_calls(struct si_calls *c);
+size_t si_type_size(ncclDataType_t type); /* 0: not offered */
+
+/* Instrumented (touch_data.c). */
+void si_touch_reduce(void *out, const void *const *in, int n, size_t count, ncclDataType_t type, ncclRedOp_t op);
+void si_touch_scale(void *to, const void *from, size_t count, ncclDataType_t type, double factor);
+/* x /= n, for integers. */
+void si_touch_divide(void *x, size_t count, ncclDataType_t type, int n);
+double si_touch_scalar(const void *at, ncclDataType_t type);
+
+#endif

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The arithmetic of NCCL's operations; instrumented, since it reads and writes the program's memory. */
+#include "comm.h"
+
+#include "worker/backend/cpu/float16.h"
+#include "worker/backend/cpu/reduce.h"
+
+/* NCCL's types and operations have the same order as the project's. */
+_Static_assert((int)ncclFloat32 + 1 == (int)CDDP_FLOAT32 && (int)ncclBfloat16 + 1 == (int)CDDP_BFLOAT16, "types");
+_Static_assert((int)ncclSum == (int)CDDP_SUM && (int)ncclMin == (int)CDDP_MIN && (int)ncclAvg == (int)CDDP_MEAN, "ops");
+
+void si_touch_reduce(void *out, const void *const *in, int n, size_t count, ncclDataType_t type, ncclRedOp_t op)
+{
+    char sum[SEGMENT_CHUNK] __attribute__((aligned(64)));
+    void *to = sum;
+
+    /* By way of a copy: what the compiler makes of a memcpy in there ThreadSanitizer does not always see. */
+    cdi_reduce(&to, 1, in, n, count, (cddp_dtype)(type + 1), (cddp_op)op);
+    si_touch_copy(out, sum, count * si_type_size(type));
+}
+
+double si_touch_scalar(const void *at, ncclDataType_t type)
+{
+    switch (type) {
+    case ncclInt8:
+        return *(const int8_t *)at;
+    case ncclUint8:
+        return *(const uint8_t *)at;
+    case ncclInt32:
+        return *(const int32_t *)at;
+    case ncclUint32:
+        return *(const uint32_t *)at;
+    case ncclInt64:
+        return (double)*(const int64_t *)at;
+    case ncclUint64:
+        return (double)*(const uint64_t *)at;
+    case ncclFloat16:
+        return (double)cdi_float_of_f16(*(const uint16_t *)at);
+    case ncclBfloat16:
+        return (double)cdi_float_of_bf16(*(const uint16_t *)at);
+    case ncclFloat32:
+        return (double)*(const float *)at;
+    case ncclFloat64:
+        return *(const double *)at;
+    case ncclFloat8e4m3:
+    case ncclFloat8e5m2:
+    case ncclNumTypes:
+        break;
+    }
+    return 0;
+}
+
+#define EACH(T, expression)                \
+    do {                                   \
+        T *out = to;                       \
+        const T *x = from;                 \
+        for (size_t i = 0; i < count; i++) \
+            out[i] = (T)(expression);      \
+    } while (0)
+
+/* The factor is rounded to the type first, as NCCL does. */
+void si_touch_scale(void *to, const void *from, size_t count, ncclDataType_t type, double factor)
+{
+    const float f16 = cdi_float_of_f16(cdi_f16_of_float((float)factor));
+    const float bf16 = cdi_float_of_bf16(cdi_bf16_of_float((float)factor));
+
+    switch (type) {
+    case ncclInt8:
+        EACH(int8_t, x[i] * (int)factor);
+        break;
+    case ncclUint8:
+        EACH(uint8_t, x[i] * (unsigned)factor);
+        break;
+    case ncclInt32:
+        EACH(int32_t, (uint32_t)x[i] * (uint32_t)(int32_t)factor);
+        break;
+    case ncclUint32:
+        EACH(uint32_t, x[i] * (uint32_t)factor);
+        break;
+    case ncclInt64:
+        EACH(int64_t, (uint64_t)x[i] * (uint64_t)(int64_t)factor);
+        break;
+    case ncclUint64:
+        EACH(uint64_t, x[i] * (uint64_t)factor);
+        break;
+    case ncclFloat16:
+        EACH(uint16_t, cdi_f16_of_float(cdi_float_of_f16(x[i]) * f16));
+        break;
+    case ncclBfloat16:
+        EACH(uint16_t, cdi_bf16_of_float(cdi_float_of_bf16(x[i]) * bf16));
+        break;
+    case ncclFloat32:
+        EACH(float, x[i] * (float)factor);
+        break;
+    case ncclFloat64:
+        EACH(double, x[i] * factor);
+        break;
+    case ncclFloat8e4m3:
+    case ncclFloat8e5m2:
+    case ncclNumTypes:
+        break;
+    }
+}
+
+void si_touch_divide(void *to, size_t count, ncclDataType_t type, int n)
+{
+    const void *from = to;
+
+    if (type == ncclInt8)
+        EACH(int8_t, x[i] / n);
+    else if (type == ncclUint8)
+        EACH(uint8_t, x[i] / (unsigned)n);
+    else if (type == ncclInt32)
+        EACH(int32_t, x[i] / n);
+    else if (type == ncclUint32)
+        EACH(uint32_t, x[i] / (unsigned)n);
+    else if (type == ncclInt64)
+        EACH(int64_t, x[i] / n);
+    else if (type == ncclUint64)
+        EACH(uint64_t, x[i] / (unsigned)n);
+}
