@@ -658,10 +658,8 @@ cddp_status cddp_comm_split(cddp_comm **to, cddp_comm *comm, int color, int key)
     st = cdi_comm_all_gather(comm, &mine, all, 2, CDDP_INT32, &err);
     if (st == CDDP_OK)
         st = split(part, comm, all, &err);
-    if (st == CDDP_OK) {
-        *to = color < 0 ? NULL : part;
-        part = color < 0 ? part : NULL;
-    }
+    if (st == CDDP_OK)
+        *to = color < 0 ? NULL : cdi_steal(&part);
     return out(st, &err);
 }
 

@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The MLP of mlp.h, trained by SGD in one of several ways, and timed:
+ *
+ *     mlp_train ddp BATCH STEPS            gradients averaged by cddp_ddp while the backward pass runs
+ *     mlp_train alternate BATCH STEPS      the same, but every second step does not synchronise (as under no_sync)
+ *     mlp_train server BATCH STEPS         rank 0 is a parameter server beside its own training: it receives every
+ *                                          gradient, takes the step, and sends the parameters back
+ *     mlp_train threads BATCH STEPS N      one process of N threads with a batch each; one of them sums and steps
+ *
+ * BATCH is that of a rank (or thread). Every step begins with a barrier that is not timed, and its time is that of the
+ * slowest rank. One line of JSON from rank 0: times in ms, and the loss of the last step over all samples.
+ */
+#include "mlp.h"
+
+#include <cddp/cddp.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define RATE 0.01f
+#define MAX_STEPS 1000
+
+static double now_ms(void)
+{
+    struct timespec ts;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (double)ts.tv_sec * 1e3 + (double)ts.tv_nsec * 1e-6;
+}
+
+static _Noreturn void die(const char *why)
+{
+    (void)fprintf(stderr, "mlp_train: %s\n", why);
+    exit(1);
+}
+
+static void must(cddp_status st)
+{
+    if (st != CDDP_OK)
+        die(cddp_last_error());
+}
+
+static void *memory(size_t count, size_t bytes)
+{
+    void *p = aligned_alloc(64, (count * bytes + 63) / 64 * 64);
+
+    if (p == NULL)
+        die("out of memory");
+    memset(p, 0, count * bytes);
+    return p;
+}
+
+/* One who trains: a rank, or a thread. */
+struct trainer {
+    struct mlp *mlp;
+    float *params[MLP_PARAMS], *grads[MLP_PARAMS], *x;
+    int *labels;
+    size_t batch;
+};
+
+static void trainer_init(struct trainer *t, size_t batch)
+{
+    t->mlp = mlp_create(batch);
+    t->x = memory(batch * MLP_INPUTS, sizeof *t->x);
+    t->labels = memory(batch, sizeof *t->labels);
+    t->batch = batch;
+    if (t->mlp == NULL)
+        die("out of memory");
+}
+
+static void own_params(struct trainer *t)
+{
+    for (size_t i = 0; i < MLP_PARAMS; i++) {
+        t->params[i] = memory(mlp_param_count(i), sizeof(float));
+        mlp_init_param(t->params[i], i);
+    }
+}
+
+static void own_grads(struct trainer *t)
+{
+    for (size_t i = 0; i < MLP_PARAMS; i++)
+        t->grads[i] = memory(mlp_param_count(i), sizeof(float));
+}
+
+/* The samples of this step: the n trainers take every n-th of the next n * batch. */
+static void load(struct trainer *t, long step, int rank, int n)
+{
+    for (size_t s = 0; s < t->batch; s++)
+        mlp_sample((size_t)step * t->batch * (size_t)n + s * (size_t)n + (size_t)rank, t->x + s * MLP_INPUTS,
+                   &t->labels[s]);
+}
+
+static double pass(struct trainer *t, void (*done)(void *arg, size_t i), void *arg)
+{
+    return mlp_step(t->mlp, t->params, t->grads, t->x, t->labels, t->batch, done, arg);
+}
+
+static void sgd(struct trainer *t, float rate)
+{
+    for (size_t i = 0; i < MLP_PARAMS; i++)
+        for (size_t k = 0; k < mlp_param_count(i); k++)
+            t->params[i][k] -= rate * t->grads[i][k];
+}
+
+/* --------------------------------------------------------------------------------------------------- results ---- */
+
+/* By step, of the slowest: until gradients are there, and until parameters are. */
+struct times {
+    double grads[MAX_STEPS], step[MAX_STEPS];
+    long n;
+};
+
+static int ascending(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* The median over every second step from `first` on, or over all (stride 1). The first two steps warm up. */
+static double median(const double *of, long n, long first, long stride)
+{
+    double some[MAX_STEPS] = {0};
+    size_t k = 0;
+
+    for (long i = 2 + first; i < n; i += stride)
+        some[k++] = of[i];
+    qsort(some, k, sizeof some[0], ascending);
+    return k > 0 ? some[k / 2] : 0;
+}
+
+static void print(const char *mode, int ranks, size_t batch, const struct times *t, double loss)
+{
+    bool alternate = strcmp(mode, "alternate") == 0;
+
+    (void)printf(
+        "{\"mode\": \"%s\", \"ranks\": %d, \"batch\": %zu, \"steps\": %ld, \"grads_ms\": %.3f, \"step_ms\": %.3f, ",
+        mode, ranks, batch, t->n, median(t->grads, t->n, 0, alternate ? 2 : 1),
+        median(t->step, t->n, 0, alternate ? 2 : 1));
+    if (alternate)
+        (void)printf("\"alone_ms\": %.3f, ", median(t->grads, t->n, 1, 2));
+    (void)printf("\"loss\": %.6f}\n", loss);
+    (void)fflush(stdout);
+}
+
+/* ---------------------------------------------------------------------------------------------- many processes ---- */
+
+static void note(cddp_comm *comm, struct times *t, double began, double grads, double ended)
+{
+    double two[2] = {grads - began, ended - began};
+
+    must(cddp_all_reduce(comm, two, two, 2, CDDP_FLOAT64, CDDP_MAX));
+    t->grads[t->n] = two[0];
+    t->step[t->n++] = two[1];
+}
+
+static void ready(void *ddp, size_t i)
+{
+    must(cddp_ddp_grad_ready(ddp, i));
+}
+
+static double train_ddp(cddp_comm *comm, size_t batch, long steps, bool alternate, struct times *times)
+{
+    struct trainer t = {0};
+    cddp_param params[MLP_PARAMS];
+    static char names[MLP_PARAMS][16];
+    cddp_ddp *ddp;
+    double loss = 0;
+
+    trainer_init(&t, batch);
+    own_params(&t);
+    for (size_t i = 0; i < MLP_PARAMS; i++) {
+        (void)snprintf(names[i], sizeof names[i], "fc%zu.%s", i / 2, i % 2 == 0 ? "weight" : "bias");
+        params[i] =
+            (cddp_param){.name = names[i], .data = t.params[i], .count = mlp_param_count(i), .dtype = CDDP_FLOAT32};
+    }
+    must(cddp_ddp_create(&ddp, comm, params, MLP_PARAMS, NULL));
+    for (size_t i = 0; i < MLP_PARAMS; i++)
+        t.grads[i] = cddp_ddp_grad(ddp, i);
+    for (long step = 0; step < steps; step++) {
+        bool sync = !alternate || step % 2 == 0;
+        double began, grads;
+
+        load(&t, step, cddp_rank(comm), cddp_world_size(comm));
+        must(cddp_barrier(comm));
+        began = now_ms();
+        loss = pass(&t, sync ? ready : NULL, ddp);
+        if (sync)
+            must(cddp_ddp_wait(ddp));
+        grads = now_ms();
+        if (sync)
+            sgd(&t, RATE);
+        note(comm, times, began, grads, now_ms());
+    }
+    cddp_ddp_destroy(ddp);
+    return loss;
+}
+
+static double train_server(cddp_comm *comm, size_t batch, long steps, struct times *times)
+{
+    struct trainer t = {0};
+    int rank = cddp_rank(comm), n = cddp_world_size(comm);
+    float *from = NULL;
+    double loss = 0;
+
+    trainer_init(&t, batch);
+    own_params(&t);
+    own_grads(&t);
+    if (rank == 0)
+        from = memory(mlp_param_count(2), sizeof *from); /* the largest */
+    for (long step = 0; step < steps; step++) {
+        double began, grads;
+
+        load(&t, step, rank, n);
+        must(cddp_barrier(comm));
+        began = now_ms();
+        loss = pass(&t, NULL, NULL);
+        for (size_t i = MLP_PARAMS; i-- > 0;) {
+            size_t count = mlp_param_count(i);
+
+            if (rank != 0)
+                must(cddp_send(comm, t.grads[i], count, CDDP_FLOAT32, 0));
+            for (int r = 1; r < n && rank == 0; r++) {
+                must(cddp_recv(comm, from, count, CDDP_FLOAT32, r));
+                for (size_t k = 0; k < count; k++)
+                    t.grads[i][k] += from[k];
+            }
+        }
+        grads = now_ms();
+        if (rank == 0)
+            sgd(&t, RATE / (float)n);
+        for (size_t i = 0; i < MLP_PARAMS; i++) {
+            for (int r = 1; r < n && rank == 0; r++)
+                must(cddp_send(comm, t.params[i], mlp_param_count(i), CDDP_FLOAT32, r));
+            if (rank != 0)
+                must(cddp_recv(comm, t.params[i], mlp_param_count(i), CDDP_FLOAT32, 0));
+        }
+        note(comm, times, began, grads, now_ms());
+    }
+    return loss;
+}
+
+/* ------------------------------------------------------------------------------------------------- one process ---- */
+
+#define MAX_THREADS 64
+
+struct crowd {
+    pthread_barrier_t begin, passed, stepped;
+    struct trainer trainers[MAX_THREADS];
+    double loss[MAX_THREADS], passed_ms[MAX_THREADS];
+    size_t batch;
+    long steps;
+    int n;
+};
+
+struct member {
+    struct crowd *crowd;
+    int rank;
+};
+
+static void *train_member(void *arg)
+{
+    const struct member *m = arg;
+    struct crowd *c = m->crowd;
+
+    for (long step = 0; step < c->steps; step++) {
+        load(&c->trainers[m->rank], step, m->rank, c->n);
+        (void)pthread_barrier_wait(&c->begin);
+        c->loss[m->rank] = pass(&c->trainers[m->rank], NULL, NULL);
+        (void)pthread_barrier_wait(&c->passed);
+        (void)pthread_barrier_wait(&c->stepped);
+    }
+    return NULL;
+}
+
+/* All threads share the first one's parameters. */
+static double train_threads(size_t batch, long steps, int n, struct times *times)
+{
+    static struct crowd c;
+    static struct member members[MAX_THREADS];
+    pthread_t threads[MAX_THREADS];
+    double loss = 0;
+
+    c.batch = batch;
+    c.steps = steps;
+    c.n = n;
+    (void)pthread_barrier_init(&c.begin, NULL, (unsigned)n + 1);
+    (void)pthread_barrier_init(&c.passed, NULL, (unsigned)n + 1);
+    (void)pthread_barrier_init(&c.stepped, NULL, (unsigned)n + 1);
+    own_params(&c.trainers[0]);
+    for (int r = 0; r < n; r++) {
+        trainer_init(&c.trainers[r], batch);
+        own_grads(&c.trainers[r]);
+        memcpy(c.trainers[r].params, c.trainers[0].params, sizeof c.trainers[0].params);
+        members[r] = (struct member){&c, r};
+        if (pthread_create(&threads[r], NULL, train_member, &members[r]) != 0)
+            die("cannot start a thread");
+    }
+    for (long step = 0; step < steps; step++) {
+        double began, grads;
+
+        (void)pthread_barrier_wait(&c.begin);
+        began = now_ms();
+        (void)pthread_barrier_wait(&c.passed);
+        for (int r = 1; r < n; r++)
+            for (size_t i = 0; i < MLP_PARAMS; i++)
+                for (size_t k = 0; k < mlp_param_count(i); k++)
+                    c.trainers[0].grads[i][k] += c.trainers[r].grads[i][k];
+        grads = now_ms();
+        sgd(&c.trainers[0], RATE / (float)n);
+        times->grads[times->n] = grads - began;
+        times->step[times->n++] = now_ms() - began;
+        loss = 0;
+        for (int r = 0; r < n; r++)
+            loss += c.loss[r] / n;
+        (void)pthread_barrier_wait(&c.stepped);
+    }
+    for (int r = 0; r < n; r++)
+        (void)pthread_join(threads[r], NULL);
+    return loss;
+}
+
+/* ------------------------------------------------------------------------------------------------------ main ---- */
+
+static void train_processes(const char *mode, size_t batch, long steps, struct times *times)
+{
+    cddp_comm *comm;
+    double loss;
+    int n;
+
+    must(cddp_init(&comm, NULL));
+    n = cddp_world_size(comm);
+    loss = strcmp(mode, "server") == 0 ? train_server(comm, batch, steps, times)
+                                       : train_ddp(comm, batch, steps, strcmp(mode, "alternate") == 0, times);
+    must(cddp_all_reduce(comm, &loss, &loss, 1, CDDP_FLOAT64, CDDP_MEAN));
+    if (cddp_rank(comm) == 0)
+        print(mode, n, batch, times, loss);
+    must(cddp_finalize(comm));
+}
+
+int main(int argc, char **argv)
+{
+    static struct times times;
+    const char *mode = argc > 1 ? argv[1] : "";
+    long batch = argc > 2 ? strtol(argv[2], NULL, 10) : 0, steps = argc > 3 ? strtol(argv[3], NULL, 10) : 0;
+    long n = argc > 4 ? strtol(argv[4], NULL, 10) : 0;
+    bool threads = strcmp(mode, "threads") == 0;
+
+    if ((!threads && strcmp(mode, "ddp") != 0 && strcmp(mode, "alternate") != 0 && strcmp(mode, "server") != 0) ||
+        batch < 1 || batch > 100000 || steps < 4 || steps > MAX_STEPS || threads != (argc == 5) ||
+        (threads && (n < 1 || n > MAX_THREADS))) {
+        (void)fprintf(stderr, "usage: mlp_train ddp|alternate|server BATCH STEPS | threads BATCH STEPS N\n"
+                              "(at least 4 steps: the first two warm up)\n");
+        return 2;
+    }
+    (void)setenv("OPENBLAS_NUM_THREADS", "1", 0); /* read when it is first used */
+    if (threads)
+        print(mode, (int)n, (size_t)batch, &times, train_threads((size_t)batch, steps, (int)n, &times));
+    else
+        train_processes(mode, (size_t)batch, steps, &times);
+    return 0;
+}
