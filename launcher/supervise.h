@@ -21,8 +21,7 @@
 #define SUPERVISE_GRACE_MS 30000      /* from the first signal to SIGKILL, where nobody says otherwise */
 #define SUPERVISE_SAME_SIGNAL_MS 500  /* the same signal twice within this time was one */
 #define SUPERVISE_UNKILLABLE_MS 10000 /* after SIGKILL, before giving up on a process that the kernel holds */
-#define SUPERVISE_STAY_MORE_MS 5000 /* so much longer a host waits for other nodes' workers, which have the grace too \
-                                     */
+#define SUPERVISE_STAY_MORE_MS 5000   /* so much longer a host waits for other nodes' workers */
 
 enum supervise_state {
     SUPERVISE_JOINING,
