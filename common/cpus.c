@@ -12,7 +12,8 @@
 
 #define MAX_CPUS 65536
 
-static int affinity_count(void)
+/* This thread's affinity: how many processors, and the first n_words * 64 of them as bits. */
+static int affinity(uint64_t *words, int n_words)
 {
     /* The kernel refuses a mask that is smaller than its own: try larger ones. */
     for (int cpus = 1024; cpus <= MAX_CPUS; cpus *= 4) {
@@ -24,11 +25,20 @@ static int affinity_count(void)
             return 1;
         if (sched_getaffinity(0, size, set) == 0)
             n = CPU_COUNT_S(size, set);
+        for (int i = 0; n > 0 && i < n_words * 64 && i < cpus; i++)
+            if (CPU_ISSET_S((size_t)i, size, set))
+                words[i / 64] |= (uint64_t)1 << i % 64;
         CPU_FREE(set);
         if (n > 0)
             return n;
     }
     return 1;
+}
+
+void cdi_cpus_affinity(uint64_t *words, int n_words)
+{
+    memset(words, 0, (size_t)n_words * sizeof *words);
+    (void)affinity(words, n_words);
 }
 
 /* One small file's first line without its newline; false if it cannot be read. */
@@ -156,5 +166,5 @@ int cdi_cpus_quota(const char *root)
 
 int cdi_usable_cpus(void)
 {
-    return smaller(affinity_count(), cdi_cpus_quota(""));
+    return smaller(affinity(NULL, 0), cdi_cpus_quota(""));
 }

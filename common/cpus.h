@@ -6,9 +6,14 @@
 #ifndef CDI_CPUS_H
 #define CDI_CPUS_H
 
+#include <stdint.h>
+
 /* Processors in the affinity mask, cut down to the cgroup's quota (v1 and v2; a part of a processor counts as none). At
  * least 1. Reads a few small files: milliseconds at worst, so not for a fast path. */
 int cdi_usable_cpus(void);
+
+/* The calling thread's affinity mask: bit i of the words is processor i. No bit where it cannot be read. */
+void cdi_cpus_affinity(uint64_t *words, int n_words);
 
 /*
  * The smallest quota from this process's cgroup up to the root, in whole processors (at least 1), or 0 where there is

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "common/cpus.h"
 #include "hygiene.h"
 #include "worker/backend/cpu/shm.h"
 
 #include <inttypes.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -106,4 +108,63 @@ Test(shm, what_can_still_shrink_is_not_mapped)
     cr_assert_eq(ftruncate(fd, 4096), 0);
     cr_assert_eq(cdi_shm_map(&plain_mmap, fd, 4096, &p, &err), CDDP_E_PROTOCOL);
     (void)close(fd);
+}
+
+/* The first two processors that this test may use; both the same where there is but one. */
+static void two_processors(int cpu[2])
+{
+    uint64_t mask[CDI_SHM_CPU_WORDS];
+    int n = 0;
+
+    cdi_cpus_affinity(mask, CDI_SHM_CPU_WORDS);
+    for (int i = 0; i < CDI_SHM_CPU_WORDS * 64 && n < 2; i++)
+        if (mask[i / 64] >> i % 64 & 1)
+            cpu[n++] = i;
+    cr_assert_gt(n, 0);
+    if (n == 1)
+        cpu[1] = cpu[0];
+}
+
+static void bind_to(int cpu)
+{
+    cpu_set_t set;
+
+    CPU_ZERO(&set);
+    CPU_SET(cpu, &set);
+    cr_assert_eq(sched_setaffinity(0, sizeof set, &set), 0);
+}
+
+/* Two ranks of one segment, each bound to a processor: how many do they have? */
+static int usable_by(int first, int second)
+{
+    struct cdi_shm *a, *b;
+    void *mem;
+    int fd, n;
+
+    cr_assert_eq(cdi_shm_memfd("test", cdi_shm_bytes(2), &fd, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_map(&plain_mmap, fd, cdi_shm_bytes(2), &mem, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_create(&a, 0, 2, 0, NULL, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_create(&b, 1, 2, 0, NULL, NULL), CDDP_OK);
+    bind_to(first);
+    cdi_shm_format(a, mem);
+    cr_assert_eq(cdi_shm_map(&plain_mmap, fd, cdi_shm_bytes(2), &mem, NULL), CDDP_OK);
+    bind_to(second);
+    cr_assert_eq(cdi_shm_adopt(b, mem, NULL), CDDP_OK);
+    n = cdi_shm_usable_cpus(a);
+    cr_assert_eq(cdi_shm_usable_cpus(b), n);
+    cdi_shm_destroy(b);
+    cdi_shm_destroy(a);
+    (void)close(fd);
+    return n;
+}
+
+Test(shm, ranks_that_are_bound_to_one_processor_each_have_two)
+{
+    int cpu[2], quota = cdi_cpus_quota("");
+
+    two_processors(cpu);
+    cr_assert_eq(usable_by(cpu[0], cpu[0]), 1);
+    if (cpu[0] == cpu[1] || quota == 1)
+        cr_skip("this test may use one processor only");
+    cr_assert_eq(usable_by(cpu[0], cpu[1]), 2);
 }

@@ -15,6 +15,19 @@ static size_t stretch(const struct cdi_team *t, int rank, size_t at, size_t most
     return at < t->len[rank] ? smaller(most, t->len[rank] - at) : 0;
 }
 
+/* The longest of the node's pieces at `at`: all of its ranks find room for theirs alike. */
+static size_t longest_here(const struct cdi_team *t, size_t at, size_t most)
+{
+    size_t longest = 0;
+
+    for (int r = 0; r < t->shm->size; r++) {
+        size_t n = stretch(t, t->shm->first + r, at, most);
+
+        longest = n > longest ? n : longest;
+    }
+    return longest;
+}
+
 /* What the ranks [first, end) give from `at` on, behind one another at p. */
 static void take_all(const struct cdi_team *t, int first, int end, size_t at, size_t most, const uint8_t *p,
                      cdi_take_fn take, void *arg)
@@ -33,18 +46,18 @@ static cddp_status exchange_here(struct cdi_run *run, const uint8_t *mine, size_
                                  void *arg, struct cdi_error *err)
 {
     struct cdi_team *t = run->t;
-    size_t n = stretch(t, t->rank, at, most);
+    size_t n = stretch(t, t->rank, at, most), longest = longest_here(t, at, most);
     cddp_status st;
 
     if (n > 0)
-        memcpy(cdi_next_slot(t), mine + at, n);
+        memcpy(cdi_next_room(t, longest), mine + at, n);
     st = cdi_step(run, err);
     for (int r = 0; r < t->shm->size && st == CDDP_OK; r++) {
         int from = t->shm->first + r;
 
         n = stretch(t, from, at, most);
         if (n > 0)
-            take(arg, from, at, cdi_slot_of(t, r), n);
+            take(arg, from, at, cdi_room_of(t, r, longest), n);
     }
     return st;
 }
@@ -52,11 +65,13 @@ static cddp_status exchange_here(struct cdi_run *run, const uint8_t *mine, size_
 /* All that the node offered in the last step, in one block. */
 static void collect_block(const struct cdi_team *t, size_t at, size_t most, uint8_t *block)
 {
+    size_t longest = longest_here(t, at, most);
+
     for (int r = 0; r < t->shm->size; r++) {
         size_t n = stretch(t, t->shm->first + r, at, most);
 
         if (n > 0)
-            memcpy(block, cdi_slot_of(t, r), n);
+            memcpy(block, cdi_room_of(t, r, longest), n);
         block += n;
     }
 }

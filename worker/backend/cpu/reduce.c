@@ -338,25 +338,23 @@ void cdi_reduce_partial_by(enum cdi_reduce_kind kind, const struct cdi_partial *
     functions(kind)[dtype](p, out, n_out, in, n_in, count, op);
 }
 
-/* Asked once; whoever asks at the same time gets the same answer. */
-static enum cdi_reduce_kind best(void)
+/* Asked once, since the question is slow on a virtual machine; whoever asks at the same time gets the same answer. */
+static const reduce_fn *best(void)
 {
-    static _Atomic int known = -1;
-    int kind = atomic_load_explicit(&known, memory_order_relaxed);
+    static const reduce_fn *_Atomic known = NULL;
+    const reduce_fn *fns = atomic_load_explicit(&known, memory_order_relaxed);
 
-    if (kind < 0) {
-        kind = CDI_REDUCE_AVX512;
-        while (!cdi_reduce_has((enum cdi_reduce_kind)kind))
-            kind--;
-        atomic_store_explicit(&known, kind, memory_order_relaxed);
+    for (int kind = CDI_REDUCE_AVX512; fns == NULL; kind--) {
+        fns = functions((enum cdi_reduce_kind)kind);
+        atomic_store_explicit(&known, fns, memory_order_relaxed);
     }
-    return (enum cdi_reduce_kind)kind;
+    return fns;
 }
 
 void cdi_reduce_partial(const struct cdi_partial *p, void *const *out, int n_out, const void *const *in, int n_in,
                         size_t count, cddp_dtype dtype, cddp_op op)
 {
-    cdi_reduce_partial_by(best(), p, out, n_out, in, n_in, count, dtype, op);
+    best()[dtype](p, out, n_out, in, n_in, count, op);
 }
 
 void cdi_reduce(void *const *out, int n_out, const void *const *in, int n_in, size_t count, cddp_dtype dtype,

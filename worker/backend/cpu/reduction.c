@@ -68,16 +68,17 @@ static cddp_status reduce_small(struct cdi_run *run, const struct want *w, struc
 {
     struct cdi_team *t = run->t;
     const struct cdi_op *op = &run->w->op;
+    size_t bytes = w->count * w->size;
     void *out = w->out;
     cddp_status st;
 
-    if (w->count > 0)
-        memcpy(cdi_next_slot(t), op->in, w->count * w->size);
+    if (bytes > 0)
+        memcpy(cdi_next_room(t, bytes), op->in, bytes);
     st = cdi_step(run, err);
     if (st != CDDP_OK || w->hi <= w->lo)
         return st;
     for (int r = 0; r < t->shm->size; r++)
-        t->in[r] = cdi_slot_of(t, r) + w->lo * w->size;
+        t->in[r] = cdi_room_of(t, r, bytes) + w->lo * w->size;
     cdi_reduce(&out, 1, t->in, t->shm->size, w->hi - w->lo, op->dtype, op->op);
     return CDDP_OK;
 }

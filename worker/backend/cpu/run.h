@@ -32,6 +32,17 @@ static inline const uint8_t *cdi_slot_of(const struct cdi_team *t, int local_ran
     return cdi_shm_slot(t->shm, local_rank, t->step);
 }
 
+/* The same for at most `most` bytes, which all ranks know alike: where that fits, in the post itself. */
+static inline uint8_t *cdi_next_room(const struct cdi_team *t, size_t most)
+{
+    return most <= CDI_SHM_INLINE_BYTES ? cdi_shm_post(t->shm, t->shm->rank, t->step + 1)->data : cdi_next_slot(t);
+}
+
+static inline const uint8_t *cdi_room_of(const struct cdi_team *t, int local_rank, size_t most)
+{
+    return most <= CDI_SHM_INLINE_BYTES ? cdi_shm_post(t->shm, local_rank, t->step)->data : cdi_slot_of(t, local_rank);
+}
+
 /* all_reduce, reduce, reduce_scatter (reduction.c). */
 cddp_status cdi_run_reduction(struct cdi_run *run, struct cdi_error *err);
 /* broadcast, all_gather(v), all_to_all, send, recv (move.c). */

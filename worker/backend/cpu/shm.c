@@ -2,6 +2,7 @@
 #include "worker/backend/cpu/shm.h"
 
 #include "common/cleanup.h"
+#include "common/cpus.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -17,7 +18,7 @@
 #include <unistd.h>
 
 #define SHM_MAGIC 0x4d48535044444443u /* "CDDDPSHM" */
-#define SHM_VERSION 2u
+#define SHM_VERSION 3u
 #define HUGE_PAGE ((size_t)2 << 20) /* where it is another size, asking for them fails, and no more */
 
 #ifndef MADV_COLLAPSE
@@ -183,11 +184,30 @@ cddp_status cdi_shm_create(struct cdi_shm **out, int rank, int size, int first, 
 static void take_over(struct cdi_shm *s, void *segment)
 {
     uint8_t *base = segment;
+    uint64_t cpus[CDI_SHM_CPU_WORDS];
 
     s->header = segment;
     s->ranks = (void *)(base + page_up(sizeof *s->header));
     s->slots = base + head_bytes(s->size);
     atomic_store(&s->ranks[s->rank].pid, (int32_t)getpid());
+    (void)cdi_shm_tell_cpu(s);
+    cdi_cpus_affinity(cpus, CDI_SHM_CPU_WORDS);
+    for (int i = 0; i < CDI_SHM_CPU_WORDS; i++)
+        atomic_store_explicit(&s->ranks[s->rank].cpus[i], cpus[i], memory_order_relaxed);
+}
+
+int cdi_shm_usable_cpus(const struct cdi_shm *s)
+{
+    int n = 0, quota = cdi_cpus_quota("");
+
+    for (int i = 0; i < CDI_SHM_CPU_WORDS; i++) {
+        uint64_t any = 0;
+
+        for (int r = 0; r < s->size; r++)
+            any |= atomic_load_explicit(&s->ranks[r].cpus[i], memory_order_relaxed);
+        n += __builtin_popcountll(any);
+    }
+    return quota > 0 && quota < n ? quota : n;
 }
 
 void cdi_shm_format(struct cdi_shm *s, void *segment)
@@ -226,7 +246,8 @@ void cdi_shm_destroy(struct cdi_shm *s)
         struct cdi_shm_rank *me = &s->ranks[s->rank];
 
         atomic_store(&me->left, 1);
-        wake_all(&me->posted.value); /* these have not changed, but who sleeps on them must look at `left` */
+        for (uint32_t parity = 0; parity < 2; parity++) /* not changed, but who sleeps on it must look at `left` */
+            wake_all(&me->post[parity].step.value);
         wake_all(&me->mail.sent.value);
         for (int r = 0; r < s->size; r++)
             wake_all(&s->ranks[r].mail.taken.value);

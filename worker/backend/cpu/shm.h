@@ -5,14 +5,15 @@
  * process (tests); nothing here is global to a process.
  *
  * The rule for everything that is not atomic: a rank writes its own part, then posts a step; others read it after they
- * have seen that step. What belongs to a step (descriptor, slot) exists twice, for odd and even steps, and every step
- * waits for all ranks: who writes for step s+2 knows that all have posted s+1, and so are done reading step s.
+ * have seen that step. What belongs to a step (post, descriptor, slot) exists twice, for odd and even steps, and every
+ * step waits for all ranks: who writes for step s+2 knows that all have posted s+1, and so are done reading step s.
  */
 #ifndef CDI_CPU_SHM_H
 #define CDI_CPU_SHM_H
 
 #include "common/error.h"
 
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -24,11 +25,20 @@
 #define CDI_SHM_SLOT_BYTES (CDI_SHM_PIECE_BYTES + CDI_SHM_PIECE_BYTES / 2 + 4096)
 #define CDI_SHM_TEXT 512
 #define CDI_SHM_MAIL_BYTES (64u * 1024) /* send and recv go through in pieces of this size */
+#define CDI_SHM_INLINE_BYTES 48         /* so much data travels with the post itself */
+#define CDI_SHM_CPU_WORDS 32            /* processors beyond 2048 are not told apart */
 
 /* A futex between processes. Posters make the system call only if somebody sleeps. */
 struct cdi_counter {
-    _Alignas(64) _Atomic uint32_t value;
+    _Atomic uint32_t value;
     _Atomic uint32_t sleepers;
+};
+
+/* What the others look at in a step, in one cache line: small operations move nothing else between cores. */
+struct cdi_shm_post {
+    _Alignas(64) struct cdi_counter step; /* the last one of its parity whose input is visible */
+    uint64_t hash;                        /* of the descriptor */
+    uint8_t data[CDI_SHM_INLINE_BYTES];
 };
 
 /* What a rank is about to do; compared between ranks before any data is touched. */
@@ -42,16 +52,19 @@ struct cdi_shm_desc {
 
 /* What a rank sends to another one: one piece at a time, which its receiver takes before the next comes. */
 struct cdi_shm_mail {
-    struct cdi_counter sent, taken; /* pieces; equal: the mail is the sender's to write */
-    _Atomic uint64_t address;       /* number of the piece << 32 | local rank of the receiver */
-    struct cdi_shm_desc desc;       /* of the whole message */
+    _Alignas(64) struct cdi_counter sent, /* pieces */
+        taken;                            /* equal: the mail is the sender's to write */
+    _Atomic uint64_t address;             /* number of the piece << 32 | local rank of the receiver */
+    struct cdi_shm_desc desc;             /* of the whole message */
     uint8_t data[CDI_SHM_MAIL_BYTES];
 };
 
 struct cdi_shm_rank {
-    struct cdi_counter posted;          /* the last step whose input is visible */
+    struct cdi_shm_post post[2];        /* for even and odd steps */
     _Alignas(64) _Atomic uint32_t left; /* said goodbye */
     _Atomic int32_t pid;
+    _Atomic uint32_t cpu;                     /* on which it was seen last, by itself */
+    _Atomic uint64_t cpus[CDI_SHM_CPU_WORDS]; /* on which it may run */
     _Atomic uint32_t moved; /* changes while this rank gets on with what others wait for: pieces over the network */
     struct cdi_shm_desc desc[2];
     struct cdi_shm_mail mail;
@@ -95,6 +108,22 @@ cddp_status cdi_shm_adopt(struct cdi_shm *s, void *segment, struct cdi_error *er
 /* Say goodbye to peers, unmap, close the sockets, free. NULL-safe. */
 void cdi_shm_destroy(struct cdi_shm *s);
 
+/* Note, for the others, on which processor this rank runs. */
+static inline uint32_t cdi_shm_tell_cpu(const struct cdi_shm *s)
+{
+    uint32_t cpu = (uint32_t)sched_getcpu();
+    _Atomic uint32_t *mine = &s->ranks[s->rank].cpu;
+
+    if (atomic_load_explicit(mine, memory_order_relaxed) != cpu) /* seldom: so the line stays in all caches */
+        atomic_store_explicit(mine, cpu, memory_order_relaxed);
+    return cpu;
+}
+
+static inline struct cdi_shm_post *cdi_shm_post(const struct cdi_shm *s, int rank, uint32_t step)
+{
+    return &s->ranks[rank].post[step & 1u];
+}
+
 static inline uint8_t *cdi_shm_slot(const struct cdi_shm *s, int rank, uint32_t step)
 {
     return s->slots + ((size_t)rank * 2 + (step & 1u)) * CDI_SHM_SLOT_BYTES;
@@ -119,6 +148,8 @@ static inline bool cdi_shm_left(const struct cdi_shm *s, int rank)
 {
     return atomic_load_explicit(&s->ranks[rank].left, memory_order_seq_cst) != 0;
 }
+/* Processors on which at least one of the ranks may run, cut down to this process's quota. */
+int cdi_shm_usable_cpus(const struct cdi_shm *s);
 /* A peer whose socket hung up without a goodbye, or -1. One poll(2); one thread at a time. */
 int cdi_shm_hung_up(struct cdi_shm *s);
 

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #define SPINS 2000
+#define SPINS_A_LOOK 100      /* pauses between looks at where the peer runs */
 #define SLICE_MS 50           /* how often a sleeper looks for hang-ups */
 #define SLICE_WITHOUT_WAITV 1 /* ms: it sleeps on one word only, so it must look at the others */
 #define AGENT_GRACE_MS 100    /* a hang-up was seen: the agent's sentence about the death is on its way */
@@ -34,11 +35,20 @@ cddp_status cdi_wait_check(const struct cdi_wait *w, struct cdi_error *err)
     return st != CDDP_OK ? st : cdi_shm_aborted(w->shm, err);
 }
 
-static bool spin(struct cdi_counter *c, uint32_t step, int spins)
+/* Do we sit on the processor that local rank `rank` needs to get on? */
+static bool in_its_way(const struct cdi_wait *w, int rank)
+{
+    return rank != w->shm->rank &&
+           atomic_load_explicit(&w->shm->ranks[rank].cpu, memory_order_relaxed) == cdi_shm_tell_cpu(w->shm);
+}
+
+static bool spin(const struct cdi_wait *w, int rank, struct cdi_counter *c, uint32_t step, int spins)
 {
     for (int i = 0; i < spins; i++) {
         if (cdi_counter_reached(c, step))
             return true;
+        if (i % SPINS_A_LOOK == SPINS_A_LOOK - 1 && in_its_way(w, rank))
+            return false;
         cdi_pause();
     }
     return cdi_counter_reached(c, step);
@@ -122,7 +132,7 @@ static cddp_status late(const struct cdi_wait *w, struct waiting *g, struct cdi_
         return CDDP_OK;
     }
     for (int r = 0; r < w->shm->size; r++)
-        if (g->one ? r == g->rank : !cdi_counter_reached(&w->shm->ranks[r].posted, g->step))
+        if (g->one ? r == g->rank : !cdi_counter_reached(&cdi_shm_post(w->shm, r, g->step)->step, g->step))
             cdi_rank_list_add(&missing, w->shm->first + r);
     return cdi_fail(err, CDDP_E_TIMEOUT, "rank%s %s did not come within %.4g s", missing.n > 1 ? "s" : "", missing.text,
                     (double)w->timeout_ms / 1000);
@@ -205,7 +215,7 @@ static cddp_status wait_one(struct cdi_wait *w, struct waiting *g, bool on_threa
     char name[160];
     cddp_status st;
 
-    if (spin(g->c, g->step, spins) || yield(g->c, g->step))
+    if (spin(w, g->rank, g->c, g->step, spins) || yield(g->c, g->step))
         return CDDP_OK;
     if (g->deadline_ms == 0)
         set_deadline(w, g);
@@ -225,7 +235,7 @@ cddp_status cdi_wait_all(struct cdi_wait *w, uint32_t step, bool on_thread,
     cddp_status st = CDDP_OK;
 
     for (g.rank = 0; g.rank < w->shm->size && st == CDDP_OK; g.rank++) {
-        g.c = &w->shm->ranks[g.rank].posted;
+        g.c = &cdi_shm_post(w->shm, g.rank, step)->step;
         st = wait_one(w, &g, on_thread, what, arg, err);
     }
     return st;
