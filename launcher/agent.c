@@ -583,6 +583,10 @@ static cddp_status start_join(struct agent *a, struct join_options *opt, struct 
                                        .min_nodes = a->plan->min_nodes,
                                        .max_nodes = a->plan->max_nodes,
                                        .max_restarts = a->plan->max_restarts,
+                                       .join_timeout_ms = m->join_timeout_ms,
+                                       .last_call_ms = -1,
+                                       .close_timeout_ms = -1,
+                                       .lease_ms = m->lease_ms > 0 ? m->lease_ms : -1,
                                        .round = -1};
     (void)snprintf(opt->name, sizeof opt->name, strchr(m->host, ':') == NULL ? "%.255s:%u" : "[%.255s]:%u", m->host,
                    a->server != NULL ? rdzv_server_port(a->server) : m->port);

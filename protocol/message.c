@@ -45,7 +45,13 @@ static const struct field join_fields[] = {
     {"n_procs", U32, MSG(join.n_procs), 1, INT32_MAX},
     {"min_nodes", U32, MSG(join.min_nodes), 1, INT32_MAX},
     {"max_nodes", U32, MSG(join.max_nodes), 1, INT32_MAX},
+    {"spares", U32, MSG(join.spares), 0, INT32_MAX},
     {"max_restarts", U32, MSG(join.max_restarts), 0, UINT32_MAX},
+    {"topology", TEXT, MSG(join.topology), 0, 0},
+    {"join_timeout_ms", I64, MSG(join.join_timeout_ms), -1, CDI_JOIN_TIME_MAX_MS},
+    {"last_call_ms", I64, MSG(join.last_call_ms), -1, CDI_JOIN_TIME_MAX_MS},
+    {"close_timeout_ms", I64, MSG(join.close_timeout_ms), -1, CDI_JOIN_TIME_MAX_MS},
+    {"lease_ms", I64, MSG(join.lease_ms), -1, CDI_JOIN_TIME_MAX_MS},
     {"session", TEXT, MSG(join.session), 0, 0},
     {"round", I64, MSG(join.round), -1, UINT32_MAX},
     {NULL, I32, 0, 0, 0, 0},
@@ -65,6 +71,7 @@ static const struct field stopped_fields[] = {
 };
 static const struct field leave_fields[] = {
     {"reason", TEXT, MSG(leave.reason), 0, 0},
+    {"final", BOOL, MSG(leave.final), 0, 1},
     {NULL, I32, 0, 0, 0, 0},
 };
 static const struct field heartbeat_fields[] = {
@@ -94,10 +101,9 @@ static const struct field assign_fields[] = {
     {NULL, I32, 0, 0, 0, 0},
 };
 static const struct field round_over_fields[] = {
-    {"round", U32, MSG(round_over.round), 0, UINT32_MAX},
-    {"restart", BOOL, MSG(round_over.restart), 0, 1},
-    {"failure", FAILURE, MSG(round_over.failure), 0, 0},
-    {NULL, I32, 0, 0, 0, 0},
+    {"round", U32, MSG(round_over.round), 0, UINT32_MAX}, {"restart", BOOL, MSG(round_over.restart), 0, 1},
+    {"counts", BOOL, MSG(round_over.counts), 0, 1},       {"text", TEXT, MSG(round_over.text), 0, 0},
+    {"failure", FAILURE, MSG(round_over.failure), 0, 0},  {NULL, I32, 0, 0, 0, 0},
 };
 static const struct field closed_fields[] = {
     {"status", ENUM, MSG(closed.status), CDI_CLOSE_DONE, CDI_CLOSE_LEFT},

@@ -24,6 +24,7 @@
 #include <stdint.h>
 
 #define CDI_CONTROL_VERSION 1
+#define CDI_JOIN_TIME_MAX_MS (7 * 24 * 3600 * 1000) /* of the times in JOIN */
 
 enum cdi_msg_type {
     CDI_MSG_JOIN = 1,
@@ -79,7 +80,11 @@ struct cdi_msg_join {
     int32_t node_rank; /* -1: any */
     uint32_t n_procs;  /* workers on this node */
     uint32_t min_nodes, max_nodes;
+    uint32_t spares; /* nodes beyond max_nodes that may wait */
     uint32_t max_restarts;
+    char topology[256]; /* nodes whose strings sort together get neighbouring ranks; "": nothing is known */
+    /* What the first agent of a job says counts, where the rendezvous serves many jobs. ms; -1: its default. */
+    int64_t join_timeout_ms, last_call_ms, close_timeout_ms, lease_ms;
     char session[64]; /* to come back: that of WELCOME; "": a new agent */
     int64_t round;    /* to come back: of the last ASSIGN; -1: none yet */
 };
@@ -111,6 +116,7 @@ struct cdi_msg {
         } stopped;
         struct {
             char reason[256];
+            bool final; /* the rendezvous goes with this agent */
         } leave;
         struct {
             uint32_t seq;
@@ -129,7 +135,9 @@ struct cdi_msg {
         struct cdi_msg_assign assign;
         struct {
             uint32_t round;
-            bool restart;
+            bool restart;   /* another round follows */
+            bool counts;    /* as one of max_restarts */
+            char text[512]; /* why the round is over */
             struct cdi_failure failure;
         } round_over;
         struct {

@@ -2,7 +2,7 @@
 /*
  * Who is in the job, and when its rounds begin and end: a state machine without I/O or clock.
  *
- *              all are there               a worker failed, a node was lost or left
+ *             enough are there             a worker failed; a node was lost, left or came
  *   JOINING ------------------> RUNNING ----------------------------------------------> STOPPING
  *      ^  \                        \ all done                                             |  |
  *      |   \ not enough in time     `-------> CLOSED <------------------------------------'  |
@@ -10,8 +10,17 @@
  *      `-------------------------------------------------------------------------------------'
  *                    every node of the round has stopped or is lost: the next round
  *
+ * A job of MIN to MAX nodes, or one with spares, is elastic. There a node that is lost or leaves, and one that comes
+ * while there is room, is a change of the membership: a new round with the nodes that are there, which is no restart
+ * (max_restarts counts failures). In a job of a fixed size a lost node is a failure, and one that leaves ends the job.
+ * A worker's failure in an elastic job counts only if every node of the round then says STOPPED: where one is lost
+ * instead, the failure was most likely its echo.
+ *
+ * Who was in the round before keeps its node rank where that still exists; the others fill the gaps in the order of
+ * their topology strings, then host names, then arrival. Nodes beyond MAX wait, and step in.
+ *
  * A node whose connection broke may be away for a while (its lease, which the caller watches): it counts as there, but
- * no round begins without it before the join timeout.
+ * no round begins without it before the join timeout, unless there are MAX others.
  *
  * Events go in with the time, actions come out. Peers are small numbers that the caller chooses (its slots) and may use
  * again after LOST. One thread at a time.
@@ -23,12 +32,16 @@
 
 struct round;
 
+#define ROUND_NODES_MAX (1u << 20)
+
 struct round_options {
     const char *run_id;
-    uint32_t min_nodes, max_nodes; /* 1 <= min <= max */
+    uint32_t min_nodes, max_nodes; /* 1 <= min <= max <= ROUND_NODES_MAX */
+    uint32_t spares;               /* nodes beyond max_nodes that may wait to step in; <= ROUND_NODES_MAX */
     uint32_t max_restarts;
     int64_t join_timeout_ms; /* for each round: until min_nodes are there */
-    int64_t last_call_ms;    /* with min_nodes there, how long a round still waits for more, up to max_nodes */
+    int64_t last_call_ms;    /* with min_nodes there, how long the first round still waits for more, up to max_nodes */
+    int64_t regroup_ms;      /* the same for a later one that has fewer nodes than the one before it */
 };
 
 enum round_state { ROUND_JOINING, ROUND_RUNNING, ROUND_STOPPING, ROUND_CLOSED };
@@ -38,7 +51,7 @@ enum round_event_kind {
     ROUND_EV_FAILED,  /* round, failure */
     ROUND_EV_DONE,    /* round */
     ROUND_EV_STOPPED, /* round */
-    ROUND_EV_LEAVE,   /* text: why */
+    ROUND_EV_LEAVE,   /* text: why; final */
     ROUND_EV_LOST,    /* text: how ("its connection closed"); the peer's number is free afterwards */
     ROUND_EV_AWAY, /* its connection broke; it counts as there until BACK or LOST. Only if round_keeps(), else LOST */
     ROUND_EV_BACK, /* join: with the round of its last assignment; it is told what it missed */
@@ -52,6 +65,7 @@ struct round_event {
     const struct cdi_msg_join *join;
     const struct cdi_failure *failure;
     const char *text;
+    bool final;      /* the rendezvous goes with it: the job ends, elastic or not */
     int64_t wall_ms; /* Unix time, for the failure that a lost node is */
 };
 
@@ -63,7 +77,7 @@ enum round_action_kind {
     ROUND_DO_BYE,        /* the peer has left: confirm it */
     ROUND_DO_WAITING,    /* tell the peer for whom it waits: round_text() */
     ROUND_DO_ASSIGN,     /* round_assignment() */
-    ROUND_DO_ROUND_OVER, /* with round_failure() and round_restarts() */
+    ROUND_DO_ROUND_OVER, /* with round_failure(), round_why(), round_restarts() and round_counts() */
     ROUND_DO_CLOSED,     /* with round_close_status(), round_why() and round_failure() */
     ROUND_DO_END_KEYS,   /* the key space of the round that was current ends; always before the next ASSIGN */
 };
@@ -85,10 +99,15 @@ const struct round_action *round_step(struct round *r, const struct round_event 
 
 enum round_state round_state(const struct round *r);
 uint32_t round_number(const struct round *r);                   /* of the round that runs, or is being gathered */
+uint32_t round_nodes(const struct round *r);                    /* of the last round that began; 0: none has */
+uint32_t round_world_size(const struct round *r);               /* likewise, workers */
+uint32_t round_restart_count(const struct round *r);            /* rounds that failed and were followed by another */
 const char *round_text(const struct round *r);                  /* about the event just taken */
-const char *round_why(const struct round *r);                   /* CLOSED: why */
+const char *round_why(const struct round *r);                   /* why the last round, or the job, ended */
 const struct cdi_failure *round_failure(const struct round *r); /* the first of the round; kind NONE: there was none */
-bool round_restarts(const struct round *r);                     /* will another round follow this one? */
+/* STOPPING: will another round follow this one, and will it count as a restart? As far as it is known now. */
+bool round_restarts(const struct round *r);
+bool round_counts(const struct round *r);
 enum cdi_close_status round_close_status(const struct round *r);
 /* Nodes that are there and wait for a round, and how many it takes. */
 void round_waiting(const struct round *r, uint32_t *have, uint32_t *need);

@@ -46,6 +46,7 @@ struct job {
     struct cdi_list link;
     struct gate gate; /* empty where the job uses the port of all */
     int64_t over_ms;  /* when it was seen to be over, or without agents; -1: it is not */
+    int64_t close_ms; /* after that it waits so long for its last connections */
     bool ending;      /* its connections and its port are being closed */
 };
 
@@ -342,7 +343,7 @@ static void tick_job(struct rdzv_server *s, struct job *job, int64_t now_ms, int
         job->over_ms = -1;
     else if (job->over_ms < 0)
         job->over_ms = now_ms;
-    if (job->over_ms < 0 || (job->conn.n_conns > 0 && now_ms - job->over_ms < s->over_ms))
+    if (job->over_ms < 0 || (job->conn.n_conns > 0 && now_ms - job->over_ms < job->close_ms))
         return;
     cdi_log(CDI_LOG_INFO, "RDZV-JOB-END", "rendezvous: job '%s' has ended: %s", job->conn.run_id,
             round_why(round)[0] != '\0' ? round_why(round) : "none of its agents is there any more");
@@ -446,11 +447,11 @@ static cddp_status open_job_gate(struct rdzv_server *s, struct job *job, struct 
 }
 
 /* A job without a port of its own. */
-static cddp_status new_job(struct rdzv_server *s, const struct round_options *round, struct job **out,
+static cddp_status new_job(struct rdzv_server *s, const struct session_options *opt, struct job **out,
                            struct cdi_error *err)
 {
     struct job *job = calloc(1, sizeof *job);
-    struct session_options so = s->session;
+    const char *run_id = opt->round.run_id == NULL ? "" : opt->round.run_id;
     const struct session_ops ops = {.send = send_to,
                                     .hang_up = hang_up_on,
                                     .rename = rename_peer,
@@ -461,15 +462,12 @@ static cddp_status new_job(struct rdzv_server *s, const struct round_options *ro
 
     if (job == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "the rendezvous has no memory for another job");
-    so.round.run_id = round->run_id;
-    so.round.min_nodes = round->min_nodes;
-    so.round.max_nodes = round->max_nodes;
-    so.round.max_restarts = round->max_restarts;
     job->server = s;
     job->gate.job = job;
     job->over_ms = -1;
-    (void)snprintf(job->conn.run_id, sizeof job->conn.run_id, "%s", round->run_id == NULL ? "" : round->run_id);
-    st = session_create(&job->conn.session, &so, &ops, (int64_t)uv_now(s->home.loop), err);
+    job->close_ms = s->over_ms;
+    (void)snprintf(job->conn.run_id, sizeof job->conn.run_id, "%s", run_id);
+    st = session_create(&job->conn.session, opt, &ops, (int64_t)uv_now(s->home.loop), err);
     if (st != CDDP_OK) {
         free(job);
         return st;
@@ -480,15 +478,40 @@ static cddp_status new_job(struct rdzv_server *s, const struct round_options *ro
     return CDDP_OK;
 }
 
+static int64_t chosen(int64_t wish_ms, int64_t otherwise_ms)
+{
+    return wish_ms > 0 ? wish_ms : otherwise_ms;
+}
+
+/* A last call that was asked for holds for every round. */
+static void set_last_call(struct round_options *o, int64_t ms)
+{
+    o->last_call_ms = ms;
+    o->regroup_ms = ms;
+}
+
+static struct session_options options_of(const struct rdzv_server *s, const struct cdi_msg_join *join)
+{
+    struct session_options so = s->session;
+
+    so.round.run_id = join->run_id;
+    so.round.min_nodes = join->min_nodes;
+    so.round.max_nodes = join->max_nodes;
+    so.round.spares = join->spares;
+    so.round.max_restarts = join->max_restarts;
+    so.round.join_timeout_ms = chosen(join->join_timeout_ms, so.round.join_timeout_ms);
+    so.lease_ms = chosen(join->lease_ms, so.lease_ms);
+    if (join->last_call_ms >= 0)
+        set_last_call(&so.round, join->last_call_ms);
+    return so;
+}
+
 /* The first JOIN of a job says what the job is. */
 static cddp_status make_job(struct conn_home *home, const struct cdi_msg_join *join, struct conn_job **out,
                             struct cdi_error *err)
 {
     struct rdzv_server *s = (struct rdzv_server *)home;
-    const struct round_options ro = {.run_id = join->run_id,
-                                     .min_nodes = join->min_nodes,
-                                     .max_nodes = join->max_nodes,
-                                     .max_restarts = join->max_restarts};
+    const struct session_options so = options_of(s, join);
     struct job *job;
     cddp_status st;
 
@@ -502,9 +525,10 @@ static cddp_status make_job(struct conn_home *home, const struct cdi_msg_join *j
     if (s->n_jobs >= s->max_jobs)
         return cdi_fail(err, CDDP_E_LIMIT, "the rendezvous has %zu jobs already, as many as --max_jobs allows",
                         s->n_jobs);
-    st = new_job(s, &ro, &job, err);
+    st = new_job(s, &so, &job, err);
     if (st != CDDP_OK)
         return st;
+    job->close_ms = chosen(join->close_timeout_ms, s->over_ms);
     st = open_job_gate(s, job, err);
     if (st != CDDP_OK) {
         job->ending = true;
@@ -540,9 +564,11 @@ static cddp_status fill(struct rdzv_server *s, uv_loop_t *loop, const struct rdz
     s->last_job_port = opt->last_job_port;
     s->over_ms = opt->over_ms == 0 ? 60000 : opt->over_ms;
     s->session = (struct session_options){
-        .round = {.join_timeout_ms = opt->join_timeout_ms == 0 ? 600000 : opt->join_timeout_ms, .last_call_ms = 30000},
+        .round = {.join_timeout_ms = opt->join_timeout_ms == 0 ? 600000 : opt->join_timeout_ms, .last_call_ms = 3000},
         .lease_ms = opt->lease_ms == 0 ? 15000 : opt->lease_ms,
         .hello_ms = s->home.undecided_ms};
+    if (opt->last_call_ms != 0)
+        set_last_call(&s->session.round, opt->last_call_ms);
     s->reserve_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     s->host = strdup(opt->host == NULL ? "127.0.0.1" : opt->host);
     if (s->host == NULL)
@@ -556,13 +582,16 @@ static cddp_status fill(struct rdzv_server *s, uv_loop_t *loop, const struct rdz
 
 static cddp_status make_only_job(struct rdzv_server *s, const struct rdzv_server_options *opt, struct cdi_error *err)
 {
-    const struct round_options ro = {.run_id = opt->run_id,
-                                     .min_nodes = opt->min_nodes == 0 ? 1 : opt->min_nodes,
-                                     .max_nodes = opt->max_nodes == 0 ? 1 : opt->max_nodes,
-                                     .max_restarts = opt->max_restarts};
+    struct session_options so = s->session;
     struct job *job;
-    cddp_status st = new_job(s, &ro, &job, err);
+    cddp_status st;
 
+    so.round.run_id = opt->run_id;
+    so.round.min_nodes = opt->min_nodes == 0 ? 1 : opt->min_nodes;
+    so.round.max_nodes = opt->max_nodes == 0 ? 1 : opt->max_nodes;
+    so.round.spares = opt->spares;
+    so.round.max_restarts = opt->max_restarts;
+    st = new_job(s, &so, &job, err);
     if (st == CDDP_OK)
         s->home.only = &job->conn;
     return st;

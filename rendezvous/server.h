@@ -27,14 +27,17 @@ struct rdzv_server_options {
     const char *host_flag, *port_flag; /* what sentences call them; NULL: --master_addr, --master_port */
     const char *run_id;                /* agents that name another are refused */
     uint32_t min_nodes, max_nodes;     /* a round starts with this many; 0: 1 */
+    uint32_t spares;                   /* nodes beyond max_nodes that may wait to step in */
     uint32_t max_restarts;             /* rounds that may fail and be followed by another */
-    int64_t join_timeout_ms;           /* until min_nodes are there; 0: 600 s */
-    const struct cdi_secret *secret;   /* agents and store clients must prove it; copied; NULL: none */
+    /* What follows holds for the jobs of max_jobs where their first JOIN does not say it. */
+    int64_t join_timeout_ms; /* until min_nodes are there; 0: 600 s */
+    int64_t last_call_ms;    /* with min_nodes there, until a round begins; 0: 3 s, and at once after the first */
+    const struct cdi_secret *secret; /* agents and store clients must prove it; copied; NULL: none */
     enum rdzv_plain_store plain_store;
     uint32_t max_jobs; /* 0: one job, as above; else so many at once, each made by its first agent's JOIN */
     uint16_t first_job_port, last_job_port; /* with max_jobs: each job gets a port of its own from here; 0: any free */
     int64_t over_ms;      /* with max_jobs: a job that is over ends after so long at the latest; 0: 60 s */
-    int64_t lease_ms;     /* a silent agent counts as there for so long; 0: 15 s */
+    int64_t lease_ms;     /* a silent agent counts as there for so long; 0: 15 s; with max_jobs: or what JOIN says */
     int64_t undecided_ms; /* a connection must say so soon what it wants; 0: 5 s */
     int64_t stall_ms;     /* a client that takes none of its bytes for so long is dropped; 0: 300 s */
 };

@@ -7,7 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TOKEN_LEN 32 /* hexadecimal digits */
+/* Hexadecimal digits: where to look, so that all agents can come back at once, and what nobody can guess. */
+#define TOKEN_SLOT 8
+#define TOKEN_LEN (TOKEN_SLOT + 32)
 
 /* conn and away tell what a slot holds: a connected agent, one that may come back, or (neither) nothing. */
 struct peer {
@@ -112,19 +114,21 @@ static void send_line(struct session *s, uint32_t peer)
         s->ops.send(s->peers[peer].conn, cdi_buf_data(&s->line), s->line.len);
 }
 
-static void make_token(struct session *s, char token[TOKEN_LEN + 1])
+static void make_token(struct session *s, uint32_t peer)
 {
-    uint8_t bytes[TOKEN_LEN / 2];
+    uint8_t bytes[(TOKEN_LEN - TOKEN_SLOT) / 2];
+    char *token = s->peers[peer].token;
 
     s->ops.random(bytes, sizeof bytes);
+    (void)snprintf(token, TOKEN_SLOT + 1, "%08x", peer);
     for (size_t i = 0; i < sizeof bytes; i++)
-        (void)snprintf(token + 2 * i, 3, "%02x", bytes[i]);
+        (void)snprintf(token + TOKEN_SLOT + 2 * i, 3, "%02x", bytes[i]);
 }
 
 static void welcome(struct session *s, uint32_t peer, bool resumed, struct cdi_msg *m)
 {
     if (!resumed)
-        make_token(s, s->peers[peer].token);
+        make_token(s, peer);
     m->type = CDI_MSG_WELCOME;
     m->u.welcome.version = CDI_CONTROL_VERSION;
     m->u.welcome.lease_ms = (uint32_t)s->lease_ms;
@@ -157,7 +161,7 @@ static bool message_of(struct session *s, const struct round_action *a, struct c
         closed(m, CDI_CLOSE_REFUSED, round_text(r), NULL);
         return true;
     case ROUND_DO_BYE:
-        closed(m, CDI_CLOSE_LEFT, "you left before a round began", NULL);
+        closed(m, CDI_CLOSE_LEFT, "this node has left the job", NULL);
         return true;
     case ROUND_DO_CLOSED:
         closed(m, round_close_status(r), round_why(r), round_failure(r));
@@ -177,6 +181,8 @@ static bool message_of(struct session *s, const struct round_action *a, struct c
         m->type = CDI_MSG_ROUND_OVER;
         m->u.round_over.round = round_number(r);
         m->u.round_over.restart = round_restarts(r);
+        m->u.round_over.counts = round_counts(r);
+        (void)snprintf(m->u.round_over.text, sizeof m->u.round_over.text, "%s", round_why(r));
         m->u.round_over.failure = *round_failure(r);
         return true;
     case ROUND_DO_DROP:
@@ -339,18 +345,21 @@ void session_tick(struct session *s, int64_t now_ms, int64_t wall_ms)
 
 static uint32_t find_token(const struct session *s, const char *token)
 {
-    for (uint32_t p = 0; p < s->n_peers; p++) {
-        const struct peer *peer = &s->peers[p];
-        unsigned differ = 0;
+    const struct peer *peer;
+    unsigned differ = 0;
+    uint32_t slot;
+    char digits[TOKEN_SLOT + 1];
 
-        if ((peer->conn == NULL && !peer->away) || peer->ended || !peer->joined)
-            continue;
-        for (size_t i = 0; i < TOKEN_LEN; i++)
-            differ |= (unsigned)(peer->token[i] ^ token[i]);
-        if (differ == 0)
-            return p;
-    }
-    return NOBODY;
+    (void)snprintf(digits, sizeof digits, "%.*s", TOKEN_SLOT, token);
+    slot = (uint32_t)strtoul(digits, NULL, 16); /* whatever it is: the whole token is compared */
+    if (slot >= s->n_peers)
+        return NOBODY;
+    peer = &s->peers[slot];
+    if ((peer->conn == NULL && !peer->away) || peer->ended || !peer->joined)
+        return NOBODY;
+    for (size_t i = 0; i < TOKEN_LEN; i++)
+        differ |= (unsigned)(peer->token[i] ^ token[i]);
+    return differ == 0 ? slot : NOBODY;
 }
 
 static void refuse_to_resume(struct session *s, uint32_t peer)
@@ -425,6 +434,7 @@ static cddp_status take(struct session *s, uint32_t *peer, const struct cdi_msg 
     case CDI_MSG_LEAVE:
         ev.kind = ROUND_EV_LEAVE;
         ev.text = m->u.leave.reason;
+        ev.final = m->u.leave.final;
         break;
     case CDI_MSG_HEARTBEAT:
         answer.u.heartbeat.seq = m->u.heartbeat.seq;

@@ -33,7 +33,8 @@ static void there_and_back(const struct cdi_msg *in, struct cdi_msg *out)
 Test(message, every_member_of_a_join_survives)
 {
     struct cdi_msg in = {.type = CDI_MSG_JOIN,
-                         .u.join = {1, "0.1.0", "job \"7\"", "node1", 4711, -1, 8, 2, 4, 3, "5f1e", 7}},
+                         .u.join = {1, "0.1.0", "job \"7\"", "node1", 4711, -1, 8, 2, 4, 1, 3, "rack7.switch2", 600000,
+                                    0, -1, CDI_JOIN_TIME_MAX_MS, "5f1e", 7}},
                    out;
 
     there_and_back(&in, &out);
@@ -50,9 +51,14 @@ Test(message, a_failure_survives_with_its_text_of_many_lines)
 
     there_and_back(&in, &out);
     cr_assert_eq(memcmp(&in, &out, sizeof in), 0);
-    in = (struct cdi_msg){.type = CDI_MSG_ROUND_OVER, .u.round_over = {.round = UINT32_MAX, .restart = true}};
+    in = (struct cdi_msg){.type = CDI_MSG_ROUND_OVER,
+                          .u.round_over = {.round = UINT32_MAX, .restart = true, .text = "node 1 was lost"}};
     there_and_back(&in, &out);
-    cr_assert_eq(memcmp(&in, &out, sizeof in), 0);
+    cr_assert(out.u.round_over.round == UINT32_MAX && out.u.round_over.restart && !out.u.round_over.counts);
+    cr_assert_str_eq(out.u.round_over.text, "node 1 was lost");
+    in.u.round_over.counts = true;
+    there_and_back(&in, &out);
+    cr_assert(out.u.round_over.counts);
     in = (struct cdi_msg){.type = CDI_MSG_ASSIGN, .u.assign = {1, 1, 2, 8, 16, 1, "10.0.0.1", 29500}};
     there_and_back(&in, &out);
     cr_assert_eq(memcmp(&in, &out, sizeof in), 0);
@@ -130,10 +136,10 @@ Test(message, a_text_that_is_too_long_is_refused_not_cut)
 
     memset(reason, 'x', sizeof reason);
     reason[256] = '\0';
-    (void)snprintf(json, sizeof json, "{\"reason\":\"%s\"}", reason);
+    (void)snprintf(json, sizeof json, "{\"reason\":\"%s\",\"final\":false}", reason);
     cr_assert_eq(decode(CDI_MSG_LEAVE, json, &msg, &err), CDDP_E_PROTOCOL);
     reason[255] = '\0';
-    (void)snprintf(json, sizeof json, "{\"reason\":\"%s\"}", reason);
+    (void)snprintf(json, sizeof json, "{\"reason\":\"%s\",\"final\":false}", reason);
     cr_assert_eq(decode(CDI_MSG_LEAVE, json, &msg, &err), CDDP_OK);
 }
 

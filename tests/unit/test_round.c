@@ -1,9 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Directed tests, and a simulation: thousands of jobs of random size whose agents join, fail, leave, get lost, and send
- * late and doubled messages, with the invariants checked after every event. A failing seed is printed; give it as
- * ROUND_SEED to run that job alone.
- */
+/* What the round does, case by case. tests/sim looks for what nobody thought of. */
 #include "hygiene.h"
 #include "rendezvous/round.h"
 
@@ -18,7 +14,12 @@ static uint32_t job_restarts; /* of the job that joins are for */
 static struct round *job(uint32_t min, uint32_t max, uint32_t restarts)
 {
     struct round *r = NULL;
-    const struct round_options opt = {"job", min, max, restarts, 60000, 5000};
+    const struct round_options opt = {.run_id = "job",
+                                      .min_nodes = min,
+                                      .max_nodes = max,
+                                      .max_restarts = restarts,
+                                      .join_timeout_ms = 60000,
+                                      .last_call_ms = 5000};
 
     job_restarts = restarts;
     cr_assert_eq(round_create(&r, &opt, 0, NULL), CDDP_OK);
@@ -353,325 +354,237 @@ Test(round, a_node_that_is_away_counts_as_there_and_hears_what_it_missed)
     round_destroy(r);
 }
 
-/* ------------------------------------------------------------------------------------------------ simulation ---- */
+/* --------------------------------------------------------------------------------------------------- elastic ---- */
 
-#define PEERS 12
-
-/* What an agent has been told. */
-struct agent {
-    bool joined, assigned, over, closed;
-    bool done;         /* it said so, in the round that runs */
-    bool away;         /* and does not hear what it is told */
-    int64_t knows;     /* round of the last assignment that it heard; -1: none */
-    int32_t node_rank; /* that it asked for */
-    uint32_t n_procs, round;
-};
-
-struct world {
-    uint64_t seed, state;
-    struct round *r;
-    struct agent agents[PEERS];
-    uint32_t min, max, restarts;
-    int64_t now;
-    int32_t round;  /* of the last ASSIGN; -1: none yet */
-    bool keys_live; /* its key space has not ended */
-    bool closed;
-    int64_t deadline; /* of joining */
-    int first_code;   /* of the running round's first failure; 0: none, -1: a node */
-};
-
-static uint32_t rnd(struct world *w, uint32_t below)
+/* A job of min to max nodes a, b, c, ... (n of them here, as peers 0, 1, ...), whose first round runs. */
+static struct round *elastic(uint32_t min, uint32_t max, uint32_t spares, uint32_t n)
 {
-    w->state = w->state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)((w->state >> 33) % below);
+    struct round *r = NULL;
+    const struct round_options opt = {.run_id = "job",
+                                      .min_nodes = min,
+                                      .max_nodes = max,
+                                      .spares = spares,
+                                      .join_timeout_ms = 60000,
+                                      .last_call_ms = 5000};
+
+    job_restarts = 0;
+    cr_assert_eq(round_create(&r, &opt, 0, NULL), CDDP_OK);
+    for (uint32_t i = 0; i < n; i++) {
+        struct cdi_msg_join j = join_of((const char *[]){"a", "b", "c", "d", "e"}[i], -1, 2, min, max);
+
+        j.spares = spares;
+        step(r, (struct round_event){.kind = ROUND_EV_JOIN, .peer = i, .join = &j}, 0);
+    }
+    if (round_state(r) == ROUND_JOINING)
+        step(r, (struct round_event){.kind = ROUND_EV_TICK}, 5000);
+    cr_assert_eq(round_state(r), ROUND_RUNNING);
+    return r;
 }
 
-#define CHECK(w, cond) cr_assert((cond), "seed %llu: %s", (unsigned long long)(w)->seed, #cond)
-
-/* All ASSIGNs of one event: 0..n-1, each once, one world, sums of the sizes. */
-static void check_assignments(struct world *w, const struct round_action *a, size_t n)
+static void lost(struct round *r, uint32_t peer, int64_t now)
 {
-    uint32_t base = 0, total = 0;
-    struct cdi_msg_assign as;
-
-    CHECK(w, n >= w->min && n <= w->max);
-    CHECK(w, !w->keys_live);
-    for (int i = 0; i < PEERS; i++)
-        CHECK(w, !w->agents[i].assigned); /* nobody runs in an older round */
-    for (size_t i = 0; i < n; i++)
-        total += w->agents[a[i].peer].n_procs;
-    for (size_t i = 0; i < n; i++) {
-        struct agent *g = &w->agents[a[i].peer];
-
-        CHECK(w, g->joined && !g->assigned);
-        CHECK(w, !g->away || w->now >= w->deadline);
-        CHECK(w, round_assignment(w->r, a[i].peer, &as));
-        CHECK(w, as.node_rank == (int32_t)i && as.n_nodes == n && as.world_size == total && as.rank_base == base);
-        CHECK(w, as.restart_count <= w->restarts && (int32_t)as.round > w->round);
-        CHECK(w, g->node_rank < 0 || (uint32_t)g->node_rank >= n || g->node_rank == as.node_rank);
-        g->assigned = true;
-        g->over = g->done = false;
-        g->round = as.round;
-        if (!g->away)
-            g->knows = as.round;
-        base += g->n_procs;
-    }
-    w->round = (int32_t)round_number(w->r);
-    w->keys_live = true;
-    w->first_code = 0;
+    step(r, (struct round_event){.kind = ROUND_EV_LOST, .peer = peer, .text = "its connection closed"}, now);
 }
 
-static void check_failure(struct world *w)
+static void newcomer(struct round *r, uint32_t peer, const char *host, uint32_t min, uint32_t max, uint32_t spares)
 {
-    const struct cdi_failure *f = round_failure(w->r);
+    struct cdi_msg_join j = join_of(host, -1, 2, min, max);
 
-    CHECK(w, (w->first_code == 0) == (f->kind == CDI_END_NONE));
-    CHECK(w, w->first_code <= 0 || f->code == w->first_code);
-    CHECK(w, w->first_code >= 0 || f->kind == CDI_END_NODE);
+    j.spares = spares;
+    step(r, (struct round_event){.kind = ROUND_EV_JOIN, .peer = peer, .join = &j}, 0);
 }
 
-static void check_action(struct world *w, const struct round_action *a)
+static struct cdi_msg_assign assigned(const struct round *r, uint32_t peer)
 {
-    struct agent *g = &w->agents[a->kind == ROUND_DO_END_KEYS ? 0 : a->peer];
+    struct cdi_msg_assign a;
 
-    switch (a->kind) {
-    case ROUND_DO_WELCOME:
-        CHECK(w, !g->joined && !w->closed);
-        g->joined = true;
-        g->away = false;
-        g->knows = -1;
-        break;
-    case ROUND_DO_REFUSE:
-        CHECK(w, !g->joined && round_text(w->r)[0] != '\0');
-        break;
-    case ROUND_DO_DROP:
-        CHECK(w, round_text(w->r)[0] != '\0');
-        if (g->assigned && !g->over && !g->done && !w->closed)
-            w->first_code = -1;
-        *g = (struct agent){0};
-        break;
-    case ROUND_DO_RESUME:
-        CHECK(w, g->joined && !g->away);
-        break;
-    case ROUND_DO_BYE:
-        CHECK(w, !g->assigned);
-        g->joined = false;
-        break;
-    case ROUND_DO_WAITING:
-        CHECK(w, g->joined && !g->assigned);
-        break;
-    case ROUND_DO_ROUND_OVER:
-        CHECK(w, g->assigned && !g->over && !w->closed);
-        CHECK(w, w->keys_live);
-        g->over = true;
-        check_failure(w);
-        break;
-    case ROUND_DO_CLOSED:
-        CHECK(w, g->joined && !g->closed);
-        CHECK(w, round_state(w->r) == ROUND_CLOSED && round_why(w->r)[0] != '\0');
-        CHECK(w, !g->assigned || round_close_status(w->r) == CDI_CLOSE_DONE);
-        if (round_close_status(w->r) == CDI_CLOSE_FAILED || round_close_status(w->r) == CDI_CLOSE_DONE)
-            check_failure(w);
-        g->closed = true;
-        w->closed = true;
-        break;
-    case ROUND_DO_END_KEYS:
-        w->keys_live = false;
-        w->deadline = w->now + 60000;
-        break;
-    case ROUND_DO_ASSIGN:
-        break;
-    }
+    cr_assert(round_assignment(r, peer, &a), "peer %u is in no round", peer);
+    return a;
 }
 
-static void sim_step(struct world *w, const struct round_event *ev)
+Test(round, an_elastic_job_goes_on_without_a_lost_node_and_counts_no_restart)
 {
-    size_t n;
-    const struct round_action *a = round_step(w->r, ev, w->now, &n);
-    bool was_closed = w->closed;
+    struct round *r = elastic(2, 3, 0, 3);
 
-    for (size_t i = 0; i < n; i++) {
-        size_t k = i;
-
-        while (k < n && a[k].kind == ROUND_DO_ASSIGN)
-            k++;
-        if (k > i) {
-            CHECK(w, !was_closed);
-            check_assignments(w, a + i, k - i);
-            i = k - 1;
-        } else {
-            check_action(w, &a[i]);
-        }
-    }
-    if (round_state(w->r) == ROUND_CLOSED) {
-        w->closed = true;
-        for (int i = 0; i < PEERS; i++)
-            CHECK(w, !w->agents[i].joined || w->agents[i].closed);
-    }
+    lost(r, 0, 0);
+    cr_assert(n_done == 2 && did(0, ROUND_DO_ROUND_OVER, 1) && did(1, ROUND_DO_ROUND_OVER, 2));
+    cr_assert(round_restarts(r) && !round_counts(r), "max_restarts is 0, and this is none");
+    cr_assert_eq(round_failure(r)->kind, CDI_END_NODE);
+    stopped(r, 1, 0);
+    stopped(r, 2, 0);
+    cr_assert(n_done == 3 && did(0, ROUND_DO_END_KEYS, 0), "a round at once: there is nothing to wait for");
+    cr_assert(assigned(r, 1).node_rank == 1 && assigned(r, 2).node_rank == 0, "b keeps its rank, c cannot");
+    cr_assert(assigned(r, 1).world_size == 4 && assigned(r, 1).round == 1 && assigned(r, 1).restart_count == 0);
+    lost(r, 2, 0);
+    stopped(r, 1, 1);
+    cr_assert_eq(round_state(r), ROUND_JOINING, "one of at least two");
+    step(r, (struct round_event){.kind = ROUND_EV_TICK}, 10000);
+    cr_assert_str_eq(round_text(r), "waiting: 1 of 2 to 3 nodes are here (b); lost: c");
+    newcomer(r, 5, "d", 2, 3, 0);
+    cr_assert(assigned(r, 1).node_rank == 1 && assigned(r, 5).node_rank == 0 && assigned(r, 5).round == 2);
+    round_destroy(r);
 }
 
-static void sim_join(struct world *w, uint32_t p)
+Test(round, a_failure_is_the_echo_of_a_loss_if_a_node_of_its_round_is_lost_instead_of_stopping)
 {
-    struct cdi_msg_join j = join_of("host", rnd(w, 2) ? -1 : (int32_t)rnd(w, w->max), 1 + rnd(w, 8), w->min, w->max);
+    struct round *r = elastic(2, 3, 0, 3);
 
-    if (rnd(w, 20) == 0)
-        j.version = 0;
-    if (rnd(w, 20) == 0)
-        j.max_nodes++;
-    if (!w->agents[p].joined) {
-        w->agents[p].node_rank = j.node_rank;
-        w->agents[p].n_procs = j.n_procs;
-    }
-    sim_step(w, &(struct round_event){.kind = ROUND_EV_JOIN, .peer = p, .join = &j});
+    fail(r, 1, 0, "rank 3: the connection to rank 5 broke");
+    cr_assert(n_done == 3 && !round_restarts(r), "as far as it is known");
+    stopped(r, 1, 0);
+    stopped(r, 0, 0);
+    cr_assert_eq(round_state(r), ROUND_STOPPING);
+    lost(r, 2, 15000);
+    cr_assert(did(0, ROUND_DO_END_KEYS, 0) && did(1, ROUND_DO_ASSIGN, 0) && did(2, ROUND_DO_ASSIGN, 1));
+    cr_assert_eq(assigned(r, 0).restart_count, 0);
+
+    fail(r, 1, 1, "rank 3: a bug");
+    stopped(r, 1, 1);
+    stopped(r, 0, 1);
+    cr_assert_eq(round_state(r), ROUND_CLOSED, "this one counts, and none is left");
+    cr_assert_eq(round_close_status(r), CDI_CLOSE_FAILED);
+    cr_assert_str_eq(round_why(r), "rank 3: a bug");
+    round_destroy(r);
 }
 
-static void sim_fail(struct world *w, uint32_t p, uint32_t round)
+Test(round, a_node_that_comes_is_taken_in_while_there_is_room_and_else_waits_as_a_spare)
 {
-    struct cdi_failure f = {.kind = CDI_END_EXIT, .code = 1 + (int32_t)rnd(w, 255), .rank = -1, .local_rank = 0};
-    const struct agent *g = &w->agents[p];
+    struct round *r = elastic(1, 2, 1, 1);
 
-    if (round_state(w->r) == ROUND_RUNNING && g->assigned && round == round_number(w->r))
-        w->first_code = f.code;
-    sim_step(w, &(struct round_event){.kind = ROUND_EV_FAILED, .peer = p, .round = round, .failure = &f});
+    newcomer(r, 1, "b", 1, 2, 1);
+    cr_assert(n_done == 2 && did(0, ROUND_DO_WELCOME, 1) && did(1, ROUND_DO_ROUND_OVER, 0));
+    cr_assert(round_restarts(r) && !round_counts(r) && round_failure(r)->kind == CDI_END_NONE);
+    cr_assert_str_eq(round_why(r), "b (pid 99) has come: the job goes on with one node more");
+    stopped(r, 0, 0);
+    cr_assert(assigned(r, 0).node_rank == 0 && assigned(r, 1).node_rank == 1 && assigned(r, 0).world_size == 4);
+
+    newcomer(r, 2, "c", 1, 2, 1);
+    cr_assert(n_done == 2 && did(0, ROUND_DO_WELCOME, 2) && did(1, ROUND_DO_WAITING, 2));
+    cr_assert_not_null(strstr(round_text(r), "waits as a spare"));
+    newcomer(r, 3, "d", 1, 2, 1);
+    cr_assert(n_done == 1 && did(0, ROUND_DO_REFUSE, 3));
+    cr_assert_not_null(strstr(round_text(r), "all of its 2 nodes and 1 spares already"));
+    lost(r, 0, 0);
+    stopped(r, 1, 1);
+    cr_assert(assigned(r, 1).node_rank == 1 && assigned(r, 2).node_rank == 0, "the spare steps in, b keeps its rank");
+
+    step(r, (struct round_event){.kind = ROUND_EV_DONE, .peer = 1, .round = 2}, 0);
+    newcomer(r, 3, "d", 1, 2, 1);
+    cr_assert(did(1, ROUND_DO_WAITING, 3), "the job is about to end: nobody is disturbed");
+    step(r, (struct round_event){.kind = ROUND_EV_DONE, .peer = 2, .round = 2}, 0);
+    cr_assert(n_done == 4 && did(3, ROUND_DO_CLOSED, 3) && round_close_status(r) == CDI_CLOSE_DONE);
+    round_destroy(r);
 }
 
-static void sim_lost(struct world *w, uint32_t p)
+Test(round, a_job_of_a_fixed_size_with_spares_replaces_a_lost_node)
 {
-    if (round_state(w->r) == ROUND_RUNNING && w->agents[p].assigned && !w->agents[p].done)
-        w->first_code = -1;
-    w->agents[p] = (struct agent){0};
-    sim_step(w, &(struct round_event){.kind = ROUND_EV_LOST, .peer = p, .text = "it fell over"});
+    struct round *r = elastic(2, 2, 1, 3);
+
+    cr_assert(did(n_done - 1, ROUND_DO_WAITING, 2));
+    lost(r, 1, 0);
+    stopped(r, 0, 0);
+    cr_assert(assigned(r, 0).node_rank == 0 && assigned(r, 2).node_rank == 1 && assigned(r, 2).restart_count == 0);
+    round_destroy(r);
 }
 
-static void sim_away(struct world *w, uint32_t p)
+Test(round, a_node_may_leave_an_elastic_job_until_too_few_are_left)
 {
-    struct agent *g = &w->agents[p];
+    struct round *r = elastic(2, 3, 0, 3);
 
-    if (!round_keeps(w->r, p)) {
-        sim_lost(w, p);
-        return;
-    }
-    CHECK(w, g->joined);
-    g->away = true;
-    sim_step(w, &(struct round_event){.kind = ROUND_EV_AWAY, .peer = p, .text = "reset"});
+    step(r, (struct round_event){.kind = ROUND_EV_LEAVE, .peer = 1, .text = "SIGTERM"}, 0);
+    cr_assert(n_done == 3 && round_restarts(r) && !round_counts(r));
+    cr_assert_str_eq(round_why(r), "node 1 (b) left: SIGTERM");
+    stopped(r, 0, 0);
+    stopped(r, 1, 0);
+    cr_assert(n_done == 1 && did(0, ROUND_DO_BYE, 1));
+    stopped(r, 2, 0);
+    cr_assert(assigned(r, 0).node_rank == 0 && assigned(r, 2).node_rank == 1);
+    step(r, (struct round_event){.kind = ROUND_EV_LEAVE, .peer = 0, .text = "SIGTERM"}, 0);
+    cr_assert(!round_restarts(r));
+    stopped(r, 2, 1);
+    lost(r, 0, 0);
+    cr_assert(did(1, ROUND_DO_CLOSED, 2) && round_close_status(r) == CDI_CLOSE_LEFT);
+    round_destroy(r);
+
+    r = elastic(1, 3, 0, 3);
+    step(r, (struct round_event){.kind = ROUND_EV_LEAVE, .peer = 0, .text = "SIGTERM", .final = true}, 0);
+    cr_assert(!round_restarts(r), "the rendezvous goes with it");
+    round_destroy(r);
 }
 
-/* It is told exactly what it has missed. */
-static void sim_back(struct world *w, uint32_t p)
+Test(round, when_all_leave_at_once_the_job_ends)
 {
-    struct agent *g = &w->agents[p];
-    struct cdi_msg_join j = {.round = g->knows};
-    struct round_event ev = {.kind = ROUND_EV_BACK, .peer = p, .join = &j};
-    const struct round_action *a;
-    enum round_state before = round_state(w->r);
-    bool missed = before == ROUND_CLOSED || g->over || (g->assigned && g->knows < g->round);
-    size_t n;
+    struct round *r = elastic(2, 3, 0, 3);
 
-    if (rnd(w, 30) == 0) { /* from a round that is still to come */
-        g->away = false;
-        j.round = (int64_t)round_number(w->r) + 1;
-        sim_step(w, &ev);
-        return;
-    }
-    g->away = false;
-    if (!missed) {
-        sim_step(w, &ev);
-        return;
-    }
-    a = round_step(w->r, &ev, w->now, &n);
-    CHECK(w, n == 2 && a[0].kind == ROUND_DO_RESUME && a[0].peer == p && a[1].peer == p);
-    CHECK(w, a[1].kind == (before == ROUND_CLOSED ? ROUND_DO_CLOSED : g->over ? ROUND_DO_ROUND_OVER : ROUND_DO_ASSIGN));
-    if (a[1].kind == ROUND_DO_ASSIGN)
-        g->knows = g->round;
+    for (uint32_t i = 0; i < 3; i++)
+        step(r, (struct round_event){.kind = ROUND_EV_LEAVE, .peer = i, .text = "SIGINT"}, 0);
+    for (uint32_t i = 0; i < 3; i++)
+        lost(r, i, 0);
+    cr_assert(round_state(r) == ROUND_CLOSED && round_close_status(r) == CDI_CLOSE_LEFT);
+    round_destroy(r);
 }
 
-static void simulate(uint64_t seed)
+Test(round, who_waits_in_vain_after_a_loss_is_told_both)
 {
-    struct world w = {.seed = seed, .state = seed * 2654435761u + 1, .round = -1, .deadline = 60000};
-    struct round_options opt = {.run_id = "job", .join_timeout_ms = 60000, .last_call_ms = 5000};
+    struct round *r = elastic(2, 2, 1, 2);
 
-    w.max = 1 + rnd(&w, 6);
-    w.min = 1 + rnd(&w, w.max);
-    w.restarts = job_restarts = rnd(&w, 4);
-    opt.min_nodes = w.min, opt.max_nodes = w.max, opt.max_restarts = w.restarts;
-    cr_assert_eq(round_create(&w.r, &opt, 0, NULL), CDDP_OK);
-    for (int i = 0; i < 150; i++) {
-        uint32_t p = rnd(&w, PEERS), what = rnd(&w, 100);
-        struct agent *g = &w.agents[p];
-        uint32_t round = g->assigned ? g->round : round_number(w.r);
-        int32_t before = w.round;
-
-        if (rnd(&w, 12) == 0 && round > 0)
-            round--; /* late */
-        w.now += rnd(&w, 300);
-        if (g->away) {
-            if (what < 70)
-                sim_back(&w, p);
-            else if (what < 80)
-                sim_lost(&w, p);
-        } else if (g->joined && rnd(&w, 10) == 0) {
-            sim_away(&w, p);
-        } else if (what < 30) {
-            sim_join(&w, p);
-        } else if (what < 38) {
-            if (g->assigned || rnd(&w, 8) == 0)
-                sim_fail(&w, p, rnd(&w, 40) == 0 ? round + 1 : round);
-        } else if (what < 55) {
-            if (g->assigned && (!g->over || rnd(&w, 4) == 0)) {
-                if (round == round_number(w.r) && round_state(w.r) == ROUND_RUNNING)
-                    g->done = true;
-                sim_step(&w, &(struct round_event){.kind = ROUND_EV_DONE, .peer = p, .round = round});
-            }
-        } else if (what < 85) {
-            if (g->over) {
-                if (round == g->round)
-                    g->assigned = g->over = false;
-                sim_step(&w, &(struct round_event){.kind = ROUND_EV_STOPPED, .peer = p, .round = round});
-                if (rnd(&w, 4) == 0 && w.round == before) /* doubled */
-                    sim_step(&w, &(struct round_event){.kind = ROUND_EV_STOPPED, .peer = p, .round = round});
-            }
-        } else if (what < 91) {
-            sim_lost(&w, p);
-        } else if (what < 93) {
-            sim_step(&w, &(struct round_event){.kind = ROUND_EV_LEAVE, .peer = p, .text = "a signal"});
-        } else {
-            w.now += rnd(&w, what == 99 ? 70000 : 3000);
-            sim_step(&w, &(struct round_event){.kind = ROUND_EV_TICK, .peer = UINT32_MAX});
-        }
-    }
-    /* From now on all behave well: the job must come to its end. */
-    for (int i = 0; i < 500 && !w.closed; i++) {
-        w.now += 1000;
-        sim_step(&w, &(struct round_event){.kind = ROUND_EV_TICK, .peer = UINT32_MAX});
-        for (uint32_t p = 0; p < PEERS; p++) {
-            struct agent *g = &w.agents[p];
-            uint32_t round = g->round;
-
-            if (g->away) {
-                if (p % 2 == 0)
-                    sim_back(&w, p);
-                else
-                    sim_lost(&w, p);
-            } else if (g->over) {
-                g->assigned = g->over = false;
-                sim_step(&w, &(struct round_event){.kind = ROUND_EV_STOPPED, .peer = p, .round = round});
-            } else if (g->assigned) {
-                sim_step(&w, &(struct round_event){.kind = ROUND_EV_DONE, .peer = p, .round = round});
-            }
-        }
-    }
-    CHECK(&w, w.closed);
-    round_destroy(w.r);
+    lost(r, 1, 0);
+    stopped(r, 0, 0);
+    step(r, (struct round_event){.kind = ROUND_EV_TICK}, 60000);
+    cr_assert_eq(round_close_status(r), CDI_CLOSE_TIMEOUT);
+    cr_assert_str_eq(round_why(r), "node 1 (b, pid 99) was lost while its workers ran: its connection closed; not "
+                                   "enough nodes came within 60 s after that: 1 of 2 nodes are here (a); lost: b");
+    cr_assert_eq(round_failure(r)->kind, CDI_END_NONE, "the sentence is all there is to say");
+    round_destroy(r);
 }
 
-Test(round, thousands_of_random_jobs_keep_every_promise)
+Test(round, neighbours_in_the_network_get_neighbouring_ranks_and_hosts_their_natural_order)
 {
-    const char *one = getenv("ROUND_SEED");
+    static const struct {
+        const char *host, *topology;
+        int32_t rank;
+    } nodes[] = {{"node10", "switch2", 2}, {"node2", "switch2", 1}, {"node1", "switch10", 4},
+                 {"node11", "switch2", 3}, {"node7", "switch1", 0}, {"node3", "switch10", 5}};
+    struct round *r = job(6, 6, 0);
 
-    if (one != NULL) {
-        simulate(strtoull(one, NULL, 10));
-        return;
+    for (uint32_t i = 0; i < 6; i++) {
+        struct cdi_msg_join j = join_of(nodes[i].host, -1, 1, 6, 6);
+
+        (void)snprintf(j.topology, sizeof j.topology, "%s", nodes[i].topology);
+        step(r, (struct round_event){.kind = ROUND_EV_JOIN, .peer = i, .join = &j}, 0);
     }
-    for (uint64_t seed = 1; seed <= 20000; seed++)
-        simulate(seed);
+    for (uint32_t i = 0; i < 6; i++)
+        cr_assert_eq(assigned(r, i).node_rank, nodes[i].rank, "%s", nodes[i].host);
+    round_destroy(r);
+}
+
+Test(round, the_place_of_a_node_that_is_away_may_be_taken_and_nobody_is_turned_out_when_it_is_back)
+{
+    struct round *r = elastic(1, 2, 0, 2);
+    struct cdi_msg_join back = {.round = 0};
+
+    step(r, (struct round_event){.kind = ROUND_EV_AWAY, .peer = 1, .text = "reset"}, 0);
+    newcomer(r, 2, "b", 1, 2, 0);
+    cr_assert(did(0, ROUND_DO_WELCOME, 2) && did(1, ROUND_DO_WAITING, 2), "its machine has a new agent, say");
+    step(r, (struct round_event){.kind = ROUND_EV_BACK, .peer = 1, .join = &back}, 0);
+    cr_assert(n_done == 1 && did(0, ROUND_DO_RESUME, 1));
+    lost(r, 1, 0);
+    stopped(r, 0, 0);
+    cr_assert(assigned(r, 2).node_rank == 1);
+    round_destroy(r);
+}
+
+Test(round, a_job_that_cannot_be_is_not_made)
+{
+    static const struct round_options bad[] = {{.min_nodes = 0, .max_nodes = 1},
+                                               {.min_nodes = 2, .max_nodes = 1},
+                                               {.min_nodes = 1, .max_nodes = ROUND_NODES_MAX + 1},
+                                               {.min_nodes = 1, .max_nodes = 1, .spares = ROUND_NODES_MAX + 1}};
+    struct round *r = NULL;
+    struct cdi_error err;
+
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        cr_assert_eq(round_create(&r, &bad[i], 0, &err), CDDP_E_INVALID, "case %zu", i);
+        cr_assert_not_null(strstr(err.msg, "cannot be"));
+    }
 }

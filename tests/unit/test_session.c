@@ -60,7 +60,14 @@ static void on_random(void *bytes, size_t len)
 static void begin(uint32_t nodes, uint32_t restarts)
 {
     const struct session_ops ops = {on_send, on_hang_up, on_rename, on_end_keys, on_random, journal};
-    const struct session_options opt = {{"job", nodes, nodes, restarts, 60000, 30000}, 15000, 5000};
+    const struct session_options opt = {.round = {.run_id = "job",
+                                                  .min_nodes = nodes,
+                                                  .max_nodes = nodes,
+                                                  .max_restarts = restarts,
+                                                  .join_timeout_ms = 60000,
+                                                  .last_call_ms = 30000},
+                                        .lease_ms = 15000,
+                                        .hello_ms = 5000};
 
     job_restarts = restarts;
     n_ended = 0;
@@ -128,7 +135,7 @@ Test(session, a_round_fails_and_the_next_one_has_fresh_keys_before_anybody_is_as
     join(&a, 2, 0);
     m = hear(&a, CDI_MSG_WELCOME);
     cr_assert(m.u.welcome.lease_ms == 15000 && m.u.welcome.version == CDI_CONTROL_VERSION);
-    cr_assert_str_eq(m.u.welcome.session, "00000000000000000000000000000000");
+    cr_assert_str_eq(m.u.welcome.session, "0000000000000000000000000000000000000000");
     keys = session_keys(s);
     cr_assert_not_null(keys);
     cr_assert_eq(session_keys(s), keys);
@@ -280,7 +287,7 @@ Test(session, an_agent_comes_back_within_its_lease_and_hears_what_it_missed)
     cr_assert_eq(again.peer, b.peer, "it has its number again");
     m = hear(&again, CDI_MSG_WELCOME);
     cr_assert(m.u.welcome.resumed);
-    cr_assert_str_eq(m.u.welcome.session, "01010101010101010101010101010101");
+    cr_assert_str_eq(m.u.welcome.session, "0000000101010101010101010101010101010101");
     cr_assert_eq(hear(&again, CDI_MSG_ROUND_OVER).u.round_over.failure.kind, CDI_END_EXIT);
     cr_assert_eq(tell(&again, (struct cdi_msg){.type = CDI_MSG_STOPPED}, 15000), CDDP_OK);
     session_detach(s, again.peer, "connection reset by peer", true, 15000, 0);
@@ -305,8 +312,8 @@ Test(session, who_comes_back_too_late_or_with_a_wrong_token_is_refused_and_who_c
     join(&b, 2, 0);
     m.u.join.max_nodes = m.u.join.min_nodes = 2;
     for (int i = 0; i < 3; i++) {
-        static const char *const tokens[] = {"01", "ffffffffffffffffffffffffffffffff",
-                                             "0101010101010101010101010101010101010101"};
+        static const char *const tokens[] = {"01", "00000001ffffffffffffffffffffffffffffffff",
+                                             "0000000001010101010101010101010101010101"};
         struct agent x;
 
         attach(&x, 0);
@@ -316,7 +323,7 @@ Test(session, who_comes_back_too_late_or_with_a_wrong_token_is_refused_and_who_c
         cr_assert(x.hung_up);
         detach(&x, 0);
     }
-    (void)snprintf(m.u.join.session, sizeof m.u.join.session, "%s", "01010101010101010101010101010101");
+    (void)snprintf(m.u.join.session, sizeof m.u.join.session, "%s", "0000000101010101010101010101010101010101");
     attach(&again, 14000);
     cr_assert_eq(tell(&again, m, 14000), CDDP_OK);
     cr_assert(hear(&again, CDI_MSG_WELCOME).u.welcome.resumed);

@@ -1,0 +1,438 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The promises, in words of their own: what the round decides is compared with what it may decide, from the events that
+ * it was given and from what the machines really do.
+ */
+#include "sim.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define NOBODY UINT32_MAX
+#define SLACK_MS 2000
+
+static struct sim_slot *slot_at(struct sim *w, uint32_t peer)
+{
+    return peer < w->n_slots && w->slots[peer].used ? &w->slots[peer] : NULL;
+}
+
+static bool in_round(const struct sim *w, const struct round_event *ev)
+{
+    return ev->round == round_number(w->r);
+}
+
+static void set_away(struct sim *w, struct sim_slot *s, bool away)
+{
+    w->n_away += away - s->counted_away;
+    s->counted_away = away;
+}
+
+/* It is not there any more, whatever it was. */
+static void forget(struct sim *w, struct sim_slot *s)
+{
+    if (!s->joined)
+        return;
+    w->n_present--;
+    w->n_waiting -= !s->member;
+    w->n_done -= s->member && s->done;
+    w->n_leaving -= s->leaving;
+    set_away(w, s, false);
+    s->joined = s->member = s->leaving = s->done = false;
+}
+
+static void lost(struct sim *w, struct sim_slot *s)
+{
+    if (s->member && w->state == ROUND_RUNNING && !s->done)
+        w->cause = w->elastic ? CAUSE_CHANGED : CAUSE_FAILED;
+    else if (s->member && w->state == ROUND_STOPPING && w->elastic && w->cause == CAUSE_FAILED && !s->leaving &&
+             !w->ending)
+        w->cause = CAUSE_CHANGED; /* the failure was its echo */
+    w->any_left |= s->leaving;
+    forget(w, s);
+}
+
+static void set_leaving(struct sim *w, struct sim_slot *s)
+{
+    w->n_leaving += !s->leaving;
+    s->leaving = true;
+}
+
+static void leaves(struct sim *w, struct sim_slot *s, bool final)
+{
+    bool restarts = w->cause == CAUSE_CHANGED || (w->cause == CAUSE_FAILED && w->restarts < w->opt.max_restarts);
+
+    w->ending |= final;
+    if (w->elastic && !final) {
+        if (s->member && w->state == ROUND_RUNNING && !s->done) {
+            w->cause = w->n_present - w->n_leaving > w->opt.min_nodes ? CAUSE_CHANGED : CAUSE_LEFT;
+            set_leaving(w, s);
+        } else if (s->member && w->state == ROUND_STOPPING) {
+            set_leaving(w, s);
+        } else if (s->ran) {
+            w->any_left = true;
+        }
+    } else if (s->ran || (final && w->last_number >= 0)) {
+        if (w->state == ROUND_RUNNING || (w->state == ROUND_STOPPING && restarts) || w->state == ROUND_JOINING)
+            w->cause = CAUSE_LEFT;
+    }
+}
+
+void oracle_before(struct sim *w, const struct round_event *ev)
+{
+    struct sim_slot *s = slot_at(w, ev->peer);
+
+    w->state = round_state(w->r);
+    if (s == NULL || !s->joined)
+        return;
+    if (w->state == ROUND_CLOSED) {
+        if (ev->kind == ROUND_EV_LOST)
+            forget(w, s);
+        return;
+    }
+    switch (ev->kind) {
+    case ROUND_EV_FAILED:
+        if (s->member && w->state == ROUND_RUNNING && in_round(w, ev))
+            w->cause = ev->failure->kind == CDI_END_NODE && w->elastic ? CAUSE_CHANGED : CAUSE_FAILED;
+        return;
+    case ROUND_EV_DONE:
+        if (s->member && w->state == ROUND_RUNNING && in_round(w, ev) && !s->done) {
+            s->done = true;
+            w->n_done++;
+        }
+        return;
+    case ROUND_EV_STOPPED:
+        if (s->member && s->told && in_round(w, ev)) {
+            w->n_done -= s->done;
+            s->member = s->told = s->done = false;
+            w->n_waiting++;
+            w->any_left |= s->leaving;
+        }
+        return;
+    case ROUND_EV_LEAVE:
+        leaves(w, s, ev->final);
+        return;
+    case ROUND_EV_LOST:
+        lost(w, s);
+        return;
+    case ROUND_EV_AWAY:
+    case ROUND_EV_BACK:
+        set_away(w, s, ev->kind == ROUND_EV_AWAY);
+        return;
+    case ROUND_EV_JOIN:
+    case ROUND_EV_TICK:
+        return;
+    }
+}
+
+void oracle_running(struct sim *w, uint32_t machine, bool runs)
+{
+    const struct sim_machine *m = &w->machines[machine];
+
+    SIM_CHECK(w, !runs || m->round == w->last_number, "machine %u runs round %lld while round %lld is the last",
+              machine, (long long)m->round, (long long)w->last_number);
+    w->n_running = runs ? w->n_running + 1 : w->n_running - 1;
+}
+
+/* ------------------------------------------------------------------------------------------- a round's start ---- */
+
+static bool survives(const struct sim *w, const struct sim_slot *s)
+{
+    return s->last_round >= 0 && s->last_round == w->last_number;
+}
+
+static bool wishes(const struct sim_slot *s, uint32_t n)
+{
+    return s->wanted >= 0 && (uint32_t)s->wanted < n;
+}
+
+static void place_members(struct sim *w, const struct round_action *a, size_t n)
+{
+    struct cdi_msg_assign as;
+
+    if (n > w->place_cap) {
+        w->place_cap = n;
+        w->place = realloc(w->place, n * sizeof *w->place);
+        if (w->place == NULL)
+            abort();
+    }
+    memset(w->place, 0xff, n * sizeof *w->place);
+    for (size_t i = 0; i < n; i++) {
+        const struct sim_slot *s = slot_at(w, a[i].peer);
+
+        SIM_CHECK(w, s != NULL && s->joined, "peer %u is assigned a rank, but is not there", a[i].peer);
+        SIM_CHECK(w, !s->member && !s->leaving, "peer %u is assigned a rank while it is in a round", a[i].peer);
+        SIM_CHECK(w, round_assignment(w->r, a[i].peer, &as), "peer %u has no assignment", a[i].peer);
+        SIM_CHECK(w, as.node_rank >= 0 && (size_t)as.node_rank < n, "node rank %d of %zu nodes", as.node_rank, n);
+        SIM_CHECK(w, w->place[as.node_rank] == NOBODY, "node rank %d is there twice", as.node_rank);
+        w->place[as.node_rank] = a[i].peer;
+    }
+}
+
+/* All were told the same world, and ranks without gap or double. */
+static void check_world(struct sim *w, size_t n)
+{
+    uint32_t base = 0, total = 0;
+    struct cdi_msg_assign as;
+
+    for (size_t rank = 0; rank < n; rank++)
+        total += w->slots[w->place[rank]].n_procs;
+    for (size_t rank = 0; rank < n; rank++) {
+        (void)round_assignment(w->r, w->place[rank], &as);
+        SIM_CHECK(w, as.rank_base == base, "node %zu begins with rank %u, not %u", rank, as.rank_base, base);
+        SIM_CHECK(w, as.n_nodes == n && as.world_size == total, "node %zu is told another world: %u nodes, %u ranks",
+                  rank, as.n_nodes, as.world_size);
+        SIM_CHECK(w, as.round == round_number(w->r), "node %zu is told another round: %u", rank, as.round);
+        SIM_CHECK(w, as.restart_count == w->restarts, "node %zu is told restart %u, and it is number %u", rank,
+                  as.restart_count, w->restarts);
+        base += w->slots[w->place[rank]].n_procs;
+    }
+}
+
+/* Who was in the round before keeps its rank where that exists and nobody asked for it; and is not left out. */
+static void check_survivors(struct sim *w, size_t n)
+{
+    bool left_out = false, newcomer = false;
+
+    for (uint32_t p = 0; p < w->n_slots; p++) {
+        const struct sim_slot *s = &w->slots[p];
+        struct cdi_msg_assign as;
+        bool chosen;
+
+        if (!s->used || !s->joined)
+            continue;
+        chosen = round_assignment(w->r, p, &as) && w->place[as.node_rank] == p;
+        newcomer |= chosen && !survives(w, s);
+        left_out |= !chosen && survives(w, s) && !s->away;
+        if (!chosen || !survives(w, s) || s->last_rank >= n || as.node_rank == (int32_t)s->last_rank)
+            continue;
+        if (wishes(s, (uint32_t)n) && s->wanted != (int32_t)s->last_rank)
+            continue;
+        SIM_CHECK(w, w->slots[w->place[s->last_rank]].wanted == (int32_t)s->last_rank,
+                  "peer %u had node rank %u, which exists, and is given %d", p, s->last_rank, as.node_rank);
+    }
+    SIM_CHECK(w, !left_out || !newcomer, "a node of the round before is left out, and a new one is in");
+}
+
+static void check_time(struct sim *w, size_t n)
+{
+    int64_t waited = w->enough_ms < 0 ? 0 : w->now - w->enough_ms, patience = w->opt.regroup_ms;
+    bool deadline = w->now >= w->since_ms + w->opt.join_timeout_ms;
+
+    SIM_CHECK(w, w->n_away == 0 || deadline || w->n_waiting - w->n_away >= w->opt.max_nodes,
+              "round %u begins without waiting for %u nodes whose connection broke", round_number(w->r), w->n_away);
+    if (w->last_number < 0)
+        patience = w->opt.last_call_ms;
+    else if (n >= w->last_n)
+        patience = 0;
+    SIM_CHECK(w, n == w->opt.max_nodes || deadline || waited >= patience,
+              "round %u begins with %zu nodes after %lld ms, and %lld ms were promised", round_number(w->r), n,
+              (long long)waited, (long long)patience);
+}
+
+static void check_start(struct sim *w, const struct round_action *a, size_t n)
+{
+    uint32_t number = round_number(w->r);
+
+    SIM_CHECK(w, n >= w->opt.min_nodes && n <= w->opt.max_nodes, "round %u begins with %zu nodes of %u to %u", number,
+              n, w->opt.min_nodes, w->opt.max_nodes);
+    SIM_CHECK(w, w->n_running == 0, "round %u begins while the workers of %u machines still run", number, w->n_running);
+    SIM_CHECK(w, !w->keys, "round %u begins while the keys of the one before are there", number);
+    SIM_CHECK(w, (int64_t)number == w->last_number + 1, "round %u follows round %lld", number,
+              (long long)w->last_number);
+    SIM_CHECK(w, w->cause != CAUSE_LEFT && !(w->cause == CAUSE_FAILED && w->restarts >= w->opt.max_restarts),
+              "round %u begins though none may follow", number);
+    w->restarts += w->cause == CAUSE_FAILED;
+    place_members(w, a, n);
+    check_world(w, n);
+    check_survivors(w, n);
+    check_time(w, n);
+    for (size_t rank = 0; rank < n; rank++) {
+        struct sim_slot *s = &w->slots[w->place[rank]];
+
+        s->member = s->ran = true;
+        s->told = s->done = false;
+        s->last_round = number;
+        s->last_rank = (uint32_t)rank;
+    }
+    w->n_waiting -= (uint32_t)n;
+    w->last_n = (uint32_t)n;
+    w->last_number = number;
+    w->keys = true;
+    w->cause = CAUSE_NONE;
+    w->any_left = false;
+    w->n_done = 0;
+    w->n_rounds++;
+}
+
+/* --------------------------------------------------------------------------------------------------- actions ---- */
+
+static void check_over(struct sim *w, struct sim_slot *s, bool again)
+{
+    SIM_CHECK(w, s->member && w->keys, "somebody is told that a round is over in which it is not");
+    SIM_CHECK(w, again == s->told, "a node is told twice, or not at all, that its round is over");
+    SIM_CHECK(w, w->cause != CAUSE_NONE, "round %u is over for no reason", round_number(w->r));
+    SIM_CHECK(w, again || round_counts(w->r) == (w->cause == CAUSE_FAILED && w->restarts < w->opt.max_restarts),
+              "a restart is announced wrongly");
+    s->told = true;
+}
+
+static void check_closed(struct sim *w, struct sim_slot *s, bool again)
+{
+    bool left = false;
+
+    SIM_CHECK(w, s->joined && again == s->closed, "the end of the job is told twice, or to nobody");
+    s->closed = true;
+    switch (round_close_status(w->r)) {
+    case CDI_CLOSE_DONE:
+        SIM_CHECK(w, w->cause == CAUSE_NONE && w->last_number >= 0, "the job ends well, but its round did not");
+        left = s->member && !s->done;
+        break;
+    case CDI_CLOSE_FAILED:
+        left = w->cause != CAUSE_FAILED || w->restarts < w->opt.max_restarts;
+        break;
+    case CDI_CLOSE_TIMEOUT:
+        left = w->state != ROUND_JOINING || w->now < w->since_ms + w->opt.join_timeout_ms;
+        break;
+    case CDI_CLOSE_LEFT:
+        left = w->cause != CAUSE_LEFT && !w->any_left;
+        break;
+    case CDI_CLOSE_REFUSED:
+        left = true;
+        break;
+    }
+    SIM_CHECK(w, again || !left, "the job ends with status %d, which is not so", (int)round_close_status(w->r));
+    SIM_CHECK(w, round_why(w->r)[0] != '\0', "the job ends without a word");
+}
+
+static void check_action(struct sim *w, const struct round_event *ev, const struct round_action *a)
+{
+    struct sim_slot *s = a->kind == ROUND_DO_END_KEYS ? NULL : slot_at(w, a->peer);
+    bool back = ev->kind == ROUND_EV_BACK;
+
+    if (a->kind == ROUND_DO_END_KEYS) {
+        w->keys = false;
+        return;
+    }
+    SIM_CHECK(w, s != NULL, "action %d for a peer that is not there", (int)a->kind);
+    switch (a->kind) {
+    case ROUND_DO_WELCOME:
+        SIM_CHECK(w, !s->joined, "a node is welcomed twice");
+        s->joined = true;
+        if (w->n_waiting == 0)
+            w->told_ms = w->now;
+        w->n_present++;
+        w->n_waiting++;
+        if (w->state == ROUND_RUNNING && w->last_n < w->opt.max_nodes && w->n_done == 0)
+            w->cause = CAUSE_CHANGED;
+        return;
+    case ROUND_DO_REFUSE:
+        SIM_CHECK(w, !s->joined && round_text(w->r)[0] != '\0', "a node is refused that is in, or without a word");
+        return;
+    case ROUND_DO_DROP:
+        lost(w, s);
+        return;
+    case ROUND_DO_BYE:
+        forget(w, s);
+        return;
+    case ROUND_DO_RESUME:
+        SIM_CHECK(w, s->joined && back, "a node is resumed that was not away");
+        return;
+    case ROUND_DO_WAITING:
+        SIM_CHECK(w, s->joined && !s->member, "a node is told to wait while it is in a round");
+        w->told_ms = w->now;
+        return;
+    case ROUND_DO_ASSIGN: /* once more: its ASSIGN was lost */
+        SIM_CHECK(w, back && s->member && s->last_round == (int64_t)round_number(w->r),
+                  "an assignment out of the blue");
+        return;
+    case ROUND_DO_ROUND_OVER:
+        check_over(w, s, back);
+        return;
+    case ROUND_DO_CLOSED:
+        check_closed(w, s, back && ev->peer == a->peer && w->state == ROUND_CLOSED);
+        return;
+    case ROUND_DO_END_KEYS:
+        return;
+    }
+}
+
+static void look_after(struct sim *w)
+{
+    enum round_state state = round_state(w->r);
+
+    if (state != w->state || (state == ROUND_JOINING && w->enough_ms >= 0 && w->n_waiting < w->opt.min_nodes))
+        w->enough_ms = -1;
+    if (state != w->state) {
+        w->since_ms = w->told_ms = w->now;
+        w->state = state;
+    }
+    if (state == ROUND_JOINING && w->enough_ms < 0 && w->n_waiting >= w->opt.min_nodes)
+        w->enough_ms = w->now;
+    if (state != ROUND_JOINING || w->n_away > 0 || w->n_waiting < w->opt.min_nodes)
+        w->ready_ms = -1;
+    else if (w->ready_ms < 0)
+        w->ready_ms = w->now;
+    SIM_CHECK(w, round_present(w->r) == w->n_present, "%zu nodes are counted as there, and there are %u",
+              round_present(w->r), w->n_present);
+    SIM_CHECK(w, state != ROUND_RUNNING || w->cause == CAUSE_NONE, "round %u goes on though it must not",
+              round_number(w->r));
+    SIM_CHECK(w, state != ROUND_RUNNING || w->last_n >= w->opt.max_nodes || w->n_waiting == 0 || w->n_done > 0,
+              "a node waits though there is room for it");
+}
+
+/* It is said again to who is back, since it may have missed it. */
+static bool is_repeated(struct sim *w, const struct round_event *ev, const struct round_action *a)
+{
+    const struct sim_slot *s = slot_at(w, a->peer);
+
+    return ev->kind == ROUND_EV_BACK && ev->peer == a->peer && s != NULL && s->member;
+}
+
+void oracle_after(struct sim *w, const struct round_event *ev, const struct round_action *a, size_t n)
+{
+    for (size_t i = 0; i < n;) {
+        size_t k = i;
+
+        while (k < n && a[k].kind == ROUND_DO_ASSIGN && !is_repeated(w, ev, &a[k]))
+            k++;
+        if (k > i)
+            check_start(w, a + i, k - i);
+        else
+            check_action(w, ev, &a[k++]);
+        i = k;
+    }
+    look_after(w);
+    if (w->state != ROUND_CLOSED || ev->kind == ROUND_EV_TICK)
+        return;
+    for (size_t i = 0; i < n; i++)
+        if (a[i].kind == ROUND_DO_CLOSED) {
+            for (uint32_t p = 0; p < w->n_slots; p++)
+                SIM_CHECK(w, !w->slots[p].used || !w->slots[p].joined || w->slots[p].closed,
+                          "peer %u waits for the end", p);
+            return;
+        }
+}
+
+/* Nobody waits for ever. */
+void oracle_tick(struct sim *w)
+{
+    int64_t since = w->now - w->since_ms, patience = w->last_number < 0 ? w->opt.last_call_ms : w->opt.regroup_ms;
+
+    switch (w->state) {
+    case ROUND_JOINING:
+        SIM_CHECK(w, since <= w->opt.join_timeout_ms + SLACK_MS, "nodes have been waited for for %lld ms",
+                  (long long)since);
+        SIM_CHECK(w, w->ready_ms < 0 || w->now - w->ready_ms <= patience,
+                  "there have been enough nodes for %lld ms, and no round begins", (long long)(w->now - w->ready_ms));
+        SIM_CHECK(w, w->n_waiting == 0 || w->now - w->told_ms <= 10000 + SLACK_MS,
+                  "who waits was told nothing for %lld ms", (long long)(w->now - w->told_ms));
+        return;
+    case ROUND_STOPPING:
+        SIM_CHECK(w, since <= 3 * SIM_LEASE_MS + SIM_STOP_MS + 30000 + SLACK_MS,
+                  "a round has been stopping for %lld ms", (long long)since);
+        return;
+    case ROUND_RUNNING:
+    case ROUND_CLOSED:
+        return;
+    }
+}

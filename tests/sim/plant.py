@@ -1,0 +1,34 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Write a copy of round.c with one bug planted: the simulator has to find it.
+
+    plant.py NAME ROUND.C OUT.C
+"""
+import sys
+
+BUGS = {
+    # name: (what stands in round.c, what stands in its place)
+    'more_than_max': ('    return r->opt.max_nodes;\n', '    return n;\n'),
+    'two_worlds': ('    if (r->count[NODE_STOPPING] > 0)\n', '    if (r->count[NODE_STOPPING] > 1)\n'),
+    'equal_sizes': ('        base += node->n_procs;\n', '        base += r->nodes[place[0]].n_procs;\n'),
+    'late_reports': ('    if (ev->round < r->number || r->state == ROUND_CLOSED)\n',
+                     '    if (r->state == ROUND_CLOSED)\n'),
+    'forever_away': ('    set_away(r, n, false);\n    if (last_round', '    if (last_round'),
+    'patient': ('    else if (now_ms >= r->deadline_ms)\n', '    else if (now_ms >= r->deadline_ms + 60000)\n'),
+    'new_ranks': ('    return n->last_round >= 0 && n->last_round + 1 == r->number;\n',
+                  '    return n->last_round >= 0 && n->last_round == r->number;\n'),
+    'old_keys': ('    act(r, ROUND_DO_END_KEYS, NOBODY);\n    r->state = ROUND_JOINING;\n', '    r->state = ROUND_JOINING;\n'),
+    'newcomer_ignored': ('    if (r->n_nodes >= r->opt.max_nodes || r->count[NODE_DONE] > 0) {',
+                         '    if (r->n_nodes + 1 >= r->opt.max_nodes || r->count[NODE_DONE] > 0) {'),
+    'echo_counts': ('is_elastic(r) && !left && !r->ending) {', 'is_elastic(r) && !left && r->ending) {'),
+}
+
+if __name__ == '__main__':
+    name, source, out = sys.argv[1:]
+    old, new = BUGS[name]
+    with open(source, encoding='utf-8') as f:
+        text = f.read()
+    if text.count(old) != 1:
+        sys.exit(f'plant.py: {name}: {source} has {text.count(old)} places like {old!r}, not one; adapt the plant')
+    with open(out, 'w', encoding='utf-8') as f:
+        f.write(text.replace(old, new))
