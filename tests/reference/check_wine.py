@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Wine job against PyTorch DDP, number by number: losses of every epoch, of every rank, and the final weights.
 
-    check_wine.py CDDPRUN WINE DATA     DATA: tests/data/wine, recorded with torch 2.13.0 over gloo
+    check_wine.py CDDPRUN WINE DATA [--ranks N]     DATA: tests/data/wine, recorded with torch 2.13.0 over gloo
 """
 import json
 import os
@@ -75,10 +75,13 @@ def compare(cddprun, wine, data, folder, name, ranks, flags, dtype):
 def main():
     cddprun, wine = (os.path.abspath(path) for path in sys.argv[1:3])
     data = pathlib.Path(sys.argv[3])
+    runs = [run for run in RUNS if sys.argv[4:5] != ["--ranks"] or run[1] == int(sys.argv[5])]
+    if not runs:
+        sys.exit(f"nothing was recorded with {sys.argv[5]} ranks")
     good = True
     with tempfile.TemporaryDirectory() as tmp:
         folder = pathlib.Path(tmp)
-        for name, ranks, flags in RUNS:
+        for name, ranks, flags in runs:
             for dtype in ("f64", "f32"):
                 fine, first = compare(cddprun, wine, data, folder, name, ranks, flags, dtype)
                 _, _, second = train(cddprun, wine, ranks, [*flags, "--dtype", dtype], folder)

@@ -1,0 +1,343 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Every kernel on the card against its twin on the host, bit for bit: types, counts, alignments; and how many bytes a
+ * second each moves. kernels [--quick]; one line of JSON on stdout. Status 1: a difference; 77: there is no GPU.
+ */
+#include "card.h"
+
+#include "worker/backend/nccl/kernel_twin.h"
+#include "worker/dtype.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SLICES 300
+
+static const size_t counts[] = {0, 1, 3, 4, 5, 31, 257, 1024, 4099, 65536, 1000003};
+static const size_t shifts[] = {0, 1, 2, 3};
+static const cddp_dtype floats[] = {CDDP_FLOAT16, CDDP_BFLOAT16, CDDP_FLOAT32, CDDP_FLOAT64};
+#define EACH(i, of) for (size_t i = 0; i < sizeof of / sizeof of[0]; i++)
+
+/* The same bytes on the host and on the card, before and after. */
+struct twin {
+    uint8_t *host, *back;
+    uint8_t *card; /* device memory; never read here */
+};
+
+struct check {
+    struct card card;
+    struct twin in, out;
+    size_t room;      /* bytes of each buffer that is compared */
+    size_t most;      /* the largest count that is tried */
+    size_t big_slice; /* chunks of the largest slices */
+    long done;
+};
+
+static CUdeviceptr address(const void *p)
+{
+    return (CUdeviceptr)(uintptr_t)p;
+}
+
+static struct twin make_twin(const struct check *c)
+{
+    struct twin t = {.host = malloc(c->room), .back = malloc(c->room)};
+    CUdeviceptr p;
+
+    if (t.host == NULL || t.back == NULL)
+        card_die("out of memory");
+    CARD(&c->card, cuMemAlloc, &p, c->room);
+    t.card = (uint8_t *)(uintptr_t)p;
+    return t;
+}
+
+static void free_twin(const struct check *c, struct twin *t)
+{
+    CARD(&c->card, cuMemFree, address(t->card));
+    free(t->host);
+    free(t->back);
+}
+
+/* Any bits, and often those at which roundings go wrong; on both sides. */
+static void fill(const struct check *c, struct twin *t, uint32_t seed)
+{
+    static const uint32_t hard[] = {0x7f800000u, 0xff800000u, 0x7fc00000u, 0x7f800001u, 0x477ff000u, 0x33000000u,
+                                    0x33000001u, 0x00000001u, 0x80000000u, 0x387fffffu, 0x3f808000u, 0x7f7fffffu,
+                                    0x7ff00000u, 0xfff80000u, 0x00007c01u, 0x7c007c00u, 0x0001ffffu, 0x00400000u};
+    uint32_t *word = (uint32_t *)(void *)t->host;
+
+    for (size_t i = 0; i < c->room / 4; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        word[i] = seed >> 30 == 0 ? hard[(seed >> 8) % (sizeof hard / sizeof hard[0])] : seed ^ seed >> 13;
+    }
+    CARD(&c->card, cuMemcpyHtoDAsync, address(t->card), t->host, c->room, c->card.stream);
+}
+
+/* Both launches were made; are the sides alike now? */
+static void compare(struct check *c, struct twin *t, const char *what, const char *from, const char *to, size_t count)
+{
+    CARD(&c->card, cuMemcpyDtoHAsync, t->back, address(t->card), c->room, c->card.stream);
+    CARD(&c->card, cuStreamSynchronize, c->card.stream);
+    c->done++;
+    if (memcmp(t->host, t->back, c->room) == 0)
+        return;
+    for (size_t i = 0; i < c->room; i++)
+        if (t->host[i] != t->back[i])
+            card_die("%s %s %s of %zu: byte %zu is %02x on the card and %02x in the twin", what, from, to, count, i,
+                     t->back[i], t->host[i]);
+}
+
+static void check_ok(cddp_status status)
+{
+    if (status != CDDP_OK)
+        card_die("a launch was refused: status %d", (int)status);
+}
+
+static void check_cast(struct check *c, cddp_dtype from, cddp_dtype to, size_t count, size_t a, size_t b, float factor)
+{
+    size_t in = a * cddp_dtype_size(from), out = b * cddp_dtype_size(to);
+    struct cdi_launch l;
+
+    if (count > c->most)
+        return;
+    check_ok(cdi_launch_cast(&l, c->card.n_sm, c->out.card + out, to, c->in.card + in, from, count, factor, NULL));
+    card_launch(&c->card, c->card.stream, &l);
+    check_ok(cdi_launch_cast(&l, c->card.n_sm, c->out.host + out, to, c->in.host + in, from, count, factor, NULL));
+    cdi_launch_on_host(&l);
+    compare(c, &c->out, "cast", cdi_dtype_name(from), cdi_dtype_name(to), count);
+}
+
+static void check_casts(struct check *c)
+{
+    static const cddp_dtype narrow[] = {CDDP_FLOAT16, CDDP_BFLOAT16};
+
+    fill(c, &c->in, 1);
+    fill(c, &c->out, 2);
+    EACH(t, narrow)
+    EACH(n, counts)
+    EACH(a, shifts)
+    EACH(b, shifts)
+    {
+        const float factor = (a + b) % 2 != 0 ? 1.0f / 3 : 1;
+
+        check_cast(c, CDDP_FLOAT32, narrow[t], counts[n], shifts[a], shifts[b], factor);
+        check_cast(c, narrow[t], CDDP_FLOAT32, counts[n], shifts[a], shifts[b], factor);
+    }
+}
+
+static void swap(struct check *c)
+{
+    const struct twin in = c->in;
+
+    c->in = c->out;
+    c->out = in;
+}
+
+/* All 65536 values of each 16-bit type, both ways. */
+static void check_all_narrow(struct check *c)
+{
+    static const cddp_dtype narrow[] = {CDDP_FLOAT16, CDDP_BFLOAT16};
+
+    EACH(t, narrow)
+    {
+        for (uint32_t i = 0; i < 65536; i++)
+            ((uint16_t *)(void *)c->in.host)[i] = (uint16_t)i;
+        CARD(&c->card, cuMemcpyHtoDAsync, address(c->in.card), c->in.host, 2 * 65536, c->card.stream);
+        check_cast(c, narrow[t], CDDP_FLOAT32, 65536, 0, 0, 1);
+        swap(c); /* what that gave, back again */
+        check_cast(c, CDDP_FLOAT32, narrow[t], 65536, 0, 0, 1);
+        swap(c);
+    }
+}
+
+static void check_scales(struct check *c)
+{
+    static const double factors[] = {1.0, 1.0 / 3, 0.25, -1e30, 0.0};
+    struct cdi_launch l;
+
+    EACH(t, floats)
+    EACH(f, factors)
+    {
+        fill(c, &c->out, (uint32_t)(t * 10 + f));
+        EACH(n, counts)
+        EACH(a, shifts)
+        {
+            size_t at = shifts[a] * cddp_dtype_size(floats[t]);
+
+            if (counts[n] > c->most)
+                continue;
+            check_ok(cdi_launch_scale(&l, c->card.n_sm, c->out.card + at, counts[n], floats[t], factors[f], NULL));
+            card_launch(&c->card, c->card.stream, &l);
+            check_ok(cdi_launch_scale(&l, c->card.n_sm, c->out.host + at, counts[n], floats[t], factors[f], NULL));
+            cdi_launch_on_host(&l);
+            compare(c, &c->out, "scale", cdi_dtype_name(floats[t]), "", counts[n]);
+        }
+    }
+}
+
+static void check_scans(struct check *c)
+{
+    struct cdi_launch l;
+
+    fill(c, &c->in, 5);
+    fill(c, &c->out, 6);
+    EACH(t, floats)
+    EACH(n, counts)
+    EACH(a, shifts)
+    {
+        size_t at = shifts[a] * cddp_dtype_size(floats[t]);
+
+        if (counts[n] > c->most)
+            continue;
+        check_ok(cdi_launch_scan(&l, c->card.n_sm, c->in.card + at, counts[n], floats[t],
+                                 (struct cdi_scan_found *)(void *)c->out.card, NULL));
+        card_launch(&c->card, c->card.stream, &l);
+        check_ok(cdi_launch_scan(&l, c->card.n_sm, c->in.host + at, counts[n], floats[t],
+                                 (struct cdi_scan_found *)(void *)c->out.host, NULL));
+        cdi_launch_on_host(&l);
+        compare(c, &c->out, "scan", cdi_dtype_name(floats[t]), "", counts[n]);
+    }
+}
+
+/* Slices of many sizes, some empty, with gaps of `odd` bytes. Returns the bytes that they hold. */
+static size_t make_slices(const struct check *c, struct cdi_slice *slice, uint8_t *memory, size_t odd)
+{
+    size_t at = odd, total = 0;
+
+    for (size_t i = 0; i < SLICES; i++) {
+        size_t bytes = i % 7 == 3 ? 0 : i % 50 == 10 ? c->big_slice * CDI_KERNEL_CHUNK + i : i * 37 % 1000;
+
+        slice[i] = (struct cdi_slice){memory + at, bytes};
+        at += bytes + i % 3 * odd;
+        total += bytes;
+    }
+    return total;
+}
+
+static void check_pack(struct check *c, enum cdi_kernel kernel, size_t odd)
+{
+    struct cdi_slice on_card[SLICES], on_host[SLICES];
+    struct twin *apart = kernel == CDI_KERNEL_PACK ? &c->in : &c->out;
+    struct twin *flat = kernel == CDI_KERNEL_PACK ? &c->out : &c->in;
+    size_t total = make_slices(c, on_card, apart->card, odd), at = odd, bytes;
+
+    if (total + SLICES * odd > c->room)
+        card_die("the slices do not fit");
+    make_slices(c, on_host, apart->host, odd);
+    for (size_t i = 0, took; i < SLICES; i += took, at += bytes) {
+        struct cdi_launch l;
+
+        took = cdi_launch_pack(&l, kernel, c->card.n_sm, flat->card + at, on_card + i, SLICES - i, &bytes);
+        card_launch(&c->card, c->card.stream, &l);
+        (void)cdi_launch_pack(&l, kernel, c->card.n_sm, flat->host + at, on_host + i, SLICES - i, &bytes);
+        cdi_launch_on_host(&l);
+    }
+    compare(c, &c->out, cdi_kernel_name(kernel), "", "", total);
+}
+
+static void check_packs(struct check *c)
+{
+    fill(c, &c->in, 8);
+    fill(c, &c->out, 9);
+    for (size_t odd = 0; odd < 20; odd = odd * 3 + 1) {
+        check_pack(c, CDI_KERNEL_PACK, odd);
+        check_pack(c, CDI_KERNEL_UNPACK, odd);
+    }
+}
+
+/* --- Speed ---------------------------------------------------------------------------------------------------- */
+
+static int ascending(const void *a, const void *b)
+{
+    const float x = *(const float *)a, y = *(const float *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* The median time of a launch, in milliseconds. */
+static float median_ms(const struct check *c, const struct cdi_launch *launch)
+{
+    enum { TIMES = 21, WARM = 3 };
+    float ms[TIMES];
+    CUevent from, to;
+
+    CARD(&c->card, cuEventCreate, &from, CU_EVENT_DEFAULT);
+    CARD(&c->card, cuEventCreate, &to, CU_EVENT_DEFAULT);
+    for (int i = -WARM; i < TIMES; i++) {
+        CARD(&c->card, cuEventRecord, from, c->card.stream);
+        card_launch(&c->card, c->card.stream, launch);
+        CARD(&c->card, cuEventRecord, to, c->card.stream);
+        CARD(&c->card, cuEventSynchronize, to);
+        if (i >= 0)
+            CARD(&c->card, cuEventElapsedTime, &ms[i], from, to);
+    }
+    CARD(&c->card, cuEventDestroy, from);
+    CARD(&c->card, cuEventDestroy, to);
+    qsort(ms, TIMES, sizeof ms[0], ascending);
+    return ms[TIMES / 2];
+}
+
+static void show(const struct check *c, const char *name, const struct cdi_launch *launch, double bytes)
+{
+    printf(",\"%s_gb_s\":%.1f", name, bytes / 1e6 / (double)median_ms(c, launch));
+}
+
+static void show_speeds(const struct check *c, size_t bytes)
+{
+    const size_t n = bytes / 4;
+    CUdeviceptr x, y;
+    struct cdi_slice slice[16];
+    struct cdi_launch l;
+    size_t flat;
+
+    CARD(&c->card, cuMemAlloc, &x, bytes);
+    CARD(&c->card, cuMemAlloc, &y, bytes + 64);
+    CARD(&c->card, cuMemsetD8Async, x, 0, bytes, c->card.stream);
+    CARD(&c->card, cuMemsetD8Async, y, 0, bytes + 64, c->card.stream);
+    void *px = (void *)(uintptr_t)x, *py = (void *)(uintptr_t)y;
+
+    check_ok(cdi_launch_cast(&l, c->card.n_sm, py, CDDP_BFLOAT16, px, CDDP_FLOAT32, n, 1, NULL));
+    show(c, "cast_f32_bf16", &l, 6.0 * (double)n);
+    check_ok(cdi_launch_cast(&l, c->card.n_sm, px, CDDP_FLOAT32, py, CDDP_FLOAT16, n, 0.5f, NULL));
+    show(c, "cast_f16_f32", &l, 6.0 * (double)n);
+    check_ok(cdi_launch_scale(&l, c->card.n_sm, px, n, CDDP_FLOAT32, 0.5, NULL));
+    show(c, "scale_f32", &l, 8.0 * (double)n);
+    check_ok(cdi_launch_scan(&l, c->card.n_sm, px, n - 4, CDDP_FLOAT32,
+                             (struct cdi_scan_found *)(void *)((uint8_t *)py + bytes), NULL));
+    show(c, "scan_f32", &l, 4.0 * (double)n);
+    for (size_t i = 0; i < 16; i++)
+        slice[i] = (struct cdi_slice){(uint8_t *)px + i * (bytes / 16), bytes / 16};
+    (void)cdi_launch_pack(&l, CDI_KERNEL_PACK, c->card.n_sm, py, slice, 16, &flat);
+    show(c, "pack", &l, 2.0 * (double)flat);
+    CARD(&c->card, cuMemFree, x);
+    CARD(&c->card, cuMemFree, y);
+}
+
+int main(int argc, char **argv)
+{
+    const bool quick = argc == 2 && strcmp(argv[1], "--quick") == 0;
+    static struct check c;
+
+    if (argc > 1 && !quick)
+        return (void)fputs("usage: kernels [--quick]\n", stderr), 2;
+    card_open(&c.card, 0);
+    c.room = (size_t)(quick ? 1 : 9) << 20;
+    c.most = quick ? 65536 : 1000003;
+    c.big_slice = quick ? 3 : 30;
+    c.in = make_twin(&c);
+    c.out = make_twin(&c);
+    check_casts(&c);
+    check_all_narrow(&c);
+    check_scales(&c);
+    check_scans(&c);
+    check_packs(&c);
+    printf("{\"card\":\"%s\",\"driver\":%d,\"multiprocessors\":%u,\"comparisons\":%ld", c.card.name,
+           c.card.driver_version, c.card.n_sm, c.done);
+    show_speeds(&c, quick ? (size_t)1 << 20 : (size_t)256 << 20);
+    printf("}\n");
+    free_twin(&c, &c.in);
+    free_twin(&c, &c.out);
+    card_close(&c.card);
+    return 0;
+}
