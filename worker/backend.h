@@ -80,7 +80,8 @@ struct cdi_op {
     struct cdi_region *region; /* all_reduce in place inside it (in == out), or NULL: private memory */
     int bucket;                /* for the flight page and for messages; -1: none */
     bool lazy;                 /* may be left to the thread that joins it, which comes soon: no other is woken for it */
-    bool more; /* another operation follows at once: both may be started together; join and lead start what waits */
+    bool more;                 /* another operation follows at once, on all ranks: both start together; what waits for
+                                  it is started by join and lead */
 };
 
 /* A stretch of memory, for pack and unpack. */

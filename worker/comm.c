@@ -11,6 +11,7 @@
 #include "common/status.h"
 #include "worker/dtype.h"
 #include "worker/launch_env.h"
+#include "worker/module.h"
 #include "worker/place.h"
 #include "worker/rank_list.h"
 #include "worker/store_client.h"
@@ -28,7 +29,7 @@
 #define JOIN_TIMEOUT_S 300
 #define TIMEOUT_S 600
 #define GOODBYE_MS 2000 /* for the store's host to take note of it */
-#define KEY_BYTES 128
+#define KEY_BYTES 256
 #define BROKEN_GOODBYE_MS 2000 /* for the others to leave a store whose job has failed */
 
 struct cddp_comm {
@@ -59,14 +60,28 @@ static cddp_status read_timeouts(struct cdi_world *w, const cddp_init_options *o
     return CDDP_OK;
 }
 
-static cddp_status check_backend(const cddp_init_options *opt, struct cdi_error *err)
+/* A GPU if there is one, unless the program or its user says otherwise. Looks at this machine; no communication. */
+static cddp_status choose_backend(const struct cdi_backend_ops **ops, const cddp_init_options *opt,
+                                  struct cdi_error *err)
 {
     const char *name = opt->backend != NULL ? opt->backend : cdi_env_str("CDDP_BACKEND");
+    const char *who = opt->backend != NULL ? "cddp_init_options.backend" : "CDDP_BACKEND";
+    bool is_there, any = name == NULL || strcmp(name, "auto") == 0;
+    cddp_status st;
 
-    if (name == NULL || strcmp(name, "auto") == 0 || strcmp(name, "cpu") == 0)
+    *ops = &cdi_cpu_backend;
+    if (name != NULL && strcmp(name, "cpu") == 0)
         return CDDP_OK;
-    return cdi_fail(err, CDDP_E_INVALID, "there is no backend '%.64s' in this libcddp (%s): use \"auto\" or \"cpu\"",
-                    name, opt->backend != NULL ? "cddp_init_options.backend" : "CDDP_BACKEND");
+    if (!any && strcmp(name, "nccl") != 0)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "there is no backend '%.64s' in this libcddp (%s): use \"auto\", \"cpu\" or \"nccl\"", name,
+                        who);
+    st = cdi_module_open("nccl", ops, &is_there, err);
+    if (st != CDDP_OK && any && (!is_there || st == CDDP_E_NOT_FOUND)) {
+        *ops = &cdi_cpu_backend;
+        return CDDP_OK;
+    }
+    return st == CDDP_OK || any ? st : cdi_error_wrap(err, "%s is \"nccl\"", who);
 }
 
 /* "cuda:3" is device 3. */
@@ -82,20 +97,22 @@ static cddp_status read_device(struct cdi_world *w, const cddp_init_options *opt
 }
 
 /* Everything that the environment and the options say; no communication. */
-static cddp_status read_world(struct cdi_world *w, struct cdi_launch *l, const cddp_init_options *opt,
+static cddp_status read_world(struct cddp_comm *c, struct cdi_launch *l, const cddp_init_options *opt,
                               struct cdi_error *err)
 {
+    struct cdi_world *w = &c->world;
     cddp_status st;
 
     if (opt->size != sizeof *opt)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_init_options.size is %zu, not sizeof(cddp_init_options)", opt->size);
-    st = check_backend(opt, err);
-    if (st == CDDP_OK)
-        st = read_device(w, opt, err);
+    st = read_device(w, opt, err);
     if (st == CDDP_OK)
         st = read_timeouts(w, opt, err);
     if (st == CDDP_OK)
         st = cdi_launch_read(l, cdi_env_str, err);
+    if (st != CDDP_OK)
+        return st;
+    st = choose_backend(&c->ops, opt, err);
     if (st != CDDP_OK)
         return st;
     w->rank = l->rank;
@@ -219,25 +236,76 @@ static cddp_status name_missing(const struct cdi_world *w, struct cdi_error *err
                     w->size - joined > missing.n ? ", and more" : "");
 }
 
-/* Everybody is there: one counter, one key that all wait for, one key per rank. */
-static cddp_status gather_ranks(const struct cdi_world *w, int64_t deadline_ms, struct cdi_error *err)
+/* Ranks on a GPU say so, before they say that they are there. */
+static cddp_status tell_backend(const struct cddp_comm *c, struct cdi_error *err)
 {
-    char joined_key[64], go_key[64];
-    int64_t joined, left;
-    cddp_status st = claim_rank(w, err);
+    char key[64];
+    cddp_status st;
 
+    if (!c->ops->on_device)
+        return CDDP_OK;
+    join_key(&c->world, "device", c->world.rank, key);
+    st = cdi_store_set(c->world.store, key, c->ops->name, strlen(c->ops->name), err);
+    join_key(&c->world, "devices", -1, key);
+    return st == CDDP_OK ? cdi_store_add(c->world.store, key, 1, NULL, err) : st;
+}
+
+/* n of the ranks have a GPU: all or none. */
+static cddp_status compare_backends(const struct cdi_world *w, int64_t n, struct cdi_error *err)
+{
+    struct cdi_rank_list without = {0};
+    cddp_status st = CDDP_OK;
+    char key[64];
+
+    if (n == 0 || n == w->size)
+        return CDDP_OK;
+    for (int r = 0; r < w->size && st == CDDP_OK && without.n < CDI_RANK_LIST_SHOWN; r++) {
+        bool has;
+
+        join_key(w, "device", r, key);
+        st = cdi_store_exists(w->store, key, &has, err);
+        if (st == CDDP_OK && !has)
+            cdi_rank_list_add(&without, r);
+    }
     if (st != CDDP_OK)
         return st;
+    return cdi_fail(err, CDDP_E_MISMATCH,
+                    "%" PRId64
+                    " of %d ranks work on a GPU, but not rank %s%s: give every rank one, or train on the CPU "
+                    "with CDDP_BACKEND=cpu",
+                    n, w->size, without.text, w->size - n > without.n ? ", and more" : "");
+}
+
+/* Everybody is there: one counter, and one key that all wait for, which says how many have a GPU; one key per rank. */
+static cddp_status gather_ranks(const struct cddp_comm *c, int64_t deadline_ms, struct cdi_error *err)
+{
+    const struct cdi_world *w = &c->world;
+    char joined_key[64], go_key[64], devices_key[64], text[32] = "";
+    int64_t joined = 0, devices = 0, left;
+    size_t len = 0;
+    cddp_status st = claim_rank(w, err);
+
     join_key(w, "joined", -1, joined_key);
     join_key(w, "go", -1, go_key);
-    st = cdi_store_add(w->store, joined_key, 1, &joined, err);
-    if (st == CDDP_OK && joined == w->size)
-        st = cdi_store_set(w->store, go_key, "1", 1, err);
-    if (st != CDDP_OK || joined == w->size)
-        return st;
-    left = deadline_ms - cdi_now_ms();
-    st = cdi_store_wait(w->store, go_key, left > 0 ? left : 1, err);
-    return st == CDDP_E_TIMEOUT ? name_missing(w, err) : st;
+    join_key(w, "devices", -1, devices_key);
+    if (st == CDDP_OK)
+        st = tell_backend(c, err);
+    if (st == CDDP_OK)
+        st = cdi_store_add(w->store, joined_key, 1, &joined, err);
+    if (st == CDDP_OK && joined == w->size) {
+        st = cdi_store_add(w->store, devices_key, 0, &devices, err);
+        (void)snprintf(text, sizeof text, "%" PRId64, devices);
+        if (st == CDDP_OK)
+            st = cdi_store_set(w->store, go_key, text, strlen(text), err);
+    } else if (st == CDDP_OK) {
+        left = deadline_ms - cdi_now_ms();
+        st = cdi_store_get(w->store, go_key, text, sizeof text - 1, &len, left > 0 ? left : 1, err);
+        if (st == CDDP_E_TIMEOUT)
+            return name_missing(w, err);
+        if (st == CDDP_OK && !cdi_parse_int(text, 0, w->size, &devices))
+            st = cdi_fail(err, CDDP_E_MISMATCH, "ranks run different versions of libcddp");
+    }
+    return st == CDDP_OK ? compare_backends(w, devices, err) : st;
 }
 
 /* Every rank's host, gathered by rank 0 so that all read one table. */
@@ -367,7 +435,7 @@ static cddp_status meet(struct cddp_comm *c, const struct cdi_launch *l, struct 
     if (!is_placed(l))
         st = tell_host(w, err);
     if (st == CDDP_OK)
-        st = gather_ranks(w, deadline_ms, err);
+        st = gather_ranks(c, deadline_ms, err);
     if (st == CDDP_E_TIMEOUT && c->host != NULL && cdi_store_host_is_foreign(c->host) && err != NULL) {
         struct cdi_error why = *err;
 
@@ -474,7 +542,7 @@ cddp_status cddp_init(cddp_comm **comm, const cddp_init_options *opt)
     if (c == NULL)
         return out(cdi_fail(&err, CDDP_E_NOMEM, "out of memory"), &err);
     c->ops = &cdi_cpu_backend;
-    st = read_world(&c->world, &l, opt != NULL ? opt : &none, &err);
+    st = read_world(c, &l, opt != NULL ? opt : &none, &err);
     if (st == CDDP_OK)
         st = join(c, &l, &err);
     if (st != CDDP_OK) {

@@ -19,14 +19,16 @@
 
 #define DEFAULT_BUCKET_BYTES ((size_t)25 << 20)
 #define DEFAULT_FIRST_BUCKET_BYTES ((size_t)1 << 20)
-#define SHOWN_NAMES 8 /* of missing gradients in one sentence */
-#define STREAMS 4     /* that make one bucket's gradients, before communication waits for them one by one */
+#define GROUP_BYTES ((size_t)64 << 10) /* buckets that are smaller together are started together */
+#define SHOWN_NAMES 8                  /* of missing gradients in one sentence */
+#define STREAMS 4 /* that make one bucket's gradients, before communication waits for them one by one */
 
 /* What there is to know of a bucket beside the plan. */
 struct flight {
     uint64_t ticket;       /* of its all-reduce in this step */
     void *stream[STREAMS]; /* on a device: where its gradients were made */
     int n_streams;
+    bool more; /* on a device: starts together with the next bucket; equal on all ranks */
 };
 
 struct cddp_ddp {
@@ -159,6 +161,19 @@ static bool copy_params(cddp_ddp *d, const cddp_param *params, size_t n)
     return true;
 }
 
+/* On a device neighbours that are small together start as one: each start costs more than their work. */
+static void group_small(cddp_ddp *d)
+{
+    size_t bytes = 0;
+
+    for (size_t b = 0; d->ops->on_device && b + 1 < d->plan.n; b++) {
+        bytes += d->plan.b[b].bytes;
+        d->flight[b].more = bytes + d->plan.b[b + 1].bytes <= GROUP_BYTES;
+        if (!d->flight[b].more)
+            bytes = 0;
+    }
+}
+
 static cddp_status plan_buckets(cddp_ddp *d, const cddp_ddp_options *opt, struct cdi_error *err)
 {
     struct cdi_grad *grads = calloc(d->n_params, sizeof *grads);
@@ -176,7 +191,10 @@ static cddp_status plan_buckets(cddp_ddp *d, const cddp_ddp_options *opt, struct
         return status;
     }
     d->flight = calloc(d->plan.n, sizeof *d->flight);
-    return d->flight != NULL ? CDDP_OK : cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu buckets", d->plan.n);
+    if (d->flight == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu buckets", d->plan.n);
+    group_small(d);
+    return CDDP_OK;
 }
 
 /* What a rank can do alone. A reducer in any state of creation is freed by free_ddp. */
@@ -408,17 +426,38 @@ static cddp_status note_stream(cddp_ddp *d, size_t i, void *stream)
     return d->ops->follow(d->b, stream, &err) == CDDP_OK ? CDDP_OK : stick(d, &err);
 }
 
-static cddp_status count_down(cddp_ddp *d, size_t i)
+/*
+ * Buckets next to next + k, of which all are ready: they start together. Which do is a matter of the plan, and not of
+ * when they become ready, since NCCL wants the same groups on all ranks.
+ */
+static cddp_status launch_group(cddp_ddp *d, size_t k)
 {
-    size_t n = cdi_bucket_grad_ready(&d->plan, i);
     cddp_status status = CDDP_OK;
     struct cdi_error err;
 
-    for (size_t k = 0; d->ops->on_device && k < n && status == CDDP_OK; k++)
-        if (gather_bucket(d, d->plan.next + k, &err) != CDDP_OK)
+    for (size_t j = 0; d->ops->on_device && j <= k && status == CDDP_OK; j++)
+        if (gather_bucket(d, d->plan.next + j, &err) != CDDP_OK)
             status = stick(d, &err);
-    for (size_t k = n; k > 0 && status == CDDP_OK; k--)
-        status = launch_next(d, k > 1);
+    for (size_t j = 0; j <= k && status == CDDP_OK; j++)
+        status = launch_next(d, j < k);
+    return status;
+}
+
+static cddp_status count_down(cddp_ddp *d, size_t i)
+{
+    cddp_status status = CDDP_OK;
+    size_t k = 0;
+
+    if (cdi_bucket_grad_ready(&d->plan, i) == 0)
+        return CDDP_OK;
+    while (status == CDDP_OK && d->plan.next + k < d->plan.n && d->plan.b[d->plan.next + k].state == CDI_BUCKET_READY) {
+        if (d->flight[d->plan.next + k].more) {
+            k++;
+            continue;
+        }
+        status = launch_group(d, k);
+        k = 0;
+    }
     return status;
 }
 

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The conformance suite over the layout that argv names ("2+1": a node of two ranks and one of one), in TAP. */
+/*
+ * The conformance suite over the layout that argv names ("2+1": a node of two ranks and one of one; "nccl:4": four
+ * ranks of the module), in TAP.
+ */
 #include "conformance.h"
 
 #include <signal.h>
@@ -40,10 +43,15 @@ static int run_case(const struct conformance_case *c, const struct ranks_layout 
 int main(int argc, char **argv)
 {
     struct ranks_layout l = {0};
+    char *colon = argc < 2 ? NULL : strchr(argv[1], ':');
     int failed = 0;
 
-    if (argc < 2 || !parse_layout(argv[1], &l)) {
-        fprintf(stderr, "usage: %s RANKS[+RANKS]... [CASE]\n", argv[0]);
+    if (colon != NULL) {
+        *colon = '\0';
+        l.module = argv[1];
+    }
+    if (argc < 2 || !parse_layout(colon != NULL ? colon + 1 : argv[1], &l)) {
+        fprintf(stderr, "usage: %s [MODULE:]RANKS[+RANKS]... [CASE]\n", argv[0]);
         return 2;
     }
     printf("1..%zu\n", conformance_n_cases);
@@ -57,6 +65,10 @@ int main(int argc, char **argv)
         }
         if (ranks_total(&l) < c->min_ranks) {
             printf("ok %zu - %s # SKIP needs %d ranks\n", i + 1, c->name, c->min_ranks);
+            continue;
+        }
+        if (c->host_only && l.module != NULL) {
+            printf("ok %zu - %s # SKIP for backends on the host\n", i + 1, c->name);
             continue;
         }
         ok = run_case(c, &l);

@@ -3,6 +3,7 @@
 """What libcddp shows to the world and asks of it.
 
 symbols.py LIBCDDP_SO LIBCDDP_A CC HEADER...   check both libraries against the public headers
+symbols.py --module MODULE_SO                  check a module
 symbols.py --self-test CC                      libraries with planted faults must be found
 """
 import os
@@ -59,6 +60,20 @@ def check_static(lib, cc):
             yield f'{lib} does not link against libsodium, libc and libm alone:\n{done.stderr}'
 
 
+def check_module(lib):
+    """One symbol to be found by, and nothing that libc does not have."""
+    exported = {line.split()[0].split('@')[0] for line in run('nm', '-D', '--defined-only', '--format=posix', lib).splitlines()}
+    if exported != {'cddp_module'}:
+        yield f'{lib} exports {", ".join(sorted(exported)) or "nothing"}: only cddp_module may be seen'
+    for needed in re.findall(r'\(NEEDED\).*\[(.*)\]', run('readelf', '-d', lib)):
+        if not re.match(r'^(libc\.so\.\d+|ld-linux.*\.so\.\d+)$', needed):
+            yield f'{lib} needs {needed}: only libc and the loader are allowed'
+    for line in run('nm', '-D', '--undefined-only', '--format=posix', lib).splitlines():
+        name, kind = line.split()[:2]
+        if '@GLIBC' not in name and kind == 'U':
+            yield f'{lib} wants {name}, which is not libc\'s'
+
+
 def build(cc, folder, text, *link):
     """A shared and a static library from one text, as libcddp is built."""
     source, obj = os.path.join(folder, 'a.c'), os.path.join(folder, 'a.o')
@@ -92,6 +107,9 @@ def self_test(cc):
                     out.write('CDDP_API CDDP_NODISCARD int\n    cddp_missing(int a);\n')
             shared, static = build(cc, tmp, text, *link)
             found = list(check_shared(shared, [header])) + list(check_static(static, cc))
+            module_faults = {'exported': 'planted', 'undefined': 'wants uv_now', 'needed': 'needs libresolv'}
+            if name in module_faults and not any(module_faults[name] in one for one in check_module(shared)):
+                wrong.append(f'{name}: not found in a module')
             if expected is None:
                 wrong += [f'taken for a fault: {one}' for one in found]
             elif not any(expected in one for one in found):
@@ -102,6 +120,8 @@ def self_test(cc):
 def main():
     if sys.argv[1] == '--self-test':
         wrong = self_test(sys.argv[2])
+    elif sys.argv[1] == '--module':
+        wrong = list(check_module(sys.argv[2]))
     else:
         shared, static, cc = sys.argv[1:4]
         wrong = list(check_shared(shared, sys.argv[4:])) + list(check_static(static, cc))

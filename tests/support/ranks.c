@@ -2,8 +2,10 @@
 #include "ranks.h"
 
 #include "common/clock.h"
+#include "worker/module.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,6 +64,95 @@ static cddp_status board_get(void *arg, const char *name, char *buf, size_t cap,
     }
 }
 
+/* --------------------------------------------------------------------------- the board as a store, for devices ---- */
+
+static void board_lock(struct ranks_board *b)
+{
+    if (pthread_mutex_lock(&b->lock) == EOWNERDEAD)
+        (void)pthread_mutex_consistent(&b->lock);
+}
+
+/* The key, made if need be. Locked. */
+static int key_at(struct ranks_board *b, const char *name)
+{
+    for (int i = 0; i < (int)(sizeof b->key / sizeof b->key[0]); i++) {
+        if (b->key[i].name[0] == '\0')
+            (void)snprintf(b->key[i].name, sizeof b->key[i].name, "%s", name);
+        if (strcmp(b->key[i].name, name) == 0)
+            return i;
+    }
+    abort(); /* a test with more keys needs a larger board */
+}
+
+static cddp_status keys_set(void *arg, const char *name, const void *value, size_t len, struct cdi_error *err)
+{
+    struct ranks_board *b = arg;
+    int i;
+
+    (void)err;
+    board_lock(b);
+    i = key_at(b, name);
+    if (len > sizeof b->key[i].value)
+        abort();
+    memcpy(b->key[i].value, value, len);
+    b->key[i].len = len;
+    b->key[i].is_set = true;
+    (void)pthread_mutex_unlock(&b->lock);
+    return CDDP_OK;
+}
+
+static cddp_status keys_get(void *arg, const char *name, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
+                            struct cdi_error *err)
+{
+    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), timeout_ms);
+    struct ranks_board *b = arg;
+    const struct timespec ms = {.tv_nsec = 1000000};
+
+    for (;;) {
+        bool there;
+        int i;
+
+        board_lock(b);
+        i = key_at(b, name);
+        there = b->key[i].is_set && b->key[i].len <= cap;
+        if (there) {
+            memcpy(buf, b->key[i].value, b->key[i].len);
+            *len = b->key[i].len;
+        }
+        (void)pthread_mutex_unlock(&b->lock);
+        if (there)
+            return CDDP_OK;
+        if (cdi_now_ms() >= deadline_ms)
+            return cdi_fail(err, CDDP_E_TIMEOUT, "'%s' is not on the board", name);
+        (void)nanosleep(&ms, NULL);
+    }
+}
+
+static cddp_status keys_add(void *arg, const char *name, int64_t delta, int64_t *sum, struct cdi_error *err)
+{
+    struct ranks_board *b = arg;
+    int64_t n;
+
+    (void)err;
+    board_lock(b);
+    n = b->key[key_at(b, name)].number += delta;
+    (void)pthread_mutex_unlock(&b->lock);
+    if (sum != NULL)
+        *sum = n;
+    return CDDP_OK;
+}
+
+static void board_init(struct ranks_board *b)
+{
+    pthread_mutexattr_t attr;
+
+    (void)pthread_mutexattr_init(&attr);
+    (void)pthread_mutexattr_setpshared(&attr, PTHREAD_PROCESS_SHARED);
+    (void)pthread_mutexattr_setrobust(&attr, PTHREAD_MUTEX_ROBUST);
+    (void)pthread_mutex_init(&b->lock, &attr);
+    (void)pthread_mutexattr_destroy(&attr);
+}
+
 struct cdi_meet rank_meet(struct rank *r)
 {
     return (struct cdi_meet){.set = board_set, .get = board_get, .arg = r->board};
@@ -71,7 +162,17 @@ cddp_status rank_open(struct rank *r)
 {
     const struct cdi_meet meet = rank_meet(r);
     struct cdi_address loopback;
+    bool is_there;
+    cddp_status st;
 
+    if (r->module != NULL) {
+        st = cdi_module_open(r->module, &r->ops, &is_there, &r->err);
+        if (st != CDDP_OK)
+            return st;
+        r->on_device = r->ops->on_device;
+        r->world.keys = (struct cdi_keys){.set = keys_set, .get = keys_get, .add = keys_add, .arg = r->board};
+        return r->ops->create(&r->b, &r->world, &r->err);
+    }
     (void)cdi_net_parse("127.0.0.1:1", &loopback);
     return cdi_cpu_create_at(&r->b, &r->world, &meet, r->mapper.map != NULL ? &r->mapper : NULL, &loopback, &r->err);
 }
@@ -82,12 +183,92 @@ void rank_close(struct rank *r)
     r->b = NULL;
 }
 
-cddp_status rank_do(struct rank *r, const struct cdi_op *op)
+static cddp_status run(struct rank *r, const struct cdi_op *op)
 {
     uint64_t ticket;
     cddp_status st = r->ops->enqueue(r->b, op, &ticket, &r->err);
 
     return st != CDDP_OK ? st : r->ops->join(r->b, ticket, &r->err);
+}
+
+static void must(struct rank *r, cddp_status st)
+{
+    if (st == CDDP_OK)
+        return;
+    fprintf(stderr, "rank %d: memory: %s\n", r->rank, r->err.msg);
+    _exit(1);
+}
+
+void *rank_lend(struct rank *r, const void *p, size_t bytes)
+{
+    void *lent;
+
+    must(r, r->ops->alloc(r->b, bytes, &lent, &r->err));
+    must(r, r->ops->copy(r->b, lent, p, bytes, &r->err));
+    return lent;
+}
+
+void rank_return(struct rank *r, void *p, void *lent, size_t bytes)
+{
+    if (p != NULL)
+        must(r, r->ops->copy(r->b, p, lent, bytes, &r->err));
+    r->ops->release(r->b, lent);
+}
+
+/* What the operation's buffers hold on this rank. */
+static void extents(const struct rank *r, const struct cdi_op *op, size_t *in, size_t *out)
+{
+    size_t size = cddp_dtype_size(op->dtype), one = op->count * size, all = one * (size_t)r->size;
+    bool gathers = op->kind == CDI_ALL_GATHER || op->kind == CDI_ALL_TO_ALL;
+
+    *in = op->kind == CDI_REDUCE_SCATTER || op->kind == CDI_ALL_TO_ALL ? all : one;
+    *out = gathers ? all : one;
+    if (op->kind == CDI_REDUCE && op->root != r->rank)
+        *out = 0;
+    if (op->kind == CDI_ALL_GATHERV) {
+        *in = op->counts[r->rank] * size;
+        *out = 0;
+        for (int k = 0; k < r->size; k++)
+            *out += op->counts[k] * size;
+    }
+}
+
+/* The same over memory of the device; what is in place stays so. */
+static cddp_status run_on_device(struct rank *r, const struct cdi_op *op)
+{
+    struct cdi_op there = *op;
+    uint8_t *in = (uint8_t *)(uintptr_t)op->in, *out = op->out, *lent_in, *lent_out = NULL;
+    size_t n_in, n_out;
+    cddp_status st;
+
+    extents(r, op, &n_in, &n_out);
+    if (out == NULL)
+        n_out = 0;
+    if (out != NULL && in < out + n_out && out < in + n_in) { /* one block for both */
+        uint8_t *first = in < out ? in : out, *end = in + n_in > out + n_out ? in + n_in : out + n_out;
+
+        lent_in = rank_lend(r, first, (size_t)(end - first));
+        there.in = lent_in + (in - first);
+        there.out = lent_in + (out - first);
+        st = run(r, &there);
+        rank_return(r, st == CDDP_OK ? first : NULL, lent_in, (size_t)(end - first));
+        return st;
+    }
+    there.in = lent_in = rank_lend(r, in, in != NULL ? n_in : 0);
+    if (out != NULL)
+        there.out = lent_out = rank_lend(r, out, n_out);
+    st = run(r, &there);
+    rank_return(r, st == CDDP_OK ? in : NULL, lent_in, n_in);
+    if (out != NULL)
+        rank_return(r, st == CDDP_OK ? out : NULL, lent_out, n_out);
+    return st;
+}
+
+cddp_status rank_do(struct rank *r, const struct cdi_op *op)
+{
+    bool there = r->on_device && r->n_done++ % 2 == 0 && op->kind != CDI_BARRIER;
+
+    return there ? run_on_device(r, op) : run(r, op);
 }
 
 int ranks_total(const struct ranks_layout *l)
@@ -99,7 +280,8 @@ int ranks_total(const struct ranks_layout *l)
     return n;
 }
 
-static int rank_init(struct rank *r, int rank, const struct ranks_layout *l, struct ranks_board *board, const void *arg)
+static int rank_init(struct rank *r, int rank, const struct ranks_layout *l, struct ranks_board *board, const void *arg,
+                     const char *flight)
 {
     int size = ranks_total(l), first = 0, node = 0, n_nodes = 0;
 
@@ -115,8 +297,11 @@ static int rank_init(struct rank *r, int rank, const struct ranks_layout *l, str
                                   .node_rank = node,
                                   .n_nodes = n_nodes,
                                   .join_timeout_ms = 10000,
-                                  .timeout_ms = 10000};
-    return cdi_flight_attach(&r->world.flight, NULL, &r->err) == CDDP_OK ? 0 : 1;
+                                  .timeout_ms = 10000,
+                                  .device_rank = rank,
+                                  .device = -1};
+    r->module = l->module;
+    return cdi_flight_attach(&r->world.flight, flight, &r->err) == CDDP_OK ? 0 : 1;
 }
 
 static int count_fds(void)
@@ -132,18 +317,18 @@ static int count_fds(void)
 }
 
 static int child(int rank, const struct ranks_layout *l, unsigned timeout_s, struct ranks_board *board, rank_fn fn,
-                 const void *arg)
+                 const void *arg, const char *flight)
 {
     struct rank r;
     int fds = count_fds(), rc;
 
     (void)alarm(timeout_s);
-    rc = rank_init(&r, rank, l, board, arg);
+    rc = rank_init(&r, rank, l, board, arg, flight);
     if (rc == 0)
         rc = fn(&r);
     rank_close(&r);
     cdi_flight_release(r.world.flight);
-    if (rc == 0 && count_fds() != fds) {
+    if (rc == 0 && l->module == NULL && count_fds() != fds) { /* CUDA keeps some */
         fprintf(stderr, "rank %d: descriptors leaked\n", rank);
         rc = 2;
     }
@@ -161,30 +346,91 @@ int ranks_fork(int n, unsigned timeout_s, rank_fn fn, const void *arg, int *stat
     return ranks_fork_on(&l, timeout_s, fn, arg, status);
 }
 
+/* ------------------------------------------------------------------------------------------- the test as agent ---- */
+
+struct agent {
+    struct cdi_flight *page[RANKS_MAX];
+    int fd[RANKS_MAX];
+    char env[RANKS_MAX][160];
+};
+
+static int agent_init(struct agent *a, int n)
+{
+    memset(a, 0, sizeof *a);
+    for (int i = 0; i < n; i++) {
+        if (cdi_flight_create(&a->page[i], 1, &a->fd[i], NULL) != CDDP_OK)
+            return 1;
+        cdi_flight_env(a->page[i], a->fd[i], a->fd[i], a->env[i], sizeof a->env[i]);
+    }
+    return 0;
+}
+
+static void agent_release(struct agent *a, int n)
+{
+    for (int i = 0; i < n; i++) {
+        if (a->page[i] != NULL)
+            (void)close(a->fd[i]);
+        cdi_flight_release(a->page[i]);
+    }
+}
+
+static void agent_tell(struct agent *a, int n, int rank, pid_t pid, int status)
+{
+    char text[128];
+
+    (void)snprintf(text, sizeof text, "rank %d (pid %d) died of signal %d", rank, (int)pid, WTERMSIG(status));
+    for (int i = 0; i < n; i++)
+        if (i != rank)
+            cdi_flight_tell_death(a->page[i], rank, text);
+}
+
+static int rank_of(const pid_t *pid, int n, pid_t who)
+{
+    for (int i = 0; i < n; i++)
+        if (pid[i] == who)
+            return i;
+    return -1;
+}
+
 int ranks_fork_on(const struct ranks_layout *l, unsigned timeout_s, rank_fn fn, const void *arg, int *status)
 {
-    int n = ranks_total(l);
+    int n = ranks_total(l), left = n, bad = 0;
     struct ranks_board *board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    bool has_agent = l->module != NULL;
     pid_t pid[RANKS_MAX];
-    int bad = 0;
+    struct agent agent;
 
     if (board == MAP_FAILED || n > RANKS_MAX)
         return n;
+    if (has_agent && agent_init(&agent, n) != 0)
+        return n;
+    board_init(board);
     (void)fflush(NULL);
     for (int i = 0; i < n; i++) {
         pid[i] = fork();
         if (pid[i] == 0)
-            _exit(child(i, l, timeout_s, board, fn, arg));
+            _exit(child(i, l, timeout_s, board, fn, arg, has_agent ? agent.env[i] : NULL));
+        left -= pid[i] < 0;
+        bad += pid[i] < 0;
     }
-    for (int i = 0; i < n; i++) {
+    while (left > 0) { /* as they end, so that a death is told when it happens */
         int st = -1;
+        pid_t who = waitpid(-1, &st, 0);
+        int i = rank_of(pid, n, who);
 
-        if (pid[i] > 0)
-            (void)waitpid(pid[i], &st, 0);
+        if (who < 0)
+            break;
+        if (i < 0)
+            continue;
+        left--;
         bad += st != 0;
         if (status != NULL)
             status[i] = st;
+        if (has_agent && WIFSIGNALED(st))
+            agent_tell(&agent, n, i, who, st);
     }
+    if (has_agent)
+        agent_release(&agent, n);
     (void)munmap(board, sizeof *board);
     return bad;
 }
@@ -275,7 +521,7 @@ int ranks_threads_on(const struct ranks_layout *l, rank_fn fn, const void *arg)
     if (board == NULL || n > RANKS_MAX)
         return n;
     for (int i = 0; i < n; i++) {
-        a[i].rc = rank_init(&a[i].r, i, l, board, arg);
+        a[i].rc = rank_init(&a[i].r, i, l, board, arg, NULL);
         a[i].r.mapper = (struct cdi_mapper){.map = shared_map, .unmap = shared_unmap, .arg = &maps};
         a[i].fn = fn;
         if (pthread_create(&thread[i], NULL, thread_main, &a[i]) != 0)

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Several ranks of the CPU backend in one test, without a launcher or a store: as child processes, or as threads of one
- * process that share one mapping of each segment (so that ThreadSanitizer sees the protocol between ranks).
+ * Several ranks of a backend in one test, without a launcher or a store: as child processes, or, on the CPU, as threads
+ * of one process that share one mapping of each segment (so that ThreadSanitizer sees the protocol between ranks).
+ * Ranks of a device backend have the test as their agent, which tells them of deaths.
  */
 #ifndef CDI_TEST_RANKS_H
 #define CDI_TEST_RANKS_H
 
 #include "worker/backend/cpu/cpu.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 
@@ -20,12 +22,22 @@ struct ranks_board {
         char name[96], text[512];
     } entry[64];
     _Atomic int flag[8]; /* the test's own */
+    /* The store of device backends. */
+    pthread_mutex_t lock; /* survives who dies with it */
+    struct {
+        char name[128];
+        uint8_t value[1200];
+        size_t len;
+        int64_t number;
+        bool is_set;
+    } key[256];
 };
 
 /* Ranks by node: how many each has. Ended by 0. Nodes are emulated on this host: they share no memory. */
 struct ranks_layout {
     const char *name;
     int node_size[RANKS_MAX + 1];
+    const char *module; /* NULL: the CPU backend; "nccl" */
 };
 
 struct rank {
@@ -37,6 +49,9 @@ struct rank {
     struct cdi_mapper mapper; /* for ranks that are threads */
     struct cdi_error err;
     const void *arg;
+    const char *module;
+    bool on_device;  /* memory and streams are a device's */
+    unsigned n_done; /* operations; every other one on a device is over host memory */
 };
 
 typedef int (*rank_fn)(struct rank *r); /* 0: all was as it should be */
@@ -70,7 +85,10 @@ int ranks_threads_on(const struct ranks_layout *l, rank_fn fn, const void *arg);
         }                                                                               \
     } while (0)
 
-/* An operation and its end. */
+/* An operation over host memory, and its end; on a device every other one is done over a copy there. */
 cddp_status rank_do(struct rank *r, const struct cdi_op *op);
+/* Copies of memory where the backend works, and from there; a failure ends the process. */
+void *rank_lend(struct rank *r, const void *p, size_t bytes);
+void rank_return(struct rank *r, void *p, void *lent, size_t bytes); /* p NULL: only free it */
 
 #endif

@@ -7,7 +7,7 @@
 
 CDI_SUITE(reducer);
 
-static float w1[832], b1[64], w2[192], b2[3];
+static float w1[832], b1[64], w2[192], b2[3], big_data[20000];
 
 static const cddp_param model[4] = {
     {.name = "fc1.weight", .data = w1, .count = 832, .dtype = CDDP_FLOAT32},
@@ -550,6 +550,14 @@ Test(reducer, the_sum_can_be_had_and_the_factor_left_to_the_optimizer)
     fake_close(&comm, 1);
 }
 
+/* Of which no two buckets are small. */
+static const cddp_param large[4] = {
+    {.name = "fc1.weight", .data = big_data, .count = 20000, .dtype = CDDP_FLOAT32},
+    {.name = "fc1.bias", .data = b1, .count = 64, .dtype = CDDP_FLOAT32},
+    {.name = "fc2.weight", .data = w2, .count = 192, .dtype = CDDP_FLOAT32},
+    {.name = "fc2.bias", .data = b2, .count = 3, .dtype = CDDP_FLOAT32},
+};
+
 static void *stream(int n)
 {
     return (void *)(intptr_t)n;
@@ -564,7 +572,7 @@ Test(reducer, on_a_device_a_bucket_follows_the_streams_of_its_gradients_and_the_
     opt.stream = stream(1);
     fake_open(&comm, 1);
     comm.device = true;
-    d = open_with(&comm, model, 4, &opt);
+    d = open_with(&comm, large, 4, &opt);
     cr_assert_str_eq(comm.calls, "follow 1; ", "the broadcast comes after what made the parameters");
     comm.calls[0] = '\0';
     (void)cddp_ddp_grad_ready(d, 3);
@@ -582,7 +590,7 @@ Test(reducer, on_a_device_a_bucket_follows_the_streams_of_its_gradients_and_the_
     fake_close(&comm, 1);
 }
 
-Test(reducer, on_a_device_buckets_that_become_ready_together_are_launched_together)
+Test(reducer, on_a_device_small_neighbours_are_launched_together_whenever_they_become_ready)
 {
     cddp_comm comm;
     cddp_ddp *d;
@@ -590,6 +598,11 @@ Test(reducer, on_a_device_buckets_that_become_ready_together_are_launched_togeth
     fake_open(&comm, 1);
     comm.device = true;
     d = open_with(&comm, model, 4, &small);
+    comm.calls[0] = '\0';
+    for (size_t i = 4; i-- > 0;)
+        (void)cddp_ddp_grad_ready(d, i);
+    cr_assert_str_eq(comm.calls, "follow 0; follow 0; all_reduce 0 more; all_reduce 1; ");
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
     comm.calls[0] = '\0';
     for (size_t i = 0; i < 4; i++)
         (void)cddp_ddp_grad_ready(d, i);
@@ -627,7 +640,7 @@ Test(reducer, on_a_device_gradients_of_the_users_own_are_copied_in_stream_order)
     cddp_comm comm;
     cddp_ddp *d;
 
-    memcpy(params, model, sizeof model);
+    memcpy(params, large, sizeof large);
     params[2].grad = own;
     fake_open(&comm, 1);
     comm.device = true;

@@ -3,6 +3,7 @@
 
 #include "common/clock.h"
 #include "worker/backend/cpu/wait.h"
+#include "worker/op_text.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -206,33 +207,6 @@ void cdi_queue_destroy(struct cdi_queue *q)
     free(q);
 }
 
-static enum cdi_flight_op flight_op(enum cdi_op_kind kind)
-{
-    switch (kind) {
-    case CDI_ALL_REDUCE:
-        return CDI_FLIGHT_ALL_REDUCE;
-    case CDI_BROADCAST:
-        return CDI_FLIGHT_BROADCAST;
-    case CDI_ALL_GATHER:
-        return CDI_FLIGHT_ALL_GATHER;
-    case CDI_BARRIER:
-        return CDI_FLIGHT_BARRIER;
-    case CDI_REDUCE:
-        return CDI_FLIGHT_REDUCE;
-    case CDI_ALL_GATHERV:
-        return CDI_FLIGHT_ALL_GATHERV;
-    case CDI_REDUCE_SCATTER:
-        return CDI_FLIGHT_REDUCE_SCATTER;
-    case CDI_ALL_TO_ALL:
-        return CDI_FLIGHT_ALL_TO_ALL;
-    case CDI_SEND:
-        return CDI_FLIGHT_SEND;
-    case CDI_RECV:
-        return CDI_FLIGHT_RECV;
-    }
-    return CDI_FLIGHT_NONE;
-}
-
 static cddp_status append(struct cdi_queue *q, const struct cdi_work *work, struct cdi_error *err)
 {
     struct cdi_work *w;
@@ -245,8 +219,8 @@ static cddp_status append(struct cdi_queue *q, const struct cdi_work *work, stru
     *w = *work;
     w->next = NULL;
     w->ticket = ++q->given;
-    w->flight_seq = cdi_flight_enqueue(q->flight, w->is_region ? CDI_FLIGHT_REGION : flight_op(w->op.kind), w->op.dtype,
-                                       w->is_region ? w->region_bytes : w->op.count, w->op.bucket);
+    w->flight_seq = cdi_flight_enqueue(q->flight, w->is_region ? CDI_FLIGHT_REGION : cdi_flight_op_of(w->op.kind),
+                                       w->op.dtype, w->is_region ? w->region_bytes : w->op.count, w->op.bucket);
     if (q->last != NULL)
         q->last->next = w;
     else

@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How ranks come to one NCCL communicator. First they agree through the job's store that every one of them can: a rank
+ * that fails alone says so there, and all get its sentence, where NCCL would leave them waiting. Then NCCL connects
+ * them, without blocking: this side polls, and gives up at the deadline or when the agent speaks.
+ */
+#include "common/clock.h"
+#include "worker/backend/nccl/state.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define RANKS_PER_ROOT 128 /* as PyTorch: one listening root per so many ranks */
+#define LEAVE_MS 2000
+#define SPIN_ROUNDS 200
+#define MAX_CTAS_ENV "CDDP_NCCL_MAX_CTAS"
+
+/* What a root publishes: its id, and the version that all must have. */
+struct ticket_of_root {
+    ncclUniqueId id;
+    int32_t nccl_code;
+};
+
+static void key_of(const struct cdi_backend *b, const char *name, int n, char key[CDI_KEY_BYTES])
+{
+    if (n < 0)
+        (void)snprintf(key, CDI_KEY_BYTES, "%.48s%.127s", b->prefix, name);
+    else
+        (void)snprintf(key, CDI_KEY_BYTES, "%.48s%.127s/%d", b->prefix, name, n);
+}
+
+static int64_t left_ms(int64_t deadline_ms)
+{
+    int64_t left = deadline_ms - cdi_now_ms();
+
+    return left > 0 ? left : 1;
+}
+
+cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *what, struct cdi_error *err)
+{
+    const char *detail = cdi_nccl.last_error(b->comm);
+    cddp_status st = r == ncclRemoteError ? CDDP_E_PEER : r == ncclTimeout ? CDDP_E_TIMEOUT : CDDP_E_SYSTEM;
+    char clean[300];
+    size_t n = 0;
+
+    for (; detail != NULL && *detail != '\0' && n + 1 < sizeof clean; detail++)
+        clean[n++] = (unsigned char)*detail < ' ' ? ' ' : *detail;
+    while (n > 0 && clean[n - 1] == ' ')
+        n--;
+    clean[n] = '\0';
+    return cdi_fail(err, st, "%s: NCCL says \"%s\"%s%s%s", what, cdi_nccl.error_text(r), n > 0 ? " (" : "", clean,
+                    n > 0 ? ")" : "");
+}
+
+/* --------------------------------------------------------------------------------------------- roots and ids ---- */
+
+static int n_roots(const struct cdi_backend *b)
+{
+    if (b->world.size <= RANKS_PER_ROOT || cdi_nccl.comm_init_scalable == NULL)
+        return 1;
+    return (b->world.size + RANKS_PER_ROOT - 1) / RANKS_PER_ROOT;
+}
+
+int cdi_root_of_rank(int rank, int size, int roots)
+{
+    int per = size / roots, more = size % roots, wide = more * (per + 1);
+
+    if (rank < wide)
+        return rank % (per + 1) == 0 ? rank / (per + 1) : -1;
+    return (rank - wide) % per == 0 ? more + (rank - wide) / per : -1;
+}
+
+/* A root that cannot make an id publishes an empty one: the others learn why from the agreement. */
+static cddp_status publish_id(struct cdi_backend *b, int root, bool able, struct cdi_error *err)
+{
+    struct ticket_of_root t = {.nccl_code = cdi_nccl.code};
+    char key[CDI_KEY_BYTES];
+    ncclResult_t r = able ? cdi_nccl.unique_id(&t.id) : ncclSuccess;
+    cddp_status st = r == ncclSuccess ? CDDP_OK : cdi_nccl_fail(b, r, "making a unique id", err);
+
+    if (b->world.keys.set == NULL)
+        return st;
+    key_of(b, "id", root, key);
+    if (b->world.keys.set(b->world.keys.arg, key, &t, able && st == CDDP_OK ? sizeof t : 0,
+                          st == CDDP_OK ? err : NULL) != CDDP_OK &&
+        st == CDDP_OK)
+        st = err != NULL ? err->status : CDDP_E_IO;
+    return st;
+}
+
+static cddp_status fetch_ids(struct cdi_backend *b, ncclUniqueId *ids, int roots, int64_t deadline_ms,
+                             struct cdi_error *err)
+{
+    char ours[32], theirs[32], key[CDI_KEY_BYTES];
+
+    for (int k = 0; k < roots; k++) {
+        struct ticket_of_root t;
+        size_t len = 0;
+        cddp_status st;
+
+        key_of(b, "id", k, key);
+        st = b->world.keys.get(b->world.keys.arg, key, &t, sizeof t, &len, left_ms(deadline_ms), err);
+        if (st != CDDP_OK)
+            return st;
+        if (len == 0)
+            return CDDP_OK; /* the agreement will say why */
+        if (len != sizeof t)
+            return cdi_fail(err, CDDP_E_MISMATCH, "ranks run different versions of libcddp");
+        if (t.nccl_code != cdi_nccl.code) {
+            cdi_nccl_version_text(cdi_nccl.code, ours, sizeof ours);
+            cdi_nccl_version_text(t.nccl_code, theirs, sizeof theirs);
+            return cdi_fail(err, CDDP_E_VERSION,
+                            "rank %d has NCCL %s, but rank 0 has %s: all ranks need the same library", b->world.rank,
+                            ours, theirs);
+        }
+        ids[k] = t.id;
+    }
+    return CDDP_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------- agreements ---- */
+
+/* Two ranks on one GPU: NCCL would refuse them with fewer words. The first to come has it. */
+static cddp_status claim_gpu(struct cdi_backend *b, int64_t deadline_ms, struct cdi_error *err)
+{
+    uint8_t host[CDI_MODULE_HOST_ID];
+    char name[CDI_NAME_BYTES], key[CDI_KEY_BYTES], text[16] = "";
+    size_t len = 0;
+    int64_t n;
+    int at = snprintf(name, sizeof name, "gpu/");
+    cddp_status st;
+
+    cdi_host->host_id(host);
+    for (size_t i = 0; i < sizeof host; i++)
+        at += snprintf(name + at, sizeof name - (size_t)at, "%02x", host[i]);
+    (void)snprintf(name + at, sizeof name - (size_t)at, "/%s", b->device.info.pci);
+    key_of(b, name, -1, key);
+    st = b->world.keys.add(b->world.keys.arg, key, 1, &n, err);
+    if (st != CDDP_OK)
+        return st;
+    (void)snprintf(text, sizeof text, "%d", b->world.rank);
+    key_of(b, name, (int)n, key);
+    st = b->world.keys.set(b->world.keys.arg, key, text, strlen(text), err);
+    if (st != CDDP_OK || n == 1)
+        return st;
+    key_of(b, name, 1, key);
+    st = b->world.keys.get(b->world.keys.arg, key, text, sizeof text - 1, &len, left_ms(deadline_ms), err);
+    if (st != CDDP_OK)
+        return st;
+    text[len] = '\0';
+    return cdi_fail(
+        err, CDDP_E_MISMATCH,
+        "ranks %s and %d share one GPU, %s at %s: start one rank per GPU (LOCAL_RANK chooses it among those "
+        "that CUDA_VISIBLE_DEVICES shows), or set CDDP_SHARE_GPU=1 if that is meant",
+        text, b->world.rank, b->device.info.name, b->device.info.pci);
+}
+
+/* All come here, with CDDP_OK or with what is in the way; all leave with the same verdict, the first failure's. */
+static cddp_status agree(struct cdi_backend *b, const struct cdi_error *mine, int64_t deadline_ms,
+                         struct cdi_error *err)
+{
+    const struct cdi_keys *k = &b->world.keys;
+    char broken[CDI_KEY_BYTES], go[CDI_KEY_BYTES], ready[CDI_KEY_BYTES], text[CDI_ERROR_TEXT + 64] = "";
+    int64_t n;
+    size_t len = 0;
+    int status, at = 0;
+    cddp_status st = CDDP_OK;
+
+    key_of(b, "broken", -1, broken);
+    key_of(b, "go", -1, go);
+    key_of(b, "ready", -1, ready);
+    if (mine->status != CDDP_OK) {
+        (void)snprintf(text, sizeof text, "%d rank %d: %.980s", (int)mine->status, b->world.rank, mine->msg);
+        st = k->set(k->arg, broken, text, strlen(text), err);
+        if (st == CDDP_OK)
+            st = k->add(k->arg, ready, INT64_C(1) << 32, NULL, err);
+    }
+    if (st == CDDP_OK)
+        st = k->add(k->arg, ready, 1, &n, err);
+    if (st == CDDP_OK && (n & UINT32_MAX) == b->world.size) {
+        /* The last one: does anybody's word stand in the way? */
+        if (n >> 32 > 0)
+            st = k->get(k->arg, broken, text, sizeof text - 1, &len, left_ms(deadline_ms), err);
+        if (st == CDDP_OK)
+            st = k->set(k->arg, go, text, len, err);
+    }
+    if (st == CDDP_OK)
+        st = k->get(k->arg, go, text, sizeof text - 1, &len, left_ms(deadline_ms), err);
+    if (mine->status != CDDP_OK) {
+        if (err != NULL)
+            *err = *mine;
+        return mine->status;
+    }
+    if (st == CDDP_E_TIMEOUT)
+        return cdi_fail(err, st, "not all ranks were ready for NCCL within %.4g s",
+                        (double)b->world.join_timeout_ms / 1000);
+    if (st != CDDP_OK || len == 0)
+        return st;
+    text[len] = '\0';
+    if (sscanf(text, "%d %n", &status, &at) != 1 || status >= 0)
+        status = CDDP_E_SYSTEM;
+    return cdi_fail(err, (cddp_status)status, "%.1000s", text + at);
+}
+
+/* --------------------------------------------------------------------------------------------- NCCL's polling ---- */
+
+cddp_status cdi_communicator_settle(struct cdi_backend *b, ncclComm_t comm, ncclResult_t r, const char *what,
+                                    int64_t deadline_ms, struct cdi_error *err)
+{
+    for (int round = 0; r == ncclInProgress; round++) {
+        const struct timespec nap = {.tv_nsec = 100000};
+        cddp_status st = cdi_gpu_health_now(b, err);
+
+        if (st != CDDP_OK)
+            return st;
+        if (cdi_now_ms() > deadline_ms)
+            return cdi_fail(err, CDDP_E_TIMEOUT, "%s: NCCL was not done in time; a peer may not have come", what);
+        if (cdi_nccl.comm_error(comm, &r) != ncclSuccess)
+            r = ncclInternalError;
+        if (r == ncclInProgress && round > SPIN_ROUNDS)
+            (void)nanosleep(&nap, NULL);
+    }
+    return r == ncclSuccess ? CDDP_OK : cdi_nccl_fail(b, r, what, err);
+}
+
+/* Few channels, so that what computes meanwhile keeps its multiprocessors. Old libraries know fewer of the members. */
+static ncclConfig_t configure(const struct cdi_backend *b, char name[CDI_PREFIX_MAX])
+{
+    ncclConfig_t c = NCCL_CONFIG_INITIALIZER;
+    const char *ctas = cdi_host->env(MAX_CTAS_ENV);
+
+    c.blocking = 0;
+    if (ctas != NULL && strtol(ctas, NULL, 10) > 0)
+        c.maxCTAs = (int)strtol(ctas, NULL, 10);
+    if (cdi_nccl.code >= 22700) {
+        (void)snprintf(name, CDI_PREFIX_MAX, "%s", b->prefix);
+        if (*name != '\0')
+            name[strlen(name) - 1] = '\0'; /* without the slash */
+        c.commName = name;
+        c.CTAPolicy = NCCL_CTA_POLICY_EFFICIENCY;
+    }
+    return c;
+}
+
+static cddp_status connect_all(struct cdi_backend *b, ncclUniqueId *ids, int roots, int64_t deadline_ms,
+                               struct cdi_error *err)
+{
+    char name[CDI_PREFIX_MAX];
+    ncclConfig_t config = configure(b, name);
+    ncclResult_t r;
+
+    if (roots > 1)
+        r = cdi_nccl.comm_init_scalable(&b->comm, b->world.size, b->world.rank, roots, ids, &config);
+    else
+        r = cdi_nccl.comm_init(&b->comm, b->world.size, ids[0], b->world.rank, &config);
+    return cdi_communicator_settle(b, b->comm, r, "connecting the ranks", deadline_ms, err);
+}
+
+/* What this rank can do before it needs the others. */
+static cddp_status prepare(struct cdi_backend *b, ncclUniqueId *ids, int roots, bool able, bool share,
+                           int64_t deadline_ms, struct cdi_error *err)
+{
+    int root = cdi_root_of_rank(b->world.rank, b->world.size, roots);
+    cddp_status st = CDDP_OK;
+
+    if (root >= 0)
+        st = publish_id(b, root, able, err);
+    if (!able)
+        return CDDP_OK;
+    if (st == CDDP_OK)
+        st = fetch_ids(b, ids, roots, deadline_ms, err);
+    return st == CDDP_OK && !share ? claim_gpu(b, deadline_ms, err) : st;
+}
+
+cddp_status cdi_communicator_join(struct cdi_backend *b, const struct cdi_error *local, bool share,
+                                  struct cdi_error *err)
+{
+    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), b->world.join_timeout_ms);
+    struct cdi_error mine = *local, why = {.status = CDDP_OK};
+    int roots = n_roots(b);
+    ncclUniqueId *ids = cdi_host->alloc((size_t)roots, sizeof *ids);
+    cddp_status st;
+
+    if (ids == NULL && mine.status == CDDP_OK)
+        (void)cdi_fail(&mine, CDDP_E_NOMEM, "out of memory");
+    if (b->world.size > 1) {
+        st = prepare(b, ids, roots, mine.status == CDDP_OK, share, deadline_ms, &why);
+        if (mine.status == CDDP_OK && st != CDDP_OK)
+            mine = why;
+        st = agree(b, &mine, deadline_ms, err);
+    } else {
+        st = mine.status;
+        if (st == CDDP_OK && cdi_nccl.unique_id(ids) != ncclSuccess)
+            st = cdi_fail(&mine, CDDP_E_SYSTEM, "NCCL cannot make a unique id: %.300s", cdi_nccl.last_error(NULL));
+        if (st != CDDP_OK && err != NULL)
+            *err = mine;
+    }
+    if (st == CDDP_OK)
+        st = connect_all(b, ids, roots, deadline_ms, err);
+    cdi_host->release(ids);
+    return st;
+}
+
+cddp_status cdi_communicator_split(struct cdi_backend *b, int color, int key, struct cdi_backend *part,
+                                   struct cdi_error *err)
+{
+    char name[CDI_PREFIX_MAX] = "";
+    ncclConfig_t config = configure(part != NULL ? part : b, name);
+    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), b->world.join_timeout_ms);
+    ncclComm_t comm = NULL;
+    ncclResult_t r;
+    cddp_status st;
+
+    (void)pthread_mutex_lock(&b->lock);
+    st = cdi_gpu_flush(b, err);
+    if (st == CDDP_OK) {
+        r = cdi_nccl.comm_split(b->comm, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &comm, &config);
+        st = cdi_communicator_settle(b, b->comm, r, "splitting the communicator", deadline_ms, err);
+    }
+    (void)pthread_mutex_unlock(&b->lock);
+    if (part == NULL)
+        return st;
+    part->comm = comm;
+    if (st == CDDP_OK)
+        st = cdi_communicator_settle(part, comm, ncclInProgress, "connecting the new communicator", deadline_ms, err);
+    if (st == CDDP_OK && (cdi_nccl.comm_rank(comm, &part->world.rank) != ncclSuccess ||
+                          cdi_nccl.comm_count(comm, &part->world.size) != ncclSuccess))
+        st = cdi_fail(err, CDDP_E_SYSTEM, "NCCL does not tell the size of a new communicator");
+    return st;
+}
+
+void cdi_communicator_leave(struct cdi_backend *b)
+{
+    int64_t deadline_ms = cdi_now_ms() + LEAVE_MS;
+    ncclResult_t r;
+
+    if (b->comm == NULL)
+        return;
+    r = atomic_load(&b->failed) ? ncclInternalError : cdi_nccl.comm_finalize(b->comm);
+    while (r == ncclInProgress && cdi_now_ms() < deadline_ms) {
+        const struct timespec nap = {.tv_nsec = 200000};
+
+        (void)nanosleep(&nap, NULL);
+        if (cdi_nccl.comm_error(b->comm, &r) != ncclSuccess)
+            r = ncclInternalError;
+    }
+    if (r == ncclSuccess)
+        (void)cdi_nccl.comm_destroy(b->comm);
+    else
+        (void)cdi_nccl.comm_abort(b->comm);
+    b->comm = NULL;
+}

@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/backend/nccl/device.h"
+
+#include "common/cleanup.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define BOUNCE_BYTES ((size_t)4 << 20) /* of pinned memory, for copies from and to memory that is not */
+
+cddp_status cdi_device_choose(const struct cdi_world *world, int n_visible, bool share, int *device,
+                              struct cdi_error *err)
+{
+    int asked = world->device;
+
+    if (asked >= n_visible)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_init_options.device is \"cuda:%d\", but rank %d sees only %d GPU%s (CUDA_VISIBLE_DEVICES "
+                        "chooses them)",
+                        asked, world->rank, n_visible, n_visible == 1 ? "" : "s");
+    if (asked < 0)
+        asked = n_visible == 1 ? 0 : share ? world->device_rank % n_visible : world->device_rank;
+    if (asked >= n_visible)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "rank %d has local rank %d, but this host shows only %d GPUs: start at most one rank per GPU, "
+                        "set CDDP_SHARE_GPU=1 if ranks are to share them, or CDDP_BACKEND=cpu",
+                        world->rank, world->device_rank, n_visible);
+    *device = asked;
+    return CDDP_OK;
+}
+
+/* -1: the kernel does not say. */
+static int numa_node_of(const char *pci)
+{
+    char path[96], text[16] = "";
+    CDI_AUTOCLOSE int fd = -1;
+    ssize_t n;
+
+    (void)snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/numa_node", pci);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    n = fd < 0 ? 0 : read(fd, text, sizeof text - 1);
+    return n > 0 ? (int)strtol(text, NULL, 10) : -1;
+}
+
+static cddp_status describe(struct cdi_device *d, int ordinal, struct cdi_error *err)
+{
+    cddp_device_info *info = &d->info;
+    size_t bytes = 0;
+    int n_sm = 0;
+    cddp_status st = cdi_cuda_check(cdi_cuda.device_name(info->name, sizeof info->name, d->id), "naming the GPU", err);
+
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.device_pci(info->pci, sizeof info->pci, d->id), "asking for the GPU's address",
+                            err);
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.device_memory(&bytes, d->id), "asking for the GPU's memory", err);
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.device_attribute(&n_sm, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, d->id),
+                            "asking for the GPU's multiprocessors", err);
+    if (st != CDDP_OK)
+        return st;
+    info->name[sizeof info->name - 1] = '\0';
+    for (char *p = info->pci; *p != '\0'; p++) /* as the kernel writes it */
+        *p = *p >= 'A' && *p <= 'F' ? (char)(*p - 'A' + 'a') : *p;
+    info->size = sizeof *info;
+    info->device = ordinal;
+    info->memory_bytes = bytes;
+    info->numa_node = numa_node_of(info->pci);
+    d->n_sm = (uint32_t)n_sm;
+    return CDDP_OK;
+}
+
+static cddp_status load_kernels(struct cdi_device *d, struct cdi_error *err)
+{
+    cddp_status st = cdi_cuda_check(cdi_cuda.library_load(&d->library, cdi_kernel_image, NULL, NULL, 0, NULL, NULL, 0),
+                                    "loading libcddp's kernels", err);
+
+    for (int i = 0; i < CDI_N_KERNELS && st == CDDP_OK; i++) {
+        const char *name = cdi_kernel_name((enum cdi_kernel)i);
+        CUkernel kernel;
+
+        st = cdi_cuda_check(cdi_cuda.library_kernel(&kernel, d->library, name), name, err);
+        if (st == CDDP_OK)
+            st = cdi_cuda_check(cdi_cuda.kernel_function(&d->kernel[i], kernel), name, err);
+    }
+    return st;
+}
+
+/* Streams and kernels, in the context that is current. */
+static cddp_status equip(struct cdi_device *d, struct cdi_error *err)
+{
+    int least = 0, greatest = 0;
+    cddp_status st = cdi_cuda_check(cdi_cuda.stream_priorities(&least, &greatest), "asking for stream priorities", err);
+
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.stream_create(&d->stream, CU_STREAM_NON_BLOCKING, greatest),
+                            "creating the communication stream", err);
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.stream_create(&d->side, CU_STREAM_NON_BLOCKING, least), "creating a stream", err);
+    return st == CDDP_OK ? load_kernels(d, err) : st;
+}
+
+cddp_status cdi_device_open(struct cdi_device *d, const struct cdi_world *world, bool share, struct cdi_error *err)
+{
+    int n = 0, ordinal = 0;
+    cddp_status st;
+
+    *d = (struct cdi_device){.info = {.size = sizeof d->info}};
+    st = cdi_cuda_check(cdi_cuda.device_count(&n), "counting GPUs", err);
+    if (st == CDDP_OK)
+        st = cdi_device_choose(world, n, share, &ordinal, err);
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.device_get(&d->id, ordinal), "choosing the GPU", err);
+    if (st == CDDP_OK)
+        st = describe(d, ordinal, err);
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.context_retain(&d->context, d->id), "opening the GPU", err);
+    if (st != CDDP_OK)
+        return st;
+    d->retained = true;
+    st = cdi_cuda_check(cdi_cuda.context_set(d->context), "opening the GPU", err);
+    return st == CDDP_OK ? equip(d, err) : st;
+}
+
+cddp_status cdi_device_again(struct cdi_device *d, const struct cdi_device *of, struct cdi_error *err)
+{
+    *d = (struct cdi_device){.info = of->info, .id = of->id, .n_sm = of->n_sm};
+    if (cdi_cuda_check(cdi_cuda.context_retain(&d->context, d->id), "opening the GPU again", err) != CDDP_OK)
+        return err != NULL ? err->status : CDDP_E_SYSTEM;
+    d->retained = true;
+    return equip(d, err);
+}
+
+void cdi_device_close(struct cdi_device *d)
+{
+    if (d->context == NULL)
+        return;
+    cdi_device_enter(d);
+    if (d->library != NULL)
+        (void)cdi_cuda.library_unload(d->library);
+    if (d->side != NULL)
+        (void)cdi_cuda.stream_destroy(d->side);
+    if (d->stream != NULL)
+        (void)cdi_cuda.stream_destroy(d->stream);
+    cdi_device_leave(d);
+    if (d->retained)
+        (void)cdi_cuda.context_release(d->id);
+    *d = (struct cdi_device){.info = d->info};
+}
+
+void cdi_device_enter(const struct cdi_device *d)
+{
+    (void)cdi_cuda.context_push(d->context);
+}
+
+void cdi_device_leave(const struct cdi_device *d)
+{
+    CUcontext was;
+
+    (void)d;
+    (void)cdi_cuda.context_pop(&was);
+}
+
+cddp_status cdi_device_launch(const struct cdi_device *d, struct cdi_launch *launch, struct cdi_error *err)
+{
+    void *params[] = {&launch->args};
+
+    if (launch->grid == 0)
+        return CDDP_OK;
+    return cdi_cuda_check(cdi_cuda.launch(d->kernel[launch->kernel], launch->grid, 1, 1, CDI_KERNEL_THREADS, 1, 1, 0,
+                                          d->stream, params, NULL),
+                          cdi_kernel_name(launch->kernel), err);
+}
+
+bool cdi_device_owns(const void *p)
+{
+    CUmemorytype type = (CUmemorytype)0;
+    unsigned managed = 0;
+
+    if (p == NULL ||
+        cdi_cuda.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, cdi_device_ptr(p)) != CUDA_SUCCESS)
+        return false;
+    if (type == CU_MEMORYTYPE_DEVICE)
+        return true;
+    return cdi_cuda.pointer_attribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, cdi_device_ptr(p)) == CUDA_SUCCESS &&
+           managed != 0;
+}
+
+/* One of the two is on the host, and pageable perhaps: through pinned memory, piece by piece. */
+static cddp_status copy_bounced(const struct cdi_device *d, uint8_t *to, const uint8_t *from, size_t bytes, bool up,
+                                struct cdi_error *err)
+{
+    size_t cap = bytes < BOUNCE_BYTES ? bytes : BOUNCE_BYTES;
+    void *bounce;
+    cddp_status st = cdi_cuda_check(cdi_cuda.pinned_alloc(&bounce, cap, 0), "getting pinned memory", err);
+
+    if (st != CDDP_OK)
+        return st;
+    for (size_t at = 0; at < bytes && st == CDDP_OK; at += cap) {
+        size_t n = bytes - at < cap ? bytes - at : cap;
+
+        if (up)
+            memcpy(bounce, from + at, n);
+        st = cdi_cuda_check(up ? cdi_cuda.to_device(cdi_device_ptr(to + at), bounce, n, d->side)
+                               : cdi_cuda.to_host(bounce, cdi_device_ptr(from + at), n, d->side),
+                            "copying", err);
+        if (st == CDDP_OK)
+            st = cdi_cuda_check(cdi_cuda.stream_synchronize(d->side), "copying", err);
+        if (st == CDDP_OK && !up)
+            memcpy(to + at, bounce, n);
+    }
+    (void)cdi_cuda.pinned_free(bounce);
+    return st;
+}
+
+cddp_status cdi_device_copy(const struct cdi_device *d, void *to, const void *from, size_t bytes, struct cdi_error *err)
+{
+    bool to_device = cdi_device_owns(to), from_device = cdi_device_owns(from);
+    cddp_status st;
+
+    if (bytes == 0)
+        return CDDP_OK;
+    if (!to_device && !from_device) {
+        memcpy(to, from, bytes);
+        return CDDP_OK;
+    }
+    if (to_device != from_device)
+        return copy_bounced(d, to, from, bytes, to_device, err);
+    st = cdi_cuda_check(cdi_cuda.on_device(cdi_device_ptr(to), cdi_device_ptr(from), bytes, d->side), "copying", err);
+    return st == CDDP_OK ? cdi_cuda_check(cdi_cuda.stream_synchronize(d->side), "copying", err) : st;
+}

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One GPU as a rank uses it: its primary context, two streams, the kernels, and memory. Functions want the context to
+ * be current (cdi_device_enter), except where they say otherwise.
+ */
+#ifndef CDI_NCCL_DEVICE_H
+#define CDI_NCCL_DEVICE_H
+
+#include "worker/backend/nccl/kernel.h"
+#include "worker/backend/nccl/library.h"
+
+struct cdi_device {
+    cddp_device_info info;
+    CUdevice id;
+    CUcontext context; /* NULL: not open */
+    bool retained;     /* by this struct; a copy for a part of the communicator has not */
+    CUstream stream;   /* communication, of the highest priority */
+    CUstream side;     /* copies of the caller's that nothing else orders */
+    CUlibrary library;
+    CUfunction kernel[CDI_N_KERNELS];
+    uint32_t n_sm;
+};
+
+/*
+ * Which of n_visible devices: the one that the program asked for, the only one, or that of the local rank. share: more
+ * ranks than devices is meant. Pure. CDDP_E_INVALID (there is no such device; the sentence says how many there are).
+ */
+cddp_status cdi_device_choose(const struct cdi_world *world, int n_visible, bool share, int *device,
+                              struct cdi_error *err);
+
+/* Open the device that is this rank's; its context is then current in the calling thread. */
+cddp_status cdi_device_open(struct cdi_device *d, const struct cdi_world *world, bool share, struct cdi_error *err);
+/* The same device for another communicator: streams and kernels of its own. */
+cddp_status cdi_device_again(struct cdi_device *d, const struct cdi_device *of, struct cdi_error *err);
+/* Free all; what runs on the streams must have ended. Safe on a zeroed struct, any state of opening, any thread. */
+void cdi_device_close(struct cdi_device *d);
+
+/* Make the context current in this thread, and what was before again. Any thread. */
+void cdi_device_enter(const struct cdi_device *d);
+void cdi_device_leave(const struct cdi_device *d);
+
+/* Put a launch on the communication stream. A grid of 0 is nothing to do. */
+cddp_status cdi_device_launch(const struct cdi_device *d, struct cdi_launch *launch, struct cdi_error *err);
+
+/* Is it memory of a GPU (also managed memory)? Any thread. */
+bool cdi_device_owns(const void *p);
+
+/* Copy on the side stream, and wait. Any two of host and device. */
+cddp_status cdi_device_copy(const struct cdi_device *d, void *to, const void *from, size_t bytes,
+                            struct cdi_error *err);
+
+/* Device memory as a pointer, and back. */
+static inline CUdeviceptr cdi_device_ptr(const void *p)
+{
+    return (CUdeviceptr)(uintptr_t)p;
+}
+
+#endif

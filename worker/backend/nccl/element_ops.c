@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table's element functions: kernels on the communication stream, behind what was enqueued. */
+#include "worker/backend/nccl/state.h"
+
+/* Enter, lock, start what is held back. CDDP_OK: leave with end(). */
+static cddp_status begin(struct cdi_backend *b, struct cdi_error *err)
+{
+    cddp_status st = cdi_gpu_health(b, err);
+
+    if (st != CDDP_OK)
+        return st;
+    cdi_device_enter(&b->device);
+    (void)pthread_mutex_lock(&b->lock);
+    st = cdi_gpu_flush(b, err);
+    if (st != CDDP_OK) {
+        (void)pthread_mutex_unlock(&b->lock);
+        cdi_device_leave(&b->device);
+    }
+    return st;
+}
+
+static void end(struct cdi_backend *b)
+{
+    (void)pthread_mutex_unlock(&b->lock);
+    cdi_device_leave(&b->device);
+}
+
+static cddp_status move(struct cdi_backend *b, enum cdi_kernel kernel, void *flat, const struct cdi_slice *slice,
+                        size_t n, struct cdi_error *err)
+{
+    uint8_t *at = flat;
+    cddp_status st = begin(b, err);
+
+    if (st != CDDP_OK)
+        return st;
+    while (n > 0 && st == CDDP_OK) {
+        struct cdi_launch launch;
+        size_t bytes, taken = cdi_launch_pack(&launch, kernel, b->device.n_sm, at, slice, n, &bytes);
+
+        st = cdi_device_launch(&b->device, &launch, err);
+        slice += taken;
+        n -= taken;
+        at += bytes;
+    }
+    end(b);
+    return st;
+}
+
+cddp_status cdi_gpu_pack(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n, struct cdi_error *err)
+{
+    return move(b, CDI_KERNEL_PACK, to, from, n, err);
+}
+
+cddp_status cdi_gpu_unpack(struct cdi_backend *b, const struct cdi_slice *to, size_t n, const void *from,
+                           struct cdi_error *err)
+{
+    return move(b, CDI_KERNEL_UNPACK, (void *)(uintptr_t)from, to, n, err);
+}
+
+static cddp_status launch(struct cdi_backend *b, struct cdi_launch *l, struct cdi_error *err)
+{
+    cddp_status st = begin(b, err);
+
+    if (st != CDDP_OK)
+        return st;
+    st = cdi_device_launch(&b->device, l, err);
+    end(b);
+    return st;
+}
+
+cddp_status cdi_gpu_cast(struct cdi_backend *b, void *to, cddp_dtype to_type, const void *from, cddp_dtype from_type,
+                         size_t count, struct cdi_error *err)
+{
+    struct cdi_launch l;
+    cddp_status st = cdi_launch_cast(&l, b->device.n_sm, to, to_type, from, from_type, count, 1, err);
+
+    return st == CDDP_OK ? launch(b, &l, err) : st;
+}
+
+cddp_status cdi_gpu_scale(struct cdi_backend *b, void *x, size_t count, cddp_dtype dtype, double factor,
+                          struct cdi_error *err)
+{
+    struct cdi_launch l;
+    cddp_status st = cdi_launch_scale(&l, b->device.n_sm, x, count, dtype, factor, err);
+
+    return st == CDDP_OK ? launch(b, &l, err) : st;
+}
+
+/* Clear the counters, count, bring them back: three steps of the stream, and an event behind them. */
+static cddp_status enqueue_scan(struct cdi_backend *b, struct cdi_launch *l, struct cdi_error *err)
+{
+    CUdeviceptr found = cdi_device_ptr(b->scan_device);
+    CUstream s = b->device.stream;
+    cddp_status st = begin(b, err);
+
+    if (st != CDDP_OK)
+        return st;
+    st = cdi_cuda_check(cdi_cuda.set_bytes(found, 0, sizeof *b->scan_device, s), "scanning", err);
+    if (st == CDDP_OK)
+        st = cdi_device_launch(&b->device, l, err);
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.to_host(b->scan_pinned, found, sizeof *b->scan_pinned, s), "scanning", err);
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.event_record(b->scan_event, s), "scanning", err);
+    end(b);
+    return st;
+}
+
+cddp_status cdi_gpu_scan(struct cdi_backend *b, const void *x, size_t count, cddp_dtype dtype, struct cdi_scan *out,
+                         struct cdi_error *err)
+{
+    struct cdi_launch l;
+    cddp_status st = cdi_launch_scan(&l, b->device.n_sm, x, count, dtype, b->scan_device, err);
+
+    if (st != CDDP_OK)
+        return st;
+    (void)pthread_mutex_lock(&b->scan_lock);
+    st = enqueue_scan(b, &l, err);
+    if (st == CDDP_OK) {
+        cdi_device_enter(&b->device);
+        st = cdi_gpu_await_event(b, b->scan_event, err);
+        cdi_device_leave(&b->device);
+    }
+    if (st == CDDP_OK)
+        *out = (struct cdi_scan){.n_nan = b->scan_pinned->n_nan, .n_inf = b->scan_pinned->n_inf};
+    (void)pthread_mutex_unlock(&b->scan_lock);
+    return st;
+}

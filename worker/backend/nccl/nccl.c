@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table of the NCCL backend, how one comes and goes, and the module's one symbol. */
+#include "worker/backend/nccl/state.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define SHARE_ENV "CDDP_SHARE_GPU"
+#define TOKEN_BYTES 64
+
+/* ------------------------------------------------------------------------------------------ coming and going ---- */
+
+static void init_locks(struct cdi_backend *b)
+{
+    pthread_condattr_t attr;
+
+    (void)pthread_mutex_init(&b->lock, NULL); /* on Linux these cannot fail without attributes */
+    (void)pthread_mutex_init(&b->word, NULL);
+    (void)pthread_mutex_init(&b->scan_lock, NULL);
+    (void)pthread_condattr_init(&attr);
+    (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(&b->news, &attr);
+    (void)pthread_condattr_destroy(&attr);
+}
+
+static struct cdi_backend *new_backend(const struct cdi_world *world)
+{
+    struct cdi_backend *b = cdi_host->alloc(1, sizeof *b);
+
+    if (b == NULL)
+        return NULL;
+    b->world = *world;
+    b->record = world->flight;
+    init_locks(b);
+    return b;
+}
+
+static cddp_status get_event(CUevent *e, struct cdi_error *err)
+{
+    return cdi_cuda_check(cdi_cuda.event_create(e, CU_EVENT_DISABLE_TIMING), "creating an event", err);
+}
+
+/* Events and the small memory that every communicator has. The context is current. */
+static cddp_status equip(struct cdi_backend *b, struct cdi_error *err)
+{
+    CUdeviceptr token = 0, found = 0;
+    void *pinned = NULL;
+    cddp_status st = get_event(&b->mark, err);
+
+    if (st == CDDP_OK)
+        st = get_event(&b->tail, err);
+    if (st == CDDP_OK)
+        st = get_event(&b->scan_event, err);
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.memory_alloc(&token, TOKEN_BYTES), "getting memory of the GPU", err);
+    b->token = (void *)(uintptr_t)token;
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.memory_alloc(&found, sizeof *b->scan_device), "getting memory of the GPU", err);
+    b->scan_device = (struct cdi_scan_found *)(uintptr_t)found;
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.pinned_alloc(&pinned, sizeof *b->scan_pinned, 0), "getting pinned memory", err);
+    b->scan_pinned = pinned;
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.set_bytes(token, 0, TOKEN_BYTES, b->device.stream), "clearing memory", err);
+    return st;
+}
+
+/* Ends of what equip began. */
+static void strip(struct cdi_backend *b)
+{
+    CUevent events[] = {b->mark, b->tail, b->scan_event};
+
+    for (size_t i = 0; i < sizeof events / sizeof events[0]; i++)
+        if (events[i] != NULL)
+            (void)cdi_cuda.event_destroy(events[i]);
+    if (b->token != NULL)
+        (void)cdi_cuda.memory_free(cdi_device_ptr(b->token));
+    if (b->scan_device != NULL)
+        (void)cdi_cuda.memory_free(cdi_device_ptr(b->scan_device));
+    if (b->scan_pinned != NULL)
+        (void)cdi_cuda.pinned_free(b->scan_pinned);
+    cdi_stage_free(b->out_staged);
+    cdi_stage_free(b->spare_staged);
+    cdi_gpu_free_ring(b);
+}
+
+/* Collectives that nobody joined end here; peers that wait in them are told. */
+static void abandon(struct cdi_backend *b)
+{
+    struct cdi_error err;
+    bool idle;
+
+    if (!b->watching)
+        return;
+    (void)pthread_mutex_lock(&b->lock);
+    idle = cdi_gpu_poll(b) && b->issued == b->given;
+    (void)pthread_mutex_unlock(&b->lock);
+    if (idle)
+        return;
+    (void)cdi_fail(&err, CDDP_E_ABORTED, "rank %d left the job while collectives were in flight", b->world.rank);
+    (void)cdi_gpu_fail(b, &err);
+}
+
+static void gpu_destroy(struct cdi_backend *b)
+{
+    if (b == NULL)
+        return;
+    if (b->device.context != NULL) {
+        cdi_device_enter(&b->device);
+        abandon(b);
+        cdi_watch_stop(b);
+        cdi_communicator_leave(b);
+        strip(b);
+        cdi_device_leave(&b->device);
+    }
+    cdi_device_close(&b->device);
+    cdi_host->flight_close(b->own_flight);
+    (void)pthread_cond_destroy(&b->news);
+    (void)pthread_mutex_destroy(&b->scan_lock);
+    (void)pthread_mutex_destroy(&b->word);
+    (void)pthread_mutex_destroy(&b->lock);
+    cdi_host->release(b);
+}
+
+/* Several ranks on one GPU: to NCCL each is on a host of its own, and they meet over sockets. */
+static void pretend_hosts(const struct cdi_backend *b)
+{
+    uint8_t id[CDI_MODULE_HOST_ID];
+    char text[2 * sizeof id + 16];
+    int at = 0;
+
+    cdi_host->host_id(id);
+    for (size_t i = 0; i < sizeof id; i++)
+        at += snprintf(text + at, sizeof text - (size_t)at, "%02x", id[i]);
+    (void)snprintf(text + at, sizeof text - (size_t)at, "-%d", b->world.rank);
+    (void)setenv("NCCL_HOSTID", text, 0);
+    (void)setenv("NCCL_NET", "Socket", 0);
+}
+
+static cddp_status gpu_create(struct cdi_backend **out, const struct cdi_world *world, struct cdi_error *err)
+{
+    const char *said = cdi_host->env(SHARE_ENV);
+    bool share = said != NULL && said[0] == '1' && said[1] == '\0';
+    struct cdi_error mine = {.status = CDDP_OK};
+    struct cdi_backend *b = new_backend(world);
+    cddp_status st;
+
+    if (b == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    (void)snprintf(b->prefix, sizeof b->prefix, "nccl/");
+    if (said != NULL && !share && !(said[0] == '0' && said[1] == '\0'))
+        (void)cdi_fail(&mine, CDDP_E_INVALID, "%s='%.64s' is neither 0 nor 1", SHARE_ENV, said);
+    if (share)
+        pretend_hosts(b);
+    if (mine.status == CDDP_OK)
+        (void)cdi_device_open(&b->device, world, share, &mine);
+    if (mine.status == CDDP_OK)
+        (void)equip(b, &mine);
+    st = cdi_communicator_join(b, &mine, share, err);
+    if (st == CDDP_OK)
+        st = cdi_watch_start(b, err);
+    if (st != CDDP_OK) {
+        gpu_destroy(b);
+        return st;
+    }
+    *out = b;
+    return CDDP_OK;
+}
+
+/* A part's own device handles, events and flight page; then NCCL's split, which all ranks call. */
+static cddp_status prepare_part(struct cdi_backend *b, int color, struct cdi_backend **out, struct cdi_error *err)
+{
+    struct cdi_backend *part = new_backend(&b->world);
+    cddp_status st;
+
+    if (part == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
+    *out = part;
+    part->record = NULL;
+    if (snprintf(part->prefix, sizeof part->prefix, "%s%" PRIu32 ".%d/", b->prefix, b->n_splits, color) >=
+        (int)sizeof part->prefix)
+        return cdi_fail(err, CDDP_E_LIMIT, "communicators were split too often, one from another");
+    st = cdi_host->flight_open(&part->own_flight, err);
+    part->record = part->own_flight;
+    if (st == CDDP_OK)
+        st = cdi_device_again(&part->device, &b->device, err);
+    return st == CDDP_OK ? equip(part, err) : st;
+}
+
+static cddp_status gpu_split(struct cdi_backend *b, int color, int key, struct cdi_backend **out, struct cdi_error *err)
+{
+    struct cdi_backend *part = NULL;
+    struct cdi_error why;
+    int32_t able;
+    cddp_status st = cdi_gpu_health(b, err), own = CDDP_OK;
+
+    if (st != CDDP_OK)
+        return st;
+    cdi_device_enter(&b->device);
+    if (color >= 0)
+        own = prepare_part(b, color, &part, &why);
+    able = own == CDDP_OK;
+    b->n_splits++;
+    st = cdi_gpu_agree(b, &able, CDDP_MIN, err);
+    if (st == CDDP_OK && !able)
+        st = own != CDDP_OK ? cdi_fail(err, own, "%s", why.msg)
+                            : cdi_fail(err, CDDP_E_SYSTEM, "another rank cannot make the new communicator");
+    if (st == CDDP_OK)
+        st = cdi_communicator_split(b, color, key, part, err);
+    if (st == CDDP_OK && part != NULL)
+        st = cdi_watch_start(part, err);
+    cdi_device_leave(&b->device);
+    if (st != CDDP_OK) {
+        gpu_destroy(part);
+        return st;
+    }
+    *out = part;
+    return CDDP_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------- the table ---- */
+
+static void gpu_abort(struct cdi_backend *b, cddp_status status, const char *why)
+{
+    struct cdi_error err;
+
+    (void)cdi_fail(&err, status, "%s", why);
+    (void)cdi_gpu_fail(b, &err);
+}
+
+static cddp_status gpu_alloc(struct cdi_backend *b, size_t bytes, void **out, struct cdi_error *err)
+{
+    CUdeviceptr p = 0;
+    cddp_status st;
+
+    cdi_device_enter(&b->device);
+    st = cdi_cuda_check(cdi_cuda.memory_alloc(&p, bytes > 0 ? bytes : 1), "getting memory of the GPU", err);
+    cdi_device_leave(&b->device);
+    if (st == CDDP_OK)
+        *out = (void *)(uintptr_t)p;
+    return st;
+}
+
+static void gpu_release(struct cdi_backend *b, void *p)
+{
+    if (p == NULL)
+        return;
+    cdi_device_enter(&b->device);
+    (void)cdi_cuda.memory_free(cdi_device_ptr(p));
+    cdi_device_leave(&b->device);
+}
+
+static bool gpu_is_device(struct cdi_backend *b, const void *p)
+{
+    (void)b;
+    return cdi_device_owns(p);
+}
+
+static cddp_status gpu_copy(struct cdi_backend *b, void *to, const void *from, size_t bytes, struct cdi_error *err)
+{
+    cddp_status st;
+
+    cdi_device_enter(&b->device);
+    st = cdi_device_copy(&b->device, to, from, bytes, err);
+    cdi_device_leave(&b->device);
+    return st;
+}
+
+static void gpu_describe(struct cdi_backend *b, cddp_device_info *out)
+{
+    *out = b->device.info;
+}
+
+static const struct cdi_backend_ops gpu_ops = {
+    .name = "nccl",
+    .on_device = true,
+    .create = gpu_create,
+    .destroy = gpu_destroy,
+    .region_create = cdi_gpu_region_create,
+    .region_destroy = cdi_gpu_region_destroy,
+    .split = gpu_split,
+    .enqueue = cdi_gpu_enqueue,
+    .join = cdi_gpu_join,
+    .follow = cdi_gpu_follow,
+    .lead = cdi_gpu_lead,
+    .alloc = gpu_alloc,
+    .release = gpu_release,
+    .is_device = gpu_is_device,
+    .copy = gpu_copy,
+    .describe = gpu_describe,
+    .health = cdi_gpu_health,
+    .abort = gpu_abort,
+    .pack = cdi_gpu_pack,
+    .unpack = cdi_gpu_unpack,
+    .cast = cdi_gpu_cast,
+    .scale = cdi_gpu_scale,
+    .scan = cdi_gpu_scan,
+};
+
+static cddp_status open_backend(const struct cdi_host *host, const struct cdi_backend_ops **ops, struct cdi_error *err)
+{
+    cddp_status st = host->size == sizeof *host
+                         ? cdi_libraries_open(host, err)
+                         : cdi_fail(err, CDDP_E_VERSION, "cddp_nccl.so and libcddp are of different builds");
+
+    if (st == CDDP_OK)
+        *ops = &gpu_ops;
+    return st;
+}
+
+extern const struct cdi_module cddp_module;
+__attribute__((visibility("default"))) const struct cdi_module cddp_module = {
+    .abi = CDI_MODULE_ABI,
+    .version = CDDP_VERSION,
+    .open = open_backend,
+};

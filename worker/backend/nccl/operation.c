@@ -1,0 +1,488 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Operations on the communication stream: the ring of them, how each becomes NCCL's calls, and who waits for whom. */
+#include "common/clock.h"
+#include "worker/backend/nccl/state.h"
+#include "worker/dtype.h"
+#include "worker/op_text.h"
+
+#include <sched.h>
+#include <string.h>
+#include <time.h>
+
+#define SPIN_NS 50000   /* a join asks without a pause, */
+#define YIELD_NS 500000 /* then lets others run in between, */
+#define NAP_NS 50000    /* then sleeps for so long */
+
+static struct cdi_slot *slot_of(const struct cdi_backend *b, uint64_t ticket)
+{
+    return &b->ring[ticket & (b->ring_size - 1)];
+}
+
+/* The sentence names the operation; the communicator is broken. */
+static cddp_status broken(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err)
+{
+    char text[CDI_OP_TEXT];
+
+    cdi_op_text(op, text, sizeof text);
+    (void)cdi_error_wrap(err, "%s", text);
+    return cdi_gpu_fail(b, err);
+}
+
+/* -------------------------------------------------------------------------------------------------- the ring ---- */
+
+static bool grow(struct cdi_backend *b)
+{
+    size_t size = b->ring_size == 0 ? CDI_RING_FIRST : b->ring_size * 2;
+    struct cdi_slot *ring = size <= CDI_RING_LIMIT ? cdi_host->alloc(size, sizeof *ring) : NULL;
+
+    if (ring == NULL)
+        return false;
+    for (uint64_t t = b->given - b->ring_size + 1; b->ring_size > 0 && t <= b->given; t++)
+        ring[t & (size - 1)] = *slot_of(b, t);
+    cdi_host->release(b->ring);
+    b->ring = ring;
+    b->ring_size = size;
+    return true;
+}
+
+/* The slot of the next ticket, with its events. */
+static cddp_status next_slot(struct cdi_backend *b, struct cdi_slot **out, struct cdi_error *err)
+{
+    struct cdi_slot *s;
+    cddp_status st = CDDP_OK;
+
+    if (b->given - b->done >= b->ring_size && !grow(b))
+        return cdi_fail(err, b->ring_size >= CDI_RING_LIMIT ? CDDP_E_LIMIT : CDDP_E_NOMEM,
+                        "%zu collectives are under way: join some of them", b->ring_size);
+    s = slot_of(b, b->given + 1);
+    if (s->started == NULL)
+        st = cdi_cuda_check(cdi_cuda.event_create(&s->started, CU_EVENT_DISABLE_TIMING), "creating an event", err);
+    if (st == CDDP_OK && s->done == NULL)
+        st = cdi_cuda_check(cdi_cuda.event_create(&s->done, CU_EVENT_DISABLE_TIMING), "creating an event", err);
+    *out = s;
+    return st;
+}
+
+void cdi_gpu_free_ring(struct cdi_backend *b)
+{
+    for (size_t i = 0; i < b->ring_size; i++) {
+        if (b->ring[i].started != NULL)
+            (void)cdi_cuda.event_destroy(b->ring[i].started);
+        if (b->ring[i].done != NULL)
+            (void)cdi_cuda.event_destroy(b->ring[i].done);
+        cdi_host->release(b->ring[i].counts);
+    }
+    cdi_host->release(b->ring);
+    b->ring = NULL;
+    b->ring_size = 0;
+}
+
+static cddp_status copy_counts(const struct cdi_backend *b, struct cdi_slot *s, struct cdi_error *err)
+{
+    size_t n = (size_t)b->world.size;
+
+    if (s->op.kind != CDI_ALL_GATHERV)
+        return CDDP_OK;
+    s->counts = cdi_host->alloc(n, sizeof *s->counts);
+    if (s->counts == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a collective");
+    memcpy(s->counts, s->op.counts, n * sizeof *s->counts);
+    s->op.counts = s->counts;
+    return CDDP_OK;
+}
+
+static void retire(struct cdi_backend *b, struct cdi_slot *s)
+{
+    cdi_host->release(s->counts);
+    s->counts = NULL;
+    s->staged = NULL;
+    b->done++;
+}
+
+bool cdi_gpu_poll(struct cdi_backend *b)
+{
+    while (b->done < b->issued) {
+        struct cdi_slot *s = slot_of(b, b->done + 1);
+
+        if (s->started_ms == 0 && cdi_cuda.event_query(s->started) == CUDA_SUCCESS) {
+            s->started_ms = cdi_now_ms();
+            cdi_host->flight_start(b->record, s->flight_seq);
+        }
+        if (s->started_ms == 0 || cdi_cuda.event_query(s->done) != CUDA_SUCCESS)
+            return false;
+        cdi_host->flight_done(b->record, s->flight_seq);
+        retire(b, s);
+    }
+    return true;
+}
+
+void cdi_gpu_current(const struct cdi_backend *b, char text[CDI_OP_TEXT], int64_t *since_ms)
+{
+    const struct cdi_slot *s = b->done < b->given ? slot_of(b, b->done + 1) : NULL;
+
+    text[0] = '\0';
+    *since_ms = s != NULL ? s->started_ms : 0;
+    if (s != NULL)
+        cdi_op_text(&s->op, text, CDI_OP_TEXT);
+}
+
+/* ------------------------------------------------------------------------------------------------ NCCL's calls ---- */
+
+static ncclDataType_t nccl_type(cddp_dtype dtype)
+{
+    _Static_assert(ncclInt8 == CDDP_INT8 - 1 && ncclFloat16 == CDDP_FLOAT16 - 1 && ncclBfloat16 == CDDP_BFLOAT16 - 1,
+                   "the types are NCCL's own, counted from 1");
+    return (ncclDataType_t)(dtype - 1);
+}
+
+/*
+ * The mean costs no pass where NCCL does it after the sum (symmetric windows). Elsewhere its ncclAvg multiplies before,
+ * which for wide types loses what a factor after the sum does not, and keeps registered buffers from the faster ways;
+ * for narrow types it keeps sums from overflowing.
+ */
+static bool factor_comes_after(const struct cdi_op *op)
+{
+    return op->op == CDDP_MEAN && !cdi_gpu_is_window(op->region) &&
+           (op->dtype == CDDP_FLOAT32 || op->dtype == CDDP_FLOAT64);
+}
+
+static ncclRedOp_t nccl_op(const struct cdi_op *op)
+{
+    _Static_assert((int)ncclSum == (int)CDDP_SUM && (int)ncclProd == (int)CDDP_PROD && (int)ncclMax == (int)CDDP_MAX &&
+                       (int)ncclMin == (int)CDDP_MIN && (int)ncclAvg == (int)CDDP_MEAN,
+                   "the reductions are NCCL's own");
+    return factor_comes_after(op) ? ncclSum : (ncclRedOp_t)op->op;
+}
+
+/* The first error of several calls; a call inside a group is never "in progress" for long. */
+static void keep(ncclResult_t *first, ncclResult_t r)
+{
+    if (*first == ncclSuccess && r != ncclInProgress)
+        *first = r;
+}
+
+/* Parts of different length: each is broadcast by who has it. */
+static ncclResult_t call_all_gatherv(struct cdi_backend *b, const struct cdi_op *op)
+{
+    size_t size = cddp_dtype_size(op->dtype), at = 0;
+    ncclResult_t r = ncclSuccess;
+
+    for (int k = 0; k < b->world.size; k++) {
+        uint8_t *to = (uint8_t *)op->out + at;
+
+        if (op->counts[k] > 0)
+            keep(&r, cdi_nccl.broadcast(k == b->world.rank ? op->in : to, to, op->counts[k], nccl_type(op->dtype), k,
+                                        b->comm, b->device.stream));
+        at += op->counts[k] * size;
+    }
+    return r;
+}
+
+static ncclResult_t call_all_to_all(struct cdi_backend *b, const struct cdi_op *op)
+{
+    size_t block = op->count * cddp_dtype_size(op->dtype);
+    ncclResult_t r = ncclSuccess;
+
+    for (int k = 0; k < b->world.size; k++) {
+        keep(&r, cdi_nccl.send((const uint8_t *)op->in + (size_t)k * block, op->count, nccl_type(op->dtype), k, b->comm,
+                               b->device.stream));
+        keep(&r, cdi_nccl.recv((uint8_t *)op->out + (size_t)k * block, op->count, nccl_type(op->dtype), k, b->comm,
+                               b->device.stream));
+    }
+    return r;
+}
+
+static ncclResult_t call(struct cdi_backend *b, const struct cdi_op *op)
+{
+    ncclDataType_t type = op->kind == CDI_BARRIER ? ncclInt32 : nccl_type(op->dtype);
+    CUstream s = b->device.stream;
+
+    switch (op->kind) {
+    case CDI_BARRIER:
+        return cdi_nccl.all_reduce(b->token, b->token, 1, type, ncclMax, b->comm, s);
+    case CDI_ALL_REDUCE:
+        return cdi_nccl.all_reduce(op->in, op->out, op->count, type, nccl_op(op), b->comm, s);
+    case CDI_BROADCAST:
+        return cdi_nccl.broadcast(op->in, op->out, op->count, type, op->root, b->comm, s);
+    case CDI_REDUCE:
+        return cdi_nccl.reduce(op->in, op->root == b->world.rank ? op->out : NULL, op->count, type, nccl_op(op),
+                               op->root, b->comm, s);
+    case CDI_ALL_GATHER:
+        return cdi_nccl.all_gather(op->in, op->out, op->count, type, b->comm, s);
+    case CDI_REDUCE_SCATTER:
+        return cdi_nccl.reduce_scatter(op->in, op->out, op->count, type, nccl_op(op), b->comm, s);
+    case CDI_ALL_GATHERV:
+        return call_all_gatherv(b, op);
+    case CDI_ALL_TO_ALL:
+        return call_all_to_all(b, op);
+    case CDI_SEND:
+        return cdi_nccl.send(op->in, op->count, type, op->root, b->comm, s);
+    case CDI_RECV:
+        return cdi_nccl.recv(op->out, op->count, type, op->root, b->comm, s);
+    }
+    return ncclInvalidArgument;
+}
+
+/* Nothing to move; equal on all ranks that take part. */
+static bool is_empty(const struct cdi_op *op)
+{
+    return op->kind != CDI_BARRIER && op->kind != CDI_ALL_GATHERV && op->count == 0;
+}
+
+static bool makes_several_calls(const struct cdi_op *op)
+{
+    return op->kind == CDI_ALL_GATHERV || op->kind == CDI_ALL_TO_ALL;
+}
+
+/* ---------------------------------------------------------------------------------------------------- issuing ---- */
+
+static cddp_status record(struct cdi_backend *b, CUevent e, struct cdi_error *err)
+{
+    return cdi_cuda_check(cdi_cuda.event_record(e, b->device.stream), "recording an event", err);
+}
+
+static cddp_status before(struct cdi_backend *b, struct cdi_slot *s, struct cdi_error *err)
+{
+    cddp_status st = cdi_stage_in(b, s, err);
+
+    return st == CDDP_OK ? record(b, s->started, err) : st;
+}
+
+static cddp_status after(struct cdi_backend *b, struct cdi_slot *s, struct cdi_error *err)
+{
+    struct cdi_launch scale;
+    bool here = s->op.kind != CDI_REDUCE || s->op.root == b->world.rank;
+    cddp_status st = CDDP_OK;
+
+    if (factor_comes_after(&s->op) && here && s->op.kind != CDI_BARRIER) {
+        st = cdi_launch_scale(&scale, b->device.n_sm, s->op.out, s->op.count, s->op.dtype, 1.0 / b->world.size, err);
+        if (st == CDDP_OK)
+            st = cdi_device_launch(&b->device, &scale, err);
+    }
+    if (st == CDDP_OK)
+        st = cdi_stage_out(b, s, err);
+    return st == CDDP_OK ? record(b, s->done, err) : st;
+}
+
+/* The calls of tickets first to last, as one group if there are several. */
+static cddp_status calls(struct cdi_backend *b, uint64_t first, uint64_t last, struct cdi_error *err)
+{
+    bool group = first != last || makes_several_calls(&slot_of(b, first)->op);
+    ncclResult_t r = group ? cdi_nccl.group_start() : ncclSuccess;
+
+    if (r != ncclSuccess)
+        return cdi_nccl_fail(b, r, "ncclGroupStart", err);
+    for (uint64_t t = first; t <= last; t++)
+        if (!is_empty(&slot_of(b, t)->op)) {
+            ncclResult_t one = call(b, &slot_of(b, t)->op);
+
+            if (group)
+                keep(&r, one);
+            else
+                r = one;
+        }
+    if (group) {
+        ncclResult_t end = cdi_nccl.group_end();
+
+        r = r == ncclSuccess ? end : r;
+    }
+    return cdi_communicator_settle(b, b->comm, r, "starting it", cdi_deadline_ms(cdi_now_ms(), b->world.timeout_ms),
+                                   err);
+}
+
+static cddp_status issue(struct cdi_backend *b, uint64_t first, uint64_t last, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    for (uint64_t t = first; t <= last && st == CDDP_OK; t++)
+        st = before(b, slot_of(b, t), err);
+    if (st == CDDP_OK)
+        st = calls(b, first, last, err);
+    for (uint64_t t = first; t <= last && st == CDDP_OK; t++)
+        st = after(b, slot_of(b, t), err);
+    if (st != CDDP_OK)
+        return broken(b, &slot_of(b, first)->op, err);
+    b->issued = last;
+    return CDDP_OK;
+}
+
+cddp_status cdi_gpu_flush(struct cdi_backend *b, struct cdi_error *err)
+{
+    struct cdi_error why;
+    cddp_status st = cdi_gpu_health_now(b, &why);
+
+    if (st == CDDP_OK && b->issued < b->given) {
+        b->pending_bytes = 0;
+        st = issue(b, b->issued + 1, b->given, &why);
+    }
+    if (st != CDDP_OK && err != NULL)
+        *err = why;
+    return st;
+}
+
+/* With the lock: a ticket for the operation, and all that goes with it. */
+static cddp_status append(struct cdi_backend *b, const struct cdi_op *op, struct cdi_staged *staged,
+                          struct cdi_error *err)
+{
+    size_t bytes = op->count * (op->dtype != CDDP_DTYPE_NONE ? cddp_dtype_size(op->dtype) : 1);
+    struct cdi_slot *s = NULL;
+    cddp_status st = CDDP_OK;
+
+    if (b->issued < b->given && (b->pending_bytes + bytes > CDI_GROUP_BYTES || b->given - b->issued >= CDI_GROUP_MAX))
+        st = cdi_gpu_flush(b, err);
+    if (st == CDDP_OK)
+        st = next_slot(b, &s, err);
+    if (st != CDDP_OK)
+        return st;
+    s->op = *op;
+    s->counts = NULL;
+    st = copy_counts(b, s, err);
+    if (st != CDDP_OK)
+        return st;
+    s->staged = staged;
+    s->started_ms = 0;
+    s->flight_seq =
+        cdi_host->flight_enqueue(b->record, cdi_flight_op_of(op->kind), (uint32_t)op->dtype, op->count, op->bucket);
+    b->given++;
+    if (staged != NULL)
+        cdi_stage_keep(b, staged);
+    b->pending_bytes += bytes;
+    return op->more && bytes <= CDI_GROUP_BYTES ? CDDP_OK : cdi_gpu_flush(b, err);
+}
+
+cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint64_t *ticket, struct cdi_error *err)
+{
+    struct cdi_staged *staged = NULL;
+    uint64_t before_it;
+    cddp_status st = cdi_gpu_health(b, err);
+
+    if (st != CDDP_OK)
+        return st;
+    cdi_device_enter(&b->device);
+    st = cdi_stage_prepare(b, op, &staged, err);
+    if (st == CDDP_OK) {
+        (void)pthread_mutex_lock(&b->lock);
+        before_it = b->given;
+        st = append(b, op, staged, err);
+        *ticket = b->given;
+        if (b->given != before_it)
+            staged = NULL; /* the ring's, or the list's of results */
+        cdi_gpu_busy(b);
+        (void)pthread_mutex_unlock(&b->lock);
+        cdi_stage_free(staged);
+    }
+    cdi_device_leave(&b->device);
+    return st;
+}
+
+/* -------------------------------------------------------------------------------------------------- who waits ---- */
+
+/* Until the event has come or the communicator has failed. */
+cddp_status cdi_gpu_await_event(struct cdi_backend *b, CUevent event, struct cdi_error *err)
+{
+    int64_t t0 = cdi_now_ns();
+    CUresult r;
+
+    while ((r = cdi_cuda.event_query(event)) == CUDA_ERROR_NOT_READY) {
+        const struct timespec nap = {.tv_nsec = NAP_NS};
+        int64_t waited = cdi_now_ns() - t0;
+
+        if (atomic_load(&b->failed))
+            return cdi_gpu_health(b, err);
+        if (waited > YIELD_NS)
+            (void)nanosleep(&nap, NULL);
+        else if (waited > SPIN_NS)
+            (void)sched_yield();
+    }
+    if (r != CUDA_SUCCESS) {
+        struct cdi_error why;
+
+        (void)cdi_cuda_check(r, "waiting for the GPU", &why);
+        (void)cdi_gpu_fail(b, &why);
+    }
+    return cdi_gpu_health(b, err);
+}
+
+/* The event behind an operation; NULL: it has come long ago. */
+static CUevent event_of(const struct cdi_backend *b, uint64_t ticket)
+{
+    return ticket == 0 || ticket + b->ring_size <= b->given ? NULL : slot_of(b, ticket)->done;
+}
+
+cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
+{
+    struct cdi_staged *large = NULL;
+    CUevent event = NULL;
+    cddp_status st = CDDP_OK;
+
+    cdi_device_enter(&b->device);
+    (void)pthread_mutex_lock(&b->lock);
+    if (ticket > b->given)
+        st = cdi_fail(err, CDDP_E_INVALID, "no such ticket");
+    else if (ticket > b->issued)
+        st = cdi_gpu_flush(b, err);
+    if (st == CDDP_OK)
+        event = event_of(b, ticket);
+    (void)pthread_mutex_unlock(&b->lock);
+    if (st == CDDP_OK)
+        st = event != NULL ? cdi_gpu_await_event(b, event, err) : cdi_gpu_health(b, err);
+    if (st == CDDP_OK) {
+        (void)pthread_mutex_lock(&b->lock);
+        (void)cdi_gpu_poll(b);
+        large = cdi_stage_take(b, ticket);
+        (void)pthread_mutex_unlock(&b->lock);
+    }
+    cdi_stage_free(large);
+    cdi_device_leave(&b->device);
+    return st;
+}
+
+cddp_status cdi_gpu_follow(struct cdi_backend *b, void *stream, struct cdi_error *err)
+{
+    cddp_status st = cdi_gpu_health(b, err);
+
+    if (st != CDDP_OK)
+        return st;
+    cdi_device_enter(&b->device);
+    (void)pthread_mutex_lock(&b->lock);
+    st = cdi_cuda_check(cdi_cuda.event_record(b->mark, stream), "following a stream", err);
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.stream_wait(b->device.stream, b->mark, 0), "following a stream", err);
+    (void)pthread_mutex_unlock(&b->lock);
+    cdi_device_leave(&b->device);
+    return st;
+}
+
+cddp_status cdi_gpu_lead(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err)
+{
+    CUevent event = NULL;
+    cddp_status st = cdi_gpu_health(b, err);
+
+    if (st != CDDP_OK)
+        return st;
+    cdi_device_enter(&b->device);
+    (void)pthread_mutex_lock(&b->lock);
+    if (ticket > b->given)
+        st = cdi_fail(err, CDDP_E_INVALID, "no such ticket");
+    else if (ticket == 0 || ticket > b->issued)
+        st = cdi_gpu_flush(b, err);
+    if (st == CDDP_OK && ticket == 0)
+        st = record(b, event = b->tail, err);
+    else if (st == CDDP_OK)
+        event = event_of(b, ticket);
+    if (st == CDDP_OK && event != NULL)
+        st = cdi_cuda_check(cdi_cuda.stream_wait(stream, event, 0), "making a stream wait", err);
+    (void)pthread_mutex_unlock(&b->lock);
+    cdi_device_leave(&b->device);
+    return st;
+}
+
+cddp_status cdi_gpu_agree(struct cdi_backend *b, int32_t *value, cddp_op how, struct cdi_error *err)
+{
+    const struct cdi_op op = {
+        .kind = CDI_ALL_REDUCE, .in = value, .out = value, .count = 1, .dtype = CDDP_INT32, .op = how, .bucket = -1};
+    uint64_t ticket;
+    cddp_status st = cdi_gpu_enqueue(b, &op, &ticket, err);
+
+    return st == CDDP_OK ? cdi_gpu_join(b, ticket, err) : st;
+}

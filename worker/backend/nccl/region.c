@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Arenas on the GPU: memory from ncclMemAlloc, as a symmetric window where every rank can, else registered, else plain.
+ * What is to be done next is agreed by all ranks before each collective call, since a rank that stays out of one would
+ * leave the others waiting.
+ */
+#include "common/clock.h"
+#include "worker/backend/nccl/state.h"
+
+#include <stdio.h>
+
+#define GRANULE 4096u
+
+bool cdi_gpu_is_window(const struct cdi_region *r)
+{
+    return r != NULL && ((const struct cdi_gpu_region *)(const void *)r)->kind == CDI_ARENA_WINDOW;
+}
+
+/* NCCL's memory, which can be a window or be registered; where there is none, the driver's. */
+static cddp_status allocate(struct cdi_gpu_region *r, size_t bytes, struct cdi_error *err)
+{
+    CUdeviceptr plain;
+    cddp_status st;
+
+    r->base.bytes = bytes == 0 ? GRANULE : (bytes + GRANULE - 1) / GRANULE * GRANULE;
+    if (r->base.bytes < bytes)
+        return cdi_fail(err, CDDP_E_NOMEM, "no GPU has %zu bytes of memory", bytes);
+    r->from_nccl = cdi_nccl.memory_alloc(&r->base.base, r->base.bytes) == ncclSuccess;
+    if (r->from_nccl)
+        return CDDP_OK;
+    st = cdi_cuda_check(cdi_cuda.memory_alloc(&plain, r->base.bytes), "getting memory of the GPU for gradients", err);
+    if (st == CDDP_OK)
+        r->base.base = (void *)(uintptr_t)plain;
+    return st;
+}
+
+static void release_memory(struct cdi_gpu_region *r)
+{
+    if (r->base.base != NULL && r->from_nccl)
+        (void)cdi_nccl.memory_free(r->base.base);
+    else if (r->base.base != NULL)
+        (void)cdi_cuda.memory_free(cdi_device_ptr(r->base.base));
+    cdi_host->release(r);
+}
+
+/* With the communicator at rest. */
+static cddp_status clear(struct cdi_backend *b, struct cdi_gpu_region *r, struct cdi_error *err)
+{
+    CUstream s = b->device.stream;
+    cddp_status st =
+        cdi_cuda_check(cdi_cuda.set_bytes(cdi_device_ptr(r->base.base), 0, r->base.bytes, s), "clearing memory", err);
+
+    return st == CDDP_OK ? cdi_cuda_check(cdi_cuda.stream_synchronize(s), "clearing memory", err) : st;
+}
+
+/* A collective call of all ranks. *ok: this rank has a window; a library may say success and give none. */
+static cddp_status make_window(struct cdi_backend *b, struct cdi_gpu_region *r, bool *ok, struct cdi_error *err)
+{
+    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), b->world.join_timeout_ms);
+    ncclResult_t res;
+    cddp_status st;
+
+    (void)pthread_mutex_lock(&b->lock);
+    st = cdi_gpu_flush(b, err);
+    if (st == CDDP_OK) {
+        res = cdi_nccl.window_register(b->comm, r->base.base, r->base.bytes, &r->window, NCCL_WIN_COLL_SYMMETRIC);
+        st = cdi_communicator_settle(b, b->comm, res, "registering gradients as a window", deadline_ms, err);
+        *ok = st == CDDP_OK && r->window != NULL;
+        if (st == CDDP_E_SYSTEM && !atomic_load(&b->failed)) /* it cannot, and the communicator is well */
+            st = CDDP_OK;
+    }
+    (void)pthread_mutex_unlock(&b->lock);
+    return st;
+}
+
+static bool register_buffer(struct cdi_backend *b, struct cdi_gpu_region *r)
+{
+    ncclResult_t res;
+    bool ok = false;
+
+    (void)pthread_mutex_lock(&b->lock);
+    if (cdi_gpu_flush(b, NULL) == CDDP_OK) {
+        res = cdi_nccl.comm_register(b->comm, r->base.base, r->base.bytes, &r->handle);
+        ok = cdi_communicator_settle(b, b->comm, res, "registering gradients",
+                                     cdi_deadline_ms(cdi_now_ms(), b->world.join_timeout_ms), NULL) == CDDP_OK &&
+             r->handle != NULL;
+    }
+    (void)pthread_mutex_unlock(&b->lock);
+    return ok;
+}
+
+/* With the lock, the communicator alive. */
+static void unregister(struct cdi_backend *b, struct cdi_gpu_region *r)
+{
+    if (r->window != NULL)
+        (void)cdi_nccl.window_deregister(b->comm, r->window);
+    if (r->handle != NULL)
+        (void)cdi_nccl.comm_deregister(b->comm, r->handle);
+    r->window = NULL;
+    r->handle = NULL;
+}
+
+static cddp_status all_can(struct cdi_backend *b, bool mine, bool *all, struct cdi_error *err)
+{
+    int32_t value = mine;
+    cddp_status st = cdi_gpu_agree(b, &value, CDDP_MIN, err);
+
+    *all = st == CDDP_OK && value != 0;
+    return st;
+}
+
+/* The best of the three kinds that all ranks can have. */
+static cddp_status make_known(struct cdi_backend *b, struct cdi_gpu_region *r, struct cdi_error *err)
+{
+    bool can = r->from_nccl && cdi_nccl.window_register != NULL && cdi_nccl.window_deregister != NULL, ok = false;
+    cddp_status st = all_can(b, can, &can, err);
+
+    if (st == CDDP_OK && can) {
+        st = make_window(b, r, &ok, err);
+        if (st == CDDP_OK)
+            st = all_can(b, ok, &ok, err);
+        if (st != CDDP_OK || ok) {
+            r->kind = CDI_ARENA_WINDOW;
+            return st;
+        }
+        (void)pthread_mutex_lock(&b->lock);
+        if (cdi_gpu_health_now(b, err) == CDDP_OK)
+            unregister(b, r);
+        (void)pthread_mutex_unlock(&b->lock);
+    }
+    if (st == CDDP_OK)
+        st = all_can(b, register_buffer(b, r), &ok, err);
+    r->kind = ok ? CDI_ARENA_REGISTERED : CDI_ARENA_PLAIN;
+    if (st == CDDP_OK && !ok && r->handle != NULL) {
+        (void)pthread_mutex_lock(&b->lock);
+        if (cdi_gpu_health_now(b, err) == CDDP_OK)
+            unregister(b, r);
+        (void)pthread_mutex_unlock(&b->lock);
+    }
+    return st;
+}
+
+static const char *kind_name(enum cdi_arena_kind kind)
+{
+    static const char *const names[] = {"none", "plain", "registered", "a symmetric window"};
+
+    return names[kind];
+}
+
+static cddp_status create(struct cdi_backend *b, size_t bytes, struct cdi_gpu_region **out, struct cdi_error *err)
+{
+    struct cdi_gpu_region *r = cdi_host->alloc(1, sizeof *r);
+    struct cdi_error mine;
+    cddp_status own = r == NULL ? cdi_fail(&mine, CDDP_E_NOMEM, "out of memory") : allocate(r, bytes, &mine), st;
+    char text[96];
+    bool all;
+
+    if (own == CDDP_OK)
+        own = clear(b, r, &mine);
+    st = all_can(b, own == CDDP_OK, &all, err);
+    if (st == CDDP_OK && !all)
+        st = own == CDDP_OK ? cdi_fail(err, CDDP_E_NOMEM, "another rank's GPU has no %zu bytes for gradients", bytes)
+                            : cdi_fail(err, own, "%s", mine.msg);
+    if (st == CDDP_OK)
+        st = make_known(b, r, err);
+    if (st != CDDP_OK) {
+        if (r != NULL)
+            cdi_gpu_region_destroy(b, &r->base);
+        return st;
+    }
+    (void)snprintf(text, sizeof text, "%zu bytes for gradients: %s", r->base.bytes, kind_name(r->kind));
+    cdi_host->debug("NCCL-ARENA", text);
+    *out = r;
+    return CDDP_OK;
+}
+
+cddp_status cdi_gpu_region_create(struct cdi_backend *b, size_t bytes, struct cdi_region **out, struct cdi_error *err)
+{
+    struct cdi_gpu_region *r;
+    cddp_status st = cdi_gpu_health(b, err);
+    uint64_t seq;
+
+    if (st != CDDP_OK)
+        return st;
+    cdi_device_enter(&b->device);
+    (void)pthread_mutex_lock(&b->lock);
+    seq = cdi_host->flight_enqueue(b->record, CDI_FLIGHT_REGION, 0, bytes, -1);
+    cdi_host->flight_start(b->record, seq);
+    (void)pthread_mutex_unlock(&b->lock);
+    st = create(b, bytes, &r, err);
+    if (st == CDDP_OK) {
+        (void)pthread_mutex_lock(&b->lock);
+        cdi_host->flight_done(b->record, seq);
+        (void)pthread_mutex_unlock(&b->lock);
+        *out = &r->base;
+    }
+    cdi_device_leave(&b->device);
+    return st;
+}
+
+void cdi_gpu_region_destroy(struct cdi_backend *b, struct cdi_region *region)
+{
+    struct cdi_gpu_region *r = (struct cdi_gpu_region *)(void *)region;
+
+    if (r == NULL)
+        return;
+    cdi_device_enter(&b->device);
+    (void)pthread_mutex_lock(&b->lock);
+    if (b->comm != NULL)
+        unregister(b, r);
+    (void)pthread_mutex_unlock(&b->lock);
+    release_memory(r);
+    cdi_device_leave(&b->device);
+}

@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Host memory in operations: it is copied through a block of pinned memory to a block of the device's, and results come
+ * back the same way, so that no caller's thread waits for a pageable copy that itself waits for peers. Results reach
+ * the caller's memory when the operation is joined. Blocks are used again; large ones are freed.
+ */
+#include "worker/backend/nccl/state.h"
+
+#include <string.h>
+
+#define SMALLEST_BLOCK ((size_t)64 << 10)
+#define KEPT_BLOCK ((size_t)64 << 20)
+#define ALIGN 256u
+
+/* How many bytes this rank gives and gets. */
+static void sizes_of(const struct cdi_backend *b, const struct cdi_op *op, size_t *in, size_t *out)
+{
+    size_t size = cddp_dtype_size(op->dtype), n = op->count * size, all = n * (size_t)b->world.size,
+           rank = (size_t)b->world.rank;
+    bool root = op->root == b->world.rank;
+
+    *in = *out = n;
+    switch (op->kind) {
+    case CDI_ALL_REDUCE:
+        break;
+    case CDI_BROADCAST:
+        *in = root ? n : 0;
+        *out = root ? 0 : n;
+        break;
+    case CDI_REDUCE:
+        *out = root ? n : 0;
+        break;
+    case CDI_ALL_GATHER:
+        *out = all;
+        break;
+    case CDI_REDUCE_SCATTER:
+        *in = all;
+        break;
+    case CDI_ALL_TO_ALL:
+        *in = *out = all;
+        break;
+    case CDI_ALL_GATHERV:
+        *in = op->counts[rank] * size;
+        *out = 0;
+        for (int r = 0; r < b->world.size; r++)
+            *out += op->counts[r] * size;
+        break;
+    case CDI_SEND:
+        *out = 0;
+        break;
+    case CDI_RECV:
+        *in = 0;
+        break;
+    case CDI_BARRIER:
+        *in = *out = 0;
+        break;
+    }
+}
+
+static struct cdi_staged *take_spare(struct cdi_backend *b, size_t bytes)
+{
+    struct cdi_staged **at = &b->spare_staged, *s;
+
+    while (*at != NULL && (*at)->cap < bytes)
+        at = &(*at)->next;
+    s = *at;
+    if (s != NULL)
+        *at = s->next;
+    return s;
+}
+
+static void free_block(struct cdi_staged *s)
+{
+    if (s->device != NULL)
+        (void)cdi_cuda.memory_free(cdi_device_ptr(s->device));
+    if (s->pinned != NULL)
+        (void)cdi_cuda.pinned_free(s->pinned);
+    cdi_host->release(s);
+}
+
+static cddp_status new_block(struct cdi_staged **out, size_t bytes, struct cdi_error *err)
+{
+    struct cdi_staged *s = cdi_host->alloc(1, sizeof *s);
+    CUdeviceptr device;
+    void *pinned;
+    cddp_status st;
+
+    if (s == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    for (s->cap = SMALLEST_BLOCK; s->cap < bytes;)
+        s->cap *= 2;
+    st = cdi_cuda_check(cdi_cuda.pinned_alloc(&pinned, s->cap, 0), "getting pinned memory for a collective", err);
+    if (st == CDDP_OK) {
+        s->pinned = pinned;
+        st = cdi_cuda_check(cdi_cuda.memory_alloc(&device, s->cap), "getting memory of the GPU for a collective", err);
+    }
+    if (st != CDDP_OK) {
+        free_block(s);
+        return st;
+    }
+    s->device = (uint8_t *)(uintptr_t)device;
+    *out = s;
+    return CDDP_OK;
+}
+
+cddp_status cdi_stage_prepare(struct cdi_backend *b, const struct cdi_op *op, struct cdi_staged **out,
+                              struct cdi_error *err)
+{
+    size_t in, back, at = 0;
+    bool in_host, out_host;
+    struct cdi_staged *s;
+
+    *out = NULL;
+    if (op->region != NULL || op->kind == CDI_BARRIER)
+        return CDDP_OK;
+    sizes_of(b, op, &in, &back);
+    in_host = in > 0 && !cdi_device_owns(op->in);
+    out_host = back > 0 && !cdi_device_owns(op->out);
+    if (!in_host && !out_host)
+        return CDDP_OK;
+    if (in_host && out_host && op->in != op->out)
+        at = (in + ALIGN - 1) / ALIGN * ALIGN;
+    (void)pthread_mutex_lock(&b->lock);
+    s = take_spare(b, at + (in > back ? in : back));
+    (void)pthread_mutex_unlock(&b->lock);
+    if (s == NULL && new_block(&s, at + (in > back ? in : back), err) != CDDP_OK)
+        return err != NULL ? err->status : CDDP_E_NOMEM;
+    s->in_bytes = in_host ? in : 0;
+    s->out_bytes = out_host ? back : 0;
+    s->out_at = at;
+    s->out = out_host ? op->out : NULL;
+    s->next = NULL;
+    if (in_host)
+        memcpy(s->pinned, op->in, in);
+    *out = s;
+    return CDDP_OK;
+}
+
+void cdi_stage_keep(struct cdi_backend *b, struct cdi_staged *s)
+{
+    struct cdi_staged **end = &b->out_staged;
+
+    while (*end != NULL)
+        end = &(*end)->next;
+    s->ticket = b->given;
+    *end = s;
+}
+
+cddp_status cdi_stage_in(struct cdi_backend *b, struct cdi_slot *slot, struct cdi_error *err)
+{
+    struct cdi_staged *s = slot->staged;
+
+    if (s == NULL)
+        return CDDP_OK;
+    if (s->in_bytes > 0)
+        slot->op.in = s->device;
+    if (s->out_bytes > 0)
+        slot->op.out = s->device + s->out_at;
+    if (slot->op.kind == CDI_BROADCAST) /* its one buffer */
+        slot->op.in = slot->op.out = s->device;
+    if (s->in_bytes == 0)
+        return CDDP_OK;
+    return cdi_cuda_check(cdi_cuda.to_device(cdi_device_ptr(s->device), s->pinned, s->in_bytes, b->device.stream),
+                          "copying to the GPU", err);
+}
+
+cddp_status cdi_stage_out(struct cdi_backend *b, struct cdi_slot *slot, struct cdi_error *err)
+{
+    struct cdi_staged *s = slot->staged;
+
+    if (s == NULL || s->out_bytes == 0)
+        return CDDP_OK;
+    return cdi_cuda_check(
+        cdi_cuda.to_host(s->pinned + s->out_at, cdi_device_ptr(s->device + s->out_at), s->out_bytes, b->device.stream),
+        "copying from the GPU", err);
+}
+
+struct cdi_staged *cdi_stage_take(struct cdi_backend *b, uint64_t ticket)
+{
+    struct cdi_staged *large = NULL;
+
+    while (b->out_staged != NULL && b->out_staged->ticket <= ticket) {
+        struct cdi_staged *s = b->out_staged;
+
+        b->out_staged = s->next;
+        if (s->out_bytes > 0)
+            memcpy(s->out, s->pinned + s->out_at, s->out_bytes);
+        if (s->cap > KEPT_BLOCK) {
+            s->next = large;
+            large = s;
+        } else {
+            s->next = b->spare_staged;
+            b->spare_staged = s;
+        }
+    }
+    return large;
+}
+
+void cdi_stage_free(struct cdi_staged *list)
+{
+    while (list != NULL) {
+        struct cdi_staged *s = list;
+
+        list = s->next;
+        free_block(s);
+    }
+}

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The state of one NCCL communicator, and what the files of this folder do with it.
+ *
+ * Threads. Callers and the watch thread meet under two locks. `lock` covers the ring of operations and every call into
+ * NCCL on comm, which is a non-blocking communicator: a call that says "in progress" is polled under the lock, and the
+ * polling ends when the communicator has failed. `word` covers the sticky error and is never held for long, so that an
+ * error can be told and heard while somebody polls. Order: lock, then word.
+ *
+ * An operation's way: its ticket is given and noted in the flight page (pending, if another one follows at once) ->
+ * issued on the communication stream between two events -> started, done, as the events tell whoever polls -> its slot
+ * in the ring is free. Nothing waits for the GPU but join, scan, region_create, split and destroy.
+ */
+#ifndef CDI_NCCL_STATE_H
+#define CDI_NCCL_STATE_H
+
+#include "worker/backend/nccl/device.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define CDI_GROUP_MAX 16                  /* operations held back, to be started together */
+#define CDI_GROUP_BYTES ((size_t)4 << 20) /* larger ones start at once: they gain nothing */
+#define CDI_RING_FIRST 256                /* slots; a power of two; grows */
+#define CDI_RING_LIMIT 65536
+#define CDI_PREFIX_MAX 48
+#define CDI_OP_TEXT 160
+#define CDI_KEY_BYTES 192
+#define CDI_NAME_BYTES 128 /* of a key without its prefix */
+
+/* Host memory on its way to the device and back: one block of each. */
+struct cdi_staged {
+    uint64_t ticket;
+    uint8_t *pinned, *device;
+    size_t cap, in_bytes, out_bytes, out_at;
+    void *out; /* the caller's; NULL: nothing comes back */
+    struct cdi_staged *next;
+};
+
+struct cdi_slot {
+    struct cdi_op op; /* as it is given to NCCL: device memory */
+    size_t *counts;   /* own copy of op.counts */
+    struct cdi_staged *staged;
+    CUevent started, done; /* stay with the slot */
+    uint64_t flight_seq;
+    int64_t started_ms; /* 0: not seen to have started */
+    bool issued;
+};
+
+enum cdi_arena_kind { CDI_ARENA_NONE, CDI_ARENA_PLAIN, CDI_ARENA_REGISTERED, CDI_ARENA_WINDOW };
+
+struct cdi_gpu_region {
+    struct cdi_region base; /* first: what the table gives is its address */
+    enum cdi_arena_kind kind;
+    bool from_nccl; /* ncclMemAlloc */
+    void *handle;
+    ncclWindow_t window;
+};
+
+struct cdi_backend {
+    struct cdi_world world;        /* of this communicator */
+    struct cdi_flight *own_flight; /* of a part */
+    struct cdi_flight *record;     /* where operations are noted */
+    struct cdi_device device;
+    char prefix[CDI_PREFIX_MAX]; /* before each key, and in the communicator's name */
+    ncclComm_t comm;             /* NULL: none, or aborted */
+    uint32_t n_splits;
+
+    pthread_mutex_t lock;
+    struct cdi_slot *ring;
+    size_t ring_size;
+    uint64_t given, issued, done; /* tickets: all up to it */
+    size_t pending_bytes;
+    CUevent mark, tail;              /* for follow; for lead behind everything */
+    void *token;                     /* 64 bytes of device memory, for barriers and agreements */
+    struct cdi_staged *out_staged;   /* whose results were not taken yet, in order of tickets */
+    struct cdi_staged *spare_staged; /* blocks to be used again */
+
+    pthread_mutex_t scan_lock;
+    struct cdi_scan_found *scan_pinned, *scan_device;
+    CUevent scan_event;
+
+    pthread_mutex_t word;
+    pthread_cond_t news; /* for the watch thread: work, failure, the end. For joiners: aborted */
+    pthread_t watch;
+    bool watching, busy, stopping, ended; /* ended: nothing runs any more after a failure */
+    bool told_by_peer;                    /* the error came from the store: no need to tell it there */
+    atomic_bool failed;
+    struct cdi_error error;
+};
+
+/* ---------------------------------------------------------------------------------------- failing (watch.c) ---- */
+
+/* The first error stays; the watch thread then completes the flight page, aborts the communicator and tells the peers.
+ * Any thread, with or without `lock`. Returns err's status. */
+cddp_status cdi_gpu_fail(struct cdi_backend *b, const struct cdi_error *err);
+/*
+ * CDDP_OK or the sticky error; also looks whether the agent has spoken. After a failure _health waits, at most a few
+ * seconds, until nothing of this communicator runs on the GPU any more (never with `lock`); _health_now does not wait.
+ */
+cddp_status cdi_gpu_health(struct cdi_backend *b, struct cdi_error *err);
+cddp_status cdi_gpu_health_now(struct cdi_backend *b, struct cdi_error *err);
+/* There is work for the watch thread. With `lock`. */
+void cdi_gpu_busy(struct cdi_backend *b);
+cddp_status cdi_watch_start(struct cdi_backend *b, struct cdi_error *err);
+/* Ends the thread; after a failure it has aborted the communicator. */
+void cdi_watch_stop(struct cdi_backend *b);
+
+/* -------------------------------------------------------------------------- the communicator (communicator.c) ---- */
+
+/* What a rank can fail in alone has been tried; `local` says how it went. All ranks agree whether to go on. Then comm.
+ */
+cddp_status cdi_communicator_join(struct cdi_backend *b, const struct cdi_error *local, bool share,
+                                  struct cdi_error *err);
+/*
+ * A call on comm has returned r: poll until it is done (with `lock`, where comm is b's). CDDP_OK: comm takes the next
+ * call; the sticky error; CDDP_E_TIMEOUT; CDDP_E_SYSTEM, CDDP_E_PEER: NCCL's error. what: for the sentence.
+ */
+cddp_status cdi_communicator_settle(struct cdi_backend *b, ncclComm_t comm, ncclResult_t r, const char *what,
+                                    int64_t deadline_ms, struct cdi_error *err);
+/* Split b; part (NULL: this rank takes part in none) gets its communicator, rank and size. Blocks. */
+cddp_status cdi_communicator_split(struct cdi_backend *b, int color, int key, struct cdi_backend *part,
+                                   struct cdi_error *err);
+/* Release comm without waiting for peers for long: finalized if nothing is in flight, else aborted. */
+void cdi_communicator_leave(struct cdi_backend *b);
+/* The rank's number among the roots that hand out unique ids, or -1; spread as NCCL advises. Pure. */
+int cdi_root_of_rank(int rank, int size, int roots);
+/* "all_reduce: NCCL says ...". */
+cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *what, struct cdi_error *err);
+
+/* ---------------------------------------------------------------------------------- operations (operation.c) ---- */
+
+cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint64_t *ticket, struct cdi_error *err);
+cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
+cddp_status cdi_gpu_follow(struct cdi_backend *b, void *stream, struct cdi_error *err);
+cddp_status cdi_gpu_lead(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err);
+/* With `lock`: start what is held back. */
+cddp_status cdi_gpu_flush(struct cdi_backend *b, struct cdi_error *err);
+/* With `lock`, the context current: note in the flight page what the events tell. True: all that was issued is done. */
+bool cdi_gpu_poll(struct cdi_backend *b);
+/* With `lock`: the operation that the GPU is at, for sentences ("": none), and since when (0: it has not started). */
+void cdi_gpu_current(const struct cdi_backend *b, char text[CDI_OP_TEXT], int64_t *since_ms);
+/* Block until the event has come, the communicator has failed and nothing runs any more. Without `lock`. */
+cddp_status cdi_gpu_await_event(struct cdi_backend *b, CUevent event, struct cdi_error *err);
+/* One blocking all_reduce of host memory, for agreements. */
+cddp_status cdi_gpu_agree(struct cdi_backend *b, int32_t *value, cddp_op op, struct cdi_error *err);
+void cdi_gpu_free_ring(struct cdi_backend *b);
+
+/* ------------------------------------------------------------------------------------ host memory (stage.c) ---- */
+
+/* A block for an operation that has host memory, with its input in it; *out = NULL: it has none. Without `lock`. */
+cddp_status cdi_stage_prepare(struct cdi_backend *b, const struct cdi_op *op, struct cdi_staged **out,
+                              struct cdi_error *err);
+/* With `lock`: the list of results has it from now on. */
+void cdi_stage_keep(struct cdi_backend *b, struct cdi_staged *s);
+/* With `lock`: around the operation on the communication stream; its pointers become the device's. */
+cddp_status cdi_stage_in(struct cdi_backend *b, struct cdi_slot *slot, struct cdi_error *err);
+cddp_status cdi_stage_out(struct cdi_backend *b, struct cdi_slot *slot, struct cdi_error *err);
+/* With `lock`: results up to ticket, which are there, go to the callers. Returns blocks to be freed without it. */
+struct cdi_staged *cdi_stage_take(struct cdi_backend *b, uint64_t ticket);
+/* Free a list; waits for what runs on the GPU, so never with `lock`. */
+void cdi_stage_free(struct cdi_staged *list);
+
+/* --------------------------------------------------------------------------- regions, elements (their files) ---- */
+
+cddp_status cdi_gpu_region_create(struct cdi_backend *b, size_t bytes, struct cdi_region **out, struct cdi_error *err);
+void cdi_gpu_region_destroy(struct cdi_backend *b, struct cdi_region *r);
+bool cdi_gpu_is_window(const struct cdi_region *r);
+
+cddp_status cdi_gpu_pack(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
+                         struct cdi_error *err);
+cddp_status cdi_gpu_unpack(struct cdi_backend *b, const struct cdi_slice *to, size_t n, const void *from,
+                           struct cdi_error *err);
+cddp_status cdi_gpu_cast(struct cdi_backend *b, void *to, cddp_dtype to_type, const void *from, cddp_dtype from_type,
+                         size_t count, struct cdi_error *err);
+cddp_status cdi_gpu_scale(struct cdi_backend *b, void *x, size_t count, cddp_dtype dtype, double factor,
+                          struct cdi_error *err);
+cddp_status cdi_gpu_scan(struct cdi_backend *b, const void *x, size_t count, cddp_dtype dtype, struct cdi_scan *out,
+                         struct cdi_error *err);
+
+#endif
