@@ -167,12 +167,13 @@ static void *run_task(void *arg)
 {
     struct task *t = arg;
     struct ncclComm *comm = t->comm;
-    ncclResult_t rc;
+    int32_t rc, in_progress = ncclInProgress;
 
     si_comm_dawdle(comm);
-    rc = t->fn(comm, t->arg);
+    rc = (int32_t)t->fn(comm, t->arg);
     si_edge_from(comm);
-    __atomic_store_n(&comm->state, rc, __ATOMIC_RELEASE);
+    /* What has failed on a stream meanwhile stays. */
+    (void)__atomic_compare_exchange_n(&comm->state, &in_progress, rc, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
     (void)__atomic_sub_fetch(&comm->tasks, 1, __ATOMIC_RELEASE);
     si_futex_wake(&comm->tasks, false);
     si_comm_unref(comm);
@@ -235,7 +236,8 @@ ncclResult_t si_comm_task(struct ncclComm *comm, ncclResult_t (*fn)(struct ncclC
     if (si_group_defers(comm, fn, arg))
         return ncclSuccess;
     rc = fn(comm, arg);
-    __atomic_store_n(&comm->state, rc, __ATOMIC_RELEASE);
+    if (rc != ncclSuccess)
+        __atomic_store_n(&comm->state, rc, __ATOMIC_RELEASE);
     return rc;
 }
 

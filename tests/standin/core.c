@@ -87,17 +87,19 @@ static void read_plants(const char *name)
     while (at != NULL && *at != '\0') {
         size_t len = strcspn(at, ",");
         char count[24];
-        struct plant *p = &plant[n_plants];
+        struct plant *p = &plant[n_plants % PLANTS];
 
-        if (n_plants == PLANTS || sscanf(at, "%63[A-Za-z0-9]:%23[0-9+]:%d", p->function, count, &p->code) != 3 ||
-            !parse_count(count, p))
+        *p = (struct plant){.nth = 0};
+        if (n_plants == PLANTS)
+            bad_setting(name);
+        if (sscanf(at, "%63[A-Za-z0-9]:%23[0-9+]:%d", p->function, count, &p->code) != 3 || !parse_count(count, p))
             bad_setting(name);
         n_plants++;
         at += len + (at[len] == ',');
     }
 }
 
-__attribute__((constructor)) static void read_settings(void)
+void standin_configure(void)
 {
     static const char *const delays[] = {"device", "none", "host", "both", NULL};
     static const char *const queries[] = {"own", "all", "none", NULL};
@@ -105,6 +107,8 @@ __attribute__((constructor)) static void read_settings(void)
     uint64_t random = 0;
     size_t delay = choice("CDDP_STANDIN_DELAY", delays);
 
+    n_plants = 0;
+    skip_wait = (struct plant){.nth = 0};
     (void)getrandom(&random, sizeof random, 0);
     si_settings = (struct si_settings){
         .seed = number("CDDP_STANDIN_SEED", 0, INT64_MAX, (int64_t)(random % 1000000)),
@@ -119,6 +123,11 @@ __attribute__((constructor)) static void read_settings(void)
     read_plants("CDDP_STANDIN_FAIL");
     if (cdi_env_has("CDDP_STANDIN_SKIP_WAIT") && !parse_count(cdi_env_str("CDDP_STANDIN_SKIP_WAIT"), &skip_wait))
         bad_setting("CDDP_STANDIN_SKIP_WAIT");
+}
+
+__attribute__((constructor)) static void read_settings(void)
+{
+    standin_configure();
 }
 
 /* ------------------------------------------------------------------------------------------- randomness, delays ----

@@ -75,6 +75,9 @@ STANDIN_API void *standin_host(const void *device);
 STANDIN_API unsigned standin_faults(void);
 STANDIN_API const char *standin_last_fault(void);
 
+/* Read the environment again, for a test that has changed it; plants are counted anew. No other call may be running. */
+STANDIN_API void standin_configure(void);
+
 /* What exists now. */
 struct standin_live {
     unsigned device_memory, pinned_memory, streams, events, libraries, communicators;

@@ -1,0 +1,602 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * NCCL's half of the stand-in. Ranks are processes, which is how the project uses it; each ends with 0 if all was as it
+ * should be. Run with CDDP_STANDIN_REPORT=count: a fault is counted, and looked for.
+ */
+#include "device.h"
+#include "hygiene.h"
+#include "worker/backend/cpu/float16.h"
+
+#include <dlfcn.h>
+#include <nccl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+CDI_SUITE(nccl, .timeout = 60);
+
+#define MAX 4
+#define N 40000 /* floats: more than two chunks */
+
+struct board {
+    _Atomic int written;
+    ncclUniqueId id[2];
+};
+
+struct rank {
+    int rank, size;
+    struct board *board;
+    CUcontext ctx;
+    CUstream stream;
+    ncclComm_t comm;
+    CUdeviceptr in, out;
+    float *host;
+};
+
+#define CHECK(cond)                                                                           \
+    do {                                                                                      \
+        if (!(cond)) {                                                                        \
+            fprintf(stderr, "rank %d: %s:%d: %s (%s)\n", r->rank, __FILE__, __LINE__, #cond,  \
+                    standin_faults() > 0 ? standin_last_fault() : ncclGetLastError(r->comm)); \
+            return 1;                                                                         \
+        }                                                                                     \
+    } while (0)
+
+/* Poll a non-blocking communicator. */
+static ncclResult_t settle(struct rank *r, ncclResult_t rc)
+{
+    while (rc == ncclInProgress) {
+        (void)usleep(100);
+        if (ncclCommGetAsyncError(r->comm, &rc) != ncclSuccess)
+            return ncclInternalError;
+    }
+    return rc;
+}
+
+static ncclUniqueId share_id(struct rank *r)
+{
+    if (r->rank == 0 && ncclGetUniqueId(&r->board->id[0]) == ncclSuccess)
+        r->board->written = 1;
+    while (r->board->written == 0)
+        (void)usleep(100);
+    return r->board->id[0];
+}
+
+static void use_device(struct rank *r, int ordinal)
+{
+    CU(cuInit(0));
+    CU(cuDevicePrimaryCtxRetain(&r->ctx, ordinal));
+    CU(cuCtxSetCurrent(r->ctx));
+}
+
+static ncclResult_t join(struct rank *r, int blocking)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+
+    config.blocking = blocking;
+    config.commName = "test";
+    return settle(r, ncclCommInitRankConfig(&r->comm, r->size, share_id(r), r->rank, &config));
+}
+
+static int open_rank(struct rank *r, int blocking)
+{
+    use_device(r, r->rank);
+    CHECK(join(r, blocking) == ncclSuccess);
+    r->stream = device_stream();
+    CU(cuMemAlloc(&r->in, MAX * N * sizeof(float)));
+    CU(cuMemAlloc(&r->out, MAX * N * sizeof(float)));
+    CU(cuMemHostAlloc((void **)&r->host, MAX * N * sizeof(float), 0));
+    return 0;
+}
+
+static int close_rank(struct rank *r)
+{
+    struct standin_live live;
+
+    CU(cuStreamSynchronize(r->stream));
+    CHECK(settle(r, ncclCommFinalize(r->comm)) == ncclSuccess);
+    CHECK(ncclCommDestroy(r->comm) == ncclSuccess);
+    CU(cuStreamDestroy(r->stream));
+    CU(cuMemFree(r->in));
+    CU(cuMemFree(r->out));
+    CU(cuMemFreeHost(r->host));
+    standin_live(&live);
+    CHECK(live.communicators + live.device_memory + live.pinned_memory + live.streams == 0);
+    CHECK(standin_faults() == 0);
+#ifdef CDI_TEST_ASAN
+    CHECK(!__lsan_do_recoverable_leak_check());
+#endif
+    return 0;
+}
+
+typedef int (*body_fn)(struct rank *r);
+
+/* Run body as n processes. The number of those that did not end with status 0. */
+static int world(int n, body_fn body)
+{
+    struct board *board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pid_t pid[MAX];
+    int bad = 0;
+
+    cr_assert_neq(board, MAP_FAILED);
+    (void)fflush(NULL);
+    for (int i = 0; i < n; i++) {
+        struct rank r = {.rank = i, .size = n, .board = board};
+        int fds = hygiene_count_fds();
+
+        pid[i] = fork();
+        if (pid[i] == 0) {
+            int rc;
+
+            (void)alarm(40);
+            rc = body(&r);
+            if (rc == 0 && hygiene_count_fds() != fds) {
+                fprintf(stderr, "rank %d: descriptors leaked\n", i);
+                rc = 1;
+            }
+            _exit(rc);
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        int status = -1;
+
+        (void)waitpid(pid[i], &status, 0);
+        bad += status != 0;
+    }
+    (void)munmap(board, sizeof *board);
+    return bad;
+}
+
+/* ----------------------------------------------------------------------------------------------------- operations --
+ */
+
+static void set(struct rank *r, CUdeviceptr at, size_t n, float first, float step)
+{
+    for (size_t i = 0; i < n; i++)
+        r->host[i] = first + step * (float)(i % 100);
+    CU(cuMemcpyHtoDAsync(at, r->host, n * sizeof(float), r->stream));
+    CU(cuStreamSynchronize(r->stream));
+}
+
+static const float *get(struct rank *r, CUdeviceptr at, size_t n)
+{
+    CU(cuMemcpyDtoHAsync(r->host, at, n * sizeof(float), r->stream));
+    CU(cuStreamSynchronize(r->stream));
+    return r->host;
+}
+
+static int every_operation(struct rank *r)
+{
+    void *in, *out;
+    const float *x;
+
+    if (open_rank(r, 1) != 0)
+        return 1;
+    in = (void *)r->in;
+    out = (void *)r->out;
+    set(r, r->in, N, (float)r->rank, 1);
+    CHECK(ncclAllReduce(in, out, N, ncclFloat32, ncclSum, r->comm, r->stream) == ncclSuccess);
+    x = get(r, r->out, N);
+    for (size_t i = 0; i < N; i++)
+        CHECK(x[i] == 3 + 3 * (float)(i % 100));
+    CHECK(ncclAllReduce(in, in, N, ncclFloat32, ncclMax, r->comm, r->stream) == ncclSuccess);
+    x = get(r, r->in, N);
+    CHECK(x[0] == 2 && x[N - 1] == 2 + (N - 1) % 100);
+
+    set(r, r->in, N, (float)r->rank, 0);
+    CHECK(ncclBroadcast(in, out, N, ncclFloat32, 1, r->comm, r->stream) == ncclSuccess);
+    x = get(r, r->out, N);
+    CHECK(x[0] == 1 && x[N - 1] == 1);
+    CHECK(ncclReduce(in, out, N, ncclFloat32, ncclSum, 2, r->comm, r->stream) == ncclSuccess);
+    x = get(r, r->out, N);
+    CHECK(x[0] == (r->rank == 2 ? 3 : 1) && x[N - 1] == x[0]);
+    CHECK(ncclAllGather(in, out, N, ncclFloat32, r->comm, r->stream) == ncclSuccess);
+    x = get(r, r->out, 3 * N);
+    CHECK(x[0] == 0 && x[N] == 1 && x[3 * N - 1] == 2);
+    CHECK(ncclReduceScatter(out, in, N, ncclFloat32, ncclSum, r->comm, r->stream) == ncclSuccess);
+    x = get(r, r->in, N);
+    CHECK(x[0] == 3 * (float)r->rank && x[N - 1] == x[0]);
+    return close_rank(r);
+}
+
+Test(nccl, every_operation_gives_its_result)
+{
+    cr_assert_eq(world(3, every_operation), 0);
+}
+
+static int ring(struct rank *r)
+{
+    int next = (r->rank + 1) % r->size, before = (r->rank + r->size - 1) % r->size;
+    const float *x;
+
+    if (open_rank(r, 0) != 0)
+        return 1;
+    set(r, r->in, N, (float)r->rank, 0);
+    for (int i = 0; i < 3; i++) {
+        CHECK(ncclGroupStart() == ncclSuccess);
+        CHECK(ncclSend((void *)r->in, N, ncclFloat32, next, r->comm, r->stream) == ncclSuccess);
+        CHECK(ncclRecv((void *)r->out, N, ncclFloat32, before, r->comm, r->stream) == ncclSuccess);
+        CHECK(settle(r, ncclGroupEnd()) == ncclSuccess);
+    }
+    x = get(r, r->out, N);
+    CHECK(x[0] == (float)before && x[N - 1] == (float)before);
+    return close_rank(r);
+}
+
+Test(nccl, messages_of_a_group_go_round)
+{
+    cr_assert_eq(world(4, ring), 0);
+}
+
+static int averages(struct rank *r)
+{
+    double third = 1.0 / 3;
+    ncclRedOp_t op;
+    const float *x;
+    uint16_t one = cdi_bf16_of_float(1), got;
+
+    if (open_rank(r, 1) != 0)
+        return 1;
+    set(r, r->in, N, (float)(r->rank + 1), 0);
+    CHECK(ncclAllReduce((void *)r->in, (void *)r->out, N, ncclFloat32, ncclAvg, r->comm, r->stream) == ncclSuccess);
+    x = get(r, r->out, N);
+    CHECK(x[0] > 1.999f && x[0] < 2.001f && x[N - 1] == x[0]);
+    /* The factor is rounded to the type: three times bfloat16(1/3) is not 1. */
+    CU(cuMemcpyHtoD(r->in, &one, sizeof one));
+    CHECK(ncclAllReduce((void *)r->in, (void *)r->out, 1, ncclBfloat16, ncclAvg, r->comm, r->stream) == ncclSuccess);
+    CU(cuStreamSynchronize(r->stream));
+    CU(cuMemcpyDtoH(&got, r->out, sizeof got));
+    CHECK(got == cdi_bf16_of_float(3 * cdi_float_of_bf16(cdi_bf16_of_float(1.0f / 3))));
+
+    CHECK(ncclRedOpCreatePreMulSum(&op, &third, ncclFloat64, ncclScalarHostImmediate, r->comm) == ncclSuccess);
+    CHECK(ncclAllReduce((void *)r->in, (void *)r->out, 8, ncclFloat32, op, r->comm, r->stream) == ncclInvalidArgument);
+    CU(cuMemcpyHtoD(r->in, &(double){6}, sizeof(double)));
+    CHECK(ncclAllReduce((void *)r->in, (void *)r->out, 1, ncclFloat64, op, r->comm, r->stream) == ncclSuccess);
+    CU(cuStreamSynchronize(r->stream));
+    CU(cuMemcpyDtoH(&third, r->out, sizeof third));
+    CHECK(third == 6);
+    CHECK(ncclRedOpDestroy(op, r->comm) == ncclSuccess);
+    return close_rank(r);
+}
+
+Test(nccl, averages_and_premultiplied_sums_round_as_nccl_does)
+{
+    cr_assert_eq(world(3, averages), 0);
+}
+
+/* ------------------------------------------------------------------------------------------------- communicators -- */
+
+static int in_progress(struct rank *r)
+{
+    ncclResult_t rc;
+    int count;
+
+    if (open_rank(r, 0) != 0)
+        return 1;
+    CU(cuMemsetD32Async(r->in, 0, N, r->stream));
+    rc = ncclAllReduce((void *)r->in, (void *)r->in, N, ncclFloat32, ncclSum, r->comm, r->stream);
+    CHECK(rc == ncclInProgress);
+    rc = ncclCommCount(r->comm, &count);
+    CHECK(rc == ncclInvalidUsage || rc == ncclSuccess); /* it may have ended meanwhile */
+    CHECK(settle(r, ncclInProgress) == ncclSuccess);
+    CHECK(ncclCommCount(r->comm, &count) == ncclSuccess && count == 2);
+    return close_rank(r);
+}
+
+Test(nccl, a_non_blocking_communicator_says_in_progress)
+{
+    cr_assert_eq(setenv("CDDP_STANDIN_PROGRESS", "100", 1), 0);
+    cr_assert_eq(world(2, in_progress), 0);
+}
+
+static int parts(struct rank *r)
+{
+    ncclComm_t part = NULL;
+    int rank = -1, count = -1;
+
+    if (open_rank(r, 0) != 0)
+        return 1;
+    /* 0 and 2 together, in the order 2, 0; 1 alone; 3 in none. */
+    CHECK(settle(r, ncclCommSplit(r->comm, r->rank == 3 ? NCCL_SPLIT_NOCOLOR : r->rank % 2, -r->rank, &part, NULL)) ==
+          ncclSuccess);
+    CHECK((part == NULL) == (r->rank == 3));
+    if (part != NULL) {
+        struct rank sub = *r;
+
+        sub.comm = part;
+        CHECK(ncclCommUserRank(part, &rank) == ncclSuccess && ncclCommCount(part, &count) == ncclSuccess);
+        CHECK(rank == (r->rank == 0) && count == (r->rank == 1 ? 1 : 2));
+        set(r, r->in, N, (float)r->rank, 0);
+        CHECK(settle(&sub, ncclAllReduce((void *)r->in, (void *)r->out, N, ncclFloat32, ncclSum, part, r->stream)) ==
+              ncclSuccess);
+        CHECK(get(r, r->out, N)[N - 1] == (r->rank == 1 ? 1 : 2));
+        CHECK(settle(&sub, ncclCommFinalize(part)) == ncclSuccess);
+        CHECK(ncclCommDestroy(part) == ncclSuccess);
+    }
+    return close_rank(r);
+}
+
+Test(nccl, a_split_makes_communicators_of_the_parts)
+{
+    cr_assert_eq(world(4, parts), 0);
+}
+
+static int several_ids(struct rank *r)
+{
+    ncclResult_t (*scalable)(ncclComm_t *, int, int, int, ncclUniqueId *, ncclConfig_t *);
+
+    *(void **)&scalable = dlsym(RTLD_DEFAULT, "ncclCommInitRankScalable");
+    CHECK(scalable != NULL);
+    use_device(r, r->rank);
+    if (r->rank < 2) {
+        CHECK(ncclGetUniqueId(&r->board->id[r->rank]) == ncclSuccess);
+        r->board->written++;
+    }
+    while (r->board->written < 2)
+        (void)usleep(100);
+    CHECK(scalable(&r->comm, r->size, r->rank, 2, r->board->id, NULL) == ncclSuccess);
+    CHECK(ncclCommDestroy(r->comm) == ncclSuccess);
+    return 0;
+}
+
+Test(nccl, several_ids_make_one_communicator)
+{
+    cr_assert_eq(world(3, several_ids), 0);
+}
+
+static int alone(struct rank *r)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclUniqueId id = share_id(r);
+    ncclResult_t rc = ncclSuccess;
+
+    config.blocking = 0;
+    use_device(r, 0);
+    CHECK(ncclCommInitRankConfig(&r->comm, 2, id, 0, &config) == ncclInProgress);
+    for (int i = 0; i < 20; i++) {
+        CHECK(ncclCommGetAsyncError(r->comm, &rc) == ncclSuccess && rc == ncclInProgress);
+        (void)usleep(1000);
+    }
+    CHECK(ncclCommAbort(r->comm) == ncclSuccess);
+    CHECK(ncclCommGetAsyncError(r->comm, &rc) == ncclInvalidArgument);
+    return 0;
+}
+
+Test(nccl, waiting_for_a_rank_that_never_comes_can_be_aborted)
+{
+    cr_assert_eq(world(1, alone), 0);
+}
+
+static int abort_work(struct rank *r)
+{
+    if (open_rank(r, 0) != 0)
+        return 1;
+    if (r->rank == 0) {
+        CHECK(settle(r, ncclAllReduce((void *)r->in, (void *)r->in, 8, ncclFloat32, ncclSum, r->comm, r->stream)) ==
+              ncclSuccess);
+        CHECK(settle(r, ncclAllReduce((void *)r->out, (void *)r->out, 8, ncclFloat32, ncclSum, r->comm, r->stream)) ==
+              ncclSuccess);
+        (void)usleep(20000);
+        CHECK(cuStreamQuery(r->stream) == CUDA_ERROR_NOT_READY);
+    }
+    CHECK(ncclCommAbort(r->comm) == ncclSuccess);
+    CU(cuStreamSynchronize(r->stream));
+    return 0;
+}
+
+Test(nccl, an_abort_ends_what_is_queued)
+{
+    cr_assert_eq(world(2, abort_work), 0);
+}
+
+static int one_device(struct rank *r)
+{
+    use_device(r, 0);
+    CHECK(join(r, 1) == (getenv("NCCL_HOSTID") == NULL ? ncclInvalidUsage : ncclSuccess));
+    if (r->comm != NULL)
+        CHECK(ncclCommDestroy(r->comm) == ncclSuccess);
+    return 0;
+}
+
+static int one_device_two_hosts(struct rank *r)
+{
+    char host[8];
+
+    (void)snprintf(host, sizeof host, "h%d", r->rank);
+    CHECK(setenv("NCCL_HOSTID", host, 1) == 0);
+    return one_device(r);
+}
+
+Test(nccl, two_ranks_on_one_device_only_where_they_say_different_hosts)
+{
+    cr_assert_eq(world(2, one_device), 0);
+    cr_assert_eq(world(2, one_device_two_hosts), 0);
+}
+
+/* --------------------------------------------------------------------------------------------------------- memory --
+ */
+
+static int windows(struct rank *r)
+{
+    ncclResult_t (*window)(ncclComm_t, void *, size_t, ncclWindow_t *, int);
+    ncclResult_t (*no_window)(ncclComm_t, ncclWindow_t);
+    ncclWindow_t w = NULL;
+    void *arena, *handle;
+    uint16_t one = cdi_bf16_of_float(1);
+
+    *(void **)&window = dlsym(RTLD_DEFAULT, "ncclCommWindowRegister");
+    *(void **)&no_window = dlsym(RTLD_DEFAULT, "ncclCommWindowDeregister");
+    if (open_rank(r, 1) != 0)
+        return 1;
+    CHECK(ncclMemAlloc(&arena, 8192) == ncclSuccess);
+    CHECK(window(r->comm, (void *)r->in, 8192, &w, NCCL_WIN_COLL_SYMMETRIC) == ncclInvalidArgument);
+    CHECK(window(r->comm, arena, 8192, &w, NCCL_WIN_COLL_SYMMETRIC) == ncclSuccess && w != NULL);
+    /* In a window an average is made after the sum, so that it is exact here. */
+    CU(cuMemcpyHtoD((CUdeviceptr)arena, &one, sizeof one));
+    CHECK(ncclAllReduce(arena, arena, 1, ncclBfloat16, ncclAvg, r->comm, r->stream) == ncclSuccess);
+    CU(cuStreamSynchronize(r->stream));
+    CU(cuMemcpyDtoH(&one, (CUdeviceptr)arena, sizeof one));
+    CHECK(one == cdi_bf16_of_float(1));
+    CHECK(no_window(r->comm, w) == ncclSuccess && no_window(r->comm, w) == ncclInvalidArgument);
+    CHECK(ncclCommRegister(r->comm, arena, 8192, &handle) == ncclSuccess);
+    CHECK(ncclCommDeregister(r->comm, handle) == ncclSuccess);
+    CHECK(ncclMemFree(arena) == ncclSuccess);
+    return close_rank(r);
+}
+
+Test(nccl, windows_and_registered_buffers)
+{
+    cr_assert_eq(world(3, windows), 0);
+}
+
+static int window_sizes(struct rank *r)
+{
+    ncclWindow_t w;
+    void *arena;
+
+    use_device(r, r->rank);
+    CHECK(join(r, 1) == ncclSuccess);
+    CHECK(ncclMemAlloc(&arena, 8192) == ncclSuccess);
+    CHECK(ncclCommWindowRegister(r->comm, arena, 4096 * (size_t)(r->rank + 1), &w, 0) == ncclInvalidUsage);
+    CHECK(standin_faults() == 1 && strstr(standin_last_fault(), "ranks do not agree") != NULL);
+    return 0;
+}
+
+Test(nccl, windows_of_different_sizes_are_a_fault)
+{
+    cr_assert_eq(world(2, window_sizes), 0);
+}
+
+static int freed_while_registered(struct rank *r)
+{
+    void *arena, *handle;
+
+    use_device(r, 0);
+    CHECK(join(r, 1) == ncclSuccess);
+    CHECK(ncclMemAlloc(&arena, 8192) == ncclSuccess);
+    CHECK(ncclCommRegister(r->comm, arena, 8192, &handle) == ncclSuccess);
+    CHECK(ncclMemFree(arena) == ncclSuccess);
+    CHECK(standin_faults() == 1 && strstr(standin_last_fault(), "registered") != NULL);
+    return 0;
+}
+
+Test(nccl, freeing_what_is_registered_is_a_fault)
+{
+    cr_assert_eq(world(1, freed_while_registered), 0);
+}
+
+static int no_windows(struct rank *r)
+{
+    ncclWindow_t w = (ncclWindow_t)1;
+    void *arena;
+
+    use_device(r, 0);
+    CHECK(join(r, 1) == ncclSuccess);
+    CHECK(ncclMemAlloc(&arena, 8192) == ncclSuccess);
+    CHECK(ncclCommWindowRegister(r->comm, arena, 8192, &w, 0) == ncclSuccess && w == NULL);
+    CHECK(ncclMemFree(arena) == ncclSuccess);
+    return ncclCommDestroy(r->comm) != ncclSuccess;
+}
+
+Test(nccl, hardware_without_windows_gives_none)
+{
+    cr_assert_eq(setenv("CDDP_STANDIN_WINDOWS", "0", 1), 0);
+    cr_assert_eq(world(1, no_windows), 0);
+}
+
+/* --------------------------------------------------------------------------------------------------------- faults --
+ */
+
+static int different_counts(struct rank *r)
+{
+    if (open_rank(r, 1) != 0)
+        return 1;
+    CHECK(ncclAllReduce((void *)r->in, (void *)r->in, r->rank == 0 ? 8 : 9, ncclFloat32, ncclSum, r->comm, r->stream) ==
+          ncclSuccess);
+    CU(cuStreamSynchronize(r->stream));
+    CHECK(standin_faults() == 1 && strstr(standin_last_fault(), "ranks do not agree") != NULL);
+    return 0;
+}
+
+Test(nccl, ranks_that_call_different_things_are_a_fault)
+{
+    cr_assert_eq(world(2, different_counts), 0);
+}
+
+static int planted(struct rank *r)
+{
+    ncclResult_t rc = ncclSuccess;
+    void *p;
+
+    CHECK(setenv("CDDP_STANDIN_FAIL", "ncclMemAlloc:1:1,alloc:2+:2,async:2:6", 1) == 0);
+    use_device(r, r->rank);
+    CHECK(join(r, 0) == ncclSuccess);
+    standin_configure();
+    r->stream = device_stream(); /* the first that allocates */
+    CHECK(ncclMemAlloc(&p, 64) == ncclUnhandledCudaError);
+    CHECK(cuMemAlloc(&r->in, 64) == CUDA_ERROR_OUT_OF_MEMORY && cuMemAlloc(&r->in, 64) == CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(unsetenv("CDDP_STANDIN_FAIL") == 0);
+    standin_configure();
+    CU(cuMemAlloc(&r->in, 64));
+    CHECK(setenv("CDDP_STANDIN_FAIL", "async:2:6", 1) == 0);
+    standin_configure();
+    CHECK(settle(r, ncclAllReduce((void *)r->in, (void *)r->in, 8, ncclFloat32, ncclSum, r->comm, r->stream)) ==
+          ncclSuccess);
+    rc = settle(r, ncclAllReduce((void *)r->in, (void *)r->in, 8, ncclFloat32, ncclSum, r->comm, r->stream));
+    CHECK(rc == ncclSuccess || rc == ncclRemoteError);
+    while (rc == ncclSuccess)
+        CHECK(ncclCommGetAsyncError(r->comm, &rc) == ncclSuccess);
+    CHECK(rc == ncclRemoteError && cuStreamQuery(r->stream) == CUDA_ERROR_NOT_READY);
+    CHECK(ncclCommAbort(r->comm) == ncclSuccess);
+    CU(cuStreamSynchronize(r->stream));
+    return 0;
+}
+
+Test(nccl, planted_failures_come_when_they_should)
+{
+    cr_assert_eq(world(2, planted), 0);
+}
+
+Test(nccl, an_older_library_lacks_the_newer_functions)
+{
+    int version;
+
+    cr_assert_not_null(dlsym(RTLD_DEFAULT, "ncclCommWindowRegister"));
+    cr_assert_eq(setenv("CDDP_STANDIN_NCCL_VERSION", "22403", 1), 0);
+    cr_assert_null(dlsym(RTLD_DEFAULT, "ncclCommWindowRegister"));
+    cr_assert_not_null(dlsym(RTLD_DEFAULT, "ncclCommInitRankScalable"));
+    cr_assert_eq(setenv("CDDP_STANDIN_NCCL_VERSION", "21900", 1), 0);
+    cr_assert_null(dlsym(RTLD_DEFAULT, "ncclCommInitRankScalable"));
+    cr_assert_not_null(dlsym(RTLD_DEFAULT, "ncclCommSplit"));
+    cr_assert_eq(ncclGetVersion(&version), ncclSuccess);
+    cr_assert_eq(version, 21900);
+}
+
+Test(nccl, a_wait_can_be_left_out_from_outside)
+{
+    CUstream s;
+    CUevent e;
+    CUcontext ctx;
+    CUdeviceptr p;
+
+    CU(cuInit(0));
+    CU(cuDevicePrimaryCtxRetain(&ctx, 0));
+    CU(cuCtxSetCurrent(ctx));
+    p = device_floats(8, 0);
+    s = device_stream();
+    e = device_event();
+    cr_assert_eq(setenv("CDDP_STANDIN_SKIP_WAIT", "2", 1), 0);
+    standin_configure();
+    for (unsigned i = 1; i <= 3; i++) {
+        CU(cuMemsetD8Async(p, 0, 8, NULL));
+        CU(cuEventRecord(e, NULL));
+        CU(cuStreamWaitEvent(s, e, 0));
+        CU(cuMemsetD8Async(p, 0, 8, s));
+        CU(cuCtxSynchronize());
+        cr_assert_eq(standin_faults(), i >= 2, "wait %u", i);
+    }
+    CU(cuMemFree(p));
+    CU(cuStreamDestroy(s));
+    CU(cuEventDestroy(e));
+}
