@@ -114,6 +114,22 @@ static void begin_sweep(struct agent *a)
     (void)uv_timer_start(&a->sweep, on_sweep_timer, 0, SWEEP_TICK_MS);
 }
 
+static void say_bindings(const struct agent *a)
+{
+    const struct bind_worker *b = a->plan->bind;
+
+    for (uint32_t i = 0; b != NULL && a->plan->options->report_bindings && i < a->plan->n_procs; i++) {
+        if (b[i].cpus == NULL)
+            cdi_log(CDI_LOG_WARN, "AGENT-BINDING", "rank %u is not bound to cores", a->sup.assign.rank_base + i);
+        else if (b[i].gpu < 0)
+            cdi_log(CDI_LOG_WARN, "AGENT-BINDING", "rank %u runs on cores %s (NUMA node %d)",
+                    a->sup.assign.rank_base + i, b[i].cpus, b[i].node);
+        else
+            cdi_log(CDI_LOG_WARN, "AGENT-BINDING", "rank %u runs on cores %s (NUMA node %d, GPU %d)",
+                    a->sup.assign.rank_base + i, b[i].cpus, b[i].node, b[i].gpu);
+    }
+}
+
 static void start_workers(struct agent *a)
 {
     struct crew_options opt = {
@@ -131,6 +147,7 @@ static void start_workers(struct agent *a)
 
     crew_destroy(a->crew);
     a->crew = NULL;
+    say_bindings(a);
     if (crew_start(&a->crew, &opt, &err) == CDDP_OK)
         return;
     /* No worker exists: count them all out, and end. */

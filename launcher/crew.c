@@ -117,6 +117,14 @@ static void fill_end(const struct crew *c, const struct worker *w, struct cdi_fa
         .core_dumped = w->dumped,
     };
     (void)snprintf(f->host, sizeof f->host, "%s", c->opt.plan->host);
+    if (w->exec_errno < 0) {
+        f->kind = CDI_END_SPAWN;
+        f->code = -w->exec_errno;
+        (void)snprintf(f->text, sizeof f->text,
+                       "rank %d: cannot be bound to cores %.300s: %s; --numa_binding=none does without", w->rank,
+                       w->cpus, strerror(-w->exec_errno));
+        return;
+    }
     if (w->exec_errno != 0) {
         f->kind = CDI_END_SPAWN;
         f->code = w->exec_errno;
@@ -183,6 +191,7 @@ cddp_status crew_start(struct crew **out, const struct crew_options *opt, struct
         w->flight_fd = -1;
         w->exec_fd = -1;
         w->on = &events;
+        w->cpus = opt->plan->bind == NULL ? NULL : opt->plan->bind[i].cpus;
         w->arg = c;
         ranklog_init(&w->logs[0], (uint32_t)w->rank, false);
         ranklog_init(&w->logs[1], (uint32_t)w->rank, true);

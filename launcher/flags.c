@@ -117,6 +117,21 @@ const struct flag flags[] = {
      .value = "NAME", .refusal = "it names a Python class of torchrun's; use --log_dir, --redirects and --tee",
      .help = "a Python class for torchrun's logs"},
     /* ------------------------------------------------------------------------------------------------ placement */
+    {.name = "numa_binding",
+     .group = GROUP_PLACE,
+     .kind = FLAG_CHOICE,
+     AT(numa_binding),
+     .fallback = "auto",
+     .value = "auto|none|node|socket|exclusive|core-complex",
+     .help = "which cores a worker may run on: all of its GPU's NUMA node (without GPUs the workers are dealt out to the nodes), "
+             "of the socket, its own share of the node's, or one last-level cache; auto is node where a machine has several"},
+    {.name = "report_bindings",
+     .group = GROUP_PLACE,
+     .kind = FLAG_SWITCH,
+     AT(report_bindings),
+     .fallback = "0",
+     .ours = true,
+     .help = "say which cores each worker may run on"},
     {.name = "virtual_local_rank", .group = GROUP_PLACE, .kind = FLAG_SWITCH, AT(virtual_local_rank), .fallback = "0",
      .help = "every worker has LOCAL_RANK=0 and sees one GPU, its own"},
     /* --------------------------------------------------------------------------------------------------- python */

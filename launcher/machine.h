@@ -7,12 +7,14 @@
 #define MACHINE_H
 
 #include "common/error.h"
+#include "common/gpus.h"
 
 #include <stdint.h>
 
 struct machine {
-    uint32_t n_cores; /* that this process may use: affinity and cgroup quota; at least 1 */
-    uint32_t n_gpus;  /* that CUDA would show */
+    uint32_t n_cores;                  /* that this process may use: affinity and cgroup quota; at least 1 */
+    uint32_t n_gpus;                   /* that CUDA would show */
+    struct cdi_gpu gpus[CDI_GPUS_MAX]; /* these, in CUDA's order; all zero but numa_node -1 where it cannot be told */
     char host[256];
 };
 

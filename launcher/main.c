@@ -7,6 +7,7 @@
 #include "launcher/machine.h"
 #include "launcher/options.h"
 #include "launcher/plan.h"
+#include "launcher/topology.h"
 
 #include <cddp/version.h>
 #include <errno.h>
@@ -156,6 +157,32 @@ static void say_detected(const struct meet *meet, const struct options *o)
         cdi_log(level, "MAIN-SITE", "from the environment: %s", o->from_variables);
 }
 
+/* Which cores each worker gets. Where nobody has asked for it, whatever goes wrong is no reason not to run. */
+static cddp_status place_workers(struct plan *plan, const struct options *o, const struct machine *m,
+                                 struct cdi_error *err)
+{
+    enum bind_mode mode = (enum bind_mode)o->numa_binding;
+    struct bind_topology t = {.n = 0};
+    int gpu_nodes[CDI_GPUS_MAX];
+    cddp_status st;
+
+    plan->bind = calloc(plan->n_procs, sizeof *plan->bind);
+    if (plan->bind == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    for (uint32_t i = 0; i < m->n_gpus; i++)
+        gpu_nodes[i] = m->gpus[i].numa_node;
+    st = mode == BIND_NONE || (mode == BIND_AUTO && !topology_is_numa("")) ? CDDP_OK : topology_read(&t, err);
+    if (st == CDDP_OK)
+        st = bind_make(plan->bind, plan->n_procs, mode, &t, gpu_nodes, m->n_gpus, err);
+    free(t.cpus);
+    if (st == CDDP_OK || mode != BIND_AUTO)
+        return st;
+    cdi_log(CDI_LOG_WARN, "MAIN-BIND", "workers are not bound to cores: %s", err->msg);
+    for (uint32_t i = 0; i < plan->n_procs; i++)
+        plan->bind[i] = (struct bind_worker){.node = -1, .gpu = -1};
+    return CDDP_OK;
+}
+
 static int run(const struct options *o)
 {
     struct guard_link link;
@@ -176,12 +203,14 @@ static int run(const struct options *o)
     say_detected(&meet, o);
     random_id(id, sizeof id);
     if (plan_make(&plan, o, &meet, &machine, id, &err) != CDDP_OK ||
-        start_guard(&link, o, &plan, &secret, &err) != CDDP_OK) {
+        start_guard(&link, o, &plan, &secret, &err) != CDDP_OK || place_workers(&plan, o, &machine, &err) != CDDP_OK) {
         cdi_log(CDI_LOG_ERROR, "MAIN-START", "%s", err.msg);
         return 1;
     }
     status = agent_run(&plan, &link);
     cdi_secret_release(&secret);
+    bind_free(plan.bind, plan.n_procs);
+    free(plan.bind);
     return status;
 }
 

@@ -288,9 +288,9 @@ static cddp_status decide(struct meet *m, const struct options *o, const struct 
         return CDDP_OK;
     (void)snprintf(m->run_id, sizeof m->run_id, "%s", step->run_id);
     (void)snprintf(m->detected, sizeof m->detected,
-                   "%s %s: %u nodes%s%s%s, this is node %d; they meet at %.200s, port %u", step->kind, step->run_id,
-                   m->n_nodes, step->nodes[0] != '\0' ? " (" : "", step->nodes, step->nodes[0] != '\0' ? ")" : "",
-                   m->node_rank, m->host, m->port);
+                   "%s%s%s: %u nodes%s%s%s, this is node %d; they meet at %.200s, port %u", step->kind,
+                   step->run_id[0] != '\0' ? " " : "", step->run_id, m->n_nodes, step->nodes[0] != '\0' ? " (" : "",
+                   step->nodes, step->nodes[0] != '\0' ? ")" : "", m->node_rank, m->host, m->port);
     return CDDP_OK;
 }
 

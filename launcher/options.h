@@ -34,6 +34,8 @@ struct options {
     int64_t node_rank;   /* -1: not given */
     bool standalone;
     bool virtual_local_rank;
+    int numa_binding; /* enum bind_mode */
+    bool report_bindings;
     int on_failure;                                                    /* enum options_on_failure */
     const char *master_addr;                                           /* NULL: not given */
     const char *run_id;                                                /* NULL: not given */

@@ -6,6 +6,7 @@
 #ifndef PLAN_H
 #define PLAN_H
 
+#include "launcher/bind.h"
 #include "launcher/machine.h"
 #include "launcher/meet.h"
 #include "protocol/auth.h"
@@ -22,6 +23,7 @@ struct plan {
     const char *host;                /* what messages call this machine */
     const struct cdi_secret *secret; /* NULL: none */
     const char *auth_token_file;     /* where the workers find it; NULL: nowhere */
+    struct bind_worker *bind;        /* where each of n_procs workers runs; NULL: nobody was asked to be bound */
     const struct options *options;   /* where the rest of what was asked for stands */
     const char *interpreter[3];      /* words in front of the command: Python and its flags; NULL: no more */
     char **command;

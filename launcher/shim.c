@@ -4,10 +4,12 @@
  * the processor's way to call the kernel it is linked without libc (starting libc costs three times what all of this
  * does); elsewhere, and with sanitizers, it is an ordinary program.
  *
- *   cddprun-shim AGENT_PID MASK IGNORED NOFILE FILE PROGRAM [ARGS]  (MASK, IGNORED: hexadecimal, bit n-1 for signal n)
+ *   cddprun-shim AGENT_PID MASK IGNORED NOFILE CPUS FILE PROGRAM [ARGS]
+ *
+ * MASK and IGNORED are hexadecimal, bit n-1 for signal n; CPUS is a list such as 0-7,16-23, or "-".
  *
  * FILE is executed, PROGRAM is its argv[0]. Descriptor 3 is the flight page, 4 the pipe on which errno of a failed exec
- * goes back; nothing above is kept.
+ * goes back (or, negative, of a CPUS that the kernel refused); nothing above is kept.
  */
 #include "launcher/syscalls.h"
 
@@ -20,7 +22,8 @@
 
 #define ERRNO_FD 4
 #define N_SIGNALS 64
-#define FIRST_ARG 5 /* FILE */
+#define FIRST_ARG 6 /* FILE */
+#define CPUS_MAX 65536
 
 struct kernel_sigaction { /* as the kernel has it; the members between are 0 for SIG_DFL and SIG_IGN */
     uintptr_t handler;
@@ -97,6 +100,35 @@ static void restore_nofile(int64_t soft)
     (void)sys(SYS_prlimit64, 0, RLIMIT_NOFILE, (long)lim, 0, 0);
 }
 
+/* Nothing that a list has not: digits, commas, dashes. Returns errno. */
+static int bind_to(const char *list)
+{
+    static uint64_t mask[CPUS_MAX / 64];
+    uint32_t v = 0, from = UINT32_MAX; /* no dash has come */
+    long rc;
+
+    if (list[0] == '-')
+        return 0;
+    for (const char *p = list;; p++) {
+        if (*p >= '0' && *p <= '9') {
+            v = v * 10 + (uint32_t)(*p - '0');
+            continue;
+        }
+        if (*p != '-') {
+            for (uint32_t cpu = from <= v ? from : v; cpu <= v && cpu < CPUS_MAX; cpu++)
+                mask[cpu / 64] |= UINT64_C(1) << cpu % 64;
+            from = UINT32_MAX;
+        } else {
+            from = v;
+        }
+        v = 0;
+        if (*p == '\0')
+            break;
+    }
+    rc = sys(SYS_sched_setaffinity, 0, sizeof mask, (long)mask, 0, 0);
+    return rc < 0 ? (int)-rc : 0;
+}
+
 /* argv: from FILE on. Returns errno. As execvp(3) does, a file without an interpreter's name is a shell script. */
 static int exec_program(char **argv, char **env)
 {
@@ -125,7 +157,9 @@ static int shim(long argc, char **argv, char **env)
     close_from(ERRNO_FD + 1);
     restore_nofile(number(argv[4], 10));
     restore_signals((uint64_t)number(argv[2], 16), (uint64_t)number(argv[3], 16));
-    error = exec_program(argv + FIRST_ARG, env);
+    error = -bind_to(argv[FIRST_ARG - 1]);
+    if (error == 0)
+        error = exec_program(argv + FIRST_ARG, env);
     while (sys(SYS_write, ERRNO_FD, (long)&error, sizeof error, 0, 0) == -EINTR)
         ;
     return error == ENOENT ? 127 : 126;

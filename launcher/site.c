@@ -113,8 +113,15 @@ static void show_hosts(struct site *s, const char *lines)
 {
     size_t at = 0;
 
-    for (const char *p = lines; *p != '\0' && at + 1 < sizeof s->nodes; p++)
-        at += (size_t)snprintf(s->nodes + at, sizeof s->nodes - at, *p == '\n' ? (p[1] == '\0' ? "" : ", ") : "%c", *p);
+    for (const char *p = lines; *p != '\0' && at + 3 < sizeof s->nodes; p++) {
+        if (*p != '\n') {
+            s->nodes[at++] = *p;
+        } else if (p[1] != '\0') {
+            s->nodes[at++] = ',';
+            s->nodes[at++] = ' ';
+        }
+    }
+    s->nodes[at] = '\0';
 }
 
 /* ---------------------------------------------------------------------------------------------- environments ---- */

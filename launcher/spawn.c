@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 #define SHIM "cddprun-shim"
-#define ARGS_OF_SHIM 6     /* before PROGRAM */
+#define ARGS_OF_SHIM 7     /* before PROGRAM */
 #define ARGS_IN_NUMBERS 4  /* of them */
 #define FILES_BASE 32      /* open files of an agent without workers, with room to spare */
 #define CHILD_STACK 8192   /* for become_shim() */
@@ -352,7 +352,8 @@ void worker_settle(struct worker *w)
 }
 
 /* The shim's command line: its own words, then the worker's. Only the array is allocated. */
-static char **shim_args(const struct spawn_context *ctx, char own[ARGS_IN_NUMBERS][24], char *const *args)
+static char **shim_args(const struct spawn_context *ctx, char own[ARGS_IN_NUMBERS][24], const char *cpus,
+                        char *const *args)
 {
     size_t n = 0;
     char **v;
@@ -369,6 +370,7 @@ static char **shim_args(const struct spawn_context *ctx, char own[ARGS_IN_NUMBER
         (void)snprintf(own[3], 24, "%" PRId64, ctx->nofile);
     else
         (void)snprintf(own[3], 24, "-");
+    v[ARGS_OF_SHIM - 2] = (char *)(uintptr_t)(cpus == NULL ? "-" : cpus);
     v[ARGS_OF_SHIM - 1] = (char *)(uintptr_t)ctx->program;
     v[0] = (char *)(uintptr_t)ctx->shim;
     for (int i = 0; i < ARGS_IN_NUMBERS; i++)
@@ -377,7 +379,7 @@ static char **shim_args(const struct spawn_context *ctx, char own[ARGS_IN_NUMBER
     return v;
 }
 
-static struct spawn_child *make_child(const struct spawn_context *ctx, char *const *args, char **env)
+static struct spawn_child *make_child(const struct spawn_context *ctx, const char *cpus, char *const *args, char **env)
 {
     struct spawn_child *c = malloc(sizeof *c);
 
@@ -386,7 +388,7 @@ static struct spawn_child *make_child(const struct spawn_context *ctx, char *con
     c->here = 0;
     c->shim = ctx->shim;
     c->env = env;
-    c->argv = shim_args(ctx, c->own, args);
+    c->argv = shim_args(ctx, c->own, cpus, args);
     if (c->argv != NULL)
         return c;
     free(c);
@@ -400,7 +402,7 @@ cddp_status worker_start(struct worker *w, const struct spawn_context *ctx, char
     cddp_status st;
 
     w->ctx = ctx;
-    w->child = make_child(ctx, args, env);
+    w->child = make_child(ctx, w->cpus, args, env);
     st = w->child == NULL ? cdi_fail(err, CDDP_E_NOMEM, "out of memory") : make_pipes(w, ctx->loop, outs, err);
     if (st == CDDP_OK && pipe2(exec_pair, O_CLOEXEC) != 0)
         st = cdi_fail_errno(err, errno, "pipe");

@@ -36,11 +36,12 @@ struct worker {
     bool exited;
     int exit_code, exit_signal; /* of an exited one */
     bool dumped;                /* it left a core */
-    int exec_errno;             /* its program could not be run; 0 */
+    int exec_errno;             /* its program could not be run; negative: it could not be bound to cpus; 0 */
     int64_t ended_ms;
     const struct worker_events *on;
     void *arg; /* the caller's */
     int open_handles;
+    const char *cpus; /* where it may run; NULL: where the agent may */
     const struct spawn_context *ctx;
     struct spawn_child *child; /* until it has been settled */
     void (*closed)(struct worker *w);

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What flags do to a job that runs: Python programs, variables for the workers, refusals."""
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -116,6 +117,30 @@ def test_variables_as_kubeflow_sets_them_are_enough(cddprun):
         assert a.err == (f'cddprun: from the environment: PET_NNODES=2 PET_NODE_RANK=0 PET_MASTER_ADDR=127.0.0.1 '
                          f'PET_MASTER_PORT={port}\n'), a.err
         assert not b.err, b.err
+
+
+def test_workers_are_bound_to_their_cores_and_it_is_said(cddprun):
+    mine = sorted(os.sched_getaffinity(0))
+    if len(mine) < 2:
+        raise Skip('one core')
+    script = ['sh', '-c', 'sed -n "s/Cpus_allowed_list:[^0-9]*//p" /proc/self/status']
+    status, out, err = run(cddprun, '-ppn', '2', '--numa_binding=exclusive', '--report-bindings', *script)
+    if 'without hwloc' in err or 'cannot use hwloc' in err:
+        raise Skip(err)
+    assert status == 0, err
+    said = dict(re.findall(r'cddprun: rank (\d) runs on cores (\S+) \(NUMA node \d+', err))
+    seen = dict(re.findall(r'\[(\d)\] (\S+)', out))
+    assert said == seen and len(set(seen.values())) == 2, (out, err)
+    status, out, err = run(cddprun, '--numa_binding=none', '--report_bindings', *script)
+    assert status == 0 and err == 'cddprun: rank 0 is not bound to cores\n', (status, err)
+
+
+def test_cores_that_are_not_there_are_an_error_that_names_them(cddprun):
+    env = {'HWLOC_SYNTHETIC': 'numa:2 core:600 pu:1'}
+    status, out, err = run(cddprun, '-ppn', '2', '--numa_binding=node', 'echo', 'ran', env=env)
+    if 'without hwloc' in err or 'cannot use hwloc' in err:
+        raise Skip(err)
+    assert status == 126 and 'rank 1: cannot be bound to cores 600-1199: Invalid argument' in err, (status, err)
 
 
 if __name__ == '__main__':

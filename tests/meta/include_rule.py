@@ -31,9 +31,10 @@ EXTERNAL = {
     'uv.h': ['rendezvous/', 'launcher/'],
     'jansson.h': ['protocol/message.c', 'rendezvous/http.c', 'launcher/report.c', 'launcher/plan.c'],
     'sodium.h': ['protocol/auth.c'],
-    'dlfcn.h': ['worker/module.c', 'worker/backend/nccl/library.c', 'examples/wine/gpu.c'],
+    'dlfcn.h': ['launcher/topology.c', 'worker/module.c', 'worker/backend/nccl/library.c', 'examples/wine/gpu.c'],
     'cuda.h': ['worker/backend/nccl/', 'examples/wine/'],
     'nccl.h': ['worker/backend/nccl/'],
+    'hwloc.h': ['launcher/topology.c'],
     'criterion/criterion.h': [],
 }
 # Call -> files that may make it.
