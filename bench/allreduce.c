@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * All-reduce by libcddp, timed as measure.h says: "direct" is a bucket of cddp_ddp, which lies in shared memory;
- * "private" is cddp_all_reduce on the caller's own memory. Started by allreduce.py, or by hand:
+ * "private" is cddp_all_reduce on the caller's own memory; "bound" is not an all-reduce, but as much memory traffic as
+ * the best one has: each rank reads and writes as many bytes as its buffer holds. Started by allreduce.py, or by hand:
  * cddprun --standalone --nproc_per_node=2 build/bench/allreduce 0.2 4 26214400
  */
 #include "measure.h"
 
 #include <cddp/cddp.h>
+#include <sys/mman.h>
 
 static void need(cddp_status status)
 {
@@ -34,6 +36,21 @@ static void reduce_private(struct subject *s)
     need(cddp_all_reduce(((struct place *)s->arg)->comm, s->buf, s->buf, s->n, CDDP_FLOAT32, CDDP_SUM));
 }
 
+/* Two arrays, each half of the buffer: both become their sum. Nothing is shared and nobody is waited for. */
+static void bound(struct subject *s)
+{
+    size_t half = s->n / 2;
+    float *restrict a = s->buf, *restrict b = s->buf + s->n - half;
+
+    for (size_t i = 0; i < half; i++) {
+        float sum = a[i] + b[i];
+
+        a[i] = sum;
+        b[i] = sum;
+    }
+    __asm__ volatile("" ::"r"(s->buf) : "memory");
+}
+
 static void barrier(struct subject *s)
 {
     need(cddp_barrier(((struct place *)s->arg)->comm));
@@ -50,8 +67,9 @@ static double largest(struct subject *s, double mine)
 static void one(size_t n, double budget_s, void *arg)
 {
     struct place place = {.comm = arg};
-    size_t bytes = n * sizeof(float);
-    float *mine = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    size_t bytes = n * sizeof(float), huge = (size_t)2 << 20;
+    float *mine = aligned_alloc(64, (bytes + 63) / 64 * 64),
+          *best = aligned_alloc(huge, (bytes + huge - 1) / huge * huge);
     const cddp_param param = {.name = "w", .data = mine, .count = n, .dtype = CDDP_FLOAT32};
     const cddp_ddp_options opt = {.size = sizeof opt, .bucket_bytes = bytes, .first_bucket_bytes = bytes};
     struct subject s = {.n = n,
@@ -61,7 +79,7 @@ static void one(size_t n, double budget_s, void *arg)
                         .barrier = barrier,
                         .max = largest};
 
-    if (mine == NULL) {
+    if (mine == NULL || best == NULL) {
         (void)fprintf(stderr, "allreduce: out of memory\n");
         exit(1);
     }
@@ -82,6 +100,15 @@ static void one(size_t n, double budget_s, void *arg)
     s.reduce = reduce_private;
     measure(&s, budget_s);
     free(mine);
+
+    (void)madvise(best, bytes, MADV_HUGEPAGE); /* as good as memory can be */
+    memset(best, 0, bytes);
+    s.name = "bound";
+    s.buf = best;
+    s.reduce = bound;
+    measure_variant(&s, BACK_TO_BACK, budget_s);
+    measure_variant(&s, FAIR, budget_s);
+    free(best);
 }
 
 int main(int argc, char **argv)

@@ -136,23 +136,29 @@ def rounds(args, peers, ranks):
 
 
 def compare(args, seen):
-    """Per size and variant: each one's median over rounds, and the median of its per-round ratios to Open MPI."""
+    """Per size and variant: each one's median over rounds, and the median of its per-round ratios to Open MPI.
+
+    For "direct" also what part of the memory bound it reaches, round by round.
+    """
     result = []
     for size in args.sizes:
         for variant in (BACK, FAIR, 'touch'):
-            for what in SHOWN:
+            for what in (*SHOWN, 'bound'):
                 key, base = (what, variant, size), ('Open MPI', variant, size)
                 times = [one[key] for one in seen if key in one]
                 if not times:
                     continue
                 ratios = [one[key]['us'] / one[base]['us'] for one in seen if key in one and base in one]
+                bound = ('bound', variant, size)
+                reached = [one[bound]['us'] / one[key]['us'] for one in seen if key in one and bound in one]
                 result.append({'bytes': size, 'variant': variant, 'what': what,
                                'us': statistics.median(one['us'] for one in times),
                                'us_min': min(one['us_min'] for one in times),
                                'us_max': max(one['us_max'] for one in times),
                                'round_us': [one['us'] for one in times],
                                'ratio': statistics.median(ratios) if ratios else None,
-                               'ratio_min': min(ratios, default=None), 'ratio_max': max(ratios, default=None)})
+                               'ratio_min': min(ratios, default=None), 'ratio_max': max(ratios, default=None),
+                               'of_bound': statistics.median(reached) if reached else None})
     return result
 
 
@@ -160,26 +166,30 @@ def size_text(size):
     return f'{size >> 20} MiB' if size >= 1 << 20 else f'{size >> 10} KiB' if size >= 1 << 10 else f'{size} B'
 
 
+def cell(one):
+    if not one:
+        return '-'
+    ratio = f' {one["ratio"]:.2f} ({one["ratio_min"]:.2f}-{one["ratio_max"]:.2f})' if one['ratio'] else ''
+    return f'{one["us"]:.{2 if one["us"] < 100 else 0}f}{ratio}'
+
+
 def show(ranks, result):
     for variant in (FAIR, BACK):
-        print(f'\n{ranks} ranks, {variant}: microseconds, median over rounds [ratio to Open MPI, median of per-round ratios]')
-        print(f'{"":10}' + ''.join(f'{what:>22}' for what in SHOWN))
+        print(f'\n{ranks} ranks, {variant}: microseconds, median over rounds; ratio to Open MPI: median of per-round ratios (and spread)')
+        print(f'{"":8}' + ''.join(f'{what:>26}' for what in SHOWN) + f'{"direct reaches of bound":>26}')
         for size in sorted({one['bytes'] for one in result}):
             cells = {one['what']: one for one in result if one['bytes'] == size and one['variant'] == variant}
-            row = ''
-            for what in SHOWN:
-                one = cells.get(what)
-                ratio = f' [{one["ratio"]:.2f}]' if one and one['ratio'] else ''
-                row += f'{one["us"]:14.1f}{ratio:>8}' if one else f'{"-":>22}'
-            print(f'{size_text(size):10}{row}')
+            reached = cells['direct']['of_bound'] if size >= 1 << 20 else None  # below, it is not memory that is slow
+            print(f'{size_text(size):8}' + ''.join(f'{cell(cells.get(what)):>26}' for what in SHOWN) +
+                  f'{f"{reached:.0%}" if reached else "-":>26}')
 
 
 def main():
     parser = common.parser(__doc__.splitlines()[0])
     parser.add_argument('--ranks', type=int, nargs='+', default=[2, 4])
     parser.add_argument('--sizes', type=int, nargs='+', help='bytes', default=SIZES)
-    parser.add_argument('--rounds', type=int, default=3)
-    parser.add_argument('--seconds', type=float, help='of each measurement', default=0.1)
+    parser.add_argument('--rounds', type=int, default=9)
+    parser.add_argument('--seconds', type=float, help='of each measurement', default=0.05)
     parser.add_argument('--hosts', action='store_true', help='half of the ranks on each of two hosts, over TCP')
     args = parser.parse_args()
     args.build = os.path.abspath(args.build)
