@@ -145,6 +145,13 @@ const struct flag flags[] = {
      .value = "spawn", .help = "accepted: torchrun's others (fork, forkserver) are for Python functions, not for programs",
      .note = "the others tell torchrun how to start Python functions, and cddprun starts programs; leave it out"},
     /* --------------------------------------------------------------------------------------------------- others */
+    {.name = "dry_run",
+     .group = GROUP_OTHER,
+     .kind = FLAG_SWITCH,
+     AT(dry_run),
+     .fallback = "0",
+     .ours = true,
+     .help = "start nothing; print what would run here as JSON: nodes, ranks, devices, cores, commands, variables"},
     {.name = "version", .env = "", .group = GROUP_OTHER, .kind = FLAG_VERSION, .ours = true,
      .help = "print the version"},
     {.name = "help", .shorts = "h", .env = "", .group = GROUP_OTHER, .kind = FLAG_HELP, .help = "print this text"},

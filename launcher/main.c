@@ -2,12 +2,11 @@
 /* cddprun: options -> guard | agent: machine -> plan -> run -> exit status. */
 #include "common/log.h"
 #include "launcher/agent.h"
+#include "launcher/dry_run.h"
 #include "launcher/guard.h"
 #include "launcher/help.h"
-#include "launcher/machine.h"
 #include "launcher/options.h"
-#include "launcher/plan.h"
-#include "launcher/topology.h"
+#include "launcher/prepare.h"
 
 #include <cddp/version.h>
 #include <errno.h>
@@ -18,8 +17,6 @@
 #include <string.h>
 #include <sys/random.h>
 #include <unistd.h>
-
-#define LISTS_MAX (16u << 20)
 
 /* Nothing that we open later may become 0, 1 or 2. */
 static void fill_standard_fds(void)
@@ -86,101 +83,15 @@ static cddp_status start_guard(struct guard_link *link, const struct options *o,
     return st;
 }
 
-/* A whole file; LISTS_MAX bytes at most. */
-static cddp_status read_file(const char *path, struct cdi_buf *out, struct cdi_error *err)
+static int print_plan(const struct plan *plan, const struct machine *machine)
 {
-    FILE *f = fopen(path, "re");
-    cddp_status st = CDDP_OK;
-    char part[4096];
-    size_t n;
+    char *text = dry_run_text(plan, machine, environ);
+    bool good = text != NULL && puts(text) >= 0 && fflush(stdout) == 0;
 
-    if (f == NULL)
-        return cdi_fail_errno(err, errno, "cannot read '%.300s'", path);
-    while (st == CDDP_OK && (n = fread(part, 1, sizeof part, f)) > 0)
-        st = cdi_buf_append(out, part, n);
-    if (st != CDDP_OK)
-        st = cdi_fail(err, st, "'%.300s' is too large", path);
-    else if (ferror(f))
-        st = cdi_fail_errno(err, errno, "cannot read '%.300s'", path);
-    (void)fclose(f);
-    return st;
-}
-
-/* The order of the user's own file counts more than that of the environment. */
-static cddp_status read_order(struct site *site, const struct options *o, const char *host, struct cdi_error *err)
-{
-    struct cdi_buf text;
-    char from[320];
-    cddp_status st;
-
-    cdi_buf_init(&text, LISTS_MAX);
-    (void)snprintf(from, sizeof from, "--rank_order '%.300s'", o->rank_order);
-    st = read_file(o->rank_order, &text, err);
-    if (st == CDDP_OK)
-        st = cdi_buf_append(&text, "", 1);
-    if (st == CDDP_OK)
-        st = site_order(site, (const char *)cdi_buf_data(&text), o->local_addr != NULL ? o->local_addr : host, from,
-                        err);
-    if (st == CDDP_OK) {
-        site->by_file = true;
-        site->in_step = true;
-        site->one_task_per_node = true;
-        site->in_job = false;
-        site->kind = site->kind == NULL ? "job" : site->kind;
-    }
-    cdi_buf_release(&text);
-    return st;
-}
-
-/* Who says how many nodes there are does not need an environment that makes sense. */
-static cddp_status read_site(struct site *site, const struct options *o, const char *host, struct cdi_error *err)
-{
-    struct site_source from = {.env = options_real_env, .host = host, .read_file = read_file};
-    cddp_status st;
-
-    if (o->standalone)
-        return CDDP_OK;
-    st = site_read(site, &from, err);
-    if (st != CDDP_OK && !o->nnodes_given)
-        return st;
-    return o->rank_order != NULL ? read_order(site, o, host, err) : CDDP_OK;
-}
-
-/* One line about what no flag has said. */
-static void say_detected(const struct meet *meet, const struct options *o)
-{
-    enum cdi_log_level level = meet->node_rank == 0 ? CDI_LOG_WARN : CDI_LOG_INFO;
-
-    if (meet->detected[0] != '\0')
-        cdi_log(level, "MAIN-SITE", "%s", meet->detected);
-    else if (meet->n_nodes > 1 && o->from_variables[0] != '\0')
-        cdi_log(level, "MAIN-SITE", "from the environment: %s", o->from_variables);
-}
-
-/* Which cores each worker gets. Where nobody has asked for it, whatever goes wrong is no reason not to run. */
-static cddp_status place_workers(struct plan *plan, const struct options *o, const struct machine *m,
-                                 struct cdi_error *err)
-{
-    enum bind_mode mode = (enum bind_mode)o->numa_binding;
-    struct bind_topology t = {.n = 0};
-    int gpu_nodes[CDI_GPUS_MAX];
-    cddp_status st;
-
-    plan->bind = calloc(plan->n_procs, sizeof *plan->bind);
-    if (plan->bind == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
-    for (uint32_t i = 0; i < m->n_gpus; i++)
-        gpu_nodes[i] = m->gpus[i].numa_node;
-    st = mode == BIND_NONE || (mode == BIND_AUTO && !topology_is_numa("")) ? CDDP_OK : topology_read(&t, err);
-    if (st == CDDP_OK)
-        st = bind_make(plan->bind, plan->n_procs, mode, &t, gpu_nodes, m->n_gpus, err);
-    free(t.cpus);
-    if (st == CDDP_OK || mode != BIND_AUTO)
-        return st;
-    cdi_log(CDI_LOG_WARN, "MAIN-BIND", "workers are not bound to cores: %s", err->msg);
-    for (uint32_t i = 0; i < plan->n_procs; i++)
-        plan->bind[i] = (struct bind_worker){.node = -1, .gpu = -1};
-    return CDDP_OK;
+    free(text);
+    if (!good)
+        cdi_log(CDI_LOG_ERROR, "MAIN-PLAN", "cannot write the plan");
+    return good ? 0 : 1;
 }
 
 static int run(const struct options *o)
@@ -196,19 +107,25 @@ static int run(const struct options *o)
     char id[40];
 
     machine_read(&machine, "", o->cuda_visible_devices);
-    if (read_site(&site, o, machine.host, &err) != CDDP_OK || meet_decide(&meet, o, &site, &err) != CDDP_OK) {
+    if (prepare_site(&site, o, machine.host, &err) != CDDP_OK || meet_decide(&meet, o, &site, &err) != CDDP_OK) {
         cdi_log(CDI_LOG_ERROR, "MAIN-OPTIONS", "%s", err.msg);
         return 2;
     }
-    say_detected(&meet, o);
+    prepare_say(&meet, o);
     random_id(id, sizeof id);
+    /* The guard needs no hwloc in it: so that comes behind the fork. */
     if (plan_make(&plan, o, &meet, &machine, id, &err) != CDDP_OK ||
-        start_guard(&link, o, &plan, &secret, &err) != CDDP_OK || place_workers(&plan, o, &machine, &err) != CDDP_OK) {
+        (!o->dry_run && start_guard(&link, o, &plan, &secret, &err) != CDDP_OK) ||
+        prepare_binding(&plan, o, &machine, &err) != CDDP_OK) {
         cdi_log(CDI_LOG_ERROR, "MAIN-START", "%s", err.msg);
         return 1;
     }
-    status = agent_run(&plan, &link);
-    cdi_secret_release(&secret);
+    if (o->dry_run) {
+        status = print_plan(&plan, &machine);
+    } else {
+        status = agent_run(&plan, &link);
+        cdi_secret_release(&secret);
+    }
     bind_free(plan.bind, plan.n_procs);
     free(plan.bind);
     return status;

@@ -36,6 +36,7 @@ struct options {
     bool virtual_local_rank;
     int numa_binding; /* enum bind_mode */
     bool report_bindings;
+    bool dry_run;
     int on_failure;                                                    /* enum options_on_failure */
     const char *master_addr;                                           /* NULL: not given */
     const char *run_id;                                                /* NULL: not given */

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """What flags do to a job that runs: Python programs, variables for the workers, refusals."""
+import json
 import os
 import re
 import shutil
@@ -141,6 +142,25 @@ def test_cores_that_are_not_there_are_an_error_that_names_them(cddprun):
     if 'without hwloc' in err or 'cannot use hwloc' in err:
         raise Skip(err)
     assert status == 126 and 'rank 1: cannot be bound to cores 600-1199: Invalid argument' in err, (status, err)
+
+
+def test_a_dry_run_prints_the_plan_and_starts_nothing(cddprun):
+    with tempfile.TemporaryDirectory() as folder:
+        mark = os.path.join(folder, 'ran')
+        status, out, err = run(cddprun, '--dry-run', '-ppn', '2', '-x', 'A=b', 'touch', mark)
+        plan = json.loads(out)
+        assert (status, err) == (0, '') and not os.path.exists(mark), err
+        assert [w['environment']['RANK'] for w in plan['workers']] == ['0', '1'] and plan['world_size'] == 2, plan
+        assert plan['workers'][1]['environment']['A'] == 'b' and plan['workers'][0]['command'] == ['touch', mark], plan
+        # What a worker really has is what the plan said.
+        status, out, err = run(cddprun, '-ppn', '2', 'env')
+        real = dict(line[4:].partition('=')[::2] for line in out.splitlines() if line.startswith('[1] '))
+        for name, value in plan['workers'][1]['environment'].items():
+            if value is not None and name not in ('A', 'TORCHELASTIC_RUN_ID'):
+                assert real[name] == value, (name, value, real.get(name))
+            assert name in real or name == 'A', name
+        status, out, err = run(cddprun, '--dry_run', '--nnodes=2', 'x')
+        assert status == 2 and 'nothing says where the nodes meet' in err and not out, (status, out, err)
 
 
 if __name__ == '__main__':
