@@ -34,7 +34,8 @@ struct agent {
     struct spawn_context spawn;
     struct supervise sup;
     struct crew *crew;
-    struct writer *writer;
+    struct writer *console;
+    struct logs *logs;
     struct join *join;
     struct rdzv_server *server;
     char master_addr[64];
@@ -43,10 +44,17 @@ struct agent {
     bool swept;     /* no descendant is left; output may be */
     bool over;      /* FINISH was said */
     bool abandoned; /* some output could not be written */
+    bool hurry;     /* do not wait for output to be written */
     char read_buf[SPAWN_READ];
 };
 
 static void feed(struct agent *a, const struct supervise_event *ev);
+
+/* cddprun's own words, which are no worker's. */
+static void push(struct agent *a, const void *text, size_t n)
+{
+    writer_push(a->console, writer_std(a->console, STDERR_FILENO), a->plan->n_procs, text, n);
+}
 
 static void log_to_writer(enum cdi_log_level level, const char *id, const char *text, void *arg)
 {
@@ -57,7 +65,7 @@ static void log_to_writer(enum cdi_log_level level, const char *id, const char *
 
     (void)level;
     if (n > 0)
-        writer_push(a->writer, STDERR_FILENO, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
+        push(a, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
 }
 
 /* --------------------------------------------------------------------------------------------------- workers ---- */
@@ -86,7 +94,7 @@ static void check_swept(struct agent *a)
         return;
     /* What is left in the pipes is read to its end, unless nobody wants to see it or nobody we know writes it. */
     if (crew_has_output(a->crew) && (a->sup.signal == 0 || now - a->sweep_began_ms < FLUSH_ON_SIGNAL_MS) &&
-        (writer_full(a->writer) || now - a->last_output_ms < OUTPUT_QUIET_MS))
+        (crew_waits_for_room(a->crew) || now - a->last_output_ms < OUTPUT_QUIET_MS))
         return;
     (void)uv_timer_stop(&a->sweep);
     feed(a, &ev);
@@ -135,8 +143,7 @@ static void start_workers(struct agent *a)
     struct crew_options opt = {
         .spawn = &a->spawn,
         .plan = a->plan,
-        .writer = a->writer,
-        .run_dir = a->guard->run_dir,
+        .logs = a->logs,
         .assign = a->sup.assign,
         .exited = on_worker_exited,
         .progress = on_progress,
@@ -148,6 +155,7 @@ static void start_workers(struct agent *a)
     crew_destroy(a->crew);
     a->crew = NULL;
     say_bindings(a);
+    logs_begin(a->logs, a->sup.assign.restart_count);
     if (crew_start(&a->crew, &opt, &err) == CDDP_OK)
         return;
     /* No worker exists: count them all out, and end. */
@@ -162,7 +170,7 @@ static void on_room(void *arg)
     struct agent *a = arg;
 
     if (a->crew != NULL)
-        crew_pause(a->crew, false);
+        crew_read_on(a->crew);
 }
 
 static void on_child(void *arg)
@@ -177,6 +185,8 @@ static void on_child(void *arg)
             ;
 }
 
+static const struct writer_events console_events = {.room = on_room};
+
 /* ---------------------------------------------------------------------------------------------------- ending ---- */
 
 static void close_handle(uv_handle_t *h)
@@ -189,18 +199,37 @@ static void on_flushed(void *arg, bool flushed)
 {
     struct agent *a = arg;
 
-    a->abandoned = !flushed;
+    a->abandoned |= !flushed;
     close_handle((uv_handle_t *)&a->grace);
     close_handle((uv_handle_t *)&a->sweep);
     close_handle((uv_handle_t *)&a->link);
     close_handle((uv_handle_t *)&a->child.handle);
 }
 
+static void on_logs_closed(void *arg, bool flushed)
+{
+    struct agent *a = arg;
+
+    a->logs = NULL;
+    a->abandoned |= !flushed;
+    writer_close(a->console, on_flushed, a);
+    if (a->hurry)
+        writer_abandon(a->console);
+}
+
+/* Whoever reads our output stands still, or a disk does. */
+static void hurry(struct agent *a)
+{
+    a->hurry = true;
+    if (a->logs != NULL)
+        logs_abandon(a->logs);
+    else
+        writer_abandon(a->console);
+}
+
 static void on_flush_timeout(uv_timer_t *t)
 {
-    struct agent *a = t->data;
-
-    writer_abandon(a->writer);
+    hurry(t->data);
 }
 
 static void say(struct agent *a, const char *text)
@@ -209,7 +238,7 @@ static void say(struct agent *a, const char *text)
 
     cdi_buf_init(&line, 8192);
     if (cdi_buf_printf(&line, "cddprun: %s\n", text) == CDDP_OK)
-        writer_push(a->writer, STDERR_FILENO, cdi_buf_data(&line), line.len);
+        push(a, cdi_buf_data(&line), line.len);
     cdi_buf_release(&line);
 }
 
@@ -226,7 +255,7 @@ static void say_failure(struct agent *a)
     if (a->crew != NULL)
         crew_describe(a->crew, &r);
     if (report_write(&r, &text) == CDDP_OK)
-        writer_push(a->writer, STDERR_FILENO, cdi_buf_data(&text), text.len);
+        push(a, cdi_buf_data(&text), text.len);
     else
         say(a, a->sup.first.text);
     cdi_buf_release(&text);
@@ -269,7 +298,7 @@ static void end_job(struct agent *a)
         (void)uv_timer_start(&a->grace, on_flush_timeout,
                              waited < FLUSH_ON_SIGNAL_MS ? (uint64_t)(FLUSH_ON_SIGNAL_MS - waited) : 0, 0);
     }
-    writer_close(a->writer, on_flushed, a);
+    logs_close(a->logs, on_logs_closed, a);
 }
 
 /* ------------------------------------------------------------------------------------------------- decisions ---- */
@@ -492,7 +521,7 @@ static void on_signal(struct agent *a, int signal)
         if (a->crew != NULL)
             crew_kill(a->crew, signal);
     } else if (a->over) {
-        writer_abandon(a->writer); /* whoever reads our output stands still */
+        hurry(a);
     } else {
         feed(a, &ev);
     }
@@ -637,6 +666,14 @@ static cddp_status start_link(struct agent *a, struct cdi_error *err)
     return rc > 0 ? CDDP_OK : cdi_fail_errno(err, -rc, "the link to the guard");
 }
 
+static cddp_status start_logs(struct agent *a, struct cdi_error *err)
+{
+    struct logs_options opt = {
+        .plan = a->plan, .console = a->console, .run_dir = a->guard->run_dir, .room = on_room, .arg = a};
+
+    return logs_start(&a->logs, &a->loop, &opt, err);
+}
+
 static cddp_status start_all(struct agent *a, struct cdi_error *err)
 {
     cddp_status st;
@@ -650,7 +687,9 @@ static cddp_status start_all(struct agent *a, struct cdi_error *err)
     a->child = (struct spawn_watch){.children = on_child, .arg = a};
     st = spawn_watch_start(&a->child, &a->loop, err);
     if (st == CDDP_OK)
-        st = writer_start(&a->writer, &a->loop, on_room, a, err);
+        st = writer_start(&a->console, &a->loop, a->plan->n_procs + 1, &console_events, a, err);
+    if (st == CDDP_OK)
+        st = start_logs(a, err);
     if (st == CDDP_OK)
         st = start_meeting(a, err);
     if (st == CDDP_OK)
@@ -675,8 +714,10 @@ static int run_loop(struct agent *a, struct cdi_error *err)
         join_close(a->join);
         if (a->server != NULL)
             rdzv_server_close(a->server, NULL, NULL);
-        if (a->writer != NULL)
-            writer_close(a->writer, on_flushed, a);
+        if (a->logs != NULL)
+            logs_close(a->logs, on_logs_closed, a);
+        else if (a->console != NULL)
+            writer_close(a->console, on_flushed, a);
         else
             on_flushed(a, true);
         (void)uv_run(&a->loop, UV_RUN_DEFAULT);

@@ -12,30 +12,24 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LINES_MAX (RANKLOG_LINE_MAX + SPAWN_READ * 24) /* what one read can become: all newlines, a prefix for each */
+struct output {
+    struct logs_stream streams[2];
+    bool paused;
+};
 
 struct crew {
     struct crew_options opt;
-    struct cdi_buf lines; /* scratch */
+    struct output *outputs;
     uint32_t n, n_open;
     uint32_t first_unstarted; /* workers from here on could not be started */
     struct cdi_error why;     /* of the first of them */
-    bool paused, destroyed;
+    bool destroyed;
     const char *tail[RANKLOG_TAIL_LINES];
     char error_file[PATH_MAX];
     struct worker workers[];
 };
 
 /* -------------------------------------------------------------------------------------------------- starting ---- */
-
-/*
- * Where a worker may leave a word about its end; no older one is there. No directory of its own: making and removing
- * one costs more than starting the worker.
- */
-static void error_file(const struct crew *c, uint32_t local_rank, char path[PATH_MAX])
-{
-    (void)snprintf(path, PATH_MAX, "%.4000s/error_%u_%u.json", c->opt.run_dir, c->opt.assign.restart_count, local_rank);
-}
 
 /* What a worker is started with. */
 struct words {
@@ -48,8 +42,8 @@ static cddp_status start_one(struct crew *c, struct worker *w, struct words *wor
     struct plan_rank r = {.assign = &c->opt.assign, .local_rank = w->local_rank, .error_file = path, .flight = flight};
     cddp_status st = worker_make_page(w, c->opt.assign.round, flight, sizeof flight, err);
 
-    error_file(c, w->local_rank, path);
-    (void)unlink(path);
+    logs_error_file(c->opt.logs, w->local_rank, path);
+    (void)unlink(path); /* an older one */
     if (st != CDDP_OK)
         return st;
     words->env = plan_env(c->opt.plan, &r, environ);
@@ -84,15 +78,13 @@ static cddp_status start_workers(struct crew *c, struct cdi_error *err)
 static void on_output(struct worker *w, int stream, const char *bytes, size_t n)
 {
     struct crew *c = w->arg;
-    struct ranklog *log = &w->logs[stream - 1];
-    cddp_status st = n > 0 ? ranklog_feed(log, bytes, n, &c->lines) : ranklog_end(log, &c->lines);
+    struct output *o = &c->outputs[w->local_rank];
 
-    if (st != CDDP_OK)
-        cdi_log(CDI_LOG_WARN, "AGENT-OUTPUT-LOST", "some output of rank %d is lost: out of memory", w->rank);
-    writer_push(c->opt.writer, stream, cdi_buf_data(&c->lines), c->lines.len);
-    cdi_buf_consume(&c->lines, c->lines.len);
-    if (!c->paused && writer_full(c->opt.writer))
-        crew_pause(c, true);
+    logs_feed(&o->streams[stream - 1], bytes, n);
+    if (!o->paused && logs_full(c->opt.logs, w->local_rank)) {
+        o->paused = true;
+        worker_pause(w, true);
+    }
     c->opt.progress(c->opt.arg);
 }
 
@@ -176,13 +168,17 @@ cddp_status crew_start(struct crew **out, const struct crew_options *opt, struct
 {
     uint32_t n = opt->plan->n_procs;
     struct crew *c = calloc(1, sizeof *c + n * sizeof c->workers[0]);
+    struct output *outputs = calloc(n, sizeof *outputs);
     cddp_status st;
 
-    if (c == NULL)
+    if (c == NULL || outputs == NULL) {
+        free(c);
+        free(outputs);
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %u workers", n);
+    }
+    c->outputs = outputs;
     c->opt = *opt;
     c->n = n;
-    cdi_buf_init(&c->lines, LINES_MAX);
     for (uint32_t i = 0; i < n; i++) {
         struct worker *w = &c->workers[i];
 
@@ -193,8 +189,8 @@ cddp_status crew_start(struct crew **out, const struct crew_options *opt, struct
         w->on = &events;
         w->cpus = opt->plan->bind == NULL ? NULL : opt->plan->bind[i].cpus;
         w->arg = c;
-        ranklog_init(&w->logs[0], (uint32_t)w->rank, false);
-        ranklog_init(&w->logs[1], (uint32_t)w->rank, true);
+        for (int k = 0; k < 2; k++)
+            logs_open(opt->logs, &c->outputs[i].streams[k], i, (uint32_t)w->rank, k + 1);
     }
     st = start_workers(c, err);
     if (st == CDDP_OK)
@@ -234,13 +230,22 @@ void crew_tell_over(struct crew *c)
             cdi_flight_tell_round_over(c->workers[i].flight);
 }
 
-void crew_pause(struct crew *c, bool pause)
+void crew_read_on(struct crew *c)
 {
-    if (c->destroyed)
-        return;
-    c->paused = pause;
+    for (uint32_t i = 0; i < c->n && !c->destroyed; i++) {
+        if (!c->outputs[i].paused || logs_full(c->opt.logs, i))
+            continue;
+        c->outputs[i].paused = false;
+        worker_pause(&c->workers[i], false);
+    }
+}
+
+bool crew_waits_for_room(const struct crew *c)
+{
     for (uint32_t i = 0; i < c->n; i++)
-        worker_pause(&c->workers[i], pause);
+        if (c->outputs[i].paused && worker_has_output(&c->workers[i]))
+            return true;
+    return false;
 }
 
 bool crew_has_output(const struct crew *c)
@@ -255,6 +260,7 @@ void crew_describe(struct crew *c, struct report *r)
 {
     int32_t i = r->first.rank - (int32_t)c->opt.assign.rank_base;
     const struct worker *w = i >= 0 && (uint32_t)i < c->n ? &c->workers[i] : NULL;
+    const struct ranklog *log;
 
     r->program = c->opt.plan->command[0];
     r->after_ms = -1;
@@ -265,11 +271,12 @@ void crew_describe(struct crew *c, struct report *r)
     if (w == NULL || w->started_ms == 0)
         return;
     r->after_ms = w->ended_ms - w->started_ms;
-    r->n_lines = ranklog_tail_count(&w->logs[1]);
+    log = &c->outputs[w->local_rank].streams[1].log;
+    r->n_lines = ranklog_tail_count(log);
     for (unsigned k = 0; k < r->n_lines; k++)
-        c->tail[k] = ranklog_tail_line(&w->logs[1], k);
+        c->tail[k] = ranklog_tail_line(log, k);
     r->lines = c->tail;
-    error_file(c, w->local_rank, c->error_file);
+    logs_error_file(c->opt.logs, w->local_rank, c->error_file);
     r->error_file = c->error_file;
 }
 
@@ -279,7 +286,7 @@ static void on_worker_closed(struct worker *w)
 
     if (--c->n_open > 0)
         return;
-    cdi_buf_release(&c->lines);
+    free(c->outputs);
     free(c);
 }
 
@@ -289,6 +296,9 @@ void crew_destroy(struct crew *c)
         return;
     c->destroyed = true;
     c->n_open = c->n;
+    for (uint32_t i = 0; i < c->n; i++)
+        for (int k = 0; k < 2; k++)
+            logs_release(&c->outputs[i].streams[k]);
     for (uint32_t i = 0, n = c->n; i < n; i++)
         worker_close(&c->workers[i], on_worker_closed); /* the last one may free c */
 }

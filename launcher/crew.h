@@ -1,23 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * All workers of this agent in one round: started together, signalled together, their output on its way to the writer.
+ * All workers of this agent in one round: started together, signalled together, their output on its way to the logs.
  * The loop's thread; decides nothing.
  */
 #ifndef CREW_H
 #define CREW_H
 
-#include "launcher/plan.h"
+#include "launcher/logs.h"
 #include "launcher/report.h"
 #include "launcher/spawn.h"
-#include "launcher/writer.h"
 
 struct crew;
 
 struct crew_options {
     const struct spawn_context *spawn;
     const struct plan *plan;
-    struct writer *writer;
-    const char *run_dir;
+    struct logs *logs;            /* begun for this attempt */
     struct cdi_msg_assign assign; /* with master_addr and master_port */
     /* A worker is gone; kind EXIT with code 0 means well. From the loop, or from crew_report_unstarted(). */
     void (*exited)(void *arg, const struct cdi_failure *end);
@@ -38,9 +36,11 @@ void crew_kill(struct crew *c, int signal);
 void crew_end(struct crew *c, int signal);
 void crew_tell_death(struct crew *c, int rank, const char *sentence);
 void crew_tell_over(struct crew *c);
-/* Read no output for now, and read on. */
-void crew_pause(struct crew *c, bool pause);
+/* There is room in the logs again: read on from those that had to wait. */
+void crew_read_on(struct crew *c);
 bool crew_has_output(const struct crew *c);
+/* Does a worker's output wait for room in the logs? */
+bool crew_waits_for_room(const struct crew *c);
 /* SIGCHLD came: reap the dead, orphans too, and tell of workers by exited(). */
 void crew_on_child(struct crew *c);
 /* Fill what is known here of r->first's worker, and of the others. The strings are the crew's. */

@@ -3,6 +3,7 @@
 #include "launcher/options.h"
 
 #include "common/env.h"
+#include "launcher/rankmap.h"
 #include "launcher/values.h"
 
 #include <inttypes.h>
@@ -291,6 +292,22 @@ static cddp_status check_exports(const struct options *o, options_getenv env, vo
     return CDDP_OK;
 }
 
+/* torchrun puts such files into /tmp, where they stay for ever and nobody finds them. */
+static cddp_status check_logs(const struct options *o, struct cdi_error *err)
+{
+    const char *flag = NULL;
+
+    if (rankmap_any(o->redirects))
+        flag = "redirects";
+    else if (o->duplicate_stdout_filters != NULL)
+        flag = "duplicate_stdout_filters";
+    else if (o->duplicate_stderr_filters != NULL)
+        flag = "duplicate_stderr_filters";
+    if (flag == NULL || o->log_dir != NULL)
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_INVALID, "--%s wants files, but no --log_dir says where they go", flag);
+}
+
 static cddp_status check_all(struct options *o, options_getenv env, void *arg, struct cdi_error *err)
 {
     cddp_status st = check_python(o, err);
@@ -299,6 +316,8 @@ static cddp_status check_all(struct options *o, options_getenv env, void *arg, s
         st = settle_world_size(o, err);
     if (st == CDDP_OK)
         st = check_exports(o, env, arg, err);
+    if (st == CDDP_OK)
+        st = check_logs(o, err);
     if (st == CDDP_OK && o->max_nodes != o->min_nodes)
         st = cdi_fail(err, CDDP_E_UNSUPPORTED,
                       "--nnodes %" PRId64 ":%" PRId64

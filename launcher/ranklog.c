@@ -5,11 +5,61 @@
 #include <stdlib.h>
 #include <string.h>
 
-void ranklog_init(struct ranklog *log, uint32_t rank, bool keep_tail)
+static const char *end_of(const char *macro, const char *name)
 {
-    *log = (struct ranklog){.rank = rank};
+    size_t n = strlen(name);
+
+    return strncmp(macro, name, n) == 0 ? macro + n : NULL;
+}
+
+const char *ranklog_prefix(char buf[RANKLOG_PREFIX_MAX], const char *template, const char *role, uint32_t rank,
+                           uint32_t local_rank)
+{
+    size_t n = 0;
+
+    if (template == NULL) {
+        (void)snprintf(buf, RANKLOG_PREFIX_MAX, "[%u] ", rank);
+        return buf;
+    }
+    while (*template != '\0' && n < RANKLOG_PREFIX_MAX - 1) {
+        const char *end;
+
+        if ((end = end_of(template, "${role_name}")) != NULL)
+            n += (size_t)snprintf(buf + n, RANKLOG_PREFIX_MAX - n, "%s", role);
+        else if ((end = end_of(template, "${rank}")) != NULL)
+            n += (size_t)snprintf(buf + n, RANKLOG_PREFIX_MAX - n, "%u", rank);
+        else if ((end = end_of(template, "${local_rank}")) != NULL)
+            n += (size_t)snprintf(buf + n, RANKLOG_PREFIX_MAX - n, "%u", local_rank);
+        else
+            buf[n++] = *template == '\n' ? ' ' : *template;
+        template = end != NULL ? end : template + 1;
+    }
+    buf[n < RANKLOG_PREFIX_MAX ? n : RANKLOG_PREFIX_MAX - 1] = '\0';
+    return buf;
+}
+
+/* "[3] " and "[3]+ ", one behind the other. */
+static char *both_prefixes(const char *prefix)
+{
+    size_t n = strlen(prefix), bare = n;
+    char *both = malloc(2 * n + 4);
+
+    while (bare > 0 && prefix[bare - 1] == ' ')
+        bare--;
+    if (both != NULL) {
+        memcpy(both, prefix, n + 1);
+        (void)snprintf(both + n + 1, n + 3, "%.*s+ ", (int)bare, prefix);
+    }
+    return both;
+}
+
+void ranklog_init(struct ranklog *log, const struct ranklog_options *opt)
+{
+    *log = (struct ranklog){.filter = opt->filter, .colour = opt->colour ? 31 + (int)(opt->rank % 6) : 0};
     cdi_buf_init(&log->part, RANKLOG_LINE_MAX);
-    if (keep_tail)
+    if (opt->prefix != NULL)
+        log->prefix = both_prefixes(opt->prefix);
+    if (opt->keep_tail)
         log->tail = calloc(RANKLOG_TAIL_LINES, sizeof *log->tail);
 }
 
@@ -17,7 +67,9 @@ void ranklog_release(struct ranklog *log)
 {
     cdi_buf_release(&log->part);
     free(log->tail);
+    free(log->prefix);
     log->tail = NULL;
+    log->prefix = NULL;
 }
 
 static void remember(struct ranklog *log, const char *line, size_t n)
@@ -34,19 +86,16 @@ static void remember(struct ranklog *log, const char *line, size_t n)
     log->n_tail++;
 }
 
-/* One line, or a piece of one, without its newline. */
-static cddp_status put_line(struct ranklog *log, const char *line, size_t n, bool complete, struct cdi_buf *out)
+static cddp_status append(struct cdi_buf *out, const char *prefix, int colour, const char *line, size_t n)
 {
-    char prefix[24];
-    int len = snprintf(prefix, sizeof prefix, log->continued ? "[%u]+ " : "[%u] ", log->rank);
+    char front[RANKLOG_PREFIX_MAX + 24];
+    int len = colour == 0 ? snprintf(front, sizeof front, "%s", prefix)
+                          : snprintf(front, sizeof front, "\033[%dm%s\033[0m", colour, prefix);
     uint8_t *to = cdi_buf_reserve(out, (size_t)len + n + 1);
 
-    if (!log->continued)
-        remember(log, line, n);
-    log->continued = !complete;
     if (to == NULL)
         return CDDP_E_NOMEM;
-    memcpy(to, prefix, (size_t)len);
+    memcpy(to, front, (size_t)len);
     if (n > 0)
         memcpy(to + len, line, n);
     to[(size_t)len + n] = '\n';
@@ -54,8 +103,38 @@ static cddp_status put_line(struct ranklog *log, const char *line, size_t n, boo
     return CDDP_OK;
 }
 
+static bool is_wanted(const struct ranklog_filter *filter, const char *line, size_t n)
+{
+    const char *word = filter->words;
+
+    for (unsigned i = 0; i < filter->n; i++, word += strlen(word) + 1)
+        if (memmem(line, n, word, strlen(word)) != NULL)
+            return true;
+    return false;
+}
+
+/* One line, or a piece of one, without its newline. */
+static cddp_status put_line(struct ranklog *log, const char *line, size_t n, bool complete,
+                            const struct ranklog_out *out)
+{
+    const char *prefix = log->prefix == NULL ? "" : log->prefix;
+    cddp_status st = CDDP_OK;
+
+    if (log->continued)
+        prefix += strlen(prefix) + (log->prefix != NULL);
+    else
+        remember(log, line, n);
+    log->continued = !complete;
+    if (out->shown != NULL)
+        st = append(out->shown, prefix, log->colour, line, n);
+    if (is_wanted(&log->filter, line, n) && append(out->matched, prefix, 0, line, n) != CDDP_OK)
+        st = CDDP_E_NOMEM;
+    return st;
+}
+
 /* What is held back plus n more bytes. */
-static cddp_status put_part(struct ranklog *log, const char *bytes, size_t n, bool complete, struct cdi_buf *out)
+static cddp_status put_part(struct ranklog *log, const char *bytes, size_t n, bool complete,
+                            const struct ranklog_out *out)
 {
     cddp_status st = CDDP_OK;
 
@@ -69,7 +148,7 @@ static cddp_status put_part(struct ranklog *log, const char *bytes, size_t n, bo
     return st;
 }
 
-cddp_status ranklog_feed(struct ranklog *log, const char *bytes, size_t n, struct cdi_buf *out)
+cddp_status ranklog_feed(struct ranklog *log, const char *bytes, size_t n, const struct ranklog_out *out)
 {
     cddp_status st, worst = CDDP_OK;
 
@@ -97,7 +176,7 @@ cddp_status ranklog_feed(struct ranklog *log, const char *bytes, size_t n, struc
     return worst;
 }
 
-cddp_status ranklog_end(struct ranklog *log, struct cdi_buf *out)
+cddp_status ranklog_end(struct ranklog *log, const struct ranklog_out *out)
 {
     if (log->part.len == 0)
         return CDDP_OK;

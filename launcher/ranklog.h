@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One output stream of one rank: bytes in, whole lines with the rank in front out. Pure; the agent's thread.
+ * One output stream of one rank: bytes in, whole lines with a prefix out. Pure; the agent's thread.
  *
  *   [3] a line                 a final line without a newline is given one
  *   [3] the first 64 KiB of a line that is longer
@@ -16,22 +16,51 @@
 #define RANKLOG_LINE_MAX 65536 /* bytes of a line held until its newline comes */
 #define RANKLOG_TAIL_LINES 10
 #define RANKLOG_TAIL_BYTES 400 /* kept of each of them, NUL included */
+#define RANKLOG_PREFIX_MAX 256
+
+struct ranklog_filter {
+    const char *words; /* one after another, each ended by a NUL */
+    unsigned n;        /* 0: no line matches */
+};
 
 struct ranklog {
-    uint32_t rank;
+    char *prefix; /* and behind it the one of a continued line; NULL: no memory */
+    int colour;   /* of the prefix: 31 to 36; 0: none */
+    struct ranklog_filter filter;
     struct cdi_buf part;              /* a line whose end has not come yet */
     bool continued;                   /* a piece of this line is out already */
     char (*tail)[RANKLOG_TAIL_BYTES]; /* ring of the last lines; NULL: not kept */
     unsigned n_tail;                  /* lines seen */
 };
 
-/* keep_tail: remember the last lines (without memory for it they are not remembered). */
-void ranklog_init(struct ranklog *log, uint32_t rank, bool keep_tail);
+struct ranklog_options {
+    const char *prefix;
+    bool colour; /* put the prefix in a colour, by `rank` */
+    uint32_t rank;
+    bool keep_tail; /* remember the last lines (without memory for it they are not remembered) */
+    struct ranklog_filter filter;
+};
+
+/* What of a stream goes where. */
+struct ranklog_out {
+    struct cdi_buf *shown;   /* all lines; NULL: none */
+    struct cdi_buf *matched; /* lines that the filter wants, with the prefix but no colour; NULL where n is 0 */
+};
+
+/*
+ * The prefix of a rank's lines by torchrun's template (${role_name}, ${rank}, ${local_rank}; another macro stays as it
+ * is); NULL: "[rank] ". Cut to what fits. Returns buf.
+ */
+const char *ranklog_prefix(char buf[RANKLOG_PREFIX_MAX], const char *template, const char *role, uint32_t rank,
+                           uint32_t local_rank);
+
+/* The prefix is copied, filter.words is not. Without memory there is no prefix. */
+void ranklog_init(struct ranklog *log, const struct ranklog_options *opt);
 void ranklog_release(struct ranklog *log);
-/* Append the lines that these bytes complete to out. CDDP_E_NOMEM or CDDP_E_LIMIT (out's): some text is lost. */
-cddp_status ranklog_feed(struct ranklog *log, const char *bytes, size_t n, struct cdi_buf *out);
+/* Append the lines that these bytes complete. CDDP_E_NOMEM or CDDP_E_LIMIT (a buffer's): some text is lost. */
+cddp_status ranklog_feed(struct ranklog *log, const char *bytes, size_t n, const struct ranklog_out *out);
 /* The stream has ended: append the line that was not completed. */
-cddp_status ranklog_end(struct ranklog *log, struct cdi_buf *out);
+cddp_status ranklog_end(struct ranklog *log, const struct ranklog_out *out);
 /* How many lines are remembered, and the i-th of them, the oldest first. */
 unsigned ranklog_tail_count(const struct ranklog *log);
 const char *ranklog_tail_line(const struct ranklog *log, unsigned i);

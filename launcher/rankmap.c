@@ -64,6 +64,16 @@ unsigned rankmap_streams(const char *map, uint32_t local_rank)
     return rank == (int64_t)local_rank ? streams : found;
 }
 
+bool rankmap_any(const char *map)
+{
+    if (map[1] == '\0')
+        return map[0] != '0';
+    for (const char *p = map; (p = strchr(p, ':')) != NULL; p++)
+        if (p[1] != '0')
+            return true;
+    return false;
+}
+
 cddp_status rankset_check(const char *set, const char *from, struct cdi_error *err)
 {
     for (const char *p = set; read_rank(&p) >= 0; p++) {

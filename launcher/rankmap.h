@@ -19,6 +19,8 @@ cddp_status rankmap_check(const char *map, const char *from, struct cdi_error *e
 /* RANKMAP_* bits of one worker in a checked map. A rank that it does not name has none; named twice, the last counts.
  */
 unsigned rankmap_streams(const char *map, uint32_t local_rank);
+/* Does a checked map name any stream of any worker? */
+bool rankmap_any(const char *map);
 
 /* RANK,RANK,... CDDP_E_INVALID. */
 cddp_status rankset_check(const char *set, const char *from, struct cdi_error *err);

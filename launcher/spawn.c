@@ -512,8 +512,6 @@ void worker_close(struct worker *w, void (*closed)(struct worker *w))
     w->exec_fd = -1;
     w->flight_fd = -1;
     w->flight = NULL;
-    ranklog_release(&w->logs[0]);
-    ranklog_release(&w->logs[1]);
     if (w->open_handles == 0)
         closed(w);
 }

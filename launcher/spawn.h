@@ -6,7 +6,6 @@
 #ifndef SPAWN_H
 #define SPAWN_H
 
-#include "launcher/ranklog.h"
 #include "protocol/flight.h"
 
 #include <limits.h>
@@ -24,7 +23,6 @@ struct worker_events {
 
 struct worker {
     uv_pipe_t pipes[2]; /* its stdout and stderr */
-    struct ranklog logs[2];
     struct cdi_flight *flight;
     int flight_fd; /* kept open for /proc/PID/fd/N */
     int exec_fd;   /* errno of a failed exec; -1 */

@@ -2,6 +2,7 @@
 #include "launcher/writer.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -10,12 +11,29 @@
 #include <unistd.h>
 
 #define THREAD_STACK (256u * 1024)
+#define HIGH_OF_ALL (16u * 1024 * 1024) /* shared out among sources that are many */
+#define HIGH_LEAST (64u * 1024)
+
+struct writer_sink {
+    struct writer *w;
+    int fd;
+    bool dead;       /* the thread's: it fails */
+    unsigned queued; /* under the lock: chunks */
+    bool done;       /* under the lock: no further ones */
+    char path[];     /* "": our stdout or stderr */
+};
 
 struct chunk {
     struct chunk *next;
-    int fd;
+    struct writer_sink *to;
+    uint32_t source;
     size_t len;
     char bytes[];
+};
+
+struct source {
+    size_t queued;
+    bool wanted; /* somebody waits for room */
 };
 
 struct writer {
@@ -23,40 +41,74 @@ struct writer {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t more;
-    void (*room)(void *arg);
+    const struct writer_events *on;
     void *arg;
     void (*closed)(void *arg, bool flushed);
     void *closed_arg;
-    bool joined;
+    bool joined, said_lost;
+    size_t high;
+    struct writer_sink *std[2];
 
     /* Under the lock. */
     struct chunk *head, **tail;
-    size_t queued;
-    bool wanted;  /* somebody waits for room */
+    struct source *sources;
+    bool room;    /* one that was waited for has come */
     bool closing; /* end when the queue is empty */
     bool ended;   /* the thread is about to return */
-
-    bool dead[3]; /* the thread's: this descriptor fails */
+    int lost_error;
+    char *lost_path;
 };
 
-/* All of it, or the descriptor counts as dead. */
-static void write_all(struct writer *w, const struct chunk *c)
+/* All of it, or the sink counts as dead. Returns errno of its death. */
+static int write_all(const struct chunk *c)
 {
     size_t done = 0;
 
-    while (done < c->len && !w->dead[c->fd]) {
-        ssize_t n = write(c->fd, c->bytes + done, c->len - done);
+    while (done < c->len && !c->to->dead) {
+        ssize_t n = write(c->to->fd, c->bytes + done, c->len - done);
 
         if (n >= 0) {
             done += (size_t)n;
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
             /* Somebody else made the shared descriptor non-blocking. */
-            struct pollfd p = {.fd = c->fd, .events = POLLOUT};
+            struct pollfd p = {.fd = c->to->fd, .events = POLLOUT};
             (void)poll(&p, 1, -1);
         } else if (errno != EINTR) {
-            w->dead[c->fd] = true;
+            c->to->dead = true;
+            return errno;
         }
     }
+    return 0;
+}
+
+static void free_sink(struct writer_sink *s)
+{
+    if (s->path[0] != '\0')
+        (void)close(s->fd);
+    free(s);
+}
+
+/* Under the lock: what a written chunk changes. Returns a sink that nobody needs any more. */
+static struct writer_sink *settle(struct writer *w, const struct chunk *c, int error)
+{
+    struct source *from = &w->sources[c->source];
+    struct writer_sink *to = c->to;
+    bool wake = false;
+
+    from->queued -= c->len;
+    if (from->wanted && from->queued < w->high / 4) {
+        from->wanted = false;
+        w->room = true;
+        wake = true;
+    }
+    if (error != 0 && to->path[0] != '\0' && w->lost_path == NULL) {
+        w->lost_path = strdup(to->path);
+        w->lost_error = error;
+        wake = true;
+    }
+    if (wake)
+        (void)uv_async_send(&w->wake);
+    return --to->queued == 0 && to->done ? to : NULL;
 }
 
 static void *run(void *arg)
@@ -66,6 +118,8 @@ static void *run(void *arg)
     (void)pthread_mutex_lock(&w->lock);
     while (w->head != NULL || !w->closing) {
         struct chunk *c = w->head;
+        struct writer_sink *over;
+        int error;
 
         if (c == NULL) {
             (void)pthread_cond_wait(&w->more, &w->lock);
@@ -75,13 +129,14 @@ static void *run(void *arg)
         if (w->head == NULL)
             w->tail = &w->head;
         (void)pthread_mutex_unlock(&w->lock);
-        write_all(w, c);
+        error = write_all(c);
         (void)pthread_mutex_lock(&w->lock);
-        w->queued -= c->len;
+        over = settle(w, c, error);
         free(c);
-        if (w->wanted && w->queued < WRITER_LOW) {
-            w->wanted = false;
-            (void)uv_async_send(&w->wake);
+        if (over != NULL) {
+            (void)pthread_mutex_unlock(&w->lock);
+            free_sink(over);
+            (void)pthread_mutex_lock(&w->lock);
         }
     }
     w->ended = true;
@@ -91,6 +146,17 @@ static void *run(void *arg)
     return NULL;
 }
 
+static void free_writer(struct writer *w)
+{
+    (void)pthread_mutex_destroy(&w->lock);
+    (void)pthread_cond_destroy(&w->more);
+    free(w->std[0]);
+    free(w->std[1]);
+    free(w->sources);
+    free(w->lost_path);
+    free(w);
+}
+
 static void on_handle_closed(uv_handle_t *h)
 {
     struct writer *w = (struct writer *)h;
@@ -98,11 +164,8 @@ static void on_handle_closed(uv_handle_t *h)
     void *arg = w->closed_arg;
     bool joined = w->joined;
 
-    if (joined) {
-        (void)pthread_mutex_destroy(&w->lock);
-        (void)pthread_cond_destroy(&w->more);
-        free(w);
-    }
+    if (joined)
+        free_writer(w);
     if (closed != NULL)
         closed(arg, joined);
 }
@@ -110,14 +173,20 @@ static void on_handle_closed(uv_handle_t *h)
 static void on_wake(uv_async_t *h)
 {
     struct writer *w = (struct writer *)h;
-    bool ended, full;
+    bool ended, room, lost;
 
     (void)pthread_mutex_lock(&w->lock);
     ended = w->ended;
-    full = w->queued >= WRITER_LOW;
+    room = w->room;
+    w->room = false;
+    lost = w->lost_path != NULL && !w->said_lost;
     (void)pthread_mutex_unlock(&w->lock);
-    if (!full && !ended)
-        w->room(w->arg);
+    if (lost) { /* written once, so it may be read without the lock */
+        w->said_lost = true;
+        w->on->lost(w->arg, w->lost_path, w->lost_error);
+    }
+    if (room && !ended)
+        w->on->room(w->arg);
     if (ended && !w->joined && !uv_is_closing((uv_handle_t *)h)) {
         (void)pthread_join(w->thread, NULL);
         w->joined = true;
@@ -143,22 +212,51 @@ static int start_thread(struct writer *w)
     return rc;
 }
 
-cddp_status writer_start(struct writer **out, uv_loop_t *loop, void (*room)(void *arg), void *arg,
-                         struct cdi_error *err)
+static struct writer_sink *make_sink(struct writer *w, int fd, const char *path)
+{
+    struct writer_sink *s = calloc(1, sizeof *s + strlen(path) + 1);
+
+    if (s == NULL)
+        return NULL;
+    s->w = w;
+    s->fd = fd;
+    memcpy(s->path, path, strlen(path) + 1);
+    return s;
+}
+
+static struct writer *make_writer(uint32_t n_sources)
 {
     struct writer *w = calloc(1, sizeof *w);
+
+    if (w == NULL)
+        return NULL;
+    w->tail = &w->head;
+    w->high = HIGH_OF_ALL / n_sources;
+    w->high = w->high > WRITER_HIGH ? WRITER_HIGH : w->high < HIGH_LEAST ? HIGH_LEAST : w->high;
+    (void)pthread_mutex_init(&w->lock, NULL);
+    (void)pthread_cond_init(&w->more, NULL);
+    w->sources = calloc(n_sources, sizeof *w->sources);
+    w->std[0] = make_sink(w, STDOUT_FILENO, "");
+    w->std[1] = make_sink(w, STDERR_FILENO, "");
+    if (w->sources != NULL && w->std[0] != NULL && w->std[1] != NULL)
+        return w;
+    free_writer(w);
+    return NULL;
+}
+
+cddp_status writer_start(struct writer **out, uv_loop_t *loop, uint32_t n_sources, const struct writer_events *on,
+                         void *arg, struct cdi_error *err)
+{
+    struct writer *w = make_writer(n_sources);
     int rc;
 
     if (w == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "output queue: out of memory");
-    w->tail = &w->head;
-    w->room = room;
+    w->on = on;
     w->arg = arg;
-    (void)pthread_mutex_init(&w->lock, NULL);
-    (void)pthread_cond_init(&w->more, NULL);
     rc = uv_async_init(loop, &w->wake, on_wake);
     if (rc != 0) {
-        free(w);
+        free_writer(w);
         return cdi_fail_errno(err, -rc, "output queue");
     }
     rc = start_thread(w);
@@ -171,34 +269,70 @@ cddp_status writer_start(struct writer **out, uv_loop_t *loop, void (*room)(void
     return CDDP_OK;
 }
 
-void writer_push(struct writer *w, int fd, const void *bytes, size_t n)
+struct writer_sink *writer_std(struct writer *w, int fd)
+{
+    return w->std[fd - 1];
+}
+
+int writer_file(struct writer *w, struct writer_sink **out, const char *path)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC | O_NOCTTY, 0666);
+    struct writer_sink *s;
+
+    if (fd < 0)
+        return errno;
+    s = make_sink(w, fd, path);
+    if (s == NULL) {
+        (void)close(fd);
+        return ENOMEM;
+    }
+    *out = s;
+    return 0;
+}
+
+void writer_file_done(struct writer_sink *s)
+{
+    bool over;
+
+    if (s == NULL)
+        return;
+    (void)pthread_mutex_lock(&s->w->lock);
+    s->done = true;
+    over = s->queued == 0;
+    (void)pthread_mutex_unlock(&s->w->lock);
+    if (over)
+        free_sink(s);
+}
+
+void writer_push(struct writer *w, struct writer_sink *s, uint32_t source, const void *bytes, size_t n)
 {
     struct chunk *c;
 
-    if (n == 0 || fd < 1 || fd > 2 || (c = malloc(sizeof *c + n)) == NULL)
+    if (n == 0 || s == NULL || (c = malloc(sizeof *c + n)) == NULL)
         return;
-    *c = (struct chunk){.fd = fd, .len = n};
+    *c = (struct chunk){.to = s, .source = source, .len = n};
     memcpy(c->bytes, bytes, n);
     (void)pthread_mutex_lock(&w->lock);
-    if (w->queued + n > WRITER_MAX) {
+    if (w->sources[source].queued + n > WRITER_MAX) {
         free(c);
     } else {
         *w->tail = c;
         w->tail = &c->next;
-        w->queued += n;
+        w->sources[source].queued += n;
+        s->queued++;
         (void)pthread_cond_signal(&w->more);
     }
     (void)pthread_mutex_unlock(&w->lock);
 }
 
-bool writer_full(struct writer *w)
+bool writer_full(struct writer *w, uint32_t source)
 {
     bool full;
 
     (void)pthread_mutex_lock(&w->lock);
-    full = w->queued >= WRITER_HIGH;
+    full = w->sources[source].queued >= w->high;
     if (full)
-        w->wanted = true;
+        w->sources[source].wanted = true;
     (void)pthread_mutex_unlock(&w->lock);
     return full;
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cddprun's own stdout and stderr: a thread with a bounded queue that does blocking writes, so that a reader that
- * stands still (a pager, a stopped terminal) never blocks the event loop. The descriptors are shared with whoever
- * started cddprun and so are never made non-blocking. All functions: the loop's thread.
+ * Output on its way out: a thread with bounded queues that does blocking writes, so that a reader that stands still (a
+ * pager, a stopped terminal) or a disk that does not answer never blocks the event loop. cddprun's own stdout and
+ * stderr are shared with whoever started it and so are never made non-blocking. Every source (a worker) has a queue's
+ * worth of its own, so that one that prints without end fills only that. All functions: the loop's thread.
  */
 #ifndef WRITER_H
 #define WRITER_H
@@ -11,21 +12,36 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <uv.h>
 
-#define WRITER_HIGH (512u * 1024)     /* queued bytes from which on writer_full() is true */
-#define WRITER_LOW (128u * 1024)      /* and below which room() is called */
-#define WRITER_MAX (8u * 1024 * 1024) /* what is pushed beyond this is dropped */
+#define WRITER_HIGH (512u * 1024)     /* queued bytes of a source from which on writer_full() is true; of many: less */
+#define WRITER_MAX (8u * 1024 * 1024) /* what a source pushes beyond this is dropped */
 
 struct writer;
+struct writer_sink;
 
-/* room(arg) is called on the loop's thread when a full queue has emptied. CDDP_E_SYSTEM, CDDP_E_NOMEM. */
-cddp_status writer_start(struct writer **out, uv_loop_t *loop, void (*room)(void *arg), void *arg,
-                         struct cdi_error *err);
-/* Copy n bytes into the queue; they are written whole and in order. A descriptor that fails (EPIPE, ENOSPC) drops. */
-void writer_push(struct writer *w, int fd, const void *bytes, size_t n);
-/* Stop reading from workers until room() is called. */
-bool writer_full(struct writer *w);
+struct writer_events {
+    /* A source that was full has room again: ask writer_full(). */
+    void (*room)(void *arg);
+    /* The first file that cannot be written any more; what is pushed to such a one is dropped. Once in a writer's life.
+     */
+    void (*lost)(void *arg, const char *path, int error);
+};
+
+/* Sources are 0 to n_sources - 1. CDDP_E_SYSTEM, CDDP_E_NOMEM. */
+cddp_status writer_start(struct writer **out, uv_loop_t *loop, uint32_t n_sources, const struct writer_events *on,
+                         void *arg, struct cdi_error *err);
+/* Our stdout (1) or stderr (2); the writer's. One that fails (EPIPE) drops, and nothing is said. */
+struct writer_sink *writer_std(struct writer *w, int fd);
+/* A file, made or emptied. Returns 0 or errno; *out is written on success only. */
+int writer_file(struct writer *w, struct writer_sink **out, const char *path);
+/* Nothing more is pushed to this file; it is closed when what was has been written. NULL-safe. */
+void writer_file_done(struct writer_sink *s);
+/* Copy n bytes into the queue; they are written whole and in order. A sink that is NULL drops. */
+void writer_push(struct writer *w, struct writer_sink *s, uint32_t source, const void *bytes, size_t n);
+/* Stop reading from this source until room() is called. */
+bool writer_full(struct writer *w, uint32_t source);
 /*
  * Write out what is queued, then free w and call closed(arg, true). writer_abandon() after it does not wait any longer:
  * closed(arg, false), and the thread may still hang in write(2): leave by _exit().

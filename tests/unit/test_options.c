@@ -324,7 +324,7 @@ Test(options, an_exported_name_without_a_value_must_be_set)
 
 Test(options, a_flag_whose_meaning_is_not_there_is_refused_after_its_value_was_read)
 {
-    static const char *const words[] = {"--log-dir=/x", "-r3", "--tee=0:1,12:3", "--spares=1", "--logs_specs=mine"};
+    static const char *const words[] = {"--spares=1", "--logs_specs=mine"};
     struct options o;
     struct cdi_error err;
     const char *env[] = {"PET_REDIRECTS=0", "PET_LOCAL_RANKS_FILTER=", "PET_RDZV_ENDPOINT=", NULL};
@@ -335,10 +335,25 @@ Test(options, a_flag_whose_meaning_is_not_there_is_refused_after_its_value_was_r
     cr_assert_str_eq(err.msg,
                      "--logs_specs 'mine': it names a Python class of torchrun's; use --log_dir, --redirects and "
                      "--tee");
-    cr_assert_eq(parse_env(&o, &err, env, (const char *[]){"--tee=0", "a", NULL}), CDDP_OK,
+    cr_assert_eq(parse_env(&o, &err, env, (const char *[]){"--spares=0", "a", NULL}), CDDP_OK,
                  "what does nothing may be said");
     cr_assert_null(o.rdzv_endpoint);
     cr_assert_null(o.local_ranks_filter);
+}
+
+Test(options, what_wants_files_must_be_told_where)
+{
+    static const char *const words[] = {"-r3", "--redirects=0:0,2:1", "--duplicate_stdout_filters=a",
+                                        "--duplicate_stderr_filters=a"};
+    struct options o;
+    struct cdi_error err;
+
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        cr_expect_eq(PARSE(&o, &err, words[i], "a"), CDDP_E_INVALID, "%s", words[i]);
+        cr_expect_not_null(strstr(err.msg, "wants files, but no --log_dir says where they go"), "%s", err.msg);
+        cr_expect_eq(PARSE(&o, &err, words[i], "--log_dir=/x", "a"), CDDP_OK, "%s", words[i]);
+    }
+    cr_assert_eq(PARSE(&o, &err, "--redirects=0:0", "--tee=3", "a"), CDDP_OK);
 }
 
 Test(options, what_python_is_to_do_must_not_contradict_itself)

@@ -8,7 +8,18 @@ CDI_SUITE(ranklog);
 
 static void feed(struct ranklog *log, struct cdi_buf *out, const char *text)
 {
-    cr_assert_eq(ranklog_feed(log, text, strlen(text), out), CDDP_OK);
+    struct ranklog_out to = {.shown = out};
+
+    cr_assert_eq(ranklog_feed(log, text, strlen(text), &to), CDDP_OK);
+}
+
+static void init(struct ranklog *log, uint32_t rank, bool keep_tail)
+{
+    char prefix[RANKLOG_PREFIX_MAX];
+    struct ranklog_options opt = {
+        .prefix = ranklog_prefix(prefix, NULL, "default", rank, 0), .rank = rank, .keep_tail = keep_tail};
+
+    ranklog_init(log, &opt);
 }
 
 #define EXPECT(out, text)                                                                                         \
@@ -23,14 +34,14 @@ Test(ranklog, every_line_is_prefixed_and_waits_until_it_is_whole)
     struct cdi_buf out;
 
     cdi_buf_init(&out, 0);
-    ranklog_init(&log, 12, false);
+    init(&log, 12, false);
     feed(&log, &out, "one\ntw");
     EXPECT(&out, "[12] one\n");
     feed(&log, &out, "o\n\nthree");
     EXPECT(&out, "[12] one\n[12] two\n[12] \n");
-    cr_assert_eq(ranklog_end(&log, &out), CDDP_OK);
+    cr_assert_eq(ranklog_end(&log, &(struct ranklog_out){.shown = &out}), CDDP_OK);
     EXPECT(&out, "[12] one\n[12] two\n[12] \n[12] three\n");
-    cr_assert_eq(ranklog_end(&log, &out), CDDP_OK);
+    cr_assert_eq(ranklog_end(&log, &(struct ranklog_out){.shown = &out}), CDDP_OK);
     EXPECT(&out, "[12] one\n[12] two\n[12] \n[12] three\n");
     ranklog_release(&log);
     cdi_buf_release(&out);
@@ -45,12 +56,12 @@ Test(ranklog, cutting_the_input_anywhere_changes_nothing)
         struct cdi_buf out;
 
         cdi_buf_init(&out, 0);
-        ranklog_init(&log, 0, false);
-        cr_assert_eq(ranklog_feed(&log, text, cut, &out), CDDP_OK);
-        cr_assert_eq(
-            ranklog_feed(&log, text + cut, strlen(text + (cut < sizeof text - 1 ? cut : sizeof text - 1)), &out),
-            CDDP_OK);
-        cr_assert_eq(ranklog_end(&log, &out), CDDP_OK);
+        init(&log, 0, false);
+        cr_assert_eq(ranklog_feed(&log, text, cut, &(struct ranklog_out){.shown = &out}), CDDP_OK);
+        cr_assert_eq(ranklog_feed(&log, text + cut, strlen(text + (cut < sizeof text - 1 ? cut : sizeof text - 1)),
+                                  &(struct ranklog_out){.shown = &out}),
+                     CDDP_OK);
+        cr_assert_eq(ranklog_end(&log, &(struct ranklog_out){.shown = &out}), CDDP_OK);
         if (cut < sizeof text - 1)
             EXPECT(&out, "[0] a\n[0] bb\n[0] \n[0] ccc\n[0] last\n");
         ranklog_release(&log);
@@ -69,9 +80,9 @@ Test(ranklog, a_line_beyond_the_limit_comes_in_marked_pieces)
     memset(line, 'x', n);
     line[n] = '\n';
     cdi_buf_init(&out, 0);
-    ranklog_init(&log, 3, true);
-    cr_assert_eq(ranklog_feed(&log, line, 100, &out), CDDP_OK);
-    cr_assert_eq(ranklog_feed(&log, line + 100, n + 1 - 100, &out), CDDP_OK);
+    init(&log, 3, true);
+    cr_assert_eq(ranklog_feed(&log, line, 100, &(struct ranklog_out){.shown = &out}), CDDP_OK);
+    cr_assert_eq(ranklog_feed(&log, line + 100, n + 1 - 100, &(struct ranklog_out){.shown = &out}), CDDP_OK);
     cr_assert_eq(out.len, n + strlen("[3] \n[3]+ \n[3]+ \n"));
     p = (const char *)cdi_buf_data(&out);
     cr_assert_eq(strncmp(p, "[3] xxx", 7), 0);
@@ -96,9 +107,9 @@ Test(ranklog, a_stream_without_newlines_holds_no_more_than_the_limit)
 
     memset(chunk, 'y', sizeof chunk);
     cdi_buf_init(&out, 0);
-    ranklog_init(&log, 0, false);
+    init(&log, 0, false);
     for (int i = 0; i < 100; i++) {
-        cr_assert_eq(ranklog_feed(&log, chunk, sizeof chunk, &out), CDDP_OK);
+        cr_assert_eq(ranklog_feed(&log, chunk, sizeof chunk, &(struct ranklog_out){.shown = &out}), CDDP_OK);
         cr_assert_leq(log.part.len, RANKLOG_LINE_MAX);
         cr_assert_leq(log.part.cap, 2 * RANKLOG_LINE_MAX);
         cdi_buf_consume(&out, out.len);
@@ -114,7 +125,7 @@ Test(ranklog, the_last_lines_are_remembered_oldest_first)
     char line[1000];
 
     cdi_buf_init(&out, 0);
-    ranklog_init(&log, 0, true);
+    init(&log, 0, true);
     cr_assert_eq(ranklog_tail_count(&log), 0);
     for (int i = 0; i < RANKLOG_TAIL_LINES + 3; i++) {
         (void)snprintf(line, sizeof line, "line %d\n", i);
@@ -130,4 +141,43 @@ Test(ranklog, the_last_lines_are_remembered_oldest_first)
     cr_assert_eq(strlen(ranklog_tail_line(&log, RANKLOG_TAIL_LINES - 1)), RANKLOG_TAIL_BYTES - 1);
     ranklog_release(&log);
     cdi_buf_release(&out);
+}
+
+Test(ranklog, a_prefix_follows_torchruns_template)
+{
+    char buf[RANKLOG_PREFIX_MAX], longest[600];
+
+    cr_assert_str_eq(ranklog_prefix(buf, NULL, "worker", 12, 3), "[12] ");
+    cr_assert_str_eq(ranklog_prefix(buf, "[${role_name}${local_rank}]:", "worker", 12, 3), "[worker3]:");
+    cr_assert_str_eq(ranklog_prefix(buf, "${rank}/${rank} ${other}|$", "worker", 12, 3), "12/12 ${other}|$");
+    cr_assert_str_eq(ranklog_prefix(buf, "", "worker", 12, 3), "");
+    cr_assert_str_eq(ranklog_prefix(buf, "a\nb", "worker", 12, 3), "a b", "a prefix is one line");
+    memset(longest, 'p', sizeof longest - 1);
+    longest[sizeof longest - 1] = '\0';
+    cr_assert_eq(strlen(ranklog_prefix(buf, longest, "worker", 0, 0)), RANKLOG_PREFIX_MAX - 1);
+    cr_assert_eq(strlen(ranklog_prefix(buf, "${role_name}${rank}", longest, 0, 0)), RANKLOG_PREFIX_MAX - 1);
+}
+
+Test(ranklog, lines_that_the_filter_wants_come_out_twice_and_without_colour)
+{
+    static const char words[] = "loss\0acc";
+    struct ranklog_options opt = {.prefix = "[1] ", .rank = 1, .colour = true, .filter = {.words = words, .n = 2}};
+    struct cdi_buf shown, matched;
+    struct ranklog_out out = {.shown = &shown, .matched = &matched};
+    struct ranklog log;
+
+    cdi_buf_init(&shown, 0);
+    cdi_buf_init(&matched, 0);
+    ranklog_init(&log, &opt);
+    cr_assert_eq(ranklog_feed(&log, "loss 3\nother\nmy acc", 19, &out), CDDP_OK);
+    cr_assert_eq(ranklog_end(&log, &out), CDDP_OK);
+    EXPECT(&matched, "[1] loss 3\n[1] my acc\n");
+    EXPECT(&shown, "\033[32m[1] \033[0mloss 3\n\033[32m[1] \033[0mother\n\033[32m[1] \033[0mmy acc\n");
+    cdi_buf_consume(&matched, matched.len);
+    out.shown = NULL;
+    cr_assert_eq(ranklog_feed(&log, "loss\nx\n", 7, &out), CDDP_OK);
+    EXPECT(&matched, "[1] loss\n");
+    ranklog_release(&log);
+    cdi_buf_release(&shown);
+    cdi_buf_release(&matched);
 }

@@ -70,3 +70,11 @@ Test(rankmap, filters_are_cut_at_commas_and_two_commas_are_one)
     cr_assert_str_eq(cut(",x,"), "x");
     cr_assert_str_eq(cut("loss = "), "loss = ");
 }
+
+Test(rankmap, a_map_that_names_no_stream_is_known)
+{
+    cr_assert_not(rankmap_any("0"));
+    cr_assert_not(rankmap_any("0:0,12:0"));
+    cr_assert(rankmap_any("3"));
+    cr_assert(rankmap_any("0:0,12:2"));
+}

@@ -2,17 +2,20 @@
 #include "hygiene.h"
 #include "launcher/writer.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-/* The writer knows descriptors 1 and 2 only: each test puts a pipe in the place of its own stdout. */
+/* Each test puts a pipe in the place of its own stdout. */
 static struct {
     uv_loop_t loop;
     struct writer *w;
     int pipe_read, saved;
-    unsigned n_room;
+    unsigned n_room, n_lost;
+    int lost_error;
     bool closed, flushed;
 } t;
 
@@ -20,6 +23,21 @@ static void on_room(void *arg)
 {
     (void)arg;
     t.n_room++;
+}
+
+static void on_lost(void *arg, const char *path, int error)
+{
+    (void)arg;
+    cr_assert(strlen(path) > 0);
+    t.n_lost++;
+    t.lost_error = error;
+}
+
+static const struct writer_events events = {.room = on_room, .lost = on_lost};
+
+static void push(uint32_t source, const void *bytes, size_t n)
+{
+    writer_push(t.w, writer_std(t.w, 1), source, bytes, n);
 }
 
 static void on_closed(void *arg, bool flushed)
@@ -42,7 +60,7 @@ static void begin(void)
     (void)close(pair[1]);
     t.pipe_read = pair[0];
     cr_assert_eq(uv_loop_init(&t.loop), 0);
-    cr_assert_eq(writer_start(&t.w, &t.loop, on_room, NULL, NULL), CDDP_OK);
+    cr_assert_eq(writer_start(&t.w, &t.loop, 2, &events, NULL, NULL), CDDP_OK);
 }
 
 static void end(void)
@@ -83,9 +101,9 @@ static void expect_read(const char *text)
 
 Test(writer, what_is_pushed_comes_out_whole_and_in_order)
 {
-    writer_push(t.w, 1, "one\n", 4);
-    writer_push(t.w, 1, "", 0);
-    writer_push(t.w, 1, "two\n", 4);
+    push(0, "one\n", 4);
+    push(0, "", 0);
+    push(0, "two\n", 4);
     finish(true);
     expect_read("one\ntwo\n");
 }
@@ -95,8 +113,8 @@ Test(writer, a_reader_that_stands_still_fills_the_queue_and_room_is_told)
     static char block[65536];
     size_t pushed = 0, got = 0;
 
-    while (!writer_full(t.w)) {
-        writer_push(t.w, 1, block, sizeof block);
+    while (!writer_full(t.w, 0)) {
+        push(0, block, sizeof block);
         pushed += sizeof block;
         cr_assert_leq(pushed, 4 * WRITER_HIGH);
     }
@@ -111,7 +129,7 @@ Test(writer, a_reader_that_stands_still_fills_the_queue_and_room_is_told)
     }
     while (t.n_room == 0)
         (void)uv_run(&t.loop, UV_RUN_ONCE);
-    cr_assert_not(writer_full(t.w));
+    cr_assert_not(writer_full(t.w, 0));
     finish(true);
 }
 
@@ -122,7 +140,7 @@ Test(writer, a_closed_reader_loses_the_output_and_nothing_else)
     (void)close(t.pipe_read);
     t.pipe_read = -1;
     for (int i = 0; i < 100; i++)
-        writer_push(t.w, 1, block, sizeof block);
+        push(0, block, sizeof block);
     finish(true);
 }
 
@@ -133,7 +151,7 @@ Test(writer, a_shared_descriptor_that_somebody_made_non_blocking_loses_nothing)
 
     cr_assert_eq(fcntl(STDOUT_FILENO, F_SETFL, O_WRONLY | O_NONBLOCK), 0);
     for (int i = 0; i < 4; i++)
-        writer_push(t.w, 1, block, sizeof block);
+        push(0, block, sizeof block);
     while (got < 4 * sizeof block) {
         ssize_t n = read(t.pipe_read, block, sizeof block);
 
@@ -150,7 +168,7 @@ Test(writer, memory_is_bounded_whatever_is_pushed)
     ssize_t n;
 
     for (size_t i = 0; i < 4 * WRITER_MAX / sizeof block; i++)
-        writer_push(t.w, 1, block, sizeof block);
+        push(0, block, sizeof block);
     writer_close(t.w, on_closed, NULL);
     /* What was taken comes out; the end of it is seen when the last writer of the pipe goes. */
     (void)fcntl(t.pipe_read, F_SETFL, O_NONBLOCK);
@@ -164,4 +182,72 @@ Test(writer, memory_is_bounded_whatever_is_pushed)
     cr_assert_leq(got, WRITER_MAX + 2 * sizeof block);
     cr_assert_geq(got, WRITER_MAX / 2);
     cr_assert(t.flushed);
+}
+
+Test(writer, one_that_prints_without_end_fills_only_its_own_queue)
+{
+    static char block[65536];
+    size_t pushed = 0, got = 0;
+
+    while (!writer_full(t.w, 0)) {
+        push(0, block, sizeof block);
+        pushed += sizeof block;
+    }
+    cr_assert_not(writer_full(t.w, 1));
+    push(1, block, 10);
+    for (pushed += 10; got < pushed;) {
+        ssize_t n = read(t.pipe_read, block, sizeof block);
+
+        cr_assert_gt(n, 0);
+        got += (size_t)n;
+    }
+    finish(true);
+}
+
+Test(writer, a_file_gets_its_bytes_and_is_closed_behind_them)
+{
+    char path[] = "/tmp/cdi-writer-XXXXXX", text[16] = "";
+    int fd = mkstemp(path);
+    struct writer_sink *file;
+
+    cr_assert_eq(writer_file(t.w, &file, path), 0);
+    for (int i = 0; i < 3; i++)
+        writer_push(t.w, file, 1, "abc", 3);
+    writer_file_done(file);
+    finish(true);
+    cr_assert_eq(read(fd, text, sizeof text), 9);
+    cr_assert_str_eq(text, "abcabcabc");
+    (void)close(fd);
+    (void)unlink(path);
+}
+
+Test(writer, a_full_disk_is_told_once_and_blocks_nobody)
+{
+    struct writer_sink *file, *other;
+
+    cr_assert_eq(writer_file(t.w, &file, "/dev/full"), 0);
+    cr_assert_eq(writer_file(t.w, &other, "/dev/full"), 0);
+    for (int i = 0; i < 10; i++) {
+        writer_push(t.w, file, 1, "abc", 3);
+        writer_push(t.w, other, 0, "abc", 3);
+    }
+    while (t.n_lost == 0)
+        (void)uv_run(&t.loop, UV_RUN_ONCE);
+    cr_assert_eq(t.lost_error, ENOSPC);
+    push(0, "still\n", 6);
+    writer_file_done(file);
+    writer_file_done(other);
+    finish(true);
+    cr_assert_eq(t.n_lost, 1);
+    expect_read("still\n");
+}
+
+Test(writer, a_file_that_cannot_be_made_is_an_errno)
+{
+    struct writer_sink *file;
+
+    cr_assert_eq(writer_file(t.w, &file, "/dev/null/file"), ENOTDIR);
+    writer_file_done(NULL);
+    writer_push(t.w, NULL, 0, "x", 1);
+    finish(true);
 }

@@ -1,0 +1,324 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launcher/logs.h"
+
+#include "common/env.h"
+#include "common/log.h"
+#include "launcher/rankmap.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define READ_MAX 65536                               /* bytes of one logs_feed() */
+#define LINES_MAX (RANKLOG_LINE_MAX + READ_MAX * 24) /* what they can become: all newlines, a prefix for each */
+#define NOWHERE "/dev/null"                          /* as --log_dir: torchrun's word for no files */
+
+static const char *const names[] = {"stdout", "stderr"};
+
+struct logs {
+    struct logs_options opt;
+    struct writer *files;   /* NULL: no files */
+    char dir[PATH_MAX];     /* of the run, in --log_dir; "": none */
+    char attempt[PATH_MAX]; /* of this attempt; "": none */
+    uint32_t restart_count;
+    bool said_lost;
+    bool colour[2];
+    char *words[2]; /* of --duplicate_*_filters */
+    struct ranklog_filter filter[2];
+    struct writer_sink *matched[2];
+    struct cdi_buf shown, duplicates; /* scratch */
+    void (*closed)(void *arg, bool flushed);
+    void *closed_arg;
+};
+
+static void say_lost(struct logs *l, const char *path, int error, const char *instead)
+{
+    if (!l->said_lost)
+        cdi_log(CDI_LOG_WARN, "LOGS-LOST", "cannot write logs to '%s': %s; the job goes on, and %s", path,
+                strerror(error), instead);
+    l->said_lost = true;
+}
+
+static void on_lost(void *arg, const char *path, int error)
+{
+    say_lost(arg, path, error, "what is printed from now on is missing there, and in whatever else cannot be written");
+}
+
+static void on_room(void *arg)
+{
+    struct logs *l = arg;
+
+    l->opt.room(l->opt.arg);
+}
+
+static const struct writer_events file_events = {.room = on_room, .lost = on_lost};
+
+/* ----------------------------------------------------------------------------------------------- directories ---- */
+
+/* As mkdir -p. Returns errno. */
+static int make_directories(const char *path)
+{
+    char part[PATH_MAX];
+    size_t n = strlen(path);
+
+    if (n >= sizeof part)
+        return ENAMETOOLONG;
+    for (size_t i = 1; i <= n; i++) {
+        if (path[i] != '/' && path[i] != '\0')
+            continue;
+        memcpy(part, path, i);
+        part[i] = '\0';
+        if (mkdir(part, 0777) != 0 && errno != EEXIST)
+            return errno;
+    }
+    return 0;
+}
+
+/* <log_dir>/<run id>_XXXXXX, absolute, since workers may change their directory. Returns errno. */
+static int make_run_directory(struct logs *l, const char *log_dir)
+{
+    char id[sizeof l->opt.plan->run_id], *base;
+    int error = make_directories(log_dir), n;
+
+    if (error != 0)
+        return error;
+    base = realpath(log_dir, NULL);
+    if (base == NULL)
+        return errno;
+    (void)snprintf(id, sizeof id, "%s", l->opt.plan->run_id);
+    for (char *p = id; (p = strchr(p, '/')) != NULL;)
+        *p = '_';
+    n = snprintf(l->dir, sizeof l->dir, "%s/%s_XXXXXX", base, id);
+    free(base);
+    if (n >= (int)sizeof l->dir - 64)
+        error = ENAMETOOLONG;
+    else if (mkdtemp(l->dir) == NULL)
+        error = errno;
+    if (error != 0)
+        l->dir[0] = '\0';
+    return error;
+}
+
+static void open_filtered(struct logs *l, int i)
+{
+    char path[PATH_MAX];
+    int error;
+
+    if (l->filter[i].n == 0)
+        return;
+    (void)snprintf(path, sizeof path, "%.4000s/filtered_%s.log", l->attempt, names[i]);
+    error = writer_file(l->files, &l->matched[i], path);
+    if (error != 0)
+        say_lost(l, path, error, "there is no such file");
+}
+
+void logs_begin(struct logs *l, uint32_t restart_count)
+{
+    l->restart_count = restart_count;
+    l->attempt[0] = '\0';
+    for (int i = 0; i < 2; i++) {
+        writer_file_done(l->matched[i]);
+        l->matched[i] = NULL;
+    }
+    if (l->dir[0] == '\0')
+        return;
+    (void)snprintf(l->attempt, sizeof l->attempt, "%.4000s/attempt_%u", l->dir, restart_count);
+    if (mkdir(l->attempt, 0777) != 0 && errno != EEXIST) {
+        say_lost(l, l->attempt, errno, "output that would go to files is shown instead");
+        l->attempt[0] = '\0';
+        return;
+    }
+    open_filtered(l, 0);
+    open_filtered(l, 1);
+}
+
+void logs_error_file(const struct logs *l, uint32_t local_rank, char path[PATH_MAX])
+{
+    /* Without --log_dir all lie side by side: making and removing a directory costs more than starting a worker. */
+    if (l->attempt[0] == '\0')
+        (void)snprintf(path, PATH_MAX, "%.4000s/error_%u_%u.json", l->opt.run_dir, l->restart_count, local_rank);
+    else
+        (void)snprintf(path, PATH_MAX, "%.4000s/%u/error.json", l->attempt, local_rank);
+}
+
+/* --------------------------------------------------------------------------------------------------- streams ---- */
+
+static struct writer_sink *open_file(struct logs *l, uint32_t local_rank, int i)
+{
+    struct writer_sink *file = NULL;
+    char path[PATH_MAX];
+    int error;
+
+    (void)snprintf(path, sizeof path, "%.4000s/%u/%s.log", l->attempt, local_rank, names[i]);
+    error = writer_file(l->files, &file, path);
+    if (error != 0)
+        say_lost(l, path, error, "output that would go to files is shown instead");
+    return file;
+}
+
+/* The worker's own directory, for its error file too. */
+static void make_rank_directory(struct logs *l, uint32_t local_rank)
+{
+    char path[PATH_MAX];
+
+    (void)snprintf(path, sizeof path, "%.4000s/%u", l->attempt, local_rank);
+    if (mkdir(path, 0777) != 0 && errno != EEXIST)
+        say_lost(l, path, errno, "output that would go to files is shown instead");
+}
+
+void logs_open(struct logs *l, struct logs_stream *s, uint32_t local_rank, uint32_t rank, int number)
+{
+    const struct options *o = l->opt.plan->options;
+    unsigned bit = number == 1 ? RANKMAP_STDOUT : RANKMAP_STDERR;
+    bool tee = (rankmap_streams(o->tee, local_rank) & bit) != 0,
+         away = !tee && (rankmap_streams(o->redirects, local_rank) & bit) != 0,
+         nowhere = o->log_dir != NULL && strcmp(o->log_dir, NOWHERE) == 0;
+    char prefix[RANKLOG_PREFIX_MAX];
+    struct ranklog_options opt = {
+        .prefix = ranklog_prefix(prefix, o->log_line_prefix, l->opt.plan->role, rank, local_rank),
+        .colour = l->colour[number - 1],
+        .rank = rank,
+        .keep_tail = number == 2,
+    };
+
+    *s = (struct logs_stream){.logs = l, .local_rank = local_rank, .number = number};
+    if (l->attempt[0] != '\0' && number == 1)
+        make_rank_directory(l, local_rank);
+    if (l->attempt[0] != '\0' && (tee || away))
+        s->file = open_file(l, local_rank, number - 1);
+    s->shown = (!away || (s->file == NULL && !nowhere)) && rankset_has(o->local_ranks_filter, local_rank);
+    if (l->matched[number - 1] != NULL)
+        opt.filter = l->filter[number - 1];
+    ranklog_init(&s->log, &opt);
+}
+
+void logs_feed(struct logs_stream *s, const char *bytes, size_t n)
+{
+    struct logs *l = s->logs;
+    struct ranklog_out out = {.shown = s->shown ? &l->shown : NULL, .matched = &l->duplicates};
+    cddp_status st = n > 0 ? ranklog_feed(&s->log, bytes, n, &out) : ranklog_end(&s->log, &out);
+
+    if (st != CDDP_OK)
+        cdi_log(CDI_LOG_WARN, "LOGS-MEMORY", "some output of local rank %u is lost: out of memory", s->local_rank);
+    writer_push(l->opt.console, writer_std(l->opt.console, s->number), s->local_rank, cdi_buf_data(&l->shown),
+                l->shown.len);
+    cdi_buf_consume(&l->shown, l->shown.len);
+    if (l->files == NULL)
+        return;
+    writer_push(l->files, s->file, s->local_rank, bytes, n);
+    writer_push(l->files, l->matched[s->number - 1], s->local_rank, cdi_buf_data(&l->duplicates), l->duplicates.len);
+    cdi_buf_consume(&l->duplicates, l->duplicates.len);
+}
+
+void logs_release(struct logs_stream *s)
+{
+    if (s->logs == NULL)
+        return;
+    writer_file_done(s->file);
+    ranklog_release(&s->log);
+    s->logs = NULL;
+}
+
+bool logs_full(struct logs *l, uint32_t local_rank)
+{
+    /* Both are asked, so that both tell of room. */
+    bool console = writer_full(l->opt.console, local_rank);
+
+    return (l->files != NULL && writer_full(l->files, local_rank)) || console;
+}
+
+/* ------------------------------------------------------------------------------------------- beginning, end ---- */
+
+static bool has_colour(int fd)
+{
+    const char *term = cdi_env_str("TERM");
+
+    return isatty(fd) == 1 && !cdi_env_has("NO_COLOR") && term != NULL && strcmp(term, "dumb") != 0;
+}
+
+static void free_logs(struct logs *l)
+{
+    cdi_buf_release(&l->shown);
+    cdi_buf_release(&l->duplicates);
+    free(l->words[0]);
+    free(l->words[1]);
+    free(l);
+}
+
+static bool read_filters(struct logs *l)
+{
+    const char *texts[] = {l->opt.plan->options->duplicate_stdout_filters,
+                           l->opt.plan->options->duplicate_stderr_filters};
+
+    for (int i = 0; i < 2; i++) {
+        if (texts[i] == NULL)
+            continue;
+        l->words[i] = malloc(strlen(texts[i]) + 1);
+        if (l->words[i] == NULL)
+            return false;
+        l->filter[i] = (struct ranklog_filter){.words = l->words[i], .n = rankmap_filters(texts[i], l->words[i])};
+    }
+    return true;
+}
+
+cddp_status logs_start(struct logs **out, uv_loop_t *loop, const struct logs_options *opt, struct cdi_error *err)
+{
+    const char *log_dir = opt->plan->options->log_dir;
+    struct logs *l = calloc(1, sizeof *l);
+    cddp_status st = CDDP_OK;
+    int error;
+
+    if (l == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "logs: out of memory");
+    l->opt = *opt;
+    cdi_buf_init(&l->shown, LINES_MAX);
+    cdi_buf_init(&l->duplicates, LINES_MAX);
+    l->colour[0] = has_colour(STDOUT_FILENO);
+    l->colour[1] = has_colour(STDERR_FILENO);
+    if (!read_filters(l))
+        st = cdi_fail(err, CDDP_E_NOMEM, "logs: out of memory");
+    if (st == CDDP_OK && log_dir != NULL && strcmp(log_dir, NOWHERE) != 0) {
+        error = make_run_directory(l, log_dir);
+        if (error != 0)
+            say_lost(l, log_dir, error, "output that would go to files is shown instead");
+        else
+            st = writer_start(&l->files, loop, opt->plan->n_procs, &file_events, l, err);
+    }
+    if (st == CDDP_OK)
+        *out = l;
+    else
+        free_logs(l);
+    return st;
+}
+
+static void on_closed(void *arg, bool flushed)
+{
+    struct logs *l = arg;
+    void (*closed)(void *arg, bool flushed) = l->closed;
+    void *closed_arg = l->closed_arg;
+
+    if (flushed)
+        free_logs(l);
+    closed(closed_arg, flushed);
+}
+
+void logs_close(struct logs *l, void (*closed)(void *arg, bool flushed), void *arg)
+{
+    l->closed = closed;
+    l->closed_arg = arg;
+    writer_file_done(l->matched[0]);
+    writer_file_done(l->matched[1]);
+    if (l->files != NULL)
+        writer_close(l->files, on_closed, l);
+    else
+        on_closed(l, true);
+}
+
+void logs_abandon(struct logs *l)
+{
+    if (l->files != NULL)
+        writer_abandon(l->files);
+}

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Where the output of this node's workers goes: shown, into files, or both, in torchrun's layout:
+ *
+ *   <log_dir>/<run id>_XXXXXX/attempt_<restart>/<local rank>/{stdout.log,stderr.log,error.json}
+ *                             attempt_<restart>/filtered_{stdout,stderr}.log
+ *
+ * Files are written by a thread of their own. Whatever fails there, the job goes on: it is said once, and what cannot
+ * go to a file from the start is shown instead. The loop's thread.
+ */
+#ifndef LOGS_H
+#define LOGS_H
+
+#include "launcher/plan.h"
+#include "launcher/ranklog.h"
+#include "launcher/writer.h"
+
+#include <limits.h>
+
+struct logs;
+
+/* One of the two outputs of one worker. */
+struct logs_stream {
+    struct logs *logs;
+    struct ranklog log;
+    uint32_t local_rank;
+    int number;               /* 1 or 2 */
+    struct writer_sink *file; /* all its bytes; NULL: none */
+    bool shown;
+};
+
+struct logs_options {
+    const struct plan *plan;
+    struct writer *console; /* its sources are the local ranks */
+    const char *run_dir;    /* for error files where there is no --log_dir; private, and gone after the run */
+    void (*room)(void *arg);
+    void *arg;
+};
+
+/* Makes the run's directory in --log_dir. CDDP_E_NOMEM, CDDP_E_SYSTEM (no thread). */
+cddp_status logs_start(struct logs **out, uv_loop_t *loop, const struct logs_options *opt, struct cdi_error *err);
+/* A round begins: make the directory of this attempt, empty where it was there. */
+void logs_begin(struct logs *l, uint32_t restart_count);
+/* TORCHELASTIC_ERROR_FILE of a worker in this attempt. */
+void logs_error_file(const struct logs *l, uint32_t local_rank, char path[PATH_MAX]);
+/* rank is the global one. logs_release() is due; a zeroed stream may be released too. */
+void logs_open(struct logs *l, struct logs_stream *s, uint32_t local_rank, uint32_t rank, int number);
+/* n 0: the stream has ended. */
+void logs_feed(struct logs_stream *s, const char *bytes, size_t n);
+void logs_release(struct logs_stream *s);
+/* Stop reading from this worker until room() is called. */
+bool logs_full(struct logs *l, uint32_t local_rank);
+/* The streams are released. Write out what is queued and free l, then closed(arg). logs_abandon(): as writer_abandon.
+ */
+void logs_close(struct logs *l, void (*closed)(void *arg, bool flushed), void *arg);
+void logs_abandon(struct logs *l);
+
+#endif

@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Where the output of workers goes: files in torchrun's layout, whole lines, and nothing that stops the job."""
+import glob
+import os
+import pty
+import re
+import resource
+import signal
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
+import launch
+from launch import Job, run
+
+SAY = 'echo out $RANK; echo loss=$RANK,1; echo err $RANK >&2; echo bad $RANK >&2'
+
+
+def log_dir():
+    return tempfile.TemporaryDirectory(prefix='cddp-test-logs-')
+
+
+def files(log_dir):
+    """{path below the run's directory: text}"""
+    runs = os.listdir(log_dir)
+    assert len(runs) == 1, runs
+    base, found = os.path.join(log_dir, runs[0]), {}
+    for path in glob.glob(base + '/**', recursive=True):
+        if os.path.isfile(path):
+            with open(path, encoding='utf-8') as f:
+                found[os.path.relpath(path, base)] = f.read()
+    return found
+
+
+def job(cddprun, flags, script, **more):
+    return run(cddprun, '--standalone', '--rdzv_id=my/run', *flags, 'sh', '-c', script, **more)
+
+
+def test_tee_shows_and_files_in_torchruns_layout(cddprun):
+    with log_dir() as name:
+        status, out, err = job(cddprun, ['--nproc_per_node=2', f'--log_dir={name}', '--tee=3'], SAY)
+        assert status == 0, err
+        assert re.fullmatch(r'my_run_\w{6}', os.listdir(name)[0]), os.listdir(name)
+        assert files(name) == {f'attempt_0/{r}/{s}.log': f'out {r}\nloss={r},1\n' if s == 'stdout' else f'err {r}\nbad {r}\n'
+                                for r in (0, 1) for s in ('stdout', 'stderr')}
+        assert sorted(out.splitlines()) == ['[0] loss=0,1', '[0] out 0', '[1] loss=1,1', '[1] out 1'], out
+
+
+def test_redirected_streams_are_not_shown_and_maps_know_ranks_beyond_nine(cddprun):
+    with log_dir() as name:
+        status, out, err = job(cddprun, ['--nproc_per_node=12', f'--log_dir={name}', '-r', '0:3,11:1'], SAY)
+        assert status == 0, err
+        assert set(files(name)) == {'attempt_0/0/stdout.log', 'attempt_0/0/stderr.log', 'attempt_0/11/stdout.log'}
+        assert len(out.splitlines()) == 20 and '[0]' not in out + err and '[11]' not in out, out
+        assert '[11] err 11\n' in err
+
+
+def test_the_filter_of_ranks_is_for_the_console_and_duplicates_have_their_file(cddprun):
+    with log_dir() as name:
+        status, out, err = job(cddprun, ['--nproc_per_node=3', f'--log_dir={name}', '--tee=3', '--local_ranks_filter=1',
+                                         '--duplicate_stdout_filters=nothing,loss', '--duplicate_stderr_filters=0,,1,bad 2'], SAY)
+        assert (status, out, err) == (0, '[1] out 1\n[1] loss=1,1\n', '[1] err 1\n[1] bad 1\n'), (out, err)
+        found = files(name)
+        assert found['attempt_0/2/stdout.log'] == 'out 2\nloss=2,1\n'
+        assert sorted(found['attempt_0/filtered_stdout.log'].splitlines()) == [f'[{r}] loss={r},1' for r in range(3)]
+        assert found['attempt_0/filtered_stderr.log'] == '[2] bad 2\n'
+
+
+def test_each_attempt_has_its_directory_and_the_error_files_lie_there(cddprun):
+    script = 'echo life $TORCHELASTIC_RESTART_COUNT; printf %s "{\\"message\\":\\"m$RANK\\"}" > "$TORCHELASTIC_ERROR_FILE"; exit 3'
+    with log_dir() as name:
+        status, out, err = job(cddprun, [f'--log_dir={name}', '--tee=1', '--max_restarts=1'], script)
+        assert status == 3 and '| m0\n' in err, err
+        assert files(name) == {'attempt_0/0/stdout.log': 'life 0\n', 'attempt_0/0/error.json': '{"message":"m0"}',
+                                'attempt_1/0/stdout.log': 'life 1\n', 'attempt_1/0/error.json': '{"message":"m0"}'}
+
+
+def test_without_a_log_dir_tee_only_shows_and_redirects_are_refused(cddprun):
+    assert job(cddprun, ['--tee=3'], 'echo shown') == (0, '[0] shown\n', '')
+    status, out, err = job(cddprun, ['--redirects=3'], 'echo shown')
+    assert status == 2 and err == 'cddprun: --redirects wants files, but no --log_dir says where they go\n', err
+    assert job(cddprun, ['--redirects=3', '--log_dir=/dev/null'], 'echo gone; echo gone >&2') == (0, '', '')
+
+
+def test_a_log_directory_that_cannot_be_written_is_said_once_and_the_job_goes_on(cddprun):
+    with tempfile.NamedTemporaryFile() as file:
+        status, out, err = job(cddprun, ['--nproc_per_node=4', f'--log_dir={file.name}/logs', '--redirects=3'], 'echo $RANK')
+        assert status == 0 and sorted(out.splitlines()) == [f'[{r}] {r}' for r in range(4)], (out, err)
+        assert err == (f"cddprun: cannot write logs to '{file.name}/logs': Not a directory; the job goes on, and output "
+                       'that would go to files is shown instead\n'), err
+
+
+def test_a_full_disk_is_said_once_and_the_job_goes_on(cddprun):
+    # A limit of file sizes is what a test can fill without being root; the worker sees none of it.
+    script = 'head -c 300000 /dev/zero | tr "\\0" x; echo; echo done >&2'
+
+    def small():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))
+    with log_dir() as name:
+        status, out, err = job(cddprun, ['--nproc_per_node=3', f'--log_dir={name}', '--redirects=1'], script, preexec_fn=small)
+        assert status == 0, err
+        assert err.count('cannot write logs') == 1 and 'File too large; the job goes on' in err, err
+        assert sorted(line for line in err.splitlines() if line[0] == '[') == ['[0] done', '[1] done', '[2] done'], err
+
+
+def test_the_prefix_follows_torchruns_template(cddprun):
+    status, out, err = job(cddprun, ['--nproc_per_node=2', '--role=trainer'], 'echo hi',
+                           env={'TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE': '[${role_name}${local_rank}/${rank}]:'})
+    assert sorted(out.splitlines()) == ['[trainer0/0]:hi', '[trainer1/1]:hi'], (out, err)
+
+
+def test_colour_on_a_terminal_only(cddprun):
+    def shown(**env):
+        master, slave = pty.openpty()
+        with Job(cddprun, '--standalone', 'echo', 'hi', stdout=slave, env={'TERM': 'xterm', **env}) as one:
+            os.close(slave)
+            assert one.process.wait(launch.DEADLINE) == 0
+            text = os.read(master, 100)
+        os.close(master)
+        return text
+    assert shown() == b'\x1b[31m[0] \x1b[0mhi\r\n'
+    assert shown(NO_COLOR='1') == shown(TERM='dumb') == b'[0] hi\r\n'
+    assert job(cddprun, [], 'echo hi', env={'TERM': 'xterm'})[1] == '[0] hi\n'
+
+
+def test_a_rank_that_prints_without_end_stalls_neither_the_others_nor_the_agent(cddprun):
+    # Rank 0 fills its queue, since nobody reads what is shown of it; the others go on, and signals are heard.
+    script = ('if [ $RANK = 0 ]; then exec yes 0123456789012345678901234567890123456789; fi; '
+              'i=0; while [ $i -lt 200 ]; do echo line $i >&2; i=$((i + 1)); done; echo through >&2; exec sleep 1000')
+    with log_dir() as name:
+        with Job(cddprun, '--standalone', '--nproc_per_node=3', '--tee=2', f'--log_dir={name}', 'sh', '-c', script) as one:
+
+            def through():
+                return os.listdir(name) and [text[-8:] for path, text in files(name).items()
+                                             if re.search('/[12]/stderr', path)] == ['through\n'] * 2
+            launch.wait_for('the others are through', through)
+            one.process.send_signal(signal.SIGTERM)
+            began = time.monotonic()
+            assert one.process.wait(launch.DEADLINE) == 143
+            assert time.monotonic() - began < launch.within(6)
+
+
+launch.main()
