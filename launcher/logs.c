@@ -232,11 +232,12 @@ bool logs_full(struct logs *l, uint32_t local_rank)
 
 /* ------------------------------------------------------------------------------------------- beginning, end ---- */
 
+/* On our own terminal. Others, mpirun for one, put a pseudo-terminal of theirs in the place of stdout. */
 static bool has_colour(int fd)
 {
     const char *term = cdi_env_str("TERM");
 
-    return isatty(fd) == 1 && !cdi_env_has("NO_COLOR") && term != NULL && strcmp(term, "dumb") != 0;
+    return isatty(fd) == 1 && tcgetpgrp(fd) >= 0 && !cdi_env_has("NO_COLOR") && term != NULL && strcmp(term, "dumb") != 0;
 }
 
 static void free_logs(struct logs *l)

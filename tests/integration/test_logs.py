@@ -113,9 +113,14 @@ def test_the_prefix_follows_torchruns_template(cddprun):
 
 
 def test_colour_on_a_terminal_only(cddprun):
-    def shown(**env):
+    ours = ('import fcntl, os, sys, termios; fcntl.ioctl(1, termios.TIOCSCTTY, 0); '
+            'os.execv(sys.argv[1], sys.argv[1:])')
+
+    def shown(own=True, **env):
         master, slave = pty.openpty()
-        with Job(cddprun, '--standalone', 'echo', 'hi', stdout=slave, env={'TERM': 'xterm', **env}) as one:
+        command = [sys.executable, '-c', ours] if own else []
+        with Job(*command, cddprun, '--standalone', 'echo', 'hi', stdout=slave, env={'TERM': 'xterm', **env},
+                 start_new_session=own) as one:
             os.close(slave)
             assert one.process.wait(launch.DEADLINE) == 0
             text = os.read(master, 100)
@@ -123,6 +128,7 @@ def test_colour_on_a_terminal_only(cddprun):
         return text
     assert shown() == b'\x1b[31m[0] \x1b[0mhi\r\n'
     assert shown(NO_COLOR='1') == shown(TERM='dumb') == b'[0] hi\r\n'
+    assert shown(own=False) == b'[0] hi\r\n', 'a pseudo-terminal of somebody in between'
     assert job(cddprun, [], 'echo hi', env={'TERM': 'xterm'})[1] == '[0] hi\n'
 
 
