@@ -5,6 +5,7 @@
 
 #include <assert.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define N_DTYPES ((size_t)CDDP_BFLOAT16 + 1)
 
@@ -201,4 +202,50 @@ void cdi_bucket_next_step(struct cdi_bucket_plan *p)
         p->grads[i].landed = false;
     }
     p->next = 0;
+}
+
+/* When a bucket was complete. */
+struct completion {
+    size_t bucket, at;
+};
+
+static int earlier(const void *a, const void *b)
+{
+    const struct completion *x = a, *y = b;
+
+    if (x->at != y->at)
+        return x->at < y->at ? -1 : 1;
+    return (x->bucket > y->bucket) - (x->bucket < y->bucket);
+}
+
+cddp_status cdi_bucket_reorder(struct cdi_bucket_plan *p, const int32_t *order, size_t n, size_t *to,
+                               struct cdi_error *err)
+{
+    struct completion *by = calloc(p->n, sizeof *by);
+    struct cdi_bucket *moved = calloc(p->n, sizeof *moved);
+    cddp_status status = CDDP_OK;
+
+    if (by == NULL || moved == NULL)
+        status = cdi_fail(err, CDDP_E_NOMEM, "no memory for the order of %zu buckets", p->n);
+    for (size_t k = 0; k < n && status == CDDP_OK; k++)
+        if (order[k] < 0 || (size_t)order[k] >= p->n_grads)
+            status = cdi_fail(err, CDDP_E_PROTOCOL, "rank 0's order of gradients names gradient %d of %zu",
+                              (int)order[k], p->n_grads);
+        else
+            by[p->grads[order[k]].bucket].at = k;
+    if (status == CDDP_OK) {
+        for (size_t b = 0; b < p->n; b++)
+            by[b].bucket = b;
+        qsort(by, p->n, sizeof *by, earlier);
+        for (size_t b = 0; b < p->n; b++) {
+            moved[b] = p->b[by[b].bucket];
+            to[by[b].bucket] = b;
+        }
+        memcpy(p->b, moved, p->n * sizeof *moved);
+        for (size_t i = 0; i < p->n_grads; i++)
+            p->grads[i].bucket = to[p->grads[i].bucket];
+    }
+    free(by);
+    free(moved);
+    return status;
 }

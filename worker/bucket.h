@@ -71,6 +71,13 @@ size_t cdi_bucket_grad_ready(struct cdi_bucket_plan *p, size_t i);
 void cdi_bucket_launched(struct cdi_bucket_plan *p);
 /* Were all buckets launched in this step? */
 bool cdi_bucket_all_launched(const struct cdi_bucket_plan *p);
+/*
+ * Between two steps: launch the buckets in the order in which `order`, the n gradients as they became ready, completes
+ * them. What the arena holds stays where it is. to[b] becomes the new number of bucket b. CDDP_OK; CDDP_E_NOMEM;
+ * CDDP_E_PROTOCOL (order comes from another rank, and holds what is no gradient).
+ */
+cddp_status cdi_bucket_reorder(struct cdi_bucket_plan *p, const int32_t *order, size_t n, size_t *to,
+                               struct cdi_error *err);
 /* All have landed: begin the next step. */
 void cdi_bucket_next_step(struct cdi_bucket_plan *p);
 

@@ -3,16 +3,15 @@
  * The reducer, public as cddp_ddp_*: it owns the arena of gradients, counts them down, and hands each full bucket to
  * the backend, in the order that the plan (bucket.h) gives, the same on every rank. It knows no backend.
  *
- * Threads: grad_ready may be called by several at once. One lock covers the plan and the sticky error; it is never held
- * while waiting for a peer, nor while a gradient is copied.
+ * Threads: grad_ready may be called by several at once. One lock covers the plan and the sticky error; it is not held
+ * while waiting for a peer in a collective of gradients, nor while a gradient is copied (but while one is compressed).
  */
+#include "worker/reducer.h"
+
 #include "common/cleanup.h"
-#include "worker/bucket.h"
-#include "worker/comm.h"
 #include "worker/dtype.h"
 #include "worker/verify.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,37 +19,10 @@
 #define DEFAULT_BUCKET_BYTES ((size_t)25 << 20)
 #define DEFAULT_FIRST_BUCKET_BYTES ((size_t)1 << 20)
 #define GROUP_BYTES ((size_t)64 << 10) /* buckets that are smaller together are started together */
-#define SHOWN_NAMES 8                  /* of missing gradients in one sentence */
-#define STREAMS 4 /* that make one bucket's gradients, before communication waits for them one by one */
-
-/* What there is to know of a bucket beside the plan. */
-struct flight {
-    uint64_t ticket;       /* of its all-reduce in this step */
-    void *stream[STREAMS]; /* on a device: where its gradients were made */
-    int n_streams;
-    bool more; /* on a device: starts together with the next bucket; equal on all ranks */
-};
-
-struct cddp_ddp {
-    cddp_comm *comm;
-    cddp_param *params; /* the caller's, with names of our own; shapes are not kept */
-    char *names;
-    size_t n_params;
-    struct cdi_region *region;
-    const struct cdi_backend_ops *ops; /* of comm */
-    struct cdi_backend *b;
-    void *stream; /* the compute stream */
-    bool sum;     /* CDDP_DDP_SUM */
-    bool has_own; /* some gradients are in the user's memory */
-
-    pthread_mutex_t lock; /* covers what follows */
-    struct cdi_bucket_plan plan;
-    struct flight *flight;   /* by bucket */
-    struct cdi_error sticky; /* status CDDP_OK: none */
-    uint64_t enqueued;       /* ticket of the last bucket launched; 0: none yet */
-    uint64_t joined;         /* the last ticket that was waited for */
-    uint64_t step;           /* steps that are complete */
-};
+#define KNOWN_FLAGS                                                                                        \
+    (CDDP_DDP_NO_BROADCAST | CDDP_DDP_SUM | CDDP_DDP_FIND_UNUSED | CDDP_DDP_STATIC_GRAPH | CDDP_DDP_JOIN | \
+     CDDP_DDP_JOIN_ACTIVE)
+#define SHOWN_NAMES 8 /* of missing gradients in one sentence */
 
 /* -------------------------------------------------------------------------------------------- checking input ---- */
 
@@ -105,8 +77,20 @@ static cddp_status check_options(const cddp_ddp_options *opt, struct cdi_error *
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_ddp_options.size is %zu, this library's is %zu: set it to sizeof(cddp_ddp_options)",
                         opt->size, sizeof *opt);
-    if ((opt->flags & ~(CDDP_DDP_NO_BROADCAST | CDDP_DDP_SUM)) != 0)
+    if ((opt->flags & ~KNOWN_FLAGS) != 0)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.flags has unknown bits (%#x)", opt->flags);
+    if ((opt->flags & CDDP_DDP_STATIC_GRAPH) != 0 && (opt->flags & (CDDP_DDP_FIND_UNUSED | CDDP_DDP_JOIN)) != 0)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_ddp_options.flags: CDDP_DDP_STATIC_GRAPH goes with neither CDDP_DDP_FIND_UNUSED nor "
+                        "CDDP_DDP_JOIN, whose steps differ");
+    if ((opt->flags & CDDP_DDP_JOIN_ACTIVE) != 0 && (opt->flags & CDDP_DDP_JOIN) == 0)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.flags: CDDP_DDP_JOIN_ACTIVE needs CDDP_DDP_JOIN");
+    if ((opt->flags & CDDP_DDP_JOIN_ACTIVE) != 0 && (opt->flags & CDDP_DDP_SUM) != 0)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.flags: a sum (CDDP_DDP_SUM) has no divisor to adjust");
+    if (opt->compress != CDDP_DTYPE_NONE && opt->compress != CDDP_FLOAT16 && opt->compress != CDDP_BFLOAT16)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_ddp_options.compress is %d: use CDDP_FLOAT16 or CDDP_BFLOAT16, or 0 for none",
+                        (int)opt->compress);
     for (size_t i = 0; i < sizeof opt->reserved / sizeof opt->reserved[0]; i++)
         if (opt->reserved[i] != 0)
             return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.reserved[%zu] is not 0", i);
@@ -176,7 +160,8 @@ static void group_small(cddp_ddp *d)
 
 static cddp_status plan_buckets(cddp_ddp *d, const cddp_ddp_options *opt, struct cdi_error *err)
 {
-    struct cdi_grad *grads = calloc(d->n_params, sizeof *grads);
+    size_t n = d->n_params + ((d->flags & CDDP_DDP_JOIN) != 0);
+    struct cdi_grad *grads = calloc(n, sizeof *grads);
     cddp_status status;
 
     if (grads == NULL)
@@ -185,7 +170,12 @@ static cddp_status plan_buckets(cddp_ddp *d, const cddp_ddp_options *opt, struct
         grads[i].bytes = d->params[i].count * cddp_dtype_size(d->params[i].dtype);
         grads[i].dtype = d->params[i].dtype;
     }
-    status = cdi_bucket_plan_init(&d->plan, grads, d->n_params, opt->first_bucket_bytes, opt->bucket_bytes, err);
+    if (n > d->n_params) {
+        /* One element behind the last parameter, which is the first in the arena: see uneven.c. */
+        grads[d->n_params].dtype = grads[d->n_params - 1].dtype;
+        grads[d->n_params].bytes = cddp_dtype_size(grads[d->n_params].dtype);
+    }
+    status = cdi_bucket_plan_init(&d->plan, grads, n, opt->first_bucket_bytes, opt->bucket_bytes, err);
     if (status != CDDP_OK) {
         free(grads);
         return status;
@@ -194,6 +184,11 @@ static cddp_status plan_buckets(cddp_ddp *d, const cddp_ddp_options *opt, struct
     if (d->flight == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu buckets", d->plan.n);
     group_small(d);
+    if (cdi_comm_world(d->comm)->size > 1 && d->plan.n > 1 && (d->flags & CDDP_DDP_FIND_UNUSED) == 0) {
+        d->order = calloc(d->n_params, sizeof *d->order);
+        if (d->order == NULL)
+            return cdi_fail(err, CDDP_E_NOMEM, "no memory for the order of %zu gradients", d->n_params);
+    }
     return CDDP_OK;
 }
 
@@ -220,7 +215,8 @@ static cddp_status prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *pa
     d->ops = cdi_comm_ops(comm);
     d->b = cdi_comm_backend(comm);
     d->stream = opt->stream;
-    d->sum = (opt->flags & CDDP_DDP_SUM) != 0;
+    d->flags = opt->flags;
+    d->wire_dtype = opt->compress;
     d->n_params = n;
     for (size_t i = 0; i < n; i++)
         d->has_own |= params[i].grad != NULL;
@@ -230,29 +226,35 @@ static cddp_status prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *pa
         return status;
     if (!copy_params(d, params, n))
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu parameters", n);
-    return plan_buckets(d, opt, err);
+    status = plan_buckets(d, opt, err);
+    return status == CDDP_OK ? cdi_unused_init(d, err) : status;
 }
 
 static void free_ddp(cddp_ddp *d)
 {
     if (d == NULL)
         return;
+    cdi_unused_release(d);
+    cdi_uneven_release(d);
+    if (d->wire != NULL)
+        d->ops->region_destroy(d->b, d->wire);
     if (d->region != NULL)
         d->ops->region_destroy(d->b, d->region);
     cdi_bucket_plan_release(&d->plan);
     free(d->flight);
+    free(d->order);
     free(d->params);
     free(d->names);
     (void)pthread_mutex_destroy(&d->lock);
     free(d);
 }
 
-static cddp_status broadcast_params(cddp_ddp *d, struct cdi_error *err)
+cddp_status cdi_ddp_broadcast_params(cddp_ddp *d, int root, struct cdi_error *err)
 {
     cddp_status status = d->ops->on_device ? d->ops->follow(d->b, d->stream, err) : CDDP_OK;
 
     for (size_t i = 0; i < d->n_params && status == CDDP_OK; i++)
-        status = cdi_comm_broadcast(d->comm, d->params[i].data, d->params[i].count, d->params[i].dtype, 0, err);
+        status = cdi_comm_broadcast(d->comm, d->params[i].data, d->params[i].count, d->params[i].dtype, root, err);
     return status;
 }
 
@@ -276,7 +278,7 @@ static cddp_status create(cddp_ddp **out, cddp_comm *comm, const cddp_param *par
                           const cddp_ddp_options *opt, struct cdi_error *err)
 {
     cddp_ddp_options o = with_defaults(opt);
-    struct cdi_verify_input in = {params, n, o.bucket_bytes, o.first_bucket_bytes, o.flags};
+    struct cdi_verify_input in = {params, n, o.bucket_bytes, o.first_bucket_bytes, o.flags, o.compress};
     struct cdi_error local;
     cddp_ddp *d = NULL;
     /* A rank that fails alone still takes part in the comparison: the others must not wait for it. */
@@ -286,9 +288,13 @@ static cddp_status create(cddp_ddp **out, cddp_comm *comm, const cddp_param *par
     if (alone != CDDP_OK)
         status = alone;
     if (status == CDDP_OK && (o.flags & CDDP_DDP_NO_BROADCAST) == 0)
-        status = broadcast_params(d, err);
+        status = cdi_ddp_broadcast_params(d, 0, err);
     if (status == CDDP_OK)
         status = d->ops->region_create(d->b, d->plan.arena_bytes, &d->region, err);
+    if (status == CDDP_OK)
+        status = cdi_wire_init(d, err);
+    if (status == CDDP_OK)
+        status = cdi_uneven_init(d, err);
     if (status != CDDP_OK) {
         free_ddp(d);
         return status;
@@ -312,7 +318,7 @@ cddp_status cddp_ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param *p
 
 /* ---------------------------------------------------------------------------------------------------- a step ---- */
 
-static void *arena_grad(const cddp_ddp *d, size_t i)
+void *cdi_ddp_arena_grad(const cddp_ddp *d, size_t i)
 {
     return (char *)d->region->base + d->plan.grads[i].offset;
 }
@@ -321,24 +327,22 @@ void *cddp_ddp_grad(cddp_ddp *ddp, size_t i)
 {
     if (ddp == NULL || i >= ddp->n_params)
         return NULL;
-    return ddp->params[i].grad != NULL ? ddp->params[i].grad : arena_grad(ddp, i);
+    return ddp->params[i].grad != NULL ? ddp->params[i].grad : cdi_ddp_arena_grad(ddp, i);
 }
 
-/* Keep the first error; every later call returns it. */
-static cddp_status stick(cddp_ddp *d, const struct cdi_error *err)
+cddp_status cdi_ddp_stick(cddp_ddp *d, const struct cdi_error *err)
 {
     if (d->sticky.status == CDDP_OK)
         d->sticky = *err;
     return d->sticky.status;
 }
 
-/* This rank misused the reducer and will not finish the step: its peers must not wait for it. Locked. */
-static cddp_status misused(cddp_ddp *d, const struct cdi_error *err)
+cddp_status cdi_ddp_misused(cddp_ddp *d, const struct cdi_error *err)
 {
     char why[CDI_ERROR_TEXT];
 
     (void)snprintf(why, sizeof why, "rank %d: %.900s", cdi_comm_world(d->comm)->rank, err->msg);
-    (void)stick(d, err);
+    (void)cdi_ddp_stick(d, err);
     d->ops->abort(d->b, CDDP_E_ABORTED, why);
     return d->sticky.status;
 }
@@ -347,17 +351,17 @@ static cddp_status misused(cddp_ddp *d, const struct cdi_error *err)
  */
 static cddp_status gather_bucket(cddp_ddp *d, size_t i, struct cdi_error *err)
 {
-    struct flight *f = &d->flight[i];
+    struct cdi_ddp_flight *f = &d->flight[i];
     cddp_status status = CDDP_OK;
 
     for (int s = 0; s < f->n_streams && status == CDDP_OK; s++)
         status = d->ops->follow(d->b, f->stream[s], err);
     f->n_streams = 0;
-    for (size_t p = 0; d->has_own && p < d->n_params && status == CDDP_OK; p++) {
+    for (size_t p = 0; d->has_own && !d->shadow && p < d->n_params && status == CDDP_OK; p++) {
         struct cdi_slice own = {.data = d->params[p].grad, .bytes = d->plan.grads[p].bytes};
 
-        if (own.data != NULL && d->plan.grads[p].bucket == i)
-            status = d->ops->pack(d->b, arena_grad(d, p), &own, 1, err);
+        if (own.data != NULL && d->plan.grads[p].bucket == i && (d->unused.missing == NULL || !d->unused.missing[p]))
+            status = d->ops->pack(d->b, cdi_ddp_arena_grad(d, p), &own, 1, err);
     }
     return status;
 }
@@ -374,7 +378,7 @@ static cddp_status launch_next(cddp_ddp *d, bool more)
         .out = at,
         .count = b->bytes / cddp_dtype_size(b->dtype),
         .dtype = b->dtype,
-        .op = d->sum ? CDDP_SUM : CDDP_MEAN,
+        .op = (d->flags & CDDP_DDP_SUM) != 0 ? CDDP_SUM : CDDP_MEAN,
         .region = d->region,
         .bucket = (int)i,
         .lazy = i == d->plan.n - 1, /* nothing is left to overlap with: cddp_ddp_wait comes next, and runs it */
@@ -382,48 +386,59 @@ static cddp_status launch_next(cddp_ddp *d, bool more)
     };
     struct cdi_error err;
 
-    if (d->ops->enqueue(d->b, &op, &d->flight[i].ticket, &err) != CDDP_OK)
-        return stick(d, &err);
+    if (cdi_wire_pack(d, i, &op, &err) != CDDP_OK || d->ops->enqueue(d->b, &op, &d->flight[i].ticket, &err) != CDDP_OK)
+        return cdi_ddp_stick(d, &err);
     d->enqueued = d->flight[i].ticket;
     cdi_bucket_launched(&d->plan);
     return CDDP_OK;
 }
 
-/* Locked. CDDP_OK: the caller, and nobody else, may bring gradient i into the arena. */
-static cddp_status claim(cddp_ddp *d, size_t i)
+void cdi_ddp_note_order(cddp_ddp *d, size_t i)
 {
+    if (d->order != NULL && d->step == 0 && d->n_ordered < d->n_params)
+        d->order[d->n_ordered++] = (int32_t)i;
+}
+
+/* Locked. *now: the caller, and nobody else, is to bring gradient i into the arena, and to count it down. */
+static cddp_status claim(cddp_ddp *d, size_t i, bool *now)
+{
+    cddp_status status = d->sticky.status;
     struct cdi_error err;
 
-    if (d->sticky.status != CDDP_OK)
-        return d->sticky.status;
-    if (i >= d->n_params) {
+    if (status == CDDP_OK && i >= d->n_params) {
         (void)cdi_fail(&err, CDDP_E_INVALID, "there is no parameter %zu, only 0 to %zu", i, d->n_params - 1);
-        return misused(d, &err);
+        return cdi_ddp_misused(d, &err);
     }
-    if (!cdi_bucket_claim(&d->plan, i)) {
+    if (status == CDDP_OK && !d->begun) {
+        d->begun = true;
+        status = cdi_uneven_begin(d, true);
+    }
+    if (status == CDDP_OK)
+        status = cdi_unused_on_ready(d, i, now);
+    if (status == CDDP_OK && *now && !cdi_bucket_claim(&d->plan, i)) {
         (void)cdi_fail(&err, CDDP_E_STATE,
                        "the gradient of parameter %zu '%.200s' was ready already in this step: call "
                        "cddp_ddp_grad_ready once per parameter and step, then cddp_ddp_wait",
                        i, d->params[i].name);
-        return misused(d, &err);
+        return cdi_ddp_misused(d, &err);
     }
-    return CDDP_OK;
+    return status;
 }
 
 /* On a device: what makes gradient i is on `stream`. */
 static cddp_status note_stream(cddp_ddp *d, size_t i, void *stream)
 {
-    struct flight *f = &d->flight[d->plan.grads[i].bucket];
+    struct cdi_ddp_flight *f = &d->flight[d->plan.grads[i].bucket];
     struct cdi_error err;
 
     for (int s = 0; s < f->n_streams; s++)
         if (f->stream[s] == stream)
             return CDDP_OK;
-    if (f->n_streams < STREAMS) {
+    if (f->n_streams < CDI_DDP_STREAMS) {
         f->stream[f->n_streams++] = stream;
         return CDDP_OK;
     }
-    return d->ops->follow(d->b, stream, &err) == CDDP_OK ? CDDP_OK : stick(d, &err);
+    return d->ops->follow(d->b, stream, &err) == CDDP_OK ? CDDP_OK : cdi_ddp_stick(d, &err);
 }
 
 /*
@@ -437,17 +452,19 @@ static cddp_status launch_group(cddp_ddp *d, size_t k)
 
     for (size_t j = 0; d->ops->on_device && j <= k && status == CDDP_OK; j++)
         if (gather_bucket(d, d->plan.next + j, &err) != CDDP_OK)
-            status = stick(d, &err);
+            status = cdi_ddp_stick(d, &err);
     for (size_t j = 0; j <= k && status == CDDP_OK; j++)
         status = launch_next(d, j < k);
     return status;
 }
 
-static cddp_status count_down(cddp_ddp *d, size_t i)
+cddp_status cdi_ddp_count_down(cddp_ddp *d, size_t i)
 {
     cddp_status status = CDDP_OK;
     size_t k = 0;
 
+    if (i < d->n_params && (d->flags & CDDP_DDP_STATIC_GRAPH) == 0)
+        cdi_ddp_note_order(d, i);
     if (cdi_bucket_grad_ready(&d->plan, i) == 0)
         return CDDP_OK;
     while (status == CDDP_OK && d->plan.next + k < d->plan.n && d->plan.b[d->plan.next + k].state == CDI_BUCKET_READY) {
@@ -476,21 +493,22 @@ cddp_status cddp_ddp_grad_ready(cddp_ddp *ddp, size_t i)
 
 cddp_status cddp_ddp_grad_ready_on(cddp_ddp *ddp, size_t i, void *stream)
 {
+    bool now = false;
     cddp_status status;
 
     if (ddp == NULL)
         return null_ddp("cddp_ddp_grad_ready");
     (void)pthread_mutex_lock(&ddp->lock);
-    status = claim(ddp, i);
+    status = claim(ddp, i, &now);
     if (status == CDDP_OK && ddp->ops->on_device) {
         status = note_stream(ddp, i, stream);
-    } else if (status == CDDP_OK && ddp->params[i].grad != NULL) {
+    } else if (status == CDDP_OK && now && ddp->params[i].grad != NULL) {
         (void)pthread_mutex_unlock(&ddp->lock);
-        memcpy(arena_grad(ddp, i), ddp->params[i].grad, ddp->plan.grads[i].bytes);
+        memcpy(cdi_ddp_arena_grad(ddp, i), ddp->params[i].grad, ddp->plan.grads[i].bytes);
         (void)pthread_mutex_lock(&ddp->lock);
     }
-    if (status == CDDP_OK)
-        status = count_down(ddp, i);
+    if (status == CDDP_OK && now)
+        status = cdi_ddp_count_down(ddp, i);
     if (status != CDDP_OK)
         (void)cdi_last_error_set(&ddp->sticky);
     (void)pthread_mutex_unlock(&ddp->lock);
@@ -531,7 +549,7 @@ static cddp_status join(cddp_ddp *d, uint64_t ticket)
     (void)pthread_mutex_lock(&d->lock);
     if (d->joined < ticket)
         d->joined = ticket;
-    return status == CDDP_OK ? status : stick(d, &err);
+    return status == CDDP_OK ? status : cdi_ddp_stick(d, &err);
 }
 
 /* Gradient i has landed in the arena, or on a device is going to: bring it to the user's own memory. */
@@ -539,44 +557,96 @@ static cddp_status bring_out(cddp_ddp *d, size_t i, struct cdi_error *err)
 {
     struct cdi_slice own = {.data = d->params[i].grad, .bytes = d->plan.grads[i].bytes};
 
-    if (own.data == NULL || d->plan.grads[i].landed)
+    if (own.data == NULL || d->plan.grads[i].landed || d->shadow || cdi_unused_nowhere(d, i))
         return CDDP_OK;
     d->plan.grads[i].landed = true;
-    return d->ops->unpack(d->b, &own, 1, arena_grad(d, i), err);
+    return d->ops->unpack(d->b, &own, 1, cdi_ddp_arena_grad(d, i), err);
 }
 
-/* On a device nothing is waited for here: the work is put in order, and the compute stream behind it. Locked. */
-static cddp_status order_all(cddp_ddp *d)
+/* On a device nothing is waited for here: the work is put in order, and the compute stream behind it. */
+cddp_status cdi_ddp_land(cddp_ddp *d)
 {
+    cddp_status status = d->ops->on_device ? CDDP_OK : join(d, d->enqueued), local = CDDP_OK;
     struct cdi_error err;
-    cddp_status status = CDDP_OK;
-
-    for (size_t i = 0; i < d->n_params && status == CDDP_OK; i++)
-        status = bring_out(d, i, &err);
-    if (status == CDDP_OK)
-        status = d->ops->lead(d->b, 0, d->stream, &err);
-    return status == CDDP_OK ? status : stick(d, &err);
-}
-
-/* On the host. Locked. */
-static cddp_status await_all(cddp_ddp *d)
-{
-    struct cdi_error err;
-    cddp_status status = join(d, d->enqueued);
 
     if (status != CDDP_OK)
         return status;
-    for (size_t i = 0; i < d->n_params && status == CDDP_OK; i++)
-        status = bring_out(d, i, &err);
-    return status == CDDP_OK ? status : stick(d, &err);
+    for (size_t b = 0; b < d->plan.n && local == CDDP_OK; b++)
+        local = cdi_wire_unpack(d, b, &err);
+    if (local != CDDP_OK)
+        return cdi_ddp_stick(d, &err);
+    status = cdi_uneven_land(d);
+    if (status == CDDP_OK)
+        status = cdi_unused_restore(d);
+    for (size_t i = 0; i < d->n_params && status == CDDP_OK && local == CDDP_OK; i++)
+        local = bring_out(d, i, &err);
+    if (status == CDDP_OK && local == CDDP_OK && d->ops->on_device)
+        local = d->ops->lead(d->b, 0, d->stream, &err);
+    return local == CDDP_OK ? status : cdi_ddp_stick(d, &err);
 }
 
-static void next_step(cddp_ddp *d)
+/* Buckets are launched in the order in which rank 0's first step made them, from the third step on. */
+static cddp_status adopt_order(cddp_ddp *d)
+{
+    struct cdi_ddp_flight *moved = calloc(d->plan.n, sizeof *moved);
+    size_t *to = calloc(d->plan.n, sizeof *to);
+    cddp_status status = CDDP_OK;
+    struct cdi_error err;
+
+    if (moved == NULL || to == NULL)
+        status = cdi_fail(&err, CDDP_E_NOMEM, "no memory for the order of %zu buckets", d->plan.n);
+    if (status == CDDP_OK)
+        status = cdi_bucket_reorder(&d->plan, d->order, d->n_params, to, &err);
+    for (size_t b = 0; b < d->plan.n && status == CDDP_OK; b++)
+        moved[to[b]] = d->flight[b];
+    if (status == CDDP_OK) {
+        memcpy(d->flight, moved, d->plan.n * sizeof *moved);
+        group_small(d);
+    }
+    free(moved);
+    free(to);
+    return status == CDDP_OK ? status : cdi_ddp_stick(d, &err);
+}
+
+/* Rank 0's order is told to all while the second step runs. */
+static cddp_status settle_order(cddp_ddp *d)
+{
+    struct cdi_op tell = {.kind = CDI_BROADCAST,
+                          .in = d->order,
+                          .out = d->order,
+                          .count = d->n_params,
+                          .dtype = CDDP_INT32,
+                          .bucket = -1,
+                          .lazy = true};
+    cddp_status status;
+    struct cdi_error err;
+
+    if (d->order == NULL)
+        return CDDP_OK;
+    if (d->step == 1) {
+        if (d->ops->enqueue(d->b, &tell, &d->order_ticket, &err) != CDDP_OK)
+            return cdi_ddp_stick(d, &err);
+        d->enqueued = d->order_ticket;
+        return CDDP_OK;
+    }
+    if (d->ops->join(d->b, d->order_ticket, &err) != CDDP_OK)
+        return cdi_ddp_stick(d, &err);
+    status = adopt_order(d);
+    free(d->order);
+    d->order = NULL;
+    return status;
+}
+
+cddp_status cdi_ddp_next_step(cddp_ddp *d)
 {
     cdi_bucket_next_step(&d->plan);
+    for (size_t b = 0; b < d->plan.n; b++)
+        d->flight[b].unpacked = false;
+    d->begun = false;
     d->step++;
     if (cdi_comm_world(d->comm)->flight != NULL)
         cdi_flight_step(cdi_comm_world(d->comm)->flight, d->step);
+    return settle_order(d);
 }
 
 cddp_status cddp_ddp_wait(cddp_ddp *ddp)
@@ -588,15 +658,19 @@ cddp_status cddp_ddp_wait(cddp_ddp *ddp)
         return null_ddp("cddp_ddp_wait");
     (void)pthread_mutex_lock(&ddp->lock);
     status = ddp->sticky.status;
+    if (status == CDDP_OK && !ddp->begun && ddp->unused.missing != NULL)
+        status = cdi_uneven_begin(ddp, true);
+    if (status == CDDP_OK)
+        status = cdi_unused_fill(ddp);
     if (status == CDDP_OK && !cdi_bucket_all_launched(&ddp->plan)) {
         (void)name_missing(ddp, &err);
-        status = misused(ddp, &err);
+        status = cdi_ddp_misused(ddp, &err);
     }
     if (status == CDDP_OK)
-        status = ddp->ops->on_device ? order_all(ddp) : await_all(ddp);
+        status = cdi_ddp_land(ddp);
     if (status == CDDP_OK)
-        next_step(ddp);
-    else
+        status = cdi_ddp_next_step(ddp);
+    if (status != CDDP_OK)
         (void)cdi_last_error_set(&ddp->sticky);
     (void)pthread_mutex_unlock(&ddp->lock);
     return status;
@@ -606,10 +680,15 @@ cddp_status cddp_ddp_wait(cddp_ddp *ddp)
 static cddp_status wait_param(cddp_ddp *d, size_t i, struct cdi_error *err)
 {
     size_t b = d->plan.grads[i].bucket;
-    bool own = d->params[i].grad != NULL;
+    bool moved = d->params[i].grad != NULL || d->flight[b].compressed;
     uint64_t step = d->step;
     cddp_status status;
 
+    if ((d->flags & CDDP_DDP_JOIN_ACTIVE) != 0)
+        return cdi_fail(err, CDDP_E_STATE,
+                        "parameter %zu '%.200s' cannot be waited for alone: with CDDP_DDP_JOIN_ACTIVE all gradients "
+                        "are scaled together, in cddp_ddp_wait",
+                        i, d->params[i].name);
     if (b >= d->plan.next)
         return cdi_fail(
             err, CDDP_E_STATE,
@@ -622,10 +701,12 @@ static cddp_status wait_param(cddp_ddp *d, size_t i, struct cdi_error *err)
     }
     if (d->step != step)
         return CDDP_OK; /* another thread has waited for all of it meanwhile */
-    status = bring_out(d, i, err);
+    status = cdi_wire_unpack(d, b, err);
+    if (status == CDDP_OK)
+        status = bring_out(d, i, err);
     if (status == CDDP_OK && d->ops->on_device)
-        status = d->ops->lead(d->b, own ? 0 : d->flight[b].ticket, d->stream, err);
-    return status == CDDP_OK ? status : stick(d, err);
+        status = d->ops->lead(d->b, moved ? 0 : d->flight[b].ticket, d->stream, err);
+    return status == CDDP_OK ? status : cdi_ddp_stick(d, err);
 }
 
 cddp_status cddp_ddp_wait_param(cddp_ddp *ddp, size_t i)
@@ -653,7 +734,7 @@ cddp_status cddp_ddp_wait_param(cddp_ddp *ddp, size_t i)
 
 double cddp_ddp_factor(const cddp_ddp *ddp)
 {
-    return ddp != NULL && ddp->sum ? 1.0 / cdi_comm_world(ddp->comm)->size : 1.0;
+    return ddp != NULL && (ddp->flags & CDDP_DDP_SUM) != 0 ? 1.0 / cdi_comm_world(ddp->comm)->size : 1.0;
 }
 
 size_t cddp_ddp_bucket_count(const cddp_ddp *ddp)

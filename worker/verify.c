@@ -21,7 +21,7 @@ enum {
     F_BUCKET_BYTES,
     F_FIRST_BUCKET_BYTES,
     F_FLAGS,
-    F_RESERVED,
+    F_COMPRESS,
     N_FIELDS
 };
 
@@ -264,7 +264,10 @@ static cddp_status compare_options(const uint64_t *a, const uint64_t *b, int oth
     static const struct {
         int field;
         const char *name;
-    } options[] = {{F_BUCKET_BYTES, "bucket_bytes"}, {F_FIRST_BUCKET_BYTES, "first_bucket_bytes"}, {F_FLAGS, "flags"}};
+    } options[] = {{F_BUCKET_BYTES, "bucket_bytes"},
+                   {F_FIRST_BUCKET_BYTES, "first_bucket_bytes"},
+                   {F_FLAGS, "flags"},
+                   {F_COMPRESS, "compress"}};
 
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
         int f = options[i].field;
@@ -328,6 +331,7 @@ cddp_status cdi_verify(cddp_comm *comm, const struct cdi_verify_input *in, const
         mine[F_BUCKET_BYTES] = in->bucket_bytes;
         mine[F_FIRST_BUCKET_BYTES] = in->first_bucket_bytes;
         mine[F_FLAGS] = in->flags;
+        mine[F_COMPRESS] = in->compress;
     }
     status = cdi_comm_all_gather(comm, mine, records, N_FIELDS, CDDP_UINT64, err);
     if (status == CDDP_OK)

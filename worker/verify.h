@@ -15,6 +15,7 @@ struct cdi_verify_input {
     size_t n_params;
     size_t bucket_bytes, first_bucket_bytes;
     uint32_t flags;
+    cddp_dtype compress;
 };
 
 /*

@@ -286,7 +286,8 @@ typedef struct cddp_ddp_options {
     size_t size;               /* sizeof(cddp_ddp_options); 0 is an error */
     size_t bucket_bytes;       /* a bucket closes when it reaches this; 0: 25 MiB */
     size_t first_bucket_bytes; /* the same for the first one, so that communication starts early; 0: 1 MiB */
-    uint32_t flags;            /* CDDP_DDP_NO_BROADCAST, CDDP_DDP_SUM */
+    uint32_t flags;            /* CDDP_DDP_... below */
+    cddp_dtype compress;       /* float32 gradients are sent as CDDP_FLOAT16 or CDDP_BFLOAT16; 0: as they are */
     void *stream;              /* GPU: the compute stream, a cudaStream_t; NULL is the legacy one. Unused on the CPU */
     uint64_t reserved[4];
 } cddp_ddp_options;
@@ -298,6 +299,23 @@ typedef struct cddp_ddp_options {
  * mean would cost a pass over the gradients (on a GPU without symmetric windows), or is wanted in higher precision.
  */
 #define CDDP_DDP_SUM 2u
+
+/*
+ * Not every gradient comes in every step: cddp_ddp_wait() counts those as zeros that were not said to be ready. The
+ * ranks tell each other what they used, in one small collective per step. A gradient that no rank used keeps its old
+ * value, so that the optimizer can leave that parameter alone; one that only some ranks used gets the mean over all.
+ */
+#define CDDP_DDP_FIND_UNUSED 4u
+/*
+ * The same gradients come in every step, each as often as in the first one (a parameter that is used several times is
+ * said to be ready several times, and counts with the last). What is unused is found in the first step, which therefore
+ * does not overlap with communication; a later step that differs is an error that names the gradient.
+ */
+#define CDDP_DDP_STATIC_GRAPH 8u
+/* Ranks may have different numbers of steps: cddp_ddp_join(). Every rank's flags say so. */
+#define CDDP_DDP_JOIN 16u
+/* With it: the mean is over the ranks that still train, and not over all. */
+#define CDDP_DDP_JOIN_ACTIVE 32u
 
 /* The reducer: averages the gradients of one model over all ranks, in buckets, while they are being made. */
 typedef struct cddp_ddp cddp_ddp;
@@ -360,6 +378,16 @@ CDDP_API cddp_status cddp_ddp_wait_param(cddp_ddp *ddp, size_t i);
  * wait for them); or what a collective may return, also for calls of this step whose status was not looked at.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_wait(cddp_ddp *ddp);
+
+/*
+ * This rank has no more samples (of this epoch): take part, with zeros, in the steps of those who have, until nobody
+ * has; then whoever trained longest (of several, the highest rank) gives its parameters to all, and a new epoch may
+ * begin. Every rank calls it, also those that end last. It mirrors the reducer's own collectives only: others that a
+ * program makes in each step are its own matter. Needs CDDP_DDP_JOIN. A rank that sums (CDDP_DDP_SUM) divides as
+ * always. Blocks, on a GPU too. Call it between two steps, from one thread. Returns CDDP_OK; CDDP_E_INVALID;
+ * CDDP_E_STATE (no CDDP_DDP_JOIN, or in the middle of a step); or what a collective may return.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_join(cddp_ddp *ddp);
 
 /* What the optimizer has to multiply the gradients by: 1, or 1/world size with CDDP_DDP_SUM. */
 CDDP_API double cddp_ddp_factor(const cddp_ddp *ddp);

@@ -313,3 +313,39 @@ Test(bucket, all_orders_of_seven_gradients_launch_in_order)
     cr_assert_eq(n_orders, 5040);
     cdi_bucket_plan_release(&p);
 }
+
+Test(bucket, launches_follow_the_order_that_was_seen_and_nothing_moves_in_the_arena)
+{
+    /* Buckets: {3}, {2}, {1, 0}. */
+    struct cdi_bucket_plan p = plan_of((size_t[]){32, 32, 64, 64}, NULL, 4, 64, 64);
+    size_t offsets[4], to[3];
+
+    cr_assert_eq(p.n, 3);
+    for (size_t i = 0; i < 4; i++)
+        offsets[i] = p.grads[i].offset;
+    /* The second bucket is complete first; the last one before the first. */
+    cr_assert_eq(cdi_bucket_reorder(&p, (int32_t[]){1, 2, 0, 3}, 4, to, NULL), CDDP_OK);
+    cr_assert(to[0] == 2 && to[1] == 0 && to[2] == 1);
+    for (size_t i = 0; i < 4; i++)
+        cr_assert_eq(p.grads[i].offset, offsets[i]);
+    cr_assert(p.grads[2].bucket == 0 && p.grads[0].bucket == 1 && p.grads[1].bucket == 1 && p.grads[3].bucket == 2);
+    cr_assert_eq(p.b[0].offset, offsets[2]);
+    cr_assert_eq(ready(&p, 2), 1);
+    cr_assert_eq(ready(&p, 3), 0, "its turn is last now");
+    cr_assert_eq(ready(&p, 1), 0);
+    cr_assert_eq(ready(&p, 0), 2);
+    cdi_bucket_plan_release(&p);
+}
+
+Test(bucket, an_order_that_names_what_is_no_gradient_changes_nothing)
+{
+    struct cdi_bucket_plan p = plan_of((size_t[]){64, 64}, NULL, 2, 64, 64);
+    struct cdi_error err;
+    size_t to[2];
+
+    cr_assert_eq(cdi_bucket_reorder(&p, (int32_t[]){0, 2}, 2, to, &err), CDDP_E_PROTOCOL);
+    cr_assert_str_eq(err.msg, "rank 0's order of gradients names gradient 2 of 2");
+    cr_assert_eq(cdi_bucket_reorder(&p, (int32_t[]){-1, 1}, 2, to, &err), CDDP_E_PROTOCOL);
+    cr_assert_eq(p.grads[1].bucket, 0);
+    cdi_bucket_plan_release(&p);
+}

@@ -410,7 +410,7 @@ Test(reducer, bad_options_are_refused_with_a_sentence)
     } bad[] = {
         {{.size = 0}, "size is 0"},
         {{.size = sizeof(cddp_ddp_options) + 8}, "set it to sizeof"},
-        {{.size = sizeof(cddp_ddp_options), .flags = 6}, "unknown bits"},
+        {{.size = sizeof(cddp_ddp_options), .flags = 0x80000000u}, "unknown bits"},
         {{.size = sizeof(cddp_ddp_options), .reserved = {0, 0, 9}}, "reserved[2]"},
     };
     cddp_comm comm;

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside the reducer: what its parts share. reducer.c makes it and takes steps; unused.c knows what to do about
+ * gradients that do not come; uneven.c goes on for a rank that has no more samples; wire.c sends gradients in fewer
+ * bits. All but cddp_ddp_join is called with the lock held.
+ */
+#ifndef CDI_REDUCER_H
+#define CDI_REDUCER_H
+
+#include "worker/bucket.h"
+#include "worker/comm.h"
+
+#include <pthread.h>
+
+#define CDI_DDP_STREAMS 4 /* that make one bucket's gradients, before communication waits for them one by one */
+
+/* What there is to know of a bucket beside the plan. */
+struct cdi_ddp_flight {
+    uint64_t ticket;               /* of its all-reduce in this step */
+    void *stream[CDI_DDP_STREAMS]; /* on a device: where its gradients were made */
+    int n_streams;
+    bool more; /* on a device: starts together with the next bucket; equal on all ranks */
+    /* Compressed: */
+    bool compressed;
+    size_t wire_offset; /* in the wire region, bytes */
+    bool unpacked;      /* in this step, what came was brought back into the arena */
+};
+
+/* unused.c: which gradients came in this step, in the first, and anywhere. NULL arrays: nobody asked for it. */
+struct cdi_ddp_unused {
+    uint8_t *missing;   /* by parameter: it did not come to this rank in this step */
+    uint8_t *used;      /* by parameter: it came to some rank, once map_ticket is done */
+    uint32_t *expected; /* static graph: how often each was said to be ready in the first step */
+    uint32_t *seen;     /* static graph: in this step */
+    uint64_t map_ticket;
+    size_t n_missing;
+    bool known; /* static graph: the first step is over */
+    void *saved,
+        *zeros; /* on the backend: the arena's old values, and as many zeros as the largest gradient has bytes */
+};
+
+struct cddp_ddp {
+    cddp_comm *comm;
+    cddp_param *params; /* the caller's, with names of our own; shapes are not kept */
+    char *names;
+    size_t n_params;
+    struct cdi_region *region;
+    struct cdi_region *wire;           /* compressed buckets; NULL: none */
+    const struct cdi_backend_ops *ops; /* of comm */
+    struct cdi_backend *b;
+    void *stream; /* the compute stream */
+    uint32_t flags;
+    cddp_dtype wire_dtype; /* CDDP_DTYPE_NONE: gradients are sent as they are */
+    bool has_own;          /* some gradients are in the user's memory */
+
+    pthread_mutex_t lock; /* covers what follows */
+    /* Its gradients are the parameters', and behind them, with CDDP_DDP_JOIN, one element: does this rank train? */
+    struct cdi_bucket_plan plan;
+    struct cdi_ddp_flight *flight; /* by bucket */
+    struct cdi_ddp_unused unused;
+    void *one, *zero;        /* with CDDP_DDP_JOIN: what that element is, on the backend */
+    struct cdi_error sticky; /* status CDDP_OK: none */
+    uint64_t enqueued;       /* ticket of the last bucket launched; 0: none yet */
+    uint64_t joined;         /* the last ticket that was waited for */
+    uint64_t step;           /* steps that are complete */
+    bool begun;              /* something was said to be ready in this step */
+    bool shadow;             /* this rank has no samples, and only takes part in what the others reduce */
+    int32_t *order;          /* in the first step: gradients as they came, later rank 0's; NULL: not wanted, or done */
+    size_t n_ordered;
+    uint64_t order_ticket;
+};
+
+/* --- reducer.c */
+void *cdi_ddp_arena_grad(const cddp_ddp *d, size_t i);
+/* Keep the first error; every later call returns it. */
+cddp_status cdi_ddp_stick(cddp_ddp *d, const struct cdi_error *err);
+/* This rank misused the reducer and will not finish the step: its peers must not wait for it. Sticks. */
+cddp_status cdi_ddp_misused(cddp_ddp *d, const struct cdi_error *err);
+/* Gradient i, claimed, is in the arena: launch what may be launched. Sticks. */
+cddp_status cdi_ddp_count_down(cddp_ddp *d, size_t i);
+/* Every bucket was launched: until the means are in the arena (a device: are going to be). Sticks. */
+cddp_status cdi_ddp_land(cddp_ddp *d);
+/* All of it is over. Sticks. */
+cddp_status cdi_ddp_next_step(cddp_ddp *d);
+/* Gradient i came next in the first step. */
+void cdi_ddp_note_order(cddp_ddp *d, size_t i);
+/* Without the lock. */
+cddp_status cdi_ddp_broadcast_params(cddp_ddp *d, int root, struct cdi_error *err);
+
+/* --- unused.c: with CDDP_DDP_FIND_UNUSED or CDDP_DDP_STATIC_GRAPH; else these do nothing */
+cddp_status cdi_unused_init(cddp_ddp *d, struct cdi_error *err);
+void cdi_unused_release(cddp_ddp *d);
+/* Parameter i is said to be ready. *now: its gradient is complete and is to be counted. Misuse sticks. */
+cddp_status cdi_unused_on_ready(cddp_ddp *d, size_t i, bool *now);
+/* At the end of a step: what did not come counts as zeros, and the ranks tell each other what came. Sticks. */
+cddp_status cdi_unused_fill(cddp_ddp *d);
+/* All has landed: gradients that came nowhere get their old values. Sticks. */
+cddp_status cdi_unused_restore(cddp_ddp *d);
+/* Zeros into the arena. */
+cddp_status cdi_unused_zero(cddp_ddp *d, size_t i, struct cdi_error *err);
+/* Should gradient i stay as it is, since no rank used it? */
+bool cdi_unused_nowhere(const cddp_ddp *d, size_t i);
+
+/* --- wire.c */
+cddp_status cdi_wire_init(cddp_ddp *d, struct cdi_error *err);
+/* A full bucket: make it small, and let op say so. */
+cddp_status cdi_wire_pack(cddp_ddp *d, size_t bucket, struct cdi_op *op, struct cdi_error *err);
+/* It has landed: bring it back into the arena, once per step. */
+cddp_status cdi_wire_unpack(cddp_ddp *d, size_t bucket, struct cdi_error *err);
+
+/* --- uneven.c */
+cddp_status cdi_uneven_init(cddp_ddp *d, struct cdi_error *err);
+void cdi_uneven_release(cddp_ddp *d);
+/* This step has begun: put into the arena that this rank trains (or, in cddp_ddp_join, that it does not). Sticks. */
+cddp_status cdi_uneven_begin(cddp_ddp *d, bool trains);
+/* The means have landed: with CDDP_DDP_JOIN_ACTIVE they become those over the ranks that trained. Sticks. */
+cddp_status cdi_uneven_land(cddp_ddp *d);
+
+#endif

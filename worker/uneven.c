@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Ranks with different numbers of steps. Each step's first bucket carries one element more, which is 1 on a rank that
+ * trains; a rank whose samples are used up goes on in cddp_ddp_join with zeros, and so takes part in what the others
+ * reduce, until that element says that nobody trains any more. It costs no collective of its own.
+ */
+#include "worker/backend/cpu/float16.h"
+#include "worker/reducer.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Element n_params of the plan. */
+static cddp_dtype flag_dtype(const cddp_ddp *d)
+{
+    return d->plan.grads[d->n_params].dtype;
+}
+
+static size_t encode_one(cddp_dtype dtype, void *to)
+{
+    const uint16_t half = dtype == CDDP_FLOAT16 ? 0x3c00 : 0x3f80;
+    const float f = 1;
+    const double g = 1;
+
+    if (dtype == CDDP_FLOAT64)
+        memcpy(to, &g, sizeof g);
+    else if (dtype == CDDP_FLOAT32)
+        memcpy(to, &f, sizeof f);
+    else
+        memcpy(to, &half, sizeof half);
+    return cddp_dtype_size(dtype);
+}
+
+static double decode(cddp_dtype dtype, const void *from)
+{
+    uint16_t half;
+    float f;
+    double g;
+
+    if (dtype == CDDP_FLOAT64)
+        return memcpy(&g, from, sizeof g), g;
+    if (dtype == CDDP_FLOAT32)
+        return memcpy(&f, from, sizeof f), (double)f;
+    memcpy(&half, from, sizeof half);
+    return (double)(dtype == CDDP_FLOAT16 ? cdi_float_of_f16(half) : cdi_float_of_bf16(half));
+}
+
+cddp_status cdi_uneven_init(cddp_ddp *d, struct cdi_error *err)
+{
+    uint8_t bytes[8] = {0};
+    cddp_status st;
+
+    if ((d->flags & CDDP_DDP_JOIN) == 0)
+        return CDDP_OK;
+    st = d->ops->alloc(d->b, sizeof bytes, &d->zero, err);
+    if (st == CDDP_OK)
+        st = d->ops->copy(d->b, d->zero, bytes, sizeof bytes, err);
+    if (st == CDDP_OK)
+        st = d->ops->alloc(d->b, sizeof bytes, &d->one, err);
+    (void)encode_one(flag_dtype(d), bytes);
+    return st == CDDP_OK ? d->ops->copy(d->b, d->one, bytes, sizeof bytes, err) : st;
+}
+
+void cdi_uneven_release(cddp_ddp *d)
+{
+    if (d->one != NULL)
+        d->ops->release(d->b, d->one);
+    if (d->zero != NULL)
+        d->ops->release(d->b, d->zero);
+}
+
+cddp_status cdi_uneven_begin(cddp_ddp *d, bool trains)
+{
+    struct cdi_slice flag = {.data = trains ? d->one : d->zero};
+    struct cdi_error err;
+
+    if ((d->flags & CDDP_DDP_JOIN) == 0)
+        return CDDP_OK;
+    flag.bytes = d->plan.grads[d->n_params].bytes;
+    if (d->ops->pack(d->b, cdi_ddp_arena_grad(d, d->n_params), &flag, 1, &err) != CDDP_OK)
+        return cdi_ddp_stick(d, &err);
+    (void)cdi_bucket_claim(&d->plan, d->n_params);
+    return cdi_ddp_count_down(d, d->n_params);
+}
+
+/* How many ranks trained in the step that has landed. The host waits for it. */
+static cddp_status count_active(cddp_ddp *d, int *active, struct cdi_error *err)
+{
+    int size = cdi_comm_world(d->comm)->size;
+    uint8_t bytes[8] = {0};
+    cddp_status st = d->ops->on_device ? d->ops->join(d->b, d->enqueued, err) : CDDP_OK;
+
+    if (st == CDDP_OK)
+        st = d->ops->copy(d->b, bytes, cdi_ddp_arena_grad(d, d->n_params), d->plan.grads[d->n_params].bytes, err);
+    if (st == CDDP_OK)
+        *active = (int)lround(decode(flag_dtype(d), bytes) * ((d->flags & CDDP_DDP_SUM) != 0 ? 1 : size));
+    return st;
+}
+
+cddp_status cdi_uneven_land(cddp_ddp *d)
+{
+    int size = cdi_comm_world(d->comm)->size, active = size;
+    cddp_status st = CDDP_OK;
+    struct cdi_error err;
+
+    if ((d->flags & CDDP_DDP_JOIN_ACTIVE) == 0 || d->shadow)
+        return CDDP_OK;
+    st = count_active(d, &active, &err);
+    for (size_t b = 0; b < d->plan.n && active < size && st == CDDP_OK; b++)
+        st = d->ops->scale(d->b, (char *)d->region->base + d->plan.b[b].offset,
+                           d->plan.b[b].bytes / cddp_dtype_size(d->plan.b[b].dtype), d->plan.b[b].dtype,
+                           (double)size / active, &err);
+    return st == CDDP_OK ? st : cdi_ddp_stick(d, &err);
+}
+
+/* One step of the others, to which this rank gives zeros. Locked. */
+static cddp_status shadow_step(cddp_ddp *d, int *active)
+{
+    cddp_status st = cdi_uneven_begin(d, false);
+    struct cdi_error err;
+
+    for (size_t i = d->n_params; i-- > 0 && st == CDDP_OK && d->unused.missing == NULL;) {
+        if (cdi_unused_zero(d, i, &err) != CDDP_OK)
+            return cdi_ddp_misused(d, &err);
+        (void)cdi_bucket_claim(&d->plan, i);
+        st = cdi_ddp_count_down(d, i);
+    }
+    if (st == CDDP_OK)
+        st = cdi_unused_fill(d);
+    if (st == CDDP_OK)
+        st = cdi_ddp_land(d);
+    if (st == CDDP_OK && count_active(d, active, &err) != CDDP_OK)
+        st = cdi_ddp_stick(d, &err);
+    if (st == CDDP_OK)
+        st = cdi_ddp_next_step(d);
+    return st;
+}
+
+/* Who trained longest has the model: the highest of these ranks gives it to all. */
+static cddp_status share_model(cddp_ddp *d, uint64_t trained, struct cdi_error *err)
+{
+    int size = cdi_comm_world(d->comm)->size, last = 0;
+    uint64_t *all = calloc((size_t)size, sizeof *all), least = UINT64_MAX;
+    cddp_status st;
+
+    if (all == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", size);
+    st = cdi_comm_all_gather(d->comm, &trained, all, 1, CDDP_UINT64, err);
+    for (int r = 0; r < size; r++) {
+        last = all[r] >= all[last] ? r : last;
+        least = all[r] < least ? all[r] : least;
+    }
+    if (st == CDDP_OK && all[last] != least)
+        st = cdi_ddp_broadcast_params(d, last, err);
+    free(all);
+    return st;
+}
+
+static cddp_status join_others(cddp_ddp *d, struct cdi_error *err)
+{
+    uint64_t trained;
+    cddp_status st;
+    int active = 1;
+
+    (void)pthread_mutex_lock(&d->lock);
+    trained = d->step;
+    st = d->sticky.status;
+    if (st == CDDP_OK && d->begun) {
+        (void)cdi_fail(err, CDDP_E_STATE,
+                       "cddp_ddp_join was called in the middle of step %llu: call cddp_ddp_wait first",
+                       (unsigned long long)d->step);
+        st = cdi_ddp_misused(d, err);
+    }
+    d->shadow = true;
+    while (st == CDDP_OK && active > 0)
+        st = shadow_step(d, &active);
+    d->shadow = false;
+    if (st != CDDP_OK)
+        *err = d->sticky;
+    (void)pthread_mutex_unlock(&d->lock);
+    return st == CDDP_OK ? share_model(d, trained, err) : st;
+}
+
+cddp_status cddp_ddp_join(cddp_ddp *ddp)
+{
+    struct cdi_error err;
+    cddp_status st;
+
+    if (ddp == NULL)
+        st = cdi_fail(&err, CDDP_E_INVALID, "cddp_ddp_join: ddp must not be NULL");
+    else if ((ddp->flags & CDDP_DDP_JOIN) == 0)
+        st = cdi_fail(&err, CDDP_E_STATE, "cddp_ddp_join: create the reducer with CDDP_DDP_JOIN on every rank");
+    else
+        st = join_others(ddp, &err);
+    return st == CDDP_OK ? st : cdi_last_error_set(&err);
+}

@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Gradients that do not come. As in PyTorch: what no rank used keeps its old value, so that an optimizer does not move
+ * it; what only other ranks used gets the mean, to which this rank gave zeros. With CDDP_DDP_FIND_UNUSED the ranks tell
+ * each other in every step what they used, in one small all-reduce behind the buckets; with CDDP_DDP_STATIC_GRAPH in
+ * the first step only, and a step that differs from it is an error.
+ */
+#include "worker/reducer.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static bool is_static(const cddp_ddp *d)
+{
+    return (d->flags & CDDP_DDP_STATIC_GRAPH) != 0;
+}
+
+cddp_status cdi_unused_init(cddp_ddp *d, struct cdi_error *err)
+{
+    struct cdi_ddp_unused *u = &d->unused;
+
+    if ((d->flags & (CDDP_DDP_FIND_UNUSED | CDDP_DDP_STATIC_GRAPH)) == 0)
+        return CDDP_OK;
+    u->missing = calloc(d->n_params, sizeof *u->missing);
+    u->used = calloc(d->n_params, sizeof *u->used);
+    u->expected = calloc(d->n_params, sizeof *u->expected);
+    u->seen = calloc(d->n_params, sizeof *u->seen);
+    if (u->missing == NULL || u->used == NULL || u->expected == NULL || u->seen == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for what is used of %zu parameters", d->n_params);
+    return CDDP_OK;
+}
+
+void cdi_unused_release(cddp_ddp *d)
+{
+    free(d->unused.missing);
+    free(d->unused.used);
+    free(d->unused.expected);
+    free(d->unused.seen);
+    if (d->unused.saved != NULL)
+        d->ops->release(d->b, d->unused.saved);
+    if (d->unused.zeros != NULL)
+        d->ops->release(d->b, d->unused.zeros);
+}
+
+/* When they are first needed: most reducers never need them. */
+static cddp_status make_zeros(cddp_ddp *d, struct cdi_error *err)
+{
+    size_t largest = 0;
+    cddp_status st;
+    void *nothing;
+
+    if (d->unused.zeros != NULL)
+        return CDDP_OK;
+    for (size_t i = 0; i < d->n_params; i++)
+        if (d->plan.grads[i].bytes > largest)
+            largest = d->plan.grads[i].bytes;
+    nothing = calloc(1, largest);
+    if (nothing == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu zeros", largest);
+    st = d->ops->alloc(d->b, largest, &d->unused.zeros, err);
+    if (st == CDDP_OK)
+        st = d->ops->copy(d->b, d->unused.zeros, nothing, largest, err);
+    free(nothing);
+    return st;
+}
+
+static cddp_status changed(cddp_ddp *d, size_t i, const char *how)
+{
+    struct cdi_error err;
+
+    (void)cdi_fail(&err, CDDP_E_STATE,
+                   "the graph has changed: in step %llu the gradient of parameter %zu '%.200s' %s; a reducer with "
+                   "CDDP_DDP_STATIC_GRAPH needs every step to be like the first",
+                   (unsigned long long)d->step, i, d->params[i].name, how);
+    return cdi_ddp_misused(d, &err);
+}
+
+cddp_status cdi_unused_on_ready(cddp_ddp *d, size_t i, bool *now)
+{
+    struct cdi_ddp_unused *u = &d->unused;
+
+    *now = true;
+    if (!is_static(d))
+        return CDDP_OK;
+    u->seen[i]++;
+    if (!u->known) {
+        if (u->seen[i] == 1)
+            cdi_ddp_note_order(d, i);
+        *now = false; /* it may come again: all are counted at the end of this step */
+        return CDDP_OK;
+    }
+    if (u->seen[i] > u->expected[i])
+        return changed(d, i, u->expected[i] == 0 ? "came, which it did not in the first" : "came more often");
+    *now = u->seen[i] == u->expected[i];
+    return CDDP_OK;
+}
+
+cddp_status cdi_unused_zero(cddp_ddp *d, size_t i, struct cdi_error *err)
+{
+    struct cdi_slice none = {.bytes = d->plan.grads[i].bytes};
+    cddp_status st = make_zeros(d, err);
+
+    none.data = d->unused.zeros;
+    return st == CDDP_OK ? d->ops->pack(d->b, cdi_ddp_arena_grad(d, i), &none, 1, err) : st;
+}
+
+/* Zeros in its place, and its old value put aside. */
+static cddp_status fill_one(cddp_ddp *d, size_t i, struct cdi_error *err)
+{
+    struct cdi_slice old = {.data = cdi_ddp_arena_grad(d, i), .bytes = d->plan.grads[i].bytes};
+    cddp_status st = CDDP_OK;
+
+    if (d->unused.saved == NULL)
+        st = d->ops->alloc(d->b, d->plan.arena_bytes, &d->unused.saved, err);
+    if (st == CDDP_OK)
+        st = d->ops->pack(d->b, (char *)d->unused.saved + d->plan.grads[i].offset, &old, 1, err);
+    return st == CDDP_OK ? cdi_unused_zero(d, i, err) : st;
+}
+
+static cddp_status tell_used(cddp_ddp *d, struct cdi_error *err)
+{
+    struct cdi_ddp_unused *u = &d->unused;
+    struct cdi_op op = {.kind = CDI_ALL_REDUCE,
+                        .in = u->used,
+                        .out = u->used,
+                        .count = d->n_params,
+                        .dtype = CDDP_UINT8,
+                        .op = CDDP_MAX,
+                        .bucket = -1,
+                        .lazy = true};
+    cddp_status st = d->ops->enqueue(d->b, &op, &u->map_ticket, err);
+
+    if (st == CDDP_OK)
+        d->enqueued = u->map_ticket;
+    return st;
+}
+
+/* Of one parameter at the end of the step: counted, or missing. */
+static cddp_status settle(cddp_ddp *d, size_t i)
+{
+    struct cdi_ddp_unused *u = &d->unused;
+    struct cdi_slice own = {.data = d->params[i].grad, .bytes = d->plan.grads[i].bytes};
+    cddp_status st = CDDP_OK;
+    struct cdi_error err;
+
+    if (is_static(d) && u->known && u->seen[i] < u->expected[i])
+        return changed(d, i, u->seen[i] == 0 ? "did not come" : "came less often");
+    u->missing[i] = !d->plan.grads[i].claimed && u->seen[i] == 0;
+    if (!u->known)
+        u->used[i] = !u->missing[i];
+    if (d->plan.grads[i].claimed)
+        return CDDP_OK;
+    (void)cdi_bucket_claim(&d->plan, i);
+    u->n_missing += u->missing[i];
+    if (u->missing[i]) {
+        cdi_ddp_note_order(d, i);
+        st = fill_one(d, i, &err);
+    } else if (own.data != NULL && !d->ops->on_device) {
+        st = d->ops->pack(d->b, cdi_ddp_arena_grad(d, i), &own, 1, &err);
+    }
+    if (st != CDDP_OK)
+        return cdi_ddp_misused(d, &err);
+    return cdi_ddp_count_down(d, i);
+}
+
+cddp_status cdi_unused_fill(cddp_ddp *d)
+{
+    struct cdi_ddp_unused *u = &d->unused;
+    cddp_status st = CDDP_OK;
+    struct cdi_error err;
+
+    if (u->missing == NULL)
+        return CDDP_OK;
+    u->n_missing = 0;
+    if (u->map_ticket > 0 && d->ops->join(d->b, u->map_ticket, &err) != CDDP_OK) /* of the step before */
+        return cdi_ddp_stick(d, &err);
+    for (size_t i = d->n_params; i-- > 0 && st == CDDP_OK;)
+        st = settle(d, i);
+    if (st == CDDP_OK && !u->known && tell_used(d, &err) != CDDP_OK)
+        st = cdi_ddp_stick(d, &err);
+    return st;
+}
+
+bool cdi_unused_nowhere(const cddp_ddp *d, size_t i)
+{
+    return d->unused.missing != NULL && d->unused.missing[i] && !d->unused.used[i];
+}
+
+cddp_status cdi_unused_restore(cddp_ddp *d)
+{
+    struct cdi_ddp_unused *u = &d->unused;
+    cddp_status st = CDDP_OK;
+    struct cdi_error err;
+
+    if (u->missing == NULL)
+        return CDDP_OK;
+    /* The host has to know, but only where something is missing here. */
+    if (u->n_missing > 0 && !u->known)
+        st = d->ops->join(d->b, u->map_ticket, &err);
+    for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++) {
+        struct cdi_slice old = {.data = (char *)u->saved + d->plan.grads[i].offset, .bytes = d->plan.grads[i].bytes};
+
+        if (cdi_unused_nowhere(d, i))
+            st = d->ops->pack(d->b, cdi_ddp_arena_grad(d, i), &old, 1, &err);
+    }
+    if (is_static(d) && !u->known) {
+        memcpy(u->expected, u->seen, d->n_params * sizeof *u->seen);
+        u->known = true;
+    }
+    memset(u->seen, 0, d->n_params * sizeof *u->seen);
+    return st == CDDP_OK ? st : cdi_ddp_stick(d, &err);
+}
