@@ -316,6 +316,7 @@ static void send_word(struct agent *a, enum cdi_msg_type type)
     } else if (type == CDI_MSG_STOPPED) {
         msg.u.stopped.round = a->sup.assign.round;
     } else if (type == CDI_MSG_LEAVE) {
+        msg.u.leave.final = a->server != NULL;
         (void)snprintf(msg.u.leave.reason, sizeof msg.u.leave.reason, "it was ended by signal %d (%s)", a->sup.signal,
                        signame(a->sup.signal, name, sizeof name));
     }
@@ -414,6 +415,11 @@ static void on_assign(struct agent *a, const struct cdi_msg_assign *assign)
         (void)snprintf(ev.u.assign.master_addr, sizeof ev.u.assign.master_addr, "%s", a->master_addr);
     if (ev.u.assign.master_port == 0)
         ev.u.assign.master_port = a->master_port;
+    if (assign->round > 0 && (a->plan->min_nodes < a->plan->max_nodes || a->plan->meet.spares > 0))
+        cdi_log(CDI_LOG_WARN, "AGENT-CHANGE",
+                "the job goes on with %u node%s; this is node rank %d, ranks %u to %u of %u", assign->n_nodes,
+                assign->n_nodes == 1 ? "" : "s", assign->node_rank, assign->rank_base,
+                assign->rank_base + a->plan->n_procs - 1, assign->world_size);
     cdi_log(CDI_LOG_INFO, "AGENT-ROUND", "round %u: ranks %u to %u of %u, MASTER_ADDR=%s MASTER_PORT=%u", assign->round,
             assign->rank_base, assign->rank_base + a->plan->n_procs - 1, assign->world_size, ev.u.assign.master_addr,
             ev.u.assign.master_port);
@@ -427,10 +433,12 @@ static void on_round_over(struct agent *a, const struct cdi_msg *msg)
 
     ev.u.over.round = msg->u.round_over.round;
     ev.u.over.failure = msg->u.round_over.failure;
-    if (msg->u.round_over.restart) {
+    if (msg->u.round_over.counts) {
         report_sentence(&msg->u.round_over.failure, sentence, sizeof sentence);
         cdi_log(CDI_LOG_WARN, "AGENT-RESTART", "%s; starting all workers again (restart %u of %u)", sentence,
                 a->sup.assign.restart_count + 1, a->plan->max_restarts);
+    } else if (msg->u.round_over.restart) {
+        cdi_log(CDI_LOG_WARN, "AGENT-CHANGE", "%s", msg->u.round_over.text);
     }
     feed(a, &ev);
 }
@@ -578,8 +586,12 @@ static cddp_status start_server(struct agent *a, struct join_options *join, stru
         .run_id = a->plan->run_id,
         .min_nodes = a->plan->min_nodes,
         .max_nodes = a->plan->max_nodes,
+        .spares = m->spares,
         .max_restarts = a->plan->max_restarts,
         .join_timeout_ms = m->join_timeout_ms,
+        .last_call_ms = m->last_call_ms < 0    ? 0
+                        : m->last_call_ms == 0 ? 1
+                                               : m->last_call_ms,
         .lease_ms = m->lease_ms,
         .secret = a->plan->secret,
     };
@@ -628,16 +640,19 @@ static cddp_status start_join(struct agent *a, struct join_options *opt, struct 
                                        .n_procs = a->plan->n_procs,
                                        .min_nodes = a->plan->min_nodes,
                                        .max_nodes = a->plan->max_nodes,
+                                       .spares = m->spares,
                                        .max_restarts = a->plan->max_restarts,
                                        .join_timeout_ms = m->join_timeout_ms,
-                                       .last_call_ms = -1,
-                                       .close_timeout_ms = -1,
+                                       .last_call_ms = m->last_call_ms,
+                                       .close_timeout_ms = m->close_timeout_ms,
                                        .lease_ms = m->lease_ms > 0 ? m->lease_ms : -1,
                                        .round = -1};
     (void)snprintf(opt->name, sizeof opt->name, strchr(m->host, ':') == NULL ? "%.255s:%u" : "[%.255s]:%u", m->host,
                    a->server != NULL ? rdzv_server_port(a->server) : m->port);
     (void)snprintf(opt->hello.run_id, sizeof opt->hello.run_id, "%s", a->plan->run_id);
     (void)snprintf(opt->hello.host, sizeof opt->hello.host, "%s", a->plan->host);
+    if (a->plan->options->topology != NULL)
+        (void)snprintf(opt->hello.topology, sizeof opt->hello.topology, "%s", a->plan->options->topology);
     return join_start(&a->join, &a->loop, opt, &on, a, err);
 }
 

@@ -37,8 +37,9 @@ const struct flag flags[] = {
      .help = "a variable for the workers, or one of cddprun's own that must be set; may be given again and again"},
     /* ----------------------------------------------------------------------------------------- several machines */
     {.name = "nnodes", .group = GROUP_NODES, .kind = FLAG_NNODES, AT(min_nodes), RANGE(1, OPTIONS_MAX_NODES),
-     .fallback = "1", .value = "N",
-     .help = "machines; one cddprun is started on each, with the same flags but for --node_rank and --nproc_per_node"},
+     .fallback = "1", .value = "N|MIN:MAX",
+     .help = "machines; one cddprun is started on each, with the same flags but for --node_rank and --nproc_per_node; "
+             "with MIN:MAX the job goes on with those that are there when one is lost, leaves or comes"},
     {.name = "node_rank", .group = GROUP_NODES, .kind = FLAG_NUMBER, AT(node_rank), RANGE(0, OPTIONS_MAX_NODES - 1),
      .shown_default = "as they come", .value = "N", .help = "which of them this is, from 0"},
     {.name = "master_addr", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(master_addr), RANGE(1, 255),
@@ -52,9 +53,12 @@ const struct flag flags[] = {
     {.name = "rdzv_backend", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(rdzv_backend), RANGE(1, 255),
      .value = "static|c10d", .help = "accepted: both mean the rendezvous that cddprun brings itself"},
     {.name = "rdzv_conf", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(rdzv_conf), RANGE(0, 255), .value = "K=V,...",
-     .shown_default = "join_timeout=600,lease=15",
-     .help = "join_timeout=S: until all nodes must be there (timeout is the same); lease=S: a silent node counts as "
-             "there for so long (the host's counts); is_host=0|1: who hosts; rank=N"},
+     .shown_default = "join_timeout=600,last_call_timeout=3,lease=15",
+     .help = "join_timeout=S: until enough nodes must be there (timeout is the same); last_call_timeout=S: with MIN "
+             "nodes there, how long more may come (only before the first round, if not given); lease=S, or "
+             "keep_alive_interval=S and keep_alive_max_attempt=N: a silent node counts as there for so long; "
+             "close_timeout=S: when connections of a job that is over are closed; what the first node says counts; "
+             "is_host=0|1: who hosts; rank=N"},
     {.name = "local_addr", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(local_addr), RANGE(1, 255),
      .shown_default = "its host name", .value = "ADDRESS", .help = "what messages call this machine"},
     {.name = "auth_token_file", .env = "CDDP_AUTH_TOKEN_FILE", .group = GROUP_NODES, .kind = FLAG_TEXT,
@@ -70,8 +74,12 @@ const struct flag flags[] = {
      .ours = true,
      .help = "the machines in the order of their ranks, one a line; the first is where they meet if nothing else says it"},
     {.name = "spares", .group = GROUP_NODES, .kind = FLAG_NUMBER, AT(spares), RANGE(0, OPTIONS_MAX_NODES - 1),
-     .fallback = "0", .value = "N", .ours = true, .refusal = NOT_YET,
+     .fallback = "0", .value = "N", .ours = true,
      .help = "machines more than --nnodes that wait until one of those is lost"},
+    {.name = "topology", .env = "CDDP_TOPOLOGY", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(topology), RANGE(1, 255),
+     .value = "TEXT", .ours = true,
+     .help = "where in the network this machine is, as row3.rack7: machines whose texts sort together get neighbouring "
+             "ranks"},
     /* ------------------------------------------------------------------------------------------------- failures */
     {.name = "max_restarts", .group = GROUP_FAILURE, .kind = FLAG_NUMBER, AT(max_restarts), RANGE(0, 1000000),
      .fallback = "0", .value = "N", .help = "how often all workers are started again after one has failed"},

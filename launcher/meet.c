@@ -2,16 +2,20 @@
 #include "launcher/meet.h"
 
 #include "common/env.h"
+#include "protocol/message.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
 #define JOIN_TIMEOUT_S 600
 #define LEASE_MAX_S 3600
-#define JOIN_TIMEOUT_MAX_S (7 * 24 * 3600)
+#define TIMEOUT_MAX_S (CDI_JOIN_TIME_MAX_MS / 1000)
+#define KEEP_ALIVE_INTERVAL_S 5
+#define KEEP_ALIVE_ATTEMPTS 3
 
 /* -------------------------------------------------------------------------------------------------- endpoint ---- */
 
@@ -49,16 +53,31 @@ cddp_status meet_parse_endpoint(const char *text, const char *from, char *host, 
 
 /* ------------------------------------------------------------------------------------------------ --rdzv_conf ---- */
 
+/* -1: not given. */
 struct conf {
-    int64_t join_timeout_s, timeout_s; /* -1: not given */
-    int64_t lease_s;                   /* -1: not given */
-    int64_t rank;                      /* -1: not given */
-    int is_host;                       /* -1: not given */
+    int64_t join_timeout_s, timeout_s, last_call_s, close_timeout_s;
+    int64_t lease_s, interval_s, attempts; /* the lease, in our words and in torchrun's */
+    int64_t rank;
+    int is_host;
 };
 
-static const char *const torchrun_keys[] = {
-    "read_timeout",      "store_type", "last_call_timeout",   "close_timeout",
-    "heartbeat_timeout", "heartbeat",  "keep_alive_interval", "keep_alive_max_attempt"};
+/* Those that are numbers. */
+static const struct {
+    const char *key;
+    size_t offset;
+    int64_t min, max;
+} conf_keys[] = {
+    {"join_timeout", offsetof(struct conf, join_timeout_s), 1, TIMEOUT_MAX_S},
+    {"timeout", offsetof(struct conf, timeout_s), 1, TIMEOUT_MAX_S},
+    {"last_call_timeout", offsetof(struct conf, last_call_s), 0, TIMEOUT_MAX_S},
+    {"close_timeout", offsetof(struct conf, close_timeout_s), 1, TIMEOUT_MAX_S},
+    {"lease", offsetof(struct conf, lease_s), 1, LEASE_MAX_S},
+    {"keep_alive_interval", offsetof(struct conf, interval_s), 1, LEASE_MAX_S},
+    {"keep_alive_max_attempt", offsetof(struct conf, attempts), 1, LEASE_MAX_S},
+    {"rank", offsetof(struct conf, rank), 0, OPTIONS_MAX_NODES - 1},
+};
+
+static const char *const torchrun_keys[] = {"read_timeout", "store_type", "heartbeat_timeout", "heartbeat"};
 
 static bool parse_bool(const char *text, int *out)
 {
@@ -76,35 +95,40 @@ static bool parse_bool(const char *text, int *out)
     return false;
 }
 
+static cddp_status unknown_key(const char *key, struct cdi_error *err)
+{
+    for (size_t i = 0; i < sizeof torchrun_keys / sizeof torchrun_keys[0]; i++)
+        if (strcmp(torchrun_keys[i], key) == 0)
+            return cdi_fail(err, CDDP_E_UNSUPPORTED,
+                            "--rdzv_conf: torchrun's %s means nothing to cddprun; leave it out", key);
+    return cdi_fail(err, CDDP_E_INVALID,
+                    "--rdzv_conf: there is no key '%.64s'; cddprun knows join_timeout, timeout, last_call_timeout, "
+                    "close_timeout, lease, keep_alive_interval, keep_alive_max_attempt, is_host and rank",
+                    key);
+}
+
 static cddp_status set_conf(struct conf *c, const char *key, const char *value, struct cdi_error *err)
 {
-    bool good;
+    int64_t number;
 
-    if (strcmp(key, "join_timeout") == 0) {
-        good = cdi_parse_int(value, 1, JOIN_TIMEOUT_MAX_S, &c->join_timeout_s);
-    } else if (strcmp(key, "timeout") == 0) {
-        good = cdi_parse_int(value, 1, JOIN_TIMEOUT_MAX_S, &c->timeout_s);
-    } else if (strcmp(key, "lease") == 0) {
-        good = cdi_parse_int(value, 1, LEASE_MAX_S, &c->lease_s);
-    } else if (strcmp(key, "rank") == 0) {
-        good = cdi_parse_int(value, 0, OPTIONS_MAX_NODES - 1, &c->rank);
-    } else if (strcmp(key, "is_host") == 0) {
-        good = parse_bool(value, &c->is_host);
-    } else {
-        for (size_t i = 0; i < sizeof torchrun_keys / sizeof torchrun_keys[0]; i++)
-            if (strcmp(torchrun_keys[i], key) == 0)
-                return cdi_fail(err, CDDP_E_UNSUPPORTED,
-                                "--rdzv_conf: torchrun's %s means nothing to cddprun; leave it out", key);
-        return cdi_fail(
-            err, CDDP_E_INVALID,
-            "--rdzv_conf: there is no key '%.64s'; cddprun knows join_timeout, timeout, lease, is_host and rank", key);
+    if (strcmp(key, "is_host") == 0)
+        return parse_bool(value, &c->is_host)
+                   ? CDDP_OK
+                   : cdi_fail(err, CDDP_E_INVALID, "--rdzv_conf: is_host cannot be '%.64s'; it is 0 or 1", value);
+    for (size_t i = 0; i < sizeof conf_keys / sizeof conf_keys[0]; i++) {
+        if (strcmp(conf_keys[i].key, key) != 0)
+            continue;
+        if (!cdi_parse_int(value, conf_keys[i].min, conf_keys[i].max, &number))
+            return cdi_fail(err, CDDP_E_INVALID, "--rdzv_conf: %s cannot be '%.64s'; it is %s, at least %lld", key,
+                            value,
+                            strcmp(key, "rank") == 0                     ? "a node rank"
+                            : strcmp(key, "keep_alive_max_attempt") == 0 ? "a whole number"
+                                                                         : "a whole number of seconds",
+                            (long long)conf_keys[i].min);
+        memcpy((char *)c + conf_keys[i].offset, &number, sizeof number);
+        return CDDP_OK;
     }
-    if (!good)
-        return cdi_fail(err, CDDP_E_INVALID, "--rdzv_conf: %s cannot be '%.64s'; it is %s", key, value,
-                        strcmp(key, "is_host") == 0 ? "0 or 1"
-                        : strcmp(key, "rank") == 0  ? "a node rank"
-                                                    : "a whole number of seconds, at least 1");
-    return CDDP_OK;
+    return unknown_key(key, err);
 }
 
 /* k=v,k=v; given twice, the last counts. */
@@ -112,7 +136,7 @@ static cddp_status read_conf(struct conf *c, const char *text, struct cdi_error 
 {
     cddp_status st = CDDP_OK;
 
-    *c = (struct conf){.join_timeout_s = -1, .timeout_s = -1, .lease_s = -1, .rank = -1, .is_host = -1};
+    memset(c, 0xff, sizeof *c); /* -1 everywhere */
     while (st == CDDP_OK && text != NULL && *text != '\0') {
         size_t n = strcspn(text, ",");
         const char *equals = memchr(text, '=', n);
@@ -215,6 +239,19 @@ static cddp_status find_endpoint(struct meet *m, const struct options *o, const 
                                    "port 0 means any free one, which the other nodes could not know; give a port");
 }
 
+/* torchrun's two words for it: how often a node says that it lives, and how often it may miss that. 0: the default. */
+static int64_t find_lease_ms(const struct conf *c)
+{
+    int64_t interval = c->interval_s > 0 ? c->interval_s : KEEP_ALIVE_INTERVAL_S;
+    int64_t attempts = c->attempts > 0 ? c->attempts : KEEP_ALIVE_ATTEMPTS;
+
+    if (c->lease_s > 0)
+        return 1000 * c->lease_s;
+    if (c->interval_s < 0 && c->attempts < 0)
+        return 0;
+    return 1000 * (interval * attempts < LEASE_MAX_S ? interval * attempts : LEASE_MAX_S);
+}
+
 static void find_role(struct meet *m, const struct options *o, const struct conf *c)
 {
     if (c->is_host >= 0) {
@@ -230,7 +267,8 @@ static void find_role(struct meet *m, const struct options *o, const struct conf
 /* Is it this step that the job runs in? Then its nodes are the job's. */
 static bool is_of_step(const struct options *o, const struct site *s)
 {
-    return s->in_step && s->n_nodes > 1 && !o->standalone && (!o->nnodes_given || o->max_nodes == s->n_nodes);
+    return s->in_step && s->n_nodes > 1 && !o->standalone &&
+           (!o->nnodes_given || o->max_nodes + o->spares == s->n_nodes);
 }
 
 static cddp_status check_site(const struct options *o, const struct site *s, struct cdi_error *err)
@@ -241,9 +279,10 @@ static cddp_status check_site(const struct options *o, const struct site *s, str
             "%s %.64s has %lld nodes, but this cddprun was started on the first one only; start it on each by %s "
             "cddprun ..., or give --standalone if one node is meant",
             s->kind, s->job_id, (long long)s->job_nodes, s->start);
-    if (s->by_file && o->nnodes_given && o->max_nodes != s->n_nodes)
-        return cdi_fail(err, CDDP_E_INVALID, "--rank_order '%.200s' has %lld hosts, but --nnodes is %lld",
-                        o->rank_order, (long long)s->n_nodes, (long long)o->max_nodes);
+    if (s->by_file && o->nnodes_given && o->max_nodes + o->spares != s->n_nodes)
+        return cdi_fail(err, CDDP_E_INVALID, "--rank_order '%.200s' has %lld hosts, but --nnodes is %lld%s",
+                        o->rank_order, (long long)s->n_nodes, (long long)(o->max_nodes + o->spares),
+                        o->spares > 0 ? " with the spares" : "");
     if (!is_of_step(o, s))
         return CDDP_OK;
     if (!s->one_task_per_node)
@@ -270,11 +309,17 @@ static cddp_status decide(struct meet *m, const struct options *o, const struct 
 {
     cddp_status st = CDDP_OK;
 
-    if (step != NULL)
+    if (step != NULL && !o->nnodes_given) {
+        if (step->n_nodes <= o->spares)
+            return cdi_fail(err, CDDP_E_INVALID, "--spares=%lld of %lld nodes leaves none to work",
+                            (long long)o->spares, (long long)step->n_nodes);
+        m->min_nodes = m->max_nodes = (uint32_t)(step->n_nodes - o->spares);
         m->n_nodes = (uint32_t)step->n_nodes;
+    }
     if (o->standalone && m->n_nodes > 1)
-        st = cdi_fail(err, CDDP_E_INVALID, "--standalone is for one machine, but --nnodes is %u; leave one of them out",
-                      m->n_nodes);
+        st = cdi_fail(err, CDDP_E_INVALID,
+                      "--standalone is for one machine, but --nnodes is %u%s; leave one of them out", m->n_nodes,
+                      o->spares > 0 ? " with the spares" : "");
     if (st == CDDP_OK)
         st = find_rank(m, o, c, err);
     if (st == CDDP_OK && m->node_rank < 0 && step != NULL)
@@ -296,7 +341,13 @@ static cddp_status decide(struct meet *m, const struct options *o, const struct 
 
 cddp_status meet_decide(struct meet *out, const struct options *o, const struct site *s, struct cdi_error *err)
 {
-    struct meet m = {.role = MEET_HOST, .n_nodes = (uint32_t)o->max_nodes, .node_rank = -1, .host = "127.0.0.1"};
+    struct meet m = {.role = MEET_HOST,
+                     .min_nodes = (uint32_t)o->min_nodes,
+                     .max_nodes = (uint32_t)o->max_nodes,
+                     .spares = (uint32_t)o->spares,
+                     .n_nodes = (uint32_t)(o->max_nodes + o->spares),
+                     .node_rank = -1,
+                     .host = "127.0.0.1"};
     struct conf c;
     cddp_status st = check_backend(o, err);
 
@@ -313,7 +364,9 @@ cddp_status meet_decide(struct meet *out, const struct options *o, const struct 
     m.join_timeout_ms = 1000 * (c.join_timeout_s > 0 ? c.join_timeout_s
                                 : c.timeout_s > 0    ? c.timeout_s
                                                      : JOIN_TIMEOUT_S);
-    m.lease_ms = c.lease_s > 0 ? 1000 * c.lease_s : 0;
+    m.lease_ms = find_lease_ms(&c);
+    m.last_call_ms = c.last_call_s >= 0 ? 1000 * c.last_call_s : -1;
+    m.close_timeout_ms = c.close_timeout_s > 0 ? 1000 * c.close_timeout_s : -1;
     *out = m;
     return CDDP_OK;
 }

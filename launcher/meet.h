@@ -21,7 +21,8 @@ enum meet_role {
 
 struct meet {
     enum meet_role role;
-    uint32_t n_nodes;
+    uint32_t min_nodes, max_nodes, spares;
+    uint32_t n_nodes;  /* that may come: max_nodes and spares */
     int32_t node_rank; /* -1: any */
     char host[256];
     char run_id[96];         /* "": none known here */
@@ -29,7 +30,8 @@ struct meet {
     uint16_t port;           /* 0: any free one; only of one node */
     bool everywhere;         /* MEET_HOST: if host is no address of this machine, listen on every address */
     int64_t lease_ms;        /* of a host: a silent node counts as there for so long; 0: the server's default */
-    int64_t join_timeout_ms; /* to reach the rendezvous, and for all nodes to be there */
+    int64_t join_timeout_ms; /* to reach the rendezvous, and for enough nodes to be there */
+    int64_t last_call_ms, close_timeout_ms; /* -1: the rendezvous' defaults */
 };
 
 /*

@@ -318,11 +318,12 @@ static cddp_status check_all(struct options *o, options_getenv env, void *arg, s
         st = check_exports(o, env, arg, err);
     if (st == CDDP_OK)
         st = check_logs(o, err);
-    if (st == CDDP_OK && o->max_nodes != o->min_nodes)
-        st = cdi_fail(err, CDDP_E_UNSUPPORTED,
-                      "--nnodes %" PRId64 ":%" PRId64
-                      ": this version of cddprun cannot change the number of machines; give one number",
-                      o->min_nodes, o->max_nodes);
+    if (st == CDDP_OK && o->world_size >= 0 && (o->max_nodes != o->min_nodes || o->spares > 0))
+        st = cdi_fail(err, CDDP_E_INVALID,
+                      "--world_size %" PRId64
+                      " is one number of workers, but with MIN:MAX machines or --spares it may change; give "
+                      "--nproc_per_node instead",
+                      o->world_size);
     return st;
 }
 

@@ -29,6 +29,7 @@ struct options {
     int64_t min_nodes, max_nodes;
     bool nnodes_given;
     int64_t spares;
+    const char *topology; /* NULL: not given */
     int64_t max_restarts;
     int64_t master_port; /* -1: not given */
     int64_t node_rank;   /* -1: not given */

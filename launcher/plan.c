@@ -88,8 +88,8 @@ cddp_status plan_make(struct plan *out, const struct options *o, const struct me
                       const char *random_id, struct cdi_error *err)
 {
     struct plan p = {
-        .min_nodes = meet->n_nodes,
-        .max_nodes = meet->n_nodes,
+        .min_nodes = meet->min_nodes,
+        .max_nodes = meet->max_nodes,
         .max_restarts = (uint32_t)o->max_restarts,
         .wait_on_failure = o->on_failure == OPTIONS_WAIT,
         .meet = *meet,

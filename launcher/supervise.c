@@ -175,7 +175,9 @@ static void on_closed(struct supervise *s, const struct supervise_event *ev, int
     s->close_status = ev->u.closed.status;
     if (ev->u.closed.text != NULL && s->text[0] == '\0')
         (void)snprintf(s->text, sizeof s->text, "%s", ev->u.closed.text);
-    if (ev->u.closed.failure.kind != CDI_END_NONE && s->close_status != CDI_CLOSE_DONE)
+    /* A round that did not come about has no failure of its own: the text tells what became of the one before. */
+    if (s->close_status == CDI_CLOSE_TIMEOUT ||
+        (ev->u.closed.failure.kind != CDI_END_NONE && s->close_status != CDI_CLOSE_DONE))
         s->first = ev->u.closed.failure;
     if (s->state == SUPERVISE_RUNNING)
         tell(s, out);

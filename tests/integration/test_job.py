@@ -266,7 +266,7 @@ def test_a_master_address_that_does_not_resolve(cddprun):
 def test_bad_flags(cddprun):
     one_sentence(run(cddprun, '--nproc_per_node=none', 'true'), 2, '--nproc_per_node', "'none'")
     one_sentence(run(cddprun, '--nproc_pernode=2', 'true'), 2, 'did you mean --nproc_per_node?')
-    one_sentence(run(cddprun, '--nnodes=1:2', 'true'), 2, '--nnodes', 'number of machines')
+    one_sentence(run(cddprun, '--nnodes=1:x', 'true'), 2, '--nnodes', 'number of machines')
     one_sentence(run(cddprun), 2, 'no program')
 
 

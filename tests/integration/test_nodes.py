@@ -15,13 +15,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
 import launch
-from launch import Job, run
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(('127.0.0.1', 0))
-        return s.getsockname()[1]
+from launch import Job, free_port, run
 
 
 def sh(script):

@@ -8,6 +8,7 @@ A test file defines functions test_*(cddprun) and ends with launch.main(). meson
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -134,14 +135,25 @@ def marked(mark):
     return found
 
 
-def wait_for(what, condition, timeout=DEADLINE):
-    """Until condition() is true; returns what it returned."""
+def free_port():
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        return s.getsockname()[1]
+
+
+def listens(port):
+    with socket.socket() as s:
+        return s.connect_ex(('127.0.0.1', port)) == 0
+
+
+def wait_for(what, condition, timeout=DEADLINE, more=lambda: ''):
+    """Until condition() is true; returns what it returned. more() is what a failure says besides."""
     deadline = time.monotonic() + timeout
     while True:
         value = condition()
         if value:
             return value
-        assert time.monotonic() < deadline, f'not within {timeout} s: {what}'
+        assert time.monotonic() < deadline, f'not within {timeout} s: {what} {more()}'
         time.sleep(0.005)
 
 

@@ -46,7 +46,7 @@ static const char *text_at(json_t *object, const char *name)
 
 Test(dry_run, one_node_knows_its_ranks_devices_and_cores)
 {
-    struct meet alone = {.n_nodes = 1, .node_rank = -1, .host = "127.0.0.1"};
+    struct meet alone = {.min_nodes = 1, .max_nodes = 1, .n_nodes = 1, .node_rank = -1, .host = "127.0.0.1"};
     struct bind_worker bind[] = {{.cpus = (char *)"0-2", .node = 1, .gpu = 0}, {.node = -1, .gpu = 0}};
     json_t *all = read_plan(&alone, bind), *workers = json_object_get(all, "workers"), *w = json_array_get(workers, 1),
            *env;
@@ -69,7 +69,14 @@ Test(dry_run, one_node_knows_its_ranks_devices_and_cores)
 
 Test(dry_run, of_several_nodes_ranks_are_known_where_the_nodes_is)
 {
-    struct meet any = {.n_nodes = 3, .node_rank = -1, .host = "node1", .port = 29500, .role = MEET_TRY}, second = any;
+    struct meet any = {.min_nodes = 3,
+                       .max_nodes = 3,
+                       .n_nodes = 3,
+                       .node_rank = -1,
+                       .host = "node1",
+                       .port = 29500,
+                       .role = MEET_TRY},
+                second = any;
     json_t *all = read_plan(&any, NULL), *w = json_array_get(json_object_get(all, "workers"), 0);
 
     cr_expect(json_is_null(json_object_get(w, "rank")));

@@ -102,6 +102,47 @@ Test(meet, is_host_decides_who_hosts)
     cr_assert_eq(m.lease_ms, 5000);
 }
 
+Test(meet, torchrun_s_keys_for_joining_closing_and_living_are_understood)
+{
+    struct options o = nodes(2);
+
+    o.master_addr = "10.0.0.1";
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert(m.last_call_ms == -1 && m.close_timeout_ms == -1 && m.lease_ms == 0 && m.join_timeout_ms == 600000);
+    o.rdzv_conf = "join_timeout=9,last_call_timeout=0,close_timeout=7,keep_alive_interval=4";
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert(m.last_call_ms == 0 && m.close_timeout_ms == 7000 && m.lease_ms == 12000 && m.join_timeout_ms == 9000);
+    o.rdzv_conf = "keep_alive_max_attempt=2,last_call_timeout=30";
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert(m.lease_ms == 10000 && m.last_call_ms == 30000);
+    o.rdzv_conf = "keep_alive_max_attempt=3600,keep_alive_interval=3600";
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert_eq(m.lease_ms, 3600000, "an hour is the longest");
+    o.rdzv_conf = "keep_alive_interval=4,lease=6";
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert_eq(m.lease_ms, 6000, "the plain word counts");
+}
+
+Test(meet, nodes_that_may_come_are_more_than_those_that_work)
+{
+    struct options o = nodes(2);
+
+    o.master_addr = "10.0.0.1";
+    o.min_nodes = 1;
+    o.spares = 2;
+    o.node_rank = 3;
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert(m.min_nodes == 1 && m.max_nodes == 2 && m.spares == 2 && m.n_nodes == 4 && m.node_rank == 3);
+    o.node_rank = 4;
+    cr_assert_eq(decide(o), CDDP_E_INVALID);
+    o = nodes(1);
+    o.spares = 1;
+    cr_assert_eq(decide(o), CDDP_E_INVALID, "where do the two meet?");
+    o.standalone = true;
+    cr_assert_eq(decide(o), CDDP_E_INVALID);
+    cr_assert_not_null(strstr(err.msg, "2 with the spares"), "%s", err.msg);
+}
+
 Test(meet, one_node_with_an_endpoint_may_meet_a_daemon_there)
 {
     struct options o = nodes(1);

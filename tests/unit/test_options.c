@@ -184,7 +184,7 @@ Test(options, a_bad_value_is_named_with_its_flag_or_variable)
     cr_assert_str_eq(err.msg, "PET_STANDALONE 'true' is neither 0 nor 1");
 }
 
-Test(options, several_machines_are_a_number_but_not_a_range)
+Test(options, several_machines_are_a_number_or_a_range)
 {
     struct options o;
     struct cdi_error err;
@@ -203,9 +203,12 @@ Test(options, several_machines_are_a_number_but_not_a_range)
     cr_assert_str_eq(o.local_addr, "b");
     cr_assert_str_eq(o.env_master_addr, "10.0.0.7");
     cr_assert_null(o.env_master_port);
-    cr_assert_eq(PARSE(&o, &err, "--nnodes=1:4", "a"), CDDP_E_UNSUPPORTED);
-    cr_assert_not_null(strstr(err.msg, "cannot change the number of machines"), "%s", err.msg);
+    cr_assert_eq(PARSE(&o, &err, "--nnodes=1:4", "--spares=2", "--topology=rack7", "a"), CDDP_OK);
+    cr_assert(o.min_nodes == 1 && o.max_nodes == 4 && o.spares == 2);
+    cr_assert_str_eq(o.topology, "rack7");
     cr_assert_eq(PARSE(&o, &err, "--nnodes=1:1", "a"), CDDP_OK);
+    cr_assert_eq(PARSE(&o, &err, "-n8", "--nnodes=1:4", "a"), CDDP_E_INVALID);
+    cr_assert_not_null(strstr(err.msg, "--world_size 8 is one number of workers"), "%s", err.msg);
 }
 
 Test(options, an_unknown_flag_meets_the_nearest_one)
@@ -324,7 +327,7 @@ Test(options, an_exported_name_without_a_value_must_be_set)
 
 Test(options, a_flag_whose_meaning_is_not_there_is_refused_after_its_value_was_read)
 {
-    static const char *const words[] = {"--spares=1", "--logs_specs=mine"};
+    static const char *const words[] = {"--logs_specs=mine"};
     struct options o;
     struct cdi_error err;
     const char *env[] = {"PET_REDIRECTS=0", "PET_LOCAL_RANKS_FILTER=", "PET_RDZV_ENDPOINT=", NULL};

@@ -6,7 +6,7 @@
 
 CDI_SUITE(plan);
 
-static struct meet alone = {.n_nodes = 1, .node_rank = -1, .host = "127.0.0.1"};
+static struct meet alone = {.min_nodes = 1, .max_nodes = 1, .n_nodes = 1, .node_rank = -1, .host = "127.0.0.1"};
 static struct machine box = {.n_cores = 6, .n_gpus = 2, .host = "box"};
 
 static char *train[] = {(char *)"./train", NULL};
@@ -78,7 +78,13 @@ Test(plan, auto_without_a_gpu_counts_cores_and_gpu_without_a_gpu_is_an_error)
 Test(plan, a_run_without_a_name_gets_a_random_one_unless_several_nodes_must_agree)
 {
     struct options o = {.min_nodes = 2, .max_nodes = 2, .nproc = 1, .local_addr = "10.0.0.9", .command = train};
-    struct meet two = {.n_nodes = 2, .node_rank = 1, .host = "10.0.0.1", .port = 29500, .role = MEET_JOIN};
+    struct meet two = {.min_nodes = 2,
+                       .max_nodes = 2,
+                       .n_nodes = 2,
+                       .node_rank = 1,
+                       .host = "10.0.0.1",
+                       .port = 29500,
+                       .role = MEET_JOIN};
     struct plan p = make(OPTIONS_NPROC_COUNT, 1);
 
     cr_assert_str_eq(p.run_id, "0123abcd");
@@ -238,7 +244,8 @@ Test(plan, a_python_program_runs_by_python_and_any_other_as_it_is)
 Test(plan, a_world_size_is_shared_evenly_by_the_machines)
 {
     struct options o = asked;
-    struct meet three = {.n_nodes = 3, .node_rank = 0, .host = "10.0.0.1", .port = 29500};
+    struct meet three = {
+        .min_nodes = 3, .max_nodes = 3, .n_nodes = 3, .node_rank = 0, .host = "10.0.0.1", .port = 29500};
     struct plan p;
     struct cdi_error err;
 

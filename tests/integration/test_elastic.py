@@ -1,0 +1,213 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs whose nodes come and go: --nnodes=MIN:MAX and --spares, every node on this machine's loopback."""
+import contextlib
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
+import launch
+from launch import Job, free_port, wait_for
+
+# Every worker says where it is in the world, then works until it is told to end well.
+WORK = ('exec 2>/dev/null; echo is $TORCHELASTIC_RESTART_COUNT $GROUP_RANK $RANK/$WORLD_SIZE >> "$TMPDIR/world"; '
+        'while [ ! -e "$END" ]; do sleep 0.02; done; rm -f "$TMPDIR/world"')
+
+
+class Elastic(contextlib.ExitStack):
+    """Nodes that are started one after the other; the first hosts. world(job): what its workers said last."""
+
+    def __init__(self, cddprun, nnodes, *flags, script=WORK, conf='last_call_timeout=0'):
+        super().__init__()
+        self.cddprun = cddprun
+        self.n, self.port = 0, free_port()
+        self.flags = [f'--nnodes={nnodes}', '--nproc_per_node=1', f'--rdzv_endpoint=127.0.0.1:{self.port}',
+                      f'--rdzv_conf={conf}', *flags]
+        self.script = script
+        self.folder = self.enter_context(tempfile.TemporaryDirectory(prefix='cddp-test-'))
+        self.end_file = os.path.join(self.folder, 'end')
+
+    def node(self, *flags, script=None):
+        """The next one, with a name of its own; the first one listens when this returns."""
+        self.n += 1
+        err = os.path.join(self.folder, f'err{self.n}')
+        job = self.enter_context(Job(self.cddprun, *self.flags, f'--local_addr=n{self.n}', *flags, 'sh', '-c',
+                                     script or self.script, env={'END': self.end_file},
+                                     stderr=self.enter_context(open(err, 'w', encoding='utf-8'))))
+        job.err_file = err
+        if self.n == 1:
+            wait_for('the rendezvous', lambda: launch.listens(self.port))
+        return job
+
+    def end(self, *jobs):
+        open(self.end_file, 'w', encoding='ascii').close()
+        status = [job.finish() for job in jobs]
+        assert status == [0] * len(jobs), (status, [said(job) for job in jobs])
+
+
+def said(job):
+    with open(job.err_file, encoding='utf-8') as f:
+        return f.read()
+
+
+def worlds(job):
+    with contextlib.suppress(FileNotFoundError):
+        with open(os.path.join(job.tmp, 'world'), encoding='ascii') as f:
+            return f.read().replace('is ', '').splitlines()
+    return []
+
+
+def in_world(job, world, limit=5):
+    """Until its workers are in this world: restarts, node rank, rank/size."""
+    wait_for(f'world {world}', lambda: worlds(job)[-1:] == [world] or job.process.poll() is not None, launch.within(limit), lambda: said(job))
+    assert worlds(job)[-1:] == [world], (worlds(job), job.process.poll() is not None and job.finish(), said(job))
+
+
+def kill_agent(job):
+    """Both halves: the machine is gone, as far as the others can see."""
+    agent = job.agent()
+    for pid in [agent, job.process.pid, *job.alive()]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    job.process.wait()
+    for name in os.listdir(job.tmp):
+        path = os.path.join(job.tmp, name)
+        if os.path.isdir(path):
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
+
+
+def test_a_job_grows_and_shrinks(cddprun):
+    with Elastic(cddprun, '1:3') as job:
+        a = job.node()
+        in_world(a, '0 0 0/1')
+        b = job.node()
+        in_world(b, '0 1 1/2')
+        in_world(a, '0 0 0/2')
+        c = job.node()
+        for node, world in (a, '0 0 0/3'), (b, '0 1 1/3'), (c, '0 2 2/3'):
+            in_world(node, world)
+        began = time.monotonic()
+        kill_agent(b)
+        in_world(a, '0 0 0/2')
+        in_world(c, '0 1 1/2')
+        took = time.monotonic() - began
+        assert took < launch.within(2), f'{took} s: a closed connection is seen at once'
+        d = job.node()
+        for node, world in (a, '0 0 0/3'), (c, '0 1 1/3'), (d, '0 2 2/3'):
+            in_world(node, world)
+        job.end(a, c, d)
+        assert re.search(r'node 1 \(.*\) was lost while its workers ran: ', said(a)), said(a)
+        assert 'the job goes on with 2 nodes; this is node rank 0, ranks 0 to 0 of 2' in said(a), said(a)
+        assert 'has come: the job goes on with one node more' in said(a), said(a)
+
+
+def test_a_spare_waits_and_steps_in(cddprun):
+    with Elastic(cddprun, '2', '--spares=1') as job:
+        a, b = job.node(), job.node()
+        in_world(a, '0 0 0/2')
+        in_world(b, '0 1 1/2')
+        spare = job.node()
+        wait_for('a word', lambda: 'this node waits as a spare' in said(spare))
+        late = job.node()
+        assert late.finish() == 1
+        assert 'has all of its 2 nodes and 1 spares already' in said(late), said(late)
+        assert worlds(spare) == []
+        kill_agent(b)
+        in_world(spare, '0 1 1/2')
+        wait_for('the same world again', lambda: worlds(a) == ['0 0 0/2'] * 2)
+        job.end(a, spare)
+
+
+def test_a_node_that_is_ended_by_a_signal_leaves_and_the_others_go_on(cddprun):
+    with Elastic(cddprun, '2:3') as job:
+        a, b = job.node(), job.node()
+        in_world(b, '0 1 1/2')
+        c = job.node()
+        in_world(a, '0 0 0/3')
+        in_world(c, '0 2 2/3')
+        b.process.send_signal(signal.SIGTERM)
+        assert b.finish() == 143, said(b)
+        os.unlink(os.path.join(b.tmp, 'world'))
+        in_world(a, '0 0 0/2')
+        in_world(c, '0 1 1/2')
+        c.process.send_signal(signal.SIGTERM)
+        assert (c.finish(), a.finish()) == (143, 1), (said(a), said(c))
+        assert re.search(r'cddprun: node 1 \(.*\) left: it was ended by signal 15', said(a)), said(a)
+        for node in a, c:
+            os.unlink(os.path.join(node.tmp, 'world'))
+
+
+def test_failures_count_and_losses_do_not(cddprun):
+    fails = WORK.replace('while', 'trap "exit 7" USR1; while')
+    with Elastic(cddprun, '1:2', '--max_restarts=1', script=fails) as job:
+        a = job.node()
+        in_world(a, '0 0 0/1')
+        b = job.node()
+        in_world(a, '0 0 0/2')
+        in_world(b, '0 1 1/2')
+        kill_agent(b)
+        in_world(a, '0 0 0/1')
+        [worker] = a.workers()
+        os.kill(worker, signal.SIGUSR1)
+        in_world(a, '1 0 0/1')
+        c = job.node()
+        in_world(c, '1 1 1/2')
+        in_world(a, '1 0 0/2')
+        [worker] = c.workers()
+        os.kill(worker, signal.SIGUSR1)
+        assert (a.finish(), c.finish()) == (7, 7), (said(a), said(c))
+        assert 'starting all workers again (restart 1 of 1)' in said(a), said(a)
+        for node in a, c:
+            os.unlink(os.path.join(node.tmp, 'world'))
+
+
+def test_a_worker_that_fails_because_a_machine_died_is_its_echo(cddprun):
+    # The workers of the machine that stays fail before anybody hears that the other one is gone.
+    script = WORK.replace('while [ ! -e "$END" ]', 'while [ ! -e "$END" ] && [ ! -e "$END.dead$TORCHELASTIC_RESTART_COUNT" ]')
+    script += '; [ ! -e "$END.dead0" ] || { mv "$END.dead0" "$END.was"; exit 5; }'
+    # A stopped agent that dies resets its connection, since it has not read all: its lease runs.
+    with Elastic(cddprun, '1:2', script=script, conf='last_call_timeout=0,lease=3') as job:
+        a = job.node()
+        in_world(a, '0 0 0/1')
+        b = job.node(script='echo; exec sleep 1000')
+        wait_for('two in the world', lambda: worlds(a)[-1:] == ['0 0 0/2'])
+        b_agent = b.agent()
+        os.kill(b_agent, signal.SIGSTOP)  # it cannot say STOPPED
+        open(f'{job.end_file}.dead0', 'w', encoding='ascii').close()
+        wait_for('the failure', lambda: os.path.exists(f'{job.end_file}.was'))
+        kill_agent(b)
+        in_world(a, '0 0 0/1')
+        job.end(a)
+
+
+def test_different_numbers_are_refused(cddprun):
+    with Elastic(cddprun, '2:3', conf='join_timeout=20,last_call_timeout=0') as job:
+        a = job.node()
+        for flags, says in ([['--nnodes=2:4'], '--nnodes=2:4, the job with 2:3'],
+                            [['--spares=1'], '--spares=1, the job with 0'],
+                            [['--max_restarts=2'], '--max_restarts=2, the job with 0']):
+            other = job.node(*flags)
+            assert other.finish() == 1 and says in said(other), said(other)
+        job.end(a, job.node())
+
+
+def test_too_few_in_time_after_a_loss(cddprun):
+    with Elastic(cddprun, '2:3', conf='join_timeout=1,last_call_timeout=0') as job:
+        a, b = job.node(), job.node()
+        in_world(a, '0 0 0/2')
+        kill_agent(b)
+        assert a.finish() == 1, said(a)
+        assert re.search(r'cddprun: node 1 \(.*\) was lost .*; not enough nodes came within 1 s after that: '
+                         r'1 of 2 to 3 nodes are here', said(a)), said(a)
+        os.unlink(os.path.join(a.tmp, 'world'))
+
+
+if __name__ == '__main__':
+    launch.main()
