@@ -54,6 +54,12 @@ def main():
     if done.returncode != 7 or "rank 1" not in done.stderr:
         bad.append(f"crash without restarts: exit status {done.returncode}, not 7\n{done.stderr}")
 
+    done, _ = run(cddprun, python, [], {"RAISE": "1"})
+    report = done.stderr[done.stderr.rfind("cddprun: rank"):]
+    if done.returncode != 1 or not re.match(r"cddprun: rank 1 .*exited with status 1", report) or \
+            "| ValueError: a bad batch" not in report:
+        bad.append(f"an exception that @record noted: exit status {done.returncode}, not 1, or no word of it\n{done.stderr}")
+
     for text in bad:
         print("FAILED", text)
     if not bad:

@@ -3,6 +3,7 @@
 
     ddp_train.py [STEPS]            train, print "rank R done loss L restart K"
     CRASH_ONCE=1                    rank 1 dies in the middle of the first life of the job
+    RAISE=1                         rank 1 raises an exception, which @record notes
 """
 import os
 import sys
@@ -10,9 +11,11 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 
 
+@record
 def main() -> None:
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     torch.set_num_threads(1)
@@ -32,6 +35,8 @@ def main() -> None:
         optimizer.step()
         if os.environ.get("CRASH_ONCE") and restart == 0 and rank == 1 and step == steps // 2:
             os._exit(7)
+        if os.environ.get("RAISE") and rank == 1 and step == steps // 2:
+            raise ValueError("a bad batch")
 
     total = torch.tensor([loss.item()])
     dist.all_reduce(total)
