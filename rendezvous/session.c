@@ -29,6 +29,7 @@ struct session {
     int64_t lease_ms, hello_ms;
     uint16_t port; /* 0: the one that agents have reached */
     struct cdi_kv *keys;
+    struct cdi_kv_limits limits;
     struct peer *peers;
     uint32_t n_peers, cap, free;
     struct cdi_buf line; /* the message that is being sent */
@@ -53,6 +54,7 @@ cddp_status session_create(struct session **out, const struct session_options *o
     s->ops = *ops;
     s->lease_ms = opt->lease_ms;
     s->hello_ms = opt->hello_ms;
+    s->limits = opt->limits;
     s->free = NOBODY;
     cdi_buf_init(&s->line, 0);
     *out = s;
@@ -84,7 +86,7 @@ struct cdi_kv *session_keys(struct session *s)
 {
     if (round_state(s->round) == ROUND_CLOSED)
         return NULL;
-    if (s->keys == NULL && cdi_kv_create(&s->keys, 0) != CDDP_OK)
+    if (s->keys == NULL && cdi_kv_create(&s->keys, &s->limits) != CDDP_OK)
         return NULL;
     return s->keys;
 }

@@ -31,6 +31,7 @@ struct session_options {
     struct round_options round;
     int64_t lease_ms;
     int64_t hello_ms; /* until an agent's JOIN must have come */
+    struct cdi_kv_limits limits; /* of each round's keys */
 };
 
 /* ops is copied. CDDP_OK, CDDP_E_NOMEM, CDDP_E_INVALID. */

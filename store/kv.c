@@ -10,6 +10,8 @@
 
 /* What an allocation costs beside its bytes, roughly, so that a million empty values are not free. */
 #define OVERHEAD 32
+#define DEFAULT_BYTES ((size_t)1 << 30)
+#define DEFAULT_WAITS ((size_t)1 << 20)
 
 /* A name that has a value, a queue, or somebody who waits for it; a record with none of them is freed. */
 struct key {
@@ -46,15 +48,17 @@ struct wait {
 struct cdi_kv {
     struct cdi_map keys;
     struct cdi_list waits;
-    size_t n_values;
-    size_t bytes, limit;
+    size_t n_values, n_waits;
+    size_t bytes;
+    struct cdi_kv_limits limits;
 };
 
 /* ---------------------------------------------------------------------------------------------- memory, keys ---- */
 
 static cddp_status full(const struct cdi_kv *kv, struct cdi_error *err)
 {
-    return cdi_fail(err, CDDP_E_LIMIT, "the store is full: its keys, values and waits may take %zu bytes", kv->limit);
+    return cdi_fail(err, CDDP_E_LIMIT, "the store is full: its keys, values and waits may take %zu bytes",
+                    kv->limits.bytes);
 }
 
 static cddp_status no_memory(struct cdi_error *err)
@@ -67,7 +71,7 @@ static void *take(struct cdi_kv *kv, size_t n, cddp_status *st, struct cdi_error
 {
     void *p;
 
-    if (n > kv->limit - kv->bytes || OVERHEAD > kv->limit - kv->bytes - n) {
+    if (n > kv->limits.bytes - kv->bytes || OVERHEAD > kv->limits.bytes - kv->bytes - n) {
         *st = full(kv, err);
         return NULL;
     }
@@ -111,6 +115,10 @@ static struct key *find_or_add(struct cdi_kv *kv, struct cdi_c10d_bytes name, cd
     *st = CDDP_OK;
     if (k != NULL)
         return k;
+    if (name.len > kv->limits.key) {
+        *st = cdi_fail(err, CDDP_E_LIMIT, "a key of %zu bytes; the limit is %zu", name.len, kv->limits.key);
+        return NULL;
+    }
     k = take(kv, key_size(name.len), st, err);
     if (k == NULL)
         return NULL;
@@ -145,7 +153,12 @@ static void drop_value(struct cdi_kv *kv, struct key *k)
     kv->n_values--;
 }
 
-cddp_status cdi_kv_create(struct cdi_kv **out, size_t limit)
+static size_t or_else(size_t limit, size_t otherwise)
+{
+    return limit == 0 ? otherwise : limit;
+}
+
+cddp_status cdi_kv_create(struct cdi_kv **out, const struct cdi_kv_limits *limits)
 {
     struct cdi_kv *kv = calloc(1, sizeof *kv);
 
@@ -153,7 +166,12 @@ cddp_status cdi_kv_create(struct cdi_kv **out, size_t limit)
         return CDDP_E_NOMEM;
     cdi_map_init(&kv->keys);
     cdi_list_init(&kv->waits);
-    kv->limit = limit == 0 ? CDI_KV_DEFAULT_LIMIT : limit;
+    if (limits != NULL)
+        kv->limits = *limits;
+    kv->limits.bytes = or_else(kv->limits.bytes, DEFAULT_BYTES);
+    kv->limits.key = or_else(kv->limits.key, CDI_C10D_KEY_MAX);
+    kv->limits.value = or_else(kv->limits.value, CDI_C10D_VALUE_MAX);
+    kv->limits.waits = or_else(kv->limits.waits, DEFAULT_WAITS);
     *out = kv;
     return CDDP_OK;
 }
@@ -161,6 +179,16 @@ cddp_status cdi_kv_create(struct cdi_kv **out, size_t limit)
 size_t cdi_kv_bytes(const struct cdi_kv *kv)
 {
     return kv->bytes;
+}
+
+size_t cdi_kv_waits(const struct cdi_kv *kv)
+{
+    return kv->n_waits;
+}
+
+const struct cdi_kv_limits *cdi_kv_limits(const struct cdi_kv *kv)
+{
+    return &kv->limits;
 }
 
 /* ----------------------------------------------------------------------------------------------------- waits ---- */
@@ -184,6 +212,7 @@ static void end_wait(struct cdi_kv *kv, struct wait *w)
     }
     cdi_list_remove(&w->link);
     cdi_list_remove(&w->all);
+    kv->n_waits--;
     give(kv, w, wait_size(w->n));
 }
 
@@ -217,10 +246,16 @@ void cdi_kv_cancel(struct cdi_kv *kv, struct cdi_kv_client *client)
 static struct wait *new_wait(struct cdi_kv *kv, struct cdi_kv_client *client, size_t n, cddp_status *st,
                              struct cdi_error *err)
 {
-    struct wait *w = take(kv, wait_size(n), st, err);
+    struct wait *w;
 
+    if (kv->n_waits >= kv->limits.waits) {
+        *st = cdi_fail(err, CDDP_E_LIMIT, "%zu waits are pending already, as many as the store allows", kv->n_waits);
+        return NULL;
+    }
+    w = take(kv, wait_size(n), st, err);
     if (w == NULL)
         return NULL;
+    kv->n_waits++;
     w->client = client;
     w->missing = 0;
     w->n = n;
@@ -320,12 +355,22 @@ static cddp_status store(struct cdi_kv *kv, struct key *k, struct cdi_c10d_bytes
     return CDDP_OK;
 }
 
+static cddp_status check_value(const struct cdi_kv *kv, struct cdi_c10d_bytes value, struct cdi_error *err)
+{
+    if (value.len <= kv->limits.value)
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_LIMIT, "a value of %zu bytes; the limit is %zu", value.len, kv->limits.value);
+}
+
 /* Set a key's value without waking anybody; NULL and *st on failure. */
 static struct key *put(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi_c10d_bytes value, cddp_status *st,
                        struct cdi_error *err)
 {
-    struct key *k = find_or_add(kv, key, st, err);
+    struct key *k = NULL;
 
+    *st = check_value(kv, value, err);
+    if (*st == CDDP_OK)
+        k = find_or_add(kv, key, st, err);
     if (k == NULL)
         return NULL;
     if (k->value != NULL && k->cap == value.len && value.len > 0) {
@@ -353,8 +398,8 @@ cddp_status cdi_kv_set(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi_
 cddp_status cdi_kv_append(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi_c10d_bytes value,
                           struct cdi_error *err)
 {
-    cddp_status st;
-    struct key *k = find_or_add(kv, key, &st, err);
+    cddp_status st = check_value(kv, value, err);
+    struct key *k = st == CDDP_OK ? find_or_add(kv, key, &st, err) : NULL;
 
     if (k == NULL)
         return st;
@@ -496,9 +541,9 @@ bool cdi_kv_next(const struct cdi_kv *kv, size_t *at, struct cdi_c10d_bytes *key
 cddp_status cdi_kv_push(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi_c10d_bytes value,
                         struct cdi_error *err)
 {
-    cddp_status st;
+    cddp_status st = check_value(kv, value, err);
+    struct key *k = st == CDDP_OK ? find_or_add(kv, key, &st, err) : NULL;
     struct item *item;
-    struct key *k = find_or_add(kv, key, &st, err);
 
     if (k == NULL)
         return st;

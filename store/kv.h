@@ -14,7 +14,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define CDI_KV_DEFAULT_LIMIT ((size_t)1 << 30) /* bytes of keys, values, queues and waits in sum */
+/* What the keys of one round may take. 0: the default. */
+struct cdi_kv_limits {
+    size_t bytes; /* of keys, values, queues and waits in sum; 1 GiB */
+    size_t key;   /* bytes of a key; CDI_C10D_KEY_MAX */
+    size_t value; /* bytes of a value that is set; CDI_C10D_VALUE_MAX */
+    size_t waits; /* pending at once; a million */
+};
 
 struct cdi_kv;
 
@@ -24,19 +30,21 @@ struct cdi_kv_client {
     void (*wake)(struct cdi_kv_client *client); /* one wait has ended; must not call back into the kv */
 };
 
-/* limit in bytes, 0: CDI_KV_DEFAULT_LIMIT. CDDP_OK, CDDP_E_NOMEM. */
-cddp_status cdi_kv_create(struct cdi_kv **out, size_t limit);
+/* limits NULL: the defaults. CDDP_OK, CDDP_E_NOMEM. */
+cddp_status cdi_kv_create(struct cdi_kv **out, const struct cdi_kv_limits *limits);
 /* Free all keys. Waits that are pending end without a wake. NULL-safe. */
 void cdi_kv_destroy(struct cdi_kv *kv);
-/* Bytes in use, of the limit. */
+/* Bytes in use, and waits that are pending, of the limits. */
 size_t cdi_kv_bytes(const struct cdi_kv *kv);
+size_t cdi_kv_waits(const struct cdi_kv *kv);
+const struct cdi_kv_limits *cdi_kv_limits(const struct cdi_kv *kv);
 
 void cdi_kv_client_init(struct cdi_kv_client *client, void (*wake)(struct cdi_kv_client *client));
 /* End all of a client's waits without a wake: it cancelled, or it is gone. */
 void cdi_kv_cancel(struct cdi_kv *kv, struct cdi_kv_client *client);
 
 /*
- * All that store something: CDDP_OK, CDDP_E_LIMIT (the store is full), CDDP_E_NOMEM; on failure nothing changed. They
+ * All that store something: CDDP_OK, CDDP_E_LIMIT (a limit is reached), CDDP_E_NOMEM; on failure nothing changed. They
  * wake those who wait for the key. The bytes are copied.
  */
 cddp_status cdi_kv_set(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi_c10d_bytes value,

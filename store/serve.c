@@ -194,6 +194,8 @@ cddp_status cdi_serve_feed(struct cdi_serve *s, struct cdi_buf *in, size_t enoug
             return st == CDDP_IN_PROGRESS ? CDDP_OK : st;
         if (err != NULL)
             err->status = CDDP_OK;
+        if (s->counts != NULL)
+            s->counts[q.op]++;
         st = check_order(s, &q, err);
         if (st == CDDP_OK)
             st = carry_out(s, &q, err);

@@ -16,6 +16,7 @@ struct cdi_serve {
     struct cdi_c10d_reader reader;
     struct cdi_buf *out;
     void (*woken)(struct cdi_serve *s);
+    uint64_t *counts; /* CDI_C10D_N_OPS of them, of requests carried out; the owner may set it; NULL: not counted */
     bool validated;
     bool broken; /* a wake-up could not be written down: close the connection */
 };

@@ -485,7 +485,7 @@ cddp_status cdi_store_host_start(struct cdi_store_host **out, const struct cdi_s
     (void)snprintf(h->run_id, sizeof h->run_id, "%s", opt->run_id != NULL ? opt->run_id : "");
     h->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     st = h->stop < 0 ? cdi_fail_errno(err, errno, "eventfd") : start_listening(h, opt, err);
-    if (st == CDDP_OK && (cdi_kv_create(&h->kv, 0) != CDDP_OK || !make_room(h)))
+    if (st == CDDP_OK && (cdi_kv_create(&h->kv, NULL) != CDDP_OK || !make_room(h)))
         st = cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     if (st == CDDP_OK) {
         rc = start_thread(h);

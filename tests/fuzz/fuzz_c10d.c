@@ -14,12 +14,13 @@ static void on_woken(struct cdi_serve *s)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const char wait[] = CDI_C10D_HELLO "\x06\x02\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0k\x01\0\0\0\0\0\0\0l";
+    const struct cdi_kv_limits limits = {.bytes = 1 << 20};
     struct cdi_kv *kv;
     struct cdi_serve a, b;
     struct cdi_buf in, out, out_b;
     uint32_t state = size > 0 ? data[0] : 0;
 
-    if (cdi_kv_create(&kv, 1 << 20) != CDDP_OK)
+    if (cdi_kv_create(&kv, &limits) != CDDP_OK)
         return 0;
     cdi_buf_init(&in, CDI_C10D_REQUEST_MAX);
     cdi_buf_init(&out, 1 << 16);

@@ -22,7 +22,7 @@ static struct cdi_kv *new_kv(size_t limit)
 {
     struct cdi_kv *kv = NULL;
 
-    cr_assert_eq(cdi_kv_create(&kv, limit), CDDP_OK);
+    cr_assert_eq(cdi_kv_create(&kv, &(struct cdi_kv_limits){.bytes = limit}), CDDP_OK);
     return kv;
 }
 

@@ -82,7 +82,7 @@ Test(serve, every_operation_is_answered_in_order)
     struct cdi_kv *kv;
     struct client c;
 
-    cr_assert_eq(cdi_kv_create(&kv, 0), CDDP_OK);
+    cr_assert_eq(cdi_kv_create(&kv, NULL), CDDP_OK);
     begin(&c, kv);
     op(&c, CDI_C10D_PING), (void)cdi_buf_put_u32(&c.in, 0xcafe);
     op(&c, CDI_C10D_SET), str(&c, "k"), str(&c, "v");
@@ -140,7 +140,7 @@ Test(serve, one_connection_ends_the_wait_of_another_and_is_not_blocked_by_it)
     struct cdi_kv *kv;
     struct client a, b;
 
-    cr_assert_eq(cdi_kv_create(&kv, 0), CDDP_OK);
+    cr_assert_eq(cdi_kv_create(&kv, NULL), CDDP_OK);
     begin(&a, kv);
     begin(&b, kv);
     op(&a, CDI_C10D_WAIT), i64(&a, 1), str(&a, "k");
@@ -173,7 +173,7 @@ Test(serve, who_does_not_validate_is_refused_at_once)
     struct cdi_kv *kv;
     struct client c;
 
-    cr_assert_eq(cdi_kv_create(&kv, 0), CDDP_OK);
+    cr_assert_eq(cdi_kv_create(&kv, NULL), CDDP_OK);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         begin(&c, kv);
         cdi_buf_consume(&c.in, c.in.len);
@@ -196,7 +196,7 @@ Test(serve, replies_stop_at_the_mark_and_go_on_later)
     struct cdi_error err;
     int total = 0;
 
-    cr_assert_eq(cdi_kv_create(&kv, 0), CDDP_OK);
+    cr_assert_eq(cdi_kv_create(&kv, NULL), CDDP_OK);
     begin(&c, kv);
     for (int i = 0; i < 100; i++)
         op(&c, CDI_C10D_PING), (void)cdi_buf_put_u32(&c.in, 1);
@@ -216,7 +216,7 @@ Test(serve, an_answer_larger_than_the_limit_ends_the_connection)
     struct client c;
     struct cdi_error err;
 
-    cr_assert_eq(cdi_kv_create(&kv, 0), CDDP_OK);
+    cr_assert_eq(cdi_kv_create(&kv, NULL), CDDP_OK);
     begin(&c, kv);
     c.out.limit = 64;
     op(&c, CDI_C10D_SET), str(&c, "k"), str(&c, "a value of thirty bytes, or so");
@@ -234,7 +234,7 @@ Test(serve, a_wake_up_that_does_not_fit_marks_the_connection_as_broken)
     struct client a, b;
     struct cdi_error err;
 
-    cr_assert_eq(cdi_kv_create(&kv, 0), CDDP_OK);
+    cr_assert_eq(cdi_kv_create(&kv, NULL), CDDP_OK);
     begin(&a, kv);
     begin(&b, kv);
     a.out.limit = 4;

@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rendezvous/status.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *const status_states[] = {"joining", "running", "stopping", "closed"};
+const size_t status_n_states = sizeof status_states / sizeof status_states[0];
+
+static uint64_t all_operations(const struct status_job *j)
+{
+    uint64_t n = 0;
+
+    for (size_t i = 0; i < CDI_C10D_N_OPS; i++)
+        n += j->operations[i];
+    return n;
+}
+
+/* ------------------------------------------------------------------------------------------------------ JSON ---- */
+
+/* Bytes that are no UTF-8 become question marks. */
+static json_t *text_of(const char *s)
+{
+    json_t *text = json_string(s);
+    char *plain;
+
+    if (text != NULL)
+        return text;
+    plain = strdup(s);
+    if (plain == NULL)
+        return NULL;
+    for (char *at = plain; *at != '\0'; at++)
+        if ((unsigned char)*at >= 0x80)
+            *at = '?';
+    text = json_string(plain);
+    free(plain);
+    return text;
+}
+
+static json_t *agents_of(const struct status_job *j)
+{
+    json_t *all = json_array();
+
+    for (size_t i = 0; all != NULL && i < j->n_agents; i++) {
+        const struct status_agent *a = &j->agents[i];
+        json_t *one = json_pack("{s:s, s:o*, s:o*, s:o*}", "address", a->address, "node_rank",
+                                a->node_rank < 0 ? NULL : json_integer(a->node_rank), "first_rank",
+                                a->node_rank < 0 ? NULL : json_integer(a->first_rank), "ranks",
+                                a->node_rank < 0 ? NULL : json_integer(a->n_ranks));
+
+        if (one == NULL || json_array_append_new(all, one) != 0) {
+            json_decref(all);
+            return NULL;
+        }
+    }
+    return all;
+}
+
+static json_t *operations_of(const struct status_job *j)
+{
+    json_t *all = json_object();
+
+    for (unsigned i = 0; all != NULL && i < CDI_C10D_N_OPS; i++)
+        if (json_object_set_new(all, cdi_c10d_op_name(i), json_integer((json_int_t)j->operations[i])) != 0) {
+            json_decref(all);
+            return NULL;
+        }
+    return all;
+}
+
+static json_t *store_of(const struct status_job *j)
+{
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:o}", "connections", (json_int_t)j->store_connections,
+                     "keys", (json_int_t)j->keys, "bytes", (json_int_t)j->bytes, "bytes_limit",
+                     (json_int_t)j->bytes_limit, "waits", (json_int_t)j->waits, "waits_limit",
+                     (json_int_t)j->waits_limit, "operations_per_s", j->operations_per_s, "operations",
+                     operations_of(j));
+}
+
+static json_t *job_of(const struct status_job *j)
+{
+    return json_pack("{s:o, s:s, s:o, s:i, s:I, s:I, s:I, s:{s:I, s:I, s:I}, s:o, s:o}", "run_id", text_of(j->run_id),
+                     "state", j->state, "why", text_of(j->why), "port", (int)j->port, "round", (json_int_t)j->round,
+                     "restarts", (json_int_t)j->restarts, "ranks", (json_int_t)j->world_size, "nodes", "present",
+                     (json_int_t)j->nodes, "waiting", (json_int_t)j->waiting, "needed", (json_int_t)j->needed, "agents",
+                     agents_of(j), "store", store_of(j));
+}
+
+cddp_status status_json(const struct status *s, struct cdi_buf *out)
+{
+    json_t *jobs = json_array(), *root;
+    char *text;
+    cddp_status st;
+
+    for (size_t i = 0; i < s->n_jobs; i++)
+        if (json_array_append_new(jobs, job_of(&s->jobs[i])) != 0) {
+            json_decref(jobs);
+            return CDDP_E_NOMEM;
+        }
+    root = json_pack("{s:s, s:f, s:b, s:I, s:{s:I, s:I, s:I}, s:o}", "version", s->version, "uptime_s", s->uptime_s,
+                     "draining", (int)s->draining, "resident_bytes", (json_int_t)s->resident_bytes, "connections",
+                     "open", (json_int_t)s->connections, "accepted", (json_int_t)s->accepted, "dropped",
+                     (json_int_t)s->dropped, "jobs", jobs);
+    text = root == NULL ? NULL : json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(9));
+    json_decref(root);
+    if (text == NULL)
+        return CDDP_E_NOMEM;
+    st = cdi_buf_printf(out, "%s\n", text);
+    free(text);
+    return st;
+}
+
+/* --------------------------------------------------------------------------------------------------- metrics ---- */
+
+/* Of the server as a whole, then of each job: see the tables below. */
+struct family {
+    const char *name, *type, *help;
+    double (*of_server)(const struct status *s);
+    double (*of_job)(const struct status_job *j);
+};
+
+/* clang-format off */
+static double up(const struct status *s) { return s->started_s; }
+static double resident(const struct status *s) { return (double)s->resident_bytes; }
+static double draining(const struct status *s) { return s->draining; }
+static double n_jobs(const struct status *s) { return (double)s->n_jobs; }
+static double connections(const struct status *s) { return (double)s->connections; }
+static double accepted(const struct status *s) { return (double)s->accepted; }
+static double dropped(const struct status *s) { return (double)s->dropped; }
+static double round_of(const struct status_job *j) { return j->round; }
+static double restarts(const struct status_job *j) { return j->restarts; }
+static double ranks(const struct status_job *j) { return j->world_size; }
+static double nodes(const struct status_job *j) { return (double)j->nodes; }
+static double waiting(const struct status_job *j) { return j->waiting; }
+static double needed(const struct status_job *j) { return j->needed; }
+static double store_connections(const struct status_job *j) { return (double)j->store_connections; }
+static double keys(const struct status_job *j) { return (double)j->keys; }
+static double bytes(const struct status_job *j) { return (double)j->bytes; }
+static double bytes_limit(const struct status_job *j) { return (double)j->bytes_limit; }
+static double waits(const struct status_job *j) { return (double)j->waits; }
+static double waits_limit(const struct status_job *j) { return (double)j->waits_limit; }
+/* clang-format on */
+
+static const struct family families[] = {
+    {"process_start_time_seconds", "gauge", "Start of the process, Unix time.", up, NULL},
+    {"process_resident_memory_bytes", "gauge", "Memory of the process.", resident, NULL},
+    {"cddp_rendezvous_draining", "gauge", "1 while it takes no new jobs and ends with the last one.", draining, NULL},
+    {"cddp_rendezvous_jobs", "gauge", "Jobs that are there.", n_jobs, NULL},
+    {"cddp_rendezvous_connections", "gauge", "Open connections, of every kind.", connections, NULL},
+    {"cddp_rendezvous_connections_accepted_total", "counter", "Connections accepted.", accepted, NULL},
+    {"cddp_rendezvous_connections_dropped_total", "counter", "Connections closed for a fault of theirs.", dropped,
+     NULL},
+    {"cddp_job_round", "gauge", "Number of the round that runs or is being gathered.", NULL, round_of},
+    {"cddp_job_restarts_total", "counter", "Rounds that failed and were followed by another.", NULL, restarts},
+    {"cddp_job_ranks", "gauge", "Workers of the running round.", NULL, ranks},
+    {"cddp_job_nodes", "gauge", "Nodes that are there.", NULL, nodes},
+    {"cddp_job_nodes_waiting", "gauge", "Nodes that wait for a round to begin.", NULL, waiting},
+    {"cddp_job_nodes_needed", "gauge", "Nodes that a round takes.", NULL, needed},
+    {"cddp_store_connections", "gauge", "Open connections to the job's store.", NULL, store_connections},
+    {"cddp_store_keys", "gauge", "Keys that have a value.", NULL, keys},
+    {"cddp_store_bytes", "gauge", "Memory of keys, values, queues and waits.", NULL, bytes},
+    {"cddp_store_limit_bytes", "gauge", "What they may take.", NULL, bytes_limit},
+    {"cddp_store_waits", "gauge", "Waits that are pending.", NULL, waits},
+    {"cddp_store_waits_limit", "gauge", "How many may be.", NULL, waits_limit},
+};
+
+/* A label's value, quoted. */
+static cddp_status put_label(struct cdi_buf *out, const char *s)
+{
+    cddp_status st = cdi_buf_put_u8(out, '"');
+
+    for (; st == CDDP_OK && *s != '\0'; s++) {
+        if (*s == '"' || *s == '\\')
+            st = cdi_buf_put_u8(out, '\\');
+        if (st == CDDP_OK)
+            st = *s == '\n' ? cdi_buf_append(out, "\\n", 2) : cdi_buf_put_u8(out, (uint8_t)*s);
+    }
+    return st == CDDP_OK ? cdi_buf_put_u8(out, '"') : st;
+}
+
+/* NAME{run_id="...",MORE="WHICH"} VALUE; more NULL: no second label. */
+static cddp_status put_sample(struct cdi_buf *out, const char *name, const struct status_job *j, const char *more,
+                              const char *which, double value)
+{
+    cddp_status st = cdi_buf_printf(out, "%s{run_id=", name);
+
+    if (st == CDDP_OK)
+        st = put_label(out, j->run_id);
+    if (st == CDDP_OK && more != NULL)
+        st = cdi_buf_printf(out, ",%s=\"%s\"", more, which);
+    return st == CDDP_OK ? cdi_buf_printf(out, "} %.15g\n", value) : st;
+}
+
+static cddp_status put_head(struct cdi_buf *out, const char *name, const char *type, const char *help)
+{
+    return cdi_buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
+}
+
+static cddp_status put_family(const struct status *s, const struct family *f, struct cdi_buf *out)
+{
+    cddp_status st = put_head(out, f->name, f->type, f->help);
+
+    if (st == CDDP_OK && f->of_server != NULL)
+        return cdi_buf_printf(out, "%s %.15g\n", f->name, f->of_server(s));
+    for (size_t i = 0; st == CDDP_OK && i < s->n_jobs; i++)
+        st = put_sample(out, f->name, &s->jobs[i], NULL, NULL, f->of_job(&s->jobs[i]));
+    return st;
+}
+
+/* One sample per state of each job: 1 for the state that it is in. */
+static cddp_status put_states(const struct status *s, struct cdi_buf *out)
+{
+    static const char name[] = "cddp_job_state";
+    cddp_status st = put_head(out, name, "gauge", "1 for the state that the job is in.");
+
+    for (size_t i = 0; st == CDDP_OK && i < s->n_jobs; i++)
+        for (size_t k = 0; st == CDDP_OK && k < status_n_states; k++)
+            st = put_sample(out, name, &s->jobs[i], "state", status_states[k],
+                            strcmp(s->jobs[i].state, status_states[k]) == 0);
+    return st;
+}
+
+static cddp_status put_operations(const struct status *s, struct cdi_buf *out)
+{
+    static const char name[] = "cddp_store_operations_total";
+    cddp_status st = put_head(out, name, "counter", "Requests of the store that were carried out.");
+
+    for (size_t i = 0; st == CDDP_OK && i < s->n_jobs; i++)
+        for (unsigned k = 0; st == CDDP_OK && k < CDI_C10D_N_OPS; k++)
+            st = put_sample(out, name, &s->jobs[i], "operation", cdi_c10d_op_name(k), (double)s->jobs[i].operations[k]);
+    return st;
+}
+
+cddp_status status_metrics(const struct status *s, struct cdi_buf *out)
+{
+    static const char info[] = "cddp_rendezvous_build_info";
+    cddp_status st = put_head(out, info, "gauge", "1; the version is in the label.");
+
+    if (st == CDDP_OK)
+        st = cdi_buf_printf(out, "%s{version=\"%s\"} 1\n", info, s->version);
+    for (size_t i = 0; st == CDDP_OK && i < sizeof families / sizeof families[0]; i++)
+        st = put_family(s, &families[i], out);
+    if (st == CDDP_OK)
+        st = put_states(s, out);
+    return st == CDDP_OK ? put_operations(s, out) : st;
+}
+
+/* ---------------------------------------------------------------------------------------------- a page to read ---- */
+
+static cddp_status put_text(struct cdi_buf *out, const char *s)
+{
+    cddp_status st = CDDP_OK;
+
+    for (; st == CDDP_OK && *s != '\0'; s++) {
+        if (*s == '<')
+            st = cdi_buf_append(out, "&lt;", 4);
+        else if (*s == '&')
+            st = cdi_buf_append(out, "&amp;", 5);
+        else
+            st = cdi_buf_put_u8(out, (uint8_t)*s);
+    }
+    return st;
+}
+
+static cddp_status put_agent(const struct status_agent *a, struct cdi_buf *out)
+{
+    if (a->node_rank < 0)
+        return cdi_buf_printf(out, "<tr><td>-<td>%s<td>not in the round\n", a->address);
+    return cdi_buf_printf(out, "<tr><td>%d<td>%s<td>%u to %u\n", (int)a->node_rank, a->address, a->first_rank,
+                          a->first_rank + a->n_ranks - 1);
+}
+
+static cddp_status put_job(const struct status_job *j, struct cdi_buf *out)
+{
+    cddp_status st = cdi_buf_append(out, "<h2>", 4);
+
+    if (st == CDDP_OK)
+        st = put_text(out, j->run_id[0] == '\0' ? "(a job without a name)" : j->run_id);
+    if (st == CDDP_OK)
+        st = cdi_buf_printf(
+            out,
+            "</h2>\n<p>%s, round %u, %u ranks, %zu nodes (%u wait, %u are needed), %u restarts, port %u</p>\n"
+            "<p>store: %zu keys, %zu of %zu bytes, %zu waits, %zu connections, %llu operations, %.0f per "
+            "second</p>\n<p>",
+            j->state, j->round, j->world_size, j->nodes, j->waiting, j->needed, j->restarts, j->port, j->keys, j->bytes,
+            j->bytes_limit, j->waits, j->store_connections, (unsigned long long)all_operations(j), j->operations_per_s);
+    if (st == CDDP_OK)
+        st = put_text(out, j->why);
+    if (st == CDDP_OK)
+        st = cdi_buf_printf(out, "</p>\n<table><tr><th>node<th>address<th>ranks\n");
+    for (size_t i = 0; st == CDDP_OK && i < j->n_agents; i++)
+        st = put_agent(&j->agents[i], out);
+    return st == CDDP_OK ? cdi_buf_printf(out, "</table>\n") : st;
+}
+
+cddp_status status_page(const struct status *s, struct cdi_buf *out)
+{
+    cddp_status st = cdi_buf_printf(
+        out,
+        "<!DOCTYPE html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>cddp rendezvous</title>\n"
+        "<style>body{font-family:sans-serif;margin:2em}th,td{text-align:left;padding:0 1.5em 0 0}</style>\n"
+        "<h1>cddp rendezvous %s</h1>\n<p>up for %.0f s%s, %zu connections (%llu accepted, %llu dropped), %zu KiB of "
+        "memory, "
+        "%zu jobs. The same as <a href=\"/status\">JSON</a> and <a href=\"/metrics\">for Prometheus</a>.</p>\n",
+        s->version, s->uptime_s, s->draining ? ", draining" : "", s->connections, (unsigned long long)s->accepted,
+        (unsigned long long)s->dropped, s->resident_bytes / 1024, s->n_jobs);
+
+    for (size_t i = 0; st == CDDP_OK && i < s->n_jobs; i++)
+        st = put_job(&s->jobs[i], out);
+    return st == CDDP_OK ? cdi_buf_printf(out, "</html>\n") : st;
+}

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the rendezvous tells about itself: the values, and three ways to write them (JSON, Prometheus, a page for
+ * people). Pure. overview.c collects the values.
+ */
+#ifndef RDZV_STATUS_H
+#define RDZV_STATUS_H
+
+#include "common/buf.h"
+#include "protocol/c10d.h"
+
+#include <stdbool.h>
+
+/* An agent that is connected. */
+struct status_agent {
+    char address[80];
+    int32_t node_rank; /* -1: not in the running round; then no ranks either */
+    uint32_t first_rank, n_ranks;
+};
+
+struct status_job {
+    const char *run_id;
+    const char *state; /* one of status_states */
+    const char *why;   /* it is over, or the last round is: why; "" */
+    uint16_t port;
+    uint32_t round;
+    uint32_t restarts;
+    uint32_t world_size;         /* workers of the running round */
+    size_t nodes;                /* that have joined and not gone */
+    uint32_t waiting, needed;    /* nodes that wait for a round, and how many it takes */
+    struct status_agent *agents; /* in the order of their ranks */
+    size_t n_agents;
+    size_t store_connections;
+    size_t keys, bytes, bytes_limit, waits, waits_limit;
+    uint64_t operations[CDI_C10D_N_OPS]; /* since the job began */
+    double operations_per_s;             /* of the last second or so */
+};
+
+struct status {
+    const char *version;
+    double started_s; /* Unix time */
+    double uptime_s;
+    bool draining;
+    size_t connections;
+    uint64_t accepted, dropped; /* connections: in sum; closed for a fault of theirs */
+    size_t resident_bytes;
+    struct status_job *jobs;
+    size_t n_jobs;
+};
+
+extern const char *const status_states[];
+extern const size_t status_n_states;
+
+/* Append to out. CDDP_OK, CDDP_E_NOMEM, CDDP_E_LIMIT; after an error what was appended is to be dropped. */
+cddp_status status_json(const struct status *s, struct cdi_buf *out);
+cddp_status status_metrics(const struct status *s, struct cdi_buf *out);
+cddp_status status_page(const struct status *s, struct cdi_buf *out);
+
+#endif
