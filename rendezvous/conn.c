@@ -3,6 +3,7 @@
 #include "protocol/frame.h"
 #include "protocol/sniff.h"
 #include "rendezvous/http.h"
+#include "rendezvous/overview.h"
 #include "rendezvous/session.h"
 
 #include <arpa/inet.h>
@@ -33,32 +34,40 @@ static int64_t wall_ms(void)
     return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
 }
 
-/* "[::1]:29500", without asking anybody for names. */
-static void name_of(const struct conn *c, char buf[80])
+void conn_address_name(const struct sockaddr_storage *addr, char buf[CONN_NAME])
 {
     char ip[INET6_ADDRSTRLEN] = "?";
 
-    if (c->addr.ss_family == AF_INET6) {
+    if (addr->ss_family == AF_INET6) {
         struct sockaddr_in6 a;
 
-        memcpy(&a, &c->addr, sizeof a);
+        memcpy(&a, addr, sizeof a);
         if (IN6_IS_ADDR_V4MAPPED(&a.sin6_addr)) {
             (void)inet_ntop(AF_INET, &a.sin6_addr.s6_addr[12], ip, sizeof ip);
-            (void)snprintf(buf, 80, "%s:%u", ip, ntohs(a.sin6_port));
+            (void)snprintf(buf, CONN_NAME, "%s:%u", ip, ntohs(a.sin6_port));
         } else {
             (void)inet_ntop(AF_INET6, &a.sin6_addr, ip, sizeof ip);
-            (void)snprintf(buf, 80, "[%s]:%u", ip, ntohs(a.sin6_port));
+            (void)snprintf(buf, CONN_NAME, "[%s]:%u", ip, ntohs(a.sin6_port));
         }
     } else {
         struct sockaddr_in a;
 
-        memcpy(&a, &c->addr, sizeof a);
+        memcpy(&a, addr, sizeof a);
         (void)inet_ntop(AF_INET, &a.sin_addr, ip, sizeof ip);
-        (void)snprintf(buf, 80, "%s:%u", ip, ntohs(a.sin_port));
+        (void)snprintf(buf, CONN_NAME, "%s:%u", ip, ntohs(a.sin_port));
     }
 }
 
 /* --------------------------------------------------------------------------------------------------- closing ---- */
+
+/* Its buffers have grown or shrunk. */
+static void account(struct conn *c)
+{
+    size_t held = c->in.cap + c->out.cap + c->flying.cap;
+
+    c->home->buffered += held - c->held;
+    c->held = held;
+}
 
 static void on_closed(uv_handle_t *handle)
 {
@@ -73,6 +82,7 @@ static void on_closed(uv_handle_t *handle)
     cdi_buf_release(&c->in);
     cdi_buf_release(&c->out);
     cdi_buf_release(&c->flying);
+    account(c);
     free(c);
     home->n_open--;
     if (job != NULL)
@@ -80,16 +90,41 @@ static void on_closed(uv_handle_t *handle)
     home->conn_closed(home, job);
 }
 
-static void log_drop(const struct conn *c, enum cdi_log_level level, const char *why)
+/* May a drop be logged? They are refilled with time. */
+static bool may_log(struct conn_drops *d, int64_t now_ms)
 {
-    char name[80], line[512];
+    d->allowed += (double)(now_ms - d->ms) * CONN_DROPS_PER_S / 1e3;
+    d->ms = now_ms;
+    if (d->allowed > CONN_DROPS_BURST)
+        d->allowed = CONN_DROPS_BURST;
+    if (d->allowed < 1) {
+        d->silent++;
+        return false;
+    }
+    d->allowed--;
+    return true;
+}
 
-    name_of(c, name);
+void conn_log_drop(struct conn_home *home, enum cdi_log_level level, const char *name, const char *why)
+{
+    char line[512];
+
+    home->n_dropped += level >= CDI_LOG_WARN;
+    if (level >= CDI_LOG_WARN && !may_log(&home->drops, now_of(home)))
+        return;
     (void)snprintf(line, sizeof line, "%.*s", (int)sizeof line - 1, why);
     for (char *at = line; *at != '\0'; at++)
         if ((unsigned char)*at < ' ' || *at == 0x7f)
             *at = '?'; /* words of the peer must not look like other lines */
     cdi_log(level, "RDZV-DROP", "rendezvous: connection from %s closed: %s", name, line);
+}
+
+static void log_drop(const struct conn *c, enum cdi_log_level level, const char *why)
+{
+    char name[CONN_NAME];
+
+    conn_address_name(&c->addr, name);
+    conn_log_drop(c->home, level, name, why);
 }
 
 static void leave_store(struct conn *c)
@@ -182,6 +217,7 @@ static void on_written(uv_write_t *req, int status)
 
     c->writing = false;
     cdi_buf_release(&c->flying);
+    account(c);
     if (status != 0) {
         if (status != UV_ECANCELED)
             broke(c, status);
@@ -282,18 +318,30 @@ static void serve_store(struct conn *c, struct cdi_buf *in)
     }
 }
 
+/* May who asks see the pages about jobs? */
+static bool http_may(const struct conn *c);
+
 static void serve_http(struct conn *c)
 {
+    struct status status = {0};
     struct http_request req;
     struct cdi_error err = {0};
-    cddp_status st = http_parse(&c->in, &req, &err);
+    cddp_status parsed = http_parse(&c->in, &req, &err), st = CDDP_OK;
+    bool show = parsed == CDDP_OK && http_wants_status(&req) && http_may(c);
 
-    if (st == CDDP_IN_PROGRESS)
+    if (parsed == CDDP_IN_PROGRESS)
         return;
-    if (http_answer(st == CDDP_OK ? &req : NULL, &c->out) != CDDP_OK)
+    if (show)
+        st = overview_take(c->home, &status);
+    if (st == CDDP_OK)
+        st = http_answer(parsed == CDDP_OK ? &req : NULL, show ? &status : NULL, &c->out);
+    overview_release(&status);
+    if (st != CDDP_OK)
         conn_close(c, CDI_LOG_WARN, "no memory for an answer");
+    else if (parsed == CDDP_OK)
+        conn_finish(c, LINGER_MS, CDI_LOG_DEBUG, "answered");
     else
-        conn_finish(c, LINGER_MS, st == CDDP_OK ? CDI_LOG_DEBUG : CDI_LOG_WARN, st == CDDP_OK ? "answered" : err.msg);
+        conn_finish(c, LINGER_MS, CDI_LOG_WARN, err.msg);
 }
 
 static void serve_control(struct conn *c)
@@ -322,6 +370,7 @@ static void begin_store(struct conn *c, struct conn_job *job)
     enter_job(c, job);
     c->state = CONN_STORE;
     cdi_serve_init(&c->serve, keys, &c->out, on_store_woken);
+    c->serve.counts = job->operations;
 }
 
 static void begin_control(struct conn *c, struct conn_job *job)
@@ -369,7 +418,7 @@ static bool is_loopback(const struct in6_addr *ip)
     return IN6_IS_ADDR_LOOPBACK(ip) || (IN6_IS_ADDR_V4MAPPED(ip) && ip->s6_addr[12] == 127);
 }
 
-/* Is an agent of this job connected from there? Where there is a secret it has proved it. */
+/* Is an agent of this job (NULL: of any) connected from there? Where there is a secret it has proved it. */
 static bool is_node_of(const struct conn_home *home, const struct conn_job *job, const struct in6_addr *ip)
 {
     struct cdi_list *node, *safe;
@@ -377,7 +426,7 @@ static bool is_node_of(const struct conn_home *home, const struct conn_job *job,
     cdi_list_for_each (node, safe, &home->conns) {
         const struct conn *c = cdi_list_of(node, struct conn, link);
 
-        if (c->state == CONN_CONTROL && c->job == job) {
+        if (c->state == CONN_CONTROL && (job == NULL || c->job == job)) {
             struct in6_addr its = ip_of(&c->addr);
 
             if (memcmp(&its, ip, sizeof its) == 0)
@@ -387,19 +436,25 @@ static bool is_node_of(const struct conn_home *home, const struct conn_job *job,
     return false;
 }
 
-static bool plain_store_may(const struct conn *c, const struct conn_job *job)
+/* Who has not proved the secret; job NULL: a node of any job will do. */
+static bool may(const struct conn *c, enum rdzv_who who, const struct conn_job *job)
 {
     struct in6_addr ip = ip_of(&c->addr);
 
-    switch (c->home->plain_store) {
-    case RDZV_PLAIN_ANY:
+    switch (who) {
+    case RDZV_ANY:
         return true;
-    case RDZV_PLAIN_NEVER:
+    case RDZV_NEVER:
         return false;
-    case RDZV_PLAIN_AUTO:
+    case RDZV_AUTO:
         break;
     }
     return c->home->secret == NULL || is_loopback(&ip) || is_node_of(c->home, job, &ip);
+}
+
+static bool http_may(const struct conn *c)
+{
+    return may(c, c->home->http, c->gate);
 }
 
 /* It gets nothing. The log names its address, but not again and again. */
@@ -433,7 +488,7 @@ static void begin_plain_store(struct conn *c)
     if (job == NULL)
         conn_close(c, CDI_LOG_WARN,
                    "it speaks the store's plain protocol on the port of all jobs; each job has its own");
-    else if (!plain_store_may(c, job))
+    else if (!may(c, c->home->plain_store, job))
         deny(c, "it speaks the store's plain protocol, which does not prove the job's secret (see --plain_store)");
     else
         begin_store(c, job);
@@ -620,6 +675,7 @@ static void serve_store_at_once(struct conn *c, uint8_t *bytes, size_t n)
     struct cdi_buf in = {.mem = bytes, .len = n, .cap = n, .limit = n};
 
     serve_store(c, &in);
+    c->begun_ms = now_of(c->home);
     if (c->state == CONN_STORE && cdi_buf_append(&c->in, cdi_buf_data(&in), in.len) != CDDP_OK)
         conn_close(c, CDI_LOG_WARN, "no memory for what it sends");
 }
@@ -647,6 +703,10 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
         else
             serve(c);
     }
+    account(c);
+    if (home->buffered > home->max_buffered && c->held > KEEP)
+        conn_close(c, CDI_LOG_WARN,
+                   "requests and replies that are not complete take more memory than they may, its own too");
     conn_flush_all(home);
 }
 
@@ -671,6 +731,7 @@ cddp_status conn_open(struct conn_home *home, int fd, const struct sockaddr_stor
     cdi_list_init(&c->dirty);
     cdi_list_push_back(&home->conns, &c->link);
     home->n_open++;
+    home->n_accepted++;
     if (uv_tcp_open(&c->tcp, fd) != 0) {
         (void)close(fd);
         conn_close(c, CDI_LOG_WARN, "the socket cannot be used");
@@ -695,6 +756,8 @@ static void look(struct conn *c, int64_t now_ms)
         deny(c, "it did not prove the job's secret in time");
     } else if (opening && now_ms >= c->deadline_ms) {
         conn_close(c, CDI_LOG_INFO, "it did not say in time what it wants");
+    } else if (c->state == CONN_STORE && c->in.len > 0 && !c->paused && now_ms - c->begun_ms >= c->home->stall_ms) {
+        conn_close(c, CDI_LOG_WARN, "it did not finish its request in time");
     } else if (c->writing && queue == c->queue_seen && now_ms - c->progress_ms >= c->home->stall_ms) {
         conn_close(c, CDI_LOG_WARN, "it does not read what it is sent");
     } else if (queue != c->queue_seen) {
@@ -703,9 +766,20 @@ static void look(struct conn *c, int64_t now_ms)
     }
 }
 
+static void tell_of_silent_drops(struct conn_home *home)
+{
+    if (home->drops.silent == 0 || now_of(home) - home->drops.ms < 1000)
+        return;
+    cdi_log(CDI_LOG_WARN, "RDZV-DROPS", "rendezvous: %llu more connections were closed for such reasons",
+            (unsigned long long)home->drops.silent);
+    home->drops.silent = 0;
+}
+
 void conn_tick(struct conn_home *home)
 {
     struct cdi_list *node, *safe;
+
+    tell_of_silent_drops(home);
 
     cdi_list_for_each (node, safe, &home->conns) {
         look(cdi_list_of(node, struct conn, link), now_of(home));

@@ -23,6 +23,7 @@
 #include <uv.h>
 
 #define CONN_DENIED_MAX 64
+#define CONN_NAME 80
 
 struct session;
 
@@ -39,9 +40,26 @@ enum conn_state {
 
 /* A job as its connections see it. */
 struct conn_job {
+    struct cdi_list link; /* in home->jobs */
     char run_id[256];
     struct session *session;
-    size_t n_conns; /* that are not closed yet */
+    uint16_t port;                       /* that its ranks use */
+    size_t n_conns;                      /* that are not closed yet */
+    uint64_t operations[CDI_C10D_N_OPS]; /* of its store, in sum */
+    uint64_t measured;                   /* of them, at measured_ms: for operations_per_s */
+    int64_t measured_ms;
+    double operations_per_s;
+    size_t number; /* overview.c's */
+};
+
+/* So many drops may be logged at once, and then so many a second; of the others only the number. */
+#define CONN_DROPS_BURST 50
+#define CONN_DROPS_PER_S 5
+
+struct conn_drops {
+    double allowed;
+    int64_t ms; /* when that was true */
+    uint64_t silent;
 };
 
 /* What connections share; the server has one. */
@@ -49,12 +67,17 @@ struct conn_home {
     uv_loop_t *loop;
     struct conn_job *only;           /* the server has this one job; NULL: many, made by their agents */
     const struct cdi_secret *secret; /* NULL: none */
-    enum rdzv_plain_store plain_store;
-    struct cdi_list conns; /* all that are not closed yet */
-    struct cdi_list dirty; /* those that have something to write */
-    size_t n_open;         /* until their close callback */
+    enum rdzv_who plain_store, http; /* who may use the store without proof, and see the pages about jobs? */
+    struct cdi_list jobs;            /* struct conn_job */
+    struct cdi_list conns;           /* all that are not closed yet */
+    struct cdi_list dirty;           /* those that have something to write */
+    size_t n_open;                   /* until their close callback */
+    size_t buffered, max_buffered;   /* bytes of all connections' buffers */
     int64_t undecided_ms, stall_ms;
-    bool closing;
+    int64_t started_ms, started_wall_ms;
+    uint64_t n_accepted, n_dropped;
+    struct conn_drops drops;
+    bool closing, draining;
     struct conn_job *(*find_job)(struct conn_home *home, const char *run_id);
     cddp_status (*make_job)(struct conn_home *home, const struct cdi_msg_join *join, struct conn_job **out,
                             struct cdi_error *err);
@@ -78,7 +101,9 @@ struct conn {
     uv_write_t write;
     uv_shutdown_t shutdown;
     bool writing, paused, shut;
+    size_t held;         /* bytes of its buffers, as they count in home->buffered */
     int64_t deadline_ms; /* SNIFFING, HELLO, NEW, HTTP, LINGERING */
+    int64_t begun_ms;    /* STORE: when the request that is not whole yet began */
     int64_t progress_ms; /* when the write queue last shrank */
     size_t queue_seen;
     struct cdi_serve serve; /* STORE */
@@ -97,8 +122,12 @@ void conn_close(struct conn *c, enum cdi_log_level level, const char *why);
 void conn_finish(struct conn *c, int64_t linger_ms, enum cdi_log_level level, const char *why);
 /* Queue bytes. A connection whose queue is full is closed. */
 void conn_send(struct conn *c, const void *bytes, size_t len);
+/* "[::1]:29500", without asking anybody for names. */
+void conn_address_name(const struct sockaddr_storage *addr, char buf[CONN_NAME]);
 /* Write what was queued since the last call, by any connection. Call it at the end of a callback. */
 void conn_flush_all(struct conn_home *home);
+/* Note in the log, unless there is too much of it, that a connection from there was dropped. */
+void conn_log_drop(struct conn_home *home, enum cdi_log_level level, const char *name, const char *why);
 /* Look at the deadlines of all connections. */
 void conn_tick(struct conn_home *home);
 

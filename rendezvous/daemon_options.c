@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "rendezvous/daemon_options.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,7 +18,7 @@ static bool read_number(const char **text, long min, long max, long *out)
 
     if (**text < '0' || **text > '9')
         return false;
-    n = strtol(*text, &end, 10);
+    n = strtol(*text, &end, 10); /* too large a number is LONG_MAX */
     *text = end;
     *out = n;
     return n >= min && n <= max;
@@ -57,18 +58,87 @@ static bool read_auth_token_file(struct daemon_options *o, const char *value)
     return value[0] != '\0';
 }
 
-static bool read_plain_store(struct daemon_options *o, const char *value)
+static bool read_who(const char *value, enum rdzv_who *out)
 {
-    static const char *const names[] = {
-        [RDZV_PLAIN_AUTO] = "auto", [RDZV_PLAIN_NEVER] = "never", [RDZV_PLAIN_ANY] = "any"};
+    static const char *const names[] = {[RDZV_AUTO] = "auto", [RDZV_NEVER] = "never", [RDZV_ANY] = "any"};
 
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (strcmp(value, names[i]) != 0)
             continue;
-        o->plain_store = (enum rdzv_plain_store)i;
+        *out = (enum rdzv_who)i;
         return true;
     }
     return false;
+}
+
+static bool read_plain_store(struct daemon_options *o, const char *value)
+{
+    return read_who(value, &o->plain_store);
+}
+
+static bool read_http(struct daemon_options *o, const char *value)
+{
+    return read_who(value, &o->http);
+}
+
+/* A number of bytes, perhaps with K, M or G behind it. */
+static bool read_size(const char *value, long max, size_t *out)
+{
+    static const char units[] = "KMG";
+    const char *unit;
+    long n;
+
+    if (!read_number(&value, 1, max, &n))
+        return false;
+    unit = *value == '\0' ? NULL : strchr(units, *value);
+    if (unit != NULL) {
+        value++;
+        for (long shift = 0; shift <= unit - units; shift++)
+            if (__builtin_mul_overflow(n, 1024L, &n))
+                return false;
+    }
+    *out = (size_t)n;
+    return *value == '\0' && n <= max;
+}
+
+static bool read_store_memory(struct daemon_options *o, const char *value)
+{
+    return read_size(value, LONG_MAX, &o->store.bytes);
+}
+
+static bool read_max_key(struct daemon_options *o, const char *value)
+{
+    return read_size(value, CDI_C10D_KEY_MAX, &o->store.key);
+}
+
+static bool read_max_value(struct daemon_options *o, const char *value)
+{
+    return read_size(value, CDI_C10D_VALUE_MAX, &o->store.value);
+}
+
+static bool read_max_waits(struct daemon_options *o, const char *value)
+{
+    long n;
+
+    if (!read_number(&value, 1, LONG_MAX, &n) || *value != '\0')
+        return false;
+    o->store.waits = (size_t)n;
+    return true;
+}
+
+static bool read_max_connections(struct daemon_options *o, const char *value)
+{
+    long n;
+
+    if (!read_number(&value, 1, LONG_MAX, &n) || *value != '\0')
+        return false;
+    o->max_connections = (size_t)n;
+    return true;
+}
+
+static bool read_buffer_memory(struct daemon_options *o, const char *value)
+{
+    return read_size(value, LONG_MAX, &o->max_buffered);
 }
 
 static bool read_max_jobs(struct daemon_options *o, const char *value)
@@ -113,7 +183,19 @@ static const struct flag {
      "none)"},
     {"plain_store", "auto|never|any", read_plain_store, "auto, never or any",
      "with a secret, who may use the store as PyTorch does, without proof (auto: this machine and nodes that joined)"},
+    {"http", "auto|never|any", read_http, "auto, never or any",
+     "with a secret, who may see the pages about jobs (auto: this machine and nodes that joined; /healthz: everybody)"},
     {"max_jobs", "N", read_max_jobs, "a number, 1 to 65535", "at once (default 64)"},
+    {"max_connections", "N", read_max_connections, "a number, 1 or more",
+     "open at once, of all jobs (default: as many as there are file descriptors)"},
+    {"store_memory", "SIZE", read_store_memory, "a number of bytes, like 512M",
+     "what the keys, values and waits of a job may take (default 1G)"},
+    {"buffer_memory", "SIZE", read_buffer_memory, "a number of bytes, like 512M",
+     "what requests and replies that are not complete may take, of all connections in sum (default 1G)"},
+    {"max_key", "SIZE", read_max_key, "a number of bytes up to 8192", "of a key in the store (default 8192)"},
+    {"max_value", "SIZE", read_max_value, "a number of bytes up to 8M", "of a value in the store (default 8M)"},
+    {"max_waits", "N", read_max_waits, "a number, 1 or more",
+     "pending at once in the store of a job (default 1048576)"},
     {"help", NULL, read_help, "", "print this"},
     {"version", NULL, read_version, "", "print the version"},
 };
@@ -177,10 +259,13 @@ cddp_status daemon_options_parse(struct daemon_options *out, int argc, char *con
 
 void daemon_options_usage(FILE *to)
 {
-    (void)fprintf(to,
-                  "usage: cddp-rendezvous [flags]\n\n"
-                  "Where the nodes of many jobs meet: cddprun --rdzv_endpoint=HOST:PORT --rdzv_id=JOB on each node.\n"
-                  "Prints 'listening ADDRESS:PORT' when it is ready; SIGTERM and SIGINT end it.\n\n");
+    (void)fprintf(
+        to, "usage: cddp-rendezvous [flags]\n\n"
+            "Where the nodes of many jobs meet: cddprun --rdzv_endpoint=HOST:PORT --rdzv_id=JOB on each node.\n"
+            "Prints 'listening ADDRESS:PORT' when it is ready, and tells systemd. SIGTERM: no new jobs, and the end "
+            "with the\n"
+            "last one; once more, or SIGINT: the end. SIGHUP: the secret is read again from its file.\n"
+            "http://ADDRESS:PORT/ shows the jobs, /status as JSON, /metrics for Prometheus, /healthz is 'ok'.\n\n");
     for (size_t i = 0; i < N_FLAGS; i++) {
         const struct flag *f = &flags[i];
 

@@ -16,8 +16,12 @@ struct daemon_options {
     uint16_t port;
     uint16_t first_job_port, last_job_port; /* 0: any free one for each job */
     const char *auth_token_file;            /* NULL: not given */
-    enum rdzv_plain_store plain_store;
+    enum rdzv_who plain_store;
+    enum rdzv_who http;
     uint32_t max_jobs;
+    size_t max_connections; /* 0: as many as there are descriptors */
+    size_t max_buffered;
+    struct cdi_kv_limits store;
 };
 
 /* CDDP_OK, CDDP_E_INVALID with a sentence that names the flag. --help and --version end the reading. */

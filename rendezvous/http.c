@@ -63,21 +63,72 @@ cddp_status http_parse(const struct cdi_buf *in, struct http_request *req, struc
     return CDDP_OK;
 }
 
-static cddp_status put(struct cdi_buf *out, const char *status, const char *more, const char *body)
+/* The pages that tell about jobs. */
+static const struct page {
+    const char *path, *type;
+    cddp_status (*write)(const struct status *s, struct cdi_buf *out);
+} pages[] = {
+    {"/", "text/html; charset=utf-8", status_page},
+    {"/status", "application/json", status_json},
+    {"/metrics", "text/plain; version=0.0.4; charset=utf-8", status_metrics},
+};
+
+static const struct page *page_of(const struct http_request *req)
 {
-    return cdi_buf_printf(out,
-                          "HTTP/1.1 %s\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: %zu\r\n"
-                          "Cache-Control: no-store\r\nConnection: close\r\n%s\r\n%s",
-                          status, strlen(body), more, body);
+    for (size_t i = 0; i < sizeof pages / sizeof pages[0]; i++)
+        if (req->get && strcmp(req->path, pages[i].path) == 0)
+            return &pages[i];
+    return NULL;
 }
 
-cddp_status http_answer(const struct http_request *req, struct cdi_buf *out)
+bool http_wants_status(const struct http_request *req)
 {
+    return page_of(req) != NULL;
+}
+
+static cddp_status put_head(struct cdi_buf *out, const char *status, const char *type, const char *more, size_t len)
+{
+    return cdi_buf_printf(out,
+                          "HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\n"
+                          "Cache-Control: no-store\r\nConnection: close\r\n%s\r\n",
+                          status, type, len, more);
+}
+
+static cddp_status put(struct cdi_buf *out, const char *status, const char *more, const char *body)
+{
+    cddp_status st = put_head(out, status, "text/plain; charset=utf-8", more, strlen(body));
+
+    return st == CDDP_OK ? cdi_buf_append(out, body, strlen(body)) : st;
+}
+
+static cddp_status put_page(const struct page *page, const struct status *status, struct cdi_buf *out)
+{
+    struct cdi_buf body;
+    cddp_status st;
+
+    cdi_buf_init(&body, out->limit);
+    st = page->write(status, &body);
+    if (st == CDDP_OK)
+        st = put_head(out, "200 OK", page->type, "", body.len);
+    if (st == CDDP_OK)
+        st = cdi_buf_append(out, cdi_buf_data(&body), body.len);
+    cdi_buf_release(&body);
+    return st;
+}
+
+cddp_status http_answer(const struct http_request *req, const struct status *status, struct cdi_buf *out)
+{
+    const struct page *page = req == NULL ? NULL : page_of(req);
+
     if (req == NULL)
         return put(out, "400 Bad Request", "", "bad request\n");
     if (!req->get)
         return put(out, "405 Method Not Allowed", "Allow: GET\r\n", "only GET\n");
     if (strcmp(req->path, "/healthz") == 0)
         return put(out, "200 OK", "", "ok\n");
-    return put(out, "404 Not Found", "", "no such page\n");
+    if (page == NULL)
+        return put(out, "404 Not Found", "", "no such page\n");
+    if (status == NULL)
+        return put(out, "403 Forbidden", "", "this page is for the job's own machines (see cddp-rendezvous --http)\n");
+    return put_page(page, status, out);
 }

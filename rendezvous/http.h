@@ -5,6 +5,7 @@
 
 #include "common/buf.h"
 #include "common/error.h"
+#include "rendezvous/status.h"
 
 #include <stdbool.h>
 
@@ -22,7 +23,13 @@ struct http_request {
  */
 cddp_status http_parse(const struct cdi_buf *in, struct http_request *req, struct cdi_error *err);
 
-/* Append the answer to a request; req NULL: 400. CDDP_OK, CDDP_E_NOMEM, CDDP_E_LIMIT. */
-cddp_status http_answer(const struct http_request *req, struct cdi_buf *out);
+/* Is it for a page that tells about jobs, so that http_answer() needs the status? */
+bool http_wants_status(const struct http_request *req);
+
+/*
+ * Append the answer to a request; req NULL: 400. status NULL: such a page is not for who asks. CDDP_OK, CDDP_E_NOMEM,
+ * CDDP_E_LIMIT.
+ */
+cddp_status http_answer(const struct http_request *req, const struct status *status, struct cdi_buf *out);
 
 #endif

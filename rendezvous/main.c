@@ -1,23 +1,101 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cddp-rendezvous: the rendezvous server as a daemon, for many jobs. */
+#include "common/clock.h"
 #include "common/env.h"
 #include "common/log.h"
 #include "rendezvous/daemon_options.h"
 
 #include <cddp/version.h>
 #include <signal.h>
+#include <stddef.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 static struct rdzv_server *server;
-static uv_signal_t on_term, on_int;
+static uv_signal_t on_term, on_int, on_hup;
+static const char *secret_path; /* NULL: none */
+static bool draining;
 
-static void on_signal(uv_signal_t *handle, int number)
+/* To systemd, where it has started us: "READY=1". Errors are nobody's business. */
+static void notify(const char *state)
 {
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    const char *path = cdi_env_str("NOTIFY_SOCKET");
+    size_t len = path == NULL ? 0 : strlen(path);
+    int fd;
+
+    if (len == 0 || len >= sizeof to.sun_path)
+        return;
+    memcpy(to.sun_path, path, len);
+    if (path[0] == '@')
+        to.sun_path[0] = '\0'; /* an abstract name */
+    fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return;
+    (void)sendto(fd, state, strlen(state), MSG_NOSIGNAL, (struct sockaddr *)&to,
+                 (socklen_t)(offsetof(struct sockaddr_un, sun_path) + len));
+    (void)close(fd);
+}
+
+static void stop_watching(void)
+{
+    uv_signal_t *const all[] = {&on_term, &on_int, &on_hup};
+
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        if (!uv_is_closing((uv_handle_t *)all[i]))
+            uv_close((uv_handle_t *)all[i], NULL);
+}
+
+static void on_ended(void *arg)
+{
+    (void)arg;
+    stop_watching();
+}
+
+/* SIGTERM waits for the jobs that are there; a second one, or SIGINT, does not. */
+static void on_end_signal(uv_signal_t *handle, int number)
+{
+    const char *name = number == SIGTERM ? "SIGTERM" : "SIGINT";
+    size_t n_jobs = rdzv_server_jobs(server);
+
     (void)handle;
-    cdi_log(CDI_LOG_INFO, "RDZV-SIGNAL", "ended by signal %d (%s)", number, number == SIGTERM ? "SIGTERM" : "SIGINT");
-    uv_close((uv_handle_t *)&on_term, NULL);
-    uv_close((uv_handle_t *)&on_int, NULL);
+    notify("STOPPING=1");
+    if (number == SIGTERM && !draining && n_jobs > 0) {
+        draining = true;
+        cdi_log(CDI_LOG_WARN, "RDZV-DRAIN", "%s: no new jobs; ends with the last of %zu (once more: at once)", name,
+                n_jobs);
+        rdzv_server_drain(server, on_ended, NULL);
+        return;
+    }
+    cdi_log(CDI_LOG_INFO, "RDZV-SIGNAL", "ended by signal %d (%s)", number, name);
+    stop_watching();
     rdzv_server_close(server, NULL, NULL);
+}
+
+static void on_reload(uv_signal_t *handle, int number)
+{
+    struct cdi_secret secret = {.key = {0}};
+    struct cdi_error err = {0};
+    char state[64];
+
+    (void)handle;
+    (void)number;
+    (void)snprintf(state, sizeof state, "RELOADING=1\nMONOTONIC_USEC=%lld", (long long)(cdi_now_ns() / 1000));
+    notify(state);
+    if (secret_path == NULL) {
+        cdi_log(CDI_LOG_WARN, "RDZV-RELOAD", "SIGHUP: there is no --auth_token_file to read again");
+    } else if (cdi_secret_load(&secret, secret_path, &err) != CDDP_OK) {
+        cdi_log(CDI_LOG_ERROR, "RDZV-RELOAD", "SIGHUP: the old secret stays: %s", err.msg);
+    } else {
+        rdzv_server_set_secret(server, &secret);
+        cdi_log(CDI_LOG_WARN, "RDZV-RELOAD",
+                "SIGHUP: the secret was read again; who connects from now on must prove it");
+    }
+    cdi_secret_release(&secret);
+    notify("READY=1");
 }
 
 static cddp_status watch_signals(uv_loop_t *loop, struct cdi_error *err)
@@ -26,15 +104,28 @@ static cddp_status watch_signals(uv_loop_t *loop, struct cdi_error *err)
 
     (void)uv_signal_init(loop, &on_term);
     (void)uv_signal_init(loop, &on_int);
-    rc = uv_signal_start(&on_term, on_signal, SIGTERM);
+    (void)uv_signal_init(loop, &on_hup);
+    rc = uv_signal_start(&on_term, on_end_signal, SIGTERM);
     if (rc == 0)
-        rc = uv_signal_start(&on_int, on_signal, SIGINT);
+        rc = uv_signal_start(&on_int, on_end_signal, SIGINT);
+    if (rc == 0)
+        rc = uv_signal_start(&on_hup, on_reload, SIGHUP);
     if (rc == 0)
         return CDDP_OK;
-    uv_close((uv_handle_t *)&on_term, NULL);
-    uv_close((uv_handle_t *)&on_int, NULL);
+    stop_watching();
     rdzv_server_close(server, NULL, NULL);
     return cdi_fail_errno(err, -rc, "cannot watch signals");
+}
+
+/* A rank is a connection, and each is a descriptor: take as many as this process may have. */
+static void take_all_descriptors(void)
+{
+    struct rlimit files;
+
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == files.rlim_max)
+        return;
+    files.rlim_cur = files.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &files);
 }
 
 static cddp_status serve(uv_loop_t *loop, const struct daemon_options *o, const struct cdi_secret *secret,
@@ -48,7 +139,11 @@ static cddp_status serve(uv_loop_t *loop, const struct daemon_options *o, const 
                                             .first_job_port = o->first_job_port,
                                             .last_job_port = o->last_job_port,
                                             .secret = secret,
-                                            .plain_store = o->plain_store};
+                                            .plain_store = o->plain_store,
+                                            .http = o->http,
+                                            .max_connections = o->max_connections,
+                                            .max_buffered = o->max_buffered,
+                                            .store = o->store};
     bool six = strchr(o->bind, ':') != NULL;
     cddp_status st = rdzv_server_start(&server, loop, &opt, err);
 
@@ -60,6 +155,7 @@ static cddp_status serve(uv_loop_t *loop, const struct daemon_options *o, const 
                     "no --auth_token_file: whoever reaches this port can use and disturb jobs");
         (void)printf("listening %s%s%s:%u\n", six ? "[" : "", o->bind, six ? "]" : "", rdzv_server_port(server));
         (void)fflush(stdout);
+        notify("READY=1");
     }
     (void)uv_run(loop, UV_RUN_DEFAULT);
     return st;
@@ -74,6 +170,8 @@ static int run(const struct daemon_options *o)
     cddp_status st = path == NULL ? CDDP_OK : cdi_secret_load(&secret, path, &err);
     int rc = 0;
 
+    secret_path = path;
+    take_all_descriptors();
     if (st == CDDP_OK && (rc = uv_loop_init(&loop)) != 0)
         st = cdi_fail_errno(&err, -rc, "cannot start the event loop");
     if (st == CDDP_OK) {

@@ -3,6 +3,7 @@
 #include "rendezvous/server.h"
 #include "rendezvous/conn.h"
 #include "rendezvous/listen.h"
+#include "rendezvous/overview.h"
 #include "rendezvous/session.h"
 
 #include <errno.h>
@@ -43,7 +44,6 @@ struct gate {
 struct job {
     struct conn_job conn; /* first */
     struct rdzv_server *server;
-    struct cdi_list link;
     struct gate gate; /* empty where the job uses the port of all */
     int64_t over_ms;  /* when it was seen to be over, or without agents; -1: it is not */
     int64_t close_ms; /* after that it waits so long for its last connections */
@@ -53,8 +53,8 @@ struct job {
 struct rdzv_server {
     struct conn_home home; /* first */
     struct gate gate;
-    struct cdi_list jobs;
     size_t n_jobs;
+    size_t max_connections;
     struct cdi_secret secret;
     char *host; /* as in the options */
     struct listen_names names;
@@ -118,7 +118,7 @@ static void get_random(void *bytes, size_t len)
 
 static void destroy_job(struct job *job)
 {
-    cdi_list_remove(&job->link);
+    cdi_list_remove(&job->conn.link);
     job->server->n_jobs--;
     session_destroy(job->conn.session);
     free(job);
@@ -128,8 +128,8 @@ static void free_server(struct rdzv_server *s)
 {
     struct cdi_list *node, *safe;
 
-    cdi_list_for_each (node, safe, &s->jobs) {
-        destroy_job(cdi_list_of(node, struct job, link));
+    cdi_list_for_each (node, safe, &s->home.jobs) {
+        destroy_job(cdi_list_of(node, struct job, conn.link));
     }
     cdi_secret_release(&s->secret);
     if (s->reserve_fd >= 0)
@@ -227,12 +227,14 @@ void rdzv_server_close(struct rdzv_server *s, void (*closed)(void *arg), void *a
 {
     struct cdi_list *node, *safe;
 
+    if (s->home.closing)
+        return;
     s->closed = closed;
     s->closed_arg = arg;
     s->home.closing = true;
     close_gate(&s->gate);
-    cdi_list_for_each (node, safe, &s->jobs) {
-        close_gate(&cdi_list_of(node, struct job, link)->gate);
+    cdi_list_for_each (node, safe, &s->home.jobs) {
+        close_gate(&cdi_list_of(node, struct job, conn.link)->gate);
     }
     finish_conns(s, NULL, "the rendezvous ends");
     (void)uv_timer_start(&s->timer, on_tick, CLOSING_TICK_MS, CLOSING_TICK_MS);
@@ -258,8 +260,8 @@ static void poll_gates(struct rdzv_server *s, bool on)
     struct cdi_list *node, *safe;
 
     poll_gate(&s->gate, on);
-    cdi_list_for_each (node, safe, &s->jobs) {
-        poll_gate(&cdi_list_of(node, struct job, link)->gate, on);
+    cdi_list_for_each (node, safe, &s->home.jobs) {
+        poll_gate(&cdi_list_of(node, struct job, conn.link)->gate, on);
     }
 }
 
@@ -303,6 +305,14 @@ static int turn_away(struct rdzv_server *s, int listen_fd)
     return why;
 }
 
+static void say_too_many(struct rdzv_server *s, const struct sockaddr_storage *addr)
+{
+    char name[CONN_NAME];
+
+    conn_address_name(addr, name);
+    conn_log_drop(&s->home, CDI_LOG_WARN, name, "there are as many connections already as --max_connections allows");
+}
+
 static void on_connection(uv_poll_t *poll, int status, int events)
 {
     struct listener *l = (struct listener *)poll;
@@ -316,7 +326,10 @@ static void on_connection(uv_poll_t *poll, int status, int events)
         int fd = accept4(l->fd, (struct sockaddr *)&addr, &len, SOCK_CLOEXEC | SOCK_NONBLOCK);
         int why = fd < 0 ? errno : 0;
 
-        if (fd >= 0) {
+        if (fd >= 0 && s->home.n_open >= s->max_connections) {
+            (void)close(fd);
+            say_too_many(s, &addr);
+        } else if (fd >= 0) {
             s->out_of_fds = false;
             (void)conn_open(&s->home, fd, &addr, l->gate->job == NULL ? NULL : &l->gate->job->conn);
         } else if (why == EMFILE || why == ENFILE) {
@@ -353,20 +366,40 @@ static void tick_job(struct rdzv_server *s, struct job *job, int64_t now_ms, int
     free_job_if_gone(job);
 }
 
-static void tick_jobs(struct rdzv_server *s, int64_t now_ms)
+static int64_t wall_ms(void)
 {
-    struct cdi_list *node, *safe;
     struct timespec ts;
 
     (void)clock_gettime(CLOCK_REALTIME, &ts);
-    cdi_list_for_each (node, safe, &s->jobs) {
-        struct job *job = cdi_list_of(node, struct job, link);
+    return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
+}
+
+static void tick_jobs(struct rdzv_server *s, int64_t now_ms)
+{
+    struct cdi_list *node, *safe;
+
+    cdi_list_for_each (node, safe, &s->home.jobs) {
+        struct job *job = cdi_list_of(node, struct job, conn.link);
 
         if (now_ms - s->tick_ms > STOPPED_MS)
             session_excuse(job->conn.session, now_ms - s->tick_ms, now_ms);
-        tick_job(s, job, now_ms, (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000);
+        tick_job(s, job, now_ms, wall_ms());
     }
     s->tick_ms = now_ms;
+}
+
+static void close_if_drained(struct rdzv_server *s)
+{
+    if (s->home.draining && !s->home.closing && s->n_jobs == 0)
+        rdzv_server_close(s, s->closed, s->closed_arg);
+}
+
+void rdzv_server_drain(struct rdzv_server *s, void (*closed)(void *arg), void *arg)
+{
+    s->home.draining = true;
+    s->closed = closed;
+    s->closed_arg = arg;
+    close_if_drained(s);
 }
 
 static void on_tick(uv_timer_t *timer)
@@ -376,11 +409,13 @@ static void on_tick(uv_timer_t *timer)
 
     if (!s->home.closing) {
         tick_jobs(s, now_ms);
+        overview_measure(&s->home);
         if (s->resume_ms != 0 && now_ms >= s->resume_ms)
             resume_accepting(s);
     }
     conn_tick(&s->home);
     conn_flush_all(&s->home);
+    close_if_drained(s);
 }
 
 /* ------------------------------------------------------------------------------------------------------ jobs ---- */
@@ -390,8 +425,8 @@ static struct conn_job *find_job(struct conn_home *home, const char *run_id)
     struct rdzv_server *s = (struct rdzv_server *)home;
     struct cdi_list *node, *safe;
 
-    cdi_list_for_each (node, safe, &s->jobs) {
-        struct job *job = cdi_list_of(node, struct job, link);
+    cdi_list_for_each (node, safe, &s->home.jobs) {
+        struct job *job = cdi_list_of(node, struct job, conn.link);
 
         if (!job->ending && strcmp(job->conn.run_id, run_id) == 0)
             return &job->conn;
@@ -472,7 +507,7 @@ static cddp_status new_job(struct rdzv_server *s, const struct session_options *
         free(job);
         return st;
     }
-    cdi_list_push_back(&s->jobs, &job->link);
+    cdi_list_push_back(&s->home.jobs, &job->conn.link);
     s->n_jobs++;
     *out = job;
     return CDDP_OK;
@@ -522,6 +557,8 @@ static cddp_status make_job(struct conn_home *home, const struct cdi_msg_join *j
     for (const char *at = join->run_id; *at != '\0'; at++)
         if ((unsigned char)*at < ' ' || *at == 0x7f)
             return cdi_fail(err, CDDP_E_INVALID, "a job's name (--rdzv_id) must not hold control characters");
+    if (s->home.draining)
+        return cdi_fail(err, CDDP_E_CLOSED, "the rendezvous is about to end and takes no new jobs");
     if (s->n_jobs >= s->max_jobs)
         return cdi_fail(err, CDDP_E_LIMIT, "the rendezvous has %zu jobs already, as many as --max_jobs allows",
                         s->n_jobs);
@@ -535,6 +572,7 @@ static cddp_status make_job(struct conn_home *home, const struct cdi_msg_join *j
         free_job_if_gone(job);
         return st;
     }
+    job->conn.port = job->gate.port;
     session_set_port(job->conn.session, job->gate.port);
     cdi_log(CDI_LOG_INFO, "RDZV-JOB", "rendezvous: job '%s' (%u:%u nodes) has port %u", job->conn.run_id,
             join->min_nodes, join->max_nodes, job->gate.port);
@@ -551,6 +589,12 @@ static cddp_status fill(struct rdzv_server *s, uv_loop_t *loop, const struct rdz
     s->home.undecided_ms = opt->undecided_ms == 0 ? 5000 : opt->undecided_ms;
     s->home.stall_ms = opt->stall_ms == 0 ? 300000 : opt->stall_ms;
     s->home.plain_store = opt->plain_store;
+    s->home.http = opt->http;
+    s->home.max_buffered = opt->max_buffered == 0 ? (size_t)1 << 30 : opt->max_buffered;
+    s->home.started_ms = (int64_t)uv_now(loop);
+    s->home.started_wall_ms = wall_ms();
+    s->home.drops = (struct conn_drops){.allowed = CONN_DROPS_BURST, .ms = s->home.started_ms};
+    s->max_connections = opt->max_connections == 0 ? SIZE_MAX : opt->max_connections;
     s->names.host = opt->host_flag == NULL ? "--master_addr" : opt->host_flag;
     s->names.port = opt->port_flag == NULL ? "--master_port" : opt->port_flag;
     s->home.find_job = find_job;
@@ -558,7 +602,7 @@ static cddp_status fill(struct rdzv_server *s, uv_loop_t *loop, const struct rdz
     s->home.conn_closed = on_conn_closed;
     cdi_list_init(&s->home.conns);
     cdi_list_init(&s->home.dirty);
-    cdi_list_init(&s->jobs);
+    cdi_list_init(&s->home.jobs);
     s->max_jobs = opt->max_jobs;
     s->first_job_port = opt->first_job_port;
     s->last_job_port = opt->last_job_port;
@@ -566,7 +610,8 @@ static cddp_status fill(struct rdzv_server *s, uv_loop_t *loop, const struct rdz
     s->session = (struct session_options){
         .round = {.join_timeout_ms = opt->join_timeout_ms == 0 ? 600000 : opt->join_timeout_ms, .last_call_ms = 3000},
         .lease_ms = opt->lease_ms == 0 ? 15000 : opt->lease_ms,
-        .hello_ms = s->home.undecided_ms};
+        .hello_ms = s->home.undecided_ms,
+        .limits = opt->store};
     if (opt->last_call_ms != 0)
         set_last_call(&s->session.round, opt->last_call_ms);
     s->reserve_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -611,6 +656,8 @@ cddp_status rdzv_server_start(struct rdzv_server **out, uv_loop_t *loop, const s
         st = make_only_job(s, opt, err);
     if (st == CDDP_OK)
         st = open_gate(s, &s->gate, opt->port, err);
+    if (st == CDDP_OK && s->home.only != NULL)
+        s->home.only->port = s->gate.port;
     if (st != CDDP_OK && s->n_gates == 0) {
         free_server(s);
         return st;
@@ -625,6 +672,17 @@ cddp_status rdzv_server_start(struct rdzv_server **out, uv_loop_t *loop, const s
     else
         *out = s;
     return st;
+}
+
+void rdzv_server_set_secret(struct rdzv_server *s, const struct cdi_secret *secret)
+{
+    s->secret = *secret;
+    s->home.secret = &s->secret;
+}
+
+size_t rdzv_server_jobs(const struct rdzv_server *s)
+{
+    return s->n_jobs;
 }
 
 uint16_t rdzv_server_port(const struct rdzv_server *s)

@@ -8,17 +8,18 @@
 
 #include "common/error.h"
 #include "protocol/auth.h"
+#include "store/kv.h"
 
 #include <stdint.h>
 #include <uv.h>
 
 struct rdzv_server;
 
-/* Who may use the store by PyTorch's protocol alone, which cannot prove a secret? */
-enum rdzv_plain_store {
-    RDZV_PLAIN_AUTO,  /* without a secret everybody; with one this machine and the addresses of agents that proved it */
-    RDZV_PLAIN_NEVER, /* nobody */
-    RDZV_PLAIN_ANY,   /* everybody */
+/* Who may do without a proof of the secret what cannot be proved: PyTorch's store protocol, and http? */
+enum rdzv_who {
+    RDZV_AUTO,  /* without a secret everybody; with one this machine and the addresses of agents that proved it */
+    RDZV_NEVER, /* nobody */
+    RDZV_ANY,   /* everybody */
 };
 
 struct rdzv_server_options {
@@ -33,13 +34,17 @@ struct rdzv_server_options {
     int64_t join_timeout_ms; /* until min_nodes are there; 0: 600 s */
     int64_t last_call_ms;    /* with min_nodes there, until a round begins; 0: 3 s, and at once after the first */
     const struct cdi_secret *secret; /* agents and store clients must prove it; copied; NULL: none */
-    enum rdzv_plain_store plain_store;
+    enum rdzv_who plain_store;       /* the store by PyTorch's protocol alone */
+    enum rdzv_who http;              /* the pages that tell about jobs; /healthz is for everybody */
     uint32_t max_jobs; /* 0: one job, as above; else so many at once, each made by its first agent's JOIN */
     uint16_t first_job_port, last_job_port; /* with max_jobs: each job gets a port of its own from here; 0: any free */
     int64_t over_ms;      /* with max_jobs: a job that is over ends after so long at the latest; 0: 60 s */
     int64_t lease_ms;     /* a silent agent counts as there for so long; 0: 15 s; with max_jobs: or what JOIN says */
     int64_t undecided_ms; /* a connection must say so soon what it wants; 0: 5 s */
-    int64_t stall_ms;     /* a client that takes none of its bytes for so long is dropped; 0: 300 s */
+    int64_t stall_ms; /* a client that takes none of its bytes, or does not finish a request, is dropped; 0: 300 s */
+    struct cdi_kv_limits store; /* of each job; 0: the default */
+    size_t max_connections;     /* open at once, further ones are closed; 0: as many as there are descriptors */
+    size_t max_buffered;        /* bytes of requests and replies that are not complete, of all in sum; 0: 1 GiB */
 };
 
 /*
@@ -53,8 +58,17 @@ cddp_status rdzv_server_start(struct rdzv_server **out, uv_loop_t *loop, const s
 uint16_t rdzv_server_port(const struct rdzv_server *s);
 /*
  * Close every connection and the listener; then, from the loop, call closed(arg) (may be NULL) and free s. What was
- * queued for a client that reads is still written, for at most 1 s. Call it once.
+ * queued for a client that reads is still written, for at most 1 s. To call it again does nothing.
  */
 void rdzv_server_close(struct rdzv_server *s, void (*closed)(void *arg), void *arg);
+/*
+ * With max_jobs: take no new job, and close as rdzv_server_close() does when the last one has ended; closed() may be
+ * called before this returns. rdzv_server_close() may still be called before that.
+ */
+void rdzv_server_drain(struct rdzv_server *s, void (*closed)(void *arg), void *arg);
+/* Jobs that are there. */
+size_t rdzv_server_jobs(const struct rdzv_server *s);
+/* Who comes from now on must prove this one. Copied. */
+void rdzv_server_set_secret(struct rdzv_server *s, const struct cdi_secret *secret);
 
 #endif

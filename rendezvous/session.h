@@ -30,7 +30,7 @@ struct session_ops {
 struct session_options {
     struct round_options round;
     int64_t lease_ms;
-    int64_t hello_ms; /* until an agent's JOIN must have come */
+    int64_t hello_ms;            /* until an agent's JOIN must have come */
     struct cdi_kv_limits limits; /* of each round's keys */
 };
 

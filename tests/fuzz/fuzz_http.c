@@ -8,6 +8,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
+    static struct status_agent agents[2] = {{"[::1]:2", 0, 0, 4}, {"10.0.0.2:3", -1, 0, 0}};
+    struct status_job job = {
+        .run_id = "a<&\"\\\n\xff", .state = "running", .why = "\xfe", .agents = agents, .n_agents = 2};
+    const struct status status = {.version = "1", .jobs = &job, .n_jobs = 1};
     struct http_request req;
     struct cdi_buf in, out;
     cddp_status st;
@@ -18,7 +22,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     st = http_parse(&in, &req, NULL);
     if (st == CDDP_IN_PROGRESS && size >= HTTP_HEAD_MAX)
         abort();
-    if (st != CDDP_IN_PROGRESS && http_answer(st == CDDP_OK ? &req : NULL, &out) != CDDP_OK)
+    if (st != CDDP_IN_PROGRESS && http_answer(st == CDDP_OK ? &req : NULL, &status, &out) != CDDP_OK)
         abort();
     cdi_buf_release(&in);
     cdi_buf_release(&out);

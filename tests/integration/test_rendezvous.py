@@ -2,11 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """cddp-rendezvous, as a user starts it, and jobs of cddprun that meet there. CDDP_RENDEZVOUS is its path."""
 import contextlib
+import json
 import os
 import signal
 import socket
+import struct
 import sys
 import tempfile
+import time
 import urllib.request
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
@@ -70,6 +73,113 @@ def test_health_is_answered(cddprun):
         with urllib.request.urlopen(f'http://127.0.0.1:{daemon.port}/healthz', timeout=10) as answer:
             assert answer.read() == b'ok\n'
         assert daemon.end() == 0
+
+
+def page(daemon, path, port=None):
+    with urllib.request.urlopen(f'http://127.0.0.1:{port or daemon.port}{path}', timeout=10) as answer:
+        return answer.read().decode()
+
+
+def until(what, seconds=20):
+    """The first true value of what()."""
+    end = time.monotonic() + seconds
+    while True:
+        value = what()
+        if value or time.monotonic() > end:
+            return value
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def running_job(cddprun, daemon, run_id, *flags):
+    """A job of 2 nodes that runs until the block ends; yields its entry in /status and its agents."""
+    def entry():
+        jobs = json.loads(page(daemon, '/status'))['jobs']
+        return next((job for job in jobs if job['run_id'] == run_id and job['state'] == 'running'), None)
+    with tempfile.TemporaryDirectory() as tmp, contextlib.ExitStack() as stack:
+        script = f'while [ ! -e {tmp}/end ]; do sleep 0.05; done'
+        nodes = [node(stack, cddprun, daemon, run_id, 2, script, '--nproc_per_node=3', *flags) for _ in range(2)]
+        try:
+            yield until(entry), nodes
+        finally:
+            open(f'{tmp}/end', 'w').close()
+        assert [job.finish() for job in nodes] == [0, 0], [job.err for job in nodes]
+
+
+def test_the_pages_tell_about_jobs(cddprun):
+    with Daemon() as daemon:
+        assert json.loads(page(daemon, '/status'))['jobs'] == []
+        with running_job(cddprun, daemon, 'a "job" <1>') as (job, _):
+            assert job['round'] == 0 and job['restarts'] == 0 and job['ranks'] == 6, job
+            assert job['nodes'] == {'present': 2, 'waiting': 0, 'needed': 2}, job
+            assert [agent['first_rank'] for agent in job['agents']] == [0, 3], job
+            assert job['store']['bytes_limit'] == 1 << 30, job
+            with socket.create_connection(('127.0.0.1', job['port']), 5) as store:
+                store.sendall(b'\0\xce\xf7\x85\x3c\x06' + struct.pack('<QQ', 1, 1) + b'k\x0d1234')
+                assert store.recv(4) == b'1234'
+                for path in '/status', '/metrics', '/':
+                    assert page(daemon, path) and page(daemon, path, job['port']), path
+                job = json.loads(page(daemon, '/status'))['jobs'][0]
+                assert job['store']['waits'] == 1 and job['store']['connections'] == 1, job
+                assert job['store']['operations']['WAIT'] == 1, job
+                metrics = page(daemon, '/metrics')
+                label = 'run_id="a \\"job\\" <1>"'
+                for line in f'cddp_job_ranks{{{label}}} 6', f'cddp_store_waits{{{label}}} 1', \
+                        f'cddp_job_state{{{label},state="running"}} 1', 'cddp_rendezvous_jobs 1':
+                    assert line + '\n' in metrics, (line, metrics)
+                text = page(daemon, '/')
+                assert 'a "job" &lt;1>' in text and '<td>0 to 2' in text and '<script' not in text, text
+        assert daemon.end() == 0
+
+
+def test_cddprun_itself_has_the_pages(cddprun):
+    script = 'import os, urllib.request; print(urllib.request.urlopen("http://127.0.0.1:" + os.environ["MASTER_PORT"] + ' \
+             '"/metrics").read().decode())'
+    status, out, err = run(cddprun, '--standalone', '--nproc_per_node=1', sys.executable, '-c', script)
+    assert status == 0 and '} 1\n' in out and 'cddp_job_ranks{' in out, (out, err)
+
+
+def test_sigterm_waits_for_the_jobs_and_a_second_one_does_not(cddprun):
+    with Daemon() as daemon, contextlib.ExitStack() as stack:
+        with running_job(cddprun, daemon, 'first'):
+            daemon.process.send_signal(signal.SIGTERM)
+            assert until(lambda: json.loads(page(daemon, '/status'))['draining'])
+            late = node(stack, cddprun, daemon, 'second', 1, 'true')
+            assert late.finish() == 1 and 'takes no new jobs' in late.err, late.err
+            assert daemon.process.poll() is None
+        assert daemon.finish() == 0, daemon.err
+    with Daemon() as daemon, contextlib.ExitStack() as stack:
+        job = node(stack, cddprun, daemon, 'stays', 1, 'sleep 60')
+        assert until(lambda: json.loads(page(daemon, '/status'))['jobs'])
+        daemon.process.send_signal(signal.SIGTERM)
+        assert until(lambda: json.loads(page(daemon, '/status'))['draining'])
+        assert daemon.end() == 0, daemon.err
+        job.process.terminate()
+        assert job.finish() != 0
+
+
+def test_systemd_is_told_and_the_secret_read_again(cddprun):
+    with tempfile.TemporaryDirectory() as tmp, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(f'{tmp}/notify')
+        systemd.settimeout(10)
+        path, new = f'{tmp}/secret', f'{tmp}/new'
+        for name, secret in (path, 'hunter2\n'), (new, 'hunter3\n'):
+            with open(name, 'w', opener=lambda name, flags: os.open(name, flags, 0o600)) as f:
+                f.write(secret)
+        with Daemon(f'--auth_token_file={path}', env={'NOTIFY_SOCKET': f'{tmp}/notify'}) as daemon:
+            assert systemd.recv(100) == b'READY=1'
+            flags = ['--nnodes=1', '--rdzv_backend=c10d', '--rdzv_id=job', f'--rdzv_endpoint=127.0.0.1:{daemon.port}']
+            assert run(cddprun, *flags, f'--auth_token_file={new}', 'true')[0] == 1
+            with open(path, 'w') as f:
+                f.write('hunter3\n')
+            daemon.process.send_signal(signal.SIGHUP)
+            assert systemd.recv(100).startswith(b'RELOADING=1\nMONOTONIC_USEC=')
+            assert systemd.recv(100) == b'READY=1'
+            status, _, err = run(cddprun, *flags, f'--auth_token_file={new}', 'true')
+            assert status == 0, err
+            assert daemon.end() == 0
+            assert systemd.recv(100) == b'STOPPING=1'
+            assert 'the secret was read again' in daemon.err, daemon.err
 
 
 def test_what_is_wrong_is_one_sentence(cddprun):

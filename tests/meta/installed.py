@@ -16,6 +16,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 LINE = os.path.join(HERE, '..', '..', 'examples', 'line')
 EXPECTED = [
     'usr/bin/cddprun',
+    'usr/bin/cddp-rendezvous',
+    'usr/lib/systemd/system/cddp-rendezvous.service',
     'usr/libexec/cddp/cddprun-shim',
     'usr/libexec/cddp/examples/wine',
     'usr/share/cddp/wine/wine.csv',

@@ -21,7 +21,7 @@ Test(daemon_options, without_flags_there_are_defaults)
     cr_assert_eq(parse(NULL, NULL), CDDP_OK);
     cr_assert_str_eq(o.bind, "*");
     cr_assert(o.what == DAEMON_RUN && o.port == 29400 && o.max_jobs == 64 && o.first_job_port == 0);
-    cr_assert(o.plain_store == RDZV_PLAIN_AUTO && o.auth_token_file == NULL);
+    cr_assert(o.plain_store == RDZV_AUTO && o.auth_token_file == NULL);
 }
 
 Test(daemon_options, every_flag_is_read_in_every_spelling)
@@ -32,8 +32,15 @@ Test(daemon_options, every_flag_is_read_in_every_spelling)
     cr_assert(parse("--job_ports", "1000-65535") == CDDP_OK && o.last_job_port == 65535);
     cr_assert(parse("--auth-token-file=/x", "--max_jobs=65535") == CDDP_OK && o.max_jobs == 65535);
     cr_assert_str_eq(o.auth_token_file, "/x");
-    cr_assert(parse("--plain_store", "never") == CDDP_OK && o.plain_store == RDZV_PLAIN_NEVER);
-    cr_assert(parse("--plain-store", "any") == CDDP_OK && o.plain_store == RDZV_PLAIN_ANY);
+    cr_assert(parse("--plain_store", "never") == CDDP_OK && o.plain_store == RDZV_NEVER);
+    cr_assert(parse("--plain-store", "any") == CDDP_OK && o.plain_store == RDZV_ANY);
+    cr_assert(parse("--http=never", "--max_connections=7") == CDDP_OK && o.http == RDZV_NEVER &&
+              o.max_connections == 7);
+    cr_assert(parse("--store_memory=3M", "--buffer_memory=9") == CDDP_OK && o.store.bytes == 3 << 20);
+    cr_assert_eq(o.max_buffered, 9);
+    cr_assert(parse("--max_key=1K", "--max_value=8M") == CDDP_OK && o.store.key == 1024 && o.store.value == 8 << 20);
+    cr_assert(parse("--max_waits=12", "--store-memory=2G") == CDDP_OK && o.store.waits == 12 &&
+              o.store.bytes >> 31 == 1);
     cr_assert(parse("-h", "--nonsense") == CDDP_OK && o.what == DAEMON_HELP);
     cr_assert(parse("--version", NULL) == CDDP_OK && o.what == DAEMON_VERSION);
 }
@@ -57,6 +64,13 @@ Test(daemon_options, what_is_wrong_is_named)
         {"--plain_store=maybe", NULL, "it must be auto, never or any"},
         {"--max_jobs=0", NULL, "--max_jobs is '0'; it must be a number, 1 to 65535"},
         {"--auth_token_file=", NULL, "it must be a path"},
+        {"--max_value=9M", NULL, "--max_value is '9M'; it must be a number of bytes up to 8M"},
+        {"--max_key=1T", NULL, "--max_key is '1T'"},
+        {"--store_memory=9999999999G", NULL, "--store_memory is '9999999999G'"},
+        {"--store_memory=1MM", NULL, "it must be a number of bytes, like 512M"},
+        {"--max_waits=0", NULL, "it must be a number, 1 or more"},
+        {"--max_connections=x", NULL, "it must be a number, 1 or more"},
+        {"--http=yes", NULL, "it must be auto, never or any"},
         {"--help=1", NULL, "--help takes no value"},
         {"--nonsense", NULL, "there is no flag --nonsense; see --help"},
         {"nonsense", NULL, "'nonsense' is no flag; see --help"},

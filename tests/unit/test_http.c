@@ -68,7 +68,10 @@ Test(http, answers_say_what_they_are_and_how_long)
         struct http_request req;
         const char *status, *body;
     } cases[] = {{{true, "/healthz"}, "HTTP/1.1 200 OK\r\n", "ok\n"},
-                 {{true, "/"}, "HTTP/1.1 404 Not Found\r\n", "no such page\n"},
+                 {{true, "/nothing"}, "HTTP/1.1 404 Not Found\r\n", "no such page\n"},
+                 {{true, "/status"},
+                  "HTTP/1.1 403 Forbidden\r\n",
+                  "this page is for the job's own machines (see cddp-rendezvous --http)\n"},
                  {{false, "/healthz"}, "HTTP/1.1 405 Method Not Allowed\r\n", "only GET\n"}};
     struct cdi_buf out;
 
@@ -76,7 +79,7 @@ Test(http, answers_say_what_they_are_and_how_long)
         char text[512] = {0}, length[64];
 
         cdi_buf_init(&out, 0);
-        cr_assert_eq(http_answer(&cases[i].req, &out), CDDP_OK);
+        cr_assert_eq(http_answer(&cases[i].req, NULL, &out), CDDP_OK);
         memcpy(text, cdi_buf_data(&out), out.len);
         (void)snprintf(length, sizeof length, "Content-Length: %zu\r\n", strlen(cases[i].body));
         cr_assert_eq(strncmp(text, cases[i].status, strlen(cases[i].status)), 0);
@@ -85,7 +88,7 @@ Test(http, answers_say_what_they_are_and_how_long)
         cr_assert_str_eq(strstr(text, "\r\n\r\n") + 4, cases[i].body);
         cdi_buf_release(&out);
     }
-    cr_assert_eq(http_answer(NULL, &out), CDDP_OK);
+    cr_assert_eq(http_answer(NULL, NULL, &out), CDDP_OK);
     cr_assert_eq(memcmp(cdi_buf_data(&out), "HTTP/1.1 400 ", 13), 0);
     cdi_buf_release(&out);
 }

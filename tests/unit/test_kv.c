@@ -298,3 +298,31 @@ Test(kv, a_full_store_refuses_and_keeps_what_it_has)
     cr_assert_eq(cdi_kv_bytes(kv), bytes);
     cdi_kv_destroy(kv);
 }
+
+Test(kv, limits_on_keys_values_and_waits)
+{
+    const struct cdi_kv_limits limits = {.key = 4, .value = 6, .waits = 2};
+    struct waiter w = {0};
+    struct cdi_error err;
+    struct cdi_kv *kv = NULL;
+
+    cr_assert_eq(cdi_kv_create(&kv, &limits), CDDP_OK);
+    cdi_kv_client_init(&w.client, on_wake);
+    cr_assert_eq(cdi_kv_set(kv, S("four"), S("sixsix"), &err), CDDP_OK);
+    cr_assert_eq(cdi_kv_set(kv, S("fiver"), S("x"), &err), CDDP_E_LIMIT);
+    cr_assert_str_eq(err.msg, "a key of 5 bytes; the limit is 4");
+    cr_assert_eq(cdi_kv_set(kv, S("four"), S("sevenxx"), &err), CDDP_E_LIMIT);
+    cr_assert_str_eq(err.msg, "a value of 7 bytes; the limit is 6");
+    cr_assert(holds(kv, S("four"), "sixsix"), "what was there stays");
+    cr_assert_eq(cdi_kv_push(kv, S("q"), S("sevenxx"), &err), CDDP_E_LIMIT);
+    cr_assert_eq(cdi_kv_append(kv, S("p"), S("sevenxx"), &err), CDDP_E_LIMIT);
+    cr_assert_eq(cdi_kv_count(kv), 1);
+    cr_assert(!wait_for(kv, &w, "a", NULL, NULL) && !wait_for(kv, &w, "b", NULL, NULL));
+    cr_assert_eq(cdi_kv_waits(kv), 2);
+    cr_assert_eq(cdi_kv_barrier(kv, &w.client, S("bar"), 9, &(bool){false}, &err), CDDP_E_LIMIT);
+    cr_assert_str_eq(err.msg, "2 waits are pending already, as many as the store allows");
+    cdi_kv_cancel(kv, &w.client);
+    cr_assert_eq(cdi_kv_waits(kv), 0);
+    cr_assert_eq(cdi_kv_limits(kv)->waits, 2);
+    cdi_kv_destroy(kv);
+}

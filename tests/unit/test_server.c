@@ -645,7 +645,7 @@ Test(server, without_the_secret_a_peer_gets_nothing_and_changes_nothing)
     int a, b, fd, store;
 
     start((struct rdzv_server_options){
-        .min_nodes = 2, .max_nodes = 2, .secret = &right, .plain_store = RDZV_PLAIN_NEVER});
+        .min_nodes = 2, .max_nodes = 2, .secret = &right, .plain_store = RDZV_NEVER});
     agents_secret = &right;
     a = dial_agent("job", 0, 2);
     (void)hear(a, CDI_MSG_WELCOME);
@@ -767,7 +767,7 @@ Test(server, with_a_secret_the_plain_store_is_for_this_machine_and_for_nodes_tha
     cr_assert(plain_store_works(ip));
     (void)close(agent);
     stop();
-    start((struct rdzv_server_options){.host = "*", .secret = &right, .plain_store = RDZV_PLAIN_ANY});
+    start((struct rdzv_server_options){.host = "*", .secret = &right, .plain_store = RDZV_ANY});
     cr_assert(plain_store_works(ip));
     stop();
 }

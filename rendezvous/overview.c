@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rendezvous/overview.h"
+#include "rendezvous/session.h"
+
+#include <cddp/version.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MEASURE_MS 1000
+
+/* The job after this one; NULL: the first, or none. */
+static struct conn_job *next_job(struct conn_home *home, const struct conn_job *job)
+{
+    struct cdi_list *link = job == NULL ? home->jobs.next : job->link.next;
+
+    return link == &home->jobs ? NULL : cdi_list_of(link, struct conn_job, link);
+}
+
+static size_t resident_bytes(void)
+{
+    unsigned long size = 0, resident = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+
+    if (f == NULL)
+        return 0;
+    if (fscanf(f, "%lu %lu", &size, &resident) != 2)
+        resident = 0;
+    (void)fclose(f);
+    return (size_t)resident * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+static void fill_job(struct status_job *out, struct conn_job *job)
+{
+    const struct round *round = session_round(job->session);
+    const struct cdi_kv *kv = round_state(round) == ROUND_CLOSED ? NULL : session_keys(job->session);
+
+    *out = (struct status_job){.run_id = job->run_id,
+                               .state = status_states[round_state(round)],
+                               .why = round_why(round),
+                               .port = job->port,
+                               .round = round_number(round),
+                               .restarts = round_restart_count(round),
+                               .nodes = round_present(round),
+                               .operations_per_s = job->operations_per_s};
+    if (round_state(round) == ROUND_RUNNING || round_state(round) == ROUND_STOPPING)
+        out->world_size = round_world_size(round);
+    round_waiting(round, &out->waiting, &out->needed);
+    memcpy(out->operations, job->operations, sizeof out->operations);
+    if (kv == NULL)
+        return;
+    out->keys = cdi_kv_count(kv);
+    out->bytes = cdi_kv_bytes(kv);
+    out->bytes_limit = cdi_kv_limits(kv)->bytes;
+    out->waits = cdi_kv_waits(kv);
+    out->waits_limit = cdi_kv_limits(kv)->waits;
+}
+
+static void fill_agent(struct status_agent *a, const struct conn *c)
+{
+    struct cdi_msg_assign assign;
+
+    *a = (struct status_agent){.node_rank = -1};
+    conn_address_name(&c->addr, a->address);
+    if (!round_assignment(session_round(c->job->session), c->peer, &assign))
+        return;
+    a->node_rank = assign.node_rank;
+    a->first_rank = assign.rank_base;
+}
+
+static int by_rank(const void *a, const void *b)
+{
+    const struct status_agent *x = a, *y = b;
+
+    return (x->node_rank > y->node_rank) - (x->node_rank < y->node_rank);
+}
+
+/* An agent has the ranks up to the next one's, the last one those up to the end. */
+static void number_ranks(struct status_job *j)
+{
+    qsort(j->agents, j->n_agents, sizeof *j->agents, by_rank);
+    for (size_t i = 0; i < j->n_agents; i++) {
+        struct status_agent *a = &j->agents[i];
+
+        if (a->node_rank >= 0)
+            a->n_ranks = (i + 1 < j->n_agents ? j->agents[i + 1].first_rank : j->world_size) - a->first_rank;
+    }
+}
+
+/* Count, then fill: one pass over the connections each. */
+static void count_conns(struct conn_home *home, struct status *out)
+{
+    struct cdi_list *node, *safe;
+
+    cdi_list_for_each (node, safe, &home->conns) {
+        const struct conn *c = cdi_list_of(node, struct conn, link);
+
+        if (c->job == NULL || c->job->number >= out->n_jobs)
+            continue;
+        out->jobs[c->job->number].n_agents += c->state == CONN_CONTROL;
+        out->jobs[c->job->number].store_connections += c->state == CONN_STORE;
+    }
+}
+
+static cddp_status fill_agents(struct conn_home *home, struct status *out)
+{
+    struct cdi_list *node, *safe;
+
+    for (size_t i = 0; i < out->n_jobs; i++) {
+        struct status_job *j = &out->jobs[i];
+
+        j->agents = calloc(j->n_agents + 1, sizeof *j->agents);
+        if (j->agents == NULL)
+            return CDDP_E_NOMEM;
+        j->n_agents = 0;
+    }
+    cdi_list_for_each (node, safe, &home->conns) {
+        const struct conn *c = cdi_list_of(node, struct conn, link);
+
+        if (c->job != NULL && c->job->number < out->n_jobs && c->state == CONN_CONTROL) {
+            struct status_job *j = &out->jobs[c->job->number];
+
+            fill_agent(&j->agents[j->n_agents++], c);
+        }
+    }
+    for (size_t i = 0; i < out->n_jobs; i++)
+        number_ranks(&out->jobs[i]);
+    return CDDP_OK;
+}
+
+void overview_release(struct status *s)
+{
+    for (size_t i = 0; i < s->n_jobs; i++)
+        free(s->jobs[i].agents);
+    free(s->jobs);
+    *s = (struct status){0};
+}
+
+cddp_status overview_take(struct conn_home *home, struct status *out)
+{
+    double uptime_s = (double)(uv_now(home->loop) - (uint64_t)home->started_ms) / 1e3;
+    size_t n = 0;
+
+    *out = (struct status){.version = CDDP_VERSION,
+                           .started_s = (double)home->started_wall_ms / 1e3,
+                           .uptime_s = uptime_s,
+                           .draining = home->draining,
+                           .connections = home->n_open,
+                           .accepted = home->n_accepted,
+                           .dropped = home->n_dropped,
+                           .resident_bytes = resident_bytes()};
+    for (struct conn_job *job = NULL; (job = next_job(home, job)) != NULL;)
+        job->number = n++;
+    out->jobs = calloc(n + 1, sizeof *out->jobs);
+    if (out->jobs == NULL)
+        return CDDP_E_NOMEM;
+    out->n_jobs = n;
+    for (struct conn_job *job = NULL; (job = next_job(home, job)) != NULL;)
+        fill_job(&out->jobs[job->number], job);
+    count_conns(home, out);
+    if (fill_agents(home, out) == CDDP_OK)
+        return CDDP_OK;
+    overview_release(out);
+    return CDDP_E_NOMEM;
+}
+
+void overview_measure(struct conn_home *home)
+{
+    int64_t now_ms = (int64_t)uv_now(home->loop);
+
+    for (struct conn_job *job = NULL; (job = next_job(home, job)) != NULL;) {
+        uint64_t n = 0;
+
+        if (now_ms - job->measured_ms < MEASURE_MS)
+            continue;
+        for (size_t i = 0; i < CDI_C10D_N_OPS; i++)
+            n += job->operations[i];
+        job->operations_per_s = (double)(n - job->measured) * 1e3 / (double)(now_ms - job->measured_ms);
+        job->measured = n;
+        job->measured_ms = now_ms;
+    }
+}

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "hygiene.h"
+#include "rendezvous/status.h"
+
+#include <jansson.h>
+#include <string.h>
+
+CDI_SUITE(status);
+
+static struct status_agent agents[] = {{"10.0.0.1:40000", 0, 0, 8}, {"10.0.0.2:40001", 1, 8, 4}, {"[::1]:3", -1, 0, 0}};
+static struct status_job jobs[] = {{.run_id = "night <b>\"run\"</b> \\1\nx",
+                                    .state = "running",
+                                    .why = "",
+                                    .port = 29500,
+                                    .round = 3,
+                                    .restarts = 2,
+                                    .world_size = 12,
+                                    .nodes = 3,
+                                    .waiting = 1,
+                                    .needed = 2,
+                                    .agents = agents,
+                                    .n_agents = 3,
+                                    .store_connections = 12,
+                                    .keys = 100,
+                                    .bytes = 20000,
+                                    .bytes_limit = 1 << 30,
+                                    .waits = 5,
+                                    .waits_limit = 1 << 20,
+                                    .operations = {[CDI_C10D_SET] = 7, [CDI_C10D_GET] = 9},
+                                    .operations_per_s = 3.5},
+                                   {.run_id = "bad \xff", .state = "closed", .why = "every worker ended with 0"}};
+static const struct status all = {.version = "1.2.3",
+                                  .started_s = 1.7e9,
+                                  .uptime_s = 12.25,
+                                  .connections = 20,
+                                  .accepted = 40,
+                                  .dropped = 3,
+                                  .resident_bytes = 1 << 20,
+                                  .jobs = jobs,
+                                  .n_jobs = 2};
+
+static char text[65536];
+
+static void write_it(cddp_status (*write)(const struct status *s, struct cdi_buf *out), const struct status *s)
+{
+    struct cdi_buf out;
+
+    cdi_buf_init(&out, sizeof text - 1);
+    cr_assert_eq(write(s, &out), CDDP_OK);
+    memcpy(text, cdi_buf_data(&out), out.len);
+    text[out.len] = '\0';
+    cdi_buf_release(&out);
+}
+
+static bool has(const char *part)
+{
+    return strstr(text, part) != NULL;
+}
+
+Test(status, json_holds_every_value)
+{
+    json_t *root, *job, *agent;
+    json_int_t round, ranks, keys, gets, open, port, first;
+    const char *run_id;
+
+    write_it(status_json, &all);
+    root = json_loads(text, 0, NULL);
+    cr_assert_not_null(root);
+    job = json_array_get(json_object_get(root, "jobs"), 0);
+    cr_assert_eq(json_unpack(root, "{s:{s:I}}", "connections", "open", &open), 0);
+    cr_assert_eq(json_unpack(job, "{s:s, s:I, s:I, s:I, s:{s:I, s:{s:I}}}", "run_id", &run_id, "round", &round, "ranks",
+                             &ranks, "port", &port, "store", "keys", &keys, "operations", "GET", &gets),
+                 0);
+    cr_assert(open == 20 && round == 3 && ranks == 12 && port == 29500 && keys == 100 && gets == 9);
+    cr_assert_str_eq(run_id, jobs[0].run_id);
+    agent = json_array_get(json_object_get(job, "agents"), 1);
+    cr_assert_eq(json_unpack(agent, "{s:I}", "first_rank", &first), 0);
+    cr_assert_eq(first, 8);
+    agent = json_array_get(json_object_get(job, "agents"), 2);
+    cr_assert_null(json_object_get(agent, "node_rank"), "an agent outside the round has no rank");
+    job = json_array_get(json_object_get(root, "jobs"), 1);
+    cr_assert_str_eq(json_string_value(json_object_get(job, "run_id")), "bad ?");
+    json_decref(root);
+}
+
+/* Each sample stands below the TYPE of its family, and each family once. */
+Test(status, metrics_are_families_with_help_and_type)
+{
+    char family[128] = "", *rest;
+    size_t n = 0;
+
+    write_it(status_metrics, &all);
+    cr_assert(has("cddp_rendezvous_build_info{version=\"1.2.3\"} 1\n"));
+    cr_assert(has("cddp_rendezvous_connections_dropped_total 3\n"));
+    cr_assert(has("cddp_job_round{run_id=\"night <b>\\\"run\\\"</b> \\\\1\\nx\"} 3\n"), "%s", text);
+    cr_assert(has("\",state=\"running\"} 1\n") && has("\",state=\"joining\"} 0\n"));
+    cr_assert(has("\",operation=\"GET\"} 9\n"));
+    for (char *line = strtok_r(text, "\n", &rest); line != NULL; line = strtok_r(NULL, "\n", &rest)) {
+        char name[128];
+
+        if (sscanf(line, "# TYPE %127s", name) == 1) {
+            (void)snprintf(family, sizeof family, "%s", name);
+            n++;
+        } else if (line[0] != '#') {
+            cr_assert_eq(strncmp(line, family, strlen(family)), 0, "%s is below the TYPE of %s", line, family);
+            cr_assert(line[strlen(family)] == ' ' || line[strlen(family)] == '{', "%s", line);
+        }
+    }
+    cr_assert_geq(n, 20);
+}
+
+Test(status, the_page_shows_names_as_text)
+{
+    write_it(status_page, &all);
+    cr_assert(has("night &lt;b>\"run\"&lt;/b>"), "%s", text);
+    cr_assert(!has("<b>") && !has("<script"));
+    cr_assert(has("<tr><td>1<td>10.0.0.2:40001<td>8 to 11\n"));
+    cr_assert(has("<td>not in the round\n"));
+    cr_assert(has("every worker ended with 0"));
+}
+
+Test(status, a_buffer_that_is_too_small_is_an_error)
+{
+    static cddp_status (*const writers[])(const struct status *, struct cdi_buf *) = {status_json, status_metrics,
+                                                                                      status_page};
+    struct cdi_buf out;
+
+    for (size_t i = 0; i < sizeof writers / sizeof writers[0]; i++) {
+        for (size_t limit = 1; limit < 1000; limit += 7) {
+            cdi_buf_init(&out, limit);
+            cr_assert_eq(writers[i](&all, &out), CDDP_E_LIMIT);
+            cdi_buf_release(&out);
+        }
+    }
+}
