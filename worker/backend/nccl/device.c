@@ -1,14 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/backend/nccl/device.h"
 
-#include "common/cleanup.h"
+#include "common/gpus.h"
 
-#include <fcntl.h>
-#include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define BOUNCE_BYTES ((size_t)4 << 20) /* of pinned memory, for copies from and to memory that is not */
 
@@ -33,22 +28,10 @@ cddp_status cdi_device_choose(const struct cdi_world *world, int n_visible, bool
     return CDDP_OK;
 }
 
-/* -1: the kernel does not say. */
-static int numa_node_of(const char *pci)
-{
-    char path[96], text[16] = "";
-    CDI_AUTOCLOSE int fd = -1;
-    ssize_t n;
-
-    (void)snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/numa_node", pci);
-    fd = open(path, O_RDONLY | O_CLOEXEC);
-    n = fd < 0 ? 0 : read(fd, text, sizeof text - 1);
-    return n > 0 ? (int)strtol(text, NULL, 10) : -1;
-}
-
 static cddp_status describe(struct cdi_device *d, int ordinal, struct cdi_error *err)
 {
     cddp_device_info *info = &d->info;
+    char pci[16];
     size_t bytes = 0;
     int n_sm = 0;
     cddp_status st = cdi_cuda_check(cdi_cuda.device_name(info->name, sizeof info->name, d->id), "naming the GPU", err);
@@ -64,12 +47,12 @@ static cddp_status describe(struct cdi_device *d, int ordinal, struct cdi_error 
     if (st != CDDP_OK)
         return st;
     info->name[sizeof info->name - 1] = '\0';
-    for (char *p = info->pci; *p != '\0'; p++) /* as the kernel writes it */
-        *p = *p >= 'A' && *p <= 'F' ? (char)(*p - 'A' + 'a') : *p;
+    if (cdi_gpu_pci(pci, info->pci)) /* as the kernel writes it */
+        memcpy(info->pci, pci, sizeof pci);
     info->size = sizeof *info;
     info->device = ordinal;
     info->memory_bytes = bytes;
-    info->numa_node = numa_node_of(info->pci);
+    info->numa_node = cdi_gpu_numa_node("", info->pci);
     d->n_sm = (uint32_t)n_sm;
     return CDDP_OK;
 }
