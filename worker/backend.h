@@ -148,7 +148,9 @@ struct cdi_backend_ops {
     void (*release)(struct cdi_backend *b, void *p);
     /* Is this memory of the backend's device? False on the host, and for host memory. Any thread. */
     bool (*is_device)(struct cdi_backend *b, const void *p);
-    /* Copy between any two of host and device; done on return. Streams that write `from` were waited for. Any thread.
+    /*
+     * Copy between any two of host and device, behind what was enqueued; done on return. Other streams that use the
+     * memory were waited for. Any thread.
      */
     cddp_status (*copy)(struct cdi_backend *b, void *to, const void *from, size_t bytes, struct cdi_error *err);
     /* Where memory and work are. Never fails. Any thread. */

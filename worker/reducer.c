@@ -150,9 +150,9 @@ static void group_small(cddp_ddp *d)
 {
     size_t bytes = 0;
 
-    for (size_t b = 0; d->ops->on_device && b + 1 < d->plan.n; b++) {
+    for (size_t b = 0; b < d->plan.n; b++) {
         bytes += d->plan.b[b].bytes;
-        d->flight[b].more = bytes + d->plan.b[b + 1].bytes <= GROUP_BYTES;
+        d->flight[b].more = d->ops->on_device && b + 1 < d->plan.n && bytes + d->plan.b[b + 1].bytes <= GROUP_BYTES;
         if (!d->flight[b].more)
             bytes = 0;
     }
@@ -405,6 +405,8 @@ static cddp_status claim(cddp_ddp *d, size_t i, bool *now)
     cddp_status status = d->sticky.status;
     struct cdi_error err;
 
+    if (status == CDDP_OK && d->ops->on_device && d->ops->health(d->b, &err) != CDDP_OK)
+        status = cdi_ddp_stick(d, &err); /* what went wrong since, and was not waited for */
     if (status == CDDP_OK && i >= d->n_params) {
         (void)cdi_fail(&err, CDDP_E_INVALID, "there is no parameter %zu, only 0 to %zu", i, d->n_params - 1);
         return cdi_ddp_misused(d, &err);

@@ -156,8 +156,9 @@ CDDP_API cddp_status cddp_device(cddp_comm *comm, cddp_device_info *info);
 CDDP_API CDDP_NODISCARD cddp_status cddp_alloc(cddp_comm *comm, size_t bytes, void **out);
 CDDP_API void cddp_free(cddp_comm *comm, void *p); /* NULL is allowed */
 /*
- * Copy `bytes` bytes between any two of host memory and the GPU's. Done on return; streams that write `from` or use
- * `to` must have been waited for. CDDP_OK, CDDP_E_INVALID, CDDP_E_SYSTEM. Any thread.
+ * Copy `bytes` bytes between any two of host memory and the GPU's. It comes after the collectives and reducer steps
+ * that were begun before, and is done on return; streams of the program's own that use the memory must have been waited
+ * for. CDDP_OK, CDDP_E_INVALID, CDDP_E_SYSTEM, or the sticky error. Any thread.
  */
 CDDP_API cddp_status cddp_copy(cddp_comm *comm, void *to, const void *from, size_t bytes);
 

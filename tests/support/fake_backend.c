@@ -160,6 +160,11 @@ static cddp_status fake_lead(struct cdi_backend *b, uint64_t ticket, void *strea
     return CDDP_OK;
 }
 
+static cddp_status fake_health(struct cdi_backend *b, struct cdi_error *err)
+{
+    return of(b)->fail_health == CDDP_OK ? CDDP_OK : cdi_fail(err, of(b)->fail_health, "scripted: broken");
+}
+
 static bool fake_is_device(struct cdi_backend *b, const void *p)
 {
     return of(b)->device && p != of(b)->on_host;
@@ -186,6 +191,7 @@ static const struct cdi_backend_ops fake_device_ops = {
     .join = fake_join,
     .follow = fake_follow,
     .lead = fake_lead,
+    .health = fake_health,
     .is_device = fake_is_device,
     .abort = fake_abort,
     .pack = fake_pack,

@@ -34,6 +34,7 @@ struct cddp_comm {
     double factor;            /* what a completed all_reduce does to float32 elements; 0: nothing */
     cddp_status fail_enqueue; /* CDDP_OK, or what the next enqueue returns */
     cddp_status fail_join;    /* the same for join */
+    cddp_status fail_health;  /* what a device says from now on */
     cddp_status fail_region;  /* the same for region_create */
     cddp_status fail_gather;  /* the same for the blocking collectives */
 };

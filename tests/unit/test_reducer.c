@@ -694,3 +694,21 @@ Test(reducer, an_error_of_the_device_comes_out_of_the_next_call)
     cddp_ddp_destroy(d);
     fake_close(&comm, 1);
 }
+
+Test(reducer, a_device_that_broke_meanwhile_is_known_at_the_next_gradient)
+{
+    cddp_comm comm;
+    cddp_ddp *d;
+
+    fake_open(&comm, 1);
+    comm.device = true;
+    d = open_with(&comm, large, 4, NULL);
+    cr_assert_eq(cddp_ddp_grad_ready(d, 3), CDDP_OK);
+    comm.fail_health = CDDP_E_PEER;
+    cr_assert_eq(cddp_ddp_grad_ready(d, 2), CDDP_E_PEER);
+    cr_assert_str_eq(cddp_last_error(), "scripted: broken");
+    comm.fail_health = CDDP_OK;
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_E_PEER);
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}

@@ -259,8 +259,10 @@ static bool gpu_is_device(struct cdi_backend *b, const void *p)
 
 static cddp_status gpu_copy(struct cdi_backend *b, void *to, const void *from, size_t bytes, struct cdi_error *err)
 {
-    cddp_status st;
+    cddp_status st = cdi_gpu_lead(b, 0, b->device.side, err);
 
+    if (st != CDDP_OK)
+        return st;
     cdi_device_enter(&b->device);
     st = cdi_device_copy(&b->device, to, from, bytes, err);
     cdi_device_leave(&b->device);
