@@ -562,6 +562,10 @@ cddp_status cddp_finalize(cddp_comm *comm)
     if (comm == NULL)
         return CDDP_OK;
     st = comm->ops->health(comm->backend, &err);
+    if (comm->ops->on_device) { /* its watch thread uses the store, which now is told that nobody will */
+        comm->ops->destroy(comm->backend);
+        comm->backend = NULL;
+    }
     if (comm->whole == NULL)
         say_goodbye(comm, st != CDDP_OK);
     comm_free(comm);
