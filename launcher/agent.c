@@ -359,6 +359,9 @@ static void carry_out(struct agent *a, const struct supervise_action *action)
     case SUPERVISE_DO_SEND_LEAVE:
         send_word(a, CDI_MSG_LEAVE);
         return;
+    case SUPERVISE_DO_REJOIN:
+        join_again(a->join, cdi_deadline_ms(cdi_now_ms(), a->plan->meet.join_timeout_ms));
+        return;
     case SUPERVISE_DO_FINISH:
         end_job(a);
         return;
@@ -407,6 +410,11 @@ static void on_connected(void *arg, const char *addr, uint16_t port)
     a->master_port = port;
 }
 
+static bool is_elastic(const struct plan *p)
+{
+    return p->min_nodes < p->max_nodes || p->meet.spares > 0;
+}
+
 static void on_assign(struct agent *a, const struct cdi_msg_assign *assign)
 {
     struct supervise_event ev = {.kind = SUPERVISE_ASSIGN, .u.assign = *assign};
@@ -415,7 +423,7 @@ static void on_assign(struct agent *a, const struct cdi_msg_assign *assign)
         (void)snprintf(ev.u.assign.master_addr, sizeof ev.u.assign.master_addr, "%s", a->master_addr);
     if (ev.u.assign.master_port == 0)
         ev.u.assign.master_port = a->master_port;
-    if (assign->round > 0 && (a->plan->min_nodes < a->plan->max_nodes || a->plan->meet.spares > 0))
+    if (assign->round > 0 && is_elastic(a->plan))
         cdi_log(CDI_LOG_WARN, "AGENT-CHANGE",
                 "the job goes on with %u node%s; this is node rank %d, ranks %u to %u of %u", assign->n_nodes,
                 assign->n_nodes == 1 ? "" : "s", assign->node_rank, assign->rank_base,
@@ -494,7 +502,11 @@ static void on_lost(void *arg, const char *text)
 static void on_fenced(void *arg, const char *text)
 {
     struct supervise_event ev = {.kind = SUPERVISE_FENCED, .u.text = text};
+    const struct agent *a = arg;
 
+    if (a->sup.rejoins)
+        cdi_log(CDI_LOG_WARN, "AGENT-FENCED", "%s; this node tries to come back for %lld s", text,
+                (long long)a->plan->meet.join_timeout_ms / 1000);
     feed(arg, &ev);
 }
 
@@ -632,6 +644,7 @@ static cddp_status start_join(struct agent *a, struct join_options *opt, struct 
 
     opt->deadline_ms = cdi_deadline_ms(cdi_now_ms(), m->join_timeout_ms);
     opt->own = a->server != NULL;
+    opt->rejoins = a->sup.rejoins;
     opt->secret = a->plan->secret;
     opt->hello = (struct cdi_msg_join){.version = CDI_CONTROL_VERSION,
                                        .release = CDDP_VERSION,
@@ -761,6 +774,8 @@ int agent_run(const struct plan *plan, struct guard_link *link)
                    plan->options->shutdown_timeout_ms >= 0 ? plan->options->shutdown_timeout_ms : SUPERVISE_GRACE_MS);
     if (plan->wait_on_failure)
         supervise_leave_alone(&a->sup);
+    if (is_elastic(plan) || plan->max_restarts > 0)
+        supervise_set_rejoins(&a->sup);
     if (spawn_find_program(plan_program(plan), a->spawn.program, &status, &err) == CDDP_OK) {
         status = 1;
         if (spawn_prepare(&a->spawn, plan->n_procs, &err) == CDDP_OK)

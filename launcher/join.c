@@ -18,6 +18,7 @@
 #define ANSWER_MS 10000 /* for a rendezvous to answer JOIN */
 #define STRANGE_MAX 8   /* connections that end before an answer, then nobody there is a rendezvous */
 #define SAY_WAITING_MS 10000
+#define GONE_MS 5000        /* who refuses connections for so long does not come back */
 #define RETURN_RETRY_MS 250 /* between two attempts to come back: the lease runs */
 #define RETURN_ATTEMPT_MS 1000
 #define RETURN_ANSWER_MS 2000
@@ -44,8 +45,11 @@ struct join {
     unsigned next_addr, n_strange;
     bool tcp_open; /* tcp is initialised and not closing */
     bool connected, lost, closing;
-    bool answered; /* JOIN was, on this connection */
-    bool known;    /* WELCOME has come once */
+    bool answered;      /* JOIN was, on this connection */
+    bool resuming;      /* JOIN asked to come back */
+    bool known;         /* WELCOME has come once */
+    bool again;         /* join_again() was called */
+    int64_t refused_ms; /* since when connections are refused; 0: they are not */
     int open_handles;
     char session[64];   /* of WELCOME */
     char trying[80];    /* the address of the present attempt */
@@ -183,6 +187,7 @@ static void send_join(struct join *j)
 {
     struct cdi_msg msg = {.type = CDI_MSG_JOIN, .u.join = j->opt.hello};
 
+    j->resuming = j->opt.hello.session[0] != '\0';
     contact_joining(&j->contact, cdi_now_ms());
     join_send(j, &msg);
 }
@@ -203,6 +208,11 @@ static void later(struct join *j, const char *why)
     reset_tcp(j);
     (void)uv_timer_stop(&j->limit);
     (void)snprintf(j->last_try, sizeof j->last_try, "%s: %s", j->trying, why);
+    if (j->again && j->refused_ms != 0 && cdi_now_ms() - j->refused_ms > GONE_MS) {
+        (void)snprintf(text, sizeof text, "the rendezvous at %s is gone (%s)", j->opt.name, j->last_try);
+        lose(j, text);
+        return;
+    }
     if (!j->known && cdi_now_ms() + (int64_t)j->wait_ms >= j->opt.deadline_ms) {
         (void)snprintf(text, sizeof text, "cannot reach the rendezvous at %s (%s)%s", j->opt.name, j->last_try,
                        j->opt.note);
@@ -271,7 +281,7 @@ static void strange(struct join *j, const char *why, bool final)
 {
     char text[1024];
 
-    if (j->known || (!final && ++j->n_strange < STRANGE_MAX)) {
+    if (j->known || j->again || (!final && ++j->n_strange < STRANGE_MAX)) {
         later(j, why);
         return;
     }
@@ -319,7 +329,14 @@ static void handle(struct join *j, const struct cdi_msg *msg)
         (void)uv_timer_stop(&j->limit);
         (void)uv_timer_stop(&j->say);
     }
+    if (msg->type == CDI_MSG_CLOSED && msg->u.closed.status == CDI_CLOSE_REFUSED && j->opt.rejoins && j->resuming) {
+        j->opt.hello.session[0] = '\0';
+        j->opt.hello.round = -1;
+        end(j, true, msg->u.closed.text);
+        return;
+    }
     if (msg->type == CDI_MSG_WELCOME) {
+        j->resuming = false;
         j->known = true;
         (void)snprintf(j->session, sizeof j->session, "%s", msg->u.welcome.session);
         contact_welcome(&j->contact, msg->u.welcome.lease_ms, cdi_now_ms());
@@ -440,10 +457,14 @@ static void on_connect(uv_connect_t *req, int status)
 
     if (j->closing || j->lost || status == UV_ECANCELED)
         return;
+    if (status != UV_ECONNREFUSED)
+        j->refused_ms = 0;
+    else if (j->refused_ms == 0)
+        j->refused_ms = cdi_now_ms();
     if (status == 0) {
         j->connected = true;
         (void)uv_tcp_nodelay(&j->tcp, 1);
-        (void)uv_timer_start(&j->limit, on_limit, j->known ? RETURN_ANSWER_MS : ANSWER_MS, 0);
+        (void)uv_timer_start(&j->limit, on_limit, j->known || j->again ? RETURN_ANSWER_MS : ANSWER_MS, 0);
         cdi_buf_consume(&j->in, j->in.len);
         tell_connected(j);
         send_hello(j);
@@ -465,7 +486,7 @@ static void try_connect(struct join *j)
     (void)snprintf(j->trying, sizeof j->trying, "%s", addr);
     j->next_addr = (j->next_addr + 1) % j->opt.n_addrs;
     if (rc == 0) {
-        int64_t left = j->known ? RETURN_ATTEMPT_MS : j->opt.deadline_ms - cdi_now_ms();
+        int64_t left = j->known || j->again ? RETURN_ATTEMPT_MS : j->opt.deadline_ms - cdi_now_ms();
 
         j->tcp.data = j;
         j->tcp_open = true;
@@ -510,6 +531,21 @@ cddp_status join_start(struct join **out, uv_loop_t *loop, const struct join_opt
     }
     *out = j;
     return CDDP_OK;
+}
+
+void join_again(struct join *j, int64_t deadline_ms)
+{
+    if (!j->lost || j->closing)
+        return;
+    j->lost = j->known = j->answered = false;
+    j->again = true;
+    j->refused_ms = 0;
+    j->n_strange = 0;
+    j->wait_ms = RETRY_FIRST_MS;
+    j->opt.deadline_ms = deadline_ms;
+    contact_init(&j->contact, j->opt.own);
+    (void)uv_timer_start(&j->say, on_say, SAY_WAITING_MS, SAY_WAITING_MS);
+    (void)uv_timer_start(&j->retry, on_retry, RETRY_FIRST_MS, 0); /* the handle of the old connection closes first */
 }
 
 /* The last of a closing connection; also called when the wait for what is queued ends. */

@@ -23,9 +23,12 @@ struct join_events {
     void (*message)(void *arg, const struct cdi_msg *msg);
     /* Not connected yet, after 10 s and every 10 s: one sentence about what it waits for. */
     void (*waiting)(void *arg, const char *text);
-    /* The connection could not be made or is gone: one sentence. Once; nothing follows it, nor what comes next. */
+    /* The connection could not be made or is gone: one sentence. Once; nothing follows it. */
     void (*lost)(void *arg, const char *text);
-    /* The rendezvous was silent for so long that it may soon count this node as lost: kill the workers at once. */
+    /*
+     * The rendezvous was silent for so long that it may soon count this node as lost, or does already: kill the workers
+     * at once. Nothing follows it before join_again().
+     */
     void (*fenced)(void *arg, const char *text);
 };
 
@@ -36,6 +39,7 @@ struct join_options {
     char note[320];      /* "": none; else what is said behind "cannot reach": why this agent does not host */
     int64_t deadline_ms; /* to be connected by, the first time */
     bool own;            /* the rendezvous runs in this process: its silence means nothing */
+    bool rejoins;        /* if it does not know this agent any more, that is fenced() too: join_again() follows */
     const struct cdi_secret *secret; /* NULL: none; must outlive the join */
     struct cdi_msg_join hello;
 };
@@ -46,6 +50,9 @@ cddp_status join_start(struct join **out, uv_loop_t *loop, const struct join_opt
                        void *arg, struct cdi_error *err);
 /* Queue a message. Before the connection stands and is open, or after it is lost, it is dropped. */
 void join_send(struct join *j, const struct cdi_msg *msg);
+/* After fenced(): connect again, until the deadline; as whom the rendezvous knows if it still does, else as a new node.
+ */
+void join_again(struct join *j, int64_t deadline_ms);
 /* Look now whether fenced() is due, and call it: for an agent that was stopped and goes on. NULL-safe. */
 void join_look(struct join *j);
 /* Close what is open, after what is queued was written or 1 s has passed, and free j. No event follows. NULL-safe. */

@@ -31,6 +31,11 @@ void supervise_set_host(struct supervise *s)
     s->hosts = true;
 }
 
+void supervise_set_rejoins(struct supervise *s)
+{
+    s->rejoins = true;
+}
+
 void supervise_leave_alone(struct supervise *s)
 {
     s->leaves_alone = true;
@@ -203,11 +208,34 @@ static void on_link_lost(struct supervise *s, const char *text, int64_t now_ms, 
     end_agent(s, SIGTERM, now_ms, out);
 }
 
+/* What it will say of its round when it is back: that it failed, and that nothing of it runs. */
+static void fence_and_return(struct supervise *s, const char *text, int64_t now_ms, struct supervise_actions *out)
+{
+    s->returning = true;
+    if (workers_live(s)) {
+        if (s->local_first.kind == CDI_END_NONE) {
+            s->local_first = (struct cdi_failure){
+                .kind = CDI_END_NODE, .rank = -1, .local_rank = -1, .node_rank = s->assign.node_rank};
+            (void)snprintf(s->local_first.text, sizeof s->local_first.text, "%s", text);
+        }
+        s->said_failed = true;
+        s->state = SUPERVISE_STOPPING;
+        kill_workers(s, now_ms, out);
+    } else if (s->state != SUPERVISE_SWEEPING) {
+        s->returning = false;
+        act(out, SUPERVISE_DO_REJOIN, 0);
+    }
+}
+
 /* No grace: by the time the rendezvous counts this node as lost, nothing of it may run. */
 static void on_fenced(struct supervise *s, const char *text, int64_t now_ms, struct supervise_actions *out)
 {
     if (s->closed || s->state == SUPERVISE_OVER)
         return;
+    if (s->rejoins && !s->ending) {
+        fence_and_return(s, text, now_ms, out);
+        return;
+    }
     s->link_lost = true;
     s->ending = true;
     if (s->text[0] == '\0')
@@ -268,6 +296,9 @@ static void on_swept(struct supervise *s, int64_t now_ms, struct supervise_actio
         report(s, out, SUPERVISE_DO_SEND_STOPPED);
     else
         report(s, out, SUPERVISE_DO_SEND_DONE);
+    if (s->returning)
+        act(out, SUPERVISE_DO_REJOIN, 0);
+    s->returning = false;
 }
 
 static void on_signal(struct supervise *s, int signal, int64_t now_ms, struct supervise_actions *out)

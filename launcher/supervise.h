@@ -74,6 +74,7 @@ enum supervise_do {
     SUPERVISE_DO_SEND_DONE,
     SUPERVISE_DO_SEND_STOPPED,
     SUPERVISE_DO_SEND_LEAVE,
+    SUPERVISE_DO_REJOIN, /* no worker is left here: reach the rendezvous again, as whom it knows or as a new node */
     SUPERVISE_DO_FINISH, /* the job is over for this agent; supervise_exit_status() */
 };
 
@@ -110,6 +111,8 @@ struct supervise {
     bool leaves_alone;                         /* a worker's failure does not stop the others: they end by themselves */
     bool hosts;                                /* the other nodes' rendezvous runs in this agent */
     bool link_lost;                            /* to the rendezvous */
+    bool rejoins;                              /* the job may have a place for a node that was fenced */
+    bool returning;                            /* fenced: REJOIN when the workers are gone */
     int64_t stay_until_ms; /* a host that is ended by a signal waits so long for the other nodes to stop */
     int signal;            /* that ended it; 0: none */
     int last_signal;
@@ -122,6 +125,8 @@ struct supervise {
 void supervise_init(struct supervise *s, uint32_t n_local, int64_t grace_ms);
 /* The rendezvous of other nodes runs in this agent: a signal ends it when they have stopped, and not before. */
 void supervise_set_host(struct supervise *s);
+/* A fenced node comes back, without its workers, instead of ending: its job may go on without it and with it. */
+void supervise_set_rejoins(struct supervise *s);
 /* A worker's failure, here or elsewhere, is told to the others, but they are left alone. */
 void supervise_leave_alone(struct supervise *s);
 /* What to do now, in this order. A worker that could not be started counts as started, and EXIT with END_SPAWN follows.

@@ -13,6 +13,7 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
 import launch
 from launch import Job, free_port, wait_for
+from test_nodes import Relay
 
 # Every worker says where it is in the world, then works until it is told to end well.
 WORK = ('exec 2>/dev/null; echo is $TORCHELASTIC_RESTART_COUNT $GROUP_RANK $RANK/$WORLD_SIZE >> "$TMPDIR/world"; '
@@ -185,6 +186,54 @@ def test_a_worker_that_fails_because_a_machine_died_is_its_echo(cddprun):
         kill_agent(b)
         in_world(a, '0 0 0/1')
         job.end(a)
+
+
+def cut_off(cddprun, seconds):
+    """Two nodes, of which the second is cut off for so long; both are in one world again. What they said."""
+    with Elastic(cddprun, '1:2', conf='last_call_timeout=0,lease=3') as job, Relay(job.port) as relay:
+        a = job.node()
+        in_world(a, '0 0 0/1')
+        b = job.node(f'--rdzv_endpoint=127.0.0.1:{relay.port}', '--rdzv_conf=is_host=0')
+        in_world(b, '0 1 1/2')
+        in_world(a, '0 0 0/2')
+        rounds = len(worlds(a))
+        relay.silent = True
+        time.sleep(seconds)
+        assert not b.workers(), 'nobody can know that it lives: its workers must not'
+        if seconds > 3:
+            in_world(a, '0 0 0/1')
+        relay.silent = False
+        wait_for('both again', lambda: len(worlds(a)) > rounds and worlds(a)[-1] == '0 0 0/2' and
+                 worlds(b)[-1:] == ['0 1 1/2'] and len(worlds(b)) == 2, launch.within(6), lambda: said(a) + said(b))
+        job.end(a, b)
+        return said(a), said(b)
+
+
+def test_a_node_that_was_cut_off_for_less_than_its_lease_comes_back_as_itself(cddprun):
+    said_a, said_b = cut_off(cddprun, 2.4)
+    assert 'nothing was heard from the rendezvous' in said_b and 'has come' not in said_a.rpartition('on with 2')[0].rpartition(
+        'nothing was heard')[2], (said_a, said_b)
+
+
+def test_a_node_that_was_cut_off_for_longer_comes_back_as_a_new_one(cddprun):
+    said_a, said_b = cut_off(cddprun, 4)
+    assert 'this node tries to come back' in said_b, said_b
+    assert re.search(r'n2.*was lost while its workers ran: (?s:.*)on with 1 node;(?s:.*)n2 .*has come: (?s:.*)on with 2 nodes',
+                     said_a), said_a
+
+
+def test_a_node_whose_rendezvous_has_gone_meanwhile_ends(cddprun):
+    with Elastic(cddprun, '1:2', conf='last_call_timeout=0,lease=2') as job, Relay(job.port) as relay:
+        a = job.node()
+        in_world(a, '0 0 0/1')
+        b = job.node(f'--rdzv_endpoint=127.0.0.1:{relay.port}', '--rdzv_conf=is_host=0,join_timeout=3')
+        in_world(b, '0 1 1/2')
+        relay.silent = True
+        in_world(a, '0 0 0/1')
+        assert b.finish() == 1
+        assert 'cddprun: cannot reach the rendezvous at' in said(b), said(b)
+        job.end(a)
+        os.unlink(os.path.join(b.tmp, 'world'))
 
 
 def test_different_numbers_are_refused(cddprun):

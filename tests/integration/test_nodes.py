@@ -497,4 +497,5 @@ def test_flags_that_cannot_be(cddprun):
     one_sentence(run(cddprun, '--rdzv_conf=a=b', 'true'), 2, "'a'", 'join_timeout')
 
 
-launch.main()
+if __name__ == '__main__':
+    launch.main()

@@ -362,6 +362,39 @@ Test(supervise, a_fenced_node_kills_its_workers_without_grace)
     cr_assert_str_eq(s.text, "silent");
 }
 
+Test(supervise, a_fenced_node_that_may_come_back_says_then_that_its_round_failed_and_nothing_runs)
+{
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
+    supervise_set_rejoins(&s);
+    send_event((struct supervise_event){.kind = SUPERVISE_FENCED, .u.text = "silent"}, 0);
+    DID(SUPERVISE_DO_REJOIN);
+    assign(0, 0, 0);
+    send_event((struct supervise_event){.kind = SUPERVISE_FENCED, .u.text = "silent"}, 1);
+    DID(SUPERVISE_DO_KILL);
+    cr_assert_eq(did.v[0].signal, SIGKILL);
+    ended(0, CDI_END_SIGNAL, SIGKILL, 2);
+    DID(SUPERVISE_DO_SWEEP);
+    plain(SUPERVISE_SWEPT, 3);
+    DID(SUPERVISE_DO_SEND_STOPPED, SUPERVISE_DO_REJOIN);
+    plain(SUPERVISE_RESUMED, 4);
+    DID(SUPERVISE_DO_SEND_FAILED, SUPERVISE_DO_SEND_STOPPED);
+    cr_assert_eq(s.local_first.kind, CDI_END_NODE);
+    cr_assert_str_eq(s.local_first.text, "silent");
+    round_over(0, 0, 5);
+    cr_assert_eq(did.n, 0, "that was said already");
+    assign(1, 0, 6);
+    DID(SUPERVISE_DO_SPAWN);
+
+    send_event((struct supervise_event){.kind = SUPERVISE_FENCED, .u.text = "silent"}, 7);
+    ended(0, CDI_END_SIGNAL, SIGKILL, 8);
+    plain(SUPERVISE_SWEPT, 9);
+    DID(SUPERVISE_DO_SEND_STOPPED, SUPERVISE_DO_REJOIN);
+    send_event((struct supervise_event){.kind = SUPERVISE_LINK_LOST, .u.text = "cannot reach it"}, 10);
+    DID(SUPERVISE_DO_FINISH);
+    cr_assert_eq(supervise_exit_status(&s), 1);
+    cr_assert_str_eq(s.text, "cannot reach it");
+}
+
 Test(supervise, one_that_is_refused_when_it_comes_back_kills_its_workers_at_once)
 {
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
