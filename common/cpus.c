@@ -3,6 +3,7 @@
 
 #include "common/env.h"
 
+#include <inttypes.h>
 #include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -144,6 +145,18 @@ static int quota_of_line(const char *root, char *line)
         return 0;
     (void)snprintf(mount, sizeof mount, "%s/sys/fs/cgroup/cpu", root); /* a link where it is mounted with cpuacct */
     return walk_up(mount, group, quota_v1);
+}
+
+uint64_t cdi_cpus_autogroup(const char *root)
+{
+    char path[256], line[64];
+    uint64_t group;
+
+    (void)snprintf(path, sizeof path, "%s/proc/sys/kernel/sched_autogroup_enabled", root);
+    if (!read_line(path, line, sizeof line) || strcmp(line, "1") != 0)
+        return 0;
+    (void)snprintf(path, sizeof path, "%s/proc/self/autogroup", root);
+    return read_line(path, line, sizeof line) && sscanf(line, "/autogroup-%" SCNu64, &group) == 1 ? group : 0;
 }
 
 int cdi_cpus_quota(const char *root)

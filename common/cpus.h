@@ -12,6 +12,12 @@
  * least 1. Reads a few small files: milliseconds at worst, so not for a fast path. */
 int cdi_usable_cpus(void);
 
+/*
+ * The scheduler's automatic group of this process, or 0 where there is none. Each session (setsid) is one; sched_yield
+ * gives the processor to threads of the same group only. `root` as below.
+ */
+uint64_t cdi_cpus_autogroup(const char *root);
+
 /* The calling thread's affinity mask: bit i of the words is processor i. No bit where it cannot be read. */
 void cdi_cpus_affinity(uint64_t *words, int n_words);
 

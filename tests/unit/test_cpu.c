@@ -3,6 +3,7 @@
  * What is the CPU backend's own, between real processes; what every backend must do is in tests/backend.
  */
 #include "common/clock.h"
+#include "common/cpus.h"
 #include "hygiene.h"
 #include "ranks.h"
 #include "worker/backend/cpu/float16.h"
@@ -10,6 +11,7 @@
 #include "worker/dtype.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -148,6 +150,56 @@ static int told_by_the_agent(struct rank *r)
 Test(cpu, what_the_agent_says_ends_a_wait)
 {
     cr_assert_eq(ranks_fork(2, 20, told_by_the_agent, NULL, NULL), 0);
+}
+
+/*
+ * Both ranks begin on one processor, though they may use two. The scheduler may part them too; what only this library
+ * could do wrong is to leave a rank bound.
+ */
+static int together(struct rank *r)
+{
+    struct cdi_op op = barrier;
+    int64_t until = cdi_now_ms() + 5000;
+    cpu_set_t may, now, one;
+    int first = 0, here = 0;
+    double apart = 0, same;
+    struct cdi_op sum = {.kind = CDI_ALL_REDUCE,
+                         .in = &same,
+                         .out = &same,
+                         .count = 1,
+                         .dtype = CDDP_FLOAT64,
+                         .bucket = -1,
+                         .lazy = true};
+
+    RANK_CHECK(sched_getaffinity(0, sizeof may, &may) == 0);
+    while (!CPU_ISSET(first, &may))
+        first++;
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    CPU_ZERO(&one);
+    CPU_SET(first, &one);
+    RANK_CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
+    RANK_CHECK(sched_setaffinity(0, sizeof may, &may) == 0);
+    do {
+        RANK_CHECK(rank_do(r, &op) == CDDP_OK);
+        here = sched_getcpu();
+        same = r->rank == 0 ? -here : here; /* together 0 where both are on one processor */
+        RANK_CHECK(rank_do(r, &sum) == CDDP_OK);
+        apart = same;
+        same = cdi_now_ms() < until;
+        RANK_CHECK(rank_do(r, &sum) == CDDP_OK); /* all stop together */
+    } while (apart == 0 && same == r->size);
+    RANK_CHECK(apart != 0, "both ranks stayed on processor %d", here);
+    RANK_CHECK(sched_getaffinity(0, sizeof now, &now) == 0);
+    RANK_CHECK(CPU_EQUAL(&now, &may), "the affinity has changed");
+    rank_close(r);
+    return 0;
+}
+
+Test(cpu, ranks_on_one_processor_part_where_there_are_two)
+{
+    if (cdi_usable_cpus() < 2)
+        cr_skip("this test may use one processor only");
+    cr_assert_eq(ranks_fork(2, 20, together, NULL, NULL), 0);
 }
 
 static int never_starts(struct rank *r)

@@ -96,8 +96,24 @@ Test(cpus, garbage_is_no_quota)
     drop_root();
 }
 
+Test(cpus, the_schedulers_group_is_known_where_it_counts)
+{
+    make_root();
+    cr_assert_eq(cdi_cpus_autogroup(root), 0, "a kernel without them");
+    put("/proc/self/autogroup", "/autogroup-79561 nice 0\n");
+    put("/proc/sys/kernel/sched_autogroup_enabled", "0\n");
+    cr_assert_eq(cdi_cpus_autogroup(root), 0, "switched off");
+    put("/proc/sys/kernel/sched_autogroup_enabled", "1\n");
+    cr_assert_eq(cdi_cpus_autogroup(root), 79561);
+    put("/proc/self/autogroup", "garbage\n");
+    cr_assert_eq(cdi_cpus_autogroup(root), 0);
+    drop_root();
+}
+
 Test(cpus, affinity_is_obeyed)
 {
+    uint64_t mask[16];
+
     cpu_set_t all, one;
     int first = 0;
 
@@ -108,4 +124,7 @@ Test(cpus, affinity_is_obeyed)
     CPU_SET(first, &one);
     cr_assert_eq(sched_setaffinity(0, sizeof one, &one), 0);
     cr_assert_eq(cdi_usable_cpus(), 1);
+    cdi_cpus_affinity(mask, 16);
+    for (int i = 0; i < 16 * 64; i++)
+        cr_assert_eq(mask[i / 64] >> i % 64 & 1, i == first, "processor %d", i);
 }

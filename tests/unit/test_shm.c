@@ -168,3 +168,21 @@ Test(shm, ranks_that_are_bound_to_one_processor_each_have_two)
         cr_skip("this test may use one processor only");
     cr_assert_eq(usable_by(cpu[0], cpu[1]), 2);
 }
+
+Test(shm, ranks_in_groups_of_the_scheduler_of_their_own_do_not_yield)
+{
+    struct cdi_shm *s;
+    void *mem;
+    int fd;
+
+    cr_assert_eq(cdi_shm_memfd("test", cdi_shm_bytes(2), &fd, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_map(&plain_mmap, fd, cdi_shm_bytes(2), &mem, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_create(&s, 0, 2, 0, NULL, NULL), CDDP_OK);
+    cdi_shm_format(s, mem);
+    atomic_store(&s->ranks[1].autogroup, atomic_load(&s->ranks[0].autogroup));
+    cr_assert(cdi_shm_can_yield(s));
+    atomic_store(&s->ranks[1].autogroup, atomic_load(&s->ranks[0].autogroup) + 1);
+    cr_assert_not(cdi_shm_can_yield(s));
+    cdi_shm_destroy(s);
+    (void)close(fd);
+}

@@ -122,7 +122,7 @@ static cddp_status connect_all(struct cdi_backend *b, struct cdi_flight *record,
     if (st == CDDP_OK && world->size > 1)
         st = cdi_handover_control(&b->team.shm, world, &b->named, &b->mapper, &why);
     if (st == CDDP_OK && world->size > 1)
-        cdi_wait_init(&b->team.wait, b->team.shm, world->flight, world->timeout_ms, cdi_shm_usable_cpus(b->team.shm));
+        cdi_wait_init(&b->team.wait, b->team.shm, world->flight, world->timeout_ms);
     if (st == CDDP_OK && world->n_nodes > 1)
         st = connect_nodes(b, &why);
     if (st != CDDP_OK && world->n_nodes > 1)

@@ -191,9 +191,20 @@ static void take_over(struct cdi_shm *s, void *segment)
     s->slots = base + head_bytes(s->size);
     atomic_store(&s->ranks[s->rank].pid, (int32_t)getpid());
     (void)cdi_shm_tell_cpu(s);
+    atomic_store(&s->ranks[s->rank].autogroup, cdi_cpus_autogroup(""));
     cdi_cpus_affinity(cpus, CDI_SHM_CPU_WORDS);
     for (int i = 0; i < CDI_SHM_CPU_WORDS; i++)
         atomic_store_explicit(&s->ranks[s->rank].cpus[i], cpus[i], memory_order_relaxed);
+}
+
+bool cdi_shm_can_yield(const struct cdi_shm *s)
+{
+    uint64_t mine = atomic_load(&s->ranks[s->rank].autogroup);
+    bool one = true;
+
+    for (int r = 0; r < s->size; r++)
+        one = one && atomic_load(&s->ranks[r].autogroup) == mine;
+    return one;
 }
 
 int cdi_shm_usable_cpus(const struct cdi_shm *s)

@@ -63,7 +63,8 @@ struct cdi_shm_rank {
     struct cdi_shm_post post[2];        /* for even and odd steps */
     _Alignas(64) _Atomic uint32_t left; /* said goodbye */
     _Atomic int32_t pid;
-    _Atomic uint32_t cpu;                     /* on which it was seen last, by itself */
+    _Atomic uint32_t cpu; /* on which it was seen last, by itself */
+    _Atomic uint64_t autogroup;
     _Atomic uint64_t cpus[CDI_SHM_CPU_WORDS]; /* on which it may run */
     _Atomic uint32_t moved; /* changes while this rank gets on with what others wait for: pieces over the network */
     struct cdi_shm_desc desc[2];
@@ -150,6 +151,8 @@ static inline bool cdi_shm_left(const struct cdi_shm *s, int rank)
 }
 /* Processors on which at least one of the ranks may run, cut down to this process's quota. */
 int cdi_shm_usable_cpus(const struct cdi_shm *s);
+/* Are all ranks in one group of the scheduler, so that sched_yield lets another one run? */
+bool cdi_shm_can_yield(const struct cdi_shm *s);
 /* A peer whose socket hung up without a goodbye, or -1. One poll(2); one thread at a time. */
 int cdi_shm_hung_up(struct cdi_shm *s);
 

@@ -13,17 +13,21 @@
 #include <unistd.h>
 
 #define SPINS 2000
+#define ASIDE_MS 20           /* at least, between two moves to another processor */
 #define SPINS_A_LOOK 100      /* pauses between looks at where the peer runs */
 #define SLICE_MS 50           /* how often a sleeper looks for hang-ups */
 #define SLICE_WITHOUT_WAITV 1 /* ms: it sleeps on one word only, so it must look at the others */
 #define AGENT_GRACE_MS 100    /* a hang-up was seen: the agent's sentence about the death is on its way */
 
-void cdi_wait_init(struct cdi_wait *w, struct cdi_shm *shm, struct cdi_flight *flight, int64_t timeout_ms, int cpus)
+void cdi_wait_init(struct cdi_wait *w, struct cdi_shm *shm, struct cdi_flight *flight, int64_t timeout_ms)
 {
+    int cpus = cdi_shm_usable_cpus(shm);
+
     memset(w, 0, sizeof *w);
     w->shm = shm;
     w->flight = flight;
     w->timeout_ms = timeout_ms;
+    w->yields = cdi_shm_can_yield(shm);
     w->spins_inline = shm->size <= cpus ? SPINS : 0;
     w->spins_thread = 2 * shm->size <= cpus ? SPINS : 0;
 }
@@ -40,6 +44,40 @@ static bool in_its_way(const struct cdi_wait *w, int rank)
 {
     return rank != w->shm->rank &&
            atomic_load_explicit(&w->shm->ranks[rank].cpu, memory_order_relaxed) == cdi_shm_tell_cpu(w->shm);
+}
+
+static bool has_rank(const struct cdi_wait *w, int cpu)
+{
+    for (int r = 0; r < w->shm->size; r++)
+        if (atomic_load_explicit(&w->shm->ranks[r].cpu, memory_order_relaxed) == (uint32_t)cpu)
+            return true;
+    return false;
+}
+
+/*
+ * The scheduler has put this rank and `rank` onto one processor though there are enough: the higher one moves to one
+ * where no rank was seen. Only a push: the thread may run afterwards where it might before. Seldom, since it costs some
+ * 20 us and the scheduler may have its reasons.
+ */
+static void step_aside(struct cdi_wait *w, int rank)
+{
+    int64_t now = cdi_now_ms();
+    cpu_set_t may, one;
+
+    if (rank >= w->shm->rank || now < w->aside_ms || !in_its_way(w, rank) ||
+        sched_getaffinity(0, sizeof may, &may) != 0)
+        return;
+    w->aside_ms = now + ASIDE_MS;
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (!CPU_ISSET(cpu, &may) || has_rank(w, cpu))
+            continue;
+        CPU_ZERO(&one);
+        CPU_SET(cpu, &one);
+        if (sched_setaffinity(0, sizeof one, &one) == 0)
+            (void)sched_setaffinity(0, sizeof may, &may);
+        (void)cdi_shm_tell_cpu(w->shm);
+        return;
+    }
 }
 
 static bool spin(const struct cdi_wait *w, int rank, struct cdi_counter *c, uint32_t step, int spins)
@@ -215,7 +253,11 @@ static cddp_status wait_one(struct cdi_wait *w, struct waiting *g, bool on_threa
     char name[160];
     cddp_status st;
 
-    if (spin(w, g->rank, g->c, g->step, spins) || yield(g->c, g->step))
+    if (spin(w, g->rank, g->c, g->step, spins))
+        return CDDP_OK;
+    if (spins > 0)
+        step_aside(w, g->rank);
+    if (w->yields && yield(g->c, g->step))
         return CDDP_OK;
     if (g->deadline_ms == 0)
         set_deadline(w, g);

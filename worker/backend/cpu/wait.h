@@ -18,13 +18,15 @@ struct cdi_wait {
     int spins_inline; /* pauses before yielding, when the caller's own thread waits; fewer if the peer has to run here
                        */
     int spins_thread; /* the same for the communication thread, beside which the caller's thread computes */
+    bool yields;      /* yielding lets a peer run */
+    int64_t aside_ms; /* not before may this rank move to another processor again */
     bool no_waitv;    /* this kernel has no futex_waitv */
     int64_t slack_ms; /* beyond the timeout: for ranks that wait behind one which waits itself and knows more; the
                          timeout then starts again whenever a rank of the node has moved something */
 };
 
-/* cpus: on which the ranks of the node may run. */
-void cdi_wait_init(struct cdi_wait *w, struct cdi_shm *shm, struct cdi_flight *flight, int64_t timeout_ms, int cpus);
+/* shm: all ranks of the node have mapped it. */
+void cdi_wait_init(struct cdi_wait *w, struct cdi_shm *shm, struct cdi_flight *flight, int64_t timeout_ms);
 
 /* Has anything ended all waits? CDDP_OK, the abort's status, CDDP_E_PEER or CDDP_E_ABORTED from the agent. Two loads.
  */
