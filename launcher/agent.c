@@ -259,6 +259,9 @@ static void say_failure(struct agent *a)
     else
         say(a, a->sup.first.text);
     cdi_buf_release(&text);
+    if (a->plan->options->error_file != NULL &&
+        !report_copy_error_file(&r, supervise_exit_status(&a->sup), a->plan->options->error_file))
+        cdi_log(CDI_LOG_WARN, "AGENT-ERROR-FILE", "cannot write the error file '%.300s'", a->plan->options->error_file);
 }
 
 static void say_why(struct agent *a)
@@ -323,6 +326,15 @@ static void send_word(struct agent *a, enum cdi_msg_type type)
     join_send(a->join, &msg);
 }
 
+/* The sentence alone: what is behind it is for the report. */
+static void tell_death(struct agent *a)
+{
+    char sentence[sizeof a->sup.first.text];
+
+    (void)snprintf(sentence, sizeof sentence, "%.*s", (int)strcspn(a->sup.first.text, "\n"), a->sup.first.text);
+    crew_tell_death(a->crew, a->sup.first.rank, sentence);
+}
+
 static void carry_out(struct agent *a, const struct supervise_action *action)
 {
     switch (action->what) {
@@ -334,7 +346,7 @@ static void carry_out(struct agent *a, const struct supervise_action *action)
             cdi_log(CDI_LOG_WARN, "AGENT-FAILURE", "%.*s; the other workers are left alone (--on_failure=wait)",
                     (int)strcspn(a->sup.first.text, "\n"), a->sup.first.text);
         if (a->crew != NULL)
-            crew_tell_death(a->crew, a->sup.first.rank, a->sup.first.text);
+            tell_death(a);
         return;
     case SUPERVISE_DO_TELL_OVER:
         if (a->crew != NULL)

@@ -24,7 +24,7 @@ struct crew {
     uint32_t first_unstarted; /* workers from here on could not be started */
     struct cdi_error why;     /* of the first of them */
     bool destroyed;
-    const char *tail[RANKLOG_TAIL_LINES];
+    bool failed; /* the first failure has been told of */
     char error_file[PATH_MAX];
     struct worker workers[];
 };
@@ -131,18 +131,51 @@ static void fill_end(const struct crew *c, const struct worker *w, struct cdi_fa
     report_sentence(f, f->text, sizeof f->text);
 }
 
+/* Behind the sentence of the first failure: what the worker itself has said, which other nodes show too. */
+static void add_details(struct crew *c, struct worker *w, struct cdi_failure *f)
+{
+    const struct ranklog *log = &c->outputs[w->local_rank].streams[1].log;
+    const char *tail[RANKLOG_TAIL_LINES];
+    unsigned n;
+
+    worker_drain(w); /* it may have died with its last words still in the pipe */
+    logs_error_file(c->opt.logs, w->local_rank, c->error_file);
+    n = ranklog_tail_count(log);
+    for (unsigned i = 0; i < n; i++)
+        tail[i] = ranklog_tail_line(log, i);
+    report_details(f, c->error_file, tail, n);
+}
+
+/* A program that is killed comes before one that exits: where both were found at once, it exited because of the other.
+ */
+static bool is_cause(const struct worker *w)
+{
+    return w->exit_signal != 0 && w->exit_signal != SIGTERM && w->exit_signal != SIGPIPE;
+}
+
+static void tell_exit(struct crew *c, struct worker *w)
+{
+    struct cdi_failure end;
+
+    fill_end(c, w, &end);
+    if (!c->failed && (end.kind == CDI_END_SIGNAL || (end.kind == CDI_END_EXIT && end.code != 0))) {
+        add_details(c, w, &end);
+        c->failed = true;
+    }
+    w->told = true;
+    c->opt.exited(c->opt.arg, &end);
+}
+
 void crew_on_child(struct crew *c)
 {
     struct worker *w;
 
-    while (spawn_reap(c->workers, c->n, &w)) {
-        struct cdi_failure end;
-
-        if (w == NULL || c->destroyed)
-            continue;
-        fill_end(c, w, &end);
-        c->opt.exited(c->opt.arg, &end);
-    }
+    while (spawn_reap(c->workers, c->n, &w))
+        ;
+    for (int pass = 0; pass < 2; pass++)
+        for (uint32_t i = 0; i < c->n && !c->destroyed; i++)
+            if (c->workers[i].exited && !c->workers[i].told && (pass == 1 || is_cause(&c->workers[i])))
+                tell_exit(c, &c->workers[i]);
 }
 
 void crew_report_unstarted(struct crew *c)
@@ -154,6 +187,7 @@ void crew_report_unstarted(struct crew *c)
         struct cdi_failure end;
 
         c->workers[i].exited = true;
+        c->workers[i].told = true;
         fill_end(c, &c->workers[i], &end);
         end.kind = CDI_END_SPAWN;
         end.code = EAGAIN;
@@ -256,26 +290,42 @@ bool crew_has_output(const struct crew *c)
     return false;
 }
 
+/* Those that ended badly by themselves; what we have killed is no news. */
+static unsigned describe_others(const struct crew *c, const struct worker *first, struct report_other *others)
+{
+    unsigned n = 0;
+
+    for (uint32_t i = 0; i < c->n; i++) {
+        const struct worker *w = &c->workers[i];
+        bool stopped = w->exit_signal == SIGTERM || w->exit_signal == SIGKILL || w->exit_signal == SIGINT;
+
+        if (w == first || !w->exited || w->pid <= 0 || stopped || (w->exit_signal == 0 && w->exit_code == 0))
+            continue;
+        if (n < REPORT_OTHERS_MAX)
+            others[n] = (struct report_other){.rank = w->rank,
+                                              .code = w->exit_code,
+                                              .signal = w->exit_signal,
+                                              .later_ms = first != NULL ? w->ended_ms - first->ended_ms : -1};
+        n++;
+    }
+    return n;
+}
+
 void crew_describe(struct crew *c, struct report *r)
 {
     int32_t i = r->first.rank - (int32_t)c->opt.assign.rank_base;
     const struct worker *w = i >= 0 && (uint32_t)i < c->n ? &c->workers[i] : NULL;
-    const struct ranklog *log;
 
     r->program = c->opt.plan->command[0];
     r->after_ms = -1;
     r->elsewhere = w == NULL;
+    r->n_other_failures = describe_others(c, w, r->others);
     r->n_others = w != NULL ? c->n - 1 : c->n;
     r->restart_count = c->opt.assign.restart_count;
     r->max_restarts = c->opt.plan->max_restarts;
     if (w == NULL || w->started_ms == 0)
         return;
     r->after_ms = w->ended_ms - w->started_ms;
-    log = &c->outputs[w->local_rank].streams[1].log;
-    r->n_lines = ranklog_tail_count(log);
-    for (unsigned k = 0; k < r->n_lines; k++)
-        c->tail[k] = ranklog_tail_line(log, k);
-    r->lines = c->tail;
     logs_error_file(c->opt.logs, w->local_rank, c->error_file);
     r->error_file = c->error_file;
 }

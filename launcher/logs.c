@@ -237,7 +237,8 @@ static bool has_colour(int fd)
 {
     const char *term = cdi_env_str("TERM");
 
-    return isatty(fd) == 1 && tcgetpgrp(fd) >= 0 && !cdi_env_has("NO_COLOR") && term != NULL && strcmp(term, "dumb") != 0;
+    return isatty(fd) == 1 && tcgetpgrp(fd) >= 0 && !cdi_env_has("NO_COLOR") && term != NULL &&
+           strcmp(term, "dumb") != 0;
 }
 
 static void free_logs(struct logs *l)

@@ -9,8 +9,13 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
+#define LINE_FRAME "| "
+#define MESSAGE_HEAD "its message:\n"
+#define MESSAGE_SHOWN 500 /* bytes of it; a report fits on a screen and into a message to the other nodes */
+#define STDERR_HEAD "the last of its stderr:\n"
 #define ERROR_FILE_MAX (1024 * 1024) /* bytes read of an error file */
 
 void report_sentence(const struct cdi_failure *f, char *buf, size_t cap)
@@ -31,7 +36,7 @@ void report_sentence(const struct cdi_failure *f, char *buf, size_t cap)
         return;
     case CDI_END_SPAWN:
         if (f->text[0] != '\0')
-            (void)snprintf(buf, cap, "%s", f->text);
+            (void)snprintf(buf, cap, "%.*s", (int)strcspn(f->text, "\n"), f->text);
         else
             (void)snprintf(buf, cap, "rank %d on %.200s could not be started: %s", f->rank, f->host, strerror(f->code));
         return;
@@ -79,9 +84,62 @@ bool report_error_file(const char *path, char *buf, size_t cap)
     return text != NULL;
 }
 
+/* ------------------------------------------------------------------------------------------------- the report ---- */
+
+/* Bytes of the lines from first on, each behind its frame. */
+static size_t lines_size(const char *const *lines, unsigned first, unsigned n)
+{
+    size_t size = first < n ? strlen(STDERR_HEAD) : 0;
+
+    for (unsigned i = first; i < n; i++)
+        size += strlen(lines[i]) + strlen(LINE_FRAME) + 1;
+    return size;
+}
+
+static size_t add_text(char *to, size_t cap, size_t at, const char *text)
+{
+    while (*text != '\0' && at + 1 < cap) {
+        size_t n = strcspn(text, "\n");
+
+        at += (size_t)snprintf(to + at, cap - at, LINE_FRAME "%.*s\n", (int)n, text);
+        text += text[n] == '\n' ? n + 1 : n;
+    }
+    return at < cap ? at : cap - 1;
+}
+
+void report_details(struct cdi_failure *f, const char *error_file, const char *const *lines, unsigned n)
+{
+    char message[REPORT_MESSAGE_MAX];
+    size_t cap = sizeof f->text, at = strcspn(f->text, "\n");
+    unsigned first = 0;
+
+    at += (size_t)snprintf(f->text + at, cap - at, "\n");
+    if (error_file != NULL && report_error_file(error_file, message, sizeof message)) {
+        message[MESSAGE_SHOWN] = '\0';
+        at += (size_t)snprintf(f->text + at, cap - at, MESSAGE_HEAD);
+        at = add_text(f->text, cap, at, message);
+    }
+    while (first < n && at + lines_size(lines, first, n) >= cap)
+        first++;
+    if (first < n)
+        at += (size_t)snprintf(f->text + at, cap - at, STDERR_HEAD);
+    for (unsigned i = first; i < n; i++)
+        at = add_text(f->text, cap, at, lines[i][0] == '\0' ? " " : lines[i]);
+}
+
+static const char *wall_time(int64_t ms, char *buf, size_t cap)
+{
+    time_t seconds = (time_t)(ms / 1000);
+    struct tm tm;
+
+    if (localtime_r(&seconds, &tm) == NULL || strftime(buf, cap, "%F %T", &tm) == 0)
+        buf[0] = '\0';
+    return buf;
+}
+
 static cddp_status write_head(const struct report *r, struct cdi_buf *out)
 {
-    char text[1024];
+    char text[1024], when[40];
     cddp_status st;
 
     report_sentence(&r->first, text, sizeof text);
@@ -92,23 +150,45 @@ static cddp_status write_head(const struct report *r, struct cdi_buf *out)
     if (st == CDDP_OK && r->restart_count > 0)
         st = cdi_buf_printf(out, ", after %u restart%s", r->restart_count, r->restart_count == 1 ? "" : "s");
     if (st == CDDP_OK && r->first.local_rank >= 0)
-        st = cdi_buf_printf(out, "\n    local rank %d%s of %.300s\n", r->first.local_rank,
-                            r->elsewhere ? " of another node" : "", r->program);
+        st = cdi_buf_printf(out, "\n    local rank %d%s of %.300s, at %s\n", r->first.local_rank,
+                            r->elsewhere ? " of another node" : "", r->program,
+                            wall_time(r->first.time_ms, when, sizeof when));
     else if (st == CDDP_OK)
         st = cdi_buf_printf(out, "\n");
     return st;
 }
 
-/* Text of several lines, each behind "    | ". */
-static cddp_status write_indented(const char *text, struct cdi_buf *out)
+/* What is behind the sentence. */
+static cddp_status write_details(const struct report *r, struct cdi_buf *out)
 {
+    const char *text = r->first.text + strcspn(r->first.text, "\n");
     cddp_status st = CDDP_OK;
 
-    while (st == CDDP_OK && *text != '\0') {
-        size_t n = strcspn(text, "\n");
+    while (st == CDDP_OK && *text == '\n' && text[1] != '\0') {
+        size_t n = strcspn(++text, "\n");
 
-        st = cdi_buf_printf(out, "    | %.*s\n", (int)n, text);
-        text += text[n] == '\n' ? n + 1 : n;
+        st = cdi_buf_printf(out, "    %.*s\n", (int)n, text);
+        text += n;
+    }
+    return st;
+}
+
+static cddp_status write_other_failures(const struct report *r, struct cdi_buf *out)
+{
+    cddp_status st = CDDP_OK;
+    char name[32];
+
+    for (unsigned i = 0; st == CDDP_OK && i < r->n_other_failures && i < REPORT_OTHERS_MAX; i++) {
+        const struct report_other *o = &r->others[i];
+
+        st = o->signal != 0 ? cdi_buf_printf(out, "    rank %d: killed by signal %d (%s)", o->rank, o->signal,
+                                             signame(o->signal, name, sizeof name))
+                            : cdi_buf_printf(out, "    rank %d: exited with status %d", o->rank, o->code);
+        if (st == CDDP_OK && o->later_ms >= 0)
+            st = cdi_buf_printf(out, ", %lld.%03lld s later", (long long)(o->later_ms / 1000),
+                                (long long)(o->later_ms % 1000));
+        if (st == CDDP_OK)
+            st = cdi_buf_printf(out, "\n");
     }
     return st;
 }
@@ -127,19 +207,47 @@ static cddp_status write_others(const struct report *r, struct cdi_buf *out)
 
 cddp_status report_write(const struct report *r, struct cdi_buf *out)
 {
-    char message[REPORT_MESSAGE_MAX];
     cddp_status st = write_head(r, out);
 
-    if (st == CDDP_OK && r->error_file != NULL && report_error_file(r->error_file, message, sizeof message)) {
-        st = cdi_buf_printf(out, "    its message:\n");
-        if (st == CDDP_OK)
-            st = write_indented(message, out);
-    }
-    if (st == CDDP_OK && r->n_lines > 0)
-        st = cdi_buf_printf(out, "    the last of its stderr:\n");
-    for (unsigned i = 0; st == CDDP_OK && i < r->n_lines; i++)
-        st = cdi_buf_printf(out, "    | %s\n", r->lines[i]);
+    if (st == CDDP_OK)
+        st = write_details(r, out);
+    if (st == CDDP_OK)
+        st = write_other_failures(r, out);
     if (st == CDDP_OK)
         st = write_others(r, out);
     return st;
+}
+
+/* -------------------------------------------------------------------------------------------------- our own file ----
+ */
+
+/* {"message": {"message": TEXT, ...}} from a worker's file of either form, or from the sentence. NULL: no memory. */
+static json_t *make_error(const struct report *r)
+{
+    char message[REPORT_MESSAGE_MAX], sentence[1024];
+
+    report_sentence(&r->first, sentence, sizeof sentence);
+    if (r->error_file == NULL || !report_error_file(r->error_file, message, sizeof message))
+        (void)snprintf(message, sizeof message, "%s", sentence);
+    return json_pack("{s:{s:s%, s:{s:s, s:I}}}", "message", "message", message, strlen(message), "extraInfo",
+                     "py_callstack", sentence, "timestamp", (json_int_t)(r->first.time_ms / 1000));
+}
+
+bool report_copy_error_file(const struct report *r, int status, const char *to)
+{
+    json_t *root = NULL, *inner;
+    bool done;
+
+    if (r->error_file != NULL)
+        root = json_load_file(r->error_file, 0, NULL);
+    inner = json_object_get(root, "message");
+    if (!json_is_object(inner)) {
+        json_decref(root);
+        root = make_error(r);
+        inner = json_object_get(root, "message");
+    }
+    (void)json_object_set_new(inner, "errorCode", json_integer(status));
+    done = root != NULL && json_dump_file(root, to, JSON_COMPACT) == 0;
+    json_decref(root);
+    return done;
 }

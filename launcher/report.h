@@ -7,20 +7,27 @@
 #include "common/buf.h"
 #include "protocol/message.h"
 
-#define REPORT_MESSAGE_MAX 2000 /* bytes of a worker's own message that are shown */
+#define REPORT_MESSAGE_MAX 2000 /* bytes read of a worker's own message */
+#define REPORT_OTHERS_MAX 5     /* others that failed, one line each */
+
+struct report_other {
+    int32_t rank;
+    int code, signal; /* signal 0: it exited with code */
+    int64_t later_ms; /* than the first; -1: not known */
+};
 
 struct report {
-    struct cdi_failure first;
+    struct cdi_failure first; /* text: a sentence, and what report_details() has put behind it */
     const char *program;
-    int64_t after_ms;         /* from the start of that worker to its end; -1: not known here */
-    const char *const *lines; /* the last of its stderr, oldest first */
-    unsigned n_lines;
+    int64_t after_ms;       /* from the start of that worker to its end; -1: not known here */
     const char *error_file; /* TORCHELASTIC_ERROR_FILE of that worker; NULL: it ran elsewhere */
     bool elsewhere;         /* it ran on another node, or a whole node was lost */
     uint32_t n_others;      /* other workers of this node */
     uint32_t n_ended_well;  /* of them: had ended with 0 */
     uint32_t n_ended_after; /* of them: ended badly after the first, or were stopped */
     uint32_t restart_count, max_restarts;
+    struct report_other others[REPORT_OTHERS_MAX];
+    unsigned n_other_failures; /* may be more than others holds */
 };
 
 /*
@@ -28,6 +35,11 @@ struct report {
  * pages of the others and into the report.
  */
 void report_sentence(const struct cdi_failure *f, char *buf, size_t cap);
+/*
+ * Put behind the sentence in f->text, as further lines, the message in the worker's error file (NULL: none) and the
+ * last n lines of its stderr, oldest first: what fits, the newest lines first of all.
+ */
+void report_details(struct cdi_failure *f, const char *error_file, const char *const *lines, unsigned n);
 /* Append the whole report, several lines. CDDP_E_NOMEM. */
 cddp_status report_write(const struct report *r, struct cdi_buf *out);
 /*
@@ -35,5 +47,10 @@ cddp_status report_write(const struct report *r, struct cdi_buf *out);
  * false if there is no such text. At most cap - 1 bytes.
  */
 bool report_error_file(const char *path, char *buf, size_t cap);
+/*
+ * Write cddprun's own error file (TORCHELASTIC_ERROR_FILE of who started it), as torchrun does: the worker's, or one
+ * with the sentence where there is none, with errorCode = status in its message. False: it could not be written.
+ */
+bool report_copy_error_file(const struct report *r, int status, const char *to);
 
 #endif

@@ -23,6 +23,7 @@
 #define ARGS_OF_SHIM 7     /* before PROGRAM */
 #define ARGS_IN_NUMBERS 4  /* of them */
 #define FILES_BASE 32      /* open files of an agent without workers, with room to spare */
+#define DRAIN_READS 16     /* a pipe holds 64 KiB, and 1 MiB at most by default */
 #define CHILD_STACK 8192   /* for become_shim() */
 #define FILES_PER_WORKER 8 /* two pipes, the page, exec's pipe; store connections of its ranks */
 
@@ -446,6 +447,20 @@ void worker_pause(struct worker *w, bool pause)
             (void)uv_read_stop((uv_stream_t *)&w->pipes[i]);
         else
             (void)uv_read_start((uv_stream_t *)&w->pipes[i], on_alloc, on_read);
+    }
+}
+
+void worker_drain(struct worker *w)
+{
+    uv_os_fd_t fd;
+    ssize_t n = 1;
+
+    if (!w->piped[1] || uv_fileno((uv_handle_t *)&w->pipes[1], &fd) != 0)
+        return;
+    for (int i = 0; n > 0 && i < DRAIN_READS && w->piped[1]; i++) {
+        n = read(fd, w->ctx->read_buf, SPAWN_READ);
+        if (n > 0)
+            w->on->output(w, 2, w->ctx->read_buf, (size_t)n);
     }
 }
 

@@ -32,6 +32,7 @@ struct worker {
     int64_t started_ms; /* monotonic */
     bool piped[2];      /* pipes[i] is a handle and has not ended */
     bool exited;
+    bool told;                  /* the caller's: it knows of the exit */
     int exit_code, exit_signal; /* of an exited one */
     bool dumped;                /* it left a core */
     int exec_errno;             /* its program could not be run; negative: it could not be bound to cpus; 0 */
@@ -84,6 +85,8 @@ void worker_settle(struct worker *w);
 void worker_kill(struct worker *w, int signal);
 /* Stop and go on reading its output; pausing what has ended does nothing. */
 void worker_pause(struct worker *w, bool pause);
+/* Of a worker that has exited: read now what is in its pipe for stderr, up to a limit. */
+void worker_drain(struct worker *w);
 /* Has a stream of it not ended yet? */
 bool worker_has_output(const struct worker *w);
 /* Close its handles and pages; closed(w) comes from the loop once nothing refers to w any more, or at once. */

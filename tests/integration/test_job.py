@@ -29,7 +29,7 @@ def test_the_exit_status_is_the_first_failing_ranks(cddprun):
     status, out, err = run(cddprun, '--nproc_per_node=3', *sh('[ $RANK = 1 ] && exit 42; exec sleep 60'))
     assert status == 42, (status, err)
     assert re.match(r'cddprun: rank 1 \(pid \d+ on \S+\) exited with status 42 after \d+\.\d s\n'
-                    r'    local rank 1 of sh\n', err), err
+                    r'    local rank 1 of sh, at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\n', err), err
     assert '2 were stopped or failed after it' in err, err
 
 
@@ -71,6 +71,26 @@ def test_the_last_lines_of_stderr_and_the_error_file_are_shown(cddprun):
     assert '    its message:\n    | ValueError: bad\n    | second\n' in report, report
     assert '    | line 21\n' in report and '    | line 30\n' in report and 'line 20\n' not in report, report
     assert report.count('\n') <= 24, 'a report fits on a screen'
+
+
+def test_others_that_failed_have_a_line_each_and_a_killed_one_comes_first(cddprun):
+    script = ("trap 'exit 5' TERM; ulimit -c 0; echo up; [ $RANK = 2 ] && kill -ABRT $$; "
+              'while :; do sleep 0.01; done')
+    status, out, err = run(cddprun, '--nproc_per_node=3', *sh(script))
+    assert status == 134, err
+    assert re.search(r'(?m)^cddprun: rank 2 .*SIGABRT', err) and re.search(r'\n    rank 0: exited with status 5, 0\.\d+ s later\n', err), err
+
+
+def test_our_own_error_file_gets_the_first_failures(cddprun):
+    script = 'printf %s \'{"message":{"message":"bad"}}\' > "$TORCHELASTIC_ERROR_FILE"; exit 6'
+    with Job(cddprun, *sh(script), env={'TORCHELASTIC_ERROR_FILE': '/dev/null/no'}) as job:
+        assert job.finish() == 6 and "cannot write the error file '/dev/null/no'" in job.err, job.err
+    path = os.path.join(launch.tempfile.gettempdir(), f'cddp-test-error-{os.getpid()}')
+    with Job(cddprun, *sh(script), env={'TORCHELASTIC_ERROR_FILE': path}) as job:
+        assert job.finish() == 6, job.err
+    with open(path, encoding='ascii') as f:
+        assert f.read() == '{"message":{"message":"bad","errorCode":6}}'
+    os.unlink(path)
 
 
 # --- environment ----------------------------------------------------------------------------------------------------

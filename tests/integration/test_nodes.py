@@ -106,7 +106,7 @@ def test_ipv6(cddprun):
 def test_a_failure_on_either_node_ends_both_with_its_status(cddprun):
     for bad in 0, 3:
         script = UP + f'[ $RANK = {bad} ] || {{ {WAIT}; }}; while [ ! -e "$TMPDIR/go" ]; do sleep 0.01; done; ' \
-                      'rm -f "$TMPDIR/go" "$TMPDIR/up$RANK"; exit 7'
+                      'rm -f "$TMPDIR/go" "$TMPDIR/up$RANK"; echo the reason >&2; echo the reason >&2; exit 7'
         with Nodes(cddprun, [2, 2], script) as nodes:
             running(nodes, 4)
             began = time.monotonic()
@@ -114,7 +114,8 @@ def test_a_failure_on_either_node_ends_both_with_its_status(cddprun):
             assert nodes.finish() == [7, 7], [job.err for job in nodes.jobs]
             assert time.monotonic() - began < launch.within(3), 'a failure is pushed, not polled'
             for node, job in enumerate(nodes.jobs):
-                assert re.match(rf'cddprun: rank {bad} \(pid \d+ on \S+\) exited with status 7', job.err), job.err
+                assert re.search(rf'(?m)^cddprun: rank {bad} \(pid \d+ on \S+\) exited with status 7', job.err), job.err
+                assert '    | the reason\n' in job.err, f'also where it ran elsewhere: {job.err}'
                 assert ('of another node' in job.err) == (node != bad // 2), job.err
 
 

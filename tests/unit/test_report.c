@@ -94,30 +94,102 @@ Test(report, a_fifo_in_place_of_the_error_file_blocks_nobody)
     (void)rmdir(dir);
 }
 
-Test(report, the_whole_report_fits_on_a_screen_and_names_everything)
+static const char *written(const struct report *r)
 {
-    static const char *const lines[] = {"step 811", "NaN in layer 3"};
-    struct report r = {.first = failure(CDI_END_EXIT, 7),
-                       .program = "./train",
-                       .after_ms = 12345,
-                       .lines = lines,
-                       .n_lines = 2,
-                       .n_others = 3,
-                       .n_ended_well = 1,
-                       .n_ended_after = 2,
-                       .restart_count = 1,
-                       .max_restarts = 1};
+    static char text[8192];
     struct cdi_buf out;
 
     cdi_buf_init(&out, 0);
-    cr_assert_eq(report_write(&r, &out), CDDP_OK);
-    cr_assert_eq(cdi_buf_append(&out, "", 1), CDDP_OK);
-    cr_assert_str_eq((const char *)cdi_buf_data(&out),
+    cr_assert_eq(report_write(r, &out), CDDP_OK);
+    cr_assert_lt(out.len, sizeof text);
+    memcpy(text, cdi_buf_data(&out), out.len);
+    text[out.len] = '\0';
+    cdi_buf_release(&out);
+    return text;
+}
+
+Test(report, the_whole_report_fits_on_a_screen_and_names_everything)
+{
+    static const char *const lines[] = {"step 811", "NaN in layer 3"};
+    struct report r = {
+        .first = failure(CDI_END_EXIT, 7),
+        .program = "./train",
+        .after_ms = 12345,
+        .n_others = 3,
+        .n_ended_well = 1,
+        .n_ended_after = 2,
+        .restart_count = 1,
+        .max_restarts = 1,
+        .others = {{.rank = 4, .code = 1, .later_ms = 12}, {.rank = 5, .signal = SIGABRT, .later_ms = -1}},
+        .n_other_failures = 2};
+
+    (void)setenv("TZ", "UTC", 1);
+    r.first.time_ms = 1795222662000;
+    report_sentence(&r.first, r.first.text, sizeof r.first.text);
+    report_details(&r.first, NULL, lines, 2);
+    cr_assert_str_eq(written(&r),
                      "cddprun: rank 3 (pid 77 on node1) exited with status 7 after 12.3 s, after 1 restart\n"
-                     "    local rank 1 of ./train\n"
+                     "    local rank 1 of ./train, at 2026-11-21 00:57:42\n"
                      "    the last of its stderr:\n"
                      "    | step 811\n"
                      "    | NaN in layer 3\n"
+                     "    rank 4: exited with status 1, 0.012 s later\n"
+                     "    rank 5: killed by signal 6 (SIGABRT)\n"
                      "    of the other 3 workers of this node 2 were stopped or failed after it, 1 ended well\n");
-    cdi_buf_release(&out);
+}
+
+Test(report, details_stay_within_the_sentences_field_and_keep_the_newest_lines)
+{
+    struct cdi_failure f = failure(CDI_END_EXIT, 7);
+    const char *lines[10];
+    char long_line[400], path[] = "/tmp/cdi-report-XXXXXX";
+    int fd = mkstemp(path);
+
+    memset(long_line, 'y', sizeof long_line - 1);
+    long_line[sizeof long_line - 1] = '\0';
+    for (int i = 0; i < 9; i++)
+        lines[i] = long_line;
+    lines[9] = "the newest";
+    (void)dprintf(fd, "{\"message\":\"%s%s%s\"}", long_line, long_line, long_line);
+    report_sentence(&f, f.text, sizeof f.text);
+    report_details(&f, path, lines, 10);
+    cr_assert_lt(strlen(f.text), sizeof f.text);
+    cr_assert_eq(strcspn(f.text, "\n"), strlen("rank 3 (pid 77 on node1) exited with status 7"));
+    cr_assert_not_null(strstr(f.text, "\nits message:\n| yyy"));
+    cr_assert_not_null(strstr(f.text, "| the newest\n"));
+    cr_assert_str_eq(sentence(f), "rank 3 (pid 77 on node1) exited with status 7");
+    (void)close(fd);
+    (void)unlink(path);
+}
+
+static const char *content(const char *path)
+{
+    static char text[1024];
+    FILE *f = fopen(path, "re");
+    size_t n = fread(text, 1, sizeof text - 1, f);
+
+    text[n] = '\0';
+    (void)fclose(f);
+    return text;
+}
+
+Test(report, our_own_error_file_is_the_workers_with_the_status_in_it)
+{
+    char from[] = "/tmp/cdi-report-XXXXXX", to[] = "/tmp/cdi-report-XXXXXX";
+    int a = mkstemp(from), b = mkstemp(to);
+    struct report r = {.first = failure(CDI_END_EXIT, 7), .error_file = from};
+
+    (void)dprintf(a, "{\"message\":{\"message\":\"bad\",\"extraInfo\":{\"x\":1}}}");
+    cr_assert(report_copy_error_file(&r, 7, to));
+    cr_assert_str_eq(content(to), "{\"message\":{\"message\":\"bad\",\"extraInfo\":{\"x\":1},\"errorCode\":7}}");
+    r.error_file = NULL;
+    cr_assert(report_copy_error_file(&r, 7, to));
+    cr_assert_not_null(
+        strstr(content(to), "{\"message\":{\"message\":\"rank 3 (pid 77 on node1) exited with status 7\""));
+    cr_assert_not_null(strstr(content(to), "\"errorCode\":7"));
+    cr_assert_not(report_copy_error_file(&r, 7, "/dev/null/file"));
+    (void)close(a);
+    (void)close(b);
+    (void)unlink(from);
+    (void)unlink(to);
 }
