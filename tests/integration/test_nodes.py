@@ -105,8 +105,8 @@ def test_ipv6(cddprun):
 
 def test_a_failure_on_either_node_ends_both_with_its_status(cddprun):
     for bad in 0, 3:
-        script = UP + f'[ $RANK = {bad} ] || {{ {WAIT}; }}; while [ ! -e "$TMPDIR/go" ]; do sleep 0.01; done; ' \
-                      'rm -f "$TMPDIR/go" "$TMPDIR/up$RANK"; echo the reason >&2; echo the reason >&2; exit 7'
+        script = 'exec 3>&2; ' + UP + f'[ $RANK = {bad} ] || {{ {WAIT}; }}; while [ ! -e "$TMPDIR/go" ]; do sleep 0.01; done; ' \
+                      'rm -f "$TMPDIR/go" "$TMPDIR/up$RANK"; echo the reason >&3; exit 7'
         with Nodes(cddprun, [2, 2], script) as nodes:
             running(nodes, 4)
             began = time.monotonic()
