@@ -198,10 +198,12 @@ cddp_status cdi_unused_restore(cddp_ddp *d)
     if (u->n_missing > 0 && !u->known)
         st = d->ops->join(d->b, u->map_ticket, &err);
     for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++) {
-        struct cdi_slice old = {.data = (char *)u->saved + d->plan.grads[i].offset, .bytes = d->plan.grads[i].bytes};
+        struct cdi_slice old = {.bytes = d->plan.grads[i].bytes};
 
-        if (cdi_unused_nowhere(d, i))
-            st = d->ops->pack(d->b, cdi_ddp_arena_grad(d, i), &old, 1, &err);
+        if (!cdi_unused_nowhere(d, i))
+            continue;
+        old.data = (char *)u->saved + d->plan.grads[i].offset;
+        st = d->ops->pack(d->b, cdi_ddp_arena_grad(d, i), &old, 1, &err);
     }
     if (is_static(d) && !u->known) {
         memcpy(u->expected, u->seen, d->n_params * sizeof *u->seen);

@@ -17,6 +17,9 @@ enum {
     DTYPE,
     NO_SHUFFLE,
     DROP_LAST,
+    ACCUMULATE,
+    COMPRESS,
+    UNEVEN,
     INIT,
     METRICS,
     WEIGHTS_OUT,
@@ -35,6 +38,9 @@ static const struct option flags[] = {
     {"dtype", required_argument, NULL, DTYPE},
     {"no-shuffle", no_argument, NULL, NO_SHUFFLE},
     {"drop-last", no_argument, NULL, DROP_LAST},
+    {"accumulate", required_argument, NULL, ACCUMULATE},
+    {"compress", required_argument, NULL, COMPRESS},
+    {"uneven", required_argument, NULL, UNEVEN},
     {"init", required_argument, NULL, INIT},
     {"metrics", required_argument, NULL, METRICS},
     {"weights-out", required_argument, NULL, WEIGHTS_OUT},
@@ -47,25 +53,30 @@ static const struct option flags[] = {
 
 void options_help(void)
 {
-    (void)puts("usage: cddprun --standalone --nproc_per_node=N wine [flags]\n"
-               "Train a classifier of 178 wines (13 -> 64 -> ReLU -> 3, Adam) on N ranks.\n"
-               "\n"
-               "  --data DIR          wine.csv, its split and init.f32 (default: beside the program, or as installed)\n"
-               "  --epochs N          default 100\n"
-               "  --batch-size N      per rank, default 32\n"
-               "  --lr X              learning rate, default 0.001\n"
-               "  --seed N            of the order of the samples, default 0\n"
-               "  --dtype f32|f64     default f32\n"
-               "  --no-shuffle        take the samples in the order of the file\n"
-               "  --drop-last         leave out samples that do not share out evenly, instead of repeating some\n"
-               "  --init FILE         initial weights: 1091 little-endian float32 (default: DIR/init.f32)\n"
-               "  --metrics FILE      rank 0 writes one JSON line per epoch\n"
-               "  --weights-out FILE  rank 0 writes the final weights, one per line\n"
-               "  --save DIR          rank 0 saves a checkpoint every 50 epochs and at the end; the newest two stay\n"
-               "  --save-every N      every N epochs instead\n"
-               "  --resume DIR        go on from the newest whole checkpoint there, if any; may be the DIR of --save.\n"
-               "                      FILE of --metrics is then cut to the epochs that were done, and continued\n"
-               "  --help");
+    (void)puts(
+        "usage: cddprun --standalone --nproc_per_node=N wine [flags]\n"
+        "Train a classifier of 178 wines (13 -> 64 -> ReLU -> 3, Adam) on N ranks.\n"
+        "\n"
+        "  --data DIR          wine.csv, its split and init.f32 (default: beside the program, or as installed)\n"
+        "  --epochs N          default 100\n"
+        "  --batch-size N      per rank, default 32\n"
+        "  --lr X              learning rate, default 0.001\n"
+        "  --seed N            of the order of the samples, default 0\n"
+        "  --dtype f32|f64     default f32\n"
+        "  --no-shuffle        take the samples in the order of the file\n"
+        "  --drop-last         leave out samples that do not share out evenly, instead of repeating some\n"
+        "  --accumulate N      add the gradients of N batches before each step (no_sync), default 1\n"
+        "  --compress TYPE     send gradients as fp16 or bf16\n"
+        "  --uneven N          rank r leaves out the last r * N samples of an epoch: the ranks take different numbers\n"
+        "                      of steps, and those that are through wait in cddp_ddp_join\n"
+        "  --init FILE         initial weights: 1091 little-endian float32 (default: DIR/init.f32)\n"
+        "  --metrics FILE      rank 0 writes one JSON line per epoch\n"
+        "  --weights-out FILE  rank 0 writes the final weights, one per line\n"
+        "  --save DIR          rank 0 saves a checkpoint every 50 epochs and at the end; the newest two stay\n"
+        "  --save-every N      every N epochs instead\n"
+        "  --resume DIR        go on from the newest whole checkpoint there, if any; may be the DIR of --save.\n"
+        "                      FILE of --metrics is then cut to the epochs that were done, and continued\n"
+        "  --help");
 }
 
 /* A whole number from min to max, or false. */
@@ -115,6 +126,19 @@ static const char *store(struct options *o, int flag, const char *value)
     case DTYPE:
         o->f64 = strcmp(value, "f64") == 0;
         return o->f64 || strcmp(value, "f32") == 0 ? NULL : "f32 or f64";
+    case ACCUMULATE:
+        if (!whole(value, 1, 1000, &n))
+            return "a whole number from 1 to 1000";
+        o->accumulate = (long)n;
+        return NULL;
+    case COMPRESS:
+        o->compress = strcmp(value, "fp16") == 0 ? 16 : -16;
+        return o->compress == 16 || strcmp(value, "bf16") == 0 ? NULL : "fp16 or bf16";
+    case UNEVEN:
+        if (!whole(value, 0, 1000000, &n))
+            return "a whole number from 0 to 1000000";
+        o->uneven = (long)n;
+        return NULL;
     case INIT:
         o->init = value;
         return *value != '\0' ? NULL : "a file";
@@ -151,7 +175,7 @@ bool options_parse(struct options *o, int argc, char **argv)
 {
     int flag, which = 0;
 
-    *o = (struct options){.epochs = 100, .batch_size = 32, .lr = 1e-3, .save_every = 50};
+    *o = (struct options){.epochs = 100, .batch_size = 32, .lr = 1e-3, .save_every = 50, .accumulate = 1};
     opterr = 0;
     while ((flag = getopt_long(argc, argv, ":", flags, &which)) != -1) {
         const char *must;

@@ -80,6 +80,14 @@ static cddp_status compare_weights(cddp_comm *comm, const void *weights, size_t 
     return status;
 }
 
+/* What this rank takes of its samples. */
+static size_t samples_of_epoch(const struct job *job, const cddp_sampler *sampler)
+{
+    size_t n = cddp_sampler_count(sampler), less = (size_t)job->opt->uneven * (size_t)cddp_rank(job->comm);
+
+    return n > less ? n - less : 0;
+}
+
 #define REAL float
 #define REAL_DTYPE CDDP_FLOAT32
 #define NAME(x) x##_f32

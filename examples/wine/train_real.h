@@ -71,13 +71,20 @@ static void NAME(loss_gradient)(struct NAME(pass) * pass, int label, size_t n)
         pass->p[c] /= (REAL)n;
 }
 
+/* Which batch of a step it is: the first begins with zeros, the last says that gradients are ready. */
+struct NAME(turn) {
+    bool first, last;
+};
+
 /* Gradients of the second layer, summed over n samples; then they may leave while the first one's are made. */
-static cddp_status NAME(backward_second)(struct NAME(trainer) * t, size_t n)
+static cddp_status NAME(backward_second)(struct NAME(trainer) * t, size_t n, struct NAME(turn) turn)
 {
     cddp_status status;
 
-    memset(t->grad.w2, 0, sizeof(REAL) * OUT * HIDDEN);
-    memset(t->grad.b2, 0, sizeof(REAL) * OUT);
+    if (turn.first) {
+        memset(t->grad.w2, 0, sizeof(REAL) * OUT * HIDDEN);
+        memset(t->grad.b2, 0, sizeof(REAL) * OUT);
+    }
     for (size_t s = 0; s < n; s++)
         for (int c = 0; c < OUT; c++) {
             REAL dz = t->batch[s].p[c];
@@ -86,16 +93,20 @@ static cddp_status NAME(backward_second)(struct NAME(trainer) * t, size_t n)
             for (int j = 0; j < HIDDEN; j++)
                 t->grad.w2[c * HIDDEN + j] += dz * t->batch[s].h[j];
         }
+    if (!turn.last)
+        return CDDP_OK;
     status = cddp_ddp_grad_ready(t->ddp, 3);
     return status == CDDP_OK ? cddp_ddp_grad_ready(t->ddp, 2) : status;
 }
 
-static cddp_status NAME(backward_first)(struct NAME(trainer) * t, const int64_t *rows, size_t n)
+static cddp_status NAME(backward_first)(struct NAME(trainer) * t, const int64_t *rows, size_t n, struct NAME(turn) turn)
 {
     cddp_status status;
 
-    memset(t->grad.w1, 0, sizeof(REAL) * HIDDEN * IN);
-    memset(t->grad.b1, 0, sizeof(REAL) * HIDDEN);
+    if (turn.first) {
+        memset(t->grad.w1, 0, sizeof(REAL) * HIDDEN * IN);
+        memset(t->grad.b1, 0, sizeof(REAL) * HIDDEN);
+    }
     for (size_t s = 0; s < n; s++)
         for (int j = 0; j < HIDDEN; j++) {
             REAL da = 0;
@@ -108,6 +119,8 @@ static cddp_status NAME(backward_first)(struct NAME(trainer) * t, const int64_t 
             for (int k = 0; k < IN; k++)
                 t->grad.w1[j * IN + k] += da * t->x_train[rows[s]][k];
         }
+    if (!turn.last)
+        return CDDP_OK;
     status = cddp_ddp_grad_ready(t->ddp, 1);
     return status == CDDP_OK ? cddp_ddp_grad_ready(t->ddp, 0) : status;
 }
@@ -150,8 +163,9 @@ static void NAME(update)(struct NAME(trainer) * t)
     }
 }
 
-/* One step on n rows; their mean loss, from before the update, goes into *loss. */
-static cddp_status NAME(step)(struct NAME(trainer) * t, const int64_t *rows, size_t n, struct epoch_loss *loss)
+/* One batch of n rows, and a step if it is the last; their mean loss, from before the update, goes into *loss. */
+static cddp_status NAME(batch)(struct NAME(trainer) * t, const int64_t *rows, size_t n, struct NAME(turn) turn,
+                               struct epoch_loss *loss)
 {
     const int *label = t->job->data->train.label;
     REAL sum = 0;
@@ -161,14 +175,15 @@ static cddp_status NAME(step)(struct NAME(trainer) * t, const int64_t *rows, siz
         sum += NAME(forward)(&t->net, t->x_train[rows[s]], label[rows[s]], &t->batch[s]);
         NAME(loss_gradient)(&t->batch[s], label[rows[s]], n);
     }
-    status = NAME(backward_second)(t, n);
+    status = NAME(backward_second)(t, n, turn);
     if (status == CDDP_OK)
-        status = NAME(backward_first)(t, rows, n);
-    if (status == CDDP_OK)
+        status = NAME(backward_first)(t, rows, n, turn);
+    if (status == CDDP_OK && turn.last)
         status = cddp_ddp_wait(t->ddp);
     if (status != CDDP_OK)
         return status;
-    NAME(update)(t);
+    if (turn.last)
+        NAME(update)(t);
     loss->sum += (double)(sum / (REAL)n) * (double)n;
     loss->count += (double)n;
     return CDDP_OK;
@@ -176,16 +191,19 @@ static cddp_status NAME(step)(struct NAME(trainer) * t, const int64_t *rows, siz
 
 static cddp_status NAME(epoch)(struct NAME(trainer) * t, long epoch, struct epoch_loss *loss)
 {
-    size_t n = cddp_sampler_count(t->sampler), batch = (size_t)t->job->opt->batch_size;
+    const struct options *opt = t->job->opt;
+    size_t n = samples_of_epoch(t->job, t->sampler), batch = (size_t)opt->batch_size, k = 0;
     cddp_status status = cddp_sampler_set_epoch(t->sampler, epoch);
 
     *loss = (struct epoch_loss){0, 0};
-    for (size_t at = 0; at < n && status == CDDP_OK; at += batch) {
+    for (size_t at = 0; at < n && status == CDDP_OK; at += batch, k++) {
         size_t rest = n - at;
+        struct NAME(turn) turn = {.first = k % (size_t)opt->accumulate == 0,
+                                  .last = (k + 1) % (size_t)opt->accumulate == 0 || rest <= batch};
 
-        status = NAME(step)(t, cddp_sampler_indices(t->sampler) + at, rest < batch ? rest : batch, loss);
+        status = NAME(batch)(t, cddp_sampler_indices(t->sampler) + at, rest < batch ? rest : batch, turn, loss);
     }
-    return status;
+    return status == CDDP_OK && opt->uneven > 0 ? cddp_ddp_join(t->ddp) : status;
 }
 
 #include "train_gpu_real.h"
@@ -227,7 +245,11 @@ static cddp_status NAME(set_up)(struct NAME(trainer) * t, const struct job *job,
                                .no_shuffle = job->opt->no_shuffle,
                                .drop_last = job->opt->drop_last,
                                .seed = job->opt->seed};
-    cddp_ddp_options ddp_options = {.size = sizeof ddp_options};
+    cddp_ddp_options ddp_options = {.size = sizeof ddp_options,
+                                    .flags = job->opt->uneven > 0 ? CDDP_DDP_JOIN : 0,
+                                    .compress = job->opt->compress == 0    ? CDDP_DTYPE_NONE
+                                                : job->opt->compress == 16 ? CDDP_FLOAT16
+                                                                           : CDDP_BFLOAT16};
     cddp_status status;
 
     t->job = job;
@@ -241,6 +263,8 @@ static cddp_status NAME(set_up)(struct NAME(trainer) * t, const struct job *job,
     for (size_t i = 0; i < data->test.n; i++)
         for (int k = 0; k < IN; k++)
             t->x_test[i][k] = (REAL)data->test.x[i][k];
+    if (strcmp(cddp_backend_name(job->comm), "nccl") == 0 && (job->opt->accumulate > 1 || job->opt->uneven > 0))
+        return set_why(why, cap, "--accumulate and --uneven are for the CPU: set CDDP_BACKEND=cpu");
     if (strcmp(cddp_backend_name(job->comm), "nccl") == 0) {
         status = NAME(gpu_set_up)(t, why, cap);
         if (status != CDDP_OK)
@@ -271,6 +295,8 @@ static cddp_status NAME(run)(struct NAME(trainer) * t, struct result *result, ch
 
     if (cddp_sampler_count(t->sampler) == 0)
         return set_why(why, cap, "there are more ranks than training rows, and --drop-last leaves none of them");
+    if (samples_of_epoch(t->job, t->sampler) == 0)
+        return set_why(why, cap, "--uneven leaves this rank no samples");
     status = state_resume(t->job, &t->state, why, cap);
     if (status == CDDP_OK && t->gpu != NULL && done->epochs > 0)
         status = NAME(gpu_resumed)(t);
