@@ -281,6 +281,14 @@ static cddp_status make_pipes(struct worker *w, uv_loop_t *loop, int fds[2], str
     return CDDP_OK;
 }
 
+#if defined(__SANITIZE_THREAD__)
+#define THREAD_SANITIZER 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define THREAD_SANITIZER 1
+#endif
+#endif
+
 /*
  * What a child needs until it execs: it shares our memory (fork would copy page tables) and runs beside us (vfork would
  * hold the agent until each rank has had its turn on a busy machine).
@@ -322,8 +330,8 @@ static int spawn_shim(struct worker *w)
     int error = 0, flags = CLONE_VM | CLONE_CHILD_CLEARTID | SIGCHLD;
     pid_t pid;
 
-#ifndef SYSCALLS_RAW
-    flags |= CLONE_VFORK; /* errno is shared, so one at a time */
+#if !defined(SYSCALLS_RAW) || defined(THREAD_SANITIZER)
+    flags |= CLONE_VFORK; /* errno, or what the sanitizer keeps of a thread, is shared: one at a time */
 #endif
     c->here = 1;
     (void)sigfillset(&all);
