@@ -3,8 +3,10 @@
 #include "common/log.h"
 #include "launcher/agent.h"
 #include "launcher/dry_run.h"
+#include "launcher/far.h"
 #include "launcher/guard.h"
 #include "launcher/help.h"
+#include "launcher/near.h"
 #include "launcher/options.h"
 #include "launcher/prepare.h"
 
@@ -131,6 +133,16 @@ static int run(const struct options *o)
     return status;
 }
 
+static int run_hosts(const struct options *o, char **argv)
+{
+    struct cdi_error err = {.status = CDDP_OK};
+    int status = near_run(o, argv, &err);
+
+    if (err.msg[0] != '\0')
+        cdi_log(CDI_LOG_ERROR, "MAIN-HOSTS", "%s", err.msg);
+    return status;
+}
+
 int main(int argc, char **argv)
 {
     struct options o;
@@ -146,6 +158,11 @@ int main(int argc, char **argv)
     level = o.log_level == NULL ? -1 : cdi_log_level_parse(o.log_level);
     if (level >= 0 && level <= CDI_LOG_ERROR)
         cdi_log_set_level((enum cdi_log_level)level);
+    if (o.remote && far_start(&err) != CDDP_OK) {
+        cdi_log(CDI_LOG_ERROR, "MAIN-REMOTE", "%s", err.msg);
+        return 1;
+    }
+    (void)unsetenv(HOSTS_REMOTE_ENV); /* it is not the workers' */
     switch (o.what) {
     case OPTIONS_HELP:
         help_usage(stdout);
@@ -154,7 +171,7 @@ int main(int argc, char **argv)
         printf("cddprun %s\n", CDDP_VERSION);
         return fflush(stdout) == 0 ? 0 : 1;
     case OPTIONS_RUN:
-        return run(&o);
+        return o.hosts != NULL ? run_hosts(&o, argv) : run(&o);
     }
     return 2;
 }

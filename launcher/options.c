@@ -3,6 +3,7 @@
 #include "launcher/options.h"
 
 #include "common/env.h"
+#include "launcher/hosts.h"
 #include "launcher/rankmap.h"
 #include "launcher/values.h"
 
@@ -202,6 +203,7 @@ static cddp_status read_environment(struct options *o, options_getenv env, void 
     }
     o->env_master_addr = not_empty(env("MASTER_ADDR", arg));
     o->env_master_port = not_empty(env("MASTER_PORT", arg));
+    o->remote = env(HOSTS_REMOTE_ENV, arg) != NULL;
     o->python_exec = not_empty(env("PYTHON_EXEC", arg));
     o->log_line_prefix = env("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", arg);
     o->error_file = not_empty(env("TORCHELASTIC_ERROR_FILE", arg));

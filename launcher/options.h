@@ -43,6 +43,8 @@ struct options {
     const char *run_id;                                                /* NULL: not given */
     const char *rdzv_backend, *rdzv_endpoint, *rdzv_conf, *local_addr; /* NULL: not given */
     const char *auth_token_file;                                       /* NULL: not given */
+    const char *hosts;                                                 /* NULL: not given */
+    bool remote;                                                       /* the far end of somebody's --hosts */
     const char *rank_order;                                            /* a file of hosts; NULL: not given */
     char from_variables[256]; /* "PET_NNODES=2 PET_NODE_RANK=0": what variables say of several machines, cut; or "" */
     const char *role;

@@ -38,7 +38,7 @@ EXTERNAL = {
     'criterion/criterion.h': [],
 }
 # Call -> files that may make it.
-PROCESS_FILES = ['launcher/spawn.c', 'launcher/guard.c', 'launcher/shim.c', 'launcher/main.c', 'rendezvous/main.c']
+PROCESS_FILES = ['launcher/spawn.c', 'launcher/guard.c', 'launcher/shim.c', 'launcher/near.c', 'launcher/far.c', 'launcher/main.c', 'rendezvous/main.c']
 CALLS = [
     (r'(?:secure_)?getenv', ['common/env.c', 'launcher/options.c', 'examples/wine/gpu.c']),
     (r'v?fork|clone3?|exec[lv]p?e?|execvpe|fexecve|posix_spawnp?|system|popen|uv_spawn', PROCESS_FILES),

@@ -1,0 +1,484 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launcher/near.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "launcher/site.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define SSH_FAILED 255 /* its own exit status; all others are the command's */
+#define READ_SIZE 16384
+#define LINE_MAX_BYTES (1u << 20) /* a longer line is cut */
+#define QUEUE_MAX (1u << 20)      /* of output that nobody reads yet: the hosts wait */
+#define WRITE_MAX 4096            /* never blocks where poll says there is room */
+#define OTHERS_MS 60000           /* from the first end with an error until the other hosts are told to end too */
+#define KILL_MS 75000             /* and from then on, until their ssh is killed */
+
+struct stream {
+    int fd; /* -1: it has ended */
+    struct cdi_buf line;
+};
+
+struct remote {
+    const char *name;
+    pid_t pid;         /* 0: it is gone */
+    int in;            /* -1: closed */
+    struct cdi_buf to; /* frames that wait for `in` */
+    struct stream out[2];
+};
+
+struct near {
+    struct remote *v;
+    uint32_t n, n_alive, n_streams;
+    int signals;
+    struct cdi_buf queue[2]; /* for our stdout and stderr */
+    bool input;              /* our stdin is open */
+    int status;              /* the first that was not 0 */
+    int64_t end_at_ms, kill_at_ms;
+};
+
+/* -------------------------------------------------------------------------------------------------------- start ----
+ */
+
+/* In the child; ssh keeps what is ignored ignored, so that a terminal's Ctrl-C comes to us alone. */
+static _Noreturn void become_ssh(const struct remote *r, const char *command, const int fds[3], const sigset_t *mask,
+                                 pid_t parent)
+{
+    const char *const argv[] = {"ssh",   "-T",    "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
+                                r->name, command, NULL};
+
+    (void)prctl(PR_SET_PDEATHSIG, SIGTERM, 0, 0, 0);
+    (void)signal(SIGINT, SIG_IGN);
+    (void)signal(SIGQUIT, SIG_IGN);
+    (void)signal(SIGPIPE, SIG_DFL);
+    (void)sigprocmask(SIG_SETMASK, mask, NULL);
+    for (int i = 0; i < 3; i++)
+        if (dup2(fds[i], i) < 0)
+            _exit(SSH_FAILED);
+    if (getppid() == parent)
+        (void)execvp("ssh", (char *const *)(uintptr_t)argv);
+    cdi_log(CDI_LOG_ERROR, "NEAR-SSH", "cannot run ssh: %s", strerror(errno));
+    _exit(SSH_FAILED);
+}
+
+static void close_pair(int fds[2])
+{
+    for (int i = 0; i < 2; i++)
+        if (fds[i] >= 0)
+            (void)close(fds[i]);
+}
+
+static cddp_status start_ssh(struct remote *r, const char *command, const sigset_t *mask, struct cdi_error *err)
+{
+    int pipes[3][2] = {{-1, -1}, {-1, -1}, {-1, -1}};
+    pid_t me = getpid();
+    bool good = true;
+
+    for (int i = 0; i < 3; i++)
+        good = good && pipe2(pipes[i], O_CLOEXEC) == 0;
+    r->pid = good ? fork() : -1;
+    if (r->pid == 0) {
+        const int fds[3] = {pipes[0][0], pipes[1][1], pipes[2][1]};
+
+        become_ssh(r, command, fds, mask, me);
+    }
+    if (r->pid < 0) {
+        (void)cdi_fail_errno(err, errno, "starting ssh");
+        for (int i = 0; i < 3; i++)
+            close_pair(pipes[i]);
+        r->pid = 0;
+        return CDDP_E_SYSTEM;
+    }
+    (void)close(pipes[0][0]);
+    (void)close(pipes[1][1]);
+    (void)close(pipes[2][1]);
+    r->in = pipes[0][1];
+    r->out[0].fd = pipes[1][0];
+    r->out[1].fd = pipes[2][0];
+    (void)fcntl(r->in, F_SETFL, O_NONBLOCK);
+    return CDDP_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------- output ----
+ */
+
+/* What is in `line` up to its last newline, or all of it. */
+static void pass_on(struct near *s, int which, struct cdi_buf *line, bool all)
+{
+    const uint8_t *data = cdi_buf_data(line), *last = memrchr(data, '\n', line->len);
+    size_t n = all ? line->len : last == NULL ? 0 : (size_t)(last - data) + 1;
+
+    if (n > 0 && cdi_buf_append(&s->queue[which], data, n) == CDDP_OK && data[n - 1] != '\n')
+        (void)cdi_buf_append(&s->queue[which], "\n", 1);
+    cdi_buf_consume(line, n);
+}
+
+static void read_stream(struct near *s, int which, struct stream *st)
+{
+    uint8_t *room = cdi_buf_reserve(&st->line, READ_SIZE);
+    ssize_t n = room == NULL ? -1 : read(st->fd, room, READ_SIZE);
+
+    if (room == NULL) { /* a line without end */
+        pass_on(s, which, &st->line, true);
+        return;
+    }
+    if (n < 0 && errno == EINTR)
+        return;
+    if (n > 0)
+        cdi_buf_commit(&st->line, (size_t)n);
+    pass_on(s, which, &st->line, n <= 0);
+    if (n <= 0) {
+        (void)close(st->fd);
+        st->fd = -1;
+        s->n_streams--;
+        cdi_buf_release(&st->line);
+    }
+}
+
+static void write_queue(struct near *s, int which)
+{
+    struct cdi_buf *q = &s->queue[which];
+    ssize_t n = write(which + 1, cdi_buf_data(q), q->len < WRITE_MAX ? q->len : WRITE_MAX);
+
+    if (n < 0 && (errno == EINTR || errno == EAGAIN))
+        return;
+    cdi_buf_consume(q, n < 0 ? q->len : (size_t)n); /* nobody reads it any more: it is lost, the job goes on */
+}
+
+/* ----------------------------------------------------------------------------------------------------- commands ----
+ */
+
+static void close_in(struct remote *r)
+{
+    if (r->in >= 0)
+        (void)close(r->in);
+    r->in = -1;
+    cdi_buf_release(&r->to);
+}
+
+static void send_frame(struct remote *r, const void *frame, size_t n)
+{
+    if (r->in >= 0 && cdi_buf_append(&r->to, frame, n) != CDDP_OK)
+        close_in(r); /* so much waits that it will never get there: its job ends by the end of file */
+}
+
+static void write_remote(struct remote *r)
+{
+    ssize_t n = write(r->in, cdi_buf_data(&r->to), r->to.len);
+
+    if (n > 0)
+        cdi_buf_consume(&r->to, (size_t)n);
+    else if (errno != EAGAIN && errno != EINTR)
+        close_in(r);
+}
+
+/* To rank 0's host. */
+static void read_input(struct near *s)
+{
+    uint8_t frame[3 + HOSTS_DATA_MAX] = {HOSTS_DATA};
+    static const uint8_t end[] = {HOSTS_END};
+    ssize_t n = read(STDIN_FILENO, frame + 3, HOSTS_DATA_MAX);
+
+    if (n < 0 && (errno == EINTR || errno == EAGAIN))
+        return;
+    if (n <= 0) {
+        s->input = false;
+        send_frame(&s->v[0], end, sizeof end);
+        return;
+    }
+    frame[1] = (uint8_t)n;
+    frame[2] = (uint8_t)(n >> 8);
+    send_frame(&s->v[0], frame, 3 + (size_t)n);
+}
+
+static void begin_end(struct near *s, int64_t patience_ms)
+{
+    int64_t at = cdi_deadline_ms(cdi_now_ms(), patience_ms);
+
+    if (at < s->end_at_ms)
+        s->end_at_ms = at;
+    if (s->kill_at_ms == CDI_NEVER_MS)
+        s->kill_at_ms = cdi_deadline_ms(at, KILL_MS);
+}
+
+static void on_exit_of(struct near *s, struct remote *r, int status)
+{
+    r->pid = 0;
+    s->n_alive--;
+    close_in(r);
+    if (status == 0)
+        return;
+    if (status == SSH_FAILED)
+        cdi_log(CDI_LOG_ERROR, "NEAR-HOST", "the connection to %s failed (ssh's exit status 255); ending the job",
+                r->name);
+    if (s->status == 0)
+        s->status = status == SSH_FAILED ? 1 : status;
+    /* The hosts tell each other of a failure. Of a lost connection nobody knows but we. */
+    begin_end(s, status == SSH_FAILED ? 0 : OTHERS_MS);
+}
+
+static void reap(struct near *s)
+{
+    int status;
+    pid_t pid;
+
+    while ((pid = waitpid(-1, &status, WNOHANG)) > 0)
+        for (uint32_t i = 0; i < s->n; i++)
+            if (s->v[i].pid == pid)
+                on_exit_of(s, &s->v[i], WIFSIGNALED(status) ? SSH_FAILED : WEXITSTATUS(status));
+}
+
+static void take_signal(struct near *s)
+{
+    struct signalfd_siginfo info;
+    uint8_t frame[2] = {HOSTS_SIGNAL};
+
+    if (read(s->signals, &info, sizeof info) != (ssize_t)sizeof info)
+        return;
+    if (info.ssi_signo == SIGCHLD) {
+        reap(s);
+        return;
+    }
+    frame[1] = (uint8_t)info.ssi_signo;
+    for (uint32_t i = 0; i < s->n; i++)
+        send_frame(&s->v[i], frame, sizeof frame);
+    if (info.ssi_signo != SIGUSR1 && info.ssi_signo != SIGUSR2)
+        begin_end(s, OTHERS_MS);
+}
+
+/* The far ends take the end of file for SIGTERM. */
+static void look_at_clock(struct near *s)
+{
+    int64_t now = cdi_now_ms();
+
+    if (now >= s->end_at_ms) {
+        for (uint32_t i = 0; i < s->n; i++)
+            close_in(&s->v[i]);
+        s->end_at_ms = CDI_NEVER_MS;
+    }
+    if (now < s->kill_at_ms)
+        return;
+    for (uint32_t i = 0; i < s->n; i++)
+        if (s->v[i].pid > 0)
+            (void)kill(s->v[i].pid, SIGKILL);
+    s->kill_at_ms = CDI_NEVER_MS;
+}
+
+/* --------------------------------------------------------------------------------------------------------- loop ----
+ */
+
+static int wait_ms(const struct near *s)
+{
+    int64_t at = s->end_at_ms < s->kill_at_ms ? s->end_at_ms : s->kill_at_ms, now = cdi_now_ms();
+
+    if (at == CDI_NEVER_MS)
+        return -1;
+    return at <= now ? 0 : at - now > 1000 ? 1000 : (int)(at - now);
+}
+
+/* What each descriptor is waited for: signals, stdin, stdout, stderr, then three for each host. */
+static void fill_polls(const struct near *s, struct pollfd *fds)
+{
+    bool full = s->queue[0].len >= QUEUE_MAX || s->queue[1].len >= QUEUE_MAX;
+    bool takes = s->input && s->v[0].in >= 0 && s->v[0].to.len < HOSTS_DATA_MAX;
+
+    fds[0] = (struct pollfd){.fd = s->signals, .events = POLLIN};
+    fds[1] = (struct pollfd){.fd = takes ? STDIN_FILENO : -1, .events = POLLIN};
+    for (int i = 0; i < 2; i++)
+        fds[2 + i] = (struct pollfd){.fd = s->queue[i].len > 0 ? i + 1 : -1, .events = POLLOUT};
+    for (uint32_t i = 0; i < s->n; i++) {
+        const struct remote *r = &s->v[i];
+
+        fds[4 + 3 * i] = (struct pollfd){.fd = r->to.len > 0 ? r->in : -1, .events = POLLOUT};
+        for (int k = 0; k < 2; k++)
+            fds[5 + 3 * i + k] = (struct pollfd){.fd = full ? -1 : r->out[k].fd, .events = POLLIN};
+    }
+}
+
+static void serve(struct near *s, const struct pollfd *fds)
+{
+    for (int i = 0; i < 2; i++)
+        if (fds[2 + i].revents != 0)
+            write_queue(s, i);
+    for (uint32_t i = 0; i < s->n; i++) {
+        if (fds[4 + 3 * i].revents != 0)
+            write_remote(&s->v[i]);
+        for (int k = 0; k < 2; k++)
+            if (fds[5 + 3 * i + k].revents != 0)
+                read_stream(s, k, &s->v[i].out[k]);
+    }
+    if (fds[1].revents != 0)
+        read_input(s);
+    if (fds[0].revents != 0)
+        take_signal(s);
+    look_at_clock(s);
+}
+
+static void run_loop(struct near *s, struct pollfd *fds)
+{
+    while (s->n_alive > 0 || s->n_streams > 0 || s->queue[0].len > 0 || s->queue[1].len > 0) {
+        fill_polls(s, fds);
+        if (poll(fds, 4 + 3 * (nfds_t)s->n, wait_ms(s)) >= 0)
+            serve(s, fds);
+        else if (errno != EINTR)
+            return;
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------------- start ----
+ */
+
+static uint16_t random_port(void)
+{
+    uint16_t v = 0;
+
+    (void)getrandom(&v, sizeof v, 0);
+    return (uint16_t)(SITE_FIRST_PORT + v % SITE_N_PORTS);
+}
+
+/* Is it a setting that the far cddprun is to have too? */
+static bool travels(const struct options *o, const char *setting)
+{
+    static const char *const prefixes[] = {"PET_", "LOGLEVEL=", "PYTHON_EXEC=",
+                                           "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT="};
+
+    for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0]; i++)
+        if (strncmp(setting, prefixes[i], strlen(prefixes[i])) == 0)
+            return true;
+    for (size_t i = 0; i < o->n_exports; i++) {
+        size_t n = strlen(o->exports[i]);
+
+        if (strncmp(setting, o->exports[i], n) == 0 && setting[n] == '=')
+            return true;
+    }
+    return false;
+}
+
+static char **choose_env(const struct options *o)
+{
+    size_t n = 0, all = 0;
+    char **v;
+
+    while (environ[all] != NULL)
+        all++;
+    v = calloc(all + 1, sizeof *v);
+    for (size_t i = 0; v != NULL && i < all; i++)
+        if (travels(o, environ[i]))
+            v[n++] = environ[i];
+    return v;
+}
+
+static cddp_status start_all(struct near *s, const struct hosts_job *job, struct cdi_error *err)
+{
+    sigset_t set, before;
+    cddp_status st = CDDP_OK;
+
+    (void)signal(SIGPIPE, SIG_IGN);
+    (void)sigemptyset(&set);
+    for (size_t i = 0; i < 7; i++)
+        (void)sigaddset(&set, (const int[]){SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}[i]);
+    (void)sigprocmask(SIG_BLOCK, &set, &before);
+    s->signals = signalfd(-1, &set, SFD_CLOEXEC);
+    if (s->signals < 0)
+        return cdi_fail_errno(err, errno, "signalfd");
+    for (uint32_t i = 0; i < s->n && st == CDDP_OK; i++) {
+        struct cdi_buf command;
+
+        cdi_buf_init(&command, 0);
+        st = hosts_command(&command, job, i);
+        if (st == CDDP_OK)
+            st = start_ssh(&s->v[i], (const char *)cdi_buf_data(&command), &before, err);
+        else
+            st = cdi_fail(err, st, "out of memory");
+        cdi_buf_release(&command);
+        s->n_alive += st == CDDP_OK;
+        s->n_streams += st == CDDP_OK ? 2 : 0;
+    }
+    return st;
+}
+
+static cddp_status run_job(struct near *s, const struct hosts *hosts, const struct hosts_job *job,
+                           struct cdi_error *err)
+{
+    struct pollfd *fds = calloc(4 + 3 * (size_t)hosts->n, sizeof *fds);
+    cddp_status st;
+
+    s->v = calloc(hosts->n, sizeof *s->v);
+    if (fds == NULL || s->v == NULL) {
+        free(fds);
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    }
+    s->n = hosts->n;
+    cdi_buf_init(&s->queue[0], 0); /* reading stops at QUEUE_MAX */
+    cdi_buf_init(&s->queue[1], 0);
+    for (uint32_t i = 0; i < s->n; i++) {
+        struct remote *r = &s->v[i];
+
+        *r = (struct remote){.name = hosts->v[i].name, .in = -1, .out = {{.fd = -1}, {.fd = -1}}};
+        cdi_buf_init(&r->to, QUEUE_MAX);
+        cdi_buf_init(&r->out[0].line, LINE_MAX_BYTES);
+        cdi_buf_init(&r->out[1].line, LINE_MAX_BYTES);
+    }
+    st = start_all(s, job, err);
+    if (st != CDDP_OK) /* those that were started end by the end of file */
+        begin_end(s, 0);
+    run_loop(s, fds);
+    free(fds);
+    return st;
+}
+
+int near_run(const struct options *o, char **argv, struct cdi_error *err)
+{
+    struct near s = {.input = true, .signals = -1, .end_at_ms = CDI_NEVER_MS, .kill_at_ms = CDI_NEVER_MS};
+    struct hosts hosts = {.n = 0};
+    char program[PATH_MAX] = "", *directory = get_current_dir_name(), **env = choose_env(o);
+    struct hosts_job job = {.hosts = &hosts,
+                            .flags = argv + 1,
+                            .n_flags = (int)(o->command - (argv + 1)),
+                            .command = o->command,
+                            .env = env,
+                            .program = program,
+                            .directory = directory,
+                            .master_addr = o->master_addr};
+    cddp_status st = hosts_parse(&hosts, o, err);
+    int status = st == CDDP_OK ? 1 : 2;
+
+    if (st == CDDP_OK &&
+        (readlink("/proc/self/exe", program, sizeof program - 1) < 0 || directory == NULL || env == NULL))
+        st = cdi_fail_errno(err, errno, "where cddprun is and where it runs");
+    if (st == CDDP_OK) {
+        if (job.n_flags > 0 && strcmp(argv[job.n_flags], "--") == 0)
+            job.n_flags--;
+        if (job.master_addr == NULL)
+            job.master_addr = hosts_address(&hosts.v[0]);
+        job.master_port = o->master_port > 0 ? (uint16_t)o->master_port : random_port();
+        st = run_job(&s, &hosts, &job, err);
+        status = st == CDDP_OK ? s.status : 1;
+    }
+    for (uint32_t i = 0; i < s.n && s.v != NULL; i++) {
+        close_in(&s.v[i]);
+        cdi_buf_release(&s.v[i].out[0].line);
+        cdi_buf_release(&s.v[i].out[1].line);
+    }
+    cdi_buf_release(&s.queue[0]);
+    cdi_buf_release(&s.queue[1]);
+    if (s.signals >= 0)
+        (void)close(s.signals);
+    free(s.v);
+    free(hosts.v);
+    free(directory);
+    free(env);
+    return status;
+}

@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""--hosts: one command starts a job on several machines by ssh (fake_ssh.py), and ends it everywhere."""
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
+import launch
+from launch import Job, wait_for, within
+
+HERE = os.path.dirname(os.path.realpath(__file__))
+BOTH = ['--hosts', 'user@a:2,b', '--master_addr', '127.0.0.1']
+
+
+@contextlib.contextmanager
+def ssh():
+    """A PATH where ssh is the fake one, and the folder where it says who it is."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.mkdir(os.path.join(folder, 'log'))
+        os.symlink(os.path.join(HERE, 'fake_ssh.py'), os.path.join(folder, 'ssh'))
+        yield {'PATH': folder + os.pathsep + os.environ['PATH'], 'FAKE_SSH_LOG': os.path.join(folder, 'log')}
+
+
+def started(env, host):
+    path = os.path.join(env['FAKE_SSH_LOG'], host)
+    return os.path.exists(path) and open(path, encoding='ascii').read()
+
+
+def ready(folder, n):
+    return lambda: len(os.listdir(folder)) == n
+
+
+def test_one_command_runs_everywhere_with_lines_of_all(cddprun):
+    with ssh() as env, tempfile.TemporaryDirectory(prefix="it's here ") as folder:
+        say = 'echo "$RANK/$WORLD_SIZE node $GROUP_RANK \'$1\' $A $B in $PWD"; echo err $RANK >&2'
+        with Job(cddprun, *BOTH, '-x', 'A=x y', '-x', 'B', 'sh', '-c', say, 'sh', "it's $HOME", cwd=folder,
+                 env=env | {'B': '"b"', 'PET_NPROC_PER_NODE': '1'}) as job:
+            assert job.finish() == 0, job.err
+            assert sorted(job.out.splitlines()) == [
+                f"[{r}] {r}/3 node {n} 'it's $HOME' x y \"b\" in {folder}" for r, n in ((0, 0), (1, 0), (2, 1))], job.out
+            assert [line for line in sorted(job.err.splitlines()) if 'err' in line] == ['[0] err 0', '[1] err 1', '[2] err 2'], job.err
+
+
+def test_stdin_goes_to_rank_0_and_long_output_comes_whole(cddprun):
+    with ssh() as env:
+        text = ''.join(f'{i} {"x" * (i % 3000)}\n' for i in range(2000))
+        with Job(cddprun, *BOTH, 'cat', env=env, stdin=subprocess.PIPE) as job:
+            job.out, job.err = job.process.communicate(text, timeout=60)
+            assert job.process.returncode == 0, job.err
+            assert job.out == ''.join('[0] ' + line + '\n' for line in text.splitlines()), len(job.out)
+
+
+def test_a_failure_ends_all_hosts_with_its_status(cddprun):
+    with ssh() as env, Job(cddprun, *BOTH, 'sh', '-c', '[ $RANK = 2 ] && exit 42; exec sleep 60', env=env) as job:
+        began = time.monotonic()
+        assert job.finish() == 42, job.err
+        assert time.monotonic() - began < within(10)
+        assert 'rank 2' in job.err and 'exited with status 42' in job.err, job.err
+
+
+def test_ctrl_c_reaches_every_host(cddprun):
+    # Whoever is told by the other host's end first gets SIGTERM instead.
+    script = 'trap "touch $0/$RANK.int; exit 3" INT; trap "touch $0/$RANK.term; exit 3" TERM; touch $0/$RANK; while :; do sleep 0.05; done'
+    with ssh() as env, tempfile.TemporaryDirectory() as folder, Job(cddprun, *BOTH, 'sh', '-c', script, folder, env=env) as job:
+        wait_for('three workers', ready(folder, 3))
+        job.process.send_signal(signal.SIGINT)
+        assert job.finish() == 130, job.err
+        ends = sorted(n for n in os.listdir(folder) if '.' in n)
+        assert [n[0] for n in ends] == ['0', '1', '2'] and any(n.endswith('int') for n in ends), ends
+
+
+def test_a_broken_connection_ends_the_job_on_both_sides(cddprun):
+    for host in 'a', 'b':
+        with ssh() as env, tempfile.TemporaryDirectory() as folder, \
+                Job(cddprun, *BOTH, 'sh', '-c', 'touch $0/$RANK; exec sleep 60', folder, env=env) as job:
+            wait_for('three workers', ready(folder, 3))
+            os.kill(int(started(env, host)), signal.SIGKILL)
+            assert job.finish() == 1, job.err
+            assert f'the connection to {"user@" if host == "a" else ""}{host} failed' in job.err, job.err
+            wait_for('an end of every process', lambda: not job.alive())
+
+
+def test_kill_9_of_the_near_end_ends_every_process(cddprun):
+    with ssh() as env, tempfile.TemporaryDirectory() as folder, \
+            Job(cddprun, *BOTH, 'sh', '-c', 'touch $0/$RANK; exec sleep 60', folder, env=env) as job:
+        wait_for('three workers', ready(folder, 3))
+        job.process.kill()
+        wait_for('an end of every process', lambda: not job.alive())
+        job.finish()
+        wait_for('no litter', lambda: not job.left_in_tmp())
+
+
+def test_a_host_that_cannot_be_reached_is_named(cddprun):
+    with ssh() as env, Job(cddprun, '--hosts', 'a,nowhere', '--master_addr=127.0.0.1', 'sleep', '60', env=env) as job:
+        assert job.finish() == 1, job.err
+        assert 'the connection to nowhere failed' in job.err and 'Could not resolve' in job.err, job.err
+
+
+def test_mistakes_are_said_before_anything_starts(cddprun):
+    for flags, says in [(['--hosts=a,,b'], "'' is not HOST"), (['--hosts=a:0'], "'a:0' is not HOST"),
+                        (['--hosts=-oX=y'], 'is not HOST'),
+                        (['--hosts=a,b', '--nnodes=2'], 'leave --nnodes out'),
+                        (['--hosts=a', '--standalone'], 'leave --standalone out'),
+                        (['--hosts=a', '--node_rank=0'], 'leave --node_rank out'),
+                        (['--hosts=a', '-n', '3'], 'give each host')]:
+        with ssh() as env, Job(cddprun, *flags, 'true', env=env) as job:
+            assert job.finish() == 2 and says in job.err and not os.listdir(env['FAKE_SSH_LOG']), (flags, job.err)
+
+
+def test_without_ssh_it_says_so(cddprun):
+    with tempfile.TemporaryDirectory() as empty, Job(cddprun, '--hosts=a', 'true', env={'PATH': empty}) as job:
+        assert job.finish() == 1 and 'cannot run ssh' in job.err, job.err
+
+
+if __name__ == '__main__':
+    launch.main()

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "hygiene.h"
+#include "launcher/hosts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+CDI_SUITE(hosts);
+
+static struct cdi_error err;
+static struct hosts h;
+
+static cddp_status parse(const char *list)
+{
+    struct options o = {.hosts = list, .node_rank = -1, .world_size = -1};
+
+    return hosts_parse(&h, &o, &err);
+}
+
+Test(hosts, a_list_has_names_and_numbers)
+{
+    cr_assert_eq(parse("a:8,user@b.cluster,[fe80::1]:2,fe80::2,10.0.0.1:1"), CDDP_OK);
+    cr_assert_eq(h.n, 5);
+    cr_assert_str_eq(h.v[0].name, "a");
+    cr_assert_eq(h.v[0].n_procs, 8);
+    cr_assert_str_eq(h.v[1].name, "user@b.cluster");
+    cr_assert_str_eq(hosts_address(&h.v[1]), "b.cluster");
+    cr_assert_eq(h.v[1].n_procs, 0);
+    cr_assert_str_eq(h.v[2].name, "fe80::1");
+    cr_assert_eq(h.v[2].n_procs, 2);
+    cr_assert_str_eq(h.v[3].name, "fe80::2");
+    cr_assert_str_eq(h.v[4].name, "10.0.0.1");
+    free(h.v);
+}
+
+Test(hosts, what_is_no_host_is_named)
+{
+    static const char *const bad[] = {"",    ",",   "a,", ",a", "a:0", "a:", "a:x", "a:4097", ":8", "-oProxyCommand=x",
+                                      "a b", "[]:1"};
+
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        cr_expect_eq(parse(bad[i]), CDDP_E_INVALID, "'%s'", bad[i]);
+        cr_expect_not_null(strstr(err.msg, "is not HOST or HOST:N"), "%s", err.msg);
+    }
+}
+
+Test(hosts, a_command_is_one_line_for_sh_with_everything_in_quotes)
+{
+    char *flags[] = {(char *)"--hosts", (char *)"a:2,b"}, *command[] = {(char *)"./it's", (char *)"$x", NULL};
+    char *env[] = {(char *)"PET_ROLE=a b", NULL};
+    struct hosts_job job = {.hosts = &h,
+                            .flags = flags,
+                            .n_flags = 2,
+                            .command = command,
+                            .env = env,
+                            .program = "/usr/bin/cddprun",
+                            .directory = "/my dir",
+                            .master_addr = "a",
+                            .master_port = 7};
+    struct cdi_buf line;
+
+    cr_assert_eq(parse("a:2,b"), CDDP_OK);
+    cdi_buf_init(&line, 0);
+    cr_assert_eq(hosts_command(&line, &job, 0), CDDP_OK);
+    cr_assert_str_eq(
+        (const char *)cdi_buf_data(&line),
+        "cd '/my dir' && exec env CDDP_REMOTE=1 'PET_ROLE=a b' '/usr/bin/cddprun' '--hosts' 'a:2,b' '--hosts=' "
+        "'--nnodes=2' '--node_rank=0' '--nproc_per_node=2' '--master_addr=a' '--master_port=7' "
+        "'--local_addr=a' '--' './it'\\''s' '$x'");
+    cdi_buf_consume(&line, line.len);
+    cr_assert_eq(hosts_command(&line, &job, 1), CDDP_OK);
+    cr_assert_null(strstr((const char *)cdi_buf_data(&line), "--nproc_per_node"), "as the user's flag says");
+    cdi_buf_release(&line);
+    free(h.v);
+}
