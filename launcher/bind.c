@@ -219,14 +219,15 @@ static cddp_status find_nodes(struct bind_worker *out, uint32_t n, enum bind_mod
 {
     bool by_gpu = all_known(gpu_nodes, n_gpus);
 
-    *bound = mode != BIND_NONE && nodes->n > 0 && n > 0;
+    *bound = mode != BIND_NONE && nodes->n > 0;
     if (mode == BIND_AUTO)
         *bound = nodes->n > 1 && (by_gpu || n >= nodes->n);
     for (uint32_t i = 0; i < n; i++) {
         out[i].gpu = n_gpus > 0 ? (int)(i % n_gpus) : -1;
         if (!*bound)
             continue;
-        out[i].node = by_gpu ? gpu_nodes[i % n_gpus] : (int)nodes->v[(size_t)i * nodes->n / n]; /* NOLINT(clang-analyzer-core.DivideZero): i < n */
+        /* NOLINTNEXTLINE(clang-analyzer-core.DivideZero): i < n */
+        out[i].node = by_gpu ? gpu_nodes[i % n_gpus] : (int)nodes->v[(size_t)i * nodes->n / n];
         if (set_has(nodes, (uint32_t)out[i].node))
             continue;
         if (mode != BIND_AUTO)

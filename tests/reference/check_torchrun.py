@@ -59,7 +59,8 @@ def record(torchrun, path, names):
 
 def which_why(case, layout):
     """The key of the reason for a difference of this case; None."""
-    keys = [(case.key(), layout), case.key(), (case.name, layout), case.name]
+    looked = case.look.__name__
+    keys = [(case.key(), layout), (case.key(), looked), case.key(), (case.name, layout), (case.name, looked), case.name]
     return next((key for key in keys if key in WHY), None)
 
 

@@ -212,7 +212,7 @@ CASES = [
     Case("redirects", "--redirects=3", "--log_dir={log}", look=console),
     Case("redirects", "-r", "0:1,1:2", "--log_dir={log}", look=files),
     Case("redirects", "-r", "0:1,1:2", "--log_dir={log}", look=console),
-    Case("redirects", "--redirects=10:3", layouts=ONE),
+    Case("redirects", "--redirects=10:3", "--log_dir={log}", layouts=ONE),
     Case("redirects", "--redirects=4", look=refused, layouts=ONE),
     Case("redirects", "--log_dir={log}", look=files, env={"PET_REDIRECTS": "1"}, layouts=ONE),
     Case("tee", "--tee=3", "--log_dir={log}", look=files),
@@ -265,9 +265,10 @@ CASES = [
 REFUSED = "What would have no effect is refused, so that nobody believes it had one."
 STATUS = "The exit status is the first failing rank's, or 128 + the signal, where torchrun always gives 1."
 PUSHED = "A failure is told to all nodes at once; torchrun's other node is told nothing and waits for its own workers."
+PREFIX = "Lines of workers have the rank in front; TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE makes another prefix."
 ADDRESS = "The address itself, so that no worker has to resolve a name."
 
-# (key of a case, layout), a key, (name of a case, layout), or a name
+# (key of a case, layout or what is looked at), a key, (name of a case, layout or what is looked at), or a name
 WHY = {
     ("variable MASTER_ADDR", "1x4"): ADDRESS,
     ("variable MASTER_ADDR: --rdzv_backend=c10d", "2x2"): ADDRESS,
@@ -279,7 +280,6 @@ WHY = {
                                                        "resolve a name.",
     ("rdzv_id", "1x4"): "torchrun drops the id: with one node and no endpoint it changes to a rendezvous of its own.",
     "rdzv_conf: --rdzv_conf=read_timeout=60": REFUSED,
-    "rdzv_conf: --rdzv_conf=last_call_timeout=5": REFUSED,
     "rdzv_conf: --rdzv_conf=nonsense=1": REFUSED,
     ("max_restarts: --max_restarts=1 (restart)", "2x2"): PUSHED,
     ("max_restarts: (no flag) (fail)", "1x4"): STATUS,
@@ -288,6 +288,14 @@ WHY = {
     ("signals_to_handle: (no flag) (wait) and SIGTERM", "2x2"): PUSHED,
     "signals_to_handle: --signals_to_handle=SIGNONE": REFUSED,
     "signals_to_handle": STATUS,
+    "shutdown_timeout": STATUS,
+    "log_dir: --log_dir=/dev/null": "Error files are always there: the report reads them.",
+    ("redirects: -r 0:1,1:2 --log_dir={log}", "console"): PREFIX,
+    ("tee", "console"): PREFIX,
+    ("local_ranks_filter", "console"): PREFIX,
+    "duplicate_stdout_filters": PREFIX,
+    "duplicate_stderr_filters": PREFIX,
+    "redirects: --redirects=10:3 --log_dir={log}": "Any local rank may be named; torchrun stops at 9.",
     "event_log_handler: --event_log_handler=console": "--status_fd=2 is that log, with times.",
     "start_method: --start_method=fork": REFUSED,
     "numa_binding: --numa_binding=node": "Cores are bound without CUDA too; torchrun asks CUDA for the GPU, and there is none here.",

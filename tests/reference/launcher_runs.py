@@ -77,7 +77,7 @@ class Run:
         text = re.sub(r"<tmp>/tmp/(cddprun-|torchelastic_)[^/\s]*", "<private>", text)
         text = re.sub(rf"\b{self.port}\b", "<port>", text)
         text = text.replace(os.path.realpath(sys.executable), "<python>").replace(sys.executable, "<python>")
-        text = text.replace(socket.gethostname(), "<host>")
+        text = re.sub(rf"(?<!\w){re.escape(socket.gethostname())}(?!\w)", "<host>", text)
         text = re.sub(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|\b[0-9a-f]{32}\b", "<random>", text)
         return re.sub(r"(<log>|<private>)/([^/\s]*_)?[A-Za-z0-9_]{6,8}/(attempt_|filtered)", r"\1/<run>/\3", text)
 
