@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""libcddp beside PyTorch 2.13's DistributedDataParallel and DistributedSampler, option by option.
+
+    check_ddp_table.py RECORD TABLE           every option of RECORD has its row, every check named in a row exists, and TABLE is
+                                              the table that comes of it
+    check_ddp_table.py RECORD TABLE --write   write TABLE
+    check_ddp_table.py --record PYTHON RECORD ask PYTHON's torch for its options, and write RECORD anew
+"""
+import json
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+HEAD = """# libcddp beside DistributedDataParallel
+
+Made by `tests/reference/check_ddp_table.py`: every option of PyTorch 2.13's `DistributedDataParallel`, of its methods and of
+`DistributedSampler`, as PyTorch itself lists them (`tests/data/ddp-2.13.json`). "Checked by" names the file of the check, and
+what it looks at; those under `tests/reference` compare with numbers that PyTorch made.
+
+"""
+WINE = "tests/reference/check_wine.py"
+ROWS = {  # option: (ours, the check's file, what in it)
+    "DistributedDataParallel": {
+        "module": ("the array of `cddp_param`, in forward order", WINE, "w2_shuf0"),
+        "device_ids": ("`cddp_init_options.device`, else by LOCAL_RANK", None, None),
+        "output_device": ("none: a program's outputs stay where it puts them", None, None),
+        "dim": ("none: the sampler divides samples among ranks", None, None),
+        "broadcast_buffers": ("not yet: `cddp_broadcast` on the buffers", None, None),
+        "forward_sync_buffers": ("not yet, as `broadcast_buffers`", None, None),
+        "init_sync": ("`CDDP_DDP_NO_BROADCAST` is `init_sync=False`; shapes are compared either way",
+                      "tests/unit/test_reducer.c", "rank_0s_parameters_are_everyones_unless_the_user_says_otherwise"),
+        "process_group": ("the communicator; a part of it by `cddp_comm_split`", "tests/unit/test_collective.c",
+                          "parts_of_a_world_have_ranks_reducers_and_errors_of_their_own"),
+        "bucket_cap_mb": ("`bucket_bytes`, `first_bucket_bytes`; 25 MiB and 1 MiB, too", "tests/unit/test_bucket.c",
+                          "a_bucket_closes_once_it_reaches_the_cap_and_may_overshoot_it"),
+        "bucket_cap_mb_list": ("not yet: two caps only", None, None),
+        "find_unused_parameters": ("`CDDP_DDP_FIND_UNUSED`", "tests/unit/test_unused.c",
+                                   "what_no_rank_used_stays_and_what_some_used_is_the_mean_with_zeros"),
+        "check_reduction": ("none: without effect in PyTorch, too. A step that was not finished is always an error",
+                            "tests/unit/test_unused.c", "without_the_flag_it_is_an_error_that_names_the_parameter_on_every_rank"),
+        "gradient_as_bucket_view": ("always, unless `cddp_param.grad` names memory of the user's own",
+                                    "tests/unit/test_reducer.c", "gradients_of_the_users_own_are_copied_in_and_out"),
+        "static_graph": ("`CDDP_DDP_STATIC_GRAPH`", "tests/unit/test_unused.c",
+                         "a_static_graph_learns_from_its_first_step_what_comes_and_how_often"),
+        "delay_all_reduce_named_params": ("not yet", None, None),
+        "param_to_hook_all_reduce": ("not yet", None, None),
+        "mixed_precision": ("none: a program chooses its types; gradients may be sent in 16 bits (`compress`)",
+                            "tests/unit/test_wire.c", "a_mean_in_16_bits_is_summed_in_32_and_rounded_once"),
+        "device_mesh": ("none: parts of a world by `cddp_comm_split`", None, None),
+        "skip_all_reduce_unused_params": ("not yet: unused gradients are reduced as zeros", None, None),
+        "batched_grad_copy": ("none: gradients that lie in the arena are not copied", None, None),
+    },
+    "DistributedDataParallel.no_sync": {
+        "(method)": ("add to the gradients, and leave out `cddp_ddp_grad_ready` and `cddp_ddp_wait`", WINE, "w4_accumulate"),
+    },
+    "DistributedDataParallel.join": {
+        "divide_by_initial_world_size": ("`CDDP_DDP_JOIN` and `cddp_ddp_join`; `False`: with `CDDP_DDP_JOIN_ACTIVE`", WINE,
+                                         "w4_uneven"),
+        "enable": ("the flag itself", "tests/unit/test_uneven.c", "what_does_not_go_together_is_refused"),
+        "throw_on_early_termination": ("not yet", None, None),
+    },
+    "DistributedDataParallel.register_comm_hook": {
+        "state": ("not yet: hooks of the user's own", None, None),
+        "hook": ("`compress` for fp16_compress_hook and bf16_compress_hook; others not yet", WINE, "w2_fp16"),
+    },
+    "DistributedSampler": {
+        "dataset": ("`cddp_sampler_options.n`, its length", "tests/unit/test_sampler.c", "every_recorded_case_of_torchs_distributed_sampler_is_met"),
+        "num_replicas": ("`world_size`", "tests/unit/test_sampler.c", "every_recorded_case_of_torchs_distributed_sampler_is_met"),
+        "rank": ("`rank`", "tests/unit/test_sampler.c", "every_recorded_case_of_torchs_distributed_sampler_is_met"),
+        "shuffle": ("`no_shuffle`, the other way round", "tests/unit/test_sampler.c", "every_recorded_case_of_torchs_distributed_sampler_is_met"),
+        "seed": ("`seed`", "tests/unit/test_sampler.c", "every_recorded_case_of_torchs_distributed_sampler_is_met"),
+        "drop_last": ("`drop_last`", "tests/unit/test_sampler.c", "every_recorded_case_of_torchs_distributed_sampler_is_met"),
+    },
+    "DistributedSampler.set_epoch": {
+        "epoch": ("`cddp_sampler_set_epoch`", "tests/unit/test_sampler.c", "every_recorded_case_of_torchs_distributed_sampler_is_met"),
+    },
+}
+ASK = """
+import inspect, json
+from torch.nn.parallel import DistributedDataParallel as D
+from torch.utils.data.distributed import DistributedSampler as S
+asked = {"DistributedDataParallel": D.__init__, "DistributedDataParallel.no_sync": D.no_sync,
+         "DistributedDataParallel.join": D.join, "DistributedDataParallel.register_comm_hook": D.register_comm_hook,
+         "DistributedSampler": S.__init__, "DistributedSampler.set_epoch": S.set_epoch}
+def options(f):
+    found = {p.name: "" if p.default is p.empty else repr(p.default) for p in inspect.signature(f).parameters.values()}
+    found.pop("self")
+    return found or {"(method)": ""}
+print(json.dumps({name: options(f) for name, f in asked.items()}, indent=1))
+"""
+
+
+def check(recorded):
+    """What is wrong with ROWS."""
+    wrong = []
+    for name, options in recorded.items():
+        rows = ROWS.get(name, {})
+        wrong += [f"{name}: no row for {option}" for option in options if option not in rows]
+        wrong += [f"{name}: PyTorch has no {option}" for option in rows if option not in options]
+        for option, (_, file, what) in rows.items():
+            if file and what not in (ROOT / file).read_text(encoding="utf-8"):
+                wrong.append(f"{name}: {option}: there is no {what} in {file}")
+    return wrong
+
+
+def table(recorded):
+    text = HEAD
+    for name, options in recorded.items():
+        text += f"## {name}\n\n| option | default | libcddp | checked by |\n|---|---|---|---|\n"
+        for option, default in options.items():
+            ours, file, what = ROWS[name][option]
+            text += f"| {option} | {default} | {ours} | {f'`{file}`: {what}' if file else ''} |\n"
+        text += "\n"
+    return text.rstrip() + "\n"
+
+
+def main():
+    if sys.argv[1] == "--record":
+        asked = subprocess.run([sys.argv[2], "-c", ASK], capture_output=True, text=True, check=True).stdout
+        pathlib.Path(sys.argv[3]).write_text(asked, encoding="utf-8")
+        return 0
+    recorded, path = json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8")), pathlib.Path(sys.argv[2])
+    wrong = check(recorded)
+    if not wrong and sys.argv[3:] == ["--write"]:
+        path.write_text(table(recorded), encoding="utf-8")
+    elif not wrong and path.read_text(encoding="utf-8") != table(recorded):
+        wrong = [f"{path} is not the table that comes of it: write it anew with --write"]
+    print(*(wrong or [f"{sum(map(len, recorded.values()))} options, each with its row"]), sep="\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
