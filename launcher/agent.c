@@ -36,6 +36,7 @@ struct agent {
     struct crew *crew;
     struct writer *console;
     struct logs *logs;
+    struct status *status; /* NULL: nobody asks */
     struct join *join;
     struct rdzv_server *server;
     char master_addr[64];
@@ -144,6 +145,7 @@ static void start_workers(struct agent *a)
         .spawn = &a->spawn,
         .plan = a->plan,
         .logs = a->logs,
+        .status = a->status,
         .assign = a->sup.assign,
         .exited = on_worker_exited,
         .progress = on_progress,
@@ -156,6 +158,7 @@ static void start_workers(struct agent *a)
     a->crew = NULL;
     say_bindings(a);
     logs_begin(a->logs, a->sup.assign.restart_count);
+    status_round(a->status, &a->sup.assign, a->plan->n_procs);
     if (crew_start(&a->crew, &opt, &err) == CDDP_OK)
         return;
     /* No worker exists: count them all out, and end. */
@@ -284,6 +287,11 @@ static void end_job(struct agent *a)
 {
     a->over = true;
     say_why(a);
+    if (a->sup.first.kind != CDI_END_NONE)
+        status_failure(a->status, &a->sup.first);
+    status_end(a->status, supervise_exit_status(&a->sup));
+    status_free(a->status);
+    a->status = NULL;
     cdi_log_set_sink(NULL, NULL);
     crew_destroy(a->crew);
     a->crew = NULL;
@@ -457,6 +465,9 @@ static void on_round_over(struct agent *a, const struct cdi_msg *msg)
         report_sentence(&msg->u.round_over.failure, sentence, sizeof sentence);
         cdi_log(CDI_LOG_WARN, "AGENT-RESTART", "%s; starting all workers again (restart %u of %u)", sentence,
                 a->sup.assign.restart_count + 1, a->plan->max_restarts);
+        status_failure(a->status, &msg->u.round_over.failure);
+        if (msg->u.round_over.restart)
+            status_restart(a->status, a->sup.assign.restart_count + 1, sentence);
     } else if (msg->u.round_over.restart) {
         cdi_log(CDI_LOG_WARN, "AGENT-CHANGE", "%s", msg->u.round_over.text);
     }
@@ -547,6 +558,8 @@ static void on_signal(struct agent *a, int signal)
         if (a->crew != NULL)
             crew_kill(a->crew, SIGSTOP);
         (void)uv_try_write((uv_stream_t *)&a->link, &word, 1);
+    } else if (a->plan->options->interactive >= 0 && (signal == SIGINT || signal == SIGQUIT)) {
+        return; /* the terminal has given it to the rank that has it */
     } else if ((a->plan->options->signals >> (signal - 1) & 1) == 0) {
         if (signal == SIGCONT)
             join_look(a->join); /* first: while we were stopped the lease may have run out */
@@ -555,6 +568,7 @@ static void on_signal(struct agent *a, int signal)
     } else if (a->over) {
         hurry(a);
     } else {
+        status_signal(a->status, signal);
         feed(a, &ev);
     }
 }
@@ -728,6 +742,8 @@ static cddp_status start_all(struct agent *a, struct cdi_error *err)
     st = spawn_watch_start(&a->child, &a->loop, err);
     if (st == CDDP_OK)
         st = writer_start(&a->console, &a->loop, a->plan->n_procs + 1, &console_events, a, err);
+    if (st == CDDP_OK && a->plan->options->status_fd >= 0)
+        st = status_start(&a->status, a->console, a->plan->n_procs, (int)a->plan->options->status_fd, err);
     if (st == CDDP_OK)
         st = start_logs(a, err);
     if (st == CDDP_OK)
@@ -751,6 +767,7 @@ static int run_loop(struct agent *a, struct cdi_error *err)
         status = supervise_exit_status(&a->sup);
         err->msg[0] = '\0';
     } else {
+        status_free(a->status);
         join_close(a->join);
         if (a->server != NULL)
             rdzv_server_close(a->server, NULL, NULL);

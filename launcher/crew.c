@@ -36,6 +36,14 @@ struct words {
     char **args, **env;
 };
 
+/* Does it read our stdin? */
+static bool is_asked(const struct crew *c, const struct worker *w)
+{
+    int64_t interactive = c->opt.plan->options->interactive;
+
+    return interactive >= 0 ? w->rank == interactive : w->rank == 0;
+}
+
 static cddp_status start_one(struct crew *c, struct worker *w, struct words *words, struct cdi_error *err)
 {
     char flight[128], path[PATH_MAX];
@@ -50,7 +58,7 @@ static cddp_status start_one(struct crew *c, struct worker *w, struct words *wor
     words->args = plan_args(c->opt.plan, w->local_rank);
     if (words->env == NULL || words->args == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
-    return worker_start(w, c->opt.spawn, words->args, words->env, w->rank == 0 ? STDIN_FILENO : -1, err);
+    return worker_start(w, c->opt.spawn, words->args, words->env, is_asked(c, w) ? STDIN_FILENO : -1, err);
 }
 
 /* All of them, or up to the first that cannot be started. */
@@ -66,6 +74,8 @@ static cddp_status start_workers(struct crew *c, struct cdi_error *err)
     c->first_unstarted = n;
     for (uint32_t i = 0; i < c->n; i++) {
         worker_settle(&c->workers[i]);
+        if (i < n)
+            status_started(c->opt.status, c->workers[i].rank, i, c->workers[i].pid);
         plan_free_strings(words[i].args);
         plan_free_strings(words[i].env);
     }
@@ -163,6 +173,7 @@ static void tell_exit(struct crew *c, struct worker *w)
         c->failed = true;
     }
     w->told = true;
+    status_ended(c->opt.status, &end);
     c->opt.exited(c->opt.arg, &end);
 }
 
@@ -220,6 +231,7 @@ cddp_status crew_start(struct crew **out, const struct crew_options *opt, struct
         w->rank = (int32_t)(opt->assign.rank_base + i);
         w->flight_fd = -1;
         w->exec_fd = -1;
+        w->interactive = w->rank == opt->plan->options->interactive;
         w->on = &events;
         w->cpus = opt->plan->bind == NULL ? NULL : opt->plan->bind[i].cpus;
         w->arg = c;

@@ -9,6 +9,7 @@
 #include "launcher/logs.h"
 #include "launcher/report.h"
 #include "launcher/spawn.h"
+#include "launcher/status.h"
 
 struct crew;
 
@@ -16,6 +17,7 @@ struct crew_options {
     const struct spawn_context *spawn;
     const struct plan *plan;
     struct logs *logs;            /* begun for this attempt */
+    struct status *status;        /* NULL: nobody asks */
     struct cdi_msg_assign assign; /* with master_addr and master_port */
     /* A worker is gone; kind EXIT with code 0 means well. From the loop, or from crew_report_unstarted(). */
     void (*exited)(void *arg, const struct cdi_failure *end);

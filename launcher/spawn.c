@@ -297,6 +297,7 @@ struct spawn_child {
     uint32_t here; /* the kernel makes it 0 when the child has left our memory, and wakes its waiters */
     const char *shim;
     char **argv, **env;
+    bool own_session;
     int fds[5];
     char own[ARGS_IN_NUMBERS][24];
     _Alignas(16) char stack[CHILD_STACK];
@@ -309,10 +310,10 @@ struct spawn_child {
 static int become_shim(void *arg)
 {
     struct spawn_child *c = arg;
-    bool ready = sys(SYS_setsid, 0, 0, 0, 0, 0) >= 0;
+    bool ready = !c->own_session || sys(SYS_setsid, 0, 0, 0, 0, 0) >= 0;
 
     for (int i = 0; i < 5 && ready; i++)
-        ready = (c->fds[i] == 0 && i == 0) || (c->fds[i] >= 5 && sys(SYS_dup3, c->fds[i], i, 0, 0, 0) == i);
+        ready = (c->fds[i] == i && i <= STDERR_FILENO) || (c->fds[i] >= 5 && sys(SYS_dup3, c->fds[i], i, 0, 0, 0) == i);
     if (ready)
         (void)sys(SYS_execve, (long)c->shim, (long)c->argv, (long)c->env, 0, 0);
     (void)sys(SYS_exit_group, 125, 0, 0, 0, 0);
@@ -408,17 +409,22 @@ cddp_status worker_start(struct worker *w, const struct spawn_context *ctx, char
                          struct cdi_error *err)
 {
     int outs[2] = {-1, -1}, exec_pair[2] = {-1, -1}, rc = 0;
-    cddp_status st;
+    cddp_status st = CDDP_OK;
 
     w->ctx = ctx;
     w->child = make_child(ctx, w->cpus, args, env);
-    st = w->child == NULL ? cdi_fail(err, CDDP_E_NOMEM, "out of memory") : make_pipes(w, ctx->loop, outs, err);
+    if (w->child == NULL)
+        st = cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    else if (!w->interactive)
+        st = make_pipes(w, ctx->loop, outs, err);
     if (st == CDDP_OK && pipe2(exec_pair, O_CLOEXEC) != 0)
         st = cdi_fail_errno(err, errno, "pipe");
     if (st == CDDP_OK) {
-        const int fds[5] = {stdin_fd >= 0 ? stdin_fd : ctx->null_fd, outs[0], outs[1], w->flight_fd, exec_pair[1]};
+        const int fds[5] = {stdin_fd >= 0 ? stdin_fd : ctx->null_fd, w->interactive ? STDOUT_FILENO : outs[0],
+                            w->interactive ? STDERR_FILENO : outs[1], w->flight_fd, exec_pair[1]};
 
         memcpy(w->child->fds, fds, sizeof fds);
+        w->child->own_session = !w->interactive;
         w->started_ms = cdi_now_ms();
         w->exec_fd = cdi_steal_fd(&exec_pair[0]);
         rc = spawn_shim(w);
@@ -431,7 +437,7 @@ cddp_status worker_start(struct worker *w, const struct spawn_context *ctx, char
         if (exec_pair[i] >= 0)
             (void)close(exec_pair[i]);
     }
-    for (int i = 0; i < 2 && st == CDDP_OK; i++)
+    for (int i = 0; i < 2 && st == CDDP_OK && !w->interactive; i++)
         if ((rc = uv_read_start((uv_stream_t *)&w->pipes[i], on_alloc, on_read)) != 0)
             st = cdi_fail_errno(err, -rc, "reading its output");
     return st;
@@ -443,7 +449,8 @@ void worker_kill(struct worker *w, int signal)
 {
     if (w->pid <= 0 || w->exited)
         return;
-    (void)kill(-w->pid, signal);
+    /* One that has our terminal is in our own group. */
+    (void)kill(w->interactive ? w->pid : -w->pid, signal);
 }
 
 void worker_pause(struct worker *w, bool pause)

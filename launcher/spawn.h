@@ -29,6 +29,7 @@ struct worker {
     uint32_t local_rank;
     int32_t rank;
     int pid;
+    bool interactive;   /* it has our terminal: our own stdin, stdout and stderr, session and group */
     int64_t started_ms; /* monotonic */
     bool piped[2];      /* pipes[i] is a handle and has not ended */
     bool exited;

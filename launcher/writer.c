@@ -20,7 +20,7 @@ struct writer_sink {
     bool dead;       /* the thread's: it fails */
     unsigned queued; /* under the lock: chunks */
     bool done;       /* under the lock: no further ones */
-    char path[];     /* "": our stdout or stderr */
+    char path[];     /* "": a descriptor that is not ours alone */
 };
 
 struct chunk {
@@ -272,6 +272,11 @@ cddp_status writer_start(struct writer **out, uv_loop_t *loop, uint32_t n_source
 struct writer_sink *writer_std(struct writer *w, int fd)
 {
     return w->std[fd - 1];
+}
+
+struct writer_sink *writer_descriptor(struct writer *w, int fd)
+{
+    return make_sink(w, fd, "");
 }
 
 int writer_file(struct writer *w, struct writer_sink **out, const char *path)

@@ -36,7 +36,10 @@ cddp_status writer_start(struct writer **out, uv_loop_t *loop, uint32_t n_source
 struct writer_sink *writer_std(struct writer *w, int fd);
 /* A file, made or emptied. Returns 0 or errno; *out is written on success only. */
 int writer_file(struct writer *w, struct writer_sink **out, const char *path);
-/* Nothing more is pushed to this file; it is closed when what was has been written. NULL-safe. */
+/* An open descriptor of somebody's, which stays open; a failure is not told. NULL: no memory. */
+struct writer_sink *writer_descriptor(struct writer *w, int fd);
+/* Nothing more is pushed to this file or descriptor; a file is closed when what was has been
+ * written. NULL-safe. */
 void writer_file_done(struct writer_sink *s);
 /* Copy n bytes into the queue; they are written whole and in order. A sink that is NULL drops. */
 void writer_push(struct writer *w, struct writer_sink *s, uint32_t source, const void *bytes, size_t n);

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """cddprun runs a job: exit status, report, environment, output, restart, bad input."""
+import json
 import os
 import re
 import resource
@@ -175,6 +176,36 @@ def test_a_reader_that_stands_still_holds_the_workers_but_not_the_signals(cddpru
         launch.wait_for('a worker that cannot write', stuck)
         job.process.send_signal(15)
         assert job.process.wait(launch.DEADLINE) == 143
+
+
+def test_what_happens_is_told_to_programs(cddprun):
+    read_end, write_end = os.pipe()
+    with Job(cddprun, '--standalone', '--nproc_per_node=2', '--max_restarts=1', f'--status_fd={write_end}',
+             *sh('ls -l /proc/$$/fd >&2; [ $RANK = 1 ] && exit 7; exec sleep 60'), pass_fds=[write_end]) as job:
+        os.close(write_end)
+        assert job.finish() == 7, job.err
+    with os.fdopen(read_end, encoding='ascii') as f:
+        lines = [json.loads(line) for line in f]
+    assert f' {write_end} -> pipe' not in job.err, 'it is none of the workers\' business'
+    assert all(line['time_ms'] > 1.7e12 for line in lines)
+    events = [line['event'] for line in lines]
+    assert sorted(events) == sorted(2 * (['round'] + 2 * ['started'] + 2 * ['ended'] + ['failure']) + ['restart', 'end']), events
+    assert (events[0], events[-1]) == ('round', 'end')
+    by_name = {line['event']: line for line in lines}  # the last of each
+    assert by_name['round'] | {'time_ms': 0, 'master_port': 0} == {
+        'event': 'round', 'time_ms': 0, 'round': 1, 'restart_count': 1, 'node_rank': 0, 'n_nodes': 1, 'rank_base': 0,
+        'n_procs': 2, 'world_size': 2, 'master_addr': '127.0.0.1', 'master_port': 0}
+    assert by_name['failure']['rank'] == 1 and by_name['failure']['status'] == 7
+    assert by_name['failure']['text'].startswith(f'rank 1 (pid {by_name["failure"]["pid"]} on ')
+    assert by_name['restart']['restart_count'] == 1 and by_name['end']['status'] == 7
+    stopped = next(line for line in lines if line['event'] == 'ended' and line['rank'] == 0)
+    assert (stopped['status'], stopped['signal'], stopped['core_dumped']) == (143, 'SIGTERM', False), stopped
+
+
+def test_a_status_descriptor_that_is_not_open(cddprun):
+    one_sentence(run(cddprun, '--status_fd=99', 'true'), 1, '--status_fd 99', 'no open descriptor')
+    with open('/dev/null', encoding='ascii') as f:
+        one_sentence(run(cddprun, f'--status_fd={f.fileno()}', 'true', pass_fds=[f.fileno()]), 1, 'not open for writing')
 
 
 # --- restart --------------------------------------------------------------------------------------------------------

@@ -134,4 +134,33 @@ def test_rank_0_can_read_the_terminal(cddprun):
     os.close(master)
 
 
+def test_an_interactive_rank_has_the_terminal_and_its_ctrl_c(cddprun):
+    master, slave = pty.openpty()
+    script = ('import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); '
+              'os.execv(sys.argv[1], sys.argv[1:])')
+    worker = ('import os, signal, sys, time\n'
+              'if os.environ["RANK"] != "1": time.sleep(1000)\n'
+              'signal.signal(signal.SIGINT, lambda *a: print("interrupted", flush=True))\n'
+              'print("terminal" if all(os.isatty(i) for i in range(3)) else "none", os.tcgetpgrp(0) == os.getpgrp(), flush=True)\n'
+              'print("read", sys.stdin.readline(), flush=True)\n'
+              'sys.exit(4)\n')
+    with Job(sys.executable, '-c', script, cddprun, '--nproc_per_node=3', '--interactive=1', 'python3', '-c', worker,
+             stdin=slave, stdout=slave, stderr=slave, start_new_session=True) as job:
+        os.close(slave)
+        seen = b''
+
+        def shows(text):
+            nonlocal seen
+            while text not in seen:
+                seen += os.read(master, 1000)
+        shows(b'terminal True')
+        os.write(master, b'\x03')
+        shows(b'interrupted')
+        os.write(master, b'typed\n')
+        shows(b'read typed')
+        shows(b'cddprun: rank 1 ')
+        assert job.process.wait(launch.DEADLINE) == 4, seen
+    os.close(master)
+
+
 launch.main()

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launcher/status.h"
+
+#include "launcher/signame.h"
+#include "launcher/supervise.h"
+
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+struct status {
+    struct writer *console;
+    struct writer_sink *to;
+    uint32_t source;
+};
+
+cddp_status status_start(struct status **out, struct writer *console, uint32_t source, int fd, struct cdi_error *err)
+{
+    int mode = fcntl(fd, F_GETFL);
+    struct status *s;
+
+    if (mode < 0 || (mode & O_ACCMODE) == O_RDONLY)
+        return cdi_fail(err, CDDP_E_INVALID, "--status_fd %d is %s", fd,
+                        mode < 0 ? "no open descriptor" : "not open for writing");
+    s = calloc(1, sizeof *s);
+    if (s != NULL)
+        s->to = writer_descriptor(console, fd);
+    if (s == NULL || s->to == NULL) {
+        free(s);
+        return cdi_fail(err, CDDP_E_NOMEM, "--status_fd: out of memory");
+    }
+    s->console = console;
+    s->source = source;
+    *out = s;
+    return CDDP_OK;
+}
+
+void status_free(struct status *s)
+{
+    if (s == NULL)
+        return;
+    writer_file_done(s->to);
+    free(s);
+}
+
+/* One line; takes the reference. */
+static void put(struct status *s, const char *event, json_t *o)
+{
+    struct timespec ts;
+    char *text;
+    size_t n;
+
+    (void)clock_gettime(CLOCK_REALTIME, &ts);
+    (void)json_object_set_new(o, "event", json_string(event));
+    (void)json_object_set_new(o, "time_ms", json_integer((json_int_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000));
+    text = json_dumps(o, JSON_COMPACT | JSON_ENSURE_ASCII);
+    json_decref(o);
+    if (text == NULL)
+        return;
+    n = strlen(text);
+    text[n] = '\n'; /* in the place of its NUL: a line is pushed whole */
+    writer_push(s->console, s->to, s->source, text, n + 1);
+    free(text);
+}
+
+void status_round(struct status *s, const struct cdi_msg_assign *a, uint32_t n_procs)
+{
+    if (s == NULL)
+        return;
+    put(s, "round",
+        json_pack("{s:I, s:I, s:i, s:I, s:I, s:I, s:I, s:s, s:I}", "round", (json_int_t)a->round, "restart_count",
+                  (json_int_t)a->restart_count, "node_rank", a->node_rank, "n_nodes", (json_int_t)a->n_nodes,
+                  "rank_base", (json_int_t)a->rank_base, "n_procs", (json_int_t)n_procs, "world_size",
+                  (json_int_t)a->world_size, "master_addr", a->master_addr, "master_port", (json_int_t)a->master_port));
+}
+
+void status_started(struct status *s, int32_t rank, uint32_t local_rank, int pid)
+{
+    if (s == NULL)
+        return;
+    put(s, "started", json_pack("{s:i, s:I, s:i}", "rank", rank, "local_rank", (json_int_t)local_rank, "pid", pid));
+}
+
+/* What is said of a worker's end, whoever's it is. */
+static json_t *end_of(const struct cdi_failure *f)
+{
+    char name[32];
+    json_t *o =
+        json_pack("{s:i, s:i, s:I, s:i}", "rank", f->rank, "local_rank", f->local_rank, "pid", (json_int_t)f->pid,
+                  "status", f->kind == CDI_END_EXIT ? f->code : supervise_failure_status(f));
+
+    if (f->kind == CDI_END_SIGNAL) {
+        (void)json_object_set_new(o, "signal", json_string(signame(f->code, name, sizeof name)));
+        (void)json_object_set_new(o, "core_dumped", json_boolean(f->core_dumped != 0));
+    }
+    return o;
+}
+
+void status_ended(struct status *s, const struct cdi_failure *end)
+{
+    if (s != NULL)
+        put(s, "ended", end_of(end));
+}
+
+void status_failure(struct status *s, const struct cdi_failure *first)
+{
+    json_t *o;
+
+    if (s == NULL)
+        return;
+    o = end_of(first);
+    (void)json_object_set_new(o, "node_rank", json_integer(first->node_rank));
+    (void)json_object_set_new(o, "host", json_string(first->host));
+    (void)json_object_set_new(o, "text", json_string(first->text));
+    put(s, "failure", o);
+}
+
+void status_restart(struct status *s, uint32_t restart_count, const char *text)
+{
+    if (s != NULL)
+        put(s, "restart", json_pack("{s:I, s:s}", "restart_count", (json_int_t)restart_count, "text", text));
+}
+
+void status_signal(struct status *s, int signal)
+{
+    char name[32];
+
+    if (s != NULL)
+        put(s, "signal", json_pack("{s:i, s:s}", "signal", signal, "name", signame(signal, name, sizeof name)));
+}
+
+void status_end(struct status *s, int exit_status)
+{
+    if (s != NULL)
+        put(s, "end", json_pack("{s:i}", "status", exit_status));
+}
