@@ -644,8 +644,7 @@ Test(server, without_the_secret_a_peer_gets_nothing_and_changes_nothing)
     struct cdi_msg m;
     int a, b, fd, store;
 
-    start((struct rdzv_server_options){
-        .min_nodes = 2, .max_nodes = 2, .secret = &right, .plain_store = RDZV_NEVER});
+    start((struct rdzv_server_options){.min_nodes = 2, .max_nodes = 2, .secret = &right, .plain_store = RDZV_NEVER});
     agents_secret = &right;
     a = dial_agent("job", 0, 2);
     (void)hear(a, CDI_MSG_WELCOME);
@@ -956,4 +955,117 @@ Test(server, when_no_port_is_left_for_a_job_it_is_refused)
     cr_assert_eq(hear(agent, CDI_MSG_ASSIGN).u.assign.master_port, port);
     (void)close(agent);
     stop();
+}
+
+Test(server, a_request_that_is_not_finished_in_time_ends_its_connection_alone)
+{
+    int half, other;
+
+    start((struct rdzv_server_options){.stall_ms = 300});
+    half = dial_store();
+    other = dial_store();
+    put(half, "\x01\x02\0\0\0\0\0\0\0k", 10);
+    while (!logged("it did not finish its request in time")) {
+        ask(other, CDI_C10D_GET, "none", NULL);
+        answers(other, "");
+    }
+    cr_assert(ends(half));
+    (void)close(half), (void)close(other);
+    stop();
+}
+
+Test(server, unfinished_requests_may_not_take_all_memory)
+{
+    static char value[1 << 20];
+    struct cdi_buf b;
+    int greedy, other;
+
+    start((struct rdzv_server_options){.max_buffered = 512 << 10});
+    other = dial_store();
+    greedy = dial_store();
+    cdi_buf_init(&b, 0);
+    (void)cdi_c10d_put_op(&b, CDI_C10D_SET);
+    (void)cdi_c10d_put_string(&b, "big", 3);
+    (void)cdi_buf_put_u64(&b, 8 << 20);
+    put(greedy, cdi_buf_data(&b), b.len);
+    cdi_buf_release(&b);
+    (void)send(greedy, value, sizeof value, MSG_NOSIGNAL); /* it may be closed before all of it has gone */
+    cr_assert(ends(greedy));
+    cr_assert(logged("take more memory than they may"));
+    ask(other, CDI_C10D_GET, "big", NULL);
+    answers(other, "");
+    (void)close(greedy), (void)close(other);
+    stop();
+}
+
+Test(server, more_connections_than_allowed_are_closed_until_one_goes)
+{
+    int first, second, third;
+
+    start((struct rdzv_server_options){.max_connections = 2});
+    first = dial_store();
+    second = dial_store();
+    third = dial();
+    cr_assert(ends(third));
+    (void)close(third);
+    cr_assert(logged("there are as many connections already as --max_connections allows"));
+    (void)close(second);
+    for (int64_t end = cdi_now_ms() + 5000; cdi_now_ms() < end;) {
+        char byte;
+
+        third = dial();
+        put(third, "\x00\xce\xf7\x85\x3c\x0d\x01\x02\x03\x04", 10);
+        if (recv(third, &byte, 1, 0) == 1)
+            break;
+        (void)close(third);
+        third = -1;
+    }
+    cr_assert_geq(third, 0, "the place of one that went is free");
+    (void)close(first), (void)close(third);
+    stop();
+}
+
+Test(server, a_flood_of_drops_is_counted_and_not_all_of_it_logged)
+{
+    enum { FLOOD = 120 };
+
+    start((struct rdzv_server_options){0});
+    for (int i = 0; i < FLOOD; i++) {
+        int fd = dial();
+
+        put(fd, "garbage", 7);
+        cr_assert(ends(fd));
+        (void)close(fd);
+    }
+    cr_assert_leq(times_logged("RDZV-DROP "), FLOOD - 20, "%s", host.log);
+    cr_assert_geq(times_logged("RDZV-DROP "), 50);
+    for (int64_t end = cdi_now_ms() + 10000; !logged("RDZV-DROPS rendezvous: ");)
+        cr_assert_lt(cdi_now_ms(), end);
+    stop();
+}
+
+Test(server, with_a_secret_the_pages_about_jobs_are_not_for_everybody)
+{
+    static const struct {
+        enum rdzv_who who;
+        const char *path, *status;
+    } cases[] = {{RDZV_NEVER, "/status", "HTTP/1.1 403 "}, {RDZV_NEVER, "/metrics", "HTTP/1.1 403 "},
+                 {RDZV_NEVER, "/", "HTTP/1.1 403 "},       {RDZV_NEVER, "/healthz", "HTTP/1.1 200 "},
+                 {RDZV_AUTO, "/status", "HTTP/1.1 200 "}, /* this machine */
+                 {RDZV_ANY, "/metrics", "HTTP/1.1 200 "}};
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char text[256], answer[13];
+        int fd;
+
+        start((struct rdzv_server_options){.secret = &right, .http = cases[i].who});
+        fd = dial();
+        (void)snprintf(text, sizeof text, "GET %s HTTP/1.1\r\n\r\n", cases[i].path);
+        put(fd, text, strlen(text));
+        get(fd, answer, sizeof answer);
+        cr_assert_eq(memcmp(answer, cases[i].status, sizeof answer), 0, "case %zu", i);
+        cr_assert(ends(fd));
+        (void)close(fd);
+        stop();
+    }
 }
