@@ -27,7 +27,8 @@ struct plant {
 struct si_settings si_settings;
 static struct plant plant[PLANTS];
 static size_t n_plants;
-static struct plant skip_wait;
+static struct plant skip_wait, skip_launch, swap_launch;
+static bool plants_here; /* in this rank */
 static unsigned n_faults;
 static char last_fault[512];
 
@@ -80,6 +81,14 @@ static bool parse_count(const char *text, struct plant *p)
     return true;
 }
 
+/* "K" or "K+" */
+static void read_plant(const char *name, struct plant *p)
+{
+    *p = (struct plant){.nth = 0};
+    if (cdi_env_has(name) && !parse_count(cdi_env_str(name), p))
+        bad_setting(name);
+}
+
 static void read_plants(const char *name)
 {
     const char *at = cdi_env_str(name);
@@ -107,8 +116,10 @@ void standin_configure(void)
     uint64_t random = 0;
     size_t delay = choice("CDDP_STANDIN_DELAY", delays);
 
+    int64_t rank = (int64_t)number("CDDP_STANDIN_RANK", -1, INT32_MAX, -1);
+
     n_plants = 0;
-    skip_wait = (struct plant){.nth = 0};
+    plants_here = rank < 0 || (int64_t)number("RANK", -1, INT32_MAX, -1) == rank;
     (void)getrandom(&random, sizeof random, 0);
     si_settings = (struct si_settings){
         .seed = number("CDDP_STANDIN_SEED", 0, INT64_MAX, (int64_t)(random % 1000000)),
@@ -119,10 +130,12 @@ void standin_configure(void)
         .query = (enum si_query)choice("CDDP_STANDIN_QUERY", queries),
         .count_faults = choice("CDDP_STANDIN_REPORT", reports) == 1,
         .leaks_are_faults = number("CDDP_STANDIN_LEAKS", 0, 1, 0) == 1,
+        .trace = number("CDDP_STANDIN_TRACE", 0, 1, 0) == 1,
     };
     read_plants("CDDP_STANDIN_FAIL");
-    if (cdi_env_has("CDDP_STANDIN_SKIP_WAIT") && !parse_count(cdi_env_str("CDDP_STANDIN_SKIP_WAIT"), &skip_wait))
-        bad_setting("CDDP_STANDIN_SKIP_WAIT");
+    read_plant("CDDP_STANDIN_SKIP_WAIT", &skip_wait);
+    read_plant("CDDP_STANDIN_SKIP_LAUNCH", &skip_launch);
+    read_plant("CDDP_STANDIN_SWAP_LAUNCH", &swap_launch);
 }
 
 __attribute__((constructor)) static void read_settings(void)
@@ -165,7 +178,7 @@ static bool due(struct plant *p)
 {
     uint64_t call = __atomic_add_fetch(&p->calls, 1, __ATOMIC_RELAXED);
 
-    return p->nth > 0 && (call == p->nth || (p->and_later && call > p->nth));
+    return plants_here && p->nth > 0 && (call == p->nth || (p->and_later && call > p->nth));
 }
 
 static int planted(const char *function, bool allocates)
@@ -213,6 +226,16 @@ int si_planted_async(void)
 bool si_skip_wait(void)
 {
     return due(&skip_wait);
+}
+
+bool si_skip_launch(void)
+{
+    return due(&skip_launch);
+}
+
+bool si_swap_launch(void)
+{
+    return due(&swap_launch);
 }
 
 /* ------------------------------------------------------------------------------------------------------ faults ---- */

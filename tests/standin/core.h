@@ -28,7 +28,7 @@ struct si_settings {
     unsigned n_devices;
     size_t device_memory;
     enum si_query query;
-    bool count_faults, leaks_are_faults;
+    bool count_faults, leaks_are_faults, trace;
 };
 extern struct si_settings si_settings;
 
@@ -55,6 +55,9 @@ int si_enter_nccl(const char *function, bool allocates);
 int si_planted_async(void);
 /* Is this the planted K-th event wait, to be ignored? */
 bool si_skip_wait(void);
+/* Is this launch of NCCL operations to be dropped; is it to change places with the next one? */
+bool si_skip_launch(void);
+bool si_swap_launch(void);
 
 /* --------------------------------------------------------------------------------- devices and contexts (driver.c) */
 

@@ -2,7 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Planted faults, each of which the stand-in has to catch in every run; without one, nothing may be reported.
 
-planted.py MINI_REDUCER [--runs N] [--tsan]
+planted.py MINI_REDUCER [--product CDDPRUN DEVICE_REDUCER] [--runs N] [--tsan]
+
+MINI_REDUCER has its faults in its own code. With --product they are planted in libcddp's NCCL backend and reducer too,
+from outside: the stand-in ignores one event wait, or exchanges two launches (CDDP_STANDIN_SKIP_WAIT, _SWAP_LAUNCH).
 
 Run i has seed i; even ones a slow device, odd ones a slow host. With --tsan (a build with ThreadSanitizer) the stand-in
 only counts what it finds, and ThreadSanitizer has to report the race: a check that the stand-in hides none from it.
@@ -10,67 +13,91 @@ Prints a table and exits with 1 if a run was not as it should be. The project's 
 """
 import argparse
 import os
+import re
 import subprocess
 import sys
 
 STANDIN_EXIT, TSAN_EXIT, STUCK = 86, 66, 4
 UNORDERED = 'standin: fault: unordered access'
 DISAGREE = 'standin: fault: ranks do not agree'
-# fault -> exit status, what has to be said
-FAULTS = {
-    'none': (0, None),
-    'comm_wait': (STANDIN_EXIT, UNORDERED),
-    'compute_wait': (STANDIN_EXIT, UNORDERED),
-    'reuse': (STANDIN_EXIT, UNORDERED),
-    'in_progress': (STANDIN_EXIT, UNORDERED),
-    'order': (STANDIN_EXIT, DISAGREE),
-    'order_equal': (STANDIN_EXIT, DISAGREE),
-    'missing_rank': (STUCK, 'aborted: a rank did not come'),
-}
-RACES = {
-    'none': (0, None),
-    'comm_wait': (TSAN_EXIT, 'ThreadSanitizer: data race'),
-    'compute_wait': (TSAN_EXIT, 'ThreadSanitizer: data race'),
-    'reuse': (TSAN_EXIT, 'ThreadSanitizer: data race'),
-}
+RACE = 'ThreadSanitizer: data race'
+NOTHING = None
+SCAN = 40  # event waits, or launches, until a planted one has to show
 
 
-def run(program, fault, seed, tsan):
-    env = dict(os.environ, CDDP_STANDIN_SEED=str(seed), CDDP_STANDIN_DELAY=('device', 'host')[seed % 2],
-               CDDP_STANDIN_QUERY='none')
-    if fault == 'in_progress':
-        env['CDDP_STANDIN_PROGRESS'] = '100'
+class Fault:
+    def __init__(self, name, command, status, said, **env):
+        self.name, self.command, self.status, self.said, self.env = name, command, status, said, env
+
+    def run(self, **settings):
+        env = dict(os.environ, **self.env, **{f'CDDP_STANDIN_{key}': value for key, value in settings.items()})
+        done = subprocess.run(self.command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, timeout=90, check=False)
+        return done.returncode, done.stdout.decode(errors='replace')
+
+    def is_caught(self, status, output):
+        if self.said is NOTHING:
+            return status == self.status and 'fault:' not in output
+        return status == self.status and re.search(self.said, output) is not None
+
+
+def mini(program, tsan):
     if tsan:
-        env.update(CDDP_STANDIN_REPORT='count', TSAN_OPTIONS='halt_on_error=1:log_path=stderr')
-    done = subprocess.run([program, fault], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, timeout=90, check=False)
-    return done.returncode, done.stdout.decode(errors='replace')
+        env = {'CDDP_STANDIN_REPORT': 'count', 'TSAN_OPTIONS': 'halt_on_error=1:log_path=stderr'}
+        return [Fault('none', [program, 'none'], 0, NOTHING, **env)] + [
+            Fault(name, [program, name], TSAN_EXIT, RACE, **env) for name in ('comm_wait', 'compute_wait', 'reuse')]
+    return [
+        Fault('none', [program, 'none'], 0, NOTHING),
+        Fault('comm_wait', [program, 'comm_wait'], STANDIN_EXIT, UNORDERED),
+        Fault('compute_wait', [program, 'compute_wait'], STANDIN_EXIT, UNORDERED),
+        Fault('reuse', [program, 'reuse'], STANDIN_EXIT, UNORDERED),
+        Fault('in_progress', [program, 'in_progress'], STANDIN_EXIT, UNORDERED, CDDP_STANDIN_PROGRESS='100'),
+        Fault('order', [program, 'order'], STANDIN_EXIT, DISAGREE),
+        Fault('order_equal', [program, 'order_equal'], STANDIN_EXIT, DISAGREE),
+        Fault('missing_rank', [program, 'missing_rank'], STUCK, 'aborted: a rank did not come'),
+    ]
 
 
-def as_wanted(status, output, wanted):
-    if wanted[1] is None:
-        return status == wanted[0] and 'fault:' not in output
-    return status == wanted[0] and wanted[1] in output
+def product(cddprun, program):
+    job = [cddprun, '--standalone', '--nproc_per_node=2', program]
+
+    def planted(name, said, what, **env):
+        """The fault whose K is the first that shows: others leave out a wait that another one covers."""
+        for k in range(1, SCAN):
+            fault = Fault(name, job, STANDIN_EXIT, said, **env, **{what: str(k)})
+            if fault.is_caught(*fault.run(DELAY='none')):
+                return fault
+        sys.exit(f'{name}: no {what} up to {SCAN} was caught')
+
+    return [
+        Fault('libcddp: none', job, 0, NOTHING),
+        planted('libcddp: comm_wait', UNORDERED + ": 'ncclAllReduce'.*reads.*'gradient'", 'CDDP_STANDIN_SKIP_WAIT'),
+        planted('libcddp: compute_wait', UNORDERED + ": 'axpy'.*reads.*'ncclAllReduce'", 'CDDP_STANDIN_SKIP_WAIT'),
+        Fault('libcddp: reuse', [*job, 'reuse'], STANDIN_EXIT, UNORDERED),
+        planted('libcddp: order', DISAGREE, 'CDDP_STANDIN_SWAP_LAUNCH', CDDP_STANDIN_RANK='1'),
+        Fault('libcddp: missing_rank', [*job, 'missing'], STUCK, 'rank 1 did not come within', CDDP_TIMEOUT='2'),
+    ]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('program')
+    parser.add_argument('--product', nargs=2)
     parser.add_argument('--runs', type=int, default=3)
     parser.add_argument('--tsan', action='store_true')
     args = parser.parse_args()
     bad = 0
-    for fault, wanted in (RACES if args.tsan else FAULTS).items():
+    for fault in mini(args.program, args.tsan) + (product(*args.product) if args.product else []):
         good = 0
         for seed in range(1, args.runs + 1):
-            status, output = run(args.program, fault, seed, args.tsan)
-            if as_wanted(status, output, wanted):
+            status, output = fault.run(SEED=str(seed), DELAY=('device', 'host')[seed % 2])
+            if fault.is_caught(status, output):
                 good += 1
             else:
-                print(f'{fault}, seed {seed}: exit status {status}, wanted {wanted}')
+                print(f'{fault.name}, seed {seed}: exit status {status}, wanted {fault.status} and {fault.said}')
                 print('\n'.join('  | ' + line for line in output.splitlines()[-30:]))
         bad += args.runs - good
-        print(f'{fault:14} {"quiet" if wanted[1] is None else "caught"} {good} of {args.runs}', flush=True)
+        print(f'{fault.name:22} {"quiet" if fault.said is NOTHING else "caught"} {good} of {args.runs}', flush=True)
     sys.exit(1 if bad else 0)
 
 

@@ -18,10 +18,14 @@
  *                                (later calls of every thread) or none
  *   CDDP_STANDIN_REPORT=count    count faults (standin_faults) instead of ending
  *   CDDP_STANDIN_LEAKS=1         memory, streams, events and communicators left at exit are a fault
+ *   CDDP_STANDIN_TRACE=1         a line on stderr for every operation that is enqueued
  *   CDDP_STANDIN_SKIP_WAIT=K     plant a bug: ignore the K-th cuStreamWaitEvent of the process (K+: and all later ones)
- *   CDDP_STANDIN_FAIL=F:K:C,...  the K-th call of function F (K+: and all later ones; cuMemAlloc, without _v2; alloc:
- * of any function that allocates) fails with the numeric code C CDDP_STANDIN_KERNELS=P:...   shared libraries to open,
- * each with a table `const struct standin_kernel standin_kernels[]` that ends with a NULL name
+ *   CDDP_STANDIN_SKIP_LAUNCH=K   the same for launches of NCCL operations (a group is one): as if this rank had not
+ * called CDDP_STANDIN_SWAP_LAUNCH=K   the K-th launch changes places with the next one CDDP_STANDIN_RANK=R plant only
+ * in the process whose RANK is R CDDP_STANDIN_FAIL=F:K:C,...  the K-th call of function F (K+: and all later ones;
+ * cuMemAlloc, without _v2; alloc: of any function that allocates) fails with the numeric code C
+ * CDDP_STANDIN_KERNELS=P:...   shared libraries to open, each with a table `const struct standin_kernel
+ * standin_kernels[]` that ends with a NULL name
  */
 #ifndef CDDP_STANDIN_H
 #define CDDP_STANDIN_H

@@ -157,6 +157,8 @@ static void append(struct CUstream_st *s, struct si_op *op)
     op->number = ++n_operations;
     op->next = NULL;
     s->clock.t[s->slot]++;
+    if (si_settings.trace)
+        fprintf(stderr, "standin: operation %llu, stream %u: %s\n", (unsigned long long)op->number, s->slot, op->name);
     *s->tail = op;
     s->tail = &op->next;
     si_edge_from(op);

@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libcddp's reducer on the stand-in, as a program that cddprun starts: gradients are written on a compute stream by a
+ * kernel, averaged, and added to the parameters by another kernel. With "reuse" the program itself is wrong: it writes
+ * a gradient again before cddp_ddp_wait; with "missing" rank 1 does not come to the last step. Other faults are planted
+ * by the stand-in's settings.
+ *
+ * Exit status: 0 all was right, 3 a wrong result, 4 libcddp gave an error.
+ */
+#include "device.h"
+
+#include <cddp/cddp.h>
+#include <string.h>
+#include <unistd.h>
+
+#define STEPS 3
+#define N_PARAMS 5
+#define WRONG 3
+#define FAILED 4
+
+/* Small ones start together; the large one is beyond what starts in a group. */
+static const size_t counts[N_PARAMS] = {3000, 2999, 1100000, 3001, 3000};
+
+#define DO(call)                                                   \
+    do {                                                           \
+        if ((call) != CDDP_OK) {                                   \
+            fprintf(stderr, "%s: %s\n", #call, cddp_last_error()); \
+            exit(FAILED);                                          \
+        }                                                          \
+    } while (0)
+
+static void fill_thread(const struct standin_thread *t, void *const *args)
+{
+    float *x = standin_host(*(float *const *)args[0]);
+    size_t n = *(const size_t *)args[1], i = (size_t)t->at.x * t->block.x + t->thread.x;
+
+    if (i < n)
+        x[i] = *(const float *)args[2];
+}
+
+static void fill_ranges(const struct standin_thread *grid, void *const *args, struct standin_ranges *r)
+{
+    (void)grid;
+    standin_writes(r, *(float *const *)args[0], *(const size_t *)args[1] * sizeof(float));
+}
+
+static const struct standin_kernel fill_kernel = {.name = "gradient",
+                                                  .n_args = 3,
+                                                  .arg_size = {sizeof(float *), sizeof(size_t), sizeof(float)},
+                                                  .thread = fill_thread,
+                                                  .ranges = fill_ranges};
+
+struct job {
+    cddp_comm *comm;
+    cddp_ddp *ddp;
+    struct device device;
+    CUkernel fill;
+    CUstream compute;
+    CUdeviceptr data[N_PARAMS];
+};
+
+/* Whole numbers, whose mean over ranks is one: rank r of n gives 2 r of what the mean has n - 1. */
+static float gradient(int rank, int step, size_t i)
+{
+    return (float)(2 * rank * (step + 1) + (int)i);
+}
+
+static void write_gradient(struct job *j, int step, size_t i)
+{
+    void *at = cddp_ddp_grad(j->ddp, i);
+    float value = gradient(cddp_rank(j->comm), step, i);
+    size_t n = counts[i];
+    void *args[] = {&at, &n, &value};
+
+    CU(cuLaunchKernel((CUfunction)j->fill, (unsigned)((n + 255) / 256), 1, 1, 256, 1, 1, 0, j->compute, args, NULL));
+}
+
+static void train(struct job *j, bool reuse, bool missing)
+{
+    for (int step = 0; step < STEPS; step++) {
+        if (missing && step == STEPS - 1 && cddp_rank(j->comm) == 1)
+            (void)pause(); /* until cddprun ends it */
+        for (size_t i = N_PARAMS; i-- > 0;) {
+            write_gradient(j, step, i);
+            DO(cddp_ddp_grad_ready_on(j->ddp, i, j->compute));
+        }
+        if (reuse)
+            write_gradient(j, step + 1, 2);
+        DO(cddp_ddp_wait(j->ddp));
+        for (size_t i = 0; i < N_PARAMS; i++)
+            device_axpy(&j->device, 1, (CUdeviceptr)cddp_ddp_grad(j->ddp, i), j->data[i], counts[i], j->compute);
+    }
+}
+
+static int check(struct job *j)
+{
+    static float x[1100000];
+    int n = cddp_world_size(j->comm);
+
+    for (size_t i = 0; i < N_PARAMS; i++) {
+        float want = (float)((n - 1) * STEPS * (STEPS + 1) / 2 + STEPS * (int)i);
+
+        CU(cuMemcpyDtoH(x, j->data[i], counts[i] * sizeof x[0]));
+        for (size_t k = 0; k < counts[i]; k++) {
+            if (x[k] == want)
+                continue;
+            fprintf(stderr, "rank %d: wrong result: parameter %zu, element %zu is %g, not %g\n", cddp_rank(j->comm), i,
+                    k, (double)x[k], (double)want);
+            return WRONG;
+        }
+    }
+    return 0;
+}
+
+static void open_job(struct job *j)
+{
+    static const char *const names[N_PARAMS] = {"a", "b", "c", "d", "e"};
+    cddp_init_options init = {.size = sizeof init, .backend = "nccl"};
+    cddp_ddp_options opt = {.size = sizeof opt, .bucket_bytes = 8000, .first_bucket_bytes = 8000};
+    cddp_param params[N_PARAMS];
+
+    DO(cddp_init(&j->comm, &init));
+    device_open(&j->device, cddp_local_rank(j->comm));
+    standin_kernel_register(&fill_kernel);
+    CU(cuLibraryGetKernel(&j->fill, j->device.library, "gradient"));
+    j->compute = device_stream();
+    memset(params, 0, sizeof params);
+    for (size_t i = 0; i < N_PARAMS; i++) {
+        j->data[i] = device_floats(counts[i], 0);
+        params[i].name = names[i];
+        params[i].data = (void *)j->data[i];
+        params[i].count = counts[i];
+        params[i].dtype = CDDP_FLOAT32;
+    }
+    opt.stream = j->compute;
+    DO(cddp_ddp_create(&j->ddp, j->comm, params, N_PARAMS, &opt));
+}
+
+static void close_job(struct job *j)
+{
+    cddp_ddp_destroy(j->ddp);
+    for (size_t i = 0; i < N_PARAMS; i++)
+        CU(cuMemFree(j->data[i]));
+    CU(cuStreamDestroy(j->compute));
+    CU(cuLibraryUnload(j->device.library));
+    DO(cddp_finalize(j->comm));
+}
+
+int main(int argc, char **argv)
+{
+    static struct job j;
+    int rc;
+
+    open_job(&j);
+    train(&j, argc > 1 && strcmp(argv[1], "reuse") == 0, argc > 1 && strcmp(argv[1], "missing") == 0);
+    CU(cuStreamSynchronize(j.compute)); /* also where a peer did not come: then the communicator is aborted in time */
+    DO(cddp_barrier(j.comm));
+    rc = check(&j);
+    close_job(&j);
+    return rc;
+}
