@@ -243,6 +243,7 @@ static void free_ddp(cddp_ddp *d)
     cdi_bucket_plan_release(&d->plan);
     free(d->flight);
     free(d->order);
+    free(d->hook_params);
     free(d->params);
     free(d->names);
     (void)pthread_mutex_destroy(&d->lock);
@@ -386,6 +387,14 @@ static cddp_status launch_next(cddp_ddp *d, bool more)
     };
     struct cdi_error err;
 
+    if (d->hook.begin != NULL) {
+        if (cdi_hook_begin(d, i, &d->flight[i].ticket) != CDDP_OK)
+            return d->sticky.status;
+        if (d->flight[i].ticket > d->enqueued)
+            d->enqueued = d->flight[i].ticket;
+        cdi_bucket_launched(&d->plan);
+        return CDDP_OK;
+    }
     if (cdi_wire_pack(d, i, &op, &err) != CDDP_OK || d->ops->enqueue(d->b, &op, &d->flight[i].ticket, &err) != CDDP_OK)
         return cdi_ddp_stick(d, &err);
     d->enqueued = d->flight[i].ticket;
@@ -573,10 +582,14 @@ cddp_status cdi_ddp_land(cddp_ddp *d)
 
     if (status != CDDP_OK)
         return status;
-    for (size_t b = 0; b < d->plan.n && local == CDDP_OK; b++)
+    for (size_t b = 0; b < d->plan.n && local == CDDP_OK && status == CDDP_OK; b++) {
+        status = cdi_hook_end(d, b);
         local = cdi_wire_unpack(d, b, &err);
+    }
     if (local != CDDP_OK)
         return cdi_ddp_stick(d, &err);
+    if (status != CDDP_OK)
+        return status;
     status = cdi_uneven_land(d);
     if (status == CDDP_OK)
         status = cdi_unused_restore(d);
@@ -703,6 +716,10 @@ static cddp_status wait_param(cddp_ddp *d, size_t i, struct cdi_error *err)
     }
     if (d->step != step)
         return CDDP_OK; /* another thread has waited for all of it meanwhile */
+    if (cdi_hook_end(d, b) != CDDP_OK) {
+        *err = d->sticky;
+        return err->status;
+    }
     status = cdi_wire_unpack(d, b, err);
     if (status == CDDP_OK)
         status = bring_out(d, i, err);

@@ -23,7 +23,7 @@ struct cdi_ddp_flight {
     /* Compressed: */
     bool compressed;
     size_t wire_offset; /* in the wire region, bytes */
-    bool unpacked;      /* in this step, what came was brought back into the arena */
+    bool unpacked;      /* in this step, what came was brought back into the arena (or the hook has ended) */
 };
 
 /* unused.c: which gradients came in this step, in the first, and anywhere. NULL arrays: nobody asked for it. */
@@ -51,6 +51,8 @@ struct cddp_ddp {
     void *stream; /* the compute stream */
     uint32_t flags;
     cddp_dtype wire_dtype; /* CDDP_DTYPE_NONE: gradients are sent as they are */
+    cddp_hook hook;        /* begin is NULL: none */
+    size_t *hook_params;   /* room for the list of a bucket's parameters */
     bool has_own;          /* some gradients are in the user's memory */
 
     pthread_mutex_t lock; /* covers what follows */
@@ -107,6 +109,14 @@ cddp_status cdi_wire_init(cddp_ddp *d, struct cdi_error *err);
 cddp_status cdi_wire_pack(cddp_ddp *d, size_t bucket, struct cdi_op *op, struct cdi_error *err);
 /* It has landed: bring it back into the arena, once per step. */
 cddp_status cdi_wire_unpack(cddp_ddp *d, size_t bucket, struct cdi_error *err);
+
+/* --- hook.c */
+/* A full bucket, in place of its all-reduce; the hook may wait for nobody. *ticket: 0, there is nothing to join.
+ * Sticks.
+ */
+cddp_status cdi_hook_begin(cddp_ddp *d, size_t bucket, uint64_t *ticket);
+/* It has landed: once per step; nothing to do without a hook. Sticks. */
+cddp_status cdi_hook_end(cddp_ddp *d, size_t bucket);
 
 /* --- uneven.c */
 cddp_status cdi_uneven_init(cddp_ddp *d, struct cdi_error *err);

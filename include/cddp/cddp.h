@@ -390,6 +390,48 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_wait(cddp_ddp *ddp);
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_join(cddp_ddp *ddp);
 
+/* A full bucket, as a communication hook sees it. */
+typedef struct cddp_bucket {
+    size_t size;  /* sizeof(cddp_bucket) of the library */
+    size_t index; /* in the order of their launch, the same on every rank */
+    int is_last;
+    cddp_dtype dtype;
+    void *data;           /* this rank's gradients, in the arena; they lie behind one another, each 64-byte aligned */
+    size_t count;         /* elements from the first gradient to the last; the padding between them is zeros */
+    const size_t *params; /* whose gradients they are, by number; valid during the call */
+    size_t n_params;
+    uint64_t reserved[4];
+} cddp_bucket;
+
+/*
+ * What is done in place of the all-reduce of each bucket. Both return CDDP_OK, or a status that ends the job. They must
+ * not call functions of the reducer.
+ */
+typedef struct cddp_hook {
+    size_t size; /* sizeof(cddp_hook); 0 is an error */
+    /*
+     * The bucket is full: begin what is to be done, by cddp_start on comm. *ticket is 0, and becomes what cddp_start
+     * gave last. Called in the order of the buckets, the same on every rank, by the thread that said that the last
+     * gradient was ready; it should not wait for peers.
+     */
+    cddp_status (*begin)(void *arg, cddp_comm *comm, const cddp_bucket *bucket, uint64_t *ticket);
+    /*
+     * What was begun is done: leave in bucket->data what the gradients are to be, usually their mean. In the order of
+     * the buckets, by the thread that waits; it may use collectives, as all ranks come to the same bucket. NULL:
+     * nothing.
+     */
+    cddp_status (*end)(void *arg, cddp_comm *comm, const cddp_bucket *bucket);
+    void *arg; /* for both; the caller's, and must outlive the reducer */
+    uint64_t reserved[4];
+} cddp_hook;
+
+/*
+ * Communicate by a hook from now on; hook is copied, NULL goes back to the all-reduce. Every rank does the same,
+ * between the same two steps. Returns CDDP_OK; CDDP_E_INVALID (a bad hook, a reducer that compresses, or a GPU's
+ * backend, where hooks do not work yet); CDDP_E_STATE (in the middle of a step). One thread.
+ */
+CDDP_API cddp_status cddp_ddp_set_hook(cddp_ddp *ddp, const cddp_hook *hook);
+
 /* What the optimizer has to multiply the gradients by: 1, or 1/world size with CDDP_DDP_SUM. */
 CDDP_API double cddp_ddp_factor(const cddp_ddp *ddp);
 /* Number of buckets, and the size in bytes of bucket b (0 if there is none), in the order of their launch. */

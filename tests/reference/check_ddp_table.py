@@ -62,8 +62,9 @@ ROWS = {  # option: (ours, the check's file, what in it)
         "throw_on_early_termination": ("not yet", None, None),
     },
     "DistributedDataParallel.register_comm_hook": {
-        "state": ("not yet: hooks of the user's own", None, None),
-        "hook": ("`compress` for fp16_compress_hook and bf16_compress_hook; others not yet", WINE, "w2_fp16"),
+        "state": ("`cddp_hook.arg`", "tests/unit/test_hook.c", "it_sees_each_bucket_in_order_and_leaves_what_gradients_become"),
+        "hook": ("`compress` for fp16_compress_hook and bf16_compress_hook; `cddp_ddp_set_hook` for one's own; PowerSGD not yet",
+                 WINE, "w2_fp16"),
     },
     "DistributedSampler": {
         "dataset": ("`cddp_sampler_options.n`, its length", "tests/unit/test_sampler.c", "every_recorded_case_of_torchs_distributed_sampler_is_met"),

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Communication hooks, as a user writes them. */
+#include "ddp_ranks.h"
+#include "hygiene.h"
+
+CDI_SUITE(hook, .timeout = 60);
+
+/* A hook that sends int8, whole numbers only. */
+struct quantizer {
+    int8_t sent[DDP_PARAMS][256], came[DDP_PARAMS][256 * DDP_RANKS];
+    int n_begun, n_ended, n_last;
+};
+
+static cddp_status begin_int8(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
+{
+    struct quantizer *q = arg;
+    const float *g = b->data;
+    cddp_work work = {.size = sizeof work,
+                      .what = CDDP_ALL_GATHER,
+                      .dtype = CDDP_INT8,
+                      .in = q->sent[b->index],
+                      .out = q->came[b->index],
+                      .count = b->count};
+
+    if (b->size != sizeof *b || b->dtype != CDDP_FLOAT32 || b->count > 256 || b->n_params != 1 ||
+        b->params[0] != DDP_PARAMS - 1 - b->index || q->n_begun % DDP_PARAMS != (int)b->index)
+        return CDDP_E_STATE;
+    q->n_begun++;
+    q->n_last += b->is_last;
+    for (size_t k = 0; k < b->count; k++)
+        q->sent[b->index][k] = (int8_t)g[k];
+    return cddp_start(comm, &work, ticket);
+}
+
+static cddp_status end_int8(void *arg, cddp_comm *comm, const cddp_bucket *b)
+{
+    struct quantizer *q = arg;
+    float *g = b->data, one = 1;
+
+    q->n_ended++;
+    for (size_t k = 0; k < b->count; k++) {
+        g[k] = 0;
+        for (size_t r = 0; r < DDP_RANKS; r++)
+            g[k] += (float)q->came[b->index][r * b->count + k] / DDP_RANKS;
+    }
+    return cddp_all_reduce(comm, &one, &one, 1, CDDP_FLOAT32, CDDP_SUM); /* collectives may be used here */
+}
+
+static int use_hook(int rank)
+{
+    struct ddp_rank r = {0};
+    struct quantizer q = {0};
+    cddp_hook hook = {.size = sizeof hook, .begin = begin_int8, .end = end_int8, .arg = &q};
+
+    CHECK(ddp_open(&r, 0, CDDP_DTYPE_NONE, true) == 0);
+    CHECK(cddp_ddp_set_hook(r.ddp, &hook) == CDDP_OK);
+    for (int step = 0; step < 4; step++) {
+        for (size_t i = DDP_PARAMS; i-- > 0;)
+            CHECK(ddp_give(&r, i, (float)rank * 2 + (float)i + 0.25f) == 0); /* the quarter does not fit */
+        CHECK(cddp_ddp_wait_param(r.ddp, 2) == CDDP_OK && ddp_is(&r, 2, 5) == 0);
+        CHECK(cddp_ddp_wait(r.ddp) == CDDP_OK);
+        for (size_t i = 0; i < DDP_PARAMS; i++)
+            CHECK(ddp_is(&r, i, 3 + (float)i) == 0);
+    }
+    CHECK(q.n_begun == 4 * DDP_PARAMS && q.n_ended == q.n_begun && q.n_last == 4);
+    CHECK(cddp_ddp_set_hook(r.ddp, NULL) == CDDP_OK);
+    for (size_t i = DDP_PARAMS; i-- > 0;)
+        CHECK(ddp_give(&r, i, 0.25f) == 0);
+    CHECK(cddp_ddp_wait(r.ddp) == CDDP_OK && ddp_is(&r, 0, 0.25f) == 0);
+    return ddp_close(&r, CDDP_OK);
+}
+
+Test(hook, it_sees_each_bucket_in_order_and_leaves_what_gradients_become)
+{
+    cr_assert_eq(ddp_world(use_hook), 0);
+}
+
+static cddp_status refuse(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
+{
+    (void)arg, (void)comm, (void)b, (void)ticket;
+    return CDDP_E_NOMEM;
+}
+
+static int fail_on_rank_1(int rank)
+{
+    struct ddp_rank r = {0};
+    cddp_hook hook = {.size = sizeof hook, .begin = refuse};
+    cddp_status st;
+
+    CHECK(ddp_open(&r, 0, CDDP_DTYPE_NONE, false) == 0);
+    if (rank == 1)
+        CHECK(cddp_ddp_set_hook(r.ddp, &hook) == CDDP_OK);
+    for (size_t i = DDP_PARAMS; i-- > 0;)
+        (void)cddp_ddp_grad_ready(r.ddp, i);
+    st = cddp_ddp_wait(r.ddp);
+    CHECK(st == (rank == 1 ? CDDP_E_NOMEM : CDDP_E_ABORTED));
+    CHECK(strstr(cddp_last_error(), "the communication hook's begin failed for bucket 0: out of memory") != NULL);
+    return ddp_close(&r, CDDP_E_ABORTED);
+}
+
+Test(hook, its_failure_ends_the_step_on_every_rank)
+{
+    cr_assert_eq(ddp_world(fail_on_rank_1), 0);
+}
+
+Test(hook, what_cannot_work_is_refused)
+{
+    float w[2];
+    cddp_param p = {.name = "w", .data = w, .count = 2, .dtype = CDDP_FLOAT32};
+    cddp_ddp_options opt = {.size = sizeof opt, .compress = CDDP_FLOAT16};
+    cddp_hook hook = {.size = sizeof hook, .begin = refuse}, bad = {.size = sizeof bad}, old = {.size = 8};
+    cddp_comm *comm = NULL;
+    cddp_ddp *ddp = NULL;
+
+    clean_env();
+    cr_assert_eq(cddp_init(&comm, NULL), CDDP_OK);
+    cr_assert_eq(cddp_ddp_create(&ddp, comm, &p, 1, &opt), CDDP_OK);
+    cr_assert_eq(cddp_ddp_set_hook(ddp, &hook), CDDP_E_INVALID);
+    cr_assert(strstr(cddp_last_error(), "compresses") != NULL);
+    cddp_ddp_destroy(ddp);
+    cr_assert_eq(cddp_ddp_create(&ddp, comm, &p, 1, NULL), CDDP_OK);
+    cr_assert_eq(cddp_ddp_set_hook(ddp, &bad), CDDP_E_INVALID);
+    cr_assert_eq(cddp_ddp_set_hook(ddp, &old), CDDP_E_INVALID);
+    cr_assert_eq(cddp_ddp_set_hook(NULL, &hook), CDDP_E_INVALID);
+    cddp_ddp_destroy(ddp);
+    cr_assert_eq(cddp_finalize(comm), CDDP_OK);
+}

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Communication hooks: the user's functions in place of a bucket's all-reduce. */
+#include "worker/reducer.h"
+
+#include "common/status.h"
+
+#include <stdlib.h>
+
+static cddp_bucket describe(cddp_ddp *d, size_t bucket)
+{
+    const struct cdi_bucket *b = &d->plan.b[bucket];
+    cddp_bucket seen = {.size = sizeof seen,
+                        .index = bucket,
+                        .is_last = bucket + 1 == d->plan.n,
+                        .dtype = b->dtype,
+                        .data = (char *)d->region->base + b->offset,
+                        .count = b->bytes / cddp_dtype_size(b->dtype),
+                        .params = d->hook_params};
+
+    for (size_t i = 0; i < d->n_params; i++)
+        if (d->plan.grads[i].bucket == bucket)
+            d->hook_params[seen.n_params++] = i;
+    return seen;
+}
+
+/* Peers would wait for a bucket that does not come. */
+static cddp_status failed(cddp_ddp *d, size_t bucket, const char *which, cddp_status st)
+{
+    struct cdi_error err;
+
+    (void)cdi_fail(&err, st < 0 ? st : CDDP_E_STATE, "the communication hook's %s failed for bucket %zu: %s", which,
+                   bucket, cdi_status_text(st));
+    return cdi_ddp_misused(d, &err);
+}
+
+cddp_status cdi_hook_begin(cddp_ddp *d, size_t bucket, uint64_t *ticket)
+{
+    cddp_bucket seen = describe(d, bucket);
+    cddp_status st;
+
+    *ticket = 0;
+    st = d->hook.begin(d->hook.arg, d->comm, &seen, ticket);
+    return st == CDDP_OK ? st : failed(d, bucket, "begin", st);
+}
+
+cddp_status cdi_hook_end(cddp_ddp *d, size_t bucket)
+{
+    cddp_bucket seen;
+    cddp_status st;
+
+    if (d->hook.end == NULL || d->flight[bucket].unpacked)
+        return CDDP_OK;
+    d->flight[bucket].unpacked = true;
+    seen = describe(d, bucket);
+    st = d->hook.end(d->hook.arg, d->comm, &seen);
+    return st == CDDP_OK ? st : failed(d, bucket, "end", st);
+}
+
+/* Locked. */
+static cddp_status set_hook(cddp_ddp *d, const cddp_hook *hook, struct cdi_error *err)
+{
+    if (d->sticky.status != CDDP_OK) {
+        *err = d->sticky;
+        return err->status;
+    }
+    if (d->begun)
+        return cdi_fail(err, CDDP_E_STATE, "cddp_ddp_set_hook was called in the middle of step %llu",
+                        (unsigned long long)d->step);
+    if (hook == NULL) {
+        d->hook = (cddp_hook){0};
+        return CDDP_OK;
+    }
+    if (d->wire_dtype != CDDP_DTYPE_NONE)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_set_hook: this reducer compresses gradients itself (compress)");
+    if (d->ops->on_device)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_set_hook: hooks work on the CPU's backend only, not on '%s'",
+                        d->ops->name);
+    if (d->hook_params == NULL)
+        d->hook_params = calloc(d->n_params, sizeof *d->hook_params);
+    if (d->hook_params == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for the list of %zu parameters", d->n_params);
+    d->hook = *hook;
+    return CDDP_OK;
+}
+
+static cddp_status check_hook(const cddp_hook *hook, struct cdi_error *err)
+{
+    if (hook == NULL)
+        return CDDP_OK;
+    if (hook->size != sizeof *hook)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_hook.size is %zu, not sizeof(cddp_hook)", hook->size);
+    if (hook->begin == NULL)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_hook.begin is NULL: nothing would be communicated");
+    for (size_t i = 0; i < sizeof hook->reserved / sizeof hook->reserved[0]; i++)
+        if (hook->reserved[i] != 0)
+            return cdi_fail(err, CDDP_E_INVALID, "cddp_hook.reserved[%zu] is not 0", i);
+    return CDDP_OK;
+}
+
+cddp_status cddp_ddp_set_hook(cddp_ddp *ddp, const cddp_hook *hook)
+{
+    struct cdi_error err;
+    cddp_status st;
+
+    if (ddp == NULL)
+        st = cdi_fail(&err, CDDP_E_INVALID, "cddp_ddp_set_hook: ddp must not be NULL");
+    else
+        st = check_hook(hook, &err);
+    if (st == CDDP_OK) {
+        (void)pthread_mutex_lock(&ddp->lock);
+        st = set_hook(ddp, hook, &err);
+        (void)pthread_mutex_unlock(&ddp->lock);
+    }
+    return st == CDDP_OK ? st : cdi_last_error_set(&err);
+}
