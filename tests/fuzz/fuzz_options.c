@@ -3,6 +3,7 @@
  * The command line and its PET_* variables. Input: words, each ended by a NUL; those in front of an empty word are
  * NAME=value pairs of the environment, the others argv[1..].
  */
+#include "launcher/hosts.h"
 #include "launcher/meet.h"
 
 #include <stdint.h>
@@ -43,6 +44,39 @@ static void check(const struct options *o, char **argv, int argc)
         abort();
     if (o->role == NULL || o->tmpdir == NULL || (o->run_id != NULL && strlen(o->run_id) > 255))
         abort();
+}
+
+/* And --hosts, whose words become a command line. */
+static void check_hosts(const struct options *o)
+{
+    struct cdi_error err = {.status = CDDP_OK};
+    char *none[] = {NULL};
+    struct hosts h;
+    struct hosts_job job = {.hosts = &h,
+                            .flags = none,
+                            .command = o->command,
+                            .env = none,
+                            .program = "cddprun",
+                            .directory = "/",
+                            .master_addr = "a",
+                            .master_port = 1};
+    struct cdi_buf line;
+
+    if (o->hosts == NULL)
+        return;
+    if (hosts_parse(&h, o, &err) != CDDP_OK) {
+        if (err.msg[0] == '\0')
+            abort();
+        return;
+    }
+    cdi_buf_init(&line, 1 << 20);
+    for (uint32_t i = 0; i < h.n; i++)
+        if (h.v[i].name[0] == '\0' || h.v[i].name[0] == '-' || h.v[i].n_procs < 0)
+            abort();
+    if (hosts_command(&line, &job, h.n - 1) == CDDP_OK && cdi_buf_data(&line)[line.len - 1] != '\0')
+        abort();
+    cdi_buf_release(&line);
+    free(h.v);
 }
 
 /* And where the nodes meet. */
@@ -91,6 +125,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (options_parse(&o, argc, argv, lookup, &env, &err) == CDDP_OK) {
         check(&o, argv, argc);
         check_meet(&o);
+        check_hosts(&o);
     } else if (err.msg[0] == '\0' || strchr(err.msg, '\n') != NULL)
         abort(); /* a failure is one sentence */
     free(text);

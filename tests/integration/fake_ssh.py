@@ -3,7 +3,8 @@
 """What ssh does for cddprun --hosts, without a network: `ssh [flags] HOST COMMAND` runs COMMAND by sh, in a session of its
 own, with pipes for what goes through the connection. Killing this process breaks the connection, as killing ssh does.
 
-FAKE_SSH_LOG: a folder; HOST is written there with our pid. FAKE_SSH_NETNS=1: host "node1" is the network namespace node1.
+FAKE_SSH_LOG: a folder; HOST is written there with our pid. FAKE_SSH_EXEC: tests/netns/hosts.sh, which goes to host I
+where HOST is an address that ends in .I.
 The host "nowhere" cannot be reached.
 """
 import os
@@ -24,8 +25,8 @@ if os.environ.get('FAKE_SSH_LOG'):
     with open(os.path.join(os.environ['FAKE_SSH_LOG'], host), 'w', encoding='ascii') as f:
         f.write(str(os.getpid()))
 there = ['sh', '-c', command]
-if os.environ.get('FAKE_SSH_NETNS'):
-    there = ['ip', 'netns', 'exec', host, *there]
+if os.environ.get('FAKE_SSH_EXEC'):
+    there = [os.environ['FAKE_SSH_EXEC'], 'exec', host.rpartition('.')[2], *there]
 # Of our environment ssh takes nothing along; the tests' own mark must stay, so that they find every process.
 env = {k: v for k, v in os.environ.items() if not k.startswith(('PET_', 'CDDP_')) or k == 'CDDP_TEST_MARK'}
 env.pop('NOT_SENT', None)
