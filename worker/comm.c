@@ -10,6 +10,7 @@
 #include "common/env.h"
 #include "common/status.h"
 #include "worker/dtype.h"
+#include "worker/error_file.h"
 #include "worker/launch_env.h"
 #include "worker/module.h"
 #include "worker/place.h"
@@ -536,6 +537,7 @@ cddp_status cddp_init(cddp_comm **comm, const cddp_init_options *opt)
     struct cddp_comm *c;
     cddp_status st;
 
+    cdi_error_file_arm();
     if (comm == NULL)
         return out(cdi_fail(&err, CDDP_E_INVALID, "out is NULL"), &err);
     c = calloc(1, sizeof *c);

@@ -7,6 +7,8 @@
 
 /* Set cddp_last_error() of this thread from err and return its status; the way out of every public function. */
 cddp_status cdi_last_error_set(const struct cdi_error *err);
+/* The last failure in any thread of this process; false: there was none. */
+bool cdi_last_error_of_process(struct cdi_error *err);
 
 const struct cdi_world *cdi_comm_world(const cddp_comm *comm);
 const struct cdi_backend_ops *cdi_comm_ops(const cddp_comm *comm);

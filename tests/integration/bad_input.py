@@ -104,6 +104,8 @@ def cases(cddprun, probe, tmp):
     for rank in 0, 1:
         yield Case(f"shapes differ, rank {rank} says it", [*two, str(probe), "shapes"],
                    rf"\[{rank}\] .*E_MISMATCH.*'fc\.weight'.*rank 0.*rank 1")
+    yield Case("the report has libcddp's own words", [*two, str(probe), "shapes"],
+               r"cddprun: rank \d .*\n.*\n    its message:\n    \| CDDP_E_MISMATCH: .*'fc\.weight'")
     yield Case("collectives in different order", [*two, str(probe), "order"], r"E_MISMATCH.*(all_reduce.*broadcast|broadcast.*all_reduce)")
     yield Case("a rank dies in a collective", [*two, str(probe), "die"], r"rank 1\b.*SIGKILL", status=137)
     yield Case("port in use", [cddprun, "--master_port", str(port), "--nproc_per_node=2", str(probe)],
