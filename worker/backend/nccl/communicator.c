@@ -46,6 +46,7 @@ cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *wha
     char clean[300];
     size_t n = 0;
 
+    b->refused = r;
     for (; detail != NULL && *detail != '\0' && n + 1 < sizeof clean; detail++)
         clean[n++] = (unsigned char)*detail < ' ' ? ' ' : *detail;
     while (n > 0 && clean[n - 1] == ' ')
@@ -173,7 +174,10 @@ static cddp_status agree(struct cdi_backend *b, const struct cdi_error *mine, in
     key_of(b, "go", -1, go);
     key_of(b, "ready", -1, ready);
     if (mine->status != CDDP_OK) {
-        (void)snprintf(text, sizeof text, "%d rank %d: %.980s", (int)mine->status, b->world.rank, mine->msg);
+        if (strncmp(mine->msg, "rank", 4) == 0) /* it speaks of itself */
+            (void)snprintf(text, sizeof text, "%d %.1000s", (int)mine->status, mine->msg);
+        else
+            (void)snprintf(text, sizeof text, "%d rank %d: %.980s", (int)mine->status, b->world.rank, mine->msg);
         st = k->set(k->arg, broken, text, strlen(text), err);
         if (st == CDDP_OK)
             st = k->add(k->arg, ready, INT64_C(1) << 32, NULL, err);
@@ -311,16 +315,22 @@ cddp_status cdi_communicator_split(struct cdi_backend *b, int color, int key, st
     ncclConfig_t config = configure(part != NULL ? part : b, name);
     int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), b->world.join_timeout_ms);
     ncclComm_t comm = NULL;
+    struct cdi_error why;
     ncclResult_t r;
     cddp_status st;
 
     (void)pthread_mutex_lock(&b->lock);
-    st = cdi_gpu_flush(b, err);
+    st = cdi_gpu_flush(b, &why);
     if (st == CDDP_OK) {
+        cdi_gpu_busy(b);
         r = cdi_nccl.comm_split(b->comm, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &comm, &config);
-        st = cdi_communicator_settle(b, b->comm, r, "splitting the communicator", deadline_ms, err);
+        st = cdi_communicator_settle(b, b->comm, r, "splitting the communicator", deadline_ms, &why);
     }
     (void)pthread_mutex_unlock(&b->lock);
+    if (st != CDDP_OK) { /* the others may be waiting in it */
+        (void)cdi_gpu_fail(b, &why);
+        st = cdi_gpu_health(b, err);
+    }
     if (part == NULL)
         return st;
     part->comm = comm;

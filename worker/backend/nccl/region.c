@@ -53,24 +53,33 @@ static cddp_status clear(struct cdi_backend *b, struct cdi_gpu_region *r, struct
     return st == CDDP_OK ? cdi_cuda_check(cdi_cuda.stream_synchronize(s), "clearing memory", err) : st;
 }
 
-/* A collective call of all ranks. *ok: this rank has a window; a library may say success and give none. */
+/*
+ * A collective call of all ranks. *ok: this rank has a window; a library may say success and give none, or that it does
+ * not do such a thing, which it then says to all. Any other error is one rank's, and the others wait in the call.
+ */
 static cddp_status make_window(struct cdi_backend *b, struct cdi_gpu_region *r, bool *ok, struct cdi_error *err)
 {
     int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), b->world.join_timeout_ms);
+    struct cdi_error why;
     ncclResult_t res;
     cddp_status st;
 
     (void)pthread_mutex_lock(&b->lock);
-    st = cdi_gpu_flush(b, err);
+    st = cdi_gpu_flush(b, &why);
     if (st == CDDP_OK) {
+        cdi_gpu_busy(b);
+        b->refused = ncclSuccess;
         res = cdi_nccl.window_register(b->comm, r->base.base, r->base.bytes, &r->window, NCCL_WIN_COLL_SYMMETRIC);
-        st = cdi_communicator_settle(b, b->comm, res, "registering gradients as a window", deadline_ms, err);
+        st = cdi_communicator_settle(b, b->comm, res, "registering gradients as a window", deadline_ms, &why);
         *ok = st == CDDP_OK && r->window != NULL;
-        if (st == CDDP_E_SYSTEM && !atomic_load(&b->failed)) /* it cannot, and the communicator is well */
+        if (b->refused == ncclInvalidUsage || b->refused == ncclInvalidArgument)
             st = CDDP_OK;
     }
     (void)pthread_mutex_unlock(&b->lock);
-    return st;
+    if (st == CDDP_OK)
+        return st;
+    (void)cdi_gpu_fail(b, &why);
+    return cdi_gpu_health(b, err);
 }
 
 static bool register_buffer(struct cdi_backend *b, struct cdi_gpu_region *r)

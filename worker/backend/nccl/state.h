@@ -64,6 +64,7 @@ struct cdi_backend {
     struct cdi_device device;
     char prefix[CDI_PREFIX_MAX]; /* before each key, and in the communicator's name */
     ncclComm_t comm;             /* NULL: none, or aborted */
+    ncclResult_t refused;        /* NCCL's last error; with `lock` */
     uint32_t n_splits;
 
     pthread_mutex_t lock;
@@ -100,7 +101,7 @@ cddp_status cdi_gpu_fail(struct cdi_backend *b, const struct cdi_error *err);
  */
 cddp_status cdi_gpu_health(struct cdi_backend *b, struct cdi_error *err);
 cddp_status cdi_gpu_health_now(struct cdi_backend *b, struct cdi_error *err);
-/* There is work for the watch thread. With `lock`. */
+/* There is work for the watch thread: an operation, or a call that all ranks take part in. With `lock`. */
 void cdi_gpu_busy(struct cdi_backend *b);
 cddp_status cdi_watch_start(struct cdi_backend *b, struct cdi_error *err);
 /* Ends the thread; after a failure it has aborted the communicator. */
