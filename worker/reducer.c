@@ -603,8 +603,9 @@ cddp_status cdi_ddp_land(cddp_ddp *d)
 /* Buckets are launched in the order in which rank 0's first step made them, from the third step on. */
 static cddp_status adopt_order(cddp_ddp *d)
 {
-    struct cdi_ddp_flight *moved = calloc(d->plan.n, sizeof *moved);
-    size_t *to = calloc(d->plan.n, sizeof *to);
+    /* One more than there are: no size that calloc may answer with NULL. */
+    struct cdi_ddp_flight *moved = calloc(d->plan.n + 1, sizeof *moved);
+    size_t *to = calloc(d->plan.n + 1, sizeof *to);
     cddp_status status = CDDP_OK;
     struct cdi_error err;
 

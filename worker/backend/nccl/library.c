@@ -57,7 +57,7 @@ static cddp_status resolve_nccl(void *lib, const char *path, struct cdi_error *e
 
 #define X(member, function, needed)                                                                              \
     at = dlsym(lib, #function);                                                                                  \
-    if (needed && at == NULL)                                                                                    \
+    if ((needed) && at == NULL)                                                                                  \
         return cdi_fail(err, CDDP_E_VERSION, "%.300s has no %s: NCCL 2.19 or newer is needed", path, #function); \
     *(void **)&cdi_nccl.member = at;
     CDI_NCCL_MAP(X)

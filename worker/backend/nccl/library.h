@@ -99,7 +99,7 @@ struct cdi_cuda {
     X(last_error, ncclGetLastError, true)
 
 struct cdi_nccl {
-#define X(member, function, needed) __typeof__(&function) member;
+#define X(member, function, needed) __typeof__ (&(function))(member);
     CDI_NCCL_MAP(X)
 #undef X
     int code; /* of its version: 23007 */
