@@ -87,11 +87,10 @@ def ours(args):
     return Server('cddprun', 'c10d', [os.path.join(args.build, 'bench', 'bench_server')])
 
 
-def torch(args, names_ms=0):
-    """names_ms: how long its look-up of each client's name takes; None: whatever this machine's resolver needs."""
-    env = dict(os.environ, TORCH_CPP_LOG_LEVEL='FATAL', OMP_NUM_THREADS='1')
-    if names_ms is not None:
-        env.update(LD_PRELOAD=os.path.join(args.build, 'bench', 'libbench_names.so'), NAMES_MS=str(names_ms))
+def torch(args, names_us=0):
+    """names_us: how long its look-up of each client's name takes, in microseconds."""
+    env = dict(os.environ, TORCH_CPP_LOG_LEVEL='FATAL', OMP_NUM_THREADS='1', NAMES_US=str(names_us),
+               LD_PRELOAD=os.path.join(args.build, 'bench', 'libbench_names.so'))
     return Server('PyTorch', 'c10d', [args.torch_python, os.path.join(common.HERE, 'peers', 'torch_store.py')], env)
 
 
