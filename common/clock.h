@@ -14,6 +14,15 @@ static inline int64_t cdi_now_ns(void)
     return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 
+/* The same clock as of the kernel's last tick (1 to 10 ms ago): a quarter of the cost. */
+static inline int64_t cdi_now_coarse_ns(void)
+{
+    struct timespec ts;
+
+    (void)clock_gettime(CLOCK_MONOTONIC_COARSE, &ts);
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+}
+
 static inline int64_t cdi_now_ms(void)
 {
     return cdi_now_ns() / 1000000;

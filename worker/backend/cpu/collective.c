@@ -190,7 +190,7 @@ cddp_status cdi_step(struct cdi_run *run, struct cdi_error *err)
 {
     struct cdi_team *t = run->t;
     uint32_t s = t->step + 1;
-    struct cdi_shm_post *post = cdi_shm_post(t->shm, t->shm->rank, s);
+    struct cdi_counter *post = cdi_shm_post(t->shm, t->shm->rank, s);
     cddp_status st;
 
     if (!run->begun) {
@@ -198,9 +198,9 @@ cddp_status cdi_step(struct cdi_run *run, struct cdi_error *err)
         post->hash = hash_desc(&run->desc);
     }
     (void)cdi_shm_tell_cpu(t->shm);
-    cdi_counter_post(&post->step, s);
+    cdi_counter_set(post, s);
     t->step = s;
-    st = cdi_wait_all(&t->wait, s, run->on_thread, cdi_run_what, run, err);
+    st = cdi_wait_all(&t->wait, post, s, run->on_thread, cdi_run_what, run, err);
     if (st == CDDP_OK && !run->begun) {
         run->begun = true;
         st = compare(run, err);

@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #define SHM_MAGIC 0x4d48535044444443u /* "CDDDPSHM" */
-#define SHM_VERSION 3u
+#define SHM_VERSION 4u
 #define HUGE_PAGE ((size_t)2 << 20) /* where it is another size, asking for them fails, and no more */
 
 #ifndef MADV_COLLAPSE
@@ -258,7 +258,7 @@ void cdi_shm_destroy(struct cdi_shm *s)
 
         atomic_store(&me->left, 1);
         for (uint32_t parity = 0; parity < 2; parity++) /* not changed, but who sleeps on it must look at `left` */
-            wake_all(&me->post[parity].step.value);
+            wake_all(&me->post[parity].value);
         wake_all(&me->mail.sent.value);
         for (int r = 0; r < s->size; r++)
             wake_all(&s->ranks[r].mail.taken.value);
@@ -271,15 +271,20 @@ void cdi_shm_destroy(struct cdi_shm *s)
     free(s);
 }
 
-void cdi_counter_post(struct cdi_counter *c, uint32_t step)
+void cdi_counter_wake(struct cdi_counter *c)
 {
     /*
-     * Both sides are sequentially consistent: here store value, then load sleepers; there add to sleepers, then load
-     * value. One of the two sees the other, so no wake-up is lost.
+     * Changes of sleepers, this one included, have one order. A sleeper that comes before it is seen here and woken;
+     * one that comes after it sees everything before it, so the new value, and does not sleep.
      */
-    atomic_store_explicit(&c->value, step, memory_order_seq_cst);
-    if (atomic_load_explicit(&c->sleepers, memory_order_seq_cst) != 0)
+    if (atomic_fetch_add_explicit(&c->sleepers, 0, memory_order_acq_rel) != 0)
         wake_all(&c->value);
+}
+
+void cdi_counter_post(struct cdi_counter *c, uint32_t step)
+{
+    cdi_counter_set(c, step);
+    cdi_counter_wake(c);
 }
 
 void cdi_shm_abort(struct cdi_shm *s, cddp_status status, const char *text)

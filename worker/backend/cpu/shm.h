@@ -28,17 +28,16 @@
 #define CDI_SHM_INLINE_BYTES 48         /* so much data travels with the post itself */
 #define CDI_SHM_CPU_WORDS 32            /* processors beyond 2048 are not told apart */
 
-/* A futex between processes. Posters make the system call only if somebody sleeps. */
+/*
+ * A futex between processes. Posters make the system call only if somebody sleeps. What is said along with the value
+ * lies in the same cache line: small operations move nothing else between cores. Sleepers have a line of their own,
+ * which the poster looks at each time and others seldom.
+ */
 struct cdi_counter {
-    _Atomic uint32_t value;
-    _Atomic uint32_t sleepers;
-};
-
-/* What the others look at in a step, in one cache line: small operations move nothing else between cores. */
-struct cdi_shm_post {
-    _Alignas(64) struct cdi_counter step; /* the last one of its parity whose input is visible */
-    uint64_t hash;                        /* of the descriptor */
+    _Alignas(64) _Atomic uint32_t value;
+    uint64_t hash; /* of the descriptor */
     uint8_t data[CDI_SHM_INLINE_BYTES];
+    _Alignas(64) _Atomic uint32_t sleepers;
 };
 
 /* What a rank is about to do; compared between ranks before any data is touched. */
@@ -52,15 +51,14 @@ struct cdi_shm_desc {
 
 /* What a rank sends to another one: one piece at a time, which its receiver takes before the next comes. */
 struct cdi_shm_mail {
-    _Alignas(64) struct cdi_counter sent, /* pieces */
-        taken;                            /* equal: the mail is the sender's to write */
-    _Atomic uint64_t address;             /* number of the piece << 32 | local rank of the receiver */
-    struct cdi_shm_desc desc;             /* of the whole message */
+    struct cdi_counter sent, taken; /* pieces; equal: the mail is the sender's to write */
+    _Atomic uint64_t address;       /* number of the piece << 32 | local rank of the receiver */
+    struct cdi_shm_desc desc;       /* of the whole message */
     uint8_t data[CDI_SHM_MAIL_BYTES];
 };
 
 struct cdi_shm_rank {
-    struct cdi_shm_post post[2];        /* for even and odd steps */
+    struct cdi_counter post[2];         /* the last even and the last odd step whose input is visible */
     _Alignas(64) _Atomic uint32_t left; /* said goodbye */
     _Atomic int32_t pid;
     _Atomic uint32_t cpu; /* on which it was seen last, by itself */
@@ -120,7 +118,7 @@ static inline uint32_t cdi_shm_tell_cpu(const struct cdi_shm *s)
     return cpu;
 }
 
-static inline struct cdi_shm_post *cdi_shm_post(const struct cdi_shm *s, int rank, uint32_t step)
+static inline struct cdi_counter *cdi_shm_post(const struct cdi_shm *s, int rank, uint32_t step)
 {
     return &s->ranks[rank].post[step & 1u];
 }
@@ -135,7 +133,13 @@ static inline bool cdi_counter_reached(struct cdi_counter *c, uint32_t step)
 {
     return (int32_t)(atomic_load_explicit(&c->value, memory_order_acquire) - step) >= 0;
 }
-/* Set the counter and wake who sleeps on it. */
+/* Set the counter: who spins sees it. cdi_counter_wake must follow, for who sleeps. */
+static inline void cdi_counter_set(struct cdi_counter *c, uint32_t step)
+{
+    atomic_store_explicit(&c->value, step, memory_order_release);
+}
+void cdi_counter_wake(struct cdi_counter *c);
+/* Both. */
 void cdi_counter_post(struct cdi_counter *c, uint32_t step);
 
 /* Tell all ranks that the communicator is broken; the first one wins. Any thread. */

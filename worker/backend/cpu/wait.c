@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #define SPINS 2000
+#define SPINS_AT_ONCE 40
 #define ASIDE_MS 20           /* at least, between two moves to another processor */
 #define SPINS_A_LOOK 100      /* pauses between looks at where the peer runs */
 #define SLICE_MS 50           /* how often a sleeper looks for hang-ups */
@@ -170,7 +171,7 @@ static cddp_status late(const struct cdi_wait *w, struct waiting *g, struct cdi_
         return CDDP_OK;
     }
     for (int r = 0; r < w->shm->size; r++)
-        if (g->one ? r == g->rank : !cdi_counter_reached(&cdi_shm_post(w->shm, r, g->step)->step, g->step))
+        if (g->one ? r == g->rank : !cdi_counter_reached(cdi_shm_post(w->shm, r, g->step), g->step))
             cdi_rank_list_add(&missing, w->shm->first + r);
     return cdi_fail(err, CDDP_E_TIMEOUT, "rank%s %s did not come within %.4g s", missing.n > 1 ? "s" : "", missing.text,
                     (double)w->timeout_ms / 1000);
@@ -270,14 +271,32 @@ static cddp_status wait_one(struct cdi_wait *w, struct waiting *g, bool on_threa
     return cdi_fail(err, st, "%s: %.800s", name, why.msg);
 }
 
-cddp_status cdi_wait_all(struct cdi_wait *w, uint32_t step, bool on_thread,
+/* Are all there within a moment? */
+static bool all_at_once(const struct cdi_wait *w, uint32_t step, int spins)
+{
+    int r = 0;
+
+    for (int i = 0;; i++) {
+        while (r < w->shm->size && cdi_counter_reached(cdi_shm_post(w->shm, r, step), step))
+            r++;
+        if (r == w->shm->size || i >= spins || i >= SPINS_AT_ONCE)
+            return r == w->shm->size;
+        cdi_pause();
+    }
+}
+
+cddp_status cdi_wait_all(struct cdi_wait *w, struct cdi_counter *mine, uint32_t step, bool on_thread,
                          void (*what)(const void *arg, char *buf, size_t cap), const void *arg, struct cdi_error *err)
 {
     struct waiting g = {.step = step};
+    bool all = all_at_once(w, step, on_thread ? w->spins_thread : w->spins_inline);
     cddp_status st = CDDP_OK;
 
+    cdi_counter_wake(mine);
+    if (all)
+        return CDDP_OK;
     for (g.rank = 0; g.rank < w->shm->size && st == CDDP_OK; g.rank++) {
-        g.c = &cdi_shm_post(w->shm, g.rank, step)->step;
+        g.c = cdi_shm_post(w->shm, g.rank, step);
         st = wait_one(w, &g, on_thread, what, arg, err);
     }
     return st;

@@ -33,11 +33,12 @@ void cdi_wait_init(struct cdi_wait *w, struct cdi_shm *shm, struct cdi_flight *f
 cddp_status cdi_wait_check(const struct cdi_wait *w, struct cdi_error *err);
 
 /*
- * Block until every rank has posted `step`. `what` (called only on failure) writes the operation's name for the
- * sentence. One thread at a time. CDDP_OK, CDDP_E_PEER, CDDP_E_ABORTED, CDDP_E_TIMEOUT (names who did not come), or the
- * status that a peer aborted with.
+ * Block until every rank has posted `step`. `mine` was just set to it: who sleeps on it is woken here, a microsecond
+ * later, since that takes longer than the whole wait where all spin. `what` (called only on failure) writes the
+ * operation's name for the sentence. One thread at a time. CDDP_OK, CDDP_E_PEER, CDDP_E_ABORTED, CDDP_E_TIMEOUT (names
+ * who did not come), or the status that a peer aborted with.
  */
-cddp_status cdi_wait_all(struct cdi_wait *w, uint32_t step, bool on_thread,
+cddp_status cdi_wait_all(struct cdi_wait *w, struct cdi_counter *mine, uint32_t step, bool on_thread,
                          void (*what)(const void *arg, char *buf, size_t cap), const void *arg, struct cdi_error *err);
 
 /* As cdi_wait_all, but until `c`, which local rank `rank` posts, has come to `step`. */
