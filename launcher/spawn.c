@@ -25,7 +25,7 @@
 #define FILES_BASE 32      /* open files of an agent without workers, with room to spare */
 #define DRAIN_READS 16     /* a pipe holds 64 KiB, and 1 MiB at most by default */
 #define CHILD_STACK 8192   /* for become_shim() */
-#define FILES_PER_WORKER 8 /* two pipes, the page, exec's pipe; store connections of its ranks */
+#define FILES_PER_WORKER 8 /* two pipes, the page, exec's pipe; two logs; store connections of its ranks */
 
 /* ---------------------------------------------------------------------------------------------- preparations ---- */
 
@@ -70,23 +70,26 @@ static bool find_shim(char *out, size_t cap)
     return try_shim(out, cap, libexec, strlen(libexec), "");
 }
 
+/* To what is allowed at all: the agent may host the store, with connections of ranks on every node. */
 static cddp_status raise_nofile(struct spawn_context *ctx, uint32_t n_procs, struct cdi_error *err)
 {
     rlim_t need = FILES_BASE + (rlim_t)n_procs * FILES_PER_WORKER;
     struct rlimit lim;
 
     ctx->nofile = -1;
-    if (getrlimit(RLIMIT_NOFILE, &lim) != 0 || lim.rlim_cur >= need)
+    if (getrlimit(RLIMIT_NOFILE, &lim) != 0)
         return CDDP_OK;
     if (lim.rlim_max < need)
         return cdi_fail(err, CDDP_E_LIMIT,
                         "only %" PRIu64 " files may be open at once, but with %u worker(s) cddprun needs %" PRIu64
                         "; raise the limit (ulimit -n %" PRIu64 ")",
                         (uint64_t)lim.rlim_max, n_procs, (uint64_t)need, (uint64_t)need);
+    if (lim.rlim_cur == lim.rlim_max)
+        return CDDP_OK;
     ctx->nofile = (int64_t)lim.rlim_cur;
-    lim.rlim_cur = need;
+    lim.rlim_cur = lim.rlim_max;
     if (setrlimit(RLIMIT_NOFILE, &lim) != 0)
-        return cdi_fail_errno(err, errno, "cannot raise the number of open files to %" PRIu64, (uint64_t)need);
+        return cdi_fail_errno(err, errno, "cannot raise the number of open files to %" PRIu64, (uint64_t)lim.rlim_max);
     return CDDP_OK;
 }
 

@@ -331,6 +331,11 @@ def test_sixteen_open_files_are_enough_or_one_sentence(cddprun):
     one_sentence(run(cddprun, 'true', preexec_fn=limit(16)), 1, '16 files', 'ulimit -n')
     status, out, err = run(cddprun, *sh('ulimit -n'), preexec_fn=limit(1024))
     assert (status, out, err) == (0, '[0] 16\n', ''), 'the worker has the limit that cddprun was started with'
+    with Job(cddprun, *sh('exec sleep 60'), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (100, 1000))) as job:
+        agent = launch.wait_for('a worker', lambda: job.workers() and job.agent())
+        assert resource.prlimit(agent, resource.RLIMIT_NOFILE) == (1000, 1000), 'the agent takes what it may'
+        job.process.send_signal(15)
+        assert job.finish() == 143
 
 
 def test_64_mib_of_address_space_are_enough(cddprun):
