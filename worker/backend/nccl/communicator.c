@@ -302,7 +302,7 @@ cddp_status cdi_communicator_join(struct cdi_backend *b, const struct cdi_error 
         if (st != CDDP_OK && err != NULL)
             *err = mine;
     }
-    if (st == CDDP_OK)
+    if (st == CDDP_OK && ids != NULL)
         st = connect_all(b, ids, roots, deadline_ms, err);
     cdi_host->release(ids);
     return st;

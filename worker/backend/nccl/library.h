@@ -62,7 +62,7 @@
     X(error_text, cuGetErrorString, 6000)
 
 struct cdi_cuda {
-#define X(member, function, version) PFN_##function##_v##version member;
+#define X(member, function, version) PFN_##function##_v##version member; /* NOLINT(bugprone-macro-parentheses) */
     CDI_CUDA_MAP(X)
 #undef X
 };
