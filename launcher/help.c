@@ -201,9 +201,12 @@ static void bash_words(FILE *to, const char *words)
 void help_bash(FILE *to)
 {
     fputs("# bash completion for cddprun; made from its table of flags\n_cddprun()\n{\n"
-          "    local cur prev flag i words\n    COMPREPLY=()\n"
+          "    local cur prev flag words\n    COMPREPLY=()\n"
           "    _get_comp_words_by_ref -n = cur prev words 2>/dev/null || {\n"
-          "        cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}\n    }\n"
+          "        cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}\n"
+          "        # Without bash-completion a '=' is a word of its own.\n"
+          "        [[ $prev == '=' ]] && prev=${COMP_WORDS[COMP_CWORD-2]}\n"
+          "        [[ $cur == '=' ]] && cur=''\n    }\n"
           "    flag=$prev\n    [[ $cur == --*=* ]] && { flag=${cur%%=*} cur=${cur#*=}; }\n"
           "    case ${flag//-/_} in\n",
           to);
