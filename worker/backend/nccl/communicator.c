@@ -14,6 +14,7 @@
 #include <time.h>
 
 #define RANKS_PER_ROOT 128 /* as PyTorch: one listening root per so many ranks */
+#define RANKS_PER_ROOT_ENV "CDDP_NCCL_RANKS_PER_ROOT"
 #define LEAVE_MS 2000
 #define SPIN_ROUNDS 200
 #define MAX_CTAS_ENV "CDDP_NCCL_MAX_CTAS"
@@ -60,9 +61,12 @@ cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *wha
 
 static int n_roots(const struct cdi_backend *b)
 {
-    if (b->world.size <= RANKS_PER_ROOT || cdi_nccl.comm_init_scalable == NULL)
+    const char *said = cdi_host->env(RANKS_PER_ROOT_ENV);
+    long per_root = said != NULL ? strtol(said, NULL, 10) : RANKS_PER_ROOT;
+
+    if (per_root < 1 || b->world.size <= per_root || cdi_nccl.comm_init_scalable == NULL)
         return 1;
-    return (b->world.size + RANKS_PER_ROOT - 1) / RANKS_PER_ROOT;
+    return (int)((b->world.size + per_root - 1) / per_root);
 }
 
 int cdi_root_of_rank(int rank, int size, int roots)
