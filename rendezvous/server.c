@@ -327,8 +327,8 @@ static void on_connection(uv_poll_t *poll, int status, int events)
         int why = fd < 0 ? errno : 0;
 
         if (fd >= 0 && s->home.n_open >= s->max_connections) {
-            (void)close(fd);
             say_too_many(s, &addr);
+            (void)close(fd);
         } else if (fd >= 0) {
             s->out_of_fds = false;
             (void)conn_open(&s->home, fd, &addr, l->gate->job == NULL ? NULL : &l->gate->job->conn);
