@@ -222,6 +222,20 @@ def test_a_node_that_was_cut_off_for_longer_comes_back_as_a_new_one(cddprun):
                      said_a), said_a
 
 
+def test_a_job_of_a_fixed_size_with_a_restart_left_takes_the_same_node_again(cddprun):
+    with Elastic(cddprun, '2', '--max_restarts=1', conf='lease=3') as job, Relay(job.port) as relay:
+        a = job.node('--node_rank=0')
+        b = job.node('--node_rank=1', f'--rdzv_endpoint=127.0.0.1:{relay.port}')
+        in_world(a, '0 0 0/2')
+        in_world(b, '0 1 1/2')
+        relay.silent = True
+        wait_for('the loss', lambda: 'was lost' in said(a), launch.within(5), lambda: said(a) + said(b))
+        relay.silent = False
+        in_world(a, '1 0 0/2')
+        in_world(b, '1 1 1/2')
+        job.end(a, b)
+
+
 def test_a_node_whose_rendezvous_has_gone_meanwhile_ends(cddprun):
     with Elastic(cddprun, '1:2', conf='last_call_timeout=0,lease=2') as job, Relay(job.port) as relay:
         a = job.node()

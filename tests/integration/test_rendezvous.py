@@ -68,6 +68,22 @@ def test_a_failure_on_one_node_restarts_the_job_and_the_other_job_goes_on(cddpru
         assert daemon.end(signal.SIGINT) == 0
 
 
+def test_a_job_brings_its_own_times_and_numbers(cddprun):
+    with Daemon() as daemon, contextlib.ExitStack() as stack:
+        began = time.monotonic()
+        lonely = node(stack, cddprun, daemon, 'lonely', '2:3', 'true', '--rdzv_conf=join_timeout=1')
+        assert lonely.finish() == 1 and time.monotonic() - began < launch.within(5), lonely.err
+        assert 'not enough nodes came within 1 s: 1 of 2 to 3 nodes are here' in lonely.err, lonely.err
+        began = time.monotonic()
+        quick = node(stack, cddprun, daemon, 'quick', '1:2', 'echo $WORLD_SIZE', '--rdzv_conf=last_call_timeout=0')
+        assert quick.finish() == 0 and quick.out == '[0] 1\n' and time.monotonic() - began < launch.within(2), quick.err
+        patient = node(stack, cddprun, daemon, 'patient', '1:2', 'echo $WORLD_SIZE', '--rdzv_conf=last_call_timeout=60')
+        other = node(stack, cddprun, daemon, 'patient', '1:2', 'echo $WORLD_SIZE')
+        assert (patient.finish(), other.finish()) == (0, 0), (patient.err, other.err)
+        assert {patient.out[4:], other.out[4:]} == {'2\n'}, (patient.out, other.out)
+        assert daemon.end() == 0
+
+
 def test_health_is_answered(cddprun):
     with Daemon() as daemon:
         with urllib.request.urlopen(f'http://127.0.0.1:{daemon.port}/healthz', timeout=10) as answer:
