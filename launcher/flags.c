@@ -8,7 +8,6 @@
 
 #define AT(member) .offset = offsetof(struct options, member)
 #define RANGE(low, high) .min = (low), .max = (high)
-#define NOT_YET "this version of cddprun cannot do that yet; leave it out"
 
 const char *const flag_groups[N_GROUPS] = {
     [GROUP_JOB] = "What runs",          [GROUP_NODES] = "Several machines", [GROUP_FAILURE] = "Failures and the end",
