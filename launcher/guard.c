@@ -284,8 +284,12 @@ static void watch(struct guard *g)
     while (!g->ended) {
         if (poll(p, 2, -1) < 0 && errno != EINTR)
             break;
-        while (!g->ended && read(g->signals, &info, sizeof info) == (ssize_t)sizeof info)
+        while (!g->ended && read(g->signals, &info, sizeof info) == (ssize_t)sizeof info) {
+            /* Whoever sent it may have seen the workers, and the agent's word is older: it must not count as later. */
+            if (!g->ready && p[1].fd >= 0)
+                on_link(g, &p[1]);
             on_signal(g, (int)info.ssi_signo);
+        }
         if (p[1].fd >= 0 && p[1].revents != 0)
             on_link(g, &p[1]);
     }
