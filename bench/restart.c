@@ -51,9 +51,9 @@ static int worker(const char *path)
 
 static int bare(int n, char *shim, char *program, char *file)
 {
-    static char word[] = "worker", mask[] = "0", ignored[] = "0", nofile[] = "-";
+    static char word[] = "worker", mask[] = "0", ignored[] = "0", nofile[] = "-", cpus[] = "-";
     char self[24], byte;
-    char *args[] = {shim, self, mask, ignored, nofile, program, program, word, file, NULL};
+    char *args[] = {shim, self, mask, ignored, nofile, cpus, program, program, word, file, NULL};
     pid_t pids[N_MAX];
 
     (void)snprintf(self, sizeof self, "%d", (int)getpid());
