@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Planted faults, each of which the stand-in has to catch in every run; without one, nothing may be reported.
 
-planted.py MINI_REDUCER [--product CDDPRUN DEVICE_REDUCER] [--runs N] [--tsan]
+planted.py BUILD [--runs N] [--tsan]        BUILD: the build folder
 
-MINI_REDUCER has its faults in its own code. With --product they are planted in libcddp's NCCL backend and reducer too,
-from outside: the stand-in ignores one event wait, or exchanges two launches (CDDP_STANDIN_SKIP_WAIT, _SWAP_LAUNCH).
+mini_reducer has its faults in its own code. In libcddp's NCCL backend and reducer they are planted from outside: the
+stand-in ignores one event wait, or exchanges two launches (CDDP_STANDIN_SKIP_WAIT, _SWAP_LAUNCH).
 
 Run i has seed i; even ones a slow device, odd ones a slow host. With --tsan (a build with ThreadSanitizer) the stand-in
 only counts what it finds, and ThreadSanitizer has to report the race: a check that the stand-in hides none from it.
@@ -41,7 +41,8 @@ class Fault:
         return status == self.status and re.search(self.said, output) is not None
 
 
-def mini(program, tsan):
+def mini(build, tsan):
+    program = f'{build}/tests/standin/mini_reducer'
     if tsan:
         env = {'CDDP_STANDIN_REPORT': 'count', 'TSAN_OPTIONS': 'halt_on_error=1:log_path=stderr'}
         return [Fault('none', [program, 'none'], 0, NOTHING, **env)] + [
@@ -58,36 +59,39 @@ def mini(program, tsan):
     ]
 
 
-def product(cddprun, program):
-    job = [cddprun, '--standalone', '--nproc_per_node=2', program]
+def product(build):
+    job = [f'{build}/launcher/cddprun', '--standalone', '--nproc_per_node=2', f'{build}/tests/standin/device_reducer']
+    library = f'{build}/tests/standin/libcddp_standin.so'
+    here = {'CDDP_MODULE_DIR': f'{build}/worker/backend/nccl', 'CDDP_CUDA_LIBRARY': library, 'CDDP_NCCL_LIBRARY': library}
 
     def planted(name, said, what, **env):
         """The fault whose K is the first that shows: others leave out a wait that another one covers."""
         for k in range(1, SCAN):
-            fault = Fault(name, job, STANDIN_EXIT, said, **env, **{what: str(k)})
+            fault = Fault(name, job, STANDIN_EXIT, said, **here, **env, **{what: str(k)})
             if fault.is_caught(*fault.run(DELAY='none')):
                 return fault
         sys.exit(f'{name}: no {what} up to {SCAN} was caught')
 
     return [
-        Fault('libcddp: none', job, 0, NOTHING),
+        Fault('libcddp: none', job, 0, NOTHING, **here),
         planted('libcddp: comm_wait', UNORDERED + ": 'ncclAllReduce'.*reads.*'gradient'", 'CDDP_STANDIN_SKIP_WAIT'),
         planted('libcddp: compute_wait', UNORDERED + ": 'axpy'.*reads.*'ncclAllReduce'", 'CDDP_STANDIN_SKIP_WAIT'),
-        Fault('libcddp: reuse', [*job, 'reuse'], STANDIN_EXIT, UNORDERED),
+        Fault('libcddp: reuse', [*job, 'reuse'], STANDIN_EXIT, UNORDERED, **here),
         planted('libcddp: order', DISAGREE, 'CDDP_STANDIN_SWAP_LAUNCH', CDDP_STANDIN_RANK='1'),
-        Fault('libcddp: missing_rank', [*job, 'missing'], STUCK, 'rank 1 did not come within', CDDP_TIMEOUT='2'),
+        Fault('libcddp: missing_rank', [*job, 'missing'], STUCK, 'rank 1 did not come within', CDDP_TIMEOUT='2',
+              **here),
     ]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('program')
-    parser.add_argument('--product', nargs=2)
+    parser.add_argument('build')
     parser.add_argument('--runs', type=int, default=3)
     parser.add_argument('--tsan', action='store_true')
     args = parser.parse_args()
+    build = os.path.abspath(args.build)
     bad = 0
-    for fault in mini(args.program, args.tsan) + (product(*args.product) if args.product else []):
+    for fault in mini(build, args.tsan) + ([] if args.tsan else product(build)):
         good = 0
         for seed in range(1, args.runs + 1):
             status, output = fault.run(SEED=str(seed), DELAY=('device', 'host')[seed % 2])
