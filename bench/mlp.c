@@ -33,7 +33,8 @@ static float scatter(uint64_t n)
 void mlp_init_param(float *param, size_t i)
 {
     /* Uniform, with the variance 2 / inputs that keeps signals at their size through ReLUs. */
-    double scale = i % 2 == 0 ? sqrt(24.0 / (double)widths[i / 2]) : 0;
+    size_t layer = i / 2;
+    double scale = i % 2 == 0 ? sqrt(24.0 / (double)widths[layer]) : 0;
 
     for (size_t k = 0; k < mlp_param_count(i); k++)
         param[k] = (float)((double)scatter(k + i * 7919) * scale);

@@ -26,7 +26,7 @@ static long long now_ns(void)
     struct timespec ts;
 
     (void)clock_gettime(CLOCK_MONOTONIC, &ts);
-    return ts.tv_sec * 1000000000ll + ts.tv_nsec;
+    return ts.tv_sec * 1000000000LL + ts.tv_nsec;
 }
 
 static const char *variable(const char *name)
@@ -49,6 +49,17 @@ static int worker(const char *path)
         (void)pause();
 }
 
+static pid_t start(char *shim, char **args)
+{
+    pid_t pid = vfork(); /* NOLINT(clang-analyzer-security.insecureAPI.vfork) */
+
+    if (pid == 0) {
+        (void)execv(shim, args);
+        _exit(125);
+    }
+    return pid;
+}
+
 static int bare(int n, char *shim, char *program, char *file)
 {
     static char word[] = "worker", mask[] = "0", ignored[] = "0", nofile[] = "-", cpus[] = "-";
@@ -59,13 +70,8 @@ static int bare(int n, char *shim, char *program, char *file)
     (void)snprintf(self, sizeof self, "%d", (int)getpid());
     printf("%lld\n", now_ns());
     (void)fflush(stdout);
-    for (int i = 0; i < n; i++) {
-        pids[i] = vfork(); /* NOLINT(clang-analyzer-security.insecureAPI.vfork) */
-        if (pids[i] == 0) {
-            (void)execv(shim, args);
-            _exit(125);
-        }
-    }
+    for (int i = 0; i < n; i++)
+        pids[i] = start(shim, args);
     (void)!read(STDIN_FILENO, &byte, 1);
     for (int i = 0; i < n; i++)
         if (pids[i] > 0)

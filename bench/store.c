@@ -70,7 +70,9 @@ static bool is_resp;
 
 static void put(struct bytes *b, const void *data, size_t len)
 {
-    if (b->len + len > b->cap) {
+    if (data == NULL || len == 0)
+        return;
+    if (b->data == NULL || b->len + len > b->cap) {
         b->cap = (b->len + len) * 2;
         b->data = realloc(b->data, b->cap);
         if (b->data == NULL)

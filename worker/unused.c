@@ -45,7 +45,7 @@ void cdi_unused_release(cddp_ddp *d)
 /* When they are first needed: most reducers never need them. */
 static cddp_status make_zeros(cddp_ddp *d, struct cdi_error *err)
 {
-    size_t largest = 0;
+    size_t largest = 1;
     cddp_status st;
     void *nothing;
 
