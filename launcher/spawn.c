@@ -316,7 +316,7 @@ static int become_shim(void *arg)
     bool ready = !c->own_session || sys(SYS_setsid, 0, 0, 0, 0, 0) >= 0;
 
     for (int i = 0; i < 5 && ready; i++)
-        ready = (c->fds[i] == i && i <= STDERR_FILENO) || (c->fds[i] >= 5 && sys(SYS_dup3, c->fds[i], i, 0, 0, 0) == i);
+        ready = (i <= STDERR_FILENO && c->fds[i] == i) || (c->fds[i] >= 5 && sys(SYS_dup3, c->fds[i], i, 0, 0, 0) == i);
     if (ready)
         (void)sys(SYS_execve, (long)c->shim, (long)c->argv, (long)c->env, 0, 0);
     (void)sys(SYS_exit_group, 125, 0, 0, 0, 0);

@@ -701,7 +701,7 @@ static void find_part(const struct choice *all, int n, int rank, struct cdi_worl
         if (all[r].color != all[rank].color)
             continue;
         part->size++;
-        part->rank += all[r].key < all[rank].key || (all[r].key == all[rank].key && r < rank);
+        part->rank += all[r].key < all[rank].key || (r < rank && all[r].key == all[rank].key);
     }
 }
 
