@@ -125,8 +125,10 @@ static cddp_status hear(struct cdi_tcp *tcp, struct cdi_link *l, struct cdi_erro
         cdi_shm_abort(tcp->wait->shm, st, err->msg); /* the sentence is whole, as it is */
         return cdi_shm_aborted(tcp->wait->shm, err);
     }
-    if (st == CDDP_OK && h.type == CDI_TCP_IS_BYE)
-        return cdi_fail(err, CDDP_E_PEER, "rank %d has left the job (cddp_finalize)", l->rank);
+    if (st == CDDP_OK && h.type == CDI_TCP_IS_BYE) {
+        l->gone = true;
+        return CDDP_IN_PROGRESS;
+    }
     return cdi_fail(err, CDDP_E_PROTOCOL, "rank %d sent something else than expected", l->rank);
 }
 
@@ -135,7 +137,7 @@ static cddp_status last_words(struct cdi_tcp *tcp, struct cdi_link *l, struct cd
 {
     int64_t until_ms = cdi_now_ms() + LAST_WORDS_MS;
 
-    while (cdi_now_ms() < until_ms) {
+    while (!l->gone && cdi_now_ms() < until_ms) {
         struct pollfd p = {.fd = l->control, .events = POLLIN};
         cddp_status st;
 
@@ -147,6 +149,8 @@ static cddp_status last_words(struct cdi_tcp *tcp, struct cdi_link *l, struct cd
         if (st != CDDP_OK)
             return st;
     }
+    if (l->gone)
+        return cdi_fail(err, CDDP_E_PEER, "rank %d has left the job (cddp_finalize)", l->rank);
     return cdi_wait_died(tcp->wait, l->rank, l->who, err);
 }
 
@@ -234,7 +238,7 @@ static cddp_status idle(struct pumping *g, struct cdi_error *err)
         int events = (l->rx.wanted ? POLLIN : 0) | (l->tx.wanted ? POLLOUT : 0);
 
         p[2 * i] = (struct pollfd){.fd = events != 0 ? l->data : -1, .events = (short)events};
-        p[2 * i + 1] = (struct pollfd){.fd = events != 0 ? l->control : -1, .events = POLLIN};
+        p[2 * i + 1] = (struct pollfd){.fd = events != 0 && !l->gone ? l->control : -1, .events = POLLIN};
     }
     (void)poll(p, (nfds_t)g->n * 2, SLICE_MS);
     st = cdi_wait_check(g->tcp->wait, err);

@@ -38,6 +38,7 @@ struct cdi_link {
     _Atomic int said;  /* an abort or a goodbye went out on control */
     bool begun;        /* the other side has sent its operation */
     bool suspect;      /* control became readable, which the data may explain */
+    bool gone;         /* it said goodbye; what it sent before may still be on its way */
     char who[64];      /* "pid 77 on node1" */
     struct cdi_flow rx, tx;
     uint8_t control_in[CDI_TCP_HEADER + 4 + CDI_SHM_TEXT];
