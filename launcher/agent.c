@@ -728,6 +728,17 @@ static cddp_status start_logs(struct agent *a, struct cdi_error *err)
     return logs_start(&a->logs, &a->loop, &opt, err);
 }
 
+/*
+ * A session of ours, in which each worker has a group: Linux's scheduler groups processes by session, and a rank that
+ * yields gives its processor to ranks of its own group only. Behind logs, which ask whether the terminal is ours; not
+ * where a worker has the terminal, which it would lose.
+ */
+static void lead_session(const struct agent *a)
+{
+    if (a->plan->options->interactive < 0)
+        (void)setsid();
+}
+
 static cddp_status start_all(struct agent *a, struct cdi_error *err)
 {
     cddp_status st;
@@ -746,6 +757,7 @@ static cddp_status start_all(struct agent *a, struct cdi_error *err)
         st = status_start(&a->status, a->console, a->plan->n_procs, (int)a->plan->options->status_fd, err);
     if (st == CDDP_OK)
         st = start_logs(a, err);
+    lead_session(a);
     if (st == CDDP_OK)
         st = start_meeting(a, err);
     if (st == CDDP_OK)

@@ -36,10 +36,11 @@ static void kill_child(pid_t pid)
     pid_t group = getpgid(pid);
 
     /*
-     * The whole group at once, so that a child that forks quickly cannot slip away between two looks. Only groups of
-     * other sessions: those were made below us. The child is not reaped yet, so none of the numbers is reused.
+     * The whole group at once, so that a child that forks quickly cannot slip away between two looks. Only groups that
+     * were made below us: those of other sessions and, if we lead ours, all but our own. The child is not reaped yet,
+     * so none of the numbers is reused.
      */
-    if (group > 1 && getsid(pid) != getsid(0))
+    if (group > 1 && group != getpgrp() && (getsid(pid) != getsid(0) || getsid(0) == getpid()))
         (void)kill(-group, SIGKILL);
     (void)kill(pid, SIGKILL);
 }

@@ -35,8 +35,8 @@ struct guard_link {
 cddp_status guard_start(struct guard_link *link, const char *tmpdir, uint64_t ending, struct cdi_error *err);
 
 /*
- * One round of killing: SIGKILL to every child and to its process group where that is not ours, and reap the dead.
- * False: no child is left. Children of children turn up in a later round, since we are a subreaper. Never blocks.
+ * One round of killing: SIGKILL to every child and to its process group where that was made below us, and reap the
+ * dead. False: no child is left. Children of children turn up in a later round, since we are a subreaper. Never blocks.
  */
 bool guard_sweep_once(void);
 /* Rounds until no child is left or ms have passed; false: some do not die. Blocks. */

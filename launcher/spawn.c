@@ -300,7 +300,7 @@ struct spawn_child {
     uint32_t here; /* the kernel makes it 0 when the child has left our memory, and wakes its waiters */
     const char *shim;
     char **argv, **env;
-    bool own_session;
+    long apart; /* the system call that gives it a group to be signalled by: setpgid, setsid; -1: it stays in ours */
     int fds[5];
     char own[ARGS_IN_NUMBERS][24];
     _Alignas(16) char stack[CHILD_STACK];
@@ -313,7 +313,7 @@ struct spawn_child {
 static int become_shim(void *arg)
 {
     struct spawn_child *c = arg;
-    bool ready = !c->own_session || sys(SYS_setsid, 0, 0, 0, 0, 0) >= 0;
+    bool ready = c->apart < 0 || sys(c->apart, 0, 0, 0, 0, 0) >= 0;
 
     for (int i = 0; i < 5 && ready; i++)
         ready = (i <= STDERR_FILENO && c->fds[i] == i) || (c->fds[i] >= 5 && sys(SYS_dup3, c->fds[i], i, 0, 0, 0) == i);
@@ -401,6 +401,12 @@ static char **shim_args(const struct spawn_context *ctx, char own[ARGS_IN_NUMBER
     return v;
 }
 
+/* Then the workers may share it: no terminal is bound to it, and nobody is in it who is not below us. */
+static bool leads_session(void)
+{
+    return getsid(0) == getpid();
+}
+
 static struct spawn_child *make_child(const struct spawn_context *ctx, const char *cpus, char *const *args, char **env)
 {
     struct spawn_child *c = malloc(sizeof *c);
@@ -436,7 +442,7 @@ cddp_status worker_start(struct worker *w, const struct spawn_context *ctx, char
                             w->interactive ? STDERR_FILENO : outs[1], w->flight_fd, exec_pair[1]};
 
         memcpy(w->child->fds, fds, sizeof fds);
-        w->child->own_session = !w->interactive;
+        w->child->apart = w->interactive ? -1 : leads_session() ? SYS_setpgid : SYS_setsid;
         w->started_ms = cdi_now_ms();
         w->exec_fd = cdi_steal_fd(&exec_pair[0]);
         rc = spawn_shim(w);

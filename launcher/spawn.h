@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Workers as processes: one is started by clone and exec of the shim, has pipes for its two outputs and a flight
- * page, and is signalled as a process group. Everything runs on the loop's thread; decides nothing.
+ * page, and is signalled as a process group: in our session if we lead it, else in one of its own. Everything runs on
+ * the loop's thread; decides nothing.
  */
 #ifndef SPAWN_H
 #define SPAWN_H

@@ -41,8 +41,8 @@ while True:
 '''
 
 
-def start(cddprun, n=2):
-    job = Job(cddprun, f'--nproc_per_node={n}', 'sh', '-c', FAMILY)
+def start(cddprun, n=2, **popen):
+    job = Job(cddprun, f'--nproc_per_node={n}', 'sh', '-c', FAMILY, **popen)
     launch.wait_for('the family', lambda: len(job.alive()) >= 2 + n * PER_WORKER)
     return job
 
@@ -75,6 +75,25 @@ def test_kill_9_of_the_agent_leaves_nothing(cddprun):
 
 def test_kill_9_of_the_guard_leaves_nothing(cddprun):
     kill_one_half(cddprun, 'guard')
+
+
+def test_kill_9_of_the_whole_process_group_leaves_nothing(cddprun):
+    # As timeout -s KILL does it: the agent and the workers are in other groups.
+    with start(cddprun, start_new_session=True) as job:
+        began = time.monotonic()
+        os.killpg(job.process.pid, signal.SIGKILL)
+        gone(job, began)
+        assert job.finish() == -9
+
+
+def test_the_workers_share_a_session_that_is_not_ours(cddprun):
+    # The scheduler lets a rank give its processor to another one only within a session.
+    with Job(cddprun, '--nproc_per_node=3', 'python3', '-c',
+             'import os; print(os.getsid(0), os.getpgrp() == os.getpid(), flush=True)') as job:
+        assert job.finish() == 0, job.err
+        sessions = {line.split()[1] for line in job.out.splitlines()}
+        assert len(sessions) == 1 and str(os.getsid(0)) not in sessions, job.out
+        assert job.out.count('True') == 3, job.out
 
 
 def test_a_stopped_agent_is_woken_by_the_death_of_its_guard(cddprun):
