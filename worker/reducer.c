@@ -227,7 +227,9 @@ static cddp_status prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *pa
     if (!copy_params(d, params, n))
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu parameters", n);
     status = plan_buckets(d, opt, err);
-    return status == CDDP_OK ? cdi_unused_init(d, err) : status;
+    if (status == CDDP_OK)
+        status = cdi_unused_init(d, err);
+    return status == CDDP_OK ? cdi_replicate_init(d, err) : status;
 }
 
 static void free_ddp(cddp_ddp *d)
@@ -236,6 +238,7 @@ static void free_ddp(cddp_ddp *d)
         return;
     cdi_unused_release(d);
     cdi_uneven_release(d);
+    cdi_replicate_release(d);
     if (d->wire != NULL)
         d->ops->region_destroy(d->b, d->wire);
     if (d->region != NULL)
@@ -248,15 +251,6 @@ static void free_ddp(cddp_ddp *d)
     free(d->names);
     (void)pthread_mutex_destroy(&d->lock);
     free(d);
-}
-
-cddp_status cdi_ddp_broadcast_params(cddp_ddp *d, int root, struct cdi_error *err)
-{
-    cddp_status status = d->ops->on_device ? d->ops->follow(d->b, d->stream, err) : CDDP_OK;
-
-    for (size_t i = 0; i < d->n_params && status == CDDP_OK; i++)
-        status = cdi_comm_broadcast(d->comm, d->params[i].data, d->params[i].count, d->params[i].dtype, root, err);
-    return status;
 }
 
 static cddp_ddp_options with_defaults(const cddp_ddp_options *opt)
@@ -289,7 +283,7 @@ static cddp_status create(cddp_ddp **out, cddp_comm *comm, const cddp_param *par
     if (alone != CDDP_OK)
         status = alone;
     if (status == CDDP_OK && (o.flags & CDDP_DDP_NO_BROADCAST) == 0)
-        status = cdi_ddp_broadcast_params(d, 0, err);
+        status = cdi_replicate(d, d->slices, d->n_params, 0, err);
     if (status == CDDP_OK)
         status = d->ops->region_create(d->b, d->plan.arena_bytes, &d->region, err);
     if (status == CDDP_OK)

@@ -50,10 +50,12 @@ struct cddp_ddp {
     struct cdi_backend *b;
     void *stream; /* the compute stream */
     uint32_t flags;
-    cddp_dtype wire_dtype; /* CDDP_DTYPE_NONE: gradients are sent as they are */
-    cddp_hook hook;        /* begin is NULL: none */
-    size_t *hook_params;   /* room for the list of a bucket's parameters */
-    bool has_own;          /* some gradients are in the user's memory */
+    cddp_dtype wire_dtype;    /* CDDP_DTYPE_NONE: gradients are sent as they are */
+    cddp_hook hook;           /* begin is NULL: none */
+    size_t *hook_params;      /* room for the list of a bucket's parameters */
+    bool has_own;             /* some gradients are in the user's memory */
+    struct cdi_slice *slices; /* where the parameters lie */
+    void *stage;              /* on the backend, where small ones travel together; NULL: there are none */
 
     pthread_mutex_t lock; /* covers what follows */
     /* Its gradients are the parameters', and behind them, with CDDP_DDP_JOIN, one element: does this rank train? */
@@ -86,8 +88,12 @@ cddp_status cdi_ddp_land(cddp_ddp *d);
 cddp_status cdi_ddp_next_step(cddp_ddp *d);
 /* Gradient i came next in the first step. */
 void cdi_ddp_note_order(cddp_ddp *d, size_t i);
-/* Without the lock. */
-cddp_status cdi_ddp_broadcast_params(cddp_ddp *d, int root, struct cdi_error *err);
+
+/* --- replicate.c */
+cddp_status cdi_replicate_init(cddp_ddp *d, struct cdi_error *err);
+void cdi_replicate_release(cddp_ddp *d);
+/* Rank root's n of d->slices become everyone's: a collective, without the lock. Blocks, on a device too. */
+cddp_status cdi_replicate(cddp_ddp *d, const struct cdi_slice *s, size_t n, int root, struct cdi_error *err);
 
 /* --- unused.c: with CDDP_DDP_FIND_UNUSED or CDDP_DDP_STATIC_GRAPH; else these do nothing */
 cddp_status cdi_unused_init(cddp_ddp *d, struct cdi_error *err);

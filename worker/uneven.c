@@ -152,7 +152,7 @@ static cddp_status share_model(cddp_ddp *d, uint64_t trained, struct cdi_error *
         least = all[r] < least ? all[r] : least;
     }
     if (st == CDDP_OK && all[last] != least)
-        st = cdi_ddp_broadcast_params(d, last, err);
+        st = cdi_replicate(d, d->slices, d->n_params, last, err);
     free(all);
     return st;
 }

@@ -473,6 +473,64 @@ Test(reducer, rank_0s_parameters_are_everyones_unless_the_user_says_otherwise)
     }
 }
 
+/* Many small parameters, a large one among them. */
+struct crowd {
+    float small[2][1000][5], *large[2];
+    bool device;
+    cddp_status status[2];
+};
+
+#define LARGE_COUNT ((size_t)400000)
+
+static void create_crowd(cddp_comm *comm, void *arg)
+{
+    static cddp_param params[2][1001];
+    struct crowd *c = arg;
+    int r = comm->world.rank;
+    cddp_ddp *d = NULL;
+
+    comm->device = c->device;
+    for (size_t i = 0; i < 1001; i++) {
+        size_t k = i < 500 ? i : i - 1;
+
+        params[r][i] = i == 500
+                           ? (cddp_param){.name = "p", .data = c->large[r], .count = LARGE_COUNT, .dtype = CDDP_FLOAT32}
+                           : (cddp_param){.name = "p", .data = c->small[r][k], .count = 5, .dtype = CDDP_FLOAT32};
+    }
+    c->status[r] = cddp_ddp_create(&d, comm, params[r], 1001, NULL);
+    cddp_ddp_destroy(d);
+}
+
+Test(reducer, small_parameters_travel_together_at_creation)
+{
+    for (int device = 0; device < 2; device++) {
+        struct crowd c = {.device = device == 1};
+        cddp_comm comms[2];
+
+        for (int r = 0; r < 2; r++) {
+            c.large[r] = malloc(LARGE_COUNT * sizeof(float));
+            for (size_t i = 0; i < 5000; i++)
+                c.small[r][i / 5][i % 5] = r == 0 ? (float)i : -1;
+            for (size_t i = 0; i < LARGE_COUNT; i++)
+                c.large[r][i] = r == 0 ? (float)i : -1;
+        }
+        fake_open(comms, 2);
+        fake_run(comms, 2, create_crowd, &c);
+        cr_assert(c.status[0] == CDDP_OK && c.status[1] == CDDP_OK);
+        cr_assert_eq(comms[0].n_broadcasts, 3, "500 small ones, the large one, 500 small ones");
+        cr_assert_eq(memcmp(c.small[0], c.small[1], sizeof c.small[0]), 0);
+        cr_assert(c.small[0][999][4] == 4999 && c.large[0][1] == 1, "rank 0's are what they were");
+        cr_assert_eq(memcmp(c.large[0], c.large[1], LARGE_COUNT * sizeof(float)), 0);
+        if (c.device) {
+            cr_assert_str_eq(comms[0].calls, "follow 0; pack; pack; copy; ", "the host waits at the end");
+            cr_assert_str_eq(comms[1].calls, "follow 0; unpack; unpack; copy; ");
+        }
+        fake_close(comms, 2);
+        free(c.large[0]);
+        free(c.large[1]);
+    }
+}
+
 Test(reducer, a_rank_that_gives_a_bad_parameter_does_not_leave_the_others_waiting)
 {
     struct pair pair = {.bad_name = NULL};

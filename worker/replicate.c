@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One rank's parameters become everyone's. Small ones that are neighbours travel together, packed into a stage, since
+ * a collective costs more than they do; what is larger than the stage, or alone, is sent from where it lies.
+ */
+#include "worker/reducer.h"
+
+#include <stdlib.h>
+
+#define STAGE_BYTES ((size_t)1 << 20)
+
+/* How many of the n slices, of `bytes` together, travel in one collective: the same on every rank. */
+static size_t take_run(const struct cdi_slice *s, size_t n, size_t *bytes)
+{
+    size_t k = 1;
+
+    *bytes = s[0].bytes;
+    while (k < n && *bytes + s[k].bytes <= STAGE_BYTES)
+        *bytes += s[k++].bytes;
+    return k;
+}
+
+/* The largest that the stage has to hold. */
+static size_t stage_bytes(const struct cdi_slice *s, size_t n)
+{
+    size_t largest = 0, bytes;
+
+    for (size_t i = 0, k; i < n; i += k) {
+        k = take_run(s + i, n - i, &bytes);
+        if (k > 1 && bytes > largest)
+            largest = bytes;
+    }
+    return largest;
+}
+
+cddp_status cdi_replicate_init(cddp_ddp *d, struct cdi_error *err)
+{
+    size_t bytes;
+
+    d->slices = calloc(d->n_params, sizeof *d->slices);
+    if (d->slices == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu parameters", d->n_params);
+    for (size_t i = 0; i < d->n_params; i++)
+        d->slices[i] = (struct cdi_slice){d->params[i].data, d->params[i].count * cddp_dtype_size(d->params[i].dtype)};
+    bytes = stage_bytes(d->slices, d->n_params);
+    if (bytes == 0 || cdi_comm_world(d->comm)->size == 1)
+        return CDDP_OK;
+    return d->ops->alloc(d->b, bytes, &d->stage, err);
+}
+
+void cdi_replicate_release(cddp_ddp *d)
+{
+    free(d->slices);
+    if (d->stage != NULL)
+        d->ops->release(d->b, d->stage);
+}
+
+/* These k slices. */
+static cddp_status send_run(cddp_ddp *d, const struct cdi_slice *s, size_t k, size_t bytes, int root,
+                            struct cdi_error *err)
+{
+    bool mine = cdi_comm_world(d->comm)->rank == root;
+    cddp_status st = CDDP_OK;
+
+    if (k == 1)
+        return cdi_comm_broadcast(d->comm, s->data, bytes, CDDP_UINT8, root, err);
+    if (mine)
+        st = d->ops->pack(d->b, d->stage, s, k, err);
+    if (st == CDDP_OK)
+        st = cdi_comm_broadcast(d->comm, d->stage, bytes, CDDP_UINT8, root, err);
+    return st == CDDP_OK && !mine ? d->ops->unpack(d->b, s, k, d->stage, err) : st;
+}
+
+cddp_status cdi_replicate(cddp_ddp *d, const struct cdi_slice *s, size_t n, int root, struct cdi_error *err)
+{
+    cddp_status st = d->ops->on_device ? d->ops->follow(d->b, d->stream, err) : CDDP_OK;
+    uint8_t byte;
+    size_t bytes;
+
+    if (cdi_comm_world(d->comm)->size == 1)
+        return st;
+    for (size_t i = 0, k; i < n && st == CDDP_OK; i += k) {
+        k = take_run(s + i, n - i, &bytes);
+        st = send_run(d, s + i, k, bytes, root, err);
+    }
+    /* On a device what was unpacked last is still under way: a copy comes behind it, and the host waits for that. */
+    if (st == CDDP_OK && d->ops->on_device && d->stage != NULL)
+        st = d->ops->copy(d->b, &byte, d->stage, 1, err);
+    return st;
+}
