@@ -2,7 +2,7 @@
 /*
  * Inside the reducer: what its parts share. reducer.c makes it and takes steps; unused.c knows what to do about
  * gradients that do not come; uneven.c goes on for a rank that has no more samples; wire.c sends gradients in fewer
- * bits. All but cddp_ddp_join is called with the lock held.
+ * bits; norm.c measures and clips between two steps. All but cddp_ddp_join and norm.c is called with the lock held.
  */
 #ifndef CDI_REDUCER_H
 #define CDI_REDUCER_H

@@ -19,6 +19,7 @@ enum {
     DROP_LAST,
     ACCUMULATE,
     COMPRESS,
+    CLIP,
     UNEVEN,
     INIT,
     METRICS,
@@ -40,6 +41,7 @@ static const struct option flags[] = {
     {"drop-last", no_argument, NULL, DROP_LAST},
     {"accumulate", required_argument, NULL, ACCUMULATE},
     {"compress", required_argument, NULL, COMPRESS},
+    {"clip", required_argument, NULL, CLIP},
     {"uneven", required_argument, NULL, UNEVEN},
     {"init", required_argument, NULL, INIT},
     {"metrics", required_argument, NULL, METRICS},
@@ -67,6 +69,7 @@ void options_help(void)
         "  --drop-last         leave out samples that do not share out evenly, instead of repeating some\n"
         "  --accumulate N      add the gradients of N batches before each step (no_sync), default 1\n"
         "  --compress TYPE     send gradients as fp16 or bf16\n"
+        "  --clip X            make the norm of the gradients at most X before each step\n"
         "  --uneven N          rank r leaves out the last r * N samples of an epoch: the ranks take different numbers\n"
         "                      of steps, and those that are through wait in cddp_ddp_join\n"
         "  --init FILE         initial weights: 1091 little-endian float32 (default: DIR/init.f32)\n"
@@ -134,6 +137,8 @@ static const char *store(struct options *o, int flag, const char *value)
     case COMPRESS:
         o->compress = strcmp(value, "fp16") == 0 ? 16 : -16;
         return o->compress == 16 || strcmp(value, "bf16") == 0 ? NULL : "fp16 or bf16";
+    case CLIP:
+        return number(value, &o->clip) ? NULL : "a number above 0";
     case UNEVEN:
         if (!whole(value, 0, 1000000, &n))
             return "a whole number from 0 to 1000000";

@@ -182,6 +182,10 @@ static cddp_status NAME(batch)(struct NAME(trainer) * t, const int64_t *rows, si
         status = cddp_ddp_wait(t->ddp);
     if (status != CDDP_OK)
         return status;
+    if (turn.last && t->job->opt->clip > 0)
+        status = cddp_ddp_clip_grad_norm(t->ddp, t->job->opt->clip, 2, 1, NULL);
+    if (status != CDDP_OK)
+        return status;
     if (turn.last)
         NAME(update)(t);
     loss->sum += (double)(sum / (REAL)n) * (double)n;

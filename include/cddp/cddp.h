@@ -432,6 +432,26 @@ typedef struct cddp_hook {
  */
 CDDP_API cddp_status cddp_ddp_set_hook(cddp_ddp *ddp, const cddp_hook *hook);
 
+/*
+ * The norm of all gradients together, as if they were one vector, in *norm: norm_type 2 (Euclidean) or INFINITY (the
+ * largest magnitude). Call it between cddp_ddp_wait() and the next step, from one thread, on every rank: each rank sums
+ * a part, and one number is reduced, so all ranks get the same bits. With CDDP_DDP_JOIN, whose ranks may have no step
+ * to call it in, each rank sums everything, and nothing is communicated. Sums are made in float64. With CDDP_DDP_SUM it
+ * is the norm of the mean. A gradient that no rank used counts as it is. A NaN gives NaN, else an infinity gives
+ * infinity. Blocks, on a GPU too. *norm is written on success only. Returns CDDP_OK; CDDP_E_INVALID (NULL, norm_type);
+ * CDDP_E_STATE (in the middle of a step); CDDP_E_NOMEM; or what a collective may return.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_grad_norm(cddp_ddp *ddp, double norm_type, double *norm);
+
+/*
+ * Make that norm at most max_norm (>= 0), as torch.nn.utils.clip_grad_norm_: gradients are multiplied by
+ * max_norm / (norm + 1e-6) where that is below 1. *norm (may be NULL) is the norm from before. If it is not finite, the
+ * gradients become zeros and NaNs by the same formula, or, with error_if_nonfinite, CDDP_E_STATE is returned on every
+ * rank and they stay as they are. Otherwise as cddp_ddp_grad_norm; on a GPU the compute stream waits for the product.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_clip_grad_norm(cddp_ddp *ddp, double max_norm, double norm_type,
+                                                            int error_if_nonfinite, double *norm);
+
 /* What the optimizer has to multiply the gradients by: 1, or 1/world size with CDDP_DDP_SUM. */
 CDDP_API double cddp_ddp_factor(const cddp_ddp *ddp);
 /* Number of buckets, and the size in bytes of bucket b (0 if there is none), in the order of their launch. */

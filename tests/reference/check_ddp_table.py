@@ -15,12 +15,13 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEAD = """# libcddp beside DistributedDataParallel
 
-Made by `tests/reference/check_ddp_table.py`: every option of PyTorch 2.13's `DistributedDataParallel`, of its methods and of
-`DistributedSampler`, as PyTorch itself lists them (`tests/data/ddp-2.13.json`). "Checked by" names the file of the check, and
+Made by `tests/reference/check_ddp_table.py`: every option of PyTorch 2.13's `DistributedDataParallel`, of its methods, of
+`clip_grad_norm_` and of `DistributedSampler`, as PyTorch itself lists them (`tests/data/ddp-2.13.json`). "Checked by" names the file of the check, and
 what it looks at; those under `tests/reference` compare with numbers that PyTorch made.
 
 """
 WINE = "tests/reference/check_wine.py"
+CLIP, CLIP_CASES = "tests/unit/test_norm.c", "it_is_what_torch_recorded_and_clips_as_torch_does"
 ROWS = {  # option: (ours, the check's file, what in it)
     "DistributedDataParallel": {
         "module": ("the array of `cddp_param`, in forward order", WINE, "w2_shuf0"),
@@ -66,6 +67,13 @@ ROWS = {  # option: (ours, the check's file, what in it)
         "hook": ("`compress` for fp16_compress_hook and bf16_compress_hook; `cddp_ddp_set_hook` for one's own; PowerSGD not yet",
                  WINE, "w2_fp16"),
     },
+    "torch.nn.utils.clip_grad_norm_": {
+        "parameters": ("all of the reducer's", CLIP, CLIP_CASES),
+        "max_norm": ("`max_norm` of `cddp_ddp_clip_grad_norm`; `cddp_ddp_grad_norm` only measures", CLIP, CLIP_CASES),
+        "norm_type": ("`norm_type`: 2 or INFINITY", CLIP, CLIP_CASES),
+        "error_if_nonfinite": ("`error_if_nonfinite`", CLIP, CLIP_CASES),
+        "foreach": ("none: how PyTorch computes it", None, None),
+    },
     "DistributedSampler": {
         "dataset": ("`cddp_sampler_options.n`, its length", "tests/unit/test_sampler.c", "every_recorded_case_of_torchs_distributed_sampler_is_met"),
         "num_replicas": ("`world_size`", "tests/unit/test_sampler.c", "every_recorded_case_of_torchs_distributed_sampler_is_met"),
@@ -82,12 +90,13 @@ ASK = """
 import inspect, json
 from torch.nn.parallel import DistributedDataParallel as D
 from torch.utils.data.distributed import DistributedSampler as S
+from torch.nn.utils import clip_grad_norm_ as clip
 asked = {"DistributedDataParallel": D.__init__, "DistributedDataParallel.no_sync": D.no_sync,
          "DistributedDataParallel.join": D.join, "DistributedDataParallel.register_comm_hook": D.register_comm_hook,
-         "DistributedSampler": S.__init__, "DistributedSampler.set_epoch": S.set_epoch}
+         "torch.nn.utils.clip_grad_norm_": clip, "DistributedSampler": S.__init__, "DistributedSampler.set_epoch": S.set_epoch}
 def options(f):
     found = {p.name: "" if p.default is p.empty else repr(p.default) for p in inspect.signature(f).parameters.values()}
-    found.pop("self")
+    found.pop("self", None)
     return found or {"(method)": ""}
 print(json.dumps({name: options(f) for name, f in asked.items()}, indent=1))
 """

@@ -25,6 +25,8 @@ MODE_RUNS = [
     ("w4_accumulate", 4, ["--accumulate", "2"]),
     ("w2_uneven", 2, ["--uneven", "20"]),
     ("w4_uneven", 4, ["--uneven", "9"]),
+    ("w4_clip", 4, ["--clip", "0.5"]),
+    ("w2_clip_uneven", 2, ["--clip", "0.5", "--uneven", "20"]),
     ("w2_fp16", 2, ["--compress", "fp16"]),
     ("w4_bf16", 4, ["--compress", "bf16"]),
 ]
@@ -102,8 +104,9 @@ def compare(cddprun, wine, data, folder, name, ranks, flags, dtype):
 def main():
     cddprun, wine = (os.path.abspath(path) for path in sys.argv[1:3])
     data = pathlib.Path(sys.argv[3])
-    # On a GPU the plain training alone: Wine's other modes are for the CPU.
-    runs = RUNS if os.environ.get("CDDP_BACKEND") == "nccl" else RUNS + MODE_RUNS
+    # On a GPU the plain training, and clipping: Wine's other modes are for the CPU.
+    on_gpu = os.environ.get("CDDP_BACKEND") == "nccl"
+    runs = RUNS + [run for run in MODE_RUNS if not on_gpu or run[0] == "w4_clip"]
     runs = [run for run in runs if sys.argv[4:5] != ["--ranks"] or run[1] == int(sys.argv[5])]
     if not runs:
         sys.exit(f"nothing was recorded with {sys.argv[5]} ranks")

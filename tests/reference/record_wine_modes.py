@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Record what PyTorch's DDP makes of the Wine training with no_sync, 16-bit hooks and uneven ranks (torch 2.13.0, gloo).
 
-    record_wine_modes.py TORCHRUN DATA     writes DATA/<run>_<type>.epochs.csv and .final_w.csv for each run of check_wine.py
-                                           that has a mode; DATA is tests/data/wine
+    record_wine_modes.py TORCHRUN DATA [RUN...]     writes DATA/<run>_<type>.epochs.csv and .final_w.csv for each run of
+                                                    check_wine.py that has a mode, or those named; DATA is tests/data/wine
 
 Started by torchrun it is the program itself: record_wine_modes.py --rank RUN TYPE DATA.
 """
@@ -74,6 +74,8 @@ def train(run, kind, data):
             ddp.require_backward_grad_sync = last
             loss = loss_of(ddp(x[rows_of]), y[rows_of])
             loss.backward()
+            if last and '--clip' in flag:
+                torch.nn.utils.clip_grad_norm_(ddp.parameters(), float(flag['--clip']), error_if_nonfinite=True)
             if last:
                 optimizer.step()
             total += loss.item() * len(rows_of)
@@ -112,6 +114,8 @@ def main():
         return
     torchrun, data = sys.argv[1:3]
     for name, ranks, flags in check_wine.MODE_RUNS:
+        if sys.argv[3:] and name not in sys.argv[3:]:
+            continue
         for kind in check_wine.kinds_of(flags):
             print(name, kind, flush=True)
             subprocess.run([torchrun, '--standalone', f'--nproc_per_node={ranks}', __file__, '--rank', name, kind,

@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The norm of all gradients and clipping by it, as a user calls them, beside what PyTorch recorded. */
+#include "comm_ranks.h"
+#include "hygiene.h"
+#include "rdzv_child.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdbool.h>
+
+CDI_SUITE(norm, .timeout = 60);
+
+#define PARAMS 4
+#define MOST 64 /* elements of a recorded gradient */
+
+struct model {
+    cddp_ddp *ddp;
+    double w[PARAMS][MOST];
+    size_t count[PARAMS];
+    cddp_dtype dtype;
+};
+
+static double number(const json_t *v)
+{
+    return strtod(json_string_value(v), NULL);
+}
+
+static bool same_bits(double a, double b)
+{
+    uint64_t x, y;
+
+    memcpy(&x, &a, sizeof x);
+    memcpy(&y, &b, sizeof y);
+    return x == y;
+}
+
+static int ranks_of_world;
+
+static int world(int n, int (*body)(int rank))
+{
+    struct rdzv_child server;
+    int bad;
+
+    ranks_of_world = n;
+    rdzv_child_start(&server);
+    bad = run_ranks(server.port, n, n, body);
+    rdzv_child_stop(&server);
+    return bad;
+}
+
+static int make(struct model *m, cddp_comm *comm, uint32_t flags)
+{
+    cddp_ddp_options opt = {.size = sizeof opt, .flags = flags, .bucket_bytes = 64, .first_bucket_bytes = 64};
+    cddp_param p[PARAMS];
+
+    for (size_t i = 0; i < PARAMS; i++)
+        p[i] = (cddp_param){.name = "p", .data = m->w[i], .count = m->count[i], .dtype = m->dtype};
+    CHECK(cddp_ddp_create(&m->ddp, comm, p, PARAMS, &opt) == CDDP_OK);
+    return 0;
+}
+
+static void put(struct model *m, size_t i, size_t k, double v)
+{
+    if (m->dtype == CDDP_FLOAT64)
+        ((double *)cddp_ddp_grad(m->ddp, i))[k] = v;
+    else
+        ((float *)cddp_ddp_grad(m->ddp, i))[k] = (float)v;
+}
+
+static double get(struct model *m, size_t i, size_t k)
+{
+    if (m->dtype == CDDP_FLOAT64)
+        return ((double *)cddp_ddp_grad(m->ddp, i))[k];
+    return (double)((float *)cddp_ddp_grad(m->ddp, i))[k];
+}
+
+/* The step of a rank whose gradients are those of the record, or of which each rank makes a share. */
+static int step(struct model *m, const json_t *before)
+{
+    for (size_t i = PARAMS; i-- > 0;) {
+        for (size_t k = 0; k < m->count[i]; k++)
+            put(m, i, k, number(json_array_get(json_array_get(before, i), k)));
+        CHECK(cddp_ddp_grad_ready(m->ddp, i) == CDDP_OK);
+    }
+    CHECK(cddp_ddp_wait(m->ddp) == CDDP_OK);
+    return 0;
+}
+
+static bool close_to(double got, double want, double tolerance)
+{
+    return (isnan(got) && isnan(want)) || got == want || fabs(got - want) <= tolerance * fmax(1, fabs(want));
+}
+
+static int same_bits_everywhere(cddp_comm *comm, double v)
+{
+    double all[8];
+
+    CHECK(cddp_all_gather(comm, &v, all, 1, CDDP_FLOAT64) == CDDP_OK);
+    for (int r = 0; r < cddp_world_size(comm); r++)
+        CHECK(same_bits(all[r], all[0]));
+    return 0;
+}
+
+static int meet_case(cddp_comm *comm, json_t *c)
+{
+    bool f64 = strcmp(json_string_value(json_object_get(c, "type")), "f64") == 0;
+    const json_t *before = json_object_get(c, "before"), *after = json_object_get(c, "after");
+    bool refused = json_is_null(json_object_get(c, "norm"));
+    struct model m = {.dtype = f64 ? CDDP_FLOAT64 : CDDP_FLOAT32};
+    double type = number(json_object_get(c, "norm_type")), norm = -1, clipped = -1;
+    double tolerance = f64 ? 1e-12 : 1e-6;
+
+    for (size_t i = 0; i < PARAMS; i++)
+        m.count[i] = json_array_size(json_array_get(before, i));
+    CHECK(make(&m, comm, 0) == 0 && step(&m, before) == 0);
+    CHECK(cddp_ddp_grad_norm(m.ddp, type, &norm) == CDDP_OK && same_bits_everywhere(comm, norm) == 0);
+    CHECK(cddp_ddp_clip_grad_norm(m.ddp, number(json_object_get(c, "max_norm")), type,
+                                  json_is_true(json_object_get(c, "refuse")),
+                                  &clipped) == (refused ? CDDP_E_STATE : CDDP_OK));
+    CHECK(same_bits(norm, clipped));
+    CHECK(refused ? !isfinite(norm) : close_to(norm, number(json_object_get(c, "norm")), tolerance));
+    for (size_t i = 0; i < PARAMS; i++)
+        for (size_t k = 0; k < m.count[i]; k++)
+            if (!close_to(get(&m, i, k), number(json_array_get(json_array_get(after, i), k)), tolerance)) {
+                fprintf(stderr, "%s: gradient %zu, element %zu is %.17g\n",
+                        json_string_value(json_object_get(c, "name")), i, k, get(&m, i, k));
+                return 1;
+            }
+    cddp_ddp_destroy(m.ddp);
+    return 0;
+}
+
+static int meet_the_record(int rank)
+{
+    json_t *all = json_load_file(CDI_TEST_DATA "/clip_vectors.json", 0, NULL), *one;
+    cddp_comm *comm = NULL;
+    size_t i;
+
+    (void)rank;
+    CHECK(json_array_size(all) == 16);
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK && cddp_world_size(comm) == ranks_of_world);
+    json_array_foreach(all, i, one) CHECK(meet_case(comm, one) == 0);
+    json_decref(all);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(norm, of_1_3_or_4_ranks_it_is_what_torch_recorded_and_clips_as_torch_does)
+{
+    cr_assert_eq(world(1, meet_the_record), 0);
+    cr_assert_eq(world(3, meet_the_record), 0);
+    cr_assert_eq(world(4, meet_the_record), 0);
+}
+
+/* Gradient k of parameter i is ((i * 7 + k) % 11) - 5, times rank + 1; the mean of two ranks is 1.5 times that. */
+static int whole_numbers(struct model *m, int rank)
+{
+    for (size_t i = PARAMS; i-- > 0;) {
+        for (size_t k = 0; k < m->count[i]; k++)
+            put(m, i, k, ((double)((i * 7 + k) % 11) - 5) * (rank + 1));
+        CHECK(cddp_ddp_grad_ready(m->ddp, i) == CDDP_OK);
+    }
+    CHECK(cddp_ddp_wait(m->ddp) == CDDP_OK);
+    return 0;
+}
+
+static int make_sum_and_join(int rank)
+{
+    static const uint32_t flags[] = {0, CDDP_DDP_SUM, CDDP_DDP_JOIN};
+    double norm[3], largest[3];
+    cddp_comm *comm = NULL;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    for (int f = 0; f < 3; f++) {
+        struct model m = {.dtype = CDDP_FLOAT32, .count = {3, 50, 17, 64}};
+
+        CHECK(make(&m, comm, flags[f]) == 0 && whole_numbers(&m, rank) == 0);
+        CHECK(cddp_ddp_grad_norm(m.ddp, INFINITY, &largest[f]) == CDDP_OK);
+        if (f < 2 || rank == 0) { /* with CDDP_DDP_JOIN nobody else is needed */
+            CHECK(cddp_ddp_clip_grad_norm(m.ddp, 1, 2, 1, &norm[f]) == CDDP_OK && norm[f] > 10);
+            CHECK(same_bits(norm[f], norm[0]) && largest[f] == 7.5);
+            CHECK(fabs(get(&m, 1, 1) * cddp_ddp_factor(m.ddp) - 4.5 / norm[0]) < 1e-6); /* 8 % 11 - 5 is 3 */
+        }
+        cddp_ddp_destroy(m.ddp);
+    }
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(norm, a_sums_is_that_of_the_mean_and_ranks_that_may_be_alone_need_nobody)
+{
+    cr_assert_eq(world(2, make_sum_and_join), 0);
+}
+
+Test(norm, counts_long_and_narrow_gradients_and_those_in_the_users_memory)
+{
+    static double own[10007];
+    static const uint16_t two[] = {[CDDP_FLOAT16] = 0x4000, [CDDP_BFLOAT16] = 0x4000};
+    double w;
+    cddp_param p[] = {{.name = "f64", .data = &w, .count = 10007, .dtype = CDDP_FLOAT64, .grad = own},
+                      {.name = "f32", .data = &w, .count = 100003, .dtype = CDDP_FLOAT32},
+                      {.name = "f16", .data = &w, .count = 517, .dtype = CDDP_FLOAT16},
+                      {.name = "bf16", .data = &w, .count = 9, .dtype = CDDP_BFLOAT16}};
+    cddp_ddp_options opt = {.size = sizeof opt, .flags = CDDP_DDP_NO_BROADCAST};
+    cddp_comm *comm = NULL;
+    cddp_ddp *ddp = NULL;
+    double norm, all = 10007 + 100003 * 4.0 + 517 * 4.0 + 9 * 4.0;
+
+    clean_env();
+    cr_assert_eq(cddp_init(&comm, NULL), CDDP_OK);
+    cr_assert_eq(cddp_ddp_create(&ddp, comm, p, 4, &opt), CDDP_OK);
+    for (size_t i = 4; i-- > 0;) {
+        for (size_t k = 0; k < p[i].count; k++)
+            if (i == 0)
+                own[k] = -1;
+            else if (i == 1)
+                ((float *)cddp_ddp_grad(ddp, i))[k] = 2;
+            else
+                ((uint16_t *)cddp_ddp_grad(ddp, i))[k] = two[p[i].dtype];
+        cr_assert_eq(cddp_ddp_grad_ready(ddp, i), CDDP_OK);
+    }
+    cr_assert_eq(cddp_ddp_wait(ddp), CDDP_OK);
+    cr_assert_eq(cddp_ddp_grad_norm(ddp, INFINITY, &norm), CDDP_OK);
+    cr_assert_eq(norm, 2);
+    cr_assert_eq(cddp_ddp_clip_grad_norm(ddp, sqrt(all) / 2, 2, 0, &norm), CDDP_OK);
+    cr_assert_eq(norm, sqrt(all));
+    cr_assert(fabs(own[10006] + 0.5) < 1e-8 && fabsf(((float *)cddp_ddp_grad(ddp, 1))[100002] - 1) < 1e-6f);
+    cr_assert(((uint16_t *)cddp_ddp_grad(ddp, 2))[516] == 0x3c00 && ((uint16_t *)cddp_ddp_grad(ddp, 3))[8] == 0x3f80);
+    cddp_ddp_destroy(ddp);
+    cr_assert_eq(cddp_finalize(comm), CDDP_OK);
+}
+
+Test(norm, what_makes_no_sense_is_refused_and_the_step_goes_on)
+{
+    struct model m = {.dtype = CDDP_FLOAT64, .count = {1, 1, 1, 1}};
+    cddp_comm *comm = NULL;
+    double norm = 7;
+
+    clean_env();
+    cr_assert_eq(cddp_init(&comm, NULL), CDDP_OK);
+    cr_assert_eq(make(&m, comm, 0), 0);
+    cr_assert_eq(cddp_ddp_grad_norm(m.ddp, 3, &norm), CDDP_E_INVALID);
+    cr_assert_eq(cddp_ddp_grad_norm(m.ddp, -INFINITY, &norm), CDDP_E_INVALID);
+    cr_assert_eq(cddp_ddp_grad_norm(m.ddp, 2, NULL), CDDP_E_INVALID);
+    cr_assert_eq(cddp_ddp_grad_norm(NULL, 2, &norm), CDDP_E_INVALID);
+    cr_assert_eq(cddp_ddp_clip_grad_norm(NULL, 1, 2, 0, &norm), CDDP_E_INVALID);
+    cr_assert_eq(cddp_ddp_clip_grad_norm(m.ddp, -1, 2, 0, &norm), CDDP_E_INVALID);
+    cr_assert_eq(cddp_ddp_clip_grad_norm(m.ddp, NAN, 2, 0, &norm), CDDP_E_INVALID);
+    put(&m, 3, 0, 2);
+    cr_assert_eq(cddp_ddp_grad_ready(m.ddp, 3), CDDP_OK);
+    cr_assert_eq(cddp_ddp_clip_grad_norm(m.ddp, 1, 2, 0, &norm), CDDP_E_STATE);
+    cr_assert(strstr(cddp_last_error(), "in the middle of step 0") != NULL);
+    cr_assert_eq(norm, 7);
+    for (size_t i = 3; i-- > 0;)
+        cr_assert_eq(cddp_ddp_grad_ready(m.ddp, i), CDDP_OK);
+    cr_assert_eq(cddp_ddp_wait(m.ddp), CDDP_OK);
+    cr_assert_eq(cddp_ddp_clip_grad_norm(m.ddp, 1, 2, 0, NULL), CDDP_OK);
+    cr_assert(fabs(get(&m, 3, 0) - 1) < 1e-6);
+    cddp_ddp_destroy(m.ddp);
+    cr_assert_eq(cddp_finalize(comm), CDDP_OK);
+}
