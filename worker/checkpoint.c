@@ -36,6 +36,10 @@ cddp_status cdi_checkpoint_check_items(const cddp_checkpoint_item *items, size_t
             return cdi_fail(err, CDDP_E_INVALID, "checkpoint: item %zu needs a name of 1 to %u bytes", i, MAX_NAME);
         if (items[i].data == NULL && items[i].bytes > 0)
             return cdi_fail(err, CDDP_E_INVALID, "checkpoint: item '%s' has no memory", items[i].name);
+        if ((items[i].flags & ~CDDP_ITEM_PER_RANK) != 0 || items[i].zero != 0 || items[i].reserved[0] != 0 ||
+            items[i].reserved[1] != 0)
+            return cdi_fail(err, CDDP_E_INVALID, "checkpoint: item '%s' has flags that this libcddp does not know",
+                            items[i].name);
         for (size_t k = 0; k < i; k++)
             if (strcmp(items[k].name, items[i].name) == 0)
                 return cdi_fail(err, CDDP_E_INVALID, "checkpoint: two items are named '%s'", items[i].name);
@@ -364,12 +368,23 @@ static const struct entry *find_entry(const struct reader *r, const char *name)
     return NULL;
 }
 
+/* May an item be missing? One of a rank that did not exist when it was saved, but not that of rank 0. */
+static bool may_miss(const cddp_checkpoint_item *item)
+{
+    size_t len = strlen(item->name);
+
+    return (item->flags & CDDP_ITEM_PER_RANK) != 0 && (len < 3 || strcmp(item->name + len - 3, "[0]") != 0);
+}
+
 static cddp_status fill_items(const struct reader *r, const char *path, const cddp_checkpoint_item *items,
-                              size_t n_items, struct cdi_error *err)
+                              size_t n_items, uint8_t *present, struct cdi_error *err)
 {
     for (size_t i = 0; i < n_items; i++) {
         const struct entry *e = find_entry(r, items[i].name);
 
+        present[i] = e != NULL;
+        if (e == NULL && may_miss(&items[i]))
+            continue;
         if (e == NULL)
             return cdi_fail(err, CDDP_E_MISMATCH, "checkpoint '%s' holds no item '%s'", path, items[i].name);
         if (e->bytes != items[i].bytes)
@@ -380,14 +395,14 @@ static cddp_status fill_items(const struct reader *r, const char *path, const cd
     for (size_t i = 0; i < n_items; i++) {
         const struct entry *e = find_entry(r, items[i].name);
 
-        if (e == NULL || !read_all(r->fd, items[i].data, items[i].bytes, e->offset))
+        if (e != NULL && !read_all(r->fd, items[i].data, items[i].bytes, e->offset))
             return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be read", path);
     }
     return CDDP_OK;
 }
 
 static cddp_status read_one(const char *dir, uint64_t step, const cddp_checkpoint_item *items, size_t n_items,
-                            struct cdi_error *err)
+                            uint8_t *present, struct cdi_error *err)
 {
     struct reader r = {.fd = -1};
     char path[PATH_MAX];
@@ -399,12 +414,12 @@ static cddp_status read_one(const char *dir, uint64_t step, const cddp_checkpoin
     if (st == CDDP_OK)
         st = verify_items(&r, path, err);
     if (st == CDDP_OK)
-        st = fill_items(&r, path, items, n_items, err);
+        st = fill_items(&r, path, items, n_items, present, err);
     reader_release(&r);
     return st;
 }
 
-cddp_status cdi_checkpoint_read(const char *dir, const cddp_checkpoint_item *items, size_t n_items,
+cddp_status cdi_checkpoint_read(const char *dir, const cddp_checkpoint_item *items, size_t n_items, uint8_t *present,
                                 cddp_checkpoint_info *info, struct cdi_error *err)
 {
     CDI_AUTOFREE uint64_t *steps = NULL;
@@ -418,7 +433,7 @@ cddp_status cdi_checkpoint_read(const char *dir, const cddp_checkpoint_item *ite
     if (n == 0)
         return cdi_fail(err, CDDP_E_NOT_FOUND, "no checkpoint in '%s'", dir);
     for (size_t i = 0; i < n; i++) {
-        st = read_one(dir, steps[i], items, n_items, &why);
+        st = read_one(dir, steps[i], items, n_items, present, &why);
         if (st == CDDP_OK) {
             found.step = steps[i];
             *info = found;

@@ -24,8 +24,12 @@ cddp_status cdi_checkpoint_check_items(const cddp_checkpoint_item *items, size_t
 cddp_status cdi_checkpoint_write(const char *dir, uint64_t step, const cddp_checkpoint_item *items, size_t n_items,
                                  int keep, struct cdi_error *err);
 
-/* Find the newest whole checkpoint and fill the items from it; results as of cddp_checkpoint_load. */
-cddp_status cdi_checkpoint_read(const char *dir, const cddp_checkpoint_item *items, size_t n_items,
+/*
+ * Find the newest whole checkpoint and fill the items from it; results as of cddp_checkpoint_load. An item with
+ * CDDP_ITEM_PER_RANK, which is one rank's and is named NAME[rank], may be missing if it is not rank 0's. present[i]
+ * becomes 1 if item i was there, else 0.
+ */
+cddp_status cdi_checkpoint_read(const char *dir, const cddp_checkpoint_item *items, size_t n_items, uint8_t *present,
                                 cddp_checkpoint_info *info, struct cdi_error *err);
 
 #endif

@@ -1,108 +1,217 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The collective calls over checkpoint files: rank 0 writes and reads, all ranks get its result and its bytes. */
+/*
+ * The collective calls over checkpoint files: rank 0 writes and reads, all ranks get its result and its bytes. An item
+ * of which each rank has its own is so many items in the file: NAME[0], NAME[1], ...
+ */
+#include "common/cleanup.h"
+#include "common/crc64.h"
 #include "worker/checkpoint.h"
 #include "worker/comm.h"
+#include "worker/saver.h"
 
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
+
+#define SUFFIX_BYTES 13 /* "[2147483647]" */
 
 /* Rank 0's result, for all. */
 struct verdict {
     int32_t status;
     char msg[CDI_ERROR_TEXT];
+    uint64_t own_bytes; /* a save: of the items of which each rank has its own */
     cddp_checkpoint_info info;
 };
 
 static cddp_status share(cddp_comm *comm, struct verdict *v, struct cdi_error *err)
 {
-    cddp_status st = cdi_comm_broadcast(comm, v, sizeof *v, CDDP_UINT8, 0, err);
+    cddp_status st;
 
+    if (cddp_rank(comm) == 0 && v->status != CDDP_OK)
+        memcpy(v->msg, err->msg, sizeof v->msg);
+    st = cdi_comm_broadcast(comm, v, sizeof *v, CDDP_UINT8, 0, err);
     if (st != CDDP_OK)
         return st;
     return v->status == CDDP_OK ? CDDP_OK : cdi_fail(err, (cddp_status)v->status, "%s", v->msg);
 }
 
-/* The items as files see them: those on a device have a copy on the host. */
-struct mirror {
-    cddp_checkpoint_item *items;
-    void *block; /* all copies, one behind the other */
-};
-
-static void mirror_release(struct mirror *m)
+static bool is_own(const cddp_checkpoint_item *item)
 {
-    free(m->block);
-    free(m->items);
+    return (item->flags & CDDP_ITEM_PER_RANK) != 0;
 }
 
-static cddp_status mirror_init(struct mirror *m, cddp_comm *comm, const cddp_checkpoint_item *items, size_t n,
-                               struct cdi_error *err)
+static bool is_on_device(cddp_comm *comm, const void *p)
 {
-    const struct cdi_backend_ops *ops = cdi_comm_ops(comm);
-    struct cdi_backend *b = cdi_comm_backend(comm);
-    size_t total = 0;
-    uint8_t *at;
+    return cdi_comm_ops(comm)->is_device(cdi_comm_backend(comm), p);
+}
 
-    *m = (struct mirror){.items = calloc(n, sizeof *m->items)};
-    for (size_t i = 0; i < n; i++)
-        total += ops->is_device(b, items[i].data) ? items[i].bytes : 0;
-    m->block = at = malloc(total > 0 ? total : 1);
-    if (m->items == NULL || at == NULL) {
-        mirror_release(m);
-        return cdi_fail(err, CDDP_E_NOMEM, "no memory for a copy of %zu bytes of the device's", total);
-    }
-    for (size_t i = 0; i < n; i++) {
-        m->items[i] = items[i];
-        if (!ops->is_device(b, items[i].data))
-            continue;
-        m->items[i].data = at;
-        at += items[i].bytes;
-    }
+static cddp_status copy(cddp_comm *comm, void *to, const void *from, size_t bytes, struct cdi_error *err)
+{
+    if (bytes == 0)
+        return CDDP_OK;
+    if (is_on_device(comm, to) || is_on_device(comm, from))
+        return cdi_comm_ops(comm)->copy(cdi_comm_backend(comm), to, from, bytes, err);
+    memcpy(to, from, bytes);
     return CDDP_OK;
 }
 
-/* Bring what differs from there to here: from the device before a save, or to it after a load. */
-static cddp_status mirror_copy(cddp_comm *comm, const cddp_checkpoint_item *to, const cddp_checkpoint_item *from,
-                               size_t n, struct cdi_error *err)
+/* Bytes of one rank's own items. */
+static size_t own_bytes(const cddp_checkpoint_item *items, size_t n_items)
 {
+    size_t bytes = 0;
+
+    for (size_t i = 0; i < n_items; i++)
+        bytes += is_own(&items[i]) ? items[i].bytes : 0;
+    return bytes;
+}
+
+/* ---------------------------------------------------------------------------------- the items as files see them ----
+ */
+
+/*
+ * Rank 0's list for the file: an item of each rank's own once for each rank, with memory in the block; so has one that
+ * is on a device, and with `all` every one. Nothing is copied yet.
+ */
+static cddp_status expand(struct cdi_save *s, cddp_comm *comm, const cddp_checkpoint_item *items, size_t n_items,
+                          bool all, struct cdi_error *err)
+{
+    size_t world = (size_t)cddp_world_size(comm), bytes = 0, n = 0, text = 0;
+    uint8_t *at;
+    char *name;
+
+    for (size_t i = 0; i < n_items; i++) {
+        size_t copies = is_own(&items[i]) ? world : 1;
+
+        n += copies;
+        text += is_own(&items[i]) ? world * (strlen(items[i].name) + SUFFIX_BYTES) : 0;
+        bytes += all || is_own(&items[i]) || is_on_device(comm, items[i].data) ? copies * items[i].bytes : 0;
+    }
+    s->items = calloc(n + 1, sizeof *s->items);
+    s->names = name = malloc(text + 1);
+    s->block = at = malloc(bytes + 1);
+    if (s->items == NULL || name == NULL || at == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for a copy of %zu bytes of the checkpoint's items", bytes);
+    for (size_t i = 0; i < n_items; i++) {
+        size_t copies = is_own(&items[i]) ? world : 1;
+
+        for (size_t r = 0; r < copies; r++) {
+            cddp_checkpoint_item *to = &s->items[s->n_items++];
+
+            *to = items[i];
+            if (all || is_own(to) || is_on_device(comm, to->data)) {
+                to->data = at;
+                at += to->bytes;
+            }
+            if (!is_own(to))
+                continue;
+            to->name = name;
+            name += snprintf(name, strlen(items[i].name) + SUFFIX_BYTES, "%s[%zu]", items[i].name, r) + 1;
+        }
+    }
+    return cdi_checkpoint_check_items(s->items, s->n_items, err);
+}
+
+/* ---------------------------------------------------------------------------------------------------- saving ---- */
+
+/* The ranks' own items must be the same ones: a hash of their names and sizes. */
+static uint64_t hash_own(const cddp_checkpoint_item *items, size_t n_items)
+{
+    uint64_t hash = 0;
+
+    for (size_t i = 0; i < n_items; i++) {
+        if (!is_own(&items[i]))
+            continue;
+        hash = cdi_crc64(hash, items[i].name, strlen(items[i].name) + 1);
+        hash = cdi_crc64(hash, &items[i].bytes, sizeof items[i].bytes);
+    }
+    return hash;
+}
+
+/*
+ * All ranks' own items, behind one another by rank: the hash, then the bytes. A rank whose items are others has nothing
+ * but its hash to give, and all are told.
+ */
+static cddp_status gather_own(uint8_t **all, cddp_comm *comm, const cddp_checkpoint_item *items, size_t n_items,
+                              size_t own, struct cdi_error *err)
+{
+    size_t world = (size_t)cddp_world_size(comm), each = sizeof(uint64_t) + own;
+    bool is_list = cdi_checkpoint_check_items(items, n_items, NULL) == CDDP_OK;
+    uint64_t hash = is_list ? hash_own(items, n_items) : 0, root;
+    CDI_AUTOFREE uint8_t *mine = calloc(1, each);
+    uint8_t *at = mine;
     cddp_status st = CDDP_OK;
 
-    for (size_t i = 0; i < n && st == CDDP_OK; i++)
-        if (to[i].data != from[i].data)
-            st = cdi_comm_ops(comm)->copy(cdi_comm_backend(comm), to[i].data, from[i].data, to[i].bytes, err);
+    *all = malloc(world * each);
+    if (*all == NULL || mine == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: no memory for %zu bytes of each of %zu ranks", own, world);
+    memcpy(at, &hash, sizeof hash);
+    at += sizeof hash;
+    for (size_t i = 0; i < n_items && st == CDDP_OK && is_list && own_bytes(items, n_items) == own; i++) {
+        if (!is_own(&items[i]))
+            continue;
+        st = copy(comm, at, items[i].data, items[i].bytes, err);
+        at += items[i].bytes;
+    }
+    if (st == CDDP_OK)
+        st = cdi_comm_all_gather(comm, mine, *all, each, CDDP_UINT8, err);
+    memcpy(&root, *all, sizeof root);
+    for (size_t r = 1; r < world && st == CDDP_OK; r++)
+        if (memcmp(*all + r * each, &root, sizeof root) != 0)
+            return cdi_fail(err, CDDP_E_MISMATCH,
+                            "checkpoint: rank %zu's items with CDDP_ITEM_PER_RANK are not those of rank 0 in name, "
+                            "size or order",
+                            r);
     return st;
 }
 
-static cddp_status write_mirrored(cddp_comm *comm, const char *dir, uint64_t step, const cddp_checkpoint_item *items,
-                                  size_t n_items, int keep, struct cdi_error *err)
+/* Fill rank 0's list: shared items from the user's memory, the others from what was gathered. */
+static cddp_status fill(struct cdi_save *s, cddp_comm *comm, const cddp_checkpoint_item *items, size_t n_items,
+                        const uint8_t *own, size_t own_each, struct cdi_error *err)
 {
-    struct mirror m;
-    cddp_status st = cdi_checkpoint_check_items(items, n_items, err);
+    size_t world = (size_t)cddp_world_size(comm), at = sizeof(uint64_t), k = 0;
+    cddp_status st = CDDP_OK;
 
-    if (st != CDDP_OK)
-        return st;
-    st = mirror_init(&m, comm, items, n_items, err);
-    if (st != CDDP_OK)
-        return st;
-    st = mirror_copy(comm, m.items, items, n_items, err);
-    if (st == CDDP_OK)
-        st = cdi_checkpoint_write(dir, step, m.items, n_items, keep, err);
-    mirror_release(&m);
+    for (size_t i = 0; i < n_items && st == CDDP_OK; i++) {
+        if (!is_own(&items[i])) {
+            if (s->items[k].data != items[i].data)
+                st = copy(comm, s->items[k].data, items[i].data, items[i].bytes, err);
+            k++;
+            continue;
+        }
+        for (size_t r = 0; r < world; r++, k++)
+            if (own != NULL && items[i].bytes > 0)
+                memcpy(s->items[k].data, own + r * own_each + at, items[i].bytes);
+        at += items[i].bytes;
+    }
     return st;
 }
 
-static cddp_status read_mirrored(cddp_comm *comm, const char *dir, const cddp_checkpoint_item *items, size_t n_items,
-                                 cddp_checkpoint_info *info, struct cdi_error *err)
+static cddp_status save_on_root(cddp_comm *comm, struct cdi_save *s, const cddp_checkpoint_item *items, size_t n_items,
+                                const uint8_t *own, size_t own_each, bool background, struct cdi_error *err)
 {
-    struct mirror m;
-    cddp_status st = mirror_init(&m, comm, items, n_items, err);
+    cddp_status st = s->dir == NULL ? cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory")
+                                    : expand(s, comm, items, n_items, background, err);
 
+    if (st == CDDP_OK)
+        st = fill(s, comm, items, n_items, own, own_each, err);
     if (st != CDDP_OK)
         return st;
-    st = cdi_checkpoint_read(dir, m.items, n_items, info, err);
-    if (st == CDDP_OK)
-        st = mirror_copy(comm, items, m.items, n_items, err);
-    mirror_release(&m);
-    return st;
+    return background ? cdi_saver_start(cdi_comm_saver(comm), s, err)
+                      : cdi_checkpoint_write(s->dir, s->step, s->items, s->n_items, s->keep, err);
+}
+
+static cddp_status check_options(const cddp_checkpoint_options *opt, struct cdi_error *err)
+{
+    if (opt == NULL)
+        return CDDP_OK;
+    if (opt->size != sizeof *opt)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_checkpoint_options.size is %zu, not sizeof(cddp_checkpoint_options)",
+                        opt->size);
+    if (opt->keep < 0)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_checkpoint_options.keep is negative");
+    for (size_t i = 0; i < sizeof opt->reserved / sizeof opt->reserved[0]; i++)
+        if (opt->reserved[i] != 0)
+            return cdi_fail(err, CDDP_E_INVALID, "cddp_checkpoint_options.reserved[%zu] is not 0", i);
+    return CDDP_OK;
 }
 
 static cddp_status check_place(const cddp_comm *comm, const char *dir, struct cdi_error *err)
@@ -115,36 +224,127 @@ static cddp_status check_place(const cddp_comm *comm, const char *dir, struct cd
 static cddp_status save(cddp_comm *comm, const char *dir, uint64_t step, const cddp_checkpoint_item *items,
                         size_t n_items, const cddp_checkpoint_options *opt, struct cdi_error *err)
 {
+    bool is_root;
+    CDI_AUTOFREE uint8_t *own = NULL;
     struct verdict v = {0};
+    cddp_status st = check_place(comm, dir, err);
 
-    if (check_place(comm, dir, err) != CDDP_OK)
-        return err->status;
-    if (opt != NULL && (opt->size == 0 || opt->keep < 0))
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_checkpoint_options: size is 0 or keep is negative");
-    if (cddp_rank(comm) == 0) {
-        int keep = opt == NULL || opt->keep == 0 ? 2 : opt->keep;
+    if (st != CDDP_OK)
+        return st;
+    is_root = cddp_rank(comm) == 0;
+    if (is_root) {
+        v.status = check_options(opt, err);
+        if (v.status == CDDP_OK)
+            v.status = cdi_checkpoint_check_items(items, n_items, err);
+        if (v.status == CDDP_OK)
+            v.status = cdi_saver_wait(*cdi_comm_saver(comm), err);
+        v.own_bytes = v.status == CDDP_OK ? own_bytes(items, n_items) : 0;
+    }
+    st = share(comm, &v, err);
+    if (st == CDDP_OK && v.own_bytes > 0)
+        st = gather_own(&own, comm, items, n_items, v.own_bytes, err);
+    if (st != CDDP_OK)
+        return st;
+    if (is_root) {
+        struct cdi_save s = {.dir = strdup(dir), .step = step, .keep = opt == NULL || opt->keep == 0 ? 2 : opt->keep};
 
-        v.status = write_mirrored(comm, dir, step, items, n_items, keep, err);
-        memcpy(v.msg, err->msg, sizeof v.msg);
+        v.status = save_on_root(comm, &s, items, n_items, own, sizeof(uint64_t) + v.own_bytes,
+                                opt != NULL && opt->background != 0, err);
+        cdi_save_release(&s);
     }
     return share(comm, &v, err);
+}
+
+static cddp_status wait_for_save(cddp_comm *comm, struct cdi_error *err)
+{
+    struct verdict v = {0};
+
+    if (comm == NULL)
+        return cdi_fail(err, CDDP_E_INVALID, "checkpoint: no communicator");
+    if (cddp_rank(comm) == 0)
+        v.status = cdi_saver_wait(*cdi_comm_saver(comm), err);
+    return share(comm, &v, err);
+}
+
+/* --------------------------------------------------------------------------------------------------- loading ---- */
+
+/* Read into rank 0's list, and what is on a device from there. present: of each in the list, is it in the file? */
+static cddp_status read_list(struct cdi_save *s, cddp_comm *comm, const char *dir, const cddp_checkpoint_item *items,
+                             size_t n_items, uint8_t **present, cddp_checkpoint_info *info, struct cdi_error *err)
+{
+    size_t k = 0;
+    cddp_status st = expand(s, comm, items, n_items, false, err);
+
+    if (st != CDDP_OK)
+        return st;
+    *present = calloc(s->n_items + 1, 1);
+    if (*present == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory");
+    st = cdi_checkpoint_read(dir, s->items, s->n_items, *present, info, err);
+    for (size_t i = 0; i < n_items && st == CDDP_OK; i++) {
+        if (!is_own(&items[i]) && s->items[k].data != items[i].data)
+            st = copy(comm, items[i].data, s->items[k].data, items[i].bytes, err);
+        k += is_own(&items[i]) ? (size_t)cddp_world_size(comm) : 1;
+    }
+    return st;
+}
+
+/* Of one item, what each rank saved, from rank 0's list from k on (elsewhere NULL); a byte says whether it did. */
+static cddp_status give_own(cddp_comm *comm, const struct cdi_save *s, size_t k, const uint8_t *present,
+                            const cddp_checkpoint_item *item, struct cdi_error *err)
+{
+    size_t world = (size_t)cddp_world_size(comm), each = 1 + item->bytes;
+    CDI_AUTOFREE uint8_t *all = calloc(world, each);
+    const uint8_t *mine = all + (size_t)cddp_rank(comm) * each;
+    cddp_status st;
+
+    if (all == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: no memory for %zu bytes of each of %zu ranks", item->bytes,
+                        world);
+    for (size_t r = 0; r < world && present != NULL; r++) {
+        all[r * each] = present[k + r];
+        if (present[k + r] && item->bytes > 0)
+            memcpy(all + r * each + 1, s->items[k + r].data, item->bytes);
+    }
+    st = cdi_comm_broadcast(comm, all, world * each, CDDP_UINT8, 0, err);
+    return st == CDDP_OK && mine[0] != 0 ? copy(comm, item->data, mine + 1, item->bytes, err) : st;
+}
+
+static cddp_status give_all(cddp_comm *comm, const struct cdi_save *s, const uint8_t *present,
+                            const cddp_checkpoint_item *items, size_t n_items, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+    size_t k = 0;
+
+    for (size_t i = 0; st == CDDP_OK && i < n_items; i++) {
+        if (is_own(&items[i]))
+            st = give_own(comm, s, k, present, &items[i], err);
+        else
+            st = cdi_comm_broadcast(comm, items[i].data, items[i].bytes, CDDP_UINT8, 0, err);
+        k += is_own(&items[i]) ? (size_t)cddp_world_size(comm) : 1;
+    }
+    return st;
 }
 
 static cddp_status load(cddp_comm *comm, const char *dir, const cddp_checkpoint_item *items, size_t n_items,
                         cddp_checkpoint_info *info, struct cdi_error *err)
 {
+    CDI_AUTOFREE uint8_t *present = NULL;
+    struct cdi_save s = {0};
     struct verdict v = {0};
     cddp_status st;
 
     if (check_place(comm, dir, err) != CDDP_OK || cdi_checkpoint_check_items(items, n_items, err) != CDDP_OK)
         return err->status;
     if (cddp_rank(comm) == 0) {
-        v.status = read_mirrored(comm, dir, items, n_items, &v.info, err);
-        memcpy(v.msg, err->msg, sizeof v.msg);
+        v.status = cdi_saver_wait(*cdi_comm_saver(comm), err);
+        if (v.status == CDDP_OK)
+            v.status = read_list(&s, comm, dir, items, n_items, &present, &v.info, err);
     }
     st = share(comm, &v, err);
-    for (size_t i = 0; st == CDDP_OK && i < n_items; i++)
-        st = cdi_comm_broadcast(comm, items[i].data, items[i].bytes, CDDP_UINT8, 0, err);
+    if (st == CDDP_OK)
+        st = give_all(comm, &s, present, items, n_items, err);
+    cdi_save_release(&s);
     if (st == CDDP_OK && info != NULL)
         *info = v.info;
     return st;
@@ -156,6 +356,13 @@ cddp_status cddp_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step
     struct cdi_error err = {CDDP_OK, ""};
 
     return save(comm, dir, step, items, n_items, opt, &err) == CDDP_OK ? CDDP_OK : cdi_last_error_set(&err);
+}
+
+cddp_status cddp_checkpoint_wait(cddp_comm *comm)
+{
+    struct cdi_error err = {CDDP_OK, ""};
+
+    return wait_for_save(comm, &err) == CDDP_OK ? CDDP_OK : cdi_last_error_set(&err);
 }
 
 cddp_status cddp_checkpoint_load(cddp_comm *comm, const char *dir, const cddp_checkpoint_item *items, size_t n_items,

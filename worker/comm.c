@@ -15,6 +15,7 @@
 #include "worker/module.h"
 #include "worker/place.h"
 #include "worker/rank_list.h"
+#include "worker/saver.h"
 #include "worker/store_client.h"
 #include "worker/store_host.h"
 
@@ -40,7 +41,9 @@ struct cddp_comm {
     struct cdi_store_host *host; /* then, on rank 0 */
     const struct cdi_backend_ops *ops;
     struct cdi_backend *backend;
-    const struct cddp_comm *whole; /* of a part: what it was split from, which has all but world, ops and backend */
+    struct cdi_saver *saver;
+    const struct cddp_comm
+        *whole; /* of a part: what it was split from, which has all but world, ops, backend and saver */
 };
 
 /* ------------------------------------------------------------------------------------------- the environment ---- */
@@ -558,11 +561,13 @@ cddp_status cddp_init(cddp_comm **comm, const cddp_init_options *opt)
 
 cddp_status cddp_finalize(cddp_comm *comm)
 {
-    struct cdi_error err;
-    cddp_status st;
+    struct cdi_error err, unsaved;
+    cddp_status st, saved;
 
     if (comm == NULL)
         return CDDP_OK;
+    saved = cdi_saver_wait(comm->saver, &unsaved);
+    cdi_saver_destroy(comm->saver);
     st = comm->ops->health(comm->backend, &err);
     if (comm->ops->on_device) { /* its watch thread uses the store, which now is told that nobody will */
         comm->ops->destroy(comm->backend);
@@ -571,7 +576,7 @@ cddp_status cddp_finalize(cddp_comm *comm)
     if (comm->whole == NULL)
         say_goodbye(comm, st != CDDP_OK);
     comm_free(comm);
-    return out(st, &err);
+    return st != CDDP_OK ? out(st, &err) : out(saved, &unsaved);
 }
 
 /* ------------------------------------------------------------------------------------------------- questions ---- */
@@ -669,6 +674,11 @@ const struct cdi_backend_ops *cdi_comm_ops(const cddp_comm *comm)
 struct cdi_backend *cdi_comm_backend(cddp_comm *comm)
 {
     return comm->backend;
+}
+
+struct cdi_saver **cdi_comm_saver(cddp_comm *comm)
+{
+    return &comm->saver;
 }
 
 const char *cddp_strerror(cddp_status status)

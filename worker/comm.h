@@ -13,6 +13,8 @@ bool cdi_last_error_of_process(struct cdi_error *err);
 const struct cdi_world *cdi_comm_world(const cddp_comm *comm);
 const struct cdi_backend_ops *cdi_comm_ops(const cddp_comm *comm);
 struct cdi_backend *cdi_comm_backend(cddp_comm *comm);
+/* Rank 0's saves in the background; *it is NULL before the first one. cddp_finalize waits for and frees it. */
+struct cdi_saver **cdi_comm_saver(cddp_comm *comm);
 
 /* Blocking collectives as the public ones, but with err instead of the thread's last error. */
 cddp_status cdi_comm_all_reduce(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype, cddp_op op,

@@ -8,13 +8,17 @@
 #include "worker/comm.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <stdlib.h>
 
 struct cddp_sampler {
     cddp_sampler_options opt;
-    size_t count;     /* indices per epoch on this rank */
+    int64_t epoch;
+    int64_t before;   /* samples of it that were taken before set_state, by all ranks */
+    size_t count;     /* indices of the rest of the epoch on this rank */
+    size_t next;      /* of them, the first that was not taken */
     int64_t *order;   /* all n samples in this epoch's order; NULL: they are not shuffled */
-    int64_t *indices; /* this rank's */
+    int64_t *indices; /* this rank's; room for a whole epoch */
 };
 
 static void swap(int64_t *a, int64_t *b)
@@ -83,9 +87,10 @@ static cddp_status check_options(const cddp_sampler_options *opt, struct cdi_err
     return CDDP_OK;
 }
 
-static uint64_t count_per_rank(const cddp_sampler_options *opt)
+/* `before`: samples that are taken already; with padding they may be more than there are. */
+static uint64_t count_per_rank(const cddp_sampler_options *opt, int64_t before)
 {
-    uint64_t n = (uint64_t)opt->n, world = (uint64_t)opt->world_size;
+    uint64_t n = before < opt->n ? (uint64_t)(opt->n - before) : 0, world = (uint64_t)opt->world_size;
 
     return n / world + (n % world != 0 && !opt->drop_last);
 }
@@ -112,8 +117,7 @@ static cddp_status create(cddp_sampler **out, const cddp_sampler_options *opt, s
     if (s == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for a sampler");
     s->opt = *opt;
-    s->count = (size_t)count_per_rank(opt);
-    s->indices = make_indices(count_per_rank(opt));
+    s->indices = make_indices(count_per_rank(opt, 0));
     s->order = opt->no_shuffle ? NULL : make_indices((uint64_t)opt->n);
     if (s->indices == NULL || (s->order == NULL && !opt->no_shuffle)) {
         cddp_sampler_destroy(s);
@@ -137,30 +141,96 @@ size_t cddp_sampler_count(const cddp_sampler *sampler)
     return sampler->count;
 }
 
+/* The indices of the epoch, from the place that `before` samples have been taken up to. */
+static void fill(cddp_sampler *s, int64_t epoch, int64_t before)
+{
+    const cddp_sampler_options *opt = &s->opt;
+    uint64_t n = (uint64_t)opt->n;
+
+    s->epoch = epoch;
+    s->before = before;
+    s->count = (size_t)count_per_rank(opt, before);
+    s->next = 0;
+    if (s->order != NULL)
+        cdi_randperm(s->order, opt->n, (uint64_t)opt->seed + (uint64_t)epoch);
+    /* Every world-size-th sample is ours; where the last round is short, it is filled up from the start. */
+    for (uint64_t k = 0; k < s->count; k++) {
+        uint64_t at = ((uint64_t)before + (uint64_t)opt->rank + k * (uint64_t)opt->world_size) % n;
+
+        s->indices[k] = s->order != NULL ? s->order[at] : (int64_t)at;
+    }
+}
+
 cddp_status cddp_sampler_set_epoch(cddp_sampler *sampler, int64_t epoch)
 {
-    const cddp_sampler_options *opt = &sampler->opt;
-    uint64_t n = (uint64_t)opt->n;
     struct cdi_error err;
 
     if (epoch < 0) {
         (void)cdi_fail(&err, CDDP_E_INVALID, "an epoch cannot be %" PRId64, epoch);
         return cdi_last_error_set(&err);
     }
-    if (sampler->order != NULL)
-        cdi_randperm(sampler->order, opt->n, (uint64_t)opt->seed + (uint64_t)epoch);
-    /* Every world-size-th sample is ours; where the last round is short, it is filled up from the start. */
-    for (uint64_t k = 0; k < sampler->count; k++) {
-        uint64_t at = ((uint64_t)opt->rank + k * (uint64_t)opt->world_size) % n;
-
-        sampler->indices[k] = sampler->order != NULL ? sampler->order[at] : (int64_t)at;
-    }
+    fill(sampler, epoch, 0);
     return CDDP_OK;
 }
 
 const int64_t *cddp_sampler_indices(const cddp_sampler *sampler)
 {
     return sampler->indices;
+}
+
+size_t cddp_sampler_next(cddp_sampler *sampler, size_t want, const int64_t **indices)
+{
+    size_t left = sampler->count - sampler->next, n = want < left ? want : left;
+
+    *indices = sampler->indices + sampler->next;
+    sampler->next += n;
+    return n;
+}
+
+void cddp_sampler_get_state(const cddp_sampler *sampler, cddp_sampler_state *state)
+{
+    const cddp_sampler_options *opt = &sampler->opt;
+
+    *state = (cddp_sampler_state){
+        .size = sizeof *state,
+        .epoch = sampler->epoch,
+        .taken = sampler->before + (int64_t)sampler->next * opt->world_size,
+        .n = opt->n,
+        .seed = opt->seed,
+        .no_shuffle = opt->no_shuffle != 0,
+    };
+}
+
+/* Does the place mean the same to a sampler of these options? At the start of an epoch there is none yet. */
+static cddp_status check_state(const cddp_sampler_state *st, const cddp_sampler_options *opt, struct cdi_error *err)
+{
+    if (st == NULL || st->size != sizeof *st || st->zero != 0 || st->reserved[0] != 0 || st->reserved[1] != 0 ||
+        st->epoch < 0 || st->taken < 0 || st->taken > INT64_MAX - INT_MAX)
+        return cdi_fail(err, CDDP_E_INVALID, "this is no cddp_sampler_state, or one of another version's format");
+    if (st->taken == 0)
+        return CDDP_OK;
+    if (st->n != opt->n)
+        return cdi_fail(err, CDDP_E_MISMATCH,
+                        "the sampler was saved in the middle of an epoch over %" PRId64
+                        " samples, and the data set now has %" PRId64 ": begin an epoch (cddp_sampler_set_epoch)",
+                        st->n, opt->n);
+    if (st->no_shuffle != (opt->no_shuffle != 0) || (!opt->no_shuffle && st->seed != opt->seed))
+        return cdi_fail(err, CDDP_E_MISMATCH,
+                        "the sampler was saved in the middle of an epoch %s %" PRId64 ", and is now %s %" PRId64
+                        ": use the same, or begin an epoch (cddp_sampler_set_epoch)",
+                        st->no_shuffle ? "not shuffled, seed" : "shuffled by seed", st->seed,
+                        opt->no_shuffle ? "not shuffled, seed" : "shuffled by seed", opt->seed);
+    return CDDP_OK;
+}
+
+cddp_status cddp_sampler_set_state(cddp_sampler *sampler, const cddp_sampler_state *state)
+{
+    struct cdi_error err;
+
+    if (check_state(state, &sampler->opt, &err) != CDDP_OK)
+        return cdi_last_error_set(&err);
+    fill(sampler, state->epoch, state->taken);
+    return CDDP_OK;
 }
 
 void cddp_sampler_destroy(cddp_sampler *sampler)

@@ -26,6 +26,8 @@ enum {
     WEIGHTS_OUT,
     SAVE,
     SAVE_EVERY,
+    SAVE_STEPS,
+    SAVE_BACKGROUND,
     RESUME,
     HELP
 };
@@ -48,6 +50,8 @@ static const struct option flags[] = {
     {"weights-out", required_argument, NULL, WEIGHTS_OUT},
     {"save", required_argument, NULL, SAVE},
     {"save-every", required_argument, NULL, SAVE_EVERY},
+    {"save-steps", required_argument, NULL, SAVE_STEPS},
+    {"save-background", no_argument, NULL, SAVE_BACKGROUND},
     {"resume", required_argument, NULL, RESUME},
     {"help", no_argument, NULL, HELP},
     {NULL, 0, NULL, 0},
@@ -77,6 +81,8 @@ void options_help(void)
         "  --weights-out FILE  rank 0 writes the final weights, one per line\n"
         "  --save DIR          rank 0 saves a checkpoint every 50 epochs and at the end; the newest two stay\n"
         "  --save-every N      every N epochs instead\n"
+        "  --save-steps N      every N steps too, also in the middle of an epoch\n"
+        "  --save-background   checkpoints are written by a thread while training goes on\n"
         "  --resume DIR        go on from the newest whole checkpoint there, if any; may be the DIR of --save.\n"
         "                      FILE of --metrics is then cut to the epochs that were done, and continued\n"
         "  --help");
@@ -160,6 +166,14 @@ static const char *store(struct options *o, int flag, const char *value)
         if (!whole(value, 1, 1000000, &n))
             return "a whole number from 1 to 1000000";
         o->save_every = (long)n;
+        return NULL;
+    case SAVE_STEPS:
+        if (!whole(value, 1, 1000000, &n))
+            return "a whole number from 1 to 1000000";
+        o->save_steps = (long)n;
+        return NULL;
+    case SAVE_BACKGROUND:
+        o->save_background = true;
         return NULL;
     case RESUME:
         o->resume = value;

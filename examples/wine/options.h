@@ -13,11 +13,12 @@ struct options {
     double lr;
     int64_t seed;    /* of the sampler */
     long save_every; /* epochs */
+    long save_steps; /* the same in steps; 0: only after whole epochs */
     long accumulate; /* batches per step */
     long uneven;     /* rank r leaves out its last r * uneven samples of each epoch */
     double clip;     /* the gradients' norm is made at most this; 0: it is left alone */
     int compress;    /* bits of a float32 gradient on its way: 16 (float16), -16 (bfloat16); 0: all */
-    bool f64, no_shuffle, drop_last, help;
+    bool f64, no_shuffle, drop_last, save_background, help;
     const char *init, *metrics, *weights_out; /* files; NULL: the shipped one, none, none */
     const char *save, *resume;                /* directories of checkpoints; NULL: none */
 };

@@ -14,23 +14,37 @@ static void type_name(const struct options *opt, char name[TYPE_BYTES])
     memcpy(name, opt->f64 ? "float64" : "float32", TYPE_BYTES);
 }
 
-cddp_status state_save(const struct job *job, struct state *s)
+static bool is_due(const struct options *opt, const struct progress *done, bool epoch_is_done)
+{
+    if (opt->save == NULL)
+        return false;
+    if (opt->save_steps > 0 && done->steps % opt->save_steps == 0)
+        return true;
+    return epoch_is_done && (done->epochs % opt->save_every == 0 || done->epochs == opt->epochs);
+}
+
+cddp_status state_save(const struct job *job, struct state *s, bool epoch_is_done)
 {
     const struct options *opt = job->opt;
+    const cddp_checkpoint_options how = {.size = sizeof how, .background = opt->save_background};
+    cddp_sampler_state place;
     char type[TYPE_BYTES];
     const cddp_checkpoint_item items[] = {
         {.name = "dtype", .data = type, .bytes = sizeof type},
         {.name = "progress", .data = &s->done, .bytes = sizeof s->done},
+        {.name = "sampler", .data = &place, .bytes = sizeof place},
+        {.name = "loss", .data = &s->loss, .bytes = sizeof s->loss, .flags = CDDP_ITEM_PER_RANK},
         {.name = "weights", .data = s->weights, .bytes = s->bytes},
         {.name = "adam.m", .data = s->m, .bytes = s->bytes},
         {.name = "adam.v", .data = s->v, .bytes = s->bytes},
     };
 
-    if (opt->save == NULL || (s->done.epochs % opt->save_every != 0 && s->done.epochs != opt->epochs))
+    if (!is_due(opt, &s->done, epoch_is_done))
         return CDDP_OK;
     type_name(opt, type);
-    return cddp_checkpoint_save(job->comm, opt->save, (uint64_t)s->done.epochs, items, sizeof items / sizeof items[0],
-                                NULL);
+    cddp_sampler_get_state(s->sampler, &place);
+    return cddp_checkpoint_save(job->comm, opt->save, (uint64_t)s->done.steps, items, sizeof items / sizeof items[0],
+                                &how);
 }
 
 /* One sentence for each thing that a user has to know about the checkpoint; from rank 0. */
@@ -40,7 +54,8 @@ static void tell(const struct job *job, const struct progress *done, const cddp_
         return;
     if (info->n_damaged > 0)
         (void)fprintf(stderr, "wine: %s (%zu damaged, passed over)\n", info->damaged, info->n_damaged);
-    (void)printf("wine: resumed from %s after epoch %" PRId64 "\n", job->opt->resume, done->epochs);
+    (void)printf("wine: resumed from %s after epoch %" PRId64 ", step %" PRId64 "\n", job->opt->resume, done->epochs,
+                 done->steps);
     if (done->epochs >= job->opt->epochs)
         (void)printf("wine: that is all of the %ld epochs; nothing is left to train\n", job->opt->epochs);
 }
@@ -51,8 +66,11 @@ static cddp_status load(const struct job *job, struct state *s, char *why, size_
     const char *dir = job->opt->resume;
     char type[TYPE_BYTES] = "", mine[TYPE_BYTES];
     const cddp_checkpoint_item head = {.name = "dtype", .data = type, .bytes = sizeof type};
+    cddp_sampler_state place;
     const cddp_checkpoint_item items[] = {
         {.name = "progress", .data = &s->done, .bytes = sizeof s->done},
+        {.name = "sampler", .data = &place, .bytes = sizeof place},
+        {.name = "loss", .data = &s->loss, .bytes = sizeof s->loss, .flags = CDDP_ITEM_PER_RANK},
         {.name = "weights", .data = s->weights, .bytes = s->bytes},
         {.name = "adam.m", .data = s->m, .bytes = s->bytes},
         {.name = "adam.v", .data = s->v, .bytes = s->bytes},
@@ -71,7 +89,7 @@ static cddp_status load(const struct job *job, struct state *s, char *why, size_
     status = cddp_checkpoint_load(job->comm, dir, items, sizeof items / sizeof items[0], &info);
     if (status == CDDP_OK)
         tell(job, &s->done, &info);
-    return status;
+    return status == CDDP_OK ? cddp_sampler_set_state(s->sampler, &place) : status;
 }
 
 /*

@@ -11,17 +11,28 @@ struct progress {
     double train_loss; /* of the last epoch */
 };
 
+/* The sum of this rank's sample losses in the epoch so far, and how many samples there were. */
+struct epoch_loss {
+    double sum, count;
+};
+
 struct state {
     void *weights, *m, *v; /* Adam's averages; the caller's memory */
     size_t bytes;          /* of each of the three */
     struct progress done;
+    struct epoch_loss loss;
+    cddp_sampler *sampler; /* the caller's; it knows how far the epoch is */
 };
 
-/* Save as --save says, if it is due after s->done.epochs. A collective. Errors are in cddp_last_error(). */
-cddp_status state_save(const struct job *job, struct state *s);
+/*
+ * Save as --save says, if it is due: between two steps, or (with epoch_is_done) when s->done.epochs has changed and the
+ * sampler begins the next one. A collective. Errors are in cddp_last_error().
+ */
+cddp_status state_save(const struct job *job, struct state *s, bool epoch_is_done);
 
 /*
- * Where --resume asks for it, load the newest whole checkpoint into *s; none at all leaves *s as it is. Rank 0 says
+ * Where --resume asks for it, load the newest whole checkpoint into *s, also one from the middle of an epoch; none at
+ * all leaves *s as it is. Rank 0 says
  * where the run goes on, and names damaged checkpoints on stderr. The metrics file is cut to what was done. A
  * collective. Errors are in cddp_last_error(), or (of a cause of our own) in `why`.
  */

@@ -13,11 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The sum of this rank's sample losses in one epoch, and how many samples there were. */
-struct epoch_loss {
-    double sum, count;
-};
-
 static cddp_status set_why(char *why, size_t cap, const char *text)
 {
     (void)snprintf(why, cap, "%s", text);
@@ -29,7 +24,10 @@ static void write_metrics(FILE *f, long epoch, double loss, const struct epoch_l
 {
     (void)fprintf(f, "{\"epoch\":%ld,\"loss\":%.17g,\"rank_loss\":[", epoch, loss);
     for (int r = 0; r < n; r++)
-        (void)fprintf(f, "%s%.17g", r == 0 ? "" : ",", ranks[r].sum / ranks[r].count);
+        if (ranks[r].count > 0)
+            (void)fprintf(f, "%s%.17g", r == 0 ? "" : ",", ranks[r].sum / ranks[r].count);
+        else /* more ranks than before took over where the epoch was nearly done */
+            (void)fprintf(f, "%snull", r == 0 ? "" : ",");
     (void)fprintf(f, "]}\n");
     (void)fflush(f);
 }
@@ -80,7 +78,7 @@ static cddp_status compare_weights(cddp_comm *comm, const void *weights, size_t 
     return status;
 }
 
-/* What this rank takes of its samples. */
+/* What this rank takes of its samples in what is left of the epoch. */
 static size_t samples_of_epoch(const struct job *job, const cddp_sampler *sampler)
 {
     size_t n = cddp_sampler_count(sampler), less = (size_t)job->opt->uneven * (size_t)cddp_rank(job->comm);

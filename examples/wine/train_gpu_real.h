@@ -117,22 +117,40 @@ static cddp_status NAME(gpu_step)(struct NAME(trainer) * t, int n, char *why, si
     return status;
 }
 
-static cddp_status NAME(gpu_epoch)(struct NAME(trainer) * t, long epoch, struct epoch_loss *loss, char *why, size_t cap)
+/* A checkpoint in the middle of the epoch, if one is due, has what the GPU has then. */
+static cddp_status NAME(gpu_save)(struct NAME(trainer) * t, char *why, size_t cap)
 {
-    size_t n = cddp_sampler_count(t->sampler), batch = (size_t)t->job->opt->batch_size;
-    struct NAME(wine_args) *a = &t->args;
-    cddp_status status = cddp_sampler_set_epoch(t->sampler, epoch);
+    const struct options *opt = t->job->opt;
+    cddp_status status;
 
-    *loss = (struct epoch_loss){0, 0};
+    if (opt->save_steps == 0 || t->state.done.steps % opt->save_steps != 0)
+        return CDDP_OK;
+    if (!gpu_wait(t->gpu))
+        return NAME(gpu_failed)(t, why, cap);
+    status = NAME(gpu_fetch)(t, &t->state.loss);
+    return status == CDDP_OK ? state_save(t->job, &t->state, false) : status;
+}
+
+/* From where the sampler stands, as on the CPU. */
+static cddp_status NAME(gpu_epoch)(struct NAME(trainer) * t, char *why, size_t cap)
+{
+    const int64_t *rows = cddp_sampler_indices(t->sampler), *first = rows;
+    size_t rest = cddp_sampler_count(t->sampler), batch = (size_t)t->job->opt->batch_size;
+    struct NAME(wine_args) *a = &t->args;
+    cddp_status status = cddp_copy(t->job->comm, t->gpu_row, rows, rest * sizeof *a->row);
+
     if (status == CDDP_OK)
-        status = cddp_copy(t->job->comm, t->gpu_row, cddp_sampler_indices(t->sampler), n * sizeof *a->row);
-    if (status == CDDP_OK)
-        status = cddp_copy(t->job->comm, a->epoch_loss, loss, sizeof *loss);
-    for (size_t at = 0; at < n && status == CDDP_OK; at += batch) {
-        a->row = t->gpu_row + at;
-        status = NAME(gpu_step)(t, (int)(n - at < batch ? n - at : batch), why, cap);
+        status = cddp_copy(t->job->comm, a->epoch_loss, &t->state.loss, sizeof t->state.loss);
+    while (rest > 0 && status == CDDP_OK) {
+        size_t n = cddp_sampler_next(t->sampler, batch, &rows);
+
+        a->row = t->gpu_row + (rows - first);
+        status = NAME(gpu_step)(t, (int)n, why, cap);
+        rest -= n;
+        if (status == CDDP_OK && rest > 0)
+            status = NAME(gpu_save)(t, why, cap);
     }
     if (status == CDDP_OK && !gpu_wait(t->gpu))
         return NAME(gpu_failed)(t, why, cap);
-    return status == CDDP_OK ? NAME(gpu_fetch)(t, loss) : status;
+    return status == CDDP_OK ? NAME(gpu_fetch)(t, &t->state.loss) : status;
 }

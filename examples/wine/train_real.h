@@ -24,7 +24,7 @@ struct NAME(trainer) {
     struct NAME(pass) batch[WINE_ROWS]; /* of one slice of a batch */
     cddp_ddp *ddp;
     cddp_sampler *sampler;
-    struct state state; /* for checkpoints; its progress is the trainer's own */
+    struct state state; /* for checkpoints; its progress and loss are the trainer's own */
 
     /* Where libcddp's backend is a GPU's, the step runs there, and the arrays above are what it last sent back. */
     struct gpu *gpu; /* or NULL */
@@ -193,19 +193,23 @@ static cddp_status NAME(batch)(struct NAME(trainer) * t, const int64_t *rows, si
     return CDDP_OK;
 }
 
-static cddp_status NAME(epoch)(struct NAME(trainer) * t, long epoch, struct epoch_loss *loss)
+/* From where the sampler stands, which after a resume may be the middle of the epoch. */
+static cddp_status NAME(epoch)(struct NAME(trainer) * t)
 {
     const struct options *opt = t->job->opt;
-    size_t n = samples_of_epoch(t->job, t->sampler), batch = (size_t)opt->batch_size, k = 0;
-    cddp_status status = cddp_sampler_set_epoch(t->sampler, epoch);
+    size_t rest = samples_of_epoch(t->job, t->sampler), batch = (size_t)opt->batch_size;
+    cddp_status status = CDDP_OK;
 
-    *loss = (struct epoch_loss){0, 0};
-    for (size_t at = 0; at < n && status == CDDP_OK; at += batch, k++) {
-        size_t rest = n - at;
+    for (size_t k = 0; rest > 0 && status == CDDP_OK; k++) {
         struct NAME(turn) turn = {.first = k % (size_t)opt->accumulate == 0,
                                   .last = (k + 1) % (size_t)opt->accumulate == 0 || rest <= batch};
+        const int64_t *rows;
+        size_t n = cddp_sampler_next(t->sampler, rest < batch ? rest : batch, &rows);
 
-        status = NAME(batch)(t, cddp_sampler_indices(t->sampler) + at, rest < batch ? rest : batch, turn, loss);
+        status = NAME(batch)(t, rows, n, turn, &t->state.loss);
+        rest -= n;
+        if (status == CDDP_OK && turn.last && rest > 0)
+            status = state_save(t->job, &t->state, false);
     }
     return status == CDDP_OK && opt->uneven > 0 ? cddp_ddp_join(t->ddp) : status;
 }
@@ -259,6 +263,9 @@ static cddp_status NAME(set_up)(struct NAME(trainer) * t, const struct job *job,
     t->job = job;
     t->net = (struct NAME(net)){w1, b1, w2, b2};
     t->state = (struct state){.weights = t->w, .m = t->m, .v = t->v, .bytes = sizeof t->w};
+    if (job->opt->uneven > 0 && job->opt->save_steps > 0)
+        return set_why(why, cap,
+                       "--save-steps is for ranks that take equally many steps, and --uneven makes them differ");
     for (size_t i = 0; i < WINE_WEIGHTS; i++)
         t->w[i] = (REAL)data->init[i];
     for (size_t i = 0; i < data->train.n; i++)
@@ -278,6 +285,7 @@ static cddp_status NAME(set_up)(struct NAME(trainer) * t, const struct job *job,
             params[i].data = t->args.w + ((REAL *)params[i].data - t->w);
     }
     status = cddp_sampler_create(&t->sampler, &so);
+    t->state.sampler = t->sampler;
     if (status == CDDP_OK)
         status = cddp_ddp_create(&t->ddp, job->comm, params, 4, &ddp_options);
     if (status != CDDP_OK)
@@ -302,20 +310,21 @@ static cddp_status NAME(run)(struct NAME(trainer) * t, struct result *result, ch
     if (samples_of_epoch(t->job, t->sampler) == 0)
         return set_why(why, cap, "--uneven leaves this rank no samples");
     status = state_resume(t->job, &t->state, why, cap);
-    if (status == CDDP_OK && t->gpu != NULL && done->epochs > 0)
+    if (status == CDDP_OK && t->gpu != NULL && done->steps > 0)
         status = NAME(gpu_resumed)(t);
     while (status == CDDP_OK && done->epochs < opt->epochs) {
-        struct epoch_loss loss;
-
-        status = t->gpu != NULL ? NAME(gpu_epoch)(t, (long)done->epochs, &loss, why, cap)
-                                : NAME(epoch)(t, (long)done->epochs, &loss);
+        status = t->gpu != NULL ? NAME(gpu_epoch)(t, why, cap) : NAME(epoch)(t);
         if (status == CDDP_OK)
-            status = share_loss(t->job, (long)done->epochs, loss, &done->train_loss, why, cap);
+            status = share_loss(t->job, (long)done->epochs, t->state.loss, &done->train_loss, why, cap);
         if (status == CDDP_OK) {
-            done->epochs++;
-            status = state_save(t->job, &t->state);
+            t->state.loss = (struct epoch_loss){0, 0};
+            status = cddp_sampler_set_epoch(t->sampler, ++done->epochs);
         }
+        if (status == CDDP_OK)
+            status = state_save(t->job, &t->state, true);
     }
+    if (status == CDDP_OK)
+        status = cddp_checkpoint_wait(t->job->comm);
     if (status == CDDP_OK)
         status = compare_weights(t->job->comm, t->w, sizeof t->w, why, cap);
     if (status != CDDP_OK)

@@ -117,8 +117,9 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_init(cddp_comm **out, const cddp_init_o
 /*
  * Leave the job and free comm; NULL is allowed. Every reducer on it must have been destroyed. Does not wait for peers,
  * so a rank may leave as soon as its own last collective has returned; except that a rank 0 that hosts the store waits
- * until the others have left, for timeout_ms at most (2 s after an error). Returns the communicator's sticky error, or
- * CDDP_OK. Call it once, from one thread, while no other call on comm runs.
+ * until the others have left, for timeout_ms at most (2 s after an error). Returns the communicator's sticky error,
+ * that of a checkpoint in the background that nobody was told of, or CDDP_OK. Call it once, from one thread, while no
+ * other call on comm runs.
  */
 CDDP_API cddp_status cddp_finalize(cddp_comm *comm);
 
@@ -482,29 +483,74 @@ typedef struct cddp_sampler_options {
  * Returns CDDP_OK, CDDP_E_INVALID (a value out of range), CDDP_E_NOMEM. No communication.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_sampler_create(cddp_sampler **out, const cddp_sampler_options *opt);
-/* Samples per epoch on this rank; the same on every rank. */
+/* Samples of this epoch on this rank, the same on every rank; behind cddp_sampler_set_state: of the rest of it. */
 CDDP_API size_t cddp_sampler_count(const cddp_sampler *sampler);
 /* Make epoch's indices; those of the epoch before are overwritten. CDDP_OK, CDDP_E_INVALID (epoch < 0). */
 CDDP_API cddp_status cddp_sampler_set_epoch(cddp_sampler *sampler, int64_t epoch);
-/* cddp_sampler_count() indices in [0, n), the sampler's own memory, valid until set_epoch or destroy. */
+/* cddp_sampler_count() indices in [0, n), the sampler's own memory, valid until set_epoch, set_state or destroy. */
 CDDP_API const int64_t *cddp_sampler_indices(const cddp_sampler *sampler);
+
+/*
+ * The next batch: *indices becomes the next `want` of this rank's indices, or fewer at the end of the epoch, and the
+ * sampler's place moves behind them. Returns how many; 0: the epoch is over, until set_epoch. A program takes its
+ * batches by this, or from cddp_sampler_indices(); only this moves the place that cddp_sampler_get_state tells.
+ */
+CDDP_API size_t cddp_sampler_next(cddp_sampler *sampler, size_t want, const int64_t **indices);
+
+/*
+ * Where a run stands in its data: plain bytes of one size, to be saved as an item of a checkpoint. It does not depend
+ * on the rank or on the number of ranks.
+ */
+typedef struct cddp_sampler_state {
+    size_t size;   /* sizeof(cddp_sampler_state) */
+    int64_t epoch; /* of set_epoch */
+    int64_t taken; /* samples of it that all ranks together have taken, if each took as many as this one */
+    int64_t n;     /* what the order of the samples depends on: of the sampler's options */
+    int64_t seed;
+    int32_t no_shuffle;
+    int32_t zero;
+    uint64_t reserved[2];
+} cddp_sampler_state;
+
+/* Fill *state, which need not be filled in. Never fails. */
+CDDP_API void cddp_sampler_get_state(const cddp_sampler *sampler, cddp_sampler_state *state);
+/*
+ * Go on from *state, also in the middle of an epoch and also with another number of ranks: what was not taken of the
+ * epoch's order is shared among the ranks of now as set_epoch shares a whole one (padding comes from the start of the
+ * order, and so from samples that were taken before). With as many ranks as before each gets exactly what it had still
+ * to get. Returns CDDP_OK; CDDP_E_INVALID (no state, or not of this library's format); CDDP_E_MISMATCH (in the middle
+ * of an epoch: of another n, seed or no_shuffle, so that what was taken cannot be told). On failure nothing changes.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_sampler_set_state(cddp_sampler *sampler, const cddp_sampler_state *state);
+/* Free it; NULL is allowed. */
 CDDP_API void cddp_sampler_destroy(cddp_sampler *sampler);
 
 /* ----------------------------------------------------------------------------------------------- checkpoints ---- */
 
 /*
- * A piece of a job's state: parameters, an optimizer's moments, a step counter. The memory is the caller's, on the host
- * or on the backend's GPU (then nothing may be writing it).
+ * A piece of a job's state: parameters, an optimizer's moments, a step counter, a cddp_sampler_state. The memory is the
+ * caller's, on the host or on the backend's GPU (then nothing may be writing it).
  */
 typedef struct cddp_checkpoint_item {
-    const char *name; /* 1 to 255 bytes, different for each item */
+    const char *name; /* 1 to 255 bytes (240 where each rank has its own), different for each item */
     void *data;
     size_t bytes;
+    uint32_t flags; /* 0: rank 0's memory is everyone's; CDDP_ITEM_PER_RANK */
+    uint32_t zero;
+    uint64_t reserved[2];
 } cddp_checkpoint_item;
 
+/*
+ * Each rank's memory is its own: the state of a random number generator, a loss so far. All ranks name the same such
+ * items, of the same size and in the same order. Loaded, each rank gets what the rank of its number saved, and a rank
+ * of a number that did not exist then keeps its memory as it is. Meant for little: all of it passes through rank 0.
+ */
+#define CDDP_ITEM_PER_RANK 1u
+
 typedef struct cddp_checkpoint_options {
-    size_t size; /* sizeof(cddp_checkpoint_options); 0 is an error */
-    int keep;    /* how many of the newest checkpoints stay in the directory; 0: 2 */
+    size_t size;    /* sizeof(cddp_checkpoint_options); 0 is an error */
+    int keep;       /* how many of the newest checkpoints stay in the directory; 0: 2 */
+    int background; /* 1: return once the items were copied; a thread of rank 0 writes while training goes on */
     uint64_t reserved[4];
 } cddp_checkpoint_options;
 
@@ -512,26 +558,41 @@ typedef struct cddp_checkpoint_info {
     uint64_t step;     /* of the checkpoint that was loaded */
     size_t n_damaged;  /* newer ones that were passed over, since they were cut short or changed */
     char damaged[512]; /* a sentence about the newest of these; "" if there is none */
+    uint64_t reserved[4];
 } cddp_checkpoint_info;
 
 /*
  * Save the items, as they are on rank 0, as DIR/checkpoint-STEP.cddp: whole or not at all, also when the machine stops
  * in the middle (a temporary file, fsync, rename, fsync of the directory). The directory is made if its parent exists.
  * Then older checkpoints beyond `keep` are removed. A collective: every rank calls it, and all get rank 0's result. opt
- * may be NULL. Items on other ranks are not looked at. Returns CDDP_OK; CDDP_E_INVALID; CDDP_E_SYSTEM (the sentence
- * names file and cause: a full disk leaves the older checkpoints as they were); or what a collective may return.
+ * may be NULL; rank 0's counts. Items without CDDP_ITEM_PER_RANK are looked at on rank 0 only.
+ *
+ * In the background the items may be written to again as soon as it returns; rank 0 holds a copy of them in host memory
+ * until the file is there. One save at a time is under way: the next one waits for it. If it failed, the next save, or
+ * cddp_checkpoint_wait, whichever comes first, returns its error on all ranks, and has done nothing else.
+ *
+ * Returns CDDP_OK; CDDP_E_INVALID; CDDP_E_SYSTEM (the sentence names file and cause: a full disk leaves the older
+ * checkpoints as they were); CDDP_E_MISMATCH (the ranks' own items differ: the sentence names a rank); CDDP_E_NOMEM; or
+ * what a collective may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step,
                                                          const cddp_checkpoint_item *items, size_t n_items,
                                                          const cddp_checkpoint_options *opt);
 /*
+ * Return once no save in the background is under way on comm, with the error of the last one if nobody was told of it
+ * yet. A collective. A program calls it before it ends; cddp_finalize waits as well, and returns such an error on rank
+ * 0 alone. Returns CDDP_OK, CDDP_E_INVALID, the save's error, or what a collective may return.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_wait(cddp_comm *comm);
+/*
  * Load the newest whole checkpoint in dir into the items' memory, the same bytes on every rank: rank 0 reads, checks
  * every checksum before it changes anything, and broadcasts; so dir need exist on rank 0's node only, and the world may
- * have another size than the one that saved. A collective: every rank passes the same names and sizes. Items that the
- * file holds beside those asked for are left alone. info may be NULL. Returns CDDP_OK; CDDP_E_NOT_FOUND (no checkpoint
- * there: start afresh); CDDP_E_IO (there are some, and none is whole); CDDP_E_MISMATCH (an item is missing in the file
- * or has another size); CDDP_E_VERSION; CDDP_E_SYSTEM; CDDP_E_NOMEM; or what a collective may return. Memory is changed
- * only once a whole checkpoint with all the items was found.
+ * have another size than the one that saved. A collective: every rank passes the same names, sizes and flags. Items
+ * that the file holds beside those asked for are left alone. A save in the background is waited for. info may be NULL.
+ * Returns CDDP_OK; CDDP_E_INVALID; CDDP_E_NOT_FOUND (no checkpoint there: start afresh); CDDP_E_IO (there are some, and
+ * none is whole); CDDP_E_MISMATCH (an item is missing in the file or has another size); CDDP_E_VERSION; CDDP_E_SYSTEM;
+ * CDDP_E_NOMEM; or what a collective may return. Memory is changed only once a whole checkpoint with all the items was
+ * found.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_load(cddp_comm *comm, const char *dir,
                                                          const cddp_checkpoint_item *items, size_t n_items,

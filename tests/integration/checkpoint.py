@@ -5,6 +5,7 @@
     checkpoint.py CDDPRUN [--slow] [TEST...]; wine is taken from CDDPRUN's build folder.
 """
 import contextlib
+import json
 import os
 import pathlib
 import random
@@ -42,7 +43,10 @@ class Place:
         return self.metrics.read_text(), self.weights.read_text()
 
     def checkpoints(self):
-        """Oldest first; their epochs."""
+        """Oldest first; their epochs, of three steps each: 142 rows for two ranks in batches of 32."""
+        return [step // 3 for step in self.steps()]
+
+    def steps(self):
         return [int(p.stem.split('-')[1]) for p in self.files()]
 
     def files(self):
@@ -105,6 +109,48 @@ def test_a_job_restarted_by_cddprun_goes_on_and_ends_as_undisturbed(cddprun):
             assert p.result() == undisturbed(cddprun, epochs)
 
 
+def test_a_run_stopped_in_mid_epoch_goes_on_with_the_next_batch(cddprun):
+    """The newest checkpoint of a whole run is taken away, so that the one before is from the middle of an epoch."""
+    for more in (), ('--accumulate', '2', '--batch-size', '8'), ('--drop-last', '--dtype', 'f64', '--seed', '5'):
+        if '--accumulate' in more and os.environ.get('CDDP_BACKEND') == 'nccl':
+            continue  # wine does it on the CPU only
+        with place() as p:
+            saving = [*p.saving(1000), '--save-steps', '4', '--save-background']
+            train(cddprun, [*p.flags(7, '--batch-size', '10', *more), *saving])
+            p.files()[-1].unlink()
+            step, per_epoch = p.steps()[-1], 5 if '--accumulate' in more else 8
+            assert step % 4 == 0 and step % per_epoch != 0, step
+            out, _ = train(cddprun, [*p.flags(9, '--batch-size', '10', *more), *saving])
+            assert f'after epoch {step // per_epoch}, step {step}\n' in out, out
+            assert p.result() == undisturbed(cddprun, 9, '--batch-size', '10', *more)
+
+
+def test_another_world_takes_over_in_mid_epoch(cddprun):
+    """What two ranks have left of an epoch, three or five share; the step after which it was is not trained again."""
+    for ranks in 1, 3, 5:
+        with place() as p:
+            train(cddprun, [*p.flags(2), *p.saving(1000), '--save-steps', '2'])
+            p.files()[-1].unlink()
+            assert p.steps()[-1] == 4, p.steps()
+            p.metrics.write_text('')
+            # 64 of 142 were taken; the other 78 are one batch for three and five ranks, and three for one.
+            out, _ = train(cddprun, [*p.flags(2), '--resume', p.dir], ranks=ranks)
+            assert 'after epoch 1, step 4\n' in out and f' {4 + (3 if ranks == 1 else 1)} steps ' in out, out
+            loss = json.loads(p.metrics.read_text().splitlines()[-1])
+            assert loss['epoch'] == 1 and len(loss['rank_loss']) == ranks and 0.3 < loss['loss'] < 1.2, loss
+
+
+def test_a_sampler_of_another_seed_is_refused_in_mid_epoch(cddprun):
+    with place() as p:
+        train(cddprun, [*p.flags(2), *p.saving(1000), '--save-steps', '2'])
+        train(cddprun, [*p.flags(3, '--seed', '9'), '--resume', p.dir])  # after a whole epoch it may change
+        p.files()[-1].unlink()
+        _, err = train(cddprun, [*p.flags(3, '--seed', '9'), '--resume', p.dir], status=1)
+        assert 'the middle of an epoch shuffled by seed 0, and is now shuffled by seed 9' in err, err
+        _, err = train(cddprun, ['--save-steps', '2', '--uneven', '1', '--save', p.dir], status=1)
+        assert '--save-steps is for ranks that take equally many steps' in err, err
+
+
 def test_a_checkpoint_loads_under_another_world_size(cddprun):
     with place() as p:
         train(cddprun, [*p.flags(50), *p.saving()])
@@ -130,6 +176,14 @@ def test_another_type_is_refused_by_name(cddprun):
 
 def test_sigkill_in_mid_save_leaves_a_readable_directory(cddprun):
     """Saving after every epoch, rank 0 spends most of its time in there."""
+    kill_in_mid_save(cddprun)
+
+
+def test_sigkill_while_a_thread_saves_leaves_a_readable_directory(cddprun):
+    kill_in_mid_save(cddprun, '--save-background')
+
+
+def kill_in_mid_save(cddprun, *more):
     epochs, kills, in_mid_save, last, rng = 200000, 0, 0, 0, random.Random(1)
     with place() as p:
         script = f'echo $$ > {p.folder}/pid.$RANK; exec "$@"'
@@ -137,7 +191,7 @@ def test_sigkill_in_mid_save_leaves_a_readable_directory(cddprun):
             assert kills < 60, 'no kill fell into a save'
             began = time.time()
             with Job(cddprun, '--standalone', '--nproc_per_node=2', 'sh', '-c', script, 'sh', wine(cddprun),
-                     *p.flags(epochs), *p.saving(1)) as job:
+                     *p.flags(epochs), *p.saving(1), *more) as job:
                 wait_for('a new checkpoint', lambda: p.files() and p.checkpoints()[-1] > last + 2)
                 time.sleep(rng.random() / 100)  # where the kill falls is what varies
                 os.kill(int((p.folder / 'pid.0').read_text()), signal.SIGKILL)
@@ -185,7 +239,7 @@ def test_no_whole_checkpoint_is_an_error_and_not_a_fresh_start(cddprun):
         for file in p.files():
             os.truncate(file, 50)
         _, err = train(cddprun, [*p.flags(20), *p.saving(10)], status=1)
-        assert re.search(r'none of the 2 checkpoints in \S+ is whole; the newest: checkpoint \S+020.cddp. is damaged', err), err
+        assert re.search(r'none of the 2 checkpoints in \S+ is whole; the newest: checkpoint \S+060.cddp. is damaged', err), err
 
 
 def test_a_file_size_limit_is_an_error_that_leaves_the_older_checkpoints(cddprun):

@@ -109,8 +109,8 @@ def checkpoints(t):
 
 
 def resumed_from(t):
-    """Epochs at which rank 0, on host 1, went on."""
-    return [int(n) for n in re.findall(r'resumed from \S+ after epoch (\d+)', t.said(1, 'out'))]
+    """Steps at which rank 0, on host 1, went on."""
+    return [int(n) for n in re.findall(r'resumed from \S+ after epoch \d+, step (\d+)', t.said(1, 'out'))]
 
 
 def step(t, title, act, places, limit):

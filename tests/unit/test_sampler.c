@@ -107,6 +107,140 @@ Test(sampler, every_recorded_case_of_torchs_distributed_sampler_is_met)
     json_decref(all);
 }
 
+static cddp_sampler *sampler_of(const json_t *one, int world_size, int rank)
+{
+    cddp_sampler_options opt = {
+        .size = sizeof opt,
+        .n = number(one, "n"),
+        .world_size = world_size,
+        .rank = rank,
+        .no_shuffle = json_is_false(json_object_get(one, "shuffle")),
+        .drop_last = json_is_true(json_object_get(one, "drop_last")),
+        .seed = number(one, "seed"),
+    };
+    cddp_sampler *s;
+
+    cr_assert_eq(cddp_sampler_create(&s, &opt), CDDP_OK, "%s", cddp_last_error());
+    return s;
+}
+
+/* What is left of torch's indices, batch by batch, whatever the place that a fresh sampler goes on from. */
+Test(sampler, a_sampler_that_goes_on_gives_the_rest_of_torchs_indices)
+{
+    json_t *all, *one, *cases = vectors("sampler", &all);
+    size_t i, n_resumed = 0;
+
+    json_array_foreach(cases, i, one)
+    {
+        const json_t *full = json_object_get(one, "full");
+        int world = (int)number(one, "world"), rank = (int)number(one, "rank");
+
+        for (size_t stop = 0; full != NULL && stop <= json_array_size(full); stop += 1 + json_array_size(full) / 5) {
+            cddp_sampler *before = sampler_of(one, world, rank), *after = sampler_of(one, world, rank);
+            cddp_sampler_state state;
+            const int64_t *batch;
+            size_t at = stop, n;
+
+            cr_assert_eq(cddp_sampler_set_epoch(before, number(one, "epoch")), CDDP_OK);
+            cr_assert_eq(cddp_sampler_next(before, stop, &batch), stop);
+            cddp_sampler_get_state(before, &state);
+            cr_assert_eq(cddp_sampler_set_state(after, &state), CDDP_OK, "%s", cddp_last_error());
+            cr_assert_eq(cddp_sampler_count(after), json_array_size(full) - stop, "case %zu, from %zu", i, stop);
+            while ((n = cddp_sampler_next(after, 7, &batch)) > 0)
+                for (size_t k = 0; k < n; k++, at++)
+                    cr_assert_eq(batch[k], (int64_t)json_real_value(json_array_get(full, at)), "case %zu, index %zu", i,
+                                 at);
+            cr_assert_eq(at, json_array_size(full), "case %zu, from %zu", i, stop);
+            /* The next epoch is a whole one, and the place is known in all that follows. */
+            cddp_sampler_get_state(after, &state);
+            cr_assert_eq(state.taken, (int64_t)(json_array_size(full) * (size_t)world));
+            cr_assert_eq(cddp_sampler_set_epoch(after, number(one, "epoch") + 1), CDDP_OK);
+            cr_assert_eq(cddp_sampler_count(after), json_array_size(full));
+            cddp_sampler_destroy(before);
+            cddp_sampler_destroy(after);
+            n_resumed++;
+        }
+    }
+    cr_assert_gt(n_resumed, 1000);
+    json_decref(all);
+}
+
+/* Of torch's order for one rank: `world` ranks take turns from place `taken` on, and begin again at the end. */
+static void expect_shares(const json_t *one, const json_t *order, int64_t taken, int world)
+{
+    int64_t n = (int64_t)json_array_size(order), rest = n - taken < 0 ? 0 : n - taken;
+    bool drop = json_is_true(json_object_get(one, "drop_last"));
+    cddp_sampler_state state = {.size = sizeof state,
+                                .epoch = number(one, "epoch"),
+                                .taken = taken,
+                                .n = n,
+                                .seed = number(one, "seed"),
+                                .no_shuffle = json_is_false(json_object_get(one, "shuffle"))};
+
+    for (int rank = 0; rank < world; rank++) {
+        cddp_sampler *s = sampler_of(one, world, rank);
+
+        cr_assert_eq(cddp_sampler_set_state(s, &state), CDDP_OK, "%s", cddp_last_error());
+        cr_assert_eq(cddp_sampler_count(s), (size_t)(drop ? rest / world : (rest + world - 1) / world));
+        for (size_t k = 0; k < cddp_sampler_count(s); k++) {
+            size_t at = (size_t)((taken + rank + (int64_t)k * world) % n);
+
+            cr_assert_eq(cddp_sampler_indices(s)[k], (int64_t)json_real_value(json_array_get(order, at)));
+        }
+        cddp_sampler_destroy(s);
+    }
+}
+
+Test(sampler, another_number_of_ranks_shares_what_was_not_taken_of_torchs_order)
+{
+    json_t *all, *one, *cases = vectors("sampler", &all);
+    size_t i, n = 0;
+
+    json_array_foreach(cases, i, one)
+    {
+        const json_t *order = json_object_get(one, "full");
+
+        if (number(one, "world") != 1 || order == NULL || json_array_size(order) == 0)
+            continue;
+        for (int world = 1; world <= 5; world++)
+            for (int64_t taken = 0; taken <= (int64_t)json_array_size(order) + 2; taken += 3, n++)
+                expect_shares(one, order, taken, world);
+    }
+    cr_assert_gt(n, 100);
+    json_decref(all);
+}
+
+Test(sampler, a_place_in_another_order_is_refused_and_changes_nothing)
+{
+    const cddp_sampler_options opt = {.size = sizeof opt, .n = 10, .world_size = 2, .seed = 5};
+    cddp_sampler_state good, bad[7];
+    const int64_t *batch;
+    cddp_sampler *s;
+
+    cr_assert_eq(cddp_sampler_create(&s, &opt), CDDP_OK);
+    cr_assert_eq(cddp_sampler_set_epoch(s, 3), CDDP_OK);
+    cr_assert_eq(cddp_sampler_next(s, 2, &batch), 2);
+    cddp_sampler_get_state(s, &good);
+    cr_assert(good.epoch == 3 && good.taken == 4 && good.n == 10 && good.seed == 5 && good.no_shuffle == 0);
+    for (size_t i = 0; i < 7; i++)
+        bad[i] = good;
+    bad[0].n = 11;
+    bad[1].seed = 6;
+    bad[2].no_shuffle = 1;
+    bad[3].size = 8;
+    bad[4].taken = -1;
+    bad[5].epoch = -1;
+    bad[6].reserved[1] = 1;
+    for (size_t i = 0; i < 7; i++)
+        cr_assert_eq(cddp_sampler_set_state(s, &bad[i]), i < 3 ? CDDP_E_MISMATCH : CDDP_E_INVALID, "case %zu", i);
+    cr_assert_eq(cddp_sampler_set_state(s, NULL), CDDP_E_INVALID);
+    cddp_sampler_get_state(s, &bad[0]);
+    cr_assert_eq(memcmp(&bad[0], &good, sizeof good), 0);
+    bad[1].taken = 0; /* an epoch that has not begun may be of another order */
+    cr_assert_eq(cddp_sampler_set_state(s, &bad[1]), CDDP_OK);
+    cddp_sampler_destroy(s);
+}
+
 Test(sampler, ranks_share_the_data_set_without_gap_when_nothing_is_padded)
 {
     int seen[12] = {0};

@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checkpoints of several ranks, and those that a thread writes while the ranks go on. */
+#include "comm_ranks.h"
+#include "hygiene.h"
+#include "rdzv_child.h"
+
+#include <stdint.h>
+#include <sys/stat.h>
+
+CDI_SUITE(checkpoint_comm, .timeout = 60);
+
+static char dir[64];
+
+static int world(int n, int (*body)(int rank))
+{
+    struct rdzv_child server;
+    int bad;
+
+    rdzv_child_start(&server);
+    bad = run_ranks(server.port, n, n, body);
+    rdzv_child_stop(&server);
+    return bad;
+}
+
+static void fresh_dir(void)
+{
+    (void)snprintf(dir, sizeof dir, "/tmp/cddp-ckpt-XXXXXX");
+    cr_assert_not_null(mkdtemp(dir));
+}
+
+static void remove_dir(void)
+{
+    char command[100];
+
+    (void)snprintf(command, sizeof command, "rm -rf '%s'", dir);
+    cr_assert_eq(system(command), 0);
+}
+
+/* ------------------------------------------------------------------------------------------ each rank's own ---- */
+
+/* A user's random numbers (xorshift64), of which each rank has its own. */
+static uint64_t draw(uint64_t *rng)
+{
+    *rng ^= *rng << 13;
+    *rng ^= *rng >> 7;
+    return *rng ^= *rng << 17;
+}
+
+static uint64_t rng_of(int rank, int n_drawn)
+{
+    uint64_t rng = 1000 + (uint64_t)rank;
+
+    for (int i = 0; i < n_drawn; i++)
+        (void)draw(&rng);
+    return rng;
+}
+
+static int save_own(int rank)
+{
+    uint64_t rng = rng_of(rank, 5);
+    double loss[2] = {rank, 0.5}, weight = rank == 0 ? 42 : 43;
+    const cddp_checkpoint_item items[] = {
+        {.name = "rng", .data = &rng, .bytes = sizeof rng, .flags = CDDP_ITEM_PER_RANK},
+        {.name = "weight", .data = &weight, .bytes = sizeof weight},
+        {.name = "loss", .data = loss, .bytes = sizeof loss, .flags = CDDP_ITEM_PER_RANK},
+    };
+    cddp_comm *comm;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_checkpoint_save(comm, dir, 5, items, 3, NULL) == CDDP_OK);
+    return cddp_finalize(comm) != CDDP_OK;
+}
+
+/* In a world of any size: the ranks that existed then draw on, the others begin. */
+static int load_own(int rank)
+{
+    uint64_t rng = rng_of(rank, 0);
+    double loss[2] = {-1, -1}, weight = 0;
+    const cddp_checkpoint_item items[] = {
+        {.name = "loss", .data = loss, .bytes = sizeof loss, .flags = CDDP_ITEM_PER_RANK},
+        {.name = "rng", .data = &rng, .bytes = sizeof rng, .flags = CDDP_ITEM_PER_RANK},
+        {.name = "weight", .data = &weight, .bytes = sizeof weight},
+    };
+    cddp_checkpoint_info info;
+    cddp_comm *comm;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_checkpoint_load(comm, dir, items, 3, &info) == CDDP_OK);
+    CHECK(info.step == 5 && weight == 42);
+    CHECK(rng == rng_of(rank, rank < 3 ? 5 : 0));
+    CHECK(loss[0] == (rank < 3 ? rank : -1) && loss[1] == (rank < 3 ? 0.5 : -1));
+    return cddp_finalize(comm) != CDDP_OK;
+}
+
+Test(checkpoint_comm, each_rank_gets_its_own_random_state_back_and_a_new_rank_keeps_its_own)
+{
+    fresh_dir();
+    cr_assert_eq(world(3, save_own), 0);
+    cr_assert_eq(world(3, load_own), 0);
+    cr_assert_eq(world(2, load_own), 0);
+    cr_assert_eq(world(4, load_own), 0);
+    remove_dir();
+}
+
+static int save_others(int rank)
+{
+    uint64_t rng = 1, more = 2;
+    const cddp_checkpoint_item items[] = {
+        {.name = "rng", .data = &rng, .bytes = rank == 1 ? 4 : 8, .flags = CDDP_ITEM_PER_RANK},
+        {.name = "rng[1]", .data = &more, .bytes = 8},
+    };
+    cddp_checkpoint_item odd = {.name = "rng", .data = &rng, .bytes = 8, .flags = 6};
+    cddp_checkpoint_options opt = {.size = sizeof opt, .keep = -1};
+    cddp_comm *comm;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_checkpoint_save(comm, dir, 5, items, 1, NULL) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "rank 1's items with CDDP_ITEM_PER_RANK are not those of rank 0") != NULL);
+    /* What rank 0 is told is wrong, all are told; and nothing is broken. */
+    CHECK(cddp_checkpoint_save(comm, dir, 5, &odd, 1, NULL) == CDDP_E_INVALID);
+    CHECK(strstr(cddp_last_error(), "'rng' has flags") != NULL);
+    CHECK(cddp_checkpoint_save(comm, dir, 5, items + 1, 1, &opt) == CDDP_E_INVALID);
+    CHECK(strstr(cddp_last_error(), "keep is negative") != NULL);
+    opt.size--;
+    CHECK(cddp_checkpoint_save(comm, dir, 5, items + 1, 1, &opt) == CDDP_E_INVALID);
+    opt = (cddp_checkpoint_options){.size = sizeof opt, .reserved = {0, 1}};
+    CHECK(cddp_checkpoint_save(comm, dir, 5, items + 1, 1, &opt) == CDDP_E_INVALID);
+    CHECK(cddp_checkpoint_save(comm, "", 5, items + 1, 1, NULL) == CDDP_E_INVALID);
+    CHECK(cddp_checkpoint_wait(NULL) == CDDP_E_INVALID);
+    return cddp_finalize(comm) != CDDP_OK;
+}
+
+static int save_a_double(int rank)
+{
+    uint64_t rng = 1, more = 2;
+    const cddp_checkpoint_item items[] = {
+        {.name = "rng", .data = &rng, .bytes = sizeof rng, .flags = CDDP_ITEM_PER_RANK},
+        {.name = "rng[1]", .data = &more, .bytes = sizeof more},
+    };
+    cddp_comm *comm;
+
+    (void)rank;
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_checkpoint_save(comm, dir, 5, items, 2, NULL) == CDDP_E_INVALID);
+    CHECK(strstr(cddp_last_error(), "two items are named 'rng[1]'") != NULL);
+    return cddp_finalize(comm) != CDDP_OK;
+}
+
+Test(checkpoint_comm, items_that_do_not_fit_together_are_named_on_every_rank)
+{
+    fresh_dir();
+    cr_assert_eq(world(2, save_others), 0);
+    cr_assert_eq(world(2, save_a_double), 0);
+    remove_dir();
+}
+
+/* -------------------------------------------------------------------------------------------- in the background ----
+ */
+
+#define COUNT ((size_t)1 << 18)
+
+static int save_and_go_on(int rank)
+{
+    const cddp_checkpoint_options opt = {.size = sizeof opt, .background = 1};
+    static float w[COUNT];
+    uint64_t rng = rng_of(rank, 0);
+    const cddp_checkpoint_item items[] = {
+        {.name = "weights", .data = w, .bytes = sizeof w},
+        {.name = "rng", .data = &rng, .bytes = sizeof rng, .flags = CDDP_ITEM_PER_RANK},
+    };
+    cddp_checkpoint_info info;
+    cddp_comm *comm;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    for (uint64_t step = 1; step <= 6; step++) {
+        for (size_t i = 0; i < COUNT; i++)
+            w[i] = (float)step;
+        (void)draw(&rng);
+        CHECK(cddp_checkpoint_save(comm, dir, step, items, 2, &opt) == CDDP_OK);
+        for (size_t i = 0; i < COUNT; i++) /* while the thread writes what was there before */
+            w[i] = -1;
+    }
+    /* A load waits for the save that is under way. */
+    CHECK(cddp_checkpoint_load(comm, dir, items, 2, &info) == CDDP_OK);
+    CHECK(info.step == 6 && info.n_damaged == 0 && rng == rng_of(rank, 6));
+    for (size_t i = 0; i < COUNT; i++)
+        CHECK(w[i] == 6);
+    CHECK(cddp_checkpoint_wait(comm) == CDDP_OK);
+    CHECK(cddp_checkpoint_save(comm, dir, 7, items, 2, &opt) == CDDP_OK);
+    return cddp_finalize(comm) != CDDP_OK; /* which waits for it */
+}
+
+Test(checkpoint_comm, a_save_in_the_background_has_what_was_there_at_the_call)
+{
+    char path[128];
+    struct stat sb;
+
+    fresh_dir();
+    cr_assert_eq(world(2, save_and_go_on), 0);
+    for (int step = 6; step <= 7; step++) {
+        (void)snprintf(path, sizeof path, "%s/checkpoint-%020d.cddp", dir, step);
+        cr_assert(stat(path, &sb) == 0 && sb.st_size > (off_t)(COUNT * sizeof(float)));
+    }
+    remove_dir();
+}
+
+/* Where no directory can be made; both ranks are told, once, by whatever comes next. */
+static int save_to_nowhere(int rank)
+{
+    const cddp_checkpoint_options opt = {.size = sizeof opt, .background = 1};
+    static const char says[] = "the save of step 3 in the background failed: checkpoint: making the directory";
+    char nowhere[100];
+    int x = 1;
+    const cddp_checkpoint_item item = {.name = "x", .data = &x, .bytes = sizeof x};
+    cddp_comm *comm;
+
+    (void)snprintf(nowhere, sizeof nowhere, "%s/not/there", dir);
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_checkpoint_save(comm, nowhere, 3, &item, 1, &opt) == CDDP_OK);
+    CHECK(cddp_checkpoint_save(comm, dir, 4, &item, 1, NULL) == CDDP_E_SYSTEM);
+    CHECK(strstr(cddp_last_error(), says) != NULL);
+    CHECK(cddp_checkpoint_load(comm, dir, &item, 1, NULL) == CDDP_E_NOT_FOUND); /* and nothing else was done */
+    CHECK(cddp_checkpoint_save(comm, nowhere, 3, &item, 1, &opt) == CDDP_OK);
+    CHECK(cddp_checkpoint_wait(comm) == CDDP_E_SYSTEM);
+    CHECK(strstr(cddp_last_error(), says) != NULL);
+    CHECK(cddp_checkpoint_wait(comm) == CDDP_OK);
+    CHECK(cddp_checkpoint_save(comm, dir, 4, &item, 1, &opt) == CDDP_OK);
+    CHECK(cddp_checkpoint_save(comm, nowhere, 3, &item, 1, &opt) == CDDP_OK);
+    /* Nobody asked: rank 0 hears of it when it leaves. */
+    CHECK(cddp_finalize(comm) == (rank == 0 ? CDDP_E_SYSTEM : CDDP_OK));
+    CHECK(rank != 0 || strstr(cddp_last_error(), says) != NULL);
+    return 0;
+}
+
+Test(checkpoint_comm, what_fails_in_the_background_is_told_once_by_the_next_call)
+{
+    fresh_dir();
+    cr_assert_eq(world(2, save_to_nowhere), 0);
+    remove_dir();
+}

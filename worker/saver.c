@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/saver.h"
+
+#include "worker/checkpoint.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdlib.h>
+
+struct cdi_saver {
+    struct cdi_save save;
+    pthread_t thread;
+    bool under_way;
+    struct cdi_error result; /* the thread's, until it has been joined */
+};
+
+void cdi_save_release(struct cdi_save *save)
+{
+    free(save->dir);
+    free(save->items);
+    free(save->names);
+    free(save->block);
+    *save = (struct cdi_save){0};
+}
+
+static void *write_it(void *arg)
+{
+    struct cdi_saver *s = arg;
+    const struct cdi_save *w = &s->save;
+
+    s->result.status = cdi_checkpoint_write(w->dir, w->step, w->items, w->n_items, w->keep, &s->result);
+    return NULL;
+}
+
+cddp_status cdi_saver_start(struct cdi_saver **saver, struct cdi_save *save, struct cdi_error *err)
+{
+    struct cdi_saver *s = *saver != NULL ? *saver : calloc(1, sizeof *s);
+    sigset_t all, before;
+    int rc;
+
+    if (s == NULL) {
+        cdi_save_release(save);
+        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory");
+    }
+    *saver = s;
+    s->save = *save;
+    s->result = (struct cdi_error){CDDP_OK, ""};
+    *save = (struct cdi_save){0};
+    (void)sigfillset(&all); /* signals are the program's own */
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    rc = pthread_create(&s->thread, NULL, write_it, s);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    s->under_way = rc == 0;
+    if (rc == 0)
+        return CDDP_OK;
+    cdi_save_release(&s->save);
+    return cdi_fail_errno(err, rc, "checkpoint: the thread that writes it could not be started");
+}
+
+cddp_status cdi_saver_wait(struct cdi_saver *saver, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    if (saver == NULL || !saver->under_way)
+        return CDDP_OK;
+    (void)pthread_join(saver->thread, NULL);
+    saver->under_way = false;
+    if (saver->result.status != CDDP_OK)
+        st = cdi_fail(err, saver->result.status, "the save of step %" PRIu64 " in the background failed: %.900s",
+                      saver->save.step, saver->result.msg);
+    cdi_save_release(&saver->save);
+    return st;
+}
+
+void cdi_saver_destroy(struct cdi_saver *saver)
+{
+    free(saver);
+}
