@@ -26,49 +26,44 @@
 
 /* -------------------------------------------------------------------------------------------- checking input ---- */
 
-static cddp_status check_shape(const cddp_param *p, size_t i, struct cdi_error *err)
+static cddp_status check_shape(const cddp_param *p, const char *what, size_t i, struct cdi_error *err)
 {
     size_t product = 1;
 
     if (p->shape == NULL)
         return p->n_dims == 0 ? CDDP_OK
-                              : cdi_fail(err, CDDP_E_INVALID, "parameter %zu '%.200s' has n_dims %zu but no shape", i,
+                              : cdi_fail(err, CDDP_E_INVALID, "%s %zu '%.200s' has n_dims %zu but no shape", what, i,
                                          p->name, p->n_dims);
     for (size_t d = 0; d < p->n_dims; d++)
         if (__builtin_mul_overflow(product, p->shape[d], &product))
-            return cdi_fail(err, CDDP_E_INVALID, "the shape of parameter %zu '%.200s' is too large", i, p->name);
+            return cdi_fail(err, CDDP_E_INVALID, "the shape of %s %zu '%.200s' is too large", what, i, p->name);
     if (product != p->count)
-        return cdi_fail(err, CDDP_E_INVALID,
-                        "the shape of parameter %zu '%.200s' has %zu elements, but its count is %zu", i, p->name,
-                        product, p->count);
+        return cdi_fail(err, CDDP_E_INVALID, "the shape of %s %zu '%.200s' has %zu elements, but its count is %zu",
+                        what, i, p->name, product, p->count);
     return CDDP_OK;
 }
 
-static cddp_status check_param(const cddp_param *p, size_t i, struct cdi_error *err)
+static cddp_status check_param(const cddp_param *p, const char *what, size_t i, struct cdi_error *err)
 {
     if (p->name == NULL || *p->name == '\0')
-        return cdi_fail(err, CDDP_E_INVALID, "parameter %zu has no name: messages and checks need one", i);
+        return cdi_fail(err, CDDP_E_INVALID, "%s %zu has no name: messages and checks need one", what, i);
     if (!cdi_dtype_valid(p->dtype))
-        return cdi_fail(err, CDDP_E_INVALID, "parameter %zu '%.200s' has no valid type (%d)", i, p->name,
-                        (int)p->dtype);
-    if (!cdi_dtype_is_float(p->dtype))
-        return cdi_fail(err, CDDP_E_INVALID, "parameter %zu '%.200s' is %s, but only floating-point types have a mean",
-                        i, p->name, cdi_dtype_name(p->dtype));
+        return cdi_fail(err, CDDP_E_INVALID, "%s %zu '%.200s' has no valid type (%d)", what, i, p->name, (int)p->dtype);
     if (p->data == NULL)
-        return cdi_fail(err, CDDP_E_INVALID, "parameter %zu '%.200s' has no data", i, p->name);
+        return cdi_fail(err, CDDP_E_INVALID, "%s %zu '%.200s' has no data", what, i, p->name);
     if (p->count == 0)
-        return cdi_fail(err, CDDP_E_INVALID, "parameter %zu '%.200s' has no elements", i, p->name);
+        return cdi_fail(err, CDDP_E_INVALID, "%s %zu '%.200s' has no elements", what, i, p->name);
     if (p->count > PTRDIFF_MAX / cddp_dtype_size(p->dtype))
-        return cdi_fail(err, CDDP_E_INVALID, "parameter %zu '%.200s' has %zu elements, more than memory can hold", i,
+        return cdi_fail(err, CDDP_E_INVALID, "%s %zu '%.200s' has %zu elements, more than memory can hold", what, i,
                         p->name, p->count);
     if (p->flags != 0)
-        return cdi_fail(err, CDDP_E_INVALID, "parameter %zu '%.200s' has unknown flags (%#x)", i, p->name, p->flags);
+        return cdi_fail(err, CDDP_E_INVALID, "%s %zu '%.200s' has unknown flags (%#x)", what, i, p->name, p->flags);
     for (size_t k = 0; k < sizeof p->reserved / sizeof p->reserved[0]; k++)
         if (p->reserved[k] != 0)
             return cdi_fail(err, CDDP_E_INVALID,
-                            "parameter %zu '%.200s': reserved[%zu] is not 0; zero the struct before filling it", i,
+                            "%s %zu '%.200s': reserved[%zu] is not 0; zero the struct before filling it", what, i,
                             p->name, k);
-    return check_shape(p, i, err);
+    return check_shape(p, what, i, err);
 }
 
 static cddp_status check_options(const cddp_ddp_options *opt, struct cdi_error *err)
@@ -91,6 +86,8 @@ static cddp_status check_options(const cddp_ddp_options *opt, struct cdi_error *
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_ddp_options.compress is %d: use CDDP_FLOAT16 or CDDP_BFLOAT16, or 0 for none",
                         (int)opt->compress);
+    if (opt->buffers == NULL && opt->n_buffers > 0)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.n_buffers is %zu, but buffers is NULL", opt->n_buffers);
     for (size_t i = 0; i < sizeof opt->reserved / sizeof opt->reserved[0]; i++)
         if (opt->reserved[i] != 0)
             return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.reserved[%zu] is not 0", i);
@@ -98,25 +95,36 @@ static cddp_status check_options(const cddp_ddp_options *opt, struct cdi_error *
 }
 
 /* Host memory where the GPU's is needed would be a fault in the middle of a step. */
-static cddp_status check_memory(const cddp_ddp *d, const cddp_param *p, size_t i, struct cdi_error *err)
+static cddp_status check_memory(const cddp_ddp *d, const cddp_param *p, const char *what, size_t i,
+                                struct cdi_error *err)
 {
     bool data = d->ops->is_device(d->b, p->data), grad = p->grad == NULL || d->ops->is_device(d->b, p->grad);
 
     if (data && grad)
         return CDDP_OK;
-    return cdi_fail(
-        err, CDDP_E_INVALID,
-        "parameter %zu '%.200s' has its %s in host memory, but backend %s needs memory of its GPU (cddp_alloc, "
-        "cudaMalloc); CDDP_BACKEND=cpu trains on the host",
-        i, p->name, data ? "gradient" : "data", d->ops->name);
+    return cdi_fail(err, CDDP_E_INVALID,
+                    "%s %zu '%.200s' has its %s in host memory, but backend %s needs memory of its GPU (cddp_alloc, "
+                    "cudaMalloc); CDDP_BACKEND=cpu trains on the host",
+                    what, i, p->name, data ? "gradient" : "data", d->ops->name);
 }
 
 static cddp_status check_input(const cddp_param *params, size_t n, const cddp_ddp_options *opt, struct cdi_error *err)
 {
     cddp_status status = check_options(opt, err);
 
-    for (size_t i = 0; i < n && status == CDDP_OK; i++)
-        status = check_param(&params[i], i, err);
+    for (size_t i = 0; i < n && status == CDDP_OK; i++) {
+        status = check_param(&params[i], "parameter", i, err);
+        if (status == CDDP_OK && !cdi_dtype_is_float(params[i].dtype))
+            status =
+                cdi_fail(err, CDDP_E_INVALID, "parameter %zu '%.200s' is %s, but only floating-point types have a mean",
+                         i, params[i].name, cdi_dtype_name(params[i].dtype));
+    }
+    for (size_t i = 0; i < opt->n_buffers && status == CDDP_OK; i++) {
+        status = check_param(&opt->buffers[i], "buffer", i, err);
+        if (status == CDDP_OK && opt->buffers[i].grad != NULL)
+            status = cdi_fail(err, CDDP_E_INVALID, "buffer %zu '%.200s' has a gradient, which only parameters have", i,
+                              opt->buffers[i].name);
+    }
     return status;
 }
 
@@ -218,10 +226,13 @@ static cddp_status prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *pa
     d->flags = opt->flags;
     d->wire_dtype = opt->compress;
     d->n_params = n;
+    d->n_buffers = opt->n_buffers;
     for (size_t i = 0; i < n; i++)
         d->has_own |= params[i].grad != NULL;
     for (size_t i = 0; d->ops->on_device && i < n && status == CDDP_OK; i++)
-        status = check_memory(d, &params[i], i, err);
+        status = check_memory(d, &params[i], "parameter", i, err);
+    for (size_t i = 0; d->ops->on_device && i < d->n_buffers && status == CDDP_OK; i++)
+        status = check_memory(d, &opt->buffers[i], "buffer", i, err);
     if (status != CDDP_OK)
         return status;
     if (!copy_params(d, params, n))
@@ -229,7 +240,7 @@ static cddp_status prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *pa
     status = plan_buckets(d, opt, err);
     if (status == CDDP_OK)
         status = cdi_unused_init(d, err);
-    return status == CDDP_OK ? cdi_replicate_init(d, err) : status;
+    return status == CDDP_OK ? cdi_replicate_init(d, opt->buffers, err) : status;
 }
 
 static void free_ddp(cddp_ddp *d)
@@ -273,7 +284,16 @@ static cddp_status create(cddp_ddp **out, cddp_comm *comm, const cddp_param *par
                           const cddp_ddp_options *opt, struct cdi_error *err)
 {
     cddp_ddp_options o = with_defaults(opt);
-    struct cdi_verify_input in = {params, n, o.bucket_bytes, o.first_bucket_bytes, o.flags, o.compress};
+    struct cdi_verify_input in = {
+        .params = params,
+        .n_params = n,
+        .buffers = o.buffers,
+        .n_buffers = o.n_buffers,
+        .bucket_bytes = o.bucket_bytes,
+        .first_bucket_bytes = o.first_bucket_bytes,
+        .flags = o.flags,
+        .compress = o.compress,
+    };
     struct cdi_error local;
     cddp_ddp *d = NULL;
     /* A rank that fails alone still takes part in the comparison: the others must not wait for it. */
@@ -283,7 +303,7 @@ static cddp_status create(cddp_ddp **out, cddp_comm *comm, const cddp_param *par
     if (alone != CDDP_OK)
         status = alone;
     if (status == CDDP_OK && (o.flags & CDDP_DDP_NO_BROADCAST) == 0)
-        status = cdi_replicate(d, d->slices, d->n_params, 0, err);
+        status = cdi_replicate(d, d->slices, n + o.n_buffers, 0, true, err);
     if (status == CDDP_OK)
         status = d->ops->region_create(d->b, d->plan.arena_bytes, &d->region, err);
     if (status == CDDP_OK)
@@ -653,6 +673,7 @@ cddp_status cdi_ddp_next_step(cddp_ddp *d)
     for (size_t b = 0; b < d->plan.n; b++)
         d->flight[b].unpacked = false;
     d->begun = false;
+    d->synced = false;
     d->step++;
     if (cdi_comm_world(d->comm)->flight != NULL)
         cdi_flight_step(cdi_comm_world(d->comm)->flight, d->step);

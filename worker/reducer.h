@@ -50,11 +50,12 @@ struct cddp_ddp {
     struct cdi_backend *b;
     void *stream; /* the compute stream */
     uint32_t flags;
-    cddp_dtype wire_dtype;    /* CDDP_DTYPE_NONE: gradients are sent as they are */
-    cddp_hook hook;           /* begin is NULL: none */
-    size_t *hook_params;      /* room for the list of a bucket's parameters */
-    bool has_own;             /* some gradients are in the user's memory */
-    struct cdi_slice *slices; /* where the parameters lie */
+    cddp_dtype wire_dtype; /* CDDP_DTYPE_NONE: gradients are sent as they are */
+    cddp_hook hook;        /* begin is NULL: none */
+    size_t *hook_params;   /* room for the list of a bucket's parameters */
+    bool has_own;          /* some gradients are in the user's memory */
+    size_t n_buffers;
+    struct cdi_slice *slices; /* where the parameters lie, and behind them the buffers */
     void *stage;              /* on the backend, where small ones travel together; NULL: there are none */
 
     pthread_mutex_t lock; /* covers what follows */
@@ -68,6 +69,7 @@ struct cddp_ddp {
     uint64_t joined;         /* the last ticket that was waited for */
     uint64_t step;           /* steps that are complete */
     bool begun;              /* something was said to be ready in this step */
+    bool synced;             /* this step's buffers were sent */
     bool shadow;             /* this rank has no samples, and only takes part in what the others reduce */
     int32_t *order;          /* in the first step: gradients as they came, later rank 0's; NULL: not wanted, or done */
     size_t n_ordered;
@@ -90,10 +92,19 @@ cddp_status cdi_ddp_next_step(cddp_ddp *d);
 void cdi_ddp_note_order(cddp_ddp *d, size_t i);
 
 /* --- replicate.c */
-cddp_status cdi_replicate_init(cddp_ddp *d, struct cdi_error *err);
+cddp_status cdi_replicate_init(cddp_ddp *d, const cddp_param *buffers, struct cdi_error *err);
 void cdi_replicate_release(cddp_ddp *d);
-/* Rank root's n of d->slices become everyone's: a collective, without the lock. Blocks, on a device too. */
-cddp_status cdi_replicate(cddp_ddp *d, const struct cdi_slice *s, size_t n, int root, struct cdi_error *err);
+/*
+ * Rank root's n of d->slices become everyone's: a collective, without the lock. wait: blocks on a device, too, until
+ * all is there; else its compute stream is put behind it.
+ */
+cddp_status cdi_replicate(cddp_ddp *d, const struct cdi_slice *s, size_t n, int root, bool wait, struct cdi_error *err);
+
+/* --- buffers.c: without buffers these do nothing */
+/* The root's buffers become everyone's, before a step; the lock is let go meanwhile. Sticks. */
+cddp_status cdi_buffers_sync(cddp_ddp *d, bool trains);
+/* A step begins: have they been sent, where they must be? Sticks. */
+cddp_status cdi_buffers_check(cddp_ddp *d);
 
 /* --- unused.c: with CDDP_DDP_FIND_UNUSED or CDDP_DDP_STATIC_GRAPH; else these do nothing */
 cddp_status cdi_unused_init(cddp_ddp *d, struct cdi_error *err);

@@ -20,10 +20,10 @@ static size_t take_run(const struct cdi_slice *s, size_t n, size_t *bytes)
     return k;
 }
 
-/* The largest that the stage has to hold. */
-static size_t stage_bytes(const struct cdi_slice *s, size_t n)
+/* What the stage has to hold, if it has to hold `largest` already. */
+static size_t stage_bytes(const struct cdi_slice *s, size_t n, size_t largest)
 {
-    size_t largest = 0, bytes;
+    size_t bytes;
 
     for (size_t i = 0, k; i < n; i += k) {
         k = take_run(s + i, n - i, &bytes);
@@ -33,16 +33,20 @@ static size_t stage_bytes(const struct cdi_slice *s, size_t n)
     return largest;
 }
 
-cddp_status cdi_replicate_init(cddp_ddp *d, struct cdi_error *err)
+cddp_status cdi_replicate_init(cddp_ddp *d, const cddp_param *buffers, struct cdi_error *err)
 {
-    size_t bytes;
+    size_t n = d->n_params + d->n_buffers, bytes;
 
-    d->slices = calloc(d->n_params, sizeof *d->slices);
+    d->slices = calloc(n, sizeof *d->slices);
     if (d->slices == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu parameters", d->n_params);
-    for (size_t i = 0; i < d->n_params; i++)
-        d->slices[i] = (struct cdi_slice){d->params[i].data, d->params[i].count * cddp_dtype_size(d->params[i].dtype)};
-    bytes = stage_bytes(d->slices, d->n_params);
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu parameters and buffers", n);
+    for (size_t i = 0; i < n; i++) {
+        const cddp_param *p = i < d->n_params ? &d->params[i] : &buffers[i - d->n_params];
+
+        d->slices[i] = (struct cdi_slice){p->data, p->count * cddp_dtype_size(p->dtype)};
+    }
+    /* All travel together at creation, buffers alone in a step. */
+    bytes = stage_bytes(d->slices + d->n_params, d->n_buffers, stage_bytes(d->slices, n, 0));
     if (bytes == 0 || cdi_comm_world(d->comm)->size == 1)
         return CDDP_OK;
     return d->ops->alloc(d->b, bytes, &d->stage, err);
@@ -55,23 +59,46 @@ void cdi_replicate_release(cddp_ddp *d)
         d->ops->release(d->b, d->stage);
 }
 
+/* Without waiting: what is enqueued later comes behind it. */
+static cddp_status begin_broadcast(cddp_ddp *d, void *at, size_t bytes, int root, struct cdi_error *err)
+{
+    struct cdi_op op = {
+        .kind = CDI_BROADCAST, .in = at, .out = at, .count = bytes, .dtype = CDDP_UINT8, .root = root, .bucket = -1};
+    uint64_t ticket;
+    cddp_status st = d->ops->enqueue(d->b, &op, &ticket, err);
+
+    if (st == CDDP_OK) {
+        (void)pthread_mutex_lock(&d->lock);
+        d->enqueued = ticket;
+        (void)pthread_mutex_unlock(&d->lock);
+    }
+    return st;
+}
+
+static cddp_status broadcast(cddp_ddp *d, void *at, size_t bytes, int root, bool wait, struct cdi_error *err)
+{
+    if (d->ops->on_device && !wait)
+        return begin_broadcast(d, at, bytes, root, err);
+    return cdi_comm_broadcast(d->comm, at, bytes, CDDP_UINT8, root, err);
+}
+
 /* These k slices. */
-static cddp_status send_run(cddp_ddp *d, const struct cdi_slice *s, size_t k, size_t bytes, int root,
+static cddp_status send_run(cddp_ddp *d, const struct cdi_slice *s, size_t k, size_t bytes, int root, bool wait,
                             struct cdi_error *err)
 {
     bool mine = cdi_comm_world(d->comm)->rank == root;
     cddp_status st = CDDP_OK;
 
     if (k == 1)
-        return cdi_comm_broadcast(d->comm, s->data, bytes, CDDP_UINT8, root, err);
+        return broadcast(d, s->data, bytes, root, wait, err);
     if (mine)
         st = d->ops->pack(d->b, d->stage, s, k, err);
     if (st == CDDP_OK)
-        st = cdi_comm_broadcast(d->comm, d->stage, bytes, CDDP_UINT8, root, err);
+        st = broadcast(d, d->stage, bytes, root, wait, err);
     return st == CDDP_OK && !mine ? d->ops->unpack(d->b, s, k, d->stage, err) : st;
 }
 
-cddp_status cdi_replicate(cddp_ddp *d, const struct cdi_slice *s, size_t n, int root, struct cdi_error *err)
+cddp_status cdi_replicate(cddp_ddp *d, const struct cdi_slice *s, size_t n, int root, bool wait, struct cdi_error *err)
 {
     cddp_status st = d->ops->on_device ? d->ops->follow(d->b, d->stream, err) : CDDP_OK;
     uint8_t byte;
@@ -81,10 +108,14 @@ cddp_status cdi_replicate(cddp_ddp *d, const struct cdi_slice *s, size_t n, int 
         return st;
     for (size_t i = 0, k; i < n && st == CDDP_OK; i += k) {
         k = take_run(s + i, n - i, &bytes);
-        st = send_run(d, s + i, k, bytes, root, err);
+        st = send_run(d, s + i, k, bytes, root, wait, err);
     }
     /* On a device what was unpacked last is still under way: a copy comes behind it, and the host waits for that. */
-    if (st == CDDP_OK && d->ops->on_device && d->stage != NULL)
+    if (st != CDDP_OK || !d->ops->on_device)
+        return st;
+    if (!wait)
+        return d->ops->lead(d->b, 0, d->stream, err);
+    if (d->stage != NULL)
         st = d->ops->copy(d->b, &byte, d->stage, 1, err);
     return st;
 }

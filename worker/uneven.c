@@ -77,6 +77,8 @@ cddp_status cdi_uneven_begin(cddp_ddp *d, bool trains)
 
     if ((d->flags & CDDP_DDP_JOIN) == 0)
         return CDDP_OK;
+    if (cdi_buffers_check(d) != CDDP_OK)
+        return d->sticky.status;
     flag.bytes = d->plan.grads[d->n_params].bytes;
     if (d->ops->pack(d->b, cdi_ddp_arena_grad(d, d->n_params), &flag, 1, &err) != CDDP_OK)
         return cdi_ddp_stick(d, &err);
@@ -117,9 +119,11 @@ cddp_status cdi_uneven_land(cddp_ddp *d)
 /* One step of the others, to which this rank gives zeros. Locked. */
 static cddp_status shadow_step(cddp_ddp *d, int *active)
 {
-    cddp_status st = cdi_uneven_begin(d, false);
+    cddp_status st = cdi_buffers_sync(d, false);
     struct cdi_error err;
 
+    if (st == CDDP_OK)
+        st = cdi_uneven_begin(d, false);
     for (size_t i = d->n_params; i-- > 0 && st == CDDP_OK && d->unused.missing == NULL;) {
         if (cdi_unused_zero(d, i, &err) != CDDP_OK)
             return cdi_ddp_misused(d, &err);
@@ -152,7 +156,7 @@ static cddp_status share_model(cddp_ddp *d, uint64_t trained, struct cdi_error *
         least = all[r] < least ? all[r] : least;
     }
     if (st == CDDP_OK && all[last] != least)
-        st = cdi_replicate(d, d->slices, d->n_params, last, err);
+        st = cdi_replicate(d, d->slices, d->n_params + d->n_buffers, last, true, err);
     free(all);
     return st;
 }

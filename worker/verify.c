@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define LIST_LIMIT ((size_t)1 << 30) /* bytes of one rank's list, before anything is allocated for it */
+#define BUFFER_BIT 0x10000u          /* in the type on the wire: this is a buffer, and no parameter */
 #define SHOWN_DIMS 8
 #define SHOWN_NAME 200
 
@@ -36,6 +37,7 @@ struct entry {
     size_t len; /* of the whole entry */
     const char *name;
     int name_len;
+    bool buffer;
     cddp_dtype dtype;
     uint32_t n_dims;
     const uint8_t *dims;
@@ -43,7 +45,7 @@ struct entry {
 
 /* ------------------------------------------------------------------------------------------------- the lists ---- */
 
-cddp_status cdi_verify_encode(struct cdi_buf *list, const cddp_param *params, size_t n)
+cddp_status cdi_verify_encode(struct cdi_buf *list, const cddp_param *params, size_t n, bool buffers)
 {
     cddp_status status = CDDP_OK;
 
@@ -57,7 +59,7 @@ cddp_status cdi_verify_encode(struct cdi_buf *list, const cddp_param *params, si
         if (status == CDDP_OK)
             status = cdi_buf_append(list, p->name, name_len);
         if (status == CDDP_OK)
-            status = cdi_buf_put_u32(list, (uint32_t)p->dtype);
+            status = cdi_buf_put_u32(list, (uint32_t)p->dtype | (buffers ? BUFFER_BIT : 0));
         if (status == CDDP_OK)
             status = cdi_buf_put_u32(list, (uint32_t)n_dims);
         for (size_t d = 0; d < n_dims && status == CDDP_OK; d++)
@@ -107,7 +109,8 @@ static bool next_entry(struct reader *r, struct entry *e)
         return false;
     e->name = (const char *)name;
     e->name_len = name_len > SHOWN_NAME ? SHOWN_NAME : (int)name_len;
-    e->dtype = (cddp_dtype)dtype;
+    e->buffer = (dtype & BUFFER_BIT) != 0;
+    e->dtype = (cddp_dtype)(dtype & ~BUFFER_BIT);
     e->len = (size_t)(r->p - e->bytes);
     return true;
 }
@@ -129,6 +132,11 @@ static const char *show(const struct entry *e, char *text, size_t cap)
     return text;
 }
 
+static const char *noun(const struct entry *e)
+{
+    return e->buffer ? "buffer" : "parameter";
+}
+
 static cddp_status name_difference(size_t i, const struct entry *a, int rank_a, const struct entry *b, int rank_b,
                                    struct cdi_error *err)
 {
@@ -136,10 +144,13 @@ static cddp_status name_difference(size_t i, const struct entry *a, int rank_a, 
 
     (void)show(a, text_a, sizeof text_a);
     (void)show(b, text_b, sizeof text_b);
+    if (a->buffer != b->buffer)
+        return cdi_fail(err, CDDP_E_MISMATCH, "'%.*s' %s is a %s on rank %d, where rank %d has the %s '%.*s' %s",
+                        a->name_len, a->name, text_a, noun(a), rank_a, rank_b, noun(b), b->name_len, b->name, text_b);
     if (same_name(a, b))
-        return cdi_fail(err, CDDP_E_MISMATCH, "parameter %zu '%.*s' is %s on rank %d but %s on rank %d", i, a->name_len,
-                        a->name, text_a, rank_a, text_b, rank_b);
-    return cdi_fail(err, CDDP_E_MISMATCH, "parameter %zu is '%.*s' %s on rank %d but '%.*s' %s on rank %d", i,
+        return cdi_fail(err, CDDP_E_MISMATCH, "%s %zu '%.*s' is %s on rank %d but %s on rank %d", noun(a), i,
+                        a->name_len, a->name, text_a, rank_a, text_b, rank_b);
+    return cdi_fail(err, CDDP_E_MISMATCH, "%s %zu is '%.*s' %s on rank %d but '%.*s' %s on rank %d", noun(a), i,
                     a->name_len, a->name, text_a, rank_a, b->name_len, b->name, text_b, rank_b);
 }
 
@@ -152,11 +163,11 @@ static cddp_status name_surplus(size_t i, const struct entry *first, struct read
     size_t n_long = i + 1;
 
     while (next_entry(&rest, &e))
-        n_long++;
+        n_long += e.buffer == first->buffer;
     return cdi_fail(err, CDDP_E_MISMATCH,
-                    "rank %d has %zu parameters but rank %d has %zu: parameter %zu '%.*s' %s is only on rank %d",
-                    rank_short, i, rank_long, n_long, i, first->name_len, first->name, show(first, text, sizeof text),
-                    rank_long);
+                    "rank %d has %zu %ss but rank %d has %zu: %s %zu '%.*s' %s is only on rank %d", rank_short, i,
+                    noun(first), rank_long, n_long, noun(first), i, first->name_len, first->name,
+                    show(first, text, sizeof text), rank_long);
 }
 
 cddp_status cdi_verify_compare(const struct cdi_buf *a, int rank_a, const struct cdi_buf *b, int rank_b,
@@ -164,12 +175,19 @@ cddp_status cdi_verify_compare(const struct cdi_buf *a, int rank_a, const struct
 {
     struct reader ra = {cdi_buf_data(a), a->len}, rb = {cdi_buf_data(b), b->len};
 
+    bool buffers = false;
+
     for (size_t i = 0;; i++) {
         struct entry ea, eb;
         bool has_a = next_entry(&ra, &ea), has_b = next_entry(&rb, &eb);
 
         if (!has_a && !has_b)
             return CDDP_OK;
+        /* They come behind the parameters, and are counted anew. */
+        if (!buffers && (!has_a || ea.buffer) && (!has_b || eb.buffer)) {
+            buffers = true;
+            i = 0;
+        }
         if (!has_b)
             return name_surplus(i, &ea, ra, rank_a, rank_b, err);
         if (!has_a)
@@ -318,7 +336,10 @@ cddp_status cdi_verify(cddp_comm *comm, const struct cdi_verify_input *in, const
     if (records == NULL)
         return give_up(comm, err);
     cdi_buf_init(&list, LIST_LIMIT);
-    if (local == NULL && (status = cdi_verify_encode(&list, in->params, in->n_params)) != CDDP_OK) {
+    status = local == NULL ? cdi_verify_encode(&list, in->params, in->n_params, false) : CDDP_OK;
+    if (local == NULL && status == CDDP_OK)
+        status = cdi_verify_encode(&list, in->buffers, in->n_buffers, true);
+    if (local == NULL && status != CDDP_OK) {
         (void)cdi_fail(&own, status, "no memory for the list of %zu parameters", in->n_params);
         local = &own;
     }

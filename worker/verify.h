@@ -13,6 +13,8 @@
 struct cdi_verify_input {
     const cddp_param *params; /* checked */
     size_t n_params;
+    const cddp_param *buffers;
+    size_t n_buffers;
     size_t bucket_bytes, first_bucket_bytes;
     uint32_t flags;
     cddp_dtype compress;
@@ -29,8 +31,8 @@ cddp_status cdi_verify(cddp_comm *comm, const struct cdi_verify_input *in, const
                        struct cdi_error *err);
 
 /* The pure half. A parameter without a shape has the shape [count]. */
-/* Append names, types and shapes of all parameters to list. CDDP_OK, CDDP_E_NOMEM, CDDP_E_LIMIT. */
-cddp_status cdi_verify_encode(struct cdi_buf *list, const cddp_param *params, size_t n);
+/* Append names, types and shapes of all parameters, or buffers, to list. CDDP_OK, CDDP_E_NOMEM, CDDP_E_LIMIT. */
+cddp_status cdi_verify_encode(struct cdi_buf *list, const cddp_param *params, size_t n, bool buffers);
 /* Name the first difference between two ranks' lists in err. CDDP_E_MISMATCH, or CDDP_OK if there is none. */
 cddp_status cdi_verify_compare(const struct cdi_buf *a, int rank_a, const struct cdi_buf *b, int rank_b,
                                struct cdi_error *err);

@@ -291,6 +291,8 @@ typedef struct cddp_ddp_options {
     uint32_t flags;            /* CDDP_DDP_... below */
     cddp_dtype compress;       /* float32 gradients are sent as CDDP_FLOAT16 or CDDP_BFLOAT16; 0: as they are */
     void *stream;              /* GPU: the compute stream, a cudaStream_t; NULL is the legacy one. Unused on the CPU */
+    const cddp_param *buffers; /* n_buffers of them, for cddp_ddp_sync_buffers: any types, and no `grad` */
+    size_t n_buffers;          /* 0: none */
     uint64_t reserved[4];
 } cddp_ddp_options;
 
@@ -328,7 +330,8 @@ typedef struct cddp_ddp cddp_ddp;
  * First the names, types and shapes are compared between ranks: if any differs, every rank gets CDDP_E_MISMATCH and a
  * sentence that names the first such parameter and two ranks that disagree. Then rank 0's parameter values are
  * broadcast into every rank's `data`. Then one arena for all gradients is made and zeroed. With the "nccl" backend
- * `data` and `grad` are memory of the GPU, and the broadcast comes after the work that is on the compute stream.
+ * `data` and `grad` are memory of the GPU, and the broadcast comes after the work that is on the compute stream. What
+ * is said here of parameters' `data` holds for those of buffers.
  *
  * params is copied, names and shapes too; the memory behind `data` and `grad` stays the caller's and must outlive ddp.
  * opt may be NULL. *out is written on success only; release it with cddp_ddp_destroy(). comm must outlive ddp.
@@ -380,6 +383,21 @@ CDDP_API cddp_status cddp_ddp_wait_param(cddp_ddp *ddp, size_t i);
  * wait for them); or what a collective may return, also for calls of this step whose status was not looked at.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_wait(cddp_ddp *ddp);
+
+/*
+ * The buffers of cddp_ddp_options become rank 0's on every rank: running statistics, and what else a model has beside
+ * its parameters. Call it before the first forward pass of a step; or never, and each rank keeps its own. A collective
+ * (small buffers travel together), on the CPU a blocking one; on a GPU the compute stream waits for it, and not the
+ * host.
+ *
+ * With CDDP_DDP_JOIN they become those of the highest rank that still trains, as in PyTorch (which takes one tiny
+ * collective more, that blocks on a GPU, too): then, if there are buffers, it must be called once at the start of every
+ * step; and cddp_ddp_join hands them out at its end together with the parameters. Without buffers it does nothing.
+ *
+ * From one thread, between two steps. Returns CDDP_OK; CDDP_E_INVALID (ddp is NULL); CDDP_E_STATE (in the middle of a
+ * step, or with CDDP_DDP_JOIN twice in a step; it is sticky); or what a collective may return.
+ */
+CDDP_API cddp_status cddp_ddp_sync_buffers(cddp_ddp *ddp);
 
 /*
  * This rank has no more samples (of this epoch): take part, with zeros, in the steps of those who have, until nobody

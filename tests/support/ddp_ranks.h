@@ -29,11 +29,9 @@ static inline int ddp_world(int (*body)(int rank))
 }
 
 /* 0: it is open. */
-static inline int ddp_open(struct ddp_rank *r, uint32_t flags, cddp_dtype compress, bool own)
+static inline int ddp_open_with(struct ddp_rank *r, const cddp_ddp_options *opt, bool own)
 {
     static const char *const names[DDP_PARAMS] = {"first", "second", "third"};
-    cddp_ddp_options opt = {
-        .size = sizeof opt, .bucket_bytes = 64, .first_bucket_bytes = 64, .flags = flags, .compress = compress};
     cddp_param p[DDP_PARAMS];
 
     for (int i = 0; i < DDP_PARAMS; i++)
@@ -43,8 +41,16 @@ static inline int ddp_open(struct ddp_rank *r, uint32_t flags, cddp_dtype compre
                             .dtype = CDDP_FLOAT32,
                             .grad = own && i == 1 ? r->own : NULL};
     CHECK(cddp_init(&r->comm, NULL) == CDDP_OK);
-    CHECK(cddp_ddp_create(&r->ddp, r->comm, p, DDP_PARAMS, &opt) == CDDP_OK);
+    CHECK(cddp_ddp_create(&r->ddp, r->comm, p, DDP_PARAMS, opt) == CDDP_OK);
     return 0;
+}
+
+static inline int ddp_open(struct ddp_rank *r, uint32_t flags, cddp_dtype compress, bool own)
+{
+    cddp_ddp_options opt = {
+        .size = sizeof opt, .bucket_bytes = 64, .first_bucket_bytes = 64, .flags = flags, .compress = compress};
+
+    return ddp_open_with(r, &opt, own);
 }
 
 static inline int ddp_close(struct ddp_rank *r, cddp_status st)

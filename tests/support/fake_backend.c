@@ -91,7 +91,10 @@ static cddp_status fake_enqueue(struct cdi_backend *b, const struct cdi_op *op, 
     cr_assert_lt(c->n_ops, FAKE_OPS);
     c->ops[c->n_ops++] = *op;
     *ticket = c->n_ops;
-    note(c, "%s %d%s; ", cdi_flight_op_name(CDI_FLIGHT_ALL_REDUCE), op->bucket, op->more ? " more" : "");
+    if (op->kind == CDI_BROADCAST)
+        note(c, "broadcast %zu; ", op->count);
+    else
+        note(c, "%s %d%s; ", cdi_flight_op_name(CDI_FLIGHT_ALL_REDUCE), op->bucket, op->more ? " more" : "");
     if (!c->manual)
         complete(c, c->n_ops);
     (void)pthread_mutex_unlock(&c->lock);

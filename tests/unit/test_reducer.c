@@ -648,6 +648,40 @@ Test(reducer, on_a_device_a_bucket_follows_the_streams_of_its_gradients_and_the_
     fake_close(&comm, 1);
 }
 
+static int64_t counters[2];
+static float means[2][64];
+
+static void create_with_buffers(cddp_comm *comm, void *arg)
+{
+    cddp_ddp **d = arg;
+    int r = comm->world.rank;
+    const cddp_param buffers[2] = {{.name = "mean", .data = means[r], .count = 64, .dtype = CDDP_FLOAT32},
+                                   {.name = "steps", .data = &counters[r], .count = 1, .dtype = CDDP_INT64}};
+    cddp_ddp_options opt = {
+        .size = sizeof opt, .flags = CDDP_DDP_NO_BROADCAST, .stream = stream(1), .buffers = buffers, .n_buffers = 2};
+
+    comm->device = true;
+    cr_assert_eq(cddp_ddp_create(&d[r], comm, model, 4, &opt), CDDP_OK);
+}
+
+Test(reducer, on_a_device_buffers_travel_together_and_the_host_does_not_wait)
+{
+    cddp_comm comms[2];
+    cddp_ddp *d[2] = {NULL};
+
+    fake_open(comms, 2);
+    fake_run(comms, 2, create_with_buffers, d);
+    for (int r = 0; r < 2; r++)
+        cr_assert_eq(cddp_ddp_sync_buffers(d[r]), CDDP_OK);
+    cr_assert_str_eq(comms[0].calls, "follow 1; pack; broadcast 264; lead 0 on 1; ");
+    cr_assert_str_eq(comms[1].calls, "follow 1; broadcast 264; unpack; lead 0 on 1; ");
+    cr_assert_eq(comms[0].n_joins, 0);
+    for (int r = 0; r < 2; r++)
+        cddp_ddp_destroy(d[r]);
+    cr_assert_eq(comms[0].n_joins, 1, "before the stage goes, all is done");
+    fake_close(comms, 2);
+}
+
 Test(reducer, on_a_device_small_neighbours_are_launched_together_whenever_they_become_ready)
 {
     cddp_comm comm;

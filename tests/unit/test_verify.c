@@ -56,7 +56,8 @@ static struct scene same(int n)
     struct scene s = {0};
 
     for (int r = 0; r < n; r++)
-        s.in[r] = (struct cdi_verify_input){model, 4, 100, 10, 0};
+        s.in[r] =
+            (struct cdi_verify_input){.params = model, .n_params = 4, .bucket_bytes = 100, .first_bucket_bytes = 10};
     return s;
 }
 
@@ -166,6 +167,28 @@ Test(verify, options_that_cut_other_buckets_are_named)
                       "rank");
 }
 
+Test(verify, buffers_are_compared_behind_the_parameters_and_named_as_such)
+{
+    static const cddp_param buffers[] = {{.name = "bn.mean", .count = 4, .dtype = CDDP_FLOAT32},
+                                         {.name = "bn.steps", .count = 1, .dtype = CDDP_INT64}};
+    static const cddp_param other = {.name = "bn.mean", .count = 5, .dtype = CDDP_FLOAT32};
+    struct scene s = same(2);
+
+    s.in[0].buffers = s.in[1].buffers = buffers;
+    s.in[0].n_buffers = s.in[1].n_buffers = 2;
+    expect_everywhere(&s, 2, CDDP_OK, NULL);
+    s.in[1].buffers = &other;
+    s.in[1].n_buffers = 1;
+    expect_everywhere(&s, 2, CDDP_E_MISMATCH, "buffer 0 'bn.mean' is float32 [4] on rank 0 but float32 [5] on rank 1");
+    s.in[1].buffers = buffers;
+    expect_everywhere(&s, 2, CDDP_E_MISMATCH,
+                      "rank 1 has 1 buffers but rank 0 has 2: buffer 1 'bn.steps' int64 [1] is only on rank 0");
+    s.in[1].n_params = 3;
+    expect_everywhere(&s, 2, CDDP_E_MISMATCH,
+                      "'fc2.bias' float32 [3] is a parameter on rank 0, where rank 1 has the buffer 'bn.mean' float32 "
+                      "[4]");
+}
+
 Test(verify, a_rank_that_failed_alone_tells_the_others)
 {
     struct scene s = same(3);
@@ -185,7 +208,7 @@ Test(verify, a_list_that_a_peer_cut_short_is_read_to_its_end_and_no_further)
 
     cdi_buf_init(&whole, 0);
     cdi_buf_init(&part, 0);
-    cr_assert_eq(cdi_verify_encode(&whole, model, 4), CDDP_OK);
+    cr_assert_eq(cdi_verify_encode(&whole, model, 4, false), CDDP_OK);
     for (size_t len = 0; len < whole.len; len++) {
         struct cdi_error err;
 
