@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Launch alone: /bin/true on 1, 8 and 64 ranks under cddprun, MPICH's Hydra, Open MPI and torchrun, in turn, and the memory
-that each launcher's biggest process needs. --hang N instead: N runs of 64 ranks that end at once; none may hang."""
+that each launcher's biggest process needs. A peer's run that takes longer than a few seconds is killed and counted as hung.
+--hang [N] instead: N runs (1,000) of 64 ranks that end at once under cddprun; none may hang or fail."""
 import os
 import shutil
 import statistics
@@ -13,7 +14,9 @@ import time
 import common
 
 RANKS = (1, 8, 64)
-HANG_S = 20
+HANG_S = 20       # of cddprun, after which it fails
+PEER_HANG_S = 5   # of a peer, without Python: its slowest run here is a tenth of this
+FEW = ('torchrun', 'Open MPI')  # long, or hanging long
 PROGRAM = '/bin/true'
 
 
@@ -95,9 +98,9 @@ def compare(args, found):
         times = {name: [] for name in found}
         for pair in range(-1, args.pairs):
             for name, command in found.items():
-                if name == 'torchrun' and pair >= args.torchrun_pairs:
+                if name in FEW and pair >= args.few_pairs:
                     continue
-                seconds = run([*command(ranks), PROGRAM], HANG_S)
+                seconds = run([*command(ranks), PROGRAM], HANG_S if name in ('cddprun', 'torchrun') else PEER_HANG_S)
                 if pair >= 0:
                     times[name].append(seconds)
         result[f'ranks_{ranks}'] = one = {}
@@ -107,11 +110,13 @@ def compare(args, found):
             ratios = [v / ours for v, ours in zip(values, times['cddprun']) if v is not None and ours is not None]
             one[name] = {'s': values, 'hung': len(values) - len(ended), 'median_s': statistics.median(ended) if ended else None,
                          'ratio_median': statistics.median(ratios) if ratios else None}
-            if ended:
-                print(f'  {name:10}{one[name]["median_s"] * 1000:10.1f} ms ({min(ended) * 1000:.1f} to {max(ended) * 1000:.1f})'
-                      f'{one[name]["ratio_median"]:9.1f}x' + (f'   {one[name]["hung"]} hung' if one[name]['hung'] else ''))
-            else:
-                print(f'  {name:10}hung in all of {len(values)} runs')
+            hung = f'   hung {one[name]["hung"]} of {len(values)}' if one[name]['hung'] else ''
+            if not ended:
+                print(f'  {name:10}{hung}')
+                continue
+            one[name] |= {'ratio_min': min(ratios), 'ratio_max': max(ratios)}
+            print(f'  {name:10}{one[name]["median_s"] * 1000:10.1f} ms ({min(ended) * 1000:.1f} to {max(ended) * 1000:.1f})'
+                  f'{one[name]["ratio_median"]:9.2f}x ({min(ratios):.2f} to {max(ratios):.2f}){hung}')
     print('memory of the biggest process, 8 ranks')
     result['memory_kib'] = {name: memory(command(8)) for name, command in found.items()}
     for name, size in result['memory_kib'].items():
@@ -120,25 +125,29 @@ def compare(args, found):
 
 
 def hang(args, found):
-    worst, began = 0, time.monotonic()
+    result, times = {'machine': common.machine(args)}, []
     for i in range(args.hang):
         seconds = run([*found['cddprun'](64), PROGRAM], HANG_S)
         if seconds is None:
             sys.exit(f'run {i + 1} of {args.hang} did not end within {HANG_S} s')
-        worst = max(worst, seconds)
-    print(f'{args.hang} runs of 64 ranks that end at once: none hung, none failed; {time.monotonic() - began:.0f} s in all, '
-          f'the slowest {worst * 1000:.0f} ms')
+        times.append(seconds)
+    print(f'{args.hang} runs of 64 ranks that end at once: none hung, none failed; {sum(times):.0f} s in all, '
+          f'median {statistics.median(times) * 1000:.0f} ms, the slowest {max(times) * 1000:.0f} ms')
+    result |= {'runs': args.hang, 'ranks': 64, 'hung': 0, 'failed': 0, 'median_s': statistics.median(times),
+               'slowest_s': max(times), 's': times}
+    common.write(args, 'launch_hang', result)
 
 
 def main():
     words = common.parser(__doc__)
     words.add_argument('--pairs', type=int, default=20, help='runs of each')
-    words.add_argument('--torchrun-pairs', type=int, default=5, help='runs of torchrun, which are long')
-    words.add_argument('--hang', type=int, metavar='N', help='only look for runs that hang, in N runs of cddprun')
+    words.add_argument('--few-pairs', type=int, default=5, help='runs of torchrun and Open MPI, which are long or hang')
+    words.add_argument('--hang', type=int, nargs='?', const=1000, metavar='N',
+                       help='only look for runs that hang, in N (1000) runs of cddprun')
     args = words.parse_args()
     args.build = os.path.abspath(args.build)
     if args.hang:
-        hang(args, {'cddprun': peers(args)['cddprun']})
+        hang(args, peers(args))
     else:
         compare(args, peers(args))
 

@@ -93,6 +93,18 @@ static cddp_status raise_nofile(struct spawn_context *ctx, uint32_t n_procs, str
     return CDDP_OK;
 }
 
+/*
+ * While this process has one thread: with more, each growth of the kernel's table of descriptors waits until all cores
+ * have passed through the scheduler (synchronize_rcu), which takes as long as to start 64 workers.
+ */
+static void grow_table(const struct spawn_context *ctx, uint32_t n_procs)
+{
+    int fd = fcntl(ctx->null_fd, F_DUPFD_CLOEXEC, (int)(FILES_BASE + n_procs * FILES_PER_WORKER) - 1);
+
+    if (fd >= 0)
+        (void)close(fd);
+}
+
 /* Above 4: see become_shim(). */
 static int open_null(void)
 {
@@ -103,6 +115,8 @@ static int open_null(void)
 
 cddp_status spawn_prepare(struct spawn_context *ctx, uint32_t n_procs, struct cdi_error *err)
 {
+    cddp_status st;
+
     if (!find_shim(ctx->shim, sizeof ctx->shim))
         return cdi_fail(err, CDDP_E_NOT_FOUND,
                         "cannot find %s, which belongs to cddprun, beside it or in %s; install cddprun again", SHIM,
@@ -110,7 +124,10 @@ cddp_status spawn_prepare(struct spawn_context *ctx, uint32_t n_procs, struct cd
     ctx->null_fd = open_null();
     if (ctx->null_fd < 0)
         return cdi_fail_errno(err, errno, "cannot open /dev/null");
-    return raise_nofile(ctx, n_procs, err);
+    st = raise_nofile(ctx, n_procs, err);
+    if (st == CDDP_OK)
+        grow_table(ctx, n_procs);
+    return st;
 }
 
 void spawn_release(struct spawn_context *ctx)

@@ -62,7 +62,8 @@ struct spawn_context {
 
 /*
  * Find the shim, and raise this process's limit of open files to what is allowed, which must do for n_procs workers;
- * the rest of ctx stays as it is. CDDP_E_NOT_FOUND, CDDP_E_LIMIT with a sentence; spawn_release() is due in any case.
+ * the rest of ctx stays as it is. Before the process has a second thread. CDDP_E_NOT_FOUND, CDDP_E_LIMIT with a
+ * sentence; spawn_release() is due in any case.
  */
 cddp_status spawn_prepare(struct spawn_context *ctx, uint32_t n_procs, struct cdi_error *err);
 void spawn_release(struct spawn_context *ctx);
