@@ -229,7 +229,7 @@ static double join_all(struct rank *ranks)
 int main(int argc, char **argv)
 {
     struct rank *ranks;
-    double took, cpu;
+    double took, cpu, own;
     char byte;
 
     n_ranks = argc == 4 ? (unsigned)strtoul(argv[3], NULL, 10) : 0;
@@ -249,9 +249,12 @@ int main(int argc, char **argv)
     if (ranks == NULL || ep < 0)
         die("setup");
     cpu = cpu_ns(argv[2]);
+    own = cpu_ns("self");
     took = join_all(ranks);
     cpu = cpu_ns(argv[2]) - cpu;
-    (void)printf("{\"ranks\": %u, \"s\": %.4f, \"cpu_us\": %.2f}\n", n_ranks, took, cpu / 1e3 / n_ranks);
+    own = cpu_ns("self") - own;
+    (void)printf("{\"ranks\": %u, \"s\": %.4f, \"cpu_us\": %.2f, \"load_us\": %.2f}\n", n_ranks, took,
+                 cpu / 1e3 / n_ranks, own / 1e3 / n_ranks);
     (void)fflush(stdout);
     return read(STDIN_FILENO, &byte, 1) < 0;
 }

@@ -4,6 +4,7 @@
 
 Each rank connects, adds itself, waits for the last and gets a 128-byte id. PyTorch's server looks up the name of every
 client that it accepts: rows have that switched off, or a resolver that needs 0.5 ms (one in the same building), or 10 ms.
+Beside them, where no names are looked up, a bare server, which does nothing but what no server can do without: the floor.
 """
 import json
 import os
@@ -20,7 +21,7 @@ RESOLVERS_US = {500: SIZES, 10000: SIZES[:1]}
 
 
 def join(args, server, ranks, timeout=300):
-    """Seconds; per rank: µs of the server's processor time, KiB of its memory."""
+    """Seconds; per rank: µs of the server's processor time and of the load's, KiB of the server's memory."""
     before = server.memory_kib()
     with subprocess.Popen([os.path.join(args.build, 'bench', 'join'), str(server.port), server.pid,
                            str(ranks)], stdin=subprocess.PIPE,
@@ -47,20 +48,29 @@ def once(args, start, ranks):
 
 
 def compare(args, ranks, names_us, rounds):
-    rows = {'cddprun': [], 'PyTorch': []}
+    start = {'cddprun': lambda: servers.ours(args), 'PyTorch': lambda: servers.torch(args, names_us)}
+    if names_us == 0:
+        start['bare'] = lambda: servers.bare(args)
+    rows = {name: [] for name in start}
     for _ in range(rounds):
-        rows['cddprun'].append(once(args, lambda: servers.ours(args), ranks))
-        rows['PyTorch'].append(once(args, lambda: servers.torch(args, names_us), ranks))
+        for name, server in start.items():
+            rows[name].append(once(args, server, ranks))
     return rows
 
 
+def ratio(rows, ours, theirs, field):
+    values = [a[field] / b[field] for a, b in zip(rows[ours], rows[theirs])]
+    return f'{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})'
+
+
 def show(name, rows):
-    def text(field, form):
-        return ''.join(f'{statistics.median(row[field] for row in rows[one]):{form}}' for one in ('cddprun', 'PyTorch'))
-    ratios = [a['s'] / b['s'] for a, b in zip(rows['cddprun'], rows['PyTorch'])]
-    spread = f'{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})'
-    print(f'{name:38}{text("s", "9.3f")}{spread:>24}{text("cpu_us", "12.1f")}{text("kib_per_connection", "12.2f")}',
-          flush=True)
+    """A line for each server, with its time over PyTorch's."""
+    for one, runs in rows.items():
+        cells = ''.join(f'{statistics.median(row[field] for row in runs):{form}}' for field, form in
+                        (('s', '9.3f'), ('cpu_us', '10.1f'), ('load_us', '10.1f'), ('kib_per_connection', '10.2f')))
+        against = '' if one == 'PyTorch' else (f'{ratio(rows, one, "PyTorch", "s"):>24}'
+                                               f'{ratio(rows, one, "PyTorch", "cpu_us"):>24}')
+        print(f'{name:38}{one:8}{cells}{against}', flush=True)
 
 
 def largest(args, files):
@@ -80,8 +90,9 @@ def main():
     common.need_torch(args)
     files = servers.raise_files(LARGEST + 1000)
     result = {'machine': common.machine(args), 'joins': []}
-    print(f'\n{"":38}{"seconds":>18}{"ours / theirs":>24}{"µs of processor/rank":>24}{"KiB per connection":>24}\n'
-          f'{"ranks":38}{"cddprun":>9}{"PyTorch":>9}{"at most 0.5":>24}' + f'{"cddprun":>12}{"PyTorch":>12}' * 2)
+    print(f'\nbare: the floor, a server that does only what none can do without; at most 0.5 of PyTorch\'s time is wanted\n'
+          f'{"ranks":38}{"":8}{"s":>9}{"server":>10}{"load":>10}{"KiB per":>10}{"time / PyTorch":>24}{"server / PyTorch":>24}\n'
+          f'{"":46}{"":9}{"µs/rank":>10}{"µs/rank":>10}{"rank":>10}')
     cases = [(ranks, 0, f'{ranks:,}, no look-up of names') for ranks in SIZES]
     cases += [(ranks, us, f'{ranks:,}, a resolver that needs {us / 1e3:g} ms') for us, sizes in RESOLVERS_US.items()
               for ranks in sizes]

@@ -11,13 +11,13 @@
 #include <sys/resource.h>
 #include <time.h>
 
-static void die(const char *what)
+static inline void die(const char *what)
 {
     (void)fprintf(stderr, "%s: %s: %s\n", program_invocation_short_name, what, strerror(errno));
     exit(1);
 }
 
-static double now_s(void)
+static inline double now_s(void)
 {
     struct timespec ts;
 
@@ -26,7 +26,7 @@ static double now_s(void)
 }
 
 /* Nanoseconds that all threads of a process have run. */
-static double cpu_ns(const char *pid)
+static inline double cpu_ns(const char *pid)
 {
     char path[300];
     double sum = 0;
@@ -53,7 +53,7 @@ static double cpu_ns(const char *pid)
     return sum;
 }
 
-static void take_all_descriptors(void)
+static inline void take_all_descriptors(void)
 {
     struct rlimit files = {0};
 

@@ -87,6 +87,11 @@ def ours(args):
     return Server('cddprun', 'c10d', [os.path.join(args.build, 'bench', 'bench_server')])
 
 
+def bare(args):
+    """The least that a server can do: what the kernel and the load cost."""
+    return Server('bare', 'c10d', [os.path.join(args.build, 'bench', 'bench_bare_server')])
+
+
 def torch(args, names_us=0):
     """names_us: how long its look-up of each client's name takes, in microseconds."""
     env = dict(os.environ, TORCH_CPP_LOG_LEVEL='FATAL', OMP_NUM_THREADS='1', NAMES_US=str(names_us),

@@ -3,6 +3,7 @@
 """The store: each operation on our server, PyTorch's libuv store server and Redis, interleaved, by one load generator.
 
 Operations per second, and microseconds of the server's processor time per operation; wake-up of 1 and of 1,000 waiters.
+One at a time and in wake-ups a bare server, which does nothing but what no server can do without, tells the floor.
 """
 import contextlib
 import json
@@ -17,6 +18,7 @@ import servers
 CONFIGS = [(1, 1), (8, 1), (1, 64), (8, 64)]  # clients, requests in flight
 WAKES = [(1, 300), (1000, 7)]  # waiters, repeats per round
 MAIN = ('get', 'set', 'add')
+SERVERS = ('cddprun', 'PyTorch', 'Redis', 'bare')
 
 
 def load(args, *words):
@@ -36,6 +38,8 @@ def measure(args, operations, running):
                 for one in running:
                     if one.protocol == 'resp' and not redis_too:
                         continue
+                    if one.name == 'bare' and (depth > 1 or name not in MAIN):
+                        continue
                     line = load(args, one.protocol, one.port, one.pid, name, clients, depth, args.seconds)
                     rates.setdefault((name, clients, depth), {}).setdefault(one.name, []).append(json.loads(line))
         for waiters, repeats in WAKES:
@@ -51,10 +55,10 @@ def median(rows, field):
     return statistics.median(row[field] for row in rows)
 
 
-def ratios(by_server, ours_over, field):
+def ratios(by_server, ours_over, field, ours='cddprun'):
     """Round by round, ours / theirs (what disturbs the machine disturbs both)."""
     theirs = by_server.get(ours_over)
-    return [a[field] / b[field] for a, b in zip(by_server['cddprun'], theirs)] if theirs else []
+    return [a[field] / b[field] for a, b in zip(by_server[ours], theirs)] if theirs else []
 
 
 def spread(values, wanted=''):
@@ -66,11 +70,11 @@ def spread(values, wanted=''):
 def show_rates(rates):
     for clients, depth in CONFIGS:
         print(f'\n{clients} client{"s" if clients > 1 else ""}, {depth} in flight: operations/s, and µs of the server\'s '
-              f'processor per operation\n{"":22}{"cddprun":>22}{"PyTorch":>22}{"Redis":>22}')
+              f'processor per operation\n{"":28}' + ''.join(f'{name:>22}' for name in SERVERS))
         for (name, c, d), by_server in rates.items():
             if (c, d) == (clients, depth):
                 cells = [f'{median(by_server[s], "per_s"):12,.0f}{median(by_server[s], "cpu_us"):10.3f}' if s in by_server
-                         else '-' for s in ('cddprun', 'PyTorch', 'Redis')]
+                         else '-' for s in SERVERS]
                 print(f'{name:28}' + ''.join(f'{cell:>22}' for cell in cells))
 
 
@@ -87,11 +91,12 @@ def show_ratios(rates, wakes):
             by_server = rates[name, clients, 1]
             print(f'  {name}, one at a time, {clients} clients: rate / PyTorch\'s '
                   f'{spread(ratios(by_server, "PyTorch", "per_s"), " (at least 1)")}; '
-                  f'/ Redis\'s {spread(ratios(by_server, "Redis", "per_s"), " (at least 1)")}')
+                  f'/ Redis\'s {spread(ratios(by_server, "Redis", "per_s"), " (at least 1)")}; '
+                  f'/ the bare server\'s {spread(ratios(by_server, "bare", "per_s"))}')
     for waiters, by_server in wakes.items():
-        print(f'  wake-up of {waiters:,}: {median(by_server["cddprun"], "us"):,.0f} µs, PyTorch '
-              f'{median(by_server["PyTorch"], "us"):,.0f} µs: time / PyTorch\'s '
-              f'{spread(ratios(by_server, "PyTorch", "us"), " (at most 0.5)")}')
+        print(f'  wake-up of {waiters:,}: ' + ', '.join(f'{name} {median(rows, "us"):,.0f} µs' for name, rows in by_server.items())
+              + f': ours / PyTorch\'s {spread(ratios(by_server, "PyTorch", "us"), " (at most 0.5)")}; the bare server\'s / '
+              f'PyTorch\'s {spread(ratios(by_server, "PyTorch", "us", "bare"))}')
 
 
 def main():
@@ -107,8 +112,9 @@ def main():
         operations = [one for one in operations if one[0] in args.operations.split(',') + list(MAIN)]
     result = {'machine': common.machine(args)}
     with contextlib.ExitStack() as stack:
-        running = [stack.enter_context(one) for one in (servers.ours(args), servers.torch(args), servers.redis()) if one]
-        if len(running) < 3:
+        running = [stack.enter_context(one) for one in
+                   (servers.ours(args), servers.torch(args), servers.redis(), servers.bare(args)) if one]
+        if len(running) < len(SERVERS):
             print('note: no redis-server here (scripts/setup --bench installs it); compared with PyTorch alone')
         rates, wakes = measure(args, operations, running)
     show_rates(rates)
