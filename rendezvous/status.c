@@ -208,29 +208,51 @@ static cddp_status put_family(const struct status *s, const struct family *f, st
     return st;
 }
 
-/* One sample per state of each job: 1 for the state that it is in. */
-static cddp_status put_states(const struct status *s, struct cdi_buf *out)
+/* A family of which each job has n samples, that differ in one more label. */
+struct labelled {
+    const char *name, *type, *help, *label;
+    const char *(*text)(size_t i); /* of the label */
+    double (*value)(const struct status_job *j, size_t i);
+};
+
+static const char *state_text(size_t i)
 {
-    static const char name[] = "cddp_job_state";
-    cddp_status st = put_head(out, name, "gauge", "1 for the state that the job is in.");
+    return status_states[i];
+}
+
+static double is_in_state(const struct status_job *j, size_t i)
+{
+    return strcmp(j->state, status_states[i]) == 0;
+}
+
+static const char *operation_text(size_t i)
+{
+    return cdi_c10d_op_name((unsigned)i);
+}
+
+static double n_operations(const struct status_job *j, size_t i)
+{
+    return (double)j->operations[i];
+}
+
+static cddp_status put_labelled(const struct status *s, const struct labelled *f, size_t n, struct cdi_buf *out)
+{
+    cddp_status st = put_head(out, f->name, f->type, f->help);
 
     for (size_t i = 0; st == CDDP_OK && i < s->n_jobs; i++)
-        for (size_t k = 0; st == CDDP_OK && k < status_n_states; k++)
-            st = put_sample(out, name, &s->jobs[i], "state", status_states[k],
-                            strcmp(s->jobs[i].state, status_states[k]) == 0);
+        for (size_t k = 0; st == CDDP_OK && k < n; k++)
+            st = put_sample(out, f->name, &s->jobs[i], f->label, f->text(k), f->value(&s->jobs[i], k));
     return st;
 }
 
-static cddp_status put_operations(const struct status *s, struct cdi_buf *out)
-{
-    static const char name[] = "cddp_store_operations_total";
-    cddp_status st = put_head(out, name, "counter", "Requests of the store that were carried out.");
-
-    for (size_t i = 0; st == CDDP_OK && i < s->n_jobs; i++)
-        for (unsigned k = 0; st == CDDP_OK && k < CDI_C10D_N_OPS; k++)
-            st = put_sample(out, name, &s->jobs[i], "operation", cdi_c10d_op_name(k), (double)s->jobs[i].operations[k]);
-    return st;
-}
+static const struct labelled job_states = {"cddp_job_state", "gauge",    "1 for the state that the job is in.",
+                                           "state",          state_text, is_in_state};
+static const struct labelled store_operations = {"cddp_store_operations_total",
+                                                 "counter",
+                                                 "Requests of the store that were carried out.",
+                                                 "operation",
+                                                 operation_text,
+                                                 n_operations};
 
 cddp_status status_metrics(const struct status *s, struct cdi_buf *out)
 {
@@ -242,8 +264,8 @@ cddp_status status_metrics(const struct status *s, struct cdi_buf *out)
     for (size_t i = 0; st == CDDP_OK && i < sizeof families / sizeof families[0]; i++)
         st = put_family(s, &families[i], out);
     if (st == CDDP_OK)
-        st = put_states(s, out);
-    return st == CDDP_OK ? put_operations(s, out) : st;
+        st = put_labelled(s, &job_states, status_n_states, out);
+    return st == CDDP_OK ? put_labelled(s, &store_operations, CDI_C10D_N_OPS, out) : st;
 }
 
 /* ---------------------------------------------------------------------------------------------- a page to read ---- */
