@@ -58,6 +58,21 @@ void conn_address_name(const struct sockaddr_storage *addr, char buf[CONN_NAME])
     }
 }
 
+static struct in6_addr ip_of(const struct sockaddr_storage *addr)
+{
+    struct in6_addr ip = {.s6_addr = {[10] = 0xff, [11] = 0xff}};
+    struct sockaddr_in6 six;
+    struct sockaddr_in four;
+
+    if (addr->ss_family == AF_INET6) {
+        memcpy(&six, addr, sizeof six);
+        return six.sin6_addr;
+    }
+    memcpy(&four, addr, sizeof four);
+    memcpy(&ip.s6_addr[12], &four.sin_addr, 4);
+    return ip;
+}
+
 /* --------------------------------------------------------------------------------------------------- closing ---- */
 
 /* Its buffers have grown or shrunk. */
@@ -127,10 +142,15 @@ static void log_drop(const struct conn *c, enum cdi_log_level level, const char 
     conn_log_drop(c->home, level, name, why);
 }
 
-static void leave_store(struct conn *c)
+/* It is about to have another state. */
+static void leave(struct conn *c)
 {
+    struct in6_addr ip = ip_of(&c->addr);
+
     if (c->state == CONN_STORE)
         cdi_serve_release(&c->serve);
+    else if (c->state == CONN_CONTROL)
+        nodes_remove(&c->home->nodes, &ip, c->job);
 }
 
 void conn_close(struct conn *c, enum cdi_log_level level, const char *why)
@@ -141,7 +161,7 @@ void conn_close(struct conn *c, enum cdi_log_level level, const char *why)
         (void)snprintf(c->why, sizeof c->why, "%.*s", (int)sizeof c->why - 1, why);
         log_drop(c, level, why);
     }
-    leave_store(c);
+    leave(c);
     c->state = CONN_CLOSING;
     cdi_list_remove(&c->link);
     cdi_list_remove(&c->dirty);
@@ -187,7 +207,7 @@ void conn_finish(struct conn *c, int64_t linger_ms, enum cdi_log_level level, co
         return;
     (void)snprintf(c->why, sizeof c->why, "%.*s", (int)sizeof c->why - 1, why);
     log_drop(c, level, why);
-    leave_store(c);
+    leave(c);
     c->state = CONN_LINGERING;
     c->deadline_ms = now_of(c->home) + linger_ms;
     cdi_buf_release(&c->in);
@@ -375,7 +395,12 @@ static void begin_store(struct conn *c, struct conn_job *job)
 
 static void begin_control(struct conn *c, struct conn_job *job)
 {
-    if (session_attach(job->session, c, now_of(c->home), &c->peer) != CDDP_OK) {
+    struct in6_addr ip = ip_of(&c->addr);
+    cddp_status st = nodes_add(&c->home->nodes, &ip, job);
+
+    if (st == CDDP_OK && (st = session_attach(job->session, c, now_of(c->home), &c->peer)) != CDDP_OK)
+        nodes_remove(&c->home->nodes, &ip, job);
+    if (st != CDDP_OK) {
         conn_close(c, CDI_LOG_WARN, "no memory for another agent");
         return;
     }
@@ -398,42 +423,9 @@ static void refuse_agent(struct conn *c, const char *why)
  * ----
  */
 
-static struct in6_addr ip_of(const struct sockaddr_storage *addr)
-{
-    struct in6_addr ip = {.s6_addr = {[10] = 0xff, [11] = 0xff}};
-    struct sockaddr_in6 six;
-    struct sockaddr_in four;
-
-    if (addr->ss_family == AF_INET6) {
-        memcpy(&six, addr, sizeof six);
-        return six.sin6_addr;
-    }
-    memcpy(&four, addr, sizeof four);
-    memcpy(&ip.s6_addr[12], &four.sin_addr, 4);
-    return ip;
-}
-
 static bool is_loopback(const struct in6_addr *ip)
 {
     return IN6_IS_ADDR_LOOPBACK(ip) || (IN6_IS_ADDR_V4MAPPED(ip) && ip->s6_addr[12] == 127);
-}
-
-/* Is an agent of this job (NULL: of any) connected from there? Where there is a secret it has proved it. */
-static bool is_node_of(const struct conn_home *home, const struct conn_job *job, const struct in6_addr *ip)
-{
-    struct cdi_list *node, *safe;
-
-    cdi_list_for_each (node, safe, &home->conns) {
-        const struct conn *c = cdi_list_of(node, struct conn, link);
-
-        if (c->state == CONN_CONTROL && (job == NULL || c->job == job)) {
-            struct in6_addr its = ip_of(&c->addr);
-
-            if (memcmp(&its, ip, sizeof its) == 0)
-                return true;
-        }
-    }
-    return false;
 }
 
 /* Who has not proved the secret; job NULL: a node of any job will do. */
@@ -449,7 +441,8 @@ static bool may(const struct conn *c, enum rdzv_who who, const struct conn_job *
     case RDZV_AUTO:
         break;
     }
-    return c->home->secret == NULL || is_loopback(&ip) || is_node_of(c->home, job, &ip);
+    return c->home->secret == NULL || is_loopback(&ip) ||
+           nodes_has(&c->home->nodes, &ip, job); /* they have proved it */
 }
 
 static bool http_may(const struct conn *c)

@@ -14,6 +14,7 @@
 #include "common/log.h"
 #include "protocol/hello.h"
 #include "protocol/message.h"
+#include "rendezvous/nodes.h"
 #include "rendezvous/server.h"
 #include "store/serve.h"
 
@@ -71,6 +72,7 @@ struct conn_home {
     struct cdi_list jobs;            /* struct conn_job */
     struct cdi_list conns;           /* all that are not closed yet */
     struct cdi_list dirty;           /* those that have something to write */
+    struct nodes nodes;              /* from where those in CONN_CONTROL come */
     size_t n_open;                   /* until their close callback */
     size_t buffered, max_buffered;   /* bytes of all connections' buffers */
     int64_t undecided_ms, stall_ms;

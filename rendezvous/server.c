@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -22,6 +23,7 @@
 #define CLOSE_MS 1000       /* how long rdzv_server_close() waits for clients that read */
 #define ACCEPT_AT_ONCE 64   /* then others get a turn */
 #define ACCEPT_PAUSE_MS 250 /* when there is no descriptor left at all */
+#define OTHER_FILES 32      /* descriptors that are no connections */
 
 struct rdzv_server;
 
@@ -48,6 +50,7 @@ struct job {
     int64_t over_ms;  /* when it was seen to be over, or without agents; -1: it is not */
     int64_t close_ms; /* after that it waits so long for its last connections */
     bool ending;      /* its connections and its port are being closed */
+    bool warned;      /* it was said that it has more ranks than there are descriptors */
 };
 
 struct rdzv_server {
@@ -131,6 +134,7 @@ static void free_server(struct rdzv_server *s)
     cdi_list_for_each (node, safe, &s->home.jobs) {
         destroy_job(cdi_list_of(node, struct job, conn.link));
     }
+    nodes_release(&s->home.nodes);
     cdi_secret_release(&s->secret);
     if (s->reserve_fd >= 0)
         (void)close(s->reserve_fd);
@@ -344,12 +348,30 @@ static void on_connection(uv_poll_t *poll, int status, int events)
     }
 }
 
+/* Each rank and each agent is a connection, and each connection a descriptor: say it before some are turned away. */
+static void warn_of_few_files(struct job *job, const struct round *round)
+{
+    uint64_t need = (uint64_t)round_world_size(round) + round_nodes(round) + OTHER_FILES;
+    struct rlimit files;
+
+    if (job->warned || round_state(round) != ROUND_RUNNING || getrlimit(RLIMIT_NOFILE, &files) != 0 ||
+        need <= files.rlim_cur)
+        return;
+    job->warned = true;
+    cdi_log(CDI_LOG_WARN, "RDZV-FEW-FDS",
+            "rendezvous: job '%s' has %u ranks on %u nodes, each with a connection, but no more than %llu files may be "
+            "open here, so some will be turned away; raise the limit on this node (ulimit -Hn %llu)",
+            job->conn.run_id, round_world_size(round), round_nodes(round), (unsigned long long)files.rlim_cur,
+            (unsigned long long)need);
+}
+
 /* Over, and everybody has gone or had time to; or forsaken by every agent. */
 static void tick_job(struct rdzv_server *s, struct job *job, int64_t now_ms, int64_t wall_ms)
 {
     const struct round *round = session_round(job->conn.session);
 
     session_tick(job->conn.session, now_ms, wall_ms);
+    warn_of_few_files(job, round);
     if (s->home.only == &job->conn || job->ending)
         return;
     if (round_state(round) != ROUND_CLOSED && round_present(round) > 0)
@@ -603,6 +625,7 @@ static cddp_status fill(struct rdzv_server *s, uv_loop_t *loop, const struct rdz
     cdi_list_init(&s->home.conns);
     cdi_list_init(&s->home.dirty);
     cdi_list_init(&s->home.jobs);
+    nodes_init(&s->home.nodes);
     s->max_jobs = opt->max_jobs;
     s->first_job_port = opt->first_job_port;
     s->last_job_port = opt->last_job_port;

@@ -555,6 +555,34 @@ Test(server, a_star_listens_for_both_families)
     stop();
 }
 
+Test(server, a_job_of_more_ranks_than_descriptors_is_warned_of_before_any_is_turned_away)
+{
+    struct cdi_msg m = join_of("job", 0, 1);
+    const int64_t end = cdi_now_ms() + PATIENCE_S * 1000;
+    struct rlimit before, few;
+    int agent;
+
+    start((struct rdzv_server_options){0});
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &before), 0);
+    few = before;
+    few.rlim_cur = 500;
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &few), 0);
+    agent = dial();
+    cr_assert_eq(greet(agent, CDI_HELLO_AGENT, "job", CDI_HELLO_CURRENT_ROUND, NULL, NULL), CDDP_OK);
+    m.u.join.n_procs = 1000;
+    tell(agent, m);
+    (void)hear(agent, CDI_MSG_WELCOME);
+    (void)hear(agent, CDI_MSG_ASSIGN);
+    while (!logged("RDZV-FEW-FDS") && cdi_now_ms() < end) {
+        (void)close(dial_store()); /* the server has something to do until its next tick */
+    }
+    cr_assert(logged("has 1000 ranks on 1 nodes"));
+    cr_assert(logged("no more than 500 files may be open here"));
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &before), 0);
+    (void)close(agent);
+    stop();
+}
+
 Test(server, when_descriptors_run_out_newcomers_are_turned_away_and_the_rest_goes_on)
 {
     struct rlimit before, few;
