@@ -65,9 +65,9 @@ typedef enum cddp_op { CDDP_SUM = 0, CDDP_PROD = 1, CDDP_MAX = 2, CDDP_MIN = 3, 
 /* Bytes per element; 0 for a value that is no type. Any thread. */
 CDDP_API size_t cddp_dtype_size(cddp_dtype dtype);
 
-/* "timed out": the text of a status. Static storage, never NULL. Any thread. */
+/* The text of a status, as "timed out". Static storage, never NULL. Any thread. */
 CDDP_API const char *cddp_strerror(cddp_status status);
-/* "CDDP_E_TIMEOUT": the name of a status. Static storage, never NULL. Any thread. */
+/* The name of a status, as "CDDP_E_TIMEOUT". Static storage, never NULL. Any thread. */
 CDDP_API const char *cddp_status_name(cddp_status status);
 /*
  * The full sentence of the calling thread's last failed libcddp call ("" if none failed yet). It stays valid until the
@@ -123,13 +123,13 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_init(cddp_comm **out, const cddp_init_o
  */
 CDDP_API cddp_status cddp_finalize(cddp_comm *comm);
 
-/* Who am I? Ranks are 0 .. size-1. Any thread; they never fail. */
+/* Who this process is: its rank, from 0 to the world's size - 1. This and those below never fail. Any thread. */
 CDDP_API int cddp_rank(const cddp_comm *comm);
-CDDP_API int cddp_world_size(const cddp_comm *comm);
-CDDP_API int cddp_local_rank(const cddp_comm *comm);           /* among the ranks of this node */
-CDDP_API int cddp_local_world_size(const cddp_comm *comm);     /* ranks of this node */
-CDDP_API int cddp_node_rank(const cddp_comm *comm);            /* of this node */
-CDDP_API const char *cddp_backend_name(const cddp_comm *comm); /* "cpu", "nccl" */
+CDDP_API int cddp_world_size(const cddp_comm *comm);           /* how many ranks there are */
+CDDP_API int cddp_local_rank(const cddp_comm *comm);           /* this rank among those of its node, from 0 */
+CDDP_API int cddp_local_world_size(const cddp_comm *comm);     /* how many ranks there are on this node */
+CDDP_API int cddp_node_rank(const cddp_comm *comm);            /* which node this is, from 0 */
+CDDP_API const char *cddp_backend_name(const cddp_comm *comm); /* what reduces: "cpu", "nccl" */
 /* How often this job was restarted before this life of it: TORCHELASTIC_RESTART_COUNT, 0 without a launcher. */
 CDDP_API int cddp_restart_count(const cddp_comm *comm);
 /* Has the launcher asked this job to stop (1), so that the program may save its state and leave? Any thread; cheap. */
@@ -146,7 +146,7 @@ typedef struct cddp_device_info {
     uint64_t reserved[4];
 } cddp_device_info;
 
-/* Fill *info. CDDP_OK; CDDP_E_INVALID (info->size). Any thread. */
+/* Tell where comm works, in *info. Returns CDDP_OK; CDDP_E_INVALID (info->size). Any thread. */
 CDDP_API cddp_status cddp_device(cddp_comm *comm, cddp_device_info *info);
 
 /*
@@ -155,7 +155,7 @@ CDDP_API cddp_status cddp_device(cddp_comm *comm, cddp_device_info *info);
  * released by cddp_free before cddp_finalize. CDDP_OK, CDDP_E_INVALID, CDDP_E_NOMEM, CDDP_E_SYSTEM. Any thread.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_alloc(cddp_comm *comm, size_t bytes, void **out);
-CDDP_API void cddp_free(cddp_comm *comm, void *p); /* NULL is allowed */
+CDDP_API void cddp_free(cddp_comm *comm, void *p); /* give memory of cddp_alloc back; NULL is allowed */
 /*
  * Copy `bytes` bytes between any two of host memory and the GPU's. It comes after the collectives and reducer steps
  * that were begun before, and is done on return; streams of the program's own that use the memory must have been waited
@@ -497,7 +497,7 @@ typedef struct cddp_sampler_options {
 } cddp_sampler_options;
 
 /*
- * *out is written on success only; release it with cddp_sampler_destroy(). The sampler starts at epoch 0.
+ * Make a sampler, which starts at epoch 0. *out is written on success only; release it with cddp_sampler_destroy().
  * Returns CDDP_OK, CDDP_E_INVALID (a value out of range), CDDP_E_NOMEM. No communication.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_sampler_create(cddp_sampler **out, const cddp_sampler_options *opt);
@@ -530,7 +530,7 @@ typedef struct cddp_sampler_state {
     uint64_t reserved[2];
 } cddp_sampler_state;
 
-/* Fill *state, which need not be filled in. Never fails. */
+/* Tell where the sampler stands, in *state, which need not be filled in. Never fails. */
 CDDP_API void cddp_sampler_get_state(const cddp_sampler *sampler, cddp_sampler_state *state);
 /*
  * Go on from *state, also in the middle of an epoch and also with another number of ranks: what was not taken of the
@@ -643,7 +643,7 @@ typedef struct cddp_store_options {
 CDDP_API CDDP_NODISCARD cddp_status cddp_store_open(cddp_store **out, const cddp_store_options *opt);
 /* The communicator's own client; NULL in a world of one without a store. It lives as long as comm: do not close it. */
 CDDP_API cddp_store *cddp_comm_store(cddp_comm *comm);
-/* Close; waits on the server end. NULL is allowed. */
+/* Close the connection, which ends its waits on the server. NULL is allowed. */
 CDDP_API void cddp_store_close(cddp_store *store);
 
 /*

@@ -126,7 +126,9 @@ static int use_everything(int rank)
     double x[3] = {rank, 1, -rank}, all[12];
     int64_t n;
 
+    set_env("TORCHELASTIC_RESTART_COUNT", 2);
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_restart_count(comm) == 2);
     CHECK(cddp_rank(comm) == rank && cddp_world_size(comm) == 4 && cddp_local_rank(comm) == rank);
     CHECK(cddp_all_reduce(comm, x, x, 3, CDDP_FLOAT64, CDDP_SUM) == CDDP_OK);
     CHECK(x[0] == 6 && x[1] == 4 && x[2] == -6);
@@ -150,6 +152,14 @@ Test(comm, four_processes_join_and_reduce)
     rdzv_child_start(&server);
     cr_assert_eq(run_ranks(server.port, 4, 4, use_everything), 0);
     rdzv_child_stop(&server);
+}
+
+Test(comm, a_status_has_a_name_and_a_text)
+{
+    cr_assert_str_eq(cddp_status_name(CDDP_E_TIMEOUT), "CDDP_E_TIMEOUT");
+    cr_assert_str_eq(cddp_strerror(CDDP_E_TIMEOUT), "timed out");
+    cr_assert_str_eq(cddp_strerror(CDDP_OK), "success");
+    cr_assert_not_null(cddp_strerror((cddp_status)-1000));
 }
 
 static int wait_for_more(int rank)

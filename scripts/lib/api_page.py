@@ -1,0 +1,257 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""docs/api.md, made from the comments of the public headers, and what PyTorch's names are here.
+
+    api_page.py ROOT            docs/api.md is what the headers say now; every function has a comment, and an example or a test
+    api_page.py ROOT --write    write docs/api.md
+    api_page.py ROOT --torch PYTHON   PyTorch's names in the table are names that PYTHON's torch knows
+    api_page.py --self-test     headers with planted faults must be found
+"""
+import pathlib
+import re
+import subprocess
+import sys
+
+HEADERS = 'status.h', 'cddp.h'
+TORCH = [  # PyTorch's; ours; what differs
+    ('torch.distributed.init_process_group', '`cddp_init`', 'from the same variables; the backend by name or `CDDP_BACKEND`'),
+    ('torch.distributed.destroy_process_group', '`cddp_finalize`', ''),
+    ('torch.distributed.is_initialized', 'none', 'a communicator that `cddp_init` gave is one'),
+    ('torch.distributed.get_rank', '`cddp_rank`', ''),
+    ('torch.distributed.get_world_size', '`cddp_world_size`', ''),
+    ('torch.distributed.get_node_local_rank', '`cddp_local_rank`', '`cddp_local_world_size` and `cddp_node_rank` beside it'),
+    ('torch.distributed.get_backend', '`cddp_backend_name`', ''),
+    ('torch.distributed.new_group', '`cddp_comm_split`', 'by color and key, as in MPI; `cddp_finalize` releases it'),
+    ('torch.distributed.split_group', '`cddp_comm_split`', ''),
+    ('torch.distributed.all_reduce', '`cddp_all_reduce`', ''),
+    ('torch.distributed.broadcast', '`cddp_broadcast`', ''),
+    ('torch.distributed.reduce', '`cddp_reduce`', ''),
+    ('torch.distributed.all_gather', '`cddp_all_gather`', 'of uneven size: `cddp_all_gather_v`'),
+    ('torch.distributed.all_gather_into_tensor', '`cddp_all_gather`', ''),
+    ('torch.distributed.gather', '`cddp_all_gather`', 'there is none for one rank alone'),
+    ('torch.distributed.scatter', '`cddp_broadcast`', 'each rank takes its part; or `cddp_send`'),
+    ('torch.distributed.reduce_scatter', '`cddp_reduce_scatter`', ''),
+    ('torch.distributed.reduce_scatter_tensor', '`cddp_reduce_scatter`', ''),
+    ('torch.distributed.all_to_all_single', '`cddp_all_to_all`', 'of equal sizes'),
+    ('torch.distributed.send', '`cddp_send`', ''),
+    ('torch.distributed.recv', '`cddp_recv`', 'from a rank that is named'),
+    ('torch.distributed.isend', '`cddp_start`', 'with `CDDP_SEND`'),
+    ('torch.distributed.irecv', '`cddp_start`', 'with `CDDP_RECV`'),
+    ('torch.distributed.barrier', '`cddp_barrier`', ''),
+    ('torch.distributed.Work.wait', '`cddp_join`', 'of what `cddp_start` began, which is `async_op=True`'),
+    ('torch.distributed.ReduceOp.SUM', '`CDDP_SUM`', '`CDDP_PROD`, `CDDP_MIN`, `CDDP_MAX` likewise'),
+    ('torch.distributed.ReduceOp.AVG', '`CDDP_MEAN`', 'on the CPU too'),
+    ('torch.distributed.TCPStore', '`cddp_store_open`', 'the same protocol; `cddp_comm_store` is the job\'s own'),
+    ('torch.distributed.TCPStore.set', '`cddp_store_set`', ''),
+    ('torch.distributed.TCPStore.get', '`cddp_store_get`', ''),
+    ('torch.distributed.TCPStore.add', '`cddp_store_add`', ''),
+    ('torch.distributed.TCPStore.compare_set', '`cddp_store_compare_set`', ''),
+    ('torch.distributed.TCPStore.wait', '`cddp_store_wait`', ''),
+    ('torch.distributed.TCPStore.check', '`cddp_store_check`', ''),
+    ('torch.distributed.TCPStore.delete_key', '`cddp_store_delete`', ''),
+    ('torch.nn.parallel.DistributedDataParallel', '`cddp_ddp_create`', 'option by option: [ddp.md](ddp.md)'),
+    ('torch.nn.parallel.DistributedDataParallel.no_sync', '`cddp_ddp_grad_ready`', 'left out, as `cddp_ddp_wait` is'),
+    ('torch.nn.parallel.DistributedDataParallel.join', '`cddp_ddp_join`', 'with `CDDP_DDP_JOIN`'),
+    ('torch.nn.parallel.DistributedDataParallel.register_comm_hook', '`cddp_ddp_set_hook`', ''),
+    ('torch.autograd.backward', '`cddp_ddp_grad_ready`', 'the backward pass is the program\'s; `cddp_ddp_wait` ends it'),
+    ('torch.nn.utils.clip_grad_norm_', '`cddp_ddp_clip_grad_norm`', 'norms 2 and infinity'),
+    ('torch.utils.data.distributed.DistributedSampler', '`cddp_sampler_create`', 'the same indices'),
+    ('torch.utils.data.distributed.DistributedSampler.set_epoch', '`cddp_sampler_set_epoch`', ''),
+    ('torch.save', '`cddp_checkpoint_save`', 'whole or not at all; in the background too'),
+    ('torch.load', '`cddp_checkpoint_load`', 'the newest whole one, on every rank'),
+    ('torch.distributed.run', '`cddprun`', 'flag by flag: [torchrun.md](torchrun.md)'),
+    ('torch.distributed.elastic.multiprocessing.errors.record', 'none', 'libcddp\'s errors go to TORCHELASTIC_ERROR_FILE by themselves'),
+]
+TOKEN = re.compile(r'''(?P<comment>/\*.*?\*/)
+    | (?P<type>typedef\s+(?:enum|struct)\s+(?P<type_name>\w+)(?:\s*\{.*?\})?\s*\w+;)
+    | (?P<function>CDDP_API\b[^;]*?\b(?P<function_name>cddp_\w+)\([^;]*;)(?P<beside>[ ]*/\*[^\n]*?\*/)?
+    | \#define\ (?P<macro_name>CDDP_\w+)\ (?P<value>[^\n(/]+)(?P<macro_beside>/\*[^\n]*?\*/)?
+    ''', re.S | re.X)
+
+
+def plain(comment):
+    """A comment's text: without its frame, and with its own indentation."""
+    first, *rest = comment.strip()[2:-2].splitlines()
+    lines = [first.strip()] + [re.sub(r'^ \* ?', '', line) for line in rest]
+    return '\n'.join(line.rstrip() for line in lines).strip('\n').strip(' ')
+
+
+def read(text):
+    """(kind, name, declaration, comment) in the header's order; a section or a note has its text as its comment."""
+    found, waiting, waiting_end = [], None, 0
+    for token in TOKEN.finditer(text):
+        attached = waiting is not None and '\n\n' not in text[waiting_end:token.start()]
+        if waiting is not None and (not attached or token['comment']):
+            found.append(('note', '', '', waiting))
+            attached = False
+        comment = waiting if attached else None
+        waiting = None
+        if token['comment']:
+            rule = re.match(r'/\* -+ (.*?) -+ \*/', token['comment'])
+            if rule:
+                found.append(('section', '', '', rule[1]))
+            else:
+                waiting, waiting_end = plain(token['comment']), token.end()
+        elif token['type']:
+            found.append(('type', token['type_name'], token['type'], comment))
+        elif token['function']:
+            beside = plain(token['beside']) if token['beside'] else None
+            after = found and found[-1][0] == 'function' and text[:token.start()].rstrip(' ').endswith('\n') \
+                and not text[:token.start()].endswith('\n\n')
+            # A function right below another shares its comment.
+            shared = f'As {found[-1][1]}.' if after and not comment and found[-1][3] else None
+            found.append(('function', token['function_name'], ' '.join(token['function'].split()), comment or shared))
+            if beside:
+                kind, name, declaration, above = found.pop()
+                above = above if comment else None
+                found.append((kind, name, declaration, f'{above}\n\n{beside}' if above else beside))
+        else:
+            beside = plain(token['macro_beside']) if token['macro_beside'] else None
+            found.append(('macro', token['macro_name'], f'#define {token["macro_name"]} {token["value"].strip()}',
+                          comment or beside))
+    return found
+
+
+def calls(root):
+    """The public functions that each example and test calls, those first that are easiest to read."""
+    here = []
+    for folder, suffixes in ('examples', ('.c', '.h', '.cpp', '.py')), ('tests', ('.c', '.h', '.cpp')):
+        for path in sorted((root / folder).rglob('*')):
+            if path.suffix in suffixes:
+                code = re.sub(r'/\*.*?\*/', '', path.read_text(encoding='utf-8'), flags=re.S)
+                here.append((path.relative_to(root).as_posix(), set(re.findall(r'\b(cddp_\w+)\(', code))))
+    return sorted(here, key=lambda p: (not p[0].startswith('examples'), not p[0].startswith('tests/unit')))
+
+
+def linked(text, names):
+    text = text.replace('*', r'\*').replace('<', '&lt;')
+    text = re.sub(r'\b(cddp_\w+)(\(\))?', lambda m: f'[`{m[1]}`](#{m[1]})' if m[1] in names else f'`{m[0]}`', text)
+    return re.sub(r'(?<![`\w#])(CDDP_[A-Z0-9_]+\w)', r'`\1`', text)
+
+
+def prose(text, names):
+    """Paragraphs; what is indented is code."""
+    parts = []
+    for block in re.split(r'\n\s*\n', text):
+        if block.startswith('    '):
+            parts.append('```c\n' + '\n'.join(line[4:] for line in block.splitlines()) + '\n```')
+        elif '\n    ' in block:
+            head, code = block.split('\n    ', 1)
+            parts += [linked(head, names), '```c\n' + '\n'.join(x[4:] if x.startswith('    ') else x
+                                                               for x in ('    ' + code).splitlines()) + '\n```']
+        else:
+            parts.append(linked(block, names))
+    return '\n\n'.join(parts)
+
+
+def first_sentence(text):
+    return re.match(r'.*?(?<!\.)[.;](?=\s|$)|.*', ' '.join(text.split()))[0].rstrip('.;')
+
+
+def folded(declaration):
+    """One argument a line where one line would be too long."""
+    declaration = re.sub(r'CDDP_(API|NODISCARD) ', '', declaration)
+    if len(declaration) <= 100:
+        return declaration
+    head, arguments = declaration.split('(', 1)
+    return head + '(\n    ' + ',\n    '.join(re.split(r',\s*(?![^()]*\))', arguments))
+
+
+def statuses(text):
+    rows = re.findall(r'X\((\w+), (-?\d+), "(.*?)"\)', text)
+    return '| status | number | `cddp_strerror` |\n|---|---|---|\n' + ''.join(f'| `CDDP_{n}` | {v} | {t} |\n' for n, v, t in rows)
+
+
+def make(root, old):
+    """The page, and what is wrong with the headers."""
+    texts = {name: (root / 'include/cddp' / name).read_text(encoding='utf-8') for name in HEADERS}
+    head, body = texts['cddp.h'].split('#ifndef CDDP_H', 1)
+    items = [('section', '', '', 'basics')] + read(body)
+    names = {name for _, name, _, _ in items if name}
+    # An example that the page names stays as long as it is one: a new test elsewhere makes no page stale.
+    kept = dict(re.findall(r'^### (\w+)\n(?:(?!^### ).*\n)*?Used in \[(.*?)\]', old, re.M))
+    wrong, page, contents, callers = [], [], [], calls(root)
+    for kind, name, declaration, comment in items:
+        if kind == 'section':
+            page.append(f'## {comment.capitalize()}')
+            contents.append(f'\n**[{comment.capitalize()}](#{comment.replace(" ", "-")})**\n')
+            continue
+        if kind == 'note':
+            page.append(prose(comment, names))
+            continue
+        if kind == 'macro' and comment is None:
+            continue # the header's own guard, or one that a note tells of
+        page.append(f'### {name}\n\n```c\n{folded(declaration) if kind == "function" else declaration}\n```')
+        if comment:
+            page.append(prose(comment, names))
+        if kind != 'function':
+            continue
+        contents.append(f'- [`{name}`](#{name}): {linked(first_sentence(comment or ""), set())}')
+        if not comment:
+            wrong.append(f'{name} has no comment in the header')
+        use = [path for path, called in callers if name in called]
+        if not use:
+            wrong.append(f'{name} is used by no example and no test')
+            continue
+        page.append('Used in [{0}](../{0}).'.format(kept[name] if kept.get(name) in use else use[0]))
+    wrong += torch_faults(root, names, '\n'.join(texts.values()))
+    rows = ''.join(f'| `{theirs}` | {linked_code(ours, names)} | {linked_code(note, names)} |\n' for theirs, ours, note in TORCH)
+    text = (f'# libcddp\n\nMade by `scripts/lib/api_page.py` from the comments of `include/cddp`; `--write` brings it up to date.\n\n'
+            f'{prose(plain(head[head.index("/*", 5):].strip()), names)}\n\n## Contents\n' + '\n'.join(contents)
+            + '\n\n**[Statuses](#statuses)**\n\n**[PyTorch\'s names](#pytorchs-names)**\n\n' + '\n\n'.join(page)
+            + '\n\n## Statuses\n\n' + statuses(texts['status.h'])
+            + '\n## PyTorch\'s names\n\n| PyTorch | here | |\n|---|---|---|\n' + rows)
+    return text, wrong
+
+
+def linked_code(text, names):
+    return re.sub(r'`(cddp_\w+)`', lambda m: f'[`{m[1]}`](#{m[1]})' if m[1] in names else m[0], text)
+
+
+def torch_faults(root, names, headers):
+    """Names of ours in the table that do not exist."""
+    known = names | set(re.findall(r'\bCDDP_\w+', headers)) | {'cddprun'}
+    known |= set(re.findall(r'`(CDDP_\w+)`', (root / 'README.md').read_text(encoding='utf-8')))
+    for theirs, ours, note in TORCH:
+        for name in re.findall(r'`(cddp\w+|CDDP_\w+)`', ours + note):
+            if name not in known:
+                yield f'{theirs}: there is no {name}'
+
+
+def ask_torch(python):
+    asks = '\n'.join(f'pydoc.locate("{theirs}") is None and print("PyTorch has no {theirs}")' for theirs, _, _ in TORCH)
+    return subprocess.run([python, '-c', 'import pydoc, torch.distributed.run\n' + asks], capture_output=True, text=True,
+                          check=True).stdout.splitlines()
+
+
+def self_test():
+    text = ('#define CDDP_X 1u\n/* ---- part one ---- */\n\n/* A note. */\n\n/* Does it.\n *\n *     code(); */\nCDDP_API int cddp_a(int\n x);\n'
+            'CDDP_API int cddp_b(void); /* beside */\nCDDP_API int cddp_c(void);\n\nCDDP_API int cddp_bare(void);\n'
+            '/* A type. */\ntypedef struct cddp_t {\n    int x; /* of it */\n} cddp_t;\n')
+    want = [('macro', 'CDDP_X', None), ('section', '', 'part one'), ('note', '', 'A note.'),
+            ('function', 'cddp_a', 'Does it.\n\n    code();'), ('function', 'cddp_b', 'beside'),
+            ('function', 'cddp_c', 'As cddp_b.'), ('function', 'cddp_bare', None), ('type', 'cddp_t', 'A type.')]
+    got = [(kind, name, comment) for kind, name, _, comment in read(text)]
+    return [f'{g} is not {w}' for g, w in zip(got + [None] * 9, want) if g != w]
+
+
+def main():
+    if sys.argv[1] == '--self-test':
+        wrong = self_test()
+    elif sys.argv[2:3] == ['--torch']:
+        wrong = ask_torch(sys.argv[3])
+    else:
+        root = pathlib.Path(sys.argv[1])
+        path = root / 'docs/api.md'
+        old = path.read_text(encoding='utf-8') if path.exists() else ''
+        new, wrong = make(root, old)
+        if sys.argv[2:] == ['--write']:
+            path.write_text(new, encoding='utf-8')
+        elif new != old:
+            wrong.append(f'docs/api.md is not what the headers say: run scripts/lib/api_page.py {sys.argv[1]} --write')
+    print('\n'.join(wrong))
+    return 1 if wrong else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
