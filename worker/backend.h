@@ -77,7 +77,7 @@ struct cdi_op {
     cddp_dtype dtype;
     cddp_op op;                /* all_reduce, reduce, reduce_scatter */
     int root;                  /* broadcast, reduce; send, recv: the other rank, never this one */
-    struct cdi_region *region; /* all_reduce in place inside it (in == out), or NULL: private memory */
+    struct cdi_region *region; /* all_reduce, all_gather, reduce_scatter in place inside it, or NULL: private memory */
     int bucket;                /* for the flight page and for messages; -1: none */
     bool lazy;                 /* may be left to the thread that joins it, which comes soon: no other is woken for it */
     bool more;                 /* another operation follows at once, on all ranks: both start together; what waits for

@@ -17,21 +17,29 @@ struct open_bucket {
     size_t opened;   /* when, to order those that are left at the end */
 };
 
+static size_t round_up(size_t bytes, size_t to)
+{
+    return (bytes + to - 1) / to * to;
+}
+
 static size_t align_up(size_t bytes)
 {
-    return (bytes + CDI_GRAD_ALIGN - 1) / CDI_GRAD_ALIGN * CDI_GRAD_ALIGN;
+    return round_up(bytes, CDI_GRAD_ALIGN);
 }
 
 /* Everything below adds and rounds these up without looking: no sum may wrap. */
-static cddp_status check_sizes(const struct cdi_grad *grads, size_t n, struct cdi_error *err)
+static cddp_status check_sizes(const struct cdi_grad *grads, size_t n, size_t parts, struct cdi_error *err)
 {
-    size_t sum = 0;
+    size_t sum = 0, most; /* of padding that a gradient may bring, if its bucket is its own */
+
+    if (__builtin_mul_overflow(parts + 1, CDI_GRAD_ALIGN, &most) || most > PTRDIFF_MAX)
+        return cdi_fail(err, CDDP_E_NOMEM, "no machine holds buckets for %zu ranks", parts);
 
     for (size_t i = 0; i < n; i++) {
         assert(grads[i].bytes > 0 && cdi_dtype_valid(grads[i].dtype));
-        if (grads[i].bytes > PTRDIFF_MAX - CDI_GRAD_ALIGN - sum)
+        if (grads[i].bytes > PTRDIFF_MAX - most || grads[i].bytes + most > PTRDIFF_MAX - sum)
             return cdi_fail(err, CDDP_E_NOMEM, "%zu gradients take more bytes than any machine can address", n);
-        sum += align_up(grads[i].bytes);
+        sum += grads[i].bytes + most;
     }
     return CDDP_OK;
 }
@@ -107,7 +115,8 @@ static void place(struct cdi_bucket_plan *p)
         p->b[p->grads[i].bucket].bytes += align_up(p->grads[i].bytes);
     for (size_t b = 0; b < p->n; b++) {
         p->b[b].offset = at;
-        at += p->b[b].bytes;
+        p->b[b].room = round_up(p->b[b].bytes, p->parts * CDI_GRAD_ALIGN);
+        at += p->b[b].room;
         p->b[b].bytes = 0;
     }
     p->arena_bytes = at;
@@ -121,9 +130,9 @@ static void place(struct cdi_bucket_plan *p)
 }
 
 cddp_status cdi_bucket_plan_init(struct cdi_bucket_plan *p, struct cdi_grad *grads, size_t n, size_t first_cap,
-                                 size_t cap, struct cdi_error *err)
+                                 size_t cap, size_t parts, struct cdi_error *err)
 {
-    cddp_status status = check_sizes(grads, n, err);
+    cddp_status status = check_sizes(grads, n, parts, err);
     struct cdi_bucket *b;
     size_t *index;
 
@@ -136,7 +145,7 @@ cddp_status cdi_bucket_plan_init(struct cdi_bucket_plan *p, struct cdi_grad *gra
         free(index);
         return cdi_fail(err, CDDP_E_NOMEM, "no memory to plan the buckets of %zu gradients", n);
     }
-    *p = (struct cdi_bucket_plan){.grads = grads, .n_grads = n, .b = b};
+    *p = (struct cdi_bucket_plan){.grads = grads, .n_grads = n, .b = b, .parts = parts};
     cut(p, first_cap, cap);
     number_buckets(p, index);
     place(p);

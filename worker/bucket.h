@@ -27,6 +27,7 @@ struct cdi_bucket {
     enum cdi_bucket_state state;
     cddp_dtype dtype;
     size_t offset, bytes; /* the part of the arena to reduce: padding between gradients counts, behind the last not */
+    size_t room;          /* bytes up to the next bucket, a multiple of the plan's `parts` * CDI_GRAD_ALIGN */
     size_t n_grads;       /* that lie in it */
     size_t missing;       /* of these, not ready in this step yet */
 };
@@ -48,15 +49,17 @@ struct cdi_bucket_plan {
     size_t n;           /* buckets, in the order of their launch */
     size_t next;        /* the first one that was not launched in this step */
     size_t arena_bytes; /* a multiple of CDI_GRAD_ALIGN */
+    size_t parts;       /* every bucket's room can be divided into so many equal, aligned parts: the world's ranks */
 };
 
 /*
  * Make the plan for n gradients in forward order (bytes and dtype of each; n, bytes >= 1). The first bucket of a type
- * closes at first_cap bytes, the others at cap; padding does not count. grads is taken over by the plan on success and
- * stays the caller's on failure (allocated by malloc). CDDP_OK, CDDP_E_NOMEM (also: more bytes than an address space).
+ * closes at first_cap bytes, the others at cap; padding does not count. The room of each can be divided into `parts`
+ * (>= 1). grads is taken over by the plan on success and stays the caller's on failure (allocated by malloc). CDDP_OK,
+ * CDDP_E_NOMEM (also: more bytes than an address space).
  */
 cddp_status cdi_bucket_plan_init(struct cdi_bucket_plan *p, struct cdi_grad *grads, size_t n, size_t first_cap,
-                                 size_t cap, struct cdi_error *err);
+                                 size_t cap, size_t parts, struct cdi_error *err);
 /* Free; NULL-safe, and safe on a zeroed plan. */
 void cdi_bucket_plan_release(struct cdi_bucket_plan *p);
 

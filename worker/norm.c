@@ -173,6 +173,11 @@ static cddp_status grad_norm(cddp_ddp *d, double norm_type, double *out, struct 
                       "the gradient norm was asked for in the middle of step %llu: call "
                       "cddp_ddp_wait before",
                       (unsigned long long)d->step);
+    if (st == CDDP_OK && d->sharded)
+        st =
+            cdi_fail(err, CDDP_E_STATE,
+                     "the gradient norm of a reducer with an optimizer (cddp_optim_create) cannot be had: after a step "
+                     "there are no gradients any more");
     (void)pthread_mutex_unlock(&d->lock);
     if (st == CDDP_OK && d->ops->on_device)
         st = d->ops->follow(d->b, d->stream, err);

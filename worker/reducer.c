@@ -183,7 +183,8 @@ static cddp_status plan_buckets(cddp_ddp *d, const cddp_ddp_options *opt, struct
         grads[d->n_params].dtype = grads[d->n_params - 1].dtype;
         grads[d->n_params].bytes = cddp_dtype_size(grads[d->n_params].dtype);
     }
-    status = cdi_bucket_plan_init(&d->plan, grads, n, opt->first_bucket_bytes, opt->bucket_bytes, err);
+    status = cdi_bucket_plan_init(&d->plan, grads, n, opt->first_bucket_bytes, opt->bucket_bytes,
+                                  (size_t)cdi_comm_world(d->comm)->size, err);
     if (status != CDDP_OK) {
         free(grads);
         return status;
@@ -401,6 +402,11 @@ static cddp_status launch_next(cddp_ddp *d, bool more)
     };
     struct cdi_error err;
 
+    if (d->sharded) {
+        op.kind = CDI_REDUCE_SCATTER;
+        op.count = b->room / d->plan.parts / cddp_dtype_size(b->dtype);
+        op.out = (char *)at + b->room / d->plan.parts * (size_t)cdi_comm_world(d->comm)->rank;
+    }
     if (d->hook.begin != NULL) {
         if (cdi_hook_begin(d, i, &d->flight[i].ticket) != CDDP_OK)
             return d->sticky.status;
@@ -563,8 +569,7 @@ static cddp_status name_missing(const cddp_ddp *d, struct cdi_error *err)
                     n, d->n_params, (unsigned long long)d->step, names);
 }
 
-/* Wait for what was enqueued up to ticket, without the lock, which is held before and after. */
-static cddp_status join(cddp_ddp *d, uint64_t ticket)
+cddp_status cdi_ddp_join_ticket(cddp_ddp *d, uint64_t ticket)
 {
     struct cdi_error err;
     cddp_status status;
@@ -591,7 +596,7 @@ static cddp_status bring_out(cddp_ddp *d, size_t i, struct cdi_error *err)
 /* On a device nothing is waited for here: the work is put in order, and the compute stream behind it. */
 cddp_status cdi_ddp_land(cddp_ddp *d)
 {
-    cddp_status status = d->ops->on_device ? CDDP_OK : join(d, d->enqueued), local = CDDP_OK;
+    cddp_status status = d->ops->on_device ? CDDP_OK : cdi_ddp_join_ticket(d, d->enqueued), local = CDDP_OK;
     struct cdi_error err;
 
     if (status != CDDP_OK)
@@ -680,13 +685,21 @@ cddp_status cdi_ddp_next_step(cddp_ddp *d)
     return settle_order(d);
 }
 
-cddp_status cddp_ddp_wait(cddp_ddp *ddp)
+cddp_status cdi_ddp_enqueue(cddp_ddp *d, const struct cdi_op *op, uint64_t *ticket)
+{
+    struct cdi_error err;
+
+    if (d->ops->enqueue(d->b, op, ticket, &err) != CDDP_OK)
+        return cdi_ddp_stick(d, &err);
+    d->enqueued = *ticket;
+    return CDDP_OK;
+}
+
+cddp_status cdi_ddp_finish(cddp_ddp *ddp, cddp_status (*land)(cddp_ddp *d, void *arg), void *arg)
 {
     struct cdi_error err;
     cddp_status status;
 
-    if (ddp == NULL)
-        return null_ddp("cddp_ddp_wait");
     (void)pthread_mutex_lock(&ddp->lock);
     status = ddp->sticky.status;
     if (status == CDDP_OK && !ddp->begun && ddp->unused.missing != NULL)
@@ -698,13 +711,41 @@ cddp_status cddp_ddp_wait(cddp_ddp *ddp)
         status = cdi_ddp_misused(ddp, &err);
     }
     if (status == CDDP_OK)
-        status = cdi_ddp_land(ddp);
+        status = land(ddp, arg);
     if (status == CDDP_OK)
         status = cdi_ddp_next_step(ddp);
     if (status != CDDP_OK)
         (void)cdi_last_error_set(&ddp->sticky);
     (void)pthread_mutex_unlock(&ddp->lock);
     return status;
+}
+
+static cddp_status land_means(cddp_ddp *d, void *arg)
+{
+    (void)arg;
+    return cdi_ddp_land(d);
+}
+
+/* With an optimizer no rank has whole means. */
+static cddp_status refuse_sharded(const char *function)
+{
+    struct cdi_error err;
+
+    (void)cdi_fail(
+        &err, CDDP_E_STATE,
+        "%s: this reducer has an optimizer (cddp_optim_create), which has the mean of its own share only: end "
+        "the step with cddp_optim_step",
+        function);
+    return cdi_last_error_set(&err);
+}
+
+cddp_status cddp_ddp_wait(cddp_ddp *ddp)
+{
+    if (ddp == NULL)
+        return null_ddp("cddp_ddp_wait");
+    if (ddp->sharded)
+        return refuse_sharded("cddp_ddp_wait");
+    return cdi_ddp_finish(ddp, land_means, NULL);
 }
 
 /* Locked. */
@@ -726,7 +767,7 @@ static cddp_status wait_param(cddp_ddp *d, size_t i, struct cdi_error *err)
             "parameter %zu '%.200s' cannot be waited for: its bucket %zu has not started, since gradients of "
             "it or of one before are not ready",
             i, d->params[i].name, b);
-    if (!d->ops->on_device && join(d, d->flight[b].ticket) != CDDP_OK) {
+    if (!d->ops->on_device && cdi_ddp_join_ticket(d, d->flight[b].ticket) != CDDP_OK) {
         *err = d->sticky;
         return err->status;
     }
@@ -751,6 +792,8 @@ cddp_status cddp_ddp_wait_param(cddp_ddp *ddp, size_t i)
 
     if (ddp == NULL)
         return null_ddp("cddp_ddp_wait_param");
+    if (ddp->sharded)
+        return refuse_sharded("cddp_ddp_wait_param");
     (void)pthread_mutex_lock(&ddp->lock);
     status = ddp->sticky.status;
     if (status != CDDP_OK)
@@ -788,7 +831,7 @@ void cddp_ddp_destroy(cddp_ddp *ddp)
         return;
     (void)pthread_mutex_lock(&ddp->lock);
     if (ddp->joined < ddp->enqueued)
-        (void)join(ddp, ddp->enqueued);
+        (void)cdi_ddp_join_ticket(ddp, ddp->enqueued);
     (void)pthread_mutex_unlock(&ddp->lock);
     free_ddp(ddp);
 }

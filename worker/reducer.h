@@ -57,6 +57,7 @@ struct cddp_ddp {
     size_t n_buffers;
     struct cdi_slice *slices; /* where the parameters lie, and behind them the buffers */
     void *stage;              /* on the backend, where small ones travel together; NULL: there are none */
+    bool sharded; /* there is an optimizer (optim.c): buckets are reduced and scattered, and it ends the steps */
 
     pthread_mutex_t lock; /* covers what follows */
     /* Its gradients are the parameters', and behind them, with CDDP_DDP_JOIN, one element: does this rank train? */
@@ -84,6 +85,15 @@ cddp_status cdi_ddp_stick(cddp_ddp *d, const struct cdi_error *err);
 cddp_status cdi_ddp_misused(cddp_ddp *d, const struct cdi_error *err);
 /* Gradient i, claimed, is in the arena: launch what may be launched. Sticks. */
 cddp_status cdi_ddp_count_down(cddp_ddp *d, size_t i);
+/* Wait for what was enqueued up to ticket, without the lock, which is held before and after. Sticks. */
+cddp_status cdi_ddp_join_ticket(cddp_ddp *d, uint64_t ticket);
+/* Enqueue an operation behind the buckets. Sticks. */
+cddp_status cdi_ddp_enqueue(cddp_ddp *d, const struct cdi_op *op, uint64_t *ticket);
+/*
+ * The end of a step, without the lock: every gradient must have come, then `land` brings what was reduced to where it
+ * belongs, with the lock held. The thread's last error is set.
+ */
+cddp_status cdi_ddp_finish(cddp_ddp *d, cddp_status (*land)(cddp_ddp *d, void *arg), void *arg);
 /* Every bucket was launched: until the means are in the arena (a device: are going to be). Sticks. */
 cddp_status cdi_ddp_land(cddp_ddp *d);
 /* All of it is over. Sticks. */

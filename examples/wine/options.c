@@ -21,6 +21,7 @@ enum {
     COMPRESS,
     CLIP,
     UNEVEN,
+    ZERO,
     INIT,
     METRICS,
     WEIGHTS_OUT,
@@ -45,6 +46,7 @@ static const struct option flags[] = {
     {"compress", required_argument, NULL, COMPRESS},
     {"clip", required_argument, NULL, CLIP},
     {"uneven", required_argument, NULL, UNEVEN},
+    {"zero", no_argument, NULL, ZERO},
     {"init", required_argument, NULL, INIT},
     {"metrics", required_argument, NULL, METRICS},
     {"weights-out", required_argument, NULL, WEIGHTS_OUT},
@@ -76,6 +78,7 @@ void options_help(void)
         "  --clip X            make the norm of the gradients at most X before each step\n"
         "  --uneven N          rank r leaves out the last r * N samples of an epoch: the ranks take different numbers\n"
         "                      of steps, and those that are through wait in cddp_ddp_join\n"
+        "  --zero              each rank keeps Adam's averages of its share of the weights only (cddp_optim)\n"
         "  --init FILE         initial weights: 1091 little-endian float32 (default: DIR/init.f32)\n"
         "  --metrics FILE      rank 0 writes one JSON line per epoch\n"
         "  --weights-out FILE  rank 0 writes the final weights, one per line\n"
@@ -181,6 +184,9 @@ static const char *store(struct options *o, int flag, const char *value)
     case NO_SHUFFLE:
         o->no_shuffle = true;
         return NULL;
+    case ZERO:
+        o->zero = true;
+        return NULL;
     case DROP_LAST:
         o->drop_last = true;
         return NULL;
@@ -213,6 +219,14 @@ bool options_parse(struct options *o, int argc, char **argv)
             (void)fprintf(stderr, "wine: --%s must be %s, not '%s'\n", flags[which].name, must, optarg);
             return false;
         }
+    }
+    if (o->zero && (o->save != NULL || o->resume != NULL)) {
+        (void)fprintf(stderr, "wine: --zero goes with neither --save nor --resume\n");
+        return false;
+    }
+    if (o->zero && o->clip > 0) {
+        (void)fprintf(stderr, "wine: --zero does not go with --clip\n");
+        return false;
     }
     if (optind < argc) {
         (void)fprintf(stderr, "wine: unexpected argument '%s' (see wine --help)\n", argv[optind]);

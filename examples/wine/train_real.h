@@ -23,6 +23,7 @@ struct NAME(trainer) {
     REAL x_train[WINE_ROWS][IN], x_test[WINE_ROWS][IN];
     struct NAME(pass) batch[WINE_ROWS]; /* of one slice of a batch */
     cddp_ddp *ddp;
+    cddp_optim *optim; /* --zero: it has the averages, and m and v are not used; else NULL */
     cddp_sampler *sampler;
     struct state state; /* for checkpoints; its progress and loss are the trainer's own */
 
@@ -152,7 +153,6 @@ static void NAME(update)(struct NAME(trainer) * t)
                  {t->net.w2, g->w2, OUT * HIDDEN},
                  {t->net.b2, g->b2, OUT}};
 
-    t->state.done.steps++;
     const struct NAME(wine_scalars) adam = NAME(adam_scalars)(t->job->opt->lr, (long)t->state.done.steps);
 
     for (size_t p = 0; p < sizeof parts / sizeof parts[0]; p++) {
@@ -179,15 +179,18 @@ static cddp_status NAME(batch)(struct NAME(trainer) * t, const int64_t *rows, si
     if (status == CDDP_OK)
         status = NAME(backward_first)(t, rows, n, turn);
     if (status == CDDP_OK && turn.last)
-        status = cddp_ddp_wait(t->ddp);
+        status = t->optim != NULL ? cddp_optim_step(t->optim) : cddp_ddp_wait(t->ddp);
     if (status != CDDP_OK)
         return status;
     if (turn.last && t->job->opt->clip > 0)
         status = cddp_ddp_clip_grad_norm(t->ddp, t->job->opt->clip, 2, 1, NULL);
     if (status != CDDP_OK)
         return status;
-    if (turn.last)
-        NAME(update)(t);
+    if (turn.last) {
+        t->state.done.steps++;
+        if (t->optim == NULL)
+            NAME(update)(t);
+    }
     loss->sum += (double)(sum / (REAL)n) * (double)n;
     loss->count += (double)n;
     return CDDP_OK;
@@ -258,6 +261,7 @@ static cddp_status NAME(set_up)(struct NAME(trainer) * t, const struct job *job,
                                     .compress = job->opt->compress == 0    ? CDDP_DTYPE_NONE
                                                 : job->opt->compress == 16 ? CDDP_FLOAT16
                                                                            : CDDP_BFLOAT16};
+    cddp_optim_options optim_options = {.size = sizeof optim_options, .kind = CDDP_ADAM, .lr = job->opt->lr};
     cddp_status status;
 
     t->job = job;
@@ -274,8 +278,9 @@ static cddp_status NAME(set_up)(struct NAME(trainer) * t, const struct job *job,
     for (size_t i = 0; i < data->test.n; i++)
         for (int k = 0; k < IN; k++)
             t->x_test[i][k] = (REAL)data->test.x[i][k];
-    if (strcmp(cddp_backend_name(job->comm), "nccl") == 0 && (job->opt->accumulate > 1 || job->opt->uneven > 0))
-        return set_why(why, cap, "--accumulate and --uneven are for the CPU: set CDDP_BACKEND=cpu");
+    if (strcmp(cddp_backend_name(job->comm), "nccl") == 0 &&
+        (job->opt->accumulate > 1 || job->opt->uneven > 0 || job->opt->zero))
+        return set_why(why, cap, "--accumulate, --uneven and --zero are for the CPU: set CDDP_BACKEND=cpu");
     if (strcmp(cddp_backend_name(job->comm), "nccl") == 0) {
         status = NAME(gpu_set_up)(t, why, cap);
         if (status != CDDP_OK)
@@ -288,6 +293,8 @@ static cddp_status NAME(set_up)(struct NAME(trainer) * t, const struct job *job,
     t->state.sampler = t->sampler;
     if (status == CDDP_OK)
         status = cddp_ddp_create(&t->ddp, job->comm, params, 4, &ddp_options);
+    if (status == CDDP_OK && job->opt->zero)
+        status = cddp_optim_create(&t->optim, t->ddp, &optim_options);
     if (status != CDDP_OK)
         return status;
     t->grad = (struct NAME(net)){cddp_ddp_grad(t->ddp, 0), cddp_ddp_grad(t->ddp, 1), cddp_ddp_grad(t->ddp, 2),
@@ -347,6 +354,7 @@ cddp_status NAME(train)(const struct job *job, struct result *result, char *why,
     status = NAME(set_up)(t, job, why, cap);
     if (status == CDDP_OK)
         status = NAME(run)(t, result, why, cap);
+    cddp_optim_destroy(t->optim);
     cddp_ddp_destroy(t->ddp);
     cddp_sampler_destroy(t->sampler);
     NAME(gpu_tear_down)(t);

@@ -447,7 +447,7 @@ typedef struct cddp_hook {
 /*
  * Communicate by a hook from now on; hook is copied, NULL goes back to the all-reduce. Every rank does the same,
  * between the same two steps. Returns CDDP_OK; CDDP_E_INVALID (a bad hook, a reducer that compresses, or a GPU's
- * backend, where hooks do not work yet); CDDP_E_STATE (in the middle of a step). One thread.
+ * backend, where hooks do not work yet); CDDP_E_STATE (in the middle of a step, or it has an optimizer). One thread.
  */
 CDDP_API cddp_status cddp_ddp_set_hook(cddp_ddp *ddp, const cddp_hook *hook);
 
@@ -458,7 +458,7 @@ CDDP_API cddp_status cddp_ddp_set_hook(cddp_ddp *ddp, const cddp_hook *hook);
  * to call it in, each rank sums everything, and nothing is communicated. Sums are made in float64. With CDDP_DDP_SUM it
  * is the norm of the mean. A gradient that no rank used counts as it is. A NaN gives NaN, else an infinity gives
  * infinity. Blocks, on a GPU too. *norm is written on success only. Returns CDDP_OK; CDDP_E_INVALID (NULL, norm_type);
- * CDDP_E_STATE (in the middle of a step); CDDP_E_NOMEM; or what a collective may return.
+ * CDDP_E_STATE (in the middle of a step, or it has an optimizer); CDDP_E_NOMEM; or what a collective may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_grad_norm(cddp_ddp *ddp, double norm_type, double *norm);
 
@@ -479,6 +479,74 @@ CDDP_API size_t cddp_ddp_bucket_bytes(const cddp_ddp *ddp, size_t b);
 
 /* Wait for what is in flight, free everything; NULL is allowed. A collective on comm: every rank calls it. */
 CDDP_API void cddp_ddp_destroy(cddp_ddp *ddp);
+
+/* ------------------------------------------------------------------------------------------------- optimizer ---- */
+
+/*
+ * An optimizer whose state is divided among the ranks (ZeRO, stage 1): of each bucket a rank receives the mean of its
+ * own share of the gradients only, updates that share of the parameters, for which alone it keeps momentum and
+ * averages, and the ranks exchange the new values. Parameters become what every rank would have made of them alone, bit
+ * for bit, with 1/world size of the state and of the arithmetic. A step is
+ *
+ *     write cddp_ddp_grad(ddp, i); cddp_ddp_grad_ready(ddp, i);     // as ever, for each parameter
+ *     cddp_optim_step(optim);                                       // in place of cddp_ddp_wait and an optimizer
+ */
+typedef struct cddp_optim cddp_optim;
+
+/* The rules, as PyTorch's torch.optim.SGD, Adam and AdamW have them; 0 is none, so that a forgotten one is an error. */
+typedef enum cddp_optim_kind { CDDP_SGD = 1, CDDP_ADAM = 2, CDDP_ADAMW = 3 } cddp_optim_kind;
+
+typedef struct cddp_optim_options {
+    size_t size;          /* sizeof(cddp_optim_options); 0 is an error */
+    cddp_optim_kind kind; /* no default */
+    int nesterov;         /* SGD with momentum and no dampening: 1 looks ahead */
+    double lr;            /* learning rate, > 0; no default */
+    double weight_decay;  /* >= 0; SGD and Adam add weight_decay * parameter to the gradient, AdamW shrinks the
+                             parameter by lr * weight_decay. 0: none (PyTorch's AdamW has 0.01) */
+    double momentum;      /* SGD, >= 0; 0: none, and no state */
+    double dampening;     /* SGD: of what the gradient adds to the momentum */
+    double beta1, beta2;  /* Adam, AdamW, in (0, 1); 0: 0.9 and 0.999 */
+    double eps;           /* Adam, AdamW, > 0; 0: 1e-8 */
+    uint64_t reserved[4];
+} cddp_optim_options;
+
+/*
+ * Give ddp an optimizer. A collective: every rank calls it, between the same two steps, with the same options, which
+ * are compared. From now on each step of ddp ends with cddp_optim_step; what its gradients hold afterwards is
+ * unspecified, so the next backward pass has to overwrite them, as it should anyway. Gradients may still be accumulated
+ * over several backward passes before they are said to be ready.
+ *
+ * Parameters may have any size and type, also in worlds larger than they have elements. For float16 and bfloat16 the
+ * share has float32 copies, which are what is updated; they are made here from the parameters, and by
+ * cddp_optim_load. With CDDP_DDP_FIND_UNUSED or CDDP_DDP_STATIC_GRAPH a parameter that no rank used in a step stays as
+ * it is, and so does its state.
+ *
+ * *out is written on success only; release it with cddp_optim_destroy(), before ddp. Returns CDDP_OK; CDDP_E_INVALID
+ * (an option); CDDP_E_UNSUPPORTED (a GPU's backend; a reducer with CDDP_DDP_JOIN, `compress` or a hook: the sentence
+ * says which); CDDP_E_STATE (ddp has one, or is in the middle of a step); CDDP_E_MISMATCH (ranks give different
+ * options: the sentence names two and what differs); CDDP_E_NOMEM (here or on a peer); or what a collective may return.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_optim_create(cddp_optim **out, cddp_ddp *ddp, const cddp_optim_options *opt);
+
+/*
+ * Update every parameter by its mean gradient; then the next step may begin. Call it once per step, from one thread,
+ * after the last cddp_ddp_grad_ready(), while nothing else uses the parameters. Blocks until the new parameters of all
+ * ranks are in this rank's `data`, the same bits everywhere. The exchange of one bucket runs while the next is updated.
+ * Returns what cddp_ddp_wait may return; after an error parameters may be partly updated.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_optim_step(cddp_optim *optim);
+
+/*
+ * The learning rate from the next step on (for a schedule); every rank gives the same one. Between two steps, one
+ * thread. CDDP_OK; CDDP_E_INVALID (not above 0).
+ */
+CDDP_API cddp_status cddp_optim_set_lr(cddp_optim *optim, double lr);
+/* Bytes that this rank holds for its share: the state, and float32 copies of parameters of 16 bits. */
+CDDP_API size_t cddp_optim_state_bytes(const cddp_optim *optim);
+
+/* Free it; NULL is allowed. The reducer then averages whole gradients again. Every rank does so between the same steps.
+ */
+CDDP_API void cddp_optim_destroy(cddp_optim *optim);
 
 /* --------------------------------------------------------------------------------------------------- sampler ---- */
 

@@ -55,6 +55,8 @@ TORCH = [  # PyTorch's; ours; what differs
     ('torch.nn.parallel.DistributedDataParallel.register_comm_hook', '`cddp_ddp_set_hook`', ''),
     ('torch.autograd.backward', '`cddp_ddp_grad_ready`', 'the backward pass is the program\'s; `cddp_ddp_wait` ends it'),
     ('torch.nn.utils.clip_grad_norm_', '`cddp_ddp_clip_grad_norm`', 'norms 2 and infinity'),
+    ('torch.distributed.optim.ZeroRedundancyOptimizer', '`cddp_optim_create`', 'SGD, Adam and AdamW'),
+    ('torch.distributed.optim.ZeroRedundancyOptimizer.step', '`cddp_optim_step`', 'in place of `cddp_ddp_wait`'),
     ('torch.utils.data.distributed.DistributedSampler', '`cddp_sampler_create`', 'the same indices'),
     ('torch.utils.data.distributed.DistributedSampler.set_epoch', '`cddp_sampler_set_epoch`', ''),
     ('torch.save', '`cddp_checkpoint_save`', 'whole or not at all; in the background too'),

@@ -467,6 +467,53 @@ static int regions(struct rank *r)
     return 0;
 }
 
+/*
+ * Each rank's block of the mean, then all blocks of all ranks again: together the bits of an all-reduce. Blocks of
+ * others are free for the taking in between.
+ */
+static int shards(struct rank *r, struct cdi_region *region, size_t block, cddp_dtype dtype)
+{
+    size_t size = cddp_dtype_size(dtype), count = block * (size_t)r->size, mine = block * size * (size_t)r->rank;
+    uint8_t *at = (uint8_t *)region->base + 192, *want = malloc(count * size), *got = malloc(count * size);
+    struct cdi_op op = an_op(CDI_REDUCE_SCATTER, at, at + mine, block, dtype);
+    uint64_t ticket;
+
+    op.op = CDDP_MEAN;
+    op.region = region;
+    fill(got, count, dtype, r->rank, (unsigned)block);
+    expect(want, r->size, count, dtype, CDDP_MEAN, (unsigned)block);
+    RANK_CHECK(r->ops->copy(r->b, at, got, count * size, &r->err) == CDDP_OK);
+    RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
+    RANK_CHECK(r->ops->join(r->b, ticket, &r->err) == CDDP_OK);
+    RANK_CHECK(r->ops->copy(r->b, got, at + mine, block * size, &r->err) == CDDP_OK);
+    RANK_CHECK(agrees(r, got, want + mine, block, dtype), "the block, %zu %s", block, cdi_dtype_name(dtype));
+    op = an_op(CDI_ALL_GATHER, at + mine, at, block, dtype);
+    op.region = region;
+    op.lazy = block % 2;
+    RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
+    RANK_CHECK(r->ops->join(r->b, ticket, &r->err) == CDDP_OK);
+    RANK_CHECK(r->ops->copy(r->b, got, at, count * size, &r->err) == CDDP_OK);
+    RANK_CHECK(agrees(r, got, want, count, dtype), "all blocks, %zu %s", block, cdi_dtype_name(dtype));
+    free(got);
+    free(want);
+    return 0;
+}
+
+static int region_shards(struct rank *r)
+{
+    static const size_t blocks[] = {1, 16, 700, 2064, 100001};
+    struct cdi_region *region;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    RANK_CHECK(r->ops->region_create(r->b, 192 + 100001 * 8 * (size_t)r->size, &region, &r->err) == CDDP_OK);
+    for (int dtype = CDDP_FLOAT16; dtype <= CDDP_BFLOAT16; dtype++)
+        for (size_t k = 0; k < sizeof blocks / sizeof blocks[0]; k++)
+            if (shards(r, region, blocks[k], (cddp_dtype)dtype) != 0)
+                return 1;
+    r->ops->region_destroy(r->b, region);
+    return 0;
+}
+
 /* What a stream sees behind `lead`; on the host the caller itself. */
 static int leads(struct rank *r)
 {
@@ -841,6 +888,7 @@ const struct conformance_case conformance_cases[] = {
     {"buckets of a region are reduced in place, several in flight", regions, 1, -1},
     {"what is behind lead finds every operation done", leads, 1, -1},
     {"a region holds every type at every offset", region_types, 1, -1},
+    {"shards of a region are reduced and gathered in place", region_shards, 1, -1},
     {"pack and unpack are each other's inverse", pack_and_unpack, 1, -1},
     {"cast rounds to nearest and keeps NaN and infinity", casts, 1, -1},
     {"scale and scan take every floating-point type", scales_and_scans, 1, -1},

@@ -30,6 +30,13 @@ MODE_RUNS = [
     ("w2_fp16", 2, ["--compress", "fp16"]),
     ("w4_bf16", 4, ["--compress", "bf16"]),
 ]
+# The optimizer whose state is divided beside the plain one: the same bits.
+ZERO_RUNS = [  # ranks, flags
+    (1, []),
+    (2, []),
+    (4, []),
+    (4, ["--accumulate", "2"]),
+]
 TOLERANCE = {"f64": 1e-12, "f32": 1e-6}
 # PyTorch sums in 16 bits over gloo, libcddp in 32: they agree to the rounding of the gradients, of which Adam makes
 # steps of up to its learning rate whatever their size.
@@ -101,6 +108,15 @@ def compare(cddprun, wine, data, folder, name, ranks, flags, dtype):
     return good and raw == again
 
 
+def compare_zero(cddprun, wine, folder, ranks, flags, dtype):
+    flags = [*flags, "--dtype", dtype, "--epochs", str(MODE_EPOCHS)]
+    plain = train(cddprun, wine, ranks, flags, folder, MODE_EPOCHS)[2]
+    good = train(cddprun, wine, ranks, [*flags, "--zero"], folder, MODE_EPOCHS)[2] == plain
+    print(f"{'ok    ' if good else 'FAILED'} {ranks} ranks {' '.join(flags)}: --zero gives {'the same' if good else 'other'} bits",
+          flush=True)
+    return good
+
+
 def main():
     cddprun, wine = (os.path.abspath(path) for path in sys.argv[1:3])
     data = pathlib.Path(sys.argv[3])
@@ -116,6 +132,9 @@ def main():
         for name, ranks, flags in runs:
             for dtype in kinds_of(flags):
                 good = compare(cddprun, wine, data, folder, name, ranks, flags, dtype) and good
+        for ranks, flags in ZERO_RUNS if runs[-1] in MODE_RUNS else []:
+            for dtype in TOLERANCE if sys.argv[4:5] != ["--ranks"] or ranks == int(sys.argv[5]) else []:
+                good = compare_zero(cddprun, wine, folder, ranks, flags, dtype) and good
     return 0 if good else 1
 
 

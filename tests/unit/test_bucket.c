@@ -11,15 +11,21 @@ CDI_SUITE(bucket);
 #define MIB (1024 * KIB)
 
 /* A plan for n gradients of these sizes, all of one type. */
-static struct cdi_bucket_plan plan_of(const size_t *bytes, const cddp_dtype *dtypes, size_t n, size_t first, size_t cap)
+static struct cdi_bucket_plan plan_in_parts(const size_t *bytes, const cddp_dtype *dtypes, size_t n, size_t first,
+                                            size_t cap, size_t parts)
 {
     struct cdi_bucket_plan p;
     struct cdi_grad *g = calloc(n, sizeof *g);
 
     for (size_t i = 0; i < n; i++)
         g[i] = (struct cdi_grad){.bytes = bytes[i], .dtype = dtypes == NULL ? CDDP_FLOAT32 : dtypes[i]};
-    cr_assert_eq(cdi_bucket_plan_init(&p, g, n, first, cap, NULL), CDDP_OK);
+    cr_assert_eq(cdi_bucket_plan_init(&p, g, n, first, cap, parts, NULL), CDDP_OK);
     return p;
+}
+
+static struct cdi_bucket_plan plan_of(const size_t *bytes, const cddp_dtype *dtypes, size_t n, size_t first, size_t cap)
+{
+    return plan_in_parts(bytes, dtypes, n, first, cap, 1);
 }
 
 static size_t ready(struct cdi_bucket_plan *p, size_t i)
@@ -175,10 +181,11 @@ Test(bucket, sizes_whose_sum_no_machine_can_address_are_refused)
     struct cdi_bucket_plan p;
     struct cdi_error err;
 
-    cr_assert_eq(cdi_bucket_plan_init(&p, g, 3, MIB, MIB, &err), CDDP_E_NOMEM);
+    cr_assert_eq(cdi_bucket_plan_init(&p, g, 3, MIB, MIB, 1, &err), CDDP_E_NOMEM);
     cr_assert(strstr(err.msg, "3 gradients") != NULL);
     g[0].bytes = SIZE_MAX;
-    cr_assert_eq(cdi_bucket_plan_init(&p, g, 1, MIB, MIB, &err), CDDP_E_NOMEM);
+    cr_assert_eq(cdi_bucket_plan_init(&p, g, 1, MIB, MIB, 1, &err), CDDP_E_NOMEM);
+    cr_assert_eq(cdi_bucket_plan_init(&p, g + 2, 1, MIB, MIB, SIZE_MAX / 2, &err), CDDP_E_NOMEM);
 }
 
 /* ------------------------------------------------------------------------------------------------ properties ---- */
@@ -202,7 +209,7 @@ static struct cdi_bucket_plan random_plan(size_t *bytes, cddp_dtype *dtypes, siz
         dtypes[i] = types[dice(n_types)];
         bytes[i] = (1 + dice(dice(4) == 0 ? 3000 : 40)) * cddp_dtype_size(dtypes[i]);
     }
-    return plan_of(bytes, dtypes, n, first, cap);
+    return plan_in_parts(bytes, dtypes, n, first, cap, 1 + dice(5));
 }
 
 static void expect_sound_layout(const struct cdi_bucket_plan *p, const size_t *bytes, const cddp_dtype *dtypes)
@@ -227,7 +234,9 @@ static void expect_sound_layout(const struct cdi_bucket_plan *p, const size_t *b
         cr_assert_eq(p->b[b].bytes % cddp_dtype_size(p->b[b].dtype), 0, "whole elements");
         cr_assert_eq(in_bucket[b], p->b[b].n_grads);
         cr_assert_gt(in_bucket[b], 0);
-        end = (p->b[b].offset + p->b[b].bytes + CDI_GRAD_ALIGN - 1) / CDI_GRAD_ALIGN * CDI_GRAD_ALIGN;
+        cr_assert_eq(p->b[b].room % (p->parts * CDI_GRAD_ALIGN), 0, "equal, aligned parts");
+        cr_assert(p->b[b].room >= p->b[b].bytes && p->b[b].room < p->b[b].bytes + p->parts * CDI_GRAD_ALIGN);
+        end = p->b[b].offset + p->b[b].room;
     }
     cr_assert_eq(end, p->arena_bytes);
     free(used);

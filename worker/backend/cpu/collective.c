@@ -51,6 +51,17 @@ static uint64_t hash_counts(const size_t *counts, int n)
     return h;
 }
 
+/* In the region, the memory of the whole: what all ranks put in, or get out. */
+static void describe_place(struct cdi_shm_desc *d, const struct cdi_op *op)
+{
+    const uint8_t *whole = op->kind == CDI_REDUCE_SCATTER ? op->in : op->out;
+
+    if (op->region == NULL)
+        return;
+    d->region = ((const struct cdi_cpu_region *)op->region)->id;
+    d->offset = (uint64_t)(whole - (const uint8_t *)op->region->base);
+}
+
 static struct cdi_shm_desc describe(const struct cdi_team *t, const struct cdi_work *w)
 {
     const struct cdi_op *op = &w->op;
@@ -61,18 +72,13 @@ static struct cdi_shm_desc describe(const struct cdi_team *t, const struct cdi_w
     d.count = op->count;
     switch (op->kind) {
     case CDI_ALL_REDUCE:
+    case CDI_REDUCE_SCATTER:
         d.op = (uint32_t)op->op;
-        if (op->region != NULL) {
-            d.region = ((const struct cdi_cpu_region *)op->region)->id;
-            d.offset = (uint64_t)((const uint8_t *)op->out - (const uint8_t *)op->region->base);
-        }
+        describe_place(&d, op);
         break;
     case CDI_REDUCE:
         d.op = (uint32_t)op->op;
         d.root = op->root;
-        break;
-    case CDI_REDUCE_SCATTER:
-        d.op = (uint32_t)op->op;
         break;
     case CDI_BROADCAST:
     case CDI_SEND:
@@ -86,6 +92,8 @@ static struct cdi_shm_desc describe(const struct cdi_team *t, const struct cdi_w
         d.offset = hash_counts(op->counts, t->size);
         break;
     case CDI_ALL_GATHER:
+        describe_place(&d, op);
+        break;
     case CDI_ALL_TO_ALL:
         break;
     case CDI_BARRIER:

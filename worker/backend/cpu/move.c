@@ -156,12 +156,33 @@ static cddp_status broadcast(struct cdi_run *run, struct cdi_error *err)
     return cdi_exchange(run, op->out, take_part, run, err);
 }
 
+/* In shared memory: each rank takes the others' blocks out of their arenas. */
+static cddp_status gather_direct(struct cdi_run *run, struct cdi_error *err)
+{
+    struct cdi_team *t = run->t;
+    const struct cdi_op *op = &run->w->op;
+    const struct cdi_cpu_region *region = (const struct cdi_cpu_region *)op->region;
+    size_t bytes = op->count * cddp_dtype_size(op->dtype);
+    cddp_status st = cdi_step(run, err);
+
+    if (st != CDDP_OK)
+        return st;
+    for (int r = 0; r < t->size; r++)
+        if (r != t->rank)
+            memcpy((uint8_t *)op->out + bytes * (size_t)r,
+                   (const uint8_t *)region->part[r] + run->desc.offset + bytes * (size_t)r, bytes);
+    return cdi_step(run, err);
+}
+
 static cddp_status all_gather(struct cdi_run *run, struct cdi_error *err)
 {
     struct cdi_team *t = run->t;
     const struct cdi_op *op = &run->w->op;
     size_t size = cddp_dtype_size(op->dtype), at = 0;
     uint8_t *mine;
+
+    if (op->region != NULL && t->tcp == NULL && op->count * size > CDI_SMALL_BYTES)
+        return gather_direct(run, err);
 
     for (int r = 0; r < t->size; r++) {
         t->len[r] = (op->kind == CDI_ALL_GATHERV ? op->counts[r] : op->count) * size;

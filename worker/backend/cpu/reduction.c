@@ -174,6 +174,21 @@ static cddp_status reduce_direct(struct cdi_run *run, const struct want *w, stru
     return cdi_step(run, err);
 }
 
+/* In shared memory: each rank reduces its block of all arenas, into its own arena only. */
+static cddp_status scatter_direct(struct cdi_run *run, const struct want *w, struct cdi_error *err)
+{
+    struct cdi_team *t = run->t;
+    const struct cdi_op *op = &run->w->op;
+    void *out = w->out;
+    cddp_status st = cdi_step(run, err);
+
+    if (st != CDDP_OK)
+        return st;
+    point_at(run, w, w->lo);
+    cdi_reduce(&out, 1, t->in, t->shm->size, w->hi - w->lo, op->dtype, op->op);
+    return cdi_step(run, err);
+}
+
 /* --------------------------------------------------------------------------------------------- several nodes ---- */
 
 /* Does this rank have a chain? Then which part of n elements is it to pass along? */
@@ -239,7 +254,7 @@ static cddp_status reduce_across(struct cdi_run *run, const struct want *w, stru
     size_t n_pieces = pieces_of(w), k = 0;
     cddp_status st;
 
-    if (run->w->op.region != NULL)
+    if (run->w->op.region != NULL && run->w->op.kind == CDI_ALL_REDUCE)
         return reduce_direct_across(run, w, err);
     do
         st = reduce_piece_across(run, w, piece_of(w, k), err);
@@ -255,5 +270,7 @@ cddp_status cdi_run_reduction(struct cdi_run *run, struct cdi_error *err)
         return reduce_across(run, &w, err);
     if (w.count * w.size <= CDI_SMALL_BYTES)
         return reduce_small(run, &w, err);
-    return run->w->op.region != NULL ? reduce_direct(run, &w, err) : reduce_staged(run, &w, err);
+    if (run->w->op.region == NULL)
+        return reduce_staged(run, &w, err);
+    return run->w->op.kind == CDI_ALL_REDUCE ? reduce_direct(run, &w, err) : scatter_direct(run, &w, err);
 }

@@ -1,0 +1,479 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The optimizer whose state is divided, beside ranks that average whole gradients and update everything themselves. */
+#include "comm_ranks.h"
+#include "hygiene.h"
+#include "rdzv_child.h"
+#include "worker/backend/cpu/float16.h"
+#include "worker/optim_update.h"
+
+#include <stdbool.h>
+
+CDI_SUITE(optim, .timeout = 60);
+
+#define N 5
+#define STEPS 5
+
+static const size_t counts[N] = {3, 1000, 1, 70001, 513};
+static const char *const names[N] = {"a", "b", "c", "d", "e"};
+
+/* What the ranks of a test do; set before they are forked. */
+static struct {
+    cddp_optim_options opt;
+    cddp_dtype dtypes[N];
+    size_t bucket_bytes;
+    uint32_t flags;
+    bool own; /* gradient 1 is in the user's memory */
+} now;
+
+static int world(int n, int (*body)(int rank))
+{
+    struct rdzv_child server;
+    int bad;
+
+    rdzv_child_start(&server);
+    bad = run_ranks(server.port, n, n, body);
+    rdzv_child_stop(&server);
+    return bad;
+}
+
+/* ------------------------------------------------------------------------------------------------- the plain way */
+
+struct model {
+    void *w[N], *own;
+    /* The plain rank's state, whole. */
+    void *s[N][CDI_OPTIM_STATES];
+    float *master[N];
+    cddp_ddp *ddp;
+};
+
+static double scatter(size_t i, size_t k, size_t salt)
+{
+    uint32_t h = (uint32_t)(i * 1000003 + k * 7919 + salt * 104729) * 2654435761u;
+
+    h ^= h >> 15;
+    h *= 2246822519u;
+    h ^= h >> 13;
+    return (double)h / 4294967296.0 - 0.5;
+}
+
+static void put(cddp_dtype t, void *to, size_t k, double x)
+{
+    if (t == CDDP_FLOAT64)
+        ((double *)to)[k] = x;
+    else if (t == CDDP_FLOAT32)
+        ((float *)to)[k] = (float)x;
+    else
+        ((uint16_t *)to)[k] = t == CDDP_FLOAT16 ? cdi_f16_of_float((float)x) : cdi_bf16_of_float((float)x);
+}
+
+static float float_of_16(cddp_dtype t, uint16_t x)
+{
+    return t == CDDP_FLOAT16 ? cdi_float_of_f16(x) : cdi_float_of_bf16(x);
+}
+
+static int model_open(struct model *m, cddp_comm *comm)
+{
+    cddp_ddp_options o = {
+        .size = sizeof o, .bucket_bytes = now.bucket_bytes, .first_bucket_bytes = now.bucket_bytes, .flags = now.flags};
+    cddp_param p[N];
+
+    for (size_t i = 0; i < N; i++) {
+        size_t size = cddp_dtype_size(now.dtypes[i]);
+
+        m->w[i] = calloc(counts[i], size);
+        m->master[i] = calloc(counts[i], sizeof(float));
+        for (int k = 0; k < CDI_OPTIM_STATES; k++)
+            m->s[i][k] = calloc(counts[i], 8);
+        for (size_t k = 0; k < counts[i]; k++) {
+            put(now.dtypes[i], m->w[i], k, scatter(i, k, 99));
+            if (size == 2)
+                m->master[i][k] = float_of_16(now.dtypes[i], ((uint16_t *)m->w[i])[k]);
+        }
+        p[i] = (cddp_param){.name = names[i], .data = m->w[i], .count = counts[i], .dtype = now.dtypes[i]};
+    }
+    m->own = calloc(counts[1], 8);
+    p[1].grad = now.own ? m->own : NULL;
+    CHECK(cddp_ddp_create(&m->ddp, comm, p, N, &o) == CDDP_OK);
+    return 0;
+}
+
+static void model_close(struct model *m)
+{
+    cddp_ddp_destroy(m->ddp);
+    for (size_t i = 0; i < N; i++) {
+        free(m->w[i]);
+        free(m->master[i]);
+        for (int k = 0; k < CDI_OPTIM_STATES; k++)
+            free(m->s[i][k]);
+    }
+    free(m->own);
+}
+
+/* Two backward passes are added up, the second one ends the step. Parameter `without` (N: none) is not used. */
+static int backward(struct model *m, int rank, size_t step, size_t without)
+{
+    for (size_t i = N; i-- > 0;) {
+        void *g = cddp_ddp_grad(m->ddp, i);
+        size_t salt = step * 17 + (size_t)rank;
+
+        if (i == without)
+            continue;
+        for (size_t k = 0; k < counts[i]; k++)
+            put(now.dtypes[i], g, k, scatter(i, k, salt));
+        for (size_t k = 0; k < counts[i]; k++)
+            if (now.dtypes[i] == CDDP_FLOAT64)
+                ((double *)g)[k] += scatter(i, k, salt + 5);
+            else if (now.dtypes[i] == CDDP_FLOAT32)
+                ((float *)g)[k] += (float)scatter(i, k, salt + 5);
+        CHECK(cddp_ddp_grad_ready(m->ddp, i) == CDDP_OK);
+    }
+    return 0;
+}
+
+static struct cdi_optim_rule plain_rule(double factor)
+{
+    const cddp_optim_options *o = &now.opt;
+
+    return (struct cdi_optim_rule){.kind = o->kind,
+                                   .nesterov = o->nesterov,
+                                   .lr = o->lr,
+                                   .weight_decay = o->weight_decay,
+                                   .momentum = o->momentum,
+                                   .dampening = o->dampening,
+                                   .beta1 = o->beta1 != 0 ? o->beta1 : 0.9,
+                                   .beta2 = o->beta2 != 0 ? o->beta2 : 0.999,
+                                   .eps = o->eps != 0 ? o->eps : 1e-8,
+                                   .factor = factor};
+}
+
+/* Every element, on every rank. */
+static void plain_step(struct model *m, uint64_t step, size_t without)
+{
+    struct cdi_optim_rule rule = plain_rule(cddp_ddp_factor(m->ddp));
+
+    for (size_t i = 0; i < N; i++) {
+        void *g = cddp_ddp_grad(m->ddp, i);
+
+        if (i == without)
+            continue;
+        if (now.dtypes[i] == CDDP_FLOAT64) {
+            cdi_optim_update_f64(&rule, step, m->w[i], g, (double *[]){m->s[i][0], m->s[i][1]}, counts[i]);
+        } else if (now.dtypes[i] == CDDP_FLOAT32) {
+            cdi_optim_update_f32(&rule, step, m->w[i], g, (float *[]){m->s[i][0], m->s[i][1]}, counts[i]);
+        } else {
+            float *wide = malloc(counts[i] * sizeof *wide);
+
+            for (size_t k = 0; k < counts[i]; k++)
+                wide[k] = float_of_16(now.dtypes[i], ((uint16_t *)g)[k]);
+            cdi_optim_update_f32(&rule, step, m->master[i], wide, (float *[]){m->s[i][0], m->s[i][1]}, counts[i]);
+            for (size_t k = 0; k < counts[i]; k++)
+                put(now.dtypes[i], m->w[i], k, m->master[i][k]);
+            free(wide);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------ equality */
+
+static int same(int rank)
+{
+    struct model plain = {0}, divided = {0};
+    cddp_optim *optim;
+    cddp_comm *comm;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(model_open(&plain, comm) == 0 && model_open(&divided, comm) == 0);
+    CHECK(cddp_optim_create(&optim, divided.ddp, &now.opt) == CDDP_OK);
+    for (size_t step = 0; step < STEPS; step++) {
+        if (step == 3) {
+            now.opt.lr *= 0.5;
+            CHECK(cddp_optim_set_lr(optim, now.opt.lr) == CDDP_OK);
+        }
+        CHECK(backward(&plain, rank, step, N) == 0 && cddp_ddp_wait(plain.ddp) == CDDP_OK);
+        plain_step(&plain, step + 1, N);
+        CHECK(backward(&divided, rank, step, N) == 0 && cddp_optim_step(optim) == CDDP_OK);
+        for (size_t i = 0; i < N; i++)
+            CHECK(memcmp(plain.w[i], divided.w[i], counts[i] * cddp_dtype_size(now.dtypes[i])) == 0);
+    }
+    cddp_optim_destroy(optim);
+    model_close(&divided);
+    model_close(&plain);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+#define ALL(t)                                           \
+    {                                                    \
+        CDDP_##t, CDDP_##t, CDDP_##t, CDDP_##t, CDDP_##t \
+    }
+static const cddp_dtype kinds_of_types[][N] = {
+    ALL(FLOAT32), ALL(FLOAT64), {CDDP_FLOAT16, CDDP_BFLOAT16, CDDP_FLOAT32, CDDP_BFLOAT16, CDDP_FLOAT64}};
+static const cddp_optim_options rules[] = {
+    {.size = sizeof rules[0], .kind = CDDP_SGD, .lr = 0.1, .weight_decay = 0.01},
+    {.size = sizeof rules[0], .kind = CDDP_SGD, .lr = 0.1, .momentum = 0.9, .nesterov = 1},
+    {.size = sizeof rules[0], .kind = CDDP_ADAM, .lr = 0.01, .weight_decay = 0.01},
+    {.size = sizeof rules[0], .kind = CDDP_ADAMW, .lr = 0.01, .weight_decay = 0.1, .beta1 = 0.8},
+};
+
+static void expect_same(int ranks)
+{
+    for (size_t r = 0; r < sizeof rules / sizeof rules[0]; r++)
+        for (size_t t = 0; t < sizeof kinds_of_types / sizeof kinds_of_types[0]; t++) {
+            now.opt = rules[r];
+            memcpy(now.dtypes, kinds_of_types[t], sizeof now.dtypes);
+            now.bucket_bytes = (r + t) % 2 == 0 ? 64 : 0;
+            now.flags = r == 1 ? CDDP_DDP_SUM : 0;
+            now.own = r == 2;
+            cr_assert_eq(world(ranks, same), 0, "%d ranks, rule %zu, types %zu", ranks, r, t);
+        }
+}
+
+Test(optim, alone_it_gives_the_bits_of_a_plain_optimizer)
+{
+    expect_same(1);
+}
+
+Test(optim, two_ranks_give_the_bits_of_a_plain_optimizer_on_each)
+{
+    expect_same(2);
+}
+
+Test(optim, four_ranks_give_the_bits_of_a_plain_optimizer_on_each)
+{
+    expect_same(4);
+}
+
+/* ------------------------------------------------------------------------------------------------ memory, worlds */
+
+static int memory(int rank)
+{
+    struct model m = {0};
+    cddp_optim *optim;
+    cddp_comm *comm;
+    uint64_t mine, all, whole = 0;
+    size_t n;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    n = (size_t)cddp_world_size(comm);
+    CHECK(model_open(&m, comm) == 0);
+    CHECK(cddp_optim_create(&optim, m.ddp, &now.opt) == CDDP_OK);
+    mine = cddp_optim_state_bytes(optim);
+    for (size_t i = 0; i < N; i++)
+        whole += counts[i] * 2 * sizeof(float);
+    /* Shares are equal but for borders: 64 bytes per parameter, array and rank. */
+    CHECK(mine <= whole / n + 2 * 64 * (N + n));
+    CHECK(cddp_all_reduce(comm, &mine, &all, 1, CDDP_UINT64, CDDP_SUM) == CDDP_OK);
+    CHECK(all >= whole && all <= whole + 2 * 64 * (N + n) * n);
+    cddp_optim_destroy(optim);
+    CHECK(cddp_optim_create(&optim, m.ddp,
+                            &(cddp_optim_options){.size = sizeof(cddp_optim_options), .kind = CDDP_SGD, .lr = 1}) ==
+          CDDP_OK);
+    CHECK(cddp_optim_state_bytes(optim) == 0);
+    cddp_optim_destroy(optim);
+    model_close(&m);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    (void)rank;
+    return 0;
+}
+
+Test(optim, a_rank_holds_the_state_of_its_own_share_only)
+{
+    now.opt = rules[2];
+    memcpy(now.dtypes, kinds_of_types[0], sizeof now.dtypes);
+    for (int ranks = 1; ranks <= 4; ranks++)
+        cr_assert_eq(world(ranks, memory), 0, "%d ranks", ranks);
+}
+
+/* Three elements in a world of eight. */
+static int few(int rank)
+{
+    float w[3] = {1, 2, 3}, *g;
+    cddp_param p = {.name = "w", .data = w, .count = 3, .dtype = CDDP_FLOAT32};
+    cddp_optim *optim;
+    cddp_comm *comm;
+    cddp_ddp *ddp;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_ddp_create(&ddp, comm, &p, 1, NULL) == CDDP_OK);
+    CHECK(cddp_optim_create(&optim, ddp, &now.opt) == CDDP_OK);
+    CHECK(cddp_optim_state_bytes(optim) == (rank == 0 ? 64 : 0));
+    for (int step = 0; step < 3; step++) {
+        g = cddp_ddp_grad(ddp, 0);
+        for (int k = 0; k < 3; k++)
+            g[k] = (float)(rank * 2 - 7 + 8 * k); /* the mean is 8 k */
+        CHECK(cddp_ddp_grad_ready(ddp, 0) == CDDP_OK && cddp_optim_step(optim) == CDDP_OK);
+    }
+    CHECK(w[0] == 1 && w[1] == 2 - 3 * 0.125f * 8 && w[2] == 3 - 3 * 0.125f * 16);
+    cddp_optim_destroy(optim);
+    cddp_ddp_destroy(ddp);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(optim, a_world_may_be_larger_than_the_model)
+{
+    now.opt = (cddp_optim_options){.size = sizeof now.opt, .kind = CDDP_SGD, .lr = 0.125, .momentum = 1e-30};
+    cr_assert_eq(world(8, few), 0);
+}
+
+/* ------------------------------------------------------------------------------------------- what is not used */
+
+/* Parameter 3 is used by some ranks in step 1, and by nobody in step 2. */
+static int unused(int rank)
+{
+    struct model plain = {0}, divided = {0};
+    cddp_optim *optim;
+    cddp_comm *comm;
+    uint64_t steps_of_3 = 0;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(model_open(&plain, comm) == 0 && model_open(&divided, comm) == 0);
+    CHECK(cddp_optim_create(&optim, divided.ddp, &now.opt) == CDDP_OK);
+    for (size_t step = 0; step < 4; step++) {
+        size_t mine = step == 2 || (step == 1 && rank != 0) ? 3 : N, all = step == 2 ? 3 : N;
+
+        steps_of_3 += all == N;
+        CHECK(backward(&plain, rank, step, mine) == 0 && cddp_ddp_wait(plain.ddp) == CDDP_OK);
+        plain_step(&plain, step + 1, 3);
+        if (all == N) { /* it alone, with steps of its own */
+            struct cdi_optim_rule rule = plain_rule(1);
+
+            cdi_optim_update_f32(&rule, steps_of_3, plain.w[3], cddp_ddp_grad(plain.ddp, 3),
+                                 (float *[]){plain.s[3][0], plain.s[3][1]}, counts[3]);
+        }
+        CHECK(backward(&divided, rank, step, mine) == 0 && cddp_optim_step(optim) == CDDP_OK);
+        for (size_t i = 0; i < N; i++)
+            CHECK(memcmp(plain.w[i], divided.w[i], counts[i] * sizeof(float)) == 0);
+    }
+    cddp_optim_destroy(optim);
+    model_close(&divided);
+    model_close(&plain);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(optim, what_no_rank_used_stays_and_so_does_its_state)
+{
+    now.opt = rules[2];
+    memcpy(now.dtypes, kinds_of_types[0], sizeof now.dtypes);
+    now.flags = CDDP_DDP_FIND_UNUSED;
+    now.bucket_bytes = 4096;
+    cr_assert_eq(world(4, unused), 0);
+}
+
+/* --------------------------------------------------------------------------------------------------- refusals */
+
+#define REFUSED(options, status, sentence)                               \
+    do {                                                                 \
+        CHECK(cddp_optim_create(&optim, m.ddp, &(options)) == (status)); \
+        CHECK(strstr(cddp_last_error(), sentence) != NULL);              \
+    } while (0)
+
+static int refused(int rank)
+{
+    cddp_optim_options o = now.opt;
+    struct model m = {0};
+    cddp_optim *optim = NULL;
+    cddp_comm *comm;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(model_open(&m, comm) == 0);
+    CHECK(cddp_optim_create(&optim, m.ddp, NULL) == CDDP_E_INVALID);
+    o.size = 8;
+    REFUSED(o, CDDP_E_INVALID, "sizeof(cddp_optim_options)");
+    o = (cddp_optim_options){.size = sizeof o, .lr = 1};
+    REFUSED(o, CDDP_E_INVALID, "kind is 0");
+    o = (cddp_optim_options){.size = sizeof o, .kind = CDDP_ADAM};
+    REFUSED(o, CDDP_E_INVALID, "lr is 0: it must be above 0");
+    o = (cddp_optim_options){.size = sizeof o, .kind = CDDP_ADAM, .lr = 1, .momentum = 0.9};
+    REFUSED(o, CDDP_E_INVALID, "only CDDP_SGD has it");
+    o = (cddp_optim_options){.size = sizeof o, .kind = CDDP_SGD, .lr = 1, .nesterov = 1};
+    REFUSED(o, CDDP_E_INVALID, "nesterov is 1: it must be 0 without momentum");
+    o = (cddp_optim_options){.size = sizeof o, .kind = CDDP_ADAM, .lr = 1, .beta2 = 1};
+    REFUSED(o, CDDP_E_INVALID, "beta2 is 1: it must be between 0 and 1");
+    /* Ranks that disagree, and one that fails alone. */
+    o = now.opt;
+    o.weight_decay = rank == 1 ? 0.5 : 0;
+    REFUSED(o, CDDP_E_MISMATCH, "cddp_optim_options.weight_decay is 0 on rank 0 but 0.5 on rank 1");
+    o = now.opt;
+    o.kind = rank == 0 ? CDDP_ADAM : CDDP_SGD;
+    REFUSED(o, CDDP_E_MISMATCH, "kind is 2 on rank 0 but 1 on rank 1");
+    o = now.opt;
+    o.lr = rank == 1 ? -1 : 1;
+    REFUSED(o, CDDP_E_INVALID, rank == 1 ? "lr is -1" : "failed on rank 1");
+    /* With one, whole means cannot be waited for, and another one or a hook cannot be had. */
+    CHECK(cddp_optim_create(&optim, m.ddp, &now.opt) == CDDP_OK);
+    CHECK(cddp_ddp_wait(m.ddp) == CDDP_E_STATE && strstr(cddp_last_error(), "cddp_optim_step") != NULL);
+    CHECK(cddp_ddp_wait_param(m.ddp, 0) == CDDP_E_STATE);
+    CHECK(cddp_optim_create(&optim, m.ddp, &now.opt) == CDDP_E_STATE);
+    CHECK(cddp_ddp_clip_grad_norm(m.ddp, 1, 2, 0, NULL) == CDDP_E_STATE);
+    CHECK(cddp_optim_set_lr(optim, 0) == CDDP_E_INVALID);
+    /* The parameters that a step lacks are named, as ever. */
+    CHECK(cddp_optim_step(optim) == CDDP_E_STATE && strstr(cddp_last_error(), "'a', 'b'") != NULL);
+    cddp_optim_destroy(optim);
+    cddp_optim_destroy(NULL);
+    model_close(&m);
+    CHECK(cddp_finalize(comm) != CDDP_OK);
+    return 0;
+}
+
+Test(optim, bad_options_and_ranks_that_disagree_are_told_so)
+{
+    now.opt = (cddp_optim_options){.size = sizeof now.opt, .kind = CDDP_SGD, .lr = 1};
+    memcpy(now.dtypes, kinds_of_types[0], sizeof now.dtypes);
+    cr_assert_eq(world(2, refused), 0);
+}
+
+static cddp_status begin_nothing(void *arg, cddp_comm *comm, const cddp_bucket *bucket, uint64_t *ticket)
+{
+    (void)arg;
+    (void)comm;
+    (void)bucket;
+    (void)ticket;
+    return CDDP_OK;
+}
+
+static int unsupported(int rank)
+{
+    float w[4] = {0};
+    cddp_param p = {.name = "w", .data = w, .count = 4, .dtype = CDDP_FLOAT32};
+    cddp_ddp_options join = {.size = sizeof join, .flags = CDDP_DDP_JOIN};
+    cddp_ddp_options small = {.size = sizeof small, .compress = CDDP_FLOAT16};
+    cddp_hook hook = {.size = sizeof hook, .begin = begin_nothing};
+    cddp_optim *optim;
+    cddp_comm *comm;
+    cddp_ddp *ddp;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_ddp_create(&ddp, comm, &p, 1, &join) == CDDP_OK);
+    CHECK(cddp_optim_create(&optim, ddp, &now.opt) == CDDP_E_UNSUPPORTED);
+    CHECK(strstr(cddp_last_error(), "CDDP_DDP_JOIN") != NULL);
+    cddp_ddp_destroy(ddp);
+    CHECK(cddp_ddp_create(&ddp, comm, &p, 1, &small) == CDDP_OK);
+    CHECK(cddp_optim_create(&optim, ddp, &now.opt) == CDDP_E_UNSUPPORTED);
+    CHECK(strstr(cddp_last_error(), "compress") != NULL);
+    cddp_ddp_destroy(ddp);
+    CHECK(cddp_ddp_create(&ddp, comm, &p, 1, NULL) == CDDP_OK);
+    CHECK(cddp_ddp_set_hook(ddp, &hook) == CDDP_OK);
+    CHECK(cddp_optim_create(&optim, ddp, &now.opt) == CDDP_E_UNSUPPORTED);
+    CHECK(strstr(cddp_last_error(), "hook") != NULL);
+    CHECK(cddp_ddp_set_hook(ddp, NULL) == CDDP_OK);
+    /* In the middle of a step; and once it has one, no hook. */
+    CHECK(cddp_optim_create(&optim, ddp, &now.opt) == CDDP_OK);
+    CHECK(cddp_ddp_set_hook(ddp, &hook) == CDDP_E_STATE && strstr(cddp_last_error(), "optimizer") != NULL);
+    cddp_optim_destroy(optim);
+    /* Without one again: whole means. */
+    *(float *)cddp_ddp_grad(ddp, 0) = (float)rank;
+    CHECK(cddp_ddp_grad_ready(ddp, 0) == CDDP_OK);
+    CHECK(cddp_optim_create(&optim, ddp, &now.opt) == CDDP_E_STATE && strstr(cddp_last_error(), "middle") != NULL);
+    CHECK(cddp_ddp_wait(ddp) == CDDP_OK && *(float *)cddp_ddp_grad(ddp, 0) == 0.5f);
+    cddp_ddp_destroy(ddp);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(optim, what_it_does_not_go_with_is_named)
+{
+    now.opt = (cddp_optim_options){.size = sizeof now.opt, .kind = CDDP_SGD, .lr = 1};
+    cr_assert_eq(world(2, unsupported), 0);
+}

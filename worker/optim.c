@@ -1,0 +1,415 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The sharded optimizer, public as cddp_optim_*. The reducer reduces and scatters each bucket instead of reducing it
+ * everywhere; here this rank's part of it is updated, the new values take the gradients' place in the arena, from where
+ * the ranks exchange them, and come back into the user's parameters. One thread, with the reducer's lock held.
+ */
+#include "worker/optim.h"
+
+#include "common/cleanup.h"
+#include "worker/backend/cpu/float16.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHUNK 2048 /* elements that are updated and published at a time, so that they are in a near cache for both */
+
+/* -------------------------------------------------------------------------------------------- checking input ---- */
+
+static cddp_status invalid(struct cdi_error *err, const char *member, double value, const char *must)
+{
+    return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.%s is %g: it must be %s", member, value, must);
+}
+
+static cddp_status check_rule(const struct cdi_optim_rule *r, struct cdi_error *err)
+{
+    bool sgd = r->kind == CDDP_SGD;
+
+    if (!(r->lr > 0) || !isfinite(r->lr))
+        return invalid(err, "lr", r->lr, "above 0, and has no default");
+    if (!(r->weight_decay >= 0) || !isfinite(r->weight_decay))
+        return invalid(err, "weight_decay", r->weight_decay, "0 or more");
+    if (!(r->momentum >= 0) || !isfinite(r->momentum) || (!sgd && r->momentum != 0))
+        return invalid(err, "momentum", r->momentum, sgd ? "0 or more" : "0: only CDDP_SGD has it");
+    if (!isfinite(r->dampening) || (!sgd && r->dampening != 0))
+        return invalid(err, "dampening", r->dampening, sgd ? "a number" : "0: only CDDP_SGD has it");
+    if (r->nesterov != 0 && (!(r->momentum > 0) || r->dampening != 0))
+        return invalid(err, "nesterov", r->nesterov, "0 without momentum, and with dampening");
+    if (!sgd && !(r->beta1 > 0 && r->beta1 < 1))
+        return invalid(err, "beta1", r->beta1, "between 0 and 1");
+    if (!sgd && !(r->beta2 > 0 && r->beta2 < 1))
+        return invalid(err, "beta2", r->beta2, "between 0 and 1");
+    if (!sgd && (!(r->eps > 0) || !isfinite(r->eps)))
+        return invalid(err, "eps", r->eps, "above 0");
+    return CDDP_OK;
+}
+
+static cddp_status make_rule(struct cdi_optim_rule *r, const cddp_optim_options *opt, struct cdi_error *err)
+{
+    if (opt == NULL)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_optim_create: opt must not be NULL, since kind and lr have no "
+                        "default");
+    if (opt->size != sizeof *opt)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_optim_options.size is %zu, this library's is %zu: set it to sizeof(cddp_optim_options)",
+                        opt->size, sizeof *opt);
+    for (size_t i = 0; i < sizeof opt->reserved / sizeof opt->reserved[0]; i++)
+        if (opt->reserved[i] != 0)
+            return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.reserved[%zu] is not 0", i);
+    if (opt->kind != CDDP_SGD && opt->kind != CDDP_ADAM && opt->kind != CDDP_ADAMW)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.kind is %d: use CDDP_SGD, CDDP_ADAM or CDDP_ADAMW",
+                        (int)opt->kind);
+    *r = (struct cdi_optim_rule){.kind = opt->kind,
+                                 .nesterov = opt->nesterov != 0,
+                                 .lr = opt->lr,
+                                 .weight_decay = opt->weight_decay,
+                                 .momentum = opt->momentum,
+                                 .dampening = opt->dampening,
+                                 .beta1 = opt->beta1 != 0 ? opt->beta1 : 0.9,
+                                 .beta2 = opt->beta2 != 0 ? opt->beta2 : 0.999,
+                                 .eps = opt->eps != 0 ? opt->eps : 1e-8};
+    return check_rule(r, err);
+}
+
+/* Locked. Can this reducer have an optimizer, and now? */
+static cddp_status check_reducer(const cddp_ddp *d, struct cdi_error *err)
+{
+    const char *with = d->ops->on_device                  ? "memory of a GPU"
+                       : (d->flags & CDDP_DDP_JOIN) != 0  ? "ranks of different numbers of steps (CDDP_DDP_JOIN)"
+                       : d->wire_dtype != CDDP_DTYPE_NONE ? "compressed gradients (compress)"
+                       : d->hook.begin != NULL            ? "a communication hook"
+                                                          : NULL;
+
+    if (d->sticky.status != CDDP_OK) {
+        *err = d->sticky;
+        return err->status;
+    }
+    if (with != NULL)
+        return cdi_fail(err, CDDP_E_UNSUPPORTED,
+                        "cddp_optim_create: an optimizer whose state is divided does not go with %s", with);
+    if (d->sharded)
+        return cdi_fail(err, CDDP_E_STATE, "cddp_optim_create: this reducer has an optimizer already");
+    if (d->begun)
+        return cdi_fail(err, CDDP_E_STATE, "cddp_optim_create was called in the middle of step %llu",
+                        (unsigned long long)d->step);
+    return CDDP_OK;
+}
+
+/* -------------------------------------------------------------------------------------------------- creation ---- */
+
+/* What ranks compare. */
+struct card {
+    double value[8];
+    int32_t status; /* of a rank that failed before */
+    int32_t kind;
+};
+
+static const char *const card_names[] = {"lr",    "weight_decay", "momentum", "dampening",
+                                         "beta1", "beta2",        "eps",      "nesterov"};
+
+static struct card card_of(const struct cdi_optim_rule *r, cddp_status status)
+{
+    return (struct card){
+        .value = {r->lr, r->weight_decay, r->momentum, r->dampening, r->beta1, r->beta2, r->eps, (double)r->nesterov},
+        .status = status,
+        .kind = (int32_t)r->kind};
+}
+
+static cddp_status compare(const struct card *all, int n, struct cdi_error *err)
+{
+    for (int r = 0; r < n; r++)
+        if (all[r].status != CDDP_OK)
+            return cdi_fail(err, (cddp_status)all[r].status, "cddp_optim_create failed on rank %d", r);
+    for (int r = 1; r < n; r++) {
+        if (all[r].kind != all[0].kind)
+            return cdi_fail(err, CDDP_E_MISMATCH, "cddp_optim_options.kind is %d on rank 0 but %d on rank %d",
+                            (int)all[0].kind, (int)all[r].kind, r);
+        for (size_t k = 0; k < sizeof card_names / sizeof card_names[0]; k++)
+            if (all[r].value[k] != all[0].value[k])
+                return cdi_fail(err, CDDP_E_MISMATCH, "cddp_optim_options.%s is %.17g on rank 0 but %.17g on rank %d",
+                                card_names[k], all[0].value[k], all[r].value[k], r);
+    }
+    return CDDP_OK;
+}
+
+/* A rank that fails alone still takes part: the others must not wait for it. */
+static cddp_status agree(cddp_comm *comm, const struct cdi_optim_rule *rule, cddp_status alone, struct cdi_error *err)
+{
+    struct card mine = card_of(rule, alone), *all = calloc((size_t)cddp_world_size(comm), sizeof *all);
+    struct cdi_error other;
+    cddp_status st;
+
+    if (all == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", cddp_world_size(comm));
+    st = cdi_comm_all_gather(comm, &mine, all, sizeof mine, CDDP_UINT8, &other);
+    if (st == CDDP_OK)
+        st = compare(all, cddp_world_size(comm), &other);
+    free(all);
+    if (alone == CDDP_OK && st != CDDP_OK)
+        *err = other;
+    return alone != CDDP_OK ? alone : st;
+}
+
+static void release(cddp_optim *o)
+{
+    if (o == NULL)
+        return;
+    for (int k = 0; k < CDI_OPTIM_STATES; k++)
+        free(o->state[k]);
+    free(o->master);
+    free(o->shards);
+    free(o->steps);
+    free(o->tickets);
+    free(o);
+}
+
+static void *zeros(size_t bytes)
+{
+    void *p = aligned_alloc(CDI_GRAD_ALIGN, bytes);
+
+    return p == NULL ? NULL : memset(p, 0, bytes);
+}
+
+/* The float32 copies of this rank's parameters of 16 bits. */
+static void copy_masters(cddp_optim *o)
+{
+    const cddp_ddp *d = o->ddp;
+
+    for (size_t i = 0; i < d->n_params; i++) {
+        const struct cdi_shard *s = &o->shards[i];
+        const uint16_t *w = (const uint16_t *)d->params[i].data + s->lo;
+        float *master = o->master + s->master_at / sizeof *master;
+
+        if (!cdi_shard_has_master(d->params[i].dtype))
+            continue;
+        for (size_t k = 0; k < s->count; k++)
+            master[k] = d->params[i].dtype == CDDP_FLOAT16 ? cdi_float_of_f16(w[k]) : cdi_float_of_bf16(w[k]);
+    }
+}
+
+static cddp_status make(cddp_optim **out, cddp_ddp *d, const struct cdi_optim_rule *rule, struct cdi_error *err)
+{
+    cddp_optim *o = calloc(1, sizeof *o);
+    bool ok = o != NULL;
+
+    *out = o;
+    if (ok) {
+        o->ddp = d;
+        o->rule = *rule;
+        o->rule.factor = cddp_ddp_factor(d);
+        o->shards = calloc(d->n_params, sizeof *o->shards);
+        o->steps = calloc(d->n_params, sizeof *o->steps);
+        o->tickets = calloc(d->plan.n, sizeof *o->tickets);
+        ok = o->shards != NULL && o->steps != NULL && o->tickets != NULL;
+    }
+    if (ok)
+        o->sizes = cdi_shard_all(o->shards, &d->plan, d->n_params, cdi_comm_world(d->comm)->rank);
+    for (int k = 0; ok && k < cdi_optim_n_states(rule) && o->sizes.state > 0; k++)
+        ok = (o->state[k] = zeros(o->sizes.state)) != NULL;
+    if (ok && o->sizes.master > 0)
+        ok = (o->master = zeros(o->sizes.master)) != NULL;
+    if (!ok)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for the optimizer's state on rank %d",
+                        cdi_comm_world(d->comm)->rank);
+    if (o->master != NULL)
+        copy_masters(o);
+    return CDDP_OK;
+}
+
+static cddp_status create(cddp_optim **out, cddp_ddp *d, const cddp_optim_options *opt, struct cdi_error *err)
+{
+    struct cdi_optim_rule rule = {0};
+    cddp_optim *o = NULL;
+    cddp_status st;
+
+    (void)pthread_mutex_lock(&d->lock);
+    st = check_reducer(d, err);
+    (void)pthread_mutex_unlock(&d->lock);
+    if (st == CDDP_OK)
+        st = make_rule(&rule, opt, err);
+    if (st == CDDP_OK)
+        st = make(&o, d, &rule, err);
+    st = agree(d->comm, &rule, st, err);
+    if (st != CDDP_OK) {
+        release(o);
+        return st;
+    }
+    d->sharded = true;
+    *out = o;
+    return CDDP_OK;
+}
+
+cddp_status cddp_optim_create(cddp_optim **out, cddp_ddp *ddp, const cddp_optim_options *opt)
+{
+    struct cdi_error err;
+    cddp_status st;
+
+    if (out == NULL || ddp == NULL)
+        st = cdi_fail(&err, CDDP_E_INVALID, "cddp_optim_create: out and ddp must not be NULL");
+    else
+        st = create(out, ddp, opt, &err);
+    return st == CDDP_OK ? st : cdi_last_error_set(&err);
+}
+
+/* ---------------------------------------------------------------------------------------------------- a step ---- */
+
+/* Elements [at, at + n) of this rank's shard of parameter i, whose gradients are at g: there the new values go, too. */
+static void update_16(cddp_optim *o, size_t i, size_t at, size_t n, uint16_t *g)
+{
+    const cddp_ddp *d = o->ddp;
+    const struct cdi_shard *s = &o->shards[i];
+    bool f16 = d->params[i].dtype == CDDP_FLOAT16;
+    float *master = o->master + s->master_at / sizeof(float) + at, grad[CHUNK], *state[CDI_OPTIM_STATES];
+    uint16_t *w = (uint16_t *)d->params[i].data + s->lo + at;
+
+    for (int k = 0; k < CDI_OPTIM_STATES; k++)
+        state[k] = o->state[k] == NULL ? NULL : (float *)o->state[k] + s->state_at / sizeof(float) + at;
+    for (size_t k = 0; k < n; k++)
+        grad[k] = f16 ? cdi_float_of_f16(g[k]) : cdi_float_of_bf16(g[k]);
+    cdi_optim_update_f32(&o->rule, o->steps[i], master, grad, state, n);
+    for (size_t k = 0; k < n; k++)
+        w[k] = f16 ? cdi_f16_of_float(master[k]) : cdi_bf16_of_float(master[k]);
+}
+
+static void update_chunk(cddp_optim *o, size_t i, size_t at, size_t n, void *g)
+{
+    const cddp_param *p = &o->ddp->params[i];
+    const struct cdi_shard *s = &o->shards[i];
+
+    if (p->dtype == CDDP_FLOAT64) {
+        double *state[CDI_OPTIM_STATES];
+
+        for (int k = 0; k < CDI_OPTIM_STATES; k++)
+            state[k] = o->state[k] == NULL ? NULL : (double *)o->state[k] + s->state_at / sizeof(double) + at;
+        cdi_optim_update_f64(&o->rule, o->steps[i], (double *)p->data + s->lo + at, g, state, n);
+    } else if (p->dtype == CDDP_FLOAT32) {
+        float *state[CDI_OPTIM_STATES];
+
+        for (int k = 0; k < CDI_OPTIM_STATES; k++)
+            state[k] = o->state[k] == NULL ? NULL : (float *)o->state[k] + s->state_at / sizeof(float) + at;
+        cdi_optim_update_f32(&o->rule, o->steps[i], (float *)p->data + s->lo + at, g, state, n);
+    } else {
+        update_16(o, i, at, n, g);
+    }
+}
+
+/* This rank's part of parameter i: updated where some rank used it, and put where the others take it from. */
+static void update_param(cddp_optim *o, size_t i)
+{
+    const cddp_ddp *d = o->ddp;
+    const struct cdi_shard *s = &o->shards[i];
+    size_t size = cddp_dtype_size(d->params[i].dtype);
+    bool used = !cdi_unused_nowhere(d, i), alone = cdi_comm_world(d->comm)->size == 1;
+
+    for (size_t at = 0; at < s->count; at += CHUNK) {
+        size_t n = s->count - at < CHUNK ? s->count - at : CHUNK;
+        char *arena = (char *)cdi_ddp_arena_grad(d, i) + (s->lo + at) * size;
+
+        if (used)
+            update_chunk(o, i, at, n, arena);
+        if (!alone)
+            memcpy(arena, (const char *)d->params[i].data + (s->lo + at) * size, n * size);
+    }
+}
+
+static cddp_status exchange(cddp_optim *o, size_t bucket)
+{
+    cddp_ddp *d = o->ddp;
+    const struct cdi_bucket *b = &d->plan.b[bucket];
+    size_t part = b->room / d->plan.parts;
+    char *at = (char *)d->region->base + b->offset;
+    struct cdi_op op = {
+        .kind = CDI_ALL_GATHER,
+        .in = at + part * (size_t)cdi_comm_world(d->comm)->rank,
+        .out = at,
+        .count = part / cddp_dtype_size(b->dtype),
+        .dtype = b->dtype,
+        .region = d->region,
+        .bucket = (int)bucket,
+        .lazy = bucket + 1 == d->plan.n, /* the only one that is waited for at once */
+    };
+
+    return cdi_ddp_enqueue(d, &op, &o->tickets[bucket]);
+}
+
+/* The other ranks' parts of a bucket's parameters have come: to where the user has them. */
+static cddp_status collect(cddp_optim *o, size_t bucket)
+{
+    cddp_ddp *d = o->ddp;
+    cddp_status st = cdi_ddp_join_ticket(d, o->tickets[bucket]);
+
+    for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++) {
+        size_t size = cddp_dtype_size(d->params[i].dtype), lo = o->shards[i].lo * size;
+        size_t hi = lo + o->shards[i].count * size, end = d->plan.grads[i].bytes;
+        char *w = d->params[i].data;
+        const char *arena = cdi_ddp_arena_grad(d, i);
+
+        if (d->plan.grads[i].bucket != bucket)
+            continue;
+        memcpy(w, arena, lo);
+        memcpy(w + hi, arena + hi, end - hi);
+    }
+    return st;
+}
+
+static cddp_status land(cddp_ddp *d, void *arg)
+{
+    cddp_optim *o = arg;
+    bool alone = cdi_comm_world(d->comm)->size == 1;
+    cddp_status st = cdi_unused_restore(d); /* what no rank used is known from here on */
+
+    for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++)
+        o->steps[i] += !cdi_unused_nowhere(d, i);
+    for (size_t b = 0; b < d->plan.n && st == CDDP_OK; b++) {
+        st = cdi_ddp_join_ticket(d, d->flight[b].ticket);
+        for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++)
+            if (d->plan.grads[i].bucket == b)
+                update_param(o, i);
+        if (st == CDDP_OK && !alone)
+            st = exchange(o, b);
+        if (st == CDDP_OK && !alone && b > 0)
+            st = collect(o, b - 1);
+    }
+    return st == CDDP_OK && !alone ? collect(o, d->plan.n - 1) : st;
+}
+
+cddp_status cddp_optim_step(cddp_optim *optim)
+{
+    struct cdi_error err;
+
+    if (optim == NULL) {
+        (void)cdi_fail(&err, CDDP_E_INVALID, "cddp_optim_step: optim must not be NULL");
+        return cdi_last_error_set(&err);
+    }
+    return cdi_ddp_finish(optim->ddp, land, optim);
+}
+
+/* -------------------------------------------------------------------------------------------------- the rest ---- */
+
+cddp_status cddp_optim_set_lr(cddp_optim *optim, double lr)
+{
+    struct cdi_error err;
+
+    if (optim != NULL && lr > 0 && isfinite(lr)) {
+        optim->rule.lr = lr;
+        return CDDP_OK;
+    }
+    (void)cdi_fail(&err, CDDP_E_INVALID, "cddp_optim_set_lr: %s",
+                   optim == NULL ? "optim must not be NULL" : "a learning rate is a number above 0");
+    return cdi_last_error_set(&err);
+}
+
+size_t cddp_optim_state_bytes(const cddp_optim *optim)
+{
+    return optim == NULL ? 0 : optim->sizes.state * (size_t)cdi_optim_n_states(&optim->rule) + optim->sizes.master;
+}
+
+void cddp_optim_destroy(cddp_optim *optim)
+{
+    if (optim == NULL)
+        return;
+    optim->ddp->sharded = false;
+    release(optim);
+}

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside the optimizer: what optim.c, which takes steps, and optim_state.c, which saves and loads, share. */
+#ifndef CDI_OPTIM_H
+#define CDI_OPTIM_H
+
+#include "worker/optim_shard.h"
+#include "worker/optim_update.h"
+#include "worker/reducer.h"
+
+struct cddp_optim {
+    cddp_ddp *ddp;
+    struct cdi_optim_rule rule;
+    struct cdi_shard *shards; /* this rank's, by parameter */
+    struct cdi_shard_sizes sizes;
+    void *state[CDI_OPTIM_STATES]; /* NULL: the rule has fewer, or this rank has no elements */
+    float *master;                 /* NULL: no parameters of 16 bits */
+    uint64_t *steps;               /* that each parameter has taken; the same on every rank */
+    uint64_t *tickets;             /* by bucket: of the exchange of its parameters in this step */
+};
+
+#endif
