@@ -8,15 +8,19 @@ Beside them, where no names are looked up, a bare server, which does nothing but
 """
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
+import time
 
 import common
 import servers
 
 SIZES = [1000, 4000, 10000]
 LARGEST = 100000
+IDLE = 10000
+VALIDATE = b'\x00\xce\xf7\x85\x3c'
 RESOLVERS_US = {500: SIZES, 10000: SIZES[:1]}
 
 
@@ -83,12 +87,72 @@ def largest(args, files):
     return {'ranks': ranks, 'cddprun': rows}
 
 
+def ping(sock):
+    """Seconds until the answer is there."""
+    began = time.monotonic()
+    sock.sendall(b'\x0dABCD')
+    if sock.recv(4, socket.MSG_WAITALL) != b'ABCD':
+        sys.exit('a PING had a wrong answer, or none')
+    return time.monotonic() - began
+
+
+def gone(sock):
+    try:
+        return not sock.recv(1)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def idle(args, n, greeting, what):
+    """n connections that greet, or say nothing, and then do nothing; what they cost memory, and another client."""
+    with servers.ours(args) as server, socket.create_connection(('127.0.0.1', server.port), 10) as other:
+        other.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        other.sendall(VALIDATE)
+        before = server.memory_kib()
+        crowd = [socket.create_connection(('127.0.0.1', server.port), 10) for _ in range(n)]
+        for sock in crowd:
+            sock.sendall(greeting)
+        for sock in crowd if greeting else []:
+            ping(sock)
+        memory = (server.memory_kib() - before) / n
+        answer_us = statistics.median(ping(other) for _ in range(1000)) * 1e6
+        for sock in crowd:
+            sock.setblocking(False)
+        if not greeting:
+            end = time.monotonic() + 20
+            while not all(gone(sock) for sock in crowd):
+                if time.monotonic() > end:
+                    sys.exit('those who say nothing are not closed')
+                time.sleep(0.1)
+        ping(other)
+        for sock in crowd:
+            sock.close()
+    print(f'{n:,} {what}: {memory:.2f} KiB per connection; one more client is answered in {answer_us:.0f} µs', flush=True)
+    return {'connections': n, 'kib_per_connection': memory, 'ping_us': answer_us}
+
+
+def crowd(args, files, result):
+    n = min(IDLE, files - 1000)
+    result['idle'] = {'clients': idle(args, n, VALIDATE, 'idle clients of the store'),
+                      'strangers': idle(args, n, b'', 'strangers that say nothing (and are closed after 5 s)')}
+    result['largest'] = largest(args, files)
+
+
 def main():
     words = common.parser(__doc__.splitlines()[0])
     words.add_argument('--rounds', type=int, default=5)
+    words.add_argument('--crowd', action='store_true', help='only ours, without PyTorch: 10,000 idle connections, and the '
+                       'largest join that the limit on open files allows')
     args = words.parse_args()
-    common.need_torch(args)
+    args.build = os.path.abspath(args.build)
     files = servers.raise_files(LARGEST + 1000)
+    if args.crowd:
+        crowd(args, files, result := {'machine': common.machine(args)})
+        common.write(args, 'join', result)
+        return
+    common.need_torch(args)
     result = {'machine': common.machine(args), 'joins': []}
     print(f'\nbare: the floor, a server that does only what none can do without; at most 0.5 of PyTorch\'s time is wanted\n'
           f'{"ranks":38}{"":8}{"s":>9}{"server":>10}{"load":>10}{"KiB per":>10}{"time / PyTorch":>24}{"server / PyTorch":>24}\n'
@@ -100,7 +164,7 @@ def main():
         rows = compare(args, ranks, names_us, args.rounds if names_us == 0 else min(args.rounds, 2))
         show(name, rows)
         result['joins'].append({'ranks': ranks, 'names_us': names_us, **rows})
-    result['largest'] = largest(args, files)
+    crowd(args, files, result)
     common.write(args, 'join', result)
 
 
