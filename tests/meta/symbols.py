@@ -21,7 +21,8 @@ def run(*command):
 
 def defined(*nm_args):
     lines = run('nm', '--defined-only', '--format=posix', *nm_args).splitlines()
-    return {fields[0].split('@')[0] for fields in map(str.split, lines) if len(fields) >= 2 and len(fields[1]) == 1}
+    # A is the name of a version, CDDP_0.
+    return {fields[0] for fields in map(str.split, lines) if len(fields) >= 2 and len(fields[1]) == 1 and fields[1] != 'A'}
 
 
 def declared(headers):
@@ -34,7 +35,11 @@ def declared(headers):
 
 
 def check_shared(lib, headers):
-    exported = defined('-D', lib)
+    versioned = defined('-D', lib)
+    exported = {name.split('@')[0] for name in versioned}
+    for name in sorted(versioned):
+        if not re.search(r'@@CDDP_\d+$', name):
+            yield f'{lib} exports {name} without a version'
     for name in sorted(exported):
         if not name.startswith('cddp_'):
             yield f'{lib} exports {name}: only cddp_* may be seen'
@@ -81,7 +86,10 @@ def build(cc, folder, text, *link):
     with open(source, 'w', encoding='utf-8') as out:
         out.write('#define API __attribute__((visibility("default")))\n' + text)
     run(cc, '-c', '-fPIC', '-fvisibility=hidden', '-o', obj, source)
-    run(cc, '-shared', '-o', shared, obj, '-Wl,--no-as-needed', *link)
+    with open(os.path.join(folder, 'map'), 'w', encoding='utf-8') as out:
+        out.write('CDDP_0 { *; };\n')
+    versions = [] if link == ('unversioned',) else ['-Wl,--version-script=' + out.name]
+    run(cc, '-shared', '-o', shared, obj, '-Wl,--no-as-needed', *(link if versions else []), *versions)
     run('ar', 'rcs', static, obj)
     return shared, static
 
@@ -93,6 +101,7 @@ def self_test(cc):
         ('clean', good, [], None),
         ('exported', good + 'API int planted(void); int planted(void) { return 1; }\n', [], 'exports planted'),
         ('internal', good + 'API int cdi_x(void); int cdi_x(void) { return 1; }\n', [], 'exports cdi_x'),
+        ('version', 'API int cddp_f(void); int cddp_f(void) { return 1; }\n', ['unversioned'], 'exports cddp_f without a version'),
         ('collides', good + 'int list_add(void); int list_add(void) { return 1; }\n', [], 'defines list_add'),
         ('undefined', good + 'int uv_now(void); int cdi_y(void); int cdi_y(void) { return uv_now(); }\n', [], 'uv_now'),
         ('needed', good, ['-lresolv'], 'needs libresolv'),
