@@ -321,7 +321,8 @@ uint64_t cdi_flight_enqueue(struct cdi_flight *f, enum cdi_flight_op op, uint32_
     atomic_store_explicit(&r->dtype, dtype, memory_order_release);
     atomic_store_explicit(&r->count, count, memory_order_release);
     atomic_store_explicit(&r->bucket, bucket, memory_order_release);
-    atomic_store_explicit(&r->enqueued_ns, cdi_now_ns(), memory_order_release);
+    /* A coarse clock, here and below, which a small collective can afford. */
+    atomic_store_explicit(&r->enqueued_ns, cdi_now_coarse_ns(), memory_order_release);
     atomic_store_explicit(&r->started_ns, 0, memory_order_release);
     atomic_store_explicit(&r->done_ns, 0, memory_order_release);
     atomic_store_explicit(&r->seq, seq, memory_order_release);
@@ -329,28 +330,18 @@ uint64_t cdi_flight_enqueue(struct cdi_flight *f, enum cdi_flight_op op, uint32_
     return seq;
 }
 
-/* A coarse clock, which a small collective can afford, but never before `earliest`. */
-static int64_t not_before(int64_t earliest)
-{
-    int64_t now = cdi_now_coarse_ns();
-
-    return now > earliest ? now : earliest;
-}
-
 void cdi_flight_start(struct cdi_flight *f, uint64_t seq)
 {
     struct record *r = &f->page->ring[seq % CDI_FLIGHT_RING];
-    int64_t at = not_before(atomic_load_explicit(&r->enqueued_ns, memory_order_relaxed));
 
-    atomic_store_explicit(&r->started_ns, at, memory_order_release);
+    atomic_store_explicit(&r->started_ns, cdi_now_coarse_ns(), memory_order_release);
 }
 
 void cdi_flight_done(struct cdi_flight *f, uint64_t seq)
 {
     struct record *r = &f->page->ring[seq % CDI_FLIGHT_RING];
-    int64_t at = not_before(atomic_load_explicit(&r->started_ns, memory_order_relaxed));
 
-    atomic_store_explicit(&r->done_ns, at, memory_order_release);
+    atomic_store_explicit(&r->done_ns, cdi_now_coarse_ns(), memory_order_release);
 }
 
 void cdi_flight_step(struct cdi_flight *f, uint64_t step)

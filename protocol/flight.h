@@ -41,8 +41,8 @@ const char *cdi_flight_op_name(uint32_t op); /* "all_reduce"; "?" for a number t
 struct cdi_flight; /* a mapped page */
 
 /*
- * A copy of one collective's record. Times are CLOCK_MONOTONIC ns, 0 where it has not happened yet; started and done
- * are as of the kernel's last tick (1 to 10 ms), but never before what came before them.
+ * A copy of one collective's record. Times are CLOCK_MONOTONIC ns as of the kernel's last tick (1 to 10 ms), 0 where it
+ * has not happened yet.
  */
 struct cdi_flight_entry {
     uint64_t seq; /* 1, 2, ... per worker; 0: none */

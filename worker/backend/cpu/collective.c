@@ -172,11 +172,10 @@ static cddp_status compare(const struct cdi_run *run, struct cdi_error *err)
 {
     const struct cdi_team *t = run->t;
     const struct cdi_shm_desc *first = &t->shm->ranks[0].desc[t->step & 1u];
-    uint64_t mine = cdi_shm_post(t->shm, t->shm->rank, t->step)->hash;
     bool differ = false;
 
     for (int r = 0; r < t->shm->size; r++)
-        differ = differ || cdi_shm_post(t->shm, r, t->step)->hash != mine;
+        differ = differ || cdi_shm_post(t->shm, r, t->step)->hash != run->hash;
     for (int r = 1; r < t->shm->size && differ; r++) {
         const struct cdi_shm_desc *other = &t->shm->ranks[r].desc[t->step & 1u];
         char a[160], b[160];
@@ -203,7 +202,7 @@ cddp_status cdi_step(struct cdi_run *run, struct cdi_error *err)
 
     if (!run->begun) {
         t->shm->ranks[t->shm->rank].desc[s & 1u] = run->desc;
-        post->hash = hash_desc(&run->desc);
+        run->hash = post->hash = hash_desc(&run->desc);
     }
     (void)cdi_shm_tell_cpu(t->shm);
     cdi_counter_set(post, s);
@@ -213,6 +212,7 @@ cddp_status cdi_step(struct cdi_run *run, struct cdi_error *err)
         run->begun = true;
         st = compare(run, err);
     }
+    cdi_counter_fetch(cdi_shm_post(t->shm, t->shm->rank, s + 1));
     return st;
 }
 

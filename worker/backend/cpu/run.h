@@ -10,8 +10,9 @@ struct cdi_run {
     const struct cdi_work *w;
     bool on_thread;
     struct cdi_shm_desc desc;
-    bool begun;  /* descriptors were compared within the node */
-    bool across; /* and between nodes */
+    uint64_t hash; /* of desc */
+    bool begun;    /* descriptors were compared within the node */
+    bool across;   /* and between nodes */
 };
 
 /* What this rank wrote becomes visible; on return what all ranks wrote is. The first step compares the operations. */

@@ -138,6 +138,17 @@ static inline void cdi_counter_set(struct cdi_counter *c, uint32_t step)
 {
     atomic_store_explicit(&c->value, step, memory_order_release);
 }
+/* Take the counter's line to this core, where peers have read it: setting it soon does not wait for that then. */
+static inline void cdi_counter_fetch(struct cdi_counter *c)
+{
+#if defined(__x86_64__)
+    __asm__ volatile("prefetchw %0"
+                     :
+                     : "m"(c->value)); /* the builtin asks for a copy to read, where nothing is known */
+#else
+    __builtin_prefetch(c, 1);
+#endif
+}
 void cdi_counter_wake(struct cdi_counter *c);
 /* Both. */
 void cdi_counter_post(struct cdi_counter *c, uint32_t step);

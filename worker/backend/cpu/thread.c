@@ -83,7 +83,8 @@ static void fail_locked(struct cdi_queue *q, const struct cdi_error *err)
 
 static void tell_ended(struct cdi_queue *q)
 {
-    (void)atomic_fetch_add(&q->ended, 1);
+    /* One writer at a time: the lock is held. */
+    atomic_store_explicit(&q->ended, atomic_load_explicit(&q->ended, memory_order_relaxed) + 1, memory_order_release);
     (void)pthread_cond_broadcast(&q->changed);
 }
 
@@ -110,7 +111,7 @@ static void run_first(struct cdi_queue *q, bool on_thread)
     (void)pthread_mutex_lock(&q->lock);
     q->running = false;
     if (st == CDDP_OK)
-        atomic_store(&q->done, w->ticket);
+        atomic_store_explicit(&q->done, w->ticket, memory_order_release);
     else
         fail_locked(q, &err);
     put_node(q, w);
