@@ -38,27 +38,40 @@ const char *ranklog_prefix(char buf[RANKLOG_PREFIX_MAX], const char *template, c
     return buf;
 }
 
-/* "[3] " and "[3]+ ", one behind the other. */
-static char *both_prefixes(const char *prefix)
+/* "[3] " and "[3]+ ", without and with a colour: made once, since a rank may print millions of lines. */
+static void make_fronts(struct ranklog *log, const char *prefix, int colour)
 {
-    size_t n = strlen(prefix), bare = n;
-    char *both = malloc(2 * n + 4);
+    struct ranklog_front *all[] = {&log->plain[0], &log->plain[1], &log->shown[0], &log->shown[1]};
+    size_t n = strlen(prefix), bare = n, each = n + sizeof "+ \033[36m\033[0m";
+    char *to = log->fronts = malloc(4 * each);
 
     while (bare > 0 && prefix[bare - 1] == ' ')
         bare--;
-    if (both != NULL) {
-        memcpy(both, prefix, n + 1);
-        (void)snprintf(both + n + 1, n + 3, "%.*s+ ", (int)bare, prefix);
+    for (unsigned i = 0; i < 4; i++) {
+        const char *before = "", *after = "";
+        char escape[16];
+        int len;
+
+        *all[i] = (struct ranklog_front){.text = ""};
+        if (to == NULL)
+            continue;
+        if (i >= 2 && colour != 0) {
+            (void)snprintf(escape, sizeof escape, "\033[%dm", colour);
+            before = escape;
+            after = "\033[0m";
+        }
+        len = snprintf(to, each, "%s%.*s%s%s", before, (int)(i % 2 == 0 ? n : bare), prefix, i % 2 == 0 ? "" : "+ ",
+                       after);
+        *all[i] = (struct ranklog_front){.text = to, .len = (size_t)len};
+        to += each;
     }
-    return both;
 }
 
 void ranklog_init(struct ranklog *log, const struct ranklog_options *opt)
 {
-    *log = (struct ranklog){.filter = opt->filter, .colour = opt->colour ? 31 + (int)(opt->rank % 6) : 0};
+    *log = (struct ranklog){.filter = opt->filter};
     cdi_buf_init(&log->part, RANKLOG_LINE_MAX);
-    if (opt->prefix != NULL)
-        log->prefix = both_prefixes(opt->prefix);
+    make_fronts(log, opt->prefix != NULL ? opt->prefix : "", opt->colour ? 31 + (int)(opt->rank % 6) : 0);
     if (opt->keep_tail)
         log->tail = calloc(RANKLOG_TAIL_LINES, sizeof *log->tail);
 }
@@ -67,9 +80,9 @@ void ranklog_release(struct ranklog *log)
 {
     cdi_buf_release(&log->part);
     free(log->tail);
-    free(log->prefix);
+    free(log->fronts);
     log->tail = NULL;
-    log->prefix = NULL;
+    log->fronts = NULL;
 }
 
 static void remember(struct ranklog *log, const char *line, size_t n)
@@ -86,20 +99,17 @@ static void remember(struct ranklog *log, const char *line, size_t n)
     log->n_tail++;
 }
 
-static cddp_status append(struct cdi_buf *out, const char *prefix, int colour, const char *line, size_t n)
+static cddp_status append(struct cdi_buf *out, const struct ranklog_front *front, const char *line, size_t n)
 {
-    char front[RANKLOG_PREFIX_MAX + 24];
-    int len = colour == 0 ? snprintf(front, sizeof front, "%s", prefix)
-                          : snprintf(front, sizeof front, "\033[%dm%s\033[0m", colour, prefix);
-    uint8_t *to = cdi_buf_reserve(out, (size_t)len + n + 1);
+    uint8_t *to = cdi_buf_reserve(out, front->len + n + 1);
 
     if (to == NULL)
         return CDDP_E_NOMEM;
-    memcpy(to, front, (size_t)len);
+    memcpy(to, front->text, front->len);
     if (n > 0)
-        memcpy(to + len, line, n);
-    to[(size_t)len + n] = '\n';
-    cdi_buf_commit(out, (size_t)len + n + 1);
+        memcpy(to + front->len, line, n);
+    to[front->len + n] = '\n';
+    cdi_buf_commit(out, front->len + n + 1);
     return CDDP_OK;
 }
 
@@ -117,17 +127,15 @@ static bool is_wanted(const struct ranklog_filter *filter, const char *line, siz
 static cddp_status put_line(struct ranklog *log, const char *line, size_t n, bool complete,
                             const struct ranklog_out *out)
 {
-    const char *prefix = log->prefix == NULL ? "" : log->prefix;
+    bool more = log->continued;
     cddp_status st = CDDP_OK;
 
-    if (log->continued)
-        prefix += strlen(prefix) + (log->prefix != NULL);
-    else
+    if (!more)
         remember(log, line, n);
     log->continued = !complete;
     if (out->shown != NULL)
-        st = append(out->shown, prefix, log->colour, line, n);
-    if (is_wanted(&log->filter, line, n) && append(out->matched, prefix, 0, line, n) != CDDP_OK)
+        st = append(out->shown, &log->shown[more], line, n);
+    if (is_wanted(&log->filter, line, n) && append(out->matched, &log->plain[more], line, n) != CDDP_OK)
         st = CDDP_E_NOMEM;
     return st;
 }
@@ -152,6 +160,8 @@ cddp_status ranklog_feed(struct ranklog *log, const char *bytes, size_t n, const
 {
     cddp_status st, worst = CDDP_OK;
 
+    if (out->shown == NULL && log->filter.n == 0 && log->tail == NULL)
+        return CDDP_OK; /* nobody asks for lines */
     while (n > 0) {
         size_t room = RANKLOG_LINE_MAX - log->part.len;
         const char *newline = memchr(bytes, '\n', n < room ? n : room);

@@ -23,9 +23,15 @@ struct ranklog_filter {
     unsigned n;        /* 0: no line matches */
 };
 
+/* What stands before a line. */
+struct ranklog_front {
+    const char *text;
+    size_t len;
+};
+
 struct ranklog {
-    char *prefix; /* and behind it the one of a continued line; NULL: no memory */
-    int colour;   /* of the prefix: 31 to 36; 0: none */
+    char *fronts; /* holds the text of all of the next; NULL: no memory, and they are empty */
+    struct ranklog_front plain[2], shown[2]; /* of a line, of a continued one; shown: with the colour */
     struct ranklog_filter filter;
     struct cdi_buf part;              /* a line whose end has not come yet */
     bool continued;                   /* a piece of this line is out already */

@@ -132,6 +132,19 @@ def test_colour_on_a_terminal_only(cddprun):
     assert job(cddprun, [], 'echo hi', env={'TERM': 'xterm'})[1] == '[0] hi\n'
 
 
+def test_lines_of_ranks_that_print_much_at_once_are_whole_and_in_order(cddprun):
+    with log_dir() as name:
+        status, out, err = job(cddprun, ['--nproc_per_node=3', f'--log_dir={name}', '--tee=1'],
+                               'exec seq -f "$RANK and some more words behind it %.0f" 1 20000')
+        assert status == 0, err
+        lines = out.splitlines()
+        for rank in range(3):
+            said = [f'{rank} and some more words behind it {i}' for i in range(1, 20001)]
+            assert files(name)[f'attempt_0/{rank}/stdout.log'].splitlines() == said
+            assert [line[4:] for line in lines if line.startswith(f'[{rank}] ')] == said
+        assert len(lines) == 60000
+
+
 def test_a_rank_that_prints_without_end_stalls_neither_the_others_nor_the_agent(cddprun):
     # Rank 0 fills its queue, since nobody reads what is shown of it; the others go on, and signals are heard.
     script = ('if [ $RANK = 0 ]; then exec yes 0123456789012345678901234567890123456789; fi; '
