@@ -3,6 +3,7 @@
 #include "worker/reducer.h"
 
 #include "common/status.h"
+#include "worker/powersgd.h"
 
 #include <stdlib.h>
 
@@ -67,6 +68,8 @@ static cddp_status set_hook(cddp_ddp *d, const cddp_hook *hook, struct cdi_error
         return cdi_fail(err, CDDP_E_STATE, "cddp_ddp_set_hook was called in the middle of step %llu",
                         (unsigned long long)d->step);
     if (hook == NULL) {
+        cdi_powersgd_destroy(d->powersgd);
+        d->powersgd = NULL;
         d->hook = (cddp_hook){0};
         return CDDP_OK;
     }
@@ -83,6 +86,8 @@ static cddp_status set_hook(cddp_ddp *d, const cddp_hook *hook, struct cdi_error
         d->hook_params = calloc(d->n_params, sizeof *d->hook_params);
     if (d->hook_params == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for the list of %zu parameters", d->n_params);
+    cdi_powersgd_destroy(d->powersgd);
+    d->powersgd = NULL;
     d->hook = *hook;
     return CDDP_OK;
 }

@@ -80,6 +80,7 @@ static cddp_status check_reducer(const cddp_ddp *d, struct cdi_error *err)
                        : (d->flags & CDDP_DDP_JOIN) != 0  ? "ranks of different numbers of steps (CDDP_DDP_JOIN)"
                        : d->wire_dtype != CDDP_DTYPE_NONE ? "compressed gradients (compress)"
                        : d->hook.begin != NULL            ? "a communication hook"
+                       : d->powersgd != NULL              ? "PowerSGD"
                                                           : NULL;
 
     if (d->sticky.status != CDDP_OK) {

@@ -10,6 +10,7 @@
 
 #include "common/cleanup.h"
 #include "worker/dtype.h"
+#include "worker/powersgd.h"
 #include "worker/verify.h"
 
 #include <stdio.h>
@@ -140,13 +141,15 @@ static bool copy_params(cddp_ddp *d, const cddp_param *params, size_t n)
         bytes += strlen(params[i].name) + 1;
     d->params = calloc(n, sizeof *d->params);
     d->names = at = malloc(bytes);
-    if (d->params == NULL || at == NULL)
+    d->rows = calloc(n, sizeof *d->rows);
+    if (d->params == NULL || at == NULL || d->rows == NULL)
         return false;
     for (size_t i = 0; i < n; i++) {
         size_t len = strlen(params[i].name) + 1;
 
         d->params[i] = params[i];
         d->params[i].shape = NULL;
+        d->rows[i] = params[i].n_dims > 0 ? params[i].shape[0] : params[i].count;
         d->params[i].name = memcpy(at, params[i].name, len);
         at += len;
     }
@@ -259,6 +262,8 @@ static void free_ddp(cddp_ddp *d)
     free(d->flight);
     free(d->order);
     free(d->hook_params);
+    free(d->rows);
+    cdi_powersgd_destroy(d->powersgd);
     free(d->params);
     free(d->names);
     (void)pthread_mutex_destroy(&d->lock);
@@ -406,6 +411,12 @@ static cddp_status launch_next(cddp_ddp *d, bool more)
         op.kind = CDI_REDUCE_SCATTER;
         op.count = b->room / d->plan.parts / cddp_dtype_size(b->dtype);
         op.out = (char *)at + b->room / d->plan.parts * (size_t)cdi_comm_world(d->comm)->rank;
+    }
+    if (cdi_powersgd_takes(d, i)) {
+        if (cdi_powersgd_begin(d, i) != CDDP_OK)
+            return d->sticky.status;
+        cdi_bucket_launched(&d->plan);
+        return CDDP_OK;
     }
     if (d->hook.begin != NULL) {
         if (cdi_hook_begin(d, i, &d->flight[i].ticket) != CDDP_OK)
@@ -599,6 +610,8 @@ cddp_status cdi_ddp_land(cddp_ddp *d)
     cddp_status status = d->ops->on_device ? CDDP_OK : cdi_ddp_join_ticket(d, d->enqueued), local = CDDP_OK;
     struct cdi_error err;
 
+    if (status == CDDP_OK)
+        status = cdi_powersgd_land(d);
     if (status != CDDP_OK)
         return status;
     for (size_t b = 0; b < d->plan.n && local == CDDP_OK && status == CDDP_OK; b++) {
@@ -760,6 +773,11 @@ static cddp_status wait_param(cddp_ddp *d, size_t i, struct cdi_error *err)
         return cdi_fail(err, CDDP_E_STATE,
                         "parameter %zu '%.200s' cannot be waited for alone: with CDDP_DDP_JOIN_ACTIVE all gradients "
                         "are scaled together, in cddp_ddp_wait",
+                        i, d->params[i].name);
+    if (d->powersgd != NULL)
+        return cdi_fail(err, CDDP_E_STATE,
+                        "parameter %zu '%.200s' cannot be waited for alone: PowerSGD completes all gradients together, "
+                        "in cddp_ddp_wait",
                         i, d->params[i].name);
     if (b >= d->plan.next)
         return cdi_fail(

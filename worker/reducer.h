@@ -2,7 +2,8 @@
 /*
  * Inside the reducer: what its parts share. reducer.c makes it and takes steps; unused.c knows what to do about
  * gradients that do not come; uneven.c goes on for a rank that has no more samples; wire.c sends gradients in fewer
- * bits; norm.c measures and clips between two steps. All but cddp_ddp_join and norm.c is called with the lock held.
+ * bits; norm.c measures and clips between two steps; hook.c and
+ * powersgd.h communicate in other ways. All but cddp_ddp_join and norm.c is called with the lock held.
  */
 #ifndef CDI_REDUCER_H
 #define CDI_REDUCER_H
@@ -43,6 +44,7 @@ struct cddp_ddp {
     cddp_comm *comm;
     cddp_param *params; /* the caller's, with names of our own; shapes are not kept */
     char *names;
+    size_t *rows; /* by parameter: its shape's first size, or its count if it has none */
     size_t n_params;
     struct cdi_region *region;
     struct cdi_region *wire;           /* compressed buckets; NULL: none */
@@ -50,10 +52,11 @@ struct cddp_ddp {
     struct cdi_backend *b;
     void *stream; /* the compute stream */
     uint32_t flags;
-    cddp_dtype wire_dtype; /* CDDP_DTYPE_NONE: gradients are sent as they are */
-    cddp_hook hook;        /* begin is NULL: none */
-    size_t *hook_params;   /* room for the list of a bucket's parameters */
-    bool has_own;          /* some gradients are in the user's memory */
+    cddp_dtype wire_dtype;         /* CDDP_DTYPE_NONE: gradients are sent as they are */
+    cddp_hook hook;                /* begin is NULL: none */
+    size_t *hook_params;           /* room for the list of a bucket's parameters */
+    struct cdi_powersgd *powersgd; /* NULL: none */
+    bool has_own;                  /* some gradients are in the user's memory */
     size_t n_buffers;
     struct cdi_slice *slices; /* where the parameters lie, and behind them the buffers */
     void *stage;              /* on the backend, where small ones travel together; NULL: there are none */

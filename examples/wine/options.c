@@ -74,7 +74,7 @@ void options_help(void)
         "  --no-shuffle        take the samples in the order of the file\n"
         "  --drop-last         leave out samples that do not share out evenly, instead of repeating some\n"
         "  --accumulate N      add the gradients of N batches before each step (no_sync), default 1\n"
-        "  --compress TYPE     send gradients as fp16 or bf16\n"
+        "  --compress TYPE     send gradients as fp16 or bf16, or by powersgd (after 10 steps, of rank 1)\n"
         "  --clip X            make the norm of the gradients at most X before each step\n"
         "  --uneven N          rank r leaves out the last r * N samples of an epoch: the ranks take different numbers\n"
         "                      of steps, and those that are through wait in cddp_ddp_join\n"
@@ -144,8 +144,9 @@ static const char *store(struct options *o, int flag, const char *value)
         o->accumulate = (long)n;
         return NULL;
     case COMPRESS:
-        o->compress = strcmp(value, "fp16") == 0 ? 16 : -16;
-        return o->compress == 16 || strcmp(value, "bf16") == 0 ? NULL : "fp16 or bf16";
+        o->powersgd = strcmp(value, "powersgd") == 0;
+        o->compress = strcmp(value, "fp16") == 0 ? 16 : strcmp(value, "bf16") == 0 ? -16 : 0;
+        return o->powersgd || o->compress != 0 ? NULL : "fp16, bf16 or powersgd";
     case CLIP:
         return number(value, &o->clip) ? NULL : "a number above 0";
     case UNEVEN:

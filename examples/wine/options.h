@@ -18,6 +18,7 @@ struct options {
     long uneven;     /* rank r leaves out its last r * uneven samples of each epoch */
     double clip;     /* the gradients' norm is made at most this; 0: it is left alone */
     int compress;    /* bits of a float32 gradient on its way: 16 (float16), -16 (bfloat16); 0: all */
+    bool powersgd;   /* the weights' gradients are sent as products of narrow matrices */
     bool f64, no_shuffle, drop_last, save_background, zero, help;
     const char *init, *metrics, *weights_out; /* files; NULL: the shipped one, none, none */
     const char *save, *resume;                /* directories of checkpoints; NULL: none */

@@ -447,9 +447,46 @@ typedef struct cddp_hook {
 /*
  * Communicate by a hook from now on; hook is copied, NULL goes back to the all-reduce. Every rank does the same,
  * between the same two steps. Returns CDDP_OK; CDDP_E_INVALID (a bad hook, a reducer that compresses, or a GPU's
- * backend, where hooks do not work yet); CDDP_E_STATE (in the middle of a step, or it has an optimizer). One thread.
+ * backend, where hooks do not work yet); CDDP_E_STATE (in the middle of a step, or it has an optimizer). One thread. It
+ * ends PowerSGD, too.
  */
 CDDP_API cddp_status cddp_ddp_set_hook(cddp_ddp *ddp, const cddp_hook *hook);
+
+typedef struct cddp_powersgd_options {
+    size_t size;         /* sizeof(cddp_powersgd_options); 0 is an error */
+    size_t matrix_rank;  /* columns of P and of Q, at most: more approximate better, and cost more; 0: 1 */
+    uint64_t start_step; /* that many steps are averaged as they are before; 0: 1000 */
+    /* Compress what has more than this many times the elements of its P and Q; 0: 2. Below 1: also what grows. */
+    double min_compression_rate;
+    double orthogonalization_epsilon; /* is added to a column's length before the division by it */
+    uint32_t seed;                    /* of the first Qs */
+    uint32_t flags;                   /* CDDP_POWERSGD_... below */
+    uint64_t reserved[4];
+} cddp_powersgd_options;
+
+/* Do not add to the gradients of a step what the one before has left out. */
+#define CDDP_POWERSGD_NO_ERROR_FEEDBACK 1u
+/* Begin with a random Q in each step, and not with that of the step before. */
+#define CDDP_POWERSGD_NO_WARM_START 2u
+
+/*
+ * Communicate by PowerSGD from now on, PyTorch's powerSGD_hook (T. Vogels and others, "PowerSGD: Practical Low-Rank
+ * Gradient Compression for Distributed Optimization", NeurIPS 2019, arXiv:1905.13727): a gradient of n x m elements (n:
+ * the first size of its shape, m: the rest) becomes P Q^T of n x rank and m x rank, all that is sent, in two
+ * collectives for each bucket; what that leaves out is added to the same rank's gradient of the next step. Gradients
+ * without a shape, small ones, and those of 16 bits are averaged as they are. Numbers are those of PyTorch within
+ * rounding, from the same seed; all ranks get the same bits. Differences: a column of zeros, or one that depends on
+ * those before it, stays zeros and gets a random direction in the next step, where PyTorch makes NaNs or noise of it; a
+ * NaN or an infinity does not stay in what is left out; start_step may be 1.
+ *
+ * It takes as much memory again as the gradients that it compresses. It begins with nothing left out, also after a
+ * checkpoint was loaded. cddp_ddp_wait_param() cannot be used with it. opt may be NULL. A collective, between two
+ * steps: every rank calls it, with equal options. cddp_ddp_set_hook(ddp, NULL) ends it. One thread. Returns CDDP_OK;
+ * CDDP_E_INVALID (bad options, a reducer that compresses or sums, a GPU's backend); CDDP_E_MISMATCH (ranks have
+ * different options); CDDP_E_STATE (in the middle of a step, or it has an optimizer); CDDP_E_NOMEM; or what a
+ * collective may return. If it fails on one rank it fails on all, and nothing has changed.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_set_powersgd(cddp_ddp *ddp, const cddp_powersgd_options *opt);
 
 /*
  * The norm of all gradients together, as if they were one vector, in *norm: norm_type 2 (Euclidean) or INFINITY (the

@@ -16,11 +16,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEAD = """# libcddp beside DistributedDataParallel
 
 Made by `tests/reference/check_ddp_table.py`: every option of PyTorch 2.13's `DistributedDataParallel`, of its methods, of
-`clip_grad_norm_` and of `DistributedSampler`, as PyTorch itself lists them (`tests/data/ddp-2.13.json`). "Checked by" names the file of the check, and
+its PowerSGD hook, of `clip_grad_norm_` and of `DistributedSampler`, as PyTorch itself lists them (`tests/data/ddp-2.13.json`). "Checked by" names the file of the check, and
 what it looks at; those under `tests/reference` compare with numbers that PyTorch made.
 
 """
 WINE = "tests/reference/check_wine.py"
+POWER, POWER_CASES = "tests/unit/test_powersgd.c", "every_recorded_case_of_torchs_hook_is_met_and_ranks_are_alike"
 CLIP, CLIP_CASES = "tests/unit/test_norm.c", "it_is_what_torch_recorded_and_clips_as_torch_does"
 ROWS = {  # option: (ours, the check's file, what in it)
     "DistributedDataParallel": {
@@ -67,8 +68,20 @@ ROWS = {  # option: (ours, the check's file, what in it)
     },
     "DistributedDataParallel.register_comm_hook": {
         "state": ("`cddp_hook.arg`", "tests/unit/test_hook.c", "it_sees_each_bucket_in_order_and_leaves_what_gradients_become"),
-        "hook": ("`compress` for fp16_compress_hook and bf16_compress_hook; `cddp_ddp_set_hook` for one's own; PowerSGD not yet",
+        "hook": ("`compress` for fp16_compress_hook and bf16_compress_hook; `cddp_ddp_set_powersgd` for powerSGD_hook; `cddp_ddp_set_hook` for one's own",
                  WINE, "w2_fp16"),
+    },
+    "PowerSGDState": {
+        "process_group": ("the reducer's communicator", POWER, POWER_CASES),
+        "matrix_approximation_rank": ("`matrix_rank`", POWER, POWER_CASES),
+        "start_powerSGD_iter": ("`start_step`", POWER, POWER_CASES),
+        "min_compression_rate": ("`min_compression_rate`", POWER, POWER_CASES),
+        "use_error_feedback": ("`CDDP_POWERSGD_NO_ERROR_FEEDBACK`, the other way round", POWER, POWER_CASES),
+        "warm_start": ("`CDDP_POWERSGD_NO_WARM_START`, the other way round", POWER, POWER_CASES),
+        "orthogonalization_epsilon": ("`orthogonalization_epsilon`", POWER, POWER_CASES),
+        "random_seed": ("`seed`", POWER, POWER_CASES),
+        "compression_stats_logging_frequency": ("none: the library prints nothing", None, None),
+        "batch_tensors_with_same_shape": ("none: how PyTorch computes it", None, None),
     },
     "torch.nn.utils.clip_grad_norm_": {
         "parameters": ("all of the reducer's", CLIP, CLIP_CASES),
@@ -94,9 +107,10 @@ import inspect, json
 from torch.nn.parallel import DistributedDataParallel as D
 from torch.utils.data.distributed import DistributedSampler as S
 from torch.nn.utils import clip_grad_norm_ as clip
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState as power
 asked = {"DistributedDataParallel": D.__init__, "DistributedDataParallel.no_sync": D.no_sync,
          "DistributedDataParallel.join": D.join, "DistributedDataParallel.register_comm_hook": D.register_comm_hook,
-         "torch.nn.utils.clip_grad_norm_": clip, "DistributedSampler": S.__init__, "DistributedSampler.set_epoch": S.set_epoch}
+         "PowerSGDState": power.__init__, "torch.nn.utils.clip_grad_norm_": clip, "DistributedSampler": S.__init__, "DistributedSampler.set_epoch": S.set_epoch}
 def options(f):
     found = {p.name: "" if p.default is p.empty else repr(p.default) for p in inspect.signature(f).parameters.values()}
     found.pop("self", None)

@@ -27,6 +27,8 @@ MODE_RUNS = [
     ("w4_uneven", 4, ["--uneven", "9"]),
     ("w4_clip", 4, ["--clip", "0.5"]),
     ("w2_clip_uneven", 2, ["--clip", "0.5", "--uneven", "20"]),
+    ("w2_powersgd", 2, ["--compress", "powersgd"]),
+    ("w4_powersgd", 4, ["--compress", "powersgd"]),
     ("w2_fp16", 2, ["--compress", "fp16"]),
     ("w4_bf16", 4, ["--compress", "bf16"]),
 ]
@@ -44,13 +46,17 @@ LOOSE = {"fp16": 2e-5, "bf16": 1e-3}
 EPOCHS, MODE_EPOCHS, WEIGHTS = 100, 20, 1091
 
 
+def is_narrow(flags):
+    return "fp16" in flags or "bf16" in flags
+
+
 def kinds_of(flags):
-    """Only float32 is compressed."""
-    return ["f32"] if "--compress" in flags else ["f64", "f32"]
+    """Only float32 is sent in 16 bits."""
+    return ["f32"] if is_narrow(flags) else ["f64", "f32"]
 
 
 def tolerance_of(flags, dtype):
-    return LOOSE[flags[flags.index("--compress") + 1]] if "--compress" in flags else TOLERANCE[dtype]
+    return LOOSE[flags[flags.index("--compress") + 1]] if is_narrow(flags) else TOLERANCE[dtype]
 
 
 def train(cddprun, wine, ranks, flags, folder, epochs=EPOCHS):

@@ -34,7 +34,7 @@ def batches(indices):
 def train(run, kind, data):
     import torch
     import torch.distributed as dist
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data.distributed import DistributedSampler
 
@@ -56,7 +56,9 @@ def train(run, kind, data):
     init = struct.unpack('<1091f', (examples / 'init.f32').read_bytes())
     ddp = DistributedDataParallel(model_of(torch, dtype, init))
     hook = flag.get('--compress')
-    if hook:
+    if hook == 'powersgd':
+        ddp.register_comm_hook(powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=10), powerSGD_hook.powerSGD_hook)
+    elif hook:
         # PyTorch refuses bf16_compress_hook over gloo; this is what it calls.
         def bf16(group: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
             return default_hooks._compress_hook(torch.bfloat16, group, bucket)

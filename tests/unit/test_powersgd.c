@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* PowerSGD as a user asks for it, beside what PyTorch recorded (tests/reference/record_powersgd.py). */
+#include "comm_ranks.h"
+#include "hygiene.h"
+#include "rdzv_child.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdbool.h>
+
+CDI_SUITE(powersgd, .timeout = 60);
+
+#define PARAMS 6
+#define MOST 56
+#define START 2
+#define STEPS 6
+
+static const size_t shapes[PARAMS][3] = {{6, 5}, {9}, {4, 3, 2}, {8, 7}, {5, 6}, {8, 7}};
+static const size_t dims[PARAMS] = {2, 1, 3, 2, 2, 2};
+static const size_t counts[PARAMS] = {30, 9, 24, 56, 30, 56};
+
+struct model {
+    cddp_ddp *ddp;
+    double w[PARAMS][MOST];
+    cddp_dtype dtype;
+};
+
+static int world(int n, int (*body)(int rank))
+{
+    struct rdzv_child server;
+    int bad;
+
+    rdzv_child_start(&server);
+    bad = run_ranks(server.port, n, n, body);
+    rdzv_child_stop(&server);
+    return bad;
+}
+
+/* In two buckets: parameters 5, 4, 3 and 2, 1, 0. */
+static int make(struct model *m, cddp_comm *comm, cddp_dtype dtype, uint32_t flags)
+{
+    size_t three = (56 + 30 + 56) * cddp_dtype_size(dtype);
+    cddp_ddp_options opt = {.size = sizeof opt, .flags = flags, .bucket_bytes = three, .first_bucket_bytes = three};
+    cddp_param p[PARAMS];
+
+    m->dtype = dtype;
+    for (size_t i = 0; i < PARAMS; i++)
+        p[i] = (cddp_param){
+            .name = "p", .data = m->w[i], .count = counts[i], .dtype = dtype, .shape = shapes[i], .n_dims = dims[i]};
+    CHECK(cddp_ddp_create(&m->ddp, comm, p, PARAMS, &opt) == CDDP_OK);
+    CHECK((flags & CDDP_DDP_JOIN) != 0 || cddp_ddp_bucket_count(m->ddp) == 2);
+    return 0;
+}
+
+static double gradient(size_t rank, size_t step, size_t i, size_t k)
+{
+    size_t v = rank * 7919 + step * 104729 + i * 1299709 + k * k * 31 + k * 15485863;
+
+    return (double)(v % 1009) / 1009 - 0.5;
+}
+
+static void put(struct model *m, size_t i, size_t k, double v)
+{
+    if (m->dtype == CDDP_FLOAT64)
+        ((double *)cddp_ddp_grad(m->ddp, i))[k] = v;
+    else
+        ((float *)cddp_ddp_grad(m->ddp, i))[k] = (float)v;
+}
+
+static double get(struct model *m, size_t i, size_t k)
+{
+    if (m->dtype == CDDP_FLOAT64)
+        return ((double *)cddp_ddp_grad(m->ddp, i))[k];
+    return (double)((float *)cddp_ddp_grad(m->ddp, i))[k];
+}
+
+static int give(struct model *m, size_t rank, size_t step)
+{
+    for (size_t i = PARAMS; i-- > 0;) {
+        for (size_t k = 0; k < counts[i]; k++)
+            put(m, i, k, gradient(rank, step, i, k));
+        CHECK(cddp_ddp_grad_ready(m->ddp, i) == CDDP_OK);
+    }
+    return 0;
+}
+
+/* Every rank has the same bits. */
+static int alike(struct model *m, cddp_comm *comm)
+{
+    for (size_t i = 0; i < PARAMS; i++) {
+        unsigned char all[4 * MOST * sizeof(double)];
+        size_t bytes = counts[i] * cddp_dtype_size(m->dtype);
+
+        CHECK(cddp_all_gather(comm, cddp_ddp_grad(m->ddp, i), all, bytes, CDDP_UINT8) == CDDP_OK);
+        for (int r = 1; r < cddp_world_size(comm); r++)
+            CHECK(memcmp(all, all + (size_t)r * bytes, bytes) == 0);
+    }
+    return 0;
+}
+
+static cddp_powersgd_options options_of(const json_t *o)
+{
+    cddp_powersgd_options opt = {.size = sizeof opt, .start_step = START};
+
+    opt.matrix_rank = (size_t)json_integer_value(json_object_get(o, "matrix_approximation_rank"));
+    opt.min_compression_rate = json_number_value(json_object_get(o, "min_compression_rate"));
+    opt.orthogonalization_epsilon = json_number_value(json_object_get(o, "orthogonalization_epsilon"));
+    opt.seed = (uint32_t)json_integer_value(json_object_get(o, "random_seed"));
+    opt.flags = (json_is_false(json_object_get(o, "warm_start")) ? CDDP_POWERSGD_NO_WARM_START : 0) |
+                (json_is_false(json_object_get(o, "use_error_feedback")) ? CDDP_POWERSGD_NO_ERROR_FEEDBACK : 0);
+    return opt;
+}
+
+static int meet_case(cddp_comm *comm, size_t rank, const json_t *c)
+{
+    bool f64 = strcmp(json_string_value(json_object_get(c, "type")), "f64") == 0;
+    cddp_powersgd_options opt = options_of(json_object_get(c, "options"));
+    double worst = 0, tolerance = f64 ? 1e-12 : 1e-5;
+    struct model m;
+
+    CHECK(make(&m, comm, f64 ? CDDP_FLOAT64 : CDDP_FLOAT32, 0) == 0);
+    CHECK(cddp_ddp_set_powersgd(m.ddp, &opt) == CDDP_OK);
+    for (size_t step = 0; step < STEPS; step++) {
+        const json_t *want = json_array_get(json_object_get(c, "steps"), step - START);
+
+        CHECK(give(&m, rank, step) == 0 && cddp_ddp_wait(m.ddp) == CDDP_OK && alike(&m, comm) == 0);
+        CHECK(step < START || json_array_size(want) == PARAMS);
+        for (size_t i = 0; i < PARAMS; i++)
+            for (size_t k = 0; k < counts[i]; k++) {
+                double mean = (gradient(0, step, i, k) + gradient(1, step, i, k)) / 2;
+
+                if (step >= START)
+                    mean = strtod(json_string_value(json_array_get(json_array_get(want, i), k)), NULL);
+                worst = fmax(worst, fabs(get(&m, i, k) - mean));
+            }
+    }
+    if (worst > tolerance)
+        fprintf(stderr, "%s: off by %g\n", json_string_value(json_object_get(c, "name")), worst);
+    CHECK(worst <= tolerance);
+    cddp_ddp_destroy(m.ddp);
+    return 0;
+}
+
+static int meet_the_record(int rank)
+{
+    json_t *all = json_load_file(CDI_TEST_DATA "/powersgd_vectors.json", 0, NULL), *one;
+    cddp_comm *comm = NULL;
+    size_t i;
+    int bad = 0;
+
+    CHECK(json_array_size(json_object_get(all, "cases")) == 9);
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    json_array_foreach(json_object_get(all, "cases"), i, one) bad += meet_case(comm, (size_t)rank, one);
+    json_decref(all);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return bad;
+}
+
+Test(powersgd, every_recorded_case_of_torchs_hook_is_met_and_ranks_are_alike)
+{
+    cr_assert_eq(world(2, meet_the_record), 0);
+}
+
+/* One step is as good as the next: what all ranks give, with rank r's gradients g[r]. */
+static int one_step(struct model *m, size_t rank, size_t step)
+{
+    CHECK(give(m, rank, step) == 0 && cddp_ddp_wait(m->ddp) == CDDP_OK);
+    return 0;
+}
+
+/* No less than all columns: nothing is left out, and what comes is the mean. */
+static int all_columns(int rank)
+{
+    cddp_powersgd_options opt = {.size = sizeof opt, .matrix_rank = 100, .start_step = 1, .min_compression_rate = 1e-3};
+    cddp_comm *comm = NULL;
+    struct model m;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK && make(&m, comm, CDDP_FLOAT64, 0) == 0);
+    CHECK(cddp_ddp_set_powersgd(m.ddp, &opt) == CDDP_OK);
+    for (size_t step = 0; step < STEPS; step++) {
+        CHECK(one_step(&m, (size_t)rank, step) == 0 && alike(&m, comm) == 0);
+        for (size_t i = 0; i < PARAMS; i++)
+            for (size_t k = 0; k < counts[i]; k++) {
+                double mean = 0;
+
+                for (size_t r = 0; r < 3; r++)
+                    mean += gradient(r, step, i, k) / 3;
+                CHECK(fabs(get(&m, i, k) - mean) < 1e-13);
+            }
+    }
+    cddp_ddp_destroy(m.ddp);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(powersgd, of_full_rank_is_the_plain_mean)
+{
+    cr_assert_eq(world(3, all_columns), 0);
+}
+
+/* What is left out comes in later steps: of a gradient that stays the same, the mean of what comes approaches it. */
+static int nothing_is_lost(int rank)
+{
+    cddp_powersgd_options opt = {.size = sizeof opt, .start_step = 1, .min_compression_rate = 0.1};
+    double sum[PARAMS][MOST] = {{0}};
+    cddp_comm *comm = NULL;
+    struct model m;
+    int steps = 400;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK && make(&m, comm, CDDP_FLOAT32, 0) == 0);
+    CHECK(cddp_ddp_set_powersgd(m.ddp, &opt) == CDDP_OK);
+    CHECK(one_step(&m, (size_t)rank, 0) == 0);
+    for (int step = 0; step < steps; step++) {
+        CHECK(one_step(&m, (size_t)rank, 0) == 0);
+        for (size_t i = 0; i < PARAMS; i++)
+            for (size_t k = 0; k < counts[i]; k++)
+                sum[i][k] += get(&m, i, k) / steps;
+    }
+    for (size_t i = 0; i < PARAMS; i++)
+        for (size_t k = 0; k < counts[i]; k++)
+            CHECK(fabs(sum[i][k] - (gradient(0, 0, i, k) + gradient(1, 0, i, k)) / 2) < 0.02);
+    cddp_ddp_destroy(m.ddp);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(powersgd, what_is_left_out_comes_later)
+{
+    cr_assert_eq(world(2, nothing_is_lost), 0);
+}
+
+/* A step of zeros, one of NaN on one rank, and gradients of one column only: the next steps are as they should be. */
+static int hard_steps(int rank)
+{
+    cddp_powersgd_options opt = {.size = sizeof opt, .matrix_rank = 3, .start_step = 1, .min_compression_rate = 0.1};
+    cddp_comm *comm = NULL;
+    struct model m;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK && make(&m, comm, CDDP_FLOAT32, 0) == 0);
+    CHECK(cddp_ddp_set_powersgd(m.ddp, &opt) == CDDP_OK);
+    for (int step = 0; step < 8; step++) {
+        for (size_t i = PARAMS; i-- > 0;) {
+            for (size_t k = 0; k < counts[i]; k++)
+                put(&m, i, k, step == 2 ? 0 : (double)(k % 7)); /* every row alike, or nearly */
+            if (step == 4 && rank == 1)
+                put(&m, i, 3, NAN);
+            CHECK(cddp_ddp_grad_ready(m.ddp, i) == CDDP_OK);
+        }
+        CHECK(cddp_ddp_wait(m.ddp) == CDDP_OK);
+        for (size_t k = 0; k < counts[3]; k++)
+            CHECK(step == 4 ? isnan(get(&m, 3, k)) || k != 3
+                            : fabs(get(&m, 3, k) - (step == 2 ? 0 : (double)(k % 7))) < 1e-4);
+        for (size_t i = 0; i < PARAMS; i++)
+            for (size_t k = 0; k < counts[i] && step != 4; k++)
+                CHECK(isfinite(get(&m, i, k)));
+    }
+    cddp_ddp_destroy(m.ddp);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(powersgd, neither_zeros_nor_nans_nor_dependent_columns_outlive_their_step)
+{
+    cr_assert_eq(world(2, hard_steps), 0);
+}
+
+/* With ranks that have no more samples, and gradients that no rank has. */
+static int uneven_and_unused(int rank)
+{
+    cddp_powersgd_options opt = {.size = sizeof opt, .matrix_rank = 8, .start_step = 1, .min_compression_rate = 0.1};
+    cddp_comm *comm = NULL;
+    struct model m;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(make(&m, comm, CDDP_FLOAT64, CDDP_DDP_JOIN | CDDP_DDP_FIND_UNUSED) == 0);
+    CHECK(cddp_ddp_set_powersgd(m.ddp, &opt) == CDDP_OK);
+    for (int step = 0; step < 3 + rank; step++) {
+        for (size_t i = PARAMS; i-- > 0;) {
+            for (size_t k = 0; k < counts[i] && i != 3; k++)
+                put(&m, i, k, 2);
+            if (i != 3)
+                CHECK(cddp_ddp_grad_ready(m.ddp, i) == CDDP_OK);
+            else
+                put(&m, i, 1, 77); /* its old value */
+        }
+        CHECK(cddp_ddp_wait(m.ddp) == CDDP_OK && get(&m, 3, 1) == 77);
+        CHECK(fabs(get(&m, 5, 9) - (step < 3 ? 2 : 1)) < 1e-12 && fabs(get(&m, 1, 2) - (step < 3 ? 2 : 1)) < 1e-12);
+    }
+    CHECK(cddp_ddp_join(m.ddp) == CDDP_OK);
+    cddp_ddp_destroy(m.ddp);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(powersgd, goes_with_uneven_ranks_and_unused_gradients)
+{
+    cr_assert_eq(world(2, uneven_and_unused), 0);
+}
+
+static int differ(int rank)
+{
+    cddp_powersgd_options opt = {.size = sizeof opt, .seed = rank == 1}, good = {.size = sizeof good};
+    cddp_comm *comm = NULL;
+    struct model m;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK && make(&m, comm, CDDP_FLOAT32, 0) == 0);
+    CHECK(cddp_ddp_set_powersgd(m.ddp, &opt) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "rank 1 has other options than rank 0") != NULL);
+    if (rank == 1)
+        good.flags = 64;
+    CHECK(cddp_ddp_set_powersgd(m.ddp, &good) == CDDP_E_INVALID);
+    CHECK(strstr(cddp_last_error(), rank == 1 ? "unknown bits" : "failed on rank 1") != NULL);
+    good.flags = 0;
+    CHECK(cddp_ddp_set_powersgd(m.ddp, &good) == CDDP_OK && one_step(&m, (size_t)rank, 0) == 0);
+    CHECK(cddp_ddp_wait_param(m.ddp, 0) == CDDP_E_STATE && strstr(cddp_last_error(), "PowerSGD") != NULL);
+    CHECK(cddp_ddp_set_hook(m.ddp, NULL) == CDDP_OK && one_step(&m, (size_t)rank, 1) == 0);
+    cddp_ddp_destroy(m.ddp);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(powersgd, ranks_that_ask_for_different_things_are_told_so)
+{
+    cr_assert_eq(world(2, differ), 0);
+}
+
+Test(powersgd, what_cannot_work_is_refused)
+{
+    float w[2];
+    cddp_param p = {.name = "w", .data = w, .count = 2, .dtype = CDDP_FLOAT32};
+    cddp_ddp_options sum = {.size = sizeof sum, .flags = CDDP_DDP_SUM},
+                     narrow = {.size = sizeof narrow, .compress = CDDP_FLOAT16};
+    cddp_powersgd_options old = {.size = 8}, rate = {.size = sizeof rate, .min_compression_rate = NAN},
+                          reserved = {.size = sizeof reserved, .reserved = {1}};
+    cddp_optim_options sgd = {.size = sizeof sgd, .kind = CDDP_SGD, .lr = 1};
+    cddp_optim *optim = NULL;
+    cddp_comm *comm = NULL;
+    cddp_ddp *ddp = NULL;
+
+    clean_env();
+    cr_assert_eq(cddp_init(&comm, NULL), CDDP_OK);
+    cr_assert_eq(cddp_ddp_create(&ddp, comm, &p, 1, &sum), CDDP_OK);
+    cr_assert_eq(cddp_ddp_set_powersgd(ddp, NULL), CDDP_E_INVALID);
+    cddp_ddp_destroy(ddp);
+    cr_assert_eq(cddp_ddp_create(&ddp, comm, &p, 1, &narrow), CDDP_OK);
+    cr_assert_eq(cddp_ddp_set_powersgd(ddp, NULL), CDDP_E_INVALID);
+    cddp_ddp_destroy(ddp);
+    cr_assert_eq(cddp_ddp_create(&ddp, comm, &p, 1, NULL), CDDP_OK);
+    cr_assert_eq(cddp_ddp_set_powersgd(NULL, NULL), CDDP_E_INVALID);
+    cr_assert_eq(cddp_ddp_set_powersgd(ddp, &old), CDDP_E_INVALID);
+    cr_assert_eq(cddp_ddp_set_powersgd(ddp, &rate), CDDP_E_INVALID);
+    cr_assert_eq(cddp_ddp_set_powersgd(ddp, &reserved), CDDP_E_INVALID);
+    cr_assert_eq(cddp_ddp_set_powersgd(ddp, NULL), CDDP_OK);
+    cr_assert_eq(cddp_ddp_set_powersgd(ddp, NULL), CDDP_OK, "it begins anew");
+    cr_assert_eq(cddp_optim_create(&optim, ddp, &sgd), CDDP_E_UNSUPPORTED);
+    cr_assert_eq(cddp_ddp_set_hook(ddp, NULL), CDDP_OK);
+    cr_assert_eq(cddp_optim_create(&optim, ddp, &sgd), CDDP_OK);
+    cr_assert_eq(cddp_ddp_set_powersgd(ddp, NULL), CDDP_E_STATE);
+    cddp_optim_destroy(optim);
+    cddp_ddp_destroy(ddp);
+    cr_assert_eq(cddp_finalize(comm), CDDP_OK);
+}

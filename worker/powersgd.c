@@ -1,0 +1,506 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/powersgd.h"
+
+#include "common/status.h"
+#include "worker/lowrank.h"
+#include "worker/normal.h"
+#include "worker/reducer.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEFAULT_START_STEP 1000
+#define DEFAULT_RATE 2.0
+#define SEEDS 1000000000u /* of the numbers that a matrix Q begins with: 0 to this, this excluded */
+
+struct matrix {
+    struct cdi_lowrank of;
+    size_t param;
+    char *m;     /* in the arena */
+    char *p, *q; /* in the bucket's memory */
+    char *error; /* as large as m: what was not sent; NULL: not kept */
+    bool has_q;  /* from the step before */
+};
+
+/* What there is of a bucket, known by one of its parameters: its number changes with the order of the buckets. */
+struct packet {
+    struct matrix *m;
+    size_t n_m;
+    struct cdi_slice *plain; /* what lies between the matrices: it is averaged as it is */
+    size_t n_plain;
+    cddp_dtype dtype;
+    char *sent; /* plain, then each P */
+    char *qs;   /* each Q */
+    char *errors;
+    size_t plain_bytes, sent_bytes, q_bytes, error_bytes;
+    bool begun; /* in this step */
+    uint64_t ticket;
+};
+
+struct cdi_powersgd {
+    cddp_powersgd_options opt;
+    uint64_t since;           /* the step in which it was set */
+    struct cdi_mt19937 seeds; /* drawn in the order of the buckets, the same on every rank */
+    struct packet *packets;   /* as many as buckets; those without a matrix have n_m 0 */
+    size_t n;
+    size_t *packet_of; /* by parameter */
+};
+
+/* ---------------------------------------------------------------------------------------------------- set up ---- */
+
+static void release_packet(struct packet *k)
+{
+    free(k->m);
+    free(k->plain);
+    free(k->sent);
+    free(k->qs);
+    free(k->errors);
+}
+
+void cdi_powersgd_destroy(struct cdi_powersgd *s)
+{
+    if (s == NULL)
+        return;
+    for (size_t b = 0; s->packets != NULL && b < s->n; b++)
+        release_packet(&s->packets[b]);
+    free(s->packets);
+    free(s->packet_of);
+    free(s);
+}
+
+/* Is it worth it, and a matrix at all? */
+static bool compresses(const struct cdi_powersgd *s, const cddp_ddp *d, size_t i, struct cdi_lowrank *of)
+{
+    size_t rows = d->rows[i], cols = d->params[i].count / rows, rank = s->opt.matrix_rank;
+
+    rank = rank > rows ? rows : rank;
+    rank = rank > cols ? cols : rank;
+    *of = (struct cdi_lowrank){.dtype = d->params[i].dtype, .rows = rows, .cols = cols, .rank = rank};
+    return (of->dtype == CDDP_FLOAT32 || of->dtype == CDDP_FLOAT64) &&
+           ((double)rows + (double)cols) * (double)rank * s->opt.min_compression_rate < (double)rows * (double)cols;
+}
+
+/* The bucket's matrices, in the order of the arena, but those of one shape together, as PyTorch takes them. */
+static void list_matrices(const struct cdi_powersgd *s, const cddp_ddp *d, size_t bucket, struct packet *k)
+{
+    for (size_t first = d->n_params; first-- > 0;) {
+        struct cdi_lowrank of, other;
+        bool known = false;
+
+        if (d->plan.grads[first].bucket != bucket || !compresses(s, d, first, &of))
+            continue;
+        for (size_t j = 0; j < k->n_m; j++)
+            known |= k->m[j].of.rows == of.rows && k->m[j].of.cols == of.cols;
+        for (size_t i = first + 1; !known && i-- > 0;)
+            if (d->plan.grads[i].bucket == bucket && compresses(s, d, i, &other) && other.rows == of.rows &&
+                other.cols == of.cols)
+                k->m[k->n_m++] = (struct matrix){.of = other, .param = i, .m = cdi_ddp_arena_grad(d, i)};
+    }
+}
+
+/* What of the bucket is in no matrix. Gradients lie in the arena in the reverse of their order. */
+static void list_plain(const cddp_ddp *d, size_t bucket, struct packet *k)
+{
+    const struct cdi_bucket *b = &d->plan.b[bucket];
+    size_t at = b->offset;
+
+    for (size_t i = d->n_params; i-- > 0;) {
+        const struct cdi_grad *g = &d->plan.grads[i];
+        bool in_matrix = false;
+
+        for (size_t j = 0; g->bucket == bucket && j < k->n_m; j++)
+            in_matrix |= k->m[j].param == i;
+        if (!in_matrix)
+            continue;
+        if (g->offset > at)
+            k->plain[k->n_plain++] = (struct cdi_slice){.data = (char *)d->region->base + at, .bytes = g->offset - at};
+        at = g->offset + g->bytes;
+    }
+    if (b->offset + b->bytes > at)
+        k->plain[k->n_plain++] =
+            (struct cdi_slice){.data = (char *)d->region->base + at, .bytes = b->offset + b->bytes - at};
+    for (size_t j = 0; j < k->n_plain; j++)
+        k->plain_bytes += k->plain[j].bytes;
+}
+
+/* Where each P, Q and error lies in the packet's memory. */
+static cddp_status place(const struct cdi_powersgd *s, struct packet *k, struct cdi_error *err)
+{
+    size_t size = cddp_dtype_size(k->dtype);
+    bool keeps = (s->opt.flags & CDDP_POWERSGD_NO_ERROR_FEEDBACK) == 0;
+    char *p, *q, *e;
+
+    k->sent_bytes = k->plain_bytes;
+    for (size_t j = 0; j < k->n_m; j++) {
+        k->sent_bytes += k->m[j].of.rows * k->m[j].of.rank * size;
+        k->q_bytes += k->m[j].of.cols * k->m[j].of.rank * size;
+        k->error_bytes += keeps ? k->m[j].of.rows * k->m[j].of.cols * size : 0;
+    }
+    k->sent = malloc(k->sent_bytes);
+    k->qs = malloc(k->q_bytes);
+    k->errors = calloc(1, k->error_bytes > 0 ? k->error_bytes : 1);
+    if (k->sent == NULL || k->qs == NULL || k->errors == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for PowerSGD's %zu bytes of a bucket",
+                        k->sent_bytes + k->q_bytes + k->error_bytes);
+    p = k->sent + k->plain_bytes;
+    q = k->qs;
+    e = k->errors;
+    for (size_t j = 0; j < k->n_m; j++) {
+        k->m[j].p = p;
+        k->m[j].q = q;
+        k->m[j].error = keeps ? e : NULL;
+        p += k->m[j].of.rows * k->m[j].of.rank * size;
+        q += k->m[j].of.cols * k->m[j].of.rank * size;
+        e += k->m[j].of.rows * k->m[j].of.cols * size;
+    }
+    return CDDP_OK;
+}
+
+static cddp_status set_up_packet(const struct cdi_powersgd *s, const cddp_ddp *d, size_t bucket, struct cdi_error *err)
+{
+    struct packet *k = &s->packets[bucket];
+    size_t n = 0;
+
+    for (size_t i = 0; i < d->n_params; i++)
+        if (d->plan.grads[i].bucket == bucket) {
+            s->packet_of[i] = bucket;
+            n++;
+        }
+    k->dtype = d->plan.b[bucket].dtype;
+    k->m = calloc(n + 1, sizeof *k->m);
+    k->plain = calloc(n + 1, sizeof *k->plain);
+    if (k->m == NULL || k->plain == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for PowerSGD's list of %zu gradients", n);
+    list_matrices(s, d, bucket, k);
+    if (k->n_m == 0)
+        return CDDP_OK;
+    list_plain(d, bucket, k);
+    return place(s, k, err);
+}
+
+static cddp_status create(struct cdi_powersgd **out, const cddp_ddp *d, const cddp_powersgd_options *opt,
+                          struct cdi_error *err)
+{
+    struct cdi_powersgd *s = calloc(1, sizeof *s);
+    cddp_status st = CDDP_OK;
+
+    if (s == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for PowerSGD");
+    s->opt = *opt;
+    s->since = d->step;
+    s->n = d->plan.n;
+    cdi_mt19937_seed(&s->seeds, opt->seed);
+    s->packets = calloc(s->n, sizeof *s->packets);
+    s->packet_of = calloc(d->n_params, sizeof *s->packet_of);
+    if (s->packets == NULL || s->packet_of == NULL)
+        st = cdi_fail(err, CDDP_E_NOMEM, "no memory for PowerSGD's list of %zu gradients", d->n_params);
+    for (size_t b = 0; b < s->n && st == CDDP_OK; b++)
+        st = set_up_packet(s, d, b, err);
+    if (st == CDDP_OK)
+        *out = s;
+    else
+        cdi_powersgd_destroy(s);
+    return st;
+}
+
+/* --------------------------------------------------------------------------------------------------- in a step ---- */
+
+static struct packet *packet_of(const cddp_ddp *d, size_t bucket)
+{
+    for (size_t i = 0; i < d->n_params; i++)
+        if (d->plan.grads[i].bucket == bucket)
+            return &d->powersgd->packets[d->powersgd->packet_of[i]];
+    return NULL; /* that of uneven.c's element alone */
+}
+
+bool cdi_powersgd_takes(const cddp_ddp *d, size_t bucket)
+{
+    const struct packet *k;
+
+    if (d->powersgd == NULL || d->step - d->powersgd->since < d->powersgd->opt.start_step)
+        return false;
+    k = packet_of(d, bucket);
+    return k != NULL && k->n_m > 0;
+}
+
+/* As numpy's RandomState.randint(SEEDS), which throws numbers away that are too large. */
+static uint32_t draw_seed(struct cdi_mt19937 *g)
+{
+    uint32_t v;
+
+    do
+        v = cdi_mt19937_u32(g) & ((UINT32_C(1) << 30) - 1);
+    while (v >= SEEDS);
+    return v;
+}
+
+/* A Q of normally distributed numbers, drawn row by row. */
+static cddp_status fill_q(const struct matrix *m, struct cdi_normal *g, struct cdi_error *err)
+{
+    size_t cols = m->of.cols, rank = m->of.rank, size = cddp_dtype_size(m->of.dtype);
+    char *drawn = malloc(cols * rank * size);
+
+    if (drawn == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu random numbers", cols * rank);
+    if (m->of.dtype == CDDP_FLOAT32)
+        cdi_normal_f32(g, (float *)drawn, cols * rank);
+    else
+        cdi_normal_f64(g, (double *)drawn, cols * rank);
+    for (size_t j = 0; j < cols; j++)
+        for (size_t r = 0; r < rank; r++)
+            memcpy(m->q + (r * cols + j) * size, drawn + (j * rank + r) * size, size);
+    free(drawn);
+    return CDDP_OK;
+}
+
+/* A basis to begin with: the last one, or a random one, also where the last one has lost directions. */
+static cddp_status make_qs(struct cdi_powersgd *s, struct packet *k, struct cdi_error *err)
+{
+    double epsilon = s->opt.orthogonalization_epsilon;
+    struct cdi_normal g;
+    bool seeded = false;
+    cddp_status st = CDDP_OK;
+
+    for (size_t j = 0; j < k->n_m && st == CDDP_OK; j++) {
+        struct matrix *m = &k->m[j];
+
+        if (m->has_q && cdi_lowrank_orthogonalize(m->of.dtype, m->q, m->of.cols, m->of.rank, epsilon) == 0)
+            continue;
+        if (!seeded)
+            cdi_normal_seed(&g, draw_seed(&s->seeds));
+        seeded = true;
+        st = fill_q(m, &g, err);
+        if (st == CDDP_OK)
+            (void)cdi_lowrank_orthogonalize(m->of.dtype, m->q, m->of.cols, m->of.rank, epsilon);
+        m->has_q = (s->opt.flags & CDDP_POWERSGD_NO_WARM_START) == 0;
+    }
+    return st;
+}
+
+static cddp_status reduce(cddp_ddp *d, size_t bucket, bool last, void *at, size_t bytes, struct packet *k,
+                          struct cdi_error *err)
+{
+    struct cdi_op op = {.kind = CDI_ALL_REDUCE,
+                        .in = at,
+                        .out = at,
+                        .count = bytes / cddp_dtype_size(k->dtype),
+                        .dtype = k->dtype,
+                        .op = CDDP_MEAN,
+                        .bucket = (int)bucket,
+                        .lazy = last};
+    cddp_status st = d->ops->enqueue(d->b, &op, &k->ticket, err);
+
+    if (st == CDDP_OK)
+        d->enqueued = d->flight[bucket].ticket = k->ticket;
+    return st;
+}
+
+cddp_status cdi_powersgd_begin(cddp_ddp *d, size_t bucket)
+{
+    struct packet *k = packet_of(d, bucket);
+    struct cdi_error err;
+    cddp_status st;
+
+    if (k == NULL)
+        return CDDP_OK; /* not one that cdi_powersgd_takes */
+    st = make_qs(d->powersgd, k, &err);
+    if (st != CDDP_OK)
+        return cdi_ddp_misused(d, &err);
+    st = d->ops->pack(d->b, k->sent, k->plain, k->n_plain, &err);
+    for (size_t j = 0; j < k->n_m && st == CDDP_OK; j++) {
+        struct matrix *m = &k->m[j];
+
+        if (m->error != NULL)
+            cdi_lowrank_feed(m->of.dtype, m->m, m->error, m->of.rows * m->of.cols);
+        cdi_lowrank_left(&m->of, m->m, m->q, m->p);
+    }
+    if (st == CDDP_OK)
+        st = reduce(d, bucket, bucket + 1 == d->plan.n, k->sent, k->sent_bytes, k, &err);
+    k->begun = st == CDDP_OK;
+    return st == CDDP_OK ? st : cdi_ddp_stick(d, &err);
+}
+
+/* The means of M Q are there, of all ranks' M. */
+static cddp_status second_half(cddp_ddp *d, size_t bucket, struct packet *k, struct cdi_error *err)
+{
+    /* PyTorch takes epsilon beside the sum's length, and this is the mean. */
+    double epsilon = d->powersgd->opt.orthogonalization_epsilon / cdi_comm_world(d->comm)->size;
+    cddp_status st = d->ops->unpack(d->b, k->plain, k->n_plain, k->sent, err);
+
+    for (size_t j = 0; j < k->n_m && st == CDDP_OK; j++) {
+        struct matrix *m = &k->m[j];
+
+        (void)cdi_lowrank_orthogonalize(m->of.dtype, m->p, m->of.rows, m->of.rank, epsilon);
+        cdi_lowrank_right(&m->of, m->m, m->p, m->q);
+    }
+    return st == CDDP_OK ? reduce(d, bucket, bucket + 1 == d->plan.n, k->qs, k->q_bytes, k, err) : st;
+}
+
+/* The means of M^T P are there. */
+static void decompress(const cddp_ddp *d, struct packet *k)
+{
+    for (size_t j = 0; j < k->n_m; j++) {
+        struct matrix *m = &k->m[j];
+
+        cdi_lowrank_product(&m->of, m->p, m->q, m->m);
+        /* Where no rank used the gradient, what comes is thrown away: nothing was sent. */
+        if (m->error != NULL && !cdi_unused_nowhere(d, m->param))
+            cdi_lowrank_keep(m->of.dtype, m->m, m->error, m->of.rows * m->of.cols);
+    }
+    k->begun = false;
+}
+
+cddp_status cdi_powersgd_land(cddp_ddp *d)
+{
+    cddp_status st = CDDP_OK;
+    struct cdi_error err;
+
+    for (size_t b = 0; d->powersgd != NULL && b < d->plan.n && st == CDDP_OK; b++) {
+        struct packet *k = packet_of(d, b);
+
+        if (k != NULL && k->begun)
+            st = second_half(d, b, k, &err);
+    }
+    for (size_t b = 0; d->powersgd != NULL && b < d->plan.n && st == CDDP_OK; b++) {
+        struct packet *k = packet_of(d, b);
+
+        if (k == NULL || !k->begun)
+            continue;
+        st = d->ops->join(d->b, k->ticket, &err);
+        d->joined = st == CDDP_OK ? k->ticket : d->joined;
+        if (st == CDDP_OK)
+            decompress(d, k);
+    }
+    return st == CDDP_OK ? st : cdi_ddp_stick(d, &err);
+}
+
+/* ---------------------------------------------------------------------------------------------------- public ---- */
+
+static cddp_status check_options(const cddp_powersgd_options *opt, struct cdi_error *err)
+{
+    if (opt->size != sizeof *opt)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_powersgd_options.size is %zu, not sizeof(cddp_powersgd_options)",
+                        opt->size);
+    if (!(opt->min_compression_rate >= 0) || !(opt->orthogonalization_epsilon >= 0) ||
+        !isfinite(opt->orthogonalization_epsilon))
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_powersgd_options: min_compression_rate and orthogonalization_epsilon must be 0 or more");
+    if ((opt->flags & ~(CDDP_POWERSGD_NO_ERROR_FEEDBACK | CDDP_POWERSGD_NO_WARM_START)) != 0)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_powersgd_options.flags has unknown bits (%#x)", opt->flags);
+    for (size_t i = 0; i < sizeof opt->reserved / sizeof opt->reserved[0]; i++)
+        if (opt->reserved[i] != 0)
+            return cdi_fail(err, CDDP_E_INVALID, "cddp_powersgd_options.reserved[%zu] is not 0", i);
+    return CDDP_OK;
+}
+
+static cddp_powersgd_options with_defaults(const cddp_powersgd_options *opt)
+{
+    cddp_powersgd_options o = {.size = sizeof o};
+
+    if (opt->size == sizeof o) /* of another struct nothing but its size is known: check_options will say so */
+        o = *opt;
+    o.matrix_rank = o.matrix_rank == 0 ? 1 : o.matrix_rank;
+    o.start_step = o.start_step == 0 ? DEFAULT_START_STEP : o.start_step;
+    o.min_compression_rate = o.min_compression_rate == 0 ? DEFAULT_RATE : o.min_compression_rate;
+    return o;
+}
+
+static cddp_status check_reducer(const cddp_ddp *d, struct cdi_error *err)
+{
+    if (d->begun)
+        return cdi_fail(err, CDDP_E_STATE, "cddp_ddp_set_powersgd was called in the middle of step %llu",
+                        (unsigned long long)d->step);
+    if (d->sharded)
+        return cdi_fail(err, CDDP_E_STATE, "cddp_ddp_set_powersgd: this reducer has an optimizer (cddp_optim_create)");
+    if (d->wire_dtype != CDDP_DTYPE_NONE)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_ddp_set_powersgd: this reducer compresses gradients already "
+                        "(compress)");
+    if ((d->flags & CDDP_DDP_SUM) != 0)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_set_powersgd: it makes means, not sums (CDDP_DDP_SUM)");
+    if (d->ops->on_device)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_set_powersgd: it works on the CPU's backend only, not on '%s'",
+                        d->ops->name);
+    return CDDP_OK;
+}
+
+/* What all ranks must agree on: another seed would be another basis, and nothing else would show it. */
+struct agreed {
+    int64_t status;
+    uint64_t flags, seed, step, matrix_rank, start_step, rate, epsilon; /* the last two: their bits */
+};
+
+static cddp_status agree(cddp_ddp *d, const cddp_powersgd_options *o, cddp_status mine, struct cdi_error *err)
+{
+    size_t n = (size_t)cdi_comm_world(d->comm)->size, words = sizeof(struct agreed) / sizeof(uint64_t);
+    struct agreed me = {.status = mine,
+                        .flags = o->flags,
+                        .seed = o->seed,
+                        .step = d->step,
+                        .matrix_rank = o->matrix_rank,
+                        .start_step = o->start_step};
+    struct agreed *all = calloc(n, sizeof *all);
+    cddp_status st;
+
+    if (all == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for the options of %zu ranks", n);
+    memcpy(&me.rate, &o->min_compression_rate, sizeof me.rate);
+    memcpy(&me.epsilon, &o->orthogonalization_epsilon, sizeof me.epsilon);
+    st = cdi_comm_all_gather(d->comm, &me, all, words, CDDP_UINT64, err);
+    for (size_t r = 0; r < n && st == CDDP_OK && mine == CDDP_OK; r++)
+        if (all[r].status != CDDP_OK)
+            st = cdi_fail(err, (cddp_status)all[r].status, "cddp_ddp_set_powersgd failed on rank %zu: %s", r,
+                          cdi_status_text((cddp_status)all[r].status));
+    for (size_t r = 1; r < n && st == CDDP_OK && mine == CDDP_OK; r++)
+        if (memcmp(&all[r], &all[0], sizeof me) != 0)
+            st = cdi_fail(err, CDDP_E_MISMATCH,
+                          "cddp_ddp_set_powersgd: rank %zu has other options than rank 0, or is in another step", r);
+    free(all);
+    return st;
+}
+
+static cddp_status set_powersgd(cddp_ddp *d, const cddp_powersgd_options *opt, struct cdi_error *err)
+{
+    struct cdi_powersgd *s = NULL;
+    cddp_powersgd_options o = with_defaults(opt);
+    struct cdi_error alone;
+    cddp_status mine, st;
+
+    if (d->sticky.status != CDDP_OK) {
+        *err = d->sticky;
+        return err->status;
+    }
+    mine = check_options(opt, &alone);
+    if (mine == CDDP_OK)
+        mine = check_reducer(d, &alone);
+    if (mine == CDDP_OK)
+        mine = create(&s, d, &o, &alone);
+    st = agree(d, &o, mine, err); /* also where this rank has failed: the others must not wait for it */
+    if (st == CDDP_OK && mine == CDDP_OK) {
+        cdi_powersgd_destroy(d->powersgd);
+        d->powersgd = s;
+        d->hook = (cddp_hook){0};
+        return CDDP_OK;
+    }
+    cdi_powersgd_destroy(s);
+    if (mine != CDDP_OK)
+        *err = alone;
+    return err->status;
+}
+
+cddp_status cddp_ddp_set_powersgd(cddp_ddp *ddp, const cddp_powersgd_options *opt)
+{
+    static const cddp_powersgd_options defaults = {.size = sizeof defaults};
+    struct cdi_error err;
+    cddp_status st;
+
+    if (ddp == NULL) {
+        st = cdi_fail(&err, CDDP_E_INVALID, "cddp_ddp_set_powersgd: ddp must not be NULL");
+    } else {
+        (void)pthread_mutex_lock(&ddp->lock);
+        st = set_powersgd(ddp, opt != NULL ? opt : &defaults, &err);
+        (void)pthread_mutex_unlock(&ddp->lock);
+    }
+    return st == CDDP_OK ? st : cdi_last_error_set(&err);
+}
