@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Write a copy of round.c with one bug planted: the simulator has to find it.
+"""Write a copy of a file of the rounds with one bug planted: the simulator has to find it.
 
-    plant.py NAME ROUND.C OUT.C
+    plant.py NAME FILE.C OUT.C
 """
 import sys
 
 BUGS = {
-    # name: (what stands in round.c, what stands in its place)
+    # name: (what stands in the file, what stands in its place)
     'more_than_max': ('    return r->opt.max_nodes;\n', '    return n;\n'),
     'two_worlds': ('    if (r->count[NODE_STOPPING] > 0)\n', '    if (r->count[NODE_STOPPING] > 1)\n'),
     'equal_sizes': ('        base += node->n_procs;\n', '        base += r->nodes[place[0]].n_procs;\n'),
     'late_reports': ('    if (ev->round < r->number || r->state == ROUND_CLOSED)\n',
                      '    if (r->state == ROUND_CLOSED)\n'),
-    'forever_away': ('    set_away(r, n, false);\n    if (last_round', '    if (last_round'),
+    'forever_away': ('    members_set_away(r, n, false);\n    if (last_round', '    if (last_round'),
     'patient': ('    else if (now_ms >= r->deadline_ms)\n', '    else if (now_ms >= r->deadline_ms + 60000)\n'),
     'new_ranks': ('    return n->last_round >= 0 && n->last_round + 1 == r->number;\n',
                   '    return n->last_round >= 0 && n->last_round == r->number;\n'),
