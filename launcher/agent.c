@@ -535,6 +535,16 @@ static void on_fenced(void *arg, const char *text)
 
 /* ----------------------------------------------------------------------------------------------------- guard ---- */
 
+static void on_act_by(void *arg, int64_t act_by_ms)
+{
+    static const char look[] = {GUARD_LOOK};
+    uv_buf_t word = uv_buf_init((char *)(uintptr_t)look, 1);
+    struct agent *a = arg;
+
+    if (guard_act_by(a->guard, act_by_ms))
+        (void)uv_try_write((uv_stream_t *)&a->link, &word, 1);
+}
+
 /* Nobody is left who would kill the orphans: do it now, whatever else is going on. */
 static _Noreturn void guard_is_gone(struct agent *a)
 {
@@ -664,8 +674,12 @@ static cddp_status start_server(struct agent *a, struct join_options *join, stru
 
 static cddp_status start_join(struct agent *a, struct join_options *opt, struct cdi_error *err)
 {
-    static const struct join_events on = {
-        .connected = on_connected, .message = on_message, .waiting = on_waiting, .lost = on_lost, .fenced = on_fenced};
+    static const struct join_events on = {.connected = on_connected,
+                                          .message = on_message,
+                                          .waiting = on_waiting,
+                                          .lost = on_lost,
+                                          .fenced = on_fenced,
+                                          .act_by = on_act_by};
     const struct meet *m = &a->plan->meet;
 
     opt->deadline_ms = cdi_deadline_ms(cdi_now_ms(), m->join_timeout_ms);

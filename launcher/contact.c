@@ -59,6 +59,11 @@ void contact_broken(struct contact *c)
     c->linked = false;
 }
 
+int64_t contact_act_by_ms(const struct contact *c)
+{
+    return c->lease_ms == 0 || c->own || c->fenced ? CDI_NEVER_MS : c->alive_ms + c->lease_ms * 5 / 6;
+}
+
 enum contact_do contact_look(struct contact *c, int64_t now_ms, int64_t *next_ms)
 {
     *next_ms = CDI_NEVER_MS;

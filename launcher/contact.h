@@ -36,6 +36,11 @@ void contact_welcome(struct contact *c, uint32_t lease_ms, int64_t now_ms);
 uint32_t contact_beat(struct contact *c, int64_t now_ms); /* its seq */
 void contact_answer(struct contact *c, uint32_t seq);
 void contact_broken(struct contact *c); /* the connection is gone */
+/*
+ * By when this agent must have moved, else somebody else ends its workers (guard.h): later than FENCE, so that an agent
+ * that runs is never in need of it, and before the lease is over. CDI_NEVER_MS: it need not.
+ */
+int64_t contact_act_by_ms(const struct contact *c);
 /* What is due. Call again until it is NOTHING, and then at *next_ms (CDI_NEVER_MS: not needed). */
 enum contact_do contact_look(struct contact *c, int64_t now_ms, int64_t *next_ms);
 

@@ -12,14 +12,17 @@
 #include <ftw.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#define LATE_MS 100          /* an agent that runs ends its workers well within it */
 #define SWEEP_LIMIT_MS 30000 /* what SIGKILL has not ended by then, the kernel holds */
 
 #define N_SIGNALS 64
@@ -182,9 +185,12 @@ struct guard {
     int link, signals;
     uint64_t ending; /* signals that end the job */
     const char *run_dir;
-    bool ready;       /* the agent listens */
-    bool want_stop;   /* TSTP came, and no CONT after it */
-    int killed_by_us; /* the signal for which we killed an agent that did not listen yet */
+    bool ready;                 /* the agent listens */
+    bool want_stop;             /* TSTP came, and no CONT after it */
+    _Atomic int64_t *act_by_ms; /* the agent's, see guard_act_by() */
+    int64_t late_ms;            /* when we saw first that the agent was late; 0: it is not */
+    int64_t still_ms;           /* for how long it had not moved when it was killed for that; 0: it was not */
+    int killed_by_us;           /* the signal for which we killed an agent that did not listen yet */
     bool ended;
     int status; /* the agent's, from waitpid */
 };
@@ -277,13 +283,37 @@ static void on_link(struct guard *g, struct pollfd *p)
     }
 }
 
+/*
+ * Seen once, an agent that is late may have been stopped together with us, and now be about to end its workers itself;
+ * so it counts only when it is seen again. Returns how long to wait for the next look, -1: for ever.
+ */
+static int look_at_agent(struct guard *g)
+{
+    int64_t now = cdi_now_ms(), act_by = atomic_load(g->act_by_ms), wait = act_by - now;
+
+    if (act_by == CDI_NEVER_MS || wait > 0)
+        g->late_ms = 0;
+    if (act_by == CDI_NEVER_MS)
+        return -1;
+    if (wait > 0)
+        return wait < INT_MAX ? (int)wait : INT_MAX;
+    if (g->late_ms == 0)
+        g->late_ms = now;
+    wait = g->late_ms + LATE_MS - now;
+    if (wait > 0)
+        return (int)wait;
+    g->still_ms = now - act_by;
+    (void)kill(g->agent, SIGKILL);
+    return -1;
+}
+
 static void watch(struct guard *g)
 {
     struct pollfd p[2] = {{.fd = g->signals, .events = POLLIN}, {.fd = g->link, .events = POLLIN}};
     struct signalfd_siginfo info;
 
     while (!g->ended) {
-        if (poll(p, 2, -1) < 0 && errno != EINTR)
+        if (poll(p, 2, g->still_ms != 0 ? -1 : look_at_agent(g)) < 0 && errno != EINTR)
             break;
         while (!g->ended && read(g->signals, &info, sizeof info) == (ssize_t)sizeof info) {
             /* Whoever sent it may have seen the workers, and the agent's word is older: it must not count as later. */
@@ -310,6 +340,14 @@ static int conclude(const struct guard *g)
     if (WIFEXITED(g->status))
         return WEXITSTATUS(g->status);
     signal = WTERMSIG(g->status);
+    if (g->still_ms != 0) {
+        fprintf(stderr,
+                "cddprun: its agent (pid %d) stood still (was it stopped?) until the rendezvous was about to count "
+                "this node "
+                "as lost; it and every worker have been killed\n",
+                (int)g->agent);
+        return 128 + signal;
+    }
     fprintf(stderr, "cddprun: its agent (pid %d) was killed by signal %d (%s); every worker has been killed\n",
             (int)g->agent, signal, signame(signal, name, sizeof name));
     return 128 + signal;
@@ -339,6 +377,11 @@ static void choose_signals(const struct guard_link *link, uint64_t ending, sigse
             (void)sigaddset(set, s);
 }
 
+bool guard_act_by(struct guard_link *link, int64_t act_by_ms)
+{
+    return atomic_exchange(link->act_by_ms, act_by_ms) == CDI_NEVER_MS && act_by_ms != CDI_NEVER_MS;
+}
+
 static void become_agent(struct guard_link *link, uint64_t ending, pid_t guard)
 {
     sigset_t none;
@@ -361,7 +404,12 @@ static void become_agent(struct guard_link *link, uint64_t ending, pid_t guard)
 
 static _Noreturn void become_guard(const struct guard_link *link, uint64_t ending, pid_t agent, int fd, int signals)
 {
-    struct guard g = {.agent = agent, .link = fd, .signals = signals, .ending = ending, .run_dir = link->run_dir};
+    struct guard g = {.agent = agent,
+                      .link = fd,
+                      .signals = signals,
+                      .ending = ending,
+                      .run_dir = link->run_dir,
+                      .act_by_ms = link->act_by_ms};
 
     watch(&g);
     _exit(conclude(&g));
@@ -385,6 +433,10 @@ cddp_status guard_start(struct guard_link *link, const char *tmpdir, uint64_t en
         return cdi_fail_errno(err, errno, "cannot watch for signals");
     if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0)
         return cdi_fail_errno(err, errno, "cannot become the keeper of orphaned processes (prctl)");
+    link->act_by_ms = mmap(NULL, sizeof *link->act_by_ms, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (link->act_by_ms == MAP_FAILED)
+        return cdi_fail_errno(err, errno, "cannot make the memory that guard and agent share");
+    atomic_init(link->act_by_ms, CDI_NEVER_MS);
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
         return cdi_fail_errno(err, errno, "cannot make the link between guard and agent");
     st = make_run_dir(link, tmpdir, err);

@@ -38,6 +38,7 @@ struct join {
     struct join_events on;
     void *arg;
     struct contact contact;
+    int64_t act_by_ms; /* as told */
     struct cdi_hello_client opening;
     struct cdi_buf in;
     char chunk[16384];
@@ -90,11 +91,22 @@ static void reset_tcp(struct join *j)
     j->connected = false;
 }
 
+static void tell_act_by(struct join *j)
+{
+    int64_t at = j->lost || j->closing ? CDI_NEVER_MS : contact_act_by_ms(&j->contact);
+
+    if (at == j->act_by_ms)
+        return;
+    j->act_by_ms = at;
+    j->on.act_by(j->arg, at);
+}
+
 static void end(struct join *j, bool fenced, const char *text)
 {
     if (j->lost || j->closing)
         return;
     j->lost = true;
+    tell_act_by(j);
     if (fenced)
         reset_tcp(j);
     else
@@ -259,6 +271,7 @@ static void look(struct join *j)
             end(j, true, text);
         }
     }
+    tell_act_by(j);
     if (j->lost || j->closing || next == CDI_NEVER_MS)
         return;
     uv_update_time(j->loop);
@@ -343,6 +356,7 @@ static void handle(struct join *j, const struct cdi_msg *msg)
         look(j);
     } else if (msg->type == CDI_MSG_HEARTBEAT) {
         contact_answer(&j->contact, msg->u.heartbeat.seq);
+        tell_act_by(j);
     } else if (msg->type == CDI_MSG_ASSIGN) {
         /* From now on a broken connection is worth coming back for. */
         j->opt.hello.round = msg->u.assign.round;
@@ -512,6 +526,7 @@ cddp_status join_start(struct join **out, uv_loop_t *loop, const struct join_opt
     j->on = *on;
     j->arg = arg;
     j->wait_ms = RETRY_FIRST_MS;
+    j->act_by_ms = CDI_NEVER_MS;
     contact_init(&j->contact, opt->own);
     cdi_buf_init(&j->in, CDI_FRAME_MAX + CDI_FRAME_HEADER + sizeof j->chunk);
     (void)uv_timer_init(loop, &j->retry);
@@ -572,6 +587,7 @@ void join_close(struct join *j)
     if (j == NULL || j->closing)
         return;
     j->closing = true;
+    tell_act_by(j);
     uv_close((uv_handle_t *)&j->beat, on_closed);
     uv_close((uv_handle_t *)&j->limit, on_closed);
     uv_close((uv_handle_t *)&j->say, on_closed);

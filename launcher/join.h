@@ -30,6 +30,8 @@ struct join_events {
      * at once. Nothing follows it before join_again().
      */
     void (*fenced)(void *arg, const char *text);
+    /* contact_act_by_ms() has changed; CDI_NEVER_MS: none is due any more. */
+    void (*act_by)(void *arg, int64_t act_by_ms);
 };
 
 struct join_options {

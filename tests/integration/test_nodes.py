@@ -291,6 +291,33 @@ def test_a_connection_that_is_reset_or_silent_for_a_while_does_no_harm(cddprun):
         assert [job.err for job in nodes] == ['', '']
 
 
+def test_an_agent_that_is_stopped_has_no_workers_when_its_lease_is_over(cddprun):
+    with through_a_relay(cddprun, UNTIL_GO, 3) as (_, nodes):
+        agent, began = nodes[1].agent(), time.monotonic()
+        os.kill(agent, signal.SIGSTOP)
+        launch.wait_for('its workers to end', lambda: not [pid for pid in nodes[1].alive() if launch.parent(pid) == agent])
+        assert 2 < time.monotonic() - began < launch.within(3)
+        assert nodes[1].finish() == 137 and f'its agent (pid {agent}) stood still' in nodes[1].err, nodes[1].err
+        assert nodes[0].finish() == 1 and 'node 1' in nodes[0].err, nodes[0].err
+        for job in nodes:
+            for name in os.listdir(job.tmp):
+                os.unlink(os.path.join(job.tmp, name))
+
+
+def test_an_agent_that_was_stopped_together_with_its_guard_ends_its_workers_itself(cddprun):
+    with through_a_relay(cddprun, UNTIL_GO, 2) as (_, nodes):
+        both = [nodes[1].process.pid, nodes[1].agent()]
+        for pid in both:
+            os.kill(pid, signal.SIGSTOP)
+        assert nodes[0].finish() == 1 and 'node 1' in nodes[0].err, nodes[0].err
+        for pid in both:
+            os.kill(pid, signal.SIGCONT)
+        assert nodes[1].finish() != 0 and 'stood still' not in nodes[1].err, nodes[1].err
+        for job in nodes:
+            for name in os.listdir(job.tmp):
+                os.unlink(os.path.join(job.tmp, name))
+
+
 def test_a_failure_said_while_the_connection_is_down_arrives(cddprun):
     with through_a_relay(cddprun, UNTIL_GO + '; exit $RANK', 15) as (relay, nodes):
         relay.silent = True

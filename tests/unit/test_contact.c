@@ -42,6 +42,27 @@ Test(contact, heartbeats_go_out_every_fifteenth_of_the_lease_while_they_are_answ
     }
 }
 
+Test(contact, somebody_else_acts_after_the_fence_and_before_the_lease_is_over)
+{
+    uint32_t seq;
+
+    contact_init(&c, false);
+    contact_joining(&c, 0);
+    cr_assert_eq(contact_act_by_ms(&c), CDI_NEVER_MS);
+    contact_welcome(&c, LEASE, 10);
+    cr_assert_eq(contact_act_by_ms(&c), LEASE * 5 / 6);
+    seq = contact_beat(&c, 1010);
+    cr_assert_eq(contact_act_by_ms(&c), LEASE * 5 / 6);
+    contact_answer(&c, seq);
+    cr_assert_eq(contact_act_by_ms(&c), 1010 + LEASE * 5 / 6);
+    cr_assert_eq(contact_look(&c, 1010 + LEASE * 2 / 3, &next), CONTACT_FENCE);
+    cr_assert_eq(contact_act_by_ms(&c), CDI_NEVER_MS);
+    contact_init(&c, true);
+    contact_joining(&c, 0);
+    contact_welcome(&c, LEASE, 10);
+    cr_assert_eq(contact_act_by_ms(&c), CDI_NEVER_MS);
+}
+
 /* As a caller does: what is due at each next_ms, until there is nothing more. */
 static int64_t time_of(enum contact_do what)
 {
