@@ -74,6 +74,7 @@ struct conn_home {
     struct cdi_list dirty;           /* those that have something to write */
     struct nodes nodes;              /* from where those in CONN_CONTROL come */
     size_t n_open;                   /* until their close callback */
+    size_t max_connections;          /* of them; SIZE_MAX: as many as there are descriptors */
     size_t buffered, max_buffered;   /* bytes of all connections' buffers */
     int64_t undecided_ms, stall_ms;
     int64_t started_ms, started_wall_ms;

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #define MEASURE_MS 1000
@@ -29,6 +30,16 @@ static size_t resident_bytes(void)
         resident = 0;
     (void)fclose(f);
     return (size_t)resident * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* Of connections: what was asked for, if there are as many descriptors. */
+static size_t connections_limit(const struct conn_home *home)
+{
+    struct rlimit files;
+
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur > home->max_connections)
+        return home->max_connections;
+    return (size_t)files.rlim_cur;
 }
 
 static void fill_job(struct status_job *out, struct conn_job *job)
@@ -147,6 +158,7 @@ cddp_status overview_take(struct conn_home *home, struct status *out)
                            .uptime_s = uptime_s,
                            .draining = home->draining,
                            .connections = home->n_open,
+                           .connections_limit = connections_limit(home),
                            .accepted = home->n_accepted,
                            .dropped = home->n_dropped,
                            .resident_bytes = resident_bytes()};

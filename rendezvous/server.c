@@ -57,7 +57,6 @@ struct rdzv_server {
     struct conn_home home; /* first */
     struct gate gate;
     size_t n_jobs;
-    size_t max_connections;
     struct cdi_secret secret;
     char *host; /* as in the options */
     struct listen_names names;
@@ -330,7 +329,7 @@ static void on_connection(uv_poll_t *poll, int status, int events)
         int fd = accept4(l->fd, (struct sockaddr *)&addr, &len, SOCK_CLOEXEC | SOCK_NONBLOCK);
         int why = fd < 0 ? errno : 0;
 
-        if (fd >= 0 && s->home.n_open >= s->max_connections) {
+        if (fd >= 0 && s->home.n_open >= s->home.max_connections) {
             say_too_many(s, &addr);
             (void)close(fd);
         } else if (fd >= 0) {
@@ -616,7 +615,7 @@ static cddp_status fill(struct rdzv_server *s, uv_loop_t *loop, const struct rdz
     s->home.started_ms = (int64_t)uv_now(loop);
     s->home.started_wall_ms = wall_ms();
     s->home.drops = (struct conn_drops){.allowed = CONN_DROPS_BURST, .ms = s->home.started_ms};
-    s->max_connections = opt->max_connections == 0 ? SIZE_MAX : opt->max_connections;
+    s->home.max_connections = opt->max_connections == 0 ? SIZE_MAX : opt->max_connections;
     s->names.host = opt->host_flag == NULL ? "--master_addr" : opt->host_flag;
     s->names.port = opt->port_flag == NULL ? "--master_port" : opt->port_flag;
     s->home.find_job = find_job;

@@ -98,10 +98,10 @@ cddp_status status_json(const struct status *s, struct cdi_buf *out)
             json_decref(jobs);
             return CDDP_E_NOMEM;
         }
-    root = json_pack("{s:s, s:f, s:b, s:I, s:{s:I, s:I, s:I}, s:o}", "version", s->version, "uptime_s", s->uptime_s,
-                     "draining", (int)s->draining, "resident_bytes", (json_int_t)s->resident_bytes, "connections",
-                     "open", (json_int_t)s->connections, "accepted", (json_int_t)s->accepted, "dropped",
-                     (json_int_t)s->dropped, "jobs", jobs);
+    root = json_pack("{s:s, s:f, s:b, s:I, s:{s:I, s:I, s:I, s:I}, s:o}", "version", s->version, "uptime_s",
+                     s->uptime_s, "draining", (int)s->draining, "resident_bytes", (json_int_t)s->resident_bytes,
+                     "connections", "open", (json_int_t)s->connections, "limit", (json_int_t)s->connections_limit,
+                     "accepted", (json_int_t)s->accepted, "dropped", (json_int_t)s->dropped, "jobs", jobs);
     text = root == NULL ? NULL : json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(9));
     json_decref(root);
     if (text == NULL)
@@ -126,6 +126,7 @@ static double resident(const struct status *s) { return (double)s->resident_byte
 static double draining(const struct status *s) { return s->draining; }
 static double n_jobs(const struct status *s) { return (double)s->n_jobs; }
 static double connections(const struct status *s) { return (double)s->connections; }
+static double connections_limit(const struct status *s) { return (double)s->connections_limit; }
 static double accepted(const struct status *s) { return (double)s->accepted; }
 static double dropped(const struct status *s) { return (double)s->dropped; }
 static double round_of(const struct status_job *j) { return j->round; }
@@ -148,6 +149,8 @@ static const struct family families[] = {
     {"cddp_rendezvous_draining", "gauge", "1 while it takes no new jobs and ends with the last one.", draining, NULL},
     {"cddp_rendezvous_jobs", "gauge", "Jobs that are there.", n_jobs, NULL},
     {"cddp_rendezvous_connections", "gauge", "Open connections, of every kind.", connections, NULL},
+    {"cddp_rendezvous_connections_limit", "gauge", "How many may be open; further ones are closed.", connections_limit,
+     NULL},
     {"cddp_rendezvous_connections_accepted_total", "counter", "Connections accepted.", accepted, NULL},
     {"cddp_rendezvous_connections_dropped_total", "counter", "Connections closed for a fault of theirs.", dropped,
      NULL},
@@ -322,11 +325,12 @@ cddp_status status_page(const struct status *s, struct cdi_buf *out)
         out,
         "<!DOCTYPE html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>cddp rendezvous</title>\n"
         "<style>body{font-family:sans-serif;margin:2em}th,td{text-align:left;padding:0 1.5em 0 0}</style>\n"
-        "<h1>cddp rendezvous %s</h1>\n<p>up for %.0f s%s, %zu connections (%llu accepted, %llu dropped), %zu KiB of "
+        "<h1>cddp rendezvous %s</h1>\n<p>up for %.0f s%s, %zu of at most %zu connections (%llu accepted, %llu "
+        "dropped), %zu KiB of "
         "memory, "
         "%zu jobs. The same as <a href=\"/status\">JSON</a> and <a href=\"/metrics\">for Prometheus</a>.</p>\n",
-        s->version, s->uptime_s, s->draining ? ", draining" : "", s->connections, (unsigned long long)s->accepted,
-        (unsigned long long)s->dropped, s->resident_bytes / 1024, s->n_jobs);
+        s->version, s->uptime_s, s->draining ? ", draining" : "", s->connections, s->connections_limit,
+        (unsigned long long)s->accepted, (unsigned long long)s->dropped, s->resident_bytes / 1024, s->n_jobs);
 
     for (size_t i = 0; st == CDDP_OK && i < s->n_jobs; i++)
         st = put_job(&s->jobs[i], out);

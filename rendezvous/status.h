@@ -42,6 +42,7 @@ struct status {
     double uptime_s;
     bool draining;
     size_t connections;
+    size_t connections_limit;   /* further ones are closed */
     uint64_t accepted, dropped; /* connections: in sum; closed for a fault of theirs */
     size_t resident_bytes;
     struct status_job *jobs;

@@ -4,6 +4,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -120,6 +121,61 @@ def running_job(cddprun, daemon, run_id, *flags):
         finally:
             open(f'{tmp}/end', 'w').close()
         assert [job.finish() for job in nodes] == [0, 0], [job.err for job in nodes]
+
+
+NOT_BASE_UNITS = {'s', 'ms', 'us', 'ns', 'sec', 'secs', 'milliseconds', 'microseconds', 'minutes', 'hours', 'b', 'kb', 'mb', 'gb', 'kib',
+                  'mib', 'gib', 'kilobytes', 'megabytes', 'percent', 'pct'}
+SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\"n])*",?)*)\})? (-?[0-9][0-9.e+-]*)$')
+
+
+def lint(metrics):
+    """What `promtool check metrics` would say: a list of sentences."""
+    found, types, helps, series, family = [], {}, set(), set(), None
+    for line in metrics.splitlines():
+        if line.startswith('# HELP '):
+            family, _, text = line[7:].partition(' ')
+            if family in helps or not text:
+                found.append(f'{family}: a second HELP, or an empty one')
+            helps.add(family)
+        elif line.startswith('# TYPE '):
+            name, _, types[name] = line[7:].partition(' ')
+            if name != family:
+                found.append(f'{name}: its TYPE stands below the HELP of {family}')
+        else:
+            sample = SAMPLE.match(line)
+            if not sample or sample[1] != family:
+                found.append(f'no sample of {family}: {line}')
+            elif sample.group(1, 2) in series:
+                found.append(f'twice: {line}')
+            else:
+                series.add(sample.group(1, 2))
+                labels = re.findall(r'([a-z_]+)="', sample[2] or '')
+                if len(labels) != len(set(labels)) or {'le', 'quantile'} & set(labels):
+                    found.append(f'labels: {line}')
+    for name, kind in types.items():
+        words = name.split('_')
+        if (kind == 'counter') != name.endswith('_total'):
+            found.append(f'{name}: counters, and nothing else, end in _total')
+        if kind not in ('counter', 'gauge') or {'counter', 'gauge', 'histogram', 'summary'} & set(words):
+            found.append(f'{name}: its type')
+        if NOT_BASE_UNITS & set(words) or {'seconds', 'bytes'} & set(words[:-1] if words[-1] != 'total' else words[:-2]):
+            found.append(f'{name}: the unit is a base unit, at the end')
+        if words[-1] in ('count', 'sum', 'bucket'):
+            found.append(f'{name}: an end that histograms have')
+    if not metrics.endswith('\n') or helps != set(types):
+        found.append('no newline at the end, or HELP without TYPE')
+    return found
+
+
+def test_metrics_are_as_promtool_wants_them(cddprun):
+    bad = '# HELP a_ms x\n# TYPE a_ms counter\na_ms 1\na_ms 2\nb{le="1"} 1\n'
+    assert len(lint(bad)) == 4, 'the check itself finds faults: ' + str(lint(bad))
+    with Daemon() as daemon:
+        assert lint(page(daemon, '/metrics')) == []
+        with running_job(cddprun, daemon, 'a "job" <1>\\'):
+            metrics = page(daemon, '/metrics')
+            assert lint(metrics) == [] and metrics.count('\n') > 40, metrics
+        assert daemon.end() == 0
 
 
 def test_the_pages_tell_about_jobs(cddprun):

@@ -33,6 +33,7 @@ static const struct status all = {.version = "1.2.3",
                                   .started_s = 1.7e9,
                                   .uptime_s = 12.25,
                                   .connections = 20,
+                                  .connections_limit = 1000,
                                   .accepted = 40,
                                   .dropped = 3,
                                   .resident_bytes = 1 << 20,
@@ -60,18 +61,18 @@ static bool has(const char *part)
 Test(status, json_holds_every_value)
 {
     json_t *root, *job, *agent;
-    json_int_t round, ranks, keys, gets, open, port, first;
+    json_int_t round, ranks, keys, gets, open, limit, port, first;
     const char *run_id;
 
     write_it(status_json, &all);
     root = json_loads(text, 0, NULL);
     cr_assert_not_null(root);
     job = json_array_get(json_object_get(root, "jobs"), 0);
-    cr_assert_eq(json_unpack(root, "{s:{s:I}}", "connections", "open", &open), 0);
+    cr_assert_eq(json_unpack(root, "{s:{s:I, s:I}}", "connections", "open", &open, "limit", &limit), 0);
     cr_assert_eq(json_unpack(job, "{s:s, s:I, s:I, s:I, s:{s:I, s:{s:I}}}", "run_id", &run_id, "round", &round, "ranks",
                              &ranks, "port", &port, "store", "keys", &keys, "operations", "GET", &gets),
                  0);
-    cr_assert(open == 20 && round == 3 && ranks == 12 && port == 29500 && keys == 100 && gets == 9);
+    cr_assert(open == 20 && limit == 1000 && round == 3 && ranks == 12 && port == 29500 && keys == 100 && gets == 9);
     cr_assert_str_eq(run_id, jobs[0].run_id);
     agent = json_array_get(json_object_get(job, "agents"), 1);
     cr_assert_eq(json_unpack(agent, "{s:I}", "first_rank", &first), 0);
@@ -92,6 +93,7 @@ Test(status, metrics_are_families_with_help_and_type)
     write_it(status_metrics, &all);
     cr_assert(has("cddp_rendezvous_build_info{version=\"1.2.3\"} 1\n"));
     cr_assert(has("cddp_rendezvous_connections_dropped_total 3\n"));
+    cr_assert(has("cddp_rendezvous_connections_limit 1000\n"));
     cr_assert(has("cddp_job_round{run_id=\"night <b>\\\"run\\\"</b> \\\\1\\nx\"} 3\n"), "%s", text);
     cr_assert(has("\",state=\"running\"} 1\n") && has("\",state=\"joining\"} 0\n"));
     cr_assert(has("\",operation=\"GET\"} 9\n"));
