@@ -44,6 +44,22 @@ static cddp_status check_sizes(const struct cdi_grad *grads, size_t n, size_t pa
     return CDDP_OK;
 }
 
+/* Pieces of nearly equal size, each aligned. Returns how many buckets there are at most. */
+static size_t split(struct cdi_grad *grads, size_t n, const struct cdi_bucket_caps *caps)
+{
+    size_t most = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        struct cdi_grad *g = &grads[i];
+        size_t parts = caps->split ? (g->bytes - 1) / caps->cap + 1 : 1;
+
+        g->piece = parts == 1 ? g->bytes : align_up((g->bytes - 1) / parts + 1);
+        g->n_parts = (g->bytes - 1) / g->piece + 1;
+        most += g->n_parts;
+    }
+    return most;
+}
+
 /* It gets the next number among all; the open one is empty again. */
 static void close_bucket(struct cdi_bucket_plan *p, struct open_bucket *o, cddp_dtype dtype)
 {
@@ -62,33 +78,68 @@ static struct open_bucket *oldest_open(struct open_bucket open[N_DTYPES])
     return oldest;
 }
 
+/* tail[t]: gradients of type t with a lower number make its last bucket. */
+static void find_tails(const struct cdi_bucket_plan *p, size_t last, size_t tail[N_DTYPES])
+{
+    size_t taken[N_DTYPES] = {0};
+
+    for (size_t i = 0; i < p->n_grads; i++) {
+        const struct cdi_grad *g = &p->grads[i];
+
+        if (taken[g->dtype] >= last)
+            continue;
+        taken[g->dtype] += g->bytes;
+        tail[g->dtype] = i + 1;
+    }
+}
+
+/* A gradient has buckets of its own. */
+static void close_pieces(struct cdi_bucket_plan *p, struct open_bucket *o, const struct cdi_grad *g)
+{
+    for (size_t k = 0; k < g->n_parts; k++) {
+        o->n_grads = 1;
+        close_bucket(p, o, g->dtype);
+    }
+}
+
 /*
  * Cut the gradients into buckets. Afterwards grads[i].bucket counts among the buckets of the gradient's own type, since
  * the place of a bucket among all is known only when it closes; number_buckets turns it into an index.
  */
-static void cut(struct cdi_bucket_plan *p, size_t first_cap, size_t cap)
+static void cut(struct cdi_bucket_plan *p, const struct cdi_bucket_caps *caps)
 {
     struct open_bucket open[N_DTYPES] = {0}, *rest;
+    size_t tail[N_DTYPES] = {0};
 
+    find_tails(p, caps->last, tail);
     for (size_t i = p->n_grads; i-- > 0;) {
         struct cdi_grad *g = &p->grads[i];
         struct open_bucket *o = &open[g->dtype];
 
-        if (o->payload == 0)
-            o->opened = p->n_grads - i;
+        if (o->payload > 0 && (g->n_parts > 1 || i + 1 == tail[g->dtype]))
+            close_bucket(p, o, g->dtype);
         g->bucket = o->n_closed;
         g->claimed = false;
         g->landed = false;
+        if (g->n_parts > 1) {
+            close_pieces(p, o, g);
+            continue;
+        }
+        if (o->payload == 0)
+            o->opened = p->n_grads - i;
         o->payload += g->bytes;
         o->n_grads++;
-        if (o->payload >= (o->n_closed == 0 ? first_cap : cap))
+        if (i >= tail[g->dtype] && o->payload >= (o->n_closed == 0 ? caps->first : caps->cap))
             close_bucket(p, o, g->dtype);
     }
     while ((rest = oldest_open(open)) != NULL)
         close_bucket(p, rest, (cddp_dtype)(rest - open));
 }
 
-/* From "the k-th bucket of its type" to an index into p->b. `index` has room for one number per bucket. */
+/*
+ * From "the k-th bucket of its type" to an index into p->b. Afterwards `index`, with room for one number per bucket,
+ * lists the buckets type by type.
+ */
 static void number_buckets(struct cdi_bucket_plan *p, size_t *index)
 {
     size_t start[N_DTYPES + 1] = {0}, used[N_DTYPES] = {0};
@@ -106,49 +157,57 @@ static void number_buckets(struct cdi_bucket_plan *p, size_t *index)
         p->grads[i].bucket = index[start[p->grads[i].dtype] + p->grads[i].bucket];
 }
 
-/* Lay the buckets one behind the other, and in each its gradients, the last of the model first. */
-static void place(struct cdi_bucket_plan *p)
+/* Lay the buckets one behind the other, type by type, and in each its gradients, the last of the model first. */
+static void place(struct cdi_bucket_plan *p, const size_t *index)
 {
     size_t at = 0;
 
-    for (size_t i = 0; i < p->n_grads; i++)
-        p->b[p->grads[i].bucket].bytes += align_up(p->grads[i].bytes);
-    for (size_t b = 0; b < p->n; b++) {
-        p->b[b].offset = at;
-        p->b[b].room = round_up(p->b[b].bytes, p->parts * CDI_GRAD_ALIGN);
-        at += p->b[b].room;
-        p->b[b].bytes = 0;
-    }
-    p->arena_bytes = at;
     for (size_t i = p->n_grads; i-- > 0;) {
         struct cdi_grad *g = &p->grads[i];
-        struct cdi_bucket *b = &p->b[g->bucket];
 
-        g->offset = b->offset + align_up(b->bytes);
-        b->bytes = align_up(b->bytes) + g->bytes;
+        for (size_t k = 0, rest = g->bytes; k < g->n_parts; k++) {
+            struct cdi_bucket *b = &p->b[g->bucket + k];
+            size_t bytes = rest < g->piece ? rest : g->piece;
+
+            if (k == 0)
+                g->offset = align_up(b->bytes); /* in the bucket */
+            b->bytes = align_up(b->bytes) + bytes;
+            rest -= bytes;
+        }
     }
+    for (size_t j = 0; j < p->n; j++) {
+        struct cdi_bucket *b = &p->b[index[j]];
+
+        b->offset = at;
+        b->room = round_up(b->bytes, p->parts * CDI_GRAD_ALIGN);
+        at += b->room;
+    }
+    p->arena_bytes = at;
+    for (size_t i = 0; i < p->n_grads; i++)
+        p->grads[i].offset += p->b[p->grads[i].bucket].offset;
 }
 
-cddp_status cdi_bucket_plan_init(struct cdi_bucket_plan *p, struct cdi_grad *grads, size_t n, size_t first_cap,
-                                 size_t cap, size_t parts, struct cdi_error *err)
+cddp_status cdi_bucket_plan_init(struct cdi_bucket_plan *p, struct cdi_grad *grads, size_t n,
+                                 const struct cdi_bucket_caps *caps, struct cdi_error *err)
 {
-    cddp_status status = check_sizes(grads, n, parts, err);
+    cddp_status status = check_sizes(grads, n, caps->parts, err);
+    size_t *index, most;
     struct cdi_bucket *b;
-    size_t *index;
 
     if (status != CDDP_OK)
         return status;
-    b = calloc(n, sizeof *b);
-    index = calloc(n, sizeof *index);
+    most = split(grads, n, caps);
+    b = calloc(most, sizeof *b);
+    index = calloc(most, sizeof *index);
     if (b == NULL || index == NULL) {
         free(b);
         free(index);
-        return cdi_fail(err, CDDP_E_NOMEM, "no memory to plan the buckets of %zu gradients", n);
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory to plan up to %zu buckets for %zu gradients", most, n);
     }
-    *p = (struct cdi_bucket_plan){.grads = grads, .n_grads = n, .b = b, .parts = parts};
-    cut(p, first_cap, cap);
+    *p = (struct cdi_bucket_plan){.grads = grads, .n_grads = n, .b = b, .parts = caps->parts};
+    cut(p, caps);
     number_buckets(p, index);
-    place(p);
+    place(p, index);
     free(index);
     return CDDP_OK;
 }
@@ -173,15 +232,22 @@ bool cdi_bucket_claim(struct cdi_bucket_plan *p, size_t i)
 
 size_t cdi_bucket_grad_ready(struct cdi_bucket_plan *p, size_t i)
 {
-    struct cdi_bucket *b;
+    const struct cdi_grad *g = &p->grads[i];
     size_t k = 0;
+    bool full = false;
 
-    assert(i < p->n_grads && p->grads[i].claimed);
-    b = &p->b[p->grads[i].bucket];
-    assert(b->state == CDI_BUCKET_FILLING && b->missing > 0);
-    if (--b->missing > 0)
+    assert(i < p->n_grads && g->claimed);
+    for (size_t part = 0; part < g->n_parts; part++) {
+        struct cdi_bucket *b = &p->b[g->bucket + part];
+
+        assert(b->state == CDI_BUCKET_FILLING && b->missing > 0);
+        if (--b->missing > 0)
+            continue;
+        b->state = CDI_BUCKET_READY;
+        full = true;
+    }
+    if (!full)
         return 0;
-    b->state = CDI_BUCKET_READY;
     /* Launch strictly in order: ranks must enqueue the same sequence. */
     while (p->next + k < p->n && p->b[p->next + k].state == CDI_BUCKET_READY)
         k++;
@@ -241,7 +307,8 @@ cddp_status cdi_bucket_reorder(struct cdi_bucket_plan *p, const int32_t *order, 
             status = cdi_fail(err, CDDP_E_PROTOCOL, "rank 0's order of gradients names gradient %d of %zu",
                               (int)order[k], p->n_grads);
         else
-            by[p->grads[order[k]].bucket].at = k;
+            for (size_t part = 0; part < p->grads[order[k]].n_parts; part++)
+                by[p->grads[order[k]].bucket + part].at = k; /* the order among them stays: see earlier() */
     if (status == CDDP_OK) {
         for (size_t b = 0; b < p->n; b++)
             by[b].bucket = b;

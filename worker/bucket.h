@@ -7,7 +7,11 @@
  * Gradients are placed in the reverse of their forward order, since a backward pass makes the last ones first. As in
  * PyTorch, a gradient is appended to its bucket first; the bucket is closed if it then has reached the cap. A bucket
  * holds one type only, so each type has a bucket of its own open; buckets are launched in the order of their closing,
- * those that never reached the cap last.
+ * those that never reached the cap last. If wanted, a gradient that is larger than the cap is cut into several buckets,
+ * which hold nothing else; and the model's first gradients make a small bucket, the last to be launched.
+ *
+ * Gradients of one type lie behind one another, the last of the model first: where parts is 1, at a place that does not
+ * depend on the caps.
  */
 #ifndef CDI_BUCKET_H
 #define CDI_BUCKET_H
@@ -27,8 +31,8 @@ struct cdi_bucket {
     enum cdi_bucket_state state;
     cddp_dtype dtype;
     size_t offset, bytes; /* the part of the arena to reduce: padding between gradients counts, behind the last not */
-    size_t room;          /* bytes up to the next bucket, a multiple of the plan's `parts` * CDI_GRAD_ALIGN */
-    size_t n_grads;       /* that lie in it */
+    size_t room;          /* bytes up to the next bucket of its type, a multiple of `parts` * CDI_GRAD_ALIGN */
+    size_t n_grads;       /* that lie in it; a piece of one counts as one */
     size_t missing;       /* of these, not ready in this step yet */
 };
 
@@ -36,10 +40,12 @@ struct cdi_bucket {
 struct cdi_grad {
     size_t bytes;
     cddp_dtype dtype;
-    size_t offset; /* in the arena */
-    size_t bucket; /* index into b */
-    bool claimed;  /* the user said that it is ready; it may still be on its way into the arena */
-    bool landed;   /* its mean was brought to where the user reads it */
+    size_t offset;  /* in the arena */
+    size_t bucket;  /* index into b: of the first, where it lies in several, which then follow one another */
+    size_t n_parts; /* buckets that it lies in */
+    size_t piece;   /* bytes of it in each but the last of these */
+    bool claimed;   /* the user said that it is ready; it may still be on its way into the arena */
+    bool landed;    /* its mean was brought to where the user reads it */
 };
 
 struct cdi_bucket_plan {
@@ -52,14 +58,22 @@ struct cdi_bucket_plan {
     size_t parts;       /* every bucket's room can be divided into so many equal, aligned parts: the world's ranks */
 };
 
+/* Where buckets end, in bytes of gradients: padding does not count. */
+struct cdi_bucket_caps {
+    size_t first; /* at which the first bucket of a type closes, >= 1 */
+    size_t cap;   /* the others, >= 1 */
+    size_t last;  /* the model's first gradients, until they reach this, make the last bucket of their type; 0: none */
+    bool split;   /* cut gradients that are larger than cap; only where parts is 1 */
+    size_t parts; /* a bucket's room can be divided into so many, >= 1 */
+};
+
 /*
- * Make the plan for n gradients in forward order (bytes and dtype of each; n, bytes >= 1). The first bucket of a type
- * closes at first_cap bytes, the others at cap; padding does not count. The room of each can be divided into `parts`
- * (>= 1). grads is taken over by the plan on success and stays the caller's on failure (allocated by malloc). CDDP_OK,
- * CDDP_E_NOMEM (also: more bytes than an address space).
+ * Make the plan for n gradients in forward order (bytes and dtype of each; n, bytes >= 1). grads is taken over by the
+ * plan on success and stays the caller's on failure (allocated by malloc). CDDP_OK, CDDP_E_NOMEM (also: more bytes than
+ * an address space).
  */
-cddp_status cdi_bucket_plan_init(struct cdi_bucket_plan *p, struct cdi_grad *grads, size_t n, size_t first_cap,
-                                 size_t cap, size_t parts, struct cdi_error *err);
+cddp_status cdi_bucket_plan_init(struct cdi_bucket_plan *p, struct cdi_grad *grads, size_t n,
+                                 const struct cdi_bucket_caps *caps, struct cdi_error *err);
 /* Free; NULL-safe, and safe on a zeroed plan. */
 void cdi_bucket_plan_release(struct cdi_bucket_plan *p);
 

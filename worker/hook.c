@@ -18,9 +18,14 @@ static cddp_bucket describe(cddp_ddp *d, size_t bucket)
                         .count = b->bytes / cddp_dtype_size(b->dtype),
                         .params = d->hook_params};
 
-    for (size_t i = 0; i < d->n_params; i++)
-        if (d->plan.grads[i].bucket == bucket)
-            d->hook_params[seen.n_params++] = i;
+    for (size_t i = 0; i < d->n_params; i++) {
+        const struct cdi_grad *g = &d->plan.grads[i];
+
+        if (bucket < g->bucket || bucket >= g->bucket + g->n_parts)
+            continue;
+        d->hook_params[seen.n_params++] = i;
+        seen.offset = b->offset > g->offset ? (b->offset - g->offset) / cddp_dtype_size(b->dtype) : 0;
+    }
     return seen;
 }
 

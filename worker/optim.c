@@ -81,6 +81,7 @@ static cddp_status check_reducer(const cddp_ddp *d, struct cdi_error *err)
                        : d->wire_dtype != CDDP_DTYPE_NONE ? "compressed gradients (compress)"
                        : d->hook.begin != NULL            ? "a communication hook"
                        : d->powersgd != NULL              ? "PowerSGD"
+                       : (d->flags & CDDP_DDP_SPLIT) != 0 ? "gradients in several buckets (CDDP_DDP_SPLIT)"
                                                           : NULL;
 
     if (d->sticky.status != CDDP_OK) {

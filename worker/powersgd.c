@@ -417,6 +417,9 @@ static cddp_status check_reducer(const cddp_ddp *d, struct cdi_error *err)
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_ddp_set_powersgd: this reducer compresses gradients already "
                         "(compress)");
+    if ((d->flags & CDDP_DDP_SPLIT) != 0)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_ddp_set_powersgd: it needs gradients whole, and not in several buckets (CDDP_DDP_SPLIT)");
     if ((d->flags & CDDP_DDP_SUM) != 0)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_set_powersgd: it makes means, not sums (CDDP_DDP_SUM)");
     if (d->ops->on_device)

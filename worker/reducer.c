@@ -22,7 +22,7 @@
 #define GROUP_BYTES ((size_t)64 << 10) /* buckets that are smaller together are started together */
 #define KNOWN_FLAGS                                                                                        \
     (CDDP_DDP_NO_BROADCAST | CDDP_DDP_SUM | CDDP_DDP_FIND_UNUSED | CDDP_DDP_STATIC_GRAPH | CDDP_DDP_JOIN | \
-     CDDP_DDP_JOIN_ACTIVE)
+     CDDP_DDP_JOIN_ACTIVE | CDDP_DDP_SPLIT)
 #define SHOWN_NAMES 8 /* of missing gradients in one sentence */
 
 /* -------------------------------------------------------------------------------------------- checking input ---- */
@@ -172,6 +172,8 @@ static void group_small(cddp_ddp *d)
 static cddp_status plan_buckets(cddp_ddp *d, const cddp_ddp_options *opt, struct cdi_error *err)
 {
     size_t n = d->n_params + ((d->flags & CDDP_DDP_JOIN) != 0);
+    size_t size = (size_t)cdi_comm_world(d->comm)->size;
+    bool split = (d->flags & CDDP_DDP_SPLIT) != 0;
     struct cdi_grad *grads = calloc(n, sizeof *grads);
     cddp_status status;
 
@@ -186,8 +188,13 @@ static cddp_status plan_buckets(cddp_ddp *d, const cddp_ddp_options *opt, struct
         grads[d->n_params].dtype = grads[d->n_params - 1].dtype;
         grads[d->n_params].bytes = cddp_dtype_size(grads[d->n_params].dtype);
     }
-    status = cdi_bucket_plan_init(&d->plan, grads, n, opt->first_bucket_bytes, opt->bucket_bytes,
-                                  (size_t)cdi_comm_world(d->comm)->size, err);
+    status = cdi_bucket_plan_init(&d->plan, grads, n,
+                                  &(struct cdi_bucket_caps){.first = opt->first_bucket_bytes,
+                                                            .cap = opt->bucket_bytes,
+                                                            .last = opt->last_bucket_bytes,
+                                                            .split = split,
+                                                            .parts = split ? 1 : size},
+                                  err);
     if (status != CDDP_OK) {
         free(grads);
         return status;
@@ -297,6 +304,7 @@ static cddp_status create(cddp_ddp **out, cddp_comm *comm, const cddp_param *par
         .n_buffers = o.n_buffers,
         .bucket_bytes = o.bucket_bytes,
         .first_bucket_bytes = o.first_bucket_bytes,
+        .last_bucket_bytes = o.last_bucket_bytes,
         .flags = o.flags,
         .compress = o.compress,
     };
@@ -604,6 +612,15 @@ static cddp_status bring_out(cddp_ddp *d, size_t i, struct cdi_error *err)
     return d->ops->unpack(d->b, &own, 1, cdi_ddp_arena_grad(d, i), err);
 }
 
+/* Bucket b has landed: what the gradients in it become. */
+static cddp_status finish_bucket(cddp_ddp *d, size_t b, struct cdi_error *err)
+{
+    if (cdi_hook_end(d, b) == CDDP_OK)
+        return cdi_wire_unpack(d, b, err);
+    *err = d->sticky;
+    return err->status;
+}
+
 /* On a device nothing is waited for here: the work is put in order, and the compute stream behind it. */
 cddp_status cdi_ddp_land(cddp_ddp *d)
 {
@@ -614,14 +631,10 @@ cddp_status cdi_ddp_land(cddp_ddp *d)
         status = cdi_powersgd_land(d);
     if (status != CDDP_OK)
         return status;
-    for (size_t b = 0; b < d->plan.n && local == CDDP_OK && status == CDDP_OK; b++) {
-        status = cdi_hook_end(d, b);
-        local = cdi_wire_unpack(d, b, &err);
-    }
+    for (size_t b = 0; b < d->plan.n && local == CDDP_OK; b++)
+        local = finish_bucket(d, b, &err);
     if (local != CDDP_OK)
         return cdi_ddp_stick(d, &err);
-    if (status != CDDP_OK)
-        return status;
     status = cdi_uneven_land(d);
     if (status == CDDP_OK)
         status = cdi_unused_restore(d);
@@ -764,10 +777,10 @@ cddp_status cddp_ddp_wait(cddp_ddp *ddp)
 /* Locked. */
 static cddp_status wait_param(cddp_ddp *d, size_t i, struct cdi_error *err)
 {
-    size_t b = d->plan.grads[i].bucket;
+    size_t b = d->plan.grads[i].bucket, end = b + d->plan.grads[i].n_parts;
     bool moved = d->params[i].grad != NULL || d->flight[b].compressed;
-    uint64_t step = d->step;
-    cddp_status status;
+    uint64_t step = d->step, ticket = 0;
+    cddp_status status = CDDP_OK;
 
     if ((d->flags & CDDP_DDP_JOIN_ACTIVE) != 0)
         return cdi_fail(err, CDDP_E_STATE,
@@ -779,27 +792,26 @@ static cddp_status wait_param(cddp_ddp *d, size_t i, struct cdi_error *err)
                         "parameter %zu '%.200s' cannot be waited for alone: PowerSGD completes all gradients together, "
                         "in cddp_ddp_wait",
                         i, d->params[i].name);
-    if (b >= d->plan.next)
+    if (end > d->plan.next)
         return cdi_fail(
             err, CDDP_E_STATE,
             "parameter %zu '%.200s' cannot be waited for: its bucket %zu has not started, since gradients of "
             "it or of one before are not ready",
             i, d->params[i].name, b);
-    if (!d->ops->on_device && cdi_ddp_join_ticket(d, d->flight[b].ticket) != CDDP_OK) {
+    for (size_t k = b; k < end; k++)
+        ticket = d->flight[k].ticket > ticket ? d->flight[k].ticket : ticket;
+    if (!d->ops->on_device && cdi_ddp_join_ticket(d, ticket) != CDDP_OK) {
         *err = d->sticky;
         return err->status;
     }
     if (d->step != step)
         return CDDP_OK; /* another thread has waited for all of it meanwhile */
-    if (cdi_hook_end(d, b) != CDDP_OK) {
-        *err = d->sticky;
-        return err->status;
-    }
-    status = cdi_wire_unpack(d, b, err);
+    for (size_t k = b; k < end && status == CDDP_OK; k++)
+        status = finish_bucket(d, k, err);
     if (status == CDDP_OK)
         status = bring_out(d, i, err);
     if (status == CDDP_OK && d->ops->on_device)
-        status = d->ops->lead(d->b, moved ? 0 : d->flight[b].ticket, d->stream, err);
+        status = d->ops->lead(d->b, moved ? 0 : ticket, d->stream, err);
     return status == CDDP_OK ? status : cdi_ddp_stick(d, err);
 }
 

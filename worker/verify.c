@@ -21,6 +21,7 @@ enum {
     F_LIST_BYTES,
     F_BUCKET_BYTES,
     F_FIRST_BUCKET_BYTES,
+    F_LAST_BUCKET_BYTES,
     F_FLAGS,
     F_COMPRESS,
     N_FIELDS
@@ -284,6 +285,7 @@ static cddp_status compare_options(const uint64_t *a, const uint64_t *b, int oth
         const char *name;
     } options[] = {{F_BUCKET_BYTES, "bucket_bytes"},
                    {F_FIRST_BUCKET_BYTES, "first_bucket_bytes"},
+                   {F_LAST_BUCKET_BYTES, "last_bucket_bytes"},
                    {F_FLAGS, "flags"},
                    {F_COMPRESS, "compress"}};
 
@@ -351,6 +353,7 @@ cddp_status cdi_verify(cddp_comm *comm, const struct cdi_verify_input *in, const
         mine[F_LIST_BYTES] = list.len;
         mine[F_BUCKET_BYTES] = in->bucket_bytes;
         mine[F_FIRST_BUCKET_BYTES] = in->first_bucket_bytes;
+        mine[F_LAST_BUCKET_BYTES] = in->last_bucket_bytes;
         mine[F_FLAGS] = in->flags;
         mine[F_COMPRESS] = in->compress;
     }

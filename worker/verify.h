@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Do all ranks mean the same model? Before a reducer is made, ranks compare what they were given: one all-gather of 64
+ * Do all ranks mean the same model? Before a reducer is made, ranks compare what they were given: one all-gather of 72
  * bytes when they agree, and two broadcasts more when they do not, so that every rank can name the difference.
  */
 #ifndef CDI_VERIFY_H
@@ -15,7 +15,7 @@ struct cdi_verify_input {
     size_t n_params;
     const cddp_param *buffers;
     size_t n_buffers;
-    size_t bucket_bytes, first_bucket_bytes;
+    size_t bucket_bytes, first_bucket_bytes, last_bucket_bytes;
     uint32_t flags;
     cddp_dtype compress;
 };

@@ -293,7 +293,9 @@ typedef struct cddp_ddp_options {
     void *stream;              /* GPU: the compute stream, a cudaStream_t; NULL is the legacy one. Unused on the CPU */
     const cddp_param *buffers; /* n_buffers of them, for cddp_ddp_sync_buffers: any types, and no `grad` */
     size_t n_buffers;          /* 0: none */
-    uint64_t reserved[4];
+    size_t last_bucket_bytes;  /* the first parameters' gradients, which come last, get a bucket of their own that
+                                  closes here, so that little is left to wait for at the end of a step; 0: they do not */
+    uint64_t reserved[3];
 } cddp_ddp_options;
 
 /* Do not broadcast rank 0's parameters at creation: every rank has already loaded the same ones. */
@@ -320,6 +322,12 @@ typedef struct cddp_ddp_options {
 #define CDDP_DDP_JOIN 16u
 /* With it: the mean is over the ranks that still train, and not over all. */
 #define CDDP_DDP_JOIN_ACTIVE 32u
+
+/*
+ * A gradient larger than bucket_bytes is cut into several buckets of about equal size, of bucket_bytes at most (rounded
+ * up to 64 bytes), which hold nothing else. Results do not change by it, on the CPU not by a bit.
+ */
+#define CDDP_DDP_SPLIT 64u
 
 /* The reducer: averages the gradients of one model over all ranks, in buckets, while they are being made. */
 typedef struct cddp_ddp cddp_ddp;
@@ -419,7 +427,8 @@ typedef struct cddp_bucket {
     size_t count;         /* elements from the first gradient to the last; the padding between them is zeros */
     const size_t *params; /* whose gradients they are, by number; valid during the call */
     size_t n_params;
-    uint64_t reserved[4];
+    size_t offset; /* data begins at this element of the first gradient: 0, but where CDDP_DDP_SPLIT has cut it */
+    uint64_t reserved[3];
 } cddp_bucket;
 
 /*
@@ -482,7 +491,7 @@ typedef struct cddp_powersgd_options {
  * It takes as much memory again as the gradients that it compresses. It begins with nothing left out, also after a
  * checkpoint was loaded. cddp_ddp_wait_param() cannot be used with it. opt may be NULL. A collective, between two
  * steps: every rank calls it, with equal options. cddp_ddp_set_hook(ddp, NULL) ends it. One thread. Returns CDDP_OK;
- * CDDP_E_INVALID (bad options, a reducer that compresses or sums, a GPU's backend); CDDP_E_MISMATCH (ranks have
+ * CDDP_E_INVALID (bad options, a reducer that compresses, sums or splits, a GPU's backend); CDDP_E_MISMATCH (ranks have
  * different options); CDDP_E_STATE (in the middle of a step, or it has an optimizer); CDDP_E_NOMEM; or what a
  * collective may return. If it fails on one rank it fails on all, and nothing has changed.
  */
@@ -559,9 +568,10 @@ typedef struct cddp_optim_options {
  * it is, and so does its state.
  *
  * *out is written on success only; release it with cddp_optim_destroy(), before ddp. Returns CDDP_OK; CDDP_E_INVALID
- * (an option); CDDP_E_UNSUPPORTED (a GPU's backend; a reducer with CDDP_DDP_JOIN, `compress` or a hook: the sentence
- * says which); CDDP_E_STATE (ddp has one, or is in the middle of a step); CDDP_E_MISMATCH (ranks give different
- * options: the sentence names two and what differs); CDDP_E_NOMEM (here or on a peer); or what a collective may return.
+ * (an option); CDDP_E_UNSUPPORTED (a GPU's backend; a reducer with CDDP_DDP_JOIN, CDDP_DDP_SPLIT, `compress` or a hook:
+ * the sentence says which); CDDP_E_STATE (ddp has one, or is in the middle of a step); CDDP_E_MISMATCH (ranks give
+ * different options: the sentence names two and what differs); CDDP_E_NOMEM (here or on a peer); or what a collective
+ * may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_optim_create(cddp_optim **out, cddp_ddp *ddp, const cddp_optim_options *opt);
 

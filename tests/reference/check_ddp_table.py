@@ -38,9 +38,11 @@ ROWS = {  # option: (ours, the check's file, what in it)
                       "tests/unit/test_reducer.c", "rank_0s_parameters_are_everyones_unless_the_user_says_otherwise"),
         "process_group": ("the communicator; a part of it by `cddp_comm_split`", "tests/unit/test_collective.c",
                           "parts_of_a_world_have_ranks_reducers_and_errors_of_their_own"),
-        "bucket_cap_mb": ("`bucket_bytes`, `first_bucket_bytes`; 25 MiB and 1 MiB, too", "tests/unit/test_bucket.c",
+        "bucket_cap_mb": ("`bucket_bytes`, `first_bucket_bytes`; 25 MiB and 1 MiB, too. A small last one (`DDP_SET_LAST_BUCKET_CAP`): "
+                          "`last_bucket_bytes`; a gradient in several buckets: `CDDP_DDP_SPLIT`", "tests/unit/test_bucket.c",
                           "a_bucket_closes_once_it_reaches_the_cap_and_may_overshoot_it"),
-        "bucket_cap_mb_list": ("not yet: two caps only", None, None),
+        "bucket_cap_mb_list": ("three caps: of the first bucket, of the last, of the others", "tests/unit/test_bucket.c",
+                               "the_models_first_gradients_make_a_small_last_bucket_if_wanted"),
         "find_unused_parameters": ("`CDDP_DDP_FIND_UNUSED`", "tests/unit/test_unused.c",
                                    "what_no_rank_used_stays_and_what_some_used_is_the_mean_with_zeros"),
         "check_reduction": ("none: without effect in PyTorch, too. A step that was not finished is always an error",

@@ -10,22 +10,22 @@ CDI_SUITE(bucket);
 #define KIB ((size_t)1024)
 #define MIB (1024 * KIB)
 
-/* A plan for n gradients of these sizes, all of one type. */
-static struct cdi_bucket_plan plan_in_parts(const size_t *bytes, const cddp_dtype *dtypes, size_t n, size_t first,
-                                            size_t cap, size_t parts)
+/* A plan for n gradients of these sizes; dtypes NULL: all of one type. */
+static struct cdi_bucket_plan plan_with(const size_t *bytes, const cddp_dtype *dtypes, size_t n,
+                                        struct cdi_bucket_caps caps)
 {
     struct cdi_bucket_plan p;
     struct cdi_grad *g = calloc(n, sizeof *g);
 
     for (size_t i = 0; i < n; i++)
         g[i] = (struct cdi_grad){.bytes = bytes[i], .dtype = dtypes == NULL ? CDDP_FLOAT32 : dtypes[i]};
-    cr_assert_eq(cdi_bucket_plan_init(&p, g, n, first, cap, parts, NULL), CDDP_OK);
+    cr_assert_eq(cdi_bucket_plan_init(&p, g, n, &caps, NULL), CDDP_OK);
     return p;
 }
 
 static struct cdi_bucket_plan plan_of(const size_t *bytes, const cddp_dtype *dtypes, size_t n, size_t first, size_t cap)
 {
-    return plan_in_parts(bytes, dtypes, n, first, cap, 1);
+    return plan_with(bytes, dtypes, n, (struct cdi_bucket_caps){.first = first, .cap = cap, .parts = 1});
 }
 
 static size_t ready(struct cdi_bucket_plan *p, size_t i)
@@ -128,7 +128,8 @@ Test(bucket, each_type_has_buckets_of_its_own)
     cr_assert_eq(p.grads[1].bucket, 0);
     cr_assert_eq(p.grads[2].bucket, 1);
     cr_assert_eq(p.grads[0].bucket, 1);
-    cr_assert_eq(p.b[1].offset, 1024);
+    cr_assert_eq(p.b[1].offset, 0, "in the arena, types lie in the order of their numbers");
+    cr_assert_eq(p.b[0].offset, 128);
     cdi_bucket_plan_release(&p);
 }
 
@@ -141,6 +142,59 @@ Test(bucket, types_that_never_reach_the_cap_are_launched_in_the_order_of_their_f
     cr_assert_eq(p.b[0].dtype, CDDP_BFLOAT16);
     cr_assert_eq(p.b[1].dtype, CDDP_FLOAT64);
     cr_assert_eq(p.b[2].dtype, CDDP_FLOAT32);
+    cdi_bucket_plan_release(&p);
+}
+
+Test(bucket, a_gradient_larger_than_the_cap_is_cut_into_even_pieces_if_wanted)
+{
+    /* Backward order: 64 | 1000, in pieces of 384, 384 and 232 | 64 and 128. */
+    struct cdi_bucket_plan p = plan_with((size_t[]){128, 64, 1000, 64}, NULL, 4,
+                                         (struct cdi_bucket_caps){.first = 400, .cap = 400, .split = true, .parts = 1});
+    static const size_t want[] = {64, 384, 384, 232, 192};
+
+    cr_assert_eq(p.n, 5);
+    for (size_t b = 0; b < 5; b++)
+        cr_assert_eq(p.b[b].bytes, want[b], "bucket %zu has %zu bytes", b, p.b[b].bytes);
+    cr_assert(p.grads[2].bucket == 1 && p.grads[2].n_parts == 3 && p.grads[2].offset == 64);
+    cr_assert_eq(ready(&p, 2), 0, "all three wait for their turn");
+    cr_assert_eq(ready(&p, 3), 4);
+    cr_assert_eq(ready(&p, 0), 0);
+    cr_assert_eq(ready(&p, 1), 1);
+    cdi_bucket_plan_release(&p);
+}
+
+Test(bucket, the_pieces_of_a_gradient_stay_together_when_the_order_changes)
+{
+    struct cdi_bucket_plan p = plan_with((size_t[]){64, 1000, 64}, NULL, 3,
+                                         (struct cdi_bucket_caps){.first = 64, .cap = 400, .split = true, .parts = 1});
+    size_t to[5];
+
+    cr_assert_eq(p.n, 5);
+    cr_assert_eq(cdi_bucket_reorder(&p, (int32_t[]){0, 1, 2}, 3, to, NULL), CDDP_OK);
+    cr_assert(p.grads[0].bucket == 0 && p.grads[1].bucket == 1 && p.grads[2].bucket == 4);
+    cr_assert(to[0] == 4 && to[1] == 1 && to[2] == 2 && to[3] == 3 && to[4] == 0);
+    cr_assert(p.b[1].offset == 64 && p.b[2].offset == 448 && p.b[3].offset == 832);
+    cdi_bucket_plan_release(&p);
+}
+
+Test(bucket, the_models_first_gradients_make_a_small_last_bucket_if_wanted)
+{
+    /* Backward order: 300, 300 | 300, 300 would be left; the last of these alone. */
+    static const size_t bytes[] = {256, 256, 256, 256};
+    struct cdi_bucket_plan p =
+        plan_with(bytes, NULL, 4, (struct cdi_bucket_caps){.first = 512, .cap = 512, .last = 100, .parts = 1});
+
+    cr_assert_eq(p.n, 3);
+    cr_assert(p.b[0].n_grads == 2 && p.b[1].n_grads == 1 && p.b[2].n_grads == 1);
+    cr_assert_eq(p.grads[0].bucket, 2);
+    cdi_bucket_plan_release(&p);
+    p = plan_with(bytes, NULL, 4, (struct cdi_bucket_caps){.first = 512, .cap = 512, .last = 5000, .parts = 1});
+    cr_assert_eq(p.n, 1, "the whole model is smaller than that");
+    cdi_bucket_plan_release(&p);
+    p = plan_with((size_t[]){64, 64, 64, 64}, (cddp_dtype[]){CDDP_FLOAT32, CDDP_FLOAT64, CDDP_FLOAT32, CDDP_FLOAT64}, 4,
+                  (struct cdi_bucket_caps){.first = MIB, .cap = MIB, .last = 1, .parts = 1});
+    cr_assert_eq(p.n, 4, "each type has one");
+    cr_assert(p.grads[1].bucket == 2 && p.grads[0].bucket == 3);
     cdi_bucket_plan_release(&p);
 }
 
@@ -178,14 +232,16 @@ Test(bucket, sizes_whose_sum_no_machine_can_address_are_refused)
     struct cdi_grad g[3] = {{.bytes = SIZE_MAX / 4, .dtype = CDDP_FLOAT32},
                             {.bytes = SIZE_MAX / 4, .dtype = CDDP_FLOAT32},
                             {.bytes = 64, .dtype = CDDP_FLOAT32}};
+    struct cdi_bucket_caps caps = {.first = MIB, .cap = MIB, .parts = 1};
     struct cdi_bucket_plan p;
     struct cdi_error err;
 
-    cr_assert_eq(cdi_bucket_plan_init(&p, g, 3, MIB, MIB, 1, &err), CDDP_E_NOMEM);
+    cr_assert_eq(cdi_bucket_plan_init(&p, g, 3, &caps, &err), CDDP_E_NOMEM);
     cr_assert(strstr(err.msg, "3 gradients") != NULL);
     g[0].bytes = SIZE_MAX;
-    cr_assert_eq(cdi_bucket_plan_init(&p, g, 1, MIB, MIB, 1, &err), CDDP_E_NOMEM);
-    cr_assert_eq(cdi_bucket_plan_init(&p, g + 2, 1, MIB, MIB, SIZE_MAX / 2, &err), CDDP_E_NOMEM);
+    cr_assert_eq(cdi_bucket_plan_init(&p, g, 1, &caps, &err), CDDP_E_NOMEM);
+    caps.parts = SIZE_MAX / 2;
+    cr_assert_eq(cdi_bucket_plan_init(&p, g + 2, 1, &caps, &err), CDDP_E_NOMEM);
 }
 
 /* ------------------------------------------------------------------------------------------------ properties ---- */
@@ -200,22 +256,26 @@ static size_t dice(size_t n) /* 0 .. n-1; xorshift64* */
     return (size_t)((seed * UINT64_C(2685821657736338717)) >> 33) % n;
 }
 
-static struct cdi_bucket_plan random_plan(size_t *bytes, cddp_dtype *dtypes, size_t n)
+static struct cdi_bucket_plan random_plan(size_t *bytes, cddp_dtype *dtypes, size_t n, size_t parts)
 {
     static const cddp_dtype types[] = {CDDP_FLOAT32, CDDP_FLOAT64, CDDP_BFLOAT16};
-    size_t n_types = 1 + dice(3), first = 1 + dice(4000), cap = 1 + dice(20000);
+    size_t n_types = 1 + dice(3);
+    struct cdi_bucket_caps caps = {.first = 1 + dice(4000), .cap = 1 + dice(20000), .split = dice(2) == 0};
+
+    caps.last = dice(2) == 0 ? 0 : dice(10000);
 
     for (size_t i = 0; i < n; i++) {
         dtypes[i] = types[dice(n_types)];
         bytes[i] = (1 + dice(dice(4) == 0 ? 3000 : 40)) * cddp_dtype_size(dtypes[i]);
     }
-    return plan_in_parts(bytes, dtypes, n, first, cap, 1 + dice(5));
+    caps.parts = caps.split ? 1 : parts;
+    return plan_with(bytes, dtypes, n, caps);
 }
 
 static void expect_sound_layout(const struct cdi_bucket_plan *p, const size_t *bytes, const cddp_dtype *dtypes)
 {
-    size_t end = 0, *in_bucket = calloc(p->n, sizeof *in_bucket);
-    uint8_t *used = calloc(p->arena_bytes, 1);
+    size_t sum = 0, *in_bucket = calloc(p->n, sizeof *in_bucket);
+    uint8_t *used = calloc(p->arena_bytes, 1), *reduced = calloc(p->arena_bytes, 1);
 
     for (size_t i = 0; i < p->n_grads; i++) {
         const struct cdi_grad *g = &p->grads[i];
@@ -224,22 +284,30 @@ static void expect_sound_layout(const struct cdi_bucket_plan *p, const size_t *b
         cr_assert_eq(g->bytes, bytes[i]);
         cr_assert_eq(g->offset % CDI_GRAD_ALIGN, 0, "gradient %zu is not aligned", i);
         cr_assert_eq(b->dtype, dtypes[i]);
-        cr_assert(g->offset >= b->offset && g->offset + g->bytes <= b->offset + b->bytes, "gradient %zu", i);
+        cr_assert(g->offset >= b->offset, "gradient %zu", i);
+        for (size_t k = 1; k < g->n_parts; k++)
+            cr_assert_eq(b[k - 1].offset + b[k - 1].bytes, b[k].offset, "its pieces follow one another");
+        cr_assert(g->offset + g->bytes <= b[g->n_parts - 1].offset + b[g->n_parts - 1].bytes, "gradient %zu", i);
         for (size_t k = 0; k < g->bytes; k++)
             cr_assert_eq(used[g->offset + k]++, 0, "gradient %zu overlaps another", i);
-        in_bucket[g->bucket]++;
+        for (size_t k = 0; k < g->n_parts; k++)
+            in_bucket[g->bucket + k]++;
     }
     for (size_t b = 0; b < p->n; b++) {
-        cr_assert_eq(p->b[b].offset, end, "buckets leave no gap but padding");
+        for (size_t k = 0; k < p->b[b].bytes; k++)
+            cr_assert_eq(reduced[p->b[b].offset + k]++, 0, "bucket %zu overlaps another", b);
         cr_assert_eq(p->b[b].bytes % cddp_dtype_size(p->b[b].dtype), 0, "whole elements");
         cr_assert_eq(in_bucket[b], p->b[b].n_grads);
         cr_assert_gt(in_bucket[b], 0);
         cr_assert_eq(p->b[b].room % (p->parts * CDI_GRAD_ALIGN), 0, "equal, aligned parts");
         cr_assert(p->b[b].room >= p->b[b].bytes && p->b[b].room < p->b[b].bytes + p->parts * CDI_GRAD_ALIGN);
-        end = p->b[b].offset + p->b[b].room;
+        sum += p->b[b].room;
     }
-    cr_assert_eq(end, p->arena_bytes);
+    cr_assert_eq(sum, p->arena_bytes, "buckets leave no gap but padding");
+    for (size_t k = 0; k < p->arena_bytes; k++)
+        cr_assert(!used[k] || reduced[k], "byte %zu is of a gradient, and of no bucket", k);
     free(used);
+    free(reduced);
     free(in_bucket);
 }
 
@@ -254,7 +322,7 @@ Test(bucket, every_gradient_lies_in_one_bucket_aligned_in_bounds_without_overlap
 
         seed = round * UINT64_C(0x9e3779b97f4a7c15);
         n = 1 + dice(60);
-        p = random_plan(bytes, dtypes, n);
+        p = random_plan(bytes, dtypes, n, 1 + dice(5));
         expect_sound_layout(&p, bytes, dtypes);
         cdi_bucket_plan_release(&p);
     }
@@ -271,7 +339,7 @@ Test(bucket, random_orders_of_readiness_launch_every_bucket_once_and_in_order)
 
         seed = round * UINT64_C(0xd1342543de82ef95);
         n = 1 + dice(40);
-        p = random_plan(bytes, dtypes, n);
+        p = random_plan(bytes, dtypes, n, 1 + dice(5));
         for (size_t i = 0; i < n; i++) {
             size_t j = dice(i + 1);
 
@@ -357,4 +425,24 @@ Test(bucket, an_order_that_names_what_is_no_gradient_changes_nothing)
     cr_assert_eq(cdi_bucket_reorder(&p, (int32_t[]){-1, 1}, 2, to, &err), CDDP_E_PROTOCOL);
     cr_assert_eq(p.grads[1].bucket, 0);
     cdi_bucket_plan_release(&p);
+}
+
+Test(bucket, where_gradients_lie_does_not_depend_on_the_caps)
+{
+    size_t bytes[40], offsets[40];
+    cddp_dtype dtypes[40];
+
+    for (uint64_t round = 1; round <= 100; round++) {
+        struct cdi_bucket_plan p;
+
+        seed = round * UINT64_C(0x9e3779b97f4a7c15);
+        p = random_plan(bytes, dtypes, 40, 1);
+        for (size_t i = 0; i < 40; i++)
+            offsets[i] = p.grads[i].offset;
+        cdi_bucket_plan_release(&p);
+        p = plan_of(bytes, dtypes, 40, MIB, MIB);
+        for (size_t i = 0; i < 40; i++)
+            cr_assert_eq(p.grads[i].offset, offsets[i]);
+        cdi_bucket_plan_release(&p);
+    }
 }

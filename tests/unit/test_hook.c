@@ -75,6 +75,58 @@ Test(hook, it_sees_each_bucket_in_order_and_leaves_what_gradients_become)
     cr_assert_eq(ddp_world(use_hook), 0);
 }
 
+/* What a hook is told of a gradient that was cut: 100 elements in pieces of 64 and 36. */
+struct pieces {
+    size_t n[DDP_PARAMS][2]; /* by parameter and piece: how often it came */
+};
+
+static cddp_status begin_pieces(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
+{
+    struct pieces *p = arg;
+    cddp_work work = {.size = sizeof work,
+                      .what = CDDP_ALL_REDUCE,
+                      .dtype = b->dtype,
+                      .op = CDDP_MEAN,
+                      .in = b->data,
+                      .out = b->data,
+                      .count = b->count};
+
+    if (b->n_params != 1 || (b->offset != 0 && b->offset != 64) || b->count != (b->offset == 0 ? 64 : 36))
+        return CDDP_E_STATE;
+    p->n[b->params[0]][b->offset / 64]++;
+    return cddp_start(comm, &work, ticket);
+}
+
+static int cut_gradients(int rank)
+{
+    struct ddp_rank r = {0};
+    struct pieces seen = {0};
+    cddp_hook hook = {.size = sizeof hook, .begin = begin_pieces, .arg = &seen};
+    cddp_ddp_options opt = {
+        .size = sizeof opt, .bucket_bytes = 256, .first_bucket_bytes = 256, .flags = CDDP_DDP_SPLIT};
+
+    CHECK(ddp_open_with(&r, &opt, true) == 0);
+    CHECK(cddp_ddp_bucket_count(r.ddp) == (size_t)2 * DDP_PARAMS);
+    for (int step = 0; step < 5; step++) {
+        CHECK(cddp_ddp_set_hook(r.ddp, step < 2 ? NULL : &hook) == CDDP_OK);
+        for (size_t i = DDP_PARAMS; i-- > 0;) {
+            CHECK(cddp_ddp_wait_param(r.ddp, i) == CDDP_E_STATE);
+            CHECK(ddp_give(&r, i, (float)(rank + step) + (float)i) == 0);
+        }
+        for (size_t i = DDP_PARAMS; i-- > 0;)
+            CHECK(cddp_ddp_wait_param(r.ddp, i) == CDDP_OK && ddp_is(&r, i, 1.5f + (float)step + (float)i) == 0);
+        CHECK(cddp_ddp_wait(r.ddp) == CDDP_OK);
+    }
+    for (int i = 0; i < DDP_PARAMS; i++)
+        CHECK(seen.n[i][0] == 3 && seen.n[i][1] == 3);
+    return ddp_close(&r, CDDP_OK);
+}
+
+Test(hook, a_gradient_that_was_cut_is_waited_for_as_one_and_seen_in_pieces)
+{
+    cr_assert_eq(ddp_world(cut_gradients), 0);
+}
+
 static cddp_status refuse(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
 {
     (void)arg, (void)comm, (void)b, (void)ticket;

@@ -438,6 +438,7 @@ static int unsupported(int rank)
     float w[4] = {0};
     cddp_param p = {.name = "w", .data = w, .count = 4, .dtype = CDDP_FLOAT32};
     cddp_ddp_options join = {.size = sizeof join, .flags = CDDP_DDP_JOIN};
+    cddp_ddp_options cut = {.size = sizeof cut, .flags = CDDP_DDP_SPLIT};
     cddp_ddp_options small = {.size = sizeof small, .compress = CDDP_FLOAT16};
     cddp_hook hook = {.size = sizeof hook, .begin = begin_nothing};
     cddp_optim *optim;
@@ -448,6 +449,10 @@ static int unsupported(int rank)
     CHECK(cddp_ddp_create(&ddp, comm, &p, 1, &join) == CDDP_OK);
     CHECK(cddp_optim_create(&optim, ddp, &now.opt) == CDDP_E_UNSUPPORTED);
     CHECK(strstr(cddp_last_error(), "CDDP_DDP_JOIN") != NULL);
+    cddp_ddp_destroy(ddp);
+    CHECK(cddp_ddp_create(&ddp, comm, &p, 1, &cut) == CDDP_OK);
+    CHECK(cddp_optim_create(&optim, ddp, &now.opt) == CDDP_E_UNSUPPORTED);
+    CHECK(strstr(cddp_last_error(), "CDDP_DDP_SPLIT") != NULL);
     cddp_ddp_destroy(ddp);
     CHECK(cddp_ddp_create(&ddp, comm, &p, 1, &small) == CDDP_OK);
     CHECK(cddp_optim_create(&optim, ddp, &now.opt) == CDDP_E_UNSUPPORTED);

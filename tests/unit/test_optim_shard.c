@@ -14,7 +14,9 @@ static struct cdi_bucket_plan plan_of(const size_t *counts, const cddp_dtype *dt
 
     for (size_t i = 0; i < n; i++)
         g[i] = (struct cdi_grad){.bytes = counts[i] * cddp_dtype_size(dtypes[i]), .dtype = dtypes[i]};
-    cr_assert_eq(cdi_bucket_plan_init(&p, g, n, cap, cap, ranks, NULL), CDDP_OK);
+    cr_assert_eq(
+        cdi_bucket_plan_init(&p, g, n, &(struct cdi_bucket_caps){.first = cap, .cap = cap, .parts = ranks}, NULL),
+        CDDP_OK);
     return p;
 }
 

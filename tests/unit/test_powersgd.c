@@ -329,6 +329,7 @@ Test(powersgd, what_cannot_work_is_refused)
     float w[2];
     cddp_param p = {.name = "w", .data = w, .count = 2, .dtype = CDDP_FLOAT32};
     cddp_ddp_options sum = {.size = sizeof sum, .flags = CDDP_DDP_SUM},
+                     cut = {.size = sizeof cut, .flags = CDDP_DDP_SPLIT},
                      narrow = {.size = sizeof narrow, .compress = CDDP_FLOAT16};
     cddp_powersgd_options old = {.size = 8}, rate = {.size = sizeof rate, .min_compression_rate = NAN},
                           reserved = {.size = sizeof reserved, .reserved = {1}};
@@ -340,6 +341,9 @@ Test(powersgd, what_cannot_work_is_refused)
     clean_env();
     cr_assert_eq(cddp_init(&comm, NULL), CDDP_OK);
     cr_assert_eq(cddp_ddp_create(&ddp, comm, &p, 1, &sum), CDDP_OK);
+    cr_assert_eq(cddp_ddp_set_powersgd(ddp, NULL), CDDP_E_INVALID);
+    cddp_ddp_destroy(ddp);
+    cr_assert_eq(cddp_ddp_create(&ddp, comm, &p, 1, &cut), CDDP_OK);
     cr_assert_eq(cddp_ddp_set_powersgd(ddp, NULL), CDDP_E_INVALID);
     cddp_ddp_destroy(ddp);
     cr_assert_eq(cddp_ddp_create(&ddp, comm, &p, 1, &narrow), CDDP_OK);
