@@ -235,7 +235,7 @@ cddp_status cdi_communicator_settle(struct cdi_backend *b, ncclComm_t comm, nccl
 }
 
 /* Few channels, so that what computes meanwhile keeps its multiprocessors. Old libraries know fewer of the members. */
-static ncclConfig_t configure(const struct cdi_backend *b, char name[CDI_PREFIX_MAX])
+static ncclConfig_t configure(const struct cdi_backend *b, char name[CDI_WORD_PREFIX_MAX])
 {
     ncclConfig_t c = NCCL_CONFIG_INITIALIZER;
     const char *ctas = cdi_host->env(MAX_CTAS_ENV);
@@ -244,7 +244,7 @@ static ncclConfig_t configure(const struct cdi_backend *b, char name[CDI_PREFIX_
     if (ctas != NULL && strtol(ctas, NULL, 10) > 0)
         c.maxCTAs = (int)strtol(ctas, NULL, 10);
     if (cdi_nccl.code >= 22700) {
-        (void)snprintf(name, CDI_PREFIX_MAX, "%s", b->prefix);
+        (void)snprintf(name, CDI_WORD_PREFIX_MAX, "%s", b->prefix);
         if (*name != '\0')
             name[strlen(name) - 1] = '\0'; /* without the slash */
         c.commName = name;
@@ -256,7 +256,7 @@ static ncclConfig_t configure(const struct cdi_backend *b, char name[CDI_PREFIX_
 static cddp_status connect_all(struct cdi_backend *b, ncclUniqueId *ids, int roots, int64_t deadline_ms,
                                struct cdi_error *err)
 {
-    char name[CDI_PREFIX_MAX];
+    char name[CDI_WORD_PREFIX_MAX];
     ncclConfig_t config = configure(b, name);
     ncclResult_t r;
 
@@ -315,7 +315,7 @@ cddp_status cdi_communicator_join(struct cdi_backend *b, const struct cdi_error 
 cddp_status cdi_communicator_split(struct cdi_backend *b, int color, int key, struct cdi_backend *part,
                                    struct cdi_error *err)
 {
-    char name[CDI_PREFIX_MAX] = "";
+    char name[CDI_WORD_PREFIX_MAX] = "";
     ncclConfig_t config = configure(part != NULL ? part : b, name);
     int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), b->world.join_timeout_ms);
     ncclComm_t comm = NULL;

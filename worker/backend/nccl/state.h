@@ -15,6 +15,7 @@
 #define CDI_NCCL_STATE_H
 
 #include "worker/backend/nccl/device.h"
+#include "worker/word.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -23,9 +24,8 @@
 #define CDI_GROUP_BYTES ((size_t)4 << 20) /* larger ones start at once: they gain nothing */
 #define CDI_RING_FIRST 256                /* slots; a power of two; grows */
 #define CDI_RING_LIMIT 65536
-#define CDI_PREFIX_MAX 48
 #define CDI_OP_TEXT 160
-#define CDI_KEY_BYTES 192
+#define CDI_KEY_BYTES CDI_WORD_KEY_BYTES
 #define CDI_NAME_BYTES 128 /* of a key without its prefix */
 
 /* Host memory on its way to the device and back: one block of each. */
@@ -62,9 +62,9 @@ struct cdi_backend {
     struct cdi_flight *own_flight; /* of a part */
     struct cdi_flight *record;     /* where operations are noted */
     struct cdi_device device;
-    char prefix[CDI_PREFIX_MAX]; /* before each key, and in the communicator's name */
-    ncclComm_t comm;             /* NULL: none, or aborted */
-    ncclResult_t refused;        /* NCCL's last error; with `lock` */
+    char prefix[CDI_WORD_PREFIX_MAX]; /* before each key, and in the communicator's name */
+    ncclComm_t comm;                  /* NULL: none, or aborted */
+    ncclResult_t refused;             /* NCCL's last error; with `lock` */
     uint32_t n_splits;
 
     pthread_mutex_t lock;

@@ -7,10 +7,9 @@
  */
 #include "common/clock.h"
 #include "worker/backend/nccl/state.h"
-#include "worker/rank_list.h"
+#include "worker/word.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -22,7 +21,6 @@
 #define WORD_OF_PEERS_MS 1000 /* NCCL notices that a peer is gone; who it was others know, a moment later */
 #define END_MS 5000           /* for an abort */
 #define DRAIN_MS 2000
-#define NAMED_RANKS_MAX 512
 #define STACK_BYTES ((size_t)512 << 10)
 
 /* ------------------------------------------------------------------------------------------ the sticky error ---- */
@@ -96,63 +94,33 @@ void cdi_gpu_busy(struct cdi_backend *b)
 
 /* --------------------------------------------------------------------------------------- what peers are told ---- */
 
-static bool has_peers(const struct cdi_backend *b)
+static struct cdi_word word_of(const struct cdi_backend *b)
 {
-    return b->world.size > 1 && b->world.keys.add != NULL;
+    return (struct cdi_word){.keys = &b->world.keys, .prefix = b->prefix, .rank = b->world.rank, .size = b->world.size};
 }
 
-static void key_of(const struct cdi_backend *b, const char *name, char key[CDI_KEY_BYTES])
-{
-    (void)snprintf(key, CDI_KEY_BYTES, "%s%s", b->prefix, name);
-}
-
-/* The first rank that fails says why, for those that NCCL leaves waiting. "STATUS sentence". */
+/* The first rank that fails says why, for those that NCCL leaves waiting. */
 static void tell_peers(struct cdi_backend *b)
 {
-    char key[CDI_KEY_BYTES], text[CDI_ERROR_TEXT + 64];
-    int64_t n = 0;
+    const struct cdi_word w = word_of(b);
+    struct cdi_error why;
 
-    if (!has_peers(b) || b->told_by_peer)
+    if (b->told_by_peer)
         return;
     (void)pthread_mutex_lock(&b->word);
-    if (b->error.status == CDDP_E_ABORTED)
-        (void)snprintf(text, sizeof text, "%d %s", (int)b->error.status, b->error.msg);
-    else
-        (void)snprintf(text, sizeof text, "%d rank %d gave up: %.960s", (int)b->error.status, b->world.rank,
-                       b->error.msg);
+    why = b->error;
     (void)pthread_mutex_unlock(&b->word);
-    key_of(b, "failed", key);
-    if (b->world.keys.add(b->world.keys.arg, key, 1, &n, NULL) != CDDP_OK || n != 1)
-        return;
-    key_of(b, "failed/why", key);
-    (void)b->world.keys.set(b->world.keys.arg, key, text, strlen(text), NULL);
+    cdi_word_tell(&w, &why);
 }
 
 /* Has a peer said so? Also the end of the store itself, which is the end of its host. */
 static void listen_to_peers(struct cdi_backend *b)
 {
-    char key[CDI_KEY_BYTES], text[CDI_ERROR_TEXT + 64];
+    const struct cdi_word w = word_of(b);
     struct cdi_error err;
-    int64_t n = 0;
-    size_t len = 0;
-    cddp_status st;
-    int status = CDDP_E_ABORTED, at = 0;
 
-    if (!has_peers(b))
+    if (cdi_word_heard(&w, &err) == CDDP_OK)
         return;
-    key_of(b, "failed", key);
-    st = b->world.keys.add(b->world.keys.arg, key, 0, &n, &err);
-    if (st == CDDP_OK && n == 0)
-        return;
-    key_of(b, "failed/why", key);
-    if (st == CDDP_OK)
-        st = b->world.keys.get(b->world.keys.arg, key, text, sizeof text - 1, &len, WORD_OF_PEERS_MS, &err);
-    if (st == CDDP_OK) {
-        text[len] = '\0';
-        if (sscanf(text, "%d %n", &status, &at) != 1 || status >= 0)
-            status = CDDP_E_ABORTED;
-        (void)cdi_fail(&err, (cddp_status)status, "%.1000s", text + at);
-    }
     b->told_by_peer = true;
     (void)cdi_gpu_fail(b, &err);
 }
@@ -177,36 +145,13 @@ static void async_error(struct cdi_backend *b, ncclResult_t r, const char *op)
     (void)cdi_gpu_fail(b, &err);
 }
 
-/* Every rank that waits says so in the store: those that did not are who the others wait for. */
-static void name_late(struct cdi_backend *b, uint64_t ticket, struct cdi_rank_list *late)
-{
-    const struct timespec moment = {.tv_nsec = 500000000};
-    char name[64], key[CDI_KEY_BYTES];
-    int64_t n;
-
-    if (!has_peers(b) || b->world.size > NAMED_RANKS_MAX)
-        return;
-    (void)snprintf(name, sizeof name, "late/%" PRIu64 "/%d", ticket, b->world.rank);
-    key_of(b, name, key);
-    if (b->world.keys.add(b->world.keys.arg, key, 1, &n, NULL) != CDDP_OK)
-        return;
-    (void)nanosleep(&moment, NULL);
-    for (int r = 0; r < b->world.size; r++) {
-        (void)snprintf(name, sizeof name, "late/%" PRIu64 "/%d", ticket, r);
-        key_of(b, name, key);
-        if (b->world.keys.add(b->world.keys.arg, key, 0, &n, NULL) != CDDP_OK)
-            return;
-        if (n == 0)
-            cdi_rank_list_add(late, r);
-    }
-}
-
 static void too_late(struct cdi_backend *b, const char *op, uint64_t ticket)
 {
+    const struct cdi_word w = word_of(b);
     struct cdi_rank_list late = {0};
     struct cdi_error err;
 
-    name_late(b, ticket, &late);
+    cdi_word_late(&w, ticket, &late);
     if (cdi_gpu_health_now(b, NULL) != CDDP_OK)
         return;
     if (late.n > 0)

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/word.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#define WHY_MS 1000 /* between a rank's word that it failed and its reason */
+#define NAMED_RANKS_MAX 512
+#define NAME_BYTES 64
+
+void cdi_word_key(const struct cdi_word *w, const char *name, char key[CDI_WORD_KEY_BYTES])
+{
+    (void)snprintf(key, CDI_WORD_KEY_BYTES, "%s%s", w->prefix, name);
+}
+
+bool cdi_word_has_peers(const struct cdi_word *w)
+{
+    return w->size > 1 && w->keys->add != NULL;
+}
+
+static cddp_status add(const struct cdi_word *w, const char *name, int64_t delta, int64_t *n, struct cdi_error *err)
+{
+    char key[CDI_WORD_KEY_BYTES];
+
+    cdi_word_key(w, name, key);
+    return w->keys->add(w->keys->arg, key, delta, n, err);
+}
+
+/* "STATUS sentence". */
+void cdi_word_tell(const struct cdi_word *w, const struct cdi_error *why)
+{
+    char key[CDI_WORD_KEY_BYTES], text[CDI_ERROR_TEXT + 64];
+    int64_t n = 0;
+
+    if (!cdi_word_has_peers(w))
+        return;
+    if (why->status == CDDP_E_ABORTED)
+        (void)snprintf(text, sizeof text, "%d %s", (int)why->status, why->msg);
+    else
+        (void)snprintf(text, sizeof text, "%d rank %d gave up: %.960s", (int)why->status, w->rank, why->msg);
+    if (add(w, "failed", 1, &n, NULL) != CDDP_OK || n != 1)
+        return;
+    cdi_word_key(w, "failed/why", key);
+    (void)w->keys->set(w->keys->arg, key, text, strlen(text), NULL);
+}
+
+cddp_status cdi_word_heard(const struct cdi_word *w, struct cdi_error *err)
+{
+    char key[CDI_WORD_KEY_BYTES], text[CDI_ERROR_TEXT + 64];
+    int status = CDDP_E_ABORTED, at = 0;
+    int64_t n = 0;
+    size_t len = 0;
+    cddp_status st;
+
+    if (!cdi_word_has_peers(w))
+        return CDDP_OK;
+    st = add(w, "failed", 0, &n, err);
+    if (st != CDDP_OK || n == 0)
+        return st;
+    cdi_word_key(w, "failed/why", key);
+    st = w->keys->get(w->keys->arg, key, text, sizeof text - 1, &len, WHY_MS, err);
+    if (st != CDDP_OK)
+        return st;
+    text[len] = '\0';
+    if (sscanf(text, "%d %n", &status, &at) != 1 || status >= 0)
+        status = CDDP_E_ABORTED;
+    return cdi_fail(err, (cddp_status)status, "%.1000s", text + at);
+}
+
+void cdi_word_late(const struct cdi_word *w, uint64_t number, struct cdi_rank_list *late)
+{
+    const struct timespec moment = {.tv_nsec = 500000000};
+    char name[NAME_BYTES];
+    int64_t n;
+
+    if (!cdi_word_has_peers(w) || w->size > NAMED_RANKS_MAX)
+        return;
+    (void)snprintf(name, sizeof name, "late/%" PRIu64 "/%d", number, w->rank);
+    if (add(w, name, 1, &n, NULL) != CDDP_OK)
+        return;
+    (void)nanosleep(&moment, NULL);
+    for (int r = 0; r < w->size; r++) {
+        (void)snprintf(name, sizeof name, "late/%" PRIu64 "/%d", number, r);
+        if (add(w, name, 0, &n, NULL) != CDDP_OK)
+            return;
+        if (n == 0)
+            cdi_rank_list_add(late, r);
+    }
+}

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What ranks tell one another through the job's store when something has gone wrong, for backends whose library leaves
+ * a rank waiting: who failed first and why, and who came to an operation that did not end. Any thread; each call is one
+ * or more exchanges with the store, so not for a hot loop.
+ */
+#ifndef CDI_WORD_H
+#define CDI_WORD_H
+
+#include "worker/backend.h"
+#include "worker/rank_list.h"
+
+#define CDI_WORD_PREFIX_MAX 48
+
+struct cdi_word {
+    const struct cdi_keys *keys;
+    const char *prefix; /* before each key: "nccl/", with what tells a part from the whole; below CDI_WORD_PREFIX_MAX */
+    int rank, size;
+};
+
+/* "PREFIX" followed by name. */
+#define CDI_WORD_KEY_BYTES 192
+void cdi_word_key(const struct cdi_word *w, const char *name, char key[CDI_WORD_KEY_BYTES]);
+/* Is there anybody to tell, and a store? */
+bool cdi_word_has_peers(const struct cdi_word *w);
+/* Tell why this rank has failed; only the first rank's word is kept. What cannot be told is not. */
+void cdi_word_tell(const struct cdi_word *w, const struct cdi_error *why);
+/* CDDP_OK: nobody has said so. Else what the first rank to fail said, or the store's own error: its host may be gone.
+ */
+cddp_status cdi_word_heard(const struct cdi_word *w, struct cdi_error *err);
+/*
+ * Say that this rank waits in operation `number`, wait half a second for the others to say so too, and list who did
+ * not: those the others wait for. Empty where all did, and in worlds too large to be asked one by one.
+ */
+void cdi_word_late(const struct cdi_word *w, uint64_t number, struct cdi_rank_list *late);
+
+#endif
