@@ -106,6 +106,7 @@ struct cdi_backend; /* each backend's own */
 struct cdi_backend_ops {
     const char *name;
     bool on_device;
+    bool keeps_store; /* it uses the job's store until it is destroyed: that comes before the store's goodbye */
 
     /* Connect to all ranks of the world; a collective. *out on success only. */
     cddp_status (*create)(struct cdi_backend **out, const struct cdi_world *world, struct cdi_error *err);

@@ -64,28 +64,32 @@ static cddp_status read_timeouts(struct cdi_world *w, const cddp_init_options *o
     return CDDP_OK;
 }
 
-/* A GPU if there is one, unless the program or its user says otherwise. Looks at this machine; no communication. */
+/*
+ * A GPU if there is one, else the CPU, unless the program or its user says otherwise; MPI is only taken by name. Looks
+ * at this machine; no communication.
+ */
 static cddp_status choose_backend(const struct cdi_backend_ops **ops, const cddp_init_options *opt,
                                   struct cdi_error *err)
 {
-    const char *name = opt->backend != NULL ? opt->backend : cdi_env_str("CDDP_BACKEND");
+    const char *said = opt->backend != NULL ? opt->backend : cdi_env_str("CDDP_BACKEND");
     const char *who = opt->backend != NULL ? "cddp_init_options.backend" : "CDDP_BACKEND";
-    bool is_there, any = name == NULL || strcmp(name, "auto") == 0;
+    bool is_there, any = said == NULL || strcmp(said, "auto") == 0;
+    const char *name = any ? "nccl" : said;
     cddp_status st;
 
     *ops = &cdi_cpu_backend;
-    if (name != NULL && strcmp(name, "cpu") == 0)
+    if (strcmp(name, "cpu") == 0)
         return CDDP_OK;
-    if (!any && strcmp(name, "nccl") != 0)
+    if (strcmp(name, "nccl") != 0 && strcmp(name, "mpi") != 0)
         return cdi_fail(err, CDDP_E_INVALID,
-                        "there is no backend '%.64s' in this libcddp (%s): use \"auto\", \"cpu\" or \"nccl\"", name,
-                        who);
-    st = cdi_module_open("nccl", ops, &is_there, err);
+                        "there is no backend '%.64s' in this libcddp (%s): use \"auto\", \"cpu\", \"nccl\" or \"mpi\"",
+                        name, who);
+    st = cdi_module_open(name, ops, &is_there, err);
     if (st != CDDP_OK && any && (!is_there || st == CDDP_E_NOT_FOUND)) {
         *ops = &cdi_cpu_backend;
         return CDDP_OK;
     }
-    return st == CDDP_OK || any ? st : cdi_error_wrap(err, "%s is \"nccl\"", who);
+    return st == CDDP_OK || any ? st : cdi_error_wrap(err, "%s is \"%s\"", who, name);
 }
 
 /* "cuda:3" is device 3. */
@@ -240,47 +244,69 @@ static cddp_status name_missing(const struct cdi_world *w, struct cdi_error *err
                     w->size - joined > missing.n ? ", and more" : "");
 }
 
-/* Ranks on a GPU say so, before they say that they are there. */
+/*
+ * Which backends the ranks have, in one number, so that it is learnt with the word that all are there: as many as are
+ * on a GPU, and one more than there are ranks for each that is over MPI. All must have the same.
+ */
+static int64_t weight(const struct cddp_comm *c)
+{
+    return c->ops == &cdi_cpu_backend ? 0 : c->ops->on_device ? 1 : (int64_t)c->world.size + 1;
+}
+
+/* Ranks that are not on the CPU say so, before they say that they are there. */
 static cddp_status tell_backend(const struct cddp_comm *c, struct cdi_error *err)
 {
     char key[64];
     cddp_status st;
 
-    if (!c->ops->on_device)
+    if (c->ops == &cdi_cpu_backend)
         return CDDP_OK;
     join_key(&c->world, "device", c->world.rank, key);
     st = cdi_store_set(c->world.store, key, c->ops->name, strlen(c->ops->name), err);
     join_key(&c->world, "devices", -1, key);
-    return st == CDDP_OK ? cdi_store_add(c->world.store, key, 1, NULL, err) : st;
+    return st == CDDP_OK ? cdi_store_add(c->world.store, key, weight(c), NULL, err) : st;
 }
 
-/* n of the ranks have a GPU: all or none. */
-static cddp_status compare_backends(const struct cdi_world *w, int64_t n, struct cdi_error *err)
+/* Has this rank said that it has the backend of that name? */
+static cddp_status has_backend(const struct cdi_world *w, int rank, const char *name, bool *has, struct cdi_error *err)
 {
+    char key[64], text[16];
+    size_t len = 0;
+    cddp_status st;
+
+    join_key(w, "device", rank, key);
+    st = cdi_store_exists(w->store, key, has, err);
+    if (st == CDDP_OK && *has)
+        st = cdi_store_get(w->store, key, text, sizeof text, &len, w->join_timeout_ms, err);
+    *has = *has && len == strlen(name) && memcmp(text, name, len) == 0;
+    return st;
+}
+
+static cddp_status compare_backends(const struct cdi_world *w, int64_t sum, struct cdi_error *err)
+{
+    int64_t n_gpu = sum % (w->size + 1), n_mpi = sum / (w->size + 1), n = n_mpi > 0 ? n_mpi : n_gpu;
     struct cdi_rank_list without = {0};
     cddp_status st = CDDP_OK;
-    char key[64];
 
     if (n == 0 || n == w->size)
         return CDDP_OK;
     for (int r = 0; r < w->size && st == CDDP_OK && without.n < CDI_RANK_LIST_SHOWN; r++) {
         bool has;
 
-        join_key(w, "device", r, key);
-        st = cdi_store_exists(w->store, key, &has, err);
+        st = has_backend(w, r, n_mpi > 0 ? "mpi" : "nccl", &has, err);
         if (st == CDDP_OK && !has)
             cdi_rank_list_add(&without, r);
     }
     if (st != CDDP_OK)
         return st;
-    return cdi_fail(err, CDDP_E_MISMATCH,
-                    "%" PRId64
-                    " of %d ranks work on a GPU, but not rank %s%s: give every rank one, or train on the CPU "
-                    "with CDDP_BACKEND=cpu",
-                    n, w->size, without.text, w->size - n > without.n ? ", and more" : "");
+    return cdi_fail(err, CDDP_E_MISMATCH, "%" PRId64 " of %d ranks work %s, but not rank %s%s: %s", n, w->size,
+                    n_mpi > 0 ? "over MPI" : "on a GPU", without.text, w->size - n > without.n ? ", and more" : "",
+                    n_mpi > 0 ? "set CDDP_BACKEND=mpi for all ranks, or for none"
+                              : "give every rank one, or train on the CPU with CDDP_BACKEND=cpu");
 }
 
-/* Everybody is there: one counter, and one key that all wait for, which says how many have a GPU; one key per rank. */
+/* Everybody is there: one counter, and one key that all wait for, which says who has which backend; one key per rank.
+ */
 static cddp_status gather_ranks(const struct cddp_comm *c, int64_t deadline_ms, struct cdi_error *err)
 {
     const struct cdi_world *w = &c->world;
@@ -306,7 +332,7 @@ static cddp_status gather_ranks(const struct cddp_comm *c, int64_t deadline_ms, 
         st = cdi_store_get(w->store, go_key, text, sizeof text - 1, &len, left > 0 ? left : 1, err);
         if (st == CDDP_E_TIMEOUT)
             return name_missing(w, err);
-        if (st == CDDP_OK && !cdi_parse_int(text, 0, w->size, &devices))
+        if (st == CDDP_OK && !cdi_parse_int(text, 0, (int64_t)w->size * (w->size + 1), &devices))
             st = cdi_fail(err, CDDP_E_MISMATCH, "ranks run different versions of libcddp");
     }
     return st == CDDP_OK ? compare_backends(w, devices, err) : st;
@@ -569,7 +595,7 @@ cddp_status cddp_finalize(cddp_comm *comm)
     saved = cdi_saver_wait(comm->saver, &unsaved);
     cdi_saver_destroy(comm->saver);
     st = comm->ops->health(comm->backend, &err);
-    if (comm->ops->on_device) { /* its watch thread uses the store, which now is told that nobody will */
+    if (comm->ops->keeps_store) {
         comm->ops->destroy(comm->backend);
         comm->backend = NULL;
     }

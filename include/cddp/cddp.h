@@ -84,7 +84,7 @@ typedef struct cddp_comm cddp_comm;
 
 typedef struct cddp_init_options {
     size_t size;         /* sizeof(cddp_init_options); 0 is an error */
-    const char *backend; /* "auto", "cpu" or "nccl"; NULL: $CDDP_BACKEND, else "auto": a GPU if there is one */
+    const char *backend; /* "auto", "cpu", "nccl" or "mpi"; NULL: $CDDP_BACKEND, else "auto": a GPU if there is one */
     const char *device;  /* "cuda:3", of those that CUDA_VISIBLE_DEVICES leaves; NULL: by LOCAL_RANK. nccl only */
     int join_timeout_ms; /* until every rank is present; 0: $CDDP_JOIN_TIMEOUT seconds, else 300 s */
     int timeout_ms;      /* of every wait for a peer inside a collective; 0: $CDDP_TIMEOUT seconds, else 600 s */
@@ -100,6 +100,9 @@ typedef struct cddp_init_options {
  *
  * The backend is the same on every rank. "cpu" works on host memory. "nccl" works on one NVIDIA GPU per rank: its
  * primary context is current in the calling thread afterwards, and parameters and gradients are memory of that GPU.
+ * "mpi" works on host memory over an MPI, whose launcher has to have started the program; it begins MPI unless the
+ * program has, and the sums have the bits of "cpu". A program that has begun MPI for less than MPI_THREAD_MULTIPLE gets
+ * no overlap, and at less than MPI_THREAD_SERIALIZED it calls libcddp from MPI's main thread only.
  * "auto" is "nccl" where this libcddp has its NCCL module and the driver finds a GPU, else "cpu". Ranks that share a
  * GPU by mistake are told so; with CDDP_SHARE_GPU=1 they may.
  *
@@ -129,7 +132,7 @@ CDDP_API int cddp_world_size(const cddp_comm *comm);           /* how many ranks
 CDDP_API int cddp_local_rank(const cddp_comm *comm);           /* this rank among those of its node, from 0 */
 CDDP_API int cddp_local_world_size(const cddp_comm *comm);     /* how many ranks there are on this node */
 CDDP_API int cddp_node_rank(const cddp_comm *comm);            /* which node this is, from 0 */
-CDDP_API const char *cddp_backend_name(const cddp_comm *comm); /* what reduces: "cpu", "nccl" */
+CDDP_API const char *cddp_backend_name(const cddp_comm *comm); /* what reduces: "cpu", "nccl", "mpi" */
 /* How often this job was restarted before this life of it: TORCHELASTIC_RESTART_COUNT, 0 without a launcher. */
 CDDP_API int cddp_restart_count(const cddp_comm *comm);
 /* Has the launcher asked this job to stop (1), so that the program may save its state and leave? Any thread; cheap. */

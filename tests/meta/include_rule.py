@@ -35,6 +35,7 @@ EXTERNAL = {
     'dlfcn.h': ['launcher/topology.c', 'worker/module.c', 'worker/backend/nccl/library.c', 'examples/wine/gpu.c'],
     'cuda.h': ['worker/backend/nccl/', 'examples/wine/'],
     'nccl.h': ['worker/backend/nccl/'],
+    'mpi.h': ['worker/backend/mpi/'],
     'hwloc.h': ['launcher/topology.c'],
     'criterion/criterion.h': [],
 }

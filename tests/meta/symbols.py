@@ -3,7 +3,7 @@
 """What libcddp shows to the world and asks of it.
 
 symbols.py LIBCDDP_SO LIBCDDP_A CC HEADER...   check both libraries against the public headers
-symbols.py --module MODULE_SO                  check a module
+symbols.py --module MODULE_SO [mpi]            check a module, which may want of an MPI what MPI defines
 symbols.py --self-test CC                      libraries with planted faults must be found
 """
 import os
@@ -65,17 +65,17 @@ def check_static(lib, cc):
             yield f'{lib} does not link against libsodium, libc and libm alone:\n{done.stderr}'
 
 
-def check_module(lib):
-    """One symbol to be found by, and nothing that libc does not have."""
+def check_module(lib, mpi=False):
+    """One symbol to be found by, and nothing that libc, or an MPI, does not have."""
     exported = {line.split()[0].split('@')[0] for line in run('nm', '-D', '--defined-only', '--format=posix', lib).splitlines()}
     if exported != {'cddp_module'}:
         yield f'{lib} exports {", ".join(sorted(exported)) or "nothing"}: only cddp_module may be seen'
     for needed in re.findall(r'\(NEEDED\).*\[(.*)\]', run('readelf', '-d', lib)):
-        if not re.match(r'^(libc\.so\.\d+|ld-linux.*\.so\.\d+)$', needed):
+        if not re.match(r'^(libc\.so\.\d+|ld-linux.*\.so\.\d+)$', needed) and not (mpi and re.match(r'^lib\w*mpi\w*\.so', needed)):
             yield f'{lib} needs {needed}: only libc and the loader are allowed'
     for line in run('nm', '-D', '--undefined-only', '--format=posix', lib).splitlines():
         name, kind = line.split()[:2]
-        if '@GLIBC' not in name and kind == 'U':
+        if '@GLIBC' not in name and kind == 'U' and not (mpi and name.startswith(('MPI_', 'ompi_'))):
             yield f'{lib} wants {name}, which is not libc\'s'
 
 
@@ -130,7 +130,7 @@ def main():
     if sys.argv[1] == '--self-test':
         wrong = self_test(sys.argv[2])
     elif sys.argv[1] == '--module':
-        wrong = list(check_module(sys.argv[2]))
+        wrong = list(check_module(sys.argv[2], sys.argv[3:] == ['mpi']))
     else:
         shared, static, cc = sys.argv[1:4]
         wrong = list(check_shared(shared, sys.argv[4:])) + list(check_static(static, cc))

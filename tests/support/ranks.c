@@ -142,7 +142,7 @@ static cddp_status keys_add(void *arg, const char *name, int64_t delta, int64_t 
     return CDDP_OK;
 }
 
-static void board_init(struct ranks_board *b)
+void ranks_board_init(struct ranks_board *b)
 {
     pthread_mutexattr_t attr;
 
@@ -339,6 +339,11 @@ static int child(int rank, const struct ranks_layout *l, unsigned timeout_s, str
     return rc;
 }
 
+int ranks_run_here(int rank, const struct ranks_layout *l, unsigned timeout_s, struct ranks_board *board, rank_fn fn)
+{
+    return child(rank, l, timeout_s, board, fn, NULL, NULL);
+}
+
 int ranks_fork(int n, unsigned timeout_s, rank_fn fn, const void *arg, int *status)
 {
     const struct ranks_layout l = {.node_size = {n}};
@@ -404,7 +409,7 @@ int ranks_fork_on(const struct ranks_layout *l, unsigned timeout_s, rank_fn fn, 
         return n;
     if (has_agent && agent_init(&agent, n) != 0)
         return n;
-    board_init(board);
+    ranks_board_init(board);
     (void)fflush(NULL);
     for (int i = 0; i < n; i++) {
         pid[i] = fork();

@@ -37,7 +37,7 @@ struct ranks_board {
 struct ranks_layout {
     const char *name;
     int node_size[RANKS_MAX + 1];
-    const char *module; /* NULL: the CPU backend; "nccl" */
+    const char *module; /* NULL: the CPU backend; "nccl", "mpi" */
 };
 
 struct rank {
@@ -70,6 +70,10 @@ int ranks_fork(int n, unsigned timeout_s, rank_fn fn, const void *arg, int *stat
 /* The same for a layout. */
 int ranks_fork_on(const struct ranks_layout *l, unsigned timeout_s, rank_fn fn, const void *arg, int *status);
 int ranks_total(const struct ranks_layout *l);
+/* A board in memory that its maker cleared. */
+void ranks_board_init(struct ranks_board *b);
+/* Run fn in this process, which another one started as this rank; what ranks_fork_on does in a child. */
+int ranks_run_here(int rank, const struct ranks_layout *l, unsigned timeout_s, struct ranks_board *board, rank_fn fn);
 /* Run fn in n threads. Returns the number of them that did not return 0. */
 int ranks_threads(int n, rank_fn fn, const void *arg);
 int ranks_threads_on(const struct ranks_layout *l, rank_fn fn, const void *arg);

@@ -277,6 +277,7 @@ static void gpu_describe(struct cdi_backend *b, cddp_device_info *out)
 static const struct cdi_backend_ops gpu_ops = {
     .name = "nccl",
     .on_device = true,
+    .keeps_store = true,
     .create = gpu_create,
     .destroy = gpu_destroy,
     .region_create = cdi_gpu_region_create,

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Real programs over the MPI backend, under each MPI that it was built for.
+
+    test_mpi.py CDDPRUN [TEST...]     CDDP_TEST_MPI: the folder with a folder per module, each with cddp_mpi.so
+"""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
+import launch
+
+KINDS = {'openmpi': (['mpirun.openmpi', 'mpirun'], ['--oversubscribe']),
+         'mpich': (['mpiexec.hydra', 'mpiexec.mpich', 'mpiexec'], [])}
+
+
+def found():
+    """(kind, its launcher's words, the folder of its module) of each that can be tested here."""
+    at = os.environ['CDDP_TEST_MPI']
+    kinds = []
+    for kind, (names, flags) in KINDS.items():
+        program = next(filter(None, map(shutil.which, names)), None)
+        if program and os.path.exists(f'{at}/{kind}/cddp_mpi.so'):
+            kinds.append((kind, [program, *flags], f'{at}/{kind}'))
+    if not kinds:
+        raise launch.Skip('built without an MPI, or its mpirun is missing (libopenmpi-dev or libmpich-dev, openmpi-bin or mpich)')
+    return kinds
+
+
+def environment(folder):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(('PET_', 'TORCHELASTIC_', 'CDDP_', 'SLURM_', 'OMPI_', 'PMI'))}
+    return {**clean, 'CDDP_BACKEND': 'mpi', 'CDDP_MODULE_DIR': folder, 'MASTER_ADDR': '127.0.0.1',
+            'MASTER_PORT': str(launch.free_port()), 'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1',
+            'ASAN_OPTIONS': 'detect_leaks=0'}  # MPI's own
+
+
+def mpirun(kind, ranks, *command):
+    _, launcher, folder = kind
+    return subprocess.run([*launcher, '-n', str(ranks), *command], env=environment(folder), stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=launch.within(60), check=False)
+
+
+def built(cddprun, *path):
+    return os.path.join(os.path.dirname(os.path.dirname(cddprun)), *path)
+
+
+def test_wine_has_the_bits_of_the_cpu_backend(cddprun):
+    wine = built(cddprun, 'examples', 'wine', 'wine')
+    kinds = found()
+    with tempfile.TemporaryDirectory() as tmp:
+        for ranks, flags in ((1, []), (2, ['--uneven', '5']), (2, ['--dtype', 'f64', '--accumulate', '2']),
+                             (4, ['--compress', 'bf16']), (4, ['--dtype', 'f64'])):
+            words = [wine, '--epochs', '4', *flags, '--weights-out']
+            status, out, err = launch.run(cddprun, '--standalone', f'--nproc_per_node={ranks}', *words, f'{tmp}/cpu',
+                                          env={'CDDP_BACKEND': 'cpu'})
+            assert status == 0, (out, err)
+            with open(f'{tmp}/cpu', encoding='ascii') as f:
+                want = f.read()
+            for kind in kinds:
+                done = mpirun(kind, ranks, *words, f'{tmp}/{kind[0]}')
+                assert done.returncode == 0 and 'on mpi' in done.stdout, (kind, ranks, flags, done)
+                with open(f'{tmp}/{kind[0]}', encoding='ascii') as f:
+                    assert f.read() == want, f'{kind[0]}, {ranks} ranks, {flags}: other weights'
+
+
+def test_a_program_that_mpi_did_not_start_is_told_both_its_ranks(cddprun):
+    for _, _, folder in found():
+        env = {'CDDP_BACKEND': 'mpi', 'CDDP_MODULE_DIR': folder, 'OMPI_ALLOW_RUN_AS_ROOT': '1',
+               'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1', 'ASAN_OPTIONS': 'detect_leaks=0'}
+        with launch.Job(cddprun, '--standalone', '--nproc_per_node=2', built(cddprun, 'examples', 'hello_ranks'), env=env) as job:
+            status = job.finish()
+            shutil.rmtree(job.tmp)  # Open MPI leaves a folder there
+            os.mkdir(job.tmp)
+        assert status != 0
+        assert ' of 2 as its launcher says' in job.err and 'but rank 0 of 1 to ' in job.err, job.err
+        assert 'start the program with the mpirun or mpiexec of that MPI' in job.err, job.err
+
+
+def test_ranks_that_contradict_the_launcher_are_told_before_mpi_begins(cddprun):
+    for kind in found():
+        done = mpirun(kind, 1, 'env', 'RANK=0', 'WORLD_SIZE=2', 'TORCHELASTIC_USE_AGENT_STORE=False', 'CDDP_JOIN_TIMEOUT=3', 'sh', '-c',
+                      '"$1" & RANK=1 "$1"; status=$?; wait; exit $status', 'sh', built(cddprun, 'examples', 'hello_ranks'))
+        assert done.returncode != 0
+        assert 'this process is rank 1 of 2 (RANK and WORLD_SIZE), but ' in done.stderr, done
+        assert "RANK='0' and " in done.stderr and "SIZE='1': over MPI each rank" in done.stderr, done
+
+
+def test_a_program_that_has_begun_mpi_itself_goes_on_with_it(cddprun):
+    for kind in found():
+        for level in ('single', 'serialized', 'multiple'):
+            done = mpirun(kind, 2, built(cddprun, 'tests', 'integration', f'mpi_itself_{kind[0]}'), level)
+            assert done.returncode == 0, (level, done)
+            assert done.stdout.count('fine') == 2, (level, done)
+
+
+if __name__ == '__main__':
+    launch.main()

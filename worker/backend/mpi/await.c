@@ -1,0 +1,359 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Messages, and waiting for them. MPI itself waits for ever, and does not say that a rank is gone: so what is under way
+ * is polled, and in between this rank looks at what can end the wait: the deadline, an abort, the agent's page, the
+ * kernel's word on processes of this host, and, every now and then, the job's store, where ranks tell of failures.
+ */
+#include "common/clock.h"
+#include "worker/backend/cpu/wait.h"
+#include "worker/backend/mpi/state.h"
+#include "worker/op_text.h"
+
+#include <inttypes.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+
+#define MEGA ((size_t)1 << 20)
+#define SPIN_POLLS 200 /* before the core is offered to another thread */
+#define NAP_AFTER_US 5000
+#define NAP_US_MAX 500
+#define NEIGHBOURS_EVERY_MS 20
+#define STORE_AFTER_MS 50 /* then at twice the time, up to: */
+#define STORE_EVERY_MS 1000
+#define CANCEL_MS 100
+#define LEFT_MS 1000 /* for what a rank sent before it left */
+
+struct cdi_word cdi_mpi_word(const struct cdi_backend *b)
+{
+    return (struct cdi_word){.keys = &b->world.keys, .prefix = b->prefix, .rank = b->world.rank, .size = b->world.size};
+}
+
+void cdi_mpi_what(const struct cdi_work *work, char *buf, size_t cap)
+{
+    if (work->is_region)
+        (void)snprintf(buf, cap, "making memory of %zu bytes", work->region_bytes);
+    else
+        cdi_op_text(&work->op, buf, cap);
+}
+
+/* ------------------------------------------------------------------------------------------------- messages ---- */
+
+/* One message of `count` elements; the sets have room for two per transfer. */
+static cddp_status post(struct cdi_backend *b, struct cdi_requests *q, void *p, size_t count, MPI_Datatype type,
+                        bool receives, int peer, enum cdi_mpi_tag tag, struct cdi_error *err)
+{
+    int rc, at = b->first_tag + (int)tag, rank = b->world_rank[peer];
+
+    if (q->n >= q->cap)
+        return cdi_fail(err, CDDP_E_LIMIT, "more than %d messages at once", q->cap);
+    if (receives)
+        rc = CDI_MPI(MPI_Irecv(p, (int)count, type, rank, at, b->process->comm, &q->req[q->n]));
+    else
+        rc = CDI_MPI(MPI_Isend(p, (int)count, type, rank, at, b->process->comm, &q->req[q->n]));
+    if (rc != MPI_SUCCESS)
+        return cdi_mpi_fail(rc, receives ? "receiving" : "sending", err);
+    q->receives[q->n++] = receives;
+    return CDDP_OK;
+}
+
+static cddp_status transfer(struct cdi_backend *b, struct cdi_requests *q, void *p, size_t bytes, bool receives,
+                            int peer, enum cdi_mpi_tag tag, struct cdi_error *err)
+{
+    size_t whole = bytes > INT32_MAX ? bytes / MEGA : 0;
+    cddp_status st = CDDP_OK;
+
+    if (whole > 0)
+        st = post(b, q, p, whole, b->process->mega, receives, peer, tag, err);
+    if (st == CDDP_OK && bytes > whole * MEGA)
+        st = post(b, q, (uint8_t *)p + whole * MEGA, bytes - whole * MEGA, MPI_BYTE, receives, peer, tag, err);
+    return st;
+}
+
+cddp_status cdi_mpi_send(struct cdi_backend *b, struct cdi_requests *q, const void *p, size_t bytes, int to,
+                         enum cdi_mpi_tag tag, struct cdi_error *err)
+{
+    return transfer(b, q, (void *)(uintptr_t)p, bytes, false, to, tag, err);
+}
+
+cddp_status cdi_mpi_receive(struct cdi_backend *b, struct cdi_requests *q, void *p, size_t bytes, int from,
+                            enum cdi_mpi_tag tag, struct cdi_error *err)
+{
+    return transfer(b, q, p, bytes, true, from, tag, err);
+}
+
+/* ---------------------------------------------------------------------------------------- what ends a wait ---- */
+
+struct watch {
+    int64_t since_ns, now_ns;
+    int64_t neighbours_ns, store_ns, store_step_ns;
+    int64_t left_ns; /* when a rank was seen to have left in whose message we are; 0: none */
+};
+
+/* How many collectives a rank had begun when it left; -1: it has not left. Also if the store does not say. */
+static int64_t left_after(const struct cdi_mpi_run *run, int rank)
+{
+    const struct cdi_word w = cdi_mpi_word(run->b);
+    char name[32], key[CDI_WORD_KEY_BYTES];
+    int64_t n = 0;
+
+    (void)snprintf(name, sizeof name, "left/%d", rank);
+    cdi_word_key(&w, name, key);
+    return cdi_word_has_peers(&w) && w.keys->add(w.keys->arg, key, 0, &n, NULL) == CDDP_OK ? n - 1 : -1;
+}
+
+static cddp_status has_left(int rank, struct cdi_error *err)
+{
+    return cdi_fail(err, CDDP_E_PEER, "rank %d has left the job (cddp_finalize)", rank);
+}
+
+/* Of those who have left, the one that did so first: it will miss first. */
+static void find_leaver(struct cdi_mpi_run *run, int64_t n)
+{
+    struct cdi_backend *b = run->b;
+
+    for (int r = 0; r < b->world.size; r++) {
+        int64_t after = r != b->world.rank ? left_after(run, r) : -1;
+
+        if (after >= 0 && (b->n_left == 0 || after < b->left_after)) {
+            b->leaver = r;
+            b->left_after = after;
+        }
+    }
+    b->n_left = n;
+}
+
+/* A rank that left after it did its part of what runs here is no reason to end it. */
+static cddp_status look_at_leavers(struct cdi_mpi_run *run, struct watch *w, struct cdi_error *err)
+{
+    struct cdi_backend *b = run->b;
+    const struct cdi_word word = cdi_mpi_word(b);
+    char key[CDI_WORD_KEY_BYTES];
+    int64_t n = 0;
+
+    cdi_word_key(&word, "left", key);
+    if (!cdi_word_has_peers(&word) || word.keys->add(word.keys->arg, key, 0, &n, NULL) != CDDP_OK || n == 0)
+        return CDDP_OK;
+    if (run->peer >= 0) { /* its last message may still be on the way */
+        if (left_after(run, run->peer) < 0)
+            return CDDP_OK;
+        w->left_ns = w->left_ns == 0 ? w->now_ns : w->left_ns;
+        return w->now_ns - w->left_ns < LEFT_MS * 1000000 ? CDDP_OK : has_left(run->peer, err);
+    }
+    if (n > b->n_left)
+        find_leaver(run, n);
+    return b->left_after < (int64_t)run->number ? has_left(b->leaver, err) : CDDP_OK;
+}
+
+/* The kernel tells of the end of a process of this host; one that has left the job may end. */
+static cddp_status look_at_neighbours(struct cdi_mpi_run *run, struct cdi_error *err)
+{
+    struct cdi_backend *b = run->b;
+    const struct cdi_word word = cdi_mpi_word(b);
+    cddp_status st;
+
+    for (int r = 0; r < b->world.size; r++) {
+        struct pollfd p = {.fd = b->neighbours[r].pidfd, .events = POLLIN};
+        char what[160];
+
+        if (p.fd < 0 || poll(&p, 1, 0) != 1 || left_after(run, r) >= 0)
+            continue;
+        /* It may have ended because of another one's failure, and has then said so; unless it was the store's host. */
+        st = cdi_word_heard(&word, err);
+        if (st != CDDP_OK && st != CDDP_E_IO && st != CDDP_E_CLOSED) {
+            atomic_store(&b->told, true);
+            return st;
+        }
+        cdi_mpi_what(run->work, what, sizeof what);
+        return cdi_fail(err, CDDP_E_PEER, "rank %d (pid %d) died; this rank was in %s", r, b->neighbours[r].pid, what);
+    }
+    return CDDP_OK;
+}
+
+void cdi_mpi_tell_peers(struct cdi_backend *b, const struct cdi_error *why)
+{
+    const struct cdi_word word = cdi_mpi_word(b);
+
+    if (atomic_exchange(&b->told, true))
+        return;
+    cdi_word_tell(&word, why);
+    for (int r = 0; r < b->world.size && b->process->own_threads; r++) {
+        MPI_Request request;
+
+        if (r != b->world.rank && CDI_MPI(MPI_Isend(NULL, 0, MPI_BYTE, b->world_rank[r], b->first_tag + CDI_TAG_FAILED,
+                                                    b->process->comm, &request)) == MPI_SUCCESS)
+            (void)CDI_MPI(MPI_Request_free(&request));
+    }
+}
+
+cddp_status cdi_mpi_heard_failure(struct cdi_backend *b, struct cdi_error *err)
+{
+    const struct cdi_word word = cdi_mpi_word(b);
+    int there = 0, rc = MPI_SUCCESS;
+    cddp_status st = CDDP_OK;
+
+    /* The first call may do no more than take the message in. */
+    for (int i = 0; i < 2 && rc == MPI_SUCCESS && !there && b->world.size > 1 && b->queue != NULL; i++)
+        rc = CDI_MPI(
+            MPI_Iprobe(MPI_ANY_SOURCE, b->first_tag + CDI_TAG_FAILED, b->process->comm, &there, MPI_STATUS_IGNORE));
+    if (rc == MPI_SUCCESS && there)
+        st = cdi_word_heard(&word, err);
+    if (st != CDDP_OK)
+        atomic_store(&b->told, true);
+    return st;
+}
+
+static cddp_status listen_to_peers(struct cdi_mpi_run *run, struct watch *w, struct cdi_error *err)
+{
+    const struct cdi_word word = cdi_mpi_word(run->b);
+    cddp_status st = cdi_word_heard(&word, err);
+
+    /* Who aborts has connected: what it owes to those who are still at it is on the way. */
+    if (st == CDDP_E_ABORTED && run->b->queue == NULL)
+        return CDDP_OK;
+    if (st != CDDP_OK)
+        atomic_store(&run->b->told, true);
+    return st == CDDP_OK ? look_at_leavers(run, w, err) : st;
+}
+
+static cddp_status too_late(struct cdi_mpi_run *run, struct cdi_error *err)
+{
+    const struct cdi_word w = cdi_mpi_word(run->b);
+    struct cdi_rank_list late = {0};
+    char what[160];
+
+    cdi_mpi_what(run->work, what, sizeof what);
+    if (run->peer >= 0)
+        cdi_rank_list_add(&late, run->peer);
+    else
+        cdi_word_late(&w, run->number, &late);
+    if (late.n > 0)
+        return cdi_fail(err, CDDP_E_TIMEOUT, "%s: rank%s %s did not come within %.4g s", what, late.n == 1 ? "" : "s",
+                        late.text, (double)run->timeout_ms / 1000);
+    return cdi_fail(err, CDDP_E_TIMEOUT,
+                    "%s: not done within %.4g s, though every rank has come to it: the network may be stuck", what,
+                    (double)run->timeout_ms / 1000);
+}
+
+/* Stopped by abort, which has left its reason in the queue, or by destroy, for which nobody will hear it. */
+static cddp_status stopped(struct cdi_backend *b, struct cdi_error *err)
+{
+    cddp_status st = b->queue != NULL ? cdi_queue_health(b->queue, err) : CDDP_OK;
+
+    return st != CDDP_OK ? st : cdi_fail(err, CDDP_E_ABORTED, "the communicator is being destroyed");
+}
+
+static cddp_status look(struct cdi_mpi_run *run, struct watch *w, struct cdi_error *err)
+{
+    struct cdi_backend *b = run->b;
+    cddp_status st = atomic_load(&b->stopped) ? stopped(b, err) : cdi_flight_check(b->world.flight, err);
+
+    w->now_ns = cdi_now_ns();
+    if (st == CDDP_OK && w->now_ns >= w->neighbours_ns) {
+        w->neighbours_ns = w->now_ns + NEIGHBOURS_EVERY_MS * 1000000;
+        st = cdi_mpi_heard_failure(b, err);
+        if (st == CDDP_OK)
+            st = look_at_neighbours(run, err);
+    }
+    if (st == CDDP_OK && w->now_ns >= w->store_ns) {
+        st = listen_to_peers(run, w, err);
+        w->store_ns = cdi_now_ns() + w->store_step_ns;
+        w->store_step_ns *= w->store_step_ns < STORE_EVERY_MS * 1000000 / 2 ? 2 : 1;
+    }
+    if (st == CDDP_OK && w->now_ns - w->since_ns > run->timeout_ms * 1000000)
+        st = too_late(run, err);
+    return st;
+}
+
+/* MPI moves data only while it is called: the longer a wait, the longer the naps. */
+static void rest(const struct watch *w, int polls)
+{
+    int64_t waited_us = (w->now_ns - w->since_ns) / 1000;
+    struct timespec nap = {.tv_nsec = 0};
+
+    if (polls < SPIN_POLLS) {
+        cdi_pause();
+    } else if (waited_us < NAP_AFTER_US) {
+        (void)sched_yield();
+    } else {
+        nap.tv_nsec = (waited_us / 100 < NAP_US_MAX ? waited_us / 100 : NAP_US_MAX) * 1000;
+        (void)nanosleep(&nap, NULL);
+    }
+}
+
+static cddp_status test(struct cdi_requests *q, int *done, struct cdi_error *err)
+{
+    int rc = CDI_MPI(MPI_Testall(q->n, q->req, done, MPI_STATUSES_IGNORE));
+
+    if (rc != MPI_SUCCESS)
+        return cdi_mpi_fail(rc, "moving data", err);
+    if (*done)
+        q->n = 0;
+    return CDDP_OK;
+}
+
+cddp_status cdi_mpi_await(struct cdi_mpi_run *run, struct cdi_requests *q, struct cdi_error *err)
+{
+    struct watch w;
+    int done = q->n == 0;
+    cddp_status st = done ? CDDP_OK : test(q, &done, err);
+
+    if (st != CDDP_OK || done)
+        return st;
+    w = (struct watch){.since_ns = cdi_now_ns(), .store_step_ns = STORE_AFTER_MS * 1000000};
+    w.neighbours_ns = w.since_ns + NEIGHBOURS_EVERY_MS * 1000000;
+    w.store_ns = w.since_ns + STORE_AFTER_MS * 1000000;
+    for (int polls = 0; st == CDDP_OK; polls++) {
+        st = test(q, &done, err);
+        if (st != CDDP_OK || done)
+            return st;
+        st = look(run, &w, err);
+        rest(&w, polls);
+    }
+    return st;
+}
+
+/* -------------------------------------------------------------------------------------------------- the end ---- */
+
+static void cancel(struct cdi_requests *q)
+{
+    for (int i = 0; i < q->n; i++)
+        if (q->receives[i] && q->req[i] != MPI_REQUEST_NULL)
+            (void)CDI_MPI(MPI_Cancel(&q->req[i]));
+}
+
+/* Sends cannot be taken back; they only read. */
+static bool receives_ended(struct cdi_requests *q)
+{
+    bool ended = true;
+
+    for (int i = 0; i < q->n; i++) {
+        int done = 1;
+
+        if (q->req[i] != MPI_REQUEST_NULL && CDI_MPI(MPI_Test(&q->req[i], &done, MPI_STATUS_IGNORE)) != MPI_SUCCESS)
+            done = 0;
+        ended = ended && (done || !q->receives[i]);
+    }
+    return ended;
+}
+
+void cdi_mpi_give_up(struct cdi_backend *b)
+{
+    int64_t until_ms = cdi_now_ms() + CANCEL_MS;
+    const struct timespec nap = {.tv_nsec = 200000};
+    struct cdi_requests *sets[] = {&b->parts[0], &b->parts[1], &b->results[0], &b->results[1]};
+    bool ended = false;
+
+    cdi_mpi_process_broken();
+    for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++)
+        cancel(sets[i]);
+    while (!ended && cdi_now_ms() < until_ms) {
+        ended = true;
+        for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++)
+            ended = receives_ended(sets[i]) && ended;
+        if (!ended)
+            (void)nanosleep(&nap, NULL);
+    }
+    b->entangled = true; /* at least a send may still be under way */
+}

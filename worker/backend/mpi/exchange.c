@@ -1,0 +1,356 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How operations begin, and those that only move data. */
+#include "common/crc64.h"
+#include "worker/backend/mpi/state.h"
+#include "worker/dtype.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SMALL_BYTES 4096 /* blocks up to it go in few steps, and twice through memory; larger ones directly */
+#define BROADCAST_PIECE ((size_t)1 << 20)
+#define REGION_ALIGN 4096
+
+_Static_assert(sizeof(struct cdi_opening) == CDI_OPENING_BYTES, "what is compared has no gaps");
+
+/* ------------------------------------------------------------------------------------------------- openings ---- */
+
+static void describe(const struct cdi_mpi_run *run, struct cdi_opening *o)
+{
+    const struct cdi_op *op = run->op;
+
+    *o = (struct cdi_opening){.number = run->number, .count = op->count, .root = op->root};
+    o->kind = run->work->is_region ? CDI_KIND_REGION : (uint8_t)op->kind;
+    o->dtype = (uint8_t)op->dtype;
+    o->op = (uint8_t)op->op;
+    if (run->work->is_region)
+        o->count = run->work->region_bytes;
+    if (op->kind == CDI_ALL_GATHERV)
+        o->parts = (uint32_t)cdi_crc64(0, op->counts, (size_t)run->b->world.size * sizeof *op->counts);
+}
+
+static void opening_text(const struct cdi_opening *o, char *buf, size_t cap)
+{
+    struct cdi_work work = {.is_region = o->kind == CDI_KIND_REGION, .region_bytes = (size_t)o->count};
+
+    work.op = (struct cdi_op){.kind = (enum cdi_op_kind)o->kind,
+                              .count = (size_t)o->count,
+                              .dtype = (cddp_dtype)o->dtype,
+                              .op = (cddp_op)o->op,
+                              .root = o->root,
+                              .bucket = -1};
+    if (o->kind == CDI_ALL_GATHERV)
+        (void)snprintf(buf, cap, "all_gatherv of %s in parts %08" PRIx32, cdi_dtype_name(work.op.dtype), o->parts);
+    else if (o->kind > CDI_RECV && o->kind != CDI_KIND_REGION) /* it comes from another process */
+        (void)snprintf(buf, cap, "an unknown operation");
+    else
+        cdi_mpi_what(&work, buf, cap);
+}
+
+static cddp_status differ(const char *what, int a, const struct cdi_opening *first, int b,
+                          const struct cdi_opening *other, struct cdi_error *err)
+{
+    char first_text[160], other_text[160];
+
+    opening_text(first, first_text, sizeof first_text);
+    opening_text(other, other_text, sizeof other_text);
+    return cdi_fail(err, CDDP_E_MISMATCH, "ranks called different %s: rank %d called %s, rank %d called %s", what, a,
+                    first_text, b, other_text);
+}
+
+const struct cdi_opening *cdi_mpi_opening(const struct cdi_backend *b, int r)
+{
+    return &b->openings[cdi_mpi_block_of(b, r)];
+}
+
+/* In step s each rank passes on the 2^s blocks that it has, to the rank that many before it. */
+cddp_status cdi_mpi_gather(struct cdi_mpi_run *run, void *all, size_t block, struct cdi_error *err)
+{
+    struct cdi_backend *b = run->b;
+    struct cdi_requests *q = &b->parts[0];
+    int size = b->world.size, rank = b->world.rank;
+    cddp_status st = CDDP_OK;
+
+    for (int has = 1; has < size && st == CDDP_OK; has *= 2) {
+        size_t n = (size_t)(size - has < has ? size - has : has) * block;
+
+        st = cdi_mpi_receive(b, q, (uint8_t *)all + (size_t)has * block, n, (rank + has) % size, CDI_TAG_MOVE, err);
+        if (st == CDDP_OK)
+            st = cdi_mpi_send(b, q, all, n, (rank - has + size) % size, CDI_TAG_MOVE, err);
+        if (st == CDDP_OK)
+            st = cdi_mpi_await(run, q, err);
+    }
+    return st;
+}
+
+cddp_status cdi_mpi_open(struct cdi_mpi_run *run, const void *data, size_t n, struct cdi_error *err)
+{
+    struct cdi_backend *b = run->b;
+    const struct cdi_opening *first;
+    cddp_status st;
+
+    describe(run, &b->openings[0]);
+    if (n > 0)
+        memcpy(b->openings[0].data, data, n);
+    st = cdi_mpi_gather(run, b->openings, sizeof *b->openings, err);
+    first = cdi_mpi_opening(b, 0);
+    for (int r = 1; r < b->world.size && st == CDDP_OK; r++)
+        if (memcmp(first, cdi_mpi_opening(b, r), offsetof(struct cdi_opening, data)) != 0)
+            st = differ("collectives", 0, first, r, cdi_mpi_opening(b, r), err);
+    return st;
+}
+
+/* --------------------------------------------------------------------------------------------------- moving ---- */
+
+/* A block for every other rank and one of every other rank, straight between the callers' memories. */
+struct moves {
+    const uint8_t *in;
+    uint8_t *out;
+    bool same; /* the whole of in goes to all */
+    size_t (*bytes)(const struct cdi_mpi_run *run, int r);
+};
+
+static size_t equal_blocks(const struct cdi_mpi_run *run, int r)
+{
+    (void)r;
+    return run->op->count * cddp_dtype_size(run->op->dtype);
+}
+
+static size_t parts(const struct cdi_mpi_run *run, int r)
+{
+    return run->op->counts[r] * cddp_dtype_size(run->op->dtype);
+}
+
+static cddp_status move(struct cdi_mpi_run *run, const struct moves *m, struct cdi_error *err)
+{
+    struct cdi_backend *b = run->b;
+    struct cdi_requests *q = &b->parts[0];
+    int rank = b->world.rank;
+    size_t own = m->bytes(run, rank), at_in = 0, at_out = 0;
+    cddp_status st = CDDP_OK;
+
+    for (int r = 0; r < b->world.size && st == CDDP_OK; r++) {
+        size_t theirs = m->bytes(run, r);
+
+        if (r != rank)
+            st = cdi_mpi_receive(b, q, m->out + at_out, theirs, r, CDI_TAG_MOVE, err);
+        else if (own > 0 && m->out + at_out != m->in + at_in)
+            memcpy(m->out + at_out, m->in + at_in, own);
+        at_out += theirs;
+        at_in += m->same ? 0 : theirs;
+    }
+    for (int i = 1; i < b->world.size && st == CDDP_OK; i++) { /* each rank begins with another one */
+        int to = (rank + i) % b->world.size;
+
+        st = cdi_mpi_send(b, q, m->in + (m->same ? 0 : (size_t)to * own), own, to, CDI_TAG_MOVE, err);
+    }
+    return st == CDDP_OK ? cdi_mpi_await(run, q, err) : st;
+}
+
+static cddp_status all_gather(struct cdi_mpi_run *run, struct cdi_error *err)
+{
+    struct cdi_backend *b = run->b;
+    size_t bytes = equal_blocks(run, 0);
+    const struct moves m = {.in = run->op->in, .out = run->op->out, .same = true, .bytes = equal_blocks};
+    bool inside = bytes <= CDI_OPENING_DATA;
+    cddp_status st = cdi_mpi_open(run, run->op->in, inside ? bytes : 0, err);
+
+    if (st != CDDP_OK || bytes == 0)
+        return st;
+    if (bytes > SMALL_BYTES)
+        return move(run, &m, err);
+    if (!inside) {
+        memcpy(b->scratch, run->op->in, bytes);
+        st = cdi_mpi_gather(run, b->scratch, bytes, err);
+    }
+    for (int r = 0; r < b->world.size && st == CDDP_OK; r++) {
+        uint8_t *to = m.out + (size_t)r * bytes;
+
+        if (to != m.in)
+            memcpy(to, inside ? cdi_mpi_opening(b, r)->data : b->scratch + cdi_mpi_block_of(b, r) * bytes, bytes);
+    }
+    return st;
+}
+
+static cddp_status all_gatherv(struct cdi_mpi_run *run, struct cdi_error *err)
+{
+    const struct moves m = {.in = run->op->in, .out = run->op->out, .same = true, .bytes = parts};
+    cddp_status st = cdi_mpi_open(run, NULL, 0, err);
+
+    return st == CDDP_OK ? move(run, &m, err) : st;
+}
+
+static cddp_status all_to_all(struct cdi_mpi_run *run, struct cdi_error *err)
+{
+    const struct moves m = {.in = run->op->in, .out = run->op->out, .bytes = equal_blocks};
+    cddp_status st = cdi_mpi_open(run, NULL, 0, err);
+
+    return st == CDDP_OK ? move(run, &m, err) : st;
+}
+
+/* Down a binomial tree whose root is `root`, piece by piece: the next one comes while this one is passed on. */
+struct tree {
+    int place;    /* of this rank: 0 is the root */
+    int low;      /* its lowest bit; of the root: one beyond all places */
+    size_t bytes; /* in all */
+    uint8_t *data;
+};
+
+static int rank_at(const struct cdi_mpi_run *run, int place)
+{
+    return (place + run->op->root) % run->b->world.size;
+}
+
+static size_t piece_bytes(const struct tree *t, size_t k)
+{
+    size_t at = k * BROADCAST_PIECE;
+
+    return at >= t->bytes ? 0 : t->bytes - at < BROADCAST_PIECE ? t->bytes - at : BROADCAST_PIECE;
+}
+
+static cddp_status fetch(struct cdi_mpi_run *run, const struct tree *t, size_t k, struct cdi_error *err)
+{
+    if (t->place == 0)
+        return CDDP_OK;
+    return cdi_mpi_receive(run->b, &run->b->parts[k % CDI_SETS], t->data + k * BROADCAST_PIECE, piece_bytes(t, k),
+                           rank_at(run, t->place - t->low), CDI_TAG_MOVE, err);
+}
+
+static cddp_status pass_on(struct cdi_mpi_run *run, const struct tree *t, size_t k, struct cdi_error *err)
+{
+    struct cdi_requests *q = &run->b->results[k % CDI_SETS];
+    cddp_status st = cdi_mpi_await(run, q, err);
+
+    for (int bit = t->low / 2; bit > 0 && st == CDDP_OK; bit /= 2)
+        if (t->place + bit < run->b->world.size)
+            st = cdi_mpi_send(run->b, q, t->data + k * BROADCAST_PIECE, piece_bytes(t, k), rank_at(run, t->place + bit),
+                              CDI_TAG_MOVE, err);
+    return st;
+}
+
+static cddp_status down_the_tree(struct cdi_mpi_run *run, const struct tree *t, struct cdi_error *err)
+{
+    cddp_status st = fetch(run, t, 0, err);
+
+    for (size_t k = 0; k * BROADCAST_PIECE < t->bytes && st == CDDP_OK; k++) {
+        st = fetch(run, t, k + 1, err);
+        if (st == CDDP_OK)
+            st = cdi_mpi_await(run, &run->b->parts[k % CDI_SETS], err);
+        if (st == CDDP_OK)
+            st = pass_on(run, t, k, err);
+    }
+    for (int i = 0; i < CDI_SETS && st == CDDP_OK; i++)
+        st = cdi_mpi_await(run, &run->b->results[i], err);
+    return st;
+}
+
+static cddp_status broadcast(struct cdi_mpi_run *run, struct cdi_error *err)
+{
+    const struct cdi_op *op = run->op;
+    int size = run->b->world.size;
+    struct tree t = {.place = (run->b->world.rank - op->root + size) % size,
+                     .low = 1,
+                     .bytes = equal_blocks(run, 0),
+                     .data = op->out};
+    bool inside = t.bytes <= CDI_OPENING_DATA;
+    cddp_status st = cdi_mpi_open(run, op->in, inside && t.place == 0 ? t.bytes : 0, err);
+
+    while (t.low < size && (t.place & t.low) == 0)
+        t.low *= 2;
+    if (st != CDDP_OK || !inside)
+        return st == CDDP_OK ? down_the_tree(run, &t, err) : st;
+    if (t.place != 0 && t.bytes > 0)
+        memcpy(op->out, cdi_mpi_opening(run->b, op->root)->data, t.bytes);
+    return CDDP_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------ two ranks ---- */
+
+static bool is_pair(const struct cdi_opening *mine, const struct cdi_opening *theirs)
+{
+    return mine->kind + theirs->kind == CDI_SEND + CDI_RECV && mine->kind != theirs->kind &&
+           mine->count == theirs->count && mine->dtype == theirs->dtype;
+}
+
+/* Both say what they call; then the data goes. */
+static cddp_status message(struct cdi_mpi_run *run, struct cdi_error *err)
+{
+    struct cdi_backend *b = run->b;
+    const struct cdi_op *op = run->op;
+    struct cdi_requests *q = &b->parts[0];
+    struct cdi_opening *mine = &b->openings[b->world.size], *theirs = mine + 1;
+    size_t bytes = equal_blocks(run, 0);
+    bool sends = op->kind == CDI_SEND;
+    cddp_status st;
+
+    describe(run, mine);
+    mine->number = 0;
+    st = cdi_mpi_receive(b, q, theirs, sizeof *theirs, op->root, CDI_TAG_PAIR, err);
+    if (st == CDDP_OK)
+        st = cdi_mpi_send(b, q, mine, sizeof *mine, op->root, CDI_TAG_PAIR, err);
+    if (st == CDDP_OK)
+        st = cdi_mpi_await(run, q, err);
+    if (st == CDDP_OK && !is_pair(mine, theirs))
+        return sends ? differ("operations", b->world.rank, mine, op->root, theirs, err)
+                     : differ("operations", op->root, theirs, b->world.rank, mine, err);
+    if (st == CDDP_OK && sends)
+        st = cdi_mpi_send(b, q, op->in, bytes, op->root, CDI_TAG_PAIR, err);
+    else if (st == CDDP_OK)
+        st = cdi_mpi_receive(b, q, op->out, bytes, op->root, CDI_TAG_PAIR, err);
+    return st == CDDP_OK ? cdi_mpi_await(run, q, err) : st;
+}
+
+/* --------------------------------------------------------------------------------------------------- memory ---- */
+
+/* A region is memory of this rank alone: what it needs of the others is that all have theirs. */
+static cddp_status make_region(struct cdi_mpi_run *run, struct cdi_error *err)
+{
+    const struct cdi_work *w = run->work;
+    struct cdi_region *region = calloc(1, sizeof *region);
+    void *base = NULL;
+    uint8_t able = region != NULL && posix_memalign(&base, REGION_ALIGN, w->region_bytes) == 0;
+    cddp_status st;
+
+    if (able)
+        memset(base, 0, w->region_bytes);
+    st = cdi_mpi_open(run, &able, 1, err);
+    for (int r = 0; r < run->b->world.size && st == CDDP_OK && w->region_err->status == CDDP_OK; r++)
+        if (!cdi_mpi_opening(run->b, r)->data[0])
+            (void)cdi_fail(w->region_err, CDDP_E_NOMEM, "rank %d is out of memory for %zu bytes", r, w->region_bytes);
+    if (st != CDDP_OK || w->region_err->status != CDDP_OK) {
+        free(base);
+        free(region);
+        return st;
+    }
+    *region = (struct cdi_region){.base = base, .bytes = w->region_bytes};
+    *w->region_out = region;
+    return CDDP_OK;
+}
+
+cddp_status cdi_mpi_run(struct cdi_mpi_run *run, struct cdi_error *err)
+{
+    if (run->work->is_region)
+        return make_region(run, err);
+    switch (run->op->kind) {
+    case CDI_ALL_REDUCE:
+    case CDI_REDUCE:
+    case CDI_REDUCE_SCATTER:
+        return cdi_mpi_reduction(run, err);
+    case CDI_BROADCAST:
+        return broadcast(run, err);
+    case CDI_ALL_GATHER:
+        return all_gather(run, err);
+    case CDI_ALL_GATHERV:
+        return all_gatherv(run, err);
+    case CDI_ALL_TO_ALL:
+        return all_to_all(run, err);
+    case CDI_BARRIER:
+        return cdi_mpi_open(run, NULL, 0, err);
+    case CDI_SEND:
+    case CDI_RECV:
+        return message(run, err);
+    }
+    return cdi_fail(err, CDDP_E_INVALID, "no such operation");
+}

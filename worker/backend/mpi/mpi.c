@@ -1,0 +1,581 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table of the MPI backend, how one comes and goes, and the module's one symbol. */
+#include "common/env.h"
+#include "worker/backend/cpu/element.h"
+#include "worker/backend/mpi/state.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define SCRATCH_BYTES ((size_t)16 << 20) /* for all pieces; the smallest size of one comes first */
+#define PIECE_MAX ((size_t)256 << 10)
+#define PIECE_MIN 4096
+#define PER_TRANSFER 2 /* messages */
+#define JOIN_SPINS 2000
+
+/* ------------------------------------------------------------------------------------------------ operations ---- */
+
+static cddp_status broken(struct cdi_backend *b, const struct cdi_error *why)
+{
+    cdi_mpi_give_up(b);
+    cdi_mpi_tell_peers(b, why);
+    return why->status;
+}
+
+static cddp_status run_for(struct cdi_backend *b, const struct cdi_work *work, int64_t timeout_ms,
+                           struct cdi_error *err)
+{
+    bool pair = !work->is_region && (work->op.kind == CDI_SEND || work->op.kind == CDI_RECV);
+    struct cdi_mpi_run run = {
+        .b = b, .work = work, .op = &work->op, .timeout_ms = timeout_ms, .peer = pair ? work->op.root : -1};
+    struct cdi_error why;
+    cddp_status st;
+
+    run.number = pair ? 0 : ++b->n_collectives;
+    st = cdi_mpi_run(&run, &why);
+    if (st == CDDP_OK) /* all came; but one may have given up before the last one did */
+        st = cdi_mpi_heard_failure(b, &why);
+    if (st == CDDP_OK)
+        return CDDP_OK;
+    if (err != NULL)
+        *err = why;
+    return broken(b, &why);
+}
+
+static cddp_status run_work(void *arg, const struct cdi_work *work, bool on_thread, struct cdi_error *err)
+{
+    struct cdi_backend *b = arg;
+
+    (void)on_thread;
+    return run_for(b, work, b->world.timeout_ms, err);
+}
+
+/* Where MPI takes calls of one thread alone, it is that of MPI_Init who has to wait. */
+static cddp_status may_call(const struct cdi_backend *b, struct cdi_error *err)
+{
+    int is_main = 1;
+
+    if (b->process->main_only && (MPI_Is_thread_main(&is_main) != MPI_SUCCESS || !is_main))
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "this program has begun MPI for one thread alone, and this is another one: begin it by "
+                        "MPI_Init_thread with MPI_THREAD_MULTIPLE, or leave that to cddp_init");
+    return CDDP_OK;
+}
+
+static cddp_status enqueue_work(struct cdi_backend *b, struct cdi_work *work, uint64_t *ticket, struct cdi_error *err)
+{
+    if (!b->process->own_threads)
+        work->op.lazy = true; /* and so the queue never starts a thread */
+    return cdi_queue_enqueue(b->queue, work, ticket, err);
+}
+
+static cddp_status mpi_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint64_t *ticket, struct cdi_error *err)
+{
+    struct cdi_work work = {.op = *op};
+
+    return enqueue_work(b, &work, ticket, err);
+}
+
+static cddp_status mpi_join(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
+{
+    cddp_status st = may_call(b, err);
+
+    return st == CDDP_OK ? cdi_queue_join(b->queue, ticket, err) : st;
+}
+
+static cddp_status do_now(struct cdi_backend *b, struct cdi_work *work, struct cdi_error *err)
+{
+    uint64_t ticket;
+    cddp_status st = enqueue_work(b, work, &ticket, err);
+
+    return st == CDDP_OK ? mpi_join(b, ticket, err) : st;
+}
+
+/* ------------------------------------------------------------------------------------------ coming and going ---- */
+
+static bool room_for_messages(struct cdi_requests *q, int size)
+{
+    q->cap = 2 * PER_TRANSFER * size; /* to and from each */
+    q->req = calloc((size_t)q->cap, sizeof(MPI_Request));
+    q->receives = calloc((size_t)q->cap, sizeof *q->receives);
+    return q->req != NULL && q->receives != NULL;
+}
+
+static void release(struct cdi_backend *b)
+{
+    struct cdi_requests *sets[] = {&b->parts[0], &b->parts[1], &b->results[0], &b->results[1]};
+
+    for (int r = 0; r < b->world.size && b->neighbours != NULL; r++)
+        if (b->neighbours[r].pidfd >= 0)
+            (void)close(b->neighbours[r].pidfd);
+    for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
+        free(sets[i]->req);
+        free(sets[i]->receives);
+    }
+    if (!b->entangled) {
+        free(b->openings);
+        free(b->scratch);
+    }
+    free(b->neighbours);
+    free(b->world_rank);
+    cdi_flight_release(b->own_flight);
+    free(b);
+}
+
+static struct cdi_backend *new_backend(const struct cdi_world *world, const struct cdi_mpi_process *process,
+                                       const char *prefix)
+{
+    size_t n = (size_t)world->size, piece = SCRATCH_BYTES / (CDI_SETS * (n + 1)) / PIECE_MIN * PIECE_MIN;
+    struct cdi_backend *b = calloc(1, sizeof *b);
+    bool ok;
+
+    if (b == NULL)
+        return NULL;
+    b->world = *world;
+    b->process = process;
+    (void)snprintf(b->prefix, sizeof b->prefix, "%s", prefix);
+    b->piece = piece < PIECE_MIN ? PIECE_MIN : piece > PIECE_MAX ? PIECE_MAX : piece;
+    b->world_rank = calloc(n, sizeof *b->world_rank);
+    b->neighbours = calloc(n, sizeof *b->neighbours);
+    for (size_t r = 0; r < n && b->neighbours != NULL; r++)
+        b->neighbours[r].pidfd = -1;
+    b->openings = calloc(n + 2, sizeof *b->openings);
+    ok = b->world_rank != NULL && b->neighbours != NULL && b->openings != NULL;
+    if (posix_memalign((void **)&b->scratch, 64, CDI_SETS * (n + 1) * b->piece) != 0)
+        b->scratch = NULL;
+    for (int i = 0; i < CDI_SETS; i++) {
+        ok = room_for_messages(&b->parts[i], world->size) && ok;
+        ok = room_for_messages(&b->results[i], world->size) && ok;
+    }
+    if (ok && b->scratch != NULL)
+        return b;
+    release(b);
+    return NULL;
+}
+
+/* Parts of this job so far, and delta more of them. */
+static cddp_status count_parts(const struct cdi_world *w, int delta, int64_t *n, struct cdi_error *err)
+{
+    *n = 0;
+    return w->size > 1 ? w->keys.add(w->keys.arg, "mpi/parts", delta, n, err) : CDDP_OK;
+}
+
+/* Peers that wait for this rank are told that it will not come. */
+static void say_left(struct cdi_backend *b)
+{
+    const struct cdi_word w = cdi_mpi_word(b);
+    char name[32], key[CDI_WORD_KEY_BYTES];
+
+    if (!cdi_word_has_peers(&w) || b->queue == NULL || cdi_queue_health(b->queue, NULL) != CDDP_OK)
+        return;
+    if (!cdi_queue_idle(b->queue)) {
+        struct cdi_error why;
+
+        (void)cdi_fail(&why, CDDP_E_ABORTED, "rank %d left the job while collectives were in flight", b->world.rank);
+        cdi_mpi_tell_peers(b, &why);
+        return;
+    }
+    (void)snprintf(name, sizeof name, "left/%d", b->world.rank);
+    cdi_word_key(&w, name, key);
+    (void)w.keys->add(w.keys->arg, key, (int64_t)b->n_collectives + 1, NULL, NULL);
+    cdi_word_key(&w, "left", key);
+    (void)w.keys->add(w.keys->arg, key, 1, NULL, NULL);
+}
+
+static void mpi_destroy(struct cdi_backend *b)
+{
+    int64_t n_parts;
+
+    if (b == NULL)
+        return;
+    say_left(b);
+    atomic_store(&b->stopped, true);
+    cdi_queue_destroy(b->queue);
+    if (b->own_flight == NULL && count_parts(&b->world, 0, &n_parts, NULL) == CDDP_OK)
+        cdi_mpi_process_used(b->number + n_parts);
+    release(b);
+}
+
+/* ----------------------------------------------------------------------------------------------- connecting ---- */
+
+/* What a rank tells the others of itself. */
+struct card {
+    uint8_t host[CDI_MODULE_HOST_ID];
+    uint32_t pid, pids; /* and among whose numbers it is one */
+};
+_Static_assert(sizeof(struct card) == CDI_OPENING_DATA, "it comes with the opening");
+
+static void fill_card(struct card *c)
+{
+    struct stat sb;
+
+    memset(c, 0, sizeof *c);
+    cdi_mpi_host->host_id(c->host);
+    c->pid = (uint32_t)getpid();
+    if (stat("/proc/self/ns/pid", &sb) == 0)
+        c->pids = (uint32_t)sb.st_ino;
+}
+
+/* Kernels before 5.3 have no such descriptor: then a death is noticed by the deadline, or by mpirun. */
+static void watch_neighbours(struct cdi_backend *b, const struct card *cards)
+{
+    const struct card *mine = &cards[b->world.rank];
+
+    for (int r = 0; r < b->world.size; r++) {
+        if (r == b->world.rank || memcmp(cards[r].host, mine->host, sizeof mine->host) != 0 ||
+            cards[r].pids != mine->pids)
+            continue;
+        b->neighbours[r].pid = (int)cards[r].pid;
+        b->neighbours[r].pidfd = (int)syscall(SYS_pidfd_open, (pid_t)cards[r].pid, 0);
+    }
+}
+
+/* The first exchange: on return all ranks are there, and know one another. */
+static cddp_status connect_all(struct cdi_backend *b, struct cdi_error *err)
+{
+    struct card mine, *cards = calloc((size_t)b->world.size, sizeof *cards);
+    struct cdi_work work = {.op = {.kind = CDI_ALL_GATHER,
+                                   .in = &mine,
+                                   .out = cards,
+                                   .count = sizeof mine,
+                                   .dtype = CDDP_UINT8,
+                                   .bucket = -1}};
+    cddp_status st;
+
+    if (cards == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", b->world.size);
+    fill_card(&mine);
+    st = run_for(b, &work, b->world.join_timeout_ms, err);
+    if (st == CDDP_OK)
+        watch_neighbours(b, cards);
+    else
+        (void)cdi_error_wrap(err, "connecting over MPI");
+    free(cards);
+    if (st == CDDP_OK)
+        st = cdi_queue_create(&b->queue, run_work, b, b->own_flight != NULL ? b->own_flight : b->world.flight,
+                              JOIN_SPINS, err);
+    return st;
+}
+
+/* Numbers of communicators are not used again, so that what a failed one left under way meets nobody. */
+static cddp_status set_tag(struct cdi_backend *b, int64_t number, struct cdi_error *err)
+{
+    if (number < 0 || number >= b->process->n_communicators)
+        return cdi_fail(err, CDDP_E_LIMIT, "MPI has tags for %d communicators, and this program has made more",
+                        b->process->n_communicators);
+    b->first_tag = (int)number * CDI_MPI_TAGS;
+    return CDDP_OK;
+}
+
+/* Rank 0 hands out the number of the whole; parts have those after it. Where it could not begin, the others hear why.
+ */
+static cddp_status give_number(struct cdi_backend *b, const struct cdi_error *begun, struct cdi_error *err)
+{
+    const struct cdi_world *w = &b->world;
+    const struct cdi_word word = cdi_mpi_word(b);
+    char text[32] = "failed";
+    cddp_status st;
+
+    b->number = cdi_mpi_process_number();
+    if (w->size == 1)
+        return CDDP_OK;
+    if (begun->status == CDDP_OK)
+        (void)snprintf(text, sizeof text, "%" PRId64, b->number);
+    else
+        cdi_word_tell(&word, begun);
+    st = w->keys.set(w->keys.arg, "mpi/world", text, strlen(text), err);
+    return begun->status == CDDP_OK ? st : CDDP_OK;
+}
+
+static cddp_status take_number(struct cdi_backend *b, struct cdi_error *err)
+{
+    const struct cdi_world *w = &b->world;
+    const struct cdi_word word = cdi_mpi_word(b);
+    char text[32] = "";
+    size_t len = 0;
+    cddp_status st = w->keys.get(w->keys.arg, "mpi/world", text, sizeof text - 1, &len, w->join_timeout_ms, err);
+
+    if (st != CDDP_OK || cdi_parse_int(text, 0, INT64_MAX, &b->number))
+        return st;
+    st = cdi_word_heard(&word, err);
+    return st != CDDP_OK ? st : cdi_fail(err, CDDP_E_PEER, "rank 0 could not begin MPI, and did not say why");
+}
+
+/* What a rank can fail in alone, and then the number. */
+static cddp_status begin(struct cdi_backend *b, struct cdi_error *err)
+{
+    const struct cdi_word word = cdi_mpi_word(b);
+    struct cdi_error begun = {.status = CDDP_OK};
+    cddp_status st = CDDP_OK;
+
+    begun.status = cdi_mpi_process_open(&b->process, &b->world, &begun);
+    if (begun.status == CDDP_OK)
+        begun.status = may_call(b, &begun);
+    if (b->world.rank == 0)
+        st = give_number(b, &begun, err);
+    else if (begun.status == CDDP_OK)
+        st = take_number(b, err);
+    else
+        cdi_word_tell(&word, &begun);
+    if (begun.status != CDDP_OK)
+        return cdi_fail(err, begun.status, "%s", begun.msg);
+    return st == CDDP_OK ? set_tag(b, b->number, err) : st;
+}
+
+static cddp_status mpi_create(struct cdi_backend **out, const struct cdi_world *world, struct cdi_error *err)
+{
+    struct cdi_backend *b = new_backend(world, NULL, "mpi/");
+    cddp_status st;
+
+    if (b == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    for (int r = 0; r < world->size; r++)
+        b->world_rank[r] = r;
+    st = begin(b, err);
+    if (st == CDDP_OK)
+        st = connect_all(b, err);
+    if (st != CDDP_OK) {
+        release(b);
+        return st;
+    }
+    *out = b;
+    return CDDP_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------------- parts ---- */
+
+struct choice {
+    int32_t color, key;
+    int64_t nth; /* rank 0's: of all parts; those that come of one split have one number, as they share no rank */
+};
+
+static bool comes_before(const struct choice *all, int a, int b)
+{
+    return all[a].key != all[b].key ? all[a].key < all[b].key : a < b;
+}
+
+/* The ranks of `color` in their new order, as ranks of b; returns how many. */
+static int members_of(const struct choice *all, int size, int32_t color, int *who)
+{
+    int n = 0;
+
+    for (int r = 0; r < size; r++) {
+        int at = n;
+
+        if (all[r].color != color)
+            continue;
+        for (; at > 0 && comes_before(all, r, who[at - 1]); at--)
+            who[at] = who[at - 1];
+        who[at] = r;
+        n++;
+    }
+    return n;
+}
+
+static cddp_status create_part(struct cdi_backend *b, const struct choice *all, int *who, uint32_t nth,
+                               struct cdi_backend **out, struct cdi_error *err)
+{
+    int32_t color = all[b->world.rank].color;
+    struct cdi_world w = b->world;
+    char prefix[CDI_WORD_PREFIX_MAX];
+    struct cdi_backend *part;
+    cddp_status st;
+
+    if (snprintf(prefix, sizeof prefix, "%s%" PRIu32 ".%d/", b->prefix, nth, (int)color) >= (int)sizeof prefix)
+        return cdi_fail(err, CDDP_E_LIMIT, "communicators were split too often, one from another");
+    w.size = members_of(all, b->world.size, color, who);
+    for (int i = 0; i < w.size; i++)
+        if (who[i] == b->world.rank)
+            w.rank = i;
+    part = new_backend(&w, b->process, prefix);
+    if (part == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
+    part->number = b->number;
+    for (int i = 0; i < w.size; i++)
+        part->world_rank[i] = b->world_rank[who[i]];
+    st = set_tag(part, b->number + all[0].nth, err);
+    if (st == CDDP_OK)
+        st = cdi_flight_attach(&part->own_flight, NULL, err);
+    if (st == CDDP_OK)
+        st = connect_all(part, err);
+    if (st != CDDP_OK) {
+        release(part);
+        return st;
+    }
+    *out = part;
+    return CDDP_OK;
+}
+
+static cddp_status mpi_split(struct cdi_backend *b, int color, int key, struct cdi_backend **out, struct cdi_error *err)
+{
+    struct choice mine = {.color = color, .key = key};
+    size_t n = (size_t)b->world.size;
+    struct choice *all = calloc(n, sizeof *all);
+    int *who = calloc(n, sizeof *who);
+    struct cdi_work work = {.op = {.kind = CDI_ALL_GATHER,
+                                   .in = &mine,
+                                   .out = all,
+                                   .count = sizeof mine,
+                                   .dtype = CDDP_UINT8,
+                                   .bucket = -1,
+                                   .lazy = true}};
+    uint32_t nth = atomic_fetch_add(&b->n_splits, 1);
+    cddp_status st = CDDP_OK;
+
+    if (all == NULL || who == NULL)
+        st = cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", b->world.size);
+    if (st == CDDP_OK && b->world.rank == 0)
+        st = count_parts(&b->world, 1, &mine.nth, err);
+    if (st == CDDP_OK)
+        st = do_now(b, &work, err);
+    if (st == CDDP_OK && color >= 0)
+        st = create_part(b, all, who, nth, out, err);
+    else if (st == CDDP_OK)
+        *out = NULL;
+    free(who);
+    free(all);
+    return st;
+}
+
+/* ------------------------------------------------------------------------------------------------- the table ---- */
+
+static cddp_status mpi_region_create(struct cdi_backend *b, size_t bytes, struct cdi_region **out,
+                                     struct cdi_error *err)
+{
+    struct cdi_error agreed = {.status = CDDP_OK};
+    struct cdi_region *region = NULL;
+    struct cdi_work work = {.is_region = true,
+                            .region_bytes = bytes == 0 ? 1 : bytes,
+                            .region_out = &region,
+                            .region_err = &agreed,
+                            .op = {.kind = CDI_BARRIER, .bucket = -1, .lazy = true}};
+    cddp_status st = do_now(b, &work, err);
+
+    if (st == CDDP_OK && agreed.status != CDDP_OK)
+        st = cdi_fail(err, agreed.status, "%s", agreed.msg);
+    if (st == CDDP_OK)
+        *out = region;
+    return st;
+}
+
+static void mpi_region_destroy(struct cdi_backend *b, struct cdi_region *r)
+{
+    (void)b;
+    if (r == NULL)
+        return;
+    free(r->base);
+    free(r);
+}
+
+/* Work of the caller's own is done when it comes here. */
+static cddp_status mpi_follow(struct cdi_backend *b, void *stream, struct cdi_error *err)
+{
+    (void)stream;
+    return cdi_queue_health(b->queue, err);
+}
+
+static cddp_status mpi_lead(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err)
+{
+    (void)stream;
+    return mpi_join(b, ticket != 0 ? ticket : cdi_queue_last(b->queue), err);
+}
+
+static cddp_status mpi_alloc(struct cdi_backend *b, size_t bytes, void **out, struct cdi_error *err)
+{
+    (void)b;
+    return posix_memalign(out, 64, bytes > 0 ? bytes : 1) == 0
+               ? CDDP_OK
+               : cdi_fail(err, CDDP_E_NOMEM, "out of memory for %zu bytes", bytes);
+}
+
+static void mpi_release(struct cdi_backend *b, void *p)
+{
+    (void)b;
+    free(p);
+}
+
+static bool mpi_is_device(struct cdi_backend *b, const void *p)
+{
+    (void)b;
+    (void)p;
+    return false;
+}
+
+static cddp_status mpi_copy(struct cdi_backend *b, void *to, const void *from, size_t bytes, struct cdi_error *err)
+{
+    (void)b;
+    (void)err;
+    if (bytes > 0)
+        memcpy(to, from, bytes);
+    return CDDP_OK;
+}
+
+static void mpi_describe(struct cdi_backend *b, cddp_device_info *out)
+{
+    *out = (cddp_device_info){.size = out->size, .device = -1, .numa_node = -1};
+    (void)snprintf(out->name, sizeof out->name, "cpu, %.80s", b->process->library);
+}
+
+static cddp_status mpi_health(struct cdi_backend *b, struct cdi_error *err)
+{
+    return cdi_queue_health(b->queue, err);
+}
+
+static void mpi_abort(struct cdi_backend *b, cddp_status status, const char *why)
+{
+    struct cdi_error err;
+
+    (void)cdi_fail(&err, status, "%s", why);
+    cdi_queue_fail(b->queue, &err);
+    atomic_store(&b->stopped, true);
+    cdi_mpi_process_broken();
+    cdi_mpi_tell_peers(b, &err);
+}
+
+static const struct cdi_backend_ops mpi_ops = {
+    .name = "mpi",
+    .keeps_store = true,
+    .create = mpi_create,
+    .destroy = mpi_destroy,
+    .region_create = mpi_region_create,
+    .region_destroy = mpi_region_destroy,
+    .split = mpi_split,
+    .enqueue = mpi_enqueue,
+    .join = mpi_join,
+    .follow = mpi_follow,
+    .lead = mpi_lead,
+    .alloc = mpi_alloc,
+    .release = mpi_release,
+    .is_device = mpi_is_device,
+    .copy = mpi_copy,
+    .describe = mpi_describe,
+    .health = mpi_health,
+    .abort = mpi_abort,
+    .pack = cdi_element_pack,
+    .unpack = cdi_element_unpack,
+    .cast = cdi_element_cast,
+    .scale = cdi_element_scale,
+    .scan = cdi_element_scan,
+};
+
+static cddp_status open_backend(const struct cdi_host *host, const struct cdi_backend_ops **ops, struct cdi_error *err)
+{
+    if (host->size != sizeof *host)
+        return cdi_fail(err, CDDP_E_VERSION, "cddp_mpi.so and libcddp are of different builds");
+    cdi_mpi_host = host;
+    *ops = &mpi_ops;
+    return CDDP_OK;
+}
+
+extern const struct cdi_module cddp_module;
+__attribute__((visibility("default"))) const struct cdi_module cddp_module = {
+    .abi = CDI_MODULE_ABI,
+    .version = CDDP_VERSION,
+    .open = open_backend,
+};

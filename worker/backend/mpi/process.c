@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* MPI in this process: begun once, whoever needs it first; ended at the process's end by who has begun it. */
+#include "common/clock.h"
+#include "common/env.h"
+#include "worker/backend/mpi/state.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MEGA ((size_t)1 << 20)
+
+const struct cdi_host *cdi_mpi_host;
+
+static struct cdi_mpi_process process;
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER, calls = PTHREAD_MUTEX_INITIALIZER;
+static bool is_open, one_at_a_time;
+static pid_t initialised_by; /* 0: not by us */
+static atomic_bool broken;
+static _Atomic int64_t n_used;
+
+void cdi_mpi_enter(void)
+{
+    if (one_at_a_time)
+        (void)pthread_mutex_lock(&calls);
+}
+
+int cdi_mpi_leave(int rc)
+{
+    if (one_at_a_time)
+        (void)pthread_mutex_unlock(&calls);
+    return rc;
+}
+
+cddp_status cdi_mpi_fail(int rc, const char *text, struct cdi_error *err)
+{
+    char why[MPI_MAX_ERROR_STRING + 1] = "";
+    int len = 0;
+
+    if (MPI_Error_string(rc, why, &len) != MPI_SUCCESS)
+        (void)snprintf(why, sizeof why, "error %d", rc);
+    return cdi_fail(err, CDDP_E_SYSTEM, "%s: MPI says %.300s", text, why);
+}
+
+void cdi_mpi_process_broken(void)
+{
+    atomic_store(&broken, true);
+}
+
+int64_t cdi_mpi_process_number(void)
+{
+    return atomic_load(&n_used);
+}
+
+void cdi_mpi_process_used(int64_t last)
+{
+    if (atomic_load(&n_used) <= last)
+        atomic_store(&n_used, last + 1);
+}
+
+bool cdi_mpi_process_lives(void)
+{
+    int finalised = 0;
+
+    return MPI_Finalized(&finalised) == MPI_SUCCESS && !finalised;
+}
+
+/* Without it, mpirun takes the end of a process for a failure. After one it would wait for ranks that may be gone. */
+static void finalise(void)
+{
+    if (getpid() != initialised_by || atomic_load(&broken) || !cdi_mpi_process_lives())
+        return;
+    if (is_open) {
+        (void)MPI_Type_free(&process.mega);
+        (void)MPI_Comm_free(&process.comm);
+    }
+    (void)MPI_Finalize();
+}
+
+/* ----------------------------------------------------------------------------------------------- who we are ---- */
+
+/* Each launcher's own word, before MPI is asked: a process that is not its child could hang in MPI_Init. */
+static cddp_status compare_launcher(const struct cdi_world *w, struct cdi_error *err)
+{
+    static const char *const names[][2] = {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}, {"PMI_RANK", "PMI_SIZE"}};
+
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        const char *rank = cdi_mpi_host->env(names[i][0]), *size = cdi_mpi_host->env(names[i][1]);
+
+        int64_t n;
+
+        if (rank == NULL || size == NULL ||
+            (cdi_parse_int(rank, w->rank, w->rank, &n) && cdi_parse_int(size, w->size, w->size, &n)))
+            continue;
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "this process is rank %d of %d (RANK and WORLD_SIZE), but %s='%.16s' and %s='%.16s': over MPI "
+                        "each rank of the job must be the same rank of MPI; let mpirun start the program itself, and "
+                        "leave RANK unset",
+                        w->rank, w->size, names[i][0], rank, names[i][1], size);
+    }
+    return CDDP_OK;
+}
+
+static cddp_status compare_ranks(const struct cdi_world *w, struct cdi_error *err)
+{
+    if (process.rank == w->rank && process.size == w->size)
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_INVALID,
+                    "this process is rank %d of %d as its launcher says (RANK and WORLD_SIZE, or the launcher's own), "
+                    "but rank %d of %d to %s: start the program with the mpirun or mpiexec of that MPI (cddprun and "
+                    "torchrun do not start MPI), or take CDDP_BACKEND=cpu",
+                    w->rank, w->size, process.rank, process.size, process.library);
+}
+
+/* ------------------------------------------------------------------------------------------------ beginning ---- */
+
+/* "MPICH Version:   4.0.2\n..." */
+static void name_library(char *buf, size_t cap)
+{
+    char text[MPI_MAX_LIBRARY_VERSION_STRING + 1] = "";
+    size_t n = 0;
+    int len = 0;
+
+    (void)MPI_Get_library_version(text, &len);
+    for (const char *p = text; *p != '\0' && *p != ',' && *p != '\n' && n + 1 < cap; p++) {
+        bool space = *p == ' ' || *p == '\t';
+
+        if (!space || (n > 0 && buf[n - 1] != ' '))
+            buf[n++] = space ? ' ' : *p;
+    }
+    buf[n] = '\0';
+}
+
+static cddp_status start(int *level, struct cdi_error *err)
+{
+    int begun = 0, finalised = 0, rc;
+
+    if (MPI_Initialized(&begun) != MPI_SUCCESS || MPI_Finalized(&finalised) != MPI_SUCCESS || finalised)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "this program has finalised MPI, which cannot be begun again: call "
+                        "cddp_init before MPI_Finalize");
+    if (begun) {
+        rc = MPI_Query_thread(level);
+        return rc == MPI_SUCCESS ? CDDP_OK : cdi_mpi_fail(rc, "MPI_Query_thread", err);
+    }
+    rc = MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, level);
+    if (rc != MPI_SUCCESS)
+        return cdi_mpi_fail(rc, "MPI_Init_thread", err);
+    initialised_by = getpid();
+    if (atexit(finalise) != 0)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    return CDDP_OK;
+}
+
+/* Nobody else's messages are on it, and its errors come back to us. All ranks call it; who does not is waited for. */
+static cddp_status duplicate(const struct cdi_world *w, struct cdi_error *err)
+{
+    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), w->join_timeout_ms);
+    const struct timespec nap = {.tv_nsec = 200000};
+    MPI_Request request;
+    int done = 0, rc = MPI_Comm_idup(MPI_COMM_WORLD, &process.comm, &request);
+
+    while (rc == MPI_SUCCESS && !done && cdi_now_ms() < deadline_ms) {
+        rc = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+        if (!done)
+            (void)nanosleep(&nap, NULL);
+    }
+    if (rc == MPI_SUCCESS && !done) {
+        atomic_store(&broken, true);
+        return cdi_fail(err, CDDP_E_TIMEOUT, "not all ranks came to duplicate MPI_COMM_WORLD within %.4g s",
+                        (double)w->join_timeout_ms / 1000);
+    }
+    if (rc == MPI_SUCCESS)
+        rc = MPI_Comm_set_errhandler(process.comm, MPI_ERRORS_RETURN);
+    if (rc == MPI_SUCCESS)
+        rc = MPI_Type_contiguous((int)MEGA, MPI_BYTE, &process.mega);
+    if (rc == MPI_SUCCESS)
+        rc = MPI_Type_commit(&process.mega);
+    return rc == MPI_SUCCESS ? CDDP_OK : cdi_mpi_fail(rc, "duplicating MPI_COMM_WORLD", err);
+}
+
+static cddp_status count_tags(struct cdi_error *err)
+{
+    int *most = NULL, is_set = 0, rc = MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, (void *)&most, &is_set);
+
+    if (rc != MPI_SUCCESS)
+        return cdi_mpi_fail(rc, "MPI_TAG_UB", err);
+    process.n_communicators = (is_set ? *most : 32767) / CDI_MPI_TAGS;
+    return CDDP_OK;
+}
+
+static cddp_status begin(const struct cdi_world *w, struct cdi_error *err)
+{
+    int level = MPI_THREAD_SINGLE, rc;
+    cddp_status st;
+
+    if (atomic_load(&broken))
+        return cdi_fail(err, CDDP_E_INVALID, "MPI was left in the middle of an earlier failure: restart the program");
+    st = start(&level, err);
+    if (st != CDDP_OK)
+        return st;
+    name_library(process.library, sizeof process.library);
+    one_at_a_time = level < MPI_THREAD_MULTIPLE;
+    process.main_only = level < MPI_THREAD_SERIALIZED;
+    /* At this level calls must not meet, and of the program's own calls we do not know when they are. */
+    process.own_threads = level == MPI_THREAD_MULTIPLE || (level == MPI_THREAD_SERIALIZED && initialised_by != 0);
+    rc = MPI_Comm_rank(MPI_COMM_WORLD, &process.rank);
+    if (rc == MPI_SUCCESS)
+        rc = MPI_Comm_size(MPI_COMM_WORLD, &process.size);
+    if (rc != MPI_SUCCESS)
+        return cdi_mpi_fail(rc, "MPI_Comm_size", err);
+    st = compare_ranks(w, err);
+    if (st == CDDP_OK)
+        st = count_tags(err);
+    if (st == CDDP_OK)
+        st = duplicate(w, err);
+    is_open = st == CDDP_OK;
+    return st;
+}
+
+cddp_status cdi_mpi_process_open(const struct cdi_mpi_process **out, const struct cdi_world *world,
+                                 struct cdi_error *err)
+{
+    cddp_status st = compare_launcher(world, err);
+
+    if (st != CDDP_OK)
+        return st;
+    (void)pthread_mutex_lock(&opening);
+    st = is_open ? compare_ranks(world, err) : begin(world, err);
+    (void)pthread_mutex_unlock(&opening);
+    if (st == CDDP_OK && !cdi_mpi_process_lives())
+        st = cdi_fail(err, CDDP_E_INVALID, "this program has finalised MPI, which cannot be begun again");
+    if (st == CDDP_OK)
+        *out = &process;
+    return st;
+}
