@@ -22,7 +22,7 @@
 #define GROUP_BYTES ((size_t)64 << 10) /* buckets that are smaller together are started together */
 #define KNOWN_FLAGS                                                                                        \
     (CDDP_DDP_NO_BROADCAST | CDDP_DDP_SUM | CDDP_DDP_FIND_UNUSED | CDDP_DDP_STATIC_GRAPH | CDDP_DDP_JOIN | \
-     CDDP_DDP_JOIN_ACTIVE | CDDP_DDP_SPLIT)
+     CDDP_DDP_JOIN_ACTIVE | CDDP_DDP_SPLIT | CDDP_DDP_JOIN_STRICT)
 #define SHOWN_NAMES 8 /* of missing gradients in one sentence */
 
 /* -------------------------------------------------------------------------------------------- checking input ---- */
@@ -79,6 +79,8 @@ static cddp_status check_options(const cddp_ddp_options *opt, struct cdi_error *
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_ddp_options.flags: CDDP_DDP_STATIC_GRAPH goes with neither CDDP_DDP_FIND_UNUSED nor "
                         "CDDP_DDP_JOIN, whose steps differ");
+    if ((opt->flags & CDDP_DDP_JOIN_STRICT) != 0 && (opt->flags & CDDP_DDP_JOIN) == 0)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.flags: CDDP_DDP_JOIN_STRICT needs CDDP_DDP_JOIN");
     if ((opt->flags & CDDP_DDP_JOIN_ACTIVE) != 0 && (opt->flags & CDDP_DDP_JOIN) == 0)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.flags: CDDP_DDP_JOIN_ACTIVE needs CDDP_DDP_JOIN");
     if ((opt->flags & CDDP_DDP_JOIN_ACTIVE) != 0 && (opt->flags & CDDP_DDP_SUM) != 0)

@@ -153,7 +153,10 @@ cddp_status cdi_uneven_init(cddp_ddp *d, struct cdi_error *err);
 void cdi_uneven_release(cddp_ddp *d);
 /* This step has begun: put into the arena that this rank trains (or, in cddp_ddp_join, that it does not). Sticks. */
 cddp_status cdi_uneven_begin(cddp_ddp *d, bool trains);
-/* The means have landed: with CDDP_DDP_JOIN_ACTIVE they become those over the ranks that trained. Sticks. */
+/*
+ * The means have landed: with CDDP_DDP_JOIN_ACTIVE they become those over the ranks that trained; with
+ * CDDP_DDP_JOIN_STRICT it is an error if some did not. Sticks.
+ */
 cddp_status cdi_uneven_land(cddp_ddp *d);
 
 #endif

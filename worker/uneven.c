@@ -8,6 +8,7 @@
 #include "worker/reducer.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -100,16 +101,48 @@ static cddp_status count_active(cddp_ddp *d, int *active, struct cdi_error *err)
     return st;
 }
 
+/* Some trained in this step, and some had no samples: who? All ranks come here in the same step. Locked. */
+static cddp_status ended_early(cddp_ddp *d, int active, struct cdi_error *err)
+{
+    int size = cdi_comm_world(d->comm)->size, first = 0;
+    int32_t ended = d->shadow, *all = calloc((size_t)size, sizeof *all);
+    char more[32] = "";
+    cddp_status st;
+
+    if (all == NULL) {
+        (void)cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", size);
+        return cdi_ddp_misused(d, err);
+    }
+    (void)pthread_mutex_unlock(&d->lock);
+    st = cdi_comm_all_gather(d->comm, &ended, all, 1, CDDP_INT32, err);
+    (void)pthread_mutex_lock(&d->lock);
+    while (first < size - 1 && all[first] == 0)
+        first++;
+    free(all);
+    if (st != CDDP_OK)
+        return st;
+    if (size - active > 1)
+        (void)snprintf(more, sizeof more, " (and %d more)", size - active - 1);
+    return cdi_fail(err, CDDP_E_STATE,
+                    "rank %d%s had no more samples in step %llu, in which %d of %d ranks trained: with "
+                    "CDDP_DDP_JOIN_STRICT all ranks need the same number of steps",
+                    first, more, (unsigned long long)d->step, active, size);
+}
+
 cddp_status cdi_uneven_land(cddp_ddp *d)
 {
+    bool strict = (d->flags & CDDP_DDP_JOIN_STRICT) != 0;
+    bool scales = (d->flags & CDDP_DDP_JOIN_ACTIVE) != 0 && !d->shadow;
     int size = cdi_comm_world(d->comm)->size, active = size;
     cddp_status st = CDDP_OK;
     struct cdi_error err;
 
-    if ((d->flags & CDDP_DDP_JOIN_ACTIVE) == 0 || d->shadow)
+    if (!strict && !scales)
         return CDDP_OK;
     st = count_active(d, &active, &err);
-    for (size_t b = 0; b < d->plan.n && active < size && st == CDDP_OK; b++)
+    if (st == CDDP_OK && strict && active > 0 && active < size)
+        st = ended_early(d, active, &err);
+    for (size_t b = 0; scales && b < d->plan.n && active < size && st == CDDP_OK; b++)
         st = d->ops->scale(d->b, (char *)d->region->base + d->plan.b[b].offset,
                            d->plan.b[b].bytes / cddp_dtype_size(d->plan.b[b].dtype), d->plan.b[b].dtype,
                            (double)size / active, &err);

@@ -331,6 +331,12 @@ typedef struct cddp_ddp_options {
  * up to 64 bytes), which hold nothing else. Results do not change by it, on the CPU not by a bit.
  */
 #define CDDP_DDP_SPLIT 64u
+/*
+ * With CDDP_DDP_JOIN: a rank that has no more samples while others still train is an error, for all: cddp_ddp_wait and
+ * cddp_ddp_join of that step return CDDP_E_STATE and a sentence with its number; the reducer, but not the communicator,
+ * then keeps that error. On a GPU the host waits for every step.
+ */
+#define CDDP_DDP_JOIN_STRICT 128u
 
 /* The reducer: averages the gradients of one model over all ranks, in buckets, while they are being made. */
 typedef struct cddp_ddp cddp_ddp;

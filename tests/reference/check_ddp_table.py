@@ -66,7 +66,8 @@ ROWS = {  # option: (ours, the check's file, what in it)
         "divide_by_initial_world_size": ("`CDDP_DDP_JOIN` and `cddp_ddp_join`; `False`: with `CDDP_DDP_JOIN_ACTIVE`", WINE,
                                          "w4_uneven"),
         "enable": ("the flag itself", "tests/unit/test_uneven.c", "what_does_not_go_together_is_refused"),
-        "throw_on_early_termination": ("not yet", None, None),
+        "throw_on_early_termination": ("`CDDP_DDP_JOIN_STRICT`", "tests/unit/test_uneven.c",
+                                       "a_rank_that_ends_early_can_be_an_error_that_names_it_everywhere"),
     },
     "DistributedDataParallel.register_comm_hook": {
         "state": ("`cddp_hook.arg`", "tests/unit/test_hook.c", "it_sees_each_bucket_in_order_and_leaves_what_gradients_become"),

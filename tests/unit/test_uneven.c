@@ -83,6 +83,42 @@ Test(uneven, unused_parameters_and_compression_go_with_it)
     cr_assert_eq(ddp_world(compressed), 0);
 }
 
+/* In the first epoch all train two steps; in the second ranks 1 and 2 end after one. */
+static int strict(int rank)
+{
+    struct ddp_rank r = {0};
+    int steps = rank == 1 || rank == 2 ? 1 : 3;
+    cddp_status st = CDDP_OK;
+
+    CHECK(ddp_open(&r, CDDP_DDP_JOIN | CDDP_DDP_JOIN_STRICT, CDDP_DTYPE_NONE, false) == 0);
+    for (int step = 0; step < 2; step++) {
+        for (size_t i = DDP_PARAMS; i-- > 0;)
+            CHECK(ddp_give(&r, i, (float)rank) == 0);
+        CHECK(cddp_ddp_wait(r.ddp) == CDDP_OK && ddp_is(&r, 0, 1.5f) == 0);
+    }
+    CHECK(cddp_ddp_join(r.ddp) == CDDP_OK);
+    for (int step = 0; step < steps && st == CDDP_OK; step++) {
+        for (size_t i = DDP_PARAMS; i-- > 0;)
+            CHECK(ddp_give(&r, i, (float)rank) == 0);
+        st = cddp_ddp_wait(r.ddp);
+        CHECK(st == (step == 0 ? CDDP_OK : CDDP_E_STATE));
+    }
+    if (st == CDDP_OK)
+        CHECK(cddp_ddp_join(r.ddp) == CDDP_E_STATE);
+    /* Step 2, the last of the first epoch, was that in which nobody trained. */
+    CHECK(strcmp(cddp_last_error(),
+                 "rank 1 (and 1 more) had no more samples in step 4, in which 2 of 4 ranks trained: with "
+                 "CDDP_DDP_JOIN_STRICT all ranks need the same number of steps") == 0);
+    CHECK(cddp_ddp_grad_ready(r.ddp, 0) == CDDP_E_STATE); /* it stays */
+    CHECK(cddp_barrier(r.comm) == CDDP_OK);
+    return ddp_close(&r, CDDP_OK);
+}
+
+Test(uneven, a_rank_that_ends_early_can_be_an_error_that_names_it_everywhere)
+{
+    cr_assert_eq(ddp_world(strict), 0);
+}
+
 Test(uneven, what_does_not_go_together_is_refused)
 {
     static const struct {
@@ -90,6 +126,7 @@ Test(uneven, what_does_not_go_together_is_refused)
         const char *says;
     } cases[] = {
         {CDDP_DDP_JOIN_ACTIVE, "CDDP_DDP_JOIN_ACTIVE needs CDDP_DDP_JOIN"},
+        {CDDP_DDP_JOIN_STRICT, "CDDP_DDP_JOIN_STRICT needs CDDP_DDP_JOIN"},
         {CDDP_DDP_JOIN | CDDP_DDP_STATIC_GRAPH, "CDDP_DDP_STATIC_GRAPH goes with neither"},
         {CDDP_DDP_JOIN | CDDP_DDP_JOIN_ACTIVE | CDDP_DDP_SUM, "a sum (CDDP_DDP_SUM) has no divisor to adjust"},
     };
