@@ -104,6 +104,9 @@ cddp_status cdi_across_begin(struct cdi_run *run, struct cdi_error *err)
 
 /* ------------------------------------------------------------------------------------------------ reductions ---- */
 
+#define PIECES 8                       /* of a stretch, at least: so many that both directions are under way together */
+#define PIECE_LEAST_BYTES (16u * 1024) /* but not for less than this */
+
 /* The pipeline: partial sums go forward, from node to node, results come back; both in pieces, at the same time. */
 struct pipeline {
     const struct cdi_run *run;
@@ -130,6 +133,12 @@ static uint8_t *partial(const struct pipeline *p, size_t k)
 static uint8_t *result(const struct pipeline *p, int k_out, size_t k)
 {
     return (uint8_t *)p->a->out[k_out] + k * p->most * p->size;
+}
+
+/* The lowest node that wants some of piece k: before it, nobody does. */
+static int home(const struct pipeline *p, size_t k)
+{
+    return p->a->per_rank == 0 ? p->a->home : cdi_tcp_node_of(p->tcp, (int)((p->a->at + k * p->most) / p->a->per_rank));
 }
 
 static cddp_status take_partial(struct pipeline *p, bool *moved, struct cdi_error *err)
@@ -185,6 +194,10 @@ static cddp_status take_result(struct pipeline *p, bool *moved, struct cdi_error
     while (p->has_next && st == CDDP_OK && p->returned < p->forwarded) {
         size_t bytes = elements(p, p->returned) * p->size;
 
+        if (p->tcp->node < home(p, p->returned)) {
+            p->returned++;
+            continue;
+        }
         st = cdi_link_recv(&p->tcp->next, CDI_TCP_IS_DATA, bytes > 0 ? result(p, 0, p->returned) : NULL, bytes, moved,
                            err);
         for (int i = 1; i < p->a->n_out && st == CDDP_OK && bytes > 0; i++)
@@ -201,6 +214,10 @@ static cddp_status pass_result(struct pipeline *p, bool *moved, struct cdi_error
     while (p->has_prev && st == CDDP_OK && p->passed < (p->has_next ? p->returned : p->reduced)) {
         size_t bytes = elements(p, p->passed) * p->size;
 
+        if (p->tcp->node <= home(p, p->passed)) {
+            p->passed++;
+            continue;
+        }
         st = cdi_link_send(&p->tcp->prev, CDI_TCP_IS_DATA, bytes > 0 ? result(p, 0, p->passed) : NULL, bytes, moved,
                            err);
         p->passed += st == CDDP_OK;
@@ -229,6 +246,15 @@ static cddp_status advance(void *arg, bool *moved, struct cdi_error *err)
                : CDDP_IN_PROGRESS;
 }
 
+static size_t piece_bytes(size_t bytes)
+{
+    size_t part = bytes / PIECES / 64 * 64;
+
+    if (part > CDI_SHM_PIECE_BYTES)
+        return CDI_SHM_PIECE_BYTES;
+    return part < PIECE_LEAST_BYTES ? PIECE_LEAST_BYTES : part;
+}
+
 cddp_status cdi_across_reduce(struct cdi_run *run, const struct cdi_along *a, struct cdi_error *err)
 {
     struct cdi_team *t = run->t;
@@ -245,7 +271,7 @@ cddp_status cdi_across_reduce(struct cdi_run *run, const struct cdi_along *a, st
         p.size = cddp_dtype_size(run->w->op.dtype);
         p.acc_size = cdi_reduce_acc_size(run->w->op.dtype);
     }
-    p.most = CDI_SHM_PIECE_BYTES / p.acc_size;
+    p.most = piece_bytes(a->count * p.acc_size) / p.acc_size;
     p.n_pieces = a->count == 0 ? 1 : (a->count + p.most - 1) / p.most;
     return pump(run, links, n, advance, &p, err);
 }
@@ -280,7 +306,8 @@ static cddp_status move(struct cdi_run *run, struct cdi_link *link, bool out, en
  * One direction at a time, without deadlock: all nodes handle the blocks in one order, and nobody turns to the next
  * block before it has passed this one on.
  */
-cddp_status cdi_across_relay(struct cdi_run *run, int from, uint8_t *block, size_t len, struct cdi_error *err)
+cddp_status cdi_across_relay(struct cdi_run *run, int from, const struct cdi_reach *reach, uint8_t *block, size_t len,
+                             struct cdi_error *err)
 {
     struct cdi_tcp *tcp = run->t->tcp;
     struct cdi_link *prev = tcp->prev.rank >= 0 ? &tcp->prev : NULL, *next = tcp->next.rank >= 0 ? &tcp->next : NULL;
@@ -288,9 +315,9 @@ cddp_status cdi_across_relay(struct cdi_run *run, int from, uint8_t *block, size
 
     if (st == CDDP_OK && from != tcp->node)
         st = move(run, from < tcp->node ? prev : next, false, CDI_TCP_IS_DATA, block, len, err);
-    if (st == CDDP_OK && next != NULL && from <= tcp->node)
+    if (st == CDDP_OK && next != NULL && from <= tcp->node && tcp->node < reach->last)
         st = move(run, next, true, CDI_TCP_IS_DATA, block, len, err);
-    if (st == CDDP_OK && prev != NULL && from >= tcp->node)
+    if (st == CDDP_OK && prev != NULL && from >= tcp->node && tcp->node > reach->first)
         st = move(run, prev, true, CDI_TCP_IS_DATA, block, len, err);
     return st;
 }

@@ -76,6 +76,19 @@ static void collect_block(const struct cdi_team *t, size_t at, size_t most, uint
     }
 }
 
+/* The nodes for which the pieces at `at` are. Of all_to_all they are a few ranks' blocks, else everybody's. */
+static struct cdi_reach reach_of(const struct cdi_run *run, size_t at, size_t most)
+{
+    const struct cdi_tcp *tcp = run->t->tcp;
+    const struct cdi_op *op = &run->w->op;
+    size_t block = op->count * cddp_dtype_size(op->dtype), all = block * (size_t)run->t->size;
+
+    if (op->kind != CDI_ALL_TO_ALL || block == 0)
+        return (struct cdi_reach){.first = 0, .last = tcp->n_nodes - 1};
+    return (struct cdi_reach){.first = cdi_tcp_node_of(tcp, (int)(at / block)),
+                              .last = cdi_tcp_node_of(tcp, (int)((smaller(at + most, all) - 1) / block))};
+}
+
 /*
  * The same pieces to and from the other nodes, in the order of the nodes: local rank 0 moves the blocks, its slot shows
  * them to the others.
@@ -85,6 +98,7 @@ static cddp_status exchange_across(struct cdi_run *run, size_t at, size_t most, 
 {
     struct cdi_team *t = run->t;
     struct cdi_tcp *tcp = t->tcp;
+    const struct cdi_reach reach = reach_of(run, at, most);
     bool leads = t->shm->rank == 0;
     cddp_status st = CDDP_OK;
 
@@ -99,10 +113,10 @@ static cddp_status exchange_across(struct cdi_run *run, size_t at, size_t most, 
 
         for (int r = tcp->first[node]; r < tcp->first[node + 1]; r++)
             len += stretch(t, r, at, most);
-        if (len == 0)
+        if (len == 0 || !cdi_across_passes(&reach, node, tcp->node))
             continue;
         if (leads)
-            st = cdi_across_relay(run, node, node == tcp->node ? tcp->ring : cdi_next_slot(t), len, err);
+            st = cdi_across_relay(run, node, &reach, node == tcp->node ? tcp->ring : cdi_next_slot(t), len, err);
         if (node == tcp->node || st != CDDP_OK)
             continue;
         st = cdi_step_behind(run, err);

@@ -220,6 +220,16 @@ static cddp_status reduce_direct_across(struct cdi_run *run, const struct want *
     return st == CDDP_OK ? cdi_step_behind(run, err) : st;
 }
 
+/* One rank on each node: nothing is to be shown to others of the node, so the whole goes along the chain at once. */
+static cddp_status reduce_alone_across(struct cdi_run *run, const struct want *w, struct cdi_error *err)
+{
+    const void *in = run->w->op.in;
+    void *out = w->out;
+    const struct cdi_along a = {.in = &in, .n_in = 1, .out = &out, .n_out = 1, .count = w->count};
+
+    return cdi_across_reduce(run, &a, err);
+}
+
 /* One piece of private data: in through the slots of one step, out through those of the next. */
 static cddp_status reduce_piece_across(struct cdi_run *run, const struct want *w, struct piece p, struct cdi_error *err)
 {
@@ -231,9 +241,14 @@ static cddp_status reduce_piece_across(struct cdi_run *run, const struct want *w
         memcpy(cdi_next_slot(t), (const uint8_t *)run->w->op.in + p.at * w->size, p.n * w->size);
     st = cdi_step(run, err);
     if (st == CDDP_OK && chain_share(t, p.n, w->size, &lo, &hi)) {
-        struct cdi_along a = {.n_in = t->shm->size, .n_out = 1, .count = hi - lo};
+        struct cdi_along a = {.n_in = t->shm->size, .n_out = 1, .count = hi - lo, .at = p.at + lo};
+        const struct cdi_op *op = &run->w->op;
         void *out = cdi_next_slot(t) + lo * w->size;
 
+        if (op->kind == CDI_REDUCE)
+            a.home = cdi_tcp_node_of(t->tcp, op->root);
+        if (op->kind == CDI_REDUCE_SCATTER)
+            a.per_rank = op->count;
         for (int r = 0; r < t->shm->size; r++)
             t->place[r] = cdi_shm_slot(t->shm, r, t->step) + lo * w->size;
         a.in = (const void *const *)t->place;
@@ -256,6 +271,8 @@ static cddp_status reduce_across(struct cdi_run *run, const struct want *w, stru
 
     if (run->w->op.region != NULL && run->w->op.kind == CDI_ALL_REDUCE)
         return reduce_direct_across(run, w, err);
+    if (run->t->tcp->largest == 1 && run->w->op.kind == CDI_ALL_REDUCE)
+        return reduce_alone_across(run, w, err);
     do
         st = reduce_piece_across(run, w, piece_of(w, k), err);
     while (st == CDDP_OK && ++k < n_pieces);
