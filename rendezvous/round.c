@@ -205,16 +205,22 @@ static int first_line(const char *text)
     return n < 470 ? (int)n : 470;
 }
 
-/* The first failure of the round ends it. r->failure holds it. */
-static void fail_round(struct round *r, int64_t now_ms)
+/* Why the round ended, where r->failure is the reason. */
+static void say_failure(struct round *r, bool lost)
 {
-    bool lost = r->failure.kind == CDI_END_NODE && is_elastic(r);
-
     if (!lost && r->restart_count > 0)
         say(r->why, "%.*s (after %u restart%s)", first_line(r->failure.text), r->failure.text, r->restart_count,
             r->restart_count == 1 ? "" : "s");
     else
         say(r->why, "%.*s", first_line(r->failure.text), r->failure.text);
+}
+
+/* The first failure of the round ends it. r->failure holds it. */
+static void fail_round(struct round *r, int64_t now_ms)
+{
+    bool lost = r->failure.kind == CDI_END_NODE && is_elastic(r);
+
+    say_failure(r, lost);
     stop_round(r, lost ? OVER_CHANGED : OVER_FAILED, now_ms);
 }
 
@@ -296,10 +302,19 @@ static void on_join(struct round *r, uint32_t peer, const struct cdi_msg_join *j
         on_newcomer(r, peer, now_ms);
 }
 
-static void on_failed(struct round *r, struct node *n, const struct cdi_failure *f, int64_t now_ms)
+/*
+ * A failure that another node said before it heard of the one that ended the round: which of the two arrived first is
+ * chance (one may be the other's echo), so their own times count.
+ */
+static bool was_earlier(const struct round *r, const struct node *n, const struct cdi_failure *f)
 {
-    if (r->state != ROUND_RUNNING)
-        return; /* the round has failed already, and the first failure counts */
+    return r->state == ROUND_STOPPING && r->verdict == OVER_FAILED && n->node_rank != r->failure.node_rank &&
+           r->failure.kind != CDI_END_NODE && f->kind != CDI_END_NODE && f->kind != CDI_END_NONE && f->time_ms > 0 &&
+           f->time_ms < r->failure.time_ms;
+}
+
+static void note_failure(struct round *r, const struct node *n, const struct cdi_failure *f)
+{
     r->failure = *f;
     r->failure.host[sizeof r->failure.host - 1] = '\0';
     r->failure.text[sizeof r->failure.text - 1] = '\0';
@@ -313,7 +328,17 @@ static void on_failed(struct round *r, struct node *n, const struct cdi_failure 
     if (r->failure.text[0] == '\0')
         (void)snprintf(r->failure.text, sizeof r->failure.text, "a worker failed on node %d (%s)", n->node_rank,
                        n->host);
-    fail_round(r, now_ms);
+}
+
+static void on_failed(struct round *r, const struct node *n, const struct cdi_failure *f, int64_t now_ms)
+{
+    if (r->state == ROUND_RUNNING) {
+        note_failure(r, n, f);
+        fail_round(r, now_ms);
+    } else if (was_earlier(r, n, f)) {
+        note_failure(r, n, f);
+        say_failure(r, false);
+    }
 }
 
 static void let_go(struct round *r, uint32_t peer, struct node *n)

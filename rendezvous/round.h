@@ -98,13 +98,17 @@ void round_destroy(struct round *r); /* NULL-safe */
 const struct round_action *round_step(struct round *r, const struct round_event *ev, int64_t now_ms, size_t *n);
 
 enum round_state round_state(const struct round *r);
-uint32_t round_number(const struct round *r);                   /* of the round that runs, or is being gathered */
-uint32_t round_nodes(const struct round *r);                    /* of the last round that began; 0: none has */
-uint32_t round_world_size(const struct round *r);               /* likewise, workers */
-uint32_t round_restart_count(const struct round *r);            /* rounds that failed and were followed by another */
-const char *round_text(const struct round *r);                  /* about the event just taken */
-const char *round_why(const struct round *r);                   /* why the last round, or the job, ended */
-const struct cdi_failure *round_failure(const struct round *r); /* the first of the round; kind NONE: there was none */
+uint32_t round_number(const struct round *r);        /* of the round that runs, or is being gathered */
+uint32_t round_nodes(const struct round *r);         /* of the last round that began; 0: none has */
+uint32_t round_world_size(const struct round *r);    /* likewise, workers */
+uint32_t round_restart_count(const struct round *r); /* rounds that failed and were followed by another */
+const char *round_text(const struct round *r);       /* about the event just taken */
+const char *round_why(const struct round *r);        /* why the last round, or the job, ended */
+/*
+ * The first of the round; kind NONE: there was none. While the round stops, one that another node had said already and
+ * that is earlier by its own time takes its place.
+ */
+const struct cdi_failure *round_failure(const struct round *r);
 /* STOPPING: will another round follow this one, and will it count as a restart? As far as it is known now. */
 bool round_restarts(const struct round *r);
 bool round_counts(const struct round *r);

@@ -291,6 +291,21 @@ def test_a_connection_that_is_reset_or_silent_for_a_while_does_no_harm(cddprun):
         assert [job.err for job in nodes] == ['', '']
 
 
+def test_every_node_reports_the_failure_that_was_first_also_if_its_news_come_last(cddprun):
+    script = UNTIL_GO.replace('exec 2>/dev/null; ', '') + '; echo last words of $RANK >&2; exit $((5 + 2 * RANK))'
+    with through_a_relay(cddprun, script, 15) as (relay, nodes):
+        relay.silent = True
+        go(nodes[1:])
+        launch.wait_for('the worker of node 1 to end', lambda: not nodes[1].workers())
+        go(nodes[:1])
+        launch.wait_for('the worker of node 0 to end', lambda: not nodes[0].workers())
+        relay.silent = False
+        assert [job.finish() for job in nodes] == [7, 7], [job.err for job in nodes]
+        for job in nodes:
+            assert re.search(r'^cddprun: rank 1 \(pid \d+ on \S+\) exited with status 7', job.err, re.M), job.err
+            assert re.search(r'^    \| last words of 1$', job.err, re.M), job.err
+
+
 def test_an_agent_that_is_stopped_has_no_workers_when_its_lease_is_over(cddprun):
     with through_a_relay(cddprun, UNTIL_GO, 3) as (_, nodes):
         agent, began = nodes[1].agent(), time.monotonic()

@@ -76,6 +76,40 @@ static void stopped(struct round *r, uint32_t peer, uint32_t round)
     step(r, (struct round_event){.kind = ROUND_EV_STOPPED, .peer = peer, .round = round}, 0);
 }
 
+static void fail_at(struct round *r, uint32_t peer, int64_t time_ms, int32_t code)
+{
+    struct cdi_failure f = {
+        .kind = CDI_END_EXIT, .code = code, .rank = -1, .local_rank = 0, .node_rank = -1, .time_ms = time_ms};
+
+    (void)snprintf(f.text, sizeof f.text, "code %d", code);
+    step(r, (struct round_event){.kind = ROUND_EV_FAILED, .peer = peer, .round = 0, .failure = &f}, 0);
+}
+
+Test(round, of_failures_that_crossed_each_other_the_earlier_one_is_the_cause)
+{
+    struct round *r = job(3, 3, 0);
+
+    for (uint32_t i = 0; i < 3; i++)
+        join(r, i, "h", (int32_t)i, 1, 3);
+    fail_at(r, 0, 2000, 5);
+    cr_assert_eq(round_failure(r)->code, 5);
+    fail_at(r, 1, 2001, 6);
+    cr_assert_eq(round_failure(r)->code, 5, "a later one is its echo");
+    fail_at(r, 2, 1990, 7);
+    cr_assert_eq(round_failure(r)->code, 7);
+    cr_assert_eq(round_failure(r)->node_rank, 2);
+    cr_assert_str_eq(round_why(r), "code 7");
+    fail_at(r, 0, 0, 8);
+    cr_assert_eq(round_failure(r)->code, 7, "without a time there is nothing to go by");
+    fail_at(r, 2, 1000, 9);
+    cr_assert_eq(round_failure(r)->code, 7, "a node's own first word counts");
+    for (uint32_t i = 0; i < 3; i++)
+        stopped(r, i, 0);
+    cr_assert_eq(round_state(r), ROUND_CLOSED);
+    cr_assert_eq(round_failure(r)->code, 7);
+    round_destroy(r);
+}
+
 Test(round, nodes_of_different_size_get_ranks_that_add_up)
 {
     struct round *r = job(3, 3, 0);
