@@ -150,6 +150,8 @@ def compare(args, seen):
                     continue
                 ratios = [one[key]['us'] / one[base]['us'] for one in seen if key in one and base in one]
                 bound = ('bound', variant, size)
+                touch = ('direct', 'touch', size)
+                floor = [one[touch]['us'] / one[base]['us'] for one in seen if touch in one and base in one]
                 reached = [one[bound]['us'] / one[key]['us'] for one in seen if key in one and bound in one]
                 result.append({'bytes': size, 'variant': variant, 'what': what,
                                'us': statistics.median(one['us'] for one in times),
@@ -158,7 +160,8 @@ def compare(args, seen):
                                'round_us': [one['us'] for one in times],
                                'ratio': statistics.median(ratios) if ratios else None,
                                'ratio_min': min(ratios, default=None), 'ratio_max': max(ratios, default=None),
-                               'of_bound': statistics.median(reached) if reached else None})
+                               'of_bound': statistics.median(reached) if reached else None,
+                               'touch_ratio': statistics.median(floor) if floor and variant == FAIR else None})
     return result
 
 
@@ -176,12 +179,14 @@ def cell(one):
 def show(ranks, result):
     for variant in (FAIR, BACK):
         print(f'\n{ranks} ranks, {variant}: microseconds, median over rounds; ratio to Open MPI: median of per-round ratios (and spread)')
-        print(f'{"":8}' + ''.join(f'{what:>26}' for what in SHOWN) + f'{"direct reaches of bound":>26}')
+        print(f'{"":8}' + ''.join(f'{what:>26}' for what in SHOWN) + f'{"direct reaches of bound":>26}' +
+              (f'{"touch alone":>14}' if variant == FAIR else ''))
         for size in sorted({one['bytes'] for one in result}):
             cells = {one['what']: one for one in result if one['bytes'] == size and one['variant'] == variant}
             reached = cells['direct']['of_bound'] if size >= 1 << 20 else None  # below, it is not memory that is slow
             print(f'{size_text(size):8}' + ''.join(f'{cell(cells.get(what)):>26}' for what in SHOWN) +
-                  f'{f"{reached:.0%}" if reached else "-":>26}')
+                  f'{f"{reached:.0%}" if reached else "-":>26}' +
+                  (f'{cells["direct"]["touch_ratio"]:>14.2f}' if cells['direct'].get('touch_ratio') else ''))
 
 
 def main():
