@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Checkpoint files of one process, below the collective calls of cddp.h: write whole or not at all, find the newest
- * whole one, read. One writer per directory. Layout, little-endian:
+ * whole one, read; and those calls for other parts of the library. One writer per directory. Layout, little-endian:
  *
  *     "CDDPCKPT" | u32 version | u32 n_items | u64 step | u64 header_bytes | u64 file_bytes
  *     n_items x ( u64 bytes | u64 offset | u64 crc64 of the bytes | u8 name_len | name )
@@ -31,5 +31,19 @@ cddp_status cdi_checkpoint_write(const char *dir, uint64_t step, const cddp_chec
  */
 cddp_status cdi_checkpoint_read(const char *dir, const cddp_checkpoint_item *items, size_t n_items, uint8_t *present,
                                 cddp_checkpoint_info *info, struct cdi_error *err);
+
+/* --- checkpoint_comm.c: collectives */
+/* Rank 0's status, with its sentence in *err, becomes every rank's. Or what a collective may return. */
+cddp_status cdi_checkpoint_share(cddp_comm *comm, cddp_status status, struct cdi_error *err);
+/* As cddp_checkpoint_save. */
+cddp_status cdi_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step, const cddp_checkpoint_item *items,
+                                size_t n_items, const cddp_checkpoint_options *opt, struct cdi_error *err);
+/*
+ * As cddp_checkpoint_load; beside the items, of which there may be none then, rank 0 reads `alone`, which nobody else
+ * gets (elsewhere NULL and 0).
+ */
+cddp_status cdi_checkpoint_load(cddp_comm *comm, const char *dir, const cddp_checkpoint_item *alone, size_t n_alone,
+                                const cddp_checkpoint_item *items, size_t n_items, cddp_checkpoint_info *info,
+                                struct cdi_error *err);
 
 #endif

@@ -34,6 +34,13 @@ static cddp_status share(cddp_comm *comm, struct verdict *v, struct cdi_error *e
     return v->status == CDDP_OK ? CDDP_OK : cdi_fail(err, (cddp_status)v->status, "%s", v->msg);
 }
 
+cddp_status cdi_checkpoint_share(cddp_comm *comm, cddp_status status, struct cdi_error *err)
+{
+    struct verdict v = {.status = status};
+
+    return share(comm, &v, err);
+}
+
 static bool is_own(const cddp_checkpoint_item *item)
 {
     return (item->flags & CDDP_ITEM_PER_RANK) != 0;
@@ -221,8 +228,8 @@ static cddp_status check_place(const cddp_comm *comm, const char *dir, struct cd
     return CDDP_OK;
 }
 
-static cddp_status save(cddp_comm *comm, const char *dir, uint64_t step, const cddp_checkpoint_item *items,
-                        size_t n_items, const cddp_checkpoint_options *opt, struct cdi_error *err)
+cddp_status cdi_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step, const cddp_checkpoint_item *items,
+                                size_t n_items, const cddp_checkpoint_options *opt, struct cdi_error *err)
 {
     bool is_root;
     CDI_AUTOFREE uint8_t *own = NULL;
@@ -326,19 +333,36 @@ static cddp_status give_all(cddp_comm *comm, const struct cdi_save *s, const uin
     return st;
 }
 
-static cddp_status load(cddp_comm *comm, const char *dir, const cddp_checkpoint_item *items, size_t n_items,
-                        cddp_checkpoint_info *info, struct cdi_error *err)
+/* What rank 0 reads for itself. The file is whole, and has all of it, or nothing is changed. */
+static cddp_status read_alone(const char *dir, const cddp_checkpoint_item *alone, size_t n_alone,
+                              cddp_checkpoint_info *info, struct cdi_error *err)
+{
+    CDI_AUTOFREE uint8_t *present = calloc(n_alone + 1, 1);
+
+    if (n_alone == 0)
+        return CDDP_OK;
+    if (present == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory");
+    return cdi_checkpoint_read(dir, alone, n_alone, present, info, err);
+}
+
+cddp_status cdi_checkpoint_load(cddp_comm *comm, const char *dir, const cddp_checkpoint_item *alone, size_t n_alone,
+                                const cddp_checkpoint_item *items, size_t n_items, cddp_checkpoint_info *info,
+                                struct cdi_error *err)
 {
     CDI_AUTOFREE uint8_t *present = NULL;
     struct cdi_save s = {0};
     struct verdict v = {0};
     cddp_status st;
 
-    if (check_place(comm, dir, err) != CDDP_OK || cdi_checkpoint_check_items(items, n_items, err) != CDDP_OK)
+    if (check_place(comm, dir, err) != CDDP_OK ||
+        (n_items > 0 && cdi_checkpoint_check_items(items, n_items, err) != CDDP_OK))
         return err->status;
     if (cddp_rank(comm) == 0) {
         v.status = cdi_saver_wait(*cdi_comm_saver(comm), err);
         if (v.status == CDDP_OK)
+            v.status = read_alone(dir, alone, n_alone, &v.info, err);
+        if (v.status == CDDP_OK && n_items > 0)
             v.status = read_list(&s, comm, dir, items, n_items, &present, &v.info, err);
     }
     st = share(comm, &v, err);
@@ -355,7 +379,8 @@ cddp_status cddp_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step
 {
     struct cdi_error err = {CDDP_OK, ""};
 
-    return save(comm, dir, step, items, n_items, opt, &err) == CDDP_OK ? CDDP_OK : cdi_last_error_set(&err);
+    return cdi_checkpoint_save(comm, dir, step, items, n_items, opt, &err) == CDDP_OK ? CDDP_OK
+                                                                                      : cdi_last_error_set(&err);
 }
 
 cddp_status cddp_checkpoint_wait(cddp_comm *comm)
@@ -370,5 +395,8 @@ cddp_status cddp_checkpoint_load(cddp_comm *comm, const char *dir, const cddp_ch
 {
     struct cdi_error err = {CDDP_OK, ""};
 
-    return load(comm, dir, items, n_items, info, &err) == CDDP_OK ? CDDP_OK : cdi_last_error_set(&err);
+    if ((n_items == 0 && cdi_checkpoint_check_items(items, n_items, &err) != CDDP_OK) ||
+        cdi_checkpoint_load(comm, dir, NULL, 0, items, n_items, info, &err) != CDDP_OK)
+        return cdi_last_error_set(&err);
+    return CDDP_OK;
 }

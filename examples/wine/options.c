@@ -221,10 +221,6 @@ bool options_parse(struct options *o, int argc, char **argv)
             return false;
         }
     }
-    if (o->zero && (o->save != NULL || o->resume != NULL)) {
-        (void)fprintf(stderr, "wine: --zero goes with neither --save nor --resume\n");
-        return false;
-    }
     if (o->zero && o->clip > 0) {
         (void)fprintf(stderr, "wine: --zero does not go with --clip\n");
         return false;

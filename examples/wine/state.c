@@ -38,13 +38,15 @@ cddp_status state_save(const struct job *job, struct state *s, bool epoch_is_don
         {.name = "adam.m", .data = s->m, .bytes = s->bytes},
         {.name = "adam.v", .data = s->v, .bytes = s->bytes},
     };
+    const size_t n_items = sizeof items / sizeof items[0];
 
     if (!is_due(opt, &s->done, epoch_is_done))
         return CDDP_OK;
     type_name(opt, type);
     cddp_sampler_get_state(s->sampler, &place);
-    return cddp_checkpoint_save(job->comm, opt->save, (uint64_t)s->done.steps, items, sizeof items / sizeof items[0],
-                                &how);
+    if (s->optim != NULL)
+        return cddp_optim_save(s->optim, opt->save, (uint64_t)s->done.steps, items, n_items - 2, &how);
+    return cddp_checkpoint_save(job->comm, opt->save, (uint64_t)s->done.steps, items, n_items, &how);
 }
 
 /* One sentence for each thing that a user has to know about the checkpoint; from rank 0. */
@@ -75,6 +77,7 @@ static cddp_status load(const struct job *job, struct state *s, char *why, size_
         {.name = "adam.m", .data = s->m, .bytes = s->bytes},
         {.name = "adam.v", .data = s->v, .bytes = s->bytes},
     };
+    const size_t n_items = sizeof items / sizeof items[0];
     cddp_checkpoint_info info;
     cddp_status status = cddp_checkpoint_load(job->comm, dir, &head, 1, NULL);
 
@@ -86,7 +89,10 @@ static cddp_status load(const struct job *job, struct state *s, char *why, size_
                        mine, job->opt->f64 ? "f32" : "f64");
         return CDDP_E_MISMATCH;
     }
-    status = cddp_checkpoint_load(job->comm, dir, items, sizeof items / sizeof items[0], &info);
+    if (s->optim != NULL)
+        status = cddp_optim_load(s->optim, dir, items, n_items - 2, &info);
+    else
+        status = cddp_checkpoint_load(job->comm, dir, items, n_items, &info);
     if (status == CDDP_OK)
         tell(job, &s->done, &info);
     return status == CDDP_OK ? cddp_sampler_set_state(s->sampler, &place) : status;

@@ -295,6 +295,7 @@ static cddp_status NAME(set_up)(struct NAME(trainer) * t, const struct job *job,
         status = cddp_ddp_create(&t->ddp, job->comm, params, 4, &ddp_options);
     if (status == CDDP_OK && job->opt->zero)
         status = cddp_optim_create(&t->optim, t->ddp, &optim_options);
+    t->state.optim = t->optim;
     if (status == CDDP_OK && job->opt->powersgd)
         status = cddp_ddp_set_powersgd(
             t->ddp, &(cddp_powersgd_options){.size = sizeof(cddp_powersgd_options), .start_step = 10});

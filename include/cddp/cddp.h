@@ -740,6 +740,24 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_load(cddp_comm *comm, const 
                                                          const cddp_checkpoint_item *items, size_t n_items,
                                                          cddp_checkpoint_info *info);
 
+/*
+ * The same with an optimizer's state beside the items, which are the user's and include the parameters. In the file the
+ * state is whole: it may have been saved by a world of one size and be loaded by one of another, in which each rank
+ * gets its new share. Rank 0 holds all of the state while it saves or loads, the others nothing more than their own.
+ * Between two steps, one thread. n_items may be 0. The optimizer's items are named "optim....", as PyTorch names them:
+ * exp_avg, exp_avg_sq, momentum_buffer; steps; master, the float32 copies of parameters of 16 bits. The learning rate
+ * is not among them.
+ *
+ * Returns what cddp_checkpoint_save and cddp_checkpoint_load return, and CDDP_E_STATE (in the middle of a step).
+ * CDDP_E_MISMATCH is also a checkpoint of another kind of optimizer (those of Adam and AdamW are alike).
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_optim_save(cddp_optim *optim, const char *dir, uint64_t step,
+                                                    const cddp_checkpoint_item *items, size_t n_items,
+                                                    const cddp_checkpoint_options *opt);
+CDDP_API CDDP_NODISCARD cddp_status cddp_optim_load(cddp_optim *optim, const char *dir,
+                                                    const cddp_checkpoint_item *items, size_t n_items,
+                                                    cddp_checkpoint_info *info);
+
 /* ----------------------------------------------------------------------------------------------------- store ---- */
 
 /*

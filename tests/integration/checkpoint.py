@@ -92,6 +92,16 @@ def test_a_resumed_run_equals_an_undisturbed_one(cddprun):
             assert p.result() == undisturbed(cddprun, 100, '--dtype', dtype)
 
 
+def test_a_divided_optimizer_goes_on_with_other_ranks_as_a_whole_one_does(cddprun):
+    results = []
+    for zero in [], ['--zero']:
+        with place() as p:
+            for epochs, ranks in (4, 2), (7, 4), (9, 1), (12, 2):
+                train(cddprun, [*p.flags(epochs, *zero), *p.saving()], ranks)
+            results.append(p.result())
+    assert results[0] == results[1]
+
+
 def test_a_job_restarted_by_cddprun_goes_on_and_ends_as_undisturbed(cddprun):
     epochs = 1000
     for victim in 0, 1:

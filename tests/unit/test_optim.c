@@ -361,6 +361,132 @@ Test(optim, what_no_rank_used_stays_and_so_does_its_state)
     cr_assert_eq(world(4, unused), 0);
 }
 
+/* ------------------------------------------------------------------------------------------------ checkpoints */
+
+static char dir[64];
+static size_t first_step, last_step; /* what the next world does */
+
+/* As many times what one rank would have, of which the others have none: the mean is the same in every world. */
+static int give_alike(struct model *m, int rank, int size, size_t step)
+{
+    for (size_t i = N; i-- > 0;) {
+        for (size_t k = 0; k < counts[i]; k++)
+            put(now.dtypes[i], cddp_ddp_grad(m->ddp, i), k,
+                rank == size - 1 ? (double)size * ((double)((k + step * 3 + i) % 17) - 8) / 16 : 0);
+        CHECK(cddp_ddp_grad_ready(m->ddp, i) == CDDP_OK);
+    }
+    return 0;
+}
+
+/* Goes on where the world before stopped, beside a plain model that has begun from the start. */
+static int go_on(int rank)
+{
+    struct model plain = {0}, divided = {0};
+    cddp_checkpoint_item items[N];
+    cddp_checkpoint_info info;
+    cddp_optim *optim;
+    cddp_comm *comm;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(model_open(&plain, comm) == 0 && model_open(&divided, comm) == 0);
+    CHECK(cddp_optim_create(&optim, divided.ddp, &now.opt) == CDDP_OK);
+    for (size_t i = 0; i < N; i++)
+        items[i] = (cddp_checkpoint_item){
+            .name = names[i], .data = divided.w[i], .bytes = counts[i] * cddp_dtype_size(now.dtypes[i])};
+    if (first_step == 0)
+        CHECK(cddp_optim_load(optim, dir, items, N, &info) == CDDP_E_NOT_FOUND);
+    else
+        CHECK(cddp_optim_load(optim, dir, items, N, &info) == CDDP_OK && info.step == first_step);
+    for (size_t step = 0; step < last_step; step++) {
+        CHECK(give_alike(&plain, rank, cddp_world_size(comm), step) == 0 && cddp_ddp_wait(plain.ddp) == CDDP_OK);
+        plain_step(&plain, step + 1, N);
+        if (step < first_step)
+            continue;
+        CHECK(give_alike(&divided, rank, cddp_world_size(comm), step) == 0 && cddp_optim_step(optim) == CDDP_OK);
+        for (size_t i = 0; i < N; i++)
+            CHECK(memcmp(plain.w[i], divided.w[i], items[i].bytes) == 0);
+    }
+    CHECK(cddp_optim_save(optim, dir, last_step, items, N, NULL) == CDDP_OK);
+    cddp_optim_destroy(optim);
+    model_close(&divided);
+    model_close(&plain);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+static void fresh_dir(void)
+{
+    (void)snprintf(dir, sizeof dir, "/tmp/cddp-optim-XXXXXX");
+    cr_assert_not_null(mkdtemp(dir));
+}
+
+static void remove_dir(void)
+{
+    char command[100];
+
+    (void)snprintf(command, sizeof command, "rm -rf '%s'", dir);
+    cr_assert_eq(system(command), 0);
+}
+
+Test(optim, what_one_world_saved_is_divided_anew_in_another)
+{
+    static const int worlds[] = {4, 2, 8, 1, 4};
+
+    for (size_t t = 0; t < 3; t++) {
+        fresh_dir();
+        now.opt = rules[1 + t % 2];
+        memcpy(now.dtypes, kinds_of_types[t], sizeof now.dtypes);
+        now.bucket_bytes = t == 0 ? 4096 : 0;
+        for (size_t k = 0; k < sizeof worlds / sizeof worlds[0]; k++) {
+            first_step = 2 * k;
+            last_step = 2 * k + 2;
+            cr_assert_eq(world(worlds[k], go_on), 0, "types %zu, world %zu", t, k);
+        }
+        remove_dir();
+    }
+}
+
+static int load_other(int rank)
+{
+    cddp_optim_options sgd = {.size = sizeof sgd, .kind = CDDP_SGD, .lr = 1, .momentum = 0.5};
+    struct model m = {0};
+    cddp_optim *optim;
+    cddp_comm *comm;
+    float w = -1;
+    cddp_checkpoint_item item = {.name = "more", .data = &w, .bytes = sizeof w};
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(model_open(&m, comm) == 0);
+    CHECK(cddp_optim_create(&optim, m.ddp, &now.opt) == CDDP_OK);
+    CHECK(cddp_optim_save(optim, dir, 1, NULL, 0, NULL) == CDDP_OK);
+    CHECK(cddp_optim_load(optim, dir, NULL, 0, NULL) == CDDP_OK);
+    CHECK(cddp_optim_load(optim, dir, &item, 1, NULL) == CDDP_E_MISMATCH && strstr(cddp_last_error(), "more") != NULL);
+    CHECK(cddp_optim_load(optim, NULL, &item, 1, NULL) == CDDP_E_INVALID);
+    CHECK(cddp_optim_save(optim, dir, 2, NULL, 1, NULL) == CDDP_E_INVALID);
+    cddp_optim_destroy(optim);
+    CHECK(cddp_optim_create(&optim, m.ddp, &sgd) == CDDP_OK);
+    CHECK(cddp_optim_load(optim, dir, NULL, 0, NULL) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "optim.momentum_buffer") != NULL);
+    /* Where rank 0 cannot write, all ranks are told. */
+    CHECK(cddp_optim_save(optim, "/proc/nowhere/at/all", 2, NULL, 0, NULL) == CDDP_E_SYSTEM);
+    CHECK(cddp_ddp_grad_ready(m.ddp, 4) == CDDP_OK);
+    CHECK(cddp_optim_save(optim, dir, 2, NULL, 0, NULL) == CDDP_E_STATE && strstr(cddp_last_error(), "middle") != NULL);
+    cddp_optim_destroy(optim);
+    model_close(&m);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    (void)rank;
+    return 0;
+}
+
+Test(optim, a_checkpoint_of_another_kind_of_optimizer_is_told_apart)
+{
+    fresh_dir();
+    now.opt = rules[2];
+    memcpy(now.dtypes, kinds_of_types[0], sizeof now.dtypes);
+    cr_assert_eq(world(2, load_other), 0);
+    remove_dir();
+}
+
 /* --------------------------------------------------------------------------------------------------- refusals */
 
 #define REFUSED(options, status, sentence)                               \
