@@ -126,16 +126,11 @@ static void begin_sweep(struct agent *a)
 static void say_bindings(const struct agent *a)
 {
     const struct bind_worker *b = a->plan->bind;
+    char text[1500];
 
     for (uint32_t i = 0; b != NULL && a->plan->options->report_bindings && i < a->plan->n_procs; i++) {
-        if (b[i].cpus == NULL)
-            cdi_log(CDI_LOG_WARN, "AGENT-BINDING", "rank %u is not bound to cores", a->sup.assign.rank_base + i);
-        else if (b[i].gpu < 0)
-            cdi_log(CDI_LOG_WARN, "AGENT-BINDING", "rank %u runs on cores %s (NUMA node %d)",
-                    a->sup.assign.rank_base + i, b[i].cpus, b[i].node);
-        else
-            cdi_log(CDI_LOG_WARN, "AGENT-BINDING", "rank %u runs on cores %s (NUMA node %d, GPU %d)",
-                    a->sup.assign.rank_base + i, b[i].cpus, b[i].node, b[i].gpu);
+        bind_sentence(&b[i], a->sup.assign.rank_base + i, text, sizeof text);
+        cdi_log(CDI_LOG_WARN, "AGENT-BINDING", "%s", text);
     }
 }
 

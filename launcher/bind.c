@@ -4,6 +4,7 @@
 #include "common/buf.h"
 
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -274,6 +275,18 @@ void bind_free(struct bind_worker *w, uint32_t n)
         free(w[i].cpus);
         w[i].cpus = NULL;
     }
+}
+
+void bind_sentence(const struct bind_worker *w, uint32_t rank, char *buf, size_t cap)
+{
+    char gpu[48] = "";
+
+    if (w->gpu >= 0)
+        (void)snprintf(gpu, sizeof gpu, ", GPU %d%s%s", w->gpu, w->gpu_pci[0] != '\0' ? " at " : "", w->gpu_pci);
+    if (w->cpus == NULL)
+        (void)snprintf(buf, cap, "rank %u is not bound to cores", rank);
+    else
+        (void)snprintf(buf, cap, "rank %u runs on cores %s (NUMA node %d%s)", rank, w->cpus, w->node, gpu);
 }
 
 uint32_t bind_count_nodes(const struct bind_topology *t)

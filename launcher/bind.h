@@ -27,9 +27,10 @@ struct bind_topology {
 };
 
 struct bind_worker {
-    char *cpus; /* "0-7,16-23", malloc'd; NULL: not bound */
-    int node;   /* the NUMA node that it belongs to; -1: none */
-    int gpu;    /* its GPU, by CUDA's number; -1: none */
+    char *cpus;       /* "0-7,16-23", malloc'd; NULL: not bound */
+    int node;         /* the NUMA node that it belongs to; -1: none */
+    int gpu;          /* its GPU, by CUDA's number; -1: none */
+    char gpu_pci[16]; /* where that is, "0000:3b:00.0"; "": not known; bind_make() leaves it to the caller */
 };
 
 /*
@@ -44,6 +45,8 @@ struct bind_worker {
  */
 cddp_status bind_make(struct bind_worker *out, uint32_t n, enum bind_mode mode, const struct bind_topology *t,
                       const int *gpu_nodes, uint32_t n_gpus, struct cdi_error *err);
+/* What --report_bindings says of it: "rank 3 runs on cores 0-7 (NUMA node 0, GPU 1 at 0000:3b:00.0)". */
+void bind_sentence(const struct bind_worker *w, uint32_t rank, char *buf, size_t cap);
 void bind_free(struct bind_worker *w, uint32_t n);
 
 /* How many NUMA nodes have processors in it? */

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define LISTS_MAX (16u << 20)
 
@@ -96,6 +97,9 @@ cddp_status prepare_binding(struct plan *plan, const struct options *o, const st
     if (st == CDDP_OK)
         st = bind_make(plan->bind, plan->n_procs, mode, &t, gpu_nodes, m->n_gpus, err);
     free(t.cpus);
+    for (uint32_t i = 0; st == CDDP_OK && i < plan->n_procs; i++)
+        if (plan->bind[i].gpu >= 0)
+            memcpy(plan->bind[i].gpu_pci, m->gpus[plan->bind[i].gpu].pci, sizeof plan->bind[i].gpu_pci);
     if (st == CDDP_OK || mode != BIND_AUTO)
         return st;
     cdi_log(CDI_LOG_WARN, "MAIN-BIND", "workers are not bound to cores: %s", err->msg);
