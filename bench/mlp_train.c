@@ -4,6 +4,7 @@
  *
  *     mlp_train ddp BATCH STEPS            gradients averaged by cddp_ddp while the backward pass runs
  *     mlp_train alternate BATCH STEPS      the same, but every second step does not synchronise (as under no_sync)
+ *     mlp_train zero BATCH STEPS           the same training, with the optimizer divided among the ranks (cddp_optim)
  *     mlp_train server BATCH STEPS         rank 0 is a parameter server beside its own training: it receives every
  *                                          gradient, takes the step, and sends the parameters back
  *     mlp_train threads BATCH STEPS N      one process of N threads with a batch each; one of them sums and steps
@@ -163,8 +164,11 @@ static void ready(void *ddp, size_t i)
     must(cddp_ddp_grad_ready(ddp, i));
 }
 
-static double train_ddp(cddp_comm *comm, size_t batch, long steps, bool alternate, struct times *times)
+static double train_ddp(cddp_comm *comm, size_t batch, long steps, const char *mode, struct times *times)
 {
+    const cddp_optim_options sgd_options = {.size = sizeof sgd_options, .kind = CDDP_SGD, .lr = (double)RATE};
+    bool alternate = strcmp(mode, "alternate") == 0;
+    cddp_optim *optim = NULL;
     struct trainer t = {0};
     cddp_param params[MLP_PARAMS];
     static char names[MLP_PARAMS][16];
@@ -179,6 +183,8 @@ static double train_ddp(cddp_comm *comm, size_t batch, long steps, bool alternat
             (cddp_param){.name = names[i], .data = t.params[i], .count = mlp_param_count(i), .dtype = CDDP_FLOAT32};
     }
     must(cddp_ddp_create(&ddp, comm, params, MLP_PARAMS, NULL));
+    if (strcmp(mode, "zero") == 0)
+        must(cddp_optim_create(&optim, ddp, &sgd_options));
     for (size_t i = 0; i < MLP_PARAMS; i++)
         t.grads[i] = cddp_ddp_grad(ddp, i);
     for (long step = 0; step < steps; step++) {
@@ -189,13 +195,16 @@ static double train_ddp(cddp_comm *comm, size_t batch, long steps, bool alternat
         must(cddp_barrier(comm));
         began = now_ms();
         loss = pass(&t, sync ? ready : NULL, ddp);
-        if (sync)
+        if (optim != NULL)
+            must(cddp_optim_step(optim));
+        else if (sync)
             must(cddp_ddp_wait(ddp));
         grads = now_ms();
-        if (sync)
+        if (sync && optim == NULL)
             sgd(&t, RATE);
         note(comm, times, began, grads, now_ms());
     }
+    cddp_optim_destroy(optim);
     cddp_ddp_destroy(ddp);
     return loss;
 }
@@ -335,7 +344,7 @@ static void train_processes(const char *mode, size_t batch, long steps, struct t
     must(cddp_init(&comm, NULL));
     n = cddp_world_size(comm);
     loss = strcmp(mode, "server") == 0 ? train_server(comm, batch, steps, times)
-                                       : train_ddp(comm, batch, steps, strcmp(mode, "alternate") == 0, times);
+                                       : train_ddp(comm, batch, steps, mode, times);
     must(cddp_all_reduce(comm, &loss, &loss, 1, CDDP_FLOAT64, CDDP_MEAN));
     if (cddp_rank(comm) == 0)
         print(mode, n, batch, times, loss);
@@ -350,10 +359,11 @@ int main(int argc, char **argv)
     long n = argc > 4 ? strtol(argv[4], NULL, 10) : 0;
     bool threads = strcmp(mode, "threads") == 0;
 
-    if ((!threads && strcmp(mode, "ddp") != 0 && strcmp(mode, "alternate") != 0 && strcmp(mode, "server") != 0) ||
+    if ((!threads && strcmp(mode, "ddp") != 0 && strcmp(mode, "alternate") != 0 && strcmp(mode, "zero") != 0 &&
+         strcmp(mode, "server") != 0) ||
         batch < 1 || batch > 100000 || steps < 4 || steps > MAX_STEPS || threads != (argc == 5) ||
         (threads && (n < 1 || n > MAX_THREADS))) {
-        (void)fprintf(stderr, "usage: mlp_train ddp|alternate|server BATCH STEPS | threads BATCH STEPS N\n"
+        (void)fprintf(stderr, "usage: mlp_train ddp|alternate|zero|server BATCH STEPS | threads BATCH STEPS N\n"
                               "(at least 4 steps: the first two warm up)\n");
         return 2;
     }
