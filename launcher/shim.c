@@ -16,9 +16,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/prctl.h>
-#include <linux/resource.h>
 #include <signal.h>
 #include <stdint.h>
+#include <sys/resource.h>
 
 #define ERRNO_FD 4
 #define N_SIGNALS 64
