@@ -8,8 +8,6 @@
 
 #include "common/env.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -191,23 +189,6 @@ ncclResult_t si_comm_await(struct ncclComm *comm)
     return (ncclResult_t)__atomic_load_n(&comm->state, __ATOMIC_ACQUIRE);
 }
 
-static bool start_thread(struct task *t)
-{
-    pthread_attr_t attr;
-    pthread_t thread;
-    sigset_t all, before;
-    int rc;
-
-    (void)sigfillset(&all);
-    (void)pthread_attr_init(&attr);
-    (void)pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    rc = pthread_create(&thread, &attr, run_task, t);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    (void)pthread_attr_destroy(&attr);
-    return rc == 0;
-}
-
 ncclResult_t si_comm_launch(struct ncclComm *comm, ncclResult_t (*fn)(struct ncclComm *, void *), void *arg)
 {
     struct task *t = malloc(sizeof *t);
@@ -218,7 +199,7 @@ ncclResult_t si_comm_launch(struct ncclComm *comm, ncclResult_t (*fn)(struct ncc
     si_comm_ref(comm);
     __atomic_store_n(&comm->state, ncclInProgress, __ATOMIC_RELEASE);
     (void)__atomic_add_fetch(&comm->tasks, 1, __ATOMIC_ACQ_REL);
-    if (start_thread(t))
+    if (si_start_thread(run_task, t))
         return ncclInProgress;
     __atomic_store_n(&comm->state, ncclSystemError, __ATOMIC_RELEASE);
     (void)__atomic_sub_fetch(&comm->tasks, 1, __ATOMIC_ACQ_REL);

@@ -5,6 +5,8 @@
 #include "common/clock.h"
 #include "common/env.h"
 
+#include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -267,6 +269,23 @@ void si_refused(const char *fmt, ...)
 unsigned standin_faults(void)
 {
     return __atomic_load_n(&n_faults, __ATOMIC_RELAXED);
+}
+
+bool si_start_thread(void *(*run)(void *), void *arg)
+{
+    pthread_attr_t attr;
+    pthread_t thread;
+    sigset_t all, before;
+    int rc;
+
+    (void)sigfillset(&all);
+    (void)pthread_attr_init(&attr);
+    (void)pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    rc = pthread_create(&thread, &attr, run, arg);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    (void)pthread_attr_destroy(&attr);
+    return rc == 0;
 }
 
 const char *standin_last_fault(void)

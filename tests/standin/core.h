@@ -37,6 +37,9 @@ void si_fault(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* Why a call was refused: "standin: ..." on stderr; the caller then returns its error. */
 void si_refused(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
+/* A thread that the program's signals do not reach and that nobody has to join. false: there is none. */
+bool si_start_thread(void *(*run)(void *), void *arg);
+
 /* A number in [0, below) of a sequence with this state. */
 uint64_t si_random(uint64_t *state, uint64_t below);
 /* The seed of the n-th thing of a kind. */

@@ -8,6 +8,7 @@
  * Exit status: 0 all was right, 3 a wrong result, 4 libcddp gave an error.
  */
 #include "device.h"
+#include "fill_kernel.h"
 
 #include <cddp/cddp.h>
 #include <string.h>
@@ -28,27 +29,6 @@ static const size_t counts[N_PARAMS] = {3000, 2999, 1100000, 3001, 3000};
             exit(FAILED);                                          \
         }                                                          \
     } while (0)
-
-static void fill_thread(const struct standin_thread *t, void *const *args)
-{
-    float *x = standin_host(*(float *const *)args[0]);
-    size_t n = *(const size_t *)args[1], i = (size_t)t->at.x * t->block.x + t->thread.x;
-
-    if (i < n)
-        x[i] = *(const float *)args[2];
-}
-
-static void fill_ranges(const struct standin_thread *grid, void *const *args, struct standin_ranges *r)
-{
-    (void)grid;
-    standin_writes(r, *(float *const *)args[0], *(const size_t *)args[1] * sizeof(float));
-}
-
-static const struct standin_kernel fill_kernel = {.name = "gradient",
-                                                  .n_args = 3,
-                                                  .arg_size = {sizeof(float *), sizeof(size_t), sizeof(float)},
-                                                  .thread = fill_thread,
-                                                  .ranges = fill_ranges};
 
 struct job {
     cddp_comm *comm;
@@ -122,7 +102,7 @@ static void open_job(struct job *j)
     DO(cddp_init(&j->comm, &init));
     device_open(&j->device, cddp_local_rank(j->comm));
     standin_kernel_register(&fill_kernel);
-    CU(cuLibraryGetKernel(&j->fill, j->device.library, "gradient"));
+    CU(cuLibraryGetKernel(&j->fill, j->device.library, "fill"));
     j->compute = device_stream();
     memset(params, 0, sizeof params);
     for (size_t i = 0; i < N_PARAMS; i++) {

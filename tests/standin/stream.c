@@ -6,7 +6,6 @@
 #include "core.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -393,24 +392,6 @@ static void *work(void *arg)
     return NULL;
 }
 
-/* A thread that the program's signals do not reach and that nobody has to join. */
-static bool start(struct CUstream_st *s)
-{
-    pthread_attr_t attr;
-    pthread_t thread;
-    sigset_t all, before;
-    int rc;
-
-    (void)sigfillset(&all);
-    (void)pthread_attr_init(&attr);
-    (void)pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    rc = pthread_create(&thread, &attr, work, s);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    (void)pthread_attr_destroy(&attr);
-    return rc == 0;
-}
-
 /* Slots are used in turn, so that one is not soon another stream's. */
 static struct CUstream_st *create_locked(CUcontext ctx, bool legacy, bool blocking)
 {
@@ -434,7 +415,7 @@ static struct CUstream_st *create_locked(CUcontext ctx, bool legacy, bool blocki
     s->tail = &s->head;
     s->clock.t[slot] = slot_time[slot];
     s->random = si_seed(2, slot);
-    if (!start(s)) {
+    if (!si_start_thread(work, s)) {
         free(s);
         return NULL;
     }
