@@ -20,12 +20,12 @@ static cddp_status set_why(char *why, size_t cap, const char *text)
 }
 
 /* {"epoch":0,"loss":1.04,"rank_loss":[1.05,1.03]} */
-static void write_metrics(FILE *f, long epoch, double loss, const struct epoch_loss *ranks, int n)
+static void write_metrics(FILE *f, long epoch, double loss, const cddp_metric *ranks, int n)
 {
     (void)fprintf(f, "{\"epoch\":%ld,\"loss\":%.17g,\"rank_loss\":[", epoch, loss);
     for (int r = 0; r < n; r++)
-        if (ranks[r].count > 0)
-            (void)fprintf(f, "%s%.17g", r == 0 ? "" : ",", ranks[r].sum / ranks[r].count);
+        if (ranks[r].weight > 0)
+            (void)fprintf(f, "%s%.17g", r == 0 ? "" : ",", cddp_metric_mean(&ranks[r]));
         else /* more ranks than before took over where the epoch was nearly done */
             (void)fprintf(f, "%snull", r == 0 ? "" : ",");
     (void)fprintf(f, "]}\n");
@@ -37,18 +37,14 @@ static cddp_status share_loss(const struct job *job, long epoch, struct epoch_lo
                               size_t cap)
 {
     int n = cddp_world_size(job->comm);
-    struct epoch_loss *ranks = calloc((size_t)n, sizeof *ranks);
-    struct epoch_loss all = {0, 0};
+    cddp_metric *ranks = calloc((size_t)n, sizeof *ranks);
+    cddp_metric all = {.sum = mine.sum, .weight = mine.count};
     cddp_status status;
 
     if (ranks == NULL)
         return set_why(why, cap, "out of memory");
-    status = cddp_all_gather(job->comm, &mine, ranks, 2, CDDP_FLOAT64);
-    for (int r = 0; r < n; r++) {
-        all.sum += ranks[r].sum;
-        all.count += ranks[r].count;
-    }
-    *loss = all.sum / all.count;
+    status = cddp_metric_reduce(job->comm, &all, &all, 1, ranks);
+    *loss = cddp_metric_mean(&all);
     if (status == CDDP_OK && job->metrics != NULL)
         write_metrics(job->metrics, epoch, *loss, ranks, n);
     if (status == CDDP_OK && cddp_rank(job->comm) == 0 && ((epoch + 1) % 10 == 0 || epoch + 1 == job->opt->epochs))

@@ -219,22 +219,27 @@ static cddp_status NAME(epoch)(struct NAME(trainer) * t)
 
 #include "train_gpu_real.h"
 
-static void NAME(test)(struct NAME(trainer) * t, struct result *r)
+/* Each rank tests its share of the rows. */
+static cddp_status NAME(test)(struct NAME(trainer) * t, struct result *r)
 {
     const struct wine_part *part = &t->job->data->test;
-    REAL sum = 0;
+    cddp_comm *comm = t->job->comm;
+    cddp_metric found[2] = {{0}}; /* the loss of a row, and whether its class was found */
+    cddp_status status;
 
-    r->n_right = 0;
-    for (size_t i = 0; i < part->n; i++) {
+    for (size_t i = (size_t)cddp_rank(comm); i < part->n; i += (size_t)cddp_world_size(comm)) {
         struct NAME(pass) pass;
         int best = 0;
 
-        sum += NAME(forward)(&t->net, t->x_test[i], part->label[i], &pass);
+        cddp_metric_add(&found[0], (double)NAME(forward)(&t->net, t->x_test[i], part->label[i], &pass), 1);
         for (int c = 1; c < OUT; c++)
             best = pass.p[c] > pass.p[best] ? c : best;
-        r->n_right += best == part->label[i];
+        cddp_metric_add(&found[1], best == part->label[i], 1);
     }
-    r->test_loss = (double)(sum / (REAL)part->n);
+    status = cddp_metric_reduce(comm, found, found, 2, NULL);
+    r->test_loss = cddp_metric_mean(&found[0]);
+    r->n_right = (size_t)found[1].sum;
+    return status;
 }
 
 /* Weights, data and gradients in their places; the ranks meet in cddp_ddp_create. */
@@ -338,9 +343,10 @@ static cddp_status NAME(run)(struct NAME(trainer) * t, struct result *result, ch
         status = cddp_checkpoint_wait(t->job->comm);
     if (status == CDDP_OK)
         status = compare_weights(t->job->comm, t->w, sizeof t->w, why, cap);
+    if (status == CDDP_OK)
+        status = NAME(test)(t, result);
     if (status != CDDP_OK)
         return status;
-    NAME(test)(t, result);
     result->steps = (long)done->steps;
     result->train_loss = done->train_loss;
     for (size_t i = 0; i < WINE_WEIGHTS && t->job->weights_out != NULL; i++)

@@ -267,6 +267,31 @@ CDDP_API cddp_status cddp_join(cddp_comm *comm, uint64_t ticket);
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_comm_split(cddp_comm **out, cddp_comm *comm, int color, int key);
 
+typedef enum cddp_first { CDDP_FIRST_OF_JOB = 0, CDDP_FIRST_OF_NODE = 1 } cddp_first;
+
+/*
+ * Let one rank go first, and then the others: so that a file is downloaded or built once, and found by the rest.
+ *
+ *     cddp_first_begin(comm, CDDP_FIRST_OF_NODE, &first);
+ *     why = there_is(file) || download(file) ? NULL : "no route to the host";
+ *     cddp_first_end(comm, first, why);
+ *
+ * cddp_first_begin returns at once, with *first = 1, on rank 0, or on the lowest rank of each node; on the others, with
+ * *first = 0, once every first rank has called cddp_first_end; or with CDDP_E_PEER and a sentence that names the rank
+ * and says why, if one of them has failed. *first is written on success only. A collective with cddp_first_end: every
+ * rank calls both, and no other collective in between; but not the second one if the first one has failed. It waits for
+ * the communicator's timeout at most. One thread. Returns CDDP_OK; CDDP_E_INVALID; CDDP_E_PEER (a first rank failed,
+ * which all are told and may go on from; or a rank died); CDDP_E_NOMEM; or what a collective may return.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_first_begin(cddp_comm *comm, cddp_first of, int *first);
+/*
+ * This rank is done. `first` is what cddp_first_begin said. failure: NULL, or why a first rank has failed (its first
+ * 255 bytes are told to all; "" is a failure, too); of the others it is not looked at. On a first rank it returns what
+ * cddp_first_begin returns on the others: CDDP_E_PEER also for its own failure. On the others it returns CDDP_OK at
+ * once.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_first_end(cddp_comm *comm, int first, const char *failure);
+
 /*
  * Make every wait on comm, in this process and in its peers, return CDDP_E_ABORTED soon. Any thread, any number of
  * times, also during a collective. `why` (may be NULL) becomes part of the peers' sentence.
@@ -603,6 +628,32 @@ CDDP_API size_t cddp_optim_state_bytes(const cddp_optim *optim);
 /* Free it; NULL is allowed. The reducer then averages whole gradients again. Every rank does so between the same steps.
  */
 CDDP_API void cddp_optim_destroy(cddp_optim *optim);
+
+/* --------------------------------------------------------------------------------------------------- metrics ---- */
+
+/*
+ * Values with weights, as the mean losses of batches and how many samples they had. {0} is none; a program may fill in
+ * sum and weight itself.
+ */
+typedef struct cddp_metric {
+    double sum;      /* of value times weight */
+    double weight;   /* of all values: their number, where each weighs 1 */
+    double min, max; /* of the values, 0 while n is 0; NaN, if one was */
+    uint64_t n;      /* values that were added */
+} cddp_metric;
+
+/* Add a value. One thread at a time; NULL is ignored. */
+CDDP_API void cddp_metric_add(cddp_metric *m, double value, double weight);
+/* sum / weight; NaN while the weight is 0. Any thread. */
+CDDP_API double cddp_metric_mean(const cddp_metric *m);
+/*
+ * all[k] = mine[k] of every rank together, for k in [0, n): one collective, the same bits on every rank, added in rank
+ * order. ranks (may be NULL) gets world size * n metrics: those of rank r from ranks[r * n] on. all may be mine. Every
+ * rank calls it with the same n. Any thread, in the order of all collectives. Returns CDDP_OK; CDDP_E_INVALID;
+ * CDDP_E_NOMEM; or what a collective may return.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_metric_reduce(cddp_comm *comm, const cddp_metric *mine, cddp_metric *all,
+                                                       size_t n, cddp_metric *ranks);
 
 /* --------------------------------------------------------------------------------------------------- sampler ---- */
 
