@@ -12,9 +12,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define READ_MAX 65536                               /* bytes of one logs_feed() */
-#define LINES_MAX (RANKLOG_LINE_MAX + READ_MAX * 24) /* what they can become: all newlines, a prefix for each */
-#define NOWHERE "/dev/null"                          /* as --log_dir: torchrun's word for no files */
+#define READ_MAX 65536 /* bytes of one logs_feed() */
+#define LINES_MAX RANKLOG_OUT_MAX(READ_MAX)
+#define NOWHERE "/dev/null" /* as --log_dir: torchrun's word for no files */
+
+_Static_assert(WRITER_HIGH + 2 * LINES_MAX <= WRITER_MAX, "what is read of both streams before one is full has room");
 
 static const char *const names[] = {"stdout", "stderr"};
 

@@ -16,7 +16,9 @@
 #define RANKLOG_LINE_MAX 65536 /* bytes of a line held until its newline comes */
 #define RANKLOG_TAIL_LINES 10
 #define RANKLOG_TAIL_BYTES 400 /* kept of each of them, NUL included */
-#define RANKLOG_PREFIX_MAX 256
+#define RANKLOG_PREFIX_MAX 128
+/* What n bytes can become at most: all newlines, each behind a prefix with a colour, and a line that was held. */
+#define RANKLOG_OUT_MAX(n) (RANKLOG_LINE_MAX + (size_t)(n) * (RANKLOG_PREFIX_MAX + sizeof "+ \033[36m\033[0m"))
 
 struct ranklog_filter {
     const char *words; /* one after another, each ended by a NUL */

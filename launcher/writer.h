@@ -15,8 +15,8 @@
 #include <stdint.h>
 #include <uv.h>
 
-#define WRITER_HIGH (512u * 1024)     /* queued bytes of a source from which on writer_full() is true; of many: less */
-#define WRITER_MAX (8u * 1024 * 1024) /* what a source pushes beyond this is dropped */
+#define WRITER_HIGH (512u * 1024)      /* queued bytes of a source from which on writer_full() is true; of many: less */
+#define WRITER_MAX (24u * 1024 * 1024) /* what a source pushes beyond this is dropped */
 
 struct writer;
 struct writer_sink;

@@ -47,6 +47,30 @@ Test(ranklog, every_line_is_prefixed_and_waits_until_it_is_whole)
     cdi_buf_release(&out);
 }
 
+Test(ranklog, nothing_is_lost_of_newlines_behind_the_longest_prefix)
+{
+    static char newlines[65536];
+    char template[2 * RANKLOG_PREFIX_MAX], prefix[RANKLOG_PREFIX_MAX];
+    struct ranklog_options opt = {.colour = true};
+    struct ranklog log;
+    struct cdi_buf out;
+    size_t lines = 0;
+
+    memset(newlines, '\n', sizeof newlines);
+    memset(template, 'x', sizeof template - 1);
+    template[sizeof template - 1] = '\0';
+    opt.prefix = ranklog_prefix(prefix, template, "default", 0, 0);
+    cr_assert_eq(strlen(opt.prefix), RANKLOG_PREFIX_MAX - 1);
+    ranklog_init(&log, &opt);
+    cdi_buf_init(&out, RANKLOG_OUT_MAX(sizeof newlines));
+    cr_assert_eq(ranklog_feed(&log, newlines, sizeof newlines, &(struct ranklog_out){.shown = &out}), CDDP_OK);
+    for (size_t i = 0; i < out.len; i++)
+        lines += cdi_buf_data(&out)[i] == '\n';
+    cr_assert_eq(lines, sizeof newlines);
+    ranklog_release(&log);
+    cdi_buf_release(&out);
+}
+
 Test(ranklog, cutting_the_input_anywhere_changes_nothing)
 {
     static const char text[] = "a\nbb\n\nccc\nlast";

@@ -167,7 +167,7 @@ Test(writer, memory_is_bounded_whatever_is_pushed)
     size_t got = 0;
     ssize_t n;
 
-    for (size_t i = 0; i < 4 * WRITER_MAX / sizeof block; i++)
+    for (size_t i = 0; i < 2 * WRITER_MAX / sizeof block; i++)
         push(0, block, sizeof block);
     writer_close(t.w, on_closed, NULL);
     /* What was taken comes out; the end of it is seen when the last writer of the pipe goes. */
