@@ -60,7 +60,7 @@ def check_flags(wine):
         (["--seed", "9223372036854775808"], r"--seed must be a whole number of 64 bits"),
         (["--dtype", "f16"], r"--dtype must be f32 or f64, not 'f16'"),
         (["--accumulate", "0"], r"--accumulate must be a whole number from 1 to 1000, not '0'"),
-        (["--compress", "int8"], r"--compress must be fp16 or bf16, not 'int8'"),
+        (["--compress", "int8"], r"--compress must be fp16, bf16 or powersgd, not 'int8'"),
         (["--uneven", "-1"], r"--uneven must be a whole number from 0 to 1000000, not '-1'"),
         (["--save-every", "0"], r"--save-every must be a whole number from 1 to 1000000, not '0'"),
         (["--resume", ""], r"--resume must be a directory, not ''"),
