@@ -197,8 +197,8 @@ cddp_status cdi_bucket_plan_init(struct cdi_bucket_plan *p, struct cdi_grad *gra
     if (status != CDDP_OK)
         return status;
     most = split(grads, n, caps);
-    b = calloc(most, sizeof *b);
-    index = calloc(most, sizeof *index);
+    b = calloc(most + 1, sizeof *b);
+    index = calloc(most + 1, sizeof *index);
     if (b == NULL || index == NULL) {
         free(b);
         free(index);

@@ -302,12 +302,13 @@ static cddp_status give_own(cddp_comm *comm, const struct cdi_save *s, size_t k,
 {
     size_t world = (size_t)cddp_world_size(comm), each = 1 + item->bytes;
     CDI_AUTOFREE uint8_t *all = calloc(world, each);
-    const uint8_t *mine = all + (size_t)cddp_rank(comm) * each;
+    const uint8_t *mine;
     cddp_status st;
 
     if (all == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: no memory for %zu bytes of each of %zu ranks", item->bytes,
                         world);
+    mine = all + (size_t)cddp_rank(comm) * each;
     for (size_t r = 0; r < world && present != NULL; r++) {
         all[r * each] = present[k + r];
         if (present[k + r] && item->bytes > 0)
@@ -339,8 +340,6 @@ static cddp_status read_alone(const char *dir, const cddp_checkpoint_item *alone
 {
     CDI_AUTOFREE uint8_t *present = calloc(n_alone + 1, 1);
 
-    if (n_alone == 0)
-        return CDDP_OK;
     if (present == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory");
     return cdi_checkpoint_read(dir, alone, n_alone, present, info, err);
@@ -360,7 +359,7 @@ cddp_status cdi_checkpoint_load(cddp_comm *comm, const char *dir, const cddp_che
         return err->status;
     if (cddp_rank(comm) == 0) {
         v.status = cdi_saver_wait(*cdi_comm_saver(comm), err);
-        if (v.status == CDDP_OK)
+        if (v.status == CDDP_OK && n_alone > 0)
             v.status = read_alone(dir, alone, n_alone, &v.info, err);
         if (v.status == CDDP_OK && n_items > 0)
             v.status = read_list(&s, comm, dir, items, n_items, &present, &v.info, err);

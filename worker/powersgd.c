@@ -239,17 +239,17 @@ static uint32_t draw_seed(struct cdi_mt19937 *g)
 static cddp_status fill_q(const struct matrix *m, struct cdi_normal *g, struct cdi_error *err)
 {
     size_t cols = m->of.cols, rank = m->of.rank, size = cddp_dtype_size(m->of.dtype);
-    char *drawn = malloc(cols * rank * size);
+    void *drawn = malloc(cols * rank * size);
 
     if (drawn == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu random numbers", cols * rank);
     if (m->of.dtype == CDDP_FLOAT32)
-        cdi_normal_f32(g, (float *)drawn, cols * rank);
+        cdi_normal_f32(g, drawn, cols * rank);
     else
-        cdi_normal_f64(g, (double *)drawn, cols * rank);
+        cdi_normal_f64(g, drawn, cols * rank);
     for (size_t j = 0; j < cols; j++)
         for (size_t r = 0; r < rank; r++)
-            memcpy(m->q + (r * cols + j) * size, drawn + (j * rank + r) * size, size);
+            memcpy(m->q + (r * cols + j) * size, (char *)drawn + (j * rank + r) * size, size);
     free(drawn);
     return CDDP_OK;
 }

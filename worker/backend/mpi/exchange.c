@@ -319,7 +319,7 @@ static cddp_status make_region(struct cdi_mpi_run *run, struct cdi_error *err)
     for (int r = 0; r < run->b->world.size && st == CDDP_OK && w->region_err->status == CDDP_OK; r++)
         if (!cdi_mpi_opening(run->b, r)->data[0])
             (void)cdi_fail(w->region_err, CDDP_E_NOMEM, "rank %d is out of memory for %zu bytes", r, w->region_bytes);
-    if (st != CDDP_OK || w->region_err->status != CDDP_OK) {
+    if (st != CDDP_OK || w->region_err->status != CDDP_OK || region == NULL) {
         free(base);
         free(region);
         return st;

@@ -102,8 +102,8 @@ static cddp_status do_now(struct cdi_backend *b, struct cdi_work *work, struct c
 static bool room_for_messages(struct cdi_requests *q, int size)
 {
     q->cap = 2 * PER_TRANSFER * size; /* to and from each */
-    q->req = calloc((size_t)q->cap, sizeof(MPI_Request));
-    q->receives = calloc((size_t)q->cap, sizeof *q->receives);
+    q->req = calloc((size_t)q->cap + 1, sizeof(MPI_Request));
+    q->receives = calloc((size_t)q->cap + 1, sizeof *q->receives);
     return q->req != NULL && q->receives != NULL;
 }
 
@@ -131,7 +131,8 @@ static void release(struct cdi_backend *b)
 static struct cdi_backend *new_backend(const struct cdi_world *world, const struct cdi_mpi_process *process,
                                        const char *prefix)
 {
-    size_t n = (size_t)world->size, piece = SCRATCH_BYTES / (CDI_SETS * (n + 1)) / PIECE_MIN * PIECE_MIN;
+    size_t n = world->size > 0 ? (size_t)world->size : 1,
+           piece = SCRATCH_BYTES / (CDI_SETS * (n + 1)) / PIECE_MIN * PIECE_MIN;
     struct cdi_backend *b = calloc(1, sizeof *b);
     bool ok;
 
