@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checkpoints of several ranks, and those that a thread writes while the ranks go on. */
-#include "comm_ranks.h"
 #include "hygiene.h"
-#include "rdzv_child.h"
+#include "world.h"
 
 #include <stdint.h>
 #include <sys/stat.h>
@@ -10,17 +9,6 @@
 CDI_SUITE(checkpoint_comm, .timeout = 60);
 
 static char dir[64];
-
-static int world(int n, int (*body)(int rank))
-{
-    struct rdzv_child server;
-    int bad;
-
-    rdzv_child_start(&server);
-    bad = run_ranks(server.port, n, n, body);
-    rdzv_child_stop(&server);
-    return bad;
-}
 
 static void fresh_dir(void)
 {
@@ -95,10 +83,10 @@ static int load_own(int rank)
 Test(checkpoint_comm, each_rank_gets_its_own_random_state_back_and_a_new_rank_keeps_its_own)
 {
     fresh_dir();
-    cr_assert_eq(world(3, save_own), 0);
-    cr_assert_eq(world(3, load_own), 0);
-    cr_assert_eq(world(2, load_own), 0);
-    cr_assert_eq(world(4, load_own), 0);
+    cr_assert_eq(run_world(3, save_own), 0);
+    cr_assert_eq(run_world(3, load_own), 0);
+    cr_assert_eq(run_world(2, load_own), 0);
+    cr_assert_eq(run_world(4, load_own), 0);
     remove_dir();
 }
 
@@ -149,8 +137,8 @@ static int save_a_double(int rank)
 Test(checkpoint_comm, items_that_do_not_fit_together_are_named_on_every_rank)
 {
     fresh_dir();
-    cr_assert_eq(world(2, save_others), 0);
-    cr_assert_eq(world(2, save_a_double), 0);
+    cr_assert_eq(run_world(2, save_others), 0);
+    cr_assert_eq(run_world(2, save_a_double), 0);
     remove_dir();
 }
 
@@ -196,7 +184,7 @@ Test(checkpoint_comm, a_save_in_the_background_has_what_was_there_at_the_call)
     struct stat sb;
 
     fresh_dir();
-    cr_assert_eq(world(2, save_and_go_on), 0);
+    cr_assert_eq(run_world(2, save_and_go_on), 0);
     for (int step = 6; step <= 7; step++) {
         (void)snprintf(path, sizeof path, "%s/checkpoint-%020d.cddp", dir, step);
         cr_assert(stat(path, &sb) == 0 && sb.st_size > (off_t)(COUNT * sizeof(float)));
@@ -235,6 +223,6 @@ static int save_to_nowhere(int rank)
 Test(checkpoint_comm, what_fails_in_the_background_is_told_once_by_the_next_call)
 {
     fresh_dir();
-    cr_assert_eq(world(2, save_to_nowhere), 0);
+    cr_assert_eq(run_world(2, save_to_nowhere), 0);
     remove_dir();
 }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every public collective, blocking and not, on parts of a world too; and what is said about bad arguments. */
-#include "comm_ranks.h"
 #include "hygiene.h"
-#include "rdzv_child.h"
+#include "world.h"
 
 #include <stdint.h>
 
@@ -12,13 +11,7 @@ CDI_SUITE(collective, .timeout = 60);
 
 static int world(int (*body)(int rank))
 {
-    struct rdzv_child server;
-    int bad;
-
-    rdzv_child_start(&server);
-    bad = run_ranks(server.port, N, N, body);
-    rdzv_child_stop(&server);
-    return bad;
+    return run_world(N, body);
 }
 
 /* ------------------------------------------------------------------------------------------------- blocking ---- */

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From the environment to collectives: libcddp as a program sees it, with the project's own server as the store. */
-#include "comm_ranks.h"
 #include "hygiene.h"
-#include "rdzv_child.h"
+#include "world.h"
 
 #include <netinet/in.h>
 #include <sched.h>
@@ -147,11 +146,7 @@ static int use_everything(int rank)
 
 Test(comm, four_processes_join_and_reduce)
 {
-    struct rdzv_child server;
-
-    rdzv_child_start(&server);
-    cr_assert_eq(run_ranks(server.port, 4, 4, use_everything), 0);
-    rdzv_child_stop(&server);
+    cr_assert_eq(run_world(4, use_everything), 0);
 }
 
 Test(comm, a_status_has_a_name_and_a_text)
@@ -226,11 +221,7 @@ static int say_stop(int rank)
 
 Test(comm, an_abort_is_heard_everywhere)
 {
-    struct rdzv_child server;
-
-    rdzv_child_start(&server);
-    cr_assert_eq(run_ranks(server.port, 3, 3, say_stop), 0);
-    rdzv_child_stop(&server);
+    cr_assert_eq(run_world(3, say_stop), 0);
 }
 
 static int poor(int rank)
@@ -245,11 +236,7 @@ static int poor(int rank)
 
 Test(comm, sixteen_descriptors_are_enough_for_four_ranks)
 {
-    struct rdzv_child server;
-
-    rdzv_child_start(&server);
-    cr_assert_eq(run_ranks(server.port, 4, 4, poor), 0);
-    rdzv_child_stop(&server);
+    cr_assert_eq(run_world(4, poor), 0);
 }
 
 /* ------------------------------------------------------------------------------------ nobody hosts the store ---- */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm_ranks.h"
 #include "hygiene.h"
-#include "rdzv_child.h"
+#include "world.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -18,15 +17,9 @@ static struct board {
 
 static int world(int (*body)(int rank))
 {
-    struct rdzv_child server;
-    int bad;
-
     board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     cr_assert(board != MAP_FAILED);
-    rdzv_child_start(&server);
-    bad = run_ranks(server.port, RANKS, RANKS, body);
-    rdzv_child_stop(&server);
-    return bad;
+    return run_world(RANKS, body);
 }
 
 /* Ranks 0 and 1 on one node, 2 and 3 on another. */

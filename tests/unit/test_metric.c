@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm_ranks.h"
 #include "hygiene.h"
-#include "rdzv_child.h"
+#include "world.h"
 
 #include <math.h>
 
@@ -30,11 +29,7 @@ static int evaluate(int rank)
 
 Test(metric, of_all_ranks_it_is_that_of_all_values)
 {
-    struct rdzv_child server;
-
-    rdzv_child_start(&server);
-    cr_assert_eq(run_ranks(server.port, 4, 4, evaluate), 0);
-    rdzv_child_stop(&server);
+    cr_assert_eq(run_world(4, evaluate), 0);
 }
 
 Test(metric, a_nan_stays_in_sum_minimum_and_maximum)

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The norm of all gradients and clipping by it, as a user calls them, beside what PyTorch recorded. */
-#include "comm_ranks.h"
 #include "hygiene.h"
-#include "rdzv_child.h"
+#include "world.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -38,14 +37,8 @@ static int ranks_of_world;
 
 static int world(int n, int (*body)(int rank))
 {
-    struct rdzv_child server;
-    int bad;
-
     ranks_of_world = n;
-    rdzv_child_start(&server);
-    bad = run_ranks(server.port, n, n, body);
-    rdzv_child_stop(&server);
-    return bad;
+    return run_world(n, body);
 }
 
 static int make(struct model *m, cddp_comm *comm, uint32_t flags)

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The optimizer whose state is divided, beside ranks that average whole gradients and update everything themselves. */
-#include "comm_ranks.h"
 #include "hygiene.h"
-#include "rdzv_child.h"
 #include "worker/backend/cpu/float16.h"
 #include "worker/optim_update.h"
+#include "world.h"
 
 #include <stdbool.h>
 
@@ -24,17 +23,6 @@ static struct {
     uint32_t flags;
     bool own; /* gradient 1 is in the user's memory */
 } now;
-
-static int world(int n, int (*body)(int rank))
-{
-    struct rdzv_child server;
-    int bad;
-
-    rdzv_child_start(&server);
-    bad = run_ranks(server.port, n, n, body);
-    rdzv_child_stop(&server);
-    return bad;
-}
 
 /* ------------------------------------------------------------------------------------------------- the plain way */
 
@@ -224,7 +212,7 @@ static void expect_same(int ranks)
             now.bucket_bytes = (r + t) % 2 == 0 ? 64 : 0;
             now.flags = r == 1 ? CDDP_DDP_SUM : 0;
             now.own = r == 2;
-            cr_assert_eq(world(ranks, same), 0, "%d ranks, rule %zu, types %zu", ranks, r, t);
+            cr_assert_eq(run_world(ranks, same), 0, "%d ranks, rule %zu, types %zu", ranks, r, t);
         }
 }
 
@@ -281,7 +269,7 @@ Test(optim, a_rank_holds_the_state_of_its_own_share_only)
     now.opt = rules[2];
     memcpy(now.dtypes, kinds_of_types[0], sizeof now.dtypes);
     for (int ranks = 1; ranks <= 4; ranks++)
-        cr_assert_eq(world(ranks, memory), 0, "%d ranks", ranks);
+        cr_assert_eq(run_world(ranks, memory), 0, "%d ranks", ranks);
 }
 
 /* Three elements in a world of eight. */
@@ -313,7 +301,7 @@ static int few(int rank)
 Test(optim, a_world_may_be_larger_than_the_model)
 {
     now.opt = (cddp_optim_options){.size = sizeof now.opt, .kind = CDDP_SGD, .lr = 0.125, .momentum = 1e-30};
-    cr_assert_eq(world(8, few), 0);
+    cr_assert_eq(run_world(8, few), 0);
 }
 
 /* ------------------------------------------------------------------------------------------- what is not used */
@@ -358,7 +346,7 @@ Test(optim, what_no_rank_used_stays_and_so_does_its_state)
     memcpy(now.dtypes, kinds_of_types[0], sizeof now.dtypes);
     now.flags = CDDP_DDP_FIND_UNUSED;
     now.bucket_bytes = 4096;
-    cr_assert_eq(world(4, unused), 0);
+    cr_assert_eq(run_world(4, unused), 0);
 }
 
 /* ------------------------------------------------------------------------------------------------ checkpoints */
@@ -440,7 +428,7 @@ Test(optim, what_one_world_saved_is_divided_anew_in_another)
         for (size_t k = 0; k < sizeof worlds / sizeof worlds[0]; k++) {
             first_step = 2 * k;
             last_step = 2 * k + 2;
-            cr_assert_eq(world(worlds[k], go_on), 0, "types %zu, world %zu", t, k);
+            cr_assert_eq(run_world(worlds[k], go_on), 0, "types %zu, world %zu", t, k);
         }
         remove_dir();
     }
@@ -483,7 +471,7 @@ Test(optim, a_checkpoint_of_another_kind_of_optimizer_is_told_apart)
     fresh_dir();
     now.opt = rules[2];
     memcpy(now.dtypes, kinds_of_types[0], sizeof now.dtypes);
-    cr_assert_eq(world(2, load_other), 0);
+    cr_assert_eq(run_world(2, load_other), 0);
     remove_dir();
 }
 
@@ -547,7 +535,7 @@ Test(optim, bad_options_and_ranks_that_disagree_are_told_so)
 {
     now.opt = (cddp_optim_options){.size = sizeof now.opt, .kind = CDDP_SGD, .lr = 1};
     memcpy(now.dtypes, kinds_of_types[0], sizeof now.dtypes);
-    cr_assert_eq(world(2, refused), 0);
+    cr_assert_eq(run_world(2, refused), 0);
 }
 
 static cddp_status begin_nothing(void *arg, cddp_comm *comm, const cddp_bucket *bucket, uint64_t *ticket)
@@ -606,5 +594,5 @@ static int unsupported(int rank)
 Test(optim, what_it_does_not_go_with_is_named)
 {
     now.opt = (cddp_optim_options){.size = sizeof now.opt, .kind = CDDP_SGD, .lr = 1};
-    cr_assert_eq(world(2, unsupported), 0);
+    cr_assert_eq(run_world(2, unsupported), 0);
 }

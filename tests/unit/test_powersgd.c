@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* PowerSGD as a user asks for it, beside what PyTorch recorded (tests/reference/record_powersgd.py). */
-#include "comm_ranks.h"
 #include "hygiene.h"
-#include "rdzv_child.h"
+#include "world.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -24,17 +23,6 @@ struct model {
     double w[PARAMS][MOST];
     cddp_dtype dtype;
 };
-
-static int world(int n, int (*body)(int rank))
-{
-    struct rdzv_child server;
-    int bad;
-
-    rdzv_child_start(&server);
-    bad = run_ranks(server.port, n, n, body);
-    rdzv_child_stop(&server);
-    return bad;
-}
 
 /* In two buckets: parameters 5, 4, 3 and 2, 1, 0. */
 static int make(struct model *m, cddp_comm *comm, cddp_dtype dtype, uint32_t flags)
@@ -158,7 +146,7 @@ static int meet_the_record(int rank)
 
 Test(powersgd, every_recorded_case_of_torchs_hook_is_met_and_ranks_are_alike)
 {
-    cr_assert_eq(world(2, meet_the_record), 0);
+    cr_assert_eq(run_world(2, meet_the_record), 0);
 }
 
 /* One step is as good as the next: what all ranks give, with rank r's gradients g[r]. */
@@ -195,7 +183,7 @@ static int all_columns(int rank)
 
 Test(powersgd, of_full_rank_is_the_plain_mean)
 {
-    cr_assert_eq(world(3, all_columns), 0);
+    cr_assert_eq(run_world(3, all_columns), 0);
 }
 
 /* What is left out comes in later steps: of a gradient that stays the same, the mean of what comes approaches it. */
@@ -226,7 +214,7 @@ static int nothing_is_lost(int rank)
 
 Test(powersgd, what_is_left_out_comes_later)
 {
-    cr_assert_eq(world(2, nothing_is_lost), 0);
+    cr_assert_eq(run_world(2, nothing_is_lost), 0);
 }
 
 /* A step of zeros, one of NaN on one rank, and gradients of one column only: the next steps are as they should be. */
@@ -261,7 +249,7 @@ static int hard_steps(int rank)
 
 Test(powersgd, neither_zeros_nor_nans_nor_dependent_columns_outlive_their_step)
 {
-    cr_assert_eq(world(2, hard_steps), 0);
+    cr_assert_eq(run_world(2, hard_steps), 0);
 }
 
 /* With ranks that have no more samples, and gradients that no rank has. */
@@ -294,7 +282,7 @@ static int uneven_and_unused(int rank)
 
 Test(powersgd, goes_with_uneven_ranks_and_unused_gradients)
 {
-    cr_assert_eq(world(2, uneven_and_unused), 0);
+    cr_assert_eq(run_world(2, uneven_and_unused), 0);
 }
 
 static int differ(int rank)
@@ -321,7 +309,7 @@ static int differ(int rank)
 
 Test(powersgd, ranks_that_ask_for_different_things_are_told_so)
 {
-    cr_assert_eq(world(2, differ), 0);
+    cr_assert_eq(run_world(2, differ), 0);
 }
 
 Test(powersgd, what_cannot_work_is_refused)
