@@ -6,9 +6,13 @@
     abi.py ROOT --bless                           make tests/data/abi.inc from the headers of now: with a release, and with a new
                                                   soversion where something was taken away
     abi.py --self-test ROOT CC INCLUDE_DIR...     planted changes must be found, and compatible ones must pass
+    abi.py ROOT --abidiff ABIDIFF LIBCDDP_SO      compare with tests/data/abi.xml, the library of that release
+    abi.py ROOT --bless-library LIBCDDP_SO        make tests/data/abi.xml of this library (with debugging information)
 
 The promise is C: each function once more, and the place, size and type of each member and the value of each constant as
 static assertions. A struct keeps its size; a new member takes the place of reserved ones, where zero means what was before.
+abidiff cannot tell such a member from a change that breaks: of what it finds only symbols that are gone, or have another
+version, are an error. All else is printed for people, and the promise decides.
 """
 import pathlib
 import re
@@ -20,6 +24,9 @@ import tempfile
 from api_page import read
 
 PROMISE = 'tests/data/abi.inc'
+DUMP = 'tests/data/abi.xml'
+DUMPED = ['--no-show-locs', '--drop-private-types', '--no-elf-needed', '--no-corpus-path', '--no-comp-dir-path',
+          '--exported-interfaces-only']
 HEAD = '''/* SPDX-License-Identifier: Apache-2.0 */
 /* What libcddp {version} promised to programs that were built with it. Made by scripts/lib/abi.py --bless. */
 #include <cddp/cddp.h>
@@ -140,6 +147,27 @@ def self_test(root, cc, dirs):
     return wrong
 
 
+def compare(abidiff, dump, lib, headers):
+    """(what is wrong, abidiff's report); its exit status: 1 an error, 2 of the command line, 4 changes, 8 surely breaking."""
+    with tempfile.NamedTemporaryFile('w', suffix='.xml', encoding='utf-8') as old:
+        old.write(dump)
+        old.flush()
+        done = subprocess.run([abidiff, '--headers-dir2', headers, old.name, lib], capture_output=True, text=True, check=False)
+    if done.returncode & 3:
+        return [f'abidiff failed: {done.stdout + done.stderr}'], ''
+    return (['abidiff: symbols of the last release are gone'] if done.returncode & 8 else []), done.stdout
+
+
+def compare_library(root, abidiff, lib):
+    dump, headers = (root / DUMP).read_text(encoding='utf-8'), root / 'include'
+    wrong, report = compare(abidiff, dump, lib, headers)
+    for what, planted in (('a function that is gone', dump.replace("'cddp_abort'", "'cddp_planted'")),
+                          ('a symbol of another version', dump.replace("version='CDDP_0'", "version='CDDP_PLANTED'"))):
+        if planted == dump or not compare(abidiff, planted, lib, headers)[0]:
+            wrong.append(f'planted, and not found: {what}')
+    return wrong + [report]
+
+
 def main():
     args = sys.argv[1:]
     if args[0] == '--self-test':
@@ -151,6 +179,13 @@ def main():
             pathlib.Path(tmp, 'cddp/version.h').touch()
             (root / PROMISE).write_text(promise(root, 'cc', [root / 'include', tmp]), encoding='utf-8')
         return 0
+    elif args[1] == '--bless-library':
+        root = pathlib.Path(args[0])
+        subprocess.run(['abidw', *DUMPED, '--headers-dir', root / 'include', '--out-file', root / DUMP, args[2]], check=True)
+        return 0
+    elif args[1] == '--abidiff':
+        *wrong, report = compare_library(pathlib.Path(args[0]), *args[2:])
+        print(report)
     else:
         root, text = pathlib.Path(args[0]), (pathlib.Path(args[0]) / PROMISE).read_text(encoding='utf-8')
         wrong = broken(root, args[1], args[2:args.index('--')], text)
