@@ -2,9 +2,11 @@
 /*
  * The norm of all gradients together, and clipping by it. Gradients are the same on all ranks once they have landed, so
  * each rank takes a part of every one of them, and the ranks exchange one number. Sums are made in float64, in an order
- * that depends on the world's size alone.
+ * that depends on the world's size alone. With an optimizer a rank has its share of the gradients only, in the arena:
+ * that is the part it takes, and the order depends on the buckets too.
  */
 #include "worker/backend/cpu/float16.h"
+#include "worker/optim_shard.h"
 #include "worker/reducer.h"
 
 #include <math.h>
@@ -95,10 +97,28 @@ static size_t part_begin(size_t count, size_t rank, size_t size)
     return count / size * rank + count % size * rank / size;
 }
 
+/* What rank takes of a gradient; x is where it lies. */
+struct part {
+    char *x;
+    size_t n;
+};
+
+static struct part part_of(cddp_ddp *d, size_t i, size_t rank)
+{
+    size_t world = (size_t)cdi_comm_world(d->comm)->size, count = d->params[i].count;
+    size_t size = cddp_dtype_size(d->params[i].dtype), begin = part_begin(count, rank, world);
+    struct cdi_shard own;
+
+    if (!d->sharded)
+        return (struct part){(char *)cddp_ddp_grad(d, i) + begin * size, part_begin(count, rank + 1, world) - begin};
+    own = cdi_shard_one(&d->plan, i, (int)rank);
+    /* What the arena has of one that no rank used is no gradient. */
+    return (struct part){(char *)cdi_ddp_arena_grad(d, i) + own.lo * size, cdi_unused_nowhere(d, i) ? 0 : own.count};
+}
+
 /* What rank's parts have in sum: of squares, or the largest magnitude. */
 static cddp_status count_part(cddp_ddp *d, int rank, bool largest, double *out, struct cdi_error *err)
 {
-    size_t size = (size_t)cdi_comm_world(d->comm)->size, r = (size_t)rank;
     void *copy = d->ops->on_device ? malloc(COPY_BYTES) : NULL;
     struct tally t = {.largest = largest};
     cddp_status st = CDDP_OK;
@@ -106,14 +126,12 @@ static cddp_status count_part(cddp_ddp *d, int rank, bool largest, double *out, 
     if (d->ops->on_device && copy == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for a copy of gradients");
     for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++) {
-        const cddp_param *p = &d->params[i];
-        size_t begin = part_begin(p->count, r, size), n = part_begin(p->count, r + 1, size) - begin;
-        const char *x = (const char *)cddp_ddp_grad(d, i) + begin * cddp_dtype_size(p->dtype);
+        struct part p = part_of(d, i, (size_t)rank);
 
         if (d->ops->on_device)
-            st = count_in_copies(d, &t, x, p->dtype, n, copy, err);
+            st = count_in_copies(d, &t, p.x, d->params[i].dtype, p.n, copy, err);
         else
-            count_in(&t, x, p->dtype, n);
+            count_in(&t, p.x, d->params[i].dtype, p.n);
     }
     free(copy);
     *out = of_magnitude(t.most);
@@ -155,7 +173,37 @@ static cddp_status count_all(cddp_ddp *d, bool largest, double *out, struct cdi_
     return st;
 }
 
-/* Between two steps, without the lock: others may not begin one meanwhile. */
+/* Locked. With an optimizer, in a step whose gradients have all come: this rank's share of the means is there. */
+static cddp_status settle(cddp_ddp *d)
+{
+    cddp_status st = cdi_ddp_complete(d);
+
+    if (st != CDDP_OK || d->settled)
+        return st;
+    st = cdi_ddp_join_ticket(d, d->enqueued);
+    if (st == CDDP_OK)
+        st = cdi_unused_restore(d);
+    d->settled = d->begun = st == CDDP_OK;
+    return st;
+}
+
+/* Locked: are there gradients to measure? */
+static cddp_status prepare(cddp_ddp *d, struct cdi_error *err)
+{
+    if (d->sharded)
+        (void)settle(d);
+    if (d->sticky.status != CDDP_OK) {
+        *err = d->sticky;
+        return err->status;
+    }
+    if (d->begun && !d->sharded)
+        return cdi_fail(err, CDDP_E_STATE,
+                        "the gradient norm was asked for in the middle of step %llu: call cddp_ddp_wait before",
+                        (unsigned long long)d->step);
+    return CDDP_OK;
+}
+
+/* Where a step has ended, or with an optimizer is about to; without the lock: others may not begin one meanwhile. */
 static cddp_status grad_norm(cddp_ddp *d, double norm_type, double *out, struct cdi_error *err)
 {
     bool largest = isinf(norm_type) && norm_type > 0;
@@ -165,19 +213,7 @@ static cddp_status grad_norm(cddp_ddp *d, double norm_type, double *out, struct 
     if (!largest && norm_type != 2)
         return cdi_fail(err, CDDP_E_INVALID, "a gradient norm of type %g: use 2 or INFINITY", norm_type);
     (void)pthread_mutex_lock(&d->lock);
-    if (d->sticky.status != CDDP_OK)
-        *err = d->sticky;
-    st = d->sticky.status;
-    if (st == CDDP_OK && d->begun)
-        st = cdi_fail(err, CDDP_E_STATE,
-                      "the gradient norm was asked for in the middle of step %llu: call "
-                      "cddp_ddp_wait before",
-                      (unsigned long long)d->step);
-    if (st == CDDP_OK && d->sharded)
-        st =
-            cdi_fail(err, CDDP_E_STATE,
-                     "the gradient norm of a reducer with an optimizer (cddp_optim_create) cannot be had: after a step "
-                     "there are no gradients any more");
+    st = prepare(d, err);
     (void)pthread_mutex_unlock(&d->lock);
     if (st == CDDP_OK && d->ops->on_device)
         st = d->ops->follow(d->b, d->stream, err);
@@ -198,8 +234,13 @@ static cddp_status scale_all(cddp_ddp *d, double factor, struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
 
-    for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++)
-        st = d->ops->scale(d->b, cddp_ddp_grad(d, i), d->params[i].count, d->params[i].dtype, factor, err);
+    for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++) {
+        struct part p = {cddp_ddp_grad(d, i), d->params[i].count};
+
+        if (d->sharded)
+            p = part_of(d, i, (size_t)cdi_comm_world(d->comm)->rank);
+        st = d->ops->scale(d->b, p.x, p.n, d->params[i].dtype, factor, err);
+    }
     return st == CDDP_OK && d->ops->on_device ? d->ops->lead(d->b, 0, d->stream, err) : st;
 }
 

@@ -360,7 +360,7 @@ static cddp_status land(cddp_ddp *d, void *arg)
 {
     cddp_optim *o = arg;
     bool alone = cdi_comm_world(d->comm)->size == 1;
-    cddp_status st = cdi_unused_restore(d); /* what no rank used is known from here on */
+    cddp_status st = d->settled ? CDDP_OK : cdi_unused_restore(d); /* what no rank used is known from here on */
 
     for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++)
         o->steps[i] += !cdi_unused_nowhere(d, i);
@@ -377,15 +377,33 @@ static cddp_status land(cddp_ddp *d, void *arg)
     return st == CDDP_OK && !alone ? collect(o, d->plan.n - 1) : st;
 }
 
-cddp_status cddp_optim_step(cddp_optim *optim)
+/* Nothing is made of the gradients. */
+static cddp_status pass_over(cddp_ddp *d, void *arg)
+{
+    cddp_status st = cdi_ddp_join_ticket(d, d->enqueued);
+
+    (void)arg;
+    return st == CDDP_OK && !d->settled ? cdi_unused_restore(d) : st;
+}
+
+static cddp_status finish(const char *function, cddp_optim *o, cddp_status (*how)(cddp_ddp *d, void *arg))
 {
     struct cdi_error err;
 
-    if (optim == NULL) {
-        (void)cdi_fail(&err, CDDP_E_INVALID, "cddp_optim_step: optim must not be NULL");
-        return cdi_last_error_set(&err);
-    }
-    return cdi_ddp_finish(optim->ddp, land, optim);
+    if (o != NULL)
+        return cdi_ddp_finish(o->ddp, how, o);
+    (void)cdi_fail(&err, CDDP_E_INVALID, "%s: optim must not be NULL", function);
+    return cdi_last_error_set(&err);
+}
+
+cddp_status cddp_optim_step(cddp_optim *optim)
+{
+    return finish("cddp_optim_step", optim, land);
+}
+
+cddp_status cddp_optim_skip(cddp_optim *optim)
+{
+    return finish("cddp_optim_skip", optim, pass_over);
 }
 
 /* -------------------------------------------------------------------------------------------------- the rest ---- */
@@ -394,12 +412,12 @@ cddp_status cddp_optim_set_lr(cddp_optim *optim, double lr)
 {
     struct cdi_error err;
 
-    if (optim != NULL && lr > 0 && isfinite(lr)) {
+    if (optim != NULL && lr >= 0 && isfinite(lr)) {
         optim->rule.lr = lr;
         return CDDP_OK;
     }
     (void)cdi_fail(&err, CDDP_E_INVALID, "cddp_optim_set_lr: %s",
-                   optim == NULL ? "optim must not be NULL" : "a learning rate is a number above 0");
+                   optim == NULL ? "optim must not be NULL" : "a learning rate is a number, 0 or more");
     return cdi_last_error_set(&err);
 }
 

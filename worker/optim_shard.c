@@ -16,24 +16,31 @@ static size_t aligned(size_t bytes)
     return (bytes + CDI_GRAD_ALIGN - 1) / CDI_GRAD_ALIGN * CDI_GRAD_ALIGN;
 }
 
+struct cdi_shard cdi_shard_one(const struct cdi_bucket_plan *p, size_t i, int rank)
+{
+    const struct cdi_grad *g = &p->grads[i];
+    const struct cdi_bucket *b = &p->b[g->bucket];
+    size_t part = b->room / p->parts, size = cddp_dtype_size(g->dtype);
+    size_t from = b->offset + part * (size_t)rank, to = from + part;
+    size_t lo = g->offset > from ? g->offset : from, hi = g->offset + g->bytes < to ? g->offset + g->bytes : to;
+
+    if (lo >= hi)
+        return (struct cdi_shard){0};
+    return (struct cdi_shard){.lo = (lo - g->offset) / size, .count = (hi - lo) / size};
+}
+
 struct cdi_shard_sizes cdi_shard_all(struct cdi_shard *out, const struct cdi_bucket_plan *p, size_t n, int rank)
 {
     struct cdi_shard_sizes sum = {0, 0};
 
     for (size_t i = 0; i < n; i++) {
-        const struct cdi_grad *g = &p->grads[i];
-        const struct cdi_bucket *b = &p->b[g->bucket];
-        size_t part = b->room / p->parts, size = cddp_dtype_size(g->dtype);
-        size_t from = b->offset + part * (size_t)rank, to = from + part;
-        size_t lo = g->offset > from ? g->offset : from, hi = g->offset + g->bytes < to ? g->offset + g->bytes : to;
+        cddp_dtype dtype = p->grads[i].dtype;
 
-        out[i] = (struct cdi_shard){.state_at = sum.state, .master_at = sum.master};
-        if (lo >= hi)
-            continue;
-        out[i].lo = (lo - g->offset) / size;
-        out[i].count = (hi - lo) / size;
-        sum.state += aligned(out[i].count * cdi_shard_state_size(g->dtype));
-        if (cdi_shard_has_master(g->dtype))
+        out[i] = cdi_shard_one(p, i, rank);
+        out[i].state_at = sum.state;
+        out[i].master_at = sum.master;
+        sum.state += aligned(out[i].count * cdi_shard_state_size(dtype));
+        if (cdi_shard_has_master(dtype))
             sum.master += aligned(out[i].count * sizeof(float));
     }
     return sum;

@@ -24,6 +24,8 @@ struct cdi_shard_sizes {
 size_t cdi_shard_state_size(cddp_dtype dtype);
 bool cdi_shard_has_master(cddp_dtype dtype);
 
+/* What `rank` has of gradient i, which lies in one bucket: lo and count, nothing else. */
+struct cdi_shard cdi_shard_one(const struct cdi_bucket_plan *p, size_t i, int rank);
 /*
  * The shards of `rank`, one for each of the plan's first n gradients; the plan was made for p->parts ranks. The order
  * in which buckets are launched does not matter to them.

@@ -707,6 +707,7 @@ cddp_status cdi_ddp_next_step(cddp_ddp *d)
         d->flight[b].unpacked = false;
     d->begun = false;
     d->synced = false;
+    d->settled = false;
     d->step++;
     if (cdi_comm_world(d->comm)->flight != NULL)
         cdi_flight_step(cdi_comm_world(d->comm)->flight, d->step);
@@ -723,21 +724,30 @@ cddp_status cdi_ddp_enqueue(cddp_ddp *d, const struct cdi_op *op, uint64_t *tick
     return CDDP_OK;
 }
 
+cddp_status cdi_ddp_complete(cddp_ddp *d)
+{
+    cddp_status status = d->sticky.status;
+    struct cdi_error err;
+
+    if (status != CDDP_OK || d->settled)
+        return status;
+    if (!d->begun && d->unused.missing != NULL)
+        status = cdi_uneven_begin(d, true);
+    if (status == CDDP_OK)
+        status = cdi_unused_fill(d);
+    if (status == CDDP_OK && !cdi_bucket_all_launched(&d->plan)) {
+        (void)name_missing(d, &err);
+        status = cdi_ddp_misused(d, &err);
+    }
+    return status;
+}
+
 cddp_status cdi_ddp_finish(cddp_ddp *ddp, cddp_status (*land)(cddp_ddp *d, void *arg), void *arg)
 {
-    struct cdi_error err;
     cddp_status status;
 
     (void)pthread_mutex_lock(&ddp->lock);
-    status = ddp->sticky.status;
-    if (status == CDDP_OK && !ddp->begun && ddp->unused.missing != NULL)
-        status = cdi_uneven_begin(ddp, true);
-    if (status == CDDP_OK)
-        status = cdi_unused_fill(ddp);
-    if (status == CDDP_OK && !cdi_bucket_all_launched(&ddp->plan)) {
-        (void)name_missing(ddp, &err);
-        status = cdi_ddp_misused(ddp, &err);
-    }
+    status = cdi_ddp_complete(ddp);
     if (status == CDDP_OK)
         status = land(ddp, arg);
     if (status == CDDP_OK)

@@ -2,7 +2,7 @@
 /*
  * Inside the reducer: what its parts share. reducer.c makes it and takes steps; unused.c knows what to do about
  * gradients that do not come; uneven.c goes on for a rank that has no more samples; wire.c sends gradients in fewer
- * bits; norm.c measures and clips between two steps; hook.c and
+ * bits; norm.c measures and clips gradients that have landed; hook.c and
  * powersgd.h communicate in other ways. All but cddp_ddp_join and norm.c is called with the lock held.
  */
 #ifndef CDI_REDUCER_H
@@ -74,6 +74,7 @@ struct cddp_ddp {
     uint64_t step;           /* steps that are complete */
     bool begun;              /* something was said to be ready in this step */
     bool synced;             /* this step's buffers were sent */
+    bool settled;            /* with an optimizer: this step's gradients were measured, so its share has landed */
     bool shadow;             /* this rank has no samples, and only takes part in what the others reduce */
     int32_t *order;          /* in the first step: gradients as they came, later rank 0's; NULL: not wanted, or done */
     size_t n_ordered;
@@ -92,9 +93,11 @@ cddp_status cdi_ddp_count_down(cddp_ddp *d, size_t i);
 cddp_status cdi_ddp_join_ticket(cddp_ddp *d, uint64_t ticket);
 /* Enqueue an operation behind the buckets. Sticks. */
 cddp_status cdi_ddp_enqueue(cddp_ddp *d, const struct cdi_op *op, uint64_t *ticket);
+/* The end of a step begins: every gradient must have come, or what does not come is filled in. Sticks. */
+cddp_status cdi_ddp_complete(cddp_ddp *d);
 /*
- * The end of a step, without the lock: every gradient must have come, then `land` brings what was reduced to where it
- * belongs, with the lock held. The thread's last error is set.
+ * The end of a step, without the lock: cdi_ddp_complete, then `land` brings what was reduced to where it belongs, with
+ * the lock held. The thread's last error is set.
  */
 cddp_status cdi_ddp_finish(cddp_ddp *d, cddp_status (*land)(cddp_ddp *d, void *arg), void *arg);
 /* Every bucket was launched: until the means are in the arena (a device: are going to be). Sticks. */

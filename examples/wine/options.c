@@ -221,10 +221,6 @@ bool options_parse(struct options *o, int argc, char **argv)
             return false;
         }
     }
-    if (o->zero && o->clip > 0) {
-        (void)fprintf(stderr, "wine: --zero does not go with --clip\n");
-        return false;
-    }
     if (optind < argc) {
         (void)fprintf(stderr, "wine: unexpected argument '%s' (see wine --help)\n", argv[optind]);
         return false;

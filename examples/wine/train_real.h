@@ -163,6 +163,24 @@ static void NAME(update)(struct NAME(trainer) * t)
     }
 }
 
+/* All gradients are on their way: new weights. */
+static cddp_status NAME(step)(struct NAME(trainer) * t)
+{
+    const double clip = t->job->opt->clip;
+    cddp_status status = t->optim != NULL ? CDDP_OK : cddp_ddp_wait(t->ddp);
+
+    if (status == CDDP_OK && clip > 0)
+        status = cddp_ddp_clip_grad_norm(t->ddp, clip, 2, 1, NULL);
+    if (status == CDDP_OK && t->optim != NULL)
+        status = cddp_optim_step(t->optim);
+    if (status != CDDP_OK)
+        return status;
+    t->state.done.steps++;
+    if (t->optim == NULL)
+        NAME(update)(t);
+    return CDDP_OK;
+}
+
 /* One batch of n rows, and a step if it is the last; their mean loss, from before the update, goes into *loss. */
 static cddp_status NAME(batch)(struct NAME(trainer) * t, const int64_t *rows, size_t n, struct NAME(turn) turn,
                                struct epoch_loss *loss)
@@ -179,18 +197,9 @@ static cddp_status NAME(batch)(struct NAME(trainer) * t, const int64_t *rows, si
     if (status == CDDP_OK)
         status = NAME(backward_first)(t, rows, n, turn);
     if (status == CDDP_OK && turn.last)
-        status = t->optim != NULL ? cddp_optim_step(t->optim) : cddp_ddp_wait(t->ddp);
+        status = NAME(step)(t);
     if (status != CDDP_OK)
         return status;
-    if (turn.last && t->job->opt->clip > 0)
-        status = cddp_ddp_clip_grad_norm(t->ddp, t->job->opt->clip, 2, 1, NULL);
-    if (status != CDDP_OK)
-        return status;
-    if (turn.last) {
-        t->state.done.steps++;
-        if (t->optim == NULL)
-            NAME(update)(t);
-    }
     loss->sum += (double)(sum / (REAL)n) * (double)n;
     loss->count += (double)n;
     return CDDP_OK;

@@ -537,8 +537,15 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_set_powersgd(cddp_ddp *ddp, const c
  * a part, and one number is reduced, so all ranks get the same bits. With CDDP_DDP_JOIN, whose ranks may have no step
  * to call it in, each rank sums everything, and nothing is communicated. Sums are made in float64. With CDDP_DDP_SUM it
  * is the norm of the mean. A gradient that no rank used counts as it is. A NaN gives NaN, else an infinity gives
- * infinity. Blocks, on a GPU too. *norm is written on success only. Returns CDDP_OK; CDDP_E_INVALID (NULL, norm_type);
- * CDDP_E_STATE (in the middle of a step, or it has an optimizer); CDDP_E_NOMEM; or what a collective may return.
+ * infinity. Blocks, on a GPU too. *norm is written on success only.
+ *
+ * With an optimizer (cddp_optim_create), which makes an end of the gradients, call it after the last
+ * cddp_ddp_grad_ready() and before cddp_optim_step(): it waits for all gradients of the step, each rank sums its share
+ * of them, and a gradient that no rank used does not count. The sum's order then depends on the buckets, too.
+ *
+ * Returns CDDP_OK; CDDP_E_INVALID (NULL, norm_type); CDDP_E_STATE (in the middle of a step; with an optimizer:
+ * gradients are missing, and the error is sticky, as that of cddp_ddp_wait()); CDDP_E_NOMEM; or what a collective may
+ * return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_grad_norm(cddp_ddp *ddp, double norm_type, double *norm);
 
@@ -547,6 +554,12 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_grad_norm(cddp_ddp *ddp, double nor
  * max_norm / (norm + 1e-6) where that is below 1. *norm (may be NULL) is the norm from before. If it is not finite, the
  * gradients become zeros and NaNs by the same formula, or, with error_if_nonfinite, CDDP_E_STATE is returned on every
  * rank and they stay as they are. Otherwise as cddp_ddp_grad_norm; on a GPU the compute stream waits for the product.
+ *
+ *     cddp_ddp_wait(ddp);   cddp_ddp_clip_grad_norm(ddp, 1.0, 2, 1, NULL);   an optimizer of your own
+ *     cddp_ddp_clip_grad_norm(ddp, 1.0, 2, 1, NULL);   cddp_optim_step(optim);     // with cddp_optim_create
+ *
+ * The second line's parameters differ from the first one's by the rounding of the norm's sum in float64, which in
+ * float32 is seldom seen at all. After CDDP_E_STATE for a norm that is not finite, cddp_optim_skip() ends the step.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_clip_grad_norm(cddp_ddp *ddp, double max_norm, double norm_type,
                                                             int error_if_nonfinite, double *norm);
@@ -618,8 +631,15 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_optim_create(cddp_optim **out, cddp_ddp
 CDDP_API CDDP_NODISCARD cddp_status cddp_optim_step(cddp_optim *optim);
 
 /*
- * The learning rate from the next step on (for a schedule); every rank gives the same one. Between two steps, one
- * thread. CDDP_OK; CDDP_E_INVALID (not above 0).
+ * End the step without an update, as a program does whose gradients are not finite (mixed precision): parameters, their
+ * state and its steps stay as they are. Every rank calls it for the same step, in place of cddp_optim_step. Returns
+ * what that returns.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_optim_skip(cddp_optim *optim);
+
+/*
+ * The learning rate from the next step on (for a schedule, also one that begins or ends with 0); every rank gives the
+ * same one. Between two steps, one thread. CDDP_OK; CDDP_E_INVALID (below 0, or no number).
  */
 CDDP_API cddp_status cddp_optim_set_lr(cddp_optim *optim, double lr);
 /* Bytes that this rank holds for its share: the state, and float32 copies of parameters of 16 bits. */

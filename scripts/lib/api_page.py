@@ -55,7 +55,7 @@ TORCH = [  # PyTorch's; ours; what differs
     ('torch.nn.parallel.DistributedDataParallel.register_comm_hook', '`cddp_ddp_set_hook`', ''),
     ('torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook.powerSGD_hook', '`cddp_ddp_set_powersgd`', 'the same numbers'),
     ('torch.autograd.backward', '`cddp_ddp_grad_ready`', 'the backward pass is the program\'s; `cddp_ddp_wait` ends it'),
-    ('torch.nn.utils.clip_grad_norm_', '`cddp_ddp_clip_grad_norm`', 'norms 2 and infinity'),
+    ('torch.nn.utils.clip_grad_norm_', '`cddp_ddp_clip_grad_norm`', 'norms 2 and infinity; of shares too (`cddp_optim_create`)'),
     ('torch.distributed.optim.ZeroRedundancyOptimizer', '`cddp_optim_create`', 'SGD, Adam and AdamW'),
     ('torch.distributed.optim.ZeroRedundancyOptimizer.step', '`cddp_optim_step`', 'in place of `cddp_ddp_wait`'),
     ('torch.utils.data.distributed.DistributedSampler', '`cddp_sampler_create`', 'the same indices'),

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
+#include "scratch.h"
 #include "worker/checkpoint.h"
 
 #include <fcntl.h>
@@ -17,19 +18,9 @@ static char dir[128];
 /* A fresh directory; the checkpoints go into a folder in it that does not exist yet. */
 static const char *fresh_dir(void)
 {
-    char base[64] = "/tmp/cddp-ckpt-XXXXXX";
-
-    cr_assert(mkdtemp(base) != NULL);
-    (void)snprintf(dir, sizeof dir, "%s/ckpt", base);
+    scratch_make();
+    (void)snprintf(dir, sizeof dir, "%s/ckpt", scratch);
     return dir;
-}
-
-static void remove_dir(void)
-{
-    char command[200];
-
-    (void)snprintf(command, sizeof command, "rm -rf '%.*s'", (int)(strrchr(dir, '/') - dir), dir);
-    cr_assert_eq(system(command), 0);
 }
 
 static const char *file_of(uint64_t step)
@@ -80,7 +71,7 @@ Test(checkpoint, what_was_saved_comes_back)
     cr_assert_eq(weights[999], 7999);
     cr_assert_eq(moments[2], 7.0 / 3);
     cr_assert_eq(epoch, 7);
-    remove_dir();
+    scratch_remove();
 }
 
 Test(checkpoint, the_newest_stay_and_older_ones_go)
@@ -91,7 +82,7 @@ Test(checkpoint, the_newest_stay_and_older_ones_go)
     cr_assert_neq(access(file_of(3), F_OK), 0);
     cr_assert_eq(access(file_of(4), F_OK), 0);
     cr_assert_eq(access(file_of(5), F_OK), 0);
-    remove_dir();
+    scratch_remove();
 }
 
 Test(checkpoint, a_step_back_in_time_replaces_the_abandoned_future)
@@ -104,7 +95,7 @@ Test(checkpoint, a_step_back_in_time_replaces_the_abandoned_future)
     save(6, 2);
     cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, &info, NULL), CDDP_OK);
     cr_assert_eq(info.step, 6);
-    remove_dir();
+    scratch_remove();
 }
 
 Test(checkpoint, nothing_there_is_not_found)
@@ -116,7 +107,7 @@ Test(checkpoint, nothing_there_is_not_found)
     cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, &info, &err), CDDP_E_NOT_FOUND);
     (void)mkdir(dir, 0700);
     cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, &info, &err), CDDP_E_NOT_FOUND);
-    remove_dir();
+    scratch_remove();
 }
 
 /* Damage at every place: cut short at any length, or any byte changed; the one before it is found, or none. */
@@ -165,7 +156,7 @@ Test(checkpoint, a_damaged_file_is_passed_over_and_named)
     cr_assert_eq(truncate(file_of(1), 100), 0);
     cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, &info, &err), CDDP_E_IO);
     cr_assert(strstr(err.msg, "none of the 2 checkpoints") != NULL, "%s", err.msg);
-    remove_dir();
+    scratch_remove();
 }
 
 Test(checkpoint, an_item_of_another_size_or_name_is_named)
@@ -181,7 +172,7 @@ Test(checkpoint, an_item_of_another_size_or_name_is_named)
     other[0].name = "bias";
     cr_assert_eq(cdi_checkpoint_read(dir, other, 1, present, &info, &err), CDDP_E_MISMATCH);
     cr_assert(strstr(err.msg, "no item 'bias'") != NULL, "%s", err.msg);
-    remove_dir();
+    scratch_remove();
 }
 
 Test(checkpoint, a_disk_that_fills_up_leaves_the_older_ones_whole)
@@ -200,7 +191,7 @@ Test(checkpoint, a_disk_that_fills_up_leaves_the_older_ones_whole)
     forget();
     cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, &info, &err), CDDP_OK);
     cr_assert_eq(info.step, 1);
-    remove_dir();
+    scratch_remove();
 }
 
 Test(checkpoint, items_without_name_or_memory_and_doubles_are_refused)

@@ -1,28 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checkpoints of several ranks, and those that a thread writes while the ranks go on. */
 #include "hygiene.h"
+#include "scratch.h"
 #include "world.h"
 
 #include <stdint.h>
 #include <sys/stat.h>
 
 CDI_SUITE(checkpoint_comm, .timeout = 60);
-
-static char dir[64];
-
-static void fresh_dir(void)
-{
-    (void)snprintf(dir, sizeof dir, "/tmp/cddp-ckpt-XXXXXX");
-    cr_assert_not_null(mkdtemp(dir));
-}
-
-static void remove_dir(void)
-{
-    char command[100];
-
-    (void)snprintf(command, sizeof command, "rm -rf '%s'", dir);
-    cr_assert_eq(system(command), 0);
-}
 
 /* ------------------------------------------------------------------------------------------ each rank's own ---- */
 
@@ -55,7 +40,7 @@ static int save_own(int rank)
     cddp_comm *comm;
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
-    CHECK(cddp_checkpoint_save(comm, dir, 5, items, 3, NULL) == CDDP_OK);
+    CHECK(cddp_checkpoint_save(comm, scratch, 5, items, 3, NULL) == CDDP_OK);
     return cddp_finalize(comm) != CDDP_OK;
 }
 
@@ -73,7 +58,7 @@ static int load_own(int rank)
     cddp_comm *comm;
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
-    CHECK(cddp_checkpoint_load(comm, dir, items, 3, &info) == CDDP_OK);
+    CHECK(cddp_checkpoint_load(comm, scratch, items, 3, &info) == CDDP_OK);
     CHECK(info.step == 5 && weight == 42);
     CHECK(rng == rng_of(rank, rank < 3 ? 5 : 0));
     CHECK(loss[0] == (rank < 3 ? rank : -1) && loss[1] == (rank < 3 ? 0.5 : -1));
@@ -82,12 +67,12 @@ static int load_own(int rank)
 
 Test(checkpoint_comm, each_rank_gets_its_own_random_state_back_and_a_new_rank_keeps_its_own)
 {
-    fresh_dir();
+    scratch_make();
     cr_assert_eq(run_world(3, save_own), 0);
     cr_assert_eq(run_world(3, load_own), 0);
     cr_assert_eq(run_world(2, load_own), 0);
     cr_assert_eq(run_world(4, load_own), 0);
-    remove_dir();
+    scratch_remove();
 }
 
 static int save_others(int rank)
@@ -102,17 +87,17 @@ static int save_others(int rank)
     cddp_comm *comm;
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
-    CHECK(cddp_checkpoint_save(comm, dir, 5, items, 1, NULL) == CDDP_E_MISMATCH);
+    CHECK(cddp_checkpoint_save(comm, scratch, 5, items, 1, NULL) == CDDP_E_MISMATCH);
     CHECK(strstr(cddp_last_error(), "rank 1's items with CDDP_ITEM_PER_RANK are not those of rank 0") != NULL);
     /* What rank 0 is told is wrong, all are told; and nothing is broken. */
-    CHECK(cddp_checkpoint_save(comm, dir, 5, &odd, 1, NULL) == CDDP_E_INVALID);
+    CHECK(cddp_checkpoint_save(comm, scratch, 5, &odd, 1, NULL) == CDDP_E_INVALID);
     CHECK(strstr(cddp_last_error(), "'rng' has flags") != NULL);
-    CHECK(cddp_checkpoint_save(comm, dir, 5, items + 1, 1, &opt) == CDDP_E_INVALID);
+    CHECK(cddp_checkpoint_save(comm, scratch, 5, items + 1, 1, &opt) == CDDP_E_INVALID);
     CHECK(strstr(cddp_last_error(), "keep is negative") != NULL);
     opt.size--;
-    CHECK(cddp_checkpoint_save(comm, dir, 5, items + 1, 1, &opt) == CDDP_E_INVALID);
+    CHECK(cddp_checkpoint_save(comm, scratch, 5, items + 1, 1, &opt) == CDDP_E_INVALID);
     opt = (cddp_checkpoint_options){.size = sizeof opt, .reserved = {0, 1}};
-    CHECK(cddp_checkpoint_save(comm, dir, 5, items + 1, 1, &opt) == CDDP_E_INVALID);
+    CHECK(cddp_checkpoint_save(comm, scratch, 5, items + 1, 1, &opt) == CDDP_E_INVALID);
     CHECK(cddp_checkpoint_save(comm, "", 5, items + 1, 1, NULL) == CDDP_E_INVALID);
     CHECK(cddp_checkpoint_wait(NULL) == CDDP_E_INVALID);
     return cddp_finalize(comm) != CDDP_OK;
@@ -129,17 +114,17 @@ static int save_a_double(int rank)
 
     (void)rank;
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
-    CHECK(cddp_checkpoint_save(comm, dir, 5, items, 2, NULL) == CDDP_E_INVALID);
+    CHECK(cddp_checkpoint_save(comm, scratch, 5, items, 2, NULL) == CDDP_E_INVALID);
     CHECK(strstr(cddp_last_error(), "two items are named 'rng[1]'") != NULL);
     return cddp_finalize(comm) != CDDP_OK;
 }
 
 Test(checkpoint_comm, items_that_do_not_fit_together_are_named_on_every_rank)
 {
-    fresh_dir();
+    scratch_make();
     cr_assert_eq(run_world(2, save_others), 0);
     cr_assert_eq(run_world(2, save_a_double), 0);
-    remove_dir();
+    scratch_remove();
 }
 
 /* -------------------------------------------------------------------------------------------- in the background ----
@@ -164,17 +149,17 @@ static int save_and_go_on(int rank)
         for (size_t i = 0; i < COUNT; i++)
             w[i] = (float)step;
         (void)draw(&rng);
-        CHECK(cddp_checkpoint_save(comm, dir, step, items, 2, &opt) == CDDP_OK);
+        CHECK(cddp_checkpoint_save(comm, scratch, step, items, 2, &opt) == CDDP_OK);
         for (size_t i = 0; i < COUNT; i++) /* while the thread writes what was there before */
             w[i] = -1;
     }
     /* A load waits for the save that is under way. */
-    CHECK(cddp_checkpoint_load(comm, dir, items, 2, &info) == CDDP_OK);
+    CHECK(cddp_checkpoint_load(comm, scratch, items, 2, &info) == CDDP_OK);
     CHECK(info.step == 6 && info.n_damaged == 0 && rng == rng_of(rank, 6));
     for (size_t i = 0; i < COUNT; i++)
         CHECK(w[i] == 6);
     CHECK(cddp_checkpoint_wait(comm) == CDDP_OK);
-    CHECK(cddp_checkpoint_save(comm, dir, 7, items, 2, &opt) == CDDP_OK);
+    CHECK(cddp_checkpoint_save(comm, scratch, 7, items, 2, &opt) == CDDP_OK);
     return cddp_finalize(comm) != CDDP_OK; /* which waits for it */
 }
 
@@ -183,13 +168,13 @@ Test(checkpoint_comm, a_save_in_the_background_has_what_was_there_at_the_call)
     char path[128];
     struct stat sb;
 
-    fresh_dir();
+    scratch_make();
     cr_assert_eq(run_world(2, save_and_go_on), 0);
     for (int step = 6; step <= 7; step++) {
-        (void)snprintf(path, sizeof path, "%s/checkpoint-%020d.cddp", dir, step);
+        (void)snprintf(path, sizeof path, "%s/checkpoint-%020d.cddp", scratch, step);
         cr_assert(stat(path, &sb) == 0 && sb.st_size > (off_t)(COUNT * sizeof(float)));
     }
-    remove_dir();
+    scratch_remove();
 }
 
 /* Where no directory can be made; both ranks are told, once, by whatever comes next. */
@@ -202,17 +187,17 @@ static int save_to_nowhere(int rank)
     const cddp_checkpoint_item item = {.name = "x", .data = &x, .bytes = sizeof x};
     cddp_comm *comm;
 
-    (void)snprintf(nowhere, sizeof nowhere, "%s/not/there", dir);
+    (void)snprintf(nowhere, sizeof nowhere, "%s/not/there", scratch);
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     CHECK(cddp_checkpoint_save(comm, nowhere, 3, &item, 1, &opt) == CDDP_OK);
-    CHECK(cddp_checkpoint_save(comm, dir, 4, &item, 1, NULL) == CDDP_E_SYSTEM);
+    CHECK(cddp_checkpoint_save(comm, scratch, 4, &item, 1, NULL) == CDDP_E_SYSTEM);
     CHECK(strstr(cddp_last_error(), says) != NULL);
-    CHECK(cddp_checkpoint_load(comm, dir, &item, 1, NULL) == CDDP_E_NOT_FOUND); /* and nothing else was done */
+    CHECK(cddp_checkpoint_load(comm, scratch, &item, 1, NULL) == CDDP_E_NOT_FOUND); /* and nothing else was done */
     CHECK(cddp_checkpoint_save(comm, nowhere, 3, &item, 1, &opt) == CDDP_OK);
     CHECK(cddp_checkpoint_wait(comm) == CDDP_E_SYSTEM);
     CHECK(strstr(cddp_last_error(), says) != NULL);
     CHECK(cddp_checkpoint_wait(comm) == CDDP_OK);
-    CHECK(cddp_checkpoint_save(comm, dir, 4, &item, 1, &opt) == CDDP_OK);
+    CHECK(cddp_checkpoint_save(comm, scratch, 4, &item, 1, &opt) == CDDP_OK);
     CHECK(cddp_checkpoint_save(comm, nowhere, 3, &item, 1, &opt) == CDDP_OK);
     /* Nobody asked: rank 0 hears of it when it leaves. */
     CHECK(cddp_finalize(comm) == (rank == 0 ? CDDP_E_SYSTEM : CDDP_OK));
@@ -222,7 +207,7 @@ static int save_to_nowhere(int rank)
 
 Test(checkpoint_comm, what_fails_in_the_background_is_told_once_by_the_next_call)
 {
-    fresh_dir();
+    scratch_make();
     cr_assert_eq(run_world(2, save_to_nowhere), 0);
-    remove_dir();
+    scratch_remove();
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The norm of all gradients and clipping by it, as a user calls them, beside what PyTorch recorded. */
 #include "hygiene.h"
+#include "numbers.h"
 #include "world.h"
 
 #include <jansson.h>
@@ -52,30 +53,14 @@ static int make(struct model *m, cddp_comm *comm, uint32_t flags)
     return 0;
 }
 
-static void put(struct model *m, size_t i, size_t k, double v)
-{
-    if (m->dtype == CDDP_FLOAT64)
-        ((double *)cddp_ddp_grad(m->ddp, i))[k] = v;
-    else
-        ((float *)cddp_ddp_grad(m->ddp, i))[k] = (float)v;
-}
-
-static double get(struct model *m, size_t i, size_t k)
-{
-    if (m->dtype == CDDP_FLOAT64)
-        return ((double *)cddp_ddp_grad(m->ddp, i))[k];
-    return (double)((float *)cddp_ddp_grad(m->ddp, i))[k];
-}
-
-/* The step of a rank whose gradients are those of the record, or of which each rank makes a share. */
-static int step(struct model *m, const json_t *before)
+/* The gradients of the record, on each rank. */
+static int give(struct model *m, const json_t *before)
 {
     for (size_t i = PARAMS; i-- > 0;) {
         for (size_t k = 0; k < m->count[i]; k++)
-            put(m, i, k, number(json_array_get(json_array_get(before, i), k)));
+            grad_put(m->ddp, m->dtype, i, k, number(json_array_get(json_array_get(before, i), k)));
         CHECK(cddp_ddp_grad_ready(m->ddp, i) == CDDP_OK);
     }
-    CHECK(cddp_ddp_wait(m->ddp) == CDDP_OK);
     return 0;
 }
 
@@ -94,31 +79,42 @@ static int same_bits_everywhere(cddp_comm *comm, double v)
     return 0;
 }
 
-static int meet_case(cddp_comm *comm, json_t *c)
+/* With an optimizer the parameters, which begin with zeros, become what the gradients are, but for the sign. */
+static int meet_case(cddp_comm *comm, json_t *c, bool divided)
 {
+    static const cddp_optim_options sgd = {.size = sizeof sgd, .kind = CDDP_SGD, .lr = 1};
     bool f64 = strcmp(json_string_value(json_object_get(c, "type")), "f64") == 0;
     const json_t *before = json_object_get(c, "before"), *after = json_object_get(c, "after");
     bool refused = json_is_null(json_object_get(c, "norm"));
     struct model m = {.dtype = f64 ? CDDP_FLOAT64 : CDDP_FLOAT32};
     double type = number(json_object_get(c, "norm_type")), norm = -1, clipped = -1;
     double tolerance = f64 ? 1e-12 : 1e-6;
+    cddp_optim *optim = NULL;
 
     for (size_t i = 0; i < PARAMS; i++)
         m.count[i] = json_array_size(json_array_get(before, i));
-    CHECK(make(&m, comm, 0) == 0 && step(&m, before) == 0);
+    CHECK(make(&m, comm, 0) == 0);
+    CHECK(!divided || cddp_optim_create(&optim, m.ddp, &sgd) == CDDP_OK);
+    CHECK(give(&m, before) == 0 && (divided || cddp_ddp_wait(m.ddp) == CDDP_OK));
     CHECK(cddp_ddp_grad_norm(m.ddp, type, &norm) == CDDP_OK && same_bits_everywhere(comm, norm) == 0);
     CHECK(cddp_ddp_clip_grad_norm(m.ddp, number(json_object_get(c, "max_norm")), type,
                                   json_is_true(json_object_get(c, "refuse")),
                                   &clipped) == (refused ? CDDP_E_STATE : CDDP_OK));
     CHECK(same_bits(norm, clipped));
     CHECK(refused ? !isfinite(norm) : close_to(norm, number(json_object_get(c, "norm")), tolerance));
+    CHECK(!divided || (refused ? cddp_optim_skip(optim) : cddp_optim_step(optim)) == CDDP_OK);
     for (size_t i = 0; i < PARAMS; i++)
-        for (size_t k = 0; k < m.count[i]; k++)
-            if (!close_to(get(&m, i, k), number(json_array_get(json_array_get(after, i), k)), tolerance)) {
+        for (size_t k = 0; k < m.count[i]; k++) {
+            double want = number(json_array_get(json_array_get(after, i), k));
+            double got = divided ? -number_get(m.dtype, m.w[i], k) : grad_get(m.ddp, m.dtype, i, k);
+
+            if (!close_to(got, divided && refused ? 0 : want, tolerance)) {
                 fprintf(stderr, "%s: gradient %zu, element %zu is %.17g\n",
-                        json_string_value(json_object_get(c, "name")), i, k, get(&m, i, k));
+                        json_string_value(json_object_get(c, "name")), i, k, got);
                 return 1;
             }
+        }
+    cddp_optim_destroy(optim);
     cddp_ddp_destroy(m.ddp);
     return 0;
 }
@@ -132,7 +128,7 @@ static int meet_the_record(int rank)
     (void)rank;
     CHECK(json_array_size(all) == 16);
     CHECK(cddp_init(&comm, NULL) == CDDP_OK && cddp_world_size(comm) == ranks_of_world);
-    json_array_foreach(all, i, one) CHECK(meet_case(comm, one) == 0);
+    json_array_foreach(all, i, one) CHECK(meet_case(comm, one, false) == 0 && meet_case(comm, one, true) == 0);
     json_decref(all);
     CHECK(cddp_finalize(comm) == CDDP_OK);
     return 0;
@@ -150,7 +146,7 @@ static int whole_numbers(struct model *m, int rank)
 {
     for (size_t i = PARAMS; i-- > 0;) {
         for (size_t k = 0; k < m->count[i]; k++)
-            put(m, i, k, ((double)((i * 7 + k) % 11) - 5) * (rank + 1));
+            grad_put(m->ddp, m->dtype, i, k, ((double)((i * 7 + k) % 11) - 5) * (rank + 1));
         CHECK(cddp_ddp_grad_ready(m->ddp, i) == CDDP_OK);
     }
     CHECK(cddp_ddp_wait(m->ddp) == CDDP_OK);
@@ -172,7 +168,8 @@ static int make_sum_and_join(int rank)
         if (f < 2 || rank == 0) { /* with CDDP_DDP_JOIN nobody else is needed */
             CHECK(cddp_ddp_clip_grad_norm(m.ddp, 1, 2, 1, &norm[f]) == CDDP_OK && norm[f] > 10);
             CHECK(same_bits(norm[f], norm[0]) && largest[f] == 7.5);
-            CHECK(fabs(get(&m, 1, 1) * cddp_ddp_factor(m.ddp) - 4.5 / norm[0]) < 1e-6); /* 8 % 11 - 5 is 3 */
+            CHECK(fabs(grad_get(m.ddp, m.dtype, 1, 1) * cddp_ddp_factor(m.ddp) - 4.5 / norm[0]) <
+                  1e-6); /* 8 % 11 - 5 is 3 */
         }
         cddp_ddp_destroy(m.ddp);
     }
@@ -239,7 +236,7 @@ Test(norm, what_makes_no_sense_is_refused_and_the_step_goes_on)
     cr_assert_eq(cddp_ddp_clip_grad_norm(NULL, 1, 2, 0, &norm), CDDP_E_INVALID);
     cr_assert_eq(cddp_ddp_clip_grad_norm(m.ddp, -1, 2, 0, &norm), CDDP_E_INVALID);
     cr_assert_eq(cddp_ddp_clip_grad_norm(m.ddp, NAN, 2, 0, &norm), CDDP_E_INVALID);
-    put(&m, 3, 0, 2);
+    grad_put(m.ddp, m.dtype, 3, 0, 2);
     cr_assert_eq(cddp_ddp_grad_ready(m.ddp, 3), CDDP_OK);
     cr_assert_eq(cddp_ddp_clip_grad_norm(m.ddp, 1, 2, 0, &norm), CDDP_E_STATE);
     cr_assert(strstr(cddp_last_error(), "in the middle of step 0") != NULL);
@@ -248,7 +245,7 @@ Test(norm, what_makes_no_sense_is_refused_and_the_step_goes_on)
         cr_assert_eq(cddp_ddp_grad_ready(m.ddp, i), CDDP_OK);
     cr_assert_eq(cddp_ddp_wait(m.ddp), CDDP_OK);
     cr_assert_eq(cddp_ddp_clip_grad_norm(m.ddp, 1, 2, 0, NULL), CDDP_OK);
-    cr_assert(fabs(get(&m, 3, 0) - 1) < 1e-6);
+    cr_assert(fabs(grad_get(m.ddp, m.dtype, 3, 0) - 1) < 1e-6);
     cddp_ddp_destroy(m.ddp);
     cr_assert_eq(cddp_finalize(comm), CDDP_OK);
 }

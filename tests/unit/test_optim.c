@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The optimizer whose state is divided, beside ranks that average whole gradients and update everything themselves. */
 #include "hygiene.h"
-#include "worker/backend/cpu/float16.h"
+#include "numbers.h"
+#include "scratch.h"
 #include "worker/optim_update.h"
 #include "world.h"
 
+#include <math.h>
 #include <stdbool.h>
 
 CDI_SUITE(optim, .timeout = 60);
@@ -44,21 +46,6 @@ static double scatter(size_t i, size_t k, size_t salt)
     return (double)h / 4294967296.0 - 0.5;
 }
 
-static void put(cddp_dtype t, void *to, size_t k, double x)
-{
-    if (t == CDDP_FLOAT64)
-        ((double *)to)[k] = x;
-    else if (t == CDDP_FLOAT32)
-        ((float *)to)[k] = (float)x;
-    else
-        ((uint16_t *)to)[k] = t == CDDP_FLOAT16 ? cdi_f16_of_float((float)x) : cdi_bf16_of_float((float)x);
-}
-
-static float float_of_16(cddp_dtype t, uint16_t x)
-{
-    return t == CDDP_FLOAT16 ? cdi_float_of_f16(x) : cdi_float_of_bf16(x);
-}
-
 static int model_open(struct model *m, cddp_comm *comm)
 {
     cddp_ddp_options o = {
@@ -73,9 +60,9 @@ static int model_open(struct model *m, cddp_comm *comm)
         for (int k = 0; k < CDI_OPTIM_STATES; k++)
             m->s[i][k] = calloc(counts[i], 8);
         for (size_t k = 0; k < counts[i]; k++) {
-            put(now.dtypes[i], m->w[i], k, scatter(i, k, 99));
+            number_put(now.dtypes[i], m->w[i], k, scatter(i, k, 99));
             if (size == 2)
-                m->master[i][k] = float_of_16(now.dtypes[i], ((uint16_t *)m->w[i])[k]);
+                m->master[i][k] = (float)number_get(now.dtypes[i], m->w[i], k);
         }
         p[i] = (cddp_param){.name = names[i], .data = m->w[i], .count = counts[i], .dtype = now.dtypes[i]};
     }
@@ -107,7 +94,7 @@ static int backward(struct model *m, int rank, size_t step, size_t without)
         if (i == without)
             continue;
         for (size_t k = 0; k < counts[i]; k++)
-            put(now.dtypes[i], g, k, scatter(i, k, salt));
+            number_put(now.dtypes[i], g, k, scatter(i, k, salt));
         for (size_t k = 0; k < counts[i]; k++)
             if (now.dtypes[i] == CDDP_FLOAT64)
                 ((double *)g)[k] += scatter(i, k, salt + 5);
@@ -152,10 +139,10 @@ static void plain_step(struct model *m, uint64_t step, size_t without)
             float *wide = malloc(counts[i] * sizeof *wide);
 
             for (size_t k = 0; k < counts[i]; k++)
-                wide[k] = float_of_16(now.dtypes[i], ((uint16_t *)g)[k]);
+                wide[k] = (float)number_get(now.dtypes[i], g, k);
             cdi_optim_update_f32(&rule, step, m->master[i], wide, (float *[]){m->s[i][0], m->s[i][1]}, counts[i]);
             for (size_t k = 0; k < counts[i]; k++)
-                put(now.dtypes[i], m->w[i], k, m->master[i][k]);
+                number_put(now.dtypes[i], m->w[i], k, m->master[i][k]);
             free(wide);
         }
     }
@@ -229,6 +216,81 @@ Test(optim, two_ranks_give_the_bits_of_a_plain_optimizer_on_each)
 Test(optim, four_ranks_give_the_bits_of_a_plain_optimizer_on_each)
 {
     expect_same(4);
+}
+
+/* --------------------------------------------------------------------------------------------------- clipping ---- */
+
+static int close_to(const struct model *a, const struct model *b)
+{
+    for (size_t i = 0; i < N; i++)
+        for (size_t k = 0; k < counts[i]; k++) {
+            cddp_dtype t = now.dtypes[i];
+            double tolerance = t == CDDP_FLOAT64 ? 1e-12 : t == CDDP_FLOAT32 ? 1e-6 : 1e-2;
+
+            CHECK(fabs(number_get(t, a->w[i], k) - number_get(t, b->w[i], k)) <= tolerance);
+        }
+    return 0;
+}
+
+/* Parameter `without` is used by nobody: what its gradient's place holds does not count. Step 2 makes no update. */
+static int clipped_without(int rank, size_t without)
+{
+    struct model plain = {0}, divided = {0};
+    double norms[2], again;
+    cddp_optim *optim;
+    cddp_comm *comm;
+    uint64_t taken = 0;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(model_open(&plain, comm) == 0 && model_open(&divided, comm) == 0);
+    CHECK(cddp_optim_create(&optim, divided.ddp, &now.opt) == CDDP_OK);
+    for (size_t step = 0; step < STEPS; step++) {
+        CHECK(backward(&plain, rank, step, without) == 0 && cddp_ddp_wait(plain.ddp) == CDDP_OK);
+        CHECK(cddp_ddp_clip_grad_norm(plain.ddp, 0.5, 2, 1, &norms[0]) == CDDP_OK);
+        CHECK(backward(&divided, rank, step, without) == 0);
+        CHECK(cddp_ddp_clip_grad_norm(divided.ddp, 0.5, 2, 1, &norms[1]) == CDDP_OK);
+        CHECK(norms[0] > 0.6 && fabs(norms[1] - norms[0]) <= 1e-14 * norms[0]);
+        CHECK(cddp_ddp_grad_norm(divided.ddp, 2, &again) == CDDP_OK && fabs(again - 0.5) < 1e-3);
+        CHECK(cddp_optim_save(optim, "nowhere", 1, NULL, 0, NULL) == CDDP_E_STATE);
+        if (step == 2) {
+            CHECK(cddp_optim_skip(optim) == CDDP_OK);
+        } else {
+            CHECK(cddp_optim_step(optim) == CDDP_OK);
+            plain_step(&plain, ++taken, without);
+        }
+        CHECK(close_to(&plain, &divided) == 0);
+    }
+    cddp_optim_destroy(optim);
+    model_close(&divided);
+    model_close(&plain);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+static int clipped(int rank)
+{
+    return clipped_without(rank, N);
+}
+
+static int clipped_without_3(int rank)
+{
+    return clipped_without(rank, 3);
+}
+
+Test(optim, gradients_are_clipped_before_a_step_as_those_that_every_rank_has_and_a_step_may_be_skipped)
+{
+    for (size_t r = 0; r < sizeof rules / sizeof rules[0]; r++) {
+        now.opt = rules[r];
+        memcpy(now.dtypes, kinds_of_types[r % 3], sizeof now.dtypes);
+        now.bucket_bytes = r == 0 ? 4096 : 0;
+        now.flags = r == 1 ? CDDP_DDP_SUM : 0;
+        now.own = r == 2;
+        cr_assert_eq(run_world(1 + (int)r, clipped), 0, "rule %zu", r);
+    }
+    now.flags = CDDP_DDP_FIND_UNUSED;
+    cr_assert_eq(run_world(3, clipped_without_3), 0);
+    now.flags = CDDP_DDP_STATIC_GRAPH;
+    cr_assert_eq(run_world(2, clipped_without_3), 0);
 }
 
 /* ------------------------------------------------------------------------------------------------ memory, worlds */
@@ -351,7 +413,6 @@ Test(optim, what_no_rank_used_stays_and_so_does_its_state)
 
 /* ------------------------------------------------------------------------------------------------ checkpoints */
 
-static char dir[64];
 static size_t first_step, last_step; /* what the next world does */
 
 /* As many times what one rank would have, of which the others have none: the mean is the same in every world. */
@@ -359,8 +420,8 @@ static int give_alike(struct model *m, int rank, int size, size_t step)
 {
     for (size_t i = N; i-- > 0;) {
         for (size_t k = 0; k < counts[i]; k++)
-            put(now.dtypes[i], cddp_ddp_grad(m->ddp, i), k,
-                rank == size - 1 ? (double)size * ((double)((k + step * 3 + i) % 17) - 8) / 16 : 0);
+            number_put(now.dtypes[i], cddp_ddp_grad(m->ddp, i), k,
+                       rank == size - 1 ? (double)size * ((double)((k + step * 3 + i) % 17) - 8) / 16 : 0);
         CHECK(cddp_ddp_grad_ready(m->ddp, i) == CDDP_OK);
     }
     return 0;
@@ -382,9 +443,9 @@ static int go_on(int rank)
         items[i] = (cddp_checkpoint_item){
             .name = names[i], .data = divided.w[i], .bytes = counts[i] * cddp_dtype_size(now.dtypes[i])};
     if (first_step == 0)
-        CHECK(cddp_optim_load(optim, dir, items, N, &info) == CDDP_E_NOT_FOUND);
+        CHECK(cddp_optim_load(optim, scratch, items, N, &info) == CDDP_E_NOT_FOUND);
     else
-        CHECK(cddp_optim_load(optim, dir, items, N, &info) == CDDP_OK && info.step == first_step);
+        CHECK(cddp_optim_load(optim, scratch, items, N, &info) == CDDP_OK && info.step == first_step);
     for (size_t step = 0; step < last_step; step++) {
         CHECK(give_alike(&plain, rank, cddp_world_size(comm), step) == 0 && cddp_ddp_wait(plain.ddp) == CDDP_OK);
         plain_step(&plain, step + 1, N);
@@ -394,7 +455,7 @@ static int go_on(int rank)
         for (size_t i = 0; i < N; i++)
             CHECK(memcmp(plain.w[i], divided.w[i], items[i].bytes) == 0);
     }
-    CHECK(cddp_optim_save(optim, dir, last_step, items, N, NULL) == CDDP_OK);
+    CHECK(cddp_optim_save(optim, scratch, last_step, items, N, NULL) == CDDP_OK);
     cddp_optim_destroy(optim);
     model_close(&divided);
     model_close(&plain);
@@ -402,26 +463,12 @@ static int go_on(int rank)
     return 0;
 }
 
-static void fresh_dir(void)
-{
-    (void)snprintf(dir, sizeof dir, "/tmp/cddp-optim-XXXXXX");
-    cr_assert_not_null(mkdtemp(dir));
-}
-
-static void remove_dir(void)
-{
-    char command[100];
-
-    (void)snprintf(command, sizeof command, "rm -rf '%s'", dir);
-    cr_assert_eq(system(command), 0);
-}
-
 Test(optim, what_one_world_saved_is_divided_anew_in_another)
 {
     static const int worlds[] = {4, 2, 8, 1, 4};
 
     for (size_t t = 0; t < 3; t++) {
-        fresh_dir();
+        scratch_make();
         now.opt = rules[1 + t % 2];
         memcpy(now.dtypes, kinds_of_types[t], sizeof now.dtypes);
         now.bucket_bytes = t == 0 ? 4096 : 0;
@@ -430,7 +477,7 @@ Test(optim, what_one_world_saved_is_divided_anew_in_another)
             last_step = 2 * k + 2;
             cr_assert_eq(run_world(worlds[k], go_on), 0, "types %zu, world %zu", t, k);
         }
-        remove_dir();
+        scratch_remove();
     }
 }
 
@@ -446,19 +493,21 @@ static int load_other(int rank)
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     CHECK(model_open(&m, comm) == 0);
     CHECK(cddp_optim_create(&optim, m.ddp, &now.opt) == CDDP_OK);
-    CHECK(cddp_optim_save(optim, dir, 1, NULL, 0, NULL) == CDDP_OK);
-    CHECK(cddp_optim_load(optim, dir, NULL, 0, NULL) == CDDP_OK);
-    CHECK(cddp_optim_load(optim, dir, &item, 1, NULL) == CDDP_E_MISMATCH && strstr(cddp_last_error(), "more") != NULL);
+    CHECK(cddp_optim_save(optim, scratch, 1, NULL, 0, NULL) == CDDP_OK);
+    CHECK(cddp_optim_load(optim, scratch, NULL, 0, NULL) == CDDP_OK);
+    CHECK(cddp_optim_load(optim, scratch, &item, 1, NULL) == CDDP_E_MISMATCH &&
+          strstr(cddp_last_error(), "more") != NULL);
     CHECK(cddp_optim_load(optim, NULL, &item, 1, NULL) == CDDP_E_INVALID);
-    CHECK(cddp_optim_save(optim, dir, 2, NULL, 1, NULL) == CDDP_E_INVALID);
+    CHECK(cddp_optim_save(optim, scratch, 2, NULL, 1, NULL) == CDDP_E_INVALID);
     cddp_optim_destroy(optim);
     CHECK(cddp_optim_create(&optim, m.ddp, &sgd) == CDDP_OK);
-    CHECK(cddp_optim_load(optim, dir, NULL, 0, NULL) == CDDP_E_MISMATCH);
+    CHECK(cddp_optim_load(optim, scratch, NULL, 0, NULL) == CDDP_E_MISMATCH);
     CHECK(strstr(cddp_last_error(), "optim.momentum_buffer") != NULL);
     /* Where rank 0 cannot write, all ranks are told. */
     CHECK(cddp_optim_save(optim, "/proc/nowhere/at/all", 2, NULL, 0, NULL) == CDDP_E_SYSTEM);
     CHECK(cddp_ddp_grad_ready(m.ddp, 4) == CDDP_OK);
-    CHECK(cddp_optim_save(optim, dir, 2, NULL, 0, NULL) == CDDP_E_STATE && strstr(cddp_last_error(), "middle") != NULL);
+    CHECK(cddp_optim_save(optim, scratch, 2, NULL, 0, NULL) == CDDP_E_STATE &&
+          strstr(cddp_last_error(), "middle") != NULL);
     cddp_optim_destroy(optim);
     model_close(&m);
     CHECK(cddp_finalize(comm) == CDDP_OK);
@@ -468,11 +517,11 @@ static int load_other(int rank)
 
 Test(optim, a_checkpoint_of_another_kind_of_optimizer_is_told_apart)
 {
-    fresh_dir();
+    scratch_make();
     now.opt = rules[2];
     memcpy(now.dtypes, kinds_of_types[0], sizeof now.dtypes);
     cr_assert_eq(run_world(2, load_other), 0);
-    remove_dir();
+    scratch_remove();
 }
 
 /* --------------------------------------------------------------------------------------------------- refusals */
@@ -520,9 +569,11 @@ static int refused(int rank)
     CHECK(cddp_ddp_wait(m.ddp) == CDDP_E_STATE && strstr(cddp_last_error(), "cddp_optim_step") != NULL);
     CHECK(cddp_ddp_wait_param(m.ddp, 0) == CDDP_E_STATE);
     CHECK(cddp_optim_create(&optim, m.ddp, &now.opt) == CDDP_E_STATE);
+    CHECK(cddp_optim_set_lr(optim, -1) == CDDP_E_INVALID && cddp_optim_set_lr(optim, 0) == CDDP_OK);
+    CHECK(cddp_optim_skip(NULL) == CDDP_E_INVALID && cddp_optim_step(NULL) == CDDP_E_INVALID);
+    /* The parameters that a step lacks are named, as ever, whoever asks first; and the error stays. */
     CHECK(cddp_ddp_clip_grad_norm(m.ddp, 1, 2, 0, NULL) == CDDP_E_STATE);
-    CHECK(cddp_optim_set_lr(optim, 0) == CDDP_E_INVALID);
-    /* The parameters that a step lacks are named, as ever. */
+    CHECK(strstr(cddp_last_error(), "'a', 'b'") != NULL);
     CHECK(cddp_optim_step(optim) == CDDP_E_STATE && strstr(cddp_last_error(), "'a', 'b'") != NULL);
     cddp_optim_destroy(optim);
     cddp_optim_destroy(NULL);

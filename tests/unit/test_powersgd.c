@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* PowerSGD as a user asks for it, beside what PyTorch recorded (tests/reference/record_powersgd.py). */
 #include "hygiene.h"
+#include "numbers.h"
 #include "world.h"
 
 #include <jansson.h>
@@ -47,26 +48,11 @@ static double gradient(size_t rank, size_t step, size_t i, size_t k)
     return (double)(v % 1009) / 1009 - 0.5;
 }
 
-static void put(struct model *m, size_t i, size_t k, double v)
-{
-    if (m->dtype == CDDP_FLOAT64)
-        ((double *)cddp_ddp_grad(m->ddp, i))[k] = v;
-    else
-        ((float *)cddp_ddp_grad(m->ddp, i))[k] = (float)v;
-}
-
-static double get(struct model *m, size_t i, size_t k)
-{
-    if (m->dtype == CDDP_FLOAT64)
-        return ((double *)cddp_ddp_grad(m->ddp, i))[k];
-    return (double)((float *)cddp_ddp_grad(m->ddp, i))[k];
-}
-
 static int give(struct model *m, size_t rank, size_t step)
 {
     for (size_t i = PARAMS; i-- > 0;) {
         for (size_t k = 0; k < counts[i]; k++)
-            put(m, i, k, gradient(rank, step, i, k));
+            grad_put(m->ddp, m->dtype, i, k, gradient(rank, step, i, k));
         CHECK(cddp_ddp_grad_ready(m->ddp, i) == CDDP_OK);
     }
     return 0;
@@ -119,7 +105,7 @@ static int meet_case(cddp_comm *comm, size_t rank, const json_t *c)
 
                 if (step >= START)
                     mean = strtod(json_string_value(json_array_get(json_array_get(want, i), k)), NULL);
-                worst = fmax(worst, fabs(get(&m, i, k) - mean));
+                worst = fmax(worst, fabs(grad_get(m.ddp, m.dtype, i, k) - mean));
             }
     }
     if (worst > tolerance)
@@ -173,7 +159,7 @@ static int all_columns(int rank)
 
                 for (size_t r = 0; r < 3; r++)
                     mean += gradient(r, step, i, k) / 3;
-                CHECK(fabs(get(&m, i, k) - mean) < 1e-13);
+                CHECK(fabs(grad_get(m.ddp, m.dtype, i, k) - mean) < 1e-13);
             }
     }
     cddp_ddp_destroy(m.ddp);
@@ -202,7 +188,7 @@ static int nothing_is_lost(int rank)
         CHECK(one_step(&m, (size_t)rank, 0) == 0);
         for (size_t i = 0; i < PARAMS; i++)
             for (size_t k = 0; k < counts[i]; k++)
-                sum[i][k] += get(&m, i, k) / steps;
+                sum[i][k] += grad_get(m.ddp, m.dtype, i, k) / steps;
     }
     for (size_t i = 0; i < PARAMS; i++)
         for (size_t k = 0; k < counts[i]; k++)
@@ -229,18 +215,18 @@ static int hard_steps(int rank)
     for (int step = 0; step < 8; step++) {
         for (size_t i = PARAMS; i-- > 0;) {
             for (size_t k = 0; k < counts[i]; k++)
-                put(&m, i, k, step == 2 ? 0 : (double)(k % 7)); /* every row alike, or nearly */
+                grad_put(m.ddp, m.dtype, i, k, step == 2 ? 0 : (double)(k % 7)); /* every row alike, or nearly */
             if (step == 4 && rank == 1)
-                put(&m, i, 3, NAN);
+                grad_put(m.ddp, m.dtype, i, 3, NAN);
             CHECK(cddp_ddp_grad_ready(m.ddp, i) == CDDP_OK);
         }
         CHECK(cddp_ddp_wait(m.ddp) == CDDP_OK);
         for (size_t k = 0; k < counts[3]; k++)
-            CHECK(step == 4 ? isnan(get(&m, 3, k)) || k != 3
-                            : fabs(get(&m, 3, k) - (step == 2 ? 0 : (double)(k % 7))) < 1e-4);
+            CHECK(step == 4 ? isnan(grad_get(m.ddp, m.dtype, 3, k)) || k != 3
+                            : fabs(grad_get(m.ddp, m.dtype, 3, k) - (step == 2 ? 0 : (double)(k % 7))) < 1e-4);
         for (size_t i = 0; i < PARAMS; i++)
             for (size_t k = 0; k < counts[i] && step != 4; k++)
-                CHECK(isfinite(get(&m, i, k)));
+                CHECK(isfinite(grad_get(m.ddp, m.dtype, i, k)));
     }
     cddp_ddp_destroy(m.ddp);
     CHECK(cddp_finalize(comm) == CDDP_OK);
@@ -265,14 +251,15 @@ static int uneven_and_unused(int rank)
     for (int step = 0; step < 3 + rank; step++) {
         for (size_t i = PARAMS; i-- > 0;) {
             for (size_t k = 0; k < counts[i] && i != 3; k++)
-                put(&m, i, k, 2);
+                grad_put(m.ddp, m.dtype, i, k, 2);
             if (i != 3)
                 CHECK(cddp_ddp_grad_ready(m.ddp, i) == CDDP_OK);
             else
-                put(&m, i, 1, 77); /* its old value */
+                grad_put(m.ddp, m.dtype, i, 1, 77); /* its old value */
         }
-        CHECK(cddp_ddp_wait(m.ddp) == CDDP_OK && get(&m, 3, 1) == 77);
-        CHECK(fabs(get(&m, 5, 9) - (step < 3 ? 2 : 1)) < 1e-12 && fabs(get(&m, 1, 2) - (step < 3 ? 2 : 1)) < 1e-12);
+        CHECK(cddp_ddp_wait(m.ddp) == CDDP_OK && grad_get(m.ddp, m.dtype, 3, 1) == 77);
+        CHECK(fabs(grad_get(m.ddp, m.dtype, 5, 9) - (step < 3 ? 2 : 1)) < 1e-12 &&
+              fabs(grad_get(m.ddp, m.dtype, 1, 2) - (step < 3 ? 2 : 1)) < 1e-12);
     }
     CHECK(cddp_ddp_join(m.ddp) == CDDP_OK);
     cddp_ddp_destroy(m.ddp);
