@@ -42,8 +42,8 @@ struct cddp_comm {
     const struct cdi_backend_ops *ops;
     struct cdi_backend *backend;
     struct cdi_saver *saver;
-    const struct cddp_comm
-        *whole; /* of a part: what it was split from, which has all but world, ops, backend and saver */
+    /* Of a part, also of a part's part: what cddp_init made, which has all but world, ops, backend and saver. */
+    const struct cddp_comm *whole;
 };
 
 /* ------------------------------------------------------------------------------------------- the environment ---- */
@@ -113,6 +113,9 @@ static cddp_status read_world(struct cddp_comm *c, struct cdi_launch *l, const c
 
     if (opt->size != sizeof *opt)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_init_options.size is %zu, not sizeof(cddp_init_options)", opt->size);
+    for (size_t i = 0; i < sizeof opt->reserved / sizeof opt->reserved[0]; i++)
+        if (opt->reserved[i] != 0)
+            return cdi_fail(err, CDDP_E_INVALID, "cddp_init_options.reserved[%zu] is not 0", i);
     st = read_device(w, opt, err);
     if (st == CDDP_OK)
         st = read_timeouts(w, opt, err);
@@ -609,47 +612,49 @@ cddp_status cddp_finalize(cddp_comm *comm)
 
 int cddp_rank(const cddp_comm *comm)
 {
-    return comm->world.rank;
+    return comm == NULL ? -1 : comm->world.rank;
 }
 
 int cddp_world_size(const cddp_comm *comm)
 {
-    return comm->world.size;
+    return comm == NULL ? 0 : comm->world.size;
 }
 
 int cddp_local_rank(const cddp_comm *comm)
 {
-    return comm->place.local_rank;
+    return comm == NULL ? -1 : comm->place.local_rank;
 }
 
 int cddp_local_world_size(const cddp_comm *comm)
 {
-    return comm->place.local_size;
+    return comm == NULL ? 0 : comm->place.local_size;
 }
 
 int cddp_node_rank(const cddp_comm *comm)
 {
-    return comm->place.node_rank;
+    return comm == NULL ? -1 : comm->place.node_rank;
 }
 
 const char *cddp_backend_name(const cddp_comm *comm)
 {
-    return comm->ops->name;
+    return comm == NULL ? "" : comm->ops->name;
 }
 
 int cddp_restart_count(const cddp_comm *comm)
 {
-    return comm->world.restart_count;
+    return comm == NULL ? 0 : comm->world.restart_count;
 }
 
 int cddp_stop_wanted(const cddp_comm *comm)
 {
+    if (comm == NULL)
+        return 0;
     return cdi_flight_stop_wanted(comm->whole != NULL ? comm->whole->world.flight : comm->world.flight);
 }
 
 cddp_store *cddp_comm_store(cddp_comm *comm)
 {
-    return comm->world.store;
+    return comm == NULL ? NULL : comm->world.store;
 }
 
 cddp_status cddp_device(cddp_comm *comm, cddp_device_info *info)
@@ -681,10 +686,13 @@ void cddp_free(cddp_comm *comm, void *p)
 cddp_status cddp_copy(cddp_comm *comm, void *to, const void *from, size_t bytes)
 {
     struct cdi_error err;
+    cddp_status st = CDDP_OK;
 
     if (comm == NULL || (bytes > 0 && (to == NULL || from == NULL)))
         return out(cdi_fail(&err, CDDP_E_INVALID, "cddp_copy: comm, to and from must not be NULL"), &err);
-    return out(comm->ops->copy(comm->backend, to, from, bytes, &err), &err);
+    if (!comm->ops->on_device) /* there copies are in one order with what was begun; here nothing orders them */
+        st = comm->ops->lead(comm->backend, 0, NULL, &err);
+    return out(st == CDDP_OK ? comm->ops->copy(comm->backend, to, from, bytes, &err) : st, &err);
 }
 
 const struct cdi_world *cdi_comm_world(const cddp_comm *comm)
@@ -745,7 +753,10 @@ static cddp_status split(struct cddp_comm *part, cddp_comm *comm, const struct c
 {
     int rank = comm->world.rank;
 
-    *part = (struct cddp_comm){.whole = comm, .world = comm->world, .place = comm->place, .ops = comm->ops};
+    *part = (struct cddp_comm){.whole = comm->whole != NULL ? comm->whole : comm,
+                               .world = comm->world,
+                               .place = comm->place,
+                               .ops = comm->ops};
     part->world.flight = NULL; /* the page has one writer, which is the whole */
     find_part(all, comm->world.size, rank, &part->world);
     return comm->ops->split(comm->backend, all[rank].color, all[rank].key, &part->backend, err);

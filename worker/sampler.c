@@ -138,7 +138,7 @@ cddp_status cddp_sampler_create(cddp_sampler **out, const cddp_sampler_options *
 
 size_t cddp_sampler_count(const cddp_sampler *sampler)
 {
-    return sampler->count;
+    return sampler == NULL ? 0 : sampler->count;
 }
 
 /* The indices of the epoch, from the place that `before` samples have been taken up to. */
@@ -165,8 +165,11 @@ cddp_status cddp_sampler_set_epoch(cddp_sampler *sampler, int64_t epoch)
 {
     struct cdi_error err;
 
-    if (epoch < 0) {
-        (void)cdi_fail(&err, CDDP_E_INVALID, "an epoch cannot be %" PRId64, epoch);
+    if (sampler == NULL || epoch < 0) {
+        if (sampler == NULL)
+            (void)cdi_fail(&err, CDDP_E_INVALID, "cddp_sampler_set_epoch: sampler must not be NULL");
+        else
+            (void)cdi_fail(&err, CDDP_E_INVALID, "an epoch cannot be %" PRId64, epoch);
         return cdi_last_error_set(&err);
     }
     fill(sampler, epoch, 0);
@@ -175,13 +178,17 @@ cddp_status cddp_sampler_set_epoch(cddp_sampler *sampler, int64_t epoch)
 
 const int64_t *cddp_sampler_indices(const cddp_sampler *sampler)
 {
-    return sampler->indices;
+    return sampler == NULL ? NULL : sampler->indices;
 }
 
 size_t cddp_sampler_next(cddp_sampler *sampler, size_t want, const int64_t **indices)
 {
-    size_t left = sampler->count - sampler->next, n = want < left ? want : left;
+    size_t left, n;
 
+    if (sampler == NULL || indices == NULL)
+        return 0;
+    left = sampler->count - sampler->next;
+    n = want < left ? want : left;
     *indices = sampler->indices + sampler->next;
     sampler->next += n;
     return n;
@@ -189,8 +196,14 @@ size_t cddp_sampler_next(cddp_sampler *sampler, size_t want, const int64_t **ind
 
 void cddp_sampler_get_state(const cddp_sampler *sampler, cddp_sampler_state *state)
 {
-    const cddp_sampler_options *opt = &sampler->opt;
+    const cddp_sampler_options *opt;
 
+    if (state == NULL)
+        return;
+    *state = (cddp_sampler_state){0}; /* no sampler has this state: set_state refuses it */
+    if (sampler == NULL)
+        return;
+    opt = &sampler->opt;
     *state = (cddp_sampler_state){
         .size = sizeof *state,
         .epoch = sampler->epoch,
@@ -227,7 +240,9 @@ cddp_status cddp_sampler_set_state(cddp_sampler *sampler, const cddp_sampler_sta
 {
     struct cdi_error err;
 
-    if (check_state(state, &sampler->opt, &err) != CDDP_OK)
+    if (sampler == NULL)
+        (void)cdi_fail(&err, CDDP_E_INVALID, "cddp_sampler_set_state: sampler must not be NULL");
+    if (sampler == NULL || check_state(state, &sampler->opt, &err) != CDDP_OK)
         return cdi_last_error_set(&err);
     fill(sampler, state->epoch, state->taken);
     return CDDP_OK;

@@ -351,10 +351,10 @@ static cddp_status open_checked(cddp_store **store, const cddp_store_options *op
         return cdi_fail(err, CDDP_E_INVALID, "MASTER_ADDR is not set: give the store's host, or start with cddprun");
     if (port == 0)
         st = cdi_env_int("MASTER_PORT", 1, 65535, &port, err);
+    if (st == CDDP_E_NOT_FOUND)
+        return cdi_fail(err, CDDP_E_INVALID, "MASTER_PORT is not set: give the store's port, or start with cddprun");
     if (st != CDDP_OK)
-        return cdi_fail(err, CDDP_E_INVALID, "%s",
-                        st == CDDP_E_NOT_FOUND ? "MASTER_PORT is not set: give the store's port, or start with cddprun"
-                                               : err->msg);
+        return st;
     if (port < 1 || port > 65535 || opt->timeout_ms < 0)
         return cdi_fail(err, CDDP_E_INVALID, "the store's port must be from 1 to 65535, its timeout not negative");
     return cdi_store_open(store, host, (int)port, opt->timeout_ms == 0 ? DEFAULT_TIMEOUT_MS : opt->timeout_ms, err);
@@ -371,6 +371,9 @@ cddp_status cddp_store_open(cddp_store **store, const cddp_store_options *opt)
         return out(
             cdi_fail(&err, CDDP_E_INVALID, "cddp_store_options.size is %zu, not sizeof(cddp_store_options)", opt->size),
             &err);
+    for (size_t i = 0; opt != NULL && i < sizeof opt->reserved / sizeof opt->reserved[0]; i++)
+        if (opt->reserved[i] != 0)
+            return out(cdi_fail(&err, CDDP_E_INVALID, "cddp_store_options.reserved[%zu] is not 0", i), &err);
     return out(open_checked(store, opt != NULL ? opt : &none, &err), &err);
 }
 

@@ -126,7 +126,10 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_init(cddp_comm **out, const cddp_init_o
  */
 CDDP_API cddp_status cddp_finalize(cddp_comm *comm);
 
-/* Who this process is: its rank, from 0 to the world's size - 1. This and those below never fail. Any thread. */
+/*
+ * Who this process is: its rank, from 0 to the world's size - 1. This and those below never fail: of NULL they say -1,
+ * 0, NULL or "". Any thread.
+ */
 CDDP_API int cddp_rank(const cddp_comm *comm);
 CDDP_API int cddp_world_size(const cddp_comm *comm);           /* how many ranks there are */
 CDDP_API int cddp_local_rank(const cddp_comm *comm);           /* this rank among those of its node, from 0 */
@@ -135,7 +138,12 @@ CDDP_API int cddp_node_rank(const cddp_comm *comm);            /* which node thi
 CDDP_API const char *cddp_backend_name(const cddp_comm *comm); /* what reduces: "cpu", "nccl", "mpi" */
 /* How often this job was restarted before this life of it: TORCHELASTIC_RESTART_COUNT, 0 without a launcher. */
 CDDP_API int cddp_restart_count(const cddp_comm *comm);
-/* Has the launcher asked this job to stop (1), so that the program may save its state and leave? Any thread; cheap. */
+/*
+ * Has cddprun asked this worker to stop (1), so that the program may save its state and leave? It is asked by SIGTERM
+ * (or the signal that ends the job) as well: a program that wants to look here instead ignores that signal. It has
+ * until
+ * --shutdown_timeout. 0 without cddprun. Any thread; cheap.
+ */
 CDDP_API int cddp_stop_wanted(const cddp_comm *comm);
 
 /* Where a communicator's memory and work are. */
@@ -677,7 +685,10 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_metric_reduce(cddp_comm *comm, const cd
 
 /* --------------------------------------------------------------------------------------------------- sampler ---- */
 
-/* Which samples belong to this rank: PyTorch's DistributedSampler, index by index. One thread at a time. */
+/*
+ * Which samples belong to this rank: PyTorch's DistributedSampler, index by index. One thread at a time. For NULL in
+ * place of a sampler the functions that return a status return CDDP_E_INVALID, the others 0 or NULL.
+ */
 typedef struct cddp_sampler cddp_sampler;
 
 typedef struct cddp_sampler_options {
@@ -725,7 +736,7 @@ typedef struct cddp_sampler_state {
     uint64_t reserved[2];
 } cddp_sampler_state;
 
-/* Tell where the sampler stands, in *state, which need not be filled in. Never fails. */
+/* Tell where the sampler stands, in *state, which need not be filled in. Never fails (of NULL: zeros, no state). */
 CDDP_API void cddp_sampler_get_state(const cddp_sampler *sampler, cddp_sampler_state *state);
 /*
  * Go on from *state, also in the middle of an epoch and also with another number of ranks: what was not taken of the
@@ -777,7 +788,8 @@ typedef struct cddp_checkpoint_info {
 /*
  * Save the items, as they are on rank 0, as DIR/checkpoint-STEP.cddp: whole or not at all, also when the machine stops
  * in the middle (a temporary file, fsync, rename, fsync of the directory). The directory is made if its parent exists.
- * Then older checkpoints beyond `keep` are removed. A collective: every rank calls it, and all get rank 0's result. opt
+ * Then older checkpoints beyond `keep` are removed, and those of later steps, which a life of the job has left that was
+ * given up; so each job has a directory of its own. A collective: every rank calls it, and all get rank 0's result. opt
  * may be NULL; rank 0's counts. Items without CDDP_ITEM_PER_RANK are looked at on rank 0 only.
  *
  * In the background the items may be written to again as soon as it returns; rank 0 holds a copy of them in host memory

@@ -120,11 +120,47 @@ Test(collective, several_may_be_under_way_and_are_joined_in_any_order)
     cr_assert_eq(world(several_at_once), 0);
 }
 
+/* The others begin only after rank 0 has said that it is about to copy what they all reduce. */
+static int copy_behind(int rank)
+{
+    double x = rank, y = -1;
+    cddp_work work = {.size = sizeof work,
+                      .what = CDDP_ALL_REDUCE,
+                      .dtype = CDDP_FLOAT64,
+                      .op = CDDP_SUM,
+                      .in = &x,
+                      .out = &x,
+                      .count = 1};
+    const char *key = "copying";
+    cddp_comm *comm = NULL;
+    uint64_t ticket;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    if (rank == 0) {
+        CHECK(cddp_start(comm, &work, &ticket) == CDDP_OK);
+        CHECK(cddp_store_set(cddp_comm_store(comm), key, "", 0) == CDDP_OK);
+        CHECK(cddp_copy(comm, &y, &x, sizeof y) == CDDP_OK && y == 6);
+    } else {
+        CHECK(cddp_store_wait(cddp_comm_store(comm), &key, 1, 0) == CDDP_OK);
+        CHECK(cddp_start(comm, &work, &ticket) == CDDP_OK);
+    }
+    CHECK(cddp_join(comm, ticket) == CDDP_OK && x == 6);
+    cddp_abort(comm, "enough");
+    CHECK(cddp_copy(comm, &y, &x, sizeof y) == CDDP_E_ABORTED);
+    CHECK(cddp_finalize(comm) == CDDP_E_ABORTED);
+    return 0;
+}
+
+Test(collective, a_copy_comes_after_what_was_begun_before)
+{
+    cr_assert_eq(world(copy_behind), 0);
+}
+
 /* ----------------------------------------------------------------------------------------------------- parts ---- */
 
 static int parts(int rank)
 {
-    cddp_comm *comm = NULL, *half = NULL, *none = NULL;
+    cddp_comm *comm = NULL, *half = NULL, *none = NULL, *quarter = NULL;
     int32_t x = rank;
     float w = (float)rank;
     cddp_param p = {.name = "w", .data = &w, .count = 1, .dtype = CDDP_FLOAT32};
@@ -142,6 +178,9 @@ static int parts(int rank)
     CHECK(cddp_ddp_grad_ready(ddp, 0) == CDDP_OK && cddp_ddp_wait(ddp) == CDDP_OK);
     CHECK(*(float *)cddp_ddp_grad(ddp, 0) == (float)(1 + rank % 2));
     cddp_ddp_destroy(ddp);
+    CHECK(cddp_comm_split(&quarter, half, cddp_rank(half), 0) == CDDP_OK && cddp_world_size(quarter) == 1);
+    CHECK(cddp_stop_wanted(half) == 0 && cddp_stop_wanted(quarter) == 0);
+    CHECK(cddp_finalize(quarter) == CDDP_OK);
     CHECK(cddp_comm_split(&none, comm, rank == 3 ? -1 : 0, 0) == CDDP_OK);
     CHECK((none == NULL) == (rank == 3));
     CHECK(none == NULL || cddp_world_size(none) == 3);

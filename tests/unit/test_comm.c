@@ -62,6 +62,9 @@ Test(comm, bad_arguments_are_refused_and_nothing_is_broken_by_them)
     cr_assert(strstr(cddp_last_error(), "'abacus'") != NULL);
     opt = (cddp_init_options){.size = sizeof opt, .timeout_ms = -1};
     cr_assert_eq(cddp_init(&comm, &opt), CDDP_E_INVALID);
+    opt = (cddp_init_options){.size = sizeof opt, .reserved = {0, 1}};
+    cr_assert_eq(cddp_init(&comm, &opt), CDDP_E_INVALID);
+    cr_assert_str_eq(cddp_last_error(), "cddp_init_options.reserved[1] is not 0");
     cr_assert_null(comm, "written on success only");
     cr_assert_eq(cddp_init(&comm, NULL), CDDP_OK);
     cr_assert_eq(cddp_all_reduce(NULL, x, x, 1, CDDP_FLOAT32, CDDP_SUM), CDDP_E_INVALID);
@@ -80,6 +83,19 @@ Test(comm, bad_arguments_are_refused_and_nothing_is_broken_by_them)
     cr_assert_str_eq(cddp_last_error(), "rank 0 aborted the job: enough");
     cddp_abort(NULL, NULL);
     cr_assert_eq(cddp_finalize(comm), CDDP_E_ABORTED, "the sticky error");
+}
+
+Test(comm, what_is_asked_of_no_communicator_is_answered_and_breaks_nothing)
+{
+    cr_assert_eq(cddp_rank(NULL), -1);
+    cr_assert_eq(cddp_world_size(NULL), 0);
+    cr_assert_eq(cddp_local_rank(NULL), -1);
+    cr_assert_eq(cddp_local_world_size(NULL), 0);
+    cr_assert_eq(cddp_node_rank(NULL), -1);
+    cr_assert_str_eq(cddp_backend_name(NULL), "");
+    cr_assert_eq(cddp_restart_count(NULL), 0);
+    cr_assert_eq(cddp_stop_wanted(NULL), 0);
+    cr_assert_null(cddp_comm_store(NULL));
 }
 
 Test(comm, variables_that_are_missing_or_wrong_are_named)

@@ -241,6 +241,27 @@ Test(sampler, a_place_in_another_order_is_refused_and_changes_nothing)
     cddp_sampler_destroy(s);
 }
 
+Test(sampler, what_is_asked_of_no_sampler_is_answered_and_breaks_nothing)
+{
+    const cddp_sampler_options opt = {.size = sizeof opt, .n = 3, .world_size = 1};
+    cddp_sampler_state state = {.size = sizeof state};
+    const int64_t *batch;
+    cddp_sampler *s;
+
+    cr_assert_eq(cddp_sampler_count(NULL), 0);
+    cr_assert_null(cddp_sampler_indices(NULL));
+    cr_assert_eq(cddp_sampler_next(NULL, 1, &batch), 0);
+    cr_assert_eq(cddp_sampler_set_epoch(NULL, 0), CDDP_E_INVALID);
+    cr_assert_str_eq(cddp_last_error(), "cddp_sampler_set_epoch: sampler must not be NULL");
+    cr_assert_eq(cddp_sampler_set_state(NULL, &state), CDDP_E_INVALID);
+    cddp_sampler_get_state(NULL, &state);
+    cddp_sampler_get_state(NULL, NULL);
+    cr_assert_eq(cddp_sampler_create(&s, &opt), CDDP_OK);
+    cr_assert_eq(cddp_sampler_next(s, 1, NULL), 0);
+    cr_assert_eq(cddp_sampler_set_state(s, &state), CDDP_E_INVALID, "of no sampler");
+    cddp_sampler_destroy(s);
+}
+
 Test(sampler, ranks_share_the_data_set_without_gap_when_nothing_is_padded)
 {
     int seen[12] = {0};
