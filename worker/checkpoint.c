@@ -145,12 +145,13 @@ static cddp_status list_steps(const char *dir, uint64_t **steps, size_t *n, stru
     CDI_AUTOFREE uint64_t *list = NULL;
     size_t used = 0, cap = 0;
     const struct dirent *e;
+    int error;
 
     if (d == NULL && errno == ENOENT)
         return cdi_fail(err, CDDP_E_NOT_FOUND, "no checkpoint: '%s' does not exist", dir);
     if (d == NULL)
         return cdi_fail_errno(err, errno, "checkpoint directory '%s'", dir);
-    while ((e = readdir(d)) != NULL) {
+    while (errno = 0, (e = readdir(d)) != NULL) {
         uint64_t step;
 
         if (!parse_file_name(e->d_name, &step))
@@ -166,7 +167,10 @@ static cddp_status list_steps(const char *dir, uint64_t **steps, size_t *n, stru
         }
         list[used++] = step;
     }
+    error = errno; /* a directory that cannot be read to its end must not look like one without checkpoints */
     (void)closedir(d);
+    if (error != 0)
+        return cdi_fail_errno(err, error, "checkpoint directory '%s'", dir);
     if (used > 0)
         qsort(list, used, sizeof *list, newest_first);
     *n = used;

@@ -248,7 +248,7 @@ cddp_status cdi_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step,
         v.own_bytes = v.status == CDDP_OK ? own_bytes(items, n_items) : 0;
     }
     st = share(comm, &v, err);
-    if (st == CDDP_OK && v.own_bytes > 0)
+    if (st == CDDP_OK) /* also where rank 0 has none: another rank may have some */
         st = gather_own(&own, comm, items, n_items, v.own_bytes, err);
     if (st != CDDP_OK)
         return st;

@@ -18,7 +18,8 @@
 struct whole {
     uint8_t *array[ARRAYS]; /* NULL: there is no such array */
     size_t bytes[ARRAYS];
-    uint8_t *share; /* room for one rank's share of an array */
+    uint8_t *share;  /* room for one rank's share of an array */
+    uint64_t *steps; /* a copy: where a load fails on the user's items, those of the optimizer stay */
     cddp_checkpoint_item items[ARRAYS + 1];
     size_t n_items;
 };
@@ -57,6 +58,7 @@ static void whole_release(struct whole *w)
     for (int k = 0; k < ARRAYS; k++)
         free(w->array[k]);
     free(w->share);
+    free(w->steps);
 }
 
 static cddp_status whole_init(struct whole *w, cddp_optim *o, struct cdi_error *err)
@@ -64,8 +66,12 @@ static cddp_status whole_init(struct whole *w, cddp_optim *o, struct cdi_error *
     const cddp_ddp *d = o->ddp;
     size_t most = 1;
 
+    w->steps = calloc(d->n_params, sizeof *w->steps);
+    if (w->steps == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "rank 0 has no memory for the steps of %zu parameters", d->n_params);
+    memcpy(w->steps, o->steps, d->n_params * sizeof *w->steps);
     w->items[w->n_items++] =
-        (cddp_checkpoint_item){.name = "optim.steps", .data = o->steps, .bytes = d->n_params * sizeof *o->steps};
+        (cddp_checkpoint_item){.name = "optim.steps", .data = w->steps, .bytes = d->n_params * sizeof *w->steps};
     for (int k = 0; k < ARRAYS; k++) {
         if (!has(o, k))
             continue;
@@ -231,6 +237,8 @@ static cddp_status load(cddp_optim *o, const char *dir, const cddp_checkpoint_it
 
     if (st == CDDP_OK)
         st = cdi_checkpoint_load(d->comm, dir, w.items, w.n_items, items, n_items, info, err);
+    if (st == CDDP_OK && w.steps != NULL)
+        memcpy(o->steps, w.steps, d->n_params * sizeof *w.steps);
     if (st == CDDP_OK)
         st = cdi_comm_broadcast(d->comm, o->steps, d->n_params, CDDP_UINT64, 0, err);
     if (st == CDDP_OK)

@@ -89,6 +89,8 @@ static int save_others(int rank)
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     CHECK(cddp_checkpoint_save(comm, scratch, 5, items, 1, NULL) == CDDP_E_MISMATCH);
     CHECK(strstr(cddp_last_error(), "rank 1's items with CDDP_ITEM_PER_RANK are not those of rank 0") != NULL);
+    CHECK(cddp_checkpoint_save(comm, scratch, 5, rank == 0 ? items + 1 : items, 1, NULL) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "rank 1's items with CDDP_ITEM_PER_RANK are not those of rank 0") != NULL);
     /* What rank 0 is told is wrong, all are told; and nothing is broken. */
     CHECK(cddp_checkpoint_save(comm, scratch, 5, &odd, 1, NULL) == CDDP_E_INVALID);
     CHECK(strstr(cddp_last_error(), "'rng' has flags") != NULL);

@@ -524,6 +524,44 @@ Test(optim, a_checkpoint_of_another_kind_of_optimizer_is_told_apart)
     scratch_remove();
 }
 
+/* A load that fails leaves all as it is, on rank 0 too: both models go on as one. */
+static int go_on_after_a_failed_load(int rank)
+{
+    struct model plain = {0}, divided = {0};
+    float w = -1;
+    cddp_checkpoint_item missing = {.name = "missing", .data = &w, .bytes = sizeof w};
+    cddp_optim *optim;
+    cddp_comm *comm;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(model_open(&plain, comm) == 0 && model_open(&divided, comm) == 0);
+    CHECK(cddp_optim_create(&optim, divided.ddp, &now.opt) == CDDP_OK);
+    CHECK(cddp_optim_save(optim, scratch, 1, NULL, 0, NULL) == CDDP_OK);
+    for (size_t step = 0; step < 3; step++) {
+        CHECK(give_alike(&plain, rank, cddp_world_size(comm), step) == 0 && cddp_ddp_wait(plain.ddp) == CDDP_OK);
+        plain_step(&plain, step + 1, N);
+        CHECK(give_alike(&divided, rank, cddp_world_size(comm), step) == 0 && cddp_optim_step(optim) == CDDP_OK);
+        for (size_t i = 0; i < N; i++)
+            CHECK(memcmp(plain.w[i], divided.w[i], counts[i] * cddp_dtype_size(now.dtypes[i])) == 0);
+        CHECK(cddp_optim_load(optim, scratch, &missing, 1, NULL) == CDDP_E_MISMATCH && w == -1);
+    }
+    cddp_optim_destroy(optim);
+    model_close(&divided);
+    model_close(&plain);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(optim, a_load_that_fails_changes_nothing)
+{
+    scratch_make();
+    now.opt = rules[2];
+    now.bucket_bytes = 4096;
+    memcpy(now.dtypes, kinds_of_types[0], sizeof now.dtypes);
+    cr_assert_eq(run_world(2, go_on_after_a_failed_load), 0);
+    scratch_remove();
+}
+
 /* --------------------------------------------------------------------------------------------------- refusals */
 
 #define REFUSED(options, status, sentence)                               \
