@@ -668,7 +668,7 @@ static cddp_status adopt_order(cddp_ddp *d)
     }
     free(moved);
     free(to);
-    return status == CDDP_OK ? status : cdi_ddp_stick(d, &err);
+    return status == CDDP_OK ? status : cdi_ddp_misused(d, &err); /* the others do have the order */
 }
 
 /* Rank 0's order is told to all while the second step runs. */

@@ -174,7 +174,10 @@ static cddp_status shadow_step(cddp_ddp *d, int *active)
     return st;
 }
 
-/* Who trained longest has the model: the highest of these ranks gives it to all. */
+/*
+ * Who trained longest has the model: the highest of these ranks gives it to all. Where all trained alike they have the
+ * same parameters already, but each has the buffers of its own last step.
+ */
 static cddp_status share_model(cddp_ddp *d, uint64_t trained, struct cdi_error *err)
 {
     int size = cdi_comm_world(d->comm)->size, last = 0;
@@ -190,6 +193,8 @@ static cddp_status share_model(cddp_ddp *d, uint64_t trained, struct cdi_error *
     }
     if (st == CDDP_OK && all[last] != least)
         st = cdi_replicate(d, d->slices, d->n_params + d->n_buffers, last, true, err);
+    else if (st == CDDP_OK)
+        st = cdi_replicate(d, d->slices + d->n_params, d->n_buffers, last, true, err);
     free(all);
     return st;
 }

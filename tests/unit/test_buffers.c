@@ -104,6 +104,10 @@ static int uneven(int rank)
         CHECK(cddp_ddp_join(m.r.ddp) == CDDP_OK);
         CHECK(marked(&m, epoch == 0 ? 0 : 3, 53)); /* they go with the parameters */
     }
+    /* Nobody trains longer: the parameters are alike, but what each has in its buffers is not. */
+    CHECK(cddp_ddp_sync_buffers(m.r.ddp) == CDDP_OK && step(&m) == 0);
+    mark(&m, rank, 60);
+    CHECK(cddp_ddp_join(m.r.ddp) == CDDP_OK && marked(&m, 3, 60));
     free(m.large);
     return ddp_close(&m.r, CDDP_OK);
 }
