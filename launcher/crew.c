@@ -257,6 +257,8 @@ void crew_kill(struct crew *c, int signal)
 void crew_end(struct crew *c, int signal)
 {
     for (uint32_t i = 0; i < c->n; i++) {
+        if (c->workers[i].flight != NULL)
+            cdi_flight_tell_stop_wanted(c->workers[i].flight);
         worker_kill(&c->workers[i], signal);
         worker_kill(&c->workers[i], SIGCONT);
     }

@@ -34,7 +34,8 @@ cddp_status crew_start(struct crew **out, const struct crew_options *opt, struct
 void crew_report_unstarted(struct crew *c);
 /* To every worker's process group. */
 void crew_kill(struct crew *c, int signal);
-/* The same for a signal that is to end it: CONT follows, so that a stopped worker hears it. */
+/* The same for a signal that is to end it: cddp_stop_wanted() says so too; CONT follows, so that a stopped worker hears
+ * it. */
 void crew_end(struct crew *c, int signal);
 void crew_tell_death(struct crew *c, int rank, const char *sentence);
 void crew_tell_over(struct crew *c);

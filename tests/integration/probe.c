@@ -8,6 +8,7 @@
  *   order      rank 1 calls another collective
  *   forever    all-reduce until killed; with a grandchild in a session of its own
  *   loop       all-reduce of small and large sizes until killed, or until a collective fails: then say why and leave
+ *   stop       ignore SIGTERM, and end well when cddprun asks this worker to stop
  *   die        as forever, but rank 1 kills itself with SIGKILL after 20 rounds; the others print what they were told
  */
 #include <cddp/cddp.h>
@@ -114,6 +115,19 @@ static int loop(cddp_comm *comm)
     }
 }
 
+static int stop(const cddp_comm *comm)
+{
+    const struct timespec ms = {.tv_nsec = 1000000};
+
+    (void)signal(SIGTERM, SIG_IGN);
+    printf(cddp_stop_wanted(comm) ? "asked already\n" : "up\n");
+    (void)fflush(stdout);
+    while (!cddp_stop_wanted(comm))
+        (void)nanosleep(&ms, NULL);
+    printf("asked to stop\n");
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "init";
@@ -138,6 +152,8 @@ int main(int argc, char **argv)
         rc = forever(comm, -1);
     else if (strcmp(mode, "loop") == 0)
         rc = loop(comm);
+    else if (strcmp(mode, "stop") == 0)
+        rc = stop(comm);
     else if (strcmp(mode, "die") == 0)
         rc = forever(comm, 40);
     else

@@ -43,6 +43,14 @@ def test_each_ending_signal_reaches_every_worker_and_is_the_exit_status(cddprun)
             assert f'ended by signal {int(number)} ({name})' in job.err, job.err
 
 
+def test_a_worker_can_ask_whether_it_is_to_stop(cddprun):
+    with Job(cddprun, '--nproc_per_node=2', os.environ['CDDP_PROBE'], 'stop') as job:
+        assert sorted(job.process.stdout.readline() for _ in range(2)) == ['[0] up\n', '[1] up\n']
+        job.process.send_signal(signal.SIGTERM)
+        assert job.finish() == 143, job.err
+        assert sorted(job.out.splitlines()) == ['[0] asked to stop', '[1] asked to stop'], job.out
+
+
 def test_ctrl_c_to_the_whole_foreground_group_counts_once(cddprun):
     with start(cddprun, OBEDIENT, start_new_session=True) as job:
         os.killpg(job.process.pid, signal.SIGINT)
