@@ -493,13 +493,17 @@ static void refuse_hello(struct conn *c, const char *why)
     conn_finish(c, LINGER_MS, CDI_LOG_WARN, why);
 }
 
-static void welcome_hello(struct conn *c)
+/* False: it was closed. */
+static bool welcome_hello(struct conn *c)
 {
     struct cdi_error err = {0};
 
-    if (cdi_hello_server_welcome(&c->hello, &c->out, &err) != CDDP_OK)
+    if (cdi_hello_server_welcome(&c->hello, &c->out, &err) != CDDP_OK) {
         conn_close(c, CDI_LOG_WARN, err.msg);
+        return false;
+    }
     mark_dirty(c);
+    return true;
 }
 
 static struct conn_job *job_of_hello(const struct conn *c, const char *run_id)
@@ -524,8 +528,7 @@ static void admit_store(struct conn *c)
         (void)snprintf(why, sizeof why, "this worker is of round %u of the job, and round %u is the current one",
                        c->hello.hello.round, round_number(round));
         refuse_hello(c, why);
-    } else {
-        welcome_hello(c);
+    } else if (welcome_hello(c)) {
         begin_store(c, job);
     }
 }
@@ -538,7 +541,8 @@ static void admit(struct conn *c)
         admit_store(c);
         return;
     }
-    welcome_hello(c);
+    if (!welcome_hello(c))
+        return;
     /* An agent's JOIN tells the rest. A server of one job lets the job's round say what does not fit. */
     job = c->home->only != NULL ? c->home->only : job_of_hello(c, c->hello.hello.run_id);
     if (job != NULL)
