@@ -10,11 +10,14 @@
 #include "worker/backend/cpu/reduce.h"
 #include "worker/dtype.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 CDI_SUITE(cpu, .timeout = 100);
@@ -112,11 +115,25 @@ Test(cpu, a_rank_that_never_comes_is_named_at_the_deadline)
     cr_assert_eq(ranks_fork(3, 20, stay_away, NULL, NULL), 0);
 }
 
+/* Else who sleeps has to look around now and then. */
+static bool can_wait_for_several_words(void)
+{
+#ifdef SYS_futex_waitv
+    uint32_t word = 0;
+    struct futex_waitv other = {.uaddr = (uintptr_t)&word, .val = 1, .flags = FUTEX_32};
+
+    return syscall(SYS_futex_waitv, &other, 1, 0, NULL, 0) < 0 && errno == EAGAIN;
+#else
+    return false;
+#endif
+}
+
 static int told_by_the_agent(struct rank *r)
 {
     struct cdi_flight *agent = NULL;
     char env[128];
     int fd = -1;
+    struct rusage before, after;
     int64_t t0;
 
     cdi_flight_release(r->world.flight);
@@ -131,14 +148,19 @@ static int told_by_the_agent(struct rank *r)
         pid_t teller = fork();
 
         if (teller == 0) {
-            (void)usleep(100000); /* until the rank sleeps; it must be told also where it is slower than this */
+            (void)usleep(500000); /* until the rank sleeps; it must be told also where it is slower than this */
             cdi_flight_tell_death(agent, 7, "rank 7 was killed by signal 9 (SIGKILL)");
             _exit(0);
         }
         t0 = cdi_now_ms();
+        RANK_CHECK(getrusage(RUSAGE_THREAD, &before) == 0);
         RANK_CHECK(rank_do(r, &barrier) == CDDP_E_PEER);
+        RANK_CHECK(getrusage(RUSAGE_THREAD, &after) == 0);
         RANK_CHECK(strstr(r->err.msg, "rank 7 was killed by signal 9") != NULL);
         RANK_CHECK(cdi_now_ms() - t0 < 3000);
+        if (can_wait_for_several_words())
+            RANK_CHECK(after.ru_nvcsw - before.ru_nvcsw < 25, "it woke up %ld times in vain",
+                       after.ru_nvcsw - before.ru_nvcsw);
         atomic_store(&r->board->flag[0], 1);
         (void)waitpid(teller, NULL, 0);
     }
@@ -150,6 +172,13 @@ static int told_by_the_agent(struct rank *r)
 Test(cpu, what_the_agent_says_ends_a_wait)
 {
     cr_assert_eq(ranks_fork(2, 20, told_by_the_agent, NULL, NULL), 0);
+}
+
+Test(cpu, what_the_agent_says_ends_a_wait_for_sockets)
+{
+    static const struct ranks_layout two_nodes = {.name = "1+1", .node_size = {1, 1}};
+
+    cr_assert_eq(ranks_fork_on(&two_nodes, 20, told_by_the_agent, NULL, NULL), 0);
 }
 
 /*

@@ -2,9 +2,11 @@
 /* Frames between nodes, and strangers at the door. What collectives do over TCP is in tests/backend. */
 #include "hygiene.h"
 #include "ranks.h"
+#include "worker/backend/cpu/bell.h"
 #include "worker/backend/cpu/tcp_frame.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -177,4 +179,91 @@ Test(tcp, ranks_that_are_not_in_the_order_of_the_nodes_are_refused)
     const struct ranks_layout l = {.node_size = {1, 1}};
 
     cr_assert_eq(ranks_fork_on(&l, 20, wrong_order, NULL, NULL), 0);
+}
+
+/* --------------------------------------------------------------------------------------------------- the bell ---- */
+
+/* A rank's part of a segment with nobody else in it, and a page without an agent. */
+static void make_wait(struct cdi_wait *w, struct cdi_shm **shm, struct cdi_flight **flight)
+{
+    static const struct cdi_mapper plain = {.map = NULL};
+    void *mem;
+    int fd;
+
+    cr_assert_eq(cdi_shm_memfd("test", cdi_shm_bytes(1), &fd, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_create(shm, 0, 1, 0, NULL, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_map(&plain, fd, cdi_shm_bytes(1), &mem, NULL), CDDP_OK);
+    cdi_shm_format(*shm, mem);
+    cr_assert_eq(cdi_flight_attach(flight, NULL, NULL), CDDP_OK);
+    cdi_wait_init(w, *shm, *flight, 1000);
+    (void)close(fd);
+}
+
+static bool rings(const struct cdi_bell *bell, int within_ms)
+{
+    struct pollfd p = {.fd = bell->fd, .events = POLLIN};
+
+    return poll(&p, 1, within_ms) == 1;
+}
+
+/* Start a bell, let `what` happen, and see whether it rings, and stays so. */
+static void ring(void (*what)(struct cdi_wait *w), bool must)
+{
+    struct cdi_flight *flight;
+    struct cdi_bell bell;
+    struct cdi_wait wait;
+    struct cdi_shm *shm;
+
+    make_wait(&wait, &shm, &flight);
+    cdi_bell_start(&bell, &wait);
+    if (bell.fd >= 0) { /* else this kernel has no futex_waitv */
+        cr_assert_not(rings(&bell, 0));
+        what(&wait);
+        cr_assert_eq(rings(&bell, must ? 10000 : 50), must);
+        cr_assert_eq(rings(&bell, 0), must);
+    }
+    cdi_bell_stop(&bell);
+    cdi_bell_stop(&bell);
+    cr_assert_eq(bell.fd, -1);
+    cdi_shm_destroy(shm);
+    cdi_flight_release(flight);
+}
+
+static void a_rank_dies(struct cdi_wait *w)
+{
+    cdi_flight_tell_death(w->flight, 3, "rank 3 died");
+}
+
+static void the_round_ends(struct cdi_wait *w)
+{
+    cdi_flight_tell_round_over(w->flight);
+}
+
+static void a_peer_gives_up(struct cdi_wait *w)
+{
+    cdi_shm_abort(w->shm, CDDP_E_ABORTED, "enough");
+}
+
+static void a_stop_is_wanted(struct cdi_wait *w)
+{
+    cdi_flight_tell_stop_wanted(w->flight);
+}
+
+/* It must not fall asleep for good over what ends no wait. */
+static void a_stop_is_wanted_and_then_a_rank_dies(struct cdi_wait *w)
+{
+    a_stop_is_wanted(w);
+    (void)poll(NULL, 0, 50);
+    a_rank_dies(w);
+}
+
+Test(tcp, the_bell_rings_for_what_ends_all_waits_and_for_nothing_else)
+{
+    ring(a_rank_dies, true);
+    ring(the_round_ends, true);
+    ring(a_peer_gives_up, true);
+    ring(a_stop_is_wanted, false);
+    ring(a_stop_is_wanted_and_then_a_rank_dies, true);
+    for (int i = 0; i < 50; i++)
+        ring(the_round_ends, true);
 }

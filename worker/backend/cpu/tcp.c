@@ -4,6 +4,7 @@
 #include "common/clock.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,8 +12,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#define SLICE_MS 10       /* how often who waits for sockets looks at shared memory */
-#define LOOK_MS 50        /* and for hang-ups within the node */
+#define SLICE_MS 10 /* how often who waits for sockets looks at shared memory, where there is no bell */
+#define LOOK_MS 50  /* and for hang-ups within the node, and how long who sleeps does so without the node's sockets */
 #define LAST_WORDS_MS 300 /* a data socket ended: its control socket says why */
 
 /* ---------------------------------------------------------------------------------------------------- frames ---- */
@@ -132,16 +133,24 @@ static cddp_status hear(struct cdi_tcp *tcp, struct cdi_link *l, struct cdi_erro
     return cdi_fail(err, CDDP_E_PROTOCOL, "rank %d sent something else than expected", l->rank);
 }
 
+/* How long to poll when there are left_ms: to the end where a bell rings for all else that can happen. */
+static int poll_ms(const struct cdi_tcp *tcp, int64_t left_ms)
+{
+    int64_t most = tcp->bell.fd >= 0 ? INT_MAX : SLICE_MS;
+
+    return (int)(left_ms < 0 ? 0 : left_ms < most ? left_ms : most);
+}
+
 /* A data socket ended. */
 static cddp_status last_words(struct cdi_tcp *tcp, struct cdi_link *l, struct cdi_error *err)
 {
     int64_t until_ms = cdi_now_ms() + LAST_WORDS_MS;
 
     while (!l->gone && cdi_now_ms() < until_ms) {
-        struct pollfd p = {.fd = l->control, .events = POLLIN};
+        struct pollfd p[] = {{.fd = l->control, .events = POLLIN}, {.fd = tcp->bell.fd, .events = POLLIN}};
         cddp_status st;
 
-        (void)poll(&p, 1, SLICE_MS);
+        (void)poll(p, 2, poll_ms(tcp, until_ms - cdi_now_ms()));
         st = hear(tcp, l, err);
         if (st != CDDP_IN_PROGRESS)
             return st;
@@ -226,10 +235,38 @@ static cddp_status late(const struct pumping *g, struct cdi_error *err)
                     who != NULL && who->begun ? "go on" : "come", (double)g->tcp->wait->timeout_ms / 1000);
 }
 
-/* Nothing could move: sleep until something may, and see what else there is to know. */
+/* The sockets of the node's other ranks, which hang up when those die; so many. */
+static nfds_t watch_node(const struct cdi_shm *shm, struct pollfd *p)
+{
+    nfds_t n = 0;
+
+    for (int r = 0; r < shm->size; r++)
+        if (shm->socks[r] >= 0)
+            p[n++] = (struct pollfd){.fd = shm->socks[r], .events = POLLRDHUP};
+    return n;
+}
+
+/*
+ * Until something may move, something has ended all waits, or the deadline. Of the node's sockets, of which its first
+ * rank has many, only a long sleep makes part.
+ */
+static void sleep_on(struct pumping *g, struct pollfd *p, nfds_t n)
+{
+    const struct cdi_tcp *tcp = g->tcp;
+    int64_t left_ms = g->deadline_ms - cdi_now_ms();
+
+    p[n++] = (struct pollfd){.fd = tcp->bell.fd, .events = POLLIN};
+    if (poll(p, n, poll_ms(tcp, left_ms < LOOK_MS ? left_ms : LOOK_MS)) != 0 || tcp->bell.fd < 0)
+        return;
+    n += watch_node(tcp->wait->shm, p + n);
+    (void)poll(p, n, poll_ms(tcp, left_ms - LOOK_MS));
+    g->look_at_ms = 0;
+}
+
+/* Nothing could move: sleep, and see what else there is to know. */
 static cddp_status idle(struct pumping *g, struct cdi_error *err)
 {
-    struct pollfd p[8];
+    struct pollfd *p = g->tcp->polled;
     cddp_status st = CDDP_OK;
     int64_t now;
 
@@ -240,7 +277,7 @@ static cddp_status idle(struct pumping *g, struct cdi_error *err)
         p[2 * i] = (struct pollfd){.fd = events != 0 ? l->data : -1, .events = (short)events};
         p[2 * i + 1] = (struct pollfd){.fd = events != 0 && !l->gone ? l->control : -1, .events = POLLIN};
     }
-    (void)poll(p, (nfds_t)g->n * 2, SLICE_MS);
+    sleep_on(g, p, (nfds_t)g->n * 2);
     st = cdi_wait_check(g->tcp->wait, err);
     for (int i = 0; i < g->n && st == CDDP_OK; i++) {
         struct cdi_link *l = g->links[i];
@@ -277,7 +314,7 @@ cddp_status cdi_tcp_pump(struct cdi_tcp *tcp, struct cdi_link *const *links, int
                          void (*what)(const void *arg, char *buf, size_t cap), const void *what_arg,
                          struct cdi_error *err)
 {
-    struct pumping g = {.tcp = tcp, .links = links, .n = n};
+    struct pumping g = {.tcp = tcp, .links = links, .n = n, .look_at_ms = cdi_now_ms() + LOOK_MS};
     struct cdi_shm *shm = tcp->wait->shm;
     struct cdi_error why;
     char name[160];

@@ -10,11 +10,13 @@
 #define CDI_CPU_TCP_H
 
 #include "worker/backend.h"
+#include "worker/backend/cpu/bell.h"
 #include "worker/backend/cpu/handover.h"
 #include "worker/backend/cpu/net.h"
 #include "worker/backend/cpu/tcp_frame.h"
 #include "worker/backend/cpu/wait.h"
 
+#include <poll.h>
 #include <pthread.h>
 
 /* How much longer than the timeout who waits behind others waits, so that who knows best speaks first. */
@@ -45,6 +47,7 @@ struct cdi_link {
     size_t control_got;
 };
 
+#define CDI_TCP_LINKS 2    /* at most, that one operation uses */
 #define CDI_TCP_WAITING 16 /* connections that have not yet said who they are */
 
 /* Where others connect to. */
@@ -64,6 +67,8 @@ struct cdi_tcp {
     int *first;                                       /* by node: its first rank; first[n_nodes] is size */
     uint8_t token[CDI_TCP_TOKEN];
     struct cdi_wait *wait;
+    struct cdi_bell bell;
+    struct pollfd *polled; /* scratch: two links, the bell, the node's other ranks */
     struct cdi_meet meet;
     struct cdi_door door;
     struct cdi_link prev, next;
@@ -112,7 +117,7 @@ typedef cddp_status (*cdi_pump_fn)(void *arg, bool *moved, struct cdi_error *err
 
 /*
  * Call fn until it is done, and wait in between for the sockets that it could not go on with, for what ends all waits,
- * and for the links' control sockets. links: n of them. what, what_arg: as in cdi_wait_all.
+ * and for the links' control sockets. links: n of them, CDI_TCP_LINKS at most. what, what_arg: as in cdi_wait_all.
  */
 cddp_status cdi_tcp_pump(struct cdi_tcp *tcp, struct cdi_link *const *links, int n, cdi_pump_fn fn, void *arg,
                          void (*what)(const void *arg, char *buf, size_t cap), const void *what_arg,

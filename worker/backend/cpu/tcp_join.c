@@ -568,7 +568,9 @@ void cdi_tcp_destroy(struct cdi_tcp *tcp)
     for (int i = 0; i < CDI_TCP_WAITING; i++)
         if (tcp->door.waiting[i].fd >= 0)
             (void)close(tcp->door.waiting[i].fd);
+    cdi_bell_stop(&tcp->bell);
     (void)pthread_mutex_destroy(&tcp->lock);
+    free(tcp->polled);
     free(tcp->pair);
     free(tcp->first);
     free(tcp->ring);
@@ -592,9 +594,11 @@ static struct cdi_tcp *new_tcp(const struct cdi_world *w, struct cdi_wait *wait,
     tcp->next.rank = tcp->next.data = tcp->next.control = -1;
     for (int i = 0; i < CDI_TCP_WAITING; i++)
         tcp->door.waiting[i].fd = -1;
+    tcp->bell.fd = -1;
+    tcp->polled = calloc((size_t)w->local_size + 2 * CDI_TCP_LINKS + 1, sizeof *tcp->polled);
     tcp->first = calloc((size_t)w->n_nodes + 1, sizeof *tcp->first);
     tcp->pair = calloc((size_t)w->size, sizeof(struct cdi_link *));
-    if (tcp->first == NULL || tcp->pair == NULL) {
+    if (tcp->polled == NULL || tcp->first == NULL || tcp->pair == NULL) {
         cdi_tcp_destroy(tcp);
         return NULL;
     }
@@ -631,6 +635,7 @@ cddp_status cdi_tcp_create(struct cdi_tcp **out, const struct cdi_world *world, 
 
     if (tcp == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", world->size);
+    cdi_bell_start(&tcp->bell, wait);
     st = learn_nodes(tcp, world, deadline_ms, err);
     if (st == CDDP_OK && tcp->node > 0)
         st = open_door(tcp, reached, err);

@@ -5,7 +5,6 @@
 #include "worker/backend/cpu/wait.h"
 #include "worker/op_text.h"
 
-#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -138,23 +137,27 @@ static void *thread_main(void *arg)
     return NULL;
 }
 
-/* Signals are the program's: none is delivered to a thread that it does not know. */
-static void start_thread(struct cdi_queue *q)
+bool cdi_thread_start(pthread_t *thread, void *(*main)(void *arg), void *arg)
 {
     sigset_t all, before;
     pthread_attr_t attr;
+    bool ok;
 
-    if (pthread_attr_init(&attr) != 0) {
-        q->thread_refused = true;
-        return;
-    }
+    if (pthread_attr_init(&attr) != 0)
+        return false;
     (void)pthread_attr_setstacksize(&attr, STACK_BYTES);
     (void)sigfillset(&all);
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    q->has_thread = pthread_create(&q->thread, &attr, thread_main, q) == 0;
-    q->thread_refused = !q->has_thread;
+    ok = pthread_create(thread, &attr, main, arg) == 0;
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     (void)pthread_attr_destroy(&attr);
+    return ok;
+}
+
+static void start_thread(struct cdi_queue *q)
+{
+    q->has_thread = cdi_thread_start(&q->thread, thread_main, q);
+    q->thread_refused = !q->has_thread;
 }
 
 cddp_status cdi_queue_create(struct cdi_queue **out, cdi_run_fn run, void *arg, struct cdi_flight *flight, int spins,

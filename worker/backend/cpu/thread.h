@@ -10,6 +10,8 @@
 
 #include "worker/backend.h"
 
+#include <pthread.h>
+
 #define CDI_QUEUE_LIMIT 65536 /* operations enqueued and not yet run */
 
 struct cdi_work {
@@ -27,6 +29,12 @@ struct cdi_work {
 typedef cddp_status (*cdi_run_fn)(void *arg, const struct cdi_work *work, bool on_thread, struct cdi_error *err);
 
 struct cdi_queue;
+
+/*
+ * A thread of the backend's own, with a small stack. Signals are the program's: none is delivered to a thread that it
+ * does not know. false: there is none to be had.
+ */
+bool cdi_thread_start(pthread_t *thread, void *(*main)(void *arg), void *arg);
 
 /* spins: pauses before a joiner yields and then sleeps. CDDP_E_NOMEM, CDDP_E_SYSTEM. */
 cddp_status cdi_queue_create(struct cdi_queue **out, cdi_run_fn run, void *arg, struct cdi_flight *flight, int spins,

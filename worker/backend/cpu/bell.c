@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/backend/cpu/bell.h"
+
+#include "worker/backend/cpu/thread.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SLICE_MS 10 /* should sleeping ever fail */
+
+#ifdef SYS_futex_waitv
+
+/* Until one of the words is no longer what it was; false: that cannot be waited for. */
+static bool sleep_on(struct futex_waitv *v, unsigned n)
+{
+    return syscall(SYS_futex_waitv, v, n, 0, NULL, 0) >= 0 || errno == EAGAIN || errno == EINTR;
+}
+
+static void *listen(void *arg)
+{
+    struct cdi_bell *bell = arg;
+    _Atomic uint32_t *agent = cdi_flight_wake_word(bell->wait->flight);
+    const struct timespec slice = {.tv_nsec = SLICE_MS * 1000000};
+
+    while (atomic_load(&bell->stop) == 0) {
+        struct futex_waitv v[] = {
+            {.uaddr = (uintptr_t)agent, .val = atomic_load(agent), .flags = FUTEX_32},
+            {.uaddr = (uintptr_t)cdi_shm_abort_word(bell->wait->shm), .val = 0, .flags = FUTEX_32},
+            {.uaddr = (uintptr_t)&bell->stop, .val = 0, .flags = FUTEX_32},
+        };
+        const uint64_t one = 1;
+
+        if (cdi_wait_check(bell->wait, NULL) != CDDP_OK) {
+            (void)!write(bell->fd, &one, sizeof one); /* of an eventfd that was never written to it cannot fail */
+            break;
+        }
+        if (!sleep_on(v, 3))
+            (void)nanosleep(&slice, NULL);
+    }
+    return NULL;
+}
+
+void cdi_bell_start(struct cdi_bell *bell, const struct cdi_wait *wait)
+{
+    /* A word that is not what it should be: there is an answer at once, and it tells whether there ever is one. */
+    struct futex_waitv other = {.uaddr = (uintptr_t)&bell->stop, .val = 1, .flags = FUTEX_32};
+
+    bell->wait = wait;
+    atomic_init(&bell->stop, 0);
+    bell->fd = sleep_on(&other, 1) ? eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) : -1;
+    if (bell->fd < 0 || cdi_thread_start(&bell->thread, listen, bell))
+        return;
+    (void)close(bell->fd);
+    bell->fd = -1;
+}
+
+#else
+
+void cdi_bell_start(struct cdi_bell *bell, const struct cdi_wait *wait)
+{
+    bell->wait = wait;
+    bell->fd = -1;
+}
+
+#endif
+
+void cdi_bell_stop(struct cdi_bell *bell)
+{
+    if (bell->fd < 0)
+        return;
+    atomic_store(&bell->stop, 1);
+    (void)syscall(SYS_futex, &bell->stop, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    (void)pthread_join(bell->thread, NULL);
+    (void)close(bell->fd);
+    bell->fd = -1;
+}
