@@ -338,6 +338,22 @@ static void tell_death(struct agent *a)
     crew_tell_death(a->crew, a->sup.first.rank, sentence);
 }
 
+static void say_why_again(struct agent *a)
+{
+    const struct cdi_msg_round_over *over = &a->sup.over;
+    char sentence[1024];
+
+    if (!over->counts) {
+        cdi_log(CDI_LOG_WARN, "AGENT-CHANGE", "%s", over->text);
+        return;
+    }
+    report_sentence(&over->failure, sentence, sizeof sentence);
+    cdi_log(CDI_LOG_WARN, "AGENT-RESTART", "%s%s; starting all workers again (restart %u of %u)",
+            a->sup.said_why > 1 ? "before that " : "", sentence, a->sup.restart, a->plan->max_restarts);
+    status_failure(a->status, &over->failure);
+    status_restart(a->status, a->sup.restart, sentence);
+}
+
 static void carry_out(struct agent *a, const struct supervise_action *action)
 {
     switch (action->what) {
@@ -373,6 +389,9 @@ static void carry_out(struct agent *a, const struct supervise_action *action)
         return;
     case SUPERVISE_DO_SEND_LEAVE:
         send_word(a, CDI_MSG_LEAVE);
+        return;
+    case SUPERVISE_DO_SAY_WHY:
+        say_why_again(a);
         return;
     case SUPERVISE_DO_REJOIN:
         join_again(a->join, cdi_deadline_ms(cdi_now_ms(), a->plan->meet.join_timeout_ms));
@@ -449,24 +468,11 @@ static void on_assign(struct agent *a, const struct cdi_msg_assign *assign)
     feed(a, &ev);
 }
 
-static void on_round_over(struct agent *a, const struct cdi_msg *msg)
+static void on_round_over(struct agent *a, const struct cdi_msg_round_over *over)
 {
-    struct supervise_event ev = {.kind = SUPERVISE_ROUND_OVER};
-    char sentence[1024];
-
-    ev.u.over.round = msg->u.round_over.round;
-    ev.u.over.failure = msg->u.round_over.failure;
-    if (msg->u.round_over.counts) {
-        report_sentence(&msg->u.round_over.failure, sentence, sizeof sentence);
-        cdi_log(CDI_LOG_WARN, "AGENT-RESTART", "%s; starting all workers again (restart %u of %u)", sentence,
-                a->sup.assign.restart_count + 1, a->plan->max_restarts);
-        status_failure(a->status, &msg->u.round_over.failure);
-        if (msg->u.round_over.restart)
-            status_restart(a->status, a->sup.assign.restart_count + 1, sentence);
-    } else if (msg->u.round_over.restart) {
-        cdi_log(CDI_LOG_WARN, "AGENT-CHANGE", "%s", msg->u.round_over.text);
-    }
-    feed(a, &ev);
+    on_child(
+        a); /* a death here that is not known yet may be the cause: it must be said before the workers are stopped */
+    feed(a, &(struct supervise_event){.kind = SUPERVISE_ROUND_OVER, .u.over = *over});
 }
 
 static void on_message(void *arg, const struct cdi_msg *msg)
@@ -479,7 +485,7 @@ static void on_message(void *arg, const struct cdi_msg *msg)
         on_assign(a, &msg->u.assign);
         return;
     case CDI_MSG_ROUND_OVER:
-        on_round_over(a, msg);
+        on_round_over(a, &msg->u.round_over);
         return;
     case CDI_MSG_CLOSED:
         closed.u.closed.status = msg->u.closed.status;

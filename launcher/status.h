@@ -5,7 +5,8 @@
  *   round    round, restart_count, node_rank, n_nodes, rank_base, n_procs, world_size, master_addr, master_port
  *   started  rank, local_rank, pid
  *   ended    rank, local_rank, pid, status (or 128 + signal), signal and core_dumped where one ended it
- *   failure  rank, local_rank, node_rank, host, pid, status, text: the first failure of the round, on whatever node
+ *   failure  rank, local_rank, node_rank, host, pid, status, text: the first failure of the round, on whatever node;
+ *            another one follows where an earlier one becomes known late
  *   restart  restart_count, text
  *   signal   signal, name: cddprun was told to end
  *   end      status: what cddprun exits with

@@ -21,6 +21,7 @@ void supervise_init(struct supervise *s, uint32_t n_local, int64_t grace_ms)
         .n_local = n_local,
         .grace_ms = grace_ms,
         .kill_at_ms = CDI_NEVER_MS,
+        .say_why_at_ms = CDI_NEVER_MS,
         .last_signal_ms = INT64_MIN / 2,
         .stay_until_ms = CDI_NEVER_MS,
     };
@@ -61,6 +62,7 @@ static void finish(struct supervise *s, struct supervise_actions *out)
         return;
     s->state = SUPERVISE_OVER;
     s->kill_at_ms = CDI_NEVER_MS;
+    s->say_why_at_ms = CDI_NEVER_MS;
     act(out, SUPERVISE_DO_FINISH, 0);
 }
 
@@ -93,10 +95,16 @@ static void finish_or_stay(struct supervise *s, int64_t now_ms, struct supervise
     s->stay_until_ms = now_ms + s->grace_ms + SUPERVISE_STAY_MORE_MS;
 }
 
+static void no_more_rounds(struct supervise *s)
+{
+    s->ending = true;
+    s->say_why_at_ms = CDI_NEVER_MS; /* the report tells it */
+}
+
 /* This agent ends: at once if it has no workers, else when the last of them is swept away. */
 static void end_agent(struct supervise *s, int signal, int64_t now_ms, struct supervise_actions *out)
 {
-    s->ending = true;
+    no_more_rounds(s);
     if (workers_live(s))
         stop_workers(s, signal, now_ms, out);
     else if (s->state != SUPERVISE_SWEEPING)
@@ -108,6 +116,43 @@ static void kill_workers(struct supervise *s, int64_t now_ms, struct supervise_a
     s->killed = true;
     s->kill_at_ms = now_ms + SUPERVISE_UNKILLABLE_MS;
     act(out, SUPERVISE_DO_KILL, SIGKILL);
+}
+
+/* ------------------------------------------------------------------------------------------- why again a round ---- */
+
+static void say_why(struct supervise *s, struct supervise_actions *out)
+{
+    s->say_why_at_ms = CDI_NEVER_MS;
+    s->said_why++;
+    act(out, SUPERVISE_DO_SAY_WHY, 0);
+}
+
+static bool same_cause(const struct cdi_msg_round_over *a, const struct cdi_msg_round_over *b)
+{
+    return a->restart == b->restart && a->counts == b->counts && a->failure.kind == b->failure.kind &&
+           a->failure.rank == b->failure.rank && a->failure.node_rank == b->failure.node_rank &&
+           a->failure.time_ms == b->failure.time_ms;
+}
+
+/* The first word about the end of a round may be of an echo, and that of its cause be on its way. */
+static void note_why(struct supervise *s, const struct cdi_msg_round_over *over, int64_t now_ms,
+                     struct supervise_actions *out)
+{
+    bool first = !s->round_over, crossing = over->counts && over->failure.kind != CDI_END_NODE && s->assign.n_nodes > 1;
+
+    if (!first && same_cause(&s->over, over))
+        return;
+    s->over = *over;
+    if (first) {
+        s->restart = s->assign.restart_count + 1;
+        s->said_why = 0;
+    }
+    if (!over->restart || s->ending)
+        s->say_why_at_ms = CDI_NEVER_MS;
+    else if (first && crossing)
+        s->say_why_at_ms = now_ms + SUPERVISE_CROSSING_MS;
+    else if (!crossing || s->say_why_at_ms == CDI_NEVER_MS)
+        say_why(s, out);
 }
 
 /* ---------------------------------------------------------------------------------------------------- events ---- */
@@ -123,6 +168,8 @@ static void on_assign(struct supervise *s, const struct cdi_msg_assign *a, int64
         end_agent(s, SIGTERM, now_ms, out);
         return;
     }
+    if (s->say_why_at_ms != CDI_NEVER_MS)
+        say_why(s, out);
     s->state = SUPERVISE_RUNNING;
     s->assign = *a;
     s->n_alive = s->n_local;
@@ -154,12 +201,15 @@ static void on_round_over(struct supervise *s, const struct supervise_event *ev,
         s->local_first = (struct cdi_failure){.kind = CDI_END_NONE};
         s->round_over = s->said_failed = s->said_done = s->said_stopped = false;
     }
-    if (ev->u.over.round != s->assign.round || s->round_over)
+    if (ev->u.over.round != s->assign.round)
         return;
-    s->round_over = true;
+    note_why(s, &ev->u.over, now_ms, out);
     known = s->first.kind != CDI_END_NONE;
     if (ev->u.over.failure.kind != CDI_END_NONE)
         s->first = ev->u.over.failure;
+    if (s->round_over)
+        return;
+    s->round_over = true;
     if (s->state == SUPERVISE_RUNNING) {
         if (!known)
             tell(s, out);
@@ -188,7 +238,7 @@ static void on_closed(struct supervise *s, const struct supervise_event *ev, int
         tell(s, out);
     if (s->close_status == CDI_CLOSE_REFUSED && workers_live(s) && !s->killed) {
         /* We came back too late: this node counts as lost, and another world may be about to run. */
-        s->ending = true;
+        no_more_rounds(s);
         s->state = SUPERVISE_STOPPING;
         kill_workers(s, now_ms, out);
         return;
@@ -237,7 +287,7 @@ static void on_fenced(struct supervise *s, const char *text, int64_t now_ms, str
         return;
     }
     s->link_lost = true;
-    s->ending = true;
+    no_more_rounds(s);
     if (s->text[0] == '\0')
         (void)snprintf(s->text, sizeof s->text, "%s", text);
     if (workers_live(s)) {
@@ -324,6 +374,8 @@ static void on_signal(struct supervise *s, int signal, int64_t now_ms, struct su
 
 static void on_tick(struct supervise *s, int64_t now_ms, struct supervise_actions *out)
 {
+    if (now_ms >= s->say_why_at_ms)
+        say_why(s, out);
     if (s->state == SUPERVISE_WAITING && now_ms >= s->stay_until_ms)
         finish(s, out);
     if (s->state != SUPERVISE_STOPPING || now_ms < s->kill_at_ms)
@@ -382,9 +434,11 @@ void supervise_handle(struct supervise *s, const struct supervise_event *ev, int
 
 int64_t supervise_deadline_ms(const struct supervise *s)
 {
-    if (s->state == SUPERVISE_WAITING)
-        return s->stay_until_ms;
-    return s->state == SUPERVISE_STOPPING ? s->kill_at_ms : CDI_NEVER_MS;
+    int64_t at = s->state == SUPERVISE_WAITING    ? s->stay_until_ms
+                 : s->state == SUPERVISE_STOPPING ? s->kill_at_ms
+                                                  : CDI_NEVER_MS;
+
+    return s->say_why_at_ms < at ? s->say_why_at_ms : at;
 }
 
 int supervise_failure_status(const struct cdi_failure *f)

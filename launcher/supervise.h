@@ -22,6 +22,7 @@
 #define SUPERVISE_SAME_SIGNAL_MS 500  /* the same signal twice within this time was one */
 #define SUPERVISE_UNKILLABLE_MS 10000 /* after SIGKILL, before giving up on a process that the kernel holds */
 #define SUPERVISE_STAY_MORE_MS 5000   /* so much longer a host waits for other nodes' workers */
+#define SUPERVISE_CROSSING_MS 300     /* so long the news of an earlier failure on another node may take */
 
 enum supervise_state {
     SUPERVISE_JOINING,
@@ -34,7 +35,7 @@ enum supervise_state {
 
 enum supervise_event_kind {
     SUPERVISE_ASSIGN,     /* u.assign */
-    SUPERVISE_ROUND_OVER, /* u.over */
+    SUPERVISE_ROUND_OVER, /* u.over; of the same round again, where the cause is another one */
     SUPERVISE_CLOSED,     /* u.closed */
     SUPERVISE_LINK_LOST,  /* u.text */
     SUPERVISE_FENCED,     /* u.text: the workers must be dead at once */
@@ -49,10 +50,7 @@ struct supervise_event {
     enum supervise_event_kind kind;
     union {
         struct cdi_msg_assign assign;
-        struct {
-            uint32_t round;
-            struct cdi_failure failure;
-        } over;
+        struct cdi_msg_round_over over;
         struct {
             enum cdi_close_status status;
             const char *text;
@@ -74,8 +72,9 @@ enum supervise_do {
     SUPERVISE_DO_SEND_DONE,
     SUPERVISE_DO_SEND_STOPPED,
     SUPERVISE_DO_SEND_LEAVE,
-    SUPERVISE_DO_REJOIN, /* no worker is left here: reach the rendezvous again, as whom it knows or as a new node */
-    SUPERVISE_DO_FINISH, /* the job is over for this agent; supervise_exit_status() */
+    SUPERVISE_DO_SAY_WHY, /* .over, which another round follows; something else was said before if .said_why > 1 */
+    SUPERVISE_DO_REJOIN,  /* no worker is left here: reach the rendezvous again, as whom it knows or as a new node */
+    SUPERVISE_DO_FINISH,  /* the job is over for this agent; supervise_exit_status() */
 };
 
 struct supervise_action {
@@ -107,6 +106,10 @@ struct supervise {
 
     bool said_failed, said_done, said_stopped; /* of this round */
     bool round_over;                           /* the rendezvous has ended the round */
+    struct cdi_msg_round_over over;            /* what it said of it last */
+    uint32_t restart;                          /* that `over` leads to, if it counts */
+    unsigned said_why;                         /* how often SAY_WHY was said of it */
+    int64_t say_why_at_ms;                     /* when SAY_WHY is due; CDI_NEVER_MS */
     bool ending;                               /* no further round for this agent */
     bool leaves_alone;                         /* a worker's failure does not stop the others: they end by themselves */
     bool hosts;                                /* the other nodes' rendezvous runs in this agent */

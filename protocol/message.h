@@ -100,6 +100,14 @@ struct cdi_msg_assign {
     uint32_t master_port;   /* 0: the port under which this agent reached the rendezvous */
 };
 
+struct cdi_msg_round_over {
+    uint32_t round;
+    bool restart;   /* another round follows */
+    bool counts;    /* as one of max_restarts */
+    char text[512]; /* why the round is over */
+    struct cdi_failure failure;
+};
+
 struct cdi_msg {
     enum cdi_msg_type type;
     union {
@@ -133,13 +141,7 @@ struct cdi_msg {
             char text[512];
         } waiting;
         struct cdi_msg_assign assign;
-        struct {
-            uint32_t round;
-            bool restart;   /* another round follows */
-            bool counts;    /* as one of max_restarts */
-            char text[512]; /* why the round is over */
-            struct cdi_failure failure;
-        } round_over;
+        struct cdi_msg_round_over round_over;
         struct {
             enum cdi_close_status status;
             char text[512];

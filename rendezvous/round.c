@@ -2,10 +2,12 @@
 #include "rendezvous/round_state.h"
 
 #include <assert.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define WAITING_EVERY_MS 10000
+#define ECHO_MS 1000 /* who exits within this time of another's being killed may have exited because of it */
 
 static void act(struct round *r, enum round_action_kind kind, uint32_t peer)
 {
@@ -184,10 +186,19 @@ static void look_if_stopped(struct round *r, int64_t now_ms)
     }
 }
 
+/* What ROUND_OVER says, as it is now: by the time it is sent the next round may have begun. */
+static void note_over(struct round *r)
+{
+    r->over = (struct cdi_msg_round_over){
+        .round = r->number, .restart = round_restarts(r), .counts = round_counts(r), .failure = r->failure};
+    say(r->over.text, "%s", r->why);
+}
+
 static void stop_round(struct round *r, enum verdict verdict, int64_t now_ms)
 {
     r->verdict = verdict;
     r->state = ROUND_STOPPING;
+    note_over(r);
     for (size_t i = 0; i < r->cap; i++) {
         if (r->nodes[i].state != NODE_RUNNING && r->nodes[i].state != NODE_DONE)
             continue;
@@ -195,6 +206,18 @@ static void stop_round(struct round *r, enum verdict verdict, int64_t now_ms)
         act(r, ROUND_DO_ROUND_OVER, (uint32_t)i);
     }
     look_if_stopped(r, now_ms);
+}
+
+/* The cause is another than was said: who is, or was, in the round hears it. */
+static void tell_again(struct round *r)
+{
+    note_over(r);
+    for (size_t i = 0; i < r->cap; i++) {
+        const struct node *n = &r->nodes[i];
+
+        if (n->state == NODE_STOPPING || (n->state == NODE_WAITING && n->last_round == r->number))
+            act(r, ROUND_DO_ROUND_OVER, (uint32_t)i);
+    }
 }
 
 /* Bytes of a text's first line, as far as they fit into a sentence. */
@@ -262,6 +285,7 @@ static void on_lost(struct round *r, struct node *n, const struct round_event *e
             r->verdict = OVER_CHANGED;
             r->failure = f;
             say(r->why, "%.*s", first_line(f.text), f.text);
+            tell_again(r);
         }
         look_if_stopped(r, now_ms);
     } else if (r->state == ROUND_JOINING) {
@@ -302,15 +326,28 @@ static void on_join(struct round *r, uint32_t peer, const struct cdi_msg_join *j
         on_newcomer(r, peer, now_ms);
 }
 
+/* By somebody who did not ask it to end, and not by its own writing to a peer that was gone. */
+static bool was_killed(const struct cdi_failure *f)
+{
+    return f->kind == CDI_END_SIGNAL && f->code != SIGTERM && f->code != SIGPIPE;
+}
+
 /*
  * A failure that another node said before it heard of the one that ended the round: which of the two arrived first is
- * chance (one may be the other's echo), so their own times count.
+ * chance (one may be the other's echo). One that was killed is the cause of the other's exit at about the same time,
+ * since a busy agent sees late what became of its workers; else their own times count.
  */
 static bool was_earlier(const struct round *r, const struct node *n, const struct cdi_failure *f)
 {
-    return r->state == ROUND_STOPPING && r->verdict == OVER_FAILED && n->node_rank != r->failure.node_rank &&
-           r->failure.kind != CDI_END_NODE && f->kind != CDI_END_NODE && f->kind != CDI_END_NONE && f->time_ms > 0 &&
-           f->time_ms < r->failure.time_ms;
+    int64_t before = r->failure.time_ms - f->time_ms;
+
+    if (r->state != ROUND_STOPPING || r->verdict != OVER_FAILED || n->node_rank == r->failure.node_rank ||
+        r->failure.kind == CDI_END_NODE || f->kind == CDI_END_NODE || f->kind == CDI_END_NONE || f->time_ms <= 0 ||
+        r->failure.time_ms <= 0)
+        return false;
+    if (was_killed(f) != was_killed(&r->failure) && before > -ECHO_MS && before < ECHO_MS)
+        return was_killed(f);
+    return before > 0;
 }
 
 static void note_failure(struct round *r, const struct node *n, const struct cdi_failure *f)
@@ -338,6 +375,7 @@ static void on_failed(struct round *r, const struct node *n, const struct cdi_fa
     } else if (was_earlier(r, n, f)) {
         note_failure(r, n, f);
         say_failure(r, false);
+        tell_again(r);
     }
 }
 
@@ -464,6 +502,8 @@ static void on_back(struct round *r, struct node *n, const struct round_event *e
         return;
     }
     act(r, ROUND_DO_RESUME, ev->peer);
+    if (r->state == ROUND_STOPPING)
+        note_over(r); /* what follows may have changed since it was said: a node may have left */
     if (r->state == ROUND_CLOSED)
         act(r, ROUND_DO_CLOSED, ev->peer);
     else if (n->state == NODE_STOPPING)
@@ -578,6 +618,11 @@ const char *round_why(const struct round *r)
 const struct cdi_failure *round_failure(const struct round *r)
 {
     return &r->failure;
+}
+
+const struct cdi_msg_round_over *round_over(const struct round *r)
+{
+    return &r->over;
 }
 
 enum cdi_close_status round_close_status(const struct round *r)

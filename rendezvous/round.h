@@ -77,7 +77,7 @@ enum round_action_kind {
     ROUND_DO_BYE,        /* the peer has left: confirm it */
     ROUND_DO_WAITING,    /* tell the peer for whom it waits: round_text() */
     ROUND_DO_ASSIGN,     /* round_assignment() */
-    ROUND_DO_ROUND_OVER, /* with round_failure(), round_why(), round_restarts() and round_counts() */
+    ROUND_DO_ROUND_OVER, /* round_over() */
     ROUND_DO_CLOSED,     /* with round_close_status(), round_why() and round_failure() */
     ROUND_DO_END_KEYS,   /* the key space of the round that was current ends; always before the next ASSIGN */
 };
@@ -106,12 +106,14 @@ const char *round_text(const struct round *r);       /* about the event just tak
 const char *round_why(const struct round *r);        /* why the last round, or the job, ended */
 /*
  * The first of the round; kind NONE: there was none. While the round stops, one that another node had said already and
- * that is earlier by its own time takes its place.
+ * that is earlier by its own time, or was killed where this one exited, takes its place; ROUND_OVER tells it again.
  */
 const struct cdi_failure *round_failure(const struct round *r);
 /* STOPPING: will another round follow this one, and will it count as a restart? As far as it is known now. */
 bool round_restarts(const struct round *r);
 bool round_counts(const struct round *r);
+/* What ROUND_OVER says: of the round that stops, or of the last one, as it was when that was said last. */
+const struct cdi_msg_round_over *round_over(const struct round *r);
 enum cdi_close_status round_close_status(const struct round *r);
 /* Nodes that are there and wait for a round, and how many it takes. */
 void round_waiting(const struct round *r, uint32_t *have, uint32_t *need);

@@ -67,9 +67,10 @@ struct round {
     struct round_action *actions; /* room for the most that one event can cause */
     size_t n_actions;
     struct cdi_failure failure;
-    char text[512]; /* about the last event */
-    char why[512];  /* why the round or the job ended */
-    char lost[160]; /* hosts that were lost since the last round began, for sentences */
+    struct cdi_msg_round_over over; /* what ROUND_OVER says */
+    char text[512];                 /* about the last event */
+    char why[512];                  /* why the round or the job ended */
+    char lost[160];                 /* hosts that were lost since the last round began, for sentences */
 };
 
 #define NOBODY UINT32_MAX

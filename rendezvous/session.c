@@ -181,11 +181,7 @@ static bool message_of(struct session *s, const struct round_action *a, struct c
         return true;
     case ROUND_DO_ROUND_OVER:
         m->type = CDI_MSG_ROUND_OVER;
-        m->u.round_over.round = round_number(r);
-        m->u.round_over.restart = round_restarts(r);
-        m->u.round_over.counts = round_counts(r);
-        (void)snprintf(m->u.round_over.text, sizeof m->u.round_over.text, "%s", round_why(r));
-        m->u.round_over.failure = *round_failure(r);
+        m->u.round_over = *round_over(r);
         return true;
     case ROUND_DO_DROP:
     case ROUND_DO_END_KEYS:

@@ -186,6 +186,7 @@ def test_a_worker_that_fails_because_a_machine_died_is_its_echo(cddprun):
         kill_agent(b)
         in_world(a, '0 0 0/1')
         job.end(a)
+        assert re.search(r'^cddprun: node 1 \(.*\) was lost while its workers ran: ', said(a), re.M), said(a)
 
 
 def cut_off(cddprun, seconds):

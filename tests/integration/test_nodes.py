@@ -257,10 +257,10 @@ class Relay(threading.Thread):
 
 
 @contextlib.contextmanager
-def through_a_relay(cddprun, script, lease):
+def through_a_relay(cddprun, script, lease, *more):
     """Two nodes; node 1 reaches node 0 through a relay: (relay, [job 0, job 1])."""
     port = free_port()
-    flags = ['--nnodes=2', '--master_addr=127.0.0.1', f'--rdzv_conf=lease={lease}']
+    flags = ['--nnodes=2', '--master_addr=127.0.0.1', f'--rdzv_conf=lease={lease}', *more]
     with Relay(port) as relay, \
             Job(cddprun, *flags, '--node_rank=0', f'--master_port={port}', *sh(script)) as host, \
             Job(cddprun, *flags, '--node_rank=1', f'--master_port={relay.port}', *sh(script)) as guest:
@@ -291,19 +291,35 @@ def test_a_connection_that_is_reset_or_silent_for_a_while_does_no_harm(cddprun):
         assert [job.err for job in nodes] == ['', '']
 
 
+def both_fail(relay, nodes):
+    """The worker of node 1 first, and its news last."""
+    relay.silent = True
+    for job in reversed(nodes):
+        [worker] = job.workers()
+        go([job])
+        launch.wait_for('its worker to end', lambda: worker not in job.workers())
+    relay.silent = False
+
+
 def test_every_node_reports_the_failure_that_was_first_also_if_its_news_come_last(cddprun):
     script = UNTIL_GO.replace('exec 2>/dev/null; ', '') + '; echo last words of $RANK >&2; exit $((5 + 2 * RANK))'
     with through_a_relay(cddprun, script, 15) as (relay, nodes):
-        relay.silent = True
-        go(nodes[1:])
-        launch.wait_for('the worker of node 1 to end', lambda: not nodes[1].workers())
-        go(nodes[:1])
-        launch.wait_for('the worker of node 0 to end', lambda: not nodes[0].workers())
-        relay.silent = False
+        both_fail(relay, nodes)
         assert [job.finish() for job in nodes] == [7, 7], [job.err for job in nodes]
         for job in nodes:
             assert re.search(r'^cddprun: rank 1 \(pid \d+ on \S+\) exited with status 7', job.err, re.M), job.err
             assert re.search(r'^    \| last words of 1$', job.err, re.M), job.err
+
+
+def test_a_restart_names_the_failure_that_was_first_also_if_its_news_come_last(cddprun):
+    script = '[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; ' + UNTIL_GO + '; exit $((5 + 2 * RANK))'
+    with through_a_relay(cddprun, script, 15, '--max_restarts=1') as (relay, nodes):
+        both_fail(relay, nodes)
+        assert [job.finish() for job in nodes] == [0, 0], [job.err for job in nodes]
+        for job in nodes:
+            lines = re.findall(r'^cddprun: (.*); starting all workers again \(restart 1 of 1\)$', job.err, re.M)
+            assert re.search(r'^(before that )?rank 1 \(pid \d+ on \S+\) exited with status 7$', lines[-1]), job.err
+            assert len(lines) == 1 or 'before that' in lines[-1], job.err  # on a machine that was too slow
 
 
 def test_an_agent_that_is_stopped_has_no_workers_when_its_lease_is_over(cddprun):

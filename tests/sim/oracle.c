@@ -45,8 +45,10 @@ static void lost(struct sim *w, struct sim_slot *s)
     if (s->member && w->state == ROUND_RUNNING && !s->done)
         w->cause = w->elastic ? CAUSE_CHANGED : CAUSE_FAILED;
     else if (s->member && w->state == ROUND_STOPPING && w->elastic && w->cause == CAUSE_FAILED && !s->leaving &&
-             !w->ending)
+             !w->ending) {
         w->cause = CAUSE_CHANGED; /* the failure was its echo */
+        w->recast = true;
+    }
     w->any_left |= s->leaving;
     forget(w, s);
 }
@@ -82,6 +84,7 @@ void oracle_before(struct sim *w, const struct round_event *ev)
     struct sim_slot *s = slot_at(w, ev->peer);
 
     w->state = round_state(w->r);
+    w->recast = false;
     if (s == NULL || !s->joined)
         return;
     if (w->state == ROUND_CLOSED) {
@@ -268,6 +271,11 @@ static void check_start(struct sim *w, const struct round_action *a, size_t n)
 
 static void check_over(struct sim *w, struct sim_slot *s, bool again)
 {
+    if (w->recast) {
+        SIM_CHECK(w, s->member ? s->told : s->last_round == w->last_number,
+                  "somebody is told the cause again that was not told at first");
+        return;
+    }
     SIM_CHECK(w, s->member && w->keys, "somebody is told that a round is over in which it is not");
     SIM_CHECK(w, again == s->told, "a node is told twice, or not at all, that its round is over");
     SIM_CHECK(w, w->cause != CAUSE_NONE, "round %u is over for no reason", round_number(w->r));

@@ -112,6 +112,7 @@ struct sim {
     int64_t last_number; /* of the last round that began; -1 */
     uint32_t last_n, restarts, n_done, n_waiting, n_away, n_present, n_leaving;
     bool keys, ending, any_left;
+    bool recast;        /* by this event: what ended the round was the echo of something else */
     uint32_t n_running; /* machines whose workers run now */
     uint32_t *place;    /* scratch: the peer of each rank, or UINT32_MAX */
     size_t place_cap;

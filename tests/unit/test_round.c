@@ -3,6 +3,7 @@
 #include "hygiene.h"
 #include "rendezvous/round.h"
 
+#include <signal.h>
 #include <string.h>
 
 CDI_SUITE(round);
@@ -76,13 +77,18 @@ static void stopped(struct round *r, uint32_t peer, uint32_t round)
     step(r, (struct round_event){.kind = ROUND_EV_STOPPED, .peer = peer, .round = round}, 0);
 }
 
-static void fail_at(struct round *r, uint32_t peer, int64_t time_ms, int32_t code)
+static void end_at(struct round *r, uint32_t peer, int64_t time_ms, enum cdi_end_kind kind, int32_t code)
 {
     struct cdi_failure f = {
-        .kind = CDI_END_EXIT, .code = code, .rank = -1, .local_rank = 0, .node_rank = -1, .time_ms = time_ms};
+        .kind = kind, .code = code, .rank = -1, .local_rank = 0, .node_rank = -1, .time_ms = time_ms};
 
     (void)snprintf(f.text, sizeof f.text, "code %d", code);
     step(r, (struct round_event){.kind = ROUND_EV_FAILED, .peer = peer, .round = 0, .failure = &f}, 0);
+}
+
+static void fail_at(struct round *r, uint32_t peer, int64_t time_ms, int32_t code)
+{
+    end_at(r, peer, time_ms, CDI_END_EXIT, code);
 }
 
 Test(round, of_failures_that_crossed_each_other_the_earlier_one_is_the_cause)
@@ -95,8 +101,10 @@ Test(round, of_failures_that_crossed_each_other_the_earlier_one_is_the_cause)
     cr_assert_eq(round_failure(r)->code, 5);
     fail_at(r, 1, 2001, 6);
     cr_assert_eq(round_failure(r)->code, 5, "a later one is its echo");
+    cr_assert_eq(n_done, 0);
     fail_at(r, 2, 1990, 7);
     cr_assert_eq(round_failure(r)->code, 7);
+    cr_assert_eq(n_done, 3, "all are told the other cause");
     cr_assert_eq(round_failure(r)->node_rank, 2);
     cr_assert_str_eq(round_why(r), "code 7");
     fail_at(r, 0, 0, 8);
@@ -107,6 +115,62 @@ Test(round, of_failures_that_crossed_each_other_the_earlier_one_is_the_cause)
         stopped(r, i, 0);
     cr_assert_eq(round_state(r), ROUND_CLOSED);
     cr_assert_eq(round_failure(r)->code, 7);
+    round_destroy(r);
+}
+
+Test(round, another_cause_is_told_to_those_that_have_stopped_and_not_to_who_came_since)
+{
+    struct round *r = job(2, 2, 1);
+
+    join(r, 0, "a", 0, 1, 2);
+    join(r, 1, "b", 1, 1, 2);
+    fail_at(r, 0, 2000, 5);
+    stopped(r, 0, 0);
+    join(r, 2, "c", -1, 1, 2);
+    fail_at(r, 1, 1999, 6);
+    cr_assert(n_done == 2 && did(0, ROUND_DO_ROUND_OVER, 0) && did(1, ROUND_DO_ROUND_OVER, 1));
+    cr_assert(round_counts(r));
+    cr_assert_eq(round_failure(r)->code, 6);
+    round_destroy(r);
+}
+
+Test(round, who_was_killed_is_the_cause_of_who_exited_at_about_the_same_time)
+{
+    const struct {
+        enum cdi_end_kind kind;
+        int32_t code;
+        int64_t time_ms;
+        bool cause;
+    } cases[] = {
+        {CDI_END_SIGNAL, SIGKILL, 50999, true},  {CDI_END_SIGNAL, SIGKILL, 49001, true},
+        {CDI_END_SIGNAL, SIGKILL, 51000, false}, {CDI_END_SIGNAL, SIGSEGV, 50001, true},
+        {CDI_END_SIGNAL, SIGTERM, 50001, false}, {CDI_END_SIGNAL, SIGPIPE, 50001, false},
+        {CDI_END_SIGNAL, SIGPIPE, 49999, true},  {CDI_END_SPAWN, 2, 50001, false},
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct round *r = job(2, 2, 0);
+
+        join(r, 0, "a", 0, 1, 2);
+        join(r, 1, "b", 1, 1, 2);
+        fail_at(r, 0, 50000, 1);
+        end_at(r, 1, cases[i].time_ms, cases[i].kind, cases[i].code);
+        cr_assert_eq(round_failure(r)->node_rank == 1, cases[i].cause, "case %zu", i);
+        round_destroy(r);
+    }
+}
+
+Test(round, an_exit_does_not_take_the_place_of_one_that_was_killed_at_about_the_same_time)
+{
+    struct round *r = job(3, 3, 0);
+
+    for (uint32_t i = 0; i < 3; i++)
+        join(r, i, "h", (int32_t)i, 1, 3);
+    end_at(r, 0, 50000, CDI_END_SIGNAL, SIGKILL);
+    fail_at(r, 1, 49500, 1);
+    cr_assert_eq(round_failure(r)->node_rank, 0);
+    fail_at(r, 2, 48999, 1);
+    cr_assert_eq(round_failure(r)->node_rank, 2, "long before");
     round_destroy(r);
 }
 
@@ -469,7 +533,11 @@ Test(round, a_failure_is_the_echo_of_a_loss_if_a_node_of_its_round_is_lost_inste
     stopped(r, 0, 0);
     cr_assert_eq(round_state(r), ROUND_STOPPING);
     lost(r, 2, 15000);
-    cr_assert(did(0, ROUND_DO_END_KEYS, 0) && did(1, ROUND_DO_ASSIGN, 0) && did(2, ROUND_DO_ASSIGN, 1));
+    cr_assert(did(0, ROUND_DO_ROUND_OVER, 0) && did(1, ROUND_DO_ROUND_OVER, 1), "now it is known why");
+    cr_assert(did(2, ROUND_DO_END_KEYS, 0) && did(3, ROUND_DO_ASSIGN, 0) && did(4, ROUND_DO_ASSIGN, 1));
+    cr_assert_eq(round_failure(r)->kind, CDI_END_NONE, "the next round has none");
+    cr_assert(round_over(r)->round == 0 && round_over(r)->restart && !round_over(r)->counts);
+    cr_assert_eq(round_over(r)->failure.kind, CDI_END_NODE, "said of the round before");
     cr_assert_eq(assigned(r, 0).restart_count, 0);
 
     fail(r, 1, 1, "rank 3: a bug");

@@ -453,6 +453,104 @@ Test(supervise, a_refusal_before_any_round_ends_with_its_text)
     cr_assert_str_eq(s.text, "why");
 }
 
+/* ROUND_OVER of round 0 as a restart of two nodes; cause: the rank that failed, at this time. */
+static void over_because(int rank, enum cdi_end_kind kind, bool counts, int64_t now)
+{
+    struct supervise_event ev = {.kind = SUPERVISE_ROUND_OVER};
+
+    ev.u.over = (struct cdi_msg_round_over){.restart = true, .counts = counts, .text = "why"};
+    ev.u.over.failure = (struct cdi_failure){.kind = kind, .code = 1, .rank = rank, .node_rank = rank};
+    send_event(ev, now);
+}
+
+static void two_nodes(int64_t now)
+{
+    struct supervise_event ev = {.kind = SUPERVISE_ASSIGN};
+
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
+    ev.u.assign = (struct cdi_msg_assign){.world_size = 2, .n_nodes = 2, .restart_count = 4};
+    send_event(ev, now);
+}
+
+Test(supervise, the_reason_of_a_restart_waits_for_the_word_of_an_earlier_failure)
+{
+    two_nodes(0);
+    over_because(0, CDI_END_EXIT, true, 100);
+    DID(SUPERVISE_DO_TELL_DEATH, SUPERVISE_DO_KILL);
+    cr_assert_eq(supervise_deadline_ms(&s), 100 + SUPERVISE_CROSSING_MS);
+    plain(SUPERVISE_TICK, 100 + SUPERVISE_CROSSING_MS - 1);
+    DID_NOTHING();
+    over_because(1, CDI_END_EXIT, true, 350);
+    DID_NOTHING();
+    cr_assert_eq(s.first.rank, 1);
+    plain(SUPERVISE_TICK, 100 + SUPERVISE_CROSSING_MS);
+    DID(SUPERVISE_DO_SAY_WHY);
+    cr_assert_eq(s.over.failure.rank, 1);
+    cr_assert_eq(s.restart, 5);
+    cr_assert_eq(s.said_why, 1);
+    cr_assert_eq(supervise_deadline_ms(&s), 100 + SUPERVISE_GRACE_MS);
+    over_because(1, CDI_END_EXIT, true, 500);
+    DID_NOTHING();
+    over_because(0, CDI_END_SIGNAL, true, 600);
+    DID(SUPERVISE_DO_SAY_WHY);
+    cr_assert_eq(s.said_why, 2, "later than could be waited for, and said after all");
+}
+
+Test(supervise, the_reason_of_a_restart_is_said_before_its_workers_start)
+{
+    two_nodes(0);
+    over_because(0, CDI_END_EXIT, true, 10);
+    ended(0, CDI_END_SIGNAL, SIGTERM, 20);
+    plain(SUPERVISE_SWEPT, 21);
+    DID(SUPERVISE_DO_SEND_STOPPED);
+    assign(1, 5, 30);
+    DID(SUPERVISE_DO_SAY_WHY, SUPERVISE_DO_SPAWN);
+    cr_assert_eq(s.over.failure.rank, 0);
+    cr_assert_eq(s.restart, 5);
+    cr_assert_eq(supervise_deadline_ms(&s), CDI_NEVER_MS);
+}
+
+Test(supervise, where_no_other_word_can_come_the_reason_is_said_at_once)
+{
+    two_nodes(0);
+    over_because(-1, CDI_END_NODE, true, 10);
+    DID(SUPERVISE_DO_SAY_WHY, SUPERVISE_DO_TELL_DEATH, SUPERVISE_DO_KILL);
+    two_nodes(0);
+    over_because(-1, CDI_END_NONE, false, 10);
+    DID(SUPERVISE_DO_SAY_WHY, SUPERVISE_DO_TELL_OVER, SUPERVISE_DO_KILL);
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
+    assign(0, 0, 0);
+    over_because(0, CDI_END_EXIT, true, 10);
+    DID(SUPERVISE_DO_SAY_WHY, SUPERVISE_DO_TELL_DEATH, SUPERVISE_DO_KILL);
+}
+
+Test(supervise, a_failure_that_turns_out_to_be_the_echo_of_a_loss_is_not_said)
+{
+    two_nodes(0);
+    over_because(0, CDI_END_EXIT, true, 10);
+    over_because(-1, CDI_END_NODE, false, 20);
+    DID(SUPERVISE_DO_SAY_WHY);
+    cr_assert_not(s.over.counts);
+    cr_assert_eq(s.said_why, 1);
+    cr_assert_eq(supervise_deadline_ms(&s), 10 + SUPERVISE_GRACE_MS);
+}
+
+Test(supervise, a_job_that_ends_after_all_announces_no_restart)
+{
+    two_nodes(0);
+    over_because(0, CDI_END_EXIT, true, 10);
+    signalled(SIGTERM, 20);
+    plain(SUPERVISE_TICK, 10 + SUPERVISE_CROSSING_MS);
+    DID_NOTHING();
+    over_because(1, CDI_END_EXIT, true, 1000);
+    DID_NOTHING();
+    two_nodes(0);
+    over_because(0, CDI_END_EXIT, true, 10);
+    closed(CDI_CLOSE_LEFT, 20);
+    plain(SUPERVISE_TICK, 10 + SUPERVISE_CROSSING_MS);
+    DID_NOTHING();
+}
+
 /* Whatever comes in whatever order: never more actions than fit, FINISH once, no spawn while workers live. */
 Test(supervise, any_order_of_events_ends_in_one_finish)
 {
@@ -478,7 +576,10 @@ Test(supervise, any_order_of_events_ends_in_one_finish)
             if (ev.kind == SUPERVISE_ASSIGN)
                 ev.u.assign = (struct cdi_msg_assign){.round = s.assign.round + 1};
             else if (ev.kind == SUPERVISE_ROUND_OVER)
-                ev.u.over.round = s.assign.round;
+                ev.u.over = (struct cdi_msg_round_over){.round = s.assign.round,
+                                                        .restart = x >> 30 & 1,
+                                                        .counts = x >> 31 & 1,
+                                                        .failure.rank = x >> 32 & 1};
             else if (ev.kind == SUPERVISE_CLOSED)
                 ev.u.closed.text = NULL;
             else if (ev.kind == SUPERVISE_LINK_LOST || ev.kind == SUPERVISE_FENCED)
