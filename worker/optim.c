@@ -6,7 +6,7 @@
  */
 #include "worker/optim.h"
 
-#include "common/cleanup.h"
+#include "common/crc64.h"
 #include "worker/backend/cpu/float16.h"
 
 #include <math.h>
@@ -73,6 +73,55 @@ static cddp_status make_rule(struct cdi_optim_rule *r, const cddp_optim_options 
     return check_rule(r, err);
 }
 
+static cddp_status check_group(const cddp_optim_group *g, size_t k, size_t n_params, struct cdi_error *err)
+{
+    if (g->params == NULL && g->n_params > 0)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.groups[%zu]: n_params is %zu, but params is NULL", k,
+                        g->n_params);
+    if (!(g->lr_factor >= 0) || !isfinite(g->lr_factor))
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.groups[%zu].lr_factor is %g: it must be above 0", k,
+                        g->lr_factor);
+    if (!(g->weight_decay >= 0) || !isfinite(g->weight_decay))
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.groups[%zu].weight_decay is %g: it must be 0 or more",
+                        k, g->weight_decay);
+    for (size_t i = 0; i < sizeof g->reserved / sizeof g->reserved[0]; i++)
+        if (g->reserved[i] != 0)
+            return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.groups[%zu].reserved[%zu] is not 0", k, i);
+    for (size_t i = 0; i < g->n_params; i++)
+        if (g->params[i] >= n_params)
+            return cdi_fail(err, CDDP_E_INVALID,
+                            "cddp_optim_options.groups[%zu]: there is no parameter %zu, only 0 to %zu", k, g->params[i],
+                            n_params - 1);
+    return CDDP_OK;
+}
+
+/* own[i] is zeros, and lr_factor then tells who was given a group. */
+static cddp_status apply_groups(struct cdi_optim_own *own, const cddp_ddp *d, const cddp_optim_options *opt,
+                                struct cdi_error *err)
+{
+    if (opt->groups == NULL && opt->n_groups > 0)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.n_groups is %zu, but groups is NULL", opt->n_groups);
+    for (size_t k = 0; k < opt->n_groups; k++) {
+        const cddp_optim_group *g = &opt->groups[k];
+
+        if (check_group(g, k, d->n_params, err) != CDDP_OK)
+            return err->status;
+        for (size_t i = 0; i < g->n_params; i++) {
+            struct cdi_optim_own *to = &own[g->params[i]];
+
+            if (to->lr_factor != 0)
+                return cdi_fail(err, CDDP_E_INVALID,
+                                "cddp_optim_options.groups[%zu]: parameter %zu '%.200s' is in a group already", k,
+                                g->params[i], d->params[g->params[i]].name);
+            *to = (struct cdi_optim_own){g->lr_factor == 0 ? 1 : g->lr_factor, g->weight_decay};
+        }
+    }
+    for (size_t i = 0; i < d->n_params; i++)
+        if (own[i].lr_factor == 0)
+            own[i] = (struct cdi_optim_own){1, opt->weight_decay};
+    return CDDP_OK;
+}
+
 /* Locked. Can this reducer have an optimizer, and now? */
 static cddp_status check_reducer(const cddp_ddp *d, struct cdi_error *err)
 {
@@ -104,17 +153,20 @@ static cddp_status check_reducer(const cddp_ddp *d, struct cdi_error *err)
 /* What ranks compare. */
 struct card {
     double value[8];
-    int32_t status; /* of a rank that failed before */
+    uint64_t groups; /* a hash of what they say of each parameter */
+    int32_t status;  /* of a rank that failed before */
     int32_t kind;
 };
 
 static const char *const card_names[] = {"lr",    "weight_decay", "momentum", "dampening",
                                          "beta1", "beta2",        "eps",      "nesterov"};
 
-static struct card card_of(const struct cdi_optim_rule *r, cddp_status status)
+static struct card card_of(const struct cdi_optim_rule *r, const struct cdi_optim_own *own, size_t n_params,
+                           cddp_status status)
 {
     return (struct card){
         .value = {r->lr, r->weight_decay, r->momentum, r->dampening, r->beta1, r->beta2, r->eps, (double)r->nesterov},
+        .groups = status == CDDP_OK ? cdi_crc64(0, own, n_params * sizeof *own) : 0,
         .status = status,
         .kind = (int32_t)r->kind};
 }
@@ -132,20 +184,24 @@ static cddp_status compare(const struct card *all, int n, struct cdi_error *err)
             if (all[r].value[k] != all[0].value[k])
                 return cdi_fail(err, CDDP_E_MISMATCH, "cddp_optim_options.%s is %.17g on rank 0 but %.17g on rank %d",
                                 card_names[k], all[0].value[k], all[r].value[k], r);
+        if (all[r].groups != all[0].groups)
+            return cdi_fail(err, CDDP_E_MISMATCH,
+                            "cddp_optim_options.groups say something else of a parameter on rank 0 than on rank %d", r);
     }
     return CDDP_OK;
 }
 
 /* A rank that fails alone still takes part: the others must not wait for it. */
-static cddp_status agree(cddp_comm *comm, const struct cdi_optim_rule *rule, cddp_status alone, struct cdi_error *err)
+static cddp_status agree(cddp_comm *comm, const struct card *mine, struct cdi_error *err)
 {
-    struct card mine = card_of(rule, alone), *all = calloc((size_t)cddp_world_size(comm), sizeof *all);
+    struct card *all = calloc((size_t)cddp_world_size(comm), sizeof *all);
+    cddp_status alone = (cddp_status)mine->status;
     struct cdi_error other;
     cddp_status st;
 
     if (all == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", cddp_world_size(comm));
-    st = cdi_comm_all_gather(comm, &mine, all, sizeof mine, CDDP_UINT8, &other);
+    st = cdi_comm_all_gather(comm, mine, all, sizeof *mine, CDDP_UINT8, &other);
     if (st == CDDP_OK)
         st = compare(all, cddp_world_size(comm), &other);
     free(all);
@@ -161,6 +217,7 @@ static void release(cddp_optim *o)
     for (int k = 0; k < CDI_OPTIM_STATES; k++)
         free(o->state[k]);
     free(o->master);
+    free(o->own);
     free(o->shards);
     free(o->steps);
     free(o->tickets);
@@ -191,7 +248,8 @@ static void copy_masters(cddp_optim *o)
     }
 }
 
-static cddp_status make(cddp_optim **out, cddp_ddp *d, const struct cdi_optim_rule *rule, struct cdi_error *err)
+static cddp_status make(cddp_optim **out, cddp_ddp *d, const struct cdi_optim_rule *rule, const cddp_optim_options *opt,
+                        struct cdi_error *err)
 {
     cddp_optim *o = calloc(1, sizeof *o);
     bool ok = o != NULL;
@@ -201,10 +259,11 @@ static cddp_status make(cddp_optim **out, cddp_ddp *d, const struct cdi_optim_ru
         o->ddp = d;
         o->rule = *rule;
         o->rule.factor = cddp_ddp_factor(d);
+        o->own = calloc(d->n_params, sizeof *o->own);
         o->shards = calloc(d->n_params, sizeof *o->shards);
         o->steps = calloc(d->n_params, sizeof *o->steps);
         o->tickets = calloc(d->plan.n, sizeof *o->tickets);
-        ok = o->shards != NULL && o->steps != NULL && o->tickets != NULL;
+        ok = o->own != NULL && o->shards != NULL && o->steps != NULL && o->tickets != NULL;
     }
     if (ok)
         o->sizes = cdi_shard_all(o->shards, &d->plan, d->n_params, cdi_comm_world(d->comm)->rank);
@@ -217,13 +276,14 @@ static cddp_status make(cddp_optim **out, cddp_ddp *d, const struct cdi_optim_ru
                         cdi_comm_world(d->comm)->rank);
     if (o->master != NULL)
         copy_masters(o);
-    return CDDP_OK;
+    return apply_groups(o->own, d, opt, err);
 }
 
 static cddp_status create(cddp_optim **out, cddp_ddp *d, const cddp_optim_options *opt, struct cdi_error *err)
 {
     struct cdi_optim_rule rule = {0};
     cddp_optim *o = NULL;
+    struct card mine;
     cddp_status st;
 
     (void)pthread_mutex_lock(&d->lock);
@@ -232,8 +292,9 @@ static cddp_status create(cddp_optim **out, cddp_ddp *d, const cddp_optim_option
     if (st == CDDP_OK)
         st = make_rule(&rule, opt, err);
     if (st == CDDP_OK)
-        st = make(&o, d, &rule, err);
-    st = agree(d->comm, &rule, st, err);
+        st = make(&o, d, &rule, opt, err);
+    mine = card_of(&rule, st == CDDP_OK ? o->own : NULL, d->n_params, st);
+    st = agree(d->comm, &mine, err);
     if (st != CDDP_OK) {
         release(o);
         return st;
@@ -257,8 +318,18 @@ cddp_status cddp_optim_create(cddp_optim **out, cddp_ddp *ddp, const cddp_optim_
 
 /* ---------------------------------------------------------------------------------------------------- a step ---- */
 
+/* What parameter i is updated by. */
+static struct cdi_optim_rule rule_of(const cddp_optim *o, size_t i)
+{
+    struct cdi_optim_rule rule = o->rule;
+
+    rule.lr *= o->own[i].lr_factor;
+    rule.weight_decay = o->own[i].weight_decay;
+    return rule;
+}
+
 /* Elements [at, at + n) of this rank's shard of parameter i, whose gradients are at g: there the new values go, too. */
-static void update_16(cddp_optim *o, size_t i, size_t at, size_t n, uint16_t *g)
+static void update_16(cddp_optim *o, const struct cdi_optim_rule *rule, size_t i, size_t at, size_t n, uint16_t *g)
 {
     const cddp_ddp *d = o->ddp;
     const struct cdi_shard *s = &o->shards[i];
@@ -270,12 +341,12 @@ static void update_16(cddp_optim *o, size_t i, size_t at, size_t n, uint16_t *g)
         state[k] = o->state[k] == NULL ? NULL : (float *)o->state[k] + s->state_at / sizeof(float) + at;
     for (size_t k = 0; k < n; k++)
         grad[k] = f16 ? cdi_float_of_f16(g[k]) : cdi_float_of_bf16(g[k]);
-    cdi_optim_update_f32(&o->rule, o->steps[i], master, grad, state, n);
+    cdi_optim_update_f32(rule, o->steps[i], master, grad, state, n);
     for (size_t k = 0; k < n; k++)
         w[k] = f16 ? cdi_f16_of_float(master[k]) : cdi_bf16_of_float(master[k]);
 }
 
-static void update_chunk(cddp_optim *o, size_t i, size_t at, size_t n, void *g)
+static void update_chunk(cddp_optim *o, const struct cdi_optim_rule *rule, size_t i, size_t at, size_t n, void *g)
 {
     const cddp_param *p = &o->ddp->params[i];
     const struct cdi_shard *s = &o->shards[i];
@@ -285,15 +356,15 @@ static void update_chunk(cddp_optim *o, size_t i, size_t at, size_t n, void *g)
 
         for (int k = 0; k < CDI_OPTIM_STATES; k++)
             state[k] = o->state[k] == NULL ? NULL : (double *)o->state[k] + s->state_at / sizeof(double) + at;
-        cdi_optim_update_f64(&o->rule, o->steps[i], (double *)p->data + s->lo + at, g, state, n);
+        cdi_optim_update_f64(rule, o->steps[i], (double *)p->data + s->lo + at, g, state, n);
     } else if (p->dtype == CDDP_FLOAT32) {
         float *state[CDI_OPTIM_STATES];
 
         for (int k = 0; k < CDI_OPTIM_STATES; k++)
             state[k] = o->state[k] == NULL ? NULL : (float *)o->state[k] + s->state_at / sizeof(float) + at;
-        cdi_optim_update_f32(&o->rule, o->steps[i], (float *)p->data + s->lo + at, g, state, n);
+        cdi_optim_update_f32(rule, o->steps[i], (float *)p->data + s->lo + at, g, state, n);
     } else {
-        update_16(o, i, at, n, g);
+        update_16(o, rule, i, at, n, g);
     }
 }
 
@@ -302,6 +373,7 @@ static void update_param(cddp_optim *o, size_t i)
 {
     const cddp_ddp *d = o->ddp;
     const struct cdi_shard *s = &o->shards[i];
+    struct cdi_optim_rule rule = rule_of(o, i);
     size_t size = cddp_dtype_size(d->params[i].dtype);
     bool used = !cdi_unused_nowhere(d, i), alone = cdi_comm_world(d->comm)->size == 1;
 
@@ -310,7 +382,7 @@ static void update_param(cddp_optim *o, size_t i)
         char *arena = (char *)cdi_ddp_arena_grad(d, i) + (s->lo + at) * size;
 
         if (used)
-            update_chunk(o, i, at, n, arena);
+            update_chunk(o, &rule, i, at, n, arena);
         if (!alone)
             memcpy(arena, (const char *)d->params[i].data + (s->lo + at) * size, n * size);
     }

@@ -7,9 +7,15 @@
 #include "worker/optim_update.h"
 #include "worker/reducer.h"
 
+/* What a parameter's group says. */
+struct cdi_optim_own {
+    double lr_factor, weight_decay;
+};
+
 struct cddp_optim {
     cddp_ddp *ddp;
     struct cdi_optim_rule rule;
+    struct cdi_optim_own *own; /* by parameter; the rule's weight_decay is that of those in no group */
     struct cdi_shard *shards; /* this rank's, by parameter */
     struct cdi_shard_sizes sizes;
     void *state[CDI_OPTIM_STATES]; /* NULL: the rule has fewer, or this rank has no elements */

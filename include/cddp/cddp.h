@@ -597,6 +597,18 @@ typedef struct cddp_optim cddp_optim;
 /* The rules, as PyTorch's torch.optim.SGD, Adam and AdamW have them; 0 is none, so that a forgotten one is an error. */
 typedef enum cddp_optim_kind { CDDP_SGD = 1, CDDP_ADAM = 2, CDDP_ADAMW = 3 } cddp_optim_kind;
 
+/*
+ * Parameters with a learning rate and a weight decay of their own, as one of PyTorch's param_groups: {.params = biases,
+ * .n_params = 8} are eight that do not decay.
+ */
+typedef struct cddp_optim_group {
+    const size_t *params; /* by number, each once, and in no other group */
+    size_t n_params;
+    double lr_factor;    /* > 0: the learning rate, also that of cddp_optim_set_lr, is multiplied by it; 0: 1 */
+    double weight_decay; /* >= 0, in place of the options'; 0: none */
+    uint64_t reserved[4];
+} cddp_optim_group;
+
 typedef struct cddp_optim_options {
     size_t size;          /* sizeof(cddp_optim_options); 0 is an error */
     cddp_optim_kind kind; /* no default */
@@ -608,7 +620,9 @@ typedef struct cddp_optim_options {
     double dampening;     /* SGD: of what the gradient adds to the momentum */
     double beta1, beta2;  /* Adam, AdamW, in (0, 1); 0: 0.9 and 0.999 */
     double eps;           /* Adam, AdamW, > 0; 0: 1e-8 */
-    uint64_t reserved[4];
+    const cddp_optim_group *groups; /* n_groups of them, copied; what is in none has the values above */
+    size_t n_groups;                /* 0: none */
+    uint64_t reserved[2];
 } cddp_optim_options;
 
 /*
@@ -646,8 +660,9 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_optim_step(cddp_optim *optim);
 CDDP_API CDDP_NODISCARD cddp_status cddp_optim_skip(cddp_optim *optim);
 
 /*
- * The learning rate from the next step on (for a schedule, also one that begins or ends with 0); every rank gives the
- * same one. Between two steps, one thread. CDDP_OK; CDDP_E_INVALID (below 0, or no number).
+ * The learning rate from the next step on (for a schedule, also one that begins or ends with 0), of all groups by their
+ * factors; every rank gives the same one. Between two steps, one thread. CDDP_OK; CDDP_E_INVALID (below 0, or no
+ * number).
  */
 CDDP_API cddp_status cddp_optim_set_lr(cddp_optim *optim, double lr);
 /* Bytes that this rank holds for its share: the state, and float32 copies of parameters of 16 bits. */

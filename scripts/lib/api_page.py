@@ -57,6 +57,7 @@ TORCH = [  # PyTorch's; ours; what differs
     ('torch.autograd.backward', '`cddp_ddp_grad_ready`', 'the backward pass is the program\'s; `cddp_ddp_wait` ends it'),
     ('torch.nn.utils.clip_grad_norm_', '`cddp_ddp_clip_grad_norm`', 'norms 2 and infinity; of shares too (`cddp_optim_create`)'),
     ('torch.distributed.optim.ZeroRedundancyOptimizer', '`cddp_optim_create`', 'SGD, Adam and AdamW'),
+    ('torch.optim.Optimizer.add_param_group', '`cddp_optim_group`', 'learning rate and weight decay; given at creation'),
     ('torch.distributed.optim.ZeroRedundancyOptimizer.step', '`cddp_optim_step`', 'in place of `cddp_ddp_wait`'),
     ('torch.utils.data.distributed.DistributedSampler', '`cddp_sampler_create`', 'the same indices'),
     ('torch.utils.data.distributed.DistributedSampler.set_epoch', '`cddp_sampler_set_epoch`', ''),

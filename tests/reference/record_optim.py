@@ -21,10 +21,38 @@ CASES = [
     ('AdamW', {'lr': 0.001, 'weight_decay': 0.01}),
     ('AdamW', {'lr': 0.02, 'weight_decay': 0.3, 'betas': (0.7, 0.9), 'eps': 1e-3}),
 ]
+# Three parameters of these sizes; the second and the third are in groups of their own, and the learning rate changes.
+SIZES = [4, 5, 2]
+GROUPS = [{'params': [1]}, {'params': [2], 'lr_factor': 0.1, 'weight_decay': 0.2}]
+SCHEDULE = [0, 0.5, 1, 0.75, 0.1, 0.01]
+GROUP_CASES = [
+    ('SGD', {'lr': 0.1, 'momentum': 0.9, 'weight_decay': 0.01}),
+    ('Adam', {'lr': 0.01, 'weight_decay': 0.1}),
+    ('AdamW', {'lr': 0.02, 'weight_decay': 0.3, 'betas': (0.7, 0.9)}),
+]
 
 
 def numbers(tensor):
     return [float(value) for value in tensor]
+
+
+def with_groups(name, options, start, gradients):
+    """The parameters after each step, behind one another."""
+    parts = [torch.nn.Parameter(part.clone()) for part in start.split(SIZES)]
+    groups = [{'params': [parts[i] for i in group['params']], 'lr': options['lr'] * group.get('lr_factor', 1),
+               'weight_decay': group.get('weight_decay', 0)} for group in GROUPS]
+    alone = set(range(len(SIZES))).difference(*(group['params'] for group in GROUPS))
+    groups.append({'params': [parts[i] for i in sorted(alone)]})
+    optimizer = getattr(torch.optim, name)(groups, foreach=False, **options)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: SCHEDULE[min(step, STEPS - 1)])
+    after = []
+    for gradient in gradients:
+        for part, its in zip(parts, gradient.split(SIZES)):
+            part.grad = its.clone()
+        optimizer.step()
+        schedule.step()
+        after.append(numbers(torch.cat([part.detach() for part in parts])))
+    return {'kind': name, 'options': options, 'after': after}
 
 
 def main():
@@ -44,7 +72,8 @@ def main():
             after.append(numbers(parameter.detach()))
         cases.append({'kind': name, 'options': options, 'after': after})
     record = {'torch': torch.__version__, 'start': numbers(start), 'gradients': [numbers(one) for one in gradients],
-              'cases': cases}
+              'cases': cases, 'sizes': SIZES, 'groups': GROUPS, 'schedule': SCHEDULE,
+              'group_cases': [with_groups(name, options, start, gradients) for name, options in GROUP_CASES]}
     with open(sys.argv[1], 'w', encoding='ascii') as out:
         json.dump(record, out, indent=0)
         out.write('\n')

@@ -6,6 +6,7 @@
 #include "worker/optim_update.h"
 #include "world.h"
 
+#include <jansson.h>
 #include <math.h>
 #include <stdbool.h>
 
@@ -216,6 +217,111 @@ Test(optim, two_ranks_give_the_bits_of_a_plain_optimizer_on_each)
 Test(optim, four_ranks_give_the_bits_of_a_plain_optimizer_on_each)
 {
     expect_same(4);
+}
+
+/* ----------------------------------------------------------------------------------------------------- groups ---- */
+
+#define PARTS 3
+#define ALL_PARTS 11 /* elements of the three parameters */
+
+static double number(const json_t *list, size_t i)
+{
+    return json_number_value(json_array_get(list, i));
+}
+
+static cddp_optim_options options_of(const json_t *one)
+{
+    const json_t *o = json_object_get(one, "options"), *betas = json_object_get(o, "betas");
+    const char *kind = json_string_value(json_object_get(one, "kind"));
+
+    return (cddp_optim_options){.size = sizeof(cddp_optim_options),
+                                .kind = strcmp(kind, "SGD") == 0    ? CDDP_SGD
+                                        : strcmp(kind, "Adam") == 0 ? CDDP_ADAM
+                                                                    : CDDP_ADAMW,
+                                .lr = json_number_value(json_object_get(o, "lr")),
+                                .weight_decay = json_number_value(json_object_get(o, "weight_decay")),
+                                .momentum = json_number_value(json_object_get(o, "momentum")),
+                                .beta1 = betas == NULL ? 0 : number(betas, 0),
+                                .beta2 = betas == NULL ? 0 : number(betas, 1)};
+}
+
+/* Each rank has the recorded gradients. */
+static int meet_groups(cddp_comm *comm, const json_t *all, const json_t *one, cddp_dtype dtype)
+{
+    const json_t *list = json_object_get(all, "groups"), *sizes = json_object_get(all, "sizes");
+    cddp_optim_options opt = options_of(one);
+    double w[PARTS][ALL_PARTS], tolerance = dtype == CDDP_FLOAT64 ? 1e-12 : 2e-6;
+    size_t which[PARTS], from[PARTS + 1] = {0}, g;
+    cddp_optim_group groups[PARTS] = {{0}};
+    cddp_param p[PARTS];
+    cddp_optim *optim;
+    const json_t *group;
+    cddp_ddp *ddp;
+
+    json_array_foreach(list, g, group)
+    {
+        which[g] = (size_t)number(json_object_get(group, "params"), 0);
+        groups[g] = (cddp_optim_group){.params = &which[g],
+                                       .n_params = 1,
+                                       .lr_factor = json_number_value(json_object_get(group, "lr_factor")),
+                                       .weight_decay = json_number_value(json_object_get(group, "weight_decay"))};
+    }
+    for (size_t i = 0; i < PARTS; i++) {
+        p[i] = (cddp_param){.name = names[i], .data = w[i], .count = (size_t)number(sizes, i), .dtype = dtype};
+        from[i + 1] = from[i] + p[i].count;
+        for (size_t k = 0; k < p[i].count; k++)
+            number_put(dtype, w[i], k, number(json_object_get(all, "start"), from[i] + k));
+    }
+    CHECK(cddp_ddp_create(&ddp, comm, p, PARTS, NULL) == CDDP_OK);
+    opt.groups = groups;
+    opt.n_groups = json_array_size(list);
+    CHECK(opt.n_groups == 2 && cddp_optim_create(&optim, ddp, &opt) == CDDP_OK);
+    memset(groups, 255, sizeof groups);
+    memset(which, 255, sizeof which); /* what was copied counts */
+    for (size_t step = 0; step < json_array_size(json_object_get(one, "after")); step++) {
+        const json_t *after = json_array_get(json_object_get(one, "after"), step);
+        const json_t *gradients = json_array_get(json_object_get(all, "gradients"), step);
+
+        CHECK(cddp_optim_set_lr(optim, opt.lr * number(json_object_get(all, "schedule"), step)) == CDDP_OK);
+        for (size_t i = PARTS; i-- > 0;) {
+            for (size_t k = 0; k < p[i].count; k++)
+                grad_put(ddp, dtype, i, k, number(gradients, from[i] + k));
+            CHECK(cddp_ddp_grad_ready(ddp, i) == CDDP_OK);
+        }
+        CHECK(cddp_optim_step(optim) == CDDP_OK);
+        for (size_t i = 0; i < PARTS; i++)
+            for (size_t k = 0; k < p[i].count; k++)
+                CHECK(fabs(number_get(dtype, w[i], k) - number(after, from[i] + k)) <= tolerance);
+    }
+    cddp_optim_destroy(optim);
+    cddp_ddp_destroy(ddp);
+    return 0;
+}
+
+static int meet_the_record(int rank)
+{
+    json_t *all = json_load_file(CDI_TEST_DATA "/optim.json", 0, NULL), *one;
+    const json_t *cases = json_object_get(all, "group_cases");
+    cddp_comm *comm;
+    size_t c;
+
+    (void)rank;
+    CHECK(json_array_size(cases) == 3 && json_array_size(json_object_get(json_array_get(cases, 0), "after")) == 6);
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    json_array_foreach(cases, c, one)
+    {
+        CHECK(meet_groups(comm, all, one, CDDP_FLOAT64) == 0);
+        CHECK(meet_groups(comm, all, one, CDDP_FLOAT32) == 0);
+    }
+    json_decref(all);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(optim, groups_and_a_learning_rate_that_changes_are_met_as_torch_recorded_them)
+{
+    for (int ranks = 1; ranks <= 3; ranks++)
+        cr_assert_eq(run_world(ranks, meet_the_record), 0, "%d ranks", ranks);
 }
 
 /* --------------------------------------------------------------------------------------------------- clipping ---- */
@@ -570,6 +676,37 @@ Test(optim, a_load_that_fails_changes_nothing)
         CHECK(strstr(cddp_last_error(), sentence) != NULL);              \
     } while (0)
 
+static int refused_groups(cddp_ddp *ddp, int rank)
+{
+    static const size_t one[] = {1}, twice[] = {2, 0, 2}, none[] = {N};
+    const struct {
+        cddp_optim_group g;
+        const char *sentence;
+    } bad[] = {{{.n_params = 1}, "groups[1]: n_params is 1, but params is NULL"},
+               {{.params = one, .n_params = 1}, "groups[1]: parameter 1 'b' is in a group already"},
+               {{.params = twice, .n_params = 3}, "groups[1]: parameter 2 'c' is in a group already"},
+               {{.params = none, .n_params = 1}, "groups[1]: there is no parameter 5, only 0 to 4"},
+               {{.lr_factor = -1}, "groups[1].lr_factor is -1"},
+               {{.weight_decay = NAN}, "groups[1].weight_decay is "},
+               {{.reserved = {0, 1}}, "groups[1].reserved[1] is not 0"}};
+    cddp_optim_group groups[2] = {{.params = one, .n_params = 1}};
+    cddp_optim_options o = {.size = sizeof o, .kind = CDDP_SGD, .lr = 1, .n_groups = 2};
+    cddp_optim *optim = NULL;
+
+    CHECK(cddp_optim_create(&optim, ddp, &o) == CDDP_E_INVALID && strstr(cddp_last_error(), "groups is NULL") != NULL);
+    o.groups = groups;
+    for (size_t k = 0; k < sizeof bad / sizeof bad[0]; k++) {
+        groups[1] = bad[k].g;
+        CHECK(cddp_optim_create(&optim, ddp, &o) == CDDP_E_INVALID);
+        CHECK(strstr(cddp_last_error(), bad[k].sentence) != NULL);
+    }
+    groups[1] = (cddp_optim_group){.params = none, .n_params = 0, .lr_factor = 2};
+    groups[0].weight_decay = rank == 0 ? 0 : 0.5;
+    CHECK(cddp_optim_create(&optim, ddp, &o) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "groups say something else of a parameter on rank 0 than on rank 1") != NULL);
+    return 0;
+}
+
 static int refused(int rank)
 {
     cddp_optim_options o = now.opt;
@@ -602,6 +739,7 @@ static int refused(int rank)
     o = now.opt;
     o.lr = rank == 1 ? -1 : 1;
     REFUSED(o, CDDP_E_INVALID, rank == 1 ? "lr is -1" : "failed on rank 1");
+    CHECK(refused_groups(m.ddp, rank) == 0);
     /* With one, whole means cannot be waited for, and another one or a hook cannot be had. */
     CHECK(cddp_optim_create(&optim, m.ddp, &now.opt) == CDDP_OK);
     CHECK(cddp_ddp_wait(m.ddp) == CDDP_E_STATE && strstr(cddp_last_error(), "cddp_optim_step") != NULL);
