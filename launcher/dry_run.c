@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/dry_run.h"
 
+#include "launcher/json_text.h"
+
 #include <cddp/version.h>
 #include <jansson.h>
 #include <string.h>
@@ -10,7 +12,7 @@ static const char unknown[] = "?";
 
 static json_t *text_or_null(const char *text)
 {
-    return text == NULL || *text == '\0' ? json_null() : json_string(text);
+    return text == NULL || *text == '\0' ? json_null() : json_text(text);
 }
 
 static bool knows_ranks(const struct plan *p)
@@ -38,18 +40,18 @@ static const char *role_name(enum meet_role role)
 
 static json_t *describe_nodes(const struct plan *p)
 {
-    return json_pack("{s:i, s:i, s:o, s:s}", "min", (int)p->min_nodes, "max", (int)p->max_nodes, "rank",
+    return json_pack("{s:i, s:i, s:o, s:o}", "min", (int)p->min_nodes, "max", (int)p->max_nodes, "rank",
                      p->max_nodes == 1       ? json_integer(0)
                      : p->meet.node_rank < 0 ? json_null()
                                              : json_integer(p->meet.node_rank),
-                     "host", p->host);
+                     "host", json_text(p->host));
 }
 
 static json_t *describe_meeting(const struct plan *p)
 {
     const struct meet *m = &p->meet;
 
-    return json_pack("{s:s, s:o, s:s, s:f, s:o}", "address", m->host, "port",
+    return json_pack("{s:o, s:o, s:s, s:f, s:o}", "address", json_text(m->host), "port",
                      m->port == 0 ? json_null() : json_integer(m->port), "this_node", role_name(m->role),
                      "join_timeout_s", (double)m->join_timeout_ms / 1000.0, "found", text_or_null(m->detected));
 }
@@ -107,7 +109,7 @@ static json_t *describe_env(const struct plan *p, uint32_t local_rank, char *con
             continue;
         *equals = '\0';
         (void)json_object_set_new(
-            out, *e, strcmp(equals + 1, unknown) == 0 || is_unknown(p, *e) ? json_null() : json_string(equals + 1));
+            out, *e, strcmp(equals + 1, unknown) == 0 || is_unknown(p, *e) ? json_null() : json_text(equals + 1));
         *equals = '=';
     }
     plan_free_strings(env);
@@ -124,7 +126,7 @@ static json_t *describe_command(const struct plan *p, uint32_t local_rank)
     json_t *out = args == NULL ? NULL : json_array();
 
     for (char **a = args; out != NULL && *a != NULL; a++)
-        (void)json_array_append_new(out, json_string(*a));
+        (void)json_array_append_new(out, json_text(*a));
     plan_free_strings(args);
     return out;
 }
@@ -152,11 +154,12 @@ char *dry_run_text(const struct plan *p, const struct machine *m, char *const *b
             return NULL;
         }
     }
-    all = json_pack("{s:s, s:s, s:o, s:o, s:i, s:o, s:i, s:s, s:i, s:i, s:o}", "cddprun", CDDP_VERSION, "run_id",
-                    p->run_id, "nodes", describe_nodes(p), "meet", describe_meeting(p), "workers_here", (int)p->n_procs,
-                    "world_size", knows_size(p) ? json_integer((json_int_t)p->max_nodes * p->n_procs) : json_null(),
-                    "max_restarts", (int)p->max_restarts, "on_failure", p->wait_on_failure ? "wait" : "stop",
-                    "usable_cores", (int)m->n_cores, "gpus", (int)m->n_gpus, "workers", workers);
+    all = json_pack("{s:s, s:o, s:o, s:o, s:i, s:o, s:i, s:s, s:i, s:i, s:o}", "cddprun", CDDP_VERSION, "run_id",
+                    json_text(p->run_id), "nodes", describe_nodes(p), "meet", describe_meeting(p), "workers_here",
+                    (int)p->n_procs, "world_size",
+                    knows_size(p) ? json_integer((json_int_t)p->max_nodes * p->n_procs) : json_null(), "max_restarts",
+                    (int)p->max_restarts, "on_failure", p->wait_on_failure ? "wait" : "stop", "usable_cores",
+                    (int)m->n_cores, "gpus", (int)m->n_gpus, "workers", workers);
     if (all != NULL)
         text = json_dumps(all, JSON_INDENT(2));
     json_decref(all);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/report.h"
 
+#include "launcher/json_text.h"
 #include "launcher/signame.h"
 
 #include <errno.h>
@@ -229,8 +230,8 @@ static json_t *make_error(const struct report *r)
     report_sentence(&r->first, sentence, sizeof sentence);
     if (r->error_file == NULL || !report_error_file(r->error_file, message, sizeof message))
         (void)snprintf(message, sizeof message, "%s", sentence);
-    return json_pack("{s:{s:s%, s:{s:s, s:I}}}", "message", "message", message, strlen(message), "extraInfo",
-                     "py_callstack", sentence, "timestamp", (json_int_t)(r->first.time_ms / 1000));
+    return json_pack("{s:{s:o, s:{s:o, s:I}}}", "message", "message", json_text(message), "extraInfo", "py_callstack",
+                     json_text(sentence), "timestamp", (json_int_t)(r->first.time_ms / 1000));
 }
 
 bool report_copy_error_file(const struct report *r, int status, const char *to)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/status.h"
 
+#include "launcher/json_text.h"
 #include "launcher/signame.h"
 #include "launcher/supervise.h"
 
@@ -112,15 +113,15 @@ void status_failure(struct status *s, const struct cdi_failure *first)
         return;
     o = end_of(first);
     (void)json_object_set_new(o, "node_rank", json_integer(first->node_rank));
-    (void)json_object_set_new(o, "host", json_string(first->host));
-    (void)json_object_set_new(o, "text", json_string(first->text));
+    (void)json_object_set_new(o, "host", json_text(first->host));
+    (void)json_object_set_new(o, "text", json_text(first->text));
     put(s, "failure", o);
 }
 
 void status_restart(struct status *s, uint32_t restart_count, const char *text)
 {
     if (s != NULL)
-        put(s, "restart", json_pack("{s:I, s:s}", "restart_count", (json_int_t)restart_count, "text", text));
+        put(s, "restart", json_pack("{s:I, s:o}", "restart_count", (json_int_t)restart_count, "text", json_text(text)));
 }
 
 void status_signal(struct status *s, int signal)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One table says what every message consists of; encoding, decoding and their checks walk it. */
 #include "protocol/message.h"
+
+#include "common/utf8.h"
 #include "protocol/frame.h"
 
 #include <inttypes.h>
@@ -146,41 +148,13 @@ const char *cdi_msg_name(enum cdi_msg_type type)
 
 /* ---------------------------------------------------------------------------------------------------- encode ---- */
 
-/* Bytes of the UTF-8 character at s (1 to 4), or 0 if there is none. Overlong forms and surrogates are none. */
-static size_t utf8_char(const unsigned char *s, size_t left)
-{
-    size_t n = s[0] < 0x80                   ? 1
-               : s[0] >= 0xc2 && s[0] < 0xe0 ? 2
-               : s[0] >= 0xe0 && s[0] < 0xf0 ? 3
-               : s[0] >= 0xf0 && s[0] < 0xf5 ? 4
-                                             : 0;
-
-    if (n == 0 || n > left)
-        return 0;
-    for (size_t i = 1; i < n; i++)
-        if ((s[i] & 0xc0) != 0x80)
-            return 0;
-    if ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] > 0x9f) || (s[0] == 0xf0 && s[1] < 0x90) ||
-        (s[0] == 0xf4 && s[1] > 0x8f))
-        return 0;
-    return n;
-}
-
 /* One '?' per byte that is not UTF-8, so that the text never becomes longer than the receiver's array. */
 static json_t *text_to_json(const char *text, size_t cap)
 {
     char clean[1024];
     size_t len = strnlen(text, cap < sizeof clean ? cap : sizeof clean);
 
-    for (size_t i = 0; i < len;) {
-        size_t n = utf8_char((const unsigned char *)text + i, len - i);
-
-        if (n == 0)
-            clean[i] = '?';
-        else
-            memcpy(clean + i, text + i, n);
-        i += n == 0 ? 1 : n;
-    }
+    cdi_utf8_clean(clean, text, len);
     /* An array without its NUL would arrive one byte too long. */
     return json_stringn(clean, len == cap ? len - 1 : len);
 }

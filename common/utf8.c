@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "common/utf8.h"
+
+#include <string.h>
+
+size_t cdi_utf8_char(const char *text, size_t left)
+{
+    const unsigned char *s = (const unsigned char *)text;
+    size_t n = s[0] < 0x80                   ? 1
+               : s[0] >= 0xc2 && s[0] < 0xe0 ? 2
+               : s[0] >= 0xe0 && s[0] < 0xf0 ? 3
+               : s[0] >= 0xf0 && s[0] < 0xf5 ? 4
+                                             : 0;
+
+    if (n == 0 || n > left)
+        return 0;
+    for (size_t i = 1; i < n; i++)
+        if ((s[i] & 0xc0) != 0x80)
+            return 0;
+    if ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] > 0x9f) || (s[0] == 0xf0 && s[1] < 0x90) ||
+        (s[0] == 0xf4 && s[1] > 0x8f))
+        return 0;
+    return n;
+}
+
+void cdi_utf8_clean(char *to, const char *text, size_t n)
+{
+    for (size_t i = 0, len; i < n; i += len == 0 ? 1 : len) {
+        len = cdi_utf8_char(text + i, n - i);
+        if (len == 0)
+            to[i] = '?';
+        else
+            memmove(to + i, text + i, len);
+    }
+}

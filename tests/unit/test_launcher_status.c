@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "hygiene.h"
+#include "launcher/status.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+#define LINES_MAX 8192
+
+/* Each test has a writer of its own, whose lines come out of a pipe. */
+static struct {
+    uv_loop_t loop;
+    struct writer *w;
+    struct status *s;
+    int pipe[2];
+    char text[LINES_MAX];
+} t;
+
+static void on_closed(void *arg, bool flushed)
+{
+    (void)arg;
+    cr_assert(flushed);
+}
+
+static void begin(void)
+{
+    static const struct writer_events events = {.room = NULL};
+
+    hygiene_begin();
+    memset(&t, 0, sizeof t);
+    cr_assert_eq(pipe2(t.pipe, O_CLOEXEC), 0);
+    cr_assert_eq(uv_loop_init(&t.loop), 0);
+    cr_assert_eq(writer_start(&t.w, &t.loop, 1, &events, NULL, NULL), CDDP_OK);
+}
+
+static void end(void)
+{
+    if (t.pipe[1] >= 0)
+        (void)close(t.pipe[1]);
+    (void)close(t.pipe[0]);
+    if (uv_loop_close(&t.loop) != 0)
+        abort();
+    uv_library_shutdown();
+    hygiene_end();
+}
+
+TestSuite(launcher_status, .init = begin, .fini = end);
+
+static void start(void)
+{
+    cr_assert_eq(status_start(&t.s, t.w, 0, t.pipe[1], NULL), CDDP_OK);
+}
+
+static void close_writer(void)
+{
+    writer_close(t.w, on_closed, NULL);
+    (void)uv_run(&t.loop, UV_RUN_DEFAULT);
+}
+
+/* Everything that was said, as text. */
+static const char *finish(void)
+{
+    size_t n = 0;
+    ssize_t got;
+
+    status_free(t.s);
+    close_writer();
+    (void)close(t.pipe[1]); /* the descriptor is the caller's, and still open */
+    t.pipe[1] = -1;
+    while ((got = read(t.pipe[0], t.text + n, sizeof t.text - 1 - n)) > 0)
+        n += (size_t)got;
+    t.text[n] = '\0';
+    return t.text;
+}
+
+/* The one line that was said, less its time, which is one of now; release it. */
+static json_t *only_line(void)
+{
+    const char *text = finish();
+    json_t *o = json_loads(text, 0, NULL);
+    json_int_t time_ms = json_integer_value(json_object_get(o, "time_ms"));
+
+    cr_assert_not_null(o, "no JSON: %s", text);
+    cr_assert_eq(strcspn(text, "\n"), strlen(text) - 1, "not one line: %s", text);
+    cr_assert(time_ms > 1500000000000 && time_ms < 10000000000000, "Unix time in ms: %s", text);
+    (void)json_object_del(o, "time_ms");
+    return o;
+}
+
+/* EXPECT("{...}"): exactly this was said, in whatever order. */
+static void expect(const char *json, int line)
+{
+    json_t *is = only_line(), *wanted = json_loads(json, 0, NULL);
+    char *text = json_dumps(is, JSON_COMPACT);
+
+    cr_assert_not_null(wanted, "line %d", line);
+    cr_assert(json_equal(is, wanted), "line %d: %s", line, text);
+    free(text);
+    json_decref(is);
+    json_decref(wanted);
+}
+#define EXPECT(json) expect(json, __LINE__)
+
+static struct cdi_failure failure(enum cdi_end_kind kind, int32_t code)
+{
+    return (struct cdi_failure){.kind = kind,
+                                .code = code,
+                                .rank = 5,
+                                .local_rank = 1,
+                                .node_rank = 2,
+                                .pid = 4711,
+                                .host = "node2",
+                                .text = "rank 5 (pid 4711 on node2) exited\nits message:\n| \"no\" more"};
+}
+
+Test(launcher_status, a_round_has_the_whole_assignment)
+{
+    struct cdi_msg_assign a = {.round = 3,
+                               .node_rank = 1,
+                               .n_nodes = 2,
+                               .rank_base = 4,
+                               .world_size = 6,
+                               .restart_count = 1,
+                               .master_addr = "10.0.0.1",
+                               .master_port = 29500};
+
+    start();
+    status_round(t.s, &a, 2);
+    EXPECT("{\"event\":\"round\",\"round\":3,\"restart_count\":1,\"node_rank\":1,\"n_nodes\":2,\"rank_base\":4,"
+           "\"n_procs\":2,\"world_size\":6,\"master_addr\":\"10.0.0.1\",\"master_port\":29500}");
+}
+
+Test(launcher_status, a_worker_that_started)
+{
+    start();
+    status_started(t.s, 5, 1, 4711);
+    EXPECT("{\"event\":\"started\",\"rank\":5,\"local_rank\":1,\"pid\":4711}");
+}
+
+Test(launcher_status, a_worker_that_exited_has_its_status)
+{
+    struct cdi_failure f = failure(CDI_END_EXIT, 7);
+
+    start();
+    status_ended(t.s, &f);
+    EXPECT("{\"event\":\"ended\",\"rank\":5,\"local_rank\":1,\"pid\":4711,\"status\":7}");
+}
+
+Test(launcher_status, one_that_ended_well_has_status_0)
+{
+    struct cdi_failure f = failure(CDI_END_EXIT, 0);
+
+    start();
+    status_ended(t.s, &f);
+    EXPECT("{\"event\":\"ended\",\"rank\":5,\"local_rank\":1,\"pid\":4711,\"status\":0}");
+}
+
+Test(launcher_status, one_that_was_killed_has_the_signals_name)
+{
+    struct cdi_failure f = failure(CDI_END_SIGNAL, SIGSEGV);
+
+    f.core_dumped = 1;
+    start();
+    status_ended(t.s, &f);
+    EXPECT("{\"event\":\"ended\",\"rank\":5,\"local_rank\":1,\"pid\":4711,\"status\":139,\"signal\":\"SIGSEGV\","
+           "\"core_dumped\":true}");
+}
+
+Test(launcher_status, one_that_could_not_be_started_has_a_shells_status)
+{
+    struct cdi_failure f = failure(CDI_END_SPAWN, ENOENT);
+
+    f.pid = 0;
+    start();
+    status_ended(t.s, &f);
+    EXPECT("{\"event\":\"ended\",\"rank\":5,\"local_rank\":1,\"pid\":0,\"status\":127}");
+}
+
+Test(launcher_status, the_first_failure_says_where_and_what_it_said_itself)
+{
+    struct cdi_failure f = failure(CDI_END_EXIT, 3);
+
+    start();
+    status_failure(t.s, &f);
+    EXPECT("{\"event\":\"failure\",\"rank\":5,\"local_rank\":1,\"pid\":4711,\"status\":3,\"node_rank\":2,"
+           "\"host\":\"node2\",\"text\":\"rank 5 (pid 4711 on node2) exited\\nits message:\\n| \\\"no\\\" more\"}");
+}
+
+Test(launcher_status, a_lost_node_is_a_failure_without_a_rank)
+{
+    struct cdi_failure f = {
+        .kind = CDI_END_NODE, .rank = -1, .local_rank = -1, .node_rank = 1, .host = "b", .text = "gone"};
+
+    start();
+    status_failure(t.s, &f);
+    EXPECT("{\"event\":\"failure\",\"rank\":-1,\"local_rank\":-1,\"pid\":0,\"status\":1,\"node_rank\":1,\"host\":\"b\","
+           "\"text\":\"gone\"}");
+}
+
+Test(launcher_status, what_a_worker_has_said_is_a_valid_line_whatever_it_is)
+{
+    struct cdi_failure f = failure(CDI_END_EXIT, 3);
+    json_t *o;
+
+    (void)snprintf(f.text, sizeof f.text, "caf\xc3\xa9\nand a bell \a");
+    start();
+    status_failure(t.s, &f);
+    o = only_line();
+    cr_assert_str_eq(json_string_value(json_object_get(o, "text")), f.text);
+    for (const char *p = t.text; *p != '\0'; p++)
+        cr_assert(*p == '\n' || (*p >= ' ' && *p <= '~'), "byte %d", *p);
+    json_decref(o);
+}
+
+Test(launcher_status, bytes_that_are_no_utf_8_do_not_lose_the_line)
+{
+    struct cdi_failure f = failure(CDI_END_EXIT, 3);
+
+    (void)snprintf(f.text, sizeof f.text, "rank 5 exited\nits stderr:\n| caf\xe9 \xff");
+    (void)snprintf(f.host, sizeof f.host, "h\xf6st");
+    start();
+    status_failure(t.s, &f);
+    EXPECT("{\"event\":\"failure\",\"rank\":5,\"local_rank\":1,\"pid\":4711,\"status\":3,\"node_rank\":2,"
+           "\"host\":\"h?st\",\"text\":\"rank 5 exited\\nits stderr:\\n| caf? ?\"}");
+}
+
+Test(launcher_status, a_restart_a_signal_and_the_end)
+{
+    start();
+    status_restart(t.s, 2, "why");
+    status_signal(t.s, SIGTERM);
+    status_end(t.s, 143);
+    (void)finish();
+    cr_assert_not_null(strstr(t.text, "\"restart_count\":2,\"text\":\"why\",\"event\":\"restart\""), "%s", t.text);
+    cr_assert_not_null(strstr(t.text, "\"signal\":15,\"name\":\"SIGTERM\",\"event\":\"signal\""), "%s", t.text);
+    cr_assert_not_null(strstr(t.text, "\"status\":143,\"event\":\"end\""), "%s", t.text);
+    cr_assert(strstr(t.text, "restart") < strstr(t.text, "SIGTERM") &&
+              strstr(t.text, "SIGTERM") < strstr(t.text, "143"));
+}
+
+Test(launcher_status, where_nobody_asks_nothing_is_done)
+{
+    struct cdi_failure f = failure(CDI_END_EXIT, 1);
+    struct cdi_msg_assign a = {.round = 0};
+
+    status_round(NULL, &a, 1);
+    status_started(NULL, 0, 0, 1);
+    status_ended(NULL, &f);
+    status_failure(NULL, &f);
+    status_restart(NULL, 1, "");
+    status_signal(NULL, SIGTERM);
+    status_end(NULL, 0);
+    status_free(NULL);
+    close_writer();
+}
+
+Test(launcher_status, a_descriptor_that_cannot_be_written_is_an_error_that_names_the_flag)
+{
+    struct cdi_error err;
+
+    cr_assert_eq(status_start(&t.s, t.w, 0, t.pipe[0], &err), CDDP_E_INVALID);
+    cr_assert_str_eq(strstr(err.msg, "is not open"), "is not open for writing");
+    cr_assert_eq(status_start(&t.s, t.w, 0, 987, &err), CDDP_E_INVALID);
+    cr_assert_str_eq(err.msg, "--status_fd 987 is no open descriptor");
+    close_writer();
+}

@@ -1,0 +1,444 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "common/log.h"
+#include "hygiene.h"
+#include "launcher/logs.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define LOCAL_RANKS 12
+
+/* Pipes in the place of our own stdout and stderr, a directory, and what is logged. */
+static struct {
+    uv_loop_t loop;
+    struct writer *console;
+    struct logs *logs;
+    struct options o;
+    struct plan plan;
+    int pipe[2], saved[2]; /* what is read, and what was there, of stdout and stderr */
+    char dir[64], log_dir[96], run_dir[96];
+    char said[1024];
+    unsigned n_said, n_room;
+    int n_closed;
+} t;
+
+static void note(enum cdi_log_level level, const char *id, const char *text, void *arg)
+{
+    (void)level;
+    (void)arg;
+    t.n_said++;
+    (void)snprintf(t.said, sizeof t.said, "%s %s", id, text);
+}
+
+static void on_room(void *arg)
+{
+    (void)arg;
+    t.n_room++;
+}
+
+static const struct writer_events events = {.room = on_room};
+
+static void begin(void)
+{
+    hygiene_begin();
+    memset(&t, 0, sizeof t);
+    (void)snprintf(t.dir, sizeof t.dir, "/tmp/cdi-logs-XXXXXX");
+    cr_assert_not_null(mkdtemp(t.dir));
+    (void)snprintf(t.log_dir, sizeof t.log_dir, "%s/a/b", t.dir);
+    (void)snprintf(t.run_dir, sizeof t.run_dir, "%s/run", t.dir);
+    cr_assert_eq(mkdir(t.run_dir, 0700), 0);
+    for (int i = 0; i < 2; i++) {
+        int pair[2];
+
+        cr_assert_eq(pipe2(pair, O_CLOEXEC), 0);
+        t.saved[i] = fcntl(i + 1, F_DUPFD_CLOEXEC, 10);
+        cr_assert_eq(dup2(pair[1], i + 1), i + 1);
+        (void)close(pair[1]);
+        t.pipe[i] = pair[0];
+    }
+    cr_assert_eq(uv_loop_init(&t.loop), 0);
+    cr_assert_eq(writer_start(&t.console, &t.loop, LOCAL_RANKS, &events, NULL, NULL), CDDP_OK);
+    cdi_log_set_sink(note, NULL);
+    t.o = (struct options){.redirects = "0", .tee = "0", .role = "default"};
+    t.plan = (struct plan){.n_procs = LOCAL_RANKS, .role = "default", .run_id = "job", .options = &t.o};
+}
+
+static void remove_tree(const char *path)
+{
+    DIR *d = opendir(path);
+    const struct dirent *e;
+
+    while (d != NULL && (e = readdir(d)) != NULL) {
+        char below[PATH_MAX];
+
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
+            continue;
+        (void)snprintf(below, sizeof below, "%s/%s", path, e->d_name);
+        if (unlink(below) != 0)
+            remove_tree(below);
+    }
+    if (d != NULL)
+        (void)closedir(d);
+    (void)rmdir(path);
+}
+
+static void end(void)
+{
+    cdi_log_set_sink(NULL, NULL);
+    for (int i = 0; i < 2; i++) {
+        (void)dup2(t.saved[i], i + 1);
+        (void)close(t.saved[i]);
+        (void)close(t.pipe[i]);
+    }
+    remove_tree(t.dir);
+    if (uv_loop_close(&t.loop) != 0)
+        abort();
+    uv_library_shutdown();
+    hygiene_end();
+}
+
+TestSuite(logs, .init = begin, .fini = end);
+
+static void start(void)
+{
+    struct logs_options opt = {.plan = &t.plan, .console = t.console, .run_dir = t.run_dir, .room = on_room};
+
+    cr_assert_eq(logs_start(&t.logs, &t.loop, &opt, NULL), CDDP_OK);
+    logs_begin(t.logs, 0);
+}
+
+static void on_closed(void *arg, bool flushed)
+{
+    (void)arg;
+    cr_assert(flushed);
+    t.n_closed++;
+}
+
+static void finish(void)
+{
+    logs_close(t.logs, on_closed, NULL);
+    (void)uv_run(&t.loop, UV_RUN_NOWAIT);
+    writer_close(t.console, on_closed, NULL);
+    (void)uv_run(&t.loop, UV_RUN_DEFAULT);
+    cr_assert_eq(t.n_closed, 2);
+}
+
+/* What one worker prints on one stream, from beginning to end; its global rank is 100 more than its local one. */
+static void print(uint32_t local_rank, int number, const char *text)
+{
+    struct logs_stream s;
+
+    logs_open(t.logs, &s, local_rank, 100 + local_rank, number);
+    logs_feed(&s, text, strlen(text));
+    logs_feed(&s, NULL, 0);
+    logs_release(&s);
+}
+
+/* What has been shown on stdout (1) or stderr (2); after finish(). */
+static const char *shown(int number)
+{
+    static char text[2][4096];
+    char *to = text[number - 1];
+    ssize_t n;
+
+    cr_assert_eq(fcntl(t.pipe[number - 1], F_SETFL, O_NONBLOCK), 0);
+    n = read(t.pipe[number - 1], to, sizeof text[0] - 1);
+    to[n > 0 ? n : 0] = '\0';
+    return to;
+}
+
+/* The only name in a directory. */
+static const char *only_entry(const char *path)
+{
+    static char name[256];
+    DIR *d = opendir(path);
+    const struct dirent *e;
+
+    name[0] = '\0';
+    cr_assert_not_null(d, "%s", path);
+    while ((e = readdir(d)) != NULL) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
+            continue;
+        cr_assert_str_empty(name, "%s and %s", name, e->d_name);
+        (void)snprintf(name, sizeof name, "%s", e->d_name);
+    }
+    (void)closedir(d);
+    return name;
+}
+
+/* A file below the run's directory; NULL: it is not there. */
+static const char *content(const char *path)
+{
+    static char text[4096];
+    char full[PATH_MAX];
+    ssize_t n;
+    int fd;
+
+    (void)snprintf(full, sizeof full, "%s/%s/%s", t.log_dir, only_entry(t.log_dir), path);
+    fd = open(full, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return NULL;
+    n = read(fd, text, sizeof text - 1);
+    text[n > 0 ? n : 0] = '\0';
+    (void)close(fd);
+    return text;
+}
+
+static bool is_there(const char *path)
+{
+    return content(path) != NULL;
+}
+
+Test(logs, without_a_directory_all_is_shown_with_the_global_rank_and_streams_stay_apart)
+{
+    char path[PATH_MAX], wanted[PATH_MAX];
+
+    start();
+    print(3, 1, "out\n");
+    print(3, 2, "err without a newline");
+    logs_error_file(t.logs, 3, path);
+    (void)snprintf(wanted, sizeof wanted, "%s/error_0_3.json", t.run_dir);
+    cr_assert_str_eq(path, wanted);
+    finish();
+    cr_assert_str_eq(shown(1), "[103] out\n");
+    cr_assert_str_eq(shown(2), "[103] err without a newline\n");
+    cr_assert_eq(t.n_said, 0);
+}
+
+Test(logs, a_redirected_stream_is_in_its_file_byte_by_byte_and_not_shown)
+{
+    char path[PATH_MAX];
+
+    t.o.log_dir = t.log_dir;
+    t.o.redirects = "1";
+    start();
+    print(0, 1, "a\n\nb without a newline");
+    print(0, 2, "err\n");
+    logs_error_file(t.logs, 0, path);
+    finish();
+    cr_assert_str_eq(content("attempt_0/0/stdout.log"), "a\n\nb without a newline");
+    cr_assert(!is_there("attempt_0/0/stderr.log"));
+    cr_assert_str_eq(shown(1), "");
+    cr_assert_str_eq(shown(2), "[100] err\n");
+    cr_assert_eq(path[0], '/', "a worker may change its directory: %s", path);
+    cr_assert_str_eq(strstr(path, "/attempt_0/"), "/attempt_0/0/error.json");
+}
+
+Test(logs, what_is_teed_is_shown_and_in_its_file_and_tee_counts_more_than_redirects)
+{
+    t.o.log_dir = t.log_dir;
+    t.o.tee = t.o.redirects = "3";
+    start();
+    print(1, 1, "out\n");
+    print(1, 2, "err\n");
+    finish();
+    cr_assert_str_eq(shown(1), "[101] out\n");
+    cr_assert_str_eq(shown(2), "[101] err\n");
+    cr_assert_str_eq(content("attempt_0/1/stdout.log"), "out\n");
+    cr_assert_str_eq(content("attempt_0/1/stderr.log"), "err\n");
+}
+
+Test(logs, maps_choose_by_local_rank_also_beyond_nine)
+{
+    t.o.log_dir = t.log_dir;
+    t.o.redirects = "0:1,11:3";
+    start();
+    for (uint32_t rank = 0; rank < LOCAL_RANKS; rank += 11)
+        for (int number = 1; number <= 2; number++)
+            print(rank, number, number == 1 ? "out\n" : "err\n");
+    finish();
+    cr_assert_str_eq(shown(1), "");
+    cr_assert_str_eq(shown(2), "[100] err\n");
+    cr_assert(is_there("attempt_0/0/stdout.log") && is_there("attempt_0/11/stdout.log"));
+    cr_assert(!is_there("attempt_0/0/stderr.log") && is_there("attempt_0/11/stderr.log"));
+}
+
+Test(logs, dev_null_as_the_directory_means_no_files_and_redirected_output_is_gone)
+{
+    char path[PATH_MAX];
+
+    t.o.log_dir = "/dev/null";
+    t.o.redirects = "1";
+    t.o.tee = "2";
+    start();
+    print(0, 1, "out\n");
+    print(0, 2, "err\n");
+    logs_error_file(t.logs, 0, path);
+    finish();
+    cr_assert_str_eq(shown(1), "");
+    cr_assert_str_eq(shown(2), "[100] err\n");
+    cr_assert_eq(strncmp(path, t.run_dir, strlen(t.run_dir)), 0, "%s", path);
+    cr_assert_eq(t.n_said, 0);
+}
+
+Test(logs, the_filter_of_ranks_hides_and_files_have_all)
+{
+    t.o.log_dir = t.log_dir;
+    t.o.tee = "1";
+    t.o.local_ranks_filter = "1,10";
+    start();
+    print(0, 1, "no\n");
+    print(1, 1, "yes\n");
+    print(10, 1, "yes\n");
+    finish();
+    cr_assert_str_eq(shown(1), "[101] yes\n[110] yes\n");
+    cr_assert_str_eq(content("attempt_0/0/stdout.log"), "no\n");
+}
+
+Test(logs, lines_that_a_filter_wants_go_to_one_file_with_their_prefix)
+{
+    t.o.log_dir = t.log_dir;
+    t.o.tee = "3";
+    t.o.duplicate_stdout_filters = "loss,a,,b";
+    start();
+    print(0, 1, "loss 1\nnothing\n");
+    print(1, 1, "x a,b y\nan a\nloss cut off");
+    print(1, 2, "loss on stderr\n");
+    finish();
+    cr_assert_str_eq(content("attempt_0/filtered_stdout.log"), "[100] loss 1\n[101] x a,b y\n[101] loss cut off\n");
+    cr_assert(!is_there("attempt_0/filtered_stderr.log"));
+}
+
+Test(logs, each_attempt_has_a_directory_of_its_own)
+{
+    char path[PATH_MAX];
+
+    t.o.log_dir = t.log_dir;
+    t.o.redirects = "1";
+    t.o.duplicate_stdout_filters = "x";
+    start();
+    print(0, 1, "x0\n");
+    logs_begin(t.logs, 1);
+    print(0, 1, "x1\n");
+    logs_error_file(t.logs, 0, path);
+    finish();
+    cr_assert_str_eq(content("attempt_0/0/stdout.log"), "x0\n");
+    cr_assert_str_eq(content("attempt_1/0/stdout.log"), "x1\n");
+    cr_assert_str_eq(content("attempt_0/filtered_stdout.log"), "[100] x0\n");
+    cr_assert_str_eq(content("attempt_1/filtered_stdout.log"), "[100] x1\n");
+    cr_assert_str_eq(strstr(path, "/attempt_1/"), "/attempt_1/0/error.json");
+}
+
+Test(logs, a_slash_in_the_jobs_name_makes_no_directory)
+{
+    (void)snprintf(t.plan.run_id, sizeof t.plan.run_id, "../team/job");
+    t.o.log_dir = t.log_dir;
+    start();
+    finish();
+    cr_assert_eq(strncmp(only_entry(t.log_dir), ".._team_job_", 12), 0, "%s", only_entry(t.log_dir));
+}
+
+Test(logs, a_directory_that_cannot_be_made_is_said_once_and_output_is_shown)
+{
+    char file[128];
+
+    (void)snprintf(file, sizeof file, "%s/a", t.dir);
+    (void)close(open(file, O_CREAT | O_CLOEXEC, 0600));
+    t.o.log_dir = t.log_dir;
+    t.o.redirects = "3";
+    start();
+    print(0, 1, "out\n");
+    print(0, 2, "err\n");
+    finish();
+    cr_assert_str_eq(shown(1), "[100] out\n");
+    cr_assert_str_eq(shown(2), "[100] err\n");
+    cr_assert_eq(t.n_said, 1);
+    cr_assert_not_null(strstr(t.said, "LOGS-LOST cannot write logs to '"), "%s", t.said);
+    cr_assert_not_null(strstr(t.said, "Not a directory; the job goes on"), "%s", t.said);
+}
+
+Test(logs, a_directory_that_vanishes_is_said_once_and_output_is_shown)
+{
+    t.o.log_dir = t.log_dir;
+    t.o.redirects = "3";
+    start();
+    remove_tree(t.log_dir);
+    print(0, 1, "out\n");
+    print(1, 1, "out\n");
+    logs_begin(t.logs, 1);
+    print(0, 2, "err\n");
+    finish();
+    cr_assert_str_eq(shown(1), "[100] out\n[101] out\n");
+    cr_assert_str_eq(shown(2), "[100] err\n");
+    cr_assert_eq(t.n_said, 1);
+}
+
+Test(logs, a_full_disk_is_said_once_and_the_other_files_go_on)
+{
+    char path[PATH_MAX];
+
+    t.o.log_dir = t.log_dir;
+    t.o.tee = "3";
+    start();
+    (void)snprintf(path, sizeof path, "%s/%s/attempt_0/0", t.log_dir, only_entry(t.log_dir));
+    cr_assert_eq(mkdir(path, 0700), 0);
+    (void)snprintf(path, sizeof path, "%s/%s/attempt_0/0/stdout.log", t.log_dir, only_entry(t.log_dir));
+    cr_assert_eq(symlink("/dev/full", path), 0);
+    print(0, 1, "out\n");
+    while (t.n_said == 0)
+        (void)uv_run(&t.loop, UV_RUN_ONCE);
+    print(0, 1, "more\n");
+    print(0, 2, "err\n");
+    finish();
+    cr_assert_str_eq(shown(1), "[100] out\n[100] more\n");
+    cr_assert_str_eq(content("attempt_0/0/stderr.log"), "err\n");
+    cr_assert_eq(t.n_said, 1);
+    cr_assert_not_null(strstr(t.said, "No space left on device"), "%s", t.said);
+}
+
+Test(logs, a_reader_that_stands_still_fills_one_workers_queue_only_and_room_is_told)
+{
+    static char lines[65536], taken[1 << 16];
+    struct logs_stream s;
+    size_t left = 0;
+
+    memset(lines, 'x', sizeof lines);
+    for (size_t i = 99; i < sizeof lines; i += 100)
+        lines[i] = '\n';
+    start();
+    logs_open(t.logs, &s, 0, 0, 1);
+    while (!logs_full(t.logs, 0) && left < 4 * WRITER_HIGH) {
+        logs_feed(&s, lines, sizeof lines);
+        left += sizeof lines;
+    }
+    cr_assert(logs_full(t.logs, 0));
+    cr_assert_not(logs_full(t.logs, 1));
+    (void)uv_run(&t.loop, UV_RUN_NOWAIT);
+    cr_assert_eq(t.n_room, 0);
+    cr_assert_eq(fcntl(t.pipe[0], F_SETFL, O_NONBLOCK), 0);
+    while (t.n_room == 0) {
+        (void)!read(t.pipe[0], taken, sizeof taken);
+        (void)uv_run(&t.loop, UV_RUN_NOWAIT);
+    }
+    cr_assert_not(logs_full(t.logs, 0));
+    logs_release(&s);
+    (void)fcntl(t.pipe[0], F_SETFL, 0);
+    logs_close(t.logs, on_closed, NULL);
+    writer_close(t.console, on_closed, NULL);
+    while (t.n_closed < 2) {
+        (void)fcntl(t.pipe[0], F_SETFL, O_NONBLOCK);
+        (void)!read(t.pipe[0], taken, sizeof taken);
+        (void)uv_run(&t.loop, UV_RUN_NOWAIT);
+    }
+    (void)uv_run(&t.loop, UV_RUN_DEFAULT);
+}
+
+Test(logs, the_prefix_follows_the_template_and_the_last_lines_of_stderr_are_remembered)
+{
+    struct logs_stream s;
+
+    t.o.log_line_prefix = "${role_name}-${local_rank}/${rank}: ";
+    start();
+    logs_open(t.logs, &s, 2, 102, 2);
+    logs_feed(&s, "first\nlast\n", 11);
+    cr_assert_eq(ranklog_tail_count(&s.log), 2);
+    cr_assert_str_eq(ranklog_tail_line(&s.log, 1), "last");
+    logs_release(&s);
+    logs_release(&s); /* a second time does nothing */
+    finish();
+    cr_assert_str_eq(shown(2), "default-2/102: first\ndefault-2/102: last\n");
+}
