@@ -202,9 +202,13 @@ static void describe_other(char *text, size_t len, char *buf, size_t cap)
     (void)snprintf(buf, cap, "process %.16s on %.128s", pid + 1, text);
 }
 
-/* Two processes with one rank would both believe that they are it: the first one has it. */
+/*
+ * Two processes with one rank would both believe that they are it: the first one has it. cddp_init is called by one
+ * thread at a time.
+ */
 static cddp_status claim_rank(const struct cdi_world *w, struct cdi_error *err)
 {
+    static char before[192]; /* what this process has claimed last */
     char key[64], self[192], holder[256], me[192], other[192];
     size_t len;
     cddp_status st;
@@ -214,8 +218,15 @@ static cddp_status claim_rank(const struct cdi_world *w, struct cdi_error *err)
     st = cdi_store_compare_set(w->store, key, "", 0, self, strlen(self), holder, sizeof holder - 1, &len, err);
     if (st != CDDP_OK && st != CDDP_E_LIMIT)
         return st;
-    if (st == CDDP_OK && len == strlen(self) && memcmp(holder, self, len) == 0)
+    if (st == CDDP_OK && len == strlen(self) && memcmp(holder, self, len) == 0) {
+        memcpy(before, self, sizeof before);
         return CDDP_OK;
+    }
+    if (st == CDDP_OK && len == strlen(before) && memcmp(holder, before, len) == 0)
+        return cdi_fail(err, CDDP_E_EXISTS,
+                        "this process has joined the job before, as rank %d: it may do so once; cddp_comm_split makes "
+                        "further communicators",
+                        w->rank);
     describe_other(holder, st == CDDP_OK ? len : 0, other, sizeof other);
     describe_other(self, strlen(self), me, sizeof me);
     return cdi_fail(err, CDDP_E_EXISTS,

@@ -110,8 +110,11 @@ typedef struct cddp_init_options {
  * opt may be NULL. *out is written on success only and is released by cddp_finalize().
  * One communicator per process and job; call it from one thread, before others change the environment.
  * Returns CDDP_OK; CDDP_E_INVALID (a variable is missing or out of range, or opt is bad); CDDP_E_EXISTS (another
- * process has the same rank, or the port is taken); CDDP_E_DENIED (the secret); CDDP_E_PEER (rank 0, which hosts the
- * store, died); CDDP_E_TIMEOUT; CDDP_E_CLOSED (the rendezvous ended); CDDP_E_IO (no connection);
+ * process has the same rank, this one has joined before, or the port is taken); CDDP_E_DENIED (the secret); CDDP_E_PEER
+ * (a rank died: rank 0, where it hosts the store, or another); CDDP_E_ABORTED (the launcher has ended this round);
+ * CDDP_E_TIMEOUT; CDDP_E_CLOSED (the rendezvous ended); CDDP_E_IO (no connection); CDDP_E_PROTOCOL (what listens there
+ * is no store); CDDP_E_UNSUPPORTED (ranks that are said to share a host do not); CDDP_E_VERSION (launcher, module and
+ * ranks are of different versions);
  * CDDP_E_NOT_FOUND (the address does not resolve, or what the backend needs is missing: the sentence says what);
  * CDDP_E_MISMATCH (some ranks have a GPU and some have none, or two share one); CDDP_E_SYSTEM; CDDP_E_NOMEM.
  */
@@ -170,7 +173,7 @@ CDDP_API void cddp_free(cddp_comm *comm, void *p); /* give memory of cddp_alloc 
 /*
  * Copy `bytes` bytes between any two of host memory and the GPU's. It comes after the collectives and reducer steps
  * that were begun before, and is done on return; streams of the program's own that use the memory must have been waited
- * for. CDDP_OK, CDDP_E_INVALID, CDDP_E_SYSTEM, or the sticky error. Any thread.
+ * for. CDDP_OK, CDDP_E_INVALID, CDDP_E_SYSTEM, or what a collective may return. Any thread.
  */
 CDDP_API cddp_status cddp_copy(cddp_comm *comm, void *to, const void *from, size_t bytes);
 
@@ -256,7 +259,8 @@ typedef struct cddp_work {
  * Begin a collective and return at once; it runs on the communication thread (on a GPU: stream), behind all that was
  * begun before it. *ticket is for cddp_join. The memory that work names must stay until then, work itself need not. On
  * a GPU it begins after what had been waited for when cddp_start was called. Any thread. Returns CDDP_OK,
- * CDDP_E_INVALID (nothing was begun), CDDP_E_NOMEM, or the sticky error.
+ * CDDP_E_INVALID (nothing was begun, as with the next two), CDDP_E_NOMEM, CDDP_E_LIMIT (65536 are waiting to be run:
+ * join some), or the sticky error.
  */
 CDDP_API cddp_status cddp_start(cddp_comm *comm, const cddp_work *work, uint64_t *ticket);
 /*
@@ -888,8 +892,10 @@ CDDP_API void cddp_store_close(cddp_store *store);
 
 /*
  * Every operation returns CDDP_OK, CDDP_E_INVALID (key or value too long), CDDP_E_CLOSED (the server ended the
- * connection: the round is over), CDDP_E_TIMEOUT, CDDP_E_IO, CDDP_E_PROTOCOL. After any of the last four the connection
- * is closed, except that a wait which timed out leaves it usable.
+ * connection: the round is over; or an earlier error has closed it), CDDP_E_TIMEOUT, CDDP_E_IO, CDDP_E_PROTOCOL,
+ * CDDP_E_NOMEM; the communicator's own client also CDDP_E_PEER (a rank died) and CDDP_E_ABORTED (the launcher has ended
+ * this round). After any error but CDDP_E_INVALID the connection is closed, except that a wait which timed out leaves
+ * it usable.
  */
 /* Set key to len bytes at value (copied), and wake who waits for it. */
 CDDP_API cddp_status cddp_store_set(cddp_store *store, const char *key, const void *value, size_t len);

@@ -222,6 +222,26 @@ Test(comm, two_processes_with_one_rank_are_both_named)
     rdzv_child_stop(&server);
 }
 
+/* While the first communicator is there, and when it is gone. */
+static int join_twice(int rank)
+{
+    cddp_comm *comm = NULL, *again = NULL;
+
+    (void)rank;
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_init(&again, NULL) == CDDP_E_EXISTS && again == NULL);
+    CHECK(strstr(cddp_last_error(), "this process has joined the job before, as rank ") == cddp_last_error());
+    CHECK(cddp_barrier(comm) == CDDP_OK && cddp_finalize(comm) == CDDP_OK);
+    CHECK(cddp_init(&again, NULL) == CDDP_E_EXISTS);
+    CHECK(strstr(cddp_last_error(), "cddp_comm_split makes further communicators") != NULL);
+    return 0;
+}
+
+Test(comm, a_process_that_joins_twice_is_told_so)
+{
+    cr_assert_eq(run_world(2, join_twice), 0);
+}
+
 static int say_stop(int rank)
 {
     cddp_comm *comm = NULL;
