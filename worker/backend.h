@@ -115,7 +115,10 @@ struct cdi_backend_ops {
 
     /* A collective of all ranks with equal `bytes`: either all get their region or all an error (CDDP_E_NOMEM). */
     cddp_status (*region_create)(struct cdi_backend *b, size_t bytes, struct cdi_region **out, struct cdi_error *err);
-    /* Local; no operation on the region may be in flight on this rank. Peers may still have it mapped. NULL-safe. */
+    /*
+     * Local; no operation on the region may be in flight on this rank. Element functions may: on a device it waits for
+     * what was enqueued. Peers may still have it mapped. NULL-safe.
+     */
     void (*region_destroy)(struct cdi_backend *b, struct cdi_region *r);
 
     /*
@@ -143,6 +146,14 @@ struct cdi_backend_ops {
      * CDDP_OK, the sticky error (what an operation does wrong later is told by the calls after it).
      */
     cddp_status (*lead)(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err);
+    /*
+     * On a device: the stream of operations and element functions, for others' work, which comes behind all that was
+     * enqueued and before what is enqueued afterwards. The device is the calling thread's until take_back, which is
+     * called by the same thread, and only where lend was successful; in between the backend may be used as ever. Never
+     * blocks on peers. Any thread. CDDP_OK, the sticky error. NULL on the host.
+     */
+    cddp_status (*lend)(struct cdi_backend *b, void **stream, struct cdi_error *err);
+    void (*take_back)(struct cdi_backend *b);
 
     /* Memory where the backend works: at least 64-byte aligned, not cleared. release is NULL-safe. Any thread. */
     cddp_status (*alloc)(struct cdi_backend *b, size_t bytes, void **out, struct cdi_error *err);

@@ -39,27 +39,36 @@ static cddp_status failed(cddp_ddp *d, size_t bucket, const char *which, cddp_st
     return cdi_ddp_misused(d, &err);
 }
 
-cddp_status cdi_hook_begin(cddp_ddp *d, size_t bucket, uint64_t *ticket)
+/* The hook's begin, or without a ticket its end. On a device it gets the stream that its work belongs on. */
+static cddp_status call(cddp_ddp *d, size_t bucket, uint64_t *ticket)
 {
     cddp_bucket seen = describe(d, bucket);
+    struct cdi_error err;
     cddp_status st;
 
+    if (d->ops->on_device && d->ops->lend(d->b, &seen.stream, &err) != CDDP_OK)
+        return cdi_ddp_stick(d, &err);
+    if (ticket != NULL)
+        st = d->hook.begin(d->hook.arg, d->comm, &seen, ticket);
+    else
+        st = d->hook.end(d->hook.arg, d->comm, &seen);
+    if (d->ops->on_device)
+        d->ops->take_back(d->b);
+    return st == CDDP_OK ? st : failed(d, bucket, ticket != NULL ? "begin" : "end", st);
+}
+
+cddp_status cdi_hook_begin(cddp_ddp *d, size_t bucket, uint64_t *ticket)
+{
     *ticket = 0;
-    st = d->hook.begin(d->hook.arg, d->comm, &seen, ticket);
-    return st == CDDP_OK ? st : failed(d, bucket, "begin", st);
+    return call(d, bucket, ticket);
 }
 
 cddp_status cdi_hook_end(cddp_ddp *d, size_t bucket)
 {
-    cddp_bucket seen;
-    cddp_status st;
-
     if (d->hook.end == NULL || d->flight[bucket].unpacked)
         return CDDP_OK;
     d->flight[bucket].unpacked = true;
-    seen = describe(d, bucket);
-    st = d->hook.end(d->hook.arg, d->comm, &seen);
-    return st == CDDP_OK ? st : failed(d, bucket, "end", st);
+    return call(d, bucket, NULL);
 }
 
 /* Locked. */
@@ -84,9 +93,6 @@ static cddp_status set_hook(cddp_ddp *d, const cddp_hook *hook, struct cdi_error
                         "buckets itself");
     if (d->wire_dtype != CDDP_DTYPE_NONE)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_set_hook: this reducer compresses gradients itself (compress)");
-    if (d->ops->on_device)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_set_hook: hooks work on the CPU's backend only, not on '%s'",
-                        d->ops->name);
     if (d->hook_params == NULL)
         d->hook_params = calloc(d->n_params, sizeof *d->hook_params);
     if (d->hook_params == NULL)

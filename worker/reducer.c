@@ -790,7 +790,8 @@ cddp_status cddp_ddp_wait(cddp_ddp *ddp)
 static cddp_status wait_param(cddp_ddp *d, size_t i, struct cdi_error *err)
 {
     size_t b = d->plan.grads[i].bucket, end = b + d->plan.grads[i].n_parts;
-    bool moved = d->params[i].grad != NULL || d->flight[b].compressed;
+    /* On a device: more is done with it than what the ticket tells of. */
+    bool moved = d->params[i].grad != NULL || d->flight[b].compressed || d->hook.begin != NULL;
     uint64_t step = d->step, ticket = 0;
     cddp_status status = CDDP_OK;
 

@@ -144,11 +144,12 @@ cddp_status cdi_wire_pack(cddp_ddp *d, size_t bucket, struct cdi_op *op, struct 
 cddp_status cdi_wire_unpack(cddp_ddp *d, size_t bucket, struct cdi_error *err);
 
 /* --- hook.c */
-/* A full bucket, in place of its all-reduce; the hook may wait for nobody. *ticket: 0, there is nothing to join.
- * Sticks.
+/*
+ * A full bucket, in place of its all-reduce; the hook may wait for nobody. *ticket: 0, there is nothing to join. On a
+ * device the hook's work is behind all that was enqueued, in its stream. Sticks.
  */
 cddp_status cdi_hook_begin(cddp_ddp *d, size_t bucket, uint64_t *ticket);
-/* It has landed: once per step; nothing to do without a hook. Sticks. */
+/* It has landed, on a device: it is going to. Once per step; nothing to do without a hook. Sticks. */
 cddp_status cdi_hook_end(cddp_ddp *d, size_t bucket);
 
 /* --- uneven.c */

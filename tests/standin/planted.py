@@ -5,7 +5,8 @@
 planted.py BUILD [--runs N] [--tsan]        BUILD: the build folder
 
 mini_reducer has its faults in its own code. In libcddp's NCCL backend and reducer they are planted from outside: the
-stand-in ignores one event wait, or exchanges two launches (CDDP_STANDIN_SKIP_WAIT, _SWAP_LAUNCH).
+stand-in ignores one event wait, or exchanges two launches (CDDP_STANDIN_SKIP_WAIT, _SWAP_LAUNCH). The same for a program's
+communication hooks.
 
 Run i has seed i; even ones a slow device, odd ones a slow host. With --tsan (a build with ThreadSanitizer) the stand-in
 only counts what it finds, and ThreadSanitizer has to report the race: a check that the stand-in hides none from it.
@@ -62,11 +63,12 @@ def mini(build, tsan):
 
 
 def product(build):
-    job = [f'{build}/launcher/cddprun', '--standalone', '--nproc_per_node=2', f'{build}/tests/standin/device_reducer']
+    start = [f'{build}/launcher/cddprun', '--standalone', '--nproc_per_node=2']
+    job, hook = [*start, f'{build}/tests/standin/device_reducer'], [*start, f'{build}/tests/gpu/hook']
     library = f'{build}/tests/standin/libcddp_standin.so'
     here = {'CDDP_MODULE_DIR': f'{build}/worker/backend/nccl', 'CDDP_CUDA_LIBRARY': library, 'CDDP_NCCL_LIBRARY': library}
 
-    def planted(name, said, what, **env):
+    def planted(name, said, what, job=job, **env):
         """The fault whose K is the first that shows: others leave out a wait that another one covers."""
         for k in range(1, SCAN):
             fault = Fault(name, job, STANDIN_EXIT, said, **here, **env, **{what: str(k)})
@@ -79,6 +81,10 @@ def product(build):
         planted('libcddp: comm_wait', UNORDERED + ": 'ncclAllReduce'.*reads.*'fill'", 'CDDP_STANDIN_SKIP_WAIT'),
         planted('libcddp: compute_wait', UNORDERED + ": 'axpy'.*reads.*'ncclAllReduce'", 'CDDP_STANDIN_SKIP_WAIT'),
         Fault('libcddp: reuse', [*job, 'reuse'], STANDIN_EXIT, UNORDERED, **here),
+        Fault('hook: none', hook, 0, NOTHING, **here),
+        Fault('hook: own_stream', [*hook, 'own_stream'], STANDIN_EXIT, UNORDERED + ": 'ncclAllReduce'.*'cdi_cast'", **here),
+        planted('hook: comm_wait', UNORDERED + ": 'cdi_cast'.*reads.*'cdi_pack'", 'CDDP_STANDIN_SKIP_WAIT', hook),
+        planted('hook: compute_wait', UNORDERED + ": 'cdi_pack'.*reads.*'cdi_cast'", 'CDDP_STANDIN_SKIP_WAIT', hook),
         planted('libcddp: order', DISAGREE, 'CDDP_STANDIN_SWAP_LAUNCH', CDDP_STANDIN_RANK='1'),
         Fault('libcddp: missing_rank', [*job, 'missing'], STUCK, 'rank 1 did not come within', CDDP_TIMEOUT='2',
               **here),

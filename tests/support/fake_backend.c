@@ -167,6 +167,19 @@ static cddp_status fake_lead(struct cdi_backend *b, uint64_t ticket, void *strea
     return CDDP_OK;
 }
 
+static cddp_status fake_lend(struct cdi_backend *b, void **stream, struct cdi_error *err)
+{
+    (void)err;
+    note(of(b), "lend; ");
+    *stream = (void *)(intptr_t)FAKE_STREAM;
+    return CDDP_OK;
+}
+
+static void fake_take_back(struct cdi_backend *b)
+{
+    note(of(b), "take back; ");
+}
+
 static cddp_status fake_health(struct cdi_backend *b, struct cdi_error *err)
 {
     return of(b)->fail_health == CDDP_OK ? CDDP_OK : cdi_fail(err, of(b)->fail_health, "scripted: broken");
@@ -223,6 +236,8 @@ static const struct cdi_backend_ops fake_device_ops = {
     .join = fake_join,
     .follow = fake_follow,
     .lead = fake_lead,
+    .lend = fake_lend,
+    .take_back = fake_take_back,
     .health = fake_health,
     .is_device = fake_is_device,
     .alloc = fake_alloc,

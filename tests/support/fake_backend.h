@@ -12,6 +12,7 @@
 #include <pthread.h>
 
 #define FAKE_OPS 256
+#define FAKE_STREAM 77 /* of a device's operations */
 
 struct fake_world; /* what the ranks share */
 

@@ -749,6 +749,54 @@ Test(reducer, on_a_device_gradients_of_the_users_own_are_copied_in_stream_order)
     fake_close(&comm, 1);
 }
 
+/* What a hook was told; arg is the communicator, whose record it writes to. */
+static cddp_status note_call(void *arg, const char *which, const cddp_bucket *b)
+{
+    cddp_comm *c = arg;
+    size_t at = strlen(c->calls);
+
+    (void)snprintf(c->calls + at, sizeof c->calls - at, "%s %zu on %d; ", which, b->index, (int)(intptr_t)b->stream);
+    return CDDP_OK;
+}
+
+static cddp_status note_begin(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
+{
+    (void)comm, (void)ticket;
+    return note_call(arg, "begin", b);
+}
+
+static cddp_status note_end(void *arg, cddp_comm *comm, const cddp_bucket *b)
+{
+    (void)comm;
+    return note_call(arg, "end", b);
+}
+
+Test(reducer, on_a_device_a_hook_gets_the_stream_of_operations_and_nobody_waits_for_it)
+{
+    cddp_comm comm;
+    cddp_hook hook = {.size = sizeof hook, .begin = note_begin, .end = note_end, .arg = &comm};
+    cddp_ddp *d;
+
+    fake_open(&comm, 1);
+    comm.device = true;
+    d = open_with(&comm, large, 4, &small);
+    cr_assert_eq(cddp_ddp_set_hook(d, &hook), CDDP_OK);
+    comm.calls[0] = '\0';
+    for (size_t i = 4; i-- > 0;)
+        (void)cddp_ddp_grad_ready_on(d, i, stream(5));
+    cr_assert_str_eq(comm.calls,
+                     "follow 5; lend; begin 0 on 77; take back; follow 5; lend; begin 1 on 77; take back; ");
+    comm.calls[0] = '\0';
+    cr_assert_eq(cddp_ddp_wait_param(d, 3), CDDP_OK);
+    cr_assert_str_eq(comm.calls, "lend; end 0 on 77; take back; lead 0 on 0; ", "behind what end has put there");
+    comm.calls[0] = '\0';
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
+    cr_assert_str_eq(comm.calls, "lend; end 1 on 77; take back; lead 0 on 0; ", "once per step and bucket");
+    cr_assert_eq(comm.n_joins, 0);
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}
+
 Test(reducer, host_memory_is_refused_where_the_devices_is_needed)
 {
     cddp_param params[4];

@@ -269,6 +269,28 @@ static cddp_status gpu_copy(struct cdi_backend *b, void *to, const void *from, s
     return st;
 }
 
+static cddp_status gpu_lend(struct cdi_backend *b, void **stream, struct cdi_error *err)
+{
+    cddp_status st = cdi_gpu_health(b, err);
+
+    if (st != CDDP_OK)
+        return st;
+    cdi_device_enter(&b->device);
+    (void)pthread_mutex_lock(&b->lock);
+    st = cdi_gpu_flush(b, err);
+    (void)pthread_mutex_unlock(&b->lock);
+    if (st == CDDP_OK)
+        *stream = b->device.stream;
+    else
+        cdi_device_leave(&b->device);
+    return st;
+}
+
+static void gpu_take_back(struct cdi_backend *b)
+{
+    cdi_device_leave(&b->device);
+}
+
 static void gpu_describe(struct cdi_backend *b, cddp_device_info *out)
 {
     *out = b->device.info;
@@ -287,6 +309,8 @@ static const struct cdi_backend_ops gpu_ops = {
     .join = cdi_gpu_join,
     .follow = cdi_gpu_follow,
     .lead = cdi_gpu_lead,
+    .lend = gpu_lend,
+    .take_back = gpu_take_back,
     .alloc = gpu_alloc,
     .release = gpu_release,
     .is_device = gpu_is_device,

@@ -207,6 +207,20 @@ cddp_status cdi_gpu_region_create(struct cdi_backend *b, size_t bytes, struct cd
     return st;
 }
 
+/* Kernels, and a hook's work, may still be using it: NCCL's memory, unlike the driver's, goes without a wait. */
+static void await_all(struct cdi_backend *b)
+{
+    cddp_status st;
+
+    (void)pthread_mutex_lock(&b->lock);
+    st = cdi_gpu_flush(b, NULL);
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.event_record(b->tail, b->device.stream), "releasing gradients", NULL);
+    (void)pthread_mutex_unlock(&b->lock);
+    if (st == CDDP_OK)
+        (void)cdi_gpu_await_event(b, b->tail, NULL);
+}
+
 void cdi_gpu_region_destroy(struct cdi_backend *b, struct cdi_region *region)
 {
     struct cdi_gpu_region *r = (struct cdi_gpu_region *)(void *)region;
@@ -214,6 +228,7 @@ void cdi_gpu_region_destroy(struct cdi_backend *b, struct cdi_region *region)
     if (r == NULL)
         return;
     cdi_device_enter(&b->device);
+    await_all(b);
     (void)pthread_mutex_lock(&b->lock);
     if (b->comm != NULL)
         unregister(b, r);

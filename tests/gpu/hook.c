@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Communication hooks on a GPU, as a user writes them, with kernels: one sends float32 gradients as bfloat16, another
+ * lets the sum be made and scales it behind that, a third makes a reduce-scatter and an all-gather of an all-reduce.
+ * The host waits for nothing until the last step is over; then every step's means must have been right, which are whole
+ * numbers in every type and order. cddprun starts it, on a card or on the stand-in for one.
+ *
+ *     hook [own_stream]    own_stream: a wrong hook, whose kernels are not on the stream that it is given
+ *
+ * Exit status: 0 all was right, 3 a wrong result, 1 an error (a sentence says which), 77 no GPU.
+ */
+#include "card.h"
+
+#include <cddp/cddp.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define STEPS 5 /* buckets are launched in another order from the third on */
+#define N_PARAMS 4
+#define BUCKET_BYTES ((size_t)64 << 10)
+#define MOST_RANKS 8
+#define WRONG 3
+
+static const size_t counts[N_PARAMS] = {3000, 999, 70000, 20000};
+#define STEP_COUNT 93999 /* of all of these */
+#define LAST_COUNT 20000
+
+struct job {
+    cddp_comm *comm;
+    cddp_ddp *ddp;
+    struct card card;
+    CUstream compute;
+    void *data[N_PARAMS];
+    float *made, *came;   /* gradients of all steps, as a backward pass would leave them; what became of them */
+    float *early;         /* of the last parameter, which is waited for alone */
+    void *sent[N_PARAMS]; /* a bucket on its way, by the bucket's number: no more of them than parameters */
+    bool own_stream;
+};
+
+static void must(cddp_status status)
+{
+    if (status != CDDP_OK)
+        card_die("hook: %s", cddp_last_error());
+}
+
+static void *memory(struct job *j, size_t bytes)
+{
+    void *p;
+
+    must(cddp_alloc(j->comm, bytes, &p));
+    return p;
+}
+
+/* -------------------------------------------------------------------------------------------------- the hooks ---- */
+
+static cddp_status cast(struct job *j, const cddp_bucket *b, void *to, cddp_dtype to_type, const void *from,
+                        cddp_dtype from_type)
+{
+    struct cdi_launch l;
+    cddp_status st = cdi_launch_cast(&l, j->card.n_sm, to, to_type, from, from_type, b->count, 1, NULL);
+
+    if (st == CDDP_OK)
+        card_launch(&j->card, j->own_stream ? j->compute : (CUstream)b->stream, &l);
+    return st;
+}
+
+/* What is sent is made on the bucket's stream; so the collective comes behind it. */
+static cddp_status begin_narrow(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
+{
+    struct job *j = arg;
+    cddp_work work = {.size = sizeof work,
+                      .what = CDDP_ALL_REDUCE,
+                      .dtype = CDDP_BFLOAT16,
+                      .op = CDDP_MEAN,
+                      .in = j->sent[b->index],
+                      .out = j->sent[b->index],
+                      .count = b->count};
+    cddp_status st = cast(j, b, j->sent[b->index], CDDP_BFLOAT16, b->data, CDDP_FLOAT32);
+
+    return st == CDDP_OK ? cddp_start(comm, &work, ticket) : st;
+}
+
+/* And what came back is there for kernels on that stream. */
+static cddp_status end_narrow(void *arg, cddp_comm *comm, const cddp_bucket *b)
+{
+    struct job *j = arg;
+
+    (void)comm;
+    return cast(j, b, b->data, CDDP_FLOAT32, j->sent[b->index], CDDP_BFLOAT16);
+}
+
+/* All of it in begin: a kernel behind the collective finds the sum. It needs no end. */
+static cddp_status begin_sum(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
+{
+    struct job *j = arg;
+    cddp_work work = {.size = sizeof work,
+                      .what = CDDP_ALL_REDUCE,
+                      .dtype = CDDP_FLOAT32,
+                      .op = CDDP_SUM,
+                      .in = b->data,
+                      .out = b->data,
+                      .count = b->count};
+    cddp_status st = cddp_start(comm, &work, ticket);
+    struct cdi_launch l;
+
+    if (st == CDDP_OK)
+        st = cdi_launch_scale(&l, j->card.n_sm, b->data, b->count, CDDP_FLOAT32, 1.0 / cddp_world_size(comm), NULL);
+    if (st == CDDP_OK)
+        card_launch(&j->card, b->stream, &l);
+    return st;
+}
+
+/* Collectives in both functions. What does not divide by the ranks goes as it is. */
+static cddp_status begin_scatter(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
+{
+    size_t n = (size_t)cddp_world_size(comm), part = b->count / n, rest = part * n;
+    cddp_work work = {.size = sizeof work,
+                      .what = CDDP_REDUCE_SCATTER,
+                      .dtype = CDDP_FLOAT32,
+                      .op = CDDP_MEAN,
+                      .in = b->data,
+                      .out = (float *)b->data + part * (size_t)cddp_rank(comm),
+                      .count = part};
+    cddp_work tail = {.size = sizeof tail,
+                      .what = CDDP_ALL_REDUCE,
+                      .dtype = CDDP_FLOAT32,
+                      .op = CDDP_MEAN,
+                      .in = (float *)b->data + rest,
+                      .out = (float *)b->data + rest,
+                      .count = b->count - rest};
+    cddp_status st = cddp_start(comm, &work, ticket);
+
+    (void)arg;
+    return st == CDDP_OK ? cddp_start(comm, &tail, ticket) : st;
+}
+
+static cddp_status end_scatter(void *arg, cddp_comm *comm, const cddp_bucket *b)
+{
+    size_t part = b->count / (size_t)cddp_world_size(comm);
+    uint64_t ticket;
+    cddp_work work = {.size = sizeof work,
+                      .what = CDDP_ALL_GATHER,
+                      .dtype = CDDP_FLOAT32,
+                      .in = (float *)b->data + part * (size_t)cddp_rank(comm),
+                      .out = b->data,
+                      .count = part};
+
+    (void)arg;
+    return cddp_start(comm, &work, &ticket); /* nobody joins it: the compute stream waits for it */
+}
+
+/* -------------------------------------------------------------------------------------------------- training ---- */
+
+/* Whole numbers, as the mean is; below 256, so that bfloat16 holds them and their sums too. */
+static float gradient(int rank, int step, size_t i)
+{
+    return (float)(2 * rank * (step % 3 + 1) + (int)i);
+}
+
+static float mean(int n, int step, size_t i)
+{
+    return (float)((n - 1) * (step % 3 + 1) + (int)i);
+}
+
+/* Where a step's gradient is among those of all steps. */
+static size_t place(int step, size_t i)
+{
+    size_t at = (size_t)step * STEP_COUNT;
+
+    for (size_t k = 0; k < i; k++)
+        at += counts[k];
+    return at;
+}
+
+static void copy(struct job *j, void *to, void *from, size_t count)
+{
+    struct cdi_slice slice = {from, count * sizeof(float)};
+    struct cdi_launch l;
+    size_t bytes;
+
+    (void)cdi_launch_pack(&l, CDI_KERNEL_PACK, j->card.n_sm, to, &slice, 1, &bytes);
+    card_launch(&j->card, j->compute, &l);
+}
+
+/* The device's work for all steps is put in order here; nothing is waited for. */
+static void train(struct job *j)
+{
+    for (int step = 0; step < STEPS; step++) {
+        for (size_t i = N_PARAMS; i-- > 0;) {
+            copy(j, cddp_ddp_grad(j->ddp, i), j->made + place(step, i), counts[i]);
+            must(cddp_ddp_grad_ready(j->ddp, i));
+        }
+        must(cddp_ddp_wait_param(j->ddp, 3));
+        copy(j, j->early + step * LAST_COUNT, cddp_ddp_grad(j->ddp, 3), LAST_COUNT);
+        must(cddp_ddp_wait(j->ddp));
+        for (size_t i = 0; i < N_PARAMS; i++)
+            copy(j, j->came + place(step, i), cddp_ddp_grad(j->ddp, i), counts[i]);
+    }
+    CARD(&j->card, cuStreamSynchronize, j->compute);
+}
+
+static void compare(struct job *j, const char *what, const float *x, int step, size_t i)
+{
+    const int n = cddp_world_size(j->comm);
+    const float want = mean(n, step, i), slack = (n & (n - 1)) != 0 ? want / 64 : 0; /* bfloat16 has no 1/3 */
+
+    for (size_t k = 0; k < counts[i]; k++) {
+        if (x[k] >= want - slack && x[k] <= want + slack)
+            continue;
+        (void)fprintf(stderr, "rank %d: %s: wrong result: step %d, parameter %zu, element %zu is %g, not %g\n",
+                      cddp_rank(j->comm), what, step, i, k, (double)x[k], (double)want);
+        exit(WRONG);
+    }
+}
+
+static void run(struct job *j, const char *what, const cddp_hook *hook)
+{
+    static float came[STEPS * STEP_COUNT], early[STEPS * LAST_COUNT];
+
+    must(cddp_ddp_set_hook(j->ddp, hook));
+    train(j);
+    must(cddp_copy(j->comm, came, j->came, sizeof came));
+    must(cddp_copy(j->comm, early, j->early, sizeof early));
+    for (int step = 0; step < STEPS; step++) {
+        for (size_t i = 0; i < N_PARAMS; i++)
+            compare(j, what, came + place(step, i), step, i);
+        compare(j, what, early + step * LAST_COUNT, step, N_PARAMS - 1);
+    }
+}
+
+static void make_gradients(struct job *j)
+{
+    static float x[STEPS * STEP_COUNT];
+
+    for (int step = 0; step < STEPS; step++)
+        for (size_t i = 0; i < N_PARAMS; i++)
+            for (size_t k = 0; k < counts[i]; k++)
+                x[place(step, i) + k] = gradient(cddp_rank(j->comm), step, i);
+    j->made = memory(j, sizeof x);
+    j->came = memory(j, sizeof x);
+    j->early = memory(j, STEPS * LAST_COUNT * sizeof x[0]);
+    must(cddp_copy(j->comm, j->made, x, sizeof x));
+}
+
+static void open_job(struct job *j)
+{
+    static const char *const names[N_PARAMS] = {"a", "b", "c", "d"};
+    cddp_init_options init = {.size = sizeof init, .backend = "nccl"};
+    cddp_device_info info = {.size = sizeof info};
+    cddp_ddp_options opt = {.size = sizeof opt, .bucket_bytes = BUCKET_BYTES, .first_bucket_bytes = BUCKET_BYTES};
+    cddp_param params[N_PARAMS];
+
+    must(cddp_init(&j->comm, &init));
+    if (cddp_world_size(j->comm) > MOST_RANKS)
+        card_die("hook: at most %d ranks, or sums are no longer whole numbers in bfloat16", MOST_RANKS);
+    must(cddp_device(j->comm, &info));
+    card_open(&j->card, info.device);
+    opt.stream = j->compute = j->card.stream;
+    make_gradients(j);
+    memset(params, 0, sizeof params);
+    for (size_t i = 0; i < N_PARAMS; i++) {
+        j->data[i] = memory(j, counts[i] * sizeof(float)); /* its values do not matter here */
+        params[i] = (cddp_param){.name = names[i], .data = j->data[i], .count = counts[i], .dtype = CDDP_FLOAT32};
+    }
+    must(cddp_ddp_create(&j->ddp, j->comm, params, N_PARAMS, &opt));
+    for (size_t b = 0; b < cddp_ddp_bucket_count(j->ddp); b++)
+        j->sent[b] = memory(j, (STEP_COUNT + N_PARAMS * 16) * sizeof(uint16_t)); /* room for any bucket */
+}
+
+static void close_job(struct job *j)
+{
+    cddp_ddp_destroy(j->ddp);
+    for (size_t i = 0; i < N_PARAMS; i++) {
+        cddp_free(j->comm, j->data[i]);
+        cddp_free(j->comm, j->sent[i]);
+    }
+    cddp_free(j->comm, j->made);
+    cddp_free(j->comm, j->came);
+    cddp_free(j->comm, j->early);
+    card_close(&j->card);
+    must(cddp_finalize(j->comm));
+}
+
+int main(int argc, char **argv)
+{
+    static struct job j;
+    const cddp_hook narrow = {.size = sizeof narrow, .begin = begin_narrow, .end = end_narrow, .arg = &j};
+    const cddp_hook sum = {.size = sizeof sum, .begin = begin_sum, .arg = &j};
+    const cddp_hook scatter = {.size = sizeof scatter, .begin = begin_scatter, .end = end_scatter, .arg = &j};
+
+    j.own_stream = argc > 1 && strcmp(argv[1], "own_stream") == 0;
+    open_job(&j);
+    run(&j, "sent as bfloat16", &narrow);
+    run(&j, "without a hook", NULL);
+    run(&j, "summed and scaled", &sum);
+    run(&j, "scattered and gathered", &scatter);
+    if (cddp_rank(j.comm) == 0)
+        printf("{\"hooks\":3,\"steps\":%d,\"buckets\":%zu,\"ranks\":%d}\n", STEPS, cddp_ddp_bucket_count(j.ddp),
+               cddp_world_size(j.comm));
+    close_job(&j);
+    return 0;
+}
