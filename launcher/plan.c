@@ -79,6 +79,15 @@ static cddp_status check_virtual(const struct plan *p, const struct options *o, 
                                       p->n_procs, o->cuda_visible_devices, n);
 }
 
+/* How many ranks several machines have is known only when all are there. */
+static cddp_status check_interactive(const struct plan *p, const struct options *o, struct cdi_error *err)
+{
+    if (p->max_nodes > 1 || p->meet.spares > 0 || o->interactive < (int64_t)p->n_procs)
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_INVALID, "--interactive %" PRId64 " is none of the %u ranks; they are 0 to %u",
+                    o->interactive, p->n_procs, p->n_procs - 1);
+}
+
 const char *plan_program(const struct plan *p)
 {
     return p->interpreter[0] != NULL ? p->interpreter[0] : p->command[0];
@@ -103,6 +112,8 @@ cddp_status plan_make(struct plan *out, const struct options *o, const struct me
 
     if (st == CDDP_OK)
         st = check_virtual(&p, o, err);
+    if (st == CDDP_OK)
+        st = check_interactive(&p, o, err);
     if (st != CDDP_OK)
         return st;
     if (o->run_id != NULL)

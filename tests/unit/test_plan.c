@@ -310,3 +310,20 @@ Test(plan, more_workers_than_listed_gpus_cannot_have_a_virtual_local_rank_each)
     o.cuda_visible_devices = "";
     cr_assert_eq(plan_make(&p, &o, &alone, &box, "x", &err), CDDP_OK);
 }
+
+Test(plan, a_rank_that_is_not_there_cannot_have_the_terminal)
+{
+    struct meet two = {.min_nodes = 2, .max_nodes = 2, .n_nodes = 2, .node_rank = 0, .host = "10.0.0.1", .port = 29500};
+    struct options o = asked;
+    struct plan p;
+    struct cdi_error err;
+
+    o.command = train;
+    o.nproc = 3;
+    o.interactive = 2;
+    cr_assert_eq(plan_make(&p, &o, &alone, &box, "x", &err), CDDP_OK);
+    o.interactive = 3;
+    cr_assert_eq(plan_make(&p, &o, &alone, &box, "x", &err), CDDP_E_INVALID);
+    cr_assert_str_eq(err.msg, "--interactive 3 is none of the 3 ranks; they are 0 to 2");
+    cr_assert_eq(plan_make(&p, &o, &two, &box, "x", &err), CDDP_OK);
+}
