@@ -308,16 +308,6 @@ cddp_status cdi_store_compare_set(cddp_store *store, const char *key, const void
     return do_compare_set(store, verbatim(key), expected, expected_len, desired, desired_len, buf, cap, len, err);
 }
 
-cddp_status cdi_store_wait(cddp_store *store, const char *key, int64_t timeout_ms, struct cdi_error *err)
-{
-    struct key k = verbatim(key);
-    cddp_status st = begin(store, err);
-
-    if (st == CDDP_OK)
-        st = wait_keys(store, &k, 1, timeout_ms, err);
-    return end_wait(store, st, key, timeout_ms, err);
-}
-
 cddp_status cdi_store_exists(cddp_store *store, const char *key, bool *exists, struct cdi_error *err)
 {
     struct key k = verbatim(key);

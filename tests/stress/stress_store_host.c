@@ -40,7 +40,7 @@ static cddp_status meet(cddp_store *s, int round, int me, struct cdi_error *err)
     if (st == CDDP_OK && n == CLIENTS)
         st = cdi_store_set(s, key, "1", 1, err);
     if (st == CDDP_OK)
-        st = cdi_store_wait(s, key, 20000, err);
+        st = cdi_store_get(s, key, value, sizeof value, &len, 20000, err);
     for (int other = 0; other < CLIENTS && st == CDDP_OK; other++) {
         (void)snprintf(key, sizeof key, "from/%d/%d", round, other);
         st = cdi_store_get(s, key, value, sizeof value, &len, 20000, err);
@@ -77,8 +77,10 @@ static void *client(void *arg)
 static void *left_behind(void *arg)
 {
     struct cdi_error err;
+    size_t len;
+    char value;
 
-    return cdi_store_wait(arg, "never", 20000, &err) == CDDP_E_CLOSED ? NULL : arg;
+    return cdi_store_get(arg, "never", &value, 1, &len, 20000, &err) == CDDP_E_CLOSED ? NULL : arg;
 }
 
 int main(void)

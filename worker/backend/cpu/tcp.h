@@ -95,10 +95,6 @@ void cdi_tcp_say_bye(struct cdi_tcp *tcp);
 void cdi_tcp_tell_broken(const struct cdi_meet *meet, const struct cdi_error *why);
 
 int cdi_tcp_node_of(const struct cdi_tcp *tcp, int rank);
-static inline bool cdi_tcp_has_links(const struct cdi_tcp *tcp)
-{
-    return tcp->prev.rank >= 0 || tcp->next.rank >= 0;
-}
 
 /* The link with another rank, made now if it is not there; blocks. For send and recv. */
 cddp_status cdi_tcp_pair(struct cdi_tcp *tcp, int rank, struct cdi_link **out, struct cdi_error *err);
