@@ -29,6 +29,24 @@ static cddp_bucket describe(cddp_ddp *d, size_t bucket)
     return seen;
 }
 
+/*
+ * A user's function runs with the lock held. While it does, the reducer has this error, which is what its functions
+ * then return to the only thread that can enter them, and the mutex is a recursive one: else that thread would wait for
+ * itself for ever.
+ */
+static const struct cdi_error in_hook = {
+    CDDP_E_STATE, "a communication hook has called a function of its own reducer: it may use collectives, and no more"};
+
+void cdi_hook_init_lock(cddp_ddp *d)
+{
+    pthread_mutexattr_t attr;
+
+    (void)pthread_mutexattr_init(&attr); /* on Linux none of these can fail */
+    (void)pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_RECURSIVE);
+    (void)pthread_mutex_init(&d->lock, &attr);
+    (void)pthread_mutexattr_destroy(&attr);
+}
+
 /* Peers would wait for a bucket that does not come. */
 static cddp_status failed(cddp_ddp *d, size_t bucket, const char *which, cddp_status st)
 {
@@ -48,10 +66,12 @@ static cddp_status call(cddp_ddp *d, size_t bucket, uint64_t *ticket)
 
     if (d->ops->on_device && d->ops->lend(d->b, &seen.stream, &err) != CDDP_OK)
         return cdi_ddp_stick(d, &err);
+    d->sticky = in_hook;
     if (ticket != NULL)
         st = d->hook.begin(d->hook.arg, d->comm, &seen, ticket);
     else
         st = d->hook.end(d->hook.arg, d->comm, &seen);
+    d->sticky.status = CDDP_OK;
     if (d->ops->on_device)
         d->ops->take_back(d->b);
     return st == CDDP_OK ? st : failed(d, bucket, ticket != NULL ? "begin" : "end", st);

@@ -144,6 +144,8 @@ cddp_status cdi_wire_pack(cddp_ddp *d, size_t bucket, struct cdi_op *op, struct 
 cddp_status cdi_wire_unpack(cddp_ddp *d, size_t bucket, struct cdi_error *err);
 
 /* --- hook.c */
+/* The reducer's lock, which a hook's thread may find held by itself. */
+void cdi_hook_init_lock(cddp_ddp *d);
 /*
  * A full bucket, in place of its all-reduce; the hook may wait for nobody. *ticket: 0, there is nothing to join. On a
  * device the hook's work is behind all that was enqueued, in its stream. Sticks.

@@ -480,7 +480,7 @@ typedef struct cddp_bucket {
 
 /*
  * What is done in place of the all-reduce of each bucket. Both return CDDP_OK, or a status that ends the job. They must
- * not call functions of the reducer.
+ * not call functions of the reducer, which return CDDP_E_STATE then.
  *
  * On a GPU neither of them finds anything done, and neither has to wait: `data` is memory of the GPU, and
  * bucket->stream is the stream on which libcddp's collectives run. Behind what is on it when begin is called the

@@ -75,6 +75,70 @@ Test(hook, it_sees_each_bucket_in_order_and_leaves_what_gradients_become)
     cr_assert_eq(ddp_world(use_hook), 0);
 }
 
+/* Sums, and tries what it may not. */
+struct meddler {
+    cddp_ddp *ddp;
+    int n_refused;
+};
+
+static int refused(cddp_status st)
+{
+    return st == CDDP_E_STATE && strstr(cddp_last_error(), "hook has called a function of its own reducer") != NULL;
+}
+
+static cddp_status meddle(void *arg, cddp_comm *comm, const cddp_bucket *b)
+{
+    struct meddler *m = arg;
+    double norm;
+
+    (void)comm;
+    (void)b;
+    m->n_refused += refused(cddp_ddp_wait(m->ddp));
+    m->n_refused += refused(cddp_ddp_wait_param(m->ddp, 0));
+    m->n_refused += refused(cddp_ddp_grad_ready(m->ddp, 0));
+    m->n_refused += refused(cddp_ddp_grad_norm(m->ddp, 2, &norm));
+    m->n_refused += refused(cddp_ddp_set_hook(m->ddp, NULL));
+    m->n_refused += refused(cddp_ddp_sync_buffers(m->ddp));
+    return CDDP_OK;
+}
+
+static cddp_status sum_and_meddle(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
+{
+    cddp_work work = {.size = sizeof work,
+                      .what = CDDP_ALL_REDUCE,
+                      .dtype = b->dtype,
+                      .op = CDDP_SUM,
+                      .in = b->data,
+                      .out = b->data,
+                      .count = b->count};
+
+    (void)meddle(arg, comm, b);
+    return cddp_start(comm, &work, ticket);
+}
+
+static int be_refused(int rank)
+{
+    struct ddp_rank r = {0};
+    struct meddler m = {0};
+    cddp_hook hook = {.size = sizeof hook, .begin = sum_and_meddle, .end = meddle, .arg = &m};
+
+    CHECK(ddp_open(&r, 0, CDDP_DTYPE_NONE, false) == 0);
+    m.ddp = r.ddp;
+    CHECK(cddp_ddp_set_hook(r.ddp, &hook) == CDDP_OK);
+    for (int step = 0; step < 2; step++) {
+        for (size_t i = DDP_PARAMS; i-- > 0;)
+            CHECK(ddp_give(&r, i, (float)rank) == 0);
+        CHECK(cddp_ddp_wait(r.ddp) == CDDP_OK && ddp_is(&r, 1, 6) == 0);
+    }
+    CHECK(m.n_refused == 2 * 2 * 6 * DDP_PARAMS);
+    return ddp_close(&r, CDDP_OK);
+}
+
+Test(hook, it_cannot_wait_for_the_reducer_that_waits_for_it)
+{
+    cr_assert_eq(ddp_world(be_refused), 0);
+}
+
 /* What a hook is told of a gradient that was cut: 100 elements in pieces of 64 and 36. */
 struct pieces {
     size_t n[DDP_PARAMS][2]; /* by parameter and piece: how often it came */
