@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside the reducer: what its parts share. reducer.c makes it and takes steps; unused.c knows what to do about
- * gradients that do not come; uneven.c goes on for a rank that has no more samples; wire.c sends gradients in fewer
- * bits; norm.c measures and clips gradients that have landed; hook.c and
- * powersgd.h communicate in other ways. All but cddp_ddp_join and norm.c is called with the lock held.
+ * Inside the reducer: what its parts share. reducer_create.c makes it, of what reducer_input.c has looked at;
+ * reducer_plan.c says which buckets there are, and reducer.c takes steps; unused.c knows what to do about gradients
+ * that do not come; uneven.c goes on for a rank that has no more samples; wire.c sends gradients in fewer bits; norm.c
+ * measures and clips gradients that have landed; hook.c and powersgd.h communicate in other ways. All but creation,
+ * cddp_ddp_join and norm.c is called with the lock held.
  */
 #ifndef CDI_REDUCER_H
 #define CDI_REDUCER_H
@@ -81,6 +82,21 @@ struct cddp_ddp {
     uint64_t order_ticket;
 };
 
+/* --- reducer_input.c: CDDP_OK, or CDDP_E_INVALID and a sentence that names the member */
+cddp_status cdi_ddp_check_input(const cddp_param *params, size_t n, const cddp_ddp_options *opt, struct cdi_error *err);
+/* Is each parameter and buffer where the backend works? */
+cddp_status cdi_ddp_check_memory(const cddp_ddp *d, const cddp_param *params, const cddp_param *buffers,
+                                 struct cdi_error *err);
+
+/* --- reducer_plan.c */
+/* At creation: which gradient is in which bucket. CDDP_OK, CDDP_E_NOMEM. */
+cddp_status cdi_ddp_plan(cddp_ddp *d, const cddp_ddp_options *opt, struct cdi_error *err);
+/* Gradient i came next in the first step. */
+void cdi_ddp_note_order(cddp_ddp *d, size_t i);
+/* Between two steps: rank 0's order is told to all while the second step runs, and is everyone's from the third.
+ * Sticks. */
+cddp_status cdi_ddp_settle_order(cddp_ddp *d);
+
 /* --- reducer.c */
 void *cdi_ddp_arena_grad(const cddp_ddp *d, size_t i);
 /* Keep the first error; every later call returns it. */
@@ -104,8 +120,6 @@ cddp_status cdi_ddp_finish(cddp_ddp *d, cddp_status (*land)(cddp_ddp *d, void *a
 cddp_status cdi_ddp_land(cddp_ddp *d);
 /* All of it is over. Sticks. */
 cddp_status cdi_ddp_next_step(cddp_ddp *d);
-/* Gradient i came next in the first step. */
-void cdi_ddp_note_order(cddp_ddp *d, size_t i);
 
 /* --- replicate.c */
 cddp_status cdi_replicate_init(cddp_ddp *d, const cddp_param *buffers, struct cdi_error *err);

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The reducer's beginning and end: cddp_ddp_create and cddp_ddp_destroy. */
+#include "worker/powersgd.h"
+#include "worker/reducer.h"
+#include "worker/verify.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define DEFAULT_BUCKET_BYTES ((size_t)25 << 20)
+#define DEFAULT_FIRST_BUCKET_BYTES ((size_t)1 << 20)
+
+/* The caller's parameters, with their names copied into one block of our own. */
+static bool copy_params(cddp_ddp *d, const cddp_param *params, size_t n)
+{
+    size_t bytes = 0;
+    char *at;
+
+    for (size_t i = 0; i < n; i++)
+        bytes += strlen(params[i].name) + 1;
+    d->params = calloc(n, sizeof *d->params);
+    d->names = at = malloc(bytes);
+    d->rows = calloc(n, sizeof *d->rows);
+    if (d->params == NULL || at == NULL || d->rows == NULL)
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        size_t len = strlen(params[i].name) + 1;
+
+        d->params[i] = params[i];
+        d->params[i].shape = NULL;
+        d->rows[i] = params[i].n_dims > 0 ? params[i].shape[0] : params[i].count;
+        d->params[i].name = memcpy(at, params[i].name, len);
+        at += len;
+    }
+    return true;
+}
+
+/* What a rank can do alone. A reducer in any state of creation is freed by free_ddp. */
+static cddp_status prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *params, size_t n,
+                           const cddp_ddp_options *opt, struct cdi_error *err)
+{
+    cddp_status status;
+    cddp_ddp *d;
+
+    if (params == NULL || n == 0) {
+        (void)cdi_fail(err, CDDP_E_INVALID, "a reducer needs at least one parameter");
+        return CDDP_E_INVALID;
+    }
+    status = cdi_ddp_check_input(params, n, opt, err);
+    if (status != CDDP_OK)
+        return status;
+    d = calloc(1, sizeof *d);
+    if (d == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for a reducer");
+    *out = d;
+    cdi_hook_init_lock(d);
+    d->comm = comm;
+    d->ops = cdi_comm_ops(comm);
+    d->b = cdi_comm_backend(comm);
+    d->stream = opt->stream;
+    d->flags = opt->flags;
+    d->wire_dtype = opt->compress;
+    d->n_params = n;
+    d->n_buffers = opt->n_buffers;
+    for (size_t i = 0; i < n; i++)
+        d->has_own |= params[i].grad != NULL;
+    status = cdi_ddp_check_memory(d, params, opt->buffers, err);
+    if (status != CDDP_OK)
+        return status;
+    if (!copy_params(d, params, n))
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu parameters", n);
+    status = cdi_ddp_plan(d, opt, err);
+    if (status == CDDP_OK)
+        status = cdi_unused_init(d, err);
+    return status == CDDP_OK ? cdi_replicate_init(d, opt->buffers, err) : status;
+}
+
+static void free_ddp(cddp_ddp *d)
+{
+    if (d == NULL)
+        return;
+    cdi_unused_release(d);
+    cdi_uneven_release(d);
+    cdi_replicate_release(d);
+    if (d->wire != NULL)
+        d->ops->region_destroy(d->b, d->wire);
+    if (d->region != NULL)
+        d->ops->region_destroy(d->b, d->region);
+    cdi_bucket_plan_release(&d->plan);
+    free(d->flight);
+    free(d->order);
+    free(d->hook_params);
+    free(d->rows);
+    cdi_powersgd_destroy(d->powersgd);
+    free(d->params);
+    free(d->names);
+    (void)pthread_mutex_destroy(&d->lock);
+    free(d);
+}
+
+static cddp_ddp_options with_defaults(const cddp_ddp_options *opt)
+{
+    cddp_ddp_options o = {.size = sizeof o};
+
+    /* Of a struct of another size nothing but its size is known: check_options will say so. */
+    if (opt != NULL && opt->size == sizeof o)
+        o = *opt;
+    else if (opt != NULL)
+        o.size = opt->size;
+    if (o.bucket_bytes == 0)
+        o.bucket_bytes = DEFAULT_BUCKET_BYTES;
+    if (o.first_bucket_bytes == 0)
+        o.first_bucket_bytes = DEFAULT_FIRST_BUCKET_BYTES;
+    return o;
+}
+
+static cddp_status create(cddp_ddp **out, cddp_comm *comm, const cddp_param *params, size_t n,
+                          const cddp_ddp_options *opt, struct cdi_error *err)
+{
+    cddp_ddp_options o = with_defaults(opt);
+    struct cdi_verify_input in = {
+        .params = params,
+        .n_params = n,
+        .buffers = o.buffers,
+        .n_buffers = o.n_buffers,
+        .bucket_bytes = o.bucket_bytes,
+        .first_bucket_bytes = o.first_bucket_bytes,
+        .last_bucket_bytes = o.last_bucket_bytes,
+        .flags = o.flags,
+        .compress = o.compress,
+    };
+    struct cdi_error local;
+    cddp_ddp *d = NULL;
+    /* A rank that fails alone still takes part in the comparison: the others must not wait for it. */
+    cddp_status alone = prepare(&d, comm, params, n, &o, &local);
+    cddp_status status = cdi_verify(comm, &in, alone == CDDP_OK ? NULL : &local, err);
+
+    if (alone != CDDP_OK)
+        status = alone;
+    if (status == CDDP_OK && (o.flags & CDDP_DDP_NO_BROADCAST) == 0)
+        status = cdi_replicate(d, d->slices, n + o.n_buffers, 0, true, err);
+    if (status == CDDP_OK)
+        status = d->ops->region_create(d->b, d->plan.arena_bytes, &d->region, err);
+    if (status == CDDP_OK)
+        status = cdi_wire_init(d, err);
+    if (status == CDDP_OK)
+        status = cdi_uneven_init(d, err);
+    if (status != CDDP_OK) {
+        free_ddp(d);
+        return status;
+    }
+    *out = d;
+    return CDDP_OK;
+}
+
+cddp_status cddp_ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param *params, size_t n_params,
+                            const cddp_ddp_options *opt)
+{
+    struct cdi_error err;
+    cddp_status status;
+
+    if (out == NULL || comm == NULL)
+        status = cdi_fail(&err, CDDP_E_INVALID, "cddp_ddp_create: out and comm must not be NULL");
+    else
+        status = create(out, comm, params, n_params, opt, &err);
+    return status == CDDP_OK ? status : cdi_last_error_set(&err);
+}
+
+void cddp_ddp_destroy(cddp_ddp *ddp)
+{
+    if (ddp == NULL)
+        return;
+    (void)pthread_mutex_lock(&ddp->lock);
+    if (ddp->joined < ddp->enqueued)
+        (void)cdi_ddp_join_ticket(ddp, ddp->enqueued);
+    (void)pthread_mutex_unlock(&ddp->lock);
+    free_ddp(ddp);
+}

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a program hands to cddp_ddp_create, looked at before anything is made of it: every sentence names the member. */
+#include "worker/reducer.h"
+
+#include "worker/dtype.h"
+
+#define KNOWN_FLAGS                                                                                        \
+    (CDDP_DDP_NO_BROADCAST | CDDP_DDP_SUM | CDDP_DDP_FIND_UNUSED | CDDP_DDP_STATIC_GRAPH | CDDP_DDP_JOIN | \
+     CDDP_DDP_JOIN_ACTIVE | CDDP_DDP_SPLIT | CDDP_DDP_JOIN_STRICT)
+
+static cddp_status check_shape(const cddp_param *p, const char *what, size_t i, struct cdi_error *err)
+{
+    size_t product = 1;
+
+    if (p->shape == NULL)
+        return p->n_dims == 0 ? CDDP_OK
+                              : cdi_fail(err, CDDP_E_INVALID, "%s %zu '%.200s' has n_dims %zu but no shape", what, i,
+                                         p->name, p->n_dims);
+    for (size_t d = 0; d < p->n_dims; d++)
+        if (__builtin_mul_overflow(product, p->shape[d], &product))
+            return cdi_fail(err, CDDP_E_INVALID, "the shape of %s %zu '%.200s' is too large", what, i, p->name);
+    if (product != p->count)
+        return cdi_fail(err, CDDP_E_INVALID, "the shape of %s %zu '%.200s' has %zu elements, but its count is %zu",
+                        what, i, p->name, product, p->count);
+    return CDDP_OK;
+}
+
+static cddp_status check_param(const cddp_param *p, const char *what, size_t i, struct cdi_error *err)
+{
+    if (p->name == NULL || *p->name == '\0')
+        return cdi_fail(err, CDDP_E_INVALID, "%s %zu has no name: messages and checks need one", what, i);
+    if (!cdi_dtype_valid(p->dtype))
+        return cdi_fail(err, CDDP_E_INVALID, "%s %zu '%.200s' has no valid type (%d)", what, i, p->name, (int)p->dtype);
+    if (p->data == NULL)
+        return cdi_fail(err, CDDP_E_INVALID, "%s %zu '%.200s' has no data", what, i, p->name);
+    if (p->count == 0)
+        return cdi_fail(err, CDDP_E_INVALID, "%s %zu '%.200s' has no elements", what, i, p->name);
+    if (p->count > PTRDIFF_MAX / cddp_dtype_size(p->dtype))
+        return cdi_fail(err, CDDP_E_INVALID, "%s %zu '%.200s' has %zu elements, more than memory can hold", what, i,
+                        p->name, p->count);
+    if (p->flags != 0)
+        return cdi_fail(err, CDDP_E_INVALID, "%s %zu '%.200s' has unknown flags (%#x)", what, i, p->name, p->flags);
+    for (size_t k = 0; k < sizeof p->reserved / sizeof p->reserved[0]; k++)
+        if (p->reserved[k] != 0)
+            return cdi_fail(err, CDDP_E_INVALID,
+                            "%s %zu '%.200s': reserved[%zu] is not 0; zero the struct before filling it", what, i,
+                            p->name, k);
+    return check_shape(p, what, i, err);
+}
+
+static cddp_status check_options(const cddp_ddp_options *opt, struct cdi_error *err)
+{
+    if (opt->size != sizeof *opt)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_ddp_options.size is %zu, this library's is %zu: set it to sizeof(cddp_ddp_options)",
+                        opt->size, sizeof *opt);
+    if ((opt->flags & ~KNOWN_FLAGS) != 0)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.flags has unknown bits (%#x)", opt->flags);
+    if ((opt->flags & CDDP_DDP_STATIC_GRAPH) != 0 && (opt->flags & (CDDP_DDP_FIND_UNUSED | CDDP_DDP_JOIN)) != 0)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_ddp_options.flags: CDDP_DDP_STATIC_GRAPH goes with neither CDDP_DDP_FIND_UNUSED nor "
+                        "CDDP_DDP_JOIN, whose steps differ");
+    if ((opt->flags & CDDP_DDP_JOIN_STRICT) != 0 && (opt->flags & CDDP_DDP_JOIN) == 0)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.flags: CDDP_DDP_JOIN_STRICT needs CDDP_DDP_JOIN");
+    if ((opt->flags & CDDP_DDP_JOIN_ACTIVE) != 0 && (opt->flags & CDDP_DDP_JOIN) == 0)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.flags: CDDP_DDP_JOIN_ACTIVE needs CDDP_DDP_JOIN");
+    if ((opt->flags & CDDP_DDP_JOIN_ACTIVE) != 0 && (opt->flags & CDDP_DDP_SUM) != 0)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.flags: a sum (CDDP_DDP_SUM) has no divisor to adjust");
+    if (opt->compress != CDDP_DTYPE_NONE && opt->compress != CDDP_FLOAT16 && opt->compress != CDDP_BFLOAT16)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_ddp_options.compress is %d: use CDDP_FLOAT16 or CDDP_BFLOAT16, or 0 for none",
+                        (int)opt->compress);
+    if (opt->buffers == NULL && opt->n_buffers > 0)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.n_buffers is %zu, but buffers is NULL", opt->n_buffers);
+    for (size_t i = 0; i < sizeof opt->reserved / sizeof opt->reserved[0]; i++)
+        if (opt->reserved[i] != 0)
+            return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.reserved[%zu] is not 0", i);
+    return CDDP_OK;
+}
+
+cddp_status cdi_ddp_check_input(const cddp_param *params, size_t n, const cddp_ddp_options *opt, struct cdi_error *err)
+{
+    cddp_status status = check_options(opt, err);
+
+    for (size_t i = 0; i < n && status == CDDP_OK; i++) {
+        status = check_param(&params[i], "parameter", i, err);
+        if (status == CDDP_OK && !cdi_dtype_is_float(params[i].dtype))
+            status =
+                cdi_fail(err, CDDP_E_INVALID, "parameter %zu '%.200s' is %s, but only floating-point types have a mean",
+                         i, params[i].name, cdi_dtype_name(params[i].dtype));
+    }
+    for (size_t i = 0; i < opt->n_buffers && status == CDDP_OK; i++) {
+        status = check_param(&opt->buffers[i], "buffer", i, err);
+        if (status == CDDP_OK && opt->buffers[i].grad != NULL)
+            status = cdi_fail(err, CDDP_E_INVALID, "buffer %zu '%.200s' has a gradient, which only parameters have", i,
+                              opt->buffers[i].name);
+    }
+    return status;
+}
+
+/* Host memory where the GPU's is needed would be a fault in the middle of a step. */
+static cddp_status check_memory(const cddp_ddp *d, const cddp_param *p, const char *what, size_t i,
+                                struct cdi_error *err)
+{
+    bool data = d->ops->is_device(d->b, p->data), grad = p->grad == NULL || d->ops->is_device(d->b, p->grad);
+
+    if (data && grad)
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_INVALID,
+                    "%s %zu '%.200s' has its %s in host memory, but backend %s needs memory of its GPU (cddp_alloc, "
+                    "cudaMalloc); CDDP_BACKEND=cpu trains on the host",
+                    what, i, p->name, data ? "gradient" : "data", d->ops->name);
+}
+
+cddp_status cdi_ddp_check_memory(const cddp_ddp *d, const cddp_param *params, const cddp_param *buffers,
+                                 struct cdi_error *err)
+{
+    cddp_status status = CDDP_OK;
+
+    for (size_t i = 0; d->ops->on_device && i < d->n_params && status == CDDP_OK; i++)
+        status = check_memory(d, &params[i], "parameter", i, err);
+    for (size_t i = 0; d->ops->on_device && i < d->n_buffers && status == CDDP_OK; i++)
+        status = check_memory(d, &buffers[i], "buffer", i, err);
+    return status;
+}
