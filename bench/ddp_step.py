@@ -16,8 +16,9 @@ def main():
     words.add_argument('--rounds', type=int, default=9, help='interleaved rounds')
     words.add_argument('--steps', type=int, default=22, help='per round, of which the first two warm up')
     words.add_argument('--batch', type=int, default=64, help="a rank's samples per step")
+    words.add_argument('--auto', action='store_true', help='also with the bucket size found by trying (CDDP_AUTO)')
     args = words.parse_args()
-    peers = mlp.trainers(args, ['libcddp', 'PyTorch DDP'])
+    peers = mlp.trainers(args, ['libcddp', 'libcddp auto', 'PyTorch DDP'] if args.auto else ['libcddp', 'PyTorch DDP'])
     machine = common.machine(args)
     seen = {name: [] for name in peers}
     for k in range(args.rounds):
@@ -26,7 +27,8 @@ def main():
             line['exposed'] = line['grads_ms'] / line['alone_ms'] - 1
             seen[name].append(line)
             print(f'  round {k + 1} of {args.rounds}: {name:12} alone {line["alone_ms"]:8.1f} ms, synchronised '
-                  f'{line["grads_ms"]:8.1f} ms, exposed {100 * line["exposed"]:6.1f} %', flush=True)
+                  f'{line["grads_ms"]:8.1f} ms, exposed {100 * line["exposed"]:6.1f} %'
+                  f'{", buckets of " + str(line["bucket_mib"]) + " MiB" if "bucket_mib" in line else ""}', flush=True)
     mlp.same_loss(seen)
     print(f'\n{"2 ranks, medians":24}{"alone":>12}{"synchronised":>14}{"exposed":>10}{"(min to max)":>20}')
     summary = {}

@@ -25,8 +25,11 @@ def trainers(args, names):
         return line_of(common.timed([common.cddprun(args.build), '--standalone', f'--nproc_per_node={ranks}', *command],
                                     retries=retries, env=env)[1])
 
-    def ours(mode, ranks, batch, steps):
-        return launch(ranks, [program, mode, str(batch), str(steps)])
+    def ours(mode, ranks, batch, steps, *more):
+        return launch(ranks, [program, mode, str(batch), str(steps), *more])
+
+    def auto(mode, ranks, batch, steps):
+        return ours(mode, ranks, batch, steps, 'auto')
 
     def server(_, ranks, batch, steps):
         return ours('server', ranks, batch, steps)
@@ -38,7 +41,7 @@ def trainers(args, names):
         return launch(ranks, [args.torch_python, os.path.join(common.HERE, 'peers', 'mlp_ddp.py'), mode, str(batch),
                               str(steps)], retries=3)
 
-    known = {'libcddp': ours, 'PyTorch DDP': torch, 'parameter server': server, 'threads': threads}
+    known = {'libcddp': ours, 'libcddp auto': auto, 'PyTorch DDP': torch, 'parameter server': server, 'threads': threads}
     chosen = {name: known[name] for name in names}
     if 'PyTorch DDP' in chosen and not common.torch_version(args.torch_python):
         print(f'PyTorch DDP is skipped: {args.torch_python} has no PyTorch (name one that has with --torch-python)')

@@ -4,10 +4,11 @@
  *
  *     mlp_train ddp BATCH STEPS            gradients averaged by cddp_ddp while the backward pass runs
  *     mlp_train alternate BATCH STEPS      the same, but every second step does not synchronise (as under no_sync)
- *     mlp_train zero BATCH STEPS           the same training, with the optimizer divided among the ranks (cddp_optim)
- *     mlp_train server BATCH STEPS         rank 0 is a parameter server beside its own training: it receives every
- *                                          gradient, takes the step, and sends the parameters back
- *     mlp_train threads BATCH STEPS N      one process of N threads with a batch each; one of them sums and steps
+ *     mlp_train alternate BATCH STEPS auto the same, after the bucket size was found by trying (CDDP_AUTO) on passes
+ * that change no parameter mlp_train zero BATCH STEPS           the same training, with the optimizer divided among the
+ * ranks (cddp_optim) mlp_train server BATCH STEPS         rank 0 is a parameter server beside its own training: it
+ * receives every gradient, takes the step, and sends the parameters back mlp_train threads BATCH STEPS N      one
+ * process of N threads with a batch each; one of them sums and steps
  *
  * BATCH is that of a rank (or thread). Every step begins with a barrier that is not timed, and its time is that of the
  * slowest rank. One line of JSON from rank 0: times in ms, and the loss of the last step over all samples.
@@ -113,6 +114,7 @@ static void sgd(struct trainer *t, float rate)
 struct times {
     double grads[MAX_STEPS], step[MAX_STEPS];
     long n;
+    size_t bucket_bytes; /* 0: there are no buckets */
 };
 
 static int ascending(const void *a, const void *b)
@@ -144,6 +146,8 @@ static void print(const char *mode, int ranks, size_t batch, const struct times 
         median(t->step, t->n, 0, alternate ? 2 : 1));
     if (alternate)
         (void)printf("\"alone_ms\": %.3f, ", median(t->grads, t->n, 1, 2));
+    if (t->bucket_bytes > 0)
+        (void)printf("\"bucket_mib\": %zu, ", t->bucket_bytes >> 20);
     (void)printf("\"loss\": %.6f}\n", loss);
     (void)fflush(stdout);
 }
@@ -164,8 +168,21 @@ static void ready(void *ddp, size_t i)
     must(cddp_ddp_grad_ready(ddp, i));
 }
 
-static double train_ddp(cddp_comm *comm, size_t batch, long steps, const char *mode, struct times *times)
+/* Steps in which no parameter moves, until the bucket size is chosen. */
+static void try_sizes(struct trainer *t, cddp_comm *comm, cddp_ddp *ddp)
 {
+    load(t, 0, cddp_rank(comm), cddp_world_size(comm));
+    while (cddp_ddp_bucket_cap(ddp) == 0) {
+        must(cddp_barrier(comm));
+        (void)pass(t, ready, ddp);
+        must(cddp_ddp_wait(ddp));
+    }
+}
+
+static double train_ddp(cddp_comm *comm, size_t batch, long steps, const char *mode, bool automatic,
+                        struct times *times)
+{
+    const cddp_ddp_options options = {.size = sizeof options, .bucket_bytes = automatic ? CDDP_AUTO : 0};
     const cddp_optim_options sgd_options = {.size = sizeof sgd_options, .kind = CDDP_SGD, .lr = (double)RATE};
     bool alternate = strcmp(mode, "alternate") == 0;
     cddp_optim *optim = NULL;
@@ -182,11 +199,13 @@ static double train_ddp(cddp_comm *comm, size_t batch, long steps, const char *m
         params[i] =
             (cddp_param){.name = names[i], .data = t.params[i], .count = mlp_param_count(i), .dtype = CDDP_FLOAT32};
     }
-    must(cddp_ddp_create(&ddp, comm, params, MLP_PARAMS, NULL));
+    must(cddp_ddp_create(&ddp, comm, params, MLP_PARAMS, &options));
     if (strcmp(mode, "zero") == 0)
         must(cddp_optim_create(&optim, ddp, &sgd_options));
     for (size_t i = 0; i < MLP_PARAMS; i++)
         t.grads[i] = cddp_ddp_grad(ddp, i);
+    try_sizes(&t, comm, ddp);
+    times->bucket_bytes = cddp_ddp_bucket_cap(ddp);
     for (long step = 0; step < steps; step++) {
         bool sync = !alternate || step % 2 == 0;
         double began, grads;
@@ -335,7 +354,7 @@ static double train_threads(size_t batch, long steps, int n, struct times *times
 
 /* ------------------------------------------------------------------------------------------------------ main ---- */
 
-static void train_processes(const char *mode, size_t batch, long steps, struct times *times)
+static void train_processes(const char *mode, size_t batch, long steps, bool automatic, struct times *times)
 {
     cddp_comm *comm;
     double loss;
@@ -344,7 +363,7 @@ static void train_processes(const char *mode, size_t batch, long steps, struct t
     must(cddp_init(&comm, NULL));
     n = cddp_world_size(comm);
     loss = strcmp(mode, "server") == 0 ? train_server(comm, batch, steps, times)
-                                       : train_ddp(comm, batch, steps, mode, times);
+                                       : train_ddp(comm, batch, steps, mode, automatic, times);
     must(cddp_all_reduce(comm, &loss, &loss, 1, CDDP_FLOAT64, CDDP_MEAN));
     if (cddp_rank(comm) == 0)
         print(mode, n, batch, times, loss);
@@ -357,13 +376,15 @@ int main(int argc, char **argv)
     const char *mode = argc > 1 ? argv[1] : "";
     long batch = argc > 2 ? strtol(argv[2], NULL, 10) : 0, steps = argc > 3 ? strtol(argv[3], NULL, 10) : 0;
     long n = argc > 4 ? strtol(argv[4], NULL, 10) : 0;
-    bool threads = strcmp(mode, "threads") == 0;
+    bool threads = strcmp(mode, "threads") == 0, automatic = argc == 5 && strcmp(argv[4], "auto") == 0;
 
     if ((!threads && strcmp(mode, "ddp") != 0 && strcmp(mode, "alternate") != 0 && strcmp(mode, "zero") != 0 &&
          strcmp(mode, "server") != 0) ||
-        batch < 1 || batch > 100000 || steps < 4 || steps > MAX_STEPS || threads != (argc == 5) ||
-        (threads && (n < 1 || n > MAX_THREADS))) {
-        (void)fprintf(stderr, "usage: mlp_train ddp|alternate|zero|server BATCH STEPS | threads BATCH STEPS N\n"
+        batch < 1 || batch > 100000 || steps < 4 || steps > MAX_STEPS ||
+        (threads ? argc != 5 || n < 1 || n > MAX_THREADS : argc != 4 && !automatic) ||
+        (automatic && strcmp(mode, "ddp") != 0 && strcmp(mode, "alternate") != 0)) {
+        (void)fprintf(stderr, "usage: mlp_train ddp|alternate BATCH STEPS [auto] | zero|server BATCH STEPS | "
+                              "threads BATCH STEPS N\n"
                               "(at least 4 steps: the first two warm up)\n");
         return 2;
     }
@@ -371,6 +392,6 @@ int main(int argc, char **argv)
     if (threads)
         print(mode, (int)n, (size_t)batch, &times, train_threads((size_t)batch, steps, (int)n, &times));
     else
-        train_processes(mode, (size_t)batch, steps, &times);
+        train_processes(mode, (size_t)batch, steps, automatic, &times);
     return 0;
 }

@@ -212,6 +212,52 @@ cddp_status cdi_bucket_plan_init(struct cdi_bucket_plan *p, struct cdi_grad *gra
     return CDDP_OK;
 }
 
+static bool same(const struct cdi_bucket_plan *a, const struct cdi_bucket_plan *b)
+{
+    bool all = a->n == b->n;
+
+    for (size_t k = 0; k < a->n && all; k++)
+        all = a->b[k].offset == b->b[k].offset && a->b[k].bytes == b->b[k].bytes;
+    return all;
+}
+
+cddp_status cdi_bucket_recut(struct cdi_bucket_plan *p, const struct cdi_bucket_caps *caps, bool *changed,
+                             struct cdi_error *err)
+{
+    struct cdi_grad *grads = calloc(p->n_grads, sizeof *grads);
+    struct cdi_bucket_plan fresh;
+    cddp_status status;
+
+    assert(p->parts == 1 && caps->parts == 1);
+    if (grads == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory to plan %zu gradients anew", p->n_grads);
+    for (size_t i = 0; i < p->n_grads; i++)
+        grads[i] = (struct cdi_grad){.bytes = p->grads[i].bytes, .dtype = p->grads[i].dtype};
+    status = cdi_bucket_plan_init(&fresh, grads, p->n_grads, caps, err);
+    if (status != CDDP_OK) {
+        free(grads);
+        return status;
+    }
+    assert(fresh.arena_bytes == p->arena_bytes);
+    if (changed != NULL)
+        *changed = !same(p, &fresh);
+    for (size_t i = 0; i < p->n_grads; i++) {
+        struct cdi_grad *g = &p->grads[i];
+
+        assert(grads[i].offset == g->offset);
+        g->bucket = grads[i].bucket;
+        g->n_parts = grads[i].n_parts;
+        g->piece = grads[i].piece;
+        g->claimed = g->landed = false;
+    }
+    free(grads);
+    free(p->b);
+    p->b = fresh.b;
+    p->n = fresh.n;
+    p->next = 0;
+    return CDDP_OK;
+}
+
 void cdi_bucket_plan_release(struct cdi_bucket_plan *p)
 {
     if (p == NULL)

@@ -95,6 +95,14 @@ bool cdi_bucket_all_launched(const struct cdi_bucket_plan *p);
  */
 cddp_status cdi_bucket_reorder(struct cdi_bucket_plan *p, const int32_t *order, size_t n, size_t *to,
                                struct cdi_error *err);
+/*
+ * Between two steps, where parts is 1: other caps. What the arena holds stays where it is, and offset and bytes of a
+ * gradient are not written, so that others may read them meanwhile. Buckets have the order of a new plan, and p->b is
+ * other memory. *changed (may be NULL): they are not those from before, which were in that order, too. CDDP_OK;
+ * CDDP_E_NOMEM, and then nothing has changed.
+ */
+cddp_status cdi_bucket_recut(struct cdi_bucket_plan *p, const struct cdi_bucket_caps *caps, bool *changed,
+                             struct cdi_error *err);
 /* All have landed: begin the next step. */
 void cdi_bucket_next_step(struct cdi_bucket_plan *p);
 

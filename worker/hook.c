@@ -107,6 +107,8 @@ static cddp_status set_hook(cddp_ddp *d, const cddp_hook *hook, struct cdi_error
         d->hook = (cddp_hook){0};
         return CDDP_OK;
     }
+    if (cdi_ddp_still_trying(d, "cddp_ddp_set_hook", err) != CDDP_OK)
+        return err->status;
     if (d->sharded)
         return cdi_fail(err, CDDP_E_STATE,
                         "cddp_ddp_set_hook: this reducer has an optimizer (cddp_optim_create), which scatters the "

@@ -131,6 +131,7 @@ static cddp_status check_reducer(const cddp_ddp *d, struct cdi_error *err)
                        : d->hook.begin != NULL            ? "a communication hook"
                        : d->powersgd != NULL              ? "PowerSGD"
                        : (d->flags & CDDP_DDP_SPLIT) != 0 ? "gradients in several buckets (CDDP_DDP_SPLIT)"
+                       : d->automatic                     ? "a bucket size that is found by trying (CDDP_AUTO)"
                                                           : NULL;
 
     if (d->sticky.status != CDDP_OK) {

@@ -411,6 +411,8 @@ static cddp_status check_reducer(const cddp_ddp *d, struct cdi_error *err)
     if (d->begun)
         return cdi_fail(err, CDDP_E_STATE, "cddp_ddp_set_powersgd was called in the middle of step %llu",
                         (unsigned long long)d->step);
+    if (cdi_ddp_still_trying(d, "cddp_ddp_set_powersgd", err) != CDDP_OK)
+        return err->status;
     if (d->sharded)
         return cdi_fail(err, CDDP_E_STATE, "cddp_ddp_set_powersgd: this reducer has an optimizer (cddp_optim_create)");
     if (d->wire_dtype != CDDP_DTYPE_NONE)

@@ -123,6 +123,7 @@ static cddp_status claim(cddp_ddp *d, size_t i, bool *now)
     }
     if (status == CDDP_OK && !d->begun) {
         d->begun = true;
+        cdi_ddp_trial_begin(d);
         status = cdi_uneven_begin(d, true);
     }
     if (status == CDDP_OK)
@@ -318,7 +319,7 @@ cddp_status cdi_ddp_next_step(cddp_ddp *d)
     d->step++;
     if (cdi_comm_world(d->comm)->flight != NULL)
         cdi_flight_step(cdi_comm_world(d->comm)->flight, d->step);
-    return cdi_ddp_settle_order(d);
+    return cdi_ddp_settle(d);
 }
 
 cddp_status cdi_ddp_enqueue(cddp_ddp *d, const struct cdi_op *op, uint64_t *ticket)

@@ -11,6 +11,7 @@
 
 #include "worker/bucket.h"
 #include "worker/comm.h"
+#include "worker/tune.h"
 
 #include <pthread.h>
 
@@ -41,6 +42,16 @@ struct cdi_ddp_unused {
         *zeros; /* on the backend: the arena's old values, and as many zeros as the largest gradient has bytes */
 };
 
+/* With CDDP_AUTO, until it is settled: bucket sizes that are tried. */
+struct cdi_ddp_trial {
+    struct cdi_tune tune;
+    size_t current;         /* the size in force */
+    int64_t (*clock)(void); /* ns; tests have their own */
+    int64_t begun_ns;       /* when this step's first gradient was ready; 0: none was */
+    int32_t choice;         /* rank 0's, once ticket is done */
+    uint64_t ticket;
+};
+
 struct cddp_ddp {
     cddp_comm *comm;
     cddp_param *params; /* the caller's, with names of our own; shapes are not kept */
@@ -66,6 +77,10 @@ struct cddp_ddp {
     pthread_mutex_t lock; /* covers what follows */
     /* Its gradients are the parameters', and behind them, with CDDP_DDP_JOIN, one element: does this rank train? */
     struct cdi_bucket_plan plan;
+    struct cdi_bucket_caps caps; /* of this plan */
+    bool automatic;              /* CDDP_AUTO: buckets cannot be divided among the ranks */
+    struct cdi_ddp_trial *trial; /* NULL: none, or it is settled */
+    size_t wire_bytes;
     struct cdi_ddp_flight *flight; /* by bucket */
     struct cdi_ddp_unused unused;
     void *one, *zero;        /* with CDDP_DDP_JOIN: what that element is, on the backend */
@@ -77,7 +92,8 @@ struct cddp_ddp {
     bool synced;             /* this step's buffers were sent */
     bool settled;            /* with an optimizer: this step's gradients were measured, so its share has landed */
     bool shadow;             /* this rank has no samples, and only takes part in what the others reduce */
-    int32_t *order;          /* in the first step: gradients as they came, later rank 0's; NULL: not wanted, or done */
+    /* In the first step: gradients as they came, later rank 0's. NULL: not wanted, or no new plan will come. */
+    int32_t *order;
     size_t n_ordered;
     uint64_t order_ticket;
 };
@@ -93,9 +109,15 @@ cddp_status cdi_ddp_check_memory(const cddp_ddp *d, const cddp_param *params, co
 cddp_status cdi_ddp_plan(cddp_ddp *d, const cddp_ddp_options *opt, struct cdi_error *err);
 /* Gradient i came next in the first step. */
 void cdi_ddp_note_order(cddp_ddp *d, size_t i);
-/* Between two steps: rank 0's order is told to all while the second step runs, and is everyone's from the third.
- * Sticks. */
-cddp_status cdi_ddp_settle_order(cddp_ddp *d);
+/*
+ * Between two steps. Rank 0's order is told to all while the second step runs, and is everyone's from the third. Then,
+ * with CDDP_AUTO, each step has a bucket size of the schedule, until rank 0's choice has reached all. Sticks.
+ */
+cddp_status cdi_ddp_settle(cddp_ddp *d);
+/* A step's first gradient is ready: if it is measured, it counts from now. */
+void cdi_ddp_trial_begin(cddp_ddp *d);
+/* CDDP_E_STATE, for a function that needs the buckets to stay as they are, while they do not; else CDDP_OK. */
+cddp_status cdi_ddp_still_trying(const cddp_ddp *d, const char *function, struct cdi_error *err);
 
 /* --- reducer.c */
 void *cdi_ddp_arena_grad(const cddp_ddp *d, size_t i);
@@ -151,6 +173,8 @@ cddp_status cdi_unused_zero(cddp_ddp *d, size_t i, struct cdi_error *err);
 bool cdi_unused_nowhere(const cddp_ddp *d, size_t i);
 
 /* --- wire.c */
+/* Where each bucket of the plan lies in the wire region, whose size is what the largest of all plans needs. */
+void cdi_wire_place(cddp_ddp *d);
 cddp_status cdi_wire_init(cddp_ddp *d, struct cdi_error *err);
 /* A full bucket: make it small, and let op say so. */
 cddp_status cdi_wire_pack(cddp_ddp *d, size_t bucket, struct cdi_op *op, struct cdi_error *err);

@@ -89,6 +89,7 @@ static void free_ddp(cddp_ddp *d)
     cdi_bucket_plan_release(&d->plan);
     free(d->flight);
     free(d->order);
+    free(d->trial);
     free(d->hook_params);
     free(d->rows);
     cdi_powersgd_destroy(d->powersgd);

@@ -1,11 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The reducer's plan of buckets: made at creation, and put into rank 0's order when the first step has shown it. */
+/*
+ * The reducer's plan of buckets: made at creation, and put into rank 0's order when the first step has shown it. With
+ * CDDP_AUTO the arena is then cut in one way after another, by the same schedule on every rank, until rank 0's word, by
+ * what steps took there, settles it.
+ */
 #include "worker/reducer.h"
+
+#include "common/clock.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define GROUP_BYTES ((size_t)64 << 10) /* buckets that are smaller together are started together */
+#define FIRST_TRIAL 2                  /* the step from which the order is everyone's */
 
 /* On a device neighbours that are small together start as one: each start costs more than their work. */
 static void group_small(cddp_ddp *d)
@@ -20,46 +27,104 @@ static void group_small(cddp_ddp *d)
     }
 }
 
-cddp_status cdi_ddp_plan(cddp_ddp *d, const cddp_ddp_options *opt, struct cdi_error *err)
+/* What there is to know of the buckets of a new plan. */
+static cddp_status make_flights(cddp_ddp *d, struct cdi_error *err)
 {
-    size_t n = d->n_params + ((d->flags & CDDP_DDP_JOIN) != 0);
-    size_t size = (size_t)cdi_comm_world(d->comm)->size;
-    bool split = (d->flags & CDDP_DDP_SPLIT) != 0;
-    struct cdi_grad *grads = calloc(n, sizeof *grads);
-    cddp_status status;
+    struct cdi_ddp_flight *flight = calloc(d->plan.n, sizeof *flight);
 
-    if (grads == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "no memory for the plan of %zu gradients", d->n_params);
-    for (size_t i = 0; i < d->n_params; i++) {
+    if (flight == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu buckets", d->plan.n);
+    free(d->flight);
+    d->flight = flight;
+    group_small(d);
+    cdi_wire_place(d);
+    return CDDP_OK;
+}
+
+/* Which sizes make a difference for this model? The usual one is in force at first; alone, there is nothing to choose.
+ */
+static cddp_status make_trial(cddp_ddp *d, struct cdi_error *err)
+{
+    struct cdi_ddp_trial *t = calloc(1, sizeof *t);
+    cddp_status status = CDDP_OK;
+
+    if (t == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory to try bucket sizes");
+    d->trial = t;
+    t->clock = cdi_now_ns;
+    cdi_tune_init(&t->tune, d->caps.first);
+    for (size_t k = 1; k < t->tune.n && status == CDDP_OK;) {
+        bool changed = false;
+
+        d->caps.cap = t->tune.cap[k];
+        status = cdi_bucket_recut(&d->plan, &d->caps, &changed, err);
+        if (status == CDDP_OK)
+            status = make_flights(d, err); /* the largest wire region is found on the way */
+        if (status == CDDP_OK && changed)
+            k++;
+        else if (status == CDDP_OK)
+            cdi_tune_drop(&t->tune, k);
+    }
+    t->current = t->tune.usual;
+    d->caps.cap = t->tune.cap[t->current];
+    if (status == CDDP_OK)
+        status = cdi_bucket_recut(&d->plan, &d->caps, NULL, err);
+    if (status == CDDP_OK)
+        status = make_flights(d, err);
+    if (t->tune.n > 1 && cdi_comm_world(d->comm)->size > 1)
+        return status;
+    free(t);
+    d->trial = NULL;
+    return status;
+}
+
+/* The plan's gradients: those of the parameters, and one element more where ranks say whether they train. */
+static struct cdi_grad *list_grads(const cddp_ddp *d, size_t n)
+{
+    struct cdi_grad *grads = calloc(n, sizeof *grads);
+
+    for (size_t i = 0; grads != NULL && i < d->n_params; i++) {
         grads[i].bytes = d->params[i].count * cddp_dtype_size(d->params[i].dtype);
         grads[i].dtype = d->params[i].dtype;
     }
-    if (n > d->n_params) {
+    if (grads != NULL && n > d->n_params) {
         /* One element behind the last parameter, which is the first in the arena: see uneven.c. */
         grads[d->n_params].dtype = grads[d->n_params - 1].dtype;
         grads[d->n_params].bytes = cddp_dtype_size(grads[d->n_params].dtype);
     }
-    status = cdi_bucket_plan_init(&d->plan, grads, n,
-                                  &(struct cdi_bucket_caps){.first = opt->first_bucket_bytes,
-                                                            .cap = opt->bucket_bytes,
-                                                            .last = opt->last_bucket_bytes,
-                                                            .split = split,
-                                                            .parts = split ? 1 : size},
-                                  err);
+    return grads;
+}
+
+cddp_status cdi_ddp_plan(cddp_ddp *d, const cddp_ddp_options *opt, struct cdi_error *err)
+{
+    size_t n = d->n_params + ((d->flags & CDDP_DDP_JOIN) != 0);
+    size_t size = (size_t)cdi_comm_world(d->comm)->size;
+    struct cdi_grad *grads = list_grads(d, n);
+    cddp_status status;
+
+    if (grads == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for the plan of %zu gradients", d->n_params);
+    d->automatic = opt->bucket_bytes == CDDP_AUTO;
+    d->caps = (struct cdi_bucket_caps){.first = opt->first_bucket_bytes,
+                                       .cap = d->automatic ? opt->first_bucket_bytes : opt->bucket_bytes,
+                                       .last = opt->last_bucket_bytes,
+                                       .split = (d->flags & CDDP_DDP_SPLIT) != 0};
+    d->caps.parts = d->caps.split || d->automatic ? 1 : size;
+    status = cdi_bucket_plan_init(&d->plan, grads, n, &d->caps, err);
     if (status != CDDP_OK) {
         free(grads);
         return status;
     }
-    d->flight = calloc(d->plan.n, sizeof *d->flight);
-    if (d->flight == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu buckets", d->plan.n);
-    group_small(d);
-    if (cdi_comm_world(d->comm)->size > 1 && d->plan.n > 1 && (d->flags & CDDP_DDP_FIND_UNUSED) == 0) {
+    status = make_flights(d, err);
+    if (status == CDDP_OK && d->automatic)
+        status = make_trial(d, err);
+    if (status == CDDP_OK && size > 1 && (d->trial != NULL || d->plan.n > 1) &&
+        (d->flags & CDDP_DDP_FIND_UNUSED) == 0) {
         d->order = calloc(d->n_params, sizeof *d->order);
         if (d->order == NULL)
             return cdi_fail(err, CDDP_E_NOMEM, "no memory for the order of %zu gradients", d->n_params);
     }
-    return CDDP_OK;
+    return status;
 }
 
 void cdi_ddp_note_order(cddp_ddp *d, size_t i)
@@ -69,18 +134,17 @@ void cdi_ddp_note_order(cddp_ddp *d, size_t i)
 }
 
 /* Buckets are launched in the order in which rank 0's first step made them, from the third step on. */
-static cddp_status adopt_order(cddp_ddp *d)
+static cddp_status adopt_order(cddp_ddp *d, struct cdi_error *err)
 {
     /* One more than there are: no size that calloc may answer with NULL. */
     struct cdi_ddp_flight *moved = calloc(d->plan.n + 1, sizeof *moved);
     size_t *to = calloc(d->plan.n + 1, sizeof *to);
     cddp_status status = CDDP_OK;
-    struct cdi_error err;
 
     if (moved == NULL || to == NULL)
-        status = cdi_fail(&err, CDDP_E_NOMEM, "no memory for the order of %zu buckets", d->plan.n);
+        status = cdi_fail(err, CDDP_E_NOMEM, "no memory for the order of %zu buckets", d->plan.n);
     if (status == CDDP_OK)
-        status = cdi_bucket_reorder(&d->plan, d->order, d->n_params, to, &err);
+        status = cdi_bucket_reorder(&d->plan, d->order, d->n_params, to, err);
     for (size_t b = 0; b < d->plan.n && status == CDDP_OK; b++)
         moved[to[b]] = d->flight[b];
     if (status == CDDP_OK) {
@@ -89,34 +153,129 @@ static cddp_status adopt_order(cddp_ddp *d)
     }
     free(moved);
     free(to);
-    return status == CDDP_OK ? status : cdi_ddp_misused(d, &err); /* the others do have the order */
+    return status;
 }
 
-/* Rank 0's order is told to all while the second step runs. */
-cddp_status cdi_ddp_settle_order(cddp_ddp *d)
+static void drop_order(cddp_ddp *d)
 {
-    struct cdi_op tell = {.kind = CDI_BROADCAST,
-                          .in = d->order,
-                          .out = d->order,
-                          .count = d->n_params,
-                          .dtype = CDDP_INT32,
-                          .bucket = -1,
-                          .lazy = true};
-    cddp_status status;
-    struct cdi_error err;
-
-    if (d->order == NULL)
-        return CDDP_OK;
-    if (d->step == 1) {
-        if (d->ops->enqueue(d->b, &tell, &d->order_ticket, &err) != CDDP_OK)
-            return cdi_ddp_stick(d, &err);
-        d->enqueued = d->order_ticket;
-        return CDDP_OK;
-    }
-    if (d->ops->join(d->b, d->order_ticket, &err) != CDDP_OK)
-        return cdi_ddp_stick(d, &err);
-    status = adopt_order(d);
     free(d->order);
     d->order = NULL;
+}
+
+/* What rank 0 knows is told to all while the step that comes runs; it is there at its end. */
+static cddp_status tell(cddp_ddp *d, int32_t *what, size_t n, uint64_t *ticket, struct cdi_error *err)
+{
+    struct cdi_op op = {
+        .kind = CDI_BROADCAST, .in = what, .out = what, .count = n, .dtype = CDDP_INT32, .bucket = -1, .lazy = true};
+    cddp_status status = d->ops->enqueue(d->b, &op, ticket, err);
+
+    if (status == CDDP_OK)
+        d->enqueued = *ticket;
     return status;
+}
+
+static cddp_status settle_order(cddp_ddp *d, struct cdi_error *err)
+{
+    cddp_status status;
+
+    if (d->order == NULL || d->step > FIRST_TRIAL)
+        return CDDP_OK;
+    if (d->step == 1)
+        return tell(d, d->order, d->n_params, &d->order_ticket, err);
+    status = d->ops->join(d->b, d->order_ticket, err);
+    if (status == CDDP_OK)
+        status = adopt_order(d, err);
+    if (d->trial == NULL)
+        drop_order(d);
+    return status;
+}
+
+/* Size k is in force from now on. */
+static cddp_status cut(cddp_ddp *d, size_t k, struct cdi_error *err)
+{
+    cddp_status status;
+
+    if (k == d->trial->current)
+        return CDDP_OK;
+    d->trial->current = k;
+    d->caps.cap = d->trial->tune.cap[k];
+    status = cdi_bucket_recut(&d->plan, &d->caps, NULL, err);
+    if (status == CDDP_OK)
+        status = make_flights(d, err);
+    return status == CDDP_OK && d->order != NULL ? adopt_order(d, err) : status;
+}
+
+/* What the step that has ended took, if this rank had a part of its own in it. */
+static cddp_status measure(cddp_ddp *d, struct cdi_error *err)
+{
+    struct cdi_ddp_trial *t = d->trial;
+    cddp_status status = CDDP_OK;
+
+    if (t->begun_ns != 0 && d->ops->on_device) /* where nobody has waited for it yet */
+        status = d->ops->join(d->b, d->enqueued, err);
+    if (t->begun_ns != 0)
+        cdi_tune_note(&t->tune, t->current, t->clock() - t->begun_ns);
+    return status;
+}
+
+static cddp_status settle_size(cddp_ddp *d, struct cdi_error *err)
+{
+    struct cdi_ddp_trial *t = d->trial;
+    uint64_t n = t == NULL ? 0 : cdi_tune_steps(&t->tune), at = d->step - FIRST_TRIAL;
+    cddp_status status = CDDP_OK;
+
+    if (t == NULL || d->step < FIRST_TRIAL)
+        return CDDP_OK;
+    if (at > 0 && at <= n)
+        status = measure(d, err);
+    t->begun_ns = 0;
+    if (status != CDDP_OK)
+        return status;
+    if (at < n)
+        return cut(d, cdi_tune_turn(&t->tune, at), err);
+    if (at == n) {
+        t->choice = (int32_t)cdi_tune_best(&t->tune);
+        return tell(d, &t->choice, 1, &t->ticket, err);
+    }
+    status = d->ops->join(d->b, t->ticket, err);
+    if (status == CDDP_OK && (t->choice < 0 || (size_t)t->choice >= t->tune.n))
+        status = cdi_fail(err, CDDP_E_PROTOCOL, "rank 0 has chosen bucket size %d of %zu", (int)t->choice, t->tune.n);
+    if (status == CDDP_OK)
+        status = cut(d, (size_t)t->choice, err);
+    drop_order(d);
+    free(t);
+    d->trial = NULL;
+    return status;
+}
+
+cddp_status cdi_ddp_settle(cddp_ddp *d)
+{
+    struct cdi_error err;
+    cddp_status status = settle_order(d, &err);
+
+    if (status == CDDP_OK)
+        status = settle_size(d, &err);
+    return status == CDDP_OK ? status : cdi_ddp_misused(d, &err); /* the others do have the new plan */
+}
+
+void cdi_ddp_trial_begin(cddp_ddp *d)
+{
+    if (d->trial != NULL)
+        d->trial->begun_ns = d->trial->clock();
+}
+
+cddp_status cdi_ddp_still_trying(const cddp_ddp *d, const char *function, struct cdi_error *err)
+{
+    if (d->trial == NULL)
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_STATE,
+                    "%s: bucket sizes are still being tried (CDDP_AUTO), in step %llu of %llu: call it when "
+                    "cddp_ddp_bucket_cap gives one",
+                    function, (unsigned long long)d->step,
+                    (unsigned long long)(cdi_tune_steps(&d->trial->tune) + FIRST_TRIAL + 1));
+}
+
+size_t cddp_ddp_bucket_cap(const cddp_ddp *ddp)
+{
+    return ddp == NULL || ddp->trial != NULL ? 0 : ddp->caps.cap;
 }

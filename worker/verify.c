@@ -277,6 +277,14 @@ static cddp_status find_difference(cddp_comm *comm, const struct cdi_buf *mine, 
     return status;
 }
 
+static const char *option_text(int field, uint64_t value, char text[24])
+{
+    if (field == F_BUCKET_BYTES && value == CDDP_AUTO)
+        return "CDDP_AUTO";
+    (void)snprintf(text, 24, "%" PRIu64, value);
+    return text;
+}
+
 /* Options that shape the buckets must agree too; they are named from the records alone. */
 static cddp_status compare_options(const uint64_t *a, const uint64_t *b, int other, struct cdi_error *err)
 {
@@ -288,15 +296,15 @@ static cddp_status compare_options(const uint64_t *a, const uint64_t *b, int oth
                    {F_LAST_BUCKET_BYTES, "last_bucket_bytes"},
                    {F_FLAGS, "flags"},
                    {F_COMPRESS, "compress"}};
+    char text_a[24], text_b[24];
 
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
         int f = options[i].field;
 
         if (a[f] != b[f])
             return cdi_fail(err, CDDP_E_MISMATCH,
-                            "cddp_ddp_options.%s is %" PRIu64 " on rank 0 but %" PRIu64
-                            " on rank %d: it must be the same on every rank",
-                            options[i].name, a[f], b[f], other);
+                            "cddp_ddp_options.%s is %s on rank 0 but %s on rank %d: it must be the same on every rank",
+                            options[i].name, option_text(f, a[f], text_a), option_text(f, b[f], text_b), other);
     }
     return CDDP_OK;
 }

@@ -5,7 +5,7 @@
  */
 #include "worker/reducer.h"
 
-cddp_status cdi_wire_init(cddp_ddp *d, struct cdi_error *err)
+void cdi_wire_place(cddp_ddp *d)
 {
     size_t at = 0;
 
@@ -18,7 +18,12 @@ cddp_status cdi_wire_init(cddp_ddp *d, struct cdi_error *err)
         if (f->compressed)
             at += (count * cddp_dtype_size(d->wire_dtype) + CDI_GRAD_ALIGN - 1) / CDI_GRAD_ALIGN * CDI_GRAD_ALIGN;
     }
-    return at == 0 ? CDDP_OK : d->ops->region_create(d->b, at, &d->wire, err);
+    d->wire_bytes = at > d->wire_bytes ? at : d->wire_bytes;
+}
+
+cddp_status cdi_wire_init(cddp_ddp *d, struct cdi_error *err)
+{
+    return d->wire_bytes == 0 ? CDDP_OK : d->ops->region_create(d->b, d->wire_bytes, &d->wire, err);
 }
 
 cddp_status cdi_wire_pack(cddp_ddp *d, size_t bucket, struct cdi_op *op, struct cdi_error *err)

@@ -326,7 +326,7 @@ typedef struct cddp_param {
 
 typedef struct cddp_ddp_options {
     size_t size;               /* sizeof(cddp_ddp_options); 0 is an error */
-    size_t bucket_bytes;       /* a bucket closes when it reaches this; 0: 25 MiB */
+    size_t bucket_bytes;       /* a bucket closes when it reaches this; 0: 25 MiB; CDDP_AUTO: found by trying */
     size_t first_bucket_bytes; /* the same for the first one, so that communication starts early; 0: 1 MiB */
     uint32_t flags;            /* CDDP_DDP_... below */
     cddp_dtype compress;       /* float32 gradients are sent as CDDP_FLOAT16 or CDDP_BFLOAT16; 0: as they are */
@@ -337,6 +337,15 @@ typedef struct cddp_ddp_options {
                                   closes here, so that little is left to wait for at the end of a step; 0: they do not */
     uint64_t reserved[3];
 } cddp_ddp_options;
+
+/*
+ * For bucket_bytes: the first steps find out which size is best here. first_bucket_bytes times 1, 4, 10, 25, 50 and 100
+ * (1 to 100 MiB), as far as they cut this model differently, take turns from the third step on, seven steps each; the
+ * one with the smallest median of rank 0's times, from a step's first gradient to the end of its cddp_ddp_wait, stays,
+ * on all ranks. Results do not change by it, on the CPU not by a bit. While it lasts (45 steps at most) bucket counts
+ * change from step to step; on a GPU the host waits for these steps. Not with cddp_optim_create.
+ */
+#define CDDP_AUTO SIZE_MAX
 
 /* Do not broadcast rank 0's parameters at creation: every rank has already loaded the same ones. */
 #define CDDP_DDP_NO_BROADCAST 1u
@@ -516,7 +525,8 @@ typedef struct cddp_hook {
 /*
  * Communicate by a hook from now on; hook is copied, NULL goes back to the all-reduce. Every rank does the same,
  * between the same two steps. Returns CDDP_OK; CDDP_E_INVALID (a bad hook, or a reducer that compresses); CDDP_E_STATE
- * (in the middle of a step, or it has an optimizer); CDDP_E_NOMEM. One thread. It ends PowerSGD, too.
+ * (in the middle of a step, it has an optimizer, or bucket sizes are still being tried); CDDP_E_NOMEM. One thread. It
+ * ends PowerSGD, too.
  */
 CDDP_API cddp_status cddp_ddp_set_hook(cddp_ddp *ddp, const cddp_hook *hook);
 
@@ -551,8 +561,9 @@ typedef struct cddp_powersgd_options {
  * checkpoint was loaded. cddp_ddp_wait_param() cannot be used with it. opt may be NULL. A collective, between two
  * steps: every rank calls it, with equal options. cddp_ddp_set_hook(ddp, NULL) ends it. One thread. Returns CDDP_OK;
  * CDDP_E_INVALID (bad options, a reducer that compresses, sums or splits, a GPU's backend); CDDP_E_MISMATCH (ranks have
- * different options); CDDP_E_STATE (in the middle of a step, or it has an optimizer); CDDP_E_NOMEM; or what a
- * collective may return. If it fails on one rank it fails on all, and nothing has changed.
+ * different options); CDDP_E_STATE (in the middle of a step, it has an optimizer, or bucket sizes are still being
+ * tried); CDDP_E_NOMEM; or what a collective may return. If it fails on one rank it fails on all, and nothing has
+ * changed.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_set_powersgd(cddp_ddp *ddp, const cddp_powersgd_options *opt);
 
@@ -591,6 +602,11 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_clip_grad_norm(cddp_ddp *ddp, doubl
 
 /* What the optimizer has to multiply the gradients by: 1, or 1/world size with CDDP_DDP_SUM. */
 CDDP_API double cddp_ddp_factor(const cddp_ddp *ddp);
+/*
+ * bucket_bytes as it is in force: what the options said, or 25 MiB; with CDDP_AUTO what was chosen, and 0 until then.
+ * From the thread that calls cddp_ddp_wait, as the next two.
+ */
+CDDP_API size_t cddp_ddp_bucket_cap(const cddp_ddp *ddp);
 /* Number of buckets, and the size in bytes of bucket b (0 if there is none), in the order of their launch. */
 CDDP_API size_t cddp_ddp_bucket_count(const cddp_ddp *ddp);
 CDDP_API size_t cddp_ddp_bucket_bytes(const cddp_ddp *ddp, size_t b);
@@ -654,10 +670,10 @@ typedef struct cddp_optim_options {
  * it is, and so does its state.
  *
  * *out is written on success only; release it with cddp_optim_destroy(), before ddp. Returns CDDP_OK; CDDP_E_INVALID
- * (an option); CDDP_E_UNSUPPORTED (a GPU's backend; a reducer with CDDP_DDP_JOIN, CDDP_DDP_SPLIT, `compress` or a hook:
- * the sentence says which); CDDP_E_STATE (ddp has one, or is in the middle of a step); CDDP_E_MISMATCH (ranks give
- * different options: the sentence names two and what differs); CDDP_E_NOMEM (here or on a peer); or what a collective
- * may return.
+ * (an option); CDDP_E_UNSUPPORTED (a GPU's backend; a reducer with CDDP_DDP_JOIN, CDDP_DDP_SPLIT, CDDP_AUTO, `compress`
+ * or a hook: the sentence says which); CDDP_E_STATE (ddp has one, or is in the middle of a step); CDDP_E_MISMATCH
+ * (ranks give different options: the sentence names two and what differs); CDDP_E_NOMEM (here or on a peer); or what a
+ * collective may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_optim_create(cddp_optim **out, cddp_ddp *ddp, const cddp_optim_options *opt);
 

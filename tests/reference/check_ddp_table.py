@@ -39,7 +39,7 @@ ROWS = {  # option: (ours, the check's file, what in it)
         "process_group": ("the communicator; a part of it by `cddp_comm_split`", "tests/unit/test_collective.c",
                           "parts_of_a_world_have_ranks_reducers_and_errors_of_their_own"),
         "bucket_cap_mb": ("`bucket_bytes`, `first_bucket_bytes`; 25 MiB and 1 MiB, too. A small last one (`DDP_SET_LAST_BUCKET_CAP`): "
-                          "`last_bucket_bytes`; a gradient in several buckets: `CDDP_DDP_SPLIT`", "tests/unit/test_bucket.c",
+                          "`last_bucket_bytes`; a gradient in several buckets: `CDDP_DDP_SPLIT`; found by trying: `CDDP_AUTO`", "tests/unit/test_bucket.c",
                           "a_bucket_closes_once_it_reaches_the_cap_and_may_overshoot_it"),
         "bucket_cap_mb_list": ("three caps: of the first bucket, of the last, of the others", "tests/unit/test_bucket.c",
                                "the_models_first_gradients_make_a_small_last_bucket_if_wanted"),

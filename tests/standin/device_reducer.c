@@ -2,8 +2,8 @@
 /*
  * libcddp's reducer on the stand-in, as a program that cddprun starts: gradients are written on a compute stream by a
  * kernel, averaged, and added to the parameters by another kernel. With "reuse" the program itself is wrong: it writes
- * a gradient again before cddp_ddp_wait; with "missing" rank 1 does not come to the last step. Other faults are planted
- * by the stand-in's settings.
+ * a gradient again before cddp_ddp_wait; with "missing" rank 1 does not come to the last step. With "auto" the bucket
+ * size is found by trying. Other faults are planted by the stand-in's settings.
  *
  * Exit status: 0 all was right, 3 a wrong result, 4 libcddp gave an error.
  */
@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #define STEPS 3
+#define AUTO_STEPS 20 /* until a bucket size is chosen, of the two that differ, and a few more */
 #define N_PARAMS 5
 #define WRONG 3
 #define FAILED 4
@@ -37,6 +38,7 @@ struct job {
     CUkernel fill;
     CUstream compute;
     CUdeviceptr data[N_PARAMS];
+    int steps;
 };
 
 /* Whole numbers, whose mean over ranks is one: rank r of n gives 2 r of what the mean has n - 1. */
@@ -57,8 +59,8 @@ static void write_gradient(struct job *j, int step, size_t i)
 
 static void train(struct job *j, bool reuse, bool missing)
 {
-    for (int step = 0; step < STEPS; step++) {
-        if (missing && step == STEPS - 1 && cddp_rank(j->comm) == 1)
+    for (int step = 0; step < j->steps; step++) {
+        if (missing && step == j->steps - 1 && cddp_rank(j->comm) == 1)
             (void)pause(); /* until cddprun ends it */
         for (size_t i = N_PARAMS; i-- > 0;) {
             write_gradient(j, step, i);
@@ -78,7 +80,7 @@ static int check(struct job *j)
     int n = cddp_world_size(j->comm);
 
     for (size_t i = 0; i < N_PARAMS; i++) {
-        float want = (float)((n - 1) * STEPS * (STEPS + 1) / 2 + STEPS * (int)i);
+        float want = (float)((n - 1) * j->steps * (j->steps + 1) / 2 + j->steps * (int)i);
 
         CU(cuMemcpyDtoH(x, j->data[i], counts[i] * sizeof x[0]));
         for (size_t k = 0; k < counts[i]; k++) {
@@ -92,13 +94,16 @@ static int check(struct job *j)
     return 0;
 }
 
-static void open_job(struct job *j)
+static void open_job(struct job *j, bool automatic)
 {
     static const char *const names[N_PARAMS] = {"a", "b", "c", "d", "e"};
     cddp_init_options init = {.size = sizeof init, .backend = "nccl"};
     cddp_ddp_options opt = {.size = sizeof opt, .bucket_bytes = 8000, .first_bucket_bytes = 8000};
     cddp_param params[N_PARAMS];
 
+    j->steps = automatic ? AUTO_STEPS : STEPS;
+    if (automatic)
+        opt.bucket_bytes = CDDP_AUTO;
     DO(cddp_init(&j->comm, &init));
     device_open(&j->device, cddp_local_rank(j->comm));
     standin_kernel_register(&fill_kernel);
@@ -131,11 +136,15 @@ int main(int argc, char **argv)
     static struct job j;
     int rc;
 
-    open_job(&j);
+    open_job(&j, argc > 1 && strcmp(argv[1], "auto") == 0);
     train(&j, argc > 1 && strcmp(argv[1], "reuse") == 0, argc > 1 && strcmp(argv[1], "missing") == 0);
     CU(cuStreamSynchronize(j.compute)); /* also where a peer did not come: then the communicator is aborted in time */
     DO(cddp_barrier(j.comm));
     rc = check(&j);
+    if (cddp_ddp_bucket_cap(j.ddp) == 0) {
+        fprintf(stderr, "no bucket size is chosen after %d steps\n", j.steps);
+        rc = WRONG;
+    }
     close_job(&j);
     return rc;
 }

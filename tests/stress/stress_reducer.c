@@ -22,6 +22,7 @@
 #define MAX_COUNT 3000
 #define THREADS 3
 #define STEPS 6
+#define AUTO_STEPS 47 /* until a bucket size is chosen (CDDP_AUTO), and one more */
 
 struct job {
     cddp_comm *comm;
@@ -178,14 +179,16 @@ static int run_seed(cddp_comm *comm, uint64_t seed)
     struct job *j = &job;
     cddp_param params[MAX_PARAMS] = {{0}};
     cddp_ddp_options opt = {.size = sizeof opt};
+    bool automatic;
     int bad = 0;
 
     *j = (struct job){.comm = comm, .seed = seed, .rank = cddp_rank(comm), .size = cddp_world_size(comm)};
     j->n = 1 + dice(j, 1, 0, MAX_PARAMS);
     j->unused = dice(j, 2, 0, 3) == 0;
     opt.flags = (j->unused ? CDDP_DDP_FIND_UNUSED : 0) | (dice(j, 3, 0, 2) == 0 ? CDDP_DDP_SPLIT : 0);
-    opt.bucket_bytes = 64 + dice(j, 4, 0, 12000);
-    opt.first_bucket_bytes = 64 + dice(j, 5, 0, 4000);
+    automatic = dice(j, 12, 0, 8) == 0;
+    opt.bucket_bytes = automatic ? CDDP_AUTO : 64 + dice(j, 4, 0, 12000);
+    opt.first_bucket_bytes = 64 + dice(j, 5, 0, automatic ? 400 : 4000);
     opt.last_bucket_bytes = dice(j, 6, 0, 2) * dice(j, 7, 0, 4000);
     for (size_t i = 0; i < j->n; i++) {
         j->count[i] = 1 + dice(j, 8, i, dice(j, 9, i, 3) == 0 ? MAX_COUNT : 50);
@@ -199,8 +202,13 @@ static int run_seed(cddp_comm *comm, uint64_t seed)
         fprintf(stderr, "seed %llu: %s\n", (unsigned long long)seed, cddp_last_error());
         return 1;
     }
-    for (j->step = 0; j->step < STEPS && bad == 0; j->step++)
+    for (j->step = 0; j->step < (automatic ? AUTO_STEPS : STEPS) && bad == 0; j->step++)
         bad = one_step(j);
+    if (bad == 0 && cddp_ddp_bucket_cap(j->ddp) == 0) {
+        fprintf(stderr, "rank %d: seed %llu: no bucket size is chosen after %d steps\n", j->rank,
+                (unsigned long long)seed, j->step);
+        bad = 1;
+    }
     cddp_ddp_destroy(j->ddp);
     for (size_t i = 0; i < j->n; i++) {
         free(j->own[i]);
