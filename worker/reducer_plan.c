@@ -255,7 +255,9 @@ cddp_status cdi_ddp_settle(cddp_ddp *d)
 
     if (status == CDDP_OK)
         status = settle_size(d, &err);
-    return status == CDDP_OK ? status : cdi_ddp_misused(d, &err); /* the others do have the new plan */
+    if (status == CDDP_E_NOMEM || status == CDDP_E_PROTOCOL)
+        return cdi_ddp_misused(d, &err); /* here alone: the others do have the new plan */
+    return status == CDDP_OK ? status : cdi_ddp_stick(d, &err);
 }
 
 void cdi_ddp_trial_begin(cddp_ddp *d)
