@@ -383,6 +383,19 @@ static void on_ended(struct join *j, ssize_t n)
     lose(j, text);
 }
 
+/* It has no room for another connection. One of ours, which it has not missed yet, may leave some. */
+static void turned_away(struct join *j, const char *why)
+{
+    char text[1024];
+
+    if (j->known || j->again) {
+        later(j, why);
+        return;
+    }
+    (void)snprintf(text, sizeof text, "the rendezvous at %s takes no more connections: %.600s", j->opt.name, why);
+    lose(j, text);
+}
+
 /* HELLO and what follows it; JOIN when both sides have proved what they had to. */
 static cddp_status open_further(struct join *j, struct cdi_error *err)
 {
@@ -395,7 +408,10 @@ static cddp_status open_further(struct join *j, struct cdi_error *err)
     send_or_drop(j, o);
     if (st == CDDP_OK)
         send_join(j);
-    return st;
+    if (st != CDDP_E_LIMIT)
+        return st;
+    turned_away(j, err->msg);
+    return CDDP_IN_PROGRESS;
 }
 
 static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)

@@ -25,6 +25,20 @@
 #define CDI_C10D_HELLO_LEN 5
 #define CDI_C10D_MAGIC 0x3C85F7CEu
 
+/*
+ * libcddp's first PING has a nonce of this kind: a server that has no room for the connection may then send a REFUSED
+ * frame (hello.h) instead of the answer. PyTorch's nonces are process ids, which are never so large; nor is the length
+ * with which a frame begins.
+ */
+static inline uint32_t cdi_c10d_own_ping(uint32_t random)
+{
+    return 0xCDD00000u | (random & 0xFFFFFu);
+}
+static inline bool cdi_c10d_is_own_ping(uint32_t nonce)
+{
+    return nonce >> 20 == 0xCDDu;
+}
+
 enum cdi_c10d_op {                        /* arguments              reply */
                    CDI_C10D_VALIDATE = 0, /* u32 magic              none */
                    CDI_C10D_SET = 1,      /* key, value             none */

@@ -29,7 +29,7 @@ static cddp_status next(const struct cdi_buf *in, struct cdi_frame *f, struct cd
     uint32_t len = in->len < CDI_FRAME_HEADER ? 0 : cdi_c10d_get_u32(cdi_buf_data(in));
 
     if (len > 2 + CDI_HELLO_SENTENCE_MAX)
-        return cdi_fail(err, CDDP_E_LIMIT, "a frame of %u bytes while the connection opens", len);
+        return cdi_fail(err, CDDP_E_PROTOCOL, "a frame of %u bytes while the connection opens", len);
     return cdi_frame_next(in, f, err);
 }
 
@@ -83,8 +83,8 @@ cddp_status cdi_hello_client_start(struct cdi_hello_client *c, enum cdi_hello_ki
     return st;
 }
 
-/* The server's sentence, fit for a terminal. */
-static cddp_status refused(const struct cdi_frame *f, struct cdi_error *err)
+/* The server's sentence, fit for a terminal, and `st`. */
+static cddp_status refused(const struct cdi_frame *f, cddp_status st, struct cdi_error *err)
 {
     char text[CDI_HELLO_SENTENCE_MAX + 1];
     size_t len;
@@ -97,7 +97,17 @@ static cddp_status refused(const struct cdi_frame *f, struct cdi_error *err)
     for (size_t i = 0; i < len; i++)
         if ((uint8_t)text[i] < ' ' || text[i] == 0x7f)
             text[i] = '?';
-    return cdi_fail(err, CDDP_E_DENIED, "%s", text);
+    return cdi_fail(err, st, "%s", text);
+}
+
+cddp_status cdi_hello_read_refusal(const struct cdi_buf *in, struct cdi_error *err)
+{
+    struct cdi_frame f;
+    cddp_status st = next(in, &f, err);
+
+    if (st != CDDP_OK)
+        return st;
+    return f.type == CDI_HELLO_REFUSED ? refused(&f, CDDP_E_LIMIT, err) : unexpected(&f, "REFUSED", err);
 }
 
 static cddp_status on_challenge(struct cdi_hello_client *c, const struct cdi_frame *f, struct cdi_buf *out,
@@ -135,11 +145,12 @@ static cddp_status on_ready(struct cdi_hello_client *c, const struct cdi_frame *
     return CDDP_OK;
 }
 
+/* A server that refuses before it has asked anything has no room, whoever we are. */
 static cddp_status client_frame(struct cdi_hello_client *c, const struct cdi_frame *f, struct cdi_buf *out,
                                 struct cdi_error *err)
 {
     if (f->type == CDI_HELLO_REFUSED)
-        return refused(f, err);
+        return refused(f, c->state == CDI_HELLO_C_SENT ? CDDP_E_LIMIT : CDDP_E_DENIED, err);
     if (c->state == CDI_HELLO_C_SENT && f->type == CDI_HELLO_CHALLENGE)
         return on_challenge(c, f, out, err);
     if (c->state == CDI_HELLO_C_PROVING && f->type == CDI_HELLO_READY)

@@ -59,11 +59,17 @@ cddp_status cdi_hello_client_start(struct cdi_hello_client *c, enum cdi_hello_ki
 /*
  * Consume the server's frames from in, append answers to out. CDDP_OK: READY has come; what follows in `in` belongs to
  * the next protocol. CDDP_IN_PROGRESS: write out, and give more bytes. CDDP_E_DENIED: the server refused (its sentence
- * is in err), or asks for a secret that we do not have, or does not prove the one that we have. CDDP_E_PROTOCOL,
- * CDDP_E_LIMIT: it speaks something else. CDDP_E_NOMEM. After an error: close.
+ * is in err), or asks for a secret that we do not have, or does not prove the one that we have. CDDP_E_LIMIT: it has no
+ * room for another connection, and did not look at who we are (its sentence is in err). CDDP_E_PROTOCOL: it speaks
+ * something else. CDDP_E_NOMEM. After an error: close.
  */
 cddp_status cdi_hello_client_feed(struct cdi_hello_client *c, struct cdi_buf *in, struct cdi_buf *out,
                                   struct cdi_error *err);
+/*
+ * A REFUSED frame in the place of something else: see cdi_c10d_own_ping(). CDDP_IN_PROGRESS: give more bytes.
+ * CDDP_E_LIMIT: it is one, and its sentence is in err. CDDP_E_PROTOCOL: it is none.
+ */
+cddp_status cdi_hello_read_refusal(const struct cdi_buf *in, struct cdi_error *err);
 
 /* ---------------------------------------------------------------------------------------------------- server ---- */
 

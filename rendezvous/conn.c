@@ -11,13 +11,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 
 #define OUT_MAX (128u * 1024 * 1024) /* bytes of replies that wait for one connection */
 #define OUT_ENOUGH (1024u * 1024)    /* from here on no further request of it is read */
 #define IN_MAX (CDI_C10D_REQUEST_MAX + 1024u * 1024)
 #define KEEP 16384 /* an empty buffer larger than this is freed */
+#define VISIT_MS 1000
 #define LINGER_MS 2000
+#define END_MS 1000
 
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf);
 
@@ -98,6 +102,7 @@ static void on_closed(uv_handle_t *handle)
     cdi_buf_release(&c->out);
     cdi_buf_release(&c->flying);
     account(c);
+    home->n_visitors -= c->visit != CONN_STAYS;
     free(c);
     home->n_open--;
     if (job != NULL)
@@ -142,6 +147,21 @@ static void log_drop(const struct conn *c, enum cdi_log_level level, const char 
     conn_log_drop(c->home, level, name, why);
 }
 
+/* It has as long as all of that kind for something. */
+static void await(struct conn *c, enum conn_due kind)
+{
+    c->deadline_ms = now_of(c->home) + c->home->due_ms[kind];
+    cdi_list_remove(&c->due);
+    cdi_list_push_back(&c->home->due[kind], &c->due);
+}
+
+/* Look at it at every tick, until it has nothing that is not finished. */
+static void watch(struct conn *c)
+{
+    if (cdi_list_empty(&c->busy))
+        cdi_list_push_back(&c->home->busy, &c->busy);
+}
+
 /* It is about to have another state. */
 static void leave(struct conn *c)
 {
@@ -165,6 +185,8 @@ void conn_close(struct conn *c, enum cdi_log_level level, const char *why)
     c->state = CONN_CLOSING;
     cdi_list_remove(&c->link);
     cdi_list_remove(&c->dirty);
+    cdi_list_remove(&c->due);
+    cdi_list_remove(&c->busy);
     uv_close((uv_handle_t *)&c->tcp, on_closed);
 }
 
@@ -201,7 +223,7 @@ static void mark_dirty(struct conn *c)
         cdi_list_push_back(&c->home->dirty, &c->dirty);
 }
 
-void conn_finish(struct conn *c, int64_t linger_ms, enum cdi_log_level level, const char *why)
+void conn_finish(struct conn *c, enum conn_due due, enum cdi_log_level level, const char *why)
 {
     if (c->state == CONN_CLOSING || c->state == CONN_LINGERING)
         return;
@@ -209,7 +231,7 @@ void conn_finish(struct conn *c, int64_t linger_ms, enum cdi_log_level level, co
     log_drop(c, level, why);
     leave(c);
     c->state = CONN_LINGERING;
-    c->deadline_ms = now_of(c->home) + linger_ms;
+    await(c, c->visit != CONN_STAYS ? CONN_DUE_VISIT : due);
     cdi_buf_release(&c->in);
     mark_dirty(c);
 }
@@ -276,6 +298,7 @@ static void flush(struct conn *c)
     cdi_buf_init(&c->out, c->flying.limit);
     b = uv_buf_init((char *)(uintptr_t)cdi_buf_data(&c->flying), (unsigned)c->flying.len);
     c->writing = true;
+    watch(c);
     c->progress_ms = now_of(c->home);
     c->queue_seen = c->flying.len;
     n = uv_write(&c->write, (uv_stream_t *)&c->tcp, &b, 1, on_written);
@@ -320,6 +343,7 @@ static void on_store_woken(struct cdi_serve *s)
 
 static void serve_store(struct conn *c, struct cdi_buf *in)
 {
+    size_t had = in->len;
     struct cdi_error err;
     cddp_status st;
 
@@ -329,8 +353,10 @@ static void serve_store(struct conn *c, struct cdi_buf *in)
     } while (st == CDDP_IN_PROGRESS && c->state == CONN_STORE && queued(c) < OUT_ENOUGH);
     if (c->state != CONN_STORE)
         return;
+    if (in->len < had)
+        c->begun_ms = now_of(c->home);
     if (st < 0) {
-        conn_finish(c, LINGER_MS, CDI_LOG_WARN, err.msg);
+        conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, err.msg);
     } else if (queued(c) >= OUT_ENOUGH) {
         /* It asks faster than it reads: let it wait until on_written(), which is sure to come. */
         c->paused = true;
@@ -359,9 +385,9 @@ static void serve_http(struct conn *c)
     if (st != CDDP_OK)
         conn_close(c, CDI_LOG_WARN, "no memory for an answer");
     else if (parsed == CDDP_OK)
-        conn_finish(c, LINGER_MS, CDI_LOG_DEBUG, "answered");
+        conn_finish(c, CONN_DUE_LINGER, CDI_LOG_DEBUG, "answered");
     else
-        conn_finish(c, LINGER_MS, CDI_LOG_WARN, err.msg);
+        conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, err.msg);
 }
 
 static void serve_control(struct conn *c)
@@ -370,7 +396,7 @@ static void serve_control(struct conn *c)
     cddp_status st = session_feed(c->job->session, c->peer, &c->in, now_of(c->home), wall_ms(), &err);
 
     if (st < 0)
-        conn_finish(c, LINGER_MS, CDI_LOG_WARN, err.msg);
+        conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, err.msg);
 }
 
 static void enter_job(struct conn *c, struct conn_job *job)
@@ -388,7 +414,9 @@ static void begin_store(struct conn *c, struct conn_job *job)
         return;
     }
     enter_job(c, job);
+    cdi_list_remove(&c->due);
     c->state = CONN_STORE;
+    c->begun_ms = now_of(c->home);
     cdi_serve_init(&c->serve, keys, &c->out, on_store_woken);
     c->serve.counts = job->operations;
 }
@@ -405,6 +433,7 @@ static void begin_control(struct conn *c, struct conn_job *job)
         return;
     }
     enter_job(c, job);
+    cdi_list_remove(&c->due);
     c->agent = true;
     c->state = CONN_CONTROL;
 }
@@ -416,7 +445,7 @@ static void refuse_agent(struct conn *c, const char *why)
 
     (void)snprintf(m.u.closed.text, sizeof m.u.closed.text, "%.511s", why);
     (void)cdi_msg_encode(&m, &c->out, NULL); /* without memory it is closed all the same */
-    conn_finish(c, LINGER_MS, CDI_LOG_WARN, why);
+    conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, why);
 }
 
 /* -------------------------------------------------------------------------------------------- who may, and may not
@@ -463,13 +492,70 @@ static void deny(struct conn *c, const char *why)
             level = CDI_LOG_DEBUG;
     if (level == CDI_LOG_WARN)
         home->denied[home->n_denied++ % CONN_DENIED_MAX] = ip;
-    conn_finish(c, LINGER_MS, level, why);
+    conn_finish(c, CONN_DUE_LINGER, level, why);
 }
 
 /* Was it asked for a proof that has not come? */
 static bool lacks_proof(const struct conn *c)
 {
     return c->state == CONN_HELLO && c->hello.state == CDI_HELLO_S_PROVING && c->hello.auth;
+}
+
+/* -------------------------------------------------------------------------------------------------- visitors ---- */
+
+/* Why it cannot stay, for whoever runs the job. */
+static void say_full(const struct conn *c, char *why, size_t cap)
+{
+    char host[256] = "";
+    struct rlimit files = {.rlim_cur = 0};
+
+    if (c->visit == CONN_TOO_MANY) {
+        (void)snprintf(why, cap, "there are %zu connections already, as many as %s allows; raise it",
+                       c->home->max_connections, c->home->max_flag);
+        return;
+    }
+    (void)gethostname(host, sizeof host - 1);
+    (void)getrlimit(RLIMIT_NOFILE, &files);
+    (void)snprintf(why, cap,
+                   "the rendezvous may open no more than %llu files on %s, and each rank and each agent needs one; "
+                   "raise that limit there (ulimit -Hn)",
+                   (unsigned long long)files.rlim_cur, host);
+}
+
+/* Will there be room soon? Somebody who does not say what it wants, or who is just leaving, keeps its place not long.
+ */
+static bool room_soon(const struct conn_home *home)
+{
+    return !cdi_list_empty(&home->due[CONN_DUE_OPEN]) || !cdi_list_empty(&home->due[CONN_DUE_LINGER]) ||
+           !cdi_list_empty(&home->due[CONN_DUE_END]);
+}
+
+/* A visitor has said what it wants. One that would not understand an answer is closed, and so is one that shall try
+ * again. */
+static void turn_away(struct conn *c, bool understands)
+{
+    char why[512];
+
+    say_full(c, why, sizeof why);
+    if (!understands || cdi_hello_server_refuse(&c->hello, why, &c->out, NULL) != CDDP_OK)
+        conn_close(c, CDI_LOG_WARN, why);
+    else
+        conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, why);
+}
+
+/* PyTorch's client understands no sentence, and tries again by itself. libcddp's does, and says so by its first PING.
+ */
+static void turn_away_plain(struct conn *c)
+{
+    const uint8_t *p = cdi_buf_data(&c->in), *ping = p + CDI_C10D_HELLO_LEN;
+    size_t len = c->in.len - CDI_C10D_HELLO_LEN;
+    const struct conn_job *job = c->gate != NULL ? c->gate : c->home->only;
+
+    if (len == 0 || (len < 5 && ping[0] == CDI_C10D_PING))
+        return;
+    cdi_hello_server_init(&c->hello);
+    turn_away(c, ping[0] == CDI_C10D_PING && cdi_c10d_is_own_ping(cdi_c10d_get_u32(ping + 1)) && job != NULL &&
+                     may(c, c->home->plain_store, job) && !room_soon(c->home));
 }
 
 /* --------------------------------------------------------------------------------------------------- opening ---- */
@@ -490,7 +576,7 @@ static void begin_plain_store(struct conn *c)
 static void refuse_hello(struct conn *c, const char *why)
 {
     (void)cdi_hello_server_refuse(&c->hello, why, &c->out, NULL);
-    conn_finish(c, LINGER_MS, CDI_LOG_WARN, why);
+    conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, why);
 }
 
 /* False: it was closed. */
@@ -573,6 +659,10 @@ static void serve_hello(struct conn *c)
     }
     while (st == CDDP_OK && c->state == CONN_HELLO) {
         st = cdi_hello_server_feed(&c->hello, &c->in, &c->out, &err);
+        if (st == CDDP_OK && c->visit != CONN_STAYS) {
+            turn_away(c, c->hello.hello.kind == CDI_HELLO_AGENT || !room_soon(c->home));
+            return;
+        }
         if (st == CDDP_OK && c->hello.state == CDI_HELLO_S_ASKED)
             st = cdi_hello_server_challenge(&c->hello, c->home->secret, &c->out, &err);
         else if (st == CDDP_OK)
@@ -582,7 +672,7 @@ static void serve_hello(struct conn *c)
     if (st == CDDP_E_DENIED)
         deny(c, err.msg);
     else if (st < 0)
-        conn_finish(c, LINGER_MS, CDI_LOG_WARN, err.msg);
+        conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, err.msg);
 }
 
 /* The first JOIN of a job makes it. */
@@ -601,7 +691,7 @@ static void serve_new(struct conn *c)
     if (st == CDDP_OK && m.type != CDI_MSG_JOIN)
         st = cdi_fail(&err, CDDP_E_PROTOCOL, "it sends %s before JOIN", cdi_msg_name(m.type));
     if (st != CDDP_OK) {
-        conn_finish(c, LINGER_MS, CDI_LOG_WARN, err.msg);
+        conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, err.msg);
         return;
     }
     if (job == NULL)
@@ -620,7 +710,10 @@ static void sniff(struct conn *c)
     case CDI_SNIFF_UNDECIDED:
         break;
     case CDI_SNIFF_STORE:
-        begin_plain_store(c);
+        if (c->visit != CONN_STAYS)
+            turn_away_plain(c);
+        else
+            begin_plain_store(c);
         break;
     case CDI_SNIFF_CONTROL:
         cdi_hello_server_init(&c->hello);
@@ -661,6 +754,8 @@ static void serve(struct conn *c)
     case CONN_CLOSING:
         break;
     }
+    if (c->state == CONN_STORE && c->in.len > 0)
+        watch(c);
     /* A store connection seldom needs one again: see serve_store_at_once(). */
     if (c->in.len == 0 && (c->state == CONN_STORE || c->in.cap > KEEP))
         cdi_buf_release(&c->in);
@@ -672,9 +767,13 @@ static void serve_store_at_once(struct conn *c, uint8_t *bytes, size_t n)
     struct cdi_buf in = {.mem = bytes, .len = n, .cap = n, .limit = n};
 
     serve_store(c, &in);
+    if (c->state != CONN_STORE || in.len == 0)
+        return;
     c->begun_ms = now_of(c->home);
-    if (c->state == CONN_STORE && cdi_buf_append(&c->in, cdi_buf_data(&in), in.len) != CDDP_OK)
+    if (cdi_buf_append(&c->in, cdi_buf_data(&in), in.len) != CDDP_OK)
         conn_close(c, CDI_LOG_WARN, "no memory for what it sends");
+    else
+        watch(c);
 }
 
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
@@ -709,7 +808,25 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
 
 /* --------------------------------------------------------------------------------------------- opening, time ---- */
 
-cddp_status conn_open(struct conn_home *home, int fd, const struct sockaddr_storage *addr, struct conn_job *gate)
+void conn_home_init(struct conn_home *home, uv_loop_t *loop, int64_t undecided_ms)
+{
+    home->loop = loop;
+    home->max_connections = SIZE_MAX;
+    home->due_ms[CONN_DUE_OPEN] = undecided_ms;
+    home->due_ms[CONN_DUE_VISIT] = undecided_ms < VISIT_MS ? undecided_ms : VISIT_MS;
+    home->due_ms[CONN_DUE_LINGER] = LINGER_MS;
+    home->due_ms[CONN_DUE_END] = END_MS;
+    for (int kind = 0; kind < CONN_N_DUES; kind++)
+        cdi_list_init(&home->due[kind]);
+    cdi_list_init(&home->busy);
+    cdi_list_init(&home->conns);
+    cdi_list_init(&home->dirty);
+    cdi_list_init(&home->jobs);
+    nodes_init(&home->nodes);
+}
+
+cddp_status conn_open(struct conn_home *home, int fd, const struct sockaddr_storage *addr, struct conn_job *gate,
+                      enum conn_visit visit)
 {
     struct conn *c = calloc(1, sizeof *c);
 
@@ -721,13 +838,17 @@ cddp_status conn_open(struct conn_home *home, int fd, const struct sockaddr_stor
     c->home = home;
     c->gate = gate;
     c->addr = *addr;
-    c->deadline_ms = now_of(home) + home->undecided_ms;
+    c->visit = visit;
     cdi_buf_init(&c->in, IN_MAX);
     cdi_buf_init(&c->out, OUT_MAX);
     cdi_buf_init(&c->flying, OUT_MAX);
     cdi_list_init(&c->dirty);
+    cdi_list_init(&c->due);
+    cdi_list_init(&c->busy);
+    await(c, visit != CONN_STAYS ? CONN_DUE_VISIT : CONN_DUE_OPEN);
     cdi_list_push_back(&home->conns, &c->link);
     home->n_open++;
+    home->n_visitors += visit != CONN_STAYS;
     home->n_accepted++;
     if (uv_tcp_open(&c->tcp, fd) != 0) {
         (void)close(fd);
@@ -741,25 +862,39 @@ cddp_status conn_open(struct conn_home *home, int fd, const struct sockaddr_stor
     return CDDP_OK;
 }
 
+/* Its deadline has come. */
+static void too_late(struct conn *c)
+{
+    char why[512];
+
+    cdi_list_remove(&c->due);
+    if (c->state == CONN_LINGERING) {
+        conn_close(c, CDI_LOG_DEBUG, "finished");
+    } else if (c->visit != CONN_STAYS) {
+        say_full(c, why, sizeof why);
+        conn_close(c, CDI_LOG_WARN, why);
+    } else if (lacks_proof(c)) {
+        deny(c, "it did not prove the job's secret in time");
+    } else {
+        conn_close(c, CDI_LOG_INFO, "it did not say in time what it wants");
+    }
+}
+
+/* One that has something unfinished: is it going on? */
 static void look(struct conn *c, int64_t now_ms)
 {
     size_t queue = uv_stream_get_write_queue_size((const uv_stream_t *)&c->tcp);
+    bool half = c->state == CONN_STORE && c->in.len > 0;
 
-    bool opening = c->state == CONN_SNIFFING || c->state == CONN_HELLO || c->state == CONN_NEW || c->state == CONN_HTTP;
-
-    if (c->state == CONN_LINGERING && now_ms >= c->deadline_ms) {
-        conn_close(c, CDI_LOG_DEBUG, "finished");
-    } else if (lacks_proof(c) && now_ms >= c->deadline_ms) {
-        deny(c, "it did not prove the job's secret in time");
-    } else if (opening && now_ms >= c->deadline_ms) {
-        conn_close(c, CDI_LOG_INFO, "it did not say in time what it wants");
-    } else if (c->state == CONN_STORE && c->in.len > 0 && !c->paused && now_ms - c->begun_ms >= c->home->stall_ms) {
+    if (half && !c->paused && now_ms - c->begun_ms >= c->home->stall_ms) {
         conn_close(c, CDI_LOG_WARN, "it did not finish its request in time");
     } else if (c->writing && queue == c->queue_seen && now_ms - c->progress_ms >= c->home->stall_ms) {
         conn_close(c, CDI_LOG_WARN, "it does not read what it is sent");
     } else if (queue != c->queue_seen) {
         c->queue_seen = queue;
         c->progress_ms = now_ms;
+    } else if (!c->writing && !half) {
+        cdi_list_remove(&c->busy);
     }
 }
 
@@ -775,10 +910,16 @@ static void tell_of_silent_drops(struct conn_home *home)
 void conn_tick(struct conn_home *home)
 {
     struct cdi_list *node, *safe;
+    int64_t now_ms = now_of(home);
 
     tell_of_silent_drops(home);
+    for (int kind = 0; kind < CONN_N_DUES; kind++) {
+        struct cdi_list *list = &home->due[kind];
 
-    cdi_list_for_each (node, safe, &home->conns) {
-        look(cdi_list_of(node, struct conn, link), now_of(home));
+        while (!cdi_list_empty(list) && cdi_list_of(list->next, struct conn, due)->deadline_ms <= now_ms)
+            too_late(cdi_list_of(list->next, struct conn, due));
+    }
+    cdi_list_for_each (node, safe, &home->busy) {
+        look(cdi_list_of(node, struct conn, busy), now_ms);
     }
 }

@@ -5,6 +5,9 @@
  *
  *   SNIFFING -> STORE | HTTP -> LINGERING (nothing is taken any more, what is queued is written) -> CLOSING
  *       `-----> HELLO -> STORE | NEW (an agent of a job that is not here yet) -> CONTROL
+ *
+ * A visitor is one that there is no room for: it is taken only to be told so, in the protocol that it speaks, and
+ * leaves.
  */
 #ifndef RDZV_CONN_H
 #define RDZV_CONN_H
@@ -39,6 +42,22 @@ enum conn_state {
     CONN_CLOSING,
 };
 
+/* Why there is no room for a connection. */
+enum conn_visit {
+    CONN_STAYS,
+    CONN_NO_FILES, /* this process may open no more files */
+    CONN_TOO_MANY, /* there are max_connections */
+};
+
+/* What a connection has a deadline for. All of a kind have the same time for it. */
+enum conn_due {
+    CONN_DUE_OPEN,   /* to say what it wants */
+    CONN_DUE_VISIT,  /* a visitor: to say that, and to leave */
+    CONN_DUE_LINGER, /* LINGERING: to take what is queued for it */
+    CONN_DUE_END,    /* the same when its job, or the server, ends */
+    CONN_N_DUES,
+};
+
 /* A job as its connections see it. */
 struct conn_job {
     struct cdi_list link; /* in home->jobs */
@@ -66,17 +85,22 @@ struct conn_drops {
 /* What connections share; the server has one. */
 struct conn_home {
     uv_loop_t *loop;
-    struct conn_job *only;           /* the server has this one job; NULL: many, made by their agents */
-    const struct cdi_secret *secret; /* NULL: none */
-    enum rdzv_who plain_store, http; /* who may use the store without proof, and see the pages about jobs? */
-    struct cdi_list jobs;            /* struct conn_job */
-    struct cdi_list conns;           /* all that are not closed yet */
-    struct cdi_list dirty;           /* those that have something to write */
-    struct nodes nodes;              /* from where those in CONN_CONTROL come */
-    size_t n_open;                   /* until their close callback */
-    size_t max_connections;          /* of them; SIZE_MAX: as many as there are descriptors */
-    size_t buffered, max_buffered;   /* bytes of all connections' buffers */
-    int64_t undecided_ms, stall_ms;
+    struct conn_job *only;            /* the server has this one job; NULL: many, made by their agents */
+    const struct cdi_secret *secret;  /* NULL: none */
+    enum rdzv_who plain_store, http;  /* who may use the store without proof, and see the pages about jobs? */
+    struct cdi_list jobs;             /* struct conn_job */
+    struct cdi_list conns;            /* all that are not closed yet */
+    struct cdi_list dirty;            /* those that have something to write */
+    struct cdi_list due[CONN_N_DUES]; /* those with a deadline of the kind, the next one first */
+    int64_t due_ms[CONN_N_DUES];      /* how long each kind has */
+    struct cdi_list busy;             /* with a request that is not whole, or replies that are not written */
+    struct nodes nodes;               /* from where those in CONN_CONTROL come */
+    size_t n_open;                    /* until their close callback */
+    size_t n_visitors;                /* of them */
+    size_t max_connections;           /* without the visitors; SIZE_MAX: as many as there are descriptors */
+    const char *max_flag;             /* what sets that, for sentences */
+    size_t buffered, max_buffered;    /* bytes of all connections' buffers */
+    int64_t stall_ms;
     int64_t started_ms, started_wall_ms;
     uint64_t n_accepted, n_dropped;
     struct conn_drops drops;
@@ -94,8 +118,9 @@ struct conn_home {
 struct conn {
     uv_tcp_t tcp; /* first */
     struct conn_home *home;
-    struct cdi_list link, dirty;
+    struct cdi_list link, dirty, due, busy;
     enum conn_state state;
+    enum conn_visit visit;
     struct conn_job *gate; /* whose port it came to; NULL: the port of all */
     struct conn_job *job;  /* NULL: not known yet */
     struct cdi_hello_server hello;
@@ -105,7 +130,7 @@ struct conn {
     uv_shutdown_t shutdown;
     bool writing, paused, shut;
     size_t held;         /* bytes of its buffers, as they count in home->buffered */
-    int64_t deadline_ms; /* SNIFFING, HELLO, NEW, HTTP, LINGERING */
+    int64_t deadline_ms; /* while it is in a list of home->due: SNIFFING, HELLO, NEW, HTTP, LINGERING */
     int64_t begun_ms;    /* STORE: when the request that is not whole yet began */
     int64_t progress_ms; /* when the write queue last shrank */
     size_t queue_seen;
@@ -116,13 +141,17 @@ struct conn {
     char why[160]; /* why it was closed, for the session */
 };
 
+/* An empty home, whose connections have undecided_ms to say what they want. */
+void conn_home_init(struct conn_home *home, uv_loop_t *loop, int64_t undecided_ms);
 /* Take over a connected socket of a listen_set (closed on failure); gate: see struct conn. CDDP_OK, CDDP_E_NOMEM,
  * CDDP_E_SYSTEM. */
-cddp_status conn_open(struct conn_home *home, int fd, const struct sockaddr_storage *addr, struct conn_job *gate);
+cddp_status conn_open(struct conn_home *home, int fd, const struct sockaddr_storage *addr, struct conn_job *gate,
+                      enum conn_visit visit);
 /* Close now; what is queued is lost. Logged once, at `level`. Idempotent. */
 void conn_close(struct conn *c, enum cdi_log_level level, const char *why);
-/* Take nothing more, write what is queued for at most linger_ms, then close. */
-void conn_finish(struct conn *c, int64_t linger_ms, enum cdi_log_level level, const char *why);
+/* Take nothing more, write what is queued, then close. due: CONN_DUE_LINGER or CONN_DUE_END, which says how long that
+ * may take. */
+void conn_finish(struct conn *c, enum conn_due due, enum cdi_log_level level, const char *why);
 /* Queue bytes. A connection whose queue is full is closed. */
 void conn_send(struct conn *c, const void *bytes, size_t len);
 /* "[::1]:29500", without asking anybody for names. */
@@ -131,7 +160,7 @@ void conn_address_name(const struct sockaddr_storage *addr, char buf[CONN_NAME])
 void conn_flush_all(struct conn_home *home);
 /* Note in the log, unless there is too much of it, that a connection from there was dropped. */
 void conn_log_drop(struct conn_home *home, enum cdi_log_level level, const char *name, const char *why);
-/* Look at the deadlines of all connections. */
+/* Look at what is due: connections that are idle cost nothing. */
 void conn_tick(struct conn_home *home);
 
 #endif

@@ -20,9 +20,9 @@
 #define TICK_MS 250
 #define STOPPED_MS 2000 /* a tick that comes so late means that the process, or the machine, stood still */
 #define CLOSING_TICK_MS 20
-#define CLOSE_MS 1000       /* how long rdzv_server_close() waits for clients that read */
 #define ACCEPT_AT_ONCE 64   /* then others get a turn */
 #define ACCEPT_PAUSE_MS 250 /* when there is no descriptor left at all */
+#define VISITORS_MAX 4      /* at once, of those that there is no room for */
 #define OTHER_FILES 32      /* descriptors that are no connections */
 
 struct rdzv_server;
@@ -65,9 +65,10 @@ struct rdzv_server {
     uint16_t first_job_port, last_job_port;
     int64_t over_ms; /* a job that is over waits so long for its last connections */
     uv_timer_t timer;
-    bool timer_open;   /* until its close callback */
-    size_t n_gates;    /* listeners of all gates, until their close callback */
-    int reserve_fd;    /* given up to accept and close a connection when descriptors have run out */
+    bool timer_open;           /* until its close callback */
+    size_t n_gates;            /* listeners of all gates, until their close callback */
+    int reserve[VISITORS_MAX]; /* descriptors given up for visitors, when all others are in use */
+    size_t n_reserve;
     bool out_of_fds;   /* it was said */
     int64_t tick_ms;   /* when the last tick was */
     int64_t resume_ms; /* accepting pauses until then; 0: it does not */
@@ -88,7 +89,7 @@ static void send_to(void *conn, const void *bytes, size_t len)
 
 static void hang_up_on(void *conn, const char *why)
 {
-    conn_finish(conn, 2000, CDI_LOG_WARN, why);
+    conn_finish(conn, CONN_DUE_LINGER, CDI_LOG_WARN, why);
 }
 
 static void rename_peer(void *conn, uint32_t peer)
@@ -135,8 +136,8 @@ static void free_server(struct rdzv_server *s)
     }
     nodes_release(&s->home.nodes);
     cdi_secret_release(&s->secret);
-    if (s->reserve_fd >= 0)
-        (void)close(s->reserve_fd);
+    while (s->n_reserve > 0)
+        (void)close(s->reserve[--s->n_reserve]);
     free(s->host);
     free(s);
 }
@@ -189,10 +190,27 @@ static void close_timer_if_idle(struct rdzv_server *s)
         uv_close((uv_handle_t *)&s->timer, on_timer_closed);
 }
 
+/* A visitor's descriptor goes back to where it came from. */
+static void fill_reserve(struct rdzv_server *s)
+{
+    while (s->n_reserve + s->home.n_visitors < VISITORS_MAX) {
+        int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+
+        if (fd < 0)
+            return;
+        s->reserve[s->n_reserve++] = fd;
+    }
+}
+
+static void resume_accepting(struct rdzv_server *s);
+
 static void on_conn_closed(struct conn_home *home, struct conn_job *job)
 {
     struct rdzv_server *s = (struct rdzv_server *)home;
 
+    fill_reserve(s);
+    if (s->resume_ms != 0 && !home->closing)
+        resume_accepting(s);
     if (job != NULL)
         free_job_if_gone((struct job *)job);
     if (home->closing) {
@@ -221,7 +239,7 @@ static void finish_conns(struct rdzv_server *s, const struct job *job, const cha
         if (c->state == CONN_LINGERING && c->shut)
             conn_close(c, CDI_LOG_DEBUG, why);
         else
-            conn_finish(c, CLOSE_MS, CDI_LOG_DEBUG, why);
+            conn_finish(c, CONN_DUE_END, CDI_LOG_DEBUG, why);
     }
     conn_flush_all(&s->home);
 }
@@ -277,43 +295,65 @@ static void pause_accepting(struct rdzv_server *s)
 static void resume_accepting(struct rdzv_server *s)
 {
     s->resume_ms = 0;
-    if (s->reserve_fd < 0)
-        s->reserve_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    fill_reserve(s);
     poll_gates(s, true);
 }
 
 /*
  * No descriptor is left. A connection that stays in the backlog would wake the loop for ever and leave its client
- * without an answer: give up the reserve for a moment, to take it and close it. Returns accept4()'s errno, 0 if one was
- * turned away. (Without a free descriptor the kernel says EMFILE even where nobody is waiting.)
+ * without an answer: give up one of the reserve, to take it as a visitor. (Without a free descriptor the kernel says
+ * EMFILE even where nobody is waiting.) Returns the connection, or -1 and errno.
  */
-static int turn_away(struct rdzv_server *s, int listen_fd)
+static int accept_visitor(struct rdzv_server *s, int listen_fd, struct sockaddr_storage *addr, socklen_t *len)
 {
     int fd, why;
 
-    if (s->reserve_fd < 0)
-        return EMFILE;
-    (void)close(s->reserve_fd);
-    fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    why = fd < 0 ? errno : 0;
-    if (fd >= 0)
-        (void)close(fd);
-    s->reserve_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (s->n_reserve == 0) {
+        errno = EMFILE;
+        return -1;
+    }
+    (void)close(s->reserve[--s->n_reserve]);
+    fd = accept4(listen_fd, (struct sockaddr *)addr, len, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    why = errno;
+    if (fd < 0)
+        fill_reserve(s);
     if (fd >= 0 && !s->out_of_fds) {
         s->out_of_fds = true;
         cdi_log(CDI_LOG_ERROR, "RDZV-NO-FDS",
                 "rendezvous: no file descriptors are left, new connections are turned away; raise the limit "
                 "(ulimit -n)");
     }
-    return why;
+    errno = why;
+    return fd;
 }
 
-static void say_too_many(struct rdzv_server *s, const struct sockaddr_storage *addr)
+static bool is_full(const struct conn_home *home)
 {
-    char name[CONN_NAME];
+    return home->n_open - home->n_visitors >= home->max_connections;
+}
 
-    conn_address_name(addr, name);
-    conn_log_drop(&s->home, CDI_LOG_WARN, name, "there are as many connections already as --max_connections allows");
+/* Take one connection; 0, or accept4()'s errno. */
+static int accept_one(struct rdzv_server *s, const struct listener *l)
+{
+    enum conn_visit visit = is_full(&s->home) ? CONN_TOO_MANY : CONN_STAYS;
+    struct sockaddr_storage addr = {0};
+    socklen_t len = sizeof addr;
+    int fd;
+
+    if (visit == CONN_TOO_MANY && s->home.n_visitors >= VISITORS_MAX)
+        return EMFILE;
+    fd = accept4(l->fd, (struct sockaddr *)&addr, &len, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd >= 0) {
+        s->out_of_fds = false;
+    } else if (errno == EMFILE || errno == ENFILE) {
+        len = sizeof addr;
+        fd = accept_visitor(s, l->fd, &addr, &len);
+        visit = CONN_NO_FILES;
+    }
+    if (fd < 0)
+        return errno;
+    (void)conn_open(&s->home, fd, &addr, l->gate->job == NULL ? NULL : &l->gate->job->conn, visit);
+    return 0;
 }
 
 static void on_connection(uv_poll_t *poll, int status, int events)
@@ -324,20 +364,8 @@ static void on_connection(uv_poll_t *poll, int status, int events)
     (void)status;
     (void)events;
     for (int i = 0; i < ACCEPT_AT_ONCE; i++) {
-        struct sockaddr_storage addr = {0};
-        socklen_t len = sizeof addr;
-        int fd = accept4(l->fd, (struct sockaddr *)&addr, &len, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        int why = fd < 0 ? errno : 0;
+        int why = accept_one(s, l);
 
-        if (fd >= 0 && s->home.n_open >= s->home.max_connections) {
-            say_too_many(s, &addr);
-            (void)close(fd);
-        } else if (fd >= 0) {
-            s->out_of_fds = false;
-            (void)conn_open(&s->home, fd, &addr, l->gate->job == NULL ? NULL : &l->gate->job->conn);
-        } else if (why == EMFILE || why == ENFILE) {
-            why = turn_away(s, l->fd);
-        }
         if (why == EAGAIN)
             return;
         if (why == EMFILE || why == ENFILE || why == ENOBUFS || why == ENOMEM) {
@@ -606,8 +634,7 @@ static cddp_status make_job(struct conn_home *home, const struct cdi_msg_join *j
 static cddp_status fill(struct rdzv_server *s, uv_loop_t *loop, const struct rdzv_server_options *opt,
                         struct cdi_error *err)
 {
-    s->home.loop = loop;
-    s->home.undecided_ms = opt->undecided_ms == 0 ? 5000 : opt->undecided_ms;
+    conn_home_init(&s->home, loop, opt->undecided_ms == 0 ? 5000 : opt->undecided_ms);
     s->home.stall_ms = opt->stall_ms == 0 ? 300000 : opt->stall_ms;
     s->home.plain_store = opt->plain_store;
     s->home.http = opt->http;
@@ -615,16 +642,14 @@ static cddp_status fill(struct rdzv_server *s, uv_loop_t *loop, const struct rdz
     s->home.started_ms = (int64_t)uv_now(loop);
     s->home.started_wall_ms = wall_ms();
     s->home.drops = (struct conn_drops){.allowed = CONN_DROPS_BURST, .ms = s->home.started_ms};
-    s->home.max_connections = opt->max_connections == 0 ? SIZE_MAX : opt->max_connections;
+    if (opt->max_connections != 0)
+        s->home.max_connections = opt->max_connections;
+    s->home.max_flag = opt->max_flag == NULL ? "--max_connections" : opt->max_flag;
     s->names.host = opt->host_flag == NULL ? "--master_addr" : opt->host_flag;
     s->names.port = opt->port_flag == NULL ? "--master_port" : opt->port_flag;
     s->home.find_job = find_job;
     s->home.make_job = make_job;
     s->home.conn_closed = on_conn_closed;
-    cdi_list_init(&s->home.conns);
-    cdi_list_init(&s->home.dirty);
-    cdi_list_init(&s->home.jobs);
-    nodes_init(&s->home.nodes);
     s->max_jobs = opt->max_jobs;
     s->first_job_port = opt->first_job_port;
     s->last_job_port = opt->last_job_port;
@@ -632,11 +657,11 @@ static cddp_status fill(struct rdzv_server *s, uv_loop_t *loop, const struct rdz
     s->session = (struct session_options){
         .round = {.join_timeout_ms = opt->join_timeout_ms == 0 ? 600000 : opt->join_timeout_ms, .last_call_ms = 3000},
         .lease_ms = opt->lease_ms == 0 ? 15000 : opt->lease_ms,
-        .hello_ms = s->home.undecided_ms,
+        .hello_ms = s->home.due_ms[CONN_DUE_OPEN],
         .limits = opt->store};
     if (opt->last_call_ms != 0)
         set_last_call(&s->session.round, opt->last_call_ms);
-    s->reserve_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    fill_reserve(s);
     s->host = strdup(opt->host == NULL ? "127.0.0.1" : opt->host);
     if (s->host == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for a rendezvous");

@@ -43,7 +43,8 @@ struct rdzv_server_options {
     int64_t undecided_ms; /* a connection must say so soon what it wants; 0: 5 s */
     int64_t stall_ms; /* a client that takes none of its bytes, or does not finish a request, is dropped; 0: 300 s */
     struct cdi_kv_limits store; /* of each job; 0: the default */
-    size_t max_connections;     /* open at once, further ones are closed; 0: as many as there are descriptors */
+    size_t max_connections;     /* open at once, further ones are turned away; 0: as many as there are descriptors */
+    const char *max_flag;       /* what sentences call that; NULL: --max_connections */
     size_t max_buffered;        /* bytes of requests and replies that are not complete, of all in sum; 0: 1 GiB */
 };
 

@@ -192,6 +192,12 @@ static cddp_status silent(cddp_status st, const char *when, struct cdi_error *er
     return st == CDDP_E_CLOSED ? cdi_fail(err, CDDP_E_IO, "it closed the connection %s", when) : st;
 }
 
+/* Its sentence tells why, and what can be done; to try again would not help. */
+static cddp_status no_room(const cddp_store *s, const struct cdi_error *why, struct cdi_error *err)
+{
+    return cdi_fail(err, CDDP_E_LIMIT, "the store at %s takes no more connections: %.600s", s->where, why->msg);
+}
+
 /* Name the job, and prove the secret to each other. */
 static cddp_status prove(cddp_store *s, const struct job *job, int64_t deadline_ms, struct cdi_error *err)
 {
@@ -211,10 +217,26 @@ static cddp_status prove(cddp_store *s, const struct job *job, int64_t deadline_
         st = cdi_hello_client_feed(&hello, &s->in, &s->out, &why);
         if (st == CDDP_OK)
             return st;
+        if (st == CDDP_E_LIMIT)
+            return no_room(s, &why, err);
         if (st < 0)
             return cdi_fail(err, st, "the store at %s and this rank do not trust each other: %.600s", s->where,
                             why.msg);
     }
+}
+
+/* Something else than our nonce: does it say that there is no room? */
+static cddp_status read_refusal(cddp_store *s, int64_t deadline_ms, struct cdi_error *err)
+{
+    struct cdi_error why = {.msg = ""};
+    cddp_status st;
+
+    while ((st = cdi_hello_read_refusal(&s->in, &why)) == CDDP_IN_PROGRESS) {
+        st = cdi_store_need(s, s->in.len + 1, deadline_ms, err);
+        if (st != CDDP_OK)
+            return silent(st, "without an answer", err);
+    }
+    return st == CDDP_E_LIMIT ? no_room(s, &why, err) : cdi_store_nonsense(s, err);
 }
 
 static cddp_status shake_hands(cddp_store *s, const struct job *job, int64_t deadline_ms, struct cdi_error *err)
@@ -226,6 +248,7 @@ static cddp_status shake_hands(cddp_store *s, const struct job *job, int64_t dea
         return st;
     if (getrandom(&nonce, sizeof nonce, 0) != (ssize_t)sizeof nonce)
         nonce = (uint32_t)cdi_now_ns();
+    nonce = cdi_c10d_own_ping(nonce);
     if (cdi_buf_append(&s->out, CDI_C10D_HELLO, CDI_C10D_HELLO_LEN) != CDDP_OK ||
         cdi_c10d_put_op(&s->out, CDI_C10D_PING) != CDDP_OK || cdi_buf_put_u32(&s->out, nonce) != CDDP_OK)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
@@ -235,7 +258,7 @@ static cddp_status shake_hands(cddp_store *s, const struct job *job, int64_t dea
     if (st != CDDP_OK)
         return silent(st, "without an answer", err);
     if (cdi_c10d_get_u32(cdi_buf_data(&s->in)) != nonce)
-        return cdi_store_nonsense(s, err);
+        return read_refusal(s, deadline_ms, err);
     cdi_buf_consume(&s->in, 4);
     return CDDP_OK;
 }

@@ -110,7 +110,8 @@ typedef struct cddp_init_options {
  * opt may be NULL. *out is written on success only and is released by cddp_finalize().
  * One communicator per process and job; call it from one thread, before others change the environment.
  * Returns CDDP_OK; CDDP_E_INVALID (a variable is missing or out of range, or opt is bad); CDDP_E_EXISTS (another
- * process has the same rank, this one has joined before, or the port is taken); CDDP_E_DENIED (the secret); CDDP_E_PEER
+ * process has the same rank, this one has joined before, or the port is taken); CDDP_E_DENIED (the secret);
+ * CDDP_E_LIMIT (the rendezvous takes no more connections: the sentence says which limit to raise); CDDP_E_PEER
  * (a rank died: rank 0, where it hosts the store, or another); CDDP_E_ABORTED (the launcher has ended this round);
  * CDDP_E_TIMEOUT; CDDP_E_CLOSED (the rendezvous ended); CDDP_E_IO (no connection); CDDP_E_PROTOCOL (what listens there
  * is no store); CDDP_E_UNSUPPORTED (ranks that are said to share a host do not); CDDP_E_VERSION (launcher, module and
@@ -911,7 +912,8 @@ typedef struct cddp_store_options {
 /*
  * Connect, with retries until the timeout. *out is written on success only; release it with cddp_store_close().
  * Returns CDDP_OK, CDDP_E_INVALID, CDDP_E_NOT_FOUND (the host does not resolve), CDDP_E_IO (no connection; the sentence
- * names address and cause), CDDP_E_TIMEOUT, CDDP_E_PROTOCOL (something else listens there), CDDP_E_NOMEM.
+ * names address and cause), CDDP_E_TIMEOUT, CDDP_E_PROTOCOL (something else listens there), CDDP_E_DENIED (the secret),
+ * CDDP_E_LIMIT (the rendezvous takes no more connections: the sentence says which limit to raise), CDDP_E_NOMEM.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_store_open(cddp_store **out, const cddp_store_options *opt);
 /* The communicator's own client; NULL in a world of one without a store. It lives as long as comm: do not close it. */

@@ -63,6 +63,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     if (!as_server && auth && c.state == CDI_HELLO_C_READY)
         abort();
+    cdi_buf_consume(&in, in.len);
+    if (cdi_buf_append(&in, data + 1, size - 1) == CDDP_OK)
+        (void)cdi_hello_read_refusal(&in, &err);
     cdi_buf_release(&in);
     cdi_buf_release(&out);
     return 0;

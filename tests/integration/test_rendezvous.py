@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import struct
@@ -83,6 +84,37 @@ def test_a_job_brings_its_own_times_and_numbers(cddprun):
         assert (patient.finish(), other.finish()) == (0, 0), (patient.err, other.err)
         assert {patient.out[4:], other.out[4:]} == {'2\n'}, (patient.out, other.out)
         assert daemon.end() == 0
+
+
+def test_ranks_that_there_is_no_room_for_say_so_at_once(cddprun):
+    hello = os.path.join(os.path.dirname(cddprun), '..', 'examples', 'hello_ranks')
+    few = 'takes no more connections: the rendezvous may open no more than 40 files on '
+    many = 'takes no more connections: there are 16 connections already, as many as --max_connections allows; raise it'
+    limit = {'preexec_fn': lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))}
+    with tempfile.TemporaryDirectory() as tmp:
+        token = os.path.join(tmp, 'token')
+        with open(token, 'w', encoding='ascii') as file:
+            file.write('secret\n')
+        os.chmod(token, 0o600)
+        for flags, popen, says, secret in [([], limit, few, []), (['--max_connections=16'], {}, many, []),
+                                           (['--max_connections=16'], {}, many, [f'--auth_token_file={token}'])]:
+            with Daemon(*flags, *secret, **popen) as daemon:
+                began = time.monotonic()
+                with Job(cddprun, '--nnodes=1', '--rdzv_backend=c10d', '--rdzv_id=job', '--nproc_per_node=40', *secret,
+                         f'--rdzv_endpoint=127.0.0.1:{daemon.port}', hello) as job:
+                    assert job.finish() == 1
+                    assert says in job.err and time.monotonic() - began < launch.within(10), job.err
+                assert daemon.end() == 0
+                assert daemon.err.count(says[27:]) > 3, daemon.err
+        # Agents too.
+        with Daemon('--max_connections=1') as daemon, contextlib.ExitStack() as stack:
+            nodes = [node(stack, cddprun, daemon, 'job', 2, 'true') for _ in range(2)]
+            assert until(lambda: any(job.process.poll() is not None for job in nodes))
+            (refused, waits) = sorted(nodes, key=lambda job: job.process.poll() is None)
+            assert refused.finish() == 1 and many.replace('16', '1') in refused.err, refused.err
+            waits.process.send_signal(signal.SIGTERM)
+            waits.finish()
+            assert daemon.end(signal.SIGINT) == 0
 
 
 def test_health_is_answered(cddprun):

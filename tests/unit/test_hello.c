@@ -177,6 +177,7 @@ Test(hello, a_refusal_arrives_as_one_sentence_for_a_terminal)
 
     pair_begin(&p, NULL);
     cr_assert_eq(cdi_hello_server_feed(&p.s, &p.to_server, &p.to_client, NULL), CDDP_OK);
+    cr_assert_eq(cdi_hello_server_challenge(&p.s, NULL, &p.to_client, NULL), CDDP_OK);
     cr_assert_eq(cdi_hello_server_refuse(&p.s, "no such\x1b job", &p.to_client, NULL), CDDP_OK);
     cr_assert_eq(cdi_hello_client_feed(&p.c, &p.to_client, &p.to_server, &p.client_err), CDDP_E_DENIED);
     cr_assert_str_eq(p.client_err.msg, "no such? job");
@@ -186,9 +187,37 @@ Test(hello, a_refusal_arrives_as_one_sentence_for_a_terminal)
     long_one[sizeof long_one - 1] = '\0';
     pair_begin(&p, NULL);
     cr_assert_eq(cdi_hello_server_refuse(&p.s, long_one, &p.to_client, NULL), CDDP_OK);
-    cr_assert_eq(cdi_hello_client_feed(&p.c, &p.to_client, &p.to_server, &p.client_err), CDDP_E_DENIED);
+    cr_assert_eq(cdi_hello_client_feed(&p.c, &p.to_client, &p.to_server, &p.client_err), CDDP_E_LIMIT,
+                 "before anything was asked it means that there is no room");
     cr_assert_eq(strlen(p.client_err.msg), CDI_HELLO_SENTENCE_MAX);
     pair_end(&p);
+}
+
+Test(hello, a_refusal_instead_of_an_answer_is_told_from_other_bytes_however_it_is_cut)
+{
+    struct cdi_hello_server s;
+    struct cdi_buf whole, in;
+    struct cdi_error err;
+
+    cdi_buf_init(&whole, 0);
+    cdi_buf_init(&in, 0);
+    cdi_hello_server_init(&s);
+    cr_assert_eq(cdi_hello_server_refuse(&s, "no room", &whole, NULL), CDDP_OK);
+    for (size_t i = 0; i + 1 < whole.len; i++) {
+        (void)cdi_buf_append(&in, cdi_buf_data(&whole) + i, 1);
+        cr_assert_eq(cdi_hello_read_refusal(&in, &err), CDDP_IN_PROGRESS);
+    }
+    (void)cdi_buf_append(&in, cdi_buf_data(&whole) + whole.len - 1, 1);
+    cr_assert_eq(cdi_hello_read_refusal(&in, &err), CDDP_E_LIMIT);
+    cr_assert_str_eq(err.msg, "no room");
+    cdi_buf_consume(&in, in.len);
+    (void)cdi_buf_append(&in, "HTTP/1.1 400 Bad Request", 24);
+    cr_assert_eq(cdi_hello_read_refusal(&in, &err), CDDP_E_PROTOCOL);
+    cdi_buf_consume(&in, in.len);
+    (void)cdi_frame_put(&in, CDI_HELLO_READY, "x", 1);
+    cr_assert_eq(cdi_hello_read_refusal(&in, &err), CDDP_E_PROTOCOL);
+    cdi_buf_release(&whole);
+    cdi_buf_release(&in);
 }
 
 Test(hello, what_follows_ready_belongs_to_the_next_protocol)
@@ -239,7 +268,7 @@ Test(hello, malformed_hellos_are_refused)
     cr_assert_eq(first_frame(CDI_HELLO_HELLO, hello, head + 4, &err), CDDP_E_PROTOCOL, "too long");
     cr_assert_eq(first_frame(CDI_HELLO_HELLO, hello, 7, &err), CDDP_E_PROTOCOL);
     cr_assert_eq(first_frame(CDI_HELLO_PROOF, hello, 32, &err), CDDP_E_PROTOCOL);
-    cr_assert_eq(first_frame(CDI_HELLO_HELLO, big, sizeof big, &err), CDDP_E_LIMIT);
+    cr_assert_eq(first_frame(CDI_HELLO_HELLO, big, sizeof big, &err), CDDP_E_PROTOCOL);
     hello[head + 1] = '\0';
     cr_assert_eq(first_frame(CDI_HELLO_HELLO, hello, head + 3, &err), CDDP_E_PROTOCOL, "a NUL in the run id");
     hello[0] = 3;

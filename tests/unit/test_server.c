@@ -583,13 +583,34 @@ Test(server, a_job_of_more_ranks_than_descriptors_is_warned_of_before_any_is_tur
     stop();
 }
 
+static const char pytorchs_opening[] = "\x00\xce\xf7\x85\x3c\x0d\x01\x02\x03\x04";
+
+/* As libcddp opens; the answer is one sentence with these words. */
+static void hears_no_room(int fd, const char *words)
+{
+    struct cdi_error err = {0};
+    struct cdi_buf in;
+    char byte;
+
+    cdi_buf_init(&in, 0);
+    put(fd, "\x00\xce\xf7\x85\x3c\x0d\x01\x02\xd0\xcd", 10);
+    do {
+        cr_assert_eq(recv(fd, &byte, 1, 0), 1);
+        (void)cdi_buf_append(&in, &byte, 1);
+    } while (cdi_hello_read_refusal(&in, &err) == CDDP_IN_PROGRESS);
+    cr_assert_not_null(strstr(err.msg, words), "%s", err.msg);
+    cdi_buf_release(&in);
+}
+
 Test(server, when_descriptors_run_out_newcomers_are_turned_away_and_the_rest_goes_on)
 {
     struct rlimit before, few;
     int store, more[8], last;
+    int64_t begin;
 
     start((struct rdzv_server_options){0});
     store = dial_store();
+    begin = cdi_now_ms();
     for (size_t i = 0; i < 8; i++)
         more[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); /* ours, opened before the limit */
     cr_assert_eq(getrlimit(RLIMIT_NOFILE, &before), 0);
@@ -603,8 +624,15 @@ Test(server, when_descriptors_run_out_newcomers_are_turned_away_and_the_rest_goe
         (void)inet_pton(AF_INET, "127.0.0.1", &a.sin_addr);
         (void)setsockopt(more[i], SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
         cr_assert_eq(connect(more[i], (struct sockaddr *)&a, sizeof a), 0);
+        if (i % 2 == 0) {
+            put(more[i], pytorchs_opening, 10);
+        } else {
+            hears_no_room(more[i], "may open no more than");
+        }
         cr_assert(ends(more[i]), "it was closed, not left waiting");
+        (void)shutdown(more[i], SHUT_WR);
     }
+    cr_assert_lt(cdi_now_ms() - begin, 4000);
     ask(store, CDI_C10D_GET, "k", NULL);
     answers(store, "");
     cr_assert(logged("RDZV-NO-FDS"));
@@ -1028,21 +1056,37 @@ Test(server, unfinished_requests_may_not_take_all_memory)
 
 Test(server, more_connections_than_allowed_are_closed_until_one_goes)
 {
+    struct cdi_error err = {0};
     int first, second, third;
 
-    start((struct rdzv_server_options){.max_connections = 2});
+    start((struct rdzv_server_options){.max_connections = 2, .max_flag = "--so_many"});
     first = dial_store();
     second = dial_store();
     third = dial();
+    put(third, pytorchs_opening, 10);
     cr_assert(ends(third));
     (void)close(third);
-    cr_assert(logged("there are as many connections already as --max_connections allows"));
+    cr_assert(logged("there are 2 connections already, as many as --so_many allows"));
+    third = dial();
+    hears_no_room(third, "as many as --so_many allows");
+    (void)close(third);
+    third = dial();
+    cr_assert_eq(greet(third, CDI_HELLO_AGENT, "job", 0, NULL, &err), CDDP_E_LIMIT);
+    cr_assert_not_null(strstr(err.msg, "as many as --so_many allows"), "%s", err.msg);
+    (void)close(third);
+    third = dial(); /* who says nothing is not kept either */
+    cr_assert(ends(third));
+    (void)close(third);
+    third = dial();
+    put(third, "GET /healthz HTTP/1.1\r\n\r\n", 25);
+    cr_assert(ends(third), "a monitor gets its page");
+    (void)close(third);
     (void)close(second);
     for (int64_t end = cdi_now_ms() + 5000; cdi_now_ms() < end;) {
         char byte;
 
         third = dial();
-        put(third, "\x00\xce\xf7\x85\x3c\x0d\x01\x02\x03\x04", 10);
+        put(third, pytorchs_opening, 10);
         if (recv(third, &byte, 1, 0) == 1)
             break;
         (void)close(third);
@@ -1050,6 +1094,42 @@ Test(server, more_connections_than_allowed_are_closed_until_one_goes)
     }
     cr_assert_geq(third, 0, "the place of one that went is free");
     (void)close(first), (void)close(third);
+    stop();
+}
+
+Test(server, while_a_place_may_become_free_ranks_are_not_told_to_give_up)
+{
+    int first, silent, third;
+    char byte;
+
+    start((struct rdzv_server_options){.max_connections = 2, .undecided_ms = 60000});
+    first = dial_store();
+    silent = dial();
+    third = dial();
+    put(third, "\x00\xce\xf7\x85\x3c\x0d\x01\x02\xd0\xcd", 10);
+    cr_assert_eq(recv(third, &byte, 1, 0), 0, "closed without a word, to try again");
+    put(silent, pytorchs_opening, 10);
+    cr_assert_eq(recv(silent, &byte, 1, 0), 1);
+    (void)close(third);
+    third = dial();
+    hears_no_room(third, "there are 2 connections already");
+    (void)close(first), (void)close(silent), (void)close(third);
+    stop();
+}
+
+Test(server, a_request_that_came_with_the_opening_has_its_time_too)
+{
+    char half[16] = "\x00\xce\xf7\x85\x3c\x01\x01\0\0\0\0\0\0\0";
+    int64_t begin;
+    int fd;
+
+    start((struct rdzv_server_options){.stall_ms = 700});
+    fd = dial();
+    begin = cdi_now_ms();
+    put(fd, half, sizeof half);
+    cr_assert(ends(fd));
+    cr_assert_geq(cdi_now_ms() - begin, 650);
+    (void)close(fd);
     stop();
 }
 

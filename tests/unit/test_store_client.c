@@ -453,6 +453,59 @@ static bool silent(int fd, int nth)
     return false;
 }
 
+static bool no_room_at_all(int fd, int nth)
+{
+    struct cdi_hello_server h;
+    struct cdi_buf out;
+    char nonce[4];
+
+    (void)nth;
+    cdi_hello_server_init(&h);
+    cdi_buf_init(&out, 0);
+    if (WANT(fd, "\x00\xce\xf7\x85\x3c\x0d") && get_bytes(fd, nonce, 4)) {
+        (void)cdi_hello_server_refuse(&h, "raise the limit", &out, NULL);
+        for (size_t i = 0; i < out.len; i++)
+            put_bytes(fd, cdi_buf_data(&out) + i, 1);
+    }
+    cdi_buf_release(&out);
+    return false;
+}
+
+static bool no_room_before_the_proof(int fd, int nth)
+{
+    struct cdi_hello_server h;
+    struct cdi_buf out;
+    char byte;
+
+    (void)nth;
+    cdi_hello_server_init(&h);
+    cdi_buf_init(&out, 0);
+    if (get_bytes(fd, &byte, 1)) {
+        (void)cdi_hello_server_refuse(&h, "raise the limit", &out, NULL);
+        put_bytes(fd, cdi_buf_data(&out), out.len);
+        while (get_bytes(fd, &byte, 1))
+            ;
+    }
+    cdi_buf_release(&out);
+    return false;
+}
+
+Test(store_client, a_rendezvous_without_room_says_so_and_is_not_asked_again)
+{
+    struct script s;
+
+    start(&s, no_room_at_all);
+    cr_assert_eq(open_status(&s, 10000), CDDP_E_LIMIT, "%s", cddp_last_error());
+    cr_assert(strstr(cddp_last_error(), "takes no more connections: raise the limit") != NULL, "%s", cddp_last_error());
+    stop(&s);
+    set_secret("hunter2\n");
+    start(&s, no_room_before_the_proof);
+    cr_assert_eq(open_status(&s, 10000), CDDP_E_LIMIT, "%s", cddp_last_error());
+    cr_assert(strstr(cddp_last_error(), "takes no more connections: raise the limit") != NULL, "%s", cddp_last_error());
+    stop(&s);
+    forget_secret();
+}
+
 Test(store_client, a_server_that_says_nothing_is_left_at_the_deadline)
 {
     struct script s;
