@@ -41,6 +41,8 @@ int cdi_log_level_parse(const char *name)
     for (int i = 0; i < (int)(sizeof level_names / sizeof level_names[0]); i++)
         if (strcasecmp(name, level_names[i]) == 0)
             return i;
+    if (strcasecmp(name, "critical") == 0 || strcasecmp(name, "fatal") == 0)
+        return CDI_LOG_ERROR;
     return strcasecmp(name, "warn") == 0 ? CDI_LOG_WARN : -1;
 }
 

@@ -15,7 +15,10 @@ void cdi_log_set_sink(cdi_log_sink sink, void *arg);
 /* Lines below this level are dropped; the default is CDI_LOG_WARN. */
 void cdi_log_set_level(enum cdi_log_level level);
 enum cdi_log_level cdi_log_level(void);
-/* "debug", "info", "warning"/"warn", "error", "off", any case, as PyTorch's LOGLEVEL; -1 if it is none of them. */
+/*
+ * "debug", "info", "warning"/"warn", "error"/"critical"/"fatal", "off", any case, as PyTorch's LOGLEVEL; -1 if it is
+ * none of them.
+ */
 int cdi_log_level_parse(const char *name);
 /* The name in front of each line of the default sink ("cddprun"); kept, not copied. */
 void cdi_log_set_name(const char *name);

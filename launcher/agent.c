@@ -248,6 +248,7 @@ static void say_failure(struct agent *a)
                        .program = a->plan->command[0],
                        .after_ms = -1};
     struct cdi_buf text;
+    int error = 0;
 
     cdi_buf_init(&text, 64 * 1024);
     if (a->crew != NULL)
@@ -257,9 +258,11 @@ static void say_failure(struct agent *a)
     else
         say(a, a->sup.first.text);
     cdi_buf_release(&text);
-    if (a->plan->options->error_file != NULL &&
-        !report_copy_error_file(&r, supervise_exit_status(&a->sup), a->plan->options->error_file))
-        cdi_log(CDI_LOG_WARN, "AGENT-ERROR-FILE", "cannot write the error file '%.300s'", a->plan->options->error_file);
+    if (a->plan->options->error_file != NULL)
+        error = report_copy_error_file(&r, supervise_exit_status(&a->sup), a->plan->options->error_file);
+    if (error != 0)
+        cdi_log(CDI_LOG_WARN, "AGENT-ERROR-FILE", "cannot write the error file '%.300s' (TORCHELASTIC_ERROR_FILE): %s",
+                a->plan->options->error_file, strerror(error));
 }
 
 static void say_why(struct agent *a)
@@ -812,6 +815,20 @@ static int run_loop(struct agent *a, struct cdi_error *err)
     return status;
 }
 
+/* The user has not named Python, if his program's name has. */
+static cddp_status find_program(struct agent *a, int *status, struct cdi_error *err)
+{
+    struct cdi_error why;
+    cddp_status st = spawn_find_program(plan_program(a->plan), a->spawn.program, status, &why);
+
+    if (st == CDDP_OK)
+        return st;
+    if (a->plan->interpreter[0] == NULL)
+        return cdi_fail(err, st, "%s", why.msg);
+    return cdi_fail(err, st, "'%.200s' is run by Python, but %s; PYTHON_EXEC can name another Python",
+                    a->plan->command[0], why.msg);
+}
+
 int agent_run(const struct plan *plan, struct guard_link *link)
 {
     struct agent *a = calloc(1, sizeof *a);
@@ -832,7 +849,7 @@ int agent_run(const struct plan *plan, struct guard_link *link)
         supervise_leave_alone(&a->sup);
     if (is_elastic(plan) || plan->max_restarts > 0)
         supervise_set_rejoins(&a->sup);
-    if (spawn_find_program(plan_program(plan), a->spawn.program, &status, &err) == CDDP_OK) {
+    if (find_program(a, &status, &err) == CDDP_OK) {
         status = 1;
         if (spawn_prepare(&a->spawn, plan->n_procs, &err) == CDDP_OK)
             status = run_loop(a, &err);

@@ -652,6 +652,7 @@ cddp_status join_resolve(struct sockaddr_storage *addrs, unsigned *n, const char
         freeaddrinfo(found);
     if (*n > 0)
         return CDDP_OK;
-    return cdi_fail(err, CDDP_E_NOT_FOUND, "the address '%.200s' is not known to this machine: %s", host,
+    return cdi_fail(err, CDDP_E_NOT_FOUND,
+                    "the address '%.200s' (--master_addr, --rdzv_endpoint) is not known to this machine: %s", host,
                     rc != 0 ? gai_strerror(rc) : "no address");
 }

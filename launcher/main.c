@@ -115,9 +115,13 @@ static int run(const struct options *o)
     }
     prepare_say(&meet, o);
     random_id(id, sizeof id);
+    if (plan_make(&plan, o, &meet, &machine, id, &err) != CDDP_OK) {
+        cdi_log(CDI_LOG_ERROR, "MAIN-START", "%s", err.msg);
+        return err.status == CDDP_E_INVALID ? 2 : 1;
+    }
+    prepare_warn(&plan, o);
     /* The guard needs no hwloc in it: so that comes behind the fork. */
-    if (plan_make(&plan, o, &meet, &machine, id, &err) != CDDP_OK ||
-        (!o->dry_run && start_guard(&link, o, &plan, &secret, &err) != CDDP_OK) ||
+    if ((!o->dry_run && start_guard(&link, o, &plan, &secret, &err) != CDDP_OK) ||
         prepare_binding(&plan, o, &machine, &err) != CDDP_OK) {
         cdi_log(CDI_LOG_ERROR, "MAIN-START", "%s", err.msg);
         return 1;
@@ -158,6 +162,9 @@ int main(int argc, char **argv)
     level = o.log_level == NULL ? -1 : cdi_log_level_parse(o.log_level);
     if (level >= 0 && level <= CDI_LOG_ERROR)
         cdi_log_set_level((enum cdi_log_level)level);
+    else if (level < 0 && o.log_level != NULL && *o.log_level != '\0' && !o.remote)
+        cdi_log(CDI_LOG_WARN, "MAIN-LOGLEVEL",
+                "LOGLEVEL '%.64s' is none of debug, info, warning and error; it is warning", o.log_level);
     if (o.remote && far_start(&err) != CDDP_OK) {
         cdi_log(CDI_LOG_ERROR, "MAIN-REMOTE", "%s", err.msg);
         return 1;

@@ -175,9 +175,12 @@ static cddp_status find_rank(struct meet *m, const struct options *o, const stru
     if (o->node_rank >= 0 && c->rank >= 0 && o->node_rank != c->rank)
         return cdi_fail(err, CDDP_E_INVALID, "--node_rank %lld contradicts --rdzv_conf rank=%lld; give one of them",
                         (long long)o->node_rank, (long long)c->rank);
+    if (rank >= (int64_t)m->n_nodes && m->n_nodes == 1)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "--node_rank %lld, but --nnodes is 1; give --nnodes too, or leave both out", (long long)rank);
     if (rank >= (int64_t)m->n_nodes)
-        return cdi_fail(err, CDDP_E_INVALID, "--node_rank %lld is none of the %u node%s; they are 0 to %u (--nnodes)",
-                        (long long)rank, m->n_nodes, m->n_nodes == 1 ? "" : "s", m->n_nodes - 1);
+        return cdi_fail(err, CDDP_E_INVALID, "--node_rank %lld is none of the %u nodes; they are 0 to %u (--nnodes)",
+                        (long long)rank, m->n_nodes, m->n_nodes - 1);
     m->node_rank = (int32_t)rank;
     return CDDP_OK;
 }

@@ -97,12 +97,43 @@ static cddp_status ambiguous_flag(const char *name, struct cdi_error *err)
     return cdi_fail(err, CDDP_E_INVALID, "--%s may be any of %s; write more of its name", name, names);
 }
 
+/* Of other launchers: what their users will type. */
+static const struct {
+    const char *name, *instead;
+} foreign_flags[] = {
+    {"hostfile", "--hosts a:8,b:8 starts the job there by ssh, and --rank_order FILE ranks hosts"},
+    {"machinefile", "--hosts a:8,b:8 starts the job there by ssh, and --rank_order FILE ranks hosts"},
+    {"oversubscribe", "as many workers run as --nproc_per_node says, however many cores there are; leave it out"},
+    {"allow_run_as_root", "nobody is asked who he is; leave it out"},
+    {"bind_to", "--numa_binding says which cores a worker may run on"},
+    {"map_by", "--nproc_per_node places workers, and --numa_binding says which cores they may run on"},
+    {"use_env", "workers always find LOCAL_RANK in their environment; leave it out"},
+    {"nprocs", "it is --nproc_per_node"},
+    {"num_processes", "it is --world_size, or -n, of all machines, and --nproc_per_node of each"},
+    {"num_gpus", "it is --nproc_per_node; gpu means all of them"},
+    {"num_nodes", "it is --nnodes"},
+    {"num_machines", "it is --nnodes"},
+    {"machine_rank", "it is --node_rank"},
+    {"main_process_ip", "it is --master_addr"},
+    {"main_process_port", "it is --master_port"},
+};
+
+static const char *instead_of_foreign(const char *name)
+{
+    for (size_t i = 0; i < sizeof foreign_flags / sizeof foreign_flags[0]; i++)
+        if (strcmp(foreign_flags[i].name, name) == 0)
+            return foreign_flags[i].instead;
+    return NULL;
+}
+
 /* name: NULL if the word can be none. */
 static cddp_status unknown_flag(const char *word, const char *name, struct cdi_error *err)
 {
     const struct flag *nearest = NULL, *one;
     size_t best = FLAG_NAME_MAX;
 
+    if (name != NULL && instead_of_foreign(name) != NULL)
+        return cdi_fail(err, CDDP_E_INVALID, "unknown flag '%.64s': %s", word, instead_of_foreign(name));
     if (name != NULL && *name != '\0' && count_beginning(name, false, &one) > 1)
         return ambiguous_flag(name, err);
     for (size_t i = 0; name != NULL && i < n_flags; i++) {

@@ -32,7 +32,7 @@ struct plan {
 /*
  * random_id names the run of one node where no flag does; several would not draw the same. o must outlive the plan,
  * whose strings stay those of o and m. *out is written on success only. CDDP_E_NOT_FOUND: --nproc_per_node=gpu on a
- * machine that shows none. CDDP_E_INVALID: --world_size cannot be had with these nodes.
+ * machine that shows none. CDDP_E_INVALID: --world_size cannot be had with these nodes, or --interactive names no rank.
  */
 cddp_status plan_make(struct plan *out, const struct options *o, const struct meet *meet, const struct machine *m,
                       const char *random_id, struct cdi_error *err);

@@ -2,6 +2,7 @@
 #include "launcher/prepare.h"
 
 #include "common/log.h"
+#include "launcher/rankmap.h"
 #include "launcher/topology.h"
 
 #include <errno.h>
@@ -79,6 +80,25 @@ void prepare_say(const struct meet *meet, const struct options *o)
         cdi_log(level, "MAIN-SITE", "%s", meet->detected);
     else if (meet->n_nodes > 1 && o->from_variables[0] != '\0')
         cdi_log(level, "MAIN-SITE", "from the environment: %s", o->from_variables);
+}
+
+void prepare_warn(const struct plan *plan, const struct options *o)
+{
+    const char *given = o->master_port >= 0                                       ? "--master_port"
+                        : o->master_addr != NULL                                  ? "--master_addr"
+                        : o->rdzv_endpoint != NULL && o->rdzv_endpoint[0] != '\0' ? "--rdzv_endpoint"
+                                                                                  : NULL;
+    bool shown = false;
+
+    if (o->standalone && given != NULL)
+        cdi_log(CDI_LOG_WARN, "MAIN-STANDALONE",
+                "%s is not used: --standalone means 127.0.0.1 and any free port; leave one of them out", given);
+    for (uint32_t i = 0; i < plan->n_procs && !shown; i++)
+        shown = rankset_has(o->local_ranks_filter, i);
+    if (!shown)
+        cdi_log(CDI_LOG_WARN, "MAIN-FILTER",
+                "no output is shown: --local_ranks_filter '%.100s' names none of this node's local ranks, 0 to %u",
+                o->local_ranks_filter, plan->n_procs - 1);
 }
 
 cddp_status prepare_binding(struct plan *plan, const struct options *o, const struct machine *m, struct cdi_error *err)

@@ -13,6 +13,8 @@
 cddp_status prepare_site(struct site *site, const struct options *o, const char *host, struct cdi_error *err);
 /* Log one line about what no flag has said. */
 void prepare_say(const struct meet *meet, const struct options *o);
+/* Log one line about each flag that was given and changes nothing in this plan. */
+void prepare_warn(const struct plan *plan, const struct options *o);
 /*
  * Fill plan->bind: which cores each worker gets. Where nobody has asked for it, whatever goes wrong is no reason not to
  * run. The errors of topology_read and bind_make. Release it by bind_free and free, on failure too.

@@ -234,10 +234,10 @@ static json_t *make_error(const struct report *r)
                      json_text(sentence), "timestamp", (json_int_t)(r->first.time_ms / 1000));
 }
 
-bool report_copy_error_file(const struct report *r, int status, const char *to)
+int report_copy_error_file(const struct report *r, int status, const char *to)
 {
     json_t *root = NULL, *inner;
-    bool done;
+    int error = ENOMEM;
 
     if (r->error_file != NULL)
         root = json_load_file(r->error_file, 0, NULL);
@@ -248,7 +248,9 @@ bool report_copy_error_file(const struct report *r, int status, const char *to)
         inner = json_object_get(root, "message");
     }
     (void)json_object_set_new(inner, "errorCode", json_integer(status));
-    done = root != NULL && json_dump_file(root, to, JSON_COMPACT) == 0;
+    errno = 0;
+    if (root != NULL && inner != NULL)
+        error = json_dump_file(root, to, JSON_COMPACT) == 0 ? 0 : errno != 0 ? errno : EIO;
     json_decref(root);
-    return done;
+    return error;
 }

@@ -49,8 +49,9 @@ cddp_status report_write(const struct report *r, struct cdi_buf *out);
 bool report_error_file(const char *path, char *buf, size_t cap);
 /*
  * Write cddprun's own error file (TORCHELASTIC_ERROR_FILE of who started it), as torchrun does: the worker's, or one
- * with the sentence where there is none, with errorCode = status in its message. False: it could not be written.
+ * with the sentence where there is none, with errorCode = status in its message. 0, or the errno of why it could not be
+ * written.
  */
-bool report_copy_error_file(const struct report *r, int status, const char *to);
+int report_copy_error_file(const struct report *r, int status, const char *to);
 
 #endif

@@ -68,11 +68,36 @@ def test_contradictions_are_said_before_anything_runs(cddprun):
             (['--nnodes=3:2'], 'MIN that is larger than MAX'),
             (['--standalone', '--nnodes=2'], '--standalone is for one machine'),
             (['--nnodes=2', '--node_rank=2', '--master_addr=h'], '--node_rank 2 is none of the 2 nodes'),
+            (['--node_rank=1'], '--node_rank 1, but --nnodes is 1'),
+            (['--interactive=2', '-n', '2'], '--interactive 2 is none of the 2 ranks; they are 0 to 1'),
+            (['--hostfile', 'h'], "unknown flag '--hostfile': --hosts a:8,b:8 starts"),
+            (['--use-env'], 'workers always find LOCAL_RANK'),
             (['-m', '--no_python'], 'leave one of them out'),
             (['--tee', '0:5'], "--tee '0:5' is neither"),
             (['--nproc_per_nodes=2'], 'did you mean --nproc_per_node?')]:
         status, out, err = run(cddprun, *flags, 'echo', 'ran')
         assert status == 2 and says in err and not out and err.count('\n') == 1, (flags, status, out, err)
+
+
+def test_what_is_given_in_vain_is_said_and_the_job_runs(cddprun):
+    for flags, env, says in [
+            (['--standalone', '--master_port=5'], {}, '--master_port is not used: --standalone means'),
+            (['--standalone', '--rdzv_endpoint=h:5'], {}, '--rdzv_endpoint is not used: --standalone means'),
+            ([], {'LOGLEVEL': 'loud'}, "LOGLEVEL 'loud' is none of debug, info, warning and error"),
+            (['--local_ranks_filter=5'], {}, "no output is shown: --local_ranks_filter '5' names none of this node's")]:
+        status, out, err = run(cddprun, *flags, 'echo', 'ran', env=env)
+        shown = '' if 'no output' in says else '[0] ran\n'
+        assert status == 0 and says in err and out == shown and err.count('\n') == 1, (flags, status, out, err)
+    for env in {'LOGLEVEL': 'CRITICAL'}, {'LOGLEVEL': ''}, {'PET_LOCAL_RANKS_FILTER': ''}:
+        assert run(cddprun, 'echo', 'ran', env=env) == (0, '[0] ran\n', ''), env
+
+
+def test_a_python_that_is_not_there_is_named_with_the_variable_that_can_name_another(cddprun):
+    for env, says in [
+            ({'PYTHON_EXEC': '/no/python'}, "cannot run program '/no/python': No such file or directory"),
+            ({'PATH': '/nowhere'}, "program 'python3' is not in PATH")]:
+        said = f"cddprun: 'train.py' is run by Python, but {says}; PYTHON_EXEC can name another Python\n"
+        assert run(cddprun, 'train.py', env=env) == (127, '', said)
 
 
 def test_a_file_ranks_the_hosts_and_says_where_they_meet(cddprun):

@@ -222,6 +222,11 @@ Test(options, an_unknown_flag_meets_the_nearest_one)
     cr_assert_not_null(strstr(err.msg, "did you mean --standalone?"), "%s", err.msg);
     cr_assert_eq(PARSE(&o, &err, "-q", "2", "a"), CDDP_E_INVALID);
     cr_assert_str_eq(err.msg, "unknown flag '-q'; see cddprun --help");
+    cr_assert_eq(PARSE(&o, &err, "--num-processes=4", "a"), CDDP_E_INVALID);
+    cr_assert_str_eq(err.msg, "unknown flag '--num-processes=4': it is --world_size, or -n, of all machines, and "
+                              "--nproc_per_node of each");
+    cr_assert_eq(PARSE(&o, &err, "--bind-to", "core", "a"), CDDP_E_INVALID);
+    cr_assert_not_null(strstr(err.msg, "--numa_binding"), "%s", err.msg);
     cr_assert_eq(PARSE(&o, &err, "--zzzzzzzzzzzzzz", "a"), CDDP_E_INVALID);
     cr_assert_null(strstr(err.msg, "did you mean"), "%s", err.msg);
 }

@@ -180,14 +180,14 @@ Test(report, our_own_error_file_is_the_workers_with_the_status_in_it)
     struct report r = {.first = failure(CDI_END_EXIT, 7), .error_file = from};
 
     (void)dprintf(a, "{\"message\":{\"message\":\"bad\",\"extraInfo\":{\"x\":1}}}");
-    cr_assert(report_copy_error_file(&r, 7, to));
+    cr_assert_eq(report_copy_error_file(&r, 7, to), 0);
     cr_assert_str_eq(content(to), "{\"message\":{\"message\":\"bad\",\"extraInfo\":{\"x\":1},\"errorCode\":7}}");
     r.error_file = NULL;
-    cr_assert(report_copy_error_file(&r, 7, to));
+    cr_assert_eq(report_copy_error_file(&r, 7, to), 0);
     cr_assert_not_null(
         strstr(content(to), "{\"message\":{\"message\":\"rank 3 (pid 77 on node1) exited with status 7\""));
     cr_assert_not_null(strstr(content(to), "\"errorCode\":7"));
-    cr_assert_not(report_copy_error_file(&r, 7, "/dev/null/file"));
+    cr_assert_eq(report_copy_error_file(&r, 7, "/dev/null/file"), ENOTDIR);
     (void)close(a);
     (void)close(b);
     (void)unlink(from);
