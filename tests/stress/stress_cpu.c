@@ -30,7 +30,8 @@ static int reduce_private(struct rank *r)
 
     CHECK_OK(rank_open(r));
     for (int round = 0; round < ROUNDS; round++) {
-        size_t count = counts[round % 4];
+        size_t count =
+            round % 20 == 19 ? 600000 : counts[round % 4]; /* between nodes more pieces than there are stages */
         float *x = malloc(count * sizeof *x);
         struct cdi_op op = {.kind = CDI_ALL_REDUCE,
                             .in = x,

@@ -141,13 +141,13 @@ static int usable_by(int first, int second)
     void *mem;
     int fd, n;
 
-    cr_assert_eq(cdi_shm_memfd("test", cdi_shm_bytes(2), &fd, NULL), CDDP_OK);
-    cr_assert_eq(cdi_shm_map(&plain_mmap, fd, cdi_shm_bytes(2), &mem, NULL), CDDP_OK);
-    cr_assert_eq(cdi_shm_create(&a, 0, 2, 0, NULL, NULL), CDDP_OK);
-    cr_assert_eq(cdi_shm_create(&b, 1, 2, 0, NULL, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_memfd("test", cdi_shm_bytes(2, false), &fd, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_map(&plain_mmap, fd, cdi_shm_bytes(2, false), &mem, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_create(&a, 0, 2, 0, false, NULL, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_create(&b, 1, 2, 0, false, NULL, NULL), CDDP_OK);
     bind_to(first);
     cdi_shm_format(a, mem);
-    cr_assert_eq(cdi_shm_map(&plain_mmap, fd, cdi_shm_bytes(2), &mem, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_map(&plain_mmap, fd, cdi_shm_bytes(2, false), &mem, NULL), CDDP_OK);
     bind_to(second);
     cr_assert_eq(cdi_shm_adopt(b, mem, NULL), CDDP_OK);
     n = cdi_shm_usable_cpus(a);
@@ -175,9 +175,9 @@ Test(shm, ranks_in_groups_of_the_scheduler_of_their_own_do_not_yield)
     void *mem;
     int fd;
 
-    cr_assert_eq(cdi_shm_memfd("test", cdi_shm_bytes(2), &fd, NULL), CDDP_OK);
-    cr_assert_eq(cdi_shm_map(&plain_mmap, fd, cdi_shm_bytes(2), &mem, NULL), CDDP_OK);
-    cr_assert_eq(cdi_shm_create(&s, 0, 2, 0, NULL, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_memfd("test", cdi_shm_bytes(2, false), &fd, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_map(&plain_mmap, fd, cdi_shm_bytes(2, false), &mem, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_create(&s, 0, 2, 0, false, NULL, NULL), CDDP_OK);
     cdi_shm_format(s, mem);
     atomic_store(&s->ranks[1].autogroup, atomic_load(&s->ranks[0].autogroup));
     cr_assert(cdi_shm_can_yield(s));

@@ -107,41 +107,70 @@ cddp_status cdi_across_begin(struct cdi_run *run, struct cdi_error *err)
 #define PIECES 8                       /* of a stretch, at least: so many that both directions are under way together */
 #define PIECE_LEAST_BYTES (16u * 1024) /* but not for less than this */
 
-/* The pipeline: partial sums go forward, from node to node, results come back; both in pieces, at the same time. */
-struct pipeline {
-    const struct cdi_run *run;
-    const struct cdi_along *a;
-    struct cdi_tcp *tcp;
-    bool has_prev, has_next;
-    size_t size, acc_size, most /* elements of a piece */, n_pieces;
-    size_t arrived, reduced, forwarded; /* pieces that came from prev, were added to, went to next */
-    size_t returned, passed;            /* results that came from next, went to prev */
-    const void **in;                    /* scratch */
-    void **out;
-};
-
-static size_t elements(const struct pipeline *p, size_t k)
+/* This chain's share of a staged piece. */
+static void staged_share(const struct cdi_pipeline *p, size_t k, size_t *lo, size_t *hi)
 {
-    return p->a->count - k * p->most < p->most ? p->a->count - k * p->most : p->most;
+    size_t left = p->a->count - k * p->most;
+
+    cdi_share(left < p->most ? left : p->most, p->size, p->run->t->shm->rank, p->tcp->n_chains, lo, hi);
 }
 
-static uint8_t *partial(const struct pipeline *p, size_t k)
+/* Where piece k begins in the whole of the operation, and its elements. */
+static size_t begin_of(const struct cdi_pipeline *p, size_t k, size_t *n)
+{
+    size_t lo = 0, hi = p->a->count - k * p->most;
+
+    if (p->a->staged > 0)
+        staged_share(p, k, &lo, &hi);
+    else if (hi > p->most)
+        hi = p->most;
+    *n = hi - lo;
+    return p->a->at + k * p->most + lo;
+}
+
+static size_t elements(const struct cdi_pipeline *p, size_t k)
+{
+    size_t n;
+
+    (void)begin_of(p, k, &n);
+    return n;
+}
+
+static uint8_t *partial(const struct cdi_pipeline *p, size_t k)
 {
     return p->tcp->ring + k % CDI_TCP_RING * CDI_SHM_PIECE_BYTES;
 }
 
-static uint8_t *result(const struct pipeline *p, int k_out, size_t k)
+static const uint8_t *input(const struct cdi_pipeline *p, int k_in, size_t k)
 {
-    return (uint8_t *)p->a->out[k_out] + k * p->most * p->size;
+    size_t lo, hi;
+
+    if (p->a->staged == 0)
+        return (const uint8_t *)p->a->in[k_in] + k * p->most * p->size;
+    staged_share(p, k, &lo, &hi);
+    return cdi_shm_stage_in(p->run->t->shm, k_in, k) + lo * p->size;
+}
+
+static uint8_t *result(const struct cdi_pipeline *p, int k_out, size_t k)
+{
+    const struct cdi_shm *shm = p->run->t->shm;
+    size_t lo, hi;
+
+    if (p->a->staged == 0)
+        return (uint8_t *)p->a->out[k_out] + k * p->most * p->size;
+    staged_share(p, k, &lo, &hi);
+    return cdi_shm_stage_out(shm, shm->rank, k) + lo * p->size;
 }
 
 /* The lowest node that wants some of piece k: before it, nobody does. */
-static int home(const struct pipeline *p, size_t k)
+static int home(const struct cdi_pipeline *p, size_t k)
 {
-    return p->a->per_rank == 0 ? p->a->home : cdi_tcp_node_of(p->tcp, (int)((p->a->at + k * p->most) / p->a->per_rank));
+    size_t n, at = begin_of(p, k, &n);
+
+    return p->a->per_rank == 0 ? p->a->home : cdi_tcp_node_of(p->tcp, (int)(at / p->a->per_rank));
 }
 
-static cddp_status take_partial(struct pipeline *p, bool *moved, struct cdi_error *err)
+static cddp_status take_partial(struct cdi_pipeline *p, bool *moved, struct cdi_error *err)
 {
     size_t gone = p->has_next ? p->forwarded : p->reduced;
     cddp_status st = CDDP_OK;
@@ -155,18 +184,18 @@ static cddp_status take_partial(struct pipeline *p, bool *moved, struct cdi_erro
 }
 
 /* Add the node's inputs to one piece. */
-static void reduce_piece(struct pipeline *p, bool *moved)
+static void reduce_piece(struct cdi_pipeline *p, bool *moved)
 {
     const struct cdi_op *op = &p->run->w->op;
     struct cdi_partial how = {.n_total = p->run->t->size};
     size_t k = p->reduced;
 
-    if (k >= (p->has_prev ? p->arrived : p->n_pieces) || (p->has_next && k - p->forwarded >= CDI_TCP_RING))
+    if (k >= p->offered || (p->has_prev && k >= p->arrived) || (p->has_next && k - p->forwarded >= CDI_TCP_RING))
         return;
     how.from = p->has_prev ? partial(p, k) : NULL;
     how.to = p->has_next ? partial(p, k) : NULL;
     for (int i = 0; i < p->a->n_in; i++)
-        p->in[i] = (const uint8_t *)p->a->in[i] + k * p->most * p->size;
+        p->in[i] = input(p, i, k);
     for (int i = 0; i < p->a->n_out; i++)
         p->out[i] = result(p, i, k);
     if (elements(p, k) > 0)
@@ -175,7 +204,7 @@ static void reduce_piece(struct pipeline *p, bool *moved)
     *moved = true;
 }
 
-static cddp_status forward_partial(struct pipeline *p, bool *moved, struct cdi_error *err)
+static cddp_status forward_partial(struct cdi_pipeline *p, bool *moved, struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
 
@@ -187,7 +216,7 @@ static cddp_status forward_partial(struct pipeline *p, bool *moved, struct cdi_e
     return st;
 }
 
-static cddp_status take_result(struct pipeline *p, bool *moved, struct cdi_error *err)
+static cddp_status take_result(struct cdi_pipeline *p, bool *moved, struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
 
@@ -207,7 +236,7 @@ static cddp_status take_result(struct pipeline *p, bool *moved, struct cdi_error
     return st;
 }
 
-static cddp_status pass_result(struct pipeline *p, bool *moved, struct cdi_error *err)
+static cddp_status pass_result(struct cdi_pipeline *p, bool *moved, struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
 
@@ -227,7 +256,7 @@ static cddp_status pass_result(struct pipeline *p, bool *moved, struct cdi_error
 
 static cddp_status advance(void *arg, bool *moved, struct cdi_error *err)
 {
-    struct pipeline *p = arg;
+    struct cdi_pipeline *p = arg;
     cddp_status st = take_partial(p, moved, err);
 
     if (st < 0)
@@ -240,8 +269,8 @@ static cddp_status advance(void *arg, bool *moved, struct cdi_error *err)
         st = pass_result(p, moved, err);
     if (st < 0)
         return st;
-    return p->reduced == p->n_pieces && (!p->has_next || p->returned == p->n_pieces) &&
-                   (!p->has_prev || p->passed == p->n_pieces)
+    return p->reduced >= p->until && (!p->has_next || p->returned >= p->until) &&
+                   (!p->has_prev || p->passed >= p->until)
                ? CDDP_OK
                : CDDP_IN_PROGRESS;
 }
@@ -255,25 +284,38 @@ static size_t piece_bytes(size_t bytes)
     return part < PIECE_LEAST_BYTES ? PIECE_LEAST_BYTES : part;
 }
 
-cddp_status cdi_across_reduce(struct cdi_run *run, const struct cdi_along *a, struct cdi_error *err)
+void cdi_pipeline_init(struct cdi_pipeline *p, struct cdi_run *run, const struct cdi_along *a)
 {
     struct cdi_team *t = run->t;
-    struct pipeline p = {.run = run, .a = a, .tcp = t->tcp, .size = 1, .acc_size = 1, .in = t->in, .out = t->out};
-    struct cdi_link *links[2];
-    int n = links_of(t->tcp, links);
-    cddp_status st = cdi_across_begin(run, err);
 
-    if (st != CDDP_OK)
-        return st;
-    p.has_prev = t->tcp->prev.rank >= 0;
-    p.has_next = t->tcp->next.rank >= 0;
+    *p = (struct cdi_pipeline){.run = run, .a = a, .tcp = t->tcp, .size = 1, .acc_size = 1, .in = t->in, .out = t->out};
+    p->has_prev = t->tcp->prev.rank >= 0;
+    p->has_next = t->tcp->next.rank >= 0;
     if (a->count > 0) {
-        p.size = cddp_dtype_size(run->w->op.dtype);
-        p.acc_size = cdi_reduce_acc_size(run->w->op.dtype);
+        p->size = cddp_dtype_size(run->w->op.dtype);
+        p->acc_size = cdi_reduce_acc_size(run->w->op.dtype);
     }
-    p.most = piece_bytes(a->count * p.acc_size) / p.acc_size;
-    p.n_pieces = a->count == 0 ? 1 : (a->count + p.most - 1) / p.most;
-    return pump(run, links, n, advance, &p, err);
+    p->most = a->staged > 0 ? a->staged : piece_bytes(a->count * p->acc_size) / p->acc_size;
+    p->n_pieces = a->count == 0 ? 1 : (a->count + p->most - 1) / p->most;
+}
+
+cddp_status cdi_pipeline_run(struct cdi_pipeline *p, size_t offered, size_t until, struct cdi_error *err)
+{
+    struct cdi_link *links[2];
+    int n = links_of(p->tcp, links);
+    cddp_status st = cdi_across_begin(p->run, err);
+
+    p->offered = offered;
+    p->until = until;
+    return st == CDDP_OK ? pump(p->run, links, n, advance, p, err) : st;
+}
+
+cddp_status cdi_across_reduce(struct cdi_run *run, const struct cdi_along *a, struct cdi_error *err)
+{
+    struct cdi_pipeline p;
+
+    cdi_pipeline_init(&p, run, a);
+    return cdi_pipeline_run(&p, p.n_pieces, p.n_pieces, err);
 }
 
 /* ---------------------------------------------------------------------------------------------------- blocks ---- */

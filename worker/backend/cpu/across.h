@@ -10,7 +10,7 @@
 #include "worker/backend/cpu/run.h"
 #include "worker/backend/cpu/tcp.h"
 
-/* A stretch of a reduction that goes along the chain of this rank, in and out by local rank. */
+/* What goes along the chain of this rank, in and out by local rank. */
 struct cdi_along {
     const void *const *in; /* inputs of the node, in rank order */
     int n_in;
@@ -20,9 +20,41 @@ struct cdi_along {
     int home;        /* the result comes back as far as this node; nodes before it do without */
     size_t at;       /* where the stretch begins in the whole of the operation */
     size_t per_rank; /* not 0: instead of `home`, each element as far as the node of its rank; so many are one rank's */
+    /*
+     * Not 0: count is that of the whole, of which the stages (shm.h) hold pieces of so many elements. This chain's
+     * share of each goes along, from the inputs there to this rank's results there; in, out and at mean nothing.
+     */
+    size_t staged;
 };
 
-/* Ranks with links only; all neighbours call it too. Empty stretches are passed along as well: that is a barrier. */
+/* Rank's part of n elements: whole cache lines, except at the end. */
+void cdi_share(size_t n, size_t size, int rank, int n_ranks, size_t *lo, size_t *hi);
+
+/* The pipeline: partial sums go forward, from node to node, results come back; both in pieces, at the same time. */
+struct cdi_pipeline {
+    struct cdi_run *run;
+    const struct cdi_along *a;
+    struct cdi_tcp *tcp;
+    bool has_prev, has_next;
+    size_t size, acc_size, most /* elements of a piece */, n_pieces;
+    size_t offered;                     /* pieces whose inputs are there */
+    size_t until;                       /* so many are wanted by now */
+    size_t arrived, reduced, forwarded; /* pieces that came from prev, were added to, went to next */
+    size_t returned, passed;            /* results that came from next, went to prev */
+    const void **in;                    /* scratch */
+    void **out;
+};
+
+/* Ranks with links only, as all below. *a is not copied. */
+void cdi_pipeline_init(struct cdi_pipeline *p, struct cdi_run *run, const struct cdi_along *a);
+/*
+ * Go on until the first `until` pieces are through: reduced, and their results here and passed on. Of the first
+ * `offered` the inputs are there; as many of them as there is room for are then under way. Both only grow.
+ */
+cddp_status cdi_pipeline_run(struct cdi_pipeline *p, size_t offered, size_t until, struct cdi_error *err);
+
+/* A pipeline from its begin to its end; all neighbours call it too. Empty stretches are passed along as well: that is a
+ * barrier. */
 cddp_status cdi_across_reduce(struct cdi_run *run, const struct cdi_along *a, struct cdi_error *err);
 /* Compare the operation with the neighbours', once. Ranks with links only. */
 cddp_status cdi_across_begin(struct cdi_run *run, struct cdi_error *err);

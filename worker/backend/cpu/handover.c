@@ -470,7 +470,8 @@ cddp_status cdi_handover_control(struct cdi_shm **out, const struct cdi_world *w
     cddp_status st;
 
     err = err != NULL ? err : &local;
-    st = cdi_shm_create(&s, world->local_rank, world->local_size, world->rank - world->local_rank, m, err);
+    st = cdi_shm_create(&s, world->local_rank, world->local_size, world->rank - world->local_rank, world->n_nodes > 1,
+                        m, err);
     if (st != CDDP_OK)
         return st;
     st = world->local_rank == 0 ? lead(s, world, meet, &p, err) : follow(s, world, meet, &p, err);

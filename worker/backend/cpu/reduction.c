@@ -35,8 +35,7 @@ static void keep(const struct want *w, size_t at, size_t n, const void *p)
         memcpy(w->out + (lo - w->lo) * w->size, (const uint8_t *)p + (lo - at) * w->size, (hi - lo) * w->size);
 }
 
-/* Rank's part of n elements: whole cache lines, except at the end. */
-static void share(size_t n, size_t size, int rank, int n_ranks, size_t *lo, size_t *hi)
+void cdi_share(size_t n, size_t size, int rank, int n_ranks, size_t *lo, size_t *hi)
 {
     size_t line = 64 / size, per = (n + (size_t)n_ranks - 1) / (size_t)n_ranks;
 
@@ -89,7 +88,7 @@ static void offer_piece(const struct cdi_team *t, const struct cdi_op *op, const
     size_t lo, hi;
     const uint8_t *in = (const uint8_t *)op->in + p.at * w->size;
 
-    share(p.n, w->size, t->shm->rank, t->shm->size, &lo, &hi);
+    cdi_share(p.n, w->size, t->shm->rank, t->shm->size, &lo, &hi);
     memcpy(cdi_next_slot(t), in, lo * w->size);
     memcpy(cdi_next_slot(t) + hi * w->size, in + hi * w->size, (p.n - hi) * w->size);
 }
@@ -101,7 +100,7 @@ static void reduce_share(const struct cdi_team *t, const struct cdi_op *op, cons
     bool all_mine;
     void *to[2];
 
-    share(p.n, size, t->shm->rank, t->shm->size, &lo, &hi);
+    cdi_share(p.n, size, t->shm->rank, t->shm->size, &lo, &hi);
     for (int r = 0; r < t->shm->size; r++)
         t->in[r] = (r == t->shm->rank ? (const uint8_t *)op->in + p.at * size : cdi_slot_of(t, r)) + lo * size;
     all_mine = w->lo <= p.at + lo && p.at + hi <= w->hi;
@@ -117,7 +116,7 @@ static void collect_shares(const struct cdi_team *t, const struct want *w, struc
     size_t lo, hi;
 
     for (int r = 0; r < t->shm->size; r++) {
-        share(p.n, w->size, r, t->shm->size, &lo, &hi);
+        cdi_share(p.n, w->size, r, t->shm->size, &lo, &hi);
         if (r != t->shm->rank)
             keep(w, p.at + lo, hi - lo, cdi_slot_of(t, r) + CDI_SHM_PIECE_BYTES);
     }
@@ -168,7 +167,7 @@ static cddp_status reduce_direct(struct cdi_run *run, const struct want *w, stru
 
     if (st != CDDP_OK)
         return st;
-    share(w->count, w->size, t->shm->rank, t->shm->size, &lo, &hi);
+    cdi_share(w->count, w->size, t->shm->rank, t->shm->size, &lo, &hi);
     point_at(run, w, lo);
     cdi_reduce(t->out, t->shm->size, t->in, t->shm->size, hi - lo, op->dtype, op->op);
     return cdi_step(run, err);
@@ -196,7 +195,7 @@ static bool chain_share(const struct cdi_team *t, size_t n, size_t size, size_t 
 {
     if (t->shm->rank >= t->tcp->n_chains)
         return false;
-    share(n, size, t->shm->rank, t->tcp->n_chains, lo, hi);
+    cdi_share(n, size, t->shm->rank, t->tcp->n_chains, lo, hi);
     return true;
 }
 
@@ -230,18 +229,18 @@ static cddp_status reduce_alone_across(struct cdi_run *run, const struct want *w
     return cdi_across_reduce(run, &a, err);
 }
 
-/* One piece of private data: in through the slots of one step, out through those of the next. */
-static cddp_status reduce_piece_across(struct cdi_run *run, const struct want *w, struct piece p, struct cdi_error *err)
+/* Private data that fits a slot: in through the slots of one step, out through those of the next. */
+static cddp_status reduce_slot_across(struct cdi_run *run, const struct want *w, struct cdi_error *err)
 {
     struct cdi_team *t = run->t;
     size_t lo, hi;
     cddp_status st;
 
-    if (p.n > 0)
-        memcpy(cdi_next_slot(t), (const uint8_t *)run->w->op.in + p.at * w->size, p.n * w->size);
+    if (w->count > 0)
+        memcpy(cdi_next_slot(t), run->w->op.in, w->count * w->size);
     st = cdi_step(run, err);
-    if (st == CDDP_OK && chain_share(t, p.n, w->size, &lo, &hi)) {
-        struct cdi_along a = {.n_in = t->shm->size, .n_out = 1, .count = hi - lo, .at = p.at + lo};
+    if (st == CDDP_OK && chain_share(t, w->count, w->size, &lo, &hi)) {
+        struct cdi_along a = {.n_in = t->shm->size, .n_out = 1, .count = hi - lo, .at = lo};
         const struct cdi_op *op = &run->w->op;
         void *out = cdi_next_slot(t) + lo * w->size;
 
@@ -258,25 +257,73 @@ static cddp_status reduce_piece_across(struct cdi_run *run, const struct want *w
     if (st == CDDP_OK)
         st = cdi_step_behind(run, err);
     for (int c = 0; c < t->tcp->n_chains && st == CDDP_OK; c++) {
-        share(p.n, w->size, c, t->tcp->n_chains, &lo, &hi);
-        keep(w, p.at + lo, hi - lo, cdi_slot_of(t, c) + lo * w->size);
+        cdi_share(w->count, w->size, c, t->tcp->n_chains, &lo, &hi);
+        keep(w, lo, hi - lo, cdi_slot_of(t, c) + lo * w->size);
+    }
+    return st;
+}
+
+/* Offer piece k of private data to all chains of the node. */
+static void stage_in(const struct cdi_team *t, const struct cdi_op *op, const struct want *w, size_t most, size_t k)
+{
+    size_t at = k * most, n = w->count - at < most ? w->count - at : most;
+
+    memcpy(cdi_shm_stage_in(t->shm, t->shm->rank, k), (const uint8_t *)op->in + at * w->size, n * w->size);
+}
+
+/* Take piece k of the result from all of them. */
+static void stage_out(const struct cdi_team *t, const struct want *w, size_t most, size_t k)
+{
+    size_t at = k * most, n = w->count - at < most ? w->count - at : most, lo, hi;
+
+    for (int c = 0; c < t->tcp->n_chains; c++) {
+        cdi_share(n, w->size, c, t->tcp->n_chains, &lo, &hi);
+        keep(w, at + lo, hi - lo, cdi_shm_stage_out(t->shm, c, k) + lo * w->size);
+    }
+}
+
+/*
+ * Private data, as a stream: between two steps of the node each chain goes on with all pieces that were offered so far,
+ * but waits only for the one that was offered `delay` steps before. Why the stages suffice: piece k is offered before
+ * step k and was reduced by all chains before step k + delay + 1; its result is there by then, and is read before step
+ * k + delay + 2. So both places are free again for piece k + CDI_SHM_STAGES.
+ */
+static cddp_status reduce_stream_across(struct cdi_run *run, const struct want *w, struct cdi_error *err)
+{
+    struct cdi_team *t = run->t;
+    const struct cdi_op *op = &run->w->op;
+    const size_t most = CDI_SHM_PIECE_BYTES / cdi_reduce_acc_size(op->dtype), n = (w->count + most - 1) / most;
+    const size_t delay = n - 1 < CDI_SHM_STAGES - 2 ? n - 1 : CDI_SHM_STAGES - 2;
+    struct cdi_along a = {.n_in = t->shm->size, .n_out = 1, .count = w->count, .staged = most};
+    bool has_chain = t->shm->rank < t->tcp->n_chains;
+    struct cdi_pipeline p;
+    cddp_status st = CDDP_OK;
+
+    if (op->kind == CDI_REDUCE)
+        a.home = cdi_tcp_node_of(t->tcp, op->root);
+    if (op->kind == CDI_REDUCE_SCATTER)
+        a.per_rank = op->count;
+    cdi_pipeline_init(&p, run, &a);
+    for (size_t k = 0; k <= n + delay && st == CDDP_OK; k++) {
+        if (k < n)
+            stage_in(t, op, w, most, k);
+        st = k == 0 ? cdi_step(run, err) : cdi_step_behind(run, err);
+        if (st == CDDP_OK && k > delay)
+            stage_out(t, w, most, k - delay - 1);
+        if (st == CDDP_OK && has_chain && k < n + delay)
+            st = cdi_pipeline_run(&p, k < n ? k + 1 : n, k < delay ? 0 : k - delay + 1, err);
     }
     return st;
 }
 
 static cddp_status reduce_across(struct cdi_run *run, const struct want *w, struct cdi_error *err)
 {
-    size_t n_pieces = pieces_of(w), k = 0;
-    cddp_status st;
-
     if (run->w->op.region != NULL && run->w->op.kind == CDI_ALL_REDUCE)
         return reduce_direct_across(run, w, err);
     if (run->t->tcp->largest == 1 && run->w->op.kind == CDI_ALL_REDUCE)
         return reduce_alone_across(run, w, err);
-    do
-        st = reduce_piece_across(run, w, piece_of(w, k), err);
-    while (st == CDDP_OK && ++k < n_pieces);
-    return st;
+    return w->count * w->size > CDI_SHM_PIECE_BYTES ? reduce_stream_across(run, w, err)
+                                                    : reduce_slot_across(run, w, err);
 }
 
 cddp_status cdi_run_reduction(struct cdi_run *run, struct cdi_error *err)

@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #define SHM_MAGIC 0x4d48535044444443u /* "CDDDPSHM" */
-#define SHM_VERSION 4u
+#define SHM_VERSION 5u
 #define HUGE_PAGE ((size_t)2 << 20) /* where it is another size, asking for them fails, and no more */
 
 #ifndef MADV_COLLAPSE
@@ -45,9 +45,16 @@ static size_t head_bytes(int size)
     return page_up(sizeof(struct cdi_shm_header)) + page_up((size_t)size * sizeof(struct cdi_shm_rank));
 }
 
-size_t cdi_shm_bytes(int size)
+static size_t slots_bytes(int size)
 {
-    return head_bytes(size) + (size_t)size * 2 * CDI_SHM_SLOT_BYTES;
+    return (size_t)size * 2 * CDI_SHM_SLOT_BYTES;
+}
+
+size_t cdi_shm_bytes(int size, bool staged)
+{
+    size_t stages = staged ? (size_t)size * 2 * CDI_SHM_STAGES * CDI_SHM_PIECE_BYTES : 0;
+
+    return head_bytes(size) + slots_bytes(size) + stages;
 }
 
 /* Address space for `bytes` bytes, whole pages, that begins where a huge page can lie; NULL with errno set. */
@@ -158,7 +165,7 @@ void cdi_shm_unmap(const struct cdi_mapper *m, void *p, size_t bytes)
         (void)munmap(p, bytes);
 }
 
-cddp_status cdi_shm_create(struct cdi_shm **out, int rank, int size, int first, const struct cdi_mapper *m,
+cddp_status cdi_shm_create(struct cdi_shm **out, int rank, int size, int first, bool staged, const struct cdi_mapper *m,
                            struct cdi_error *err)
 {
     struct cdi_shm *s = calloc(1, sizeof *s);
@@ -172,7 +179,8 @@ cddp_status cdi_shm_create(struct cdi_shm **out, int rank, int size, int first, 
     s->rank = rank;
     s->size = size;
     s->first = first;
-    s->bytes = cdi_shm_bytes(size);
+    s->staged = staged;
+    s->bytes = cdi_shm_bytes(size, staged);
     if (m != NULL)
         s->mapper = *m;
     for (int r = 0; r < size; r++)
@@ -189,6 +197,7 @@ static void take_over(struct cdi_shm *s, void *segment)
     s->header = segment;
     s->ranks = (void *)(base + page_up(sizeof *s->header));
     s->slots = base + head_bytes(s->size);
+    s->stages = s->staged ? s->slots + slots_bytes(s->size) : NULL;
     atomic_store(&s->ranks[s->rank].pid, (int32_t)getpid());
     (void)cdi_shm_tell_cpu(s);
     atomic_store(&s->ranks[s->rank].autogroup, cdi_cpus_autogroup(""));

@@ -23,6 +23,7 @@
 #define CDI_SHM_PIECE_BYTES (256u * 1024) /* large private data goes through the slots in pieces of this size */
 /* Of a piece: what this rank puts in, and, behind it, what it has reduced (half of it at most, in whole lines). */
 #define CDI_SHM_SLOT_BYTES (CDI_SHM_PIECE_BYTES + CDI_SHM_PIECE_BYTES / 2 + 4096)
+#define CDI_SHM_STAGES 8 /* several nodes: so many pieces of private data are on their way to them and back */
 #define CDI_SHM_TEXT 512
 #define CDI_SHM_MAIL_BYTES (64u * 1024) /* send and recv go through in pieces of this size */
 #define CDI_SHM_INLINE_BYTES 48         /* so much data travels with the post itself */
@@ -85,12 +86,14 @@ struct cdi_shm {
     size_t bytes;
     struct cdi_shm_rank *ranks;
     uint8_t *slots;
-    int *socks; /* by rank, -1: none. Rank 0 has one to every other rank, the others one to rank 0 */
+    uint8_t *stages; /* NULL: there are none */
+    bool staged;     /* there are, once the segment is mapped */
+    int *socks;      /* by rank, -1: none. Rank 0 has one to every other rank, the others one to rank 0 */
     struct cdi_mapper mapper;
 };
 
-/* Bytes of the segment for `size` ranks. */
-size_t cdi_shm_bytes(int size);
+/* Bytes of the segment for `size` ranks, with stages or without. */
+size_t cdi_shm_bytes(int size, bool staged);
 /* A memfd of `bytes` bytes, all of them there (so that a full memory is an error now and no SIGBUS later). *fd on
  * success: CDDP_OK, CDDP_E_NOMEM, CDDP_E_SYSTEM. */
 cddp_status cdi_shm_memfd(const char *name, size_t bytes, int *fd, struct cdi_error *err);
@@ -98,8 +101,8 @@ cddp_status cdi_shm_memfd(const char *name, size_t bytes, int *fd, struct cdi_er
 cddp_status cdi_shm_map(const struct cdi_mapper *m, int fd, size_t bytes, void **out, struct cdi_error *err);
 void cdi_shm_unmap(const struct cdi_mapper *m, void *p, size_t bytes);
 
-/* No mapping and no socket yet. CDDP_E_NOMEM. */
-cddp_status cdi_shm_create(struct cdi_shm **out, int rank, int size, int first, const struct cdi_mapper *m,
+/* No mapping and no socket yet. All ranks of the node say alike whether it is staged. CDDP_E_NOMEM. */
+cddp_status cdi_shm_create(struct cdi_shm **out, int rank, int size, int first, bool staged, const struct cdi_mapper *m,
                            struct cdi_error *err);
 /* Adopt a mapped segment; local rank 0 initialises it first. CDDP_E_VERSION: it is not one of ours. */
 void cdi_shm_format(struct cdi_shm *s, void *segment);
@@ -126,6 +129,17 @@ static inline struct cdi_counter *cdi_shm_post(const struct cdi_shm *s, int rank
 static inline uint8_t *cdi_shm_slot(const struct cdi_shm *s, int rank, uint32_t step)
 {
     return s->slots + ((size_t)rank * 2 + (step & 1u)) * CDI_SHM_SLOT_BYTES;
+}
+
+/* Where piece k of what local rank `rank` puts in lies, and that of the results that it shows to the others. */
+static inline uint8_t *cdi_shm_stage_in(const struct cdi_shm *s, int rank, size_t k)
+{
+    return s->stages + ((size_t)rank * 2 * CDI_SHM_STAGES + k % CDI_SHM_STAGES) * CDI_SHM_PIECE_BYTES;
+}
+
+static inline uint8_t *cdi_shm_stage_out(const struct cdi_shm *s, int rank, size_t k)
+{
+    return cdi_shm_stage_in(s, rank, k) + (size_t)CDI_SHM_STAGES * CDI_SHM_PIECE_BYTES;
 }
 
 /* Has the counter come to `step`? Steps wrap around. */
