@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 const char *cdi_env_str(const char *name)
 {
@@ -27,6 +28,26 @@ bool cdi_parse_int(const char *text, int64_t min, int64_t max, int64_t *out)
     errno = 0;
     v = strtoll(text, &end, 10);
     if (errno != 0 || end == text || *end != '\0' || v < min || v > max)
+        return false;
+    *out = v;
+    return true;
+}
+
+bool cdi_parse_size(const char *text, int64_t max, int64_t *out)
+{
+    static const char units[] = "KMG";
+    const char *unit;
+    char *end;
+    long long v;
+
+    if (*text < '0' || *text > '9')
+        return false;
+    errno = 0;
+    v = strtoll(text, &end, 10);
+    unit = *end == '\0' ? NULL : strchr(units, *end);
+    if (unit != NULL && __builtin_mul_overflow(v, 1LL << 10 * (unit - units + 1), &v))
+        return false;
+    if (errno != 0 || end[unit != NULL] != '\0' || v < 1 || v > max)
         return false;
     *out = v;
     return true;

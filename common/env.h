@@ -23,5 +23,7 @@ cddp_status cdi_env_int_or(const char *name, int64_t min, int64_t max, int64_t f
                            struct cdi_error *err);
 /* The whole text as a decimal number in [min, max], or false. Leading blanks and a '+' are not accepted. */
 bool cdi_parse_int(const char *text, int64_t min, int64_t max, int64_t *out);
+/* The whole text as a number of bytes in [1, max], with K, M or G (of 1024) behind it or not; else false. */
+bool cdi_parse_size(const char *text, int64_t max, int64_t *out);
 
 #endif

@@ -646,6 +646,10 @@ static cddp_status start_server(struct agent *a, struct join_options *join, stru
                                                : m->last_call_ms,
         .lease_ms = m->lease_ms,
         .secret = a->plan->secret,
+        .store = m->store,
+        .max_connections = m->max_connections,
+        .max_flag = "--rdzv_conf=max_connections",
+        .max_buffered = m->max_buffered,
     };
     cddp_status st;
 

@@ -51,13 +51,14 @@ const struct flag flags[] = {
      .help = "the same in one word; whoever can bind that address hosts, if there are no node ranks"},
     {.name = "rdzv_backend", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(rdzv_backend), RANGE(1, 255),
      .value = "static|c10d", .help = "accepted: both mean the rendezvous that cddprun brings itself"},
-    {.name = "rdzv_conf", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(rdzv_conf), RANGE(0, 255), .value = "K=V,...",
+    {.name = "rdzv_conf", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(rdzv_conf), RANGE(0, 1023), .value = "K=V,...",
      .shown_default = "join_timeout=600,last_call_timeout=3,lease=15",
      .help = "join_timeout=S: until enough nodes must be there (timeout is the same); last_call_timeout=S: with MIN "
              "nodes there, how long more may come (only before the first round, if not given); lease=S, or "
              "keep_alive_interval=S and keep_alive_max_attempt=N: a silent node counts as there for so long; "
              "close_timeout=S: when connections of a job that is over are closed; what the first node says counts; "
-             "is_host=0|1: who hosts; rank=N"},
+             "is_host=0|1: who hosts; rank=N; limits of who hosts, as of cddp-rendezvous: store_memory=SIZE, buffer_memory=SIZE, "
+             "max_key=SIZE, max_value=SIZE, max_waits=N, max_connections=N"},
     {.name = "local_addr", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(local_addr), RANGE(1, 255),
      .shown_default = "its host name", .value = "ADDRESS", .help = "what messages call this machine"},
     {.name = "auth_token_file", .env = "CDDP_AUTH_TOKEN_FILE", .group = GROUP_NODES, .kind = FLAG_TEXT,

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/help.h"
 
+#include "common/manual.h"
 #include "launcher/flags.h"
 
 #include <cddp/version.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define WIDTH 100
 
 /* The three commands that people need first. */
 static const struct {
@@ -37,28 +36,6 @@ static const char scheduler[] =
     "from "
     "its variables, unless flags say otherwise; one line says what was found.";
 static const char log_level[] = "LOGLEVEL (debug, info, warning, error) sets how much cddprun says itself.";
-
-/* Words, broken at blanks; every line but the first begins with so many of them. */
-static void wrap(FILE *to, const char *text, size_t indent)
-{
-    size_t column = indent;
-
-    for (const char *p = text; *p != '\0';) {
-        size_t n = strcspn(p, " ");
-
-        if (column > indent && column + 1 + n > WIDTH) {
-            fprintf(to, "\n%*s", (int)indent, "");
-            column = indent;
-        } else if (column > indent) {
-            fputc(' ', to);
-            column++;
-        }
-        fprintf(to, "%.*s", (int)n, p);
-        column += n;
-        p += n + strspn(p + n, " ");
-    }
-    fputc('\n', to);
-}
 
 static const char *shown_default(const struct flag *f)
 {
@@ -92,7 +69,7 @@ static void usage_flag(FILE *to, const struct flag *f)
     (void)snprintf(text, sizeof text, "%s%s%s%s%s%s", f->help, *shown != '\0' ? " (default: " : "", shown,
                    *shown != '\0' ? ")" : "", f->refusal != NULL ? "; refused: " : "",
                    f->refusal != NULL ? f->refusal : "");
-    wrap(to, text, 8);
+    cdi_wrap(to, text, 8);
 }
 
 void help_usage(FILE *to)
@@ -101,9 +78,9 @@ void help_usage(FILE *to)
     for (size_t i = 0; i < N_FIRST_COMMANDS; i++)
         fprintf(to, "  %s\n        %s\n", first_commands[i].command, first_commands[i].what);
     fputs("\nusage: cddprun [flags] PROGRAM [ARGS]\n\n", to);
-    wrap(to, about, 0);
+    cdi_wrap(to, about, 0);
     fputc('\n', to);
-    wrap(to, spelling, 0);
+    cdi_wrap(to, spelling, 0);
     for (int g = 0; g < N_GROUPS; g++) {
         fprintf(to, "\n%s\n", flag_groups[g]);
         for (size_t i = 0; i < n_flags; i++)
@@ -111,28 +88,12 @@ void help_usage(FILE *to)
                 usage_flag(to, &flags[i]);
     }
     fputc('\n', to);
-    wrap(to, scheduler, 0);
+    cdi_wrap(to, scheduler, 0);
     fputc('\n', to);
-    wrap(to, log_level, 0);
+    cdi_wrap(to, log_level, 0);
 }
 
 /* --------------------------------------------------------------------------------------------------------- man ---- */
-
-/* What roff would read as its own. */
-static void roff(FILE *to, const char *text)
-{
-    for (const char *p = text; *p != '\0'; p++) {
-        if (*p == '-')
-            fputs("\\-", to);
-        else if (*p == '\\')
-            fputs("\\e", to);
-        else if (*p == '\'')
-            fputs("\\(aq", to);
-        else
-            fputc(*p, to);
-    }
-    fputc('\n', to);
-}
 
 static void man_flag(FILE *to, const struct flag *f)
 {
@@ -142,14 +103,14 @@ static void man_flag(FILE *to, const struct flag *f)
     fputs(".TP\n.B ", to);
     write_forms(to, f, "\\-");
     fputc('\n', to);
-    roff(to, f->help);
+    cdi_roff(to, f->help);
     if (*shown != '\0') {
         fputs(".br\nDefault: ", to);
-        roff(to, shown);
+        cdi_roff(to, shown);
     }
     if (f->refusal != NULL) {
         fputs(".br\nRefused: ", to);
-        roff(to, f->refusal);
+        cdi_roff(to, f->refusal);
     }
     if (*flag_env(f, env) != '\0')
         fprintf(to, ".br\nVariable: %s\n", env);
@@ -163,15 +124,15 @@ void help_man(FILE *to)
           to);
     for (size_t i = 0; i < N_FIRST_COMMANDS; i++) {
         fputs(".TP\n.B ", to);
-        roff(to, first_commands[i].command);
-        roff(to, first_commands[i].what);
+        cdi_roff(to, first_commands[i].command);
+        cdi_roff(to, first_commands[i].what);
     }
     fputs(".SH DESCRIPTION\n", to);
-    roff(to, about);
+    cdi_roff(to, about);
     fputs(".PP\n", to);
-    roff(to, spelling);
+    cdi_roff(to, spelling);
     fputs(".PP\n", to);
-    roff(to, scheduler);
+    cdi_roff(to, scheduler);
     fputs(".SH OPTIONS\n", to);
     for (int g = 0; g < N_GROUPS; g++) {
         fprintf(to, ".SS %s\n", flag_groups[g]);
@@ -180,7 +141,7 @@ void help_man(FILE *to)
                 man_flag(to, &flags[i]);
     }
     fputs(".SH ENVIRONMENT\n", to);
-    roff(to, log_level);
+    cdi_roff(to, log_level);
     fputs(".SH SEE ALSO\n.BR torchrun (1),\n.BR srun (1)\n", to);
 }
 
@@ -192,38 +153,16 @@ static bool has_words(const struct flag *f)
     return f->kind == FLAG_CHOICE || f->kind == FLAG_NPROC;
 }
 
-static void bash_words(FILE *to, const char *words)
-{
-    for (const char *p = words; *p != '\0'; p++)
-        fputc(*p == '|' ? ' ' : *p, to);
-}
-
 void help_bash(FILE *to)
 {
-    fputs("# bash completion for cddprun; made from its table of flags\n_cddprun()\n{\n"
-          "    local cur prev flag words\n    COMPREPLY=()\n"
-          "    _get_comp_words_by_ref -n = cur prev words 2>/dev/null || {\n"
-          "        cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}\n"
-          "        # Without bash-completion a '=' is a word of its own.\n"
-          "        [[ $prev == '=' ]] && prev=${COMP_WORDS[COMP_CWORD-2]}\n"
-          "        [[ $cur == '=' ]] && cur=''\n    }\n"
-          "    flag=$prev\n    [[ $cur == --*=* ]] && { flag=${cur%%=*} cur=${cur#*=}; }\n"
-          "    case ${flag//-/_} in\n",
-          to);
-    for (size_t i = 0; i < n_flags; i++) {
-        if (!has_words(&flags[i]))
-            continue;
-        fprintf(to, "    __%s) COMPREPLY=($(compgen -W '", flags[i].name);
-        bash_words(to, flags[i].kind == FLAG_NPROC ? "cpu|gpu|auto" : flags[i].value);
-        fputs("' -- \"$cur\")); return ;;\n", to);
-    }
-    fputs("    esac\n    if [[ $cur == -* ]]; then\n        COMPREPLY=($(compgen -W '", to);
+    cdi_bash_begin(to, "cddprun");
     for (size_t i = 0; i < n_flags; i++)
-        fprintf(to, "%s--%s%s", i == 0 ? "" : " ", flags[i].name, flag_takes_value(&flags[i]) ? "=" : "");
-    fputs("' -- \"$cur\"))\n        [[ ${COMPREPLY[0]} == *= ]] && compopt -o nospace\n        return\n    fi\n"
-          "    COMPREPLY=($(compgen -f -- \"$cur\"))\n    compopt -o filenames\n}\n"
-          "complete -F _cddprun cddprun\n",
-          to);
+        if (has_words(&flags[i]))
+            cdi_bash_words(to, flags[i].name, flags[i].kind == FLAG_NPROC ? "cpu|gpu|auto" : flags[i].value);
+    cdi_bash_flags(to);
+    for (size_t i = 0; i < n_flags; i++)
+        cdi_bash_flag(to, flags[i].name, flag_takes_value(&flags[i]));
+    cdi_bash_end(to, "cddprun");
 }
 
 /* -------------------------------------------------------------------------------------------------------- table ----

@@ -58,23 +58,37 @@ struct conf {
     int64_t join_timeout_s, timeout_s, last_call_s, close_timeout_s;
     int64_t lease_s, interval_s, attempts; /* the lease, in our words and in torchrun's */
     int64_t rank;
+    int64_t store_memory, max_key, max_value, max_waits, max_connections, buffer_memory; /* limits of a host */
     int is_host;
 };
+
+#define SECONDS "a whole number of seconds, at least 1"
+#define COUNT "a whole number, at least 1"
+#define BYTES "a number of bytes such as 512M, at least 1"
 
 /* Those that are numbers. */
 static const struct {
     const char *key;
     size_t offset;
     int64_t min, max;
+    const char *what; /* it is, for sentences */
+    bool bytes;       /* K, M or G may follow */
 } conf_keys[] = {
-    {"join_timeout", offsetof(struct conf, join_timeout_s), 1, TIMEOUT_MAX_S},
-    {"timeout", offsetof(struct conf, timeout_s), 1, TIMEOUT_MAX_S},
-    {"last_call_timeout", offsetof(struct conf, last_call_s), 0, TIMEOUT_MAX_S},
-    {"close_timeout", offsetof(struct conf, close_timeout_s), 1, TIMEOUT_MAX_S},
-    {"lease", offsetof(struct conf, lease_s), 1, LEASE_MAX_S},
-    {"keep_alive_interval", offsetof(struct conf, interval_s), 1, LEASE_MAX_S},
-    {"keep_alive_max_attempt", offsetof(struct conf, attempts), 1, LEASE_MAX_S},
-    {"rank", offsetof(struct conf, rank), 0, OPTIONS_MAX_NODES - 1},
+    {"join_timeout", offsetof(struct conf, join_timeout_s), 1, TIMEOUT_MAX_S, SECONDS, false},
+    {"timeout", offsetof(struct conf, timeout_s), 1, TIMEOUT_MAX_S, SECONDS, false},
+    {"last_call_timeout", offsetof(struct conf, last_call_s), 0, TIMEOUT_MAX_S, "a whole number of seconds, at least 0",
+     false},
+    {"close_timeout", offsetof(struct conf, close_timeout_s), 1, TIMEOUT_MAX_S, SECONDS, false},
+    {"lease", offsetof(struct conf, lease_s), 1, LEASE_MAX_S, SECONDS, false},
+    {"keep_alive_interval", offsetof(struct conf, interval_s), 1, LEASE_MAX_S, SECONDS, false},
+    {"keep_alive_max_attempt", offsetof(struct conf, attempts), 1, LEASE_MAX_S, COUNT, false},
+    {"rank", offsetof(struct conf, rank), 0, OPTIONS_MAX_NODES - 1, "a node rank, at least 0", false},
+    {"store_memory", offsetof(struct conf, store_memory), 1, INT64_MAX, BYTES, true},
+    {"buffer_memory", offsetof(struct conf, buffer_memory), 1, INT64_MAX, BYTES, true},
+    {"max_key", offsetof(struct conf, max_key), 1, CDI_C10D_KEY_MAX, BYTES ", at most 8K", true},
+    {"max_value", offsetof(struct conf, max_value), 1, CDI_C10D_VALUE_MAX, BYTES ", at most 8M", true},
+    {"max_waits", offsetof(struct conf, max_waits), 1, INT64_MAX, COUNT, false},
+    {"max_connections", offsetof(struct conf, max_connections), 1, INT64_MAX, COUNT, false},
 };
 
 static const char *const torchrun_keys[] = {"read_timeout", "store_type", "heartbeat_timeout", "heartbeat"};
@@ -103,8 +117,14 @@ static cddp_status unknown_key(const char *key, struct cdi_error *err)
                             "--rdzv_conf: torchrun's %s means nothing to cddprun; leave it out", key);
     return cdi_fail(err, CDDP_E_INVALID,
                     "--rdzv_conf: there is no key '%.64s'; cddprun knows join_timeout, timeout, last_call_timeout, "
-                    "close_timeout, lease, keep_alive_interval, keep_alive_max_attempt, is_host and rank",
+                    "close_timeout, lease, keep_alive_interval, keep_alive_max_attempt, is_host, rank, store_memory, "
+                    "buffer_memory, max_key, max_value, max_waits and max_connections",
                     key);
+}
+
+static cddp_status bad_value(const char *key, const char *value, const char *what, struct cdi_error *err)
+{
+    return cdi_fail(err, CDDP_E_INVALID, "--rdzv_conf: %s cannot be '%.64s'; it is %s", key, value, what);
 }
 
 static cddp_status set_conf(struct conf *c, const char *key, const char *value, struct cdi_error *err)
@@ -118,13 +138,9 @@ static cddp_status set_conf(struct conf *c, const char *key, const char *value, 
     for (size_t i = 0; i < sizeof conf_keys / sizeof conf_keys[0]; i++) {
         if (strcmp(conf_keys[i].key, key) != 0)
             continue;
-        if (!cdi_parse_int(value, conf_keys[i].min, conf_keys[i].max, &number))
-            return cdi_fail(err, CDDP_E_INVALID, "--rdzv_conf: %s cannot be '%.64s'; it is %s, at least %lld", key,
-                            value,
-                            strcmp(key, "rank") == 0                     ? "a node rank"
-                            : strcmp(key, "keep_alive_max_attempt") == 0 ? "a whole number"
-                                                                         : "a whole number of seconds",
-                            (long long)conf_keys[i].min);
+        if (!(conf_keys[i].bytes ? cdi_parse_size(value, conf_keys[i].max, &number)
+                                 : cdi_parse_int(value, conf_keys[i].min, conf_keys[i].max, &number)))
+            return bad_value(key, value, conf_keys[i].what, err);
         memcpy((char *)c + conf_keys[i].offset, &number, sizeof number);
         return CDDP_OK;
     }
@@ -342,6 +358,21 @@ static cddp_status decide(struct meet *m, const struct options *o, const struct 
     return CDDP_OK;
 }
 
+static size_t limit(int64_t given)
+{
+    return given > 0 ? (size_t)given : 0;
+}
+
+static void set_limits(struct meet *m, const struct conf *c)
+{
+    m->store = (struct cdi_kv_limits){.bytes = limit(c->store_memory),
+                                      .key = limit(c->max_key),
+                                      .value = limit(c->max_value),
+                                      .waits = limit(c->max_waits)};
+    m->max_connections = limit(c->max_connections);
+    m->max_buffered = limit(c->buffer_memory);
+}
+
 cddp_status meet_decide(struct meet *out, const struct options *o, const struct site *s, struct cdi_error *err)
 {
     struct meet m = {.role = MEET_HOST,
@@ -370,6 +401,7 @@ cddp_status meet_decide(struct meet *out, const struct options *o, const struct 
     m.lease_ms = find_lease_ms(&c);
     m.last_call_ms = c.last_call_s >= 0 ? 1000 * c.last_call_s : -1;
     m.close_timeout_ms = c.close_timeout_s > 0 ? 1000 * c.close_timeout_s : -1;
+    set_limits(&m, &c);
     *out = m;
     return CDDP_OK;
 }

@@ -7,6 +7,7 @@
 #define MEET_H
 
 #include "launcher/site.h"
+#include "store/kv.h"
 
 #include <sys/socket.h>
 
@@ -32,6 +33,8 @@ struct meet {
     int64_t lease_ms;        /* of a host: a silent node counts as there for so long; 0: the server's default */
     int64_t join_timeout_ms; /* to reach the rendezvous, and for enough nodes to be there */
     int64_t last_call_ms, close_timeout_ms; /* -1: the rendezvous' defaults */
+    struct cdi_kv_limits store;             /* this and the rest: of a host; 0: the server's defaults */
+    size_t max_connections, max_buffered;   /* as in struct rdzv_server_options */
 };
 
 /*

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "rendezvous/daemon_options.h"
+#include "common/env.h"
+#include "common/manual.h"
 
+#include <cddp/version.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -81,29 +84,19 @@ static bool read_http(struct daemon_options *o, const char *value)
     return read_who(value, &o->http);
 }
 
-/* A number of bytes, perhaps with K, M or G behind it. */
-static bool read_size(const char *value, long max, size_t *out)
+static bool read_size(const char *value, int64_t max, size_t *out)
 {
-    static const char units[] = "KMG";
-    const char *unit;
-    long n;
+    int64_t n;
 
-    if (!read_number(&value, 1, max, &n))
+    if (!cdi_parse_size(value, max, &n))
         return false;
-    unit = *value == '\0' ? NULL : strchr(units, *value);
-    if (unit != NULL) {
-        value++;
-        for (long shift = 0; shift <= unit - units; shift++)
-            if (__builtin_mul_overflow(n, 1024L, &n))
-                return false;
-    }
     *out = (size_t)n;
-    return *value == '\0' && n <= max;
+    return true;
 }
 
 static bool read_store_memory(struct daemon_options *o, const char *value)
 {
-    return read_size(value, LONG_MAX, &o->store.bytes);
+    return read_size(value, INT64_MAX, &o->store.bytes);
 }
 
 static bool read_max_key(struct daemon_options *o, const char *value)
@@ -138,7 +131,7 @@ static bool read_max_connections(struct daemon_options *o, const char *value)
 
 static bool read_buffer_memory(struct daemon_options *o, const char *value)
 {
-    return read_size(value, LONG_MAX, &o->max_buffered);
+    return read_size(value, INT64_MAX, &o->max_buffered);
 }
 
 static bool read_max_jobs(struct daemon_options *o, const char *value)
@@ -257,19 +250,62 @@ cddp_status daemon_options_parse(struct daemon_options *out, int argc, char *con
     return st;
 }
 
+static const char what_it_is[] =
+    "Where the nodes of many jobs meet: cddprun --rdzv_endpoint=HOST:PORT --rdzv_id=JOB on "
+    "each node.";
+static const char signals[] =
+    "Prints 'listening ADDRESS:PORT' when it is ready, and tells systemd. SIGTERM: no new jobs, and the end "
+    "with the last one; once more, or SIGINT: the end. SIGHUP: the secret is read again from its "
+    "file.";
+static const char pages[] =
+    "http://ADDRESS:PORT/ shows the jobs, /status as JSON, /metrics for Prometheus, /healthz is 'ok'.";
+
 void daemon_options_usage(FILE *to)
 {
-    (void)fprintf(
-        to, "usage: cddp-rendezvous [flags]\n\n"
-            "Where the nodes of many jobs meet: cddprun --rdzv_endpoint=HOST:PORT --rdzv_id=JOB on each node.\n"
-            "Prints 'listening ADDRESS:PORT' when it is ready, and tells systemd. SIGTERM: no new jobs, and the end "
-            "with the\n"
-            "last one; once more, or SIGINT: the end. SIGHUP: the secret is read again from its file.\n"
-            "http://ADDRESS:PORT/ shows the jobs, /status as JSON, /metrics for Prometheus, /healthz is 'ok'.\n\n");
+    (void)fputs("usage: cddp-rendezvous [flags]\n\n", to);
+    cdi_wrap(to, what_it_is, 0);
+    cdi_wrap(to, signals, 0);
+    cdi_wrap(to, pages, 0);
+    (void)fputc('\n', to);
     for (size_t i = 0; i < N_FLAGS; i++) {
         const struct flag *f = &flags[i];
 
-        (void)fprintf(to, "  --%s%s%s\n        %s\n", f->name, f->value == NULL ? "" : "=",
-                      f->value == NULL ? "" : f->value, f->help);
+        (void)fprintf(to, "  --%s%s%s\n        ", f->name, f->value == NULL ? "" : "=",
+                      f->value == NULL ? "" : f->value);
+        cdi_wrap(to, f->help, 8);
     }
+}
+
+void daemon_options_man(FILE *to)
+{
+    (void)fprintf(to, ".TH CDDP-RENDEZVOUS 1 \"\" \"cddprun %s\" \"User Commands\"\n", CDDP_VERSION);
+    (void)fputs(".SH NAME\ncddp\\-rendezvous \\- where the nodes of many jobs meet\n"
+                ".SH SYNOPSIS\n.B cddp\\-rendezvous\n[\\fIflags\\fR]\n.SH DESCRIPTION\n",
+                to);
+    cdi_roff(to, what_it_is);
+    (void)fputs(".PP\n", to);
+    cdi_roff(to, signals);
+    (void)fputs(".PP\n", to);
+    cdi_roff(to, pages);
+    (void)fputs(".SH OPTIONS\n", to);
+    for (size_t i = 0; i < N_FLAGS; i++) {
+        const struct flag *f = &flags[i];
+
+        (void)fprintf(to, ".TP\n.B \\-\\-%s%s%s\n", f->name, f->value == NULL ? "" : "=",
+                      f->value == NULL ? "" : f->value);
+        cdi_roff(to, f->help);
+    }
+    (void)fputs(".SH SEE ALSO\n.BR cddprun (1),\n.BR systemd.service (5)\n", to);
+}
+
+void daemon_options_bash(FILE *to)
+{
+    cdi_bash_begin(to, "cddp-rendezvous");
+    for (size_t i = 0; i < N_FLAGS; i++)
+        if (flags[i].value != NULL && strchr(flags[i].value, '|') != NULL)
+            cdi_bash_words(to, flags[i].name, flags[i].value);
+    cdi_bash_flags(to);
+    for (size_t i = 0; i < N_FLAGS; i++)
+        cdi_bash_flag(to, flags[i].name, flags[i].value != NULL);
+    cdi_bash_end(to, "cddp-rendezvous");
 }

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The command line of cddp-rendezvous: one table of flags, which parses and which --help prints. Pure. */
+/*
+ * The command line of cddp-rendezvous: one table of flags, from which come the parser, --help, the man page and the
+ * bash completion. Pure.
+ */
 #ifndef RDZV_DAEMON_OPTIONS_H
 #define RDZV_DAEMON_OPTIONS_H
 
@@ -26,6 +29,8 @@ struct daemon_options {
 
 /* CDDP_OK, CDDP_E_INVALID with a sentence that names the flag. --help and --version end the reading. */
 cddp_status daemon_options_parse(struct daemon_options *out, int argc, char *const argv[], struct cdi_error *err);
-void daemon_options_usage(FILE *to);
+void daemon_options_usage(FILE *to); /* what --help shows */
+void daemon_options_man(FILE *to);   /* cddp-rendezvous(1), for man */
+void daemon_options_bash(FILE *to);  /* a file for bash-completion */
 
 #endif

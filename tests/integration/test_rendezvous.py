@@ -106,6 +106,9 @@ def test_ranks_that_there_is_no_room_for_say_so_at_once(cddprun):
                     assert says in job.err and time.monotonic() - began < launch.within(10), job.err
                 assert daemon.end() == 0
                 assert daemon.err.count(says[27:]) > 3, daemon.err
+        # Where cddprun hosts, the same limits are keys of --rdzv_conf.
+        with Job(cddprun, '--standalone', '--nproc_per_node=8', '--rdzv_conf=max_connections=4', hello) as job:
+            assert job.finish() == 1 and 'as many as --rdzv_conf=max_connections allows; raise it' in job.err, job.err
         # Agents too.
         with Daemon('--max_connections=1') as daemon, contextlib.ExitStack() as stack:
             nodes = [node(stack, cddprun, daemon, 'job', 2, 'true') for _ in range(2)]

@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The bash completion completes, and the man page has no mistake that man would tell of.    completion.py FILE MAN_PAGE"""
+"""The bash completions complete, and the man pages have no mistake that man would tell of.
+
+completion.py CDDPRUN'S_COMPLETION ITS_MAN_PAGE CDDP_RENDEZVOUS'_COMPLETION ITS_MAN_PAGE
+"""
 import shlex
 import shutil
 import subprocess
@@ -13,20 +16,25 @@ CASES = {
     ("cddprun", "--on_failure", "=", "w"): "wait",
     ("cddprun", "--on_failure", "="): "stop wait",
     ("cddprun", "--standal"): "--standalone",
+    ("cddp-rendezvous", "--job"): "--job_ports=",
+    ("cddp-rendezvous", "--plain-store", "n"): "never",
+    ("cddp-rendezvous", "--http", "="): "auto never any",
+    ("cddp-rendezvous", "--vers"): "--version",
 }
+FILES = {"cddprun": (sys.argv[1], sys.argv[2], "--nproc_per_node"), "cddp-rendezvous": (sys.argv[3], sys.argv[4], "--job_ports=A-B")}
 bad = 0
 for words, expected in CASES.items():
     line = " ".join(map(shlex.quote, words))
-    script = (f"source {shlex.quote(sys.argv[1])}; compopt() {{ :; }}; COMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}}-1)); "
-              "_cddprun; echo \"${COMPREPLY[*]}\"")
+    script = (f"source {shlex.quote(FILES[words[0]][0])}; compopt() {{ :; }}; COMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}}-1)); "
+              f"_{words[0].replace('-', '_')}; echo \"${{COMPREPLY[*]}}\"")
     done = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, check=False)
     if done.stdout.strip() != expected or done.stderr:
         bad += 1
         print(f"{line}: {done.stdout.strip()!r}, not {expected!r} {done.stderr}")
-if shutil.which("man"):
-    page = subprocess.run(["man", "--warnings", "-l", sys.argv[2]], capture_output=True, text=True, check=False,
+for program, (_, path, flag) in FILES.items() if shutil.which("man") else []:
+    page = subprocess.run(["man", "--warnings", "-l", path], capture_output=True, text=True, check=False,
                           env={"LC_ALL": "C.UTF-8", "MANWIDTH": "100", "PATH": "/usr/bin:/bin"})
-    if page.stderr or "--nproc_per_node" not in page.stdout:
+    if page.stderr or flag not in page.stdout:
         bad += 1
-        print(f"the man page: {page.stderr or page.stdout[:500]}")
+        print(f"the man page of {program}: {page.stderr or page.stdout[:500]}")
 sys.exit(1 if bad else 0)

@@ -2,6 +2,7 @@
 #include "hygiene.h"
 #include "rendezvous/daemon_options.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 CDI_SUITE(daemon_options);
@@ -43,6 +44,38 @@ Test(daemon_options, every_flag_is_read_in_every_spelling)
               o.store.bytes >> 31 == 1);
     cr_assert(parse("-h", "--nonsense") == CDDP_OK && o.what == DAEMON_HELP);
     cr_assert(parse("--version", NULL) == CDDP_OK && o.what == DAEMON_VERSION);
+}
+
+static char *text_of(void (*write)(FILE *to))
+{
+    char *text = NULL;
+    size_t size;
+    FILE *mem = open_memstream(&text, &size);
+
+    cr_assert_not_null(mem);
+    write(mem);
+    (void)fclose(mem);
+    return text;
+}
+
+Test(daemon_options, help_man_page_and_completion_tell_of_the_same_flags)
+{
+    static const char *const names[] = {"bind",          "port", "job_ports", "http", "max_connections",
+                                        "buffer_memory", "help"};
+    void (*const write[])(FILE *) = {daemon_options_usage, daemon_options_man, daemon_options_bash};
+    const char *const dashes[] = {"--", "\\-\\-", "--"};
+
+    for (size_t i = 0; i < sizeof write / sizeof write[0]; i++) {
+        char *text = text_of(write[i]);
+
+        for (size_t k = 0; k < sizeof names / sizeof names[0]; k++) {
+            char flag[64];
+
+            (void)snprintf(flag, sizeof flag, "%s%s", dashes[i], names[k]);
+            cr_assert_not_null(strstr(text, flag), "%s is not in %s", flag, text);
+        }
+        free(text);
+    }
 }
 
 Test(daemon_options, what_is_wrong_is_named)

@@ -43,3 +43,18 @@ Test(env, unset_and_empty_are_the_same)
     cr_assert_eq(cdi_env_int_or("T_RANK", 0, 9, 4, &v, NULL), CDDP_OK);
     cr_assert_eq(v, 4);
 }
+
+Test(env, a_size_may_have_a_unit_and_nothing_else)
+{
+    static const char *const bad[] = {
+        "", "0", "-1", "+1", " 1", "1 ", "K", "1KB", "1k", "1KK", "1T", "9000000000G", "99999999999999999999"};
+    int64_t n = 7;
+
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        cr_assert(!cdi_parse_size(bad[i], INT64_MAX, &n), "'%s'", bad[i]);
+    cr_assert(!cdi_parse_size("2K", 2047, &n) && n == 7);
+    cr_assert(cdi_parse_size("2K", 2048, &n) && n == 2048);
+    cr_assert(cdi_parse_size("12", 12, &n) && n == 12);
+    cr_assert(cdi_parse_size("3M", INT64_MAX, &n) && n == 3 << 20);
+    cr_assert(cdi_parse_size("5G", INT64_MAX, &n) && n == INT64_C(5) << 30);
+}

@@ -102,6 +102,19 @@ Test(meet, is_host_decides_who_hosts)
     cr_assert_eq(m.lease_ms, 5000);
 }
 
+Test(meet, limits_of_the_store_are_those_of_whoever_hosts)
+{
+    struct options o = nodes(1);
+
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert(m.store.bytes == 0 && m.store.key == 0 && m.store.value == 0 && m.store.waits == 0);
+    cr_assert(m.max_connections == 0 && m.max_buffered == 0);
+    o.rdzv_conf = "store_memory=512M,max_key=1K,max_value=8M,max_waits=7,max_connections=9,buffer_memory=3G";
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert(m.store.bytes == 512u << 20 && m.store.key == 1024 && m.store.value == 8u << 20 && m.store.waits == 7);
+    cr_assert(m.max_connections == 9 && m.max_buffered == (size_t)3 << 30);
+}
+
 Test(meet, torchrun_s_keys_for_joining_closing_and_living_are_understood)
 {
     struct options o = nodes(2);
@@ -210,6 +223,12 @@ Test(meet, what_cannot_be_is_said)
         {{.rdzv_conf = "join_timeout=0"}, "join_timeout cannot be '0'; it is a whole number of seconds"},
         {{.rdzv_conf = "is_host=maybe"}, "is_host cannot be 'maybe'; it is 0 or 1"},
         {{.rdzv_conf = "rank=-1"}, "rank cannot be '-1'; it is a node rank"},
+        {{.rdzv_conf = "store_memory=1T"}, "store_memory cannot be '1T'; it is a number of bytes such as 512M"},
+        {{.rdzv_conf = "max_value=9M"},
+         "max_value cannot be '9M'; it is a number of bytes such as 512M, at least 1, at most 8M"},
+        {{.rdzv_conf = "max_key=0"}, "max_key cannot be '0'"},
+        {{.rdzv_conf = "max_waits=1K"}, "max_waits cannot be '1K'; it is a whole number, at least 1"},
+        {{.rdzv_conf = "max_connections=0"}, "max_connections cannot be '0'"},
         {{.rdzv_conf = "timeout=5,colour=red"}, "there is no key 'colour'"},
         {{.rdzv_conf = "store_type=file"}, "torchrun's store_type means nothing to cddprun"},
         {{.env_master_addr = "a", .env_master_port = "0"}, "MASTER_PORT='0' is not a port"},

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A helper of the build: what cddp-rendezvous's table of flags gives, on stdout.   daemon_texts man|bash */
+#include "rendezvous/daemon_options.h"
+
+#include <string.h>
+
+int main(int argc, char **argv)
+{
+    if (argc == 2 && strcmp(argv[1], "man") == 0) {
+        daemon_options_man(stdout);
+    } else if (argc == 2 && strcmp(argv[1], "bash") == 0) {
+        daemon_options_bash(stdout);
+    } else {
+        (void)fputs("usage: daemon_texts man|bash\n", stderr);
+        return 2;
+    }
+    return fflush(stdout) == 0 ? 0 : 1;
+}
