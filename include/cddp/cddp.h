@@ -221,7 +221,8 @@ CDDP_API cddp_status cddp_all_to_all(cddp_comm *comm, const void *in, void *out,
 /*
  * A message of `count` elements from one rank to another, which calls the other function with the same count and type.
  * Messages of one rank to another arrive in the order of sending. cddp_send returns when buf may be used again, which
- * may be only after the other rank has begun to receive: two ranks that exchange messages must not both send first.
+ * may be only after the other rank has begun to receive: two ranks that exchange messages must not both send first
+ * (where the backend is "cpu", CDDP_E_MISMATCH).
  */
 CDDP_API cddp_status cddp_send(cddp_comm *comm, const void *buf, size_t count, cddp_dtype dtype, int to);
 CDDP_API cddp_status cddp_recv(cddp_comm *comm, void *buf, size_t count, cddp_dtype dtype, int from);

@@ -80,6 +80,29 @@ Test(collective, they_work_in_place_where_the_header_says_so)
     cr_assert_eq(world(in_place), 0);
 }
 
+/* Who sends to who sends to it would wait for ever. */
+static int send_first(int rank)
+{
+    int32_t x[2] = {rank, rank};
+    cddp_comm *comm = NULL;
+    cddp_status st;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    st = rank < 2 ? cddp_send(comm, x, 2, CDDP_INT32, 1 - rank) : cddp_barrier(comm);
+    CHECK(st == CDDP_E_MISMATCH);
+    CHECK(strcmp(cddp_last_error(),
+                 "ranks called different operations: rank 0 called send of 2 int32 to rank 1, rank 1 "
+                 "called send of 2 int32 to rank 0: one of them has to receive first") == 0);
+    CHECK(cddp_finalize(comm) == CDDP_E_MISMATCH);
+    return 0;
+}
+
+Test(collective, two_ranks_that_send_to_each_other_first_are_told_so)
+{
+    for (int i = 0; i < 5; i++)
+        cr_assert_eq(world(send_first), 0);
+}
+
 /* --------------------------------------------------------------------------------------------- non-blocking ---- */
 
 static int several_at_once(int rank)

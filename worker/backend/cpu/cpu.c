@@ -37,8 +37,8 @@ static cddp_status run_work(void *arg, const struct cdi_work *work, bool on_thre
 
     if (st == CDDP_OK)
         return CDDP_OK;
-    /* A mismatch of collectives all ranks of a node find by themselves; that of a message only who gets it. */
-    if (st != CDDP_E_MISMATCH || b->team.tcp != NULL || work->op.kind == CDI_RECV) {
+    /* A mismatch of collectives all ranks of a node find by themselves; that of a message only one of the two. */
+    if (st != CDDP_E_MISMATCH || b->team.tcp != NULL || work->op.kind == CDI_RECV || work->op.kind == CDI_SEND) {
         char text[CDI_SHM_TEXT];
 
         if (st == CDDP_E_MISMATCH)

@@ -237,6 +237,27 @@ static cddp_status wait_for(struct cdi_run *run, int local, struct cdi_counter *
     return cdi_wait_counter(&run->t->wait, local, c, step, run->on_thread, cdi_run_what, run, err);
 }
 
+/*
+ * Does the rank that this one sends to send to this one? Neither would ever receive. Both write their address before
+ * they look at the other's, in one order of all: so at least one of them sees it.
+ */
+static cddp_status check_crossed(const struct cdi_run *run, int to, struct cdi_error *err)
+{
+    struct cdi_shm *s = run->t->shm;
+    struct cdi_shm_mail *m = &s->ranks[to].mail;
+    uint64_t address = atomic_load(&m->address);
+    char a[160], b[160];
+
+    if ((uint32_t)address != (uint32_t)s->rank || (uint32_t)(address >> 32) == atomic_load(&m->taken.value))
+        return CDDP_OK;
+    cdi_desc_text(to < s->rank ? &m->desc : &run->desc, a, sizeof a);
+    cdi_desc_text(to < s->rank ? &run->desc : &m->desc, b, sizeof b);
+    return cdi_fail(err, CDDP_E_MISMATCH,
+                    "ranks called different operations: rank %d called %s, rank %d called %s: one of them has to "
+                    "receive first",
+                    s->first + (to < s->rank ? to : s->rank), a, s->first + (to < s->rank ? s->rank : to), b);
+}
+
 static cddp_status mail_send(struct cdi_run *run, struct cdi_error *err)
 {
     struct cdi_shm *s = run->t->shm;
@@ -256,7 +277,9 @@ static cddp_status mail_send(struct cdi_run *run, struct cdi_error *err)
             memcpy(m->data, in + at, n);
         atomic_store(&m->address, (uint64_t)piece << 32 | (uint32_t)to);
         cdi_counter_post(&m->sent, piece);
-        st = wait_for(run, to, &m->taken, piece, err);
+        st = check_crossed(run, to, err);
+        if (st == CDDP_OK)
+            st = wait_for(run, to, &m->taken, piece, err);
         at += n;
     } while (st == CDDP_OK && at < bytes);
     return st;
