@@ -77,6 +77,7 @@ struct si_thread {
     CUcontext stack[SI_CONTEXT_DEPTH];
     unsigned depth;
     bool in_host_function;
+    uint64_t asked;        /* ncclCommGetAsyncError */
     struct si_clock *seen; /* what successful queries told it; NULL: nothing yet. Small: it lies in the static block */
 };
 extern _Thread_local struct si_thread si_thread;

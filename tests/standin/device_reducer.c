@@ -3,15 +3,17 @@
  * libcddp's reducer on the stand-in, as a program that cddprun starts: gradients are written on a compute stream by a
  * kernel, averaged, and added to the parameters by another kernel. With "reuse" the program itself is wrong: it writes
  * a gradient again before cddp_ddp_wait; with "missing" rank 1 does not come to the last step. With "auto" the bucket
- * size is found by trying. Other faults are planted by the stand-in's settings.
+ * size is found by trying. With "asks" the backward pass takes its time, and NCCL, which is always "in progress", must
+ * not be asked over and over meanwhile. Other faults are planted by the stand-in's settings.
  *
- * Exit status: 0 all was right, 3 a wrong result, 4 libcddp gave an error.
+ * Exit status: 0 all was right, 3 a wrong result, 4 libcddp gave an error, 5 NCCL was asked too often.
  */
 #include "device.h"
 #include "fill_kernel.h"
 
 #include <cddp/cddp.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define STEPS 3
@@ -19,6 +21,8 @@
 #define N_PARAMS 5
 #define WRONG 3
 #define FAILED 4
+#define ASKED 5
+#define MOST_ASKED 60 /* per gradient; who waits for NCCL asks 200 times */
 
 /* Small ones start together; the large one is beyond what starts in a group. */
 static const size_t counts[N_PARAMS] = {3000, 2999, 1100000, 3001, 3000};
@@ -39,6 +43,8 @@ struct job {
     CUstream compute;
     CUdeviceptr data[N_PARAMS];
     int steps;
+    bool slow;      /* it takes milliseconds to make a gradient */
+    uint64_t asked; /* how often NCCL was, while gradients were reported */
 };
 
 /* Whole numbers, whose mean over ranks is one: rank r of n gives 2 r of what the mean has n - 1. */
@@ -63,8 +69,14 @@ static void train(struct job *j, bool reuse, bool missing)
         if (missing && step == j->steps - 1 && cddp_rank(j->comm) == 1)
             (void)pause(); /* until cddprun ends it */
         for (size_t i = N_PARAMS; i-- > 0;) {
+            const struct timespec work = {.tv_nsec = 10000000};
+            uint64_t before = standin_asked();
+
             write_gradient(j, step, i);
             DO(cddp_ddp_grad_ready_on(j->ddp, i, j->compute));
+            j->asked += standin_asked() - before;
+            if (j->slow)
+                (void)nanosleep(&work, NULL);
         }
         if (reuse)
             write_gradient(j, step + 1, 2);
@@ -136,6 +148,7 @@ int main(int argc, char **argv)
     static struct job j;
     int rc;
 
+    j.slow = argc > 1 && strcmp(argv[1], "asks") == 0;
     open_job(&j, argc > 1 && strcmp(argv[1], "auto") == 0);
     train(&j, argc > 1 && strcmp(argv[1], "reuse") == 0, argc > 1 && strcmp(argv[1], "missing") == 0);
     CU(cuStreamSynchronize(j.compute)); /* also where a peer did not come: then the communicator is aborted in time */
@@ -145,6 +158,10 @@ int main(int argc, char **argv)
         fprintf(stderr, "no bucket size is chosen after %d steps\n", j.steps);
         rc = WRONG;
     }
+    if (j.slow)
+        printf("rank %d asked NCCL %.1f times per gradient\n", cddp_rank(j.comm), (double)j.asked / (STEPS * N_PARAMS));
+    if (j.slow && rc == 0 && j.asked > (uint64_t)MOST_ASKED * STEPS * N_PARAMS)
+        rc = ASKED;
     close_job(&j);
     return rc;
 }

@@ -82,6 +82,9 @@ STANDIN_API const char *standin_last_fault(void);
 /* Read the environment again, for a test that has changed it; plants are counted anew. No other call may be running. */
 STANDIN_API void standin_configure(void);
 
+/* How often the calling thread has called ncclCommGetAsyncError. */
+STANDIN_API uint64_t standin_asked(void);
+
 /* What exists now. */
 struct standin_live {
     unsigned device_memory, pinned_memory, streams, events, libraries, communicators;

@@ -278,6 +278,7 @@ static cddp_status gpu_lend(struct cdi_backend *b, void **stream, struct cdi_err
     cdi_device_enter(&b->device);
     (void)pthread_mutex_lock(&b->lock);
     st = cdi_gpu_flush(b, err);
+    b->lent += st == CDDP_OK;
     (void)pthread_mutex_unlock(&b->lock);
     if (st == CDDP_OK)
         *stream = b->device.stream;
@@ -288,6 +289,9 @@ static cddp_status gpu_lend(struct cdi_backend *b, void **stream, struct cdi_err
 
 static void gpu_take_back(struct cdi_backend *b)
 {
+    (void)pthread_mutex_lock(&b->lock);
+    b->lent--;
+    (void)pthread_mutex_unlock(&b->lock);
     cdi_device_leave(&b->device);
 }
 

@@ -121,7 +121,9 @@ void cdi_gpu_current(const struct cdi_backend *b, char text[CDI_OP_TEXT], int64_
     const struct cdi_slot *s = b->done < b->given ? slot_of(b, b->done + 1) : NULL;
 
     text[0] = '\0';
-    *since_ms = s != NULL ? s->started_ms : 0;
+    *since_ms = s == NULL                                                            ? 0
+                : s->started_ms == 0 && b->done == b->issued && b->begun > b->issued ? b->begun_ms
+                                                                                     : s->started_ms;
     if (s != NULL)
         cdi_op_text(&s->op, text, CDI_OP_TEXT);
 }
@@ -264,14 +266,14 @@ static cddp_status after(struct cdi_backend *b, struct cdi_slot *s, struct cdi_e
     return st == CDDP_OK ? record(b, s->done, err) : st;
 }
 
-/* The calls of tickets first to last, as one group if there are several. */
-static cddp_status calls(struct cdi_backend *b, uint64_t first, uint64_t last, struct cdi_error *err)
+/* The calls of tickets first to last, as one group if there are several: what NCCL says to them. */
+static ncclResult_t calls(struct cdi_backend *b, uint64_t first, uint64_t last)
 {
     bool group = first != last || makes_several_calls(&slot_of(b, first)->op);
     ncclResult_t r = group ? cdi_nccl.group_start() : ncclSuccess;
 
     if (r != ncclSuccess)
-        return cdi_nccl_fail(b, r, "ncclGroupStart", err);
+        return r;
     for (uint64_t t = first; t <= last; t++)
         if (!is_empty(&slot_of(b, t)->op)) {
             ncclResult_t one = call(b, &slot_of(b, t)->op);
@@ -286,38 +288,70 @@ static cddp_status calls(struct cdi_backend *b, uint64_t first, uint64_t last, s
 
         r = r == ncclSuccess ? end : r;
     }
-    return cdi_communicator_settle(b, b->comm, r, "starting it", cdi_deadline_ms(cdi_now_ms(), b->world.timeout_ms),
-                                   err);
+    return r;
 }
 
-static cddp_status issue(struct cdi_backend *b, uint64_t first, uint64_t last, struct cdi_error *err)
+cddp_status cdi_gpu_settle(struct cdi_backend *b, ncclResult_t r, struct cdi_error *err)
 {
-    cddp_status st = CDDP_OK;
+    uint64_t first = b->issued + 1;
+    struct cdi_error why;
+    cddp_status st;
 
+    if (b->issued == b->begun)
+        return CDDP_OK;
+    st = cdi_communicator_settle(b, b->comm, r, "starting it", cdi_deadline_ms(b->begun_ms, b->world.timeout_ms), &why);
+    for (uint64_t t = first; t <= b->begun && st == CDDP_OK; t++)
+        st = after(b, slot_of(b, t), &why);
+    if (st == CDDP_OK)
+        b->issued = b->begun;
+    else
+        st = broken(b, &slot_of(b, first)->op, &why);
+    if (st != CDDP_OK && err != NULL)
+        *err = why;
+    return st;
+}
+
+/*
+ * Begin all that has a ticket. NCCL puts it on the stream in a thread of its own, and says "in progress" meanwhile:
+ * that is not waited for here, in the middle of a backward pass, but by whoever comes next.
+ */
+static cddp_status begin(struct cdi_backend *b, struct cdi_error *err)
+{
+    uint64_t first = b->begun + 1, last = b->given;
+    cddp_status st = cdi_gpu_settle(b, ncclInProgress, err);
+    ncclResult_t r;
+
+    if (st != CDDP_OK || first > last)
+        return st;
+    b->pending_bytes = 0;
     for (uint64_t t = first; t <= last && st == CDDP_OK; t++)
         st = before(b, slot_of(b, t), err);
-    if (st == CDDP_OK)
-        st = calls(b, first, last, err);
-    for (uint64_t t = first; t <= last && st == CDDP_OK; t++)
-        st = after(b, slot_of(b, t), err);
     if (st != CDDP_OK)
         return broken(b, &slot_of(b, first)->op, err);
-    b->issued = last;
-    return CDDP_OK;
+    r = calls(b, first, last);
+    b->begun = last;
+    b->begun_ms = cdi_now_ms();
+    return r == ncclInProgress ? CDDP_OK : cdi_gpu_settle(b, r, err);
 }
 
-cddp_status cdi_gpu_flush(struct cdi_backend *b, struct cdi_error *err)
+/* begin, where the communicator is well. */
+static cddp_status start(struct cdi_backend *b, struct cdi_error *err)
 {
     struct cdi_error why;
     cddp_status st = cdi_gpu_health_now(b, &why);
 
-    if (st == CDDP_OK && b->issued < b->given) {
-        b->pending_bytes = 0;
-        st = issue(b, b->issued + 1, b->given, &why);
-    }
+    if (st == CDDP_OK)
+        st = begin(b, &why);
     if (st != CDDP_OK && err != NULL)
         *err = why;
     return st;
+}
+
+cddp_status cdi_gpu_flush(struct cdi_backend *b, struct cdi_error *err)
+{
+    cddp_status st = start(b, err);
+
+    return st == CDDP_OK ? cdi_gpu_settle(b, ncclInProgress, err) : st;
 }
 
 /* With the lock: a ticket for the operation, and all that goes with it. */
@@ -328,8 +362,8 @@ static cddp_status append(struct cdi_backend *b, const struct cdi_op *op, struct
     struct cdi_slot *s = NULL;
     cddp_status st = CDDP_OK;
 
-    if (b->issued < b->given && (b->pending_bytes + bytes > CDI_GROUP_BYTES || b->given - b->issued >= CDI_GROUP_MAX))
-        st = cdi_gpu_flush(b, err);
+    if (b->begun < b->given && (b->pending_bytes + bytes > CDI_GROUP_BYTES || b->given - b->begun >= CDI_GROUP_MAX))
+        st = start(b, err);
     if (st == CDDP_OK)
         st = next_slot(b, &s, err);
     if (st != CDDP_OK)
@@ -347,7 +381,9 @@ static cddp_status append(struct cdi_backend *b, const struct cdi_op *op, struct
     if (staged != NULL)
         cdi_stage_keep(b, staged);
     b->pending_bytes += bytes;
-    return op->more && bytes <= CDI_GROUP_BYTES ? CDDP_OK : cdi_gpu_flush(b, err);
+    if (b->lent > 0) /* what the borrower puts on the stream next comes behind it */
+        return cdi_gpu_flush(b, err);
+    return op->more && bytes <= CDI_GROUP_BYTES ? CDDP_OK : start(b, err);
 }
 
 cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint64_t *ticket, struct cdi_error *err)
@@ -445,7 +481,9 @@ cddp_status cdi_gpu_follow(struct cdi_backend *b, void *stream, struct cdi_error
         return st;
     cdi_device_enter(&b->device);
     (void)pthread_mutex_lock(&b->lock);
-    st = cdi_cuda_check(cdi_cuda.event_record(b->mark, stream), "following a stream", err);
+    st = cdi_gpu_settle(b, ncclInProgress, err); /* or what was begun would wait for this stream, too */
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.event_record(b->mark, stream), "following a stream", err);
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.stream_wait(b->device.stream, b->mark, 0), "following a stream", err);
     (void)pthread_mutex_unlock(&b->lock);

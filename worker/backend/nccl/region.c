@@ -133,7 +133,7 @@ static cddp_status make_known(struct cdi_backend *b, struct cdi_gpu_region *r, s
             return st;
         }
         (void)pthread_mutex_lock(&b->lock);
-        if (cdi_gpu_health_now(b, err) == CDDP_OK)
+        if (cdi_gpu_flush(b, err) == CDDP_OK)
             unregister(b, r);
         (void)pthread_mutex_unlock(&b->lock);
     }
@@ -142,7 +142,7 @@ static cddp_status make_known(struct cdi_backend *b, struct cdi_gpu_region *r, s
     r->kind = ok ? CDI_ARENA_REGISTERED : CDI_ARENA_PLAIN;
     if (st == CDDP_OK && !ok && r->handle != NULL) {
         (void)pthread_mutex_lock(&b->lock);
-        if (cdi_gpu_health_now(b, err) == CDDP_OK)
+        if (cdi_gpu_flush(b, err) == CDDP_OK)
             unregister(b, r);
         (void)pthread_mutex_unlock(&b->lock);
     }
@@ -230,6 +230,7 @@ void cdi_gpu_region_destroy(struct cdi_backend *b, struct cdi_region *region)
     cdi_device_enter(&b->device);
     await_all(b);
     (void)pthread_mutex_lock(&b->lock);
+    (void)cdi_gpu_flush(b, NULL); /* NCCL takes a call */
     if (b->comm != NULL)
         unregister(b, r);
     (void)pthread_mutex_unlock(&b->lock);

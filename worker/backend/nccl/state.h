@@ -8,8 +8,10 @@
  * error can be told and heard while somebody polls. Order: lock, then word.
  *
  * An operation's way: its ticket is given and noted in the flight page (pending, if another one follows at once) ->
- * issued on the communication stream between two events -> started, done, as the events tell whoever polls -> its slot
- * in the ring is free. Nothing waits for the GPU but join, scan, region_create, split and destroy.
+ * begun: NCCL was called, behind an event on the communication stream -> issued: NCCL has put it there, and an event
+ * behind it is, too -> started, done, as the events tell whoever polls -> its slot in the ring is free. Between begun
+ * and issued NCCL is "in progress", in a thread of its own: the caller leaves, and the next one (or the watch thread)
+ * asks NCCL until it takes another call. Nothing waits for the GPU but join, scan, region_create, split and destroy.
  */
 #ifndef CDI_NCCL_STATE_H
 #define CDI_NCCL_STATE_H
@@ -70,8 +72,10 @@ struct cdi_backend {
     pthread_mutex_t lock;
     struct cdi_slot *ring;
     size_t ring_size;
-    uint64_t given, issued, done; /* tickets: all up to it */
+    uint64_t given, begun, issued, done; /* tickets: all up to it */
+    int64_t begun_ms;                    /* when those from issued on were begun */
     size_t pending_bytes;
+    unsigned lent;                   /* the communication stream, to so many */
     CUevent mark, tail;              /* for follow; for lead behind everything */
     void *token;                     /* 64 bytes of device memory, for barriers and agreements */
     struct cdi_staged *out_staged;   /* whose results were not taken yet, in order of tickets */
@@ -135,11 +139,17 @@ cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint
 cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
 cddp_status cdi_gpu_follow(struct cdi_backend *b, void *stream, struct cdi_error *err);
 cddp_status cdi_gpu_lead(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err);
-/* With `lock`: start what is held back. */
+/*
+ * With `lock`: NCCL has said r to what was begun last ("in progress": ask it until it is on the stream), and whatever
+ * comes behind it, its ends first, may be put there. Nothing to do where nothing was begun. Polls, see settle above.
+ */
+cddp_status cdi_gpu_settle(struct cdi_backend *b, ncclResult_t r, struct cdi_error *err);
+/* With `lock`: all that has a ticket is on the stream, and NCCL takes the next call. */
 cddp_status cdi_gpu_flush(struct cdi_backend *b, struct cdi_error *err);
 /* With `lock`, the context current: note in the flight page what the events tell. True: all that was issued is done. */
 bool cdi_gpu_poll(struct cdi_backend *b);
-/* With `lock`: the operation that the GPU is at, for sentences ("": none), and since when (0: it has not started). */
+/* With `lock`: the operation that NCCL or the GPU is at, for sentences ("": none), and since when (0: it has not
+ * started). */
 void cdi_gpu_current(const struct cdi_backend *b, char text[CDI_OP_TEXT], int64_t *since_ms);
 /* Block until the event has come, the communicator has failed and nothing runs any more. Without `lock`. */
 cddp_status cdi_gpu_await_event(struct cdi_backend *b, CUevent event, struct cdi_error *err);

@@ -178,13 +178,15 @@ static bool glance_at(struct cdi_backend *b, struct glance *g)
     if (pthread_mutex_trylock(&b->lock) != 0)
         return false;
     g->r = ncclSuccess;
+    if (b->comm != NULL && cdi_nccl.comm_error(b->comm, &g->r) != ncclSuccess)
+        g->r = ncclInternalError;
+    if (g->r == ncclSuccess)
+        (void)cdi_gpu_settle(b, g->r, NULL); /* its error sticks */
     if (cdi_gpu_poll(b) && b->issued == b->given) {
         (void)pthread_mutex_lock(&b->word);
         b->busy = false;
         (void)pthread_mutex_unlock(&b->word);
     }
-    if (b->comm != NULL && cdi_nccl.comm_error(b->comm, &g->r) != ncclSuccess)
-        g->r = ncclInternalError;
     cdi_gpu_current(b, g->op, &g->since_ms);
     g->ticket = b->done + 1;
     (void)pthread_mutex_unlock(&b->lock);
