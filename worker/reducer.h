@@ -75,7 +75,7 @@ struct cddp_ddp {
     bool sharded; /* there is an optimizer (optim.c): buckets are reduced and scattered, and it ends the steps */
 
     pthread_mutex_t lock; /* covers what follows */
-    /* Its gradients are the parameters', and behind them, with CDDP_DDP_JOIN, one element: does this rank train? */
+    /* Its gradients are the parameters', and behind them, with CDDP_DDP_JOIN, one more: how many ranks train? */
     struct cdi_bucket_plan plan;
     struct cdi_bucket_caps caps; /* of this plan */
     bool automatic;              /* CDDP_AUTO: buckets cannot be divided among the ranks */
@@ -83,7 +83,8 @@ struct cddp_ddp {
     size_t wire_bytes;
     struct cdi_ddp_flight *flight; /* by bucket */
     struct cdi_ddp_unused unused;
-    void *one, *zero;        /* with CDDP_DDP_JOIN: what that element is, on the backend */
+    void *one, *zero;        /* with CDDP_DDP_JOIN: what this rank gives to that, on the backend */
+    void *heads;             /* what came of it, on the host */
     struct cdi_error sticky; /* status CDDP_OK: none */
     uint64_t enqueued;       /* ticket of the last bucket launched; 0: none yet */
     uint64_t joined;         /* the last ticket that was waited for */
@@ -193,6 +194,8 @@ cddp_status cdi_hook_begin(cddp_ddp *d, size_t bucket, uint64_t *ticket);
 cddp_status cdi_hook_end(cddp_ddp *d, size_t bucket);
 
 /* --- uneven.c */
+/* Bytes of the plan's last gradient, where it is of this type. */
+size_t cdi_uneven_bytes(const cddp_ddp *d, cddp_dtype dtype);
 cddp_status cdi_uneven_init(cddp_ddp *d, struct cdi_error *err);
 void cdi_uneven_release(cddp_ddp *d);
 /* This step has begun: put into the arena that this rank trains (or, in cddp_ddp_join, that it does not). Sticks. */

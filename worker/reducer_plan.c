@@ -78,7 +78,7 @@ static cddp_status make_trial(cddp_ddp *d, struct cdi_error *err)
     return status;
 }
 
-/* The plan's gradients: those of the parameters, and one element more where ranks say whether they train. */
+/* The plan's gradients: those of the parameters, and one more where ranks say whether they train. */
 static struct cdi_grad *list_grads(const cddp_ddp *d, size_t n)
 {
     struct cdi_grad *grads = calloc(n, sizeof *grads);
@@ -88,9 +88,9 @@ static struct cdi_grad *list_grads(const cddp_ddp *d, size_t n)
         grads[i].dtype = d->params[i].dtype;
     }
     if (grads != NULL && n > d->n_params) {
-        /* One element behind the last parameter, which is the first in the arena: see uneven.c. */
+        /* Behind the last parameter, which is the first in the arena: see uneven.c. */
         grads[d->n_params].dtype = grads[d->n_params - 1].dtype;
-        grads[d->n_params].bytes = cddp_dtype_size(grads[d->n_params].dtype);
+        grads[d->n_params].bytes = cdi_uneven_bytes(d, grads[d->n_params].dtype);
     }
     return grads;
 }

@@ -1,66 +1,51 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Ranks with different numbers of steps. Each step's first bucket carries one element more, which is 1 on a rank that
- * trains; a rank whose samples are used up goes on in cddp_ddp_join with zeros, and so takes part in what the others
- * reduce, until that element says that nobody trains any more. It costs no collective of its own.
+ * Ranks with different numbers of steps. Each step's first bucket carries one element more (headcount.h), which is 1 on
+ * a rank that trains; a rank whose samples are used up goes on in cddp_ddp_join with zeros, and so takes part in what
+ * the others reduce, until that element says that nobody trains any more. It costs no collective of its own.
  */
-#include "worker/backend/cpu/float16.h"
+#include "worker/headcount.h"
 #include "worker/reducer.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Element n_params of the plan. */
+/* Element n_params of the plan, and as what it travels. */
 static cddp_dtype flag_dtype(const cddp_ddp *d)
 {
     return d->plan.grads[d->n_params].dtype;
 }
 
-static size_t encode_one(cddp_dtype dtype, void *to)
+static cddp_dtype sent_dtype(const cddp_ddp *d, cddp_dtype dtype)
 {
-    const uint16_t half = dtype == CDDP_FLOAT16 ? 0x3c00 : 0x3f80;
-    const float f = 1;
-    const double g = 1;
-
-    if (dtype == CDDP_FLOAT64)
-        memcpy(to, &g, sizeof g);
-    else if (dtype == CDDP_FLOAT32)
-        memcpy(to, &f, sizeof f);
-    else
-        memcpy(to, &half, sizeof half);
-    return cddp_dtype_size(dtype);
+    return dtype == CDDP_FLOAT32 && d->wire_dtype != CDDP_DTYPE_NONE ? d->wire_dtype : dtype;
 }
 
-static double decode(cddp_dtype dtype, const void *from)
+size_t cdi_uneven_bytes(const cddp_ddp *d, cddp_dtype dtype)
 {
-    uint16_t half;
-    float f;
-    double g;
-
-    if (dtype == CDDP_FLOAT64)
-        return memcpy(&g, from, sizeof g), g;
-    if (dtype == CDDP_FLOAT32)
-        return memcpy(&f, from, sizeof f), (double)f;
-    memcpy(&half, from, sizeof half);
-    return (double)(dtype == CDDP_FLOAT16 ? cdi_float_of_f16(half) : cdi_float_of_bf16(half));
+    return cdi_headcount_elements(sent_dtype(d, dtype), cdi_comm_world(d->comm)->size) * cddp_dtype_size(dtype);
 }
 
 cddp_status cdi_uneven_init(cddp_ddp *d, struct cdi_error *err)
 {
-    uint8_t bytes[8] = {0};
+    const struct cdi_world *world = cdi_comm_world(d->comm);
+    size_t bytes;
     cddp_status st;
 
     if ((d->flags & CDDP_DDP_JOIN) == 0)
         return CDDP_OK;
-    st = d->ops->alloc(d->b, sizeof bytes, &d->zero, err);
+    bytes = cdi_uneven_bytes(d, flag_dtype(d));
+    d->heads = calloc(1, bytes);
+    if (d->heads == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", world->size);
+    st = d->ops->alloc(d->b, bytes, &d->zero, err);
     if (st == CDDP_OK)
-        st = d->ops->copy(d->b, d->zero, bytes, sizeof bytes, err);
+        st = d->ops->copy(d->b, d->zero, d->heads, bytes, err);
     if (st == CDDP_OK)
-        st = d->ops->alloc(d->b, sizeof bytes, &d->one, err);
-    (void)encode_one(flag_dtype(d), bytes);
-    return st == CDDP_OK ? d->ops->copy(d->b, d->one, bytes, sizeof bytes, err) : st;
+        st = d->ops->alloc(d->b, bytes, &d->one, err);
+    cdi_headcount_put(flag_dtype(d), sent_dtype(d, flag_dtype(d)), world->size, world->rank, d->heads);
+    return st == CDDP_OK ? d->ops->copy(d->b, d->one, d->heads, bytes, err) : st;
 }
 
 void cdi_uneven_release(cddp_ddp *d)
@@ -69,6 +54,7 @@ void cdi_uneven_release(cddp_ddp *d)
         d->ops->release(d->b, d->one);
     if (d->zero != NULL)
         d->ops->release(d->b, d->zero);
+    free(d->heads);
 }
 
 cddp_status cdi_uneven_begin(cddp_ddp *d, bool trains)
@@ -91,13 +77,13 @@ cddp_status cdi_uneven_begin(cddp_ddp *d, bool trains)
 static cddp_status count_active(cddp_ddp *d, int *active, struct cdi_error *err)
 {
     int size = cdi_comm_world(d->comm)->size;
-    uint8_t bytes[8] = {0};
     cddp_status st = d->ops->on_device ? d->ops->join(d->b, d->enqueued, err) : CDDP_OK;
 
     if (st == CDDP_OK)
-        st = d->ops->copy(d->b, bytes, cdi_ddp_arena_grad(d, d->n_params), d->plan.grads[d->n_params].bytes, err);
+        st = d->ops->copy(d->b, d->heads, cdi_ddp_arena_grad(d, d->n_params), d->plan.grads[d->n_params].bytes, err);
     if (st == CDDP_OK)
-        *active = (int)lround(decode(flag_dtype(d), bytes) * ((d->flags & CDDP_DDP_SUM) != 0 ? 1 : size));
+        *active = cdi_headcount_get(flag_dtype(d), sent_dtype(d, flag_dtype(d)), size,
+                                    (d->flags & CDDP_DDP_SUM) != 0 ? 1 : size, d->heads);
     return st;
 }
 

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How many ranks take part, after it has travelled in few bits. */
+#include "hygiene.h"
+#include "worker/backend/cpu/float16.h"
+#include "worker/headcount.h"
+
+#include <stdint.h>
+#include <string.h>
+
+CDI_SUITE(headcount);
+
+#define ELEMENTS_MAX 64
+#define SIZE_MOST 4097
+
+static float rounded(cddp_dtype sent, float x)
+{
+    if (sent == CDDP_FLOAT16)
+        return cdi_float_of_f16(cdi_f16_of_float(x));
+    return sent == CDDP_BFLOAT16 ? cdi_float_of_bf16(cdi_bf16_of_float(x)) : x;
+}
+
+static void store(cddp_dtype dtype, float x, char *to)
+{
+    const uint16_t half = dtype == CDDP_FLOAT16 ? cdi_f16_of_float(x) : cdi_bf16_of_float(x);
+    const double wide = (double)x;
+
+    if (dtype == CDDP_FLOAT64)
+        memcpy(to, &wide, sizeof wide);
+    else if (dtype == CDDP_FLOAT32)
+        memcpy(to, &x, sizeof x);
+    else
+        memcpy(to, &half, sizeof half);
+}
+
+/* A backend's mean or sum: accumulated in float32, multiplied by 1/size, rounded once. */
+static int travel(cddp_dtype dtype, cddp_dtype sent, int size, bool mean, bool (*takes_part)(int rank, int size))
+{
+    static char mine[ELEMENTS_MAX * 8];
+    size_t n = cdi_headcount_elements(sent, size), bytes = cddp_dtype_size(dtype);
+    float sum[ELEMENTS_MAX] = {0};
+
+    cr_assert_leq(n, ELEMENTS_MAX);
+    for (int r = 0; r < size; r++) {
+        static const char zero[8];
+
+        if (!takes_part(r, size))
+            continue;
+        cdi_headcount_put(dtype, sent, size, r, mine);
+        for (size_t k = 0; k < n; k++)
+            sum[k] += memcmp(mine + k * bytes, zero, bytes) != 0 ? 1.0f : 0.0f;
+    }
+    for (size_t k = 0; k < n; k++)
+        store(dtype, rounded(sent, mean ? sum[k] * (1.0f / (float)size) : sum[k]), mine + k * bytes);
+    return cdi_headcount_get(dtype, sent, size, mean ? size : 1, mine);
+}
+
+static bool all(int rank, int size)
+{
+    (void)size;
+    return rank >= 0;
+}
+
+static bool all_but_the_last(int rank, int size)
+{
+    return rank != size - 1;
+}
+
+static bool the_first(int rank, int size)
+{
+    (void)size;
+    return rank == 0;
+}
+
+static bool none(int rank, int size)
+{
+    return rank > size;
+}
+
+static bool two_of_three(int rank, int size)
+{
+    (void)size;
+    return rank % 3 != 1;
+}
+
+Test(headcount, is_exact_in_every_type_for_worlds_of_any_size)
+{
+    static bool (*const who[])(int, int) = {all, all_but_the_last, the_first, none, two_of_three};
+    static const struct {
+        cddp_dtype dtype, sent;
+    } ways[] = {{CDDP_FLOAT64, CDDP_FLOAT64},  {CDDP_FLOAT32, CDDP_FLOAT32}, {CDDP_FLOAT32, CDDP_FLOAT16},
+                {CDDP_FLOAT32, CDDP_BFLOAT16}, {CDDP_FLOAT16, CDDP_FLOAT16}, {CDDP_BFLOAT16, CDDP_BFLOAT16}};
+
+    for (int size = 1; size <= SIZE_MOST; size += size < 20 ? 1 : size < 300 ? 27 : 379)
+        for (size_t w = 0; w < sizeof who / sizeof who[0]; w++) {
+            int n = 0;
+
+            for (int r = 0; r < size; r++)
+                n += who[w](r, size);
+            for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++)
+                for (int mean = 0; mean < 2; mean++)
+                    cr_assert_eq(travel(ways[i].dtype, ways[i].sent, size, mean != 0, who[w]), n,
+                                 "%d ranks, way %zu, who %zu, mean %d", size, i, w, mean);
+        }
+}
+
+Test(headcount, takes_one_element_where_that_suffices)
+{
+    cr_assert_eq(cdi_headcount_elements(CDDP_BFLOAT16, 128), 1);
+    cr_assert_eq(cdi_headcount_elements(CDDP_BFLOAT16, 129), 2);
+    cr_assert_eq(cdi_headcount_elements(CDDP_FLOAT16, 512), 1);
+    cr_assert_eq(cdi_headcount_elements(CDDP_FLOAT32, 100000), 1);
+}
