@@ -63,7 +63,8 @@ static size_t split(struct cdi_grad *grads, size_t n, const struct cdi_bucket_ca
 /* It gets the next number among all; the open one is empty again. */
 static void close_bucket(struct cdi_bucket_plan *p, struct open_bucket *o, cddp_dtype dtype)
 {
-    p->b[p->n++] = (struct cdi_bucket){.dtype = dtype, .n_grads = o->n_grads, .missing = o->n_grads};
+    p->b[p->n] = (struct cdi_bucket){.dtype = dtype, .n_grads = o->n_grads, .missing = o->n_grads, .made = p->n};
+    p->n++;
     o->n_closed++;
     o->payload = o->n_grads = 0;
 }

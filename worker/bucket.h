@@ -34,6 +34,7 @@ struct cdi_bucket {
     size_t room;          /* bytes up to the next bucket of its type, a multiple of `parts` * CDI_GRAD_ALIGN */
     size_t n_grads;       /* that lie in it; a piece of one counts as one */
     size_t missing;       /* of these, not ready in this step yet */
+    size_t made;          /* its number when the plan was made: cdi_bucket_reorder does not change it */
 };
 
 /* One gradient. The caller fills in bytes and dtype. */

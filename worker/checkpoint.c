@@ -47,6 +47,18 @@ cddp_status cdi_checkpoint_check_items(const cddp_checkpoint_item *items, size_t
     return CDDP_OK;
 }
 
+cddp_checkpoint_item *cdi_checkpoint_join(const cddp_checkpoint_item *a, size_t n_a, const cddp_checkpoint_item *b,
+                                          size_t n_b)
+{
+    cddp_checkpoint_item *all = calloc(n_a + n_b + 1, sizeof *all);
+
+    if (all != NULL && n_a > 0)
+        memcpy(all, a, n_a * sizeof *all);
+    if (all != NULL && n_b > 0)
+        memcpy(all + n_a, b, n_b * sizeof *all);
+    return all;
+}
+
 static uint64_t aligned(uint64_t n)
 {
     return (n + ALIGN - 1) / ALIGN * ALIGN;

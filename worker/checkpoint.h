@@ -11,9 +11,7 @@
 #ifndef CDI_CHECKPOINT_H
 #define CDI_CHECKPOINT_H
 
-#include "common/error.h"
-
-#include <cddp/cddp.h>
+#include "worker/backend.h"
 
 #define CDI_CHECKPOINT_MAX_ITEMS 65536
 
@@ -32,7 +30,21 @@ cddp_status cdi_checkpoint_write(const char *dir, uint64_t step, const cddp_chec
 cddp_status cdi_checkpoint_read(const char *dir, const cddp_checkpoint_item *items, size_t n_items, uint8_t *present,
                                 cddp_checkpoint_info *info, struct cdi_error *err);
 
-/* --- checkpoint_comm.c: collectives */
+/* List a, and b behind it; malloc'ed. NULL: no memory. */
+cddp_checkpoint_item *cdi_checkpoint_join(const cddp_checkpoint_item *a, size_t n_a, const cddp_checkpoint_item *b,
+                                          size_t n_b);
+
+/* --- checkpoint_comm.c */
+/*
+ * Rank 0 alone, no communication: one item of the newest whole checkpoint, once no save in the background is under way.
+ * Results as of cddp_checkpoint_load.
+ */
+cddp_status cdi_checkpoint_peek(cddp_comm *comm, const char *dir, const cddp_checkpoint_item *item,
+                                struct cdi_error *err);
+/* Bytes of host memory to (CDI_SEND) or from (CDI_RECV) rank `peer`, which calls it the other way round. */
+cddp_status cdi_checkpoint_move(cddp_comm *comm, enum cdi_op_kind kind, void *at, size_t bytes, int peer,
+                                struct cdi_error *err);
+/* What follows are collectives. */
 /* Rank 0's status, with its sentence in *err, becomes every rank's. Or what a collective may return. */
 cddp_status cdi_checkpoint_share(cddp_comm *comm, cddp_status status, struct cdi_error *err);
 /* As cddp_checkpoint_save. */

@@ -76,7 +76,7 @@ static size_t own_bytes(const cddp_checkpoint_item *items, size_t n_items)
 
 /*
  * Rank 0's list for the file: an item of each rank's own once for each rank, with memory in the block; so has one that
- * is on a device, and with `all` every one. Nothing is copied yet.
+ * is on a device, and with `all` every one. Names are copied, memory is not yet.
  */
 static cddp_status expand(struct cdi_save *s, cddp_comm *comm, const cddp_checkpoint_item *items, size_t n_items,
                           bool all, struct cdi_error *err)
@@ -89,7 +89,7 @@ static cddp_status expand(struct cdi_save *s, cddp_comm *comm, const cddp_checkp
         size_t copies = is_own(&items[i]) ? world : 1;
 
         n += copies;
-        text += is_own(&items[i]) ? world * (strlen(items[i].name) + SUFFIX_BYTES) : 0;
+        text += copies * (strlen(items[i].name) + SUFFIX_BYTES);
         bytes += all || is_own(&items[i]) || is_on_device(comm, items[i].data) ? copies * items[i].bytes : 0;
     }
     s->items = calloc(n + 1, sizeof *s->items);
@@ -108,10 +108,9 @@ static cddp_status expand(struct cdi_save *s, cddp_comm *comm, const cddp_checkp
                 to->data = at;
                 at += to->bytes;
             }
-            if (!is_own(to))
-                continue;
             to->name = name;
-            name += snprintf(name, strlen(items[i].name) + SUFFIX_BYTES, "%s[%zu]", items[i].name, r) + 1;
+            name += is_own(to) ? snprintf(name, strlen(items[i].name) + SUFFIX_BYTES, "%s[%zu]", items[i].name, r) + 1
+                               : snprintf(name, strlen(items[i].name) + 1, "%s", items[i].name) + 1;
         }
     }
     return cdi_checkpoint_check_items(s->items, s->n_items, err);
@@ -343,6 +342,32 @@ static cddp_status read_alone(const char *dir, const cddp_checkpoint_item *alone
     if (present == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory");
     return cdi_checkpoint_read(dir, alone, n_alone, present, info, err);
+}
+
+cddp_status cdi_checkpoint_peek(cddp_comm *comm, const char *dir, const cddp_checkpoint_item *item,
+                                struct cdi_error *err)
+{
+    cddp_checkpoint_info info;
+    cddp_status st = cdi_saver_wait(*cdi_comm_saver(comm), err);
+
+    return st == CDDP_OK ? read_alone(dir, item, 1, &info, err) : st;
+}
+
+cddp_status cdi_checkpoint_move(cddp_comm *comm, enum cdi_op_kind kind, void *at, size_t bytes, int peer,
+                                struct cdi_error *err)
+{
+    struct cdi_op op = {.kind = kind,
+                        .in = at,
+                        .out = at,
+                        .count = bytes,
+                        .dtype = CDDP_UINT8,
+                        .root = peer,
+                        .bucket = -1,
+                        .lazy = true};
+    uint64_t ticket;
+    cddp_status st = bytes == 0 ? CDDP_OK : cdi_comm_ops(comm)->enqueue(cdi_comm_backend(comm), &op, &ticket, err);
+
+    return bytes == 0 || st != CDDP_OK ? st : cdi_comm_ops(comm)->join(cdi_comm_backend(comm), ticket, err);
 }
 
 cddp_status cdi_checkpoint_load(cddp_comm *comm, const char *dir, const cddp_checkpoint_item *alone, size_t n_alone,

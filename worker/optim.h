@@ -16,7 +16,7 @@ struct cddp_optim {
     cddp_ddp *ddp;
     struct cdi_optim_rule rule;
     struct cdi_optim_own *own; /* by parameter; the rule's weight_decay is that of those in no group */
-    struct cdi_shard *shards; /* this rank's, by parameter */
+    struct cdi_shard *shards;  /* this rank's, by parameter */
     struct cdi_shard_sizes sizes;
     void *state[CDI_OPTIM_STATES]; /* NULL: the rule has fewer, or this rank has no elements */
     float *master;                 /* NULL: no parameters of 16 bits */

@@ -114,22 +114,6 @@ static void copy_share(const cddp_optim *o, int array, const struct cdi_shard *s
     }
 }
 
-static cddp_status transfer(cddp_ddp *d, enum cdi_op_kind kind, void *at, size_t bytes, int peer, struct cdi_error *err)
-{
-    struct cdi_op op = {.kind = kind,
-                        .in = at,
-                        .out = at,
-                        .count = bytes,
-                        .dtype = CDDP_UINT8,
-                        .root = peer,
-                        .bucket = -1,
-                        .lazy = true};
-    uint64_t ticket;
-    cddp_status st = bytes == 0 ? CDDP_OK : d->ops->enqueue(d->b, &op, &ticket, err);
-
-    return bytes == 0 || st != CDDP_OK ? st : d->ops->join(d->b, ticket, err);
-}
-
 /* Rank 0's part of the exchange with `rank`, array by array. */
 static cddp_status exchange_with(cddp_optim *o, struct whole *w, int rank, struct cdi_shard *shards, bool into_whole,
                                  struct cdi_error *err)
@@ -144,11 +128,11 @@ static cddp_status exchange_with(cddp_optim *o, struct whole *w, int rank, struc
         if (w->array[k] == NULL || bytes == 0)
             continue;
         if (rank != 0 && into_whole)
-            st = transfer(o->ddp, CDI_RECV, share, bytes, rank, err);
+            st = cdi_checkpoint_move(o->ddp->comm, CDI_RECV, share, bytes, rank, err);
         if (st == CDDP_OK)
             copy_share(o, k, shards, w->array[k], share, into_whole);
         if (rank != 0 && !into_whole && st == CDDP_OK)
-            st = transfer(o->ddp, CDI_SEND, share, bytes, rank, err);
+            st = cdi_checkpoint_move(o->ddp->comm, CDI_SEND, share, bytes, rank, err);
     }
     return st;
 }
@@ -164,8 +148,8 @@ static cddp_status exchange_all(cddp_optim *o, struct whole *w, struct cdi_shard
         st = exchange_with(o, w, r, shards, into_whole, err);
     for (int k = 0; k < ARRAYS && world->rank != 0 && st == CDDP_OK; k++)
         if (has(o, k))
-            st = transfer(o->ddp, into_whole ? CDI_SEND : CDI_RECV, own_array(o, k),
-                          k == MASTER ? o->sizes.master : o->sizes.state, 0, err);
+            st = cdi_checkpoint_move(o->ddp->comm, into_whole ? CDI_SEND : CDI_RECV, own_array(o, k),
+                                     k == MASTER ? o->sizes.master : o->sizes.state, 0, err);
     return st;
 }
 
@@ -194,18 +178,6 @@ static cddp_status begin(cddp_optim *o, struct whole *w, struct cdi_shard **shar
     return cdi_checkpoint_share(d->comm, st, err);
 }
 
-/* The user's items, and behind them (on rank 0) the optimizer's. NULL: no memory. */
-static cddp_checkpoint_item *joined(const struct whole *w, const cddp_checkpoint_item *items, size_t n_items)
-{
-    cddp_checkpoint_item *all = calloc(n_items + w->n_items + 1, sizeof *all);
-
-    if (all != NULL && n_items > 0)
-        memcpy(all, items, n_items * sizeof *all);
-    if (all != NULL && w->n_items > 0)
-        memcpy(all + n_items, w->items, w->n_items * sizeof *all);
-    return all;
-}
-
 static cddp_status save(cddp_optim *o, const char *dir, uint64_t step, const cddp_checkpoint_item *items,
                         size_t n_items, const cddp_checkpoint_options *opt, struct cdi_error *err)
 {
@@ -215,7 +187,7 @@ static cddp_status save(cddp_optim *o, const char *dir, uint64_t step, const cdd
     cddp_status st = begin(o, &w, &shards, err);
 
     if (st == CDDP_OK) {
-        all = joined(&w, items, n_items);
+        all = cdi_checkpoint_join(items, n_items, w.items, w.n_items); /* on rank 0 the state, too */
         st = cdi_checkpoint_share(
             o->ddp->comm, all != NULL ? CDDP_OK : cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu items", n_items), err);
     }

@@ -2,7 +2,6 @@
 #include "worker/powersgd.h"
 
 #include "common/status.h"
-#include "worker/lowrank.h"
 #include "worker/normal.h"
 #include "worker/reducer.h"
 
@@ -14,42 +13,9 @@
 #define DEFAULT_RATE 2.0
 #define SEEDS 1000000000u /* of the numbers that a matrix Q begins with: 0 to this, this excluded */
 
-struct matrix {
-    struct cdi_lowrank of;
-    size_t param;
-    char *m;     /* in the arena */
-    char *p, *q; /* in the bucket's memory */
-    char *error; /* as large as m: what was not sent; NULL: not kept */
-    bool has_q;  /* from the step before */
-};
-
-/* What there is of a bucket, known by one of its parameters: its number changes with the order of the buckets. */
-struct packet {
-    struct matrix *m;
-    size_t n_m;
-    struct cdi_slice *plain; /* what lies between the matrices: it is averaged as it is */
-    size_t n_plain;
-    cddp_dtype dtype;
-    char *sent; /* plain, then each P */
-    char *qs;   /* each Q */
-    char *errors;
-    size_t plain_bytes, sent_bytes, q_bytes, error_bytes;
-    bool begun; /* in this step */
-    uint64_t ticket;
-};
-
-struct cdi_powersgd {
-    cddp_powersgd_options opt;
-    uint64_t since;           /* the step in which it was set */
-    struct cdi_mt19937 seeds; /* drawn in the order of the buckets, the same on every rank */
-    struct packet *packets;   /* as many as buckets; those without a matrix have n_m 0 */
-    size_t n;
-    size_t *packet_of; /* by parameter */
-};
-
 /* ---------------------------------------------------------------------------------------------------- set up ---- */
 
-static void release_packet(struct packet *k)
+static void release_packet(struct cdi_powersgd_packet *k)
 {
     free(k->m);
     free(k->plain);
@@ -65,7 +31,7 @@ void cdi_powersgd_destroy(struct cdi_powersgd *s)
     for (size_t b = 0; s->packets != NULL && b < s->n; b++)
         release_packet(&s->packets[b]);
     free(s->packets);
-    free(s->packet_of);
+    free(s->of_param);
     free(s);
 }
 
@@ -82,7 +48,7 @@ static bool compresses(const struct cdi_powersgd *s, const cddp_ddp *d, size_t i
 }
 
 /* The bucket's matrices, in the order of the arena, but those of one shape together, as PyTorch takes them. */
-static void list_matrices(const struct cdi_powersgd *s, const cddp_ddp *d, size_t bucket, struct packet *k)
+static void list_matrices(const struct cdi_powersgd *s, const cddp_ddp *d, size_t bucket, struct cdi_powersgd_packet *k)
 {
     for (size_t first = d->n_params; first-- > 0;) {
         struct cdi_lowrank of, other;
@@ -95,12 +61,12 @@ static void list_matrices(const struct cdi_powersgd *s, const cddp_ddp *d, size_
         for (size_t i = first + 1; !known && i-- > 0;)
             if (d->plan.grads[i].bucket == bucket && compresses(s, d, i, &other) && other.rows == of.rows &&
                 other.cols == of.cols)
-                k->m[k->n_m++] = (struct matrix){.of = other, .param = i, .m = cdi_ddp_arena_grad(d, i)};
+                k->m[k->n_m++] = (struct cdi_powersgd_matrix){.of = other, .param = i, .m = cdi_ddp_arena_grad(d, i)};
     }
 }
 
 /* What of the bucket is in no matrix. Gradients lie in the arena in the reverse of their order. */
-static void list_plain(const cddp_ddp *d, size_t bucket, struct packet *k)
+static void list_plain(const cddp_ddp *d, size_t bucket, struct cdi_powersgd_packet *k)
 {
     const struct cdi_bucket *b = &d->plan.b[bucket];
     size_t at = b->offset;
@@ -125,7 +91,7 @@ static void list_plain(const cddp_ddp *d, size_t bucket, struct packet *k)
 }
 
 /* Where each P, Q and error lies in the packet's memory. */
-static cddp_status place(const struct cdi_powersgd *s, struct packet *k, struct cdi_error *err)
+static cddp_status place(const struct cdi_powersgd *s, struct cdi_powersgd_packet *k, struct cdi_error *err)
 {
     size_t size = cddp_dtype_size(k->dtype);
     bool keeps = (s->opt.flags & CDDP_POWERSGD_NO_ERROR_FEEDBACK) == 0;
@@ -138,7 +104,7 @@ static cddp_status place(const struct cdi_powersgd *s, struct packet *k, struct 
         k->error_bytes += keeps ? k->m[j].of.rows * k->m[j].of.cols * size : 0;
     }
     k->sent = malloc(k->sent_bytes);
-    k->qs = malloc(k->q_bytes);
+    k->qs = calloc(1, k->q_bytes); /* what a checkpoint has of them is never undefined */
     k->errors = calloc(1, k->error_bytes > 0 ? k->error_bytes : 1);
     if (k->sent == NULL || k->qs == NULL || k->errors == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for PowerSGD's %zu bytes of a bucket",
@@ -159,20 +125,19 @@ static cddp_status place(const struct cdi_powersgd *s, struct packet *k, struct 
 
 static cddp_status set_up_packet(const struct cdi_powersgd *s, const cddp_ddp *d, size_t bucket, struct cdi_error *err)
 {
-    struct packet *k = &s->packets[bucket];
+    struct cdi_powersgd_packet *k = &s->packets[d->plan.b[bucket].made];
     size_t n = 0;
 
     for (size_t i = 0; i < d->n_params; i++)
-        if (d->plan.grads[i].bucket == bucket) {
-            s->packet_of[i] = bucket;
-            n++;
-        }
+        n += d->plan.grads[i].bucket == bucket;
     k->dtype = d->plan.b[bucket].dtype;
     k->m = calloc(n + 1, sizeof *k->m);
     k->plain = calloc(n + 1, sizeof *k->plain);
     if (k->m == NULL || k->plain == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for PowerSGD's list of %zu gradients", n);
     list_matrices(s, d, bucket, k);
+    for (size_t j = 0; j < k->n_m; j++)
+        s->of_param[k->m[j].param] = &k->m[j];
     if (k->n_m == 0)
         return CDDP_OK;
     list_plain(d, bucket, k);
@@ -192,8 +157,8 @@ static cddp_status create(struct cdi_powersgd **out, const cddp_ddp *d, const cd
     s->n = d->plan.n;
     cdi_mt19937_seed(&s->seeds, opt->seed);
     s->packets = calloc(s->n, sizeof *s->packets);
-    s->packet_of = calloc(d->n_params, sizeof *s->packet_of);
-    if (s->packets == NULL || s->packet_of == NULL)
+    s->of_param = calloc(d->n_params, sizeof *s->of_param);
+    if (s->packets == NULL || s->of_param == NULL)
         st = cdi_fail(err, CDDP_E_NOMEM, "no memory for PowerSGD's list of %zu gradients", d->n_params);
     for (size_t b = 0; b < s->n && st == CDDP_OK; b++)
         st = set_up_packet(s, d, b, err);
@@ -206,22 +171,15 @@ static cddp_status create(struct cdi_powersgd **out, const cddp_ddp *d, const cd
 
 /* --------------------------------------------------------------------------------------------------- in a step ---- */
 
-static struct packet *packet_of(const cddp_ddp *d, size_t bucket)
+static struct cdi_powersgd_packet *packet_of(const cddp_ddp *d, size_t bucket)
 {
-    for (size_t i = 0; i < d->n_params; i++)
-        if (d->plan.grads[i].bucket == bucket)
-            return &d->powersgd->packets[d->powersgd->packet_of[i]];
-    return NULL; /* that of uneven.c's element alone */
+    return &d->powersgd->packets[d->plan.b[bucket].made];
 }
 
 bool cdi_powersgd_takes(const cddp_ddp *d, size_t bucket)
 {
-    const struct packet *k;
-
-    if (d->powersgd == NULL || d->step - d->powersgd->since < d->powersgd->opt.start_step)
-        return false;
-    k = packet_of(d, bucket);
-    return k != NULL && k->n_m > 0;
+    return d->powersgd != NULL && d->step - d->powersgd->since >= d->powersgd->opt.start_step &&
+           packet_of(d, bucket)->n_m > 0;
 }
 
 /* As numpy's RandomState.randint(SEEDS), which throws numbers away that are too large. */
@@ -236,7 +194,7 @@ static uint32_t draw_seed(struct cdi_mt19937 *g)
 }
 
 /* A Q of normally distributed numbers, drawn row by row. */
-static cddp_status fill_q(const struct matrix *m, struct cdi_normal *g, struct cdi_error *err)
+static cddp_status fill_q(const struct cdi_powersgd_matrix *m, struct cdi_normal *g, struct cdi_error *err)
 {
     size_t cols = m->of.cols, rank = m->of.rank, size = cddp_dtype_size(m->of.dtype);
     void *drawn = malloc(cols * rank * size);
@@ -255,7 +213,7 @@ static cddp_status fill_q(const struct matrix *m, struct cdi_normal *g, struct c
 }
 
 /* A basis to begin with: the last one, or a random one, also where the last one has lost directions. */
-static cddp_status make_qs(struct cdi_powersgd *s, struct packet *k, struct cdi_error *err)
+static cddp_status make_qs(struct cdi_powersgd *s, struct cdi_powersgd_packet *k, struct cdi_error *err)
 {
     double epsilon = s->opt.orthogonalization_epsilon;
     struct cdi_normal g;
@@ -263,7 +221,7 @@ static cddp_status make_qs(struct cdi_powersgd *s, struct packet *k, struct cdi_
     cddp_status st = CDDP_OK;
 
     for (size_t j = 0; j < k->n_m && st == CDDP_OK; j++) {
-        struct matrix *m = &k->m[j];
+        struct cdi_powersgd_matrix *m = &k->m[j];
 
         if (m->has_q && cdi_lowrank_orthogonalize(m->of.dtype, m->q, m->of.cols, m->of.rank, epsilon) == 0)
             continue;
@@ -278,7 +236,7 @@ static cddp_status make_qs(struct cdi_powersgd *s, struct packet *k, struct cdi_
     return st;
 }
 
-static cddp_status reduce(cddp_ddp *d, size_t bucket, bool last, void *at, size_t bytes, struct packet *k,
+static cddp_status reduce(cddp_ddp *d, size_t bucket, bool last, void *at, size_t bytes, struct cdi_powersgd_packet *k,
                           struct cdi_error *err)
 {
     struct cdi_op op = {.kind = CDI_ALL_REDUCE,
@@ -296,20 +254,31 @@ static cddp_status reduce(cddp_ddp *d, size_t bucket, bool last, void *at, size_
     return st;
 }
 
+/*
+ * Those of all buckets at once, in the order in which the plan was made: random numbers must not depend on the order of
+ * the buckets' launch, which a run that goes on from a checkpoint has yet to learn.
+ */
+static cddp_status make_all_qs(struct cdi_powersgd *s, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    for (size_t b = 0; b < s->n && st == CDDP_OK && !s->drawn; b++)
+        st = make_qs(s, &s->packets[b], err);
+    s->drawn = true;
+    return st;
+}
+
 cddp_status cdi_powersgd_begin(cddp_ddp *d, size_t bucket)
 {
-    struct packet *k = packet_of(d, bucket);
+    struct cdi_powersgd_packet *k = packet_of(d, bucket);
     struct cdi_error err;
-    cddp_status st;
+    cddp_status st = make_all_qs(d->powersgd, &err);
 
-    if (k == NULL)
-        return CDDP_OK; /* not one that cdi_powersgd_takes */
-    st = make_qs(d->powersgd, k, &err);
     if (st != CDDP_OK)
         return cdi_ddp_misused(d, &err);
     st = d->ops->pack(d->b, k->sent, k->plain, k->n_plain, &err);
     for (size_t j = 0; j < k->n_m && st == CDDP_OK; j++) {
-        struct matrix *m = &k->m[j];
+        struct cdi_powersgd_matrix *m = &k->m[j];
 
         if (m->error != NULL)
             cdi_lowrank_feed(m->of.dtype, m->m, m->error, m->of.rows * m->of.cols);
@@ -322,14 +291,14 @@ cddp_status cdi_powersgd_begin(cddp_ddp *d, size_t bucket)
 }
 
 /* The means of M Q are there, of all ranks' M. */
-static cddp_status second_half(cddp_ddp *d, size_t bucket, struct packet *k, struct cdi_error *err)
+static cddp_status second_half(cddp_ddp *d, size_t bucket, struct cdi_powersgd_packet *k, struct cdi_error *err)
 {
     /* PyTorch takes epsilon beside the sum's length, and this is the mean. */
     double epsilon = d->powersgd->opt.orthogonalization_epsilon / cdi_comm_world(d->comm)->size;
     cddp_status st = d->ops->unpack(d->b, k->plain, k->n_plain, k->sent, err);
 
     for (size_t j = 0; j < k->n_m && st == CDDP_OK; j++) {
-        struct matrix *m = &k->m[j];
+        struct cdi_powersgd_matrix *m = &k->m[j];
 
         (void)cdi_lowrank_orthogonalize(m->of.dtype, m->p, m->of.rows, m->of.rank, epsilon);
         cdi_lowrank_right(&m->of, m->m, m->p, m->q);
@@ -338,10 +307,10 @@ static cddp_status second_half(cddp_ddp *d, size_t bucket, struct packet *k, str
 }
 
 /* The means of M^T P are there. */
-static void decompress(const cddp_ddp *d, struct packet *k)
+static void decompress(const cddp_ddp *d, struct cdi_powersgd_packet *k)
 {
     for (size_t j = 0; j < k->n_m; j++) {
-        struct matrix *m = &k->m[j];
+        struct cdi_powersgd_matrix *m = &k->m[j];
 
         cdi_lowrank_product(&m->of, m->p, m->q, m->m);
         /* Where no rank used the gradient, what comes is thrown away: nothing was sent. */
@@ -357,21 +326,23 @@ cddp_status cdi_powersgd_land(cddp_ddp *d)
     struct cdi_error err;
 
     for (size_t b = 0; d->powersgd != NULL && b < d->plan.n && st == CDDP_OK; b++) {
-        struct packet *k = packet_of(d, b);
+        struct cdi_powersgd_packet *k = packet_of(d, b);
 
-        if (k != NULL && k->begun)
+        if (k->begun)
             st = second_half(d, b, k, &err);
     }
     for (size_t b = 0; d->powersgd != NULL && b < d->plan.n && st == CDDP_OK; b++) {
-        struct packet *k = packet_of(d, b);
+        struct cdi_powersgd_packet *k = packet_of(d, b);
 
-        if (k == NULL || !k->begun)
+        if (!k->begun)
             continue;
         st = d->ops->join(d->b, k->ticket, &err);
         d->joined = st == CDDP_OK ? k->ticket : d->joined;
         if (st == CDDP_OK)
             decompress(d, k);
     }
+    if (d->powersgd != NULL)
+        d->powersgd->drawn = false;
     return st == CDDP_OK ? st : cdi_ddp_stick(d, &err);
 }
 

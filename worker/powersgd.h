@@ -3,14 +3,49 @@
  * PowerSGD: matrices among the gradients are sent as a product of two narrow ones, and what that leaves out is added to
  * the gradients of the next step. T. Vogels, S. P. Karimireddy, M. Jaggi, "PowerSGD: Practical Low-Rank Gradient
  * Compression for Distributed Optimization", NeurIPS 2019 (arXiv:1905.13727), in the form that PyTorch's powerSGD_hook
- * has given it. Called with the reducer's lock held, as a part of it.
+ * has given it. Called with the reducer's lock held, as a part of it. powersgd_state.c saves and loads what a run needs
+ * to go on.
  */
 #ifndef CDI_POWERSGD_H
 #define CDI_POWERSGD_H
 
 #include "worker/backend.h"
+#include "worker/lowrank.h"
+#include "worker/mt19937.h"
 
-struct cdi_powersgd;
+struct cdi_powersgd_matrix {
+    struct cdi_lowrank of;
+    size_t param;
+    char *m;     /* in the arena */
+    char *p, *q; /* in the bucket's memory */
+    char *error; /* as large as m: what was not sent; NULL: not kept */
+    bool has_q;  /* from the step before */
+};
+
+/* What there is of a bucket. */
+struct cdi_powersgd_packet {
+    struct cdi_powersgd_matrix *m;
+    size_t n_m;
+    struct cdi_slice *plain; /* what lies between the matrices: it is averaged as it is */
+    size_t n_plain;
+    cddp_dtype dtype;
+    char *sent; /* plain, then each P */
+    char *qs;   /* each Q */
+    char *errors;
+    size_t plain_bytes, sent_bytes, q_bytes, error_bytes;
+    bool begun; /* in this step */
+    uint64_t ticket;
+};
+
+struct cdi_powersgd {
+    cddp_powersgd_options opt;
+    uint64_t since;                      /* the step in which it was set; less what was done before a checkpoint */
+    struct cdi_mt19937 seeds;            /* the same on every rank */
+    bool drawn;                          /* in this step */
+    struct cdi_powersgd_packet *packets; /* by cdi_bucket.made; those without a matrix have n_m 0 */
+    size_t n;
+    struct cdi_powersgd_matrix **of_param; /* by parameter; NULL: it is no matrix, or a small one */
+};
 
 /* NULL-safe. */
 void cdi_powersgd_destroy(struct cdi_powersgd *s);

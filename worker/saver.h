@@ -17,7 +17,7 @@ struct cdi_save {
     int keep;
     cddp_checkpoint_item *items;
     size_t n_items;
-    char *names; /* of items, where they are not the user's */
+    char *names; /* of items */
     void *block; /* their bytes, those that are copies */
 };
 

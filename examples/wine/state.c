@@ -46,6 +46,8 @@ cddp_status state_save(const struct job *job, struct state *s, bool epoch_is_don
     cddp_sampler_get_state(s->sampler, &place);
     if (s->optim != NULL)
         return cddp_optim_save(s->optim, opt->save, (uint64_t)s->done.steps, items, n_items - 2, &how);
+    if (s->powersgd != NULL)
+        return cddp_powersgd_save(s->powersgd, opt->save, (uint64_t)s->done.steps, items, n_items, &how);
     return cddp_checkpoint_save(job->comm, opt->save, (uint64_t)s->done.steps, items, n_items, &how);
 }
 
@@ -91,6 +93,8 @@ static cddp_status load(const struct job *job, struct state *s, char *why, size_
     }
     if (s->optim != NULL)
         status = cddp_optim_load(s->optim, dir, items, n_items - 2, &info);
+    else if (s->powersgd != NULL)
+        status = cddp_powersgd_load(s->powersgd, dir, items, n_items, &info);
     else
         status = cddp_checkpoint_load(job->comm, dir, items, n_items, &info);
     if (status == CDDP_OK)

@@ -559,12 +559,13 @@ typedef struct cddp_powersgd_options {
  * those before it, stays zeros and gets a random direction in the next step, where PyTorch makes NaNs or noise of it; a
  * NaN or an infinity does not stay in what is left out; start_step may be 1.
  *
- * It takes as much memory again as the gradients that it compresses. It begins with nothing left out, also after a
- * checkpoint was loaded. cddp_ddp_wait_param() cannot be used with it. opt may be NULL. A collective, between two
- * steps: every rank calls it, with equal options. cddp_ddp_set_hook(ddp, NULL) ends it. One thread. Returns CDDP_OK;
- * CDDP_E_INVALID (bad options, a reducer that compresses, sums or splits, a GPU's backend); CDDP_E_MISMATCH (ranks have
- * different options); CDDP_E_STATE (in the middle of a step, it has an optimizer, or bucket sizes are still being
- * tried); CDDP_E_NOMEM; or what a collective may return. If it fails on one rank it fails on all, and nothing has
+ * It takes as much memory again as the gradients that it compresses. It begins with nothing left out; what a run needs
+ * to go on after a checkpoint is loaded by cddp_powersgd_load(). cddp_ddp_wait_param() cannot be used with it. opt may
+ * be NULL. A collective, between two steps: every rank calls it, with equal options. cddp_ddp_set_hook(ddp, NULL) ends
+ * it. One thread. Returns CDDP_OK; CDDP_E_INVALID (bad options, a reducer that compresses, sums or splits, a GPU's
+ * backend); CDDP_E_MISMATCH (ranks have different options); CDDP_E_STATE (in the middle of a step, it has an optimizer,
+ * or bucket sizes are still being tried); CDDP_E_NOMEM; or what a collective may return. If it fails on one rank it
+ * fails on all, and nothing has
  * changed.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_set_powersgd(cddp_ddp *ddp, const cddp_powersgd_options *opt);
@@ -890,6 +891,25 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_optim_save(cddp_optim *optim, const cha
 CDDP_API CDDP_NODISCARD cddp_status cddp_optim_load(cddp_optim *optim, const char *dir,
                                                     const cddp_checkpoint_item *items, size_t n_items,
                                                     cddp_checkpoint_info *info);
+
+/*
+ * The same with PowerSGD's state beside the items: its steps, its random numbers, each Q, and what each rank has left
+ * out. A run that loads it after cddp_ddp_set_powersgd, with the same options, the same buckets and as many ranks, goes
+ * on as one that was never stopped, bit for bit. With other buckets random numbers may fall to other gradients. With
+ * another number of ranks each goes on with the mean of what all had left out, so that nothing is lost. Rank 0 holds
+ * all ranks' of it while it saves or loads, the others nothing more than their own. Between two steps, one thread.
+ * n_items may be 0. Its items are named "powersgd....".
+ *
+ * Returns what cddp_checkpoint_save and cddp_checkpoint_load return, and CDDP_E_STATE (in the middle of a step, or
+ * without PowerSGD). CDDP_E_MISMATCH is also a checkpoint of other options or shapes (the sentence says which), or one
+ * without such a state; cddp_checkpoint_load loads the items alone, and PowerSGD then begins anew.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_powersgd_save(cddp_ddp *ddp, const char *dir, uint64_t step,
+                                                       const cddp_checkpoint_item *items, size_t n_items,
+                                                       const cddp_checkpoint_options *opt);
+CDDP_API CDDP_NODISCARD cddp_status cddp_powersgd_load(cddp_ddp *ddp, const char *dir,
+                                                       const cddp_checkpoint_item *items, size_t n_items,
+                                                       cddp_checkpoint_info *info);
 
 /* ----------------------------------------------------------------------------------------------------- store ---- */
 

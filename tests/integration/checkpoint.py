@@ -102,6 +102,27 @@ def test_a_divided_optimizer_goes_on_with_other_ranks_as_a_whole_one_does(cddpru
     assert results[0] == results[1]
 
 
+def test_powersgd_goes_on_where_it_was_with_what_was_left_out(cddprun):
+    """From step 11 on: it begins after ten. The newest checkpoint of the first run goes, the one before is used."""
+    if os.environ.get('CDDP_BACKEND') == 'nccl':
+        raise Skip('it works on the CPU only')
+    for more in ('--no-shuffle', '--seed', '3'), ('--dtype', 'f64', '--save-background'):
+        with place() as p:
+            flags = ['--compress', 'powersgd', '--batch-size', '20', *more]
+            out, _ = train(cddprun, [*p.flags(6, *flags), *p.saving(1000), '--save-steps', '7'])
+            p.files()[-1].unlink()
+            assert p.steps()[-1] == 21, (p.steps(), out)
+            out, _ = train(cddprun, [*p.flags(12, *flags), *p.saving(1000)])
+            assert ', step 21\n' in out, out
+            assert p.result() == undisturbed(cddprun, 12, *flags)
+            out, _ = train(cddprun, [*p.flags(20, *flags), *p.saving(1000)], ranks=3)
+            assert 'after epoch 12' in out and float(re.search('train loss ([0-9.]+)', out)[1]) < 0.75, out
+    with place() as p:
+        train(cddprun, [*p.flags(2), *p.saving()])
+        _, err = train(cddprun, [*p.flags(3, '--compress', 'powersgd'), *p.saving()], status=1)
+        assert "holds no item 'powersgd.state'" in err, err
+
+
 def test_a_job_restarted_by_cddprun_goes_on_and_ends_as_undisturbed(cddprun):
     epochs = 1000
     for victim in 0, 1:

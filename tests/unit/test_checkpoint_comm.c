@@ -139,8 +139,9 @@ static int save_and_go_on(int rank)
     const cddp_checkpoint_options opt = {.size = sizeof opt, .background = 1};
     static float w[COUNT];
     uint64_t rng = rng_of(rank, 0);
+    char name[16];
     const cddp_checkpoint_item items[] = {
-        {.name = "weights", .data = w, .bytes = sizeof w},
+        {.name = name, .data = w, .bytes = sizeof w},
         {.name = "rng", .data = &rng, .bytes = sizeof rng, .flags = CDDP_ITEM_PER_RANK},
     };
     cddp_checkpoint_info info;
@@ -151,10 +152,13 @@ static int save_and_go_on(int rank)
         for (size_t i = 0; i < COUNT; i++)
             w[i] = (float)step;
         (void)draw(&rng);
+        (void)strcpy(name, "weights");
         CHECK(cddp_checkpoint_save(comm, scratch, step, items, 2, &opt) == CDDP_OK);
         for (size_t i = 0; i < COUNT; i++) /* while the thread writes what was there before */
             w[i] = -1;
+        (void)strcpy(name, "something else");
     }
+    (void)strcpy(name, "weights");
     /* A load waits for the save that is under way. */
     CHECK(cddp_checkpoint_load(comm, scratch, items, 2, &info) == CDDP_OK);
     CHECK(info.step == 6 && info.n_damaged == 0 && rng == rng_of(rank, 6));

@@ -2,6 +2,7 @@
 /* PowerSGD as a user asks for it, beside what PyTorch recorded (tests/reference/record_powersgd.py). */
 #include "hygiene.h"
 #include "numbers.h"
+#include "scratch.h"
 #include "world.h"
 
 #include <jansson.h>
@@ -270,6 +271,201 @@ static int uneven_and_unused(int rank)
 Test(powersgd, goes_with_uneven_ranks_and_unused_gradients)
 {
     cr_assert_eq(run_world(2, uneven_and_unused), 0);
+}
+
+/* ------------------------------------------------------------------------------------------------ checkpoints ---- */
+
+/* First layer first, so that buckets are launched in another order from the third step on. */
+static int one_step_forward(struct model *m, size_t rank, size_t step)
+{
+    for (size_t i = 0; i < PARAMS; i++) {
+        for (size_t k = 0; k < counts[i]; k++)
+            grad_put(m->ddp, m->dtype, i, k, gradient(rank, step, i, k));
+        CHECK(cddp_ddp_grad_ready(m->ddp, i) == CDDP_OK);
+    }
+    CHECK(cddp_ddp_wait(m->ddp) == CDDP_OK);
+    return 0;
+}
+
+static int same_gradients(struct model *a, struct model *b)
+{
+    for (size_t i = 0; i < PARAMS; i++)
+        CHECK(memcmp(cddp_ddp_grad(a->ddp, i), cddp_ddp_grad(b->ddp, i), counts[i] * cddp_dtype_size(a->dtype)) == 0);
+    return 0;
+}
+
+/* A reducer is saved after `stop` steps; another one goes on from there beside it. */
+static int save_and_go_on(cddp_comm *comm, size_t rank, const cddp_powersgd_options *opt, cddp_dtype dtype, size_t stop)
+{
+    struct model all, rest;
+    cddp_checkpoint_info info;
+    uint64_t mine = 7 + rank, other = 0;
+    const cddp_checkpoint_item saved = {.name = "x", .data = &mine, .bytes = sizeof mine},
+                               loaded = {.name = "x", .data = &other, .bytes = sizeof other};
+
+    CHECK(make(&all, comm, dtype, 0) == 0 && cddp_ddp_set_powersgd(all.ddp, opt) == CDDP_OK);
+    for (size_t step = 0; step < stop; step++)
+        CHECK(one_step_forward(&all, rank, step) == 0);
+    CHECK(cddp_powersgd_save(all.ddp, scratch, stop, &saved, 1, NULL) == CDDP_OK);
+    CHECK(make(&rest, comm, dtype, 0) == 0 && cddp_ddp_set_powersgd(rest.ddp, opt) == CDDP_OK);
+    CHECK(cddp_powersgd_load(rest.ddp, scratch, &loaded, 1, &info) == CDDP_OK && info.step == stop && other == 7);
+    for (size_t step = stop; step < stop + 7; step++) {
+        CHECK(one_step_forward(&all, rank, step) == 0 && one_step_forward(&rest, rank, step) == 0);
+        CHECK(same_gradients(&all, &rest) == 0);
+    }
+    cddp_ddp_destroy(rest.ddp);
+    cddp_ddp_destroy(all.ddp);
+    return 0;
+}
+
+static int go_on(int rank)
+{
+    static const uint32_t flags[] = {0, CDDP_POWERSGD_NO_WARM_START, CDDP_POWERSGD_NO_ERROR_FEEDBACK};
+    static const size_t stops[] = {1, 3, 8}; /* before PowerSGD begins, and after */
+    cddp_comm *comm = NULL;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    for (size_t f = 0; f < 3; f++)
+        for (size_t s = 0; s < 3; s++) {
+            cddp_powersgd_options opt = {.size = sizeof opt,
+                                         .matrix_rank = 1 + s,
+                                         .start_step = START,
+                                         .min_compression_rate = 0.1,
+                                         .seed = 5,
+                                         .flags = flags[f]};
+
+            CHECK(save_and_go_on(comm, (size_t)rank, &opt, s == 1 ? CDDP_FLOAT64 : CDDP_FLOAT32, stops[s]) == 0);
+        }
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(powersgd, a_run_that_goes_on_from_a_checkpoint_has_the_bits_of_one_that_was_never_stopped)
+{
+    scratch_make();
+    cr_assert_eq(run_world(1, go_on), 0);
+    cr_assert_eq(run_world(3, go_on), 0);
+    scratch_remove();
+}
+
+static const cddp_powersgd_options two_columns = {
+    .size = sizeof two_columns, .matrix_rank = 2, .start_step = 1, .min_compression_rate = 0.1};
+
+/* Saves what two ranks owe: the sum of their means less the sum of what came. */
+static int owe(int rank)
+{
+    double owed[PARAMS][MOST] = {{0}};
+    const cddp_checkpoint_item item = {.name = "owed", .data = owed, .bytes = sizeof owed};
+    cddp_comm *comm = NULL;
+    struct model m;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK && make(&m, comm, CDDP_FLOAT64, 0) == 0);
+    CHECK(cddp_ddp_set_powersgd(m.ddp, &two_columns) == CDDP_OK);
+    for (size_t step = 0; step < 9; step++) {
+        CHECK(one_step(&m, (size_t)rank, step) == 0);
+        for (size_t i = 0; i < PARAMS; i++)
+            for (size_t k = 0; k < counts[i]; k++)
+                owed[i][k] += (gradient(0, step, i, k) + gradient(1, step, i, k)) / 2 - grad_get(m.ddp, m.dtype, i, k);
+    }
+    CHECK(fabs(owed[3][5]) > 1e-3 && cddp_powersgd_save(m.ddp, scratch, 9, &item, 1, NULL) == CDDP_OK);
+    cddp_ddp_destroy(m.ddp);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+/* In a world of any size: when gradients are zeros all of it comes. */
+static int pay(int rank)
+{
+    double owed[PARAMS][MOST] = {{0}};
+    const cddp_checkpoint_item item = {.name = "owed", .data = owed, .bytes = sizeof owed};
+    cddp_comm *comm = NULL;
+    struct model m;
+
+    (void)rank;
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK && make(&m, comm, CDDP_FLOAT64, 0) == 0);
+    CHECK(cddp_ddp_set_powersgd(m.ddp, &two_columns) == CDDP_OK);
+    CHECK(cddp_powersgd_load(m.ddp, scratch, &item, 1, NULL) == CDDP_OK && fabs(owed[3][5]) > 1e-3);
+    for (size_t step = 0; step < 100; step++) {
+        for (size_t i = PARAMS; i-- > 0;) {
+            memset(cddp_ddp_grad(m.ddp, i), 0, counts[i] * sizeof(double));
+            CHECK(cddp_ddp_grad_ready(m.ddp, i) == CDDP_OK);
+        }
+        CHECK(cddp_ddp_wait(m.ddp) == CDDP_OK && alike(&m, comm) == 0);
+        for (size_t i = 0; i < PARAMS; i++)
+            for (size_t k = 0; k < counts[i]; k++)
+                owed[i][k] -= grad_get(m.ddp, m.dtype, i, k);
+    }
+    for (size_t i = 0; i < PARAMS; i++)
+        for (size_t k = 0; k < counts[i]; k++)
+            CHECK(fabs(owed[i][k]) < 1e-9);
+    cddp_ddp_destroy(m.ddp);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(powersgd, what_was_left_out_comes_later_in_a_world_of_another_size_too)
+{
+    scratch_make();
+    cr_assert_eq(run_world(2, owe), 0);
+    for (int ranks = 1; ranks <= 4; ranks++)
+        cr_assert_eq(run_world(ranks, pay), 0, "%d ranks", ranks);
+    scratch_remove();
+}
+
+static int refuse_others(int rank)
+{
+    cddp_powersgd_options other = two_columns, more_seed = two_columns;
+    cddp_comm *comm = NULL;
+    struct model m, f32;
+    uint64_t x = 1;
+    const cddp_checkpoint_item item = {.name = "x", .data = &x, .bytes = sizeof x};
+
+    other.matrix_rank = 1;
+    more_seed.seed = 9;
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK && make(&m, comm, CDDP_FLOAT64, 0) == 0);
+    CHECK(make(&f32, comm, CDDP_FLOAT32, 0) == 0);
+    CHECK(cddp_powersgd_save(m.ddp, scratch, 1, NULL, 0, NULL) == CDDP_E_STATE);
+    CHECK(strstr(cddp_last_error(), "has no PowerSGD") != NULL);
+    CHECK(cddp_powersgd_load(m.ddp, scratch, NULL, 0, NULL) == CDDP_E_STATE);
+    CHECK(cddp_powersgd_save(NULL, scratch, 1, NULL, 0, NULL) == CDDP_E_INVALID);
+    CHECK(cddp_powersgd_load(m.ddp, "", NULL, 0, NULL) == CDDP_E_INVALID);
+    CHECK(cddp_ddp_set_powersgd(m.ddp, &two_columns) == CDDP_OK);
+    CHECK(cddp_powersgd_load(m.ddp, scratch, NULL, 0, NULL) == CDDP_E_NOT_FOUND);
+    CHECK(cddp_checkpoint_save(comm, scratch, 1, &item, 1, NULL) == CDDP_OK);
+    CHECK(cddp_powersgd_load(m.ddp, scratch, &item, 1, NULL) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "holds no item 'powersgd.state'") != NULL);
+    CHECK(cddp_powersgd_save(m.ddp, scratch, 2, NULL, 0, NULL) == CDDP_OK);
+    x = 5;
+    CHECK(cddp_powersgd_load(m.ddp, scratch, &item, 1, NULL) == CDDP_E_MISMATCH && x == 5);
+    CHECK(strstr(cddp_last_error(), "holds no item 'x'") != NULL);
+    CHECK(cddp_ddp_set_powersgd(m.ddp, &other) == CDDP_OK);
+    CHECK(cddp_powersgd_load(m.ddp, scratch, NULL, 0, NULL) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "matrix_rank is 1 here, but was 2 where") != NULL);
+    CHECK(cddp_ddp_set_powersgd(m.ddp, &more_seed) == CDDP_OK);
+    CHECK(cddp_powersgd_load(m.ddp, scratch, NULL, 0, NULL) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "seed is 9 here, but was 0 where") != NULL);
+    CHECK(cddp_ddp_set_powersgd(f32.ddp, &two_columns) == CDDP_OK);
+    CHECK(cddp_powersgd_load(f32.ddp, scratch, NULL, 0, NULL) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "of other parameters, shapes or types") != NULL);
+    /* Nothing was broken; and in the middle of a step it is refused. */
+    CHECK(one_step(&f32, (size_t)rank, 0) == 0 && one_step(&f32, (size_t)rank, 1) == 0 && alike(&f32, comm) == 0);
+    CHECK(cddp_ddp_grad_ready(f32.ddp, 5) == CDDP_OK);
+    CHECK(cddp_powersgd_save(f32.ddp, scratch, 3, NULL, 0, NULL) == CDDP_E_STATE);
+    CHECK(strstr(cddp_last_error(), "in the middle of step 2") != NULL);
+    for (size_t i = 5; i-- > 0;)
+        CHECK(cddp_ddp_grad_ready(f32.ddp, i) == CDDP_OK);
+    CHECK(cddp_ddp_wait(f32.ddp) == CDDP_OK);
+    cddp_ddp_destroy(f32.ddp);
+    cddp_ddp_destroy(m.ddp);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(powersgd, a_state_that_does_not_fit_is_told_by_name_on_every_rank_and_changes_nothing)
+{
+    scratch_make();
+    cr_assert_eq(run_world(2, refuse_others), 0);
+    scratch_remove();
 }
 
 static int differ(int rank)
