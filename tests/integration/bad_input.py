@@ -107,6 +107,9 @@ def cases(cddprun, probe, tmp):
     yield Case("the report has libcddp's own words", [*two, str(probe), "shapes"],
                r"cddprun: rank \d .*\n.*\n    its message:\n    \| CDDP_E_MISMATCH: .*'fc\.weight'")
     yield Case("collectives in different order", [*two, str(probe), "order"], r"E_MISMATCH.*(all_reduce.*broadcast|broadcast.*all_reduce)")
+    yield Case("a rank is stopped", [*two, str(probe), "freeze"],
+               r"E_TIMEOUT: all_reduce.*: rank 1 did not come within 1 s \(pid \d+, which is stopped by a signal\)",
+               env={"CDDP_TIMEOUT": "1"})
     yield Case("a rank dies in a collective", [*two, str(probe), "die"], r"rank 1\b.*SIGKILL", status=137)
     yield Case("port in use", [cddprun, "--master_port", str(port), "--nproc_per_node=2", str(probe)],
                rf"{port}.*in use")

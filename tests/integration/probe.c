@@ -8,6 +8,7 @@
  *   order      rank 1 calls another collective
  *   forever    all-reduce until killed; with a grandchild in a session of its own
  *   loop       all-reduce of small and large sizes until killed, or until a collective fails: then say why and leave
+ *   freeze     all-reduce of rank 0 with a rank 1 that has stopped itself (SIGSTOP)
  *   stop       ignore SIGTERM, and end well when cddprun asks this worker to stop
  *   die        as forever, but rank 1 kills itself with SIGKILL after 20 rounds; the others print what they were told
  */
@@ -115,6 +116,17 @@ static int loop(cddp_comm *comm)
     }
 }
 
+static int freeze(cddp_comm *comm)
+{
+    float x[4] = {0};
+    cddp_status st;
+
+    if (cddp_rank(comm) == 1)
+        (void)raise(SIGSTOP);
+    st = cddp_all_reduce(comm, x, x, 4, CDDP_FLOAT32, CDDP_SUM);
+    return st == CDDP_OK ? 0 : complain(st);
+}
+
 static int stop(const cddp_comm *comm)
 {
     const struct timespec ms = {.tv_nsec = 1000000};
@@ -152,6 +164,8 @@ int main(int argc, char **argv)
         rc = forever(comm, -1);
     else if (strcmp(mode, "loop") == 0)
         rc = loop(comm);
+    else if (strcmp(mode, "freeze") == 0)
+        rc = freeze(comm);
     else if (strcmp(mode, "stop") == 0)
         rc = stop(comm);
     else if (strcmp(mode, "die") == 0)

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/backend/cpu/wait.h"
 
+#include "common/cleanup.h"
 #include "common/clock.h"
 #include "worker/rank_list.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <stdio.h>
@@ -161,20 +163,55 @@ static void set_deadline(const struct cdi_wait *w, struct waiting *g)
     g->deadline_ms = cdi_deadline_ms(cdi_now_ms(), w->timeout_ms + w->slack_ms);
 }
 
+/* "T": what /proc/PID/stat says of a process; "?": it cannot be read. */
+static char state_of(int pid)
+{
+    char path[32], text[512] = "";
+    const char *name_end;
+    CDI_AUTOCLOSE int fd = -1;
+    ssize_t n;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    text[n > 0 ? n : 0] = '\0';
+    name_end = strrchr(text, ')'); /* the name may hold anything */
+    return name_end != NULL && name_end[1] == ' ' ? name_end[2] : '?';
+}
+
+/* Where to look, if it is one rank that is missing: " (pid 77, which is stopped)". */
+static void say_where(const struct cdi_wait *w, const struct cdi_rank_list *missing, int rank, char *buf, size_t cap)
+{
+    int pid = (int)atomic_load(&w->shm->ranks[rank].pid);
+    char state = state_of(pid);
+
+    buf[0] = '\0';
+    if (missing->n == 1)
+        (void)snprintf(buf, cap, " (pid %d%s)", pid,
+                       state == 'T'   ? ", which is stopped by a signal"
+                       : state == 't' ? ", which a debugger has stopped"
+                                      : "");
+}
+
 /* The time is over, unless something has moved since it began. */
 static cddp_status late(const struct cdi_wait *w, struct waiting *g, struct cdi_error *err)
 {
     struct cdi_rank_list missing = {0};
+    char where[64];
+    int last = 0;
 
     if (w->slack_ms > 0 && moved(w) != g->moved) {
         set_deadline(w, g);
         return CDDP_OK;
     }
     for (int r = 0; r < w->shm->size; r++)
-        if (g->one ? r == g->rank : !cdi_counter_reached(cdi_shm_post(w->shm, r, g->step), g->step))
+        if (g->one ? r == g->rank : !cdi_counter_reached(cdi_shm_post(w->shm, r, g->step), g->step)) {
             cdi_rank_list_add(&missing, w->shm->first + r);
-    return cdi_fail(err, CDDP_E_TIMEOUT, "rank%s %s did not come within %.4g s", missing.n > 1 ? "s" : "", missing.text,
-                    (double)w->timeout_ms / 1000);
+            last = r;
+        }
+    say_where(w, &missing, last, where, sizeof where);
+    return cdi_fail(err, CDDP_E_TIMEOUT, "rank%s %s did not come within %.4g s%s", missing.n > 1 ? "s" : "",
+                    missing.text, (double)w->timeout_ms / 1000, where);
 }
 
 /* Sleep until the counter, the agent's word or the abort word changes, at the latest at until_ms. */
