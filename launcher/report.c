@@ -17,6 +17,10 @@
 #define MESSAGE_HEAD "its message:\n"
 #define MESSAGE_SHOWN 500 /* bytes of it; a report fits on a screen and into a message to the other nodes */
 #define STDERR_HEAD "the last of its stderr:\n"
+#define COLUMNS 80                   /* of a terminal that is no larger than they always were; */
+#define ROWS 23                      /* a report leaves room for the prompt behind it */
+#define MESSAGE_ROWS 5               /* of the message */
+#define INDENT 4                     /* of what is behind the sentence */
 #define ERROR_FILE_MAX (1024 * 1024) /* bytes read of an error file */
 
 void report_sentence(const struct cdi_failure *f, char *buf, size_t cap)
@@ -97,6 +101,36 @@ static size_t lines_size(const char *const *lines, unsigned first, unsigned n)
     return size;
 }
 
+static size_t line_len(const char *text)
+{
+    return strcspn(text, "\n");
+}
+
+/* On that terminal, of n bytes behind the indent. */
+static int rows_of(size_t n)
+{
+    return 1 + (int)((n + INDENT - 1) / COLUMNS);
+}
+
+/* As much of the message as is shown: whole lines, or a part of the first. */
+static void cut_message(char *message)
+{
+    size_t n = strnlen(message, MESSAGE_SHOWN);
+    int rows = 0;
+
+    while (n > 0 && (message[n] & 0xc0) == 0x80)
+        n--; /* not through the middle of a character */
+    message[n] = '\0';
+    for (size_t at = 0, len; message[at] != '\0'; at += len + (message[at + len] == '\n')) {
+        len = line_len(message + at);
+        rows += rows_of(strlen(LINE_FRAME) + len);
+        if (at > 0 && rows > MESSAGE_ROWS) {
+            message[at] = '\0';
+            return;
+        }
+    }
+}
+
 static size_t add_text(char *to, size_t cap, size_t at, const char *text)
 {
     while (*text != '\0' && at + 1 < cap) {
@@ -116,7 +150,7 @@ void report_details(struct cdi_failure *f, const char *error_file, const char *c
 
     at += (size_t)snprintf(f->text + at, cap - at, "\n");
     if (error_file != NULL && report_error_file(error_file, message, sizeof message)) {
-        message[MESSAGE_SHOWN] = '\0';
+        cut_message(message);
         at += (size_t)snprintf(f->text + at, cap - at, MESSAGE_HEAD);
         at = add_text(f->text, cap, at, message);
     }
@@ -159,18 +193,46 @@ static cddp_status write_head(const struct report *r, struct cdi_buf *out)
     return st;
 }
 
-/* What is behind the sentence. */
-static cddp_status write_details(const struct report *r, struct cdi_buf *out)
+/* The text from its next line on; NULL: there is none. */
+static const char *next_line(const char *text)
 {
-    const char *text = r->first.text + strcspn(r->first.text, "\n");
+    text += strcspn(text, "\n");
+    return *text == '\n' && text[1] != '\0' ? text + 1 : NULL;
+}
+
+/* As many of these lines, the newest, as there are rows for; NULL: none. */
+static const char *newest_lines(const char *text, int rows)
+{
+    int needed = 0;
+
+    for (const char *p = text; p != NULL; p = next_line(p))
+        needed += rows_of(line_len(p));
+    for (; text != NULL && needed > rows; text = next_line(text))
+        needed -= rows_of(line_len(text));
+    return text;
+}
+
+static cddp_status write_line(struct cdi_buf *out, const char *text)
+{
+    return cdi_buf_printf(out, "%*s%.*s\n", INDENT, "", (int)line_len(text), text);
+}
+
+/* What is behind the sentence. */
+static cddp_status write_details(const struct report *r, int rows, struct cdi_buf *out)
+{
+    const char *text = next_line(r->first.text), *tail;
     cddp_status st = CDDP_OK;
 
-    while (st == CDDP_OK && *text == '\n' && text[1] != '\0') {
-        size_t n = strcspn(++text, "\n");
-
-        st = cdi_buf_printf(out, "    %.*s\n", (int)n, text);
-        text += n;
+    for (; st == CDDP_OK && text != NULL && strncmp(text, STDERR_HEAD, strlen(STDERR_HEAD)) != 0;
+         text = next_line(text)) {
+        st = write_line(out, text);
+        rows -= rows_of(line_len(text));
     }
+    tail = text == NULL ? NULL : newest_lines(next_line(text), rows - 1);
+    if (st == CDDP_OK && tail != NULL)
+        st = write_line(out, text);
+    for (; st == CDDP_OK && tail != NULL; tail = next_line(tail))
+        st = write_line(out, tail);
     return st;
 }
 
@@ -191,6 +253,8 @@ static cddp_status write_other_failures(const struct report *r, struct cdi_buf *
         if (st == CDDP_OK)
             st = cdi_buf_printf(out, "\n");
     }
+    if (st == CDDP_OK && r->n_other_failures > REPORT_OTHERS_MAX)
+        st = cdi_buf_printf(out, "    and %u more failed by themselves\n", r->n_other_failures - REPORT_OTHERS_MAX);
     return st;
 }
 
@@ -201,17 +265,28 @@ static cddp_status write_others(const struct report *r, struct cdi_buf *out)
     if (r->n_others == 1)
         return cdi_buf_printf(out, "    the %sworker of this node %s\n", r->elsewhere ? "" : "other ",
                               r->n_ended_well == 1 ? "had ended well" : "was stopped, or failed after it");
-    return cdi_buf_printf(out,
-                          "    of the %s%u workers of this node %u were stopped or failed after it, %u ended well\n",
+    if (r->n_ended_well == 0 && r->n_ended_after == r->n_others)
+        return cdi_buf_printf(out, "    the %s%u workers of this node were stopped or failed after it\n",
+                              r->elsewhere ? "" : "other ", r->n_others);
+    return cdi_buf_printf(out, "    this node's %s%u workers: %u were stopped or failed after it, %u ended well\n",
                           r->elsewhere ? "" : "other ", r->n_others, r->n_ended_after, r->n_ended_well);
+}
+
+/* How many rows head, other failures and other workers take at most. */
+static int other_rows(const struct report *r, size_t head)
+{
+    unsigned n = r->n_other_failures, shown = n < REPORT_OTHERS_MAX ? n : REPORT_OTHERS_MAX;
+
+    return 2 + (int)(head / COLUMNS) + (int)shown + (n > shown) + 2 * (r->n_others > 0);
 }
 
 cddp_status report_write(const struct report *r, struct cdi_buf *out)
 {
+    size_t before = out->len;
     cddp_status st = write_head(r, out);
 
     if (st == CDDP_OK)
-        st = write_details(r, out);
+        st = write_details(r, ROWS - other_rows(r, out->len - before), out);
     if (st == CDDP_OK)
         st = write_other_failures(r, out);
     if (st == CDDP_OK)

@@ -135,7 +135,7 @@ Test(report, the_whole_report_fits_on_a_screen_and_names_everything)
                      "    | NaN in layer 3\n"
                      "    rank 4: exited with status 1, 0.012 s later\n"
                      "    rank 5: killed by signal 6 (SIGABRT)\n"
-                     "    of the other 3 workers of this node 2 were stopped or failed after it, 1 ended well\n");
+                     "    this node's other 3 workers: 2 were stopped or failed after it, 1 ended well\n");
 }
 
 Test(report, details_stay_within_the_sentences_field_and_keep_the_newest_lines)
@@ -160,6 +160,76 @@ Test(report, details_stay_within_the_sentences_field_and_keep_the_newest_lines)
     cr_assert_str_eq(sentence(f), "rank 3 (pid 77 on node1) exited with status 7");
     (void)close(fd);
     (void)unlink(path);
+}
+
+/* Rows of a terminal of 80 columns. */
+static unsigned rows(const char *text)
+{
+    unsigned n = 0;
+
+    for (size_t len; *text != '\0'; text += len + 1) {
+        len = strcspn(text, "\n");
+        n += 1 + (len == 0 ? 0 : (unsigned)(len - 1) / 80);
+    }
+    return n;
+}
+
+Test(report, the_longest_report_fits_on_a_terminal_of_24_rows)
+{
+    static char endless[601], lines[10][400];
+    const char *const messages[] = {"short", "1\\n2\\n3\\n4\\n5\\n6\\n7\\n8\\n9\\n10", endless};
+    char path[] = "/tmp/cdi-report-XXXXXX";
+    const char *tail[10], *text;
+    int fd = mkstemp(path);
+
+    memset(endless, 'm', sizeof endless - 1);
+    for (size_t m = 0; m < sizeof messages / sizeof messages[0]; m++) {
+        cr_assert_eq(ftruncate(fd, 0), 0);
+        cr_assert_eq(lseek(fd, 0, SEEK_SET), 0);
+        (void)dprintf(fd, "{\"message\":\"%s\"}", messages[m]);
+        for (size_t len = 1; len < sizeof lines[0]; len += 7) {
+            struct report r = {.first = failure(CDI_END_SIGNAL, SIGSEGV),
+                               .program = "./train",
+                               .after_ms = 1234567,
+                               .restart_count = 99,
+                               .max_restarts = 100,
+                               .n_others = 4095,
+                               .n_ended_after = 4000,
+                               .n_ended_well = 95,
+                               .n_other_failures = 4000};
+
+            for (int i = 0; i < 10; i++) {
+                memset(lines[i], 'a' + i, len);
+                lines[i][len] = '\0';
+                tail[i] = lines[i];
+            }
+            report_sentence(&r.first, r.first.text, sizeof r.first.text);
+            report_details(&r.first, path, tail, 10);
+            text = written(&r);
+            cr_assert_leq(rows(text), 23, "%u rows with lines of %zu: %s", rows(text), len, text);
+            cr_assert(m > 0 || strstr(text, "    | j") != NULL, "the newest line: %s", text);
+            cr_assert_not_null(strstr(text, "    and 3995 more failed by themselves\n"), "%s", text);
+        }
+    }
+    (void)close(fd);
+    (void)unlink(path);
+}
+
+Test(report, a_message_is_not_cut_in_the_middle_of_a_character)
+{
+    struct cdi_failure f = failure(CDI_END_EXIT, 7);
+    char path[] = "/tmp/cdi-report-XXXXXX";
+    int fd = mkstemp(path);
+
+    (void)dprintf(fd, "{\"message\":\"x");
+    for (int i = 0; i < 400; i++)
+        (void)dprintf(fd, "\xc3\xa9");
+    (void)dprintf(fd, "\"}");
+    (void)close(fd);
+    report_sentence(&f, f.text, sizeof f.text);
+    report_details(&f, path, NULL, 0);
+    (void)unlink(path);
+    cr_assert_eq(strlen(strstr(f.text, "| x")), strlen("| x") + 498 + 1, "%zu", strlen(strstr(f.text, "| x")));
 }
 
 static const char *content(const char *path)
