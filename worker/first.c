@@ -64,6 +64,9 @@ static cddp_status begin(cddp_comm *comm, cddp_first of, int *first, struct cdi_
         return cdi_fail(err, CDDP_E_INVALID, "cddp_first_begin: comm and first must not be NULL");
     if (of != CDDP_FIRST_OF_JOB && of != CDDP_FIRST_OF_NODE)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_first_begin: %d is no cddp_first", (int)of);
+    st = cdi_comm_ops(comm)->health(cdi_comm_backend(comm), err); /* the first one asks nobody else */
+    if (st != CDDP_OK)
+        return st;
     if (of == CDDP_FIRST_OF_JOB)
         mine = cdi_comm_world(comm)->rank == 0;
     else

@@ -116,6 +116,25 @@ Test(first, its_failure_is_told_to_all_who_may_go_on)
     cr_assert_eq(world(one_fails), 0);
 }
 
+/* Rank 0, too, which would begin without a word from anybody. */
+static int broken_before(int rank)
+{
+    cddp_comm *comm = NULL;
+    int first = -1;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    if (rank == 0)
+        cddp_abort(comm, "enough");
+    CHECK(cddp_first_begin(comm, CDDP_FIRST_OF_JOB, &first) == CDDP_E_ABORTED && first == -1);
+    CHECK(cddp_finalize(comm) == CDDP_E_ABORTED);
+    return 0;
+}
+
+Test(first, nobody_goes_first_in_a_world_that_is_broken)
+{
+    cr_assert_eq(world(broken_before), 0);
+}
+
 /* The first one ends in between, by a crash or without a word. */
 static int leaves(bool crash)
 {
