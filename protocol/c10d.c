@@ -31,6 +31,21 @@ static const struct {
     [CDI_C10D_BARRIER] = {"BARRIER", "ki"},
 };
 
+cddp_status cdi_c10d_sniff_ping(const uint8_t *bytes, size_t len, bool *own)
+{
+    const uint8_t *ping = bytes + CDI_C10D_HELLO_LEN;
+
+    *own = false;
+    if (len <= CDI_C10D_HELLO_LEN)
+        return CDDP_IN_PROGRESS;
+    if (*ping != CDI_C10D_PING)
+        return CDDP_OK;
+    if (len < CDI_C10D_HELLO_LEN + 5)
+        return CDDP_IN_PROGRESS;
+    *own = cdi_c10d_get_u32(ping + 1) >> 20 == 0xCDDu;
+    return CDDP_OK;
+}
+
 const char *cdi_c10d_op_name(unsigned op)
 {
     return op < CDI_C10D_N_OPS ? ops[op].name : "?";

@@ -34,10 +34,9 @@ static inline uint32_t cdi_c10d_own_ping(uint32_t random)
 {
     return 0xCDD00000u | (random & 0xFFFFFu);
 }
-static inline bool cdi_c10d_is_own_ping(uint32_t nonce)
-{
-    return nonce >> 20 == 0xCDDu;
-}
+/* Of the first bytes of a plain connection, from CDI_C10D_HELLO on: CDDP_OK, and *own, whether such a PING follows;
+ * CDDP_IN_PROGRESS: more bytes are needed. */
+cddp_status cdi_c10d_sniff_ping(const uint8_t *bytes, size_t len, bool *own);
 
 enum cdi_c10d_op {                        /* arguments              reply */
                    CDI_C10D_VALIDATE = 0, /* u32 magic              none */

@@ -547,15 +547,13 @@ static void turn_away(struct conn *c, bool understands)
  */
 static void turn_away_plain(struct conn *c)
 {
-    const uint8_t *p = cdi_buf_data(&c->in), *ping = p + CDI_C10D_HELLO_LEN;
-    size_t len = c->in.len - CDI_C10D_HELLO_LEN;
     const struct conn_job *job = c->gate != NULL ? c->gate : c->home->only;
+    bool own;
 
-    if (len == 0 || (len < 5 && ping[0] == CDI_C10D_PING))
+    if (cdi_c10d_sniff_ping(cdi_buf_data(&c->in), c->in.len, &own) == CDDP_IN_PROGRESS)
         return;
     cdi_hello_server_init(&c->hello);
-    turn_away(c, ping[0] == CDI_C10D_PING && cdi_c10d_is_own_ping(cdi_c10d_get_u32(ping + 1)) && job != NULL &&
-                     may(c, c->home->plain_store, job) && !room_soon(c->home));
+    turn_away(c, own && job != NULL && may(c, c->home->plain_store, job) && !room_soon(c->home));
 }
 
 /* --------------------------------------------------------------------------------------------------- opening ---- */

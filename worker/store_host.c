@@ -10,6 +10,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -21,6 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -30,7 +32,8 @@
 #define BACKLOG 1024
 #define READ_SIZE 65536
 #define OPENING_MS 5000              /* until a connection must have said what it is */
-#define PAUSE_MS 100                 /* without accepting, when there are no descriptors left */
+#define VISIT_MS 1000                /* the same for one that there is no room for */
+#define PAUSE_MS 100                 /* without accepting, when not even such a one can be taken */
 #define OUT_MAX (128u * 1024 * 1024) /* bytes of replies that wait for one connection */
 #define OUT_ENOUGH (1024u * 1024)    /* from here on no further request of it is read */
 #define IN_MAX (CDI_C10D_REQUEST_MAX + 1024u * 1024)
@@ -49,6 +52,7 @@ struct peer {
     int fd;
     enum phase phase;
     bool serving;
+    bool visitor;        /* there is no room for it: it is told so */
     int64_t deadline_ms; /* before PHASE_STORE, and in PHASE_LAST_WORDS */
     struct cdi_hello_server hello;
     struct cdi_buf in, out;
@@ -57,6 +61,7 @@ struct peer {
 struct cdi_store_host {
     pthread_t thread;
     int listener, stop; /* stop: an eventfd */
+    int reserve;        /* a descriptor for a visitor, when all others are in use; -1: a visitor has it */
     struct cdi_kv *kv;
     struct cdi_list peers;
     struct pollfd *polls; /* room for PEERS_MAX at most: grows with n_peers */
@@ -178,12 +183,19 @@ static cddp_status start_listening(struct cdi_store_host *h, const struct cdi_st
 
 /* ----------------------------------------------------------------------------------------------- connections ---- */
 
+static void fill_reserve(struct cdi_store_host *h)
+{
+    if (h->reserve < 0)
+        h->reserve = fcntl(h->stop, F_DUPFD_CLOEXEC, 0);
+}
+
 static void peer_close(struct cdi_store_host *h, struct peer *p)
 {
     if (p->serving)
         cdi_serve_release(&p->serve);
     cdi_list_remove(&p->link);
     (void)close(p->fd);
+    fill_reserve(h);
     cdi_buf_release(&p->in);
     cdi_buf_release(&p->out);
     free(p);
@@ -209,6 +221,45 @@ static bool last_words(struct peer *p)
     return true;
 }
 
+/* Others that have not said what they want keep their places not long: there may be room soon. */
+static bool room_soon(struct cdi_store_host *h)
+{
+    struct cdi_list *link, *next;
+
+    cdi_list_for_each (link, next, &h->peers) {
+        const struct peer *p = peer_at(link);
+
+        if (!p->visitor && p->phase != PHASE_STORE)
+            return true;
+    }
+    return false;
+}
+
+/* A visitor that understands it is told why there is no room; one that shall try again is closed (false). */
+static bool turn_away(struct cdi_store_host *h, struct peer *p)
+{
+    struct rlimit files = {.rlim_cur = 0};
+    char why[256];
+
+    (void)getrlimit(RLIMIT_NOFILE, &files);
+    (void)snprintf(why, sizeof why,
+                   "rank 0, which hosts it, has %d connections, and may open %llu files in all; raise that limit "
+                   "where rank 0 runs (ulimit -n)",
+                   atomic_load(&h->n_peers) - 1, (unsigned long long)files.rlim_cur);
+    return !room_soon(h) && cdi_hello_server_refuse(&p->hello, why, &p->out, NULL) == CDDP_OK && last_words(p);
+}
+
+/* false: close it. */
+static bool turn_away_plain(struct cdi_store_host *h, struct peer *p)
+{
+    bool own;
+
+    if (cdi_c10d_sniff_ping(cdi_buf_data(&p->in), p->in.len, &own) == CDDP_IN_PROGRESS)
+        return true;
+    cdi_hello_server_init(&p->hello);
+    return own && turn_away(h, p);
+}
+
 /* false: close it. */
 static bool sniff(struct cdi_store_host *h, struct peer *p)
 {
@@ -218,6 +269,8 @@ static bool sniff(struct cdi_store_host *h, struct peer *p)
     case CDI_SNIFF_STORE:
         if (h->auth)
             return false;
+        if (p->visitor)
+            return turn_away_plain(h, p);
         begin_store(h, p);
         return true;
     case CDI_SNIFF_CONTROL:
@@ -250,6 +303,8 @@ static bool hello(struct cdi_store_host *h, struct peer *p)
             return last_words(p);
         if (st != CDDP_OK)
             return st == CDDP_IN_PROGRESS;
+        if (p->visitor)
+            return turn_away(h, p);
         if (p->hello.state == CDI_HELLO_S_ASKED) {
             if (cdi_hello_server_challenge(&p->hello, h->auth ? &h->secret : NULL, &p->out, NULL) != CDDP_OK)
                 return false;
@@ -307,12 +362,34 @@ static bool transmit(struct cdi_store_host *h, struct peer *p)
     return p->phase != PHASE_LAST_WORDS;
 }
 
+/* No descriptor is left but the reserve, which is for one connection after the other. */
+static int accept_visitor(struct cdi_store_host *h)
+{
+    int fd, why;
+
+    if (h->reserve < 0) {
+        errno = EMFILE;
+        return -1;
+    }
+    (void)close(h->reserve);
+    h->reserve = -1;
+    fd = accept4(h->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    why = errno;
+    if (fd < 0)
+        fill_reserve(h);
+    errno = why;
+    return fd;
+}
+
 static void accept_all(struct cdi_store_host *h)
 {
     for (;;) {
         int fd = accept4(h->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK), on = 1;
+        bool visitor = fd < 0 && (errno == EMFILE || errno == ENFILE);
         struct peer *p;
 
+        if (visitor)
+            fd = accept_visitor(h);
         if (fd < 0) {
             if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
                 h->paused_until_ms = cdi_deadline_ms(cdi_now_ms(), PAUSE_MS);
@@ -321,12 +398,14 @@ static void accept_all(struct cdi_store_host *h)
         p = atomic_load(&h->n_peers) < PEERS_MAX ? calloc(1, sizeof *p) : NULL;
         if (p == NULL) {
             (void)close(fd);
+            fill_reserve(h);
             continue;
         }
         (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
         (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
         p->fd = fd;
-        p->deadline_ms = cdi_deadline_ms(cdi_now_ms(), OPENING_MS);
+        p->visitor = visitor;
+        p->deadline_ms = cdi_deadline_ms(cdi_now_ms(), visitor ? VISIT_MS : OPENING_MS);
         cdi_buf_init(&p->in, IN_MAX);
         cdi_buf_init(&p->out, OUT_MAX);
         cdi_list_push_back(&h->peers, &p->link);
@@ -448,6 +527,8 @@ static void host_free(struct cdi_store_host *h)
         (void)close(h->listener);
     if (h->stop >= 0)
         (void)close(h->stop);
+    if (h->reserve >= 0)
+        (void)close(h->reserve);
     cdi_kv_destroy(h->kv);
     cdi_secret_release(&h->secret);
     free(h->polls);
@@ -476,7 +557,7 @@ cddp_status cdi_store_host_start(struct cdi_store_host **out, const struct cdi_s
 
     if (h == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
-    h->listener = h->stop = -1;
+    h->listener = h->stop = h->reserve = -1;
     cdi_list_init(&h->peers);
     atomic_init(&h->n_peers, 0);
     h->auth = opt->secret != NULL;
@@ -488,6 +569,7 @@ cddp_status cdi_store_host_start(struct cdi_store_host **out, const struct cdi_s
     if (st == CDDP_OK && (cdi_kv_create(&h->kv, NULL) != CDDP_OK || !make_room(h)))
         st = cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     if (st == CDDP_OK) {
+        fill_reserve(h);
         rc = start_thread(h);
         if (rc != 0)
             st = cdi_fail_errno(err, rc, "rank 0 cannot start the thread of the job's store");

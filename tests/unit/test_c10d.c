@@ -247,3 +247,24 @@ Test(c10d, a_string_that_does_not_fit_is_not_begun)
     cr_assert_eq(cdi_c10d_get_u64(cdi_buf_data(&b)), 4);
     cdi_buf_release(&b);
 }
+
+Test(c10d, libcddps_first_ping_is_told_from_others)
+{
+    static const uint8_t opening[] = "\x00\xce\xf7\x85\x3c\x0d";
+    uint8_t b[10];
+    bool own = true;
+
+    memcpy(b, opening, 6);
+    for (uint32_t random = 0; random < 0xF0000000u; random += 0x7654321u) {
+        uint32_t nonce = cdi_c10d_own_ping(random);
+
+        memcpy(b + 6, &nonce, 4);
+        for (size_t len = 5; len < 10; len++)
+            cr_assert_eq(cdi_c10d_sniff_ping(b, len, &own), CDDP_IN_PROGRESS);
+        cr_assert(cdi_c10d_sniff_ping(b, 10, &own) == CDDP_OK && own);
+        memcpy(b + 6, &(uint32_t){random >> 10}, 4); /* a process id */
+        cr_assert(cdi_c10d_sniff_ping(b, 10, &own) == CDDP_OK && !own);
+    }
+    b[5] = CDI_C10D_SET;
+    cr_assert(cdi_c10d_sniff_ping(b, 6, &own) == CDDP_OK && !own);
+}

@@ -2,6 +2,7 @@
 #include "common/clock.h"
 #include "hygiene.h"
 #include "protocol/c10d.h"
+#include "protocol/hello.h"
 #include "worker/store_client.h"
 #include "worker/store_host.h"
 
@@ -272,6 +273,50 @@ Test(store_host, an_address_of_somebody_else_makes_it_listen_everywhere)
     cddp_store *s = client_of(h);
 
     cr_assert_str_eq(cdi_store_host_address(h), "127.0.0.1");
+    cddp_store_close(s);
+    cdi_store_host_stop(h);
+}
+
+Test(store_host, without_descriptors_newcomers_are_told_so_and_others_are_served)
+{
+    struct cdi_store_host *h = host_at("127.0.0.1", NULL);
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)cdi_store_host_port(h))};
+    cddp_store *s = client_of(h);
+    int fds[4];
+    struct rlimit before, few;
+    struct cdi_error err;
+    struct cdi_buf in;
+    char byte;
+
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    for (size_t i = 0; i < 4; i++)
+        fds[i] = socket(AF_INET, SOCK_STREAM, 0);
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &before), 0);
+    few = before;
+    few.rlim_cur = (rlim_t)dup(fds[0]);
+    (void)close((int)few.rlim_cur);
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &few), 0);
+    for (size_t i = 0; i < 4; i++) {
+        cr_assert_eq(connect(fds[i], (struct sockaddr *)&a, sizeof a), 0);
+        if (i % 2 == 0) { /* as PyTorch, which tries again */
+            (void)send(fds[i], "\x00\xce\xf7\x85\x3c\x0d\x01\x02\x03\x04", 10, 0);
+            cr_assert(is_closed(fds[i], 5000));
+            continue;
+        }
+        (void)send(fds[i], "\x00\xce\xf7\x85\x3c\x0d\x01\x02\xd0\xcd", 10, 0);
+        cdi_buf_init(&in, 0);
+        do {
+            cr_assert_eq(recv(fds[i], &byte, 1, 0), 1);
+            (void)cdi_buf_append(&in, &byte, 1);
+        } while (cdi_hello_read_refusal(&in, &err) == CDDP_IN_PROGRESS);
+        cdi_buf_release(&in);
+        cr_assert_not_null(strstr(err.msg, "rank 0, which hosts it, has 1 connections, and may open"), "%s", err.msg);
+    }
+    cr_assert_eq(cddp_store_add(s, "n", 1, NULL), CDDP_OK);
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &before), 0);
+    for (size_t i = 0; i < 4; i++)
+        (void)close(fds[i]);
+    cddp_store_close(client_of(h));
     cddp_store_close(s);
     cdi_store_host_stop(h);
 }
