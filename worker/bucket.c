@@ -209,6 +209,9 @@ cddp_status cdi_bucket_plan_init(struct cdi_bucket_plan *p, struct cdi_grad *gra
     cut(p, caps);
     number_buckets(p, index);
     place(p, index);
+    for (size_t k = 0; k < p->n; k++)
+        p->b[k].turn = k;
+    p->ahead = p->n;
     free(index);
     return CDDP_OK;
 }
@@ -254,7 +257,7 @@ cddp_status cdi_bucket_recut(struct cdi_bucket_plan *p, const struct cdi_bucket_
     free(grads);
     free(p->b);
     p->b = fresh.b;
-    p->n = fresh.n;
+    p->n = p->ahead = fresh.n;
     p->next = 0;
     return CDDP_OK;
 }
@@ -296,20 +299,26 @@ size_t cdi_bucket_grad_ready(struct cdi_bucket_plan *p, size_t i)
     if (!full)
         return 0;
     /* Launch strictly in order: ranks must enqueue the same sequence. */
-    while (p->next + k < p->n && p->b[p->next + k].state == CDI_BUCKET_READY)
+    while (p->next + k < p->ahead && p->b[p->next + k].state == CDI_BUCKET_READY)
         k++;
     return k;
 }
 
 void cdi_bucket_launched(struct cdi_bucket_plan *p)
 {
-    assert(p->next < p->n && p->b[p->next].state == CDI_BUCKET_READY);
+    assert(p->next < p->ahead && p->b[p->next].state == CDI_BUCKET_READY);
     p->b[p->next++].state = CDI_BUCKET_FLYING;
+}
+
+void cdi_bucket_launched_late(struct cdi_bucket_plan *p, size_t b)
+{
+    assert(b >= p->ahead && b < p->n && p->b[b].state == CDI_BUCKET_READY);
+    p->b[b].state = CDI_BUCKET_FLYING;
 }
 
 bool cdi_bucket_all_launched(const struct cdi_bucket_plan *p)
 {
-    return p->next == p->n;
+    return p->next == p->ahead;
 }
 
 void cdi_bucket_next_step(struct cdi_bucket_plan *p)
@@ -326,7 +335,7 @@ void cdi_bucket_next_step(struct cdi_bucket_plan *p)
     p->next = 0;
 }
 
-/* When a bucket was complete. */
+/* When a bucket was complete, or is to be. */
 struct completion {
     size_t bucket, at;
 };
@@ -340,15 +349,35 @@ static int earlier(const void *a, const void *b)
     return (x->bucket > y->bucket) - (x->bucket < y->bucket);
 }
 
+/* The buckets in the order of by[b].at, and of their numbers where it is equal. */
+static cddp_status sort_buckets(struct cdi_bucket_plan *p, struct completion *by, size_t *to, struct cdi_error *err)
+{
+    struct cdi_bucket *moved = calloc(p->n, sizeof *moved);
+
+    if (moved == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for the order of %zu buckets", p->n);
+    for (size_t b = 0; b < p->n; b++)
+        by[b].bucket = b;
+    qsort(by, p->n, sizeof *by, earlier);
+    for (size_t b = 0; b < p->n; b++) {
+        moved[b] = p->b[by[b].bucket];
+        to[by[b].bucket] = b;
+    }
+    memcpy(p->b, moved, p->n * sizeof *moved);
+    for (size_t i = 0; i < p->n_grads; i++)
+        p->grads[i].bucket = to[p->grads[i].bucket];
+    free(moved);
+    return CDDP_OK;
+}
+
 cddp_status cdi_bucket_reorder(struct cdi_bucket_plan *p, const int32_t *order, size_t n, size_t *to,
                                struct cdi_error *err)
 {
     struct completion *by = calloc(p->n, sizeof *by);
-    struct cdi_bucket *moved = calloc(p->n, sizeof *moved);
     cddp_status status = CDDP_OK;
 
-    if (by == NULL || moved == NULL)
-        status = cdi_fail(err, CDDP_E_NOMEM, "no memory for the order of %zu buckets", p->n);
+    if (by == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for the order of %zu buckets", p->n);
     for (size_t k = 0; k < n && status == CDDP_OK; k++)
         if (order[k] < 0 || (size_t)order[k] >= p->n_grads)
             status = cdi_fail(err, CDDP_E_PROTOCOL, "rank 0's order of gradients names gradient %d of %zu",
@@ -356,19 +385,33 @@ cddp_status cdi_bucket_reorder(struct cdi_bucket_plan *p, const int32_t *order, 
         else
             for (size_t part = 0; part < p->grads[order[k]].n_parts; part++)
                 by[p->grads[order[k]].bucket + part].at = k; /* the order among them stays: see earlier() */
-    if (status == CDDP_OK) {
-        for (size_t b = 0; b < p->n; b++)
-            by[b].bucket = b;
-        qsort(by, p->n, sizeof *by, earlier);
-        for (size_t b = 0; b < p->n; b++) {
-            moved[b] = p->b[by[b].bucket];
-            to[by[b].bucket] = b;
-        }
-        memcpy(p->b, moved, p->n * sizeof *moved);
-        for (size_t i = 0; i < p->n_grads; i++)
-            p->grads[i].bucket = to[p->grads[i].bucket];
+    if (status == CDDP_OK)
+        status = sort_buckets(p, by, to, err);
+    for (size_t b = 0; b < p->n && status == CDDP_OK; b++) {
+        p->b[b].turn = b;
+        p->b[b].idle = false;
     }
+    if (status == CDDP_OK)
+        p->ahead = p->n;
     free(by);
-    free(moved);
+    return status;
+}
+
+cddp_status cdi_bucket_sort_idle(struct cdi_bucket_plan *p, size_t *to, struct cdi_error *err)
+{
+    struct completion *by = calloc(p->n, sizeof *by);
+    size_t ahead = 0;
+    cddp_status status;
+
+    if (by == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for the order of %zu buckets", p->n);
+    for (size_t b = 0; b < p->n; b++) {
+        by[b].at = p->b[b].turn + (p->b[b].idle ? p->n : 0);
+        ahead += !p->b[b].idle;
+    }
+    status = sort_buckets(p, by, to, err);
+    if (status == CDDP_OK)
+        p->ahead = ahead;
+    free(by);
     return status;
 }

@@ -35,6 +35,8 @@ struct cdi_bucket {
     size_t n_grads;       /* that lie in it; a piece of one counts as one */
     size_t missing;       /* of these, not ready in this step yet */
     size_t made;          /* its number when the plan was made: cdi_bucket_reorder does not change it */
+    size_t turn;          /* among all, where none is idle */
+    bool idle;            /* of a bucket whose gradients do not come; the caller's */
 };
 
 /* One gradient. The caller fills in bytes and dtype. */
@@ -53,8 +55,9 @@ struct cdi_bucket_plan {
     struct cdi_grad *grads;
     size_t n_grads;
     struct cdi_bucket *b;
-    size_t n;           /* buckets, in the order of their launch */
-    size_t next;        /* the first one that was not launched in this step */
+    size_t n;     /* buckets, in the order of their launch */
+    size_t ahead; /* of these, not idle: the others come behind them, and are launched out of turn or not at all */
+    size_t next;  /* the first one ahead that was not launched in this step */
     size_t arena_bytes; /* a multiple of CDI_GRAD_ALIGN */
     size_t parts;       /* every bucket's room can be divided into so many equal, aligned parts: the world's ranks */
 };
@@ -87,12 +90,14 @@ bool cdi_bucket_claim(struct cdi_bucket_plan *p, size_t i);
 size_t cdi_bucket_grad_ready(struct cdi_bucket_plan *p, size_t i);
 /* Bucket p->next was handed to the backend. */
 void cdi_bucket_launched(struct cdi_bucket_plan *p);
-/* Were all buckets launched in this step? */
+/* Full bucket b, behind those ahead, was handed to the backend. */
+void cdi_bucket_launched_late(struct cdi_bucket_plan *p, size_t b);
+/* Were all buckets ahead launched in this step? */
 bool cdi_bucket_all_launched(const struct cdi_bucket_plan *p);
 /*
  * Between two steps: launch the buckets in the order in which `order`, the n gradients as they became ready, completes
- * them. What the arena holds stays where it is. to[b] becomes the new number of bucket b. CDDP_OK; CDDP_E_NOMEM;
- * CDDP_E_PROTOCOL (order comes from another rank, and holds what is no gradient).
+ * them; none is idle. What the arena holds stays where it is. to[b] becomes the new number of bucket b. CDDP_OK;
+ * CDDP_E_NOMEM; CDDP_E_PROTOCOL (order comes from another rank, and holds what is no gradient).
  */
 cddp_status cdi_bucket_reorder(struct cdi_bucket_plan *p, const int32_t *order, size_t n, size_t *to,
                                struct cdi_error *err);
@@ -104,6 +109,11 @@ cddp_status cdi_bucket_reorder(struct cdi_bucket_plan *p, const int32_t *order, 
  */
 cddp_status cdi_bucket_recut(struct cdi_bucket_plan *p, const struct cdi_bucket_caps *caps, bool *changed,
                              struct cdi_error *err);
+/*
+ * Between two steps: put the idle buckets behind the others, and let those that are not idle any more have their turn
+ * again. to as in cdi_bucket_reorder. CDDP_OK, CDDP_E_NOMEM.
+ */
+cddp_status cdi_bucket_sort_idle(struct cdi_bucket_plan *p, size_t *to, struct cdi_error *err);
 /* All have landed: begin the next step. */
 void cdi_bucket_next_step(struct cdi_bucket_plan *p);
 

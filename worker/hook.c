@@ -109,6 +109,10 @@ static cddp_status set_hook(cddp_ddp *d, const cddp_hook *hook, struct cdi_error
     }
     if (cdi_ddp_still_trying(d, "cddp_ddp_set_hook", err) != CDDP_OK)
         return err->status;
+    if ((d->flags & CDDP_DDP_SKIP_UNUSED) != 0)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_ddp_set_hook: this reducer leaves out unused buckets (CDDP_DDP_SKIP_UNUSED), but a hook "
+                        "counts on every bucket");
     if (d->sharded)
         return cdi_fail(err, CDDP_E_STATE,
                         "cddp_ddp_set_hook: this reducer has an optimizer (cddp_optim_create), which scatters the "

@@ -63,10 +63,9 @@ static cddp_status gather_bucket(cddp_ddp *d, size_t i, struct cdi_error *err)
     return status;
 }
 
-/* The bucket that comes next. more: another one is launched at once. */
-static cddp_status launch_next(cddp_ddp *d, bool more)
+/* Hand bucket i to the backend. more: another one is launched at once. lazy: nothing is left to overlap with. */
+static cddp_status enqueue_bucket(cddp_ddp *d, size_t i, bool lazy, bool more)
 {
-    size_t i = d->plan.next;
     const struct cdi_bucket *b = &d->plan.b[i];
     void *at = (char *)d->region->base + b->offset;
     struct cdi_op op = {
@@ -78,7 +77,7 @@ static cddp_status launch_next(cddp_ddp *d, bool more)
         .op = (d->flags & CDDP_DDP_SUM) != 0 ? CDDP_SUM : CDDP_MEAN,
         .region = d->region,
         .bucket = (int)i,
-        .lazy = i == d->plan.n - 1, /* nothing is left to overlap with: cddp_ddp_wait comes next, and runs it */
+        .lazy = lazy,
         .more = more,
     };
     struct cdi_error err;
@@ -88,25 +87,44 @@ static cddp_status launch_next(cddp_ddp *d, bool more)
         op.count = b->room / d->plan.parts / cddp_dtype_size(b->dtype);
         op.out = (char *)at + b->room / d->plan.parts * (size_t)cdi_comm_world(d->comm)->rank;
     }
-    if (cdi_powersgd_takes(d, i)) {
-        if (cdi_powersgd_begin(d, i) != CDDP_OK)
-            return d->sticky.status;
-        cdi_bucket_launched(&d->plan);
-        return CDDP_OK;
-    }
-    if (d->hook.begin != NULL) {
-        if (cdi_hook_begin(d, i, &d->flight[i].ticket) != CDDP_OK)
-            return d->sticky.status;
-        if (d->flight[i].ticket > d->enqueued)
-            d->enqueued = d->flight[i].ticket;
-        cdi_bucket_launched(&d->plan);
-        return CDDP_OK;
-    }
     if (cdi_wire_pack(d, i, &op, &err) != CDDP_OK || d->ops->enqueue(d->b, &op, &d->flight[i].ticket, &err) != CDDP_OK)
         return cdi_ddp_stick(d, &err);
     d->enqueued = d->flight[i].ticket;
-    cdi_bucket_launched(&d->plan);
     return CDDP_OK;
+}
+
+/* The bucket that comes next, in its way. */
+static cddp_status launch_next(cddp_ddp *d, bool more)
+{
+    size_t i = d->plan.next;
+    cddp_status status;
+
+    if (cdi_powersgd_takes(d, i)) {
+        status = cdi_powersgd_begin(d, i);
+    } else if (d->hook.begin != NULL) {
+        status = cdi_hook_begin(d, i, &d->flight[i].ticket);
+        if (status == CDDP_OK && d->flight[i].ticket > d->enqueued)
+            d->enqueued = d->flight[i].ticket;
+    } else {
+        /* The last one: cddp_ddp_wait comes next, and runs it. */
+        status = enqueue_bucket(d, i, i + 1 == d->plan.ahead, more);
+    }
+    if (status == CDDP_OK)
+        cdi_bucket_launched(&d->plan);
+    return status;
+}
+
+cddp_status cdi_ddp_launch_late(cddp_ddp *d, size_t b)
+{
+    cddp_status status = CDDP_OK;
+    struct cdi_error err;
+
+    if (d->ops->on_device && gather_bucket(d, b, &err) != CDDP_OK)
+        return cdi_ddp_stick(d, &err);
+    status = enqueue_bucket(d, b, true, false);
+    if (status == CDDP_OK)
+        cdi_bucket_launched_late(&d->plan, b);
+    return status;
 }
 
 /* Locked. *now: the caller, and nobody else, is to bring gradient i into the arena, and to count it down. */
@@ -180,7 +198,8 @@ cddp_status cdi_ddp_count_down(cddp_ddp *d, size_t i)
         cdi_ddp_note_order(d, i);
     if (cdi_bucket_grad_ready(&d->plan, i) == 0)
         return CDDP_OK;
-    while (status == CDDP_OK && d->plan.next + k < d->plan.n && d->plan.b[d->plan.next + k].state == CDI_BUCKET_READY) {
+    while (status == CDDP_OK && d->plan.next + k < d->plan.ahead &&
+           d->plan.b[d->plan.next + k].state == CDI_BUCKET_READY) {
         if (d->flight[d->plan.next + k].more) {
             k++;
             continue;
@@ -278,6 +297,8 @@ static cddp_status bring_out(cddp_ddp *d, size_t i, struct cdi_error *err)
 /* Bucket b has landed: what the gradients in it become. */
 static cddp_status finish_bucket(cddp_ddp *d, size_t b, struct cdi_error *err)
 {
+    if (d->flight[b].skipped)
+        return CDDP_OK;
     if (cdi_hook_end(d, b) == CDDP_OK)
         return cdi_wire_unpack(d, b, err);
     *err = d->sticky;
@@ -312,7 +333,7 @@ cddp_status cdi_ddp_next_step(cddp_ddp *d)
 {
     cdi_bucket_next_step(&d->plan);
     for (size_t b = 0; b < d->plan.n; b++)
-        d->flight[b].unpacked = false;
+        d->flight[b].unpacked = d->flight[b].skipped = false;
     d->begun = false;
     d->synced = false;
     d->settled = false;

@@ -22,7 +22,8 @@ struct cdi_ddp_flight {
     uint64_t ticket;               /* of its all-reduce in this step */
     void *stream[CDI_DDP_STREAMS]; /* on a device: where its gradients were made */
     int n_streams;
-    bool more; /* on a device: starts together with the next bucket; equal on all ranks */
+    bool more;    /* on a device: starts together with the next bucket; equal on all ranks */
+    bool skipped; /* in this step: idle, and nobody used it after all */
     /* Compressed: */
     bool compressed;
     size_t wire_offset; /* in the wire region, bytes */
@@ -112,7 +113,8 @@ cddp_status cdi_ddp_plan(cddp_ddp *d, const cddp_ddp_options *opt, struct cdi_er
 void cdi_ddp_note_order(cddp_ddp *d, size_t i);
 /*
  * Between two steps. Rank 0's order is told to all while the second step runs, and is everyone's from the third. Then,
- * with CDDP_AUTO, each step has a bucket size of the schedule, until rank 0's choice has reached all. Sticks.
+ * with CDDP_AUTO, each step has a bucket size of the schedule, until rank 0's choice has reached all. With
+ * CDDP_DDP_SKIP_UNUSED the buckets that nobody used come last. Sticks.
  */
 cddp_status cdi_ddp_settle(cddp_ddp *d);
 /* A step's first gradient is ready: if it is measured, it counts from now. */
@@ -128,6 +130,8 @@ cddp_status cdi_ddp_stick(cddp_ddp *d, const struct cdi_error *err);
 cddp_status cdi_ddp_misused(cddp_ddp *d, const struct cdi_error *err);
 /* Gradient i, claimed, is in the arena: launch what may be launched. Sticks. */
 cddp_status cdi_ddp_count_down(cddp_ddp *d, size_t i);
+/* All gradients of idle bucket b are in the arena: launch it out of turn. Sticks. */
+cddp_status cdi_ddp_launch_late(cddp_ddp *d, size_t b);
 /* Wait for what was enqueued up to ticket, without the lock, which is held before and after. Sticks. */
 cddp_status cdi_ddp_join_ticket(cddp_ddp *d, uint64_t ticket);
 /* Enqueue an operation behind the buckets. Sticks. */
@@ -170,6 +174,8 @@ cddp_status cdi_unused_fill(cddp_ddp *d);
 cddp_status cdi_unused_restore(cddp_ddp *d);
 /* Zeros into the arena. */
 cddp_status cdi_unused_zero(cddp_ddp *d, size_t i, struct cdi_error *err);
+/* Did some rank use a gradient of bucket b in the step that has landed? The same answer on every rank. */
+bool cdi_unused_is_used(const cddp_ddp *d, size_t b);
 /* Should gradient i stay as it is, since no rank used it? */
 bool cdi_unused_nowhere(const cddp_ddp *d, size_t i);
 

@@ -6,7 +6,7 @@
 
 #define KNOWN_FLAGS                                                                                        \
     (CDDP_DDP_NO_BROADCAST | CDDP_DDP_SUM | CDDP_DDP_FIND_UNUSED | CDDP_DDP_STATIC_GRAPH | CDDP_DDP_JOIN | \
-     CDDP_DDP_JOIN_ACTIVE | CDDP_DDP_SPLIT | CDDP_DDP_JOIN_STRICT)
+     CDDP_DDP_JOIN_ACTIVE | CDDP_DDP_SPLIT | CDDP_DDP_JOIN_STRICT | CDDP_DDP_SKIP_UNUSED)
 
 static cddp_status check_shape(const cddp_param *p, const char *what, size_t i, struct cdi_error *err)
 {
@@ -60,6 +60,10 @@ static cddp_status check_options(const cddp_ddp_options *opt, struct cdi_error *
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_ddp_options.flags: CDDP_DDP_STATIC_GRAPH goes with neither CDDP_DDP_FIND_UNUSED nor "
                         "CDDP_DDP_JOIN, whose steps differ");
+    if ((opt->flags & CDDP_DDP_SKIP_UNUSED) != 0 && (opt->flags & (CDDP_DDP_FIND_UNUSED | CDDP_DDP_STATIC_GRAPH)) == 0)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_ddp_options.flags: CDDP_DDP_SKIP_UNUSED needs CDDP_DDP_FIND_UNUSED or "
+                        "CDDP_DDP_STATIC_GRAPH, by which it knows what is unused");
     if ((opt->flags & CDDP_DDP_JOIN_STRICT) != 0 && (opt->flags & CDDP_DDP_JOIN) == 0)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.flags: CDDP_DDP_JOIN_STRICT needs CDDP_DDP_JOIN");
     if ((opt->flags & CDDP_DDP_JOIN_ACTIVE) != 0 && (opt->flags & CDDP_DDP_JOIN) == 0)

@@ -21,7 +21,7 @@ static void group_small(cddp_ddp *d)
 
     for (size_t b = 0; b < d->plan.n; b++) {
         bytes += d->plan.b[b].bytes;
-        d->flight[b].more = d->ops->on_device && b + 1 < d->plan.n && bytes + d->plan.b[b + 1].bytes <= GROUP_BYTES;
+        d->flight[b].more = d->ops->on_device && b + 1 < d->plan.ahead && bytes + d->plan.b[b + 1].bytes <= GROUP_BYTES;
         if (!d->flight[b].more)
             bytes = 0;
     }
@@ -133,8 +133,8 @@ void cdi_ddp_note_order(cddp_ddp *d, size_t i)
         d->order[d->n_ordered++] = (int32_t)i;
 }
 
-/* Buckets are launched in the order in which rank 0's first step made them, from the third step on. */
-static cddp_status adopt_order(cddp_ddp *d, struct cdi_error *err)
+/* Buckets in another order: rank 0's (order), or that in which the idle ones come last (NULL). */
+static cddp_status sort_buckets(cddp_ddp *d, const int32_t *order, struct cdi_error *err)
 {
     /* One more than there are: no size that calloc may answer with NULL. */
     struct cdi_ddp_flight *moved = calloc(d->plan.n + 1, sizeof *moved);
@@ -144,7 +144,8 @@ static cddp_status adopt_order(cddp_ddp *d, struct cdi_error *err)
     if (moved == NULL || to == NULL)
         status = cdi_fail(err, CDDP_E_NOMEM, "no memory for the order of %zu buckets", d->plan.n);
     if (status == CDDP_OK)
-        status = cdi_bucket_reorder(&d->plan, d->order, d->n_params, to, err);
+        status = order != NULL ? cdi_bucket_reorder(&d->plan, order, d->n_params, to, err)
+                               : cdi_bucket_sort_idle(&d->plan, to, err);
     for (size_t b = 0; b < d->plan.n && status == CDDP_OK; b++)
         moved[to[b]] = d->flight[b];
     if (status == CDDP_OK) {
@@ -184,7 +185,7 @@ static cddp_status settle_order(cddp_ddp *d, struct cdi_error *err)
         return tell(d, d->order, d->n_params, &d->order_ticket, err);
     status = d->ops->join(d->b, d->order_ticket, err);
     if (status == CDDP_OK)
-        status = adopt_order(d, err);
+        status = sort_buckets(d, d->order, err);
     if (d->trial == NULL)
         drop_order(d);
     return status;
@@ -202,7 +203,7 @@ static cddp_status cut(cddp_ddp *d, size_t k, struct cdi_error *err)
     status = cdi_bucket_recut(&d->plan, &d->caps, NULL, err);
     if (status == CDDP_OK)
         status = make_flights(d, err);
-    return status == CDDP_OK && d->order != NULL ? adopt_order(d, err) : status;
+    return status == CDDP_OK && d->order != NULL ? sort_buckets(d, d->order, err) : status;
 }
 
 /* What the step that has ended took, if this rank had a part of its own in it. */
@@ -248,6 +249,25 @@ static cddp_status settle_size(cddp_ddp *d, struct cdi_error *err)
     return status;
 }
 
+/* Buckets that nobody used in the step that has ended come last in the next one, so that no other waits for them. */
+static cddp_status settle_idle(cddp_ddp *d, struct cdi_error *err)
+{
+    bool changed = false;
+    cddp_status status = CDDP_OK;
+
+    if ((d->flags & CDDP_DDP_SKIP_UNUSED) == 0)
+        return CDDP_OK;
+    /* On a device nobody may have waited for what the ranks told each other. */
+    status = d->ops->join(d->b, d->unused.map_ticket, err);
+    for (size_t b = 0; b < d->plan.n && status == CDDP_OK; b++) {
+        bool idle = !cdi_unused_is_used(d, b);
+
+        changed |= d->plan.b[b].idle != idle;
+        d->plan.b[b].idle = idle;
+    }
+    return status == CDDP_OK && changed ? sort_buckets(d, NULL, err) : status;
+}
+
 cddp_status cdi_ddp_settle(cddp_ddp *d)
 {
     struct cdi_error err;
@@ -255,6 +275,8 @@ cddp_status cdi_ddp_settle(cddp_ddp *d)
 
     if (status == CDDP_OK)
         status = settle_size(d, &err);
+    if (status == CDDP_OK)
+        status = settle_idle(d, &err);
     if (status == CDDP_E_NOMEM || status == CDDP_E_PROTOCOL)
         return cdi_ddp_misused(d, &err); /* here alone: the others do have the new plan */
     return status == CDDP_OK ? status : cdi_ddp_stick(d, &err);

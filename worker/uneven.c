@@ -129,9 +129,10 @@ cddp_status cdi_uneven_land(cddp_ddp *d)
     if (st == CDDP_OK && strict && active > 0 && active < size)
         st = ended_early(d, active, &err);
     for (size_t b = 0; scales && b < d->plan.n && active < size && st == CDDP_OK; b++)
-        st = d->ops->scale(d->b, (char *)d->region->base + d->plan.b[b].offset,
-                           d->plan.b[b].bytes / cddp_dtype_size(d->plan.b[b].dtype), d->plan.b[b].dtype,
-                           (double)size / active, &err);
+        st = d->flight[b].skipped ? CDDP_OK
+                                  : d->ops->scale(d->b, (char *)d->region->base + d->plan.b[b].offset,
+                                                  d->plan.b[b].bytes / cddp_dtype_size(d->plan.b[b].dtype),
+                                                  d->plan.b[b].dtype, (double)size / active, &err);
     return st == CDDP_OK ? st : cdi_ddp_stick(d, &err);
 }
 

@@ -4,6 +4,9 @@
  * it; what only other ranks used gets the mean, to which this rank gave zeros. With CDDP_DDP_FIND_UNUSED the ranks tell
  * each other in every step what they used, in one small all-reduce behind the buckets; with CDDP_DDP_STATIC_GRAPH in
  * the first step only, and a step that differs from it is an error.
+ *
+ * With CDDP_DDP_SKIP_UNUSED a bucket that nobody used in the step before is idle: no other waits for it, and whether it
+ * is reduced is known when the ranks have told each other, at the end of the step.
  */
 #include "worker/reducer.h"
 
@@ -150,8 +153,10 @@ static cddp_status settle(cddp_ddp *d, size_t i)
         u->used[i] = !u->missing[i];
     if (d->plan.grads[i].claimed)
         return CDDP_OK;
-    (void)cdi_bucket_claim(&d->plan, i);
     u->n_missing += u->missing[i];
+    if (u->missing[i] && d->plan.grads[i].bucket >= d->plan.ahead)
+        return CDDP_OK; /* nobody may need it: see launch_idle */
+    (void)cdi_bucket_claim(&d->plan, i);
     if (u->missing[i]) {
         cdi_ddp_note_order(d, i);
         st = fill_one(d, i, &err);
@@ -161,6 +166,57 @@ static cddp_status settle(cddp_ddp *d, size_t i)
     if (st != CDDP_OK)
         return cdi_ddp_misused(d, &err);
     return cdi_ddp_count_down(d, i);
+}
+
+bool cdi_unused_is_used(const cddp_ddp *d, size_t b)
+{
+    bool used = false;
+
+    for (size_t i = 0; i < d->plan.n_grads && !used; i++) {
+        const struct cdi_grad *g = &d->plan.grads[i];
+
+        /* What lies behind the parameters (uneven.c) always is. */
+        used = b >= g->bucket && b < g->bucket + g->n_parts && (i >= d->n_params || d->unused.used[i]);
+    }
+    return used;
+}
+
+/* Bucket b is reduced after all: what did not come of it counts as zeros. */
+static cddp_status fill_idle(cddp_ddp *d, size_t b)
+{
+    cddp_status st = CDDP_OK;
+    struct cdi_error err;
+
+    for (size_t i = d->n_params; i-- > 0 && st == CDDP_OK;) {
+        if (d->plan.grads[i].bucket != b || d->plan.grads[i].claimed)
+            continue;
+        (void)cdi_bucket_claim(&d->plan, i);
+        if (fill_one(d, i, &err) != CDDP_OK)
+            return cdi_ddp_misused(d, &err);
+        st = cdi_ddp_count_down(d, i);
+    }
+    return st;
+}
+
+/* The buckets that nobody used in the step before: reduced where somebody does now, which all ranks know by the map. */
+static cddp_status launch_idle(cddp_ddp *d)
+{
+    cddp_status st = CDDP_OK;
+    struct cdi_error err;
+
+    if (d->plan.ahead == d->plan.n)
+        return CDDP_OK;
+    if (d->ops->join(d->b, d->unused.map_ticket, &err) != CDDP_OK)
+        return cdi_ddp_stick(d, &err);
+    for (size_t b = d->plan.ahead; b < d->plan.n && st == CDDP_OK; b++)
+        if (cdi_unused_is_used(d, b))
+            st = fill_idle(d, b);
+        else
+            d->flight[b].skipped = true;
+    for (size_t b = d->plan.ahead; b < d->plan.n && st == CDDP_OK; b++)
+        if (!d->flight[b].skipped)
+            st = cdi_ddp_launch_late(d, b);
+    return st;
 }
 
 cddp_status cdi_unused_fill(cddp_ddp *d)
@@ -178,7 +234,7 @@ cddp_status cdi_unused_fill(cddp_ddp *d)
         st = settle(d, i);
     if (st == CDDP_OK && !u->known && tell_used(d, &err) != CDDP_OK)
         st = cdi_ddp_stick(d, &err);
-    return st;
+    return st == CDDP_OK ? launch_idle(d) : st;
 }
 
 bool cdi_unused_nowhere(const cddp_ddp *d, size_t i)
@@ -200,7 +256,7 @@ cddp_status cdi_unused_restore(cddp_ddp *d)
     for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++) {
         struct cdi_slice old = {.bytes = d->plan.grads[i].bytes};
 
-        if (!cdi_unused_nowhere(d, i))
+        if (!cdi_unused_nowhere(d, i) || d->flight[d->plan.grads[i].bucket].skipped)
             continue;
         old.data = (char *)u->saved + d->plan.grads[i].offset;
         st = d->ops->pack(d->b, cdi_ddp_arena_grad(d, i), &old, 1, &err);

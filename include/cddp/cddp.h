@@ -385,6 +385,13 @@ typedef struct cddp_ddp_options {
  * then keeps that error. On a GPU the host waits for every step.
  */
 #define CDDP_DDP_JOIN_STRICT 128u
+/*
+ * With CDDP_DDP_FIND_UNUSED or CDDP_DDP_STATIC_GRAPH: a bucket of which no rank used any gradient is not reduced, as
+ * with PyTorch's skip_all_reduce_unused_params. A bucket that nobody used in the step before has no turn: others do not
+ * wait for it, and if some rank uses it after all (from which PyTorch hangs), it is reduced at the end of the step.
+ * Results do not change by it. On a GPU the host waits for each step. Not with communication hooks or PowerSGD.
+ */
+#define CDDP_DDP_SKIP_UNUSED 256u
 
 /* The reducer: averages the gradients of one model over all ranks, in buckets, while they are being made. */
 typedef struct cddp_ddp cddp_ddp;
@@ -526,9 +533,9 @@ typedef struct cddp_hook {
 
 /*
  * Communicate by a hook from now on; hook is copied, NULL goes back to the all-reduce. Every rank does the same,
- * between the same two steps. Returns CDDP_OK; CDDP_E_INVALID (a bad hook, or a reducer that compresses); CDDP_E_STATE
- * (in the middle of a step, it has an optimizer, or bucket sizes are still being tried); CDDP_E_NOMEM. One thread. It
- * ends PowerSGD, too.
+ * between the same two steps. Returns CDDP_OK; CDDP_E_INVALID (a bad hook, a reducer that compresses or skips);
+ * CDDP_E_STATE (in the middle of a step, it has an optimizer, or bucket sizes are still being tried); CDDP_E_NOMEM. One
+ * thread. It ends PowerSGD, too.
  */
 CDDP_API cddp_status cddp_ddp_set_hook(cddp_ddp *ddp, const cddp_hook *hook);
 
@@ -562,11 +569,10 @@ typedef struct cddp_powersgd_options {
  * It takes as much memory again as the gradients that it compresses. It begins with nothing left out; what a run needs
  * to go on after a checkpoint is loaded by cddp_powersgd_load(). cddp_ddp_wait_param() cannot be used with it. opt may
  * be NULL. A collective, between two steps: every rank calls it, with equal options. cddp_ddp_set_hook(ddp, NULL) ends
- * it. One thread. Returns CDDP_OK; CDDP_E_INVALID (bad options, a reducer that compresses, sums or splits, a GPU's
- * backend); CDDP_E_MISMATCH (ranks have different options); CDDP_E_STATE (in the middle of a step, it has an optimizer,
- * or bucket sizes are still being tried); CDDP_E_NOMEM; or what a collective may return. If it fails on one rank it
- * fails on all, and nothing has
- * changed.
+ * it. One thread. Returns CDDP_OK; CDDP_E_INVALID (bad options, a reducer that compresses, sums, splits or skips, a
+ * GPU's backend); CDDP_E_MISMATCH (ranks have different options); CDDP_E_STATE (in the middle of a step, it has an
+ * optimizer, or bucket sizes are still being tried); CDDP_E_NOMEM; or what a collective may return. If it fails on one
+ * rank it fails on all, and nothing has changed.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_set_powersgd(cddp_ddp *ddp, const cddp_powersgd_options *opt);
 

@@ -56,6 +56,9 @@ static size_t dice(struct job *j, uint64_t what, uint64_t which, size_t n)
 
 static bool comes(const struct job *j, int rank, size_t i)
 {
+    /* Some come nowhere for two steps and more. */
+    if (j->unused && hash(j->seed, (uint64_t)j->step / 3, 0, 2000 + i) % 3 == 0)
+        return false;
     return !j->unused || hash(j->seed, (uint64_t)j->step, (uint64_t)rank, 1000 + i) % 3 != 0;
 }
 
@@ -185,7 +188,8 @@ static int run_seed(cddp_comm *comm, uint64_t seed)
     *j = (struct job){.comm = comm, .seed = seed, .rank = cddp_rank(comm), .size = cddp_world_size(comm)};
     j->n = 1 + dice(j, 1, 0, MAX_PARAMS);
     j->unused = dice(j, 2, 0, 3) == 0;
-    opt.flags = (j->unused ? CDDP_DDP_FIND_UNUSED : 0) | (dice(j, 3, 0, 2) == 0 ? CDDP_DDP_SPLIT : 0);
+    opt.flags = (j->unused ? CDDP_DDP_FIND_UNUSED | (dice(j, 13, 0, 2) == 0 ? CDDP_DDP_SKIP_UNUSED : 0) : 0) |
+                (dice(j, 3, 0, 2) == 0 ? CDDP_DDP_SPLIT : 0);
     automatic = dice(j, 12, 0, 8) == 0;
     opt.bucket_bytes = automatic ? CDDP_AUTO : 64 + dice(j, 4, 0, 12000);
     opt.first_bucket_bytes = 64 + dice(j, 5, 0, automatic ? 400 : 4000);

@@ -515,6 +515,9 @@ Test(optim, what_no_rank_used_stays_and_so_does_its_state)
     now.flags = CDDP_DDP_FIND_UNUSED;
     now.bucket_bytes = 4096;
     cr_assert_eq(run_world(4, unused), 0);
+    now.flags |= CDDP_DDP_SKIP_UNUSED;
+    now.bucket_bytes = 1;
+    cr_assert_eq(run_world(4, unused), 0);
 }
 
 /* ------------------------------------------------------------------------------------------------ checkpoints */

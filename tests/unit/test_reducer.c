@@ -853,3 +853,50 @@ Test(reducer, a_device_that_broke_meanwhile_is_known_at_the_next_gradient)
     cddp_ddp_destroy(d);
     fake_close(&comm, 1);
 }
+
+/* Gradients that are ready, in this order; how many operations are begun before and in cddp_ddp_wait. */
+static void step_begins(cddp_ddp *d, cddp_comm *comm, const char *which, size_t before, size_t in_wait)
+{
+    size_t at = comm->n_ops;
+
+    for (; *which != '\0'; which++)
+        cr_assert_eq(cddp_ddp_grad_ready(d, (size_t)(*which - '0')), CDDP_OK, "%s", cddp_last_error());
+    cr_assert(comm->device || comm->n_ops - at == before); /* there small ones start together */
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_OK, "%s", cddp_last_error());
+    cr_assert_eq(comm->n_ops - at, before + in_wait);
+}
+
+Test(reducer, buckets_that_nobody_used_are_skipped_and_others_do_not_wait_for_them)
+{
+    cddp_ddp_options opt = {.size = sizeof opt, .first_bucket_bytes = 1, .bucket_bytes = 1};
+    cddp_comm comm;
+    cddp_ddp *d;
+
+    for (int device = 0; device < 2; device++) {
+        fake_open(&comm, 1);
+        comm.device = device != 0;
+        opt.flags = CDDP_DDP_FIND_UNUSED | CDDP_DDP_SKIP_UNUSED;
+        d = open_with(&comm, model, 4, &opt);
+        step_begins(d, &comm, "310", 1, 4);  /* all wait for 2; and who used what */
+        step_begins(d, &comm, "310", 3, 1);  /* none does */
+        step_begins(d, &comm, "2310", 3, 2); /* it comes out of turn, when all know of it */
+        step_begins(d, &comm, "2310", 4, 1);
+        step_begins(d, &comm, "3", 1, 4);
+        step_begins(d, &comm, "", 0, 2); /* the bucket of 3 alone had a turn */
+        step_begins(d, &comm, "", 0, 1);
+        step_begins(d, &comm, "3210", 0, 5);
+        cr_assert_eq(cddp_ddp_set_powersgd(d, NULL), CDDP_E_INVALID);
+        cddp_ddp_destroy(d);
+        opt.flags = CDDP_DDP_STATIC_GRAPH | CDDP_DDP_SKIP_UNUSED;
+        d = open_with(&comm, model, 4, &opt);
+        step_begins(d, &comm, "310", 0, 5);
+        step_begins(d, &comm, "310", 3, 0);
+        step_begins(d, &comm, "013", 3, 0);
+        cr_assert_eq(cddp_ddp_grad_ready(d, 2), CDDP_E_STATE, "the graph has changed");
+        cddp_ddp_destroy(d);
+        opt.flags = CDDP_DDP_SKIP_UNUSED;
+        cr_assert_eq(cddp_ddp_create(&d, &comm, model, 4, &opt), CDDP_E_INVALID);
+        cr_assert(strstr(cddp_last_error(), "CDDP_DDP_SKIP_UNUSED needs") != NULL);
+        fake_close(&comm, 1);
+    }
+}

@@ -3,13 +3,21 @@
 #include "ddp_ranks.h"
 #include "hygiene.h"
 
+#include <jansson.h>
+
 CDI_SUITE(unused, .timeout = 60);
+
+/* What a world has beside CDDP_DDP_FIND_UNUSED; the ranks inherit it. */
+static struct {
+    uint32_t flags;
+    cddp_dtype compress;
+} with;
 
 static int some_and_none(int rank, bool own)
 {
     struct ddp_rank r = {0};
 
-    CHECK(ddp_open(&r, CDDP_DDP_FIND_UNUSED, CDDP_DTYPE_NONE, own) == 0);
+    CHECK(ddp_open(&r, CDDP_DDP_FIND_UNUSED | with.flags, with.compress, own) == 0);
     /* All come. */
     for (size_t i = DDP_PARAMS; i-- > 0;)
         CHECK(ddp_give(&r, i, (float)(rank + 10 * (int)i)) == 0);
@@ -52,6 +60,151 @@ Test(unused, so_it_is_with_gradients_in_the_users_memory)
     cr_assert_eq(ddp_world(in_own_memory), 0);
 }
 
+Test(unused, so_it_is_where_unused_buckets_are_skipped)
+{
+    with.flags = CDDP_DDP_SKIP_UNUSED;
+    cr_assert_eq(ddp_world(in_arena), 0);
+    cr_assert_eq(ddp_world(in_own_memory), 0);
+    with.compress = CDDP_BFLOAT16;
+    cr_assert_eq(ddp_world(in_arena), 0);
+    with.flags |= CDDP_DDP_SPLIT;
+    cr_assert_eq(ddp_world(in_own_memory), 0);
+}
+
+/* Rank 0 trains longest; the second is used by nobody but it, and that at its end only. */
+static int skip_and_join(int rank)
+{
+    struct ddp_rank r = {0};
+    int steps = 4 - rank;
+
+    CHECK(ddp_open(&r, CDDP_DDP_FIND_UNUSED | CDDP_DDP_SKIP_UNUSED | CDDP_DDP_JOIN | CDDP_DDP_JOIN_ACTIVE,
+                   CDDP_DTYPE_NONE, false) == 0);
+    for (int k = 0; k < DDP_COUNT; k++)
+        ((float *)cddp_ddp_grad(r.ddp, 1))[k] = 7;
+    for (int step = 0; step < steps; step++) {
+        CHECK(ddp_give(&r, 2, 3) == 0);
+        if (step == 3)
+            CHECK(ddp_give(&r, 1, 5) == 0);
+        CHECK(cddp_ddp_wait(r.ddp) == CDDP_OK);
+        CHECK(ddp_is(&r, 2, 3) == 0 && ddp_is(&r, 1, step == 3 ? 5 : 7) == 0 && ddp_is(&r, 0, 0) == 0);
+    }
+    CHECK(cddp_ddp_join(r.ddp) == CDDP_OK);
+    return ddp_close(&r, CDDP_OK);
+}
+
+Test(unused, buckets_are_skipped_and_used_again_among_ranks_without_samples)
+{
+    cr_assert_eq(ddp_world(skip_and_join), 0);
+}
+
+/* ------------------------------------------------------------------------------------------------- PyTorch ---- */
+
+#define TORCH_PARAMS 6
+#define TORCH_COUNT 8
+
+static const json_t *recorded;
+
+static int as_torch(int rank)
+{
+    const json_t *counts = json_object_get(recorded, "sizes"), *one, *cases = json_object_get(recorded, "cases");
+    double w[TORCH_COUNT] = {0};
+    cddp_comm *comm;
+    size_t c, s;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK && json_array_size(cases) == 2);
+    json_array_foreach((json_t *)(uintptr_t)cases, c, one)
+    {
+        size_t cap = (size_t)json_integer_value(json_object_get(one, "cap"));
+        cddp_ddp_options opt = {.size = sizeof opt,
+                                .bucket_bytes = cap,
+                                .first_bucket_bytes = cap,
+                                .flags = CDDP_DDP_FIND_UNUSED | CDDP_DDP_SKIP_UNUSED};
+        cddp_param p[TORCH_PARAMS];
+        const json_t *step;
+        cddp_ddp *ddp;
+
+        for (size_t i = 0; i < TORCH_PARAMS; i++)
+            p[i] = (cddp_param){.name = "w",
+                                .data = w,
+                                .count = (size_t)json_integer_value(json_array_get(counts, i)),
+                                .dtype = CDDP_FLOAT64};
+        CHECK(cddp_ddp_create(&ddp, comm, p, TORCH_PARAMS, &opt) == CDDP_OK);
+        json_array_foreach(json_object_get(one, "steps"), s, step)
+        {
+            const json_t *used = json_object_get(step, "used"), *grads = json_object_get(step, "grads");
+
+            for (size_t at = json_array_size(used); at-- > 0;) {
+                size_t i = (size_t)json_integer_value(json_array_get(used, at));
+                double *g = cddp_ddp_grad(ddp, i);
+
+                for (size_t k = 0; k < p[i].count; k++)
+                    g[k] = (double)(((size_t)rank * 31 + s * 17 + i * 5 + k) % 23) / 7;
+                CHECK(cddp_ddp_grad_ready(ddp, i) == CDDP_OK);
+            }
+            CHECK(cddp_ddp_wait(ddp) == CDDP_OK);
+            for (size_t i = 0; i < TORCH_PARAMS; i++)
+                for (size_t k = 0; k < p[i].count; k++) {
+                    const char *want = json_string_value(json_array_get(json_array_get(grads, i), k));
+
+                    CHECK(want != NULL && ((double *)cddp_ddp_grad(ddp, i))[k] == strtod(want, NULL));
+                }
+        }
+        cddp_ddp_destroy(ddp);
+    }
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(unused, gradients_are_those_that_torch_recorded_with_skip_all_reduce_unused_params)
+{
+    json_t *all = json_load_file(CDI_TEST_DATA "/unused_vectors.json", 0, NULL);
+    struct rdzv_child server;
+
+    cr_assert_not_null(all);
+    recorded = all;
+    rdzv_child_start(&server);
+    cr_assert_eq(run_ranks(server.port, 2, 2, as_torch), 0);
+    rdzv_child_stop(&server);
+    json_decref(all);
+}
+
+/* ------------------------------------------------------------------------------------------- two reducers ---- */
+
+/* What a reducer is to leave alone belongs to nobody, or to another one, whose gradients are ready when the program
+ * says so: here all of it when the first reducer's parameter 1 is. */
+static int delayed(int rank)
+{
+    struct ddp_rank r = {0};
+    float w[2][DDP_COUNT] = {{0}};
+    cddp_ddp_options opt = {.size = sizeof opt, .first_bucket_bytes = 64, .bucket_bytes = 64};
+    const cddp_param p[2] = {{.name = "late", .data = w[0], .count = DDP_COUNT, .dtype = CDDP_FLOAT32},
+                             {.name = "later", .data = w[1], .count = DDP_COUNT, .dtype = CDDP_FLOAT32}};
+    struct ddp_rank late = {0};
+
+    CHECK(ddp_open(&r, 0, CDDP_DTYPE_NONE, false) == 0);
+    CHECK(cddp_ddp_create(&late.ddp, r.comm, p, 2, &opt) == CDDP_OK);
+    for (int step = 0; step < 4; step++) {
+        for (size_t i = DDP_PARAMS; i-- > 0;) {
+            CHECK(ddp_give(&r, i, (float)(rank + step)) == 0);
+            for (size_t k = 2; i == 1 && k-- > 0;)
+                CHECK(ddp_give(&late, k, (float)(2 * rank + step)) == 0);
+        }
+        CHECK(cddp_ddp_wait(r.ddp) == CDDP_OK && cddp_ddp_wait(late.ddp) == CDDP_OK);
+        for (size_t i = 0; i < DDP_PARAMS; i++)
+            CHECK(ddp_is(&r, i, 1.5f + (float)step) == 0);
+        CHECK(ddp_is(&late, 0, 3.0f + (float)step) == 0 && ddp_is(&late, 1, 3.0f + (float)step) == 0);
+    }
+    cddp_ddp_destroy(late.ddp);
+    return ddp_close(&r, CDDP_OK);
+}
+
+Test(unused, parameters_may_have_a_reducer_of_their_own_whose_gradients_are_ready_later)
+{
+    cr_assert_eq(ddp_world(delayed), 0);
+}
+
+/* ------------------------------------------------------------------------------------------------- misuse ---- */
+
 static int without_the_flag(int rank)
 {
     struct ddp_rank r = {0};
@@ -88,7 +241,7 @@ static int static_graph(int rank)
 {
     struct ddp_rank r = {0};
 
-    CHECK(ddp_open(&r, CDDP_DDP_STATIC_GRAPH, CDDP_DTYPE_NONE, true) == 0);
+    CHECK(ddp_open(&r, CDDP_DDP_STATIC_GRAPH | with.flags, CDDP_DTYPE_NONE, true) == 0);
     for (int k = 0; k < DDP_COUNT; k++)
         ((float *)cddp_ddp_grad(r.ddp, 0))[k] = 7;
     for (int step = 1; step <= 4; step++) {
@@ -101,6 +254,8 @@ static int static_graph(int rank)
 
 Test(unused, a_static_graph_learns_from_its_first_step_what_comes_and_how_often)
 {
+    cr_assert_eq(ddp_world(static_graph), 0);
+    with.flags = CDDP_DDP_SKIP_UNUSED;
     cr_assert_eq(ddp_world(static_graph), 0);
 }
 
