@@ -2,6 +2,7 @@
 #include "launcher/join.h"
 
 #include "common/clock.h"
+#include "common/echo.h"
 #include "launcher/contact.h"
 #include "protocol/frame.h"
 #include "protocol/hello.h"
@@ -484,9 +485,12 @@ static void tell_connected(struct join *j)
 static void on_connect(uv_connect_t *req, int status)
 {
     struct join *j = req->data;
+    uv_os_fd_t fd;
 
     if (j->closing || j->lost || status == UV_ECANCELED)
         return;
+    if (status == 0 && uv_fileno((uv_handle_t *)&j->tcp, &fd) == 0 && cdi_is_echo(fd))
+        status = UV_ECONNREFUSED;
     if (status != UV_ECONNREFUSED)
         j->refused_ms = 0;
     else if (j->refused_ms == 0)

@@ -3,6 +3,7 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "common/echo.h"
 #include "common/env.h"
 #include "protocol/c10d.h"
 #include "protocol/hello.h"
@@ -182,6 +183,8 @@ static cddp_status connect_one(cddp_store *s, const struct addrinfo *a, int64_t 
         if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &why, &len) != 0 || why != 0)
             return cdi_fail(err, CDDP_E_IO, "%s", strerror(why));
     }
+    if (cdi_is_echo(fd))
+        return cdi_fail(err, CDDP_E_IO, "%s", strerror(ECONNREFUSED));
     s->fd = cdi_steal_fd(&fd);
     return CDDP_OK;
 }

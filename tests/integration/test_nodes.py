@@ -8,6 +8,7 @@ import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import tempfile
 import threading
@@ -15,7 +16,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
 import launch
-from launch import Job, free_port, run
+from launch import Job, Skip, free_port, run
 
 
 def sh(script):
@@ -546,6 +547,19 @@ def test_slurm(cddprun):
                  2, '--node_rank is 0', 'SLURM_NODEID')
     one_sentence(run(cddprun, 'true', env={'SLURM_JOB_ID': '17', 'SLURM_JOB_NUM_NODES': '2'}), 2, 'srun', '--standalone')
     assert run(cddprun, '--standalone', 'true', env={'SLURM_JOB_ID': '17', 'SLURM_JOB_NUM_NODES': '2'})[0] == 0
+
+
+def test_who_waits_for_a_port_does_not_take_itself_for_who_listens_there(cddprun):
+    # The kernel takes the local port of a connection from this range, and so may give it the port that it goes to.
+    alone = ['unshare', '-n', 'sh', '-c', 'ip link set lo up && sysctl -qw net.ipv4.ip_local_port_range="40000 40003" && exec "$@"', 'sh']
+    if subprocess.run([*alone, 'true'], stderr=subprocess.DEVNULL).returncode != 0:
+        raise Skip('it needs a network namespace of its own')
+    by_hand = {**os.environ, 'RANK': '1', 'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '40002', 'CDDP_JOIN_TIMEOUT': '2'}
+    rank = subprocess.Popen([*alone, os.environ['CDDP_PROBE']], env=by_hand, stderr=subprocess.PIPE, text=True)
+    agent = subprocess.Popen([*alone, cddprun, '--nnodes=2', '--node_rank=1', '--master_addr=127.0.0.1', '--master_port=40002',
+                              '--rdzv_conf=join_timeout=2', 'true'], stderr=subprocess.PIPE, text=True)
+    assert 'cannot reach the store at 127.0.0.1:40002 (MASTER_ADDR, MASTER_PORT): Connection refused' in rank.communicate()[1]
+    assert 'cannot reach the rendezvous at 127.0.0.1:40002' in agent.communicate()[1]
 
 
 def test_flags_that_cannot_be(cddprun):
