@@ -234,15 +234,40 @@ static cddp_status claim_rank(const struct cdi_world *w, struct cdi_error *err)
                     w->rank, other, me);
 }
 
+/*
+ * One counter holds how many ranks are there, and above that, in sum, how many each was told that there are: so that a
+ * rank which was told another number finds out as it comes.
+ */
+#define JOINED_BITS 21
+
+_Static_assert(CDI_RANKS_MAX < INT64_C(1) << JOINED_BITS, "all ranks fit");
+_Static_assert(CDI_RANKS_MAX <= (INT64_MAX >> JOINED_BITS) / CDI_RANKS_MAX, "and all that they were told");
+
+static int64_t joined_word(const struct cdi_world *w)
+{
+    return INT64_C(1) | (int64_t)w->size << JOINED_BITS;
+}
+
+static int64_t joined_ranks(int64_t word)
+{
+    return word & ((INT64_C(1) << JOINED_BITS) - 1);
+}
+
+static bool joined_alike(const struct cdi_world *w, int64_t word)
+{
+    return word >> JOINED_BITS == joined_ranks(word) * w->size;
+}
+
 static cddp_status name_missing(const struct cdi_world *w, struct cdi_error *err)
 {
     struct cdi_rank_list missing = {0};
     char key[64];
-    int64_t joined;
+    int64_t joined = 0;
     cddp_status st;
 
     join_key(w, "joined", -1, key);
     st = cdi_store_add(w->store, key, 0, &joined, err);
+    joined = joined_ranks(joined);
     for (int r = 0; r < w->size && st == CDDP_OK && missing.n < CDI_RANK_LIST_SHOWN; r++) {
         bool there;
 
@@ -324,7 +349,7 @@ static cddp_status compare_backends(const struct cdi_world *w, int64_t sum, stru
 static cddp_status gather_ranks(const struct cddp_comm *c, int64_t deadline_ms, struct cdi_error *err)
 {
     const struct cdi_world *w = &c->world;
-    char joined_key[64], go_key[64], devices_key[64], text[32] = "";
+    char joined_key[64], go_key[64], devices_key[64], text[256] = "";
     int64_t joined = 0, devices = 0, left;
     size_t len = 0;
     cddp_status st = claim_rank(w, err);
@@ -335,8 +360,16 @@ static cddp_status gather_ranks(const struct cddp_comm *c, int64_t deadline_ms, 
     if (st == CDDP_OK)
         st = tell_backend(c, err);
     if (st == CDDP_OK)
-        st = cdi_store_add(w->store, joined_key, 1, &joined, err);
-    if (st == CDDP_OK && joined == w->size) {
+        st = cdi_store_add(w->store, joined_key, joined_word(w), &joined, err);
+    if (st == CDDP_OK && !joined_alike(w, joined)) {
+        (void)snprintf(text, sizeof text,
+                       "WORLD_SIZE is %d on rank %d, and another number on a rank that came before: it must be the "
+                       "same on all",
+                       w->size, w->rank);
+        (void)cdi_store_set(w->store, go_key, text, strlen(text), NULL); /* who cannot be told waits on */
+        return cdi_fail(err, CDDP_E_MISMATCH, "%s", text);
+    }
+    if (st == CDDP_OK && joined_ranks(joined) == w->size) {
         st = cdi_store_add(w->store, devices_key, 0, &devices, err);
         (void)snprintf(text, sizeof text, "%" PRId64, devices);
         if (st == CDDP_OK)
@@ -347,7 +380,7 @@ static cddp_status gather_ranks(const struct cddp_comm *c, int64_t deadline_ms, 
         if (st == CDDP_E_TIMEOUT)
             return name_missing(w, err);
         if (st == CDDP_OK && !cdi_parse_int(text, 0, (int64_t)w->size * (w->size + 1), &devices))
-            st = cdi_fail(err, CDDP_E_MISMATCH, "ranks run different versions of libcddp");
+            st = cdi_fail(err, CDDP_E_MISMATCH, "%.*s", (int)len, text);
     }
     return st == CDDP_OK ? compare_backends(w, devices, err) : st;
 }

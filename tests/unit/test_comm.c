@@ -222,6 +222,22 @@ Test(comm, two_processes_with_one_rank_are_both_named)
     rdzv_child_stop(&server);
 }
 
+static int other_size(int rank)
+{
+    cddp_comm *comm = NULL;
+
+    set_env("WORLD_SIZE", rank == 2 ? 4 : 3);
+    CHECK(cddp_init(&comm, NULL) == CDDP_E_MISMATCH && comm == NULL);
+    CHECK(strstr(cddp_last_error(), "WORLD_SIZE is ") != NULL &&
+          strstr(cddp_last_error(), "it must be the same") != NULL);
+    return 0;
+}
+
+Test(comm, ranks_that_were_told_different_numbers_of_ranks_are_told_so_at_once)
+{
+    cr_assert_eq(run_world(3, other_size), 0);
+}
+
 /* While the first communicator is there, and when it is gone. */
 static int join_twice(int rank)
 {
