@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "hygiene.h"
+#include "launcher/spawn.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* A directory with: runs, plain (not executable), dir/, a/same, b/same. */
+static char dir[64];
+
+static const char *in_dir(const char *name)
+{
+    static char path[4][128];
+    static unsigned n;
+
+    n = (n + 1) % 4;
+    (void)snprintf(path[n], sizeof path[n], "%s/%s", dir, name);
+    return path[n];
+}
+
+static void make_file(const char *name, mode_t mode)
+{
+    int fd = open(in_dir(name), O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+
+    cr_assert_geq(fd, 0);
+    cr_assert_eq(fchmod(fd, mode), 0);
+    (void)close(fd);
+}
+
+static void begin(void)
+{
+    hygiene_begin();
+    (void)snprintf(dir, sizeof dir, "/tmp/cdi-spawn-XXXXXX");
+    cr_assert_not_null(mkdtemp(dir));
+    cr_assert(mkdir(in_dir("dir"), 0700) == 0 && mkdir(in_dir("a"), 0700) == 0 && mkdir(in_dir("b"), 0700) == 0);
+    make_file("runs", 0700);
+    make_file("plain", 0600);
+    make_file("a/same", 0600);
+    make_file("b/same", 0700);
+}
+
+static void end(void)
+{
+    const char *const files[] = {"runs", "plain", "a/same", "b/same"}, *const dirs[] = {"dir", "a", "b", "."};
+
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
+        (void)unlink(in_dir(files[i]));
+    for (size_t i = 0; i < sizeof dirs / sizeof dirs[0]; i++)
+        (void)rmdir(in_dir(dirs[i]));
+    (void)rmdir(dir);
+    hygiene_end();
+}
+
+TestSuite(spawn, .init = begin, .fini = end);
+
+static char path[PATH_MAX];
+static int status;
+static struct cdi_error err;
+
+static cddp_status find(const char *program)
+{
+    status = 0;
+    err.msg[0] = '\0';
+    return spawn_find_program(program, path, &status, &err);
+}
+
+static void set_path(const char *first, const char *second)
+{
+    char value[256];
+
+    (void)snprintf(value, sizeof value, "%s%s%s", first, second != NULL ? ":" : "", second != NULL ? second : "");
+    (void)setenv("PATH", value, 1);
+}
+
+Test(spawn, a_program_with_a_slash_is_taken_as_it_is)
+{
+    cr_assert_eq(find(in_dir("runs")), CDDP_OK);
+    cr_assert_str_eq(path, in_dir("runs"));
+    cr_assert_eq(chdir(dir), 0);
+    cr_assert_eq(find("./runs"), CDDP_OK);
+    cr_assert_str_eq(path, "./runs");
+}
+
+Test(spawn, one_without_a_slash_is_the_first_in_path_that_can_be_executed)
+{
+    set_path(in_dir("a"), in_dir("b"));
+    cr_assert_eq(find("same"), CDDP_OK);
+    cr_assert_str_eq(path, in_dir("b/same"));
+}
+
+Test(spawn, an_empty_part_of_path_is_the_current_directory_and_no_path_is_a_shells)
+{
+    cr_assert_eq(chdir(dir), 0);
+    set_path("/nowhere", "");
+    cr_assert_eq(find("runs"), CDDP_OK);
+    cr_assert_str_eq(path, "runs");
+    (void)unsetenv("PATH");
+    cr_assert_eq(find("sh"), CDDP_OK);
+    cr_assert_str_eq(path, "/bin/sh");
+}
+
+Test(spawn, what_is_not_there_is_127_and_says_where_it_was_looked_for)
+{
+    set_path(in_dir("a"), NULL);
+    cr_assert_eq(find("no-such"), CDDP_E_NOT_FOUND);
+    cr_assert_eq(status, 127);
+    cr_assert_str_eq(err.msg, "program 'no-such' is not in PATH");
+    cr_assert_eq(find("/no/such"), CDDP_E_NOT_FOUND);
+    cr_assert_eq(status, 127);
+    cr_assert_str_eq(err.msg, "cannot run program '/no/such': No such file or directory");
+    cr_assert_eq(find(in_dir("runs/below")), CDDP_E_NOT_FOUND);
+    cr_assert_eq(status, 127, "a file is no directory: %s", err.msg);
+    cr_assert_eq(chdir(dir), 0);
+    cr_assert_eq(find("runs"), CDDP_E_NOT_FOUND);
+    cr_assert_str_eq(err.msg, "program 'runs' is not in PATH; did you mean ./runs?");
+}
+
+Test(spawn, what_cannot_be_executed_is_126)
+{
+    cr_assert_neq(find(in_dir("plain")), CDDP_OK);
+    cr_assert_eq(status, 126);
+    cr_assert_not_null(strstr(err.msg, "is not executable (a script can be given to its interpreter"), "%s", err.msg);
+    cr_assert_neq(find(in_dir("dir")), CDDP_OK);
+    cr_assert_eq(status, 126);
+    cr_assert_not_null(strstr(err.msg, "Is a directory"), "%s", err.msg);
+    set_path(in_dir("a"), NULL);
+    cr_assert_neq(find("same"), CDDP_OK);
+    cr_assert_eq(status, 126, "it is there, and may not be executed: %s", err.msg);
+}
+
+Test(spawn, a_name_that_is_too_long_is_an_error)
+{
+    char name[PATH_MAX + 2];
+
+    memset(name, 'x', sizeof name - 1);
+    name[0] = '/';
+    name[sizeof name - 1] = '\0';
+    cr_assert_neq(find(name), CDDP_OK);
+    cr_assert_eq(status, 126);
+    cr_assert_not_null(strstr(err.msg, "File name too long"), "%s", err.msg);
+    set_path(in_dir("a"), in_dir("b"));
+    cr_assert_neq(find(name + 1), CDDP_OK);
+    cr_assert_eq(status, 127, "%s", err.msg);
+}
