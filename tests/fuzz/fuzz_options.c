@@ -39,7 +39,7 @@ static void check(const struct options *o, char **argv, int argc)
         abort();
     if (o->nproc_kind == OPTIONS_NPROC_COUNT && (o->nproc < 1 || o->nproc > OPTIONS_MAX_PROCS))
         abort();
-    if (o->min_nodes < 1 || o->max_nodes != o->min_nodes || o->node_rank < -1 || o->max_restarts < 0 ||
+    if (o->min_nodes < 1 || o->max_nodes < o->min_nodes || o->node_rank < -1 || o->max_restarts < 0 ||
         o->master_port < -1 || o->master_port > 65535)
         abort();
     if (o->role == NULL || o->tmpdir == NULL || (o->run_id != NULL && strlen(o->run_id) > 255))
@@ -91,7 +91,10 @@ static void check_meet(const struct options *o)
             abort();
         return;
     }
-    if (m.n_nodes != o->max_nodes || m.node_rank < -1 || m.node_rank >= (int32_t)m.n_nodes || m.join_timeout_ms < 1000)
+    if (m.n_nodes != o->max_nodes + o->spares || m.node_rank < -1 || m.node_rank >= (int32_t)m.n_nodes ||
+        m.join_timeout_ms < 1000)
+        abort();
+    if (m.store.key > CDI_C10D_KEY_MAX || m.store.value > CDI_C10D_VALUE_MAX)
         abort();
     if (m.host[0] == '\0' || strlen(m.host) > 255 || (m.n_nodes > 1 && m.port == 0))
         abort();
