@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
+#include "worker/backend/cpu/element.h"
 #include "worker/backend/cpu/float16.h"
 #include "worker/backend/cpu/reduce.h"
 #include "worker/dtype.h"
@@ -93,6 +94,33 @@ Test(reduce, float32_rounds_to_the_nearest_bfloat16_ties_to_even)
     for (uint32_t h = 0x7f81; h < 0x8000; h++)
         cr_assert(isnan(cdi_float_of_bf16(cdi_bf16_of_float(cdi_float_of_bf16((uint16_t)h)))));
     cr_assert_eq(cdi_bf16_of_float(INFINITY), 0x7f80);
+}
+
+/* Whatever the processor does, and wherever it begins and ends. */
+Test(reduce, casts_have_the_bits_of_one_element_at_a_time)
+{
+    enum { N = 65536 + 5 };
+    static float wide[N + 1], back[N + 1];
+    static uint16_t narrow[N + 1];
+
+    for (int round = 0; round < 32; round++) {
+        size_t skip = (size_t)round % 2, n = N - (size_t)round;
+
+        for (size_t i = 0; i < N + 1; i++) { /* each float16, what lies between them, and anything */
+            uint32_t near =
+                cdi_bits_of_float(cdi_float_of_f16((uint16_t)i)) + (uint32_t)(next_random() % 0x4001) - 0x2000;
+
+            wide[i] = cdi_float_of_bits(round < 24 ? near : (uint32_t)next_random());
+        }
+        cr_assert_eq(cdi_element_cast(NULL, narrow + skip, CDDP_FLOAT16, wide + skip, CDDP_FLOAT32, n, NULL), CDDP_OK);
+        for (size_t i = skip; i < skip + n; i++)
+            cr_assert_eq(narrow[i], cdi_f16_of_float(wide[i]), "%08x", cdi_bits_of_float(wide[i]));
+        for (size_t i = 0; i < N + 1; i++)
+            narrow[i] = (uint16_t)(i + (size_t)round);
+        cr_assert_eq(cdi_element_cast(NULL, back + skip, CDDP_FLOAT32, narrow + skip, CDDP_FLOAT16, n, NULL), CDDP_OK);
+        for (size_t i = skip; i < skip + n; i++)
+            cr_assert_eq(cdi_bits_of_float(back[i]), cdi_bits_of_float(cdi_float_of_f16(narrow[i])), "%04x", narrow[i]);
+    }
 }
 
 /* --------------------------------------------------------------- against one element at a time, in long form ---- */

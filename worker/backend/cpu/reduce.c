@@ -12,6 +12,8 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define BLOCK_BYTES 4096 /* of accumulators, which so stay in the first-level cache */
@@ -183,7 +185,14 @@ typedef VECTOR(double, 16) f64x2;
 #define PUT_F64X2(p, x) PUT(f64x2, p, x)
 DEFINE_SUM(f32_sum_plain, , float, float, f32x4, 4, GET_F32X4, PUT_F32X4)
 DEFINE_SUM(f64_sum_plain, , double, double, f64x2, 2, GET_F64X2, PUT_F64X2)
+#if defined(__aarch64__)
+/* Every one of these processors converts; the bits of a NaN and the rounding are those of float16.h. */
+#define GET_F16X4(p) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)))
+#define PUT_F16X4(p, x) vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x)))
+DEFINE_SUM(f16_sum_plain, , uint16_t, float, float32x4_t, 4, GET_F16X4, PUT_F16X4)
+#else
 #define f16_sum_plain NULL
+#endif
 
 #if defined(__x86_64__)
 #define AVX2 __attribute__((target("avx2,f16c")))
