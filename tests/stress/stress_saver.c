@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Saves in the background, under ThreadSanitizer: several threads, each with a communicator and a directory of its own,
+ * save, write to what was saved at once, wait, load, fail, and leave while a save is under way.
+ */
+#include <cddp/cddp.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define THREADS 4
+#define ROUNDS 40
+#define COUNT 3000
+
+struct trainer {
+    cddp_comm *comm;
+    pthread_t thread;
+    char dir[100], nowhere[120];
+    float w[COUNT];
+    uint64_t own;
+    char name[16];
+};
+
+static _Atomic int failures;
+
+#define CHECK(cond)                                                                            \
+    do {                                                                                       \
+        if (!(cond)) {                                                                         \
+            fprintf(stderr, "%s:%d: %s [%s]\n", __FILE__, __LINE__, #cond, cddp_last_error()); \
+            atomic_fetch_add(&failures, 1);                                                    \
+        }                                                                                      \
+    } while (0)
+
+/* A step: all of it becomes `value`. */
+static void train(struct trainer *t, uint64_t value)
+{
+    for (size_t i = 0; i < COUNT; i++)
+        t->w[i] = (float)value;
+    t->own = value * 3;
+}
+
+static cddp_status save(struct trainer *t, const char *dir, uint64_t step)
+{
+    const cddp_checkpoint_options opt = {.size = sizeof opt, .keep = 3, .background = 1};
+    cddp_status st;
+
+    (void)snprintf(t->name, sizeof t->name, "w");
+    st = cddp_checkpoint_save(t->comm, dir, step,
+                              (const cddp_checkpoint_item[]){
+                                  {.name = t->name, .data = t->w, .bytes = sizeof t->w},
+                                  {.name = "own", .data = &t->own, .bytes = sizeof t->own, .flags = CDDP_ITEM_PER_RANK},
+                              },
+                              2, &opt);
+    (void)snprintf(t->name, sizeof t->name, "gone");
+    return st;
+}
+
+static void load(struct trainer *t, uint64_t step)
+{
+    cddp_checkpoint_item items[] = {
+        {.name = "own", .data = &t->own, .bytes = sizeof t->own, .flags = CDDP_ITEM_PER_RANK},
+        {.name = "w", .data = t->w, .bytes = sizeof t->w},
+    };
+    cddp_checkpoint_info info;
+
+    train(t, 0);
+    CHECK(cddp_checkpoint_load(t->comm, t->dir, items, 2, &info) == CDDP_OK && info.step == step &&
+          info.n_damaged == 0);
+    CHECK(t->own == step * 3);
+    for (size_t i = 0; i < COUNT; i++)
+        if (t->w[i] != (float)step) {
+            CHECK(!"an element is of another step");
+            return;
+        }
+}
+
+static void *run(void *arg)
+{
+    struct trainer *t = arg;
+
+    for (uint64_t round = 1; round <= ROUNDS; round++) {
+        train(t, round);
+        CHECK(save(t, t->dir, round) == CDDP_OK);
+        train(t, 1000 + round); /* while it is written */
+        if (round % 5 == 0)
+            load(t, round);
+        if (round % 7 == 0)
+            CHECK(cddp_checkpoint_wait(t->comm) == CDDP_OK);
+        if (round % 9 == 0) {
+            CHECK(save(t, t->nowhere, round) == CDDP_OK);
+            CHECK((round % 2 == 0 ? cddp_checkpoint_wait(t->comm) : save(t, t->dir, round)) == CDDP_E_SYSTEM);
+        }
+    }
+    train(t, ROUNDS + 1);
+    CHECK(save(t, t->dir, ROUNDS + 1) == CDDP_OK);
+    return NULL;
+}
+
+static void remove_dir(const char *dir)
+{
+    char command[200];
+
+    (void)snprintf(command, sizeof command, "rm -rf '%s'", dir);
+    CHECK(system(command) == 0);
+}
+
+int main(void)
+{
+    static struct trainer trainers[THREADS];
+    char base[] = "/tmp/cddp-test-XXXXXX";
+    cddp_comm *comm;
+
+    if (mkdtemp(base) == NULL || cddp_init(&comm, NULL) != CDDP_OK) {
+        fprintf(stderr, "no directory, or %s\n", cddp_last_error());
+        return 1;
+    }
+    for (int i = 0; i < THREADS; i++) {
+        struct trainer *t = &trainers[i];
+
+        (void)snprintf(t->dir, sizeof t->dir, "%s/%d", base, i);
+        (void)snprintf(t->nowhere, sizeof t->nowhere, "%s/not/there", t->dir);
+        CHECK(cddp_comm_split(&t->comm, comm, 0, 0) == CDDP_OK);
+    }
+    for (int i = 0; i < THREADS && failures == 0; i++)
+        CHECK(pthread_create(&trainers[i].thread, NULL, run, &trainers[i]) == 0);
+    for (int i = 0; i < THREADS; i++) {
+        struct trainer *t = &trainers[i];
+
+        CHECK(pthread_join(t->thread, NULL) == 0);
+        CHECK(cddp_finalize(t->comm) == CDDP_OK); /* which waits for the last save */
+        CHECK(cddp_comm_split(&t->comm, comm, 0, 0) == CDDP_OK);
+        load(t, ROUNDS + 1);
+        CHECK(cddp_finalize(t->comm) == CDDP_OK);
+    }
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    remove_dir(base);
+    return failures != 0;
+}
