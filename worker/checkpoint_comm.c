@@ -274,19 +274,25 @@ static cddp_status wait_for_save(cddp_comm *comm, struct cdi_error *err)
 
 /* --------------------------------------------------------------------------------------------------- loading ---- */
 
-/* Read into rank 0's list, and what is on a device from there. present: of each in the list, is it in the file? */
-static cddp_status read_list(struct cdi_save *s, cddp_comm *comm, const char *dir, const cddp_checkpoint_item *items,
-                             size_t n_items, uint8_t **present, cddp_checkpoint_info *info, struct cdi_error *err)
+/*
+ * Read `alone`, and behind it rank 0's list, and what is on a device from there. All of it is in one whole file, or
+ * nothing is changed. present: of each, is it there?
+ */
+static cddp_status read_list(struct cdi_save *s, cddp_comm *comm, const char *dir, const cddp_checkpoint_item *alone,
+                             size_t n_alone, const cddp_checkpoint_item *items, size_t n_items, uint8_t **present,
+                             cddp_checkpoint_info *info, struct cdi_error *err)
 {
+    CDI_AUTOFREE cddp_checkpoint_item *all = NULL;
     size_t k = 0;
-    cddp_status st = expand(s, comm, items, n_items, false, err);
+    cddp_status st = n_items > 0 ? expand(s, comm, items, n_items, false, err) : CDDP_OK;
 
     if (st != CDDP_OK)
         return st;
-    *present = calloc(s->n_items + 1, 1);
-    if (*present == NULL)
+    *present = calloc(n_alone + s->n_items + 1, 1);
+    all = cdi_checkpoint_join(alone, n_alone, s->items, s->n_items);
+    if (*present == NULL || all == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory");
-    st = cdi_checkpoint_read(dir, s->items, s->n_items, *present, info, err);
+    st = cdi_checkpoint_read(dir, all, n_alone + s->n_items, *present, info, err);
     for (size_t i = 0; i < n_items && st == CDDP_OK; i++) {
         if (!is_own(&items[i]) && s->items[k].data != items[i].data)
             st = copy(comm, items[i].data, s->items[k].data, items[i].bytes, err);
@@ -333,24 +339,14 @@ static cddp_status give_all(cddp_comm *comm, const struct cdi_save *s, const uin
     return st;
 }
 
-/* What rank 0 reads for itself. The file is whole, and has all of it, or nothing is changed. */
-static cddp_status read_alone(const char *dir, const cddp_checkpoint_item *alone, size_t n_alone,
-                              cddp_checkpoint_info *info, struct cdi_error *err)
-{
-    CDI_AUTOFREE uint8_t *present = calloc(n_alone + 1, 1);
-
-    if (present == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory");
-    return cdi_checkpoint_read(dir, alone, n_alone, present, info, err);
-}
-
 cddp_status cdi_checkpoint_peek(cddp_comm *comm, const char *dir, const cddp_checkpoint_item *item,
                                 struct cdi_error *err)
 {
     cddp_checkpoint_info info;
+    uint8_t present;
     cddp_status st = cdi_saver_wait(*cdi_comm_saver(comm), err);
 
-    return st == CDDP_OK ? read_alone(dir, item, 1, &info, err) : st;
+    return st == CDDP_OK ? cdi_checkpoint_read(dir, item, 1, &present, &info, err) : st;
 }
 
 cddp_status cdi_checkpoint_move(cddp_comm *comm, enum cdi_op_kind kind, void *at, size_t bytes, int peer,
@@ -384,14 +380,12 @@ cddp_status cdi_checkpoint_load(cddp_comm *comm, const char *dir, const cddp_che
         return err->status;
     if (cddp_rank(comm) == 0) {
         v.status = cdi_saver_wait(*cdi_comm_saver(comm), err);
-        if (v.status == CDDP_OK && n_alone > 0)
-            v.status = read_alone(dir, alone, n_alone, &v.info, err);
-        if (v.status == CDDP_OK && n_items > 0)
-            v.status = read_list(&s, comm, dir, items, n_items, &present, &v.info, err);
+        if (v.status == CDDP_OK)
+            v.status = read_list(&s, comm, dir, alone, n_alone, items, n_items, &present, &v.info, err);
     }
     st = share(comm, &v, err);
     if (st == CDDP_OK)
-        st = give_all(comm, &s, present, items, n_items, err);
+        st = give_all(comm, &s, present == NULL ? NULL : present + n_alone, items, n_items, err);
     cdi_save_release(&s);
     if (st == CDDP_OK && info != NULL)
         *info = v.info;

@@ -5,6 +5,7 @@
  * read them. Its items have PyTorch's names.
  */
 #include "common/cleanup.h"
+#include "common/crc64.h"
 #include "worker/checkpoint.h"
 #include "worker/optim.h"
 
@@ -20,7 +21,8 @@ struct whole {
     size_t bytes[ARRAYS];
     uint8_t *share;  /* room for one rank's share of an array */
     uint64_t *steps; /* a copy: where a load fails on the user's items, those of the optimizer stay */
-    cddp_checkpoint_item items[ARRAYS + 1];
+    uint64_t params; /* a hash of what the state is of */
+    cddp_checkpoint_item items[ARRAYS + 2];
     size_t n_items;
 };
 
@@ -61,6 +63,40 @@ static void whole_release(struct whole *w)
     free(w->steps);
 }
 
+/* Of parameters in another order, or of other sizes, the arrays would be taken apart at the wrong places. */
+static uint64_t hash_params(const cddp_ddp *d)
+{
+    uint64_t hash = 0;
+
+    for (size_t i = 0; i < d->n_params; i++) {
+        const uint64_t of[] = {d->params[i].count, (uint64_t)d->params[i].dtype};
+
+        hash = cdi_crc64(hash, d->params[i].name, strlen(d->params[i].name) + 1);
+        hash = cdi_crc64(hash, of, sizeof of);
+    }
+    return hash;
+}
+
+static cddp_checkpoint_item params_item(uint64_t *hash)
+{
+    return (cddp_checkpoint_item){.name = "optim.params", .data = hash, .bytes = sizeof *hash};
+}
+
+/* Rank 0: is the newest checkpoint's state of these parameters? */
+static cddp_status check_params(const cddp_ddp *d, const char *dir, struct cdi_error *err)
+{
+    uint64_t saved = 0;
+    const cddp_checkpoint_item item = params_item(&saved);
+    cddp_status st = cdi_checkpoint_peek(d->comm, dir, &item, err);
+
+    if (st != CDDP_OK || saved == hash_params(d))
+        return st;
+    return cdi_fail(err, CDDP_E_MISMATCH,
+                    "the state of the optimizer in '%.200s' is of parameters of other names, sizes or types, or in "
+                    "another order, than this reducer's; cddp_checkpoint_load loads items without it",
+                    dir);
+}
+
 static cddp_status whole_init(struct whole *w, cddp_optim *o, struct cdi_error *err)
 {
     const cddp_ddp *d = o->ddp;
@@ -70,6 +106,8 @@ static cddp_status whole_init(struct whole *w, cddp_optim *o, struct cdi_error *
     if (w->steps == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "rank 0 has no memory for the steps of %zu parameters", d->n_params);
     memcpy(w->steps, o->steps, d->n_params * sizeof *w->steps);
+    w->params = hash_params(d);
+    w->items[w->n_items++] = params_item(&w->params);
     w->items[w->n_items++] =
         (cddp_checkpoint_item){.name = "optim.steps", .data = w->steps, .bytes = d->n_params * sizeof *w->steps};
     for (int k = 0; k < ARRAYS; k++) {
@@ -207,6 +245,10 @@ static cddp_status load(cddp_optim *o, const char *dir, const cddp_checkpoint_it
     struct whole w = {0};
     cddp_status st = begin(o, &w, &shards, err);
 
+    if (st == CDDP_OK) {
+        st = cdi_comm_world(d->comm)->rank == 0 ? check_params(d, dir, err) : CDDP_OK;
+        st = cdi_checkpoint_share(d->comm, st, err);
+    }
     if (st == CDDP_OK)
         st = cdi_checkpoint_load(d->comm, dir, w.items, w.n_items, items, n_items, info, err);
     if (st == CDDP_OK && w.steps != NULL)

@@ -885,11 +885,12 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_load(cddp_comm *comm, const 
  * state is whole: it may have been saved by a world of one size and be loaded by one of another, in which each rank
  * gets its new share. Rank 0 holds all of the state while it saves or loads, the others nothing more than their own.
  * Between two steps, one thread. n_items may be 0. The optimizer's items are named "optim....", as PyTorch names them:
- * exp_avg, exp_avg_sq, momentum_buffer; steps; master, the float32 copies of parameters of 16 bits. The learning rate
- * is not among them.
+ * exp_avg, exp_avg_sq, momentum_buffer; steps; master, the float32 copies of parameters of 16 bits; params, by which
+ * they are known. Learning rate and other options are not among them: those of cddp_optim_create count.
  *
  * Returns what cddp_checkpoint_save and cddp_checkpoint_load return, and CDDP_E_STATE (in the middle of a step).
- * CDDP_E_MISMATCH is also a checkpoint of another kind of optimizer (those of Adam and AdamW are alike).
+ * CDDP_E_MISMATCH is also a checkpoint of another kind of optimizer (those of Adam and AdamW are alike), of parameters
+ * of other names, sizes or types or in another order, or without an optimizer's state.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_optim_save(cddp_optim *optim, const char *dir, uint64_t step,
                                                     const cddp_checkpoint_item *items, size_t n_items,

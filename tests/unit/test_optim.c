@@ -590,6 +590,31 @@ Test(optim, what_one_world_saved_is_divided_anew_in_another)
     }
 }
 
+/* As many elements, in another order: nothing is changed, and not the user's items either. */
+static int load_swapped(cddp_comm *comm)
+{
+    float w[2] = {1, 2};
+    cddp_param p[2] = {{.name = "first", .data = &w[0], .count = 1, .dtype = CDDP_FLOAT32},
+                       {.name = "second", .data = &w[1], .count = 1, .dtype = CDDP_FLOAT32}},
+               swapped[2] = {p[1], p[0]};
+    const cddp_checkpoint_item item = {.name = "w", .data = w, .bytes = sizeof w};
+    cddp_optim *optim;
+    cddp_ddp *ddp;
+
+    CHECK(cddp_ddp_create(&ddp, comm, p, 2, NULL) == CDDP_OK && cddp_optim_create(&optim, ddp, &now.opt) == CDDP_OK);
+    CHECK(cddp_optim_save(optim, scratch, 5, &item, 1, NULL) == CDDP_OK);
+    cddp_optim_destroy(optim);
+    cddp_ddp_destroy(ddp);
+    w[0] = 7;
+    CHECK(cddp_ddp_create(&ddp, comm, swapped, 2, NULL) == CDDP_OK);
+    CHECK(cddp_optim_create(&optim, ddp, &now.opt) == CDDP_OK);
+    CHECK(cddp_optim_load(optim, scratch, &item, 1, NULL) == CDDP_E_MISMATCH && w[0] == 7);
+    CHECK(strstr(cddp_last_error(), "or in another order") != NULL);
+    cddp_optim_destroy(optim);
+    cddp_ddp_destroy(ddp);
+    return 0;
+}
+
 static int load_other(int rank)
 {
     cddp_optim_options sgd = {.size = sizeof sgd, .kind = CDDP_SGD, .lr = 1, .momentum = 0.5};
@@ -612,6 +637,9 @@ static int load_other(int rank)
     CHECK(cddp_optim_create(&optim, m.ddp, &sgd) == CDDP_OK);
     CHECK(cddp_optim_load(optim, scratch, NULL, 0, NULL) == CDDP_E_MISMATCH);
     CHECK(strstr(cddp_last_error(), "optim.momentum_buffer") != NULL);
+    cddp_optim_destroy(optim);
+    CHECK(load_swapped(comm) == 0);
+    CHECK(cddp_optim_create(&optim, m.ddp, &sgd) == CDDP_OK);
     /* Where rank 0 cannot write, all ranks are told. */
     CHECK(cddp_optim_save(optim, "/proc/nowhere/at/all", 2, NULL, 0, NULL) == CDDP_E_SYSTEM);
     CHECK(cddp_ddp_grad_ready(m.ddp, 4) == CDDP_OK);
