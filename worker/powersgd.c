@@ -157,7 +157,7 @@ static cddp_status create(struct cdi_powersgd **out, const cddp_ddp *d, const cd
     s->n = d->plan.n;
     cdi_mt19937_seed(&s->seeds, opt->seed);
     s->packets = calloc(s->n, sizeof *s->packets);
-    s->of_param = calloc(d->n_params, sizeof *s->of_param);
+    s->of_param = calloc(d->n_params, sizeof(void *));
     if (s->packets == NULL || s->of_param == NULL)
         st = cdi_fail(err, CDDP_E_NOMEM, "no memory for PowerSGD's list of %zu gradients", d->n_params);
     for (size_t b = 0; b < s->n && st == CDDP_OK; b++)
