@@ -145,8 +145,7 @@ CDDP_API int cddp_restart_count(const cddp_comm *comm);
 /*
  * Has cddprun asked this worker to stop (1), so that the program may save its state and leave? It is asked by SIGTERM
  * (or the signal that ends the job) as well: a program that wants to look here instead ignores that signal. It has
- * until
- * --shutdown_timeout. 0 without cddprun. Any thread; cheap.
+ * --shutdown_timeout to leave. 0 without cddprun. Any thread; cheap.
  */
 CDDP_API int cddp_stop_wanted(const cddp_comm *comm);
 
