@@ -187,7 +187,8 @@ void conn_close(struct conn *c, enum cdi_log_level level, const char *why)
     cdi_list_remove(&c->dirty);
     cdi_list_remove(&c->due);
     cdi_list_remove(&c->busy);
-    uv_close((uv_handle_t *)&c->tcp, on_closed);
+    c->home->n_visitor_files -= c->visit != CONN_STAYS;
+    uv_close((uv_handle_t *)&c->tcp, on_closed); /* which closes the descriptor now */
 }
 
 /* The network or the other side's kernel ended it: its agent may come back. */
@@ -847,6 +848,7 @@ cddp_status conn_open(struct conn_home *home, int fd, const struct sockaddr_stor
     cdi_list_push_back(&home->conns, &c->link);
     home->n_open++;
     home->n_visitors += visit != CONN_STAYS;
+    home->n_visitor_files += visit != CONN_STAYS;
     home->n_accepted++;
     if (uv_tcp_open(&c->tcp, fd) != 0) {
         (void)close(fd);

@@ -97,6 +97,7 @@ struct conn_home {
     struct nodes nodes;               /* from where those in CONN_CONTROL come */
     size_t n_open;                    /* until their close callback */
     size_t n_visitors;                /* of them */
+    size_t n_visitor_files;           /* of those the ones whose descriptor is not closed yet */
     size_t max_connections;           /* without the visitors; SIZE_MAX: as many as there are descriptors */
     const char *max_flag;             /* what sets that, for sentences */
     size_t buffered, max_buffered;    /* bytes of all connections' buffers */

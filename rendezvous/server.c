@@ -193,7 +193,7 @@ static void close_timer_if_idle(struct rdzv_server *s)
 /* A visitor's descriptor goes back to where it came from. */
 static void fill_reserve(struct rdzv_server *s)
 {
-    while (s->n_reserve + s->home.n_visitors < VISITORS_MAX) {
+    while (s->n_reserve + s->home.n_visitor_files < VISITORS_MAX) {
         int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 
         if (fd < 0)
@@ -363,6 +363,7 @@ static void on_connection(uv_poll_t *poll, int status, int events)
 
     (void)status;
     (void)events;
+    fill_reserve(s); /* a visitor that left just now has freed a descriptor, which is no newcomer's */
     for (int i = 0; i < ACCEPT_AT_ONCE; i++) {
         int why = accept_one(s, l);
 

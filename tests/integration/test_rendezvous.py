@@ -105,7 +105,7 @@ def test_ranks_that_there_is_no_room_for_say_so_at_once(cddprun):
                     assert job.finish() == 1
                     assert says in job.err and time.monotonic() - began < launch.within(10), job.err
                 assert daemon.end() == 0
-                assert daemon.err.count(says[27:]) > 3, daemon.err
+                assert says[27:] in daemon.err, daemon.err
         # Where cddprun hosts, the same limits are keys of --rdzv_conf.
         with Job(cddprun, '--standalone', '--nproc_per_node=8', '--rdzv_conf=max_connections=4', hello) as job:
             assert job.finish() == 1 and 'as many as --rdzv_conf=max_connections allows; raise it' in job.err, job.err
