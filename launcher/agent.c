@@ -8,6 +8,7 @@
 #include "launcher/report.h"
 #include "launcher/signame.h"
 #include "launcher/supervise.h"
+#include "launcher/where.h"
 #include "rendezvous/server.h"
 
 #include <cddp/version.h>
@@ -267,13 +268,15 @@ static void say_failure(struct agent *a)
 
 static void say_why(struct agent *a)
 {
-    char text[128], name[32];
+    char text[128 + WHERE_TEXT], name[32];
 
     if (a->sup.first.kind != CDI_END_NONE) {
         say_failure(a);
     } else if (a->sup.signal != 0) {
-        (void)snprintf(text, sizeof text, "ended by signal %d (%s)", a->sup.signal,
-                       signame(a->sup.signal, name, sizeof name));
+        const char *where = a->crew != NULL ? crew_where(a->crew) : "";
+
+        (void)snprintf(text, sizeof text, "ended by signal %d (%s)%s%s", a->sup.signal,
+                       signame(a->sup.signal, name, sizeof name), *where != '\0' ? "\n    " REPORT_WHERE : "", where);
         say(a, text);
     }
     if (a->sup.given_up || (a->sup.first.kind == CDI_END_NONE && a->sup.signal == 0 && a->sup.text[0] != '\0' &&

@@ -4,10 +4,12 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/log.h"
+#include "launcher/where.h"
 
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -25,6 +27,8 @@ struct crew {
     struct cdi_error why;     /* of the first of them */
     bool destroyed;
     bool failed; /* the first failure has been told of */
+    bool looked; /* where the ranks were */
+    char where[WHERE_TEXT];
     char error_file[PATH_MAX];
     struct worker workers[];
 };
@@ -141,6 +145,33 @@ static void fill_end(const struct crew *c, const struct worker *w, struct cdi_fa
     report_sentence(f, f->text, sizeof f->text);
 }
 
+/* Once in a round, before anybody is told to end: from then on the ranks are not where they hung. */
+static void look_where(struct crew *c)
+{
+    struct where_rank *ranks;
+    size_t n = 0;
+
+    if (c->looked)
+        return;
+    c->looked = true;
+    ranks = calloc(c->n, sizeof *ranks);
+    if (ranks == NULL)
+        return;
+    for (uint32_t i = 0; i < c->n; i++) {
+        if (c->workers[i].flight == NULL)
+            continue;
+        ranks[n].rank = c->workers[i].rank;
+        cdi_flight_read(c->workers[i].flight, &ranks[n++].view);
+    }
+    where_text(ranks, n, cdi_now_coarse_ns(), c->where, sizeof c->where);
+    free(ranks);
+}
+
+const char *crew_where(const struct crew *c)
+{
+    return c->where;
+}
+
 /* Behind the sentence of the first failure: what the worker itself has said, which other nodes show too. */
 static void add_details(struct crew *c, struct worker *w, struct cdi_failure *f)
 {
@@ -169,6 +200,7 @@ static void tell_exit(struct crew *c, struct worker *w)
 
     fill_end(c, w, &end);
     if (!c->failed && (end.kind == CDI_END_SIGNAL || (end.kind == CDI_END_EXIT && end.code != 0))) {
+        look_where(c);
         add_details(c, w, &end);
         c->failed = true;
     }
@@ -256,6 +288,7 @@ void crew_kill(struct crew *c, int signal)
 
 void crew_end(struct crew *c, int signal)
 {
+    look_where(c);
     for (uint32_t i = 0; i < c->n; i++) {
         if (c->workers[i].flight != NULL)
             cdi_flight_tell_stop_wanted(c->workers[i].flight);
@@ -266,6 +299,7 @@ void crew_end(struct crew *c, int signal)
 
 void crew_tell_death(struct crew *c, int rank, const char *sentence)
 {
+    look_where(c);
     for (uint32_t i = 0; i < c->n; i++)
         if (c->workers[i].flight != NULL && c->workers[i].rank != rank)
             cdi_flight_tell_death(c->workers[i].flight, rank, sentence);
@@ -273,6 +307,7 @@ void crew_tell_death(struct crew *c, int rank, const char *sentence)
 
 void crew_tell_over(struct crew *c)
 {
+    look_where(c);
     for (uint32_t i = 0; i < c->n; i++)
         if (c->workers[i].flight != NULL)
             cdi_flight_tell_round_over(c->workers[i].flight);
@@ -331,6 +366,7 @@ void crew_describe(struct crew *c, struct report *r)
     const struct worker *w = i >= 0 && (uint32_t)i < c->n ? &c->workers[i] : NULL;
 
     r->program = c->opt.plan->command[0];
+    r->where = c->where;
     r->after_ms = -1;
     r->elsewhere = w == NULL;
     r->n_other_failures = describe_others(c, w, r->others);

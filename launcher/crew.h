@@ -46,6 +46,8 @@ bool crew_has_output(const struct crew *c);
 bool crew_waits_for_room(const struct crew *c);
 /* SIGCHLD came: reap the dead, orphans too, and tell of workers by exited(). */
 void crew_on_child(struct crew *c);
+/* Where its ranks were when the first of them failed, or all of them were to end (where.h); "": not known. */
+const char *crew_where(const struct crew *c);
 /* Fill what is known here of r->first's worker, and of the others. The strings are the crew's. */
 void crew_describe(struct crew *c, struct report *r);
 /* Close everything and free c, later, from the loop. No event follows. NULL-safe. */

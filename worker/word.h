@@ -7,8 +7,8 @@
 #ifndef CDI_WORD_H
 #define CDI_WORD_H
 
+#include "common/rank_list.h"
 #include "worker/backend.h"
-#include "worker/rank_list.h"
 
 #define CDI_WORD_PREFIX_MAX 48
 

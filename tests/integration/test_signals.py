@@ -49,6 +49,7 @@ def test_a_worker_can_ask_whether_it_is_to_stop(cddprun):
         job.process.send_signal(signal.SIGTERM)
         assert job.finish() == 143, job.err
         assert sorted(job.out.splitlines()) == ['[0] asked to stop', '[1] asked to stop'], job.out
+        assert re.search(r'ended by signal 15 \(SIGTERM\)\n    at that moment: rank', job.err), job.err
 
 
 def test_ctrl_c_to_the_whole_foreground_group_counts_once(cddprun):

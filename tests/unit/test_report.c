@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
 #include "launcher/report.h"
+#include "launcher/where.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -121,7 +122,8 @@ Test(report, the_whole_report_fits_on_a_screen_and_names_everything)
         .restart_count = 1,
         .max_restarts = 1,
         .others = {{.rank = 4, .code = 1, .later_ms = 12}, {.rank = 5, .signal = SIGABRT, .later_ms = -1}},
-        .n_other_failures = 2};
+        .n_other_failures = 2,
+        .where = "rank 2 after barrier #7; ranks 3, 4, 5 in all_reduce #8"};
 
     (void)setenv("TZ", "UTC", 1);
     r.first.time_ms = 1795222662000;
@@ -135,7 +137,8 @@ Test(report, the_whole_report_fits_on_a_screen_and_names_everything)
                      "    | NaN in layer 3\n"
                      "    rank 4: exited with status 1, 0.012 s later\n"
                      "    rank 5: killed by signal 6 (SIGABRT)\n"
-                     "    this node's other 3 workers: 2 were stopped or failed after it, 1 ended well\n");
+                     "    this node's other 3 workers: 2 were stopped or failed after it, 1 ended well\n"
+                     "    at that moment: rank 2 after barrier #7; ranks 3, 4, 5 in all_reduce #8\n");
 }
 
 Test(report, details_stay_within_the_sentences_field_and_keep_the_newest_lines)
@@ -176,13 +179,14 @@ static unsigned rows(const char *text)
 
 Test(report, the_longest_report_fits_on_a_terminal_of_24_rows)
 {
-    static char endless[601], lines[10][400];
+    static char endless[601], lines[10][400], where[WHERE_TEXT];
     const char *const messages[] = {"short", "1\\n2\\n3\\n4\\n5\\n6\\n7\\n8\\n9\\n10", endless};
     char path[] = "/tmp/cdi-report-XXXXXX";
     const char *tail[10], *text;
     int fd = mkstemp(path);
 
     memset(endless, 'm', sizeof endless - 1);
+    memset(where, 'w', sizeof where - 1);
     for (size_t m = 0; m < sizeof messages / sizeof messages[0]; m++) {
         cr_assert_eq(ftruncate(fd, 0), 0);
         cr_assert_eq(lseek(fd, 0, SEEK_SET), 0);
@@ -196,7 +200,8 @@ Test(report, the_longest_report_fits_on_a_terminal_of_24_rows)
                                .n_others = 4095,
                                .n_ended_after = 4000,
                                .n_ended_well = 95,
-                               .n_other_failures = 4000};
+                               .n_other_failures = 4000,
+                               .where = m > 0 ? where : "rank 2 after barrier #7; ranks 0, 1, 3 in all_reduce #8"};
 
             for (int i = 0; i < 10; i++) {
                 memset(lines[i], 'a' + i, len);

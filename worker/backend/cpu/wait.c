@@ -3,7 +3,7 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
-#include "worker/rank_list.h"
+#include "common/rank_list.h"
 
 #include <errno.h>
 #include <fcntl.h>

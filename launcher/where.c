@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launcher/where.h"
+
+#include "common/rank_list.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#define GROUPS_SHOWN 4
+#define SECOND_NS 1000000000
+
+static bool is_inside(const struct cdi_flight_view *v)
+{
+    return v->oldest_unfinished.seq != 0;
+}
+
+/* What a rank is in, else what it has done last; seq 0: nothing yet. */
+static const struct cdi_flight_entry *at(const struct cdi_flight_view *v)
+{
+    return is_inside(v) ? &v->oldest_unfinished : &v->last;
+}
+
+static int order(uint64_t a, uint64_t b)
+{
+    return (a > b) - (a < b);
+}
+
+/* Who has come less far; 0: both are at the same place. */
+static int compare_places(const struct cdi_flight_view *a, const struct cdi_flight_view *b)
+{
+    const struct cdi_flight_entry *x = at(a), *y = at(b);
+    int by = order(x->seq, y->seq);
+
+    if (by == 0)
+        by = order(is_inside(b), is_inside(a)); /* in it comes before after it */
+    if (by == 0)
+        by = order(a->step, b->step);
+    if (by == 0)
+        by = order(x->op, y->op);
+    return by != 0 ? by : order((uint32_t)x->bucket, (uint32_t)y->bucket);
+}
+
+static int compare_ranks(const void *p, const void *q)
+{
+    const struct where_rank *a = p, *b = q;
+    int by = order(a->view.claimed_pid == 0, b->view.claimed_pid == 0); /* behind those that use libcddp */
+
+    if (by == 0)
+        by = compare_places(&a->view, &b->view);
+    return by != 0 ? by : (a->rank > b->rank) - (a->rank < b->rank);
+}
+
+static size_t add_place(const struct cdi_flight_view *v, char *buf, size_t cap)
+{
+    const struct cdi_flight_entry *e = at(v);
+    char bucket[32] = "", step[40] = "";
+
+    if (e->seq == 0)
+        return (size_t)snprintf(buf, cap, " before the first collective");
+    if (e->bucket >= 0)
+        (void)snprintf(bucket, sizeof bucket, "bucket %d", e->bucket);
+    if (e->bucket >= 0 || v->step > 0)
+        (void)snprintf(step, sizeof step, "%sstep %" PRIu64, *bucket != '\0' ? ", " : "", v->step + 1);
+    return (size_t)snprintf(buf, cap, " %s %s #%" PRIu64 "%s%s%s%s", is_inside(v) ? "in" : "after",
+                            cdi_flight_op_name(e->op), e->seq, *step != '\0' ? " (" : "", bucket, step,
+                            *step != '\0' ? ")" : "");
+}
+
+/* For how long, where it is long enough to matter: the shortest of the group, so that it is true of all. */
+static size_t add_time(const struct where_rank *v, size_t n, int64_t now_ns, char *buf, size_t cap)
+{
+    int64_t shortest = INT64_MAX;
+
+    for (size_t i = 0; i < n; i++) {
+        const struct cdi_flight_entry *e = at(&v[i].view);
+        int64_t since = !is_inside(&v[i].view) ? e->done_ns : e->started_ns != 0 ? e->started_ns : e->enqueued_ns;
+
+        if (since > 0 && since <= now_ns && now_ns - since < shortest)
+            shortest = now_ns - since;
+    }
+    if (shortest == INT64_MAX || shortest < SECOND_NS)
+        return 0;
+    return (size_t)snprintf(buf, cap, is_inside(&v->view) ? ", for %lld s" : ", %lld s ago",
+                            (long long)(shortest / SECOND_NS));
+}
+
+void where_text(struct where_rank *v, size_t n, int64_t now_ns, char *buf, size_t cap)
+{
+    size_t used = 0, groups = 0;
+
+    buf[0] = '\0';
+    qsort(v, n, sizeof *v, compare_ranks);
+    while (n > 0 && v[n - 1].view.claimed_pid == 0)
+        n--;
+    for (size_t i = 0, end; i < n && used < cap; i = end) {
+        struct cdi_rank_list ranks = {0};
+
+        for (end = i; end < n && compare_places(&v[i].view, &v[end].view) == 0; end++)
+            cdi_rank_list_add(&ranks, v[end].rank);
+        if (++groups > GROUPS_SHOWN) {
+            (void)snprintf(buf + used, cap - used, "; %zu more elsewhere", n - i);
+            return;
+        }
+        used += (size_t)snprintf(buf + used, cap - used, "%srank%s %s", groups > 1 ? "; " : "", ranks.n > 1 ? "s" : "",
+                                 ranks.text);
+        if (used < cap)
+            used += add_place(&v[i].view, buf + used, cap - used);
+        if (used < cap)
+            used += add_time(&v[i], end - i, now_ns, buf + used, cap - used);
+    }
+}

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Where the ranks of a node are, from their flight pages, in a line for people: who is in which collective, and who has
+ * not come to it. That is what tells a rank that hangs from those that wait for it. Pure.
+ */
+#ifndef WHERE_H
+#define WHERE_H
+
+#include "protocol/flight.h"
+
+#define WHERE_TEXT 256 /* bytes, NUL included; what does not fit is cut */
+
+struct where_rank {
+    int32_t rank;
+    struct cdi_flight_view view;
+};
+
+/*
+ * "rank 2 after broadcast #811 (step 39), 12 s ago; ranks 0, 1, 3 in all_reduce #812 (bucket 3, step 40), for 12 s":
+ * who has come least far is first. A number counts the collectives of that rank, and a step those of its reducer that
+ * it has begun. Ranks that do not use libcddp are left out; "" if there are no others. v is sorted. now_ns: as in the
+ * views, cdi_now_coarse_ns().
+ */
+void where_text(struct where_rank *v, size_t n, int64_t now_ns, char *buf, size_t cap);
+
+#endif
