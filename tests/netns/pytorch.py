@@ -18,6 +18,7 @@ PORT = 29400
 PROGRAM = os.path.join(hosts.HERE, '..', 'peer', 'ddp_train.py')
 DONE = re.compile(r'rank (\d+) done loss (\S+) restart (\d+) port (\d+)')
 TEARDOWN = 'terminate called without an active exception'  # PyTorch's own, after all is done: see peer/check_ddp.py
+ABORTED = 134, 139
 
 
 def train(cddprun, *flags, tries=5, **env):
@@ -34,7 +35,7 @@ def train(cddprun, *flags, tries=5, **env):
                     shutil.rmtree(os.path.join(job.tmp, name))
         out, err = ''.join(job.out for job in jobs), ''.join(job.err for job in jobs)
     ranks = {int(m[1]): m for m in DONE.finditer(out)}
-    if status == [134, 134] and TEARDOWN in err and len(ranks) == 2 and tries > 1:
+    if status[0] == status[1] and status[0] in ABORTED and TEARDOWN in err and len(ranks) == 2 and tries > 1:
         return train(cddprun, *flags, tries=tries - 1, **env)
     return status, ranks, err
 

@@ -15,8 +15,9 @@ DONE = re.compile(r"rank (\d+) done loss (\S+) restart (\d+) port (\d+)")
 
 
 # PyTorch's own: a rank that has done all its work and left its process group aborts now and then while Python ends. Seen
-# under torchrun as well (exitcode -6), on a busy machine.
+# under torchrun as well (exitcode -6), on a busy machine. Sometimes what it does on abort faults (139), too.
 TEARDOWN = "terminate called without an active exception"
+ABORTED = 134, 139
 
 
 def run(cddprun, python, flags, env=None, tries=5):
@@ -24,7 +25,7 @@ def run(cddprun, python, flags, env=None, tries=5):
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, stdin=subprocess.DEVNULL,
                           env={**os.environ, **(env or {})})
     ranks = {int(m[1]): m for m in DONE.finditer(done.stdout)}
-    if done.returncode == 134 and TEARDOWN in done.stderr and len(ranks) == 2 and tries > 1:
+    if done.returncode in ABORTED and TEARDOWN in done.stderr and len(ranks) == 2 and tries > 1:
         print(f"once more: both ranks were done, then PyTorch's teardown aborted ({TEARDOWN})")
         return run(cddprun, python, flags, env, tries - 1)
     return done, ranks
