@@ -149,6 +149,7 @@ static cddp_status serve(uv_loop_t *loop, const struct daemon_options *o, const 
 
     if (st == CDDP_OK)
         st = watch_signals(loop, err);
+    (void)signal(SIGPIPE, SIG_IGN); /* a client that goes while it is answered is its own loss */
     if (st == CDDP_OK) {
         if (secret == NULL)
             cdi_log(CDI_LOG_WARN, "RDZV-OPEN",

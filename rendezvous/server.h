@@ -49,7 +49,8 @@ struct rdzv_server_options {
 };
 
 /*
- * Bind, listen, and serve until rdzv_server_close(). *out is written on success only; `loop` must outlive it.
+ * Bind, listen, and serve until rdzv_server_close(). *out is written on success only; `loop` must outlive it. The
+ * program has to ignore SIGPIPE: libuv does not, and a client may go while it is answered.
  * CDDP_E_NOT_FOUND (host does not resolve), CDDP_E_EXISTS (the port is in use: the sentence says so and what to do),
  * CDDP_E_SYSTEM, CDDP_E_INVALID, CDDP_E_NOMEM.
  */

@@ -11,6 +11,7 @@ import socket
 import struct
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 
@@ -54,6 +55,26 @@ def test_two_jobs_of_two_nodes_meet_side_by_side(cddprun):
             assert len(its) == 1, lines
             ports |= its
         assert len(ports) == 2 and str(daemon.port) not in ports, ports
+        assert daemon.end() == 0, daemon.err
+
+
+def test_clients_that_go_while_they_are_answered_cost_nobody_anything(cddprun):
+    def come_and_go(port):
+        for i in range(600):
+            with contextlib.suppress(OSError), socket.create_connection(('127.0.0.1', port)) as s:
+                if i % 2:
+                    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))  # closes by a reset
+                for _ in range(3):
+                    s.sendall(b'GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n')
+                if i % 3 == 0:
+                    s.shutdown(socket.SHUT_WR)
+    with Daemon() as daemon:
+        threads = [threading.Thread(target=come_and_go, args=(daemon.port,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert page(daemon, '/healthz') == 'ok\n'
         assert daemon.end() == 0, daemon.err
 
 

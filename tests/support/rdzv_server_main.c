@@ -3,6 +3,7 @@
 #include "common/log.h"
 #include "rendezvous/server.h"
 
+#include <signal.h>
 #include <stdio.h>
 
 static struct rdzv_server *server;
@@ -33,6 +34,7 @@ int main(void)
     uv_pipe_t in;
 
     cdi_log_set_name("rdzv_server");
+    (void)signal(SIGPIPE, SIG_IGN);
     if (uv_loop_init(&loop) != 0 || uv_pipe_init(&loop, &in, 0) != 0 || uv_pipe_open(&in, 0) != 0)
         return 1;
     if (rdzv_server_start(&server, &loop, &opt, &err) != CDDP_OK) {
