@@ -187,13 +187,6 @@ static void add_details(struct crew *c, struct worker *w, struct cdi_failure *f)
     report_details(f, c->error_file, tail, n);
 }
 
-/* A program that is killed comes before one that exits: where both were found at once, it exited because of the other.
- */
-static bool is_cause(const struct worker *w)
-{
-    return w->exit_signal != 0 && w->exit_signal != SIGTERM && w->exit_signal != SIGPIPE;
-}
-
 static void tell_exit(struct crew *c, struct worker *w)
 {
     struct cdi_failure end;
@@ -215,9 +208,11 @@ void crew_on_child(struct crew *c)
 
     while (spawn_reap(c->workers, c->n, &w))
         ;
+    /* One that was killed comes first: where both were found at once, the other exited because of it. */
     for (int pass = 0; pass < 2; pass++)
         for (uint32_t i = 0; i < c->n && !c->destroyed; i++)
-            if (c->workers[i].exited && !c->workers[i].told && (pass == 1 || is_cause(&c->workers[i])))
+            if (c->workers[i].exited && !c->workers[i].told &&
+                (pass == 1 || cdi_signal_is_cause(c->workers[i].exit_signal)))
                 tell_exit(c, &c->workers[i]);
 }
 

@@ -20,6 +20,7 @@
 #include "common/buf.h"
 #include "common/error.h"
 
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -62,6 +63,14 @@ struct cdi_failure {
     char host[256];
     char text[1024]; /* the sentence for people; may hold more lines (the tail of stderr) after it */
 };
+/*
+ * Was a process that this signal (0: none) ended killed by somebody who did not ask it to end, and not by its own
+ * writing to a peer that was gone? Then it is the cause of another's exit at about the same time. Pure.
+ */
+static inline bool cdi_signal_is_cause(int signal)
+{
+    return signal != 0 && signal != SIGTERM && signal != SIGPIPE;
+}
 
 enum cdi_close_status {
     CDI_CLOSE_DONE = 0,    /* every worker of the last round ended with 0 */

@@ -2,7 +2,6 @@
 #include "rendezvous/round_state.h"
 
 #include <assert.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -326,10 +325,9 @@ static void on_join(struct round *r, uint32_t peer, const struct cdi_msg_join *j
         on_newcomer(r, peer, now_ms);
 }
 
-/* By somebody who did not ask it to end, and not by its own writing to a peer that was gone. */
 static bool was_killed(const struct cdi_failure *f)
 {
-    return f->kind == CDI_END_SIGNAL && f->code != SIGTERM && f->code != SIGPIPE;
+    return f->kind == CDI_END_SIGNAL && cdi_signal_is_cause(f->code);
 }
 
 /*

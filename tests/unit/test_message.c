@@ -3,6 +3,7 @@
 #include "protocol/frame.h"
 #include "protocol/message.h"
 
+#include <signal.h>
 #include <string.h>
 
 CDI_SUITE(message);
@@ -179,4 +180,10 @@ Test(message, every_type_has_a_name_and_travels)
     cr_assert_str_eq(cdi_msg_name((enum cdi_msg_type)55), "?");
     cr_assert_eq(cdi_msg_encode(&(struct cdi_msg){.type = (enum cdi_msg_type)55}, &wire, &err), CDDP_E_INVALID);
     cdi_buf_release(&wire);
+}
+
+Test(message, being_killed_is_a_cause_and_being_asked_to_end_is_none)
+{
+    cr_assert(cdi_signal_is_cause(SIGKILL) && cdi_signal_is_cause(SIGSEGV) && cdi_signal_is_cause(SIGINT));
+    cr_assert(!cdi_signal_is_cause(SIGTERM) && !cdi_signal_is_cause(SIGPIPE) && !cdi_signal_is_cause(0));
 }
