@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One line per event: `level ID text`, with stable ids (RDZV-DROP) so that tests and people match ids, not prose.
- * For programs; libcddp logs at debug level at most. Any thread. Never exits.
+ * For programs; libcddp logs at debug level at most, but for the warnings of CDDP_DEBUG=1. Any thread. Never exits.
  */
 #ifndef CDI_LOG_H
 #define CDI_LOG_H

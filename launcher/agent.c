@@ -2,9 +2,11 @@
 #include "launcher/agent.h"
 
 #include "common/clock.h"
+#include "common/env.h"
 #include "common/log.h"
 #include "launcher/crew.h"
 #include "launcher/join.h"
+#include "launcher/program.h"
 #include "launcher/report.h"
 #include "launcher/signame.h"
 #include "launcher/supervise.h"
@@ -12,18 +14,25 @@
 #include "rendezvous/server.h"
 
 #include <cddp/version.h>
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
 #include <uv.h>
 
 #define RESOLVE_MS 30000 /* a name that is not known yet may be soon */
 #define SWEEP_TICK_MS 1  /* between two looks for descendants that are still there */
 #define SWEEP_GIVE_UP_MS 10000
+#define FINISH_QUIET_MS 200 /* what the workers left running may write on, if it is never silent for so long */
 #define OUTPUT_QUIET_MS 500 /* with no descendant left, an open pipe that stays silent is somebody else's */
 #define FLUSH_ON_SIGNAL_MS 2000
+#define FLUSH_REST_MS 1000 /* for the report, when a reader that stands still has been passed by */
+#define FLUSH_TICK_MS 50
 #define GUARD_GONE_SWEEP_MS 10000
+#define MPI_WORDS 16 /* of a command that are looked at */
 
 struct agent {
     uv_loop_t loop;
@@ -43,8 +52,14 @@ struct agent {
     char master_addr[64];
     uint16_t master_port;
     int64_t sweep_began_ms, last_output_ms;
+    uint64_t progress; /* of the writing of output, and when it was last seen to have changed */
+    int64_t progress_ms, flush_by_ms;
+    int unwritten;  /* why workers' output could not be written, an errno; 0 */
+    bool passed_by; /* a reader that stands still */
+    bool finishing; /* what the workers left running still writes */
     bool swept;     /* no descendant is left; output may be */
     bool over;      /* FINISH was said */
+    bool held;      /* the workers are stopped until the rendezvous answers */
     bool abandoned; /* some output could not be written */
     bool hurry;     /* do not wait for output to be written */
     char read_buf[SPAWN_READ];
@@ -55,6 +70,9 @@ static void feed(struct agent *a, const struct supervise_event *ev);
 /* cddprun's own words, which are no worker's. */
 static void push(struct agent *a, const void *text, size_t n)
 {
+    if (a->logs != NULL && logs_take_drawn(a->logs))
+        writer_push(a->console, writer_std(a->console, STDERR_FILENO), a->plan->n_procs, RANKLOG_ERASE,
+                    strlen(RANKLOG_ERASE));
     writer_push(a->console, writer_std(a->console, STDERR_FILENO), a->plan->n_procs, text, n);
 }
 
@@ -79,6 +97,62 @@ static void on_worker_exited(void *arg, const struct cdi_failure *end)
     feed(arg, &ev);
 }
 
+static void on_worker_deserted(void *arg, const struct cdi_failure *end)
+{
+    struct supervise_event ev = {.kind = SUPERVISE_DESERTED, .u.end = *end};
+
+    feed(arg, &ev);
+}
+
+static int exit_status(const struct agent *a)
+{
+    int status = supervise_exit_status(&a->sup);
+
+    if (status != 0 || a->unwritten == 0)
+        return status;
+    return a->unwritten == EPIPE ? 128 + SIGPIPE : 1;
+}
+
+/* How long a reader may stand still: for ever as long as all is well, so that a pager can be left alone. */
+static int64_t patience_ms(const struct agent *a)
+{
+    if (a->over ? exit_status(a) == 0 : a->sup.first.kind == CDI_END_NONE)
+        return CDI_NEVER_MS;
+    return a->sup.grace_ms > FLUSH_ON_SIGNAL_MS ? a->sup.grace_ms : FLUSH_ON_SIGNAL_MS;
+}
+
+static bool stands_still_for(struct agent *a, int64_t ms)
+{
+    uint64_t progress = writer_progress(a->console) + (a->logs != NULL ? logs_progress(a->logs) : 0);
+    int64_t now = cdi_now_ms();
+
+    if (progress != a->progress)
+        a->progress_ms = now;
+    a->progress = progress;
+    return now - a->progress_ms >= ms;
+}
+
+/* Nobody waits any longer for the workers' last words to be taken. */
+static bool has_waited_enough(struct agent *a)
+{
+    if (a->sup.signal != 0)
+        return cdi_now_ms() - a->sweep_began_ms >= FLUSH_ON_SIGNAL_MS;
+    return stands_still_for(a, patience_ms(a));
+}
+
+/*
+ * The workers have ended, and a filter behind one of them (`./train | tee log` in a script) still writes what it has:
+ * it may, as long as it does and until the workers' own grace would be over. Workers that were killed have lost that.
+ */
+static bool is_finishing(struct agent *a)
+{
+    int64_t now = cdi_now_ms();
+
+    return !a->sup.killed && a->sup.signal == 0 && crew_has_output(a->crew) && !has_waited_enough(a) &&
+           now - a->last_output_ms < FINISH_QUIET_MS && now - a->sweep_began_ms < a->sup.grace_ms &&
+           guard_has_children();
+}
+
 static void check_swept(struct agent *a)
 {
     struct supervise_event ev = {.kind = SUPERVISE_SWEPT};
@@ -86,6 +160,11 @@ static void check_swept(struct agent *a)
 
     if (a->sup.state != SUPERVISE_SWEEPING)
         return;
+    if (a->finishing && is_finishing(a))
+        return;
+    if (a->finishing)
+        a->sweep_began_ms = now;
+    a->finishing = false;
     if (!a->swept && now - a->sweep_began_ms > SWEEP_GIVE_UP_MS) {
         cdi_log(CDI_LOG_ERROR, "AGENT-SWEEP", "some processes of the job do not die of SIGKILL; going on without them");
         a->swept = true;
@@ -95,7 +174,7 @@ static void check_swept(struct agent *a)
     if (!a->swept)
         return;
     /* What is left in the pipes is read to its end, unless nobody wants to see it or nobody we know writes it. */
-    if (crew_has_output(a->crew) && (a->sup.signal == 0 || now - a->sweep_began_ms < FLUSH_ON_SIGNAL_MS) &&
+    if (crew_has_output(a->crew) && !has_waited_enough(a) &&
         (crew_waits_for_room(a->crew) || now - a->last_output_ms < OUTPUT_QUIET_MS))
         return;
     (void)uv_timer_stop(&a->sweep);
@@ -112,15 +191,17 @@ static void on_progress(void *arg)
     struct agent *a = arg;
 
     a->last_output_ms = cdi_now_ms();
-    if (a->sup.state == SUPERVISE_SWEEPING && a->swept && !crew_has_output(a->crew))
+    if (a->sup.state == SUPERVISE_SWEEPING && (a->swept || a->finishing) && !crew_has_output(a->crew))
         check_swept(a);
 }
 
 static void begin_sweep(struct agent *a)
 {
     a->swept = false;
+    a->finishing = true;
     a->sweep_began_ms = cdi_now_ms();
     a->last_output_ms = a->sweep_began_ms;
+    a->progress_ms = a->sweep_began_ms;
     (void)uv_timer_start(&a->sweep, on_sweep_timer, 0, SWEEP_TICK_MS);
 }
 
@@ -144,6 +225,7 @@ static void start_workers(struct agent *a)
         .status = a->status,
         .assign = a->sup.assign,
         .exited = on_worker_exited,
+        .deserted = on_worker_deserted,
         .progress = on_progress,
         .arg = a,
     };
@@ -184,7 +266,29 @@ static void on_child(void *arg)
             ;
 }
 
-static const struct writer_events console_events = {.room = on_room};
+/*
+ * A full disk costs the output, not the training. Who has closed the pipe wants no more of either, and a worker that
+ * had the pipe itself would end by SIGPIPE.
+ */
+static void on_unwritten(void *arg, int fd, int error)
+{
+    struct supervise_event ev = {.kind = SUPERVISE_SIGNAL, .u.signal = SIGPIPE};
+    const char *name = fd == STDOUT_FILENO ? "stdout" : "stderr";
+    struct agent *a = arg;
+
+    if (a->unwritten == 0)
+        a->unwritten = error;
+    if (error == EPIPE && !a->over)
+        feed(a, &ev);
+    else if (error != EPIPE)
+        cdi_log(
+            CDI_LOG_ERROR, "AGENT-UNWRITTEN",
+            "cannot write to %s: %s; the job goes on, what its workers print there from now on is lost, and the exit "
+            "status will not be 0",
+            name, strerror(error));
+}
+
+static const struct writer_events console_events = {.room = on_room, .unwritten = on_unwritten};
 
 /* ---------------------------------------------------------------------------------------------------- ending ---- */
 
@@ -226,9 +330,25 @@ static void hurry(struct agent *a)
         writer_abandon(a->console);
 }
 
-static void on_flush_timeout(uv_timer_t *t)
+static void say(struct agent *a, const char *text);
+
+/* The report shall come, even if nobody takes the output of the workers that is queued before it. */
+static void on_flush_tick(uv_timer_t *t)
 {
-    hurry(t->data);
+    struct agent *a = t->data;
+
+    if (a->passed_by ? stands_still_for(a, FLUSH_REST_MS)
+                     : cdi_now_ms() >= a->flush_by_ms || stands_still_for(a, patience_ms(a))) {
+        if (a->passed_by) {
+            hurry(a);
+            return;
+        }
+        a->passed_by = true;
+        a->progress_ms = cdi_now_ms();
+        writer_pass_by(a->console);
+        say(a, "nobody takes its output: the last of what the workers wrote is lost");
+    }
+    (void)uv_timer_start(t, on_flush_tick, FLUSH_TICK_MS, 0);
 }
 
 static void say(struct agent *a, const char *text)
@@ -270,8 +390,12 @@ static void say_why(struct agent *a)
 {
     char text[128 + WHERE_TEXT], name[32];
 
+    if (a->sup.unheard && a->sup.text[0] != '\0')
+        say(a, a->sup.text);
     if (a->sup.first.kind != CDI_END_NONE) {
         say_failure(a);
+    } else if (a->sup.signal == SIGPIPE) {
+        say(a, "nobody reads its output any more (SIGPIPE); the workers have been stopped");
     } else if (a->sup.signal != 0) {
         const char *where = a->crew != NULL ? crew_where(a->crew) : "";
 
@@ -290,7 +414,7 @@ static void end_job(struct agent *a)
     say_why(a);
     if (a->sup.first.kind != CDI_END_NONE)
         status_failure(a->status, &a->sup.first);
-    status_end(a->status, supervise_exit_status(&a->sup));
+    status_end(a->status, exit_status(a));
     status_free(a->status);
     a->status = NULL;
     cdi_log_set_sink(NULL, NULL);
@@ -302,13 +426,15 @@ static void end_job(struct agent *a)
         rdzv_server_close(a->server, NULL, NULL);
     a->server = NULL;
     (void)uv_timer_stop(&a->grace);
-    if (a->sup.signal != 0) {
-        /* One wait for a reader that stands still, not a second one after that of the sweep. */
-        int64_t waited = a->sweep_began_ms == 0 ? 0 : cdi_now_ms() - a->sweep_began_ms;
-
+    /* One wait for a reader that stands still, not a second one after that of the sweep. */
+    a->flush_by_ms = CDI_NEVER_MS;
+    if (a->sup.signal != 0)
+        a->flush_by_ms = (a->sweep_began_ms == 0 ? cdi_now_ms() : a->sweep_began_ms) + FLUSH_ON_SIGNAL_MS;
+    if (a->progress_ms == 0)
+        a->progress_ms = cdi_now_ms();
+    if (exit_status(a) != 0) {
         uv_update_time(&a->loop);
-        (void)uv_timer_start(&a->grace, on_flush_timeout,
-                             waited < FLUSH_ON_SIGNAL_MS ? (uint64_t)(FLUSH_ON_SIGNAL_MS - waited) : 0, 0);
+        (void)uv_timer_start(&a->grace, on_flush_tick, FLUSH_TICK_MS, 0);
     }
     logs_close(a->logs, on_logs_closed, a);
 }
@@ -379,7 +505,7 @@ static void carry_out(struct agent *a, const struct supervise_action *action)
         return;
     case SUPERVISE_DO_KILL:
         if (a->crew != NULL)
-            crew_end(a->crew, action->signal);
+            crew_end(a->crew, action->signal == SIGPIPE ? SIGTERM : action->signal); /* Python ignores SIGPIPE */
         return;
     case SUPERVISE_DO_SWEEP:
         begin_sweep(a);
@@ -442,10 +568,11 @@ static void feed(struct agent *a, const struct supervise_event *ev)
 
 /* ------------------------------------------------------------------------------------------------ rendezvous ---- */
 
-static void on_connected(void *arg, const char *addr, uint16_t port)
+static void on_connected(void *arg, const char *addr, uint16_t port, int fd)
 {
     struct agent *a = arg;
 
+    guard_hold(a->guard, fd);
     (void)snprintf(a->master_addr, sizeof a->master_addr, "%s", addr);
     a->master_port = port;
 }
@@ -465,8 +592,8 @@ static void on_assign(struct agent *a, const struct cdi_msg_assign *assign)
         ev.u.assign.master_port = a->master_port;
     if (assign->round > 0 && is_elastic(a->plan))
         cdi_log(CDI_LOG_WARN, "AGENT-CHANGE",
-                "the job goes on with %u node%s; this is node rank %d, ranks %u to %u of %u", assign->n_nodes,
-                assign->n_nodes == 1 ? "" : "s", assign->node_rank, assign->rank_base,
+                "the job goes on with %u node%s; this is node rank %d (%s), ranks %u to %u of %u", assign->n_nodes,
+                assign->n_nodes == 1 ? "" : "s", assign->node_rank, a->plan->host, assign->rank_base,
                 assign->rank_base + a->plan->n_procs - 1, assign->world_size);
     cdi_log(CDI_LOG_INFO, "AGENT-ROUND", "round %u: ranks %u to %u of %u, MASTER_ADDR=%s MASTER_PORT=%u", assign->round,
             assign->rank_base, assign->rank_base + a->plan->n_procs - 1, assign->world_size, ev.u.assign.master_addr,
@@ -505,6 +632,8 @@ static void on_message(void *arg, const struct cdi_msg *msg)
     case CDI_MSG_WELCOME:
         if (msg->u.welcome.resumed)
             feed(a, &(struct supervise_event){.kind = SUPERVISE_RESUMED});
+        else
+            supervise_forget_round(&a->sup);
         return;
     case CDI_MSG_HEARTBEAT:
     case CDI_MSG_JOIN:
@@ -531,13 +660,27 @@ static void on_lost(void *arg, const char *text)
 
 static void on_fenced(void *arg, const char *text)
 {
-    struct supervise_event ev = {.kind = SUPERVISE_FENCED, .u.text = text};
-    const struct agent *a = arg;
+    struct supervise_event ev = {.kind = SUPERVISE_FENCED, .wall_ms = crew_wall_ms(), .u.text = text};
+    struct agent *a = arg;
+    char why[1024];
 
-    if (a->sup.rejoins)
-        cdi_log(CDI_LOG_WARN, "AGENT-FENCED", "%s; this node tries to come back for %lld s", text,
+    if (a->held && a->sup.closed && a->crew != NULL)
+        crew_kill(a->crew, SIGCONT); /* they are asked to end already, and could not hear it */
+    a->held = false;
+    supervise_fence_text(&a->sup, text, why, sizeof why);
+    if (supervise_returns(&a->sup))
+        cdi_log(CDI_LOG_WARN, "AGENT-FENCED", "%s; this node (%s) tries to come back for %lld s", why, a->plan->host,
                 (long long)a->plan->meet.join_timeout_ms / 1000);
     feed(arg, &ev);
+}
+
+static void on_hold(void *arg, bool held)
+{
+    struct agent *a = arg;
+
+    a->held = held;
+    if (a->crew != NULL)
+        crew_kill(a->crew, held ? SIGSTOP : SIGCONT);
 }
 
 /* ----------------------------------------------------------------------------------------------------- guard ---- */
@@ -577,10 +720,13 @@ static void on_signal(struct agent *a, int signal)
         (void)uv_try_write((uv_stream_t *)&a->link, &word, 1);
     } else if (a->plan->options->interactive >= 0 && (signal == SIGINT || signal == SIGQUIT)) {
         return; /* the terminal has given it to the rank that has it */
+    } else if ((a->plan->options->signals >> (signal - 1) & 1) == 0 && signal == SIGWINCH) {
+        if (a->crew != NULL)
+            crew_resize(a->crew);
     } else if ((a->plan->options->signals >> (signal - 1) & 1) == 0) {
         if (signal == SIGCONT)
             join_look(a->join); /* first: while we were stopped the lease may have run out */
-        if (a->crew != NULL)
+        if (a->crew != NULL && !(signal == SIGCONT && a->held))
             crew_kill(a->crew, signal);
     } else if (a->over) {
         hurry(a);
@@ -601,10 +747,15 @@ static void on_link_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf)
 
 static void on_link_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
 {
+    static const char word[] = {GUARD_HEARD};
+    uv_buf_t heard = uv_buf_init((char *)(uintptr_t)word, 1);
     struct agent *a = s->data;
 
     if (n < 0)
         guard_is_gone(a);
+    for (ssize_t i = 0; i < n; i++)
+        if ((a->plan->options->signals >> ((unsigned char)buf->base[i] - 1) & 1) != 0)
+            (void)uv_try_write((uv_stream_t *)&a->link, &heard, 1);
     for (ssize_t i = 0; i < n; i++)
         on_signal(a, (unsigned char)buf->base[i]);
 }
@@ -631,13 +782,69 @@ static cddp_status resolve(const struct meet *m, struct join_options *opt, struc
     return st;
 }
 
+/* At the first free port of those that the job may have. */
+static cddp_status bind_server(struct agent *a, struct rdzv_server_options *opt, struct cdi_error *err)
+{
+    const struct meet *m = &a->plan->meet;
+    cddp_status st = CDDP_E_EXISTS;
+
+    for (unsigned i = 0; i < m->n_ports && st == CDDP_E_EXISTS; i++) {
+        opt->port = (uint16_t)(m->port + i);
+        st = rdzv_server_start(&a->server, &a->loop, opt, err);
+    }
+    if (st == CDDP_OK && opt->port != m->port)
+        cdi_log(CDI_LOG_INFO, "AGENT-PORT", "port %u is in use here; the nodes meet at port %u", m->port, opt->port);
+    if (st == CDDP_E_EXISTS && m->n_ports > 1)
+        return cdi_fail(err, CDDP_E_SYSTEM,
+                        "ports %u to %u of this machine, where the nodes were to meet, are all in use; choose another "
+                        "one by --master_port",
+                        m->port, m->port + m->n_ports - 1u);
+    return st;
+}
+
+/* Nobody has asked for 127.0.0.1. */
+static bool is_default_host(const struct plan *p)
+{
+    const struct options *o = p->options;
+
+    return o->standalone || (p->meet.n_nodes == 1 && o->rdzv_endpoint == NULL && o->master_addr == NULL);
+}
+
+/* Is there no way to this address at all? Sends no packet. Returns errno. */
+static int no_route(const struct sockaddr_storage *to)
+{
+    int fd = socket(to->ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0), error = 0;
+    struct sockaddr_storage addr = *to;
+
+    join_set_port(&addr, 9);
+    if (fd >= 0 && connect(fd, (const struct sockaddr *)&addr,
+                           addr.ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in)) != 0)
+        error = errno;
+    if (fd >= 0)
+        (void)close(fd);
+    return error == ENETUNREACH || error == EHOSTUNREACH || error == ENETDOWN ? error : 0;
+}
+
+/* Who hosts would try to reach itself until its time is over. */
+static cddp_status check_route(const struct join_options *join, const char *host, struct cdi_error *err)
+{
+    int error = 0;
+
+    for (unsigned i = 0; i < join->n_addrs; i++)
+        if ((error = no_route(&join->addrs[i])) == 0)
+            return CDDP_OK;
+    return cdi_fail(
+        err, CDDP_E_SYSTEM,
+        "this machine cannot reach its own address %.200s: %s; is its network interface down (ip link set lo up)?",
+        host, strerror(error));
+}
+
 /* Host the rendezvous, or find that somebody else does: then opt->note says why it is not us. */
 static cddp_status start_server(struct agent *a, struct join_options *join, struct cdi_error *err)
 {
     const struct meet *m = &a->plan->meet;
     struct rdzv_server_options opt = {
         .host = m->host,
-        .port = m->port,
         .run_id = a->plan->run_id,
         .min_nodes = a->plan->min_nodes,
         .max_nodes = a->plan->max_nodes,
@@ -654,18 +861,27 @@ static cddp_status start_server(struct agent *a, struct join_options *join, stru
         .max_flag = "--rdzv_conf=max_connections",
         .max_buffered = m->max_buffered,
     };
+    struct cdi_error second;
     cddp_status st;
 
     if (m->role == MEET_JOIN)
         return CDDP_OK;
-    st = rdzv_server_start(&a->server, &a->loop, &opt, err);
+    st = bind_server(a, &opt, err);
     if (st == CDDP_E_INVALID && m->everywhere) {
         opt.host = "*";
-        st = rdzv_server_start(&a->server, &a->loop, &opt, err);
+        st = bind_server(a, &opt, err);
+    }
+    if (st == CDDP_E_INVALID && is_default_host(a->plan)) { /* lo may have IPv6 only */
+        opt.host = "::1";
+        st = rdzv_server_start(&a->server, &a->loop, &opt, &second);
+        if (st == CDDP_OK)
+            st = join_resolve(join->addrs, &join->n_addrs, opt.host, 0, err);
     }
     if (st == CDDP_OK) {
         if (strcmp(opt.host, "*") == 0)
             st = join_resolve(join->addrs, &join->n_addrs, "*", 0, err);
+        if (st == CDDP_OK)
+            st = check_route(join, opt.host, err);
         for (unsigned i = 0; i < join->n_addrs; i++)
             join_set_port(&join->addrs[i], rdzv_server_port(a->server));
         if (m->n_nodes > 1)
@@ -675,12 +891,25 @@ static cddp_status start_server(struct agent *a, struct join_options *join, stru
     if (m->role == MEET_HOST || (st != CDDP_E_EXISTS && st != CDDP_E_INVALID))
         return st;
     if (st == CDDP_E_EXISTS)
-        (void)snprintf(join->note, sizeof join->note, "; this agent does not host it since port %u is in use here",
+        (void)snprintf(join->note, sizeof join->note,
+                       "; this agent cannot host it, since port %u is in use here: end the program that has it, or "
+                       "choose another port",
                        m->port);
     else if (m->node_rank == 0)
         (void)snprintf(join->note, sizeof join->note,
                        "; node rank 0 would host it, but %.200s is no address of this machine", m->host);
     return CDDP_OK;
+}
+
+/* By it the rendezvous knows this agent again where its answer to JOIN was lost. */
+static void make_nonce(char *text, size_t cap)
+{
+    uint8_t bytes[16];
+
+    if (getrandom(bytes, sizeof bytes, 0) != (ssize_t)sizeof bytes)
+        return; /* cannot happen for so few; without one it is as before there were any */
+    for (size_t i = 0; i < sizeof bytes; i++)
+        (void)snprintf(text + 2 * i, cap - 2 * i, "%02x", bytes[i]);
 }
 
 static cddp_status start_join(struct agent *a, struct join_options *opt, struct cdi_error *err)
@@ -690,12 +919,17 @@ static cddp_status start_join(struct agent *a, struct join_options *opt, struct 
                                           .waiting = on_waiting,
                                           .lost = on_lost,
                                           .fenced = on_fenced,
+                                          .hold = on_hold,
                                           .act_by = on_act_by};
     const struct meet *m = &a->plan->meet;
 
     opt->deadline_ms = cdi_deadline_ms(cdi_now_ms(), m->join_timeout_ms);
     opt->own = a->server != NULL;
+    opt->n_ports = opt->own ? 1 : m->n_ports;
     opt->rejoins = a->sup.rejoins;
+    opt->elastic = is_elastic(a->plan);
+    opt->port = m->port;
+    (void)snprintf(opt->host, sizeof opt->host, "%s", m->host);
     opt->secret = a->plan->secret;
     opt->hello = (struct cdi_msg_join){.version = CDI_CONTROL_VERSION,
                                        .release = CDDP_VERSION,
@@ -713,6 +947,7 @@ static cddp_status start_join(struct agent *a, struct join_options *opt, struct 
                                        .round = -1};
     (void)snprintf(opt->name, sizeof opt->name, strchr(m->host, ':') == NULL ? "%.255s:%u" : "[%.255s]:%u", m->host,
                    a->server != NULL ? rdzv_server_port(a->server) : m->port);
+    make_nonce(opt->hello.nonce, sizeof opt->hello.nonce);
     (void)snprintf(opt->hello.run_id, sizeof opt->hello.run_id, "%s", a->plan->run_id);
     (void)snprintf(opt->hello.host, sizeof opt->hello.host, "%s", a->plan->host);
     if (a->plan->options->topology != NULL)
@@ -801,7 +1036,7 @@ static int run_loop(struct agent *a, struct cdi_error *err)
     if (start_all(a, err) == CDDP_OK) {
         cdi_log_set_sink(log_to_writer, a);
         (void)uv_run(&a->loop, UV_RUN_DEFAULT);
-        status = supervise_exit_status(&a->sup);
+        status = exit_status(a);
         err->msg[0] = '\0';
     } else {
         status_free(a->status);
@@ -836,6 +1071,45 @@ static cddp_status find_program(struct agent *a, int *status, struct cdi_error *
                     a->plan->command[0], why.msg);
 }
 
+/* The program's file, or an argument's of a wrapper such as numactl. */
+static bool is_mpi_program(const char *path, char name[PROGRAM_NAME_MAX])
+{
+    struct program_facts facts;
+
+    if (!program_read(path, &facts) || facts.mpi[0] == '\0' || facts.cddp)
+        return false;
+    memcpy(name, facts.mpi, sizeof facts.mpi);
+    return true;
+}
+
+/*
+ * Such a program would run n times as rank 0 of 1, and nothing would say so. Not where an MPI's launcher has set what
+ * it wants its processes to know. Python is no such program, whatever it imports.
+ */
+static void warn_of_mpi(const struct agent *a)
+{
+    static const char *const known[] = {"PMI_RANK", "PMI_FD", "PMIX_RANK", "PMIX_NAMESPACE", "OMPI_COMM_WORLD_RANK"};
+    const struct plan *p = a->plan;
+    char *const *command = p->command, *found = NULL, name[PROGRAM_NAME_MAX];
+
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+        if (cdi_env_has(known[i]))
+            return;
+    if (p->interpreter[0] != NULL || (p->n_procs == 1 && p->meet.n_nodes == 1))
+        return;
+    if (is_mpi_program(a->spawn.program, name))
+        found = command[0];
+    for (int i = 1; found == NULL && i < MPI_WORDS && command[i] != NULL; i++)
+        if (strchr(command[i], '/') != NULL && is_mpi_program(command[i], name))
+            found = command[i];
+    if (found != NULL)
+        cdi_log(
+            CDI_LOG_WARN, "AGENT-MPI",
+            "'%.200s' is an MPI program (it needs %.60s), but cddprun sets up no MPI: each worker will be rank 0 of 1; "
+            "start it with mpirun, or with srun --mpi=pmix",
+            found, name);
+}
+
 int agent_run(const struct plan *plan, struct guard_link *link)
 {
     struct agent *a = calloc(1, sizeof *a);
@@ -857,6 +1131,7 @@ int agent_run(const struct plan *plan, struct guard_link *link)
     if (is_elastic(plan) || plan->max_restarts > 0)
         supervise_set_rejoins(&a->sup);
     if (find_program(a, &status, &err) == CDDP_OK) {
+        warn_of_mpi(a);
         status = 1;
         if (spawn_prepare(&a->spawn, plan->n_procs, &err) == CDDP_OK)
             status = run_loop(a, &err);

@@ -13,12 +13,16 @@
 
 struct contact {
     bool own;         /* the rendezvous is in this process: it stops and goes on with us, so nothing can be missed */
+    bool alone;       /* no other node waits for us */
     bool linked;      /* WELCOME has come on the present connection */
     bool fenced;      /* FENCE was said; nothing follows it */
+    bool held;        /* HOLD was said; over when the rendezvous answers what was sent after it */
     int64_t lease_ms; /* 0: no WELCOME yet */
     int64_t alive_ms; /* when the last answered HEARTBEAT or JOIN was sent: the rendezvous heard from us no earlier */
     int64_t join_ms;  /* when the last JOIN was sent */
     int64_t beat_ms;  /* when the next HEARTBEAT is due */
+    int64_t look_ms;  /* when contact_look() was to be called next: what is later, this process did not run */
+    int64_t still_ms; /* how long it did not, when HOLD was said */
     uint32_t seq;     /* of the last one */
     int64_t sent_ms[CONTACT_IN_FLIGHT];
 };
@@ -28,9 +32,10 @@ enum contact_do {
     CONTACT_BEAT,      /* send the HEARTBEAT that contact_beat() makes */
     CONTACT_RECONNECT, /* the connection is silent: reset it and come back by another */
     CONTACT_FENCE,     /* kill the workers now */
+    CONTACT_HOLD,      /* stop the workers until `held` is over: see contact_was_stopped() */
 };
 
-void contact_init(struct contact *c, bool own);
+void contact_init(struct contact *c, bool own, bool alone);
 void contact_joining(struct contact *c, int64_t now_ms); /* JOIN is being sent */
 void contact_welcome(struct contact *c, uint32_t lease_ms, int64_t now_ms);
 uint32_t contact_beat(struct contact *c, int64_t now_ms); /* its seq */
@@ -38,9 +43,17 @@ void contact_answer(struct contact *c, uint32_t seq);
 void contact_broken(struct contact *c); /* the connection is gone */
 /*
  * By when this agent must have moved, else somebody else ends its workers (guard.h): later than FENCE, so that an agent
- * that runs is never in need of it, and before the lease is over. CDI_NEVER_MS: it need not.
+ * that runs is never in need of it, and before the lease is over. CDI_NEVER_MS: it need not. Who hosts the rendezvous
+ * of other nodes has such a time, too: they end when they have not heard of it for the lease.
  */
 int64_t contact_act_by_ms(const struct contact *c);
+/*
+ * Has this process not run (it was stopped, or its machine was) until FENCE would be due? Where all processes of a job
+ * are stopped, as a scheduler does to suspend it, the rendezvous has not counted that time, and where only this node
+ * was, the rendezvous may count it as lost. An answer tells which. True, once: `held` is set and must be obeyed before
+ * anything else that has arrived meanwhile; time that this process did not run is then no longer counted.
+ */
+bool contact_was_stopped(struct contact *c, int64_t now_ms);
 /* What is due. Call again until it is NOTHING, and then at *next_ms (CDI_NEVER_MS: not needed). */
 enum contact_do contact_look(struct contact *c, int64_t now_ms, int64_t *next_ms);
 

@@ -4,6 +4,8 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/log.h"
+#include "launcher/oom.h"
+#include "launcher/program.h"
 #include "launcher/where.h"
 
 #include <errno.h>
@@ -25,6 +27,7 @@ struct crew {
     uint32_t n, n_open;
     uint32_t first_unstarted; /* workers from here on could not be started */
     struct cdi_error why;     /* of the first of them */
+    struct oom_count ooms;    /* before they were started */
     bool destroyed;
     bool failed; /* the first failure has been told of */
     bool looked; /* where the ranks were */
@@ -78,6 +81,8 @@ static cddp_status start_workers(struct crew *c, struct cdi_error *err)
     c->first_unstarted = n;
     for (uint32_t i = 0; i < c->n; i++) {
         worker_settle(&c->workers[i]);
+        if (i < n && c->workers[i].pty_errno != 0)
+            logs_say_no_pty(c->opt.logs, c->workers[i].pty_errno);
         if (i < n)
             status_started(c->opt.status, c->workers[i].rank, i, c->workers[i].pid);
         plan_free_strings(words[i].args);
@@ -102,12 +107,33 @@ static void on_output(struct worker *w, int stream, const char *bytes, size_t n)
     c->opt.progress(c->opt.arg);
 }
 
-static int64_t wall_ms(void)
+int64_t crew_wall_ms(void)
 {
     struct timespec ts;
 
     (void)clock_gettime(CLOCK_REALTIME, &ts);
     return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
+}
+
+/* The kernel says ENOENT also of a file that is there, if what is to run it is not. */
+static void explain_exec(const struct crew *c, const struct worker *w, struct cdi_failure *f)
+{
+    const char *program = c->opt.plan->command[0], *error = strerror(w->exec_errno);
+    struct program_facts facts;
+
+    if (w->exec_errno != ENOENT || !program_read(c->opt.spawn->program, &facts) || facts.interpreter[0] == '\0')
+        (void)snprintf(f->text, sizeof f->text, "rank %d: cannot run program '%.300s': %s", w->rank, program, error);
+    else if (facts.carriage_return)
+        (void)snprintf(
+            f->text, sizeof f->text,
+            "rank %d: cannot run script '%.300s': its first line ends in a carriage return, as Windows writes "
+            "it, which is taken for a part of the name of its interpreter; remove it (sed -i 's/\\r$//' FILE)",
+            w->rank, program);
+    else
+        (void)snprintf(f->text, sizeof f->text,
+                       "rank %d: cannot run %s '%.300s': the file is there, but its %s is not: '%.200s'", w->rank,
+                       facts.script ? "script" : "program", program, facts.script ? "interpreter" : "dynamic loader",
+                       facts.interpreter);
 }
 
 static void fill_end(const struct crew *c, const struct worker *w, struct cdi_failure *f)
@@ -119,7 +145,7 @@ static void fill_end(const struct crew *c, const struct worker *w, struct cdi_fa
         .local_rank = (int32_t)w->local_rank,
         .node_rank = c->opt.assign.node_rank,
         .pid = w->pid,
-        .time_ms = wall_ms(),
+        .time_ms = crew_wall_ms(),
         .core_dumped = w->dumped,
     };
     (void)snprintf(f->host, sizeof f->host, "%s", c->opt.plan->host);
@@ -134,8 +160,7 @@ static void fill_end(const struct crew *c, const struct worker *w, struct cdi_fa
     if (w->exec_errno != 0) {
         f->kind = CDI_END_SPAWN;
         f->code = w->exec_errno;
-        (void)snprintf(f->text, sizeof f->text, "rank %d: cannot run program '%.300s': %s", w->rank,
-                       c->opt.plan->command[0], strerror(w->exec_errno));
+        explain_exec(c, w, f);
         return;
     }
     if (w->exit_signal != 0) {
@@ -172,26 +197,86 @@ const char *crew_where(const struct crew *c)
     return c->where;
 }
 
+/* What stdio had not written yet dies with a process that is killed. Python writes at once: its workers run with -u. */
+static bool may_lack_output(const struct crew *c, const struct worker *w, const struct cdi_failure *f)
+{
+    return f->kind == CDI_END_SIGNAL && !w->on_pty && !w->interactive && c->opt.plan->interpreter[0] == NULL;
+}
+
 /* Behind the sentence of the first failure: what the worker itself has said, which other nodes show too. */
 static void add_details(struct crew *c, struct worker *w, struct cdi_failure *f)
 {
     const struct ranklog *log = &c->outputs[w->local_rank].streams[1].log;
     const char *tail[RANKLOG_TAIL_LINES];
+    char note[160];
     unsigned n;
 
     worker_drain(w); /* it may have died with its last words still in the pipe */
     logs_error_file(c->opt.logs, w->local_rank, c->error_file);
+    if (f->kind == CDI_END_SIGNAL && f->code == SIGKILL && oom_says("", &c->ooms, note, sizeof note))
+        report_note(f, note);
+    if (may_lack_output(c, w, f))
+        report_note(f,
+                    "its stdout was a pipe: what it had printed but not flushed is lost; --pty=always, stdbuf -oL or "
+                    "fflush(stdout) would keep it");
     n = ranklog_tail_count(log);
     for (unsigned i = 0; i < n; i++)
         tail[i] = ranklog_tail_line(log, i);
     report_details(f, c->error_file, tail, n);
 }
 
-static void tell_exit(struct crew *c, struct worker *w)
+/* It exited with status 0; whether its peers still need it they alone know. */
+static void tell_peers_of_end(const struct crew *c, const struct worker *w)
+{
+    bool is_peer = w->flight != NULL && cdi_flight_is_claimed(w->flight);
+
+    for (uint32_t i = 0; is_peer && i < c->n; i++) {
+        const struct worker *v = &c->workers[i];
+
+        if (v != w && !v->exited && v->flight != NULL && cdi_flight_is_claimed(v->flight))
+            cdi_flight_tell_ended(v->flight, w->rank);
+    }
+}
+
+/* The worker that had exited with status 0 and whom another one missed, which all hear of; NULL: none. */
+static struct worker *find_deserter(struct crew *c)
+{
+    for (uint32_t i = 0; i < c->n; i++) {
+        struct cdi_flight_view view = {.missed_rank = -1};
+        int64_t k;
+
+        if (c->workers[i].flight != NULL)
+            cdi_flight_read(c->workers[i].flight, &view);
+        k = (int64_t)view.missed_rank - (int64_t)c->opt.assign.rank_base;
+        if (view.missed_rank >= 0 && k >= 0 && k < (int64_t)c->n && c->workers[k].told &&
+            c->workers[k].exit_signal == 0 && c->workers[k].exit_code == 0)
+            return &c->workers[k];
+    }
+    return NULL;
+}
+
+static void tell_deserter(struct crew *c, struct worker *v)
 {
     struct cdi_failure end;
 
+    fill_end(c, v, &end);
+    look_where(c);
+    add_details(c, v, &end);
+    c->failed = true;
+    c->opt.deserted(c->opt.arg, &end);
+}
+
+static void tell_exit(struct crew *c, struct worker *w)
+{
+    struct worker *deserter;
+    struct cdi_failure end;
+
     fill_end(c, w, &end);
+    if (end.kind == CDI_END_EXIT && end.code == 0)
+        tell_peers_of_end(c, w);
+    deserter = !c->failed && end.kind == CDI_END_EXIT && end.code != 0 ? find_deserter(c) : NULL;
+    if (deserter != NULL)
+        tell_deserter(c, deserter);
     if (!c->failed && (end.kind == CDI_END_SIGNAL || (end.kind == CDI_END_EXIT && end.code != 0))) {
         look_where(c);
         add_details(c, w, &end);
@@ -251,6 +336,7 @@ cddp_status crew_start(struct crew **out, const struct crew_options *opt, struct
     c->outputs = outputs;
     c->opt = *opt;
     c->n = n;
+    c->ooms = oom_look("");
     for (uint32_t i = 0; i < n; i++) {
         struct worker *w = &c->workers[i];
 
@@ -258,12 +344,16 @@ cddp_status crew_start(struct crew **out, const struct crew_options *opt, struct
         w->rank = (int32_t)(opt->assign.rank_base + i);
         w->flight_fd = -1;
         w->exec_fd = -1;
+        w->master = -1;
         w->interactive = w->rank == opt->plan->options->interactive;
         w->on = &events;
         w->cpus = opt->plan->bind == NULL ? NULL : opt->plan->bind[i].cpus;
         w->arg = c;
         for (int k = 0; k < 2; k++)
             logs_open(opt->logs, &c->outputs[i].streams[k], i, (uint32_t)w->rank, k + 1);
+        w->wants_pty = logs_wants_pty(&c->outputs[i].streams[0]);
+        w->needs_pty = opt->plan->options->pty == OPTIONS_PTY_ALWAYS;
+        w->front = logs_front(&c->outputs[i].streams[0]);
     }
     st = start_workers(c, err);
     if (st == CDDP_OK)
@@ -279,6 +369,12 @@ void crew_kill(struct crew *c, int signal)
 {
     for (uint32_t i = 0; i < c->n; i++)
         worker_kill(&c->workers[i], signal);
+}
+
+void crew_resize(struct crew *c)
+{
+    for (uint32_t i = 0; i < c->n; i++)
+        worker_resize(&c->workers[i]);
 }
 
 void crew_end(struct crew *c, int signal)

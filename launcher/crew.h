@@ -21,17 +21,22 @@ struct crew_options {
     struct cdi_msg_assign assign; /* with master_addr and master_port */
     /* A worker is gone; kind EXIT with code 0 means well. From the loop, or from crew_report_unstarted(). */
     void (*exited)(void *arg, const struct cdi_failure *end);
+    /* A worker that had exited with status 0 was still needed: another one has failed for it, and exited() follows. */
+    void (*deserted)(void *arg, const struct cdi_failure *end);
     /* Some output was read or has ended. */
     void (*progress)(void *arg);
     void *arg;
 };
 
+int64_t crew_wall_ms(void); /* Unix time, as failures have it */
 /*
  * Start every worker. One that cannot be started, and those behind it, wait in crew_report_unstarted(), which tells of
  * them by exited(): call it when ready to hear that. *out is written on success only. CDDP_E_NOMEM.
  */
 cddp_status crew_start(struct crew **out, const struct crew_options *opt, struct cdi_error *err);
 void crew_report_unstarted(struct crew *c);
+/* Our window has another size now: tell the workers whose stdout is a pseudo-terminal. */
+void crew_resize(struct crew *c);
 /* To every worker's process group. */
 void crew_kill(struct crew *c, int signal);
 /* The same for a signal that is to end it: cddp_stop_wanted() says so too; CONT follows, so that a stopped worker hears

@@ -36,9 +36,10 @@ const struct flag flags[] = {
      .help = "a variable for the workers, or one of cddprun's own that must be set; may be given again and again"},
     /* ----------------------------------------------------------------------------------------- several machines */
     {.name = "nnodes", .group = GROUP_NODES, .kind = FLAG_NNODES, AT(min_nodes), RANGE(1, OPTIONS_MAX_NODES),
-     .fallback = "1", .value = "N|MIN:MAX",
+     .fallback = "1", .value = "N|MIN:MAX|MIN:",
      .help = "machines; one cddprun is started on each, with the same flags but for --node_rank and --nproc_per_node; "
-             "with MIN:MAX the job goes on with those that are there when one is lost, leaves or comes"},
+             "with MIN:MAX the job goes on with those that are there when one is lost, leaves or comes; MIN: takes "
+             "MAX from the Slurm step"},
     {.name = "node_rank", .group = GROUP_NODES, .kind = FLAG_NUMBER, AT(node_rank), RANGE(0, OPTIONS_MAX_NODES - 1),
      .shown_default = "as they come", .value = "N", .help = "which of them this is, from 0"},
     {.name = "master_addr", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(master_addr), RANGE(1, 255),
@@ -122,6 +123,10 @@ const struct flag flags[] = {
      .help = "lines of stdout that go to a file too which contain one of these; ,, is a comma"},
     {.name = "duplicate_stderr_filters", .group = GROUP_LOGS, .kind = FLAG_TEXT, AT(duplicate_stderr_filters),
      RANGE(0, 4095), .value = "TEXT,...", .help = "the same of stderr"},
+    {.name = "pty", .group = GROUP_LOGS, .kind = FLAG_CHOICE, AT(pty), .fallback = "auto", .value = "auto|always|never",
+     .ours = true,
+     .help = "whether a worker's stdout is a pseudo-terminal: a C program's lines come as they are printed and survive a "
+             "crash, and programs see a terminal; auto: where it is shown and cddprun's own stdout is a terminal"},
     {.name = "status_fd", .group = GROUP_LOGS, .kind = FLAG_NUMBER, AT(status_fd), RANGE(1, 1 << 20), .value = "N",
      .ours = true, .help = "an open descriptor to which what happens is written, as JSON lines"},
     {.name = "interactive", .group = GROUP_LOGS, .kind = FLAG_NUMBER, AT(interactive),

@@ -23,6 +23,8 @@
 #include <sys/wait.h>
 
 #define LATE_MS 100          /* an agent that runs ends its workers well within it */
+#define RESUMED_MS 1000      /* one that was stopped together with us may have to be paged in first */
+#define DEAF_LEAST_MS 5000   /* on a busy machine an agent may take its time to read a signal */
 #define SWEEP_LIMIT_MS 30000 /* what SIGKILL has not ended by then, the kernel holds */
 
 #define N_SIGNALS 64
@@ -30,7 +32,7 @@
 /* What the workers are to hear too, besides the signals that end the job. */
 #define HANDED_ON                                                                                           \
     (BIT(SIGINT) | BIT(SIGTERM) | BIT(SIGHUP) | BIT(SIGQUIT) | BIT(SIGUSR1) | BIT(SIGUSR2) | BIT(SIGTSTP) | \
-     BIT(SIGCONT))
+     BIT(SIGCONT) | BIT(SIGWINCH))
 
 /* -------------------------------------------------------------------------------------------------- sweeping ---- */
 
@@ -48,23 +50,42 @@ static void kill_child(pid_t pid)
     (void)kill(pid, SIGKILL);
 }
 
-/* Parent of a process by /proc/PID/stat: "PID (name, with anything in it) S PPID ..."; -1 if it is gone. */
+/*
+ * /proc/PID/stat, "PID (name, with anything in it) S PPID ...", from the letter of its state on; NULL: it is gone. text
+ * has room for it; path is relative to dir.
+ */
+static const char *read_stat(int dir, const char *path, char text[512])
+{
+    CDI_AUTOCLOSE int fd = openat(dir, path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, 511);
+    const char *close_paren;
+
+    if (n <= 0)
+        return NULL;
+    text[n] = '\0';
+    close_paren = strrchr(text, ')');
+    return close_paren == NULL || strlen(close_paren) < sizeof ") S 1" - 1 ? NULL : close_paren + 2;
+}
+
+/* -1: it is gone. */
 static pid_t parent_of(int proc_fd, const char *pid)
 {
     char path[64], text[512];
-    const char *close_paren;
-    CDI_AUTOCLOSE int fd = -1;
-    ssize_t n;
+    const char *state;
 
     (void)snprintf(path, sizeof path, "%.20s/stat", pid);
-    fd = openat(proc_fd, path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || (n = read(fd, text, sizeof text - 1)) <= 0)
-        return -1;
-    text[n] = '\0';
-    close_paren = strrchr(text, ')');
-    if (close_paren == NULL || strlen(close_paren) < sizeof ") S 1" - 1)
-        return -1;
-    return (pid_t)strtol(close_paren + sizeof ") S" - 1, NULL, 10);
+    state = read_stat(proc_fd, path, text);
+    return state == NULL ? -1 : (pid_t)strtol(state + 1, NULL, 10);
+}
+
+static bool is_stopped(pid_t pid)
+{
+    char path[64], text[512];
+    const char *state;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    state = read_stat(AT_FDCWD, path, text);
+    return state != NULL && *state == 'T';
 }
 
 static void kill_by_scan(void)
@@ -121,6 +142,11 @@ static bool reap(void)
     return pid == 0;
 }
 
+bool guard_has_children(void)
+{
+    return reap();
+}
+
 bool guard_sweep_once(void)
 {
     if (!reap())
@@ -162,19 +188,30 @@ void guard_remove_dir(const char *dir)
         (void)nftw(dir, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
 }
 
+struct guard_shared {
+    _Atomic int64_t act_by_ms; /* see guard_act_by() */
+    atomic_bool has_run_dir;   /* run_dir is whole: it can be removed */
+    char run_dir[PATH_MAX];
+};
+
+/* The guard knows the name before there is a directory: whichever process is killed, the other one removes it. */
 static cddp_status make_run_dir(struct guard_link *link, const char *tmpdir, struct cdi_error *err)
 {
     /* Absolute, since workers may change their directory. */
     CDI_AUTOFREE char *base = realpath(tmpdir, NULL);
+    struct guard_shared *s = link->shared;
 
     if (base == NULL ||
-        (size_t)snprintf(link->run_dir, sizeof link->run_dir - 64, "%s/cddprun-XXXXXX", base) >=
-            sizeof link->run_dir - 64 ||
-        mkdtemp(link->run_dir) == NULL) {
-        link->run_dir[0] = '\0';
+        (size_t)snprintf(s->run_dir, sizeof s->run_dir - 64, "%s/cddprun-XXXXXX", base) >= sizeof s->run_dir - 64)
+        return cdi_fail_errno(err, base == NULL ? errno : ENAMETOOLONG,
+                              "cannot make a private directory in '%.200s' (set TMPDIR to another place)", tmpdir);
+    atomic_store(&s->has_run_dir, true);
+    if (mkdtemp(s->run_dir) == NULL) {
+        atomic_store(&s->has_run_dir, false);
         return cdi_fail_errno(err, errno, "cannot make a private directory in '%.200s' (set TMPDIR to another place)",
                               tmpdir);
     }
+    memcpy(link->run_dir, s->run_dir, sizeof link->run_dir);
     return CDDP_OK;
 }
 
@@ -184,13 +221,18 @@ struct guard {
     pid_t agent;
     int link, signals;
     uint64_t ending; /* signals that end the job */
-    const char *run_dir;
-    bool ready;                 /* the agent listens */
-    bool want_stop;             /* TSTP came, and no CONT after it */
-    _Atomic int64_t *act_by_ms; /* the agent's, see guard_act_by() */
-    int64_t late_ms;            /* when we saw first that the agent was late; 0: it is not */
-    int64_t still_ms;           /* for how long it had not moved when it was killed for that; 0: it was not */
-    int killed_by_us;           /* the signal for which we killed an agent that did not listen yet */
+    struct guard_shared *shared;
+    int conn;            /* the agent's to the rendezvous, see guard_hold(); -1: none */
+    bool ready;          /* the agent listens */
+    bool want_stop;      /* TSTP came, and no CONT after it */
+    int64_t grace_ms;    /* from late_ms on */
+    int64_t late_ms;     /* when we saw first that the agent was late; 0: it is not */
+    int64_t still_ms;    /* for how long it had not moved when it was killed for that; 0: it was not */
+    int64_t patience_ms; /* for an agent that does not read signals */
+    int64_t hear_by_ms;  /* by when the agent must have read one that ends the job; CDI_NEVER_MS */
+    int unheard;         /* that signal */
+    bool deaf;           /* the agent was killed since it had not */
+    int killed_by_us;    /* the signal for which we killed an agent that did not listen yet */
     bool ended;
     int status; /* the agent's, from waitpid */
 };
@@ -241,6 +283,20 @@ static void reap_agent(struct guard *g)
     }
 }
 
+/*
+ * That the agent reads it. One that somebody has stopped alone would never; but CONT goes to none other, since it would
+ * take back the stop by which a debugger attaches.
+ */
+static void see_to_it(struct guard *g, int signal)
+{
+    if (is_stopped(g->agent))
+        (void)kill(g->agent, SIGCONT);
+    if (g->hear_by_ms != CDI_NEVER_MS)
+        return;
+    g->unheard = signal;
+    g->hear_by_ms = cdi_deadline_ms(cdi_now_ms(), g->patience_ms);
+}
+
 static void on_signal(struct guard *g, int signal)
 {
     if (signal == SIGCHLD) {
@@ -257,6 +313,8 @@ static void on_signal(struct guard *g, int signal)
         hand_on(g, signal);
     } else if (g->ready) {
         hand_on(g, signal);
+        if ((g->ending & BIT(signal)) != 0)
+            see_to_it(g, signal);
     } else if ((g->ending & BIT(signal)) != 0) {
         /* Still starting (it may be asking a name server): there is no worker to be gentle with. */
         g->killed_by_us = signal;
@@ -264,17 +322,44 @@ static void on_signal(struct guard *g, int signal)
     }
 }
 
+/* One byte of the agent's, and the descriptor that came with it; -1: none did. */
+static ssize_t receive(const struct guard *g, char *byte, int *fd)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control;
+    struct iovec iov = {.iov_base = byte, .iov_len = 1};
+    struct msghdr msg = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
+    ssize_t n = recvmsg(g->link, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    const struct cmsghdr *c = n > 0 ? CMSG_FIRSTHDR(&msg) : NULL;
+
+    *fd = -1;
+    if (c != NULL && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len == CMSG_LEN(sizeof(int)))
+        memcpy(fd, CMSG_DATA(c), sizeof(int));
+    return n;
+}
+
 static void on_link(struct guard *g, struct pollfd *p)
 {
     char byte;
-    ssize_t n = recv(g->link, &byte, 1, MSG_DONTWAIT);
+    int fd;
+    ssize_t n = receive(g, &byte, &fd);
 
     if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
         p->fd = -1; /* the agent is leaving; its status follows */
         return;
     }
+    if (fd >= 0) {
+        if (g->conn >= 0)
+            (void)close(g->conn);
+        g->conn = fd;
+    }
     if (n == 1 && byte == GUARD_READY)
         g->ready = true;
+    if (n == 1 && byte == GUARD_HEARD)
+        g->hear_by_ms = CDI_NEVER_MS;
     if (n == 1 && byte == GUARD_STOPPED) {
         if (g->want_stop)
             stop_both(g);
@@ -289,7 +374,7 @@ static void on_link(struct guard *g, struct pollfd *p)
  */
 static int look_at_agent(struct guard *g)
 {
-    int64_t now = cdi_now_ms(), act_by = atomic_load(g->act_by_ms), wait = act_by - now;
+    int64_t now = cdi_now_ms(), act_by = atomic_load(&g->shared->act_by_ms), wait = act_by - now;
 
     if (act_by == CDI_NEVER_MS || wait > 0)
         g->late_ms = 0;
@@ -297,14 +382,30 @@ static int look_at_agent(struct guard *g)
         return -1;
     if (wait > 0)
         return wait < INT_MAX ? (int)wait : INT_MAX;
-    if (g->late_ms == 0)
+    if (g->late_ms == 0) {
         g->late_ms = now;
-    wait = g->late_ms + LATE_MS - now;
+        g->grace_ms = -wait > LATE_MS ? RESUMED_MS : LATE_MS; /* we are late ourselves */
+    }
+    wait = g->late_ms + g->grace_ms - now;
     if (wait > 0)
         return (int)wait;
     g->still_ms = now - act_by;
     (void)kill(g->agent, SIGKILL);
     return -1;
+}
+
+/* How long to wait at most; -1: for ever. */
+static int next_look(struct guard *g)
+{
+    int64_t left = g->hear_by_ms - cdi_now_ms();
+    int wait;
+
+    if (g->still_ms != 0 || g->deaf)
+        return -1;
+    wait = look_at_agent(g);
+    if (g->hear_by_ms == CDI_NEVER_MS || (wait >= 0 && wait <= left))
+        return wait;
+    return left <= 0 ? 0 : left < INT_MAX ? (int)left : INT_MAX;
 }
 
 static void watch(struct guard *g)
@@ -313,8 +414,15 @@ static void watch(struct guard *g)
     struct signalfd_siginfo info;
 
     while (!g->ended) {
-        if (poll(p, 2, g->still_ms != 0 ? -1 : look_at_agent(g)) < 0 && errno != EINTR)
+        int n = poll(p, 2, next_look(g));
+
+        if (n < 0 && errno != EINTR)
             break;
+        /* Only when there is nothing to read: we may have been stopped ourselves, and the answer waits. */
+        if (n == 0 && cdi_now_ms() >= g->hear_by_ms && !g->deaf) {
+            g->deaf = true;
+            (void)kill(g->agent, SIGKILL);
+        }
         while (!g->ended && read(g->signals, &info, sizeof info) == (ssize_t)sizeof info) {
             /* Whoever sent it may have seen the workers, and the agent's word is older: it must not count as later. */
             if (!g->ready && p[1].fd >= 0)
@@ -334,12 +442,22 @@ static int conclude(const struct guard *g)
 
     if (!guard_sweep(SWEEP_LIMIT_MS))
         fprintf(stderr, "cddprun: some processes of this job do not die of SIGKILL; the kernel holds them\n");
-    guard_remove_dir(g->run_dir);
+    else if (g->conn >= 0)
+        (void)shutdown(g->conn, SHUT_WR); /* no worker is left: the rendezvous may know */
+    if (atomic_load(&g->shared->has_run_dir))
+        guard_remove_dir(g->shared->run_dir);
     if (g->killed_by_us != 0)
         return 128 + g->killed_by_us;
     if (WIFEXITED(g->status))
         return WEXITSTATUS(g->status);
     signal = WTERMSIG(g->status);
+    if (g->deaf) {
+        fprintf(stderr,
+                "cddprun: its agent (pid %d) did not answer signal %d (%s) for %lld s (was it stopped?); it and every "
+                "worker have been killed\n",
+                (int)g->agent, g->unheard, signame(g->unheard, name, sizeof name), (long long)g->patience_ms / 1000);
+        return 128 + g->unheard;
+    }
     if (g->still_ms != 0) {
         fprintf(stderr,
                 "cddprun: its agent (pid %d) stood still (was it stopped?) until the rendezvous was about to count "
@@ -379,10 +497,29 @@ static void choose_signals(const struct guard_link *link, uint64_t ending, sigse
 
 bool guard_act_by(struct guard_link *link, int64_t act_by_ms)
 {
-    return atomic_exchange(link->act_by_ms, act_by_ms) == CDI_NEVER_MS && act_by_ms != CDI_NEVER_MS;
+    return atomic_exchange(&link->shared->act_by_ms, act_by_ms) == CDI_NEVER_MS && act_by_ms != CDI_NEVER_MS;
 }
 
-static void become_agent(struct guard_link *link, uint64_t ending, pid_t guard)
+void guard_hold(const struct guard_link *link, int fd)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control = {.bytes = {0}};
+    char byte = GUARD_HOLD;
+    struct iovec iov = {.iov_base = &byte, .iov_len = 1};
+    struct msghdr msg = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
+    struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
+
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(c), &fd, sizeof fd);
+    (void)sendmsg(link->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+static void become_agent(uint64_t ending, pid_t guard)
 {
     sigset_t none;
 
@@ -396,26 +533,28 @@ static void become_agent(struct guard_link *link, uint64_t ending, pid_t guard)
     (void)signal(SIGTTOU, SIG_IGN);
     (void)sigemptyset(&none);
     (void)sigprocmask(SIG_SETMASK, &none, NULL);
-    if (getppid() != guard) {
-        guard_remove_dir(link->run_dir);
+    if (getppid() != guard)
         _exit(1);
-    }
 }
 
-static _Noreturn void become_guard(const struct guard_link *link, uint64_t ending, pid_t agent, int fd, int signals)
+static _Noreturn void become_guard(const struct guard_link *link, uint64_t ending, int64_t patience_ms, pid_t agent,
+                                   int fd, int signals)
 {
     struct guard g = {.agent = agent,
                       .link = fd,
                       .signals = signals,
+                      .conn = -1,
                       .ending = ending,
-                      .run_dir = link->run_dir,
-                      .act_by_ms = link->act_by_ms};
+                      .shared = link->shared,
+                      .patience_ms = patience_ms > DEAF_LEAST_MS ? patience_ms : DEAF_LEAST_MS,
+                      .hear_by_ms = CDI_NEVER_MS};
 
     watch(&g);
     _exit(conclude(&g));
 }
 
-cddp_status guard_start(struct guard_link *link, const char *tmpdir, uint64_t ending, struct cdi_error *err)
+cddp_status guard_start(struct guard_link *link, const char *tmpdir, uint64_t ending, int64_t patience_ms,
+                        struct cdi_error *err)
 {
     CDI_AUTOCLOSE int signals = -1;
     sigset_t set, before;
@@ -433,32 +572,31 @@ cddp_status guard_start(struct guard_link *link, const char *tmpdir, uint64_t en
         return cdi_fail_errno(err, errno, "cannot watch for signals");
     if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0)
         return cdi_fail_errno(err, errno, "cannot become the keeper of orphaned processes (prctl)");
-    link->act_by_ms = mmap(NULL, sizeof *link->act_by_ms, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (link->act_by_ms == MAP_FAILED)
+    link->shared = mmap(NULL, sizeof *link->shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (link->shared == MAP_FAILED)
         return cdi_fail_errno(err, errno, "cannot make the memory that guard and agent share");
-    atomic_init(link->act_by_ms, CDI_NEVER_MS);
+    atomic_init(&link->shared->act_by_ms, CDI_NEVER_MS);
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
         return cdi_fail_errno(err, errno, "cannot make the link between guard and agent");
-    st = make_run_dir(link, tmpdir, err);
-    if (st == CDDP_OK) {
-        (void)sigprocmask(SIG_SETMASK, &set, NULL);
-        pid = fork();
-        if (pid > 0)
-            (void)close(pair[1]);
-        if (pid > 0)
-            become_guard(link, ending, pid, pair[0], cdi_steal_fd(&signals));
-        if (pid < 0) {
-            st = cdi_fail_errno(err, errno, "cannot fork");
-            guard_remove_dir(link->run_dir);
-            (void)sigprocmask(SIG_SETMASK, &before, NULL);
-        }
-    }
-    (void)close(pair[0]);
-    if (st != CDDP_OK) {
+    (void)sigprocmask(SIG_SETMASK, &set, NULL);
+    /* A limit of file sizes (ulimit -f) is an error to tell of, not a death; the workers get the signal back. */
+    (void)signal(SIGXFSZ, SIG_IGN);
+    pid = fork();
+    if (pid > 0) {
         (void)close(pair[1]);
-        return st;
+        become_guard(link, ending, patience_ms, pid, pair[0], cdi_steal_fd(&signals));
     }
-    become_agent(link, ending, guard);
-    link->fd = pair[1];
-    return CDDP_OK;
+    st = pid < 0 ? cdi_fail_errno(err, errno, "cannot fork") : CDDP_OK;
+    (void)close(pair[0]);
+    if (st == CDDP_OK) {
+        become_agent(ending, guard);
+        st = make_run_dir(link, tmpdir, err);
+    } else {
+        (void)sigprocmask(SIG_SETMASK, &before, NULL);
+    }
+    if (st == CDDP_OK)
+        link->fd = pair[1];
+    else
+        (void)close(pair[1]);
+    return st;
 }

@@ -21,22 +21,27 @@
 /* Bytes from guard to agent are signal numbers; from agent to guard: */
 #define GUARD_READY 'R'   /* the agent's loop runs: from now on it answers signals */
 #define GUARD_STOPPED 'S' /* after TSTP: the workers are stopped, now stop us */
-#define GUARD_LOOK 'L'    /* there is a time in *act_by_ms, and there was none */
+#define GUARD_LOOK 'L'    /* there is a time to act by, and there was none */
+#define GUARD_HEARD 'H'   /* a signal that ends the job has been read */
+#define GUARD_HOLD 'C'    /* with a descriptor: see guard_hold() */
 
 struct guard_link {
-    int fd;                     /* a socket to the guard, close-on-exec, the caller's to close */
-    uint64_t mask;              /* as cddprun was started: signals blocked, bit n-1 for signal n */
-    uint64_t ignored;           /* and ignored; the workers get both back */
-    _Atomic int64_t *act_by_ms; /* shared with the guard, written by the agent: see guard_act_by() */
-    char run_dir[PATH_MAX];     /* private to this run, mode 0700; removed by the guard, or by whoever survives it */
+    int fd;                      /* a socket to the guard, close-on-exec, the caller's to close */
+    uint64_t mask;               /* as cddprun was started: signals blocked, bit n-1 for signal n */
+    uint64_t ignored;            /* and ignored; the workers get both back */
+    struct guard_shared *shared; /* with the guard, written by the agent */
+    char run_dir[PATH_MAX];      /* private to this run, mode 0700; removed by the guard, or by whoever survives it */
 };
 
 /*
- * Make the run directory under tmpdir and fork. Returns in the agent only; the guard never returns. On failure nothing
- * was forked. Signals in `ending` (bit n-1 for signal n) end an agent that does not answer signals yet; once it does,
- * it is told of these and of all that workers are to hear. Call it before any thread exists. CDDP_E_SYSTEM.
+ * Forks, and makes the run directory under tmpdir. Returns in the agent only; the guard never returns. A failure before
+ * the fork returns in the one process that there is. An agent that has not read an ending signal after patience_ms is
+ * killed, and its workers with it; one that is stopped is continued first. Signals in `ending` (bit n-1 for signal n)
+ * end an agent that does not answer signals yet; once it does, it is told of these and of all that workers are to hear.
+ * Call it before any thread exists. CDDP_E_SYSTEM.
  */
-cddp_status guard_start(struct guard_link *link, const char *tmpdir, uint64_t ending, struct cdi_error *err);
+cddp_status guard_start(struct guard_link *link, const char *tmpdir, uint64_t ending, int64_t patience_ms,
+                        struct cdi_error *err);
 
 /*
  * The agent must move, which is to call this again, by that time (cdi_now_ms()'s), else the guard kills it;
@@ -45,6 +50,17 @@ cddp_status guard_start(struct guard_link *link, const char *tmpdir, uint64_t en
  */
 bool guard_act_by(struct guard_link *link, int64_t act_by_ms);
 
+/*
+ * Give the guard a copy of the connection to the rendezvous, in place of the one before. If the agent dies, the guard
+ * ends that connection in good order when the workers are dead, so that the node counts as lost at once. The kernel
+ * alone would reset it if there were bytes that the agent had not read, which looks like a fault of the network. From
+ * now on close() by the agent does not end the connection: it has to shut it down. Never blocks; without a guard that
+ * reads it does nothing.
+ */
+void guard_hold(const struct guard_link *link, int fd);
+
+/* Reaps the dead; false: no child is left. Never blocks. */
+bool guard_has_children(void);
 /*
  * One round of killing: SIGKILL to every child and to its process group where that was made below us, and reap the
  * dead. False: no child is left. Children of children turn up in a later round, since we are a subreaper. Never blocks.

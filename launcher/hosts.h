@@ -10,7 +10,8 @@
 #include "launcher/options.h"
 
 #define HOSTS_MAX 4096
-#define HOSTS_REMOTE_ENV "CDDP_REMOTE" /* tells the far end that it is one */
+#define HOSTS_REMOTE_ENV "CDDP_REMOTE"   /* tells the far end that it is one */
+#define HOSTS_REMOTE_TERMINAL "terminal" /* its value where a terminal shows what the job writes to stdout */
 
 struct host {
     char name[256];  /* as ssh takes it: user@name too */
@@ -35,6 +36,7 @@ struct hosts_job {
     int n_flags;
     char *const *command; /* PROGRAM ARGS, NULL */
     char *const *env;     /* settings for the far cddprun, NULL */
+    bool terminal;        /* our stdout is one */
     const char *program;  /* cddprun's path, the same everywhere */
     const char *directory;
     const char *master_addr;

@@ -3,7 +3,9 @@
 
 #include "common/clock.h"
 #include "common/echo.h"
+#include "common/resolve.h"
 #include "launcher/contact.h"
+#include "launcher/lookup.h"
 #include "protocol/frame.h"
 #include "protocol/hello.h"
 
@@ -16,14 +18,16 @@
 #define RETRY_FIRST_MS 20
 #define RETRY_MAX_MS 1000
 #define ATTEMPT_MS 5000 /* for one address to take the connection */
-#define ANSWER_MS 10000 /* for a rendezvous to answer JOIN */
-#define STRANGE_MAX 8   /* connections that end before an answer, then nobody there is a rendezvous */
+#define ANSWER_MS 10000 /* for a rendezvous to answer JOIN; twice as long the next time, since it may be busy */
+#define ANSWER_MAX_MS 60000
+#define STRANGE_MAX 8 /* connections that end before an answer, then nobody there is a rendezvous */
 #define SAY_WAITING_MS 10000
-#define GONE_MS 5000        /* who refuses connections for so long does not come back */
+#define SURE_MS 500         /* who refuses connections for so long does not only start */
 #define RETURN_RETRY_MS 250 /* between two attempts to come back: the lease runs */
 #define RETURN_ATTEMPT_MS 1000
 #define RETURN_ANSWER_MS 2000
 #define CLOSE_WAIT_MS 1000
+#define FOREIGN_MS 60000         /* for the job's own rendezvous to start beside another job's */
 #define QUEUE_MAX (1024u * 1024) /* bytes on their way out; more means that nobody reads */
 
 struct join {
@@ -40,22 +44,36 @@ struct join {
     void *arg;
     struct contact contact;
     int64_t act_by_ms; /* as told */
+    bool held;         /* as told */
     struct cdi_hello_client opening;
     struct cdi_buf in;
     char chunk[16384];
     uint64_t wait_ms;
-    unsigned next_addr, n_strange;
-    bool tcp_open; /* tcp is initialised and not closing */
+    unsigned addr, next_addr, n_strange; /* addr: of the present attempt */
+    unsigned port, next_port;            /* of the present attempt and of the next one, from the address's own on */
+    int64_t foreign_ms; /* since when another job's rendezvous was met at one of several ports; 0: never */
+    bool tcp_open;      /* tcp is initialised and not closing */
     bool connected, lost, closing;
     bool answered;      /* JOIN was, on this connection */
     bool resuming;      /* JOIN asked to come back */
     bool known;         /* WELCOME has come once */
     bool again;         /* join_again() was called */
+    bool over;          /* CLOSED has come: the end of the connection is no loss */
+    bool last_chance;   /* the rendezvous closed the connection, and no restart is left: one attempt to come back */
+    bool hosted;        /* the rendezvous runs in another node's cddprun, and is gone with it */
+    bool in_round;      /* a round has begun */
+    bool counted;       /* its end has been counted in `restarts` */
+    bool said_note;     /* why this agent does not host */
     int64_t refused_ms; /* since when connections are refused; 0: they are not */
+    int64_t gone_ms;    /* of a hosted one: who refuses connections for so long does not come back */
+    uint64_t answer_ms; /* how long the next answer to the first JOIN may take */
+    uint32_t restarts;  /* of the job, as far as this agent knows */
     int open_handles;
-    char session[64];   /* of WELCOME */
-    char trying[80];    /* the address of the present attempt */
-    char last_try[256]; /* how the last one ended: "10.0.0.1: connection refused" */
+    struct lookup *lookup; /* asks for the addresses again; NULL: not now */
+    char session[64];      /* of WELCOME */
+    char trying[80];       /* the address of the present attempt */
+    char last_try[256];    /* how the last one ended: "10.0.0.1: connection refused" */
+    char refusal[640];     /* it was reached, and had no place for this agent: what it said; "": it was not */
 };
 
 static void try_connect(struct join *j);
@@ -70,10 +88,19 @@ static void on_closed(uv_handle_t *h)
     free(j);
 }
 
+static int fd_of(const struct join *j)
+{
+    uv_os_fd_t fd;
+
+    return uv_fileno((const uv_handle_t *)&j->tcp, &fd) == 0 ? fd : -1;
+}
+
 static void close_tcp(struct join *j)
 {
     if (!j->tcp_open)
         return;
+    if (j->connected)
+        (void)shutdown(fd_of(j), SHUT_RDWR); /* the guard has a copy of it, which close() would leave open */
     j->tcp_open = false;
     j->connected = false;
     uv_close((uv_handle_t *)&j->tcp, on_closed);
@@ -82,8 +109,12 @@ static void close_tcp(struct join *j)
 /* With a reset: an end of file would say that this agent has died. */
 static void reset_tcp(struct join *j)
 {
+    const struct sockaddr nowhere = {.sa_family = AF_UNSPEC};
+
     if (!j->tcp_open)
         return;
+    if (j->connected)
+        (void)connect(fd_of(j), &nowhere, sizeof nowhere); /* resets it now, though the guard has a copy of it */
     if (!j->connected || uv_tcp_close_reset(&j->tcp, on_closed) != 0) {
         close_tcp(j);
         return;
@@ -102,24 +133,45 @@ static void tell_act_by(struct join *j)
     j->on.act_by(j->arg, at);
 }
 
+/* The workers stop at once, and whenever something else (a scheduler that resumes the job) has made them go on. */
+static void tell_held(struct join *j, bool again)
+{
+    if (j->contact.held == j->held && !(j->held && again))
+        return;
+    j->held = j->contact.held;
+    j->on.hold(j->arg, j->held);
+}
+
 static void end(struct join *j, bool fenced, const char *text)
 {
+    char why[1536];
+
     if (j->lost || j->closing)
         return;
     j->lost = true;
+    if (j->held) {
+        /* It was about to say whether another world may run without this node. */
+        (void)snprintf(why, sizeof why,
+                       "nothing was heard from the rendezvous at %s while this node was stopped for %lld s, and then: "
+                       "%s",
+                       j->opt.name, (long long)j->contact.still_ms / 1000, text);
+        text = why;
+        fenced = true;
+        j->held = j->contact.held = false;
+    }
     tell_act_by(j);
-    if (fenced)
-        reset_tcp(j);
-    else
-        close_tcp(j);
     (void)uv_timer_stop(&j->retry);
     (void)uv_timer_stop(&j->beat);
     (void)uv_timer_stop(&j->limit);
     (void)uv_timer_stop(&j->say);
-    if (fenced)
-        j->on.fenced(j->arg, text);
-    else
-        j->on.lost(j->arg, text);
+    if (fenced) {
+        j->on.fenced(j->arg, text); /* first: the connection may still carry why the round has failed */
+        if (!j->closing)
+            reset_tcp(j);
+        return;
+    }
+    close_tcp(j);
+    j->on.lost(j->arg, text);
 }
 
 static void lose(struct join *j, const char *text)
@@ -212,40 +264,102 @@ static void on_retry(uv_timer_t *t)
     try_connect(t->data);
 }
 
+static long long seconds_left(const struct join *j)
+{
+    int64_t left = (j->opt.deadline_ms - cdi_now_ms()) / 1000;
+
+    return left < 0 ? 0 : left;
+}
+
+/* Is it time to give up? Then text says why. */
+static bool gives_up(const struct join *j, char *text, size_t cap)
+{
+    int64_t now = cdi_now_ms();
+
+    if (j->last_chance)
+        (void)snprintf(text, cap, "the rendezvous at %s is gone: it closed the connection", j->opt.name);
+    else if (j->again && j->hosted && j->refused_ms != 0 && now - j->refused_ms > j->gone_ms)
+        (void)snprintf(text, cap, "the rendezvous at %s is gone (%s)", j->opt.name, j->last_try);
+    else if (j->known || now + (int64_t)j->wait_ms < j->opt.deadline_ms)
+        return false;
+    else if (j->refusal[0] != '\0')
+        (void)snprintf(text, cap, "%s", j->refusal);
+    else
+        (void)snprintf(text, cap, "cannot reach the rendezvous at %s (%s)%s", j->opt.name, j->last_try, j->opt.note);
+    return true;
+}
+
+/* Nobody listens, and this agent cannot do it either: no use in telling that only after a while. */
+static void say_note(struct join *j)
+{
+    char text[1024];
+
+    if (j->said_note || j->opt.note[0] == '\0' || j->refused_ms == 0 || cdi_now_ms() - j->refused_ms < SURE_MS)
+        return;
+    j->said_note = true;
+    (void)snprintf(text, sizeof text, "nobody answers at %s (%s)%s; trying for another %lld s", j->opt.name,
+                   j->last_try, j->opt.note, seconds_left(j));
+    j->on.waiting(j->arg, text);
+}
+
+/* The name may stand for another address by now. The next attempt uses what is found, this one does not wait for it. */
+static void look_up_again(struct join *j)
+{
+    if (j->opt.own || j->opt.host[0] == '\0')
+        return;
+    if (lookup_fetch(&j->lookup, j->opt.addrs, &j->opt.n_addrs))
+        j->next_addr %= j->opt.n_addrs;
+    if (j->lookup == NULL)
+        j->lookup = lookup_start(j->opt.host, j->opt.port);
+}
+
 /* This attempt came to nothing: `why`. Another one follows, unless the time is over. */
 static void later(struct join *j, const char *why)
 {
+    /* One round over all addresses and ports is quick; only rounds become slower. */
+    bool in_round = j->next_port > 0 && !j->known && !j->again;
     char text[1024];
     uint64_t jitter;
 
     reset_tcp(j);
     (void)uv_timer_stop(&j->limit);
     (void)snprintf(j->last_try, sizeof j->last_try, "%s: %s", j->trying, why);
-    if (j->again && j->refused_ms != 0 && cdi_now_ms() - j->refused_ms > GONE_MS) {
-        (void)snprintf(text, sizeof text, "the rendezvous at %s is gone (%s)", j->opt.name, j->last_try);
+    if (gives_up(j, text, sizeof text)) {
         lose(j, text);
         return;
     }
-    if (!j->known && cdi_now_ms() + (int64_t)j->wait_ms >= j->opt.deadline_ms) {
-        (void)snprintf(text, sizeof text, "cannot reach the rendezvous at %s (%s)%s", j->opt.name, j->last_try,
-                       j->opt.note);
-        lose(j, text);
-        return;
-    }
+    say_note(j);
+    look_up_again(j);
     /* A little different for each process, so that many do not come back at once. */
     jitter = ((uint64_t)cdi_now_ns() / 1000 + (uint64_t)getpid() * 7919) % (j->wait_ms / 4 + 1);
-    (void)uv_timer_start(&j->retry, on_retry, j->wait_ms + jitter, 0);
-    if (j->next_addr == 0 && !j->known)
+    (void)uv_timer_start(&j->retry, on_retry, in_round ? RETRY_FIRST_MS : j->wait_ms + jitter, 0);
+    if (j->next_addr == 0 && !in_round && !j->known)
         j->wait_ms = j->wait_ms * 2 > RETRY_MAX_MS ? RETRY_MAX_MS : j->wait_ms * 2;
 }
 
 /* Come back by another connection, to the address that was good before. The lease says for how long this is tried. */
-static void come_back(struct join *j)
+static void come_back(struct join *j, uint64_t wait_ms)
 {
     contact_broken(&j->contact);
     j->answered = false;
-    j->wait_ms = RETURN_RETRY_MS;
+    j->wait_ms = wait_ms;
     later(j, "the connection broke");
+}
+
+/*
+ * It is reached, but has no place for this agent now. One may become free: another job ends, or a connection of ours
+ * that it has not missed yet.
+ */
+static void wait_for_place(struct join *j, const char *why, const char *refusal)
+{
+    char text[1024];
+    bool first = j->refusal[0] == '\0';
+
+    (void)snprintf(j->refusal, sizeof j->refusal, "%s", refusal);
+    (void)snprintf(text, sizeof text, "%s; trying again for %lld s", refusal, seconds_left(j));
+    later(j, why);
+    if (first && !j->lost && !j->known && !j->again)
+        j->on.waiting(j->arg, text);
 }
 
 static void on_beat(uv_timer_t *t);
@@ -261,14 +375,14 @@ static void look(struct join *j)
         if (due == CONTACT_BEAT) {
             msg.u.heartbeat.seq = contact_beat(&j->contact, now);
             join_send(j, &msg);
+            tell_held(j, true);
+        } else if (due == CONTACT_HOLD) {
+            tell_held(j, true);
         } else if (due == CONTACT_RECONNECT) {
-            come_back(j);
+            come_back(j, RETURN_RETRY_MS);
         } else {
-            (void)snprintf(
-                text, sizeof text,
-                "nothing was heard from the rendezvous at %s for %lld s; this node's workers are killed, since "
-                "it may count them as lost",
-                j->opt.name, (long long)(now - j->contact.alive_ms) / 1000);
+            (void)snprintf(text, sizeof text, "nothing was heard from the rendezvous at %s for %lld s", j->opt.name,
+                           (long long)(now - j->contact.alive_ms) / 1000);
             end(j, true, text);
         }
     }
@@ -290,12 +404,25 @@ void join_look(struct join *j)
         look(j);
 }
 
-/* Who took the connection does not talk like a rendezvous. One that is just ending, or starting, may do so too. */
+/* Of several ports, this one may be somebody else's; for some time that is no reason to give up. */
+static bool is_at_another_port(struct join *j)
+{
+    if (j->opt.n_ports < 2 || j->known || j->again)
+        return false;
+    if (j->foreign_ms == 0)
+        j->foreign_ms = cdi_now_ms();
+    return cdi_now_ms() - j->foreign_ms < FOREIGN_MS;
+}
+
+/*
+ * What took the connection does not talk like a rendezvous. One that is just ending, or starting, may do so too, and so
+ * may one that has more to do than it can.
+ */
 static void strange(struct join *j, const char *why, bool final)
 {
     char text[1024];
 
-    if (j->known || j->again || (!final && ++j->n_strange < STRANGE_MAX)) {
+    if (j->known || j->again || is_at_another_port(j) || (!final && ++j->n_strange < STRANGE_MAX)) {
         later(j, why);
         return;
     }
@@ -310,7 +437,7 @@ static void on_limit(uv_timer_t *t)
     struct join *j = t->data;
 
     if (j->connected)
-        strange(j, "it takes connections but does not answer", true);
+        later(j, "it takes connections but does not answer; is it a rendezvous of cddprun?");
     else
         later(j, "no answer, packets may be dropped on the way");
 }
@@ -318,11 +445,13 @@ static void on_limit(uv_timer_t *t)
 static void on_say(uv_timer_t *t)
 {
     struct join *j = t->data;
-    int64_t left = (j->opt.deadline_ms - cdi_now_ms()) / 1000;
-    char text[1024];
+    char text[1400];
 
-    (void)snprintf(text, sizeof text, "waiting for the rendezvous at %s (%s), for another %lld s", j->opt.name,
-                   j->last_try[0] != '\0' ? j->last_try : j->trying, (long long)(left < 0 ? 0 : left));
+    if (j->refusal[0] != '\0')
+        (void)snprintf(text, sizeof text, "%s; trying again for %lld s", j->refusal, seconds_left(j));
+    else
+        (void)snprintf(text, sizeof text, "waiting for the rendezvous at %s (%s), for another %lld s%s", j->opt.name,
+                       j->last_try[0] != '\0' ? j->last_try : j->trying, seconds_left(j), j->opt.note);
     j->on.waiting(j->arg, text);
 }
 
@@ -336,35 +465,95 @@ static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf)
     *buf = uv_buf_init(j->chunk, sizeof j->chunk);
 }
 
+/* May the job go on where the rendezvous, and so what it knows of the round, is lost? */
+static bool has_restart_left(const struct join *j)
+{
+    return j->opt.rejoins && (j->opt.elastic || !j->in_round || j->counted || j->restarts < j->opt.hello.max_restarts);
+}
+
+/* The rendezvous does not know this agent: its lease has run out, or the rendezvous was started anew. */
+static void join_as_new(struct join *j, const char *text)
+{
+    j->restarts += j->in_round && !j->counted && !j->opt.elastic;
+    j->in_round = j->counted = false;
+    j->opt.hello.restart_count = j->restarts;
+    j->opt.hello.session[0] = '\0';
+    j->opt.hello.round = -1;
+    end(j, true, text);
+}
+
+static void on_welcome(struct join *j, const struct cdi_msg *msg)
+{
+    j->resuming = j->last_chance = false;
+    j->known = true;
+    j->refusal[0] = j->opt.note[0] = '\0'; /* what has this agent's port was the rendezvous */
+    j->next_port = j->port;
+    j->next_addr = j->addr;
+    j->hosted = msg->u.welcome.hosted;
+    j->gone_ms = msg->u.welcome.lease_ms / 3;
+    (void)snprintf(j->session, sizeof j->session, "%s", msg->u.welcome.session);
+    contact_welcome(&j->contact, msg->u.welcome.lease_ms, cdi_now_ms());
+    tell_held(j, false);
+    look(j);
+}
+
+/* From now on a broken connection is worth coming back for. */
+static void on_assign(struct join *j, const struct cdi_msg_assign *assign)
+{
+    j->in_round = true;
+    j->counted = false;
+    j->restarts = assign->restart_count;
+    j->opt.hello.round = assign->round;
+    (void)snprintf(j->opt.hello.session, sizeof j->opt.hello.session, "%s", j->session);
+}
+
+/* Whether it counts may be said twice: the first word may have been of an echo. */
+static void on_round_over(struct join *j, const struct cdi_msg_round_over *over)
+{
+    if (over->counts != j->counted)
+        j->restarts = over->counts ? j->restarts + 1 : j->restarts - 1;
+    j->counted = over->counts;
+}
+
 static void handle(struct join *j, const struct cdi_msg *msg)
 {
+    bool refused = msg->type == CDI_MSG_CLOSED && msg->u.closed.status == CDI_CLOSE_REFUSED;
+
+    if (refused && msg->u.closed.retry && !j->known && !j->resuming) {
+        wait_for_place(j, "it has no place", msg->u.closed.text);
+        return;
+    }
     if (!j->answered) {
         j->answered = true;
         (void)uv_timer_stop(&j->limit);
         (void)uv_timer_stop(&j->say);
     }
-    if (msg->type == CDI_MSG_CLOSED && msg->u.closed.status == CDI_CLOSE_REFUSED && j->opt.rejoins && j->resuming) {
-        j->opt.hello.session[0] = '\0';
-        j->opt.hello.round = -1;
-        end(j, true, msg->u.closed.text);
+    if (refused && j->resuming && !msg->u.closed.gone && has_restart_left(j)) {
+        join_as_new(j, msg->u.closed.text);
         return;
     }
+    j->over |= msg->type == CDI_MSG_CLOSED;
     if (msg->type == CDI_MSG_WELCOME) {
-        j->resuming = false;
-        j->known = true;
-        (void)snprintf(j->session, sizeof j->session, "%s", msg->u.welcome.session);
-        contact_welcome(&j->contact, msg->u.welcome.lease_ms, cdi_now_ms());
-        look(j);
+        on_welcome(j, msg);
     } else if (msg->type == CDI_MSG_HEARTBEAT) {
         contact_answer(&j->contact, msg->u.heartbeat.seq);
+        tell_held(j, false);
         tell_act_by(j);
     } else if (msg->type == CDI_MSG_ASSIGN) {
-        /* From now on a broken connection is worth coming back for. */
-        j->opt.hello.round = msg->u.assign.round;
-        (void)snprintf(j->opt.hello.session, sizeof j->opt.hello.session, "%s", j->session);
+        on_assign(j, &msg->u.assign);
+    } else if (msg->type == CDI_MSG_ROUND_OVER) {
+        on_round_over(j, &msg->u.round_over);
     }
     if (!j->lost)
         j->on.message(j->arg, msg);
+}
+
+/* The last of a closing connection; also called when the wait for its end is over. */
+static void close_rest(struct join *j)
+{
+    close_tcp(j);
+    if (!uv_is_closing((uv_handle_t *)&j->retry))
+        uv_close((uv_handle_t *)&j->retry, on_closed);
 }
 
 static void on_ended(struct join *j, ssize_t n)
@@ -376,25 +565,23 @@ static void on_ended(struct join *j, ssize_t n)
         strange(j, why, false);
         return;
     }
-    if (n != UV_EOF && !j->opt.own) {
-        come_back(j);
+    if (!j->opt.own && !j->over) {
+        bool last_chance = n == UV_EOF && !has_restart_left(j);
+
+        come_back(j, last_chance ? RETRY_FIRST_MS : RETURN_RETRY_MS);
+        j->last_chance = last_chance;
         return;
     }
     (void)snprintf(text, sizeof text, "the rendezvous at %s is gone: %s", j->opt.name, why);
     lose(j, text);
 }
 
-/* It has no room for another connection. One of ours, which it has not missed yet, may leave some. */
 static void turned_away(struct join *j, const char *why)
 {
     char text[1024];
 
-    if (j->known || j->again) {
-        later(j, why);
-        return;
-    }
-    (void)snprintf(text, sizeof text, "the rendezvous at %s takes no more connections: %.600s", j->opt.name, why);
-    lose(j, text);
+    (void)snprintf(text, sizeof text, "the rendezvous at %.200s takes no more connections: %.400s", j->opt.name, why);
+    wait_for_place(j, why, text);
 }
 
 /* HELLO and what follows it; JOIN when both sides have proved what they had to. */
@@ -425,6 +612,13 @@ static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
 
     if (n == 0)
         return;
+    if (j->closing) {
+        if (n < 0)
+            close_rest(j);
+        return;
+    }
+    if (contact_was_stopped(&j->contact, cdi_now_ms()))
+        tell_held(j, true);
     if (n < 0) {
         on_ended(j, n);
         return;
@@ -443,6 +637,10 @@ static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
     }
     if (st >= 0 || j->lost)
         return;
+    if (st == CDDP_E_DENIED && is_at_another_port(j)) {
+        later(j, err.msg);
+        return;
+    }
     if (st == CDDP_E_DENIED) {
         lose(j, err.msg);
         return;
@@ -479,7 +677,20 @@ static void tell_connected(struct join *j)
 
     (void)uv_tcp_getpeername(&j->tcp, (struct sockaddr *)&peer, &len);
     address_text(&peer, addr, sizeof addr, &port);
-    j->on.connected(j->arg, addr, port);
+    j->on.connected(j->arg, addr, port, fd_of(j));
+}
+
+/* How long the answer to JOIN may take. */
+static uint64_t answer_within(struct join *j)
+{
+    int64_t left = j->opt.deadline_ms - cdi_now_ms();
+    uint64_t ms = j->answer_ms;
+
+    if (j->known || j->again)
+        return RETURN_ANSWER_MS;
+    if (j->answer_ms < ANSWER_MAX_MS)
+        j->answer_ms *= 2;
+    return left < 1 ? 1 : (uint64_t)left < ms ? (uint64_t)left : ms;
 }
 
 static void on_connect(uv_connect_t *req, int status)
@@ -498,27 +709,35 @@ static void on_connect(uv_connect_t *req, int status)
     if (status == 0) {
         j->connected = true;
         (void)uv_tcp_nodelay(&j->tcp, 1);
-        (void)uv_timer_start(&j->limit, on_limit, j->known || j->again ? RETURN_ANSWER_MS : ANSWER_MS, 0);
+        (void)uv_timer_start(&j->limit, on_limit, answer_within(j), 0);
         cdi_buf_consume(&j->in, j->in.len);
         tell_connected(j);
         send_hello(j);
         if (!j->lost)
             status = uv_read_start((uv_stream_t *)&j->tcp, on_alloc, on_read);
     }
-    if (status != 0)
+    if (status != 0) {
+        j->refusal[0] = '\0';
         later(j, uv_strerror(status));
+    }
 }
 
 static void try_connect(struct join *j)
 {
-    const struct sockaddr_storage *a = &j->opt.addrs[j->next_addr];
+    struct sockaddr_storage a = j->opt.addrs[j->next_addr];
     int rc = uv_tcp_init(j->loop, &j->tcp);
     char addr[64];
     uint16_t port;
 
-    address_text(a, addr, sizeof addr, &port);
-    (void)snprintf(j->trying, sizeof j->trying, "%s", addr);
+    j->port = j->next_port;
+    j->addr = j->next_addr;
+    address_text(&a, addr, sizeof addr, &port);
+    if (j->opt.n_ports > 1)
+        join_set_port(&a, (uint16_t)(port + j->port));
+    (void)snprintf(j->trying, sizeof j->trying, j->opt.n_ports > 1 ? "%s, port %u" : "%s", addr, port + j->port);
     j->next_addr = (j->next_addr + 1) % j->opt.n_addrs;
+    if (j->next_addr == 0 && j->opt.n_ports > 1 && !j->known && !j->again)
+        j->next_port = (j->port + 1) % j->opt.n_ports;
     if (rc == 0) {
         int64_t left = j->known || j->again ? RETURN_ATTEMPT_MS : j->opt.deadline_ms - cdi_now_ms();
 
@@ -526,11 +745,16 @@ static void try_connect(struct join *j)
         j->tcp_open = true;
         j->open_handles++;
         j->connect.data = j;
-        rc = uv_tcp_connect(&j->connect, &j->tcp, (const struct sockaddr *)a, on_connect);
+        rc = uv_tcp_connect(&j->connect, &j->tcp, (const struct sockaddr *)&a, on_connect);
         (void)uv_timer_start(&j->limit, on_limit, left < 1 ? 1 : left < ATTEMPT_MS ? (uint64_t)left : ATTEMPT_MS, 0);
     }
     if (rc != 0)
         later(j, uv_strerror(rc));
+}
+
+static bool is_alone(const struct join_options *opt)
+{
+    return opt->hello.max_nodes <= 1 && opt->hello.spares == 0;
 }
 
 cddp_status join_start(struct join **out, uv_loop_t *loop, const struct join_options *opt, const struct join_events *on,
@@ -539,15 +763,21 @@ cddp_status join_start(struct join **out, uv_loop_t *loop, const struct join_opt
     struct join *j = calloc(1, sizeof *j);
     int rc;
 
+    struct sockaddr_storage numeric;
+
     if (j == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "joining the rendezvous: out of memory");
     j->loop = loop;
     j->opt = *opt;
+    if (strcmp(opt->host, "*") == 0 || uv_ip4_addr(opt->host, 0, (struct sockaddr_in *)&numeric) == 0 ||
+        uv_ip6_addr(opt->host, 0, (struct sockaddr_in6 *)&numeric) == 0)
+        j->opt.host[0] = '\0'; /* there is nothing to look up */
     j->on = *on;
     j->arg = arg;
     j->wait_ms = RETRY_FIRST_MS;
+    j->answer_ms = ANSWER_MS;
     j->act_by_ms = CDI_NEVER_MS;
-    contact_init(&j->contact, opt->own);
+    contact_init(&j->contact, opt->own, is_alone(opt));
     cdi_buf_init(&j->in, CDI_FRAME_MAX + CDI_FRAME_HEADER + sizeof j->chunk);
     (void)uv_timer_init(loop, &j->retry);
     (void)uv_timer_init(loop, &j->beat);
@@ -574,26 +804,19 @@ void join_again(struct join *j, int64_t deadline_ms)
         return;
     j->lost = j->known = j->answered = false;
     j->again = true;
+    j->refusal[0] = '\0';
     j->refused_ms = 0;
     j->n_strange = 0;
     j->wait_ms = RETRY_FIRST_MS;
     j->opt.deadline_ms = deadline_ms;
-    contact_init(&j->contact, j->opt.own);
+    contact_init(&j->contact, j->opt.own, is_alone(&j->opt));
     (void)uv_timer_start(&j->say, on_say, SAY_WAITING_MS, SAY_WAITING_MS);
     (void)uv_timer_start(&j->retry, on_retry, RETRY_FIRST_MS, 0); /* the handle of the old connection closes first */
 }
 
-/* The last of a closing connection; also called when the wait for what is queued ends. */
-static void close_rest(struct join *j)
-{
-    close_tcp(j);
-    if (!uv_is_closing((uv_handle_t *)&j->retry))
-        uv_close((uv_handle_t *)&j->retry, on_closed);
-}
-
 static void on_shutdown(uv_shutdown_t *req, int status)
 {
-    if (status != UV_ECANCELED)
+    if (status != 0 && status != UV_ECANCELED)
         close_rest(req->data);
 }
 
@@ -602,18 +825,24 @@ static void on_close_wait(uv_timer_t *t)
     close_rest(t->data);
 }
 
+/*
+ * To close a socket in which something waits to be read is a reset: it may take back what this agent has said, so that
+ * the rendezvous would count the node as there until its lease ends. So the end of file goes out first, and all is
+ * read.
+ */
 void join_close(struct join *j)
 {
     if (j == NULL || j->closing)
         return;
     j->closing = true;
+    lookup_drop(j->lookup);
+    j->lookup = NULL;
     tell_act_by(j);
     uv_close((uv_handle_t *)&j->beat, on_closed);
     uv_close((uv_handle_t *)&j->limit, on_closed);
     uv_close((uv_handle_t *)&j->say, on_closed);
     j->shutdown.data = j;
-    if (!j->tcp_open || !j->connected || uv_stream_get_write_queue_size((uv_stream_t *)&j->tcp) == 0 ||
-        uv_shutdown(&j->shutdown, (uv_stream_t *)&j->tcp, on_shutdown) != 0) {
+    if (!j->tcp_open || !j->connected || uv_shutdown(&j->shutdown, (uv_stream_t *)&j->tcp, on_shutdown) != 0) {
         close_rest(j);
         return;
     }
@@ -643,7 +872,7 @@ cddp_status join_resolve(struct sockaddr_storage *addrs, unsigned *n, const char
     if (uv_ip4_addr(host, port, (struct sockaddr_in *)addrs) == 0 ||
         uv_ip6_addr(host, port, (struct sockaddr_in6 *)addrs) == 0)
         return CDDP_OK;
-    rc = getaddrinfo(host, NULL, &hints, &found);
+    rc = cdi_resolve(host, NULL, &hints, &found);
     *n = 0;
     for (const struct addrinfo *a = found; rc == 0 && a != NULL && *n < JOIN_ADDRS_MAX; a = a->ai_next) {
         if (a->ai_family != AF_INET && a->ai_family != AF_INET6)

@@ -2,7 +2,10 @@
 /*
  * The agent's end of the control connection: connect (again and again until the deadline), open, JOIN, then messages
  * both ways and a heartbeat. A connection that breaks or falls silent is replaced, and JOIN then asks to come back
- * (contact.c decides when, and when it is too late). Runs in the agent's loop and on its thread.
+ * (contact.c decides when, and when it is too late). So is one that the rendezvous closed, where a restart is left: the
+ * rendezvous may have been killed and started again, here or at another address. A rendezvous that does not know this
+ * agent any more is joined anew; JOIN then says how many restarts the job has had. Runs in the agent's loop and on its
+ * thread.
  */
 #ifndef JOIN_H
 #define JOIN_H
@@ -18,18 +21,30 @@ struct join;
 #define JOIN_ADDRS_MAX 8
 
 struct join_events {
-    /* Connected, maybe again; the numeric address and port of the other end. Before any message. */
-    void (*connected)(void *arg, const char *addr, uint16_t port);
+    /*
+     * Connected, maybe again; the numeric address and port of the other end. Before any message. Others may keep a copy
+     * of the descriptor: this connection does not rely on close() to end it.
+     */
+    void (*connected)(void *arg, const char *addr, uint16_t port, int fd);
     void (*message)(void *arg, const struct cdi_msg *msg);
-    /* Not connected yet, after 10 s and every 10 s: one sentence about what it waits for. */
+    /* Not in yet, after 10 s and every 10 s, and at once where the user may have to act: what it waits for. */
     void (*waiting)(void *arg, const char *text);
-    /* The connection could not be made or is gone: one sentence. Once; nothing follows it. */
+    /*
+     * The connection could not be made in time, or it is gone and no restart is left: an error message. Once; nothing
+     * follows it.
+     */
     void (*lost)(void *arg, const char *text);
     /*
      * The rendezvous was silent for so long that it may soon count this node as lost, or does already: kill the workers
-     * at once. Nothing follows it before join_again().
+     * at once. Nothing follows it before join_again(). What join_send() is given from within it may still arrive.
      */
     void (*fenced)(void *arg, const char *text);
+    /*
+     * This process did not run for so long that the rendezvous may count this node as lost: stop the workers (true),
+     * and let them go on (false) when the rendezvous has said that it does not. True may be said again; fenced(), or
+     * another end, may follow it instead of false.
+     */
+    void (*hold)(void *arg, bool held);
     /* contact_act_by_ms() has changed; CDI_NEVER_MS: none is due any more. */
     void (*act_by)(void *arg, int64_t act_by_ms);
 };
@@ -37,11 +52,15 @@ struct join_events {
 struct join_options {
     struct sockaddr_storage addrs[JOIN_ADDRS_MAX]; /* tried in turn */
     unsigned n_addrs;
+    unsigned n_ports;    /* from each address's on: all are tried, until one has the rendezvous; 0 is 1 */
+    char host[256];      /* what they were found by, to be asked for again; "": they stay as they are */
+    uint16_t port;       /* of that host */
     char name[320];      /* as the user gave it, for sentences */
-    char note[320];      /* "": none; else what is said behind "cannot reach": why this agent does not host */
+    char note[320];      /* "": none; else "; ", and why this agent does not host: part of messages about waiting */
     int64_t deadline_ms; /* to be connected by, the first time */
     bool own;            /* the rendezvous runs in this process: its silence means nothing */
     bool rejoins;        /* if it does not know this agent any more, that is fenced() too: join_again() follows */
+    bool elastic;        /* the loss of the rendezvous is no failure that uses up a restart */
     const struct cdi_secret *secret; /* NULL: none; must outlive the join */
     struct cdi_msg_join hello;
 };
@@ -57,7 +76,10 @@ void join_send(struct join *j, const struct cdi_msg *msg);
 void join_again(struct join *j, int64_t deadline_ms);
 /* Look now whether fenced() is due, and call it: for an agent that was stopped and goes on. NULL-safe. */
 void join_look(struct join *j);
-/* Close what is open, after what is queued was written or 1 s has passed, and free j. No event follows. NULL-safe. */
+/*
+ * Close what is open, after what is queued was written and the rendezvous has closed too, or 1 s has passed, and free
+ * j. No event follows. NULL-safe.
+ */
 void join_close(struct join *j);
 
 /*

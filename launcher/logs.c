@@ -26,8 +26,10 @@ struct logs {
     char dir[PATH_MAX];     /* of the run, in --log_dir; "": none */
     char attempt[PATH_MAX]; /* of this attempt; "": none */
     uint32_t restart_count;
-    bool said_lost;
+    bool said_lost, said_no_pty;
     bool colour[2];
+    bool draws[2];  /* a terminal on which lines can be drawn over */
+    bool drawn;     /* the next to be shown there draws over something */
     char *words[2]; /* of --duplicate_*_filters */
     struct ranklog_filter filter[2];
     struct writer_sink *matched[2];
@@ -183,6 +185,7 @@ void logs_open(struct logs *l, struct logs_stream *s, uint32_t local_rank, uint3
         .prefix = ranklog_prefix(prefix, o->log_line_prefix, l->opt.plan->role, rank, local_rank),
         .colour = l->colour[number - 1],
         .rank = rank,
+        .drawn = l->draws[number - 1] ? &l->drawn : NULL,
         .keep_tail = number == 2,
     };
 
@@ -195,6 +198,39 @@ void logs_open(struct logs *l, struct logs_stream *s, uint32_t local_rank, uint3
     if (l->matched[number - 1] != NULL)
         opt.filter = l->filter[number - 1];
     ranklog_init(&s->log, &opt);
+}
+
+bool logs_wants_pty(const struct logs_stream *s)
+{
+    const struct options *o = s->logs->opt.plan->options;
+
+    if (s->number != 1 || o->pty == OPTIONS_PTY_NEVER)
+        return false;
+    return o->pty == OPTIONS_PTY_ALWAYS ||
+           (s->shown && o->interactive < 0 && (o->remote_terminal || isatty(STDOUT_FILENO) == 1));
+}
+
+void logs_say_no_pty(struct logs *l, int error)
+{
+    if (!l->said_no_pty)
+        cdi_log(CDI_LOG_WARN, "LOGS-PTY",
+                "cannot open a pseudo-terminal for a worker's stdout: %s; it is a pipe instead, where a C program's "
+                "lines may come late",
+                strerror(error));
+    l->said_no_pty = true;
+}
+
+uint32_t logs_front(const struct logs_stream *s)
+{
+    return (uint32_t)s->log.plain[0].len;
+}
+
+bool logs_take_drawn(struct logs *l)
+{
+    bool drawn = l->draws[1] && l->drawn;
+
+    l->drawn = l->drawn && !drawn;
+    return drawn;
 }
 
 void logs_feed(struct logs_stream *s, const char *bytes, size_t n)
@@ -224,6 +260,11 @@ void logs_release(struct logs_stream *s)
     s->logs = NULL;
 }
 
+uint64_t logs_progress(struct logs *l)
+{
+    return l->files != NULL ? writer_progress(l->files) : 0;
+}
+
 bool logs_full(struct logs *l, uint32_t local_rank)
 {
     /* Both are asked, so that both tell of room. */
@@ -234,13 +275,12 @@ bool logs_full(struct logs *l, uint32_t local_rank)
 
 /* ------------------------------------------------------------------------------------------- beginning, end ---- */
 
-/* On our own terminal. Others, mpirun for one, put a pseudo-terminal of theirs in the place of stdout. */
-static bool has_colour(int fd)
+/* Our own terminal. Others, mpirun for one, put a pseudo-terminal of theirs in the place of stdout. */
+static bool takes_escapes(int fd)
 {
     const char *term = cdi_env_str("TERM");
 
-    return isatty(fd) == 1 && tcgetpgrp(fd) >= 0 && !cdi_env_has("NO_COLOR") && term != NULL &&
-           strcmp(term, "dumb") != 0;
+    return isatty(fd) == 1 && tcgetpgrp(fd) >= 0 && term != NULL && strcmp(term, "dumb") != 0;
 }
 
 static void free_logs(struct logs *l)
@@ -280,8 +320,10 @@ cddp_status logs_start(struct logs **out, uv_loop_t *loop, const struct logs_opt
     l->opt = *opt;
     cdi_buf_init(&l->shown, LINES_MAX);
     cdi_buf_init(&l->duplicates, LINES_MAX);
-    l->colour[0] = has_colour(STDOUT_FILENO);
-    l->colour[1] = has_colour(STDERR_FILENO);
+    for (int i = 0; i < 2; i++) {
+        l->draws[i] = takes_escapes(STDOUT_FILENO + i);
+        l->colour[i] = l->draws[i] && !cdi_env_has("NO_COLOR");
+    }
     if (!read_filters(l))
         st = cdi_fail(err, CDDP_E_NOMEM, "logs: out of memory");
     if (st == CDDP_OK && log_dir != NULL && strcmp(log_dir, NOWHERE) != 0) {

@@ -45,9 +45,25 @@ void logs_begin(struct logs *l, uint32_t restart_count);
 void logs_error_file(const struct logs *l, uint32_t local_rank, char path[PATH_MAX]);
 /* rank is the global one. logs_release() is due; a zeroed stream may be released too. */
 void logs_open(struct logs *l, struct logs_stream *s, uint32_t local_rank, uint32_t rank, int number);
+/*
+ * Is this stream to be a pseudo-terminal? --pty=always: every stdout; auto: one that is shown while cddprun's own
+ * stdout is a terminal, unless --interactive gives that terminal to a rank.
+ */
+bool logs_wants_pty(const struct logs_stream *s);
+/* Warns, once in l's life, that a pseudo-terminal could not be opened and that a pipe takes its place. */
+void logs_say_no_pty(struct logs *l, int error);
+/* Columns of a terminal that the prefix of this stream's lines takes. */
+uint32_t logs_front(const struct logs_stream *s);
+/*
+ * Does the cursor of our stderr stand at the beginning of text that waits to be drawn over? Then RANKLOG_ERASE has to
+ * come before what is written there next; asking again gives false.
+ */
+bool logs_take_drawn(struct logs *l);
 /* n 0: the stream has ended. */
 void logs_feed(struct logs_stream *s, const char *bytes, size_t n);
 void logs_release(struct logs_stream *s);
+/* As writer_progress(), of the files. */
+uint64_t logs_progress(struct logs *l);
 /* Stop reading from this worker until room() is called. */
 bool logs_full(struct logs *l, uint32_t local_rank);
 /* The streams are released. Write out what is queued and free l, then closed(arg). logs_abandon(): as writer_abandon.

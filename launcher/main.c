@@ -9,6 +9,7 @@
 #include "launcher/near.h"
 #include "launcher/options.h"
 #include "launcher/prepare.h"
+#include "launcher/supervise.h"
 
 #include <cddp/version.h>
 #include <errno.h>
@@ -18,7 +19,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <unistd.h>
+
+#define STACK_LEAST (256 * 1024)
 
 /* Nothing that we open later may become 0, 1 or 2. */
 static void fill_standard_fds(void)
@@ -71,7 +75,8 @@ static cddp_status start_guard(struct guard_link *link, const struct options *o,
             st = cdi_fail_errno(err, errno, "--auth_token_file '%.300s'", o->auth_token_file);
     }
     if (st == CDDP_OK)
-        st = guard_start(link, o->tmpdir, o->signals, err);
+        st = guard_start(link, o->tmpdir, o->signals,
+                         o->shutdown_timeout_ms >= 0 ? o->shutdown_timeout_ms : SUPERVISE_GRACE_MS, err);
     if (st == CDDP_OK && o->auth_token_file == NULL && o->standalone) {
         (void)snprintf(path, sizeof path, "%s/auth_token", link->run_dir);
         st = make_secret_file(path, err);
@@ -137,6 +142,19 @@ static int run(const struct options *o)
     return status;
 }
 
+/* A process that runs out of its stack dies without a word. */
+static bool has_stack(void)
+{
+    struct rlimit lim;
+
+    if (getrlimit(RLIMIT_STACK, &lim) != 0 || lim.rlim_cur >= STACK_LEAST)
+        return true;
+    fprintf(stderr,
+            "cddprun: the stack may have %llu KiB at most, and cddprun needs %d; raise the limit (ulimit -s %d)\n",
+            (unsigned long long)lim.rlim_cur / 1024, STACK_LEAST / 1024, 2 * STACK_LEAST / 1024);
+    return false;
+}
+
 static int run_hosts(const struct options *o, char **argv)
 {
     struct cdi_error err = {.status = CDDP_OK};
@@ -147,7 +165,7 @@ static int run_hosts(const struct options *o, char **argv)
     return status;
 }
 
-int main(int argc, char **argv)
+__attribute__((noinline)) static int run_main(int argc, char **argv)
 {
     struct options o;
     struct cdi_error err;
@@ -181,4 +199,10 @@ int main(int argc, char **argv)
         return o.hosts != NULL ? run_hosts(&o, argv) : run(&o);
     }
     return 2;
+}
+
+/* Apart from it, so that what needs a stack begins after the look at it. */
+int main(int argc, char **argv)
+{
+    return has_stack() ? run_main(argc, argv) : 1;
 }

@@ -25,6 +25,41 @@ static cddp_status bad_endpoint(const char *text, const char *from, struct cdi_e
                     "%s '%.200s' is not HOST, HOST:PORT or [IPv6]:PORT with a port from 0 to 65535", from, text);
 }
 
+/* fe80::1%eth0 too. */
+static bool is_ipv6(const char *host)
+{
+    char plain[INET6_ADDRSTRLEN + 1];
+    size_t n = strcspn(host, "%");
+    struct in6_addr a;
+
+    if (n >= sizeof plain || strchr(host, ':') == NULL)
+        return false;
+    memcpy(plain, host, n);
+    plain[n] = '\0';
+    return inet_pton(AF_INET6, plain, &a) == 1;
+}
+
+/* What no name of a host has in it: of URLs, lists, and whole lines. A name that is not known yet may be soon. */
+static bool can_be_host(const char *host)
+{
+    if (strchr(host, ':') != NULL)
+        return is_ipv6(host);
+    return host[strcspn(host, " \t/,;@?#[]\\\"'")] == '\0';
+}
+
+static cddp_status check_addr(const char *addr, const char *from, struct cdi_error *err)
+{
+    const char *colon = strchr(addr, ':');
+
+    if (can_be_host(addr))
+        return CDDP_OK;
+    if (colon != NULL && colon != addr && colon[1] != '\0' && colon[1 + strspn(colon + 1, "0123456789")] == '\0')
+        return cdi_fail(err, CDDP_E_INVALID, "%s '%.200s' is an address with a port; give %s=%.*s and %s=%.20s", from,
+                        addr, from, (int)(colon - addr), addr, from[0] == '-' ? "--master_port" : "MASTER_PORT",
+                        colon + 1);
+    return cdi_fail(err, CDDP_E_INVALID, "%s '%.200s' is neither the name of a host nor an address", from, addr);
+}
+
 cddp_status meet_parse_endpoint(const char *text, const char *from, char *host, uint16_t *port, struct cdi_error *err)
 {
     const char *whole = text, *end, *rest, *colon = strchr(text, ':');
@@ -47,6 +82,8 @@ cddp_status meet_parse_endpoint(const char *text, const char *from, char *host, 
         return bad_endpoint(whole, from, err);
     memcpy(host, text, (size_t)(end - text));
     host[end - text] = '\0';
+    if (!can_be_host(host))
+        return bad_endpoint(whole, from, err);
     *port = (uint16_t)number;
     return CDDP_OK;
 }
@@ -207,44 +244,76 @@ static bool is_wildcard(const char *host)
     return strcmp(host, "*") == 0 || strcmp(host, "0.0.0.0") == 0 || strcmp(host, "::") == 0;
 }
 
-/* Where the step's nodes meet, if nothing else says it. */
-static void take_site_endpoint(struct meet *m, const struct options *o, const struct site *s)
+/* --master_port, else MASTER_PORT, of several nodes; where neither is given *port stays as it is. */
+static cddp_status take_port(uint16_t *port, const struct options *o, struct cdi_error *err)
+{
+    int64_t number;
+
+    if (o->master_port >= 0) {
+        *port = (uint16_t)o->master_port;
+    } else if (o->env_master_port != NULL) {
+        if (!cdi_parse_int(o->env_master_port, 1, 65535, &number))
+            return cdi_fail(err, CDDP_E_INVALID, "MASTER_PORT='%.64s' is not a port from 1 to 65535",
+                            o->env_master_port);
+        *port = (uint16_t)number;
+    }
+    return CDDP_OK;
+}
+
+/* Where the step's nodes meet, if nothing else says it. A port that nobody chose may be taken: there are more. */
+static cddp_status take_site_endpoint(struct meet *m, const struct options *o, const struct site *s,
+                                      struct cdi_error *err)
 {
     (void)snprintf(m->host, sizeof m->host, "%s", s->first_node);
-    m->port = o->master_port >= 0 ? (uint16_t)o->master_port : s->port != 0 ? s->port : MEET_MASTER_PORT;
+    m->port = s->port != 0 ? s->port : MEET_MASTER_PORT;
+    if (s->port != 0 && o->master_port < 0 && o->env_master_port == NULL)
+        m->n_ports = SITE_JOB_PORTS;
+    return take_port(&m->port, o, err);
+}
+
+/* As the user wrote it. */
+static const char *nodes_text(const struct options *o, char *buf, size_t cap)
+{
+    int n = snprintf(buf, cap, "%lld", (long long)o->min_nodes);
+
+    if (o->max_nodes != o->min_nodes)
+        n += snprintf(buf + n, cap - (size_t)n, ":%lld", (long long)o->max_nodes);
+    if (o->spares > 0)
+        (void)snprintf(buf + n, cap - (size_t)n, " --spares=%lld", (long long)o->spares);
+    return buf;
 }
 
 static cddp_status find_endpoint(struct meet *m, const struct options *o, const struct site *s, struct cdi_error *err)
 {
     const char *addr = o->master_addr;
     cddp_status st = CDDP_OK;
-    int64_t port;
+    char nodes[80];
 
     if (addr == NULL && m->n_nodes > 1)
         addr = o->env_master_addr;
+    if (addr != NULL && o->rdzv_endpoint == NULL)
+        st = check_addr(addr, o->master_addr != NULL ? "--master_addr" : "MASTER_ADDR", err);
+    if (st != CDDP_OK)
+        return st;
     if (o->rdzv_endpoint != NULL) {
         m->port = MEET_ENDPOINT_PORT;
         st = meet_parse_endpoint(o->rdzv_endpoint, "--rdzv_endpoint", m->host, &m->port, err);
     } else if (addr == NULL && m->n_nodes > 1 && s != NULL && s->first_node[0] != '\0') {
-        take_site_endpoint(m, o, s);
+        st = take_site_endpoint(m, o, s, err);
     } else if (addr == NULL && m->n_nodes > 1) {
         return cdi_fail(
             err, CDDP_E_INVALID,
-            "--nnodes=%u, but nothing says where the nodes meet; give the same --master_addr=ADDRESS (node 0's; "
+            "--nnodes=%s, but nothing says where the nodes meet; give the same --master_addr=ADDRESS (node 0's; "
             "and --master_port if %d is taken there) or --rdzv_endpoint=HOST:PORT on all nodes, or set "
             "MASTER_ADDR, or start it by srun inside a Slurm job",
-            m->n_nodes, MEET_MASTER_PORT);
+            nodes_text(o, nodes, sizeof nodes), MEET_MASTER_PORT);
     } else {
         (void)snprintf(m->host, sizeof m->host, "%s", addr == NULL ? "127.0.0.1" : addr);
         m->port = m->n_nodes > 1 ? MEET_MASTER_PORT : 0;
-        if (o->master_port >= 0) {
+        if (m->n_nodes > 1)
+            st = take_port(&m->port, o, err);
+        else if (o->master_port >= 0)
             m->port = (uint16_t)o->master_port;
-        } else if (m->n_nodes > 1 && o->env_master_port != NULL) {
-            if (!cdi_parse_int(o->env_master_port, 1, 65535, &port))
-                return cdi_fail(err, CDDP_E_INVALID, "MASTER_PORT='%.64s' is not a port from 1 to 65535",
-                                o->env_master_port);
-            m->port = (uint16_t)port;
-        }
     }
     if (st != CDDP_OK || m->n_nodes == 1)
         return st;
@@ -283,21 +352,68 @@ static void find_role(struct meet *m, const struct options *o, const struct conf
     }
 }
 
-/* Is it this step that the job runs in? Then its nodes are the job's. */
+static bool names_a_place(const struct options *o)
+{
+    return o->rdzv_endpoint != NULL || o->master_addr != NULL || o->env_master_addr != NULL;
+}
+
+/*
+ * Is it this step that the job runs in? Then it has the node ranks, and the place to meet. Where the user names a place
+ * and another number of nodes, nodes of other steps may come there too, and node ranks of this step would be theirs.
+ */
 static bool is_of_step(const struct options *o, const struct site *s)
 {
-    return s->in_step && s->n_nodes > 1 && !o->standalone &&
-           (!o->nnodes_given || o->max_nodes + o->spares == s->n_nodes);
+    if (!s->in_step || s->n_nodes < 2 || o->standalone)
+        return false;
+    return !o->nnodes_given || o->max_nodes + o->spares == s->n_nodes ||
+           (o->max_nodes + o->spares > 1 && !names_a_place(o));
+}
+
+static cddp_status check_start(const struct options *o, const struct site *s, struct cdi_error *err)
+{
+    bool site_counts = !o->nnodes_given || o->max_nodes == OPTIONS_NODES_AUTO;
+
+    if (!s->in_job || s->job_nodes < 2 || !site_counts || o->standalone)
+        return CDDP_OK;
+    return cdi_fail(
+        err, CDDP_E_INVALID,
+        "%s %.64s has %lld nodes, but this cddprun was started on the first one only; start it on each by %s "
+        "cddprun ..., or give --standalone if one node is meant",
+        s->kind, s->job_id, (long long)s->job_nodes, s->start);
+}
+
+/* --nnodes=MIN: means as many as there are. */
+static cddp_status settle_max_nodes(struct options *o, const struct site *s, struct cdi_error *err)
+{
+    if (o->max_nodes != OPTIONS_NODES_AUTO)
+        return CDDP_OK;
+    if (!s->in_step)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "--nnodes=%lld: takes the largest number of nodes from a Slurm step, and this is none; "
+                        "give --nnodes=MIN:MAX",
+                        (long long)o->min_nodes);
+    o->max_nodes = s->n_nodes - o->spares;
+    if (o->max_nodes < o->min_nodes)
+        return cdi_fail(err, CDDP_E_INVALID, "--nnodes=%lld: asks for more nodes than this %s has: %lld%s",
+                        (long long)o->min_nodes, s->kind, (long long)s->n_nodes,
+                        o->spares > 0 ? " with the spares" : "");
+    return CDDP_OK;
+}
+
+/* Nodes of the step that are too many or too few for the job. Up to MAX may be missing: more may come later. */
+static cddp_status check_count(const struct options *o, const struct site *s, struct cdi_error *err)
+{
+    if (!o->nnodes_given || (s->n_nodes >= o->min_nodes && s->n_nodes <= o->max_nodes + o->spares))
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_INVALID,
+                    "--nnodes is %lld:%lld%s, but this %s has %lld nodes; leave --nnodes out, start as many as it "
+                    "says, or give --rdzv_endpoint if nodes of other steps take part",
+                    (long long)o->min_nodes, (long long)o->max_nodes, o->spares > 0 ? " and --spares" : "", s->kind,
+                    (long long)s->n_nodes);
 }
 
 static cddp_status check_site(const struct options *o, const struct site *s, struct cdi_error *err)
 {
-    if (s->in_job && s->job_nodes > 1 && !o->nnodes_given && !o->standalone)
-        return cdi_fail(
-            err, CDDP_E_INVALID,
-            "%s %.64s has %lld nodes, but this cddprun was started on the first one only; start it on each by %s "
-            "cddprun ..., or give --standalone if one node is meant",
-            s->kind, s->job_id, (long long)s->job_nodes, s->start);
     if (s->by_file && o->nnodes_given && o->max_nodes + o->spares != s->n_nodes)
         return cdi_fail(err, CDDP_E_INVALID, "--rank_order '%.200s' has %lld hosts, but --nnodes is %lld%s",
                         o->rank_order, (long long)s->n_nodes, (long long)(o->max_nodes + o->spares),
@@ -309,6 +425,8 @@ static cddp_status check_site(const struct options *o, const struct site *s, str
                         "this %s starts more than one cddprun on a node, and one starts all of a node's workers; "
                         "use %s, and --nproc_per_node for the number of workers",
                         s->kind, s->start);
+    if (check_count(o, s, err) != CDDP_OK)
+        return CDDP_E_INVALID;
     if (o->node_rank < 0 || o->node_rank == s->node_rank)
         return CDDP_OK;
     if (s->by_file || strcmp(s->kind, "Slurm step") != 0)
@@ -353,8 +471,9 @@ static cddp_status decide(struct meet *m, const struct options *o, const struct 
     (void)snprintf(m->run_id, sizeof m->run_id, "%s", step->run_id);
     (void)snprintf(m->detected, sizeof m->detected,
                    "%s%s%s: %u nodes%s%s%s, this is node %d; they meet at %.200s, port %u", step->kind,
-                   step->run_id[0] != '\0' ? " " : "", step->run_id, m->n_nodes, step->nodes[0] != '\0' ? " (" : "",
-                   step->nodes, step->nodes[0] != '\0' ? ")" : "", m->node_rank, m->host, m->port);
+                   step->run_id[0] != '\0' ? " " : "", step->run_id, (unsigned)step->n_nodes,
+                   step->nodes[0] != '\0' ? " (" : "", step->nodes, step->nodes[0] != '\0' ? ")" : "", m->node_rank,
+                   m->host, m->port);
     return CDDP_OK;
 }
 
@@ -373,22 +492,25 @@ static void set_limits(struct meet *m, const struct conf *c)
     m->max_buffered = limit(c->buffer_memory);
 }
 
-cddp_status meet_decide(struct meet *out, const struct options *o, const struct site *s, struct cdi_error *err)
+cddp_status meet_decide(struct meet *out, const struct options *given, const struct site *s, struct cdi_error *err)
 {
-    struct meet m = {.role = MEET_HOST,
-                     .min_nodes = (uint32_t)o->min_nodes,
-                     .max_nodes = (uint32_t)o->max_nodes,
-                     .spares = (uint32_t)o->spares,
-                     .n_nodes = (uint32_t)(o->max_nodes + o->spares),
-                     .node_rank = -1,
-                     .host = "127.0.0.1"};
+    struct options settled = *given, *o = &settled;
+    struct meet m = {.role = MEET_HOST, .node_rank = -1, .host = "127.0.0.1", .n_ports = 1};
     struct conf c;
     cddp_status st = check_backend(o, err);
 
     if (st == CDDP_OK)
         st = read_conf(&c, o->rdzv_conf, err);
     if (st == CDDP_OK)
+        st = check_start(o, s, err);
+    if (st == CDDP_OK)
+        st = settle_max_nodes(o, s, err);
+    if (st == CDDP_OK)
         st = check_site(o, s, err);
+    m.min_nodes = (uint32_t)o->min_nodes;
+    m.max_nodes = (uint32_t)o->max_nodes;
+    m.spares = (uint32_t)o->spares;
+    m.n_nodes = (uint32_t)(o->max_nodes + o->spares);
     if (st == CDDP_OK)
         st = decide(&m, o, is_of_step(o, s) ? s : NULL, &c, err);
     if (st != CDDP_OK) {

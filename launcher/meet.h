@@ -29,6 +29,7 @@ struct meet {
     char run_id[96];         /* "": none known here */
     char detected[512];      /* one line about what was taken from the environment; "": nothing */
     uint16_t port;           /* 0: any free one; only of one node */
+    uint16_t n_ports;        /* from `port` on: the host takes the first that is free, and the others ask them all */
     bool everywhere;         /* MEET_HOST: if host is no address of this machine, listen on every address */
     int64_t lease_ms;        /* of a host: a silent node counts as there for so long; 0: the server's default */
     int64_t join_timeout_ms; /* to reach the rendezvous, and for enough nodes to be there */

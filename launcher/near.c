@@ -25,6 +25,7 @@
 #define WRITE_MAX 4096            /* never blocks where poll says there is room */
 #define OTHERS_MS 60000           /* from the first end with an error until the other hosts are told to end too */
 #define KILL_MS 75000             /* and from then on, until their ssh is killed */
+#define LEAVE_MS 5000             /* and from then on, until whoever does not take our output has had his chance */
 
 struct stream {
     int fd; /* -1: it has ended */
@@ -46,7 +47,8 @@ struct near {
     struct cdi_buf queue[2]; /* for our stdout and stderr */
     bool input;              /* our stdin is open */
     int status;              /* the first that was not 0 */
-    int64_t end_at_ms, kill_at_ms;
+    int unwritten;           /* why our stdout or stderr took no more, an errno; 0 */
+    int64_t end_at_ms, kill_at_ms, leave_at_ms;
 };
 
 /* -------------------------------------------------------------------------------------------------------- start ----
@@ -147,6 +149,35 @@ static void read_stream(struct near *s, int which, struct stream *st)
     }
 }
 
+static void begin_end(struct near *s, int64_t patience_ms);
+
+static void send_frame(struct remote *r, const void *frame, size_t n);
+
+/* As agent.c does on one machine: a full disk costs the output, a reader who is gone ends the job. */
+static void on_unwritten(struct near *s, int which, int error)
+{
+    static const uint8_t end[2] = {HOSTS_SIGNAL, SIGTERM};
+    const char *name = which == 0 ? "stdout" : "stderr";
+
+    if (s->unwritten != 0)
+        return;
+    s->unwritten = error;
+    if (error != EPIPE) {
+        cdi_log(
+            CDI_LOG_ERROR, "NEAR-UNWRITTEN",
+            "cannot write to %s: %s; the job goes on, what its workers print there from now on is lost, and the exit "
+            "status will not be 0",
+            name, strerror(error));
+        return;
+    }
+    cdi_log(CDI_LOG_ERROR, "NEAR-UNWRITTEN", "nobody reads its output any more (SIGPIPE); ending the job");
+    if (s->status == 0)
+        s->status = 128 + SIGPIPE;
+    for (uint32_t i = 0; i < s->n; i++)
+        send_frame(&s->v[i], end, sizeof end);
+    begin_end(s, OTHERS_MS);
+}
+
 static void write_queue(struct near *s, int which)
 {
     struct cdi_buf *q = &s->queue[which];
@@ -154,7 +185,9 @@ static void write_queue(struct near *s, int which)
 
     if (n < 0 && (errno == EINTR || errno == EAGAIN))
         return;
-    cdi_buf_consume(q, n < 0 ? q->len : (size_t)n); /* nobody reads it any more: it is lost, the job goes on */
+    if (n < 0)
+        on_unwritten(s, which, errno);
+    cdi_buf_consume(q, n < 0 ? q->len : (size_t)n);
 }
 
 /* ----------------------------------------------------------------------------------------------------- commands ----
@@ -274,6 +307,7 @@ static void look_at_clock(struct near *s)
         if (s->v[i].pid > 0)
             (void)kill(s->v[i].pid, SIGKILL);
     s->kill_at_ms = CDI_NEVER_MS;
+    s->leave_at_ms = now + LEAVE_MS;
 }
 
 /* --------------------------------------------------------------------------------------------------------- loop ----
@@ -283,6 +317,7 @@ static int wait_ms(const struct near *s)
 {
     int64_t at = s->end_at_ms < s->kill_at_ms ? s->end_at_ms : s->kill_at_ms, now = cdi_now_ms();
 
+    at = at < s->leave_at_ms ? at : s->leave_at_ms;
     if (at == CDI_NEVER_MS)
         return -1;
     return at <= now ? 0 : at - now > 1000 ? 1000 : (int)(at - now);
@@ -333,6 +368,8 @@ static void run_loop(struct near *s, struct pollfd *fds)
         if (poll(fds, 4 + 3 * (nfds_t)s->n, wait_ms(s)) >= 0)
             serve(s, fds);
         else if (errno != EINTR)
+            return;
+        if (cdi_now_ms() >= s->leave_at_ms)
             return;
     }
 }
@@ -441,7 +478,11 @@ static cddp_status run_job(struct near *s, const struct hosts *hosts, const stru
 
 int near_run(const struct options *o, char **argv, struct cdi_error *err)
 {
-    struct near s = {.input = true, .signals = -1, .end_at_ms = CDI_NEVER_MS, .kill_at_ms = CDI_NEVER_MS};
+    struct near s = {.input = true,
+                     .signals = -1,
+                     .end_at_ms = CDI_NEVER_MS,
+                     .kill_at_ms = CDI_NEVER_MS,
+                     .leave_at_ms = CDI_NEVER_MS};
     struct hosts hosts = {.n = 0};
     char program[PATH_MAX] = "", *directory = get_current_dir_name(), **env = choose_env(o);
     struct hosts_job job = {.hosts = &hosts,
@@ -449,6 +490,7 @@ int near_run(const struct options *o, char **argv, struct cdi_error *err)
                             .n_flags = (int)(o->command - (argv + 1)),
                             .command = o->command,
                             .env = env,
+                            .terminal = isatty(STDOUT_FILENO) == 1,
                             .program = program,
                             .directory = directory,
                             .master_addr = o->master_addr};
@@ -465,7 +507,7 @@ int near_run(const struct options *o, char **argv, struct cdi_error *err)
             job.master_addr = hosts_address(&hosts.v[0]);
         job.master_port = o->master_port > 0 ? (uint16_t)o->master_port : random_port();
         st = run_job(&s, &hosts, &job, err);
-        status = st == CDDP_OK ? s.status : 1;
+        status = st != CDDP_OK || (s.status == 0 && s.unwritten != 0) ? 1 : s.status;
     }
     for (uint32_t i = 0; i < s.n && s.v != NULL; i++) {
         close_in(&s.v[i]);

@@ -20,15 +20,15 @@ const char *options_real_env(const char *name, void *arg)
 
 /* ----------------------------------------------------------------------------------------------------- names ---- */
 
-/* "--nproc-per-node=2" -> "nproc_per_node"; false if it is too long for any flag. */
-static bool flag_name(const char *word, char *name)
+/* "nproc-per-node=2", behind its dashes, -> "nproc_per_node"; false if it is too long for any flag. */
+static bool flag_name(const char *text, char *name)
 {
-    size_t n = strcspn(word + 2, "=");
+    size_t n = strcspn(text, "=");
 
     if (n >= FLAG_NAME_MAX)
         return false;
     for (size_t i = 0; i < n; i++)
-        name[i] = (char)(word[2 + i] == '-' ? '_' : word[2 + i]);
+        name[i] = (char)(text[i] == '-' ? '_' : text[i]);
     name[n] = '\0';
     return true;
 }
@@ -116,11 +116,32 @@ static const struct {
     {"machine_rank", "it is --node_rank"},
     {"main_process_ip", "it is --master_addr"},
     {"main_process_port", "it is --master_port"},
+    {"ntasks", "it is --world_size, or -n"},
+    {"ntasks_per_node", "it is --nproc_per_node, or -ppn"},
+    {"nodes", "it is --nnodes"},
+    {"cpus_per_task", "--numa_binding says which cores a worker may run on"},
+    {"mca", "it sets what Open MPI does, which has no part in this; leave it and its two values out"},
 };
 
-static const char *instead_of_foreign(const char *name)
+/* The same of those with one dash, where a letter's case counts. */
+static const struct {
+    const char *name, *instead;
+} foreign_shorts[] = {
+    {"H", "--hosts a:8,b:8 starts the job there by ssh"},
+    {"N", "-ppn says how many workers run on each machine, and --nnodes how many machines there are"},
+    {"c", "-n says how many workers there are, and --numa_binding which cores they may run on"},
+    {"mca", "it sets what Open MPI does, which has no part in this; leave it and its two values out"},
+    {"hostfile", "--hosts a:8,b:8 starts the job there by ssh, and --rank_order FILE ranks hosts"},
+    {"v", "LOGLEVEL=info says more, and --version prints the version"},
+    {"V", "it is --version"},
+};
+
+static const char *instead_of_foreign(const char *word, const char *name)
 {
-    for (size_t i = 0; i < sizeof foreign_flags / sizeof foreign_flags[0]; i++)
+    for (size_t i = 0; word[1] != '-' && i < sizeof foreign_shorts / sizeof foreign_shorts[0]; i++)
+        if (strcmp(foreign_shorts[i].name, name) == 0)
+            return foreign_shorts[i].instead;
+    for (size_t i = 0; word[1] == '-' && i < sizeof foreign_flags / sizeof foreign_flags[0]; i++)
         if (strcmp(foreign_flags[i].name, name) == 0)
             return foreign_flags[i].instead;
     return NULL;
@@ -132,8 +153,10 @@ static cddp_status unknown_flag(const char *word, const char *name, struct cdi_e
     const struct flag *nearest = NULL, *one;
     size_t best = FLAG_NAME_MAX;
 
-    if (name != NULL && instead_of_foreign(name) != NULL)
-        return cdi_fail(err, CDDP_E_INVALID, "unknown flag '%.64s': %s", word, instead_of_foreign(name));
+    if (name != NULL && instead_of_foreign(word, name) != NULL)
+        return cdi_fail(err, CDDP_E_INVALID, "unknown flag '%.64s': %s", word, instead_of_foreign(word, name));
+    if (word[1] != '-' && word[2] == '\0') /* a letter is like too many names */
+        name = NULL;
     if (name != NULL && *name != '\0' && count_beginning(name, false, &one) > 1)
         return ambiguous_flag(name, err);
     for (size_t i = 0; name != NULL && i < n_flags; i++) {
@@ -149,10 +172,24 @@ static cddp_status unknown_flag(const char *word, const char *name, struct cdi_e
     return cdi_fail(err, CDDP_E_INVALID, "unknown flag '%.64s'; see cddprun --help", word);
 }
 
-/* "-r=3", "-r3", "-r", "-ppn": the flag, and where its value begins in the word (NULL: in the next one). */
+static bool is_long_name(const char *name)
+{
+    for (size_t i = 0; i < n_flags; i++)
+        if (strcmp(flags[i].name, name) == 0)
+            return true;
+    return false;
+}
+
+static bool is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+/* "-r=3", "-r3", "-r", "-ppn", "-np2": the flag, and where its value begins in the word (NULL: in the next one). */
 static const struct flag *find_short(const char *word, const char **value)
 {
     size_t len = strcspn(word + 1, "=");
+    char name[FLAG_NAME_MAX];
 
     for (size_t i = 0; i < n_flags; i++) {
         if (flag_is_short(&flags[i], word + 1, len)) {
@@ -160,9 +197,14 @@ static const struct flag *find_short(const char *word, const char **value)
             return &flags[i];
         }
     }
+    if (flag_name(word + 1, name) && is_long_name(name)) /* -nproc_per_node=2: a dash is missing */
+        return NULL;
     for (size_t i = 0; i < n_flags; i++) {
-        if (flag_takes_value(&flags[i]) && flag_is_short(&flags[i], word + 1, 1)) {
-            *value = word + 2;
+        for (len = 3; len >= 1; len--) { /* -np2, but not -n with p2; of one letter any value */
+            if (!flag_takes_value(&flags[i]) || strnlen(word + 1, len) < len ||
+                !flag_is_short(&flags[i], word + 1, len) || (len > 1 && !is_digit(word[1 + len])))
+                continue;
+            *value = word + 1 + len;
             return &flags[i];
         }
     }
@@ -222,6 +264,7 @@ static void note_variable(struct options *o, const char *name, const char *value
 static cddp_status read_environment(struct options *o, options_getenv env, void *arg, struct cdi_error *err)
 {
     char name[FLAG_NAME_MAX + 4];
+    const char *remote;
     cddp_status st = read_shutdown_timeout(o, env, arg, err);
 
     for (size_t i = 0; i < n_flags && st == CDDP_OK; i++) {
@@ -234,7 +277,9 @@ static cddp_status read_environment(struct options *o, options_getenv env, void 
     }
     o->env_master_addr = not_empty(env("MASTER_ADDR", arg));
     o->env_master_port = not_empty(env("MASTER_PORT", arg));
-    o->remote = env(HOSTS_REMOTE_ENV, arg) != NULL;
+    remote = env(HOSTS_REMOTE_ENV, arg);
+    o->remote = remote != NULL;
+    o->remote_terminal = remote != NULL && strcmp(remote, HOSTS_REMOTE_TERMINAL) == 0;
     o->python_exec = not_empty(env("PYTHON_EXEC", arg));
     o->log_line_prefix = env("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", arg);
     o->error_file = not_empty(env("TORCHELASTIC_ERROR_FILE", arg));
@@ -250,12 +295,12 @@ static cddp_status read_environment(struct options *o, options_getenv env, void 
 static cddp_status read_flag(struct options *o, char **argv, int argc, int *i, struct cdi_error *err)
 {
     const char *word = argv[*i], *value = NULL;
-    bool is_long = word[1] == '-', named = is_long;
+    bool is_long = word[1] == '-', named;
     char name[FLAG_NAME_MAX], from[FLAG_NAME_MAX + 2];
     const struct flag *f;
 
+    named = flag_name(word + (is_long ? 2 : 1), name);
     if (is_long) {
-        named = flag_name(word, name);
         f = named ? find_flag(name) : NULL;
         value = strchr(word, '=');
         value = value == NULL ? NULL : value + 1;

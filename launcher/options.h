@@ -14,19 +14,21 @@
 
 #define OPTIONS_MAX_PROCS 4096
 #define OPTIONS_MAX_NODES 100000
+#define OPTIONS_NODES_AUTO 0 /* max_nodes: as many as the scheduler's step has */
 #define OPTIONS_MAX_EXPORTS 256
 
 enum options_what { OPTIONS_RUN, OPTIONS_HELP, OPTIONS_VERSION };
 enum options_nproc { OPTIONS_NPROC_COUNT, OPTIONS_NPROC_CPU, OPTIONS_NPROC_GPU, OPTIONS_NPROC_AUTO };
 enum options_on_failure { OPTIONS_STOP, OPTIONS_WAIT };
+enum options_pty { OPTIONS_PTY_AUTO, OPTIONS_PTY_ALWAYS, OPTIONS_PTY_NEVER };
 
 struct options {
     enum options_what what;
     enum options_nproc nproc_kind;
     int64_t nproc; /* where nproc_kind is COUNT */
     bool nproc_given;
-    int64_t world_size; /* workers of all nodes; -1: not given */
-    int64_t min_nodes, max_nodes;
+    int64_t world_size;           /* workers of all nodes; -1: not given */
+    int64_t min_nodes, max_nodes; /* max_nodes may be OPTIONS_NODES_AUTO; struct meet has the number */
     bool nnodes_given;
     int64_t spares;
     const char *topology; /* NULL: not given */
@@ -45,6 +47,7 @@ struct options {
     const char *auth_token_file;                                       /* NULL: not given */
     const char *hosts;                                                 /* NULL: not given */
     bool remote;                                                       /* the far end of somebody's --hosts */
+    bool remote_terminal;                                              /* whose stdout is a terminal */
     const char *rank_order;                                            /* a file of hosts; NULL: not given */
     char from_variables[256]; /* "PET_NNODES=2 PET_NODE_RANK=0": what variables say of several machines, cut; or "" */
     const char *role;
@@ -70,6 +73,7 @@ struct options {
     const char *duplicate_stdout_filters, *duplicate_stderr_filters; /* NULL: not given */
     const char *logs_specs;                                          /* always NULL: refused */
     int event_log_handler, start_method;                             /* only the first word of each is accepted */
+    int pty;                                                         /* enum options_pty */
     int64_t status_fd;                                               /* -1: not given */
     int64_t interactive;                                             /* a rank; -1: not given */
     const char *log_line_prefix; /* TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, or NULL */

@@ -69,7 +69,7 @@ static void make_fronts(struct ranklog *log, const char *prefix, int colour)
 
 void ranklog_init(struct ranklog *log, const struct ranklog_options *opt)
 {
-    *log = (struct ranklog){.filter = opt->filter};
+    *log = (struct ranklog){.filter = opt->filter, .drawn = opt->drawn};
     cdi_buf_init(&log->part, RANKLOG_LINE_MAX);
     make_fronts(log, opt->prefix != NULL ? opt->prefix : "", opt->colour ? 31 + (int)(opt->rank % 6) : 0);
     if (opt->keep_tail)
@@ -99,7 +99,7 @@ static void remember(struct ranklog *log, const char *line, size_t n)
     log->n_tail++;
 }
 
-static cddp_status append(struct cdi_buf *out, const struct ranklog_front *front, const char *line, size_t n)
+static cddp_status append(struct cdi_buf *out, const struct ranklog_front *front, const char *line, size_t n, char end)
 {
     uint8_t *to = cdi_buf_reserve(out, front->len + n + 1);
 
@@ -108,9 +108,20 @@ static cddp_status append(struct cdi_buf *out, const struct ranklog_front *front
     memcpy(to, front->text, front->len);
     if (n > 0)
         memcpy(to + front->len, line, n);
-    to[front->len + n] = '\n';
+    to[front->len + n] = (uint8_t)end;
     cdi_buf_commit(out, front->len + n + 1);
     return CDDP_OK;
+}
+
+/* The cursor may stand at the beginning of somebody's text: what follows takes its place, and the rest of it goes. */
+static cddp_status show(struct ranklog *log, const struct ranklog_front *front, const char *line, size_t n, char end,
+                        struct cdi_buf *to)
+{
+    if (log->drawn != NULL && *log->drawn && cdi_buf_append(to, RANKLOG_ERASE, strlen(RANKLOG_ERASE)) != CDDP_OK)
+        return CDDP_E_NOMEM;
+    if (log->drawn != NULL)
+        *log->drawn = end == '\r';
+    return append(to, front, line, n, end);
 }
 
 static bool is_wanted(const struct ranklog_filter *filter, const char *line, size_t n)
@@ -134,8 +145,8 @@ static cddp_status put_line(struct ranklog *log, const char *line, size_t n, boo
         remember(log, line, n);
     log->continued = !complete;
     if (out->shown != NULL)
-        st = append(out->shown, &log->shown[more], line, n);
-    if (is_wanted(&log->filter, line, n) && append(out->matched, &log->plain[more], line, n) != CDDP_OK)
+        st = show(log, &log->shown[more], line, n, '\n', out->shown);
+    if (is_wanted(&log->filter, line, n) && append(out->matched, &log->plain[more], line, n, '\n') != CDDP_OK)
         st = CDDP_E_NOMEM;
     return st;
 }
@@ -156,6 +167,40 @@ static cddp_status put_part(struct ranklog *log, const char *bytes, size_t n, bo
     return st;
 }
 
+/* What is held back plus n more bytes, which a carriage return has ended: no line, and not remembered. */
+static cddp_status draw_part(struct ranklog *log, const char *bytes, size_t n, const struct ranklog_out *out)
+{
+    cddp_status st = cdi_buf_append(&log->part, bytes, n);
+
+    if (st == CDDP_OK && log->part.len > 0 && out->shown != NULL)
+        st = show(log, &log->shown[log->continued], (const char *)cdi_buf_data(&log->part), log->part.len, '\r',
+                  out->shown);
+    cdi_buf_consume(&log->part, log->part.len);
+    log->continued = false;
+    return st;
+}
+
+/*
+ * On a terminal: what comes before the newline (NULL: none has come), up to its last carriage return but one. One that
+ * ends the bytes, or precedes the newline, stays where it is: the two together are the end of a line. Returns how many
+ * bytes are done with.
+ */
+static size_t draw(struct ranklog *log, const char *bytes, size_t n, const struct ranklog_out *out, cddp_status *st)
+{
+    const char *end = bytes + n, *at = bytes, *cr;
+
+    if (log->part.len > 0 && n > 0 && cdi_buf_data(&log->part)[log->part.len - 1] == '\r') {
+        log->part.len--;
+        *st = draw_part(log, NULL, 0, out);
+    }
+    while ((cr = memchr(at, '\r', (size_t)(end - at))) != NULL && cr + 1 < end) {
+        if (draw_part(log, at, (size_t)(cr - at), out) != CDDP_OK)
+            *st = CDDP_E_NOMEM;
+        at = cr + 1;
+    }
+    return (size_t)(at - bytes);
+}
+
 cddp_status ranklog_feed(struct ranklog *log, const char *bytes, size_t n, const struct ranklog_out *out)
 {
     cddp_status st, worst = CDDP_OK;
@@ -167,6 +212,16 @@ cddp_status ranklog_feed(struct ranklog *log, const char *bytes, size_t n, const
         const char *newline = memchr(bytes, '\n', n < room ? n : room);
         size_t take;
 
+        if (log->drawn != NULL) {
+            size_t line = newline != NULL ? (size_t)(newline - bytes) : n < room ? n : room;
+
+            take = draw(log, bytes, line, out, &worst);
+            bytes += take;
+            n -= take;
+            if (take > 0)
+                continue;
+            room = RANKLOG_LINE_MAX - log->part.len;
+        }
         if (newline != NULL) {
             take = (size_t)(newline - bytes);
             st = put_part(log, bytes, take, true, out);

@@ -5,6 +5,9 @@
  *   [3] a line                 a final line without a newline is given one
  *   [3] the first 64 KiB of a line that is longer
  *   [3]+ its next piece
+ *
+ * Shown on a terminal, text that ends with a carriage return alone (a progress bar's) appears at once, and whatever is
+ * shown next takes its place: only what stands there when the newline comes remains, and counts as the line.
  */
 #ifndef RANKLOG_H
 #define RANKLOG_H
@@ -17,8 +20,10 @@
 #define RANKLOG_TAIL_LINES 10
 #define RANKLOG_TAIL_BYTES 400 /* kept of each of them, NUL included */
 #define RANKLOG_PREFIX_MAX 128
+#define RANKLOG_ERASE "\033[K" /* a terminal's: to the end of the line */
 /* What n bytes can become at most: all newlines, each behind a prefix with a colour, and a line that was held. */
-#define RANKLOG_OUT_MAX(n) (RANKLOG_LINE_MAX + (size_t)(n) * (RANKLOG_PREFIX_MAX + sizeof "+ \033[36m\033[0m"))
+#define RANKLOG_OUT_MAX(n) \
+    (RANKLOG_LINE_MAX + (size_t)(n) * (RANKLOG_PREFIX_MAX + sizeof "+ \033[36m\033[0m" RANKLOG_ERASE))
 
 struct ranklog_filter {
     const char *words; /* one after another, each ended by a NUL */
@@ -37,6 +42,7 @@ struct ranklog {
     struct ranklog_filter filter;
     struct cdi_buf part;              /* a line whose end has not come yet */
     bool continued;                   /* a piece of this line is out already */
+    bool *drawn;                      /* the option */
     char (*tail)[RANKLOG_TAIL_BYTES]; /* ring of the last lines; NULL: not kept */
     unsigned n_tail;                  /* lines seen */
 };
@@ -45,6 +51,7 @@ struct ranklog_options {
     const char *prefix;
     bool colour; /* put the prefix in a colour, by `rank` */
     uint32_t rank;
+    bool *drawn;    /* is such text on the terminal? of all streams shown there; NULL: it is not a terminal */
     bool keep_tail; /* remember the last lines (without memory for it they are not remembered) */
     struct ranklog_filter filter;
 };

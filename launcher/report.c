@@ -2,7 +2,9 @@
 #include "launcher/report.h"
 
 #include "launcher/json_text.h"
+#include "launcher/ranklog.h"
 #include "launcher/signame.h"
+#include "protocol/flight.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,6 +24,8 @@
 #define MESSAGE_ROWS 5               /* of the message */
 #define INDENT 4                     /* of what is behind the sentence */
 #define ERROR_FILE_MAX (1024 * 1024) /* bytes read of an error file */
+#define REPEAT_MIN 20                /* bytes of a line, at least, before it counts as a repetition; */
+#define REPEAT_MORE 60               /* it may have so many more, such as a program's name and the rank */
 
 void report_sentence(const struct cdi_failure *f, char *buf, size_t cap)
 {
@@ -33,7 +37,10 @@ void report_sentence(const struct cdi_failure *f, char *buf, size_t cap)
         (void)snprintf(buf, cap, "%s ended", who);
         return;
     case CDI_END_EXIT:
-        (void)snprintf(buf, cap, "%s exited with status %d", who, f->code);
+        if (f->code == 0) /* that is a failure only if the others still needed it */
+            (void)snprintf(buf, cap, "%s " CDI_FLIGHT_DESERTED, who);
+        else
+            (void)snprintf(buf, cap, "%s exited with status %d", who, f->code);
         return;
     case CDI_END_SIGNAL:
         (void)snprintf(buf, cap, "%s was killed by signal %d (%s)%s", who, f->code, signame(f->code, name, sizeof name),
@@ -91,13 +98,52 @@ bool report_error_file(const char *path, char *buf, size_t cap)
 
 /* ------------------------------------------------------------------------------------------------- the report ---- */
 
+/*
+ * Whatever a worker has written moves no cursor and changes no colour: control characters appear as \x1b, the eight-bit
+ * ones in UTF-8 (U+0080 to U+009F) too. Returns the bytes of one visible character that begins at text, and *used.
+ */
+static size_t visible(char out[8], const char *text, size_t n, size_t *used)
+{
+    unsigned char c = (unsigned char)text[0], next = (unsigned char)(n > 1 ? text[1] : 0);
+    bool eight = c == 0xc2 && next >= 0x80 && next <= 0x9f;
+
+    *used = eight ? 2 : 1;
+    if ((c < ' ' && c != '\t') || c == 0x7f || eight)
+        return (size_t)snprintf(out, 8, "\\x%02x", eight ? next : c);
+    out[0] = text[0];
+    return 1;
+}
+
+/* A line, as much of it as fits (cap: NUL included), without the carriage return of a line end. Returns all its bytes.
+ */
+static size_t put_visible(char *to, size_t cap, const char *text, size_t n)
+{
+    size_t at = 0, used;
+    bool fits = cap > 0;
+    char part[8];
+
+    if (n > 0 && text[n - 1] == '\r')
+        n--;
+    for (size_t i = 0; i < n; i += used) {
+        size_t len = visible(part, text + i, n - i, &used);
+
+        fits = fits && at + len < cap;
+        if (fits)
+            memcpy(to + at, part, len);
+        if (fits)
+            to[at + len] = '\0';
+        at += len;
+    }
+    return at;
+}
+
 /* Bytes of the lines from first on, each behind its frame. */
 static size_t lines_size(const char *const *lines, unsigned first, unsigned n)
 {
     size_t size = first < n ? strlen(STDERR_HEAD) : 0;
 
     for (unsigned i = first; i < n; i++)
-        size += strlen(lines[i]) + strlen(LINE_FRAME) + 1;
+        size += put_visible(NULL, 0, lines[i], strlen(lines[i])) + strlen(LINE_FRAME) + 1;
     return size;
 }
 
@@ -136,21 +182,63 @@ static size_t add_text(char *to, size_t cap, size_t at, const char *text)
     while (*text != '\0' && at + 1 < cap) {
         size_t n = strcspn(text, "\n");
 
-        at += (size_t)snprintf(to + at, cap - at, LINE_FRAME "%.*s\n", (int)n, text);
+        at += (size_t)snprintf(to + at, cap - at, LINE_FRAME);
+        if (at < cap)
+            at += put_visible(to + at, cap - at, text, n);
+        if (at < cap)
+            at += (size_t)snprintf(to + at, cap - at, "\n");
         text += text[n] == '\n' ? n + 1 : n;
     }
     return at < cap ? at : cap - 1;
 }
 
+/* Is this line of stderr the message once more, perhaps with the program's name in front? */
+static bool repeats(const char *message, const char *line)
+{
+    const char *core = strstr(message, ": ");
+    char first[REPORT_MESSAGE_MAX];
+
+    if (strlen(line) >= REPEAT_MIN && strstr(message, line) != NULL)
+        return true;
+    core = strncmp(message, "CDDP_E_", 7) == 0 && core != NULL ? core + 2 : message;
+    (void)snprintf(first, sizeof first, "%.*s", (int)line_len(core), core);
+    return strlen(first) >= REPEAT_MIN && strstr(line, first) != NULL && strlen(line) <= strlen(first) + REPEAT_MORE;
+}
+
+/* A line that only repeats the message is not shown again. Returns how many of the lines are left, in kept. */
+static unsigned drop_repeated(const char *message, const char *const *lines, unsigned n,
+                              const char *kept[RANKLOG_TAIL_LINES])
+{
+    unsigned n_kept = 0;
+
+    for (unsigned i = n > RANKLOG_TAIL_LINES ? n - RANKLOG_TAIL_LINES : 0; i < n; i++)
+        if (message == NULL || !repeats(message, lines[i]))
+            kept[n_kept++] = lines[i];
+    return n_kept;
+}
+
+void report_note(struct cdi_failure *f, const char *note)
+{
+    size_t at = strlen(f->text);
+
+    (void)snprintf(f->text + at, sizeof f->text - at, "\n%s", note);
+}
+
 void report_details(struct cdi_failure *f, const char *error_file, const char *const *lines, unsigned n)
 {
     char message[REPORT_MESSAGE_MAX];
-    size_t cap = sizeof f->text, at = strcspn(f->text, "\n");
+    const char *kept[RANKLOG_TAIL_LINES];
+    bool has_message = error_file != NULL && report_error_file(error_file, message, sizeof message);
+    size_t cap = sizeof f->text, at = strlen(f->text);
     unsigned first = 0;
 
-    at += (size_t)snprintf(f->text + at, cap - at, "\n");
-    if (error_file != NULL && report_error_file(error_file, message, sizeof message)) {
-        cut_message(message);
+    if (at + 1 < cap)
+        at += (size_t)snprintf(f->text + at, cap - at, "\n");
+    if (has_message)
+        cut_message(message); /* before the comparison: what is not shown of it is not repeated either */
+    n = drop_repeated(has_message ? message : NULL, lines, n, kept);
+    lines = kept;
+    if (has_message) {
         at += (size_t)snprintf(f->text + at, cap - at, MESSAGE_HEAD);
         at = add_text(f->text, cap, at, message);
     }
@@ -179,9 +267,10 @@ static cddp_status write_head(const struct report *r, struct cdi_buf *out)
 
     report_sentence(&r->first, text, sizeof text);
     st = cdi_buf_printf(out, "cddprun: %s", text);
-    if (st == CDDP_OK && r->after_ms >= 0)
-        st = cdi_buf_printf(out, " after %lld.%01lld s", (long long)(r->after_ms / 1000),
-                            (long long)(r->after_ms % 1000 / 100));
+    if (st == CDDP_OK && r->after_ms >= 0 && r->first.kind != CDI_END_SPAWN)
+        st = cdi_buf_printf(out, "%s after %lld.%01lld s",
+                            r->first.kind == CDI_END_EXIT && r->first.code == 0 ? "," : "",
+                            (long long)(r->after_ms / 1000), (long long)(r->after_ms % 1000 / 100));
     if (st == CDDP_OK && r->restart_count > 0)
         st = cdi_buf_printf(out, ", after %u restart%s", r->restart_count, r->restart_count == 1 ? "" : "s");
     if (st == CDDP_OK && r->first.local_rank >= 0)

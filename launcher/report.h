@@ -38,8 +38,14 @@ struct report {
  */
 void report_sentence(const struct cdi_failure *f, char *buf, size_t cap);
 /*
- * Put behind the sentence in f->text, as further lines, the message in the worker's error file (NULL: none) and the
- * last n lines of its stderr, oldest first: what fits, the newest lines first of all.
+ * Appends a line that explains the end to f->text, after the sentence and before what report_details() adds; cuts what
+ * does not fit.
+ */
+void report_note(struct cdi_failure *f, const char *note);
+/*
+ * Put behind the sentence in f->text (and its notes), as further lines, the message in the worker's error file (NULL:
+ * none) and the last n lines of its stderr, oldest first: what fits, the newest lines first of all. Lines that repeat
+ * the message are left out.
  */
 void report_details(struct cdi_failure *f, const char *error_file, const char *const *lines, unsigned n);
 /* Append the whole report, several lines. CDDP_E_NOMEM. */

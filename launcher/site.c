@@ -18,7 +18,7 @@ uint16_t site_port(const char *job)
 
     for (const char *p = job; *p != '\0'; p++)
         hash = (hash ^ (unsigned char)*p) * 16777619u;
-    return (uint16_t)(SITE_FIRST_PORT + hash % SITE_N_PORTS);
+    return (uint16_t)(SITE_FIRST_PORT + hash % (SITE_N_PORTS - SITE_JOB_PORTS + 1));
 }
 
 /* -------------------------------------------------------------------------------------------- lists of hosts ---- */

@@ -12,6 +12,7 @@
 #define SITE_NODES_MAX OPTIONS_MAX_NODES
 #define SITE_FIRST_PORT 20000
 #define SITE_N_PORTS 12000
+#define SITE_JOB_PORTS 4 /* that a job may use, one after another: a port of its number may be another job's */
 
 struct site {
     const char *kind;  /* "Slurm step", for sentences; NULL: nothing was found */
@@ -22,7 +23,7 @@ struct site {
     bool one_task_per_node;
     char nodes[128];      /* the nodes as their list has them, cut */
     char first_node[256]; /* where they can meet; "": not known */
-    uint16_t port;        /* made of the job's number, below those that the kernel gives to clients; 0: not known */
+    uint16_t port;        /* the first of the job's ports, below those that the kernel gives to clients; 0: not known */
     char run_id[96];      /* "": not known */
 
     bool in_job; /* in a job, but started on its first node only: a batch script, or an interactive shell */
@@ -52,7 +53,7 @@ cddp_status site_read(struct site *out, const struct site_source *from, struct c
  */
 cddp_status site_order(struct site *s, const char *text, const char *host, const char *from, struct cdi_error *err);
 
-/* A port for a job that has a name; the same on all its nodes. */
+/* The first of SITE_JOB_PORTS ports for a job that has a name; the same on all its nodes. */
 uint16_t site_port(const char *job);
 
 #endif

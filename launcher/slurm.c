@@ -11,6 +11,7 @@
 #define NAME_MAX_LEN 255
 #define DIGITS_MAX 9
 #define BRACKETS_MAX 4
+#define COMPONENTS_MAX 1024
 
 /* ------------------------------------------------------------------------------------------------- host list ---- */
 
@@ -146,6 +147,77 @@ static bool take_first(void *arg, const char *name)
     return false;
 }
 
+struct search {
+    const char *wanted;
+    int64_t at; /* names before it */
+    bool found;
+};
+
+static bool look_for(void *arg, const char *name)
+{
+    struct search *s = arg;
+
+    s->found = strcmp(name, s->wanted) == 0;
+    s->at += !s->found;
+    return !s->found;
+}
+
+static struct search find_host(const char *list, const char *name)
+{
+    struct search s = {.wanted = name};
+
+    if (slurm_hosts(list, look_for, &s, NULL) != CDDP_OK)
+        s.found = false;
+    return s;
+}
+
+struct component {
+    const char *step; /* the nodes of the step */
+    char *first;
+    bool found;
+};
+
+static bool look_in_step(void *arg, const char *name)
+{
+    struct component *c = arg;
+
+    c->found = find_host(c->step, name).found;
+    return c->found ? take_first(c->first, name) : true;
+}
+
+/*
+ * Node 0 of a step of a heterogeneous job. Slurm sorts the step's list by name, but numbers the nodes component by
+ * component, in the order of their groups. Only sbatch and salloc say which nodes a group has; under a srun of its own
+ * the list serves if this node's place in it is its number. "": not known.
+ */
+static cddp_status find_first_of_groups(struct site *s, const char *list, int64_t n_groups, options_getenv env,
+                                        void *arg, struct cdi_error *err)
+{
+    const char *own = env("SLURMD_NODENAME", arg);
+    struct component c = {.step = list, .first = s->first_node};
+    char name[64];
+
+    for (int64_t g = 0; g < n_groups; g++) {
+        const char *group;
+        cddp_status st;
+
+        (void)snprintf(name, sizeof name, "SLURM_JOB_NODELIST_HET_GROUP_%" PRId64, g);
+        group = env(name, arg);
+        if (group == NULL)
+            break;
+        st = slurm_hosts(group, look_in_step, &c, err);
+        if (st != CDDP_OK || c.found)
+            return st;
+    }
+    if (own != NULL) {
+        struct search place = find_host(list, own);
+
+        if (!place.found || place.at != s->node_rank)
+            s->first_node[0] = '\0';
+    }
+    return CDDP_OK;
+}
+
 static cddp_status number(int64_t *out, const char *name, const char *text, int64_t min, int64_t max,
                           struct cdi_error *err)
 {
@@ -166,7 +238,8 @@ static bool is_one_each(const char *tasks)
 static cddp_status read_step(struct site *s, options_getenv env, void *arg, int64_t step, struct cdi_error *err)
 {
     const char *restarts = env("SLURM_RESTART_COUNT", arg), *list = env("SLURM_STEP_NODELIST", arg);
-    int64_t job = 0, restart = 0;
+    const char *groups = env("SLURM_HET_SIZE", arg);
+    int64_t job = 0, restart = 0, n_groups = 0;
     cddp_status st = number(&job, "SLURM_JOB_ID", s->job_id, 0, UINT32_MAX, err);
 
     if (st == CDDP_OK)
@@ -177,12 +250,15 @@ static cddp_status read_step(struct site *s, options_getenv env, void *arg, int6
         st = number(&restart, "SLURM_RESTART_COUNT", restarts, 0, UINT32_MAX, err);
     if (st == CDDP_OK)
         st = slurm_hosts(list == NULL ? "" : list, take_first, s->first_node, err);
+    if (st == CDDP_OK && groups != NULL && cdi_parse_int(groups, 2, COMPONENTS_MAX, &n_groups))
+        st = find_first_of_groups(s, list, n_groups, env, arg, err);
     if (st != CDDP_OK)
         return st;
     (void)snprintf(s->nodes, sizeof s->nodes, "%s", list);
     s->in_step = true;
     s->one_task_per_node = is_one_each(env("SLURM_STEP_TASKS_PER_NODE", arg));
-    s->port = (uint16_t)(SITE_FIRST_PORT + (job * 7 + step) % SITE_N_PORTS);
+    (void)snprintf(s->run_id, sizeof s->run_id, "%" PRId64 ".%" PRId64, job, step);
+    s->port = site_port(s->run_id);
     (void)snprintf(s->run_id, sizeof s->run_id, "%" PRId64 ".%" PRId64 ".%" PRId64, job, step, restart);
     return CDDP_OK;
 }

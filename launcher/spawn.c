@@ -4,6 +4,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/env.h"
+#include "launcher/pty.h"
 #include "launcher/syscalls.h"
 
 #include <errno.h>
@@ -25,6 +26,7 @@
 #define FILES_BASE 32      /* open files of an agent without workers, with room to spare */
 #define DRAIN_READS 16     /* a pipe holds 64 KiB, and 1 MiB at most by default */
 #define CHILD_STACK 8192   /* for become_shim() */
+#define FSIZE_LEAST 32768  /* of a flight page, which counts as a file */
 #define FILES_PER_WORKER 8 /* two pipes, the page, exec's pipe; two logs; store connections of its ranks */
 
 /* ---------------------------------------------------------------------------------------------- preparations ---- */
@@ -93,6 +95,18 @@ static cddp_status raise_nofile(struct spawn_context *ctx, uint32_t n_procs, str
     return CDDP_OK;
 }
 
+static cddp_status check_fsize(struct cdi_error *err)
+{
+    struct rlimit lim;
+
+    if (getrlimit(RLIMIT_FSIZE, &lim) != 0 || lim.rlim_cur >= FSIZE_LEAST)
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_LIMIT,
+                    "files may have %" PRIu64 " bytes at most, but cddprun shares %d with each worker; raise the limit "
+                    "(ulimit -f %d)",
+                    (uint64_t)lim.rlim_cur, FSIZE_LEAST, FSIZE_LEAST / 1024);
+}
+
 /*
  * While this process has one thread: with more, each growth of the kernel's table of descriptors waits until all cores
  * have passed through the scheduler (synchronize_rcu), which takes as long as to start 64 workers.
@@ -124,7 +138,9 @@ cddp_status spawn_prepare(struct spawn_context *ctx, uint32_t n_procs, struct cd
     ctx->null_fd = open_null();
     if (ctx->null_fd < 0)
         return cdi_fail_errno(err, errno, "cannot open /dev/null");
-    st = raise_nofile(ctx, n_procs, err);
+    st = check_fsize(err);
+    if (st == CDDP_OK)
+        st = raise_nofile(ctx, n_procs, err);
     if (st == CDDP_OK)
         grow_table(ctx, n_procs);
     return st;
@@ -243,7 +259,13 @@ static void end_stream(struct worker *w, int i)
     if (!w->piped[i])
         return;
     w->piped[i] = false;
-    uv_close((uv_handle_t *)&w->pipes[i], on_handle_closed);
+    if (i == 0 && w->on_pty) {
+        uv_close((uv_handle_t *)&w->master_poll, on_handle_closed);
+        (void)close(w->master);
+        w->master = -1;
+    } else {
+        uv_close((uv_handle_t *)&w->pipes[i], on_handle_closed);
+    }
 }
 
 static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
@@ -261,6 +283,36 @@ static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
     w->on->output(w, i + 1, NULL, 0);
 }
 
+/*
+ * As much as fits. The kernel hands out what it holds before it says EIO, which is the end: nobody has the other side
+ * open any more. libuv's own streams would take a short read and a hang-up for the end, and a pseudo-terminal answers
+ * every read with 4 KiB at most.
+ */
+static void on_master(uv_poll_t *p, int status, int events)
+{
+    struct worker *w = p->data;
+    bool over = status < 0;
+    size_t n = 0;
+
+    (void)events;
+    while (!over && n < SPAWN_READ) {
+        ssize_t got = read(w->master, w->ctx->read_buf + n, SPAWN_READ - n);
+
+        if (got > 0)
+            n += (size_t)got;
+        else if (got == 0 || (errno != EINTR && errno != EAGAIN))
+            over = true;
+        else if (errno == EAGAIN)
+            break;
+    }
+    if (n > 0)
+        w->on->output(w, 1, w->ctx->read_buf, n);
+    if (!over || !w->piped[0])
+        return;
+    end_stream(w, 0);
+    w->on->output(w, 1, NULL, 0);
+}
+
 static void read_exec_errno(struct worker *w)
 {
     int error;
@@ -275,30 +327,68 @@ static void read_exec_errno(struct worker *w)
     w->exec_fd = -1;
 }
 
-/* fds[i]: the worker's end of its stream i + 1. */
-static cddp_status make_pipes(struct worker *w, uv_loop_t *loop, int fds[2], struct cdi_error *err)
+/* *fd: the worker's end of its stream i + 1. */
+static cddp_status make_pipe(struct worker *w, uv_loop_t *loop, int i, int *fd, struct cdi_error *err)
 {
-    for (int i = 0; i < 2; i++) {
-        int pair[2], rc;
+    int pair[2], rc;
 
-        if (pipe2(pair, O_CLOEXEC) != 0)
-            return cdi_fail_errno(err, errno, "pipe");
-        fds[i] = pair[1];
-        rc = uv_pipe_init(loop, &w->pipes[i], 0);
-        if (rc != 0) {
-            (void)close(pair[0]);
-            return cdi_fail_errno(err, -rc, "pipe");
-        }
-        w->pipes[i].data = w;
-        w->piped[i] = true;
-        w->open_handles++;
-        rc = uv_pipe_open(&w->pipes[i], pair[0]); /* only this end becomes non-blocking */
-        if (rc != 0) {
-            (void)close(pair[0]);
-            return cdi_fail_errno(err, -rc, "pipe");
-        }
+    if (pipe2(pair, O_CLOEXEC) != 0)
+        return cdi_fail_errno(err, errno, "pipe");
+    *fd = pair[1];
+    rc = uv_pipe_init(loop, &w->pipes[i], 0);
+    if (rc != 0) {
+        (void)close(pair[0]);
+        return cdi_fail_errno(err, -rc, "pipe");
     }
+    w->pipes[i].data = w;
+    w->piped[i] = true;
+    w->open_handles++;
+    rc = uv_pipe_open(&w->pipes[i], pair[0]); /* only this end becomes non-blocking */
+    if (rc == 0)
+        return CDDP_OK;
+    (void)close(pair[0]);
+    return cdi_fail_errno(err, -rc, "pipe");
+}
+
+/* The same for stdout as a pseudo-terminal. Where none can be had and a pipe will do, w->pty_errno says why. */
+static cddp_status make_terminal(struct worker *w, uv_loop_t *loop, int *fd, struct cdi_error *err)
+{
+    int ends[2] = {-1, -1}, rc;
+
+    w->pty_errno = pty_open(ends);
+    if (w->pty_errno != 0 && w->needs_pty)
+        return cdi_fail_errno(err, w->pty_errno, "cannot open a pseudo-terminal for its stdout (--pty=always)");
+    if (w->pty_errno != 0)
+        return CDDP_OK;
+    *fd = ends[1];
+    pty_resize(ends[0], w->front);
+    rc = uv_poll_init(loop, &w->master_poll, ends[0]); /* makes the master non-blocking */
+    if (rc != 0) {
+        (void)close(ends[0]);
+        return cdi_fail_errno(err, -rc, "pseudo-terminal");
+    }
+    w->master_poll.data = w;
+    w->master = ends[0];
+    w->on_pty = true;
+    w->piped[0] = true;
+    w->open_handles++;
     return CDDP_OK;
+}
+
+static cddp_status make_streams(struct worker *w, uv_loop_t *loop, int fds[2], struct cdi_error *err)
+{
+    cddp_status st = w->wants_pty ? make_terminal(w, loop, &fds[0], err) : CDDP_OK;
+
+    if (st == CDDP_OK && !w->on_pty)
+        st = make_pipe(w, loop, 0, &fds[0], err);
+    return st == CDDP_OK ? make_pipe(w, loop, 1, &fds[1], err) : st;
+}
+
+static int read_on(struct worker *w, int i)
+{
+    if (i == 0 && w->on_pty)
+        return uv_poll_start(&w->master_poll, UV_READABLE, on_master);
+    return uv_read_start((uv_stream_t *)&w->pipes[i], on_alloc, on_read);
 }
 
 #if defined(__SANITIZE_THREAD__)
@@ -451,7 +541,7 @@ cddp_status worker_start(struct worker *w, const struct spawn_context *ctx, char
     if (w->child == NULL)
         st = cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     else if (!w->interactive)
-        st = make_pipes(w, ctx->loop, outs, err);
+        st = make_streams(w, ctx->loop, outs, err);
     if (st == CDDP_OK && pipe2(exec_pair, O_CLOEXEC) != 0)
         st = cdi_fail_errno(err, errno, "pipe");
     if (st == CDDP_OK) {
@@ -473,7 +563,7 @@ cddp_status worker_start(struct worker *w, const struct spawn_context *ctx, char
             (void)close(exec_pair[i]);
     }
     for (int i = 0; i < 2 && st == CDDP_OK && !w->interactive; i++)
-        if ((rc = uv_read_start((uv_stream_t *)&w->pipes[i], on_alloc, on_read)) != 0)
+        if ((rc = read_on(w, i)) != 0)
             st = cdi_fail_errno(err, -rc, "reading its output");
     return st;
 }
@@ -493,11 +583,21 @@ void worker_pause(struct worker *w, bool pause)
     for (int i = 0; i < 2; i++) {
         if (!w->piped[i])
             continue;
-        if (pause)
-            (void)uv_read_stop((uv_stream_t *)&w->pipes[i]);
+        if (!pause)
+            (void)read_on(w, i);
+        else if (i == 0 && w->on_pty)
+            (void)uv_poll_stop(&w->master_poll);
         else
-            (void)uv_read_start((uv_stream_t *)&w->pipes[i], on_alloc, on_read);
+            (void)uv_read_stop((uv_stream_t *)&w->pipes[i]);
     }
+}
+
+void worker_resize(struct worker *w)
+{
+    if (w->master < 0)
+        return;
+    pty_resize(w->master, w->front);
+    worker_kill(w, SIGWINCH);
 }
 
 void worker_drain(struct worker *w)

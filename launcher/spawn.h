@@ -23,7 +23,9 @@ struct worker_events {
 };
 
 struct worker {
-    uv_pipe_t pipes[2]; /* its stdout and stderr */
+    uv_pipe_t pipes[2];    /* its stdout and stderr */
+    uv_poll_t master_poll; /* in place of pipes[0] where on_pty */
+    int master;            /* -1: not open */
     struct cdi_flight *flight;
     int flight_fd; /* kept open for /proc/PID/fd/N */
     int exec_fd;   /* errno of a failed exec; -1 */
@@ -31,8 +33,13 @@ struct worker {
     int32_t rank;
     int pid;
     bool interactive;   /* it has our terminal: our own stdin, stdout and stderr, session and group */
+    bool wants_pty;     /* its stdout is to be a pseudo-terminal */
+    bool needs_pty;     /* and a pipe is no substitute */
+    bool on_pty;        /* its stdout is one */
+    int pty_errno;      /* why it is a pipe although it wants the other; 0 */
+    uint32_t front;     /* columns of the window that the prefix of its lines takes */
     int64_t started_ms; /* monotonic */
-    bool piped[2];      /* pipes[i] is a handle and has not ended */
+    bool piped[2];      /* stream i + 1 is read and has not ended */
     bool exited;
     bool told;                  /* the caller's: it knows of the exit */
     int exit_code, exit_signal; /* of an exited one */
@@ -74,8 +81,9 @@ void spawn_release(struct spawn_context *ctx);
 cddp_status spawn_find_program(const char *program, char *path, int *exit_status, struct cdi_error *err);
 
 /*
- * A page, then a process. w: zeroed, and rank, local_rank, on, arg set. flight_env is a buffer for CDDP_FLIGHT, filled
- * by worker_make_page. After worker_start, whatever it returned, worker_close is due. stdin_fd -1: /dev/null.
+ * A page, then a process. w: zeroed, and rank, local_rank, on, arg set, master -1. flight_env is a buffer for
+ * CDDP_FLIGHT, filled by worker_make_page. After worker_start, whatever it returned, worker_close is due. stdin_fd -1:
+ * /dev/null.
  *
  * worker_start does not wait for the new process, which still uses args and env: they must stay until worker_settle(),
  * which waits (for the exec of the shim), and after which the process also has its group to be signalled by.
@@ -88,6 +96,8 @@ void worker_settle(struct worker *w);
 void worker_kill(struct worker *w, int signal);
 /* Stop and go on reading its output; pausing what has ended does nothing. */
 void worker_pause(struct worker *w, bool pause);
+/* Gives its pseudo-terminal, if it has one, the size of our window, and tells the worker (SIGWINCH). */
+void worker_resize(struct worker *w);
 /* Of a worker that has exited: read now what is in its pipe for stderr, up to a limit. */
 void worker_drain(struct worker *w);
 /* Has a stream of it not ended yet? */

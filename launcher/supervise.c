@@ -42,6 +42,13 @@ void supervise_leave_alone(struct supervise *s)
     s->leaves_alone = true;
 }
 
+void supervise_forget_round(struct supervise *s)
+{
+    s->said_failed = s->said_done = s->said_stopped = false;
+    if (s->state == SUPERVISE_WAITING && !s->ending)
+        s->state = SUPERVISE_JOINING;
+}
+
 /* A word about this round, which is remembered in case it does not arrive. */
 static void report(struct supervise *s, struct supervise_actions *out, enum supervise_do what)
 {
@@ -73,20 +80,49 @@ static void sweep(struct supervise *s, struct supervise_actions *out)
     act(out, SUPERVISE_DO_SWEEP, 0);
 }
 
-/* Ask the workers to end; a later, earlier deadline wins. */
+/*
+ * Ask the workers to end; a later, earlier deadline wins. Once for each signal: an order may come by the rendezvous, by
+ * a signal to this cddprun, or both, and a worker that saves must not take the second for the user's impatience.
+ */
 static void stop_workers(struct supervise *s, int signal, int64_t now_ms, struct supervise_actions *out)
 {
     int64_t kill_at = now_ms + s->grace_ms;
 
     s->state = SUPERVISE_STOPPING;
-    act(out, SUPERVISE_DO_KILL, signal);
+    if (s->asked != signal)
+        act(out, SUPERVISE_DO_KILL, signal);
+    s->asked = signal;
     if (!s->killed && kill_at < s->kill_at_ms)
         s->kill_at_ms = kill_at;
 }
 
-/* Without workers: the end, but for a host, whose rendezvous has yet to tell the other nodes and to see them stop. */
+/*
+ * A batch system signals workers and cddprun alike, on all nodes. A worker that died of that may be seen before the
+ * signal is, and has not failed: the job was ended by the signal.
+ */
+static bool is_of_order(const struct cdi_failure *f, int signal)
+{
+    return signal != 0 &&
+           ((f->kind == CDI_END_SIGNAL && f->code == signal) || (f->kind == CDI_END_EXIT && f->code == 128 + signal));
+}
+
+/* Did a worker die of a signal that may be on its way to this cddprun too? */
+static bool order_may_come(const struct supervise *s, int64_t now_ms)
+{
+    return s->signal == 0 && is_of_order(&s->first, SIGTERM) && now_ms < s->first_ms + SUPERVISE_ORDER_COMES_MS;
+}
+
+/*
+ * Without workers: the end, but for a host, whose rendezvous has yet to tell the other nodes and to see them stop, and
+ * for a moment where the report would blame a worker for a signal to all.
+ */
 static void finish_or_stay(struct supervise *s, int64_t now_ms, struct supervise_actions *out)
 {
+    if (order_may_come(s, now_ms)) {
+        s->state = SUPERVISE_WAITING;
+        s->stay_until_ms = s->first_ms + SUPERVISE_ORDER_COMES_MS;
+        return;
+    }
     if (!s->hosts || s->signal == 0 || s->closed || s->link_lost) {
         finish(s, out);
         return;
@@ -116,6 +152,16 @@ static void kill_workers(struct supervise *s, int64_t now_ms, struct supervise_a
     s->killed = true;
     s->kill_at_ms = now_ms + SUPERVISE_UNKILLABLE_MS;
     act(out, SUPERVISE_DO_KILL, SIGKILL);
+}
+
+/* What ended the round, as it is known now. */
+static void set_first(struct supervise *s, const struct cdi_failure *f, int64_t now_ms)
+{
+    if (is_of_order(f, s->signal))
+        return;
+    if (s->first.kind == CDI_END_NONE)
+        s->first_ms = now_ms;
+    s->first = *f;
 }
 
 /* ------------------------------------------------------------------------------------------- why again a round ---- */
@@ -173,6 +219,7 @@ static void on_assign(struct supervise *s, const struct cdi_msg_assign *a, int64
     s->state = SUPERVISE_RUNNING;
     s->assign = *a;
     s->n_alive = s->n_local;
+    s->asked = 0;
     s->killed = false;
     s->kill_at_ms = CDI_NEVER_MS;
     s->round_over = false;
@@ -206,13 +253,14 @@ static void on_round_over(struct supervise *s, const struct supervise_event *ev,
     note_why(s, &ev->u.over, now_ms, out);
     known = s->first.kind != CDI_END_NONE;
     if (ev->u.over.failure.kind != CDI_END_NONE)
-        s->first = ev->u.over.failure;
+        set_first(s, &ev->u.over.failure, now_ms);
     if (s->round_over)
         return;
     s->round_over = true;
     if (s->state == SUPERVISE_RUNNING) {
-        if (!known)
-            tell(s, out);
+        /* Without a failure all ranks live, and may agree by collectives to save, until their grace is over. */
+        if (!known && s->first.kind != CDI_END_NONE)
+            act(out, SUPERVISE_DO_TELL_DEATH, 0);
         if (!s->leaves_alone || s->first.kind == CDI_END_NONE)
             stop_workers(s, SIGTERM, now_ms, out);
     } else if (s->state == SUPERVISE_WAITING && s->local_first.kind == CDI_END_NONE) {
@@ -233,7 +281,7 @@ static void on_closed(struct supervise *s, const struct supervise_event *ev, int
     /* A round that did not come about has no failure of its own: the text tells what became of the one before. */
     if (s->close_status == CDI_CLOSE_TIMEOUT ||
         (ev->u.closed.failure.kind != CDI_END_NONE && s->close_status != CDI_CLOSE_DONE))
-        s->first = ev->u.closed.failure;
+        set_first(s, &ev->u.closed.failure, now_ms);
     if (s->state == SUPERVISE_RUNNING)
         tell(s, out);
     if (s->close_status == CDI_CLOSE_REFUSED && workers_live(s) && !s->killed) {
@@ -246,11 +294,21 @@ static void on_closed(struct supervise *s, const struct supervise_event *ev, int
     end_agent(s, SIGTERM, now_ms, out);
 }
 
+/*
+ * A host that dies takes the rendezvous and ranks with it, and the other nodes' workers fail because of those. A worker
+ * that somebody has killed, or that could not be started, is no echo, but neither does it say what became of the job.
+ */
+static void note_unheard(struct supervise *s)
+{
+    s->unheard = s->first.kind != CDI_END_NONE && !s->round_over && s->assign.n_nodes > 1;
+}
+
 static void on_link_lost(struct supervise *s, const char *text, int64_t now_ms, struct supervise_actions *out)
 {
     if (s->closed || s->state == SUPERVISE_OVER)
         return;
     s->link_lost = true;
+    note_unheard(s);
     if (s->text[0] == '\0')
         (void)snprintf(s->text, sizeof s->text, "%s", text);
     if (s->state == SUPERVISE_RUNNING)
@@ -258,44 +316,62 @@ static void on_link_lost(struct supervise *s, const char *text, int64_t now_ms, 
     end_agent(s, SIGTERM, now_ms, out);
 }
 
-/* What it will say of its round when it is back: that it failed, and that nothing of it runs. */
-static void fence_and_return(struct supervise *s, const char *text, int64_t now_ms, struct supervise_actions *out)
+/*
+ * Why the round has failed here: peers see that these workers die, and must not be blamed for it. It is said while the
+ * connection may still carry it, and again by a node that comes back.
+ */
+static void note_fence(struct supervise *s, const struct supervise_event *ev, struct supervise_actions *out)
+{
+    if (s->local_first.kind == CDI_END_NONE) {
+        s->local_first = (struct cdi_failure){.kind = CDI_END_NODE,
+                                              .rank = -1,
+                                              .local_rank = -1,
+                                              .node_rank = s->assign.node_rank,
+                                              .time_ms = ev->wall_ms};
+        (void)snprintf(s->local_first.text, sizeof s->local_first.text, "%s", ev->u.text);
+    }
+    report(s, out, SUPERVISE_DO_SEND_FAILED);
+}
+
+/* No grace: by the time the rendezvous counts this node as lost, nothing of it may run. */
+static void kill_fenced(struct supervise *s, const struct supervise_event *ev, int64_t now_ms,
+                        struct supervise_actions *out)
+{
+    note_fence(s, ev, out);
+    s->state = SUPERVISE_STOPPING;
+    kill_workers(s, now_ms, out);
+}
+
+static void fence_and_return(struct supervise *s, const struct supervise_event *ev, int64_t now_ms,
+                             struct supervise_actions *out)
 {
     s->returning = true;
     if (workers_live(s)) {
-        if (s->local_first.kind == CDI_END_NONE) {
-            s->local_first = (struct cdi_failure){
-                .kind = CDI_END_NODE, .rank = -1, .local_rank = -1, .node_rank = s->assign.node_rank};
-            (void)snprintf(s->local_first.text, sizeof s->local_first.text, "%s", text);
-        }
-        s->said_failed = true;
-        s->state = SUPERVISE_STOPPING;
-        kill_workers(s, now_ms, out);
+        kill_fenced(s, ev, now_ms, out);
     } else if (s->state != SUPERVISE_SWEEPING) {
         s->returning = false;
         act(out, SUPERVISE_DO_REJOIN, 0);
     }
 }
 
-/* No grace: by the time the rendezvous counts this node as lost, nothing of it may run. */
-static void on_fenced(struct supervise *s, const char *text, int64_t now_ms, struct supervise_actions *out)
+static void on_fenced(struct supervise *s, const struct supervise_event *ev, int64_t now_ms,
+                      struct supervise_actions *out)
 {
     if (s->closed || s->state == SUPERVISE_OVER)
         return;
-    if (s->rejoins && !s->ending) {
-        fence_and_return(s, text, now_ms, out);
+    if (supervise_returns(s)) {
+        fence_and_return(s, ev, now_ms, out);
         return;
     }
     s->link_lost = true;
+    note_unheard(s);
     no_more_rounds(s);
     if (s->text[0] == '\0')
-        (void)snprintf(s->text, sizeof s->text, "%s", text);
-    if (workers_live(s)) {
-        s->state = SUPERVISE_STOPPING;
-        kill_workers(s, now_ms, out);
-    } else if (s->state != SUPERVISE_SWEEPING) {
+        supervise_fence_text(s, ev->u.text, s->text, sizeof s->text);
+    if (workers_live(s))
+        kill_fenced(s, ev, now_ms, out);
+    else if (s->state != SUPERVISE_SWEEPING)
         finish(s, out);
-    }
 }
 
 /* What was said about this round, once more: it does no harm if it had arrived. */
@@ -311,6 +387,26 @@ static void on_resumed(const struct supervise *s, struct supervise_actions *out)
         act(out, SUPERVISE_DO_SEND_LEAVE, 0);
 }
 
+static void on_first_failure(struct supervise *s, const struct cdi_failure *end, int64_t now_ms,
+                             struct supervise_actions *out)
+{
+    s->local_first = *end;
+    set_first(s, end, now_ms);
+    act(out, SUPERVISE_DO_TELL_DEATH, 0);
+    report(s, out, SUPERVISE_DO_SEND_FAILED);
+    if (s->n_alive > 0 && !s->leaves_alone)
+        stop_workers(s, SIGTERM, now_ms, out);
+}
+
+static void on_deserted(struct supervise *s, const struct cdi_failure *end, int64_t now_ms,
+                        struct supervise_actions *out)
+{
+    if (s->state != SUPERVISE_RUNNING || s->first.kind != CDI_END_NONE || s->n_ended_well == 0)
+        return;
+    s->n_ended_well--;
+    on_first_failure(s, end, now_ms, out);
+}
+
 static void on_worker_exit(struct supervise *s, const struct cdi_failure *end, int64_t now_ms,
                            struct supervise_actions *out)
 {
@@ -320,12 +416,7 @@ static void on_worker_exit(struct supervise *s, const struct cdi_failure *end, i
     if (end->kind == CDI_END_EXIT && end->code == 0) {
         s->n_ended_well++;
     } else if (s->state == SUPERVISE_RUNNING && s->first.kind == CDI_END_NONE) {
-        s->local_first = *end;
-        s->first = *end;
-        act(out, SUPERVISE_DO_TELL_DEATH, 0);
-        report(s, out, SUPERVISE_DO_SEND_FAILED);
-        if (s->n_alive > 0 && !s->leaves_alone)
-            stop_workers(s, SIGTERM, now_ms, out);
+        on_first_failure(s, end, now_ms, out);
     } else {
         s->n_ended_after++;
     }
@@ -367,6 +458,8 @@ static void on_signal(struct supervise *s, int signal, int64_t now_ms, struct su
         return;
     }
     s->signal = signal;
+    if (is_of_order(&s->first, signal) && now_ms - s->first_ms <= SUPERVISE_ORDER_MS)
+        s->first = (struct cdi_failure){.kind = CDI_END_NONE};
     if (!s->closed)
         act(out, SUPERVISE_DO_SEND_LEAVE, 0);
     end_agent(s, signal, now_ms, out);
@@ -380,6 +473,10 @@ static void on_tick(struct supervise *s, int64_t now_ms, struct supervise_action
         finish(s, out);
     if (s->state != SUPERVISE_STOPPING || now_ms < s->kill_at_ms)
         return;
+    if (!s->killed && now_ms - s->kill_at_ms > SUPERVISE_STOPPED_MS) {
+        s->kill_at_ms = now_ms + s->grace_ms;
+        return;
+    }
     if (!s->killed) {
         kill_workers(s, now_ms, out);
         return;
@@ -410,13 +507,16 @@ void supervise_handle(struct supervise *s, const struct supervise_event *ev, int
         on_link_lost(s, ev->u.text, now_ms, out);
         return;
     case SUPERVISE_FENCED:
-        on_fenced(s, ev->u.text, now_ms, out);
+        on_fenced(s, ev, now_ms, out);
         return;
     case SUPERVISE_RESUMED:
         on_resumed(s, out);
         return;
     case SUPERVISE_EXIT:
         on_worker_exit(s, &ev->u.end, now_ms, out);
+        return;
+    case SUPERVISE_DESERTED:
+        on_deserted(s, &ev->u.end, now_ms, out);
         return;
     case SUPERVISE_SWEPT:
         on_swept(s, now_ms, out);
@@ -441,6 +541,17 @@ int64_t supervise_deadline_ms(const struct supervise *s)
     return s->say_why_at_ms < at ? s->say_why_at_ms : at;
 }
 
+bool supervise_returns(const struct supervise *s)
+{
+    return (s->rejoins || s->state == SUPERVISE_JOINING) && !s->ending;
+}
+
+void supervise_fence_text(const struct supervise *s, const char *why, char *text, size_t cap)
+{
+    (void)snprintf(text, cap, "%s%s", why,
+                   workers_live(s) ? "; this node's workers are killed, since it may count them as lost" : "");
+}
+
 int supervise_failure_status(const struct cdi_failure *f)
 {
     switch (f->kind) {
@@ -457,8 +568,17 @@ int supervise_failure_status(const struct cdi_failure *f)
     return 1;
 }
 
+/* Is `first` what a worker does whose peer has died, and does nobody know of another cause? */
+static bool is_echo(const struct supervise *s)
+{
+    return s->unheard &&
+           (s->first.kind == CDI_END_EXIT || (s->first.kind == CDI_END_SIGNAL && !cdi_signal_is_cause(s->first.code)));
+}
+
 int supervise_exit_status(const struct supervise *s)
 {
+    if (is_echo(s))
+        return 1;
     if (s->first.kind != CDI_END_NONE)
         return supervise_failure_status(&s->first);
     if (s->signal != 0)

@@ -45,15 +45,19 @@ static cddp_status set_nnodes(struct options *o, const struct flag *f, const cha
 {
     char low[16];
     const char *colon = strchr(text, ':');
+    bool by_site = colon != NULL && (colon[1] == '\0' || strcmp(colon + 1, "auto") == 0);
     size_t n = colon == NULL ? strlen(text) : (size_t)(colon - text);
 
     (void)snprintf(low, sizeof low, "%.*s", n < sizeof low ? (int)n : 0, text);
     if (!cdi_parse_int(low, f->min, f->max, &o->min_nodes) ||
-        !cdi_parse_int(colon == NULL ? low : colon + 1, f->min, f->max, &o->max_nodes))
+        (!by_site && !cdi_parse_int(colon == NULL ? low : colon + 1, f->min, f->max, &o->max_nodes)))
         return cdi_fail(err, CDDP_E_INVALID,
-                        "%s '%.64s' is neither a number of machines from %" PRId64 " to %" PRId64 " nor MIN:MAX", from,
-                        text, f->min, f->max);
-    if (o->max_nodes < o->min_nodes)
+                        "%s '%.64s' is neither a number of machines from %" PRId64 " to %" PRId64
+                        ", nor MIN:MAX, nor MIN: for all machines of a scheduler's step",
+                        from, text, f->min, f->max);
+    if (by_site)
+        o->max_nodes = OPTIONS_NODES_AUTO;
+    else if (o->max_nodes < o->min_nodes)
         return cdi_fail(err, CDDP_E_INVALID, "%s '%.64s' is MIN:MAX with a MIN that is larger than MAX", from, text);
     o->nnodes_given = true;
     return CDDP_OK;

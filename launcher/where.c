@@ -20,6 +20,12 @@ static const struct cdi_flight_entry *at(const struct cdi_flight_view *v)
     return is_inside(v) ? &v->oldest_unfinished : &v->last;
 }
 
+/* Is it in the rank's queue, with nobody at work on it? */
+static bool is_queued(const struct cdi_flight_view *v)
+{
+    return is_inside(v) && v->oldest_unfinished.started_ns == 0;
+}
+
 static int order(uint64_t a, uint64_t b)
 {
     return (a > b) - (a < b);
@@ -32,7 +38,9 @@ static int compare_places(const struct cdi_flight_view *a, const struct cdi_flig
     int by = order(x->seq, y->seq);
 
     if (by == 0)
-        by = order(is_inside(b), is_inside(a)); /* in it comes before after it */
+        by = order(is_queued(b), is_queued(a)); /* before it, in it, after it */
+    if (by == 0)
+        by = order(is_inside(b), is_inside(a));
     if (by == 0)
         by = order(a->step, b->step);
     if (by == 0)
@@ -60,10 +68,13 @@ static size_t add_place(const struct cdi_flight_view *v, char *buf, size_t cap)
     if (e->bucket >= 0)
         (void)snprintf(bucket, sizeof bucket, "bucket %d", e->bucket);
     if (e->bucket >= 0 || v->step > 0)
-        (void)snprintf(step, sizeof step, "%sstep %" PRIu64, *bucket != '\0' ? ", " : "", v->step + 1);
-    return (size_t)snprintf(buf, cap, " %s %s #%" PRIu64 "%s%s%s%s", is_inside(v) ? "in" : "after",
+        (void)snprintf(step, sizeof step, "%sstep %" PRIu64, *bucket != '\0' ? ", " : "", v->step);
+    return (size_t)snprintf(buf, cap, " %s %s #%" PRIu64 "%s%s%s%s%s",
+                            is_queued(v)   ? "before"
+                            : is_inside(v) ? "in"
+                                           : "after",
                             cdi_flight_op_name(e->op), e->seq, *step != '\0' ? " (" : "", bucket, step,
-                            *step != '\0' ? ")" : "");
+                            *step != '\0' ? ")" : "", is_queued(v) ? ", queued" : "");
 }
 
 /* For how long, where it is long enough to matter: the shortest of the group, so that it is true of all. */
@@ -80,7 +91,10 @@ static size_t add_time(const struct where_rank *v, size_t n, int64_t now_ns, cha
     }
     if (shortest == INT64_MAX || shortest < SECOND_NS)
         return 0;
-    return (size_t)snprintf(buf, cap, is_inside(&v->view) ? ", for %lld s" : ", %lld s ago",
+    return (size_t)snprintf(buf, cap,
+                            is_queued(&v->view)   ? " for %lld s"
+                            : is_inside(&v->view) ? ", for %lld s"
+                                                  : ", %lld s ago",
                             (long long)(shortest / SECOND_NS));
 }
 

@@ -16,10 +16,11 @@ struct where_rank {
 };
 
 /*
- * "rank 2 after broadcast #811 (step 39), 12 s ago; ranks 0, 1, 3 in all_reduce #812 (bucket 3, step 40), for 12 s":
- * who has come least far is first. A number counts the collectives of that rank, and a step those of its reducer that
- * it has begun. Ranks that do not use libcddp are left out; "" if there are no others. v is sorted. now_ns: as in the
- * views, cdi_now_coarse_ns().
+ * "rank 2 after broadcast #811 (step 39), 12 s ago; ranks 0, 1, 3 in all_reduce #812 (bucket 3, step 39), for 12 s":
+ * who has come least far is first. A rank that has queued a collective, and that nobody runs it for, is "before
+ * all_reduce #812 (bucket 3, step 39), queued for 12 s". A number counts the collectives of that rank from 1, and a
+ * step those of its reducer from 0, as libcddp's messages do. Ranks that do not use libcddp are left out; "" if there
+ * are no others. v is sorted. now_ns: as in the views, cdi_now_coarse_ns().
  */
 void where_text(struct where_rank *v, size_t n, int64_t now_ns, char *buf, size_t cap);
 

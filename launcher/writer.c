@@ -17,9 +17,10 @@
 struct writer_sink {
     struct writer *w;
     int fd;
-    bool dead;       /* the thread's: it fails */
+    int error;       /* the thread's: why it fails; 0 */
     unsigned queued; /* under the lock: chunks */
     bool done;       /* under the lock: no further ones */
+    bool given_up;   /* under the lock: drops */
     char path[];     /* "": a descriptor that is not ours alone */
 };
 
@@ -38,19 +39,27 @@ struct source {
 
 struct writer {
     uv_async_t wake; /* first: handle and writer have one address */
-    pthread_t thread;
+    pthread_t thread, older;
     pthread_mutex_t lock;
     pthread_cond_t more;
     const struct writer_events *on;
     void *arg;
     void (*closed)(void *arg, bool flushed);
     void *closed_arg;
-    bool joined, said_lost;
+    bool joined; /* no thread uses it any more */
+    bool said_lost;
     size_t high;
+    uint32_t n_sources;
     struct writer_sink *std[2];
+    int said_unwritten[2]; /* errors of std that were told */
 
     /* Under the lock. */
     struct chunk *head, **tail;
+    struct writer_sink *writing; /* what the thread writes to just now */
+    uint64_t progress;
+    bool passed_by;   /* an older thread hangs, or did */
+    bool older_over;  /* it does not use w any more */
+    int unwritten[2]; /* errors of std */
     struct source *sources;
     bool room;    /* one that was waited for has come */
     bool closing; /* end when the queue is empty */
@@ -59,12 +68,12 @@ struct writer {
     char *lost_path;
 };
 
-/* All of it, or the sink counts as dead. Returns errno of its death. */
+/* All of it, or the sink fails from now on. Returns errno of that moment. */
 static int write_all(const struct chunk *c)
 {
     size_t done = 0;
 
-    while (done < c->len && !c->to->dead) {
+    while (done < c->len && c->to->error == 0) {
         ssize_t n = write(c->to->fd, c->bytes + done, c->len - done);
 
         if (n >= 0) {
@@ -74,7 +83,7 @@ static int write_all(const struct chunk *c)
             struct pollfd p = {.fd = c->to->fd, .events = POLLOUT};
             (void)poll(&p, 1, -1);
         } else if (errno != EINTR) {
-            c->to->dead = true;
+            c->to->error = errno;
             return errno;
         }
     }
@@ -88,13 +97,25 @@ static void free_sink(struct writer_sink *s)
     free(s);
 }
 
+/* Under the lock: was this chunk the first of a worker that our stdout or stderr did not take? */
+static bool note_unwritten(struct writer *w, const struct chunk *c)
+{
+    int i = c->to == w->std[1];
+
+    if (c->to->error == 0 || c->to != w->std[i] || c->source == w->n_sources - 1 || w->unwritten[i] != 0)
+        return false;
+    w->unwritten[i] = c->to->error;
+    return true;
+}
+
 /* Under the lock: what a written chunk changes. Returns a sink that nobody needs any more. */
 static struct writer_sink *settle(struct writer *w, const struct chunk *c, int error)
 {
     struct source *from = &w->sources[c->source];
     struct writer_sink *to = c->to;
-    bool wake = false;
+    bool wake = note_unwritten(w, c);
 
+    w->progress++;
     from->queued -= c->len;
     if (from->wanted && from->queued < w->high / 4) {
         from->wanted = false;
@@ -111,26 +132,44 @@ static struct writer_sink *settle(struct writer *w, const struct chunk *c, int e
     return --to->queued == 0 && to->done ? to : NULL;
 }
 
+/* Under the lock: out of the queue. */
+static struct chunk *take(struct writer *w)
+{
+    struct chunk *c = w->head;
+
+    w->head = c->next;
+    if (w->head == NULL)
+        w->tail = &w->head;
+    w->writing = c->to;
+    return c;
+}
+
+/* Under the lock: this thread is the one that writes. */
+static bool is_mine(const struct writer *w)
+{
+    return pthread_equal(w->thread, pthread_self()) != 0;
+}
+
 static void *run(void *arg)
 {
     struct writer *w = arg;
 
     (void)pthread_mutex_lock(&w->lock);
-    while (w->head != NULL || !w->closing) {
-        struct chunk *c = w->head;
+    while (is_mine(w) && (w->head != NULL || !w->closing)) {
         struct writer_sink *over;
+        struct chunk *c;
         int error;
 
-        if (c == NULL) {
+        if (w->head == NULL) {
             (void)pthread_cond_wait(&w->more, &w->lock);
             continue;
         }
-        w->head = c->next;
-        if (w->head == NULL)
-            w->tail = &w->head;
+        c = take(w);
         (void)pthread_mutex_unlock(&w->lock);
         error = write_all(c);
         (void)pthread_mutex_lock(&w->lock);
+        if (is_mine(w))
+            w->writing = NULL;
         over = settle(w, c, error);
         free(c);
         if (over != NULL) {
@@ -139,7 +178,10 @@ static void *run(void *arg)
             (void)pthread_mutex_lock(&w->lock);
         }
     }
-    w->ended = true;
+    if (is_mine(w))
+        w->ended = true;
+    else
+        w->older_over = true;
     /* Under the lock: the loop frees w only after it has taken the lock once more. */
     (void)uv_async_send(&w->wake);
     (void)pthread_mutex_unlock(&w->lock);
@@ -173,22 +215,33 @@ static void on_handle_closed(uv_handle_t *h)
 static void on_wake(uv_async_t *h)
 {
     struct writer *w = (struct writer *)h;
-    bool ended, room, lost;
+    bool ended, room, lost, hangs;
+    int unwritten[2];
 
     (void)pthread_mutex_lock(&w->lock);
     ended = w->ended;
     room = w->room;
     w->room = false;
     lost = w->lost_path != NULL && !w->said_lost;
+    for (int i = 0; i < 2; i++) {
+        unwritten[i] = w->said_unwritten[i] == 0 ? w->unwritten[i] : 0;
+        w->said_unwritten[i] = w->unwritten[i];
+    }
+    hangs = w->passed_by && !w->older_over;
     (void)pthread_mutex_unlock(&w->lock);
+    for (int i = 0; i < 2; i++)
+        if (unwritten[i] != 0 && w->on->unwritten != NULL)
+            w->on->unwritten(w->arg, i + 1, unwritten[i]);
     if (lost) { /* written once, so it may be read without the lock */
         w->said_lost = true;
         w->on->lost(w->arg, w->lost_path, w->lost_error);
     }
     if (room && !ended)
         w->on->room(w->arg);
-    if (ended && !w->joined && !uv_is_closing((uv_handle_t *)h)) {
+    if (ended && !hangs && !uv_is_closing((uv_handle_t *)h)) {
         (void)pthread_join(w->thread, NULL);
+        if (w->passed_by)
+            (void)pthread_join(w->older, NULL);
         w->joined = true;
         uv_close((uv_handle_t *)h, on_handle_closed);
     }
@@ -198,6 +251,7 @@ static int start_thread(struct writer *w)
 {
     sigset_t all, before;
     pthread_attr_t attr;
+    pthread_t thread;
     int rc = pthread_attr_init(&attr);
 
     if (rc != 0)
@@ -206,7 +260,12 @@ static int start_thread(struct writer *w)
     (void)pthread_attr_setstacksize(&attr, THREAD_STACK);
     (void)sigfillset(&all);
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    rc = pthread_create(&w->thread, &attr, run, w);
+    /* Under the lock: the thread asks who it is. */
+    (void)pthread_mutex_lock(&w->lock);
+    rc = pthread_create(&thread, &attr, run, w);
+    if (rc == 0)
+        w->thread = thread;
+    (void)pthread_mutex_unlock(&w->lock);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     (void)pthread_attr_destroy(&attr);
     return rc;
@@ -231,6 +290,7 @@ static struct writer *make_writer(uint32_t n_sources)
     if (w == NULL)
         return NULL;
     w->tail = &w->head;
+    w->n_sources = n_sources;
     w->high = HIGH_OF_ALL / n_sources;
     w->high = w->high > WRITER_HIGH ? WRITER_HIGH : w->high < HIGH_LEAST ? HIGH_LEAST : w->high;
     (void)pthread_mutex_init(&w->lock, NULL);
@@ -318,14 +378,14 @@ void writer_push(struct writer *w, struct writer_sink *s, uint32_t source, const
     *c = (struct chunk){.to = s, .source = source, .len = n};
     memcpy(c->bytes, bytes, n);
     (void)pthread_mutex_lock(&w->lock);
-    if (w->sources[source].queued + n > WRITER_MAX) {
+    if (s->given_up || w->sources[source].queued + n > WRITER_MAX) {
         free(c);
     } else {
         *w->tail = c;
         w->tail = &c->next;
         w->sources[source].queued += n;
         s->queued++;
-        (void)pthread_cond_signal(&w->more);
+        (void)pthread_cond_broadcast(&w->more);
     }
     (void)pthread_mutex_unlock(&w->lock);
 }
@@ -342,13 +402,63 @@ bool writer_full(struct writer *w, uint32_t source)
     return full;
 }
 
+uint64_t writer_progress(struct writer *w)
+{
+    uint64_t progress;
+
+    (void)pthread_mutex_lock(&w->lock);
+    progress = w->progress;
+    (void)pthread_mutex_unlock(&w->lock);
+    return progress;
+}
+
+/* Under the lock: what is queued for it goes. */
+static void give_up(struct writer *w, struct writer_sink *s)
+{
+    struct chunk **at = &w->head;
+
+    s->given_up = true;
+    while (*at != NULL) {
+        struct chunk *c = *at;
+
+        if (c->to != s) {
+            at = &c->next;
+            continue;
+        }
+        *at = c->next;
+        w->sources[c->source].queued -= c->len;
+        s->queued--; /* the chunk that hangs still counts: the sink stays */
+        free(c);
+    }
+    w->tail = at;
+}
+
+void writer_pass_by(struct writer *w)
+{
+    bool hangs;
+
+    pthread_t older = w->thread;
+
+    (void)pthread_mutex_lock(&w->lock);
+    hangs = !w->passed_by && !w->ended && w->writing != NULL;
+    if (hangs)
+        give_up(w, w->writing);
+    (void)pthread_mutex_unlock(&w->lock);
+    if (!hangs || start_thread(w) != 0)
+        return;
+    (void)pthread_mutex_lock(&w->lock);
+    w->passed_by = true;
+    w->older = older;
+    (void)pthread_mutex_unlock(&w->lock);
+}
+
 void writer_close(struct writer *w, void (*closed)(void *arg, bool flushed), void *arg)
 {
     w->closed = closed;
     w->closed_arg = arg;
     (void)pthread_mutex_lock(&w->lock);
     w->closing = true;
-    (void)pthread_cond_signal(&w->more);
+    (void)pthread_cond_broadcast(&w->more);
     (void)pthread_mutex_unlock(&w->lock);
 }
 

@@ -27,12 +27,18 @@ struct writer_events {
     /* The first file that cannot be written any more; what is pushed to such a one is dropped. Once in a writer's life.
      */
     void (*lost)(void *arg, const char *path, int error);
+    /*
+     * What a source wrote to our stdout (fd 1) or stderr (2) cannot be written: EPIPE (nobody reads it any more),
+     * ENOSPC and so on. It is dropped, as is all that is pushed there later. Once for each fd; never for the last
+     * source, which is the program itself. NULL: nobody asks.
+     */
+    void (*unwritten)(void *arg, int fd, int error);
 };
 
 /* Sources are 0 to n_sources - 1. CDDP_E_SYSTEM, CDDP_E_NOMEM. */
 cddp_status writer_start(struct writer **out, uv_loop_t *loop, uint32_t n_sources, const struct writer_events *on,
                          void *arg, struct cdi_error *err);
-/* Our stdout (1) or stderr (2); the writer's. One that fails (EPIPE) drops, and nothing is said. */
+/* Our stdout (1) or stderr (2); the writer's. */
 struct writer_sink *writer_std(struct writer *w, int fd);
 /* A file, made or emptied. Returns 0 or errno; *out is written on success only. */
 int writer_file(struct writer *w, struct writer_sink **out, const char *path);
@@ -45,9 +51,17 @@ void writer_file_done(struct writer_sink *s);
 void writer_push(struct writer *w, struct writer_sink *s, uint32_t source, const void *bytes, size_t n);
 /* Stop reading from this source until room() is called. */
 bool writer_full(struct writer *w, uint32_t source);
+/* Counts what has been written or dropped: while it stands still although something is queued, the writing hangs. */
+uint64_t writer_progress(struct writer *w);
+/*
+ * Gives up the sink in which the writing hangs: drops what is queued for it, now and later, and writes to the others by
+ * a new thread, if one can be started. Does nothing where the writing does not hang, or after it has done so once.
+ */
+void writer_pass_by(struct writer *w);
 /*
  * Write out what is queued, then free w and call closed(arg, true). writer_abandon() after it does not wait any longer:
- * closed(arg, false), and the thread may still hang in write(2): leave by _exit().
+ * closed(arg, false), and the thread may still hang in write(2): leave by _exit(). After
+ * writer_pass_by(), closed() waits for the write that hangs.
  */
 void writer_close(struct writer *w, void (*closed)(void *arg, bool flushed), void *arg);
 void writer_abandon(struct writer *w);

@@ -23,7 +23,9 @@
 #include <unistd.h>
 
 #define FLIGHT_MAGIC 0x54474c4650444443u /* "CDDPFLGT" */
-#define FLIGHT_VERSION 1u
+#define FLIGHT_VERSION 2u
+#define KEPT 65536 /* records of a worker that waits for more collectives than the ring holds; a power of two */
+#define OP_UNKNOWN UINT32_MAX
 
 enum { SAID_DEATH = 1, SAID_ROUND_OVER = 2, SAID_STOP = 4 };
 
@@ -35,6 +37,8 @@ struct record {
     uint32_t pad;
     _Atomic int64_t enqueued_ns, started_ns, done_ns;
 };
+
+#define ENDED_MAX 64
 
 struct page {
     /* Written once, before anyone else can see it. */
@@ -50,13 +54,17 @@ struct page {
     _Atomic uint32_t said;
     _Atomic int32_t dead_rank;
     _Atomic char text[CDI_FLIGHT_TEXT];
-    uint8_t pad2[4096 - 12 - CDI_FLIGHT_TEXT];
+    _Atomic uint32_t n_ended; /* ranks that exited with status 0 */
+    _Atomic int32_t ended[ENDED_MAX];
+    uint8_t pad2[4096 - 16 - CDI_FLIGHT_TEXT - 4 * ENDED_MAX];
 
     /* Worker -> agent. */
     _Atomic uint64_t last_seq;
     _Atomic uint64_t step;
-    uint8_t pad3[64 - 16];
+    _Atomic int32_t missed_plus_1; /* 0: none */
+    uint8_t pad3[64 - 20];
     struct record ring[CDI_FLIGHT_RING];
+    struct record running; /* the collective that started last: the ring may have forgotten it */
 };
 
 _Static_assert(offsetof(struct page, wake) == 4096, "the agent's half starts on a page of its own");
@@ -66,6 +74,11 @@ _Static_assert((CDI_FLIGHT_RING & (CDI_FLIGHT_RING - 1)) == 0, "the ring is inde
 struct cdi_flight {
     struct page *page;
     bool agent; /* somebody else holds the other half */
+    /*
+     * The worker's own, NULL until it is needed: what the ring has forgotten and is not done, at seq % KEPT. A record
+     * goes there before its place in the ring is cleared.
+     */
+    _Atomic(struct record *) kept;
 };
 
 const char *cdi_flight_op_name(uint32_t op)
@@ -154,6 +167,22 @@ void cdi_flight_tell_death(struct cdi_flight *f, int rank, const char *text)
     say(f, SAID_DEATH);
 }
 
+bool cdi_flight_is_claimed(const struct cdi_flight *f)
+{
+    return atomic_load(&f->page->claimed) != 0;
+}
+
+void cdi_flight_tell_ended(struct cdi_flight *f, int rank)
+{
+    uint32_t n = atomic_load(&f->page->n_ended);
+
+    if (n >= ENDED_MAX)
+        return;
+    atomic_store(&f->page->ended[n], rank);
+    atomic_store(&f->page->n_ended, n + 1);
+    say(f, 0);
+}
+
 void cdi_flight_tell_round_over(struct cdi_flight *f)
 {
     say(f, SAID_ROUND_OVER);
@@ -165,11 +194,9 @@ void cdi_flight_tell_stop_wanted(struct cdi_flight *f)
 }
 
 /* Copy the record of seq; false if it is being rewritten or already holds another one. */
-static bool read_record(const struct page *p, uint64_t seq, struct cdi_flight_entry *e)
+static bool read_record(const struct record *r, uint64_t seq, struct cdi_flight_entry *e)
 {
-    const struct record *r = &p->ring[seq % CDI_FLIGHT_RING];
-
-    if (atomic_load_explicit(&r->seq, memory_order_acquire) != seq)
+    if (seq == 0 || atomic_load_explicit(&r->seq, memory_order_acquire) != seq)
         return false;
     *e = (struct cdi_flight_entry){
         .seq = seq,
@@ -189,19 +216,27 @@ void cdi_flight_read(const struct cdi_flight *f, struct cdi_flight_view *view)
     const struct page *p = f->page;
     uint64_t last = atomic_load_explicit(&p->last_seq, memory_order_acquire);
     uint64_t first = last > CDI_FLIGHT_RING ? last - CDI_FLIGHT_RING + 1 : 1;
-    struct cdi_flight_entry e;
+    struct cdi_flight_entry e, running;
+    bool has_running = read_record(&p->running, atomic_load_explicit(&p->running.seq, memory_order_acquire), &running);
 
     *view = (struct cdi_flight_view){
         .step = atomic_load_explicit(&p->step, memory_order_acquire),
         .claimed_pid = atomic_load_explicit(&p->claimed, memory_order_acquire),
+        .missed_rank = (int32_t)((uint32_t)atomic_load_explicit(&p->missed_plus_1, memory_order_acquire) - 1),
     };
     for (uint64_t seq = first; seq <= last; seq++) {
-        if (!read_record(p, seq, &e))
+        if (!read_record(&p->ring[seq % CDI_FLIGHT_RING], seq, &e))
             continue;
+        if (has_running && running.seq == seq)
+            e.started_ns = running.started_ns;
         view->last = e;
         if (e.done_ns == 0 && view->oldest_unfinished.seq == 0)
             view->oldest_unfinished = e;
     }
+    /* More may have been begun than the ring holds: then it has forgotten the oldest. */
+    if (has_running && running.done_ns == 0 &&
+        (view->oldest_unfinished.seq == 0 || running.seq < view->oldest_unfinished.seq))
+        view->oldest_unfinished = running;
 }
 
 /* fd:N,/path,nonce in hex. */
@@ -306,47 +341,102 @@ void cdi_flight_release(struct cdi_flight *f)
     if (f == NULL)
         return;
     (void)munmap(f->page, sizeof *f->page);
+    free(atomic_load(&f->kept));
     free(f);
+}
+
+/* Readers see either this record or none. Release on each field: none may become visible before seq was cleared. */
+static void write_record(struct record *r, const struct cdi_flight_entry *e)
+{
+    atomic_store_explicit(&r->seq, 0, memory_order_release);
+    atomic_store_explicit(&r->op, e->op, memory_order_release);
+    atomic_store_explicit(&r->dtype, e->dtype, memory_order_release);
+    atomic_store_explicit(&r->count, e->count, memory_order_release);
+    atomic_store_explicit(&r->bucket, e->bucket, memory_order_release);
+    atomic_store_explicit(&r->enqueued_ns, e->enqueued_ns, memory_order_release);
+    atomic_store_explicit(&r->started_ns, e->started_ns, memory_order_release);
+    atomic_store_explicit(&r->done_ns, e->done_ns, memory_order_release);
+    atomic_store_explicit(&r->seq, e->seq, memory_order_release);
+}
+
+/* The ring is about to forget seq. Without memory for it, only its name is lost. */
+static void keep(struct cdi_flight *f, uint64_t seq)
+{
+    struct record *kept = atomic_load_explicit(&f->kept, memory_order_relaxed);
+    struct cdi_flight_entry e;
+
+    if (!read_record(&f->page->ring[seq % CDI_FLIGHT_RING], seq, &e) || e.done_ns != 0)
+        return;
+    if (kept == NULL) {
+        kept = calloc(KEPT, sizeof *kept); /* pages that are not used stay untouched */
+        if (kept == NULL)
+            return;
+        atomic_store_explicit(&f->kept, kept, memory_order_release);
+    }
+    write_record(&kept[seq % KEPT], &e);
 }
 
 uint64_t cdi_flight_enqueue(struct cdi_flight *f, enum cdi_flight_op op, uint32_t dtype, uint64_t count, int bucket)
 {
     struct page *p = f->page;
     uint64_t seq = atomic_load_explicit(&p->last_seq, memory_order_relaxed) + 1;
-    struct record *r = &p->ring[seq % CDI_FLIGHT_RING];
-
-    atomic_store_explicit(&r->seq, 0, memory_order_relaxed);
-    /* Release on each field: none of them may become visible before seq was cleared. */
-    atomic_store_explicit(&r->op, (uint32_t)op, memory_order_release);
-    atomic_store_explicit(&r->dtype, dtype, memory_order_release);
-    atomic_store_explicit(&r->count, count, memory_order_release);
-    atomic_store_explicit(&r->bucket, bucket, memory_order_release);
     /* A coarse clock, here and below, which a small collective can afford. */
-    atomic_store_explicit(&r->enqueued_ns, cdi_now_coarse_ns(), memory_order_release);
-    atomic_store_explicit(&r->started_ns, 0, memory_order_release);
-    atomic_store_explicit(&r->done_ns, 0, memory_order_release);
-    atomic_store_explicit(&r->seq, seq, memory_order_release);
+    const struct cdi_flight_entry e = {.seq = seq,
+                                       .op = (uint32_t)op,
+                                       .dtype = dtype,
+                                       .count = count,
+                                       .bucket = bucket,
+                                       .enqueued_ns = cdi_now_coarse_ns()};
+
+    if (seq > CDI_FLIGHT_RING)
+        keep(f, seq - CDI_FLIGHT_RING);
+    write_record(&p->ring[seq % CDI_FLIGHT_RING], &e);
     atomic_store_explicit(&p->last_seq, seq, memory_order_release);
     return seq;
 }
 
 void cdi_flight_start(struct cdi_flight *f, uint64_t seq)
 {
-    struct record *r = &f->page->ring[seq % CDI_FLIGHT_RING];
+    struct cdi_flight_entry e;
 
-    atomic_store_explicit(&r->started_ns, cdi_now_coarse_ns(), memory_order_release);
+    if (!read_record(&f->page->ring[seq % CDI_FLIGHT_RING], seq, &e)) {
+        const struct record *kept = atomic_load_explicit(&f->kept, memory_order_acquire);
+
+        if (kept == NULL || !read_record(&kept[seq % KEPT], seq, &e))
+            e = (struct cdi_flight_entry){.seq = seq, .op = OP_UNKNOWN, .bucket = -1};
+    }
+    e.started_ns = cdi_now_coarse_ns();
+    write_record(&f->page->running, &e);
 }
 
 void cdi_flight_done(struct cdi_flight *f, uint64_t seq)
 {
-    struct record *r = &f->page->ring[seq % CDI_FLIGHT_RING];
+    struct record *r = &f->page->ring[seq % CDI_FLIGHT_RING], *running = &f->page->running;
+    int64_t now_ns = cdi_now_coarse_ns();
 
-    atomic_store_explicit(&r->done_ns, cdi_now_coarse_ns(), memory_order_release);
+    if (atomic_load_explicit(&running->seq, memory_order_relaxed) == seq)
+        atomic_store_explicit(&running->done_ns, now_ns, memory_order_release);
+    if (atomic_load_explicit(&r->seq, memory_order_acquire) != seq)
+        return;
+    atomic_store_explicit(&r->done_ns, now_ns, memory_order_release);
+    /*
+     * Did a later collective take its place meanwhile? Then this is not its end, which this thread tells later. A fence
+     * would close the last nanoseconds, too, but each collective would pay for what spoils a report at most.
+     */
+    if (atomic_load_explicit(&r->seq, memory_order_acquire) != seq)
+        atomic_store_explicit(&r->done_ns, 0, memory_order_release);
 }
 
 void cdi_flight_step(struct cdi_flight *f, uint64_t step)
 {
     atomic_store_explicit(&f->page->step, step, memory_order_release);
+}
+
+void cdi_flight_miss(struct cdi_flight *f, int rank)
+{
+    int32_t none = 0;
+
+    (void)atomic_compare_exchange_strong(&f->page->missed_plus_1, &none, rank + 1);
 }
 
 cddp_status cdi_flight_check(const struct cdi_flight *f, struct cdi_error *err)
@@ -364,6 +454,16 @@ cddp_status cdi_flight_check(const struct cdi_flight *f, struct cdi_error *err)
         return cdi_fail(err, CDDP_E_PEER, "%s", text);
     }
     return cdi_fail(err, CDDP_E_ABORTED, "the launcher has ended this round of the job");
+}
+
+bool cdi_flight_has_ended(const struct cdi_flight *f, int rank)
+{
+    uint32_t n = atomic_load(&f->page->n_ended);
+
+    for (uint32_t i = 0; i < n && i < ENDED_MAX; i++)
+        if (atomic_load(&f->page->ended[i]) == rank)
+            return true;
+    return false;
 }
 
 bool cdi_flight_stop_wanted(const struct cdi_flight *f)

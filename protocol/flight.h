@@ -19,6 +19,7 @@
 
 #define CDI_FLIGHT_ENV "CDDP_FLIGHT"
 #define CDI_FLIGHT_RING 256 /* collectives remembered; a power of two */
+#define CDI_FLIGHT_DESERTED "exited with status 0 in the middle of the job, without cddp_finalize"
 #define CDI_FLIGHT_TEXT 256 /* bytes of the sentence about a death, NUL included */
 
 /* What a collective was; the numbers are part of the page's version. */
@@ -42,15 +43,15 @@ struct cdi_flight; /* a mapped page */
 
 /*
  * A copy of one collective's record. Times are CLOCK_MONOTONIC ns as of the kernel's last tick (1 to 10 ms), 0 where it
- * has not happened yet.
+ * has not happened yet. Of started_ns the page knows only the last one: it is 0 in older records.
  */
 struct cdi_flight_entry {
     uint64_t seq; /* 1, 2, ... per worker; 0: none */
     uint32_t op;
     uint32_t dtype;
-    uint64_t count; /* elements */
-    int32_t bucket; /* -1: not a bucket's */
-    int64_t enqueued_ns, started_ns, done_ns;
+    uint64_t count;                           /* elements */
+    int32_t bucket;                           /* -1: not a bucket's */
+    int64_t enqueued_ns, started_ns, done_ns; /* queued until started_ns, running until done_ns */
 };
 
 /* ---------------------------------------------------------------------------------------------- agent's side ---- */
@@ -65,14 +66,22 @@ void cdi_flight_env(const struct cdi_flight *f, int child_fd, int own_fd, char *
 /* A rank died first: text is one sentence ("rank 3 (pid 77 on node1) was killed by signal 9 (SIGKILL)"). First call
  * wins. */
 void cdi_flight_tell_death(struct cdi_flight *f, int rank, const char *text);
+/* Does its worker use libcddp? */
+bool cdi_flight_is_claimed(const struct cdi_flight *f);
+/*
+ * A rank exited with status 0. That ends no wait by itself, since the rank may have done all of its part; a wait that
+ * misses it learns from cdi_flight_has_ended() what became of it. Of the first 64 only.
+ */
+void cdi_flight_tell_ended(struct cdi_flight *f, int rank);
 void cdi_flight_tell_round_over(struct cdi_flight *f);
 void cdi_flight_tell_stop_wanted(struct cdi_flight *f);
-/* The last record written (seq 0 if none), the last one that was not done when read (seq 0 if none), and the step. */
+/* The last record written (seq 0 if none), the first one that was not done when read (seq 0 if none), and the step. */
 struct cdi_flight_view {
     struct cdi_flight_entry last;
     struct cdi_flight_entry oldest_unfinished;
-    uint64_t step;
+    uint64_t step;       /* of the reducer, from 0: how many it has completed */
     int32_t claimed_pid; /* 0: the worker does not use libcddp (yet) */
+    int32_t missed_rank; /* a wait failed since this rank was gone without cddp_finalize; -1: none */
 };
 void cdi_flight_read(const struct cdi_flight *f, struct cdi_flight_view *view);
 
@@ -89,11 +98,16 @@ bool cdi_flight_has_agent(const struct cdi_flight *f);
 /* Unmap; NULL-safe. The worker's claim stays, so that no later process writes into this one's history. */
 void cdi_flight_release(struct cdi_flight *f);
 
-/* One writer: calls of enqueue are serialised by the caller; start and done of one seq come from one thread. */
+/*
+ * Calls of enqueue are serialised by the caller, and so are those of start and done, which come in the order of seq.
+ * The page names the running collective also when more than CDI_FLIGHT_RING were begun behind it.
+ */
 uint64_t cdi_flight_enqueue(struct cdi_flight *f, enum cdi_flight_op op, uint32_t dtype, uint64_t count, int bucket);
 void cdi_flight_start(struct cdi_flight *f, uint64_t seq);
 void cdi_flight_done(struct cdi_flight *f, uint64_t seq);
 void cdi_flight_step(struct cdi_flight *f, uint64_t step);
+/* A wait fails since this rank is gone without cddp_finalize; the first one stays. Any thread. */
+void cdi_flight_miss(struct cdi_flight *f, int rank);
 
 /*
  * What has the agent said? CDDP_OK: nothing that ends a wait; CDDP_E_PEER: a rank died (the sentence is in err);
@@ -101,6 +115,8 @@ void cdi_flight_step(struct cdi_flight *f, uint64_t step);
  */
 cddp_status cdi_flight_check(const struct cdi_flight *f, struct cdi_error *err);
 bool cdi_flight_stop_wanted(const struct cdi_flight *f);
+/* Has the agent said that this rank exited with status 0? Any thread. */
+bool cdi_flight_has_ended(const struct cdi_flight *f, int rank);
 /* The futex word (shared between processes) that changes, and is woken, whenever the agent says something. */
 _Atomic uint32_t *cdi_flight_wake_word(struct cdi_flight *f);
 

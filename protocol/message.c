@@ -56,6 +56,8 @@ static const struct field join_fields[] = {
     {"lease_ms", I64, MSG(join.lease_ms), -1, CDI_JOIN_TIME_MAX_MS},
     {"session", TEXT, MSG(join.session), 0, 0},
     {"round", I64, MSG(join.round), -1, UINT32_MAX},
+    {"nonce", TEXT, MSG(join.nonce), 0, 0},
+    {"restart_count", U32, MSG(join.restart_count), 0, UINT32_MAX},
     {NULL, I32, 0, 0, 0, 0},
 };
 static const struct field failed_fields[] = {
@@ -81,9 +83,13 @@ static const struct field heartbeat_fields[] = {
     {NULL, I32, 0, 0, 0, 0},
 };
 static const struct field welcome_fields[] = {
-    {"version", U32, MSG(welcome.version), 0, UINT32_MAX}, {"release", TEXT, MSG(welcome.release), 0, 0},
-    {"session", TEXT, MSG(welcome.session), 0, 0},         {"lease_ms", U32, MSG(welcome.lease_ms), 1, UINT32_MAX},
-    {"resumed", BOOL, MSG(welcome.resumed), 0, 1},         {NULL, I32, 0, 0, 0, 0},
+    {"version", U32, MSG(welcome.version), 0, UINT32_MAX},
+    {"release", TEXT, MSG(welcome.release), 0, 0},
+    {"session", TEXT, MSG(welcome.session), 0, 0},
+    {"lease_ms", U32, MSG(welcome.lease_ms), 1, UINT32_MAX},
+    {"resumed", BOOL, MSG(welcome.resumed), 0, 1},
+    {"hosted", BOOL, MSG(welcome.hosted), 0, 1},
+    {NULL, I32, 0, 0, 0, 0},
 };
 static const struct field waiting_fields[] = {
     {"have", U32, MSG(waiting.have), 0, UINT32_MAX},
@@ -111,7 +117,18 @@ static const struct field closed_fields[] = {
     {"status", ENUM, MSG(closed.status), CDI_CLOSE_DONE, CDI_CLOSE_LEFT},
     {"text", TEXT, MSG(closed.text), 0, 0},
     {"failure", FAILURE, MSG(closed.failure), 0, 0},
+    {"retry", BOOL, MSG(closed.retry), 0, 1},
+    {"gone", BOOL, MSG(closed.gone), 0, 1},
     {NULL, I32, 0, 0, 0, 0},
+};
+
+/* Members that were added within version 1: an older peer does not send them, which means 0, false or "". */
+static const struct added {
+    enum cdi_msg_type type;
+    const char *name;
+} added_members[] = {
+    {CDI_MSG_JOIN, "nonce"},   {CDI_MSG_JOIN, "restart_count"}, {CDI_MSG_WELCOME, "hosted"},
+    {CDI_MSG_CLOSED, "retry"}, {CDI_MSG_CLOSED, "gone"},
 };
 
 static const struct message {
@@ -268,6 +285,14 @@ static cddp_status text_from_json(const struct message *m, const struct field *f
     return CDDP_OK;
 }
 
+static bool may_be_missing(const struct message *m, const struct field *f)
+{
+    for (size_t i = 0; i < sizeof added_members / sizeof added_members[0]; i++)
+        if (added_members[i].type == m->type && strcmp(added_members[i].name, f->name) == 0)
+            return true;
+    return false;
+}
+
 static cddp_status fields_from_json(const struct message *m, const struct field *f, const json_t *object, char *base,
                                     struct cdi_error *err)
 {
@@ -277,6 +302,8 @@ static cddp_status fields_from_json(const struct message *m, const struct field 
         const json_t *value = json_object_get(object, f->name);
         char *at = base + f->offset;
 
+        if (value == NULL && may_be_missing(m, f))
+            continue;
         if (value == NULL)
             return cdi_fail(err, CDDP_E_PROTOCOL, "%s: '%s' is missing", m->name, f->name);
         switch (f->kind) {

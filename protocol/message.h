@@ -96,6 +96,9 @@ struct cdi_msg_join {
     int64_t join_timeout_ms, last_call_ms, close_timeout_ms, lease_ms;
     char session[64]; /* to come back: that of WELCOME; "": a new agent */
     int64_t round;    /* to come back: of the last ASSIGN; -1: none yet */
+    char nonce[40];   /* the same in all JOINs of an agent, and of no other agent; "": none (an older agent) */
+    /* Restarts that the job has had, as the agent knows it: for a rendezvous that was started anew. */
+    uint32_t restart_count;
 };
 
 struct cdi_msg_assign {
@@ -144,6 +147,7 @@ struct cdi_msg {
             char session[64];
             uint32_t lease_ms;
             bool resumed; /* the agent has come back in time */
+            bool hosted;  /* the rendezvous runs in the cddprun of one of the job's nodes, and ends with it */
         } welcome;
         struct {
             uint32_t have, need;
@@ -155,6 +159,8 @@ struct cdi_msg {
             enum cdi_close_status status;
             char text[512];
             struct cdi_failure failure;
+            bool retry; /* refused for now: the agent may join later */
+            bool gone;  /* refused: the job of the JOIN's session is over, and is not to be made anew */
         } closed;
     } u;
 };
@@ -167,8 +173,9 @@ cddp_status cdi_msg_encode(const struct cdi_msg *msg, struct cdi_buf *out, struc
 
 /*
  * Read the len bytes of a frame's payload, of the type that its header names. Unknown members are ignored (a newer peer
- * may send more); a missing or mistyped one, a number out of range, or a string that is too long is CDDP_E_PROTOCOL
- * with a sentence that names type and member. *msg is written on success only.
+ * may send more), and those that were added within this version may be missing (an older peer: they are 0 then). Any
+ * other missing member, a mistyped one, a number out of range, or a string that is too long is CDDP_E_PROTOCOL with an
+ * error message that names type and member. *msg is written on success only.
  */
 cddp_status cdi_msg_decode(uint16_t type, const void *payload, size_t len, struct cdi_msg *msg, struct cdi_error *err);
 

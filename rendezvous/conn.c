@@ -22,6 +22,8 @@
 #define VISIT_MS 1000
 #define LINGER_MS 2000
 #define END_MS 1000
+#define NO_STORE 404 /* what PyTorch's store client is shown where there is no store: known from http */
+#define YOUNG_MS 20  /* a connection has so long for its opening, however many others want its place */
 
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf);
 
@@ -103,6 +105,7 @@ static void on_closed(uv_handle_t *handle)
     cdi_buf_release(&c->flying);
     account(c);
     home->n_visitors -= c->visit != CONN_STAYS;
+    home->n_closing -= c->visit == CONN_STAYS;
     free(c);
     home->n_open--;
     if (job != NULL)
@@ -188,6 +191,7 @@ void conn_close(struct conn *c, enum cdi_log_level level, const char *why)
     cdi_list_remove(&c->due);
     cdi_list_remove(&c->busy);
     c->home->n_visitor_files -= c->visit != CONN_STAYS;
+    c->home->n_closing += c->visit == CONN_STAYS;
     uv_close((uv_handle_t *)&c->tcp, on_closed); /* which closes the descriptor now */
 }
 
@@ -439,10 +443,11 @@ static void begin_control(struct conn *c, struct conn_job *job)
     c->state = CONN_CONTROL;
 }
 
-/* Refuse an agent in the language of control messages. */
-static void refuse_agent(struct conn *c, const char *why)
+/* Refuse an agent in the language of control messages; retry: for now; gone: its job is over. */
+static void refuse_agent(struct conn *c, bool retry, bool gone, const char *why)
 {
-    struct cdi_msg m = {.type = CDI_MSG_CLOSED, .u.closed.status = CDI_CLOSE_REFUSED};
+    struct cdi_msg m = {.type = CDI_MSG_CLOSED,
+                        .u.closed = {.status = CDI_CLOSE_REFUSED, .retry = retry, .gone = gone}};
 
     (void)snprintf(m.u.closed.text, sizeof m.u.closed.text, "%.511s", why);
     (void)cdi_msg_encode(&m, &c->out, NULL); /* without memory it is closed all the same */
@@ -531,6 +536,39 @@ static bool room_soon(const struct conn_home *home)
            !cdi_list_empty(&home->due[CONN_DUE_END]);
 }
 
+/* Has it earned its place, or may another connection have it? */
+static bool is_unproved(const struct conn *c)
+{
+    return c->visit == CONN_STAYS && (c->state == CONN_SNIFFING || c->state == CONN_HELLO || c->state == CONN_HTTP ||
+                                      (c->state == CONN_NEW && c->home->secret == NULL));
+}
+
+bool conn_make_room(struct conn_home *home)
+{
+    int64_t young_ms = now_of(home) + home->due_ms[CONN_DUE_OPEN] - YOUNG_MS;
+    struct cdi_list *node, *safe;
+
+    cdi_list_for_each (node, safe, &home->due[CONN_DUE_LINGER]) {
+        struct conn *c = cdi_list_of(node, struct conn, due);
+
+        if (c->visit == CONN_STAYS && c->shut) {
+            conn_close(c, CDI_LOG_DEBUG, "finished");
+            return true;
+        }
+    }
+    cdi_list_for_each (node, safe, &home->due[CONN_DUE_OPEN]) {
+        struct conn *c = cdi_list_of(node, struct conn, due);
+
+        if (c->deadline_ms > young_ms)
+            return false; /* as are all that follow */
+        if (is_unproved(c)) {
+            conn_close(c, CDI_LOG_WARN, "it has not said what it wants, and another connection needs its place");
+            return true;
+        }
+    }
+    return false;
+}
+
 /* A visitor has said what it wants. One that would not understand an answer is closed, and so is one that shall try
  * again. */
 static void turn_away(struct conn *c, bool understands)
@@ -559,13 +597,38 @@ static void turn_away_plain(struct conn *c)
 
 /* --------------------------------------------------------------------------------------------------- opening ---- */
 
+/*
+ * A store client on the port of all jobs: most often torchrun, whose agents meet in a store. PyTorch's client can show
+ * no text of ours: it prints the number that its first PING gets, if that is a wrong one. Without an answer it guesses
+ * that the server has crashed. libcddp's client understands a refusal.
+ */
+static void explain_port_of_all(struct conn *c)
+{
+    static const char why[] =
+        "it speaks the store's plain protocol on the port of all jobs, where cddprun's agents meet; "
+        "ranks use the port of their job (MASTER_PORT), and torchrun cannot meet here";
+    const uint8_t *bytes = cdi_buf_data(&c->in);
+    uint8_t answer[4] = {NO_STORE & 0xff, NO_STORE >> 8};
+    bool own;
+
+    if (cdi_c10d_sniff_ping(bytes, c->in.len, &own) == CDDP_IN_PROGRESS)
+        return;
+    cdi_hello_server_init(&c->hello);
+    if (own) {
+        (void)cdi_hello_server_refuse(&c->hello, why, &c->out, NULL);
+    } else if (bytes[CDI_C10D_HELLO_LEN] == CDI_C10D_PING) {
+        answer[0] ^= memcmp(answer, bytes + CDI_C10D_HELLO_LEN + 1, sizeof answer) == 0; /* it must not be right */
+        (void)cdi_buf_append(&c->out, answer, sizeof answer);
+    }
+    conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, why);
+}
+
 static void begin_plain_store(struct conn *c)
 {
     struct conn_job *job = c->gate != NULL ? c->gate : c->home->only;
 
     if (job == NULL)
-        conn_close(c, CDI_LOG_WARN,
-                   "it speaks the store's plain protocol on the port of all jobs; each job has its own");
+        explain_port_of_all(c);
     else if (!may(c, c->home->plain_store, job))
         deny(c, "it speaks the store's plain protocol, which does not prove the job's secret (see --plain_store)");
     else
@@ -618,12 +681,28 @@ static void admit_store(struct conn *c)
     }
 }
 
+/* Said before JOIN, which a cddprun that looks for its rendezvous at several ports understands as "the next one". */
+static bool is_of_another_job(const struct conn *c)
+{
+    const char *run_id = c->hello.hello.run_id;
+
+    return c->home->only != NULL && run_id[0] != '\0' && strcmp(c->home->only->run_id, run_id) != 0;
+}
+
 static void admit(struct conn *c)
 {
     struct conn_job *job;
+    char why[512];
 
     if (c->hello.hello.kind == CDI_HELLO_STORE) {
         admit_store(c);
+        return;
+    }
+    if (is_of_another_job(c)) {
+        (void)snprintf(why, sizeof why,
+                       "this rendezvous serves job '%.100s', not '%.100s'; check --rdzv_id and the port",
+                       c->home->only->run_id, c->hello.hello.run_id);
+        refuse_hello(c, why);
         return;
     }
     if (!welcome_hello(c))
@@ -652,8 +731,9 @@ static void serve_hello(struct conn *c)
     cddp_status st = CDDP_OK;
 
     if (is_without_hello(c)) {
-        refuse_agent(c, "this cddprun is of another version than the rendezvous: it joins without HELLO; use one "
-                        "version on all nodes");
+        refuse_agent(c, false, false,
+                     "this cddprun is of another version than the rendezvous: it joins without HELLO; use one version "
+                     "on all nodes");
         return;
     }
     while (st == CDDP_OK && c->state == CONN_HELLO) {
@@ -697,8 +777,8 @@ static void serve_new(struct conn *c)
         job = c->home->find_job(c->home, m.u.join.run_id);
     if (job == NULL)
         st = c->home->make_job(c->home, &m.u.join, &job, &err);
-    if (st != CDDP_OK)
-        refuse_agent(c, err.msg);
+    if (st != CDDP_OK) /* a job that ends makes room */
+        refuse_agent(c, st == CDDP_E_LIMIT || st == CDDP_E_EXISTS, st == CDDP_E_CLOSED, err.msg);
     else
         begin_control(c, job);
 }

@@ -97,16 +97,19 @@ struct conn_home {
     struct nodes nodes;               /* from where those in CONN_CONTROL come */
     size_t n_open;                    /* until their close callback */
     size_t n_visitors;                /* of them */
+    size_t n_closing;                 /* those of n_open, without the visitors, whose descriptor is closed already */
     size_t n_visitor_files;           /* of those the ones whose descriptor is not closed yet */
-    size_t max_connections;           /* without the visitors; SIZE_MAX: as many as there are descriptors */
-    const char *max_flag;             /* what sets that, for sentences */
-    size_t buffered, max_buffered;    /* bytes of all connections' buffers */
+    size_t crowded;                /* open ones: from here on, idle ones leave the rest of the descriptors to others */
+    size_t max_connections;        /* without the visitors; SIZE_MAX: as many as there are descriptors */
+    const char *max_flag;          /* what sets that, for sentences */
+    size_t buffered, max_buffered; /* bytes of all connections' buffers */
     int64_t stall_ms;
     int64_t started_ms, started_wall_ms;
     uint64_t n_accepted, n_dropped;
     struct conn_drops drops;
     bool closing, draining;
     struct conn_job *(*find_job)(struct conn_home *home, const char *run_id);
+    /* CDDP_E_LIMIT, CDDP_E_EXISTS: there is no room now; CDDP_E_CLOSED: the job of the JOIN's session is over. */
     cddp_status (*make_job)(struct conn_home *home, const struct cdi_msg_join *join, struct conn_job **out,
                             struct cdi_error *err);
     /* One has gone; it is freed already. job: it was of; NULL: of none. */
@@ -148,6 +151,11 @@ void conn_home_init(struct conn_home *home, uv_loop_t *loop, int64_t undecided_m
  * CDDP_E_SYSTEM. */
 cddp_status conn_open(struct conn_home *home, int fd, const struct sockaddr_storage *addr, struct conn_job *gate,
                       enum conn_visit visit);
+/*
+ * There is no room for a newcomer: close the oldest connection that is only being seen off, or that has neither proved
+ * the secret nor said what it wants. False: there is none, or it has only just come.
+ */
+bool conn_make_room(struct conn_home *home);
 /* Close now; what is queued is lost. Logged once, at `level`. Idempotent. */
 void conn_close(struct conn *c, enum cdi_log_level level, const char *why);
 /* Take nothing more, write what is queued, then close. due: CONN_DUE_LINGER or CONN_DUE_END, which says how long that

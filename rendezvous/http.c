@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 /* Bytes up to the blank line, that included; 0: it is not there yet. A lone LF ends a line too. */
 static size_t head_size(const uint8_t *p, size_t len)
@@ -22,12 +23,29 @@ static size_t span(const uint8_t *p, size_t len, char until)
     return n;
 }
 
+/* The length of "http://AUTHORITY", with which a target begins that is meant for a proxy too; 0: it does not. */
+static size_t authority_size(const uint8_t *p, size_t len)
+{
+    static const char scheme[] = "http://";
+    size_t n = sizeof scheme - 1;
+
+    if (len < n || strncasecmp((const char *)p, scheme, n) != 0)
+        return 0;
+    while (n < len && p[n] > ' ' && p[n] < 0x7f && p[n] != '/' && p[n] != '?')
+        n++;
+    return n == sizeof scheme - 1 ? 0 : n;
+}
+
 /* METHOD SP target SP HTTP/1.x CR LF */
 static bool parse_line(const uint8_t *p, size_t len, struct http_request *req)
 {
-    size_t method = span(p, len, ' '), at = method + 1, path, rest;
+    size_t method = span(p, len, ' '), at = method + 1, authority, path, rest;
 
-    if (method == 0 || at >= len || p[method] != ' ' || p[at] != '/')
+    if (method == 0 || at >= len || p[method] != ' ')
+        return false;
+    authority = authority_size(p + at, len - at);
+    at += authority;
+    if (authority == 0 && p[at] != '/')
         return false;
     path = span(p + at, len - at, '?');
     if (path >= sizeof req->path)
@@ -41,9 +59,12 @@ static bool parse_line(const uint8_t *p, size_t len, struct http_request *req)
         rest++;
     if (rest != len)
         return false;
-    req->get = method == 3 && memcmp(p, "GET", 3) == 0;
+    req->head = method == 4 && memcmp(p, "HEAD", 4) == 0;
+    req->get = req->head || (method == 3 && memcmp(p, "GET", 3) == 0);
     memcpy(req->path, p + at, path);
     req->path[path] = '\0';
+    if (path == 0)
+        (void)snprintf(req->path, sizeof req->path, "/");
     return true;
 }
 
@@ -94,14 +115,14 @@ static cddp_status put_head(struct cdi_buf *out, const char *status, const char 
                           status, type, len, more);
 }
 
-static cddp_status put(struct cdi_buf *out, const char *status, const char *more, const char *body)
+static cddp_status put(struct cdi_buf *out, const char *status, const char *more, const char *body, bool head)
 {
     cddp_status st = put_head(out, status, "text/plain; charset=utf-8", more, strlen(body));
 
-    return st == CDDP_OK ? cdi_buf_append(out, body, strlen(body)) : st;
+    return st == CDDP_OK && !head ? cdi_buf_append(out, body, strlen(body)) : st;
 }
 
-static cddp_status put_page(const struct page *page, const struct status *status, struct cdi_buf *out)
+static cddp_status put_page(const struct page *page, const struct status *status, struct cdi_buf *out, bool head)
 {
     struct cdi_buf body;
     cddp_status st;
@@ -110,7 +131,7 @@ static cddp_status put_page(const struct page *page, const struct status *status
     st = page->write(status, &body);
     if (st == CDDP_OK)
         st = put_head(out, "200 OK", page->type, "", body.len);
-    if (st == CDDP_OK)
+    if (st == CDDP_OK && !head)
         st = cdi_buf_append(out, cdi_buf_data(&body), body.len);
     cdi_buf_release(&body);
     return st;
@@ -121,14 +142,15 @@ cddp_status http_answer(const struct http_request *req, const struct status *sta
     const struct page *page = req == NULL ? NULL : page_of(req);
 
     if (req == NULL)
-        return put(out, "400 Bad Request", "", "bad request\n");
+        return put(out, "400 Bad Request", "", "bad request\n", false);
     if (!req->get)
-        return put(out, "405 Method Not Allowed", "Allow: GET\r\n", "only GET\n");
+        return put(out, "405 Method Not Allowed", "Allow: GET, HEAD\r\n", "only GET and HEAD\n", false);
     if (strcmp(req->path, "/healthz") == 0)
-        return put(out, "200 OK", "", "ok\n");
+        return put(out, "200 OK", "", "ok\n", req->head);
     if (page == NULL)
-        return put(out, "404 Not Found", "", "no such page\n");
+        return put(out, "404 Not Found", "", "no such page\n", req->head);
     if (status == NULL)
-        return put(out, "403 Forbidden", "", "this page is for the job's own machines (see cddp-rendezvous --http)\n");
-    return put_page(page, status, out);
+        return put(out, "403 Forbidden", "", "this page is for the job's own machines (see cddp-rendezvous --http)\n",
+                   req->head);
+    return put_page(page, status, out, req->head);
 }

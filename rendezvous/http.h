@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The little HTTP that the rendezvous speaks: GET of a few paths, one request per connection. Pure: bytes in, out. */
+/* The little HTTP that the rendezvous speaks: GET and HEAD of a few paths, one request per connection. Pure: bytes in,
+ * out. */
 #ifndef RDZV_HTTP_H
 #define RDZV_HTTP_H
 
@@ -13,8 +14,9 @@
 #define HTTP_PATH_MAX 256
 
 struct http_request {
-    bool get;                 /* else another method */
+    bool get;                 /* GET or HEAD; else another method */
     char path[HTTP_PATH_MAX]; /* without the query */
+    bool head;                /* HEAD: the answer has no body */
 };
 
 /*

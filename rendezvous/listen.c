@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "rendezvous/listen.h"
 #include "common/cleanup.h"
+#include "common/resolve.h"
 
 #include <errno.h>
 #include <netdb.h>
@@ -103,7 +104,7 @@ static cddp_status listen_on(struct listen_set *s, const char *host, uint16_t po
 {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *list = NULL;
     cddp_status st = CDDP_E_NOT_FOUND;
-    int rc = getaddrinfo(host, NULL, &hints, &list);
+    int rc = cdi_resolve(host, NULL, &hints, &list);
 
     if (rc != 0)
         return cdi_fail(err, CDDP_E_NOT_FOUND, "the address '%s' to listen on does not resolve: %s; check %s", host,

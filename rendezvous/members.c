@@ -209,6 +209,9 @@ bool members_may_join(struct round *r, const struct cdi_msg_join *j)
     else if (j->max_restarts != r->opt.max_restarts)
         say(r->text, "%.100s was started with --max_restarts=%u, the job with %u; use the same on all nodes", j->host,
             j->max_restarts, r->opt.max_restarts);
+    else if (j->restart_count > r->opt.max_restarts)
+        say(r->text, "%.100s has seen %u restarts of this job, and --max_restarts allows %u", j->host, j->restart_count,
+            r->opt.max_restarts);
     else if (j->spares != r->opt.spares)
         say(r->text, "%.100s was started with --spares=%u, the job with %u; use the same on all nodes", j->host,
             j->spares, r->opt.spares);
@@ -277,6 +280,7 @@ bool members_add(struct round *r, uint32_t peer, const struct cdi_msg_join *j)
                        .last_round = -1,
                        .n_procs = j->n_procs,
                        .order = r->arrivals++,
+                       .restarts = j->restart_count,
                        .pid = j->pid,
                        .host = host,
                        .topology = topology};

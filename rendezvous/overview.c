@@ -58,6 +58,7 @@ static void fill_job(struct status_job *out, struct conn_job *job)
     if (round_state(round) == ROUND_RUNNING || round_state(round) == ROUND_STOPPING)
         out->world_size = round_world_size(round);
     round_waiting(round, &out->waiting, &out->needed);
+    round_limits(round, &out->min_nodes, &out->max_nodes);
     memcpy(out->operations, job->operations, sizeof out->operations);
     if (kv == NULL)
         return;
@@ -72,7 +73,7 @@ static void fill_agent(struct status_agent *a, const struct conn *c)
 {
     struct cdi_msg_assign assign;
 
-    *a = (struct status_agent){.node_rank = -1};
+    *a = (struct status_agent){.node_rank = -1, .host = round_host(session_round(c->job->session), c->peer)};
     conn_address_name(&c->addr, a->address);
     if (!round_assignment(session_round(c->job->session), c->peer, &assign))
         return;

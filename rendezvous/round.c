@@ -68,8 +68,8 @@ static void close_job(struct round *r, enum cdi_close_status status)
 
 static void tell_spare(struct round *r, uint32_t peer)
 {
-    say(r->text, "the job runs with %u node%s; this node waits as a spare, and steps in when the membership changes",
-        r->n_nodes, r->n_nodes == 1 ? "" : "s");
+    say(r->text, "the job runs with %u node%s; %.200s waits as a spare, and steps in when the membership changes",
+        r->n_nodes, r->n_nodes == 1 ? "" : "s", r->nodes[peer].host);
     act(r, ROUND_DO_WAITING, peer);
 }
 
@@ -85,6 +85,9 @@ static void start_round(struct round *r)
         node->last_round = r->number;
         node->rank_base = base;
         base += node->n_procs;
+        if (node->restarts > r->restart_count)
+            r->restart_count = node->restarts;
+        node->restarts = 0;
         act(r, ROUND_DO_ASSIGN, place[rank]);
     }
     r->n_nodes = n;
@@ -242,6 +245,7 @@ static void fail_round(struct round *r, int64_t now_ms)
 {
     bool lost = r->failure.kind == CDI_END_NODE && is_elastic(r);
 
+    r->failed_ms = now_ms;
     say_failure(r, lost);
     stop_round(r, lost ? OVER_CHANGED : OVER_FAILED, now_ms);
 }
@@ -259,6 +263,26 @@ static struct cdi_failure loss_of(const struct node *n, const struct round_event
     (void)snprintf(f.text, sizeof f.text, "node %d (%s, pid %lld) was lost while its workers ran: %s", n->node_rank,
                    n->host, (long long)n->pid, how);
     return f;
+}
+
+/* The failure was the echo of this: a node is lost, or was cut off and has killed its workers. */
+static void blame_node(struct round *r)
+{
+    if (is_elastic(r) && !r->ending)
+        r->verdict = OVER_CHANGED;
+    say_failure(r, true);
+    tell_again(r);
+}
+
+/*
+ * Was the failure that ended the round the echo of this loss? In an elastic job any loss is taken for the cause. Else
+ * the node must have been silent before the failure, for so long that it may have killed its workers by then.
+ */
+static bool was_echo(const struct round *r, const struct round_event *ev)
+{
+    if (r->verdict != OVER_FAILED || r->failure.kind == CDI_END_NODE || r->ending)
+        return false;
+    return is_elastic(r) || (ev->fence_ms > 0 && ev->fence_ms <= r->failed_ms);
 }
 
 static void on_lost(struct round *r, struct node *n, const struct round_event *ev, const char *how, int64_t now_ms)
@@ -279,12 +303,9 @@ static void on_lost(struct round *r, struct node *n, const struct round_event *e
         r->failure = f;
         fail_round(r, now_ms);
     } else if (r->state == ROUND_STOPPING && was == NODE_STOPPING) {
-        if (r->verdict == OVER_FAILED && is_elastic(r) && !left && !r->ending) {
-            /* What was taken for a failure was the echo of this loss. */
-            r->verdict = OVER_CHANGED;
+        if (!left && was_echo(r, ev)) {
             r->failure = f;
-            say(r->why, "%.*s", first_line(f.text), f.text);
-            tell_again(r);
+            blame_node(r);
         }
         look_if_stopped(r, now_ms);
     } else if (r->state == ROUND_JOINING) {
@@ -332,17 +353,19 @@ static bool was_killed(const struct cdi_failure *f)
 
 /*
  * A failure that another node said before it heard of the one that ended the round: which of the two arrived first is
- * chance (one may be the other's echo). One that was killed is the cause of the other's exit at about the same time,
- * since a busy agent sees late what became of its workers; else their own times count.
+ * chance (one may be the other's echo). A node that was cut off and killed its workers, and a worker that was killed,
+ * are the cause of the other's exit at about the same time, since a busy agent sees late what became of its workers;
+ * else their own times count.
  */
 static bool was_earlier(const struct round *r, const struct node *n, const struct cdi_failure *f)
 {
     int64_t before = r->failure.time_ms - f->time_ms;
 
     if (r->state != ROUND_STOPPING || r->verdict != OVER_FAILED || n->node_rank == r->failure.node_rank ||
-        r->failure.kind == CDI_END_NODE || f->kind == CDI_END_NODE || f->kind == CDI_END_NONE || f->time_ms <= 0 ||
-        r->failure.time_ms <= 0)
+        r->failure.kind == CDI_END_NODE || f->kind == CDI_END_NONE || f->time_ms <= 0 || r->failure.time_ms <= 0)
         return false;
+    if (f->kind == CDI_END_NODE)
+        return before > -ECHO_MS;
     if (was_killed(f) != was_killed(&r->failure) && before > -ECHO_MS && before < ECHO_MS)
         return was_killed(f);
     return before > 0;
@@ -360,9 +383,14 @@ static void note_failure(struct round *r, const struct node *n, const struct cdi
         r->failure.rank = (int32_t)(n->rank_base + (uint32_t)f->local_rank);
     if (r->failure.host[0] == '\0')
         (void)snprintf(r->failure.host, sizeof r->failure.host, "%s", n->host);
-    if (r->failure.text[0] == '\0')
+    if (f->kind == CDI_END_NODE)
+        r->failure.pid = n->pid;
+    if (f->text[0] == '\0')
         (void)snprintf(r->failure.text, sizeof r->failure.text, "a worker failed on node %d (%s)", n->node_rank,
                        n->host);
+    else if (f->kind == CDI_END_NODE)
+        (void)snprintf(r->failure.text, sizeof r->failure.text, "node %d (%s, pid %lld) killed its workers: %.800s",
+                       n->node_rank, n->host, (long long)n->pid, f->text);
 }
 
 static void on_failed(struct round *r, const struct node *n, const struct cdi_failure *f, int64_t now_ms)
@@ -372,6 +400,10 @@ static void on_failed(struct round *r, const struct node *n, const struct cdi_fa
         fail_round(r, now_ms);
     } else if (was_earlier(r, n, f)) {
         note_failure(r, n, f);
+        if (f->kind == CDI_END_NODE) {
+            blame_node(r);
+            return;
+        }
         say_failure(r, false);
         tell_again(r);
     }
@@ -632,6 +664,17 @@ void round_waiting(const struct round *r, uint32_t *have, uint32_t *need)
 {
     *have = (uint32_t)r->count[NODE_WAITING];
     *need = r->opt.max_nodes;
+}
+
+void round_limits(const struct round *r, uint32_t *min_nodes, uint32_t *max_nodes)
+{
+    *min_nodes = r->opt.min_nodes;
+    *max_nodes = r->opt.max_nodes;
+}
+
+const char *round_host(const struct round *r, uint32_t peer)
+{
+    return peer < r->cap && r->nodes[peer].state != NODE_ABSENT ? r->nodes[peer].host : NULL;
 }
 
 bool round_keeps(const struct round *r, uint32_t peer)

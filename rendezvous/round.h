@@ -67,6 +67,8 @@ struct round_event {
     const char *text;
     bool final;      /* the rendezvous goes with it: the job ends, elastic or not */
     int64_t wall_ms; /* Unix time, for the failure that a lost node is */
+    /* LOST after silence: from this time on (of round_step's clock) its agent may have killed its workers; else 0 */
+    int64_t fence_ms;
 };
 
 enum round_action_kind {
@@ -106,7 +108,8 @@ const char *round_text(const struct round *r);       /* about the event just tak
 const char *round_why(const struct round *r);        /* why the last round, or the job, ended */
 /*
  * The first of the round; kind NONE: there was none. While the round stops, one that another node had said already and
- * that is earlier by its own time, or was killed where this one exited, takes its place; ROUND_OVER tells it again.
+ * that is earlier by its own time, or was killed where this one exited, takes its place; so does a node that was cut
+ * off before the failure and killed its workers, by its own word or because it is lost. ROUND_OVER tells it again.
  */
 const struct cdi_failure *round_failure(const struct round *r);
 /* STOPPING: will another round follow this one, and will it count as a restart? As far as it is known now. */
@@ -117,6 +120,10 @@ const struct cdi_msg_round_over *round_over(const struct round *r);
 enum cdi_close_status round_close_status(const struct round *r);
 /* Nodes that are there and wait for a round, and how many it takes. */
 void round_waiting(const struct round *r, uint32_t *have, uint32_t *need);
+/* The least and the most that it takes. */
+void round_limits(const struct round *r, uint32_t *min_nodes, uint32_t *max_nodes);
+/* The name of a peer's host; NULL: the peer is not there. */
+const char *round_host(const struct round *r, uint32_t peer);
 size_t round_present(const struct round *r); /* nodes that have joined and not gone */
 /* Has the peer been in a round? Then it may be away for a while. */
 bool round_keeps(const struct round *r, uint32_t peer);

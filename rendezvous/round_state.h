@@ -32,9 +32,10 @@ struct node {
     int32_t node_rank;  /* of the last round it was in; -1: none yet */
     int64_t last_round; /* the number of that round; -1: none yet */
     uint32_t rank_base, n_procs;
-    uint64_t order; /* of arrival */
-    bool away;      /* its connection broke, and its lease runs */
-    bool leaving;   /* it goes as soon as its workers have stopped */
+    uint64_t order;    /* of arrival */
+    uint32_t restarts; /* of the job, as its agent knows them from an earlier rendezvous; 0: none, or taken over */
+    bool away;         /* its connection broke, and its lease runs */
+    bool leaving;      /* it goes as soon as its workers have stopped */
     int64_t pid;
     char *host;
     char *topology; /* "": none */
@@ -67,6 +68,7 @@ struct round {
     struct round_action *actions; /* room for the most that one event can cause */
     size_t n_actions;
     struct cdi_failure failure;
+    int64_t failed_ms;              /* when it was heard of */
     struct cdi_msg_round_over over; /* what ROUND_OVER says */
     char text[512];                 /* about the last event */
     char why[512];                  /* why the round or the job ended */

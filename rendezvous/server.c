@@ -21,9 +21,11 @@
 #define STOPPED_MS 2000 /* a tick that comes so late means that the process, or the machine, stood still */
 #define CLOSING_TICK_MS 20
 #define ACCEPT_AT_ONCE 64   /* then others get a turn */
+#define ACCEPT_WHEN_FULL 4  /* the same where newcomers push out others, which must have a turn first */
 #define ACCEPT_PAUSE_MS 250 /* when there is no descriptor left at all */
 #define VISITORS_MAX 4      /* at once, of those that there is no room for */
 #define OTHER_FILES 32      /* descriptors that are no connections */
+#define OVER_MAX 1024       /* jobs that are over, and that are remembered */
 
 struct rdzv_server;
 
@@ -69,9 +71,11 @@ struct rdzv_server {
     size_t n_gates;            /* listeners of all gates, until their close callback */
     int reserve[VISITORS_MAX]; /* descriptors given up for visitors, when all others are in use */
     size_t n_reserve;
-    bool out_of_fds;   /* it was said */
-    int64_t tick_ms;   /* when the last tick was */
-    int64_t resume_ms; /* accepting pauses until then; 0: it does not */
+    char over[OVER_MAX][SESSION_ID_LEN + 1]; /* ids of the jobs that were over last */
+    size_t n_over;                           /* ever */
+    bool out_of_fds;                         /* it was said */
+    int64_t tick_ms;                         /* when the last tick was */
+    int64_t resume_ms;                       /* accepting pauses until then; 0: it does not */
     void (*closed)(void *arg);
     void *closed_arg;
 };
@@ -329,18 +333,25 @@ static int accept_visitor(struct rdzv_server *s, int listen_fd, struct sockaddr_
 
 static bool is_full(const struct conn_home *home)
 {
-    return home->n_open - home->n_visitors >= home->max_connections;
+    return home->n_open - home->n_visitors - home->n_closing >= home->max_connections;
+}
+
+static size_t half_of_files(void)
+{
+    struct rlimit files;
+
+    return getrlimit(RLIMIT_NOFILE, &files) == 0 ? (size_t)files.rlim_cur / 2 : SIZE_MAX;
 }
 
 /* Take one connection; 0, or accept4()'s errno. */
 static int accept_one(struct rdzv_server *s, const struct listener *l)
 {
-    enum conn_visit visit = is_full(&s->home) ? CONN_TOO_MANY : CONN_STAYS;
+    enum conn_visit visit = CONN_STAYS;
     struct sockaddr_storage addr = {0};
     socklen_t len = sizeof addr;
     int fd;
 
-    if (visit == CONN_TOO_MANY && s->home.n_visitors >= VISITORS_MAX)
+    if (is_full(&s->home) && s->home.n_visitors >= VISITORS_MAX && !conn_make_room(&s->home))
         return EMFILE;
     fd = accept4(l->fd, (struct sockaddr *)&addr, &len, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0) {
@@ -352,6 +363,14 @@ static int accept_one(struct rdzv_server *s, const struct listener *l)
     }
     if (fd < 0)
         return errno;
+    if (visit == CONN_NO_FILES && conn_make_room(&s->home)) {
+        fill_reserve(s); /* with the descriptor that has become free: the newcomer keeps its own */
+        visit = CONN_STAYS;
+    } else if (visit == CONN_STAYS && is_full(&s->home) && !conn_make_room(&s->home)) {
+        visit = CONN_TOO_MANY;
+    } else if (s->home.n_open - s->home.n_closing >= s->home.crowded) {
+        (void)conn_make_room(&s->home);
+    }
     (void)conn_open(&s->home, fd, &addr, l->gate->job == NULL ? NULL : &l->gate->job->conn, visit);
     return 0;
 }
@@ -365,8 +384,11 @@ static void on_connection(uv_poll_t *poll, int status, int events)
     (void)events;
     fill_reserve(s); /* a visitor that left just now has freed a descriptor, which is no newcomer's */
     for (int i = 0; i < ACCEPT_AT_ONCE; i++) {
-        int why = accept_one(s, l);
+        int why;
 
+        if (i >= ACCEPT_WHEN_FULL && (is_full(&s->home) || s->out_of_fds))
+            return;
+        why = accept_one(s, l);
         if (why == EAGAIN)
             return;
         if (why == EMFILE || why == ENFILE || why == ENOBUFS || why == ENOMEM) {
@@ -393,6 +415,21 @@ static void warn_of_few_files(struct job *job, const struct round *round)
             (unsigned long long)need);
 }
 
+/* A job that was forsaken is not over: its agents may come back, and begin it anew. */
+static void remember_over(struct rdzv_server *s, const struct job *job)
+{
+    if (round_state(session_round(job->conn.session)) == ROUND_CLOSED)
+        (void)snprintf(s->over[s->n_over++ % OVER_MAX], sizeof s->over[0], "%s", session_id(job->conn.session));
+}
+
+static bool is_over(const struct rdzv_server *s, const char *token)
+{
+    for (size_t i = 0; i < s->n_over && i < OVER_MAX; i++)
+        if (session_is_of(token, s->over[i]))
+            return true;
+    return false;
+}
+
 /* Over, and everybody has gone or had time to; or forsaken by every agent. */
 static void tick_job(struct rdzv_server *s, struct job *job, int64_t now_ms, int64_t wall_ms)
 {
@@ -411,6 +448,7 @@ static void tick_job(struct rdzv_server *s, struct job *job, int64_t now_ms, int
     cdi_log(CDI_LOG_INFO, "RDZV-JOB-END", "rendezvous: job '%s' has ended: %s", job->conn.run_id,
             round_why(round)[0] != '\0' ? round_why(round) : "none of its agents is there any more");
     job->ending = true;
+    remember_over(s, job);
     close_gate(&job->gate);
     finish_conns(s, job, "its job is over");
     free_job_if_gone(job);
@@ -600,15 +638,20 @@ static cddp_status make_job(struct conn_home *home, const struct cdi_msg_join *j
     struct job *job;
     cddp_status st;
 
+    if (is_over(s, join->session))
+        return cdi_fail(err, CDDP_E_CLOSED, "the job '%.200s' is over", join->run_id);
     if (join->session[0] != '\0')
-        return cdi_fail(err, CDDP_E_NOT_FOUND, "the rendezvous has no job '%.200s' any more", join->run_id);
+        return cdi_fail(err, CDDP_E_NOT_FOUND,
+                        "the rendezvous has no job '%.200s' any more: the job is over, or the rendezvous was started "
+                        "anew",
+                        join->run_id);
     if (join->run_id[0] == '\0')
         return cdi_fail(err, CDDP_E_INVALID, "this rendezvous serves many jobs: name this one with --rdzv_id");
     for (const char *at = join->run_id; *at != '\0'; at++)
         if ((unsigned char)*at < ' ' || *at == 0x7f)
             return cdi_fail(err, CDDP_E_INVALID, "a job's name (--rdzv_id) must not hold control characters");
     if (s->home.draining)
-        return cdi_fail(err, CDDP_E_CLOSED, "the rendezvous is about to end and takes no new jobs");
+        return cdi_fail(err, CDDP_E_NOT_FOUND, "the rendezvous is about to end and takes no new jobs");
     if (s->n_jobs >= s->max_jobs)
         return cdi_fail(err, CDDP_E_LIMIT, "the rendezvous has %zu jobs already, as many as --max_jobs allows",
                         s->n_jobs);
@@ -643,6 +686,7 @@ static cddp_status fill(struct rdzv_server *s, uv_loop_t *loop, const struct rdz
     s->home.started_ms = (int64_t)uv_now(loop);
     s->home.started_wall_ms = wall_ms();
     s->home.drops = (struct conn_drops){.allowed = CONN_DROPS_BURST, .ms = s->home.started_ms};
+    s->home.crowded = half_of_files();
     if (opt->max_connections != 0)
         s->home.max_connections = opt->max_connections;
     s->home.max_flag = opt->max_flag == NULL ? "--max_connections" : opt->max_flag;
@@ -659,6 +703,7 @@ static cddp_status fill(struct rdzv_server *s, uv_loop_t *loop, const struct rdz
         .round = {.join_timeout_ms = opt->join_timeout_ms == 0 ? 600000 : opt->join_timeout_ms, .last_call_ms = 3000},
         .lease_ms = opt->lease_ms == 0 ? 15000 : opt->lease_ms,
         .hello_ms = s->home.due_ms[CONN_DUE_OPEN],
+        .hosted = opt->max_jobs == 0,
         .limits = opt->store};
     if (opt->last_call_ms != 0)
         set_last_call(&s->session.round, opt->last_call_ms);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "rendezvous/session.h"
+#include "common/map.h"
 #include "protocol/frame.h"
 
 #include <cddp/version.h>
@@ -7,9 +8,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Hexadecimal digits: where to look, so that all agents can come back at once, and what nobody can guess. */
+/*
+ * Hexadecimal digits: where to look, so that all agents can come back at once; of which job; and what nobody can guess.
+ */
 #define TOKEN_SLOT 8
-#define TOKEN_LEN (TOKEN_SLOT + 32)
+#define TOKEN_KNOWN (TOKEN_SLOT + SESSION_ID_LEN)
+#define TOKEN_LEN (TOKEN_KNOWN + 32)
+
+/* The nonce of an agent's JOIN, and where that agent is. */
+struct known {
+    uint32_t peer;
+    char nonce[sizeof((struct cdi_msg_join *)0)->nonce];
+};
 
 /* conn and away tell what a slot holds: a connected agent, one that may come back, or (neither) nothing. */
 struct peer {
@@ -19,15 +29,19 @@ struct peer {
     bool ended; /* it was hung up on: what still comes is ignored */
     int64_t heard_ms;
     uint32_t next_free;
+    struct known *known; /* NULL: its JOIN had no nonce */
     char token[TOKEN_LEN + 1];
     char broke[80]; /* away: how its connection ended */
 };
 
 struct session {
     struct round *round;
+    char id[SESSION_ID_LEN + 1];
     struct session_ops ops;
     int64_t lease_ms, hello_ms;
-    uint16_t port; /* 0: the one that agents have reached */
+    bool hosted;
+    struct cdi_map known; /* struct known by nonce */
+    uint16_t port;        /* 0: the one that agents have reached */
     struct cdi_kv *keys;
     struct cdi_kv_limits limits;
     struct peer *peers;
@@ -37,6 +51,15 @@ struct session {
 };
 
 #define NOBODY UINT32_MAX
+
+static void random_digits(const struct session_ops *ops, char *digits, size_t n)
+{
+    uint8_t bytes[(TOKEN_LEN - TOKEN_KNOWN) / 2]; /* enough for an id too */
+
+    ops->random(bytes, n / 2);
+    for (size_t i = 0; i < n / 2; i++)
+        (void)snprintf(digits + 2 * i, 3, "%02x", bytes[i]);
+}
 
 cddp_status session_create(struct session **out, const struct session_options *opt, const struct session_ops *ops,
                            int64_t now_ms, struct cdi_error *err)
@@ -52,8 +75,11 @@ cddp_status session_create(struct session **out, const struct session_options *o
         return st;
     }
     s->ops = *ops;
+    random_digits(ops, s->id, SESSION_ID_LEN);
     s->lease_ms = opt->lease_ms;
     s->hello_ms = opt->hello_ms;
+    s->hosted = opt->hosted;
+    cdi_map_init(&s->known);
     s->limits = opt->limits;
     s->free = NOBODY;
     cdi_buf_init(&s->line, 0);
@@ -65,6 +91,9 @@ void session_destroy(struct session *s)
 {
     if (s == NULL)
         return;
+    for (uint32_t p = 0; p < s->n_peers; p++)
+        free(s->peers[p].known);
+    cdi_map_release(&s->known);
     cdi_kv_destroy(s->keys);
     cdi_buf_release(&s->line);
     round_destroy(s->round);
@@ -75,6 +104,16 @@ void session_destroy(struct session *s)
 const struct round *session_round(const struct session *s)
 {
     return s->round;
+}
+
+const char *session_id(const struct session *s)
+{
+    return s->id;
+}
+
+bool session_is_of(const char *token, const char *id)
+{
+    return strlen(token) == TOKEN_LEN && memcmp(token + TOKEN_SLOT, id, SESSION_ID_LEN) == 0;
 }
 
 void session_set_port(struct session *s, uint16_t port)
@@ -118,13 +157,10 @@ static void send_line(struct session *s, uint32_t peer)
 
 static void make_token(struct session *s, uint32_t peer)
 {
-    uint8_t bytes[(TOKEN_LEN - TOKEN_SLOT) / 2];
     char *token = s->peers[peer].token;
 
-    s->ops.random(bytes, sizeof bytes);
-    (void)snprintf(token, TOKEN_SLOT + 1, "%08x", peer);
-    for (size_t i = 0; i < sizeof bytes; i++)
-        (void)snprintf(token + TOKEN_SLOT + 2 * i, 3, "%02x", bytes[i]);
+    (void)snprintf(token, TOKEN_KNOWN + 1, "%08x%s", peer, s->id);
+    random_digits(&s->ops, token + TOKEN_KNOWN, TOKEN_LEN - TOKEN_KNOWN);
 }
 
 static void welcome(struct session *s, uint32_t peer, bool resumed, struct cdi_msg *m)
@@ -135,6 +171,7 @@ static void welcome(struct session *s, uint32_t peer, bool resumed, struct cdi_m
     m->u.welcome.version = CDI_CONTROL_VERSION;
     m->u.welcome.lease_ms = (uint32_t)s->lease_ms;
     m->u.welcome.resumed = resumed;
+    m->u.welcome.hosted = s->hosted;
     (void)snprintf(m->u.welcome.release, sizeof m->u.welcome.release, "%s", CDDP_VERSION);
     (void)snprintf(m->u.welcome.session, sizeof m->u.welcome.session, "%s", s->peers[peer].token);
 }
@@ -267,16 +304,50 @@ cddp_status session_attach(struct session *s, void *conn, int64_t now_ms, uint32
     return CDDP_OK;
 }
 
+static void forget_nonce(struct session *s, uint32_t peer)
+{
+    struct known *k = s->peers[peer].known;
+
+    if (k == NULL)
+        return;
+    (void)cdi_map_remove(&s->known, k->nonce, strlen(k->nonce));
+    s->peers[peer].known = NULL;
+    free(k);
+}
+
+/* Without memory for it the agent is in all the same: it just cannot come back by its nonce. */
+static void note_nonce(struct session *s, uint32_t peer, const char *nonce)
+{
+    const struct known *old = nonce[0] == '\0' ? NULL : cdi_map_get(&s->known, nonce, strlen(nonce));
+    struct known *k = nonce[0] == '\0' || s->peers[peer].known != NULL ? NULL : calloc(1, sizeof *k);
+
+    if (k == NULL)
+        return;
+    if (old != NULL)
+        forget_nonce(s, old->peer);
+    k->peer = peer;
+    (void)snprintf(k->nonce, sizeof k->nonce, "%s", nonce);
+    if (cdi_map_add(&s->known, k->nonce, strlen(k->nonce), k) == CDDP_OK)
+        s->peers[peer].known = k;
+    else
+        free(k);
+}
+
 static void release_slot(struct session *s, uint32_t peer)
 {
+    forget_nonce(s, peer);
     s->peers[peer] = (struct peer){.next_free = s->free};
     s->free = peer;
 }
 
-static void lose(struct session *s, uint32_t peer, const char *how, int64_t now_ms, int64_t wall_ms)
+static void lose(struct session *s, uint32_t peer, const char *how, int64_t fence_ms, int64_t now_ms, int64_t wall_ms)
 {
+    const struct round_event ev = {
+        .kind = ROUND_EV_LOST, .peer = peer, .text = how, .wall_ms = wall_ms, .fence_ms = fence_ms};
+
     s->peers[peer].ended = true;
-    step(s, &(struct round_event){.kind = ROUND_EV_LOST, .peer = peer, .text = how, .wall_ms = wall_ms}, now_ms);
+    forget_nonce(s, peer);
+    step(s, &ev, now_ms);
 }
 
 void session_detach(struct session *s, uint32_t peer, const char *how, bool may_return, int64_t now_ms, int64_t wall_ms)
@@ -284,7 +355,7 @@ void session_detach(struct session *s, uint32_t peer, const char *how, bool may_
     struct peer *p = &s->peers[peer];
 
     if (!may_return || p->ended || !round_keeps(s->round, peer)) {
-        lose(s, peer, how, now_ms, wall_ms);
+        lose(s, peer, how, 0, now_ms, wall_ms);
         release_slot(s, peer);
         return;
     }
@@ -303,10 +374,14 @@ void session_excuse(struct session *s, int64_t gap_ms, int64_t now_ms)
     }
 }
 
-/* Its lease is over. */
+/*
+ * Its lease is over. It kills its workers when two thirds of a lease have passed since the last heartbeat that was
+ * answered; what was heard last may be younger by the fifth for which an agent waits for an answer. The rest is slack.
+ */
 static void expire(struct session *s, uint32_t peer, int64_t now_ms, int64_t wall_ms)
 {
     struct peer *p = &s->peers[peer];
+    int64_t fence_ms = p->heard_ms + s->lease_ms * 2 / 5;
     long long silent_s = (long long)(now_ms - p->heard_ms) / 1000;
     char how[192];
 
@@ -316,11 +391,11 @@ static void expire(struct session *s, uint32_t peer, int64_t now_ms, int64_t wal
     else
         (void)snprintf(how, sizeof how, "nothing was heard from it for %lld s", silent_s);
     if (p->away) {
-        lose(s, peer, how, now_ms, wall_ms);
+        lose(s, peer, how, fence_ms, now_ms, wall_ms);
         release_slot(s, peer);
     } else {
         hang_up(s, peer, how);
-        lose(s, peer, how, now_ms, wall_ms);
+        lose(s, peer, how, fence_ms, now_ms, wall_ms);
     }
 }
 
@@ -341,6 +416,20 @@ void session_tick(struct session *s, int64_t now_ms, int64_t wall_ms)
 
 /* ----------------------------------------------------------------------------------------------- coming back ---- */
 
+/* May an agent come back to this slot? */
+static bool is_joined(const struct peer *peer)
+{
+    return (peer->conn != NULL || peer->away) && !peer->ended && peer->joined;
+}
+
+/* The agent whose JOIN had this nonce: it has sent another one, since it did not see what came of the first. */
+static uint32_t find_nonce(const struct session *s, const char *nonce)
+{
+    const struct known *k = nonce[0] == '\0' ? NULL : cdi_map_get(&s->known, nonce, strlen(nonce));
+
+    return k != NULL && is_joined(&s->peers[k->peer]) ? k->peer : NOBODY;
+}
+
 static uint32_t find_token(const struct session *s, const char *token)
 {
     const struct peer *peer;
@@ -353,37 +442,38 @@ static uint32_t find_token(const struct session *s, const char *token)
     if (slot >= s->n_peers)
         return NOBODY;
     peer = &s->peers[slot];
-    if ((peer->conn == NULL && !peer->away) || peer->ended || !peer->joined)
+    if (!is_joined(peer))
         return NOBODY;
     for (size_t i = 0; i < TOKEN_LEN; i++)
         differ |= (unsigned)(peer->token[i] ^ token[i]);
     return differ == 0 ? slot : NOBODY;
 }
 
-static void refuse_to_resume(struct session *s, uint32_t peer)
+/* One that has missed the end of its job must not begin it anew. */
+static void refuse_to_resume(struct session *s, uint32_t peer, const struct cdi_msg_join *join)
 {
-    static const char why[] = "the rendezvous does not know this agent any more: its lease has run out, or the "
-                              "rendezvous was started anew";
     struct cdi_msg m = {.type = CDI_MSG_CLOSED};
+    char why[160];
 
+    m.u.closed.gone = round_state(s->round) == ROUND_CLOSED && session_is_of(join->session, s->id);
+    if (m.u.closed.gone)
+        (void)snprintf(why, sizeof why, "the job '%.100s' is over", join->run_id);
+    else
+        (void)snprintf(why, sizeof why, "%s",
+                       "the rendezvous does not know this agent any more: its lease has run out, or the rendezvous "
+                       "was started anew");
     closed(&m, CDI_CLOSE_REFUSED, why, NULL);
     encode(s, &m);
     send_line(s, peer);
     hang_up(s, peer, why);
 }
 
-/* The connection of `peer` becomes that of the agent whose token it shows. Returns the agent's number. */
-static uint32_t resume(struct session *s, uint32_t peer, const struct cdi_msg_join *join, int64_t now_ms,
-                       int64_t wall_ms)
+/* The connection of `peer` becomes that of the agent p, which has come back. */
+static void resume(struct session *s, uint32_t peer, uint32_t p, const struct cdi_msg_join *join, int64_t now_ms,
+                   int64_t wall_ms)
 {
-    uint32_t p = strlen(join->session) == TOKEN_LEN ? find_token(s, join->session) : NOBODY;
-    void *fresh = s->peers[peer].conn, *stale;
+    void *fresh = s->peers[peer].conn, *stale = s->peers[p].conn;
 
-    if (p == NOBODY) {
-        refuse_to_resume(s, peer);
-        return peer;
-    }
-    stale = s->peers[p].conn;
     s->peers[p].conn = fresh;
     s->peers[p].away = false;
     s->peers[p].heard_ms = now_ms;
@@ -396,7 +486,28 @@ static uint32_t resume(struct session *s, uint32_t peer, const struct cdi_msg_jo
         hang_up(s, peer, "its agent has come back on another connection");
     }
     step(s, &(struct round_event){.kind = ROUND_EV_BACK, .peer = p, .join = join, .wall_ms = wall_ms}, now_ms);
-    return p;
+}
+
+/* Is the JOIN that of an agent that is here already, or was? Then *peer becomes its number, and all is done. */
+static bool came_back(struct session *s, uint32_t *peer, const struct cdi_msg_join *join, int64_t now_ms,
+                      int64_t wall_ms)
+{
+    bool shows_token = join->session[0] != '\0';
+    uint32_t p;
+
+    if (s->peers[*peer].joined)
+        return false;
+    if (shows_token)
+        p = strlen(join->session) == TOKEN_LEN ? find_token(s, join->session) : NOBODY;
+    else
+        p = find_nonce(s, join->nonce);
+    if (p != NOBODY) {
+        resume(s, *peer, p, join, now_ms, wall_ms);
+        *peer = p;
+    } else if (shows_token) {
+        refuse_to_resume(s, *peer, join);
+    }
+    return p != NOBODY || shows_token;
 }
 
 /* An agent may only send what an agent sends. *peer changes when it comes back. */
@@ -408,11 +519,10 @@ static cddp_status take(struct session *s, uint32_t *peer, const struct cdi_msg 
 
     switch (m->type) {
     case CDI_MSG_JOIN:
-        if (m->u.join.session[0] != '\0' && !s->peers[*peer].joined) {
-            *peer = resume(s, *peer, &m->u.join, now_ms, wall_ms);
+        if (came_back(s, peer, &m->u.join, now_ms, wall_ms))
             return CDDP_OK;
-        }
         s->peers[*peer].joined = true;
+        note_nonce(s, *peer, m->u.join.nonce);
         ev.kind = ROUND_EV_JOIN;
         ev.join = &m->u.join;
         break;

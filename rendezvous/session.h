@@ -12,6 +12,9 @@
 
 struct session;
 
+/* A job's id, in hexadecimal digits: no two jobs have the same, not even those of one name. */
+#define SESSION_ID_LEN 16
+
 /* What a session needs done; the calls must not call back into the session. */
 struct session_ops {
     /* Queue bytes for an agent; conn is what session_attach got. */
@@ -31,6 +34,7 @@ struct session_options {
     struct round_options round;
     int64_t lease_ms;
     int64_t hello_ms;            /* until an agent's JOIN must have come */
+    bool hosted;                 /* the rendezvous runs in an agent: WELCOME says so */
     struct cdi_kv_limits limits; /* of each round's keys */
 };
 
@@ -39,6 +43,11 @@ cddp_status session_create(struct session **out, const struct session_options *o
                            int64_t now_ms, struct cdi_error *err);
 /* Nobody may hold a wait in its keys any more. NULL-safe. */
 void session_destroy(struct session *s);
+
+/* The job's id: SESSION_ID_LEN digits. */
+const char *session_id(const struct session *s);
+/* Does the session of a JOIN name the job with this id? */
+bool session_is_of(const char *token, const char *id);
 
 /* Agents are told that the job's MASTER_PORT is this; else the port that they have reached. */
 void session_set_port(struct session *s, uint16_t port);

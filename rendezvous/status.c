@@ -2,6 +2,7 @@
 #include "rendezvous/status.h"
 
 #include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,7 +45,8 @@ static json_t *agents_of(const struct status_job *j)
 
     for (size_t i = 0; all != NULL && i < j->n_agents; i++) {
         const struct status_agent *a = &j->agents[i];
-        json_t *one = json_pack("{s:s, s:o*, s:o*, s:o*}", "address", a->address, "node_rank",
+        json_t *one = json_pack("{s:s, s:o*, s:o*, s:o*, s:o*}", "address", a->address, "host",
+                                a->host == NULL ? NULL : text_of(a->host), "node_rank",
                                 a->node_rank < 0 ? NULL : json_integer(a->node_rank), "first_rank",
                                 a->node_rank < 0 ? NULL : json_integer(a->first_rank), "ranks",
                                 a->node_rank < 0 ? NULL : json_integer(a->n_ranks));
@@ -80,10 +82,11 @@ static json_t *store_of(const struct status_job *j)
 
 static json_t *job_of(const struct status_job *j)
 {
-    return json_pack("{s:o, s:s, s:o, s:i, s:I, s:I, s:I, s:{s:I, s:I, s:I}, s:o, s:o}", "run_id", text_of(j->run_id),
-                     "state", j->state, "why", text_of(j->why), "port", (int)j->port, "round", (json_int_t)j->round,
-                     "restarts", (json_int_t)j->restarts, "ranks", (json_int_t)j->world_size, "nodes", "present",
-                     (json_int_t)j->nodes, "waiting", (json_int_t)j->waiting, "needed", (json_int_t)j->needed, "agents",
+    return json_pack("{s:o, s:s, s:o, s:i, s:I, s:I, s:I, s:{s:I, s:I, s:I, s:I, s:I}, s:o, s:o}", "run_id",
+                     text_of(j->run_id), "state", j->state, "why", text_of(j->why), "port", (int)j->port, "round",
+                     (json_int_t)j->round, "restarts", (json_int_t)j->restarts, "ranks", (json_int_t)j->world_size,
+                     "nodes", "present", (json_int_t)j->nodes, "waiting", (json_int_t)j->waiting, "needed",
+                     (json_int_t)j->needed, "min", (json_int_t)j->min_nodes, "max", (json_int_t)j->max_nodes, "agents",
                      agents_of(j), "store", store_of(j));
 }
 
@@ -135,6 +138,8 @@ static double ranks(const struct status_job *j) { return j->world_size; }
 static double nodes(const struct status_job *j) { return (double)j->nodes; }
 static double waiting(const struct status_job *j) { return j->waiting; }
 static double needed(const struct status_job *j) { return j->needed; }
+static double min_nodes(const struct status_job *j) { return j->min_nodes; }
+static double max_nodes(const struct status_job *j) { return j->max_nodes; }
 static double store_connections(const struct status_job *j) { return (double)j->store_connections; }
 static double keys(const struct status_job *j) { return (double)j->keys; }
 static double bytes(const struct status_job *j) { return (double)j->bytes; }
@@ -160,6 +165,8 @@ static const struct family families[] = {
     {"cddp_job_nodes", "gauge", "Nodes that are there.", NULL, nodes},
     {"cddp_job_nodes_waiting", "gauge", "Nodes that wait for a round to begin.", NULL, waiting},
     {"cddp_job_nodes_needed", "gauge", "Nodes that a round takes.", NULL, needed},
+    {"cddp_job_nodes_min", "gauge", "Nodes that a round takes at least.", NULL, min_nodes},
+    {"cddp_job_nodes_max", "gauge", "Nodes that a round takes at most.", NULL, max_nodes},
     {"cddp_store_connections", "gauge", "Open connections to the job's store.", NULL, store_connections},
     {"cddp_store_keys", "gauge", "Keys that have a value.", NULL, keys},
     {"cddp_store_bytes", "gauge", "Memory of keys, values, queues and waits.", NULL, bytes},
@@ -288,12 +295,75 @@ static cddp_status put_text(struct cdi_buf *out, const char *s)
     return st;
 }
 
+static const char *plural(uint64_t n)
+{
+    return n == 1 ? "" : "s";
+}
+
+/* "1.5 MiB" */
+static const char *size_text(char text[32], size_t bytes)
+{
+    static const char *const units[] = {"KiB", "MiB", "GiB", "TiB"};
+    double n = (double)bytes / 1024;
+    size_t unit = 0;
+
+    if (bytes < 1024) {
+        (void)snprintf(text, 32, "%zu byte%s", bytes, plural(bytes));
+        return text;
+    }
+    for (; n >= 1024 && unit + 1 < sizeof units / sizeof units[0]; unit++)
+        n /= 1024;
+    (void)snprintf(text, 32, n < 10 ? "%.1f %s" : "%.0f %s", n, units[unit]);
+    return text;
+}
+
+/* "3 d 4 h": the two largest units that there are. */
+static const char *time_text(char text[48], double seconds)
+{
+    uint64_t s = seconds < 0 ? 0 : (uint64_t)seconds, minutes = s / 60, hours = minutes / 60, days = hours / 24;
+
+    if (days > 0)
+        (void)snprintf(text, 48, "%llu d %llu h", (unsigned long long)days, (unsigned long long)(hours % 24));
+    else if (hours > 0)
+        (void)snprintf(text, 48, "%llu h %llu min", (unsigned long long)hours, (unsigned long long)(minutes % 60));
+    else if (minutes > 0)
+        (void)snprintf(text, 48, "%llu min %llu s", (unsigned long long)minutes, (unsigned long long)(s % 60));
+    else
+        (void)snprintf(text, 48, "%llu s", (unsigned long long)s);
+    return text;
+}
+
 static cddp_status put_agent(const struct status_agent *a, struct cdi_buf *out)
 {
-    if (a->node_rank < 0)
-        return cdi_buf_printf(out, "<tr><td>-<td>%s<td>not in the round\n", a->address);
-    return cdi_buf_printf(out, "<tr><td>%d<td>%s<td>%u to %u\n", (int)a->node_rank, a->address, a->first_rank,
-                          a->first_rank + a->n_ranks - 1);
+    cddp_status st = a->node_rank < 0 ? cdi_buf_printf(out, "<tr><td>-<td>")
+                                      : cdi_buf_printf(out, "<tr><td>%d<td>", (int)a->node_rank);
+
+    if (st == CDDP_OK)
+        st = put_text(out, a->host == NULL ? "" : a->host);
+    if (st == CDDP_OK && a->node_rank < 0)
+        return cdi_buf_printf(out, "<td>%s<td>not in the round\n", a->address);
+    if (st == CDDP_OK && a->n_ranks == 1)
+        return cdi_buf_printf(out, "<td>%s<td>%u\n", a->address, a->first_rank);
+    return st != CDDP_OK
+               ? st
+               : cdi_buf_printf(out, "<td>%s<td>%u to %u\n", a->address, a->first_rank, a->first_rank + a->n_ranks - 1);
+}
+
+/* What the round and the store of a job are like. */
+static cddp_status put_numbers(const struct status_job *j, struct cdi_buf *out)
+{
+    uint64_t operations = all_operations(j);
+    char limits[32], used[32], limit[32];
+
+    (void)snprintf(limits, sizeof limits, j->min_nodes == j->max_nodes ? "%u" : "%u to %u", j->min_nodes, j->max_nodes);
+    return cdi_buf_printf(
+        out,
+        "</h2>\n<p>%s, round %u, %u rank%s, %zu node%s (of %s; waiting: %u), %u restart%s, port %u</p>\n"
+        "<p>store: %zu key%s, %s of %s, %zu wait%s, %zu connection%s, %llu operation%s, %.0f per second</p>\n<p>",
+        j->state, j->round, j->world_size, plural(j->world_size), j->nodes, plural(j->nodes), limits, j->waiting,
+        j->restarts, plural(j->restarts), j->port, j->keys, plural(j->keys), size_text(used, j->bytes),
+        size_text(limit, j->bytes_limit), j->waits, plural(j->waits), j->store_connections,
+        plural(j->store_connections), (unsigned long long)operations, plural(operations), j->operations_per_s);
 }
 
 static cddp_status put_job(const struct status_job *j, struct cdi_buf *out)
@@ -303,17 +373,11 @@ static cddp_status put_job(const struct status_job *j, struct cdi_buf *out)
     if (st == CDDP_OK)
         st = put_text(out, j->run_id[0] == '\0' ? "(a job without a name)" : j->run_id);
     if (st == CDDP_OK)
-        st = cdi_buf_printf(
-            out,
-            "</h2>\n<p>%s, round %u, %u ranks, %zu nodes (%u wait, %u are needed), %u restarts, port %u</p>\n"
-            "<p>store: %zu keys, %zu of %zu bytes, %zu waits, %zu connections, %llu operations, %.0f per "
-            "second</p>\n<p>",
-            j->state, j->round, j->world_size, j->nodes, j->waiting, j->needed, j->restarts, j->port, j->keys, j->bytes,
-            j->bytes_limit, j->waits, j->store_connections, (unsigned long long)all_operations(j), j->operations_per_s);
+        st = put_numbers(j, out);
     if (st == CDDP_OK)
         st = put_text(out, j->why);
     if (st == CDDP_OK)
-        st = cdi_buf_printf(out, "</p>\n<table><tr><th>node<th>address<th>ranks\n");
+        st = cdi_buf_printf(out, "</p>\n<table><tr><th>node<th>host<th>address<th>ranks\n");
     for (size_t i = 0; st == CDDP_OK && i < j->n_agents; i++)
         st = put_agent(&j->agents[i], out);
     return st == CDDP_OK ? cdi_buf_printf(out, "</table>\n") : st;
@@ -321,16 +385,17 @@ static cddp_status put_job(const struct status_job *j, struct cdi_buf *out)
 
 cddp_status status_page(const struct status *s, struct cdi_buf *out)
 {
+    char up_for[48], memory[32];
     cddp_status st = cdi_buf_printf(
         out,
         "<!DOCTYPE html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>cddp rendezvous</title>\n"
         "<style>body{font-family:sans-serif;margin:2em}th,td{text-align:left;padding:0 1.5em 0 0}</style>\n"
-        "<h1>cddp rendezvous %s</h1>\n<p>up for %.0f s%s, %zu of at most %zu connections (%llu accepted, %llu "
-        "dropped), %zu KiB of "
-        "memory, "
-        "%zu jobs. The same as <a href=\"/status\">JSON</a> and <a href=\"/metrics\">for Prometheus</a>.</p>\n",
-        s->version, s->uptime_s, s->draining ? ", draining" : "", s->connections, s->connections_limit,
-        (unsigned long long)s->accepted, (unsigned long long)s->dropped, s->resident_bytes / 1024, s->n_jobs);
+        "<h1>cddp rendezvous %s</h1>\n<p>up for %s%s, %zu of at most %zu connections (%llu accepted, %llu "
+        "dropped), %s of memory, %zu job%s. The same as <a href=\"/status\">JSON</a> and <a href=\"/metrics\">for "
+        "Prometheus</a>.</p>\n",
+        s->version, time_text(up_for, s->uptime_s), s->draining ? ", draining" : "", s->connections,
+        s->connections_limit, (unsigned long long)s->accepted, (unsigned long long)s->dropped,
+        size_text(memory, s->resident_bytes), s->n_jobs, plural(s->n_jobs));
 
     for (size_t i = 0; st == CDDP_OK && i < s->n_jobs; i++)
         st = put_job(&s->jobs[i], out);

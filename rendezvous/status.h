@@ -16,6 +16,7 @@ struct status_agent {
     char address[80];
     int32_t node_rank; /* -1: not in the running round; then no ranks either */
     uint32_t first_rank, n_ranks;
+    const char *host; /* its name; NULL: not known */
 };
 
 struct status_job {
@@ -25,9 +26,10 @@ struct status_job {
     uint16_t port;
     uint32_t round;
     uint32_t restarts;
-    uint32_t world_size;         /* workers of the running round */
-    size_t nodes;                /* that have joined and not gone */
-    uint32_t waiting, needed;    /* nodes that wait for a round, and how many it takes */
+    uint32_t world_size;      /* workers of the running round */
+    size_t nodes;             /* that have joined and not gone */
+    uint32_t waiting, needed; /* nodes that wait for a round, and how many it takes */
+    uint32_t min_nodes, max_nodes;
     struct status_agent *agents; /* in the order of their ranks */
     size_t n_agents;
     size_t store_connections;

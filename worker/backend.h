@@ -67,6 +67,22 @@ struct cdi_region {
     size_t bytes;
 };
 
+/* The public function that uses a collective of its own; 0: the program has called the collective itself. */
+enum cdi_asked {
+    CDI_ASKED_ITSELF = 0,
+    CDI_ASKED_DDP_CREATE,
+    CDI_ASKED_OPTIM_CREATE,
+    CDI_ASKED_SET_POWERSGD,
+    CDI_ASKED_COMM_SPLIT,
+    CDI_ASKED_CHECKPOINT_SAVE,
+    CDI_ASKED_CHECKPOINT_LOAD,
+    CDI_ASKED_CHECKPOINT_WAIT,
+    CDI_ASKED_OPTIM_SAVE,
+    CDI_ASKED_OPTIM_LOAD,
+    CDI_ASKED_POWERSGD_SAVE,
+    CDI_ASKED_POWERSGD_LOAD,
+};
+
 /* One collective. Memory behind in and out stays the caller's and must live until the ticket is joined. */
 struct cdi_op {
     enum cdi_op_kind kind;
@@ -79,9 +95,14 @@ struct cdi_op {
     int root;                  /* broadcast, reduce; send, recv: the other rank, never this one */
     struct cdi_region *region; /* all_reduce, all_gather, reduce_scatter in place inside it, or NULL: private memory */
     int bucket;                /* for the flight page and for messages; -1: none */
-    bool lazy;                 /* may be left to the thread that joins it, which comes soon: no other is woken for it */
-    bool more;                 /* another operation follows at once, on all ranks: both start together; what waits for
-                                  it is started by join and lead */
+    enum cdi_asked asked;      /* compared between ranks */
+    /* For messages: the parameters in `bucket` of `ddp`, as "'fc1.weight' and 3 more". Any thread. NULL: no names. */
+    void (*name_bucket)(const void *ddp, int bucket, char *buf, size_t cap);
+    const void *ddp;
+    bool lazy;  /* may be left to the thread that joins it, which comes soon: no other is woken for it */
+    bool grace; /* with lazy: nobody knows how soon; after a moment another thread takes it */
+    bool more;  /* another operation follows at once, on all ranks: both start together; what waits for
+                   it is started by join and lead */
 };
 
 /* A stretch of memory, for pack and unpack. */
@@ -173,6 +194,8 @@ struct cdi_backend_ops {
     /* Make every wait, here and on peers, return `status` (CDDP_E_ABORTED) with this sentence. Any thread, repeatable.
      */
     void (*abort)(struct cdi_backend *b, cddp_status status, const char *why);
+    /* Has any rank aborted, as far as this one can see without waiting? NULL where keeps_store. Any thread. */
+    bool (*is_aborted)(struct cdi_backend *b);
 
     /*
      * Element functions: local, on the backend's memory, ordered before operations that are enqueued later. On the CPU

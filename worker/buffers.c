@@ -83,11 +83,9 @@ static cddp_status sync_now(cddp_ddp *d, struct cdi_error *err)
 cddp_status cddp_ddp_sync_buffers(cddp_ddp *ddp)
 {
     struct cdi_error err;
-    cddp_status st;
+    cddp_status st = cdi_ddp_check("cddp_ddp_sync_buffers", ddp, &err);
 
-    if (ddp == NULL) {
-        st = cdi_fail(&err, CDDP_E_INVALID, "cddp_ddp_sync_buffers: ddp must not be NULL");
-    } else {
+    if (st == CDDP_OK) {
         (void)pthread_mutex_lock(&ddp->lock);
         st = sync_now(ddp, &err);
         (void)pthread_mutex_unlock(&ddp->lock);

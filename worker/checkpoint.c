@@ -212,7 +212,7 @@ static void remove_old(int dir_fd, const char *dir, uint64_t just_written, int k
 cddp_status cdi_checkpoint_write(const char *dir, uint64_t step, const cddp_checkpoint_item *items, size_t n_items,
                                  int keep, struct cdi_error *err)
 {
-    static const char tmp[] = ".checkpoint.tmp"; /* one writer per directory: a killed run's is overwritten */
+    static const char tmp[] = ".checkpoint.tmp"; /* one writer per directory: a killed run's is removed */
     CDI_AUTOCLOSE int dir_fd = -1, fd = -1;
     struct cdi_buf header;
     char name[64];
@@ -232,7 +232,9 @@ cddp_status cdi_checkpoint_write(const char *dir, uint64_t step, const cddp_chec
         return cdi_fail(err, st, "checkpoint: out of memory");
     }
     (void)snprintf(name, sizeof name, FILE_NAME, step);
-    fd = openat(dir_fd, tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    /* A new file, never one that somebody else has put there: it might be a link to what must not be overwritten. */
+    (void)unlinkat(dir_fd, tmp, 0);
+    fd = openat(dir_fd, tmp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (fd < 0 || !write_file(fd, &header, items, n_items, file_bytes) || renameat(dir_fd, tmp, dir_fd, name) != 0 ||
         fsync(dir_fd) != 0) {
         st =
@@ -314,6 +316,19 @@ static bool parse_entries(struct reader *r, uint64_t header_bytes, uint64_t file
     return p == end;
 }
 
+/* A link to nothing, a folder or a pipe has the name of a checkpoint, and is none: CDDP_E_IO, as of a damaged file. */
+static cddp_status open_file(struct reader *r, const char *path, struct stat *sb, struct cdi_error *err)
+{
+    r->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer would block */
+    if (r->fd < 0 && (errno == ENOENT || errno == ELOOP || errno == ENXIO))
+        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be opened: %s", path, strerror(errno));
+    if (r->fd < 0 || fstat(r->fd, sb) != 0)
+        return cdi_fail_errno(err, errno, "checkpoint '%s'", path);
+    if (!S_ISREG(sb->st_mode))
+        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is not a file", path);
+    return CDDP_OK;
+}
+
 /* Open, read and check the header. Anything wrong with the bytes is CDDP_E_IO: this file is damaged. */
 static cddp_status read_header(struct reader *r, const char *path, struct cdi_error *err)
 {
@@ -321,14 +336,10 @@ static cddp_status read_header(struct reader *r, const char *path, struct cdi_er
     struct stat sb;
     uint64_t header_bytes, file_bytes;
 
-    r->fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (r->fd < 0 || fstat(r->fd, &sb) != 0)
-        return cdi_fail_errno(err, errno, "checkpoint '%s'", path);
+    if (open_file(r, path, &sb, err) != CDDP_OK)
+        return err->status;
     if (sb.st_size < (off_t)sizeof fixed || !read_all(r->fd, fixed, sizeof fixed, 0) || memcmp(fixed, MAGIC, 8) != 0)
         return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: it does not begin as one", path);
-    if (get_uint(fixed + 8, 4) != VERSION)
-        return cdi_fail(err, CDDP_E_VERSION, "checkpoint '%s' has format %" PRIu64 "; this libcddp reads format %u",
-                        path, get_uint(fixed + 8, 4), VERSION);
     r->n_entries = (uint32_t)get_uint(fixed + 12, 4);
     r->step = get_uint(fixed + 16, 8);
     header_bytes = get_uint(fixed + 24, 8);
@@ -344,9 +355,14 @@ static cddp_status read_header(struct reader *r, const char *path, struct cdi_er
     if (r->header == NULL || r->entries == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "checkpoint '%s': out of memory", path);
     if (!read_all(r->fd, r->header, header_bytes, 0) ||
-        cdi_crc64(0, r->header, header_bytes - 8) != get_uint(r->header + header_bytes - 8, 8) ||
-        !parse_entries(r, header_bytes, file_bytes))
+        cdi_crc64(0, r->header, header_bytes - 8) != get_uint(r->header + header_bytes - 8, 8))
         return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: its header's checksum is wrong", path);
+    /* Only now: a flipped bit is not another format. */
+    if (get_uint(fixed + 8, 4) != VERSION)
+        return cdi_fail(err, CDDP_E_VERSION, "checkpoint '%s' has format %" PRIu64 "; this libcddp reads format %u",
+                        path, get_uint(fixed + 8, 4), VERSION);
+    if (!parse_entries(r, header_bytes, file_bytes))
+        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: its header makes no sense", path);
     return CDDP_OK;
 }
 

@@ -7,6 +7,9 @@
  *     n_items x ( u64 bytes | u64 offset | u64 crc64 of the bytes | u8 name_len | name )
  *     u64 crc64 of the header up to here
  *     the items' bytes, each at a multiple of 64
+ *
+ * A later version keeps the first line, and the checksum as the last 8 of header_bytes: what has neither is damaged,
+ * and not of another version.
  */
 #ifndef CDI_CHECKPOINT_H
 #define CDI_CHECKPOINT_H

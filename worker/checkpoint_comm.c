@@ -359,6 +359,7 @@ cddp_status cdi_checkpoint_move(cddp_comm *comm, enum cdi_op_kind kind, void *at
                         .dtype = CDDP_UINT8,
                         .root = peer,
                         .bucket = -1,
+                        .asked = cdi_comm_asked(),
                         .lazy = true};
     uint64_t ticket;
     cddp_status st = bytes == 0 ? CDDP_OK : cdi_comm_ops(comm)->enqueue(cdi_comm_backend(comm), &op, &ticket, err);
@@ -395,26 +396,39 @@ cddp_status cdi_checkpoint_load(cddp_comm *comm, const char *dir, const cddp_che
 cddp_status cddp_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step, const cddp_checkpoint_item *items,
                                  size_t n_items, const cddp_checkpoint_options *opt)
 {
+    enum cdi_asked before = cdi_comm_ask(CDI_ASKED_CHECKPOINT_SAVE);
     struct cdi_error err = {CDDP_OK, ""};
+    cddp_status st = cdi_comm_own("cddp_checkpoint_save", comm, &err);
 
-    return cdi_checkpoint_save(comm, dir, step, items, n_items, opt, &err) == CDDP_OK ? CDDP_OK
-                                                                                      : cdi_last_error_set(&err);
+    if (st == CDDP_OK)
+        st = cdi_checkpoint_save(comm, dir, step, items, n_items, opt, &err);
+    (void)cdi_comm_ask(before);
+    return st == CDDP_OK ? CDDP_OK : cdi_last_error_set(&err);
 }
 
 cddp_status cddp_checkpoint_wait(cddp_comm *comm)
 {
+    enum cdi_asked before = cdi_comm_ask(CDI_ASKED_CHECKPOINT_WAIT);
     struct cdi_error err = {CDDP_OK, ""};
+    cddp_status st = cdi_comm_own("cddp_checkpoint_wait", comm, &err);
 
-    return wait_for_save(comm, &err) == CDDP_OK ? CDDP_OK : cdi_last_error_set(&err);
+    if (st == CDDP_OK)
+        st = wait_for_save(comm, &err);
+    (void)cdi_comm_ask(before);
+    return st == CDDP_OK ? CDDP_OK : cdi_last_error_set(&err);
 }
 
 cddp_status cddp_checkpoint_load(cddp_comm *comm, const char *dir, const cddp_checkpoint_item *items, size_t n_items,
                                  cddp_checkpoint_info *info)
 {
+    enum cdi_asked before = cdi_comm_ask(CDI_ASKED_CHECKPOINT_LOAD);
     struct cdi_error err = {CDDP_OK, ""};
+    cddp_status st = cdi_comm_own("cddp_checkpoint_load", comm, &err);
 
-    if ((n_items == 0 && cdi_checkpoint_check_items(items, n_items, &err) != CDDP_OK) ||
-        cdi_checkpoint_load(comm, dir, NULL, 0, items, n_items, info, &err) != CDDP_OK)
-        return cdi_last_error_set(&err);
-    return CDDP_OK;
+    if (st == CDDP_OK && n_items == 0)
+        st = cdi_checkpoint_check_items(items, n_items, &err);
+    if (st == CDDP_OK)
+        st = cdi_checkpoint_load(comm, dir, NULL, 0, items, n_items, info, &err);
+    (void)cdi_comm_ask(before);
+    return st == CDDP_OK ? CDDP_OK : cdi_last_error_set(&err);
 }

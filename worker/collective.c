@@ -144,6 +144,9 @@ static cddp_status translate(const cddp_comm *comm, const cddp_work *w, struct c
         return cdi_fail(err, CDDP_E_INVALID, "cddp_work.what is %d, which is no collective", (int)w->what);
     if (comm == NULL)
         return cdi_fail(err, CDDP_E_INVALID, "%s: comm is NULL", kinds[w->what].name);
+    st = cdi_comm_own(kinds[w->what].name, comm, err);
+    if (st != CDDP_OK)
+        return st;
     needs = kinds[w->what].needs;
     *op = (struct cdi_op){.kind = kinds[w->what].kind,
                           .in = w->in,
@@ -174,6 +177,7 @@ static cddp_status run(cddp_comm *comm, const cddp_work *w, struct cdi_error *er
     cddp_status st = translate(comm, w, &op, err);
 
     op.lazy = true;
+    op.asked = cdi_comm_asked();
     if (st == CDDP_OK)
         st = cdi_comm_ops(comm)->enqueue(cdi_comm_backend(comm), &op, &ticket, err);
     return st == CDDP_OK ? cdi_comm_ops(comm)->join(cdi_comm_backend(comm), ticket, err) : st;
@@ -306,5 +310,7 @@ cddp_status cddp_join(cddp_comm *comm, uint64_t ticket)
 
     if (comm == NULL)
         return told(cdi_fail(&err, CDDP_E_INVALID, "cddp_join: comm is NULL"), &err);
+    if (cdi_comm_own("cddp_join", comm, &err) != CDDP_OK)
+        return told(CDDP_E_STATE, &err);
     return told(cdi_comm_ops(comm)->join(cdi_comm_backend(comm), ticket, &err), &err);
 }

@@ -14,6 +14,7 @@
 #include "worker/error_file.h"
 #include "worker/launch_env.h"
 #include "worker/module.h"
+#include "worker/owner.h"
 #include "worker/place.h"
 #include "worker/saver.h"
 #include "worker/store_client.h"
@@ -21,6 +22,7 @@
 
 #include <inttypes.h>
 #include <limits.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,6 +37,7 @@
 #define BROKEN_GOODBYE_MS 2000 /* for the others to leave a store whose job has failed */
 
 struct cddp_comm {
+    struct cdi_owner owner;
     struct cdi_world world;
     struct cdi_place place;      /* as users see it; world has it as the backend needs it */
     bool hosted_by_rank_0;       /* the store */
@@ -42,6 +45,7 @@ struct cddp_comm {
     const struct cdi_backend_ops *ops;
     struct cdi_backend *backend;
     struct cdi_saver *saver;
+    _Atomic int n_aborting; /* threads in cddp_abort */
     /* Of a part, also of a part's part: what cddp_init made, which has all but world, ops, backend and saver. */
     const struct cddp_comm *whole;
 };
@@ -543,6 +547,18 @@ static cddp_status join(struct cddp_comm *c, const struct cdi_launch *l, struct 
     return st != CDDP_OK ? st : c->ops->create(&c->backend, &c->world, err);
 }
 
+/*
+ * The first thing that an abort does is to end the waits of other threads, and a thread whose wait has ended comes
+ * here: the backend stays until the abort is through with it. It blocks on nothing but locks, so it needs microseconds.
+ */
+static void let_aborts_end(const struct cddp_comm *c)
+{
+    const struct timespec moment = {.tv_nsec = 100000};
+
+    while (atomic_load(&c->n_aborting) > 0)
+        (void)nanosleep(&moment, NULL);
+}
+
 static void comm_free(struct cddp_comm *c)
 {
     c->ops->destroy(c->backend);
@@ -558,9 +574,15 @@ static void comm_free(struct cddp_comm *c)
 
 /* --------------------------------------------------------------------------------------------------- leaving ---- */
 
+/* A backend that is gone has no say. */
+static bool is_aborted(const struct cddp_comm *c)
+{
+    return c->backend != NULL && c->ops->is_aborted != NULL && c->ops->is_aborted(c->backend);
+}
+
 /*
  * The store goes with rank 0: it waits until the others have said goodbye, or are gone. After an error they may never
- * say it, but then they leave soon.
+ * say it, but then they leave soon; so after an abort, which may come while this rank waits here.
  */
 static void see_off(const struct cddp_comm *c, bool broken)
 {
@@ -573,6 +595,10 @@ static void see_off(const struct cddp_comm *c, bool broken)
     while (cdi_now_ms() < deadline_ms && cdi_store_host_clients(c->host) > 1) {
         struct timespec ts = {.tv_nsec = pause_us * 1000};
 
+        if (!broken && is_aborted(c)) {
+            broken = true;
+            deadline_ms = cdi_deadline_ms(cdi_now_ms(), BROKEN_GOODBYE_MS);
+        }
         if (cdi_store_add(w->store, key, 0, &gone, NULL) != CDDP_OK || gone >= w->size - 1)
             return;
         (void)nanosleep(&ts, NULL);
@@ -621,8 +647,10 @@ cddp_status cddp_init(cddp_comm **comm, const cddp_init_options *opt)
         return out(cdi_fail(&err, CDDP_E_NOMEM, "out of memory"), &err);
     c->ops = &cdi_cpu_backend;
     st = read_world(c, &l, opt != NULL ? opt : &none, &err);
-    if (st == CDDP_OK)
+    if (st == CDDP_OK) {
+        c->owner = cdi_owner_here(c->world.rank);
         st = join(c, &l, &err);
+    }
     if (st != CDDP_OK) {
         say_goodbye(c, true); /* so that the others come to a sentence of their own, about the same cause */
         comm_free(c);
@@ -632,6 +660,25 @@ cddp_status cddp_init(cddp_comm **comm, const cddp_init_options *opt)
     return CDDP_OK;
 }
 
+/* ---------------------------------------------------------------------------------------- the process it is of ---- */
+
+cddp_status cdi_comm_own(const char *function, const cddp_comm *comm, struct cdi_error *err)
+{
+    if (comm == NULL || cdi_owner_is_here(&comm->owner))
+        return CDDP_OK;
+    return cdi_owner_refuse(&comm->owner, function, "communicator", err);
+}
+
+bool cdi_comm_is_others(const char *function, const cddp_comm *comm)
+{
+    struct cdi_error err;
+
+    if (cdi_owner_is_surely_here(&comm->owner))
+        return false;
+    (void)out(cdi_owner_refuse(&comm->owner, function, "communicator", &err), &err);
+    return true;
+}
+
 cddp_status cddp_finalize(cddp_comm *comm)
 {
     struct cdi_error err, unsaved;
@@ -639,6 +686,9 @@ cddp_status cddp_finalize(cddp_comm *comm)
 
     if (comm == NULL)
         return CDDP_OK;
+    if (cdi_comm_is_others("cddp_finalize", comm))
+        return CDDP_E_STATE;
+    let_aborts_end(comm);
     saved = cdi_saver_wait(comm->saver, &unsaved);
     cdi_saver_destroy(comm->saver);
     st = comm->ops->health(comm->backend, &err);
@@ -648,6 +698,7 @@ cddp_status cddp_finalize(cddp_comm *comm)
     }
     if (comm->whole == NULL)
         say_goodbye(comm, st != CDDP_OK);
+    let_aborts_end(comm); /* one of this rank's own may be why it waits no longer */
     comm_free(comm);
     return st != CDDP_OK ? out(st, &err) : out(saved, &unsaved);
 }
@@ -708,6 +759,8 @@ cddp_status cddp_device(cddp_comm *comm, cddp_device_info *info)
     if (comm == NULL || info == NULL || info->size != sizeof *info)
         return out(cdi_fail(&err, CDDP_E_INVALID, "cddp_device: comm or info is NULL, or info->size is not its size"),
                    &err);
+    if (cdi_comm_own("cddp_device", comm, &err) != CDDP_OK)
+        return out(CDDP_E_STATE, &err);
     comm->ops->describe(comm->backend, info);
     return CDDP_OK;
 }
@@ -718,20 +771,24 @@ cddp_status cddp_alloc(cddp_comm *comm, size_t bytes, void **p)
 
     if (comm == NULL || p == NULL)
         return out(cdi_fail(&err, CDDP_E_INVALID, "cddp_alloc: comm and out must not be NULL"), &err);
+    if (cdi_comm_own("cddp_alloc", comm, &err) != CDDP_OK)
+        return out(CDDP_E_STATE, &err);
     return out(comm->ops->alloc(comm->backend, bytes, p, &err), &err);
 }
 
 void cddp_free(cddp_comm *comm, void *p)
 {
-    if (comm != NULL)
+    if (comm != NULL && p != NULL && !cdi_comm_is_others("cddp_free", comm))
         comm->ops->release(comm->backend, p);
 }
 
 cddp_status cddp_copy(cddp_comm *comm, void *to, const void *from, size_t bytes)
 {
     struct cdi_error err;
-    cddp_status st = CDDP_OK;
+    cddp_status st = cdi_comm_own("cddp_copy", comm, &err);
 
+    if (st != CDDP_OK)
+        return out(st, &err);
     if (comm == NULL || (bytes > 0 && (to == NULL || from == NULL)))
         return out(cdi_fail(&err, CDDP_E_INVALID, "cddp_copy: comm, to and from must not be NULL"), &err);
     if (!comm->ops->on_device) /* there copies are in one order with what was begun; here nothing orders them */
@@ -798,6 +855,7 @@ static cddp_status split(struct cddp_comm *part, cddp_comm *comm, const struct c
     int rank = comm->world.rank;
 
     *part = (struct cddp_comm){.whole = comm->whole != NULL ? comm->whole : comm,
+                               .owner = comm->owner,
                                .world = comm->world,
                                .place = comm->place,
                                .ops = comm->ops};
@@ -814,13 +872,17 @@ cddp_status cddp_comm_split(cddp_comm **to, cddp_comm *comm, int color, int key)
     struct cdi_error err;
     cddp_status st;
 
+    if (cdi_comm_own("cddp_comm_split", comm, &err) != CDDP_OK)
+        return out(CDDP_E_STATE, &err);
     if (to == NULL || comm == NULL)
         return out(cdi_fail(&err, CDDP_E_INVALID, "cddp_comm_split: out and comm must not be NULL"), &err);
     all = calloc((size_t)comm->world.size, sizeof *all);
     part = calloc(1, sizeof *part);
     if (all == NULL || part == NULL)
         return out(cdi_fail(&err, CDDP_E_NOMEM, "out of memory for a communicator"), &err);
+    (void)cdi_comm_ask(CDI_ASKED_COMM_SPLIT);
     st = cdi_comm_all_gather(comm, &mine, all, 2, CDDP_INT32, &err);
+    (void)cdi_comm_ask(CDI_ASKED_ITSELF);
     if (st == CDDP_OK)
         st = split(part, comm, all, &err);
     if (st == CDDP_OK)
@@ -832,9 +894,11 @@ void cddp_abort(cddp_comm *comm, const char *why)
 {
     char text[400];
 
-    if (comm == NULL)
+    if (comm == NULL || cdi_comm_is_others("cddp_abort", comm))
         return;
+    (void)atomic_fetch_add(&comm->n_aborting, 1);
     (void)snprintf(text, sizeof text, "rank %d aborted the job%s%.300s", comm->world.rank, why != NULL ? ": " : "",
                    why != NULL ? why : "");
     comm->ops->abort(comm->backend, CDDP_E_ABORTED, text);
+    (void)atomic_fetch_sub(&comm->n_aborting, 1); /* the last access: from here on comm may be gone */
 }

@@ -9,12 +9,33 @@
 cddp_status cdi_last_error_set(const struct cdi_error *err);
 /* The last failure in any thread of this process; false: there was none. */
 bool cdi_last_error_of_process(struct cdi_error *err);
+/* Around fork(), so that the child does not inherit the lock from a thread that it does not have. */
+void cdi_last_error_lock(void);
+void cdi_last_error_unlock(void);
+
+/*
+ * CDDP_OK where comm belongs to this process, or is NULL; CDDP_E_STATE in a child of its owner. Each public function
+ * asks before it does anything else. Costs one load.
+ */
+cddp_status cdi_comm_own(const char *function, const cddp_comm *comm, struct cdi_error *err);
+/*
+ * The same for functions that end something, which a child of vfork() would end for its parent, too. true: it is
+ * another process's, and the last error is set. comm is not NULL. Costs a system call.
+ */
+bool cdi_comm_is_others(const char *function, const cddp_comm *comm);
 
 const struct cdi_world *cdi_comm_world(const cddp_comm *comm);
 const struct cdi_backend_ops *cdi_comm_ops(const cddp_comm *comm);
 struct cdi_backend *cdi_comm_backend(cddp_comm *comm);
 /* Rank 0's saves in the background; *it is NULL before the first one. cddp_finalize waits for and frees it. */
 struct cdi_saver **cdi_comm_saver(cddp_comm *comm);
+
+/*
+ * Collectives that this thread uses from now on are said to be those of a public function. Returns what was said
+ * before, which the function says again at its end; what was said already stays.
+ */
+enum cdi_asked cdi_comm_ask(enum cdi_asked what);
+enum cdi_asked cdi_comm_asked(void);
 
 /* Blocking collectives as the public ones, but with err instead of the thread's last error. */
 cddp_status cdi_comm_all_reduce(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype, cddp_op op,

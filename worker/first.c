@@ -57,9 +57,11 @@ static cddp_status tell(cddp_comm *comm, const char *failure, struct cdi_error *
 
 static cddp_status begin(cddp_comm *comm, cddp_first of, int *first, struct cdi_error *err)
 {
-    cddp_status st = CDDP_OK;
+    cddp_status st = cdi_comm_own("cddp_first_begin", comm, err);
     int mine = 0;
 
+    if (st != CDDP_OK)
+        return st;
     if (comm == NULL || first == NULL)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_first_begin: comm and first must not be NULL");
     if (of != CDDP_FIRST_OF_JOB && of != CDDP_FIRST_OF_NODE)
@@ -89,8 +91,10 @@ cddp_status cddp_first_begin(cddp_comm *comm, cddp_first of, int *first)
 cddp_status cddp_first_end(cddp_comm *comm, int first, const char *failure)
 {
     struct cdi_error err;
-    cddp_status st = CDDP_OK;
+    cddp_status st = cdi_comm_own("cddp_first_end", comm, &err);
 
+    if (st != CDDP_OK)
+        return cdi_last_error_set(&err);
     if (comm == NULL)
         st = cdi_fail(&err, CDDP_E_INVALID, "cddp_first_end: comm must not be NULL");
     else if (first)

@@ -146,11 +146,9 @@ static cddp_status check_hook(const cddp_hook *hook, struct cdi_error *err)
 cddp_status cddp_ddp_set_hook(cddp_ddp *ddp, const cddp_hook *hook)
 {
     struct cdi_error err;
-    cddp_status st;
+    cddp_status st = cdi_ddp_check("cddp_ddp_set_hook", ddp, &err);
 
-    if (ddp == NULL)
-        st = cdi_fail(&err, CDDP_E_INVALID, "cddp_ddp_set_hook: ddp must not be NULL");
-    else
+    if (st == CDDP_OK)
         st = check_hook(hook, &err);
     if (st == CDDP_OK) {
         (void)pthread_mutex_lock(&ddp->lock);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The calling thread's last error sentence, which every public function of the library sets when it fails, and the last
- * one of any thread.
+ * one of any thread; and which public function the calling thread is in.
  */
 #include "worker/comm.h"
 
@@ -24,6 +24,16 @@ cddp_status cdi_last_error_set(const struct cdi_error *err)
     return err->status;
 }
 
+void cdi_last_error_lock(void)
+{
+    (void)pthread_mutex_lock(&lock);
+}
+
+void cdi_last_error_unlock(void)
+{
+    (void)pthread_mutex_unlock(&lock);
+}
+
 bool cdi_last_error_of_process(struct cdi_error *err)
 {
     (void)pthread_mutex_lock(&lock);
@@ -35,4 +45,20 @@ bool cdi_last_error_of_process(struct cdi_error *err)
 const char *cddp_last_error(void)
 {
     return last_error;
+}
+
+static _Thread_local enum cdi_asked asked;
+
+enum cdi_asked cdi_comm_ask(enum cdi_asked what)
+{
+    enum cdi_asked before = asked;
+
+    if (before == CDI_ASKED_ITSELF || what == CDI_ASKED_ITSELF)
+        asked = what;
+    return before;
+}
+
+enum cdi_asked cdi_comm_asked(void)
+{
+    return asked;
 }

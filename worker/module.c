@@ -93,10 +93,16 @@ static bool find(const char *name, char path[PATH_MAX], struct cdi_error *err)
     own_folder(own, sizeof own);
     if (exists(own, "/cddp", name, path) || exists(CDI_LIBDIR, "/cddp", name, path))
         return true;
-    (void)cdi_fail(err, CDDP_E_NOT_FOUND,
-                   "this libcddp was built or installed without its module cddp_%s.so, which is neither in %.300s/cddp "
-                   "nor in %s/cddp (%s names another folder)",
-                   name, own, CDI_LIBDIR, MODULE_DIR_ENV);
+    if (strcmp(own, CDI_LIBDIR) == 0)
+        (void)cdi_fail(err, CDDP_E_NOT_FOUND,
+                       "this libcddp was built or installed without its module cddp_%s.so, which is not in %.300s/cddp "
+                       "(%s names another folder)",
+                       name, own, MODULE_DIR_ENV);
+    else
+        (void)cdi_fail(err, CDDP_E_NOT_FOUND,
+                       "this libcddp was built or installed without its module cddp_%s.so, which is neither in "
+                       "%.300s/cddp nor in %s/cddp (%s names another folder)",
+                       name, own, CDI_LIBDIR, MODULE_DIR_ENV);
     return false;
 }
 

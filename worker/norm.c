@@ -264,8 +264,10 @@ static cddp_status clip(cddp_ddp *d, double max_norm, double norm_type, bool err
 cddp_status cddp_ddp_grad_norm(cddp_ddp *ddp, double norm_type, double *norm)
 {
     struct cdi_error err;
-    cddp_status st;
+    cddp_status st = ddp != NULL ? cdi_comm_own("cddp_ddp_grad_norm", ddp->comm, &err) : CDDP_OK;
 
+    if (st != CDDP_OK)
+        return cdi_last_error_set(&err);
     if (ddp == NULL || norm == NULL)
         st = cdi_fail(&err, CDDP_E_INVALID, "cddp_ddp_grad_norm: ddp and norm must not be NULL");
     else
@@ -278,11 +280,9 @@ cddp_status cddp_ddp_clip_grad_norm(cddp_ddp *ddp, double max_norm, double norm_
 {
     struct cdi_error err;
     double unasked;
-    cddp_status st;
+    cddp_status st = cdi_ddp_check("cddp_ddp_clip_grad_norm", ddp, &err);
 
-    if (ddp == NULL)
-        st = cdi_fail(&err, CDDP_E_INVALID, "cddp_ddp_clip_grad_norm: ddp must not be NULL");
-    else
+    if (st == CDDP_OK)
         st = clip(ddp, max_norm, norm_type, error_if_nonfinite != 0, norm != NULL ? norm : &unasked, &err);
     return st == CDDP_OK ? st : cdi_last_error_set(&err);
 }

@@ -32,6 +32,32 @@ enum cdi_flight_op cdi_flight_op_of(enum cdi_op_kind kind)
     return CDI_FLIGHT_NONE;
 }
 
+const char *cdi_asked_name(uint32_t asked)
+{
+    static const char *const names[] = {
+        [CDI_ASKED_DDP_CREATE] = "cddp_ddp_create",           [CDI_ASKED_OPTIM_CREATE] = "cddp_optim_create",
+        [CDI_ASKED_SET_POWERSGD] = "cddp_ddp_set_powersgd",   [CDI_ASKED_COMM_SPLIT] = "cddp_comm_split",
+        [CDI_ASKED_CHECKPOINT_SAVE] = "cddp_checkpoint_save", [CDI_ASKED_CHECKPOINT_LOAD] = "cddp_checkpoint_load",
+        [CDI_ASKED_CHECKPOINT_WAIT] = "cddp_checkpoint_wait", [CDI_ASKED_OPTIM_SAVE] = "cddp_optim_save",
+        [CDI_ASKED_OPTIM_LOAD] = "cddp_optim_load",           [CDI_ASKED_POWERSGD_SAVE] = "cddp_powersgd_save",
+        [CDI_ASKED_POWERSGD_LOAD] = "cddp_powersgd_load",
+    };
+
+    return asked < sizeof names / sizeof names[0] ? names[asked] : NULL;
+}
+
+void cdi_bucket_text(const struct cdi_op *op, char *buf, size_t cap)
+{
+    char names[96] = "";
+
+    buf[0] = '\0';
+    if (op->bucket < 0)
+        return;
+    if (op->name_bucket != NULL)
+        op->name_bucket(op->ddp, op->bucket, names, sizeof names);
+    (void)snprintf(buf, cap, " (bucket %d%s%s)", op->bucket, names[0] != '\0' ? ": " : "", names);
+}
+
 /* How the root is called; NULL: there is none. */
 static const char *root_word(enum cdi_op_kind kind)
 {
@@ -45,7 +71,8 @@ void cdi_op_text(const struct cdi_op *op, char *buf, size_t cap)
 {
     bool reduces = op->kind == CDI_ALL_REDUCE || op->kind == CDI_REDUCE || op->kind == CDI_REDUCE_SCATTER;
     const char *name = cdi_flight_op_name((uint32_t)cdi_flight_op_of(op->kind)), *root = root_word(op->kind);
-    char how[24] = "", what[64] = "", tail[48] = "";
+    const char *asked = cdi_asked_name(op->asked);
+    char how[24] = "", what[64] = "", tail[128] = "";
 
     if (reduces)
         (void)snprintf(how, sizeof how, "(%s)", cdi_op_name(op->op));
@@ -55,7 +82,8 @@ void cdi_op_text(const struct cdi_op *op, char *buf, size_t cap)
         (void)snprintf(what, sizeof what, " of %zu %s", op->count, cdi_dtype_name(op->dtype));
     if (root != NULL)
         (void)snprintf(tail, sizeof tail, " %s rank %d", root, op->root);
-    else if (op->bucket >= 0)
-        (void)snprintf(tail, sizeof tail, " (bucket %d)", op->bucket);
-    (void)snprintf(buf, cap, "%s%s%s%s", name, how, what, tail);
+    else
+        cdi_bucket_text(op, tail, sizeof tail);
+    (void)snprintf(buf, cap, "%s%s%s%s%s%s%s", asked != NULL ? asked : "", asked != NULL ? " (" : "", name, how, what,
+                   tail, asked != NULL ? ")" : "");
 }

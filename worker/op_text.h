@@ -6,7 +6,19 @@
 #include "worker/backend.h"
 
 enum cdi_flight_op cdi_flight_op_of(enum cdi_op_kind kind);
-/* "all_reduce(mean) of 10 float32 (bucket 2)", "send of 3 float32 to rank 1". */
+/* "cddp_ddp_create"; NULL: the program itself, or a number that is none. */
+const char *cdi_asked_name(uint32_t asked);
+/* " (bucket 2: 'fc1.weight' and 3 more)"; "" for what is no bucket's. */
+void cdi_bucket_text(const struct cdi_op *op, char *buf, size_t cap);
+/*
+ * "all_reduce(mean) of 10 float32 (bucket 2: 'fc1.weight' and 3 more)", "send of 3 float32 to rank 1",
+ * "cddp_checkpoint_save (broadcast of 3 uint8 from rank 0)".
+ */
 void cdi_op_text(const struct cdi_op *op, char *buf, size_t cap);
+
+/* Behind "rank N ", of a peer that is missed since it has called cddp_finalize. */
+#define CDI_HAS_LEFT                                                                                          \
+    "has left the job (cddp_finalize); if it had fewer batches than others, CDDP_DDP_JOIN and cddp_ddp_join " \
+    "let them go on"
 
 #endif

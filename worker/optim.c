@@ -301,19 +301,22 @@ static cddp_status create(cddp_optim **out, cddp_ddp *d, const cddp_optim_option
         return st;
     }
     d->sharded = true;
+    d->held_by = &o->ddp;
     *out = o;
     return CDDP_OK;
 }
 
 cddp_status cddp_optim_create(cddp_optim **out, cddp_ddp *ddp, const cddp_optim_options *opt)
 {
+    enum cdi_asked before = cdi_comm_ask(CDI_ASKED_OPTIM_CREATE);
     struct cdi_error err;
-    cddp_status st;
+    cddp_status st = ddp != NULL ? cdi_comm_own("cddp_optim_create", ddp->comm, &err) : CDDP_OK;
 
     if (out == NULL || ddp == NULL)
         st = cdi_fail(&err, CDDP_E_INVALID, "cddp_optim_create: out and ddp must not be NULL");
-    else
+    else if (st == CDDP_OK)
         st = create(out, ddp, opt, &err);
+    (void)cdi_comm_ask(before);
     return st == CDDP_OK ? st : cdi_last_error_set(&err);
 }
 
@@ -403,6 +406,8 @@ static cddp_status exchange(cddp_optim *o, size_t bucket)
         .dtype = b->dtype,
         .region = d->region,
         .bucket = (int)bucket,
+        .name_bucket = cdi_ddp_name_bucket,
+        .ddp = d,
         .lazy = bucket + 1 == d->plan.n, /* the only one that is waited for at once */
     };
 
@@ -459,14 +464,24 @@ static cddp_status pass_over(cddp_ddp *d, void *arg)
     return st == CDDP_OK && !d->settled ? cdi_unused_restore(d) : st;
 }
 
+cddp_status cdi_optim_check(const char *function, const cddp_optim *o, struct cdi_error *err)
+{
+    if (o == NULL)
+        return cdi_fail(err, CDDP_E_INVALID, "%s: optim must not be NULL", function);
+    if (o->ddp == NULL)
+        return cdi_fail(err, CDDP_E_STATE,
+                        "%s: this optimizer's reducer is gone: call cddp_optim_destroy before cddp_ddp_destroy",
+                        function);
+    return cdi_comm_own(function, o->ddp->comm, err);
+}
+
 static cddp_status finish(const char *function, cddp_optim *o, cddp_status (*how)(cddp_ddp *d, void *arg))
 {
     struct cdi_error err;
 
-    if (o != NULL)
-        return cdi_ddp_finish(o->ddp, how, o);
-    (void)cdi_fail(&err, CDDP_E_INVALID, "%s: optim must not be NULL", function);
-    return cdi_last_error_set(&err);
+    if (cdi_optim_check(function, o, &err) != CDDP_OK)
+        return cdi_last_error_set(&err);
+    return cdi_ddp_finish(o->ddp, how, o);
 }
 
 cddp_status cddp_optim_step(cddp_optim *optim)
@@ -485,13 +500,18 @@ cddp_status cddp_optim_set_lr(cddp_optim *optim, double lr)
 {
     struct cdi_error err;
 
-    if (optim != NULL && lr >= 0 && isfinite(lr)) {
-        optim->rule.lr = lr;
-        return CDDP_OK;
+    if (optim == NULL) {
+        (void)cdi_fail(&err, CDDP_E_INVALID, "cddp_optim_set_lr: optim must not be NULL");
+        return cdi_last_error_set(&err);
     }
-    (void)cdi_fail(&err, CDDP_E_INVALID, "cddp_optim_set_lr: %s",
-                   optim == NULL ? "optim must not be NULL" : "a learning rate is a number, 0 or more");
-    return cdi_last_error_set(&err);
+    if (optim->ddp != NULL && cdi_comm_own("cddp_optim_set_lr", optim->ddp->comm, &err) != CDDP_OK)
+        return cdi_last_error_set(&err);
+    if (!(lr >= 0 && isfinite(lr))) {
+        (void)cdi_fail(&err, CDDP_E_INVALID, "cddp_optim_set_lr: a learning rate is a number, 0 or more");
+        return cdi_last_error_set(&err);
+    }
+    optim->rule.lr = lr;
+    return CDDP_OK;
 }
 
 size_t cddp_optim_state_bytes(const cddp_optim *optim)
@@ -501,8 +521,11 @@ size_t cddp_optim_state_bytes(const cddp_optim *optim)
 
 void cddp_optim_destroy(cddp_optim *optim)
 {
-    if (optim == NULL)
+    if (optim == NULL || (optim->ddp != NULL && cdi_comm_is_others("cddp_optim_destroy", optim->ddp->comm)))
         return;
-    optim->ddp->sharded = false;
+    if (optim->ddp != NULL) {
+        optim->ddp->sharded = false;
+        optim->ddp->held_by = NULL;
+    }
     release(optim);
 }

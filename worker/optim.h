@@ -24,4 +24,8 @@ struct cddp_optim {
     uint64_t *tickets;             /* by bucket: of the exchange of its parameters in this step */
 };
 
+/* Is there an optimizer (CDDP_E_INVALID), and its reducer still (CDDP_E_STATE)? Each public function's first question.
+ */
+cddp_status cdi_optim_check(const char *function, const cddp_optim *o, struct cdi_error *err);
+
 #endif

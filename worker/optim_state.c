@@ -266,17 +266,19 @@ static cddp_status check(const char *function, const cddp_optim *o, const char *
 {
     if (o == NULL || dir == NULL || *dir == '\0' || (items == NULL && n_items > 0))
         return cdi_fail(err, CDDP_E_INVALID, "%s: no optimizer, no directory, or no items", function);
-    return CDDP_OK;
+    return cdi_optim_check(function, o, err);
 }
 
 cddp_status cddp_optim_save(cddp_optim *optim, const char *dir, uint64_t step, const cddp_checkpoint_item *items,
                             size_t n_items, const cddp_checkpoint_options *opt)
 {
     struct cdi_error err;
+    enum cdi_asked before = cdi_comm_ask(CDI_ASKED_OPTIM_SAVE);
     cddp_status st = check("cddp_optim_save", optim, dir, items, n_items, &err);
 
     if (st == CDDP_OK)
         st = save(optim, dir, step, items, n_items, opt, &err);
+    (void)cdi_comm_ask(before);
     return st == CDDP_OK ? st : cdi_last_error_set(&err);
 }
 
@@ -284,9 +286,11 @@ cddp_status cddp_optim_load(cddp_optim *optim, const char *dir, const cddp_check
                             cddp_checkpoint_info *info)
 {
     struct cdi_error err;
+    enum cdi_asked before = cdi_comm_ask(CDI_ASKED_OPTIM_LOAD);
     cddp_status st = check("cddp_optim_load", optim, dir, items, n_items, &err);
 
     if (st == CDDP_OK)
         st = load(optim, dir, items, n_items, info, &err);
+    (void)cdi_comm_ask(before);
     return st == CDDP_OK ? st : cdi_last_error_set(&err);
 }

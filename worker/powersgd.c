@@ -246,7 +246,10 @@ static cddp_status reduce(cddp_ddp *d, size_t bucket, bool last, void *at, size_
                         .dtype = k->dtype,
                         .op = CDDP_MEAN,
                         .bucket = (int)bucket,
-                        .lazy = last};
+                        .name_bucket = cdi_ddp_name_bucket,
+                        .ddp = d,
+                        .lazy = last,
+                        .grace = last && cdi_comm_world(d->comm)->size > 1};
     cddp_status st = d->ops->enqueue(d->b, &op, &k->ticket, err);
 
     if (st == CDDP_OK)
@@ -471,15 +474,15 @@ static cddp_status set_powersgd(cddp_ddp *d, const cddp_powersgd_options *opt, s
 cddp_status cddp_ddp_set_powersgd(cddp_ddp *ddp, const cddp_powersgd_options *opt)
 {
     static const cddp_powersgd_options defaults = {.size = sizeof defaults};
+    enum cdi_asked before = cdi_comm_ask(CDI_ASKED_SET_POWERSGD);
     struct cdi_error err;
-    cddp_status st;
+    cddp_status st = cdi_ddp_check("cddp_ddp_set_powersgd", ddp, &err);
 
-    if (ddp == NULL) {
-        st = cdi_fail(&err, CDDP_E_INVALID, "cddp_ddp_set_powersgd: ddp must not be NULL");
-    } else {
+    if (st == CDDP_OK) {
         (void)pthread_mutex_lock(&ddp->lock);
         st = set_powersgd(ddp, opt != NULL ? opt : &defaults, &err);
         (void)pthread_mutex_unlock(&ddp->lock);
     }
+    (void)cdi_comm_ask(before);
     return st == CDDP_OK ? st : cdi_last_error_set(&err);
 }

@@ -351,17 +351,19 @@ static cddp_status check(const char *function, const cddp_ddp *ddp, const char *
 {
     if (ddp == NULL || dir == NULL || *dir == '\0' || (items == NULL && n_items > 0))
         return cdi_fail(err, CDDP_E_INVALID, "%s: no reducer, no directory, or no items", function);
-    return CDDP_OK;
+    return cdi_comm_own(function, ddp->comm, err);
 }
 
 cddp_status cddp_powersgd_save(cddp_ddp *ddp, const char *dir, uint64_t step, const cddp_checkpoint_item *items,
                                size_t n_items, const cddp_checkpoint_options *opt)
 {
     struct cdi_error err;
+    enum cdi_asked before = cdi_comm_ask(CDI_ASKED_POWERSGD_SAVE);
     cddp_status st = check("cddp_powersgd_save", ddp, dir, items, n_items, &err);
 
     if (st == CDDP_OK)
         st = save(ddp, dir, step, items, n_items, opt, &err);
+    (void)cdi_comm_ask(before);
     return st == CDDP_OK ? st : cdi_last_error_set(&err);
 }
 
@@ -369,9 +371,11 @@ cddp_status cddp_powersgd_load(cddp_ddp *ddp, const char *dir, const cddp_checkp
                                cddp_checkpoint_info *info)
 {
     struct cdi_error err;
+    enum cdi_asked before = cdi_comm_ask(CDI_ASKED_POWERSGD_LOAD);
     cddp_status st = check("cddp_powersgd_load", ddp, dir, items, n_items, &err);
 
     if (st == CDDP_OK)
         st = load(ddp, dir, items, n_items, info, &err);
+    (void)cdi_comm_ask(before);
     return st == CDDP_OK ? st : cdi_last_error_set(&err);
 }

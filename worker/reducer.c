@@ -20,11 +20,36 @@ void *cdi_ddp_arena_grad(const cddp_ddp *d, size_t i)
     return (char *)d->region->base + d->plan.grads[i].offset;
 }
 
+static cddp_status check(const char *function, const cddp_ddp *ddp)
+{
+    struct cdi_error err;
+    cddp_status status = cdi_ddp_check(function, ddp, &err);
+
+    return status == CDDP_OK ? status : cdi_last_error_set(&err);
+}
+
 void *cddp_ddp_grad(cddp_ddp *ddp, size_t i)
 {
-    if (ddp == NULL || i >= ddp->n_params)
+    if (check("cddp_ddp_grad", ddp) != CDDP_OK || i >= ddp->n_params)
         return NULL;
+    cdi_debug_asked(ddp, i);
     return ddp->params[i].grad != NULL ? ddp->params[i].grad : cdi_ddp_arena_grad(ddp, i);
+}
+
+void cdi_ddp_name_bucket(const void *ddp, int b, char *buf, size_t cap)
+{
+    const cddp_ddp *d = ddp;
+    size_t n = 0, first = 0, bucket = (size_t)b;
+
+    for (size_t i = 0; i < d->n_params; i++)
+        if (bucket >= d->plan.grads[i].bucket && bucket < d->plan.grads[i].bucket + d->plan.grads[i].n_parts &&
+            n++ == 0)
+            first = i;
+    buf[0] = '\0';
+    if (n > 1)
+        (void)snprintf(buf, cap, "'%.48s' and %zu more", d->params[first].name, n - 1);
+    else if (n == 1)
+        (void)snprintf(buf, cap, "'%.48s'", d->params[first].name);
 }
 
 cddp_status cdi_ddp_stick(cddp_ddp *d, const struct cdi_error *err)
@@ -77,7 +102,10 @@ static cddp_status enqueue_bucket(cddp_ddp *d, size_t i, bool lazy, bool more)
         .op = (d->flags & CDDP_DDP_SUM) != 0 ? CDDP_SUM : CDDP_MEAN,
         .region = d->region,
         .bucket = (int)i,
+        .name_bucket = d->ops->on_device ? NULL : cdi_ddp_name_bucket, /* there, texts are made also after a failure */
+        .ddp = d,
         .lazy = lazy,
+        .grace = lazy && i < d->plan.ahead && cdi_comm_world(d->comm)->size > 1,
         .more = more,
     };
     struct cdi_error err;
@@ -106,7 +134,7 @@ static cddp_status launch_next(cddp_ddp *d, bool more)
         if (status == CDDP_OK && d->flight[i].ticket > d->enqueued)
             d->enqueued = d->flight[i].ticket;
     } else {
-        /* The last one: cddp_ddp_wait comes next, and runs it. */
+        /* The last one: cddp_ddp_wait comes next, usually at once, and runs it. */
         status = enqueue_bucket(d, i, i + 1 == d->plan.ahead, more);
     }
     if (status == CDDP_OK)
@@ -210,14 +238,6 @@ cddp_status cdi_ddp_count_down(cddp_ddp *d, size_t i)
     return status;
 }
 
-static cddp_status null_ddp(const char *function)
-{
-    struct cdi_error err;
-
-    (void)cdi_fail(&err, CDDP_E_INVALID, "%s: ddp must not be NULL", function);
-    return cdi_last_error_set(&err);
-}
-
 cddp_status cddp_ddp_grad_ready(cddp_ddp *ddp, size_t i)
 {
     return cddp_ddp_grad_ready_on(ddp, i, ddp != NULL ? ddp->stream : NULL);
@@ -226,10 +246,10 @@ cddp_status cddp_ddp_grad_ready(cddp_ddp *ddp, size_t i)
 cddp_status cddp_ddp_grad_ready_on(cddp_ddp *ddp, size_t i, void *stream)
 {
     bool now = false;
-    cddp_status status;
+    cddp_status status = check("cddp_ddp_grad_ready", ddp);
 
-    if (ddp == NULL)
-        return null_ddp("cddp_ddp_grad_ready");
+    if (ddp == NULL || status != CDDP_OK)
+        return status;
     (void)pthread_mutex_lock(&ddp->lock);
     status = claim(ddp, i, &now);
     if (status == CDDP_OK && ddp->ops->on_device) {
@@ -239,8 +259,10 @@ cddp_status cddp_ddp_grad_ready_on(cddp_ddp *ddp, size_t i, void *stream)
         memcpy(cdi_ddp_arena_grad(ddp, i), ddp->params[i].grad, ddp->plan.grads[i].bytes);
         (void)pthread_mutex_lock(&ddp->lock);
     }
-    if (status == CDDP_OK && now)
+    if (status == CDDP_OK && now) {
+        cdi_debug_ready(ddp, i);
         status = cdi_ddp_count_down(ddp, i);
+    }
     if (status != CDDP_OK)
         (void)cdi_last_error_set(&ddp->sticky);
     (void)pthread_mutex_unlock(&ddp->lock);
@@ -371,18 +393,41 @@ cddp_status cdi_ddp_complete(cddp_ddp *d)
     return status;
 }
 
+/* Locked. Two threads would count the step twice, on this rank alone. What the first one does goes on. */
+static cddp_status refuse_second(const cddp_ddp *d)
+{
+    struct cdi_error err = d->sticky; /* also where the second one is a hook, which the first one has called */
+
+    if (err.status == CDDP_OK)
+        (void)cdi_fail(&err, CDDP_E_STATE,
+                       "another thread is ending this step (cddp_ddp_wait, cddp_optim_step): one thread calls it, once "
+                       "per step");
+    return cdi_last_error_set(&err);
+}
+
 cddp_status cdi_ddp_finish(cddp_ddp *ddp, cddp_status (*land)(cddp_ddp *d, void *arg), void *arg)
 {
     cddp_status status;
 
     (void)pthread_mutex_lock(&ddp->lock);
+    if (ddp->finishing) {
+        status = refuse_second(ddp);
+        (void)pthread_mutex_unlock(&ddp->lock);
+        return status;
+    }
+    ddp->finishing = true;
     status = cdi_ddp_complete(ddp);
-    if (status == CDDP_OK)
+    if (status == CDDP_OK) {
+        cdi_debug_complete(ddp);
         status = land(ddp, arg);
-    if (status == CDDP_OK)
+    }
+    if (status == CDDP_OK) {
+        cdi_debug_landed(ddp);
         status = cdi_ddp_next_step(ddp);
+    }
     if (status != CDDP_OK)
         (void)cdi_last_error_set(&ddp->sticky);
+    ddp->finishing = false;
     (void)pthread_mutex_unlock(&ddp->lock);
     return status;
 }
@@ -408,8 +453,10 @@ static cddp_status refuse_sharded(const char *function)
 
 cddp_status cddp_ddp_wait(cddp_ddp *ddp)
 {
-    if (ddp == NULL)
-        return null_ddp("cddp_ddp_wait");
+    cddp_status status = check("cddp_ddp_wait", ddp);
+
+    if (status != CDDP_OK)
+        return status;
     if (ddp->sharded)
         return refuse_sharded("cddp_ddp_wait");
     return cdi_ddp_finish(ddp, land_means, NULL);
@@ -460,10 +507,10 @@ static cddp_status wait_param(cddp_ddp *d, size_t i, struct cdi_error *err)
 cddp_status cddp_ddp_wait_param(cddp_ddp *ddp, size_t i)
 {
     struct cdi_error err;
-    cddp_status status;
+    cddp_status status = check("cddp_ddp_wait_param", ddp);
 
-    if (ddp == NULL)
-        return null_ddp("cddp_ddp_wait_param");
+    if (status != CDDP_OK)
+        return status;
     if (ddp->sharded)
         return refuse_sharded("cddp_ddp_wait_param");
     (void)pthread_mutex_lock(&ddp->lock);

@@ -53,6 +53,8 @@ struct cdi_ddp_trial {
     uint64_t ticket;
 };
 
+struct cdi_ddp_debug; /* debug.c's own */
+
 struct cddp_ddp {
     cddp_comm *comm;
     cddp_param *params; /* the caller's, with names of our own; shapes are not kept */
@@ -69,10 +71,12 @@ struct cddp_ddp {
     cddp_hook hook;                /* begin is NULL: none */
     size_t *hook_params;           /* room for the list of a bucket's parameters */
     struct cdi_powersgd *powersgd; /* NULL: none */
+    struct cdi_ddp_debug *debug;   /* NULL: CDDP_DEBUG is not set */
     bool has_own;                  /* some gradients are in the user's memory */
     size_t n_buffers;
     struct cdi_slice *slices; /* where the parameters lie, and behind them the buffers */
     void *stage;              /* on the backend, where small ones travel together; NULL: there are none */
+    cddp_ddp **held_by;       /* the optimizer's pointer to this, which becomes NULL at the end; NULL: none */
     bool sharded; /* there is an optimizer (optim.c): buckets are reduced and scattered, and it ends the steps */
 
     pthread_mutex_t lock; /* covers what follows */
@@ -90,6 +94,7 @@ struct cddp_ddp {
     uint64_t enqueued;       /* ticket of the last bucket launched; 0: none yet */
     uint64_t joined;         /* the last ticket that was waited for */
     uint64_t step;           /* steps that are complete */
+    bool finishing;          /* a thread is in cdi_ddp_finish */
     bool begun;              /* something was said to be ready in this step */
     bool synced;             /* this step's buffers were sent */
     bool settled;            /* with an optimizer: this step's gradients were measured, so its share has landed */
@@ -124,6 +129,8 @@ cddp_status cdi_ddp_still_trying(const cddp_ddp *d, const char *function, struct
 
 /* --- reducer.c */
 void *cdi_ddp_arena_grad(const cddp_ddp *d, size_t i);
+/* For messages: "'fc1.weight' and 3 more". While bucket b of ddp is in flight, and so needs no lock. Any thread. */
+void cdi_ddp_name_bucket(const void *ddp, int b, char *buf, size_t cap);
 /* Keep the first error; every later call returns it. */
 cddp_status cdi_ddp_stick(cddp_ddp *d, const struct cdi_error *err);
 /* This rank misused the reducer and will not finish the step: its peers must not wait for it. Sticks. */
@@ -187,6 +194,23 @@ cddp_status cdi_wire_init(cddp_ddp *d, struct cdi_error *err);
 cddp_status cdi_wire_pack(cddp_ddp *d, size_t bucket, struct cdi_op *op, struct cdi_error *err);
 /* It has landed: bring it back into the arena, once per step. */
 cddp_status cdi_wire_unpack(cddp_ddp *d, size_t bucket, struct cdi_error *err);
+
+/* --- reducer_create.c */
+/* Each public function's first question: is there a reducer (CDDP_E_INVALID), and is it this process's (CDDP_E_STATE)?
+ */
+cddp_status cdi_ddp_check(const char *function, const cddp_ddp *ddp, struct cdi_error *err);
+
+/* --- debug.c: with CDDP_DEBUG=1, on the CPU; else these do nothing */
+cddp_status cdi_debug_init(cddp_ddp *d, struct cdi_error *err);
+void cdi_debug_release(cddp_ddp *d);
+/* Without the lock: the program wants to know where gradient i, in range, is. */
+void cdi_debug_asked(cddp_ddp *d, size_t i);
+/* Gradient i is in the arena, and its bucket was not launched yet. */
+void cdi_debug_ready(cddp_ddp *d, size_t i);
+/* All gradients of the step came. */
+void cdi_debug_complete(cddp_ddp *d);
+/* The means are where the program reads them. */
+void cdi_debug_landed(cddp_ddp *d);
 
 /* --- hook.c */
 /* The reducer's lock, which a hook's thread may find held by itself. */

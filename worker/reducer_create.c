@@ -71,6 +71,8 @@ static cddp_status prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *pa
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu parameters", n);
     status = cdi_ddp_plan(d, opt, err);
     if (status == CDDP_OK)
+        status = cdi_debug_init(d, err);
+    if (status == CDDP_OK)
         status = cdi_unused_init(d, err);
     return status == CDDP_OK ? cdi_replicate_init(d, opt->buffers, err) : status;
 }
@@ -79,6 +81,7 @@ static void free_ddp(cddp_ddp *d)
 {
     if (d == NULL)
         return;
+    cdi_debug_release(d);
     cdi_unused_release(d);
     cdi_uneven_release(d);
     cdi_replicate_release(d);
@@ -157,23 +160,35 @@ static cddp_status create(cddp_ddp **out, cddp_comm *comm, const cddp_param *par
 cddp_status cddp_ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param *params, size_t n_params,
                             const cddp_ddp_options *opt)
 {
+    enum cdi_asked before = cdi_comm_ask(CDI_ASKED_DDP_CREATE);
     struct cdi_error err;
     cddp_status status;
 
-    if (out == NULL || comm == NULL)
+    status = cdi_comm_own("cddp_ddp_create", comm, &err);
+    if (status == CDDP_OK && (out == NULL || comm == NULL))
         status = cdi_fail(&err, CDDP_E_INVALID, "cddp_ddp_create: out and comm must not be NULL");
-    else
+    else if (status == CDDP_OK)
         status = create(out, comm, params, n_params, opt, &err);
+    (void)cdi_comm_ask(before);
     return status == CDDP_OK ? status : cdi_last_error_set(&err);
+}
+
+cddp_status cdi_ddp_check(const char *function, const cddp_ddp *ddp, struct cdi_error *err)
+{
+    if (ddp == NULL)
+        return cdi_fail(err, CDDP_E_INVALID, "%s: ddp must not be NULL", function);
+    return cdi_comm_own(function, ddp->comm, err);
 }
 
 void cddp_ddp_destroy(cddp_ddp *ddp)
 {
-    if (ddp == NULL)
+    if (ddp == NULL || cdi_comm_is_others("cddp_ddp_destroy", ddp->comm))
         return;
     (void)pthread_mutex_lock(&ddp->lock);
     if (ddp->joined < ddp->enqueued)
         (void)cdi_ddp_join_ticket(ddp, ddp->enqueued);
     (void)pthread_mutex_unlock(&ddp->lock);
+    if (ddp->held_by != NULL)
+        *ddp->held_by = NULL; /* so that the optimizer can say so, instead of writing to what is freed here */
     free_ddp(ddp);
 }

@@ -326,9 +326,16 @@ static cddp_status out(cddp_status st, struct cdi_error *err)
     return cdi_last_error_set(err);
 }
 
-static cddp_status no_store(struct cdi_error *err)
+/* There is a store, and this process has opened it. */
+static cddp_status usable(const char *function, const cddp_store *store)
 {
-    return out(cdi_fail(err, CDDP_E_INVALID, "store is NULL"), err);
+    struct cdi_error err;
+
+    if (store == NULL)
+        return out(cdi_fail(&err, CDDP_E_INVALID, "store is NULL"), &err);
+    if (cdi_owner_is_here(&store->owner))
+        return CDDP_OK;
+    return out(cdi_owner_refuse(&store->owner, function, "connection to the store", &err), &err);
 }
 
 static cddp_status open_checked(cddp_store **store, const cddp_store_options *opt, struct cdi_error *err)
@@ -369,18 +376,20 @@ cddp_status cddp_store_open(cddp_store **store, const cddp_store_options *opt)
 
 cddp_status cddp_store_set(cddp_store *store, const char *key, const void *value, size_t len)
 {
+    cddp_status st = usable("cddp_store_set", store);
     struct cdi_error err;
 
-    return store == NULL ? no_store(&err) : out(do_set(store, public_key(key), value, len, &err), &err);
+    return st != CDDP_OK ? st : out(do_set(store, public_key(key), value, len, &err), &err);
 }
 
 cddp_status cddp_store_get(cddp_store *store, const char *key, void *buf, size_t cap, size_t *len, int timeout_ms)
 {
+    cddp_status st = usable("cddp_store_get", store);
     struct cdi_error err;
     size_t n;
 
-    if (store == NULL)
-        return no_store(&err);
+    if (st != CDDP_OK)
+        return st;
     if (buf == NULL && cap > 0)
         return out(cdi_fail(&err, CDDP_E_INVALID, "buf is NULL"), &err);
     return out(do_get(store, public_key(key), buf, cap, len != NULL ? len : &n, timeout_ms, &err), &err);
@@ -388,19 +397,21 @@ cddp_status cddp_store_get(cddp_store *store, const char *key, void *buf, size_t
 
 cddp_status cddp_store_add(cddp_store *store, const char *key, int64_t delta, int64_t *sum)
 {
+    cddp_status st = usable("cddp_store_add", store);
     struct cdi_error err;
 
-    return store == NULL ? no_store(&err) : out(do_add(store, public_key(key), delta, sum, &err), &err);
+    return st != CDDP_OK ? st : out(do_add(store, public_key(key), delta, sum, &err), &err);
 }
 
 cddp_status cddp_store_compare_set(cddp_store *store, const char *key, const void *expected, size_t expected_len,
                                    const void *desired, size_t desired_len, void *buf, size_t cap, size_t *len)
 {
+    cddp_status st = usable("cddp_store_compare_set", store);
     struct cdi_error err;
     size_t n;
 
-    if (store == NULL)
-        return no_store(&err);
+    if (st != CDDP_OK)
+        return st;
     if (buf == NULL && cap > 0)
         return out(cdi_fail(&err, CDDP_E_INVALID, "buf is NULL"), &err);
     return out(do_compare_set(store, public_key(key), expected, expected_len, desired, desired_len, buf, cap,
@@ -430,10 +441,10 @@ cddp_status cddp_store_wait(cddp_store *store, const char *const *keys, size_t n
 {
     CDI_AUTOFREE struct key *list = NULL;
     struct cdi_error err;
-    cddp_status st;
+    cddp_status st = usable("cddp_store_wait", store);
 
-    if (store == NULL)
-        return no_store(&err);
+    if (st != CDDP_OK)
+        return st;
     st = key_list(keys, n_keys, &list, &err);
     if (st != CDDP_OK)
         return out(st, &err);
@@ -453,10 +464,10 @@ cddp_status cddp_store_check(cddp_store *store, const char *const *keys, size_t 
     CDI_AUTOFREE struct key *list = NULL;
     struct cdi_error err;
     bool all = false;
-    cddp_status st;
+    cddp_status st = usable("cddp_store_check", store);
 
-    if (store == NULL)
-        return no_store(&err);
+    if (st != CDDP_OK)
+        return st;
     if (all_exist == NULL)
         return out(cdi_fail(&err, CDDP_E_INVALID, "all_exist is NULL"), &err);
     st = key_list(keys, n_keys, &list, &err);
@@ -471,10 +482,10 @@ cddp_status cddp_store_delete(cddp_store *store, const char *key, int *deleted)
 {
     struct cdi_error err;
     uint64_t n = 0;
-    cddp_status st;
+    cddp_status st = usable("cddp_store_delete", store);
 
-    if (store == NULL)
-        return no_store(&err);
+    if (st != CDDP_OK)
+        return st;
     st = check_key(key, &err);
     if (st != CDDP_OK)
         return out(st, &err);

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/store_conn.h"
 
-#include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/echo.h"
 #include "common/env.h"
+#include "common/resolve.h"
 #include "protocol/c10d.h"
 #include "protocol/hello.h"
+#include "worker/comm.h"
+#include "worker/fork_close.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -15,6 +17,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -165,10 +168,10 @@ cddp_status cdi_store_read_string(cddp_store *s, int64_t deadline_ms, void *buf,
 
 static cddp_status connect_one(cddp_store *s, const struct addrinfo *a, int64_t deadline_ms, struct cdi_error *err)
 {
-    CDI_AUTOCLOSE int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    int on = 1, why = 0;
+    int fd = cdi_fork_socket(a->ai_family), on = 1, why = 0;
     socklen_t len = sizeof why;
 
+    s->fd = fd; /* after an error the caller drops it */
     if (fd < 0)
         return cdi_fail_errno(err, errno, "cannot make a socket for the store");
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -185,7 +188,6 @@ static cddp_status connect_one(cddp_store *s, const struct addrinfo *a, int64_t 
     }
     if (cdi_is_echo(fd))
         return cdi_fail(err, CDDP_E_IO, "%s", strerror(ECONNREFUSED));
-    s->fd = cdi_steal_fd(&fd);
     return CDDP_OK;
 }
 
@@ -266,18 +268,22 @@ static cddp_status shake_hands(cddp_store *s, const struct job *job, int64_t dea
     return CDDP_OK;
 }
 
+int64_t cdi_store_unknown_ms = 30000; /* as long as cddprun: a name may appear a little later than the program */
+
 void cdi_store_drop(cddp_store *s)
 {
-    if (s->fd >= 0)
-        (void)close(s->fd);
+    cdi_fork_close(s->fd);
     s->fd = -1;
     cdi_buf_release(&s->in);
     cdi_buf_release(&s->out);
 }
 
-/* One attempt at every address. CDDP_E_IO and CDDP_E_NOT_FOUND are worth another one. */
+/*
+ * One attempt at every address. CDDP_E_IO and CDDP_E_NOT_FOUND are worth another one. *unknown: the name service has
+ * answered that there is no such name, which is most often a typing error.
+ */
 static cddp_status try_once(cddp_store *s, const char *host, int port, const struct job *job, int64_t deadline_ms,
-                            struct cdi_error *err)
+                            bool *unknown, struct cdi_error *err)
 {
     const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
     struct addrinfo *list, *a;
@@ -286,7 +292,8 @@ static cddp_status try_once(cddp_store *s, const char *host, int port, const str
     int rc;
 
     (void)snprintf(service, sizeof service, "%d", port);
-    rc = getaddrinfo(host, service, &hints, &list);
+    rc = cdi_resolve(host, service, &hints, &list);
+    *unknown = rc == EAI_NONAME || rc == EAI_NODATA;
     if (rc == EAI_SYSTEM || rc == EAI_MEMORY)
         return cdi_fail_errno(err, rc == EAI_MEMORY ? ENOMEM : errno, "resolving '%.255s'", host);
     if (rc != 0)
@@ -324,12 +331,13 @@ static void pause_ms(int64_t ms, int64_t deadline_ms)
 static cddp_status connect_with_retries(cddp_store *s, const char *host, int port, const struct job *job,
                                         struct cdi_error *err)
 {
-    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), s->timeout_ms), pause = FIRST_PAUSE_MS;
-    double seconds = (double)s->timeout_ms / 1000;
+    int64_t began_ms = cdi_now_ms(), deadline_ms = cdi_deadline_ms(began_ms, s->timeout_ms), pause = FIRST_PAUSE_MS;
 
     for (;;) {
         struct cdi_error why;
-        cddp_status st = try_once(s, host, port, job, deadline_ms, &why);
+        bool unknown;
+        cddp_status st = try_once(s, host, port, job, deadline_ms, &unknown, &why);
+        int64_t until_ms = unknown ? cdi_deadline_ms(began_ms, cdi_store_unknown_ms) : deadline_ms;
 
         if (st == CDDP_OK)
             return CDDP_OK;
@@ -339,8 +347,11 @@ static cddp_status connect_with_retries(cddp_store *s, const char *host, int por
                 *err = why;
             return st;
         }
-        pause_ms(pause, deadline_ms);
-        if (cdi_now_ms() >= deadline_ms) {
+        until_ms = until_ms < deadline_ms ? until_ms : deadline_ms;
+        pause_ms(pause, until_ms);
+        if (cdi_now_ms() >= until_ms) {
+            double seconds = (double)(until_ms - began_ms) / 1000;
+
             if (st == CDDP_E_NOT_FOUND)
                 return cdi_fail(err, st,
                                 "the store's host '%.255s' (MASTER_ADDR) does not resolve: %.200s (tried for "
@@ -383,6 +394,7 @@ cddp_status cdi_store_open(cddp_store **out, const char *host, int port, int64_t
 
     if (s == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    s->owner = cdi_owner_here(-1);
     s->fd = -1;
     s->timeout_ms = timeout_ms;
     cdi_buf_init(&s->out, CDI_C10D_REQUEST_MAX);
@@ -414,8 +426,15 @@ void cdi_store_set_timeout(cddp_store *store, int64_t timeout_ms)
 
 void cddp_store_close(cddp_store *store)
 {
+    struct cdi_error err;
+
     if (store == NULL)
         return;
+    if (!cdi_owner_is_surely_here(&store->owner)) {
+        (void)cdi_owner_refuse(&store->owner, "cddp_store_close", "connection to the store", &err);
+        (void)cdi_last_error_set(&err);
+        return;
+    }
     cdi_store_drop(store);
     (void)pthread_mutex_destroy(&store->lock);
     free(store);

@@ -9,11 +9,13 @@
 #define CDI_STORE_CONN_H
 
 #include "common/buf.h"
+#include "worker/owner.h"
 #include "worker/store_client.h"
 
 #include <pthread.h>
 
 struct cddp_store {
+    struct cdi_owner owner;
     pthread_mutex_t lock;
     int fd; /* -1: closed after an error */
     struct cdi_buf out, in;
@@ -22,6 +24,12 @@ struct cddp_store {
     bool rank_0_hosts;
     char where[300]; /* "host:port", for sentences */
 };
+
+/*
+ * How long a name that the name service does not know is asked for again; another failure of it, until the timeout.
+ * Tests have their own.
+ */
+extern int64_t cdi_store_unknown_ms;
 
 /* Send all of s->out. */
 cddp_status cdi_store_flush(cddp_store *s, int64_t deadline_ms, struct cdi_error *err);

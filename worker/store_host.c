@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/store_host.h"
 
-#include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/list.h"
+#include "common/resolve.h"
 #include "protocol/hello.h"
 #include "protocol/sniff.h"
 #include "store/serve.h"
+#include "worker/fork_close.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -32,6 +33,7 @@
 #define BACKLOG 1024
 #define READ_SIZE 65536
 #define OPENING_MS 5000              /* until a connection must have said what it is */
+#define YOUNG_MS 20                  /* of that time nobody is deprived, however many want its place */
 #define VISIT_MS 1000                /* the same for one that there is no room for */
 #define PAUSE_MS 100                 /* without accepting, when not even such a one can be taken */
 #define OUT_MAX (128u * 1024 * 1024) /* bytes of replies that wait for one connection */
@@ -63,6 +65,7 @@ struct cdi_store_host {
     int listener, stop; /* stop: an eventfd */
     int reserve;        /* a descriptor for a visitor, when all others are in use; -1: a visitor has it */
     struct cdi_kv *kv;
+    int crowded; /* peers: from here on, those that are idle leave the rest of the descriptors to the program */
     struct cdi_list peers;
     struct pollfd *polls; /* room for PEERS_MAX at most: grows with n_peers */
     size_t polls_cap;
@@ -100,17 +103,18 @@ static bool is_loopback(const struct sockaddr *a)
 /* -errno, or a listening socket. */
 static int listen_on(const struct sockaddr *a, socklen_t len)
 {
-    CDI_AUTOCLOSE int fd = socket(a->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    int on = 1, off = 0;
+    int fd = cdi_fork_socket(a->sa_family), on = 1, off = 0;
 
     if (fd < 0)
         return -errno;
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (a->sa_family == AF_INET6) /* [::] takes IPv4 as well */
         (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-    if (bind(fd, a, len) != 0 || listen(fd, BACKLOG) != 0)
+    if (bind(fd, a, len) != 0 || listen(fd, BACKLOG) != 0) {
+        cdi_fork_close(fd);
         return -errno;
-    return cdi_steal_fd(&fd);
+    }
+    return fd;
 }
 
 /* On all addresses of this host; it reaches itself by loopback. */
@@ -133,7 +137,7 @@ static int listen_at(struct addrinfo *list, const char *host, int port, char add
         int fd;
 
         /* A host whose own name means 127.0.1.1 to it: to the others the name means something else. */
-        if (is_loopback(a->ai_addr) && !literal && strcmp(host, "localhost") != 0)
+        if (is_loopback(a->ai_addr) && !literal && !cdi_is_localhost(host))
             return listen_everywhere(port, address);
         fd = listen_on(a->ai_addr, a->ai_addrlen);
         if (fd >= 0)
@@ -157,7 +161,7 @@ static cddp_status start_listening(struct cdi_store_host *h, const struct cdi_st
     int rc;
 
     (void)snprintf(service, sizeof service, "%d", opt->port);
-    rc = getaddrinfo(opt->host, service, &hints, &list);
+    rc = cdi_resolve(opt->host, service, &hints, &list);
     if (rc != 0)
         return cdi_fail(err, CDDP_E_NOT_FOUND,
                         "rank 0 has to host the job's store, but '%.255s' (MASTER_ADDR) does not resolve: %s",
@@ -194,7 +198,7 @@ static void peer_close(struct cdi_store_host *h, struct peer *p)
     if (p->serving)
         cdi_serve_release(&p->serve);
     cdi_list_remove(&p->link);
-    (void)close(p->fd);
+    cdi_fork_close(p->fd);
     fill_reserve(h);
     cdi_buf_release(&p->in);
     cdi_buf_release(&p->out);
@@ -373,7 +377,7 @@ static int accept_visitor(struct cdi_store_host *h)
     }
     (void)close(h->reserve);
     h->reserve = -1;
-    fd = accept4(h->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    fd = cdi_fork_accept(h->listener);
     why = errno;
     if (fd < 0)
         fill_reserve(h);
@@ -381,10 +385,35 @@ static int accept_visitor(struct cdi_store_host *h)
     return fd;
 }
 
+/* Has it earned its place, or may another connection have it? */
+static bool is_idle(const struct peer *p, int64_t now_ms)
+{
+    if (p->visitor)
+        return false;
+    if (p->phase == PHASE_LAST_WORDS)
+        return p->out.len == 0;
+    return p->phase != PHASE_STORE && p->deadline_ms <= now_ms + OPENING_MS - YOUNG_MS;
+}
+
+/* There is no room: close the oldest connection that has not said, or proved, what it must. False: there is none. */
+static bool make_place(struct cdi_store_host *h)
+{
+    int64_t now = cdi_now_ms();
+    struct cdi_list *link, *next;
+
+    cdi_list_for_each (link, next, &h->peers) {
+        if (is_idle(peer_at(link), now)) {
+            peer_close(h, peer_at(link));
+            return true;
+        }
+    }
+    return false;
+}
+
 static void accept_all(struct cdi_store_host *h)
 {
     for (;;) {
-        int fd = accept4(h->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK), on = 1;
+        int fd = cdi_fork_accept(h->listener), on = 1;
         bool visitor = fd < 0 && (errno == EMFILE || errno == ENFILE);
         struct peer *p;
 
@@ -395,9 +424,11 @@ static void accept_all(struct cdi_store_host *h)
                 h->paused_until_ms = cdi_deadline_ms(cdi_now_ms(), PAUSE_MS);
             return;
         }
-        p = atomic_load(&h->n_peers) < PEERS_MAX ? calloc(1, sizeof *p) : NULL;
+        if (atomic_load(&h->n_peers) >= h->crowded || visitor)
+            visitor = !make_place(h) && visitor; /* else its descriptor was the reserve, which is filled again */
+        p = atomic_load(&h->n_peers) < PEERS_MAX || make_place(h) ? calloc(1, sizeof *p) : NULL;
         if (p == NULL) {
-            (void)close(fd);
+            cdi_fork_close(fd);
             fill_reserve(h);
             continue;
         }
@@ -523,8 +554,7 @@ static void *serve_until_stopped(void *arg)
 
 static void host_free(struct cdi_store_host *h)
 {
-    if (h->listener >= 0)
-        (void)close(h->listener);
+    cdi_fork_close(h->listener);
     if (h->stop >= 0)
         (void)close(h->stop);
     if (h->reserve >= 0)
@@ -533,6 +563,15 @@ static void host_free(struct cdi_store_host *h)
     cdi_secret_release(&h->secret);
     free(h->polls);
     free(h);
+}
+
+static int half_of_files(void)
+{
+    struct rlimit files;
+
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur / 2 > PEERS_MAX)
+        return PEERS_MAX;
+    return (int)(files.rlim_cur / 2);
 }
 
 /* The thread gets no signals: they are the program's. */
@@ -558,6 +597,7 @@ cddp_status cdi_store_host_start(struct cdi_store_host **out, const struct cdi_s
     if (h == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     h->listener = h->stop = h->reserve = -1;
+    h->crowded = half_of_files();
     cdi_list_init(&h->peers);
     atomic_init(&h->n_peers, 0);
     h->auth = opt->secret != NULL;

@@ -214,11 +214,11 @@ static cddp_status join_others(cddp_ddp *d, struct cdi_error *err)
 cddp_status cddp_ddp_join(cddp_ddp *ddp)
 {
     struct cdi_error err;
-    cddp_status st;
+    cddp_status st = cdi_ddp_check("cddp_ddp_join", ddp, &err);
 
-    if (ddp == NULL)
-        st = cdi_fail(&err, CDDP_E_INVALID, "cddp_ddp_join: ddp must not be NULL");
-    else if ((ddp->flags & CDDP_DDP_JOIN) == 0)
+    if (st != CDDP_OK)
+        return cdi_last_error_set(&err);
+    if ((ddp->flags & CDDP_DDP_JOIN) == 0)
         st = cdi_fail(&err, CDDP_E_STATE, "cddp_ddp_join: create the reducer with CDDP_DDP_JOIN on every rank");
     else
         st = join_others(ddp, &err);

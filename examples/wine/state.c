@@ -2,6 +2,7 @@
 #include "state.h"
 
 #include <inttypes.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -12,6 +13,41 @@
 static void type_name(const struct options *opt, char name[TYPE_BYTES])
 {
     memcpy(name, opt->f64 ? "float64" : "float32", TYPE_BYTES);
+}
+
+static volatile sig_atomic_t asked; /* by a signal to stop */
+
+static void on_signal(int signal)
+{
+    (void)signal;
+    asked = 1;
+}
+
+void state_watch_signals(const struct options *opt)
+{
+    if (opt->save == NULL)
+        return;
+    (void)signal(SIGTERM, on_signal);
+    (void)signal(SIGINT, on_signal);
+    (void)signal(SIGUSR1, on_signal);
+}
+
+/* The order reaches ranks at different steps, and all must leave after the same one: whoever has it tells the others.
+ */
+static cddp_status agree_to_leave(const struct job *job, struct state *s)
+{
+    int32_t stop = asked != 0 || cddp_stop_wanted(job->comm);
+    cddp_status status = cddp_all_reduce(job->comm, &stop, &stop, 1, CDDP_INT32, CDDP_MAX);
+
+    s->leaving = status == CDDP_OK && stop != 0;
+    return status;
+}
+
+/* May it stop here? With --uneven the ranks meet at the end of an epoch only, and after the last one nothing is left.
+ */
+static bool may_leave(const struct options *opt, const struct progress *done, bool epoch_is_done)
+{
+    return opt->save != NULL && done->epochs < opt->epochs && (epoch_is_done || opt->uneven == 0);
 }
 
 static bool is_due(const struct options *opt, const struct progress *done, bool epoch_is_done)
@@ -39,9 +75,10 @@ cddp_status state_save(const struct job *job, struct state *s, bool epoch_is_don
         {.name = "adam.v", .data = s->v, .bytes = s->bytes},
     };
     const size_t n_items = sizeof items / sizeof items[0];
+    cddp_status status = may_leave(opt, &s->done, epoch_is_done) ? agree_to_leave(job, s) : CDDP_OK;
 
-    if (!is_due(opt, &s->done, epoch_is_done))
-        return CDDP_OK;
+    if (status != CDDP_OK || (!s->leaving && !is_due(opt, &s->done, epoch_is_done)))
+        return status;
     type_name(opt, type);
     cddp_sampler_get_state(s->sampler, &place);
     if (s->optim != NULL)

@@ -23,12 +23,20 @@ struct state {
     size_t bytes;          /* of each of the three */
     struct progress done;
     struct epoch_loss loss;
+    bool leaving;          /* the job is to stop: the state is saved, and no step follows on any rank */
     cddp_sampler *sampler; /* the caller's; it knows how far the epoch is */
 };
 
 /*
+ * Take note from now on of signals that ask to stop: SIGTERM and SIGINT (the end of the job), SIGUSR1 (a batch system's
+ * warning). Without --save they end the program as ever.
+ */
+void state_watch_signals(const struct options *opt);
+
+/*
  * Save as --save says, if it is due: between two steps, or (with epoch_is_done) when s->done.epochs has changed and the
- * sampler begins the next one. A collective. Errors are in cddp_last_error().
+ * sampler begins the next one. With --save it is also due as soon as any rank is asked to stop; then s->leaving is set,
+ * on all ranks at the same step. A collective. Errors are in cddp_last_error().
  */
 cddp_status state_save(const struct job *job, struct state *s, bool epoch_is_done);
 

@@ -21,7 +21,8 @@ struct job {
 struct result {
     double train_loss, test_loss;
     size_t n_right; /* of the test rows */
-    long steps;
+    long epochs, steps;
+    bool left; /* the job was to stop: the state is saved, and the other members but epochs and steps say nothing */
 };
 
 /* CDDP_OK, or a status whose sentence is in cddp_last_error(), or (of a cause of our own) in `why`. */

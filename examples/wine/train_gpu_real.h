@@ -141,7 +141,7 @@ static cddp_status NAME(gpu_epoch)(struct NAME(trainer) * t, char *why, size_t c
 
     if (status == CDDP_OK)
         status = cddp_copy(t->job->comm, a->epoch_loss, &t->state.loss, sizeof t->state.loss);
-    while (rest > 0 && status == CDDP_OK) {
+    while (rest > 0 && status == CDDP_OK && !t->state.leaving) {
         size_t n = cddp_sampler_next(t->sampler, batch, &rows);
 
         a->row = t->gpu_row + (rows - first);

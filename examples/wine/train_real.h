@@ -212,7 +212,7 @@ static cddp_status NAME(epoch)(struct NAME(trainer) * t)
     size_t rest = samples_of_epoch(t->job, t->sampler), batch = (size_t)opt->batch_size;
     cddp_status status = CDDP_OK;
 
-    for (size_t k = 0; rest > 0 && status == CDDP_OK; k++) {
+    for (size_t k = 0; rest > 0 && status == CDDP_OK && !t->state.leaving; k++) {
         struct NAME(turn) turn = {.first = k % (size_t)opt->accumulate == 0,
                                   .last = (k + 1) % (size_t)opt->accumulate == 0 || rest <= batch};
         const int64_t *rows;
@@ -224,6 +224,19 @@ static cddp_status NAME(epoch)(struct NAME(trainer) * t)
             status = state_save(t->job, &t->state, false);
     }
     return status == CDDP_OK && opt->uneven > 0 ? cddp_ddp_join(t->ddp) : status;
+}
+
+/* The epoch that was trained is done: its loss, its record, and the checkpoint if one is due. */
+static cddp_status NAME(end_epoch)(struct NAME(trainer) * t, char *why, size_t cap)
+{
+    struct progress *done = &t->state.done;
+    cddp_status status = share_loss(t->job, (long)done->epochs, t->state.loss, &done->train_loss, why, cap);
+
+    if (status != CDDP_OK)
+        return status;
+    t->state.loss = (struct epoch_loss){0, 0};
+    status = cddp_sampler_set_epoch(t->sampler, ++done->epochs);
+    return status == CDDP_OK ? state_save(t->job, &t->state, true) : status;
 }
 
 #include "train_gpu_real.h"
@@ -338,26 +351,21 @@ static cddp_status NAME(run)(struct NAME(trainer) * t, struct result *result, ch
     status = state_resume(t->job, &t->state, why, cap);
     if (status == CDDP_OK && t->gpu != NULL && done->steps > 0)
         status = NAME(gpu_resumed)(t);
-    while (status == CDDP_OK && done->epochs < opt->epochs) {
+    while (status == CDDP_OK && !t->state.leaving && done->epochs < opt->epochs) {
         status = t->gpu != NULL ? NAME(gpu_epoch)(t, why, cap) : NAME(epoch)(t);
-        if (status == CDDP_OK)
-            status = share_loss(t->job, (long)done->epochs, t->state.loss, &done->train_loss, why, cap);
-        if (status == CDDP_OK) {
-            t->state.loss = (struct epoch_loss){0, 0};
-            status = cddp_sampler_set_epoch(t->sampler, ++done->epochs);
-        }
-        if (status == CDDP_OK)
-            status = state_save(t->job, &t->state, true);
+        if (status == CDDP_OK && !t->state.leaving)
+            status = NAME(end_epoch)(t, why, cap);
     }
     if (status == CDDP_OK)
         status = cddp_checkpoint_wait(t->job->comm);
-    if (status == CDDP_OK)
-        status = compare_weights(t->job->comm, t->w, sizeof t->w, why, cap);
+    *result = (struct result){.epochs = (long)done->epochs, .steps = (long)done->steps, .left = t->state.leaving};
+    if (status != CDDP_OK || result->left)
+        return status;
+    status = compare_weights(t->job->comm, t->w, sizeof t->w, why, cap);
     if (status == CDDP_OK)
         status = NAME(test)(t, result);
     if (status != CDDP_OK)
         return status;
-    result->steps = (long)done->steps;
     result->train_loss = done->train_loss;
     for (size_t i = 0; i < WINE_WEIGHTS && t->job->weights_out != NULL; i++)
         (void)fprintf(t->job->weights_out, "%.17g\n", (double)t->w[i]);

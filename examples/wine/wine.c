@@ -3,6 +3,7 @@
  * Data-parallel training on real data, in C: a classifier of wines, equal to PyTorch's DistributedDataParallel number
  * by number. Run: cddprun --standalone --nproc_per_node=2 wine
  */
+#include "state.h"
 #include "train.h"
 
 #include <errno.h>
@@ -76,7 +77,10 @@ static bool train(struct job *job)
         (void)fprintf(stderr, "wine: rank %d: %s\n", cddp_rank(job->comm), why[0] != '\0' ? why : cddp_last_error());
         return false;
     }
-    if (cddp_rank(job->comm) == 0)
+    if (cddp_rank(job->comm) == 0 && result.left)
+        (void)printf("wine: asked to stop; saved in %s after epoch %ld, step %ld\n", job->opt->save, result.epochs,
+                     result.steps);
+    else if (cddp_rank(job->comm) == 0)
         show_result(job, &result, seconds() - start);
     return true;
 }
@@ -125,6 +129,7 @@ int main(int argc, char **argv)
         (void)fprintf(stderr, "wine: %s\n", cddp_last_error());
         return 1;
     }
+    state_watch_signals(&opt);
     ok = run(&opt, &data, comm);
     if (cddp_finalize(comm) != CDDP_OK && ok) {
         (void)fprintf(stderr, "wine: %s\n", cddp_last_error());

@@ -24,7 +24,17 @@
  *
  * Errors. Functions return CDDP_OK (0) or a negative status; cddp_last_error() then holds one full sentence for the
  * calling thread. Errors of a communicator are sticky: after one, every later call on it (and on its reducers) returns
- * that error. The library never exits, never prints, never installs a signal handler.
+ * that error. The library never exits, never prints, never installs a signal handler; except that with CDDP_DEBUG=1 in
+ * the environment it prints warnings about likely mistakes to stderr (gradients of the first step that are all zero, or
+ * the same on every rank; parameters that never change; gradients in `grad` that are written too late). That is for the
+ * CPU, and takes the memory of the gradients once more during the first step.
+ *
+ * Processes. What a process has joined, opened or created with libcddp is its own. A child made by fork() may hold
+ * copies of it (a data loader, a program that calls exec), and may exit as it likes. What it calls on them disturbs
+ * nobody: functions that return a status return CDDP_E_STATE at once, with a message that names both processes;
+ * cddp_ddp_grad() returns NULL; functions that return nothing do nothing. Questions such as cddp_rank() are answered. A
+ * child may call cddp_init() for a job of its own. A child made by vfork() shares its parent's memory, and cannot be
+ * told apart by functions that are called often: it calls none.
  *
  * Collectives. Every rank calls the same collectives in the same order with the same count, type and operation. A rank
  * that differs is told so, and so are its peers (CDDP_E_MISMATCH, naming both), instead of hanging.
@@ -116,17 +126,18 @@ typedef struct cddp_init_options {
  * CDDP_E_TIMEOUT; CDDP_E_CLOSED (the rendezvous ended); CDDP_E_IO (no connection); CDDP_E_PROTOCOL (what listens there
  * is no store); CDDP_E_UNSUPPORTED (ranks that are said to share a host do not); CDDP_E_VERSION (launcher, module and
  * ranks are of different versions);
- * CDDP_E_NOT_FOUND (the address does not resolve, or what the backend needs is missing: the sentence says what);
- * CDDP_E_MISMATCH (some ranks have a GPU and some have none, or two share one); CDDP_E_SYSTEM; CDDP_E_NOMEM.
+ * CDDP_E_NOT_FOUND (the address does not resolve: after 30 s if the name service knows no such name, else after the
+ * join timeout; or what the backend needs is missing: the sentence says what); CDDP_E_MISMATCH (some ranks have a GPU
+ * and some have none, or two share one); CDDP_E_SYSTEM; CDDP_E_NOMEM.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_init(cddp_comm **out, const cddp_init_options *opt);
 
 /*
  * Leave the job and free comm; NULL is allowed. Every reducer on it must have been destroyed. Does not wait for peers,
  * so a rank may leave as soon as its own last collective has returned; except that a rank 0 that hosts the store waits
- * until the others have left, for timeout_ms at most (2 s after an error). Returns the communicator's sticky error,
- * that of a checkpoint in the background that nobody was told of, or CDDP_OK. Call it once, from one thread, while no
- * other call on comm runs.
+ * until the others have left, for timeout_ms at most (2 s after an error or an abort). Returns the communicator's
+ * sticky error, that of a checkpoint in the background that nobody was told of, or CDDP_OK. Call it once, from one
+ * thread, while no other call on comm runs.
  */
 CDDP_API cddp_status cddp_finalize(cddp_comm *comm);
 
@@ -143,9 +154,20 @@ CDDP_API const char *cddp_backend_name(const cddp_comm *comm); /* what reduces: 
 /* How often this job was restarted before this life of it: TORCHELASTIC_RESTART_COUNT, 0 without a launcher. */
 CDDP_API int cddp_restart_count(const cddp_comm *comm);
 /*
- * Has cddprun asked this worker to stop (1), so that the program may save its state and leave? It is asked by SIGTERM
- * (or the signal that ends the job) as well: a program that wants to look here instead ignores that signal. It has
- * --shutdown_timeout to leave. 0 without cddprun. Any thread; cheap.
+ * Tells whether this worker is to stop: 1 from the moment at which cddprun is told to end the job (SIGTERM, Ctrl-C, a
+ * batch system), or a node of an elastic job leaves or comes; on all ranks of all nodes. 0 before that, and without
+ * cddprun. Any thread; cheap.
+ *
+ * cddprun sends the worker SIGTERM (or the signal that it got) as well, so a program that looks here ignores SIGTERM,
+ * SIGINT, SIGHUP and SIGQUIT. Ranks see the 1 at different moments, and collectives work on until --shutdown_timeout is
+ * over. So the ranks agree between two steps, save, and leave with status 0:
+ *
+ *     int32_t stop = cddp_stop_wanted(comm);
+ *     status = cddp_all_reduce(comm, &stop, &stop, 1, CDDP_INT32, CDDP_MAX);
+ *     if (status == CDDP_OK && stop)
+ *         return save_and_leave();
+ *
+ * Where a worker has failed or a node is lost, collectives fail at once with CDDP_E_PEER, and nothing can be agreed.
  */
 CDDP_API int cddp_stop_wanted(const cddp_comm *comm);
 
@@ -307,7 +329,8 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_first_end(cddp_comm *comm, int first, c
 
 /*
  * Make every wait on comm, in this process and in its peers, return CDDP_E_ABORTED soon. Any thread, any number of
- * times, also during a collective. `why` (may be NULL) becomes part of the peers' sentence.
+ * times, also during a collective. `why` (may be NULL) becomes part of the peers' sentence. cddp_finalize waits for
+ * calls that began before it; a call that begins after it is an error, as with every function.
  */
 CDDP_API void cddp_abort(cddp_comm *comm, const char *why);
 
@@ -407,8 +430,8 @@ typedef struct cddp_ddp cddp_ddp;
  * params is copied, names and shapes too; the memory behind `data` and `grad` stays the caller's and must outlive ddp.
  * opt may be NULL. *out is written on success only; release it with cddp_ddp_destroy(). comm must outlive ddp.
  * Returns CDDP_OK, CDDP_E_INVALID (no parameter, a missing name or data, an integer type, count 0, a shape whose
- * product is not count, memory of the wrong kind, bad opt), CDDP_E_MISMATCH, CDDP_E_NOMEM (this machine or a peer
- * cannot hold the arena), or what a collective may return.
+ * product is not count, memory of the wrong kind, bad opt, a CDDP_DEBUG that is not 0 or 1), CDDP_E_MISMATCH,
+ * CDDP_E_NOMEM (this machine or a peer cannot hold the arena), or what a collective may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param *params,
                                                     size_t n_params, const cddp_ddp_options *opt);
@@ -424,7 +447,10 @@ CDDP_API void *cddp_ddp_grad(cddp_ddp *ddp, size_t i);
  * Parameter i's gradient of this step is complete: the caller must neither read nor write it until cddp_ddp_wait().
  * When the last gradient of a bucket is ready, and every earlier bucket was launched, the bucket's all-reduce starts on
  * the communication thread, or on the communication stream of the GPU, behind what the compute stream has been given
- * until then. Never blocks on peers. Any thread, several at once.
+ * until then. On the CPU the last bucket of a step is left to the thread that calls cddp_ddp_wait(), which saves the
+ * hand-over; but the communication thread takes it if nobody waits within 50 us, so what a rank does before its
+ * cddp_ddp_wait() does not hold up its peers. (Where steps take less than a millisecond, the first late wait may hold
+ * them up for about 1 ms.) Never blocks on peers. Any thread, several at once.
  * Returns CDDP_OK, CDDP_E_INVALID (no such parameter), CDDP_E_STATE (already ready in this step), or the sticky error.
  */
 CDDP_API cddp_status cddp_ddp_grad_ready(cddp_ddp *ddp, size_t i);
@@ -451,7 +477,8 @@ CDDP_API cddp_status cddp_ddp_wait_param(cddp_ddp *ddp, size_t i);
  * the means; an error that comes later is returned by the next call. Call it once per step, from one thread, after the
  * last cddp_ddp_grad_ready().
  * Returns CDDP_OK; CDDP_E_STATE (gradients are missing: the sentence names them; the error is sticky, since peers now
- * wait for them); or what a collective may return, also for calls of this step whose status was not looked at.
+ * wait for them. Or another thread is in this function: then the call does nothing); or what a collective may return,
+ * also for calls of this step whose status was not looked at.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_wait(cddp_ddp *ddp);
 
@@ -677,7 +704,8 @@ typedef struct cddp_optim_options {
  * cddp_optim_load. With CDDP_DDP_FIND_UNUSED or CDDP_DDP_STATIC_GRAPH a parameter that no rank used in a step stays as
  * it is, and so does its state.
  *
- * *out is written on success only; release it with cddp_optim_destroy(), before ddp. Returns CDDP_OK; CDDP_E_INVALID
+ * *out is written on success only; release it with cddp_optim_destroy(), before ddp: without its reducer an optimizer
+ * can only be destroyed, and its other functions return CDDP_E_STATE. Returns CDDP_OK; CDDP_E_INVALID
  * (an option); CDDP_E_UNSUPPORTED (a GPU's backend; a reducer with CDDP_DDP_JOIN, CDDP_DDP_SPLIT, CDDP_AUTO, `compress`
  * or a hook: the sentence says which); CDDP_E_STATE (ddp has one, or is in the middle of a step); CDDP_E_MISMATCH
  * (ranks give different options: the sentence names two and what differs); CDDP_E_NOMEM (here or on a peer); or what a

@@ -4,6 +4,7 @@
 #include "worker/backend/cpu/across.h"
 #include "worker/backend/cpu/handover.h"
 #include "worker/dtype.h"
+#include "worker/op_text.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -65,7 +66,9 @@ static void describe_place(struct cdi_shm_desc *d, const struct cdi_op *op)
 static struct cdi_shm_desc describe(const struct cdi_team *t, const struct cdi_work *w)
 {
     const struct cdi_op *op = &w->op;
-    struct cdi_shm_desc d = {.kind = (uint32_t)op->kind};
+    /* Beside the operation, what a message says of it: who asked, and for which bucket. */
+    uint32_t bucket = op->bucket >= 0 && op->bucket < UINT16_MAX ? (uint32_t)op->bucket + 1 : 0;
+    struct cdi_shm_desc d = {.kind = (uint32_t)op->kind, .op = bucket << 16 | (uint32_t)op->asked << 8};
 
     if (w->is_region)
         return (struct cdi_shm_desc){.kind = KIND_REGION, .count = w->region_bytes};
@@ -73,11 +76,11 @@ static struct cdi_shm_desc describe(const struct cdi_team *t, const struct cdi_w
     switch (op->kind) {
     case CDI_ALL_REDUCE:
     case CDI_REDUCE_SCATTER:
-        d.op = (uint32_t)op->op;
+        d.op |= (uint32_t)op->op;
         describe_place(&d, op);
         break;
     case CDI_REDUCE:
-        d.op = (uint32_t)op->op;
+        d.op |= (uint32_t)op->op;
         d.root = op->root;
         break;
     case CDI_BROADCAST:
@@ -120,12 +123,13 @@ static const struct {
     [CDI_RECV] = {"recv", false, "from"},
 };
 
-void cdi_desc_text(const struct cdi_shm_desc *d, char *buf, size_t cap)
+/* The operation itself, without who asked for it. */
+static void plain_text(const struct cdi_shm_desc *d, char *buf, size_t cap)
 {
     char op[24] = "", tail[80] = "";
 
     if (d->kind == KIND_REGION) {
-        (void)snprintf(buf, cap, "making shared memory of %" PRIu64 " bytes", d->count);
+        (void)snprintf(buf, cap, "shared memory of %" PRIu64 " bytes", d->count);
         return;
     }
     if (d->kind == CDI_BARRIER || d->kind >= sizeof kinds / sizeof kinds[0]) { /* it may come from another process */
@@ -133,10 +137,8 @@ void cdi_desc_text(const struct cdi_shm_desc *d, char *buf, size_t cap)
         return;
     }
     if (kinds[d->kind].has_op)
-        (void)snprintf(op, sizeof op, "(%s)", cdi_op_name((cddp_op)d->op));
-    if (d->region != 0)
-        (void)snprintf(tail, sizeof tail, " at byte %" PRIu64 " of shared region %" PRIu64, d->offset, d->region);
-    else if (kinds[d->kind].root != NULL)
+        (void)snprintf(op, sizeof op, "(%s)", cdi_op_name((cddp_op)(d->op & 0xff)));
+    if (kinds[d->kind].root != NULL)
         (void)snprintf(tail, sizeof tail, " %s rank %d", kinds[d->kind].root, (int)d->root);
     else if (d->kind == CDI_ALL_GATHERV)
         (void)snprintf(tail, sizeof tail, " in all (parts %08" PRIx32 ")", (uint32_t)d->offset);
@@ -144,15 +146,36 @@ void cdi_desc_text(const struct cdi_shm_desc *d, char *buf, size_t cap)
                    cdi_dtype_name((cddp_dtype)d->dtype), tail);
 }
 
+/* names: of the bucket's parameters, "" if they are not known. */
+static void desc_text(const struct cdi_shm_desc *d, const char *names, char *buf, size_t cap)
+{
+    const char *asked = cdi_asked_name(d->kind == KIND_REGION ? CDI_ASKED_DDP_CREATE : d->op >> 8 & 0xff);
+    char bucket[128] = "", plain[160];
+
+    plain_text(d, plain, sizeof plain);
+    if (d->op >> 16 != 0)
+        (void)snprintf(bucket, sizeof bucket, " (bucket %" PRIu32 "%s%s)", (d->op >> 16) - 1,
+                       names[0] != '\0' ? ": " : "", names);
+    if (asked != NULL)
+        (void)snprintf(buf, cap, "%s (%s)", asked, plain);
+    else
+        (void)snprintf(buf, cap, "%s%s", plain, bucket);
+}
+
+void cdi_desc_text(const struct cdi_shm_desc *d, char *buf, size_t cap)
+{
+    desc_text(d, "", buf, cap);
+}
+
 void cdi_run_what(const void *arg, char *buf, size_t cap)
 {
     const struct cdi_run *run = arg;
-    size_t n;
+    const struct cdi_op *op = &run->w->op;
+    char names[96] = "";
 
-    cdi_desc_text(&run->desc, buf, cap);
-    n = strlen(buf);
-    if (run->w->op.bucket >= 0 && !run->w->is_region)
-        (void)snprintf(buf + n, cap - n, " (bucket %d)", run->w->op.bucket);
+    if (op->bucket >= 0 && op->name_bucket != NULL && !run->w->is_region)
+        op->name_bucket(op->ddp, op->bucket, names, sizeof names);
+    desc_text(&run->desc, names, buf, cap);
 }
 
 static uint64_t hash_desc(const struct cdi_shm_desc *d)

@@ -386,6 +386,7 @@ static cddp_status cpu_split(struct cdi_backend *b, int color, int key, struct c
                                    .count = 2,
                                    .dtype = CDDP_INT32,
                                    .bucket = -1,
+                                   .asked = CDI_ASKED_COMM_SPLIT,
                                    .lazy = true}};
     uint32_t number = atomic_fetch_add(&b->n_splits, 1);
     uint64_t ticket;
@@ -471,6 +472,11 @@ static void cpu_abort(struct cdi_backend *b, cddp_status status, const char *why
     cdi_queue_fail(b->queue, &err);
 }
 
+static bool cpu_is_aborted(struct cdi_backend *b)
+{
+    return b->team.shm != NULL && cdi_shm_aborted(b->team.shm, NULL) != CDDP_OK;
+}
+
 const struct cdi_backend_ops cdi_cpu_backend = {
     .name = "cpu",
     .create = cpu_create,
@@ -489,6 +495,7 @@ const struct cdi_backend_ops cdi_cpu_backend = {
     .describe = cpu_describe,
     .health = cpu_health,
     .abort = cpu_abort,
+    .is_aborted = cpu_is_aborted,
     .pack = cdi_element_pack,
     .unpack = cdi_element_unpack,
     .cast = cdi_element_cast,

@@ -343,6 +343,7 @@ static cddp_status lead(struct cdi_shm *s, const struct cdi_world *world, const 
         st = cdi_shm_map(&s->mapper, memfd, s->bytes, &segment, err);
     if (st == CDDP_OK) {
         cdi_shm_format(s, segment);
+        cdi_shm_hold(s, cdi_steal_fd(&memfd));
         st = listen_on(name, &listener, s->size, err);
     }
     if (st != CDDP_OK) {
@@ -354,7 +355,7 @@ static cddp_status lead(struct cdi_shm *s, const struct cdi_world *world, const 
     st = meet->set(meet->arg, names.socket, text, err);
     if (st != CDDP_OK)
         return st;
-    st = accept_all(s, listener, memfd, world, meet, p, err);
+    st = accept_all(s, listener, s->life, world, meet, p, err);
     if (st == CDDP_OK)
         st = agree(s, p, err);
     tell_all(s, p, st, err);
@@ -420,6 +421,8 @@ static cddp_status follow_over(struct cdi_shm *s, const struct patience *p, stru
     if (m.status != CDDP_OK) /* it did not come to our turn */
         return cdi_fail(err, (cddp_status)m.status, "%s", m.text);
     st = map_control(s, memfd, err);
+    if (st == CDDP_OK)
+        cdi_shm_hold(s, cdi_steal_fd(&memfd));
     m = message(s->rank, s->size, st, err);
     st = give(s->socks[0], &m, -1, p, err);
     if (st == CDDP_OK)

@@ -238,17 +238,29 @@ static cddp_status wait_for(struct cdi_run *run, int local, struct cdi_counter *
 }
 
 /*
- * Does the rank that this one sends to send to this one? Neither would ever receive. Both write their address before
- * they look at the other's, in one order of all: so at least one of them sees it.
+ * Returns CDDP_E_MISMATCH if `to` sends to this rank while this rank sends `piece` to it: neither would ever receive.
+ *
+ * No crossing is missed. Both ranks store their own address before they load the other's. All four accesses are
+ * sequentially consistent, so at least one of the two loads sees the other rank's store.
+ *
+ * No correct program is refused. There are three conditions, and each one is final where it holds:
+ * 1. The address that was read is (b, this rank): `to` sent its piece b to this rank.
+ * 2. `taken` of `to` has not reached b. Only this rank takes piece b, and it is here, so nobody takes b now. What this
+ *    rank took before, it sees (coherence). `to` may have sent more pieces to others after b, which they took; `taken`
+ *    is then beyond b, so only the order of the two numbers counts, not whether they are equal.
+ * 3. `taken` of this rank has not reached `piece`. Whatever `to` took before it began to send b happens before its
+ *    store of the address, with which the load in 1 synchronizes. So if the piece was not taken at that load, it was
+ *    not taken before b was sent; and `to` takes nothing until this rank has taken b.
  */
-static cddp_status check_crossed(const struct cdi_run *run, int to, struct cdi_error *err)
+static cddp_status check_crossed(const struct cdi_run *run, int to, uint32_t piece, struct cdi_error *err)
 {
     struct cdi_shm *s = run->t->shm;
     struct cdi_shm_mail *m = &s->ranks[to].mail;
     uint64_t address = atomic_load(&m->address);
     char a[160], b[160];
 
-    if ((uint32_t)address != (uint32_t)s->rank || (uint32_t)(address >> 32) == atomic_load(&m->taken.value))
+    if ((uint32_t)address != (uint32_t)s->rank || cdi_counter_reached(&m->taken, (uint32_t)(address >> 32)) ||
+        cdi_counter_reached(&s->ranks[s->rank].mail.taken, piece))
         return CDDP_OK;
     cdi_desc_text(to < s->rank ? &m->desc : &run->desc, a, sizeof a);
     cdi_desc_text(to < s->rank ? &run->desc : &m->desc, b, sizeof b);
@@ -277,7 +289,7 @@ static cddp_status mail_send(struct cdi_run *run, struct cdi_error *err)
             memcpy(m->data, in + at, n);
         atomic_store(&m->address, (uint64_t)piece << 32 | (uint32_t)to);
         cdi_counter_post(&m->sent, piece);
-        st = check_crossed(run, to, err);
+        st = check_crossed(run, to, piece, err);
         if (st == CDDP_OK)
             st = wait_for(run, to, &m->taken, piece, err);
         at += n;

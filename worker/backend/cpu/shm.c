@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #define SHM_MAGIC 0x4d48535044444443u /* "CDDDPSHM" */
-#define SHM_VERSION 5u
+#define SHM_VERSION 6u
 #define HUGE_PAGE ((size_t)2 << 20) /* where it is another size, asking for them fails, and no more */
 
 #ifndef MADV_COLLAPSE
@@ -181,6 +181,7 @@ cddp_status cdi_shm_create(struct cdi_shm **out, int rank, int size, int first, 
     s->first = first;
     s->staged = staged;
     s->bytes = cdi_shm_bytes(size, staged);
+    s->life = -1;
     if (m != NULL)
         s->mapper = *m;
     for (int r = 0; r < size; r++)
@@ -253,6 +254,25 @@ cddp_status cdi_shm_adopt(struct cdi_shm *s, void *segment, struct cdi_error *er
     return CDDP_OK;
 }
 
+void cdi_shm_hold(struct cdi_shm *s, int fd)
+{
+    struct flock mine = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = s->rank, .l_len = 1};
+
+    s->life = fd;
+    if (fcntl(fd, F_SETLK, &mine) == 0)
+        atomic_store(&s->ranks[s->rank].holds, 1);
+}
+
+/* Ranks that may be threads of this process (tests) pass for alive: a process does not see its own locks. */
+static bool has_died(const struct cdi_shm *s, int rank)
+{
+    struct flock theirs = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = rank, .l_len = 1};
+    const struct cdi_shm_rank *r = &s->ranks[rank];
+
+    return rank != s->rank && s->life >= 0 && atomic_load(&r->holds) != 0 && atomic_load(&r->pid) != getpid() &&
+           fcntl(s->life, F_GETLK, &theirs) == 0 && theirs.l_type == F_UNLCK && !cdi_shm_left(s, rank);
+}
+
 static void wake_all(_Atomic uint32_t *word)
 {
     (void)syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
@@ -276,6 +296,8 @@ void cdi_shm_destroy(struct cdi_shm *s)
     for (int r = 0; r < s->size; r++)
         if (s->socks[r] >= 0)
             (void)close(s->socks[r]);
+    if (s->life >= 0)
+        (void)close(s->life);
     free(s->socks);
     free(s);
 }
@@ -301,8 +323,13 @@ void cdi_shm_abort(struct cdi_shm *s, cddp_status status, const char *text)
     struct cdi_shm_header *h = s->header;
     uint32_t none = ABORT_NONE;
 
-    if (h == NULL || !atomic_compare_exchange_strong(&h->abort, &none, ABORT_WRITING))
+    if (h == NULL)
         return;
+    if (!atomic_compare_exchange_strong(&h->abort, &none, ABORT_WRITING)) {
+        wake_all(&h->abort); /* the rank that was first may have died before it did so */
+        return;
+    }
+    wake_all(&h->abort); /* a rank that wakes up here waits for the text, but not for long */
     atomic_store(&h->status, (int32_t)status);
     for (size_t i = 0; i + 1 < sizeof h->text && text[i] != '\0'; i++)
         atomic_store_explicit(&h->text[i], text[i], memory_order_relaxed);
@@ -326,7 +353,7 @@ cddp_status cdi_shm_aborted(const struct cdi_shm *s, struct cdi_error *err)
         state = atomic_load_explicit(&h->abort, memory_order_acquire);
     }
     if (state != ABORT_TOLD)
-        return cdi_fail(err, CDDP_E_ABORTED, "another rank gave up and died before it could say why");
+        return cdi_fail(err, CDDP_E_ABORTED, "another rank gave up, and died or was stopped before it could say why");
     for (size_t i = 0; i < sizeof text; i++)
         text[i] = atomic_load_explicit(&h->text[i], memory_order_relaxed);
     text[sizeof text - 1] = '\0';
@@ -350,5 +377,8 @@ int cdi_shm_hung_up(struct cdi_shm *s)
         (void)close(s->socks[r]); /* it left as it should */
         s->socks[r] = -1;
     }
+    for (int r = 0; r < s->size; r++)
+        if (has_died(s, r))
+            return r;
     return -1;
 }

@@ -62,10 +62,13 @@ struct cdi_shm_rank {
     struct cdi_counter post[2];         /* the last even and the last odd step whose input is visible */
     _Alignas(64) _Atomic uint32_t left; /* said goodbye */
     _Atomic int32_t pid;
-    _Atomic uint32_t cpu; /* on which it was seen last, by itself */
+    _Atomic uint32_t holds; /* it has locked its byte of the segment, which the kernel gives up when it dies */
+    _Atomic uint32_t cpu;   /* on which it was seen last, by itself */
     _Atomic uint64_t autogroup;
     _Atomic uint64_t cpus[CDI_SHM_CPU_WORDS]; /* on which it may run */
     _Atomic uint32_t moved; /* changes while this rank gets on with what others wait for: pieces over the network */
+    _Atomic uint32_t
+        waits_for; /* a rank in the world, plus 1, while this rank sleeps until that one comes; for errors */
     struct cdi_shm_desc desc[2];
     struct cdi_shm_mail mail;
 };
@@ -89,6 +92,7 @@ struct cdi_shm {
     uint8_t *stages; /* NULL: there are none */
     bool staged;     /* there are, once the segment is mapped */
     int *socks;      /* by rank, -1: none. Rank 0 has one to every other rank, the others one to rank 0 */
+    int life;        /* the segment's descriptor, kept for the locks; -1: none */
     struct cdi_mapper mapper;
 };
 
@@ -107,6 +111,13 @@ cddp_status cdi_shm_create(struct cdi_shm **out, int rank, int size, int first, 
 /* Adopt a mapped segment; local rank 0 initialises it first. CDDP_E_VERSION: it is not one of ours. */
 void cdi_shm_format(struct cdi_shm *s, void *segment);
 cddp_status cdi_shm_adopt(struct cdi_shm *s, void *segment, struct cdi_error *err);
+/*
+ * Shows the others that this rank lives: locks its byte of the segment, whose descriptor s owns from now on. A child
+ * that this process forks does not inherit the lock, while it does inherit sockets. Where there are no locks, only the
+ * sockets tell of a death. No other descriptor of the segment may be closed in this process, since that would give up
+ * the lock.
+ */
+void cdi_shm_hold(struct cdi_shm *s, int fd);
 /* Say goodbye to peers, unmap, close the sockets, free. NULL-safe. */
 void cdi_shm_destroy(struct cdi_shm *s);
 
@@ -182,7 +193,7 @@ static inline bool cdi_shm_left(const struct cdi_shm *s, int rank)
 int cdi_shm_usable_cpus(const struct cdi_shm *s);
 /* Are all ranks in one group of the scheduler, so that sched_yield lets another one run? */
 bool cdi_shm_can_yield(const struct cdi_shm *s);
-/* A peer whose socket hung up without a goodbye, or -1. One poll(2); one thread at a time. */
+/* A peer that died: its socket hung up, or its lock is free, without a goodbye. Or -1. One thread at a time. */
 int cdi_shm_hung_up(struct cdi_shm *s);
 
 #endif

@@ -4,7 +4,6 @@
 #include "common/clock.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,9 +11,9 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#define SLICE_MS 10 /* how often who waits for sockets looks at shared memory, where there is no bell */
+#define OVER_MS 300 /* how long data that are there are still taken after all waits have ended */
+#define NAP_MS 500  /* the longest sleep: so that it is seen when this process was stopped meanwhile */
 #define LOOK_MS 50  /* and for hang-ups within the node, and how long who sleeps does so without the node's sockets */
-#define LAST_WORDS_MS 300 /* a data socket ended: its control socket says why */
 
 /* ---------------------------------------------------------------------------------------------------- frames ---- */
 
@@ -102,135 +101,58 @@ cddp_status cdi_link_recv(struct cdi_link *l, enum cdi_tcp_type type, void *body
     return CDDP_OK;
 }
 
-/* --------------------------------------------------------------------------------------------------- control ---- */
-
-/* What the other side said before it fell silent: CDDP_IN_PROGRESS: nothing yet. */
-static cddp_status hear(struct cdi_tcp *tcp, struct cdi_link *l, struct cdi_error *err)
-{
-    struct cdi_tcp_header h;
-    ssize_t n = recv(l->control, l->control_in + l->control_got, sizeof l->control_in - l->control_got, MSG_DONTWAIT);
-    cddp_status st;
-
-    if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        return CDDP_IN_PROGRESS;
-    if (n <= 0)
-        return cdi_wait_died(tcp->wait, l->rank, l->who, err);
-    l->control_got += (size_t)n;
-    if (l->control_got < CDI_TCP_HEADER)
-        return CDDP_IN_PROGRESS;
-    st = cdi_tcp_get_header(l->control_in, &h, err);
-    if (st == CDDP_OK && l->control_got < CDI_TCP_HEADER + (size_t)h.len)
-        return CDDP_IN_PROGRESS;
-    if (st == CDDP_OK && h.type == CDI_TCP_IS_ABORT) {
-        st = cdi_tcp_get_abort(l->control_in + CDI_TCP_HEADER, h.len, err);
-        cdi_shm_abort(tcp->wait->shm, st, err->msg); /* the sentence is whole, as it is */
-        return cdi_shm_aborted(tcp->wait->shm, err);
-    }
-    if (st == CDDP_OK && h.type == CDI_TCP_IS_BYE) {
-        l->gone = true;
-        return CDDP_IN_PROGRESS;
-    }
-    return cdi_fail(err, CDDP_E_PROTOCOL, "rank %d sent something else than expected", l->rank);
-}
-
-/* How long to poll when there are left_ms: to the end where a bell rings for all else that can happen. */
-static int poll_ms(const struct cdi_tcp *tcp, int64_t left_ms)
-{
-    int64_t most = tcp->bell.fd >= 0 ? INT_MAX : SLICE_MS;
-
-    return (int)(left_ms < 0 ? 0 : left_ms < most ? left_ms : most);
-}
-
-/* A data socket ended. */
-static cddp_status last_words(struct cdi_tcp *tcp, struct cdi_link *l, struct cdi_error *err)
-{
-    int64_t until_ms = cdi_now_ms() + LAST_WORDS_MS;
-
-    while (!l->gone && cdi_now_ms() < until_ms) {
-        struct pollfd p[] = {{.fd = l->control, .events = POLLIN}, {.fd = tcp->bell.fd, .events = POLLIN}};
-        cddp_status st;
-
-        (void)poll(p, 2, poll_ms(tcp, until_ms - cdi_now_ms()));
-        st = hear(tcp, l, err);
-        if (st != CDDP_IN_PROGRESS)
-            return st;
-        st = cdi_wait_check(tcp->wait, err);
-        if (st != CDDP_OK)
-            return st;
-    }
-    if (l->gone)
-        return cdi_fail(err, CDDP_E_PEER, "rank %d has left the job (cddp_finalize)", l->rank);
-    return cdi_wait_died(tcp->wait, l->rank, l->who, err);
-}
-
-static void say(struct cdi_link *l, enum cdi_tcp_type type, const void *body, uint32_t len)
-{
-    uint8_t out[CDI_TCP_HEADER + 4 + CDI_SHM_TEXT];
-    const struct cdi_tcp_header h = {.type = type, .len = len};
-
-    if (l->control < 0 || atomic_exchange(&l->said, 1) != 0)
-        return;
-    cdi_tcp_put_header(out, &h);
-    if (len > 0)
-        memcpy(out + CDI_TCP_HEADER, body, len);
-    /* The only frame that ever goes this way: an empty socket buffer takes it. */
-    (void)send(l->control, out, CDI_TCP_HEADER + len, MSG_NOSIGNAL | MSG_DONTWAIT);
-}
-
-static void say_to_all(struct cdi_tcp *tcp, enum cdi_tcp_type type, const void *body, uint32_t len)
-{
-    say(&tcp->prev, type, body, len);
-    say(&tcp->next, type, body, len);
-    (void)pthread_mutex_lock(&tcp->lock);
-    for (int r = 0; r < tcp->size; r++)
-        if (tcp->pair[r] != NULL)
-            say(tcp->pair[r], type, body, len);
-    (void)pthread_mutex_unlock(&tcp->lock);
-}
-
-void cdi_tcp_pass_abort(struct cdi_tcp *tcp)
-{
-    uint8_t body[4 + CDI_SHM_TEXT];
-    struct cdi_error why;
-    cddp_status st = cdi_shm_aborted(tcp->wait->shm, &why);
-
-    if (st != CDDP_OK)
-        say_to_all(tcp, CDI_TCP_IS_ABORT, body, cdi_tcp_put_abort(body, st, why.msg));
-}
-
-void cdi_tcp_say_bye(struct cdi_tcp *tcp)
-{
-    cdi_tcp_pass_abort(tcp);
-    say_to_all(tcp, CDI_TCP_IS_BYE, NULL, 0);
-}
-
 /* -------------------------------------------------------------------------------------------------- the loop ---- */
 
 struct pumping {
     struct cdi_tcp *tcp;
     struct cdi_link *const *links;
     int n;
-    int64_t deadline_ms, look_at_ms;
+    int64_t deadline_ms, look_at_ms, looked_ms;
+    int64_t over_ms; /* all waits have ended; data that have come may be taken until then; 0: they have not */
 };
 
-static int64_t deadline_of(const struct pumping *g)
+/*
+ * Has anything ended all waits? An abort overtakes data that were sent before it, and an operation of which all has
+ * come is done: so there is one more attempt, and further ones for a moment while they move anything.
+ */
+static cddp_status check(struct pumping *g, bool moved, struct cdi_error *err)
+{
+    cddp_status st = cdi_wait_check(g->tcp->wait, err);
+    int64_t now = cdi_now_ms();
+
+    if (st == CDDP_OK || (g->over_ms != 0 && (!moved || now >= g->over_ms)))
+        return st;
+    if (g->over_ms == 0)
+        g->over_ms = now + OVER_MS;
+    return CDDP_OK;
+}
+
+static void set_deadline(struct pumping *g)
 {
     bool begun = true;
 
     for (int i = 0; i < g->n; i++)
         begun = begun && g->links[i]->begun;
-    return cdi_deadline_ms(cdi_now_ms(),
-                           g->tcp->wait->timeout_ms + (begun ? CDI_TCP_SLACK_DATA_MS : CDI_TCP_SLACK_OP_MS));
+    g->looked_ms = cdi_now_ms();
+    g->deadline_ms =
+        cdi_deadline_ms(g->looked_ms, g->tcp->wait->timeout_ms + (begun ? CDI_TCP_SLACK_DATA_MS : CDI_TCP_SLACK_OP_MS));
 }
 
 /* Who keeps us waiting: first whoever has not even begun. */
-static cddp_status late(const struct pumping *g, struct cdi_error *err)
+static const struct cdi_link *culprit(const struct pumping *g)
 {
     const struct cdi_link *who = NULL;
 
     for (int i = 0; i < g->n; i++)
         if ((g->links[i]->rx.wanted || g->links[i]->tx.wanted) && (who == NULL || (who->begun && !g->links[i]->begun)))
             who = g->links[i];
+    return who;
+}
+
+static cddp_status late(const struct pumping *g, struct cdi_error *err)
+{
+    const struct cdi_link *who = culprit(g);
+
     return cdi_fail(err, CDDP_E_TIMEOUT, "rank %d did not %s within %.4g s", who != NULL ? who->rank : -1,
                     who != NULL && who->begun ? "go on" : "come", (double)g->tcp->wait->timeout_ms / 1000);
 }
@@ -256,10 +178,11 @@ static void sleep_on(struct pumping *g, struct pollfd *p, nfds_t n)
     int64_t left_ms = g->deadline_ms - cdi_now_ms();
 
     p[n++] = (struct pollfd){.fd = tcp->bell.fd, .events = POLLIN};
-    if (poll(p, n, poll_ms(tcp, left_ms < LOOK_MS ? left_ms : LOOK_MS)) != 0 || tcp->bell.fd < 0)
+    if (poll(p, n, cdi_tcp_poll_ms(tcp, left_ms < LOOK_MS ? left_ms : LOOK_MS)) != 0 || tcp->bell.fd < 0)
         return;
     n += watch_node(tcp->wait->shm, p + n);
-    (void)poll(p, n, poll_ms(tcp, left_ms - LOOK_MS));
+    left_ms -= LOOK_MS;
+    (void)poll(p, n, cdi_tcp_poll_ms(tcp, left_ms < NAP_MS ? left_ms : NAP_MS));
     g->look_at_ms = 0;
 }
 
@@ -267,6 +190,7 @@ static void sleep_on(struct pumping *g, struct pollfd *p, nfds_t n)
 static cddp_status idle(struct pumping *g, struct cdi_error *err)
 {
     struct pollfd *p = g->tcp->polled;
+    const struct cdi_link *who;
     cddp_status st = CDDP_OK;
     int64_t now;
 
@@ -275,21 +199,27 @@ static cddp_status idle(struct pumping *g, struct cdi_error *err)
         int events = (l->rx.wanted ? POLLIN : 0) | (l->tx.wanted ? POLLOUT : 0);
 
         p[2 * i] = (struct pollfd){.fd = events != 0 ? l->data : -1, .events = (short)events};
-        p[2 * i + 1] = (struct pollfd){.fd = events != 0 && !l->gone ? l->control : -1, .events = POLLIN};
+        p[2 * i + 1] = (struct pollfd){.fd = events != 0 && !cdi_link_gone(l) ? l->control : -1, .events = POLLIN};
     }
+    who = culprit(g);
+    cdi_wait_tell(g->tcp->wait, who != NULL ? who->rank : -1);
     sleep_on(g, p, (nfds_t)g->n * 2);
-    st = cdi_wait_check(g->tcp->wait, err);
+    cdi_wait_tell(g->tcp->wait, -1);
+    st = check(g, false, err);
+    if (g->over_ms != 0)
+        return st;
     for (int i = 0; i < g->n && st == CDDP_OK; i++) {
         struct cdi_link *l = g->links[i];
 
         if (p[2 * i + 1].revents == 0)
             continue;
         if (l->suspect) /* there was another round of attempts since, and it moved nothing */
-            st = hear(g->tcp, l, err);
+            st = cdi_link_hear(g->tcp, l, err);
         st = st == CDDP_IN_PROGRESS ? CDDP_OK : st;
         l->suspect = true;
     }
     now = cdi_now_ms();
+    g->deadline_ms = cdi_deadline_ms(g->deadline_ms, cdi_wait_stopped_ms(&g->looked_ms, now, NAP_MS));
     if (st == CDDP_OK && now >= g->look_at_ms) {
         g->look_at_ms = now + LOOK_MS;
         if (cdi_wait_hung_up(g->tcp->wait, err) >= 0)
@@ -305,7 +235,7 @@ static cddp_status explain(struct pumping *g, struct cdi_error *err)
         struct pollfd p = {.fd = g->links[i]->data, .events = POLLRDHUP};
 
         if (poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0)
-            return last_words(g->tcp, g->links[i], err);
+            return cdi_link_last_words(g->tcp, g->links[i], err);
     }
     return err->status;
 }
@@ -317,10 +247,10 @@ cddp_status cdi_tcp_pump(struct cdi_tcp *tcp, struct cdi_link *const *links, int
     struct pumping g = {.tcp = tcp, .links = links, .n = n, .look_at_ms = cdi_now_ms() + LOOK_MS};
     struct cdi_shm *shm = tcp->wait->shm;
     struct cdi_error why;
-    char name[160];
+    char name[320];
     cddp_status st;
 
-    g.deadline_ms = deadline_of(&g);
+    set_deadline(&g);
     for (int i = 0; i < n; i++)
         links[i]->suspect = false;
     for (;;) {
@@ -337,12 +267,12 @@ cddp_status cdi_tcp_pump(struct cdi_tcp *tcp, struct cdi_link *const *links, int
         }
         if (moved) {
             (void)atomic_fetch_add_explicit(&shm->ranks[shm->rank].moved, 1, memory_order_relaxed);
-            g.deadline_ms = deadline_of(&g);
+            set_deadline(&g);
             for (int i = 0; i < n; i++)
                 links[i]->suspect = false;
-            st = cdi_wait_check(tcp->wait, &why);
+            st = check(&g, true, &why);
         } else {
-            st = idle(&g, &why);
+            st = g.over_ms != 0 ? check(&g, false, &why) : idle(&g, &why);
         }
         if (st != CDDP_OK)
             break;

@@ -23,7 +23,8 @@
 #define CDI_TCP_SLACK_OP_MS 500    /* for a neighbour to begin the operation */
 #define CDI_TCP_SLACK_DATA_MS 1000 /* for one that has begun it to go on */
 #define CDI_TCP_SLACK_NODE_MS 1500 /* for a rank of the own node that waits for a neighbour */
-#define CDI_TCP_RING 4             /* pieces between arrival and departure */
+#define CDI_TCP_SLICE_MS 10 /* how often a rank that waits for sockets looks at shared memory, where no bell rings */
+#define CDI_TCP_RING 4      /* pieces between arrival and departure */
 
 /* One direction of the data socket: a frame under way. */
 struct cdi_flow {
@@ -34,27 +35,44 @@ struct cdi_flow {
     bool wanted;  /* to be polled for */
 };
 
+enum cdi_link_fate {
+    CDI_LINK_LIVES = 0,
+    CDI_LINK_LEFT, /* the other side said goodbye, or why it aborted; what it sent before may still be on its way */
+    CDI_LINK_DIED, /* control ended without a word */
+    CDI_LINK_BABBLES,
+};
+
 struct cdi_link {
-    int rank;          /* of the other side; -1: no link */
-    int data, control; /* sockets, -1: none yet */
-    _Atomic int said;  /* an abort or a goodbye went out on control */
-    bool begun;        /* the other side has sent its operation */
-    bool suspect;      /* control became readable, which the data may explain */
-    bool gone;         /* it said goodbye; what it sent before may still be on its way */
-    char who[64];      /* "pid 77 on node1" */
+    int rank;    /* of the other side; -1: no link */
+    int data;    /* socket, -1: none yet */
+    int control; /* the same; changed under tcp->lock, since other threads than the one that connects speak there */
+    _Atomic int fate; /* what was heard on control */
+    bool made;        /* both sockets are there for good; tcp->lock */
+    bool said;        /* an abort or a goodbye went out on control; tcp->lock */
+    bool begun;       /* the other side has sent its operation */
+    bool suspect;     /* control became readable, which the data may explain */
+    char who[64];     /* "pid 77 on node1"; changed under tcp->lock, not after both sockets are there */
     struct cdi_flow rx, tx;
-    uint8_t control_in[CDI_TCP_HEADER + 4 + CDI_SHM_TEXT];
-    size_t control_got;
+    uint8_t control_in[CDI_TCP_HEADER + 4 + CDI_SHM_TEXT]; /* tcp->lock */
+    size_t control_got;                                    /* tcp->lock */
+};
+
+/* A thread that listens to all control sockets (tcp_control.c). */
+struct cdi_ear {
+    int epoll, nudge; /* -1: there is none */
+    pthread_t thread;
+    _Atomic int stop;
 };
 
 #define CDI_TCP_LINKS 2    /* at most, that one operation uses */
-#define CDI_TCP_WAITING 16 /* connections that have not yet said who they are */
+#define CDI_TCP_WAITING 64 /* connections that have not yet said who they are */
 
 /* Where others connect to. */
 struct cdi_door {
     struct cdi_stranger {
         int fd;
         int64_t until_ms;
+        struct cdi_address from;
         size_t got;
         uint8_t in[CDI_TCP_HEADER + CDI_TCP_HELLO];
     } waiting[CDI_TCP_WAITING];
@@ -68,12 +86,14 @@ struct cdi_tcp {
     uint8_t token[CDI_TCP_TOKEN];
     struct cdi_wait *wait;
     struct cdi_bell bell;
+    struct cdi_ear ear;
     struct pollfd *polled; /* scratch: two links, the bell, the node's other ranks */
     struct cdi_meet meet;
     struct cdi_door door;
     struct cdi_link prev, next;
     struct cdi_link **pair; /* by rank, NULL: none yet */
-    pthread_mutex_t lock;   /* over pair[], at which who aborts looks from any thread */
+    pthread_mutex_t lock;   /* over pair[] and what threads beside the one that runs operations use of a link */
+    struct cdi_tcp *other;  /* of this process (tcp_heir.c) */
     uint8_t *ring;          /* CDI_TCP_RING pieces; NULL where this rank has no link */
 };
 
@@ -93,6 +113,38 @@ void cdi_tcp_pass_abort(struct cdi_tcp *tcp);
 void cdi_tcp_say_bye(struct cdi_tcp *tcp);
 /* In the meeting place: this rank could not join, and why. */
 void cdi_tcp_tell_broken(const struct cdi_meet *meet, const struct cdi_error *why);
+
+/*
+ * Starts the thread that listens to all control sockets. Without a thread or a descriptor there is none: no error.
+ * tcp->bell was started, or its fd is -1. Stop the thread before the bell is stopped and any socket is closed.
+ */
+void cdi_ear_start(struct cdi_tcp *tcp);
+void cdi_ear_stop(struct cdi_tcp *tcp);
+/*
+ * Between these two calls a child that this process forks closes its copies of the sockets (tcp_heir.c). While it had
+ * them, the other nodes would not see this process die. Any thread.
+ */
+void cdi_heir_begin(struct cdi_tcp *tcp);
+void cdi_heir_end(struct cdi_tcp *tcp);
+
+/* Both sockets of this link are there: from now on the ear listens to it. */
+void cdi_ear_add(struct cdi_tcp *tcp, struct cdi_link *l);
+
+/*
+ * Read what the other side said on control. CDDP_IN_PROGRESS: nothing that ends a wait. CDDP_E_PEER: it died.
+ * CDDP_E_PROTOCOL; what the node was aborted with, also by what was heard here.
+ */
+cddp_status cdi_link_hear(struct cdi_tcp *tcp, struct cdi_link *l, struct cdi_error *err);
+/* The data socket has ended: say why, after a moment in which control may tell. Never CDDP_OK. */
+cddp_status cdi_link_last_words(struct cdi_tcp *tcp, struct cdi_link *l, struct cdi_error *err);
+
+static inline bool cdi_link_gone(const struct cdi_link *l)
+{
+    return atomic_load(&l->fate) == CDI_LINK_LEFT;
+}
+
+/* How long to poll when there are left_ms: to the end where a bell rings for all else that can happen. */
+int cdi_tcp_poll_ms(const struct cdi_tcp *tcp, int64_t left_ms);
 
 int cdi_tcp_node_of(const struct cdi_tcp *tcp, int rank);
 

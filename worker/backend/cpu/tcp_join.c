@@ -8,11 +8,9 @@
  */
 #include "common/cleanup.h"
 #include "common/clock.h"
-#include "common/env.h"
-#include "worker/backend/cpu/tcp.h"
+#include "worker/backend/cpu/tcp_door.h"
 
 #include <errno.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,10 +21,9 @@
 
 #define BROKEN "broken"
 #define SLICE_MS 20
-#define ASK_MS 300        /* how often who waits in the meeting place looks whether somebody has failed */
-#define INTRODUCE_MS 5000 /* a connection that has not said by then who it is, is closed */
-#define CONNECT_MS 3000   /* to one of several addresses */
-#define ADDRESS_TEXT (CDI_NET_ADDRESSES * CDI_NET_TEXT)
+#define ASK_MS 300             /* how often who waits in the meeting place looks whether somebody has failed */
+#define CONNECT_MS 3000        /* to one of several addresses, at first */
+#define PATIENCE_MOST_MS 60000 /* the same, where one connects and nobody answers */
 
 /* ----------------------------------------------------------------------------------------- the meeting place ---- */
 
@@ -189,200 +186,23 @@ int cdi_tcp_node_of(const struct cdi_tcp *tcp, int rank)
     return lo;
 }
 
-/* -------------------------------------------------------------------------------------------------- the door ---- */
-
-static cddp_status listen_at(const struct cdi_address *a, int *out, struct cdi_error *err)
-{
-    CDI_AUTOCLOSE int fd = socket(a->u.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    char text[CDI_NET_TEXT];
-
-    cdi_net_print(a, text);
-    if (fd < 0 || bind(fd, &a->u.any, a->len) != 0 || listen(fd, 64) != 0)
-        return cdi_fail_errno(err, errno, "cannot listen on %s for the other nodes", text);
-    *out = cdi_steal_fd(&fd);
-    return CDDP_OK;
-}
-
-static cddp_status open_door(struct cdi_tcp *tcp, const struct cdi_address *reached, struct cdi_error *err)
-{
-    struct cdi_address at[CDI_NET_ADDRESSES];
-    char name[32], text[ADDRESS_TEXT] = "";
-    size_t used = 0;
-    int n;
-    cddp_status st = cdi_net_choose(cdi_env_str(CDI_NET_IFNAME_ENV), reached, at, &n, err);
-
-    for (int i = 0; i < n && st == CDDP_OK; i++) {
-        struct cdi_address bound = {.len = sizeof bound.u};
-        char one[CDI_NET_TEXT];
-        int fd = -1;
-
-        at[i].u.v4.sin_port = 0; /* at the same place in both families */
-        st = listen_at(&at[i], &fd, err);
-        if (st != CDDP_OK)
-            break;
-        tcp->door.listener[tcp->door.n_listeners++] = fd;
-        if (getsockname(fd, &bound.u.any, &bound.len) != 0)
-            return cdi_fail_errno(err, errno, "getsockname");
-        cdi_net_print(&bound, one);
-        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", i > 0 ? " " : "", one);
-    }
-    (void)snprintf(name, sizeof name, "addr/%d", tcp->rank);
-    return st == CDDP_OK ? tcp->meet.set(tcp->meet.arg, name, text, err) : st;
-}
-
-static void hello_of(const struct cdi_tcp *tcp, int to, enum cdi_tcp_channel channel,
-                     uint8_t out[CDI_TCP_HEADER + CDI_TCP_HELLO])
-{
-    struct cdi_tcp_hello h = {.from = tcp->rank, .to = to, .pid = (int32_t)getpid(), .channel = channel};
-    const struct cdi_tcp_header head = {.type = CDI_TCP_IS_HELLO, .len = CDI_TCP_HELLO};
-
-    memcpy(h.token, tcp->token, sizeof h.token);
-    (void)gethostname(h.host, sizeof h.host - 1);
-    h.host[sizeof h.host - 1] = '\0';
-    cdi_tcp_put_header(out, &head);
-    cdi_tcp_put_hello(out + CDI_TCP_HEADER, &h);
-}
-
-/* A hello of this job, for this rank; nothing of it is believed before the token was. */
-static bool believe(const struct cdi_tcp *tcp, const uint8_t in[CDI_TCP_HEADER + CDI_TCP_HELLO],
-                    struct cdi_tcp_hello *h)
-{
-    struct cdi_tcp_header head;
-    uint8_t differ = 0;
-
-    if (cdi_tcp_get_header(in, &head, NULL) != CDDP_OK || head.type != CDI_TCP_IS_HELLO ||
-        cdi_tcp_get_hello(in + CDI_TCP_HEADER, h, NULL) != CDDP_OK)
-        return false;
-    for (int i = 0; i < CDI_TCP_TOKEN; i++) /* in constant time */
-        differ |= h->token[i] ^ tcp->token[i];
-    return differ == 0 && h->to == tcp->rank && h->from >= 0 && h->from < tcp->size && h->from != tcp->rank;
-}
-
-static struct cdi_link *new_pair(struct cdi_tcp *tcp, int rank)
-{
-    struct cdi_link *l = calloc(1, sizeof *l);
-
-    if (l == NULL)
-        return NULL;
-    l->rank = rank;
-    l->data = l->control = -1;
-    (void)pthread_mutex_lock(&tcp->lock);
-    tcp->pair[rank] = l;
-    (void)pthread_mutex_unlock(&tcp->lock);
-    return l;
-}
-
-/* Was it closed by the other side, which then has tried again? */
-static bool is_dead(int fd)
-{
-    char c;
-    ssize_t n = recv(fd, &c, 1, MSG_PEEK | MSG_DONTWAIT);
-
-    return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
-}
-
-/* The place of a connection that `h` opens, or NULL: it has none, or it is taken. */
-static int *place_of(struct cdi_tcp *tcp, const struct cdi_tcp_hello *h, struct cdi_link **link)
-{
-    struct cdi_link *l = h->from == tcp->prev.rank ? &tcp->prev : NULL;
-    int *place;
-
-    if (h->channel >= CDI_TCP_PAIR_DATA) {
-        l = tcp->pair[h->from];
-        if (l == NULL && h->from < tcp->rank)
-            l = new_pair(tcp, h->from);
-    }
-    if (l == NULL)
-        return NULL;
-    place = h->channel == CDI_TCP_DATA || h->channel == CDI_TCP_PAIR_DATA ? &l->data : &l->control;
-    *link = l;
-    if ((l->data < 0 || l->control < 0) && *place >= 0 && is_dead(*place)) {
-        (void)close(*place);
-        *place = -1;
-    }
-    return *place < 0 ? place : NULL;
-}
-
-/* Adopt a connection whose hello is complete, or close it. */
-static void let_in(struct cdi_tcp *tcp, struct cdi_stranger *s)
-{
-    uint8_t answer[CDI_TCP_HEADER + CDI_TCP_HELLO];
-    struct cdi_tcp_hello h;
-    struct cdi_link *l;
-    int *place = believe(tcp, s->in, &h) ? place_of(tcp, &h, &l) : NULL;
-    int fd = cdi_steal_fd(&s->fd);
-
-    if (place != NULL && !is_dead(fd)) {
-        hello_of(tcp, h.from, h.channel, answer);
-        if (send(fd, answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof answer) {
-            (void)snprintf(l->who, sizeof l->who, "pid %d on %s", (int)h.pid, h.host);
-            *place = fd;
-            return;
-        }
-    }
-    (void)close(fd);
-}
-
-static void set_options(int fd)
-{
-    const int on = 1;
-
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-}
-
-static void accept_from(struct cdi_tcp *tcp, int listener)
-{
-    struct cdi_stranger *s = &tcp->door.waiting[0];
-    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-
-    if (fd < 0)
-        return;
-    set_options(fd);
-    for (int i = 0; i < CDI_TCP_WAITING && s->fd >= 0; i++) /* where all places are taken the oldest one goes */
-        if (tcp->door.waiting[i].fd < 0 || tcp->door.waiting[i].until_ms < s->until_ms)
-            s = &tcp->door.waiting[i];
-    if (s->fd >= 0)
-        (void)close(s->fd);
-    *s = (struct cdi_stranger){.fd = fd, .until_ms = cdi_now_ms() + INTRODUCE_MS};
-}
-
-static void listen_to(struct cdi_tcp *tcp, struct cdi_stranger *s)
-{
-    ssize_t n = recv(s->fd, s->in + s->got, sizeof s->in - s->got, MSG_DONTWAIT);
-
-    if (n < 0 && (errno == EAGAIN || errno == EINTR) && cdi_now_ms() < s->until_ms)
-        return;
-    if (n <= 0) {
-        (void)close(s->fd);
-        s->fd = -1;
-        return;
-    }
-    s->got += (size_t)n;
-    if (s->got == sizeof s->in)
-        let_in(tcp, s);
-}
-
-/* Who is at the door? Blocks for a slice at most. */
-static void tend_door(struct cdi_tcp *tcp)
-{
-    struct cdi_door *d = &tcp->door;
-    struct pollfd p[CDI_TCP_WAITING + CDI_NET_ADDRESSES];
-
-    for (int i = 0; i < CDI_TCP_WAITING; i++)
-        p[i] = (struct pollfd){.fd = d->waiting[i].fd, .events = POLLIN};
-    for (int i = 0; i < d->n_listeners; i++)
-        p[CDI_TCP_WAITING + i] = (struct pollfd){.fd = d->listener[i], .events = POLLIN};
-    (void)poll(p, (nfds_t)(CDI_TCP_WAITING + d->n_listeners), SLICE_MS);
-    for (int i = 0; i < CDI_TCP_WAITING; i++)
-        if (d->waiting[i].fd >= 0)
-            listen_to(tcp, &d->waiting[i]);
-    for (int i = 0; i < d->n_listeners; i++)
-        if (p[CDI_TCP_WAITING + i].revents != 0)
-            accept_from(tcp, d->listener[i]);
-}
-
 /* ------------------------------------------------------------------------------------------------ connecting ---- */
+
+/* The timeout, for errors: the deadline was set a moment before it began to count. */
+static double seconds(int64_t begin_ms, int64_t deadline_ms)
+{
+    int64_t hundredths = (deadline_ms - begin_ms + 5) / 10;
+
+    return (double)hundredths / 100;
+}
+
+/* How far an attempt came: the further, the more it tells. */
+enum how_far { NOT_CONNECTED, STRANGER, HUNG_UP, NO_ANSWER, CONNECTED };
+
+struct attempt {
+    enum how_far how_far;
+    int errnum; /* of NOT_CONNECTED */
+};
 
 static bool wait_fd(const struct cdi_tcp *tcp, int fd, short events, int64_t deadline_ms)
 {
@@ -396,33 +216,33 @@ static bool wait_fd(const struct cdi_tcp *tcp, int fd, short events, int64_t dea
 }
 
 /* Introduce ourselves, and hear from the other side that it is who we mean. */
-static bool introduce(const struct cdi_tcp *tcp, int fd, int rank, enum cdi_tcp_channel channel, char who[64],
-                      int64_t deadline_ms)
+static enum how_far introduce(struct cdi_tcp *tcp, int fd, struct cdi_link *l, enum cdi_tcp_channel channel,
+                              int64_t deadline_ms)
 {
     uint8_t hello[CDI_TCP_HEADER + CDI_TCP_HELLO];
     struct cdi_tcp_hello h;
     size_t got = 0;
 
-    hello_of(tcp, rank, channel, hello);
+    cdi_tcp_hello_of(tcp, l->rank, channel, hello);
     if (send(fd, hello, sizeof hello, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)sizeof hello)
-        return false;
+        return HUNG_UP;
     while (got < sizeof hello) {
         ssize_t n;
 
         if (!wait_fd(tcp, fd, POLLIN, deadline_ms))
-            return false;
+            return NO_ANSWER;
         n = recv(fd, hello + got, sizeof hello - got, MSG_DONTWAIT);
         if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
-            return false;
+            return HUNG_UP;
         got += n > 0 ? (size_t)n : 0;
     }
-    if (!believe(tcp, hello, &h) || h.from != rank || h.channel != channel)
-        return false;
-    (void)snprintf(who, 64, "pid %d on %s", (int)h.pid, h.host);
-    return true;
+    if (!cdi_tcp_believe(tcp, hello, &h) || h.from != l->rank || h.channel != channel)
+        return STRANGER;
+    cdi_tcp_name_link(tcp, l, &h);
+    return CONNECTED;
 }
 
-/* One attempt; *errnum says why there is no connection. */
+/* *errnum says why there is no connection. */
 static int try_connect(const struct cdi_tcp *tcp, const struct cdi_address *a, int64_t deadline_ms, int *errnum)
 {
     CDI_AUTOCLOSE int fd = socket(a->u.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -431,7 +251,7 @@ static int try_connect(const struct cdi_tcp *tcp, const struct cdi_address *a, i
     *errnum = errno;
     if (fd < 0)
         return -1;
-    set_options(fd);
+    cdi_tcp_set_options(fd);
     *errnum = connect(fd, &a->u.any, a->len) == 0 ? 0 : errno;
     if (*errnum == EINPROGRESS) {
         *errnum = ETIMEDOUT;
@@ -441,64 +261,104 @@ static int try_connect(const struct cdi_tcp *tcp, const struct cdi_address *a, i
     return *errnum == 0 ? cdi_steal_fd(&fd) : -1;
 }
 
-/* Connect both sockets to one of the addresses in `text`. */
-static bool connect_at(const struct cdi_tcp *tcp, const struct cdi_address *a, struct cdi_link *l, bool pair,
-                       int64_t deadline_ms, int *errnum)
+/* Connect both sockets to one address. */
+static struct attempt connect_at(struct cdi_tcp *tcp, const struct cdi_address *a, struct cdi_link *l, bool pair,
+                                 int64_t deadline_ms)
 {
-    for (int k = 0; k < 2; k++) {
-        enum cdi_tcp_channel channel = (enum cdi_tcp_channel)((pair ? CDI_TCP_PAIR_DATA : CDI_TCP_DATA) + k);
-        int fd = try_connect(tcp, a, deadline_ms, errnum);
+    struct attempt try = {.how_far = CONNECTED};
 
-        if (fd >= 0 && !introduce(tcp, fd, l->rank, channel, l->who, deadline_ms)) {
+    for (int k = 0; k < 2 && try.how_far == CONNECTED; k++) {
+        enum cdi_tcp_channel channel = (enum cdi_tcp_channel)((pair ? CDI_TCP_PAIR_DATA : CDI_TCP_DATA) + k);
+        int fd = try_connect(tcp, a, deadline_ms, &try.errnum);
+
+        try.how_far = fd < 0 ? NOT_CONNECTED : introduce(tcp, fd, l, channel, deadline_ms);
+        if (try.how_far == CONNECTED)
+            cdi_tcp_set_place(tcp, k == 0 ? &l->data : &l->control, fd);
+        else if (fd >= 0)
             (void)close(fd);
-            *errnum = EPROTO;
-            fd = -1;
-        }
-        if (fd < 0) {
-            if (l->data >= 0)
-                (void)close(l->data);
-            l->data = -1;
-            return false;
-        }
-        *(k == 0 ? &l->data : &l->control) = fd;
     }
-    return true;
+    if (try.how_far != CONNECTED && l->data >= 0) {
+        int dead = l->data;
+
+        cdi_tcp_set_place(tcp, &l->data, -1); /* first: a child that is forked now closes what stands there */
+        (void)close(dead);
+    }
+    return try;
 }
 
+/* All addresses of the rank in turn, each for patience_ms at most; *best is the attempt that came furthest. */
+static void connect_round(struct cdi_tcp *tcp, const char *text, struct cdi_link *l, bool pair, int64_t patience_ms,
+                          int64_t deadline_ms, struct attempt *best)
+{
+    bool only_one = strchr(text, ' ') == NULL;
+    char tried[CDI_TCP_ADDRESS_TEXT], *save = NULL;
+
+    *best = (struct attempt){.how_far = NOT_CONNECTED, .errnum = ETIMEDOUT};
+    (void)snprintf(tried, sizeof tried, "%s", text);
+    for (char *one = strtok_r(tried, " ", &save); one != NULL && best->how_far != CONNECTED;
+         one = strtok_r(NULL, " ", &save)) {
+        int64_t until_ms = cdi_now_ms() + patience_ms;
+        struct cdi_address a;
+        struct attempt try;
+
+        if (!cdi_net_parse(one, &a))
+            continue;
+        try = connect_at(tcp, &a, l, pair, only_one || until_ms > deadline_ms ? deadline_ms : until_ms);
+        if (try.how_far >= best->how_far)
+            *best = try;
+    }
+}
+
+/* The time is over. */
+static cddp_status not_connected(const struct cdi_link *l, const char *text, const struct attempt *best,
+                                 double waited_s, struct cdi_error *err)
+{
+    const char *why = best->how_far == STRANGER ? "something else answers there" : strerror(best->errnum);
+
+    if (best->how_far == NO_ANSWER)
+        return cdi_fail(err, CDDP_E_TIMEOUT, "rank %d did not come within %.4g s: it does not answer yet at %.200s",
+                        l->rank, waited_s, text);
+    if (best->how_far == HUNG_UP)
+        return cdi_fail(
+            err, CDDP_E_TIMEOUT,
+            "cannot connect to rank %d at %.200s: it hangs up before it answers; see whether it has failed, "
+            "and whether something else connects to its port",
+            l->rank, text);
+    return cdi_fail(err, CDDP_E_TIMEOUT,
+                    "cannot connect to rank %d at %.200s: %s%s; if this is the wrong network, set " CDI_NET_IFNAME_ENV
+                    " on its node",
+                    l->rank, text, why,
+                    best->how_far == NOT_CONNECTED && best->errnum == ECONNREFUSED
+                        ? ", so the rank is not there, or no longer"
+                        : "");
+}
+
+/*
+ * A rank that is still busy answers late. So all addresses are tried again and again, for twice as long where one
+ * connects and nobody answers: the right address gets its answer in the end.
+ */
 static cddp_status connect_to(struct cdi_tcp *tcp, struct cdi_link *l, bool pair, int64_t deadline_ms,
                               struct cdi_error *err)
 {
-    char name[32], text[ADDRESS_TEXT], *rest = text;
-    int errnum = ETIMEDOUT;
+    char name[32], text[CDI_TCP_ADDRESS_TEXT];
+    int64_t begin_ms = cdi_now_ms(), patience_ms = CONNECT_MS;
+    struct attempt best;
     cddp_status st;
 
     (void)snprintf(name, sizeof name, "addr/%d", l->rank);
     st = await(tcp, name, "rank", l->rank, text, sizeof text, deadline_ms, err);
-    if (st != CDDP_OK)
-        return st;
-    for (bool last = false; !last;) {
-        char tried[ADDRESS_TEXT], *one, *save = NULL;
-        struct cdi_address a;
-
-        (void)snprintf(tried, sizeof tried, "%s", rest);
-        for (one = strtok_r(tried, " ", &save); one != NULL; one = strtok_r(NULL, " ", &save)) {
-            int64_t until_ms = cdi_now_ms() + CONNECT_MS;
-
-            /* A rank that is still busy answers late: only the deadline ends the last address. */
-            until_ms = *save == '\0' || until_ms > deadline_ms ? deadline_ms : until_ms;
-            if (cdi_net_parse(one, &a) && connect_at(tcp, &a, l, pair, until_ms, &errnum))
-                return CDDP_OK;
-        }
+    while (st == CDDP_OK) {
+        connect_round(tcp, text, l, pair, patience_ms, deadline_ms, &best);
+        if (best.how_far == CONNECTED)
+            return CDDP_OK;
         st = look(tcp, err);
-        if (st != CDDP_OK)
-            return st;
-        last = cdi_now_ms() + SLICE_MS >= deadline_ms;
+        if (st == CDDP_OK && cdi_now_ms() + SLICE_MS >= deadline_ms)
+            return not_connected(l, text, &best, seconds(begin_ms, deadline_ms), err);
+        if (best.how_far == NO_ANSWER && patience_ms < PATIENCE_MOST_MS)
+            patience_ms *= 2;
         (void)poll(NULL, 0, SLICE_MS);
     }
-    return cdi_fail(err, CDDP_E_TIMEOUT,
-                    "cannot connect to rank %d at %.200s: %s; if this is the wrong network, set " CDI_NET_IFNAME_ENV
-                    " on its node",
-                    l->rank, text, errnum == EPROTO ? "something else answers there" : strerror(errnum));
+    return st;
 }
 
 static cddp_status be_connected(struct cdi_tcp *tcp, const struct cdi_link *l, int64_t deadline_ms,
@@ -512,28 +372,34 @@ static cddp_status be_connected(struct cdi_tcp *tcp, const struct cdi_link *l, i
 
         if (st == CDDP_OK && now >= look_at_ms) {
             st = look(tcp, err);
-            look_at_ms = now + ASK_MS;
+            /* Far from the meeting place a look takes long, and meanwhile nobody is let in. */
+            look_at_ms = cdi_now_ms() + ASK_MS + 4 * (cdi_now_ms() - now);
         }
         if (st != CDDP_OK)
             return st;
         if (now >= deadline_ms)
-            return cdi_fail(err, CDDP_E_TIMEOUT, "rank %d did not connect within %.4g s", l->rank,
-                            (double)(now - begin_ms) / 1000);
-        tend_door(tcp);
+            return cdi_fail(err, CDDP_E_TIMEOUT, "rank %d did not come within %.4g s: it has not connected yet",
+                            l->rank, seconds(begin_ms, deadline_ms));
+        cdi_door_tend(tcp);
     }
     return CDDP_OK;
 }
 
 cddp_status cdi_tcp_pair(struct cdi_tcp *tcp, int rank, struct cdi_link **out, struct cdi_error *err)
 {
-    struct cdi_link *l = tcp->pair[rank] != NULL ? tcp->pair[rank] : new_pair(tcp, rank);
+    struct cdi_link *l = tcp->pair[rank] != NULL ? tcp->pair[rank] : cdi_tcp_new_pair(tcp, rank);
     int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), tcp->wait->timeout_ms);
     cddp_status st = CDDP_OK;
 
     if (l == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a connection");
-    if (l->data < 0 || l->control < 0)
+    if (l->data < 0 || l->control < 0) {
+        cdi_wait_tell(tcp->wait, rank);
         st = tcp->rank < rank ? connect_to(tcp, l, true, deadline_ms, err) : be_connected(tcp, l, deadline_ms, err);
+        cdi_wait_tell(tcp->wait, -1);
+        if (st == CDDP_OK)
+            cdi_ear_add(tcp, l);
+    }
     if (st == CDDP_OK)
         *out = l;
     return st;
@@ -554,6 +420,8 @@ void cdi_tcp_destroy(struct cdi_tcp *tcp)
 {
     if (tcp == NULL)
         return;
+    cdi_heir_end(tcp);
+    cdi_ear_stop(tcp);
     if (tcp->pair != NULL)
         cdi_tcp_say_bye(tcp);
     close_link(&tcp->prev);
@@ -594,7 +462,7 @@ static struct cdi_tcp *new_tcp(const struct cdi_world *w, struct cdi_wait *wait,
     tcp->next.rank = tcp->next.data = tcp->next.control = -1;
     for (int i = 0; i < CDI_TCP_WAITING; i++)
         tcp->door.waiting[i].fd = -1;
-    tcp->bell.fd = -1;
+    tcp->bell.fd = tcp->ear.epoll = tcp->ear.nudge = -1;
     tcp->polled = calloc((size_t)w->local_size + 2 * CDI_TCP_LINKS + 1, sizeof *tcp->polled);
     tcp->first = calloc((size_t)w->n_nodes + 1, sizeof *tcp->first);
     tcp->pair = calloc((size_t)w->size, sizeof(struct cdi_link *));
@@ -620,9 +488,14 @@ static cddp_status make_links(struct cdi_tcp *tcp, int local_rank, int64_t deadl
     if (tcp->node + 1 < tcp->n_nodes) {
         tcp->next.rank = tcp->first[tcp->node + 1] + local_rank;
         st = connect_to(tcp, &tcp->next, false, deadline_ms, err);
+        if (st == CDDP_OK)
+            cdi_ear_add(tcp, &tcp->next);
     }
-    if (st == CDDP_OK && tcp->node > 0)
+    if (st == CDDP_OK && tcp->node > 0) {
         st = be_connected(tcp, &tcp->prev, deadline_ms, err);
+        if (st == CDDP_OK)
+            cdi_ear_add(tcp, &tcp->prev);
+    }
     return st;
 }
 
@@ -635,10 +508,12 @@ cddp_status cdi_tcp_create(struct cdi_tcp **out, const struct cdi_world *world, 
 
     if (tcp == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", world->size);
+    cdi_heir_begin(tcp);
     cdi_bell_start(&tcp->bell, wait);
+    cdi_ear_start(tcp);
     st = learn_nodes(tcp, world, deadline_ms, err);
     if (st == CDDP_OK && tcp->node > 0)
-        st = open_door(tcp, reached, err);
+        st = cdi_door_open(tcp, reached, err);
     if (st == CDDP_OK)
         st = make_links(tcp, world->local_rank, deadline_ms, err);
     if (st != CDDP_OK) {

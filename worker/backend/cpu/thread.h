@@ -2,8 +2,13 @@
 /*
  * The queue of operations and who runs them: strictly in ticket order, one at a time, either the communication thread
  * or a thread that waits for them. A caller whose queue is not being worked on runs the work itself, so a blocking
- * collective costs no wake-up. The thread is started when the first operation comes that is not lazy; where it cannot
- * be started, joining threads do all the work.
+ * collective costs no wake-up. A lazy operation is left to the thread that joins it. The communication thread takes one
+ * with grace after 50 us if nobody has joined it, or at once if the one before was joined that late. While such
+ * operations keep coming, the thread looks for them once a millisecond, so that nobody has to wake it; a joiner that is
+ * late for the first time may hold up its peers for that long.
+ *
+ * The thread is started when the first operation comes that it may have to run; where it cannot be started, joining
+ * threads do all the work.
  */
 #ifndef CDI_CPU_THREAD_H
 #define CDI_CPU_THREAD_H

@@ -4,6 +4,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/rank_list.h"
+#include "worker/op_text.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -20,6 +21,8 @@
 #define SPINS_A_LOOK 100      /* pauses between looks at where the peer runs */
 #define SLICE_MS 50           /* how often a sleeper looks for hang-ups */
 #define SLICE_WITHOUT_WAITV 1 /* ms: it sleeps on one word only, so it must look at the others */
+#define STOPPED_MS 1000       /* a sleep that took so much longer than it should was not a sleep */
+#define CHAIN_SHOWN 4         /* ranks of a chain of waits */
 #define AGENT_GRACE_MS 100    /* a hang-up was seen: the agent's sentence about the death is on its way */
 
 void cdi_wait_init(struct cdi_wait *w, struct cdi_shm *shm, struct cdi_flight *flight, int64_t timeout_ms)
@@ -65,7 +68,7 @@ static bool has_rank(const struct cdi_wait *w, int cpu)
 static void step_aside(struct cdi_wait *w, int rank)
 {
     int64_t now = cdi_now_ms();
-    cpu_set_t may, one;
+    cpu_set_t may, one, now_may;
 
     if (rank >= w->shm->rank || now < w->aside_ms || !in_its_way(w, rank) ||
         sched_getaffinity(0, sizeof may, &may) != 0)
@@ -76,7 +79,8 @@ static void step_aside(struct cdi_wait *w, int rank)
             continue;
         CPU_ZERO(&one);
         CPU_SET(cpu, &one);
-        if (sched_setaffinity(0, sizeof one, &one) == 0)
+        if (sched_setaffinity(0, sizeof one, &one) == 0 && sched_getaffinity(0, sizeof now_may, &now_may) == 0 &&
+            CPU_EQUAL(&now_may, &one)) /* else the program has changed it meanwhile */
             (void)sched_setaffinity(0, sizeof may, &may);
         (void)cdi_shm_tell_cpu(w->shm);
         return;
@@ -116,6 +120,10 @@ cddp_status cdi_wait_died(const struct cdi_wait *w, int rank, const char *how, s
 
         if (cdi_wait_check(w, err) != CDDP_OK)
             return err->status;
+        if (cdi_flight_has_ended(w->flight, rank)) {
+            cdi_flight_miss(w->flight, rank);
+            return cdi_fail(err, CDDP_E_PEER, "rank %d (%s) " CDI_FLIGHT_DESERTED, rank, how);
+        }
         (void)nanosleep(&ms, NULL);
     }
     return cdi_fail(err, CDDP_E_PEER, "rank %d (%s) died", rank, how);
@@ -144,11 +152,11 @@ struct waiting {
     struct cdi_counter *c;
     bool one; /* only this rank is waited for */
     uint32_t step;
-    int64_t deadline_ms, look_at_ms;
+    int64_t deadline_ms, look_at_ms, looked_ms;
     uint32_t moved; /* what `moved` of all ranks summed up to */
 };
 
-static uint32_t moved(const struct cdi_wait *w)
+uint32_t cdi_wait_moved(const struct cdi_wait *w)
 {
     uint32_t sum = 0;
 
@@ -157,10 +165,24 @@ static uint32_t moved(const struct cdi_wait *w)
     return sum;
 }
 
+void cdi_wait_tell(const struct cdi_wait *w, int rank)
+{
+    atomic_store_explicit(&w->shm->ranks[w->shm->rank].waits_for, (uint32_t)(rank + 1), memory_order_relaxed);
+}
+
+int64_t cdi_wait_stopped_ms(int64_t *looked_ms, int64_t now, int64_t slice_ms)
+{
+    int64_t lost = now - *looked_ms - slice_ms;
+
+    *looked_ms = now;
+    return lost > STOPPED_MS ? lost : 0;
+}
+
 static void set_deadline(const struct cdi_wait *w, struct waiting *g)
 {
-    g->moved = moved(w);
-    g->deadline_ms = cdi_deadline_ms(cdi_now_ms(), w->timeout_ms + w->slack_ms);
+    g->looked_ms = cdi_now_ms();
+    g->moved = cdi_wait_moved(w);
+    g->deadline_ms = cdi_deadline_ms(g->looked_ms, w->timeout_ms + w->slack_ms);
 }
 
 /* "T": what /proc/PID/stat says of a process; "?": it cannot be read. */
@@ -179,39 +201,95 @@ static char state_of(int pid)
     return name_end != NULL && name_end[1] == ' ' ? name_end[2] : '?';
 }
 
-/* Where to look, if it is one rank that is missing: " (pid 77, which is stopped)". */
-static void say_where(const struct cdi_wait *w, const struct cdi_rank_list *missing, int rank, char *buf, size_t cap)
+/* Where to look: " (pid 77, which is stopped)". */
+static void say_where(const struct cdi_wait *w, int rank, char *buf, size_t cap)
 {
     int pid = (int)atomic_load(&w->shm->ranks[rank].pid);
     char state = state_of(pid);
 
-    buf[0] = '\0';
-    if (missing->n == 1)
-        (void)snprintf(buf, cap, " (pid %d%s)", pid,
-                       state == 'T'   ? ", which is stopped by a signal"
-                       : state == 't' ? ", which a debugger has stopped"
-                                      : "");
+    (void)snprintf(buf, cap, " (pid %d%s)", pid,
+                   state == 'T'   ? ", which is stopped by a signal"
+                   : state == 't' ? ", which a debugger has stopped"
+                                  : "");
 }
 
-/* The time is over, unless something has moved since it began. */
+/* The local rank that local rank `rank` waits for; -1: none; size of the node or more: *world is of another node. */
+static int next_in_chain(const struct cdi_shm *s, int rank, int *world)
+{
+    *world = (int)atomic_load_explicit(&s->ranks[rank].waits_for, memory_order_relaxed) - 1;
+    if (*world < 0)
+        return -1;
+    return *world >= s->first && *world < s->first + s->size ? *world - s->first : s->size;
+}
+
+/*
+ * Local rank `rank` did not come, perhaps because it waits for another one itself: follow that to its end. Whoever's
+ * clock fires first speaks for all. ": it waits for rank 2, which waits for rank 3 (pid 77, which is stopped)".
+ */
+static void say_why(const struct cdi_wait *w, int rank, char *buf, size_t cap)
+{
+    const struct cdi_shm *s = w->shm;
+    size_t used = 0;
+    int seen[CHAIN_SHOWN + 1] = {rank}, n = 1, world;
+
+    buf[0] = '\0';
+    for (int next; n <= CHAIN_SHOWN && (next = next_in_chain(s, rank, &world)) >= 0; rank = next) {
+        used += (size_t)snprintf(buf + used, cap - used, "%s rank %d", n == 1 ? ": it waits for" : ", which waits for",
+                                 world);
+        if (next == s->size) {
+            (void)snprintf(buf + used, cap - used, " on another node");
+            return;
+        }
+        for (int i = 0; i < n; i++)
+            if (seen[i] == next)
+                return;
+        if (next == s->rank)
+            return;
+        seen[n++] = next;
+    }
+    say_where(w, rank, buf + used, cap - used);
+}
+
+/* The first of several that did not come which waits for another one itself. */
+static void say_who_waits(const struct cdi_wait *w, const struct waiting *g, char *buf, size_t cap)
+{
+    buf[0] = '\0';
+    for (int r = 0; r < w->shm->size; r++) {
+        int world;
+
+        if (cdi_counter_reached(cdi_shm_post(w->shm, r, g->step), g->step) || next_in_chain(w->shm, r, &world) < 0)
+            continue;
+        (void)snprintf(buf, cap, "; rank %d waits for rank %d", w->shm->first + r, world);
+        return;
+    }
+}
+
+/* The time is over, unless something has moved since it began, or somebody came meanwhile. */
 static cddp_status late(const struct cdi_wait *w, struct waiting *g, struct cdi_error *err)
 {
     struct cdi_rank_list missing = {0};
-    char where[64];
+    char why[320];
     int last = 0;
 
-    if (w->slack_ms > 0 && moved(w) != g->moved) {
+    if (w->slack_ms > 0 && cdi_wait_moved(w) != g->moved) {
         set_deadline(w, g);
         return CDDP_OK;
     }
+    if (cdi_counter_reached(g->c, g->step)) /* while this rank looked at all else */
+        return CDDP_OK;
     for (int r = 0; r < w->shm->size; r++)
         if (g->one ? r == g->rank : !cdi_counter_reached(cdi_shm_post(w->shm, r, g->step), g->step)) {
             cdi_rank_list_add(&missing, w->shm->first + r);
             last = r;
         }
-    say_where(w, &missing, last, where, sizeof where);
+    if (missing.n == 0)
+        return CDDP_OK;
+    if (missing.n == 1)
+        say_why(w, last, why, sizeof why);
+    else
+        say_who_waits(w, g, why, sizeof why);
     return cdi_fail(err, CDDP_E_TIMEOUT, "rank%s %s did not come within %.4g s%s", missing.n > 1 ? "s" : "",
-                    missing.text, (double)w->timeout_ms / 1000, where);
+                    missing.text, (double)w->timeout_ms / 1000, why);
 }
 
 /* Sleep until the counter, the agent's word or the abort word changes, at the latest at until_ms. */
@@ -248,10 +326,11 @@ static cddp_status look_around(struct cdi_wait *w, struct waiting *g, struct cdi
     int64_t now = cdi_now_ms();
     int gone = -1;
 
+    g->deadline_ms = cdi_deadline_ms(g->deadline_ms, cdi_wait_stopped_ms(&g->looked_ms, now, SLICE_MS));
     if (st != CDDP_OK)
         return st;
     if (cdi_shm_left(w->shm, g->rank) && !cdi_counter_reached(g->c, g->step))
-        return cdi_fail(err, CDDP_E_PEER, "rank %d has left the job (cddp_finalize)", w->shm->first + g->rank);
+        return cdi_fail(err, CDDP_E_PEER, "rank %d " CDI_HAS_LEFT, w->shm->first + g->rank);
     if (now >= g->look_at_ms) {
         gone = cdi_shm_hung_up(w->shm);
         g->look_at_ms = now + SLICE_MS;
@@ -266,6 +345,7 @@ static cddp_status sleep_for(struct cdi_wait *w, struct waiting *g, struct cdi_e
     cddp_status st = CDDP_OK;
 
     g->look_at_ms = cdi_now_ms() + SLICE_MS;
+    cdi_wait_tell(w, w->shm->first + g->rank);
     (void)atomic_fetch_add_explicit(&g->c->sleepers, 1, memory_order_seq_cst);
     for (;;) {
         uint32_t agent_seen = atomic_load(cdi_flight_wake_word(w->flight));
@@ -279,6 +359,7 @@ static cddp_status sleep_for(struct cdi_wait *w, struct waiting *g, struct cdi_e
         sleep_on(w, g->c, seen, agent_seen, g->look_at_ms < g->deadline_ms ? g->look_at_ms : g->deadline_ms);
     }
     (void)atomic_fetch_sub_explicit(&g->c->sleepers, 1, memory_order_relaxed);
+    cdi_wait_tell(w, -1);
     return st;
 }
 
@@ -288,7 +369,7 @@ static cddp_status wait_one(struct cdi_wait *w, struct waiting *g, bool on_threa
 {
     int spins = on_thread ? w->spins_thread : w->spins_inline;
     struct cdi_error why;
-    char name[160];
+    char name[320];
     cddp_status st;
 
     if (spin(w, g->rank, g->c, g->step, spins))

@@ -46,6 +46,19 @@ cddp_status cdi_wait_counter(struct cdi_wait *w, int rank, struct cdi_counter *c
                              void (*what)(const void *arg, char *buf, size_t cap), const void *arg,
                              struct cdi_error *err);
 
+/* Notes, for the errors of other ranks, that this rank sleeps until `rank` (in the world; -1: none) comes. */
+void cdi_wait_tell(const struct cdi_wait *w, int rank);
+
+/*
+ * Returns how long this process did not run since the last look, in ms; 0 if that is less than a second. A signal may
+ * have stopped it, or its control group was frozen: the others may have been stopped with it. Pure. *looked_ms is the
+ * time of the last look, and becomes `now`. slice_ms is how long a sleep between two looks takes at most.
+ */
+int64_t cdi_wait_stopped_ms(int64_t *looked_ms, int64_t now, int64_t slice_ms);
+
+/* A number that changes whenever a rank of the node has moved something over the network. */
+uint32_t cdi_wait_moved(const struct cdi_wait *w);
+
 /* Rank (in the world) has died; err says so, or what the agent says of it, which comes a moment later. */
 cddp_status cdi_wait_died(const struct cdi_wait *w, int rank, const char *how, struct cdi_error *err);
 

@@ -105,7 +105,7 @@ static int64_t left_after(const struct cdi_mpi_run *run, int rank)
 
 static cddp_status has_left(int rank, struct cdi_error *err)
 {
-    return cdi_fail(err, CDDP_E_PEER, "rank %d has left the job (cddp_finalize)", rank);
+    return cdi_fail(err, CDDP_E_PEER, "rank %d " CDI_HAS_LEFT, rank);
 }
 
 /* Of those who have left, the one that did so first: it will miss first. */

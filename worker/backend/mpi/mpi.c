@@ -70,8 +70,10 @@ static cddp_status may_call(const struct cdi_backend *b, struct cdi_error *err)
 
 static cddp_status enqueue_work(struct cdi_backend *b, struct cdi_work *work, uint64_t *ticket, struct cdi_error *err)
 {
-    if (!b->process->own_threads)
-        work->op.lazy = true; /* and so the queue never starts a thread */
+    if (!b->process->own_threads) { /* and so the queue never starts a thread */
+        work->op.lazy = true;
+        work->op.grace = false;
+    }
     return cdi_queue_enqueue(b->queue, work, ticket, err);
 }
 

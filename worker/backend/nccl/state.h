@@ -26,7 +26,7 @@
 #define CDI_GROUP_BYTES ((size_t)4 << 20) /* larger ones start at once: they gain nothing */
 #define CDI_RING_FIRST 256                /* slots; a power of two; grows */
 #define CDI_RING_LIMIT 65536
-#define CDI_OP_TEXT 160
+#define CDI_OP_TEXT 320
 #define CDI_KEY_BYTES CDI_WORD_KEY_BYTES
 #define CDI_NAME_BYTES 128 /* of a key without its prefix */
 

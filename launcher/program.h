@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the file of a program says about itself. The file may be anything: every offset and size is checked. */
+#ifndef PROGRAM_H
+#define PROGRAM_H
+
+#include <stdbool.h>
+
+#define PROGRAM_NAME_MAX 256 /* bytes of a name, NUL included; longer ones are ignored */
+
+struct program_facts {
+    char interpreter[PROGRAM_NAME_MAX]; /* the dynamic loader, or of a script what follows #!; "": none */
+    bool script;                        /* it begins with #! */
+    bool carriage_return;               /* a script whose first line ends in one */
+    char mpi[PROGRAM_NAME_MAX];         /* the MPI library that it is linked to; "": none */
+    bool cddp;                          /* it is linked to libcddp */
+};
+
+/*
+ * Reads the beginning of a script, or the program headers and the names of the needed libraries of an ELF file of this
+ * machine's kind. False: the file cannot be read or is neither; then the facts are all empty. Blocks as read(2) does.
+ */
+bool program_read(const char *path, struct program_facts *out);
+
+#endif

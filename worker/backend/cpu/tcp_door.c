@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where the ranks of other nodes connect to, and which connections are let in. */
+#include "worker/backend/cpu/tcp_door.h"
+
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "common/env.h"
+
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define SLICE_MS 20
+#define INTRODUCE_MS 5000 /* a connection that has not said by then who it is, is closed */
+#define BACKLOG 64
+
+static cddp_status listen_at(const struct cdi_address *a, int *out, struct cdi_error *err)
+{
+    CDI_AUTOCLOSE int fd = socket(a->u.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    char text[CDI_NET_TEXT];
+
+    cdi_net_print(a, text);
+    if (fd < 0 || bind(fd, &a->u.any, a->len) != 0 || listen(fd, BACKLOG) != 0)
+        return cdi_fail_errno(err, errno, "cannot listen on %s for the other nodes", text);
+    *out = cdi_steal_fd(&fd);
+    return CDDP_OK;
+}
+
+cddp_status cdi_door_open(struct cdi_tcp *tcp, const struct cdi_address *reached, struct cdi_error *err)
+{
+    struct cdi_address at[CDI_NET_ADDRESSES];
+    char name[32], text[CDI_TCP_ADDRESS_TEXT] = "";
+    size_t used = 0;
+    int n;
+    cddp_status st = cdi_net_choose(cdi_env_str(CDI_NET_IFNAME_ENV), reached, at, &n, err);
+
+    for (int i = 0; i < n && st == CDDP_OK; i++) {
+        struct cdi_address bound = {.len = sizeof bound.u};
+        char one[CDI_NET_TEXT];
+        int fd = -1;
+
+        at[i].u.v4.sin_port = 0; /* at the same place in both families */
+        st = listen_at(&at[i], &fd, err);
+        if (st != CDDP_OK)
+            break;
+        tcp->door.listener[tcp->door.n_listeners++] = fd;
+        if (getsockname(fd, &bound.u.any, &bound.len) != 0)
+            return cdi_fail_errno(err, errno, "getsockname");
+        cdi_net_print(&bound, one);
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", i > 0 ? " " : "", one);
+    }
+    (void)snprintf(name, sizeof name, "addr/%d", tcp->rank);
+    return st == CDDP_OK ? tcp->meet.set(tcp->meet.arg, name, text, err) : st;
+}
+
+void cdi_tcp_hello_of(const struct cdi_tcp *tcp, int to, enum cdi_tcp_channel channel,
+                      uint8_t out[CDI_TCP_HEADER + CDI_TCP_HELLO])
+{
+    struct cdi_tcp_hello h = {.from = tcp->rank, .to = to, .pid = (int32_t)getpid(), .channel = channel};
+    const struct cdi_tcp_header head = {.type = CDI_TCP_IS_HELLO, .len = CDI_TCP_HELLO};
+
+    memcpy(h.token, tcp->token, sizeof h.token);
+    (void)gethostname(h.host, sizeof h.host - 1);
+    h.host[sizeof h.host - 1] = '\0';
+    cdi_tcp_put_header(out, &head);
+    cdi_tcp_put_hello(out + CDI_TCP_HEADER, &h);
+}
+
+bool cdi_tcp_believe(const struct cdi_tcp *tcp, const uint8_t in[CDI_TCP_HEADER + CDI_TCP_HELLO],
+                     struct cdi_tcp_hello *h)
+{
+    struct cdi_tcp_header head;
+    uint8_t differ = 0;
+
+    if (cdi_tcp_get_header(in, &head, NULL) != CDDP_OK || head.type != CDI_TCP_IS_HELLO ||
+        cdi_tcp_get_hello(in + CDI_TCP_HEADER, h, NULL) != CDDP_OK)
+        return false;
+    for (int i = 0; i < CDI_TCP_TOKEN; i++) /* in constant time */
+        differ |= h->token[i] ^ tcp->token[i];
+    return differ == 0 && h->to == tcp->rank && h->from >= 0 && h->from < tcp->size && h->from != tcp->rank;
+}
+
+struct cdi_link *cdi_tcp_new_pair(struct cdi_tcp *tcp, int rank)
+{
+    struct cdi_link *l = calloc(1, sizeof *l);
+
+    if (l == NULL)
+        return NULL;
+    l->rank = rank;
+    l->data = l->control = -1;
+    (void)pthread_mutex_lock(&tcp->lock);
+    tcp->pair[rank] = l;
+    (void)pthread_mutex_unlock(&tcp->lock);
+    return l;
+}
+
+/* Was it closed by the other side, which then has tried again? */
+static bool is_dead(int fd)
+{
+    char c;
+    ssize_t n = recv(fd, &c, 1, MSG_PEEK | MSG_DONTWAIT);
+
+    return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+}
+
+void cdi_tcp_set_place(struct cdi_tcp *tcp, int *place, int fd)
+{
+    (void)pthread_mutex_lock(&tcp->lock);
+    *place = fd;
+    (void)pthread_mutex_unlock(&tcp->lock);
+}
+
+void cdi_tcp_name_link(struct cdi_tcp *tcp, struct cdi_link *l, const struct cdi_tcp_hello *h)
+{
+    (void)pthread_mutex_lock(&tcp->lock);
+    (void)snprintf(l->who, sizeof l->who, "pid %d on %s", (int)h->pid, h->host);
+    (void)pthread_mutex_unlock(&tcp->lock);
+}
+
+/* The place of a connection that `h` opens, or NULL: it has none, or it is taken. */
+static int *place_of(struct cdi_tcp *tcp, const struct cdi_tcp_hello *h, struct cdi_link **link)
+{
+    struct cdi_link *l = h->from == tcp->prev.rank ? &tcp->prev : NULL;
+    int *place;
+
+    if (h->channel >= CDI_TCP_PAIR_DATA) {
+        l = tcp->pair[h->from];
+        if (l == NULL && h->from < tcp->rank)
+            l = cdi_tcp_new_pair(tcp, h->from);
+    }
+    if (l == NULL)
+        return NULL;
+    place = h->channel == CDI_TCP_DATA || h->channel == CDI_TCP_PAIR_DATA ? &l->data : &l->control;
+    *link = l;
+    if ((l->data < 0 || l->control < 0) && *place >= 0 && is_dead(*place)) {
+        int dead = *place;
+
+        cdi_tcp_set_place(tcp, place, -1);
+        (void)close(dead);
+    }
+    return *place < 0 ? place : NULL;
+}
+
+/* Adopt a connection whose hello is complete, or close it. */
+static void let_in(struct cdi_tcp *tcp, struct cdi_stranger *s)
+{
+    uint8_t answer[CDI_TCP_HEADER + CDI_TCP_HELLO];
+    struct cdi_tcp_hello h;
+    struct cdi_link *l;
+    int *place = cdi_tcp_believe(tcp, s->in, &h) ? place_of(tcp, &h, &l) : NULL;
+    int fd = cdi_steal_fd(&s->fd);
+
+    if (place != NULL && !is_dead(fd)) {
+        cdi_tcp_hello_of(tcp, h.from, h.channel, answer);
+        if (send(fd, answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof answer) {
+            cdi_tcp_name_link(tcp, l, &h);
+            cdi_tcp_set_place(tcp, place, fd);
+            return;
+        }
+    }
+    (void)close(fd);
+}
+
+void cdi_tcp_set_options(int fd)
+{
+    const int on = 1;
+
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+}
+
+static void listen_to(struct cdi_tcp *tcp, struct cdi_stranger *s)
+{
+    ssize_t n = recv(s->fd, s->in + s->got, sizeof s->in - s->got, MSG_DONTWAIT);
+
+    if (n < 0 && (errno == EAGAIN || errno == EINTR) && cdi_now_ms() < s->until_ms)
+        return;
+    if (n <= 0) {
+        (void)close(s->fd);
+        s->fd = -1;
+        return;
+    }
+    s->got += (size_t)n;
+    if (s->got == sizeof s->in)
+        let_in(tcp, s);
+}
+
+static bool same_host(const struct cdi_address *a, const struct cdi_address *b)
+{
+    if (a->u.any.sa_family != b->u.any.sa_family)
+        return false;
+    if (a->u.any.sa_family == AF_INET6)
+        return memcmp(&a->u.v6.sin6_addr, &b->u.v6.sin6_addr, sizeof a->u.v6.sin6_addr) == 0;
+    return a->u.v4.sin_addr.s_addr == b->u.v4.sin_addr.s_addr;
+}
+
+static int n_from(const struct cdi_door *d, const struct cdi_address *from)
+{
+    int n = 0;
+
+    for (int i = 0; i < CDI_TCP_WAITING; i++)
+        n += d->waiting[i].fd >= 0 && same_host(&d->waiting[i].from, from);
+    return n;
+}
+
+int cdi_door_place(const struct cdi_door *d)
+{
+    int best = 0, most = 0;
+
+    for (int i = 0; i < CDI_TCP_WAITING; i++) {
+        int n = d->waiting[i].fd < 0 ? 0 : n_from(d, &d->waiting[i].from);
+
+        if (d->waiting[i].fd < 0)
+            return i;
+        if (n > most || (n == most && d->waiting[i].until_ms < d->waiting[best].until_ms)) {
+            best = i;
+            most = n;
+        }
+    }
+    return best;
+}
+
+/* False: there is nobody more at the door. */
+static bool accept_from(struct cdi_tcp *tcp, int listener)
+{
+    struct cdi_address from = {.len = sizeof from.u};
+    int fd = accept4(listener, &from.u.any, &from.len, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    struct cdi_stranger *s;
+
+    if (fd < 0)
+        return errno == ECONNABORTED || errno == EINTR;
+    cdi_tcp_set_options(fd);
+    s = &tcp->door.waiting[cdi_door_place(&tcp->door)];
+    if (s->fd >= 0)
+        (void)close(s->fd);
+    *s = (struct cdi_stranger){.fd = fd, .until_ms = cdi_now_ms() + INTRODUCE_MS, .from = from};
+    listen_to(tcp, s); /* a rank introduces itself at once, and then needs no place */
+    return true;
+}
+
+void cdi_door_tend(struct cdi_tcp *tcp)
+{
+    struct cdi_door *d = &tcp->door;
+    struct pollfd p[CDI_TCP_WAITING + CDI_NET_ADDRESSES];
+
+    for (int i = 0; i < CDI_TCP_WAITING; i++)
+        p[i] = (struct pollfd){.fd = d->waiting[i].fd, .events = POLLIN};
+    for (int i = 0; i < d->n_listeners; i++)
+        p[CDI_TCP_WAITING + i] = (struct pollfd){.fd = d->listener[i], .events = POLLIN};
+    (void)poll(p, (nfds_t)(CDI_TCP_WAITING + d->n_listeners), SLICE_MS);
+    for (int i = 0; i < CDI_TCP_WAITING; i++)
+        if (d->waiting[i].fd >= 0)
+            listen_to(tcp, &d->waiting[i]);
+    for (int i = 0; i < d->n_listeners; i++)
+        for (int n = 0; p[CDI_TCP_WAITING + i].revents != 0 && n < BACKLOG && accept_from(tcp, d->listener[i]); n++)
+            ;
+}

@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * With CDDP_DEBUG=1: mistakes of a training program that no check may forbid, since a right program could do the same.
+ * Each is told once, on stderr, by the rank that sees it; nothing is communicated, so ranks may differ in the variable.
+ */
+#include "common/crc64.h"
+#include "common/env.h"
+#include "common/log.h"
+#include "worker/backend/cpu/float16.h"
+#include "worker/reducer.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FROZEN_STEPS 10 /* after which some parameter should have changed */
+
+enum warning { ALL_ZERO = 1, SAME_EVERYWHERE = 2, FROZEN = 4, WRITTEN_LATE = 8 };
+
+/* Any thread sets it. */
+struct asked {
+    _Atomic bool yes;
+};
+
+struct cdi_ddp_debug {
+    uint32_t warned;
+    uint8_t *came;       /* by parameter: its gradient of the first step was seen */
+    struct asked *asked; /* by parameter: cddp_ddp_grad was called for it */
+    uint64_t *crc; /* by parameter: of its gradient in the user's memory, when it was ready; 0: not in this step */
+    uint8_t *own;  /* as the arena: this rank's gradients of the first step */
+    uint64_t params_crc; /* of all parameters at the end of the first step, before they were updated */
+};
+
+cddp_status cdi_debug_init(cddp_ddp *d, struct cdi_error *err)
+{
+    int64_t on;
+    cddp_status st = cdi_env_int_or("CDDP_DEBUG", 0, 1, 0, &on, err);
+
+    if (st != CDDP_OK || on == 0 || d->ops->on_device)
+        return st;
+    d->debug = calloc(1, sizeof *d->debug);
+    if (d->debug == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for CDDP_DEBUG");
+    d->debug->came = calloc(d->n_params, sizeof *d->debug->came);
+    d->debug->asked = calloc(d->n_params, sizeof *d->debug->asked);
+    d->debug->crc = calloc(d->n_params, sizeof *d->debug->crc);
+    d->debug->own = calloc(1, d->plan.arena_bytes);
+    if (d->debug->came == NULL || d->debug->asked == NULL || d->debug->crc == NULL || d->debug->own == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for CDDP_DEBUG, which keeps the first step's gradients");
+    cdi_log_set_name("libcddp");
+    return CDDP_OK;
+}
+
+void cdi_debug_release(cddp_ddp *d)
+{
+    if (d->debug == NULL)
+        return;
+    free(d->debug->came);
+    free(d->debug->asked);
+    free(d->debug->crc);
+    free(d->debug->own);
+    free(d->debug);
+    d->debug = NULL;
+}
+
+/* Is it time to tell of this? Once. */
+static bool tells(cddp_ddp *d, enum warning what)
+{
+    bool first = (d->debug->warned & (uint32_t)what) == 0;
+
+    d->debug->warned |= (uint32_t)what;
+    return first;
+}
+
+static int rank_of(const cddp_ddp *d)
+{
+    return cdi_comm_world(d->comm)->rank;
+}
+
+void cdi_debug_asked(cddp_ddp *d, size_t i)
+{
+    if (d->debug != NULL)
+        atomic_store_explicit(&d->debug->asked[i].yes, true, memory_order_relaxed);
+}
+
+void cdi_debug_ready(cddp_ddp *d, size_t i)
+{
+    struct cdi_ddp_debug *g = d->debug;
+
+    if (g == NULL || i >= d->n_params)
+        return;
+    if (d->params[i].grad != NULL)
+        g->crc[i] = cdi_crc64(0, d->params[i].grad, d->plan.grads[i].bytes);
+    if (d->step > 0)
+        return;
+    memcpy(g->own + d->plan.grads[i].offset, cdi_ddp_arena_grad(d, i), d->plan.grads[i].bytes);
+    g->came[i] = 1;
+}
+
+/* ------------------------------------------------------------------------------------------- a step's end begins -- */
+
+static bool is_zero(const uint8_t *p, size_t n)
+{
+    size_t i = 0;
+
+    while (i < n && p[i] == 0)
+        i++;
+    return i == n;
+}
+
+/* In the first step. With a static graph it is not seen when they come. */
+static bool some_came(const cddp_ddp *d)
+{
+    for (size_t i = 0; i < d->n_params; i++)
+        if (d->debug->came[i])
+            return true;
+    return false;
+}
+
+/* Did gradients come in this first step, and is every one of them zero? */
+static bool all_zero(const cddp_ddp *d)
+{
+    for (size_t i = 0; i < d->n_params; i++) {
+        if (d->debug->came[i] && !is_zero(d->debug->own + d->plan.grads[i].offset, d->plan.grads[i].bytes))
+            return false;
+    }
+    return some_came(d);
+}
+
+static void look_for_zeros(cddp_ddp *d)
+{
+    size_t n_unasked = 0, first = 0;
+
+    if (!all_zero(d) || !tells(d, ALL_ZERO))
+        return;
+    for (size_t i = d->n_params; i-- > 0;)
+        if (d->params[i].grad == NULL && !atomic_load_explicit(&d->debug->asked[i].yes, memory_order_relaxed)) {
+            n_unasked++;
+            first = i;
+        }
+    if (n_unasked > 0)
+        cdi_log(CDI_LOG_WARN, "DDP-ZERO",
+                "rank %d: the gradients of the first step are all zero, and cddp_ddp_grad() was not called for %zu of "
+                "%zu parameters, such as '%.100s': the backward pass has to write where it points, not elsewhere",
+                rank_of(d), n_unasked, d->n_params, d->params[first].name);
+    else
+        cdi_log(CDI_LOG_WARN, "DDP-ZERO",
+                "rank %d: the gradients of the first step are all zero: does the backward pass write to "
+                "cddp_ddp_grad() (or to `grad`), and before cddp_ddp_grad_ready()?",
+                rank_of(d));
+}
+
+/* What is written after it was said to be ready comes too late for this step, and is overwritten by the mean. */
+static void look_for_late_writes(cddp_ddp *d)
+{
+    for (size_t i = 0; i < d->n_params; i++) {
+        if (d->params[i].grad == NULL || !d->plan.grads[i].claimed || d->plan.grads[i].landed ||
+            d->debug->crc[i] == 0 || d->debug->crc[i] == cdi_crc64(0, d->params[i].grad, d->plan.grads[i].bytes))
+            continue;
+        if (tells(d, WRITTEN_LATE))
+            cdi_log(CDI_LOG_WARN, "DDP-LATE",
+                    "rank %d: the gradient of '%.100s' was written between cddp_ddp_grad_ready() and cddp_ddp_wait() "
+                    "in step %llu: that is lost",
+                    rank_of(d), d->params[i].name, (unsigned long long)d->step);
+        return;
+    }
+}
+
+static void look_for_frozen_parameters(cddp_ddp *d)
+{
+    uint64_t crc = 0;
+
+    for (size_t i = 0; i < d->n_params; i++)
+        crc = cdi_crc64(crc, d->params[i].data, d->plan.grads[i].bytes);
+    if (d->step == 0)
+        d->debug->params_crc = crc;
+    else if (crc == d->debug->params_crc && tells(d, FROZEN))
+        cdi_log(CDI_LOG_WARN, "DDP-FROZEN",
+                "rank %d: no parameter has changed in %d steps: does the optimizer update the memory that "
+                "cddp_ddp_create() was given as `data`?",
+                rank_of(d), FROZEN_STEPS);
+}
+
+void cdi_debug_complete(cddp_ddp *d)
+{
+    if (d->debug == NULL || d->shadow)
+        return;
+    if (d->step == 0)
+        look_for_zeros(d);
+    look_for_late_writes(d);
+    if (d->step == 0 || d->step == FROZEN_STEPS)
+        look_for_frozen_parameters(d);
+}
+
+/* ------------------------------------------------------------------------------------------------- it has landed -- */
+
+static double number(const void *p, size_t i, cddp_dtype dtype)
+{
+    if (dtype == CDDP_FLOAT64)
+        return ((const double *)p)[i];
+    if (dtype == CDDP_FLOAT16)
+        return (double)cdi_float_of_f16(((const uint16_t *)p)[i]);
+    if (dtype == CDDP_BFLOAT16)
+        return (double)cdi_float_of_bf16(((const uint16_t *)p)[i]);
+    return (double)((const float *)p)[i]; /* integers have no gradients */
+}
+
+/* Is the mean of parameter i what this rank has given? Then, most likely, all ranks have given the same. */
+static bool mean_is_own(const cddp_ddp *d, size_t i)
+{
+    const uint8_t *own = d->debug->own + d->plan.grads[i].offset;
+    const void *mean = d->params[i].grad != NULL ? d->params[i].grad : cdi_ddp_arena_grad(d, i);
+    double n = (d->flags & CDDP_DDP_SUM) != 0 ? cdi_comm_world(d->comm)->size : 1;
+    bool is_short = cddp_dtype_size(d->params[i].dtype) == 2 || d->wire_dtype != CDDP_DTYPE_NONE;
+
+    for (size_t k = 0; k < d->params[i].count; k++) {
+        double mine = number(own, k, d->params[i].dtype) * n, got = number(mean, k, d->params[i].dtype);
+
+        if (!(fabs(got - mine) <= fabs(mine) * (is_short ? 1e-2 : 1e-6)))
+            return false;
+    }
+    return true;
+}
+
+void cdi_debug_landed(cddp_ddp *d)
+{
+    bool same = true;
+
+    if (d->debug == NULL)
+        return;
+    memset(d->debug->crc, 0, d->n_params * sizeof *d->debug->crc);
+    if (d->step > 0 || d->shadow)
+        return;
+    if (cdi_comm_world(d->comm)->size > 1 && !d->sharded && d->powersgd == NULL && d->hook.begin == NULL &&
+        (d->flags & CDDP_DDP_JOIN) == 0 && some_came(d) && !all_zero(d)) {
+        for (size_t i = 0; i < d->n_params && same; i++)
+            same = !d->debug->came[i] || mean_is_own(d, i);
+        if (same && tells(d, SAME_EVERYWHERE))
+            cdi_log(CDI_LOG_WARN, "DDP-SAME",
+                    "rank %d: the mean of all %d ranks' gradients is this rank's own in the first step, as if all were "
+                    "the same: does each rank read its own samples (cddp_sampler_create, or a seed that depends on the "
+                    "rank)?",
+                    rank_of(d), cdi_comm_world(d->comm)->size);
+    }
+    free(d->debug->own); /* nobody needs it in later steps */
+    d->debug->own = NULL;
+}

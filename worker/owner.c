@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/owner.h"
+
+#include "worker/comm.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static _Atomic uint64_t without_page;
+_Atomic uint64_t *cdi_owner_life = &without_page;
+/* Inherited, so that a child's life differs from those of all processes before it. */
+static _Atomic uint64_t last_life;
+
+static void in_child(void)
+{
+    atomic_store(cdi_owner_life, 0);
+    cdi_last_error_unlock();
+}
+
+static void prepare(void)
+{
+    void *page = mmap(NULL, sizeof *cdi_owner_life, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (page != MAP_FAILED) {
+        (void)madvise(page, sizeof *cdi_owner_life, MADV_WIPEONFORK); /* the handler does it where this fails */
+        cdi_owner_life = page;
+    }
+    (void)pthread_atfork(cdi_last_error_lock, cdi_last_error_unlock, in_child);
+}
+
+struct cdi_owner cdi_owner_here(int rank)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    (void)pthread_once(&once, prepare);
+    if (atomic_load(cdi_owner_life) == 0) {
+        uint64_t nobody = 0;
+
+        (void)atomic_compare_exchange_strong(cdi_owner_life, &nobody, atomic_fetch_add(&last_life, 1) + 1);
+    }
+    return (struct cdi_owner){.life = atomic_load(cdi_owner_life), .pid = getpid(), .rank = rank};
+}
+
+bool cdi_owner_is_surely_here(const struct cdi_owner *o)
+{
+    return cdi_owner_is_here(o) && getpid() == o->pid;
+}
+
+cddp_status cdi_owner_refuse(const struct cdi_owner *o, const char *function, const char *what, struct cdi_error *err)
+{
+    char rank[32] = "";
+
+    if (o->rank >= 0)
+        (void)snprintf(rank, sizeof rank, "rank %d, ", o->rank);
+    return cdi_fail(err, CDDP_E_STATE,
+                    "%s: this process (pid %d) was forked from %spid %d, and only pid %d may use its %s", function,
+                    (int)getpid(), rank, (int)o->pid, (int)o->pid, what);
+}
