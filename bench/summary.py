@@ -8,6 +8,7 @@
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -28,9 +29,10 @@ faster.
 
 def results(all_of_them):
     """The files' names; not, unless all are wanted, those that somebody made here and did not add to the repository."""
-    done = subprocess.run(['git', '-C', os.path.join(HERE, 'results'), 'ls-files'], capture_output=True, text=True, check=False)
-    names = os.listdir(os.path.join(HERE, 'results'))
-    tracked = done.stdout.split('\n') if done.returncode == 0 and done.stdout else names
+    names = tracked = os.listdir(os.path.join(HERE, 'results'))
+    if shutil.which('git'):
+        done = subprocess.run(['git', '-C', os.path.join(HERE, 'results'), 'ls-files'], capture_output=True, text=True, check=False)
+        tracked = done.stdout.split('\n') if done.returncode == 0 and done.stdout else names
     return sorted(name for name in names if all_of_them or name in tracked)
 
 

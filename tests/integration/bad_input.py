@@ -16,6 +16,9 @@ import tempfile
 import time
 import uuid
 
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "support"))
+import launch
+
 SANITIZED = bool(os.environ.get("CDDP_TEST_SANITIZED"))
 
 
@@ -48,9 +51,9 @@ class Case:
         start = time.monotonic()
         try:
             done = subprocess.run(self.command, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL,
-                                  timeout=30, preexec_fn=limit)
+                                  timeout=launch.within(30), preexec_fn=limit)
         except subprocess.TimeoutExpired as late:
-            return [f"still running after 30 s; stderr: {late.stderr}"]
+            return [f"still running; stderr: {late.stderr}"]
         took = time.monotonic() - start
         bad = []
         if done.returncode == 0 and not self.may_work:
@@ -61,7 +64,7 @@ class Case:
             bad.append(f"nothing on stderr matches {self.says!r}")
         if done.returncode < 0:
             bad.append(f"died of signal {-done.returncode}")
-        if took > self.seconds:
+        if took > launch.within(self.seconds):
             bad.append(f"took {took:.1f} s")
         if re.search(r"Assertion|Sanitizer|runtime error|core dumped\)", done.stderr):
             bad.append("an assertion or a sanitizer spoke")
@@ -72,12 +75,6 @@ class Case:
             bad.append(f"left in TMPDIR: {os.listdir(tmp.name)}")
         tmp.cleanup()
         return [*bad, "--- stderr", done.stderr, "--- stdout", done.stdout] if bad else []
-
-
-def unused_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def cases(cddprun, probe, tmp):
@@ -107,6 +104,13 @@ def cases(cddprun, probe, tmp):
     yield Case("the report has libcddp's own words", [*two, str(probe), "shapes"],
                r"cddprun: rank \d .*\n.*\n    its message:\n    \| CDDP_E_MISMATCH: .*'fc\.weight'")
     yield Case("collectives in different order", [*two, str(probe), "order"], r"E_MISMATCH.*(all_reduce.*broadcast|broadcast.*all_reduce)")
+    yield Case("a rank makes a reducer alone", [*two, str(probe), "create"],
+               r"rank 0 called cddp_ddp_create \(all_gather of \d+ uint64\), rank 1 called barrier")
+    yield Case("a rank saves alone", [*two, str(probe), "save"],
+               r"rank 0 called cddp_checkpoint_save \(broadcast of \d+ uint8 from rank 0\), rank 1 called barrier")
+    yield Case("a rank does not come to a step", [*two, "--shutdown_timeout=1", str(probe), "lag"],
+               r"E_TIMEOUT: all_reduce\(mean\) of \d+ float32 \(bucket 0: 'fc\.weight' and 1 more\): rank 1 did not come",
+               env={"CDDP_TIMEOUT": "1"})
     yield Case("a rank is stopped", [*two, str(probe), "freeze"],
                r"E_TIMEOUT: all_reduce.*: rank 1 did not come within 1 s \(pid \d+, which is stopped by a signal\)",
                env={"CDDP_TIMEOUT": "1"})
@@ -114,7 +118,7 @@ def cases(cddprun, probe, tmp):
     yield Case("port in use", [cddprun, "--master_port", str(port), "--nproc_per_node=2", str(probe)],
                rf"{port}.*in use")
     yield Case("unresolvable master address",
-               [cddprun, "--master_addr=no-such-host.invalid", f"--master_port={unused_port()}", str(probe)],
+               [cddprun, "--master_addr=no-such-host.invalid", f"--master_port={launch.free_port()}", str(probe)],
                r"no-such-host\.invalid", seconds=20)
     yield Case("program does not exist", [*two, "/no/such/program"], r"/no/such/program.*[Nn]o such file", status=127)
     yield Case("program not in PATH", [*two, "no-such-program-here"], r"no-such-program-here", status=127)
@@ -137,7 +141,7 @@ def cases(cddprun, probe, tmp):
 def cases_without_cddprun(probe, taken, tmp):
     """Ranks that were started by hand or by mpirun: libcddp's own sentences."""
     def by_hand(**more):
-        return {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port()),
+        return {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(launch.free_port()),
                 "CDDP_JOIN_TIMEOUT": "1"} | more
 
     yield Case("by hand, the others do not come", [probe], r"E_TIMEOUT: 1 of 2 ranks did not join within 1 s: 1", env=by_hand())

@@ -171,6 +171,47 @@ def test_another_world_takes_over_in_mid_epoch(cddprun):
             assert loss['epoch'] == 1 and len(loss['rank_loss']) == ranks and 0.3 < loss['loss'] < 1.2, loss
 
 
+def test_a_run_that_is_told_to_stop_loses_no_step(cddprun):
+    cases = (signal.SIGTERM,), (signal.SIGINT, '--save-background'), (signal.SIGTERM, '--accumulate', '2', '--batch-size', '8'), \
+        (signal.SIGTERM, '--uneven', '10'), (signal.SIGTERM, '--zero')
+    for number, *more in cases:
+        if os.environ.get('CDDP_BACKEND') == 'nccl' and more and more[0] != '--save-background':
+            continue  # wine does it on the CPU only
+        with place() as p:
+            saving = p.saving(10**6)
+            with Job(cddprun, '--standalone', '--nproc_per_node=2', wine(cddprun), *p.flags(10**6, *more), *saving) as job:
+                wait_for('some epochs', lambda: p.metrics.exists() and p.metrics.read_text().count('\n') > 5)
+                job.process.send_signal(number)
+                assert job.finish() == 128 + number, (job.out, job.err)
+            left = re.search(rf'wine: asked to stop; saved in {p.dir} after epoch (\d+), step (\d+)\n', job.out)
+            assert left and p.steps() == [int(left[2])], (job.out, job.err, p.steps())
+            epochs = int(left[1]) + 3
+            out, _ = train(cddprun, [*p.flags(epochs, *more), *saving])
+            assert f'after epoch {left[1]}, step {left[2]}\n' in out, out
+            if '--uneven' in more:  # each rank has averages of its own there, and rank 0's are saved
+                assert int(left[2]) == 3 * int(left[1]), left[0]
+            else:
+                assert p.result() == undisturbed(cddprun, epochs, *more), (more, out)
+
+
+def test_a_worker_alone_that_is_told_to_stop_saves_too(cddprun):
+    """A batch system's warning is for the workers: cddprun hands it on, and the job has ended well."""
+    with place() as p:
+        with Job(cddprun, '--standalone', '--nproc_per_node=2', wine(cddprun), *p.flags(10**6), *p.saving(10**6)) as job:
+            wait_for('some epochs', lambda: p.metrics.exists() and p.metrics.read_text().count('\n') > 5)
+            os.kill(job.workers()[-1], signal.SIGUSR1)
+            assert job.finish() == 0, (job.out, job.err)
+        assert 'asked to stop; saved in' in job.out and len(p.steps()) == 1, (job.out, p.steps())
+
+
+def test_a_run_that_does_not_save_ends_at_once(cddprun):
+    with place() as p:
+        with Job(cddprun, '--standalone', '--nproc_per_node=2', wine(cddprun), *p.flags(10**6)) as job:
+            wait_for('some epochs', lambda: p.metrics.exists() and p.metrics.read_text().count('\n') > 5)
+            job.process.send_signal(signal.SIGTERM)
+            assert job.finish() == 143 and 'saved' not in job.out, (job.out, job.err)
+
+
 def test_a_sampler_of_another_seed_is_refused_in_mid_epoch(cddprun):
     with place() as p:
         train(cddprun, [*p.flags(2), *p.saving(1000), '--save-steps', '2'])

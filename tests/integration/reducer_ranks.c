@@ -4,8 +4,10 @@
  * Memory is where the backend has it, so the same program runs on a GPU.
  *   mean      many gradients of several types and owners, ready in another order on each rank, from two threads:
  *             every element is the mean in rank order, to the last bit, in every step
+ *   late      rank 1 waits for a step only after rank 0 has returned from its wait for the same step
  *   missing   rank 1 forgets a gradient: it is told which, and its peers are told of rank 1
  *   abort     rank 0 aborts from another thread while all others wait
+ *   twice     two threads of rank 0 end the same step: one of them is refused, and nothing else happens
  */
 #include <cddp/cddp.h>
 #include <inttypes.h>
@@ -20,6 +22,7 @@
 #define STEPS 12
 
 static cddp_comm *comm;
+static cddp_ddp *the_ddp; /* of check_twice */
 static int rank, n_ranks;
 static bool on_device; /* then sums are made in NCCL's order, and errors come with the call after the next */
 
@@ -237,6 +240,44 @@ static void check_means(void)
         mean(&cuts[i]);
 }
 
+/*
+ * Steps in which rank 1 is late alternate with others, and follow one another: a late rank holds up nobody, whether its
+ * lateness was to be expected or not.
+ */
+static void late(size_t n, const cddp_ddp_options *opt)
+{
+    static const bool is_late[] = {true, false, false, true, true, true, false, true};
+    static int run;
+    cddp_store *store = cddp_comm_store(comm);
+    cddp_ddp *ddp;
+
+    run++;
+    CHECK(cddp_ddp_create(&ddp, comm, params, n, opt) == CDDP_OK, "create");
+    for (size_t step = 0; step < sizeof is_late / sizeof is_late[0]; step++) {
+        char key[32], value[8];
+        size_t len;
+
+        (void)snprintf(key, sizeof key, "late/%d/%zu", run, step);
+        for (size_t i = n; i-- > 0;)
+            CHECK(cddp_ddp_grad_ready(ddp, i) == CDDP_OK, "step %zu", step);
+        if (rank == 1 && is_late[step])
+            CHECK(cddp_store_get(store, key, value, sizeof value, &len, 20000) == CDDP_OK,
+                  "step %zu of %zu buckets: rank 0 waits for a thread of this rank", step, cddp_ddp_bucket_count(ddp));
+        CHECK(cddp_ddp_wait(ddp) == CDDP_OK, "step %zu", step);
+        if (rank == 0 && is_late[step])
+            CHECK(cddp_store_set(store, key, "1", 1) == CDDP_OK, "store");
+    }
+    cddp_ddp_destroy(ddp);
+}
+
+static void check_late(void)
+{
+    const cddp_ddp_options small = {.size = sizeof small, .first_bucket_bytes = 5000, .bucket_bytes = 40000};
+
+    late(1, NULL); /* one bucket */
+    late(N_PARAMS, &small);
+}
+
 /* -------------------------------------------------------------------------------------------------- failures ---- */
 
 static void check_missing(void)
@@ -298,6 +339,47 @@ static void check_abort(void)
     cddp_ddp_destroy(ddp);
 }
 
+/* One of the two waits for the other ranks, which wait for the other one to be refused. */
+static void *wait_or_be_refused(void *arg)
+{
+    cddp_status *status = arg;
+
+    *status = cddp_ddp_wait(the_ddp);
+    if (*status == CDDP_E_STATE) {
+        CHECK(strstr(cddp_last_error(), "another thread is ending this step") != NULL, "message");
+        CHECK(cddp_store_set(cddp_comm_store(comm), "refused", "", 0) == CDDP_OK, "store");
+    }
+    return NULL;
+}
+
+static void check_twice(void)
+{
+    const char *const key = "refused";
+    cddp_status status[2];
+    pthread_t other[2];
+
+    CHECK(cddp_ddp_create(&the_ddp, comm, params, N_PARAMS, NULL) == CDDP_OK, "create");
+    CHECK(rank == 0 || cddp_store_wait(cddp_comm_store(comm), &key, 1, 30000) == CDDP_OK, "no thread was refused");
+    for (int step = 0; step < 2; step++) {
+        for (size_t i = 0; i < N_PARAMS; i++)
+            write_grad(&params[i], cddp_ddp_grad(the_ddp, i), step, i);
+        for (size_t i = N_PARAMS; i-- > 0;)
+            CHECK(cddp_ddp_grad_ready(the_ddp, i) == CDDP_OK, "ready");
+        if (rank == 0 && step == 0) {
+            for (int t = 0; t < 2; t++)
+                CHECK(pthread_create(&other[t], NULL, wait_or_be_refused, &status[t]) == 0, "thread");
+            for (int t = 0; t < 2; t++)
+                (void)pthread_join(other[t], NULL);
+            CHECK((status[0] == CDDP_OK) != (status[1] == CDDP_OK), "%d and %d", (int)status[0], (int)status[1]);
+        } else {
+            CHECK(cddp_ddp_wait(the_ddp) == CDDP_OK, "wait");
+        }
+        for (size_t i = 0; i < N_PARAMS; i++)
+            check_grad(&params[i], cddp_ddp_grad(the_ddp, i), step, i);
+    }
+    cddp_ddp_destroy(the_ddp);
+}
+
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "mean";
@@ -310,8 +392,12 @@ int main(int argc, char **argv)
     make_model();
     if (strcmp(mode, "mean") == 0)
         check_means();
+    else if (strcmp(mode, "late") == 0)
+        check_late();
     else if (strcmp(mode, "missing") == 0)
         check_missing();
+    else if (strcmp(mode, "twice") == 0)
+        check_twice();
     else
         check_abort();
     free_model();

@@ -213,8 +213,7 @@ def main():
     words.add_argument('--slow', action='store_true')
     args = words.parse_args()
     launch.SLOW = args.slow
-    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGTSTP):
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    launch.take_signals()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what the job does not kill comes to us
     print(f'seed {args.seed}', flush=True)
     choose, began, counts = random.Random(args.seed), time.monotonic(), dict.fromkeys(KINDS, 0)

@@ -105,7 +105,7 @@ def test_a_job_grows_and_shrinks(cddprun):
             in_world(node, world)
         job.end(a, c, d)
         assert re.search(r'node 1 \(.*\) was lost while its workers ran: ', said(a)), said(a)
-        assert 'the job goes on with 2 nodes; this is node rank 0, ranks 0 to 0 of 2' in said(a), said(a)
+        assert 'the job goes on with 2 nodes; this is node rank 0 (n1), ranks 0 to 0 of 2' in said(a), said(a)
         assert 'has come: the job goes on with one node more' in said(a), said(a)
 
 
@@ -115,7 +115,7 @@ def test_a_spare_waits_and_steps_in(cddprun):
         in_world(a, '0 0 0/2')
         in_world(b, '0 1 1/2')
         spare = job.node()
-        wait_for('a word', lambda: 'this node waits as a spare' in said(spare))
+        wait_for('a word', lambda: re.search(r'; n\d waits as a spare', said(spare)))
         late = job.node()
         assert late.finish() == 1
         assert 'has all of its 2 nodes and 1 spares already' in said(late), said(late)
@@ -143,6 +143,30 @@ def test_a_node_that_is_ended_by_a_signal_leaves_and_the_others_go_on(cddprun):
         assert re.search(r'cddprun: node 1 \(.*\) left: it was ended by signal 15', said(a)), said(a)
         for node in a, c:
             os.unlink(os.path.join(node.tmp, 'world'))
+
+
+def test_all_ranks_can_save_before_a_node_leaves_or_comes(cddprun):
+    probe = os.environ['CDDP_PROBE']
+    with Elastic(cddprun, '1:3', script=f'exec {probe} leave "$(dirname "$END")"') as job:
+        def step(act, size, next_size):
+            wait_for(f'a world of {size}', lambda: os.path.exists(f'{job.folder}/runs.{size}'), more=lambda: said(a))
+            act()
+            wait_for(f'a world of {next_size}', lambda: os.path.exists(f'{job.folder}/runs.{next_size}'), more=lambda: said(a))
+            saved = [rank for rank in range(size) if os.path.exists(f'{job.folder}/saved.{size}.{rank}')]
+            assert saved == list(range(size)), (saved, said(a))
+            for name in os.listdir(job.folder):
+                if name.startswith((f'runs.{size}', f'saved.{size}.')):
+                    os.unlink(f'{job.folder}/{name}')
+        a = job.node()
+        more = []
+        step(lambda: more.append(job.node()), 1, 2)
+        step(lambda: more.append(job.node()), 2, 3)
+        b, c = more
+        step(lambda: c.process.send_signal(signal.SIGTERM), 3, 2)
+        assert c.finish() == 143, said(c)
+        a.process.send_signal(signal.SIGTERM)
+        assert (a.finish(), b.finish()) == (143, 1), (said(a), said(b))
+        assert os.path.exists(f'{job.folder}/saved.2.1'), said(a)
 
 
 def test_failures_count_and_losses_do_not(cddprun):
@@ -189,6 +213,39 @@ def test_a_worker_that_fails_because_a_machine_died_is_its_echo(cddprun):
         assert re.search(r'^cddprun: node 1 \(.*\) was lost while its workers ran: ', said(a), re.M), said(a)
 
 
+def unread(pid, port):
+    """Bytes that have come to a process from that port, and that it has not read."""
+    its = set()
+    for name in os.listdir(f'/proc/{pid}/fd'):
+        with contextlib.suppress(OSError):
+            its.add(os.readlink(f'/proc/{pid}/fd/{name}'))
+    with open('/proc/net/tcp', encoding='ascii') as f:
+        lines = [line.split() for line in f.readlines()[1:]]
+    return sum(int(line[4].split(':')[1], 16) for line in lines
+               if int(line[2].split(':')[1], 16) == port and f'socket:[{line[9]}]' in its)
+
+
+def test_an_agent_that_dies_with_unread_bytes_is_lost_at_once(cddprun):
+    # Its kernel would reset the connection, which looks like a fault of the network: the node would keep its lease.
+    with Elastic(cddprun, '1:3', conf='last_call_timeout=0,lease=60') as job:
+        a = job.node()
+        in_world(a, '0 0 0/1')
+        b = job.node()
+        in_world(b, '0 1 1/2')
+        c = job.node()
+        in_world(c, '0 2 2/3')
+        agent = b.agent()
+        os.kill(agent, signal.SIGSTOP)
+        kill_agent(c)
+        wait_for('the loss', lambda: 'was lost while its workers ran' in said(a), more=lambda: said(a))
+        wait_for('the news of it at the stopped agent', lambda: unread(agent, job.port))
+        os.kill(agent, signal.SIGKILL)
+        in_world(a, '0 0 0/1')
+        assert b.finish() == 137, said(b)
+        os.unlink(os.path.join(b.tmp, 'world'))
+        job.end(a)
+
+
 def cut_off(cddprun, seconds):
     """Two nodes, of which the second is cut off for so long; both are in one world again. What they said."""
     with Elastic(cddprun, '1:2', conf='last_call_timeout=0,lease=3') as job, Relay(job.port) as relay:
@@ -218,7 +275,7 @@ def test_a_node_that_was_cut_off_for_less_than_its_lease_comes_back_as_itself(cd
 
 def test_a_node_that_was_cut_off_for_longer_comes_back_as_a_new_one(cddprun):
     said_a, said_b = cut_off(cddprun, 4)
-    assert 'this node tries to come back' in said_b, said_b
+    assert "this node's workers are killed" in said_b and 'this node (n2) tries to come back' in said_b, said_b
     assert re.search(r'n2.*was lost while its workers ran: (?s:.*)on with 1 node;(?s:.*)n2 .*has come: (?s:.*)on with 2 nodes',
                      said_a), said_a
 
@@ -235,6 +292,24 @@ def test_a_job_of_a_fixed_size_with_a_restart_left_takes_the_same_node_again(cdd
         in_world(a, '1 0 0/2')
         in_world(b, '1 1 1/2')
         job.end(a, b)
+
+
+def test_a_node_that_waits_for_others_is_cut_off_and_joins_again(cddprun):
+    """It has no round yet and nobody to kill, so it comes back although no restart is left."""
+    with Elastic(cddprun, '3', conf='lease=3') as job, Relay(job.port) as relay:
+        a = job.node('--node_rank=0')
+        b = job.node('--node_rank=1', f'--rdzv_endpoint=127.0.0.1:{relay.port}')
+        wait_for('b to be in', lambda: relay.welcomes == 1, more=lambda: said(b))
+        relay.silent = True
+        wait_for('the silence', lambda: 'nothing was heard' in said(b) or b.process.poll() is not None, more=lambda: said(b))
+        time.sleep(2)  # the length of the cut is what is tested: its lease is over
+        relay.silent = False
+        wait_for('b to be in again', lambda: relay.welcomes == 2 or b.process.poll() is not None, more=lambda: said(b))
+        assert 'workers are killed' not in said(b) and 'this node (n2) tries to come back' in said(b), said(b)
+        c = job.node('--node_rank=2')
+        in_world(a, '0 0 0/3')
+        in_world(b, '0 1 1/3')
+        job.end(a, b, c)
 
 
 def test_a_node_whose_rendezvous_has_gone_meanwhile_ends(cddprun):

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
 import launch
 from launch import Job, Skip, run
 
+PRINTER = os.environ['CDDP_PRINTER']
 SAY = 'import os, sys; print(__name__, sys.argv[1:], os.environ["RANK"], "-u" in sys.orig_argv)'
 
 
@@ -55,6 +55,54 @@ def test_python_exec_names_another_python_and_no_python_none(cddprun):
         assert (status, out) == (0, '[0] shell x\n'), err
         status, out, err = run(cddprun, path, env={'PYTHON_EXEC': '/no/python'})
         assert status == 127 and "'/no/python'" in err, (status, err)
+
+
+def test_a_missing_interpreter_is_named(cddprun):
+    with tempfile.TemporaryDirectory() as folder:
+        for text, words in (('#!/no/such -x\n', "cannot run script '{}': the file is there, but its interpreter is not: '/no/such'"),
+                            ('#!/bin/sh\r\necho\r\n', "cannot run script '{}': its first line ends in a carriage return")):
+            path = script(folder, 'job', text, 0o755)
+            status, _, err = run(cddprun, '--standalone', path)
+            assert status == 127 and f'cddprun: rank 0: {words.format(path)}' in err, err
+            assert ' after 0.' not in err, err
+        with open(PRINTER, 'rb') as f:
+            binary = f.read()
+        loader = re.search(rb'/[^\0]*/ld-?[^\0]*\.so[^\0]*', binary).group()
+        path = os.path.join(folder, 'binary')
+        with open(path, 'wb') as f:
+            f.write(binary.replace(loader, b'/x' + loader[2:], 1))
+        os.chmod(path, 0o755)
+        status, _, err = run(cddprun, '--standalone', path)
+        assert status == 127 and "its dynamic loader is not: '/x" in err, err
+
+
+def test_an_mpi_program_is_warned_of(cddprun):
+    with tempfile.TemporaryDirectory() as folder:
+        with open(PRINTER, 'rb') as f:
+            binary = f.read()
+        path = os.path.join(folder, 'ring')
+        with open(path, 'wb') as f:  # it cannot run, but needs an MPI
+            f.write(binary.replace(b'\0libc.so.6\0', b'\0libmpi.so\0'))
+        os.chmod(path, 0o755)
+        words = f"'{path}' is an MPI program (it needs libmpi.so), but cddprun sets up no MPI: each worker will be rank 0 of 1"
+        assert words in run(cddprun, '-n', '2', path)[2]
+        assert words in run(cddprun, '-n', '2', 'env', 'A=1', path)[2]
+        for quiet in (['-n', '1', path], ['-n', '2', PRINTER, 'tty'], ['-n', '2', sys.executable, '-c', 'pass', path + '.none']):
+            assert 'MPI' not in run(cddprun, *quiet)[2], quiet
+        assert 'is an MPI program' not in run(cddprun, '-n', '2', path, env={'PMI_RANK': '0'})[2]
+
+
+def test_without_127_0_0_1_the_job_meets_at_1_and_without_either_it_says_so(cddprun):
+    def alone(setup):
+        return run('unshare', '-n', 'sh', '-c', setup + ' && exec "$@"', 'sh', cddprun, '--standalone', '-n', '2', 'sh', '-c',
+                   'echo $MASTER_ADDR')
+    if subprocess.run(['unshare', '-n', 'true'], capture_output=True, check=False).returncode != 0 or not shutil.which('ip'):
+        raise Skip('network namespaces are not allowed here, or there is no ip')
+    if os.path.exists('/proc/net/if_inet6'):
+        status, out, err = alone('ip link set lo up && ip addr del 127.0.0.1/8 dev lo')
+        assert status == 0 and sorted(out.splitlines()) == ['[0] ::1', '[1] ::1'], err
+    status, out, err = alone('true')  # lo is down
+    assert (status, out) == (1, '') and 'cannot reach its own address 127.0.0.1' in err and 'ip link set lo up' in err, err
 
 
 def test_x_gives_workers_a_variable(cddprun):
@@ -101,10 +149,8 @@ def test_a_python_that_is_not_there_is_named_with_the_variable_that_can_name_ano
 
 
 def test_a_file_ranks_the_hosts_and_says_where_they_meet(cddprun):
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as s:
-        s.bind(('127.0.0.1', 0))
-        port = s.getsockname()[1]
-        s.close()
+    with tempfile.TemporaryDirectory() as folder:
+        port = launch.free_port()
         order = script(folder, 'order', '# ranks\n127.0.0.1 slots=8\nhost-b.cluster\n')
         flags = ['--rank_order', order, '--master_port', str(port), '-ppn', '1', 'sh', '-c', 'echo $GROUP_RANK of $GROUP_WORLD_SIZE']
         with Job(cddprun, '--local_addr=host-b', *flags) as b, Job(cddprun, '--local_addr=127.0.0.1', *flags) as a:
@@ -132,9 +178,7 @@ def test_open_mpi_starts_one_cddprun_on_each_node(cddprun):
 
 
 def test_variables_as_kubeflow_sets_them_are_enough(cddprun):
-    with socket.socket() as s:
-        s.bind(('127.0.0.1', 0))
-        port = str(s.getsockname()[1])
+    port = str(launch.free_port())
     env = {'PET_NNODES': '2', 'PET_NPROC_PER_NODE': '1', 'PET_MASTER_ADDR': '127.0.0.1', 'PET_MASTER_PORT': port}
     command = ['sh', '-c', 'echo $RANK of $WORLD_SIZE']
     with Job(cddprun, *command, env=env | {'PET_NODE_RANK': '1'}) as b, Job(cddprun, *command, env=env | {'PET_NODE_RANK': '0'}) as a:

@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """cddprun runs a job: exit status, report, environment, output, restart, bad input."""
+import contextlib
 import json
 import os
 import re
 import resource
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
 import launch
@@ -90,6 +93,26 @@ def test_of_a_rank_that_hangs_it_is_told_where_it_is_and_who_waits(cddprun):
         assert re.search(r'(?m)^    at that moment: rank 1 before the first collective; ranks 0, 2 in all_reduce #1(, for 1 s)?$', job.err), job.err
 
 
+def test_a_rank_that_exits_with_0_in_the_middle_is_the_cause_and_called_that(cddprun):
+    probe = os.environ['CDDP_PROBE']
+    deserted = 'exited with status 0 in the middle of the job, without cddp_finalize'
+    with Job(cddprun, '--nproc_per_node=3', probe, 'desert', env={'CDDP_TIMEOUT': '60'}) as job:
+        assert job.finish() == 1, job.err
+        assert re.search(rf'(?m)^cddprun: rank 1 \(pid \d+ on \S+\) {deserted}, after \d', job.err), job.err
+        assert re.search(rf'CDDP_E_PEER: all_reduce.* of 4 float32.*: rank 1 \(pid \d+\) {deserted}', job.err), job.err
+        assert re.search(r'(?m)^    rank [02]: exited with status 3', job.err), job.err
+        assert 'died' not in job.err and 'ended well' not in job.err, job.err
+
+
+def test_of_a_rank_that_left_early_it_is_said_how_the_others_can_go_on(cddprun):
+    probe = os.environ['CDDP_PROBE']
+    with Job(cddprun, '--nproc_per_node=2', probe, 'few', env={'CDDP_TIMEOUT': '60'}) as job:
+        assert job.finish() == 3, job.err
+        assert 'rank 1 has left the job (cddp_finalize); if it had fewer batches than others, CDDP_DDP_JOIN' in job.err, job.err
+        report = job.err[job.err.index('cddprun: rank 0'):]
+        assert report.count('has left the job') == 1, 'a message stands once in a report'
+
+
 def test_our_own_error_file_gets_the_first_failures(cddprun):
     script = 'printf %s \'{"message":{"message":"bad"}}\' > "$TORCHELASTIC_ERROR_FILE"; exit 6'
     with Job(cddprun, *sh(script), env={'TORCHELASTIC_ERROR_FILE': '/dev/null/no'}) as job:
@@ -163,13 +186,76 @@ def test_output_of_a_grandchild_that_outlives_its_rank_does_not_hang_the_job(cdd
     assert (status, out, err) == (0, '[0] done\n', '')
 
 
-def test_a_closed_stdout_does_not_end_the_job(cddprun):
-    read_end, write_end = os.pipe()
-    with Job(cddprun, *sh('seq 1 200000; echo finished >&2'), stdout=write_end) as job:
-        os.close(write_end)
-        os.close(read_end)
-        assert job.finish() == 0
-        assert job.err == '[0] finished\n', job.err
+@contextlib.contextmanager
+def memory_cgroup(limit):
+    """A memory cgroup with a limit: the path of the file that takes its processes."""
+    tops = [(top, files) for top, files in (('/sys/fs/cgroup/memory', ('memory.limit_in_bytes', 'memory.memsw.limit_in_bytes')),
+                                            ('/sys/fs/cgroup', ('memory.max', 'memory.swap.max')))
+            if os.path.exists(os.path.join(top, 'memory.stat')) or os.path.exists(os.path.join(top, 'memory.oom_control'))]
+    path = ''
+    try:
+        top, files = tops[0]
+        path = os.path.join(top, f'cddp-test-{os.getpid()}')
+        os.mkdir(path)
+        with open(os.path.join(path, files[0]), 'w', encoding='ascii') as f:
+            f.write(str(limit))
+        with contextlib.suppress(OSError), open(os.path.join(path, files[1]), 'w', encoding='ascii') as f:
+            f.write('0' if 'swap.max' in files[1] else str(limit))
+    except (IndexError, OSError) as why:
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
+        raise Skip(f'no memory cgroup can be made here: {why}') from why
+    try:
+        yield os.path.join(path, 'cgroup.procs')
+    finally:
+        launch.wait_for('an empty cgroup', lambda: not open(os.path.join(path, 'cgroup.procs'), encoding='ascii').read())
+        os.rmdir(path)
+
+
+def test_the_out_of_memory_killer_is_named(cddprun):
+    hungry = 'import os; x = bytearray(1 << 30) if os.environ["RANK"] == "1" else os.read(os.pipe()[0], 1)'
+    with memory_cgroup(300 << 20) as procs:
+        def enter():
+            with open(procs, 'w', encoding='ascii') as f:
+                f.write('0')
+        status, _, err = run(cddprun, '--standalone', '-n', '2', sys.executable, '-c', hungry, preexec_fn=enter)
+        assert status == 137, err
+        assert re.search(r'^cddprun: rank 1 .* was killed by signal 9 \(SIGKILL\) .*\n.*\n    the kernel killed it: out of memory '
+                         r'\(the limit of its memory cgroup is 300\.0 MiB\)$', err, re.M), err
+        # Somebody else's SIGKILL is not the kernel's, although the kernel has killed before.
+        status, _, err = run(cddprun, '--standalone', 'sh', '-c', 'kill -9 $$', preexec_fn=enter)
+        assert status == 137 and 'out of memory' not in err, err
+
+
+def limited(kind, value):
+    return lambda: resource.setrlimit(kind, (value, value))
+
+
+def test_limits_that_are_too_low_are_named(cddprun):
+    for kind, value, words in ((resource.RLIMIT_FSIZE, 8192, 'files may have 8192 bytes at most'),
+                               (resource.RLIMIT_FSIZE, 20000, 'files may have 20000 bytes at most'),
+                               (resource.RLIMIT_STACK, 65536, 'the stack may have 64 KiB at most')):
+        status, out, err = run(cddprun, *sh('true'), preexec_fn=limited(kind, value))
+        assert (status, out) == (1, '') and words in err and 'raise the limit (ulimit -' in err, (status, err)
+
+
+def test_the_signal_of_a_file_size_limit_stays_the_workers(cddprun):
+    # cddprun ignores it; a worker that did not choose to dies of it.
+    with tempfile.TemporaryDirectory() as folder:
+        status, out, err = run(cddprun, *sh(f'exec head -c 200000 /dev/zero > {folder}/f'), preexec_fn=limited(resource.RLIMIT_FSIZE, 65536))
+    assert status == 128 + signal.SIGXFSZ, (status, err)
+
+
+def test_a_closed_stdout_ends_a_job_that_writes_to_it(cddprun):
+    def closed(script):
+        read_end, write_end = os.pipe()
+        with Job(cddprun, *sh(script), stdout=write_end) as job:
+            os.close(write_end)
+            os.close(read_end)
+            return job.finish(), job.err
+    assert closed('echo finished >&2') == (0, '[0] finished\n')
+    status, err = closed('seq 1 200000; exec sleep 1000')
+    assert (status, err) == (141, 'cddprun: nobody reads its output any more (SIGPIPE); the workers have been stopped\n'), err
 
 
 def test_a_reader_that_stands_still_holds_the_workers_but_not_the_signals(cddprun):
@@ -307,7 +393,7 @@ def test_a_program_whose_interpreter_is_missing(cddprun):
         os.chmod(path, 0o700)
         status, out, err = run(cddprun, '--nproc_per_node=2', path)
         os.unlink(path)
-        assert status == 127 and f"cannot run program '{path}'" in err, (status, err)
+        assert status == 127 and f"cannot run script '{path}': the file is there, but its interpreter is not: '/no/such/interpreter'" in err, (status, err)
 
 
 def test_a_port_in_use(cddprun):

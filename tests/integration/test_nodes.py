@@ -5,6 +5,7 @@ import contextlib
 import os
 import re
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -43,7 +44,7 @@ class Nodes(contextlib.ExitStack):
 
 def running(nodes, n):
     """Wait until n workers in all have touched their file."""
-    launch.wait_for(f'{n} workers', lambda: sum('up' in name for job in nodes.jobs for name in os.listdir(job.tmp)) == n)
+    launch.wait_for(f'{n} workers', lambda: sum(name.startswith('up') for job in nodes.jobs for name in os.listdir(job.tmp)) == n)
 
 
 # 2>/dev/null: the shell would say "Terminated"
@@ -92,9 +93,9 @@ def test_ipv6(cddprun):
     try:
         with socket.socket(socket.AF_INET6) as s:
             s.bind(('::1', 0))
-            port = s.getsockname()[1]
     except OSError:
         raise launch.Skip('this machine has no IPv6')
+    port = free_port()
     with contextlib.ExitStack() as stack:
         jobs = [stack.enter_context(Job(cddprun, '--nnodes=2', f'--node_rank={i}', f'--rdzv_endpoint=[::1]:{port}',
                                         *sh('echo $MASTER_ADDR'))) for i in range(2)]
@@ -121,7 +122,7 @@ def test_a_failure_on_either_node_ends_both_with_its_status(cddprun):
 
 
 def test_a_restart_is_one_of_the_whole_job(cddprun):
-    script = (UP + 'echo $RANK of $WORLD_SIZE, restart $TORCHELASTIC_RESTART_COUNT; '
+    script = ('echo $RANK of $WORLD_SIZE, restart $TORCHELASTIC_RESTART_COUNT; ' + UP +
               f'[ $TORCHELASTIC_RESTART_COUNT = 1 ] && rm -f "$TMPDIR/up$RANK" && exit 0; [ $RANK = 2 ] || {{ {WAIT}; }}; '
               'while [ ! -e "$TMPDIR/go" ]; do sleep 0.01; done; rm -f "$TMPDIR/go" "$TMPDIR/up$RANK"; exit 3')
     with Nodes(cddprun, [2, 1], script, '--max_restarts=1') as nodes:
@@ -157,9 +158,52 @@ def test_a_killed_host_ends_every_node_with_one_sentence(cddprun):
         began = time.monotonic()
         os.kill(nodes.jobs[0].agent(), signal.SIGKILL)
         assert nodes.finish() == [137, 1, 1], [job.err for job in nodes.jobs]
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < launch.within(15)
         for job in nodes.jobs[1:]:
             assert re.fullmatch(rf'cddprun: the rendezvous at 127\.0\.0\.1:{nodes.port} is gone: .*\n', job.err), job.err
+
+
+def kill_both_halves(job):
+    """And all of their workers, as if the machine were gone."""
+    for pid in [job.agent(), job.process.pid, *job.alive()]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    job.process.wait()
+    shutil.rmtree(job.tmp)
+    os.mkdir(job.tmp)
+
+
+def test_a_host_that_is_killed_and_started_again_finds_the_others(cddprun):
+    script = 'echo $TORCHELASTIC_RESTART_COUNT > "$TMPDIR/life"; while [ ! -e "$END" ]; do sleep 0.02; done; rm "$TMPDIR/life"'
+    flags = ['--nnodes=2', '--max_restarts=1', '--master_addr=127.0.0.1', f'--master_port={free_port()}']
+
+    def life(job):
+        with contextlib.suppress(FileNotFoundError), open(os.path.join(job.tmp, 'life'), encoding='ascii') as file:
+            return file.read().strip()
+        return None
+    with tempfile.TemporaryDirectory() as tmp, contextlib.ExitStack() as stack:
+        def start(rank):
+            return stack.enter_context(Job(cddprun, *flags, f'--node_rank={rank}', *sh(script), env={'END': f'{tmp}/end'}))
+        first, second = start(0), start(1)
+        launch.wait_for('the first life', lambda: life(first) == life(second) == '0')
+        kill_both_halves(first)
+        again = start(0)
+        launch.wait_for('the second life', lambda: life(again) == life(second) == '1')
+        open(f'{tmp}/end', 'w', encoding='ascii').close()
+        assert [again.finish(), second.finish()] == [0, 0], (again.err, second.err)
+
+
+def test_a_host_that_does_not_come_back_is_not_waited_for_beyond_the_lease(cddprun):
+    script = 'touch "$TMPDIR/up$RANK"; exec sleep 100'
+    with Nodes(cddprun, [1, 1], script, '--max_restarts=1', '--rdzv_conf=lease=3') as nodes:
+        running(nodes, 2)
+        os.unlink(os.path.join(nodes.jobs[1].tmp, 'up1'))
+        kill_both_halves(nodes.jobs[0])
+        began = time.monotonic()
+        assert nodes.jobs[1].finish() == 1
+        assert time.monotonic() - began < launch.within(12), 'join_timeout is 600 s'
+        assert re.search(rf'^cddprun: the rendezvous at 127\.0\.0\.1:{nodes.port} is gone \(127\.0\.0\.1: connection refused\)$',
+                         nodes.jobs[1].err, re.M), nodes.jobs[1].err
 
 
 def test_a_signal_to_either_agent_ends_both_and_the_other_says_who_left(cddprun):
@@ -171,6 +215,70 @@ def test_a_signal_to_either_agent_ends_both_and_the_other_says_who_left(cddprun)
             assert status[ended] == 143 and status[1 - ended] == 1, (status, [job.err for job in nodes.jobs])
             other = nodes.jobs[1 - ended].err
             assert re.fullmatch(rf'cddprun: node {ended} \(\S+\) left: it was ended by signal 15 \(SIGTERM\)\n', other), other
+
+
+# --- saving ---------------------------------------------------------------------------------------------------------
+
+@contextlib.contextmanager
+def savers(cddprun, nprocs, *flags, mortal=''):
+    """Nodes whose ranks agree by all-reduce that one of them is to stop, and save; saved(): which ranks have."""
+    with tempfile.TemporaryDirectory(prefix='cddp-test-') as folder:
+        size = sum(nprocs)
+        with Nodes(cddprun, nprocs, f'exec {os.environ["CDDP_PROBE"]} leave {folder} {mortal}', *flags) as nodes:
+            nodes.saved = lambda: [rank for rank in range(size) if os.path.exists(f'{folder}/saved.{size}.{rank}')]
+            launch.wait_for('all to run', lambda: os.path.exists(f'{folder}/runs.{size}'))
+            yield nodes
+
+
+def said(nodes):
+    return [job.err for job in nodes.jobs]
+
+
+def test_all_ranks_of_all_nodes_can_save_when_one_node_is_told_to_end(cddprun):
+    for flags in [], ['--on_failure=wait']:
+        for ended in 0, 1:
+            with savers(cddprun, [2, 1], *flags) as nodes:
+                nodes.jobs[ended].process.send_signal(signal.SIGTERM)
+                status = nodes.finish()
+                assert nodes.saved() == [0, 1, 2], (nodes.saved(), said(nodes))
+                assert status[ended] == 143 and status[1 - ended] == 1, (status, said(nodes))
+                assert 'ended by signal 15 (SIGTERM)' in nodes.jobs[ended].err, said(nodes)
+                assert 'probe:' not in ''.join(said(nodes)), said(nodes)
+
+
+def test_all_ranks_can_save_when_all_nodes_are_told_to_end_one_after_the_other(cddprun):
+    with savers(cddprun, [1, 1, 1]) as nodes:
+        for job in reversed(nodes.jobs):
+            job.process.send_signal(signal.SIGTERM)
+        assert nodes.finish() == [143] * 3, said(nodes)
+        assert nodes.saved() == [0, 1, 2], (nodes.saved(), said(nodes))
+
+
+def test_a_rank_that_dies_of_the_order_does_not_keep_the_others_waiting(cddprun):
+    for ended in 0, 1:
+        with savers(cddprun, [2, 1], '--shutdown_timeout=600', mortal='1') as nodes:
+            nodes.jobs[ended].process.send_signal(signal.SIGTERM)
+            nodes.finish()
+            assert nodes.saved() == [] and all('rank 1' in err for err in said(nodes)), (nodes.saved(), said(nodes))
+            assert 'ended by signal 15 (SIGTERM)' in nodes.jobs[ended].err, said(nodes)
+
+
+def test_a_failure_ends_the_collectives_of_all_nodes_at_once(cddprun):
+    with savers(cddprun, [2, 1], '--shutdown_timeout=600') as nodes:
+        os.kill(nodes.jobs[1].workers()[0], signal.SIGKILL)
+        assert nodes.finish() == [137, 137], said(nodes)
+        assert nodes.saved() == [] and 'rank 2' in nodes.jobs[0].err, (nodes.saved(), said(nodes))
+
+
+def test_all_nodes_that_are_ended_at_once_are_through_at_once(cddprun):
+    # A node that leaves must not take back its word by a reset, else the host waits for it as long as the lease.
+    for _ in range(15):
+        with Nodes(cddprun, [1] * 4, UP + WAIT, '--rdzv_conf=lease=300') as nodes:
+            running(nodes, 4)
+            for pid in [pid for job in nodes.jobs for pid in job.alive()]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+            assert {0, *nodes.finish()} <= {0, 1, 143}, [job.err for job in nodes.jobs]
 
 
 def test_survivors_are_left_alone_if_so_asked(cddprun):
@@ -199,6 +307,7 @@ class Relay(threading.Thread):
         self.port = self.listener.getsockname()[1]
         self.target = target
         self.pairs = []
+        self.welcomes = 0  # that the host has sent
         self.silent = self.over = False
         self.start()
 
@@ -237,6 +346,7 @@ class Relay(threading.Thread):
             other = pair[1] if pair[0] is s else pair[0]
             try:
                 data = s.recv(65536)
+                self.welcomes += s is pair[1] and b'"session"' in data
                 other.sendall(data)
             except OSError:  # a reset stays a reset
                 self.end(pair, True)
@@ -292,6 +402,48 @@ def test_a_connection_that_is_reset_or_silent_for_a_while_does_no_harm(cddprun):
         assert [job.err for job in nodes] == ['', '']
 
 
+def stop_all(nodes, seconds):
+    """As a scheduler suspends a job: every process of all nodes stands still."""
+    pids = [pid for job in nodes for pid in job.alive()]
+    signal_those_left(pids, signal.SIGSTOP)
+    time.sleep(seconds)
+    return pids
+
+
+def signal_those_left(pids, number):
+    """A worker's short-lived child may be gone by now."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def test_a_job_that_is_stopped_as_a_whole_for_longer_than_the_lease_goes_on(cddprun):
+    with through_a_relay(cddprun, UNTIL_GO, 4) as (_, nodes):
+        signal_those_left(stop_all(nodes, 7), signal.SIGCONT)
+        time.sleep(5)  # longer than the lease again: nothing of the stop may come later
+        assert all(job.process.poll() is None for job in nodes), [job.finish() for job in nodes]
+        go(nodes)
+        assert [job.finish() for job in nodes] == [0, 0], [job.err for job in nodes]
+        assert [job.err for job in nodes] == ['', '']
+
+
+def test_workers_of_a_node_that_was_stopped_wait_until_the_rendezvous_has_answered(cddprun):
+    with through_a_relay(cddprun, UNTIL_GO, 15) as (relay, nodes):
+        [worker] = nodes[1].workers()
+        pids = stop_all(nodes, 12)
+        relay.silent = True
+        signal_those_left(pids, signal.SIGCONT)
+        for _ in range(2):
+            launch.wait_for('the worker to be stopped', lambda: launch.state(worker) == 'T')
+            time.sleep(0.2)
+            assert launch.state(worker) == 'T'
+            os.kill(worker, signal.SIGCONT)  # as a scheduler may do late
+        relay.silent = False
+        launch.wait_for('the worker to go on', lambda: launch.state(worker) != 'T')
+        go(nodes)
+        assert [job.finish() for job in nodes] == [0, 0], [job.err for job in nodes]
+
+
 def both_fail(relay, nodes):
     """The worker of node 1 first, and its news last."""
     relay.silent = True
@@ -336,6 +488,17 @@ def test_an_agent_that_is_stopped_has_no_workers_when_its_lease_is_over(cddprun)
                 os.unlink(os.path.join(job.tmp, name))
 
 
+def test_a_host_that_is_stopped_for_ever_has_no_workers_when_the_lease_is_over(cddprun):
+    with through_a_relay(cddprun, UNTIL_GO, 3) as (_, nodes):
+        agent = nodes[0].agent()
+        os.kill(agent, signal.SIGSTOP)
+        assert nodes[0].finish() == 137 and f'its agent (pid {agent}) stood still' in nodes[0].err, nodes[0].err
+        assert nodes[1].finish() == 1, nodes[1].err
+        for job in nodes:
+            for name in os.listdir(job.tmp):
+                os.unlink(os.path.join(job.tmp, name))
+
+
 def test_an_agent_that_was_stopped_together_with_its_guard_ends_its_workers_itself(cddprun):
     with through_a_relay(cddprun, UNTIL_GO, 2) as (_, nodes):
         both = [nodes[1].process.pid, nodes[1].agent()]
@@ -358,7 +521,8 @@ def test_a_failure_said_while_the_connection_is_down_arrives(cddprun):
         relay.reset_all()
         relay.silent = False
         assert [job.finish() for job in nodes] == [1, 1], [job.err for job in nodes]
-        assert all(re.match(r'cddprun: rank 1 \(pid \d+ on \S+\) exited with status 1', job.err) for job in nodes)
+        for job in nodes:
+            assert re.match(r'cddprun: rank 1 \(pid \d+ on \S+\) exited with status 1', job.err), job.err
 
 
 def test_a_node_that_is_cut_off_kills_its_workers_before_the_other_counts_it_as_lost(cddprun):
@@ -525,6 +689,27 @@ def test_a_port_of_another_program(cddprun):
         one_sentence((status, '', job.err), 1, f'127.0.0.1:{port}', 'no rendezvous of cddprun', 'in use')
 
 
+def test_a_port_that_somebody_has_without_listening(cddprun):
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))  # as the local end of any other connection
+        port = s.getsockname()[1]
+        status, _, err = run(cddprun, '--nnodes=2', '--node_rank=0', '--master_addr=127.0.0.1', f'--master_port={port}',
+                             '--rdzv_conf=join_timeout=2', 'true')
+        first, last = err.splitlines()
+        assert status == 1 and re.fullmatch(
+            rf'cddprun: nobody answers at 127.0.0.1:{port} \(127.0.0.1: connection refused\); this agent cannot host it, since port '
+            rf'{port} is in use here: end the program that has it, or choose another port; trying for another 1 s', first), err
+        assert f'cannot reach the rendezvous at 127.0.0.1:{port}' in last and 'in use here' in last, err
+
+
+def test_a_program_that_takes_connections_and_says_nothing_is_waited_for(cddprun):
+    with socket.create_server(('127.0.0.1', 0)) as s:
+        port = s.getsockname()[1]
+        result = run(cddprun, '--nnodes=2', '--node_rank=1', '--master_addr=127.0.0.1', f'--master_port={port}',
+                     '--rdzv_conf=join_timeout=2', 'true')
+        one_sentence(result, 1, f'cannot reach the rendezvous at 127.0.0.1:{port}', 'takes connections but does not answer')
+
+
 def test_missing_nodes_are_named_when_the_time_is_over(cddprun):
     port = free_port()
     result = run(cddprun, '--nnodes=3', '--node_rank=0', '--rdzv_conf=join_timeout=1', '--master_addr=127.0.0.1',
@@ -547,6 +732,54 @@ def test_slurm(cddprun):
                  2, '--node_rank is 0', 'SLURM_NODEID')
     one_sentence(run(cddprun, 'true', env={'SLURM_JOB_ID': '17', 'SLURM_JOB_NUM_NODES': '2'}), 2, 'srun', '--standalone')
     assert run(cddprun, '--standalone', 'true', env={'SLURM_JOB_ID': '17', 'SLURM_JOB_NUM_NODES': '2'})[0] == 0
+
+
+def site_port(job):
+    """As site_port() in launcher/site.c: FNV-1a, in 20000 to 31996."""
+    value = 2166136261
+    for byte in job.encode():
+        value = (value ^ byte) * 16777619 % 2 ** 32
+    return 20000 + value % 11997
+
+
+def free_job():
+    """A number of a job whose step 0 has four free ports, and the first of them."""
+    for job in range(os.getpid(), os.getpid() + 1000):
+        port = site_port(f'{job}.0')
+        if not any(can_connect(port + i) for i in range(4)):
+            return job, port
+    raise AssertionError('no free ports')
+
+
+def test_a_step_whose_ports_other_jobs_have_takes_the_next_one(cddprun):
+    with contextlib.ExitStack() as stack, secret_file('0123456789abcdef' * 4) as secret:
+        job, port = free_job()
+        mute = stack.enter_context(socket.create_server(('127.0.0.1', port + 2)))  # of some other program, which says nothing to agents
+
+        def answer():
+            with contextlib.suppress(OSError):
+                while True:
+                    c, _ = mute.accept()
+                    c.sendall(b'SSH-2.0-OpenSSH_9.2\r\n')
+                    c.close()
+        threading.Thread(target=answer, daemon=True).start()
+        others = []
+        for i, flags in enumerate([[], [f'--auth_token_file={secret}']]):
+            others.append(stack.enter_context(Job(cddprun, '--nnodes=2', '--node_rank=0', '--master_addr=127.0.0.1',
+                                                  f'--rdzv_id=other{i}', f'--master_port={port + i}', *flags, 'true')))
+            launch.wait_for('the other job to listen', lambda i=i: can_connect(port + i))
+        step = {'SLURM_JOB_ID': str(job), 'SLURM_STEP_ID': '0', 'SLURM_STEP_NUM_NODES': '2', 'SLURM_STEP_NODELIST': 'localhost',
+                'SLURM_STEP_TASKS_PER_NODE': '1(x2)'}
+        jobs = [stack.enter_context(Job(cddprun, *sh('echo $RANK $WORLD_SIZE $MASTER_PORT'), env={**step, 'SLURM_NODEID': str(i)}))
+                for i in (1, 0)]
+        assert [j.finish() for j in jobs] == [0, 0], [j.err for j in jobs]
+        assert [j.out for j in jobs] == [f'[1] 1 2 {port + 3}\n', f'[0] 0 2 {port + 3}\n'], [j.out for j in jobs]
+        stack.enter_context(socket.create_server(('127.0.0.1', port + 3)))
+        status, _, err = run(cddprun, 'true', env={**step, 'SLURM_NODEID': '0'})
+        assert status == 1 and f'ports {port} to {port + 3} of this machine' in err and '--master_port' in err, (status, err)
+        for other in others:
+            other.process.send_signal(signal.SIGTERM)
+            assert other.finish() == 143, other.err
 
 
 def test_who_waits_for_a_port_does_not_take_itself_for_who_listens_there(cddprun):

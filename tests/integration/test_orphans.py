@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nothing outlives the job: kill -9 of either half of cddprun, with descendants of every awkward kind, leaves no process
 within a second. Processes are found by a mark in their environment, not by name."""
+import ctypes
 import os
 import signal
 import sys
+import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
@@ -123,7 +125,8 @@ def test_children_that_fork_quickly_do_not_slip_away_from_the_agent(cddprun):
 
 
 def test_a_failing_rank_takes_every_descendant_with_it(cddprun):
-    script = 'if [ $RANK = 1 ]; then read x < "$TMPDIR/go"; rm "$TMPDIR/go"; exit 5; fi' + FAMILY
+    script = ('if [ $RANK = 1 ]; then until [ -p "$TMPDIR/go" ]; do sleep 0.01; done; read x < "$TMPDIR/go"; rm "$TMPDIR/go"; exit 5; fi'
+              + FAMILY)
     with Job(cddprun, '--nproc_per_node=2', 'sh', '-c', script) as job:
         os.mkfifo(os.path.join(job.tmp, 'go'))
         launch.wait_for('the family', lambda: len(job.alive()) >= 3 + PER_WORKER)
@@ -150,6 +153,44 @@ def test_orphans_are_reaped_while_the_job_runs(cddprun):
         launch.wait_for('no zombie', lambda: not zombies())
         job.process.send_signal(signal.SIGTERM)
         assert job.finish() == 143
+
+
+def test_a_signal_wakes_an_agent_that_was_stopped_alone(cddprun):
+    with Job(cddprun, '--standalone', 'sleep', '1000') as job:
+        launch.wait_for('a worker', lambda: len(job.workers()) == 1)
+        agent = job.agent()
+        os.kill(agent, signal.SIGSTOP)
+        launch.wait_for('a stopped agent', lambda: launch.state(agent) == 'T')
+        job.process.send_signal(signal.SIGTERM)
+        assert job.finish() == 143 and 'ended by signal 15 (SIGTERM)' in job.err, job.err
+
+
+def test_an_agent_that_reads_no_signal_is_killed_with_its_workers(cddprun):
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = [ctypes.c_long] * 4
+    seize, interrupt, wall = 0x4206, 0x4207, 0x40000000
+    with Job(cddprun, '--standalone', '--shutdown_timeout=0', 'sleep', '1000') as job:
+        launch.wait_for('a worker', lambda: len(job.workers()) == 1)
+        agent = job.agent()
+        if libc.ptrace(seize, agent, 0, 0) != 0:
+            raise launch.Skip('processes may not be traced here')
+        assert libc.ptrace(interrupt, agent, 0, 0) == 0  # no CONT ends this
+        assert os.WIFSTOPPED(os.waitpid(agent, wall)[1])
+        job.process.send_signal(signal.SIGTERM)
+        launch.wait_for('the end of the agent', lambda: os.waitpid(agent, wall | os.WNOHANG)[0] == agent)
+        assert job.finish() == 143, job.err
+        assert f'its agent (pid {agent}) did not answer signal 15 (SIGTERM) for 5 s' in job.err, job.err
+
+
+def test_a_guard_that_dies_at_once_leaves_no_directory(cddprun):
+    with tempfile.TemporaryDirectory(prefix='cddp-test-early-') as folder:
+        for i in range(60):
+            with Job(cddprun, '--standalone', 'sleep', '1000', env={'TMPDIR': folder}) as job:
+                time.sleep(i % 12 * 0.0004)  # the moments in which it starts: each is to do no harm
+                job.process.kill()
+                job.finish()
+                launch.wait_for('the end of the rest', lambda: not job.alive())
+            assert not os.listdir(folder), (i, os.listdir(folder))
 
 
 launch.main()

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """cddp-rendezvous, as a user starts it, and jobs of cddprun that meet there. CDDP_RENDEZVOUS is its path."""
+import collections
 import contextlib
 import json
 import os
 import re
 import resource
+import select
 import signal
 import socket
 import struct
@@ -23,14 +25,19 @@ DAEMON = os.environ['CDDP_RENDEZVOUS']
 
 
 class Daemon(Job):
-    def __init__(self, *flags, **popen):
-        super().__init__(DAEMON, '--bind=127.0.0.1', '--port=0', *flags, **popen)
+    def __init__(self, *flags, port=0, bind='127.0.0.1', **popen):
+        super().__init__(DAEMON, f'--bind={bind}', f'--port={port}', *flags, **popen)
 
     def __enter__(self):
         line = self.process.stdout.readline()
-        assert line.startswith('listening 127.0.0.1:'), (line, self.process.stderr.read())
+        assert line.startswith('listening 127.0.0.'), (line, self.process.stderr.read())
         self.port = int(line.rsplit(':', 1)[1])
         return self
+
+    def kill(self):
+        """As the kernel's OOM killer does it: nothing is said to anybody."""
+        self.process.kill()
+        self.process.wait()
 
     def end(self, number=signal.SIGTERM):
         self.process.send_signal(number)
@@ -56,6 +63,180 @@ def test_two_jobs_of_two_nodes_meet_side_by_side(cddprun):
             ports |= its
         assert len(ports) == 2 and str(daemon.port) not in ports, ports
         assert daemon.end() == 0, daemon.err
+
+
+# Says which life of the job it is, and lives until a file is there; a rank that finds FAIL fails, once.
+LIVES = ('echo "life $TORCHELASTIC_RESTART_COUNT $RANK/$WORLD_SIZE" >> {0}/lives; '
+         'while [ ! -e {0}/end ]; do [ $RANK != 0 ] || ! rm {0}/fail 2>/dev/null || exit 3; sleep 0.05; done')
+
+
+def lives(tmp):
+    try:
+        with open(f'{tmp}/lives', encoding='ascii') as file:
+            return sorted(file.read().splitlines())
+    except FileNotFoundError:
+        return []
+
+
+def life(count, ranks):
+    return [f'life {count} {rank}/{ranks}' for rank in range(ranks)]
+
+
+def in_life(tmp, expected, nodes):
+    launch.wait_for(f'{expected}', lambda: lives(tmp) == sorted(expected),
+                    more=lambda: f'{lives(tmp)} {[job.process.poll() for job in nodes]}')
+
+
+def test_a_daemon_that_is_killed_and_started_again_loses_no_job_that_may_restart(cddprun):
+    for nnodes, flags, counts in (2, ['--max_restarts=3'], [1, 2, 3]), ('1:2', ['--rdzv_conf=last_call_timeout=1'], [0, 0, 0]):
+        with tempfile.TemporaryDirectory() as tmp, contextlib.ExitStack() as stack:
+            daemon = stack.enter_context(Daemon())
+            nodes = [node(stack, cddprun, daemon, 'job', nnodes, LIVES.format(tmp), *flags) for _ in range(2)]
+            expected = life(0, 2)
+            in_life(tmp, expected, nodes)
+            for count, gap in zip(counts, (0, 0.3, 3)):
+                daemon.kill()
+                time.sleep(gap)  # for so long nobody listens: what the test is about
+                daemon = stack.enter_context(Daemon(port=daemon.port))
+                expected += life(count, 2)
+                in_life(tmp, expected, nodes)
+            open(f'{tmp}/end', 'w', encoding='ascii').close()
+            assert [job.finish() for job in nodes] == [0, 0], [job.err for job in nodes]
+            for job in nodes:
+                assert re.search(r'or the rendezvous was started anew; .*tries to come back', job.err), job.err
+                assert 'cannot host' not in job.err, job.err
+            assert daemon.end() == 0, daemon.err
+
+
+def test_a_node_that_comes_back_after_the_end_of_its_job_does_not_run_it_again(cddprun):
+    flags = ['--rdzv_conf=lease=2,join_timeout=60,last_call_timeout=0', '--shutdown_timeout=2']
+    with Daemon() as daemon, tempfile.TemporaryDirectory() as tmp, contextlib.ExitStack() as stack:
+        one, other = (node(stack, cddprun, daemon, 'x', '1:2', LIVES.format(tmp), *flags) for _ in range(2))
+        launch.wait_for('a world of two', lambda: life(0, 2)[1] in lives(tmp) and life(0, 2)[0] in lives(tmp))
+        stopped, alone = [other.process.pid, other.agent(), *other.workers()], lives(tmp).count(life(0, 1)[0])
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        launch.wait_for('a world of one', lambda: lives(tmp).count(life(0, 1)[0]) > alone)
+        open(f'{tmp}/end', 'w', encoding='ascii').close()
+        assert one.finish() == 0, one.err
+        began = lives(tmp)
+        for pid in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        assert other.finish() == 1
+        assert "cddprun: the job 'x' is over\n" in other.err, other.err
+        assert lives(tmp) == began, 'the finished job has run again'
+        assert daemon.end() == 0, daemon.err
+
+
+def test_the_restarts_that_a_job_has_had_outlive_the_daemon(cddprun):
+    with tempfile.TemporaryDirectory() as tmp, contextlib.ExitStack() as stack:
+        daemon = stack.enter_context(Daemon())
+        nodes = [node(stack, cddprun, daemon, 'job', 2, LIVES.format(tmp), '--max_restarts=2') for _ in range(2)]
+        in_life(tmp, life(0, 2), nodes)
+        open(f'{tmp}/fail', 'w', encoding='ascii').close()
+        in_life(tmp, life(0, 2) + life(1, 2), nodes)
+        daemon.kill()
+        daemon = stack.enter_context(Daemon(port=daemon.port))
+        in_life(tmp, life(0, 2) + life(1, 2) + life(2, 2), nodes)
+        job = json.loads(page(daemon, '/status'))['jobs'][0]
+        assert job['restarts'] == 2, job
+        daemon.kill()  # no restart is left
+        daemon = stack.enter_context(Daemon(port=daemon.port))
+        assert [job.finish() for job in nodes] == [1, 1], [job.err for job in nodes]
+        for job in nodes:
+            assert re.search(r'^cddprun: the rendezvous (at .* is gone|.* was started anew)', job.err, re.M), job.err
+        assert len(lives(tmp)) == 6, lives(tmp)
+        assert daemon.end() == 0, daemon.err
+
+
+def test_without_a_restart_left_the_daemons_death_ends_the_job_at_once(cddprun):
+    with tempfile.TemporaryDirectory() as tmp, contextlib.ExitStack() as stack:
+        daemon = stack.enter_context(Daemon())
+        nodes = [node(stack, cddprun, daemon, 'job', 2, LIVES.format(tmp)) for _ in range(2)]
+        in_life(tmp, life(0, 2), nodes)
+        daemon.kill()
+        began = time.monotonic()
+        assert [job.finish() for job in nodes] == [1, 1], [job.err for job in nodes]
+        assert time.monotonic() - began < launch.within(8), 'no lease is waited for'
+        for job in nodes:
+            assert re.fullmatch(rf'cddprun: the rendezvous at 127.0.0.1:{daemon.port} is gone: it closed the connection\n',
+                                job.err), job.err
+
+
+def test_a_daemon_that_stays_away_is_waited_for_as_long_as_join_timeout_says(cddprun):
+    with tempfile.TemporaryDirectory() as tmp, contextlib.ExitStack() as stack:
+        daemon = stack.enter_context(Daemon())
+        job = node(stack, cddprun, daemon, 'job', 1, LIVES.format(tmp), '--max_restarts=1',
+                   '--rdzv_conf=lease=1,join_timeout=8')
+        in_life(tmp, life(0, 1), [job])
+        daemon.kill()
+        began = time.monotonic()
+        assert job.finish() == 1, job.err
+        assert time.monotonic() - began > 7, 'it gave up before join_timeout: ' + job.err
+        assert f'cannot reach the rendezvous at 127.0.0.1:{daemon.port} (127.0.0.1: connection refused)' in job.err, job.err
+
+
+class LosesTheAnswer(threading.Thread):
+    """Between an agent and the rendezvous: of the first connection, what follows the JOIN is lost, and it is reset."""
+
+    def __init__(self, port):
+        super().__init__(daemon=True)
+        self.target, self.listener = port, socket.create_server(('127.0.0.1', 0))
+        self.port, self.lost, self.open = self.listener.getsockname()[1], 0, []
+
+    def run(self):
+        while True:
+            try:
+                agent = self.listener.accept()[0]
+            except OSError:
+                return
+            self.open += [agent, socket.create_connection(('127.0.0.1', self.target))]
+            (self.lose if self.lost == 0 else self.carry)(agent, self.open[-1])
+
+    def lose(self, agent, rendezvous):
+        sent = answered = b''
+        while b'"session"' not in answered:  # that of WELCOME: the JOIN has arrived
+            for sock in select.select([agent, rendezvous], [], [])[0]:
+                data = sock.recv(65536)
+                (rendezvous if sock is agent else agent).sendall(data if b'"session"' not in data or sock is agent else b'')
+                if sock is agent:
+                    sent += data
+                else:
+                    answered += data
+        assert b'"run_id"' in sent
+        self.lost += 1
+        agent.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+        agent.close()  # by a reset; what leads to the rendezvous seems to stand
+
+    def carry(self, agent, rendezvous):
+        def one_way(a, b):
+            with contextlib.suppress(OSError):
+                while data := a.recv(65536):
+                    b.sendall(data)
+                b.shutdown(socket.SHUT_WR)
+        for pair in (agent, rendezvous), (rendezvous, agent):
+            threading.Thread(target=one_way, args=pair, daemon=True).start()
+
+    def __exit__(self, *_):
+        self.listener.close()
+        for sock in self.open:
+            sock.close()
+
+    def __enter__(self):
+        self.start()
+        return self
+
+
+def test_an_agent_whose_join_was_taken_but_not_answered_is_no_ghost_of_itself(cddprun):
+    for ranks in (['--node_rank=0'], ['--node_rank=1']), ([], []):
+        with Daemon() as daemon, LosesTheAnswer(daemon.port) as bad, contextlib.ExitStack() as stack:
+            first = node(stack, cddprun, daemon, 'job', 2, 'echo $RANK/$WORLD_SIZE', *ranks[0])
+            launch.wait_for('the first', lambda: any(job['nodes']['waiting'] == 1 for job in json.loads(page(daemon, '/status'))['jobs']))
+            second = node(stack, cddprun, bad, 'job', 2, 'echo $RANK/$WORLD_SIZE', *ranks[1])
+            assert [first.finish(), second.finish()] == [0, 0], (first.err, second.err)
+            assert bad.lost == 1 and sorted([first.out[4:], second.out[4:]]) == ['0/2\n', '1/2\n'], (first.out, second.out)
+            assert daemon.end() == 0, daemon.err
 
 
 def test_clients_that_go_while_they_are_answered_cost_nobody_anything(cddprun):
@@ -130,15 +311,129 @@ def test_ranks_that_there_is_no_room_for_say_so_at_once(cddprun):
         # Where cddprun hosts, the same limits are keys of --rdzv_conf.
         with Job(cddprun, '--standalone', '--nproc_per_node=8', '--rdzv_conf=max_connections=4', hello) as job:
             assert job.finish() == 1 and 'as many as --rdzv_conf=max_connections allows; raise it' in job.err, job.err
-        # Agents too.
-        with Daemon('--max_connections=1') as daemon, contextlib.ExitStack() as stack:
-            nodes = [node(stack, cddprun, daemon, 'job', 2, 'true') for _ in range(2)]
-            assert until(lambda: any(job.process.poll() is not None for job in nodes))
-            (refused, waits) = sorted(nodes, key=lambda job: job.process.poll() is None)
-            assert refused.finish() == 1 and many.replace('16', '1') in refused.err, refused.err
-            waits.process.send_signal(signal.SIGTERM)
-            waits.finish()
-            assert daemon.end(signal.SIGINT) == 0
+
+
+def test_an_agent_that_there_is_no_room_for_says_so_and_waits(cddprun):
+    many = 'takes no more connections: there are 1 connections already, as many as --max_connections allows; raise it'
+    with Daemon('--max_connections=1') as daemon, contextlib.ExitStack() as stack:
+        errs = [stack.enter_context(tempfile.TemporaryFile('w+')) for _ in range(2)]
+
+        def said(i):
+            errs[i].seek(0)
+            return errs[i].read()
+        nodes = [node(stack, cddprun, daemon, f'job{i}', 2 - i, 'true', '--rdzv_conf=join_timeout=30', stderr=errs[i])
+                 for i in range(2) if i == 0 or launch.wait_for('the first', lambda: json.loads(page(daemon, '/status'))['jobs'])]
+        launch.wait_for('the message', lambda: many + '; trying again for ' in said(1), more=lambda: said(1))
+        assert [job.process.poll() for job in nodes] == [None, None]
+        nodes[0].process.send_signal(signal.SIGTERM)  # which makes room
+        nodes[0].finish()
+        assert nodes[1].finish() == 0, said(1)
+        # In vain.
+        waits = node(stack, cddprun, daemon, 'job', 2, 'true')
+        launch.wait_for('the job', lambda: json.loads(page(daemon, '/status'))['jobs'])
+        late = node(stack, cddprun, daemon, 'job', 2, 'true', '--rdzv_conf=join_timeout=2')
+        assert late.finish() == 1 and late.err.splitlines()[-1].endswith(many), late.err
+        waits.process.send_signal(signal.SIGTERM)
+        waits.finish()
+        assert daemon.end(signal.SIGINT) == 0
+
+
+class Squatters(threading.Thread):
+    """Strangers who take each place that they can get, say next to nothing, and come again when they are closed."""
+
+    WORDS = b'', b'CDDP', b'CDDP\x01\r\n\0', b'GET / HT', b'GET / HTTP/1.1\r\n\r\n'
+
+    def __init__(self, port, n, words=WORDS):
+        super().__init__(daemon=True)
+        self.port, self.n, self.words, self.over, self.came = port, n, words, False, 0
+        self.open = collections.deque()
+
+    def __enter__(self):
+        self.start()
+        launch.wait_for('all of them', lambda: self.came >= 2 * self.n)
+        return self
+
+    def run(self):
+        while not self.over:
+            sock = socket.socket()
+            sock.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                sock.connect(('127.0.0.1', self.port))
+            if select.select([], [sock], [], 1)[1]:
+                with contextlib.suppress(OSError):
+                    sock.sendall(self.words[self.came % len(self.words)])
+            self.open.append(sock)
+            self.came += 1
+            while len(self.open) > self.n:
+                self.open.popleft().close()
+            time.sleep(0.005)  # 200 a second
+
+    def __exit__(self, *_):
+        self.over = True
+        self.join()
+        for sock in self.open:
+            sock.close()
+
+
+def secret_file(tmp):
+    with open(f'{tmp}/secret', 'w', opener=lambda name, flags: os.open(name, flags, 0o600), encoding='ascii') as file:
+        file.write('hunter2\n')
+    return f'--auth_token_file={tmp}/secret'
+
+
+def test_strangers_cannot_keep_the_places_from_who_has_the_secret(cddprun):
+    hello = os.path.join(os.path.dirname(cddprun), '..', 'examples', 'hello_ranks')
+    with tempfile.TemporaryDirectory() as tmp, contextlib.ExitStack() as stack:
+        secret = secret_file(tmp)
+        with Daemon(secret, '--max_connections=20') as daemon, Squatters(daemon.port, 60):
+            for i in range(3):
+                with Job(cddprun, '--nnodes=1', '--rdzv_backend=c10d', f'--rdzv_id=job{i}', '--nproc_per_node=4', secret,
+                         f'--rdzv_endpoint=127.0.0.1:{daemon.port}', hello) as job:
+                    assert job.finish() == 0, job.err
+            daemon.end(signal.SIGINT)
+            assert 'it has not said what it wants, and another connection needs its place' in daemon.err, daemon.err
+        # The same where descriptors are what is scarce, and cddprun hosts.
+        flags = ['--nnodes=2', '--nproc_per_node=2', '--master_addr=127.0.0.1', f'--master_port={launch.free_port()}', secret]
+        port = int(flags[3].rsplit('=', 1)[1])
+        first = stack.enter_context(Job(cddprun, *flags, '--node_rank=0', hello, preexec_fn=lambda: resource.setrlimit(
+            resource.RLIMIT_NOFILE, (64, 64))))
+        launch.wait_for('the host', lambda: launch.listens(port))
+        with Squatters(port, 120):
+            second = stack.enter_context(Job(cddprun, *flags, '--node_rank=1', hello))
+            assert [first.finish(), second.finish()] == [0, 0], (first.err, second.err)
+
+
+def test_strangers_cannot_keep_the_places_of_the_store_that_rank_0_hosts(cddprun):
+    hello = os.path.join(os.path.dirname(cddprun), '..', 'examples', 'hello_ranks')
+    port = launch.free_port()
+    env = {'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(port)}
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(Job(hello, env={**env, 'RANK': '0'}, preexec_fn=lambda: resource.setrlimit(
+            resource.RLIMIT_NOFILE, (64, 64))))
+        launch.wait_for('the store', lambda: launch.listens(port))
+        with Squatters(port, 200, Squatters.WORDS[:2]):
+            second = stack.enter_context(Job(hello, env={**env, 'RANK': '1'}))
+            assert [first.finish(), second.finish()] == [0, 0], (first.err, second.err)
+
+
+def test_a_job_that_there_is_no_place_for_yet_waits_for_one(cddprun):
+    with tempfile.TemporaryDirectory() as tmp, Daemon('--max_jobs=1') as daemon, contextlib.ExitStack() as stack:
+        first = node(stack, cddprun, daemon, 'first', 1, LIVES.format(tmp), '--rdzv_conf=close_timeout=1')
+        in_life(tmp, life(0, 1), [first])
+        full = 'cddprun: the rendezvous has 1 jobs already, as many as --max_jobs allows'
+        late = node(stack, cddprun, daemon, 'late', 1, 'true', '--rdzv_conf=join_timeout=1')
+        assert late.finish() == 1 and late.err.splitlines()[-1] == full, late.err
+        err = stack.enter_context(tempfile.TemporaryFile('w+'))
+        second = node(stack, cddprun, daemon, 'second', 1, 'echo it ran', stderr=err)
+
+        def said():
+            err.seek(0)
+            return err.read()
+        launch.wait_for('the message', lambda: said().startswith(full + '; trying again for '), more=said)
+        open(f'{tmp}/end', 'w', encoding='ascii').close()
+        assert [first.finish(), second.finish()] == [0, 0], (first.err, said())
+        assert second.out == '[0] it ran\n'
+        assert daemon.end() == 0, daemon.err
 
 
 def test_health_is_answered(cddprun):
@@ -146,6 +441,31 @@ def test_health_is_answered(cddprun):
         with urllib.request.urlopen(f'http://127.0.0.1:{daemon.port}/healthz', timeout=10) as answer:
             assert answer.read() == b'ok\n'
         assert daemon.end() == 0
+
+
+def test_monitors_may_ask_for_the_head_and_name_the_host(cddprun):
+    with Daemon() as daemon:
+        for line in 'HEAD /status HTTP/1.1', f'GET http://127.0.0.1:{daemon.port}/healthz HTTP/1.1':
+            with socket.create_connection(('127.0.0.1', daemon.port), 10) as sock:
+                sock.sendall(line.encode() + b'\r\nHost: x\r\n\r\n')
+                head, _, body = b''.join(iter(lambda: sock.recv(65536), b'')).partition(b'\r\n\r\n')
+            assert head.startswith(b'HTTP/1.1 200 OK\r\n') and b'Content-Length: ' in head, head
+            assert body == (b'' if line.startswith('HEAD') else b'ok\n'), (line, body)
+        assert daemon.end() == 0
+
+
+def test_a_store_client_on_the_port_of_all_jobs_is_told_what_it_can_show(cddprun):
+    with Daemon() as daemon:
+        answers = []
+        for nonce in 12345, 404, 0xCDD << 20 | 7:  # PyTorch's is its process id; libcddp's begins with CDD
+            with socket.create_connection(('127.0.0.1', daemon.port), 10) as sock:
+                sock.sendall(b'\0\xce\xf7\x85\x3c\x0d' + struct.pack('<I', nonce))
+                answers.append(b''.join(iter(lambda: sock.recv(65536), b'')))
+        assert answers[:2] == [struct.pack('<I', 404), struct.pack('<I', 405)], answers
+        assert b'ranks use the port of their job (MASTER_PORT)' in answers[2], answers
+        assert daemon.end() == 0
+        assert daemon.err.count("where cddprun's agents meet; ranks use the port of their job (MASTER_PORT), and torchrun cannot "
+                                'meet here') == 3, daemon.err
 
 
 def page(daemon, path, port=None):
@@ -239,7 +559,8 @@ def test_the_pages_tell_about_jobs(cddprun):
         assert json.loads(page(daemon, '/status'))['jobs'] == []
         with running_job(cddprun, daemon, 'a "job" <1>') as (job, _):
             assert job['round'] == 0 and job['restarts'] == 0 and job['ranks'] == 6, job
-            assert job['nodes'] == {'present': 2, 'waiting': 0, 'needed': 2}, job
+            assert job['nodes'] == {'present': 2, 'waiting': 0, 'needed': 2, 'min': 2, 'max': 2}, job
+            assert {agent['host'] for agent in job['agents']} == {socket.gethostname()}, job
             assert [agent['first_rank'] for agent in job['agents']] == [0, 3], job
             assert job['store']['bytes_limit'] == 1 << 30, job
             with socket.create_connection(('127.0.0.1', job['port']), 5) as store:

@@ -11,16 +11,17 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
 import launch
 from launch import Job
 
-# Says what it hears, takes its time, and leaves.
+# Says what it hears, takes its time, and leaves. It writes by os.write: a signal may come while print flushes, and then
+# print in the handler raises RuntimeError.
 SLOW_TO_LEAVE = '''
 import os, signal, sys, time
 def leave(number, _):
-    print("heard", signal.Signals(number).name, flush=True)
+    os.write(1, b"heard %s\\n" % signal.Signals(number).name.encode())
     time.sleep(0.3)
-    print("left in peace", flush=True)
+    os.write(1, b"left in peace\\n")
     sys.exit(0)
 signal.signal(signal.SIGTERM, leave)
-print("up", os.getpid(), flush=True)
+os.write(1, b"up %d\\n" % os.getpid())
 while True: time.sleep(1000)
 '''
 # Rank 0 fails when it can, unless CALM is set; the others do not hear SIGTERM.

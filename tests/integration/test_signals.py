@@ -13,17 +13,18 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
 import launch
 from launch import Job
 
-OBEDIENT = 'import signal, sys, time\n' \
+# These write by os.write: a signal may come while print flushes, and then print in the handler raises RuntimeError.
+OBEDIENT = 'import os, signal, sys, time\n' \
            'def said(n, _):\n' \
-           '    print("got", signal.Signals(n).name, flush=True)\n' \
+           '    os.write(1, b"got %s\\n" % signal.Signals(n).name.encode())\n' \
            '    if n not in (signal.SIGUSR1, signal.SIGUSR2): sys.exit(0)\n' \
            'for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):\n' \
            '    signal.signal(s, said)\n' \
-           'print("up", flush=True)\n' \
+           'os.write(1, b"up\\n")\n' \
            'while True: time.sleep(1000)\n'
-DEAF = 'import signal, time\n' \
-       'for s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, lambda *a: print("deaf", flush=True))\n' \
-       'print("up", flush=True)\n' \
+DEAF = 'import os, signal, time\n' \
+       'for s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, lambda *a: os.write(1, b"deaf\\n"))\n' \
+       'os.write(1, b"up\\n")\n' \
        'while True: time.sleep(1000)\n'
 
 
@@ -69,6 +70,24 @@ def test_a_second_interrupt_ends_deaf_workers_at_once(cddprun):
             job.process.send_signal(signal.SIGINT)  # more than 500 ms after the first it counts
             time.sleep(0.05)
         assert job.finish() == 130, job.err
+
+
+def test_a_batch_system_that_signals_the_workers_first_is_what_ended_the_job(cddprun):
+    stays = 'import os, signal, time\n' \
+            'if os.environ["RANK"] == "0": signal.signal(signal.SIGTERM, signal.SIG_IGN)\n' \
+            'print("up", flush=True)\n' \
+            'while not os.path.exists(os.environ["TMPDIR"] + "/go"): time.sleep(0.02)\n'
+    with start(cddprun, stays) as job:
+        workers = job.workers()
+        for pid in workers:
+            os.kill(pid, signal.SIGTERM)
+        launch.wait_for('rank 1 to die', lambda: None in [launch.state(pid) for pid in workers])
+        job.process.send_signal(signal.SIGTERM)
+        with open(f'{job.tmp}/go', 'w', encoding='ascii'):
+            pass
+        assert job.finish() == 143, job.err
+        assert job.err.startswith('cddprun: ended by signal 15 (SIGTERM)') and 'killed' not in job.err, job.err
+        os.unlink(f'{job.tmp}/go')
 
 
 def test_usr1_and_usr2_pass_through(cddprun):
@@ -149,7 +168,7 @@ def test_an_interactive_rank_has_the_terminal_and_its_ctrl_c(cddprun):
               'os.execv(sys.argv[1], sys.argv[1:])')
     worker = ('import os, signal, sys, time\n'
               'if os.environ["RANK"] != "1": time.sleep(1000)\n'
-              'signal.signal(signal.SIGINT, lambda *a: print("interrupted", flush=True))\n'
+              'signal.signal(signal.SIGINT, lambda *a: os.write(1, b"interrupted\\n"))\n'
               'print("terminal" if all(os.isatty(i) for i in range(3)) else "none", os.tcgetpgrp(0) == os.getpgrp(), flush=True)\n'
               'print("read", sys.stdin.readline(), flush=True)\n'
               'sys.exit(4)\n')

@@ -146,7 +146,7 @@ def test_training_goes_on_when_a_node_is_killed_cut_off_or_comes_back(cddprun):
         t.jobs[1].process.send_signal(signal.SIGTERM)
         status = [t.jobs[host].finish() for host in (1, 2, 3)]
         assert status == [143, 1, 1], (status, t.said(1), t.said(2), t.said(3))
-        assert all('left: it was ended by signal 15' in t.said(host) for host in (2, 3))
+        assert all('left: it was ended by signal 15' in t.said(host) for host in (2, 3)), (t.said(1), t.said(2), t.said(3))
 
 
 def with_torchrun(python):

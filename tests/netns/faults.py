@@ -31,20 +31,30 @@ def wine(cddprun):
 
 
 class Training(contextlib.ExitStack):
-    """Two hosts, two ranks on each, and when each of them ended. jobs[i] is node i, on host i+1."""
+    """
+    Two hosts, two ranks on each, and when each of them ended. jobs[i] is node i, on host i+1.
 
-    def __init__(self, cddprun, epochs):
+    names: the contents of /etc/hosts, for these jobs only; it may change. meet: the flags that say where the nodes meet.
+    more: further flags of the program.
+    """
+
+    def __init__(self, cddprun, epochs, *flags, names=None, meet=None, more=()):
         super().__init__()
         self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory(prefix='cddp-test-')))
         script = f'echo $$ > {self.folder}/pid.$RANK; exec "$@"'
+        known = []
+        if names is not None:
+            self.file('hosts', 0).write_text(names)
+            known = ['sh', '-c', f'mount --bind {self.file("hosts", 0)} /etc/hosts && exec "$@"', 'sh']
+        meet = meet or [f'--master_addr={hosts.address(1)}', f'--master_port={PORT}']
         self.jobs, self.took, self.began = [], [None, None], None
         for node in 0, 1:
             self.callback(hosts.act, 'heal', node + 1)
             out, err = (self.enter_context(open(self.file(name, node), 'w', encoding='utf-8')) for name in ('out', 'err'))
             self.jobs.append(self.enter_context(hosts.on(
-                node + 1, cddprun, '--nnodes=2', f'--node_rank={node}', f'--master_addr={hosts.address(1)}',
-                f'--master_port={PORT}', '--nproc_per_node=2', 'sh', '-c', script, 'sh', wine(cddprun), '--epochs',
-                epochs, '--metrics', self.folder / 'metrics', '--weights-out', self.folder / 'weights',
+                node + 1, *known, cddprun, '--nnodes=2', f'--node_rank={node}', *meet, '--nproc_per_node=2', *flags, 'sh', '-c', script,
+                'sh', wine(cddprun), '--epochs', epochs, '--metrics', self.folder / 'metrics', '--weights-out',
+                self.folder / 'weights', *(str(flag).format(folder=self.folder) for flag in more),
                 stdout=out, stderr=err)))
 
     def file(self, name, node):
@@ -153,6 +163,35 @@ def test_a_node_cut_off_for_good(cddprun):
         assert t.took[1] < t.took[0], 'the node that is cut off must have ended its workers before it counts as lost'
 
 
+def test_a_host_that_cannot_be_heard_is_the_cause(cddprun):
+    """Node 1 hears nothing of node 0, and kills its workers in time; ranks 0 and 1 see only that rank 2 or 3 died."""
+    with Training(cddprun, FOREVER) as t:
+        t.start()
+        hosts.act('mute', 1)
+        status = t.finish(LEASE + 2 * STOPPING)
+        assert status == [1, 1], (status, t.err(0), t.err(1))
+        says(t, 0, r'cddprun: node 1 \(host2, pid \d+\) was lost')
+        says(t, 1, r'cddprun: .*nothing was heard from the rendezvous at .* for 1\d s')
+        assert 'exited with status' not in t.err(1), t.err(1)
+
+
+def test_a_node_that_hears_again_says_why_it_killed_its_workers(cddprun):
+    """It comes back within its lease, and its word is the cause, not what ranks 0 and 1 made of it."""
+    with Training(cddprun, FOREVER, '--max_restarts=1') as t:
+        t.start()
+        hosts.act('mute', 1)
+        wait_for('the end of its workers', lambda: 'tries to come back' in t.err(1), LEASE, lambda: t.err(1))
+        hosts.act('heal', 1)
+        for node in 0, 1:
+            wait_for('the cause', lambda: re.search(
+                r'node 1 \(host2, pid \d+\) killed its workers: nothing was heard from the rendezvous at \S+ for 1\d s; '
+                r'starting all workers again \(restart 1 of 1\)', t.err(node)), more=lambda: (t.err(0), t.err(1)))
+        for job in t.jobs:
+            job.process.send_signal(signal.SIGTERM)
+        status = t.finish(LEASE)
+        assert set(status) <= {143, 1}, (status, t.err(0), t.err(1))
+
+
 def test_the_hosts_node_is_killed(cddprun):
     with Training(cddprun, FOREVER) as t:
         t.start()
@@ -163,6 +202,37 @@ def test_the_hosts_node_is_killed(cddprun):
         record("The host's node dies", 'SIGKILL for every process on node 0, which hosts the rendezvous', t)
         assert status == [-9, 1], (status, t.err(0), t.err(1))
         says(t, 1, rf'cddprun: the rendezvous at 10\.99\.0\.1:{PORT} is gone')
+
+
+def start_daemon(stack, host):
+    daemon = stack.enter_context(hosts.on(host, os.environ['CDDP_RENDEZVOUS'], f'--bind={hosts.address(host)}', f'--port={PORT}'))
+    assert daemon.process.stdout.readline() == f'listening {hosts.address(host)}:{PORT}\n', daemon.process.stderr.read()
+    return daemon
+
+
+def test_the_rendezvous_is_killed_and_started_on_another_host(cddprun):
+    with contextlib.ExitStack() as stack:
+        daemon = start_daemon(stack, 1)
+        t = stack.enter_context(Training(
+            cddprun, 1500, names=f'127.0.0.1 localhost\n{hosts.address(1)} rdzv\n',
+            meet=[f'--rdzv_endpoint=rdzv:{PORT}', '--rdzv_backend=c10d', '--rdzv_id=wine', '--max_restarts=1'],
+            more=['--save', '{folder}', '--save-every', '5', '--resume', '{folder}']))
+        t.start()
+        daemon.process.kill()
+        daemon.process.wait()
+        time.sleep(2)  # for so long there is none: what the test is about
+        other = start_daemon(stack, 2)
+        t.file('hosts', 0).write_text(f'127.0.0.1 localhost\n{hosts.address(2)} rdzv\n')
+        status = t.finish(120)
+        record('The rendezvous is killed, and started on another host',
+               'SIGKILL for cddp-rendezvous on host1. After 2 s there is one on host2, and its name leads there',
+               t, 'The nodes, which have one restart, find it there, and training goes on from the newest checkpoint.')
+        other.process.terminate()
+        assert other.finish() == 0, other.err
+        assert status == [0, 0], (status, t.err(0), t.err(1))
+        assert (t.folder / 'metrics').read_text().count('\n') >= 1500
+        for node in 0, 1:
+            says(t, node, r'the rendezvous was started anew; .*tries to come back')
 
 
 def status_text(status):

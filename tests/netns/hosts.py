@@ -26,7 +26,7 @@ def address(i):
 
 
 def act(what, i):
-    """cut, heal or kill host i."""
+    """cut, mute, heal or kill host i."""
     subprocess.run([SCRIPT, what, str(i)], check=True)
 
 

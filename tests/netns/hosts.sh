@@ -12,7 +12,8 @@ usage: hosts.sh up N COMMAND...   make hosts 1..N at 10.99.0.1 .. 10.99.0.N, run
                                   environment, by which the commands below know the hosts), remove them
        hosts.sh exec I COMMAND... run COMMAND on host I, whose hostname is hostI
        hosts.sh cut I             its packets vanish from now on; its link stays up
-       hosts.sh heal I            undo that
+       hosts.sh mute I            what it sends vanishes from now on, and it still hears the others
+       hosts.sh heal I            undo both
        hosts.sh kill I            SIGKILL everything on host I
        hosts.sh check             exit 0 if hosts can be made here, else 77 and the reason
 END
@@ -101,7 +102,7 @@ case $command in
 up) up "$@" ;;
 check) check ;;
 -h | --help) usage ;;
-exec | cut | heal | kill)
+exec | cut | mute | heal | kill)
     [ -n "${NETNS_HOSTS:-}" ] || die "$command: only inside 'hosts.sh up'"
     [ -e "/run/netns/$NETNS_HOSTS-${1:-}" ] || die "$command: no host '${1:-}'"
     case $command in
@@ -110,7 +111,15 @@ exec | cut | heal | kill)
         exec ip netns exec "$NETNS_HOSTS-$1" unshare --uts sh -c 'hostname "host$0" && exec "$@"' "$@"
         ;;
     cut) ip -n "$NETNS_HOSTS-net" link set "port$1" nomaster ;; # outside the bridge it still has its carrier
-    heal) ip -n "$NETNS_HOSTS-net" link set "port$1" master br0 ;;
+    mute) # to an address on the wire that nobody has
+        for name in "/run/netns/$NETNS_HOSTS"-[0-9]*; do
+            ip -n "$NETNS_HOSTS-$1" neigh replace "10.99.0.${name##*-}" lladdr 02:00:00:00:00:fe dev eth0 nud permanent
+        done
+        ;;
+    heal)
+        ip -n "$NETNS_HOSTS-net" link set "port$1" master br0
+        ip -n "$NETNS_HOSTS-$1" neigh flush dev eth0 nud permanent
+        ;;
     kill)
         pids=$(ip netns pids "$NETNS_HOSTS-$1")
         # shellcheck disable=SC2086 # one word per pid

@@ -9,22 +9,17 @@ an empty one) the exit status is 77: skipped.
 """
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import tempfile
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "support"))
 from check_wine import train
+from launch import free_port
 
 CASES = [(2, ["--no-shuffle"]), (4, ["--seed", "7"])]
 EPOCHS = ["--epochs", "20"]
 FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI", "MPI_", "SLURM_", "CDDP_")
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def clean_env(**more):

@@ -8,12 +8,13 @@
     check_torchrun.py --record TORCHRUN RECORD [NAME] run torchrun and write RECORD anew (NAME: only these cases; minutes)
 """
 import concurrent.futures
+import difflib
 import json
 import os
 import sys
 
 from launcher_cases import CASES, WHY
-from launcher_runs import run
+from launcher_runs import run, take_signals
 
 HEAD = """# cddprun beside torchrun
 
@@ -117,7 +118,14 @@ def compare(cddprun, path):
     return merged, bad
 
 
+def changed_lines(written, text):
+    """What differs, a line each: - as it stands in the document, + as this run gives it."""
+    lines = difflib.unified_diff(written.splitlines(), text.splitlines(), n=0, lineterm="")
+    return [line for line in lines if not line.startswith(("---", "+++", "@@"))]
+
+
 def main(args):
+    take_signals()
     if args[:1] == ["--record"]:
         return record(args[1], args[2], args[3:])
     rows, bad = compare(os.path.abspath(args[0]), args[1])
@@ -129,9 +137,11 @@ def main(args):
             f.write(text)
     else:
         with open(args[2], encoding="utf-8") as f:
-            if f.read() != text:
-                bad.append("")
-                print(f"{args[2]} is out of date; --write brings it up to date")
+            written = f.read()
+        if written != text:
+            bad.append("")
+            print(f"{args[2]} is out of date; --write brings it up to date:")
+            print("\n".join(changed_lines(written, text)))
     print(f"{len(rows)} rows, {sum(1 for *_, reason in rows if reason)} differ for a reason, {len(bad)} unexplained")
     return 1 if bad else 0
 

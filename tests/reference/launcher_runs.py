@@ -15,17 +15,13 @@ import sys
 import tempfile
 import time
 
+HERE = os.path.dirname(os.path.realpath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "support"))
+from launch import free_port, take_signals
 from launcher_cases import VARIABLES
 
-HERE = os.path.dirname(os.path.realpath(__file__))
 PROBE = os.path.join(HERE, "launcher_probe.py")
 MARK = "CDDP_TEST_MARK"
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def kill_marked(mark):

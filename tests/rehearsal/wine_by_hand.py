@@ -7,21 +7,15 @@
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import tempfile
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'reference'))
+sys.path[:0] = [os.path.join(os.path.dirname(__file__), '..', folder) for folder in ('reference', 'support')]
 from check_wine import RUNS, TOLERANCE, largest, recorded
+from launch import free_port
 
 EPOCHS = 20
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(('127.0.0.1', 0))
-        return s.getsockname()[1]
 
 
 def main():

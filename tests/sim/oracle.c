@@ -40,14 +40,26 @@ static void forget(struct sim *w, struct sim_slot *s)
     s->joined = s->member = s->leaving = s->done = false;
 }
 
-static void lost(struct sim *w, struct sim_slot *s)
+/* The failure was the echo of what became of a node: all hear it, and in an elastic job it does not count. */
+static void blame_node(struct sim *w)
 {
-    if (s->member && w->state == ROUND_RUNNING && !s->done)
+    if (w->elastic)
+        w->cause = CAUSE_CHANGED;
+    w->by_node = true;
+    w->recast = true;
+}
+
+/* fence_ms: from then on it may have killed its workers; 0: it did not, as far as was heard. */
+static void lost(struct sim *w, struct sim_slot *s, int64_t fence_ms)
+{
+    bool cut_off_before = fence_ms > 0 && fence_ms <= w->failed_ms;
+
+    if (s->member && w->state == ROUND_RUNNING && !s->done) {
         w->cause = w->elastic ? CAUSE_CHANGED : CAUSE_FAILED;
-    else if (s->member && w->state == ROUND_STOPPING && w->elastic && w->cause == CAUSE_FAILED && !s->leaving &&
-             !w->ending) {
-        w->cause = CAUSE_CHANGED; /* the failure was its echo */
-        w->recast = true;
+        w->by_node = true;
+    } else if (s->member && w->state == ROUND_STOPPING && w->cause == CAUSE_FAILED && !w->by_node &&
+               (w->elastic || cut_off_before) && !s->leaving && !w->ending) {
+        blame_node(w);
     }
     w->any_left |= s->leaving;
     forget(w, s);
@@ -79,6 +91,29 @@ static void leaves(struct sim *w, struct sim_slot *s, bool final)
     }
 }
 
+/* The first ends the round; one of another node that was earlier, or cut off at about the same time, caused it. */
+static void failed(struct sim *w, const struct sim_slot *s, const struct cdi_failure *f)
+{
+    bool node = f->kind == CDI_END_NODE;
+
+    if (!s->member)
+        return;
+    if (w->state == ROUND_RUNNING) {
+        w->cause = node && w->elastic ? CAUSE_CHANGED : CAUSE_FAILED;
+        w->by_node = node;
+        w->failed_ms = w->now;
+    } else if (w->state == ROUND_STOPPING && w->cause == CAUSE_FAILED && !w->by_node && s->last_rank != w->failed_by &&
+               f->time_ms > 0 && w->failed_at > 0 && w->failed_at > f->time_ms - (node ? 1000 : 0)) {
+        w->recast = true;
+        if (node)
+            blame_node(w);
+    } else {
+        return;
+    }
+    w->failed_at = f->time_ms;
+    w->failed_by = s->last_rank;
+}
+
 void oracle_before(struct sim *w, const struct round_event *ev)
 {
     struct sim_slot *s = slot_at(w, ev->peer);
@@ -94,8 +129,8 @@ void oracle_before(struct sim *w, const struct round_event *ev)
     }
     switch (ev->kind) {
     case ROUND_EV_FAILED:
-        if (s->member && w->state == ROUND_RUNNING && in_round(w, ev))
-            w->cause = ev->failure->kind == CDI_END_NODE && w->elastic ? CAUSE_CHANGED : CAUSE_FAILED;
+        if (in_round(w, ev))
+            failed(w, s, ev->failure);
         return;
     case ROUND_EV_DONE:
         if (s->member && w->state == ROUND_RUNNING && in_round(w, ev) && !s->done) {
@@ -115,7 +150,7 @@ void oracle_before(struct sim *w, const struct round_event *ev)
         leaves(w, s, ev->final);
         return;
     case ROUND_EV_LOST:
-        lost(w, s);
+        lost(w, s, ev->fence_ms);
         return;
     case ROUND_EV_AWAY:
     case ROUND_EV_BACK:
@@ -168,6 +203,18 @@ static void place_members(struct sim *w, const struct round_action *a, size_t n)
         SIM_CHECK(w, as.node_rank >= 0 && (size_t)as.node_rank < n, "node rank %d of %zu nodes", as.node_rank, n);
         SIM_CHECK(w, w->place[as.node_rank] == NOBODY, "node rank %d is there twice", as.node_rank);
         w->place[as.node_rank] = a[i].peer;
+    }
+}
+
+/* What an agent knows of restarts before this rendezvous was there counts, once. */
+static void take_restarts(struct sim *w, size_t n)
+{
+    for (size_t rank = 0; rank < n; rank++) {
+        struct sim_slot *s = &w->slots[w->place[rank]];
+
+        if (s->restarts > w->restarts)
+            w->restarts = s->restarts;
+        s->restarts = 0;
     }
 }
 
@@ -246,6 +293,7 @@ static void check_start(struct sim *w, const struct round_action *a, size_t n)
               "round %u begins though none may follow", number);
     w->restarts += w->cause == CAUSE_FAILED;
     place_members(w, a, n);
+    take_restarts(w, n);
     check_world(w, n);
     check_survivors(w, n);
     check_time(w, n);
@@ -262,6 +310,7 @@ static void check_start(struct sim *w, const struct round_action *a, size_t n)
     w->last_number = number;
     w->keys = true;
     w->cause = CAUSE_NONE;
+    w->by_node = false;
     w->any_left = false;
     w->n_done = 0;
     w->n_rounds++;
@@ -337,7 +386,7 @@ static void check_action(struct sim *w, const struct round_event *ev, const stru
         SIM_CHECK(w, !s->joined && round_text(w->r)[0] != '\0', "a node is refused that is in, or without a word");
         return;
     case ROUND_DO_DROP:
-        lost(w, s);
+        lost(w, s, 0);
         return;
     case ROUND_DO_BYE:
         forget(w, s);

@@ -63,6 +63,7 @@ struct sim_slot {
     int64_t last_round;
     uint32_t last_rank, n_procs;
     int32_t wanted;
+    uint32_t restarts; /* of the job, that its JOIN told */
 };
 
 struct sim_machine {
@@ -73,11 +74,13 @@ struct sim_machine {
     uint32_t at, at_life; /* the slot that its connection has */
     int64_t old_until;    /* what was on its way on a connection that it gave up still arrives until then */
     int64_t last_sent, last_heard, alive_ms, cut_until, thaw_at;
-    int64_t round;    /* that it knows last; -1: none */
-    int64_t assigned; /* that it was assigned last, and can come back to; -1: none */
-    double rate;      /* of its clock */
+    int64_t failed_ms; /* when its workers failed, or were killed because it was cut off */
+    int64_t round;     /* that it knows last; -1: none */
+    int64_t assigned;  /* that it was assigned last, and can come back to; -1: none */
+    double rate;       /* of its clock */
     uint32_t n_procs;
     int32_t wanted;
+    uint32_t restarts; /* of the job, as it knows them: from an earlier rendezvous, or this one */
 };
 
 /* Why the present round ends, by the oracle's own reading of the rules. */
@@ -113,6 +116,10 @@ struct sim {
     uint32_t last_n, restarts, n_done, n_waiting, n_away, n_present, n_leaving;
     bool keys, ending, any_left;
     bool recast;        /* by this event: what ended the round was the echo of something else */
+    bool by_node;       /* what ended the round is that a node was lost or cut off */
+    int64_t failed_at;  /* when that failure was, by its own node */
+    int64_t failed_ms;  /* when it was heard of */
+    uint32_t failed_by; /* the node rank it was on */
     uint32_t n_running; /* machines whose workers run now */
     uint32_t *place;    /* scratch: the peer of each rank, or UINT32_MAX */
     size_t place_cap;

@@ -263,9 +263,9 @@ static void step(struct sim *w, struct round_event ev)
     }
 }
 
-static void lose(struct sim *w, uint32_t slot)
+static void lose(struct sim *w, uint32_t slot, int64_t fence_ms)
 {
-    step(w, (struct round_event){.kind = ROUND_EV_LOST, .peer = slot, .text = "it is gone"});
+    step(w, (struct round_event){.kind = ROUND_EV_LOST, .peer = slot, .text = "it is gone", .fence_ms = fence_ms});
     free_slot(w, slot);
 }
 
@@ -371,6 +371,8 @@ static void say(struct sim *w, uint32_t i, enum sim_report what)
 {
     struct sim_machine *m = &w->machines[i];
 
+    if ((what == SAY_FAILED || what == SAY_NODE) && !m->failed && !m->node_failed)
+        m->failed_ms = w->now;
     m->failed |= what == SAY_FAILED;
     m->node_failed |= what == SAY_NODE;
     m->done |= what == SAY_DONE;
@@ -416,7 +418,7 @@ static void fence(struct sim *w, uint32_t i)
 
     trace(w, "fences itself, workers:", i, m->workers);
     if (m->workers) {
-        m->node_failed = !m->failed;
+        say(w, i, m->failed ? SAY_FAILED : SAY_NODE);
         m->stopped = true;
         kill_workers(w, i);
     }
@@ -510,6 +512,7 @@ static void hear_refused(struct sim *w, uint32_t i)
         return;
     }
     m->assigned = -1; /* as a new one */
+    m->failed = m->node_failed = m->done = m->stopped = false;
     m->up = false;
     m->round = -1;
     connect_later(w, i, 50 + rnd(w, 1000));
@@ -561,6 +564,7 @@ static struct cdi_msg_join join_of(struct sim *w, uint32_t i)
                              .max_nodes = w->opt.max_nodes,
                              .spares = w->opt.spares,
                              .max_restarts = w->opt.max_restarts,
+                             .restart_count = m->restarts,
                              .round = m->assigned};
 
     (void)snprintf(j.run_id, sizeof j.run_id, "job");
@@ -580,6 +584,7 @@ static void arrive_anew(struct sim *w, uint32_t i)
     regain_touch(w, i);
     w->slots[slot].n_procs = j.n_procs;
     w->slots[slot].wanted = j.node_rank;
+    w->slots[slot].restarts = j.restart_count;
     step(w, (struct round_event){.kind = ROUND_EV_JOIN, .peer = slot, .join = &j});
 }
 
@@ -616,7 +621,8 @@ static void on_connect(struct sim *w, const struct sim_event *ev)
     trace(w, "has connection", ev->who, m->conn);
     m->up = true;
     m->last_sent = m->last_heard = w->now;
-    if (m->assigned >= 0)
+    /* One whose WELCOME was lost cannot know that it is in: it joins again, and is known by its nonce. */
+    if (m->assigned >= 0 || slot_of(w, m->at, m->at_life) != NULL)
         come_back(w, ev->who);
     else
         arrive_anew(w, ev->who);
@@ -643,6 +649,8 @@ static void give_report(struct sim *w, const struct sim_event *ev)
     struct cdi_failure f = {.kind = CDI_END_EXIT, .code = 1, .rank = -1, .local_rank = 0, .node_rank = -1};
     struct round_event re = {.peer = ev->who, .round = ev->round, .failure = &f, .text = "a signal"};
 
+    if (w->slots[ev->who].machine != NOBODY)
+        f.time_ms = w->machines[w->slots[ev->who].machine].failed_ms;
     switch ((enum sim_report)(ev->what & ~DOUBLED)) {
     case SAY_NODE:
         f.kind = CDI_END_NODE;
@@ -688,7 +696,7 @@ static void on_eof(struct sim *w, const struct sim_event *ev)
     if (w->machines[s->machine].cut)
         (void)put_off(w, ev, w->machines[s->machine].cut_until);
     else
-        lose(w, ev->who);
+        lose(w, ev->who, 0);
 }
 
 static void on_reset(struct sim *w, const struct sim_event *ev)
@@ -698,7 +706,7 @@ static void on_reset(struct sim *w, const struct sim_event *ev)
     if (s == NULL || s->conn != ev->seq || s->away || linked(w, s))
         return;
     if (!round_keeps(w->r, ev->who)) {
-        lose(w, ev->who);
+        lose(w, ev->who, 0);
         return;
     }
     s->away = true;
@@ -710,7 +718,7 @@ static void on_lease(struct sim *w, const struct sim_event *ev)
     struct sim_slot *s = slot_of(w, ev->who, ev->life);
 
     if (s != NULL && !linked(w, s) && w->now - s->heard_ms >= SIM_LEASE_MS)
-        lose(w, ev->who);
+        lose(w, ev->who, s->heard_ms + SIM_LEASE_MS * 2 / 5);
 }
 
 static void on_work(struct sim *w, const struct sim_event *ev)
@@ -768,6 +776,8 @@ static void on_start(struct sim *w, const struct sim_event *ev)
                               .at = NOBODY,
                               .round = -1,
                               .assigned = -1,
+                              .restarts =
+                                  chance(w, 4) ? rnd(w, (w->opt.max_restarts < 3 ? w->opt.max_restarts : 3) + 1) : 0,
                               .rate = 0.95 + rnd(w, 1000) / 10000.0,
                               .n_procs = m->n_procs,
                               .wanted = m->wanted,

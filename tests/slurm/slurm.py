@@ -1,26 +1,36 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/slurm/train.sbatch on a real Slurm of two nodes, each a host of its own.
+"""scripts/slurm/train.sbatch on a real Slurm of four nodes, each a host of its own.
 
-    SLURM_TESTBED=PROGRAM slurm.py CDDPRUN [--slow] [TEST...]; README.md says what PROGRAM must do. wine is taken from
-    CDDPRUN's build folder.
+    SLURM_TESTBED=PROGRAM slurm.py CDDPRUN [--slow] [TEST...]
+    SLURM_TESTBED=PROGRAM slurm.py CDDPRUN --full[=RUNS] [CASE...]
+
+The first runs tests once each, with short ways to the same ends: it takes a minute. The second runs the cases of a
+job's life RUNS times (10), as they happen on a cluster, and prints a table. README.md says what PROGRAM must do. wine
+is taken from CDDPRUN's build folder.
 """
+import collections
+import contextlib
 import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
 import launch
-from launch import run, wait_for
+from launch import Job, run, wait_for
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TEMPLATE = ROOT / 'scripts' / 'slurm' / 'train.sbatch'
 BED = os.environ.get('SLURM_TESTBED', '')
+N_NODES = 4
+LONG = 180  # seconds for what Slurm does when it finds the time
 
 
 def wine(cddprun):
@@ -45,23 +55,297 @@ class Folder(tempfile.TemporaryDirectory):
         return ''.join(p.read_text() for p in sorted(self.path.glob('job-*.out')))
 
 
-def submit(folder, cddprun, *words, env=None, script=TEMPLATE):
+def slurm(*words, **how):
+    return bed('run', '--', *words, **how)
+
+
+def submit(folder, cddprun, *words, env=None, script=TEMPLATE, nodes=2, flags=()):
     """The job's number. The job's variables are sbatch's own, plus env."""
     more = {'CDDPRUN': cddprun, 'NPROC_PER_NODE': '2', **(env or {})}
-    out = bed('run', '--', 'env', *(f'{k}={v}' for k, v in more.items()), 'sbatch', '--parsable', '--nodes=2',
-              f'--chdir={folder.path}', f'--output={folder.path}/job-%j.out', script, *words)
+    out = slurm('env', *(f'{k}={v}' for k, v in more.items()), 'sbatch', '--parsable', f'--nodes={nodes}',
+                f'--chdir={folder.path}', f'--output={folder.path}/job-%j.out', *flags, script, *words)
     return int(out.strip().split(';')[0])
 
 
 def show(job):
-    return bed('run', '--', 'scontrol', 'show', 'job', job)
+    return slurm('scontrol', 'show', 'job', job)
+
+
+def state(job):
+    """'RUNNING', 'PENDING' and so on, and how often it was queued again."""
+    text = show(job)
+    return re.search(r'JobState=(\w+)', text)[1], int(re.search(r'Restarts=(\d+)', text)[1])
 
 
 def finish(job):
     """Wait; 'COMPLETED', 'FAILED', 'CANCELLED' and the exit status."""
-    bed('wait', job)
+    launch.wait_for(f'the end of job {job}', lambda: state(job)[0] not in ('RUNNING', 'PENDING', 'COMPLETING'), LONG,
+                    lambda: show(job))
     text = show(job)
     return re.search(r'JobState=(\w+)', text)[1], int(re.search(r'ExitCode=(\d+):', text)[1])
+
+
+def wait_for_checkpoint(folder):
+    wait_for('a checkpoint', lambda: list(folder.path.glob('ck/checkpoint-*.cddp')), LONG, folder.out)
+
+
+def this_slurm():
+    """In the environment of its processes; no other Slurm of this machine has the same."""
+    return f'SLURM_CONF={slurm("printenv", "SLURM_CONF").strip()}'.encode()
+
+
+def managers(job):
+    """Slurm's own processes that look after the job's steps: what they still have to say is of its former life."""
+    wanted = this_slurm()
+    found = []
+    for path in pathlib.Path('/proc').glob('[0-9]*'):
+        try:
+            if (path / 'cmdline').read_bytes().startswith(f'slurmstepd: [{job}.'.encode()) and wanted in (path / 'environ').read_bytes():
+                found.append(path.name)
+        except OSError:
+            pass
+    return found
+
+
+def start_again(folder, job, times=1):
+    """
+    Wait until the job is queued again, and do not wait the two minutes that Slurm gives it. But slurmd refuses what was
+    allowed in the second in which it killed the job, or before ("already killed, do not launch batch job"): it compares
+    whole seconds.
+    """
+    wait_for(f'job {job} to be queued again', lambda: state(job) == ('PENDING', times) and not managers(job), LONG,
+             lambda: show(job) + folder.out())
+    slurm('scontrol', 'update', f'job={job}', 'StartTime=now+3seconds')
+
+
+def train(folder, epochs):
+    """Words for a wine that saves, goes on from what it finds, and leaves its weights."""
+    return ['--epochs', epochs, '--save', 'ck', '--resume', 'ck', '--save-every', '25', '--weights-out', 'weights']
+
+
+weights_of = {}  # by (ranks, epochs), of runs that nothing happened to
+
+
+def weights(cddprun, ranks, epochs):
+    if (ranks, epochs) not in weights_of:
+        with Folder() as folder:
+            path = folder.path / 'weights'
+            with Job(cddprun, '--standalone', f'--nproc_per_node={ranks}', wine(cddprun), '--epochs', str(epochs),
+                     '--weights-out', str(path)) as job:
+                assert job.finish(LONG) == 0, job.err
+            weights_of[ranks, epochs] = path.read_bytes()
+    return weights_of[ranks, epochs]
+
+
+def ended_well(folder, cddprun, job, ranks, epochs, *said):
+    status = finish(job)
+    assert status == ('COMPLETED', 0), (status, folder.out())
+    for text in said:
+        assert re.search(text, folder.out(), re.M), (text, folder.out())
+    assert (folder.path / 'weights').read_bytes() == weights(cddprun, ranks, epochs), 'the weights are others'
+
+
+RESUMED = r'resumed'
+
+
+def preempted(cddprun, full):
+    """Slurm sends TERM to the steps only; the script has to stay until the job is queued again."""
+    nodes, epochs = (4, 1500) if full else (2, 800)
+    with Folder() as folder:
+        job = submit(folder, cddprun, wine(cddprun), *train(folder, epochs), env={'NPROC_PER_NODE': '1'}, nodes=nodes)
+        wait_for_checkpoint(folder)
+        urgent = int(slurm('sbatch', '--parsable', '--partition=urgent', f'--nodes={N_NODES}', '--exclusive',
+                           f'--output={folder.path}/urgent.out', f'--chdir={folder.path}', '--wrap', 'echo urgent'))
+        assert finish(urgent) == ('COMPLETED', 0)
+        start_again(folder, job)
+        ended_well(folder, cddprun, job, nodes, epochs, 'another job preempts this one', RESUMED)
+
+
+def requeued(cddprun, full):
+    nodes, epochs = (4, 1500) if full else (2, 800)
+    with Folder() as folder:
+        job = submit(folder, cddprun, wine(cddprun), *train(folder, epochs), env={'NPROC_PER_NODE': '1'}, nodes=nodes)
+        wait_for_checkpoint(folder)
+        slurm('scontrol', 'requeue', job)
+        start_again(folder, job)
+        ended_well(folder, cddprun, job, nodes, epochs, RESUMED, rf'Slurm step {job}\.0\.1')
+
+
+def time_limit(cddprun, full):
+    """
+    Slurm is coarse: at a limit of 1 minute it signals 12 to 22 s after the start, so a life has to be longer than that
+    on a calm machine, too. In short, scancel signals.
+    """
+    nodes, epochs = (4, 15000) if full else (2, 800)
+    flags = ['--time=1', '--signal=B:USR1@50'] if full else []
+    with Folder() as folder:
+        job = submit(folder, cddprun, wine(cddprun), *train(folder, epochs), env={'NPROC_PER_NODE': '1'}, nodes=nodes, flags=flags)
+        wait_for_checkpoint(folder)
+        if not full:
+            slurm('scancel', '--batch', '--signal=USR1', job)
+        start_again(folder, job)
+        for times in range(2, 20):
+            wait_for('the end of this life', lambda n=times: state(job) == ('PENDING', n) or state(job)[0] == 'COMPLETED', LONG,
+                     lambda: show(job) + folder.out())
+            if state(job)[0] == 'COMPLETED':
+                break
+            start_again(folder, job, times)
+        ended_well(folder, cddprun, job, nodes, epochs, 'the time limit is near', RESUMED)
+        assert 'User defined signal' not in folder.out(), folder.out()
+
+
+def marks(job, node):
+    """What the environment of a job's processes on a node has. Other Slurms of this machine may have a job of that number."""
+    return {f'SLURM_JOB_ID={job}'.encode(), f'SLURMD_NODENAME={node}'.encode(), this_slurm()}
+
+
+def crash(job, node):
+    """Power is off: the links are down first, so that nobody hears that its processes are gone."""
+    wanted = marks(job, node)
+    spaces = collections.defaultdict(list)
+    found = None
+    for pid in filter(str.isdigit, os.listdir('/proc')):
+        try:
+            space = os.readlink(f'/proc/{pid}/ns/net')
+            spaces[space].append(int(pid))
+            if wanted <= set(pathlib.Path(f'/proc/{pid}/environ').read_bytes().split(b'\0')):
+                found = space
+        except OSError:
+            pass
+    assert found and found != os.readlink('/proc/self/ns/net'), found
+    inside = ['nsenter', '-t', str(spaces[found][0]), '-n', 'ip']
+    for line in subprocess.check_output([*inside, '-o', 'link'], text=True).splitlines():
+        name = line.split(': ')[1].split('@')[0]
+        if name != 'lo':
+            subprocess.check_call([*inside, 'link', 'set', name, 'down'])
+    for pid in spaces[found]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def crashed(cddprun, _):
+    """Without --wait srun would wait until slurmctld gives the node up: 300 s, and all others idle."""
+    nodes, epochs = 3, 1500
+    with Folder() as folder:
+        try:
+            job = submit(folder, cddprun, wine(cddprun), *train(folder, epochs), nodes=nodes,
+                         env={'NPROC_PER_NODE': '1'})
+            wait_for_checkpoint(folder)
+            crash(job, 'node2')
+            wait_for('the other nodes to be free', lambda: state(job)[1] == 1, LONG, lambda: show(job) + folder.out())
+            slurm('scontrol', 'update', 'nodename=node2', 'state=down', 'reason=crashed')
+            start_again(folder, job)
+            ended_well(folder, cddprun, job, nodes, epochs, 'a node does not answer', RESUMED, r'node\[1,3-4\]')
+        finally:
+            bed('up', '--netns', N_NODES)
+
+
+def array(cddprun, full):
+    """The last task of an array has the number of the whole array, and the others must not hear of what it asks for."""
+    with Folder() as folder:
+        script = folder.path / 'each.sh'
+        script.write_text('[ "$SLURM_ARRAY_TASK_ID" != 0 ] || exit 0\nexec sleep 300\n')
+        job = submit(folder, cddprun, 'sh', script, env={'NPROC_PER_NODE': '1'}, nodes=1, flags=['--array=0-1'])
+        wait_for('task 0 to end', lambda: state(f'{job}_0')[0] == 'COMPLETED', LONG, lambda: show(job))
+        wait_for('task 1 to run', lambda: state(f'{job}_1')[0] == 'RUNNING', LONG, lambda: show(job))
+        wait_for('its step', lambda: slurm('squeue', '--noheader', f'--steps={job}_1.0').strip(), LONG)
+        slurm('scancel', '--batch', '--signal=USR1', f'{job}_1')
+        wait_for('task 1 to be queued again', lambda: state(f'{job}_1') == ('PENDING', 1), LONG, lambda: show(job))
+        assert state(f'{job}_0') == ('COMPLETED', 0), show(job)
+        slurm('scancel', job)
+
+
+def tasks_per_node(cddprun, full):
+    """As sites ask for that count a task for each GPU."""
+    nodes, epochs = (4, 800) if full else (2, 100)
+    with Folder() as folder:
+        job = submit(folder, cddprun, 'sh', '-c', f'echo $CUDA_VISIBLE_DEVICES >gpus.$GROUP_RANK; exec {wine(cddprun)} "$@"', 'sh',
+                     *train(folder, epochs), env={'NPROC_PER_NODE': '1'}, nodes=nodes,
+                     flags=['--ntasks-per-node=2', '--cpus-per-task=2', '--gpus-per-task=2'])
+        ended_well(folder, cddprun, job, nodes, epochs, rf'Slurm step {job}\.0\.0: {nodes} nodes')
+        for i in range(nodes):
+            assert (folder.path / f'gpus.{i}').read_text() == '0,1,2,3\n'
+
+
+def suspended(cddprun, _):
+    """Longer than the lease (15 s): time in which nothing of the job ran counts for nobody."""
+    nodes, epochs = 4, 1500
+    with Folder() as folder:
+        job = submit(folder, cddprun, wine(cddprun), *train(folder, epochs), env={'NPROC_PER_NODE': '1'}, nodes=nodes)
+        wait_for_checkpoint(folder)
+        slurm('scontrol', 'suspend', job)
+        time.sleep(20)  # what is tested is that time passes
+        slurm('scontrol', 'resume', job)
+        ended_well(folder, cddprun, job, nodes, epochs)
+        assert 'resumed' not in folder.out() and state(job)[1] == 0, folder.out()
+
+
+def heterogeneous(cddprun, _):
+    """Components that are not in the order of their names. Slurm starts such jobs every 30 s only."""
+    with Folder() as folder:
+        script = folder.path / 'job.sh'
+        script.write_text('#!/bin/bash\n#SBATCH --nodes=1 -w node3\n#SBATCH hetjob\n#SBATCH --nodes=2 -w node1,node2\n'
+                          f'srun --het-group=0,1 {cddprun} --nproc_per_node=1 sh -c \'echo $RANK $MASTER_ADDR $(hostname)\'\n')
+        job = int(slurm('sbatch', '--parsable', f'--chdir={folder.path}', f'--output={folder.path}/job-%j.out', script))
+        assert finish(job) == ('COMPLETED', 0), folder.out()
+        assert 'node 0; they meet at node3' in folder.out(), folder.out()
+        assert re.search(r'\[0\] 0 \S+ node3', folder.out()), folder.out()
+
+
+def leave(job, node):
+    """TERM to the cddprun of one node, as before its maintenance."""
+    wanted = marks(job, node)
+    for pid in filter(str.isdigit, os.listdir('/proc')):
+        try:
+            mine = wanted <= set(pathlib.Path(f'/proc/{pid}/environ').read_bytes().split(b'\0'))
+            names = [pathlib.Path(f'/proc/{p}/comm').read_text().strip() for p in (pid, launch.parent(int(pid)))]
+        except OSError:
+            continue
+        if mine and names[0] == 'cddprun' != names[1]:
+            os.kill(int(pid), signal.SIGTERM)
+            return
+    raise AssertionError(f'no cddprun on {node}')
+
+
+def elastic(cddprun, _):
+    """A node leaves; its status is not the job's."""
+    with Folder() as folder:
+        job = submit(folder, cddprun, wine(cddprun), *train(folder, 1200), nodes=3, flags=['--no-kill'],
+                     env={'NPROC_PER_NODE': '1', 'NNODES': '2:'})
+        wait_for_checkpoint(folder)
+        leave(job, 'node3')
+        end, status = finish(job)
+        assert re.search(r'the job goes on with 2 nodes', folder.out()) and 'epoch 1200/1200' in folder.out(), folder.out()
+        assert (end, status) == ('COMPLETED', 0), (end, status, folder.out())
+
+
+CASES = {'preempted': preempted, 'requeued': requeued, 'time limit': time_limit, 'crashed node': crashed,
+         'tasks per node given': tasks_per_node, 'suspended 20 s': suspended,
+         'elastic, a node leaves': elastic, 'array': array, 'heterogeneous': heterogeneous}
+
+
+def test_a_preempted_job_is_queued_again(cddprun):
+    preempted(cddprun, False)
+
+
+def test_a_requeued_job_goes_on_from_its_checkpoint(cddprun):
+    requeued(cddprun, False)
+
+
+def test_a_job_near_its_time_limit_is_queued_again(cddprun):
+    time_limit(cddprun, False)
+
+
+def test_a_task_of_an_array_is_queued_again_alone(cddprun):
+    array(cddprun, False)
+
+
+def test_more_tasks_per_node_are_one_cddprun_with_all_their_gpus(cddprun):
+    tasks_per_node(cddprun, False)
+
+
+def test_an_elastic_job_goes_on_when_a_node_leaves(cddprun):
+    elastic(cddprun, False)
 
 
 def test_the_template_trains_to_the_bits_of_four_ranks_on_one_node(cddprun):
@@ -96,9 +380,9 @@ def test_scancel_leaves_nothing_on_any_node(cddprun):
         job = submit(folder, cddprun, 'sh', '-c', script, env={launch.MARK: mark})
         wait_for('four ranks', lambda: len(list(folder.path.glob('up.*'))) == 4)
         assert len(launch.marked(mark)) >= 12  # agents and guards, shells, sleepers
-        bed('run', '--', 'scancel', job)
-        state, _ = finish(job)
-        assert state == 'CANCELLED', (state, folder.out())
+        slurm('scancel', job)
+        status = finish(job)[0]
+        assert status == 'CANCELLED', (status, folder.out())
         assert launch.marked(mark) == [], launch.marked(mark)
 
 
@@ -111,22 +395,42 @@ def script_in(folder, line):
 def test_a_forgotten_srun_is_named(cddprun):
     with Folder() as folder:
         script = script_in(folder, f'exec {cddprun} --nproc_per_node=2 true')
-        state, status = finish(submit(folder, cddprun, script=script))
-        assert state == 'FAILED' and status != 0, (state, status, folder.out())
+        end, status = finish(submit(folder, cddprun, script=script))
+        assert end == 'FAILED' and status != 0, (end, status, folder.out())
         assert re.search('cddprun: .*srun', folder.out()), folder.out()
 
 
 def test_a_node_rank_that_the_batch_shell_expanded_is_named(cddprun):
     with Folder() as folder:
         script = script_in(folder, f'exec srun --kill-on-bad-exit=1 {cddprun} --node_rank $SLURM_NODEID true')
-        state, status = finish(submit(folder, cddprun, script=script))
-        assert state == 'FAILED' and status != 0, (state, status, folder.out())
+        end, status = finish(submit(folder, cddprun, script=script))
+        assert end == 'FAILED' and status != 0, (end, status, folder.out())
         assert re.search('cddprun: .*--node_rank.*SLURM_NODEID', folder.out()), folder.out()
 
 
 def skip(why):
     print(f'1..0 # SKIP {why}')
     sys.exit(0)
+
+
+def run_full(runs):
+    cddprun, *names = sys.argv[1:]
+    counts = {name: 0 for name in names or CASES}
+    for name in counts:
+        for i in range(runs):
+            began = time.monotonic()
+            try:
+                CASES[name](os.path.abspath(cddprun), True)
+                counts[name] += 1
+                print(f'{name} {i + 1}: ok, {time.monotonic() - began:.0f} s', flush=True)
+            except Exception:  # one bad run must not hide the others
+                print(f'{name} {i + 1}: FAILED\n{traceback.format_exc()}', flush=True)
+                slurm('scancel', '--state=PENDING,RUNNING,SUSPENDED', '--user=root', check=False)
+                bed('up', '--netns', N_NODES)
+    print('\n| case | runs | ok |\n| --- | --- | --- |')
+    for name, ok in counts.items():
+        print(f'| {name} | {runs} | {ok} |')
+    return 0 if all(ok == runs for ok in counts.values()) else 1
 
 
 def main():
@@ -141,7 +445,11 @@ def main():
         os.chmod(folder, 0o755)  # munge wants its socket within everybody's reach
         os.environ.update({'SLURM_TESTBED_DIR': os.path.join(folder, 'bed'), 'NETNS_TESTBED': f'cddp{os.getpid()}'})
         try:
-            bed('up', '--netns', 2)
+            bed('up', '--netns', N_NODES)
+            full = [word for word in sys.argv if word.startswith('--full')]
+            if full:
+                sys.argv.remove(full[0])
+                sys.exit(run_full(int(full[0].partition('=')[2] or 10)))
             launch.main()
         finally:
             bed('down', check=False)

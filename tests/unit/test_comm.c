@@ -3,9 +3,13 @@
 #include "hygiene.h"
 #include "world.h"
 
+#include <dlfcn.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -276,6 +280,48 @@ Test(comm, an_abort_is_heard_everywhere)
     cr_assert_eq(run_world(3, say_stop), 0);
 }
 
+/* A thread that is slow before each lock, which is where the scheduler may leave any thread. */
+static _Thread_local bool slow;
+static _Atomic int at_a_lock /* 1: it waits there, 2: it went on */, has_finalized;
+
+int pthread_mutex_lock(pthread_mutex_t *lock)
+{
+    static _Atomic(int (*)(pthread_mutex_t *)) real;
+
+    if (atomic_load(&real) == NULL)
+        atomic_store(&real, (int (*)(pthread_mutex_t *))dlsym(RTLD_NEXT, "pthread_mutex_lock"));
+    if (slow)
+        atomic_store(&at_a_lock, 1);
+    for (int ms = 0; slow && ms < 300 && !atomic_load(&has_finalized); ms++)
+        (void)usleep(1000);
+    if (slow)
+        atomic_store(&at_a_lock, 2);
+    return atomic_load(&real)(lock);
+}
+
+static void *abort_slowly(void *comm)
+{
+    slow = true;
+    cddp_abort(comm, "the watchdog barked");
+    return NULL;
+}
+
+Test(comm, finalize_waits_for_an_abort_on_another_thread)
+{
+    cddp_comm *comm = NULL;
+    pthread_t watchdog;
+
+    clean_env();
+    cr_assert_eq(cddp_init(&comm, NULL), CDDP_OK);
+    cr_assert_eq(pthread_create(&watchdog, NULL, abort_slowly, comm), 0);
+    while (!atomic_load(&at_a_lock))
+        (void)usleep(1000);
+    (void)cddp_finalize(comm);
+    atomic_store(&has_finalized, 1);
+    cr_assert_eq(atomic_load(&at_a_lock), 2, "the abort still used what was freed");
+    cr_assert_eq(pthread_join(watchdog, NULL), 0);
+}
+
 static int poor(int rank)
 {
     const struct rlimit files = {.rlim_cur = 16, .rlim_max = 16};
@@ -293,15 +339,29 @@ Test(comm, sixteen_descriptors_are_enough_for_four_ranks)
 
 /* ------------------------------------------------------------------------------------ nobody hosts the store ---- */
 
-/* One that was free a moment ago: rank 0 must be told its port, so it cannot choose one. */
+/*
+ * One that was free a moment ago: rank 0 must be told its port, so it cannot choose one. It is below those that the
+ * kernel gives to whoever asks for any port: they are soon gone on a busy machine.
+ */
 static int free_port(void)
 {
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof a;
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_ANY)};
+    FILE *range = fopen("/proc/sys/net/ipv4/ip_local_port_range", "re");
+    int first = 0, bound = -1;
 
-    cr_assert(bind(fd, (struct sockaddr *)&a, len) == 0 && getsockname(fd, (struct sockaddr *)&a, &len) == 0);
-    (void)close(fd);
+    cr_assert(range != NULL && fscanf(range, "%d", &first) == 1);
+    (void)fclose(range);
+    first = first > 14000 ? first : 14000;
+    for (int tries = 0; bound != 0 && tries < 1000; tries++) {
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        uint16_t random;
+
+        cr_assert_eq(getrandom(&random, sizeof random, 0), (ssize_t)sizeof random);
+        a.sin_port = htons((uint16_t)(first - 1 - random % 12000));
+        bound = bind(fd, (struct sockaddr *)&a, sizeof a);
+        (void)close(fd);
+    }
+    cr_assert_eq(bound, 0);
     return ntohs(a.sin_port);
 }
 

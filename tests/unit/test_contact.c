@@ -12,14 +12,14 @@ static int64_t next;
 
 static void joined(int64_t sent, int64_t answered)
 {
-    contact_init(&c, false);
+    contact_init(&c, false, false);
     contact_joining(&c, sent);
     contact_welcome(&c, LEASE, answered);
 }
 
 Test(contact, nothing_is_due_before_the_first_welcome)
 {
-    contact_init(&c, false);
+    contact_init(&c, false, false);
     contact_joining(&c, 5);
     cr_assert_eq(contact_look(&c, 1000000, &next), CONTACT_NOTHING);
     cr_assert_eq(next, CDI_NEVER_MS);
@@ -42,27 +42,6 @@ Test(contact, heartbeats_go_out_every_fifteenth_of_the_lease_while_they_are_answ
     }
 }
 
-Test(contact, somebody_else_acts_after_the_fence_and_before_the_lease_is_over)
-{
-    uint32_t seq;
-
-    contact_init(&c, false);
-    contact_joining(&c, 0);
-    cr_assert_eq(contact_act_by_ms(&c), CDI_NEVER_MS);
-    contact_welcome(&c, LEASE, 10);
-    cr_assert_eq(contact_act_by_ms(&c), LEASE * 5 / 6);
-    seq = contact_beat(&c, 1010);
-    cr_assert_eq(contact_act_by_ms(&c), LEASE * 5 / 6);
-    contact_answer(&c, seq);
-    cr_assert_eq(contact_act_by_ms(&c), 1010 + LEASE * 5 / 6);
-    cr_assert_eq(contact_look(&c, 1010 + LEASE * 2 / 3, &next), CONTACT_FENCE);
-    cr_assert_eq(contact_act_by_ms(&c), CDI_NEVER_MS);
-    contact_init(&c, true);
-    contact_joining(&c, 0);
-    contact_welcome(&c, LEASE, 10);
-    cr_assert_eq(contact_act_by_ms(&c), CDI_NEVER_MS);
-}
-
 /* As a caller does: what is due at each next_ms, until there is nothing more. */
 static int64_t time_of(enum contact_do what)
 {
@@ -81,6 +60,36 @@ static int64_t time_of(enum contact_do what)
             break;
     }
     return -1;
+}
+
+Test(contact, somebody_else_acts_after_the_fence_and_before_the_lease_is_over)
+{
+    uint32_t seq;
+
+    contact_init(&c, false, false);
+    contact_joining(&c, 0);
+    cr_assert_eq(contact_act_by_ms(&c), CDI_NEVER_MS);
+    contact_welcome(&c, LEASE, 10);
+    cr_assert_eq(contact_act_by_ms(&c), LEASE * 5 / 6);
+    seq = contact_beat(&c, 1010);
+    cr_assert_eq(contact_act_by_ms(&c), LEASE * 5 / 6);
+    contact_answer(&c, seq);
+    cr_assert_eq(contact_act_by_ms(&c), 1010 + LEASE * 5 / 6);
+    cr_assert_eq(time_of(CONTACT_FENCE), 1010 + LEASE * 2 / 3);
+    cr_assert_eq(contact_act_by_ms(&c), CDI_NEVER_MS);
+    contact_init(&c, true, true);
+    contact_joining(&c, 0);
+    contact_welcome(&c, LEASE, 10);
+    cr_assert_eq(contact_act_by_ms(&c), CDI_NEVER_MS);
+    contact_init(&c, true, false); /* others wait for it */
+    contact_joining(&c, 0);
+    contact_welcome(&c, LEASE, 10);
+    cr_assert_eq(contact_act_by_ms(&c), LEASE * 5 / 6);
+    contact_answer(&c, contact_beat(&c, 5000));
+    cr_assert_eq(contact_act_by_ms(&c), 5000 + LEASE * 5 / 6);
+    /* Stopped with the rest of the machine for a long time, and continued: it has moved. */
+    (void)contact_look(&c, 10 * LEASE, &next);
+    cr_assert_eq(contact_act_by_ms(&c), 10 * LEASE + LEASE * 5 / 6);
 }
 
 Test(contact, silence_is_met_by_a_new_connection_and_at_two_thirds_of_the_lease_by_the_end)
@@ -104,7 +113,89 @@ Test(contact, it_counts_from_the_sending_of_what_was_answered)
     cr_assert_eq(c.alive_ms, 5000);
     contact_answer(&c, seq - 1);
     cr_assert_eq(c.alive_ms, 5000, "never back");
-    cr_assert_eq(contact_look(&c, 5000 + LEASE * 2 / 3, &next), CONTACT_FENCE, "also for who was stopped meanwhile");
+    cr_assert_eq(time_of(CONTACT_FENCE), 5000 + LEASE * 2 / 3);
+}
+
+/* The process does not run from `from`, when nothing was due before 1 s later, to `to`. */
+static enum contact_do stopped(int64_t from, int64_t to)
+{
+    cr_assert_eq(contact_look(&c, from, &next), CONTACT_NOTHING);
+    cr_assert_gt(next, from);
+    return contact_look(&c, to, &next);
+}
+
+Test(contact, time_in_which_this_process_did_not_run_is_counted_only_if_the_rendezvous_says_so)
+{
+    uint32_t old, seq;
+
+    joined(0, 10);
+    cr_assert_eq(contact_look(&c, 1010, &next), CONTACT_BEAT);
+    old = contact_beat(&c, 1010);
+    cr_assert_eq(stopped(1011, 22010), CONTACT_HOLD);
+    cr_assert(c.held);
+    cr_assert_eq(c.still_ms, 20000, "the next look was to be at 2010");
+    cr_assert_eq(contact_act_by_ms(&c), 20000 + LEASE * 5 / 6);
+    cr_assert_eq(contact_look(&c, 22010, &next), CONTACT_BEAT);
+    seq = contact_beat(&c, 22010);
+    contact_answer(&c, old);
+    cr_assert(c.held, "an answer from before the stop says nothing");
+    contact_answer(&c, seq);
+    cr_assert_not(c.held);
+    cr_assert_eq(c.alive_ms, 22010);
+    cr_assert_eq(contact_look(&c, 22011, &next), CONTACT_NOTHING);
+    cr_assert_eq(next, 23010);
+}
+
+Test(contact, whoever_was_stopped_and_has_no_answer_is_fenced_after_the_same_time_as_ever)
+{
+    joined(0, 10);
+    cr_assert_eq(stopped(10, 30010), CONTACT_HOLD); /* 29 s: a look was due at 1010 */
+    cr_assert_eq(time_of(CONTACT_RECONNECT), 29000 + LEASE / 5);
+    cr_assert(c.held);
+    cr_assert_eq(time_of(CONTACT_FENCE), 29000 + LEASE * 2 / 3);
+    cr_assert(c.fenced);
+    cr_assert_eq(contact_look(&c, 100000, &next), CONTACT_NOTHING);
+}
+
+Test(contact, coming_back_by_another_connection_ends_the_hold_too)
+{
+    joined(0, 10);
+    cr_assert_eq(stopped(10, 30010), CONTACT_HOLD);
+    contact_broken(&c);
+    contact_joining(&c, 30020);
+    contact_welcome(&c, LEASE, 30030);
+    cr_assert_not(c.held);
+    cr_assert_eq(c.alive_ms, 30020);
+}
+
+Test(contact, a_stop_that_ends_before_anything_was_missed_is_no_reason_to_hold)
+{
+    joined(0, 10);
+    cr_assert_eq(stopped(10, LEASE / 5 - 1), CONTACT_BEAT);
+    cr_assert_not(c.held);
+}
+
+/* A new connection would take longer than is left until the fence. */
+Test(contact, a_stop_that_ends_just_before_the_fence_does_not_cost_the_connection)
+{
+    joined(0, 10);
+    cr_assert_eq(stopped(10, LEASE * 2 / 3 - 1), CONTACT_HOLD);
+    cr_assert_eq(contact_look(&c, LEASE * 2 / 3 - 1, &next), CONTACT_BEAT);
+    contact_answer(&c, contact_beat(&c, LEASE * 2 / 3 - 1));
+    cr_assert_not(c.held);
+    cr_assert_eq(c.alive_ms, LEASE * 2 / 3 - 1);
+}
+
+/* Answers are missing for 9 s in which it ran: of these the stop does not take anything back. */
+Test(contact, silence_before_a_stop_counts)
+{
+    joined(0, 10);
+    cr_assert_eq(time_of(CONTACT_RECONNECT), LEASE / 5); /* it runs until then */
+    c.look_ms = 9000;                                    /* as if a connection had been tried until then */
+    cr_assert_eq(contact_look(&c, 40000, &next), CONTACT_HOLD);
+    cr_assert_eq(contact_look(&c, 40000, &next), CONTACT_NOTHING);
+    cr_assert_eq(next, 41000);
+    cr_assert_eq(contact_look(&c, 41000, &next), CONTACT_FENCE);
 }
 
 Test(contact, coming_back_in_time_starts_the_count_again)
@@ -127,11 +218,13 @@ Test(contact, coming_back_in_time_starts_the_count_again)
 
 Test(contact, a_rendezvous_in_this_process_stops_and_goes_on_with_it)
 {
-    contact_init(&c, true);
+    contact_init(&c, true, true);
     contact_joining(&c, 0);
     contact_welcome(&c, LEASE, 1);
     cr_assert_eq(contact_look(&c, 1000000, &next), CONTACT_BEAT);
     (void)contact_beat(&c, 1000000);
     cr_assert_eq(contact_look(&c, 1000000, &next), CONTACT_NOTHING);
     cr_assert_eq(next, 1001000);
+    cr_assert_eq(contact_look(&c, 2000000, &next), CONTACT_BEAT);
+    cr_assert_not(contact_was_stopped(&c, 3000000));
 }

@@ -54,6 +54,61 @@ Test(flight, the_agent_sees_what_the_worker_does)
     close(fd);
 }
 
+Test(flight, the_running_collective_keeps_its_name_when_many_wait_behind_it)
+{
+    const uint64_t begun = 40 * CDI_FLIGHT_RING + 7;
+    char env[128];
+    int fd;
+    struct cdi_flight *agent = agent_page(&fd, env), *worker;
+    struct cdi_flight_view v;
+
+    cr_assert_eq(cdi_flight_attach(&worker, env, NULL), CDDP_OK);
+    for (uint64_t i = 1; i <= begun; i++)
+        cr_assert_eq(cdi_flight_enqueue(worker, i % 3 == 0 ? CDI_FLIGHT_BARRIER : CDI_FLIGHT_BROADCAST, 8, i, -1), i);
+    for (uint64_t i = 1; i <= begun; i++) {
+        cdi_flight_start(worker, i);
+        cdi_flight_read(agent, &v);
+        cr_assert_eq(v.oldest_unfinished.seq, i);
+        cr_assert_eq(v.oldest_unfinished.count, i);
+        cr_assert_eq(v.oldest_unfinished.op, i % 3 == 0 ? CDI_FLIGHT_BARRIER : CDI_FLIGHT_BROADCAST);
+        cr_assert_gt(v.oldest_unfinished.started_ns, 0);
+        cr_assert_eq(v.last.seq, begun);
+        cdi_flight_done(worker, i);
+    }
+    cdi_flight_read(agent, &v);
+    cr_assert_eq(v.oldest_unfinished.seq, 0, "all are done");
+    cr_assert_gt(v.last.done_ns, 0);
+    cdi_flight_release(worker);
+    cdi_flight_release(agent);
+    close(fd);
+}
+
+/* It runs while others are begun: the ring forgets it then. */
+Test(flight, a_collective_that_runs_stays_on_the_page)
+{
+    char env[128];
+    int fd;
+    struct cdi_flight *agent = agent_page(&fd, env), *worker;
+    struct cdi_flight_view v;
+
+    cr_assert_eq(cdi_flight_attach(&worker, env, NULL), CDDP_OK);
+    cdi_flight_start(worker, cdi_flight_enqueue(worker, CDI_FLIGHT_RECV, 8, 5, -1));
+    for (int i = 0; i < 600; i++)
+        (void)cdi_flight_enqueue(worker, CDI_FLIGHT_BARRIER, 0, 0, -1);
+    cdi_flight_read(agent, &v);
+    cr_assert_eq(v.oldest_unfinished.seq, 1);
+    cr_assert_str_eq(cdi_flight_op_name(v.oldest_unfinished.op), "recv");
+    cdi_flight_done(worker, 1);
+    cdi_flight_start(worker, 2);
+    cdi_flight_read(agent, &v);
+    cr_assert_eq(v.oldest_unfinished.seq, 2);
+    cr_assert_eq(v.last.seq, 601);
+    cr_assert_eq(v.last.done_ns, 0, "the first one's end is not that of what took its place");
+    cdi_flight_release(worker);
+    cdi_flight_release(agent);
+    close(fd);
+}
+
 Test(flight, the_worker_hears_of_a_death_and_only_of_the_first)
 {
     char env[128];
@@ -77,6 +132,36 @@ Test(flight, the_worker_hears_of_a_death_and_only_of_the_first)
     cdi_flight_release(worker);
     cdi_flight_release(agent);
     close(fd);
+}
+
+Test(flight, a_rank_that_ended_ends_no_wait_but_who_misses_it_can_say_so)
+{
+    char env[128];
+    int fd;
+    struct cdi_flight *agent = agent_page(&fd, env), *worker;
+    struct cdi_flight_view v;
+    uint32_t woken;
+
+    cr_assert_eq(cdi_flight_attach(&worker, env, NULL), CDDP_OK);
+    woken = atomic_load(cdi_flight_wake_word(worker));
+    cdi_flight_tell_ended(agent, 0);
+    cr_assert_neq(atomic_load(cdi_flight_wake_word(worker)), woken, "waits look around again");
+    cr_assert_eq(cdi_flight_check(worker, NULL), CDDP_OK);
+    cr_assert(cdi_flight_has_ended(worker, 0));
+    cr_assert_not(cdi_flight_has_ended(worker, 1));
+    for (int rank = 1; rank < 100; rank++)
+        cdi_flight_tell_ended(agent, rank);
+    cr_assert(cdi_flight_has_ended(worker, 63));
+    cr_assert_not(cdi_flight_has_ended(worker, 64), "there is room for 64");
+    cdi_flight_read(agent, &v);
+    cr_assert_eq(v.missed_rank, -1);
+    cdi_flight_miss(worker, 0);
+    cdi_flight_miss(worker, 5);
+    cdi_flight_read(agent, &v);
+    cr_assert_eq(v.missed_rank, 0, "the first one stays");
+    cdi_flight_release(worker);
+    cdi_flight_release(agent);
+    (void)close(fd);
 }
 
 Test(flight, a_page_is_claimed_once)

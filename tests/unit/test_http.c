@@ -32,9 +32,32 @@ Test(http, a_request_is_read_when_its_blank_line_has_come)
     }
     cr_assert(req.get);
     cr_assert_str_eq(req.path, "/healthz");
+    cr_assert(!req.head);
+    cr_assert_eq(parse("HEAD /metrics HTTP/1.1\r\n\r\n", &req), CDDP_OK);
+    cr_assert(req.get && req.head);
+    cr_assert_str_eq(req.path, "/metrics");
     cr_assert_eq(parse("POST / HTTP/1.0\n\n", &req), CDDP_OK);
     cr_assert(!req.get);
     cr_assert_str_eq(req.path, "/");
+}
+
+Test(http, a_target_may_name_the_host_as_for_a_proxy)
+{
+    static const char *const cases[][2] = {{"GET http://head:29400/status HTTP/1.1\r\n\r\n", "/status"},
+                                           {"GET HTTP://[::1]:1/status?x=/y HTTP/1.1\r\n\r\n", "/status"},
+                                           {"GET http://head HTTP/1.1\r\n\r\n", "/"},
+                                           {"GET http://head?q HTTP/1.0\n\n", "/"}};
+    static const char *const bad[] = {"GET http:// HTTP/1.1\r\n\r\n", "GET http:///a HTTP/1.1\r\n\r\n",
+                                      "GET https://a/b HTTP/1.1\r\n\r\n", "GET http://a b HTTP/1.1\r\n\r\n",
+                                      "GET http://a\r\n\r\n"};
+    struct http_request req;
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cr_assert_eq(parse(cases[i][0], &req), CDDP_OK, "%s", cases[i][0]);
+        cr_assert_str_eq(req.path, cases[i][1]);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        cr_assert_eq(parse(bad[i], &req), CDDP_E_PROTOCOL, "%s", bad[i]);
 }
 
 Test(http, what_is_no_request_is_refused)
@@ -72,7 +95,7 @@ Test(http, answers_say_what_they_are_and_how_long)
                  {{true, "/status"},
                   "HTTP/1.1 403 Forbidden\r\n",
                   "this page is for the job's own machines (see cddp-rendezvous --http)\n"},
-                 {{false, "/healthz"}, "HTTP/1.1 405 Method Not Allowed\r\n", "only GET\n"}};
+                 {{false, "/healthz"}, "HTTP/1.1 405 Method Not Allowed\r\n", "only GET and HEAD\n"}};
     struct cdi_buf out;
 
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -87,6 +110,15 @@ Test(http, answers_say_what_they_are_and_how_long)
         cr_assert_not_null(strstr(text, "Connection: close\r\n"));
         cr_assert_str_eq(strstr(text, "\r\n\r\n") + 4, cases[i].body);
         cdi_buf_release(&out);
+        if (cases[i].req.get) { /* HEAD: the same without the body */
+            struct http_request head = cases[i].req;
+            size_t size = strlen(text) - strlen(cases[i].body);
+
+            head.head = true;
+            cr_assert_eq(http_answer(&head, NULL, &out), CDDP_OK);
+            cr_assert(out.len == size && memcmp(cdi_buf_data(&out), text, size) == 0);
+            cdi_buf_release(&out);
+        }
     }
     cr_assert_eq(http_answer(NULL, NULL, &out), CDDP_OK);
     cr_assert_eq(memcmp(cdi_buf_data(&out), "HTTP/1.1 400 ", 13), 0);

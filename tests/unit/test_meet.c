@@ -273,6 +273,100 @@ Test(meet, inside_a_slurm_step_nothing_needs_to_be_given)
                                  "node1, port 20007");
 }
 
+Test(meet, a_port_that_nobody_chose_has_others_beside_it)
+{
+    struct options o = nodes(1);
+
+    step = two_nodes();
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert(m.port == 20007 && m.n_ports == SITE_JOB_PORTS);
+    o.env_master_port = "23456";
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert(m.port == 23456 && m.n_ports == 1, "MASTER_PORT counts without MASTER_ADDR");
+    cr_assert_str_eq(m.host, "node1");
+    o.master_port = 23457;
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert(m.port == 23457 && m.n_ports == 1);
+    o = nodes(1);
+    o.env_master_port = "x";
+    cr_assert_eq(decide(o), CDDP_E_INVALID);
+    SAYS("MASTER_PORT='x'");
+    step = (struct site){.kind = NULL};
+    o = nodes(2);
+    o.master_addr = "node1";
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert_eq(m.n_ports, 1);
+}
+
+Test(meet, an_elastic_job_may_have_fewer_nodes_in_the_step_than_its_maximum)
+{
+    struct options o = nodes(4);
+
+    step = two_nodes();
+    step.n_nodes = 3;
+    step.node_rank = 2;
+    o.nnodes_given = true;
+    o.min_nodes = 2;
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert(m.min_nodes == 2 && m.max_nodes == 4 && m.n_nodes == 4 && m.node_rank == 2 && m.role == MEET_JOIN);
+    cr_assert_str_eq(m.host, "node1");
+    cr_assert_str_eq(m.run_id, "1.0.0");
+    SAYS("");
+    cr_assert_not_null(strstr(m.detected, "3 nodes"), "%s", m.detected);
+    o.rdzv_endpoint = "node1:21000"; /* a second job that joins the first one's run */
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert(m.node_rank == -1 && m.run_id[0] == '\0' && m.role == MEET_TRY, "node ranks may be another step's");
+}
+
+Test(meet, min_alone_takes_its_maximum_from_the_step)
+{
+    struct options o = nodes(OPTIONS_NODES_AUTO);
+
+    step = two_nodes();
+    step.n_nodes = 3;
+    o.nnodes_given = true;
+    o.min_nodes = 2;
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert(m.min_nodes == 2 && m.max_nodes == 3 && m.n_nodes == 3 && m.node_rank == 1);
+    o.spares = 1;
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert(m.min_nodes == 2 && m.max_nodes == 2 && m.n_nodes == 3);
+    o.min_nodes = 3;
+    cr_assert_eq(decide(o), CDDP_E_INVALID);
+    SAYS("more nodes than this Slurm step has: 3 with the spares");
+    o.spares = 0;
+    step.n_nodes = 1;
+    step.node_rank = 0;
+    o.min_nodes = 1;
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert(m.max_nodes == 1 && m.role == MEET_HOST);
+    step = (struct site){.kind = NULL};
+    cr_assert_eq(decide(o), CDDP_E_INVALID);
+    SAYS("give --nnodes=MIN:MAX");
+    step = (struct site){.kind = "Slurm job", .start = "srun", .in_job = true, .job_nodes = 2, .job_id = "7"};
+    cr_assert_eq(decide(o), CDDP_E_INVALID);
+    SAYS("was started on the first one only");
+}
+
+Test(meet, a_step_of_too_many_or_too_few_nodes_is_named)
+{
+    static const int64_t counts[][2] = {{1, 2}, {2, 2}, {4, 4}, {4, 8}};
+    struct options o;
+
+    step = two_nodes();
+    step.n_nodes = 3;
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        o = nodes(counts[i][1]);
+        o.min_nodes = counts[i][0];
+        o.nnodes_given = true;
+        cr_assert_eq(decide(o), CDDP_E_INVALID);
+        SAYS("this Slurm step has 3 nodes");
+        o.master_addr = "node1";
+        o.node_rank = 0;
+        cr_assert_eq(decide(o), CDDP_OK, "who says where they meet may count as he likes");
+    }
+}
+
 Test(meet, flags_win_over_slurm)
 {
     struct options o = nodes(2);
@@ -360,6 +454,42 @@ Test(meet, an_endpoint_is_taken_apart)
         cr_expect_str_eq(host, good[i].host);
         cr_expect_eq(port, good[i].port, "%s", good[i].text);
     }
+}
+
+Test(meet, what_is_no_host_is_refused_at_once)
+{
+    static const char *const bad[] = {"http://h:29400", "http://h", "host:1:2", "a,b", "a b:1", "1:2:3:4", "h/:1"};
+
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        struct options o = {.min_nodes = 2, .max_nodes = 2, .node_rank = -1, .master_port = -1, .master_addr = bad[i]};
+        char host[256];
+        uint16_t port = 7;
+        struct meet m;
+
+        cr_expect_eq(meet_parse_endpoint(bad[i], "x", host, &port, &err), CDDP_E_INVALID, "%s", bad[i]);
+        cr_expect_eq(meet_decide(&m, &o, &(struct site){.kind = NULL}, &err), CDDP_E_INVALID, "%s", bad[i]);
+        cr_expect_not_null(strstr(err.msg, bad[i]), "%s", err.msg);
+    }
+}
+
+Test(meet, an_address_with_a_port_is_told_what_to_write)
+{
+    struct options o = {
+        .min_nodes = 1, .max_nodes = 1, .node_rank = -1, .master_port = -1, .master_addr = "localhost:29500"};
+    struct meet m;
+
+    cr_assert_eq(meet_decide(&m, &o, &(struct site){.kind = NULL}, &err), CDDP_E_INVALID);
+    cr_assert_str_eq(err.msg,
+                     "--master_addr 'localhost:29500' is an address with a port; give --master_addr=localhost and "
+                     "--master_port=29500");
+    o.master_addr = NULL;
+    o.max_nodes = 2;
+    o.env_master_addr = "a:1";
+    cr_assert_eq(meet_decide(&m, &o, &(struct site){.kind = NULL}, &err), CDDP_E_INVALID);
+    cr_assert_str_eq(err.msg, "MASTER_ADDR 'a:1' is an address with a port; give MASTER_ADDR=a and MASTER_PORT=1");
+    o.env_master_addr = NULL;
+    cr_assert_eq(meet_decide(&m, &o, &(struct site){.kind = NULL}, &err), CDDP_E_INVALID);
+    cr_assert_eq(strncmp(err.msg, "--nnodes=1:2, but nothing says", 30), 0, "%s", err.msg);
 }
 
 static cddp_status check(const char *host, const char *address, uint32_t n_nodes)

@@ -33,9 +33,11 @@ static void there_and_back(const struct cdi_msg *in, struct cdi_msg *out)
 
 Test(message, every_member_of_a_join_survives)
 {
-    struct cdi_msg in = {.type = CDI_MSG_JOIN,
-                         .u.join = {1, "0.1.0", "job \"7\"", "node1", 4711, -1, 8, 2, 4, 1, 3, "rack7.switch2", 600000,
-                                    0, -1, CDI_JOIN_TIME_MAX_MS, "5f1e", 7}},
+    struct cdi_msg in = {.type = CDI_MSG_JOIN, .u.join = {1,      "0.1.0", "job \"7\"", "node1",
+                                                          4711,   -1,      8,           2,
+                                                          4,      1,       3,           "rack7.switch2",
+                                                          600000, 0,       -1,          CDI_JOIN_TIME_MAX_MS,
+                                                          "5f1e", 7,       "c0ffee",    5}},
                    out;
 
     there_and_back(&in, &out);
@@ -47,7 +49,8 @@ Test(message, a_failure_survives_with_its_text_of_many_lines)
     struct cdi_msg in = {.type = CDI_MSG_CLOSED,
                          .u.closed = {CDI_CLOSE_FAILED,
                                       "rank 3 failed",
-                                      {CDI_END_SIGNAL, 9, 3, 1, 1, 77, 1700000000123, 1, "höst", "line 1\nline\t2\n"}}},
+                                      {CDI_END_SIGNAL, 9, 3, 1, 1, 77, 1700000000123, 1, "höst", "line 1\nline\t2\n"},
+                                      true}},
                    out;
 
     there_and_back(&in, &out);
@@ -152,6 +155,31 @@ Test(message, members_of_a_newer_peer_are_ignored)
     cr_assert_eq(decode(CDI_MSG_STOPPED, "{\"round\":5,\"mood\":[{}]}", &msg, &err), CDDP_OK);
     cr_assert_eq(msg.type, CDI_MSG_STOPPED);
     cr_assert_eq(msg.u.stopped.round, 5);
+}
+
+Test(message, members_that_an_older_peer_does_not_know_may_be_missing)
+{
+    static const char join[] =
+        "{\"version\":1,\"release\":\"0\",\"run_id\":\"j\",\"host\":\"h\",\"pid\":1,\"node_rank\":-1,"
+        "\"n_procs\":1,\"min_nodes\":1,\"max_nodes\":1,\"spares\":0,\"max_restarts\":0,"
+        "\"topology\":\"\",\"join_timeout_ms\":-1,\"last_call_ms\":-1,\"close_timeout_ms\":-1,"
+        "\"lease_ms\":-1,\"session\":\"\",\"round\":-1}";
+    struct cdi_msg msg;
+    struct cdi_error err = {0};
+
+    cr_assert_eq(decode(CDI_MSG_JOIN, join, &msg, &err), CDDP_OK, "%s", err.msg);
+    cr_assert(msg.u.join.nonce[0] == '\0' && msg.u.join.restart_count == 0);
+    cr_assert_eq(decode(CDI_MSG_WELCOME,
+                        "{\"version\":1,\"release\":\"0\",\"session\":\"5f\",\"lease_ms\":9,\"resumed\":true}", &msg,
+                        &err),
+                 CDDP_OK, "%s", err.msg);
+    cr_assert(msg.u.welcome.resumed && !msg.u.welcome.hosted);
+    cr_assert_eq(decode(CDI_MSG_ASSIGN,
+                        "{\"round\":0,\"node_rank\":0,\"n_nodes\":1,\"rank_base\":0,\"world_size\":1,"
+                        "\"master_addr\":\"\",\"master_port\":0}",
+                        &msg, &err),
+                 CDDP_E_PROTOCOL, "what was there from the start may not");
+    cr_assert_not_null(strstr(err.msg, "ASSIGN: 'restart_count' is missing"), "%s", err.msg);
 }
 
 Test(message, a_failed_decode_writes_nothing)

@@ -615,6 +615,37 @@ static int load_swapped(cddp_comm *comm)
     return 0;
 }
 
+/* Whoever destroys the reducer first is told so by every function that needs it, and the last one frees what is left.
+ */
+static int outlived(int rank)
+{
+    struct model m = {0};
+    cddp_optim *optim;
+    cddp_comm *comm;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(model_open(&m, comm) == 0);
+    CHECK(cddp_optim_create(&optim, m.ddp, &now.opt) == CDDP_OK);
+    CHECK(backward(&m, rank, 0, N) == 0 && cddp_optim_step(optim) == CDDP_OK);
+    model_close(&m);
+    CHECK(cddp_optim_step(optim) == CDDP_E_STATE);
+    CHECK(strcmp(cddp_last_error(), "cddp_optim_step: this optimizer's reducer is gone: call cddp_optim_destroy before "
+                                    "cddp_ddp_destroy") == 0);
+    CHECK(cddp_optim_skip(optim) == CDDP_E_STATE && cddp_optim_set_lr(optim, 0.5) == CDDP_OK);
+    CHECK(cddp_optim_save(optim, "/proc/nowhere", 1, NULL, 0, NULL) == CDDP_E_STATE);
+    CHECK(cddp_optim_load(optim, "/proc/nowhere", NULL, 0, NULL) == CDDP_E_STATE);
+    cddp_optim_destroy(optim);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(optim, an_optimizer_without_its_reducer_says_so_and_can_be_destroyed)
+{
+    now.opt = rules[2];
+    memcpy(now.dtypes, kinds_of_types[0], sizeof now.dtypes);
+    cr_assert_eq(run_world(2, outlived), 0);
+}
+
 static int load_other(int rank)
 {
     cddp_optim_options sgd = {.size = sizeof sgd, .kind = CDDP_SGD, .lr = 1, .momentum = 0.5};

@@ -206,6 +206,11 @@ Test(options, several_machines_are_a_number_or_a_range)
     cr_assert_eq(PARSE(&o, &err, "--nnodes=1:4", "--spares=2", "--topology=rack7", "a"), CDDP_OK);
     cr_assert(o.min_nodes == 1 && o.max_nodes == 4 && o.spares == 2);
     cr_assert_str_eq(o.topology, "rack7");
+    cr_assert_eq(PARSE(&o, &err, "--nnodes=2:", "a"), CDDP_OK);
+    cr_assert(o.nnodes_given && o.min_nodes == 2 && o.max_nodes == OPTIONS_NODES_AUTO);
+    cr_assert_eq(PARSE(&o, &err, "--nnodes=3:auto", "a"), CDDP_OK);
+    cr_assert(o.min_nodes == 3 && o.max_nodes == OPTIONS_NODES_AUTO);
+    cr_assert_eq(PARSE(&o, &err, "--nnodes=auto", "a"), CDDP_E_INVALID);
     cr_assert_eq(PARSE(&o, &err, "--nnodes=1:1", "a"), CDDP_OK);
     cr_assert_eq(PARSE(&o, &err, "-n8", "--nnodes=1:4", "a"), CDDP_E_INVALID);
     cr_assert_not_null(strstr(err.msg, "--world_size 8 is one number of workers"), "%s", err.msg);
@@ -227,8 +232,47 @@ Test(options, an_unknown_flag_meets_the_nearest_one)
                               "--nproc_per_node of each");
     cr_assert_eq(PARSE(&o, &err, "--bind-to", "core", "a"), CDDP_E_INVALID);
     cr_assert_not_null(strstr(err.msg, "--numa_binding"), "%s", err.msg);
+    cr_assert_eq(PARSE(&o, &err, "--ntasks-per-node=2", "a"), CDDP_E_INVALID);
+    cr_assert_str_eq(err.msg, "unknown flag '--ntasks-per-node=2': it is --nproc_per_node, or -ppn");
+    cr_assert_eq(PARSE(&o, &err, "--mca", "btl", "self", "a"), CDDP_E_INVALID);
+    cr_assert_not_null(strstr(err.msg, "leave it and its two values out"), "%s", err.msg);
     cr_assert_eq(PARSE(&o, &err, "--zzzzzzzzzzzzzz", "a"), CDDP_E_INVALID);
     cr_assert_null(strstr(err.msg, "did you mean"), "%s", err.msg);
+}
+
+Test(options, short_flags_of_other_launchers_meet_a_hint)
+{
+    static const char *const hints[][2] = {{"-H", "--hosts a:8,b:8 starts"},
+                                           {"-N", "-ppn says how many"},
+                                           {"-c", "-n says how many"},
+                                           {"-v", "LOGLEVEL=info"},
+                                           {"-V", "it is --version"},
+                                           {"-mca", "leave it and its two values out"},
+                                           {"-N4", "see cddprun --help"},
+                                           {"-C", "see cddprun --help"},
+                                           {"-nproc_per_node=2", "did you mean --nproc_per_node?"},
+                                           {"-nnodes", "did you mean --nnodes?"}};
+    struct options o;
+    struct cdi_error err;
+
+    for (size_t i = 0; i < sizeof hints / sizeof hints[0]; i++) {
+        cr_expect_eq(PARSE(&o, &err, (char *)hints[i][0], "a"), CDDP_E_INVALID, "%s", hints[i][0]);
+        cr_expect_not_null(strstr(err.msg, hints[i][1]), "%s: %s", hints[i][0], err.msg);
+    }
+}
+
+Test(options, a_number_may_follow_a_short_flag_of_several_letters)
+{
+    struct options o;
+    struct cdi_error err;
+
+    cr_assert_eq(PARSE(&o, &err, "-np8", "-ppn4", "a"), CDDP_OK, "%s", err.msg);
+    cr_assert_eq(o.world_size, 8);
+    cr_assert_eq(o.nproc, 4);
+    cr_assert_eq(PARSE(&o, &err, "-n8", "-xPATH=1", "a"), CDDP_OK, "%s", err.msg);
+    cr_assert_eq(o.world_size, 8);
+    cr_assert_eq(PARSE(&o, &err, "-npx", "a"), CDDP_E_INVALID);
+    cr_assert_not_null(strstr(err.msg, "--world_size 'px'"), "%s", err.msg);
 }
 
 Test(options, a_sentence_stays_one_line_whatever_the_word_holds)

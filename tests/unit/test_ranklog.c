@@ -205,3 +205,91 @@ Test(ranklog, lines_that_the_filter_wants_come_out_twice_and_without_colour)
     cdi_buf_release(&shown);
     cdi_buf_release(&matched);
 }
+
+static void init_drawn(struct ranklog *log, uint32_t rank, bool *drawn)
+{
+    char prefix[RANKLOG_PREFIX_MAX];
+    struct ranklog_options opt = {
+        .prefix = ranklog_prefix(prefix, NULL, "default", rank, 0), .rank = rank, .drawn = drawn, .keep_tail = true};
+
+    ranklog_init(log, &opt);
+}
+
+Test(ranklog, on_a_terminal_the_bars_of_two_ranks_take_each_others_place)
+{
+    struct ranklog a, b;
+    struct cdi_buf out;
+    bool drawn = false;
+
+    cdi_buf_init(&out, 0);
+    init_drawn(&a, 0, &drawn);
+    init_drawn(&b, 1, &drawn);
+    feed(&a, &out, "\r10%");
+    EXPECT(&out, ""); /* its end has not come */
+    feed(&a, &out, "\r20%");
+    EXPECT(&out, "[0] 10%\r");
+    feed(&b, &out, "\r11%\r");
+    EXPECT(&out, "[0] 10%\r");
+    feed(&b, &out, "12%");
+    EXPECT(&out, "[0] 10%\r\033[K[1] 11%\r");
+    cr_assert(drawn);
+    feed(&a, &out, "\r30%\n");
+    EXPECT(&out, "[0] 10%\r\033[K[1] 11%\r\033[K[0] 20%\r\033[K[0] 30%\n");
+    cr_assert_not(drawn);
+    cr_assert_eq(ranklog_end(&b, &(struct ranklog_out){.shown = &out}), CDDP_OK);
+    EXPECT(&out, "[0] 10%\r\033[K[1] 11%\r\033[K[0] 20%\r\033[K[0] 30%\n[1] 12%\n");
+    cr_assert_eq(ranklog_tail_count(&a), 1);
+    cr_assert_str_eq(ranklog_tail_line(&a, 0), "30%");
+    ranklog_release(&a);
+    ranklog_release(&b);
+    cdi_buf_release(&out);
+}
+
+Test(ranklog, on_a_terminal_a_carriage_return_before_the_newline_is_the_lines_own)
+{
+    static const char text[] = "one\r\n\rtwo\r\r\n\r\nthree\r";
+
+    for (size_t cut = 0; cut < sizeof text; cut++) {
+        char first[sizeof text];
+        struct ranklog log;
+        struct cdi_buf out;
+        bool drawn = false;
+
+        memcpy(first, text, cut);
+        first[cut] = '\0';
+        cdi_buf_init(&out, 0);
+        init_drawn(&log, 0, &drawn);
+        feed(&log, &out, first);
+        feed(&log, &out, text + cut);
+        cr_assert_eq(ranklog_end(&log, &(struct ranklog_out){.shown = &out}), CDDP_OK);
+        EXPECT(&out, "[0] one\r\n[0] two\r\033[K[0] \r\n[0] \r\n[0] three\r\n");
+        ranklog_release(&log);
+        cdi_buf_release(&out);
+    }
+}
+
+Test(ranklog, on_a_terminal_the_most_text_that_a_feed_makes_fits_the_bound)
+{
+    static char bytes[65536];
+    char template[2 * RANKLOG_PREFIX_MAX], prefix[RANKLOG_PREFIX_MAX];
+    bool drawn = false;
+    struct ranklog_options opt = {.colour = true, .drawn = &drawn};
+    struct ranklog log;
+    struct cdi_buf out;
+
+    memset(template, 'x', sizeof template - 1);
+    template[sizeof template - 1] = '\0';
+    opt.prefix = ranklog_prefix(prefix, template, "r", 0, 0);
+    for (size_t i = 0; i < sizeof bytes; i++)
+        bytes[i] = i % 3 == 0 ? 'x' : i % 3 == 1 ? '\r' : '\n';
+    cdi_buf_init(&out, RANKLOG_OUT_MAX(sizeof bytes));
+    ranklog_init(&log, &opt);
+    cr_assert_eq(ranklog_feed(&log, bytes, sizeof bytes, &(struct ranklog_out){.shown = &out}), CDDP_OK);
+    cdi_buf_consume(&out, out.len);
+    for (size_t i = 0; i < sizeof bytes; i++)
+        bytes[i] = i % 2 == 0 ? 'x' : '\r';
+    cr_assert_eq(ranklog_feed(&log, bytes, sizeof bytes, &(struct ranklog_out){.shown = &out}), CDDP_OK);
+    cr_assert_gt(out.len, sizeof bytes / 2 * strlen(prefix));
+    ranklog_release(&log);
+    cdi_buf_release(&out);
+}

@@ -165,6 +165,53 @@ Test(report, details_stay_within_the_sentences_field_and_keep_the_newest_lines)
     (void)unlink(path);
 }
 
+Test(report, status_0_is_a_failure_only_in_the_middle_of_a_job)
+{
+    cr_assert_str_eq(sentence(failure(CDI_END_EXIT, 0)),
+                     "rank 3 (pid 77 on node1) exited with status 0 in the middle of the job, without cddp_finalize");
+}
+
+Test(report, what_the_message_says_is_not_said_again_by_the_lines_of_stderr)
+{
+    struct cdi_failure f = failure(CDI_END_EXIT, 7);
+    const char *lines[] = {"warming up", "train: all_reduce(mean) of 4 float32: rank 1 (pid 78) died",
+                           "all_reduce(mean) of 4 float32: rank 1 (pid 78) died", "died", "leaving after 12 steps"};
+    char path[] = "/tmp/cdi-report-XXXXXX";
+    int fd = mkstemp(path);
+
+    (void)dprintf(fd, "{\"message\":\"CDDP_E_PEER: all_reduce(mean) of 4 float32: rank 1 (pid 78) died\"}");
+    report_sentence(&f, f.text, sizeof f.text);
+    report_details(&f, path, lines, 5);
+    cr_assert_str_eq(strchr(f.text, '\n'), "\nits message:\n"
+                                           "| CDDP_E_PEER: all_reduce(mean) of 4 float32: rank 1 (pid 78) died\n"
+                                           "the last of its stderr:\n"
+                                           "| warming up\n"
+                                           "| died\n"
+                                           "| leaving after 12 steps\n");
+    report_sentence(&f, f.text, sizeof f.text);
+    report_details(&f, path, &lines[1], 2);
+    cr_assert_null(strstr(f.text, "stderr"), "nothing is left to show");
+    (void)close(fd);
+    (void)unlink(path);
+}
+
+Test(report, what_of_the_message_is_not_shown_stays_among_the_lines_of_stderr)
+{
+    struct cdi_failure f = failure(CDI_END_EXIT, 7);
+    const char *lines[] = {"ValueError: the last line of a long traceback"};
+    char long_line[600], path[] = "/tmp/cdi-report-XXXXXX";
+    int fd = mkstemp(path);
+
+    memset(long_line, 'y', sizeof long_line - 1);
+    long_line[sizeof long_line - 1] = '\0';
+    (void)dprintf(fd, "{\"message\":\"%s\\n%s\"}", long_line, lines[0]);
+    report_sentence(&f, f.text, sizeof f.text);
+    report_details(&f, path, lines, 1);
+    cr_assert_not_null(strstr(f.text, "the last of its stderr:\n| ValueError: the last line of a long traceback\n"));
+    (void)close(fd);
+    (void)unlink(path);
+}
+
 /* Rows of a terminal of 80 columns. */
 static unsigned rows(const char *text)
 {
@@ -235,6 +282,43 @@ Test(report, a_message_is_not_cut_in_the_middle_of_a_character)
     report_details(&f, path, NULL, 0);
     (void)unlink(path);
     cr_assert_eq(strlen(strstr(f.text, "| x")), strlen("| x") + 498 + 1, "%zu", strlen(strstr(f.text, "| x")));
+}
+
+Test(report, control_characters_are_shown_and_not_obeyed)
+{
+    const char *const lines[] = {"\033[2J\033[1;1Hall is well\a", "10%\r20%\r", "tab\tand \xc3\xa9 stay\x7f",
+                                 "\xc2\x9b\x33\x31mred\xc2"}; /* 31mred */
+    struct cdi_failure f = failure(CDI_END_EXIT, 7);
+    char path[] = "/tmp/cdi-report-XXXXXX";
+    int fd = mkstemp(path);
+
+    (void)dprintf(fd, "{\"message\":\"\\u001b[31mred\\u001b[0m\\r\\nnext\"}");
+    (void)close(fd);
+    report_sentence(&f, f.text, sizeof f.text);
+    report_details(&f, path, lines, 4);
+    (void)unlink(path);
+    cr_assert_str_eq(strchr(f.text, '\n'),
+                     "\nits message:\n| \\x1b[31mred\\x1b[0m\n| next\nthe last of its stderr:\n"
+                     "| \\x1b[2J\\x1b[1;1Hall is well\\x07\n| 10%\\x0d20%\n"
+                     "| tab\tand \xc3\xa9 stay\\x7f\n| \\x9b31mred\xc2\n",
+                     "%s", f.text);
+}
+
+Test(report, the_newest_lines_come_first_also_if_showing_them_takes_room)
+{
+    char line[400];
+    const char *lines[10];
+    struct cdi_failure f = failure(CDI_END_EXIT, 7);
+
+    memset(line, '\033', sizeof line - 1); /* four columns each */
+    line[sizeof line - 1] = '\0';
+    for (int i = 0; i < 10; i++)
+        lines[i] = line;
+    lines[9] = "the newest\033";
+    report_sentence(&f, f.text, sizeof f.text);
+    report_details(&f, NULL, lines, 10);
+    cr_assert_not_null(strstr(f.text, "| the newest\\x1b\n"), "%s", f.text);
+    cr_assert_null(strchr(f.text, '\033'));
 }
 
 static const char *content(const char *path)

@@ -174,6 +174,85 @@ Test(round, an_exit_does_not_take_the_place_of_one_that_was_killed_at_about_the_
     round_destroy(r);
 }
 
+Test(round, a_node_that_was_cut_off_and_killed_its_workers_is_the_cause_of_what_followed)
+{
+    struct round *r = job(3, 3, 1);
+
+    for (uint32_t i = 0; i < 3; i++)
+        join(r, i, "h", (int32_t)i, 1, 3);
+    fail_at(r, 0, 20000, 1);
+    end_at(r, 1, 29000, CDI_END_NODE, 0);
+    cr_assert_eq(round_failure(r)->kind, CDI_END_EXIT, "that was because it did not hear of the failure");
+    cr_assert_eq(n_done, 0);
+    end_at(r, 2, 20900, CDI_END_NODE, 0);
+    cr_assert_eq(n_done, 3, "all are told the other cause");
+    cr_assert_eq(round_failure(r)->kind, CDI_END_NODE);
+    cr_assert(round_failure(r)->node_rank == 2 && round_failure(r)->pid == 102);
+    cr_assert_str_eq(round_why(r), "node 2 (h, pid 102) killed its workers: code 0");
+    cr_assert(round_counts(r), "in a job of a fixed size it is a failure");
+    fail_at(r, 1, 1000, 6);
+    end_at(r, 1, 1000, CDI_END_NODE, 0);
+    cr_assert_eq(round_failure(r)->node_rank, 2, "it stays the cause");
+    round_destroy(r);
+
+    r = job(1, 2, 1);
+    for (uint32_t i = 0; i < 2; i++) {
+        struct cdi_msg_join j = join_of("h", (int32_t)i, 1, 1, 2);
+
+        step(r, (struct round_event){.kind = ROUND_EV_JOIN, .peer = i, .join = &j}, 0);
+    }
+    fail_at(r, 0, 20000, 1);
+    cr_assert(round_counts(r));
+    end_at(r, 1, 20001, CDI_END_NODE, 0);
+    cr_assert(!round_counts(r) && round_restarts(r), "in an elastic job it is a change");
+    round_destroy(r);
+}
+
+Test(round, a_node_that_was_cut_off_begins_no_round_in_a_job_that_ends)
+{
+    struct round *r = job(2, 3, 0);
+
+    for (uint32_t i = 0; i < 3; i++) {
+        struct cdi_msg_join j = join_of("h", (int32_t)i, 1, 2, 3);
+
+        step(r, (struct round_event){.kind = ROUND_EV_JOIN, .peer = i, .join = &j}, 0);
+    }
+    fail_at(r, 1, 20000, 1);
+    step(r, (struct round_event){.kind = ROUND_EV_LEAVE, .peer = 0, .text = "SIGTERM", .final = true}, 0);
+    end_at(r, 2, 20500, CDI_END_NODE, 0);
+    for (uint32_t i = 0; i < 3; i++)
+        step(r, (struct round_event){.kind = ROUND_EV_STOPPED, .peer = i}, 1);
+    cr_assert_eq(round_state(r), ROUND_CLOSED, "its host leaves");
+    round_destroy(r);
+}
+
+Test(round, a_failure_is_the_echo_of_a_loss_if_the_node_was_silent_for_long_before_it)
+{
+    for (int silent = 0; silent < 2; silent++) {
+        struct round *r = job(2, 2, 0);
+        struct cdi_failure f = {.kind = CDI_END_EXIT, .code = 1, .rank = -1, .local_rank = 0, .text = "rank 0 exited"};
+
+        join(r, 0, "a", 0, 1, 2);
+        join(r, 1, "b", 1, 1, 2);
+        step(r, (struct round_event){.kind = ROUND_EV_FAILED, .peer = 0, .failure = &f}, 10000);
+        stopped(r, 0, 0);
+        step(r,
+             (struct round_event){
+                 .kind = ROUND_EV_LOST, .peer = 1, .text = "silence", .fence_ms = silent ? 10000 : 10001},
+             18000);
+        cr_assert_eq(round_state(r), ROUND_CLOSED);
+        cr_assert_eq(round_close_status(r), CDI_CLOSE_FAILED);
+        if (silent) {
+            cr_assert(did(0, ROUND_DO_ROUND_OVER, 0), "who has stopped is told");
+            cr_assert_eq(round_failure(r)->kind, CDI_END_NODE);
+            cr_assert_str_eq(round_why(r), "node 1 (b, pid 101) was lost while its workers ran: silence");
+        } else {
+            cr_assert_eq(round_failure(r)->kind, CDI_END_EXIT, "the failure was before the silence");
+        }
+        round_destroy(r);
+    }
+}
+
 Test(round, nodes_of_different_size_get_ranks_that_add_up)
 {
     struct round *r = job(3, 3, 0);
@@ -399,6 +478,45 @@ Test(round, who_breaks_the_protocol_is_dropped_and_counts_as_lost)
     cr_assert(did(0, ROUND_DO_DROP, 0));
     cr_assert_eq(round_state(r), ROUND_CLOSED);
     cr_assert_eq(round_close_status(r), CDI_CLOSE_FAILED);
+    round_destroy(r);
+}
+
+static void join_after(struct round *r, uint32_t peer, int32_t rank, uint32_t n, uint32_t restarts)
+{
+    struct cdi_msg_join j = join_of("h", rank, 1, n, n);
+
+    j.restart_count = restarts;
+    step(r, (struct round_event){.kind = ROUND_EV_JOIN, .peer = peer, .join = &j}, 0);
+}
+
+/* A rendezvous that was started anew knows nothing of the job's restarts; its agents do. */
+Test(round, restarts_are_counted_on_from_the_most_that_an_agent_knows_of)
+{
+    struct round *r = job(3, 3, 3);
+    struct cdi_msg_assign assign;
+
+    join_after(r, 0, 0, 3, 1);
+    join_after(r, 1, 1, 3, 2);
+    join_after(r, 2, 2, 3, 0);
+    cr_assert_eq(round_state(r), ROUND_RUNNING);
+    for (uint32_t peer = 0; peer < 3; peer++)
+        cr_assert(round_assignment(r, peer, &assign) && assign.restart_count == 2);
+    fail(r, 0, 0, "rank 0 failed");
+    cr_assert(round_counts(r));
+    for (uint32_t peer = 0; peer < 3; peer++)
+        stopped(r, peer, 0);
+    cr_assert(round_assignment(r, 1, &assign) && assign.restart_count == 3, "and is not taken over a second time");
+    fail(r, 0, 1, "rank 0 failed");
+    cr_assert(!round_counts(r), "the last one is used up");
+    for (uint32_t peer = 0; peer < 3; peer++)
+        stopped(r, peer, 1);
+    cr_assert_eq(round_close_status(r), CDI_CLOSE_FAILED);
+    cr_assert_str_eq(round_why(r), "rank 0 failed (after 3 restarts)");
+    round_destroy(r);
+    r = job(1, 1, 3);
+    join_after(r, 0, 0, 1, 4);
+    cr_assert(did(0, ROUND_DO_REFUSE, 0));
+    cr_assert_str_eq(round_text(r), "h has seen 4 restarts of this job, and --max_restarts allows 3");
     round_destroy(r);
 }
 

@@ -8,6 +8,7 @@
 #include "protocol/hello.h"
 #include "protocol/message.h"
 #include "rendezvous/server.h"
+#include "within.h"
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
@@ -95,7 +96,7 @@ static void stop(void)
 
     (void)uv_async_send(&host.stop);
     (void)pthread_join(host.thread, NULL);
-    cr_assert_lt(cdi_now_ms() - begin, 5000);
+    cr_assert_lt(cdi_now_ms() - begin, cdi_within_ms(5000));
     cr_assert_eq(uv_loop_close(&host.loop), 0);
     uv_library_shutdown(); /* libuv keeps a pipe of its own until then */
     cdi_log_set_sink(NULL, NULL);
@@ -400,11 +401,18 @@ Test(server, a_reset_leaves_the_lease_to_come_back_and_an_end_of_file_does_not)
 
 Test(server, an_agent_of_another_job_is_refused_and_others_are_not_disturbed)
 {
+    struct cdi_error err = {0};
     struct cdi_msg m;
     int stranger, a;
 
     start((struct rdzv_server_options){0});
-    stranger = dial_agent("other", -1, 1);
+    stranger = dial();
+    cr_assert_eq(greet(stranger, CDI_HELLO_AGENT, "other", CDI_HELLO_CURRENT_ROUND, NULL, &err), CDDP_E_DENIED);
+    cr_assert_not_null(strstr(err.msg, "serves job 'job', not 'other'"), "%s", err.msg);
+    (void)close(stranger);
+    stranger = dial();
+    cr_assert_eq(greet(stranger, CDI_HELLO_AGENT, "", CDI_HELLO_CURRENT_ROUND, NULL, &err), CDDP_OK, "%s", err.msg);
+    tell(stranger, join_of("other", -1, 1));
     m = hear(stranger, CDI_MSG_CLOSED);
     cr_assert_eq(m.u.closed.status, CDI_CLOSE_REFUSED);
     cr_assert_not_null(strstr(m.u.closed.text, "serves job 'job', not 'other'"));
@@ -632,7 +640,7 @@ Test(server, when_descriptors_run_out_newcomers_are_turned_away_and_the_rest_goe
         cr_assert(ends(more[i]), "it was closed, not left waiting");
         (void)shutdown(more[i], SHUT_WR);
     }
-    cr_assert_lt(cdi_now_ms() - begin, 4000);
+    cr_assert_lt(cdi_now_ms() - begin, cdi_within_ms(4000));
     ask(store, CDI_C10D_GET, "k", NULL);
     answers(store, "");
     cr_assert(logged("RDZV-NO-FDS"));
@@ -657,7 +665,7 @@ Test(server, closing_does_not_wait_for_clients_that_stay)
     silent = dial();
     begin = cdi_now_ms();
     stop();
-    cr_assert_lt(cdi_now_ms() - begin, 900);
+    cr_assert_lt(cdi_now_ms() - begin, cdi_within_ms(900));
     cr_assert(ends(waiting) && ends(agent) && ends(silent));
     (void)close(waiting), (void)close(agent), (void)close(silent);
 }
@@ -882,8 +890,8 @@ Test(server, two_jobs_side_by_side_have_ports_and_keys_of_their_own)
     put(named, "\x00\xce\xf7\x85\x3c", 5);
     ask(named, CDI_C10D_GET, "k", NULL);
     answers(named, "blue");
-    fd = dial(); /* and without */
-    put(fd, "\x00\xce\xf7\x85\x3c", 5);
+    fd = dial();                            /* and without */
+    put(fd, "\x00\xce\xf7\x85\x3c\x07", 6); /* its first request tells what it can be answered */
     cr_assert(ends(fd));
     (void)close(fd);
     cr_assert(logged("on the port of all jobs"));
@@ -955,6 +963,64 @@ Test(server, a_job_whose_clients_do_not_go_ends_all_the_same_and_so_does_one_wit
         (void)poll(NULL, 0, 20);
     }
     (void)close(agent), (void)close(fd);
+    stop();
+}
+
+/* An agent comes back with this session, to a job that is there no more. */
+static struct cdi_msg come_back(const char *run_id, const char *session)
+{
+    struct cdi_msg m = join_of(run_id, -1, 1);
+    int fd = dial();
+
+    (void)snprintf(m.u.join.session, sizeof m.u.join.session, "%s", session);
+    cr_assert_eq(greet(fd, CDI_HELLO_AGENT, run_id, CDI_HELLO_CURRENT_ROUND, NULL, NULL), CDDP_OK);
+    tell(fd, m);
+    m = hear(fd, CDI_MSG_CLOSED);
+    cr_assert_eq(m.u.closed.status, CDI_CLOSE_REFUSED);
+    cr_assert(!m.u.closed.retry);
+    (void)close(fd);
+    return m;
+}
+
+static void await_log(const char *text)
+{
+    for (int64_t end = cdi_now_ms() + 5000; !logged(text);) {
+        cr_assert_lt(cdi_now_ms(), end);
+        (void)poll(NULL, 0, 20);
+    }
+}
+
+Test(server, who_comes_back_to_a_job_that_is_over_hears_that_and_who_comes_to_a_forsaken_one_may_begin_it_anew)
+{
+    struct cdi_msg over, lost, m;
+    int agent;
+
+    start((struct rdzv_server_options){.max_jobs = 2, .over_ms = 300});
+    agent = dial_agent("over", -1, 1);
+    over = hear(agent, CDI_MSG_WELCOME);
+    (void)hear(agent, CDI_MSG_ASSIGN);
+    end_job(agent);
+    over.u.welcome.session[30] ^= 1; /* its lease has run out, say: the rendezvous does not know it any more */
+    m = come_back("over", over.u.welcome.session);
+    cr_assert(m.u.closed.gone, "the job is still there");
+    cr_assert_str_eq(m.u.closed.text, "the job 'over' is over");
+    (void)close(agent);
+    await_log("job 'over' has ended");
+    m = come_back("over", over.u.welcome.session);
+    cr_assert(m.u.closed.gone);
+    cr_assert_str_eq(m.u.closed.text, "the job 'over' is over");
+
+    job_restarts = 3;
+    agent = dial_agent("lost", -1, 1);
+    lost = hear(agent, CDI_MSG_WELCOME);
+    (void)hear(agent, CDI_MSG_ASSIGN);
+    (void)close(agent);
+    await_log("job 'lost' has ended");
+    m = come_back("lost", lost.u.welcome.session);
+    cr_assert(!m.u.closed.gone);
+    cr_assert_not_null(strstr(m.u.closed.text, "no job 'lost' any more"));
+    m = come_back("over", "of an older rendezvous");
+    cr_assert(!m.u.closed.gone);
     stop();
 }
 

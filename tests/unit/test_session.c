@@ -74,6 +74,7 @@ static void begin(uint32_t nodes, uint32_t restarts)
     next_random = 0;
     journal[0] = '\0';
     cr_assert_eq(session_create(&s, &opt, &ops, 0, NULL), CDDP_OK);
+    next_random = 0; /* that of the job was 0 too */
 }
 
 static void attach(struct agent *a, int64_t now)
@@ -99,14 +100,21 @@ static cddp_status tell(struct agent *a, struct cdi_msg msg, int64_t now)
     return session_feed(s, a->peer, &a->in, now, 1000, &err);
 }
 
-static void join(struct agent *a, uint32_t nodes, int64_t now)
+static void join_with(struct agent *a, uint32_t nodes, const char *nonce, int64_t now)
 {
-    struct cdi_msg m = {.type = CDI_MSG_JOIN,
-                        .u.join = {.version = 1, .run_id = "job", .host = "h", .node_rank = -1, .n_procs = 2}};
+    struct cdi_msg m = {
+        .type = CDI_MSG_JOIN,
+        .u.join = {.version = 1, .run_id = "job", .host = "h", .node_rank = -1, .n_procs = 2, .round = -1}};
 
+    (void)snprintf(m.u.join.nonce, sizeof m.u.join.nonce, "%s", nonce);
     m.u.join.min_nodes = m.u.join.max_nodes = nodes;
     m.u.join.max_restarts = job_restarts;
     cr_assert_eq(tell(a, m, now), CDDP_OK);
+}
+
+static void join(struct agent *a, uint32_t nodes, int64_t now)
+{
+    join_with(a, nodes, "", now);
 }
 
 /* The next message that the agent got; it must be of this type. */
@@ -135,7 +143,7 @@ Test(session, a_round_fails_and_the_next_one_has_fresh_keys_before_anybody_is_as
     join(&a, 2, 0);
     m = hear(&a, CDI_MSG_WELCOME);
     cr_assert(m.u.welcome.lease_ms == 15000 && m.u.welcome.version == CDI_CONTROL_VERSION);
-    cr_assert_str_eq(m.u.welcome.session, "0000000000000000000000000000000000000000");
+    cr_assert_str_eq(m.u.welcome.session, "00000000000000000000000000000000000000000000000000000000");
     keys = session_keys(s);
     cr_assert_not_null(keys);
     cr_assert_eq(session_keys(s), keys);
@@ -217,6 +225,41 @@ Test(session, heartbeats_are_answered_and_keep_the_lease)
     session_destroy(s);
 }
 
+/* Cut off at `silent`; the other one's worker fails at `failed`, and after the lease the cause is known. */
+static enum cdi_end_kind cause_of(int64_t silent, int64_t failed)
+{
+    struct agent a, b;
+    struct cdi_msg m = {.type = CDI_MSG_FAILED};
+
+    begin(2, 0);
+    attach(&a, 0);
+    attach(&b, 0);
+    join(&a, 2, 0);
+    join(&b, 2, 0);
+    cr_assert_eq(tell(&b, (struct cdi_msg){.type = CDI_MSG_HEARTBEAT}, silent), CDDP_OK);
+    m.u.failed.failure = (struct cdi_failure){.kind = CDI_END_EXIT, .code = 1, .rank = -1, .time_ms = 1};
+    cr_assert_eq(tell(&a, m, failed), CDDP_OK);
+    cr_assert_eq(tell(&a, (struct cdi_msg){.type = CDI_MSG_STOPPED}, failed + 1), CDDP_OK);
+    cr_assert_eq(tell(&a, (struct cdi_msg){.type = CDI_MSG_HEARTBEAT}, silent + 14000), CDDP_OK);
+    session_tick(s, silent + 15000, 1000);
+    (void)hear(&a, CDI_MSG_WELCOME);
+    (void)hear(&a, CDI_MSG_ASSIGN);
+    (void)hear(&a, CDI_MSG_ROUND_OVER);
+    (void)hear(&a, CDI_MSG_HEARTBEAT);
+    m = hear(&a, silent + 6000 <= failed ? CDI_MSG_ROUND_OVER : CDI_MSG_CLOSED);
+    detach(&b, silent + 15001);
+    detach(&a, silent + 15001);
+    session_destroy(s);
+    return m.type == CDI_MSG_CLOSED ? m.u.closed.failure.kind : m.u.round_over.failure.kind;
+}
+
+Test(session, a_failure_after_a_long_silence_of_another_node_was_its_echo)
+{
+    cr_assert_eq(cause_of(1000, 11000), CDI_END_NODE);
+    cr_assert_eq(cause_of(1000, 7000), CDI_END_NODE);
+    cr_assert_eq(cause_of(1000, 6900), CDI_END_EXIT);
+}
+
 Test(session, an_agent_that_never_joins_is_hung_up_on_even_if_it_chats)
 {
     struct agent a;
@@ -287,7 +330,7 @@ Test(session, an_agent_comes_back_within_its_lease_and_hears_what_it_missed)
     cr_assert_eq(again.peer, b.peer, "it has its number again");
     m = hear(&again, CDI_MSG_WELCOME);
     cr_assert(m.u.welcome.resumed);
-    cr_assert_str_eq(m.u.welcome.session, "0000000101010101010101010101010101010101");
+    cr_assert_str_eq(m.u.welcome.session, "00000001000000000000000001010101010101010101010101010101");
     cr_assert_eq(hear(&again, CDI_MSG_ROUND_OVER).u.round_over.failure.kind, CDI_END_EXIT);
     cr_assert_eq(tell(&again, (struct cdi_msg){.type = CDI_MSG_STOPPED}, 15000), CDDP_OK);
     session_detach(s, again.peer, "connection reset by peer", true, 15000, 0);
@@ -312,8 +355,8 @@ Test(session, who_comes_back_too_late_or_with_a_wrong_token_is_refused_and_who_c
     join(&b, 2, 0);
     m.u.join.max_nodes = m.u.join.min_nodes = 2;
     for (int i = 0; i < 3; i++) {
-        static const char *const tokens[] = {"01", "00000001ffffffffffffffffffffffffffffffff",
-                                             "0000000001010101010101010101010101010101"};
+        static const char *const tokens[] = {"01", "000000010000000000000000ffffffffffffffffffffffffffffffff",
+                                             "00000000000000000000000001010101010101010101010101010101"};
         struct agent x;
 
         attach(&x, 0);
@@ -323,7 +366,8 @@ Test(session, who_comes_back_too_late_or_with_a_wrong_token_is_refused_and_who_c
         cr_assert(x.hung_up);
         detach(&x, 0);
     }
-    (void)snprintf(m.u.join.session, sizeof m.u.join.session, "%s", "0000000101010101010101010101010101010101");
+    (void)snprintf(m.u.join.session, sizeof m.u.join.session, "%s",
+                   "00000001000000000000000001010101010101010101010101010101");
     attach(&again, 14000);
     cr_assert_eq(tell(&again, m, 14000), CDDP_OK);
     cr_assert(hear(&again, CDI_MSG_WELCOME).u.welcome.resumed);
@@ -340,9 +384,63 @@ Test(session, who_comes_back_too_late_or_with_a_wrong_token_is_refused_and_who_c
     cdi_buf_release(&again.got), cdi_buf_release(&again.in);
     attach(&again, 29001);
     cr_assert_eq(tell(&again, m, 29001), CDDP_OK);
-    cr_assert_eq(hear(&again, CDI_MSG_CLOSED).u.closed.status, CDI_CLOSE_REFUSED, "too late");
+    m = hear(&again, CDI_MSG_CLOSED);
+    cr_assert_eq(m.u.closed.status, CDI_CLOSE_REFUSED, "too late");
+    cr_assert(m.u.closed.gone);
+    cr_assert_str_eq(m.u.closed.text, "the job 'job' is over");
     detach(&again, 29001);
     detach(&a, 30000);
+    session_destroy(s);
+}
+
+/* The answer to its JOIN was lost with the connection: the agent cannot know that it is in. */
+Test(session, an_agent_that_joins_again_with_its_nonce_is_no_second_one)
+{
+    struct agent a, b, again, third;
+    struct cdi_msg m;
+
+    begin(2, 0);
+    attach(&a, 0);
+    join_with(&a, 2, "aaaa", 0);
+    m = hear(&a, CDI_MSG_WELCOME);
+    cr_assert(!m.u.welcome.resumed && !m.u.welcome.hosted);
+    attach(&again, 1); /* before the round, and the old connection still seems to stand */
+    join_with(&again, 2, "aaaa", 1);
+    m = hear(&again, CDI_MSG_WELCOME);
+    cr_assert(m.u.welcome.resumed && a.hung_up);
+    cr_assert_str_eq(m.u.welcome.session, "00000000000000000000000000000000000000000000000000000000");
+    detach(&a, 1);
+    attach(&b, 2);
+    join_with(&b, 2, "bbbb", 2); /* the world is complete, and its WELCOME and ASSIGN are lost by a reset */
+    (void)hear(&again, CDI_MSG_ASSIGN);
+    session_detach(s, b.peer, "connection reset by peer", true, 3, 0);
+    cdi_buf_release(&b.got), cdi_buf_release(&b.in);
+    attach(&b, 4);
+    join_with(&b, 2, "bbbb", 4);
+    cr_assert(hear(&b, CDI_MSG_WELCOME).u.welcome.resumed);
+    m = hear(&b, CDI_MSG_ASSIGN);
+    cr_assert(m.u.assign.node_rank == 1 && m.u.assign.round == 0);
+    cr_assert_eq(round_state(session_round(s)), ROUND_RUNNING);
+
+    attach(&third, 5); /* another nonce is another agent, and so is none */
+    join_with(&third, 2, "cccc", 5);
+    cr_assert_eq(hear(&third, CDI_MSG_CLOSED).u.closed.status, CDI_CLOSE_REFUSED);
+    detach(&third, 5);
+    attach(&third, 5);
+    join(&third, 2, 5);
+    cr_assert_eq(hear(&third, CDI_MSG_CLOSED).u.closed.status, CDI_CLOSE_REFUSED);
+    detach(&third, 5);
+    join_with(&b, 2, "bbbb", 6); /* twice on one connection is a breach, as ever */
+    cr_assert(b.hung_up);
+    cr_assert_str_eq(b.why, "it joins twice");
+    detach(&b, 6);
+    attach(&third, 7); /* who is lost is not known by its nonce any more */
+    join_with(&third, 2, "bbbb", 7);
+    m = hear(&third, CDI_MSG_WELCOME);
+    cr_assert(!m.u.welcome.resumed);
+    cr_assert_str_neq(m.u.welcome.session, "00000001000000000000000001010101010101010101010101010101");
+    detach(&third, 7);
+    detach(&again, 7);
     session_destroy(s);
 }
 
@@ -388,6 +486,7 @@ struct sim_node {
     int64_t round;   /* of the last ASSIGN; -1: none */
     int64_t workers; /* round of those that live; -1: there are none */
     int64_t contact, tried, cut_until, kill_at, stop_at;
+    uint32_t life;               /* of its process: its nonce */
     bool welcomed, fenced, over; /* over: told ROUND_OVER of `round`, or of a later one */
     bool said_failed, said_done, said_stopped;
     bool gone; /* its process has ended */
@@ -505,6 +604,7 @@ static void connect_node(int i)
     m.u.join.max_restarts = job_restarts;
     m.u.join.round = n->round;
     (void)snprintf(m.u.join.session, sizeof m.u.join.session, "%s", n->session);
+    (void)snprintf(m.u.join.nonce, sizeof m.u.join.nonce, "%x.%x", (unsigned)i, n->life);
     say(n, m);
 }
 
@@ -658,7 +758,8 @@ static void harm(void)
 
     if (n->gone) {
         if (any(200) == 0) /* somebody starts it again */
-            *n = (struct sim_node){.round = -1, .workers = -1, .kill_at = INT64_MAX, .contact = w.now};
+            *n = (struct sim_node){
+                .round = -1, .workers = -1, .kill_at = INT64_MAX, .contact = w.now, .life = n->life + 1};
     } else if (what < 12) {
         n->cut_until = w.now + any(any(2) ? 9000 : 40000);
     } else if (what < 30 && n->link != NULL) {

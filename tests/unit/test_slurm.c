@@ -135,7 +135,7 @@ Test(slurm, a_step_says_its_own_nodes_and_not_the_jobs)
     cr_assert_eq(s.node_rank, 1);
     cr_assert_str_eq(s.first_node, "node2");
     cr_assert_str_eq(s.run_id, "1200.3.2");
-    cr_assert_eq(s.port, 20000 + 1200 * 7 + 3);
+    cr_assert_eq(s.port, site_port("1200.3"), "a life of its own does not need a port of its own");
     cr_assert(s.one_task_per_node);
     env[6] = "SLURM_STEP_TASKS_PER_NODE=2(x2)";
     cr_assert_eq(slurm_read(&s, fake_env, env, &err), CDDP_OK);
@@ -146,6 +146,63 @@ Test(slurm, a_step_says_its_own_nodes_and_not_the_jobs)
     env[7] = "SLURM_NODEID=0";
     env[5] = "SLURM_STEP_NODELIST=node[";
     cr_assert_eq(slurm_read(&s, fake_env, env, &err), CDDP_E_INVALID);
+}
+
+/* As seen in Slurm 22.05: components node3, node[1-2] and node4; the step's list is sorted by name. */
+Test(slurm, the_nodes_of_a_heterogeneous_step_meet_at_the_first_of_its_first_component)
+{
+    static const struct {
+        const char *list, *n_nodes, *first;
+    } steps[] = {
+        {"SLURM_STEP_NODELIST=node[1-3]", "SLURM_STEP_NUM_NODES=3", "node3"},   /* --het-group=0,1 */
+        {"SLURM_STEP_NODELIST=node[1-2]", "SLURM_STEP_NUM_NODES=2", "node1"},   /* 1 */
+        {"SLURM_STEP_NODELIST=node[1-2,4]", "SLURM_STEP_NUM_NODES=3", "node1"}, /* 2,1: groups count upwards */
+        {"SLURM_STEP_NODELIST=node[3-4]", "SLURM_STEP_NUM_NODES=2", "node3"},   /* 0,2 */
+        {"SLURM_STEP_NODELIST=node[2,4]", "SLURM_STEP_NUM_NODES=2", "node2"},   /* 1,2, of 1 only node2 */
+    };
+    const char *env[] = {"SLURM_JOB_ID=1",
+                         "SLURM_STEP_ID=0",
+                         "SLURM_NODEID=0",
+                         "SLURM_HET_SIZE=3",
+                         "SLURM_JOB_NODELIST_HET_GROUP_0=node3",
+                         "SLURM_JOB_NODELIST_HET_GROUP_1=node[1-2]",
+                         "SLURM_JOB_NODELIST_HET_GROUP_2=node4",
+                         NULL,
+                         NULL,
+                         NULL};
+    struct site s;
+    struct cdi_error err;
+
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+        env[7] = steps[i].list;
+        env[8] = steps[i].n_nodes;
+        cr_assert_eq(slurm_read(&s, fake_env, env, &err), CDDP_OK);
+        cr_expect_str_eq(s.first_node, steps[i].first, "%s: %s", steps[i].list, s.first_node);
+    }
+    env[4] = "SLURM_JOB_NODELIST_HET_GROUP_0=node[";
+    cr_assert_eq(slurm_read(&s, fake_env, env, &err), CDDP_E_INVALID);
+}
+
+/* `srun A : B` outside of a job says how many components there are, but not which nodes they have. */
+Test(slurm, without_the_lists_of_the_components_the_first_node_is_known_only_in_their_order)
+{
+    const char *env[] = {"SLURM_JOB_ID=1",
+                         "SLURM_STEP_ID=0",
+                         "SLURM_NODEID=1",
+                         "SLURM_HET_SIZE=2",
+                         "SLURM_STEP_NODELIST=node[1-3]",
+                         "SLURM_STEP_NUM_NODES=3",
+                         "SLURMD_NODENAME=node2",
+                         NULL};
+    struct site s;
+
+    cr_assert_eq(slurm_read(&s, fake_env, env, NULL), CDDP_OK);
+    cr_assert_str_eq(s.first_node, "node1");
+    env[6] = "SLURMD_NODENAME=node1";
+    cr_assert_eq(slurm_read(&s, fake_env, env, NULL), CDDP_OK);
+    cr_assert_str_eq(s.first_node, "");
+    cr_assert(s.in_step);
+    cr_assert_eq(s.node_rank, 1);
 }
 
 Test(slurm, a_batch_script_is_in_a_job_but_in_no_step)

@@ -7,7 +7,8 @@
 
 CDI_SUITE(status);
 
-static struct status_agent agents[] = {{"10.0.0.1:40000", 0, 0, 8}, {"10.0.0.2:40001", 1, 8, 4}, {"[::1]:3", -1, 0, 0}};
+static struct status_agent agents[] = {
+    {"10.0.0.1:40000", 0, 0, 8, "node<1>"}, {"10.0.0.2:40001", 1, 8, 4, "node2"}, {"[::1]:3", -1, 0, 0, NULL}};
 static struct status_job jobs[] = {{.run_id = "night <b>\"run\"</b> \\1\nx",
                                     .state = "running",
                                     .why = "",
@@ -18,6 +19,8 @@ static struct status_job jobs[] = {{.run_id = "night <b>\"run\"</b> \\1\nx",
                                     .nodes = 3,
                                     .waiting = 1,
                                     .needed = 2,
+                                    .min_nodes = 2,
+                                    .max_nodes = 4,
                                     .agents = agents,
                                     .n_agents = 3,
                                     .store_connections = 12,
@@ -61,7 +64,7 @@ static bool has(const char *part)
 Test(status, json_holds_every_value)
 {
     json_t *root, *job, *agent;
-    json_int_t round, ranks, keys, gets, open, limit, port, first;
+    json_int_t round, ranks, keys, gets, open, limit, port, first, min, max;
     const char *run_id;
 
     write_it(status_json, &all);
@@ -77,6 +80,9 @@ Test(status, json_holds_every_value)
     agent = json_array_get(json_object_get(job, "agents"), 1);
     cr_assert_eq(json_unpack(agent, "{s:I}", "first_rank", &first), 0);
     cr_assert_eq(first, 8);
+    cr_assert_str_eq(json_string_value(json_object_get(agent, "host")), "node2");
+    cr_assert_eq(json_unpack(job, "{s:{s:I, s:I}}", "nodes", "min", &min, "max", &max), 0);
+    cr_assert(min == 2 && max == 4);
     agent = json_array_get(json_object_get(job, "agents"), 2);
     cr_assert_null(json_object_get(agent, "node_rank"), "an agent outside the round has no rank");
     job = json_array_get(json_object_get(root, "jobs"), 1);
@@ -97,6 +103,7 @@ Test(status, metrics_are_families_with_help_and_type)
     cr_assert(has("cddp_job_round{run_id=\"night <b>\\\"run\\\"</b> \\\\1\\nx\"} 3\n"), "%s", text);
     cr_assert(has("\",state=\"running\"} 1\n") && has("\",state=\"joining\"} 0\n"));
     cr_assert(has("\",operation=\"GET\"} 9\n"));
+    cr_assert(has("\ncddp_job_nodes_min{") && has("\ncddp_job_nodes_max{run_id=\"bad "));
     for (char *line = strtok_r(text, "\n", &rest); line != NULL; line = strtok_r(NULL, "\n", &rest)) {
         char name[128];
 
@@ -116,9 +123,44 @@ Test(status, the_page_shows_names_as_text)
     write_it(status_page, &all);
     cr_assert(has("night &lt;b>\"run\"&lt;/b>"), "%s", text);
     cr_assert(!has("<b>") && !has("<script"));
-    cr_assert(has("<tr><td>1<td>10.0.0.2:40001<td>8 to 11\n"));
-    cr_assert(has("<td>not in the round\n"));
+    cr_assert(has("<tr><td>0<td>node&lt;1><td>10.0.0.1:40000<td>0 to 7\n"));
+    cr_assert(has("<tr><td>1<td>node2<td>10.0.0.2:40001<td>8 to 11\n"));
+    cr_assert(has("<tr><td>-<td><td>[::1]:3<td>not in the round\n"));
+    cr_assert(has("12 ranks, 3 nodes (of 2 to 4; waiting: 1), 2 restarts, port 29500"));
+    cr_assert(has("100 keys, 20 KiB of 1.0 GiB, 5 waits"));
+    cr_assert(has("up for 12 s, 20 of at most 1000 connections (40 accepted, 3 dropped), 1.0 MiB of memory, 2 jobs."));
     cr_assert(has("every worker ended with 0"));
+}
+
+Test(status, the_page_counts_as_people_do)
+{
+    static struct status_agent alone = {"10.0.0.1:1", 0, 0, 1, "a"};
+    struct status_job job = {.run_id = "j", .state = "running", .why = "", .world_size = 1, .nodes = 1, .restarts = 1};
+    struct status one = {.version = "1", .jobs = &job, .n_jobs = 1, .resident_bytes = 1};
+    static const struct {
+        double s;
+        const char *text;
+    } times[] = {{0, "up for 0 s,"},
+                 {59.9, "up for 59 s,"},
+                 {61, "up for 1 min 1 s,"},
+                 {7500, "up for 2 h 5 min,"},
+                 {100000, "up for 1 d 3 h,"}};
+
+    job.min_nodes = job.max_nodes = job.keys = job.waits = job.store_connections = 1;
+    job.bytes = 1536 * 1024;
+    job.operations[CDI_C10D_SET] = 1;
+    job.agents = &alone;
+    job.n_agents = 1;
+    write_it(status_page, &one);
+    cr_assert(has("1 rank, 1 node (of 1; waiting: 0), 1 restart, port"), "%s", text);
+    cr_assert(has("store: 1 key, 1.5 MiB of 0 bytes, 1 wait, 1 connection, 1 operation, 0 per second"), "%s", text);
+    cr_assert(has("1 byte of memory, 1 job."), "%s", text);
+    cr_assert(has("<tr><td>0<td>a<td>10.0.0.1:1<td>0\n"), "%s", text);
+    for (size_t i = 0; i < sizeof times / sizeof times[0]; i++) {
+        one.uptime_s = times[i].s;
+        write_it(status_page, &one);
+        cr_assert(has(times[i].text), "%s: %s", times[i].text, text);
+    }
 }
 
 Test(status, a_buffer_that_is_too_small_is_an_error)

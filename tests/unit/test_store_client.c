@@ -3,8 +3,9 @@
 #include "hygiene.h"
 #include "protocol/hello.h"
 #include "rdzv_child.h"
-#include "worker/store_client.h"
+#include "worker/store_conn.h"
 
+#include <netdb.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <string.h>
@@ -543,6 +544,21 @@ Test(store_client, a_host_that_does_not_resolve_is_named)
 
     cr_assert_eq(cddp_store_open(&store, &opt), CDDP_E_NOT_FOUND);
     cr_assert(strstr(cddp_last_error(), "'no-such-host.invalid'") != NULL);
+}
+
+/* A typing error is told long before the timeout, which is 300 s by default, if the name service says so at all. */
+Test(store_client, a_name_that_nobody_knows_is_not_tried_for_ever)
+{
+    const cddp_store_options opt = {.size = sizeof opt, .host = "no-such-host.invalid", .port = 1, .timeout_ms = 60000};
+    struct addrinfo *none = NULL;
+    cddp_store *store;
+
+    if (getaddrinfo("no-such-host.invalid", "1", NULL, &none) != EAI_NONAME)
+        cr_skip_test("the name service of this machine does not answer");
+    cdi_store_unknown_ms = 50;
+    cr_assert_eq(cddp_store_open(&store, &opt), CDDP_E_NOT_FOUND);
+    cr_assert_str_eq(cddp_last_error(), "the store's host 'no-such-host.invalid' (MASTER_ADDR) does not resolve: Name "
+                                        "or service not known (tried for 0.05 s)");
 }
 
 Test(store_client, bad_arguments_are_refused_before_anything_is_sent)

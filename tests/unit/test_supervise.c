@@ -89,6 +89,20 @@ Test(supervise, a_job_that_ends_well)
     cr_assert_eq(supervise_exit_status(&s), 0);
 }
 
+Test(supervise, workers_that_were_suspended_while_they_saved_have_their_grace_again)
+{
+    supervise_init(&s, 2, SUPERVISE_GRACE_MS);
+    assign(0, 0, 0);
+    send_event((struct supervise_event){.kind = SUPERVISE_SIGNAL, .u.signal = SIGTERM}, 1000);
+    cr_assert_eq(supervise_deadline_ms(&s), 1000 + SUPERVISE_GRACE_MS);
+    plain(SUPERVISE_TICK, 3600000);
+    DID_NOTHING();
+    cr_assert_eq(supervise_deadline_ms(&s), 3600000 + SUPERVISE_GRACE_MS);
+    plain(SUPERVISE_TICK, 3600000 + SUPERVISE_GRACE_MS);
+    DID(SUPERVISE_DO_KILL);
+    cr_assert_eq(did.v[0].signal, SIGKILL);
+}
+
 Test(supervise, the_first_failure_stops_the_others_and_gives_the_exit_status)
 {
     supervise_init(&s, 3, SUPERVISE_GRACE_MS);
@@ -110,6 +124,30 @@ Test(supervise, the_first_failure_stops_the_others_and_gives_the_exit_status)
     DID(SUPERVISE_DO_FINISH);
     cr_assert_eq(s.local_first.rank, 1);
     cr_assert_eq(s.n_ended_after, 2);
+}
+
+/* Rank 1 exited with 0, which is fine, until rank 0 fails since it misses it. */
+Test(supervise, a_worker_that_left_too_early_is_the_cause_though_its_status_was_0)
+{
+    struct supervise_event ev = {.kind = SUPERVISE_DESERTED};
+
+    supervise_init(&s, 3, SUPERVISE_GRACE_MS);
+    assign(0, 0, 0);
+    ended(1, CDI_END_EXIT, 0, 10);
+    cr_assert_eq(did.n, 0);
+    ev.u.end = (struct cdi_failure){.kind = CDI_END_EXIT, .rank = 1, .local_rank = 1};
+    send_event(ev, 20);
+    cr_assert_eq(s.first.rank, 1);
+    cr_assert_eq(did.n, 3);
+    cr_assert_eq(did.v[0].what, SUPERVISE_DO_TELL_DEATH);
+    cr_assert_eq(did.v[1].what, SUPERVISE_DO_SEND_FAILED);
+    cr_assert_eq(did.v[2].what, SUPERVISE_DO_KILL);
+    ended(0, CDI_END_EXIT, 3, 20);
+    ended(2, CDI_END_SIGNAL, SIGTERM, 30);
+    cr_assert_eq(s.first.rank, 1);
+    cr_assert_eq(s.n_ended_well, 0);
+    cr_assert_eq(s.n_ended_after, 2);
+    cr_assert_eq(supervise_exit_status(&s), 1);
 }
 
 Test(supervise, workers_that_are_left_alone_hear_of_the_failure_and_end_by_themselves)
@@ -346,20 +384,68 @@ Test(supervise, losing_the_rendezvous_ends_the_workers)
     cr_assert_str_eq(s.text, "gone");
 }
 
+static void lose_link_after(enum cdi_end_kind kind, int code, bool heard)
+{
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
+    assign(0, 0, 0);
+    s.assign.n_nodes = 2;
+    ended(0, kind, code, 1);
+    if (heard)
+        round_over(0, 1, 2);
+    plain(SUPERVISE_SWEPT, 3);
+    send_event((struct supervise_event){.kind = SUPERVISE_LINK_LOST, .u.text = "gone"}, 4);
+    DID(SUPERVISE_DO_FINISH);
+    cr_assert_str_eq(s.text, "gone");
+    cr_assert_eq(s.unheard, !heard);
+}
+
+Test(supervise, a_failure_that_the_rendezvous_did_not_hear_of_may_be_the_echo_of_its_death)
+{
+    lose_link_after(CDI_END_EXIT, 24, false);
+    cr_assert_eq(supervise_exit_status(&s), 1);
+    lose_link_after(CDI_END_SIGNAL, SIGPIPE, false);
+    cr_assert_eq(supervise_exit_status(&s), 1);
+    lose_link_after(CDI_END_SIGNAL, SIGSEGV, false);
+    cr_assert_eq(supervise_exit_status(&s), 128 + SIGSEGV, "nobody's death does that to another");
+    lose_link_after(CDI_END_EXIT, 24, true);
+    cr_assert_eq(supervise_exit_status(&s), 9, "of another rank, as the rendezvous has said");
+}
+
 Test(supervise, a_fenced_node_kills_its_workers_without_grace)
 {
     supervise_init(&s, 2, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
-    send_event((struct supervise_event){.kind = SUPERVISE_FENCED, .u.text = "silent"}, 1);
-    DID(SUPERVISE_DO_KILL);
-    cr_assert_eq(did.v[0].signal, SIGKILL);
+    send_event((struct supervise_event){.kind = SUPERVISE_FENCED, .wall_ms = 77, .u.text = "silent"}, 1);
+    DID(SUPERVISE_DO_SEND_FAILED, SUPERVISE_DO_KILL);
+    cr_assert_eq(did.v[1].signal, SIGKILL);
+    cr_assert(s.local_first.kind == CDI_END_NODE && s.local_first.time_ms == 77);
+    cr_assert_str_eq(s.local_first.text, "silent");
     ended(0, CDI_END_SIGNAL, SIGKILL, 2);
     ended(1, CDI_END_SIGNAL, SIGKILL, 3);
     DID(SUPERVISE_DO_SWEEP);
     plain(SUPERVISE_SWEPT, 4);
     DID(SUPERVISE_DO_FINISH);
     cr_assert_eq(supervise_exit_status(&s), 1);
-    cr_assert_str_eq(s.text, "silent");
+    cr_assert_str_eq(s.text, "silent; this node's workers are killed, since it may count them as lost");
+}
+
+Test(supervise, a_node_that_has_no_round_yet_comes_back_whatever_the_job_and_has_killed_nobody)
+{
+    char text[200];
+
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
+    supervise_fence_text(&s, "silent", text, sizeof text);
+    cr_assert_str_eq(text, "silent");
+    cr_assert(supervise_returns(&s));
+    send_event((struct supervise_event){.kind = SUPERVISE_FENCED, .u.text = text}, 0);
+    DID(SUPERVISE_DO_REJOIN);
+    assign(0, 0, 1);
+    DID(SUPERVISE_DO_SPAWN);
+    cr_assert_not(supervise_returns(&s));
+
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
+    signalled(SIGTERM, 0);
+    cr_assert_not(supervise_returns(&s), "the user has ended it");
 }
 
 Test(supervise, a_fenced_node_that_may_come_back_says_then_that_its_round_failed_and_nothing_runs)
@@ -370,8 +456,8 @@ Test(supervise, a_fenced_node_that_may_come_back_says_then_that_its_round_failed
     DID(SUPERVISE_DO_REJOIN);
     assign(0, 0, 0);
     send_event((struct supervise_event){.kind = SUPERVISE_FENCED, .u.text = "silent"}, 1);
-    DID(SUPERVISE_DO_KILL);
-    cr_assert_eq(did.v[0].signal, SIGKILL);
+    DID(SUPERVISE_DO_SEND_FAILED, SUPERVISE_DO_KILL);
+    cr_assert_eq(did.v[1].signal, SIGKILL);
     ended(0, CDI_END_SIGNAL, SIGKILL, 2);
     DID(SUPERVISE_DO_SWEEP);
     plain(SUPERVISE_SWEPT, 3);
@@ -453,6 +539,148 @@ Test(supervise, a_refusal_before_any_round_ends_with_its_text)
     cr_assert_str_eq(s.text, "why");
 }
 
+/* ROUND_OVER of round 0, as it comes when a node leaves and the job ends with it. */
+static void over_by_a_leave(int64_t now)
+{
+    struct supervise_event ev = {.kind = SUPERVISE_ROUND_OVER};
+
+    ev.u.over.failure.kind = CDI_END_NONE;
+    send_event(ev, now);
+}
+
+Test(supervise, where_nothing_failed_the_workers_may_talk_and_save_until_the_grace_is_over)
+{
+    for (int alone = 0; alone < 2; alone++) {
+        supervise_init(&s, 2, SUPERVISE_GRACE_MS);
+        if (alone)
+            supervise_leave_alone(&s);
+        assign(0, 0, 0);
+        over_by_a_leave(100);
+        DID(SUPERVISE_DO_KILL);
+        cr_assert_eq(did.v[0].signal, SIGTERM);
+        cr_assert_eq(supervise_deadline_ms(&s), 100 + SUPERVISE_GRACE_MS);
+        ended(0, CDI_END_SIGNAL, SIGTERM, 200);
+        DID_NOTHING();
+        cr_assert_eq(s.first.kind, CDI_END_NONE, "one that SIGTERM ended has not failed");
+        ended(1, CDI_END_EXIT, 0, 5000);
+        DID(SUPERVISE_DO_SWEEP);
+        plain(SUPERVISE_SWEPT, 5001);
+        DID(SUPERVISE_DO_SEND_STOPPED);
+        closed(CDI_CLOSE_LEFT, 5002);
+        DID(SUPERVISE_DO_FINISH);
+        cr_assert_eq(supervise_exit_status(&s), 1);
+    }
+}
+
+Test(supervise, an_order_that_comes_by_two_ways_reaches_the_workers_once)
+{
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
+    assign(0, 0, 0);
+    over_by_a_leave(100);
+    signalled(SIGTERM, 900);
+    DID(SUPERVISE_DO_SEND_LEAVE);
+    cr_assert_eq(supervise_deadline_ms(&s), 100 + SUPERVISE_GRACE_MS);
+    signalled(SIGTERM, 2000);
+    DID(SUPERVISE_DO_KILL);
+    cr_assert_eq(did.v[0].signal, SIGKILL, "the user's second signal ends the grace");
+
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
+    assign(0, 0, 0);
+    signalled(SIGTERM, 100);
+    DID(SUPERVISE_DO_SEND_LEAVE, SUPERVISE_DO_KILL);
+    over_by_a_leave(200);
+    DID_NOTHING();
+    send_event((struct supervise_event){.kind = SUPERVISE_LINK_LOST, .u.text = "gone"}, 300);
+    DID_NOTHING();
+
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
+    assign(0, 0, 0);
+    over_by_a_leave(100);
+    ended(0, CDI_END_EXIT, 0, 200);
+    plain(SUPERVISE_SWEPT, 201);
+    assign(1, 0, 300);
+    DID(SUPERVISE_DO_SPAWN);
+    signalled(SIGTERM, 400);
+    DID(SUPERVISE_DO_SEND_LEAVE, SUPERVISE_DO_KILL);
+}
+
+Test(supervise, a_worker_that_has_the_signal_of_the_whole_job_first_has_not_failed)
+{
+    const struct {
+        enum cdi_end_kind kind;
+        int code;
+        int64_t later;
+        bool failed;
+    } cases[] = {{CDI_END_SIGNAL, SIGTERM, SUPERVISE_ORDER_MS, false},
+                 {CDI_END_EXIT, 128 + SIGTERM, 1, false},
+                 {CDI_END_SIGNAL, SIGTERM, SUPERVISE_ORDER_MS + 1, true},
+                 {CDI_END_SIGNAL, SIGINT, 1, true},
+                 {CDI_END_EXIT, 1, 1, true}};
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct supervise_event over = {.kind = SUPERVISE_ROUND_OVER};
+
+        supervise_init(&s, 2, SUPERVISE_GRACE_MS);
+        assign(0, 0, 0);
+        ended(1, cases[i].kind, cases[i].code, 100);
+        DID(SUPERVISE_DO_TELL_DEATH, SUPERVISE_DO_SEND_FAILED, SUPERVISE_DO_KILL);
+        signalled(SIGTERM, 100 + cases[i].later);
+        DID(SUPERVISE_DO_SEND_LEAVE);
+        over.u.over.failure = s.local_first; /* the rendezvous tells it to all */
+        send_event(over, 3000);
+        ended(0, CDI_END_SIGNAL, SIGTERM, 3001);
+        plain(SUPERVISE_SWEPT, 3002);
+        cr_assert_eq(s.first.kind != CDI_END_NONE, cases[i].failed, "case %zu", i);
+        cr_assert_eq(supervise_exit_status(&s), cases[i].failed ? supervise_failure_status(&s.local_first) : 143);
+    }
+}
+
+Test(supervise, the_report_waits_a_moment_for_the_signal_that_a_worker_died_of)
+{
+    for (int comes = 0; comes < 2; comes++) {
+        supervise_init(&s, 1, SUPERVISE_GRACE_MS);
+        assign(0, 0, 0);
+        ended(0, CDI_END_SIGNAL, SIGTERM, 100);
+        plain(SUPERVISE_SWEPT, 101);
+        DID(SUPERVISE_DO_SEND_STOPPED);
+        closed(CDI_CLOSE_FAILED, 102);
+        DID_NOTHING();
+        cr_assert_eq(supervise_deadline_ms(&s), 100 + SUPERVISE_ORDER_COMES_MS);
+        if (comes)
+            signalled(SIGTERM, 150);
+        else
+            plain(SUPERVISE_TICK, 100 + SUPERVISE_ORDER_COMES_MS);
+        DID(SUPERVISE_DO_FINISH);
+        cr_assert_eq(s.first.kind, comes ? CDI_END_NONE : CDI_END_SIGNAL);
+        cr_assert_eq(supervise_exit_status(&s), 143);
+    }
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
+    assign(0, 0, 0);
+    ended(0, CDI_END_SIGNAL, SIGKILL, 100);
+    plain(SUPERVISE_SWEPT, 101);
+    closed(CDI_CLOSE_FAILED, 102);
+    DID(SUPERVISE_DO_FINISH);
+}
+
+Test(supervise, a_worker_of_another_node_that_had_the_signal_first_has_not_failed)
+{
+    struct supervise_event over = {.kind = SUPERVISE_ROUND_OVER};
+
+    over.u.over.failure = (struct cdi_failure){.kind = CDI_END_SIGNAL, .code = SIGTERM, .rank = 5, .node_rank = 2};
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
+    assign(0, 0, 0);
+    send_event(over, 100);
+    DID(SUPERVISE_DO_TELL_DEATH, SUPERVISE_DO_KILL);
+    signalled(SIGTERM, 200);
+    cr_assert_eq(s.first.kind, CDI_END_NONE);
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
+    assign(0, 0, 0);
+    signalled(SIGTERM, 100);
+    send_event(over, 200);
+    DID_NOTHING();
+    cr_assert_eq(s.first.kind, CDI_END_NONE);
+}
+
 /* ROUND_OVER of round 0 as a restart of two nodes; cause: the rank that failed, at this time. */
 static void over_because(int rank, enum cdi_end_kind kind, bool counts, int64_t now)
 {
@@ -517,7 +745,7 @@ Test(supervise, where_no_other_word_can_come_the_reason_is_said_at_once)
     DID(SUPERVISE_DO_SAY_WHY, SUPERVISE_DO_TELL_DEATH, SUPERVISE_DO_KILL);
     two_nodes(0);
     over_because(-1, CDI_END_NONE, false, 10);
-    DID(SUPERVISE_DO_SAY_WHY, SUPERVISE_DO_TELL_OVER, SUPERVISE_DO_KILL);
+    DID(SUPERVISE_DO_SAY_WHY, SUPERVISE_DO_KILL);
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
     over_because(0, CDI_END_EXIT, true, 10);
@@ -571,7 +799,7 @@ Test(supervise, any_order_of_events_ends_in_one_finish)
             x ^= x << 13;
             x ^= x >> 7;
             x ^= x << 17;
-            ev.kind = (enum supervise_event_kind)(x % 10);
+            ev.kind = (enum supervise_event_kind)(x % 11);
             now += (int64_t)(x >> 8 & 8191);
             if (ev.kind == SUPERVISE_ASSIGN)
                 ev.u.assign = (struct cdi_msg_assign){.round = s.assign.round + 1};
@@ -586,9 +814,11 @@ Test(supervise, any_order_of_events_ends_in_one_finish)
                 ev.u.text = "lost";
             else if (ev.kind == SUPERVISE_SIGNAL)
                 ev.u.signal = x >> 30 & 1 ? SIGINT : SIGTERM;
+            else if (ev.kind == SUPERVISE_DESERTED)
+                ev.u.end = (struct cdi_failure){.kind = CDI_END_EXIT};
             else if (ev.kind == SUPERVISE_EXIT)
                 ev.u.end = (struct cdi_failure){.kind = CDI_END_EXIT, .code = (int32_t)(x >> 40 & 1)};
-            if (ev.kind == SUPERVISE_EXIT && live == 0)
+            if ((ev.kind == SUPERVISE_EXIT || ev.kind == SUPERVISE_DESERTED) && live == 0)
                 continue;
             if (ev.kind == SUPERVISE_SWEPT && s.state != SUPERVISE_SWEEPING)
                 continue;
@@ -608,4 +838,30 @@ Test(supervise, any_order_of_events_ends_in_one_finish)
         cr_assert_leq(n_finish, 1);
         cr_assert_eq(n_finish == 1, s.state == SUPERVISE_OVER);
     }
+}
+
+/* A rendezvous that was started anew counts its rounds from 0 and knows nothing of what was said about earlier ones. */
+Test(supervise, a_node_that_is_taken_in_as_a_new_one_says_nothing_of_its_earlier_rounds)
+{
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
+    supervise_set_rejoins(&s);
+    assign(5, 0, 0);
+    send_event((struct supervise_event){.kind = SUPERVISE_FENCED, .u.text = "cut off"}, 10);
+    DID(SUPERVISE_DO_SEND_FAILED, SUPERVISE_DO_KILL);
+    ended(0, CDI_END_SIGNAL, SIGKILL, 11);
+    DID(SUPERVISE_DO_SWEEP);
+    plain(SUPERVISE_SWEPT, 12);
+    DID(SUPERVISE_DO_SEND_STOPPED, SUPERVISE_DO_REJOIN);
+    plain(SUPERVISE_RESUMED, 13);
+    DID(SUPERVISE_DO_SEND_FAILED, SUPERVISE_DO_SEND_STOPPED);
+    supervise_forget_round(&s);
+    plain(SUPERVISE_RESUMED, 14); /* by its nonce, before any ASSIGN */
+    DID_NOTHING();
+    round_over(0, 1, 15); /* whose ASSIGN was lost */
+    DID(SUPERVISE_DO_SEND_STOPPED);
+    cr_assert_eq(s.assign.round, 0);
+    assign(1, 1, 16);
+    DID(SUPERVISE_DO_SPAWN);
+    supervise_forget_round(&s);
+    cr_assert_eq(s.state, SUPERVISE_RUNNING, "only who waits is new");
 }

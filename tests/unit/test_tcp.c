@@ -1,18 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Frames between nodes, and strangers at the door. What collectives do over TCP is in tests/backend. */
+#include "common/clock.h"
 #include "hygiene.h"
 #include "ranks.h"
 #include "worker/backend/cpu/bell.h"
+#include "worker/backend/cpu/tcp_door.h"
 #include "worker/backend/cpu/tcp_frame.h"
 
 #include <errno.h>
 #include <poll.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
 
-CDI_SUITE(tcp, .timeout = 60);
+CDI_SUITE(tcp, .timeout = 240);
 
 Test(tcp, headers_survive_and_limits_hold)
 {
@@ -148,6 +151,111 @@ Test(tcp, strangers_are_refused_and_do_no_harm)
     cr_assert_eq(ranks_fork_on(&l, 30, besieged, NULL, NULL), 0);
 }
 
+/* The store is far away: what rank 1 asks of it takes a while, and it asks all the time. */
+static cddp_status far_get(void *arg, const char *name, char *buf, size_t cap, int64_t timeout_ms,
+                           struct cdi_error *err)
+{
+    struct rank *r = arg;
+    const struct cdi_meet meet = rank_meet(r);
+
+    (void)usleep(300000);
+    atomic_fetch_add(&r->board->flag[2], strcmp(name, "broken") == 0);
+    return meet.get(meet.arg, name, buf, cap, timeout_ms, err);
+}
+
+/* Connections that say nothing, until the ranks have met: at first more than a queue holds. */
+static int crowd(struct rank *r)
+{
+    const struct cdi_meet meet = rank_meet(r);
+    int fd[200], n = 0;
+    char text[512];
+    struct cdi_address a;
+
+    RANK_CHECK(meet.get(meet.arg, "addr/1", text, sizeof text, 10000, &r->err) == CDDP_OK);
+    text[strcspn(text, " ")] = '\0';
+    RANK_CHECK(cdi_net_parse(text, &a));
+    for (int i = 0; i < 200; i++)
+        fd[i] = -1;
+    for (; atomic_load(&r->board->flag[1]) < 2; n++) {
+        int *one = &fd[n % 200];
+
+        if (*one >= 0)
+            (void)close(*one);
+        *one = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        (void)connect(*one, &a.u.any, a.len);
+        if (n >= 100 && atomic_load(&r->board->flag[2]) >= 2) /* the crowd is there, and rank 1 in its routine */
+            atomic_store(&r->board->flag[0], 1);
+        if (n >= 100)
+            (void)usleep(10000);
+    }
+    for (int i = 0; i < 200; i++)
+        if (fd[i] >= 0)
+            (void)close(fd[i]);
+    return 0;
+}
+
+/* Rank 0 knows no other door than the one where the crowd is. */
+static cddp_status one_door(void *arg, const char *name, char *buf, size_t cap, int64_t timeout_ms,
+                            struct cdi_error *err)
+{
+    cddp_status st = late_get(arg, name, buf, cap, timeout_ms, err);
+
+    if (st == CDDP_OK && strcmp(name, "addr/1") == 0)
+        buf[strcspn(buf, " ")] = '\0';
+    return st;
+}
+
+static int crowded(struct rank *r)
+{
+    const struct cdi_meet late = {.set = late_set, .get = one_door, .arg = r};
+    const struct cdi_meet far = {.set = late_set, .get = far_get, .arg = r};
+    struct cdi_address loopback;
+    cddp_status st;
+
+    if (r->rank == 2)
+        return crowd(r);
+    (void)cdi_net_parse("127.0.0.1:1", &loopback);
+    r->world.size = r->world.n_nodes = r->size = 2;
+    st = cdi_cpu_create_at(&r->b, &r->world, r->rank == 0 ? &late : &far, NULL, &loopback, &r->err);
+    atomic_fetch_add(&r->board->flag[1], 1);
+    RANK_CHECK(st == CDDP_OK);
+    return 0;
+}
+
+Test(tcp, strangers_do_not_keep_a_rank_out_where_the_store_is_far_away)
+{
+    const struct ranks_layout l = {.node_size = {1, 1, 1}};
+
+    cr_assert_eq(ranks_fork_on(&l, 60, crowded, NULL, NULL), 0);
+}
+
+static void come_from(struct cdi_door *d, const char *host, int64_t when_ms)
+{
+    struct cdi_stranger *s = &d->waiting[cdi_door_place(d)];
+
+    *s = (struct cdi_stranger){.fd = 1, .until_ms = when_ms};
+    cr_assert(cdi_net_parse(host, &s->from));
+}
+
+Test(tcp, a_stranger_pushes_out_only_those_from_its_own_host)
+{
+    static struct cdi_door d;
+    int left = 0;
+
+    for (int i = 0; i < CDI_TCP_WAITING; i++)
+        d.waiting[i].fd = -1;
+    come_from(&d, "[fd00::1]:1", 0);
+    come_from(&d, "10.0.0.1:1", 1);
+    come_from(&d, "10.0.0.1:2", 2);
+    for (int i = 0; i < 10 * CDI_TCP_WAITING; i++)
+        come_from(&d, "10.0.0.2:1", 3 + i);
+    for (int i = 0; i < CDI_TCP_WAITING; i++) {
+        left += d.waiting[i].until_ms < 3;
+        cr_assert(d.waiting[i].until_ms < 3 || d.waiting[i].until_ms > 8 * CDI_TCP_WAITING, "the oldest goes");
+    }
+    cr_assert_eq(left, 3);
+}
+
 static int never_connects(struct rank *r)
 {
     r->world.join_timeout_ms = 500;
@@ -257,8 +365,17 @@ static void a_stop_is_wanted_and_then_a_rank_dies(struct cdi_wait *w)
     a_rank_dies(w);
 }
 
+/* It died after it had begun, and before it woke anybody; then another rank gives up. */
+static void the_first_to_give_up_dies_of_it(struct cdi_wait *w)
+{
+    (void)poll(NULL, 0, 50); /* now the bell sleeps; else it rings anyway */
+    atomic_store(cdi_shm_abort_word(w->shm), 1);
+    a_peer_gives_up(w);
+}
+
 Test(tcp, the_bell_rings_for_what_ends_all_waits_and_for_nothing_else)
 {
+    ring(the_first_to_give_up_dies_of_it, true);
     ring(a_rank_dies, true);
     ring(the_round_ends, true);
     ring(a_peer_gives_up, true);
@@ -266,4 +383,265 @@ Test(tcp, the_bell_rings_for_what_ends_all_waits_and_for_nothing_else)
     ring(a_stop_is_wanted_and_then_a_rank_dies, true);
     for (int i = 0; i < 50; i++)
         ring(the_round_ends, true);
+}
+
+/* ---------------------------------------------------------------------------------- failures on another node ---- */
+
+#define DEAF_MS 20000 /* the timeout, which must not be what ends the wait */
+#define SOON_MS 10000 /* on a busy machine */
+
+/* Until rank `of` waits in the operation that it has begun. */
+static void begin_to_wait(struct rank *r, int of)
+{
+    while (atomic_load(&r->board->flag[of]) == 0)
+        (void)usleep(1000);
+    (void)usleep(200000); /* so that it sleeps; what comes sooner has to be heard as well */
+}
+
+/* The last rank aborts, rank 0 is in `op`, and all others compute. */
+static int abort_far_away(struct rank *r)
+{
+    const struct cdi_op *op = r->arg;
+    int64_t t0 = cdi_now_ms();
+    cddp_status st;
+
+    r->world.timeout_ms = DEAF_MS;
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (r->rank == r->size - 1) {
+        begin_to_wait(r, 0);
+        r->ops->abort(r->b, CDDP_E_ABORTED, "the last rank aborted the job");
+    }
+    if (r->rank != 0) { /* computes until rank 0 has heard of it */
+        while (atomic_load(&r->board->flag[1]) == 0)
+            (void)usleep(1000);
+        return 0;
+    }
+    atomic_store(&r->board->flag[0], 1);
+    st = rank_do(r, op);
+    atomic_store(&r->board->flag[1], 1);
+    RANK_CHECK(st == CDDP_E_ABORTED, "status %d", (int)st);
+    RANK_CHECK(strcmp(r->err.msg, "the last rank aborted the job") == 0);
+    RANK_CHECK(cdi_now_ms() - t0 < SOON_MS);
+    return 0;
+}
+
+static float number;
+static const struct cdi_op from_rank_1 = {
+    .kind = CDI_RECV, .out = &number, .count = 1, .dtype = CDDP_FLOAT32, .root = 1, .bucket = -1, .lazy = true};
+static const struct cdi_op sum_of_all = {.kind = CDI_ALL_REDUCE,
+                                         .in = &number,
+                                         .out = &number,
+                                         .count = 1,
+                                         .dtype = CDDP_FLOAT32,
+                                         .bucket = -1,
+                                         .lazy = true};
+
+Test(tcp, a_rank_that_waits_within_its_node_hears_an_abort_on_another_node)
+{
+    const struct ranks_layout l = {.node_size = {2, 1}};
+
+    cr_assert_eq(ranks_fork_on(&l, 60, abort_far_away, &from_rank_1, NULL), 0);
+    cr_assert_eq(ranks_fork_on(&l, 60, abort_far_away, &sum_of_all, NULL), 0);
+}
+
+/* Rank 2 has no link to rank 0: rank 1, which computes, has to pass it on. */
+Test(tcp, an_abort_passes_a_node_that_computes)
+{
+    const struct ranks_layout l = {.node_size = {1, 1, 1}}, two_by_two = {.node_size = {2, 2, 2}};
+
+    cr_assert_eq(ranks_fork_on(&l, 60, abort_far_away, &from_rank_1, NULL), 0, "waiting for a connection");
+    cr_assert_eq(ranks_fork_on(&l, 60, abort_far_away, &sum_of_all, NULL), 0, "waiting for the neighbour");
+    cr_assert_eq(ranks_fork_on(&two_by_two, 60, abort_far_away, &from_rank_1, NULL), 0);
+}
+
+/* The last rank dies, and there is no agent to say so. */
+static int die_far_away(struct rank *r)
+{
+    int64_t t0 = cdi_now_ms();
+    cddp_status st;
+
+    r->world.timeout_ms = DEAF_MS;
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (r->rank == r->size - 1) {
+        begin_to_wait(r, 0);
+        (void)raise(SIGKILL);
+    }
+    if (r->rank != 0) {
+        while (atomic_load(&r->board->flag[1]) == 0)
+            (void)usleep(1000);
+        return 0;
+    }
+    atomic_store(&r->board->flag[0], 1);
+    st = rank_do(r, &from_rank_1);
+    atomic_store(&r->board->flag[1], 1);
+    RANK_CHECK(st == CDDP_E_PEER, "status %d", (int)st);
+    RANK_CHECK(strstr(r->err.msg, "rank 2 (pid ") != NULL && strstr(r->err.msg, ") died") != NULL);
+    RANK_CHECK(cdi_now_ms() - t0 < SOON_MS);
+    return 0;
+}
+
+Test(tcp, a_rank_that_waits_within_its_node_hears_of_a_death_on_another_node)
+{
+    const struct ranks_layout l = {.node_size = {2, 1}}, chain = {.node_size = {1, 1, 1}};
+
+    cr_assert_eq(ranks_fork_on(&l, 60, die_far_away, NULL, NULL), 1, "only the one that was killed");
+    cr_assert_eq(ranks_fork_on(&chain, 60, die_far_away, NULL, NULL), 1);
+}
+
+/* A rank that has done all there was to do leaves without cddp_finalize; the others go on for a while. */
+static int leave_early(struct rank *r)
+{
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    RANK_CHECK(rank_do(r, &sum_of_all) == CDDP_OK);
+    if (r->rank == r->size - 1)
+        _exit(0);
+    (void)usleep(20000);
+    rank_close(r);
+    return 0;
+}
+
+Test(tcp, a_rank_that_ends_after_the_last_operation_does_no_harm)
+{
+    const struct ranks_layout l = {.node_size = {2, 1}};
+
+    cr_assert_eq(ranks_fork_on(&l, 60, leave_early, NULL, NULL), 0);
+}
+
+/* ------------------------------------------------------------------------------------------- late receivers ---- */
+
+/* The rank of the other node computes: neither it nor the network is broken. */
+static int alone_with_a_message(struct rank *r)
+{
+    int waits = *(const int *)r->arg, other = 1 - waits;
+    const struct cdi_op op = {
+        .kind = CDI_SEND, .in = &number, .count = 1, .dtype = CDDP_FLOAT32, .root = other, .bucket = -1, .lazy = true};
+    char want[64];
+
+    r->world.timeout_ms = 1000;
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (r->rank == waits) {
+        cddp_status st = rank_do(r, &op);
+
+        atomic_store(&r->board->flag[0], 1);
+        (void)snprintf(want, sizeof want, "rank %d did not come within 1 s", other);
+        RANK_CHECK(st == CDDP_E_TIMEOUT && strstr(r->err.msg, want) != NULL, "want %s", want);
+        RANK_CHECK(strstr(r->err.msg, "wrong network") == NULL);
+        return 0;
+    }
+    while (atomic_load(&r->board->flag[0]) == 0)
+        (void)usleep(1000);
+    return 0;
+}
+
+Test(tcp, a_rank_that_does_not_come_for_a_message_is_no_broken_network)
+{
+    static const struct ranks_layout l = {.node_size = {1, 1}};
+    static const int lower = 0, higher = 1;
+
+    cr_assert_eq(ranks_fork_on(&l, 60, alone_with_a_message, &lower, NULL), 0);
+    cr_assert_eq(ranks_fork_on(&l, 60, alone_with_a_message, &higher, NULL), 0);
+}
+
+/* A rank that comes after the other one gave up hears so, and does not try to connect. */
+static int come_too_late(struct rank *r)
+{
+    const struct cdi_op op = {.kind = r->rank == 0 ? CDI_SEND : CDI_RECV,
+                              .in = &number,
+                              .out = &number,
+                              .count = 1,
+                              .dtype = CDDP_FLOAT32,
+                              .root = 1 - r->rank,
+                              .bucket = -1,
+                              .lazy = true};
+    int64_t t0;
+    cddp_status st;
+
+    r->world.timeout_ms = r->rank == 1 ? 500 : DEAF_MS;
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    while (r->rank == 0 && atomic_load(&r->board->flag[0]) == 0)
+        (void)usleep(1000);
+    t0 = cdi_now_ms();
+    st = rank_do(r, &op);
+    RANK_CHECK(st == CDDP_E_TIMEOUT && strstr(r->err.msg, "rank 0 did not come within 0.5") != NULL);
+    RANK_CHECK(cdi_now_ms() - t0 < SOON_MS);
+    if (r->rank == 1)
+        rank_close(r);
+    atomic_store(&r->board->flag[0], 1);
+    return 0;
+}
+
+Test(tcp, a_rank_that_comes_after_the_other_one_gave_up_is_told_so)
+{
+    static const struct ranks_layout l = {.node_size = {1, 1}};
+
+    cr_assert_eq(ranks_fork_on(&l, 60, come_too_late, NULL, NULL), 0);
+}
+
+/* ------------------------------------------------------------------------------------------- hidden deaths ---- */
+
+/* Rank 1 has a child, as a data loader is, that lives on when it is killed. There is no agent. */
+static int leave_an_heir(struct rank *r)
+{
+    int64_t t0 = cdi_now_ms();
+    cddp_status st;
+
+    r->world.timeout_ms = DEAF_MS;
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (r->rank == 1) {
+        if (fork() == 0) {
+            (void)alarm(50);
+            while (atomic_load(&r->board->flag[1]) == 0)
+                (void)usleep(1000);
+            _exit(0);
+        }
+        begin_to_wait(r, 0);
+        (void)raise(SIGKILL);
+    }
+    atomic_store(&r->board->flag[0], 1);
+    st = rank_do(r, &from_rank_1);
+    atomic_store(&r->board->flag[1], 1);
+    RANK_CHECK(st == CDDP_E_PEER && strstr(r->err.msg, "rank 1 (pid ") != NULL);
+    RANK_CHECK(cdi_now_ms() - t0 < SOON_MS);
+    return 0;
+}
+
+Test(tcp, a_forked_child_does_not_hide_the_death_of_its_parent)
+{
+    const struct ranks_layout one = {.node_size = {2}}, two = {.node_size = {1, 1}};
+
+    cr_assert_eq(ranks_fork_on(&one, 60, leave_an_heir, NULL, NULL), 1, "only the one that was killed");
+    cr_assert_eq(ranks_fork_on(&two, 60, leave_an_heir, NULL, NULL), 1);
+}
+
+/* Rank 2 dies while rank 1 waits for it and rank 0, to which alone it has a socket, computes. */
+static int die_beside(struct rank *r)
+{
+    const struct cdi_op from_2 = {.kind = CDI_RECV, .root = 2, .bucket = -1, .lazy = true};
+    int64_t t0 = cdi_now_ms();
+    cddp_status st;
+
+    r->world.timeout_ms = DEAF_MS;
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (r->rank == 2) {
+        begin_to_wait(r, 0);
+        (void)raise(SIGKILL);
+    }
+    if (r->rank == 0) {
+        while (atomic_load(&r->board->flag[1]) == 0)
+            (void)usleep(1000);
+        return 0;
+    }
+    atomic_store(&r->board->flag[0], 1);
+    st = rank_do(r, &from_2);
+    atomic_store(&r->board->flag[1], 1);
+    RANK_CHECK(st == CDDP_E_PEER && strstr(r->err.msg, "rank 2 (pid ") != NULL);
+    RANK_CHECK(cdi_now_ms() - t0 < SOON_MS);
+    return 0;
+}
+
+Test(tcp, every_rank_of_a_node_sees_each_other_one_die)
+{
+    const struct ranks_layout l = {.node_size = {3}};
+
+    cr_assert_eq(ranks_fork_on(&l, 60, die_beside, NULL, NULL), 1);
 }

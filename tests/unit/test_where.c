@@ -14,6 +14,7 @@ static struct where_rank rank_at(int32_t rank, uint64_t seq, enum cdi_flight_op 
 {
     struct cdi_flight_entry e = {.seq = seq, .op = op, .bucket = -1, .enqueued_ns = NOW - s_ago * S};
 
+    e.started_ns = e.enqueued_ns;
     if (done)
         e.done_ns = e.enqueued_ns;
     return (struct where_rank){
@@ -46,8 +47,24 @@ Test(where, who_has_not_come_to_a_collective_is_told_from_those_that_wait_in_it)
     };
 
     cr_assert_str_eq(text_of(v, 4),
-                     "rank 2 after broadcast #811 (step 40), 612 s ago; ranks 0, 1, 3 in all_reduce #812 "
-                     "(bucket 3, step 40), for 600 s");
+                     "rank 2 after broadcast #811 (step 39), 612 s ago; ranks 0, 1, 3 in all_reduce #812 "
+                     "(bucket 3, step 39), for 600 s");
+}
+
+Test(where, a_rank_that_has_queued_a_collective_is_not_in_it)
+{
+    struct where_rank v[] = {
+        in_bucket(rank_at(0, 16, CDI_FLIGHT_ALL_REDUCE, false, 8), 2, 3),
+        in_bucket(rank_at(1, 16, CDI_FLIGHT_ALL_REDUCE, false, 8), 2, 3),
+        in_bucket(rank_at(2, 16, CDI_FLIGHT_ALL_REDUCE, true, 8), 2, 3),
+        in_bucket(rank_at(3, 16, CDI_FLIGHT_ALL_REDUCE, false, 0), 2, 3),
+    };
+
+    v[1].view.oldest_unfinished.started_ns = v[3].view.oldest_unfinished.started_ns = 0;
+    cr_assert_str_eq(text_of(&v[3], 1), "rank 3 before all_reduce #16 (bucket 2, step 3), queued");
+    cr_assert_str_eq(text_of(v, 3), "rank 1 before all_reduce #16 (bucket 2, step 3), queued for 8 s; rank 0 in "
+                                    "all_reduce #16 (bucket 2, step 3), for 8 s; rank 2 after all_reduce #16 (bucket "
+                                    "2, step 3), 8 s ago");
 }
 
 Test(where, ranks_at_one_place_are_one_group_and_a_moment_is_not_told)
@@ -61,7 +78,7 @@ Test(where, the_first_step_has_a_number_where_a_bucket_tells_that_there_is_one)
 {
     struct where_rank v[] = {in_bucket(rank_at(0, 4, CDI_FLIGHT_ALL_REDUCE, false, 0), 0, 0)};
 
-    cr_assert_str_eq(text_of(v, 1), "rank 0 in all_reduce #4 (bucket 0, step 1)");
+    cr_assert_str_eq(text_of(v, 1), "rank 0 in all_reduce #4 (bucket 0, step 0)");
 }
 
 Test(where, a_rank_before_its_first_collective_comes_first)

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,8 @@ static struct {
     unsigned n_room, n_lost;
     int lost_error;
     bool closed, flushed;
+    unsigned n_unwritten[2];
+    int unwritten;
 } t;
 
 static void on_room(void *arg)
@@ -33,7 +36,14 @@ static void on_lost(void *arg, const char *path, int error)
     t.lost_error = error;
 }
 
-static const struct writer_events events = {.room = on_room, .lost = on_lost};
+static void on_unwritten(void *arg, int fd, int error)
+{
+    (void)arg;
+    t.n_unwritten[fd - 1]++;
+    t.unwritten = error;
+}
+
+static const struct writer_events events = {.room = on_room, .lost = on_lost, .unwritten = on_unwritten};
 
 static void push(uint32_t source, const void *bytes, size_t n)
 {
@@ -60,7 +70,7 @@ static void begin(void)
     (void)close(pair[1]);
     t.pipe_read = pair[0];
     cr_assert_eq(uv_loop_init(&t.loop), 0);
-    cr_assert_eq(writer_start(&t.w, &t.loop, 2, &events, NULL, NULL), CDDP_OK);
+    cr_assert_eq(writer_start(&t.w, &t.loop, 3, &events, NULL, NULL), CDDP_OK);
 }
 
 static void end(void)
@@ -142,6 +152,68 @@ Test(writer, a_closed_reader_loses_the_output_and_nothing_else)
     for (int i = 0; i < 100; i++)
         push(0, block, sizeof block);
     finish(true);
+    cr_assert_eq(t.n_unwritten[0], 1);
+    cr_assert_eq(t.unwritten, EPIPE);
+}
+
+Test(writer, what_the_program_itself_cannot_say_is_no_event_until_a_worker_loses_something)
+{
+    (void)close(t.pipe_read);
+    t.pipe_read = -1;
+    push(2, "mine\n", 5);
+    push(2, "mine\n", 5);
+    while (writer_progress(t.w) < 2)
+        (void)uv_run(&t.loop, UV_RUN_NOWAIT);
+    cr_assert_eq(t.n_unwritten[0], 0);
+    push(0, "theirs\n", 7);
+    push(0, "theirs\n", 7);
+    finish(true);
+    cr_assert_eq(t.n_unwritten[0], 1);
+    cr_assert_eq(t.n_unwritten[1], 0);
+    cr_assert_eq(t.unwritten, EPIPE);
+}
+
+/* stdout hangs with its pipe full; stderr is a pipe, too. */
+Test(writer, a_reader_that_stands_still_can_be_passed_by)
+{
+    static char block[65536];
+    int err[2], saved = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 10), full;
+    char text[16] = "";
+    uint64_t before;
+
+    cr_assert_eq(pipe2(err, O_CLOEXEC), 0);
+    cr_assert_eq(dup2(err[1], STDERR_FILENO), STDERR_FILENO);
+    (void)close(err[1]);
+    full = fcntl(STDOUT_FILENO, F_SETPIPE_SZ, 4096);
+    cr_assert_eq(full, 4096);
+    writer_pass_by(t.w); /* nothing hangs yet */
+    push(0, block, 4096);
+    while (writer_progress(t.w) < 1)
+        ;
+    before = writer_progress(t.w);
+    for (int i = 0; i < 8; i++)
+        push(0, block, sizeof block);
+    writer_push(t.w, writer_std(t.w, 2), 2, "report\n", 7);
+    cr_assert_eq(writer_progress(t.w), before);
+    do /* until the thread has taken the first of them */
+        writer_pass_by(t.w);
+    while (poll(&(struct pollfd){.fd = err[0], .events = POLLIN}, 1, 1) == 0);
+    cr_assert_eq(read(err[0], text, sizeof text), 7);
+    cr_assert_str_eq(text, "report\n");
+    push(0, "more\n", 5); /* dropped */
+    /* The write that hung ends when the reader goes on, and the older thread with it. */
+    for (size_t got = 0; got < 4096 + sizeof block;) {
+        ssize_t n = read(t.pipe_read, block, sizeof block);
+
+        cr_assert_gt(n, 0);
+        got += (size_t)n;
+    }
+    (void)dup2(saved, STDERR_FILENO);
+    (void)close(saved);
+    (void)close(err[0]);
+    finish(true);
+    (void)fcntl(t.pipe_read, F_SETFL, O_NONBLOCK);
+    cr_assert_eq(read(t.pipe_read, block, sizeof block), -1, "what was queued for it is dropped");
 }
 
 Test(writer, a_shared_descriptor_that_somebody_made_non_blocking_loses_nothing)

@@ -1,0 +1,418 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Operations on one communicator: made up by the dice, run, and compared with what this rank computes alone. */
+#include "mix.h"
+#include "mix_value.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BEGUN_MAX 24
+#define JOINERS 3
+#define GARBAGE 0x5a
+
+size_t mix_dice(const struct mix_lane *l, uint64_t what, size_t n)
+{
+    return (size_t)(mix_hash(l->seed, l->nr, what) >> 16) % n;
+}
+
+size_t mix_own_dice(const struct mix_lane *l, uint64_t what, size_t n)
+{
+    return (size_t)(mix_hash(l->seed + 1 + (uint64_t)l->rank, l->nr, what) >> 16) % n;
+}
+
+bool mix_failed(const struct mix_lane *l, const char *format, ...)
+{
+    char text[1200];
+    va_list args;
+
+    va_start(args, format);
+    (void)vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    fprintf(stderr, "mix: rank %d: operation %llu on a communicator of %d: %s\n", l->mix->rank,
+            (unsigned long long)l->nr, l->size, text);
+    return false;
+}
+
+/* ------------------------------------------------------------------------------------------------ one operation ----
+ */
+
+struct call {
+    cddp_work work;
+    struct mix_source source;
+    size_t counts[MIX_RANKS];
+    char *in, *out; /* allocated; work may point into them */
+    size_t out_bytes;
+    uint64_t ticket;
+};
+
+static const char *const names[] = {"",           "all_reduce", "broadcast",    "all_gather",
+                                    "barrier",    "reduce",     "all_gather_v", "reduce_scatter",
+                                    "all_to_all", "send",       "recv"};
+
+/* Mostly small; now and then several pieces of everything. */
+static size_t some_count(const struct mix_lane *l, uint64_t what)
+{
+    size_t kind = mix_dice(l, what, 40);
+
+    if (kind < 24)
+        return mix_dice(l, what + 1, 20);
+    if (kind < 36)
+        return mix_dice(l, what + 1, 3000);
+    return mix_dice(l, what + 1, kind < 39 ? 40000 : 300000);
+}
+
+static void choose_type(const struct mix_lane *l, struct call *c, bool reduces)
+{
+    static const cddp_dtype floats[] = {CDDP_FLOAT16, CDDP_FLOAT32, CDDP_FLOAT64, CDDP_BFLOAT16};
+
+    c->work.dtype = (cddp_dtype)(1 + mix_dice(l, 11, 10));
+    c->work.op = reduces ? (cddp_op)mix_dice(l, 12, 5) : CDDP_SUM;
+    if (c->work.op == CDDP_MEAN)
+        c->work.dtype = floats[mix_dice(l, 13, 4)];
+    c->source = (struct mix_source){.seed = l->seed, .nr = l->nr, .dtype = c->work.dtype, .op = c->work.op};
+}
+
+static bool room(struct call *c, size_t in, size_t out)
+{
+    size_t size = cddp_dtype_size(c->work.dtype);
+
+    c->out_bytes = out * size;
+    c->in = malloc(in * size + 1);
+    c->out = malloc(out * size + 1);
+    if (c->in == NULL || c->out == NULL)
+        return false;
+    memset(c->out, GARBAGE, out * size);
+    c->work.in = c->in;
+    c->work.out = c->out;
+    return true;
+}
+
+/* Elements that go in and come out, by operation. */
+static void extents(const struct mix_lane *l, struct call *c, size_t *in, size_t *out)
+{
+    size_t n = c->work.count, size = (size_t)l->size;
+
+    *in = *out = n;
+    if (c->work.what == CDDP_ALL_GATHER)
+        *out = n * size;
+    else if (c->work.what == CDDP_REDUCE_SCATTER)
+        *in = n * size;
+    else if (c->work.what == CDDP_ALL_TO_ALL)
+        *in = *out = n * size;
+    if (c->work.what != CDDP_ALL_GATHER_V)
+        return;
+    for (*out = 0, size = 0; size < (size_t)l->size; size++) {
+        c->counts[size] = mix_dice(l, 20 + size, n + 1);
+        *out += c->counts[size];
+    }
+    c->work.counts = c->counts;
+    *in = c->counts[l->rank];
+}
+
+static size_t before_mine(const struct mix_lane *l, const struct call *c)
+{
+    size_t n = 0;
+
+    for (int r = 0; r < l->rank; r++)
+        n += c->work.what == CDDP_ALL_GATHER_V ? c->counts[r] : c->work.count;
+    return n;
+}
+
+/* Where this rank's data goes in and comes out is one place, on all ranks or on some. */
+static void share_memory(const struct mix_lane *l, struct call *c, size_t in)
+{
+    size_t size = cddp_dtype_size(c->work.dtype), at = before_mine(l, c) * size;
+    char *place = c->out;
+
+    if (mix_own_dice(l, 15, 3) != 0 || c->work.what == CDDP_ALL_TO_ALL)
+        return;
+    if (c->work.what == CDDP_ALL_GATHER || c->work.what == CDDP_ALL_GATHER_V)
+        place = c->out + at;
+    if (c->work.what == CDDP_REDUCE_SCATTER) {
+        c->work.out = c->in + at;
+        return;
+    }
+    memcpy(place, c->in, in * size);
+    c->work.in = place;
+}
+
+static bool make_collective(struct mix_lane *l, struct call *c)
+{
+    static const cddp_collective all[] = {CDDP_ALL_REDUCE,   CDDP_ALL_REDUCE,     CDDP_BROADCAST,
+                                          CDDP_ALL_GATHER,   CDDP_BARRIER,        CDDP_REDUCE,
+                                          CDDP_ALL_GATHER_V, CDDP_REDUCE_SCATTER, CDDP_ALL_TO_ALL};
+    size_t in, out;
+
+    *c = (struct call){.work = {.size = sizeof c->work, .what = all[mix_dice(l, 10, sizeof all / sizeof all[0])]}};
+    choose_type(l, c,
+                c->work.what == CDDP_ALL_REDUCE || c->work.what == CDDP_REDUCE || c->work.what == CDDP_REDUCE_SCATTER);
+    if (c->work.what != CDDP_BARRIER)
+        c->work.count = some_count(l, 16);
+    c->work.root = (int)mix_dice(l, 14, (size_t)l->size);
+    extents(l, c, &in, &out);
+    if (!room(c, in, out))
+        return mix_failed(l, "out of memory");
+    if (c->work.what == CDDP_ALL_TO_ALL)
+        for (size_t r = 0; r < (size_t)l->size; r++)
+            mix_fill(&c->source, l->rank, r * c->work.count, c->in + r * c->work.count * cddp_dtype_size(c->work.dtype),
+                     c->work.count);
+    else
+        mix_fill(&c->source, l->rank, 0, c->in, in);
+    if (c->work.what == CDDP_BROADCAST && l->rank == c->work.root)
+        memcpy(c->out, c->in, c->out_bytes);
+    else if (c->work.what != CDDP_BROADCAST && c->work.what != CDDP_BARRIER)
+        share_memory(l, c, in);
+    return true;
+}
+
+static bool make_message(struct mix_lane *l, struct call *c, int from, int to, size_t count)
+{
+    *c = (struct call){.work = {.size = sizeof c->work, .what = l->rank == from ? CDDP_SEND : CDDP_RECV}};
+    choose_type(l, c, false);
+    c->work.count = count;
+    c->work.root = l->rank == from ? to : from;
+    if (!room(c, count, count))
+        return mix_failed(l, "out of memory");
+    mix_fill(&c->source, from, 0, c->in, count);
+    return true;
+}
+
+static bool wrong(const struct mix_lane *l, const struct call *c, size_t at)
+{
+    return mix_failed(l, "%s (op %d) of %zu elements of type %d, root %d: element %zu is wrong: %g",
+                      names[c->work.what], (int)c->work.op, c->work.count, (int)c->work.dtype, c->work.root, at,
+                      mix_get(c->work.dtype, c->work.out, at));
+}
+
+static bool is_right(const struct mix_lane *l, const struct call *c)
+{
+    const struct mix_source *s = &c->source;
+    const char *out = c->work.out;
+    size_t n = c->work.count, size = cddp_dtype_size(s->dtype), at = 0, from = 0;
+    bool ok = true;
+
+    switch (c->work.what) {
+    case CDDP_REDUCE:
+    case CDDP_ALL_REDUCE:
+        if (c->work.what == CDDP_ALL_REDUCE || l->rank == c->work.root)
+            ok = mix_is(s, -1, l->size, 0, out, n, &at);
+        break;
+    case CDDP_REDUCE_SCATTER:
+        ok = mix_is(s, -1, l->size, (size_t)l->rank * n, out, n, &at);
+        break;
+    case CDDP_BROADCAST:
+    case CDDP_RECV:
+        ok = mix_is(s, c->work.root, 1, 0, out, n, &at);
+        break;
+    case CDDP_ALL_GATHER:
+    case CDDP_ALL_GATHER_V:
+    case CDDP_ALL_TO_ALL:
+        for (int r = 0; r < l->size && ok; r++) {
+            size_t part = c->work.what == CDDP_ALL_GATHER_V ? c->counts[r] : n;
+
+            ok = mix_is(s, r, 1, c->work.what == CDDP_ALL_TO_ALL ? (size_t)l->rank * n : 0, out + from * size, part,
+                        &at);
+            at += from;
+            from += part;
+        }
+        break;
+    case CDDP_SEND:
+    case CDDP_BARRIER:
+        break;
+    }
+    return ok || wrong(l, c, at);
+}
+
+static cddp_status do_it(cddp_comm *comm, const cddp_work *w)
+{
+    switch (w->what) {
+    case CDDP_ALL_REDUCE:
+        return cddp_all_reduce(comm, w->in, w->out, w->count, w->dtype, w->op);
+    case CDDP_BROADCAST:
+        return cddp_broadcast(comm, w->out, w->count, w->dtype, w->root);
+    case CDDP_ALL_GATHER:
+        return cddp_all_gather(comm, w->in, w->out, w->count, w->dtype);
+    case CDDP_BARRIER:
+        return cddp_barrier(comm);
+    case CDDP_REDUCE:
+        return cddp_reduce(comm, w->in, w->out, w->count, w->dtype, w->op, w->root);
+    case CDDP_ALL_GATHER_V:
+        return cddp_all_gather_v(comm, w->in, w->out, w->counts, w->dtype);
+    case CDDP_REDUCE_SCATTER:
+        return cddp_reduce_scatter(comm, w->in, w->out, w->count, w->dtype, w->op);
+    case CDDP_ALL_TO_ALL:
+        return cddp_all_to_all(comm, w->in, w->out, w->count, w->dtype);
+    case CDDP_SEND:
+        return cddp_send(comm, w->in, w->count, w->dtype, w->root);
+    case CDDP_RECV:
+        return cddp_recv(comm, w->out, w->count, w->dtype, w->root);
+    }
+    return CDDP_E_INVALID;
+}
+
+static void release(struct call *c)
+{
+    free(c->in);
+    free(c->out);
+}
+
+/* Run it now, and compare. */
+static bool complete(struct mix_lane *l, struct call *c)
+{
+    cddp_status status = do_it(l->comm, &c->work);
+    bool ok = status == CDDP_OK ? is_right(l, c)
+                                : mix_failed(l, "%s of %zu elements: %s: %s", names[c->work.what], c->work.count,
+                                             cddp_status_name(status), cddp_last_error());
+
+    release(c);
+    return ok;
+}
+
+bool mix_collective(struct mix_lane *l)
+{
+    struct call c;
+
+    return make_collective(l, &c) && complete(l, &c);
+}
+
+bool mix_message(struct mix_lane *l, int from, int to, size_t count)
+{
+    struct call c;
+
+    if (l->rank != from && l->rank != to)
+        return true;
+    return make_message(l, &c, from, to, count) && complete(l, &c);
+}
+
+/* Who exchanges the next message. */
+static void choose_pair(const struct mix_lane *l, int *from, int *to)
+{
+    *from = (int)mix_dice(l, 30, (size_t)l->size);
+    *to = (*from + 1 + (int)mix_dice(l, 31, (size_t)l->size - 1)) % l->size;
+}
+
+/* Messages in a row: chains, exchanges, several to one. Each rank comes to its own in the order that all know. */
+bool mix_messages(struct mix_lane *l)
+{
+    size_t n = 1 + mix_dice(l, 32, 30);
+    bool ok = true;
+
+    for (; l->size > 1 && n > 0 && ok; n--, l->nr++) {
+        int from, to;
+
+        choose_pair(l, &from, &to);
+        ok = mix_message(l, from, to, mix_dice(l, 33, 3) != 0 ? mix_dice(l, 34, 8) : some_count(l, 16) / 4);
+    }
+    return ok;
+}
+
+/* ------------------------------------------------------------------------------------------- begun, then joined ----
+ */
+
+struct joiner {
+    struct mix_lane lane;
+    struct call *calls;
+    size_t n;
+    bool ok;
+};
+
+static bool join(const struct mix_lane *l, struct call *c)
+{
+    cddp_status status = cddp_join(l->comm, c->ticket);
+
+    if (status != CDDP_OK)
+        return mix_failed(l, "cddp_join of %s of %zu elements: %s: %s", names[c->work.what], c->work.count,
+                          cddp_status_name(status), cddp_last_error());
+    return is_right(l, c);
+}
+
+static bool have_common_factor(size_t a, size_t b)
+{
+    while (b != 0) {
+        size_t rest = a % b;
+
+        a = b;
+        b = rest;
+    }
+    return a > 1;
+}
+
+/* Join all of them, each thread in an order of its own. */
+static void *join_all(void *arg)
+{
+    struct joiner *j = arg;
+    size_t stride = j->n == 1 ? 1 : 1 + mix_own_dice(&j->lane, 50, j->n - 1), at = mix_own_dice(&j->lane, 51, j->n);
+
+    while (have_common_factor(j->n, stride))
+        stride--;
+    j->ok = true;
+    for (size_t i = 0; i < j->n && j->ok; i++, at = (at + stride) % j->n)
+        j->ok = join(&j->lane, &j->calls[at]);
+    return NULL;
+}
+
+static bool join_by_threads(struct mix_lane *l, struct call *calls, size_t n, int threads)
+{
+    struct joiner j[JOINERS];
+    pthread_t thread[JOINERS];
+    bool ok = true;
+
+    for (int t = 0; t < threads; t++) {
+        j[t] = (struct joiner){.lane = *l, .calls = calls, .n = n};
+        j[t].lane.seed += (uint64_t)t * 1000;
+        if (t > 0 && pthread_create(&thread[t], NULL, join_all, &j[t]) != 0)
+            return mix_failed(l, "no thread");
+    }
+    (void)join_all(&j[0]);
+    for (int t = 1; t < threads; t++)
+        (void)pthread_join(thread[t], NULL);
+    for (int t = 0; t < threads; t++)
+        ok = ok && j[t].ok;
+    return ok;
+}
+
+static bool begin(struct mix_lane *l, struct call *c, bool *mine)
+{
+    int from, to;
+
+    *mine = true;
+    if (l->size == 1 || mix_dice(l, 40, 3) != 0) {
+        if (!make_collective(l, c))
+            return false;
+    } else {
+        choose_pair(l, &from, &to);
+        *mine = l->rank == from || l->rank == to;
+        if (*mine && !make_message(l, c, from, to, some_count(l, 16)))
+            return false;
+    }
+    if (!*mine || cddp_start(l->comm, &c->work, &c->ticket) == CDDP_OK)
+        return true;
+    return mix_failed(l, "cddp_start of %s: %s", names[c->work.what], cddp_last_error());
+}
+
+/* Several at once; sometimes blocking ones come between them. */
+bool mix_begun(struct mix_lane *l, bool by_threads)
+{
+    size_t n = 1 + mix_dice(l, 41, BEGUN_MAX), made = 0;
+    int threads = by_threads ? 1 + (int)mix_dice(l, 42, JOINERS) : 1;
+    struct call calls[BEGUN_MAX];
+    bool ok = true, mine;
+
+    for (size_t i = 0; i < n && ok; i++, l->nr++) {
+        ok = begin(l, &calls[made], &mine);
+        made += ok && mine;
+        if (ok && mix_dice(l, 43, 6) == 0) {
+            l->nr++;
+            ok = mix_collective(l);
+        }
+    }
+    if (ok && made > 0)
+        ok = join_by_threads(l, calls, made, threads);
+    if (!ok)
+        return false; /* they may still be under way, so their memory stays */
+    for (size_t i = 0; i < made; i++)
+        release(&calls[i]);
+    return true;
+}

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One rank of a node whose peers do not exist: the test sets the words that they would have set. So a test can put the
+ * protocol into a state that real ranks come through within nanoseconds.
+ */
+#ifndef CDI_TEST_LONE_RANK_H
+#define CDI_TEST_LONE_RANK_H
+
+#include "worker/backend/cpu/collective.h"
+#include "worker/backend/cpu/handover.h"
+
+#include <criterion/criterion.h>
+#include <unistd.h>
+
+struct lone_rank {
+    struct cdi_team team;
+    struct cdi_flight *flight;
+    struct cdi_error err;
+};
+
+/* Rank `rank` of a node of `size` ranks; every wait takes timeout_ms at most. */
+static inline void lone_rank_start(struct lone_rank *l, int rank, int size, int64_t timeout_ms)
+{
+    static const struct cdi_mapper plain = {.map = NULL};
+    struct cdi_shm *shm;
+    void *mem;
+    int fd;
+
+    *l = (struct lone_rank){.team = {.rank = rank, .size = size}};
+    cr_assert_eq(cdi_team_init(&l->team, &l->err), CDDP_OK);
+    cr_assert_eq(cdi_shm_create(&shm, rank, size, 0, false, NULL, &l->err), CDDP_OK);
+    cr_assert_eq(cdi_shm_memfd("test", shm->bytes, &fd, &l->err), CDDP_OK, "%s", l->err.msg);
+    cr_assert_eq(cdi_shm_map(&plain, fd, shm->bytes, &mem, &l->err), CDDP_OK, "%s", l->err.msg);
+    (void)close(fd);
+    cdi_shm_format(shm, mem);
+    cr_assert_eq(cdi_flight_attach(&l->flight, NULL, &l->err), CDDP_OK);
+    l->team.shm = shm;
+    cdi_wait_init(&l->team.wait, shm, l->flight, timeout_ms);
+}
+
+static inline void lone_rank_end(struct lone_rank *l)
+{
+    cdi_shm_destroy(l->team.shm);
+    cdi_team_release(&l->team);
+    cdi_flight_release(l->flight);
+}
+
+/* Run one operation on this thread. */
+static inline cddp_status lone_rank_do(struct lone_rank *l, const struct cdi_op *op)
+{
+    const struct cdi_work work = {.op = *op};
+
+    return cdi_team_run(&l->team, &work, false, &l->err);
+}
+
+#endif

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What CDDP_DEBUG=1 says of a training program, and what it does not say. */
+#include "common/log.h"
+#include "ddp_ranks.h"
+#include "hygiene.h"
+
+#include <stdbool.h>
+
+CDI_SUITE(debug, .timeout = 60);
+
+static char said[2048];
+
+static void keep(enum cdi_log_level level, const char *id, const char *text, void *arg)
+{
+    size_t n = strlen(said);
+
+    (void)level;
+    (void)arg;
+    (void)snprintf(said + n, sizeof said - n, "%s: %s\n", id, text);
+}
+
+/* What the program does wrong. */
+static struct {
+    bool elsewhere;    /* it writes its gradients into memory of its own */
+    bool same;         /* on all ranks */
+    bool frozen;       /* it updates other memory than it has given */
+    bool late;         /* it writes to `grad` after cddp_ddp_grad_ready() */
+    bool without_mean; /* gradients are sums */
+    const char *debug; /* CDDP_DEBUG */
+} how;
+
+static int train(int rank)
+{
+    struct ddp_rank r = {0};
+    volatile float elsewhere;
+
+    (void)setenv("CDDP_DEBUG", how.debug, 1);
+    cdi_log_set_sink(keep, NULL);
+    CHECK(ddp_open(&r, how.without_mean ? CDDP_DDP_SUM : 0, CDDP_DTYPE_NONE, how.late) == 0);
+    for (int step = 0; step < 15; step++) {
+        for (size_t i = DDP_PARAMS; i-- > 0;) {
+            float value = (float)(i + 1) * 0.1f + (float)(how.same ? 0 : rank);
+
+            if (how.elsewhere) {
+                elsewhere = value;
+                (void)elsewhere;
+                CHECK(cddp_ddp_grad_ready(r.ddp, i) == CDDP_OK);
+            } else {
+                CHECK(ddp_give(&r, i, value) == 0);
+            }
+        }
+        if (how.late && step == 2)
+            r.own[3] += 1;
+        CHECK(cddp_ddp_wait(r.ddp) == CDDP_OK);
+        if (!how.frozen)
+            r.w[1][0] += 1;
+    }
+    return ddp_close(&r, CDDP_OK);
+}
+
+/* On every rank there is one line, with this id; NULL: none. */
+static const char *expected_id, *expected_text;
+
+static int train_and_look(int rank)
+{
+    CHECK(train(rank) == 0);
+    if (expected_id == NULL) {
+        CHECK(said[0] == '\0');
+        return 0;
+    }
+    if (strncmp(said, expected_id, strlen(expected_id)) != 0 || strstr(said, expected_text) == NULL ||
+        strchr(said, '\n') != said + strlen(said) - 1) {
+        fprintf(stderr, "rank %d: said '%s'\n", rank, said);
+        return 1;
+    }
+    return 0;
+}
+
+static void expect(const char *id, const char *text)
+{
+    expected_id = id;
+    expected_text = text;
+    if (how.debug == NULL)
+        how.debug = "1";
+    cr_assert_eq(ddp_world(train_and_look), 0);
+}
+
+Test(debug, a_right_program_is_told_nothing)
+{
+    expect(NULL, NULL);
+    how.without_mean = true;
+    expect(NULL, NULL);
+}
+
+Test(debug, gradients_that_are_written_elsewhere_are_noticed)
+{
+    how.elsewhere = true;
+    expect("DDP-ZERO", "cddp_ddp_grad() was not called for 3 of 3 parameters, such as 'first'");
+}
+
+Test(debug, gradients_that_are_the_same_on_all_ranks_are_noticed)
+{
+    how.same = true;
+    expect("DDP-SAME", "the mean of all 4 ranks' gradients is this rank's own in the first step");
+    how.without_mean = true;
+    expect("DDP-SAME", "the mean of all 4 ranks' gradients is this rank's own in the first step");
+}
+
+Test(debug, parameters_that_never_change_are_noticed)
+{
+    how.frozen = true;
+    expect("DDP-FROZEN", "no parameter has changed in 10 steps");
+}
+
+Test(debug, a_gradient_that_is_written_after_it_was_ready_is_noticed)
+{
+    how.late = true;
+    expect("DDP-LATE",
+           "the gradient of 'second' was written between cddp_ddp_grad_ready() and cddp_ddp_wait() in step 2");
+}
+
+Test(debug, without_the_variable_nothing_is_said)
+{
+    how.elsewhere = how.same = how.frozen = true;
+    how.debug = "0";
+    expect(NULL, NULL);
+}
+
+static int refused(int rank)
+{
+    static float w[4];
+    const cddp_param p = {.name = "w", .data = w, .count = 4, .dtype = CDDP_FLOAT32};
+    cddp_comm *comm;
+    cddp_ddp *ddp;
+
+    if (rank == 1)
+        (void)setenv("CDDP_DEBUG", "perhaps", 1);
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_ddp_create(&ddp, comm, &p, 1, NULL) == CDDP_E_INVALID);
+    CHECK(strstr(cddp_last_error(), "CDDP_DEBUG='perhaps'") != NULL);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(debug, another_value_is_an_error_on_every_rank)
+{
+    cr_assert_eq(ddp_world(refused), 0);
+}

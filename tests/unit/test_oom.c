@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "hygiene.h"
+#include "launcher/oom.h"
+
+#include <ftw.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+CDI_SUITE(oom);
+
+static char root[64];
+
+/* A file below root, and what is above it. */
+static void put(const char *path, const char *text)
+{
+    char full[512];
+    FILE *f;
+
+    (void)snprintf(full, sizeof full, "%s%s", root, path);
+    for (char *p = strchr(full + 1, '/'); p != NULL; p = strchr(p + 1, '/')) {
+        *p = '\0';
+        (void)mkdir(full, 0700);
+        *p = '/';
+    }
+    f = fopen(full, "we");
+    cr_assert_not_null(f, "%s", full);
+    (void)fputs(text, f);
+    (void)fclose(f);
+}
+
+static void make_root(void)
+{
+    (void)snprintf(root, sizeof root, "/tmp/cdi-oom-XXXXXX");
+    cr_assert_not_null(mkdtemp(root));
+}
+
+static int drop(const char *path, const struct stat *sb, int type, struct FTW *where)
+{
+    (void)sb;
+    (void)type;
+    (void)where;
+    return remove(path);
+}
+
+static void remove_root(void)
+{
+    (void)nftw(root, drop, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+/* What is said when path's text becomes `after`; "": nothing. */
+static const char *said(const char *path, const char *after)
+{
+    static char text[200];
+    struct oom_count before = oom_look(root);
+
+    put(path, after);
+    text[0] = '\0';
+    (void)oom_says(root, &before, text, sizeof text);
+    return text;
+}
+
+Test(oom, of_cgroup_v2_with_the_least_limit_above)
+{
+    static const char path[] = "/sys/fs/cgroup/job/step/memory.events";
+
+    make_root();
+    put("/proc/self/cgroup", "0::/job/step\n");
+    put(path, "low 0\nhigh 0\nmax 3\noom 1\noom_kill 1\noom_group_kill 0\n");
+    put("/sys/fs/cgroup/job/step/memory.max", "max\n");
+    put("/sys/fs/cgroup/job/memory.max", "2147483648\n");
+    cr_assert_str_eq(said(path, "max 3\noom 1\noom_kill 1\n"), "");
+    cr_assert_str_eq(said(path, "max 9\noom 2\noom_kill 2\n"),
+                     "the kernel killed it: out of memory (the limit of its memory cgroup is 2.0 GiB)");
+    put("/sys/fs/cgroup/job/step/memory.max", "104857600\n");
+    cr_assert_str_eq(said(path, "oom_kill 5\n"),
+                     "the kernel killed it: out of memory (the limit of its memory cgroup is 100.0 MiB)");
+    remove_root();
+}
+
+Test(oom, of_cgroup_v1_beside_an_empty_v2)
+{
+    static const char path[] = "/sys/fs/cgroup/memory/slurm/job_7/memory.oom_control";
+
+    make_root();
+    put("/proc/self/cgroup", "9:name=systemd:/\n4:cpuacct,memory:/slurm/job_7\n3:memory_not:/x\n0::/\n");
+    put(path, "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n");
+    put("/sys/fs/cgroup/memory/slurm/job_7/memory.limit_in_bytes", "9223372036854771712\n");
+    cr_assert_str_eq(said(path, "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n"),
+                     "the kernel killed it: out of memory");
+    put("/sys/fs/cgroup/memory/slurm/memory.limit_in_bytes", "1073741824\n");
+    cr_assert_str_eq(said(path, "oom_kill 2\n"),
+                     "the kernel killed it: out of memory (the limit of its memory cgroup is 1.0 GiB)");
+    remove_root();
+}
+
+Test(oom, a_container_that_sees_its_own_files_at_the_top)
+{
+    static const char path[] = "/sys/fs/cgroup/memory.events";
+
+    make_root();
+    put("/proc/self/cgroup", "0::/../../docker/abc\n");
+    put(path, "oom_kill 0\n");
+    put("/sys/fs/cgroup/memory.max", "536870912\n");
+    cr_assert_str_eq(said(path, "oom_kill 1\n"),
+                     "the kernel killed it: out of memory (the limit of its memory cgroup is 512.0 MiB)");
+    remove_root();
+}
+
+Test(oom, without_a_memory_cgroup_the_machine_counts)
+{
+    make_root();
+    put("/proc/self/cgroup", "0::/\n");
+    put("/proc/vmstat", "nr_free_pages 7\noom_kill 4\npgfault 9\n");
+    cr_assert_str_eq(said("/proc/vmstat", "nr_free_pages 7\noom_kill 4\n"), "");
+    cr_assert_str_eq(said("/proc/vmstat", "nr_free_pages 7\noom_kill 5\n"),
+                     "the kernel has just killed a process of this machine for lack of memory");
+    remove_root();
+}
+
+Test(oom, files_that_make_no_sense_say_nothing)
+{
+    static const char *const texts[] = {"",          ":",  "4",   "4:",   "4:memory",
+                                        "4:memory:", "::", "0::", "\n\n", "4:memory:x\n0::y"};
+
+    make_root();
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        put("/proc/self/cgroup", texts[i]);
+        cr_assert_eq(oom_look(root).kills, -1, "%s", texts[i]);
+        cr_assert_str_eq(said("/proc/self/cgroup", texts[i]), "");
+    }
+    remove_root();
+}
