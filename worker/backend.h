@@ -107,7 +107,7 @@ struct cdi_op {
 
 /* A stretch of memory, for pack and unpack. */
 struct cdi_slice {
-    void *data; /* pack only reads it */
+    void *data; /* pack only reads it. NULL: a gap in what lies together, which is neither read nor written */
     size_t bytes;
 };
 

@@ -79,11 +79,41 @@ static cddp_status gather_bucket(cddp_ddp *d, size_t i, struct cdi_error *err)
     for (int s = 0; s < f->n_streams && status == CDDP_OK; s++)
         status = d->ops->follow(d->b, f->stream[s], err);
     f->n_streams = 0;
-    for (size_t p = 0; d->has_own && !d->shadow && p < d->n_params && status == CDDP_OK; p++) {
-        struct cdi_slice own = {.data = d->params[p].grad, .bytes = d->plan.grads[p].bytes};
+    return status == CDDP_OK ? cdi_own_gather(d, i, err) : status;
+}
 
-        if (own.data != NULL && d->plan.grads[p].bucket == i && (d->unused.missing == NULL || !d->unused.missing[p]))
-            status = d->ops->pack(d->b, cdi_ddp_arena_grad(d, p), &own, 1, err);
+/* Bucket b has landed: what the gradients in it become. */
+static cddp_status finish_bucket(cddp_ddp *d, size_t b, struct cdi_error *err)
+{
+    if (d->flight[b].skipped)
+        return CDDP_OK;
+    if (cdi_hook_end(d, b) == CDDP_OK)
+        return cdi_wire_unpack(d, b, err);
+    *err = d->sticky;
+    return err->status;
+}
+
+/*
+ * On a device, before a bucket starts: the means of those before it are brought to where the user reads them, while the
+ * backward pass goes on. At the end of the step only the last one's are left. Not where the end of the step decides
+ * what becomes of them, or a hook, which hears of all buckets then.
+ */
+static cddp_status bring_early(cddp_ddp *d, struct cdi_error *err)
+{
+    cddp_status status = CDDP_OK;
+
+    if (!d->ops->on_device || d->sharded || d->shadow || d->hook.begin != NULL || d->powersgd != NULL ||
+        d->unused.missing != NULL || (d->flags & (CDDP_DDP_JOIN_ACTIVE | CDDP_DDP_JOIN_STRICT)) != 0)
+        return CDDP_OK;
+    for (; d->brought < d->plan.next && status == CDDP_OK; d->brought++) {
+        size_t k = d->flight[d->brought].own;
+
+        /* All pieces of a gradient that was cut must be there. */
+        if (d->flight[d->brought].n_own > 0 && d->brought + d->plan.grads[d->own.list[k]].n_parts > d->plan.next)
+            break;
+        status = finish_bucket(d, d->brought, err);
+        if (status == CDDP_OK)
+            status = cdi_own_scatter(d, d->brought, err);
     }
     return status;
 }
@@ -209,6 +239,8 @@ static cddp_status launch_group(cddp_ddp *d, size_t k)
     cddp_status status = CDDP_OK;
     struct cdi_error err;
 
+    if (bring_early(d, &err) != CDDP_OK)
+        status = cdi_ddp_stick(d, &err);
     for (size_t j = 0; d->ops->on_device && j <= k && status == CDDP_OK; j++)
         if (gather_bucket(d, d->plan.next + j, &err) != CDDP_OK)
             status = cdi_ddp_stick(d, &err);
@@ -305,28 +337,6 @@ cddp_status cdi_ddp_join_ticket(cddp_ddp *d, uint64_t ticket)
     return status == CDDP_OK ? status : cdi_ddp_stick(d, &err);
 }
 
-/* Gradient i has landed in the arena, or on a device is going to: bring it to the user's own memory. */
-static cddp_status bring_out(cddp_ddp *d, size_t i, struct cdi_error *err)
-{
-    struct cdi_slice own = {.data = d->params[i].grad, .bytes = d->plan.grads[i].bytes};
-
-    if (own.data == NULL || d->plan.grads[i].landed || d->shadow || cdi_unused_nowhere(d, i))
-        return CDDP_OK;
-    d->plan.grads[i].landed = true;
-    return d->ops->unpack(d->b, &own, 1, cdi_ddp_arena_grad(d, i), err);
-}
-
-/* Bucket b has landed: what the gradients in it become. */
-static cddp_status finish_bucket(cddp_ddp *d, size_t b, struct cdi_error *err)
-{
-    if (d->flight[b].skipped)
-        return CDDP_OK;
-    if (cdi_hook_end(d, b) == CDDP_OK)
-        return cdi_wire_unpack(d, b, err);
-    *err = d->sticky;
-    return err->status;
-}
-
 /* On a device nothing is waited for here: the work is put in order, and the compute stream behind it. */
 cddp_status cdi_ddp_land(cddp_ddp *d)
 {
@@ -344,8 +354,8 @@ cddp_status cdi_ddp_land(cddp_ddp *d)
     status = cdi_uneven_land(d);
     if (status == CDDP_OK)
         status = cdi_unused_restore(d);
-    for (size_t i = 0; i < d->n_params && status == CDDP_OK && local == CDDP_OK; i++)
-        local = bring_out(d, i, &err);
+    for (size_t b = 0; d->has_own && b < d->plan.n && status == CDDP_OK && local == CDDP_OK; b++)
+        local = cdi_own_scatter(d, b, &err);
     if (status == CDDP_OK && local == CDDP_OK && d->ops->on_device)
         local = d->ops->lead(d->b, 0, d->stream, &err);
     return local == CDDP_OK ? status : cdi_ddp_stick(d, &err);
@@ -356,6 +366,8 @@ cddp_status cdi_ddp_next_step(cddp_ddp *d)
     cdi_bucket_next_step(&d->plan);
     for (size_t b = 0; b < d->plan.n; b++)
         d->flight[b].unpacked = d->flight[b].skipped = false;
+    cdi_unused_next_step(d);
+    d->brought = 0;
     d->begun = false;
     d->synced = false;
     d->settled = false;
@@ -498,7 +510,7 @@ static cddp_status wait_param(cddp_ddp *d, size_t i, struct cdi_error *err)
     for (size_t k = b; k < end && status == CDDP_OK; k++)
         status = finish_bucket(d, k, err);
     if (status == CDDP_OK)
-        status = bring_out(d, i, err);
+        status = cdi_own_scatter(d, b, err);
     if (status == CDDP_OK && d->ops->on_device)
         status = d->ops->lead(d->b, moved ? 0 : ticket, d->stream, err);
     return status == CDDP_OK ? status : cdi_ddp_stick(d, err);

@@ -3,7 +3,8 @@
  * Inside the reducer: what its parts share. reducer_create.c makes it, of what reducer_input.c has looked at;
  * reducer_plan.c says which buckets there are, and reducer.c takes steps; unused.c knows what to do about gradients
  * that do not come; uneven.c goes on for a rank that has no more samples; wire.c sends gradients in fewer bits; norm.c
- * measures and clips gradients that have landed; hook.c and powersgd.h communicate in other ways. All but creation,
+ * measures and clips gradients that have landed; own.c brings those in the user's own memory in and out; hook.c and
+ * powersgd.h communicate in other ways. All but creation,
  * cddp_ddp_join and norm.c is called with the lock held.
  */
 #ifndef CDI_REDUCER_H
@@ -22,8 +23,9 @@ struct cdi_ddp_flight {
     uint64_t ticket;               /* of its all-reduce in this step */
     void *stream[CDI_DDP_STREAMS]; /* on a device: where its gradients were made */
     int n_streams;
-    bool more;    /* on a device: starts together with the next bucket; equal on all ranks */
-    bool skipped; /* in this step: idle, and nobody used it after all */
+    bool more;         /* on a device: starts together with the next bucket; equal on all ranks */
+    bool skipped;      /* in this step: idle, and nobody used it after all */
+    size_t own, n_own; /* in cddp_ddp.own.list: its gradients in the user's own memory, in the order of the arena */
     /* Compressed: */
     bool compressed;
     size_t wire_offset; /* in the wire region, bytes */
@@ -41,6 +43,12 @@ struct cdi_ddp_unused {
     bool known; /* static graph: the first step is over */
     void *saved,
         *zeros; /* on the backend: the arena's old values, and as many zeros as the largest gradient has bytes */
+};
+
+/* own.c: gradients in the user's own memory. NULL arrays: there are none. */
+struct cdi_ddp_own {
+    size_t *list;             /* parameters, bucket by bucket: see cdi_ddp_flight.own */
+    struct cdi_slice *slices; /* room for those of one bucket */
 };
 
 /* With CDDP_AUTO, until it is settled: bucket sizes that are tried. */
@@ -73,6 +81,7 @@ struct cddp_ddp {
     struct cdi_powersgd *powersgd; /* NULL: none */
     struct cdi_ddp_debug *debug;   /* NULL: CDDP_DEBUG is not set */
     bool has_own;                  /* some gradients are in the user's memory */
+    struct cdi_ddp_own own;        /* its list is covered by the lock */
     size_t n_buffers;
     struct cdi_slice *slices; /* where the parameters lie, and behind them the buffers */
     void *stage;              /* on the backend, where small ones travel together; NULL: there are none */
@@ -93,6 +102,7 @@ struct cddp_ddp {
     struct cdi_error sticky; /* status CDDP_OK: none */
     uint64_t enqueued;       /* ticket of the last bucket launched; 0: none yet */
     uint64_t joined;         /* the last ticket that was waited for */
+    size_t brought;          /* on a device: buckets whose means are under way to where the user reads them */
     uint64_t step;           /* steps that are complete */
     bool finishing;          /* a thread is in cdi_ddp_finish */
     bool begun;              /* something was said to be ready in this step */
@@ -185,6 +195,19 @@ cddp_status cdi_unused_zero(cddp_ddp *d, size_t i, struct cdi_error *err);
 bool cdi_unused_is_used(const cddp_ddp *d, size_t b);
 /* Should gradient i stay as it is, since no rank used it? */
 bool cdi_unused_nowhere(const cddp_ddp *d, size_t i);
+
+/* A step begins: nothing is missing yet. */
+void cdi_unused_next_step(cddp_ddp *d);
+
+/* --- own.c: without gradients in the user's own memory these do nothing */
+cddp_status cdi_own_init(cddp_ddp *d, struct cdi_error *err);
+void cdi_own_release(cddp_ddp *d);
+/* There is a new plan, with new flights: which gradients does each bucket hold? */
+void cdi_own_place(cddp_ddp *d);
+/* On a device: a bucket's gradients go into the arena, before it starts. One launch. */
+cddp_status cdi_own_gather(cddp_ddp *d, size_t bucket, struct cdi_error *err);
+/* Its means go out of it, those that have not gone yet and that some rank used. One launch. */
+cddp_status cdi_own_scatter(cddp_ddp *d, size_t bucket, struct cdi_error *err);
 
 /* --- wire.c */
 /* Where each bucket of the plan lies in the wire region, whose size is what the largest of all plans needs. */

@@ -62,14 +62,14 @@ static cddp_status prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *pa
     d->wire_dtype = opt->compress;
     d->n_params = n;
     d->n_buffers = opt->n_buffers;
-    for (size_t i = 0; i < n; i++)
-        d->has_own |= params[i].grad != NULL;
     status = cdi_ddp_check_memory(d, params, opt->buffers, err);
     if (status != CDDP_OK)
         return status;
     if (!copy_params(d, params, n))
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu parameters", n);
-    status = cdi_ddp_plan(d, opt, err);
+    status = cdi_own_init(d, err);
+    if (status == CDDP_OK)
+        status = cdi_ddp_plan(d, opt, err);
     if (status == CDDP_OK)
         status = cdi_debug_init(d, err);
     if (status == CDDP_OK)
@@ -85,6 +85,7 @@ static void free_ddp(cddp_ddp *d)
     cdi_unused_release(d);
     cdi_uneven_release(d);
     cdi_replicate_release(d);
+    cdi_own_release(d);
     if (d->wire != NULL)
         d->ops->region_destroy(d->b, d->wire);
     if (d->region != NULL)

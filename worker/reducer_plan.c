@@ -38,6 +38,7 @@ static cddp_status make_flights(cddp_ddp *d, struct cdi_error *err)
     d->flight = flight;
     group_small(d);
     cdi_wire_place(d);
+    cdi_own_place(d);
     return CDDP_OK;
 }
 

@@ -237,6 +237,12 @@ cddp_status cdi_unused_fill(cddp_ddp *d)
     return st == CDDP_OK ? launch_idle(d) : st;
 }
 
+void cdi_unused_next_step(cddp_ddp *d)
+{
+    if (d->unused.missing != NULL)
+        memset(d->unused.missing, 0, d->n_params * sizeof *d->unused.missing);
+}
+
 bool cdi_unused_nowhere(const cddp_ddp *d, size_t i)
 {
     return d->unused.missing != NULL && d->unused.missing[i] && !d->unused.used[i];

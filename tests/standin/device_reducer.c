@@ -3,10 +3,12 @@
  * libcddp's reducer on the stand-in, as a program that cddprun starts: gradients are written on a compute stream by a
  * kernel, averaged, and added to the parameters by another kernel. With "reuse" the program itself is wrong: it writes
  * a gradient again before cddp_ddp_wait; with "missing" rank 1 does not come to the last step. With "auto" the bucket
- * size is found by trying. With "asks" the backward pass takes its time, and NCCL, which is always "in progress", must
- * not be asked over and over meanwhile. Other faults are planted by the stand-in's settings.
+ * size is found by trying. With "own" gradients are in memory of the program's own, which for each bucket takes one
+ * launch to bring in and one to bring out. With "asks" the backward pass takes its time, and NCCL, which is always "in
+ * progress", must not be asked over and over meanwhile. Other faults are planted by the stand-in's settings.
  *
- * Exit status: 0 all was right, 3 a wrong result, 4 libcddp gave an error, 5 NCCL was asked too often.
+ * Exit status: 0 all was right, 3 a wrong result, 4 libcddp gave an error, 5 NCCL was asked too often, 6 there were
+ * more launches, or fewer.
  */
 #include "device.h"
 #include "fill_kernel.h"
@@ -19,9 +21,11 @@
 #define STEPS 3
 #define AUTO_STEPS 20 /* until a bucket size is chosen, of the two that differ, and a few more */
 #define N_PARAMS 5
+#define OWN_BUCKET_BYTES 24000 /* two gradients, with a gap between them, the large one alone, and two more */
 #define WRONG 3
 #define FAILED 4
 #define ASKED 5
+#define LAUNCHES 6
 #define MOST_ASKED 60 /* per gradient; who waits for NCCL asks 200 times */
 
 /* Small ones start together; the large one is beyond what starts in a group. */
@@ -42,6 +46,7 @@ struct job {
     CUkernel fill;
     CUstream compute;
     CUdeviceptr data[N_PARAMS];
+    CUdeviceptr own[N_PARAMS]; /* 0: gradients are in the arena */
     int steps;
     bool slow;      /* it takes milliseconds to make a gradient */
     uint64_t asked; /* how often NCCL was, while gradients were reported */
@@ -106,7 +111,19 @@ static int check(struct job *j)
     return 0;
 }
 
-static void open_job(struct job *j, bool automatic)
+/* Each step, one launch for each bucket in each direction, whatever the number of gradients in it. */
+static int count_launches(const struct job *j, uint64_t packed, uint64_t unpacked)
+{
+    uint64_t want = (uint64_t)j->steps * cddp_ddp_bucket_count(j->ddp);
+
+    if (packed == want && unpacked == want)
+        return 0;
+    fprintf(stderr, "%d steps of %zu buckets took %llu launches to bring gradients in and %llu to bring means out\n",
+            j->steps, cddp_ddp_bucket_count(j->ddp), (unsigned long long)packed, (unsigned long long)unpacked);
+    return LAUNCHES;
+}
+
+static void open_job(struct job *j, bool automatic, bool own)
 {
     static const char *const names[N_PARAMS] = {"a", "b", "c", "d", "e"};
     cddp_init_options init = {.size = sizeof init, .backend = "nccl"};
@@ -116,6 +133,8 @@ static void open_job(struct job *j, bool automatic)
     j->steps = automatic ? AUTO_STEPS : STEPS;
     if (automatic)
         opt.bucket_bytes = CDDP_AUTO;
+    if (own)
+        opt.bucket_bytes = opt.first_bucket_bytes = OWN_BUCKET_BYTES;
     DO(cddp_init(&j->comm, &init));
     device_open(&j->device, cddp_local_rank(j->comm));
     standin_kernel_register(&fill_kernel);
@@ -128,6 +147,8 @@ static void open_job(struct job *j, bool automatic)
         params[i].data = (void *)j->data[i];
         params[i].count = counts[i];
         params[i].dtype = CDDP_FLOAT32;
+        j->own[i] = own ? device_floats(counts[i], 0) : 0;
+        params[i].grad = (void *)j->own[i];
     }
     opt.stream = j->compute;
     DO(cddp_ddp_create(&j->ddp, j->comm, params, N_PARAMS, &opt));
@@ -138,6 +159,8 @@ static void close_job(struct job *j)
     cddp_ddp_destroy(j->ddp);
     for (size_t i = 0; i < N_PARAMS; i++)
         CU(cuMemFree(j->data[i]));
+    for (size_t i = 0; i < N_PARAMS && j->own[i] != 0; i++)
+        CU(cuMemFree(j->own[i]));
     CU(cuStreamDestroy(j->compute));
     CU(cuLibraryUnload(j->device.library));
     DO(cddp_finalize(j->comm));
@@ -146,14 +169,20 @@ static void close_job(struct job *j)
 int main(int argc, char **argv)
 {
     static struct job j;
+    bool own = argc > 1 && strcmp(argv[1], "own") == 0;
+    uint64_t packed, unpacked;
     int rc;
 
     j.slow = argc > 1 && strcmp(argv[1], "asks") == 0;
-    open_job(&j, argc > 1 && strcmp(argv[1], "auto") == 0);
+    open_job(&j, argc > 1 && strcmp(argv[1], "auto") == 0, own);
+    packed = standin_launched("cdi_pack");
+    unpacked = standin_launched("cdi_unpack");
     train(&j, argc > 1 && strcmp(argv[1], "reuse") == 0, argc > 1 && strcmp(argv[1], "missing") == 0);
     CU(cuStreamSynchronize(j.compute)); /* also where a peer did not come: then the communicator is aborted in time */
     DO(cddp_barrier(j.comm));
     rc = check(&j);
+    if (own && rc == 0)
+        rc = count_launches(&j, standin_launched("cdi_pack") - packed, standin_launched("cdi_unpack") - unpacked);
     if (cddp_ddp_bucket_cap(j.ddp) == 0) {
         fprintf(stderr, "no bucket size is chosen after %d steps\n", j.steps);
         rc = WRONG;

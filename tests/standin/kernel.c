@@ -20,6 +20,7 @@ struct CUlib_st {
 };
 
 static const struct standin_kernel *kernels[KERNELS];
+static uint64_t n_launched[KERNELS];
 static unsigned n_kernels, n_libraries;
 
 struct launch {
@@ -81,6 +82,23 @@ static const struct standin_kernel *find(const char *name)
             k = kernels[i];
     si_unlock();
     return k;
+}
+
+static void count_locked(const struct standin_kernel *k)
+{
+    for (unsigned i = 0; i < n_kernels; i++)
+        n_launched[i] += kernels[i] == k;
+}
+
+uint64_t standin_launched(const char *kernel)
+{
+    uint64_t n = 0;
+
+    si_lock();
+    for (unsigned i = 0; i < n_kernels; i++)
+        n += strcmp(kernels[i]->name, kernel) == 0 ? n_launched[i] : 0;
+    si_unlock();
+    return n;
 }
 
 unsigned si_libraries_locked(void)
@@ -257,8 +275,10 @@ SI_EXPORT CUresult cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned 
     k->ranges(&grid, ((struct launch *)op->data)->arg, &r);
     si_lock();
     rc = si_stream_here_locked(hStream, "cuLaunchKernel", &s);
-    if (rc == CUDA_SUCCESS)
+    if (rc == CUDA_SUCCESS) {
         si_push_locked(s, op, &r);
+        count_locked(k);
+    }
     si_unlock();
     if (rc != CUDA_SUCCESS)
         si_op_destroy(op);

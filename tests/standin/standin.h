@@ -85,6 +85,9 @@ STANDIN_API void standin_configure(void);
 /* How often the calling thread has called ncclCommGetAsyncError. */
 STANDIN_API uint64_t standin_asked(void);
 
+/* How many launches of this kernel were put on a stream. Any thread. */
+STANDIN_API uint64_t standin_launched(const char *kernel);
+
 /* What exists now. */
 struct standin_live {
     unsigned device_memory, pinned_memory, streams, events, libraries, communicators;

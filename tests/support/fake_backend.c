@@ -136,7 +136,8 @@ static cddp_status fake_pack(struct cdi_backend *b, void *to, const struct cdi_s
     (void)err;
     note(of(b), "pack; ");
     for (size_t i = 0; i < n; at += from[i++].bytes)
-        memcpy(at, from[i].data, from[i].bytes);
+        if (from[i].data != NULL)
+            memcpy(at, from[i].data, from[i].bytes);
     return CDDP_OK;
 }
 
@@ -148,7 +149,8 @@ static cddp_status fake_unpack(struct cdi_backend *b, const struct cdi_slice *to
     (void)err;
     note(of(b), "unpack; ");
     for (size_t i = 0; i < n; at += to[i++].bytes)
-        memcpy(to[i].data, at, to[i].bytes);
+        if (to[i].data != NULL)
+            memcpy(to[i].data, at, to[i].bytes);
     return CDDP_OK;
 }
 

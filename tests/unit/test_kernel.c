@@ -205,6 +205,25 @@ Test(kernel, slices_are_packed_and_unpacked_many_per_launch_at_any_alignment)
     }
 }
 
+Test(kernel, a_gap_between_slices_is_neither_read_nor_written)
+{
+    uint8_t apart[2][3] = {{1, 2, 3}, {4, 5, 6}}, flat[10], want[10] = {1, 2, 3, 9, 9, 9, 4, 5, 6, 9}, host[10];
+    struct cdi_slice slice[] = {{apart[0], 3}, {NULL, 3}, {apart[1], 3}};
+
+    memset(flat, 9, sizeof flat);
+    memset(host, 9, sizeof host);
+    cr_assert_eq(launch_all(CDI_KERNEL_PACK, flat, slice, 3), 1);
+    cr_assert_eq(cdi_element_pack(NULL, host, slice, 3, NULL), CDDP_OK);
+    cr_assert_arr_eq(flat, want, sizeof want);
+    cr_assert_arr_eq(host, want, sizeof want);
+    memset(apart, 0, sizeof apart);
+    cr_assert_eq(launch_all(CDI_KERNEL_UNPACK, flat, slice, 3), 1);
+    cr_assert(apart[0][2] == 3 && apart[1][0] == 4 && apart[1][2] == 6);
+    memset(apart, 0, sizeof apart);
+    cr_assert_eq(cdi_element_unpack(NULL, slice, 3, flat, NULL), CDDP_OK);
+    cr_assert(apart[0][2] == 3 && apart[1][0] == 4 && apart[1][2] == 6);
+}
+
 Test(kernel, nothing_to_do_needs_no_launch)
 {
     struct cdi_slice empty[] = {{NULL, 0}, {NULL, 0}};

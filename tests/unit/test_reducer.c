@@ -744,7 +744,34 @@ Test(reducer, on_a_device_gradients_of_the_users_own_are_copied_in_stream_order)
     cr_assert_eq(cddp_ddp_wait_param(d, 2), CDDP_OK);
     cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
     cr_assert_str_eq(comm.calls,
-                     "follow 0; pack; all_reduce 0; follow 0; all_reduce 1; unpack; lead 0 on 0; lead 0 on 0; ");
+                     "follow 0; pack; all_reduce 0; unpack; follow 0; all_reduce 1; lead 0 on 0; lead 0 on 0; ");
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}
+
+Test(reducer, on_a_device_a_gradient_of_the_users_own_that_was_missing_once_is_taken_when_it_comes)
+{
+    const cddp_ddp_options opt = {
+        .size = sizeof opt, .first_bucket_bytes = 700, .bucket_bytes = 4000, .flags = CDDP_DDP_FIND_UNUSED};
+    static float own[4][20000];
+    cddp_param params[4];
+    cddp_comm comm;
+    cddp_ddp *d;
+
+    memcpy(params, large, sizeof large);
+    for (size_t i = 0; i < 4; i++)
+        params[i].grad = own[i];
+    fake_open(&comm, 1);
+    comm.device = true;
+    d = open_with(&comm, params, 4, &opt);
+    for (size_t i = 3; i-- > 0;) /* the last one does not come */
+        (void)cddp_ddp_grad_ready(d, i);
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
+    own[3][0] = 5;
+    for (size_t i = 4; i-- > 0;)
+        (void)cddp_ddp_grad_ready(d, i);
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
+    cr_assert_eq(own[3][0], 5, "it is %g", (double)own[3][0]);
     cddp_ddp_destroy(d);
     fake_close(&comm, 1);
 }

@@ -20,7 +20,7 @@ cddp_status cdi_element_pack(struct cdi_backend *b, void *to, const struct cdi_s
     (void)b;
     (void)err;
     for (size_t i = 0; i < n; i++) {
-        if (from[i].bytes > 0)
+        if (from[i].bytes > 0 && from[i].data != NULL)
             memcpy(p, from[i].data, from[i].bytes);
         p += from[i].bytes;
     }
@@ -35,7 +35,7 @@ cddp_status cdi_element_unpack(struct cdi_backend *b, const struct cdi_slice *to
     (void)b;
     (void)err;
     for (size_t i = 0; i < n; i++) {
-        if (to[i].bytes > 0)
+        if (to[i].bytes > 0 && to[i].data != NULL)
             memcpy(to[i].data, p, to[i].bytes);
         p += to[i].bytes;
     }

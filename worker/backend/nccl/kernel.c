@@ -67,7 +67,9 @@ size_t cdi_launch_pack(struct cdi_launch *out, enum cdi_kernel kernel, uint32_t 
     for (i = 0; i < n && args->n < CDI_KERNEL_SLICES; i++) {
         uint64_t more = slice[i].bytes / CDI_KERNEL_CHUNK + (slice[i].bytes % CDI_KERNEL_CHUNK != 0);
 
-        if (more == 0)
+        if (slice[i].data == NULL)
+            at += slice[i].bytes;
+        if (slice[i].data == NULL || more == 0)
             continue;
         if (chunks + more > UINT32_MAX)
             break;

@@ -112,7 +112,8 @@ size_t cdi_kernel_args_size(enum cdi_kernel kernel);
  */
 
 /*
- * PACK or UNPACK of the first slices of slice[0..n): as many as fit. Their number is returned (empty ones count too),
+ * PACK or UNPACK of the first slices of slice[0..n): as many as fit. Their number is returned (empty ones and gaps
+ * count too),
  * and *flat_bytes is how far they reach in flat; call it again with the rest behind them until none is left.
  */
 size_t cdi_launch_pack(struct cdi_launch *out, enum cdi_kernel kernel, uint32_t n_sm, void *flat,

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Gradients in the user's own memory: which of them each bucket holds, and how a whole bucket's go into the arena and
+ * out again, by one call of the backend each, which is one launch on a device. On the host each comes as soon as it is
+ * ready, since it is copied while others are made (reducer.c).
+ */
+#include "worker/reducer.h"
+
+#include <stdlib.h>
+
+cddp_status cdi_own_init(cddp_ddp *d, struct cdi_error *err)
+{
+    size_t n = d->n_params;
+
+    for (size_t i = 0; i < n; i++)
+        d->has_own |= d->params[i].grad != NULL;
+    if (!d->has_own)
+        return CDDP_OK;
+    d->own.list = calloc(n, sizeof *d->own.list);
+    d->own.slices = calloc(2 * n, sizeof *d->own.slices); /* each, and what lies between two */
+    if (d->own.list == NULL || d->own.slices == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for the list of %zu gradients", n);
+    return CDDP_OK;
+}
+
+void cdi_own_release(cddp_ddp *d)
+{
+    free(d->own.list);
+    free(d->own.slices);
+}
+
+void cdi_own_place(cddp_ddp *d)
+{
+    size_t at = 0;
+
+    if (!d->has_own)
+        return;
+    for (size_t i = 0; i < d->n_params; i++)
+        d->flight[d->plan.grads[i].bucket].n_own += d->params[i].grad != NULL;
+    for (size_t b = 0; b < d->plan.n; b++) {
+        d->flight[b].own = at;
+        at += d->flight[b].n_own;
+        d->flight[b].n_own = 0;
+    }
+    for (size_t i = d->n_params; i-- > 0;) { /* in the order of the arena */
+        struct cdi_ddp_flight *f = &d->flight[d->plan.grads[i].bucket];
+
+        if (d->params[i].grad != NULL)
+            d->own.list[f->own + f->n_own++] = i;
+    }
+}
+
+/* The next slice: gradient i, behind a gap if it does not follow at once what ends at `end` in the arena. */
+static size_t put(cddp_ddp *d, size_t n, size_t i, size_t end)
+{
+    const struct cdi_grad *g = &d->plan.grads[i];
+
+    if (n > 0 && g->offset > end)
+        d->own.slices[n++] = (struct cdi_slice){.bytes = g->offset - end};
+    d->own.slices[n++] = (struct cdi_slice){.data = d->params[i].grad, .bytes = g->bytes};
+    return n;
+}
+
+cddp_status cdi_own_gather(cddp_ddp *d, size_t bucket, struct cdi_error *err)
+{
+    const struct cdi_ddp_flight *f = &d->flight[bucket];
+    size_t n = 0, first = 0, end = 0;
+
+    for (size_t k = 0; k < f->n_own && !d->shadow; k++) {
+        size_t i = d->own.list[f->own + k];
+
+        if (d->unused.missing != NULL && d->unused.missing[i])
+            continue; /* zeros are in its place */
+        first = n == 0 ? i : first;
+        n = put(d, n, i, end);
+        end = d->plan.grads[i].offset + d->plan.grads[i].bytes;
+    }
+    return n == 0 ? CDDP_OK : d->ops->pack(d->b, cdi_ddp_arena_grad(d, first), d->own.slices, n, err);
+}
+
+cddp_status cdi_own_scatter(cddp_ddp *d, size_t bucket, struct cdi_error *err)
+{
+    const struct cdi_ddp_flight *f = &d->flight[bucket];
+    size_t n = 0, first = 0, end = 0;
+
+    for (size_t k = 0; k < f->n_own && !d->shadow; k++) {
+        size_t i = d->own.list[f->own + k];
+
+        if (d->plan.grads[i].landed || cdi_unused_nowhere(d, i))
+            continue;
+        d->plan.grads[i].landed = true;
+        first = n == 0 ? i : first;
+        n = put(d, n, i, end);
+        end = d->plan.grads[i].offset + d->plan.grads[i].bytes;
+    }
+    return n == 0 ? CDDP_OK : d->ops->unpack(d->b, d->own.slices, n, cdi_ddp_arena_grad(d, first), err);
+}
