@@ -110,7 +110,11 @@ static enum contact_do look(struct contact *c, int64_t now_ms, int64_t *next_ms)
     }
     if (c->linked && now_ms >= c->beat_ms)
         return CONTACT_BEAT;
-    if (c->linked)
+    if (c->held && now_ms >= c->beat_ms) {
+        c->beat_ms = now_ms + beat_every(c);
+        return CONTACT_HOLD;
+    }
+    if (c->linked || c->held)
         *next_ms = c->beat_ms;
     if (c->linked && !c->own && silent_at(c) < *next_ms)
         *next_ms = silent_at(c);

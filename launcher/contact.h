@@ -32,7 +32,7 @@ enum contact_do {
     CONTACT_BEAT,      /* send the HEARTBEAT that contact_beat() makes */
     CONTACT_RECONNECT, /* the connection is silent: reset it and come back by another */
     CONTACT_FENCE,     /* kill the workers now */
-    CONTACT_HOLD,      /* stop the workers until `held` is over: see contact_was_stopped() */
+    CONTACT_HOLD,      /* stop the workers (again) until `held` is over: see contact_was_stopped() */
 };
 
 void contact_init(struct contact *c, bool own, bool alone);

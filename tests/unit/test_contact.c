@@ -157,6 +157,21 @@ Test(contact, whoever_was_stopped_and_has_no_answer_is_fenced_after_the_same_tim
     cr_assert_eq(contact_look(&c, 100000, &next), CONTACT_NOTHING);
 }
 
+/* Something else may have made the workers go on. */
+Test(contact, workers_are_held_again_and_again_also_while_there_is_no_connection)
+{
+    joined(0, 10);
+    cr_assert_eq(stopped(10, 30010), CONTACT_HOLD);
+    contact_broken(&c);
+    cr_assert_eq(contact_look(&c, 30010, &next), CONTACT_HOLD);
+    cr_assert_eq(contact_look(&c, 30010, &next), CONTACT_NOTHING);
+    cr_assert_eq(next, 30010 + LEASE / 15);
+    cr_assert_eq(contact_look(&c, next, &next), CONTACT_HOLD);
+    contact_joining(&c, 31020);
+    contact_welcome(&c, LEASE, 31030);
+    cr_assert_eq(contact_look(&c, 31030, &next), CONTACT_NOTHING);
+}
+
 Test(contact, coming_back_by_another_connection_ends_the_hold_too)
 {
     joined(0, 10);
@@ -193,6 +208,7 @@ Test(contact, silence_before_a_stop_counts)
     cr_assert_eq(time_of(CONTACT_RECONNECT), LEASE / 5); /* it runs until then */
     c.look_ms = 9000;                                    /* as if a connection had been tried until then */
     cr_assert_eq(contact_look(&c, 40000, &next), CONTACT_HOLD);
+    cr_assert_eq(contact_look(&c, 40000, &next), CONTACT_HOLD, "there is no connection: it is said again");
     cr_assert_eq(contact_look(&c, 40000, &next), CONTACT_NOTHING);
     cr_assert_eq(next, 41000);
     cr_assert_eq(contact_look(&c, 41000, &next), CONTACT_FENCE);
