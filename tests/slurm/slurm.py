@@ -111,16 +111,31 @@ def start_again(folder, job, times=1):
     """
     Wait until the job is queued again, and do not wait the two minutes that Slurm gives it. But slurmd refuses what was
     allowed in the second in which it killed the job, or before ("already killed, do not launch batch job"): it compares
-    whole seconds.
+    whole seconds. Says after which epoch a wine that was to train until it is told ends now.
     """
     wait_for(f'job {job} to be queued again', lambda: state(job) == ('PENDING', times) and not managers(job), LONG,
              lambda: show(job) + folder.out())
+    epochs = let_end(folder)
     slurm('scontrol', 'update', f'job={job}', 'StartTime=now+3seconds')
+    return epochs
 
 
-def train(folder, epochs):
+def train(epochs):
     """Words for a wine that saves, goes on from what it finds, and leaves its weights."""
     return ['--epochs', epochs, '--save', 'ck', '--resume', 'ck', '--save-every', '25', '--weights-out', 'weights']
+
+
+def train_until_told(folder, cddprun):
+    """The same for a wine that is not through before let_end(): something is to happen to it, however slow this machine."""
+    (folder.path / 'epochs').write_text('1000000\n')
+    return ['sh', '-c', 'read epochs <epochs; exec "$@" --epochs "$epochs"', 'sh', wine(cddprun), *train(1)]
+
+
+def let_end(folder, more=100):
+    """The next life of this job, or its next round, ends so many epochs after the last one that was printed; says when."""
+    epochs = more + max((int(n) for n in re.findall(r'epoch (\d+)/', folder.out())), default=0)
+    (folder.path / 'epochs').write_text(f'{epochs}\n')
+    return epochs
 
 
 weights_of = {}  # by (ranks, epochs), of runs that nothing happened to
@@ -150,24 +165,24 @@ RESUMED = r'resumed'
 
 def preempted(cddprun, full):
     """Slurm sends TERM to the steps only; the script has to stay until the job is queued again."""
-    nodes, epochs = (4, 1500) if full else (2, 800)
+    nodes = 4 if full else 2
     with Folder() as folder:
-        job = submit(folder, cddprun, wine(cddprun), *train(folder, epochs), env={'NPROC_PER_NODE': '1'}, nodes=nodes)
+        job = submit(folder, cddprun, *train_until_told(folder, cddprun), env={'NPROC_PER_NODE': '1'}, nodes=nodes)
         wait_for_checkpoint(folder)
         urgent = int(slurm('sbatch', '--parsable', '--partition=urgent', f'--nodes={N_NODES}', '--exclusive',
                            f'--output={folder.path}/urgent.out', f'--chdir={folder.path}', '--wrap', 'echo urgent'))
         assert finish(urgent) == ('COMPLETED', 0)
-        start_again(folder, job)
+        epochs = start_again(folder, job)
         ended_well(folder, cddprun, job, nodes, epochs, 'another job preempts this one', RESUMED)
 
 
 def requeued(cddprun, full):
-    nodes, epochs = (4, 1500) if full else (2, 800)
+    nodes = 4 if full else 2
     with Folder() as folder:
-        job = submit(folder, cddprun, wine(cddprun), *train(folder, epochs), env={'NPROC_PER_NODE': '1'}, nodes=nodes)
+        job = submit(folder, cddprun, *train_until_told(folder, cddprun), env={'NPROC_PER_NODE': '1'}, nodes=nodes)
         wait_for_checkpoint(folder)
         slurm('scontrol', 'requeue', job)
-        start_again(folder, job)
+        epochs = start_again(folder, job)
         ended_well(folder, cddprun, job, nodes, epochs, RESUMED, rf'Slurm step {job}\.0\.1')
 
 
@@ -176,21 +191,23 @@ def time_limit(cddprun, full):
     Slurm is coarse: at a limit of 1 minute it signals 12 to 22 s after the start, so a life has to be longer than that
     on a calm machine, too. In short, scancel signals.
     """
-    nodes, epochs = (4, 15000) if full else (2, 800)
+    nodes, epochs = (4, 15000) if full else (2, None)
     flags = ['--time=1', '--signal=B:USR1@50'] if full else []
+    words = [wine(cddprun), *train(epochs)] if full else None
     with Folder() as folder:
-        job = submit(folder, cddprun, wine(cddprun), *train(folder, epochs), env={'NPROC_PER_NODE': '1'}, nodes=nodes, flags=flags)
+        job = submit(folder, cddprun, *(words or train_until_told(folder, cddprun)), env={'NPROC_PER_NODE': '1'}, nodes=nodes,
+                     flags=flags)
         wait_for_checkpoint(folder)
         if not full:
             slurm('scancel', '--batch', '--signal=USR1', job)
-        start_again(folder, job)
+        told = start_again(folder, job)
         for times in range(2, 20):
             wait_for('the end of this life', lambda n=times: state(job) == ('PENDING', n) or state(job)[0] == 'COMPLETED', LONG,
                      lambda: show(job) + folder.out())
             if state(job)[0] == 'COMPLETED':
                 break
             start_again(folder, job, times)
-        ended_well(folder, cddprun, job, nodes, epochs, 'the time limit is near', RESUMED)
+        ended_well(folder, cddprun, job, nodes, epochs or told, 'the time limit is near', RESUMED)
         assert 'User defined signal' not in folder.out(), folder.out()
 
 
@@ -225,16 +242,15 @@ def crash(job, node):
 
 def crashed(cddprun, _):
     """Without --wait srun would wait until slurmctld gives the node up: 300 s, and all others idle."""
-    nodes, epochs = 3, 1500
+    nodes = 3
     with Folder() as folder:
         try:
-            job = submit(folder, cddprun, wine(cddprun), *train(folder, epochs), nodes=nodes,
-                         env={'NPROC_PER_NODE': '1'})
+            job = submit(folder, cddprun, *train_until_told(folder, cddprun), nodes=nodes, env={'NPROC_PER_NODE': '1'})
             wait_for_checkpoint(folder)
             crash(job, 'node2')
             wait_for('the other nodes to be free', lambda: state(job)[1] == 1, LONG, lambda: show(job) + folder.out())
             slurm('scontrol', 'update', 'nodename=node2', 'state=down', 'reason=crashed')
-            start_again(folder, job)
+            epochs = start_again(folder, job)
             ended_well(folder, cddprun, job, nodes, epochs, 'a node does not answer', RESUMED, r'node\[1,3-4\]')
         finally:
             bed('up', '--netns', N_NODES)
@@ -260,7 +276,7 @@ def tasks_per_node(cddprun, full):
     nodes, epochs = (4, 800) if full else (2, 100)
     with Folder() as folder:
         job = submit(folder, cddprun, 'sh', '-c', f'echo $CUDA_VISIBLE_DEVICES >gpus.$GROUP_RANK; exec {wine(cddprun)} "$@"', 'sh',
-                     *train(folder, epochs), env={'NPROC_PER_NODE': '1'}, nodes=nodes,
+                     *train(epochs), env={'NPROC_PER_NODE': '1'}, nodes=nodes,
                      flags=['--ntasks-per-node=2', '--cpus-per-task=2', '--gpus-per-task=2'])
         ended_well(folder, cddprun, job, nodes, epochs, rf'Slurm step {job}\.0\.0: {nodes} nodes')
         for i in range(nodes):
@@ -271,7 +287,7 @@ def suspended(cddprun, _):
     """Longer than the lease (15 s): time in which nothing of the job ran counts for nobody."""
     nodes, epochs = 4, 1500
     with Folder() as folder:
-        job = submit(folder, cddprun, wine(cddprun), *train(folder, epochs), env={'NPROC_PER_NODE': '1'}, nodes=nodes)
+        job = submit(folder, cddprun, wine(cddprun), *train(epochs), env={'NPROC_PER_NODE': '1'}, nodes=nodes)
         wait_for_checkpoint(folder)
         slurm('scontrol', 'suspend', job)
         time.sleep(20)  # what is tested is that time passes
@@ -310,12 +326,13 @@ def leave(job, node):
 def elastic(cddprun, _):
     """A node leaves; its status is not the job's."""
     with Folder() as folder:
-        job = submit(folder, cddprun, wine(cddprun), *train(folder, 1200), nodes=3, flags=['--no-kill'],
+        job = submit(folder, cddprun, *train_until_told(folder, cddprun), nodes=3, flags=['--no-kill'],
                      env={'NPROC_PER_NODE': '1', 'NNODES': '2:'})
         wait_for_checkpoint(folder)
+        epochs = let_end(folder, more=5000)  # more than it trains until the node is gone
         leave(job, 'node3')
         end, status = finish(job)
-        assert re.search(r'the job goes on with 2 nodes', folder.out()) and 'epoch 1200/1200' in folder.out(), folder.out()
+        assert re.search(r'the job goes on with 2 nodes', folder.out()) and f'epoch {epochs}/{epochs}' in folder.out(), folder.out()
         assert (end, status) == ('COMPLETED', 0), (end, status, folder.out())
 
 
