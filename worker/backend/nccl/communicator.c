@@ -43,7 +43,7 @@ static int64_t left_ms(int64_t deadline_ms)
 cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *what, struct cdi_error *err)
 {
     const char *detail = cdi_nccl.last_error(b->comm);
-    cddp_status st = r == ncclRemoteError ? CDDP_E_PEER : r == ncclTimeout ? CDDP_E_TIMEOUT : CDDP_E_SYSTEM;
+    cddp_status st = r == ncclRemoteError ? CDDP_E_PEER : (int)r == CDI_NCCL_TIMEOUT ? CDDP_E_TIMEOUT : CDDP_E_SYSTEM;
     char clean[300];
     size_t n = 0;
 
@@ -215,9 +215,22 @@ static cddp_status agree(struct cdi_backend *b, const struct cdi_error *mine, in
 
 /* --------------------------------------------------------------------------------------------- NCCL's polling ---- */
 
+/*
+ * On a non-blocking communicator several calls say "success" while a thread of NCCL's is still at them: ncclCommSplit
+ * in every version (init.cc), ncclCommWindowRegister since 2.28 (dev_runtime.cc: the group's end is checked, its "in
+ * progress" dropped), a ncclSend or ncclRecv outside a group until 2.23 (collectives.cc). So none is believed.
+ */
+ncclResult_t cdi_communicator_state(ncclComm_t comm, ncclResult_t r)
+{
+    if ((r != ncclSuccess && r != ncclInProgress) || comm == NULL)
+        return r;
+    return cdi_nccl.comm_error(comm, &r) == ncclSuccess ? r : ncclInternalError;
+}
+
 cddp_status cdi_communicator_settle(struct cdi_backend *b, ncclComm_t comm, ncclResult_t r, const char *what,
                                     int64_t deadline_ms, struct cdi_error *err)
 {
+    r = cdi_communicator_state(comm, r);
     for (int round = 0; r == ncclInProgress; round++) {
         const struct timespec nap = {.tv_nsec = 100000};
         cddp_status st = cdi_gpu_health_now(b, err);
@@ -323,12 +336,18 @@ cddp_status cdi_communicator_split(struct cdi_backend *b, int color, int key, st
     ncclResult_t r;
     cddp_status st;
 
+    /* NCCL's thread writes the new communicator as its last act, long after the call; so into b, which is still there
+     * when a split was given up, and asks are about b's: the new one is unknown until then. */
     (void)pthread_mutex_lock(&b->lock);
     st = cdi_gpu_flush(b, &why);
     if (st == CDDP_OK) {
         cdi_gpu_busy(b);
-        r = cdi_nccl.comm_split(b->comm, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &comm, &config);
+        r = cdi_nccl.comm_split(b->comm, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &b->child, &config);
         st = cdi_communicator_settle(b, b->comm, r, "splitting the communicator", deadline_ms, &why);
+    }
+    if (st == CDDP_OK) {
+        comm = __atomic_load_n(&b->child, __ATOMIC_ACQUIRE);
+        b->child = NULL;
     }
     (void)pthread_mutex_unlock(&b->lock);
     if (st != CDDP_OK) { /* the others may be waiting in it */
@@ -337,6 +356,8 @@ cddp_status cdi_communicator_split(struct cdi_backend *b, int color, int key, st
     }
     if (part == NULL)
         return st;
+    if (st == CDDP_OK && comm == NULL)
+        st = cdi_fail(err, CDDP_E_SYSTEM, "NCCL has made no communicator of a part");
     part->comm = comm;
     if (st == CDDP_OK)
         st = cdi_communicator_settle(part, comm, ncclInProgress, "connecting the new communicator", deadline_ms, err);
@@ -351,9 +372,13 @@ void cdi_communicator_leave(struct cdi_backend *b)
     int64_t deadline_ms = cdi_now_ms() + LEAVE_MS;
     ncclResult_t r;
 
+    if (b->child != NULL) /* of a split that failed; the abort of b's own has joined NCCL's thread */
+        (void)cdi_nccl.comm_abort(b->child);
+    b->child = NULL;
     if (b->comm == NULL)
         return;
     r = atomic_load(&b->failed) ? ncclInternalError : cdi_nccl.comm_finalize(b->comm);
+    r = cdi_communicator_state(b->comm, r);
     while (r == ncclInProgress && cdi_now_ms() < deadline_ms) {
         const struct timespec nap = {.tv_nsec = 200000};
 

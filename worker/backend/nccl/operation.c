@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Operations on the communication stream: the ring of them, how each becomes NCCL's calls, and who waits for whom. */
 #include "common/clock.h"
+#include "worker/backend/nccl/mean.h"
 #include "worker/backend/nccl/state.h"
 #include "worker/dtype.h"
 #include "worker/op_text.h"
@@ -137,23 +138,22 @@ static ncclDataType_t nccl_type(cddp_dtype dtype)
     return (ncclDataType_t)(dtype - 1);
 }
 
-/*
- * The mean costs no pass where NCCL does it after the sum (symmetric windows). Elsewhere its ncclAvg multiplies before,
- * which for wide types loses what a factor after the sum does not, and keeps registered buffers from the faster ways;
- * for narrow types it keeps sums from overflowing.
- */
-static bool factor_comes_after(const struct cdi_op *op)
+static enum cdi_mean mean_of(const struct cdi_backend *b, const struct cdi_op *op)
 {
-    return op->op == CDDP_MEAN && !cdi_gpu_is_window(op->region) &&
-           (op->dtype == CDDP_FLOAT32 || op->dtype == CDDP_FLOAT64);
+    const struct cdi_mean_facts facts = {.nccl_code = cdi_nccl.code,
+                                         .n_ranks = b->world.size,
+                                         .n_nodes = b->world.n_nodes,
+                                         .window = cdi_gpu_is_window(op->region)};
+
+    return cdi_mean_of(op, &facts);
 }
 
-static ncclRedOp_t nccl_op(const struct cdi_op *op)
+static ncclRedOp_t nccl_op(const struct cdi_backend *b, const struct cdi_op *op)
 {
     _Static_assert((int)ncclSum == (int)CDDP_SUM && (int)ncclProd == (int)CDDP_PROD && (int)ncclMax == (int)CDDP_MAX &&
                        (int)ncclMin == (int)CDDP_MIN && (int)ncclAvg == (int)CDDP_MEAN,
                    "the reductions are NCCL's own");
-    return factor_comes_after(op) ? ncclSum : (ncclRedOp_t)op->op;
+    return op->op == CDDP_MEAN && mean_of(b, op) != CDI_MEAN_BY_NCCL ? ncclSum : (ncclRedOp_t)op->op;
 }
 
 /* The first error of several calls; a call inside a group is never "in progress" for long. */
@@ -203,16 +203,16 @@ static ncclResult_t call(struct cdi_backend *b, const struct cdi_op *op)
     case CDI_BARRIER:
         return cdi_nccl.all_reduce(b->token, b->token, 1, type, ncclMax, b->comm, s);
     case CDI_ALL_REDUCE:
-        return cdi_nccl.all_reduce(op->in, op->out, op->count, type, nccl_op(op), b->comm, s);
+        return cdi_nccl.all_reduce(op->in, op->out, op->count, type, nccl_op(b, op), b->comm, s);
     case CDI_BROADCAST:
         return cdi_nccl.broadcast(op->in, op->out, op->count, type, op->root, b->comm, s);
     case CDI_REDUCE:
-        return cdi_nccl.reduce(op->in, op->root == b->world.rank ? op->out : NULL, op->count, type, nccl_op(op),
+        return cdi_nccl.reduce(op->in, op->root == b->world.rank ? op->out : NULL, op->count, type, nccl_op(b, op),
                                op->root, b->comm, s);
     case CDI_ALL_GATHER:
         return cdi_nccl.all_gather(op->in, op->out, op->count, type, b->comm, s);
     case CDI_REDUCE_SCATTER:
-        return cdi_nccl.reduce_scatter(op->in, op->out, op->count, type, nccl_op(op), b->comm, s);
+        return cdi_nccl.reduce_scatter(op->in, op->out, op->count, type, nccl_op(b, op), b->comm, s);
     case CDI_ALL_GATHERV:
         return call_all_gatherv(b, op);
     case CDI_ALL_TO_ALL:
@@ -243,24 +243,31 @@ static cddp_status record(struct cdi_backend *b, CUevent e, struct cdi_error *er
     return cdi_cuda_check(cdi_cuda.event_record(e, b->device.stream), "recording an event", err);
 }
 
+/* Multiply with 1 / size, on the communication stream. */
+static cddp_status divide(struct cdi_backend *b, void *x, const struct cdi_op *op, struct cdi_error *err)
+{
+    struct cdi_launch scale;
+    cddp_status st = cdi_launch_scale(&scale, b->device.n_sm, x, op->count, op->dtype, 1.0 / b->world.size, err);
+
+    return st == CDDP_OK ? cdi_device_launch(&b->device, &scale, err) : st;
+}
+
 static cddp_status before(struct cdi_backend *b, struct cdi_slot *s, struct cdi_error *err)
 {
     cddp_status st = cdi_stage_in(b, s, err);
 
+    if (st == CDDP_OK && mean_of(b, &s->op) == CDI_MEAN_BEFORE)
+        st = divide(b, s->op.out, &s->op, err);
     return st == CDDP_OK ? record(b, s->started, err) : st;
 }
 
 static cddp_status after(struct cdi_backend *b, struct cdi_slot *s, struct cdi_error *err)
 {
-    struct cdi_launch scale;
     bool here = s->op.kind != CDI_REDUCE || s->op.root == b->world.rank;
     cddp_status st = CDDP_OK;
 
-    if (factor_comes_after(&s->op) && here && s->op.kind != CDI_BARRIER) {
-        st = cdi_launch_scale(&scale, b->device.n_sm, s->op.out, s->op.count, s->op.dtype, 1.0 / b->world.size, err);
-        if (st == CDDP_OK)
-            st = cdi_device_launch(&b->device, &scale, err);
-    }
+    if (here && mean_of(b, &s->op) == CDI_MEAN_AFTER)
+        st = divide(b, s->op.out, &s->op, err);
     if (st == CDDP_OK)
         st = cdi_stage_out(b, s, err);
     return st == CDDP_OK ? record(b, s->done, err) : st;
@@ -331,6 +338,7 @@ static cddp_status begin(struct cdi_backend *b, struct cdi_error *err)
     r = calls(b, first, last);
     b->begun = last;
     b->begun_ms = cdi_now_ms();
+    r = cdi_communicator_state(b->comm, r);
     return r == ncclInProgress ? CDDP_OK : cdi_gpu_settle(b, r, err);
 }
 
@@ -520,7 +528,11 @@ cddp_status cdi_gpu_agree(struct cdi_backend *b, int32_t *value, cddp_op how, st
     const struct cdi_op op = {
         .kind = CDI_ALL_REDUCE, .in = value, .out = value, .count = 1, .dtype = CDDP_INT32, .op = how, .bucket = -1};
     uint64_t ticket;
-    cddp_status st = cdi_gpu_enqueue(b, &op, &ticket, err);
+    cddp_status st;
+
+    if (b->world.size == 1)
+        return cdi_gpu_health(b, err);
+    st = cdi_gpu_enqueue(b, &op, &ticket, err);
 
     return st == CDDP_OK ? cdi_gpu_join(b, ticket, err) : st;
 }

@@ -16,30 +16,30 @@ bool cdi_gpu_is_window(const struct cdi_region *r)
     return r != NULL && ((const struct cdi_gpu_region *)(const void *)r)->kind == CDI_ARENA_WINDOW;
 }
 
-/* NCCL's memory, which can be a window or be registered; where there is none, the driver's. */
-static cddp_status allocate(struct cdi_gpu_region *r, size_t bytes, struct cdi_error *err)
+/* NCCL's memory, which can be a window or be registered; where that is of no use, or there is none, the driver's. */
+static cddp_status allocate(const struct cdi_backend *b, struct cdi_gpu_region *r, size_t bytes, struct cdi_error *err)
 {
-    CUdeviceptr plain;
     cddp_status st;
 
     r->base.bytes = bytes == 0 ? GRANULE : (bytes + GRANULE - 1) / GRANULE * GRANULE;
     if (r->base.bytes < bytes)
         return cdi_fail(err, CDDP_E_NOMEM, "no GPU has %zu bytes of memory", bytes);
-    r->from_nccl = cdi_nccl.memory_alloc(&r->base.base, r->base.bytes) == ncclSuccess;
+    r->from_nccl = b->world.size > 1 && cdi_nccl.memory_alloc(&r->base.base, r->base.bytes) == ncclSuccess;
     if (r->from_nccl)
         return CDDP_OK;
-    st = cdi_cuda_check(cdi_cuda.memory_alloc(&plain, r->base.bytes), "getting memory of the GPU for gradients", err);
-    if (st == CDDP_OK)
-        r->base.base = (void *)(uintptr_t)plain;
+    st = cdi_cuda_check(cdi_cuda.memory_alloc(&r->plain, r->base.bytes + GRANULE),
+                        "getting memory of the GPU for gradients", err);
+    if (st == CDDP_OK) /* which is aligned to less */
+        r->base.base = (void *)(uintptr_t)((r->plain + GRANULE - 1) / GRANULE * GRANULE);
     return st;
 }
 
 static void release_memory(struct cdi_gpu_region *r)
 {
-    if (r->base.base != NULL && r->from_nccl)
+    if (r->from_nccl)
         (void)cdi_nccl.memory_free(r->base.base);
-    else if (r->base.base != NULL)
-        (void)cdi_cuda.memory_free(cdi_device_ptr(r->base.base));
+    if (r->plain != 0)
+        (void)cdi_cuda.memory_free(r->plain);
     cdi_host->release(r);
 }
 
@@ -118,13 +118,16 @@ static cddp_status all_can(struct cdi_backend *b, bool mine, bool *all, struct c
     return st;
 }
 
-/* The best of the three kinds that all ranks can have. */
+/* The best of the three kinds that all ranks can have. A rank alone copies at most: NCCL would use none of them. */
 static cddp_status make_known(struct cdi_backend *b, struct cdi_gpu_region *r, struct cdi_error *err)
 {
     bool can = r->from_nccl && cdi_nccl.window_register != NULL && cdi_nccl.window_deregister != NULL, ok = false;
     cddp_status st = all_can(b, can, &can, err);
 
-    if (st == CDDP_OK && can) {
+    r->kind = CDI_ARENA_PLAIN;
+    if (st != CDDP_OK || b->world.size == 1)
+        return st;
+    if (can) {
         st = make_window(b, r, &ok, err);
         if (st == CDDP_OK)
             st = all_can(b, ok, &ok, err);
@@ -160,7 +163,7 @@ static cddp_status create(struct cdi_backend *b, size_t bytes, struct cdi_gpu_re
 {
     struct cdi_gpu_region *r = cdi_host->alloc(1, sizeof *r);
     struct cdi_error mine;
-    cddp_status own = r == NULL ? cdi_fail(&mine, CDDP_E_NOMEM, "out of memory") : allocate(r, bytes, &mine), st;
+    cddp_status own = r == NULL ? cdi_fail(&mine, CDDP_E_NOMEM, "out of memory") : allocate(b, r, bytes, &mine), st;
     char text[96];
     bool all;
 
@@ -226,6 +229,8 @@ void cdi_gpu_region_destroy(struct cdi_backend *b, struct cdi_region *region)
     struct cdi_gpu_region *r = (struct cdi_gpu_region *)(void *)region;
 
     if (r == NULL)
+        return;
+    if (!cdi_gpu_is_at_rest(b)) /* NCCL or a kernel may still write to the memory, or NCCL to r->window: both stay */
         return;
     cdi_device_enter(&b->device);
     await_all(b);

@@ -54,7 +54,8 @@ enum cdi_arena_kind { CDI_ARENA_NONE, CDI_ARENA_PLAIN, CDI_ARENA_REGISTERED, CDI
 struct cdi_gpu_region {
     struct cdi_region base; /* first: what the table gives is its address */
     enum cdi_arena_kind kind;
-    bool from_nccl; /* ncclMemAlloc */
+    bool from_nccl;    /* ncclMemAlloc */
+    CUdeviceptr plain; /* the driver's memory around it; 0: none */
     void *handle;
     ncclWindow_t window;
 };
@@ -66,6 +67,7 @@ struct cdi_backend {
     struct cdi_device device;
     char prefix[CDI_WORD_PREFIX_MAX]; /* before each key, and in the communicator's name */
     ncclComm_t comm;                  /* NULL: none, or aborted */
+    ncclComm_t child;                 /* where NCCL puts a part's communicator; with `lock` */
     ncclResult_t refused;             /* NCCL's last error; with `lock` */
     uint32_t n_splits;
 
@@ -105,6 +107,9 @@ cddp_status cdi_gpu_fail(struct cdi_backend *b, const struct cdi_error *err);
  */
 cddp_status cdi_gpu_health(struct cdi_backend *b, struct cdi_error *err);
 cddp_status cdi_gpu_health_now(struct cdi_backend *b, struct cdi_error *err);
+/* False: the communicator has failed, and its end was waited for in vain, so that anything of it may still be in use.
+ */
+bool cdi_gpu_is_at_rest(struct cdi_backend *b);
 /* There is work for the watch thread: an operation, or a call that all ranks take part in. With `lock`. */
 void cdi_gpu_busy(struct cdi_backend *b);
 cddp_status cdi_watch_start(struct cdi_backend *b, struct cdi_error *err);
@@ -117,9 +122,11 @@ void cdi_watch_stop(struct cdi_backend *b);
  */
 cddp_status cdi_communicator_join(struct cdi_backend *b, const struct cdi_error *local, bool share,
                                   struct cdi_error *err);
+/* What comm says of itself after a call that has returned r: r alone is believed only where it is an error. */
+ncclResult_t cdi_communicator_state(ncclComm_t comm, ncclResult_t r);
 /*
- * A call on comm has returned r: poll until it is done (with `lock`, where comm is b's). CDDP_OK: comm takes the next
- * call; the sticky error; CDDP_E_TIMEOUT; CDDP_E_SYSTEM, CDDP_E_PEER: NCCL's error. what: for the sentence.
+ * A call on comm has returned r: ask comm until it is done (with `lock`, where comm is b's). CDDP_OK: comm takes the
+ * next call; the sticky error; CDDP_E_TIMEOUT; CDDP_E_SYSTEM, CDDP_E_PEER: NCCL's error. what: for the sentence.
  */
 cddp_status cdi_communicator_settle(struct cdi_backend *b, ncclComm_t comm, ncclResult_t r, const char *what,
                                     int64_t deadline_ms, struct cdi_error *err);

@@ -82,6 +82,17 @@ cddp_status cdi_gpu_health(struct cdi_backend *b, struct cdi_error *err)
     return cdi_gpu_health_now(b, err);
 }
 
+bool cdi_gpu_is_at_rest(struct cdi_backend *b)
+{
+    bool rest;
+
+    (void)cdi_gpu_health(b, NULL);
+    (void)pthread_mutex_lock(&b->word);
+    rest = !atomic_load(&b->failed) || !b->watching || b->ended;
+    (void)pthread_mutex_unlock(&b->word);
+    return rest;
+}
+
 void cdi_gpu_busy(struct cdi_backend *b)
 {
     (void)pthread_mutex_lock(&b->word);
@@ -243,6 +254,10 @@ static void drain(struct cdi_backend *b)
         (void)nanosleep(&nap, NULL);
 }
 
+/*
+ * Peers hear of it before memory goes that theirs may be reading. The lock is not held over the abort, which joins
+ * threads of NCCL's and may take long: callers find the communicator failed, and go.
+ */
 static void end_it(struct cdi_backend *b)
 {
     ncclComm_t comm;
@@ -252,15 +267,17 @@ static void end_it(struct cdi_backend *b)
     complete_sentence(b);
     comm = b->comm;
     b->comm = NULL;
+    (void)pthread_mutex_unlock(&b->lock);
+    tell_peers(b);
     if (comm != NULL)
         (void)cdi_nccl.comm_abort(comm);
+    (void)pthread_mutex_lock(&b->lock);
     drain(b);
     (void)pthread_mutex_unlock(&b->lock);
     (void)pthread_mutex_lock(&b->word);
     b->ended = true;
     (void)pthread_cond_broadcast(&b->news);
     (void)pthread_mutex_unlock(&b->word);
-    tell_peers(b);
 }
 
 static void *watch_main(void *arg)

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/backend/nccl/mean.h"
+
+#include "hygiene.h"
+
+CDI_SUITE(mean);
+
+static char memory[2];
+
+static struct cdi_op mean(enum cdi_op_kind kind, cddp_dtype dtype)
+{
+    return (struct cdi_op){.kind = kind, .in = memory, .out = memory, .count = 1, .dtype = dtype, .op = CDDP_MEAN};
+}
+
+static const struct cdi_mean_facts best = {.nccl_code = 23003, .n_ranks = 8, .n_nodes = 1, .window = true};
+
+static void expect(enum cdi_mean want, struct cdi_op op, struct cdi_mean_facts facts)
+{
+    cr_assert_eq((int)cdi_mean_of(&op, &facts), (int)want, "type %d, kind %d, NCCL %d: %d", (int)op.dtype, (int)op.kind,
+                 facts.nccl_code, (int)cdi_mean_of(&op, &facts));
+}
+
+Test(mean, nccl_makes_it_only_where_its_symmetric_kernels_take_it)
+{
+    struct cdi_mean_facts facts = best;
+
+    expect(CDI_MEAN_BY_NCCL, mean(CDI_ALL_REDUCE, CDDP_FLOAT32), facts);
+    expect(CDI_MEAN_BY_NCCL, mean(CDI_ALL_REDUCE, CDDP_BFLOAT16), facts);
+    expect(CDI_MEAN_BY_NCCL, mean(CDI_ALL_REDUCE, CDDP_FLOAT16), facts);
+    facts.nccl_code = 22907;
+    expect(CDI_MEAN_AFTER, mean(CDI_ALL_REDUCE, CDDP_FLOAT32), facts);
+    facts = best;
+    facts.n_nodes = 2;
+    expect(CDI_MEAN_AFTER, mean(CDI_ALL_REDUCE, CDDP_BFLOAT16), facts);
+    facts = best;
+    facts.window = false;
+    expect(CDI_MEAN_AFTER, mean(CDI_REDUCE_SCATTER, CDDP_FLOAT32), facts);
+}
+
+Test(mean, doubles_have_no_symmetric_kernel)
+{
+    expect(CDI_MEAN_AFTER, mean(CDI_ALL_REDUCE, CDDP_FLOAT64), best);
+}
+
+Test(mean, a_half_that_could_overflow_is_divided_before_it_is_added)
+{
+    struct cdi_mean_facts facts = best;
+    struct cdi_op apart = mean(CDI_ALL_REDUCE, CDDP_FLOAT16);
+
+    facts.nccl_code = 22809;
+    expect(CDI_MEAN_BEFORE, mean(CDI_ALL_REDUCE, CDDP_FLOAT16), facts);
+    apart.out = memory + 1; /* in is the caller's, and stays as it is */
+    expect(CDI_MEAN_BY_NCCL, apart, facts);
+    expect(CDI_MEAN_BY_NCCL, mean(CDI_REDUCE, CDDP_FLOAT16), facts);
+    expect(CDI_MEAN_BY_NCCL, mean(CDI_REDUCE_SCATTER, CDDP_FLOAT16), facts);
+}
+
+Test(mean, integers_are_divided_by_nccl)
+{
+    struct cdi_mean_facts facts = best;
+
+    facts.nccl_code = 21903;
+    facts.window = false;
+    expect(CDI_MEAN_BY_NCCL, mean(CDI_ALL_REDUCE, CDDP_INT32), facts);
+}
+
+Test(mean, one_rank_and_other_operations_have_none)
+{
+    struct cdi_mean_facts facts = best;
+    struct cdi_op sum = mean(CDI_ALL_REDUCE, CDDP_FLOAT32);
+
+    sum.op = CDDP_SUM;
+    expect(CDI_MEAN_NONE, sum, best);
+    expect(CDI_MEAN_NONE, mean(CDI_ALL_GATHER, CDDP_FLOAT32), best);
+    facts.n_ranks = 1;
+    expect(CDI_MEAN_NONE, mean(CDI_ALL_REDUCE, CDDP_FLOAT32), facts);
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/backend/nccl/mean.h"
+
+static bool reduces(const struct cdi_op *op)
+{
+    return op->kind == CDI_ALL_REDUCE || op->kind == CDI_REDUCE || op->kind == CDI_REDUCE_SCATTER;
+}
+
+enum cdi_mean cdi_mean_of(const struct cdi_op *op, const struct cdi_mean_facts *facts)
+{
+    bool symmetric = facts->nccl_code >= CDI_NCCL_SYMMETRIC_MEAN && facts->n_nodes == 1 && facts->window;
+
+    if (!reduces(op) || op->op != CDDP_MEAN || facts->n_ranks == 1)
+        return CDI_MEAN_NONE;
+    if (op->dtype == CDDP_FLOAT64) /* no symmetric kernel takes it */
+        return CDI_MEAN_AFTER;
+    if (op->dtype == CDDP_FLOAT32 || op->dtype == CDDP_BFLOAT16)
+        return symmetric ? CDI_MEAN_BY_NCCL : CDI_MEAN_AFTER;
+    /* Its sum can overflow. Others than all_reduce must leave `in` as it is, on some rank or in part. */
+    if (op->dtype == CDDP_FLOAT16 && !symmetric && op->kind == CDI_ALL_REDUCE && op->in == op->out)
+        return CDI_MEAN_BEFORE;
+    return CDI_MEAN_BY_NCCL; /* which divides the sums of integers */
+}

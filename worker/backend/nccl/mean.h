@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How a mean is made on GPUs: which part is NCCL's. Pure; it knows nothing of NCCL's headers.
+ *
+ * As ncclAvg a mean costs no pass over memory, but for floating-point types that is a multiplication before the sum
+ * (NCCL: enqueue.cc, hostToDevRedOp), which neither NVLS nor NVLSTree takes (include/device.h, ncclNvlsSupported).
+ * Symmetric kernels refuse it up to 2.29.7 (sym_kernels.cc); from 2.30.3 on they make it a factor after their sum
+ * (scheduler/symmetric_sched.cc, symkRedOp), and a window is given only where they can be had (dev_runtime.cc). Their
+ * all-reduces do not leave the NVLink domain.
+ */
+#ifndef CDI_NCCL_MEAN_H
+#define CDI_NCCL_MEAN_H
+
+#include "worker/backend.h"
+
+#define CDI_NCCL_SYMMETRIC_MEAN 23003 /* the first version whose symmetric kernels take ncclAvg */
+
+enum cdi_mean {
+    CDI_MEAN_NONE,    /* no mean; or a mean of one rank, which is a sum */
+    CDI_MEAN_BY_NCCL, /* ncclAvg */
+    CDI_MEAN_BEFORE, /* ncclSum of what a factor of ours has made smaller: in place, where the memory is the operation's
+                      */
+    CDI_MEAN_AFTER,  /* ncclSum, then a factor of ours on what this rank gets */
+};
+
+struct cdi_mean_facts {
+    int nccl_code, n_ranks, n_nodes;
+    bool window; /* both buffers lie in a window that all ranks have registered */
+};
+
+/* For any operation. Equal on all ranks where the facts are, as NCCL needs it. */
+enum cdi_mean cdi_mean_of(const struct cdi_op *op, const struct cdi_mean_facts *facts);
+
+#endif
