@@ -8,30 +8,16 @@
  * "rank-0", "rank-1": that rank leaves without a goodbye; the other one's cddp_finalize ends soon.
  * "port": both say goodbye; then MASTER_PORT is free for the next job.
  */
-#include <cddp/cddp.h>
-#include <netinet/in.h>
+#include "by_hand.h"
+
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 
 #define LIMIT_S 50
 #define SOON_S 10 /* less than what the children's lives and the job's timeout allow for */
 
-#define CHECK(is_true)                                                                               \
-    do {                                                                                             \
-        if (!(is_true)) {                                                                            \
-            fprintf(stderr, "%s:%d: pid %d: %s (%s)\n", __FILE__, __LINE__, (int)getpid(), #is_true, \
-                    cddp_last_error());                                                              \
-            _exit(1);                                                                                \
-        }                                                                                            \
-    } while (0)
-
-static struct sockaddr_in address = {.sin_family = AF_INET};
+static int leaves;  /* the rank that leaves without a goodbye, or -1 */
 static int life[2]; /* a pipe into which nobody writes: it ends with the test, and with it the children */
 
 static void leave_a_child(void)
@@ -47,19 +33,7 @@ static void leave_a_child(void)
     }
 }
 
-/* -1, or a socket that is bound to the address. */
-static int listen_there(void)
-{
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
-
-    CHECK(fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0);
-    if (bind(fd, (struct sockaddr *)&address, sizeof address) == 0 && listen(fd, 1) == 0)
-        return fd;
-    (void)close(fd);
-    return -1;
-}
-
-static void be_a_rank(int rank, int leaves)
+static int be_a_rank(int rank)
 {
     cddp_comm *comm;
     float x = 1;
@@ -76,50 +50,22 @@ static void be_a_rank(int rank, int leaves)
     began = time(NULL);
     st = cddp_finalize(comm);
     CHECK(leaves < 0 ? st == CDDP_OK : time(NULL) - began < SOON_S);
-    _exit(0);
-}
-
-static void set_number(const char *name, int number)
-{
-    char text[16];
-
-    (void)snprintf(text, sizeof text, "%d", number);
-    (void)setenv(name, text, 1);
+    return 0;
 }
 
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "port";
-    int leaves = strcmp(mode, "rank-0") == 0 ? 0 : strcmp(mode, "rank-1") == 0 ? 1 : -1, fd, bad = 0;
-    socklen_t len = sizeof address;
+    int port = by_hand_port(), bad;
 
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    fd = listen_there();
-    CHECK(fd >= 0 && pipe(life) == 0);
-    CHECK(getsockname(fd, (struct sockaddr *)&address, &len) == 0);
-    (void)close(fd);
-    (void)setenv("MASTER_ADDR", "127.0.0.1", 1);
+    leaves = strcmp(mode, "rank-0") == 0 ? 0 : strcmp(mode, "rank-1") == 0 ? 1 : -1;
+    CHECK(pipe(life) == 0);
     (void)setenv("CDDP_TIMEOUT", "30", 1);
-    set_number("MASTER_PORT", ntohs(address.sin_port));
-    set_number("WORLD_SIZE", 2);
-    for (int r = 0; r < 2; r++) {
-        pid_t child = fork();
-
-        CHECK(child >= 0);
-        if (child == 0) {
-            set_number("RANK", r);
-            be_a_rank(r, leaves);
-        }
-    }
-    for (int r = 0; r < 2; r++) {
-        int status;
-
-        CHECK(wait(&status) > 0);
-        bad |= status;
-    }
-    if (bad == 0 && listen_there() < 0) {
-        fprintf(stderr, "port %d is still in use\n", ntohs(address.sin_port));
+    by_hand_start(port, be_a_rank);
+    bad = by_hand_wait();
+    if (bad == 0 && by_hand_listen(port) < 0) {
+        fprintf(stderr, "port %d is still in use\n", port);
         bad = 1;
     }
-    return bad != 0;
+    return bad;
 }

@@ -3,32 +3,18 @@
  * Children of a rank. What a child calls is refused there, at once and by name, and neither its parent nor the other
  * ranks notice: parents wait for their children first, so that a child which took part would do so before them.
  *
- *     cddprun --standalone --nproc_per_node=2 fork_ranks        or, which starts two ranks itself,        fork_ranks
- * by-hand
+ *     cddprun --standalone --nproc_per_node=2 fork_ranks        or, which starts two ranks itself,
+ *     fork_ranks by-hand
  */
-#include <cddp/cddp.h>
-#include <netinet/in.h>
+#include "by_hand.h"
+
 #include <signal.h>
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #define LIMIT_S 100
 #define LARGE (4u << 20)
-
-#define CHECK(is_true)                                                                               \
-    do {                                                                                             \
-        if (!(is_true)) {                                                                            \
-            fprintf(stderr, "%s:%d: pid %d: %s (%s)\n", __FILE__, __LINE__, (int)getpid(), #is_true, \
-                    cddp_last_error());                                                              \
-            _exit(1);                                                                                \
-        }                                                                                            \
-    } while (0)
 
 static struct job {
     cddp_comm *comm, *part;
@@ -344,8 +330,9 @@ static void finalize_at_exit(void)
     (void)cddp_finalize(job.comm);
 }
 
-static int be_a_rank(void)
+static int be_a_rank(int rank)
 {
+    (void)rank; /* cddp_init knows it */
     (void)alarm(LIMIT_S);
     large = calloc(1, LARGE);
     CHECK(large != NULL);
@@ -375,46 +362,10 @@ static int be_a_rank(void)
     return 0;
 }
 
-static void set_number(const char *name, int number)
-{
-    char text[16];
-
-    (void)snprintf(text, sizeof text, "%d", number);
-    (void)setenv(name, text, 1);
-}
-
-/* Two ranks without a launcher. */
-static int start_by_hand(void)
-{
-    struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof any;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), bad = 0;
-
-    CHECK(fd >= 0 && bind(fd, (struct sockaddr *)&any, sizeof any) == 0);
-    CHECK(getsockname(fd, (struct sockaddr *)&any, &len) == 0);
-    (void)close(fd);
-    (void)setenv("MASTER_ADDR", "127.0.0.1", 1);
-    set_number("MASTER_PORT", ntohs(any.sin_port));
-    set_number("WORLD_SIZE", 2);
-    for (int r = 0; r < 2; r++) {
-        pid_t child = fork();
-
-        CHECK(child >= 0);
-        if (child == 0) {
-            set_number("RANK", r);
-            exit(be_a_rank());
-        }
-    }
-    for (int r = 0; r < 2; r++) {
-        int status;
-
-        CHECK(wait(&status) > 0);
-        bad |= status;
-    }
-    return bad != 0;
-}
-
 int main(int argc, char **argv)
 {
-    return argc > 1 && strcmp(argv[1], "by-hand") == 0 ? start_by_hand() : be_a_rank();
+    if (argc == 1 || strcmp(argv[1], "by-hand") != 0)
+        return be_a_rank(-1);
+    by_hand_start(by_hand_port(), be_a_rank);
+    return by_hand_wait();
 }
