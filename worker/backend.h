@@ -111,6 +111,20 @@ struct cdi_slice {
     size_t bytes;
 };
 
+/* Elements of one type, for tally and clip. */
+struct cdi_span {
+    void *x; /* tally only reads it */
+    size_t count;
+    cddp_dtype dtype; /* a floating-point type */
+};
+
+/* How clip makes a factor of what tally left. */
+struct cdi_clip {
+    double max_norm;
+    double factor; /* the norm is that of the elements times this */
+    bool largest;  /* as tally was told */
+};
+
 /* What scan found. */
 struct cdi_scan {
     uint64_t n_nan, n_inf;
@@ -217,6 +231,19 @@ struct cdi_backend_ops {
     /* Count NaNs and infinities. Floating-point types. */
     cddp_status (*scan)(struct cdi_backend *b, const void *x, size_t count, cddp_dtype dtype, struct cdi_scan *out,
                         struct cdi_error *err);
+    /*
+     * Of all n spans together, in float64: the sum of their squares, or with `largest` the largest magnitude, a NaN
+     * above infinity. It goes into *out, memory of the backend; add: together with what is there. The order of the sum
+     * depends on the counts and types alone.
+     */
+    cddp_status (*tally)(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, bool add, double *out,
+                         struct cdi_error *err);
+    /*
+     * Scale n spans by max_norm / (norm + 1e-6) where that is below 1 or a NaN; the norm is made of *sum, memory of the
+     * backend, which tally wrote, when the work is done.
+     */
+    cddp_status (*clip)(struct cdi_backend *b, const struct cdi_span *x, size_t n, const struct cdi_clip *how,
+                        const double *sum, struct cdi_error *err);
 };
 
 extern const struct cdi_backend_ops cdi_cpu_backend;

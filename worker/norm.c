@@ -3,92 +3,34 @@
  * The norm of all gradients together, and clipping by it. Gradients are the same on all ranks once they have landed, so
  * each rank takes a part of every one of them, and the ranks exchange one number. Sums are made in float64, in an order
  * that depends on the world's size alone. With an optimizer a rank has its share of the gradients only, in the arena:
- * that is the part it takes, and the order depends on the buckets too.
+ * that is the part it takes, and the order depends on the buckets too. On a device the number stays there: whoever only
+ * clips does not wait for it.
  */
-#include "worker/backend/cpu/float16.h"
 #include "worker/optim_shard.h"
 #include "worker/reducer.h"
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
-#define BLOCK ((size_t)512) /* elements that are brought to float64 at once */
-#define LANES 8             /* sums side by side */
-#define COPY_BYTES ((size_t)1 << 20)
-
-/* Of the magnitudes of numbers, so that a NaN is above infinity: larger bits are a larger number. */
-static uint64_t magnitude(double v)
+cddp_status cdi_norm_init(cddp_ddp *d, struct cdi_error *err)
 {
-    uint64_t bits;
+    void *sum;
+    cddp_status st;
 
-    memcpy(&bits, &v, sizeof bits);
-    return bits & INT64_MAX;
-}
-
-static double of_magnitude(uint64_t bits)
-{
-    double v;
-
-    memcpy(&v, &bits, sizeof v);
-    return v;
-}
-
-struct tally {
-    bool largest; /* the norm of type infinity; else the Euclidean one */
-    double squares[LANES];
-    uint64_t most;
-};
-
-static void load(double *to, const void *from, cddp_dtype dtype, size_t n)
-{
-    if (dtype == CDDP_FLOAT64)
-        memcpy(to, from, n * sizeof *to);
-    else if (dtype == CDDP_FLOAT32)
-        for (size_t k = 0; k < n; k++)
-            to[k] = (double)((const float *)from)[k];
-    else if (dtype == CDDP_FLOAT16)
-        for (size_t k = 0; k < n; k++)
-            to[k] = (double)cdi_float_of_f16(((const uint16_t *)from)[k]);
-    else
-        for (size_t k = 0; k < n; k++)
-            to[k] = (double)cdi_float_of_bf16(((const uint16_t *)from)[k]);
-}
-
-/* Host memory. */
-static void count_in(struct tally *t, const void *x, cddp_dtype dtype, size_t count)
-{
-    double v[BLOCK];
-
-    for (size_t at = 0; at < count; at += BLOCK) {
-        size_t n = count - at < BLOCK ? count - at : BLOCK, k = 0;
-
-        load(v, (const char *)x + at * cddp_dtype_size(dtype), dtype, n);
-        for (; t->largest && k < n; k++)
-            t->most = magnitude(v[k]) > t->most ? magnitude(v[k]) : t->most;
-        for (; k + LANES <= n; k += LANES)
-            for (size_t l = 0; l < LANES; l++)
-                t->squares[l] += v[k + l] * v[k + l];
-        for (; k < n; k++)
-            t->squares[0] += v[k] * v[k];
-    }
-}
-
-/* A device's memory comes in pieces. */
-static cddp_status count_in_copies(cddp_ddp *d, struct tally *t, const char *x, cddp_dtype dtype, size_t count,
-                                   void *copy, struct cdi_error *err)
-{
-    size_t size = cddp_dtype_size(dtype), piece = COPY_BYTES / size;
-    cddp_status st = CDDP_OK;
-
-    for (size_t at = 0; at < count && st == CDDP_OK; at += piece) {
-        size_t n = count - at < piece ? count - at : piece;
-
-        st = d->ops->copy(d->b, copy, x + at * size, n * size, err);
-        if (st == CDDP_OK)
-            count_in(t, copy, dtype, n);
-    }
+    d->spans = calloc(d->n_params, sizeof *d->spans);
+    if (d->spans == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu parameters", d->n_params);
+    st = d->ops->alloc(d->b, sizeof *d->norm, &sum, err);
+    if (st == CDDP_OK)
+        d->norm = sum;
     return st;
+}
+
+void cdi_norm_release(cddp_ddp *d)
+{
+    if (d->norm != NULL)
+        d->ops->release(d->b, d->norm);
+    free(d->spans);
 }
 
 /* Where rank's part of `count` elements begins; where rank is the world's size: count. */
@@ -98,79 +40,63 @@ static size_t part_begin(size_t count, size_t rank, size_t size)
 }
 
 /* What rank takes of a gradient; x is where it lies. */
-struct part {
-    char *x;
-    size_t n;
-};
-
-static struct part part_of(cddp_ddp *d, size_t i, size_t rank)
+static struct cdi_span part_of(cddp_ddp *d, size_t i, size_t rank)
 {
     size_t world = (size_t)cdi_comm_world(d->comm)->size, count = d->params[i].count;
-    size_t size = cddp_dtype_size(d->params[i].dtype), begin = part_begin(count, rank, world);
+    cddp_dtype dtype = d->params[i].dtype;
+    size_t size = cddp_dtype_size(dtype), begin = part_begin(count, rank, world);
     struct cdi_shard own;
 
     if (!d->sharded)
-        return (struct part){(char *)cddp_ddp_grad(d, i) + begin * size, part_begin(count, rank + 1, world) - begin};
+        return (struct cdi_span){(char *)cddp_ddp_grad(d, i) + begin * size, part_begin(count, rank + 1, world) - begin,
+                                 dtype};
     own = cdi_shard_one(&d->plan, i, (int)rank);
     /* What the arena has of one that no rank used is no gradient. */
-    return (struct part){(char *)cdi_ddp_arena_grad(d, i) + own.lo * size, cdi_unused_nowhere(d, i) ? 0 : own.count};
+    return (struct cdi_span){(char *)cdi_ddp_arena_grad(d, i) + own.lo * size, cdi_unused_nowhere(d, i) ? 0 : own.count,
+                             dtype};
 }
 
-/* What rank's parts have in sum: of squares, or the largest magnitude. */
-static cddp_status count_part(cddp_ddp *d, int rank, bool largest, double *out, struct cdi_error *err)
+/* What rank's parts have in sum, into d->norm: of squares, or the largest magnitude. add: to what is there. */
+static cddp_status count_part(cddp_ddp *d, int rank, bool largest, bool add, struct cdi_error *err)
 {
-    void *copy = d->ops->on_device ? malloc(COPY_BYTES) : NULL;
-    struct tally t = {.largest = largest};
-    cddp_status st = CDDP_OK;
+    for (size_t i = 0; i < d->n_params; i++)
+        d->spans[i] = part_of(d, i, (size_t)rank);
+    return d->ops->tally(d->b, d->spans, d->n_params, largest, add, d->norm, err);
+}
 
-    if (d->ops->on_device && copy == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "no memory for a copy of gradients");
-    for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++) {
-        struct part p = part_of(d, i, (size_t)rank);
+/* The ranks' numbers become one: on a device behind what is enqueued, else on return. */
+static cddp_status reduce(cddp_ddp *d, bool largest, struct cdi_error *err)
+{
+    /* Of the bits of magnitudes, so that a NaN is above infinity: larger bits are a larger number. */
+    const struct cdi_op op = {.kind = CDI_ALL_REDUCE,
+                              .in = d->norm,
+                              .out = d->norm,
+                              .count = 1,
+                              .dtype = largest ? CDDP_UINT64 : CDDP_FLOAT64,
+                              .op = largest ? CDDP_MAX : CDDP_SUM,
+                              .bucket = -1,
+                              .lazy = true};
+    uint64_t ticket;
+    cddp_status st = d->ops->enqueue(d->b, &op, &ticket, err);
 
-        if (d->ops->on_device)
-            st = count_in_copies(d, &t, p.x, d->params[i].dtype, p.n, copy, err);
-        else
-            count_in(&t, p.x, d->params[i].dtype, p.n);
-    }
-    free(copy);
-    *out = of_magnitude(t.most);
-    for (size_t l = 0; !largest && l < LANES; l++)
-        *out += t.squares[l];
-    return st;
+    return st == CDDP_OK && !d->ops->on_device ? d->ops->join(d->b, ticket, err) : st;
 }
 
 /*
  * The same over all ranks. A rank without samples takes no part in what a program does beside the reducer's own
  * collectives: with CDDP_DDP_JOIN each rank counts all parts, in the same order.
  */
-static cddp_status count_all(cddp_ddp *d, bool largest, double *out, struct cdi_error *err)
+static cddp_status count_all(cddp_ddp *d, bool largest, struct cdi_error *err)
 {
     const struct cdi_world *world = cdi_comm_world(d->comm);
     bool alone = (d->flags & CDDP_DDP_JOIN) != 0;
-    double mine = 0;
     cddp_status st = CDDP_OK;
-    uint64_t most;
 
-    *out = 0;
-    for (int r = 0; alone && r < world->size && st == CDDP_OK; r++) {
-        st = count_part(d, r, largest, &mine, err);
-        if (!largest)
-            *out += mine;
-        else if (magnitude(mine) > magnitude(*out))
-            *out = mine;
-    }
-    if (alone)
-        return st;
-    st = count_part(d, world->rank, largest, &mine, err);
-    if (st != CDDP_OK)
-        return st;
-    if (!largest)
-        return cdi_comm_all_reduce(d->comm, &mine, out, 1, CDDP_FLOAT64, CDDP_SUM, err);
-    most = magnitude(mine);
-    st = cdi_comm_all_reduce(d->comm, &most, &most, 1, CDDP_UINT64, CDDP_MAX, err);
-    *out = of_magnitude(most);
-    return st;
+    for (int r = 0; alone && r < world->size && st == CDDP_OK; r++)
+        st = count_part(d, r, largest, r > 0, err);
+    if (!alone)
+        st = count_part(d, world->rank, largest, false, err);
+    return st == CDDP_OK && !alone && world->size > 1 ? reduce(d, largest, err) : st;
 }
 
 /* Locked. With an optimizer, in a step whose gradients have all come: this rank's share of the means is there. */
@@ -180,7 +106,8 @@ static cddp_status settle(cddp_ddp *d)
 
     if (st != CDDP_OK || d->settled)
         return st;
-    st = cdi_ddp_join_ticket(d, d->enqueued);
+    if (!d->ops->on_device) /* there, what comes is behind it */
+        st = cdi_ddp_join_ticket(d, d->enqueued);
     if (st == CDDP_OK)
         st = cdi_unused_restore(d);
     d->settled = d->begun = st == CDDP_OK;
@@ -203,11 +130,13 @@ static cddp_status prepare(cddp_ddp *d, struct cdi_error *err)
     return CDDP_OK;
 }
 
-/* Where a step has ended, or with an optimizer is about to; without the lock: others may not begin one meanwhile. */
-static cddp_status grad_norm(cddp_ddp *d, double norm_type, double *out, struct cdi_error *err)
+/*
+ * Into d->norm: what the norm is made of. Where a step has ended, or with an optimizer is about to; without the lock:
+ * others may not begin one meanwhile.
+ */
+static cddp_status measure(cddp_ddp *d, double norm_type, struct cdi_error *err)
 {
     bool largest = isinf(norm_type) && norm_type > 0;
-    double all = 0;
     cddp_status st;
 
     if (!largest && norm_type != 2)
@@ -217,48 +146,48 @@ static cddp_status grad_norm(cddp_ddp *d, double norm_type, double *out, struct 
     (void)pthread_mutex_unlock(&d->lock);
     if (st == CDDP_OK && d->ops->on_device)
         st = d->ops->follow(d->b, d->stream, err);
-    if (st == CDDP_OK)
-        st = count_all(d, largest, &all, err);
-    if (st == CDDP_E_NOMEM) { /* here alone, and the others wait */
-        (void)pthread_mutex_lock(&d->lock);
-        st = cdi_ddp_misused(d, err);
-        (void)pthread_mutex_unlock(&d->lock);
-    }
-    if (st != CDDP_OK)
-        return st;
-    *out = (largest ? all : sqrt(all)) * cddp_ddp_factor(d);
-    return CDDP_OK;
+    return st == CDDP_OK ? count_all(d, largest, err) : st;
 }
 
-static cddp_status scale_all(cddp_ddp *d, double factor, struct cdi_error *err)
+/* The norm as a number: on a device the host waits for it. */
+static cddp_status fetch(cddp_ddp *d, double norm_type, double *norm, struct cdi_error *err)
 {
-    cddp_status st = CDDP_OK;
+    double sum = 0;
+    cddp_status st = d->ops->copy(d->b, &sum, d->norm, sizeof sum, err);
 
-    for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++) {
-        struct part p = {cddp_ddp_grad(d, i), d->params[i].count};
+    if (st == CDDP_OK)
+        *norm = (isinf(norm_type) ? sum : sqrt(sum)) * cddp_ddp_factor(d);
+    return st;
+}
 
-        if (d->sharded)
-            p = part_of(d, i, (size_t)cdi_comm_world(d->comm)->rank);
-        st = d->ops->scale(d->b, p.x, p.n, d->params[i].dtype, factor, err);
-    }
+static cddp_status scale_all(cddp_ddp *d, const struct cdi_clip *how, struct cdi_error *err)
+{
+    cddp_status st;
+
+    for (size_t i = 0; i < d->n_params; i++)
+        d->spans[i] = d->sharded ? part_of(d, i, (size_t)cdi_comm_world(d->comm)->rank)
+                                 : (struct cdi_span){cddp_ddp_grad(d, i), d->params[i].count, d->params[i].dtype};
+    st = d->ops->clip(d->b, d->spans, d->n_params, how, d->norm, err);
     return st == CDDP_OK && d->ops->on_device ? d->ops->lead(d->b, 0, d->stream, err) : st;
 }
 
 static cddp_status clip(cddp_ddp *d, double max_norm, double norm_type, bool error_if_nonfinite, double *norm,
                         struct cdi_error *err)
 {
-    double factor;
+    const struct cdi_clip how = {max_norm, cddp_ddp_factor(d), isinf(norm_type)};
+    double number = 0;
     cddp_status st;
 
     if (!(max_norm >= 0))
         return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_clip_grad_norm: max_norm is %g, not 0 or more", max_norm);
-    st = grad_norm(d, norm_type, norm, err);
-    if (st != CDDP_OK)
-        return st;
-    if (error_if_nonfinite && !isfinite(*norm))
-        return cdi_fail(err, CDDP_E_STATE, "the norm of the gradients is %g, so they cannot be clipped", *norm);
-    factor = max_norm / (*norm + 1e-6);
-    return factor >= 1 ? CDDP_OK : scale_all(d, factor, err); /* a NaN goes into all of them */
+    st = measure(d, norm_type, err);
+    if (st == CDDP_OK && (norm != NULL || error_if_nonfinite))
+        st = fetch(d, norm_type, &number, err);
+    if (st == CDDP_OK && norm != NULL)
+        *norm = number;
+    if (st == CDDP_OK && error_if_nonfinite && !isfinite(number))
+        return cdi_fail(err, CDDP_E_STATE, "the norm of the gradients is %g, so they cannot be clipped", number);
+    return st == CDDP_OK ? scale_all(d, &how, err) : st;
 }
 
 cddp_status cddp_ddp_grad_norm(cddp_ddp *ddp, double norm_type, double *norm)
@@ -271,7 +200,9 @@ cddp_status cddp_ddp_grad_norm(cddp_ddp *ddp, double norm_type, double *norm)
     if (ddp == NULL || norm == NULL)
         st = cdi_fail(&err, CDDP_E_INVALID, "cddp_ddp_grad_norm: ddp and norm must not be NULL");
     else
-        st = grad_norm(ddp, norm_type, norm, &err);
+        st = measure(ddp, norm_type, &err);
+    if (st == CDDP_OK)
+        st = fetch(ddp, norm_type, norm, &err);
     return st == CDDP_OK ? st : cdi_last_error_set(&err);
 }
 
@@ -279,10 +210,9 @@ cddp_status cddp_ddp_clip_grad_norm(cddp_ddp *ddp, double max_norm, double norm_
                                     double *norm)
 {
     struct cdi_error err;
-    double unasked;
     cddp_status st = cdi_ddp_check("cddp_ddp_clip_grad_norm", ddp, &err);
 
     if (st == CDDP_OK)
-        st = clip(ddp, max_norm, norm_type, error_if_nonfinite != 0, norm != NULL ? norm : &unasked, &err);
+        st = clip(ddp, max_norm, norm_type, error_if_nonfinite != 0, norm, &err);
     return st == CDDP_OK ? st : cdi_last_error_set(&err);
 }

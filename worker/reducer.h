@@ -84,6 +84,8 @@ struct cddp_ddp {
     struct cdi_ddp_own own;        /* its list is covered by the lock */
     size_t n_buffers;
     struct cdi_slice *slices; /* where the parameters lie, and behind them the buffers */
+    struct cdi_span *spans;   /* room for what is measured */
+    double *norm;             /* on the backend: the squares of all gradients, or their largest magnitude */
     void *stage;              /* on the backend, where small ones travel together; NULL: there are none */
     cddp_ddp **held_by;       /* the optimizer's pointer to this, which becomes NULL at the end; NULL: none */
     bool sharded; /* there is an optimizer (optim.c): buckets are reduced and scattered, and it ends the steps */
@@ -245,6 +247,10 @@ void cdi_hook_init_lock(cddp_ddp *d);
 cddp_status cdi_hook_begin(cddp_ddp *d, size_t bucket, uint64_t *ticket);
 /* It has landed, on a device: it is going to. Once per step; nothing to do without a hook. Sticks. */
 cddp_status cdi_hook_end(cddp_ddp *d, size_t bucket);
+
+/* --- norm.c */
+cddp_status cdi_norm_init(cddp_ddp *d, struct cdi_error *err);
+void cdi_norm_release(cddp_ddp *d);
 
 /* --- uneven.c */
 /* Bytes of the plan's last gradient, where it is of this type. */

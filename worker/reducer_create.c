@@ -74,6 +74,8 @@ static cddp_status prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *pa
         status = cdi_debug_init(d, err);
     if (status == CDDP_OK)
         status = cdi_unused_init(d, err);
+    if (status == CDDP_OK)
+        status = cdi_norm_init(d, err);
     return status == CDDP_OK ? cdi_replicate_init(d, opt->buffers, err) : status;
 }
 
@@ -86,6 +88,7 @@ static void free_ddp(cddp_ddp *d)
     cdi_uneven_release(d);
     cdi_replicate_release(d);
     cdi_own_release(d);
+    cdi_norm_release(d);
     if (d->wire != NULL)
         d->ops->region_destroy(d->b, d->wire);
     if (d->region != NULL)

@@ -608,7 +608,7 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_set_powersgd(cddp_ddp *ddp, const c
  * a part, and one number is reduced, so all ranks get the same bits. With CDDP_DDP_JOIN, whose ranks may have no step
  * to call it in, each rank sums everything, and nothing is communicated. Sums are made in float64. With CDDP_DDP_SUM it
  * is the norm of the mean. A gradient that no rank used counts as it is. A NaN gives NaN, else an infinity gives
- * infinity. Blocks, on a GPU too. *norm is written on success only.
+ * infinity. Blocks, on a GPU too, since *norm is the host's. *norm is written on success only.
  *
  * With an optimizer (cddp_optim_create), which makes an end of the gradients, call it after the last
  * cddp_ddp_grad_ready() and before cddp_optim_step(): it waits for all gradients of the step, each rank sums its share
@@ -624,7 +624,9 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_grad_norm(cddp_ddp *ddp, double nor
  * Make that norm at most max_norm (>= 0), as torch.nn.utils.clip_grad_norm_: gradients are multiplied by
  * max_norm / (norm + 1e-6) where that is below 1. *norm (may be NULL) is the norm from before. If it is not finite, the
  * gradients become zeros and NaNs by the same formula, or, with error_if_nonfinite, CDDP_E_STATE is returned on every
- * rank and they stay as they are. Otherwise as cddp_ddp_grad_norm; on a GPU the compute stream waits for the product.
+ * rank and they stay as they are. Otherwise as cddp_ddp_grad_norm. On a GPU norm and factor are made there, and the
+ * compute stream waits for the product; the host waits only where it has to know: norm is not NULL, or
+ * error_if_nonfinite is not 0.
  *
  *     cddp_ddp_wait(ddp);   cddp_ddp_clip_grad_norm(ddp, 1.0, 2, 1, NULL);   an optimizer of your own
  *     cddp_ddp_clip_grad_norm(ddp, 1.0, 2, 1, NULL);   cddp_optim_step(optim);     // with cddp_optim_create

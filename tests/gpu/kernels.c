@@ -246,6 +246,52 @@ static void check_packs(struct check *c)
     }
 }
 
+/* The card's sums lie in `out`: partial ones first, the result behind them. */
+static void check_tally(struct check *c, cddp_dtype t, size_t count, size_t shift, bool largest)
+{
+    const size_t at = shift * cddp_dtype_size(t);
+    const struct cdi_span on_card = {c->in.card + at, count, t}, on_host = {c->in.host + at, count, t};
+    const struct cdi_clip how = {1, 0.5, largest};
+    double *card = (double *)(void *)c->out.card, *host = (double *)(void *)c->out.host;
+    struct cdi_launch l;
+
+    memset(c->out.host, 0, CDI_TALLY_BLOCKS * sizeof *host);
+    CARD(&c->card, cuMemsetD8Async, address(card), 0, CDI_TALLY_BLOCKS * sizeof *card, c->card.stream);
+    (void)cdi_launch_tally(&l, &on_card, 1, largest, card);
+    card_launch(&c->card, c->card.stream, &l);
+    (void)cdi_launch_tally(&l, &on_host, 1, largest, host);
+    cdi_launch_on_host(&l);
+    compare(c, &c->out, "tally", cdi_dtype_name(t), largest ? "largest" : "squares", count);
+    cdi_launch_fold(&l, card, largest, false, card + CDI_TALLY_BLOCKS);
+    card_launch(&c->card, c->card.stream, &l);
+    cdi_launch_fold(&l, host, largest, false, host + CDI_TALLY_BLOCKS);
+    cdi_launch_on_host(&l);
+    compare(c, &c->out, "fold", cdi_dtype_name(t), largest ? "largest" : "squares", count);
+    (void)cdi_launch_clip(&l, c->card.n_sm, &on_card, 1, &how, card + CDI_TALLY_BLOCKS);
+    card_launch(&c->card, c->card.stream, &l);
+    (void)cdi_launch_clip(&l, c->card.n_sm, &on_host, 1, &how, host + CDI_TALLY_BLOCKS);
+    cdi_launch_on_host(&l);
+    compare(c, &c->in, "clip", cdi_dtype_name(t), "", count);
+}
+
+/* Any bits, and numbers that are all finite. */
+static void check_tallies(struct check *c)
+{
+    fill(c, &c->out, 12);
+    EACH(t, floats)
+    EACH(n, counts)
+    EACH(a, shifts)
+    for (int tame = 0; tame < 2; tame++) {
+        if (counts[n] > c->most)
+            continue;
+        fill(c, &c->in, (uint32_t)(n * 4 + a));
+        for (size_t i = 0; i < c->room && tame; i++)
+            c->in.host[i] &= 0xbf; /* no exponent is all ones */
+        CARD(&c->card, cuMemcpyHtoDAsync, address(c->in.card), c->in.host, c->room, c->card.stream);
+        check_tally(c, floats[t], counts[n], shifts[a], n % 2 != 0);
+    }
+}
+
 /* --- Speed ---------------------------------------------------------------------------------------------------- */
 
 static int ascending(const void *a, const void *b)
@@ -310,6 +356,10 @@ static void show_speeds(const struct check *c, size_t bytes)
         slice[i] = (struct cdi_slice){(uint8_t *)px + i * (bytes / 16), bytes / 16};
     (void)cdi_launch_pack(&l, CDI_KERNEL_PACK, c->card.n_sm, py, slice, 16, &flat);
     show(c, "pack", &l, 2.0 * (double)flat);
+    const struct cdi_span span = {px, n, CDDP_FLOAT32};
+
+    (void)cdi_launch_tally(&l, &span, 1, false, py);
+    show(c, "tally_f32", &l, 4.0 * (double)n);
     CARD(&c->card, cuMemFree, x);
     CARD(&c->card, cuMemFree, y);
 }
@@ -332,6 +382,7 @@ int main(int argc, char **argv)
     check_scales(&c);
     check_scans(&c);
     check_packs(&c);
+    check_tallies(&c);
     printf("{\"card\":\"%s\",\"driver\":%d,\"multiprocessors\":%u,\"comparisons\":%ld", c.card.name,
            c.card.driver_version, c.card.n_sm, c.done);
     show_speeds(&c, quick ? (size_t)1 << 20 : (size_t)256 << 20);

@@ -192,12 +192,31 @@ static int planted(const char *function, bool allocates)
     return 0;
 }
 
+static bool may_wait(const char *function)
+{
+    static const char *const names[] = {
+        "cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize", "cuMemcpyHtoD",  "cuMemcpyDtoH",
+        "cuMemAlloc",          "cuMemFree",          "cuMemHostAlloc",   "cuMemFreeHost",
+    };
+
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(function, names[i]) == 0)
+            return true;
+    return false;
+}
+
+uint64_t standin_waits(void)
+{
+    return si_thread.waits;
+}
+
 static CUresult enter(const char *function, bool allocates)
 {
     if (si_thread.in_host_function) {
         si_refused("%s: called inside a host function of a stream, where no call of CUDA is allowed", function);
         return CUDA_ERROR_NOT_PERMITTED;
     }
+    si_thread.waits += may_wait(function);
     if (si_settings.host_delay)
         slow_host();
     return (CUresult)planted(function, allocates);

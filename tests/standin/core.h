@@ -78,6 +78,7 @@ struct si_thread {
     unsigned depth;
     bool in_host_function;
     uint64_t asked;        /* ncclCommGetAsyncError */
+    uint64_t waits;        /* calls that wait for the device, or may */
     struct si_clock *seen; /* what successful queries told it; NULL: nothing yet. Small: it lies in the static block */
 };
 extern _Thread_local struct si_thread si_thread;

@@ -88,6 +88,12 @@ STANDIN_API uint64_t standin_asked(void);
 /* How many launches of this kernel were put on a stream. Any thread. */
 STANDIN_API uint64_t standin_launched(const char *kernel);
 
+/*
+ * How often the calling thread has made a call of the driver that waits for the device, or may: a synchronisation, a
+ * blocking copy, getting or freeing memory. Asking an event is none.
+ */
+STANDIN_API uint64_t standin_waits(void);
+
 /* What exists now. */
 struct standin_live {
     unsigned device_memory, pinned_memory, streams, events, libraries, communicators;

@@ -11,6 +11,9 @@ static void usable(enum cdi_kernel kernel, void *args)
     struct cdi_cast_args *cast = args;
     struct cdi_scale_args *scale = args;
     struct cdi_scan_args *scan = args;
+    struct cdi_tally_args *tally = args;
+    struct cdi_fold_args *fold = args;
+    struct cdi_clip_args *clip = args;
 
     switch (kernel) {
     case CDI_KERNEL_PACK:
@@ -29,6 +32,20 @@ static void usable(enum cdi_kernel kernel, void *args)
     case CDI_KERNEL_SCAN:
         scan->x = standin_host(scan->x);
         scan->found = standin_host(scan->found);
+        break;
+    case CDI_KERNEL_TALLY:
+        tally->partial = standin_host(tally->partial);
+        for (uint32_t i = 0; i < tally->n; i++)
+            tally->span[i].x = standin_host(tally->span[i].x);
+        break;
+    case CDI_KERNEL_FOLD:
+        fold->partial = standin_host(fold->partial);
+        fold->out = standin_host(fold->out);
+        break;
+    case CDI_KERNEL_CLIP:
+        clip->sum = standin_host(clip->sum);
+        for (uint32_t i = 0; i < clip->n; i++)
+            clip->span[i].x = standin_host(clip->span[i].x);
         break;
     case CDI_N_KERNELS:
         break;
@@ -50,7 +67,10 @@ static void run(enum cdi_kernel kernel, const struct standin_thread *t, const vo
     const struct cdi_kernel_thread at = {
         .block = t->at.x, .n_blocks = t->grid.x, .thread = t->thread.x, .n_threads = t->block.x};
 
-    cdi_kernel_twins[kernel].run(&at, args);
+    if (cdi_kernel_twins[kernel].run != NULL)
+        cdi_kernel_twins[kernel].run(&at, args);
+    else
+        cdi_kernel_twins[kernel].block(&at, args);
 }
 
 #define X(constant, name_)                                                                                     \
@@ -68,7 +88,7 @@ static void run(enum cdi_kernel kernel, const struct standin_thread *t, const vo
         run(constant, t, args[0]);                                                                             \
     }                                                                                                          \
     static struct standin_kernel kernel_##name_ = {                                                            \
-        .name = #name_, .n_args = 1, .thread = run_##name_, .usable = usable_##name_, .ranges = ranges_##name_};
+        .name = #name_, .n_args = 1, .usable = usable_##name_, .ranges = ranges_##name_};
 CDI_KERNEL_MAP(X)
 #undef X
 
@@ -76,6 +96,10 @@ __attribute__((constructor)) static void register_twins(void)
 {
 #define X(constant, name)                                       \
     kernel_##name.arg_size[0] = cdi_kernel_args_size(constant); \
+    if (cdi_kernel_twins[constant].run != NULL)                 \
+        kernel_##name.thread = run_##name;                      \
+    else                                                        \
+        kernel_##name.block = run_##name;                       \
     standin_kernel_register(&kernel_##name);
     CDI_KERNEL_MAP(X)
 #undef X

@@ -501,4 +501,6 @@ const struct cdi_backend_ops cdi_cpu_backend = {
     .cast = cdi_element_cast,
     .scale = cdi_element_scale,
     .scan = cdi_element_scan,
+    .tally = cdi_element_tally,
+    .clip = cdi_element_clip,
 };

@@ -565,6 +565,8 @@ static const struct cdi_backend_ops mpi_ops = {
     .cast = cdi_element_cast,
     .scale = cdi_element_scale,
     .scan = cdi_element_scan,
+    .tally = cdi_element_tally,
+    .clip = cdi_element_clip,
 };
 
 static cddp_status open_backend(const struct cdi_host *host, const struct cdi_backend_ops **ops, struct cdi_error *err)

@@ -2,8 +2,7 @@
 /* The table's element functions: kernels on the communication stream, behind what was enqueued. */
 #include "worker/backend/nccl/state.h"
 
-/* Enter, lock, start what is held back. CDDP_OK: leave with end(). */
-static cddp_status begin(struct cdi_backend *b, struct cdi_error *err)
+cddp_status cdi_gpu_element_begin(struct cdi_backend *b, struct cdi_error *err)
 {
     cddp_status st = cdi_gpu_health(b, err);
 
@@ -19,7 +18,7 @@ static cddp_status begin(struct cdi_backend *b, struct cdi_error *err)
     return st;
 }
 
-static void end(struct cdi_backend *b)
+void cdi_gpu_element_end(struct cdi_backend *b)
 {
     (void)pthread_mutex_unlock(&b->lock);
     cdi_device_leave(&b->device);
@@ -29,7 +28,7 @@ static cddp_status move(struct cdi_backend *b, enum cdi_kernel kernel, void *fla
                         size_t n, struct cdi_error *err)
 {
     uint8_t *at = flat;
-    cddp_status st = begin(b, err);
+    cddp_status st = cdi_gpu_element_begin(b, err);
 
     if (st != CDDP_OK)
         return st;
@@ -42,7 +41,7 @@ static cddp_status move(struct cdi_backend *b, enum cdi_kernel kernel, void *fla
         n -= taken;
         at += bytes;
     }
-    end(b);
+    cdi_gpu_element_end(b);
     return st;
 }
 
@@ -59,12 +58,12 @@ cddp_status cdi_gpu_unpack(struct cdi_backend *b, const struct cdi_slice *to, si
 
 static cddp_status launch(struct cdi_backend *b, struct cdi_launch *l, struct cdi_error *err)
 {
-    cddp_status st = begin(b, err);
+    cddp_status st = cdi_gpu_element_begin(b, err);
 
     if (st != CDDP_OK)
         return st;
     st = cdi_device_launch(&b->device, l, err);
-    end(b);
+    cdi_gpu_element_end(b);
     return st;
 }
 
@@ -91,7 +90,7 @@ static cddp_status enqueue_scan(struct cdi_backend *b, struct cdi_launch *l, str
 {
     CUdeviceptr found = cdi_device_ptr(b->scan_device);
     CUstream s = b->device.stream;
-    cddp_status st = begin(b, err);
+    cddp_status st = cdi_gpu_element_begin(b, err);
 
     if (st != CDDP_OK)
         return st;
@@ -102,7 +101,7 @@ static cddp_status enqueue_scan(struct cdi_backend *b, struct cdi_launch *l, str
         st = cdi_cuda_check(cdi_cuda.to_host(b->scan_pinned, found, sizeof *b->scan_pinned, s), "scanning", err);
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.event_record(b->scan_event, s), "scanning", err);
-    end(b);
+    cdi_gpu_element_end(b);
     return st;
 }
 

@@ -10,6 +10,10 @@ _Static_assert(sizeof(struct cdi_pack_args) <= 4000, "kernel arguments of old dr
 _Static_assert(sizeof(struct cdi_pack_slice) == 32 && sizeof(struct cdi_cast_args) == 40 &&
                    sizeof(struct cdi_scale_args) == 32 && sizeof(struct cdi_scan_args) == 32,
                "nvcc and the host compiler lay them out alike");
+_Static_assert(sizeof(struct cdi_kernel_span) == 24 && sizeof(struct cdi_fold_args) == 24 &&
+                   offsetof(struct cdi_tally_args, span) == 24 && offsetof(struct cdi_clip_args, span) == 40 &&
+                   sizeof(struct cdi_clip_args) <= 4000,
+               "as above");
 
 static uint32_t grid(uint32_t n_sm, uint64_t blocks)
 {
@@ -49,6 +53,12 @@ size_t cdi_kernel_args_size(enum cdi_kernel kernel)
         return sizeof(struct cdi_scale_args);
     case CDI_KERNEL_SCAN:
         return sizeof(struct cdi_scan_args);
+    case CDI_KERNEL_TALLY:
+        return sizeof(struct cdi_tally_args);
+    case CDI_KERNEL_FOLD:
+        return sizeof(struct cdi_fold_args);
+    case CDI_KERNEL_CLIP:
+        return sizeof(struct cdi_clip_args);
     case CDI_N_KERNELS:
         break;
     }
@@ -125,4 +135,61 @@ cddp_status cdi_launch_scan(struct cdi_launch *out, uint32_t n_sm, const void *x
     out->grid = grid_of_elements(n_sm, count);
     out->args.scan = (struct cdi_scan_args){.x = x, .count = count, .found = found, .dtype = (int32_t)dtype};
     return CDDP_OK;
+}
+
+/* As many spans as fit; how many of x were taken. */
+static size_t take_spans(struct cdi_kernel_span *span, uint32_t *n_spans, uint32_t *n_chunks, const struct cdi_span *x,
+                         size_t n)
+{
+    uint64_t chunks = 0;
+    size_t i;
+
+    *n_spans = 0;
+    for (i = 0; i < n && *n_spans < CDI_KERNEL_SPANS; i++) {
+        uint64_t more = x[i].count / CDI_SPAN_CHUNK + (x[i].count % CDI_SPAN_CHUNK != 0);
+
+        if (more == 0)
+            continue;
+        if (chunks + more > UINT32_MAX)
+            break;
+        span[(*n_spans)++] = (struct cdi_kernel_span){
+            .x = x[i].x, .count = x[i].count, .first_chunk = (uint32_t)chunks, .dtype = (int32_t)x[i].dtype};
+        chunks += more;
+    }
+    *n_chunks = (uint32_t)chunks;
+    return i;
+}
+
+size_t cdi_launch_tally(struct cdi_launch *out, const struct cdi_span *x, size_t n, bool largest, double *partial)
+{
+    struct cdi_tally_args *args = &out->args.tally;
+    size_t taken = take_spans(args->span, &args->n, &args->n_chunks, x, n);
+
+    args->partial = partial;
+    args->largest = largest;
+    out->kernel = CDI_KERNEL_TALLY;
+    out->grid = args->n_chunks < CDI_TALLY_BLOCKS ? args->n_chunks : CDI_TALLY_BLOCKS;
+    return taken;
+}
+
+void cdi_launch_fold(struct cdi_launch *out, double *partial, bool largest, bool add, double *result)
+{
+    out->kernel = CDI_KERNEL_FOLD;
+    out->grid = 1;
+    out->args.fold = (struct cdi_fold_args){.partial = partial, .out = result, .largest = largest, .add = add};
+}
+
+size_t cdi_launch_clip(struct cdi_launch *out, uint32_t n_sm, const struct cdi_span *x, size_t n,
+                       const struct cdi_clip *how, const double *sum)
+{
+    struct cdi_clip_args *args = &out->args.clip;
+    size_t taken = take_spans(args->span, &args->n, &args->n_chunks, x, n);
+
+    args->sum = sum;
+    args->max_norm = how->max_norm;
+    args->factor = how->factor;
+    args->largest = how->largest;
+    out->kernel = CDI_KERNEL_CLIP;
+    out->grid = grid(n_sm, args->n_chunks);
+    return taken;
 }

@@ -22,6 +22,10 @@
 #define CDI_KERNEL_UNIT 4
 /* Per launch of pack or unpack: its arguments stay below the 4096 bytes of old drivers. */
 #define CDI_KERNEL_SLICES 120
+/* Per launch of tally or clip, likewise. */
+#define CDI_KERNEL_SPANS 160
+#define CDI_SPAN_CHUNK 8192   /* elements of a span that one block takes at a time */
+#define CDI_TALLY_BLOCKS 1024 /* on any device: the order of a sum depends on it */
 
 /* X(constant, name in the image) */
 #define CDI_KERNEL_MAP(X)            \
@@ -29,7 +33,10 @@
     X(CDI_KERNEL_UNPACK, cdi_unpack) \
     X(CDI_KERNEL_CAST, cdi_cast)     \
     X(CDI_KERNEL_SCALE, cdi_scale)   \
-    X(CDI_KERNEL_SCAN, cdi_scan)
+    X(CDI_KERNEL_SCAN, cdi_scan)     \
+    X(CDI_KERNEL_TALLY, cdi_tally)   \
+    X(CDI_KERNEL_FOLD, cdi_fold)     \
+    X(CDI_KERNEL_CLIP, cdi_clip)
 
 enum cdi_kernel {
 #define X(constant, name) constant,
@@ -85,6 +92,40 @@ struct cdi_scan_args {
     uint32_t unused;
 };
 
+/* cdi_tally, cdi_clip: several spans of elements, which blocks take in turn, CDI_SPAN_CHUNK elements at a time. */
+struct cdi_kernel_span {
+    void *x;
+    uint64_t count;
+    uint32_t first_chunk; /* chunks of the spans before this one */
+    int32_t dtype;
+};
+
+/* cdi_tally: block k adds what it finds to partial[k]: squares, or the largest magnitude. */
+struct cdi_tally_args {
+    double *partial; /* CDI_TALLY_BLOCKS, zeros before the first launch */
+    uint32_t n, n_chunks;
+    int32_t largest;
+    uint32_t unused;
+    struct cdi_kernel_span span[CDI_KERNEL_SPANS]; /* none is empty */
+};
+
+/* cdi_fold, one block: *out is all of partial, or with `add` that and what was there; partial becomes zeros. */
+struct cdi_fold_args {
+    double *partial;
+    double *out;
+    int32_t largest, add;
+};
+
+/* cdi_clip: the spans times max_norm / (norm + 1e-6), if that is below 1; norm: factor times what sum says. */
+struct cdi_clip_args {
+    const double *sum;
+    double max_norm, factor;
+    uint32_t n, n_chunks;
+    int32_t largest;
+    uint32_t unused;
+    struct cdi_kernel_span span[CDI_KERNEL_SPANS];
+};
+
 /* One launch. A grid of 0 means that there is nothing to do (no elements): do not launch. */
 struct cdi_launch {
     enum cdi_kernel kernel;
@@ -94,6 +135,9 @@ struct cdi_launch {
         struct cdi_cast_args cast;
         struct cdi_scale_args scale;
         struct cdi_scan_args scan;
+        struct cdi_tally_args tally;
+        struct cdi_fold_args fold;
+        struct cdi_clip_args clip;
     } args;
 };
 
@@ -126,6 +170,15 @@ cddp_status cdi_launch_scale(struct cdi_launch *out, uint32_t n_sm, void *x, siz
 /* found: device memory, zeroed in the stream before the launch. */
 cddp_status cdi_launch_scan(struct cdi_launch *out, uint32_t n_sm, const void *x, size_t count, cddp_dtype dtype,
                             struct cdi_scan_found *found, struct cdi_error *err);
+
+/*
+ * TALLY or CLIP of the first spans of x[0..n): as many as fit; their number is returned (empty ones count too). Call it
+ * again with the rest until none is left; after tally's last launch comes fold.
+ */
+size_t cdi_launch_tally(struct cdi_launch *out, const struct cdi_span *x, size_t n, bool largest, double *partial);
+void cdi_launch_fold(struct cdi_launch *out, double *partial, bool largest, bool add, double *result);
+size_t cdi_launch_clip(struct cdi_launch *out, uint32_t n_sm, const struct cdi_span *x, size_t n,
+                       const struct cdi_clip *how, const double *sum);
 
 /* The kernels for cuLibraryLoadData: a fatbin for every architecture that the compiler knew, and PTX for later ones. */
 extern const unsigned char cdi_kernel_image[];

@@ -87,19 +87,97 @@ static size_t scan_ranges(const void *args, struct cdi_kernel_range *out, size_t
     return 2;
 }
 
+/* --- Norms and clipping ------------------------------------------------------------------------------------------- */
+
+static double sum_of_block(double of_thread[CDI_KERNEL_THREADS], int32_t largest)
+{
+    for (uint32_t half = CDI_KERNEL_THREADS / 2; half > 0; half /= 2)
+        for (uint32_t k = 0; k < half; k++)
+            cdi_tree_level(of_thread, k, half, largest);
+    return of_thread[0];
+}
+
+static void block_tally(const struct cdi_kernel_thread *block, const void *args)
+{
+    const struct cdi_tally_args *a = args;
+    struct cdi_kernel_thread t = *block;
+    double of_thread[CDI_KERNEL_THREADS];
+
+    for (t.thread = 0; t.thread < CDI_KERNEL_THREADS; t.thread++)
+        of_thread[t.thread] = cdi_tally_body(&t, a);
+    cdi_tally_end(block, a, sum_of_block(of_thread, a->largest));
+}
+
+static void block_fold(const struct cdi_kernel_thread *block, const void *args)
+{
+    const struct cdi_fold_args *a = args;
+    struct cdi_kernel_thread t = *block;
+    double of_thread[CDI_KERNEL_THREADS];
+
+    for (t.thread = 0; t.thread < CDI_KERNEL_THREADS; t.thread++)
+        of_thread[t.thread] = cdi_fold_body(&t, a);
+    cdi_fold_end(a, sum_of_block(of_thread, a->largest));
+}
+
+static void run_clip(const struct cdi_kernel_thread *t, const void *args)
+{
+    cdi_clip_body(t, args);
+}
+
+static void put_spans(struct cdi_kernel_range *out, size_t cap, const struct cdi_kernel_span *s, size_t n, bool written)
+{
+    for (size_t i = 0; i < n; i++)
+        put(out, cap, i + 1, s[i].x, s[i].count * cddp_dtype_size((cddp_dtype)s[i].dtype), written);
+}
+
+static size_t tally_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
+{
+    const struct cdi_tally_args *a = args;
+
+    put(out, cap, 0, a->partial, CDI_TALLY_BLOCKS * sizeof *a->partial, true);
+    put_spans(out, cap, a->span, a->n, false);
+    return (size_t)a->n + 1;
+}
+
+static size_t fold_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
+{
+    const struct cdi_fold_args *a = args;
+
+    put(out, cap, 0, a->partial, CDI_TALLY_BLOCKS * sizeof *a->partial, true);
+    put(out, cap, 1, a->out, sizeof *a->out, true);
+    return 2;
+}
+
+static size_t clip_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
+{
+    const struct cdi_clip_args *a = args;
+
+    put(out, cap, 0, a->sum, sizeof *a->sum, false);
+    put_spans(out, cap, a->span, a->n, true);
+    return (size_t)a->n + 1;
+}
+
 const struct cdi_kernel_twin cdi_kernel_twins[CDI_N_KERNELS] = {
-    [CDI_KERNEL_PACK] = {"cdi_pack", sizeof(struct cdi_pack_args), run_pack, pack_ranges},
-    [CDI_KERNEL_UNPACK] = {"cdi_unpack", sizeof(struct cdi_pack_args), run_unpack, unpack_ranges},
-    [CDI_KERNEL_CAST] = {"cdi_cast", sizeof(struct cdi_cast_args), run_cast, cast_ranges},
-    [CDI_KERNEL_SCALE] = {"cdi_scale", sizeof(struct cdi_scale_args), run_scale, scale_ranges},
-    [CDI_KERNEL_SCAN] = {"cdi_scan", sizeof(struct cdi_scan_args), run_scan, scan_ranges},
+    [CDI_KERNEL_PACK] = {"cdi_pack", sizeof(struct cdi_pack_args), run_pack, NULL, pack_ranges},
+    [CDI_KERNEL_UNPACK] = {"cdi_unpack", sizeof(struct cdi_pack_args), run_unpack, NULL, unpack_ranges},
+    [CDI_KERNEL_CAST] = {"cdi_cast", sizeof(struct cdi_cast_args), run_cast, NULL, cast_ranges},
+    [CDI_KERNEL_SCALE] = {"cdi_scale", sizeof(struct cdi_scale_args), run_scale, NULL, scale_ranges},
+    [CDI_KERNEL_SCAN] = {"cdi_scan", sizeof(struct cdi_scan_args), run_scan, NULL, scan_ranges},
+    [CDI_KERNEL_TALLY] = {"cdi_tally", sizeof(struct cdi_tally_args), NULL, block_tally, tally_ranges},
+    [CDI_KERNEL_FOLD] = {"cdi_fold", sizeof(struct cdi_fold_args), NULL, block_fold, fold_ranges},
+    [CDI_KERNEL_CLIP] = {"cdi_clip", sizeof(struct cdi_clip_args), run_clip, NULL, clip_ranges},
 };
 
 void cdi_launch_on_host(const struct cdi_launch *launch)
 {
     struct cdi_kernel_thread t = {.n_blocks = launch->grid, .n_threads = CDI_KERNEL_THREADS};
+    const struct cdi_kernel_twin *twin = &cdi_kernel_twins[launch->kernel];
 
-    for (t.block = 0; t.block < t.n_blocks; t.block++)
-        for (t.thread = 0; t.thread < t.n_threads; t.thread++)
-            cdi_kernel_twins[launch->kernel].run(&t, &launch->args);
+    for (t.block = 0; t.block < t.n_blocks; t.block++) {
+        for (t.thread = 0; t.thread < t.n_threads && twin->run != NULL; t.thread++)
+            twin->run(&t, &launch->args);
+        t.thread = 0;
+        if (twin->block != NULL)
+            twin->block(&t, &launch->args);
+    }
 }

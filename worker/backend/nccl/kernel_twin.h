@@ -6,7 +6,7 @@
 #ifndef CDI_NCCL_KERNEL_TWIN_H
 #define CDI_NCCL_KERNEL_TWIN_H
 
-#include "worker/backend/nccl/element.h"
+#include "worker/backend/nccl/element_norm.h"
 
 #include <stdbool.h>
 
@@ -23,6 +23,8 @@ struct cdi_kernel_twin {
     /* What one thread does. args is the kernel's struct; threads of a launch may run in any order, one at a time or
      * several at once. */
     void (*run)(const struct cdi_kernel_thread *t, const void *args);
+    /* In its place, where threads of a block meet: what all of them do. t->thread is 0. */
+    void (*block)(const struct cdi_kernel_thread *t, const void *args);
     /* The memory that a launch reads and writes: the number of ranges, of which the first `cap` were written to out.
      * A slice of pack gives two. Pure. */
     size_t (*ranges)(const void *args, struct cdi_kernel_range *out, size_t cap);

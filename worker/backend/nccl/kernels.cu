@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels (kernel.h), each a body of element.h. Compiled to a fatbin for the GPU alone; no host code is made. */
-#include "worker/backend/nccl/element.h"
+#include "worker/backend/nccl/element_norm.h"
 
 static __device__ struct cdi_kernel_thread this_thread(void)
 {
@@ -56,4 +56,47 @@ extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
     /* Healthy gradients have none, so the atomics are not worth a reduction in the block. */
     add(&args.found->n_nan, found.n_nan);
     add(&args.found->n_inf, found.n_inf);
+}
+
+/* --- Norms and clipping ------------------------------------------------------------------------------------------- */
+
+/* The sum over the block's threads, along the tree; for its first thread. */
+static __device__ double sum_of_block(double mine, int32_t largest)
+{
+    __shared__ double of_thread[CDI_KERNEL_THREADS];
+
+    of_thread[threadIdx.x] = mine;
+    for (uint32_t half = CDI_KERNEL_THREADS / 2; half > 0; half /= 2) {
+        __syncthreads();
+        cdi_tree_level(of_thread, threadIdx.x, half, largest);
+    }
+    return of_thread[0];
+}
+
+extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
+    cdi_tally(const __grid_constant__ struct cdi_tally_args args)
+{
+    struct cdi_kernel_thread t = this_thread();
+    double sum = sum_of_block(cdi_tally_body(&t, &args), args.largest);
+
+    if (threadIdx.x == 0)
+        cdi_tally_end(&t, &args, sum);
+}
+
+extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
+    cdi_fold(const __grid_constant__ struct cdi_fold_args args)
+{
+    struct cdi_kernel_thread t = this_thread();
+    double sum = sum_of_block(cdi_fold_body(&t, &args), args.largest);
+
+    if (threadIdx.x == 0)
+        cdi_fold_end(&args, sum);
+}
+
+extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
+    cdi_clip(const __grid_constant__ struct cdi_clip_args args)
+{
+    struct cdi_kernel_thread t = this_thread();
+
+    cdi_clip_body(&t, &args);
 }

@@ -8,6 +8,7 @@
 
 #define SHARE_ENV "CDDP_SHARE_GPU"
 #define TOKEN_BYTES 64
+#define PARTIAL_BYTES (CDI_TALLY_BLOCKS * sizeof(double))
 
 /* ------------------------------------------------------------------------------------------ coming and going ---- */
 
@@ -44,7 +45,7 @@ static cddp_status get_event(CUevent *e, struct cdi_error *err)
 /* Events and the small memory that every communicator has. The context is current. */
 static cddp_status equip(struct cdi_backend *b, struct cdi_error *err)
 {
-    CUdeviceptr token = 0, found = 0;
+    CUdeviceptr token = 0, found = 0, partial = 0;
     void *pinned = NULL;
     cddp_status st = get_event(&b->mark, err);
 
@@ -62,7 +63,12 @@ static cddp_status equip(struct cdi_backend *b, struct cdi_error *err)
         st = cdi_cuda_check(cdi_cuda.pinned_alloc(&pinned, sizeof *b->scan_pinned, 0), "getting pinned memory", err);
     b->scan_pinned = pinned;
     if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.memory_alloc(&partial, PARTIAL_BYTES), "getting memory of the GPU", err);
+    b->partial = (double *)(uintptr_t)partial;
+    if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.set_bytes(token, 0, TOKEN_BYTES, b->device.stream), "clearing memory", err);
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.set_bytes(partial, 0, PARTIAL_BYTES, b->device.stream), "clearing memory", err);
     return st;
 }
 
@@ -78,6 +84,8 @@ static void strip(struct cdi_backend *b)
         (void)cdi_cuda.memory_free(cdi_device_ptr(b->token));
     if (b->scan_device != NULL)
         (void)cdi_cuda.memory_free(cdi_device_ptr(b->scan_device));
+    if (b->partial != NULL)
+        (void)cdi_cuda.memory_free(cdi_device_ptr(b->partial));
     if (b->scan_pinned != NULL)
         (void)cdi_cuda.pinned_free(b->scan_pinned);
     cdi_stage_free(b->out_staged);
@@ -327,6 +335,8 @@ static const struct cdi_backend_ops gpu_ops = {
     .cast = cdi_gpu_cast,
     .scale = cdi_gpu_scale,
     .scan = cdi_gpu_scan,
+    .tally = cdi_gpu_tally,
+    .clip = cdi_gpu_clip,
 };
 
 static cddp_status open_backend(const struct cdi_host *host, const struct cdi_backend_ops **ops, struct cdi_error *err)

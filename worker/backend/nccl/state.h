@@ -86,6 +86,7 @@ struct cdi_backend {
     pthread_mutex_t scan_lock;
     struct cdi_scan_found *scan_pinned, *scan_device;
     CUevent scan_event;
+    double *partial; /* CDI_TALLY_BLOCKS of the device's, zeros between two tallies; used on the stream alone */
 
     pthread_mutex_t word;
     pthread_cond_t news; /* for the watch thread: work, failure, the end. For joiners: aborted */
@@ -195,5 +196,12 @@ cddp_status cdi_gpu_scale(struct cdi_backend *b, void *x, size_t count, cddp_dty
                           struct cdi_error *err);
 cddp_status cdi_gpu_scan(struct cdi_backend *b, const void *x, size_t count, cddp_dtype dtype, struct cdi_scan *out,
                          struct cdi_error *err);
+cddp_status cdi_gpu_tally(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, bool add,
+                          double *out, struct cdi_error *err);
+cddp_status cdi_gpu_clip(struct cdi_backend *b, const struct cdi_span *x, size_t n, const struct cdi_clip *how,
+                         const double *sum, struct cdi_error *err);
+/* Enter the device, lock, and start what is held back: kernels may be launched. CDDP_OK: leave with _end. */
+cddp_status cdi_gpu_element_begin(struct cdi_backend *b, struct cdi_error *err);
+void cdi_gpu_element_end(struct cdi_backend *b);
 
 #endif
