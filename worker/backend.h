@@ -222,9 +222,18 @@ struct cdi_backend_ops {
     cddp_status (*pack)(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n, struct cdi_error *err);
     cddp_status (*unpack)(struct cdi_backend *b, const struct cdi_slice *to, size_t n, const void *from,
                           struct cdi_error *err);
-    /* Between float32 and float16 or bfloat16, in both directions: to nearest, ties to even. A NaN stays one. */
+    /*
+     * pack of elements of a floating-point type, each of which is multiplied by factor on its way, as scale does it.
+     * All slices begin and end with whole elements.
+     */
+    cddp_status (*pack_scaled)(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
+                               cddp_dtype dtype, double factor, struct cdi_error *err);
+    /*
+     * Between float32 and float16 or bfloat16, in both directions: multiplied by factor in float32, then rounded to
+     * nearest, ties to even. A NaN stays one.
+     */
     cddp_status (*cast)(struct cdi_backend *b, void *to, cddp_dtype to_type, const void *from, cddp_dtype from_type,
-                        size_t count, struct cdi_error *err);
+                        size_t count, float factor, struct cdi_error *err);
     /* x[i] *= factor; a factor of float32 precision for all but float64. Floating-point types. */
     cddp_status (*scale)(struct cdi_backend *b, void *x, size_t count, cddp_dtype dtype, double factor,
                          struct cdi_error *err);

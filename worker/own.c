@@ -3,6 +3,9 @@
  * Gradients in the user's own memory: which of them each bucket holds, and how a whole bucket's go into the arena and
  * out again, by one call of the backend each, which is one launch on a device. On the host each comes as soon as it is
  * ready, since it is copied while others are made (reducer.c).
+ *
+ * On the way in a device multiplies them for the mean, where that loses nothing: by a power of two, or in float16,
+ * where the sum must not overflow. Then the network only adds, and no kernel goes over the bucket once more.
  */
 #include "worker/reducer.h"
 
@@ -50,6 +53,30 @@ void cdi_own_place(cddp_ddp *d)
     }
 }
 
+bool cdi_own_is_all(const cddp_ddp *d)
+{
+    bool all = true;
+
+    for (size_t i = 0; i < d->n_params; i++)
+        all &= d->params[i].grad != NULL;
+    return all;
+}
+
+bool cdi_own_scales(const cddp_ddp *d, size_t b)
+{
+    int size = cdi_comm_world(d->comm)->size;
+    bool exact = (size & (size - 1)) == 0;
+
+    if (!d->ops->on_device || !d->own.everywhere || size == 1 || (d->flags & CDDP_DDP_SUM) != 0)
+        return false;
+    if (d->hook.begin != NULL || d->powersgd != NULL || d->flight[b].compressed)
+        return false;
+    /* Where ranks say whether they train, that is in the first bucket, and in the arena. */
+    if (d->plan.n_grads > d->n_params && d->plan.grads[d->n_params].bucket == b)
+        return false;
+    return exact || d->plan.b[b].dtype == CDDP_FLOAT16;
+}
+
 /* The next slice: gradient i, behind a gap if it does not follow at once what ends at `end` in the arena. */
 static size_t put(cddp_ddp *d, size_t n, size_t i, size_t end)
 {
@@ -75,7 +102,12 @@ cddp_status cdi_own_gather(cddp_ddp *d, size_t bucket, struct cdi_error *err)
         n = put(d, n, i, end);
         end = d->plan.grads[i].offset + d->plan.grads[i].bytes;
     }
-    return n == 0 ? CDDP_OK : d->ops->pack(d->b, cdi_ddp_arena_grad(d, first), d->own.slices, n, err);
+    if (n == 0)
+        return CDDP_OK;
+    if (cdi_own_scales(d, bucket))
+        return d->ops->pack_scaled(d->b, cdi_ddp_arena_grad(d, first), d->own.slices, n, d->plan.b[bucket].dtype,
+                                   1.0 / cdi_comm_world(d->comm)->size, err);
+    return d->ops->pack(d->b, cdi_ddp_arena_grad(d, first), d->own.slices, n, err);
 }
 
 cddp_status cdi_own_scatter(cddp_ddp *d, size_t bucket, struct cdi_error *err)

@@ -129,7 +129,7 @@ static cddp_status enqueue_bucket(cddp_ddp *d, size_t i, bool lazy, bool more)
         .out = at,
         .count = b->bytes / cddp_dtype_size(b->dtype),
         .dtype = b->dtype,
-        .op = (d->flags & CDDP_DDP_SUM) != 0 ? CDDP_SUM : CDDP_MEAN,
+        .op = (d->flags & CDDP_DDP_SUM) != 0 || cdi_own_scales(d, i) ? CDDP_SUM : CDDP_MEAN,
         .region = d->region,
         .bucket = (int)i,
         .name_bucket = d->ops->on_device ? NULL : cdi_ddp_name_bucket, /* there, texts are made also after a failure */

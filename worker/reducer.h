@@ -49,6 +49,7 @@ struct cdi_ddp_unused {
 struct cdi_ddp_own {
     size_t *list;             /* parameters, bucket by bucket: see cdi_ddp_flight.own */
     struct cdi_slice *slices; /* room for those of one bucket */
+    bool everywhere;          /* all gradients of all ranks are in such memory */
 };
 
 /* With CDDP_AUTO, until it is settled: bucket sizes that are tried. */
@@ -204,6 +205,10 @@ void cdi_unused_next_step(cddp_ddp *d);
 /* --- own.c: without gradients in the user's own memory these do nothing */
 cddp_status cdi_own_init(cddp_ddp *d, struct cdi_error *err);
 void cdi_own_release(cddp_ddp *d);
+/* Are all of this rank's gradients in such memory? */
+bool cdi_own_is_all(const cddp_ddp *d);
+/* Is the factor of bucket b's mean in what cdi_own_gather brings, so that only the sum is left? Equal on all ranks. */
+bool cdi_own_scales(const cddp_ddp *d, size_t b);
 /* There is a new plan, with new flights: which gradients does each bucket hold? */
 void cdi_own_place(cddp_ddp *d);
 /* On a device: a bucket's gradients go into the arena, before it starts. One launch. */

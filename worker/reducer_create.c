@@ -139,12 +139,19 @@ static cddp_status create(cddp_ddp **out, cddp_comm *comm, const cddp_param *par
     };
     struct cdi_error local;
     cddp_ddp *d = NULL;
+    bool own_everywhere = false;
     /* A rank that fails alone still takes part in the comparison: the others must not wait for it. */
     cddp_status alone = prepare(&d, comm, params, n, &o, &local);
-    cddp_status status = cdi_verify(comm, &in, alone == CDDP_OK ? NULL : &local, err);
+    cddp_status status;
+
+    in.all_own = alone == CDDP_OK && cdi_own_is_all(d);
+    in.own_everywhere = &own_everywhere;
+    status = cdi_verify(comm, &in, alone == CDDP_OK ? NULL : &local, err);
 
     if (alone != CDDP_OK)
         status = alone;
+    if (status == CDDP_OK)
+        d->own.everywhere = own_everywhere;
     if (status == CDDP_OK && (o.flags & CDDP_DDP_NO_BROADCAST) == 0)
         status = cdi_replicate(d, d->slices, n + o.n_buffers, 0, true, err);
     if (status == CDDP_OK)

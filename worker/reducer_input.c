@@ -70,10 +70,12 @@ static cddp_status check_options(const cddp_ddp_options *opt, struct cdi_error *
         return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.flags: CDDP_DDP_JOIN_ACTIVE needs CDDP_DDP_JOIN");
     if ((opt->flags & CDDP_DDP_JOIN_ACTIVE) != 0 && (opt->flags & CDDP_DDP_SUM) != 0)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.flags: a sum (CDDP_DDP_SUM) has no divisor to adjust");
-    if (opt->compress != CDDP_DTYPE_NONE && opt->compress != CDDP_FLOAT16 && opt->compress != CDDP_BFLOAT16)
-        return cdi_fail(err, CDDP_E_INVALID,
-                        "cddp_ddp_options.compress is %d: use CDDP_FLOAT16 or CDDP_BFLOAT16, or 0 for none",
-                        (int)opt->compress);
+    if (opt->compress != CDDP_DTYPE_NONE && opt->compress != CDDP_FLOAT16 && opt->compress != CDDP_BFLOAT16 &&
+        opt->compress != CDDP_FLOAT32)
+        return cdi_fail(
+            err, CDDP_E_INVALID,
+            "cddp_ddp_options.compress is %d: use CDDP_FLOAT16, CDDP_BFLOAT16 or CDDP_FLOAT32, or 0 for none",
+            (int)opt->compress);
     if (opt->buffers == NULL && opt->n_buffers > 0)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.n_buffers is %zu, but buffers is NULL", opt->n_buffers);
     for (size_t i = 0; i < sizeof opt->reserved / sizeof opt->reserved[0]; i++)

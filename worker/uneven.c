@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Element n_params of the plan, and as what it travels. */
+/* Element n_params of the plan, and the shortest type as which it travels or lands. */
 static cddp_dtype flag_dtype(const cddp_ddp *d)
 {
     return d->plan.grads[d->n_params].dtype;
@@ -19,7 +19,8 @@ static cddp_dtype flag_dtype(const cddp_ddp *d)
 
 static cddp_dtype sent_dtype(const cddp_ddp *d, cddp_dtype dtype)
 {
-    return dtype == CDDP_FLOAT32 && d->wire_dtype != CDDP_DTYPE_NONE ? d->wire_dtype : dtype;
+    return dtype == CDDP_FLOAT32 && d->wire_dtype != CDDP_DTYPE_NONE && d->wire_dtype != CDDP_FLOAT32 ? d->wire_dtype
+                                                                                                      : dtype;
 }
 
 size_t cdi_uneven_bytes(const cddp_ddp *d, cddp_dtype dtype)

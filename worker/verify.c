@@ -24,6 +24,7 @@ enum {
     F_LAST_BUCKET_BYTES,
     F_FLAGS,
     F_COMPRESS,
+    F_ALL_OWN,
     N_FIELDS
 };
 
@@ -364,12 +365,18 @@ cddp_status cdi_verify(cddp_comm *comm, const struct cdi_verify_input *in, const
         mine[F_LAST_BUCKET_BYTES] = in->last_bucket_bytes;
         mine[F_FLAGS] = in->flags;
         mine[F_COMPRESS] = in->compress;
+        mine[F_ALL_OWN] = in->all_own;
     }
     status = cdi_comm_all_gather(comm, mine, records, N_FIELDS, CDDP_UINT64, err);
     if (status == CDDP_OK)
         status = compare_records(comm, &list, records, local, err);
     else if (local != NULL && err != NULL)
         *err = *local, status = local->status;
+    if (status == CDDP_OK && in->own_everywhere != NULL) {
+        *in->own_everywhere = true;
+        for (int r = 0; r < world->size; r++)
+            *in->own_everywhere &= records[(size_t)r * N_FIELDS + F_ALL_OWN] != 0;
+    }
     cdi_buf_release(&list);
     return status;
 }

@@ -1,9 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Gradients of float32 that are sent as float16 or bfloat16: each full bucket is cast into a region of its own, reduced
- * there (the sum is accumulated in float32), and cast back when it has landed.
+ * Gradients that are sent in another type: those of float32 as float16 or bfloat16, in fewer bits; those of 16 bits as
+ * float32, so that their sum is one of float32 whatever the network does. Each full bucket is cast into a region of its
+ * own, reduced there, and cast back when it has landed.
+ *
+ * On a device the factor of a mean rides on one of the two casts, and the network only adds: before the sum for
+ * float16, whose range ends at 65504, and behind it for the other two, whose range is float32's. On the host the
+ * reduction multiplies before it rounds, which costs nothing there.
  */
 #include "worker/reducer.h"
+
+static bool is_short(cddp_dtype dtype)
+{
+    return dtype == CDDP_FLOAT16 || dtype == CDDP_BFLOAT16;
+}
+
+/* Are buckets of this type sent in another one? */
+static bool is_cast(const cddp_ddp *d, cddp_dtype dtype)
+{
+    return (dtype == CDDP_FLOAT32 && is_short(d->wire_dtype)) || (is_short(dtype) && d->wire_dtype == CDDP_FLOAT32);
+}
 
 void cdi_wire_place(cddp_ddp *d)
 {
@@ -11,9 +27,9 @@ void cdi_wire_place(cddp_ddp *d)
 
     for (size_t b = 0; b < d->plan.n && d->wire_dtype != CDDP_DTYPE_NONE; b++) {
         struct cdi_ddp_flight *f = &d->flight[b];
-        size_t count = d->plan.b[b].bytes / sizeof(float);
+        size_t count = d->plan.b[b].bytes / cddp_dtype_size(d->plan.b[b].dtype);
 
-        f->compressed = d->plan.b[b].dtype == CDDP_FLOAT32;
+        f->compressed = is_cast(d, d->plan.b[b].dtype);
         f->wire_offset = at;
         if (f->compressed)
             at += (count * cddp_dtype_size(d->wire_dtype) + CDI_GRAD_ALIGN - 1) / CDI_GRAD_ALIGN * CDI_GRAD_ALIGN;
@@ -26,9 +42,18 @@ cddp_status cdi_wire_init(cddp_ddp *d, struct cdi_error *err)
     return d->wire_bytes == 0 ? CDDP_OK : d->ops->region_create(d->b, d->wire_bytes, &d->wire, err);
 }
 
+/* What the cast on the way out (or back) multiplies by. */
+static float factor_of(const cddp_ddp *d, bool out)
+{
+    bool ours = d->ops->on_device && (d->flags & CDDP_DDP_SUM) == 0;
+
+    return ours && out == (d->wire_dtype == CDDP_FLOAT16) ? 1.0f / (float)cdi_comm_world(d->comm)->size : 1.0f;
+}
+
 cddp_status cdi_wire_pack(cddp_ddp *d, size_t bucket, struct cdi_op *op, struct cdi_error *err)
 {
     const struct cdi_ddp_flight *f = &d->flight[bucket];
+    cddp_dtype dtype = op->dtype;
     cddp_status st;
     void *at;
 
@@ -38,7 +63,9 @@ cddp_status cdi_wire_pack(cddp_ddp *d, size_t bucket, struct cdi_op *op, struct 
     op->dtype = d->wire_dtype;
     op->region = d->wire;
     op->out = at;
-    st = d->ops->cast(d->b, at, d->wire_dtype, op->in, CDDP_FLOAT32, op->count, err);
+    if (d->ops->on_device)
+        op->op = CDDP_SUM;
+    st = d->ops->cast(d->b, at, d->wire_dtype, op->in, dtype, op->count, factor_of(d, true), err);
     op->in = at;
     return st;
 }
@@ -51,6 +78,7 @@ cddp_status cdi_wire_unpack(cddp_ddp *d, size_t bucket, struct cdi_error *err)
     if (!f->compressed || f->unpacked)
         return CDDP_OK;
     f->unpacked = true;
-    return d->ops->cast(d->b, (char *)d->region->base + b->offset, CDDP_FLOAT32,
-                        (const char *)d->wire->base + f->wire_offset, d->wire_dtype, b->bytes / sizeof(float), err);
+    return d->ops->cast(d->b, (char *)d->region->base + b->offset, b->dtype,
+                        (const char *)d->wire->base + f->wire_offset, d->wire_dtype,
+                        b->bytes / cddp_dtype_size(b->dtype), factor_of(d, false), err);
 }

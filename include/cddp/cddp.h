@@ -63,13 +63,21 @@ typedef enum cddp_dtype {
     CDDP_UINT32 = 4,
     CDDP_INT64 = 5,
     CDDP_UINT64 = 6,
-    CDDP_FLOAT16 = 7, /* IEEE 754 binary16; sums are accumulated in float32 */
+    CDDP_FLOAT16 = 7, /* IEEE 754 binary16; how it is summed: see cddp_op */
     CDDP_FLOAT32 = 8,
     CDDP_FLOAT64 = 9,
-    CDDP_BFLOAT16 = 10 /* the upper half of a float32; sums are accumulated in float32 */
+    CDDP_BFLOAT16 = 10 /* the upper half of a float32; how it is summed: see cddp_op */
 } cddp_dtype;
 
-/* Reductions. MEAN is the sum, in rank order, multiplied by 1/world size (rounded once); floating-point types only. */
+/*
+ * Reductions. MEAN, of floating-point types only, is the sum multiplied by 1/world size.
+ *
+ * On the host sums are made in rank order, those of float16 and bfloat16 in float32, and each result is rounded once.
+ * On a GPU the order is NCCL's, and so is the type: its ring and tree add float16 and bfloat16 in these types
+ * themselves, and round at every rank; only NVLink switches and symmetric windows add them in float32. A mean of
+ * float16 is there multiplied before the sum, so that it does not overflow; of the other types behind it. Gradients of
+ * 16 bits can be summed in float32 everywhere: cddp_ddp_options.compress.
+ */
 typedef enum cddp_op { CDDP_SUM = 0, CDDP_PROD = 1, CDDP_MAX = 2, CDDP_MIN = 3, CDDP_MEAN = 4 } cddp_op;
 
 /* Bytes per element; 0 for a value that is no type. Any thread. */
@@ -353,7 +361,9 @@ typedef struct cddp_ddp_options {
     size_t bucket_bytes;       /* a bucket closes when it reaches this; 0: 25 MiB; CDDP_AUTO: found by trying */
     size_t first_bucket_bytes; /* the same for the first one, so that communication starts early; 0: 1 MiB */
     uint32_t flags;            /* CDDP_DDP_... below */
-    cddp_dtype compress;       /* float32 gradients are sent as CDDP_FLOAT16 or CDDP_BFLOAT16; 0: as they are */
+    cddp_dtype compress;       /* CDDP_FLOAT16, CDDP_BFLOAT16: float32 gradients are sent in that type. CDDP_FLOAT32:
+                                  those of 16 bits are sent and summed as float32, and rounded once, behind the sum.
+                                  Others, and all with 0: as they are */
     void *stream;              /* GPU: the compute stream, a cudaStream_t; NULL is the legacy one. Unused on the CPU */
     const cddp_param *buffers; /* n_buffers of them, for cddp_ddp_sync_buffers: any types, and no `grad` */
     size_t n_buffers;          /* 0: none */
@@ -375,7 +385,8 @@ typedef struct cddp_ddp_options {
 #define CDDP_DDP_NO_BROADCAST 1u
 /*
  * Gradients become the sum over all ranks, not the mean: the optimizer multiplies by cddp_ddp_factor(). For where the
- * mean would cost a pass over the gradients (on a GPU without symmetric windows), or is wanted in higher precision.
+ * mean would cost a pass over the gradients (on a GPU, where nothing else passes over them: no `compress`, gradients in
+ * the arena, NCCL before 2.30.3 or no symmetric windows), or is wanted in higher precision.
  */
 #define CDDP_DDP_SUM 2u
 

@@ -615,9 +615,9 @@ static int casts(struct rank *r)
         void *wide = rank_lend(r, x, sizeof x), *narrow = rank_lend(r, h, sizeof h),
              *again = rank_lend(r, back, sizeof back);
 
-        RANK_CHECK(r->ops->cast(r->b, narrow, types[k], wide, CDDP_FLOAT32, 10, &r->err) == CDDP_OK);
-        RANK_CHECK(r->ops->cast(r->b, again, CDDP_FLOAT32, narrow, types[k], 10, &r->err) == CDDP_OK);
-        RANK_CHECK(r->ops->cast(r->b, narrow, CDDP_INT32, wide, CDDP_FLOAT32, 1, &r->err) == CDDP_E_INVALID);
+        RANK_CHECK(r->ops->cast(r->b, narrow, types[k], wide, CDDP_FLOAT32, 10, 1, &r->err) == CDDP_OK);
+        RANK_CHECK(r->ops->cast(r->b, again, CDDP_FLOAT32, narrow, types[k], 10, 1, &r->err) == CDDP_OK);
+        RANK_CHECK(r->ops->cast(r->b, narrow, CDDP_INT32, wide, CDDP_FLOAT32, 1, 1, &r->err) == CDDP_E_INVALID);
         RANK_CHECK(settle(r) == CDDP_OK);
         rank_return(r, h, narrow, sizeof h);
         rank_return(r, back, again, sizeof back);
@@ -626,6 +626,37 @@ static int casts(struct rank *r)
             RANK_CHECK(h[i] == want[i], "element %d is %04x and not %04x", i, h[i], want[i]);
         RANK_CHECK(back[2] == 1 && isinf(back[8]) && isnan(back[9]));
     }
+    return 0;
+}
+
+/* What is multiplied on its way: three elements and a gap, in float16 and as a cast of bfloat16. */
+static int scaled_on_the_way(struct rank *r)
+{
+    const uint16_t half[] = {0x3c00, 0x4000, 0x7bff};  /* 1, 2, 65504 */
+    const uint16_t brain[] = {0x3f80, 0x4040, 0x7f80}; /* 1, 3, infinity */
+    uint16_t packed[4] = {9, 9, 9, 9}, *x, *b;
+    float cast[3] = {0}, *y;
+    void *flat;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    x = rank_lend(r, half, sizeof half);
+    b = rank_lend(r, brain, sizeof brain);
+    flat = rank_lend(r, packed, sizeof packed);
+    y = rank_lend(r, cast, sizeof cast);
+    {
+        const struct cdi_slice in[] = {{x, 2}, {NULL, 2}, {x + 1, 4}};
+
+        RANK_CHECK(r->ops->pack_scaled(r->b, flat, in, 3, CDDP_FLOAT16, 0.5, &r->err) == CDDP_OK);
+        RANK_CHECK(r->ops->pack_scaled(r->b, flat, in, 3, CDDP_INT32, 0.5, &r->err) == CDDP_E_INVALID);
+        RANK_CHECK(r->ops->cast(r->b, y, CDDP_FLOAT32, b, CDDP_BFLOAT16, 3, 0.25f, &r->err) == CDDP_OK);
+    }
+    RANK_CHECK(settle(r) == CDDP_OK);
+    rank_return(r, packed, flat, sizeof packed);
+    rank_return(r, cast, y, sizeof cast);
+    rank_return(r, NULL, x, sizeof half);
+    rank_return(r, NULL, b, sizeof brain);
+    RANK_CHECK(packed[0] == 0x3800 && packed[1] == 9 && packed[2] == 0x3c00 && packed[3] == 0x77ff);
+    RANK_CHECK(cast[0] == 0.25f && cast[1] == 0.75f && isinf(cast[2]));
     return 0;
 }
 
@@ -894,6 +925,7 @@ const struct conformance_case conformance_cases[] = {
     {"what is behind lead finds every operation done", leads, 1, -1},
     {"a region holds every type at every offset", region_types, 1, -1},
     {"shards of a region are reduced and gathered in place", region_shards, 1, -1},
+    {"what is packed or cast is multiplied on its way", scaled_on_the_way, 1, -1},
     {"pack and unpack are each other's inverse", pack_and_unpack, 1, -1},
     {"cast rounds to nearest and keeps NaN and infinity", casts, 1, -1},
     {"scale and scan take every floating-point type", scales_and_scans, 1, -1},

@@ -111,15 +111,21 @@ static int check(struct job *j)
     return 0;
 }
 
-/* Each step, one launch for each bucket in each direction, whatever the number of gradients in it. */
-static int count_launches(const struct job *j, uint64_t packed, uint64_t unpacked)
+/*
+ * Each step, one launch for each bucket in each direction, whatever the number of gradients in it; and none for the
+ * mean, which is made on the way in.
+ */
+static int count_launches(const struct job *j, uint64_t packed, uint64_t unpacked, uint64_t scaled)
 {
     uint64_t want = (uint64_t)j->steps * cddp_ddp_bucket_count(j->ddp);
 
-    if (packed == want && unpacked == want)
+    if (packed == want && unpacked == want && scaled == 0)
         return 0;
-    fprintf(stderr, "%d steps of %zu buckets took %llu launches to bring gradients in and %llu to bring means out\n",
-            j->steps, cddp_ddp_bucket_count(j->ddp), (unsigned long long)packed, (unsigned long long)unpacked);
+    fprintf(
+        stderr,
+        "%d steps of %zu buckets took %llu launches to bring gradients in, %llu to bring means out and %llu beside\n",
+        j->steps, cddp_ddp_bucket_count(j->ddp), (unsigned long long)packed, (unsigned long long)unpacked,
+        (unsigned long long)scaled);
     return LAUNCHES;
 }
 
@@ -182,7 +188,8 @@ int main(int argc, char **argv)
     DO(cddp_barrier(j.comm));
     rc = check(&j);
     if (own && rc == 0)
-        rc = count_launches(&j, standin_launched("cdi_pack") - packed, standin_launched("cdi_unpack") - unpacked);
+        rc = count_launches(&j, standin_launched("cdi_pack") - packed, standin_launched("cdi_unpack") - unpacked,
+                            standin_launched("cdi_scale"));
     if (cddp_ddp_bucket_cap(j.ddp) == 0) {
         fprintf(stderr, "no bucket size is chosen after %d steps\n", j.steps);
         rc = WRONG;

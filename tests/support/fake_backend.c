@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fake_backend.h"
 
+#include "worker/dtype.h"
+
 #include <criterion/criterion.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -154,6 +156,22 @@ static cddp_status fake_unpack(struct cdi_backend *b, const struct cdi_slice *to
     return CDDP_OK;
 }
 
+/* What it multiplies by, in a record that has room for few words; the values stay as they are. */
+static cddp_status fake_pack_scaled(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
+                                    cddp_dtype dtype, double factor, struct cdi_error *err)
+{
+    note(of(b), "%s x %g; ", cdi_dtype_name(dtype), factor);
+    return fake_pack(b, to, from, n, err);
+}
+
+static cddp_status fake_cast(struct cdi_backend *b, void *to, cddp_dtype to_type, const void *from,
+                             cddp_dtype from_type, size_t count, float factor, struct cdi_error *err)
+{
+    (void)to, (void)from, (void)count, (void)err;
+    note(of(b), "%s to %s x %g; ", cdi_dtype_name(from_type), cdi_dtype_name(to_type), (double)factor);
+    return CDDP_OK;
+}
+
 static cddp_status fake_follow(struct cdi_backend *b, void *stream, struct cdi_error *err)
 {
     (void)err;
@@ -248,6 +266,8 @@ static const struct cdi_backend_ops fake_device_ops = {
     .abort = fake_abort,
     .pack = fake_pack,
     .unpack = fake_unpack,
+    .pack_scaled = fake_pack_scaled,
+    .cast = fake_cast,
 };
 
 /* ---------------------------------------------------------------------------------------------- communicator ---- */

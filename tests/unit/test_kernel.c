@@ -49,7 +49,8 @@ Test(kernel, every_cast_gives_the_bits_of_the_cpu_backend_at_any_count_and_align
 
         memset(got, 0xee, sizeof got);
         memset(want, 0xee, sizeof want);
-        cr_assert_eq(cdi_element_cast(NULL, want + to_at, pairs[p][1], in + from_at, pairs[p][0], counts[c], NULL), 0);
+        cr_assert_eq(cdi_element_cast(NULL, want + to_at, pairs[p][1], in + from_at, pairs[p][0], counts[c], 1, NULL),
+                     0);
         cr_assert_eq(cdi_launch_cast(&l, N_SM, got + to_at, pairs[p][1], in + from_at, pairs[p][0], counts[c], 1, NULL),
                      0);
         cdi_launch_on_host(&l);
@@ -203,6 +204,37 @@ Test(kernel, slices_are_packed_and_unpacked_many_per_launch_at_any_alignment)
             memcpy(want + ((uint8_t *)slice[i].data - apart), slice[i].data, slice[i].bytes);
         cr_assert_eq(memcmp(back, want, BYTES), 0, "unpack, odd %zu", odd);
     }
+}
+
+Test(kernel, slices_are_multiplied_on_their_way_as_the_cpu_backend_does_it)
+{
+    static const cddp_dtype types[] = {CDDP_FLOAT16, CDDP_BFLOAT16, CDDP_FLOAT32, CDDP_FLOAT64};
+    enum { N = 5 };
+    static const size_t sizes[N] = {3, 0, 30001, 1, 4096}; /* elements; the large one is of several chunks */
+    static _Alignas(64) uint8_t in[8 * 40000], want[8 * 40000], got[8 * 40000];
+
+    fill(in, sizeof in, 9);
+    EACH(t, types)
+    EACH(a, shifts)
+    EACH(b, shifts)
+    {
+        size_t size = cddp_dtype_size(types[t]), at = shifts[a] * size, took;
+        struct cdi_slice slice[N];
+        struct cdi_launch l;
+        size_t bytes;
+
+        for (size_t i = 0; i < N; at += (sizes[i++] + 1) * size)
+            slice[i] = (struct cdi_slice){i == 3 ? NULL : in + at, sizes[i] * size};
+        memset(got, 0xee, sizeof got);
+        memset(want, 0xee, sizeof want);
+        cr_assert_eq(cdi_element_pack_scaled(NULL, want + shifts[b] * size, slice, N, types[t], 0.3, NULL), CDDP_OK);
+        took = cdi_launch_pack(&l, CDI_KERNEL_PACK, N_SM, got + shifts[b] * size, slice, N, &bytes);
+        cr_assert(took == N && bytes == 34101 * size);
+        cr_assert_eq(cdi_launch_pack_scaled(&l, types[t], 0.3, NULL), CDDP_OK);
+        cdi_launch_on_host(&l);
+        cr_assert_eq(memcmp(want, got, sizeof got), 0, "type %zu, shifts %zu %zu", t, a, b);
+    }
+    cr_assert_eq(cdi_launch_pack_scaled(&(struct cdi_launch){0}, CDDP_INT32, 0.3, NULL), CDDP_E_INVALID);
 }
 
 Test(kernel, a_gap_between_slices_is_neither_read_nor_written)

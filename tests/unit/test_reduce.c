@@ -112,12 +112,14 @@ Test(reduce, casts_have_the_bits_of_one_element_at_a_time)
 
             wide[i] = cdi_float_of_bits(round < 24 ? near : (uint32_t)next_random());
         }
-        cr_assert_eq(cdi_element_cast(NULL, narrow + skip, CDDP_FLOAT16, wide + skip, CDDP_FLOAT32, n, NULL), CDDP_OK);
+        cr_assert_eq(cdi_element_cast(NULL, narrow + skip, CDDP_FLOAT16, wide + skip, CDDP_FLOAT32, n, 1, NULL),
+                     CDDP_OK);
         for (size_t i = skip; i < skip + n; i++)
             cr_assert_eq(narrow[i], cdi_f16_of_float(wide[i]), "%08x", cdi_bits_of_float(wide[i]));
         for (size_t i = 0; i < N + 1; i++)
             narrow[i] = (uint16_t)(i + (size_t)round);
-        cr_assert_eq(cdi_element_cast(NULL, back + skip, CDDP_FLOAT32, narrow + skip, CDDP_FLOAT16, n, NULL), CDDP_OK);
+        cr_assert_eq(cdi_element_cast(NULL, back + skip, CDDP_FLOAT32, narrow + skip, CDDP_FLOAT16, n, 1, NULL),
+                     CDDP_OK);
         for (size_t i = skip; i < skip + n; i++)
             cr_assert_eq(cdi_bits_of_float(back[i]), cdi_bits_of_float(cdi_float_of_f16(narrow[i])), "%04x", narrow[i]);
     }

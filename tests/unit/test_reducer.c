@@ -776,6 +776,89 @@ Test(reducer, on_a_device_a_gradient_of_the_users_own_that_was_missing_once_is_t
     fake_close(&comm, 1);
 }
 
+/* One gradient in a world of several ranks on devices: in which types it is cast, multiplied and reduced. */
+struct mean {
+    cddp_dtype dtype, compress;
+    uint32_t flags;
+    int n_own; /* ranks whose gradient is in memory of their own */
+    int n;
+    char calls[4096]; /* rank 0's */
+    cddp_dtype sent;
+    cddp_op op;
+};
+
+static void mean_on_rank(cddp_comm *comm, void *arg)
+{
+    static double data[3][4], own[3][4];
+    struct mean *m = arg;
+    int r = comm->world.rank;
+    const cddp_param p = {
+        .name = "w", .data = data[r], .count = 4, .dtype = m->dtype, .grad = r < m->n_own ? own[r] : NULL};
+    const cddp_ddp_options opt = {.size = sizeof opt, .flags = m->flags, .compress = m->compress};
+    cddp_ddp *d;
+
+    comm->device = true;
+    d = open_with(comm, &p, 1, &opt);
+    comm->calls[0] = '\0';
+    cr_assert_eq(cddp_ddp_grad_ready(d, 0), CDDP_OK);
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
+    if (r == 0) {
+        (void)snprintf(m->calls, sizeof m->calls, "%s", comm->calls);
+        m->sent = comm->ops[comm->n_ops - 1].dtype;
+        m->op = comm->ops[comm->n_ops - 1].op;
+    }
+    cddp_ddp_destroy(d);
+}
+
+static void check_mean(struct mean m, const char *calls, cddp_dtype sent, cddp_op op)
+{
+    cddp_comm comms[3];
+
+    fake_open(comms, m.n);
+    fake_run(comms, m.n, mean_on_rank, &m);
+    cr_assert_str_eq(m.calls, calls);
+    cr_assert_eq(m.sent, sent);
+    cr_assert_eq(m.op, op);
+    fake_close(comms, m.n);
+}
+
+Test(reducer, on_a_device_the_factor_of_a_mean_rides_on_a_cast)
+{
+    check_mean((struct mean){.dtype = CDDP_BFLOAT16, .compress = CDDP_FLOAT32, .n = 3},
+               "follow 0; bfloat16 to float32 x 1; all_reduce 0; float32 to bfloat16 x 0.333333; lead 0 on 0; ",
+               CDDP_FLOAT32, CDDP_SUM);
+    check_mean((struct mean){.dtype = CDDP_FLOAT32, .compress = CDDP_BFLOAT16, .n = 2},
+               "follow 0; float32 to bfloat16 x 1; all_reduce 0; bfloat16 to float32 x 0.5; lead 0 on 0; ",
+               CDDP_BFLOAT16, CDDP_SUM);
+    check_mean((struct mean){.dtype = CDDP_FLOAT32, .compress = CDDP_FLOAT16, .n = 2},
+               "follow 0; float32 to float16 x 0.5; all_reduce 0; float16 to float32 x 1; lead 0 on 0; ", CDDP_FLOAT16,
+               CDDP_SUM);
+    check_mean((struct mean){.dtype = CDDP_FLOAT32, .compress = CDDP_FLOAT16, .flags = CDDP_DDP_SUM, .n = 2},
+               "follow 0; float32 to float16 x 1; all_reduce 0; float16 to float32 x 1; lead 0 on 0; ", CDDP_FLOAT16,
+               CDDP_SUM);
+    check_mean((struct mean){.dtype = CDDP_FLOAT32, .compress = CDDP_FLOAT32, .n = 2},
+               "follow 0; all_reduce 0; lead 0 on 0; ", CDDP_FLOAT32, CDDP_MEAN);
+}
+
+Test(reducer, on_a_device_the_factor_of_a_mean_rides_on_what_brings_the_users_own_gradients_in)
+{
+    check_mean((struct mean){.dtype = CDDP_FLOAT32, .n = 2, .n_own = 2},
+               "follow 0; float32 x 0.5; pack; all_reduce 0; unpack; lead 0 on 0; ", CDDP_FLOAT32, CDDP_SUM);
+    check_mean((struct mean){.dtype = CDDP_FLOAT16, .n = 3, .n_own = 3},
+               "follow 0; float16 x 0.333333; pack; all_reduce 0; unpack; lead 0 on 0; ", CDDP_FLOAT16, CDDP_SUM);
+    /* A third would be rounded. */
+    check_mean((struct mean){.dtype = CDDP_FLOAT32, .n = 3, .n_own = 3},
+               "follow 0; pack; all_reduce 0; unpack; lead 0 on 0; ", CDDP_FLOAT32, CDDP_MEAN);
+    /* Another rank's are in its arena: all ranks must do the same. */
+    check_mean((struct mean){.dtype = CDDP_FLOAT32, .n = 2, .n_own = 1},
+               "follow 0; pack; all_reduce 0; unpack; lead 0 on 0; ", CDDP_FLOAT32, CDDP_MEAN);
+    /* What is cast is multiplied there. */
+    check_mean(
+        (struct mean){.dtype = CDDP_BFLOAT16, .compress = CDDP_FLOAT32, .n = 2, .n_own = 2},
+        "follow 0; pack; bfloat16 to float32 x 1; all_reduce 0; float32 to bfloat16 x 0.5; unpack; lead 0 on 0; ",
+        CDDP_FLOAT32, CDDP_SUM);
+}
+
 /* What a hook was told; arg is the communicator, whose record it writes to. */
 static cddp_status note_call(void *arg, const char *which, const cddp_bucket *b)
 {

@@ -68,6 +68,95 @@ Test(wire, a_mean_in_16_bits_is_summed_in_32_and_rounded_once)
     cr_assert_eq(ddp_world(as_bf16), 0);
 }
 
+/* ---------------------------------------------------------------------------- 16 bits that are sent as 32 ---- */
+
+#define WIDE_COUNT 500
+
+static double value_of(uint16_t x, cddp_dtype dtype)
+{
+    return (double)(dtype == CDDP_FLOAT16 ? cdi_float_of_f16(x) : cdi_float_of_bf16(x));
+}
+
+static uint16_t of_value(float x, cddp_dtype dtype)
+{
+    return dtype == CDDP_FLOAT16 ? cdi_f16_of_float(x) : cdi_bf16_of_float(x);
+}
+
+/* Large and small ones, which sums in 16 bits would lose. */
+static uint16_t short_of(int rank, int k, cddp_dtype dtype)
+{
+    return of_value((rank % 2 == 0 ? 100.0f : -99.0f) + 0.173f * (float)(rank + 1) * (float)(k % 37), dtype);
+}
+
+/* The mean (or sum) in float64, rounded once: half a unit in the last place, and what float32 sums are off. */
+static int check_against_float64(const uint16_t *got, cddp_dtype dtype, double factor)
+{
+    double unit = dtype == CDDP_FLOAT16 ? 0x1p-11 : 0x1p-8;
+
+    for (int k = 0; k < WIDE_COUNT; k++) {
+        double sum = 0, most = 0, off;
+
+        for (int q = 0; q < DDP_RANKS; q++) {
+            double x = value_of(short_of(q, k, dtype), dtype);
+
+            sum += x;
+            most += x < 0 ? -x : x;
+        }
+        sum *= factor;
+        off = value_of(got[k], dtype) - sum;
+        CHECK((off < 0 ? -off : off) <= (sum < 0 ? -sum : sum) * unit + most * factor * 0x1p-23);
+    }
+    return 0;
+}
+
+static int widened(int rank, cddp_dtype dtype, uint32_t flags)
+{
+    static uint16_t w[2][WIDE_COUNT], own[WIDE_COUNT];
+    const cddp_param p[2] = {{.name = "arena", .data = w[0], .count = WIDE_COUNT, .dtype = dtype},
+                             {.name = "own", .data = w[1], .count = WIDE_COUNT, .dtype = dtype, .grad = own}};
+    const cddp_ddp_options opt = {.size = sizeof opt, .flags = flags, .compress = CDDP_FLOAT32};
+    struct ddp_rank r = {0};
+
+    CHECK(cddp_init(&r.comm, NULL) == CDDP_OK);
+    CHECK(cddp_ddp_create(&r.ddp, r.comm, p, 2, &opt) == CDDP_OK);
+    for (int step = 0; step < 3; step++) {
+        for (size_t i = 2; i-- > 0;) {
+            uint16_t *g = cddp_ddp_grad(r.ddp, i);
+
+            for (int k = 0; k < WIDE_COUNT; k++)
+                g[k] = short_of(rank, k, dtype);
+            CHECK(cddp_ddp_grad_ready(r.ddp, i) == CDDP_OK);
+        }
+        CHECK(cddp_ddp_wait(r.ddp) == CDDP_OK);
+        for (size_t i = 0; i < 2; i++)
+            CHECK(check_against_float64(cddp_ddp_grad(r.ddp, i), dtype,
+                                        (flags & CDDP_DDP_SUM) != 0 ? 1 : 1.0 / DDP_RANKS) == 0);
+    }
+    return ddp_close(&r, CDDP_OK);
+}
+
+static int wide_f16(int rank)
+{
+    return widened(rank, CDDP_FLOAT16, 0);
+}
+
+static int wide_bf16(int rank)
+{
+    return widened(rank, CDDP_BFLOAT16, 0);
+}
+
+static int wide_sum(int rank)
+{
+    return widened(rank, CDDP_BFLOAT16, CDDP_DDP_SUM);
+}
+
+Test(wire, gradients_of_16_bits_may_be_sent_as_float32)
+{
+    cr_assert_eq(ddp_world(wide_f16), 0);
+    cr_assert_eq(ddp_world(wide_bf16), 0);
+    cr_assert_eq(ddp_world(wide_sum), 0);
+}
+
 static int differ(int rank)
 {
     struct ddp_rank r = {0};
@@ -86,7 +175,7 @@ Test(wire, ranks_that_compress_differently_are_told)
     cr_assert_eq(ddp_world(differ), 0);
 }
 
-Test(wire, only_16_bit_types_are_taken)
+Test(wire, only_floating_point_types_are_taken)
 {
     float w[2];
     cddp_param p = {.name = "w", .data = w, .count = 2, .dtype = CDDP_FLOAT32};
@@ -98,6 +187,6 @@ Test(wire, only_16_bit_types_are_taken)
     cr_assert_eq(cddp_init(&comm, NULL), CDDP_OK);
     cr_assert_eq(cddp_ddp_create(&ddp, comm, &p, 1, &opt), CDDP_E_INVALID);
     cr_assert_str_eq(cddp_last_error(),
-                     "cddp_ddp_options.compress is 1: use CDDP_FLOAT16 or CDDP_BFLOAT16, or 0 for none");
+                     "cddp_ddp_options.compress is 1: use CDDP_FLOAT16, CDDP_BFLOAT16 or CDDP_FLOAT32, or 0 for none");
     cr_assert_eq(cddp_finalize(comm), CDDP_OK);
 }

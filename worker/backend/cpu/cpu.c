@@ -498,6 +498,7 @@ const struct cdi_backend_ops cdi_cpu_backend = {
     .is_aborted = cpu_is_aborted,
     .pack = cdi_element_pack,
     .unpack = cdi_element_unpack,
+    .pack_scaled = cdi_element_pack_scaled,
     .cast = cdi_element_cast,
     .scale = cdi_element_scale,
     .scan = cdi_element_scan,

@@ -131,13 +131,48 @@ static size_t widen_fast(float *to, const uint16_t *from, size_t count)
 
 #endif
 
+cddp_status cdi_element_pack_scaled(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
+                                    cddp_dtype dtype, double factor, struct cdi_error *err)
+{
+    uint8_t *p = to;
+    cddp_status st = cdi_dtype_is_float(dtype)
+                         ? cdi_element_pack(b, to, from, n, err)
+                         : cdi_fail(err, CDDP_E_INVALID, "cannot scale %s", cdi_dtype_name(dtype));
+
+    for (size_t i = 0; i < n && st == CDDP_OK; p += from[i++].bytes)
+        if (from[i].data != NULL)
+            st = cdi_element_scale(b, p, from[i].bytes / cddp_dtype_size(dtype), dtype, factor, err);
+    return st;
+}
+
+/* One element, multiplied in float32. */
+static void cast_scaled(void *to, cddp_dtype to_type, const void *from, cddp_dtype from_type, size_t i, float factor)
+{
+    if (from_type == CDDP_FLOAT32) {
+        float x = ((const float *)from)[i] * factor;
+
+        ((uint16_t *)to)[i] = to_type == CDDP_FLOAT16 ? cdi_f16_of_float(x) : cdi_bf16_of_float(x);
+    } else {
+        uint16_t x = ((const uint16_t *)from)[i];
+
+        ((float *)to)[i] = (from_type == CDDP_FLOAT16 ? cdi_float_of_f16(x) : cdi_float_of_bf16(x)) * factor;
+    }
+}
+
 cddp_status cdi_element_cast(struct cdi_backend *b, void *to, cddp_dtype to_type, const void *from,
-                             cddp_dtype from_type, size_t count, struct cdi_error *err)
+                             cddp_dtype from_type, size_t count, float factor, struct cdi_error *err)
 {
     const float *wide = from;
     const uint16_t *narrow = from;
+    cddp_dtype other = from_type == CDDP_FLOAT32 ? to_type : from_type;
 
     (void)b;
+    if (factor != 1.0f && (from_type == CDDP_FLOAT32 || to_type == CDDP_FLOAT32) &&
+        (other == CDDP_FLOAT16 || other == CDDP_BFLOAT16)) {
+        for (size_t i = 0; i < count; i++)
+            cast_scaled(to, to_type, from, from_type, i, factor);
+        return CDDP_OK;
+    }
     if (from_type == CDDP_FLOAT32 && to_type == CDDP_FLOAT16)
         for (size_t i = narrow_fast(to, wide, count); i < count; i++)
             ((uint16_t *)to)[i] = cdi_f16_of_float(wide[i]);

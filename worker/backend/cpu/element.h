@@ -9,8 +9,10 @@ cddp_status cdi_element_pack(struct cdi_backend *b, void *to, const struct cdi_s
                              struct cdi_error *err);
 cddp_status cdi_element_unpack(struct cdi_backend *b, const struct cdi_slice *to, size_t n, const void *from,
                                struct cdi_error *err);
+cddp_status cdi_element_pack_scaled(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
+                                    cddp_dtype dtype, double factor, struct cdi_error *err);
 cddp_status cdi_element_cast(struct cdi_backend *b, void *to, cddp_dtype to_type, const void *from,
-                             cddp_dtype from_type, size_t count, struct cdi_error *err);
+                             cddp_dtype from_type, size_t count, float factor, struct cdi_error *err);
 cddp_status cdi_element_scale(struct cdi_backend *b, void *x, size_t count, cddp_dtype dtype, double factor,
                               struct cdi_error *err);
 cddp_status cdi_element_scan(struct cdi_backend *b, const void *x, size_t count, cddp_dtype dtype, struct cdi_scan *out,

@@ -562,6 +562,7 @@ static const struct cdi_backend_ops mpi_ops = {
     .abort = mpi_abort,
     .pack = cdi_element_pack,
     .unpack = cdi_element_unpack,
+    .pack_scaled = cdi_element_pack_scaled,
     .cast = cdi_element_cast,
     .scale = cdi_element_scale,
     .scan = cdi_element_scan,

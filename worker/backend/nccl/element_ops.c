@@ -24,8 +24,9 @@ void cdi_gpu_element_end(struct cdi_backend *b)
     cdi_device_leave(&b->device);
 }
 
+/* dtype is none: bytes, as they are. */
 static cddp_status move(struct cdi_backend *b, enum cdi_kernel kernel, void *flat, const struct cdi_slice *slice,
-                        size_t n, struct cdi_error *err)
+                        size_t n, cddp_dtype dtype, double factor, struct cdi_error *err)
 {
     uint8_t *at = flat;
     cddp_status st = cdi_gpu_element_begin(b, err);
@@ -36,7 +37,10 @@ static cddp_status move(struct cdi_backend *b, enum cdi_kernel kernel, void *fla
         struct cdi_launch launch;
         size_t bytes, taken = cdi_launch_pack(&launch, kernel, b->device.n_sm, at, slice, n, &bytes);
 
-        st = cdi_device_launch(&b->device, &launch, err);
+        if (dtype != CDDP_DTYPE_NONE)
+            st = cdi_launch_pack_scaled(&launch, dtype, factor, err);
+        if (st == CDDP_OK)
+            st = cdi_device_launch(&b->device, &launch, err);
         slice += taken;
         n -= taken;
         at += bytes;
@@ -47,13 +51,19 @@ static cddp_status move(struct cdi_backend *b, enum cdi_kernel kernel, void *fla
 
 cddp_status cdi_gpu_pack(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n, struct cdi_error *err)
 {
-    return move(b, CDI_KERNEL_PACK, to, from, n, err);
+    return move(b, CDI_KERNEL_PACK, to, from, n, CDDP_DTYPE_NONE, 1, err);
+}
+
+cddp_status cdi_gpu_pack_scaled(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
+                                cddp_dtype dtype, double factor, struct cdi_error *err)
+{
+    return move(b, CDI_KERNEL_PACK, to, from, n, dtype, factor, err);
 }
 
 cddp_status cdi_gpu_unpack(struct cdi_backend *b, const struct cdi_slice *to, size_t n, const void *from,
                            struct cdi_error *err)
 {
-    return move(b, CDI_KERNEL_UNPACK, (void *)(uintptr_t)from, to, n, err);
+    return move(b, CDI_KERNEL_UNPACK, (void *)(uintptr_t)from, to, n, CDDP_DTYPE_NONE, 1, err);
 }
 
 static cddp_status launch(struct cdi_backend *b, struct cdi_launch *l, struct cdi_error *err)
@@ -68,10 +78,10 @@ static cddp_status launch(struct cdi_backend *b, struct cdi_launch *l, struct cd
 }
 
 cddp_status cdi_gpu_cast(struct cdi_backend *b, void *to, cddp_dtype to_type, const void *from, cddp_dtype from_type,
-                         size_t count, struct cdi_error *err)
+                         size_t count, float factor, struct cdi_error *err)
 {
     struct cdi_launch l;
-    cddp_status st = cdi_launch_cast(&l, b->device.n_sm, to, to_type, from, from_type, count, 1, err);
+    cddp_status st = cdi_launch_cast(&l, b->device.n_sm, to, to_type, from, from_type, count, factor, err);
 
     return st == CDDP_OK ? launch(b, &l, err) : st;
 }

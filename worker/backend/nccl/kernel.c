@@ -74,6 +74,9 @@ size_t cdi_launch_pack(struct cdi_launch *out, enum cdi_kernel kernel, uint32_t 
 
     args->flat = flat;
     args->n = 0;
+    args->factor = 1;
+    args->dtype = CDDP_UINT8;
+    args->unused = 0;
     for (i = 0; i < n && args->n < CDI_KERNEL_SLICES; i++) {
         uint64_t more = slice[i].bytes / CDI_KERNEL_CHUNK + (slice[i].bytes % CDI_KERNEL_CHUNK != 0);
 
@@ -93,6 +96,15 @@ size_t cdi_launch_pack(struct cdi_launch *out, enum cdi_kernel kernel, uint32_t 
     out->grid = grid(n_sm, chunks);
     *flat_bytes = (size_t)at;
     return i;
+}
+
+cddp_status cdi_launch_pack_scaled(struct cdi_launch *launch, cddp_dtype dtype, double factor, struct cdi_error *err)
+{
+    if (!cdi_dtype_is_float(dtype))
+        return cdi_fail(err, CDDP_E_INVALID, "cannot scale %s", cdi_dtype_name(dtype));
+    launch->args.pack.dtype = (int32_t)dtype;
+    launch->args.pack.factor = dtype == CDDP_FLOAT64 ? factor : (float)factor;
+    return CDDP_OK;
 }
 
 cddp_status cdi_launch_cast(struct cdi_launch *out, uint32_t n_sm, void *to, cddp_dtype to_type, const void *from,

@@ -45,7 +45,10 @@ enum cdi_kernel {
         CDI_N_KERNELS
 };
 
-/* cdi_pack, cdi_unpack: slices that lie behind one another in `flat` and apart elsewhere. */
+/*
+ * cdi_pack, cdi_unpack: slices that lie behind one another in `flat` and apart elsewhere. With a factor other than 1
+ * cdi_pack multiplies elements of dtype by it, which is rounded to float32 for all but float64.
+ */
 struct cdi_pack_slice {
     void *data;
     uint64_t at; /* in flat, bytes */
@@ -57,6 +60,9 @@ struct cdi_pack_slice {
 struct cdi_pack_args {
     void *flat;
     uint32_t n, n_chunks;
+    double factor;
+    int32_t dtype;
+    uint32_t unused;
     struct cdi_pack_slice slice[CDI_KERNEL_SLICES]; /* none is empty */
 };
 
@@ -162,6 +168,8 @@ size_t cdi_kernel_args_size(enum cdi_kernel kernel);
  */
 size_t cdi_launch_pack(struct cdi_launch *out, enum cdi_kernel kernel, uint32_t n_sm, void *flat,
                        const struct cdi_slice *slice, size_t n, size_t *flat_bytes);
+/* A launch of PACK multiplies on its way. */
+cddp_status cdi_launch_pack_scaled(struct cdi_launch *launch, cddp_dtype dtype, double factor, struct cdi_error *err);
 /* A factor of 1 is a plain cast. */
 cddp_status cdi_launch_cast(struct cdi_launch *out, uint32_t n_sm, void *to, cddp_dtype to_type, const void *from,
                             cddp_dtype from_type, size_t count, float factor, struct cdi_error *err);
