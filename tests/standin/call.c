@@ -140,6 +140,8 @@ static ncclResult_t push_locked(struct si_calls *c, CUstream handle, const struc
 
     if (si_stream_locked(handle, c->call[0].name, &s) != CUDA_SUCCESS)
         return ncclInvalidArgument;
+    if (si_stream_captures_locked(s)) /* it could, but the stand-in does not launch graphs */
+        return ncclInvalidUsage;
     for (size_t i = 0; i < c->n; i++)
         add_ranges(&c->call[i], comm->seg.n_ranks, comm->seg.rank, &r);
     /* Operations of one communicator run one after the other, whatever their streams. */

@@ -143,6 +143,8 @@ SI_EXPORT CUresult cuMemcpyHtoD(CUdeviceptr dst, const void *src, size_t bytes)
 {
     CUresult rc = si_enter("cuMemcpyHtoD");
 
+    if (rc == CUDA_SUCCESS)
+        rc = si_capture_unsafe("cuMemcpyHtoD");
     return rc != CUDA_SUCCESS ? rc : copy("cuMemcpyHtoD", (void *)dst, DEVICE, src, HOST, bytes, NULL, true);
 }
 
@@ -150,6 +152,8 @@ SI_EXPORT CUresult cuMemcpyDtoH(void *dst, CUdeviceptr src, size_t bytes)
 {
     CUresult rc = si_enter("cuMemcpyDtoH");
 
+    if (rc == CUDA_SUCCESS)
+        rc = si_capture_unsafe("cuMemcpyDtoH");
     return rc != CUDA_SUCCESS ? rc : copy("cuMemcpyDtoH", dst, HOST, (const void *)src, DEVICE, bytes, NULL, true);
 }
 

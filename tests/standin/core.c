@@ -133,6 +133,7 @@ void standin_configure(void)
         .count_faults = choice("CDDP_STANDIN_REPORT", reports) == 1,
         .leaks_are_faults = number("CDDP_STANDIN_LEAKS", 0, 1, 0) == 1,
         .trace = number("CDDP_STANDIN_TRACE", 0, 1, 0) == 1,
+        .context_lock = number("CDDP_STANDIN_CONTEXT_LOCK", 0, 1, 0) == 1,
     };
     read_plants("CDDP_STANDIN_FAIL");
     read_plant("CDDP_STANDIN_SKIP_WAIT", &skip_wait);
@@ -210,8 +211,49 @@ uint64_t standin_waits(void)
     return si_thread.waits;
 }
 
+/* The futex word of who holds the context: 0: nobody. */
+static uint32_t held;
+
+void si_context_hold(void)
+{
+    uint32_t nobody = 0;
+
+    while (si_settings.context_lock &&
+           !__atomic_compare_exchange_n(&held, &nobody, 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+        si_futex_wait(&held, 1, 0, false);
+        nobody = 0;
+    }
+}
+
+void si_context_let_go(void)
+{
+    if (!si_settings.context_lock)
+        return;
+    __atomic_store_n(&held, 0, __ATOMIC_RELEASE);
+    si_futex_wake(&held, false);
+}
+
+bool standin_context_held(void)
+{
+    return __atomic_load_n(&held, __ATOMIC_ACQUIRE) != 0;
+}
+
+/* What a fault of the device leaves: contexts can still be changed, and devices be asked about. */
+static bool survives_fault(const char *function)
+{
+    return (strncmp(function, "cuCtx", 5) == 0 && strcmp(function, "cuCtxSynchronize") != 0) ||
+           strncmp(function, "cuDevice", 8) == 0 || strncmp(function, "cuGet", 5) == 0 ||
+           strcmp(function, "cuThreadExchangeStreamCaptureMode") == 0;
+}
+
 static CUresult enter(const char *function, bool allocates)
 {
+    const struct CUctx_st *ctx = si_current();
+
+    while (__atomic_load_n(&held, __ATOMIC_ACQUIRE) != 0)
+        si_futex_wait(&held, 1, 0, false);
+    if (ctx != NULL && si_context_fault(ctx) != CUDA_SUCCESS && !survives_fault(function))
+        return si_context_fault(ctx);
     if (si_thread.in_host_function) {
         si_refused("%s: called inside a host function of a stream, where no call of CUDA is allowed", function);
         return CUDA_ERROR_NOT_PERMITTED;
@@ -237,6 +279,11 @@ int si_enter_nccl(const char *function, bool allocates)
     if (si_settings.host_delay)
         slow_host();
     return planted(function, allocates);
+}
+
+int si_planted_kernel(void)
+{
+    return planted("kernel", false);
 }
 
 int si_planted_async(void)

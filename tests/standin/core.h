@@ -28,7 +28,7 @@ struct si_settings {
     unsigned n_devices;
     size_t device_memory;
     enum si_query query;
-    bool count_faults, leaks_are_faults, trace;
+    bool count_faults, leaks_are_faults, trace, context_lock;
 };
 extern struct si_settings si_settings;
 
@@ -54,6 +54,8 @@ CUresult si_enter(const char *function);
 CUresult si_enter_alloc(const char *function);
 /* The same for NCCL: the planted code, or 0. */
 int si_enter_nccl(const char *function, bool allocates);
+/* The planted code of a fault of the device ("kernel" in CDDP_STANDIN_FAIL) for this kernel, or 0. */
+int si_planted_kernel(void);
 /* The planted code of an asynchronous error ("async" in CDDP_STANDIN_FAIL) for this launch of NCCL's, or 0. */
 int si_planted_async(void);
 /* Is this the planted K-th event wait, to be ignored? */
@@ -70,13 +72,24 @@ struct CUctx_st {
     unsigned retained;
     size_t used; /* bytes of memory */
     struct CUstream_st *legacy;
+    int32_t fault; /* a CUresult, atomic: for ever; its streams run nothing any more */
 };
+/* CUDA_SUCCESS, or what every call in it returns from now on. */
+CUresult si_context_fault(const struct CUctx_st *ctx);
+/*
+ * With CDDP_STANDIN_CONTEXT_LOCK: a call that waits for the device holds the context between the two, and every other
+ * call of the driver waits until it is let go. (PyTorch has met that: "It can hang if another thread is holding the
+ * CUDA global context lock", ProcessGroupNCCL.cpp, finishedGPUExecutionInternal.)
+ */
+void si_context_hold(void);
+void si_context_let_go(void);
 
 /* What belongs to a thread of the program. */
 struct si_thread {
     CUcontext stack[SI_CONTEXT_DEPTH];
     unsigned depth;
     bool in_host_function;
+    CUstreamCaptureMode capture_mode;
     uint64_t asked;        /* ncclCommGetAsyncError */
     uint64_t waits;        /* calls that wait for the device, or may */
     struct si_clock *seen; /* what successful queries told it; NULL: nothing yet. Small: it lies in the static block */
@@ -139,6 +152,7 @@ struct si_op {
     uint64_t delay_ns;
     void (*run)(struct si_op *op);
     void (*drop)(struct si_op *op);
+    bool always; /* run it also where the device has failed: somebody sleeps on it */
     struct CUstream_st *stream;
     void *data;
 };
@@ -146,6 +160,11 @@ struct si_op {
 /* A new operation with `data` zeroed bytes of its own behind data, or NULL. */
 struct si_op *si_op_create(const char *name, void (*run)(struct si_op *op), size_t data);
 void si_op_destroy(struct si_op *op);
+/*
+ * The operation that runs has met a fault: "any further CUDA work will return the same error" (cuda.h, on
+ * CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_LAUNCH_FAILED and others).
+ */
+void si_op_fault(const struct si_op *op, CUresult code);
 
 /*
  * The stream behind a handle of the program; CUDA's legacy stream (NULL) belongs to the current context. Locked.
@@ -153,6 +172,10 @@ void si_op_destroy(struct si_op *op);
  */
 CUresult si_stream_locked(CUstream handle, const char *function, struct CUstream_st **out);
 CUresult si_stream_here_locked(CUstream handle, const char *function, struct CUstream_st **out);
+/* Is the stream part of a graph that is being captured? Locked. */
+bool si_stream_captures_locked(const struct CUstream_st *s);
+/* CUDA_SUCCESS; or a capture forbids this thread the call, and has become invalid (capture.c). Without the lock. */
+CUresult si_capture_unsafe(const char *function);
 /* Streams of a context exist on from its first use to the end of the process: its legacy stream. Locked. */
 void si_streams_end_locked(CUcontext ctx);
 /*
@@ -187,6 +210,7 @@ extern unsigned si_n_communicators; /* locked */
 /* -------------------------------------------- what touches the program's memory, and is instrumented (touch.c) */
 
 void si_touch_copy(void *to, const void *from, size_t bytes);
+void si_touch_word(uint32_t *at, uint32_t value); /* seen by who sees the value: what was done before */
 void si_touch_fill(void *to, uint32_t value, size_t width, size_t count);
 void si_touch_kernel(const struct standin_kernel *k, const struct standin_thread *grid, void *const *args);
 

@@ -12,6 +12,11 @@ static struct CUctx_st contexts[SI_DEVICES];
 static unsigned n_devices;
 static bool initialised;
 
+CUresult si_context_fault(const struct CUctx_st *ctx)
+{
+    return (CUresult)__atomic_load_n(&ctx->fault, __ATOMIC_ACQUIRE);
+}
+
 CUcontext si_current(void)
 {
     return si_thread.depth > 0 ? si_thread.stack[si_thread.depth - 1] : NULL;
@@ -302,6 +307,24 @@ static const struct {
     {CUDA_ERROR_NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
     {CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
     {CUDA_ERROR_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+    {CUDA_ERROR_ILLEGAL_STATE, "CUDA_ERROR_ILLEGAL_STATE", "the operation cannot be performed in the present state"},
+    {CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+     "operation not permitted when stream is capturing"},
+    {CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+     "operation failed due to a previous error during capture"},
+    {CUDA_ERROR_STREAM_CAPTURE_MERGE, "CUDA_ERROR_STREAM_CAPTURE_MERGE",
+     "operation would result in a merge of separate capture sequences"},
+    {CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED",
+     "capture was not ended in the same stream as it began"},
+    {CUDA_ERROR_STREAM_CAPTURE_UNJOINED, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED", "capturing stream has unjoined work"},
+    {CUDA_ERROR_STREAM_CAPTURE_ISOLATION, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
+     "dependency created on uncaptured work in another stream"},
+    {CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
+     "operation would make the legacy stream depend on a capturing blocking stream"},
+    {CUDA_ERROR_CAPTURED_EVENT, "CUDA_ERROR_CAPTURED_EVENT",
+     "operation not permitted on an event last recorded in a capturing stream"},
+    {CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
+     "attempt to terminate a thread-local capture sequence from another thread"},
     {CUDA_ERROR_NOT_PERMITTED, "CUDA_ERROR_NOT_PERMITTED", "operation not permitted"},
     {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
     {CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
@@ -345,7 +368,9 @@ static const struct {
     ENTRY(cuCtxPushCurrent, 4000), ENTRY(cuCtxPopCurrent, 4000), ENTRY(cuCtxGetDevice, 2000),
     ENTRY(cuCtxSynchronize, 2000), ENTRY(cuCtxGetStreamPriorityRange, 5050), ENTRY(cuStreamCreateWithPriority, 5050),
     ENTRY(cuStreamDestroy, 4000), ENTRY(cuStreamQuery, 2000), ENTRY(cuStreamSynchronize, 2000),
-    ENTRY(cuStreamWaitEvent, 3020), ENTRY(cuStreamIsCapturing, 10000), ENTRY(cuEventCreate, 2000),
+    ENTRY(cuStreamWaitEvent, 3020), ENTRY(cuStreamIsCapturing, 10000), ENTRY(cuStreamBeginCapture, 10010),
+    ENTRY(cuStreamEndCapture, 10000), ENTRY(cuThreadExchangeStreamCaptureMode, 10010), ENTRY(cuGraphDestroy, 10000),
+    ENTRY(cuStreamWriteValue32, 11070), ENTRY(cuEventCreate, 2000),
     ENTRY(cuEventDestroy, 4000), ENTRY(cuEventRecord, 2000), ENTRY(cuEventQuery, 2000),
     ENTRY(cuEventSynchronize, 2000), ENTRY(cuEventElapsedTime, 2000), ENTRY(cuMemAlloc, 3020), ENTRY(cuMemFree, 3020),
     ENTRY(cuMemHostAlloc, 2020), ENTRY(cuMemFreeHost, 2000), ENTRY(cuMemcpyAsync, 4000),

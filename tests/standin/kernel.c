@@ -196,7 +196,12 @@ SI_EXPORT CUresult cuKernelGetFunction(CUfunction *pFunc, CUkernel kernel)
 static void run_launch(struct si_op *op)
 {
     struct launch *l = op->data;
+    int fault = si_planted_kernel();
 
+    if (fault != 0) {
+        si_op_fault(op, (CUresult)fault);
+        return;
+    }
     si_touch_kernel(l->kernel, &l->grid, l->arg);
 }
 

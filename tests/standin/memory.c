@@ -127,7 +127,9 @@ CUresult si_free(const void *at, enum si_memory kind, const char *function)
         si_refused("%s: %p is no such memory, or has been freed", function, at);
         return CUDA_ERROR_INVALID_VALUE;
     }
+    si_context_hold();
     (void)si_synchronise(ctx);
+    si_context_let_go();
     a = leave_table(at, kind, function);
     if (a == NULL)
         return CUDA_ERROR_INVALID_VALUE;
@@ -145,6 +147,8 @@ SI_EXPORT CUresult cuMemAlloc(CUdeviceptr *dptr, size_t bytesize)
     void *at = NULL;
 
     if (rc == CUDA_SUCCESS)
+        rc = si_capture_unsafe("cuMemAlloc");
+    if (rc == CUDA_SUCCESS)
         rc = si_alloc(SI_DEVICE, bytesize, 512, &at);
     if (rc == CUDA_SUCCESS)
         *dptr = (CUdeviceptr)at;
@@ -155,6 +159,8 @@ SI_EXPORT CUresult cuMemFree(CUdeviceptr dptr)
 {
     CUresult rc = si_enter("cuMemFree");
 
+    if (rc == CUDA_SUCCESS)
+        rc = si_capture_unsafe("cuMemFree");
     if (rc != CUDA_SUCCESS || dptr == 0)
         return rc;
     return si_free((const void *)dptr, SI_DEVICE, "cuMemFree");
@@ -165,6 +171,8 @@ SI_EXPORT CUresult cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags
     CUresult rc = si_enter_alloc("cuMemHostAlloc");
 
     (void)Flags;
+    if (rc == CUDA_SUCCESS)
+        rc = si_capture_unsafe("cuMemHostAlloc");
     return rc == CUDA_SUCCESS ? si_alloc(SI_PINNED, bytesize, 4096, pp) : rc;
 }
 
@@ -172,6 +180,8 @@ SI_EXPORT CUresult cuMemFreeHost(void *p)
 {
     CUresult rc = si_enter("cuMemFreeHost");
 
+    if (rc == CUDA_SUCCESS)
+        rc = si_capture_unsafe("cuMemFreeHost");
     if (rc != CUDA_SUCCESS || p == NULL)
         return rc;
     return si_free(p, SI_PINNED, "cuMemFreeHost");

@@ -3,7 +3,7 @@
  * Streams and events. A stream is a thread with a queue; an operation waits a random time, then runs. Clocks are moved
  * when an operation is pushed, in the order of the program's calls, so what they say does not depend on timing.
  */
-#include "core.h"
+#include "stream.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -11,30 +11,6 @@
 #include <time.h>
 
 #define MAGIC_EVENT 0x5e4e7001u
-
-struct CUstream_st {
-    CUcontext ctx;
-    unsigned slot; /* of the table, and of clocks */
-    bool legacy, blocking, ending;
-    struct si_op *head, **tail;
-    uint32_t pushed, done; /* operations; pushed is what the thread sleeps on */
-    struct si_clock clock;
-    uint64_t random;
-};
-
-struct si_stop {
-    uint32_t refs;
-    uint32_t passed; /* what waiters sleep on */
-    int64_t time_ns;
-    struct si_clock clock;
-};
-
-struct CUevent_st {
-    uint32_t magic;
-    bool timing;
-    CUcontext ctx;
-    struct si_stop *stop; /* NULL: never recorded */
-};
 
 _Thread_local struct si_thread si_thread;
 unsigned si_n_communicators;
@@ -198,6 +174,10 @@ static void wait_for_legacy(struct CUstream_st *s)
 void si_push_for_locked(struct CUstream_st *s, struct si_op *op, const struct standin_ranges *r,
                         const struct si_clock *seen)
 {
+    if (s->capture != NULL) {
+        si_capture_push_locked(s, op);
+        return;
+    }
     si_clock_join(&s->clock, seen);
     wait_for_legacy(s);
     op->delay_ns = delay_ns(s);
@@ -249,6 +229,7 @@ static struct si_op *stop_op(const char *name, void (*run)(struct si_op *op), st
         return NULL;
     *(struct si_stop **)op->data = stop;
     op->drop = drop_stop;
+    op->always = run == run_record;
     stop->refs++;
     return op;
 }
@@ -332,7 +313,7 @@ static CUresult reach_all(CUcontext ctx, const struct CUstream_st *only)
     si_unlock();
     for (size_t i = 0; i < n; i++)
         si_stop_reach(stop[i]);
-    return rc;
+    return rc == CUDA_SUCCESS && ctx != NULL ? si_context_fault(ctx) : rc;
 }
 
 CUresult si_synchronise(CUcontext ctx)
@@ -381,7 +362,8 @@ static void *work(void *arg)
         if (op->delay_ns > 0)
             (void)nanosleep(&ts, NULL);
         si_edge_to(op);
-        op->run(op);
+        if (op->always || si_context_fault(s->ctx) == CUDA_SUCCESS)
+            op->run(op);
         si_edge_from(s);
         si_lock();
         s->done++;
@@ -448,6 +430,8 @@ CUresult si_stream_locked(CUstream handle, const char *function, struct CUstream
     if (handle == NULL || handle == CU_STREAM_LEGACY) {
         if (ctx == NULL)
             return CUDA_ERROR_INVALID_CONTEXT;
+        if (si_capture_legacy_locked(ctx, false) != CUDA_SUCCESS)
+            return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
         if (ctx->legacy == NULL)
             ctx->legacy = create_locked(ctx, true, false);
         *out = ctx->legacy;
@@ -473,7 +457,22 @@ CUresult si_stream_here_locked(CUstream handle, const char *function, struct CUs
                    (*out)->ctx->device, ctx->device);
         return CUDA_ERROR_INVALID_HANDLE;
     }
-    return rc;
+    return rc == CUDA_SUCCESS ? si_capture_state_locked(*out) : rc;
+}
+
+struct CUstream_st *si_stream_at_locked(unsigned slot)
+{
+    return streams[slot];
+}
+
+bool si_stream_captures_locked(const struct CUstream_st *s)
+{
+    return s->capture != NULL;
+}
+
+void si_op_fault(const struct si_op *op, CUresult code)
+{
+    __atomic_store_n(&op->stream->ctx->fault, (int32_t)code, __ATOMIC_RELEASE);
 }
 
 unsigned si_streams_locked(void)
@@ -550,10 +549,14 @@ SI_EXPORT CUresult cuStreamQuery(CUstream hStream)
     struct CUstream_st *s;
     bool idle = false;
 
+    if (rc == CUDA_SUCCESS)
+        rc = si_capture_unsafe("cuStreamQuery");
     if (rc != CUDA_SUCCESS)
         return rc;
     si_lock();
     rc = si_stream_locked(hStream, "cuStreamQuery", &s);
+    if (rc == CUDA_SUCCESS)
+        rc = si_capture_asked_stream_locked(s);
     if (rc == CUDA_SUCCESS) {
         idle = s->done == s->pushed;
         if (idle) {
@@ -569,30 +572,24 @@ SI_EXPORT CUresult cuStreamSynchronize(CUstream hStream)
 {
     CUresult rc = si_enter("cuStreamSynchronize");
     struct CUstream_st *s = NULL;
+    CUcontext ctx = NULL;
 
+    if (rc == CUDA_SUCCESS)
+        rc = si_capture_unsafe("cuStreamSynchronize");
     if (rc != CUDA_SUCCESS)
         return rc;
     si_lock();
     rc = si_stream_locked(hStream, "cuStreamSynchronize", &s);
     if (rc == CUDA_SUCCESS)
+        rc = si_capture_asked_stream_locked(s);
+    if (rc == CUDA_SUCCESS) {
         wait_for_legacy(s);
-    si_unlock();
-    return rc == CUDA_SUCCESS ? reach_all(NULL, s) : rc;
-}
-
-SI_EXPORT CUresult cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *captureStatus)
-{
-    CUresult rc = si_enter("cuStreamIsCapturing");
-    struct CUstream_st *s;
-
-    if (rc != CUDA_SUCCESS)
-        return rc;
-    si_lock();
-    rc = si_stream_locked(hStream, "cuStreamIsCapturing", &s);
+        ctx = s->ctx;
+    }
     si_unlock();
     if (rc == CUDA_SUCCESS)
-        *captureStatus = CU_STREAM_CAPTURE_STATUS_NONE;
-    return rc;
+        rc = reach_all(NULL, s);
+    return rc == CUDA_SUCCESS ? si_context_fault(ctx) : rc;
 }
 
 SI_EXPORT CUresult cuCtxSynchronize(void)
@@ -600,9 +597,14 @@ SI_EXPORT CUresult cuCtxSynchronize(void)
     CUresult rc = si_enter("cuCtxSynchronize");
     CUcontext ctx = si_current();
 
-    if (rc != CUDA_SUCCESS)
-        return rc;
-    return ctx == NULL ? CUDA_ERROR_INVALID_CONTEXT : si_synchronise(ctx);
+    if (rc == CUDA_SUCCESS)
+        rc = si_capture_unsafe("cuCtxSynchronize");
+    if (rc != CUDA_SUCCESS || ctx == NULL)
+        return rc != CUDA_SUCCESS ? rc : CUDA_ERROR_INVALID_CONTEXT;
+    si_lock();
+    rc = si_capture_asked_context_locked(ctx);
+    si_unlock();
+    return rc == CUDA_SUCCESS ? si_synchronise(ctx) : rc;
 }
 
 /* --------------------------------------------------------------------------------------------------------- events --
@@ -614,6 +616,19 @@ static CUresult check_event(CUevent e, const char *function)
         return CUDA_SUCCESS;
     si_refused("%s: %p is no event, or has been destroyed", function, (void *)e);
     return CUDA_ERROR_INVALID_HANDLE;
+}
+
+/* May it be asked for, or waited for, in this thread, as far as captures go? */
+static CUresult askable(CUevent e, const char *function)
+{
+    CUresult rc = si_capture_unsafe(function);
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    si_lock();
+    rc = si_capture_asked_event_locked(e);
+    si_unlock();
+    return rc;
 }
 
 /* The event's recorded point as a reference of the caller's own; NULL: never recorded. */
@@ -683,6 +698,12 @@ static CUresult record_locked(CUevent e, CUstream stream)
                    s->ctx->device);
         return CUDA_ERROR_INVALID_HANDLE;
     }
+    if (s->capture != NULL) {
+        si_stop_release_locked(e->stop);
+        e->stop = NULL;
+        si_capture_record_locked(s, e);
+        return si_capture_state_locked(s);
+    }
     si_seen_locked(&seen);
     si_clock_join(&s->clock, &seen);
     wait_for_legacy(s);
@@ -691,6 +712,7 @@ static CUresult record_locked(CUevent e, CUstream stream)
         return CUDA_ERROR_OUT_OF_MEMORY;
     si_stop_release_locked(e->stop);
     e->stop = stop;
+    e->captured = 0;
     return CUDA_SUCCESS;
 }
 
@@ -720,7 +742,9 @@ SI_EXPORT CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned 
         return rc;
     si_lock();
     rc = si_stream_locked(hStream, "cuStreamWaitEvent", &s);
-    if (rc == CUDA_SUCCESS && hEvent->stop != NULL && !si_skip_wait()) {
+    if (rc == CUDA_SUCCESS && (s->capture != NULL || hEvent->captured != 0)) {
+        rc = si_capture_wait_locked(s, hEvent);
+    } else if (rc == CUDA_SUCCESS && hEvent->stop != NULL && !si_skip_wait()) {
         si_clock_join(&s->clock, &hEvent->stop->clock);
         wait_in_stream(s, hEvent->stop);
     }
@@ -736,6 +760,8 @@ SI_EXPORT CUresult cuEventQuery(CUevent hEvent)
 
     if (rc == CUDA_SUCCESS)
         rc = check_event(hEvent, "cuEventQuery");
+    if (rc == CUDA_SUCCESS)
+        rc = askable(hEvent, "cuEventQuery");
     if (rc != CUDA_SUCCESS)
         return rc;
     stop = stop_of(hEvent);
@@ -749,7 +775,7 @@ SI_EXPORT CUresult cuEventQuery(CUevent hEvent)
         learn_locked(&stop->clock, true);
     si_stop_release_locked(stop);
     si_unlock();
-    return passed ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    return passed ? si_context_fault(hEvent->ctx) : CUDA_ERROR_NOT_READY;
 }
 
 SI_EXPORT CUresult cuEventSynchronize(CUevent hEvent)
@@ -759,12 +785,14 @@ SI_EXPORT CUresult cuEventSynchronize(CUevent hEvent)
 
     if (rc == CUDA_SUCCESS)
         rc = check_event(hEvent, "cuEventSynchronize");
+    if (rc == CUDA_SUCCESS)
+        rc = askable(hEvent, "cuEventSynchronize");
     if (rc != CUDA_SUCCESS)
         return rc;
     stop = stop_of(hEvent);
     if (stop != NULL)
         si_stop_reach(stop);
-    return CUDA_SUCCESS;
+    return si_context_fault(hEvent->ctx);
 }
 
 SI_EXPORT CUresult cuEventElapsedTime(float *pMilliseconds, CUevent hStart, CUevent hEnd)

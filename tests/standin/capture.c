@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Stream capture: what is pushed on a capturing stream is kept and does not run; waiting for an event that was recorded
+ * in a capture takes a stream into it; and calls that a capture forbids end it with an error, whichever thread makes
+ * them. Graphs are not launched here.
+ *
+ * The rules are those of the CUDA Driver API, "Stream Management" (cuStreamBeginCapture, cuStreamEndCapture,
+ * cuStreamIsCapturing, cuThreadExchangeStreamCaptureMode) and of the CUDA Programming Guide, "Prohibited and Unhandled
+ * Operations": asking for or waiting for what a capture holds is invalid, and an invalid operation invalidates the
+ * graphs that are being captured.
+ */
+#include "stream.h"
+
+#include <stdlib.h>
+
+#define MAGIC_GRAPH 0x5e4e7003u
+
+struct si_capture {
+    struct si_capture *next;
+    uint64_t number;
+    CUstreamCaptureMode mode;
+    const struct si_thread *thread; /* that began it */
+    struct CUstream_st *origin;
+    bool invalidated;
+    struct si_op *ops; /* newest first */
+};
+
+struct CUgraph_st {
+    uint32_t magic;
+    struct si_op *ops;
+};
+
+static struct si_capture *captures; /* that have begun and not ended */
+static uint64_t n_captures;
+
+static struct si_capture *find(uint64_t number)
+{
+    struct si_capture *c = captures;
+
+    while (c != NULL && c->number != number)
+        c = c->next;
+    return c;
+}
+
+static CUresult invalidate(struct si_capture *c, CUresult why)
+{
+    c->invalidated = true;
+    return why;
+}
+
+/* ----------------------------------------------------------------------------------------------- forbidden calls -- */
+
+/*
+ * cuThreadExchangeStreamCaptureMode says whom a capture forbids potentially unsafe calls. A thread in GLOBAL, the
+ * default: while it captures itself (other than RELAXED), or any thread does in GLOBAL. In THREAD_LOCAL: while it
+ * captures itself (other than RELAXED). In RELAXED: nobody. Allocations are that function's example of such a call;
+ * that cudaEventQuery is one, too, PyTorch's watch thread met (pytorch issue 104487).
+ */
+CUresult si_capture_unsafe(const char *function)
+{
+    CUresult rc = CUDA_SUCCESS;
+
+    si_lock();
+    for (struct si_capture *c = captures; c != NULL; c = c->next) {
+        bool own = c->thread == &si_thread;
+
+        if (si_thread.capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED || c->mode == CU_STREAM_CAPTURE_MODE_RELAXED)
+            continue;
+        if (!own &&
+            (si_thread.capture_mode != CU_STREAM_CAPTURE_MODE_GLOBAL || c->mode != CU_STREAM_CAPTURE_MODE_GLOBAL))
+            continue;
+        rc = invalidate(c, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    }
+    si_unlock();
+    if (rc != CUDA_SUCCESS)
+        si_refused("%s: forbidden in this thread while a graph is captured, which is invalid now", function);
+    return rc;
+}
+
+CUresult si_capture_asked_stream_locked(const struct CUstream_st *s)
+{
+    return s->capture != NULL ? invalidate(s->capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) : CUDA_SUCCESS;
+}
+
+/* CUDA_ERROR_CAPTURED_EVENT: of an event that was last recorded in a capturing stream, also when that has ended. */
+CUresult si_capture_asked_event_locked(const struct CUevent_st *e)
+{
+    struct si_capture *c = e->captured != 0 ? find(e->captured) : NULL;
+
+    if (c != NULL)
+        c->invalidated = true;
+    return e->captured != 0 ? CUDA_ERROR_CAPTURED_EVENT : CUDA_SUCCESS;
+}
+
+CUresult si_capture_asked_context_locked(CUcontext ctx)
+{
+    CUresult rc = CUDA_SUCCESS;
+
+    for (struct si_capture *c = captures; c != NULL; c = c->next)
+        if (c->origin->ctx == ctx)
+            rc = invalidate(c, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    return rc;
+}
+
+/* cuStreamIsCapturing: asked about the legacy stream it says IMPLICIT, and the blocking stream's capture stays valid.
+ */
+CUresult si_capture_legacy_locked(CUcontext ctx, bool query)
+{
+    CUresult rc = CUDA_SUCCESS;
+
+    for (unsigned i = 1; i < SI_ACTORS; i++) {
+        const struct CUstream_st *s = si_stream_at_locked(i);
+
+        if (s == NULL || s->ctx != ctx || !s->blocking || s->capture == NULL)
+            continue;
+        rc = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+        if (!query)
+            s->capture->invalidated = true;
+    }
+    return rc;
+}
+
+CUresult si_capture_state_locked(const struct CUstream_st *s)
+{
+    return s->capture != NULL && s->capture->invalidated ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+}
+
+/* ---------------------------------------------------------------------------------------------- what is captured -- */
+
+void si_capture_push_locked(struct CUstream_st *s, struct si_op *op)
+{
+    op->stream = s;
+    op->next = s->capture->ops;
+    s->capture->ops = op;
+    s->n_captured++;
+}
+
+void si_capture_record_locked(struct CUstream_st *s, CUevent e)
+{
+    e->captured = s->capture->number;
+    e->captured_on = s;
+    e->captured_at = s->n_captured;
+}
+
+CUresult si_capture_wait_locked(struct CUstream_st *s, CUevent e)
+{
+    struct si_capture *c = e->captured != 0 ? find(e->captured) : NULL;
+
+    if (e->captured == 0) { /* a dependency on what is outside */
+        if (e->stop == NULL)
+            return CUDA_SUCCESS;
+        return invalidate(s->capture, CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
+    }
+    if (c == NULL)
+        return CUDA_ERROR_CAPTURED_EVENT;
+    if (s->capture != NULL && s->capture != c) {
+        s->capture->invalidated = true;
+        return invalidate(c, CUDA_ERROR_STREAM_CAPTURE_MERGE);
+    }
+    if (s->legacy)
+        return invalidate(c, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    if (s->capture == NULL) {
+        s->capture = c;
+        s->n_captured = s->n_joined = 0;
+    }
+    if (e->captured_on->capture == c && e->captured_at > e->captured_on->n_joined)
+        e->captured_on->n_joined = e->captured_at;
+    s->n_captured++;
+    return si_capture_state_locked(s);
+}
+
+/* ------------------------------------------------------------------------------------------ the driver's functions */
+
+SI_EXPORT CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
+{
+    CUresult rc = si_enter("cuThreadExchangeStreamCaptureMode");
+    CUstreamCaptureMode was = si_thread.capture_mode;
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if (mode == NULL || (unsigned)*mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+        return CUDA_ERROR_INVALID_VALUE;
+    si_thread.capture_mode = *mode;
+    *mode = was;
+    return CUDA_SUCCESS;
+}
+
+SI_EXPORT CUresult cuStreamBeginCapture(CUstream hStream, CUstreamCaptureMode mode)
+{
+    CUresult rc = si_enter("cuStreamBeginCapture");
+    struct si_capture *c;
+    struct CUstream_st *s;
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if ((unsigned)mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (hStream == NULL || hStream == CU_STREAM_LEGACY)
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    c = calloc(1, sizeof *c);
+    if (c == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    si_lock();
+    rc = si_stream_locked(hStream, "cuStreamBeginCapture", &s);
+    if (rc == CUDA_SUCCESS && s->capture != NULL)
+        rc = CUDA_ERROR_ILLEGAL_STATE;
+    if (rc == CUDA_SUCCESS) {
+        *c = (struct si_capture){
+            .next = captures, .number = ++n_captures, .mode = mode, .thread = &si_thread, .origin = s};
+        captures = c;
+        s->capture = c;
+        s->n_captured = s->n_joined = 0;
+        c = NULL;
+    }
+    si_unlock();
+    free(c);
+    return rc;
+}
+
+/* All streams leave it. True: every one but the first was waited for by another, up to its last operation. */
+static bool leave(struct si_capture *c)
+{
+    struct si_capture **at = &captures;
+    bool joined = true;
+
+    for (unsigned i = 1; i < SI_ACTORS; i++) {
+        struct CUstream_st *s = si_stream_at_locked(i);
+
+        if (s == NULL || s->capture != c)
+            continue;
+        joined = joined && (s == c->origin || s->n_joined == s->n_captured);
+        s->capture = NULL;
+    }
+    while (*at != c)
+        at = &(*at)->next;
+    *at = c->next;
+    return joined;
+}
+
+static void destroy_ops(struct si_op *op)
+{
+    while (op != NULL) {
+        struct si_op *next = op->next;
+
+        si_op_destroy(op);
+        op = next;
+    }
+}
+
+SI_EXPORT CUresult cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
+{
+    CUresult rc = si_enter("cuStreamEndCapture");
+    CUgraph graph = rc == CUDA_SUCCESS ? calloc(1, sizeof *graph) : NULL;
+    struct si_capture *c = NULL;
+    struct CUstream_st *s;
+
+    if (rc != CUDA_SUCCESS || graph == NULL)
+        return rc != CUDA_SUCCESS ? rc : CUDA_ERROR_OUT_OF_MEMORY;
+    *phGraph = NULL;
+    si_lock();
+    rc = si_stream_locked(hStream, "cuStreamEndCapture", &s);
+    if (rc == CUDA_SUCCESS && (s->capture == NULL || s->capture->origin != s))
+        rc = CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+    if (rc == CUDA_SUCCESS && s->capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && s->capture->thread != &si_thread)
+        rc = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+    if (rc == CUDA_SUCCESS) {
+        c = s->capture;
+        rc = !leave(c) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED : CUDA_SUCCESS;
+        if (c->invalidated)
+            rc = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        graph->ops = c->ops;
+    }
+    si_unlock();
+    if (rc == CUDA_SUCCESS) {
+        graph->magic = MAGIC_GRAPH;
+        *phGraph = graph;
+    } else {
+        destroy_ops(graph->ops);
+        free(graph);
+    }
+    free(c);
+    return rc;
+}
+
+SI_EXPORT CUresult cuGraphDestroy(CUgraph hGraph)
+{
+    CUresult rc = si_enter("cuGraphDestroy");
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if (hGraph == NULL || hGraph->magic != MAGIC_GRAPH)
+        return CUDA_ERROR_INVALID_VALUE;
+    hGraph->magic = 0;
+    destroy_ops(hGraph->ops);
+    free(hGraph);
+    return CUDA_SUCCESS;
+}
+
+SI_EXPORT CUresult cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *captureStatus)
+{
+    CUresult rc = si_enter("cuStreamIsCapturing");
+    struct CUstream_st *s;
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    si_lock();
+    if (hStream == NULL || hStream == CU_STREAM_LEGACY)
+        rc = si_capture_legacy_locked(si_current(), true);
+    if (rc == CUDA_SUCCESS)
+        rc = si_stream_locked(hStream, "cuStreamIsCapturing", &s);
+    if (rc == CUDA_SUCCESS)
+        *captureStatus = s->capture == NULL        ? CU_STREAM_CAPTURE_STATUS_NONE
+                         : s->capture->invalidated ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+                                                   : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    si_unlock();
+    return rc;
+}

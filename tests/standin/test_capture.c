@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The stand-in's stream captures, words that a stream writes, faults that stay, and the context that one call holds. */
+#include "device.h"
+#include "hygiene.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+CDI_SUITE(capture);
+
+#define N 64
+
+struct place {
+    struct device device;
+    CUstream a, b;
+    CUevent event;
+    CUdeviceptr x, y;
+};
+
+static void place_open(struct place *p)
+{
+    device_open(&p->device, 0);
+    p->a = device_stream();
+    p->b = device_stream();
+    p->event = device_event();
+    p->x = device_floats(N, 1);
+    p->y = device_floats(N, 2);
+}
+
+static void place_close(struct place *p)
+{
+    struct standin_live live;
+
+    CU(cuStreamDestroy(p->a));
+    CU(cuStreamDestroy(p->b));
+    CU(cuEventDestroy(p->event));
+    CU(cuMemFree(p->x));
+    CU(cuMemFree(p->y));
+    device_close(&p->device, 0);
+    standin_live(&live);
+    cr_assert_eq(live.device_memory + live.pinned_memory + live.streams + live.events + live.libraries, 0);
+}
+
+static float first(CUdeviceptr at)
+{
+    float x;
+
+    CU(cuMemcpyDtoH(&x, at, sizeof x));
+    return x;
+}
+
+/* An event that has been recorded outside of any capture, and has come. */
+static CUevent plain_event(const struct place *p)
+{
+    CUevent e = device_event();
+
+    CU(cuEventRecord(e, p->b));
+    CU(cuStreamSynchronize(p->b));
+    return e;
+}
+
+/* What a call in another thread returns; mode: of that thread. */
+struct other {
+    const struct place *p;
+    CUstreamCaptureMode mode;
+    CUevent event;
+    CUresult rc;
+};
+
+static void *query_there(void *arg)
+{
+    struct other *o = arg;
+    CUstreamCaptureMode mode = o->mode;
+
+    CU(cuCtxSetCurrent(o->p->device.ctx));
+    CU(cuThreadExchangeStreamCaptureMode(&mode));
+    cr_assert_eq(mode, CU_STREAM_CAPTURE_MODE_GLOBAL, "every thread begins so");
+    o->rc = cuEventQuery(o->event);
+    return NULL;
+}
+
+/* Capture in `capture` mode, while a thread in `thread` mode queries an event: how the capture ends. */
+static CUresult capture_beside_a_query(CUstreamCaptureMode capture, CUstreamCaptureMode thread)
+{
+    struct place p;
+    struct other o = {.p = &p, .mode = thread};
+    pthread_t id;
+    CUgraph graph;
+    CUresult rc;
+
+    place_open(&p);
+    o.event = plain_event(&p);
+    CU(cuStreamBeginCapture(p.a, capture));
+    device_axpy(&p.device, 1, p.x, p.y, N, p.a);
+    cr_assert_eq(pthread_create(&id, NULL, query_there, &o), 0);
+    cr_assert_eq(pthread_join(id, NULL), 0);
+    rc = cuStreamEndCapture(p.a, &graph);
+    cr_assert_eq(o.rc, rc == CUDA_SUCCESS ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    if (rc == CUDA_SUCCESS)
+        CU(cuGraphDestroy(graph));
+    cr_assert_eq(first(p.y), 2, "what was captured did not run");
+    CU(cuEventDestroy(o.event));
+    place_close(&p);
+    return rc;
+}
+
+Test(capture, a_query_in_any_thread_ends_a_global_capture)
+{
+    cr_assert_eq(capture_beside_a_query(CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_GLOBAL),
+                 CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+}
+
+Test(capture, a_thread_of_another_mode_may_query)
+{
+    cr_assert_eq(capture_beside_a_query(CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+                 CUDA_SUCCESS);
+    cr_assert_eq(capture_beside_a_query(CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    cr_assert_eq(capture_beside_a_query(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_GLOBAL),
+                 CUDA_SUCCESS);
+    cr_assert_eq(capture_beside_a_query(CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+}
+
+Test(capture, the_capturing_thread_may_not_allocate_unless_relaxed)
+{
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    struct place p;
+    CUdeviceptr memory;
+    CUgraph graph;
+
+    place_open(&p);
+    CU(cuStreamBeginCapture(p.a, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+    CU(cuThreadExchangeStreamCaptureMode(&mode));
+    CU(cuMemAlloc(&memory, 4));
+    CU(cuMemFree(memory));
+    CU(cuThreadExchangeStreamCaptureMode(&mode));
+    CU(cuStreamEndCapture(p.a, &graph));
+    CU(cuGraphDestroy(graph));
+    CU(cuStreamBeginCapture(p.a, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+    cr_assert_eq(cuMemAlloc(&memory, 4), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    cr_assert_eq(cuMemsetD8Async(p.x, 0, 4, p.a), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    cr_assert_eq(cuStreamEndCapture(p.a, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    cr_assert_null(graph);
+    place_close(&p);
+}
+
+Test(capture, what_is_captured_cannot_be_asked_even_by_a_relaxed_thread)
+{
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    struct place p;
+    CUgraph graph;
+
+    place_open(&p);
+    CU(cuThreadExchangeStreamCaptureMode(&mode));
+    CU(cuStreamBeginCapture(p.a, CU_STREAM_CAPTURE_MODE_RELAXED));
+    CU(cuEventRecord(p.event, p.a));
+    cr_assert_eq(cuEventQuery(p.event), CUDA_ERROR_CAPTURED_EVENT);
+    cr_assert_eq(cuStreamEndCapture(p.a, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    cr_assert_eq(cuEventQuery(p.event), CUDA_ERROR_CAPTURED_EVENT, "for ever");
+    CU(cuStreamBeginCapture(p.a, CU_STREAM_CAPTURE_MODE_RELAXED));
+    cr_assert_eq(cuStreamQuery(p.a), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    cr_assert_eq(cuStreamEndCapture(p.a, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    place_close(&p);
+}
+
+static CUstreamCaptureStatus status_of(CUstream s)
+{
+    CUstreamCaptureStatus status;
+
+    CU(cuStreamIsCapturing(s, &status));
+    return status;
+}
+
+Test(capture, an_event_wait_takes_a_stream_in_and_another_one_brings_it_back)
+{
+    struct place p;
+    CUgraph graph;
+
+    place_open(&p);
+    for (int joined = 0; joined < 2; joined++) {
+        CU(cuStreamBeginCapture(p.a, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        CU(cuEventRecord(p.event, p.a));
+        CU(cuStreamWaitEvent(p.b, p.event, 0));
+        cr_assert_eq(status_of(p.b), CU_STREAM_CAPTURE_STATUS_ACTIVE);
+        device_axpy(&p.device, 1, p.x, p.y, N, p.b);
+        CU(cuEventRecord(p.event, p.b));
+        if (joined)
+            CU(cuStreamWaitEvent(p.a, p.event, 0));
+        cr_assert_eq(cuStreamEndCapture(p.a, &graph), joined ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
+        cr_assert_eq(status_of(p.b), CU_STREAM_CAPTURE_STATUS_NONE);
+    }
+    CU(cuGraphDestroy(graph));
+    cr_assert_eq(first(p.y), 2);
+    place_close(&p);
+}
+
+Test(capture, it_depends_on_nothing_outside)
+{
+    struct place p;
+    CUstream blocking;
+    CUgraph graph;
+    CUstreamCaptureStatus status;
+
+    place_open(&p);
+    CU(cuEventRecord(p.event, p.b));
+    CU(cuStreamBeginCapture(p.a, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    cr_assert_eq(cuStreamWaitEvent(p.a, p.event, 0), CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
+    cr_assert_eq(cuStreamEndCapture(p.a, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    CU(cuStreamCreateWithPriority(&blocking, CU_STREAM_DEFAULT, 0));
+    CU(cuStreamBeginCapture(blocking, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    cr_assert_eq(cuStreamIsCapturing(NULL, &status), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    cr_assert_eq(status_of(blocking), CU_STREAM_CAPTURE_STATUS_ACTIVE, "asking does no harm");
+    cr_assert_eq(cuEventRecord(p.event, NULL), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    cr_assert_eq(cuStreamEndCapture(blocking, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    cr_assert_eq(cuStreamEndCapture(blocking, &graph), CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+    CU(cuStreamDestroy(blocking));
+    place_close(&p);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- words --
+ */
+
+Test(capture, who_sees_the_word_sees_what_came_before_it)
+{
+    struct place p;
+    void *pinned;
+    _Atomic uint32_t *word;
+    float *y;
+
+    place_open(&p);
+    CU(cuMemHostAlloc(&pinned, 4096, 0));
+    y = pinned;
+    word = (_Atomic uint32_t *)(void *)((char *)pinned + 2048);
+    atomic_store(word, 0);
+    for (uint32_t i = 1; i <= 20; i++) {
+        device_axpy(&p.device, 1, p.x, p.y, N, p.a);
+        CU(cuMemcpyDtoHAsync(y, p.y, N * sizeof *y, p.a));
+        CU(cuStreamWriteValue32(p.a, (CUdeviceptr)(uintptr_t)word, i, 0));
+        while (atomic_load_explicit(word, memory_order_acquire) != i) {
+        }
+        cr_assert_eq(y[N - 1], 2 + (float)i);
+    }
+    cr_assert_eq(cuStreamWriteValue32(p.a, (CUdeviceptr)(uintptr_t)word + 2, 1, 0), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cuStreamWriteValue32(p.a, (CUdeviceptr)(uintptr_t)&p, 1, 0), CUDA_ERROR_INVALID_VALUE);
+    CU(cuMemFreeHost(pinned));
+    cr_assert_eq(standin_faults(), 0);
+    place_close(&p);
+}
+
+/* --------------------------------------------------------------------------------------------------------- faults --
+ */
+
+Test(capture, a_fault_of_the_device_stays)
+{
+    static struct place p; /* nothing of it can be destroyed afterwards */
+    CUdeviceptr memory;
+    CUcontext ctx;
+    CUresult rc;
+
+    cr_assert_eq(setenv("CDDP_STANDIN_FAIL", "kernel:2:700", 1), 0);
+    standin_configure();
+    place_open(&p);
+    device_axpy(&p.device, 1, p.x, p.y, N, p.a);
+    CU(cuStreamSynchronize(p.a));
+    device_axpy(&p.device, 1, p.x, p.y, N, p.a);
+    CU(cuEventRecord(p.event, p.a));
+    do
+        rc = cuEventQuery(p.event);
+    while (rc == CUDA_ERROR_NOT_READY);
+    cr_assert_eq(rc, CUDA_ERROR_ILLEGAL_ADDRESS, "%d", (int)rc);
+    cr_assert_eq(cuStreamSynchronize(p.b), CUDA_ERROR_ILLEGAL_ADDRESS);
+    cr_assert_eq(cuMemAlloc(&memory, 4), CUDA_ERROR_ILLEGAL_ADDRESS);
+    CU(cuCtxPopCurrent(&ctx));
+    CU(cuCtxPushCurrent(ctx));
+}
+
+/* ------------------------------------------------------------------------------------------- who holds the context --
+ */
+
+struct held {
+    struct place p;
+    CUdeviceptr memory;
+    atomic_int in_stream, let_go, asked, seen;
+};
+
+static void wait_in_stream(void *arg)
+{
+    struct held *h = arg;
+
+    atomic_store(&h->in_stream, 1);
+    while (atomic_load(&h->let_go) == 0) {
+    }
+}
+
+static void *free_there(void *arg)
+{
+    struct held *h = arg;
+
+    CU(cuCtxSetCurrent(h->p.device.ctx));
+    CU(cuMemFree(h->memory));
+    return NULL;
+}
+
+static void *ask_there(void *arg)
+{
+    struct held *h = arg;
+
+    while (atomic_load(&h->asked) == 0) {
+    }
+    CU(cuCtxSetCurrent(h->p.device.ctx));
+    atomic_store(&h->seen, 1 + atomic_load(&h->let_go));
+    return NULL;
+}
+
+Test(capture, a_call_that_waits_for_the_device_may_hold_up_all_others)
+{
+    const struct timespec moment = {.tv_nsec = 30000000};
+    struct held h = {.asked = 0};
+    pthread_t frees, asks;
+
+    cr_assert_eq(setenv("CDDP_STANDIN_CONTEXT_LOCK", "1", 1), 0);
+    standin_configure();
+    place_open(&h.p);
+    CU(cuMemAlloc(&h.memory, 4));
+    CU(cuLaunchHostFunc(h.p.a, wait_in_stream, &h));
+    while (atomic_load(&h.in_stream) == 0) {
+    }
+    cr_assert_eq(pthread_create(&asks, NULL, ask_there, &h), 0);
+    cr_assert_eq(pthread_create(&frees, NULL, free_there, &h), 0);
+    while (!standin_context_held()) {
+    }
+    atomic_store(&h.asked, 1);
+    (void)nanosleep(&moment, NULL); /* so that it passes where it must not */
+    atomic_store(&h.let_go, 1);
+    cr_assert_eq(pthread_join(frees, NULL), 0);
+    cr_assert_eq(pthread_join(asks, NULL), 0);
+    cr_assert_eq(atomic_load(&h.seen), 2, "a call came through while another one held the context");
+    place_close(&h.p);
+}
