@@ -6,7 +6,8 @@
  *     cddprun --standalone --nproc_per_node=gpu gpu_step [--kib N] [--bucket-kib N] [--pairs N] [--work N]
  *
  * A step writes every gradient with a kernel that passes over it `work` times, then has it reduced; its time is that
- * between two events on the compute stream. Host time is that spent inside cddp_* calls. One line of JSON from rank 0.
+ * between two events on the compute stream. Host time is that spent inside cddp_* calls, and bare's that spent in the
+ * calls that do the same by hand. One line of JSON from rank 0.
  */
 #include "tests/gpu/card.h"
 
@@ -21,7 +22,7 @@
 #include <time.h>
 
 #define PARAMS_PER_BUCKET 4
-#define WARM 5
+#define WARM 10
 #define MAX_PAIRS 1000
 
 struct sizes {
@@ -219,22 +220,29 @@ static void *bucket_base(const struct bench *b, size_t k)
     return low;
 }
 
-static void bare_step(struct bench *b, int work)
+/* Returns what the host spent on communication, as reducer_step does. */
+static double bare_step(struct bench *b, int work)
 {
+    double host = 0, start;
+
     for (size_t k = 0; k < b->sizes.n_buckets; k++) {
         void *base = bucket_base(b, k);
 
         for (size_t i = 0; i < PARAMS_PER_BUCKET; i++)
             backward(b, b->n_params - 1 - k * PARAMS_PER_BUCKET - i, work);
+        start = now_us();
         CARD(&b->card, cuEventRecord, b->ready[k], b->card.stream);
         CARD(&b->card, cuStreamWaitEvent, b->side, b->ready[k], 0);
         nccl_must(b,
                   b->nccl.all_reduce(base, base, b->sizes.bucket_bytes / sizeof(float), ncclFloat, b->op, b->bare,
                                      (cudaStream_t)b->side),
                   "ncclAllReduce");
+        host += now_us() - start;
     }
+    start = now_us();
     CARD(&b->card, cuEventRecord, b->landed, b->side);
     CARD(&b->card, cuStreamWaitEvent, b->card.stream, b->landed, 0);
+    return host + now_us() - start;
 }
 
 static double timed(struct bench *b, bool bare, int work, double *host_us)
@@ -242,10 +250,7 @@ static double timed(struct bench *b, bool bare, int work, double *host_us)
     float ms;
 
     CARD(&b->card, cuEventRecord, b->from, b->card.stream);
-    if (bare)
-        bare_step(b, work);
-    else
-        *host_us = reducer_step(b, work);
+    *host_us = bare ? bare_step(b, work) : reducer_step(b, work);
     CARD(&b->card, cuEventRecord, b->to, b->card.stream);
     CARD(&b->card, cuEventSynchronize, b->to);
     CARD(&b->card, cuEventElapsedTime, &ms, b->from, b->to);
@@ -275,17 +280,16 @@ static void measure(struct bench *b, const char *op, int work, bool first)
 {
     static struct times ours, theirs;
     static double ratio[MAX_PAIRS];
-    double unused = 0;
 
     for (int i = -WARM; i < b->sizes.pairs; i++) {
         const int at = i < 0 ? 0 : i;
 
         /* Which one goes first changes from pair to pair. */
         if (at % 2 != 0)
-            theirs.ms[at] = timed(b, true, work, &unused);
+            theirs.ms[at] = timed(b, true, work, &theirs.host_us[at]);
         ours.ms[at] = timed(b, false, work, &ours.host_us[at]);
         if (at % 2 == 0)
-            theirs.ms[at] = timed(b, true, work, &unused);
+            theirs.ms[at] = timed(b, true, work, &theirs.host_us[at]);
         ratio[at] = ours.ms[at] / theirs.ms[at];
     }
     if (cddp_rank(b->comm) != 0)
@@ -298,6 +302,8 @@ static void measure(struct bench *b, const char *op, int work, bool first)
     show("ratio", ratio, b->sizes.pairs);
     printf(",");
     show("host_us", ours.host_us, b->sizes.pairs);
+    printf(",");
+    show("bare_host_us", theirs.host_us, b->sizes.pairs);
     printf("}");
 }
 
