@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine of scripts/gpu-check: where things are, its GPUs, and commands that run under the limits of a part."""
+import glob
+import os
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import find_cuda
+import gpu_decide
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+OWN = ('PET_', 'TORCHELASTIC_', 'CDDP_', 'SLURM_', 'MASTER_', 'RANK', 'WORLD_SIZE', 'LOCAL_', 'GROUP_')
+NO_GPU = 77
+LOG_BYTES = 128 << 10      # kept of what NCCL logs in one part
+
+
+class Skip(Exception):
+    """A part that cannot run here, or was not done in time; its text says why."""
+
+
+class Failed(Exception):
+    """A part that ran and did not hold; its text says how."""
+
+
+def need(condition, text):
+    if not condition:
+        raise Failed(text)
+
+
+def tail(text, lines=25):
+    return '\n'.join(text.strip().splitlines()[-lines:])
+
+
+class Clock:
+    """The limits of the whole, and of the part that runs."""
+
+    def __init__(self, seconds):
+        self.end = time.monotonic() + seconds
+        self.start_part(seconds)
+
+    def start_part(self, seconds):
+        self.began = time.monotonic()
+        self.part_end = self.began + seconds
+
+    def left(self, most=float('inf')):
+        """Seconds that something may take now."""
+        return max(0.1, min(most, min(self.end, self.part_end) - time.monotonic()))
+
+    def whole_left(self):
+        return self.end - time.monotonic()
+
+    def raise_late(self, part, passed, failed, heard, said):
+        """It was not done in time; `heard`: when it last said something."""
+        now = time.monotonic()
+        status, why = gpu_decide.late(part, passed, failed, now - max(heard, self.began), now - self.began,
+                                      self.end <= self.part_end)
+        raise (Skip if status == 'skipped' else Failed)(why if status == 'skipped' else f'{why}\n{tail(said)}')
+
+
+class Child:
+    """A command that runs, what it says noted with its time: [(when, line)]."""
+
+    def __init__(self, command, environment):
+        self.lines, self.out_lines, self.err_lines = [], [], []
+        self.heard = time.monotonic()
+        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, text=True, errors='replace',
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+        self.readers = [threading.Thread(target=self.read, args=way, daemon=True)
+                        for way in ((self.process.stdout, self.out_lines), (self.process.stderr, self.err_lines))]
+        for reader in self.readers:
+            reader.start()
+
+    def read(self, source, kept):
+        with source:
+            for line in source:
+                self.heard = time.monotonic()
+                kept.append(line.rstrip('\n'))
+                self.lines.append((self.heard, kept[-1]))
+
+    def finish_reading(self):
+        for reader in self.readers:
+            reader.join(timeout=10)  # a grandchild that has left the session may hold the pipe
+
+    def out(self):
+        return '\n'.join(self.out_lines)
+
+    def said(self):
+        return '\n'.join(line for _, line in self.lines)
+
+    def end(self):
+        """With all that it has started: cddprun takes its ranks along on SIGTERM."""
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, sign)
+                try:
+                    self.process.wait(timeout=10)
+                except subprocess.TimeoutExpired:
+                    continue
+        self.finish_reading()
+
+
+class Machine:
+    """Where things are, the GPUs, and the environment of every command."""
+
+    def __init__(self, args):
+        self.build, self.standin, self.quick = args.build, args.standin, args.quick or args.standin
+        self.clock = Clock(args.seconds)
+        self.part, self.ranks, self.more, self.results, self.logs = '', None, {}, {}, None
+        self.cddprun = self.built('launcher/cddprun')
+        self.wine = self.built('examples/wine/wine')
+        self.found = find_cuda.find('')
+        self.environment = {k: v for k, v in os.environ.items() if not k.startswith(OWN)}
+        self.environment |= {'CDDP_BACKEND': 'nccl', 'CDDP_MODULE_DIR': self.built('worker/backend/nccl')}
+        self.environment.setdefault('NCCL_DEBUG', 'WARN')
+        libraries = os.path.join(ROOT, 'lib')  # of a bundle
+        if os.path.isdir(libraries):
+            self.environment['LD_LIBRARY_PATH'] = os.pathsep.join(
+                filter(None, [libraries, os.environ.get('LD_LIBRARY_PATH')]))
+        if self.standin:
+            library = self.built('tests/standin/libcddp_standin.so')
+            twins = [self.built('tests/rehearsal/libwine_twin.so'), self.built('tests/rehearsal/libdelay_twin.so')]
+            self.environment |= {'CDDP_CUDA_LIBRARY': library, 'CDDP_NCCL_LIBRARY': library,
+                                 'CDDP_STANDIN_KERNELS': ':'.join(twins),
+                                 'CDDP_STANDIN_DEVICES': '1', 'CDDP_STANDIN_DELAY': 'none'}
+            # A test's own plants, which the stand-in is to see.
+            self.environment |= {k: v for k, v in os.environ.items() if k.startswith('CDDP_STANDIN_')}
+            self.gpus = [{'name': 'stand-in'}]
+            self.held = []
+        else:
+            self.gpus = gpus()
+            if self.found['nccl_library']:
+                self.environment['CDDP_NCCL_LIBRARY'] = self.found['nccl_library']
+            self.held = hold(nodes())
+
+    def built(self, path):
+        path = os.path.join(self.build, path)
+        need(os.path.exists(path), f'{path} is missing: build it (meson setup build, ninja -C build), or take a bundle')
+        return path
+
+    def start_part(self, part, ranks, more):
+        """What runs from now on is of this part, within its limit, with `more` in the environment."""
+        self.part, self.ranks, self.more = part, ranks, more
+        self.clock.start_part(gpu_decide.limit(part, ranks, len(self.gpus)))
+
+    def environment_now(self):
+        logs = {}
+        if self.logs:
+            subsystems = 'INIT,REG,ALLOC' if self.part in ('step', 'host', 'wire') else 'INIT,REG,TUNING,ALLOC'
+            logs = {'NCCL_DEBUG': 'INFO', 'NCCL_DEBUG_SUBSYS': subsystems,
+                    'NCCL_DEBUG_FILE': os.path.join(self.logs, '%h.%p')}
+        shared = gpu_decide.environment(self.ranks, len(self.gpus), os.environ)
+        return self.environment | shared | logs | self.more
+
+    def run(self, command, good=None, bad=None, environment=None):
+        """Run to the end; its stdout. Raises Skip or Failed if it did not end well, or not in the part's time; then
+        `good` and `bad` count lines that say so."""
+        child = Child(command, environment or self.environment_now())
+        try:
+            child.process.wait(timeout=self.clock.left())
+        except subprocess.TimeoutExpired:
+            child.end()
+            said = child.said()
+            passed, failed = (len(re.findall(word, said, re.M)) if word else 0 for word in (good, bad))
+            self.clock.raise_late(self.part, passed, failed, child.heard, said)
+        child.finish_reading()
+        said = child.said()
+        if child.process.returncode == NO_GPU:
+            raise Skip(tail(said, 1))
+        first = next((line for line in (child.err_lines or child.out_lines) if line.strip()), 'it said nothing')
+        need(child.process.returncode == 0,
+             f'exit status {child.process.returncode}: {first}\n{" ".join(command)}\n{tail(said)}')
+        return child.out()
+
+    def collect_logs(self, name, into):
+        """Append what NCCL has written of this part to the one log, and return its warnings."""
+        warnings = []
+        with open(into, 'a', encoding='utf-8') as log:
+            for path in sorted(glob.glob(os.path.join(self.logs, '*'))):
+                with open(path, encoding='utf-8', errors='replace') as source:
+                    text = source.read()
+                os.unlink(path)
+                warnings += [line for line in text.splitlines() if 'NCCL WARN' in line]
+                log.write(f'=== {name} {os.path.basename(path)}\n{text[:LOG_BYTES]}\n')
+        return warnings[-5:]
+
+
+# --- What there is ----------------------------------------------------------------------------------------------------
+
+
+def nodes():
+    return sorted(path for path in glob.glob('/dev/nvidia*') if re.fullmatch(r'/dev/nvidia\d+', path))
+
+
+def hold(paths):
+    """Descriptors of the GPUs' device files. Without persistence mode the driver unloads a GPU's state when its last
+    client has gone, and every first one pays seconds for it; a file that stays open is a client."""
+    held = []
+    for path in paths:
+        try:
+            held.append(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        except OSError:
+            pass
+    return held
+
+
+def smi(*words):
+    tool = shutil.which('nvidia-smi') or '/usr/local/nvidia/bin/nvidia-smi'
+    return find_cuda.output(tool, *words)
+
+
+def gpus():
+    """The GPUs, as the driver's own tool lists them, else by their device nodes."""
+    fields = ['name', 'driver_version', 'pci.bus_id', 'memory.total', 'compute_cap']
+    said = smi(f'--query-gpu={",".join(fields)}', '--format=csv,noheader')
+    listed = [dict(zip(fields, (word.strip() for word in line.split(',')))) for line in said.splitlines() if line.strip()]
+    return listed or [{'name': 'unknown'} for _ in nodes()]
+
+
+def last_line(*command):
+    lines = find_cuda.output(*command).strip().splitlines()
+    return lines[-1].strip() if lines else ''
+
+
+def find_sanitizer():
+    places = [shutil.which('compute-sanitizer') or '', '/usr/local/cuda/bin/compute-sanitizer']
+    places += glob.glob('/opt/nvidia/compute-sanitizer/compute-sanitizer')
+    places += glob.glob('/usr/local/cuda*/compute-sanitizer/compute-sanitizer')
+    return next((path for path in places if path and os.access(path, os.X_OK)), '')
+
+
+def versions(machine):
+    sanitizer = find_sanitizer()
+    return {
+        'cddprun': find_cuda.output('env', f'LD_LIBRARY_PATH={machine.environment.get("LD_LIBRARY_PATH", "")}',
+                                    machine.cddprun, '--version').strip(),
+        'commit': commit(),
+        'nccl_library': machine.environment.get('CDDP_NCCL_LIBRARY', 'libnccl.so.2, as the loader finds it'),
+        'nccl_header': machine.found['nccl_version'],
+        'cuda_header': machine.found['cuda_version'],
+        'nvcc': ' '.join(filter(None, [machine.found['nvcc_version'], machine.found['nvcc']])),
+        'cublas': machine.found['cublas_library'],
+        'compute_sanitizer': last_line(sanitizer, '--version') if sanitizer else '',
+        'kernel': os.uname().release,
+        'python': sys.version.split()[0],
+    }
+
+
+def commit():
+    noted = os.path.join(ROOT, 'commit')
+    if os.path.exists(noted):
+        with open(noted, encoding='ascii') as source:
+            return source.read().strip()
+    return find_cuda.output('git', '-C', ROOT, 'rev-parse', '--short=12', 'HEAD').strip()
+
+
+def interfaces():
+    """{name: state and addresses}, by `ip` where it is there."""
+    lines = find_cuda.output('ip', '-br', 'a').splitlines()
+    if lines:
+        return {line.split()[0]: ' '.join(line.split()[1:]) for line in lines if line.strip()}
+    return {name: '' for _, name in socket.if_nameindex()}
+
+
+def text_of(path):
+    try:
+        with open(path, encoding='utf-8', errors='replace') as source:
+            return source.read().strip()
+    except OSError:
+        return ''
+
+
+def shared_memory():
+    try:
+        there = os.statvfs('/dev/shm')
+    except OSError:
+        return 'none'
+    return f'{there.f_bavail * there.f_frsize >> 20} of {there.f_blocks * there.f_frsize >> 20} MiB free'
+
+
+def limits():
+    names = {'open files': resource.RLIMIT_NOFILE, 'locked memory': resource.RLIMIT_MEMLOCK, 'stack': resource.RLIMIT_STACK,
+             'address space': resource.RLIMIT_AS, 'processes': resource.RLIMIT_NPROC}
+    return {name: ['unlimited' if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(which)]
+            for name, which in names.items()}
+
+
+def surroundings(machine):
+    """What decides how CUDA and NCCL behave here, beside the GPU: told, never judged."""
+    wanted = re.compile(r'persistence|compute mode|mig mode|current.*mig|fabric|cuda version|ecc mode|addressing mode', re.I)
+    asked = [' '.join(line.split()) for line in smi('-q').splitlines() if wanted.search(line)]
+    return {
+        'nvidia_smi': list(dict.fromkeys(asked)),
+        'topology': smi('topo', '-m').splitlines(),
+        'driver': text_of('/proc/driver/nvidia/version').splitlines(),
+        'hmm': text_of('/sys/module/nvidia_uvm/parameters/uvm_disable_hmm'),
+        'mps': os.environ.get('CUDA_MPS_PIPE_DIRECTORY', '') or os.path.exists('/tmp/nvidia-mps/control'),
+        'held_open': len(machine.held),
+        'cores': len(os.sched_getaffinity(0)),
+        'load': os.getloadavg(),
+        'dev_shm': shared_memory(),
+        'limits': limits(),
+        'interfaces': interfaces(),
+        'environment': {k: v for k, v in os.environ.items() if k.startswith(('NCCL_', 'CUDA_', 'NVIDIA_'))},
+    }
+
+
+def log_folder(out):
+    """Where NCCL writes while a part runs: below --out, since it may be much."""
+    os.makedirs(out, exist_ok=True)
+    return tempfile.mkdtemp(prefix='nccl-', dir=out)

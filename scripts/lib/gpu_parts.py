@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of scripts/gpu-check. Each takes the machine and a number of ranks (None where it has no choice), returns what
+is worth keeping, or raises Skip or Failed. Its first line says what it shows."""
+import glob
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+import find_cuda
+import gpu_decide
+import gpu_machine
+from gpu_machine import ROOT, Child, Skip, need, tail
+
+
+def json_line(said, begins):
+    """The object in the line that has this in it: cddprun may have put a rank before it."""
+    line = next((line for line in said.splitlines() if begins in line), '')
+    need(line, f'no result:\n{tail(said)}')
+    return json.loads(line[line.index(begins):])
+
+
+def ranked(machine, ranks, *command):
+    return [machine.cddprun, '--standalone', f'--nproc_per_node={ranks}', *command]
+
+
+def facts(machine, _ranks):
+    """what this card, driver, NCCL and machine are, and how long their calls take of the host"""
+    return json_line(machine.run([machine.built('tests/gpu/facts')]), '{"driver_lacks"') | {
+        'surroundings': gpu_machine.surroundings(machine)}
+
+
+def kernels(machine, _ranks):
+    """every kernel against its twin on the host, bit for bit"""
+    said = machine.run([machine.built('tests/gpu/kernels'), *(['--quick'] if machine.quick else [])])
+    return json.loads(said)
+
+
+def conformance(machine, ranks):
+    """the suite that every backend must pass"""
+    said = machine.run([machine.built('tests/backend/test_conformance'), f'nccl:{ranks}'],
+                       good=r'^ok (?!.*# SKIP)', bad=r'^not ok ')
+    skipped = len(re.findall(r'^ok .*# SKIP', said, re.M))
+    passed = len(re.findall(r'^ok ', said, re.M)) - skipped
+    need(passed > 0 and not re.search(r'^not ok', said, re.M), f'{passed} passed, {skipped} skipped\n{tail(said)}')
+    return {'passed': passed, 'skipped': skipped}
+
+
+def wine(machine, ranks):
+    """Wine against PyTorch's losses and weights, float32 and float64, and twice the same bits"""
+    data = os.path.join(ROOT, 'tests', 'data', 'wine')
+    said = machine.run([sys.executable, os.path.join(ROOT, 'tests', 'reference', 'check_wine.py'), machine.cddprun,
+                        machine.wine, data, '--ranks', str(ranks)], good=r'^ok ', bad=r'^FAILED')
+    worst = {}
+    for dtype, text in re.findall(r'^ok .*_(f32|f64)[^:\n]*: (largest.*)$', said, re.M):
+        worst[dtype] = max([worst.get(dtype, 0.0), *map(float, re.findall(r'(\d\.\de[-+]\d+)[,) ]', text.split('(')[0]))])
+    need(sorted(worst) == ['f32', 'f64'], f'no comparison:\n{tail(said)}')
+    return {'largest_difference': worst}
+
+
+def hook(machine, ranks):
+    """communication hooks with kernels of their own, on the stream that they are given: every mean of every step"""
+    return json_line(machine.run(ranked(machine, ranks, machine.built('tests/gpu/hook'))), '{"hooks"')
+
+
+# --- Ranks that die ---------------------------------------------------------------------------------------------------
+
+
+class Training:
+    """Wine under cddprun, its ranks' pids known."""
+
+    def __init__(self, machine, ranks, folder, flags, *words):
+        script = f'echo $$ > {folder}/pid.$RANK.$TORCHELASTIC_RESTART_COUNT; exec "$@"'
+        self.machine, self.folder, self.metrics = machine, folder, os.path.join(folder, 'metrics')
+        self.seen = 0
+        self.child = Child([machine.cddprun, '--standalone', f'--nproc_per_node={ranks}', *flags, 'sh', '-c', script, 'sh',
+                            machine.wine, '--metrics', self.metrics, *words], machine.environment_now())
+
+    def wait_for(self, what, condition):
+        """Until it holds; an end of the job, or of the part's time, before that is one of Skip and Failed."""
+        clock = self.machine.clock
+        while not condition():
+            need(self.child.process.poll() is None, f'it ended before {what}:\n{tail(self.child.said())}')
+            self.epochs()
+            if clock.left() <= 0.1:
+                clock.raise_late(self.machine.part, self.seen, 0, self.child.heard, f'no {what}\n{self.child.said()}')
+            time.sleep(0.01)
+
+    def epochs(self):
+        try:
+            with open(self.metrics, encoding='ascii') as source:
+                n = source.read().count('\n')
+        except OSError:
+            n = 0
+        if n != self.seen:
+            self.seen, self.child.heard = n, time.monotonic()
+        return n
+
+    def kill(self, rank):
+        """In mid-step, as far as anybody can tell: training goes on without a pause. Returns the time."""
+        with open(os.path.join(self.folder, f'pid.{rank}.0'), encoding='ascii') as source:
+            pid = int(source.read())
+        os.kill(pid, 9)
+        return time.monotonic()
+
+    def finish(self):
+        clock = self.machine.clock
+        while True:
+            try:
+                return self.child.process.wait(timeout=0.2)
+            except subprocess.TimeoutExpired:
+                self.epochs()
+            if clock.left() <= 0.1:
+                clock.raise_late(self.machine.part, self.seen, 0, self.child.heard, f'not over\n{self.child.said()}')
+
+
+def death(machine, ranks):
+    """a rank killed in mid-step: the others return an error that names it"""
+    victim = ranks - 1
+    with tempfile.TemporaryDirectory() as folder:
+        job = Training(machine, ranks, folder, ['--on_failure=wait'], '--epochs', '1000000')
+        try:
+            job.wait_for('three epochs', lambda: job.epochs() >= 3)
+            killed = job.kill(victim)
+            status = job.finish()
+        finally:
+            job.child.end()
+    need(status != 0, f'cddprun ended with 0:\n{tail(job.child.said())}')
+    seconds = {}
+    for when, line in job.child.lines:
+        match = re.search(r'wine: rank (\d+): (.*)', line)
+        if match and when >= killed:
+            need(f'rank {victim}' in match[2], f'the error does not name rank {victim}: {line}')
+            seconds.setdefault(int(match[1]), when - killed)
+    need(len(seconds) == ranks - 1, f'{len(seconds)} of {ranks - 1} survivors had an error:\n{tail(job.child.said())}')
+    limit = gpu_decide.ERROR_SECONDS
+    need(max(seconds.values()) <= limit, f'errors came after {seconds} s, {limit} are allowed')
+    sentence = next(line for when, line in job.child.lines if when >= killed and 'wine: rank' in line)
+    return {'seconds': {str(rank): round(value, 3) for rank, value in sorted(seconds.items())}, 'sentence': sentence}
+
+
+def restart(machine, ranks):
+    """the same under --max_restarts=1: the group is restarted and training goes on from the checkpoint"""
+    epochs = '200'
+    with tempfile.TemporaryDirectory() as folder:
+        saved, weights = os.path.join(folder, 'checkpoints'), os.path.join(folder, 'weights')
+        job = Training(machine, ranks, folder, ['--max_restarts=1'], '--epochs', epochs, '--save', saved, '--resume',
+                       saved, '--weights-out', weights)
+        try:
+            job.wait_for('a checkpoint', lambda: glob.glob(os.path.join(saved, '*.cddp')))
+            killed = job.kill(ranks - 1)
+            status = job.finish()
+        finally:
+            job.child.end()
+        said = job.child.said()
+        need(status == 0, f'exit status {status}:\n{tail(said)}')
+        resumed = next(((when, int(match[1])) for when, line in job.child.lines
+                        if (match := re.search(r'resumed from \S+ after epoch (\d+)', line))), None)
+        need(resumed is not None and resumed[1] > 0, f'it did not resume:\n{tail(said)}')
+        plain = os.path.join(folder, 'plain')
+        machine.run(ranked(machine, ranks, machine.wine, '--epochs', epochs, '--weights-out', plain))
+        with open(weights, 'rb') as one, open(plain, 'rb') as other:
+            need(one.read() == other.read(), 'the final weights are not those of an undisturbed run')
+    return {'resumed_after_epoch': resumed[1], 'seconds_from_death_to_resumed': round(resumed[0] - killed, 3)}
+
+
+# --- What is timed ----------------------------------------------------------------------------------------------------
+
+SMALL = ['--kib', '1024', '--bucket-kib', '256']
+NO_LIMITS = 'not applied: the stand-in tells nothing of a card\'s time'
+
+
+def run_steps(machine, ranks, sizes):
+    """What bench/gpu_step says, with the host time that the reducer may take beyond bare ncclAllReduce."""
+    sizes = [*SMALL, '--pairs', '5', '--work', '1'] if machine.quick else sizes
+    result = json_line(machine.run(ranked(machine, ranks, machine.built('bench/gpu_step'), *sizes)), '{"card"')
+    return result | {'host_us_allowed': gpu_decide.host_allowed(result['buckets'])}
+
+
+def step(machine, ranks):
+    """the reducer over bare ncclAllReduce of the same buckets: the step's time, and the host's"""
+    result = run_steps(machine, ranks, [])
+    ratio, host, why = gpu_decide.judge_step(result)
+    result |= {'step_ratio': ratio, 'host_us_more': host}
+    if machine.standin:
+        return result | {'limits': NO_LIMITS}
+    need(why is None, f'{why}: {json.dumps(result)}')
+    return result
+
+
+def host(machine, ranks):
+    """host time beyond bare ncclAllReduce where NCCL has peers; ranks may share a GPU"""
+    result = run_steps(machine, ranks, ['--kib', '102400', '--bucket-kib', '25600', '--pairs', '15'])
+    more = max(gpu_decide.host_more(run) for run in result['runs'])
+    # Told, not judged: ranks that share a GPU and its host are no way to run.
+    return {key: result[key] for key in ('ranks', 'buckets', 'host_us_allowed')} | {
+        'host_us': max(run['host_us'][1] for run in result['runs']), 'host_us_more': more,
+        'met': more <= result['host_us_allowed']}
+
+
+def wire(machine, ranks):
+    """which share of the communication a step hides, by a modelled wire of 8 ranks at 50 GB/s behind each all-reduce"""
+    sizes = [*SMALL, '--steps', '5', '--gb-s', '1'] if machine.quick else []
+    result = json_line(machine.run(ranked(machine, ranks, machine.built('bench/gpu_wire'), *sizes)), '{"card"')
+    share, best, why = gpu_decide.judge_wire(result)
+    result |= {'hidden': round(share, 4), 'best': round(best, 4)}
+    if machine.standin:
+        return result | {'limits': NO_LIMITS}
+    need(why is None, f'{why}: {json.dumps(result)}')
+    return result
+
+
+def torch(machine, _ranks):
+    """PyTorch's DistributedDataParallel on the same card, the same buckets: its step, its host time, its memory"""
+    if machine.standin:
+        raise Skip('PyTorch cannot use the stand-in')
+    script = os.path.join(ROOT, 'scripts', 'lib', 'torch_ddp.py')
+    pythons = dict.fromkeys(filter(None, [sys.executable, shutil.which('python3'), shutil.which('python')]))
+    python = next((path for path in pythons if find_cuda.output(path, '-c', 'import torch; print(torch.version.cuda)')
+                   .strip() not in ('', 'None')), '')
+    if not python:
+        raise Skip('no PyTorch with CUDA here')
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(gpu_machine.OWN)}
+    result = json_line(machine.run([python, script, *(['--quick'] if machine.quick else [])], environment=plain), '{"torch"')
+    ours = machine.results.get('step-1', {}).get('runs', [])
+    mean = next((run for run in ours if run['op'] == 'mean' and run['work'] == result['work']), None)
+    return result | ({'libcddp': {key: mean[key] for key in ('reducer_ms', 'host_us')}} if mean else {})
+
+
+# --- compute-sanitizer ------------------------------------------------------------------------------------------------
+
+
+def sanitize(machine, tool):
+    sanitizer = gpu_machine.find_sanitizer()
+    if machine.standin:
+        raise Skip('the stand-in has no GPU code to look at')
+    if not sanitizer:
+        raise Skip('compute-sanitizer is not installed')
+    epochs = '4'  # of 5 steps: 142 rows by 32
+    # Not what the driver's calls return: NCCL asks for what a card may not have, and goes on without it.
+    said = machine.run([sanitizer, '--tool', tool, *(['--report-api-errors', 'no'] if tool == 'memcheck' else []),
+                        '--error-exitcode', '9', machine.wine, '--epochs', epochs])
+    steps = re.search(r'(\d+) steps', said)
+    need(steps and steps[1] == '20', f'not 20 steps:\n{tail(said)}')
+    return {'said': re.findall(r'=+ .*(?:ERROR|error).*', said)[-1:], 'steps': 20}
+
+
+def memcheck(machine, _ranks):
+    """compute-sanitizer memcheck on 20 steps of Wine"""
+    return sanitize(machine, 'memcheck')
+
+
+def initcheck(machine, _ranks):
+    """compute-sanitizer initcheck on 20 steps of Wine: no kernel reads what nobody wrote"""
+    return sanitize(machine, 'initcheck')
+
+
+PARTS = {part.__name__: part for part in (facts, kernels, conformance, wine, hook, death, restart, step, host, wire, torch,
+                                          memcheck, initcheck)}

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What scripts/gpu-check prints: a line when a part is over, and the table. Report in, text out."""
+
+
+def line_of(part):
+    """When it is over: status and time; if it failed, how, and what came of running it again."""
+    line = f'{part["name"]:<16}{part["status"]:<9}{part["seconds"]:>7.1f} s'
+    if part['status'] != 'failed':
+        return line
+    lines = [line, *part['reason'].splitlines(), *part.get('nccl_warnings', [])]
+    if 'again' in part:
+        lines.append(part['again']['told'])
+        lines += part['again'].get('reason', '').splitlines()[:3]
+    return '\n    '.join(lines)
+
+
+def of_steps(detail):
+    runs = [f'{one["op"]}{" with work" if one["work"] else ""} {one["ratio"][1]:.3f} '
+            f'({one["reducer_ms"][1]:.3f} ms, host {one["host_us"][1]:.0f} us, bare {one["bare_host_us"][1]:.0f})'
+            for one in detail['runs']]
+    return f'{detail["buckets"]} buckets; reducer / bare: {"; ".join(runs)}'
+
+
+def of_facts(detail):
+    nccl, host = detail.get('nccl', {}), detail.get('host_us', {})
+    window = nccl.get('non_blocking', {}).get('window', {})
+    words = [f'CUDA {detail.get("driver_cuda", "?")}, NCCL {nccl.get("version", "?")}']
+    if window:
+        words.append(f'a window\'s registration returns {window["returned"]} and is '
+                     f'{"there" if window["there_at_once"] else "not there"} at once')
+    words += [f'{name} {value:.1f} us' for name, value in host.items()
+              if name in ('cuEventRecord', 'cuLaunchKernel', 'cuStreamWriteValue32') and isinstance(value, float)]
+    return '; '.join(words)
+
+
+def of_torch(detail):
+    said = (f'PyTorch {detail["torch"]}: a step {detail["ddp_ms"][1]:.3f} ms, host {detail["host_us_more"]:.0f} us more than '
+            f'without DDP, {detail["peak_mib"]:.0f} MiB')
+    if 'libcddp' in detail:
+        said += f'; libcddp {detail["libcddp"]["reducer_ms"][1]:.3f} ms, host {detail["libcddp"]["host_us"][1]:.0f} us'
+    return said
+
+
+def of_death(detail):
+    return f'errors after {max(detail["seconds"].values())} s: {detail["sentence"]}'
+
+
+# (a key that only such a part's detail has, its text)
+TEXTS = [
+    ('driver_lacks', of_facts),
+    ('comparisons', lambda d: f'{d["comparisons"]} comparisons; GB/s: ' + ', '.join(
+        f'{key[:-5]} {value:.0f}' for key, value in d.items() if key.endswith('_gb_s'))),
+    ('hidden', lambda d: f'{d["hidden"]:.1%} of the wire hidden, {d["best"]:.1%} could be; host {d["host_us"][1]:.0f} us per step'),
+    ('torch', of_torch),
+    ('runs', of_steps),
+    ('sentence', of_death),
+    ('resumed_after_epoch', lambda d: f'resumed after epoch {d["resumed_after_epoch"]}, '
+                                      f'{d["seconds_from_death_to_resumed"]} s after the death; the same final weights'),
+    ('largest_difference', lambda d: 'largest difference to PyTorch: ' + ', '.join(
+        f'{k} {v:.1e}' for k, v in d['largest_difference'].items())),
+    ('met', lambda d: f'{d["buckets"]} buckets: host {d["host_us"]:.0f} us per step, {d["host_us_more"]:.0f} more than bare, '
+                      f'{"below" if d["met"] else "above"} the {d["host_us_allowed"]} us of a rank with a GPU of its own'),
+    ('hooks', lambda d: f'{d["hooks"]} hooks, {d["steps"]} steps of {d["buckets"]} buckets each'),
+    ('passed', lambda d: f'{d["passed"]} cases, {d["skipped"]} skipped'),
+]
+
+
+def told(part):
+    """The last column of the table."""
+    if part['status'] == 'skipped':
+        return part['reason'].splitlines()[0] if part['reason'] else ''
+    if part['status'] == 'failed':
+        again = f' ({part["again"]["told"]})' if 'again' in part else ''
+        return part['reason'].splitlines()[0] + again
+    detail = part.get('detail', {})
+    text = next((text for key, text in TEXTS if key in detail), None)
+    return text(detail) if text else '; '.join(detail.get('said', []))
+
+
+def table(report):
+    lines = ['', f'{report["card"]} x {report["gpus"]}, driver {report["driver"] or "?"}, {report["date"]}']
+    lines += [f'  {key:<18}{value}' for key, value in report['versions'].items() if value]
+    lines.append('')
+    lines += [f'{part["name"]:<16}{part["status"]:<9}{part["seconds"]:>7.1f} s  {told(part)}' for part in report['parts']]
+    count = report['count']
+    lines += ['', f'{count["passed"]} passed, {count["failed"]} failed, {count["skipped"]} skipped']
+    return '\n'.join(lines)

@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What scripts/gpu-check decides, without a GPU and without a process: order, limits, verdicts, second runs."""
+import os
+import pathlib
+import sys
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / 'scripts' / 'lib'))
+import gpu_decide as decide
+import gpu_machine
+import gpu_parts
+import gpu_table
+
+
+def run(ratio, host, bare, work=8):
+    return {'work': work, 'ratio': [0, ratio, 9], 'host_us': [0, host, 999], 'bare_host_us': [0, bare, 999]}
+
+
+class Order(unittest.TestCase):
+    def names(self, ranks, gpus):
+        return [decide.part_name(*one) for one in decide.plan(ranks, gpus)]
+
+    def test_what_one_card_can_tell_comes_first(self):
+        self.assertEqual(self.names([4, 1, 2], 1), [
+            'facts', 'kernels', 'wine-1', 'hook-1', 'step-1', 'wire-1', 'torch', 'wine-2', 'hook-2', 'death-2', 'memcheck',
+            'initcheck', 'conformance-1', 'conformance-2', 'restart-2', 'host-2', 'wine-4', 'hook-4', 'death-4',
+            'conformance-4'])
+
+    def test_ranks_with_gpus_of_their_own_are_timed(self):
+        names = self.names([1, 2, 4], 2)
+        self.assertIn('step-2', names)
+        self.assertNotIn('step-4', names)
+
+    def test_no_part_comes_twice_and_each_has_a_limit_and_a_function(self):
+        for ranks, gpus in (([1], 1), ([2], 1), ([1, 2, 4, 8], 8), ([2, 4], 4)):
+            order = decide.plan(ranks, gpus)
+            self.assertEqual(len(order), len(set(order)))
+            for part, n in order:
+                self.assertGreater(decide.limit(part, n, gpus), 0)
+                self.assertIn(part, gpu_parts.PARTS)
+        self.assertEqual(set(decide.LIMITS), set(gpu_parts.PARTS))
+
+    def test_parts_are_chosen_by_name_and_by_kind(self):
+        order = decide.plan([1, 2], 1)
+        self.assertEqual(decide.chosen(order, ['wine']), [('wine', 1), ('wine', 2)])
+        self.assertEqual(decide.chosen(order, ['wine-2', 'facts']), [('facts', None), ('wine', 2)])
+        self.assertEqual(decide.chosen(order, []), order)
+        self.assertEqual(decide.chosen(order, ['win']), [])
+
+
+class Limits(unittest.TestCase):
+    def test_ranks_that_share_a_gpu_get_more_time(self):
+        self.assertLess(decide.limit('wine', 4, 4), decide.limit('wine', 4, 1))
+        self.assertLess(decide.limit('wine', 2, 1), decide.limit('wine', 4, 1))
+        self.assertEqual(decide.limit('memcheck', None, 1), 60)
+
+    def test_ranks_that_share_a_gpu_talk_over_this_machine_alone(self):
+        self.assertEqual(decide.environment(2, 1, {}), {
+            'CDDP_SHARE_GPU': '1', 'NCCL_SOCKET_IFNAME': 'lo', 'NCCL_SOCKET_FAMILY': 'AF_INET'})
+        self.assertNotIn('NCCL_SOCKET_IFNAME', decide.environment(2, 1, {'NCCL_SOCKET_IFNAME': 'eth1'}))
+        self.assertEqual(decide.environment(2, 2, {}), {})
+        self.assertEqual(decide.environment(None, 1, {}), {})
+
+
+class Late(unittest.TestCase):
+    def test_slow_is_not_wrong(self):
+        status, why = decide.late('conformance', 12, 0, silent_s=4, ran_s=180, cut_by_whole=False)
+        self.assertEqual(status, 'skipped')
+        self.assertIn('12 cases had passed, none had failed', why)
+
+    def test_what_failed_before_its_time_was_up_has_failed(self):
+        self.assertEqual(decide.late('conformance', 12, 1, 4, 180, False)[0], 'failed')
+        self.assertEqual(decide.late('conformance', 12, 1, 4, 180, True)[0], 'failed')
+
+    def test_silence_is_a_hang(self):
+        status, why = decide.late('conformance', 12, 0, silent_s=61, ran_s=180, cut_by_whole=False)
+        self.assertEqual(status, 'failed')
+        self.assertIn('hangs', why)
+        self.assertEqual(decide.late('hook', 0, 0, silent_s=40, ran_s=40, cut_by_whole=False)[0], 'failed')
+
+    def test_the_end_of_the_whole_run_is_nobodys_fault(self):
+        self.assertEqual(decide.late('hook', 0, 0, silent_s=5, ran_s=5, cut_by_whole=True)[0], 'skipped')
+        self.assertEqual(decide.late('wine', 1, 0, silent_s=70, ran_s=90, cut_by_whole=True)[0], 'failed')
+
+    def test_a_sanitizer_may_be_silent(self):
+        self.assertEqual(decide.late('memcheck', 0, 0, silent_s=60, ran_s=60, cut_by_whole=False)[0], 'skipped')
+
+
+class Again(unittest.TestCase):
+    def test_only_what_failed_and_uses_nccl_is_run_again(self):
+        self.assertTrue(decide.again('wine', 'failed', {}, 100))
+        self.assertFalse(decide.again('wine', 'passed', {}, 100))
+        self.assertFalse(decide.again('wine', 'skipped', {}, 100))
+        self.assertFalse(decide.again('kernels', 'failed', {}, 100))
+        self.assertFalse(decide.again('wine', 'failed', {}, 5))
+        self.assertFalse(decide.again('wine', 'failed', {'NCCL_COMM_BLOCKING': '0'}, 100))
+
+    def test_it_stays_failed_whatever_came_of_it(self):
+        self.assertIn('passes', decide.told_again('failed', 'passed'))
+        self.assertIn('as well', decide.told_again('failed', 'failed'))
+        part = {'name': 'wine-1', 'status': 'failed', 'seconds': 1.0, 'reason': 'other numbers', 'again': {
+            'status': 'passed', 'told': decide.told_again('failed', 'passed')}}
+        count = decide.counted([part])
+        self.assertEqual((count, decide.exit_status(count)), ({'passed': 0, 'failed': 1, 'skipped': 0}, 1))
+        self.assertIn('with NCCL_COMM_BLOCKING=1 it passes', gpu_table.told(part))
+        self.assertIn('with NCCL_COMM_BLOCKING=1 it passes', gpu_table.line_of(part))
+
+
+class Measured(unittest.TestCase):
+    def test_host_time_is_judged_by_its_difference_to_bare(self):
+        slow_host = {'buckets': 40, 'runs': [run(1.0, host=900, bare=700)]}
+        self.assertIsNone(decide.judge_step(slow_host)[2])
+        dear = {'buckets': 40, 'runs': [run(1.0, host=300, bare=79)]}
+        self.assertIn('221.0 us more of the host (220 allowed)', decide.judge_step(dear)[2])
+
+    def test_a_step_is_judged_with_work_only(self):
+        result = {'buckets': 4, 'runs': [run(1.5, 9, 9, work=0), run(1.01, 9, 9)]}
+        self.assertEqual(decide.judge_step(result), (1.01, 0, None))
+        self.assertIn('1.0300', decide.judge_step({'buckets': 4, 'runs': [run(1.03, 9, 9)]})[2])
+
+    def test_the_last_bucket_cannot_be_hidden(self):
+        self.assertAlmostEqual(decide.best_hidden([2] * 4, [1] * 4), 3 / 4)
+        self.assertAlmostEqual(decide.best_hidden([1] * 4, [2] * 4), 3 / 8)
+
+    def wire(self, step_ms):
+        return decide.judge_wire({'buckets': 10, 'wire_us_per_bucket': 1000, 'compute_ms': [0, 20, 0], 'step_ms': [0, step_ms, 0]})
+
+    def test_what_shows_of_the_wire_is_judged_by_the_best_order(self):
+        share, best, why = self.wire(21.2)
+        self.assertAlmostEqual(share, 0.88)
+        self.assertAlmostEqual(best, 0.9)
+        self.assertIsNone(why)
+        self.assertIn('80.0% of the modelled wire is hidden, 90.0% could be', self.wire(22)[2])
+        self.assertEqual(self.wire(99)[0], 0)
+        self.assertEqual(self.wire(19)[0], 1)
+
+
+class Clock(unittest.TestCase):
+    def test_a_command_has_what_is_left_of_its_part_and_of_the_whole(self):
+        clock = gpu_machine.Clock(100)
+        clock.start_part(30)
+        self.assertLessEqual(clock.left(), 30)
+        clock.start_part(1000)
+        self.assertLessEqual(clock.left(), 100)
+        self.assertEqual(clock.left(most=0), 0.1)
+
+    def test_lateness_becomes_the_verdict(self):
+        clock = gpu_machine.Clock(1000)
+        clock.start_part(1)
+        with self.assertRaises(gpu_machine.Skip):
+            clock.raise_late('memcheck', 0, 0, time.monotonic(), 'said')
+        with self.assertRaises(gpu_machine.Failed) as why:
+            clock.raise_late('conformance', 3, 1, time.monotonic(), 'not ok 4')
+        self.assertIn('not ok 4', str(why.exception))
+
+
+class Child(unittest.TestCase):
+    def test_its_lines_are_kept_apart_and_together(self):
+        child = gpu_machine.Child(['sh', '-c', 'echo one; echo two >&2'], dict(os.environ))
+        self.assertEqual(child.process.wait(timeout=60), 0)
+        child.finish_reading()
+        self.assertEqual(child.out(), 'one')
+        self.assertEqual(sorted(child.said().split()), ['one', 'two'])
+
+    def test_one_that_does_not_listen_is_killed(self):
+        child = gpu_machine.Child(['sleep', '1000'], dict(os.environ))
+        child.end()
+        self.assertEqual(child.process.returncode, -15)
+
+
+if __name__ == '__main__':
+    unittest.main()
