@@ -216,9 +216,11 @@ ncclResult_t si_comm_task(struct ncclComm *comm, ncclResult_t (*fn)(struct ncclC
         return si_comm_launch(comm, fn, arg);
     if (si_group_defers(comm, fn, arg))
         return ncclSuccess;
+    si_comm_ref(comm); /* it may be aborted meanwhile */
     rc = fn(comm, arg);
     if (rc != ncclSuccess)
         __atomic_store_n(&comm->state, rc, __ATOMIC_RELEASE);
+    si_comm_unref(comm);
     return rc;
 }
 

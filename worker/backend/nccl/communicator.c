@@ -220,17 +220,29 @@ static cddp_status agree(struct cdi_backend *b, const struct cdi_error *mine, in
  * in every version (init.cc), ncclCommWindowRegister since 2.28 (dev_runtime.cc: the group's end is checked, its "in
  * progress" dropped), a ncclSend or ncclRecv outside a group until 2.23 (collectives.cc). So none is believed.
  */
-ncclResult_t cdi_communicator_state(ncclComm_t comm, ncclResult_t r)
+ncclResult_t cdi_communicator_state(struct cdi_backend *b, ncclComm_t comm, ncclResult_t r)
 {
+    if (b->aside != NULL && r == ncclInProgress)
+        r = cdi_aside_state(b->aside);
+    if (b->aside != NULL && r == ncclInProgress)
+        return r;
     if ((r != ncclSuccess && r != ncclInProgress) || comm == NULL)
         return r;
     return cdi_nccl.comm_error(comm, &r) == ncclSuccess ? r : ncclInternalError;
 }
 
+ncclResult_t cdi_communicator_call(struct cdi_backend *b, ncclResult_t (*fn)(void *b))
+{
+    if (b->aside == NULL)
+        return fn(b);
+    cdi_aside_call(b->aside, fn, b);
+    return ncclInProgress;
+}
+
 cddp_status cdi_communicator_settle(struct cdi_backend *b, ncclComm_t comm, ncclResult_t r, const char *what,
                                     int64_t deadline_ms, struct cdi_error *err)
 {
-    r = cdi_communicator_state(comm, r);
+    r = cdi_communicator_state(b, comm, r);
     for (int round = 0; r == ncclInProgress; round++) {
         const struct timespec nap = {.tv_nsec = 100000};
         cddp_status st = cdi_gpu_health_now(b, err);
@@ -239,8 +251,7 @@ cddp_status cdi_communicator_settle(struct cdi_backend *b, ncclComm_t comm, nccl
             return st;
         if (cdi_now_ms() > deadline_ms)
             return cdi_fail(err, CDDP_E_TIMEOUT, "%s: NCCL was not done in time; a peer may not have come", what);
-        if (cdi_nccl.comm_error(comm, &r) != ncclSuccess)
-            r = ncclInternalError;
+        r = cdi_communicator_state(b, comm, r);
         if (r == ncclInProgress && round > SPIN_ROUNDS)
             (void)nanosleep(&nap, NULL);
     }
@@ -248,36 +259,49 @@ cddp_status cdi_communicator_settle(struct cdi_backend *b, ncclComm_t comm, nccl
 }
 
 /* Few channels, so that what computes meanwhile keeps its multiprocessors. Old libraries know fewer of the members. */
-static ncclConfig_t configure(const struct cdi_backend *b, char name[CDI_WORD_PREFIX_MAX])
+static ncclConfig_t configure(struct cdi_backend *b, bool blocking)
 {
     ncclConfig_t c = NCCL_CONFIG_INITIALIZER;
     const char *ctas = cdi_host->env(MAX_CTAS_ENV);
 
-    c.blocking = 0;
+    c.blocking = blocking;
     if (ctas != NULL && strtol(ctas, NULL, 10) > 0)
         c.maxCTAs = (int)strtol(ctas, NULL, 10);
     if (cdi_nccl.code >= 22700) {
-        (void)snprintf(name, CDI_WORD_PREFIX_MAX, "%s", b->prefix);
-        if (*name != '\0')
-            name[strlen(name) - 1] = '\0'; /* without the slash */
-        c.commName = name;
+        (void)snprintf(b->name, sizeof b->name, "%s", b->prefix);
+        if (*b->name != '\0')
+            b->name[strlen(b->name) - 1] = '\0'; /* without the slash */
+        c.commName = b->name;
         c.CTAPolicy = NCCL_CTA_POLICY_EFFICIENCY;
     }
     return c;
 }
 
-static cddp_status connect_all(struct cdi_backend *b, ncclUniqueId *ids, int roots, int64_t deadline_ms,
-                               struct cdi_error *err)
+static ncclResult_t connect_now(void *arg)
 {
-    char name[CDI_WORD_PREFIX_MAX];
-    ncclConfig_t config = configure(b, name);
+    struct cdi_backend *b = arg;
+    struct cdi_call *c = &b->call;
+
+    if (c->roots > 1)
+        return cdi_nccl.comm_init_scalable(&c->comm, b->world.size, b->world.rank, c->roots, c->ids, &c->config);
+    return cdi_nccl.comm_init(&c->comm, b->world.size, c->ids[0], b->world.rank, &c->config);
+}
+
+/* A blocking communicator that is still joining when its time is up cannot be aborted: it is abandoned. */
+static cddp_status connect_all(struct cdi_backend *b, int roots, int64_t deadline_ms, struct cdi_error *err)
+{
+    cddp_status st;
     ncclResult_t r;
 
-    if (roots > 1)
-        r = cdi_nccl.comm_init_scalable(&b->comm, b->world.size, b->world.rank, roots, ids, &config);
-    else
-        r = cdi_nccl.comm_init(&b->comm, b->world.size, ids[0], b->world.rank, &config);
-    return cdi_communicator_settle(b, b->comm, r, "connecting the ranks", deadline_ms, err);
+    b->call.roots = roots;
+    b->call.config = configure(b, b->aside != NULL);
+    r = cdi_communicator_call(b, connect_now);
+    if (b->aside == NULL)
+        b->comm = b->call.comm;
+    st = cdi_communicator_settle(b, b->comm, r, "connecting the ranks", deadline_ms, err);
+    if (st == CDDP_OK)
+        b->comm = b->call.comm;
+    return st;
 }
 
 /* What this rank can do before it needs the others. */
@@ -302,7 +326,7 @@ cddp_status cdi_communicator_join(struct cdi_backend *b, const struct cdi_error 
     int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), b->world.join_timeout_ms);
     struct cdi_error mine = *local, why = {.status = CDDP_OK};
     int roots = n_roots(b);
-    ncclUniqueId *ids = cdi_host->alloc((size_t)roots, sizeof *ids);
+    ncclUniqueId *ids = b->call.ids = cdi_host->alloc((size_t)roots, sizeof *ids);
     cddp_status st;
 
     if (ids == NULL && mine.status == CDDP_OK)
@@ -320,16 +344,21 @@ cddp_status cdi_communicator_join(struct cdi_backend *b, const struct cdi_error 
             *err = mine;
     }
     if (st == CDDP_OK && ids != NULL)
-        st = connect_all(b, ids, roots, deadline_ms, err);
-    cdi_host->release(ids);
+        st = connect_all(b, roots, deadline_ms, err);
     return st;
+}
+
+static ncclResult_t split_now(void *arg)
+{
+    struct cdi_backend *b = arg;
+    struct cdi_call *c = &b->call;
+
+    return cdi_nccl.comm_split(c->comm, c->color, c->key, &b->child, &c->config);
 }
 
 cddp_status cdi_communicator_split(struct cdi_backend *b, int color, int key, struct cdi_backend *part,
                                    struct cdi_error *err)
 {
-    char name[CDI_WORD_PREFIX_MAX] = "";
-    ncclConfig_t config = configure(part != NULL ? part : b, name);
     int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), b->world.join_timeout_ms);
     ncclComm_t comm = NULL;
     struct cdi_error why;
@@ -342,7 +371,11 @@ cddp_status cdi_communicator_split(struct cdi_backend *b, int color, int key, st
     st = cdi_gpu_flush(b, &why);
     if (st == CDDP_OK) {
         cdi_gpu_busy(b);
-        r = cdi_nccl.comm_split(b->comm, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &b->child, &config);
+        b->call.comm = b->comm;
+        b->call.color = color < 0 ? NCCL_SPLIT_NOCOLOR : color;
+        b->call.key = key;
+        b->call.config = configure(part != NULL ? part : b, b->aside != NULL);
+        r = cdi_communicator_call(b, split_now);
         st = cdi_communicator_settle(b, b->comm, r, "splitting the communicator", deadline_ms, &why);
     }
     if (st == CDDP_OK) {
@@ -360,14 +393,21 @@ cddp_status cdi_communicator_split(struct cdi_backend *b, int color, int key, st
         st = cdi_fail(err, CDDP_E_SYSTEM, "NCCL has made no communicator of a part");
     part->comm = comm;
     if (st == CDDP_OK)
-        st = cdi_communicator_settle(part, comm, ncclInProgress, "connecting the new communicator", deadline_ms, err);
+        st = cdi_communicator_settle(part, comm, ncclSuccess, "connecting the new communicator", deadline_ms, err);
     if (st == CDDP_OK && (cdi_nccl.comm_rank(comm, &part->world.rank) != ncclSuccess ||
                           cdi_nccl.comm_count(comm, &part->world.size) != ncclSuccess))
         st = cdi_fail(err, CDDP_E_SYSTEM, "NCCL does not tell the size of a new communicator");
     return st;
 }
 
-void cdi_communicator_leave(struct cdi_backend *b)
+static ncclResult_t finalize_now(void *arg)
+{
+    struct cdi_backend *b = arg;
+
+    return cdi_nccl.comm_finalize(b->call.comm);
+}
+
+bool cdi_communicator_leave(struct cdi_backend *b)
 {
     int64_t deadline_ms = cdi_now_ms() + LEAVE_MS;
     ncclResult_t r;
@@ -375,20 +415,24 @@ void cdi_communicator_leave(struct cdi_backend *b)
     if (b->child != NULL) /* of a split that failed; the abort of b's own has joined NCCL's thread */
         (void)cdi_nccl.comm_abort(b->child);
     b->child = NULL;
-    if (b->comm == NULL)
-        return;
-    r = atomic_load(&b->failed) ? ncclInternalError : cdi_nccl.comm_finalize(b->comm);
-    r = cdi_communicator_state(b->comm, r);
-    while (r == ncclInProgress && cdi_now_ms() < deadline_ms) {
-        const struct timespec nap = {.tv_nsec = 200000};
+    if (b->comm != NULL) {
+        b->call.comm = b->comm;
+        r = atomic_load(&b->failed) ? ncclInternalError : cdi_communicator_call(b, finalize_now);
+        r = cdi_communicator_state(b, b->comm, r);
+        while (r == ncclInProgress && cdi_now_ms() < deadline_ms) {
+            const struct timespec nap = {.tv_nsec = 200000};
 
-        (void)nanosleep(&nap, NULL);
-        if (cdi_nccl.comm_error(b->comm, &r) != ncclSuccess)
-            r = ncclInternalError;
+            (void)nanosleep(&nap, NULL);
+            r = cdi_communicator_state(b, b->comm, r);
+        }
+        if (r == ncclSuccess)
+            (void)cdi_nccl.comm_destroy(b->comm);
+        else if (b->aside == NULL || r != ncclInProgress) /* not under the call that is aside */
+            (void)cdi_nccl.comm_abort(b->comm);
+        b->comm = NULL;
     }
-    if (r == ncclSuccess)
-        (void)cdi_nccl.comm_destroy(b->comm);
-    else
-        (void)cdi_nccl.comm_abort(b->comm);
-    b->comm = NULL;
+    if (!cdi_aside_destroy(b->aside, left_ms(deadline_ms)))
+        return false;
+    b->aside = NULL;
+    return true;
 }

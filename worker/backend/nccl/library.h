@@ -20,6 +20,9 @@
 #define CDI_CUDA_DRIVER_FLOOR 12000 /* cuLibrary*: kernels without the runtime library */
 #define CDI_NCCL_FLOOR 21900
 
+/* The first whose non-blocking communicators make a thread for each launch (group.cc, ncclGroupEndInternal). */
+#define CDI_NCCL_THREAD_PER_LAUNCH 22300
+
 /* Newer than the oldest header that builds: by its number, as nccl.h has it since 2.30.3. */
 #define CDI_NCCL_TIMEOUT 8
 

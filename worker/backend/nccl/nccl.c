@@ -7,6 +7,9 @@
 #include <stdlib.h>
 
 #define SHARE_ENV "CDDP_SHARE_GPU"
+#define BLOCKING_ENV "CDDP_NCCL_BLOCKING"
+#define WINDOWS_ENV "CDDP_NCCL_WINDOWS"
+#define REGISTER_ENV "CDDP_NCCL_REGISTER"
 #define TOKEN_BYTES 64
 #define PARTIAL_BYTES (CDI_TALLY_BLOCKS * sizeof(double))
 
@@ -112,15 +115,19 @@ static void abandon(struct cdi_backend *b)
 
 static void gpu_destroy(struct cdi_backend *b)
 {
+    bool rests;
+
     if (b == NULL)
         return;
     if (b->device.context != NULL) {
         cdi_device_enter(&b->device);
         abandon(b);
-        cdi_watch_stop(b);
-        cdi_communicator_leave(b);
-        strip(b);
+        rests = cdi_watch_stop(b) && cdi_communicator_leave(b);
+        if (rests)
+            strip(b);
         cdi_device_leave(&b->device);
+        if (!rests) /* NCCL has not come back, and may still use all this */
+            return;
     }
     cdi_device_close(&b->device);
     cdi_host->flight_close(b->own_flight);
@@ -128,7 +135,27 @@ static void gpu_destroy(struct cdi_backend *b)
     (void)pthread_mutex_destroy(&b->scan_lock);
     (void)pthread_mutex_destroy(&b->word);
     (void)pthread_mutex_destroy(&b->lock);
+    cdi_host->release(b->call.ids);
     cdi_host->release(b);
+}
+
+/* A variable that is 0, 1 or not set. */
+static bool flag_of(const char *name, bool unset, struct cdi_error *err)
+{
+    const char *said = cdi_host->env(name);
+
+    if (said != NULL && (said[1] != '\0' || (said[0] != '0' && said[0] != '1')))
+        (void)cdi_fail(err, CDDP_E_INVALID, "%s='%.64s' is neither 0 nor 1", name, said);
+    return said != NULL ? said[0] == '1' : unset;
+}
+
+/* NCCL's own variable overrules what its caller asks for (init.cc, envConfigOverride). */
+static bool wants_blocking(struct cdi_error *err)
+{
+    const char *said = cdi_host->env("NCCL_COMM_BLOCKING");
+    bool ours = flag_of(BLOCKING_ENV, cdi_nccl.code >= CDI_NCCL_THREAD_PER_LAUNCH, err);
+
+    return said != NULL && (said[0] == '0' || said[0] == '1') && said[1] == '\0' ? said[0] == '1' : ours;
 }
 
 /* Several ranks on one GPU: to NCCL each is on a host of its own, and they meet over sockets. */
@@ -148,23 +175,24 @@ static void pretend_hosts(const struct cdi_backend *b)
 
 static cddp_status gpu_create(struct cdi_backend **out, const struct cdi_world *world, struct cdi_error *err)
 {
-    const char *said = cdi_host->env(SHARE_ENV);
-    bool share = said != NULL && said[0] == '1' && said[1] == '\0';
     struct cdi_error mine = {.status = CDDP_OK};
+    bool share = flag_of(SHARE_ENV, false, &mine), blocking = wants_blocking(&mine);
     struct cdi_backend *b = new_backend(world);
     cddp_status st;
 
     if (b == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     (void)snprintf(b->prefix, sizeof b->prefix, "nccl/");
-    if (said != NULL && !share && !(said[0] == '0' && said[1] == '\0'))
-        (void)cdi_fail(&mine, CDDP_E_INVALID, "%s='%.64s' is neither 0 nor 1", SHARE_ENV, said);
+    b->use.windows = flag_of(WINDOWS_ENV, world->n_nodes == 1, &mine);
+    b->use.registration = flag_of(REGISTER_ENV, false, &mine);
     if (share)
         pretend_hosts(b);
     if (mine.status == CDDP_OK)
         (void)cdi_device_open(&b->device, world, share, &mine);
     if (mine.status == CDDP_OK)
         (void)equip(b, &mine);
+    if (mine.status == CDDP_OK && world->size > 1 && blocking)
+        (void)cdi_aside_create(&b->aside, b->device.context, &mine);
     st = cdi_communicator_join(b, &mine, share, err);
     if (st == CDDP_OK)
         st = cdi_watch_start(b, err);
@@ -186,6 +214,7 @@ static cddp_status prepare_part(struct cdi_backend *b, int color, struct cdi_bac
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
     *out = part;
     part->record = NULL;
+    part->use = b->use;
     if (snprintf(part->prefix, sizeof part->prefix, "%s%" PRIu32 ".%d/", b->prefix, b->n_splits, color) >=
         (int)sizeof part->prefix)
         return cdi_fail(err, CDDP_E_LIMIT, "communicators were split too often, one from another");
@@ -193,7 +222,9 @@ static cddp_status prepare_part(struct cdi_backend *b, int color, struct cdi_bac
     part->record = part->own_flight;
     if (st == CDDP_OK)
         st = cdi_device_again(&part->device, &b->device, err);
-    return st == CDDP_OK ? equip(part, err) : st;
+    if (st == CDDP_OK)
+        st = equip(part, err);
+    return st == CDDP_OK && b->aside != NULL ? cdi_aside_create(&part->aside, part->device.context, err) : st;
 }
 
 static cddp_status gpu_split(struct cdi_backend *b, int color, int key, struct cdi_backend **out, struct cdi_error *err)
@@ -220,7 +251,8 @@ static cddp_status gpu_split(struct cdi_backend *b, int color, int key, struct c
         st = cdi_watch_start(part, err);
     cdi_device_leave(&b->device);
     if (st != CDDP_OK) {
-        gpu_destroy(part);
+        if (cdi_gpu_is_at_rest(b)) /* else NCCL may still read its name */
+            gpu_destroy(part);
         return st;
     }
     *out = part;

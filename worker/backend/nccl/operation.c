@@ -164,7 +164,7 @@ static void keep(ncclResult_t *first, ncclResult_t r)
 }
 
 /* Parts of different length: each is broadcast by who has it. */
-static ncclResult_t call_all_gatherv(struct cdi_backend *b, const struct cdi_op *op)
+static ncclResult_t call_all_gatherv(const struct cdi_backend *b, ncclComm_t comm, const struct cdi_op *op)
 {
     size_t size = cddp_dtype_size(op->dtype), at = 0;
     ncclResult_t r = ncclSuccess;
@@ -174,53 +174,53 @@ static ncclResult_t call_all_gatherv(struct cdi_backend *b, const struct cdi_op 
 
         if (op->counts[k] > 0)
             keep(&r, cdi_nccl.broadcast(k == b->world.rank ? op->in : to, to, op->counts[k], nccl_type(op->dtype), k,
-                                        b->comm, b->device.stream));
+                                        comm, b->device.stream));
         at += op->counts[k] * size;
     }
     return r;
 }
 
-static ncclResult_t call_all_to_all(struct cdi_backend *b, const struct cdi_op *op)
+static ncclResult_t call_all_to_all(const struct cdi_backend *b, ncclComm_t comm, const struct cdi_op *op)
 {
     size_t block = op->count * cddp_dtype_size(op->dtype);
     ncclResult_t r = ncclSuccess;
 
     for (int k = 0; k < b->world.size; k++) {
-        keep(&r, cdi_nccl.send((const uint8_t *)op->in + (size_t)k * block, op->count, nccl_type(op->dtype), k, b->comm,
+        keep(&r, cdi_nccl.send((const uint8_t *)op->in + (size_t)k * block, op->count, nccl_type(op->dtype), k, comm,
                                b->device.stream));
-        keep(&r, cdi_nccl.recv((uint8_t *)op->out + (size_t)k * block, op->count, nccl_type(op->dtype), k, b->comm,
+        keep(&r, cdi_nccl.recv((uint8_t *)op->out + (size_t)k * block, op->count, nccl_type(op->dtype), k, comm,
                                b->device.stream));
     }
     return r;
 }
 
-static ncclResult_t call(struct cdi_backend *b, const struct cdi_op *op)
+static ncclResult_t call(const struct cdi_backend *b, ncclComm_t comm, const struct cdi_op *op)
 {
     ncclDataType_t type = op->kind == CDI_BARRIER ? ncclInt32 : nccl_type(op->dtype);
     CUstream s = b->device.stream;
 
     switch (op->kind) {
     case CDI_BARRIER:
-        return cdi_nccl.all_reduce(b->token, b->token, 1, type, ncclMax, b->comm, s);
+        return cdi_nccl.all_reduce(b->token, b->token, 1, type, ncclMax, comm, s);
     case CDI_ALL_REDUCE:
-        return cdi_nccl.all_reduce(op->in, op->out, op->count, type, nccl_op(b, op), b->comm, s);
+        return cdi_nccl.all_reduce(op->in, op->out, op->count, type, nccl_op(b, op), comm, s);
     case CDI_BROADCAST:
-        return cdi_nccl.broadcast(op->in, op->out, op->count, type, op->root, b->comm, s);
+        return cdi_nccl.broadcast(op->in, op->out, op->count, type, op->root, comm, s);
     case CDI_REDUCE:
         return cdi_nccl.reduce(op->in, op->root == b->world.rank ? op->out : NULL, op->count, type, nccl_op(b, op),
-                               op->root, b->comm, s);
+                               op->root, comm, s);
     case CDI_ALL_GATHER:
-        return cdi_nccl.all_gather(op->in, op->out, op->count, type, b->comm, s);
+        return cdi_nccl.all_gather(op->in, op->out, op->count, type, comm, s);
     case CDI_REDUCE_SCATTER:
-        return cdi_nccl.reduce_scatter(op->in, op->out, op->count, type, nccl_op(b, op), b->comm, s);
+        return cdi_nccl.reduce_scatter(op->in, op->out, op->count, type, nccl_op(b, op), comm, s);
     case CDI_ALL_GATHERV:
-        return call_all_gatherv(b, op);
+        return call_all_gatherv(b, comm, op);
     case CDI_ALL_TO_ALL:
-        return call_all_to_all(b, op);
+        return call_all_to_all(b, comm, op);
     case CDI_SEND:
-        return cdi_nccl.send(op->in, op->count, type, op->root, b->comm, s);
+        return cdi_nccl.send(op->in, op->count, type, op->root, comm, s);
     case CDI_RECV:
-        return cdi_nccl.recv(op->out, op->count, type, op->root, b->comm, s);
+        return cdi_nccl.recv(op->out, op->count, type, op->root, comm, s);
     }
     return ncclInvalidArgument;
 }
@@ -273,17 +273,19 @@ static cddp_status after(struct cdi_backend *b, struct cdi_slot *s, struct cdi_e
     return st == CDDP_OK ? record(b, s->done, err) : st;
 }
 
-/* The calls of tickets first to last, as one group if there are several: what NCCL says to them. */
-static ncclResult_t calls(struct cdi_backend *b, uint64_t first, uint64_t last)
+/* What NCCL says to the operations of b->call, as one group if that takes several calls. */
+static ncclResult_t calls(void *arg)
 {
-    bool group = first != last || makes_several_calls(&slot_of(b, first)->op);
+    const struct cdi_backend *b = arg;
+    const struct cdi_call *c = &b->call;
+    bool group = c->n_ops > 1 || makes_several_calls(c->ops[0]);
     ncclResult_t r = group ? cdi_nccl.group_start() : ncclSuccess;
 
     if (r != ncclSuccess)
         return r;
-    for (uint64_t t = first; t <= last; t++)
-        if (!is_empty(&slot_of(b, t)->op)) {
-            ncclResult_t one = call(b, &slot_of(b, t)->op);
+    for (size_t i = 0; i < c->n_ops; i++)
+        if (!is_empty(c->ops[i])) {
+            ncclResult_t one = call(b, c->comm, c->ops[i]);
 
             if (group)
                 keep(&r, one);
@@ -296,6 +298,30 @@ static ncclResult_t calls(struct cdi_backend *b, uint64_t first, uint64_t last)
         r = r == ncclSuccess ? end : r;
     }
     return r;
+}
+
+/*
+ * The calls of tickets first to last. On a blocking communicator an operation that was there before is connected, and
+ * waits for nobody; a new one is made aside, of a copy, since the ring may grow meanwhile.
+ */
+static ncclResult_t make_calls(struct cdi_backend *b, uint64_t first, uint64_t last)
+{
+    struct cdi_call *c = &b->call;
+    uint64_t shape = 0;
+
+    c->comm = b->comm;
+    c->n_ops = 0;
+    for (uint64_t t = first; t <= last; t++, c->n_ops++) {
+        c->ops[c->n_ops] = &slot_of(b, t)->op;
+        shape = cdi_shape_of(shape, c->ops[c->n_ops], b->world.size);
+    }
+    if (b->aside == NULL || cdi_shape_known(&b->shapes, shape))
+        return calls(b);
+    for (size_t i = 0; i < c->n_ops; i++) {
+        c->op[i] = *c->ops[i];
+        c->ops[i] = &c->op[i];
+    }
+    return cdi_communicator_call(b, calls);
 }
 
 cddp_status cdi_gpu_settle(struct cdi_backend *b, ncclResult_t r, struct cdi_error *err)
@@ -335,10 +361,10 @@ static cddp_status begin(struct cdi_backend *b, struct cdi_error *err)
         st = before(b, slot_of(b, t), err);
     if (st != CDDP_OK)
         return broken(b, &slot_of(b, first)->op, err);
-    r = calls(b, first, last);
+    r = make_calls(b, first, last);
     b->begun = last;
     b->begun_ms = cdi_now_ms();
-    r = cdi_communicator_state(b->comm, r);
+    r = cdi_communicator_state(b, b->comm, r);
     return r == ncclInProgress ? CDDP_OK : cdi_gpu_settle(b, r, err);
 }
 

@@ -1,8 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Arenas on the GPU: memory from ncclMemAlloc, as a symmetric window where every rank can, else registered, else plain.
- * What is to be done next is agreed by all ranks before each collective call, since a rank that stays out of one would
- * leave the others waiting.
+ * Arenas on the GPU: memory from ncclMemAlloc, as a symmetric window where every rank can, else plain. What is to be
+ * done next is agreed by all ranks before each collective call, since a rank that stays out of one would leave the
+ * others waiting; and decided before it, since a call that fails leaves its error as the state of a non-blocking
+ * communicator for good (NCCL: group.cc, groupCleanup).
+ *
+ * Windows are for one node: no symmetric all-reduce leaves the NVLink domain (sym_kernels.cc), and elsewhere a window
+ * is a registration (dev_runtime.cc). A registration lets NVLS work on the memory itself, at a price: at every launch
+ * NCCL compares it with those of all local ranks, in a spin that waits for them and looks at no abort flag
+ * (transport/nvls.cc, nvlsRegisterBuffer; misc/shmutils.cc, ncclShmemAllgather). So a launch would wait for peers, and
+ * the abort after a death for ever. CDDP_NCCL_REGISTER=1 takes that in exchange for multiprocessors.
  */
 #include "common/clock.h"
 #include "worker/backend/nccl/state.h"
@@ -53,6 +60,14 @@ static cddp_status clear(struct cdi_backend *b, struct cdi_gpu_region *r, struct
     return st == CDDP_OK ? cdi_cuda_check(cdi_cuda.stream_synchronize(s), "clearing memory", err) : st;
 }
 
+static ncclResult_t window_now(void *arg)
+{
+    struct cdi_backend *b = arg;
+    struct cdi_gpu_region *r = b->call.region;
+
+    return cdi_nccl.window_register(b->call.comm, r->base.base, r->base.bytes, &r->window, NCCL_WIN_COLL_SYMMETRIC);
+}
+
 /*
  * A collective call of all ranks. *ok: this rank has a window; a library may say success and give none, or that it does
  * not do such a thing, which it then says to all. Any other error is one rank's, and the others wait in the call.
@@ -69,11 +84,16 @@ static cddp_status make_window(struct cdi_backend *b, struct cdi_gpu_region *r, 
     if (st == CDDP_OK) {
         cdi_gpu_busy(b);
         b->refused = ncclSuccess;
-        res = cdi_nccl.window_register(b->comm, r->base.base, r->base.bytes, &r->window, NCCL_WIN_COLL_SYMMETRIC);
+        b->call.comm = b->comm;
+        b->call.region = r;
+        res = cdi_communicator_call(b, window_now);
         st = cdi_communicator_settle(b, b->comm, res, "registering gradients as a window", deadline_ms, &why);
         *ok = st == CDDP_OK && r->window != NULL;
-        if (b->refused == ncclInvalidUsage || b->refused == ncclInvalidArgument)
+        if ((b->refused == ncclInvalidUsage || b->refused == ncclInvalidArgument) &&
+            cdi_communicator_state(b, b->comm, ncclSuccess) == ncclSuccess)
             st = CDDP_OK;
+        else if (st == CDDP_E_SYSTEM)
+            (void)cdi_error_wrap(&why, "CDDP_NCCL_WINDOWS=0 does without it");
     }
     (void)pthread_mutex_unlock(&b->lock);
     if (st == CDDP_OK)
@@ -121,7 +141,8 @@ static cddp_status all_can(struct cdi_backend *b, bool mine, bool *all, struct c
 /* The best of the three kinds that all ranks can have. A rank alone copies at most: NCCL would use none of them. */
 static cddp_status make_known(struct cdi_backend *b, struct cdi_gpu_region *r, struct cdi_error *err)
 {
-    bool can = r->from_nccl && cdi_nccl.window_register != NULL && cdi_nccl.window_deregister != NULL, ok = false;
+    bool registered = false, ok = false,
+         can = b->use.windows && r->from_nccl && cdi_nccl.window_register != NULL && cdi_nccl.window_deregister != NULL;
     cddp_status st = all_can(b, can, &can, err);
 
     r->kind = CDI_ARENA_PLAIN;
@@ -141,7 +162,10 @@ static cddp_status make_known(struct cdi_backend *b, struct cdi_gpu_region *r, s
         (void)pthread_mutex_unlock(&b->lock);
     }
     if (st == CDDP_OK)
-        st = all_can(b, register_buffer(b, r), &ok, err);
+        st = all_can(b, b->use.registration, &registered, err);
+    if (st != CDDP_OK || !registered)
+        return st;
+    st = all_can(b, register_buffer(b, r), &ok, err);
     r->kind = ok ? CDI_ARENA_REGISTERED : CDI_ARENA_PLAIN;
     if (st == CDDP_OK && !ok && r->handle != NULL) {
         (void)pthread_mutex_lock(&b->lock);

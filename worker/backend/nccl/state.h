@@ -3,20 +3,23 @@
  * The state of one NCCL communicator, and what the files of this folder do with it.
  *
  * Threads. Callers and the watch thread meet under two locks. `lock` covers the ring of operations and every call into
- * NCCL on comm, which is a non-blocking communicator: a call that says "in progress" is polled under the lock, and the
- * polling ends when the communicator has failed. `word` covers the sticky error and is never held for long, so that an
- * error can be told and heard while somebody polls. Order: lock, then word.
+ * NCCL on comm. Calls that may wait for peers are made by a thread of NCCL's (a non-blocking communicator) or by the
+ * one aside (a blocking one); they are polled under the lock, and the polling ends when the communicator has failed.
+ * `word` covers the sticky error and is never held for long, so that an error can be told and heard while somebody
+ * polls. Order: lock, then word.
  *
  * An operation's way: its ticket is given and noted in the flight page (pending, if another one follows at once) ->
  * begun: NCCL was called, behind an event on the communication stream -> issued: NCCL has put it there, and an event
  * behind it is, too -> started, done, as the events tell whoever polls -> its slot in the ring is free. Between begun
- * and issued NCCL is "in progress", in a thread of its own: the caller leaves, and the next one (or the watch thread)
- * asks NCCL until it takes another call. Nothing waits for the GPU but join, scan, region_create, split and destroy.
+ * and issued a call may be "in progress" in another thread: the caller leaves, and the next one (or the watch thread)
+ * asks until it is not. Nothing waits for the GPU but join, scan, region_create, split and destroy.
  */
 #ifndef CDI_NCCL_STATE_H
 #define CDI_NCCL_STATE_H
 
+#include "worker/backend/nccl/aside.h"
 #include "worker/backend/nccl/device.h"
+#include "worker/backend/nccl/shape.h"
 #include "worker/word.h"
 
 #include <pthread.h>
@@ -60,16 +63,38 @@ struct cdi_gpu_region {
     ncclWindow_t window;
 };
 
+/*
+ * What a call that may wait for peers works with. It lies here, because such a call may outlive the wait for it: in a
+ * thread of NCCL's, or in the one aside.
+ */
+struct cdi_call {
+    ncclComm_t comm; /* that it is about; of a join: that it makes */
+    ncclUniqueId *ids;
+    int roots, color, key;
+    ncclConfig_t config;
+    struct cdi_gpu_region *region;
+    struct cdi_op op[CDI_GROUP_MAX];
+    const struct cdi_op *ops[CDI_GROUP_MAX];
+    size_t n_ops;
+};
+
 struct cdi_backend {
     struct cdi_world world;        /* of this communicator */
     struct cdi_flight *own_flight; /* of a part */
     struct cdi_flight *record;     /* where operations are noted */
     struct cdi_device device;
     char prefix[CDI_WORD_PREFIX_MAX]; /* before each key, and in the communicator's name */
+    char name[CDI_WORD_PREFIX_MAX];   /* of comm: NCCL keeps the pointer */
     ncclComm_t comm;                  /* NULL: none, or aborted */
-    ncclComm_t child;                 /* where NCCL puts a part's communicator; with `lock` */
-    ncclResult_t refused;             /* NCCL's last error; with `lock` */
+    struct cdi_aside *aside;  /* comm is a blocking one, and this has the calls that may wait. NULL: it is not */
+    struct cdi_call call;     /* with `lock` */
+    struct cdi_shapes shapes; /* of operations; with `lock` */
+    ncclComm_t child;         /* where NCCL puts a part's communicator; with `lock` */
+    ncclResult_t refused;     /* NCCL's last error; with `lock` */
     uint32_t n_splits;
+    struct {
+        bool windows, registration; /* of regions: see region.c */
+    } use;
 
     pthread_mutex_t lock;
     struct cdi_slot *ring;
@@ -114,8 +139,9 @@ bool cdi_gpu_is_at_rest(struct cdi_backend *b);
 /* There is work for the watch thread: an operation, or a call that all ranks take part in. With `lock`. */
 void cdi_gpu_busy(struct cdi_backend *b);
 cddp_status cdi_watch_start(struct cdi_backend *b, struct cdi_error *err);
-/* Ends the thread; after a failure it has aborted the communicator. */
-void cdi_watch_stop(struct cdi_backend *b);
+/* Ends the thread; after a failure it has aborted the communicator. False: the abort does not come back; b must stay.
+ */
+bool cdi_watch_stop(struct cdi_backend *b);
 
 /* -------------------------------------------------------------------------- the communicator (communicator.c) ---- */
 
@@ -123,8 +149,16 @@ void cdi_watch_stop(struct cdi_backend *b);
  */
 cddp_status cdi_communicator_join(struct cdi_backend *b, const struct cdi_error *local, bool share,
                                   struct cdi_error *err);
-/* What comm says of itself after a call that has returned r: r alone is believed only where it is an error. */
-ncclResult_t cdi_communicator_state(ncclComm_t comm, ncclResult_t r);
+/*
+ * Make a call that may wait for peers, on b or on what is in b->call: here where communicators do not block, else
+ * aside. Returns what it has returned, or ncclInProgress.
+ */
+ncclResult_t cdi_communicator_call(struct cdi_backend *b, ncclResult_t (*fn)(void *b));
+/*
+ * What comm (of b, or made by it) says of itself after a call that has returned r: r alone is believed only where it is
+ * an error.
+ */
+ncclResult_t cdi_communicator_state(struct cdi_backend *b, ncclComm_t comm, ncclResult_t r);
 /*
  * A call on comm has returned r: ask comm until it is done (with `lock`, where comm is b's). CDDP_OK: comm takes the
  * next call; the sticky error; CDDP_E_TIMEOUT; CDDP_E_SYSTEM, CDDP_E_PEER: NCCL's error. what: for the sentence.
@@ -134,8 +168,9 @@ cddp_status cdi_communicator_settle(struct cdi_backend *b, ncclComm_t comm, nccl
 /* Split b; part (NULL: this rank takes part in none) gets its communicator, rank and size. Blocks. */
 cddp_status cdi_communicator_split(struct cdi_backend *b, int color, int key, struct cdi_backend *part,
                                    struct cdi_error *err);
-/* Release comm without waiting for peers for long: finalized if nothing is in flight, else aborted. */
-void cdi_communicator_leave(struct cdi_backend *b);
+/* Release comm without waiting for peers for long: finalized if nothing is in flight, else aborted. False: a call of it
+ * is still under way, and all that it may use must stay. */
+bool cdi_communicator_leave(struct cdi_backend *b);
 /* The rank's number among the roots that hand out unique ids, or -1; spread as NCCL advises. Pure. */
 int cdi_root_of_rank(int rank, int size, int roots);
 /* "all_reduce: NCCL says ...". */

@@ -21,6 +21,7 @@
 #define WORD_OF_PEERS_MS 1000 /* NCCL notices that a peer is gone; who it was others know, a moment later */
 #define END_MS 5000           /* for an abort */
 #define DRAIN_MS 2000
+#define LAST_CALL_MS 200
 #define STACK_BYTES ((size_t)512 << 10)
 
 /* ------------------------------------------------------------------------------------------ the sticky error ---- */
@@ -188,10 +189,8 @@ static bool glance_at(struct cdi_backend *b, struct glance *g)
 {
     if (pthread_mutex_trylock(&b->lock) != 0)
         return false;
-    g->r = ncclSuccess;
-    if (b->comm != NULL && cdi_nccl.comm_error(b->comm, &g->r) != ncclSuccess)
-        g->r = ncclInternalError;
-    if (g->r == ncclSuccess)
+    g->r = cdi_communicator_state(b, b->comm, ncclInProgress);
+    if (b->comm != NULL && g->r == ncclSuccess)
         (void)cdi_gpu_settle(b, g->r, NULL); /* its error sticks */
     if (cdi_gpu_poll(b) && b->issued == b->given) {
         (void)pthread_mutex_lock(&b->word);
@@ -269,11 +268,17 @@ static void end_it(struct cdi_backend *b)
     b->comm = NULL;
     (void)pthread_mutex_unlock(&b->lock);
     tell_peers(b);
+    /* What is aside comes to its last call, which the abort may interrupt, before the communicator goes. */
+    if (b->aside != NULL)
+        (void)cdi_aside_await(b->aside, LAST_CALL_MS);
     if (comm != NULL)
         (void)cdi_nccl.comm_abort(comm);
     (void)pthread_mutex_lock(&b->lock);
     drain(b);
     (void)pthread_mutex_unlock(&b->lock);
+    /* A call aside finds the flags that the abort has set, and comes back; else what it uses is not at rest. */
+    if (b->aside != NULL && !cdi_aside_await(b->aside, DRAIN_MS))
+        return;
     (void)pthread_mutex_lock(&b->word);
     b->ended = true;
     (void)pthread_cond_broadcast(&b->news);
@@ -326,14 +331,19 @@ cddp_status cdi_watch_start(struct cdi_backend *b, struct cdi_error *err)
     return rc == 0 ? CDDP_OK : cdi_fail_errno(err, rc, "starting the watch thread");
 }
 
-void cdi_watch_stop(struct cdi_backend *b)
+bool cdi_watch_stop(struct cdi_backend *b)
 {
     if (!b->watching)
-        return;
+        return true;
+    if (!cdi_gpu_is_at_rest(b)) {
+        (void)pthread_detach(b->watch);
+        return false;
+    }
     (void)pthread_mutex_lock(&b->word);
     b->stopping = true;
     (void)pthread_cond_broadcast(&b->news);
     (void)pthread_mutex_unlock(&b->word);
     (void)pthread_join(b->watch, NULL);
     b->watching = false;
+    return true;
 }

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/backend/nccl/aside.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <time.h>
+
+struct cdi_aside {
+    pthread_mutex_t lock;
+    pthread_cond_t news;
+    pthread_t thread;
+    CUcontext context;
+    ncclResult_t (*fn)(void *arg); /* under way; NULL: nothing is */
+    void *arg;
+    bool ending, abandoned; /* abandoned: the thread frees it */
+    atomic_int state;
+};
+
+static void release(struct cdi_aside *a)
+{
+    (void)pthread_cond_destroy(&a->news);
+    (void)pthread_mutex_destroy(&a->lock);
+    cdi_host->release(a);
+}
+
+static void *aside_main(void *arg)
+{
+    struct cdi_aside *a = arg;
+    CUcontext was;
+    bool abandoned;
+
+    (void)cdi_cuda.context_push(a->context);
+    (void)pthread_mutex_lock(&a->lock);
+    while (a->fn != NULL || !a->ending) {
+        ncclResult_t r;
+
+        if (a->fn == NULL) {
+            (void)pthread_cond_wait(&a->news, &a->lock);
+            continue;
+        }
+        (void)pthread_mutex_unlock(&a->lock);
+        r = a->fn(a->arg);
+        (void)pthread_mutex_lock(&a->lock);
+        a->fn = NULL;
+        atomic_store(&a->state, (int)r);
+        (void)pthread_cond_broadcast(&a->news);
+    }
+    abandoned = a->abandoned;
+    (void)pthread_mutex_unlock(&a->lock);
+    (void)cdi_cuda.context_pop(&was);
+    if (abandoned)
+        release(a);
+    return NULL;
+}
+
+cddp_status cdi_aside_create(struct cdi_aside **out, CUcontext context, struct cdi_error *err)
+{
+    struct cdi_aside *a = cdi_host->alloc(1, sizeof *a);
+    sigset_t all, before;
+    pthread_condattr_t attr;
+    int rc;
+
+    if (a == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    a->context = context;
+    (void)pthread_mutex_init(&a->lock, NULL); /* on Linux these cannot fail without attributes */
+    (void)pthread_condattr_init(&attr);
+    (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(&a->news, &attr);
+    (void)pthread_condattr_destroy(&attr);
+    /* Signals are the program's: none is delivered to a thread that it does not know. */
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    rc = pthread_create(&a->thread, NULL, aside_main, a);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (rc != 0) {
+        release(a);
+        return cdi_fail_errno(err, rc, "starting a thread for NCCL's calls");
+    }
+    *out = a;
+    return CDDP_OK;
+}
+
+void cdi_aside_call(struct cdi_aside *a, ncclResult_t (*fn)(void *arg), void *arg)
+{
+    (void)pthread_mutex_lock(&a->lock);
+    a->fn = fn;
+    a->arg = arg;
+    atomic_store(&a->state, (int)ncclInProgress);
+    (void)pthread_cond_broadcast(&a->news);
+    (void)pthread_mutex_unlock(&a->lock);
+}
+
+ncclResult_t cdi_aside_state(const struct cdi_aside *a)
+{
+    return (ncclResult_t)atomic_load(&a->state);
+}
+
+/* With the lock. */
+static bool await(struct cdi_aside *a, int64_t timeout_ms)
+{
+    int64_t ms = cdi_now_ms() + timeout_ms;
+    const struct timespec until = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+
+    while (a->fn != NULL)
+        if (pthread_cond_timedwait(&a->news, &a->lock, &until) == ETIMEDOUT)
+            break;
+    return a->fn == NULL;
+}
+
+bool cdi_aside_await(struct cdi_aside *a, int64_t timeout_ms)
+{
+    bool rests;
+
+    (void)pthread_mutex_lock(&a->lock);
+    rests = await(a, timeout_ms);
+    (void)pthread_mutex_unlock(&a->lock);
+    return rests;
+}
+
+bool cdi_aside_destroy(struct cdi_aside *a, int64_t timeout_ms)
+{
+    bool rests;
+
+    if (a == NULL)
+        return true;
+    (void)pthread_mutex_lock(&a->lock);
+    a->ending = true;
+    (void)pthread_cond_broadcast(&a->news);
+    rests = await(a, timeout_ms);
+    a->abandoned = !rests;
+    if (!rests)
+        (void)pthread_detach(a->thread);
+    (void)pthread_mutex_unlock(&a->lock);
+    if (!rests)
+        return false;
+    (void)pthread_join(a->thread, NULL);
+    release(a);
+    return true;
+}
