@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* NCCL's operations as the program calls them: checks, groups, and the way onto a stream, sometimes later. */
 #include "comm.h"
+#include "version.h"
 
 #include "common/env.h"
 
@@ -187,13 +188,32 @@ static ncclResult_t push_late(struct ncclComm *comm, void *arg)
     return rc;
 }
 
-/* Does this call say "in progress"? */
-static bool later(struct ncclComm *comm)
+/* Do they need a connection that is not there yet? */
+static bool meets(const struct si_calls *c)
 {
+    bool first = false;
+
+    for (size_t i = 0; i < c->n; i++) {
+        const struct si_call *one = &c->call[i];
+
+        if ((one->kind != SI_SEND && one->kind != SI_RECV) || one->root == c->comm->seg.rank)
+            continue;
+        first = first || !c->comm->met[one->root];
+        c->comm->met[one->root] = true;
+    }
+    return first;
+}
+
+/* Does a thread of NCCL's own put these on the stream? And has it not done so before the call returns? */
+static bool later(const struct si_calls *c)
+{
+    struct ncclComm *comm = c->comm;
     struct cdi_error err = {0};
     int64_t percent = 25;
+    bool thread = meets(c) || si_version().thread_per_group;
 
-    if (comm->blocking || cdi_env_int_or("CDDP_STANDIN_PROGRESS", 0, 100, 25, &percent, &err) != CDDP_OK)
+    if (comm->blocking || comm->seg.n_ranks == 1 || !thread ||
+        cdi_env_int_or("CDDP_STANDIN_PROGRESS", 0, 100, 25, &percent, &err) != CDDP_OK)
         return false;
     return si_random(&comm->random, 100) < (uint64_t)percent;
 }
@@ -212,7 +232,7 @@ static ncclResult_t launch(struct si_calls *calls, CUstream stream)
     si_lock();
     si_seen_locked(&seen);
     si_unlock();
-    if (!later(comm))
+    if (!later(calls))
         return push(calls, stream, &seen);
     l = malloc(sizeof *l);
     if (l == NULL) {
@@ -288,6 +308,13 @@ static ncclResult_t run_tasks(void)
     return rc;
 }
 
+/* Nothing of it is done, and its communicators have failed. */
+static void give_up_group(ncclResult_t rc)
+{
+    for (size_t i = 0; i < group->n; i++)
+        (void)si_comm_keep(group->call[i].comm, rc);
+}
+
 /* The header's declarations say nothing about arguments. */
 SI_EXPORT ncclResult_t ncclGroupStart(void);
 SI_EXPORT ncclResult_t ncclGroupEnd(void);
@@ -320,6 +347,8 @@ SI_EXPORT ncclResult_t ncclGroupEnd(void)
         rc = run_tasks();
     if (rc == ncclSuccess)
         rc = launch_group();
+    else
+        give_up_group(rc);
     free(group);
     group = NULL;
     return rc;
@@ -348,11 +377,23 @@ static int64_t window_offset(struct ncclComm *comm, const struct si_call *c)
 
     si_lock();
     for (const struct ncclWindow_vidmem *w = comm->windows; w != NULL && offset < 0; w = w->next)
-        if (c->send >= w->at && c->send + bytes <= w->at + w->bytes && c->recv >= w->at &&
+        if (w->symmetric && c->send >= w->at && c->send + bytes <= w->at + w->bytes && c->recv >= w->at &&
             c->recv + bytes <= w->at + w->bytes)
             offset = c->recv - w->at;
     si_unlock();
     return offset;
+}
+
+/*
+ * Is the mean made after the sum? The symmetric kernels do so: of one node, not for float64 (sym_kernels.cc:532 of
+ * v2.30.7). What rounds twice otherwise, and may overflow, does not there.
+ */
+static bool mean_after_sum(struct ncclComm *comm, const struct si_call *c)
+{
+    bool has_kernel = c->type == ncclFloat32 || c->type == ncclFloat16 || c->type == ncclBfloat16;
+
+    return c->op == ncclAvg && has_kernel && c->offset >= 0 && si_version().mean_after_sum &&
+           segment_on_one_host(&comm->seg);
 }
 
 static ncclResult_t check(struct ncclComm *comm, const struct si_call *c)
@@ -368,6 +409,14 @@ static ncclResult_t check(struct ncclComm *comm, const struct si_call *c)
     if (comm->finalized)
         return si_comm_refuse(comm, ncclInvalidUsage, "%s: communicator '%s' has been finalized", c->name, comm->name);
     return ncclSuccess;
+}
+
+/* Does the call itself say that it is in progress? */
+static bool tells(enum si_call_kind kind)
+{
+    const struct si_version v = si_version();
+
+    return kind == SI_SEND || kind == SI_RECV ? v.message_tells : v.collective_tells;
 }
 
 static ncclResult_t operate(struct ncclComm *comm, CUstream stream, struct si_call *c)
@@ -386,9 +435,10 @@ static ncclResult_t operate(struct ncclComm *comm, CUstream stream, struct si_ca
     if (rc != ncclSuccess) {
         if (group != NULL && group->failed == ncclSuccess)
             group->failed = rc;
-        return rc;
+        return si_comm_keep(comm, rc);
     }
     c->offset = c->kind == SI_ALL_REDUCE ? window_offset(comm, c) : -1;
+    c->mean_after_sum = mean_after_sum(comm, c);
     if (group != NULL) {
         for (size_t i = 0; i < group->n; i++)
             if (group->call[i].comm == comm && group->call[i].stream != stream)
@@ -407,7 +457,8 @@ static ncclResult_t operate(struct ncclComm *comm, CUstream stream, struct si_ca
     one->comm = comm;
     one->n = 1;
     one->call[0] = *c;
-    return launch(one, stream);
+    rc = si_comm_keep(comm, launch(one, stream));
+    return rc == ncclInProgress && !tells(c->kind) ? ncclSuccess : rc;
 }
 
 SI_EXPORT ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,

@@ -70,7 +70,7 @@ static bool agree(struct ncclComm *comm, const struct si_call *c)
         describe(other, there, sizeof there);
         si_fault("ranks do not agree: on communicator '%s' rank %d runs %s, rank %d runs %s", comm->name, s->rank, here,
                  r, there);
-        __atomic_store_n(&comm->state, ncclInvalidUsage, __ATOMIC_RELEASE);
+        __atomic_store_n(&comm->broken, ncclInvalidUsage, __ATOMIC_RELEASE);
         return false;
     }
     return true;
@@ -83,7 +83,7 @@ static double factor(const struct ncclComm *comm, const struct si_call *c)
 {
     if (c->red_op.used)
         return c->red_op.device != NULL ? si_touch_scalar(standin_host(c->red_op.device), c->type) : c->red_op.scalar;
-    return c->op == ncclAvg && c->offset < 0 && is_float(c->type) ? 1.0 / comm->seg.n_ranks : 1;
+    return c->op == ncclAvg && !c->mean_after_sum && is_float(c->type) ? 1.0 / comm->seg.n_ranks : 1;
 }
 
 static void give(struct ncclComm *comm, const struct si_call *c, const char *from, size_t n, double f)
@@ -100,8 +100,7 @@ static void give(struct ncclComm *comm, const struct si_call *c, const char *fro
 static void reduce_into(struct ncclComm *comm, const struct si_call *c, char *to, size_t n)
 {
     const void *in[SEGMENT_RANKS];
-    bool late_mean = c->op == ncclAvg && c->offset >= 0 && is_float(c->type) && !c->red_op.used;
-    ncclRedOp_t op = late_mean ? ncclAvg : c->op == ncclAvg || c->red_op.used ? ncclSum : c->op;
+    ncclRedOp_t op = c->mean_after_sum ? ncclAvg : c->op == ncclAvg || c->red_op.used ? ncclSum : c->op;
 
     for (int r = 0; r < comm->seg.n_ranks; r++)
         in[r] = segment_chunk_ready(&comm->seg, r);
@@ -230,7 +229,7 @@ static bool collect(struct ncclComm *comm, struct si_call *c)
             "sends %llu of type %d",
             comm->name, comm->seg.rank, c->count, (int)c->type, c->root, (unsigned long long)l->word.count,
             l->word.type);
-        __atomic_store_n(&comm->state, ncclInvalidUsage, __ATOMIC_RELEASE);
+        __atomic_store_n(&comm->broken, ncclInvalidUsage, __ATOMIC_RELEASE);
         (void)__atomic_exchange_n(&comm->abort, 1, __ATOMIC_RELEASE);
         return true;
     }
@@ -288,7 +287,7 @@ void si_run_calls(struct si_calls *calls)
     int planted = si_planted_async();
 
     if (planted != 0) { /* an error of the network: the operation never ends by itself */
-        __atomic_store_n(&comm->state, planted, __ATOMIC_RELEASE);
+        __atomic_store_n(&comm->broken, planted, __ATOMIC_RELEASE);
         while (__atomic_load_n(&comm->abort, __ATOMIC_ACQUIRE) == 0)
             segment_sleep(&comm->seg, segment_bell(&comm->seg));
     }

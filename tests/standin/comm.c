@@ -5,6 +5,7 @@
  * "in progress" and every other call but ncclCommGetAsyncError and ncclCommAbort is an error.
  */
 #include "comm.h"
+#include "version.h"
 
 #include "common/env.h"
 
@@ -37,7 +38,7 @@ ncclResult_t si_comm_refuse(struct ncclComm *comm, ncclResult_t rc, const char *
     return rc;
 }
 
-static bool is_alive(const struct ncclComm *comm)
+bool si_comm_is_alive(const struct ncclComm *comm)
 {
     bool alive = false;
 
@@ -48,20 +49,34 @@ static bool is_alive(const struct ncclComm *comm)
     return alive;
 }
 
+ncclResult_t si_comm_state(const struct ncclComm *comm)
+{
+    int32_t state = __atomic_load_n(&comm->state, __ATOMIC_ACQUIRE);
+
+    return (ncclResult_t)(state != ncclSuccess ? state : __atomic_load_n(&comm->broken, __ATOMIC_ACQUIRE));
+}
+
 ncclResult_t si_comm_check(struct ncclComm *comm, const char *function)
 {
     ncclResult_t state;
 
-    if (!is_alive(comm))
+    if (!si_comm_is_alive(comm))
         return si_comm_refuse(NULL, ncclInvalidArgument, "%s: %p is no communicator, or was destroyed or aborted",
                               function, (void *)comm);
-    state = (ncclResult_t)__atomic_load_n(&comm->state, __ATOMIC_ACQUIRE);
+    state = si_comm_state(comm);
     if (state == ncclInProgress)
-        return si_comm_refuse(comm, ncclInvalidUsage,
+        return si_comm_refuse(comm, ncclInvalidArgument,
                               "%s: communicator '%s' is still in progress: ask ncclCommGetAsyncError until it is not",
                               function, comm->name);
     si_edge_to(comm);
     return state;
+}
+
+ncclResult_t si_comm_keep(struct ncclComm *comm, ncclResult_t rc)
+{
+    if (rc != ncclSuccess && rc != ncclInProgress && si_comm_is_alive(comm) && !comm->blocking)
+        __atomic_store_n(&comm->state, rc, __ATOMIC_RELEASE);
+    return rc;
 }
 
 void si_comm_ref(struct ncclComm *comm)
@@ -165,13 +180,12 @@ static void *run_task(void *arg)
 {
     struct task *t = arg;
     struct ncclComm *comm = t->comm;
-    int32_t rc, in_progress = ncclInProgress;
+    int32_t rc;
 
     si_comm_dawdle(comm);
     rc = (int32_t)t->fn(comm, t->arg);
     si_edge_from(comm);
-    /* What has failed on a stream meanwhile stays. */
-    (void)__atomic_compare_exchange_n(&comm->state, &in_progress, rc, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    __atomic_store_n(&comm->state, rc, __ATOMIC_RELEASE); /* also over what a call was refused with meanwhile */
     (void)__atomic_sub_fetch(&comm->tasks, 1, __ATOMIC_RELEASE);
     si_futex_wake(&comm->tasks, false);
     si_comm_unref(comm);
@@ -186,7 +200,7 @@ ncclResult_t si_comm_await(struct ncclComm *comm)
     while ((n = __atomic_load_n(&comm->tasks, __ATOMIC_ACQUIRE)) != 0)
         si_futex_wait(&comm->tasks, n, 0, false);
     si_edge_to(comm);
-    return (ncclResult_t)__atomic_load_n(&comm->state, __ATOMIC_ACQUIRE);
+    return si_comm_state(comm);
 }
 
 ncclResult_t si_comm_launch(struct ncclComm *comm, ncclResult_t (*fn)(struct ncclComm *, void *), void *arg)
@@ -218,8 +232,6 @@ ncclResult_t si_comm_task(struct ncclComm *comm, ncclResult_t (*fn)(struct ncclC
         return ncclSuccess;
     si_comm_ref(comm); /* it may be aborted meanwhile */
     rc = fn(comm, arg);
-    if (rc != ncclSuccess)
-        __atomic_store_n(&comm->state, rc, __ATOMIC_RELEASE);
     si_comm_unref(comm);
     return rc;
 }
@@ -236,7 +248,8 @@ struct join {
 static struct segment_place place_of(CUcontext ctx)
 {
     const char *host = cdi_env_str("NCCL_HOSTID");
-    struct segment_place p = {.device = ctx->physical};
+    struct segment_place p = {.device =
+                                  si_version().gpu_by_uuid ? ctx->physical : ctx->physical / si_settings.instances};
 
     (void)snprintf(p.host, sizeof p.host, "%s", host != NULL ? host : "this host");
     return p;
@@ -382,10 +395,10 @@ static int place_in_part(const struct segment *s, int color, int key, int *size,
     return rank;
 }
 
-static ncclResult_t split(struct ncclComm *comm, void *arg)
+/* All ranks say their color; the first of each part makes its id, and all hear it. */
+static ncclResult_t make_part(struct ncclComm *comm, const struct split *sp, struct ncclComm **out)
 {
-    struct split sp = *(struct split *)arg;
-    struct segment_word word = {.kind = -2, .root = sp.color, .op = sp.key};
+    struct segment_word word = {.kind = -2, .root = sp->color, .op = sp->key};
     struct segment *s = &comm->seg;
     struct segment_id id = {0};
     struct segment_place place = place_of(comm->ctx);
@@ -393,11 +406,10 @@ static ncclResult_t split(struct ncclComm *comm, void *arg)
     int size, first = 0, rank;
     ncclResult_t rc;
 
-    free(arg);
     if (!segment_say(s, SEGMENT_CALLS, &word))
         return ncclInternalError;
-    rank = place_in_part(s, sp.color, sp.key, &size, &first);
-    if (sp.color != NCCL_SPLIT_NOCOLOR && rank == 0 && !segment_id_create(&id))
+    rank = place_in_part(s, sp->color, sp->key, &size, &first);
+    if (sp->color != NCCL_SPLIT_NOCOLOR && rank == 0 && !segment_id_create(&id))
         return ncclSystemError;
     word.extra[0] = id.nonce;
     word.extra[1] = (uint64_t)(uint32_t)id.pid << 32 | (uint32_t)id.fd;
@@ -406,24 +418,35 @@ static ncclResult_t split(struct ncclComm *comm, void *arg)
         segment_id_close(&id);
         return ncclInternalError;
     }
-    if (sp.color == NCCL_SPLIT_NOCOLOR)
+    if (sp->color == NCCL_SPLIT_NOCOLOR)
         return ncclSuccess;
     word = *segment_heard(s, SEGMENT_CALLS, first);
     id = (struct segment_id){.magic = word.sequence,
                              .nonce = word.extra[0],
                              .pid = (int32_t)(word.extra[1] >> 32),
                              .fd = (int32_t)(uint32_t)word.extra[1]};
-    part = create(comm->ctx, sp.has_config ? &sp.config : NULL, comm);
+    part = create(comm->ctx, sp->has_config ? &sp->config : NULL, comm);
     if (part == NULL)
         return ncclSystemError;
     rc = joined(part, segment_join(&part->seg, &id, rank, size, &place, &comm->abort), rank, size);
-    if (rc != ncclSuccess) {
-        forget(part);
-        return rc;
-    }
     part->seg.abort = &part->abort;
-    __atomic_store_n(sp.out, part, __ATOMIC_RELEASE);
-    return ncclSuccess;
+    __atomic_store_n(&part->state, rc, __ATOMIC_RELEASE);
+    *out = part;
+    return rc;
+}
+
+/* The pointer is the caller's, and is written last of all; also where it is NULL, or can only be aborted. */
+static ncclResult_t split(struct ncclComm *comm, void *arg)
+{
+    struct split sp = *(struct split *)arg;
+    struct ncclComm *part = NULL;
+    ncclResult_t rc;
+
+    free(arg);
+    rc = make_part(comm, &sp, &part);
+    si_comm_dawdle(comm);
+    si_touch_store((void **)sp.out, part);
+    return rc;
 }
 
 SI_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config)
@@ -444,7 +467,8 @@ SI_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclCo
     *sp = (struct split){.color = color, .key = key, .out = newcomm, .has_config = config != NULL};
     if (config != NULL)
         memcpy(&sp->config, config, config->size < sizeof sp->config ? config->size : sizeof sp->config);
-    return si_comm_task(comm, split, sp);
+    rc = si_comm_task(comm, split, sp);
+    return rc == ncclInProgress ? ncclSuccess : rc;
 }
 
 /* ---------------------------------------------------------------------------------------------------------- ends -- */
@@ -479,11 +503,11 @@ SI_EXPORT ncclResult_t ncclCommFinalize(ncclComm_t comm)
 
     if (rc == ncclSuccess)
         rc = si_comm_check(comm, "ncclCommFinalize");
+    if (rc == ncclSuccess && comm->finalized)
+        rc = si_comm_refuse(comm, ncclInvalidArgument, "ncclCommFinalize: communicator '%s' has been finalized before",
+                            comm->name);
     if (rc != ncclSuccess)
-        return rc;
-    if (comm->finalized)
-        return si_comm_refuse(comm, ncclInvalidUsage, "ncclCommFinalize: communicator '%s' has been finalized before",
-                              comm->name);
+        return si_comm_keep(comm, rc);
     comm->finalized = true;
     return si_comm_task(comm, finalize, NULL);
 }
@@ -508,7 +532,7 @@ SI_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm)
 
     if (rc != ncclSuccess || comm == NULL)
         return rc;
-    if (!is_alive(comm))
+    if (!si_comm_is_alive(comm))
         return si_comm_refuse(NULL, ncclInvalidArgument,
                               "ncclCommAbort: %p is no communicator, or was destroyed or aborted", (void *)comm);
     (void)__atomic_exchange_n(&comm->abort, 1, __ATOMIC_RELEASE);
@@ -530,225 +554,27 @@ SI_EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyn
     si_thread.asked++;
     if (rc != ncclSuccess)
         return rc;
-    if (!is_alive(comm) || asyncError == NULL)
+    if (!si_comm_is_alive(comm) || asyncError == NULL)
         return si_comm_refuse(NULL, ncclInvalidArgument,
                               "ncclCommGetAsyncError: %p is no communicator, or was "
                               "destroyed or aborted",
                               (void *)comm);
-    *asyncError = (ncclResult_t)__atomic_load_n(&comm->state, __ATOMIC_ACQUIRE);
+    *asyncError = si_comm_state(comm);
     if (*asyncError != ncclInProgress)
         si_edge_to(comm);
     return ncclSuccess;
 }
 
-/* --------------------------------------------------------------------------------------------- memory, windows -- */
-
-SI_EXPORT ncclResult_t ncclMemAlloc(void **ptr, size_t size)
-{
-    int rc = si_enter_nccl("ncclMemAlloc", true);
-
-    if (rc != 0)
-        return (ncclResult_t)rc;
-    rc = (int)si_alloc(SI_NCCL_MEMORY, size, NCCL_WIN_REQUIRED_ALIGNMENT, ptr);
-    return rc == CUDA_SUCCESS               ? ncclSuccess
-           : rc == CUDA_ERROR_INVALID_VALUE ? ncclInvalidArgument
-                                            : ncclUnhandledCudaError;
-}
-
-SI_EXPORT ncclResult_t ncclMemFree(void *ptr)
-{
-    int rc = si_enter_nccl("ncclMemFree", false);
-
-    if (rc != 0 || ptr == NULL)
-        return (ncclResult_t)rc;
-    return si_free(ptr, SI_NCCL_MEMORY, "ncclMemFree") == CUDA_SUCCESS ? ncclSuccess : ncclInvalidArgument;
-}
-
-/* A registration of [at, at + bytes), or NULL with a refusal. */
-static struct ncclWindow_vidmem *registration(struct ncclComm *comm, const char *function, void *at, size_t bytes)
-{
-    struct ncclWindow_vidmem *w = calloc(1, sizeof *w);
-    struct si_alloc *a = NULL;
-
-    si_lock();
-    if (w != NULL && bytes > 0 && si_is_tagged(at))
-        a = si_find_locked(at, bytes);
-    if (a != NULL) {
-        *w = (struct ncclWindow_vidmem){.alloc = a, .at = at, .bytes = bytes};
-        a->registered++;
-    }
-    si_unlock();
-    if (a != NULL)
-        return w;
-    free(w);
-    (void)si_comm_refuse(comm, ncclInvalidArgument, "%s: %zu bytes at %p are not within one piece of device memory",
-                         function, bytes, at);
-    return NULL;
-}
-
-static bool take_out(struct ncclWindow_vidmem **list, const void *w)
-{
-    bool found = false;
-
-    si_lock();
-    for (; *list != NULL && !found; list = *list != NULL ? &(*list)->next : list) {
-        struct ncclWindow_vidmem *old = *list;
-
-        if (old != w)
-            continue;
-        *list = old->next;
-        old->alloc->registered--;
-        free(old);
-        found = true;
-        break;
-    }
-    si_unlock();
-    return found;
-}
-
-SI_EXPORT ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buff, size_t size, void **handle)
-{
-    ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclCommRegister", false);
-    struct ncclWindow_vidmem *w;
-
-    if (rc == ncclSuccess)
-        rc = si_comm_check(comm, "ncclCommRegister");
-    if (rc != ncclSuccess)
-        return rc;
-    w = registration(comm, "ncclCommRegister", buff, size);
-    if (w == NULL)
-        return ncclInvalidArgument;
-    si_lock();
-    w->next = comm->buffers;
-    comm->buffers = w;
-    si_unlock();
-    *handle = w;
-    return ncclSuccess;
-}
-
-SI_EXPORT ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle)
-{
-    ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclCommDeregister", false);
-
-    if (rc == ncclSuccess)
-        rc = si_comm_check(comm, "ncclCommDeregister");
-    if (rc != ncclSuccess || handle == NULL)
-        return rc;
-    return take_out(&comm->buffers, handle)
-               ? ncclSuccess
-               : si_comm_refuse(comm, ncclInvalidArgument, "ncclCommDeregister: %p is not registered", handle);
-}
-
-struct window {
-    void *at;
-    size_t bytes;
-    ncclWindow_t *out;
-    int flags;
-};
-
-static ncclResult_t window(struct ncclComm *comm, void *arg)
-{
-    struct window want = *(struct window *)arg;
-    const struct segment_word word = {.kind = -4, .count = want.bytes, .root = want.flags};
-    struct ncclWindow_vidmem *w;
-
-    free(arg);
-    if (!segment_say(&comm->seg, SEGMENT_CALLS, &word))
-        return ncclInternalError;
-    for (int r = 0; r < comm->seg.n_ranks; r++) {
-        const struct segment_word *other = segment_heard(&comm->seg, SEGMENT_CALLS, r);
-
-        if (other->kind == word.kind && other->count == word.count && other->root == word.root)
-            continue;
-        si_fault("ranks do not agree: on communicator '%s' rank %d registers a window of %zu bytes, while rank %d %s",
-                 comm->name, comm->seg.rank, want.bytes, r,
-                 other->kind == word.kind ? "registers one of another size" : "calls something else");
-        return ncclInvalidUsage;
-    }
-    w = registration(comm, "ncclCommWindowRegister", want.at, want.bytes);
-    if (w == NULL)
-        return ncclInvalidArgument;
-    si_lock();
-    w->next = comm->windows;
-    comm->windows = w;
-    si_unlock();
-    __atomic_store_n(want.out, w, __ATOMIC_RELEASE);
-    return ncclSuccess;
-}
-
-static ncclResult_t window_register(ncclComm_t comm, void *buff, size_t size, ncclWindow_t *win, int winFlags)
-{
-    ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclCommWindowRegister", false);
-    const char *offered = cdi_env_str("CDDP_STANDIN_WINDOWS");
-    const struct si_alloc *a;
-    bool good;
-    struct window *w;
-
-    if (rc == ncclSuccess)
-        rc = si_comm_check(comm, "ncclCommWindowRegister");
-    if (rc != ncclSuccess)
-        return rc;
-    *win = NULL;
-    if (offered != NULL && strcmp(offered, "0") == 0)
-        return ncclSuccess;
-    si_lock();
-    a = si_find_locked(buff, size);
-    good = a != NULL && a->kind == SI_NCCL_MEMORY && (uintptr_t)buff % NCCL_WIN_REQUIRED_ALIGNMENT == 0;
-    si_unlock();
-    if (!good)
-        return si_comm_refuse(comm, ncclInvalidArgument,
-                              "ncclCommWindowRegister: %zu bytes at %p are not memory of "
-                              "ncclMemAlloc, or not aligned to %d",
-                              size, buff, NCCL_WIN_REQUIRED_ALIGNMENT);
-    w = calloc(1, sizeof *w);
-    if (w == NULL)
-        return ncclSystemError;
-    *w = (struct window){.at = buff, .bytes = size, .out = win, .flags = winFlags};
-    return si_comm_task(comm, window, w);
-}
-
-static ncclResult_t window_deregister(ncclComm_t comm, ncclWindow_t win)
-{
-    ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclCommWindowDeregister", false);
-
-    if (rc == ncclSuccess)
-        rc = si_comm_check(comm, "ncclCommWindowDeregister");
-    if (rc != ncclSuccess || win == NULL)
-        return rc;
-    return take_out(&comm->windows, win)
-               ? ncclSuccess
-               : si_comm_refuse(comm, ncclInvalidArgument, "ncclCommWindowDeregister: %p is no window", (void *)win);
-}
-
 /* ------------------------------------------------------------------------------------------------------- questions --
  */
 
-/* What the library says it is; dlsym must not find what that version has not got. */
-static int version(void)
-{
-    struct cdi_error err = {0};
-    int64_t v;
-
-    return cdi_env_int_or("CDDP_STANDIN_NCCL_VERSION", 0, INT32_MAX, NCCL_VERSION_CODE, &v, &err) == CDDP_OK ? (int)v
-                                                                                                             : 0;
-}
-
-/* Asked by dlsym: a function that resolves to NULL is not there. */
-#define NEWER(function, code, implementation)                                   \
-    __attribute__((used)) static __typeof__(function) *resolve_##function(void) \
-    {                                                                           \
-        return version() >= (code) ? (implementation) : NULL;                   \
-    }                                                                           \
-    SI_EXPORT __typeof__(function) function __attribute__((ifunc("resolve_" #function)));
-NEWER(ncclCommInitRankScalable, 22300, init_scalable)
-NEWER(ncclCommWindowRegister, 22703, window_register)
-NEWER(ncclCommWindowDeregister, 22703, window_deregister)
+SI_NEWER(ncclCommInitRankScalable, 22300, init_scalable)
 
 SI_EXPORT ncclResult_t ncclGetVersion(int *out)
 {
     if (out == NULL)
         return ncclInvalidArgument;
-    *out = version();
+    *out = si_version_code();
     return ncclSuccess;
 }
 
@@ -780,12 +606,14 @@ SI_EXPORT const char *ncclGetErrorString(ncclResult_t result)
                                        "invalid usage",
                                        "remote process exited or there was a network error",
                                        "NCCL operation in progress",
-                                       "operation timed out"};
+                                       "timeout"};
 
-    return result < sizeof text / sizeof text[0] ? text[result] : "unknown result code";
+    return result >= sizeof text / sizeof text[0] || (result == ncclTimeout && !si_version().has_timeout)
+               ? "unknown result code"
+               : text[result];
 }
 
 SI_EXPORT const char *ncclGetLastError(ncclComm_t comm)
 {
-    return is_alive(comm) && comm->last_error[0] != '\0' ? comm->last_error : last_error;
+    return si_comm_is_alive(comm) && comm->last_error[0] != '\0' ? comm->last_error : last_error;
 }

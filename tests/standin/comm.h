@@ -8,6 +8,14 @@
 
 #include <nccl.h>
 
+/* Asked by dlsym: a function that resolves to NULL is not there. */
+#define SI_NEWER(function, code, implementation)                                \
+    __attribute__((used)) static __typeof__(function) *resolve_##function(void) \
+    {                                                                           \
+        return si_version_code() >= (code) ? (implementation) : NULL;           \
+    }                                                                           \
+    SI_EXPORT __typeof__(function) function __attribute__((ifunc("resolve_" #function)));
+
 #define SI_RED_OPS 64
 #define SI_GROUP_CALLS 512
 
@@ -24,6 +32,7 @@ struct ncclWindow_vidmem {
     struct si_alloc *alloc;
     const char *at;
     size_t bytes;
+    bool symmetric; /* all ranks have it */
 };
 
 struct ncclComm {
@@ -33,12 +42,14 @@ struct ncclComm {
     char name[64];
     bool blocking, finalized;
     uint32_t abort;
-    int32_t state;  /* ncclResult_t, atomic */
+    int32_t state;  /* ncclResult_t, atomic: of the last call or its thread */
+    int32_t broken; /* ncclResult_t, atomic: what went wrong on the network or a stream. Stays */
     uint32_t tasks; /* running; what waits for their end sleeps on */
     uint64_t sequence;
     uint64_t random;
     struct si_stop *last; /* behind the last operation that was pushed. Locked */
     struct si_red_op red_op[SI_RED_OPS];
+    bool met[SEGMENT_RANKS];                     /* a message went to this rank, or came from it */
     struct ncclWindow_vidmem *windows, *buffers; /* registered. Locked */
     char last_error[256];
 };
@@ -64,7 +75,8 @@ struct si_call {
     struct si_red_op red_op; /* of op, where it is one */
     int root;                /* send, recv: the other rank */
     int64_t offset;          /* in the symmetric window; -1: in none */
-    size_t moved;            /* send, recv: bytes so far */
+    bool mean_after_sum;
+    size_t moved; /* send, recv: bytes so far */
 };
 
 /* What one stream does in one launch. */
@@ -77,6 +89,10 @@ struct si_calls {
 /* Refuse: keep the sentence for ncclGetLastError (comm may be NULL), say it on stderr, return rc. */
 ncclResult_t si_comm_refuse(struct ncclComm *comm, ncclResult_t rc, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
+bool si_comm_is_alive(const struct ncclComm *comm);
+ncclResult_t si_comm_state(const struct ncclComm *comm);
+/* What a call was refused with is the state of a communicator that does not block. Returns rc. */
+ncclResult_t si_comm_keep(struct ncclComm *comm, ncclResult_t rc);
 /* Is it alive, and idle? ncclSuccess, or what the call has to return. */
 ncclResult_t si_comm_check(struct ncclComm *comm, const char *function);
 void si_comm_ref(struct ncclComm *comm);

@@ -128,6 +128,7 @@ void standin_configure(void)
         .device_delay = delay == 0 || delay == 3,
         .host_delay = delay == 2 || delay == 3,
         .n_devices = (unsigned)number("CDDP_STANDIN_DEVICES", 0, SI_DEVICES, 8),
+        .instances = (unsigned)number("CDDP_STANDIN_INSTANCES", 1, SI_DEVICES, 1),
         .device_memory = number("CDDP_STANDIN_MEMORY_MB", 1, 1 << 20, 4096) << 20,
         .query = (enum si_query)choice("CDDP_STANDIN_QUERY", queries),
         .count_faults = choice("CDDP_STANDIN_REPORT", reports) == 1,

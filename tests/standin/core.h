@@ -26,6 +26,7 @@ struct si_settings {
     uint64_t seed;
     bool device_delay, host_delay;
     unsigned n_devices;
+    unsigned instances; /* so many devices share a PCI address */
     size_t device_memory;
     enum si_query query;
     bool count_faults, leaks_are_faults, trace, context_lock;
@@ -211,6 +212,7 @@ extern unsigned si_n_communicators; /* locked */
 
 void si_touch_copy(void *to, const void *from, size_t bytes);
 void si_touch_word(uint32_t *at, uint32_t value); /* seen by who sees the value: what was done before */
+void si_touch_store(void **to, void *value);
 void si_touch_fill(void *to, uint32_t value, size_t width, size_t count);
 void si_touch_kernel(const struct standin_kernel *k, const struct standin_thread *grid, void *const *args);
 

@@ -121,7 +121,7 @@ SI_EXPORT CUresult cuDeviceGetPCIBusId(char *pciBusId, int len, CUdevice dev)
     if (rc == CUDA_SUCCESS && len < 13)
         rc = CUDA_ERROR_INVALID_VALUE;
     if (rc == CUDA_SUCCESS)
-        (void)snprintf(pciBusId, (size_t)len, "0000:%02X:00.0", contexts[dev].physical + 1);
+        (void)snprintf(pciBusId, (size_t)len, "0000:%02X:00.0", contexts[dev].physical / si_settings.instances + 1);
     return rc;
 }
 
@@ -157,7 +157,7 @@ SI_EXPORT CUresult cuDeviceGetAttribute(int *pi, CUdevice_attribute attrib, CUde
     if (rc != CUDA_SUCCESS)
         return rc;
     if (attrib == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID) {
-        *pi = (int)contexts[dev].physical + 1;
+        *pi = (int)(contexts[dev].physical / si_settings.instances) + 1;
         return CUDA_SUCCESS;
     }
     for (size_t i = 0; i < sizeof attributes / sizeof attributes[0]; i++) {

@@ -70,11 +70,16 @@ static float gradient(int rank, int step, int b)
     return (float)((rank + 1) * (step + 1) + 100 * b);
 }
 
-/* Poll until the communicator is idle. Aborts and ends the process when the deadline is over. */
+/*
+ * Poll until the communicator is idle, which some calls that say "success" are not. Aborts and ends the process when
+ * the deadline is over.
+ */
 static void settle(struct job *j, ncclResult_t rc, const char *what)
 {
     struct timespec ms = {.tv_nsec = 200000};
 
+    if (rc == ncclSuccess && ncclCommGetAsyncError(j->comm, &rc) != ncclSuccess)
+        exit(WRONG);
     for (int i = 0; rc == ncclInProgress && i < DEADLINE_MS * 5; i++) {
         (void)nanosleep(&ms, NULL);
         if (ncclCommGetAsyncError(j->comm, &rc) != ncclSuccess)

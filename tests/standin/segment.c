@@ -138,6 +138,14 @@ static bool shares_device(const struct segment *s)
     return false;
 }
 
+bool segment_on_one_host(const struct segment *s)
+{
+    for (int r = 1; r < s->n_ranks; r++)
+        if (strcmp(s->shared->rank[r].place.host, s->shared->rank[0].place.host) != 0)
+            return false;
+    return true;
+}
+
 enum segment_result segment_join(struct segment *s, const struct segment_id *id, int rank, int n_ranks,
                                  const struct segment_place *place, const uint32_t *abort)
 {

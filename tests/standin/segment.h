@@ -59,6 +59,9 @@ enum segment_result segment_join(struct segment *s, const struct segment_id *id,
                                  const struct segment_place *place, const uint32_t *abort);
 void segment_leave(struct segment *s);
 
+/* Have all ranks said the same host? */
+bool segment_on_one_host(const struct segment *s);
+
 /* Say a word and wait until every rank has said its own of this step. False: aborted. */
 bool segment_say(struct segment *s, enum segment_line line, const struct segment_word *word);
 /* What rank r said in the last step; valid until this rank says the next but one. */

@@ -19,15 +19,24 @@
  *   CDDP_STANDIN_REPORT=count    count faults (standin_faults) instead of ending
  *   CDDP_STANDIN_LEAKS=1         memory, streams, events and communicators left at exit are a fault
  *   CDDP_STANDIN_CONTEXT_LOCK=1  cuMemFree and cuMemFreeHost hold the context while they wait for the device: until
- * they return, every other call of the driver waits CDDP_STANDIN_TRACE=1         a line on stderr for every operation
- * that is enqueued CDDP_STANDIN_SKIP_WAIT=K     plant a bug: ignore the K-th cuStreamWaitEvent of the process (K+: and
- * all later ones) CDDP_STANDIN_SKIP_LAUNCH=K   the same for launches of NCCL operations (a group is one): as if this
- * rank had not called CDDP_STANDIN_SWAP_LAUNCH=K   the K-th launch changes places with the next one CDDP_STANDIN_RANK=R
- * plant only in the process whose RANK is R CDDP_STANDIN_FAIL=F:K:C,...  the K-th call of function F (K+: and all later
- * ones; cuMemAlloc, without _v2; alloc: of any function that allocates) fails with the numeric code C; F = kernel: the
- * K-th kernel that runs meets a fault of the device, which all later calls return (700: an illegal address)
- * CDDP_STANDIN_KERNELS=P:...   shared libraries to open, each with a table `const struct standin_kernel
- * standin_kernels[]` that ends with a NULL name
+ *                                they return, every other call of the driver waits
+ *   CDDP_STANDIN_TRACE=1         a line on stderr for every operation that is enqueued
+ *   CDDP_STANDIN_NCCL_VERSION=C  behave as that NCCL (22809: 2.28.9): functions, return codes, errors that stay,
+ *                                windows, means (version.h). Default: that of nccl.h
+ *   CDDP_STANDIN_PROGRESS=P      how many percent of the launches that NCCL leaves to a thread are "in progress" when
+ *                                the call returns, 25 if unset
+ *   CDDP_STANDIN_WINDOWS=0       no symmetric memory on this machine
+ *   CDDP_STANDIN_INSTANCES=N     so many devices, one after the other, share a PCI address, as MIG instances do
+ *   CDDP_STANDIN_SKIP_WAIT=K     plant a bug: ignore the K-th cuStreamWaitEvent of the process (K+: and all later ones)
+ *   CDDP_STANDIN_SKIP_LAUNCH=K   the same for launches of NCCL operations (a group is one): as if not called
+ *   CDDP_STANDIN_SWAP_LAUNCH=K   the K-th launch changes places with the next one
+ *   CDDP_STANDIN_RANK=R          plant only in the process whose RANK is R
+ *   CDDP_STANDIN_FAIL=F:K:C,...  the K-th call of function F (K+: and all later ones; cuMemAlloc, without _v2; alloc:
+ *                                of any function that allocates) fails with the numeric code C; F = kernel: the K-th
+ *                                kernel that runs meets a fault of the device, which all later calls return (700: an
+ *                                illegal address)
+ *   CDDP_STANDIN_KERNELS=P:...   shared libraries to open, each with a table `const struct standin_kernel
+ *                                standin_kernels[]` that ends with a NULL name
  */
 #ifndef CDDP_STANDIN_H
 #define CDDP_STANDIN_H

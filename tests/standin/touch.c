@@ -14,6 +14,11 @@ void si_touch_word(uint32_t *at, uint32_t value)
     __atomic_store_n(at, value, __ATOMIC_RELEASE);
 }
 
+void si_touch_store(void **to, void *value)
+{
+    *to = value;
+}
+
 void si_touch_fill(void *to, uint32_t value, size_t width, size_t count)
 {
     uint32_t *words = to;

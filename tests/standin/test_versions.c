@@ -1,0 +1,361 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What NCCL's versions do differently (version.h), seen from outside. Run with CDDP_STANDIN_REPORT=count. */
+#include "worker/backend/cpu/float16.h"
+#include "world.h"
+
+CDI_SUITE(versions, .timeout = 60);
+
+static const int all[] = {21903, 22304, 22403, 22707, 22809, 22907, 23007};
+#define N_ALL (sizeof all / sizeof all[0])
+
+static int code; /* of the version under test */
+
+static void pretend(int version)
+{
+    char text[16];
+
+    code = version;
+    (void)snprintf(text, sizeof text, "%d", version);
+    cr_assert_eq(setenv("CDDP_STANDIN_NCCL_VERSION", text, 1), 0);
+}
+
+/* The body passes in worlds of n ranks of each version from `first` on. */
+static void each(int n, int first, body_fn body)
+{
+    for (size_t i = 0; i < N_ALL; i++) {
+        if (all[i] < first)
+            continue;
+        pretend(all[i]);
+        cr_assert_eq(world(n, body), 0, "NCCL %d", all[i]);
+    }
+}
+
+/*
+ * Ranks other than 0 wait here until rank 0 says so: what it has begun with all of them is in progress until then. They
+ * come to this as often as rank 0 says it.
+ */
+static void await(struct rank *r)
+{
+    while (r->rank != 0 && r->board->go == r->waited)
+        (void)usleep(100);
+    r->waited = r->board->go;
+}
+
+static void go_on(struct rank *r)
+{
+    r->board->go++;
+}
+
+static ncclResult_t state(struct rank *r)
+{
+    ncclResult_t rc = ncclInternalError;
+
+    (void)ncclCommGetAsyncError(r->comm, &rc);
+    return rc;
+}
+
+static ncclResult_t sum(struct rank *r)
+{
+    return ncclAllReduce((void *)r->in, (void *)r->in, 8, ncclFloat32, ncclSum, r->comm, r->stream);
+}
+
+static int give_up(struct rank *r)
+{
+    CHECK(ncclCommAbort(r->comm) == ncclSuccess);
+    CU(cuStreamSynchronize(r->stream));
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------------------ in progress ---- */
+
+/* Rank 0 begins; rank 1, if it is in a part, is in one of its own. */
+static int split_to(struct rank *r, int color, bool in_a_part)
+{
+    ncclComm_t part = NULL;
+
+    await(r);
+    CHECK(ncclCommSplit(r->comm, color, 0, &part, NULL) == ncclSuccess);
+    if (r->rank == 0) {
+        CHECK(part == NULL && state(r) == ncclInProgress);
+        part = in_a_part ? NULL : (ncclComm_t)8;
+        go_on(r);
+    }
+    CHECK(settle(r, ncclInProgress) == ncclSuccess);
+    CHECK((part != NULL) == in_a_part);
+    if (part != NULL)
+        CHECK(ncclCommAbort(part) == ncclSuccess);
+    return 0;
+}
+
+static int split(struct rank *r)
+{
+    if (open_rank(r, 0) != 0 || split_to(r, r->rank, true) != 0)
+        return 1;
+    /* No part, and the pointer is written all the same. */
+    if (split_to(r, NCCL_SPLIT_NOCOLOR, false) != 0)
+        return 1;
+    return close_rank(r);
+}
+
+Test(versions, a_split_says_success_and_stores_its_pointer_later)
+{
+    each(2, 0, split);
+}
+
+static int window(struct rank *r)
+{
+    ncclWindow_t w = NULL;
+    void *arena;
+    ncclResult_t rc;
+
+    if (open_rank(r, 0) != 0)
+        return 1;
+    CHECK(ncclMemAlloc(&arena, 8192) == ncclSuccess);
+    await(r);
+    rc = ncclCommWindowRegister(r->comm, arena, 8192, &w, NCCL_WIN_COLL_SYMMETRIC);
+    CHECK(rc == (code < 22800 ? ncclInProgress : ncclSuccess));
+    if (r->rank == 0) {
+        CHECK(state(r) == ncclInProgress && (w != NULL) == (code < 22800));
+        go_on(r);
+    }
+    CHECK(settle(r, ncclInProgress) == ncclSuccess && w != NULL);
+    CHECK(ncclCommWindowDeregister(r->comm, w) == ncclSuccess);
+    CHECK(ncclMemFree(arena) == ncclSuccess);
+    return close_rank(r);
+}
+
+Test(versions, a_window_says_success_before_it_is_one_since_2_28)
+{
+    each(2, 22703, window);
+}
+
+static int operations(struct rank *r)
+{
+    if (open_rank(r, 0) != 0)
+        return 1;
+    CU(cuMemsetD32Async(r->in, 0, N, r->stream));
+    CHECK(sum(r) == (code < 22300 || (code >= 22100 && code < 22400) ? ncclSuccess : ncclInProgress));
+    CHECK(settle(r, ncclInProgress) == ncclSuccess);
+    /* The first message to a rank is launched by a thread in every version. */
+    CHECK((r->rank == 0 ? ncclSend((void *)r->in, 8, ncclFloat32, 1, r->comm, r->stream)
+                        : ncclRecv((void *)r->in, 8, ncclFloat32, 0, r->comm, r->stream)) ==
+          (code < 22400 ? ncclSuccess : ncclInProgress));
+    CHECK(settle(r, ncclInProgress) == ncclSuccess);
+    return close_rank(r);
+}
+
+Test(versions, operations_told_success_too_early_until_2_23)
+{
+    cr_assert_eq(setenv("CDDP_STANDIN_PROGRESS", "100", 1), 0);
+    each(2, 0, operations);
+}
+
+static int alone(struct rank *r)
+{
+    if (open_rank(r, 0) != 0)
+        return 1;
+    CU(cuMemsetD32Async(r->in, 0, N, r->stream));
+    for (int i = 0; i < 20; i++)
+        CHECK(sum(r) == ncclSuccess && state(r) == ncclSuccess);
+    return close_rank(r);
+}
+
+Test(versions, one_rank_is_never_in_progress_with_an_operation)
+{
+    cr_assert_eq(setenv("CDDP_STANDIN_PROGRESS", "100", 1), 0);
+    each(1, 0, alone);
+}
+
+static int refused(struct rank *r)
+{
+    ncclComm_t part = NULL;
+    int count;
+
+    if (open_rank(r, 0) != 0)
+        return 1;
+    CU(cuMemsetD32Async(r->in, 0, N, r->stream));
+    await(r);
+    CHECK(ncclCommSplit(r->comm, NCCL_SPLIT_NOCOLOR, 0, &part, NULL) == ncclSuccess);
+    if (r->rank == 0) {
+        CHECK(ncclCommCount(r->comm, &count) == ncclInvalidArgument && state(r) == ncclInProgress);
+        CHECK(sum(r) == ncclInvalidArgument && state(r) == ncclInvalidArgument);
+        go_on(r);
+        while (state(r) == ncclInvalidArgument) /* the thread stores its own result over it */
+            (void)usleep(100);
+    }
+    CHECK(settle(r, ncclInProgress) == ncclSuccess);
+    return close_rank(r);
+}
+
+Test(versions, an_operation_while_another_is_in_progress_is_refused_and_lost)
+{
+    each(2, 0, refused);
+}
+
+static int registering(struct rank *r)
+{
+    ncclComm_t part = NULL;
+    void *arena, *handle;
+
+    if (open_rank(r, 0) != 0)
+        return 1;
+    CHECK(ncclMemAlloc(&arena, 8192) == ncclSuccess);
+    await(r);
+    CHECK(ncclCommSplit(r->comm, NCCL_SPLIT_NOCOLOR, 0, &part, NULL) == ncclSuccess);
+    if (r->rank == 0) {
+        CHECK(ncclCommRegister(r->comm, arena, 8192, &handle) == ncclSuccess);
+        CHECK(standin_faults() == 1 && strstr(standin_last_fault(), "still in progress") != NULL);
+        go_on(r);
+    }
+    CHECK(settle(r, ncclInProgress) == ncclSuccess);
+    return 0;
+}
+
+Test(versions, registering_beside_nccls_thread_is_a_fault)
+{
+    pretend(23007);
+    cr_assert_eq(world(2, registering), 0);
+}
+
+/* ---------------------------------------------------------------------------------------------- errors that stay ----
+ */
+
+static int failed_group(struct rank *r)
+{
+    if (open_rank(r, 0) != 0)
+        return 1;
+    CU(cuMemsetD32Async(r->in, 0, N, r->stream));
+    CHECK(ncclGroupStart() == ncclSuccess && sum(r) == ncclSuccess);
+    CHECK(ncclReduce((void *)r->in, (void *)r->in, 8, ncclFloat32, ncclSum, 7, r->comm, r->stream) ==
+          ncclInvalidArgument);
+    CHECK(ncclGroupEnd() == ncclInvalidArgument);
+    CHECK(state(r) == ncclInvalidArgument && sum(r) == ncclInvalidArgument && state(r) == ncclInvalidArgument);
+    CHECK(ncclCommFinalize(r->comm) == ncclInvalidArgument);
+    return give_up(r);
+}
+
+static int failed_group_blocking(struct rank *r)
+{
+    if (open_rank(r, 1) != 0)
+        return 1;
+    CU(cuMemsetD32Async(r->in, 0, N, r->stream));
+    CHECK(ncclGroupStart() == ncclSuccess && sum(r) == ncclSuccess);
+    CHECK(ncclReduce((void *)r->in, (void *)r->in, 8, ncclFloat32, ncclSum, 7, r->comm, r->stream) ==
+          ncclInvalidArgument);
+    CHECK(ncclGroupEnd() == ncclInvalidArgument);
+    CHECK(state(r) == ncclSuccess && sum(r) == ncclSuccess);
+    return close_rank(r);
+}
+
+Test(versions, a_failed_group_is_the_end_of_a_communicator_that_does_not_block)
+{
+    each(2, 0, failed_group);
+    each(2, 0, failed_group_blocking);
+}
+
+static int failed_window(struct rank *r)
+{
+    ncclWindow_t w = NULL;
+    ncclResult_t rc;
+    void *handle;
+
+    if (open_rank(r, 0) != 0)
+        return 1;
+    CU(cuMemsetD32Async(r->in, 0, N, r->stream));
+    CHECK(ncclCommWindowRegister(r->comm, (void *)r->in, 8192, &w, NCCL_WIN_COLL_SYMMETRIC) == ncclSuccess);
+    rc = settle(r, ncclInProgress);
+    CHECK(w == NULL && rc == (code < 22800 ? ncclSuccess : ncclUnhandledCudaError));
+    if (rc == ncclSuccess)
+        return close_rank(r);
+    CHECK(sum(r) == rc && state(r) == rc);
+    CHECK(ncclCommRegister(r->comm, (void *)r->in, 8192, &handle) == ncclSuccess); /* asks nobody */
+    CHECK(ncclCommDeregister(r->comm, handle) == ncclSuccess);
+    return give_up(r);
+}
+
+Test(versions, a_window_that_fails_takes_the_communicator_along_since_2_28)
+{
+    each(2, 22703, failed_window);
+}
+
+/* ------------------------------------------------------------------------------------------- windows and devices ----
+ */
+
+static int without_symmetry(struct rank *r)
+{
+    ncclWindow_t w = NULL;
+    void *arena;
+
+    if (open_rank(r, 0) != 0)
+        return 1;
+    CHECK(ncclMemAlloc(&arena, 8192) == ncclSuccess);
+    CHECK(settle(r, ncclCommWindowRegister(r->comm, arena, 8192, &w, NCCL_WIN_COLL_SYMMETRIC)) == ncclSuccess);
+    CHECK((w != NULL) == (code < 22900));
+    CHECK(ncclCommWindowDeregister(r->comm, w) == ncclSuccess);
+    CHECK(ncclMemFree(arena) == ncclSuccess);
+    return close_rank(r);
+}
+
+Test(versions, without_symmetric_memory_there_is_a_window_of_a_kind_until_2_28)
+{
+    cr_assert_eq(setenv("CDDP_STANDIN_WINDOWS", "0", 1), 0);
+    each(2, 22703, without_symmetry);
+}
+
+/* The mean of three sevens in bfloat16 is 7 only where it is made after the sum. */
+static int mean(struct rank *r)
+{
+    const char *host = getenv("NCCL_HOSTID");
+    const float third = cdi_float_of_bf16(cdi_bf16_of_float(1.0f / 3));
+    const uint16_t seven = cdi_bf16_of_float(7),
+                   before = cdi_bf16_of_float(3 * cdi_float_of_bf16(cdi_bf16_of_float(7 * third)));
+    uint16_t got;
+    ncclWindow_t w = NULL;
+    char *arena;
+
+    if (host != NULL && r->rank == 2)
+        CHECK(setenv("NCCL_HOSTID", "another", 1) == 0);
+    if (open_rank(r, 0) != 0)
+        return 1;
+    CHECK(ncclMemAlloc((void **)&arena, 8192) == ncclSuccess);
+    CHECK(settle(r, ncclCommWindowRegister(r->comm, arena, 8192, &w, NCCL_WIN_COLL_SYMMETRIC)) == ncclSuccess);
+    CU(cuMemcpyHtoD((CUdeviceptr)arena, &seven, sizeof seven));
+    CHECK(settle(r, ncclAllReduce(arena, arena, 1, ncclBfloat16, ncclAvg, r->comm, r->stream)) == ncclSuccess);
+    CU(cuStreamSynchronize(r->stream));
+    CU(cuMemcpyDtoH(&got, (CUdeviceptr)arena, sizeof got));
+    CHECK(got == (code >= 23003 && host == NULL ? seven : before) && seven != before);
+    CHECK(ncclCommWindowDeregister(r->comm, w) == ncclSuccess);
+    CHECK(ncclMemFree(arena) == ncclSuccess);
+    return close_rank(r);
+}
+
+Test(versions, a_mean_in_a_window_is_made_after_the_sum_since_2_30_3)
+{
+    each(3, 22703, mean);
+    cr_assert_eq(setenv("NCCL_HOSTID", "one", 1), 0);
+    each(3, 22907, mean);
+}
+
+static int instances(struct rank *r)
+{
+    standin_configure();
+    use_device(r, r->rank);
+    CHECK(join(r, 1) == (code >= 23007 ? ncclSuccess : ncclInvalidUsage));
+    if (r->comm != NULL)
+        CHECK(ncclCommDestroy(r->comm) == ncclSuccess);
+    return 0;
+}
+
+Test(versions, two_instances_of_one_gpu_are_one_gpu_until_2_30_4)
+{
+    cr_assert_eq(setenv("CDDP_STANDIN_INSTANCES", "2", 1), 0);
+    each(2, 0, instances);
+}
+
+Test(versions, a_timeout_has_a_name_since_2_30_3)
+{
+    pretend(22907);
+    cr_assert_str_eq(ncclGetErrorString((ncclResult_t)8), "unknown result code");
+    pretend(23003);
+    cr_assert_str_eq(ncclGetErrorString((ncclResult_t)8), "timeout");
+}

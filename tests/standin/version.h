@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the versions of NCCL do differently, as far as a program of the project can see it. Which version the stand-in
+ * is, CDDP_STANDIN_NCCL_VERSION says (22809: 2.28.9). Each difference names the place in NCCL's own source that it was
+ * read from, as file:line of the tag vX.Y.Z-1.
+ *
+ * What is the same in all of them (2.19.3 to 2.30.7), and so needs no row here:
+ * - A call that finds the communicator in progress is refused with ncclInvalidArgument (init.cc:293 of v2.19.3,
+ *   init.cc:422 of v2.30.7, ncclCommEnsureReady). Of an operation, and of ncclCommFinalize, that answer becomes the
+ *   communicator's state, until the thread that is still at work stores its own result over it (enqueue.cc:1598 of
+ *   v2.19.3, enqueue.cc:3124 of v2.30.7; group.cc:629 of v2.28.9).
+ * - An error that a thread, a group or an operation ends with is the state of each non-blocking communicator in it, and
+ *   every later call returns it (group.cc:382 and group.cc:391 of v2.28.9, groupCleanup). Blocking communicators keep
+ *   nothing.
+ * - ncclCommSplit of a non-blocking communicator says ncclSuccess while it is in progress (init.cc:2034 of v2.19.3,
+ *   init.cc:3392 of v2.30.7: what ncclGroupEndInternal returns is looked at, not returned). The thread stores the new
+ *   communicator, or NULL for NCCL_SPLIT_NOCOLOR, where the caller said (init.cc:1420 of v2.19.3, init.cc:1959 of
+ *   v2.30.7); also one whose making has failed.
+ * - ncclCommRegister, ncclCommDeregister and ncclCommWindowDeregister do not ask for the state, and do their work in
+ *   the caller (register/register.cc:128 of v2.27.7, dev_runtime.cc:927 of v2.28.9).
+ * - A communicator of one rank does its operations in the caller (enqueue.cc:1549 of v2.19.3, enqueue.cc:2569 of
+ *   v2.28.9).
+ */
+#ifndef SI_VERSION_H
+#define SI_VERSION_H
+
+#include <stdbool.h>
+
+struct si_version {
+    int code; /* 23007 */
+    /* ncclCommWindowRegister says "in progress" itself. */
+    bool window_tells;
+    /* Each group of a non-blocking communicator is launched by a thread of its own; before, only one that has a
+     * message to a rank that it had none for yet. */
+    bool thread_per_group;
+    /* A collective, a message outside a group, say "in progress" themselves. */
+    bool collective_tells, message_tells;
+    /* The window is stored before the call returns, not by the thread. */
+    bool window_at_once;
+    /* Where memory cannot be symmetric, the window is a registration of this rank alone, not NULL. */
+    bool window_without_symmetry;
+    /* ncclAvg of floats in symmetric windows is made after the sum. */
+    bool mean_after_sum;
+    /* Two ranks on one GPU are told by its UUID, not by its PCI address, which MIG instances share. */
+    bool gpu_by_uuid;
+    bool has_timeout; /* ncclTimeout */
+};
+
+/* Pure. */
+struct si_version si_version_of(int code);
+/* The one that the environment names now; if none, that of nccl.h. */
+struct si_version si_version(void);
+int si_version_code(void);
+
+#endif
