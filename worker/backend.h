@@ -164,7 +164,10 @@ struct cdi_backend_ops {
      */
     cddp_status (*split)(struct cdi_backend *b, int color, int key, struct cdi_backend **out, struct cdi_error *err);
 
-    /* Queue one operation and give its ticket (1, 2, ...). Never blocks on peers. Any thread. Sticky errors come here.
+    /*
+     * Queue one operation and give its ticket (1, 2, ...). Never blocks on peers; but on a device, the first operation
+     * on more than 64 KiB of host memory, and a fifth at once, get memory from the driver, which may wait for what runs
+     * there. Any thread. Sticky errors come here; CDDP_E_INVALID (memory of another device, see check_memory).
      */
     cddp_status (*enqueue)(struct cdi_backend *b, const struct cdi_op *op, uint64_t *ticket, struct cdi_error *err);
     /* Return when every operation up to ticket is done: CDDP_OK, or the backend's sticky error. Any thread. */
@@ -195,6 +198,12 @@ struct cdi_backend_ops {
     void (*release)(struct cdi_backend *b, void *p);
     /* Is this memory of the backend's device? False on the host, and for host memory. Any thread. */
     bool (*is_device)(struct cdi_backend *b, const void *p);
+    /*
+     * May the backend be given this memory? CDDP_OK, for host memory, too; CDDP_E_INVALID (another device's: the
+     * sentence names both); CDDP_E_SYSTEM. is_device calls memory that is refused here the device's, so that nobody
+     * takes it for the host's; enqueue and copy refuse it themselves. Any thread. NULL: it may.
+     */
+    cddp_status (*check_memory)(struct cdi_backend *b, const void *p, struct cdi_error *err);
     /*
      * Copy between any two of host and device, behind what was enqueued; done on return. Other streams that use the
      * memory were waited for. Any thread.

@@ -104,18 +104,25 @@ cddp_status cdi_ddp_check_input(const cddp_param *params, size_t n, const cddp_d
     return status;
 }
 
-/* Host memory where the GPU's is needed would be a fault in the middle of a step. */
-static cddp_status check_memory(const cddp_ddp *d, const cddp_param *p, const char *what, size_t i,
-                                struct cdi_error *err)
+/* Host memory where the GPU's is needed, or another GPU's, would be a fault in the middle of a step. */
+static cddp_status check_memory(const cddp_ddp *d, const cddp_param *p, const void *at, const char *its,
+                                const char *what, size_t i, struct cdi_error *err)
 {
-    bool data = d->ops->is_device(d->b, p->data), grad = p->grad == NULL || d->ops->is_device(d->b, p->grad);
-
-    if (data && grad)
+    if (d->ops->check_memory != NULL && d->ops->check_memory(d->b, at, err) != CDDP_OK)
+        return cdi_error_wrap(err, "%s %zu '%.200s', its %s", what, i, p->name, its);
+    if (d->ops->is_device(d->b, at))
         return CDDP_OK;
     return cdi_fail(err, CDDP_E_INVALID,
                     "%s %zu '%.200s' has its %s in host memory, but backend %s needs memory of its GPU (cddp_alloc, "
                     "cudaMalloc); CDDP_BACKEND=cpu trains on the host",
-                    what, i, p->name, data ? "gradient" : "data", d->ops->name);
+                    what, i, p->name, its, d->ops->name);
+}
+
+static cddp_status check_both(const cddp_ddp *d, const cddp_param *p, const char *what, size_t i, struct cdi_error *err)
+{
+    cddp_status st = check_memory(d, p, p->data, "data", what, i, err);
+
+    return st == CDDP_OK && p->grad != NULL ? check_memory(d, p, p->grad, "gradient", what, i, err) : st;
 }
 
 cddp_status cdi_ddp_check_memory(const cddp_ddp *d, const cddp_param *params, const cddp_param *buffers,
@@ -124,8 +131,8 @@ cddp_status cdi_ddp_check_memory(const cddp_ddp *d, const cddp_param *params, co
     cddp_status status = CDDP_OK;
 
     for (size_t i = 0; d->ops->on_device && i < d->n_params && status == CDDP_OK; i++)
-        status = check_memory(d, &params[i], "parameter", i, err);
+        status = check_both(d, &params[i], "parameter", i, err);
     for (size_t i = 0; d->ops->on_device && i < d->n_buffers && status == CDDP_OK; i++)
-        status = check_memory(d, &buffers[i], "buffer", i, err);
+        status = check_both(d, &buffers[i], "buffer", i, err);
     return status;
 }

@@ -39,11 +39,16 @@ static void drop_copy(struct si_op *op)
 /* Is it where the function's name says, and whole? *tracked: in the table, so not the program's pageable memory. */
 static bool fits(const char *function, const void *at, size_t bytes, enum side side, bool *tracked)
 {
-    bool device = si_is_tagged(at);
+    const struct si_alloc *a;
+    bool device = si_is_tagged(at), managed;
 
     si_lock();
-    *tracked = si_find_locked(at, bytes) != NULL;
+    a = si_find_locked(at, bytes);
+    *tracked = a != NULL;
+    managed = a != NULL && a->kind == SI_MANAGED;
     si_unlock();
+    if (managed) /* on both sides */
+        return true;
     if (at == NULL || (side == DEVICE && !device) || (side == HOST && device)) {
         si_refused("%s: %p is %s", function, at, device ? "device memory, not the host's" : "no device memory");
         return false;

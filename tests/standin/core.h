@@ -104,7 +104,7 @@ CUcontext si_context_locked(unsigned i);
 
 /* ---------------------------------------------------------------------------------------------- memory (memory.c) */
 
-enum si_memory { SI_DEVICE, SI_NCCL_MEMORY, SI_PINNED };
+enum si_memory { SI_DEVICE, SI_NCCL_MEMORY, SI_PINNED, SI_MANAGED };
 
 struct si_alloc {
     enum si_memory kind;
@@ -124,6 +124,8 @@ CUresult si_free(const void *at, enum si_memory kind, const char *function);
 struct si_alloc *si_find_locked(const void *at, size_t bytes);
 void si_count_memory_locked(unsigned *device, unsigned *pinned);
 bool si_is_tagged(const void *at);
+/* Memory that the host may use by its address. */
+bool si_is_hosts(enum si_memory kind);
 
 /* ---------------------------------------------------------------------------------------------- streams (stream.c) */
 

@@ -14,7 +14,12 @@
 
 static struct si_alloc *table[ALLOCS];
 static size_t n_allocs;
-static uint64_t n_ever;
+static uint64_t n_ever, n_freed;
+
+bool si_is_hosts(enum si_memory kind)
+{
+    return kind == SI_PINNED || kind == SI_MANAGED;
+}
 
 bool si_is_tagged(const void *at)
 {
@@ -34,7 +39,7 @@ struct si_alloc *si_find_locked(const void *at, size_t bytes)
         struct si_alloc *a = table[i];
 
         if (host >= a->host && host < a->host + a->bytes && bytes <= (size_t)(a->host + a->bytes - host) &&
-            (a->kind == SI_PINNED) != si_is_tagged(at))
+            si_is_hosts(a->kind) != si_is_tagged(at))
             return a;
     }
     return NULL;
@@ -45,6 +50,16 @@ void si_count_memory_locked(unsigned *device, unsigned *pinned)
     *device = *pinned = 0;
     for (size_t i = 0; i < n_allocs; i++)
         *(table[i]->kind == SI_PINNED ? pinned : device) += 1;
+}
+
+uint64_t standin_allocations(void)
+{
+    uint64_t n;
+
+    si_lock();
+    n = n_ever + n_freed;
+    si_unlock();
+    return n;
 }
 
 static CUresult enter_table(struct si_alloc *a)
@@ -88,7 +103,7 @@ CUresult si_alloc(enum si_memory kind, size_t bytes, size_t align, void **out)
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     si_touch_fill(p, 0xff, 1, bytes);
-    *out = kind == SI_PINNED ? p : (void *)((uintptr_t)p | TAG_DEVICE | (uintptr_t)ctx->device << TAG_SHIFT);
+    *out = si_is_hosts(kind) ? p : (void *)((uintptr_t)p | TAG_DEVICE | (uintptr_t)ctx->device << TAG_SHIFT);
     return CUDA_SUCCESS;
 }
 
@@ -106,6 +121,7 @@ static struct si_alloc *leave_table(const void *at, enum si_memory kind, const c
             si_fault("%s: memory %llu is freed while it is registered with NCCL", function,
                      (unsigned long long)a->number);
         table[i] = table[--n_allocs];
+        n_freed++;
         if (kind != SI_PINNED)
             a->ctx->used -= a->bytes;
     }
@@ -155,6 +171,21 @@ SI_EXPORT CUresult cuMemAlloc(CUdeviceptr *dptr, size_t bytesize)
     return rc;
 }
 
+/* Memory that host and devices use by one address; here host memory, which needs no tag to be told apart. */
+SI_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags)
+{
+    CUresult rc = si_enter_alloc("cuMemAllocManaged");
+    void *at = NULL;
+
+    if (rc == CUDA_SUCCESS && flags != CU_MEM_ATTACH_GLOBAL)
+        rc = CUDA_ERROR_NOT_SUPPORTED;
+    if (rc == CUDA_SUCCESS)
+        rc = si_alloc(SI_MANAGED, bytesize, 4096, &at);
+    if (rc == CUDA_SUCCESS)
+        *dptr = (CUdeviceptr)at;
+    return rc;
+}
+
 SI_EXPORT CUresult cuMemFree(CUdeviceptr dptr)
 {
     CUresult rc = si_enter("cuMemFree");
@@ -163,7 +194,7 @@ SI_EXPORT CUresult cuMemFree(CUdeviceptr dptr)
         rc = si_capture_unsafe("cuMemFree");
     if (rc != CUDA_SUCCESS || dptr == 0)
         return rc;
-    return si_free((const void *)dptr, SI_DEVICE, "cuMemFree");
+    return si_free((const void *)dptr, si_is_tagged((const void *)dptr) ? SI_DEVICE : SI_MANAGED, "cuMemFree");
 }
 
 SI_EXPORT CUresult cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags)
@@ -205,7 +236,7 @@ SI_EXPORT CUresult cuMemGetInfo(size_t *free_bytes, size_t *total)
 
 static CUresult attribute(void *data, CUpointer_attribute which, const struct si_alloc *a, CUdeviceptr ptr)
 {
-    uintptr_t start = (uintptr_t)a->host | (a->kind == SI_PINNED ? 0 : (uintptr_t)ptr & TAG_MASK);
+    uintptr_t start = (uintptr_t)a->host | (si_is_hosts(a->kind) ? 0 : (uintptr_t)ptr & TAG_MASK);
 
     if (which == CU_POINTER_ATTRIBUTE_MEMORY_TYPE)
         *(CUmemorytype *)data = a->kind == SI_PINNED ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
@@ -214,7 +245,7 @@ static CUresult attribute(void *data, CUpointer_attribute which, const struct si
     else if (which == CU_POINTER_ATTRIBUTE_DEVICE_POINTER)
         *(CUdeviceptr *)data = ptr;
     else if (which == CU_POINTER_ATTRIBUTE_IS_MANAGED)
-        *(int *)data = 0;
+        *(unsigned *)data = a->kind == SI_MANAGED;
     else if (which == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
         *(int *)data = (int)a->ctx->device;
     else if (which == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)
@@ -238,6 +269,42 @@ SI_EXPORT CUresult cuPointerGetAttribute(void *data, CUpointer_attribute which, 
     si_lock();
     a = si_find_locked((const void *)ptr, 1);
     rc = a == NULL ? CUDA_ERROR_INVALID_VALUE : attribute(data, which, a, ptr);
+    si_unlock();
+    return rc;
+}
+
+/*
+ * What the plural call says of memory that CUDA does not know: NVIDIA's page has "default NULL values". For the ordinal
+ * that is taken to be no device's number.
+ */
+static CUresult no_attribute(void *data, CUpointer_attribute which)
+{
+    if (which == CU_POINTER_ATTRIBUTE_MEMORY_TYPE || which == CU_POINTER_ATTRIBUTE_IS_MANAGED)
+        *(unsigned *)data = 0;
+    else if (which == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
+        *(int *)data = CU_DEVICE_INVALID;
+    else if (which == CU_POINTER_ATTRIBUTE_CONTEXT || which == CU_POINTER_ATTRIBUTE_DEVICE_POINTER ||
+             which == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR || which == CU_POINTER_ATTRIBUTE_RANGE_SIZE)
+        *(size_t *)data = 0;
+    else
+        return CUDA_ERROR_NOT_SUPPORTED;
+    return CUDA_SUCCESS;
+}
+
+/* Unlike the one above, it has no error for memory that CUDA does not know. */
+SI_EXPORT CUresult cuPointerGetAttributes(unsigned int n, CUpointer_attribute *which, void **data, CUdeviceptr ptr)
+{
+    CUresult rc = si_enter("cuPointerGetAttributes");
+    const struct si_alloc *a;
+
+    if (rc == CUDA_SUCCESS && (which == NULL || data == NULL))
+        rc = CUDA_ERROR_INVALID_VALUE;
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    si_lock();
+    a = si_find_locked((const void *)ptr, 1);
+    for (unsigned i = 0; i < n && rc == CUDA_SUCCESS; i++)
+        rc = a == NULL ? no_attribute(data[i], which[i]) : attribute(data[i], which[i], a, ptr);
     si_unlock();
     return rc;
 }

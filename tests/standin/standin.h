@@ -98,6 +98,8 @@ STANDIN_API uint64_t standin_asked(void);
 
 /* How many launches of this kernel were put on a stream. Any thread. */
 STANDIN_API uint64_t standin_launched(const char *kernel);
+/* How often memory of a device, or pinned memory, was made or freed in this process. */
+STANDIN_API uint64_t standin_allocations(void);
 
 /*
  * How often the calling thread has made a call of the driver that waits for the device, or may: a synchronisation, a

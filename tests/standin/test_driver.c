@@ -270,6 +270,37 @@ Test(driver, fresh_memory_is_full_of_nans)
     pair_close(&p);
 }
 
+Test(driver, many_attributes_are_told_at_once_and_of_any_memory)
+{
+    CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
+                                   CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+    unsigned type = 9, managed = 9;
+    int ordinal = 9;
+    void *answers[] = {&type, &managed, &ordinal};
+    CUdeviceptr shared;
+    struct pair p;
+    void *pinned;
+
+    pair_open(&p);
+    cr_assert_eq(cuPointerGetAttribute(&type, which[0], (CUdeviceptr)(uintptr_t)&p), CUDA_ERROR_INVALID_VALUE);
+    CU(cuPointerGetAttributes(3, which, answers, (CUdeviceptr)(uintptr_t)&p));
+    cr_assert(type == 0 && managed == 0 && ordinal == CU_DEVICE_INVALID, "memory that CUDA does not know");
+    CU(cuPointerGetAttributes(3, which, answers, p.x + 4));
+    cr_assert(type == CU_MEMORYTYPE_DEVICE && managed == 0 && ordinal == 0);
+    CU(cuMemHostAlloc(&pinned, 64, 0));
+    CU(cuPointerGetAttributes(3, which, answers, (CUdeviceptr)(uintptr_t)pinned));
+    cr_assert(type == CU_MEMORYTYPE_HOST && managed == 0 && ordinal == 0);
+    CU(cuMemFreeHost(pinned));
+    CU(cuMemAllocManaged(&shared, 64, CU_MEM_ATTACH_GLOBAL));
+    CU(cuPointerGetAttributes(3, which, answers, shared));
+    cr_assert(type == CU_MEMORYTYPE_DEVICE && managed == 1 && ordinal == 0);
+    CU(cuMemsetD32Async(shared, 7, 16, p.a));
+    CU(cuStreamSynchronize(p.a));
+    cr_assert_eq(*(const int *)shared, 7, "the host reads it, too"); // NOLINT(performance-no-int-to-ptr)
+    CU(cuMemFree(shared));
+    pair_close(&p);
+}
+
 Test(driver, the_host_cannot_use_device_memory, .signal = SIGSEGV)
 {
     struct pair p;

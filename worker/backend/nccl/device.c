@@ -3,9 +3,8 @@
 
 #include "common/gpus.h"
 
+#include <stdio.h>
 #include <string.h>
-
-#define BOUNCE_BYTES ((size_t)4 << 20) /* of pinned memory, for copies from and to memory that is not */
 
 cddp_status cdi_device_choose(const struct cdi_world *world, int n_visible, bool share, int *device,
                               struct cdi_error *err)
@@ -73,7 +72,7 @@ static cddp_status load_kernels(struct cdi_device *d, struct cdi_error *err)
     return st;
 }
 
-/* Streams and kernels, in the context that is current. */
+/* Streams, blocks and kernels, in the context that is current. */
 static cddp_status equip(struct cdi_device *d, struct cdi_error *err)
 {
     int least = 0, greatest = 0;
@@ -84,6 +83,8 @@ static cddp_status equip(struct cdi_device *d, struct cdi_error *err)
                             "creating the communication stream", err);
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.stream_create(&d->side, CU_STREAM_NON_BLOCKING, least), "creating a stream", err);
+    if (st == CDDP_OK)
+        st = cdi_blocks_create(&d->blocks, err);
     return st == CDDP_OK ? load_kernels(d, err) : st;
 }
 
@@ -125,6 +126,7 @@ void cdi_device_close(struct cdi_device *d)
     cdi_device_enter(d);
     if (d->library != NULL)
         (void)cdi_cuda.library_unload(d->library);
+    cdi_blocks_destroy(d->blocks);
     if (d->side != NULL)
         (void)cdi_cuda.stream_destroy(d->side);
     if (d->stream != NULL)
@@ -159,60 +161,51 @@ cddp_status cdi_device_launch(const struct cdi_device *d, struct cdi_launch *lau
                           cdi_kernel_name(launch->kernel), err);
 }
 
-bool cdi_device_owns(const void *p)
+/* "GPU 3 (NVIDIA H100 at 0000:65:00.0)". */
+static void name_gpu(char *buf, size_t cap, int ordinal)
 {
-    CUmemorytype type = (CUmemorytype)0;
-    unsigned managed = 0;
+    char name[96] = "?", pci[32] = "?";
+    CUdevice id;
 
-    if (p == NULL ||
-        cdi_cuda.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, cdi_device_ptr(p)) != CUDA_SUCCESS)
-        return false;
-    if (type == CU_MEMORYTYPE_DEVICE)
-        return true;
-    return cdi_cuda.pointer_attribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, cdi_device_ptr(p)) == CUDA_SUCCESS &&
-           managed != 0;
+    if (cdi_cuda.device_get(&id, ordinal) == CUDA_SUCCESS) {
+        (void)cdi_cuda.device_name(name, sizeof name, id);
+        (void)cdi_cuda.device_pci(pci, sizeof pci, id);
+    }
+    (void)snprintf(buf, cap, "GPU %d (%s at %s)", ordinal, name, pci);
 }
 
-/* One of the two is on the host, and pageable perhaps: through pinned memory, piece by piece. */
-static cddp_status copy_bounced(const struct cdi_device *d, uint8_t *to, const uint8_t *from, size_t bytes, bool up,
-                                struct cdi_error *err)
+static cddp_status fail_of_another(const struct cdi_device *d, const void *p, int ordinal, struct cdi_error *err)
 {
-    size_t cap = bytes < BOUNCE_BYTES ? bytes : BOUNCE_BYTES;
-    void *bounce;
-    cddp_status st = cdi_cuda_check(cdi_cuda.pinned_alloc(&bounce, cap, 0), "getting pinned memory", err);
+    char theirs[160], ours[160];
 
-    if (st != CDDP_OK)
-        return st;
-    for (size_t at = 0; at < bytes && st == CDDP_OK; at += cap) {
-        size_t n = bytes - at < cap ? bytes - at : cap;
+    name_gpu(theirs, sizeof theirs, ordinal);
+    name_gpu(ours, sizeof ours, d->info.device);
+    return cdi_fail(err, CDDP_E_INVALID,
+                    "the memory at %p is of %s, but this rank works on %s: was cudaSetDevice(%d) missing, in this "
+                    "thread, before it was allocated?",
+                    p, theirs, ours, d->info.device);
+}
 
-        if (up)
-            memcpy(bounce, from + at, n);
-        st = cdi_cuda_check(up ? cdi_cuda.to_device(cdi_device_ptr(to + at), bounce, n, d->side)
-                               : cdi_cuda.to_host(bounce, cdi_device_ptr(from + at), n, d->side),
-                            "copying", err);
-        if (st == CDDP_OK)
-            st = cdi_cuda_check(cdi_cuda.stream_synchronize(d->side), "copying", err);
-        if (st == CDDP_OK && !up)
-            memcpy(to + at, bounce, n);
-    }
-    (void)cdi_cuda.pinned_free(bounce);
+/*
+ * One call for all three: unlike cuPointerGetAttribute, it has no error for memory that CUDA does not know, but answers
+ * of 0. Such memory is malloc's, too, where the GPU could reach it (HMM, ATS): NCCL takes none of it, so it is the
+ * host's on every machine. Managed memory is every GPU's.
+ */
+cddp_status cdi_device_look(const struct cdi_device *d, const void *p, bool *on_device, struct cdi_error *err)
+{
+    CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
+                                   CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+    unsigned type = 0, managed = 0;
+    int ordinal = -1;
+    void *answers[] = {&type, &managed, &ordinal};
+    cddp_status st = CDDP_OK;
+
+    if (p != NULL)
+        st = cdi_cuda_check(
+            cdi_cuda.pointer_attributes(sizeof which / sizeof which[0], which, answers, cdi_device_ptr(p)),
+            "asking whose memory this is", err);
+    *on_device = st != CDDP_OK || type == CU_MEMORYTYPE_DEVICE || managed != 0;
+    if (st == CDDP_OK && type == CU_MEMORYTYPE_DEVICE && managed == 0 && ordinal != d->info.device)
+        return fail_of_another(d, p, ordinal, err);
     return st;
-}
-
-cddp_status cdi_device_copy(const struct cdi_device *d, void *to, const void *from, size_t bytes, struct cdi_error *err)
-{
-    bool to_device = cdi_device_owns(to), from_device = cdi_device_owns(from);
-    cddp_status st;
-
-    if (bytes == 0)
-        return CDDP_OK;
-    if (!to_device && !from_device) {
-        memcpy(to, from, bytes);
-        return CDDP_OK;
-    }
-    if (to_device != from_device)
-        return copy_bounced(d, to, from, bytes, to_device, err);
-    st = cdi_cuda_check(cdi_cuda.on_device(cdi_device_ptr(to), cdi_device_ptr(from), bytes, d->side), "copying", err);
-    return st == CDDP_OK ? cdi_cuda_check(cdi_cuda.stream_synchronize(d->side), "copying", err) : st;
 }

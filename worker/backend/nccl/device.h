@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One GPU as a rank uses it: its primary context, two streams, the kernels, and memory. Functions want the context to
- * be current (cdi_device_enter), except where they say otherwise.
+ * One GPU as a rank uses it: its primary context, two streams, the kernels, memory and copies. Functions want the
+ * context to be current (cdi_device_enter), except where they say otherwise.
  */
 #ifndef CDI_NCCL_DEVICE_H
 #define CDI_NCCL_DEVICE_H
 
 #include "worker/backend/nccl/kernel.h"
 #include "worker/backend/nccl/library.h"
+
+struct cdi_blocks; /* of pinned memory, for copies */
 
 struct cdi_device {
     cddp_device_info info;
@@ -16,6 +18,7 @@ struct cdi_device {
     bool retained;     /* by this struct; a copy for a part of the communicator has not */
     CUstream stream;   /* communication, of the highest priority */
     CUstream side;     /* copies of the caller's that nothing else orders */
+    struct cdi_blocks *blocks;
     CUlibrary library;
     CUfunction kernel[CDI_N_KERNELS];
     uint32_t n_sm;
@@ -42,10 +45,24 @@ void cdi_device_leave(const struct cdi_device *d);
 /* Put a launch on the communication stream. A grid of 0 is nothing to do. */
 cddp_status cdi_device_launch(const struct cdi_device *d, struct cdi_launch *launch, struct cdi_error *err);
 
-/* Is it memory of a GPU (also managed memory)? Any thread. */
-bool cdi_device_owns(const void *p);
+/*
+ * Is it this GPU's memory, or managed memory? Else it is the host's, pinned or not. NULL is the host's. Any thread.
+ * CDDP_OK; and with *on_device true, since nobody may take it for the host's: CDDP_E_INVALID (another GPU's: the
+ * sentence names both), CDDP_E_SYSTEM (the driver does not say, as after a fault of the GPU).
+ */
+cddp_status cdi_device_look(const struct cdi_device *d, const void *p, bool *on_device, struct cdi_error *err);
 
-/* Copy on the side stream, and wait. Any two of host and device. */
+/* --------------------------------------------------------------------------------------------- copies (copy.c) ---- */
+
+/* The blocks of a device, with the context current. They belong to nobody else, so that no copy waits for another's. */
+cddp_status cdi_blocks_create(struct cdi_blocks **out, struct cdi_error *err);
+void cdi_blocks_destroy(struct cdi_blocks *c); /* NULL is allowed; no copy is under way */
+
+/*
+ * Copy `bytes` bytes between any two of host and device, and return when it is done. It is ordered behind nothing: what
+ * uses the memory was waited for. Gets no memory, and waits for nothing but other copies. Any thread, with the context
+ * current. CDDP_OK, or what cdi_device_look and the driver say.
+ */
 cddp_status cdi_device_copy(const struct cdi_device *d, void *to, const void *from, size_t bytes,
                             struct cdi_error *err);
 

@@ -50,6 +50,7 @@
     X(event_destroy, cuEventDestroy, 4000)                  \
     X(event_record, cuEventRecord, 2000)                    \
     X(event_query, cuEventQuery, 2000)                      \
+    X(event_synchronize, cuEventSynchronize, 2000)          \
     X(memory_alloc, cuMemAlloc, 3020)                       \
     X(memory_free, cuMemFree, 3020)                         \
     X(pinned_alloc, cuMemHostAlloc, 2020)                   \
@@ -58,7 +59,7 @@
     X(to_host, cuMemcpyDtoHAsync, 3020)                     \
     X(on_device, cuMemcpyDtoDAsync, 3020)                   \
     X(set_bytes, cuMemsetD8Async, 3020)                     \
-    X(pointer_attribute, cuPointerGetAttribute, 4000)       \
+    X(pointer_attributes, cuPointerGetAttributes, 7000)     \
     X(library_load, cuLibraryLoadData, 12000)               \
     X(library_unload, cuLibraryUnload, 12000)               \
     X(library_kernel, cuLibraryGetKernel, 12000)            \

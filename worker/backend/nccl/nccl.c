@@ -22,6 +22,7 @@ static void init_locks(struct cdi_backend *b)
     (void)pthread_mutex_init(&b->lock, NULL); /* on Linux these cannot fail without attributes */
     (void)pthread_mutex_init(&b->word, NULL);
     (void)pthread_mutex_init(&b->scan_lock, NULL);
+    (void)pthread_mutex_init(&b->copy_lock, NULL);
     (void)pthread_condattr_init(&attr);
     (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     (void)pthread_cond_init(&b->news, &attr);
@@ -57,6 +58,8 @@ static cddp_status equip(struct cdi_backend *b, struct cdi_error *err)
     if (st == CDDP_OK)
         st = get_event(&b->scan_event, err);
     if (st == CDDP_OK)
+        st = get_event(&b->copy_event, err);
+    if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.memory_alloc(&token, TOKEN_BYTES), "getting memory of the GPU", err);
     b->token = (void *)(uintptr_t)token;
     if (st == CDDP_OK)
@@ -72,13 +75,13 @@ static cddp_status equip(struct cdi_backend *b, struct cdi_error *err)
         st = cdi_cuda_check(cdi_cuda.set_bytes(token, 0, TOKEN_BYTES, b->device.stream), "clearing memory", err);
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.set_bytes(partial, 0, PARTIAL_BYTES, b->device.stream), "clearing memory", err);
-    return st;
+    return st == CDDP_OK ? cdi_stage_open(b, err) : st;
 }
 
 /* Ends of what equip began. */
 static void strip(struct cdi_backend *b)
 {
-    CUevent events[] = {b->mark, b->tail, b->scan_event};
+    CUevent events[] = {b->mark, b->tail, b->scan_event, b->copy_event};
 
     for (size_t i = 0; i < sizeof events / sizeof events[0]; i++)
         if (events[i] != NULL)
@@ -132,6 +135,7 @@ static void gpu_destroy(struct cdi_backend *b)
     cdi_device_close(&b->device);
     cdi_host->flight_close(b->own_flight);
     (void)pthread_cond_destroy(&b->news);
+    (void)pthread_mutex_destroy(&b->copy_lock);
     (void)pthread_mutex_destroy(&b->scan_lock);
     (void)pthread_mutex_destroy(&b->word);
     (void)pthread_mutex_destroy(&b->lock);
@@ -293,18 +297,55 @@ static void gpu_release(struct cdi_backend *b, void *p)
 
 static bool gpu_is_device(struct cdi_backend *b, const void *p)
 {
-    (void)b;
-    return cdi_device_owns(p);
+    bool on_device;
+
+    cdi_device_enter(&b->device);
+    (void)cdi_device_look(&b->device, p, &on_device, NULL);
+    cdi_device_leave(&b->device);
+    return on_device;
+}
+
+static cddp_status gpu_check_memory(struct cdi_backend *b, const void *p, struct cdi_error *err)
+{
+    bool on_device;
+    cddp_status st;
+
+    cdi_device_enter(&b->device);
+    st = cdi_device_look(&b->device, p, &on_device, err);
+    cdi_device_leave(&b->device);
+    return st;
+}
+
+/*
+ * Wait for all that was enqueued, element functions included. The copy behind it then waits for no peer, with the
+ * blocks in its hands.
+ */
+static cddp_status catch_up(struct cdi_backend *b, struct cdi_error *err)
+{
+    cddp_status st = cdi_gpu_health(b, err);
+
+    if (st != CDDP_OK)
+        return st;
+    (void)pthread_mutex_lock(&b->copy_lock);
+    (void)pthread_mutex_lock(&b->lock);
+    st = cdi_gpu_flush(b, err);
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.event_record(b->copy_event, b->device.stream), "recording an event", err);
+    (void)pthread_mutex_unlock(&b->lock);
+    if (st == CDDP_OK)
+        st = cdi_gpu_await_event(b, b->copy_event, err);
+    (void)pthread_mutex_unlock(&b->copy_lock);
+    return st;
 }
 
 static cddp_status gpu_copy(struct cdi_backend *b, void *to, const void *from, size_t bytes, struct cdi_error *err)
 {
-    cddp_status st = cdi_gpu_lead(b, 0, b->device.side, err);
+    cddp_status st;
 
-    if (st != CDDP_OK)
-        return st;
     cdi_device_enter(&b->device);
-    st = cdi_device_copy(&b->device, to, from, bytes, err);
+    st = catch_up(b, err);
+    if (st == CDDP_OK)
+        st = cdi_device_copy(&b->device, to, from, bytes, err);
     cdi_device_leave(&b->device);
     return st;
 }
@@ -358,6 +399,7 @@ static const struct cdi_backend_ops gpu_ops = {
     .alloc = gpu_alloc,
     .release = gpu_release,
     .is_device = gpu_is_device,
+    .check_memory = gpu_check_memory,
     .copy = gpu_copy,
     .describe = gpu_describe,
     .health = cdi_gpu_health,

@@ -2,7 +2,11 @@
 /*
  * Host memory in operations: it is copied through a block of pinned memory to a block of the device's, and results come
  * back the same way, so that no caller's thread waits for a pageable copy that itself waits for peers. Results reach
- * the caller's memory when the operation is joined. Blocks are used again; large ones are freed.
+ * the caller's memory when the operation is joined.
+ *
+ * The driver may wait for all that runs on the GPU while it gives or takes memory, and so for peers. So a few small
+ * blocks are made at creation, which is enough for agreements; others are made when they are first needed, and used
+ * again. Large ones are freed when nothing is in flight.
  */
 #include "worker/backend/nccl/state.h"
 
@@ -10,6 +14,7 @@
 
 #define SMALLEST_BLOCK ((size_t)64 << 10)
 #define KEPT_BLOCK ((size_t)64 << 20)
+#define FIRST_BLOCKS 4 /* of the smallest size */
 #define ALIGN 256u
 
 /* How many bytes this rank gives and gets. */
@@ -57,15 +62,18 @@ static void sizes_of(const struct cdi_backend *b, const struct cdi_op *op, size_
     }
 }
 
+/* The smallest that is large enough. */
 static struct cdi_staged *take_spare(struct cdi_backend *b, size_t bytes)
 {
-    struct cdi_staged **at = &b->spare_staged, *s;
+    struct cdi_staged **best = NULL, *s = NULL;
 
-    while (*at != NULL && (*at)->cap < bytes)
-        at = &(*at)->next;
-    s = *at;
-    if (s != NULL)
-        *at = s->next;
+    for (struct cdi_staged **at = &b->spare_staged; *at != NULL; at = &(*at)->next)
+        if ((*at)->cap >= bytes && (best == NULL || (*at)->cap < (*best)->cap))
+            best = at;
+    if (best != NULL) {
+        s = *best;
+        *best = s->next;
+    }
     return s;
 }
 
@@ -103,21 +111,51 @@ static cddp_status new_block(struct cdi_staged **out, size_t bytes, struct cdi_e
     return CDDP_OK;
 }
 
+cddp_status cdi_stage_open(struct cdi_backend *b, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    for (int i = 0; i < FIRST_BLOCKS && st == CDDP_OK; i++) {
+        struct cdi_staged *s;
+
+        st = new_block(&s, SMALLEST_BLOCK, err);
+        if (st != CDDP_OK)
+            return st;
+        s->next = b->spare_staged;
+        b->spare_staged = s;
+    }
+    return st;
+}
+
+/* Whose memory is it? *on_host: it is to pass through a block; where nothing is moved, it is not looked at. */
+static cddp_status look(const struct cdi_backend *b, const void *p, size_t bytes, bool *on_host, struct cdi_error *err)
+{
+    bool on_device = true;
+    cddp_status st = bytes > 0 ? cdi_device_look(&b->device, p, &on_device, err) : CDDP_OK;
+
+    *on_host = !on_device;
+    return st;
+}
+
 cddp_status cdi_stage_prepare(struct cdi_backend *b, const struct cdi_op *op, struct cdi_staged **out,
                               struct cdi_error *err)
 {
     size_t in, back, at = 0;
     bool in_host, out_host;
     struct cdi_staged *s;
+    cddp_status st;
 
     *out = NULL;
     if (op->region != NULL || op->kind == CDI_BARRIER)
         return CDDP_OK;
     sizes_of(b, op, &in, &back);
-    in_host = in > 0 && !cdi_device_owns(op->in);
-    out_host = back > 0 && !cdi_device_owns(op->out);
-    if (!in_host && !out_host)
-        return CDDP_OK;
+    st = look(b, op->in, in, &in_host, err);
+    out_host = in_host;
+    if (st == CDDP_OK && (in == 0 || op->out != op->in))
+        st = look(b, op->out, back, &out_host, err);
+    out_host = out_host && back > 0;
+    if (st != CDDP_OK || (!in_host && !out_host))
+        return st;
     if (in_host && out_host && op->in != op->out)
         at = (in + ALIGN - 1) / ALIGN * ALIGN;
     (void)pthread_mutex_lock(&b->lock);
@@ -175,25 +213,37 @@ cddp_status cdi_stage_out(struct cdi_backend *b, struct cdi_slot *slot, struct c
         "copying from the GPU", err);
 }
 
+/* Spare blocks that are too large to be kept. */
+static struct cdi_staged *take_large(struct cdi_backend *b)
+{
+    struct cdi_staged **at = &b->spare_staged, *large = NULL;
+
+    while (*at != NULL) {
+        struct cdi_staged *s = *at;
+
+        if (s->cap <= KEPT_BLOCK) {
+            at = &s->next;
+            continue;
+        }
+        *at = s->next;
+        s->next = large;
+        large = s;
+    }
+    return large;
+}
+
 struct cdi_staged *cdi_stage_take(struct cdi_backend *b, uint64_t ticket)
 {
-    struct cdi_staged *large = NULL;
-
     while (b->out_staged != NULL && b->out_staged->ticket <= ticket) {
         struct cdi_staged *s = b->out_staged;
 
         b->out_staged = s->next;
         if (s->out_bytes > 0)
             memcpy(s->out, s->pinned + s->out_at, s->out_bytes);
-        if (s->cap > KEPT_BLOCK) {
-            s->next = large;
-            large = s;
-        } else {
-            s->next = b->spare_staged;
-            b->spare_staged = s;
-        }
+        s->next = b->spare_staged;
+        b->spare_staged = s;
     }
-    return large;
+    return b->done == b->given ? take_large(b) : NULL;
 }
 
 void cdi_stage_free(struct cdi_staged *list)

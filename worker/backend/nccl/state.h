@@ -113,6 +113,9 @@ struct cdi_backend {
     CUevent scan_event;
     double *partial; /* CDI_TALLY_BLOCKS of the device's, zeros between two tallies; used on the stream alone */
 
+    pthread_mutex_t copy_lock; /* one copy of the caller's at a time waits by copy_event */
+    CUevent copy_event;
+
     pthread_mutex_t word;
     pthread_cond_t news; /* for the watch thread: work, failure, the end. For joiners: aborted */
     pthread_t watch;
@@ -202,6 +205,8 @@ void cdi_gpu_free_ring(struct cdi_backend *b);
 
 /* ------------------------------------------------------------------------------------ host memory (stage.c) ---- */
 
+/* Blocks for small operations, so that none of them asks the driver for memory. At creation, the context current. */
+cddp_status cdi_stage_open(struct cdi_backend *b, struct cdi_error *err);
 /* A block for an operation that has host memory, with its input in it; *out = NULL: it has none. Without `lock`. */
 cddp_status cdi_stage_prepare(struct cdi_backend *b, const struct cdi_op *op, struct cdi_staged **out,
                               struct cdi_error *err);
@@ -210,7 +215,10 @@ void cdi_stage_keep(struct cdi_backend *b, struct cdi_staged *s);
 /* With `lock`: around the operation on the communication stream; its pointers become the device's. */
 cddp_status cdi_stage_in(struct cdi_backend *b, struct cdi_slot *slot, struct cdi_error *err);
 cddp_status cdi_stage_out(struct cdi_backend *b, struct cdi_slot *slot, struct cdi_error *err);
-/* With `lock`: results up to ticket, which are there, go to the callers. Returns blocks to be freed without it. */
+/*
+ * With `lock`: results up to ticket, which are there, go to the callers. Returns blocks to be freed without it, and
+ * only where nothing is in flight.
+ */
 struct cdi_staged *cdi_stage_take(struct cdi_backend *b, uint64_t ticket);
 /* Free a list; waits for what runs on the GPU, so never with `lock`. */
 void cdi_stage_free(struct cdi_staged *list);

@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Whose memory libcddp takes, and how it copies: the public functions in a world of one, on the stand-in. */
+#include "device.h"
+#include "hygiene.h"
+
+#include <cddp/cddp.h>
+#include <string.h>
+
+#include "tests/support/world.h" /* and not the one of this folder */
+
+CDI_SUITE(copies, .timeout = 60);
+
+#define BLOCK ((size_t)2 << 20) /* of pinned memory */
+
+#define OK(call) cr_assert_eq((call), CDDP_OK, "%s: %s", #call, cddp_last_error())
+#define SAYS(what) cr_assert(strstr(cddp_last_error(), what) != NULL, "%s", cddp_last_error())
+
+static cddp_comm *begin(void)
+{
+    cddp_comm *comm;
+
+    OK(cddp_init(&comm, NULL));
+    cr_assert_str_eq(cddp_backend_name(comm), "nccl");
+    return comm;
+}
+
+static void end(cddp_comm *comm)
+{
+    OK(cddp_finalize(comm));
+    cr_assert_eq(standin_faults(), 0, "%s", standin_last_fault());
+}
+
+/* Memory of device 1, while libcddp works on device 0: what a program gets that has not called cudaSetDevice. */
+static CUdeviceptr elsewhere(size_t bytes, bool managed)
+{
+    CUcontext other;
+    CUdeviceptr p;
+
+    CU(cuDevicePrimaryCtxRetain(&other, 1));
+    CU(cuCtxPushCurrent(other));
+    CU(managed ? cuMemAllocManaged(&p, bytes, CU_MEM_ATTACH_GLOBAL) : cuMemAlloc(&p, bytes));
+    CU(cuCtxPopCurrent(NULL));
+    return p;
+}
+
+static void release(CUdeviceptr p)
+{
+    CU(cuMemFree(p));
+    CU(cuDevicePrimaryCtxRelease(1));
+}
+
+static void refused(cddp_status status)
+{
+    cr_assert_eq(status, CDDP_E_INVALID);
+    SAYS("is of GPU 1 (Stand-in device at 0000:02:00.0), but this rank works on GPU 0 (Stand-in device at "
+         "0000:01:00.0)");
+    SAYS("cudaSetDevice(0)");
+}
+
+Test(copies, memory_of_another_gpu_is_refused_and_both_are_named)
+{
+    cddp_comm *comm = begin();
+    CUdeviceptr theirs = elsewhere(4096, false);
+    void *at = (void *)theirs, *mine;
+    float host[64] = {0};
+    cddp_param param = {.name = "w", .data = at, .count = 64, .dtype = CDDP_FLOAT32};
+    const cddp_checkpoint_item item = {.name = "w", .data = at, .bytes = sizeof host};
+    cddp_ddp *ddp;
+
+    OK(cddp_alloc(comm, 4096, &mine));
+    refused(cddp_copy(comm, at, host, sizeof host));
+    refused(cddp_copy(comm, host, at, sizeof host));
+    refused(cddp_copy(comm, mine, at, sizeof host));
+    refused(cddp_all_reduce(comm, at, at, 64, CDDP_FLOAT32, CDDP_SUM));
+    refused(cddp_all_reduce(comm, mine, at, 64, CDDP_FLOAT32, CDDP_SUM));
+    refused(cddp_ddp_create(&ddp, comm, &param, 1, NULL));
+    SAYS("parameter 0 'w', its data: the memory");
+    param = (cddp_param){.name = "w", .data = mine, .grad = at, .count = 64, .dtype = CDDP_FLOAT32};
+    refused(cddp_ddp_create(&ddp, comm, &param, 1, NULL));
+    SAYS("parameter 0 'w', its gradient: the memory");
+    refused(cddp_checkpoint_save(comm, "nowhere", 1, &item, 1, NULL));
+    OK(cddp_all_reduce(comm, host, host, 64, CDDP_FLOAT32, CDDP_SUM)); /* nothing is broken */
+    cddp_free(comm, mine);
+    release(theirs);
+    end(comm);
+}
+
+Test(copies, managed_memory_is_every_gpus)
+{
+    cddp_comm *comm = begin();
+    CUdeviceptr managed = elsewhere(sizeof(float), true);
+    float x = 3;
+
+    OK(cddp_copy(comm, (void *)managed, &x, sizeof x));
+    OK(cddp_all_reduce(comm, (void *)managed, (void *)managed, 1, CDDP_FLOAT32, CDDP_SUM));
+    OK(cddp_copy(comm, &x, (void *)managed, sizeof x));
+    cr_assert_eq(x, 3);
+    release(managed);
+    end(comm);
+}
+
+/* The singular call has an error for host memory, at which compute-sanitizer would stop. */
+Test(copies, host_memory_is_told_without_an_error_of_the_driver)
+{
+    cddp_comm *comm;
+    void *mine;
+    float x = 3, y = 0;
+
+    cr_assert_eq(setenv("CDDP_STANDIN_FAIL", "cuPointerGetAttribute:1+:719", 1), 0);
+    standin_configure();
+    comm = begin();
+    OK(cddp_alloc(comm, sizeof x, &mine));
+    OK(cddp_copy(comm, mine, &x, sizeof x));
+    OK(cddp_all_reduce(comm, mine, mine, 1, CDDP_FLOAT32, CDDP_SUM));
+    OK(cddp_copy(comm, &y, mine, sizeof x));
+    cr_assert_eq(y, 3);
+    cddp_free(comm, mine);
+    end(comm);
+}
+
+/* After a fault of the GPU the driver says nothing of memory: it is not the host's all the same. */
+Test(copies, memory_of_which_the_driver_says_nothing_is_not_touched)
+{
+    cddp_comm *comm = begin();
+    void *mine;
+    float x = 3;
+
+    OK(cddp_alloc(comm, sizeof x, &mine));
+    cr_assert_eq(setenv("CDDP_STANDIN_FAIL", "cuPointerGetAttributes:1+:700", 1), 0);
+    standin_configure();
+    cr_assert_eq(cddp_copy(comm, mine, &x, sizeof x), CDDP_E_SYSTEM);
+    SAYS("asking whose memory this is: the CUDA driver says CUDA_ERROR_ILLEGAL_ADDRESS");
+    cr_assert_eq(cddp_all_reduce(comm, mine, mine, 1, CDDP_FLOAT32, CDDP_SUM), CDDP_E_SYSTEM);
+    cr_assert_eq(unsetenv("CDDP_STANDIN_FAIL"), 0);
+    standin_configure();
+    cddp_free(comm, mine);
+    end(comm);
+}
+
+static void fill(uint8_t *p, size_t bytes, unsigned seed)
+{
+    for (size_t i = 0; i < bytes; i++)
+        p[i] = (uint8_t)(seed = seed * 1103515245u + 12345u, seed >> 16);
+}
+
+/* Around the size of a block, through both, and more often than there are blocks. */
+Test(copies, every_byte_arrives_and_none_beyond)
+{
+    static const size_t sizes[] = {0, 1, 255, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 3 * BLOCK + 5, 5 * BLOCK - 3};
+    size_t cap = 5 * BLOCK + 64;
+    uint8_t *from = malloc(cap), *to = malloc(cap);
+    cddp_comm *comm = begin();
+    void *a, *b;
+
+    cr_assert(from != NULL && to != NULL);
+    OK(cddp_alloc(comm, cap, &a));
+    OK(cddp_alloc(comm, cap, &b));
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        size_t n = sizes[i];
+
+        fill(from, cap, (unsigned)i);
+        memset(to, 7, cap);
+        OK(cddp_copy(comm, a, to, cap));
+        OK(cddp_copy(comm, a, from, n));
+        OK(cddp_copy(comm, b, a, cap));
+        OK(cddp_copy(comm, to, b, n));
+        cr_assert_eq(memcmp(to, from, n), 0, "%zu bytes", n);
+        cr_assert(to[n] == 7 && to[cap - 1] == 7, "beyond %zu bytes", n);
+        OK(cddp_copy(comm, to, b, cap));
+        cr_assert(memcmp(to, from, n) == 0 && to[n] == 7 && to[cap - 1] == 7, "%zu bytes, all of it", n);
+    }
+    cddp_free(comm, a);
+    cddp_free(comm, b);
+    free(from);
+    free(to);
+    end(comm);
+}
+
+/* Pinned memory and memory of the GPU come and go while the communicator does, and not in its calls. */
+Test(copies, calls_make_and_free_no_memory)
+{
+    size_t large = 3 * BLOCK + 1;
+    uint8_t *host = calloc(1, large);
+    float x[16] = {1}, y[16];
+    cddp_comm *comm = begin();
+    cddp_work work = {.size = sizeof work,
+                      .what = CDDP_ALL_REDUCE,
+                      .in = y,
+                      .out = y,
+                      .count = 16,
+                      .dtype = CDDP_FLOAT32,
+                      .op = CDDP_SUM};
+    uint64_t tickets[4], before;
+    void *mine;
+
+    cr_assert_not_null(host);
+    OK(cddp_alloc(comm, large, &mine));
+    before = standin_allocations();
+    for (int i = 0; i < 3; i++) {
+        OK(cddp_copy(comm, mine, host, large));
+        OK(cddp_copy(comm, host, mine, large));
+        OK(cddp_copy(comm, host, mine, 1));
+        OK(cddp_all_reduce(comm, x, y, 16, CDDP_FLOAT32, CDDP_SUM));
+        OK(cddp_broadcast(comm, x, 16, CDDP_FLOAT32, 0));
+        OK(cddp_barrier(comm));
+        for (int k = 0; k < 4; k++) /* as many as there are blocks at once */
+            OK(cddp_start(comm, &work, &tickets[k]));
+        for (int k = 0; k < 4; k++)
+            OK(cddp_join(comm, tickets[k]));
+    }
+    cr_assert_eq(standin_allocations(), before, "%d in calls", (int)(standin_allocations() - before));
+    cddp_free(comm, mine);
+    free(host);
+    end(comm);
+}
+
+#define LARGE (((size_t)64 << 20) + 1) /* bytes: its block is one of those that are not kept */
+
+/* Rank 1 comes to the second collective only when rank 0 has joined the first. */
+static int join_the_first(int rank)
+{
+    uint8_t *x = calloc(LARGE, 1);
+    float y = 1, sum = 0;
+    const char *key = "joined";
+    cddp_work first = {
+        .size = sizeof first, .what = CDDP_BROADCAST, .in = x, .out = x, .count = LARGE, .dtype = CDDP_UINT8};
+    cddp_work second = {.size = sizeof second,
+                        .what = CDDP_ALL_REDUCE,
+                        .in = &y,
+                        .out = &sum,
+                        .count = 1,
+                        .dtype = CDDP_FLOAT32,
+                        .op = CDDP_SUM};
+    uint64_t a, b = 0;
+    cddp_comm *comm;
+
+    (void)setenv("CDDP_BACKEND", "nccl", 1);
+    CHECK(x != NULL && cddp_init(&comm, NULL) == CDDP_OK);
+    x[LARGE - 1] = rank == 0 ? 5 : 0;
+    CHECK(cddp_start(comm, &first, &a) == CDDP_OK);
+    if (rank == 0)
+        CHECK(cddp_start(comm, &second, &b) == CDDP_OK);
+    CHECK(cddp_join(comm, a) == CDDP_OK && x[LARGE - 1] == 5);
+    if (rank == 0) {
+        CHECK(cddp_store_set(cddp_comm_store(comm), key, "", 0) == CDDP_OK);
+    } else {
+        CHECK(cddp_store_wait(cddp_comm_store(comm), &key, 1, 60000) == CDDP_OK);
+        CHECK(cddp_start(comm, &second, &b) == CDDP_OK);
+    }
+    CHECK(cddp_join(comm, b) == CDDP_OK && sum == 2);
+    free(x);
+    return cddp_finalize(comm) != CDDP_OK;
+}
+
+/* The driver frees memory when all that runs on the GPU is done: not while a collective waits for its peers. */
+Test(copies, a_join_does_not_wait_for_later_collectives, .timeout = 120)
+{
+    cr_assert_eq(run_world(2, join_the_first), 0);
+}

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Copies between host and GPU, through two blocks of pinned memory that are made with the device: pinned memory comes
+ * and goes slowly, and the driver may wait for all that runs on the GPU meanwhile, collectives and their peers
+ * included. While a block is on its way, the host fills or empties the other.
+ */
+#include "worker/backend/nccl/device.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#define BLOCK_BYTES ((size_t)2 << 20)
+#define N_BLOCKS 2
+
+struct cdi_blocks {
+    pthread_mutex_t lock; /* one copy at a time: nothing that waits for a peer is done with it */
+    uint8_t *block[N_BLOCKS];
+    CUevent gone[N_BLOCKS]; /* behind the last copy from or to the block */
+};
+
+cddp_status cdi_blocks_create(struct cdi_blocks **out, struct cdi_error *err)
+{
+    struct cdi_blocks *c = cdi_host->alloc(1, sizeof *c);
+    cddp_status st = CDDP_OK;
+
+    if (c == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    (void)pthread_mutex_init(&c->lock, NULL);
+    for (int i = 0; i < N_BLOCKS && st == CDDP_OK; i++) {
+        void *pinned = NULL;
+
+        st = cdi_cuda_check(cdi_cuda.pinned_alloc(&pinned, BLOCK_BYTES, 0), "getting pinned memory", err);
+        c->block[i] = pinned;
+        if (st == CDDP_OK)
+            st = cdi_cuda_check(cdi_cuda.event_create(&c->gone[i], CU_EVENT_DISABLE_TIMING), "creating an event", err);
+    }
+    if (st != CDDP_OK) {
+        cdi_blocks_destroy(c);
+        return st;
+    }
+    *out = c;
+    return CDDP_OK;
+}
+
+void cdi_blocks_destroy(struct cdi_blocks *c)
+{
+    if (c == NULL)
+        return;
+    for (int i = 0; i < N_BLOCKS; i++) {
+        if (c->gone[i] != NULL)
+            (void)cdi_cuda.event_destroy(c->gone[i]);
+        if (c->block[i] != NULL)
+            (void)cdi_cuda.pinned_free(c->block[i]);
+    }
+    (void)pthread_mutex_destroy(&c->lock);
+    cdi_host->release(c);
+}
+
+/* The block is free again; one that was never used is. */
+static cddp_status await_block(const struct cdi_blocks *c, size_t i, struct cdi_error *err)
+{
+    return cdi_cuda_check(cdi_cuda.event_synchronize(c->gone[i % N_BLOCKS]), "copying", err);
+}
+
+static size_t piece_bytes(size_t bytes, size_t piece)
+{
+    size_t left = bytes - piece * BLOCK_BYTES;
+
+    return left < BLOCK_BYTES ? left : BLOCK_BYTES;
+}
+
+/* Piece i of the copy goes through block i % 2. */
+static cddp_status send_piece(const struct cdi_device *d, uint8_t *to, const uint8_t *from, size_t bytes, size_t i,
+                              struct cdi_error *err)
+{
+    const struct cdi_blocks *c = d->blocks;
+    size_t at = i * BLOCK_BYTES, n = piece_bytes(bytes, i);
+    cddp_status st = await_block(c, i, err);
+
+    if (st != CDDP_OK)
+        return st;
+    memcpy(c->block[i % N_BLOCKS], from + at, n);
+    st = cdi_cuda_check(cdi_cuda.to_device(cdi_device_ptr(to + at), c->block[i % N_BLOCKS], n, d->side),
+                        "copying to the GPU", err);
+    return st == CDDP_OK ? cdi_cuda_check(cdi_cuda.event_record(c->gone[i % N_BLOCKS], d->side), "copying", err) : st;
+}
+
+static cddp_status fetch_piece(const struct cdi_device *d, const uint8_t *from, size_t bytes, size_t i,
+                               struct cdi_error *err)
+{
+    const struct cdi_blocks *c = d->blocks;
+    cddp_status st = cdi_cuda_check(cdi_cuda.to_host(c->block[i % N_BLOCKS], cdi_device_ptr(from + i * BLOCK_BYTES),
+                                                     piece_bytes(bytes, i), d->side),
+                                    "copying from the GPU", err);
+
+    return st == CDDP_OK ? cdi_cuda_check(cdi_cuda.event_record(c->gone[i % N_BLOCKS], d->side), "copying", err) : st;
+}
+
+static cddp_status copy_to_device(const struct cdi_device *d, void *to, const void *from, size_t bytes,
+                                  struct cdi_error *err)
+{
+    size_t n_pieces = (bytes + BLOCK_BYTES - 1) / BLOCK_BYTES;
+    cddp_status st = CDDP_OK;
+
+    for (size_t i = 0; i < n_pieces && st == CDDP_OK; i++)
+        st = send_piece(d, to, from, bytes, i, err);
+    return st;
+}
+
+static cddp_status copy_to_host(const struct cdi_device *d, void *to, const void *from, size_t bytes,
+                                struct cdi_error *err)
+{
+    const struct cdi_blocks *c = d->blocks;
+    size_t n_pieces = (bytes + BLOCK_BYTES - 1) / BLOCK_BYTES;
+    cddp_status st = n_pieces > 0 ? fetch_piece(d, from, bytes, 0, err) : CDDP_OK;
+
+    for (size_t i = 0; i < n_pieces && st == CDDP_OK; i++) {
+        if (i + 1 < n_pieces)
+            st = fetch_piece(d, from, bytes, i + 1, err);
+        if (st == CDDP_OK)
+            st = await_block(c, i, err);
+        if (st == CDDP_OK)
+            memcpy((uint8_t *)to + i * BLOCK_BYTES, c->block[i % N_BLOCKS], piece_bytes(bytes, i));
+    }
+    return st;
+}
+
+cddp_status cdi_device_copy(const struct cdi_device *d, void *to, const void *from, size_t bytes, struct cdi_error *err)
+{
+    bool to_device, from_device;
+    cddp_status st = bytes == 0 ? CDDP_OK : cdi_device_look(d, to, &to_device, err);
+
+    if (st == CDDP_OK && bytes > 0)
+        st = cdi_device_look(d, from, &from_device, err);
+    if (st != CDDP_OK || bytes == 0)
+        return st;
+    if (!to_device && !from_device) {
+        memcpy(to, from, bytes);
+        return CDDP_OK;
+    }
+    (void)pthread_mutex_lock(&d->blocks->lock);
+    if (!from_device)
+        st = copy_to_device(d, to, from, bytes, err);
+    else if (!to_device)
+        st = copy_to_host(d, to, from, bytes, err);
+    else
+        st = cdi_cuda_check(cdi_cuda.on_device(cdi_device_ptr(to), cdi_device_ptr(from), bytes, d->side), "copying",
+                            err);
+    /* Also after an error: the blocks are the next copy's, and so is the caller's memory. */
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.stream_synchronize(d->side), "copying", err);
+    else
+        (void)cdi_cuda.stream_synchronize(d->side);
+    (void)pthread_mutex_unlock(&d->blocks->lock);
+    return st;
+}
