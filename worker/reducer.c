@@ -277,11 +277,14 @@ cddp_status cddp_ddp_grad_ready(cddp_ddp *ddp, size_t i)
 
 cddp_status cddp_ddp_grad_ready_on(cddp_ddp *ddp, size_t i, void *stream)
 {
+    struct cdi_error err;
     bool now = false;
     cddp_status status = check("cddp_ddp_grad_ready", ddp);
 
     if (ddp == NULL || status != CDDP_OK)
         return status;
+    if (cdi_ddp_check_stream(ddp, stream, &err) != CDDP_OK)
+        return cdi_last_error_set(&err);
     (void)pthread_mutex_lock(&ddp->lock);
     status = claim(ddp, i, &now);
     if (status == CDDP_OK && ddp->ops->on_device) {

@@ -62,7 +62,9 @@ static cddp_status prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *pa
     d->wire_dtype = opt->compress;
     d->n_params = n;
     d->n_buffers = opt->n_buffers;
-    status = cdi_ddp_check_memory(d, params, opt->buffers, err);
+    status = cdi_ddp_check_stream(d, opt->stream, err);
+    if (status == CDDP_OK)
+        status = cdi_ddp_check_memory(d, params, opt->buffers, err);
     if (status != CDDP_OK)
         return status;
     if (!copy_params(d, params, n))

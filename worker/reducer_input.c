@@ -104,6 +104,17 @@ cddp_status cdi_ddp_check_input(const cddp_param *params, size_t n, const cddp_d
     return status;
 }
 
+#define STREAM_PER_THREAD ((uintptr_t)2) /* cudaStreamPerThread */
+
+cddp_status cdi_ddp_check_stream(const cddp_ddp *d, const void *stream, struct cdi_error *err)
+{
+    if (!d->ops->on_device || (uintptr_t)stream != STREAM_PER_THREAD)
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_INVALID,
+                    "cudaStreamPerThread is another stream in each thread, and buckets are started by whichever thread "
+                    "comes last: give NULL, which waits for it as for all blocking streams, or a stream of your own");
+}
+
 /* Host memory where the GPU's is needed, or another GPU's, would be a fault in the middle of a step. */
 static cddp_status check_memory(const cddp_ddp *d, const cddp_param *p, const void *at, const char *its,
                                 const char *what, size_t i, struct cdi_error *err)

@@ -364,7 +364,8 @@ typedef struct cddp_ddp_options {
     cddp_dtype compress;       /* CDDP_FLOAT16, CDDP_BFLOAT16: float32 gradients are sent in that type. CDDP_FLOAT32:
                                   those of 16 bits are sent and summed as float32, and rounded once, behind the sum.
                                   Others, and all with 0: as they are */
-    void *stream;              /* GPU: the compute stream, a cudaStream_t; NULL is the legacy one. Unused on the CPU */
+    void *stream;              /* GPU: the compute stream, a cudaStream_t; NULL is the legacy one, which waits for all
+                                  blocking ones; cudaStreamPerThread is refused. Unused on the CPU */
     const cddp_param *buffers; /* n_buffers of them, for cddp_ddp_sync_buffers: any types, and no `grad` */
     size_t n_buffers;          /* 0: none */
     size_t last_bucket_bytes;  /* the first parameters' gradients, which come last, get a bucket of their own that
@@ -470,6 +471,7 @@ CDDP_API cddp_status cddp_ddp_grad_ready(cddp_ddp *ddp, size_t i);
  * The same for a gradient that is made on another stream of the GPU: communication waits for what `stream` has been
  * given until the bucket starts, and so the stream must live until cddp_ddp_wait(). On the CPU the stream is not used,
  * since the backend, and not NULL, tells host from device: the gradient must be there, as for cddp_ddp_grad_ready().
+ * Also CDDP_E_INVALID: cudaStreamPerThread, which is another stream in the thread that starts the bucket.
  */
 CDDP_API cddp_status cddp_ddp_grad_ready_on(cddp_ddp *ddp, size_t i, void *stream);
 

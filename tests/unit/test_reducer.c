@@ -636,14 +636,14 @@ Test(reducer, on_a_device_a_bucket_follows_the_streams_of_its_gradients_and_the_
     comm.calls[0] = '\0';
     (void)cddp_ddp_grad_ready(d, 3);
     cr_assert_str_eq(comm.calls, "", "an event per bucket, not per gradient");
-    (void)cddp_ddp_grad_ready_on(d, 2, stream(2));
-    cr_assert_str_eq(comm.calls, "follow 1; follow 2; all_reduce 0; ");
+    (void)cddp_ddp_grad_ready_on(d, 2, stream(4));
+    cr_assert_str_eq(comm.calls, "follow 1; follow 4; all_reduce 0; ");
     (void)cddp_ddp_grad_ready_on(d, 1, stream(3));
     (void)cddp_ddp_grad_ready_on(d, 0, stream(3));
     cr_assert_eq(cddp_ddp_wait_param(d, 2), CDDP_OK);
     cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
     cr_assert_str_eq(comm.calls,
-                     "follow 1; follow 2; all_reduce 0; follow 3; all_reduce 1; lead 1 on 1; lead 0 on 1; ");
+                     "follow 1; follow 4; all_reduce 0; follow 3; all_reduce 1; lead 1 on 1; lead 0 on 1; ");
     cr_assert_eq(comm.n_joins, 0, "the host waits for nothing in a step");
     cddp_ddp_destroy(d);
     fake_close(&comm, 1);
@@ -903,6 +903,28 @@ Test(reducer, on_a_device_a_hook_gets_the_stream_of_operations_and_nobody_waits_
     cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
     cr_assert_str_eq(comm.calls, "lend; end 1 on 77; take back; lead 0 on 0; ", "once per step and bucket");
     cr_assert_eq(comm.n_joins, 0);
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}
+
+/* It is another stream in each thread, and the bucket is started by whichever comes last. */
+Test(reducer, the_stream_of_each_thread_is_refused_and_nothing_is_broken)
+{
+    cddp_ddp_options opt = small;
+    cddp_comm comm;
+    cddp_ddp *d = NULL;
+
+    fake_open(&comm, 1);
+    comm.device = true;
+    opt.stream = stream(2);
+    cr_assert_eq(cddp_ddp_create(&d, &comm, large, 4, &opt), CDDP_E_INVALID);
+    cr_assert(strstr(cddp_last_error(), "cudaStreamPerThread") != NULL, "%s", cddp_last_error());
+    d = open_with(&comm, large, 4, &small);
+    cr_assert_eq(cddp_ddp_grad_ready_on(d, 3, stream(2)), CDDP_E_INVALID);
+    cr_assert(strstr(cddp_last_error(), "cudaStreamPerThread") != NULL, "%s", cddp_last_error());
+    for (size_t i = 4; i-- > 0;)
+        cr_assert_eq(cddp_ddp_grad_ready_on(d, i, stream(1)), CDDP_OK, "the legacy one has a handle, too");
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
     cddp_ddp_destroy(d);
     fake_close(&comm, 1);
 }
