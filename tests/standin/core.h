@@ -28,6 +28,7 @@ struct si_settings {
     unsigned n_devices;
     unsigned instances; /* so many devices share a PCI address */
     size_t device_memory;
+    int driver; /* its version: 13000 */
     enum si_query query;
     bool count_faults, leaks_are_faults, trace, context_lock;
 };

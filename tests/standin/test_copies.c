@@ -30,6 +30,35 @@ static void end(cddp_comm *comm)
     cr_assert_eq(standin_faults(), 0, "%s", standin_last_fault());
 }
 
+/* What a driver says that is older than the nvcc that made the kernels' code. */
+Test(copies, code_that_is_too_new_for_the_driver_says_which_driver_it_needs)
+{
+    cddp_comm *comm;
+
+    cr_assert_eq(setenv("CDDP_STANDIN_DRIVER", "12040", 1), 0);
+    cr_assert_eq(setenv("CDDP_STANDIN_FAIL", "cuLibraryLoadData:1:222", 1), 0);
+    standin_configure();
+    cr_assert_eq(cddp_init(&comm, NULL), CDDP_E_SYSTEM);
+    SAYS("the CUDA driver says CUDA_ERROR_UNSUPPORTED_PTX_VERSION (222)");
+#if CUDA_VERSION >= 13000 /* as that of nvcc, which comes with it */
+    SAYS("this libcddp's GPU code is of CUDA 13.");
+    SAYS("but the NVIDIA driver of CUDA 12.4: install driver 580 or newer, or build with the nvcc of CUDA 12");
+#endif
+}
+
+Test(copies, a_driver_below_the_floor_is_told_what_this_build_needs)
+{
+    cddp_comm *comm;
+
+    cr_assert_eq(setenv("CDDP_STANDIN_DRIVER", "11080", 1), 0);
+    standin_configure();
+    cr_assert_eq(cddp_init(&comm, NULL), CDDP_E_VERSION);
+    SAYS("the NVIDIA driver is of CUDA 11.8: this build of the nccl backend needs driver 5");
+#if CUDA_VERSION >= 13000
+    SAYS("needs driver 580 or newer");
+#endif
+}
+
 /* Memory of device 1, while libcddp works on device 0: what a program gets that has not called cudaSetDevice. */
 static CUdeviceptr elsewhere(size_t bytes, bool managed)
 {

@@ -58,8 +58,8 @@ static cddp_status describe(struct cdi_device *d, int ordinal, struct cdi_error 
 
 static cddp_status load_kernels(struct cdi_device *d, struct cdi_error *err)
 {
-    cddp_status st = cdi_cuda_check(cdi_cuda.library_load(&d->library, cdi_kernel_image, NULL, NULL, 0, NULL, NULL, 0),
-                                    "loading libcddp's kernels", err);
+    cddp_status st =
+        cdi_image_check(cdi_cuda.library_load(&d->library, cdi_kernel_image, NULL, NULL, 0, NULL, NULL, 0), err);
 
     for (int i = 0; i < CDI_N_KERNELS && st == CDDP_OK; i++) {
         const char *name = cdi_kernel_name((enum cdi_kernel)i);

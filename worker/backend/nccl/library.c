@@ -30,6 +30,28 @@ void cdi_nccl_version_text(int code, char *buf, size_t cap)
     (void)snprintf(buf, cap, "%d.%d.%d", code / 10000, code / 100 % 100, code % 100);
 }
 
+/* NVIDIA's "CUDA Compatibility": code of one major version of CUDA is taken by drivers from its first one on. */
+const char *cdi_driver_needed(void)
+{
+    return CDI_NVCC_CUDA / 1000 == 12 ? "525" : CDI_NVCC_CUDA / 1000 == 13 ? "580" : "of this CUDA";
+}
+
+cddp_status cdi_image_check(CUresult r, struct cdi_error *err)
+{
+    cddp_status st = cdi_cuda_check(r, "loading libcddp's kernels", err);
+    int version = 0;
+
+    if (st == CDDP_OK || err == NULL || cdi_cuda.driver_version(&version) != CUDA_SUCCESS ||
+        version / 1000 >= CDI_NVCC_CUDA / 1000)
+        return st;
+    return cdi_error_wrap(
+        err,
+        "this libcddp's GPU code is of CUDA %d.%d, but the NVIDIA driver of CUDA %d.%d: install driver "
+        "%s or newer, or build with the nvcc of CUDA %d",
+        CDI_NVCC_CUDA / 1000, CDI_NVCC_CUDA % 1000 / 10, version / 1000, version % 1000 / 10, cdi_driver_needed(),
+        version / 1000);
+}
+
 /* From libcuda one symbol, and by it all others, each in the version that cuda.h had for us. */
 static cddp_status resolve_cuda(void *lib, struct cdi_error *err)
 {
@@ -38,9 +60,10 @@ static cddp_status resolve_cuda(void *lib, struct cdi_error *err)
     void *at = dlsym(lib, "cuGetProcAddress_v2");
 
     if (at == NULL)
-        return cdi_fail(
-            err, CDDP_E_VERSION,
-            "this machine's NVIDIA driver is older than CUDA 12: the nccl backend needs driver 525 or newer");
+        return cdi_fail(err, CDDP_E_VERSION,
+                        "this machine's NVIDIA driver is older than CUDA 12: this build of the nccl backend needs "
+                        "driver %s or newer",
+                        cdi_driver_needed());
     *(void **)&get = at;
 #define X(member, function, version)                                                                           \
     if (get(#function, &at, version, CU_GET_PROC_ADDRESS_LEGACY_STREAM, &found) != CUDA_SUCCESS || at == NULL) \
@@ -89,8 +112,9 @@ static cddp_status open_driver(struct cdi_error *err)
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.driver_version(&version), "asking for the driver's version", err);
     if (st == CDDP_OK && version < CDI_CUDA_DRIVER_FLOOR)
-        return cdi_fail(err, CDDP_E_VERSION, "the NVIDIA driver is of CUDA %d.%d: the nccl backend needs 12.0 or newer",
-                        version / 1000, version % 1000 / 10);
+        return cdi_fail(err, CDDP_E_VERSION,
+                        "the NVIDIA driver is of CUDA %d.%d: this build of the nccl backend needs driver %s or newer",
+                        version / 1000, version % 1000 / 10, cdi_driver_needed());
     return st;
 }
 

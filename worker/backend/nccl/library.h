@@ -125,6 +125,10 @@ cddp_status cdi_libraries_open(const struct cdi_host *host, struct cdi_error *er
 
 /* CDDP_OK, or CDDP_E_SYSTEM (CDDP_E_NOMEM) with "what: the driver's words". */
 cddp_status cdi_cuda_check(CUresult r, const char *what, struct cdi_error *err);
+/* The driver that the image of the kernels needs, by the nvcc that made it: "580". */
+const char *cdi_driver_needed(void);
+/* cdi_cuda_check for the loading of the image; if the driver is older than it, the sentence says which is needed. */
+cddp_status cdi_image_check(CUresult r, struct cdi_error *err);
 /* "2.30.7" */
 void cdi_nccl_version_text(int code, char *buf, size_t cap);
 
