@@ -7,7 +7,7 @@
  *
  * A step writes every gradient with a kernel that passes over it `work` times, then has it reduced; its time is that
  * between two events on the compute stream. Host time is that spent inside cddp_* calls, and bare's that spent in the
- * calls that do the same by hand. One line of JSON from rank 0.
+ * calls that do the same by hand. Then what clipping the gradients takes. One line of JSON from rank 0.
  */
 #include "tests/gpu/card.h"
 
@@ -307,6 +307,36 @@ static void measure(struct bench *b, const char *op, int work, bool first)
     printf("}");
 }
 
+/* What clipping takes behind a step, of the GPU and of the host, which is not to wait: by a norm that clips nothing. */
+static void measure_clip(struct bench *b)
+{
+    static struct times t;
+    double unused;
+
+    for (int i = -WARM; i < b->sizes.pairs; i++) {
+        const int at = i < 0 ? 0 : i;
+        double start;
+        float ms;
+
+        (void)timed(b, false, 1, &unused);
+        CARD(&b->card, cuEventRecord, b->from, b->card.stream);
+        start = now_us();
+        must(cddp_ddp_clip_grad_norm(b->ddp, 1e30, 2, 0, NULL));
+        t.host_us[at] = now_us() - start;
+        CARD(&b->card, cuEventRecord, b->to, b->card.stream);
+        CARD(&b->card, cuEventSynchronize, b->to);
+        CARD(&b->card, cuEventElapsedTime, &ms, b->from, b->to);
+        t.ms[at] = (double)ms;
+    }
+    if (cddp_rank(b->comm) != 0)
+        return;
+    printf("],\"clip\":{");
+    show("ms", t.ms, b->sizes.pairs);
+    printf(",");
+    show("host_us", t.host_us, b->sizes.pairs);
+    printf("}}\n");
+}
+
 /* The mean, which may cost NCCL a pass, and the sum, which on one rank costs it nothing. */
 static void measure_op(struct bench *b, const char *op, uint32_t flags, bool first)
 {
@@ -325,6 +355,8 @@ static void measure_op(struct bench *b, const char *op, uint32_t flags, bool fir
             card_die("gpu_step: bucket %zu has %zu bytes", k, cddp_ddp_bucket_bytes(b->ddp, k));
     measure(b, op, 0, first);
     measure(b, op, b->sizes.work, false);
+    if (flags == CDDP_DDP_SUM) /* the last one */
+        measure_clip(b);
     cddp_ddp_destroy(b->ddp);
 }
 
@@ -385,8 +417,6 @@ int main(int argc, char **argv)
                b.sizes.bucket_bytes, b.n_params, b.sizes.pairs);
     measure_op(&b, "mean", 0, true);
     measure_op(&b, "sum", CDDP_DDP_SUM, false);
-    if (cddp_rank(b.comm) == 0)
-        printf("]}\n");
     close_bench(&b);
     return 0;
 }

@@ -4,6 +4,7 @@ measurement is worth. Values in, values out: no process, no clock, no GPU."""
 
 RATIO_LIMIT = 1.02         # of a step with the reducer to one with bare ncclAllReduce
 HOST_US = (20, 5)          # beyond what bare ncclAllReduce takes of the host: per step, per bucket
+CLIP_HOST_US = 100         # of a call that clips without telling the norm: the host does not wait for the GPU
 HIDDEN_BELOW_BEST = 0.05   # share of the modelled wire that may show beside what no order could hide
 ERROR_SECONDS = 5          # until the survivors of a killed rank have an error
 SILENT_SECONDS = 60        # after so long without a word a part hangs
@@ -113,6 +114,12 @@ def judge_step(result):
         return ratio, host, None
     return ratio, host, (f'a step takes {ratio:.4f} of bare ncclAllReduce\'s ({RATIO_LIMIT} allowed), '
                          f'{host:.1f} us more of the host ({allowed} allowed)')
+
+
+def judge_clip(result):
+    """Why clipping takes too much of the host, or None: of what bench/gpu_step said."""
+    host = result['clip']['host_us'][1]
+    return None if host <= CLIP_HOST_US else f'clipping takes {host:.1f} us of the host ({CLIP_HOST_US} allowed): it waits'
 
 
 def best_hidden(compute_ms, wire_ms):

@@ -182,13 +182,14 @@ def run_steps(machine, ranks, sizes):
 
 
 def step(machine, ranks):
-    """the reducer over bare ncclAllReduce of the same buckets: the step's time, and the host's"""
+    """the reducer over bare ncclAllReduce of the same buckets: the step's time, and the host's; and what clipping takes"""
     result = run_steps(machine, ranks, [])
-    ratio, host, why = gpu_decide.judge_step(result)
-    result |= {'step_ratio': ratio, 'host_us_more': host}
+    ratio, more, slow = gpu_decide.judge_step(result)
+    why = '; '.join(filter(None, [slow, gpu_decide.judge_clip(result)]))
+    result |= {'step_ratio': ratio, 'host_us_more': more}
     if machine.standin:
         return result | {'limits': NO_LIMITS}
-    need(why is None, f'{why}: {json.dumps(result)}')
+    need(not why, f'{why}: {json.dumps(result)}')
     return result
 
 

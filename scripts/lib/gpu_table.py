@@ -18,7 +18,8 @@ def of_steps(detail):
     runs = [f'{one["op"]}{" with work" if one["work"] else ""} {one["ratio"][1]:.3f} '
             f'({one["reducer_ms"][1]:.3f} ms, host {one["host_us"][1]:.0f} us, bare {one["bare_host_us"][1]:.0f})'
             for one in detail['runs']]
-    return f'{detail["buckets"]} buckets; reducer / bare: {"; ".join(runs)}'
+    clip = f'clipping {detail["clip"]["ms"][1]:.3f} ms, host {detail["clip"]["host_us"][1]:.0f} us'
+    return f'{detail["buckets"]} buckets; reducer / bare: {"; ".join(runs)}; {clip}'
 
 
 def of_facts(detail):

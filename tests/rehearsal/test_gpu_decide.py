@@ -121,6 +121,10 @@ class Measured(unittest.TestCase):
         self.assertEqual(decide.judge_step(result), (1.01, 0, None))
         self.assertIn('1.0300', decide.judge_step({'buckets': 4, 'runs': [run(1.03, 9, 9)]})[2])
 
+    def test_clipping_does_not_wait_for_the_gpu(self):
+        self.assertIsNone(decide.judge_clip({'clip': {'ms': [0, 1.2, 0], 'host_us': [0, 30, 999]}}))
+        self.assertIn('it waits', decide.judge_clip({'clip': {'ms': [0, 1.2, 0], 'host_us': [0, 1210, 0]}}))
+
     def test_the_last_bucket_cannot_be_hidden(self):
         self.assertAlmostEqual(decide.best_hidden([2] * 4, [1] * 4), 3 / 4)
         self.assertAlmostEqual(decide.best_hidden([1] * 4, [2] * 4), 3 / 8)
