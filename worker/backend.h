@@ -12,6 +12,7 @@
 
 #include "common/error.h"
 #include "protocol/flight.h"
+#include "worker/optim_row.h"
 
 #include <cddp/cddp.h>
 #include <stdbool.h>
@@ -262,6 +263,12 @@ struct cdi_backend_ops {
      */
     cddp_status (*clip)(struct cdi_backend *b, const struct cdi_span *x, size_t n, const struct cdi_clip *how,
                         const double *sum, struct cdi_error *err);
+    /* On a device; NULL on the host, where the caller does it. Zeros. */
+    cddp_status (*clear)(struct cdi_backend *b, void *p, size_t bytes, struct cdi_error *err);
+    /* A step of the optimizer: first its rows are counted, then each piece is updated by them (optim_row.h). */
+    cddp_status (*optim_count)(struct cdi_backend *b, const struct cdi_optim_step *s, struct cdi_error *err);
+    cddp_status (*optim_update)(struct cdi_backend *b, const struct cdi_optim_step *s,
+                                const struct cdi_optim_piece *piece, size_t n, struct cdi_error *err);
 };
 
 extern const struct cdi_backend_ops cdi_cpu_backend;

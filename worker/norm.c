@@ -99,6 +99,11 @@ static cddp_status count_all(cddp_ddp *d, bool largest, struct cdi_error *err)
     return st == CDDP_OK && !alone && world->size > 1 ? reduce(d, largest, err) : st;
 }
 
+cddp_status cdi_norm_largest(cddp_ddp *d, struct cdi_error *err)
+{
+    return count_all(d, true, err);
+}
+
 /* Locked. With an optimizer, in a step whose gradients have all come: this rank's share of the means is there. */
 static cddp_status settle(cddp_ddp *d)
 {

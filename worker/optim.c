@@ -15,118 +15,10 @@
 
 #define CHUNK 2048 /* elements that are updated and published at a time, so that they are in a near cache for both */
 
-/* -------------------------------------------------------------------------------------------- checking input ---- */
-
-static cddp_status invalid(struct cdi_error *err, const char *member, double value, const char *must)
-{
-    return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.%s is %g: it must be %s", member, value, must);
-}
-
-static cddp_status check_rule(const struct cdi_optim_rule *r, struct cdi_error *err)
-{
-    bool sgd = r->kind == CDDP_SGD;
-
-    if (!(r->lr > 0) || !isfinite(r->lr))
-        return invalid(err, "lr", r->lr, "above 0, and has no default");
-    if (!(r->weight_decay >= 0) || !isfinite(r->weight_decay))
-        return invalid(err, "weight_decay", r->weight_decay, "0 or more");
-    if (!(r->momentum >= 0) || !isfinite(r->momentum) || (!sgd && r->momentum != 0))
-        return invalid(err, "momentum", r->momentum, sgd ? "0 or more" : "0: only CDDP_SGD has it");
-    if (!isfinite(r->dampening) || (!sgd && r->dampening != 0))
-        return invalid(err, "dampening", r->dampening, sgd ? "a number" : "0: only CDDP_SGD has it");
-    if (r->nesterov != 0 && (!(r->momentum > 0) || r->dampening != 0))
-        return invalid(err, "nesterov", r->nesterov, "0 without momentum, and with dampening");
-    if (!sgd && !(r->beta1 > 0 && r->beta1 < 1))
-        return invalid(err, "beta1", r->beta1, "between 0 and 1");
-    if (!sgd && !(r->beta2 > 0 && r->beta2 < 1))
-        return invalid(err, "beta2", r->beta2, "between 0 and 1");
-    if (!sgd && (!(r->eps > 0) || !isfinite(r->eps)))
-        return invalid(err, "eps", r->eps, "above 0");
-    return CDDP_OK;
-}
-
-static cddp_status make_rule(struct cdi_optim_rule *r, const cddp_optim_options *opt, struct cdi_error *err)
-{
-    if (opt == NULL)
-        return cdi_fail(err, CDDP_E_INVALID,
-                        "cddp_optim_create: opt must not be NULL, since kind and lr have no "
-                        "default");
-    if (opt->size != sizeof *opt)
-        return cdi_fail(err, CDDP_E_INVALID,
-                        "cddp_optim_options.size is %zu, this library's is %zu: set it to sizeof(cddp_optim_options)",
-                        opt->size, sizeof *opt);
-    for (size_t i = 0; i < sizeof opt->reserved / sizeof opt->reserved[0]; i++)
-        if (opt->reserved[i] != 0)
-            return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.reserved[%zu] is not 0", i);
-    if (opt->kind != CDDP_SGD && opt->kind != CDDP_ADAM && opt->kind != CDDP_ADAMW)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.kind is %d: use CDDP_SGD, CDDP_ADAM or CDDP_ADAMW",
-                        (int)opt->kind);
-    *r = (struct cdi_optim_rule){.kind = opt->kind,
-                                 .nesterov = opt->nesterov != 0,
-                                 .lr = opt->lr,
-                                 .weight_decay = opt->weight_decay,
-                                 .momentum = opt->momentum,
-                                 .dampening = opt->dampening,
-                                 .beta1 = opt->beta1 != 0 ? opt->beta1 : 0.9,
-                                 .beta2 = opt->beta2 != 0 ? opt->beta2 : 0.999,
-                                 .eps = opt->eps != 0 ? opt->eps : 1e-8};
-    return check_rule(r, err);
-}
-
-static cddp_status check_group(const cddp_optim_group *g, size_t k, size_t n_params, struct cdi_error *err)
-{
-    if (g->params == NULL && g->n_params > 0)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.groups[%zu]: n_params is %zu, but params is NULL", k,
-                        g->n_params);
-    if (!(g->lr_factor >= 0) || !isfinite(g->lr_factor))
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.groups[%zu].lr_factor is %g: it must be above 0", k,
-                        g->lr_factor);
-    if (!(g->weight_decay >= 0) || !isfinite(g->weight_decay))
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.groups[%zu].weight_decay is %g: it must be 0 or more",
-                        k, g->weight_decay);
-    for (size_t i = 0; i < sizeof g->reserved / sizeof g->reserved[0]; i++)
-        if (g->reserved[i] != 0)
-            return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.groups[%zu].reserved[%zu] is not 0", k, i);
-    for (size_t i = 0; i < g->n_params; i++)
-        if (g->params[i] >= n_params)
-            return cdi_fail(err, CDDP_E_INVALID,
-                            "cddp_optim_options.groups[%zu]: there is no parameter %zu, only 0 to %zu", k, g->params[i],
-                            n_params - 1);
-    return CDDP_OK;
-}
-
-/* own[i] is zeros, and lr_factor then tells who was given a group. */
-static cddp_status apply_groups(struct cdi_optim_own *own, const cddp_ddp *d, const cddp_optim_options *opt,
-                                struct cdi_error *err)
-{
-    if (opt->groups == NULL && opt->n_groups > 0)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.n_groups is %zu, but groups is NULL", opt->n_groups);
-    for (size_t k = 0; k < opt->n_groups; k++) {
-        const cddp_optim_group *g = &opt->groups[k];
-
-        if (check_group(g, k, d->n_params, err) != CDDP_OK)
-            return err->status;
-        for (size_t i = 0; i < g->n_params; i++) {
-            struct cdi_optim_own *to = &own[g->params[i]];
-
-            if (to->lr_factor != 0)
-                return cdi_fail(err, CDDP_E_INVALID,
-                                "cddp_optim_options.groups[%zu]: parameter %zu '%.200s' is in a group already", k,
-                                g->params[i], d->params[g->params[i]].name);
-            *to = (struct cdi_optim_own){g->lr_factor == 0 ? 1 : g->lr_factor, g->weight_decay};
-        }
-    }
-    for (size_t i = 0; i < d->n_params; i++)
-        if (own[i].lr_factor == 0)
-            own[i] = (struct cdi_optim_own){1, opt->weight_decay};
-    return CDDP_OK;
-}
-
 /* Locked. Can this reducer have an optimizer, and now? */
 static cddp_status check_reducer(const cddp_ddp *d, struct cdi_error *err)
 {
-    const char *with = d->ops->on_device                  ? "memory of a GPU"
-                       : (d->flags & CDDP_DDP_JOIN) != 0  ? "ranks of different numbers of steps (CDDP_DDP_JOIN)"
+    const char *with = (d->flags & CDDP_DDP_JOIN) != 0    ? "ranks of different numbers of steps (CDDP_DDP_JOIN)"
                        : d->wire_dtype != CDDP_DTYPE_NONE ? "compressed gradients (compress)"
                        : d->hook.begin != NULL            ? "a communication hook"
                        : d->powersgd != NULL              ? "PowerSGD"
@@ -153,23 +45,23 @@ static cddp_status check_reducer(const cddp_ddp *d, struct cdi_error *err)
 
 /* What ranks compare. */
 struct card {
-    double value[8];
+    double value[9];
     uint64_t groups; /* a hash of what they say of each parameter */
     int32_t status;  /* of a rank that failed before */
     int32_t kind;
 };
 
-static const char *const card_names[] = {"lr",    "weight_decay", "momentum", "dampening",
-                                         "beta1", "beta2",        "eps",      "nesterov"};
+static const char *const card_names[] = {"lr",    "weight_decay", "momentum", "dampening", "beta1",
+                                         "beta2", "eps",          "nesterov", "flags"};
 
-static struct card card_of(const struct cdi_optim_rule *r, const struct cdi_optim_own *own, size_t n_params,
-                           cddp_status status)
+static struct card card_of(const struct cdi_optim_rule *r, uint64_t flags, const struct cdi_optim_own *own,
+                           size_t n_params, cddp_status status)
 {
-    return (struct card){
-        .value = {r->lr, r->weight_decay, r->momentum, r->dampening, r->beta1, r->beta2, r->eps, (double)r->nesterov},
-        .groups = status == CDDP_OK ? cdi_crc64(0, own, n_params * sizeof *own) : 0,
-        .status = status,
-        .kind = (int32_t)r->kind};
+    return (struct card){.value = {r->lr, r->weight_decay, r->momentum, r->dampening, r->beta1, r->beta2, r->eps,
+                                   (double)r->nesterov, (double)flags},
+                         .groups = status == CDDP_OK ? cdi_crc64(0, own, n_params * sizeof *own) : 0,
+                         .status = status,
+                         .kind = (int32_t)r->kind};
 }
 
 static cddp_status compare(const struct card *all, int n, struct cdi_error *err)
@@ -215,9 +107,12 @@ static void release(cddp_optim *o)
 {
     if (o == NULL)
         return;
-    for (int k = 0; k < CDI_OPTIM_STATES; k++)
+    if (o->on_device)
+        cdi_optim_device_release(o);
+    for (int k = 0; k < CDI_OPTIM_STATES && !o->on_device; k++)
         free(o->state[k]);
-    free(o->master);
+    if (!o->on_device)
+        free(o->master);
     free(o->own);
     free(o->shards);
     free(o->steps);
@@ -259,7 +154,9 @@ static cddp_status make(cddp_optim **out, cddp_ddp *d, const struct cdi_optim_ru
     if (ok) {
         o->ddp = d;
         o->rule = *rule;
+        o->on_device = d->ops->on_device;
         o->rule.factor = cddp_ddp_factor(d);
+        o->skip_nonfinite = (opt->flags & CDDP_OPTIM_SKIP_NONFINITE) != 0;
         o->own = calloc(d->n_params, sizeof *o->own);
         o->shards = calloc(d->n_params, sizeof *o->shards);
         o->steps = calloc(d->n_params, sizeof *o->steps);
@@ -268,16 +165,18 @@ static cddp_status make(cddp_optim **out, cddp_ddp *d, const struct cdi_optim_ru
     }
     if (ok)
         o->sizes = cdi_shard_all(o->shards, &d->plan, d->n_params, cdi_comm_world(d->comm)->rank);
-    for (int k = 0; ok && k < cdi_optim_n_states(rule) && o->sizes.state > 0; k++)
+    for (int k = 0; ok && !o->on_device && k < cdi_optim_n_states(rule) && o->sizes.state > 0; k++)
         ok = (o->state[k] = zeros(o->sizes.state)) != NULL;
-    if (ok && o->sizes.master > 0)
+    if (ok && !o->on_device && o->sizes.master > 0)
         ok = (o->master = zeros(o->sizes.master)) != NULL;
     if (!ok)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for the optimizer's state on rank %d",
                         cdi_comm_world(d->comm)->rank);
     if (o->master != NULL)
         copy_masters(o);
-    return apply_groups(o->own, d, opt, err);
+    if (cdi_optim_apply_groups(o->own, d, opt, err) != CDDP_OK)
+        return err->status;
+    return o->on_device ? cdi_optim_device_init(o, err) : CDDP_OK;
 }
 
 static cddp_status create(cddp_optim **out, cddp_ddp *d, const cddp_optim_options *opt, struct cdi_error *err)
@@ -291,10 +190,10 @@ static cddp_status create(cddp_optim **out, cddp_ddp *d, const cddp_optim_option
     st = check_reducer(d, err);
     (void)pthread_mutex_unlock(&d->lock);
     if (st == CDDP_OK)
-        st = make_rule(&rule, opt, err);
+        st = cdi_optim_make_rule(&rule, opt, err);
     if (st == CDDP_OK)
         st = make(&o, d, &rule, opt, err);
-    mine = card_of(&rule, st == CDDP_OK ? o->own : NULL, d->n_params, st);
+    mine = card_of(&rule, st == CDDP_OK ? opt->flags : 0, st == CDDP_OK ? o->own : NULL, d->n_params, st);
     st = agree(d->comm, &mine, err);
     if (st != CDDP_OK) {
         release(o);
@@ -392,7 +291,7 @@ static void update_param(cddp_optim *o, size_t i)
     }
 }
 
-static cddp_status exchange(cddp_optim *o, size_t bucket)
+cddp_status cdi_optim_exchange(cddp_optim *o, size_t bucket)
 {
     cddp_ddp *d = o->ddp;
     const struct cdi_bucket *b = &d->plan.b[bucket];
@@ -406,9 +305,10 @@ static cddp_status exchange(cddp_optim *o, size_t bucket)
         .dtype = b->dtype,
         .region = d->region,
         .bucket = (int)bucket,
-        .name_bucket = cdi_ddp_name_bucket,
+        .name_bucket = d->ops->on_device ? NULL : cdi_ddp_name_bucket,
         .ddp = d,
         .lazy = bucket + 1 == d->plan.n, /* the only one that is waited for at once */
+        .more = d->ops->on_device && d->flight[bucket].more && bucket + 1 < d->plan.n,
     };
 
     return cdi_ddp_enqueue(d, &op, &o->tickets[bucket]);
@@ -434,12 +334,31 @@ static cddp_status collect(cddp_optim *o, size_t bucket)
     return st;
 }
 
+/* With CDDP_OPTIM_SKIP_NONFINITE: is there a gradient that is no finite number? All have landed then. Sticks. */
+static cddp_status find_nonfinite(cddp_ddp *d, bool *found)
+{
+    struct cdi_error err;
+    cddp_status st = cdi_ddp_join_ticket(d, d->enqueued);
+
+    if (st != CDDP_OK)
+        return st;
+    if (cdi_norm_largest(d, &err) != CDDP_OK)
+        return cdi_ddp_stick(d, &err);
+    *found = !isfinite(*d->norm);
+    return CDDP_OK;
+}
+
 static cddp_status land(cddp_ddp *d, void *arg)
 {
     cddp_optim *o = arg;
-    bool alone = cdi_comm_world(d->comm)->size == 1;
+    bool alone = cdi_comm_world(d->comm)->size == 1, skip = false;
     cddp_status st = d->settled ? CDDP_OK : cdi_unused_restore(d); /* what no rank used is known from here on */
 
+    if (st == CDDP_OK && o->skip_nonfinite)
+        st = find_nonfinite(d, &skip);
+    o->skipped += skip;
+    if (skip || st != CDDP_OK)
+        return st;
     for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++)
         o->steps[i] += !cdi_unused_nowhere(d, i);
     for (size_t b = 0; b < d->plan.n && st == CDDP_OK; b++) {
@@ -448,7 +367,7 @@ static cddp_status land(cddp_ddp *d, void *arg)
             if (d->plan.grads[i].bucket == b)
                 update_param(o, i);
         if (st == CDDP_OK && !alone)
-            st = exchange(o, b);
+            st = cdi_optim_exchange(o, b);
         if (st == CDDP_OK && !alone && b > 0)
             st = collect(o, b - 1);
     }
@@ -486,12 +405,12 @@ static cddp_status finish(const char *function, cddp_optim *o, cddp_status (*how
 
 cddp_status cddp_optim_step(cddp_optim *optim)
 {
-    return finish("cddp_optim_step", optim, land);
+    return finish("cddp_optim_step", optim, optim != NULL && optim->on_device ? cdi_optim_device_land : land);
 }
 
 cddp_status cddp_optim_skip(cddp_optim *optim)
 {
-    return finish("cddp_optim_skip", optim, pass_over);
+    return finish("cddp_optim_skip", optim, optim != NULL && optim->on_device ? cdi_optim_device_pass_over : pass_over);
 }
 
 /* -------------------------------------------------------------------------------------------------- the rest ---- */
@@ -512,6 +431,20 @@ cddp_status cddp_optim_set_lr(cddp_optim *optim, double lr)
     }
     optim->rule.lr = lr;
     return CDDP_OK;
+}
+
+cddp_status cddp_optim_skipped(cddp_optim *optim, uint64_t *steps)
+{
+    struct cdi_error err;
+    cddp_status st = cdi_optim_check("cddp_optim_skipped", optim, &err);
+
+    if (st == CDDP_OK && steps == NULL)
+        st = cdi_fail(&err, CDDP_E_INVALID, "cddp_optim_skipped: steps must not be NULL");
+    if (st == CDDP_OK && optim->on_device)
+        st = optim->ddp->ops->copy(optim->ddp->b, steps, optim->device_skipped, sizeof *steps, &err);
+    else if (st == CDDP_OK)
+        *steps = optim->skipped;
+    return st == CDDP_OK ? st : cdi_last_error_set(&err);
 }
 
 size_t cddp_optim_state_bytes(const cddp_optim *optim)

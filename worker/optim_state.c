@@ -161,15 +161,20 @@ static cddp_status exchange_with(cddp_optim *o, struct whole *w, int rank, struc
 
     for (int k = 0; k < ARRAYS && st == CDDP_OK; k++) {
         size_t bytes = k == MASTER ? sizes.master : sizes.state;
-        uint8_t *share = rank == 0 ? own_array(o, k) : w->share;
+        bool own = rank == 0, far = own && o->on_device;
+        uint8_t *share = own && !far ? own_array(o, k) : w->share;
 
         if (w->array[k] == NULL || bytes == 0)
             continue;
-        if (rank != 0 && into_whole)
+        if (far && into_whole)
+            st = o->ddp->ops->copy(o->ddp->b, share, own_array(o, k), bytes, err);
+        if (!own && into_whole)
             st = cdi_checkpoint_move(o->ddp->comm, CDI_RECV, share, bytes, rank, err);
         if (st == CDDP_OK)
             copy_share(o, k, shards, w->array[k], share, into_whole);
-        if (rank != 0 && !into_whole && st == CDDP_OK)
+        if (far && !into_whole && st == CDDP_OK)
+            st = o->ddp->ops->copy(o->ddp->b, own_array(o, k), share, bytes, err);
+        if (!own && !into_whole && st == CDDP_OK)
             st = cdi_checkpoint_move(o->ddp->comm, CDI_SEND, share, bytes, rank, err);
     }
     return st;
@@ -207,7 +212,9 @@ static cddp_status begin(cddp_optim *o, struct whole *w, struct cdi_shard **shar
     (void)pthread_mutex_unlock(&d->lock);
     if (st != CDDP_OK)
         return st;
-    if (cdi_comm_world(d->comm)->rank == 0) {
+    if (o->on_device)
+        st = cdi_optim_device_pull(o, err);
+    if (st == CDDP_OK && cdi_comm_world(d->comm)->rank == 0) {
         *shards = calloc(d->n_params, sizeof **shards);
         st = *shards == NULL
                  ? cdi_fail(err, CDDP_E_NOMEM, "rank 0 has no memory for the shares of %zu parameters", d->n_params)
@@ -255,6 +262,8 @@ static cddp_status load(cddp_optim *o, const char *dir, const cddp_checkpoint_it
         memcpy(o->steps, w.steps, d->n_params * sizeof *w.steps);
     if (st == CDDP_OK)
         st = cdi_comm_broadcast(d->comm, o->steps, d->n_params, CDDP_UINT64, 0, err);
+    if (st == CDDP_OK && o->on_device)
+        st = cdi_optim_device_push(o, err);
     if (st == CDDP_OK)
         st = exchange_all(o, &w, shards, false, err);
     whole_release(&w);

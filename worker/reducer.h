@@ -89,6 +89,7 @@ struct cddp_ddp {
     double *norm;             /* on the backend: the squares of all gradients, or their largest magnitude */
     void *stage;              /* on the backend, where small ones travel together; NULL: there are none */
     cddp_ddp **held_by;       /* the optimizer's pointer to this, which becomes NULL at the end; NULL: none */
+    void *optim_memory;       /* the optimizer's, on the backend; NULL: none, or it is on the host */
     bool sharded; /* there is an optimizer (optim.c): buckets are reduced and scattered, and it ends the steps */
 
     pthread_mutex_t lock; /* covers what follows */
@@ -258,6 +259,8 @@ cddp_status cdi_hook_end(cddp_ddp *d, size_t bucket);
 /* --- norm.c */
 cddp_status cdi_norm_init(cddp_ddp *d, struct cdi_error *err);
 void cdi_norm_release(cddp_ddp *d);
+/* With an optimizer, behind the last bucket: the largest magnitude of all gradients, NaN above all, into d->norm. */
+cddp_status cdi_norm_largest(cddp_ddp *d, struct cdi_error *err);
 
 /* --- uneven.c */
 /* Bytes of the plan's last gradient, where it is of this type. */

@@ -95,6 +95,8 @@ static void free_ddp(cddp_ddp *d)
         d->ops->region_destroy(d->b, d->wire);
     if (d->region != NULL)
         d->ops->region_destroy(d->b, d->region);
+    if (d->optim_memory != NULL)
+        d->ops->release(d->b, d->optim_memory);
     cdi_bucket_plan_release(&d->plan);
     free(d->flight);
     free(d->order);

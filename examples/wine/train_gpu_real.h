@@ -85,7 +85,7 @@ static cddp_status NAME(gpu_fetch)(struct NAME(trainer) * t, struct epoch_loss *
     return status == CDDP_OK ? cddp_copy(comm, t->v, t->args.v, sizeof t->v) : status;
 }
 
-/* One step on the n rows from args.row on; nothing here waits for the GPU, but clipping, which needs a number of it. */
+/* One step on the n rows from args.row on. Nothing waits for the GPU: a norm that is no number shows in the loss. */
 static cddp_status NAME(gpu_step)(struct NAME(trainer) * t, int n, char *why, size_t cap)
 {
     struct NAME(wine_args) *a = &t->args;
@@ -108,10 +108,12 @@ static cddp_status NAME(gpu_step)(struct NAME(trainer) * t, int n, char *why, si
         status = cddp_ddp_grad_ready(t->ddp, 1);
     if (status == CDDP_OK)
         status = cddp_ddp_grad_ready(t->ddp, 0);
-    if (status == CDDP_OK)
+    if (status == CDDP_OK && t->optim == NULL)
         status = cddp_ddp_wait(t->ddp);
     if (status == CDDP_OK && t->job->opt->clip > 0)
-        status = cddp_ddp_clip_grad_norm(t->ddp, t->job->opt->clip, 2, 1, NULL);
+        status = cddp_ddp_clip_grad_norm(t->ddp, t->job->opt->clip, 2, 0, NULL);
+    if (status == CDDP_OK && t->optim != NULL)
+        return cddp_optim_step(t->optim);
     if (status == CDDP_OK && !gpu_launch(g, WINE_adam, f64, n, a))
         return NAME(gpu_failed)(t, why, cap);
     return status;

@@ -305,9 +305,8 @@ static cddp_status NAME(set_up)(struct NAME(trainer) * t, const struct job *job,
     for (size_t i = 0; i < data->test.n; i++)
         for (int k = 0; k < IN; k++)
             t->x_test[i][k] = (REAL)data->test.x[i][k];
-    if (strcmp(cddp_backend_name(job->comm), "nccl") == 0 &&
-        (job->opt->accumulate > 1 || job->opt->uneven > 0 || job->opt->zero))
-        return set_why(why, cap, "--accumulate, --uneven and --zero are for the CPU: set CDDP_BACKEND=cpu");
+    if (strcmp(cddp_backend_name(job->comm), "nccl") == 0 && (job->opt->accumulate > 1 || job->opt->uneven > 0))
+        return set_why(why, cap, "--accumulate and --uneven are for the CPU: set CDDP_BACKEND=cpu");
     if (strcmp(cddp_backend_name(job->comm), "nccl") == 0) {
         status = NAME(gpu_set_up)(t, why, cap);
         if (status != CDDP_OK)

@@ -705,8 +705,16 @@ typedef struct cddp_optim_options {
     double eps;           /* Adam, AdamW, > 0; 0: 1e-8 */
     const cddp_optim_group *groups; /* n_groups of them, copied; what is in none has the values above */
     size_t n_groups;                /* 0: none */
-    uint64_t reserved[2];
+    uint64_t flags;                 /* CDDP_OPTIM_...; 0: none */
+    uint64_t reserved[1];
 } cddp_optim_options;
+
+/*
+ * A step whose gradients have a NaN or an infinity somewhere changes nothing: parameters, their state and its steps
+ * stay as they are, as with cddp_optim_skip(). Decided where the gradients are, without a wait of the host on a GPU, at
+ * the price of reading this rank's share once more. Clip with error_if_nonfinite 0 then.
+ */
+#define CDDP_OPTIM_SKIP_NONFINITE 1u
 
 /*
  * Give ddp an optimizer. A collective: every rank calls it, between the same two steps, with the same options, which
@@ -721,7 +729,7 @@ typedef struct cddp_optim_options {
  *
  * *out is written on success only; release it with cddp_optim_destroy(), before ddp: without its reducer an optimizer
  * can only be destroyed, and its other functions return CDDP_E_STATE. Returns CDDP_OK; CDDP_E_INVALID
- * (an option); CDDP_E_UNSUPPORTED (a GPU's backend; a reducer with CDDP_DDP_JOIN, CDDP_DDP_SPLIT, CDDP_AUTO, `compress`
+ * (an option); CDDP_E_UNSUPPORTED (a reducer with CDDP_DDP_JOIN, CDDP_DDP_SPLIT, CDDP_AUTO, `compress`
  * or a hook: the sentence says which); CDDP_E_STATE (ddp has one, or is in the middle of a step); CDDP_E_MISMATCH
  * (ranks give different options: the sentence names two and what differs); CDDP_E_NOMEM (here or on a peer); or what a
  * collective may return.
@@ -732,7 +740,10 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_optim_create(cddp_optim **out, cddp_ddp
  * Update every parameter by its mean gradient; then the next step may begin. Call it once per step, from one thread,
  * after the last cddp_ddp_grad_ready(), while nothing else uses the parameters. Blocks until the new parameters of all
  * ranks are in this rank's `data`, the same bits everywhere. The exchange of one bucket runs while the next is updated.
- * Returns what cddp_ddp_wait may return; after an error parameters may be partly updated.
+ * On a GPU nothing blocks: the step begins after what is on the reducer's stream, and what comes on that stream from
+ * now on finds the new parameters. There Adam's powers of beta1 and beta2 are products, so that parameters may differ
+ * from the CPU's in the last bits. Returns what cddp_ddp_wait may return; after an error parameters may be partly
+ * updated.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_optim_step(cddp_optim *optim);
 
@@ -749,6 +760,12 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_optim_skip(cddp_optim *optim);
  * number).
  */
 CDDP_API cddp_status cddp_optim_set_lr(cddp_optim *optim, double lr);
+/*
+ * How many steps CDDP_OPTIM_SKIP_NONFINITE has left out since cddp_optim_create(), the same on every rank. Between two
+ * steps, one thread; on a GPU the host waits for the last one. CDDP_OK; CDDP_E_INVALID (NULL); CDDP_E_STATE (its
+ * reducer is gone); or what a collective may return.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_optim_skipped(cddp_optim *optim, uint64_t *steps);
 /* Bytes that this rank holds for its share: the state, and float32 copies of parameters of 16 bits. */
 CDDP_API size_t cddp_optim_state_bytes(const cddp_optim *optim);
 

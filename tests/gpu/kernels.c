@@ -7,6 +7,7 @@
 
 #include "worker/backend/nccl/kernel_twin.h"
 #include "worker/dtype.h"
+#include "worker/optim_update.h"
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -292,6 +293,75 @@ static void check_tallies(struct check *c)
     }
 }
 
+/* One side's launches of a step: parameter, gradient, state and float32 copies lie behind one another in `in`. */
+static void optim_step(struct check *c, const struct cdi_optim_rule *r, cddp_dtype t, size_t count, bool on_card)
+{
+    const size_t part = c->room / 5 / 64 * 64;
+    uint8_t *in = on_card ? c->in.card : c->in.host, *out = on_card ? c->out.card : c->out.host;
+    const int n_states = r->kind != CDDP_SGD ? 2 : r->momentum != 0;
+    const bool narrow = t == CDDP_FLOAT16 || t == CDDP_BFLOAT16;
+    const struct cdi_optim_piece piece[] = {
+        {.w = in,
+         .g = in + part,
+         .state = {n_states > 0 ? in + 2 * part : NULL, n_states > 1 ? in + 3 * part : NULL},
+         .master = narrow ? (float *)(void *)(in + 4 * part) : NULL,
+         .count = count,
+         .dtype = t,
+         .row = 1}};
+    const struct cdi_optim_step s = {
+        .rule = r, .rows = (struct cdi_optim_row *)(void *)out, .n_rows = 2, .publish = true};
+    struct cdi_launch l;
+
+    (void)cdi_launch_count(&l, &s, 0);
+    if (on_card)
+        card_launch(&c->card, c->card.stream, &l);
+    else
+        cdi_launch_on_host(&l);
+    (void)cdi_launch_update(&l, c->card.n_sm, &s, piece, 1);
+    if (on_card)
+        card_launch(&c->card, c->card.stream, &l);
+    else
+        cdi_launch_on_host(&l);
+}
+
+static void check_optim(struct check *c, const struct cdi_optim_rule *r, cddp_dtype t, size_t count)
+{
+    const size_t part = c->room / 5 / 64 * 64;
+    const struct cdi_optim_row row = {.lr_factor = 0.5, .weight_decay = r->weight_decay};
+
+    fill(c, &c->in, (uint32_t)count);
+    for (size_t i = 0; i < c->room; i++)
+        c->in.host[i] &= 0xbf; /* below 2, and no NaN */
+    memset(c->in.host + 2 * part, 0, 2 * part);
+    memset(c->out.host, 0, c->room);
+    memcpy(c->out.host, &row, sizeof row);
+    memcpy(c->out.host + sizeof row, &row, sizeof row);
+    CARD(&c->card, cuMemcpyHtoDAsync, address(c->in.card), c->in.host, c->room, c->card.stream);
+    CARD(&c->card, cuMemcpyHtoDAsync, address(c->out.card), c->out.host, c->room, c->card.stream);
+    for (int step = 0; step < 3; step++) {
+        optim_step(c, r, t, count, true);
+        optim_step(c, r, t, count, false);
+        compare(c, &c->in, "update", cdi_dtype_name(t), r->kind == CDDP_SGD ? "SGD" : "Adam", count);
+        compare(c, &c->out, "count", cdi_dtype_name(t), r->kind == CDDP_SGD ? "SGD" : "Adam", count);
+    }
+}
+
+static void check_optims(struct check *c)
+{
+    static const struct cdi_optim_rule rules[] = {
+        {.kind = CDDP_SGD, .lr = 0.1, .weight_decay = 0.1, .factor = 1.0 / 3},
+        {.kind = CDDP_SGD, .lr = 0.1, .momentum = 0.9, .nesterov = 1, .factor = 1},
+        {.kind = CDDP_ADAM, .lr = 0.01, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .factor = 1},
+        {.kind = CDDP_ADAMW, .lr = 0.01, .weight_decay = 0.1, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6, .factor = 1},
+    };
+
+    EACH(t, floats)
+    EACH(r, rules)
+    EACH(n, counts)
+    if (counts[n] > 0 && counts[n] * 8 <= c->room / 5 / 64 * 64)
+        check_optim(c, &rules[r], floats[t], counts[n]);
+}
+
 /* --- Speed ---------------------------------------------------------------------------------------------------- */
 
 static int ascending(const void *a, const void *b)
@@ -383,6 +453,7 @@ int main(int argc, char **argv)
     check_scans(&c);
     check_packs(&c);
     check_tallies(&c);
+    check_optims(&c);
     printf("{\"card\":\"%s\",\"driver\":%d,\"multiprocessors\":%u,\"comparisons\":%ld", c.card.name,
            c.card.driver_version, c.card.n_sm, c.done);
     show_speeds(&c, quick ? (size_t)1 << 20 : (size_t)256 << 20);

@@ -117,6 +117,7 @@ static void refuse_reducer(void)
 {
     cddp_optim_options opt = {.size = sizeof opt, .kind = CDDP_SGD, .lr = 1};
     cddp_optim *optim = NULL;
+    uint64_t skipped = 0;
     double norm;
 
     CHECK(cddp_ddp_grad(job.ddp, 0) == NULL && blames("cddp_ddp_grad", true));
@@ -135,6 +136,7 @@ static void refuse_reducer(void)
     REFUSED(cddp_optim_create, &optim, job.ddp, &opt);
     REFUSED(cddp_optim_step, job.optim);
     REFUSED(cddp_optim_skip, job.optim);
+    REFUSED(cddp_optim_skipped, job.optim, &skipped);
     REFUSED(cddp_optim_set_lr, job.optim, 2);
     REFUSED(cddp_optim_save, job.optim, "/nonexistent", 1, NULL, 0, NULL);
     REFUSED(cddp_optim_load, job.optim, "/nonexistent", NULL, 0, NULL);

@@ -128,9 +128,9 @@ def compare_zero(cddprun, wine, folder, ranks, flags, dtype):
 def main():
     cddprun, wine = (os.path.abspath(path) for path in sys.argv[1:3])
     data = pathlib.Path(sys.argv[3])
-    # On a GPU the plain training, and clipping: Wine's other modes are for the CPU.
+    # On a GPU the plain training, clipping and the divided optimizer: Wine's other modes are for the CPU.
     on_gpu = os.environ.get("CDDP_BACKEND") == "nccl"
-    runs = RUNS + [run for run in MODE_RUNS if not on_gpu or run[0] == "w4_clip"] + ([] if on_gpu else ZERO_RECORDED)
+    runs = RUNS + [run for run in MODE_RUNS if not on_gpu or run[0] == "w4_clip"] + ZERO_RECORDED
     runs = [run for run in runs if sys.argv[4:5] != ["--ranks"] or run[1] == int(sys.argv[5])]
     if not runs:
         sys.exit(f"nothing was recorded with {sys.argv[5]} ranks")

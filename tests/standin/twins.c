@@ -14,6 +14,8 @@ static void usable(enum cdi_kernel kernel, void *args)
     struct cdi_tally_args *tally = args;
     struct cdi_fold_args *fold = args;
     struct cdi_clip_args *clip = args;
+    struct cdi_count_args *count = args;
+    struct cdi_update_args *update = args;
 
     switch (kernel) {
     case CDI_KERNEL_PACK:
@@ -46,6 +48,23 @@ static void usable(enum cdi_kernel kernel, void *args)
         clip->sum = standin_host(clip->sum);
         for (uint32_t i = 0; i < clip->n; i++)
             clip->span[i].x = standin_host(clip->span[i].x);
+        break;
+    case CDI_KERNEL_COUNT:
+        count->rows = standin_host(count->rows);
+        count->largest = standin_host(count->largest);
+        count->skipped = standin_host(count->skipped);
+        break;
+    case CDI_KERNEL_UPDATE:
+        update->rows = standin_host(update->rows);
+        for (uint32_t i = 0; i < update->n; i++) {
+            struct cdi_kernel_piece *p = &update->piece[i];
+
+            p->w = standin_host(p->w);
+            p->g = standin_host(p->g);
+            p->m = standin_host(p->m);
+            p->v = standin_host(p->v);
+            p->master = standin_host(p->master);
+        }
         break;
     case CDI_N_KERNELS:
         break;

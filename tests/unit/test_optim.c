@@ -399,6 +399,52 @@ Test(optim, gradients_are_clipped_before_a_step_as_those_that_every_rank_has_and
     cr_assert_eq(run_world(2, clipped_without_3), 0);
 }
 
+/* Every other step has a number that is not finite, on one rank. */
+static int skips_nonfinite(int rank)
+{
+    static const double bad[] = {NAN, INFINITY, -INFINITY};
+    struct model plain = {0}, divided = {0};
+    cddp_optim_options opt = now.opt;
+    uint64_t skipped = 9;
+    cddp_optim *optim;
+    cddp_comm *comm;
+
+    opt.flags = CDDP_OPTIM_SKIP_NONFINITE;
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(model_open(&plain, comm) == 0 && model_open(&divided, comm) == 0);
+    CHECK(cddp_optim_create(&optim, divided.ddp, &opt) == CDDP_OK);
+    for (size_t step = 0; step < STEPS; step++) {
+        CHECK(backward(&plain, rank, step, N) == 0 && cddp_ddp_wait(plain.ddp) == CDDP_OK);
+        plain_step(&plain, step + 1, N);
+        for (size_t i = N; i-- > 0;) {
+            memset(cddp_ddp_grad(divided.ddp, i), 0, counts[i] * cddp_dtype_size(now.dtypes[i]));
+            if (rank == 0 && i == step % N)
+                grad_put(divided.ddp, now.dtypes[i], i, counts[i] - 1, bad[step % 3]);
+            CHECK(cddp_ddp_grad_ready(divided.ddp, i) == CDDP_OK);
+        }
+        CHECK(cddp_optim_step(optim) == CDDP_OK);
+        CHECK(backward(&divided, rank, step, N) == 0 && cddp_optim_step(optim) == CDDP_OK);
+        CHECK(close_to(&plain, &divided) == 0);
+    }
+    CHECK(cddp_optim_skipped(optim, NULL) == CDDP_E_INVALID && cddp_optim_skipped(NULL, &skipped) == CDDP_E_INVALID);
+    CHECK(cddp_optim_skipped(optim, &skipped) == CDDP_OK && skipped == STEPS);
+    cddp_optim_destroy(optim);
+    model_close(&divided);
+    model_close(&plain);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(optim, a_step_with_a_number_that_is_not_finite_is_as_if_it_had_not_been)
+{
+    for (size_t r = 0; r < sizeof rules / sizeof rules[0]; r++) {
+        now.opt = rules[r];
+        memcpy(now.dtypes, kinds_of_types[r % 3], sizeof now.dtypes);
+        now.bucket_bytes = 4096;
+        cr_assert_eq(run_world(r % 2 == 0 ? 2 : 1, skips_nonfinite), 0);
+    }
+}
+
 /* ------------------------------------------------------------------------------------------------ memory, worlds */
 
 static int memory(int rank)

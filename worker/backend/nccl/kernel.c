@@ -2,6 +2,7 @@
 #include "worker/backend/nccl/kernel.h"
 
 #include "worker/dtype.h"
+#include "worker/optim_update.h"
 
 /* Enough blocks to fill the multiprocessors, which hold 2048 threads or fewer; the rest goes round in strides. */
 #define BLOCKS_PER_SM 8
@@ -13,6 +14,10 @@ _Static_assert(sizeof(struct cdi_pack_slice) == 32 && sizeof(struct cdi_cast_arg
 _Static_assert(sizeof(struct cdi_kernel_span) == 24 && sizeof(struct cdi_fold_args) == 24 &&
                    offsetof(struct cdi_tally_args, span) == 24 && offsetof(struct cdi_clip_args, span) == 40 &&
                    sizeof(struct cdi_clip_args) <= 4000,
+               "as above");
+_Static_assert(sizeof(struct cdi_optim_row) == 64 && sizeof(struct cdi_kernel_piece) == 64 &&
+                   offsetof(struct cdi_count_args, idle) == 72 && offsetof(struct cdi_update_args, piece) == 88 &&
+                   sizeof(struct cdi_update_args) <= 4000,
                "as above");
 
 static uint32_t grid(uint32_t n_sm, uint64_t blocks)
@@ -59,6 +64,10 @@ size_t cdi_kernel_args_size(enum cdi_kernel kernel)
         return sizeof(struct cdi_fold_args);
     case CDI_KERNEL_CLIP:
         return sizeof(struct cdi_clip_args);
+    case CDI_KERNEL_COUNT:
+        return sizeof(struct cdi_count_args);
+    case CDI_KERNEL_UPDATE:
+        return sizeof(struct cdi_update_args);
     case CDI_N_KERNELS:
         break;
     }
@@ -204,4 +213,70 @@ size_t cdi_launch_clip(struct cdi_launch *out, uint32_t n_sm, const struct cdi_s
     out->kernel = CDI_KERNEL_CLIP;
     out->grid = grid(n_sm, args->n_chunks);
     return taken;
+}
+
+size_t cdi_launch_count(struct cdi_launch *out, const struct cdi_optim_step *s, size_t first)
+{
+    size_t n = s->n_rows - first < CDI_KERNEL_ROWS ? s->n_rows - first : CDI_KERNEL_ROWS;
+    struct cdi_count_args *args = &out->args.count;
+
+    *args = (struct cdi_count_args){.rows = s->rows,
+                                    .largest = s->largest,
+                                    .skipped = s->skipped,
+                                    .lr = s->rule->lr,
+                                    .beta1 = s->rule->beta1,
+                                    .beta2 = s->rule->beta2,
+                                    .first = first,
+                                    .n = n,
+                                    .kind = (int32_t)s->rule->kind};
+    for (size_t i = 0; i < n && s->idle != NULL; i++)
+        args->idle[i / 64] |= (uint64_t)(s->idle[first + i] != 0) << i % 64;
+    out->kernel = CDI_KERNEL_COUNT;
+    out->grid = (uint32_t)((n + CDI_KERNEL_THREADS - 1) / CDI_KERNEL_THREADS);
+    return n;
+}
+
+size_t cdi_launch_update(struct cdi_launch *out, uint32_t n_sm, const struct cdi_optim_step *s,
+                         const struct cdi_optim_piece *piece, size_t n)
+{
+    const struct cdi_optim_rule *r = s->rule;
+    struct cdi_update_args *args = &out->args.update;
+    uint64_t chunks = 0;
+    size_t i;
+
+    args->rows = s->rows;
+    args->n_rows = s->n_rows;
+    args->momentum = r->momentum;
+    args->dampening = r->dampening;
+    args->beta1 = r->beta1;
+    args->beta2 = r->beta2;
+    args->eps = r->eps;
+    args->factor = r->factor;
+    args->kind = (int32_t)r->kind;
+    args->nesterov = r->nesterov;
+    args->publish = s->publish;
+    args->n = 0;
+    for (i = 0; i < n && args->n < CDI_KERNEL_PIECES; i++) {
+        const struct cdi_optim_piece *p = &piece[i];
+        uint64_t more = p->count / CDI_PIECE_CHUNK + (p->count % CDI_PIECE_CHUNK != 0);
+
+        if (more == 0)
+            continue;
+        if (chunks + more > UINT32_MAX)
+            break;
+        args->piece[args->n++] = (struct cdi_kernel_piece){.w = p->w,
+                                                           .g = p->g,
+                                                           .m = p->state[0],
+                                                           .v = p->state[1],
+                                                           .master = p->master,
+                                                           .count = p->count,
+                                                           .first_chunk = (uint32_t)chunks,
+                                                           .row = (uint32_t)p->row,
+                                                           .dtype = (int32_t)p->dtype};
+        chunks += more;
+    }
+    args->n_chunks = (uint32_t)chunks;
+    out->kernel = CDI_KERNEL_UPDATE;
+    out->grid = grid(n_sm, chunks);
+    return i;
 }

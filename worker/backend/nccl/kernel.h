@@ -12,6 +12,8 @@
 #ifndef CDI_NCCL_KERNEL_H
 #define CDI_NCCL_KERNEL_H
 
+#include "worker/optim_row.h"
+
 #include <cddp/cddp.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -25,6 +27,9 @@
 /* Per launch of tally or clip, likewise. */
 #define CDI_KERNEL_SPANS 160
 #define CDI_SPAN_CHUNK 8192   /* elements of a span that one block takes at a time */
+#define CDI_KERNEL_PIECES 50  /* per launch of update */
+#define CDI_KERNEL_ROWS 16384 /* per launch of count */
+#define CDI_PIECE_CHUNK 4096  /* elements of a piece that one block takes at a time */
 #define CDI_TALLY_BLOCKS 1024 /* on any device: the order of a sum depends on it */
 
 /* X(constant, name in the image) */
@@ -36,7 +41,9 @@
     X(CDI_KERNEL_SCAN, cdi_scan)     \
     X(CDI_KERNEL_TALLY, cdi_tally)   \
     X(CDI_KERNEL_FOLD, cdi_fold)     \
-    X(CDI_KERNEL_CLIP, cdi_clip)
+    X(CDI_KERNEL_CLIP, cdi_clip)     \
+    X(CDI_KERNEL_COUNT, cdi_count)   \
+    X(CDI_KERNEL_UPDATE, cdi_update)
 
 enum cdi_kernel {
 #define X(constant, name) constant,
@@ -132,6 +139,40 @@ struct cdi_clip_args {
     struct cdi_kernel_span span[CDI_KERNEL_SPANS];
 };
 
+/* cdi_count: rows [first, first + n) begin a step of the optimizer, but for those that are idle. */
+struct cdi_count_args {
+    struct cdi_optim_row *rows;
+    const double *largest; /* NULL, or: where it is no finite number, all are idle, */
+    uint64_t *skipped;     /* and this becomes one more */
+    double lr, beta1, beta2;
+    uint64_t first, n;
+    int32_t kind; /* cddp_optim_kind */
+    uint32_t unused;
+    uint64_t idle[CDI_KERNEL_ROWS / 64]; /* bits */
+};
+
+/* cdi_update: the pieces' new values, by the rows that cdi_count made. */
+struct cdi_kernel_piece {
+    void *w, *g;
+    void *m, *v; /* NULL: the rule has no such state */
+    float *master;
+    uint64_t count;
+    uint32_t first_chunk; /* chunks of the pieces before this one */
+    uint32_t row;
+    int32_t dtype;
+    uint32_t unused;
+};
+
+struct cdi_update_args {
+    const struct cdi_optim_row *rows;
+    uint64_t n_rows;
+    double momentum, dampening, beta1, beta2, eps, factor;
+    int32_t kind, nesterov;
+    int32_t publish; /* the new values also take the gradients' place */
+    uint32_t n, n_chunks, unused;
+    struct cdi_kernel_piece piece[CDI_KERNEL_PIECES]; /* none is empty */
+};
+
 /* One launch. A grid of 0 means that there is nothing to do (no elements): do not launch. */
 struct cdi_launch {
     enum cdi_kernel kernel;
@@ -144,6 +185,8 @@ struct cdi_launch {
         struct cdi_tally_args tally;
         struct cdi_fold_args fold;
         struct cdi_clip_args clip;
+        struct cdi_count_args count;
+        struct cdi_update_args update;
     } args;
 };
 
@@ -187,6 +230,12 @@ size_t cdi_launch_tally(struct cdi_launch *out, const struct cdi_span *x, size_t
 void cdi_launch_fold(struct cdi_launch *out, double *partial, bool largest, bool add, double *result);
 size_t cdi_launch_clip(struct cdi_launch *out, uint32_t n_sm, const struct cdi_span *x, size_t n,
                        const struct cdi_clip *how, const double *sum);
+
+/* COUNT of the rows from `first` on, as many as fit: their number. */
+size_t cdi_launch_count(struct cdi_launch *out, const struct cdi_optim_step *s, size_t first);
+/* UPDATE of the first pieces: as with tally. */
+size_t cdi_launch_update(struct cdi_launch *out, uint32_t n_sm, const struct cdi_optim_step *s,
+                         const struct cdi_optim_piece *piece, size_t n);
 
 /* The kernels for cuLibraryLoadData: a fatbin for every architecture that the compiler knew, and PTX for later ones. */
 extern const unsigned char cdi_kernel_image[];

@@ -157,6 +157,52 @@ static size_t clip_ranges(const void *args, struct cdi_kernel_range *out, size_t
     return (size_t)a->n + 1;
 }
 
+/* --- The optimizer ------------------------------------------------------------------------------------------------ */
+
+static void run_count(const struct cdi_kernel_thread *t, const void *args)
+{
+    cdi_count_body(t, args);
+}
+
+static void run_update(const struct cdi_kernel_thread *t, const void *args)
+{
+    cdi_update_body(t, args);
+}
+
+static size_t count_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
+{
+    const struct cdi_count_args *a = args;
+
+    put(out, cap, 0, a->rows + a->first, a->n * sizeof *a->rows, true);
+    if (a->largest == NULL)
+        return 1;
+    put(out, cap, 1, a->largest, sizeof *a->largest, false);
+    put(out, cap, 2, a->skipped, sizeof *a->skipped, true);
+    return 3;
+}
+
+static size_t update_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
+{
+    const struct cdi_update_args *a = args;
+    size_t n = 0;
+
+    put(out, cap, n++, a->rows, a->n_rows * sizeof *a->rows, false);
+    for (size_t i = 0; i < a->n; i++) {
+        const struct cdi_kernel_piece *p = &a->piece[i];
+        size_t size = cddp_dtype_size((cddp_dtype)p->dtype), state = size < sizeof(float) ? sizeof(float) : size;
+
+        put(out, cap, n++, p->w, p->count * size, true);
+        put(out, cap, n++, p->g, p->count * size, a->publish != 0);
+        if (p->m != NULL)
+            put(out, cap, n++, p->m, p->count * state, true);
+        if (p->v != NULL)
+            put(out, cap, n++, p->v, p->count * state, true);
+        if (p->master != NULL)
+            put(out, cap, n++, p->master, p->count * sizeof *p->master, true);
+    }
+    return n;
+}
+
 const struct cdi_kernel_twin cdi_kernel_twins[CDI_N_KERNELS] = {
     [CDI_KERNEL_PACK] = {"cdi_pack", sizeof(struct cdi_pack_args), run_pack, NULL, pack_ranges},
     [CDI_KERNEL_UNPACK] = {"cdi_unpack", sizeof(struct cdi_pack_args), run_unpack, NULL, unpack_ranges},
@@ -166,6 +212,8 @@ const struct cdi_kernel_twin cdi_kernel_twins[CDI_N_KERNELS] = {
     [CDI_KERNEL_TALLY] = {"cdi_tally", sizeof(struct cdi_tally_args), NULL, block_tally, tally_ranges},
     [CDI_KERNEL_FOLD] = {"cdi_fold", sizeof(struct cdi_fold_args), NULL, block_fold, fold_ranges},
     [CDI_KERNEL_CLIP] = {"cdi_clip", sizeof(struct cdi_clip_args), run_clip, NULL, clip_ranges},
+    [CDI_KERNEL_COUNT] = {"cdi_count", sizeof(struct cdi_count_args), run_count, NULL, count_ranges},
+    [CDI_KERNEL_UPDATE] = {"cdi_update", sizeof(struct cdi_update_args), run_update, NULL, update_ranges},
 };
 
 void cdi_launch_on_host(const struct cdi_launch *launch)

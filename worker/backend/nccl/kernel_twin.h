@@ -7,6 +7,7 @@
 #define CDI_NCCL_KERNEL_TWIN_H
 
 #include "worker/backend/nccl/element_norm.h"
+#include "worker/backend/nccl/element_optim.h"
 
 #include <stdbool.h>
 

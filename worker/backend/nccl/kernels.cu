@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels (kernel.h), each a body of element.h. Compiled to a fatbin for the GPU alone; no host code is made. */
 #include "worker/backend/nccl/element_norm.h"
+#include "worker/backend/nccl/element_optim.h"
 
 static __device__ struct cdi_kernel_thread this_thread(void)
 {
@@ -99,4 +100,22 @@ extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
     struct cdi_kernel_thread t = this_thread();
 
     cdi_clip_body(&t, &args);
+}
+
+/* --- The optimizer ------------------------------------------------------------------------------------------------ */
+
+extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
+    cdi_count(const __grid_constant__ struct cdi_count_args args)
+{
+    struct cdi_kernel_thread t = this_thread();
+
+    cdi_count_body(&t, &args);
+}
+
+extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
+    cdi_update(const __grid_constant__ struct cdi_update_args args)
+{
+    struct cdi_kernel_thread t = this_thread();
+
+    cdi_update_body(&t, &args);
 }

@@ -412,6 +412,9 @@ static const struct cdi_backend_ops gpu_ops = {
     .scan = cdi_gpu_scan,
     .tally = cdi_gpu_tally,
     .clip = cdi_gpu_clip,
+    .clear = cdi_gpu_clear,
+    .optim_count = cdi_gpu_optim_count,
+    .optim_update = cdi_gpu_optim_update,
 };
 
 static cddp_status open_backend(const struct cdi_host *host, const struct cdi_backend_ops **ops, struct cdi_error *err)

@@ -245,6 +245,10 @@ cddp_status cdi_gpu_tally(struct cdi_backend *b, const struct cdi_span *x, size_
                           double *out, struct cdi_error *err);
 cddp_status cdi_gpu_clip(struct cdi_backend *b, const struct cdi_span *x, size_t n, const struct cdi_clip *how,
                          const double *sum, struct cdi_error *err);
+cddp_status cdi_gpu_clear(struct cdi_backend *b, void *p, size_t bytes, struct cdi_error *err);
+cddp_status cdi_gpu_optim_count(struct cdi_backend *b, const struct cdi_optim_step *s, struct cdi_error *err);
+cddp_status cdi_gpu_optim_update(struct cdi_backend *b, const struct cdi_optim_step *s,
+                                 const struct cdi_optim_piece *piece, size_t n, struct cdi_error *err);
 /* Enter the device, lock, and start what is held back: kernels may be launched. CDDP_OK: leave with _end. */
 cddp_status cdi_gpu_element_begin(struct cdi_backend *b, struct cdi_error *err);
 void cdi_gpu_element_end(struct cdi_backend *b);

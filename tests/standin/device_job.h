@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What programs have in common that cddprun starts on the stand-in to try norms and optimizers: parameters of every
+ * type, gradients that are exact in each, and a gate in the compute stream. One program each includes it.
+ * Exit status: 0 all was right, 3 a wrong result, 4 libcddp gave an error.
+ */
+#ifndef DEVICE_JOB_H
+#define DEVICE_JOB_H
+
+#include "device.h"
+#include "gate_kernel.h"
+
+#include "numbers.h"
+
+#include <cddp/cddp.h>
+#include <math.h>
+#include <string.h>
+
+#define WRONG 3
+#define FAILED 4
+#define N_PARAMS 5
+#define MOST 40001
+
+static const size_t counts[N_PARAMS] = {MOST, 777, 1025, 33, 5};
+static const cddp_dtype types[N_PARAMS] = {CDDP_FLOAT32, CDDP_FLOAT16, CDDP_BFLOAT16, CDDP_FLOAT64, CDDP_FLOAT32};
+
+#define DO(call)                                                   \
+    do {                                                           \
+        if ((call) != CDDP_OK) {                                   \
+            fprintf(stderr, "%s: %s\n", #call, cddp_last_error()); \
+            exit(FAILED);                                          \
+        }                                                          \
+    } while (0)
+
+#define MUST(is, ...)                     \
+    do {                                  \
+        if (!(is)) {                      \
+            fprintf(stderr, __VA_ARGS__); \
+            exit(WRONG);                  \
+        }                                 \
+    } while (0)
+
+struct job {
+    cddp_comm *comm;
+    cddp_ddp *ddp;
+    struct device device;
+    CUkernel gate;
+    CUstream compute;
+    void *data[N_PARAMS], *made[N_PARAMS]; /* made: what the backward pass finds, on the device */
+};
+
+static size_t bytes_of(size_t i)
+{
+    return counts[i] * cddp_dtype_size(types[i]);
+}
+
+/* Exact in every type, and so is the mean over 1, 2 or 4 ranks. */
+static double gradient(int rank, size_t i, size_t k)
+{
+    return (double)((int)((k * 7 + i * 3 + (size_t)rank * 5) % 17) - 8) / 4;
+}
+
+static double mean(const struct job *j, size_t i, size_t k)
+{
+    double sum = 0;
+    int n = cddp_world_size(j->comm);
+
+    for (int r = 0; r < n; r++)
+        sum += gradient(r, i, k);
+    return sum / n;
+}
+
+/* bad: in the middle of one parameter's gradient, on rank 0. N_PARAMS: in none. */
+static void make(struct job *j, size_t bad_param, double bad)
+{
+    static double host[MOST];
+
+    for (size_t i = 0; i < N_PARAMS; i++) {
+        for (size_t k = 0; k < counts[i]; k++)
+            number_put(types[i], host, k, gradient(cddp_rank(j->comm), i, k));
+        if (i == bad_param && cddp_rank(j->comm) == 0)
+            number_put(types[i], host, counts[i] / 2, bad);
+        DO(cddp_copy(j->comm, j->made[i], host, bytes_of(i)));
+    }
+}
+
+static void backward(struct job *j)
+{
+    for (size_t i = N_PARAMS; i-- > 0;) {
+        CU(cuMemcpyDtoDAsync((CUdeviceptr)cddp_ddp_grad(j->ddp, i), (CUdeviceptr)j->made[i], bytes_of(i), j->compute));
+        DO(cddp_ddp_grad_ready(j->ddp, i));
+    }
+}
+
+/* The compute stream stands still until gate_is_open. */
+static void close_gate(struct job *j)
+{
+    atomic_store(&gate_is_open, false);
+    CU(cuLaunchKernel((CUfunction)j->gate, 1, 1, 1, 1, 1, 1, 0, j->compute, NULL, NULL));
+}
+
+static double tolerance_of(size_t i)
+{
+    return types[i] == CDDP_FLOAT64 ? 1e-12 : types[i] == CDDP_FLOAT32 ? 1e-6 : types[i] == CDDP_FLOAT16 ? 1e-3 : 8e-3;
+}
+
+static bool close_to(double got, double want, double tolerance)
+{
+    return fabs(got - want) <= tolerance * fmax(1, fabs(want));
+}
+
+static void open_ddp(struct job *j, uint32_t flags)
+{
+    cddp_ddp_options opt = {.size = sizeof opt, .stream = j->compute, .flags = flags, .bucket_bytes = 8000};
+    cddp_param params[N_PARAMS];
+
+    for (size_t i = 0; i < N_PARAMS; i++)
+        params[i] = (cddp_param){.name = "p", .data = j->data[i], .count = counts[i], .dtype = types[i]};
+    DO(cddp_ddp_create(&j->ddp, j->comm, params, N_PARAMS, &opt));
+}
+
+static void open_job(struct job *j)
+{
+    cddp_init_options init = {.size = sizeof init, .backend = "nccl"};
+    static const double zeros[MOST];
+
+    DO(cddp_init(&j->comm, &init));
+    device_open(&j->device, cddp_local_rank(j->comm));
+    standin_kernel_register(&gate_kernel);
+    CU(cuLibraryGetKernel(&j->gate, j->device.library, "gate"));
+    j->compute = device_stream();
+    for (size_t i = 0; i < N_PARAMS; i++) {
+        DO(cddp_alloc(j->comm, bytes_of(i), &j->data[i]));
+        DO(cddp_alloc(j->comm, bytes_of(i), &j->made[i]));
+        DO(cddp_copy(j->comm, j->data[i], zeros, bytes_of(i)));
+    }
+    make(j, N_PARAMS, 0);
+}
+
+static void close_job(struct job *j)
+{
+    for (size_t i = 0; i < N_PARAMS; i++) {
+        cddp_free(j->comm, j->data[i]);
+        cddp_free(j->comm, j->made[i]);
+    }
+    CU(cuStreamDestroy(j->compute));
+    CU(cuLibraryUnload(j->device.library));
+    DO(cddp_finalize(j->comm));
+}
+
+#endif

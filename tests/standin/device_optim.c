@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The optimizer on a GPU against the CPU's arithmetic on whole parameters, as a program that cddprun starts: every
+ * rule, types of 16 to 64 bits, groups, steps that are left out, and a state that is saved and loaded. In one step the
+ * compute stream stands still until the host has called everything: whoever waits for the GPU there waits for ever.
+ */
+#include "device_job.h"
+
+#include "worker/optim_update.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#define STEPS 6
+#define DECAYS 1 /* this parameter has a group of its own */
+
+static const size_t grouped[] = {DECAYS};
+static const cddp_optim_group groups[] = {{.params = grouped, .n_params = 1, .lr_factor = 0.5, .weight_decay = 0.25}};
+
+static const cddp_optim_options rules[] = {
+    {.kind = CDDP_SGD, .lr = 0.125},
+    {.kind = CDDP_SGD, .lr = 0.1, .momentum = 0.9, .dampening = 0.25, .weight_decay = 0.01},
+    {.kind = CDDP_SGD, .lr = 0.1, .momentum = 0.9, .nesterov = 1},
+    {.kind = CDDP_ADAM, .lr = 0.01, .weight_decay = 0.1},
+    {.kind = CDDP_ADAMW, .lr = 0.01, .weight_decay = 0.1, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6},
+};
+#define N_RULES (sizeof rules / sizeof rules[0])
+
+/* What a rank without libcddp would have: whole parameters, of 16 bits in float32, and their state. */
+static struct {
+    double w[N_PARAMS][MOST], g[MOST], s[N_PARAMS][2][MOST];
+} plain;
+
+static bool is_wide(size_t i)
+{
+    return types[i] == CDDP_FLOAT64;
+}
+
+static cddp_dtype type_of_state(size_t i)
+{
+    return is_wide(i) ? CDDP_FLOAT64 : CDDP_FLOAT32;
+}
+
+static double start(size_t i, size_t k)
+{
+    return (double)((int)((k * 5 + i) % 23) - 11) / 8;
+}
+
+static void begin(struct job *j)
+{
+    static double host[MOST];
+
+    memset(&plain, 0, sizeof plain);
+    for (size_t i = 0; i < N_PARAMS; i++) {
+        for (size_t k = 0; k < counts[i]; k++) {
+            number_put(types[i], host, k, start(i, k));
+            number_put(type_of_state(i), plain.w[i], k, start(i, k));
+        }
+        DO(cddp_copy(j->comm, j->data[i], host, bytes_of(i)));
+    }
+}
+
+static void plain_step(const struct job *j, const cddp_optim_options *o, uint64_t step, double factor)
+{
+    for (size_t i = 0; i < N_PARAMS; i++) {
+        const struct cdi_optim_rule rule = {.kind = o->kind,
+                                            .nesterov = o->nesterov,
+                                            .lr = o->lr * (i == DECAYS ? groups[0].lr_factor : 1),
+                                            .weight_decay = i == DECAYS ? groups[0].weight_decay : o->weight_decay,
+                                            .momentum = o->momentum,
+                                            .dampening = o->dampening,
+                                            .beta1 = o->beta1 != 0 ? o->beta1 : 0.9,
+                                            .beta2 = o->beta2 != 0 ? o->beta2 : 0.999,
+                                            .eps = o->eps != 0 ? o->eps : 1e-8,
+                                            .factor = factor};
+        void *w = plain.w[i], *m = plain.s[i][0], *v = plain.s[i][1];
+
+        for (size_t k = 0; k < counts[i]; k++)
+            number_put(type_of_state(i), plain.g, k, mean(j, i, k));
+        if (is_wide(i))
+            cdi_optim_update_f64(&rule, step, w, plain.g, (double *[]){m, v}, counts[i]);
+        else
+            cdi_optim_update_f32(&rule, step, w, (float *)(void *)plain.g, (float *[]){m, v}, counts[i]);
+    }
+}
+
+/* This rank's parameters, and in `sum` something of all their bits. */
+static void check_parameters(const struct job *j, const char *what)
+{
+    static double host[MOST];
+    static uint64_t sums[64];
+    uint64_t sum = 0;
+
+    for (size_t i = 0; i < N_PARAMS; i++) {
+        DO(cddp_copy(j->comm, host, j->data[i], bytes_of(i)));
+        for (size_t k = 0; k < counts[i]; k++) {
+            double got = number_get(types[i], host, k), want = number_get(type_of_state(i), plain.w[i], k);
+
+            MUST(close_to(got, want, tolerance_of(i)), "%s: parameter %zu, element %zu is %.17g, not %.17g\n", what, i,
+                 k, got, want);
+        }
+        for (size_t k = 0; k < bytes_of(i); k++)
+            sum = sum * 1099511628211u + ((uint8_t *)(void *)host)[k];
+    }
+    DO(cddp_all_gather(j->comm, &sum, sums, 1, CDDP_UINT64));
+    for (int r = 0; r < cddp_world_size(j->comm); r++)
+        MUST(sums[r] == sum, "%s: rank %d has other bits\n", what, r);
+}
+
+static cddp_optim *open_optim(struct job *j, size_t rule, uint64_t flags)
+{
+    cddp_optim_options o = rules[rule];
+    cddp_optim *optim;
+
+    o.size = sizeof o;
+    o.groups = groups;
+    o.n_groups = 1;
+    o.flags = flags;
+    DO(cddp_optim_create(&optim, j->ddp, &o));
+    return optim;
+}
+
+static void check_rule(struct job *j, size_t rule, uint32_t ddp_flags)
+{
+    cddp_optim *optim;
+
+    begin(j);
+    open_ddp(j, ddp_flags);
+    optim = open_optim(j, rule, 0);
+    for (uint64_t step = 1; step <= STEPS; step++) {
+        backward(j);
+        DO(cddp_optim_step(optim));
+        plain_step(j, &rules[rule], step, 1);
+    }
+    check_parameters(j, "a rule");
+    cddp_optim_destroy(optim);
+    cddp_ddp_destroy(j->ddp);
+}
+
+static double norm_of_means(const struct job *j)
+{
+    double sum = 0;
+
+    for (size_t i = 0; i < N_PARAMS; i++)
+        for (size_t k = 0; k < counts[i]; k++)
+            sum += mean(j, i, k) * mean(j, i, k);
+    return sqrt(sum);
+}
+
+/* Clipping, a skip, an update with a look for NaNs: no call waits. */
+static void check_waits_for_nobody(struct job *j)
+{
+    const double max_norm = 0.5, factor = max_norm / (norm_of_means(j) + 1e-6);
+    cddp_optim *optim;
+    uint64_t waits, skipped = 99;
+
+    begin(j);
+    open_ddp(j, 0);
+    optim = open_optim(j, 4, CDDP_OPTIM_SKIP_NONFINITE);
+    for (uint64_t step = 1; step <= STEPS; step++) {
+        if (step == STEPS)
+            close_gate(j);
+        waits = standin_waits();
+        backward(j);
+        DO(cddp_ddp_clip_grad_norm(j->ddp, max_norm, 2, 0, NULL));
+        DO(cddp_optim_skip(optim));
+        backward(j);
+        DO(cddp_ddp_clip_grad_norm(j->ddp, max_norm, 2, 0, NULL));
+        DO(cddp_optim_step(optim));
+        MUST(step < STEPS || standin_waits() == waits, "the host waited %d times\n", (int)(standin_waits() - waits));
+        plain_step(j, &rules[4], step, factor);
+    }
+    atomic_store(&gate_is_open, true);
+    check_parameters(j, "behind the gate");
+    DO(cddp_optim_skipped(optim, &skipped));
+    MUST(skipped == 0, "%d steps were skipped\n", (int)skipped);
+    cddp_optim_destroy(optim);
+    cddp_ddp_destroy(j->ddp);
+}
+
+/* A step with a NaN or an infinity is as if it had not been. */
+static void check_nonfinite(struct job *j)
+{
+    static const double bad[] = {NAN, INFINITY, -INFINITY};
+    uint64_t skipped = 0;
+    cddp_optim *optim;
+
+    begin(j);
+    open_ddp(j, 0);
+    optim = open_optim(j, 3, CDDP_OPTIM_SKIP_NONFINITE);
+    for (uint64_t step = 1; step <= STEPS; step++) {
+        make(j, (size_t)step % N_PARAMS, bad[step % 3]);
+        backward(j);
+        if (step % 2 == 0)
+            DO(cddp_ddp_clip_grad_norm(j->ddp, 1e9, 2, 0, NULL));
+        DO(cddp_optim_step(optim));
+        make(j, N_PARAMS, 0);
+        backward(j);
+        DO(cddp_optim_step(optim));
+        plain_step(j, &rules[3], step, 1);
+    }
+    check_parameters(j, "between steps that were left out");
+    DO(cddp_optim_skipped(optim, &skipped));
+    MUST(skipped == STEPS, "%d steps were skipped, not %d\n", (int)skipped, STEPS);
+    cddp_optim_destroy(optim);
+    cddp_ddp_destroy(j->ddp);
+}
+
+static void remove_folder(const char *folder)
+{
+    char command[64];
+
+    (void)snprintf(command, sizeof command, "rm -r %s", folder);
+    MUST(system(command) == 0, "%s stays\n", folder); /* NOLINT(cert-env33-c,concurrency-mt-unsafe) */
+}
+
+/* Half of the steps, a checkpoint, an optimizer made anew that loads it, and the other half. */
+static void check_saved(struct job *j)
+{
+    static double host[N_PARAMS][MOST];
+    cddp_checkpoint_item items[N_PARAMS];
+    char names[N_PARAMS][8], folder[32] = "/tmp/device_optim.XXXXXX";
+    cddp_optim *optim;
+
+    if (cddp_rank(j->comm) == 0)
+        MUST(mkdtemp(folder) != NULL, "no temporary folder\n");
+    DO(cddp_broadcast(j->comm, folder, sizeof folder, CDDP_UINT8, 0));
+    for (size_t i = 0; i < N_PARAMS; i++) {
+        (void)snprintf(names[i], sizeof names[i], "w%d", (int)i);
+        items[i] = (cddp_checkpoint_item){.name = names[i], .data = host[i], .bytes = bytes_of(i)};
+    }
+    begin(j);
+    open_ddp(j, 0);
+    optim = open_optim(j, 4, 0);
+    for (uint64_t step = 1; step <= STEPS; step++) {
+        backward(j);
+        DO(cddp_optim_step(optim));
+        plain_step(j, &rules[4], step, 1);
+        if (step != STEPS / 2)
+            continue;
+        for (size_t i = 0; i < N_PARAMS; i++)
+            DO(cddp_copy(j->comm, host[i], j->data[i], bytes_of(i)));
+        DO(cddp_optim_save(optim, folder, step, items, N_PARAMS, NULL));
+        cddp_optim_destroy(optim);
+        memset(host, 0xff, sizeof host);
+        for (size_t i = 0; i < N_PARAMS; i++)
+            DO(cddp_copy(j->comm, j->data[i], host[i], bytes_of(i)));
+        optim = open_optim(j, 4, 0);
+        DO(cddp_optim_load(optim, folder, items, N_PARAMS, NULL));
+        for (size_t i = 0; i < N_PARAMS; i++)
+            DO(cddp_copy(j->comm, j->data[i], host[i], bytes_of(i)));
+    }
+    check_parameters(j, "after a checkpoint");
+    cddp_ddp_destroy(j->ddp); /* the optimizer may go after it */
+    cddp_optim_destroy(optim);
+    DO(cddp_barrier(j->comm));
+    if (cddp_rank(j->comm) == 0)
+        remove_folder(folder);
+}
+
+int main(void)
+{
+    static struct job j;
+
+    open_job(&j);
+    for (size_t rule = 0; rule < N_RULES; rule++)
+        check_rule(&j, rule, rule % 2 != 0 ? CDDP_DDP_SUM : 0);
+    check_waits_for_nobody(&j);
+    check_nonfinite(&j);
+    check_saved(&j);
+    close_job(&j);
+    return 0;
+}

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The optimizer's kernels, as element.h writes kernels. The arithmetic is that of optim_update.c, operation by
+ * operation; only the powers of beta are made by multiplications alone, since each processor has a pow of its own.
+ */
+#ifndef CDI_NCCL_ELEMENT_OPTIM_H
+#define CDI_NCCL_ELEMENT_OPTIM_H
+
+#include "worker/backend/nccl/element.h"
+
+#include <math.h>
+
+/* --- A step begins: who takes it, and the scalars of those. ------------------------------------------------------- */
+
+CDI_INLINE double cdi_power(double x, uint64_t n)
+{
+    double product = 1;
+
+    for (; n > 0; n >>= 1) {
+        if ((n & 1) != 0)
+            product *= x;
+        x *= x;
+    }
+    return product;
+}
+
+CDI_INLINE int cdi_is_finite(double x)
+{
+    return (cdi_bits_of_double(x) & 0x7ff0000000000000u) != 0x7ff0000000000000u;
+}
+
+CDI_INLINE void cdi_count_body(const struct cdi_kernel_thread *t, const struct cdi_count_args *a)
+{
+    const int skip = a->largest != NULL && !cdi_is_finite(*a->largest);
+
+    if (a->first == 0 && cdi_first_unit(t) == 0 && skip)
+        ++*a->skipped;
+    for (uint64_t i = cdi_first_unit(t); i < a->n; i += cdi_unit_step(t)) {
+        struct cdi_optim_row *r = &a->rows[a->first + i];
+
+        r->idle = skip || (a->idle[i / 64] >> (i % 64) & 1) != 0;
+        if (r->idle)
+            continue;
+        r->steps++;
+        r->lr = a->lr * r->lr_factor;
+        if (a->kind == CDDP_SGD)
+            continue;
+        r->step_size = r->lr / (1 - cdi_power(a->beta1, r->steps));
+        r->correction = sqrt(1 - cdi_power(a->beta2, r->steps));
+        r->shrink = a->kind == CDDP_ADAMW ? 1 - r->lr * r->weight_decay : 1;
+    }
+}
+
+/* --- One pass over parameter, gradient and state. ----------------------------------------------------------------- */
+
+/* NOLINTBEGIN(bugprone-macro-parentheses): a type in parentheses is no type. */
+#define CDI_OPTIM_ELEMENT(T, suffix, SQRT)                                                                  \
+    struct cdi_now_##suffix {                                                                               \
+        T lr, decay, factor, keep, take, ahead, step_size, correction, eps, take_m, keep_v, take_v, shrink; \
+        int adam, momentum;                                                                                 \
+    };                                                                                                      \
+    CDI_INLINE struct cdi_now_##suffix cdi_now_of_##suffix(const struct cdi_update_args *a,                 \
+                                                           const struct cdi_optim_row *r)                   \
+    {                                                                                                       \
+        struct cdi_now_##suffix n;                                                                          \
+                                                                                                            \
+        n.adam = a->kind != CDDP_SGD;                                                                       \
+        n.momentum = a->momentum != 0;                                                                      \
+        n.lr = (T)r->lr;                                                                                    \
+        n.decay = a->kind == CDDP_ADAMW ? (T)0 : (T)r->weight_decay;                                        \
+        n.factor = (T)a->factor;                                                                            \
+        n.keep = r->steps == 1 ? (T)0 : (T)a->momentum;                                                     \
+        n.take = r->steps == 1 ? (T)1 : (T)(1 - a->dampening);                                              \
+        n.ahead = a->nesterov ? (T)a->momentum : (T)0;                                                      \
+        n.step_size = (T)r->step_size;                                                                      \
+        n.correction = (T)r->correction;                                                                    \
+        n.eps = (T)a->eps;                                                                                  \
+        n.take_m = (T)(1 - a->beta1);                                                                       \
+        n.keep_v = (T)a->beta2;                                                                             \
+        n.take_v = (T)(1 - a->beta2);                                                                       \
+        n.shrink = (T)r->shrink;                                                                            \
+        return n;                                                                                           \
+    }                                                                                                       \
+    /* The new value of w; m and v are where the state of this element is. */                               \
+    CDI_INLINE T cdi_element_step_##suffix(const struct cdi_now_##suffix *n, T w, T g, T *m, T *v)          \
+    {                                                                                                       \
+        const T d = n->decay != 0 ? g * n->factor + n->decay * w : g * n->factor;                           \
+                                                                                                            \
+        if (n->adam) {                                                                                      \
+            const T m1 = *m + n->take_m * (d - *m), v1 = *v * n->keep_v + n->take_v * d * d;                \
+                                                                                                            \
+            *m = m1;                                                                                        \
+            *v = v1;                                                                                        \
+            return w * n->shrink - n->step_size * m1 / (SQRT(v1) / n->correction + n->eps);                 \
+        }                                                                                                   \
+        if (n->momentum) {                                                                                  \
+            const T m1 = n->keep * *m + n->take * d;                                                        \
+                                                                                                            \
+            *m = m1;                                                                                        \
+            return w - n->lr * (n->ahead != 0 ? d + n->ahead * m1 : m1);                                    \
+        }                                                                                                   \
+        return w - n->lr * d;                                                                               \
+    }
+/* NOLINTEND(bugprone-macro-parentheses) */
+
+CDI_OPTIM_ELEMENT(float, f32, sqrtf)
+CDI_OPTIM_ELEMENT(double, f64, sqrt)
+
+/* Elements [from, to) of the piece that are this thread's. */
+CDI_INLINE void cdi_update_f64(const struct cdi_kernel_thread *t, const struct cdi_update_args *a,
+                               const struct cdi_kernel_piece *p, uint64_t from, uint64_t to)
+{
+    const struct cdi_now_f64 now = cdi_now_of_f64(a, &a->rows[p->row]);
+    double *w = (double *)p->w, *g = (double *)p->g, *m = (double *)p->m, *v = (double *)p->v;
+
+    for (uint64_t i = from + t->thread; i < to; i += t->n_threads) {
+        w[i] = cdi_element_step_f64(&now, w[i], g[i], m == NULL ? NULL : m + i, v == NULL ? NULL : v + i);
+        if (a->publish)
+            g[i] = w[i];
+    }
+}
+
+CDI_INLINE void cdi_update_f32(const struct cdi_kernel_thread *t, const struct cdi_update_args *a,
+                               const struct cdi_kernel_piece *p, uint64_t from, uint64_t to)
+{
+    const struct cdi_now_f32 now = cdi_now_of_f32(a, &a->rows[p->row]);
+    float *w = (float *)p->w, *g = (float *)p->g, *m = (float *)p->m, *v = (float *)p->v;
+
+    for (uint64_t i = from + t->thread; i < to; i += t->n_threads) {
+        w[i] = cdi_element_step_f32(&now, w[i], g[i], m == NULL ? NULL : m + i, v == NULL ? NULL : v + i);
+        if (a->publish)
+            g[i] = w[i];
+    }
+}
+
+CDI_INLINE void cdi_update_narrow(const struct cdi_kernel_thread *t, const struct cdi_update_args *a,
+                                  const struct cdi_kernel_piece *p, uint64_t from, uint64_t to)
+{
+    const struct cdi_now_f32 now = cdi_now_of_f32(a, &a->rows[p->row]);
+    uint16_t *w = (uint16_t *)p->w, *g = (uint16_t *)p->g;
+    float *m = (float *)p->m, *v = (float *)p->v;
+
+    for (uint64_t i = from + t->thread; i < to; i += t->n_threads) {
+        p->master[i] = cdi_element_step_f32(&now, p->master[i], cdi_widen(g[i], p->dtype), m == NULL ? NULL : m + i,
+                                            v == NULL ? NULL : v + i);
+        w[i] = cdi_round(p->master[i], p->dtype);
+        if (a->publish)
+            g[i] = w[i];
+    }
+}
+
+/* What stays as it is; the others take it from the gradients' place all the same. */
+CDI_INLINE void cdi_update_idle(const struct cdi_kernel_thread *t, const struct cdi_kernel_piece *p, uint64_t from,
+                                uint64_t to)
+{
+    for (uint64_t i = from + t->thread; i < to; i += t->n_threads)
+        if (p->dtype == CDDP_FLOAT64)
+            ((double *)p->g)[i] = ((const double *)p->w)[i];
+        else if (p->dtype == CDDP_FLOAT32)
+            ((float *)p->g)[i] = ((const float *)p->w)[i];
+        else
+            ((uint16_t *)p->g)[i] = ((const uint16_t *)p->w)[i];
+}
+
+/* The piece that holds chunk c: the last one that begins at c or before. */
+CDI_INLINE const struct cdi_kernel_piece *cdi_piece_of_chunk(const struct cdi_update_args *a, uint32_t c)
+{
+    uint32_t low = 0, high = a->n;
+
+    while (high - low > 1) {
+        uint32_t mid = low + (high - low) / 2;
+
+        if (a->piece[mid].first_chunk <= c)
+            low = mid;
+        else
+            high = mid;
+    }
+    return &a->piece[low];
+}
+
+CDI_INLINE void cdi_update_body(const struct cdi_kernel_thread *t, const struct cdi_update_args *a)
+{
+    for (uint32_t c = t->block; c < a->n_chunks; c += t->n_blocks) {
+        const struct cdi_kernel_piece *p = cdi_piece_of_chunk(a, c);
+        uint64_t from = (uint64_t)(c - p->first_chunk) * CDI_PIECE_CHUNK, to = from + CDI_PIECE_CHUNK;
+
+        to = to < p->count ? to : p->count;
+        if (a->rows[p->row].idle) {
+            if (a->publish)
+                cdi_update_idle(t, p, from, to);
+        } else if (p->dtype == CDDP_FLOAT64) {
+            cdi_update_f64(t, a, p, from, to);
+        } else if (p->dtype == CDDP_FLOAT32) {
+            cdi_update_f32(t, a, p, from, to);
+        } else {
+            cdi_update_narrow(t, a, p, from, to);
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The optimizer's step, and clearing: the table's functions, on the communication stream. */
+#include "worker/backend/nccl/state.h"
+
+cddp_status cdi_gpu_clear(struct cdi_backend *b, void *p, size_t bytes, struct cdi_error *err)
+{
+    cddp_status st = cdi_gpu_element_begin(b, err);
+
+    if (st != CDDP_OK)
+        return st;
+    if (bytes > 0)
+        st = cdi_cuda_check(cdi_cuda.set_bytes(cdi_device_ptr(p), 0, bytes, b->device.stream), "clearing memory", err);
+    cdi_gpu_element_end(b);
+    return st;
+}
+
+cddp_status cdi_gpu_optim_count(struct cdi_backend *b, const struct cdi_optim_step *s, struct cdi_error *err)
+{
+    cddp_status st = cdi_gpu_element_begin(b, err);
+    struct cdi_launch l;
+
+    if (st != CDDP_OK)
+        return st;
+    for (size_t at = 0; at < s->n_rows && st == CDDP_OK;) {
+        at += cdi_launch_count(&l, s, at);
+        st = cdi_device_launch(&b->device, &l, err);
+    }
+    cdi_gpu_element_end(b);
+    return st;
+}
+
+cddp_status cdi_gpu_optim_update(struct cdi_backend *b, const struct cdi_optim_step *s,
+                                 const struct cdi_optim_piece *piece, size_t n, struct cdi_error *err)
+{
+    cddp_status st = cdi_gpu_element_begin(b, err);
+
+    if (st != CDDP_OK)
+        return st;
+    while (n > 0 && st == CDDP_OK) {
+        struct cdi_launch l;
+        size_t taken = cdi_launch_update(&l, b->device.n_sm, s, piece, n);
+
+        st = cdi_device_launch(&b->device, &l, err);
+        piece += taken;
+        n -= taken;
+    }
+    cdi_gpu_element_end(b);
+    return st;
+}

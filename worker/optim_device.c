@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The optimizer's part on a device: its state lies there, a step is put in order behind the gradients, and the compute
+ * stream behind the step; the host waits for nothing. What a rank updates, and where the others' values go, is the same
+ * in every step, so both lists are made once. With the reducer's lock held, but for creation and checkpoints.
+ */
+#include "worker/optim.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Where things begin in the reducer's one block of device memory for its optimizer. */
+struct layout {
+    size_t skipped, state[CDI_OPTIM_STATES], master, end;
+};
+
+static struct layout layout_of(const cddp_optim *o)
+{
+    size_t at = o->ddp->n_params * sizeof *o->rows;
+    struct layout l;
+
+    l.skipped = at;
+    at += CDI_GRAD_ALIGN;
+    for (int k = 0; k < CDI_OPTIM_STATES; k++) {
+        l.state[k] = at;
+        at += k < cdi_optim_n_states(&o->rule) ? o->sizes.state : 0;
+    }
+    l.master = at;
+    l.end = at + o->sizes.master;
+    return l;
+}
+
+static struct cdi_optim_piece piece_of(const cddp_optim *o, size_t i)
+{
+    const cddp_param *p = &o->ddp->params[i];
+    const struct cdi_shard *s = &o->shards[i];
+    size_t at = s->lo * cddp_dtype_size(p->dtype);
+    struct cdi_optim_piece piece = {.w = (char *)p->data + at,
+                                    .g = (char *)cdi_ddp_arena_grad(o->ddp, i) + at,
+                                    .count = s->count,
+                                    .dtype = p->dtype,
+                                    .row = i};
+
+    for (int k = 0; k < cdi_optim_n_states(&o->rule); k++)
+        piece.state[k] = (char *)o->state[k] + s->state_at;
+    if (cdi_shard_has_master(p->dtype))
+        piece.master = o->master + s->master_at / sizeof(float);
+    return piece;
+}
+
+struct place {
+    size_t offset, param;
+};
+
+static int ascending(const void *a, const void *b)
+{
+    const struct place *x = a, *y = b;
+
+    return (x->offset > y->offset) - (x->offset < y->offset);
+}
+
+static void put(cddp_optim *o, void *data, size_t bytes)
+{
+    if (bytes > 0)
+        o->others[o->n_others++] = (struct cdi_slice){data, bytes};
+}
+
+/* The whole arena as it lies: what is others' goes to the parameters, and all else is a gap. */
+static void list_others(cddp_optim *o, struct place *place)
+{
+    const cddp_ddp *d = o->ddp;
+    size_t end = 0;
+
+    for (size_t i = 0; i < d->n_params; i++)
+        place[i] = (struct place){d->plan.grads[i].offset, i};
+    qsort(place, d->n_params, sizeof *place, ascending);
+    for (size_t k = 0; k < d->n_params; k++) {
+        size_t i = place[k].param, size = cddp_dtype_size(d->params[i].dtype), bytes = d->plan.grads[i].bytes;
+        size_t lo = o->shards[i].lo * size, own = o->shards[i].count * size;
+        char *w = d->params[i].data;
+
+        put(o, NULL, place[k].offset - end);
+        put(o, w, lo);
+        put(o, NULL, own);
+        put(o, w + lo + own, bytes - lo - own);
+        end = place[k].offset + bytes;
+    }
+}
+
+/* Zeros, the groups, and the float32 copies of this rank's parameters of 16 bits. */
+static cddp_status fill(cddp_optim *o, size_t bytes, struct cdi_error *err)
+{
+    cddp_ddp *d = o->ddp;
+    cddp_status st = d->ops->follow(d->b, d->stream, err);
+
+    if (st == CDDP_OK)
+        st = d->ops->clear(d->b, d->optim_memory, bytes, err);
+    for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++) {
+        const struct cdi_optim_piece *p = &o->pieces[i];
+
+        o->rows[i] = (struct cdi_optim_row){.lr_factor = o->own[i].lr_factor, .weight_decay = o->own[i].weight_decay};
+        if (p->master != NULL && p->count > 0)
+            st = d->ops->cast(d->b, p->master, CDDP_FLOAT32, p->w, p->dtype, p->count, 1, err);
+    }
+    return st == CDDP_OK ? cdi_optim_device_push(o, err) : st;
+}
+
+cddp_status cdi_optim_device_init(cddp_optim *o, struct cdi_error *err)
+{
+    cddp_ddp *d = o->ddp;
+    struct layout l = layout_of(o);
+    struct place *place = calloc(d->n_params, sizeof *place);
+    bool ok;
+    cddp_status st;
+
+    o->rows = calloc(d->n_params, sizeof *o->rows);
+    o->pieces = calloc(d->n_params, sizeof *o->pieces);
+    o->others = calloc(4 * d->n_params, sizeof *o->others);
+    o->idle = calloc(d->n_params, sizeof *o->idle);
+    ok = place != NULL && o->rows != NULL && o->pieces != NULL && o->others != NULL && o->idle != NULL;
+    st = ok ? d->ops->alloc(d->b, l.end, &d->optim_memory, err)
+            : cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu parameters", d->n_params);
+    if (st == CDDP_OK) {
+        char *at = d->optim_memory;
+
+        o->device_rows = (struct cdi_optim_row *)(void *)at;
+        o->device_skipped = (uint64_t *)(void *)(at + l.skipped);
+        for (int k = 0; k < cdi_optim_n_states(&o->rule); k++)
+            o->state[k] = at + l.state[k];
+        o->master = (float *)(void *)(at + l.master);
+        for (size_t i = 0; i < d->n_params; i++)
+            o->pieces[i] = piece_of(o, i);
+        list_others(o, place);
+        st = fill(o, l.end, err);
+    }
+    free(place);
+    return st;
+}
+
+void cdi_optim_device_release(cddp_optim *o)
+{
+    free(o->rows);
+    free(o->pieces);
+    free(o->others);
+    free(o->idle);
+    if (o->ddp == NULL) /* the reducer has freed it */
+        return;
+    o->ddp->ops->release(o->ddp->b, o->ddp->optim_memory);
+    o->ddp->optim_memory = NULL;
+}
+
+cddp_status cdi_optim_device_pull(cddp_optim *o, struct cdi_error *err)
+{
+    cddp_ddp *d = o->ddp;
+    cddp_status st = d->ops->copy(d->b, o->rows, o->device_rows, d->n_params * sizeof *o->rows, err);
+
+    for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++)
+        o->steps[i] = o->rows[i].steps;
+    return st;
+}
+
+cddp_status cdi_optim_device_push(cddp_optim *o, struct cdi_error *err)
+{
+    cddp_ddp *d = o->ddp;
+
+    for (size_t i = 0; i < d->n_params; i++)
+        o->rows[i].steps = o->steps[i];
+    return d->ops->copy(d->b, o->device_rows, o->rows, d->n_params * sizeof *o->rows, err);
+}
+
+/* This rank's part of all parameters. */
+static cddp_status update(cddp_ddp *d, cddp_optim *o, struct cdi_error *err)
+{
+    const struct cdi_optim_step step = {.rule = &o->rule,
+                                        .rows = o->device_rows,
+                                        .n_rows = d->n_params,
+                                        .idle = o->idle,
+                                        .largest = o->skip_nonfinite ? d->norm : NULL,
+                                        .skipped = o->device_skipped,
+                                        .publish = cdi_comm_world(d->comm)->size > 1};
+    cddp_status st = d->ops->follow(d->b, d->stream, err);
+
+    for (size_t i = 0; i < d->n_params; i++)
+        o->idle[i] = cdi_unused_nowhere(d, i);
+    if (st == CDDP_OK && o->skip_nonfinite)
+        st = cdi_norm_largest(d, err);
+    if (st == CDDP_OK)
+        st = d->ops->optim_count(d->b, &step, err);
+    return st == CDDP_OK ? d->ops->optim_update(d->b, &step, o->pieces, d->n_params, err) : st;
+}
+
+cddp_status cdi_optim_device_land(cddp_ddp *d, void *arg)
+{
+    cddp_optim *o = arg;
+    bool alone = cdi_comm_world(d->comm)->size == 1;
+    cddp_status st = d->settled ? CDDP_OK : cdi_unused_restore(d);
+    struct cdi_error err;
+
+    if (st == CDDP_OK && update(d, o, &err) != CDDP_OK)
+        return cdi_ddp_stick(d, &err);
+    for (size_t b = 0; b < d->plan.n && st == CDDP_OK && !alone; b++)
+        st = cdi_optim_exchange(o, b);
+    if (st != CDDP_OK)
+        return st;
+    if (!alone)
+        st = d->ops->unpack(d->b, o->others, o->n_others, d->region->base, &err);
+    if (st == CDDP_OK)
+        st = d->ops->lead(d->b, 0, d->stream, &err);
+    return st == CDDP_OK ? st : cdi_ddp_stick(d, &err);
+}
+
+cddp_status cdi_optim_device_pass_over(cddp_ddp *d, void *arg)
+{
+    cddp_status st = d->settled ? CDDP_OK : cdi_unused_restore(d);
+    struct cdi_error err;
+
+    (void)arg;
+    if (st != CDDP_OK)
+        return st;
+    return d->ops->lead(d->b, 0, d->stream, &err) == CDDP_OK ? CDDP_OK : cdi_ddp_stick(d, &err);
+}
