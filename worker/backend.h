@@ -206,10 +206,23 @@ struct cdi_backend_ops {
      */
     cddp_status (*check_memory)(struct cdi_backend *b, const void *p, struct cdi_error *err);
     /*
-     * Copy between any two of host and device, behind what was enqueued; done on return. Other streams that use the
-     * memory were waited for. Any thread.
+     * Copy between any two of host and device, behind what was enqueued; done on return, and so is what was enqueued,
+     * also where bytes is 0. Other streams that use the memory were waited for. Any thread.
      */
     cddp_status (*copy)(struct cdi_backend *b, void *to, const void *from, size_t bytes, struct cdi_error *err);
+    /*
+     * For a thread that writes or reads a file meanwhile: the same copy, but behind nothing and without starting
+     * anything, also after the communicator has failed. Nothing in flight may use the memory. Any thread. NULL on the
+     * host.
+     */
+    cddp_status (*move)(struct cdi_backend *b, void *to, const void *from, size_t bytes, struct cdi_error *err);
+    /*
+     * Memory of the device for a while, 256-byte aligned; neither call waits for what runs there, which is nothing that
+     * release promises. NULL: less than twice as much is free, as the program may want the rest, or it cannot be had.
+     * give_back takes NULL, too. Any thread. NULL on the host.
+     */
+    void *(*borrow)(struct cdi_backend *b, size_t bytes);
+    void (*give_back)(struct cdi_backend *b, void *p);
     /* Where memory and work are. Never fails. Any thread. */
     void (*describe)(struct cdi_backend *b, cddp_device_info *out);
 

@@ -22,6 +22,7 @@
 #define MAX_NAME 255u
 #define MAX_HEADER ((uint64_t)FIXED_BYTES + 8 + (uint64_t)CDI_CHECKPOINT_MAX_ITEMS * (25 + MAX_NAME))
 #define PIECE ((size_t)1 << 20)
+#define MOVED ((size_t)4 << 20) /* bytes that come from a device, or go there, at once */
 #define FILE_NAME "checkpoint-%020" PRIu64 ".cddp"
 
 cddp_status cdi_checkpoint_check_items(const cddp_checkpoint_item *items, size_t n_items, struct cdi_error *err)
@@ -66,29 +67,40 @@ static uint64_t aligned(uint64_t n)
 
 /* --------------------------------------------------------------------------------------------------- writing ---- */
 
-static cddp_status make_header(struct cdi_buf *b, uint64_t step, const cddp_checkpoint_item *items, size_t n_items,
-                               uint64_t *file_bytes)
+static uint64_t header_bytes_of(const cddp_checkpoint_item *items, size_t n_items)
 {
-    uint64_t header_bytes = FIXED_BYTES + 8, offset;
+    uint64_t bytes = FIXED_BYTES + 8;
 
     for (size_t i = 0; i < n_items; i++)
-        header_bytes += 25 + strlen(items[i].name);
-    offset = aligned(header_bytes);
+        bytes += 25 + strlen(items[i].name);
+    return bytes;
+}
+
+static uint64_t file_bytes_of(const cddp_checkpoint_item *items, size_t n_items)
+{
+    uint64_t bytes = aligned(header_bytes_of(items, n_items));
+
     for (size_t i = 0; i < n_items; i++)
-        offset = aligned(offset + items[i].bytes);
-    *file_bytes = offset;
+        bytes = aligned(bytes + items[i].bytes);
+    return bytes;
+}
+
+static cddp_status make_header(struct cdi_buf *b, uint64_t step, const cddp_checkpoint_item *items, size_t n_items,
+                               const uint64_t *crc)
+{
+    uint64_t header_bytes = header_bytes_of(items, n_items), offset;
 
     (void)cdi_buf_append(b, MAGIC, 8);
     (void)cdi_buf_put_u32(b, VERSION);
     (void)cdi_buf_put_u32(b, (uint32_t)n_items);
     (void)cdi_buf_put_u64(b, step);
     (void)cdi_buf_put_u64(b, header_bytes);
-    (void)cdi_buf_put_u64(b, *file_bytes);
+    (void)cdi_buf_put_u64(b, file_bytes_of(items, n_items));
     offset = aligned(header_bytes);
     for (size_t i = 0; i < n_items; i++) {
         (void)cdi_buf_put_u64(b, items[i].bytes);
         (void)cdi_buf_put_u64(b, offset);
-        (void)cdi_buf_put_u64(b, cdi_crc64(0, items[i].data, items[i].bytes));
+        (void)cdi_buf_put_u64(b, crc[i]);
         (void)cdi_buf_put_u8(b, (uint8_t)strlen(items[i].name));
         (void)cdi_buf_append(b, items[i].name, strlen(items[i].name));
         offset = aligned(offset + items[i].bytes);
@@ -118,19 +130,62 @@ static bool write_all(int fd, const void *data, size_t len, uint64_t offset)
     return true;
 }
 
-static bool write_file(int fd, const struct cdi_buf *header, const cddp_checkpoint_item *items, size_t n_items,
-                       uint64_t file_bytes)
+static cddp_status not_written(struct cdi_error *err)
 {
-    uint64_t offset = aligned(header->len);
+    return cdi_fail(err, CDDP_E_SYSTEM, "%s", strerror(errno));
+}
 
-    if (!write_all(fd, cdi_buf_data(header), header->len, 0))
-        return false;
-    for (size_t i = 0; i < n_items; i++) {
-        if (!write_all(fd, items[i].data, items[i].bytes, offset))
-            return false;
+/* An item that is on a device, piece by piece through host memory. */
+static cddp_status write_away(int fd, const cddp_checkpoint_item *item, uint64_t offset, const struct cdi_mover *mover,
+                              uint64_t *crc, struct cdi_error *err)
+{
+    size_t cap = item->bytes < MOVED ? item->bytes : MOVED;
+    CDI_AUTOFREE uint8_t *piece = malloc(cap + 1);
+
+    if (piece == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    for (size_t done = 0; done < item->bytes;) {
+        size_t n = item->bytes - done < cap ? item->bytes - done : cap;
+        cddp_status st = mover->ops->move(mover->b, piece, (const uint8_t *)item->data + done, n, err);
+
+        if (st != CDDP_OK)
+            return st;
+        *crc = cdi_crc64(*crc, piece, n);
+        if (!write_all(fd, piece, n, offset + done))
+            return not_written(err);
+        done += n;
+    }
+    return CDDP_OK;
+}
+
+/* The items first, since the header has their checksums. */
+static cddp_status write_file(int fd, uint64_t step, const cddp_checkpoint_item *items, size_t n_items,
+                              const struct cdi_mover *mover, struct cdi_error *err)
+{
+    uint64_t offset = aligned(header_bytes_of(items, n_items));
+    CDI_AUTOFREE uint64_t *crc = calloc(n_items + 1, sizeof *crc);
+    struct cdi_buf header;
+    cddp_status st = crc == NULL ? cdi_fail(err, CDDP_E_NOMEM, "out of memory") : CDDP_OK;
+
+    for (size_t i = 0; i < n_items && st == CDDP_OK; i++) {
+        if ((items[i].flags & CDI_ITEM_AWAY) != 0) {
+            st = write_away(fd, &items[i], offset, mover, &crc[i], err);
+        } else {
+            crc[i] = cdi_crc64(0, items[i].data, items[i].bytes);
+            st = write_all(fd, items[i].data, items[i].bytes, offset) ? CDDP_OK : not_written(err);
+        }
         offset = aligned(offset + items[i].bytes);
     }
-    return ftruncate(fd, (off_t)file_bytes) == 0 && fsync(fd) == 0;
+    if (st != CDDP_OK)
+        return st;
+    cdi_buf_init(&header, 0);
+    if (make_header(&header, step, items, n_items, crc) != CDDP_OK)
+        st = cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    else if (!write_all(fd, cdi_buf_data(&header), header.len, 0) ||
+             ftruncate(fd, (off_t)file_bytes_of(items, n_items)) != 0 || fsync(fd) != 0)
+        st = not_written(err);
+    cdi_buf_release(&header);
+    return st;
 }
 
 static bool parse_file_name(const char *name, uint64_t *step)
@@ -210,13 +265,11 @@ static void remove_old(int dir_fd, const char *dir, uint64_t just_written, int k
 }
 
 cddp_status cdi_checkpoint_write(const char *dir, uint64_t step, const cddp_checkpoint_item *items, size_t n_items,
-                                 int keep, struct cdi_error *err)
+                                 int keep, const struct cdi_mover *mover, struct cdi_error *err)
 {
     static const char tmp[] = ".checkpoint.tmp"; /* one writer per directory: a killed run's is removed */
     CDI_AUTOCLOSE int dir_fd = -1, fd = -1;
-    struct cdi_buf header;
     char name[64];
-    uint64_t file_bytes;
     cddp_status st;
 
     if (mkdir(dir, 0777) != 0 && errno != EEXIST)
@@ -225,26 +278,21 @@ cddp_status cdi_checkpoint_write(const char *dir, uint64_t step, const cddp_chec
     if (dir_fd < 0)
         return cdi_fail_errno(err, errno, "checkpoint directory '%s'", dir);
 
-    cdi_buf_init(&header, 0);
-    st = make_header(&header, step, items, n_items, &file_bytes);
-    if (st != CDDP_OK) {
-        cdi_buf_release(&header);
-        return cdi_fail(err, st, "checkpoint: out of memory");
-    }
     (void)snprintf(name, sizeof name, FILE_NAME, step);
     /* A new file, never one that somebody else has put there: it might be a link to what must not be overwritten. */
     (void)unlinkat(dir_fd, tmp, 0);
     fd = openat(dir_fd, tmp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-    if (fd < 0 || !write_file(fd, &header, items, n_items, file_bytes) || renameat(dir_fd, tmp, dir_fd, name) != 0 ||
-        fsync(dir_fd) != 0) {
-        st =
-            cdi_fail_errno(err, errno, "checkpoint '%s/%s' (%" PRIu64 " bytes) was not written", dir, name, file_bytes);
+    st = fd < 0 ? not_written(err) : write_file(fd, step, items, n_items, mover, err);
+    if (st == CDDP_OK && (renameat(dir_fd, tmp, dir_fd, name) != 0 || fsync(dir_fd) != 0))
+        st = not_written(err);
+    if (st != CDDP_OK) {
         (void)unlinkat(dir_fd, tmp, 0);
-    } else {
-        remove_old(dir_fd, dir, step, keep);
+        (void)cdi_error_wrap(err, "checkpoint '%s/%s' (%" PRIu64 " bytes) was not written", dir, name,
+                             file_bytes_of(items, n_items));
+        return st;
     }
-    cdi_buf_release(&header);
-    return st;
+    remove_old(dir_fd, dir, step, keep);
+    return CDDP_OK;
 }
 
 /* --------------------------------------------------------------------------------------------------- reading ---- */
@@ -408,9 +456,30 @@ static bool may_miss(const cddp_checkpoint_item *item)
     return (item->flags & CDDP_ITEM_PER_RANK) != 0 && (len < 3 || strcmp(item->name + len - 3, "[0]") != 0);
 }
 
-static cddp_status fill_items(const struct reader *r, const char *path, const cddp_checkpoint_item *items,
-                              size_t n_items, uint8_t *present, struct cdi_error *err)
+/* Of an item that is on a device, piece by piece through host memory. */
+static cddp_status fill_away(const struct reader *r, const char *path, const cddp_checkpoint_item *item,
+                             uint64_t offset, const struct cdi_mover *mover, struct cdi_error *err)
 {
+    size_t cap = item->bytes < MOVED ? item->bytes : MOVED;
+    CDI_AUTOFREE uint8_t *piece = malloc(cap + 1);
+    cddp_status st = piece == NULL ? cdi_fail(err, CDDP_E_NOMEM, "checkpoint '%s': out of memory", path) : CDDP_OK;
+
+    for (size_t done = 0; done < item->bytes && st == CDDP_OK;) {
+        size_t n = item->bytes - done < cap ? item->bytes - done : cap;
+
+        if (!read_all(r->fd, piece, n, offset + done))
+            return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be read", path);
+        st = mover->ops->move(mover->b, (uint8_t *)item->data + done, piece, n, err);
+        done += n;
+    }
+    return st;
+}
+
+static cddp_status fill_items(const struct reader *r, const char *path, const cddp_checkpoint_item *items,
+                              size_t n_items, uint8_t *present, const struct cdi_mover *mover, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
     for (size_t i = 0; i < n_items; i++) {
         const struct entry *e = find_entry(r, items[i].name);
 
@@ -424,17 +493,19 @@ static cddp_status fill_items(const struct reader *r, const char *path, const cd
                             "checkpoint '%s': item '%s' has %" PRIu64 " bytes there and %zu in this program", path,
                             items[i].name, e->bytes, items[i].bytes);
     }
-    for (size_t i = 0; i < n_items; i++) {
+    for (size_t i = 0; i < n_items && st == CDDP_OK; i++) {
         const struct entry *e = find_entry(r, items[i].name);
 
-        if (e != NULL && !read_all(r->fd, items[i].data, items[i].bytes, e->offset))
-            return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be read", path);
+        if (e != NULL && (items[i].flags & CDI_ITEM_AWAY) != 0)
+            st = fill_away(r, path, &items[i], e->offset, mover, err);
+        else if (e != NULL && !read_all(r->fd, items[i].data, items[i].bytes, e->offset))
+            st = cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be read", path);
     }
-    return CDDP_OK;
+    return st;
 }
 
 static cddp_status read_one(const char *dir, uint64_t step, const cddp_checkpoint_item *items, size_t n_items,
-                            uint8_t *present, struct cdi_error *err)
+                            uint8_t *present, const struct cdi_mover *mover, struct cdi_error *err)
 {
     struct reader r = {.fd = -1};
     char path[PATH_MAX];
@@ -446,13 +517,13 @@ static cddp_status read_one(const char *dir, uint64_t step, const cddp_checkpoin
     if (st == CDDP_OK)
         st = verify_items(&r, path, err);
     if (st == CDDP_OK)
-        st = fill_items(&r, path, items, n_items, present, err);
+        st = fill_items(&r, path, items, n_items, present, mover, err);
     reader_release(&r);
     return st;
 }
 
 cddp_status cdi_checkpoint_read(const char *dir, const cddp_checkpoint_item *items, size_t n_items, uint8_t *present,
-                                cddp_checkpoint_info *info, struct cdi_error *err)
+                                const struct cdi_mover *mover, cddp_checkpoint_info *info, struct cdi_error *err)
 {
     CDI_AUTOFREE uint64_t *steps = NULL;
     cddp_checkpoint_info found = {0};
@@ -465,7 +536,7 @@ cddp_status cdi_checkpoint_read(const char *dir, const cddp_checkpoint_item *ite
     if (n == 0)
         return cdi_fail(err, CDDP_E_NOT_FOUND, "no checkpoint in '%s'", dir);
     for (size_t i = 0; i < n; i++) {
-        st = read_one(dir, steps[i], items, n_items, present, &why);
+        st = read_one(dir, steps[i], items, n_items, present, mover, &why);
         if (st == CDDP_OK) {
             found.step = steps[i];
             *info = found;

@@ -18,20 +18,29 @@
 
 #define CDI_CHECKPOINT_MAX_ITEMS 65536
 
+/* In the flags of an item, beside those of cddp.h: its bytes are on the device, and come and go through a mover. */
+#define CDI_ITEM_AWAY 0x80000000u
+
+/* A backend with `move`, on whose device items are. Without one (NULL) no item is away. */
+struct cdi_mover {
+    const struct cdi_backend_ops *ops;
+    struct cdi_backend *b;
+};
+
 /* Are names and memory as cddp.h demands? CDDP_E_INVALID with a sentence. */
 cddp_status cdi_checkpoint_check_items(const cddp_checkpoint_item *items, size_t n_items, struct cdi_error *err);
 
-/* Write dir/checkpoint-STEP.cddp and keep the newest `keep`. CDDP_E_SYSTEM, CDDP_E_NOMEM. */
+/* Write dir/checkpoint-STEP.cddp and keep the newest `keep`. CDDP_E_SYSTEM, CDDP_E_NOMEM, or what the mover says. */
 cddp_status cdi_checkpoint_write(const char *dir, uint64_t step, const cddp_checkpoint_item *items, size_t n_items,
-                                 int keep, struct cdi_error *err);
+                                 int keep, const struct cdi_mover *mover, struct cdi_error *err);
 
 /*
  * Find the newest whole checkpoint and fill the items from it; results as of cddp_checkpoint_load. An item with
  * CDDP_ITEM_PER_RANK, which is one rank's and is named NAME[rank], may be missing if it is not rank 0's. present[i]
- * becomes 1 if item i was there, else 0.
+ * becomes 1 if item i was there, else 0. Or what the mover says.
  */
 cddp_status cdi_checkpoint_read(const char *dir, const cddp_checkpoint_item *items, size_t n_items, uint8_t *present,
-                                cddp_checkpoint_info *info, struct cdi_error *err);
+                                const struct cdi_mover *mover, cddp_checkpoint_info *info, struct cdi_error *err);
 
 /* List a, and b behind it; malloc'ed. NULL: no memory. */
 cddp_checkpoint_item *cdi_checkpoint_join(const cddp_checkpoint_item *a, size_t n_a, const cddp_checkpoint_item *b,

@@ -51,6 +51,14 @@ static bool is_on_device(cddp_comm *comm, const void *p)
     return cdi_comm_ops(comm)->is_device(cdi_comm_backend(comm), p);
 }
 
+/* What was enqueued is done: what is on a device may be moved. */
+static cddp_status settle(cddp_comm *comm, struct cdi_error *err)
+{
+    const struct cdi_backend_ops *ops = cdi_comm_ops(comm);
+
+    return ops->on_device ? ops->copy(cdi_comm_backend(comm), NULL, NULL, 0, err) : CDDP_OK;
+}
+
 static cddp_status copy(cddp_comm *comm, void *to, const void *from, size_t bytes, struct cdi_error *err)
 {
     if (bytes == 0)
@@ -74,27 +82,74 @@ static size_t own_bytes(const cddp_checkpoint_item *items, size_t n_items)
 /* ---------------------------------------------------------------------------------- the items as files see them ----
  */
 
+/* Where the bytes of an item are for the file. */
+enum place {
+    PLACE_HERE,  /* where the program has them */
+    PLACE_BLOCK, /* in the block */
+    PLACE_AWAY,  /* on the device, where the program has them or, of a save in the background, in the snapshot */
+};
+
 /*
- * Rank 0's list for the file: an item of each rank's own once for each rank, with memory in the block; so has one that
- * is on a device, and with `all` every one. Names are copied, memory is not yet.
+ * Each rank's own are in the block, all of them. What is on a device stays there and is moved piece by piece. A save in
+ * the background has copies, since the program goes on: of what is on the device there (in_snapshot), if there is room.
+ */
+static enum place place_of(cddp_comm *comm, const struct cdi_save *s, const cddp_checkpoint_item *item, bool background)
+{
+    bool away = !is_own(item) && item->bytes > 0 && is_on_device(comm, item->data);
+
+    if (away && (!background || s->snapshot != NULL))
+        return PLACE_AWAY;
+    return is_own(item) || background ? PLACE_BLOCK : PLACE_HERE;
+}
+
+#define SNAPSHOT_ALIGN ((size_t)256)
+
+static size_t in_snapshot(size_t bytes)
+{
+    return (bytes + SNAPSHOT_ALIGN - 1) / SNAPSHOT_ALIGN * SNAPSHOT_ALIGN;
+}
+
+/* Room on the device for a copy of what is there. Without it the copies are in the block, on the host. */
+static void get_snapshot(struct cdi_save *s, cddp_comm *comm, const cddp_checkpoint_item *items, size_t n_items)
+{
+    size_t bytes = 0;
+
+    for (size_t i = 0; i < n_items; i++)
+        if (!is_own(&items[i]) && items[i].bytes > 0 && is_on_device(comm, items[i].data))
+            bytes += in_snapshot(items[i].bytes);
+    if (bytes > 0)
+        s->snapshot = s->mover.ops->borrow(s->mover.b, bytes);
+}
+
+/*
+ * Rank 0's list for the file: an item of each rank's own once for each rank. Names are copied, and each item has its
+ * memory, which is not filled yet.
  */
 static cddp_status expand(struct cdi_save *s, cddp_comm *comm, const cddp_checkpoint_item *items, size_t n_items,
-                          bool all, struct cdi_error *err)
+                          bool background, struct cdi_error *err)
 {
     size_t world = (size_t)cddp_world_size(comm), bytes = 0, n = 0, text = 0;
-    uint8_t *at;
+    uint8_t *at, *snap;
+    cddp_status st;
     char *name;
 
+    s->mover = (struct cdi_mover){cdi_comm_ops(comm), cdi_comm_backend(comm)};
+    for (size_t i = 0; i < n_items && s->mover.ops->check_memory != NULL; i++)
+        if (!is_own(&items[i]) && s->mover.ops->check_memory(s->mover.b, items[i].data, err) != CDDP_OK)
+            return cdi_error_wrap(err, "checkpoint: item '%s'", items[i].name);
+    if (background && s->mover.ops->borrow != NULL)
+        get_snapshot(s, comm, items, n_items);
     for (size_t i = 0; i < n_items; i++) {
         size_t copies = is_own(&items[i]) ? world : 1;
 
         n += copies;
         text += copies * (strlen(items[i].name) + SUFFIX_BYTES);
-        bytes += all || is_own(&items[i]) || is_on_device(comm, items[i].data) ? copies * items[i].bytes : 0;
+        bytes += place_of(comm, s, &items[i], background) == PLACE_BLOCK ? copies * items[i].bytes : 0;
     }
     s->items = calloc(n + 1, sizeof *s->items);
     s->names = name = malloc(text + 1);
     s->block = at = malloc(bytes + 1);
+    snap = s->snapshot;
     if (s->items == NULL || name == NULL || at == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for a copy of %zu bytes of the checkpoint's items", bytes);
     for (size_t i = 0; i < n_items; i++) {
@@ -104,16 +159,29 @@ static cddp_status expand(struct cdi_save *s, cddp_comm *comm, const cddp_checkp
             cddp_checkpoint_item *to = &s->items[s->n_items++];
 
             *to = items[i];
-            if (all || is_own(to) || is_on_device(comm, to->data)) {
-                to->data = at;
-                at += to->bytes;
-            }
             to->name = name;
             name += is_own(to) ? snprintf(name, strlen(items[i].name) + SUFFIX_BYTES, "%s[%zu]", items[i].name, r) + 1
                                : snprintf(name, strlen(items[i].name) + 1, "%s", items[i].name) + 1;
         }
     }
-    return cdi_checkpoint_check_items(s->items, s->n_items, err);
+    st = cdi_checkpoint_check_items(s->items, s->n_items, err);
+    for (size_t i = 0, k = 0; i < n_items && st == CDDP_OK; i++) {
+        enum place place = place_of(comm, s, &items[i], background);
+
+        for (size_t r = 0; r < (is_own(&items[i]) ? world : 1); r++, k++) {
+            if (place == PLACE_BLOCK) {
+                s->items[k].data = at;
+                at += items[i].bytes;
+            } else if (place == PLACE_AWAY) {
+                s->items[k].flags |= CDI_ITEM_AWAY;
+                if (background) {
+                    s->items[k].data = snap;
+                    snap += in_snapshot(items[i].bytes);
+                }
+            }
+        }
+    }
+    return st;
 }
 
 /* ---------------------------------------------------------------------------------------------------- saving ---- */
@@ -198,11 +266,13 @@ static cddp_status save_on_root(cddp_comm *comm, struct cdi_save *s, const cddp_
                                     : expand(s, comm, items, n_items, background, err);
 
     if (st == CDDP_OK)
+        st = settle(comm, err);
+    if (st == CDDP_OK)
         st = fill(s, comm, items, n_items, own, own_each, err);
     if (st != CDDP_OK)
         return st;
     return background ? cdi_saver_start(cdi_comm_saver(comm), s, err)
-                      : cdi_checkpoint_write(s->dir, s->step, s->items, s->n_items, s->keep, err);
+                      : cdi_checkpoint_write(s->dir, s->step, s->items, s->n_items, s->keep, &s->mover, err);
 }
 
 static cddp_status check_options(const cddp_checkpoint_options *opt, struct cdi_error *err)
@@ -275,30 +345,25 @@ static cddp_status wait_for_save(cddp_comm *comm, struct cdi_error *err)
 /* --------------------------------------------------------------------------------------------------- loading ---- */
 
 /*
- * Read `alone`, and behind it rank 0's list, and what is on a device from there. All of it is in one whole file, or
- * nothing is changed. present: of each, is it there?
+ * Read `alone`, and behind it rank 0's list. All of it is in one whole file, or nothing is changed. present: of each,
+ * is it there?
  */
 static cddp_status read_list(struct cdi_save *s, cddp_comm *comm, const char *dir, const cddp_checkpoint_item *alone,
                              size_t n_alone, const cddp_checkpoint_item *items, size_t n_items, uint8_t **present,
                              cddp_checkpoint_info *info, struct cdi_error *err)
 {
     CDI_AUTOFREE cddp_checkpoint_item *all = NULL;
-    size_t k = 0;
     cddp_status st = n_items > 0 ? expand(s, comm, items, n_items, false, err) : CDDP_OK;
 
+    if (st == CDDP_OK)
+        st = settle(comm, err);
     if (st != CDDP_OK)
         return st;
     *present = calloc(n_alone + s->n_items + 1, 1);
     all = cdi_checkpoint_join(alone, n_alone, s->items, s->n_items);
     if (*present == NULL || all == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory");
-    st = cdi_checkpoint_read(dir, all, n_alone + s->n_items, *present, info, err);
-    for (size_t i = 0; i < n_items && st == CDDP_OK; i++) {
-        if (!is_own(&items[i]) && s->items[k].data != items[i].data)
-            st = copy(comm, items[i].data, s->items[k].data, items[i].bytes, err);
-        k += is_own(&items[i]) ? (size_t)cddp_world_size(comm) : 1;
-    }
-    return st;
+    return cdi_checkpoint_read(dir, all, n_alone + s->n_items, *present, &s->mover, info, err);
 }
 
 /* Of one item, what each rank saved, from rank 0's list from k on (elsewhere NULL); a byte says whether it did. */
@@ -346,7 +411,7 @@ cddp_status cdi_checkpoint_peek(cddp_comm *comm, const char *dir, const cddp_che
     uint8_t present;
     cddp_status st = cdi_saver_wait(*cdi_comm_saver(comm), err);
 
-    return st == CDDP_OK ? cdi_checkpoint_read(dir, item, 1, &present, &info, err) : st;
+    return st == CDDP_OK ? cdi_checkpoint_read(dir, item, 1, &present, NULL, &info, err) : st;
 }
 
 cddp_status cdi_checkpoint_move(cddp_comm *comm, enum cdi_op_kind kind, void *at, size_t bytes, int peer,

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/saver.h"
 
-#include "worker/checkpoint.h"
-
 #include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
@@ -16,8 +14,16 @@ struct cdi_saver {
     struct cdi_error result; /* the thread's, until it has been joined */
 };
 
+static void give_back(struct cdi_save *save)
+{
+    if (save->snapshot != NULL)
+        save->mover.ops->give_back(save->mover.b, save->snapshot);
+    save->snapshot = NULL;
+}
+
 void cdi_save_release(struct cdi_save *save)
 {
+    give_back(save);
     free(save->dir);
     free(save->items);
     free(save->names);
@@ -28,9 +34,10 @@ void cdi_save_release(struct cdi_save *save)
 static void *write_it(void *arg)
 {
     struct cdi_saver *s = arg;
-    const struct cdi_save *w = &s->save;
+    struct cdi_save *w = &s->save;
 
-    s->result.status = cdi_checkpoint_write(w->dir, w->step, w->items, w->n_items, w->keep, &s->result);
+    s->result.status = cdi_checkpoint_write(w->dir, w->step, w->items, w->n_items, w->keep, &w->mover, &s->result);
+    give_back(w); /* at once, and not when somebody waits for the save */
     return NULL;
 }
 

@@ -6,19 +6,19 @@
 #ifndef CDI_SAVER_H
 #define CDI_SAVER_H
 
-#include "common/error.h"
+#include "worker/checkpoint.h"
 
-#include <cddp/cddp.h>
-
-/* What is to be written; all of its memory is malloc'ed. */
+/* What is to be written; all of its memory is malloc'ed, but the snapshot. */
 struct cdi_save {
     char *dir;
     uint64_t step;
     int keep;
     cddp_checkpoint_item *items;
     size_t n_items;
-    char *names; /* of items */
-    void *block; /* their bytes, those that are copies */
+    char *names;            /* of items */
+    void *block;            /* their bytes, those that are copies */
+    struct cdi_mover mover; /* for those that are on a device */
+    void *snapshot;         /* copies there, that the mover's backend has lent; NULL: there are none */
 };
 
 void cdi_save_release(struct cdi_save *save);

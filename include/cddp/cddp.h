@@ -908,8 +908,9 @@ typedef struct cddp_checkpoint_info {
  * given up; so each job has a directory of its own. A collective: every rank calls it, and all get rank 0's result. opt
  * may be NULL; rank 0's counts. Items without CDDP_ITEM_PER_RANK are looked at on rank 0 only.
  *
- * In the background the items may be written to again as soon as it returns; rank 0 holds a copy of them in host memory
- * until the file is there. One save at a time is under way: the next one waits for it. If it failed, the next save, or
+ * In the background the items may be written to again as soon as it returns; rank 0 holds a copy of them until the file
+ * is there: of what is on its GPU there, if at least twice as much is free, which takes milliseconds; else in host
+ * memory. Without it there is no copy, and what is on the GPU goes from there to the file piece by piece. One save at a time is under way: the next one waits for it. If it failed, the next save, or
  * cddp_checkpoint_wait, whichever comes first, returns its error on all ranks, and has done nothing else.
  *
  * Returns CDDP_OK; CDDP_E_INVALID; CDDP_E_SYSTEM (the sentence names file and cause: a full disk leaves the older

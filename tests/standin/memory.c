@@ -197,6 +197,79 @@ SI_EXPORT CUresult cuMemFree(CUdeviceptr dptr)
     return si_free((const void *)dptr, si_is_tagged((const void *)dptr) ? SI_DEVICE : SI_MANAGED, "cuMemFree");
 }
 
+/* In the order of a stream, and waiting for no other: NVIDIA's "Stream Ordered Memory Allocator". */
+SI_EXPORT CUresult cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)
+{
+    CUresult rc = si_enter_alloc("cuMemAllocAsync");
+    struct CUstream_st *s;
+    void *at = NULL;
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    si_lock();
+    rc = si_stream_here_locked(hStream, "cuMemAllocAsync", &s);
+    si_unlock();
+    if (rc == CUDA_SUCCESS)
+        rc = si_alloc(SI_DEVICE, bytesize, 512, &at);
+    if (rc == CUDA_SUCCESS)
+        *dptr = (CUdeviceptr)at;
+    return rc;
+}
+
+static void run_nothing(struct si_op *op)
+{
+    (void)op;
+}
+
+/* Put the end of `at` on the stream, as something that writes all of it. */
+static CUresult push_free(const void *at, CUstream stream, struct si_stop **stop)
+{
+    struct si_op *op = si_op_create("cuMemFreeAsync", run_nothing, 0);
+    struct standin_ranges r = {.n = 0};
+    const struct si_alloc *a;
+    struct CUstream_st *s;
+    CUresult rc;
+
+    if (op == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    si_lock();
+    a = si_find_locked(at, 1);
+    rc = a == NULL || a->kind != SI_DEVICE || a->host != standin_host(at)
+             ? CUDA_ERROR_INVALID_VALUE
+             : si_stream_here_locked(stream, "cuMemFreeAsync", &s);
+    if (rc == CUDA_SUCCESS) {
+        si_range_add(&r, at, a->bytes, true);
+        si_push_locked(s, op, &r);
+        *stop = si_stop_create_locked(s);
+    }
+    si_unlock();
+    if (rc != CUDA_SUCCESS)
+        si_op_destroy(op);
+    return rc;
+}
+
+/* The stand-in waits for the stream, where the driver returns at once. */
+SI_EXPORT CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
+{
+    CUresult rc = si_enter("cuMemFreeAsync");
+    struct si_stop *stop = NULL;
+    struct si_alloc *a;
+
+    if (rc == CUDA_SUCCESS)
+        rc = push_free((const void *)dptr, hStream, &stop);
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if (stop != NULL)
+        si_stop_reach(stop);
+    a = leave_table((const void *)dptr, SI_DEVICE, "cuMemFreeAsync");
+    if (a == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    si_history_release(&a->history);
+    free(a->host);
+    free(a);
+    return CUDA_SUCCESS;
+}
+
 SI_EXPORT CUresult cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags)
 {
     CUresult rc = si_enter_alloc("cuMemHostAlloc");

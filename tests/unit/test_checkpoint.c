@@ -48,7 +48,7 @@ static void save(uint64_t step, int keep)
     for (size_t i = 0; i < 17; i++)
         moments[i] = (double)step / (double)(i + 1);
     epoch = (int64_t)step;
-    cr_assert_eq(cdi_checkpoint_write(dir, step, items, 3, keep, &err), CDDP_OK, "%s", err.msg);
+    cr_assert_eq(cdi_checkpoint_write(dir, step, items, 3, keep, NULL, &err), CDDP_OK, "%s", err.msg);
 }
 
 static void forget(void)
@@ -66,7 +66,7 @@ Test(checkpoint, what_was_saved_comes_back)
     (void)fresh_dir();
     save(7, 2);
     forget();
-    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, &info, &err), CDDP_OK, "%s", err.msg);
+    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, NULL, &info, &err), CDDP_OK, "%s", err.msg);
     cr_assert_eq(info.step, 7);
     cr_assert_eq(info.n_damaged, 0);
     cr_assert_eq(weights[999], 7999);
@@ -94,7 +94,7 @@ Test(checkpoint, a_step_back_in_time_replaces_the_abandoned_future)
     save(4, 2);
     save(8, 2);
     save(6, 2);
-    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, &info, NULL), CDDP_OK);
+    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, NULL, &info, NULL), CDDP_OK);
     cr_assert_eq(info.step, 6);
     scratch_remove();
 }
@@ -105,9 +105,9 @@ Test(checkpoint, nothing_there_is_not_found)
     struct cdi_error err;
 
     (void)fresh_dir();
-    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, &info, &err), CDDP_E_NOT_FOUND);
+    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, NULL, &info, &err), CDDP_E_NOT_FOUND);
     (void)mkdir(dir, 0700);
-    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, &info, &err), CDDP_E_NOT_FOUND);
+    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, NULL, &info, &err), CDDP_E_NOT_FOUND);
     scratch_remove();
 }
 
@@ -131,7 +131,7 @@ Test(checkpoint, a_damaged_file_is_passed_over_and_named)
         cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
         forget();
         /* Padding between items carries nothing. */
-        cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, &info, &err), CDDP_OK, "byte %ld: %s", (long)at,
+        cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, NULL, &info, &err), CDDP_OK, "byte %ld: %s", (long)at,
                      err.msg);
         if (info.step == 1) {
             cr_assert_eq(info.n_damaged, 1);
@@ -148,12 +148,12 @@ Test(checkpoint, a_damaged_file_is_passed_over_and_named)
         save(2, 9);
         cr_assert_eq(truncate(file_of(2), len), 0);
         forget();
-        cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, &info, &err), CDDP_OK, "%s", err.msg);
+        cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, NULL, &info, &err), CDDP_OK, "%s", err.msg);
         cr_assert_eq(info.step, 1, "cut to %ld bytes", (long)len);
         cr_assert_eq(epoch, 1);
     }
     cr_assert_eq(truncate(file_of(1), 100), 0);
-    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, &info, &err), CDDP_E_IO);
+    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, NULL, &info, &err), CDDP_E_IO);
     cr_assert(strstr(err.msg, "none of the 2 checkpoints") != NULL, "%s", err.msg);
     scratch_remove();
 }
@@ -178,7 +178,7 @@ Test(checkpoint, a_whole_file_of_another_format_is_an_error)
     memcpy(header + header_bytes - 8, &crc, 8);
     cr_assert_eq(pwrite(fd, header, sizeof header, 0), (ssize_t)sizeof header);
     (void)close(fd);
-    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, &info, &err), CDDP_E_VERSION);
+    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, NULL, &info, &err), CDDP_E_VERSION);
     cr_assert(strstr(err.msg, "has format 2; this libcddp reads format 1") != NULL, "%s", err.msg);
     scratch_remove();
 }
@@ -202,7 +202,7 @@ Test(checkpoint, what_is_no_file_is_passed_over_and_named)
         else
             cr_assert_eq(symlink(strrchr(file_of(2), '/') + 1, file_of(2)), 0);
         forget();
-        cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, &info, &err), CDDP_OK, "%s", err.msg);
+        cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, NULL, &info, &err), CDDP_OK, "%s", err.msg);
         cr_assert_eq(info.step, 1);
         cr_assert_eq(info.n_damaged, 1);
         cr_assert(strstr(info.damaged, why[kind]) != NULL, "%s", info.damaged);
@@ -249,10 +249,10 @@ Test(checkpoint, an_item_of_another_size_or_name_is_named)
 
     (void)fresh_dir();
     save(3, 2);
-    cr_assert_eq(cdi_checkpoint_read(dir, other, 1, present, &info, &err), CDDP_E_MISMATCH);
+    cr_assert_eq(cdi_checkpoint_read(dir, other, 1, present, NULL, &info, &err), CDDP_E_MISMATCH);
     cr_assert(strstr(err.msg, "'weights' has 4000 bytes there and 3996") != NULL, "%s", err.msg);
     other[0].name = "bias";
-    cr_assert_eq(cdi_checkpoint_read(dir, other, 1, present, &info, &err), CDDP_E_MISMATCH);
+    cr_assert_eq(cdi_checkpoint_read(dir, other, 1, present, NULL, &info, &err), CDDP_E_MISMATCH);
     cr_assert(strstr(err.msg, "no item 'bias'") != NULL, "%s", err.msg);
     scratch_remove();
 }
@@ -267,11 +267,11 @@ Test(checkpoint, a_disk_that_fills_up_leaves_the_older_ones_whole)
     save(1, 2);
     (void)signal(SIGXFSZ, SIG_IGN);
     cr_assert_eq(setrlimit(RLIMIT_FSIZE, &small), 0);
-    cr_assert_eq(cdi_checkpoint_write(dir, 2, items, 3, 2, &err), CDDP_E_SYSTEM);
+    cr_assert_eq(cdi_checkpoint_write(dir, 2, items, 3, 2, NULL, &err), CDDP_E_SYSTEM);
     cr_assert(strstr(err.msg, "was not written") != NULL, "%s", err.msg);
     cr_assert_neq(access(file_of(2), F_OK), 0);
     forget();
-    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, &info, &err), CDDP_OK);
+    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, NULL, &info, &err), CDDP_OK);
     cr_assert_eq(info.step, 1);
     scratch_remove();
 }

@@ -154,3 +154,25 @@ cddp_status cdi_device_copy(const struct cdi_device *d, void *to, const void *fr
     (void)pthread_mutex_unlock(&d->blocks->lock);
     return st;
 }
+
+/* cuMemAlloc and cuMemFree may wait for all that runs on the GPU; these are for one stream. */
+void *cdi_device_borrow(const struct cdi_device *d, size_t bytes)
+{
+    size_t room = 0, total = 0;
+    CUdeviceptr p = 0;
+
+    if (cdi_cuda.memory_info(&room, &total) != CUDA_SUCCESS || room / 2 < bytes ||
+        cdi_cuda.memory_alloc_async(&p, bytes, d->side) != CUDA_SUCCESS)
+        return NULL;
+    if (cdi_cuda.stream_synchronize(d->side) != CUDA_SUCCESS) {
+        (void)cdi_cuda.memory_free_async(p, d->side);
+        return NULL;
+    }
+    return (void *)(uintptr_t)p;
+}
+
+void cdi_device_give_back(const struct cdi_device *d, void *p)
+{
+    (void)cdi_cuda.memory_free_async(cdi_device_ptr(p), d->side);
+    (void)cdi_cuda.stream_synchronize(d->side); /* then the pool gives it to the driver, and the program finds it */
+}

@@ -66,6 +66,13 @@ void cdi_blocks_destroy(struct cdi_blocks *c); /* NULL is allowed; no copy is un
 cddp_status cdi_device_copy(const struct cdi_device *d, void *to, const void *from, size_t bytes,
                             struct cdi_error *err);
 
+/*
+ * Memory in the order of the side stream, which neither call makes wait for anything else; NULL: less than twice as
+ * much is free. It was given back before the device is closed.
+ */
+void *cdi_device_borrow(const struct cdi_device *d, size_t bytes);
+void cdi_device_give_back(const struct cdi_device *d, void *p);
+
 /* Device memory as a pointer, and back. */
 static inline CUdeviceptr cdi_device_ptr(const void *p)
 {

@@ -53,6 +53,9 @@
     X(event_synchronize, cuEventSynchronize, 2000)          \
     X(memory_alloc, cuMemAlloc, 3020)                       \
     X(memory_free, cuMemFree, 3020)                         \
+    X(memory_info, cuMemGetInfo, 3020)                      \
+    X(memory_alloc_async, cuMemAllocAsync, 11020)           \
+    X(memory_free_async, cuMemFreeAsync, 11020)             \
     X(pinned_alloc, cuMemHostAlloc, 2020)                   \
     X(pinned_free, cuMemFreeHost, 2000)                     \
     X(to_device, cuMemcpyHtoDAsync, 3020)                   \

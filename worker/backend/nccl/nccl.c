@@ -350,6 +350,35 @@ static cddp_status gpu_copy(struct cdi_backend *b, void *to, const void *from, s
     return st;
 }
 
+static cddp_status gpu_move(struct cdi_backend *b, void *to, const void *from, size_t bytes, struct cdi_error *err)
+{
+    cddp_status st;
+
+    cdi_device_enter(&b->device);
+    st = cdi_device_copy(&b->device, to, from, bytes, err);
+    cdi_device_leave(&b->device);
+    return st;
+}
+
+static void *gpu_borrow(struct cdi_backend *b, size_t bytes)
+{
+    void *p;
+
+    cdi_device_enter(&b->device);
+    p = cdi_device_borrow(&b->device, bytes);
+    cdi_device_leave(&b->device);
+    return p;
+}
+
+static void gpu_give_back(struct cdi_backend *b, void *p)
+{
+    if (p == NULL)
+        return;
+    cdi_device_enter(&b->device);
+    cdi_device_give_back(&b->device, p);
+    cdi_device_leave(&b->device);
+}
+
 static cddp_status gpu_lend(struct cdi_backend *b, void **stream, struct cdi_error *err)
 {
     cddp_status st = cdi_gpu_health(b, err);
@@ -401,6 +430,9 @@ static const struct cdi_backend_ops gpu_ops = {
     .is_device = gpu_is_device,
     .check_memory = gpu_check_memory,
     .copy = gpu_copy,
+    .move = gpu_move,
+    .borrow = gpu_borrow,
+    .give_back = gpu_give_back,
     .describe = gpu_describe,
     .health = cdi_gpu_health,
     .abort = gpu_abort,
