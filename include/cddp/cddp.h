@@ -204,6 +204,11 @@ CDDP_API void cddp_free(cddp_comm *comm, void *p); /* give memory of cddp_alloc 
  * Copy `bytes` bytes between any two of host memory and the GPU's. It comes after the collectives and reducer steps
  * that were begun before, and is done on return; streams of the program's own that use the memory must have been waited
  * for. CDDP_OK, CDDP_E_INVALID, CDDP_E_SYSTEM, or what a collective may return. Any thread.
+ *
+ * Here and in collectives, memory of another GPU than this rank's is CDDP_E_INVALID, and the sentence names both:
+ * usually cudaSetDevice was not called. Managed memory is taken as the GPU's. What malloc gave is host memory on every
+ * machine, also where the GPU could reach it (HMM, Grace): NCCL does not take it, so collectives on it pass through
+ * pinned memory, and a reducer refuses it.
  */
 CDDP_API cddp_status cddp_copy(cddp_comm *comm, void *to, const void *from, size_t bytes);
 
@@ -908,10 +913,11 @@ typedef struct cddp_checkpoint_info {
  * given up; so each job has a directory of its own. A collective: every rank calls it, and all get rank 0's result. opt
  * may be NULL; rank 0's counts. Items without CDDP_ITEM_PER_RANK are looked at on rank 0 only.
  *
- * In the background the items may be written to again as soon as it returns; rank 0 holds a copy of them until the file
- * is there: of what is on its GPU there, if at least twice as much is free, which takes milliseconds; else in host
- * memory. Without it there is no copy, and what is on the GPU goes from there to the file piece by piece. One save at a time is under way: the next one waits for it. If it failed, the next save, or
- * cddp_checkpoint_wait, whichever comes first, returns its error on all ranks, and has done nothing else.
+ * In the background the items may be written to again as soon as it returns. Rank 0 holds a copy of them until the file
+ * is there: of what is on its GPU there, if at least twice as much is free; else in host memory. Not in the background
+ * there is no copy: what is on the GPU goes from there to the file. One save at a time is under way: the next one waits
+ * for it. If it failed, the next save, or cddp_checkpoint_wait, whichever comes first, returns its error on all ranks,
+ * and has done nothing else.
  *
  * Returns CDDP_OK; CDDP_E_INVALID; CDDP_E_SYSTEM (the sentence names file and cause: a full disk leaves the older
  * checkpoints as they were); CDDP_E_MISMATCH (the ranks' own items differ: the sentence names a rank); CDDP_E_NOMEM; or

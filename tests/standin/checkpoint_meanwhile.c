@@ -12,8 +12,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#define BYTES (((size_t)9 << 20) + 5)
-#define ROUNDS 10
+#define BYTES (((size_t)5 << 20) + 5)
+#define ROUNDS 5
 
 static char folder[] = "/tmp/cddp-meanwhile-XXXXXX";
 

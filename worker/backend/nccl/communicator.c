@@ -141,7 +141,9 @@ static cddp_status claim_gpu(struct cdi_backend *b, int64_t deadline_ms, struct 
     cdi_host->host_id(host);
     for (size_t i = 0; i < sizeof host; i++)
         at += snprintf(name + at, sizeof name - (size_t)at, "%02x", host[i]);
-    (void)snprintf(name + at, sizeof name - (size_t)at, "/%s", b->device.info.pci);
+    at += snprintf(name + at, sizeof name - (size_t)at, "/");
+    for (size_t i = 0; i < sizeof b->device.uuid.bytes; i++)
+        at += snprintf(name + at, sizeof name - (size_t)at, "%02x", (unsigned char)b->device.uuid.bytes[i]);
     key_of(b, name, -1, key);
     st = b->world.keys.add(b->world.keys.arg, key, 1, &n, err);
     if (st != CDDP_OK)

@@ -39,6 +39,8 @@ static cddp_status describe(struct cdi_device *d, int ordinal, struct cdi_error 
         st = cdi_cuda_check(cdi_cuda.device_pci(info->pci, sizeof info->pci, d->id), "asking for the GPU's address",
                             err);
     if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.device_uuid(&d->uuid, d->id), "asking for the GPU's UUID", err);
+    if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.device_memory(&bytes, d->id), "asking for the GPU's memory", err);
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.device_attribute(&n_sm, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, d->id),
@@ -112,7 +114,7 @@ cddp_status cdi_device_open(struct cdi_device *d, const struct cdi_world *world,
 
 cddp_status cdi_device_again(struct cdi_device *d, const struct cdi_device *of, struct cdi_error *err)
 {
-    *d = (struct cdi_device){.info = of->info, .id = of->id, .n_sm = of->n_sm};
+    *d = (struct cdi_device){.info = of->info, .id = of->id, .uuid = of->uuid, .n_sm = of->n_sm};
     if (cdi_cuda_check(cdi_cuda.context_retain(&d->context, d->id), "opening the GPU again", err) != CDDP_OK)
         return err != NULL ? err->status : CDDP_E_SYSTEM;
     d->retained = true;

@@ -14,6 +14,7 @@ struct cdi_blocks; /* of pinned memory, for copies */
 struct cdi_device {
     cddp_device_info info;
     CUdevice id;
+    CUuuid uuid;       /* tells MIG instances of one GPU apart, which share its PCI address */
     CUcontext context; /* NULL: not open */
     bool retained;     /* by this struct; a copy for a part of the communicator has not */
     CUstream stream;   /* communication, of the highest priority */

@@ -34,6 +34,7 @@
     X(device_get, cuDeviceGet, 2000)                        \
     X(device_name, cuDeviceGetName, 2000)                   \
     X(device_pci, cuDeviceGetPCIBusId, 4010)                \
+    X(device_uuid, cuDeviceGetUuid, 11040)                  \
     X(device_attribute, cuDeviceGetAttribute, 2000)         \
     X(device_memory, cuDeviceTotalMem, 3020)                \
     X(context_retain, cuDevicePrimaryCtxRetain, 7000)       \
