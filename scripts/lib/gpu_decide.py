@@ -12,10 +12,11 @@ SILENT_SECONDS = 60        # after so long without a word a part hangs
 # part: (seconds on GPUs of its own, seconds more for each rank where ranks share a GPU)
 # Ranks that share a GPU take turns of some 2 ms, so that each collective costs several of them.
 LIMITS = {
-    'facts': (40, 0), 'kernels': (60, 0), 'wine': (60, 60), 'hook': (40, 20), 'step': (120, 0), 'wire': (60, 0),
+    'facts': (40, 0), 'kernels': (60, 0), 'wine': (60, 60), 'hook': (40, 20), 'step': (120, 0), 'wire': (60, 0), 'train': (90, 0),
     'torch': (60, 0), 'death': (60, 20), 'memcheck': (60, 0), 'initcheck': (60, 0), 'conformance': (100, 40),
     'restart': (90, 45), 'host': (60, 20),
 }
+TIMED = ('step', 'wire', 'train')  # by ranks with a GPU of their own
 WITHOUT_NCCL = ('facts', 'kernels', 'torch')
 # They say nothing until they end, and slow everything down by much.
 SLOW = ('memcheck', 'initcheck')
@@ -31,20 +32,20 @@ def plan(ranks, gpus):
     alone = [1] if 1 in ranks else []
 
     def of(n, *parts):
-        return [(part, n) for part in parts if part not in ('step', 'wire') or n <= gpus]
+        return [(part, n) for part in parts if part not in TIMED or n <= gpus]
 
     order = [('facts', None), ('kernels', None)]
     for n in alone:
-        order += of(n, 'wine', 'hook', 'step', 'wire') + [('torch', None)]
+        order += of(n, 'wine', 'hook', *TIMED) + [('torch', None)]
     for n in several[:1]:
-        order += of(n, 'wine', 'hook', 'step', 'wire', 'death')
+        order += of(n, 'wine', 'hook', *TIMED, 'death')
     order += [('memcheck', None), ('initcheck', None)]
     for n in alone + several[:1]:
         order += of(n, 'conformance')
     for n in several[:1]:
         order += of(n, 'restart', 'host')
     for n in several[1:]:
-        order += of(n, 'wine', 'hook', 'step', 'wire', 'death', 'conformance')
+        order += of(n, 'wine', 'hook', *TIMED, 'death', 'conformance')
     return order
 
 
@@ -120,6 +121,13 @@ def judge_clip(result):
     """Why clipping takes too much of the host, or None: of what bench/gpu_step said."""
     host = result['clip']['host_us'][1]
     return None if host <= CLIP_HOST_US else f'clipping takes {host:.1f} us of the host ({CLIP_HOST_US} allowed): it waits'
+
+
+def judge_train(result):
+    """Why a step with clipping and optimizer takes too much of the host, or None: of what bench/gpu_train said. One that
+    waits for the GPU takes about as long as the step."""
+    host, step = result['host_us'][1], result['step_ms'][1] * 1e3
+    return None if host <= step / 2 else f'cddp_* calls take {host:.0f} us of a step of {step:.0f} us: the host waits'
 
 
 def best_hidden(compute_ms, wire_ms):

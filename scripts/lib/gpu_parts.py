@@ -215,6 +215,19 @@ def wire(machine, ranks):
     return result
 
 
+def train(machine, ranks):
+    """clipping and AdamW on the GPU without a wait of the host; a checkpoint while training goes on, and what it holds"""
+    sizes = [*SMALL, '--steps', '5', '--work', '1'] if machine.quick else []
+    with tempfile.TemporaryDirectory() as folder:
+        command = ranked(machine, ranks, machine.built('bench/gpu_train'), '--dir', os.path.join(folder, 'saved'), *sizes)
+        result = json_line(machine.run(command), '{"trained"')
+    if machine.standin:
+        return result | {'limits': NO_LIMITS}
+    why = gpu_decide.judge_train(result)
+    need(why is None, f'{why}: {json.dumps(result)}')
+    return result
+
+
 def torch(machine, _ranks):
     """PyTorch's DistributedDataParallel on the same card, the same buckets: its step, its host time, its memory"""
     if machine.standin:
@@ -260,5 +273,5 @@ def initcheck(machine, _ranks):
     return sanitize(machine, 'initcheck')
 
 
-PARTS = {part.__name__: part for part in (facts, kernels, conformance, wine, hook, death, restart, step, host, wire, torch,
+PARTS = {part.__name__: part for part in (facts, kernels, conformance, wine, hook, death, restart, step, host, wire, train, torch,
                                           memcheck, initcheck)}

@@ -52,6 +52,8 @@ TEXTS = [
     ('comparisons', lambda d: f'{d["comparisons"]} comparisons; GB/s: ' + ', '.join(
         f'{key[:-5]} {value:.0f}' for key, value in d.items() if key.endswith('_gb_s'))),
     ('hidden', lambda d: f'{d["hidden"]:.1%} of the wire hidden, {d["best"]:.1%} could be; host {d["host_us"][1]:.0f} us per step'),
+    ('trained', lambda d: f'{d["buckets"]} buckets: a step {d["step_ms"][1]:.3f} ms, host {d["host_us"][1]:.0f} us; during a save '
+                          f'{d["step_ms_during_save"][1]:.3f} ms, its call {d["save_call_ms"]:.1f} ms'),
     ('torch', of_torch),
     ('runs', of_steps),
     ('sentence', of_death),

@@ -25,7 +25,7 @@ class Order(unittest.TestCase):
 
     def test_what_one_card_can_tell_comes_first(self):
         self.assertEqual(self.names([4, 1, 2], 1), [
-            'facts', 'kernels', 'wine-1', 'hook-1', 'step-1', 'wire-1', 'torch', 'wine-2', 'hook-2', 'death-2', 'memcheck',
+            'facts', 'kernels', 'wine-1', 'hook-1', 'step-1', 'wire-1', 'train-1', 'torch', 'wine-2', 'hook-2', 'death-2', 'memcheck',
             'initcheck', 'conformance-1', 'conformance-2', 'restart-2', 'host-2', 'wine-4', 'hook-4', 'death-4',
             'conformance-4'])
 
@@ -124,6 +124,10 @@ class Measured(unittest.TestCase):
     def test_clipping_does_not_wait_for_the_gpu(self):
         self.assertIsNone(decide.judge_clip({'clip': {'ms': [0, 1.2, 0], 'host_us': [0, 30, 999]}}))
         self.assertIn('it waits', decide.judge_clip({'clip': {'ms': [0, 1.2, 0], 'host_us': [0, 1210, 0]}}))
+
+    def test_a_host_that_waits_takes_as_long_as_the_step(self):
+        self.assertIsNone(decide.judge_train({'step_ms': [0, 5.0, 0], 'host_us': [0, 900, 0]}))
+        self.assertIn('the host waits', decide.judge_train({'step_ms': [0, 5.0, 0], 'host_us': [0, 4800, 0]}))
 
     def test_the_last_bucket_cannot_be_hidden(self):
         self.assertAlmostEqual(decide.best_hidden([2] * 4, [1] * 4), 3 / 4)
