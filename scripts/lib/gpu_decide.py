@@ -81,20 +81,24 @@ def late(part, passed, failed, silent_s, ran_s, cut_by_whole):
 
 
 def again(part, status, given, left_s):
-    """Whether to run the part once more with NCCL's own switch to blocking communicators."""
+    """Whether to run the part once more with the other kind of NCCL's communicators."""
     return status == 'failed' and part not in WITHOUT_NCCL and 'NCCL_COMM_BLOCKING' not in given and left_s >= 10
 
 
-AGAIN = {'NCCL_COMM_BLOCKING': '1'}
+def other_kind(nccl_version):
+    """(the environment, its name) of the kind that libcddp does not take by itself: from 2.23 on, and where the version is
+    not known, that is the non-blocking one."""
+    value = '1' if nccl_version and nccl_version < 22300 else '0'
+    return {'CDDP_NCCL_BLOCKING': value}, f'CDDP_NCCL_BLOCKING={value}'
 
 
-def told_again(first, second):
-    """A sentence about the part's second run."""
+def told_again(name, first, second):
+    """A sentence about the part's second run, with the other kind of communicators."""
     if second == 'passed':
-        return 'with NCCL_COMM_BLOCKING=1 it passes: the fault is in what non-blocking communicators return'
+        return f'with {name} it passes: the fault is in what the kind of NCCL\'s communicators changes'
     if second == 'failed':
-        return 'with NCCL_COMM_BLOCKING=1 it fails as well'
-    return f'with NCCL_COMM_BLOCKING=1 it was {second}; the first run {first}'
+        return f'with {name} it fails as well'
+    return f'with {name} it was {second}; the first run {first}'
 
 
 def host_more(run):

@@ -39,7 +39,7 @@ def fault(build, folder):
     check(parts['kernels']['status'] == 'passed', f'kernels: {parts["kernels"]}')
     hook = parts['hook-1']
     check(hook['status'] == 'failed' and hook['again']['status'] == 'failed', f'hook-1: {hook}')
-    for words in ('CDDP_E_SYSTEM', 'with NCCL_COMM_BLOCKING=1 it fails as well', '1 passed, 1 failed, 0 skipped'):
+    for words in ('CDDP_E_SYSTEM', 'with CDDP_NCCL_BLOCKING=0 it fails as well', '1 passed, 1 failed, 0 skipped'):
         check(words in done.stdout, f'"{words}" is not in\n{done.stdout}')
     print('ok - a part that fails is run once more and told')
 

@@ -98,15 +98,20 @@ class Again(unittest.TestCase):
         self.assertFalse(decide.again('wine', 'failed', {}, 5))
         self.assertFalse(decide.again('wine', 'failed', {'NCCL_COMM_BLOCKING': '0'}, 100))
 
+    def test_it_is_the_kind_that_libcddp_does_not_take_by_itself(self):
+        self.assertEqual(decide.other_kind(22809), ({'CDDP_NCCL_BLOCKING': '0'}, 'CDDP_NCCL_BLOCKING=0'))
+        self.assertEqual(decide.other_kind(0)[1], 'CDDP_NCCL_BLOCKING=0')
+        self.assertEqual(decide.other_kind(21903)[1], 'CDDP_NCCL_BLOCKING=1')
+
     def test_it_stays_failed_whatever_came_of_it(self):
-        self.assertIn('passes', decide.told_again('failed', 'passed'))
-        self.assertIn('as well', decide.told_again('failed', 'failed'))
+        self.assertIn('passes', decide.told_again('X=0', 'failed', 'passed'))
+        self.assertIn('as well', decide.told_again('X=0', 'failed', 'failed'))
         part = {'name': 'wine-1', 'status': 'failed', 'seconds': 1.0, 'reason': 'other numbers', 'again': {
-            'status': 'passed', 'told': decide.told_again('failed', 'passed')}}
+            'status': 'passed', 'told': decide.told_again('X=0', 'failed', 'passed')}}
         count = decide.counted([part])
         self.assertEqual((count, decide.exit_status(count)), ({'passed': 0, 'failed': 1, 'skipped': 0}, 1))
-        self.assertIn('with NCCL_COMM_BLOCKING=1 it passes', gpu_table.told(part))
-        self.assertIn('with NCCL_COMM_BLOCKING=1 it passes', gpu_table.line_of(part))
+        self.assertIn('with X=0 it passes', gpu_table.told(part))
+        self.assertIn('with X=0 it passes', gpu_table.line_of(part))
 
 
 class Measured(unittest.TestCase):
