@@ -102,7 +102,7 @@ static void make_blocking(struct nccl *n, const char *name)
 
 static void tell_properties(const struct nccl *n)
 {
-    struct properties p = {.size = sizeof p, .magic = NCCL_API_MAGIC, .version = NCCL_VERSION_CODE};
+    struct properties p = {.size = sizeof p, .magic = 0xcafebeef, .version = NCCL_VERSION_CODE};
     ncclResult_t r;
 
     if (n->query == NULL)

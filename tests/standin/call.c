@@ -376,7 +376,7 @@ static int64_t window_offset(struct ncclComm *comm, const struct si_call *c)
     size_t bytes = c->count * si_type_size(c->type);
 
     si_lock();
-    for (const struct ncclWindow_vidmem *w = comm->windows; w != NULL && offset < 0; w = w->next)
+    for (const struct si_window *w = comm->windows; w != NULL && offset < 0; w = w->next)
         if (w->symmetric && c->send >= w->at && c->send + bytes <= w->at + w->bytes && c->recv >= w->at &&
             c->recv + bytes <= w->at + w->bytes)
             offset = c->recv - w->at;

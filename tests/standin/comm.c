@@ -86,10 +86,10 @@ void si_comm_ref(struct ncclComm *comm)
     si_unlock();
 }
 
-static void free_list(struct ncclWindow_vidmem *w)
+static void free_list(struct si_window *w)
 {
     while (w != NULL) {
-        struct ncclWindow_vidmem *next = w->next;
+        struct si_window *next = w->next;
 
         if (w->alloc != NULL)
             w->alloc->registered--;
@@ -307,7 +307,7 @@ static ncclResult_t init(const char *function, ncclComm_t *out, int n_ranks, int
     if (out == NULL || n_ranks < 1 || n_ranks > SEGMENT_RANKS || rank < 0 || rank >= n_ranks || n_ids < 1 ||
         n_ids > n_ranks || ids == NULL)
         return si_comm_refuse(NULL, ncclInvalidArgument, "%s: rank %d of %d, %d ids", function, rank, n_ranks, n_ids);
-    if (config != NULL && (config->magic != NCCL_API_MAGIC || config->size < offsetof(ncclConfig_t, trafficClass)))
+    if (config != NULL && (config->magic != SI_CONFIG_MAGIC || config->size < offsetof(ncclConfig_t, trafficClass)))
         return si_comm_refuse(NULL, ncclInvalidArgument, "%s: the config was not made by NCCL_CONFIG_INITIALIZER",
                               function);
     j = calloc(1, sizeof *j);
@@ -501,6 +501,8 @@ SI_EXPORT ncclResult_t ncclCommFinalize(ncclComm_t comm)
 {
     ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclCommFinalize", false);
 
+    if (rc == ncclSuccess && comm == NULL)
+        return ncclSuccess;
     if (rc == ncclSuccess)
         rc = si_comm_check(comm, "ncclCommFinalize");
     if (rc == ncclSuccess && comm->finalized)
@@ -608,7 +610,7 @@ SI_EXPORT const char *ncclGetErrorString(ncclResult_t result)
                                        "NCCL operation in progress",
                                        "timeout"};
 
-    return result >= sizeof text / sizeof text[0] || (result == ncclTimeout && !si_version().has_timeout)
+    return result >= sizeof text / sizeof text[0] || (result == SI_TIMEOUT && !si_version().has_timeout)
                ? "unknown result code"
                : text[result];
 }

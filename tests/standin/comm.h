@@ -16,6 +16,11 @@
     }                                                                           \
     SI_EXPORT __typeof__(function) function __attribute__((ifunc("resolve_" #function)));
 
+/* By number, since the oldest header that the build takes has no name for them. */
+#define SI_CONFIG_MAGIC 0xcafebeefu
+#define SI_WINDOW_ALIGNMENT 4096
+#define SI_TIMEOUT 8
+
 #define SI_RED_OPS 64
 #define SI_GROUP_CALLS 512
 
@@ -27,8 +32,8 @@ struct si_red_op {
     double scalar;
 };
 
-struct ncclWindow_vidmem {
-    struct ncclWindow_vidmem *next;
+struct si_window {
+    struct si_window *next;
     struct si_alloc *alloc;
     const char *at;
     size_t bytes;
@@ -50,7 +55,7 @@ struct ncclComm {
     struct si_stop *last; /* behind the last operation that was pushed. Locked */
     struct si_red_op red_op[SI_RED_OPS];
     bool met[SEGMENT_RANKS];                     /* a message went to this rank, or came from it */
-    struct ncclWindow_vidmem *windows, *buffers; /* registered. Locked */
+    struct si_window *windows, *buffers; /* registered. Locked */
     char last_error[256];
 };
 

@@ -14,7 +14,7 @@ SI_EXPORT ncclResult_t ncclMemAlloc(void **ptr, size_t size)
 
     if (rc != 0)
         return (ncclResult_t)rc;
-    rc = (int)si_alloc(SI_NCCL_MEMORY, size, NCCL_WIN_REQUIRED_ALIGNMENT, ptr);
+    rc = (int)si_alloc(SI_NCCL_MEMORY, size, SI_WINDOW_ALIGNMENT, ptr);
     return rc == CUDA_SUCCESS               ? ncclSuccess
            : rc == CUDA_ERROR_INVALID_VALUE ? ncclInvalidArgument
                                             : ncclUnhandledCudaError;
@@ -30,16 +30,16 @@ SI_EXPORT ncclResult_t ncclMemFree(void *ptr)
 }
 
 /* A registration of [at, at + bytes), or NULL with a refusal. */
-static struct ncclWindow_vidmem *registration(struct ncclComm *comm, const char *function, void *at, size_t bytes)
+static struct si_window *registration(struct ncclComm *comm, const char *function, void *at, size_t bytes)
 {
-    struct ncclWindow_vidmem *w = calloc(1, sizeof *w);
+    struct si_window *w = calloc(1, sizeof *w);
     struct si_alloc *a = NULL;
 
     si_lock();
     if (w != NULL && bytes > 0 && si_is_tagged(at))
         a = si_find_locked(at, bytes);
     if (a != NULL) {
-        *w = (struct ncclWindow_vidmem){.alloc = a, .at = at, .bytes = bytes};
+        *w = (struct si_window){.alloc = a, .at = at, .bytes = bytes};
         a->registered++;
     }
     si_unlock();
@@ -51,13 +51,13 @@ static struct ncclWindow_vidmem *registration(struct ncclComm *comm, const char 
     return NULL;
 }
 
-static bool take_out(struct ncclWindow_vidmem **list, const void *w)
+static bool take_out(struct si_window **list, const void *w)
 {
     bool found = false;
 
     si_lock();
     for (; *list != NULL && !found; list = *list != NULL ? &(*list)->next : list) {
-        struct ncclWindow_vidmem *old = *list;
+        struct si_window *old = *list;
 
         if (old != w)
             continue;
@@ -89,7 +89,7 @@ static ncclResult_t unasked(struct ncclComm *comm, const char *function)
 SI_EXPORT ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buff, size_t size, void **handle)
 {
     ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclCommRegister", false);
-    struct ncclWindow_vidmem *w;
+    struct si_window *w;
 
     if (rc == ncclSuccess)
         rc = unasked(comm, "ncclCommRegister");
@@ -169,16 +169,16 @@ static ncclResult_t check_memory(struct ncclComm *comm, const struct window *wan
         return si_comm_refuse(comm, ncclUnhandledCudaError,
                               "ncclCommWindowRegister: %zu bytes at %p are not memory of ncclMemAlloc", want->bytes,
                               want->at);
-    if ((uintptr_t)want->at % NCCL_WIN_REQUIRED_ALIGNMENT != 0)
+    if ((uintptr_t)want->at % SI_WINDOW_ALIGNMENT != 0)
         return si_comm_refuse(comm, ncclInvalidArgument, "ncclCommWindowRegister: %p is not aligned to %d", want->at,
-                              NCCL_WIN_REQUIRED_ALIGNMENT);
+                              SI_WINDOW_ALIGNMENT);
     return ncclSuccess;
 }
 
-static ncclResult_t make_window(struct ncclComm *comm, const struct window *want, struct ncclWindow_vidmem **out)
+static ncclResult_t make_window(struct ncclComm *comm, const struct window *want, struct si_window **out)
 {
     ncclResult_t rc = want->symmetric ? check_memory(comm, want) : ncclSuccess;
-    struct ncclWindow_vidmem *w;
+    struct si_window *w;
 
     if (rc == ncclSuccess && want->symmetric)
         rc = meet(comm, want);
@@ -199,7 +199,7 @@ static ncclResult_t make_window(struct ncclComm *comm, const struct window *want
 static ncclResult_t window(struct ncclComm *comm, void *arg)
 {
     struct window want = *(struct window *)arg;
-    struct ncclWindow_vidmem *w = NULL;
+    struct si_window *w = NULL;
     ncclResult_t rc;
 
     free(arg);
@@ -212,7 +212,7 @@ static ncclResult_t window(struct ncclComm *comm, void *arg)
 /* 2.27: what is not good enough gives no window, and no error; the pointer is there before the others have come. */
 static ncclResult_t window_2_27(struct ncclComm *comm, struct window *want)
 {
-    struct ncclWindow_vidmem *w;
+    struct si_window *w;
     bool good;
 
     *want->out = NULL;
@@ -225,7 +225,7 @@ static ncclResult_t window_2_27(struct ncclComm *comm, struct window *want)
     w->next = comm->windows;
     comm->windows = w;
     si_unlock();
-    *want->out = w;
+    *want->out = (ncclWindow_t)(void *)w;
     return ncclInProgress;
 }
 
