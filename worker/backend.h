@@ -252,6 +252,12 @@ struct cdi_backend_ops {
     cddp_status (*pack_scaled)(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
                                cddp_dtype dtype, double factor, struct cdi_error *err);
     /*
+     * On a device: pack, but slice i, unless it is a gap, is left out where flags[of[i]] is not 0 when the work is
+     * done; flags are the device's memory. NULL on the host.
+     */
+    cddp_status (*pack_unless)(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
+                               const uint8_t *flags, const uint32_t *of, struct cdi_error *err);
+    /*
      * Between float32 and float16 or bfloat16, in both directions: multiplied by factor in float32, then rounded to
      * nearest, ties to even. A NaN stays one.
      */

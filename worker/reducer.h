@@ -40,9 +40,14 @@ struct cdi_ddp_unused {
     uint32_t *seen;     /* static graph: in this step */
     uint64_t map_ticket;
     size_t n_missing;
-    bool known; /* static graph: the first step is over */
+    bool known;    /* static graph: the first step is over */
+    bool followed; /* on a device: communication comes behind what the compute stream had when this step ended */
     void *saved,
         *zeros; /* on the backend: the arena's old values, and as many zeros as the largest gradient has bytes */
+    /* On a device: */
+    void *map;                /* there: a byte for each parameter, is it used? behind map_ticket */
+    struct cdi_slice *slices; /* room for a list of gradients with gaps between them */
+    uint32_t *of;             /* the parameters in it */
 };
 
 /* own.c: gradients in the user's own memory. NULL arrays: there are none. */

@@ -7,6 +7,10 @@
  *
  * With CDDP_DDP_SKIP_UNUSED a bucket that nobody used in the step before is idle: no other waits for it, and whether it
  * is reduced is known when the ranks have told each other, at the end of the step.
+ *
+ * On a device the map of what is used stays there, and the copy that gives old values back looks at it: the host waits
+ * for nothing, and does not know. Where it has to (for a bucket that is left out, the graph of the first step, an
+ * optimizer's count of steps, PowerSGD's rests), the map comes to the host as it does there, and the host waits.
  */
 #include "worker/reducer.h"
 
@@ -16,6 +20,13 @@
 static bool is_static(const cddp_ddp *d)
 {
     return (d->flags & CDDP_DDP_STATIC_GRAPH) != 0;
+}
+
+/* May the map stay on the device in this step? */
+static bool stays_there(const cddp_ddp *d)
+{
+    return d->ops->on_device && !d->sharded && d->powersgd == NULL &&
+           (d->flags & (CDDP_DDP_STATIC_GRAPH | CDDP_DDP_SKIP_UNUSED)) == 0;
 }
 
 cddp_status cdi_unused_init(cddp_ddp *d, struct cdi_error *err)
@@ -28,9 +39,14 @@ cddp_status cdi_unused_init(cddp_ddp *d, struct cdi_error *err)
     u->used = calloc(d->n_params, sizeof *u->used);
     u->expected = calloc(d->n_params, sizeof *u->expected);
     u->seen = calloc(d->n_params, sizeof *u->seen);
-    if (u->missing == NULL || u->used == NULL || u->expected == NULL || u->seen == NULL)
+    if (d->ops->on_device) {
+        u->slices = calloc(2 * d->n_params, sizeof *u->slices);
+        u->of = calloc(2 * d->n_params, sizeof *u->of);
+    }
+    if (u->missing == NULL || u->used == NULL || u->expected == NULL || u->seen == NULL ||
+        (d->ops->on_device && (u->slices == NULL || u->of == NULL)))
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for what is used of %zu parameters", d->n_params);
-    return CDDP_OK;
+    return d->ops->on_device ? d->ops->alloc(d->b, d->n_params, &u->map, err) : CDDP_OK;
 }
 
 void cdi_unused_release(cddp_ddp *d)
@@ -39,6 +55,10 @@ void cdi_unused_release(cddp_ddp *d)
     free(d->unused.used);
     free(d->unused.expected);
     free(d->unused.seen);
+    free(d->unused.slices);
+    free(d->unused.of);
+    if (d->unused.map != NULL)
+        d->ops->release(d->b, d->unused.map);
     if (d->unused.saved != NULL)
         d->ops->release(d->b, d->unused.saved);
     if (d->unused.zeros != NULL)
@@ -107,12 +127,28 @@ cddp_status cdi_unused_zero(cddp_ddp *d, size_t i, struct cdi_error *err)
     return st == CDDP_OK ? d->ops->pack(d->b, cdi_ddp_arena_grad(d, i), &none, 1, err) : st;
 }
 
-/* Zeros in its place, and its old value put aside. */
+/* The old value is the program's, which may have written it on its stream, though it has said nothing. */
+static cddp_status follow_once(cddp_ddp *d, struct cdi_error *err)
+{
+    bool first = !d->unused.followed;
+
+    d->unused.followed = true;
+    return first && d->ops->on_device ? d->ops->follow(d->b, d->stream, err) : CDDP_OK;
+}
+
+/*
+ * Zeros in its place, and its old value put aside. Where the device decides, the user's own memory gets in any case
+ * what the arena has in the end, so that is what is put aside.
+ */
 static cddp_status fill_one(cddp_ddp *d, size_t i, struct cdi_error *err)
 {
-    struct cdi_slice old = {.data = cdi_ddp_arena_grad(d, i), .bytes = d->plan.grads[i].bytes};
-    cddp_status st = CDDP_OK;
+    bool own = d->params[i].grad != NULL && stays_there(d);
+    struct cdi_slice old = {.data = own ? d->params[i].grad : cdi_ddp_arena_grad(d, i),
+                            .bytes = d->plan.grads[i].bytes};
+    cddp_status st = follow_once(d, err);
 
+    if (st != CDDP_OK)
+        return st;
     if (d->unused.saved == NULL)
         st = d->ops->alloc(d->b, d->plan.arena_bytes, &d->unused.saved, err);
     if (st == CDDP_OK)
@@ -125,7 +161,7 @@ static cddp_status tell_used(cddp_ddp *d, struct cdi_error *err)
     struct cdi_ddp_unused *u = &d->unused;
     struct cdi_op op = {.kind = CDI_ALL_REDUCE,
                         .in = u->used,
-                        .out = u->used,
+                        .out = stays_there(d) ? u->map : u->used,
                         .count = d->n_params,
                         .dtype = CDDP_UINT8,
                         .op = CDDP_MAX,
@@ -228,7 +264,8 @@ cddp_status cdi_unused_fill(cddp_ddp *d)
     if (u->missing == NULL)
         return CDDP_OK;
     u->n_missing = 0;
-    if (u->map_ticket > 0 && d->ops->join(d->b, u->map_ticket, &err) != CDDP_OK) /* of the step before */
+    /* That of the step before; what stays on the device was copied when it was enqueued. */
+    if (u->map_ticket > 0 && !stays_there(d) && d->ops->join(d->b, u->map_ticket, &err) != CDDP_OK)
         return cdi_ddp_stick(d, &err);
     for (size_t i = d->n_params; i-- > 0 && st == CDDP_OK;)
         st = settle(d, i);
@@ -239,13 +276,43 @@ cddp_status cdi_unused_fill(cddp_ddp *d)
 
 void cdi_unused_next_step(cddp_ddp *d)
 {
+    d->unused.followed = false;
     if (d->unused.missing != NULL)
         memset(d->unused.missing, 0, d->n_params * sizeof *d->unused.missing);
 }
 
 bool cdi_unused_nowhere(const cddp_ddp *d, size_t i)
 {
-    return d->unused.missing != NULL && d->unused.missing[i] && !d->unused.used[i];
+    return d->unused.missing != NULL && !stays_there(d) && d->unused.missing[i] && !d->unused.used[i];
+}
+
+/* Old values into the arena, of the gradients that no rank used, by the device's map. */
+static cddp_status restore_there(cddp_ddp *d, struct cdi_error *err)
+{
+    struct cdi_ddp_unused *u = &d->unused;
+    size_t n = 0, begin = 0, end = 0;
+    cddp_status st = CDDP_OK;
+
+    for (size_t i = d->n_params; i-- > 0 && st == CDDP_OK;) { /* in the arena's order, but for its types */
+        const struct cdi_grad *g = &d->plan.grads[i];
+
+        if (!u->missing[i])
+            continue;
+        if (n > 0 && g->offset < end) {
+            st = d->ops->pack_unless(d->b, (char *)d->region->base + begin, u->slices, n, u->map, u->of, err);
+            n = 0;
+        }
+        if (n == 0)
+            begin = g->offset;
+        else if (g->offset > end)
+            u->slices[n++] = (struct cdi_slice){.bytes = g->offset - end};
+        u->of[n] = (uint32_t)i;
+        u->slices[n++] = (struct cdi_slice){.data = (char *)u->saved + g->offset, .bytes = g->bytes};
+        end = g->offset + g->bytes;
+    }
+    if (n > 0 && st == CDDP_OK)
+        st = d->ops->pack_unless(d->b, (char *)d->region->base + begin, u->slices, n, u->map, u->of, err);
+    return st;
 }
 
 cddp_status cdi_unused_restore(cddp_ddp *d)
@@ -257,7 +324,9 @@ cddp_status cdi_unused_restore(cddp_ddp *d)
     if (u->missing == NULL)
         return CDDP_OK;
     /* The host has to know, but only where something is missing here. */
-    if (u->n_missing > 0 && !u->known)
+    if (stays_there(d))
+        st = restore_there(d, &err);
+    else if (u->n_missing > 0 && !u->known)
         st = d->ops->join(d->b, u->map_ticket, &err);
     for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++) {
         struct cdi_slice old = {.bytes = d->plan.grads[i].bytes};

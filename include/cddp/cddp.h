@@ -399,7 +399,9 @@ typedef struct cddp_ddp_options {
 /*
  * Not every gradient comes in every step: cddp_ddp_wait() counts those as zeros that were not said to be ready. The
  * ranks tell each other what they used, in one small collective per step. A gradient that no rank used keeps its old
- * value, so that the optimizer can leave that parameter alone; one that only some ranks used gets the mean over all.
+ * value, so that the optimizer can leave that parameter alone; one that only some ranks used gets the mean over all. On
+ * a GPU the device decides by what the ranks told each other, and the host waits for nothing; but with an optimizer
+ * (cddp_optim_create), which has to know, it waits in every step.
  */
 #define CDDP_DDP_FIND_UNUSED 4u
 /*
@@ -798,7 +800,9 @@ CDDP_API double cddp_metric_mean(const cddp_metric *m);
 /*
  * all[k] = mine[k] of every rank together, for k in [0, n): one collective, the same bits on every rank, added in rank
  * order. ranks (may be NULL) gets world size * n metrics: those of rank r from ranks[r * n] on. all may be mine. Every
- * rank calls it with the same n. Any thread, in the order of all collectives. Returns CDDP_OK; CDDP_E_INVALID;
+ * rank calls it with the same n. Blocks until the numbers are there, since they are for the program's eyes: on a GPU,
+ * too, they lie in host memory, and the host waits for what was begun before; so it is for once in a while, and not for
+ * every step. Any thread, in the order of all collectives. Returns CDDP_OK; CDDP_E_INVALID;
  * CDDP_E_NOMEM; or what a collective may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_metric_reduce(cddp_comm *comm, const cddp_metric *mine, cddp_metric *all,

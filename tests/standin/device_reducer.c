@@ -4,11 +4,13 @@
  * kernel, averaged, and added to the parameters by another kernel. With "reuse" the program itself is wrong: it writes
  * a gradient again before cddp_ddp_wait; with "missing" rank 1 does not come to the last step. With "auto" the bucket
  * size is found by trying. With "own" gradients are in memory of the program's own, which for each bucket takes one
- * launch to bring in and one to bring out. With "asks" the backward pass takes its time, and NCCL, which is always "in
- * progress", must not be asked over and over meanwhile. Other faults are planted by the stand-in's settings.
+ * launch to bring in and one to bring out. With "unused" (or "unused_own", which is both) one gradient comes in the
+ * first step alone, and another on rank 1 alone from the second on, for which the host waits no more than else. With
+ * "asks" the backward pass takes its time, and NCCL, which is always "in progress", must not be asked over and over
+ * meanwhile. Other faults are planted by the stand-in's settings.
  *
  * Exit status: 0 all was right, 3 a wrong result, 4 libcddp gave an error, 5 NCCL was asked too often, 6 there were
- * more launches, or fewer.
+ * more launches, or fewer, 7 the host has waited.
  */
 #include "device.h"
 #include "fill_kernel.h"
@@ -19,6 +21,7 @@
 #include <unistd.h>
 
 #define STEPS 3
+#define UNUSED_STEPS 6
 #define AUTO_STEPS 20 /* until a bucket size is chosen, of the two that differ, and a few more */
 #define N_PARAMS 5
 #define OWN_BUCKET_BYTES 24000 /* two gradients, with a gap between them, the large one alone, and two more */
@@ -26,6 +29,9 @@
 #define FAILED 4
 #define ASKED 5
 #define LAUNCHES 6
+#define WAITED 7
+#define NOWHERE 1     /* with "unused": the parameter whose gradient comes in the first step alone, */
+#define SOMEWHERE 3   /* and that whose gradient comes on rank 1 alone from then on */
 #define MOST_ASKED 60 /* per gradient; who waits for NCCL asks 200 times */
 
 /* Small ones start together; the large one is beyond what starts in a group. */
@@ -49,6 +55,8 @@ struct job {
     CUdeviceptr own[N_PARAMS]; /* 0: gradients are in the arena */
     int steps;
     bool slow;      /* it takes milliseconds to make a gradient */
+    bool unused;    /* not all gradients come in every step */
+    uint64_t waits; /* of the host for the device, from the third step on: before, memory is made */
     uint64_t asked; /* how often NCCL was, while gradients were reported */
 };
 
@@ -56,6 +64,11 @@ struct job {
 static float gradient(int rank, int step, size_t i)
 {
     return (float)(2 * rank * (step + 1) + (int)i);
+}
+
+static bool comes(const struct job *j, int rank, int step, size_t i)
+{
+    return !j->unused || step == 0 || (i == SOMEWHERE && rank == 1) || (i != SOMEWHERE && i != NOWHERE);
 }
 
 static void write_gradient(struct job *j, int step, size_t i)
@@ -71,12 +84,16 @@ static void write_gradient(struct job *j, int step, size_t i)
 static void train(struct job *j, bool reuse, bool missing)
 {
     for (int step = 0; step < j->steps; step++) {
+        uint64_t waits = standin_waits();
+
         if (missing && step == j->steps - 1 && cddp_rank(j->comm) == 1)
             (void)pause(); /* until cddprun ends it */
         for (size_t i = N_PARAMS; i-- > 0;) {
             const struct timespec work = {.tv_nsec = 10000000};
             uint64_t before = standin_asked();
 
+            if (!comes(j, cddp_rank(j->comm), step, i))
+                continue;
             write_gradient(j, step, i);
             DO(cddp_ddp_grad_ready_on(j->ddp, i, j->compute));
             j->asked += standin_asked() - before;
@@ -86,18 +103,41 @@ static void train(struct job *j, bool reuse, bool missing)
         if (reuse)
             write_gradient(j, step + 1, 2);
         DO(cddp_ddp_wait(j->ddp));
+        j->waits += step >= 2 ? standin_waits() - waits : 0;
         for (size_t i = 0; i < N_PARAMS; i++)
             device_axpy(&j->device, 1, (CUdeviceptr)cddp_ddp_grad(j->ddp, i), j->data[i], counts[i], j->compute);
+        if (j->unused) /* memory that a step needs is made anew as long as that of the step before is in use */
+            CU(cuStreamSynchronize(j->compute));
     }
+}
+
+/* What was added to parameter i: the means of all steps, of which one that nobody used is that of the step before. */
+static float sum_of_means(const struct job *j, size_t i)
+{
+    int n = cddp_world_size(j->comm);
+    float sum = 0, mean = 0;
+
+    for (int step = 0; step < j->steps; step++) {
+        float all = 0;
+        bool nowhere = true;
+
+        for (int rank = 0; rank < n; rank++)
+            if (comes(j, rank, step, i)) {
+                all += gradient(rank, step, i);
+                nowhere = false;
+            }
+        mean = nowhere ? mean : all / (float)n;
+        sum += mean;
+    }
+    return sum;
 }
 
 static int check(struct job *j)
 {
     static float x[1100000];
-    int n = cddp_world_size(j->comm);
 
     for (size_t i = 0; i < N_PARAMS; i++) {
-        float want = (float)((n - 1) * j->steps * (j->steps + 1) / 2 + j->steps * (int)i);
+        float want = sum_of_means(j, i);
 
         CU(cuMemcpyDtoH(x, j->data[i], counts[i] * sizeof x[0]));
         for (size_t k = 0; k < counts[i]; k++) {
@@ -136,9 +176,11 @@ static void open_job(struct job *j, bool automatic, bool own)
     cddp_ddp_options opt = {.size = sizeof opt, .bucket_bytes = 8000, .first_bucket_bytes = 8000};
     cddp_param params[N_PARAMS];
 
-    j->steps = automatic ? AUTO_STEPS : STEPS;
+    j->steps = automatic ? AUTO_STEPS : j->unused ? UNUSED_STEPS : STEPS;
     if (automatic)
         opt.bucket_bytes = CDDP_AUTO;
+    if (j->unused)
+        opt.flags = CDDP_DDP_FIND_UNUSED;
     if (own)
         opt.bucket_bytes = opt.first_bucket_bytes = OWN_BUCKET_BYTES;
     DO(cddp_init(&j->comm, &init));
@@ -180,6 +222,8 @@ int main(int argc, char **argv)
     int rc;
 
     j.slow = argc > 1 && strcmp(argv[1], "asks") == 0;
+    j.unused = argc > 1 && strncmp(argv[1], "unused", 6) == 0;
+    own |= argc > 1 && strcmp(argv[1], "unused_own") == 0;
     open_job(&j, argc > 1 && strcmp(argv[1], "auto") == 0, own);
     packed = standin_launched("cdi_pack");
     unpacked = standin_launched("cdi_unpack");
@@ -187,7 +231,10 @@ int main(int argc, char **argv)
     CU(cuStreamSynchronize(j.compute)); /* also where a peer did not come: then the communicator is aborted in time */
     DO(cddp_barrier(j.comm));
     rc = check(&j);
-    if (own && rc == 0)
+    if (j.unused && rc == 0 && j.waits > 0) {
+        fprintf(stderr, "the host has waited %llu times for the device in a step\n", (unsigned long long)j.waits);
+        rc = WAITED;
+    } else if (own && !j.unused && rc == 0)
         rc = count_launches(&j, standin_launched("cdi_pack") - packed, standin_launched("cdi_unpack") - unpacked,
                             standin_launched("cdi_scale"));
     if (cddp_ddp_bucket_cap(j.ddp) == 0) {

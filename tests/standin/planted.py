@@ -80,6 +80,8 @@ def product(build):
         Fault('libcddp: none', job, 0, NOTHING, **here),
         Fault('libcddp: auto', [*job, 'auto'], 0, NOTHING, **here),
         Fault('libcddp: own', [*job, 'own'], 0, NOTHING, **here),
+        Fault('libcddp: unused', [*job, 'unused'], 0, NOTHING, **here),
+        Fault('libcddp: unused own', [*job, 'unused_own'], 0, NOTHING, **here),
         planted('libcddp: comm_wait', UNORDERED + ": 'ncclAllReduce'.*reads.*'fill'", 'CDDP_STANDIN_SKIP_WAIT'),
         planted('libcddp: compute_wait', UNORDERED + ": 'axpy'.*reads.*'ncclAllReduce'", 'CDDP_STANDIN_SKIP_WAIT'),
         Fault('libcddp: reuse', [*job, 'reuse'], STANDIN_EXIT, UNORDERED, **here),

@@ -21,6 +21,7 @@ static void usable(enum cdi_kernel kernel, void *args)
     case CDI_KERNEL_PACK:
     case CDI_KERNEL_UNPACK:
         pack->flat = standin_host(pack->flat);
+        pack->flags = standin_host(pack->flags);
         for (uint32_t i = 0; i < pack->n; i++)
             pack->slice[i].data = standin_host(pack->slice[i].data);
         break;

@@ -50,6 +50,8 @@ static void fake_region_destroy(struct cdi_backend *b, struct cdi_region *r)
 
 static void apply(cddp_comm *c, const struct cdi_op *op)
 {
+    if (op->kind == CDI_ALL_REDUCE && op->in != op->out)
+        memcpy(op->out, op->in, op->count * cddp_dtype_size(op->dtype));
     if (c->factor != 0 && op->dtype == CDDP_FLOAT32)
         for (size_t i = 0; i < op->count; i++)
             ((float *)op->out)[i] *= (float)c->factor;
@@ -164,6 +166,19 @@ static cddp_status fake_pack_scaled(struct cdi_backend *b, void *to, const struc
     return fake_pack(b, to, from, n, err);
 }
 
+static cddp_status fake_pack_unless(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
+                                    const uint8_t *flags, const uint32_t *of, struct cdi_error *err)
+{
+    char *at = to;
+
+    (void)err;
+    note((cddp_comm *)b, "pack unless; ");
+    for (size_t i = 0; i < n; at += from[i++].bytes)
+        if (from[i].data != NULL && flags[of[i]] == 0)
+            memcpy(at, from[i].data, from[i].bytes);
+    return CDDP_OK;
+}
+
 static cddp_status fake_cast(struct cdi_backend *b, void *to, cddp_dtype to_type, const void *from,
                              cddp_dtype from_type, size_t count, float factor, struct cdi_error *err)
 {
@@ -267,6 +282,7 @@ static const struct cdi_backend_ops fake_device_ops = {
     .pack = fake_pack,
     .unpack = fake_unpack,
     .pack_scaled = fake_pack_scaled,
+    .pack_unless = fake_pack_unless,
     .cast = fake_cast,
 };
 

@@ -237,6 +237,20 @@ Test(kernel, slices_are_multiplied_on_their_way_as_the_cpu_backend_does_it)
     cr_assert_eq(cdi_launch_pack_scaled(&(struct cdi_launch){0}, CDDP_INT32, 0.3, NULL), CDDP_E_INVALID);
 }
 
+Test(kernel, a_slice_whose_flag_is_set_is_left_out)
+{
+    uint8_t apart[3] = {1, 2, 3}, flat[4] = {9, 9, 9, 9};
+    const uint8_t flags[] = {0, 4, 0, 1}, want[4] = {9, 9, 2, 9};
+    const uint32_t of[] = {1, 0, 2, 3}; /* that of the gap is not looked at */
+    const struct cdi_slice slice[] = {{apart, 1}, {NULL, 1}, {apart + 1, 1}, {apart + 2, 1}};
+    struct cdi_launch l;
+    size_t bytes, taken = cdi_launch_pack(&l, CDI_KERNEL_PACK, N_SM, flat, slice, 4, &bytes);
+
+    cdi_launch_pack_unless(&l, slice, taken, flags, of);
+    cdi_launch_on_host(&l);
+    cr_assert_arr_eq(flat, want, sizeof want);
+}
+
 Test(kernel, a_gap_between_slices_is_neither_read_nor_written)
 {
     uint8_t apart[2][3] = {{1, 2, 3}, {4, 5, 6}}, flat[10], want[10] = {1, 2, 3, 9, 9, 9, 4, 5, 6, 9}, host[10];

@@ -764,14 +764,20 @@ Test(reducer, on_a_device_a_gradient_of_the_users_own_that_was_missing_once_is_t
     fake_open(&comm, 1);
     comm.device = true;
     d = open_with(&comm, params, 4, &opt);
+    own[3][0] = 7;
+    comm.calls[0] = '\0';
     for (size_t i = 3; i-- > 0;) /* the last one does not come */
         (void)cddp_ddp_grad_ready(d, i);
     cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
+    cr_assert_eq(own[3][0], 7, "nobody used it, and it is %g", (double)own[3][0]);
+    cr_assert(strstr(comm.calls, "pack unless; unpack; ") != NULL, "%s", comm.calls);
+    cr_assert_eq(comm.n_joins, 0, "the host waits for nothing");
     own[3][0] = 5;
     for (size_t i = 4; i-- > 0;)
         (void)cddp_ddp_grad_ready(d, i);
     cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
     cr_assert_eq(own[3][0], 5, "it is %g", (double)own[3][0]);
+    cr_assert_eq(comm.n_joins, 0);
     cddp_ddp_destroy(d);
     fake_close(&comm, 1);
 }

@@ -333,6 +333,8 @@ CDI_INLINE void cdi_pack_body(const struct cdi_kernel_thread *t, const struct cd
         uint64_t at = (uint64_t)(c - s->first_chunk) * CDI_KERNEL_CHUNK, rest = s->bytes - at;
         uint8_t *flat = (uint8_t *)a->flat + s->at + at, *data = (uint8_t *)s->data + at;
 
+        if (a->flags != NULL && a->flags[s->flag] != 0)
+            continue;
         rest = rest < CDI_KERNEL_CHUNK ? rest : CDI_KERNEL_CHUNK;
         if (unpack)
             cdi_copy_chunk(t, data, flat, rest);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table's element functions: kernels on the communication stream, behind what was enqueued. */
 #include "worker/backend/nccl/state.h"
+#include "worker/dtype.h"
 
 cddp_status cdi_gpu_element_begin(struct cdi_backend *b, struct cdi_error *err)
 {
@@ -24,9 +25,17 @@ void cdi_gpu_element_end(struct cdi_backend *b)
     cdi_device_leave(&b->device);
 }
 
-/* dtype is none: bytes, as they are. */
-static cddp_status move(struct cdi_backend *b, enum cdi_kernel kernel, void *flat, const struct cdi_slice *slice,
-                        size_t n, cddp_dtype dtype, double factor, struct cdi_error *err)
+/* What a launch of pack or unpack does beside copying. */
+struct how {
+    enum cdi_kernel kernel;
+    cddp_dtype dtype; /* of what is multiplied by factor; none: nothing is */
+    double factor;
+    const uint8_t *flags; /* NULL: every slice is copied */
+    const uint32_t *of;
+};
+
+static cddp_status move(struct cdi_backend *b, struct how how, void *flat, const struct cdi_slice *slice, size_t n,
+                        struct cdi_error *err)
 {
     uint8_t *at = flat;
     cddp_status st = cdi_gpu_element_begin(b, err);
@@ -35,13 +44,16 @@ static cddp_status move(struct cdi_backend *b, enum cdi_kernel kernel, void *fla
         return st;
     while (n > 0 && st == CDDP_OK) {
         struct cdi_launch launch;
-        size_t bytes, taken = cdi_launch_pack(&launch, kernel, b->device.n_sm, at, slice, n, &bytes);
+        size_t bytes, taken = cdi_launch_pack(&launch, how.kernel, b->device.n_sm, at, slice, n, &bytes);
 
-        if (dtype != CDDP_DTYPE_NONE)
-            st = cdi_launch_pack_scaled(&launch, dtype, factor, err);
+        if (how.dtype != CDDP_DTYPE_NONE)
+            st = cdi_launch_pack_scaled(&launch, how.dtype, how.factor, err);
+        if (how.flags != NULL)
+            cdi_launch_pack_unless(&launch, slice, taken, how.flags, how.of);
         if (st == CDDP_OK)
             st = cdi_device_launch(&b->device, &launch, err);
         slice += taken;
+        how.of += how.of != NULL ? taken : 0;
         n -= taken;
         at += bytes;
     }
@@ -51,19 +63,27 @@ static cddp_status move(struct cdi_backend *b, enum cdi_kernel kernel, void *fla
 
 cddp_status cdi_gpu_pack(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n, struct cdi_error *err)
 {
-    return move(b, CDI_KERNEL_PACK, to, from, n, CDDP_DTYPE_NONE, 1, err);
+    return move(b, (struct how){.kernel = CDI_KERNEL_PACK}, to, from, n, err);
 }
 
 cddp_status cdi_gpu_pack_scaled(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
                                 cddp_dtype dtype, double factor, struct cdi_error *err)
 {
-    return move(b, CDI_KERNEL_PACK, to, from, n, dtype, factor, err);
+    return cdi_dtype_is_float(dtype)
+               ? move(b, (struct how){.kernel = CDI_KERNEL_PACK, .dtype = dtype, .factor = factor}, to, from, n, err)
+               : cdi_fail(err, CDDP_E_INVALID, "cannot scale %s", cdi_dtype_name(dtype));
+}
+
+cddp_status cdi_gpu_pack_unless(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
+                                const uint8_t *flags, const uint32_t *of, struct cdi_error *err)
+{
+    return move(b, (struct how){.kernel = CDI_KERNEL_PACK, .flags = flags, .of = of}, to, from, n, err);
 }
 
 cddp_status cdi_gpu_unpack(struct cdi_backend *b, const struct cdi_slice *to, size_t n, const void *from,
                            struct cdi_error *err)
 {
-    return move(b, CDI_KERNEL_UNPACK, (void *)(uintptr_t)from, to, n, CDDP_DTYPE_NONE, 1, err);
+    return move(b, (struct how){.kernel = CDI_KERNEL_UNPACK}, (void *)(uintptr_t)from, to, n, err);
 }
 
 static cddp_status launch(struct cdi_backend *b, struct cdi_launch *l, struct cdi_error *err)

@@ -86,6 +86,7 @@ size_t cdi_launch_pack(struct cdi_launch *out, enum cdi_kernel kernel, uint32_t 
     args->factor = 1;
     args->dtype = CDDP_UINT8;
     args->unused = 0;
+    args->flags = NULL;
     for (i = 0; i < n && args->n < CDI_KERNEL_SLICES; i++) {
         uint64_t more = slice[i].bytes / CDI_KERNEL_CHUNK + (slice[i].bytes % CDI_KERNEL_CHUNK != 0);
 
@@ -114,6 +115,18 @@ cddp_status cdi_launch_pack_scaled(struct cdi_launch *launch, cddp_dtype dtype, 
     launch->args.pack.dtype = (int32_t)dtype;
     launch->args.pack.factor = dtype == CDDP_FLOAT64 ? factor : (float)factor;
     return CDDP_OK;
+}
+
+void cdi_launch_pack_unless(struct cdi_launch *launch, const struct cdi_slice *slice, size_t taken,
+                            const uint8_t *flags, const uint32_t *of)
+{
+    struct cdi_pack_args *args = &launch->args.pack;
+    uint32_t k = 0;
+
+    for (size_t i = 0; i < taken; i++)
+        if (slice[i].data != NULL && slice[i].bytes > 0)
+            args->slice[k++].flag = of[i];
+    args->flags = flags;
 }
 
 cddp_status cdi_launch_cast(struct cdi_launch *out, uint32_t n_sm, void *to, cddp_dtype to_type, const void *from,

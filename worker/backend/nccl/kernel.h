@@ -54,14 +54,15 @@ enum cdi_kernel {
 
 /*
  * cdi_pack, cdi_unpack: slices that lie behind one another in `flat` and apart elsewhere. With a factor other than 1
- * cdi_pack multiplies elements of dtype by it, which is rounded to float32 for all but float64.
+ * cdi_pack multiplies elements of dtype by it, which is rounded to float32 for all but float64. With `flags`, memory of
+ * the device, it leaves out each slice whose flag is not 0.
  */
 struct cdi_pack_slice {
     void *data;
     uint64_t at; /* in flat, bytes */
     uint64_t bytes;
     uint32_t first_chunk; /* chunks of the slices before this one */
-    uint32_t unused;
+    uint32_t flag;        /* its index in flags */
 };
 
 struct cdi_pack_args {
@@ -70,6 +71,7 @@ struct cdi_pack_args {
     double factor;
     int32_t dtype;
     uint32_t unused;
+    const uint8_t *flags;                           /* or NULL */
     struct cdi_pack_slice slice[CDI_KERNEL_SLICES]; /* none is empty */
 };
 
@@ -213,6 +215,9 @@ size_t cdi_launch_pack(struct cdi_launch *out, enum cdi_kernel kernel, uint32_t 
                        const struct cdi_slice *slice, size_t n, size_t *flat_bytes);
 /* A launch of PACK multiplies on its way. */
 cddp_status cdi_launch_pack_scaled(struct cdi_launch *launch, cddp_dtype dtype, double factor, struct cdi_error *err);
+/* A launch of PACK of slice[0 .. taken) looks at flags[of[i]]. */
+void cdi_launch_pack_unless(struct cdi_launch *launch, const struct cdi_slice *slice, size_t taken,
+                            const uint8_t *flags, const uint32_t *of);
 /* A factor of 1 is a plain cast. */
 cddp_status cdi_launch_cast(struct cdi_launch *out, uint32_t n_sm, void *to, cddp_dtype to_type, const void *from,
                             cddp_dtype from_type, size_t count, float factor, struct cdi_error *err);

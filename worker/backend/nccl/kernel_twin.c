@@ -42,13 +42,20 @@ static void put(struct cdi_kernel_range *out, size_t cap, size_t i, const void *
 
 static size_t slices_ranges(const struct cdi_pack_args *a, bool unpack, struct cdi_kernel_range *out, size_t cap)
 {
+    uint32_t first = UINT32_MAX, last = 0;
+
     for (size_t i = 0; i < a->n; i++) {
         const struct cdi_pack_slice *s = &a->slice[i];
 
         put(out, cap, 2 * i, (const uint8_t *)a->flat + s->at, s->bytes, !unpack);
         put(out, cap, 2 * i + 1, s->data, s->bytes, unpack);
+        first = s->flag < first ? s->flag : first;
+        last = s->flag > last ? s->flag : last;
     }
-    return (size_t)a->n * 2;
+    if (a->flags == NULL || a->n == 0)
+        return (size_t)a->n * 2;
+    put(out, cap, (size_t)a->n * 2, a->flags + first, last - first + 1, false);
+    return (size_t)a->n * 2 + 1;
 }
 
 static size_t pack_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)

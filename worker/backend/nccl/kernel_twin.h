@@ -27,7 +27,7 @@ struct cdi_kernel_twin {
     /* In its place, where threads of a block meet: what all of them do. t->thread is 0. */
     void (*block)(const struct cdi_kernel_thread *t, const void *args);
     /* The memory that a launch reads and writes: the number of ranges, of which the first `cap` were written to out.
-     * A slice of pack gives two. Pure. */
+     * A slice of pack gives two, and its flags one more. Pure. */
     size_t (*ranges)(const void *args, struct cdi_kernel_range *out, size_t cap);
 };
 

@@ -439,6 +439,7 @@ static const struct cdi_backend_ops gpu_ops = {
     .pack = cdi_gpu_pack,
     .unpack = cdi_gpu_unpack,
     .pack_scaled = cdi_gpu_pack_scaled,
+    .pack_unless = cdi_gpu_pack_unless,
     .cast = cdi_gpu_cast,
     .scale = cdi_gpu_scale,
     .scan = cdi_gpu_scan,

@@ -62,6 +62,27 @@ static void sizes_of(const struct cdi_backend *b, const struct cdi_op *op, size_
     }
 }
 
+/* With `lock`, the context current: blocks of operations that are done and bring nothing back, which nobody may ever
+ * join. */
+static void reuse_done(struct cdi_backend *b)
+{
+    struct cdi_staged **at = &b->out_staged;
+
+    if (*at != NULL)
+        (void)cdi_gpu_poll(b);
+    while (*at != NULL) {
+        struct cdi_staged *s = *at;
+
+        if (s->out_bytes > 0 || s->ticket > b->done || s->cap > KEPT_BLOCK) {
+            at = &s->next;
+            continue;
+        }
+        *at = s->next;
+        s->next = b->spare_staged;
+        b->spare_staged = s;
+    }
+}
+
 /* The smallest that is large enough. */
 static struct cdi_staged *take_spare(struct cdi_backend *b, size_t bytes)
 {
@@ -159,6 +180,7 @@ cddp_status cdi_stage_prepare(struct cdi_backend *b, const struct cdi_op *op, st
     if (in_host && out_host && op->in != op->out)
         at = (in + ALIGN - 1) / ALIGN * ALIGN;
     (void)pthread_mutex_lock(&b->lock);
+    reuse_done(b);
     s = take_spare(b, at + (in > back ? in : back));
     (void)pthread_mutex_unlock(&b->lock);
     if (s == NULL && new_block(&s, at + (in > back ? in : back), err) != CDDP_OK)

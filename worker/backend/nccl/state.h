@@ -235,6 +235,8 @@ cddp_status cdi_gpu_unpack(struct cdi_backend *b, const struct cdi_slice *to, si
                            struct cdi_error *err);
 cddp_status cdi_gpu_pack_scaled(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
                                 cddp_dtype dtype, double factor, struct cdi_error *err);
+cddp_status cdi_gpu_pack_unless(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
+                                const uint8_t *flags, const uint32_t *of, struct cdi_error *err);
 cddp_status cdi_gpu_cast(struct cdi_backend *b, void *to, cddp_dtype to_type, const void *from, cddp_dtype from_type,
                          size_t count, float factor, struct cdi_error *err);
 cddp_status cdi_gpu_scale(struct cdi_backend *b, void *x, size_t count, cddp_dtype dtype, double factor,
