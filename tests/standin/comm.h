@@ -54,7 +54,7 @@ struct ncclComm {
     uint64_t random;
     struct si_stop *last; /* behind the last operation that was pushed. Locked */
     struct si_red_op red_op[SI_RED_OPS];
-    bool met[SEGMENT_RANKS];                     /* a message went to this rank, or came from it */
+    bool met[SEGMENT_RANKS];             /* a message went to this rank, or came from it */
     struct si_window *windows, *buffers; /* registered. Locked */
     char last_error[256];
 };
