@@ -4,6 +4,7 @@
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -146,7 +147,7 @@ def test_a_node_that_is_ended_by_a_signal_leaves_and_the_others_go_on(cddprun):
 
 
 def test_all_ranks_can_save_before_a_node_leaves_or_comes(cddprun):
-    probe = os.environ['CDDP_PROBE']
+    probe = shlex.quote(os.environ['CDDP_PROBE'])
     with Elastic(cddprun, '1:3', script=f'exec {probe} leave "$(dirname "$END")"') as job:
         def step(act, size, next_size):
             wait_for(f'a world of {size}', lambda: os.path.exists(f'{job.folder}/runs.{size}'), more=lambda: said(a))

@@ -5,6 +5,7 @@ import contextlib
 import os
 import re
 import select
+import shlex
 import shutil
 import signal
 import socket
@@ -224,7 +225,7 @@ def savers(cddprun, nprocs, *flags, mortal=''):
     """Nodes whose ranks agree by all-reduce that one of them is to stop, and save; saved(): which ranks have."""
     with tempfile.TemporaryDirectory(prefix='cddp-test-') as folder:
         size = sum(nprocs)
-        with Nodes(cddprun, nprocs, f'exec {os.environ["CDDP_PROBE"]} leave {folder} {mortal}', *flags) as nodes:
+        with Nodes(cddprun, nprocs, f'exec {shlex.quote(os.environ["CDDP_PROBE"])} leave {folder} {mortal}', *flags) as nodes:
             nodes.saved = lambda: [rank for rank in range(size) if os.path.exists(f'{folder}/saved.{size}.{rank}')]
             launch.wait_for('all to run', lambda: os.path.exists(f'{folder}/runs.{size}'))
             yield nodes

@@ -14,6 +14,7 @@ import contextlib
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -275,7 +276,7 @@ def tasks_per_node(cddprun, full):
     """As sites ask for that count a task for each GPU."""
     nodes, epochs = (4, 800) if full else (2, 100)
     with Folder() as folder:
-        job = submit(folder, cddprun, 'sh', '-c', f'echo $CUDA_VISIBLE_DEVICES >gpus.$GROUP_RANK; exec {wine(cddprun)} "$@"', 'sh',
+        job = submit(folder, cddprun, 'sh', '-c', f'echo $CUDA_VISIBLE_DEVICES >gpus.$GROUP_RANK; exec {shlex.quote(wine(cddprun))} "$@"', 'sh',
                      *train(epochs), env={'NPROC_PER_NODE': '1'}, nodes=nodes,
                      flags=['--ntasks-per-node=2', '--cpus-per-task=2', '--gpus-per-task=2'])
         ended_well(folder, cddprun, job, nodes, epochs, rf'Slurm step {job}\.0\.0: {nodes} nodes')
@@ -301,7 +302,7 @@ def heterogeneous(cddprun, _):
     with Folder() as folder:
         script = folder.path / 'job.sh'
         script.write_text('#!/bin/bash\n#SBATCH --nodes=1 -w node3\n#SBATCH hetjob\n#SBATCH --nodes=2 -w node1,node2\n'
-                          f'srun --het-group=0,1 {cddprun} --nproc_per_node=1 sh -c \'echo $RANK $MASTER_ADDR $(hostname)\'\n')
+                          f'srun --het-group=0,1 {shlex.quote(cddprun)} --nproc_per_node=1 sh -c \'echo $RANK $MASTER_ADDR $(hostname)\'\n')
         job = int(slurm('sbatch', '--parsable', f'--chdir={folder.path}', f'--output={folder.path}/job-%j.out', script))
         assert finish(job) == ('COMPLETED', 0), folder.out()
         assert 'node 0; they meet at node3' in folder.out(), folder.out()
@@ -411,7 +412,7 @@ def script_in(folder, line):
 
 def test_a_forgotten_srun_is_named(cddprun):
     with Folder() as folder:
-        script = script_in(folder, f'exec {cddprun} --nproc_per_node=2 true')
+        script = script_in(folder, f'exec {shlex.quote(cddprun)} --nproc_per_node=2 true')
         end, status = finish(submit(folder, cddprun, script=script))
         assert end == 'FAILED' and status != 0, (end, status, folder.out())
         assert re.search('cddprun: .*srun', folder.out()), folder.out()
@@ -419,7 +420,7 @@ def test_a_forgotten_srun_is_named(cddprun):
 
 def test_a_node_rank_that_the_batch_shell_expanded_is_named(cddprun):
     with Folder() as folder:
-        script = script_in(folder, f'exec srun --kill-on-bad-exit=1 {cddprun} --node_rank $SLURM_NODEID true')
+        script = script_in(folder, f'exec srun --kill-on-bad-exit=1 {shlex.quote(cddprun)} --node_rank $SLURM_NODEID true')
         end, status = finish(submit(folder, cddprun, script=script))
         assert end == 'FAILED' and status != 0, (end, status, folder.out())
         assert re.search('cddprun: .*--node_rank.*SLURM_NODEID', folder.out()), folder.out()
