@@ -229,6 +229,10 @@ static ncclResult_t launch(struct si_calls *calls, CUstream stream)
         free(calls);
         return ncclSuccess;
     }
+    if (!si_connect(calls)) {
+        free(calls);
+        return ncclInternalError;
+    }
     si_lock();
     si_seen_locked(&seen);
     si_unlock();

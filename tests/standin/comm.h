@@ -23,6 +23,7 @@
 
 #define SI_RED_OPS 64
 #define SI_GROUP_CALLS 512
+#define SI_CONNECTED 256
 
 /* ncclRedOpCreatePreMulSum; its handle is ncclNumOps + index. */
 struct si_red_op {
@@ -54,7 +55,9 @@ struct ncclComm {
     uint64_t random;
     struct si_stop *last; /* behind the last operation that was pushed. Locked */
     struct si_red_op red_op[SI_RED_OPS];
-    bool met[SEGMENT_RANKS];             /* a message went to this rank, or came from it */
+    bool met[SEGMENT_RANKS];          /* a message went to this rank, or came from it */
+    uint64_t connected[SI_CONNECTED]; /* what was launched before (connect.c) */
+    size_t n_connected;
     struct si_window *windows, *buffers; /* registered. Locked */
     char last_error[256];
 };
@@ -115,6 +118,9 @@ void si_comm_dawdle(struct ncclComm *comm);
 
 /* Collect this task until the group ends, if there is a group. */
 bool si_group_defers(struct ncclComm *comm, ncclResult_t (*fn)(struct ncclComm *comm, void *arg), void *arg);
+
+/* Wait for all ranks where this launch needs connections that are not there. False: aborted. */
+bool si_connect(const struct si_calls *c);
 
 /* Run the calls of one launch, on the stream's thread. */
 void si_run_calls(struct si_calls *c);

@@ -32,6 +32,7 @@ static size_t n_plants;
 static struct plant skip_wait, skip_launch, swap_launch;
 static bool plants_here; /* in this rank */
 static unsigned n_faults;
+static uint64_t n_threads;
 static char last_fault[512];
 
 /* ---------------------------------------------------------------------------------------------------- settings ---- */
@@ -213,6 +214,11 @@ uint64_t standin_waits(void)
     return si_thread.waits;
 }
 
+uint64_t standin_calls(void)
+{
+    return si_thread.calls;
+}
+
 /* The futex word of who holds the context: 0: nobody. */
 static uint32_t held;
 
@@ -260,6 +266,7 @@ static CUresult enter(const char *function, bool allocates)
         si_refused("%s: called inside a host function of a stream, where no call of CUDA is allowed", function);
         return CUDA_ERROR_NOT_PERMITTED;
     }
+    si_thread.calls++;
     si_thread.waits += may_wait(function);
     if (si_settings.host_delay)
         slow_host();
@@ -339,6 +346,11 @@ unsigned standin_faults(void)
     return __atomic_load_n(&n_faults, __ATOMIC_RELAXED);
 }
 
+uint64_t standin_threads(void)
+{
+    return __atomic_load_n(&n_threads, __ATOMIC_RELAXED);
+}
+
 bool si_start_thread(void *(*run)(void *), void *arg)
 {
     pthread_attr_t attr;
@@ -350,6 +362,7 @@ bool si_start_thread(void *(*run)(void *), void *arg)
     (void)pthread_attr_init(&attr);
     (void)pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    (void)__atomic_add_fetch(&n_threads, 1, __ATOMIC_RELAXED);
     rc = pthread_create(&thread, &attr, run, arg);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     (void)pthread_attr_destroy(&attr);

@@ -93,6 +93,7 @@ struct si_thread {
     bool in_host_function;
     CUstreamCaptureMode capture_mode;
     uint64_t asked;        /* ncclCommGetAsyncError */
+    uint64_t calls;        /* of the driver */
     uint64_t waits;        /* calls that wait for the device, or may */
     struct si_clock *seen; /* what successful queries told it; NULL: nothing yet. Small: it lies in the static block */
 };

@@ -36,6 +36,8 @@
  *                                of any function that allocates) fails with the numeric code C; F = kernel: the K-th
  *                                kernel that runs meets a fault of the device, which all later calls return (700: an
  *                                illegal address)
+ *   CDDP_STANDIN_CONNECT=1       blocking communicators wait for all ranks where a collective is of a new kind, size or
+ *                                type
  *   CDDP_STANDIN_KERNELS=P:...   shared libraries to open, each with a table `const struct standin_kernel
  *                                standin_kernels[]` that ends with a NULL name
  */
@@ -107,6 +109,12 @@ STANDIN_API uint64_t standin_allocations(void);
  * blocking copy, getting or freeing memory. Asking an event is none.
  */
 STANDIN_API uint64_t standin_waits(void);
+
+/* How many calls of the driver the calling thread has made. */
+STANDIN_API uint64_t standin_calls(void);
+
+/* How many threads were started for streams, and as NCCL's own. */
+STANDIN_API uint64_t standin_threads(void);
 
 /* Is a call in the driver that holds the context (CDDP_STANDIN_CONTEXT_LOCK)? */
 STANDIN_API bool standin_context_held(void);

@@ -333,6 +333,13 @@ cddp_status cdi_gpu_settle(struct cdi_backend *b, ncclResult_t r, struct cdi_err
     if (b->issued == b->begun)
         return CDDP_OK;
     st = cdi_communicator_settle(b, b->comm, r, "starting it", cdi_deadline_ms(b->begun_ms, b->world.timeout_ms), &why);
+    if (st == CDDP_E_TIMEOUT) { /* it waits for a rank: for which? */
+        char text[CDI_OP_TEXT];
+
+        cdi_op_text(&slot_of(b, first)->op, text, sizeof text);
+        cdi_gpu_too_late(b, text, first);
+        return cdi_gpu_health_now(b, err);
+    }
     for (uint64_t t = first; t <= b->begun && st == CDDP_OK; t++)
         st = after(b, slot_of(b, t), &why);
     if (st == CDDP_OK)

@@ -120,6 +120,7 @@ struct cdi_backend {
     pthread_cond_t news; /* for the watch thread: work, failure, the end. For joiners: aborted */
     pthread_t watch;
     bool watching, busy, stopping, ended; /* ended: nothing runs any more after a failure */
+    bool abandoned;                       /* something does, in a call of NCCL's that cannot be ended */
     bool told_by_peer;                    /* the error came from the store: no need to tell it there */
     atomic_bool failed;
     struct cdi_error error;
@@ -139,6 +140,8 @@ cddp_status cdi_gpu_health_now(struct cdi_backend *b, struct cdi_error *err);
 /* False: the communicator has failed, and its end was waited for in vain, so that anything of it may still be in use.
  */
 bool cdi_gpu_is_at_rest(struct cdi_backend *b);
+/* The operation has not been done in time: fail, with the names of those who did not come to it. Without `word`. */
+void cdi_gpu_too_late(struct cdi_backend *b, const char *op, uint64_t ticket);
 /* There is work for the watch thread: an operation, or a call that all ranks take part in. With `lock`. */
 void cdi_gpu_busy(struct cdi_backend *b);
 cddp_status cdi_watch_start(struct cdi_backend *b, struct cdi_error *err);

@@ -69,7 +69,7 @@ static void await_end(struct cdi_backend *b)
     const struct timespec until = at_ms(cdi_now_ms() + END_MS);
 
     (void)pthread_mutex_lock(&b->word);
-    while (b->watching && !b->ended)
+    while (b->watching && !b->ended && !b->abandoned)
         if (pthread_cond_timedwait(&b->news, &b->word, &until) == ETIMEDOUT)
             break;
     (void)pthread_mutex_unlock(&b->word);
@@ -157,7 +157,7 @@ static void async_error(struct cdi_backend *b, ncclResult_t r, const char *op)
     (void)cdi_gpu_fail(b, &err);
 }
 
-static void too_late(struct cdi_backend *b, const char *op, uint64_t ticket)
+void cdi_gpu_too_late(struct cdi_backend *b, const char *op, uint64_t ticket)
 {
     const struct cdi_word w = word_of(b);
     struct cdi_rank_list late = {0};
@@ -214,7 +214,7 @@ static void look(struct cdi_backend *b, int64_t *next_store_ms)
         if (g.r != ncclSuccess && g.r != ncclInProgress)
             async_error(b, g.r, g.op);
         else if (g.since_ms > 0 && now_ms - g.since_ms > b->world.timeout_ms)
-            too_late(b, g.op, g.ticket);
+            cdi_gpu_too_late(b, g.op, g.ticket);
         else if (g.since_ms == 0 || now_ms - g.since_ms < STORE_AFTER_MS)
             return;
     }
@@ -268,17 +268,19 @@ static void end_it(struct cdi_backend *b)
     b->comm = NULL;
     (void)pthread_mutex_unlock(&b->lock);
     tell_peers(b);
-    /* What is aside comes to its last call, which the abort may interrupt, before the communicator goes. */
-    if (b->aside != NULL)
-        (void)cdi_aside_await(b->aside, LAST_CALL_MS);
+    /* NCCL frees what a call aside is about: one that waits for a peer stays, with all that it uses. */
+    if (b->aside != NULL && !cdi_aside_await(b->aside, LAST_CALL_MS)) {
+        (void)pthread_mutex_lock(&b->word);
+        b->abandoned = true;
+        (void)pthread_cond_broadcast(&b->news);
+        (void)pthread_mutex_unlock(&b->word);
+        return;
+    }
     if (comm != NULL)
         (void)cdi_nccl.comm_abort(comm);
     (void)pthread_mutex_lock(&b->lock);
     drain(b);
     (void)pthread_mutex_unlock(&b->lock);
-    /* A call aside finds the flags that the abort has set, and comes back; else what it uses is not at rest. */
-    if (b->aside != NULL && !cdi_aside_await(b->aside, DRAIN_MS))
-        return;
     (void)pthread_mutex_lock(&b->word);
     b->ended = true;
     (void)pthread_cond_broadcast(&b->news);

@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a step on a GPU costs the thread that makes it: calls of the driver, and threads that NCCL makes for it. A
+ * program that cddprun starts, with two ranks. Every gradient is a bucket of its own, too large to start together with
+ * others, and the steps with fewer and with more buckets differ by what a bucket costs.
+ *
+ * Then rank 0 makes all calls of a step before rank 1 begins it: none of them may wait for a peer.
+ *
+ *     device_costs MOST_CALLS MOST_THREADS    per bucket; a negative number: any
+ *
+ * Exit status: 0 all was right, 3 too much, 4 libcddp gave an error.
+ */
+#include "device.h"
+#include "fill_kernel.h"
+
+#include <cddp/cddp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define N_PARAMS 12
+#define COUNT 40000 /* 156 KiB: buckets of up to 64 KiB start together */
+#define WARM 50     /* steps, until the order of the buckets stays, and every slot of the ring has been used */
+#define STEPS 5
+#define TOO_MUCH 3
+#define FAILED 4
+#define PEER_MS 60000
+
+#define DO(call)                                                   \
+    do {                                                           \
+        if ((call) != CDDP_OK) {                                   \
+            fprintf(stderr, "%s: %s\n", #call, cddp_last_error()); \
+            exit(FAILED);                                          \
+        }                                                          \
+    } while (0)
+
+struct model {
+    cddp_comm *comm;
+    cddp_ddp *ddp;
+    CUstream compute;
+    CUdeviceptr data[N_PARAMS];
+    size_t n;
+};
+
+static void make_model(struct model *m, cddp_comm *comm, CUstream compute, size_t n)
+{
+    static const char *const names[N_PARAMS] = {"a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"};
+    cddp_ddp_options opt = {
+        .size = sizeof opt, .bucket_bytes = COUNT * 4, .first_bucket_bytes = COUNT * 4, .stream = compute};
+    cddp_param params[N_PARAMS] = {{.name = NULL}};
+
+    *m = (struct model){.comm = comm, .compute = compute, .n = n};
+    for (size_t i = 0; i < n; i++) {
+        m->data[i] = device_floats(COUNT, 0);
+        params[i] = (cddp_param){.name = names[i], .data = (void *)m->data[i], .count = COUNT, .dtype = CDDP_FLOAT32};
+    }
+    DO(cddp_ddp_create(&m->ddp, comm, params, n, &opt));
+    if (cddp_ddp_bucket_count(m->ddp) == n)
+        return;
+    fprintf(stderr, "%zu gradients are in %zu buckets\n", n, cddp_ddp_bucket_count(m->ddp));
+    exit(FAILED);
+}
+
+static void free_model(struct model *m)
+{
+    CU(cuStreamSynchronize(m->compute));
+    cddp_ddp_destroy(m->ddp);
+    for (size_t i = 0; i < m->n; i++)
+        CU(cuMemFree(m->data[i]));
+}
+
+static void step(const struct model *m)
+{
+    for (size_t i = m->n; i-- > 0;)
+        DO(cddp_ddp_grad_ready_on(m->ddp, i, m->compute));
+    DO(cddp_ddp_wait(m->ddp));
+}
+
+struct cost {
+    uint64_t calls, threads;
+};
+
+/* Of STEPS steps, with the stream at rest before each: how far the device is decides what there is to be done. */
+static struct cost cost_of(const struct model *m)
+{
+    struct cost c = {0};
+
+    for (int i = 0; i < WARM; i++) {
+        step(m);
+        CU(cuStreamSynchronize(m->compute)); /* or the ring of operations would grow */
+    }
+    for (int i = 0; i < STEPS; i++) {
+        struct cost before;
+
+        CU(cuStreamSynchronize(m->compute));
+        DO(cddp_barrier(m->comm));
+        before = (struct cost){.calls = standin_calls(), .threads = standin_threads()};
+        step(m);
+        c.calls += standin_calls() - before.calls;
+        c.threads += standin_threads() - before.threads;
+    }
+    return c;
+}
+
+static int judge(const char *what, uint64_t few, uint64_t many, double most)
+{
+    double a_bucket = (double)(many - few) / (STEPS * (N_PARAMS / 2.0)),
+           a_step = (double)few / STEPS - a_bucket * N_PARAMS / 2;
+
+    printf("%s: %.2f per bucket and %.1f per step beside\n", what, a_bucket, a_step);
+    if (most < 0 || a_bucket <= most)
+        return 0;
+    fprintf(stderr, "%s: %.2f per bucket, of at most %g\n", what, a_bucket, most);
+    return TOO_MUCH;
+}
+
+/* Rank 1 begins a step when rank 0 has made all of its calls. */
+static void go_alone(const struct model *m)
+{
+    for (int i = 0; i < STEPS; i++) {
+        char key[32];
+        const char *keys[] = {key};
+
+        (void)snprintf(key, sizeof key, "alone/%d", i);
+        if (cddp_rank(m->comm) == 1)
+            DO(cddp_store_wait(cddp_comm_store(m->comm), keys, 1, PEER_MS));
+        step(m);
+        if (cddp_rank(m->comm) == 0)
+            DO(cddp_store_set(cddp_comm_store(m->comm), key, "1", 1));
+    }
+}
+
+int main(int argc, char **argv)
+{
+    cddp_init_options init = {.size = sizeof init, .backend = "nccl"};
+    struct device device;
+    struct cost few, many;
+    struct model m;
+    cddp_comm *comm;
+    CUstream compute;
+    int rc = 0;
+
+    if (argc != 3)
+        return FAILED;
+    DO(cddp_init(&comm, &init));
+    device_open(&device, cddp_local_rank(comm));
+    compute = device_stream();
+    make_model(&m, comm, compute, N_PARAMS / 2);
+    few = cost_of(&m);
+    free_model(&m);
+    make_model(&m, comm, compute, N_PARAMS);
+    many = cost_of(&m);
+    go_alone(&m);
+    if (cddp_rank(comm) == 0)
+        rc = judge("calls of the driver", few.calls, many.calls, strtod(argv[1], NULL)) |
+             judge("threads", few.threads, many.threads, strtod(argv[2], NULL));
+    free_model(&m);
+    CU(cuStreamDestroy(compute));
+    CU(cuLibraryUnload(device.library));
+    DO(cddp_finalize(comm));
+    return rc;
+}
