@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define COMMS 256
 
@@ -531,6 +532,7 @@ SI_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm)
 SI_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
     ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclCommAbort", false);
+    const char *stuck = cdi_env_str("CDDP_STANDIN_STUCK_ABORT");
 
     if (rc != ncclSuccess || comm == NULL)
         return rc;
@@ -538,6 +540,9 @@ SI_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm)
         return si_comm_refuse(NULL, ncclInvalidArgument,
                               "ncclCommAbort: %p is no communicator, or was destroyed or aborted", (void *)comm);
     (void)__atomic_exchange_n(&comm->abort, 1, __ATOMIC_RELEASE);
+    /* As in a thread that looks at no flag: misc/shmutils.cc:186 of v2.28.9, ncclShmemAllgather. */
+    while (stuck != NULL && strcmp(stuck, "1") == 0)
+        (void)pause();
     (void)si_comm_await(comm);
     (void)drain(comm);
     forget(comm);

@@ -38,6 +38,7 @@
  *                                illegal address)
  *   CDDP_STANDIN_CONNECT=1       blocking communicators wait for all ranks where a collective is of a new kind, size or
  *                                type
+ *   CDDP_STANDIN_STUCK_ABORT=1   ncclCommAbort does not return
  *   CDDP_STANDIN_KERNELS=P:...   shared libraries to open, each with a table `const struct standin_kernel
  *                                standin_kernels[]` that ends with a NULL name
  */

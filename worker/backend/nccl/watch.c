@@ -71,7 +71,7 @@ static void await_end(struct cdi_backend *b)
     (void)pthread_mutex_lock(&b->word);
     while (b->watching && !b->ended && !b->abandoned)
         if (pthread_cond_timedwait(&b->news, &b->word, &until) == ETIMEDOUT)
-            break;
+            b->abandoned = true; /* nobody waits for it a second time */
     (void)pthread_mutex_unlock(&b->word);
 }
 
