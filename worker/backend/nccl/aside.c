@@ -30,9 +30,11 @@ static void release(struct cdi_aside *a)
 static void *aside_main(void *arg)
 {
     struct cdi_aside *a = arg;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* nothing here ends a capture of the program's */
     CUcontext was;
     bool abandoned;
 
+    (void)cdi_cuda.capture_mode(&mode);
     (void)cdi_cuda.context_push(a->context);
     (void)pthread_mutex_lock(&a->lock);
     while (a->fn != NULL || !a->ending) {

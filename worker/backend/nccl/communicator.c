@@ -42,7 +42,7 @@ static int64_t left_ms(int64_t deadline_ms)
 
 cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *what, struct cdi_error *err)
 {
-    const char *detail = cdi_nccl.last_error(b->comm);
+    const char *detail = cdi_nccl.last_error(atomic_load(&b->failed) ? NULL : b->comm);
     cddp_status st = r == ncclRemoteError ? CDDP_E_PEER : (int)r == CDI_NCCL_TIMEOUT ? CDDP_E_TIMEOUT : CDDP_E_SYSTEM;
     char clean[300];
     size_t n = 0;
@@ -230,15 +230,27 @@ ncclResult_t cdi_communicator_state(struct cdi_backend *b, ncclComm_t comm, nccl
         return r;
     if ((r != ncclSuccess && r != ncclInProgress) || comm == NULL)
         return r;
-    return cdi_nccl.comm_error(comm, &r) == ncclSuccess ? r : ncclInternalError;
+    if (!cdi_nccl_enter(b))
+        return ncclInternalError;
+    if (cdi_nccl.comm_error(comm, &r) != ncclSuccess)
+        r = ncclInternalError;
+    cdi_nccl_leave(b);
+    return r;
 }
 
 ncclResult_t cdi_communicator_call(struct cdi_backend *b, ncclResult_t (*fn)(void *b))
 {
-    if (b->aside == NULL)
-        return fn(b);
-    cdi_aside_call(b->aside, fn, b);
-    return ncclInProgress;
+    ncclResult_t r;
+
+    if (b->aside != NULL) {
+        cdi_aside_call(b->aside, fn, b);
+        return ncclInProgress;
+    }
+    if (!cdi_nccl_enter(b))
+        return ncclInternalError;
+    r = fn(b);
+    cdi_nccl_leave(b);
+    return r;
 }
 
 cddp_status cdi_communicator_settle(struct cdi_backend *b, ncclComm_t comm, ncclResult_t r, const char *what,
@@ -257,7 +269,9 @@ cddp_status cdi_communicator_settle(struct cdi_backend *b, ncclComm_t comm, nccl
         if (r == ncclInProgress && round > SPIN_ROUNDS)
             (void)nanosleep(&nap, NULL);
     }
-    return r == ncclSuccess ? CDDP_OK : cdi_nccl_fail(b, r, what, err);
+    if (r == ncclSuccess)
+        return CDDP_OK;
+    return atomic_load(&b->failed) ? cdi_gpu_health_now(b, err) : cdi_nccl_fail(b, r, what, err);
 }
 
 /* Few channels, so that what computes meanwhile keeps its multiprocessors. Old libraries know fewer of the members. */
@@ -417,7 +431,7 @@ bool cdi_communicator_leave(struct cdi_backend *b)
     if (b->child != NULL) /* of a split that failed; the abort of b's own has joined NCCL's thread */
         (void)cdi_nccl.comm_abort(b->child);
     b->child = NULL;
-    if (b->comm != NULL) {
+    if (b->comm != NULL && !b->aborted) {
         b->call.comm = b->comm;
         r = atomic_load(&b->failed) ? ncclInternalError : cdi_communicator_call(b, finalize_now);
         r = cdi_communicator_state(b, b->comm, r);

@@ -139,12 +139,32 @@ void cdi_device_close(struct cdi_device *d)
     *d = (struct cdi_device){.info = d->info};
 }
 
+/* A thread's capture mode while it is ours, and what it was before the outermost enter. */
+static _Thread_local unsigned depth;
+static _Thread_local CUstreamCaptureMode mode_before;
+
 void cdi_device_enter(const struct cdi_device *d)
+{
+    cdi_device_enter_briefly(d);
+    if (depth++ > 0)
+        return;
+    mode_before = CU_STREAM_CAPTURE_MODE_RELAXED;
+    (void)cdi_cuda.capture_mode(&mode_before);
+}
+
+void cdi_device_leave(const struct cdi_device *d)
+{
+    if (--depth == 0)
+        (void)cdi_cuda.capture_mode(&mode_before);
+    cdi_device_leave_briefly(d);
+}
+
+void cdi_device_enter_briefly(const struct cdi_device *d)
 {
     (void)cdi_cuda.context_push(d->context);
 }
 
-void cdi_device_leave(const struct cdi_device *d)
+void cdi_device_leave_briefly(const struct cdi_device *d)
 {
     CUcontext was;
 

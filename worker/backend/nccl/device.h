@@ -39,9 +39,15 @@ cddp_status cdi_device_again(struct cdi_device *d, const struct cdi_device *of, 
 /* Free all; what runs on the streams must have ended. Safe on a zeroed struct, any state of opening, any thread. */
 void cdi_device_close(struct cdi_device *d);
 
-/* Make the context current in this thread, and what was before again. Any thread. */
+/*
+ * Make the context current in this thread, and what was before again; in between, nothing that this thread calls ends a
+ * graph capture of the program's (queries, waits, allocations would). Calls may be nested. Any thread.
+ */
 void cdi_device_enter(const struct cdi_device *d);
 void cdi_device_leave(const struct cdi_device *d);
+/* The same at half the price, for what only puts work on streams: CUDA allows that beside any capture. */
+void cdi_device_enter_briefly(const struct cdi_device *d);
+void cdi_device_leave_briefly(const struct cdi_device *d);
 
 /* Put a launch on the communication stream. A grid of 0 is nothing to do. */
 cddp_status cdi_device_launch(const struct cdi_device *d, struct cdi_launch *launch, struct cdi_error *err);

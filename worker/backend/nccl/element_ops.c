@@ -9,12 +9,12 @@ cddp_status cdi_gpu_element_begin(struct cdi_backend *b, struct cdi_error *err)
 
     if (st != CDDP_OK)
         return st;
-    cdi_device_enter(&b->device);
+    cdi_device_enter_briefly(&b->device);
     (void)pthread_mutex_lock(&b->lock);
     st = cdi_gpu_flush(b, err);
     if (st != CDDP_OK) {
         (void)pthread_mutex_unlock(&b->lock);
-        cdi_device_leave(&b->device);
+        cdi_device_leave_briefly(&b->device);
     }
     return st;
 }
@@ -22,7 +22,7 @@ cddp_status cdi_gpu_element_begin(struct cdi_backend *b, struct cdi_error *err)
 void cdi_gpu_element_end(struct cdi_backend *b)
 {
     (void)pthread_mutex_unlock(&b->lock);
-    cdi_device_leave(&b->device);
+    cdi_device_leave_briefly(&b->device);
 }
 
 /* What a launch of pack or unpack does beside copying. */

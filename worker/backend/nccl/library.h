@@ -27,49 +27,53 @@
 #define CDI_NCCL_TIMEOUT 8
 
 /* X(member, function of the driver, its version) */
-#define CDI_CUDA_MAP(X)                                     \
-    X(init, cuInit, 2000)                                   \
-    X(driver_version, cuDriverGetVersion, 2020)             \
-    X(device_count, cuDeviceGetCount, 2000)                 \
-    X(device_get, cuDeviceGet, 2000)                        \
-    X(device_name, cuDeviceGetName, 2000)                   \
-    X(device_pci, cuDeviceGetPCIBusId, 4010)                \
-    X(device_uuid, cuDeviceGetUuid, 11040)                  \
-    X(device_attribute, cuDeviceGetAttribute, 2000)         \
-    X(device_memory, cuDeviceTotalMem, 3020)                \
-    X(context_retain, cuDevicePrimaryCtxRetain, 7000)       \
-    X(context_release, cuDevicePrimaryCtxRelease, 11000)    \
-    X(context_set, cuCtxSetCurrent, 4000)                   \
-    X(context_push, cuCtxPushCurrent, 4000)                 \
-    X(context_pop, cuCtxPopCurrent, 4000)                   \
-    X(stream_priorities, cuCtxGetStreamPriorityRange, 5050) \
-    X(stream_create, cuStreamCreateWithPriority, 5050)      \
-    X(stream_destroy, cuStreamDestroy, 4000)                \
-    X(stream_wait, cuStreamWaitEvent, 3020)                 \
-    X(stream_synchronize, cuStreamSynchronize, 2000)        \
-    X(event_create, cuEventCreate, 2000)                    \
-    X(event_destroy, cuEventDestroy, 4000)                  \
-    X(event_record, cuEventRecord, 2000)                    \
-    X(event_query, cuEventQuery, 2000)                      \
-    X(event_synchronize, cuEventSynchronize, 2000)          \
-    X(memory_alloc, cuMemAlloc, 3020)                       \
-    X(memory_free, cuMemFree, 3020)                         \
-    X(memory_info, cuMemGetInfo, 3020)                      \
-    X(memory_alloc_async, cuMemAllocAsync, 11020)           \
-    X(memory_free_async, cuMemFreeAsync, 11020)             \
-    X(pinned_alloc, cuMemHostAlloc, 2020)                   \
-    X(pinned_free, cuMemFreeHost, 2000)                     \
-    X(to_device, cuMemcpyHtoDAsync, 3020)                   \
-    X(to_host, cuMemcpyDtoHAsync, 3020)                     \
-    X(on_device, cuMemcpyDtoDAsync, 3020)                   \
-    X(set_bytes, cuMemsetD8Async, 3020)                     \
-    X(pointer_attributes, cuPointerGetAttributes, 7000)     \
-    X(library_load, cuLibraryLoadData, 12000)               \
-    X(library_unload, cuLibraryUnload, 12000)               \
-    X(library_kernel, cuLibraryGetKernel, 12000)            \
-    X(kernel_function, cuKernelGetFunction, 12000)          \
-    X(launch, cuLaunchKernel, 4000)                         \
-    X(error_name, cuGetErrorName, 6000)                     \
+#define CDI_CUDA_MAP(X)                                       \
+    X(init, cuInit, 2000)                                     \
+    X(driver_version, cuDriverGetVersion, 2020)               \
+    X(device_count, cuDeviceGetCount, 2000)                   \
+    X(device_get, cuDeviceGet, 2000)                          \
+    X(device_name, cuDeviceGetName, 2000)                     \
+    X(device_pci, cuDeviceGetPCIBusId, 4010)                  \
+    X(device_uuid, cuDeviceGetUuid, 11040)                    \
+    X(device_attribute, cuDeviceGetAttribute, 2000)           \
+    X(device_memory, cuDeviceTotalMem, 3020)                  \
+    X(context_retain, cuDevicePrimaryCtxRetain, 7000)         \
+    X(context_release, cuDevicePrimaryCtxRelease, 11000)      \
+    X(context_set, cuCtxSetCurrent, 4000)                     \
+    X(context_push, cuCtxPushCurrent, 4000)                   \
+    X(context_pop, cuCtxPopCurrent, 4000)                     \
+    X(stream_priorities, cuCtxGetStreamPriorityRange, 5050)   \
+    X(stream_create, cuStreamCreateWithPriority, 5050)        \
+    X(stream_destroy, cuStreamDestroy, 4000)                  \
+    X(stream_wait, cuStreamWaitEvent, 3020)                   \
+    X(stream_synchronize, cuStreamSynchronize, 2000)          \
+    X(stream_query, cuStreamQuery, 2000)                      \
+    X(stream_write, cuStreamWriteValue32, 11070)              \
+    X(stream_capturing, cuStreamIsCapturing, 10000)           \
+    X(capture_mode, cuThreadExchangeStreamCaptureMode, 10010) \
+    X(event_create, cuEventCreate, 2000)                      \
+    X(event_destroy, cuEventDestroy, 4000)                    \
+    X(event_record, cuEventRecord, 2000)                      \
+    X(event_query, cuEventQuery, 2000)                        \
+    X(event_synchronize, cuEventSynchronize, 2000)            \
+    X(memory_alloc, cuMemAlloc, 3020)                         \
+    X(memory_free, cuMemFree, 3020)                           \
+    X(memory_info, cuMemGetInfo, 3020)                        \
+    X(memory_alloc_async, cuMemAllocAsync, 11020)             \
+    X(memory_free_async, cuMemFreeAsync, 11020)               \
+    X(pinned_alloc, cuMemHostAlloc, 2020)                     \
+    X(pinned_free, cuMemFreeHost, 2000)                       \
+    X(to_device, cuMemcpyHtoDAsync, 3020)                     \
+    X(to_host, cuMemcpyDtoHAsync, 3020)                       \
+    X(on_device, cuMemcpyDtoDAsync, 3020)                     \
+    X(set_bytes, cuMemsetD8Async, 3020)                       \
+    X(pointer_attributes, cuPointerGetAttributes, 7000)       \
+    X(library_load, cuLibraryLoadData, 12000)                 \
+    X(library_unload, cuLibraryUnload, 12000)                 \
+    X(library_kernel, cuLibraryGetKernel, 12000)              \
+    X(kernel_function, cuKernelGetFunction, 12000)            \
+    X(launch, cuLaunchKernel, 4000)                           \
+    X(error_name, cuGetErrorName, 6000)                       \
     X(error_text, cuGetErrorString, 6000)
 
 struct cdi_cuda {

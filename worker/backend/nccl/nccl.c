@@ -72,6 +72,8 @@ static cddp_status equip(struct cdi_backend *b, struct cdi_error *err)
         st = cdi_cuda_check(cdi_cuda.memory_alloc(&partial, PARTIAL_BYTES), "getting memory of the GPU", err);
     b->partial = (double *)(uintptr_t)partial;
     if (st == CDDP_OK)
+        st = cdi_told_create(b, err);
+    if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.set_bytes(token, 0, TOKEN_BYTES, b->device.stream), "clearing memory", err);
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.set_bytes(partial, 0, PARTIAL_BYTES, b->device.stream), "clearing memory", err);
@@ -83,6 +85,7 @@ static void strip(struct cdi_backend *b)
 {
     CUevent events[] = {b->mark, b->tail, b->scan_event, b->copy_event};
 
+    cdi_told_destroy(b);
     for (size_t i = 0; i < sizeof events / sizeof events[0]; i++)
         if (events[i] != NULL)
             (void)cdi_cuda.event_destroy(events[i]);
@@ -385,7 +388,7 @@ static cddp_status gpu_lend(struct cdi_backend *b, void **stream, struct cdi_err
 
     if (st != CDDP_OK)
         return st;
-    cdi_device_enter(&b->device);
+    cdi_device_enter_briefly(&b->device);
     (void)pthread_mutex_lock(&b->lock);
     st = cdi_gpu_flush(b, err);
     b->lent += st == CDDP_OK;
@@ -393,7 +396,7 @@ static cddp_status gpu_lend(struct cdi_backend *b, void **stream, struct cdi_err
     if (st == CDDP_OK)
         *stream = b->device.stream;
     else
-        cdi_device_leave(&b->device);
+        cdi_device_leave_briefly(&b->device);
     return st;
 }
 
@@ -402,7 +405,7 @@ static void gpu_take_back(struct cdi_backend *b)
     (void)pthread_mutex_lock(&b->lock);
     b->lent--;
     (void)pthread_mutex_unlock(&b->lock);
-    cdi_device_leave(&b->device);
+    cdi_device_leave_briefly(&b->device);
 }
 
 static void gpu_describe(struct cdi_backend *b, cddp_device_info *out)

@@ -46,7 +46,7 @@ static bool grow(struct cdi_backend *b)
     return true;
 }
 
-/* The slot of the next ticket, with its events. */
+/* The slot of the next ticket, with its event. */
 static cddp_status next_slot(struct cdi_backend *b, struct cdi_slot **out, struct cdi_error *err)
 {
     struct cdi_slot *s;
@@ -56,9 +56,7 @@ static cddp_status next_slot(struct cdi_backend *b, struct cdi_slot **out, struc
         return cdi_fail(err, b->ring_size >= CDI_RING_LIMIT ? CDDP_E_LIMIT : CDDP_E_NOMEM,
                         "%zu collectives are under way: join some of them", b->ring_size);
     s = slot_of(b, b->given + 1);
-    if (s->started == NULL)
-        st = cdi_cuda_check(cdi_cuda.event_create(&s->started, CU_EVENT_DISABLE_TIMING), "creating an event", err);
-    if (st == CDDP_OK && s->done == NULL)
+    if (s->done == NULL)
         st = cdi_cuda_check(cdi_cuda.event_create(&s->done, CU_EVENT_DISABLE_TIMING), "creating an event", err);
     *out = s;
     return st;
@@ -67,8 +65,6 @@ static cddp_status next_slot(struct cdi_backend *b, struct cdi_slot **out, struc
 void cdi_gpu_free_ring(struct cdi_backend *b)
 {
     for (size_t i = 0; i < b->ring_size; i++) {
-        if (b->ring[i].started != NULL)
-            (void)cdi_cuda.event_destroy(b->ring[i].started);
         if (b->ring[i].done != NULL)
             (void)cdi_cuda.event_destroy(b->ring[i].done);
         cdi_host->release(b->ring[i].counts);
@@ -102,14 +98,19 @@ static void retire(struct cdi_backend *b, struct cdi_slot *s)
 
 bool cdi_gpu_poll(struct cdi_backend *b)
 {
-    while (b->done < b->issued) {
-        struct cdi_slot *s = slot_of(b, b->done + 1);
+    /* In this order, so that none is seen done and not started. */
+    uint32_t done = atomic_load_explicit(&b->words->done, memory_order_acquire);
+    uint32_t started = atomic_load_explicit(&b->words->started, memory_order_acquire);
 
-        if (s->started_ms == 0 && cdi_cuda.event_query(s->started) == CUDA_SUCCESS) {
+    while (b->done < b->issued) {
+        uint64_t ticket = b->done + 1;
+        struct cdi_slot *s = slot_of(b, ticket);
+
+        if (s->started_ms == 0 && cdi_told(started, ticket)) {
             s->started_ms = cdi_now_ms();
             cdi_host->flight_start(b->record, s->flight_seq);
         }
-        if (s->started_ms == 0 || cdi_cuda.event_query(s->done) != CUDA_SUCCESS)
+        if (!cdi_told(done, ticket))
             return false;
         cdi_host->flight_done(b->record, s->flight_seq);
         retire(b, s);
@@ -258,7 +259,7 @@ static cddp_status before(struct cdi_backend *b, struct cdi_slot *s, struct cdi_
 
     if (st == CDDP_OK && mean_of(b, &s->op) == CDI_MEAN_BEFORE)
         st = divide(b, s->op.out, &s->op, err);
-    return st == CDDP_OK ? record(b, s->started, err) : st;
+    return st;
 }
 
 static cddp_status after(struct cdi_backend *b, struct cdi_slot *s, struct cdi_error *err)
@@ -270,7 +271,7 @@ static cddp_status after(struct cdi_backend *b, struct cdi_slot *s, struct cdi_e
         st = divide(b, s->op.out, &s->op, err);
     if (st == CDDP_OK)
         st = cdi_stage_out(b, s, err);
-    return st == CDDP_OK ? record(b, s->done, err) : st;
+    return st;
 }
 
 /* What NCCL says to the operations of b->call, as one group if that takes several calls. */
@@ -342,6 +343,11 @@ cddp_status cdi_gpu_settle(struct cdi_backend *b, ncclResult_t r, struct cdi_err
     }
     for (uint64_t t = first; t <= b->begun && st == CDDP_OK; t++)
         st = after(b, slot_of(b, t), &why);
+    /* The event first: it has come when the host sees the word. */
+    if (st == CDDP_OK)
+        st = record(b, slot_of(b, b->begun)->done, &why);
+    if (st == CDDP_OK)
+        st = cdi_told_end(b, b->begun, &why);
     if (st == CDDP_OK)
         b->issued = b->begun;
     else
@@ -364,11 +370,18 @@ static cddp_status begin(struct cdi_backend *b, struct cdi_error *err)
     if (st != CDDP_OK || first > last)
         return st;
     b->pending_bytes = 0;
-    for (uint64_t t = first; t <= last && st == CDDP_OK; t++)
+    for (uint64_t t = first; t <= last && st == CDDP_OK; t++) {
+        slot_of(b, t)->last = last;
         st = before(b, slot_of(b, t), err);
+    }
+    if (st == CDDP_OK)
+        st = cdi_told_start(b, last, err);
     if (st != CDDP_OK)
         return broken(b, &slot_of(b, first)->op, err);
+    if (!cdi_nccl_enter(b))
+        return cdi_gpu_health_now(b, err);
     r = make_calls(b, first, last);
+    cdi_nccl_leave(b);
     b->begun = last;
     b->begun_ms = cdi_now_ms();
     r = cdi_communicator_state(b, b->comm, r);
@@ -427,15 +440,24 @@ static cddp_status append(struct cdi_backend *b, const struct cdi_op *op, struct
     return op->more && bytes <= CDI_GROUP_BYTES ? CDDP_OK : start(b, err);
 }
 
+/* A call has failed: that may be the program's fault, or the GPU has failed; then the communicator has, too. */
+static cddp_status failed_call(struct cdi_backend *b, cddp_status st, const struct cdi_op *op, struct cdi_error *err)
+{
+    cddp_status well = st == CDDP_E_SYSTEM ? cdi_gpu_ask(b, op, err) : CDDP_OK;
+
+    return well != CDDP_OK ? well : st;
+}
+
 cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint64_t *ticket, struct cdi_error *err)
 {
     struct cdi_staged *staged = NULL;
     uint64_t before_it;
     cddp_status st = cdi_gpu_health(b, err);
+    bool brief = op->region != NULL; /* nothing is allocated for it */
 
     if (st != CDDP_OK)
         return st;
-    cdi_device_enter(&b->device);
+    (brief ? cdi_device_enter_briefly : cdi_device_enter)(&b->device);
     st = cdi_stage_prepare(b, op, &staged, err);
     if (st == CDDP_OK) {
         (void)pthread_mutex_lock(&b->lock);
@@ -448,28 +470,32 @@ cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint
         (void)pthread_mutex_unlock(&b->lock);
         cdi_stage_free(staged);
     }
-    cdi_device_leave(&b->device);
-    return st;
+    (brief ? cdi_device_leave_briefly : cdi_device_leave)(&b->device);
+    return failed_call(b, st, op, err);
 }
 
 /* -------------------------------------------------------------------------------------------------- who waits ---- */
 
-/* Until the event has come or the communicator has failed. */
+static void pause_between(int64_t t0)
+{
+    const struct timespec nap = {.tv_nsec = NAP_NS};
+    int64_t waited = cdi_now_ns() - t0;
+
+    if (waited > YIELD_NS)
+        (void)nanosleep(&nap, NULL);
+    else if (waited > SPIN_NS)
+        (void)sched_yield();
+}
+
 cddp_status cdi_gpu_await_event(struct cdi_backend *b, CUevent event, struct cdi_error *err)
 {
     int64_t t0 = cdi_now_ns();
     CUresult r;
 
     while ((r = cdi_cuda.event_query(event)) == CUDA_ERROR_NOT_READY) {
-        const struct timespec nap = {.tv_nsec = NAP_NS};
-        int64_t waited = cdi_now_ns() - t0;
-
         if (atomic_load(&b->failed))
             return cdi_gpu_health(b, err);
-        if (waited > YIELD_NS)
-            (void)nanosleep(&nap, NULL);
-        else if (waited > SPIN_NS)
-            (void)sched_yield();
+        pause_between(t0);
     }
     if (r != CUDA_SUCCESS) {
         struct cdi_error why;
@@ -480,10 +506,20 @@ cddp_status cdi_gpu_await_event(struct cdi_backend *b, CUevent event, struct cdi
     return cdi_gpu_health(b, err);
 }
 
+/* Until the stream has said so, or the communicator has failed. */
+static cddp_status await_ticket(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
+{
+    int64_t t0 = cdi_now_ns();
+
+    while (!cdi_told(atomic_load_explicit(&b->words->done, memory_order_acquire), ticket) && !atomic_load(&b->failed))
+        pause_between(t0);
+    return cdi_gpu_health(b, err);
+}
+
 /* The event behind an operation; NULL: it has come long ago. */
 static CUevent event_of(const struct cdi_backend *b, uint64_t ticket)
 {
-    return ticket == 0 || ticket + b->ring_size <= b->given ? NULL : slot_of(b, ticket)->done;
+    return ticket == 0 || ticket + b->ring_size <= b->given ? NULL : slot_of(b, slot_of(b, ticket)->last)->done;
 }
 
 cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
@@ -502,16 +538,37 @@ cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_erro
         event = event_of(b, ticket);
     (void)pthread_mutex_unlock(&b->lock);
     if (st == CDDP_OK)
-        st = event != NULL ? cdi_gpu_await_event(b, event, err) : cdi_gpu_health(b, err);
+        st = event != NULL ? await_ticket(b, ticket, err) : cdi_gpu_health(b, err);
     if (st == CDDP_OK) {
         (void)pthread_mutex_lock(&b->lock);
         (void)cdi_gpu_poll(b);
         large = cdi_stage_take(b, ticket);
         (void)pthread_mutex_unlock(&b->lock);
+        if (event != NULL) /* has come; for CUDA what was before it now is, too: to it the word means nothing */
+            (void)cdi_cuda.event_query(event);
     }
     cdi_stage_free(large);
     cdi_device_leave(&b->device);
     return st;
+}
+
+/* What is captured would run later, or again, and nobody here would know. Asking ends no capture. */
+static cddp_status refuse_capture(CUstream stream, struct cdi_error *err)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult r = cdi_cuda.stream_capturing(stream, &status);
+
+    if (r == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE)
+        return CDDP_OK;
+    if (r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+        return cdi_fail(err, CDDP_E_UNSUPPORTED,
+                        "CUDA's legacy stream waits for a stream that captures a graph: give a stream of its own, made "
+                        "with cudaStreamNonBlocking, or make this call before or after the capture");
+    if (r == CUDA_SUCCESS)
+        return cdi_fail(err, CDDP_E_UNSUPPORTED,
+                        "the stream captures a graph, and communication cannot be captured: make this call before "
+                        "cudaStreamBeginCapture or after cudaStreamEndCapture");
+    return cdi_cuda_check(r, "asking whether a stream captures a graph", err);
 }
 
 cddp_status cdi_gpu_follow(struct cdi_backend *b, void *stream, struct cdi_error *err)
@@ -520,16 +577,18 @@ cddp_status cdi_gpu_follow(struct cdi_backend *b, void *stream, struct cdi_error
 
     if (st != CDDP_OK)
         return st;
-    cdi_device_enter(&b->device);
+    cdi_device_enter_briefly(&b->device);
+    st = refuse_capture(stream, err);
     (void)pthread_mutex_lock(&b->lock);
-    st = cdi_gpu_settle(b, ncclInProgress, err); /* or what was begun would wait for this stream, too */
+    if (st == CDDP_OK)
+        st = cdi_gpu_settle(b, ncclInProgress, err); /* or what was begun would wait for this stream, too */
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.event_record(b->mark, stream), "following a stream", err);
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.stream_wait(b->device.stream, b->mark, 0), "following a stream", err);
     (void)pthread_mutex_unlock(&b->lock);
-    cdi_device_leave(&b->device);
-    return st;
+    cdi_device_leave_briefly(&b->device);
+    return failed_call(b, st, NULL, err);
 }
 
 cddp_status cdi_gpu_lead(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err)
@@ -539,11 +598,12 @@ cddp_status cdi_gpu_lead(struct cdi_backend *b, uint64_t ticket, void *stream, s
 
     if (st != CDDP_OK)
         return st;
-    cdi_device_enter(&b->device);
+    cdi_device_enter_briefly(&b->device);
+    st = refuse_capture(stream, err);
     (void)pthread_mutex_lock(&b->lock);
-    if (ticket > b->given)
+    if (st == CDDP_OK && ticket > b->given)
         st = cdi_fail(err, CDDP_E_INVALID, "no such ticket");
-    else if (ticket == 0 || ticket > b->issued)
+    else if (st == CDDP_OK && (ticket == 0 || ticket > b->issued))
         st = cdi_gpu_flush(b, err);
     if (st == CDDP_OK && ticket == 0)
         st = record(b, event = b->tail, err);
@@ -552,8 +612,8 @@ cddp_status cdi_gpu_lead(struct cdi_backend *b, uint64_t ticket, void *stream, s
     if (st == CDDP_OK && event != NULL)
         st = cdi_cuda_check(cdi_cuda.stream_wait(stream, event, 0), "making a stream wait", err);
     (void)pthread_mutex_unlock(&b->lock);
-    cdi_device_leave(&b->device);
-    return st;
+    cdi_device_leave_briefly(&b->device);
+    return failed_call(b, st, NULL, err);
 }
 
 cddp_status cdi_gpu_agree(struct cdi_backend *b, int32_t *value, cddp_op how, struct cdi_error *err)

@@ -118,13 +118,16 @@ static bool register_buffer(struct cdi_backend *b, struct cdi_gpu_region *r)
     return ok;
 }
 
-/* With the lock, the communicator alive. */
+/* With the lock. */
 static void unregister(struct cdi_backend *b, struct cdi_gpu_region *r)
 {
+    if (!cdi_nccl_enter(b))
+        return;
     if (r->window != NULL)
         (void)cdi_nccl.window_deregister(b->comm, r->window);
     if (r->handle != NULL)
         (void)cdi_nccl.comm_deregister(b->comm, r->handle);
+    cdi_nccl_leave(b);
     r->window = NULL;
     r->handle = NULL;
 }

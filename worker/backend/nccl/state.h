@@ -9,10 +9,15 @@
  * polls. Order: lock, then word.
  *
  * An operation's way: its ticket is given and noted in the flight page (pending, if another one follows at once) ->
- * begun: NCCL was called, behind an event on the communication stream -> issued: NCCL has put it there, and an event
- * behind it is, too -> started, done, as the events tell whoever polls -> its slot in the ring is free. Between begun
- * and issued a call may be "in progress" in another thread: the caller leaves, and the next one (or the watch thread)
- * asks until it is not. Nothing waits for the GPU but join, scan, region_create, split and destroy.
+ * begun: NCCL was called, behind a write of the ticket on the communication stream -> issued: NCCL has put it there,
+ * and a write behind it is, too -> started, done, as the words say that the stream has written -> its slot in the ring
+ * is free. Between begun and issued a call may be "in progress" in another thread: the caller leaves, and the next one
+ * (or the tending thread) asks until it is not. Nothing waits for the GPU but join, scan, region_create, split and
+ * destroy.
+ *
+ * The watch thread reads words of memory and makes no call of CUDA, nor takes `lock`, before it aborts comm; so no
+ * other thread's call of the driver can keep it from hearing. NCCL's calls on comm are made inside, between
+ * cdi_nccl_enter and _leave: the abort waits a moment for who is there, and nobody comes in afterwards.
  */
 #ifndef CDI_NCCL_STATE_H
 #define CDI_NCCL_STATE_H
@@ -20,6 +25,7 @@
 #include "worker/backend/nccl/aside.h"
 #include "worker/backend/nccl/device.h"
 #include "worker/backend/nccl/shape.h"
+#include "worker/backend/nccl/told.h"
 #include "worker/word.h"
 
 #include <pthread.h>
@@ -30,6 +36,7 @@
 #define CDI_RING_FIRST 256                /* slots; a power of two; grows */
 #define CDI_RING_LIMIT 65536
 #define CDI_OP_TEXT 320
+#define CDI_DRAIN_MS 2000 /* for what is left on a stream, when nothing on it waits for peers any more */
 #define CDI_KEY_BYTES CDI_WORD_KEY_BYTES
 #define CDI_NAME_BYTES 128 /* of a key without its prefix */
 
@@ -46,10 +53,18 @@ struct cdi_slot {
     struct cdi_op op; /* as it is given to NCCL: device memory */
     size_t *counts;   /* own copy of op.counts */
     struct cdi_staged *staged;
-    CUevent started, done; /* stay with the slot */
+    uint64_t last; /* of those begun with it: they start and end together */
+    CUevent done;  /* behind them, for streams that wait: of the last one; stays with the slot */
     uint64_t flight_seq;
     int64_t started_ms; /* 0: not seen to have started */
     bool issued;
+};
+
+/* Pinned memory, a word to a line: the tickets up to which the stream has come. Only their low halves: see cdi_told. */
+struct cdi_words {
+    _Alignas(64) _Atomic uint32_t started;
+    _Alignas(64) _Atomic uint32_t done;
+    _Alignas(64) _Atomic uint32_t drained;
 };
 
 enum cdi_arena_kind { CDI_ARENA_NONE, CDI_ARENA_PLAIN, CDI_ARENA_REGISTERED, CDI_ARENA_WINDOW };
@@ -102,6 +117,7 @@ struct cdi_backend {
     uint64_t given, begun, issued, done; /* tickets: all up to it */
     int64_t begun_ms;                    /* when those from issued on were begun */
     size_t pending_bytes;
+    struct cdi_words *words;
     unsigned lent;                   /* the communication stream, to so many */
     CUevent mark, tail;              /* for follow; for lead behind everything */
     void *token;                     /* 64 bytes of device memory, for barriers and agreements */
@@ -117,11 +133,14 @@ struct cdi_backend {
     CUevent copy_event;
 
     pthread_mutex_t word;
-    pthread_cond_t news; /* for the watch thread: work, failure, the end. For joiners: aborted */
-    pthread_t watch;
-    bool watching, busy, stopping, ended; /* ended: nothing runs any more after a failure */
-    bool abandoned;                       /* something does, in a call of NCCL's that cannot be ended */
-    bool told_by_peer;                    /* the error came from the store: no need to tell it there */
+    pthread_cond_t news; /* for the two threads: work, failure, the end. For joiners: aborted */
+    pthread_t watch, tender;
+    bool watching, tending, busy, stopping, ended; /* ended: nothing runs any more after a failure */
+    bool abandoned;                                /* something still does, in a call of NCCL's that cannot be ended */
+    bool complete, told;                           /* after a failure: the sentence; the peers */
+    atomic_bool telling, told_by_peer; /* by peer: the error came from the store: no need to tell it there */
+    bool aborted;                      /* comm is gone; of the watch thread, until that has ended */
+    atomic_int inside;                 /* NCCL's calls on comm */
     atomic_bool failed;
     struct cdi_error error;
 };
@@ -145,7 +164,19 @@ void cdi_gpu_too_late(struct cdi_backend *b, const char *op, uint64_t ticket);
 /* There is work for the watch thread: an operation, or a call that all ranks take part in. With `lock`. */
 void cdi_gpu_busy(struct cdi_backend *b);
 cddp_status cdi_watch_start(struct cdi_backend *b, struct cdi_error *err);
-/* Ends the thread; after a failure it has aborted the communicator. False: the abort does not come back; b must stay.
+/* Around NCCL's calls on comm. False: the communicator has failed, and there may be no comm any more. Any thread. */
+bool cdi_nccl_enter(struct cdi_backend *b);
+void cdi_nccl_leave(struct cdi_backend *b);
+/* Has a peer said in the store that it failed? Then this communicator has, too. */
+void cdi_watch_listen(struct cdi_backend *b);
+/* Tell the peers, once the error's sentence is complete, unless that was done. */
+void cdi_watch_tell(struct cdi_backend *b);
+/* For the tending thread: a pause, as long as there is work. False: the communicator has failed, or is to end. */
+bool cdi_watch_pause(struct cdi_backend *b, int64_t ms);
+/* A thread that no signal reaches, with a small stack. */
+cddp_status cdi_watch_thread(struct cdi_backend *b, pthread_t *out, void *(*run)(void *b), struct cdi_error *err);
+/*
+ * Ends both threads; after a failure the communicator is aborted. False: the abort does not come back; b must stay.
  */
 bool cdi_watch_stop(struct cdi_backend *b);
 
@@ -195,7 +226,7 @@ cddp_status cdi_gpu_lead(struct cdi_backend *b, uint64_t ticket, void *stream, s
 cddp_status cdi_gpu_settle(struct cdi_backend *b, ncclResult_t r, struct cdi_error *err);
 /* With `lock`: all that has a ticket is on the stream, and NCCL takes the next call. */
 cddp_status cdi_gpu_flush(struct cdi_backend *b, struct cdi_error *err);
-/* With `lock`, the context current: note in the flight page what the events tell. True: all that was issued is done. */
+/* With `lock`: note in the flight page what the words tell. True: all that was issued is done. No call of CUDA. */
 bool cdi_gpu_poll(struct cdi_backend *b);
 /* With `lock`: the operation that NCCL or the GPU is at, for sentences ("": none), and since when (0: it has not
  * started). */
@@ -205,6 +236,26 @@ cddp_status cdi_gpu_await_event(struct cdi_backend *b, CUevent event, struct cdi
 /* One blocking all_reduce of host memory, for agreements. */
 cddp_status cdi_gpu_agree(struct cdi_backend *b, int32_t *value, cddp_op op, struct cdi_error *err);
 void cdi_gpu_free_ring(struct cdi_backend *b);
+
+/* --------------------------------------------------------------------------- what the stream tells (told.c) ---- */
+
+/* The words; also finds out whether the driver's streams can write. The context is current. */
+cddp_status cdi_told_create(struct cdi_backend *b, struct cdi_error *err);
+void cdi_told_destroy(struct cdi_backend *b);
+/* With `lock`: put the write of a ticket on the stream. */
+cddp_status cdi_told_start(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
+cddp_status cdi_told_end(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
+/* Wait, at most CDI_DRAIN_MS, for all that is on the stream. False: it is not done. One thread at a time. */
+bool cdi_told_drain(struct cdi_backend *b);
+
+/* ------------------------------------------------------------------------------------ who tends it (tend.c) ---- */
+
+cddp_status cdi_tend_start(struct cdi_backend *b, struct cdi_error *err);
+/*
+ * Ask the driver whether the GPU is well; a fault of it is the communicator's end. op: what this thread was at (NULL:
+ * what the GPU is at). Without `lock`, with the context entered briefly or not.
+ */
+cddp_status cdi_gpu_ask(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err);
 
 /* ------------------------------------------------------------------------------------ host memory (stage.c) ---- */
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The watch thread of a communicator. While operations are under way it looks, every millisecond, at their events (for
- * the flight page), at what the agent says, at NCCL's own errors, at the deadline, and now and then at the job's store,
- * where peers tell of their failures. On the first failure it completes the flight page, aborts the communicator, so
- * that everything enqueued ends, and tells the peers.
+ * The watch thread of a communicator. While operations are under way it looks, every millisecond, at the words that the
+ * stream writes (for the flight page), at what the agent says, at the deadline, and now and then at the job's store,
+ * where peers tell of their failures. On the first failure it completes the flight page and aborts the communicator, so
+ * that everything enqueued ends. Until then it makes no call of CUDA and waits for no lock that is held over one.
  */
 #include "common/clock.h"
 #include "worker/backend/nccl/state.h"
@@ -18,10 +18,10 @@
 #define LOOK_MS 1
 #define STORE_AFTER_MS 200 /* an operation that takes longer may be waiting for a rank that has failed */
 #define STORE_EVERY_MS 250
-#define WORD_OF_PEERS_MS 1000 /* NCCL notices that a peer is gone; who it was others know, a moment later */
-#define END_MS 5000           /* for an abort */
-#define DRAIN_MS 2000
-#define LAST_CALL_MS 200
+#define END_MS 5000   /* for an abort */
+#define MOMENT_MS 50  /* for a lock, before an abort that does not need it */
+#define TELL_MS 300   /* for the tending thread to tell peers, before the abort */
+#define INSIDE_MS 200 /* for calls of NCCL that are under way; afterwards the abort is what ends them */
 #define STACK_BYTES ((size_t)512 << 10)
 
 /* ------------------------------------------------------------------------------------------ the sticky error ---- */
@@ -112,50 +112,39 @@ static struct cdi_word word_of(const struct cdi_backend *b)
 }
 
 /* The first rank that fails says why, for those that NCCL leaves waiting. */
-static void tell_peers(struct cdi_backend *b)
+void cdi_watch_tell(struct cdi_backend *b)
 {
     const struct cdi_word w = word_of(b);
     struct cdi_error why;
 
-    if (b->told_by_peer)
+    if (!atomic_load(&b->failed) || atomic_exchange(&b->telling, true))
         return;
     (void)pthread_mutex_lock(&b->word);
+    while (!b->complete)
+        (void)pthread_cond_wait(&b->news, &b->word);
     why = b->error;
     (void)pthread_mutex_unlock(&b->word);
-    cdi_word_tell(&w, &why);
+    if (!atomic_load(&b->told_by_peer))
+        cdi_word_tell(&w, &why);
+    (void)pthread_mutex_lock(&b->word);
+    b->told = true;
+    (void)pthread_cond_broadcast(&b->news);
+    (void)pthread_mutex_unlock(&b->word);
 }
 
-/* Has a peer said so? Also the end of the store itself, which is the end of its host. */
-static void listen_to_peers(struct cdi_backend *b)
+/* Also the end of the store itself, which is the end of its host. */
+void cdi_watch_listen(struct cdi_backend *b)
 {
     const struct cdi_word w = word_of(b);
     struct cdi_error err;
 
     if (cdi_word_heard(&w, &err) == CDDP_OK)
         return;
-    b->told_by_peer = true;
+    atomic_store(&b->told_by_peer, true);
     (void)cdi_gpu_fail(b, &err);
 }
 
 /* --------------------------------------------------------------------------------------------- what can happen ---- */
-
-/* NCCL says that something is wrong. Who is gone, the agent or a peer says in a moment; it is the better sentence. */
-static void async_error(struct cdi_backend *b, ncclResult_t r, const char *op)
-{
-    int64_t until_ms = cdi_now_ms() + WORD_OF_PEERS_MS;
-    struct cdi_error err;
-
-    while (cdi_gpu_health_now(b, NULL) == CDDP_OK && cdi_now_ms() < until_ms) {
-        const struct timespec nap = {.tv_nsec = 20000000};
-
-        listen_to_peers(b);
-        (void)nanosleep(&nap, NULL);
-    }
-    (void)cdi_nccl_fail(b, r, *op != '\0' ? op : "the communicator", &err);
-    if (err.status == CDDP_E_PEER)
-        (void)cdi_fail(&err, CDDP_E_PEER, "%.900s; a peer is gone, and nobody has said which", err.msg);
-    (void)cdi_gpu_fail(b, &err);
-}
 
 void cdi_gpu_too_late(struct cdi_backend *b, const char *op, uint64_t ticket)
 {
@@ -181,17 +170,13 @@ struct glance {
     char op[CDI_OP_TEXT];
     int64_t since_ms; /* 0: the GPU has not come to it */
     uint64_t ticket;
-    ncclResult_t r;
 };
 
-/* Under the lock, if it is to be had: who holds it for long polls NCCL, and looks himself. */
+/* Under the lock, if it is to be had: who holds it for long looks himself, or is in a call of the driver's. */
 static bool glance_at(struct cdi_backend *b, struct glance *g)
 {
     if (pthread_mutex_trylock(&b->lock) != 0)
         return false;
-    g->r = cdi_communicator_state(b, b->comm, ncclInProgress);
-    if (b->comm != NULL && g->r == ncclSuccess)
-        (void)cdi_gpu_settle(b, g->r, NULL); /* its error sticks */
     if (cdi_gpu_poll(b) && b->issued == b->given) {
         (void)pthread_mutex_lock(&b->word);
         b->busy = false;
@@ -211,76 +196,115 @@ static void look(struct cdi_backend *b, int64_t *next_store_ms)
     if (cdi_gpu_health_now(b, NULL) != CDDP_OK)
         return;
     if (glance_at(b, &g)) {
-        if (g.r != ncclSuccess && g.r != ncclInProgress)
-            async_error(b, g.r, g.op);
-        else if (g.since_ms > 0 && now_ms - g.since_ms > b->world.timeout_ms)
+        if (g.since_ms > 0 && now_ms - g.since_ms > b->world.timeout_ms)
             cdi_gpu_too_late(b, g.op, g.ticket);
         else if (g.since_ms == 0 || now_ms - g.since_ms < STORE_AFTER_MS)
             return;
     }
     if (now_ms >= *next_store_ms && cdi_gpu_health_now(b, NULL) == CDDP_OK) {
-        listen_to_peers(b);
+        cdi_watch_listen(b);
         *next_store_ms = now_ms + STORE_EVERY_MS;
     }
 }
 
 /* ----------------------------------------------------------------------------------------------------- the end ---- */
 
-/* The sentence of a death says who; add what this rank was at. With `lock`. */
+bool cdi_nccl_enter(struct cdi_backend *b)
+{
+    (void)atomic_fetch_add(&b->inside, 1);
+    if (!atomic_load(&b->failed))
+        return true;
+    cdi_nccl_leave(b);
+    return false;
+}
+
+void cdi_nccl_leave(struct cdi_backend *b)
+{
+    (void)atomic_fetch_sub(&b->inside, 1);
+}
+
+/* The lock, or not: who has it may be in a call of the driver that ends with the abort alone. */
+static bool lock_in_time(struct cdi_backend *b)
+{
+    int64_t until_ms = cdi_now_ms() + MOMENT_MS;
+    const struct timespec nap = {.tv_nsec = 500000};
+
+    while (pthread_mutex_trylock(&b->lock) != 0) {
+        if (cdi_now_ms() > until_ms)
+            return false;
+        (void)nanosleep(&nap, NULL);
+    }
+    return true;
+}
+
+/* The sentence of a death says who; add what this rank was at. */
 static void complete_sentence(struct cdi_backend *b)
 {
-    char op[CDI_OP_TEXT];
+    char op[CDI_OP_TEXT] = "";
     int64_t since_ms;
     size_t len;
 
-    cdi_gpu_current(b, op, &since_ms);
+    if (lock_in_time(b)) {
+        (void)cdi_gpu_poll(b);
+        cdi_gpu_current(b, op, &since_ms);
+        (void)pthread_mutex_unlock(&b->lock);
+    }
     (void)pthread_mutex_lock(&b->word);
     len = strlen(b->error.msg);
     if (*op != '\0' && strstr(b->error.msg, op) == NULL && len + sizeof op + 32 < sizeof b->error.msg)
         (void)snprintf(b->error.msg + len, sizeof b->error.msg - len, "; this rank was in %s", op);
+    b->complete = true;
+    (void)pthread_cond_broadcast(&b->news);
     (void)pthread_mutex_unlock(&b->word);
 }
 
-/* What is behind the aborted collectives, copies and kernels, runs to its end. */
-static void drain(struct cdi_backend *b)
+/* Peers hear of it before memory goes that theirs may be reading; but not at any price. */
+static void await_told(struct cdi_backend *b)
 {
-    int64_t until_ms = cdi_now_ms() + DRAIN_MS;
-    const struct timespec nap = {.tv_nsec = 200000};
+    const struct timespec until = at_ms(cdi_now_ms() + TELL_MS);
 
-    if (cdi_cuda.event_record(b->tail, b->device.stream) != CUDA_SUCCESS)
-        return;
-    while (cdi_cuda.event_query(b->tail) == CUDA_ERROR_NOT_READY && cdi_now_ms() < until_ms)
+    (void)pthread_mutex_lock(&b->word);
+    while (b->tending && !b->told)
+        if (pthread_cond_timedwait(&b->news, &b->word, &until) == ETIMEDOUT)
+            break;
+    (void)pthread_mutex_unlock(&b->word);
+}
+
+static void await_outside(const struct cdi_backend *b)
+{
+    int64_t until_ms = cdi_now_ms() + INSIDE_MS;
+    const struct timespec nap = {.tv_nsec = 100000};
+
+    while (atomic_load(&b->inside) > 0 && cdi_now_ms() < until_ms)
         (void)nanosleep(&nap, NULL);
 }
 
 /*
- * Peers hear of it before memory goes that theirs may be reading. The lock is not held over the abort, which joins
- * threads of NCCL's and may take long: callers find the communicator failed, and go.
+ * No lock is held over the abort, which joins threads of NCCL's and may take long: callers find the communicator
+ * failed, and go. Its first act sets the flags that end what waits for peers (ncclCommAbort in init.cc,
+ * setCommAbortFlags), and so also a call of the driver that waits for that.
  */
 static void end_it(struct cdi_backend *b)
 {
-    ncclComm_t comm;
-
-    (void)pthread_mutex_lock(&b->lock);
-    (void)cdi_gpu_poll(b);
     complete_sentence(b);
-    comm = b->comm;
-    b->comm = NULL;
-    (void)pthread_mutex_unlock(&b->lock);
-    tell_peers(b);
+    await_told(b);
     /* NCCL frees what a call aside is about: one that waits for a peer stays, with all that it uses. */
-    if (b->aside != NULL && !cdi_aside_await(b->aside, LAST_CALL_MS)) {
+    if (b->aside != NULL && !cdi_aside_await(b->aside, INSIDE_MS)) {
+        cdi_watch_tell(b);
         (void)pthread_mutex_lock(&b->word);
         b->abandoned = true;
         (void)pthread_cond_broadcast(&b->news);
         (void)pthread_mutex_unlock(&b->word);
         return;
     }
-    if (comm != NULL)
-        (void)cdi_nccl.comm_abort(comm);
-    (void)pthread_mutex_lock(&b->lock);
-    drain(b);
-    (void)pthread_mutex_unlock(&b->lock);
+    await_outside(b);
+    b->aborted = b->comm != NULL;
+    if (b->aborted)
+        (void)cdi_nccl.comm_abort(b->comm);
+    cdi_device_enter(&b->device);
+    (void)cdi_told_drain(b); /* what is behind the aborted collectives, copies and kernels, runs to its end */
+    cdi_device_leave(&b->device);
+    cdi_watch_tell(b);
     (void)pthread_mutex_lock(&b->word);
     b->ended = true;
     (void)pthread_cond_broadcast(&b->news);
@@ -292,60 +316,77 @@ static void *watch_main(void *arg)
     struct cdi_backend *b = arg;
     int64_t next_store_ms = 0;
 
-    cdi_device_enter(&b->device);
-    (void)pthread_mutex_lock(&b->word);
-    while (!b->stopping && !atomic_load(&b->failed)) {
-        const struct timespec until = at_ms(cdi_now_ms() + LOOK_MS);
-
-        if (!b->busy) {
-            (void)pthread_cond_wait(&b->news, &b->word);
-            continue;
-        }
-        (void)pthread_mutex_unlock(&b->word);
+    while (cdi_watch_pause(b, LOOK_MS))
         look(b, &next_store_ms);
-        (void)pthread_mutex_lock(&b->word);
-        if (b->busy && !b->stopping && !atomic_load(&b->failed))
-            (void)pthread_cond_timedwait(&b->news, &b->word, &until);
-    }
-    (void)pthread_mutex_unlock(&b->word);
     if (atomic_load(&b->failed))
         end_it(b);
-    cdi_device_leave(&b->device);
     return NULL;
 }
 
-cddp_status cdi_watch_start(struct cdi_backend *b, struct cdi_error *err)
+/* ----------------------------------------------------------------------------------------------- the threads ---- */
+
+bool cdi_watch_pause(struct cdi_backend *b, int64_t ms)
+{
+    const struct timespec until = at_ms(cdi_now_ms() + ms);
+    bool go_on, slept = false;
+
+    (void)pthread_mutex_lock(&b->word);
+    while (!b->stopping && !atomic_load(&b->failed) && !(b->busy && slept)) {
+        if (!b->busy)
+            (void)pthread_cond_wait(&b->news, &b->word);
+        else
+            slept = pthread_cond_timedwait(&b->news, &b->word, &until) == ETIMEDOUT;
+    }
+    go_on = !b->stopping && !atomic_load(&b->failed);
+    (void)pthread_mutex_unlock(&b->word);
+    return go_on;
+}
+
+cddp_status cdi_watch_thread(struct cdi_backend *b, pthread_t *out, void *(*run)(void *b), struct cdi_error *err)
 {
     sigset_t all, before;
     pthread_attr_t attr;
     int rc = pthread_attr_init(&attr);
 
     if (rc != 0)
-        return cdi_fail_errno(err, rc, "starting the watch thread");
+        return cdi_fail_errno(err, rc, "starting a thread for a communicator");
     (void)pthread_attr_setstacksize(&attr, STACK_BYTES);
     /* Signals are the program's: none is delivered to a thread that it does not know. */
     (void)sigfillset(&all);
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    rc = pthread_create(&b->watch, &attr, watch_main, b);
+    rc = pthread_create(out, &attr, run, b);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     (void)pthread_attr_destroy(&attr);
-    b->watching = rc == 0;
-    return rc == 0 ? CDDP_OK : cdi_fail_errno(err, rc, "starting the watch thread");
+    return rc == 0 ? CDDP_OK : cdi_fail_errno(err, rc, "starting a thread for a communicator");
+}
+
+cddp_status cdi_watch_start(struct cdi_backend *b, struct cdi_error *err)
+{
+    cddp_status st = cdi_tend_start(b, err);
+
+    b->tending = st == CDDP_OK;
+    if (st == CDDP_OK)
+        st = cdi_watch_thread(b, &b->watch, watch_main, err);
+    b->watching = st == CDDP_OK;
+    return st;
 }
 
 bool cdi_watch_stop(struct cdi_backend *b)
 {
-    if (!b->watching)
-        return true;
-    if (!cdi_gpu_is_at_rest(b)) {
+    if (b->watching && !cdi_gpu_is_at_rest(b)) {
         (void)pthread_detach(b->watch);
+        (void)pthread_detach(b->tender);
         return false;
     }
     (void)pthread_mutex_lock(&b->word);
     b->stopping = true;
+    b->complete = b->complete || !b->watching; /* nobody else is there to say so */
     (void)pthread_cond_broadcast(&b->news);
     (void)pthread_mutex_unlock(&b->word);
-    (void)pthread_join(b->watch, NULL);
-    b->watching = false;
+    if (b->watching)
+        (void)pthread_join(b->watch, NULL);
+    if (b->tending)
+        (void)pthread_join(b->tender, NULL);
+    b->watching = b->tending = false;
     return true;
 }

@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How the GPU's backend waits, on the stand-in: it ends no graph capture of the program's, refuses what would be
+ * captured, hears of a death while another thread is in a driver call that does not return, and knows a fault of the
+ * GPU from work that is not done.
+ */
+#include "common/clock.h"
+#include "ranks.h"
+#include "standin.h"
+#include "within.h"
+#include "worker/backend/nccl/told.h"
+
+#include <cuda.h>
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define COUNT 5000u
+#define CHILD_S 60
+#define KNOWN_MS 1000
+
+static const struct ranks_layout pair = {.node_size = {2}, .module = "nccl"};
+
+static void moment(void)
+{
+    const struct timespec ms = {.tv_nsec = 1000000};
+
+    (void)nanosleep(&ms, NULL);
+}
+
+static void configure(const char *name, const char *value)
+{
+    (void)setenv(name, value, 1);
+    standin_configure();
+}
+
+/* The device of this rank, current in the calling thread, as a program would have it. */
+static int use_device(struct rank *r)
+{
+    CUcontext ctx;
+
+    RANK_CHECK(cuInit(0) == CUDA_SUCCESS && cuDevicePrimaryCtxRetain(&ctx, r->rank) == CUDA_SUCCESS);
+    RANK_CHECK(cuCtxSetCurrent(ctx) == CUDA_SUCCESS);
+    return 0;
+}
+
+static struct cdi_op all_reduce(float *x)
+{
+    return (struct cdi_op){
+        .kind = CDI_ALL_REDUCE, .in = x, .out = x, .count = COUNT, .dtype = CDDP_FLOAT32, .bucket = -1};
+}
+
+/* ------------------------------------------------------------------------------------------------------- captures --
+ */
+
+/* All that may query, wait or allocate: collectives over memory of the host and of the device, an arena, a scan. */
+static int work(struct rank *r)
+{
+    static float x[COUNT];
+    const struct cdi_op op = all_reduce(x);
+    struct cdi_region *region;
+    struct cdi_scan found;
+    void *there;
+
+    for (int i = 0; i < 8; i++) {
+        for (size_t k = 0; k < COUNT; k++)
+            x[k] = (float)r->rank + 1;
+        RANK_CHECK(rank_do(r, &op) == CDDP_OK);
+        RANK_CHECK(x[0] == 3 && x[COUNT - 1] == 3, "%f", (double)x[0]);
+    }
+    x[1] = NAN;
+    there = rank_lend(r, x, sizeof x);
+    RANK_CHECK(r->ops->scan(r->b, there, COUNT, CDDP_FLOAT32, &found, &r->err) == CDDP_OK && found.n_nan == 1);
+    rank_return(r, NULL, there, 0);
+    RANK_CHECK(r->ops->region_create(r->b, 100000, &region, &r->err) == CDDP_OK);
+    r->ops->region_destroy(r->b, region);
+    return 0;
+}
+
+static void *work_in_a_thread(void *arg)
+{
+    struct rank *r = arg;
+
+    return use_device(r) != 0 || work(r) != 0 ? arg : NULL;
+}
+
+static const CUstreamCaptureMode modes[] = {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+                                            CU_STREAM_CAPTURE_MODE_RELAXED};
+
+static int stay_out_of_captures(struct rank *r)
+{
+    CUstreamCaptureMode mode;
+    pthread_t thread;
+    CUgraph graph;
+    CUstream s;
+    void *bad;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (use_device(r) != 0)
+        return 1;
+    RANK_CHECK(cuStreamCreateWithPriority(&s, CU_STREAM_NON_BLOCKING, 0) == CUDA_SUCCESS);
+    for (int i = 0; i < 6; i++) {
+        RANK_CHECK(cuStreamBeginCapture(s, modes[i % 3]) == CUDA_SUCCESS);
+        if (i < 3) {
+            RANK_CHECK(pthread_create(&thread, NULL, work_in_a_thread, r) == 0);
+            RANK_CHECK(pthread_join(thread, &bad) == 0 && bad == NULL);
+        } else {
+            RANK_CHECK(work(r) == 0);
+        }
+        RANK_CHECK(cuStreamEndCapture(s, &graph) == CUDA_SUCCESS, "a capture in mode %d", (int)modes[i % 3]);
+        RANK_CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS);
+    }
+    mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    RANK_CHECK(cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS);
+    RANK_CHECK(mode == CU_STREAM_CAPTURE_MODE_GLOBAL, "the thread's own mode is as it was");
+    RANK_CHECK(cuStreamDestroy(s) == CUDA_SUCCESS);
+    return 0;
+}
+
+static int refuse_to_be_captured(struct rank *r)
+{
+    CUstream s, blocking;
+    CUgraph graph;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (use_device(r) != 0)
+        return 1;
+    RANK_CHECK(cuStreamCreateWithPriority(&s, CU_STREAM_NON_BLOCKING, 0) == CUDA_SUCCESS);
+    RANK_CHECK(cuStreamCreateWithPriority(&blocking, CU_STREAM_DEFAULT, 0) == CUDA_SUCCESS);
+    RANK_CHECK(cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
+    RANK_CHECK(r->ops->follow(r->b, s, &r->err) == CDDP_E_UNSUPPORTED);
+    RANK_CHECK(strstr(r->err.msg, "captures a graph") != NULL);
+    RANK_CHECK(r->ops->lead(r->b, 0, s, &r->err) == CDDP_E_UNSUPPORTED);
+    RANK_CHECK(cuStreamEndCapture(s, &graph) == CUDA_SUCCESS, "the capture goes on");
+    RANK_CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS);
+    RANK_CHECK(cuStreamBeginCapture(blocking, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
+    RANK_CHECK(r->ops->follow(r->b, NULL, &r->err) == CDDP_E_UNSUPPORTED);
+    RANK_CHECK(strstr(r->err.msg, "legacy stream") != NULL);
+    RANK_CHECK(cuStreamEndCapture(blocking, &graph) == CUDA_SUCCESS);
+    RANK_CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS);
+    RANK_CHECK(r->ops->follow(r->b, s, &r->err) == CDDP_OK && work(r) == 0, "nothing is broken");
+    RANK_CHECK(r->ops->lead(r->b, 0, s, &r->err) == CDDP_OK);
+    RANK_CHECK(cuStreamDestroy(s) == CUDA_SUCCESS && cuStreamDestroy(blocking) == CUDA_SUCCESS);
+    return 0;
+}
+
+/* -------------------------------------------------------------------------------- a driver call that does not return
+ */
+
+/* board->flag: [0] rank 0 is in the driver, [1] when rank 1 died. */
+static void *tell_when_held(void *arg)
+{
+    struct rank *r = arg;
+
+    while (!standin_context_held())
+        moment();
+    atomic_store(&r->board->flag[0], 1);
+    return NULL;
+}
+
+/* With the communicator's lock, this one is soon in the driver, too. */
+static void *enqueue_meanwhile(void *arg)
+{
+    struct rank *r = arg;
+    static float x[COUNT];
+    struct cdi_op op = all_reduce(x);
+    struct cdi_error err;
+    uint64_t ticket;
+
+    while (!standin_context_held())
+        moment();
+    while (r->ops->enqueue(r->b, &op, &ticket, &err) == CDDP_OK)
+        moment();
+    return NULL;
+}
+
+static int now(void)
+{
+    return (int)(cdi_now_ms() & 0x3fffffff);
+}
+
+static int die_while_it_frees(struct rank *r)
+{
+    static float x[COUNT];
+    pthread_t tells, enqueues;
+    struct cdi_op op;
+    CUdeviceptr mine;
+    uint64_t ticket;
+    void *there;
+    int took;
+
+    configure("CDDP_STANDIN_CONTEXT_LOCK", "1");
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (r->rank == 1) {
+        while (atomic_load(&r->board->flag[0]) == 0)
+            moment();
+        atomic_store(&r->board->flag[1], now());
+        (void)raise(SIGKILL);
+    }
+    if (use_device(r) != 0)
+        return 1;
+    RANK_CHECK(cuMemAlloc(&mine, 4096) == CUDA_SUCCESS);
+    there = rank_lend(r, x, sizeof x);
+    op = all_reduce(there);
+    RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
+    RANK_CHECK(r->ops->lead(r->b, ticket, NULL, &r->err) == CDDP_OK, "now it is on the stream");
+    RANK_CHECK(pthread_create(&tells, NULL, tell_when_held, r) == 0);
+    RANK_CHECK(pthread_create(&enqueues, NULL, enqueue_meanwhile, r) == 0);
+    /* It waits for the collective, which waits for rank 1; and nobody else comes into the driver. */
+    RANK_CHECK(cuMemFree(mine) == CUDA_SUCCESS);
+    took = now() - atomic_load(&r->board->flag[1]);
+    RANK_CHECK(atomic_load(&r->board->flag[1]) != 0, "it came back by itself");
+    RANK_CHECK(pthread_join(tells, NULL) == 0 && pthread_join(enqueues, NULL) == 0);
+    RANK_CHECK(r->ops->health(r->b, &r->err) == CDDP_E_PEER && strstr(r->err.msg, "rank 1 (") != NULL);
+    RANK_CHECK(took < cdi_within_ms(KNOWN_MS), "%d ms after the death", took);
+    rank_return(r, NULL, there, 0);
+    return 0;
+}
+
+/* --------------------------------------------------------------------------------------------------------- faults --
+ */
+
+/* Rank 0's GPU fails in a kernel before a collective. That rank makes no call of CUDA from then on. */
+static int fail_in_a_kernel(struct rank *r)
+{
+    static float x[COUNT];
+    struct cdi_op op;
+    uint64_t ticket;
+    cddp_status st;
+    void *there;
+
+    if (r->rank == 0)
+        configure("CDDP_STANDIN_FAIL", "kernel:1:700");
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    there = rank_lend(r, x, sizeof x);
+    op = all_reduce(there);
+    if (r->rank == 0) {
+        RANK_CHECK(r->ops->scale(r->b, there, COUNT, CDDP_FLOAT32, 2, &r->err) == CDDP_OK);
+        st = r->ops->enqueue(r->b, &op, &ticket, &r->err); /* the driver may know it by now */
+        while (st == CDDP_OK) {
+            moment();
+            st = r->ops->health(r->b, &r->err);
+        }
+        RANK_CHECK(st == CDDP_E_SYSTEM && strstr(r->err.msg, "all_reduce") != NULL);
+    } else {
+        RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
+        st = r->ops->join(r->b, ticket, &r->err);
+        RANK_CHECK(st != CDDP_OK && strstr(r->err.msg, "rank 0 gave up") != NULL);
+        rank_return(r, NULL, there, 0);
+    }
+    RANK_CHECK(strstr(r->err.msg, "CUDA_ERROR_ILLEGAL_ADDRESS") != NULL);
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------------------------------ rest --
+ */
+
+/* Collectives that are given up: the words that the stream was to write are not freed before it has. */
+static int leave_in_the_middle(struct rank *r)
+{
+    static float x[COUNT];
+    struct cdi_op op = all_reduce(x);
+    uint64_t ticket;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    for (int i = 0; i < 3 + r->rank; i++)
+        RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK || i > 0);
+    rank_close(r);
+    return 0;
+}
+
+static bool words_and_tickets(void)
+{
+    uint64_t far = UINT64_C(0x100000002);
+
+    return !cdi_told(0, 1) && cdi_told(1, 1) && cdi_told(2, 1) && !cdi_told(0xfffffffe, far) && cdi_told(2, far) &&
+           cdi_told(3, far) && !cdi_told(1, far);
+}
+
+static int n_tests, n_failed;
+
+static void result(bool ok, const char *what)
+{
+    n_failed += !ok;
+    printf("%s %d - %s\n", ok ? "ok" : "not ok", ++n_tests, what);
+    (void)fflush(stdout);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct {
+        const char *what;
+        rank_fn fn;
+        int killed; /* a rank; -1: none */
+    } tests[] = {
+        {"a graph is captured while the backend works", stay_out_of_captures, -1},
+        {"a captured stream is refused, and nothing is broken", refuse_to_be_captured, -1},
+        {"a death is heard while a driver call does not return", die_while_it_frees, 1},
+        {"a fault of the GPU fails all ranks, by its name", fail_in_a_kernel, -1},
+        {"collectives are left behind", leave_in_the_middle, -1},
+    };
+    const char *only = argc > 1 ? argv[1] : "";
+    int n = 0;
+
+    for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++)
+        n += strstr(tests[i].what, only) != NULL;
+    printf("1..%d\n", n + 1);
+    result(words_and_tickets(), "a word says of a ticket whether it came");
+    for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
+        int status[RANKS_MAX], bad, killed = tests[i].killed;
+
+        if (strstr(tests[i].what, only) == NULL)
+            continue;
+        bad = ranks_fork_on(&pair, CHILD_S, tests[i].fn, NULL, status);
+        result(killed < 0 ? bad == 0 : bad == 1 && WIFSIGNALED(status[killed]) && WTERMSIG(status[killed]) == SIGKILL,
+               tests[i].what);
+    }
+    return n_failed != 0;
+}

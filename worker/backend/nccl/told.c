@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the communication stream tells the host: it writes tickets into words of pinned memory, which any thread may
+ * read. Asking the driver instead (cuEventQuery) would end a graph capture of the program's, waits where another thread
+ * is in a driver call that does not return, and costs a call each time.
+ *
+ * The write is version 2 of cuStreamWriteValue32, which every driver of CUDA 11.7 and newer has, "by default on all
+ * platforms" (CUDA Driver API 11.8, Stream Memory Operations): the attribute CAN_USE_STREAM_MEM_OPS_V1 is about the
+ * first version. A driver that refuses all the same is refused at creation, since there is no second way: one that asks
+ * would bring all of the above back.
+ */
+#include "common/clock.h"
+#include "worker/backend/nccl/state.h"
+
+#include <string.h>
+#include <time.h>
+
+static cddp_status write_word(struct cdi_backend *b, _Atomic uint32_t *word, uint32_t value, struct cdi_error *err)
+{
+    return cdi_cuda_check(cdi_cuda.stream_write(b->device.stream, cdi_device_ptr(word), value, 0),
+                          "having the stream write a word", err);
+}
+
+cddp_status cdi_told_create(struct cdi_backend *b, struct cdi_error *err)
+{
+    void *pinned = NULL;
+    cddp_status st = cdi_cuda_check(cdi_cuda.pinned_alloc(&pinned, sizeof *b->words, 0), "getting pinned memory", err);
+
+    if (st != CDDP_OK)
+        return st;
+    memset(pinned, 0, sizeof *b->words);
+    b->words = pinned;
+    return write_word(b, &b->words->done, 0, err);
+}
+
+/* Memory that the stream may still write to stays for ever: what would be there next is not its own. */
+void cdi_told_destroy(struct cdi_backend *b)
+{
+    if (b->words != NULL && cdi_told_drain(b))
+        (void)cdi_cuda.pinned_free(b->words);
+    b->words = NULL;
+}
+
+cddp_status cdi_told_start(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
+{
+    return write_word(b, &b->words->started, (uint32_t)ticket, err);
+}
+
+cddp_status cdi_told_end(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
+{
+    return write_word(b, &b->words->done, (uint32_t)ticket, err);
+}
+
+bool cdi_told_drain(struct cdi_backend *b)
+{
+    int64_t until_ms = cdi_now_ms() + CDI_DRAIN_MS;
+    const struct timespec nap = {.tv_nsec = 100000};
+    uint32_t mine = atomic_load(&b->words->drained) + 1;
+
+    if (write_word(b, &b->words->drained, mine, NULL) != CDDP_OK)
+        return true; /* the device has failed: it runs nothing any more */
+    while (atomic_load(&b->words->drained) != mine) {
+        if (cdi_now_ms() > until_ms)
+            return false;
+        (void)nanosleep(&nap, NULL);
+    }
+    return true;
+}
