@@ -176,13 +176,15 @@ struct cdi_backend_ops {
 
     /*
      * Operations and element functions that are called from now on begin after all work that is now on `stream`. Never
-     * blocks. On the host: nothing to do. Any thread. CDDP_OK, the sticky error.
+     * blocks. On the host: nothing to do. Any thread. CDDP_OK, CDDP_E_UNSUPPORTED (the stream captures a graph; nothing
+     * has happened), the sticky error.
      */
     cddp_status (*follow)(struct cdi_backend *b, void *stream, struct cdi_error *err);
     /*
      * Work that comes on `stream` from now on begins after every operation up to ticket is done; ticket 0: after all
      * that was enqueued, element functions included. On a device it never blocks; on the host it is join. Any thread.
-     * CDDP_OK, the sticky error (what an operation does wrong later is told by the calls after it).
+     * CDDP_OK, CDDP_E_UNSUPPORTED (as follow), the sticky error (what an operation does wrong later is told by the
+     * calls after it).
      */
     cddp_status (*lead)(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err);
     /*

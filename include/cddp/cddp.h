@@ -470,7 +470,8 @@ CDDP_API void *cddp_ddp_grad(cddp_ddp *ddp, size_t i);
  * hand-over; but the communication thread takes it if nobody waits within 50 us, so what a rank does before its
  * cddp_ddp_wait() does not hold up its peers. (Where steps take less than a millisecond, the first late wait may hold
  * them up for about 1 ms.) Never blocks on peers. Any thread, several at once.
- * Returns CDDP_OK, CDDP_E_INVALID (no such parameter), CDDP_E_STATE (already ready in this step), or the sticky error.
+ * Returns CDDP_OK, CDDP_E_INVALID (no such parameter), CDDP_E_STATE (already ready in this step), or the sticky error,
+ * which CDDP_E_UNSUPPORTED becomes: the stream captures a CUDA graph, and communication cannot be captured.
  */
 CDDP_API cddp_status cddp_ddp_grad_ready(cddp_ddp *ddp, size_t i);
 
