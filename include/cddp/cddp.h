@@ -74,9 +74,10 @@ typedef enum cddp_dtype {
  *
  * On the host sums are made in rank order, those of float16 and bfloat16 in float32, and each result is rounded once.
  * On a GPU the order is NCCL's, and so is the type: its ring and tree add float16 and bfloat16 in these types
- * themselves, and round at every rank; only NVLink switches and symmetric windows add them in float32. A mean of
- * float16 is there multiplied before the sum, so that it does not overflow; of the other types behind it. Gradients of
- * 16 bits can be summed in float32 everywhere: cddp_ddp_options.compress.
+ * themselves, and round at every rank; only NVLink switches and symmetric windows add them in float32. There the mean
+ * of float16 is multiplied before the sum, so that gradients do not overflow, except in a reduce-scatter of NCCL's
+ * symmetric kernels (with the optimizer); of the other types after it. Gradients of 16 bits can be summed in float32
+ * everywhere: cddp_ddp_options.compress.
  */
 typedef enum cddp_op { CDDP_SUM = 0, CDDP_PROD = 1, CDDP_MAX = 2, CDDP_MIN = 3, CDDP_MEAN = 4 } cddp_op;
 
@@ -392,7 +393,7 @@ typedef struct cddp_ddp_options {
 /*
  * Gradients become the sum over all ranks, not the mean: the optimizer multiplies by cddp_ddp_factor(). For where the
  * mean would cost a pass over the gradients (on a GPU, where nothing else passes over them: no `compress`, gradients in
- * the arena, NCCL before 2.30.3 or no symmetric windows), or is wanted in higher precision.
+ * the arena), or is wanted in higher precision.
  */
 #define CDDP_DDP_SUM 2u
 

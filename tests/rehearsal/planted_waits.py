@@ -5,7 +5,7 @@
 planted_waits.py CDDPRUN WINE [--runs N]    N (3) runs for each side of a bucket, each with another seed
 
 The waits of the creation are ordered by the host as well, so that leaving one out changes nothing; from the first one on
-that is noticed they belong to steps: the communication stream waits for the gradients, the compute stream for the sums.
+that is noticed they belong to steps: the communication stream waits for the gradients, the compute stream for the means.
 """
 import argparse
 import os
@@ -14,7 +14,7 @@ import sys
 
 SIDES = {
     'communication starts before the gradients are there': ("'ncclAllReduce'", "which 'wine_kernel_"),
-    'the optimizer starts before the sums are there': ("'wine_kernel_adam_f32'", "which 'ncclAllReduce'"),
+    'the optimizer starts before the means are there': ("'wine_kernel_adam_f32'", "which 'cdi_scale'"),
 }
 LAST_WAIT = 60
 

@@ -373,31 +373,38 @@ static bool parse_op(struct ncclComm *comm, struct si_call *c)
     return true;
 }
 
-/* The offset of both buffers in a symmetric window of this communicator, or -1. */
+/* The offset of what is received in a symmetric window of this communicator that has both buffers, or -1. */
 static int64_t window_offset(struct ncclComm *comm, const struct si_call *c)
 {
     int64_t offset = -1;
-    size_t bytes = c->count * si_type_size(c->type);
+    size_t got = c->count * si_type_size(c->type),
+           given = c->kind == SI_REDUCE_SCATTER ? got * (size_t)comm->seg.n_ranks : got;
 
     si_lock();
     for (const struct si_window *w = comm->windows; w != NULL && offset < 0; w = w->next)
-        if (w->symmetric && c->send >= w->at && c->send + bytes <= w->at + w->bytes && c->recv >= w->at &&
-            c->recv + bytes <= w->at + w->bytes)
+        if (w->symmetric && c->send >= w->at && c->send + given <= w->at + w->bytes && c->recv >= w->at &&
+            c->recv + got <= w->at + w->bytes)
             offset = c->recv - w->at;
     si_unlock();
     return offset;
 }
 
 /*
- * Is the mean made after the sum? The symmetric kernels do so: of one node, not for float64 (sym_kernels.cc:532 of
- * v2.30.7). What rounds twice otherwise, and may overflow, does not there.
+ * Is the mean made after the sum? The symmetric kernels of reduce-scatter do so: of one node, not for float64
+ * (sym_kernels.cc:532 of v2.30.7). What rounds twice otherwise, and may overflow, does not there. All-reduce has no
+ * such kernels (device/symmetric/generate.py:102-107 of v2.30.3, 2.30.4 and 2.30.7), though NCCL chooses one:
+ * ncclSymkGetKernelIndex says -1, with which symmetric_sched.cc:253 takes what lies before the list.
  */
 static bool mean_after_sum(struct ncclComm *comm, const struct si_call *c)
 {
-    bool has_kernel = c->type == ncclFloat32 || c->type == ncclFloat16 || c->type == ncclBfloat16;
+    bool has_kernel = c->type == ncclFloat32 || c->type == ncclFloat16 || c->type == ncclBfloat16,
+         symmetric = c->op == ncclAvg && has_kernel && si_version().mean_after_sum && comm->seg.n_ranks > 1 &&
+                     segment_on_one_host(&comm->seg) && (c->kind == SI_ALL_REDUCE || c->kind == SI_REDUCE_SCATTER) &&
+                     window_offset(comm, c) >= 0;
 
-    return c->op == ncclAvg && has_kernel && c->offset >= 0 && si_version().mean_after_sum &&
-           segment_on_one_host(&comm->seg);
+    if (symmetric && c->kind == SI_ALL_REDUCE)
+        si_fault("%s: ncclAvg in a symmetric window, for which NCCL has no kernel", c->name);
+    return symmetric;
 }
 
 static ncclResult_t check(struct ncclComm *comm, const struct si_call *c)

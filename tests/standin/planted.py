@@ -83,7 +83,7 @@ def product(build):
         Fault('libcddp: unused', [*job, 'unused'], 0, NOTHING, **here),
         Fault('libcddp: unused own', [*job, 'unused_own'], 0, NOTHING, **here),
         planted('libcddp: comm_wait', UNORDERED + ": 'ncclAllReduce'.*reads.*'fill'", 'CDDP_STANDIN_SKIP_WAIT'),
-        planted('libcddp: compute_wait', UNORDERED + ": 'axpy'.*reads.*'ncclAllReduce'", 'CDDP_STANDIN_SKIP_WAIT'),
+        planted('libcddp: compute_wait', UNORDERED + ": 'axpy'.*reads.*'cdi_scale'", 'CDDP_STANDIN_SKIP_WAIT'),
         Fault('libcddp: reuse', [*job, 'reuse'], STANDIN_EXIT, UNORDERED, **here),
         Fault('libcddp: asks', [*job, 'asks'], 0, NOTHING, CDDP_STANDIN_PROGRESS='100', **here),
         Fault('hook: none', hook, 0, NOTHING, CDDP_STANDIN_PROGRESS='100', **here),

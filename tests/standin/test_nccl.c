@@ -285,7 +285,8 @@ static int windows(struct rank *r)
     ncclResult_t (*no_window)(ncclComm_t, ncclWindow_t);
     ncclWindow_t w = NULL;
     void *arena, *handle;
-    uint16_t one = cdi_bf16_of_float(1);
+    const uint16_t ones[] = {cdi_bf16_of_float(1), cdi_bf16_of_float(1), cdi_bf16_of_float(1)};
+    uint16_t one = 0;
 
     *(void **)&window = dlsym(RTLD_DEFAULT, "ncclCommWindowRegister");
     *(void **)&no_window = dlsym(RTLD_DEFAULT, "ncclCommWindowDeregister");
@@ -294,12 +295,12 @@ static int windows(struct rank *r)
     CHECK(ncclMemAlloc(&arena, 8192) == ncclSuccess);
     CHECK(window(r->comm, (void *)r->in, 8192, &w, NCCL_WIN_COLL_SYMMETRIC) == ncclUnhandledCudaError);
     CHECK(window(r->comm, arena, 8192, &w, NCCL_WIN_COLL_SYMMETRIC) == ncclSuccess && w != NULL);
-    /* In a window an average is made after the sum, so that it is exact here. */
-    CU(cuMemcpyHtoD((CUdeviceptr)arena, &one, sizeof one));
-    CHECK(ncclAllReduce(arena, arena, 1, ncclBfloat16, ncclAvg, r->comm, r->stream) == ncclSuccess);
+    /* In a window the average of a reduce-scatter is made after the sum, so that it is exact here. */
+    CU(cuMemcpyHtoD((CUdeviceptr)arena, ones, sizeof ones));
+    CHECK(ncclReduceScatter(arena, (char *)arena + 4096, 1, ncclBfloat16, ncclAvg, r->comm, r->stream) == ncclSuccess);
     CU(cuStreamSynchronize(r->stream));
-    CU(cuMemcpyDtoH(&one, (CUdeviceptr)arena, sizeof one));
-    CHECK(one == cdi_bf16_of_float(1));
+    CU(cuMemcpyDtoH(&one, (CUdeviceptr)((char *)arena + 4096), sizeof one));
+    CHECK(one == ones[0]);
     CHECK(no_window(r->comm, w) == ncclSuccess && no_window(r->comm, w) == ncclInvalidArgument);
     CHECK(ncclCommRegister(r->comm, arena, 8192, &handle) == ncclSuccess);
     CHECK(ncclCommDeregister(r->comm, handle) == ncclSuccess);

@@ -307,7 +307,7 @@ static int mean(struct rank *r)
 {
     const char *host = getenv("NCCL_HOSTID");
     const float third = cdi_float_of_bf16(cdi_bf16_of_float(1.0f / 3));
-    const uint16_t seven = cdi_bf16_of_float(7),
+    const uint16_t seven = cdi_bf16_of_float(7), sevens[] = {seven, seven, seven},
                    before = cdi_bf16_of_float(3 * cdi_float_of_bf16(cdi_bf16_of_float(7 * third)));
     uint16_t got;
     ncclWindow_t w = NULL;
@@ -319,10 +319,11 @@ static int mean(struct rank *r)
         return 1;
     CHECK(ncclMemAlloc((void **)&arena, 8192) == ncclSuccess);
     CHECK(settle(r, ncclCommWindowRegister(r->comm, arena, 8192, &w, NCCL_WIN_COLL_SYMMETRIC)) == ncclSuccess);
-    CU(cuMemcpyHtoD((CUdeviceptr)arena, &seven, sizeof seven));
-    CHECK(settle(r, ncclAllReduce(arena, arena, 1, ncclBfloat16, ncclAvg, r->comm, r->stream)) == ncclSuccess);
+    CU(cuMemcpyHtoD((CUdeviceptr)arena, sevens, sizeof sevens));
+    CHECK(settle(r, ncclReduceScatter(arena, arena + 4096, 1, ncclBfloat16, ncclAvg, r->comm, r->stream)) ==
+          ncclSuccess);
     CU(cuStreamSynchronize(r->stream));
-    CU(cuMemcpyDtoH(&got, (CUdeviceptr)arena, sizeof got));
+    CU(cuMemcpyDtoH(&got, (CUdeviceptr)(arena + 4096), sizeof got));
     CHECK(got == (code >= 23003 && host == NULL ? seven : before) && seven != before);
     CHECK(ncclCommWindowDeregister(r->comm, w) == ncclSuccess);
     CHECK(ncclMemFree(arena) == ncclSuccess);

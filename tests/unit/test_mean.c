@@ -24,17 +24,41 @@ Test(mean, nccl_makes_it_only_where_its_symmetric_kernels_take_it)
 {
     struct cdi_mean_facts facts = best;
 
-    expect(CDI_MEAN_BY_NCCL, mean(CDI_ALL_REDUCE, CDDP_FLOAT32), facts);
-    expect(CDI_MEAN_BY_NCCL, mean(CDI_ALL_REDUCE, CDDP_BFLOAT16), facts);
-    expect(CDI_MEAN_BY_NCCL, mean(CDI_ALL_REDUCE, CDDP_FLOAT16), facts);
+    expect(CDI_MEAN_BY_NCCL, mean(CDI_REDUCE_SCATTER, CDDP_FLOAT32), facts);
+    expect(CDI_MEAN_BY_NCCL, mean(CDI_REDUCE_SCATTER, CDDP_BFLOAT16), facts);
     facts.nccl_code = 22907;
-    expect(CDI_MEAN_AFTER, mean(CDI_ALL_REDUCE, CDDP_FLOAT32), facts);
+    expect(CDI_MEAN_AFTER, mean(CDI_REDUCE_SCATTER, CDDP_FLOAT32), facts);
     facts = best;
     facts.n_nodes = 2;
-    expect(CDI_MEAN_AFTER, mean(CDI_ALL_REDUCE, CDDP_BFLOAT16), facts);
+    expect(CDI_MEAN_AFTER, mean(CDI_REDUCE_SCATTER, CDDP_BFLOAT16), facts);
     facts = best;
     facts.window = false;
     expect(CDI_MEAN_AFTER, mean(CDI_REDUCE_SCATTER, CDDP_FLOAT32), facts);
+}
+
+/* It has no such kernel, and does not look before it launches it. */
+Test(mean, nccl_is_not_asked_for_the_mean_of_an_all_reduce_in_a_window)
+{
+    struct cdi_op halves = mean(CDI_ALL_REDUCE, CDDP_FLOAT16);
+
+    expect(CDI_MEAN_AFTER, mean(CDI_ALL_REDUCE, CDDP_FLOAT32), best);
+    expect(CDI_MEAN_AFTER, mean(CDI_ALL_REDUCE, CDDP_BFLOAT16), best);
+    expect(CDI_MEAN_BEFORE, halves, best);
+    halves.bucket = -1;
+    expect(CDI_MEAN_AFTER, halves, best);
+}
+
+/* One rank may reduce in place where another does not, and NCCL wants the same reduction of both. */
+Test(mean, a_half_of_the_programs_own_is_divided_alike_in_place_and_not)
+{
+    struct cdi_mean_facts facts = best;
+    struct cdi_op op = mean(CDI_ALL_REDUCE, CDDP_FLOAT16);
+
+    facts.window = false;
+    op.bucket = -1;
+    expect(CDI_MEAN_BY_NCCL, op, facts);
+    op.out = memory + 1;
+    expect(CDI_MEAN_BY_NCCL, op, facts);
 }
 
 Test(mean, doubles_have_no_symmetric_kernel)

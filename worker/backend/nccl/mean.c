@@ -15,9 +15,12 @@ enum cdi_mean cdi_mean_of(const struct cdi_op *op, const struct cdi_mean_facts *
     if (op->dtype == CDDP_FLOAT64) /* no symmetric kernel takes it */
         return CDI_MEAN_AFTER;
     if (op->dtype == CDDP_FLOAT32 || op->dtype == CDDP_BFLOAT16)
-        return symmetric ? CDI_MEAN_BY_NCCL : CDI_MEAN_AFTER;
-    /* Its sum can overflow. Others than all_reduce must leave `in` as it is, on some rank or in part. */
-    if (op->dtype == CDDP_FLOAT16 && !symmetric && op->kind == CDI_ALL_REDUCE && op->in == op->out)
+        return symmetric && op->kind == CDI_REDUCE_SCATTER ? CDI_MEAN_BY_NCCL : CDI_MEAN_AFTER;
+    /* Its sum can overflow. Ranks may differ in whether a collective of the program's is in place; a bucket's always
+     * is. */
+    if (op->dtype == CDDP_FLOAT16 && op->kind == CDI_ALL_REDUCE && op->bucket >= 0 && op->in == op->out)
         return CDI_MEAN_BEFORE;
+    if (op->dtype == CDDP_FLOAT16 && op->kind == CDI_ALL_REDUCE && symmetric)
+        return CDI_MEAN_AFTER;
     return CDI_MEAN_BY_NCCL; /* which divides the sums of integers */
 }

@@ -4,16 +4,17 @@
  *
  * As ncclAvg a mean costs no pass over memory, but for floating-point types that is a multiplication before the sum
  * (NCCL: enqueue.cc, hostToDevRedOp), which neither NVLS nor NVLSTree takes (include/device.h, ncclNvlsSupported).
- * Symmetric kernels refuse it up to 2.29.7 (sym_kernels.cc); from 2.30.3 on they make it a factor after their sum
- * (scheduler/symmetric_sched.cc, symkRedOp), and a window is given only where they can be had (dev_runtime.cc). Their
- * all-reduces do not leave the NVLink domain.
+ * Symmetric kernels refuse it up to 2.29.7 (sym_kernels.cc). From 2.30.3 on they take it (scheduler/symmetric_sched.cc,
+ * symkRedOp), and a window is given only where they can be had (dev_runtime.cc); but only reduce-scatter has kernels
+ * that divide, after their sum (device/symmetric/generate.py leaves those of all-reduce out). An all-reduce finds none:
+ * ncclSymkGetKernelIndex says -1, and the launch takes what lies there.
  */
 #ifndef CDI_NCCL_MEAN_H
 #define CDI_NCCL_MEAN_H
 
 #include "worker/backend.h"
 
-#define CDI_NCCL_SYMMETRIC_MEAN 23003 /* the first version whose symmetric kernels take ncclAvg */
+#define CDI_NCCL_SYMMETRIC_MEAN 23003 /* the first version whose symmetric reduce-scatter takes ncclAvg */
 
 enum cdi_mean {
     CDI_MEAN_NONE,    /* no mean; or a mean of one rank, which is a sum */
