@@ -126,9 +126,9 @@ struct cddp_ddp {
 
 /* --- reducer_input.c: CDDP_OK, or CDDP_E_INVALID and a sentence that names the member */
 cddp_status cdi_ddp_check_input(const cddp_param *params, size_t n, const cddp_ddp_options *opt, struct cdi_error *err);
-/* Is each parameter and buffer where the backend works? */
 /* On a device: is it a stream that says the same in every thread? */
 cddp_status cdi_ddp_check_stream(const cddp_ddp *d, const void *stream, struct cdi_error *err);
+/* Is each parameter and buffer where the backend works? */
 cddp_status cdi_ddp_check_memory(const cddp_ddp *d, const cddp_param *params, const cddp_param *buffers,
                                  struct cdi_error *err);
 

@@ -291,7 +291,7 @@ static cddp_status gpu_alloc(struct cdi_backend *b, size_t bytes, void **out, st
 
 static void gpu_release(struct cdi_backend *b, void *p)
 {
-    if (p == NULL)
+    if (p == NULL || !cdi_gpu_is_at_rest(b)) /* a kernel that nobody can end would make the driver wait for ever */
         return;
     cdi_device_enter(&b->device);
     (void)cdi_cuda.memory_free(cdi_device_ptr(p));

@@ -334,7 +334,9 @@ cddp_status cdi_gpu_settle(struct cdi_backend *b, ncclResult_t r, struct cdi_err
     if (b->issued == b->begun)
         return CDDP_OK;
     st = cdi_communicator_settle(b, b->comm, r, "starting it", cdi_deadline_ms(b->begun_ms, b->world.timeout_ms), &why);
-    if (st == CDDP_E_TIMEOUT) { /* it waits for a rank: for which? */
+    /* Our own deadline, not a timeout that NCCL or a peer has told: it waits for a rank, but for which? */
+    if (st == CDDP_E_TIMEOUT && !atomic_load(&b->failed) &&
+        cdi_now_ms() >= cdi_deadline_ms(b->begun_ms, b->world.timeout_ms)) {
         char text[CDI_OP_TEXT];
 
         cdi_op_text(&slot_of(b, first)->op, text, sizeof text);
