@@ -379,7 +379,7 @@ static cddp_status give_own(cddp_comm *comm, const struct cdi_save *s, size_t k,
         return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: no memory for %zu bytes of each of %zu ranks", item->bytes,
                         world);
     mine = all + (size_t)cddp_rank(comm) * each;
-    for (size_t r = 0; r < world && present != NULL; r++) {
+    for (size_t r = 0; r < world && present != NULL && s->items != NULL; r++) {
         all[r * each] = present[k + r];
         if (present[k + r] && item->bytes > 0)
             memcpy(all + r * each + 1, s->items[k + r].data, item->bytes);

@@ -17,7 +17,7 @@ cddp_status cdi_own_init(cddp_ddp *d, struct cdi_error *err)
 
     for (size_t i = 0; i < n; i++)
         d->has_own |= d->params[i].grad != NULL;
-    if (!d->has_own)
+    if (!d->has_own || n == 0)
         return CDDP_OK;
     d->own.list = calloc(n, sizeof *d->own.list);
     d->own.slices = calloc(2 * n, sizeof *d->own.slices); /* each, and what lies between two */

@@ -81,19 +81,19 @@ CDI_INLINE void cdi_count_body(const struct cdi_kernel_thread *t, const struct c
         n.shrink = (T)r->shrink;                                                                            \
         return n;                                                                                           \
     }                                                                                                       \
-    /* The new value of w; m and v are where the state of this element is. */                               \
+    /* The new value of w; m, v: the state of this element, NULL where this kind has none. */               \
     CDI_INLINE T cdi_element_step_##suffix(const struct cdi_now_##suffix *n, T w, T g, T *m, T *v)          \
     {                                                                                                       \
         const T d = n->decay != 0 ? g * n->factor + n->decay * w : g * n->factor;                           \
                                                                                                             \
-        if (n->adam) {                                                                                      \
+        if (n->adam && m != NULL && v != NULL) {                                                            \
             const T m1 = *m + n->take_m * (d - *m), v1 = *v * n->keep_v + n->take_v * d * d;                \
                                                                                                             \
             *m = m1;                                                                                        \
             *v = v1;                                                                                        \
             return w * n->shrink - n->step_size * m1 / (SQRT(v1) / n->correction + n->eps);                 \
         }                                                                                                   \
-        if (n->momentum) {                                                                                  \
+        if (n->momentum && m != NULL) {                                                                     \
             const T m1 = n->keep * *m + n->take * d;                                                        \
                                                                                                             \
             *m = m1;                                                                                        \
