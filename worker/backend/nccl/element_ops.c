@@ -53,7 +53,8 @@ static cddp_status move(struct cdi_backend *b, struct how how, void *flat, const
         if (st == CDDP_OK)
             st = cdi_device_launch(&b->device, &launch, err);
         slice += taken;
-        how.of += how.of != NULL ? taken : 0;
+        if (how.of != NULL)
+            how.of += taken;
         n -= taken;
         at += bytes;
     }
