@@ -39,8 +39,8 @@ static void check(const struct options *o, char **argv, int argc)
         abort();
     if (o->nproc_kind == OPTIONS_NPROC_COUNT && (o->nproc < 1 || o->nproc > OPTIONS_MAX_PROCS))
         abort();
-    if (o->min_nodes < 1 || o->max_nodes < o->min_nodes || o->node_rank < -1 || o->max_restarts < 0 ||
-        o->master_port < -1 || o->master_port > 65535)
+    if (o->min_nodes < 1 || (o->max_nodes != OPTIONS_NODES_AUTO && o->max_nodes < o->min_nodes) || o->node_rank < -1 ||
+        o->max_restarts < 0 || o->master_port < -1 || o->master_port > 65535)
         abort();
     if (o->role == NULL || o->tmpdir == NULL || (o->run_id != NULL && strlen(o->run_id) > 255))
         abort();
