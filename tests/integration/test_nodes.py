@@ -428,8 +428,13 @@ def test_a_job_that_is_stopped_as_a_whole_for_longer_than_the_lease_goes_on(cddp
         assert [job.err for job in nodes] == ['', '']
 
 
+# The same by one process. A shell that starts others waits in vfork() for what was stopped before it could exec: in state D.
+ALONE_UNTIL_GO = UP + 'mkfifo "$TMPDIR/go"; : <"$TMPDIR/go"; rm -f "$TMPDIR/go" "$TMPDIR/up$RANK"'
+
+
 def test_workers_of_a_node_that_was_stopped_wait_until_the_rendezvous_has_answered(cddprun):
-    with through_a_relay(cddprun, UNTIL_GO, 60) as (relay, nodes):
+    with through_a_relay(cddprun, ALONE_UNTIL_GO, 60) as (relay, nodes):
+        launch.wait_for('both to wait', lambda: all(os.path.exists(os.path.join(job.tmp, 'go')) for job in nodes))
         [worker] = nodes[1].workers()
         pids = stop_all(nodes, 14)  # a fifth of the lease, and more
         relay.silent = True
