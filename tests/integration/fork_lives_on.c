@@ -57,7 +57,7 @@ static int be_a_rank(int rank)
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "port";
-    int port = by_hand_port(), bad;
+    int port = by_hand_port(), fd = -1, bad;
 
     leaves = strcmp(mode, "rank-0") == 0 ? 0 : strcmp(mode, "rank-1") == 0 ? 1 : -1;
     CHECK(pipe(life) == 0);
@@ -66,9 +66,9 @@ int main(int argc, char **argv)
     bad = by_hand_wait();
     /* A child that has not run since it was forked has closed nothing yet: on a busy machine its parent may be faster.
      */
-    for (int i = 0; bad == 0 && by_hand_listen(port) < 0 && i < FREE_S * 100; i++)
+    for (int i = 0; bad == 0 && i < FREE_S * 100 && (fd = by_hand_listen(port)) < 0; i++)
         (void)usleep(10000);
-    if (bad == 0 && by_hand_listen(port) < 0) {
+    if (bad == 0 && fd < 0) {
         fprintf(stderr, "port %d is still in use\n", port);
         bad = 1;
     }
