@@ -9,9 +9,8 @@
  * between two events on the compute stream. Host time is that spent inside cddp_* calls, and bare's that spent in the
  * calls that do the same by hand. Then what clipping the gradients takes. One line of JSON from rank 0.
  */
-#include "tests/gpu/card.h"
+#include "bench/gpu_program.h"
 
-#include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <nccl.h>
@@ -19,7 +18,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define PARAMS_PER_BUCKET 4
 #define WARM 10
@@ -59,24 +57,10 @@ struct times {
     double host_us[MAX_PAIRS];
 };
 
-static void must(cddp_status status)
-{
-    if (status != CDDP_OK)
-        card_die("gpu_step: %s", cddp_last_error());
-}
-
 static void nccl_must(const struct bench *b, ncclResult_t r, const char *what)
 {
     if (r != ncclSuccess)
         card_die("gpu_step: %s: %s", what, b->nccl.error(r));
-}
-
-static double now_us(void)
-{
-    struct timespec ts;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (double)ts.tv_sec * 1e6 + (double)ts.tv_nsec * 1e-3;
 }
 
 /* ---------------------------------------------------------------------------------------------------- set up ---- */
@@ -106,15 +90,6 @@ static void join_bare(struct bench *b)
         nccl_must(b, b->nccl.unique_id(&id), "ncclGetUniqueId");
     must(cddp_broadcast(b->comm, &id, sizeof id, CDDP_UINT8, 0));
     nccl_must(b, b->nccl.init(&b->bare, cddp_world_size(b->comm), id, cddp_rank(b->comm)), "ncclCommInitRank");
-}
-
-static void *get_memory(size_t bytes)
-{
-    void *p = calloc(1, bytes);
-
-    if (p == NULL)
-        card_die("gpu_step: out of memory");
-    return p;
 }
 
 static void make_params(struct bench *b)
@@ -259,13 +234,6 @@ static double timed(struct bench *b, bool bare, int work, double *host_us)
 
 /* ------------------------------------------------------------------------------------------------- the report ---- */
 
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 /* "name":[first quartile, median, third quartile] */
 static void show(const char *name, const double *values, int n)
 {
@@ -358,18 +326,6 @@ static void measure_op(struct bench *b, const char *op, uint32_t flags, bool fir
     if (flags == CDDP_DDP_SUM) /* the last one */
         measure_clip(b);
     cddp_ddp_destroy(b->ddp);
-}
-
-static long number(const char *text, long low, long high)
-{
-    char *end;
-    long n;
-
-    errno = 0;
-    n = strtol(text, &end, 10);
-    if (errno != 0 || end == text || *end != '\0' || n < low || n > high)
-        card_die("gpu_step: '%s' is no whole number from %ld to %ld", text, low, high);
-    return n;
 }
 
 static struct sizes read_arguments(int argc, char **argv)

@@ -9,14 +9,12 @@
  * A step writes every gradient by `work` passes. Its time is that between two events on the compute stream; host time
  * is that spent inside cddp_* calls. Quartiles, in one line of JSON from rank 0. DIR is for the checkpoint.
  */
-#include "tests/gpu/card.h"
+#include "bench/gpu_program.h"
 
-#include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define PARAMS_PER_BUCKET 4
 #define WARM 10
@@ -42,29 +40,6 @@ struct times {
     double ms[MOST_STEPS];
     double host_us[MOST_STEPS];
 };
-
-static void must(cddp_status status)
-{
-    if (status != CDDP_OK)
-        card_die("gpu_train: %s", cddp_last_error());
-}
-
-static double now_us(void)
-{
-    struct timespec ts;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (double)ts.tv_sec * 1e6 + (double)ts.tv_nsec * 1e-3;
-}
-
-static void *get_memory(size_t bytes)
-{
-    void *p = calloc(1, bytes);
-
-    if (p == NULL)
-        card_die("gpu_train: out of memory");
-    return p;
-}
 
 /* --------------------------------------------------------------------------------------------------- the steps ---- */
 
@@ -157,13 +132,6 @@ static void save_and_load(struct job *j, struct times *during, struct saved *too
 
 /* -------------------------------------------------------------------------------------------------- the report ---- */
 
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 static void show(const char *name, double *values, int n)
 {
     qsort(values, (size_t)n, sizeof *values, ascending);
@@ -247,18 +215,6 @@ static void close_job(struct job *j)
     CARD(&j->card, cuEventDestroy, j->to);
     card_close(&j->card);
     must(cddp_finalize(j->comm));
-}
-
-static long number(const char *text, long low, long high)
-{
-    char *end;
-    long n;
-
-    errno = 0;
-    n = strtol(text, &end, 10);
-    if (errno != 0 || end == text || *end != '\0' || n < low || n > high)
-        card_die("gpu_train: '%s' is no whole number from %ld to %ld", text, low, high);
-    return n;
 }
 
 static void read_arguments(struct job *j, int argc, char **argv)

@@ -12,15 +12,13 @@
  * host's in cddp_* calls: quartiles, in one line of JSON from rank 0.
  */
 #include "bench/gpu_delay.h"
-#include "tests/gpu/card.h"
+#include "bench/gpu_program.h"
 
-#include <errno.h>
 #include <getopt.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define PARAMS_PER_BUCKET 4
 #define WARM 10
@@ -43,20 +41,6 @@ struct wire {
     struct gpu_delay_args args;
     CUevent from, to;
 };
-
-static void must(cddp_status status)
-{
-    if (status != CDDP_OK)
-        card_die("gpu_wire: %s", cddp_last_error());
-}
-
-static double now_us(void)
-{
-    struct timespec ts;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (double)ts.tv_sec * 1e6 + (double)ts.tv_nsec * 1e-3;
-}
 
 /* ---------------------------------------------------------------------------------------------------- the wire ---- */
 
@@ -120,13 +104,6 @@ static double step(struct wire *w, bool reduce, double *host_us)
     if (host_us != NULL)
         *host_us = host;
     return (double)ms;
-}
-
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
 }
 
 static void sort(double *values, int n)
@@ -229,18 +206,6 @@ static void close_wire(struct wire *w)
     CARD(&w->card, cuLibraryUnload, w->image);
     card_close(&w->card);
     must(cddp_finalize(w->comm));
-}
-
-static long number(const char *text, long low, long high)
-{
-    char *end;
-    long n;
-
-    errno = 0;
-    n = strtol(text, &end, 10);
-    if (errno != 0 || end == text || *end != '\0' || n < low || n > high)
-        card_die("gpu_wire: '%s' is no whole number from %ld to %ld", text, low, high);
-    return n;
 }
 
 static void read_arguments(struct wire *w, int argc, char **argv)
