@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The stand-in's stream captures, words that a stream writes, faults that stay, and the context that one call holds. */
-#include "device.h"
 #include "hygiene.h"
+#include "pair.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -13,47 +13,8 @@ CDI_SUITE(capture);
 
 #define N 64
 
-struct place {
-    struct device device;
-    CUstream a, b;
-    CUevent event;
-    CUdeviceptr x, y;
-};
-
-static void place_open(struct place *p)
-{
-    device_open(&p->device, 0);
-    p->a = device_stream();
-    p->b = device_stream();
-    p->event = device_event();
-    p->x = device_floats(N, 1);
-    p->y = device_floats(N, 2);
-}
-
-static void place_close(struct place *p)
-{
-    struct standin_live live;
-
-    CU(cuStreamDestroy(p->a));
-    CU(cuStreamDestroy(p->b));
-    CU(cuEventDestroy(p->event));
-    CU(cuMemFree(p->x));
-    CU(cuMemFree(p->y));
-    device_close(&p->device, 0);
-    standin_live(&live);
-    cr_assert_eq(live.device_memory + live.pinned_memory + live.streams + live.events + live.libraries, 0);
-}
-
-static float first(CUdeviceptr at)
-{
-    float x;
-
-    CU(cuMemcpyDtoH(&x, at, sizeof x));
-    return x;
-}
-
 /* An event that has been recorded outside of any capture, and has come. */
-static CUevent plain_event(const struct place *p)
+static CUevent plain_event(const struct pair *p)
 {
     CUevent e = device_event();
 
@@ -64,7 +25,7 @@ static CUevent plain_event(const struct place *p)
 
 /* What a call in another thread returns; mode: of that thread. */
 struct other {
-    const struct place *p;
+    const struct pair *p;
     CUstreamCaptureMode mode;
     CUevent event;
     CUresult rc;
@@ -85,13 +46,13 @@ static void *query_there(void *arg)
 /* Capture in `capture` mode, while a thread in `thread` mode queries an event: how the capture ends. */
 static CUresult capture_beside_a_query(CUstreamCaptureMode capture, CUstreamCaptureMode thread)
 {
-    struct place p;
+    struct pair p;
     struct other o = {.p = &p, .mode = thread};
     pthread_t id;
     CUgraph graph;
     CUresult rc;
 
-    place_open(&p);
+    pair_open(&p, N);
     o.event = plain_event(&p);
     CU(cuStreamBeginCapture(p.a, capture));
     device_axpy(&p.device, 1, p.x, p.y, N, p.a);
@@ -103,7 +64,7 @@ static CUresult capture_beside_a_query(CUstreamCaptureMode capture, CUstreamCapt
         CU(cuGraphDestroy(graph));
     cr_assert_eq(first(p.y), 2, "what was captured did not run");
     CU(cuEventDestroy(o.event));
-    place_close(&p);
+    pair_close(&p);
     return rc;
 }
 
@@ -126,11 +87,11 @@ Test(capture, a_thread_of_another_mode_may_query)
 Test(capture, the_capturing_thread_may_not_allocate_unless_relaxed)
 {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    struct place p;
+    struct pair p;
     CUdeviceptr memory;
     CUgraph graph;
 
-    place_open(&p);
+    pair_open(&p, N);
     CU(cuStreamBeginCapture(p.a, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
     CU(cuThreadExchangeStreamCaptureMode(&mode));
     CU(cuMemAlloc(&memory, 4));
@@ -143,16 +104,16 @@ Test(capture, the_capturing_thread_may_not_allocate_unless_relaxed)
     cr_assert_eq(cuMemsetD8Async(p.x, 0, 4, p.a), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     cr_assert_eq(cuStreamEndCapture(p.a, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     cr_assert_null(graph);
-    place_close(&p);
+    pair_close(&p);
 }
 
 Test(capture, what_is_captured_cannot_be_asked_even_by_a_relaxed_thread)
 {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    struct place p;
+    struct pair p;
     CUgraph graph;
 
-    place_open(&p);
+    pair_open(&p, N);
     CU(cuThreadExchangeStreamCaptureMode(&mode));
     CU(cuStreamBeginCapture(p.a, CU_STREAM_CAPTURE_MODE_RELAXED));
     CU(cuEventRecord(p.event, p.a));
@@ -162,7 +123,7 @@ Test(capture, what_is_captured_cannot_be_asked_even_by_a_relaxed_thread)
     CU(cuStreamBeginCapture(p.a, CU_STREAM_CAPTURE_MODE_RELAXED));
     cr_assert_eq(cuStreamQuery(p.a), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     cr_assert_eq(cuStreamEndCapture(p.a, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-    place_close(&p);
+    pair_close(&p);
 }
 
 static CUstreamCaptureStatus status_of(CUstream s)
@@ -175,10 +136,10 @@ static CUstreamCaptureStatus status_of(CUstream s)
 
 Test(capture, an_event_wait_takes_a_stream_in_and_another_one_brings_it_back)
 {
-    struct place p;
+    struct pair p;
     CUgraph graph;
 
-    place_open(&p);
+    pair_open(&p, N);
     for (int joined = 0; joined < 2; joined++) {
         CU(cuStreamBeginCapture(p.a, CU_STREAM_CAPTURE_MODE_GLOBAL));
         CU(cuEventRecord(p.event, p.a));
@@ -193,17 +154,17 @@ Test(capture, an_event_wait_takes_a_stream_in_and_another_one_brings_it_back)
     }
     CU(cuGraphDestroy(graph));
     cr_assert_eq(first(p.y), 2);
-    place_close(&p);
+    pair_close(&p);
 }
 
 Test(capture, it_depends_on_nothing_outside)
 {
-    struct place p;
+    struct pair p;
     CUstream blocking;
     CUgraph graph;
     CUstreamCaptureStatus status;
 
-    place_open(&p);
+    pair_open(&p, N);
     CU(cuEventRecord(p.event, p.b));
     CU(cuStreamBeginCapture(p.a, CU_STREAM_CAPTURE_MODE_GLOBAL));
     cr_assert_eq(cuStreamWaitEvent(p.a, p.event, 0), CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
@@ -216,7 +177,7 @@ Test(capture, it_depends_on_nothing_outside)
     cr_assert_eq(cuStreamEndCapture(blocking, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     cr_assert_eq(cuStreamEndCapture(blocking, &graph), CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
     CU(cuStreamDestroy(blocking));
-    place_close(&p);
+    pair_close(&p);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- words --
@@ -224,12 +185,12 @@ Test(capture, it_depends_on_nothing_outside)
 
 Test(capture, who_sees_the_word_sees_what_came_before_it)
 {
-    struct place p;
+    struct pair p;
     void *pinned;
     _Atomic uint32_t *word;
     float *y;
 
-    place_open(&p);
+    pair_open(&p, N);
     CU(cuMemHostAlloc(&pinned, 4096, 0));
     y = pinned;
     word = (_Atomic uint32_t *)(void *)((char *)pinned + 2048);
@@ -246,7 +207,7 @@ Test(capture, who_sees_the_word_sees_what_came_before_it)
     cr_assert_eq(cuStreamWriteValue32(p.a, (CUdeviceptr)(uintptr_t)&p, 1, 0), CUDA_ERROR_INVALID_VALUE);
     CU(cuMemFreeHost(pinned));
     cr_assert_eq(standin_faults(), 0);
-    place_close(&p);
+    pair_close(&p);
 }
 
 /* --------------------------------------------------------------------------------------------------------- faults --
@@ -254,14 +215,14 @@ Test(capture, who_sees_the_word_sees_what_came_before_it)
 
 Test(capture, a_fault_of_the_device_stays)
 {
-    static struct place p; /* nothing of it can be destroyed afterwards */
+    static struct pair p; /* nothing of it can be destroyed afterwards */
     CUdeviceptr memory;
     CUcontext ctx;
     CUresult rc;
 
     cr_assert_eq(setenv("CDDP_STANDIN_FAIL", "kernel:2:700", 1), 0);
     standin_configure();
-    place_open(&p);
+    pair_open(&p, N);
     device_axpy(&p.device, 1, p.x, p.y, N, p.a);
     CU(cuStreamSynchronize(p.a));
     device_axpy(&p.device, 1, p.x, p.y, N, p.a);
@@ -280,7 +241,7 @@ Test(capture, a_fault_of_the_device_stays)
  */
 
 struct held {
-    struct place p;
+    struct pair p;
     CUdeviceptr memory;
     atomic_int in_stream, let_go, asked, seen;
 };
@@ -322,7 +283,7 @@ Test(capture, a_call_that_waits_for_the_device_may_hold_up_all_others)
 
     cr_assert_eq(setenv("CDDP_STANDIN_CONTEXT_LOCK", "1", 1), 0);
     standin_configure();
-    place_open(&h.p);
+    pair_open(&h.p, N);
     CU(cuMemAlloc(&h.memory, 4));
     CU(cuLaunchHostFunc(h.p.a, wait_in_stream, &h));
     while (atomic_load(&h.in_stream) == 0) {
@@ -337,5 +298,5 @@ Test(capture, a_call_that_waits_for_the_device_may_hold_up_all_others)
     cr_assert_eq(pthread_join(frees, NULL), 0);
     cr_assert_eq(pthread_join(asks, NULL), 0);
     cr_assert_eq(atomic_load(&h.seen), 2, "a call came through while another one held the context");
-    place_close(&h.p);
+    pair_close(&h.p);
 }

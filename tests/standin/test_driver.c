@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The driver's half of the stand-in. Run with CDDP_STANDIN_REPORT=count: a fault is counted, and looked for. */
-#include "device.h"
 #include "hygiene.h"
+#include "pair.h"
 #include "worker/backend/nccl/kernel.h"
 
 #include <math.h>
@@ -13,51 +13,12 @@ CDI_SUITE(driver);
 
 #define N 1000
 
-struct pair {
-    struct device device;
-    CUstream a, b;
-    CUevent event;
-    CUdeviceptr x, y;
-};
-
-static void pair_open(struct pair *p)
-{
-    device_open(&p->device, 0);
-    p->a = device_stream();
-    p->b = device_stream();
-    p->event = device_event();
-    p->x = device_floats(N, 1);
-    p->y = device_floats(N, 2);
-}
-
-static void pair_close(struct pair *p)
-{
-    struct standin_live live;
-
-    CU(cuStreamDestroy(p->a));
-    CU(cuStreamDestroy(p->b));
-    CU(cuEventDestroy(p->event));
-    CU(cuMemFree(p->x));
-    CU(cuMemFree(p->y));
-    device_close(&p->device, 0);
-    standin_live(&live);
-    cr_assert_eq(live.device_memory + live.pinned_memory + live.streams + live.events + live.libraries, 0);
-}
-
-static float first(CUdeviceptr at)
-{
-    float x;
-
-    CU(cuMemcpyDtoH(&x, at, sizeof x));
-    return x;
-}
-
 Test(driver, a_kernel_runs_over_the_whole_grid)
 {
     struct pair p;
     float y[N];
 
-    pair_open(&p);
+    pair_open(&p, N);
     device_axpy(&p.device, 3, p.x, p.y, N, p.a);
     CU(cuMemcpyDtoHAsync(y, p.y, sizeof y, p.a));
     for (size_t i = 0; i < N; i++)
@@ -70,7 +31,7 @@ Test(driver, a_read_without_an_event_wait_is_a_fault)
 {
     struct pair p;
 
-    pair_open(&p);
+    pair_open(&p, N);
     device_axpy(&p.device, 1, p.x, p.y, N, p.a);
     device_axpy(&p.device, 1, p.y, p.x, N, p.b);
     cr_assert_geq(standin_faults(), 1);
@@ -83,7 +44,7 @@ Test(driver, a_write_over_what_another_stream_reads_is_a_fault)
 {
     struct pair p;
 
-    pair_open(&p);
+    pair_open(&p, N);
     device_axpy(&p.device, 1, p.x, p.y, N, p.a);
     CU(cuMemsetD32Async(p.x, 0, N, p.b));
     cr_assert_eq(standin_faults(), 1);
@@ -95,7 +56,7 @@ Test(driver, an_event_wait_orders_two_streams)
 {
     struct pair p;
 
-    pair_open(&p);
+    pair_open(&p, N);
     for (int i = 0; i < 20; i++) {
         device_axpy(&p.device, 1, p.x, p.y, N, p.a);
         CU(cuEventRecord(p.event, p.a));
@@ -114,7 +75,7 @@ Test(driver, two_parts_of_one_buffer_need_no_order)
 {
     struct pair p;
 
-    pair_open(&p);
+    pair_open(&p, N);
     device_axpy(&p.device, 1, p.x, p.y, N / 2, p.a);
     device_axpy(&p.device, 1, p.x + N / 2 * sizeof(float), p.y + N / 2 * sizeof(float), N / 2, p.b);
     cr_assert_eq(standin_faults(), 0);
@@ -126,7 +87,7 @@ Test(driver, a_wait_is_for_the_recording_before_it_alone)
 {
     struct pair p;
 
-    pair_open(&p);
+    pair_open(&p, N);
     CU(cuStreamWaitEvent(p.b, p.event, 0)); /* never recorded: nothing to wait for */
     CU(cuEventRecord(p.event, p.a));
     CU(cuStreamWaitEvent(p.b, p.event, 0));
@@ -153,7 +114,7 @@ Test(driver, another_threads_query_does_not_hide_a_missing_wait)
     struct pair p;
     pthread_t thread;
 
-    pair_open(&p);
+    pair_open(&p, N);
     device_axpy(&p.device, 1, p.x, p.y, N, p.a);
     CU(cuEventRecord(p.event, p.a));
     cr_assert_eq(pthread_create(&thread, NULL, query, &p), 0);
@@ -170,7 +131,7 @@ Test(driver, the_hosts_wait_orders_what_comes_after_it)
 {
     struct pair p;
 
-    pair_open(&p);
+    pair_open(&p, N);
     device_axpy(&p.device, 1, p.x, p.y, N, p.a);
     CU(cuEventRecord(p.event, p.a));
     CU(cuEventSynchronize(p.event));
@@ -188,7 +149,7 @@ Test(driver, the_legacy_stream_and_blocking_ones_wait_for_each_other)
     struct pair p;
     CUstream blocking;
 
-    pair_open(&p);
+    pair_open(&p, N);
     CU(cuStreamCreateWithPriority(&blocking, CU_STREAM_DEFAULT, 0));
     for (int i = 0; i < 10; i++) {
         device_axpy(&p.device, 1, p.x, p.y, N, NULL);
@@ -210,7 +171,7 @@ Test(driver, timing_and_queries_of_events)
     CUevent begin, end;
     float ms = -1;
 
-    pair_open(&p);
+    pair_open(&p, N);
     CU(cuEventCreate(&begin, 0));
     CU(cuEventCreate(&end, 0));
     cr_assert_eq(cuEventElapsedTime(&ms, begin, end), CUDA_ERROR_INVALID_HANDLE);
@@ -233,7 +194,7 @@ Test(driver, copies_are_checked)
     float host[N];
     void *pinned;
 
-    pair_open(&p);
+    pair_open(&p, N);
     CU(cuMemHostAlloc(&pinned, sizeof host, 0));
     cr_assert_eq(cuMemcpyHtoDAsync((CUdeviceptr)(uintptr_t)host, host, 4, p.a), CUDA_ERROR_INVALID_VALUE);
     cr_assert_eq(cuMemcpyDtoHAsync((void *)p.y, p.x, 4, p.a), CUDA_ERROR_INVALID_VALUE);
@@ -257,7 +218,7 @@ Test(driver, fresh_memory_is_full_of_nans)
     CUdeviceptr fresh;
     size_t before, after, total;
 
-    pair_open(&p);
+    pair_open(&p, N);
     CU(cuMemGetInfo(&before, &total));
     CU(cuMemAlloc(&fresh, 4096));
     CU(cuMemGetInfo(&after, &total));
@@ -281,7 +242,7 @@ Test(driver, many_attributes_are_told_at_once_and_of_any_memory)
     struct pair p;
     void *pinned;
 
-    pair_open(&p);
+    pair_open(&p, N);
     cr_assert_eq(cuPointerGetAttribute(&type, which[0], (CUdeviceptr)(uintptr_t)&p), CUDA_ERROR_INVALID_VALUE);
     CU(cuPointerGetAttributes(3, which, answers, (CUdeviceptr)(uintptr_t)&p));
     cr_assert(type == 0 && managed == 0 && ordinal == CU_DEVICE_INVALID, "memory that CUDA does not know");
@@ -305,7 +266,7 @@ Test(driver, the_host_cannot_use_device_memory, .signal = SIGSEGV)
 {
     struct pair p;
 
-    pair_open(&p);
+    pair_open(&p, N);
     (void)signal(SIGSEGV, SIG_DFL); /* a sanitizer would make an exit of it */
     cr_assert_eq(*(volatile float *)p.x, 1);
 }
@@ -320,7 +281,7 @@ Test(driver, a_host_function_runs_in_order_and_may_not_call_cuda)
     struct pair p;
     CUresult seen = CUDA_SUCCESS;
 
-    pair_open(&p);
+    pair_open(&p, N);
     CU(cuLaunchHostFunc(p.a, call_cuda, &seen));
     CU(cuStreamSynchronize(p.a));
     cr_assert_eq(seen, CUDA_ERROR_NOT_PERMITTED);
@@ -332,7 +293,7 @@ Test(driver, work_for_a_stream_of_another_device_is_refused)
     struct pair p;
     CUcontext other;
 
-    pair_open(&p);
+    pair_open(&p, N);
     CU(cuDevicePrimaryCtxRetain(&other, 1));
     CU(cuCtxPushCurrent(other));
     cr_assert_eq(cuMemsetD8Async(p.x, 0, 4, p.a), CUDA_ERROR_INVALID_HANDLE);
@@ -348,7 +309,7 @@ Test(driver, a_bad_launch_is_refused_and_one_out_of_bounds_is_a_fault)
     float a = 1;
     size_t n = N;
 
-    pair_open(&p);
+    pair_open(&p, N);
     void *args[] = {&a, &p.x, &p.y, &n};
     cr_assert_eq(cuLaunchKernel((CUfunction)p.device.axpy, 0, 1, 1, 64, 1, 1, 0, p.a, args, NULL),
                  CUDA_ERROR_INVALID_VALUE);
@@ -370,7 +331,7 @@ Test(driver, the_projects_kernels_have_their_twins)
     void *params[] = {&args};
     CUkernel kernel;
 
-    pair_open(&p);
+    pair_open(&p, N);
     args.x = (void *)p.y;
     CU(cuLibraryGetKernel(&kernel, p.device.library, "cdi_scale"));
     CU(cuLaunchKernel((CUfunction)kernel, 4, 1, 1, CDI_KERNEL_THREADS, 1, 1, 0, p.a, params, NULL));
