@@ -26,6 +26,7 @@
 
 #define FIRST_PAUSE_MS 20 /* between attempts to connect; grows by half each time, up to the next line */
 #define LAST_PAUSE_MS 2000
+#define SHORT_ATTEMPT_MS 3000 /* an attempt that the deadline cut off sooner than this says nothing new of the server */
 #define ONE_ADDRESS_MS 10000 /* for one address to answer a connection attempt, when there are others to try */
 #define WATCH_MS 50          /* how often a wait looks at the flight page */
 
@@ -328,20 +329,38 @@ static void pause_ms(int64_t ms, int64_t deadline_ms)
     (void)nanosleep(&ts, NULL);
 }
 
+/* Did the deadline end this attempt before the server had time? Then the attempt before it tells the user more. */
+static bool cut_off(cddp_status st, int64_t tried_ms, int64_t deadline_ms)
+{
+    return (st == CDDP_E_IO || st == CDDP_E_TIMEOUT) && cdi_now_ms() >= deadline_ms &&
+           deadline_ms - tried_ms < SHORT_ATTEMPT_MS;
+}
+
 static cddp_status connect_with_retries(cddp_store *s, const char *host, int port, const struct job *job,
                                         struct cdi_error *err)
 {
     int64_t began_ms = cdi_now_ms(), deadline_ms = cdi_deadline_ms(began_ms, s->timeout_ms), pause = FIRST_PAUSE_MS;
 
-    for (;;) {
-        struct cdi_error why;
-        bool unknown;
-        cddp_status st = try_once(s, host, port, job, deadline_ms, &unknown, &why);
-        int64_t until_ms = unknown ? cdi_deadline_ms(began_ms, cdi_store_unknown_ms) : deadline_ms;
+    struct cdi_error why = {.msg = ""}, before;
+    cddp_status st = CDDP_OK, st_before;
+    bool unknown = false, unknown_before;
 
+    for (;;) {
+        int64_t until_ms, tried_ms = cdi_now_ms();
+
+        st_before = st;
+        unknown_before = unknown;
+        before = why;
+        st = try_once(s, host, port, job, deadline_ms, &unknown, &why);
         if (st == CDDP_OK)
             return CDDP_OK;
         cdi_store_drop(s);
+        if (st_before != CDDP_OK && cut_off(st, tried_ms, deadline_ms)) {
+            st = st_before;
+            unknown = unknown_before;
+            why = before;
+        }
+        until_ms = unknown ? cdi_deadline_ms(began_ms, cdi_store_unknown_ms) : deadline_ms;
         if (st != CDDP_E_IO && st != CDDP_E_NOT_FOUND) {
             if (err != NULL)
                 *err = why;

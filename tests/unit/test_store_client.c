@@ -431,7 +431,7 @@ Test(store_client, a_plain_server_behind_a_secret_gets_no_request)
 
     set_secret("hunter2");
     start(&s, as_torchrun);
-    cr_assert_eq(open_status(&s, 200), CDDP_E_IO);
+    cr_assert_eq(open_status(&s, 2000), CDDP_E_IO);
     cr_assert(strstr(cddp_last_error(), "when asked to prove the job's secret") != NULL, "%s", cddp_last_error());
     (void)shutdown(s.listener, SHUT_RDWR);
     stop(&s);
@@ -452,6 +452,24 @@ static bool silent(int fd, int nth)
     while (recv(fd, &byte, 1, 0) > 0)
         ;
     return false;
+}
+
+static bool as_torchrun_then_silent(int fd, int nth)
+{
+    return nth == 0 ? as_torchrun(fd, nth) : silent(fd, nth);
+}
+
+Test(store_client, an_attempt_that_the_deadline_cuts_off_does_not_hide_why_the_one_before_it_failed)
+{
+    struct script s;
+
+    set_secret("hunter2");
+    start(&s, as_torchrun_then_silent);
+    cr_assert_eq(open_status(&s, 2000), CDDP_E_IO, "%s", cddp_last_error());
+    cr_assert(strstr(cddp_last_error(), "when asked to prove the job's secret") != NULL, "%s", cddp_last_error());
+    (void)shutdown(s.listener, SHUT_RDWR);
+    stop(&s);
+    forget_secret();
 }
 
 static bool no_room_at_all(int fd, int nth)
@@ -510,7 +528,7 @@ Test(store_client, a_rendezvous_without_room_says_so_and_is_not_asked_again)
 Test(store_client, a_server_that_says_nothing_is_left_at_the_deadline)
 {
     struct script s;
-    cddp_store_options opt = {.size = sizeof opt, .host = "127.0.0.1", .timeout_ms = 200};
+    cddp_store_options opt = {.size = sizeof opt, .host = "127.0.0.1", .timeout_ms = 1000};
     cddp_store *store;
 
     start(&s, silent);
@@ -524,7 +542,7 @@ Test(store_client, a_port_where_nobody_listens_is_named_with_the_cause)
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof a;
     int fd = socket(AF_INET, SOCK_STREAM, 0); /* bound, so that nobody else gets it */
-    cddp_store_options opt = {.size = sizeof opt, .host = "127.0.0.1", .timeout_ms = 200};
+    cddp_store_options opt = {.size = sizeof opt, .host = "127.0.0.1", .timeout_ms = 1000};
     cddp_store *store;
     char where[64];
 
