@@ -259,6 +259,36 @@ static int fail_in_a_kernel(struct rank *r)
     return 0;
 }
 
+/*
+ * The context is gone, as after cudaDeviceReset, while the program works in one of another GPU: no call takes that one
+ * for its own, nor from the program.
+ */
+static int lose_the_context(struct rank *r)
+{
+    static float x[COUNT];
+    const struct cdi_op op = all_reduce(x);
+    CUcontext theirs, now_current = NULL;
+    size_t room, room_after, total;
+    uint64_t ticket;
+    cddp_status st;
+    void *p = NULL;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    RANK_CHECK(cuDevicePrimaryCtxRetain(&theirs, 2) == CUDA_SUCCESS && cuCtxSetCurrent(theirs) == CUDA_SUCCESS);
+    RANK_CHECK(cuMemGetInfo(&room, &total) == CUDA_SUCCESS);
+    configure("CDDP_STANDIN_FAIL", "cuCtxPushCurrent:1+:709");
+    RANK_CHECK(r->ops->alloc(r->b, 4096, &p, &r->err) == CDDP_E_SYSTEM && p == NULL);
+    RANK_CHECK(strstr(r->err.msg, "context current: the CUDA driver says CUDA_ERROR_CONTEXT_IS_DESTROYED") != NULL);
+    RANK_CHECK(cuMemGetInfo(&room_after, &total) == CUDA_SUCCESS && room_after == room, "no memory of another GPU");
+    st = r->ops->enqueue(r->b, &op, &ticket, &r->err);
+    RANK_CHECK(st != CDDP_OK && strstr(r->err.msg, "CUDA_ERROR_CONTEXT_IS_DESTROYED") != NULL);
+    RANK_CHECK(r->ops->health(r->b, &r->err) != CDDP_OK, "it is no communicator any more");
+    configure("CDDP_STANDIN_FAIL", "");
+    rank_close(r);
+    RANK_CHECK(cuCtxGetCurrent(&now_current) == CUDA_SUCCESS && now_current == theirs, "the program's is current");
+    return 0;
+}
+
 /* ------------------------------------------------------------------------------------------------------------ rest --
  */
 
@@ -304,6 +334,7 @@ int main(int argc, char **argv)
         {"a captured stream is refused, and nothing is broken", refuse_to_be_captured, -1},
         {"a death is heard while a driver call does not return", die_while_it_frees, 1},
         {"a fault of the GPU fails all ranks, by its name", fail_in_a_kernel, -1},
+        {"a context that is lost is no other one", lose_the_context, -1},
         {"collectives are left behind", leave_in_the_middle, -1},
     };
     const char *only = argc > 1 ? argv[1] : "";

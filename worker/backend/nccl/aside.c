@@ -32,10 +32,10 @@ static void *aside_main(void *arg)
     struct cdi_aside *a = arg;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* nothing here ends a capture of the program's */
     CUcontext was;
-    bool abandoned;
+    bool abandoned, entered;
 
     (void)cdi_cuda.capture_mode(&mode);
-    (void)cdi_cuda.context_push(a->context);
+    entered = cdi_cuda.context_push(a->context) == CUDA_SUCCESS;
     (void)pthread_mutex_lock(&a->lock);
     while (a->fn != NULL || !a->ending) {
         ncclResult_t r;
@@ -45,7 +45,7 @@ static void *aside_main(void *arg)
             continue;
         }
         (void)pthread_mutex_unlock(&a->lock);
-        r = a->fn(a->arg);
+        r = entered ? a->fn(a->arg) : ncclUnhandledCudaError;
         (void)pthread_mutex_lock(&a->lock);
         a->fn = NULL;
         atomic_store(&a->state, (int)r);
@@ -53,7 +53,8 @@ static void *aside_main(void *arg)
     }
     abandoned = a->abandoned;
     (void)pthread_mutex_unlock(&a->lock);
-    (void)cdi_cuda.context_pop(&was);
+    if (entered)
+        (void)cdi_cuda.context_pop(&was);
     if (abandoned)
         release(a);
     return NULL;

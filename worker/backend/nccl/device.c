@@ -125,7 +125,7 @@ void cdi_device_close(struct cdi_device *d)
 {
     if (d->context == NULL)
         return;
-    cdi_device_enter(d);
+    (void)cdi_device_enter(d, NULL);
     if (d->library != NULL)
         (void)cdi_cuda.library_unload(d->library);
     cdi_blocks_destroy(d->blocks);
@@ -139,17 +139,22 @@ void cdi_device_close(struct cdi_device *d)
     *d = (struct cdi_device){.info = d->info};
 }
 
+/* Which enters of this thread have put the context there, the last one in the lowest bit. */
+static _Thread_local uint32_t pushed;
+
 /* A thread's capture mode while it is ours, and what it was before the outermost enter. */
 static _Thread_local unsigned depth;
 static _Thread_local CUstreamCaptureMode mode_before;
 
-void cdi_device_enter(const struct cdi_device *d)
+cddp_status cdi_device_enter(const struct cdi_device *d, struct cdi_error *err)
 {
-    cdi_device_enter_briefly(d);
+    cddp_status st = cdi_device_enter_briefly(d, err);
+
     if (depth++ > 0)
-        return;
+        return st;
     mode_before = CU_STREAM_CAPTURE_MODE_RELAXED;
     (void)cdi_cuda.capture_mode(&mode_before);
+    return st;
 }
 
 void cdi_device_leave(const struct cdi_device *d)
@@ -159,9 +164,12 @@ void cdi_device_leave(const struct cdi_device *d)
     cdi_device_leave_briefly(d);
 }
 
-void cdi_device_enter_briefly(const struct cdi_device *d)
+cddp_status cdi_device_enter_briefly(const struct cdi_device *d, struct cdi_error *err)
 {
-    (void)cdi_cuda.context_push(d->context);
+    CUresult r = cdi_cuda.context_push(d->context);
+
+    pushed = pushed << 1 | (r == CUDA_SUCCESS);
+    return cdi_cuda_check(r, "making the GPU's context current", err);
 }
 
 void cdi_device_leave_briefly(const struct cdi_device *d)
@@ -169,7 +177,9 @@ void cdi_device_leave_briefly(const struct cdi_device *d)
     CUcontext was;
 
     (void)d;
-    (void)cdi_cuda.context_pop(&was);
+    if ((pushed & 1) != 0) /* else it would be the program's that is taken */
+        (void)cdi_cuda.context_pop(&was);
+    pushed >>= 1;
 }
 
 cddp_status cdi_device_launch(const struct cdi_device *d, struct cdi_launch *launch, struct cdi_error *err)

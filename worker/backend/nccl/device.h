@@ -41,12 +41,14 @@ void cdi_device_close(struct cdi_device *d);
 
 /*
  * Make the context current in this thread, and what was before again; in between, nothing that this thread calls ends a
- * graph capture of the program's (queries, waits, allocations would). Calls may be nested. Any thread.
+ * graph capture of the program's (queries, waits, allocations would). Calls may be nested, up to 32 deep. Any thread.
+ * CDDP_OK, or CDDP_E_SYSTEM: the context is not current, as after cudaDeviceReset, so nothing may be done that another
+ * one would take for its own. Either way a leave belongs to it, which then leaves the program's contexts alone.
  */
-void cdi_device_enter(const struct cdi_device *d);
+cddp_status cdi_device_enter(const struct cdi_device *d, struct cdi_error *err);
 void cdi_device_leave(const struct cdi_device *d);
 /* The same at half the price, for what only puts work on streams: CUDA allows that beside any capture. */
-void cdi_device_enter_briefly(const struct cdi_device *d);
+cddp_status cdi_device_enter_briefly(const struct cdi_device *d, struct cdi_error *err);
 void cdi_device_leave_briefly(const struct cdi_device *d);
 
 /* Put a launch on the communication stream. A grid of 0 is nothing to do. */

@@ -9,9 +9,10 @@ cddp_status cdi_gpu_element_begin(struct cdi_backend *b, struct cdi_error *err)
 
     if (st != CDDP_OK)
         return st;
-    cdi_device_enter_briefly(&b->device);
+    st = cdi_device_enter_briefly(&b->device, err);
     (void)pthread_mutex_lock(&b->lock);
-    st = cdi_gpu_flush(b, err);
+    if (st == CDDP_OK)
+        st = cdi_gpu_flush(b, err);
     if (st != CDDP_OK) {
         (void)pthread_mutex_unlock(&b->lock);
         cdi_device_leave_briefly(&b->device);
@@ -147,8 +148,9 @@ cddp_status cdi_gpu_scan(struct cdi_backend *b, const void *x, size_t count, cdd
     (void)pthread_mutex_lock(&b->scan_lock);
     st = enqueue_scan(b, &l, err);
     if (st == CDDP_OK) {
-        cdi_device_enter(&b->device);
-        st = cdi_gpu_await_event(b, b->scan_event, err);
+        st = cdi_device_enter(&b->device, err);
+        if (st == CDDP_OK)
+            st = cdi_gpu_await_event(b, b->scan_event, err);
         cdi_device_leave(&b->device);
     }
     if (st == CDDP_OK)

@@ -126,7 +126,7 @@ static void gpu_destroy(struct cdi_backend *b)
     if (b == NULL)
         return;
     if (b->device.context != NULL) {
-        cdi_device_enter(&b->device);
+        (void)cdi_device_enter(&b->device, NULL);
         abandon(b);
         rests = cdi_watch_stop(b) && cdi_communicator_leave(b);
         if (rests)
@@ -243,8 +243,8 @@ static cddp_status gpu_split(struct cdi_backend *b, int color, int key, struct c
 
     if (st != CDDP_OK)
         return st;
-    cdi_device_enter(&b->device);
-    if (color >= 0)
+    own = cdi_device_enter(&b->device, &why);
+    if (own == CDDP_OK && color >= 0)
         own = prepare_part(b, color, &part, &why);
     able = own == CDDP_OK;
     b->n_splits++;
@@ -279,10 +279,10 @@ static void gpu_abort(struct cdi_backend *b, cddp_status status, const char *why
 static cddp_status gpu_alloc(struct cdi_backend *b, size_t bytes, void **out, struct cdi_error *err)
 {
     CUdeviceptr p = 0;
-    cddp_status st;
+    cddp_status st = cdi_device_enter(&b->device, err);
 
-    cdi_device_enter(&b->device);
-    st = cdi_cuda_check(cdi_cuda.memory_alloc(&p, bytes > 0 ? bytes : 1), "getting memory of the GPU", err);
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.memory_alloc(&p, bytes > 0 ? bytes : 1), "getting memory of the GPU", err);
     cdi_device_leave(&b->device);
     if (st == CDDP_OK)
         *out = (void *)(uintptr_t)p;
@@ -293,7 +293,7 @@ static void gpu_release(struct cdi_backend *b, void *p)
 {
     if (p == NULL || !cdi_gpu_is_at_rest(b)) /* a kernel that nobody can end would make the driver wait for ever */
         return;
-    cdi_device_enter(&b->device);
+    (void)cdi_device_enter(&b->device, NULL); /* the driver knows whose it is */
     (void)cdi_cuda.memory_free(cdi_device_ptr(p));
     cdi_device_leave(&b->device);
 }
@@ -302,7 +302,7 @@ static bool gpu_is_device(struct cdi_backend *b, const void *p)
 {
     bool on_device;
 
-    cdi_device_enter(&b->device);
+    (void)cdi_device_enter(&b->device, NULL);
     (void)cdi_device_look(&b->device, p, &on_device, NULL);
     cdi_device_leave(&b->device);
     return on_device;
@@ -311,10 +311,10 @@ static bool gpu_is_device(struct cdi_backend *b, const void *p)
 static cddp_status gpu_check_memory(struct cdi_backend *b, const void *p, struct cdi_error *err)
 {
     bool on_device;
-    cddp_status st;
+    cddp_status st = cdi_device_enter(&b->device, err);
 
-    cdi_device_enter(&b->device);
-    st = cdi_device_look(&b->device, p, &on_device, err);
+    if (st == CDDP_OK)
+        st = cdi_device_look(&b->device, p, &on_device, err);
     cdi_device_leave(&b->device);
     return st;
 }
@@ -343,10 +343,10 @@ static cddp_status catch_up(struct cdi_backend *b, struct cdi_error *err)
 
 static cddp_status gpu_copy(struct cdi_backend *b, void *to, const void *from, size_t bytes, struct cdi_error *err)
 {
-    cddp_status st;
+    cddp_status st = cdi_device_enter(&b->device, err);
 
-    cdi_device_enter(&b->device);
-    st = catch_up(b, err);
+    if (st == CDDP_OK)
+        st = catch_up(b, err);
     if (st == CDDP_OK)
         st = cdi_device_copy(&b->device, to, from, bytes, err);
     cdi_device_leave(&b->device);
@@ -355,20 +355,20 @@ static cddp_status gpu_copy(struct cdi_backend *b, void *to, const void *from, s
 
 static cddp_status gpu_move(struct cdi_backend *b, void *to, const void *from, size_t bytes, struct cdi_error *err)
 {
-    cddp_status st;
+    cddp_status st = cdi_device_enter(&b->device, err);
 
-    cdi_device_enter(&b->device);
-    st = cdi_device_copy(&b->device, to, from, bytes, err);
+    if (st == CDDP_OK)
+        st = cdi_device_copy(&b->device, to, from, bytes, err);
     cdi_device_leave(&b->device);
     return st;
 }
 
 static void *gpu_borrow(struct cdi_backend *b, size_t bytes)
 {
-    void *p;
+    void *p = NULL;
 
-    cdi_device_enter(&b->device);
-    p = cdi_device_borrow(&b->device, bytes);
+    if (cdi_device_enter(&b->device, NULL) == CDDP_OK)
+        p = cdi_device_borrow(&b->device, bytes);
     cdi_device_leave(&b->device);
     return p;
 }
@@ -377,7 +377,7 @@ static void gpu_give_back(struct cdi_backend *b, void *p)
 {
     if (p == NULL)
         return;
-    cdi_device_enter(&b->device);
+    (void)cdi_device_enter(&b->device, NULL);
     cdi_device_give_back(&b->device, p);
     cdi_device_leave(&b->device);
 }
@@ -388,9 +388,10 @@ static cddp_status gpu_lend(struct cdi_backend *b, void **stream, struct cdi_err
 
     if (st != CDDP_OK)
         return st;
-    cdi_device_enter_briefly(&b->device);
+    st = cdi_device_enter_briefly(&b->device, err);
     (void)pthread_mutex_lock(&b->lock);
-    st = cdi_gpu_flush(b, err);
+    if (st == CDDP_OK)
+        st = cdi_gpu_flush(b, err);
     b->lent += st == CDDP_OK;
     (void)pthread_mutex_unlock(&b->lock);
     if (st == CDDP_OK)

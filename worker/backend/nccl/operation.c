@@ -459,8 +459,9 @@ cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint
 
     if (st != CDDP_OK)
         return st;
-    (brief ? cdi_device_enter_briefly : cdi_device_enter)(&b->device);
-    st = cdi_stage_prepare(b, op, &staged, err);
+    st = (brief ? cdi_device_enter_briefly : cdi_device_enter)(&b->device, err);
+    if (st == CDDP_OK)
+        st = cdi_stage_prepare(b, op, &staged, err);
     if (st == CDDP_OK) {
         (void)pthread_mutex_lock(&b->lock);
         before_it = b->given;
@@ -530,11 +531,11 @@ cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_erro
     CUevent event = NULL;
     cddp_status st = CDDP_OK;
 
-    cdi_device_enter(&b->device);
+    st = cdi_device_enter(&b->device, err);
     (void)pthread_mutex_lock(&b->lock);
-    if (ticket > b->given)
+    if (st == CDDP_OK && ticket > b->given)
         st = cdi_fail(err, CDDP_E_INVALID, "no such ticket");
-    else if (ticket > b->issued)
+    else if (st == CDDP_OK && ticket > b->issued)
         st = cdi_gpu_flush(b, err);
     if (st == CDDP_OK)
         event = event_of(b, ticket);
@@ -579,8 +580,9 @@ cddp_status cdi_gpu_follow(struct cdi_backend *b, void *stream, struct cdi_error
 
     if (st != CDDP_OK)
         return st;
-    cdi_device_enter_briefly(&b->device);
-    st = refuse_capture(stream, err);
+    st = cdi_device_enter_briefly(&b->device, err);
+    if (st == CDDP_OK)
+        st = refuse_capture(stream, err);
     (void)pthread_mutex_lock(&b->lock);
     if (st == CDDP_OK)
         st = cdi_gpu_settle(b, ncclInProgress, err); /* or what was begun would wait for this stream, too */
@@ -600,8 +602,9 @@ cddp_status cdi_gpu_lead(struct cdi_backend *b, uint64_t ticket, void *stream, s
 
     if (st != CDDP_OK)
         return st;
-    cdi_device_enter_briefly(&b->device);
-    st = refuse_capture(stream, err);
+    st = cdi_device_enter_briefly(&b->device, err);
+    if (st == CDDP_OK)
+        st = refuse_capture(stream, err);
     (void)pthread_mutex_lock(&b->lock);
     if (st == CDDP_OK && ticket > b->given)
         st = cdi_fail(err, CDDP_E_INVALID, "no such ticket");

@@ -221,7 +221,12 @@ cddp_status cdi_gpu_region_create(struct cdi_backend *b, size_t bytes, struct cd
 
     if (st != CDDP_OK)
         return st;
-    cdi_device_enter(&b->device);
+    st = cdi_device_enter(&b->device, err);
+    if (st != CDDP_OK) { /* the others wait for this rank in it */
+        st = cdi_gpu_ask(b, NULL, err);
+        cdi_device_leave(&b->device);
+        return st;
+    }
     (void)pthread_mutex_lock(&b->lock);
     seq = cdi_host->flight_enqueue(b->record, CDI_FLIGHT_REGION, 0, bytes, -1);
     cdi_host->flight_start(b->record, seq);
@@ -259,7 +264,7 @@ void cdi_gpu_region_destroy(struct cdi_backend *b, struct cdi_region *region)
         return;
     if (!cdi_gpu_is_at_rest(b)) /* NCCL or a kernel may still write to the memory, or NCCL to r->window: both stay */
         return;
-    cdi_device_enter(&b->device);
+    (void)cdi_device_enter(&b->device, NULL);
     await_all(b);
     (void)pthread_mutex_lock(&b->lock);
     (void)cdi_gpu_flush(b, NULL); /* NCCL takes a call */

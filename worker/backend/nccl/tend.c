@@ -55,11 +55,12 @@ cddp_status cdi_gpu_ask(struct cdi_backend *b, const struct cdi_op *op, struct c
 {
     char text[CDI_OP_TEXT] = "";
     struct cdi_error why;
+    cddp_status st;
     int64_t since_ms;
     CUresult r;
 
-    cdi_device_enter(&b->device);
-    r = cdi_cuda.stream_query(b->device.stream);
+    st = cdi_device_enter(&b->device, &why);
+    r = st == CDDP_OK ? cdi_cuda.stream_query(b->device.stream) : CUDA_ERROR_INVALID_CONTEXT;
     cdi_device_leave(&b->device);
     if (r == CUDA_SUCCESS || r == CUDA_ERROR_NOT_READY)
         return CDDP_OK;
@@ -69,7 +70,10 @@ cddp_status cdi_gpu_ask(struct cdi_backend *b, const struct cdi_op *op, struct c
         cdi_gpu_current(b, text, &since_ms);
         (void)pthread_mutex_unlock(&b->lock);
     }
-    (void)cdi_cuda_check(r, *text != '\0' ? text : "the GPU has failed", &why);
+    if (st == CDDP_OK)
+        (void)cdi_cuda_check(r, *text != '\0' ? text : "the GPU has failed", &why);
+    else if (*text != '\0')
+        (void)cdi_error_wrap(&why, "%s", text);
     (void)cdi_gpu_fail(b, &why);
     return cdi_gpu_health_now(b, err);
 }
@@ -79,7 +83,7 @@ static void *tend_main(void *arg)
     struct cdi_backend *b = arg;
     unsigned round = 0;
 
-    cdi_device_enter(&b->device);
+    (void)cdi_device_enter(&b->device, NULL); /* what asks the driver enters for itself */
     while (cdi_watch_pause(b, ROUND_MS)) {
         ask_nccl(b);
         if (++round % ASK_GPU_ROUNDS == 0 && cdi_gpu_health_now(b, NULL) == CDDP_OK)

@@ -301,7 +301,7 @@ static void end_it(struct cdi_backend *b)
     b->aborted = b->comm != NULL;
     if (b->aborted)
         (void)cdi_nccl.comm_abort(b->comm);
-    cdi_device_enter(&b->device);
+    (void)cdi_device_enter(&b->device, NULL); /* without it, nothing runs any more */
     (void)cdi_told_drain(b); /* what is behind the aborted collectives, copies and kernels, runs to its end */
     cdi_device_leave(&b->device);
     cdi_watch_tell(b);
