@@ -110,10 +110,10 @@ def cases(cddprun, probe, tmp):
                r"rank 0 called cddp_checkpoint_save \(broadcast of \d+ uint8 from rank 0\), rank 1 called barrier")
     yield Case("a rank does not come to a step", [*two, "--shutdown_timeout=1", str(probe), "lag"],
                r"E_TIMEOUT: all_reduce\(mean\) of \d+ float32 \(bucket 0: 'fc\.weight' and 1 more\): rank 1 did not come",
-               env={"CDDP_TIMEOUT": "1"})
+               env={"CDDP_TIMEOUT": "3"})
     yield Case("a rank is stopped", [*two, str(probe), "freeze"],
-               r"E_TIMEOUT: all_reduce.*: rank 1 did not come within 1 s \(pid \d+, which is stopped by a signal\)",
-               env={"CDDP_TIMEOUT": "1"})
+               r"E_TIMEOUT: all_reduce.*: rank 1 did not come within 3 s \(pid \d+, which is stopped by a signal\)",
+               env={"CDDP_TIMEOUT": "3"})
     yield Case("a rank dies in a collective", [*two, str(probe), "die"], r"rank 1\b.*SIGKILL", status=137)
     yield Case("port in use", [cddprun, "--master_port", str(port), "--nproc_per_node=2", str(probe)],
                rf"{port}.*in use")

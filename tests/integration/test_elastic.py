@@ -339,12 +339,12 @@ def test_different_numbers_are_refused(cddprun):
 
 
 def test_too_few_in_time_after_a_loss(cddprun):
-    with Elastic(cddprun, '2:3', conf='join_timeout=1,last_call_timeout=0') as job:
+    with Elastic(cddprun, '2:3', conf='join_timeout=4,last_call_timeout=0') as job:
         a, b = job.node(), job.node()
         in_world(a, '0 0 0/2')
         kill_agent(b)
         assert a.finish() == 1, said(a)
-        assert re.search(r'cddprun: node 1 \(.*\) was lost .*; not enough nodes came within 1 s after that: '
+        assert re.search(r'cddprun: node 1 \(.*\) was lost .*; not enough nodes came within 4 s after that: '
                          r'1 of 2 to 3 nodes are here', said(a)), said(a)
         os.unlink(os.path.join(a.tmp, 'world'))
 

@@ -83,14 +83,14 @@ def test_others_that_failed_have_a_line_each_and_a_killed_one_comes_first(cddpru
               'while :; do sleep 0.01; done')
     status, out, err = run(cddprun, '--nproc_per_node=3', *sh(script))
     assert status == 134, err
-    assert re.search(r'(?m)^cddprun: rank 2 .*SIGABRT', err) and re.search(r'\n    rank 0: exited with status 5, 0\.\d+ s later\n', err), err
+    assert re.search(r'(?m)^cddprun: rank 2 .*SIGABRT', err) and re.search(r'\n    rank 0: exited with status 5, [\d.]+ s later\n', err), err
 
 
 def test_of_a_rank_that_hangs_it_is_told_where_it_is_and_who_waits(cddprun):
     probe = os.environ['CDDP_PROBE']
-    with Job(cddprun, '--nproc_per_node=3', '--shutdown_timeout=1', probe, 'freeze', env={'CDDP_TIMEOUT': '1'}) as job:
+    with Job(cddprun, '--nproc_per_node=3', '--shutdown_timeout=1', probe, 'freeze', env={'CDDP_TIMEOUT': '3'}) as job:
         assert job.finish() == 3, job.err
-        assert re.search(r'(?m)^    at that moment: rank 1 before the first collective; ranks 0, 2 in all_reduce #1(, for 1 s)?$', job.err), job.err
+        assert re.search(r'(?m)^    at that moment: rank 1 before the first collective; ranks 0, 2 in all_reduce #1(, for \d+ s)?$', job.err), job.err
 
 
 def test_a_rank_that_exits_with_0_in_the_middle_is_the_cause_and_called_that(cddprun):

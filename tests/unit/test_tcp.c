@@ -258,11 +258,11 @@ Test(tcp, a_stranger_pushes_out_only_those_from_its_own_host)
 
 static int never_connects(struct rank *r)
 {
-    r->world.join_timeout_ms = 500;
+    r->world.join_timeout_ms = 2000;
     if (r->rank == 1)
         return 0;
     RANK_CHECK(rank_open(r) == CDDP_E_TIMEOUT);
-    RANK_CHECK(strstr(r->err.msg, "node 1 did not come to connect within 0.") != NULL);
+    RANK_CHECK(strstr(r->err.msg, "node 1 did not come to connect within ") != NULL);
     return 0;
 }
 
