@@ -207,9 +207,10 @@ CDDP_API void cddp_free(cddp_comm *comm, void *p); /* give memory of cddp_alloc 
  * for. CDDP_OK, CDDP_E_INVALID, CDDP_E_SYSTEM, or what a collective may return. Any thread.
  *
  * Here and in collectives, memory of another GPU than this rank's is CDDP_E_INVALID, and the sentence names both:
- * usually cudaSetDevice was not called. Managed memory is taken as the GPU's. What malloc gave is host memory on every
- * machine, also where the GPU could reach it (HMM, Grace): NCCL does not take it, so collectives on it pass through
- * pinned memory, and a reducer refuses it.
+ * usually cudaSetDevice was not called. So is memory of a context of the GPU's that is not the primary one, which the
+ * CUDA runtime uses. Managed memory is taken as the GPU's. What malloc gave is host memory on every machine, also where
+ * the GPU could reach it (HMM, Grace): NCCL does not take it, so collectives on it pass through pinned memory, and a
+ * reducer refuses it.
  */
 CDDP_API cddp_status cddp_copy(cddp_comm *comm, void *to, const void *from, size_t bytes);
 

@@ -119,6 +119,10 @@ static void load(struct facts_cuda *cuda)
         memcpy(&cuda->p_##function, &symbol, sizeof symbol);
     FACTS_CUDA(X)
 #undef X
+    if (get("cuCtxCreate", &symbol, 3020, CU_GET_PROC_ADDRESS_DEFAULT, NULL) == CUDA_SUCCESS)
+        memcpy(&cuda->create_context, &symbol, sizeof symbol);
+    if (get("cuCtxDestroy", &symbol, 4000, CU_GET_PROC_ADDRESS_DEFAULT, NULL) == CUDA_SUCCESS)
+        memcpy(&cuda->destroy_context, &symbol, sizeof symbol);
 }
 
 /* Whether all that follows has what it cannot do without. */
@@ -233,9 +237,12 @@ void facts_pointer(const struct facts *f, const char *name, const void *p)
     const CUdeviceptr at = (CUdeviceptr)(uintptr_t)p;
     unsigned kind = 0, all_kind = 0, managed = 0;
     int ordinal = -2;
+    CUcontext context = NULL;
+    CUdeviceptr here = 0;
     CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
-                                   CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
-    void *values[] = {&all_kind, &managed, &ordinal};
+                                   CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_CONTEXT},
+                        reach[] = {CU_POINTER_ATTRIBUTE_DEVICE_POINTER};
+    void *values[] = {&all_kind, &managed, &ordinal, &context}, *reached[] = {&here};
 
     facts_begin(name);
     if (c->p_cuPointerGetAttribute != NULL) {
@@ -243,12 +250,33 @@ void facts_pointer(const struct facts *f, const char *name, const void *p)
         facts_int("one_type", kind);
     }
     if (c->p_cuPointerGetAttributes != NULL) {
-        facts_int("all_code", c->p_cuPointerGetAttributes(3, which, values, at));
+        facts_int("all_code", c->p_cuPointerGetAttributes(4, which, values, at));
         facts_int("all_type", all_kind);
         facts_int("managed", managed);
         facts_int("ordinal", ordinal);
+        facts_text("context", context == NULL ? "none" : context == f->context ? "the primary one" : "another");
+        facts_int("reach_code", c->p_cuPointerGetAttributes(1, reach, reached, at));
+        facts_int("reached", here != 0);
     }
     facts_end();
+}
+
+/* Memory of a context that is not the primary one, seen from that: does the driver say that it is out of reach? */
+static void tell_second_context(const struct facts *f)
+{
+    const struct facts_cuda *c = &f->cuda;
+    CUcontext second = NULL, was;
+    CUdeviceptr theirs = 0;
+
+    if (c->create_context == NULL || c->destroy_context == NULL || c->p_cuCtxPopCurrent == NULL ||
+        c->create_context(&second, 0, f->device) != CUDA_SUCCESS)
+        return;
+    if (c->p_cuMemAlloc(&theirs, SMALL) != CUDA_SUCCESS)
+        theirs = 0;
+    (void)c->p_cuCtxPopCurrent(&was);
+    if (theirs != 0)
+        facts_pointer(f, "of_a_second_context", (void *)(uintptr_t)theirs);
+    (void)c->destroy_context(second);
 }
 
 static void tell_pointers(const struct facts *f)
@@ -276,6 +304,12 @@ static void tell_pointers(const struct facts *f)
         facts_pointer(f, "managed", (void *)(uintptr_t)managed);
         (void)c->p_cuMemFree(managed);
     }
+    if (c->p_cuMemAllocAsync != NULL && c->p_cuMemFreeAsync != NULL &&
+        c->p_cuMemAllocAsync(&device, SMALL, f->stream) == CUDA_SUCCESS) {
+        facts_pointer(f, "of_a_pool", (void *)(uintptr_t)device);
+        (void)c->p_cuMemFreeAsync(device, f->stream);
+    }
+    tell_second_context(f);
     facts_end();
     free(plain);
 }

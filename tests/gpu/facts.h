@@ -7,6 +7,7 @@
 #define CDI_TEST_FACTS_H
 
 #include <cuda.h>
+#include <cudaTypedefs.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -37,6 +38,8 @@
     X(cuMemAlloc, 3020)                  \
     X(cuMemFree, 3020)                   \
     X(cuMemAllocManaged, 6000)           \
+    X(cuMemAllocAsync, 11020)            \
+    X(cuMemFreeAsync, 11020)             \
     X(cuMemHostAlloc, 2020)              \
     X(cuMemFreeHost, 2000)               \
     X(cuMemsetD8Async, 3020)             \
@@ -52,6 +55,8 @@ struct facts_cuda {
 #define X(function, version) __typeof__(&(function)) p_##function;
     FACTS_CUDA(X)
 #undef X
+    PFN_cuCtxCreate_v3020 create_context; /* of this form, whatever the header has */
+    PFN_cuCtxDestroy_v4000 destroy_context;
 };
 
 struct facts {

@@ -113,6 +113,7 @@ struct si_alloc {
     char *host;
     size_t bytes;
     CUcontext ctx;
+    bool of_no_context; /* of a pool, or of NCCL's: to the driver it is the device's */
     uint64_t number;
     unsigned registered; /* with NCCL, as a buffer or a window */
     struct si_history history;

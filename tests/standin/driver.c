@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct CUctx_st contexts[SI_DEVICES];
+static struct CUctx_st contexts[2 * SI_DEVICES]; /* the primary ones, then a second one of each device */
 static unsigned n_devices;
 static bool initialised;
 
@@ -36,6 +36,7 @@ static void choose_devices(void)
     for (unsigned i = 0; i < n_devices; i++) {
         contexts[i].device = i;
         contexts[i].physical = (unsigned)shown[i];
+        contexts[SI_DEVICES + i] = contexts[i];
     }
 }
 
@@ -212,7 +213,12 @@ SI_EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice dev)
 
 static bool is_context(CUcontext ctx)
 {
-    return ctx >= contexts && ctx < contexts + n_devices;
+    return ctx >= contexts && ctx < contexts + 2 * SI_DEVICES && (unsigned)(ctx - contexts) % SI_DEVICES < n_devices;
+}
+
+CUcontext standin_second_context(int device)
+{
+    return &contexts[SI_DEVICES + device];
 }
 
 SI_EXPORT CUresult cuCtxGetCurrent(CUcontext *pctx)

@@ -96,7 +96,8 @@ CUresult si_alloc(enum si_memory kind, size_t bytes, size_t align, void **out)
         free(a);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    *a = (struct si_alloc){.kind = kind, .host = p, .bytes = bytes, .ctx = ctx};
+    *a =
+        (struct si_alloc){.kind = kind, .host = p, .bytes = bytes, .ctx = ctx, .of_no_context = kind == SI_NCCL_MEMORY};
     if (enter_table(a) != CUDA_SUCCESS) {
         free(p);
         free(a);
@@ -211,9 +212,13 @@ SI_EXPORT CUresult cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream 
     si_unlock();
     if (rc == CUDA_SUCCESS)
         rc = si_alloc(SI_DEVICE, bytesize, 512, &at);
-    if (rc == CUDA_SUCCESS)
-        *dptr = (CUdeviceptr)at;
-    return rc;
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    si_lock();
+    si_find_locked(at, 1)->of_no_context = true;
+    si_unlock();
+    *dptr = (CUdeviceptr)at;
+    return CUDA_SUCCESS;
 }
 
 static void run_nothing(struct si_op *op)
@@ -307,6 +312,15 @@ SI_EXPORT CUresult cuMemGetInfo(size_t *free_bytes, size_t *total)
     return CUDA_SUCCESS;
 }
 
+/* By "kernels running in the current CUcontext" (cuda.h). Contexts of one device share no addresses. */
+static bool is_within_reach(const struct si_alloc *a)
+{
+    CUcontext here = si_current();
+
+    return si_is_hosts(a->kind) ||
+           (here != NULL && (a->of_no_context ? here->device == a->ctx->device : here == a->ctx));
+}
+
 static CUresult attribute(void *data, CUpointer_attribute which, const struct si_alloc *a, CUdeviceptr ptr)
 {
     uintptr_t start = (uintptr_t)a->host | (si_is_hosts(a->kind) ? 0 : (uintptr_t)ptr & TAG_MASK);
@@ -314,7 +328,9 @@ static CUresult attribute(void *data, CUpointer_attribute which, const struct si
     if (which == CU_POINTER_ATTRIBUTE_MEMORY_TYPE)
         *(CUmemorytype *)data = a->kind == SI_PINNED ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
     else if (which == CU_POINTER_ATTRIBUTE_CONTEXT)
-        *(CUcontext *)data = a->kind == SI_NCCL_MEMORY ? NULL : a->ctx;
+        *(CUcontext *)data = a->of_no_context ? NULL : a->ctx;
+    else if (which == CU_POINTER_ATTRIBUTE_DEVICE_POINTER && !is_within_reach(a))
+        return CUDA_ERROR_INVALID_VALUE;
     else if (which == CU_POINTER_ATTRIBUTE_DEVICE_POINTER)
         *(CUdeviceptr *)data = ptr;
     else if (which == CU_POINTER_ATTRIBUTE_IS_MANAGED)

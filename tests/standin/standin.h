@@ -120,6 +120,9 @@ STANDIN_API uint64_t standin_threads(void);
 /* Is a call in the driver that holds the context (CDDP_STANDIN_CONTEXT_LOCK)? */
 STANDIN_API bool standin_context_held(void);
 
+/* A context that is not the device's primary one, as cuCtxCreate makes it; it stays. After cuInit. */
+STANDIN_API struct CUctx_st *standin_second_context(int device);
+
 /* What exists now. */
 struct standin_live {
     unsigned device_memory, pinned_memory, streams, events, libraries, communicators;

@@ -114,6 +114,43 @@ Test(copies, memory_of_another_gpu_is_refused_and_both_are_named)
     end(comm);
 }
 
+/* As of a program, or another library, that has made a context of its own: kernels would meet an illegal address. */
+Test(copies, memory_of_another_context_of_the_gpu_is_refused)
+{
+    cddp_comm *comm = begin();
+    CUdeviceptr theirs;
+    float x = 3;
+
+    CU(cuCtxPushCurrent(standin_second_context(0)));
+    CU(cuMemAlloc(&theirs, 4096));
+    CU(cuCtxPopCurrent(NULL));
+    cr_assert_eq(cddp_all_reduce(comm, (void *)theirs, (void *)theirs, 1, CDDP_FLOAT32, CDDP_SUM), CDDP_E_INVALID);
+    SAYS("is of another context of GPU 0 (Stand-in device at 0000:01:00.0)");
+    SAYS("cuDevicePrimaryCtxRetain");
+    cr_assert_eq(cddp_copy(comm, (void *)theirs, &x, sizeof x), CDDP_E_INVALID);
+    CU(cuMemFree(theirs));
+    end(comm);
+}
+
+/* The driver calls it nobody's: of no context. */
+Test(copies, memory_of_a_pool_is_the_gpus)
+{
+    cddp_comm *comm = begin();
+    CUstream s = device_stream();
+    CUdeviceptr pooled;
+    float x = 3, y = 0;
+
+    CU(cuMemAllocAsync(&pooled, 4096, s));
+    CU(cuStreamSynchronize(s));
+    OK(cddp_copy(comm, (void *)pooled, &x, sizeof x));
+    OK(cddp_all_reduce(comm, (void *)pooled, (void *)pooled, 1, CDDP_FLOAT32, CDDP_SUM));
+    OK(cddp_copy(comm, &y, (void *)pooled, sizeof y));
+    cr_assert_eq(y, 3);
+    CU(cuMemFreeAsync(pooled, s));
+    CU(cuStreamDestroy(s));
+    end(comm);
+}
+
 Test(copies, managed_memory_is_every_gpus)
 {
     cddp_comm *comm = begin();

@@ -219,17 +219,44 @@ static cddp_status fail_of_another(const struct cdi_device *d, const void *p, in
 }
 
 /*
- * One call for all three: unlike cuPointerGetAttribute, it has no error for memory that CUDA does not know, but answers
+ * Can kernels of the current context use it? Asked only about memory of another one, since most of such memory is out
+ * of reach, but not that of a green context, which is a part of the primary one (cuda.h, cuCtxFromGreenCtx).
+ */
+static bool is_within_reach(const void *p)
+{
+    CUpointer_attribute which = CU_POINTER_ATTRIBUTE_DEVICE_POINTER;
+    CUdeviceptr here = 0;
+    void *answer = &here;
+
+    return cdi_cuda.pointer_attributes(1, &which, &answer, cdi_device_ptr(p)) == CUDA_SUCCESS && here != 0;
+}
+
+static cddp_status fail_of_another_context(const struct cdi_device *d, const void *p, struct cdi_error *err)
+{
+    char name[160];
+
+    name_gpu(name, sizeof name, d->info.device);
+    return cdi_fail(err, CDDP_E_INVALID,
+                    "the memory at %p is of another context of %s, out of reach of the primary one, in which this rank "
+                    "works as the CUDA runtime does: allocate it with cudaMalloc, or with the context of "
+                    "cuDevicePrimaryCtxRetain current",
+                    p, name);
+}
+
+/*
+ * One call for all: unlike cuPointerGetAttribute, it has no error for memory that CUDA does not know, but answers
  * of 0. Such memory is malloc's, too, where the GPU could reach it (HMM, ATS): NCCL takes none of it, so it is the
- * host's on every machine. Managed memory is every GPU's.
+ * host's on every machine. Managed memory is every GPU's. Memory of a pool, and what was mapped by cuMemMap, as NCCL's
+ * is, has no context (UCX, which asks the same: cuda_copy_md.c).
  */
 cddp_status cdi_device_look(const struct cdi_device *d, const void *p, bool *on_device, struct cdi_error *err)
 {
     CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
-                                   CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+                                   CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_CONTEXT};
     unsigned type = 0, managed = 0;
     int ordinal = -1;
-    void *answers[] = {&type, &managed, &ordinal};
+    CUcontext context = NULL;
+    void *answers[] = {&type, &managed, &ordinal, &context};
     cddp_status st = CDDP_OK;
 
     if (p != NULL)
@@ -237,7 +264,10 @@ cddp_status cdi_device_look(const struct cdi_device *d, const void *p, bool *on_
             cdi_cuda.pointer_attributes(sizeof which / sizeof which[0], which, answers, cdi_device_ptr(p)),
             "asking whose memory this is", err);
     *on_device = st != CDDP_OK || type == CU_MEMORYTYPE_DEVICE || managed != 0;
-    if (st == CDDP_OK && type == CU_MEMORYTYPE_DEVICE && managed == 0 && ordinal != d->info.device)
+    if (st != CDDP_OK || type != CU_MEMORYTYPE_DEVICE || managed != 0)
+        return st;
+    if (ordinal != d->info.device)
         return fail_of_another(d, p, ordinal, err);
-    return st;
+    return context == NULL || context == d->context || is_within_reach(p) ? CDDP_OK
+                                                                          : fail_of_another_context(d, p, err);
 }

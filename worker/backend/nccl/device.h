@@ -55,9 +55,10 @@ void cdi_device_leave_briefly(const struct cdi_device *d);
 cddp_status cdi_device_launch(const struct cdi_device *d, struct cdi_launch *launch, struct cdi_error *err);
 
 /*
- * Is it this GPU's memory, or managed memory? Else it is the host's, pinned or not. NULL is the host's. Any thread.
- * CDDP_OK; and with *on_device true, since nobody may take it for the host's: CDDP_E_INVALID (another GPU's: the
- * sentence names both), CDDP_E_SYSTEM (the driver does not say, as after a fault of the GPU).
+ * Is it this GPU's memory, or managed memory? Else it is the host's, pinned or not. NULL is the host's. Any thread,
+ * with the context current. CDDP_OK; and with *on_device true, since nobody may take it for the host's: CDDP_E_INVALID
+ * (another GPU's, of which the sentence names both, or of another context, out of reach of this one's kernels),
+ * CDDP_E_SYSTEM (the driver does not say, as after a fault of the GPU).
  */
 cddp_status cdi_device_look(const struct cdi_device *d, const void *p, bool *on_device, struct cdi_error *err);
 
