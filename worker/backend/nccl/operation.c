@@ -1,23 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Operations on the communication stream: the ring of them, how each becomes NCCL's calls, and who waits for whom. */
+/* Operations on the communication stream: the ring of them, and how each becomes NCCL's calls. */
 #include "common/clock.h"
 #include "worker/backend/nccl/mean.h"
 #include "worker/backend/nccl/state.h"
 #include "worker/dtype.h"
 #include "worker/op_text.h"
 
-#include <sched.h>
 #include <string.h>
-#include <time.h>
-
-#define SPIN_NS 50000   /* a join asks without a pause, */
-#define YIELD_NS 500000 /* then lets others run in between, */
-#define NAP_NS 50000    /* then sleeps for so long */
-
-static struct cdi_slot *slot_of(const struct cdi_backend *b, uint64_t ticket)
-{
-    return &b->ring[ticket & (b->ring_size - 1)];
-}
 
 /* The sentence names the operation; the communicator is broken. */
 static cddp_status broken(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err)
@@ -39,7 +28,7 @@ static bool grow(struct cdi_backend *b)
     if (ring == NULL)
         return false;
     for (uint64_t t = b->given - b->ring_size + 1; b->ring_size > 0 && t <= b->given; t++)
-        ring[t & (size - 1)] = *slot_of(b, t);
+        ring[t & (size - 1)] = *cdi_slot_of(b, t);
     cdi_host->release(b->ring);
     b->ring = ring;
     b->ring_size = size;
@@ -55,7 +44,7 @@ static cddp_status next_slot(struct cdi_backend *b, struct cdi_slot **out, struc
     if (b->given - b->done >= b->ring_size && !grow(b))
         return cdi_fail(err, b->ring_size >= CDI_RING_LIMIT ? CDDP_E_LIMIT : CDDP_E_NOMEM,
                         "%zu collectives are under way: join some of them", b->ring_size);
-    s = slot_of(b, b->given + 1);
+    s = cdi_slot_of(b, b->given + 1);
     if (s->done == NULL)
         st = cdi_cuda_check(cdi_cuda.event_create(&s->done, CU_EVENT_DISABLE_TIMING), "creating an event", err);
     *out = s;
@@ -104,7 +93,7 @@ bool cdi_gpu_poll(struct cdi_backend *b)
 
     while (b->done < b->issued) {
         uint64_t ticket = b->done + 1;
-        struct cdi_slot *s = slot_of(b, ticket);
+        struct cdi_slot *s = cdi_slot_of(b, ticket);
 
         if (s->started_ms == 0 && cdi_told(started, ticket)) {
             s->started_ms = cdi_now_ms();
@@ -120,7 +109,7 @@ bool cdi_gpu_poll(struct cdi_backend *b)
 
 void cdi_gpu_current(const struct cdi_backend *b, char text[CDI_OP_TEXT], int64_t *since_ms)
 {
-    const struct cdi_slot *s = b->done < b->given ? slot_of(b, b->done + 1) : NULL;
+    const struct cdi_slot *s = b->done < b->given ? cdi_slot_of(b, b->done + 1) : NULL;
 
     text[0] = '\0';
     *since_ms = s == NULL                                                            ? 0
@@ -313,7 +302,7 @@ static ncclResult_t make_calls(struct cdi_backend *b, uint64_t first, uint64_t l
     c->comm = b->comm;
     c->n_ops = 0;
     for (uint64_t t = first; t <= last; t++, c->n_ops++) {
-        c->ops[c->n_ops] = &slot_of(b, t)->op;
+        c->ops[c->n_ops] = &cdi_slot_of(b, t)->op;
         shape = cdi_shape_of(shape, c->ops[c->n_ops], b->world.size);
     }
     if (b->aside == NULL || cdi_shape_known(&b->shapes, shape))
@@ -339,21 +328,21 @@ cddp_status cdi_gpu_settle(struct cdi_backend *b, ncclResult_t r, struct cdi_err
         cdi_now_ms() >= cdi_deadline_ms(b->begun_ms, b->world.timeout_ms)) {
         char text[CDI_OP_TEXT];
 
-        cdi_op_text(&slot_of(b, first)->op, text, sizeof text);
+        cdi_op_text(&cdi_slot_of(b, first)->op, text, sizeof text);
         cdi_gpu_too_late(b, text, first);
         return cdi_gpu_health_now(b, err);
     }
     for (uint64_t t = first; t <= b->begun && st == CDDP_OK; t++)
-        st = after(b, slot_of(b, t), &why);
+        st = after(b, cdi_slot_of(b, t), &why);
     /* The event first: it has come when the host sees the word. */
     if (st == CDDP_OK)
-        st = record(b, slot_of(b, b->begun)->done, &why);
+        st = record(b, cdi_slot_of(b, b->begun)->done, &why);
     if (st == CDDP_OK)
         st = cdi_told_end(b, b->begun, &why);
     if (st == CDDP_OK)
         b->issued = b->begun;
     else
-        st = broken(b, &slot_of(b, first)->op, &why);
+        st = broken(b, &cdi_slot_of(b, first)->op, &why);
     if (st != CDDP_OK && err != NULL)
         *err = why;
     return st;
@@ -373,13 +362,13 @@ static cddp_status begin(struct cdi_backend *b, struct cdi_error *err)
         return st;
     b->pending_bytes = 0;
     for (uint64_t t = first; t <= last && st == CDDP_OK; t++) {
-        slot_of(b, t)->last = last;
-        st = before(b, slot_of(b, t), err);
+        cdi_slot_of(b, t)->last = last;
+        st = before(b, cdi_slot_of(b, t), err);
     }
     if (st == CDDP_OK)
         st = cdi_told_start(b, last, err);
     if (st != CDDP_OK)
-        return broken(b, &slot_of(b, first)->op, err);
+        return broken(b, &cdi_slot_of(b, first)->op, err);
     if (!cdi_nccl_enter(b))
         return cdi_gpu_health_now(b, err);
     r = make_calls(b, first, last);
@@ -442,8 +431,7 @@ static cddp_status append(struct cdi_backend *b, const struct cdi_op *op, struct
     return op->more && bytes <= CDI_GROUP_BYTES ? CDDP_OK : start(b, err);
 }
 
-/* A call has failed: that may be the program's fault, or the GPU has failed; then the communicator has, too. */
-static cddp_status failed_call(struct cdi_backend *b, cddp_status st, const struct cdi_op *op, struct cdi_error *err)
+cddp_status cdi_gpu_failed_call(struct cdi_backend *b, cddp_status st, const struct cdi_op *op, struct cdi_error *err)
 {
     cddp_status well = st == CDDP_E_SYSTEM ? cdi_gpu_ask(b, op, err) : CDDP_OK;
 
@@ -474,163 +462,5 @@ cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint
         cdi_stage_free(staged);
     }
     (brief ? cdi_device_leave_briefly : cdi_device_leave)(&b->device);
-    return failed_call(b, st, op, err);
-}
-
-/* -------------------------------------------------------------------------------------------------- who waits ---- */
-
-static void pause_between(int64_t t0)
-{
-    const struct timespec nap = {.tv_nsec = NAP_NS};
-    int64_t waited = cdi_now_ns() - t0;
-
-    if (waited > YIELD_NS)
-        (void)nanosleep(&nap, NULL);
-    else if (waited > SPIN_NS)
-        (void)sched_yield();
-}
-
-cddp_status cdi_gpu_await_event(struct cdi_backend *b, CUevent event, struct cdi_error *err)
-{
-    int64_t t0 = cdi_now_ns();
-    CUresult r;
-
-    while ((r = cdi_cuda.event_query(event)) == CUDA_ERROR_NOT_READY) {
-        if (atomic_load(&b->failed))
-            return cdi_gpu_health(b, err);
-        pause_between(t0);
-    }
-    if (r != CUDA_SUCCESS) {
-        struct cdi_error why;
-
-        (void)cdi_cuda_check(r, "waiting for the GPU", &why);
-        (void)cdi_gpu_fail(b, &why);
-    }
-    return cdi_gpu_health(b, err);
-}
-
-/* Until the stream has said so, or the communicator has failed. */
-static cddp_status await_ticket(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
-{
-    int64_t t0 = cdi_now_ns();
-
-    while (!cdi_told(atomic_load_explicit(&b->words->done, memory_order_acquire), ticket) && !atomic_load(&b->failed))
-        pause_between(t0);
-    return cdi_gpu_health(b, err);
-}
-
-/* The event behind an operation; NULL: it has come long ago. */
-static CUevent event_of(const struct cdi_backend *b, uint64_t ticket)
-{
-    return ticket == 0 || ticket + b->ring_size <= b->given ? NULL : slot_of(b, slot_of(b, ticket)->last)->done;
-}
-
-cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
-{
-    struct cdi_staged *large = NULL;
-    CUevent event = NULL;
-    cddp_status st = CDDP_OK;
-
-    st = cdi_device_enter(&b->device, err);
-    (void)pthread_mutex_lock(&b->lock);
-    if (st == CDDP_OK && ticket > b->given)
-        st = cdi_fail(err, CDDP_E_INVALID, "no such ticket");
-    else if (st == CDDP_OK && ticket > b->issued)
-        st = cdi_gpu_flush(b, err);
-    if (st == CDDP_OK)
-        event = event_of(b, ticket);
-    (void)pthread_mutex_unlock(&b->lock);
-    if (st == CDDP_OK)
-        st = event != NULL ? await_ticket(b, ticket, err) : cdi_gpu_health(b, err);
-    if (st == CDDP_OK) {
-        (void)pthread_mutex_lock(&b->lock);
-        (void)cdi_gpu_poll(b);
-        large = cdi_stage_take(b, ticket);
-        (void)pthread_mutex_unlock(&b->lock);
-        if (event != NULL) /* has come; for CUDA what was before it now is, too: to it the word means nothing */
-            (void)cdi_cuda.event_query(event);
-    }
-    cdi_stage_free(large);
-    cdi_device_leave(&b->device);
-    return st;
-}
-
-/* What is captured would run later, or again, and nobody here would know. Asking ends no capture. */
-static cddp_status refuse_capture(CUstream stream, struct cdi_error *err)
-{
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    CUresult r = cdi_cuda.stream_capturing(stream, &status);
-
-    if (r == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE)
-        return CDDP_OK;
-    if (r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
-        return cdi_fail(err, CDDP_E_UNSUPPORTED,
-                        "CUDA's legacy stream waits for a stream that captures a graph: give a stream of its own, made "
-                        "with cudaStreamNonBlocking, or make this call before or after the capture");
-    if (r == CUDA_SUCCESS)
-        return cdi_fail(err, CDDP_E_UNSUPPORTED,
-                        "the stream captures a graph, and communication cannot be captured: make this call before "
-                        "cudaStreamBeginCapture or after cudaStreamEndCapture");
-    return cdi_cuda_check(r, "asking whether a stream captures a graph", err);
-}
-
-cddp_status cdi_gpu_follow(struct cdi_backend *b, void *stream, struct cdi_error *err)
-{
-    cddp_status st = cdi_gpu_health(b, err);
-
-    if (st != CDDP_OK)
-        return st;
-    st = cdi_device_enter_briefly(&b->device, err);
-    if (st == CDDP_OK)
-        st = refuse_capture(stream, err);
-    (void)pthread_mutex_lock(&b->lock);
-    if (st == CDDP_OK)
-        st = cdi_gpu_settle(b, ncclInProgress, err); /* or what was begun would wait for this stream, too */
-    if (st == CDDP_OK)
-        st = cdi_cuda_check(cdi_cuda.event_record(b->mark, stream), "following a stream", err);
-    if (st == CDDP_OK)
-        st = cdi_cuda_check(cdi_cuda.stream_wait(b->device.stream, b->mark, 0), "following a stream", err);
-    (void)pthread_mutex_unlock(&b->lock);
-    cdi_device_leave_briefly(&b->device);
-    return failed_call(b, st, NULL, err);
-}
-
-cddp_status cdi_gpu_lead(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err)
-{
-    CUevent event = NULL;
-    cddp_status st = cdi_gpu_health(b, err);
-
-    if (st != CDDP_OK)
-        return st;
-    st = cdi_device_enter_briefly(&b->device, err);
-    if (st == CDDP_OK)
-        st = refuse_capture(stream, err);
-    (void)pthread_mutex_lock(&b->lock);
-    if (st == CDDP_OK && ticket > b->given)
-        st = cdi_fail(err, CDDP_E_INVALID, "no such ticket");
-    else if (st == CDDP_OK && (ticket == 0 || ticket > b->issued))
-        st = cdi_gpu_flush(b, err);
-    if (st == CDDP_OK && ticket == 0)
-        st = record(b, event = b->tail, err);
-    else if (st == CDDP_OK)
-        event = event_of(b, ticket);
-    if (st == CDDP_OK && event != NULL)
-        st = cdi_cuda_check(cdi_cuda.stream_wait(stream, event, 0), "making a stream wait", err);
-    (void)pthread_mutex_unlock(&b->lock);
-    cdi_device_leave_briefly(&b->device);
-    return failed_call(b, st, NULL, err);
-}
-
-cddp_status cdi_gpu_agree(struct cdi_backend *b, int32_t *value, cddp_op how, struct cdi_error *err)
-{
-    const struct cdi_op op = {
-        .kind = CDI_ALL_REDUCE, .in = value, .out = value, .count = 1, .dtype = CDDP_INT32, .op = how, .bucket = -1};
-    uint64_t ticket;
-    cddp_status st;
-
-    if (b->world.size == 1)
-        return cdi_gpu_health(b, err);
-    st = cdi_gpu_enqueue(b, &op, &ticket, err);
-
-    return st == CDDP_OK ? cdi_gpu_join(b, ticket, err) : st;
+    return cdi_gpu_failed_call(b, st, op, err);
 }

@@ -216,9 +216,6 @@ cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *wha
 /* ---------------------------------------------------------------------------------- operations (operation.c) ---- */
 
 cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint64_t *ticket, struct cdi_error *err);
-cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
-cddp_status cdi_gpu_follow(struct cdi_backend *b, void *stream, struct cdi_error *err);
-cddp_status cdi_gpu_lead(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err);
 /*
  * With `lock`: NCCL has said r to what was begun last ("in progress": ask it until it is on the stream), and whatever
  * comes behind it, its ends first, may be put there. Nothing to do where nothing was begun. Polls, see settle above.
@@ -231,11 +228,26 @@ bool cdi_gpu_poll(struct cdi_backend *b);
 /* With `lock`: the operation that NCCL or the GPU is at, for sentences ("": none), and since when (0: it has not
  * started). */
 void cdi_gpu_current(const struct cdi_backend *b, char text[CDI_OP_TEXT], int64_t *since_ms);
+/* A call about op has ended with st: that may be the program's fault, or the GPU has failed; then the communicator has,
+ * too. Without `lock`. */
+cddp_status cdi_gpu_failed_call(struct cdi_backend *b, cddp_status st, const struct cdi_op *op, struct cdi_error *err);
+void cdi_gpu_free_ring(struct cdi_backend *b);
+
+/* With `lock`: of one of the last ring_size tickets. */
+static inline struct cdi_slot *cdi_slot_of(const struct cdi_backend *b, uint64_t ticket)
+{
+    return &b->ring[ticket & (b->ring_size - 1)];
+}
+
+/* ------------------------------------------------------------------------------------------ who waits (wait.c) ---- */
+
+cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
+cddp_status cdi_gpu_follow(struct cdi_backend *b, void *stream, struct cdi_error *err);
+cddp_status cdi_gpu_lead(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err);
 /* Block until the event has come, the communicator has failed and nothing runs any more. Without `lock`. */
 cddp_status cdi_gpu_await_event(struct cdi_backend *b, CUevent event, struct cdi_error *err);
 /* One blocking all_reduce of host memory, for agreements. */
 cddp_status cdi_gpu_agree(struct cdi_backend *b, int32_t *value, cddp_op op, struct cdi_error *err);
-void cdi_gpu_free_ring(struct cdi_backend *b);
 
 /* --------------------------------------------------------------------------- what the stream tells (told.c) ---- */
 

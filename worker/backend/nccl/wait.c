@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Who waits for whom: the host for operations, and streams for one another. */
+#include "common/clock.h"
+#include "worker/backend/nccl/state.h"
+
+#include <sched.h>
+#include <time.h>
+
+#define SPIN_NS 50000   /* a join asks without a pause, */
+#define YIELD_NS 500000 /* then lets others run in between, */
+#define NAP_NS 50000    /* then sleeps for so long */
+
+static void pause_between(int64_t t0)
+{
+    const struct timespec nap = {.tv_nsec = NAP_NS};
+    int64_t waited = cdi_now_ns() - t0;
+
+    if (waited > YIELD_NS)
+        (void)nanosleep(&nap, NULL);
+    else if (waited > SPIN_NS)
+        (void)sched_yield();
+}
+
+cddp_status cdi_gpu_await_event(struct cdi_backend *b, CUevent event, struct cdi_error *err)
+{
+    int64_t t0 = cdi_now_ns();
+    CUresult r;
+
+    while ((r = cdi_cuda.event_query(event)) == CUDA_ERROR_NOT_READY) {
+        if (atomic_load(&b->failed))
+            return cdi_gpu_health(b, err);
+        pause_between(t0);
+    }
+    if (r != CUDA_SUCCESS) {
+        struct cdi_error why;
+
+        (void)cdi_cuda_check(r, "waiting for the GPU", &why);
+        (void)cdi_gpu_fail(b, &why);
+    }
+    return cdi_gpu_health(b, err);
+}
+
+/* Until the stream has said so, or the communicator has failed. */
+static cddp_status await_ticket(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
+{
+    int64_t t0 = cdi_now_ns();
+
+    while (!cdi_told(atomic_load_explicit(&b->words->done, memory_order_acquire), ticket) && !atomic_load(&b->failed))
+        pause_between(t0);
+    return cdi_gpu_health(b, err);
+}
+
+/* The event behind an operation; NULL: it has come long ago. */
+static CUevent event_of(const struct cdi_backend *b, uint64_t ticket)
+{
+    return ticket == 0 || ticket + b->ring_size <= b->given ? NULL : cdi_slot_of(b, cdi_slot_of(b, ticket)->last)->done;
+}
+
+cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
+{
+    struct cdi_staged *large = NULL;
+    CUevent event = NULL;
+    cddp_status st = CDDP_OK;
+
+    st = cdi_device_enter(&b->device, err);
+    (void)pthread_mutex_lock(&b->lock);
+    if (st == CDDP_OK && ticket > b->given)
+        st = cdi_fail(err, CDDP_E_INVALID, "no such ticket");
+    else if (st == CDDP_OK && ticket > b->issued)
+        st = cdi_gpu_flush(b, err);
+    if (st == CDDP_OK)
+        event = event_of(b, ticket);
+    (void)pthread_mutex_unlock(&b->lock);
+    if (st == CDDP_OK)
+        st = event != NULL ? await_ticket(b, ticket, err) : cdi_gpu_health(b, err);
+    if (st == CDDP_OK) {
+        (void)pthread_mutex_lock(&b->lock);
+        (void)cdi_gpu_poll(b);
+        large = cdi_stage_take(b, ticket);
+        (void)pthread_mutex_unlock(&b->lock);
+        if (event != NULL) /* has come; for CUDA what was before it now is, too: to it the word means nothing */
+            (void)cdi_cuda.event_query(event);
+    }
+    cdi_stage_free(large);
+    cdi_device_leave(&b->device);
+    return st;
+}
+
+/* What is captured would run later, or again, and nobody here would know. Asking ends no capture. */
+static cddp_status refuse_capture(CUstream stream, struct cdi_error *err)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult r = cdi_cuda.stream_capturing(stream, &status);
+
+    if (r == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE)
+        return CDDP_OK;
+    if (r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+        return cdi_fail(err, CDDP_E_UNSUPPORTED,
+                        "CUDA's legacy stream waits for a stream that captures a graph: give a stream of its own, made "
+                        "with cudaStreamNonBlocking, or make this call before or after the capture");
+    if (r == CUDA_SUCCESS)
+        return cdi_fail(err, CDDP_E_UNSUPPORTED,
+                        "the stream captures a graph, and communication cannot be captured: make this call before "
+                        "cudaStreamBeginCapture or after cudaStreamEndCapture");
+    return cdi_cuda_check(r, "asking whether a stream captures a graph", err);
+}
+
+cddp_status cdi_gpu_follow(struct cdi_backend *b, void *stream, struct cdi_error *err)
+{
+    cddp_status st = cdi_gpu_health(b, err);
+
+    if (st != CDDP_OK)
+        return st;
+    st = cdi_device_enter_briefly(&b->device, err);
+    if (st == CDDP_OK)
+        st = refuse_capture(stream, err);
+    (void)pthread_mutex_lock(&b->lock);
+    if (st == CDDP_OK)
+        st = cdi_gpu_settle(b, ncclInProgress, err); /* or what was begun would wait for this stream, too */
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.event_record(b->mark, stream), "following a stream", err);
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.stream_wait(b->device.stream, b->mark, 0), "following a stream", err);
+    (void)pthread_mutex_unlock(&b->lock);
+    cdi_device_leave_briefly(&b->device);
+    return cdi_gpu_failed_call(b, st, NULL, err);
+}
+
+cddp_status cdi_gpu_lead(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err)
+{
+    CUevent event = NULL;
+    cddp_status st = cdi_gpu_health(b, err);
+
+    if (st != CDDP_OK)
+        return st;
+    st = cdi_device_enter_briefly(&b->device, err);
+    if (st == CDDP_OK)
+        st = refuse_capture(stream, err);
+    (void)pthread_mutex_lock(&b->lock);
+    if (st == CDDP_OK && ticket > b->given)
+        st = cdi_fail(err, CDDP_E_INVALID, "no such ticket");
+    else if (st == CDDP_OK && (ticket == 0 || ticket > b->issued))
+        st = cdi_gpu_flush(b, err);
+    if (st == CDDP_OK && ticket == 0)
+        st = cdi_cuda_check(cdi_cuda.event_record(event = b->tail, b->device.stream), "recording an event", err);
+    else if (st == CDDP_OK)
+        event = event_of(b, ticket);
+    if (st == CDDP_OK && event != NULL)
+        st = cdi_cuda_check(cdi_cuda.stream_wait(stream, event, 0), "making a stream wait", err);
+    (void)pthread_mutex_unlock(&b->lock);
+    cdi_device_leave_briefly(&b->device);
+    return cdi_gpu_failed_call(b, st, NULL, err);
+}
+
+cddp_status cdi_gpu_agree(struct cdi_backend *b, int32_t *value, cddp_op how, struct cdi_error *err)
+{
+    const struct cdi_op op = {
+        .kind = CDI_ALL_REDUCE, .in = value, .out = value, .count = 1, .dtype = CDDP_INT32, .op = how, .bucket = -1};
+    uint64_t ticket;
+    cddp_status st;
+
+    if (b->world.size == 1)
+        return cdi_gpu_health(b, err);
+    st = cdi_gpu_enqueue(b, &op, &ticket, err);
+
+    return st == CDDP_OK ? cdi_gpu_join(b, ticket, err) : st;
+}
