@@ -221,6 +221,54 @@ static int die_while_it_frees(struct rank *r)
     return 0;
 }
 
+/* ------------------------------------------------------------------------------- a call that fails, beside a
+ * collective
+ */
+
+static cddp_status fail_to_enqueue(struct rank *r, size_t count, const char *plant)
+{
+    static float x[40 * COUNT];
+    struct cdi_op op = all_reduce(x);
+    uint64_t ticket;
+    cddp_status st;
+
+    op.count = count;
+    configure("CDDP_STANDIN_FAIL", plant);
+    st = r->ops->enqueue(r->b, &op, &ticket, &r->err);
+    configure("CDDP_STANDIN_FAIL", "");
+    return st;
+}
+
+/* Rank 1 comes to the collective only when rank 0 is back from calls that fail: they free nothing meanwhile. */
+static int fail_beside_a_collective(struct rank *r)
+{
+    const size_t large = (size_t)20 * COUNT; /* no block from the start is */
+    static float x[COUNT], y[COUNT];
+    const struct cdi_op over_host = all_reduce(y);
+    struct cdi_op op;
+    uint64_t ticket;
+    void *there;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    there = rank_lend(r, x, sizeof x);
+    op = all_reduce(there);
+    while (r->rank == 1 && atomic_load(&r->board->flag[0]) == 0)
+        moment();
+    RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
+    if (r->rank == 0) {
+        RANK_CHECK(r->ops->lead(r->b, ticket, NULL, &r->err) == CDDP_OK, "now it is on the stream");
+        RANK_CHECK(fail_to_enqueue(r, large, "cuEventCreate:1:2") == CDDP_E_NOMEM, "with a block");
+        RANK_CHECK(fail_to_enqueue(r, 2 * large, "cuMemAlloc:1:2") == CDDP_E_NOMEM, "with half a block");
+        atomic_store(&r->board->flag[0], 1);
+    }
+    RANK_CHECK(r->ops->join(r->b, ticket, &r->err) == CDDP_OK);
+    for (size_t k = 0; k < COUNT; k++)
+        y[k] = 1;
+    RANK_CHECK(rank_do(r, &over_host) == CDDP_OK && y[0] == 2 && y[COUNT - 1] == 2);
+    rank_return(r, NULL, there, 0);
+    return 0;
+}
+
 /* --------------------------------------------------------------------------------------------------------- faults --
  */
 
@@ -333,6 +381,7 @@ int main(int argc, char **argv)
         {"a graph is captured while the backend works", stay_out_of_captures, -1},
         {"a captured stream is refused, and nothing is broken", refuse_to_be_captured, -1},
         {"a death is heard while a driver call does not return", die_while_it_frees, 1},
+        {"a call that fails waits for no collective", fail_beside_a_collective, -1},
         {"a fault of the GPU fails all ranks, by its name", fail_in_a_kernel, -1},
         {"a context that is lost is no other one", lose_the_context, -1},
         {"collectives are left behind", leave_in_the_middle, -1},

@@ -455,11 +455,10 @@ cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint
         before_it = b->given;
         st = append(b, op, staged, err);
         *ticket = b->given;
-        if (b->given != before_it)
-            staged = NULL; /* the ring's, or the list's of results */
+        if (b->given == before_it && staged != NULL) /* else it is the list's of results */
+            cdi_stage_spare(b, staged);
         cdi_gpu_busy(b);
         (void)pthread_mutex_unlock(&b->lock);
-        cdi_stage_free(staged);
     }
     (brief ? cdi_device_leave_briefly : cdi_device_leave)(&b->device);
     return cdi_gpu_failed_call(b, st, op, err);

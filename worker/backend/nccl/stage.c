@@ -78,8 +78,7 @@ static void reuse_done(struct cdi_backend *b)
             continue;
         }
         *at = s->next;
-        s->next = b->spare_staged;
-        b->spare_staged = s;
+        cdi_stage_spare(b, s);
     }
 }
 
@@ -98,6 +97,12 @@ static struct cdi_staged *take_spare(struct cdi_backend *b, size_t bytes)
     return s;
 }
 
+void cdi_stage_spare(struct cdi_backend *b, struct cdi_staged *s)
+{
+    s->next = b->spare_staged;
+    b->spare_staged = s;
+}
+
 static void free_block(struct cdi_staged *s)
 {
     if (s->device != NULL)
@@ -107,7 +112,8 @@ static void free_block(struct cdi_staged *s)
     cdi_host->release(s);
 }
 
-static cddp_status new_block(struct cdi_staged **out, size_t bytes, struct cdi_error *err)
+/* Half a block is kept until nothing is in flight, since freeing its half may wait for that. Without `lock`. */
+static cddp_status new_block(struct cdi_backend *b, struct cdi_staged **out, size_t bytes, struct cdi_error *err)
 {
     struct cdi_staged *s = cdi_host->alloc(1, sizeof *s);
     CUdeviceptr device;
@@ -124,7 +130,10 @@ static cddp_status new_block(struct cdi_staged **out, size_t bytes, struct cdi_e
         st = cdi_cuda_check(cdi_cuda.memory_alloc(&device, s->cap), "getting memory of the GPU for a collective", err);
     }
     if (st != CDDP_OK) {
-        free_block(s);
+        s->cap = 0;
+        (void)pthread_mutex_lock(&b->lock);
+        cdi_stage_spare(b, s);
+        (void)pthread_mutex_unlock(&b->lock);
         return st;
     }
     s->device = (uint8_t *)(uintptr_t)device;
@@ -139,11 +148,10 @@ cddp_status cdi_stage_open(struct cdi_backend *b, struct cdi_error *err)
     for (int i = 0; i < FIRST_BLOCKS && st == CDDP_OK; i++) {
         struct cdi_staged *s;
 
-        st = new_block(&s, SMALLEST_BLOCK, err);
+        st = new_block(b, &s, SMALLEST_BLOCK, err);
         if (st != CDDP_OK)
             return st;
-        s->next = b->spare_staged;
-        b->spare_staged = s;
+        cdi_stage_spare(b, s);
     }
     return st;
 }
@@ -183,7 +191,7 @@ cddp_status cdi_stage_prepare(struct cdi_backend *b, const struct cdi_op *op, st
     reuse_done(b);
     s = take_spare(b, at + (in > back ? in : back));
     (void)pthread_mutex_unlock(&b->lock);
-    if (s == NULL && new_block(&s, at + (in > back ? in : back), err) != CDDP_OK)
+    if (s == NULL && new_block(b, &s, at + (in > back ? in : back), err) != CDDP_OK)
         return err != NULL ? err->status : CDDP_E_NOMEM;
     s->in_bytes = in_host ? in : 0;
     s->out_bytes = out_host ? back : 0;
@@ -235,7 +243,7 @@ cddp_status cdi_stage_out(struct cdi_backend *b, struct cdi_slot *slot, struct c
         "copying from the GPU", err);
 }
 
-/* Spare blocks that are too large to be kept. */
+/* Spare blocks that are too large to be kept, and halves. */
 static struct cdi_staged *take_large(struct cdi_backend *b)
 {
     struct cdi_staged **at = &b->spare_staged, *large = NULL;
@@ -243,7 +251,7 @@ static struct cdi_staged *take_large(struct cdi_backend *b)
     while (*at != NULL) {
         struct cdi_staged *s = *at;
 
-        if (s->cap <= KEPT_BLOCK) {
+        if (s->cap > 0 && s->cap <= KEPT_BLOCK) {
             at = &s->next;
             continue;
         }
@@ -262,8 +270,7 @@ struct cdi_staged *cdi_stage_take(struct cdi_backend *b, uint64_t ticket)
         b->out_staged = s->next;
         if (s->out_bytes > 0)
             memcpy(s->out, s->pinned + s->out_at, s->out_bytes);
-        s->next = b->spare_staged;
-        b->spare_staged = s;
+        cdi_stage_spare(b, s);
     }
     return b->done == b->given ? take_large(b) : NULL;
 }
