@@ -90,8 +90,44 @@ static void drop(struct si_op *op)
 {
     struct si_calls *c = *(struct si_calls **)op->data;
 
+    if (c->captured) {
+        (void)__atomic_sub_fetch(&c->comm->captured, 1, __ATOMIC_RELEASE);
+        si_futex_wake(&c->comm->captured, false);
+    }
     si_comm_unref(c->comm);
     free(c);
+}
+
+/* Operations of one communicator run one after the other, whatever their streams. */
+static void before_push(struct si_op *op, struct CUstream_st *s)
+{
+    const struct ncclComm *comm = (*(struct si_calls **)op->data)->comm;
+
+    if (comm->last != NULL)
+        si_serialise_locked(s, comm->last);
+}
+
+static void after_push(struct si_op *op, struct CUstream_st *s)
+{
+    struct ncclComm *comm = (*(struct si_calls **)op->data)->comm;
+
+    si_stop_release_locked(comm->last);
+    comm->last = si_stop_create_locked(s);
+}
+
+/*
+ * A captured launch takes its place among the communicator's others whenever its graph is launched: NCCL makes the
+ * graph record an event that its next launch waits for, as long as NCCL_GRAPH_MIXING_SUPPORT is not 0 (enqueue.cc:1664
+ * and 1949 of v2.30.7; misc/strongstream.cc). The communicator does not end before the graphs that hold it
+ * (init.cc:1799 of v2.19.3, 2751 of v2.30.7, commDestroySync; ncclCommAbort comes there, too).
+ */
+static void capture(struct si_calls *c, struct CUstream_st *s, const struct standin_ranges *r, struct si_op *op)
+{
+    c->captured = true;
+    (void)__atomic_add_fetch(&c->comm->captured, 1, __ATOMIC_RELEASE);
+    op->before = before_push;
+    op->after = after_push;
+    si_push_for_locked(s, op, r, NULL);
 }
 
 static void add_ranges(const struct si_call *c, int n_ranks, int rank, struct standin_ranges *r)
@@ -141,19 +177,20 @@ static ncclResult_t push_locked(struct si_calls *c, CUstream handle, const struc
 
     if (si_stream_locked(handle, c->call[0].name, &s) != CUDA_SUCCESS)
         return ncclInvalidArgument;
-    if (si_stream_captures_locked(s)) /* it could, but the stand-in does not launch graphs */
-        return ncclInvalidUsage;
+    if (si_capture_state_locked(s) != CUDA_SUCCESS)
+        return ncclUnhandledCudaError;
     for (size_t i = 0; i < c->n; i++)
         add_ranges(&c->call[i], comm->seg.n_ranks, comm->seg.rank, &r);
-    /* Operations of one communicator run one after the other, whatever their streams. */
-    if (comm->last != NULL)
-        si_serialise_locked(s, comm->last);
     comm->refs++;
     op->drop = drop;
+    if (si_stream_captures_locked(s)) {
+        capture(c, s, &r, op);
+        return ncclSuccess;
+    }
+    before_push(op, s);
     swap(op);
     si_push_for_locked(s, op, &r, seen);
-    si_stop_release_locked(comm->last);
-    comm->last = si_stop_create_locked(s);
+    after_push(op, s);
     return ncclSuccess;
 }
 

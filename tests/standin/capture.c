@@ -2,7 +2,7 @@
 /*
  * Stream capture: what is pushed on a capturing stream is kept and does not run; waiting for an event that was recorded
  * in a capture takes a stream into it; and calls that a capture forbids end it with an error, whichever thread makes
- * them. Graphs are not launched here.
+ * them. What became of it graph.c launches.
  *
  * The rules are those of the CUDA Driver API, "Stream Management" (cuStreamBeginCapture, cuStreamEndCapture,
  * cuStreamIsCapturing, cuThreadExchangeStreamCaptureMode) and of the CUDA Programming Guide, "Prohibited and Unhandled
@@ -13,8 +13,6 @@
 
 #include <stdlib.h>
 
-#define MAGIC_GRAPH 0x5e4e7003u
-
 struct si_capture {
     struct si_capture *next;
     uint64_t number;
@@ -22,12 +20,8 @@ struct si_capture {
     const struct si_thread *thread; /* that began it */
     struct CUstream_st *origin;
     bool invalidated;
-    struct si_op *ops; /* newest first */
-};
-
-struct CUgraph_st {
-    uint32_t magic;
-    struct si_op *ops;
+    struct si_graph graph; /* what it has so far */
+    struct si_node **tail;
 };
 
 static struct si_capture *captures; /* that have begun and not ended */
@@ -127,24 +121,58 @@ CUresult si_capture_state_locked(const struct CUstream_st *s)
 
 /* ---------------------------------------------------------------------------------------------- what is captured -- */
 
-void si_capture_push_locked(struct CUstream_st *s, struct si_op *op)
+static struct si_node *add_node(struct CUstream_st *s, enum si_node_kind kind, size_t n_ranges)
 {
+    struct si_node *node = calloc(1, sizeof *node + n_ranges * sizeof node->range[0]);
+
+    if (node == NULL) {
+        si_fault("out of memory for a graph");
+        return NULL;
+    }
+    node->kind = kind;
+    node->lane = s->lane;
+    *s->capture->tail = node;
+    s->capture->tail = &node->next;
+    return node;
+}
+
+void si_capture_push_locked(struct CUstream_st *s, struct si_op *op, const struct standin_ranges *r)
+{
+    struct si_node *node = add_node(s, SI_NODE_OPERATION, r != NULL ? r->n : 0);
+
     op->stream = s;
-    op->next = s->capture->ops;
-    s->capture->ops = op;
+    if (node == NULL)
+        return;
+    node->op = op;
+    node->n_ranges = r != NULL ? r->n : 0;
+    for (size_t i = 0; i < node->n_ranges; i++)
+        node->range[i] = r->range[i];
     s->n_captured++;
 }
 
 void si_capture_record_locked(struct CUstream_st *s, CUevent e)
 {
+    struct si_node *node = add_node(s, SI_NODE_RECORD, 0);
+
     e->captured = s->capture->number;
     e->captured_on = s;
     e->captured_at = s->n_captured;
+    e->captured_point = s->capture->graph.n_points++;
+    if (node != NULL)
+        node->point = e->captured_point;
+}
+
+static void enter_capture(struct CUstream_st *s, struct si_capture *c)
+{
+    s->capture = c;
+    s->n_captured = s->n_joined = 0;
+    s->lane = c->graph.n_lanes++;
 }
 
 CUresult si_capture_wait_locked(struct CUstream_st *s, CUevent e)
 {
     struct si_capture *c = e->captured != 0 ? find(e->captured) : NULL;
+    struct si_node *node;
 
     if (e->captured == 0) { /* a dependency on what is outside */
         if (e->stop == NULL)
@@ -159,10 +187,11 @@ CUresult si_capture_wait_locked(struct CUstream_st *s, CUevent e)
     }
     if (s->legacy)
         return invalidate(c, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
-    if (s->capture == NULL) {
-        s->capture = c;
-        s->n_captured = s->n_joined = 0;
-    }
+    if (s->capture == NULL)
+        enter_capture(s, c);
+    node = add_node(s, SI_NODE_WAIT, 0);
+    if (node != NULL)
+        node->point = e->captured_point;
     if (e->captured_on->capture == c && e->captured_at > e->captured_on->n_joined)
         e->captured_on->n_joined = e->captured_at;
     s->n_captured++;
@@ -205,11 +234,15 @@ SI_EXPORT CUresult cuStreamBeginCapture(CUstream hStream, CUstreamCaptureMode mo
     if (rc == CUDA_SUCCESS && s->capture != NULL)
         rc = CUDA_ERROR_ILLEGAL_STATE;
     if (rc == CUDA_SUCCESS) {
-        *c = (struct si_capture){
-            .next = captures, .number = ++n_captures, .mode = mode, .thread = &si_thread, .origin = s};
+        *c = (struct si_capture){.next = captures,
+                                 .number = ++n_captures,
+                                 .mode = mode,
+                                 .thread = &si_thread,
+                                 .origin = s,
+                                 .graph.ctx = s->ctx,
+                                 .tail = &c->graph.first};
         captures = c;
-        s->capture = c;
-        s->n_captured = s->n_joined = 0;
+        enter_capture(s, c);
         c = NULL;
     }
     si_unlock();
@@ -237,25 +270,14 @@ static bool leave(struct si_capture *c)
     return joined;
 }
 
-static void destroy_ops(struct si_op *op)
-{
-    while (op != NULL) {
-        struct si_op *next = op->next;
-
-        si_op_destroy(op);
-        op = next;
-    }
-}
-
 SI_EXPORT CUresult cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
 {
     CUresult rc = si_enter("cuStreamEndCapture");
-    CUgraph graph = rc == CUDA_SUCCESS ? calloc(1, sizeof *graph) : NULL;
     struct si_capture *c = NULL;
     struct CUstream_st *s;
 
-    if (rc != CUDA_SUCCESS || graph == NULL)
-        return rc != CUDA_SUCCESS ? rc : CUDA_ERROR_OUT_OF_MEMORY;
+    if (rc != CUDA_SUCCESS)
+        return rc;
     *phGraph = NULL;
     si_lock();
     rc = si_stream_locked(hStream, "cuStreamEndCapture", &s);
@@ -268,32 +290,18 @@ SI_EXPORT CUresult cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
         rc = !leave(c) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED : CUDA_SUCCESS;
         if (c->invalidated)
             rc = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-        graph->ops = c->ops;
     }
     si_unlock();
-    if (rc == CUDA_SUCCESS) {
-        graph->magic = MAGIC_GRAPH;
-        *phGraph = graph;
-    } else {
-        destroy_ops(graph->ops);
-        free(graph);
-    }
+    if (c == NULL)
+        return rc;
+    if (rc == CUDA_SUCCESS)
+        *phGraph = si_graph_create(&c->graph);
+    if (rc == CUDA_SUCCESS && *phGraph == NULL)
+        rc = CUDA_ERROR_OUT_OF_MEMORY;
+    if (rc != CUDA_SUCCESS)
+        si_nodes_destroy(c->graph.first);
     free(c);
     return rc;
-}
-
-SI_EXPORT CUresult cuGraphDestroy(CUgraph hGraph)
-{
-    CUresult rc = si_enter("cuGraphDestroy");
-
-    if (rc != CUDA_SUCCESS)
-        return rc;
-    if (hGraph == NULL || hGraph->magic != MAGIC_GRAPH)
-        return CUDA_ERROR_INVALID_VALUE;
-    hGraph->magic = 0;
-    destroy_ops(hGraph->ops);
-    free(hGraph);
-    return CUDA_SUCCESS;
 }
 
 SI_EXPORT CUresult cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *captureStatus)
@@ -312,6 +320,20 @@ SI_EXPORT CUresult cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *
         *captureStatus = s->capture == NULL        ? CU_STREAM_CAPTURE_STATUS_NONE
                          : s->capture->invalidated ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
                                                    : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    si_unlock();
+    return rc;
+}
+
+/* The id of what is being captured; "unique over the lifetime of the process" (CUDA Driver API, Stream Management). */
+CUresult si_stream_capture_info(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id)
+{
+    CUresult rc = cuStreamIsCapturing(stream, status);
+
+    if (rc != CUDA_SUCCESS || *status != CU_STREAM_CAPTURE_STATUS_ACTIVE || id == NULL)
+        return rc;
+    si_lock();
+    if (stream->capture != NULL)
+        *id = stream->capture->number;
     si_unlock();
     return rc;
 }

@@ -291,6 +291,8 @@ void si_run_calls(struct si_calls *calls)
         while (__atomic_load_n(&comm->abort, __ATOMIC_ACQUIRE) == 0)
             segment_sleep(&comm->seg, segment_bell(&comm->seg));
     }
+    for (size_t i = 0; i < calls->n; i++)
+        calls->call[i].moved = 0; /* a graph's run again */
     for (size_t i = 0; i < calls->n; i++) {
         if (__atomic_load_n(&comm->abort, __ATOMIC_ACQUIRE) != 0)
             return;

@@ -490,11 +490,21 @@ static bool drain(struct ncclComm *comm)
     return done;
 }
 
+/* commDestroySync in init.cc: "keep polling until all graphs referencing us die", whether it was aborted or not. */
+static void await_graphs(struct ncclComm *comm)
+{
+    uint32_t n;
+
+    while ((n = __atomic_load_n(&comm->captured, __ATOMIC_ACQUIRE)) != 0)
+        si_futex_wait(&comm->captured, n, 0, false);
+}
+
 static ncclResult_t finalize(struct ncclComm *comm, void *arg)
 {
     const struct segment_word word = {.kind = -3};
 
     (void)arg;
+    await_graphs(comm);
     return drain(comm) && segment_say(&comm->seg, SEGMENT_CALLS, &word) ? ncclSuccess : ncclInternalError;
 }
 
@@ -523,8 +533,10 @@ SI_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm)
         rc = si_comm_check(comm, "ncclCommDestroy");
     if (rc != ncclSuccess || comm == NULL)
         return rc;
-    if (!comm->finalized)
+    if (!comm->finalized) {
         (void)drain(comm);
+        await_graphs(comm);
+    }
     forget(comm);
     return ncclSuccess;
 }
@@ -545,6 +557,7 @@ SI_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm)
         (void)pause();
     (void)si_comm_await(comm);
     (void)drain(comm);
+    await_graphs(comm);
     forget(comm);
     return ncclSuccess;
 }

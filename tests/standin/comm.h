@@ -48,9 +48,10 @@ struct ncclComm {
     char name[64];
     bool blocking, finalized;
     uint32_t abort;
-    int32_t state;  /* ncclResult_t, atomic: of the last call or its thread */
-    int32_t broken; /* ncclResult_t, atomic: what went wrong on the network or a stream. Stays */
-    uint32_t tasks; /* running; what waits for their end sleeps on */
+    int32_t state;     /* ncclResult_t, atomic: of the last call or its thread */
+    int32_t broken;    /* ncclResult_t, atomic: what went wrong on the network or a stream. Stays */
+    uint32_t tasks;    /* running; what waits for their end sleeps on */
+    uint32_t captured; /* launches that graphs hold; likewise */
     uint64_t sequence;
     uint64_t random;
     struct si_stop *last; /* behind the last operation that was pushed. Locked */
@@ -90,6 +91,7 @@ struct si_call {
 /* What one stream does in one launch. */
 struct si_calls {
     struct ncclComm *comm;
+    bool captured;
     size_t n;
     struct si_call call[];
 };

@@ -158,6 +158,9 @@ struct si_op {
     uint64_t delay_ns;
     void (*run)(struct si_op *op);
     void (*drop)(struct si_op *op);
+    /* Optional, for what is captured, at each launch of the graph: around the push, locked. */
+    void (*before)(struct si_op *op, struct CUstream_st *s);
+    void (*after)(struct si_op *op, struct CUstream_st *s);
     bool always; /* run it also where the device has failed: somebody sleeps on it */
     struct CUstream_st *stream;
     void *data;
@@ -178,8 +181,12 @@ void si_op_fault(const struct si_op *op, CUresult code);
  */
 CUresult si_stream_locked(CUstream handle, const char *function, struct CUstream_st **out);
 CUresult si_stream_here_locked(CUstream handle, const char *function, struct CUstream_st **out);
+/* cuStreamGetCaptureInfo in its first form, of version 10010. */
+CUresult si_stream_capture_info(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id);
 /* Is the stream part of a graph that is being captured? Locked. */
 bool si_stream_captures_locked(const struct CUstream_st *s);
+/* May the stream be given new work, as far as captures go? Locked. */
+CUresult si_capture_state_locked(const struct CUstream_st *s);
 /* CUDA_SUCCESS; or a capture forbids this thread the call, and has become invalid (capture.c). Without the lock. */
 CUresult si_capture_unsafe(const char *function);
 /* Streams of a context exist on from its first use to the end of the process: its legacy stream. Locked. */
@@ -201,6 +208,8 @@ void si_stop_release_locked(struct si_stop *stop);
 bool si_stop_passed(const struct si_stop *stop);
 /* Sleep until it is passed. The caller keeps its reference. */
 void si_stop_wait(struct si_stop *stop);
+/* The stream waits for it, and what comes on the stream is ordered behind it. Locked. */
+void si_order_locked(struct CUstream_st *s, struct si_stop *stop);
 /* Sleep until it is passed, know what it stood for, and give it back. */
 void si_stop_reach(struct si_stop *stop);
 /* Make the stream wait for it in time, without it counting as ordered. Locked. */

@@ -379,6 +379,8 @@ static const struct {
     ENTRY(cuStreamDestroy, 4000), ENTRY(cuStreamQuery, 2000), ENTRY(cuStreamSynchronize, 2000),
     ENTRY(cuStreamWaitEvent, 3020), ENTRY(cuStreamIsCapturing, 10000), ENTRY(cuStreamBeginCapture, 10010),
     ENTRY(cuStreamEndCapture, 10000), ENTRY(cuThreadExchangeStreamCaptureMode, 10010), ENTRY(cuGraphDestroy, 10000),
+    {"cuStreamGetCaptureInfo", (void *)(uintptr_t)(si_stream_capture_info), 10010},
+    ENTRY(cuGraphInstantiateWithFlags, 11040), ENTRY(cuGraphLaunch, 10000), ENTRY(cuGraphExecDestroy, 10000),
     ENTRY(cuStreamWriteValue32, 11070), ENTRY(cuEventCreate, 2000),
     ENTRY(cuEventDestroy, 4000), ENTRY(cuEventRecord, 2000), ENTRY(cuEventQuery, 2000),
     ENTRY(cuEventSynchronize, 2000), ENTRY(cuEventElapsedTime, 2000), ENTRY(cuMemAlloc, 3020), ENTRY(cuMemFree, 3020),

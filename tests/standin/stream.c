@@ -175,7 +175,7 @@ void si_push_for_locked(struct CUstream_st *s, struct si_op *op, const struct st
                         const struct si_clock *seen)
 {
     if (s->capture != NULL) {
-        si_capture_push_locked(s, op);
+        si_capture_push_locked(s, op, r);
         return;
     }
     si_clock_join(&s->clock, seen);
@@ -277,6 +277,12 @@ static void wait_in_stream(struct CUstream_st *s, struct si_stop *stop)
 
 void si_serialise_locked(struct CUstream_st *s, struct si_stop *stop)
 {
+    wait_in_stream(s, stop);
+}
+
+void si_order_locked(struct CUstream_st *s, struct si_stop *stop)
+{
+    si_clock_join(&s->clock, &stop->clock);
     wait_in_stream(s, stop);
 }
 
@@ -413,6 +419,31 @@ static void end_locked(struct CUstream_st *s)
     si_futex_wake(&s->pushed, false);
 }
 
+struct CUstream_st *si_stream_hidden_locked(CUcontext ctx)
+{
+    struct CUstream_st *s = create_locked(ctx, false, false);
+
+    if (s != NULL)
+        s->hidden = true;
+    return s;
+}
+
+void si_stream_end_locked(struct CUstream_st *s)
+{
+    for (unsigned i = 1; i < SI_ACTORS; i++)
+        if (streams[i] == s && !s->ending) /* its context may have ended it */
+            end_locked(s);
+}
+
+void si_stream_begin_locked(struct CUstream_st *s)
+{
+    struct si_clock seen;
+
+    si_seen_locked(&seen);
+    si_clock_join(&s->clock, &seen);
+    wait_for_legacy(s);
+}
+
 void si_streams_end_locked(CUcontext ctx)
 {
     for (unsigned i = 1; i < SI_ACTORS; i++)
@@ -438,7 +469,7 @@ CUresult si_stream_locked(CUstream handle, const char *function, struct CUstream
         return *out != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
     }
     for (unsigned i = 1; i < SI_ACTORS; i++) {
-        if (streams[i] != handle || handle->ending)
+        if (streams[i] != handle || handle->ending || handle->hidden)
             continue;
         *out = handle;
         return CUDA_SUCCESS;
@@ -480,7 +511,7 @@ unsigned si_streams_locked(void)
     unsigned n = 0;
 
     for (unsigned i = 1; i < SI_ACTORS; i++)
-        n += streams[i] != NULL && !streams[i]->legacy && !streams[i]->ending;
+        n += streams[i] != NULL && !streams[i]->legacy && !streams[i]->ending && !streams[i]->hidden;
     return n;
 }
 
@@ -688,7 +719,6 @@ static CUresult record_locked(CUevent e, CUstream stream)
 {
     struct CUstream_st *s;
     struct si_stop *stop;
-    struct si_clock seen;
     CUresult rc = si_stream_locked(stream, "cuEventRecord", &s);
 
     if (rc != CUDA_SUCCESS)
@@ -704,9 +734,7 @@ static CUresult record_locked(CUevent e, CUstream stream)
         si_capture_record_locked(s, e);
         return si_capture_state_locked(s);
     }
-    si_seen_locked(&seen);
-    si_clock_join(&s->clock, &seen);
-    wait_for_legacy(s);
+    si_stream_begin_locked(s);
     stop = si_stop_create_locked(s);
     if (stop == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;

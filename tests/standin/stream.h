@@ -9,16 +9,40 @@
 
 struct si_capture;
 
+/* What a capture keeps, in the order of the program: operations, recorded points, waits for such points. */
+enum si_node_kind { SI_NODE_OPERATION, SI_NODE_RECORD, SI_NODE_WAIT };
+
+struct si_node {
+    struct si_node *next;
+    enum si_node_kind kind;
+    unsigned lane;  /* of the capture's streams; 0: that it began on */
+    uint64_t point; /* recorded, or waited for */
+    struct si_op *op;
+    size_t n_ranges; /* that op uses */
+    struct si_range range[];
+};
+
+/* What came of a capture: shared by the graph, what is instantiated of it, and what of it is under way. */
+struct si_graph {
+    uint32_t refs; /* locked */
+    CUcontext ctx;
+    struct si_node *first;
+    unsigned n_lanes;
+    uint64_t n_points;
+};
+
 struct CUstream_st {
     CUcontext ctx;
     unsigned slot; /* of the table, and of clocks */
     bool legacy, blocking, ending;
+    bool hidden; /* no handle of the program's: it runs a part of a graph */
     struct si_op *head, **tail;
     uint32_t pushed, done; /* operations; pushed is what the thread sleeps on */
     struct si_clock clock;
     uint64_t random;
     struct si_capture *capture;    /* NULL: what is pushed runs */
     uint64_t n_captured, n_joined; /* operations in it; up to which another stream waits for them */
+    unsigned lane;                 /* of the capture's streams */
 };
 
 struct si_stop {
@@ -36,15 +60,30 @@ struct CUevent_st {
     uint64_t captured;    /* the number of the capture in which it was recorded last; 0: in none */
     struct CUstream_st *captured_on;
     uint64_t captured_at; /* of that stream's operations */
+    uint64_t captured_point;
 };
+
+/* ------------------------------------------------------------------------------------------------------- stream.c */
+
+/* A stream that the program does not see, and its end. */
+struct CUstream_st *si_stream_hidden_locked(CUcontext ctx);
+void si_stream_end_locked(struct CUstream_st *s);
+/* What comes on the stream now comes behind all that the calling thread knows, and behind the legacy stream. */
+void si_stream_begin_locked(struct CUstream_st *s);
+
+/* -------------------------------------------------------------------------------------------------------- graph.c */
+
+/* A graph of these nodes for the program, with one reference. NULL: no memory; the nodes are the caller's still. */
+CUgraph si_graph_create(const struct si_graph *of);
+void si_nodes_destroy(struct si_node *first);
 
 /* ------------------------------------------------------------------------------------------------------ capture.c */
 
 /* The streams that exist, for walks; NULL in unused places (stream.c). */
 struct CUstream_st *si_stream_at_locked(unsigned slot);
 
-/* Keep op in the capture that the stream is in. */
-void si_capture_push_locked(struct CUstream_st *s, struct si_op *op);
+/* Keep op, which uses these ranges, in the capture that the stream is in. */
+void si_capture_push_locked(struct CUstream_st *s, struct si_op *op, const struct standin_ranges *r);
 void si_capture_record_locked(struct CUstream_st *s, CUevent e);
 /* The stream or the event is captured: what waiting for the event means, and its result. */
 CUresult si_capture_wait_locked(struct CUstream_st *s, CUevent e);
@@ -54,8 +93,6 @@ CUresult si_capture_asked_stream_locked(const struct CUstream_st *s);
 CUresult si_capture_asked_event_locked(const struct CUevent_st *e);
 /* The same for all streams of a context. */
 CUresult si_capture_asked_context_locked(CUcontext ctx);
-/* May the stream be given new work? */
-CUresult si_capture_state_locked(const struct CUstream_st *s);
 /* A use of the legacy stream, which would wait for the blocking ones; query: it only asks for its state. */
 CUresult si_capture_legacy_locked(CUcontext ctx, bool query);
 
