@@ -113,10 +113,6 @@ static cddp_status set_hook(cddp_ddp *d, const cddp_hook *hook, struct cdi_error
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_ddp_set_hook: this reducer leaves out unused buckets (CDDP_DDP_SKIP_UNUSED), but a hook "
                         "counts on every bucket");
-    if (d->sharded)
-        return cdi_fail(err, CDDP_E_STATE,
-                        "cddp_ddp_set_hook: this reducer has an optimizer (cddp_optim_create), which scatters the "
-                        "buckets itself");
     if (d->wire_dtype != CDDP_DTYPE_NONE)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_set_hook: this reducer compresses gradients itself (compress)");
     if (d->hook_params == NULL)

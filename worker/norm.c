@@ -114,7 +114,7 @@ static cddp_status settle(cddp_ddp *d)
     if (!d->ops->on_device) /* there, what comes is behind it */
         st = cdi_ddp_join_ticket(d, d->enqueued);
     if (st == CDDP_OK)
-        st = cdi_unused_restore(d);
+        st = cdi_ddp_land_share(d);
     d->settled = d->begun = st == CDDP_OK;
     return st;
 }

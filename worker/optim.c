@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The sharded optimizer, public as cddp_optim_*. The reducer reduces and scatters each bucket instead of reducing it
- * everywhere; here this rank's part of it is updated, the new values take the gradients' place in the arena, from where
- * the ranks exchange them, and come back into the user's parameters. One thread, with the reducer's lock held.
+ * everywhere, unless it sends it in a way of its own (compressed, by PowerSGD, by a hook), which makes whole means;
+ * here this rank's part of it is updated, the new values take the gradients' place in the arena, from where the ranks
+ * exchange them, and come back into the user's parameters. One thread, with the reducer's lock held.
  */
 #include "worker/optim.h"
 
@@ -18,10 +19,10 @@
 /* Locked. Can this reducer have an optimizer, and now? */
 static cddp_status check_reducer(const cddp_ddp *d, struct cdi_error *err)
 {
-    const char *with = (d->flags & CDDP_DDP_JOIN) != 0    ? "ranks of different numbers of steps (CDDP_DDP_JOIN)"
-                       : d->wire_dtype != CDDP_DTYPE_NONE ? "compressed gradients (compress)"
-                       : d->hook.begin != NULL            ? "a communication hook"
-                       : d->powersgd != NULL              ? "PowerSGD"
+    /* Who has no more samples would have to clip and to skip as the others do, which it does not hear of. */
+    const char *with = (d->flags & CDDP_DDP_JOIN) != 0
+                           ? "ranks of different numbers of steps (CDDP_DDP_JOIN): one that waits in cddp_ddp_join "
+                             "cannot know whether the others clip or skip, and has a share to update"
                        : (d->flags & CDDP_DDP_SPLIT) != 0 ? "gradients in several buckets (CDDP_DDP_SPLIT)"
                        : d->automatic                     ? "a bucket size that is found by trying (CDDP_AUTO)"
                                                           : NULL;
@@ -352,7 +353,7 @@ static cddp_status land(cddp_ddp *d, void *arg)
 {
     cddp_optim *o = arg;
     bool alone = cdi_comm_world(d->comm)->size == 1, skip = false;
-    cddp_status st = d->settled ? CDDP_OK : cdi_unused_restore(d); /* what no rank used is known from here on */
+    cddp_status st = cdi_ddp_land_share(d); /* what no rank used is known from here on */
 
     if (st == CDDP_OK && o->skip_nonfinite)
         st = find_nonfinite(d, &skip);
@@ -380,7 +381,7 @@ static cddp_status pass_over(cddp_ddp *d, void *arg)
     cddp_status st = cdi_ddp_join_ticket(d, d->enqueued);
 
     (void)arg;
-    return st == CDDP_OK && !d->settled ? cdi_unused_restore(d) : st;
+    return st == CDDP_OK ? cdi_ddp_land_share(d) : st;
 }
 
 cddp_status cdi_optim_check(const char *function, const cddp_optim *o, struct cdi_error *err)

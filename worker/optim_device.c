@@ -193,7 +193,7 @@ cddp_status cdi_optim_device_land(cddp_ddp *d, void *arg)
 {
     cddp_optim *o = arg;
     bool alone = cdi_comm_world(d->comm)->size == 1;
-    cddp_status st = d->settled ? CDDP_OK : cdi_unused_restore(d);
+    cddp_status st = cdi_ddp_land_share(d);
     struct cdi_error err;
 
     if (st == CDDP_OK && update(d, o, &err) != CDDP_OK)
@@ -211,7 +211,7 @@ cddp_status cdi_optim_device_land(cddp_ddp *d, void *arg)
 
 cddp_status cdi_optim_device_pass_over(cddp_ddp *d, void *arg)
 {
-    cddp_status st = d->settled ? CDDP_OK : cdi_unused_restore(d);
+    cddp_status st = cdi_ddp_land_share(d);
     struct cdi_error err;
 
     (void)arg;

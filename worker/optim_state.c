@@ -2,12 +2,13 @@
 /*
  * The optimizer's state in checkpoints. In the file it is whole, parameter by parameter, and knows nothing of ranks, so
  * that a world of another size can take it up: rank 0 collects all shares to write them, and hands them out when it has
- * read them. Its items have PyTorch's names.
+ * read them. Its items have PyTorch's names. Where the reducer has PowerSGD, its state comes along.
  */
 #include "common/cleanup.h"
 #include "common/crc64.h"
 #include "worker/checkpoint.h"
 #include "worker/optim.h"
+#include "worker/powersgd.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -223,23 +224,40 @@ static cddp_status begin(cddp_optim *o, struct whole *w, struct cdi_shard **shar
     return cdi_checkpoint_share(d->comm, st, err);
 }
 
+/* Lists a, b and c; NULL on any rank, and all are told. Malloc'ed. */
+static cddp_status join_lists(cddp_comm *comm, const cddp_checkpoint_item *a, size_t n_a, const struct whole *w,
+                              const struct cdi_powersgd_saved *more, cddp_checkpoint_item **out, size_t *n,
+                              struct cdi_error *err)
+{
+    CDI_AUTOFREE cddp_checkpoint_item *two = cdi_checkpoint_join(a, n_a, w->items, w->n_items);
+    size_t n_more;
+    const cddp_checkpoint_item *last = cdi_powersgd_items(more, &n_more);
+
+    *n = n_a + w->n_items + n_more;
+    *out = two == NULL ? NULL : cdi_checkpoint_join(two, n_a + w->n_items, last, n_more);
+    return cdi_checkpoint_share(
+        comm, *out != NULL ? CDDP_OK : cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu items", *n), err);
+}
+
 static cddp_status save(cddp_optim *o, const char *dir, uint64_t step, const cddp_checkpoint_item *items,
                         size_t n_items, const cddp_checkpoint_options *opt, struct cdi_error *err)
 {
     CDI_AUTOFREE struct cdi_shard *shards = NULL;
     CDI_AUTOFREE cddp_checkpoint_item *all = NULL;
+    struct cdi_powersgd_saved *more = NULL;
     struct whole w = {0};
+    size_t n_all = 0;
     cddp_status st = begin(o, &w, &shards, err);
 
-    if (st == CDDP_OK) {
-        all = cdi_checkpoint_join(items, n_items, w.items, w.n_items); /* on rank 0 the state, too */
-        st = cdi_checkpoint_share(
-            o->ddp->comm, all != NULL ? CDDP_OK : cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu items", n_items), err);
-    }
+    if (st == CDDP_OK)
+        st = cdi_powersgd_open_save(o->ddp, &more, err);
+    if (st == CDDP_OK) /* on rank 0 both states, too */
+        st = join_lists(o->ddp->comm, items, n_items, &w, more, &all, &n_all, err);
     if (st == CDDP_OK)
         st = exchange_all(o, &w, shards, true, err);
     if (st == CDDP_OK)
-        st = cdi_checkpoint_save(o->ddp->comm, dir, step, all, n_items + w.n_items, opt, err);
+        st = cdi_checkpoint_save(o->ddp->comm, dir, step, all, n_all, opt, err);
+    cdi_powersgd_close(more);
     whole_release(&w);
     return st;
 }
@@ -248,8 +266,11 @@ static cddp_status load(cddp_optim *o, const char *dir, const cddp_checkpoint_it
                         cddp_checkpoint_info *info, struct cdi_error *err)
 {
     CDI_AUTOFREE struct cdi_shard *shards = NULL;
+    CDI_AUTOFREE cddp_checkpoint_item *alone = NULL;
+    struct cdi_powersgd_saved *more = NULL;
     cddp_ddp *d = o->ddp;
     struct whole w = {0};
+    size_t n_alone = 0;
     cddp_status st = begin(o, &w, &shards, err);
 
     if (st == CDDP_OK) {
@@ -257,7 +278,11 @@ static cddp_status load(cddp_optim *o, const char *dir, const cddp_checkpoint_it
         st = cdi_checkpoint_share(d->comm, st, err);
     }
     if (st == CDDP_OK)
-        st = cdi_checkpoint_load(d->comm, dir, w.items, w.n_items, items, n_items, info, err);
+        st = cdi_powersgd_open_load(d, dir, &more, err);
+    if (st == CDDP_OK)
+        st = join_lists(d->comm, NULL, 0, &w, more, &alone, &n_alone, err);
+    if (st == CDDP_OK)
+        st = cdi_checkpoint_load(d->comm, dir, alone, n_alone, items, n_items, info, err);
     if (st == CDDP_OK && w.steps != NULL)
         memcpy(o->steps, w.steps, d->n_params * sizeof *w.steps);
     if (st == CDDP_OK)
@@ -266,6 +291,9 @@ static cddp_status load(cddp_optim *o, const char *dir, const cddp_checkpoint_it
         st = cdi_optim_device_push(o, err);
     if (st == CDDP_OK)
         st = exchange_all(o, &w, shards, false, err);
+    if (st == CDDP_OK)
+        st = cdi_powersgd_take_up(d, more, err);
+    cdi_powersgd_close(more);
     whole_release(&w);
     return st;
 }

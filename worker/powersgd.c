@@ -390,8 +390,6 @@ static cddp_status check_reducer(const cddp_ddp *d, struct cdi_error *err)
     if ((d->flags & CDDP_DDP_SKIP_UNUSED) != 0)
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_ddp_set_powersgd: this reducer leaves out unused buckets (CDDP_DDP_SKIP_UNUSED)");
-    if (d->sharded)
-        return cdi_fail(err, CDDP_E_STATE, "cddp_ddp_set_powersgd: this reducer has an optimizer (cddp_optim_create)");
     if (d->wire_dtype != CDDP_DTYPE_NONE)
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_ddp_set_powersgd: this reducer compresses gradients already "

@@ -29,7 +29,7 @@ struct head {
 };
 
 /* All of it, on rank 0. */
-struct whole {
+struct cdi_powersgd_saved {
     struct head head;
     uint8_t *has_q; /* by matrix */
     char *q, *errors;
@@ -102,22 +102,31 @@ static cddp_status compare(const struct head *saved, const struct head *mine, st
     return CDDP_OK;
 }
 
-static void whole_release(struct whole *w)
+void cdi_powersgd_close(struct cdi_powersgd_saved *w)
 {
+    if (w == NULL)
+        return;
     free(w->has_q);
     free(w->q);
     free(w->errors);
     free(w->names);
     free(w->items);
+    free(w);
 }
 
-static void add_item(struct whole *w, const char *name, void *data, size_t bytes)
+const cddp_checkpoint_item *cdi_powersgd_items(const struct cdi_powersgd_saved *w, size_t *n)
+{
+    *n = w->n_items;
+    return w->items;
+}
+
+static void add_item(struct cdi_powersgd_saved *w, const char *name, void *data, size_t bytes)
 {
     w->items[w->n_items++] = (cddp_checkpoint_item){.name = name, .data = data, .bytes = bytes};
 }
 
 /* Memory for the state of n_ranks ranks, and its items. */
-static cddp_status whole_init(struct whole *w, const cddp_ddp *d, uint64_t n_ranks, struct cdi_error *err)
+static cddp_status whole_init(struct cdi_powersgd_saved *w, const cddp_ddp *d, uint64_t n_ranks, struct cdi_error *err)
 {
     size_t all;
 
@@ -168,7 +177,7 @@ static cddp_status check_reducer(cddp_ddp *d, struct cdi_error *err)
 /* ---------------------------------------------------------------------------------------------------- saving ---- */
 
 /* What rank has left out, to its place on rank 0. */
-static cddp_status collect(const cddp_ddp *d, struct whole *w, int rank, struct cdi_error *err)
+static cddp_status collect(const cddp_ddp *d, struct cdi_powersgd_saved *w, int rank, struct cdi_error *err)
 {
     int me = cdi_comm_world(d->comm)->rank;
     char *to = me == 0 ? w->errors + (size_t)rank * w->error_bytes : NULL;
@@ -192,7 +201,7 @@ static cddp_status collect(const cddp_ddp *d, struct whole *w, int rank, struct 
 }
 
 /* Rank 0's part of it that all have. */
-static void fill(const cddp_ddp *d, struct whole *w)
+static void fill(const cddp_ddp *d, struct cdi_powersgd_saved *w)
 {
     size_t n = 0, at = 0;
 
@@ -208,38 +217,67 @@ static void fill(const cddp_ddp *d, struct whole *w)
     }
 }
 
+/* Empty: that of a reducer without PowerSGD, and of ranks but the first. */
+static cddp_status make(struct cdi_powersgd_saved **out, struct cdi_error *err)
+{
+    *out = calloc(1, sizeof **out);
+    return *out != NULL ? CDDP_OK : cdi_fail(err, CDDP_E_NOMEM, "no memory for PowerSGD's state");
+}
+
+/* Rank 0's status for all, but for one that has failed by itself. */
+static cddp_status share(cddp_comm *comm, cddp_status st, const struct cdi_powersgd_saved *mine, struct cdi_error *err)
+{
+    st = cdi_checkpoint_share(comm, st, err);
+    return st != CDDP_OK || mine != NULL ? st : cdi_fail(err, CDDP_E_NOMEM, "no memory for PowerSGD's state");
+}
+
+cddp_status cdi_powersgd_open_save(cddp_ddp *d, struct cdi_powersgd_saved **out, struct cdi_error *err)
+{
+    const struct cdi_world *world = cdi_comm_world(d->comm);
+    cddp_status st = make(out, err);
+
+    if (d->powersgd == NULL)
+        return share(d->comm, st, *out, err);
+    if (st == CDDP_OK && world->rank == 0)
+        st = whole_init(*out, d, (uint64_t)world->size, err);
+    st = share(d->comm, st, *out, err);
+    if (st == CDDP_OK && world->rank == 0)
+        fill(d, *out);
+    for (int r = 0; r < world->size && st == CDDP_OK; r++)
+        if (world->rank == 0 || world->rank == r)
+            st = collect(d, *out, r, err);
+    if (st == CDDP_OK)
+        return st;
+    cdi_powersgd_close(*out);
+    *out = NULL;
+    return st;
+}
+
 static cddp_status save(cddp_ddp *d, const char *dir, uint64_t step, const cddp_checkpoint_item *items, size_t n_items,
                         const cddp_checkpoint_options *opt, struct cdi_error *err)
 {
-    const struct cdi_world *world = cdi_comm_world(d->comm);
     CDI_AUTOFREE cddp_checkpoint_item *all = NULL;
-    struct whole w = {.items = NULL};
+    struct cdi_powersgd_saved *w = NULL;
     cddp_status st = check_reducer(d, err);
 
     if (st != CDDP_OK)
         return st;
-    if (world->rank == 0)
-        st = whole_init(&w, d, (uint64_t)world->size, err);
-    if (st == CDDP_OK) {
-        all = cdi_checkpoint_join(items, n_items, w.items, w.n_items); /* on rank 0 the state, too */
-        st = all == NULL ? cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu items", n_items) : CDDP_OK;
-    }
-    st = cdi_checkpoint_share(d->comm, st, err);
-    if (st == CDDP_OK && world->rank == 0)
-        fill(d, &w);
-    for (int r = 0; r < world->size && st == CDDP_OK; r++)
-        if (world->rank == 0 || world->rank == r)
-            st = collect(d, &w, r, err);
+    st = cdi_powersgd_open_save(d, &w, err);
+    if (st != CDDP_OK)
+        return st;
+    all = cdi_checkpoint_join(items, n_items, w->items, w->n_items); /* on rank 0 the state, too */
+    st = cdi_checkpoint_share(
+        d->comm, all != NULL ? CDDP_OK : cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu items", n_items), err);
     if (st == CDDP_OK)
-        st = cdi_checkpoint_save(d->comm, dir, step, all, n_items + w.n_items, opt, err);
-    whole_release(&w);
+        st = cdi_checkpoint_save(d->comm, dir, step, all, n_items + w->n_items, opt, err);
+    cdi_powersgd_close(w);
     return st;
 }
 
 /* --------------------------------------------------------------------------------------------------- loading ---- */
 
 /* On rank 0: is the state in the file one that this reducer can take up, and memory for it. */
-static cddp_status look(cddp_ddp *d, const char *dir, struct whole *w, struct cdi_error *err)
+static cddp_status look(cddp_ddp *d, const char *dir, struct cdi_powersgd_saved *w, struct cdi_error *err)
 {
     const struct head mine = head_of(d);
     const cddp_checkpoint_item item = {.name = "powersgd.state", .data = &w->head, .bytes = sizeof w->head};
@@ -256,7 +294,7 @@ static double number(cddp_dtype dtype, const char *at, size_t k)
 }
 
 /* Of one matrix, the mean of what all ranks of the file left out, which begins at `from` in each one's errors. */
-static void mean_of(const struct cdi_powersgd_matrix *m, const struct whole *w, size_t from)
+static void mean_of(const struct cdi_powersgd_matrix *m, const struct cdi_powersgd_saved *w, size_t from)
 {
     for (size_t k = 0; k < m->of.rows * m->of.cols; k++) {
         double sum = 0;
@@ -272,8 +310,8 @@ static void mean_of(const struct cdi_powersgd_matrix *m, const struct whole *w, 
 }
 
 /* Of one matrix, what was left out, from rank 0 (which has it at `from`) to all: its own to each, or the mean. */
-static cddp_status give_errors(cddp_ddp *d, const struct cdi_powersgd_matrix *m, const struct whole *w, bool as_before,
-                               size_t from, struct cdi_error *err)
+static cddp_status give_errors(cddp_ddp *d, const struct cdi_powersgd_matrix *m, const struct cdi_powersgd_saved *w,
+                               bool as_before, size_t from, struct cdi_error *err)
 {
     const struct cdi_world *world = cdi_comm_world(d->comm);
     size_t bytes = error_bytes(m);
@@ -295,12 +333,15 @@ static cddp_status give_errors(cddp_ddp *d, const struct cdi_powersgd_matrix *m,
 }
 
 /* From rank 0's whole state to every rank's own. */
-static cddp_status give(cddp_ddp *d, struct whole *w, struct cdi_error *err)
+cddp_status cdi_powersgd_take_up(cddp_ddp *d, struct cdi_powersgd_saved *w, struct cdi_error *err)
 {
     bool is_root = cdi_comm_world(d->comm)->rank == 0, as_before;
     size_t n = 0, q_at = 0, error_at = 0;
-    cddp_status st = cdi_comm_broadcast(d->comm, &w->head, sizeof w->head, CDDP_UINT8, 0, err);
+    cddp_status st;
 
+    if (d->powersgd == NULL)
+        return CDDP_OK;
+    st = cdi_comm_broadcast(d->comm, &w->head, sizeof w->head, CDDP_UINT8, 0, err);
     as_before = w->head.world == (uint64_t)cdi_comm_world(d->comm)->size;
     for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++) {
         struct cdi_powersgd_matrix *m = d->powersgd->of_param[i];
@@ -325,22 +366,34 @@ static cddp_status give(cddp_ddp *d, struct whole *w, struct cdi_error *err)
     return st;
 }
 
+cddp_status cdi_powersgd_open_load(cddp_ddp *d, const char *dir, struct cdi_powersgd_saved **out, struct cdi_error *err)
+{
+    cddp_status st = make(out, err);
+
+    if (st == CDDP_OK && d->powersgd != NULL && cdi_comm_world(d->comm)->rank == 0)
+        st = look(d, dir, *out, err);
+    st = share(d->comm, st, *out, err);
+    if (st == CDDP_OK)
+        return st;
+    cdi_powersgd_close(*out);
+    *out = NULL;
+    return st;
+}
+
 static cddp_status load(cddp_ddp *d, const char *dir, const cddp_checkpoint_item *items, size_t n_items,
                         cddp_checkpoint_info *info, struct cdi_error *err)
 {
-    struct whole w = {.items = NULL};
+    struct cdi_powersgd_saved *w = NULL;
     cddp_status st = check_reducer(d, err);
 
+    if (st == CDDP_OK)
+        st = cdi_powersgd_open_load(d, dir, &w, err);
     if (st != CDDP_OK)
         return st;
-    if (cdi_comm_world(d->comm)->rank == 0)
-        st = look(d, dir, &w, err);
-    st = cdi_checkpoint_share(d->comm, st, err);
+    st = cdi_checkpoint_load(d->comm, dir, w->items, w->n_items, items, n_items, info, err);
     if (st == CDDP_OK)
-        st = cdi_checkpoint_load(d->comm, dir, w.items, w.n_items, items, n_items, info, err);
-    if (st == CDDP_OK)
-        st = give(d, &w, err);
-    whole_release(&w);
+        st = cdi_powersgd_take_up(d, w, err);
+    cdi_powersgd_close(w);
     return st;
 }
 

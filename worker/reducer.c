@@ -140,7 +140,7 @@ static cddp_status enqueue_bucket(cddp_ddp *d, size_t i, bool lazy, bool more)
     };
     struct cdi_error err;
 
-    if (d->sharded) {
+    if (d->sharded && !d->flight[i].compressed) {
         op.kind = CDI_REDUCE_SCATTER;
         op.count = b->room / d->plan.parts / cddp_dtype_size(b->dtype);
         op.out = (char *)at + b->room / d->plan.parts * (size_t)cdi_comm_world(d->comm)->rank;
@@ -340,8 +340,8 @@ cddp_status cdi_ddp_join_ticket(cddp_ddp *d, uint64_t ticket)
     return status == CDDP_OK ? status : cdi_ddp_stick(d, &err);
 }
 
-/* On a device nothing is waited for here: the work is put in order, and the compute stream behind it. */
-cddp_status cdi_ddp_land(cddp_ddp *d)
+/* Until the means are in the arena. On a device nothing is waited for here: the work is put in order. */
+static cddp_status bring(cddp_ddp *d)
 {
     cddp_status status = d->ops->on_device ? CDDP_OK : cdi_ddp_join_ticket(d, d->enqueued), local = CDDP_OK;
     struct cdi_error err;
@@ -355,8 +355,23 @@ cddp_status cdi_ddp_land(cddp_ddp *d)
     if (local != CDDP_OK)
         return cdi_ddp_stick(d, &err);
     status = cdi_uneven_land(d);
-    if (status == CDDP_OK)
-        status = cdi_unused_restore(d);
+    return status == CDDP_OK ? cdi_unused_restore(d) : status;
+}
+
+cddp_status cdi_ddp_land_share(cddp_ddp *d)
+{
+    bool plain = d->wire_dtype == CDDP_DTYPE_NONE && d->hook.begin == NULL && d->powersgd == NULL;
+
+    if (d->settled)
+        return CDDP_OK;
+    return plain ? cdi_unused_restore(d) : bring(d);
+}
+
+cddp_status cdi_ddp_land(cddp_ddp *d)
+{
+    cddp_status status = bring(d), local = CDDP_OK;
+    struct cdi_error err;
+
     for (size_t b = 0; d->has_own && b < d->plan.n && status == CDDP_OK && local == CDDP_OK; b++)
         local = cdi_own_scatter(d, b, &err);
     if (status == CDDP_OK && local == CDDP_OK && d->ops->on_device)

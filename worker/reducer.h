@@ -95,7 +95,7 @@ struct cddp_ddp {
     void *stage;              /* on the backend, where small ones travel together; NULL: there are none */
     cddp_ddp **held_by;       /* the optimizer's pointer to this, which becomes NULL at the end; NULL: none */
     void *optim_memory;       /* the optimizer's, on the backend; NULL: none, or it is on the host */
-    bool sharded; /* there is an optimizer (optim.c): buckets are reduced and scattered, and it ends the steps */
+    bool sharded; /* there is an optimizer (optim.c): plain buckets are reduced and scattered, and it ends the steps */
 
     pthread_mutex_t lock; /* covers what follows */
     /* Its gradients are the parameters', and behind them, with CDDP_DDP_JOIN, one more: how many ranks train? */
@@ -173,6 +173,11 @@ cddp_status cdi_ddp_complete(cddp_ddp *d);
 cddp_status cdi_ddp_finish(cddp_ddp *d, cddp_status (*land)(cddp_ddp *d, void *arg), void *arg);
 /* Every bucket was launched: until the means are in the arena (a device: are going to be). Sticks. */
 cddp_status cdi_ddp_land(cddp_ddp *d);
+/*
+ * With an optimizer: until this rank's share of the means is in the arena, but for what a bucket's own ticket tells.
+ * Those that were sent in another way than by reduce-scatter are there as a whole. Sticks.
+ */
+cddp_status cdi_ddp_land_share(cddp_ddp *d);
 /* All of it is over. Sticks. */
 cddp_status cdi_ddp_next_step(cddp_ddp *d);
 

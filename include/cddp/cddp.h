@@ -583,8 +583,8 @@ typedef struct cddp_hook {
 /*
  * Communicate by a hook from now on; hook is copied, NULL goes back to the all-reduce. Every rank does the same,
  * between the same two steps. Returns CDDP_OK; CDDP_E_INVALID (a bad hook, a reducer that compresses or skips);
- * CDDP_E_STATE (in the middle of a step, it has an optimizer, or bucket sizes are still being tried); CDDP_E_NOMEM. One
- * thread. It ends PowerSGD, too.
+ * CDDP_E_STATE (in the middle of a step, or bucket sizes are still being tried); CDDP_E_NOMEM. One thread. It ends
+ * PowerSGD, too.
  */
 CDDP_API cddp_status cddp_ddp_set_hook(cddp_ddp *ddp, const cddp_hook *hook);
 
@@ -619,9 +619,9 @@ typedef struct cddp_powersgd_options {
  * to go on after a checkpoint is loaded by cddp_powersgd_load(). cddp_ddp_wait_param() cannot be used with it. opt may
  * be NULL. A collective, between two steps: every rank calls it, with equal options. cddp_ddp_set_hook(ddp, NULL) ends
  * it. One thread. Returns CDDP_OK; CDDP_E_INVALID (bad options, a reducer that compresses, sums, splits or skips, a
- * GPU's backend); CDDP_E_MISMATCH (ranks have different options); CDDP_E_STATE (in the middle of a step, it has an
- * optimizer, or bucket sizes are still being tried); CDDP_E_NOMEM; or what a collective may return. If it fails on one
- * rank it fails on all, and nothing has changed.
+ * GPU's backend); CDDP_E_MISMATCH (ranks have different options); CDDP_E_STATE (in the middle of a step, or bucket
+ * sizes are still being tried); CDDP_E_NOMEM; or what a collective may return. If it fails on one rank it fails on all,
+ * and nothing has changed.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_set_powersgd(cddp_ddp *ddp, const cddp_powersgd_options *opt);
 
@@ -680,7 +680,8 @@ CDDP_API void cddp_ddp_destroy(cddp_ddp *ddp);
  * An optimizer whose state is divided among the ranks (ZeRO, stage 1): of each bucket a rank receives the mean of its
  * own share of the gradients only, updates that share of the parameters, for which alone it keeps momentum and
  * averages, and the ranks exchange the new values. Parameters become what every rank would have made of them alone, bit
- * for bit, with 1/world size of the state and of the arithmetic. A step is
+ * for bit, with 1/world size of the state and of the arithmetic. What is compressed (`compress`, PowerSGD) or sent by a
+ * hook becomes whole means on every rank, of which each updates its share; other buckets are scattered. A step is
  *
  *     write cddp_ddp_grad(ddp, i); cddp_ddp_grad_ready(ddp, i);     // as ever, for each parameter
  *     cddp_optim_step(optim);                                       // in place of cddp_ddp_wait and an optimizer
@@ -739,8 +740,9 @@ typedef struct cddp_optim_options {
  *
  * *out is written on success only; release it with cddp_optim_destroy(), before ddp: without its reducer an optimizer
  * can only be destroyed, and its other functions return CDDP_E_STATE. Returns CDDP_OK; CDDP_E_INVALID
- * (an option); CDDP_E_UNSUPPORTED (a reducer with CDDP_DDP_JOIN, CDDP_DDP_SPLIT, CDDP_AUTO, `compress`
- * or a hook: the sentence says which); CDDP_E_STATE (ddp has one, or is in the middle of a step); CDDP_E_MISMATCH
+ * (an option); CDDP_E_UNSUPPORTED (a reducer with CDDP_DDP_SPLIT or CDDP_AUTO, whose buckets cannot be divided, or with
+ * CDDP_DDP_JOIN: a rank in cddp_ddp_join does not hear whether the others clip or skip; the sentence says which);
+ * CDDP_E_STATE (ddp has one, or is in the middle of a step); CDDP_E_MISMATCH
  * (ranks give different options: the sentence names two and what differs); CDDP_E_NOMEM (here or on a peer); or what a
  * collective may return.
  */
@@ -959,7 +961,8 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_load(cddp_comm *comm, const 
  * gets its new share. Rank 0 holds all of the state while it saves or loads, the others nothing more than their own.
  * Between two steps, one thread. n_items may be 0. The optimizer's items are named "optim....", as PyTorch names them:
  * exp_avg, exp_avg_sq, momentum_buffer; steps; master, the float32 copies of parameters of 16 bits; params, by which
- * they are known. Learning rate and other options are not among them: those of cddp_optim_create count.
+ * they are known. Learning rate and other options are not among them: those of cddp_optim_create count. Of a reducer
+ * with PowerSGD the state of that comes along, as cddp_powersgd_save and cddp_powersgd_load have it.
  *
  * Returns what cddp_checkpoint_save and cddp_checkpoint_load return, and CDDP_E_STATE (in the middle of a step).
  * CDDP_E_MISMATCH is also a checkpoint of another kind of optimizer (those of Adam and AdamW are alike), of parameters

@@ -38,6 +38,9 @@ ZERO_RUNS = [  # ranks, flags
     (2, []),
     (4, []),
     (4, ["--accumulate", "2"]),
+    (2, ["--compress", "powersgd"]),
+    (4, ["--compress", "powersgd"]),
+    (2, ["--compress", "bf16"]),
 ]
 # With it the norm is summed in another order: the record is met, but not to the last bit of the plain run.
 ZERO_RECORDED = [("w4_clip", 4, ["--clip", "0.5", "--zero"])]
@@ -141,7 +144,7 @@ def main():
             for dtype in kinds_of(flags):
                 good = compare(cddprun, wine, data, folder, name, ranks, flags, dtype) and good
         for ranks, flags in [] if on_gpu else ZERO_RUNS:
-            for dtype in TOLERANCE if sys.argv[4:5] != ["--ranks"] or ranks == int(sys.argv[5]) else []:
+            for dtype in kinds_of(flags) if sys.argv[4:5] != ["--ranks"] or ranks == int(sys.argv[5]) else []:
                 good = compare_zero(cddprun, wine, folder, ranks, flags, dtype) and good
     return 0 if good else 1
 

@@ -25,6 +25,9 @@ static struct {
     size_t bucket_bytes;
     uint32_t flags;
     bool own; /* gradient 1 is in the user's memory */
+    /* How gradients are sent. */
+    cddp_dtype compress;
+    bool powersgd, hook;
 } now;
 
 /* ------------------------------------------------------------------------------------------------- the plain way */
@@ -47,10 +50,49 @@ static double scatter(size_t i, size_t k, size_t salt)
     return (double)h / 4294967296.0 - 0.5;
 }
 
+/* The mean of one bucket, as a program makes it. */
+static cddp_status begin_mean(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
+{
+    const cddp_work work = {.size = sizeof work,
+                            .what = CDDP_ALL_REDUCE,
+                            .dtype = b->dtype,
+                            .op = CDDP_MEAN,
+                            .in = b->data,
+                            .out = b->data,
+                            .count = b->count};
+
+    (void)arg;
+    return cddp_start(comm, &work, ticket);
+}
+
+/* What came is halved, so that a hook whose end is left out is seen. */
+static cddp_status end_half(void *arg, cddp_comm *comm, const cddp_bucket *b)
+{
+    (void)arg, (void)comm;
+    for (size_t k = 0; k < b->count; k++)
+        number_put(b->dtype, b->data, k, number_get(b->dtype, b->data, k) / 2);
+    return CDDP_OK;
+}
+
+static int communicate(cddp_ddp *ddp)
+{
+    const cddp_powersgd_options psgd = {
+        .size = sizeof psgd, .matrix_rank = 2, .start_step = 1, .min_compression_rate = 0.1};
+    const cddp_hook hook = {.size = sizeof hook, .begin = begin_mean, .end = end_half};
+
+    CHECK(!now.powersgd || cddp_ddp_set_powersgd(ddp, &psgd) == CDDP_OK);
+    CHECK(!now.hook || cddp_ddp_set_hook(ddp, &hook) == CDDP_OK);
+    return 0;
+}
+
 static int model_open(struct model *m, cddp_comm *comm)
 {
-    cddp_ddp_options o = {
-        .size = sizeof o, .bucket_bytes = now.bucket_bytes, .first_bucket_bytes = now.bucket_bytes, .flags = now.flags};
+    static const size_t shapes[N][2] = {{3, 1}, {25, 40}, {1, 1}, {7, 10000}, {27, 19}};
+    cddp_ddp_options o = {.size = sizeof o,
+                          .bucket_bytes = now.bucket_bytes,
+                          .first_bucket_bytes = now.bucket_bytes,
+                          .flags = now.flags,
+                          .compress = now.compress};
     cddp_param p[N];
 
     for (size_t i = 0; i < N; i++) {
@@ -66,6 +108,8 @@ static int model_open(struct model *m, cddp_comm *comm)
                 m->master[i][k] = (float)number_get(now.dtypes[i], m->w[i], k);
         }
         p[i] = (cddp_param){.name = names[i], .data = m->w[i], .count = counts[i], .dtype = now.dtypes[i]};
+        if (shapes[i][0] * shapes[i][1] == counts[i])
+            p[i].shape = shapes[i], p[i].n_dims = 2;
     }
     m->own = calloc(counts[1], 8);
     p[1].grad = now.own ? m->own : NULL;
@@ -151,6 +195,8 @@ static void plain_step(struct model *m, uint64_t step, size_t without)
 
 /* ------------------------------------------------------------------------------------------------------ equality */
 
+static int ways_first; /* odd: the way of sending is chosen when there is an optimizer already */
+
 static int same(int rank)
 {
     struct model plain = {0}, divided = {0};
@@ -159,7 +205,9 @@ static int same(int rank)
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     CHECK(model_open(&plain, comm) == 0 && model_open(&divided, comm) == 0);
+    CHECK(communicate(plain.ddp) == 0 && (ways_first % 2 != 0 || communicate(divided.ddp) == 0));
     CHECK(cddp_optim_create(&optim, divided.ddp, &now.opt) == CDDP_OK);
+    CHECK(ways_first % 2 == 0 || communicate(divided.ddp) == 0);
     for (size_t step = 0; step < STEPS; step++) {
         if (step == 3) {
             now.opt.lr *= 0.5;
@@ -217,6 +265,29 @@ Test(optim, two_ranks_give_the_bits_of_a_plain_optimizer_on_each)
 Test(optim, four_ranks_give_the_bits_of_a_plain_optimizer_on_each)
 {
     expect_same(4);
+}
+
+/* What is sent in other ways than as it is. */
+static void expect_same_ways(int ranks)
+{
+    for (int way = 0; way < 4; way++)
+        for (size_t t = 0; t < sizeof kinds_of_types / sizeof kinds_of_types[0]; t++) {
+            now.opt = rules[(t + (size_t)way) % (sizeof rules / sizeof rules[0])];
+            memcpy(now.dtypes, kinds_of_types[t], sizeof now.dtypes);
+            now.bucket_bytes = t == 0 ? 4096 : 0;
+            now.own = t == 1;
+            now.compress = way == 0 ? CDDP_BFLOAT16 : way == 1 ? CDDP_FLOAT32 : CDDP_DTYPE_NONE;
+            now.powersgd = way == 2;
+            now.hook = way == 3;
+            ways_first = (int)t;
+            cr_assert_eq(run_world(ranks, same), 0, "%d ranks, way %d, types %zu", ranks, way, t);
+        }
+}
+
+Test(optim, compressed_gradients_powersgd_and_hooks_give_the_bits_of_a_plain_optimizer_behind_them)
+{
+    for (int ranks = 1; ranks <= 4; ranks++)
+        expect_same_ways(ranks);
 }
 
 /* ----------------------------------------------------------------------------------------------------- groups ---- */
@@ -349,6 +420,7 @@ static int clipped_without(int rank, size_t without)
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     CHECK(model_open(&plain, comm) == 0 && model_open(&divided, comm) == 0);
+    CHECK(communicate(plain.ddp) == 0 && communicate(divided.ddp) == 0);
     CHECK(cddp_optim_create(&optim, divided.ddp, &now.opt) == CDDP_OK);
     for (size_t step = 0; step < STEPS; step++) {
         CHECK(backward(&plain, rank, step, without) == 0 && cddp_ddp_wait(plain.ddp) == CDDP_OK);
@@ -412,6 +484,7 @@ static int skips_nonfinite(int rank)
     opt.flags = CDDP_OPTIM_SKIP_NONFINITE;
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     CHECK(model_open(&plain, comm) == 0 && model_open(&divided, comm) == 0);
+    CHECK(communicate(plain.ddp) == 0 && communicate(divided.ddp) == 0);
     CHECK(cddp_optim_create(&optim, divided.ddp, &opt) == CDDP_OK);
     for (size_t step = 0; step < STEPS; step++) {
         CHECK(backward(&plain, rank, step, N) == 0 && cddp_ddp_wait(plain.ddp) == CDDP_OK);
@@ -443,6 +516,26 @@ Test(optim, a_step_with_a_number_that_is_not_finite_is_as_if_it_had_not_been)
         now.bucket_bytes = 4096;
         cr_assert_eq(run_world(r % 2 == 0 ? 2 : 1, skips_nonfinite), 0);
     }
+}
+
+Test(optim, clipping_and_skipping_go_with_each_way_of_sending)
+{
+    now.opt = rules[2];
+    memcpy(now.dtypes, kinds_of_types[1], sizeof now.dtypes);
+    now.powersgd = true;
+    cr_assert_eq(run_world(1, clipped), 0);
+    cr_assert_eq(run_world(3, clipped), 0);
+    now.flags = CDDP_DDP_FIND_UNUSED;
+    cr_assert_eq(run_world(2, clipped_without_3), 0);
+    now.flags = 0;
+    now.powersgd = false;
+    now.hook = true;
+    cr_assert_eq(run_world(2, clipped), 0);
+    now.hook = false;
+    memcpy(now.dtypes, kinds_of_types[0], sizeof now.dtypes);
+    now.compress = CDDP_FLOAT16;
+    cr_assert_eq(run_world(2, clipped), 0);
+    cr_assert_eq(run_world(2, skips_nonfinite), 0);
 }
 
 /* ------------------------------------------------------------------------------------------------ memory, worlds */
@@ -530,6 +623,7 @@ static int unused(int rank)
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     CHECK(model_open(&plain, comm) == 0 && model_open(&divided, comm) == 0);
+    CHECK(communicate(plain.ddp) == 0 && communicate(divided.ddp) == 0);
     CHECK(cddp_optim_create(&optim, divided.ddp, &now.opt) == CDDP_OK);
     for (size_t step = 0; step < 4; step++) {
         size_t mine = step == 2 || (step == 1 && rank != 0) ? 3 : N, all = step == 2 ? 3 : N;
@@ -561,9 +655,14 @@ Test(optim, what_no_rank_used_stays_and_so_does_its_state)
     now.flags = CDDP_DDP_FIND_UNUSED;
     now.bucket_bytes = 4096;
     cr_assert_eq(run_world(4, unused), 0);
+    now.powersgd = true;
+    cr_assert_eq(run_world(3, unused), 0);
+    now.powersgd = false;
     now.flags |= CDDP_DDP_SKIP_UNUSED;
     now.bucket_bytes = 1;
     cr_assert_eq(run_world(4, unused), 0);
+    now.compress = CDDP_BFLOAT16;
+    cr_assert_eq(run_world(3, unused), 0);
 }
 
 /* ------------------------------------------------------------------------------------------------ checkpoints */
@@ -632,6 +731,63 @@ Test(optim, what_one_world_saved_is_divided_anew_in_another)
             last_step = 2 * k + 2;
             cr_assert_eq(run_world(worlds[k], go_on), 0, "types %zu, world %zu", t, k);
         }
+        scratch_remove();
+    }
+}
+
+/* With PowerSGD its state comes along: a run that goes on has the bits of one that was never stopped. */
+static int go_on_with_powersgd(int rank)
+{
+    struct model whole = {0}, rest = {0};
+    cddp_checkpoint_item items[N], again[N];
+    cddp_optim *optim[2];
+    cddp_comm *comm;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(model_open(&whole, comm) == 0 && communicate(whole.ddp) == 0);
+    CHECK(model_open(&rest, comm) == 0 && communicate(rest.ddp) == 0);
+    for (size_t i = 0; i < N; i++) {
+        items[i] = (cddp_checkpoint_item){
+            .name = names[i], .data = whole.w[i], .bytes = counts[i] * cddp_dtype_size(now.dtypes[i])};
+        again[i] = items[i];
+        again[i].data = rest.w[i];
+    }
+    CHECK(cddp_optim_create(&optim[0], whole.ddp, &now.opt) == CDDP_OK);
+    CHECK(cddp_optim_create(&optim[1], rest.ddp, &now.opt) == CDDP_OK);
+    for (size_t step = 0; step < STEPS; step++) {
+        CHECK(backward(&whole, rank, step, N) == 0 && cddp_optim_step(optim[0]) == CDDP_OK);
+        if (step == 2) {
+            CHECK(cddp_optim_save(optim[0], scratch, step, items, N, NULL) == CDDP_OK);
+            CHECK(cddp_optim_load(optim[1], scratch, again, N, NULL) == CDDP_OK);
+        }
+        if (step > 2)
+            CHECK(backward(&rest, rank, step, N) == 0 && cddp_optim_step(optim[1]) == CDDP_OK);
+        for (size_t i = 0; i < N && step > 2; i++)
+            CHECK(memcmp(whole.w[i], rest.w[i], items[i].bytes) == 0);
+    }
+    /* A state without PowerSGD's is none for a reducer that has it. */
+    CHECK(cddp_ddp_set_hook(whole.ddp, NULL) == CDDP_OK);
+    CHECK(cddp_optim_save(optim[0], scratch, 9, items, N, NULL) == CDDP_OK);
+    CHECK(cddp_optim_load(optim[1], scratch, again, N, NULL) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "powersgd.state") != NULL);
+    CHECK(cddp_optim_load(optim[0], scratch, items, N, NULL) == CDDP_OK);
+    cddp_optim_destroy(optim[0]);
+    cddp_optim_destroy(optim[1]);
+    model_close(&whole);
+    model_close(&rest);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(optim, a_checkpoint_has_powersgds_state_too)
+{
+    now.opt = rules[3];
+    memcpy(now.dtypes, kinds_of_types[0], sizeof now.dtypes);
+    now.bucket_bytes = 4096;
+    now.powersgd = true;
+    for (int ranks = 1; ranks <= 3; ranks++) {
+        scratch_make();
+        cr_assert_eq(run_world(ranks, go_on_with_powersgd), 0, "%d ranks", ranks);
         scratch_remove();
     }
 }
@@ -873,23 +1029,12 @@ Test(optim, bad_options_and_ranks_that_disagree_are_told_so)
     cr_assert_eq(run_world(2, refused), 0);
 }
 
-static cddp_status begin_nothing(void *arg, cddp_comm *comm, const cddp_bucket *bucket, uint64_t *ticket)
-{
-    (void)arg;
-    (void)comm;
-    (void)bucket;
-    (void)ticket;
-    return CDDP_OK;
-}
-
 static int unsupported(int rank)
 {
     float w[4] = {0};
     cddp_param p = {.name = "w", .data = w, .count = 4, .dtype = CDDP_FLOAT32};
     cddp_ddp_options join = {.size = sizeof join, .flags = CDDP_DDP_JOIN};
     cddp_ddp_options cut = {.size = sizeof cut, .flags = CDDP_DDP_SPLIT};
-    cddp_ddp_options small = {.size = sizeof small, .compress = CDDP_FLOAT16};
-    cddp_hook hook = {.size = sizeof hook, .begin = begin_nothing};
     cddp_optim *optim;
     cddp_comm *comm;
     cddp_ddp *ddp;
@@ -897,24 +1042,14 @@ static int unsupported(int rank)
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     CHECK(cddp_ddp_create(&ddp, comm, &p, 1, &join) == CDDP_OK);
     CHECK(cddp_optim_create(&optim, ddp, &now.opt) == CDDP_E_UNSUPPORTED);
-    CHECK(strstr(cddp_last_error(), "CDDP_DDP_JOIN") != NULL);
+    CHECK(strstr(cddp_last_error(), "(CDDP_DDP_JOIN): one that waits in cddp_ddp_join cannot know") != NULL);
     cddp_ddp_destroy(ddp);
     CHECK(cddp_ddp_create(&ddp, comm, &p, 1, &cut) == CDDP_OK);
     CHECK(cddp_optim_create(&optim, ddp, &now.opt) == CDDP_E_UNSUPPORTED);
     CHECK(strstr(cddp_last_error(), "CDDP_DDP_SPLIT") != NULL);
     cddp_ddp_destroy(ddp);
-    CHECK(cddp_ddp_create(&ddp, comm, &p, 1, &small) == CDDP_OK);
-    CHECK(cddp_optim_create(&optim, ddp, &now.opt) == CDDP_E_UNSUPPORTED);
-    CHECK(strstr(cddp_last_error(), "compress") != NULL);
-    cddp_ddp_destroy(ddp);
     CHECK(cddp_ddp_create(&ddp, comm, &p, 1, NULL) == CDDP_OK);
-    CHECK(cddp_ddp_set_hook(ddp, &hook) == CDDP_OK);
-    CHECK(cddp_optim_create(&optim, ddp, &now.opt) == CDDP_E_UNSUPPORTED);
-    CHECK(strstr(cddp_last_error(), "hook") != NULL);
-    CHECK(cddp_ddp_set_hook(ddp, NULL) == CDDP_OK);
-    /* In the middle of a step; and once it has one, no hook. */
     CHECK(cddp_optim_create(&optim, ddp, &now.opt) == CDDP_OK);
-    CHECK(cddp_ddp_set_hook(ddp, &hook) == CDDP_E_STATE && strstr(cddp_last_error(), "optimizer") != NULL);
     cddp_optim_destroy(optim);
     /* Without one again: whole means. */
     *(float *)cddp_ddp_grad(ddp, 0) = (float)rank;
