@@ -269,6 +269,60 @@ static int fail_beside_a_collective(struct rank *r)
     return 0;
 }
 
+/* ---------------------------------------------------------------------------------------------- a store that is slow
+ */
+
+struct joiner {
+    struct rank *r;
+    uint64_t ticket;
+    cddp_status st;
+    struct cdi_error err;
+    _Atomic bool back;
+};
+
+static void *join_it(void *arg)
+{
+    struct joiner *j = arg;
+
+    j->st = j->r->ops->join(j->r->b, j->ticket, &j->err);
+    atomic_store(&j->back, true);
+    return NULL;
+}
+
+/* Rank 1 does not come; who is late rank 0 would hear from the store, which does not answer. */
+static int time_out_beside_a_slow_store(struct rank *r)
+{
+    static float x[COUNT];
+    struct joiner first = {.r = r}, second = {.r = r};
+    pthread_t a, b;
+    struct cdi_op op;
+    void *there;
+
+    configure("CDDP_STANDIN_CONNECT", "1");
+    r->world.timeout_ms = 300;
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    there = rank_lend(r, x, sizeof x);
+    op = all_reduce(there);
+    if (r->rank == 0) {
+        (void)pthread_mutex_lock(&r->board->lock);
+        RANK_CHECK(r->ops->enqueue(r->b, &op, &first.ticket, &r->err) == CDDP_OK);
+        second.ticket = first.ticket;
+        RANK_CHECK(pthread_create(&a, NULL, join_it, &first) == 0 && pthread_create(&b, NULL, join_it, &second) == 0);
+        while (!atomic_load(&first.back) || !atomic_load(&second.back))
+            moment();
+        (void)pthread_mutex_unlock(&r->board->lock);
+        RANK_CHECK(pthread_join(a, NULL) == 0 && pthread_join(b, NULL) == 0);
+        RANK_CHECK(first.st == CDDP_E_TIMEOUT && second.st == CDDP_E_TIMEOUT, "%s", first.err.msg);
+        RANK_CHECK(strstr(first.err.msg, "all_reduce") != NULL && strstr(first.err.msg, "within 0.3 s") != NULL, "%s",
+                   first.err.msg);
+        atomic_store(&r->board->flag[0], 1);
+    }
+    while (atomic_load(&r->board->flag[0]) == 0)
+        moment();
+    rank_close(r);
+    _exit(0); /* what a call that could not be ended may still use is left */
+}
+
 /* --------------------------------------------------------------------------------------------------------- faults --
  */
 
@@ -382,6 +436,7 @@ int main(int argc, char **argv)
         {"a captured stream is refused, and nothing is broken", refuse_to_be_captured, -1},
         {"a death is heard while a driver call does not return", die_while_it_frees, 1},
         {"a call that fails waits for no collective", fail_beside_a_collective, -1},
+        {"a timeout beside a store that does not answer", time_out_beside_a_slow_store, -1},
         {"a fault of the GPU fails all ranks, by its name", fail_in_a_kernel, -1},
         {"a context that is lost is no other one", lose_the_context, -1},
         {"collectives are left behind", leave_in_the_middle, -1},

@@ -17,7 +17,7 @@ cddp_status cdi_gpu_element_begin(struct cdi_backend *b, struct cdi_error *err)
         (void)pthread_mutex_unlock(&b->lock);
         cdi_device_leave_briefly(&b->device);
     }
-    return st;
+    return cdi_gpu_failed_call(b, st, NULL, err);
 }
 
 void cdi_gpu_element_end(struct cdi_backend *b)

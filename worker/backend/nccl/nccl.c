@@ -350,7 +350,7 @@ static cddp_status gpu_copy(struct cdi_backend *b, void *to, const void *from, s
     if (st == CDDP_OK)
         st = cdi_device_copy(&b->device, to, from, bytes, err);
     cdi_device_leave(&b->device);
-    return st;
+    return cdi_gpu_failed_call(b, st, NULL, err);
 }
 
 static cddp_status gpu_move(struct cdi_backend *b, void *to, const void *from, size_t bytes, struct cdi_error *err)
@@ -398,7 +398,7 @@ static cddp_status gpu_lend(struct cdi_backend *b, void **stream, struct cdi_err
         *stream = b->device.stream;
     else
         cdi_device_leave_briefly(&b->device);
-    return st;
+    return cdi_gpu_failed_call(b, st, NULL, err);
 }
 
 static void gpu_take_back(struct cdi_backend *b)

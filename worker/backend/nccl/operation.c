@@ -435,6 +435,8 @@ cddp_status cdi_gpu_failed_call(struct cdi_backend *b, cddp_status st, const str
 {
     cddp_status well = st == CDDP_E_SYSTEM ? cdi_gpu_ask(b, op, err) : CDDP_OK;
 
+    if (st != CDDP_OK && atomic_load(&b->failed)) /* the sentence may not have been complete */
+        return cdi_gpu_health(b, err);
     return well != CDDP_OK ? well : st;
 }
 

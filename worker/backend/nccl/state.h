@@ -138,6 +138,9 @@ struct cdi_backend {
     bool watching, tending, busy, stopping, ended; /* ended: nothing runs any more after a failure */
     bool abandoned;                                /* something still does, in a call of NCCL's that cannot be ended */
     bool complete, told;                           /* after a failure: the sentence; the peers */
+    char late_op[CDI_OP_TEXT];                     /* what was not done in time, */
+    uint64_t late_ticket;                          /* 0: the failure is another one; */
+    bool named;                                    /* and the store has said who did not come to it */
     atomic_bool telling, told_by_peer; /* by peer: the error came from the store: no need to tell it there */
     bool aborted;                      /* comm is gone; of the watch thread, until that has ended */
     atomic_int inside;                 /* NCCL's calls on comm */
@@ -159,8 +162,13 @@ cddp_status cdi_gpu_health_now(struct cdi_backend *b, struct cdi_error *err);
 /* False: the communicator has failed, and its end was waited for in vain, so that anything of it may still be in use.
  */
 bool cdi_gpu_is_at_rest(struct cdi_backend *b);
-/* The operation has not been done in time: fail, with the names of those who did not come to it. Without `word`. */
+/*
+ * The operation has not been done in time: fail. Waits for nothing: who did not come to it the tending thread adds to
+ * the sentence, so that it is complete after cdi_gpu_health. With `lock` or without, without `word`.
+ */
 void cdi_gpu_too_late(struct cdi_backend *b, const char *op, uint64_t ticket);
+/* After a failure: ask the store who was late, if that was why, and say so. No lock is held. */
+void cdi_watch_name_late(struct cdi_backend *b);
 /* There is work for the watch thread: an operation, or a call that all ranks take part in. With `lock`. */
 void cdi_gpu_busy(struct cdi_backend *b);
 cddp_status cdi_watch_start(struct cdi_backend *b, struct cdi_error *err);

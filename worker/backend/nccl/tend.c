@@ -90,6 +90,7 @@ static void *tend_main(void *arg)
             (void)cdi_gpu_ask(b, NULL, NULL);
     }
     cdi_device_leave(&b->device);
+    cdi_watch_name_late(b);
     cdi_watch_tell(b);
     return NULL;
 }

@@ -83,7 +83,7 @@ cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_erro
     }
     cdi_stage_free(large);
     cdi_device_leave(&b->device);
-    return st;
+    return cdi_gpu_failed_call(b, st, NULL, err);
 }
 
 /* What is captured would run later, or again, and nobody here would know. Asking ends no capture. */

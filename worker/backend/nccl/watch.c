@@ -20,6 +20,7 @@
 #define STORE_EVERY_MS 250
 #define END_MS 5000   /* for an abort */
 #define MOMENT_MS 50  /* for a lock, before an abort that does not need it */
+#define NAME_MS 2000  /* for the tending thread to ask who was late */
 #define TELL_MS 300   /* for the tending thread to tell peers, before the abort */
 #define INSIDE_MS 200 /* for calls of NCCL that are under way; afterwards the abort is what ends them */
 #define STACK_BYTES ((size_t)512 << 10)
@@ -148,22 +149,55 @@ void cdi_watch_listen(struct cdi_backend *b)
 
 void cdi_gpu_too_late(struct cdi_backend *b, const char *op, uint64_t ticket)
 {
+    (void)pthread_mutex_lock(&b->word);
+    if (!atomic_load(&b->failed)) {
+        (void)cdi_fail(&b->error, CDDP_E_TIMEOUT, "%s: not done within %.4g s", op, (double)b->world.timeout_ms / 1000);
+        (void)snprintf(b->late_op, sizeof b->late_op, "%s", op);
+        b->late_ticket = ticket;
+        atomic_store(&b->failed, true);
+    }
+    (void)pthread_cond_broadcast(&b->news);
+    (void)pthread_mutex_unlock(&b->word);
+}
+
+/* Ask the store who did not come: several exchanges, and any of them may take long. */
+static void find_late(const struct cdi_backend *b, struct cdi_error *err)
+{
     const struct cdi_word w = word_of(b);
     struct cdi_rank_list late = {0};
-    struct cdi_error err;
+    const char *op = b->late_op; /* does not change any more */
+    double seconds = (double)b->world.timeout_ms / 1000;
 
-    cdi_word_late(&w, ticket, &late);
-    if (cdi_gpu_health_now(b, NULL) != CDDP_OK)
+    cdi_word_late(&w, b->late_ticket, &late);
+    if (cdi_host->flight_check(b->world.flight, err) != CDDP_OK) /* that is why */
         return;
     if (late.n > 0)
-        (void)cdi_fail(&err, CDDP_E_TIMEOUT, "%s: rank%s %s did not come within %.4g s", op, late.n == 1 ? "" : "s",
-                       late.text, (double)b->world.timeout_ms / 1000);
+        (void)cdi_fail(err, CDDP_E_TIMEOUT, "%s: rank%s %s did not come within %.4g s", op, late.n == 1 ? "" : "s",
+                       late.text, seconds);
     else
-        (void)cdi_fail(&err, CDDP_E_TIMEOUT,
+        (void)cdi_fail(err, CDDP_E_TIMEOUT,
                        "%s: not done within %.4g s, though every rank has come to it: ranks may have called different "
                        "collectives, or the network is stuck",
-                       op, (double)b->world.timeout_ms / 1000);
-    (void)cdi_gpu_fail(b, &err);
+                       op, seconds);
+}
+
+void cdi_watch_name_late(struct cdi_backend *b)
+{
+    struct cdi_error err;
+    bool asked;
+
+    (void)pthread_mutex_lock(&b->word);
+    asked = b->late_ticket != 0;
+    (void)pthread_mutex_unlock(&b->word);
+    if (!asked)
+        return;
+    find_late(b, &err);
+    (void)pthread_mutex_lock(&b->word);
+    if (!b->complete)
+        b->error = err;
+    b->named = true;
+    (void)pthread_cond_broadcast(&b->news);
+    (void)pthread_mutex_unlock(&b->word);
 }
 
 struct glance {
@@ -237,6 +271,18 @@ static bool lock_in_time(struct cdi_backend *b)
     return true;
 }
 
+/* Who was late is told by another thread, in its time: the abort does not wait for a store that does not answer. */
+static void await_named(struct cdi_backend *b)
+{
+    const struct timespec until = at_ms(cdi_now_ms() + NAME_MS);
+
+    (void)pthread_mutex_lock(&b->word);
+    while (b->late_ticket != 0 && b->tending && !b->named)
+        if (pthread_cond_timedwait(&b->news, &b->word, &until) == ETIMEDOUT)
+            break;
+    (void)pthread_mutex_unlock(&b->word);
+}
+
 /* The sentence of a death says who; add what this rank was at. */
 static void complete_sentence(struct cdi_backend *b)
 {
@@ -286,6 +332,7 @@ static void await_outside(const struct cdi_backend *b)
  */
 static void end_it(struct cdi_backend *b)
 {
+    await_named(b);
     complete_sentence(b);
     await_told(b);
     /* NCCL frees what a call aside is about: one that waits for a peer stays, with all that it uses. */
