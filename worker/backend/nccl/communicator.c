@@ -42,17 +42,19 @@ static int64_t left_ms(int64_t deadline_ms)
 
 cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *what, struct cdi_error *err)
 {
-    const char *detail = cdi_nccl.last_error(atomic_load(&b->failed) ? NULL : b->comm);
+    bool inside = cdi_nccl_enter(b); /* so that it is not aborted under this */
+    const char *detail = cdi_nccl.last_error(inside ? b->comm : NULL);
     cddp_status st = r == ncclRemoteError ? CDDP_E_PEER : (int)r == CDI_NCCL_TIMEOUT ? CDDP_E_TIMEOUT : CDDP_E_SYSTEM;
     char clean[300];
     size_t n = 0;
 
-    b->refused = r;
     for (; detail != NULL && *detail != '\0' && n + 1 < sizeof clean; detail++)
         clean[n++] = (unsigned char)*detail < ' ' ? ' ' : *detail;
     while (n > 0 && clean[n - 1] == ' ')
         n--;
     clean[n] = '\0';
+    if (inside)
+        cdi_nccl_leave(b);
     return cdi_fail(err, st, "%s: NCCL says \"%s\"%s%s%s", what, cdi_nccl.error_text(r), n > 0 ? " (" : "", clean,
                     n > 0 ? ")" : "");
 }
@@ -271,6 +273,7 @@ cddp_status cdi_communicator_settle(struct cdi_backend *b, ncclComm_t comm, nccl
     }
     if (r == ncclSuccess)
         return CDDP_OK;
+    b->refused = r;
     return atomic_load(&b->failed) ? cdi_gpu_health_now(b, err) : cdi_nccl_fail(b, r, what, err);
 }
 

@@ -105,7 +105,7 @@ struct cdi_backend {
     struct cdi_call call;     /* with `lock` */
     struct cdi_shapes shapes; /* of operations; with `lock` */
     ncclComm_t child;         /* where NCCL puts a part's communicator; with `lock` */
-    ncclResult_t refused;     /* NCCL's last error; with `lock` */
+    ncclResult_t refused;     /* what settle has met last; with `lock` */
     uint32_t n_splits;
     struct {
         bool windows, registration; /* of regions: see region.c */
@@ -218,7 +218,7 @@ cddp_status cdi_communicator_split(struct cdi_backend *b, int color, int key, st
 bool cdi_communicator_leave(struct cdi_backend *b);
 /* The rank's number among the roots that hand out unique ids, or -1; spread as NCCL advises. Pure. */
 int cdi_root_of_rank(int rank, int size, int roots);
-/* "all_reduce: NCCL says ...". */
+/* "all_reduce: NCCL says ...". Any thread, with or without `lock`. */
 cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *what, struct cdi_error *err);
 
 /* ---------------------------------------------------------------------------------- operations (operation.c) ---- */
