@@ -288,6 +288,15 @@ static void on_unwritten(void *arg, int fd, int error)
             name, strerror(error));
 }
 
+/* A log that is incomplete must not look like one that is whole. */
+static void on_log_lost(void *arg, int error)
+{
+    struct agent *a = arg;
+
+    if (a->unwritten == 0)
+        a->unwritten = error;
+}
+
 static const struct writer_events console_events = {.room = on_room, .unwritten = on_unwritten};
 
 /* ---------------------------------------------------------------------------------------------------- ending ---- */
@@ -982,8 +991,12 @@ static cddp_status start_link(struct agent *a, struct cdi_error *err)
 
 static cddp_status start_logs(struct agent *a, struct cdi_error *err)
 {
-    struct logs_options opt = {
-        .plan = a->plan, .console = a->console, .run_dir = a->guard->run_dir, .room = on_room, .arg = a};
+    struct logs_options opt = {.plan = a->plan,
+                               .console = a->console,
+                               .run_dir = a->guard->run_dir,
+                               .room = on_room,
+                               .lost = on_log_lost,
+                               .arg = a};
 
     return logs_start(&a->logs, &a->loop, &opt, err);
 }

@@ -48,7 +48,12 @@ static void say_lost(struct logs *l, const char *path, int error, const char *in
 
 static void on_lost(void *arg, const char *path, int error)
 {
-    say_lost(arg, path, error, "what is printed from now on is missing there, and in whatever else cannot be written");
+    struct logs *l = arg;
+
+    say_lost(l, path, error,
+             "what is printed from now on is missing there, and in whatever else cannot be written; the exit status will "
+             "not be 0");
+    l->opt.lost(l->opt.arg, error);
 }
 
 static void on_room(void *arg)

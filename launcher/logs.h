@@ -5,8 +5,8 @@
  *   <log_dir>/<run id>_XXXXXX/attempt_<restart>/<local rank>/{stdout.log,stderr.log,error.json}
  *                             attempt_<restart>/filtered_{stdout,stderr}.log
  *
- * Files are written by a thread of their own. Whatever fails there, the job goes on: it is said once, and what cannot
- * go to a file from the start is shown instead. The loop's thread.
+ * Files are written by a thread of their own. Whatever fails there, the job goes on: the first failure is told, and what
+ * cannot go to a file from the start is shown instead. The loop's thread.
  */
 #ifndef LOGS_H
 #define LOGS_H
@@ -34,6 +34,7 @@ struct logs_options {
     struct writer *console; /* its sources are the local ranks */
     const char *run_dir;    /* for error files where there is no --log_dir; private, and gone after the run */
     void (*room)(void *arg);
+    void (*lost)(void *arg, int error); /* a file took no more: some output is in no file; once, with an errno */
     void *arg;
 };
 

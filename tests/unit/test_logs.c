@@ -23,7 +23,7 @@ static struct {
     char dir[64], log_dir[96], run_dir[96];
     char said[1024];
     unsigned n_said, n_room;
-    int n_closed;
+    int n_closed, lost;
 } t;
 
 static void note(enum cdi_log_level level, const char *id, const char *text, void *arg)
@@ -38,6 +38,12 @@ static void on_room(void *arg)
 {
     (void)arg;
     t.n_room++;
+}
+
+static void on_lost(void *arg, int error)
+{
+    (void)arg;
+    t.lost = error;
 }
 
 static const struct writer_events events = {.room = on_room};
@@ -105,7 +111,7 @@ TestSuite(logs, .init = begin, .fini = end);
 
 static void start(void)
 {
-    struct logs_options opt = {.plan = &t.plan, .console = t.console, .run_dir = t.run_dir, .room = on_room};
+    struct logs_options opt = {.plan = &t.plan, .console = t.console, .run_dir = t.run_dir, .room = on_room, .lost = on_lost};
 
     cr_assert_eq(logs_start(&t.logs, &t.loop, &opt, NULL), CDDP_OK);
     logs_begin(t.logs, 0);
@@ -388,6 +394,7 @@ Test(logs, a_full_disk_is_said_once_and_the_other_files_go_on)
     cr_assert_str_eq(content("attempt_0/0/stderr.log"), "err\n");
     cr_assert_eq(t.n_said, 1);
     cr_assert_not_null(strstr(t.said, "No space left on device"), "%s", t.said);
+    cr_assert_eq(t.lost, ENOSPC);
 }
 
 Test(logs, a_reader_that_stands_still_fills_one_workers_queue_only_and_room_is_told)
