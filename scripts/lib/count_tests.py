@@ -66,14 +66,22 @@ def count(test):
     return [0, 1, 0], [f'{name}: {result.lower()}, exit status {test.get("returncode")}']
 
 
+def last_words(test):
+    """The end of what a failed test printed on stderr, indented: the next run overwrites meson's own log."""
+    return ''.join(f'\n    stderr: {line[:400]}' for line in test.get('stderr', '').rstrip().splitlines()[-DETAILS:])
+
+
 def main():
     total = [0, 0, 0]
     with open(sys.argv[1], encoding='utf-8', errors='replace') as log:
         for line in log:
-            counts, names = count(json.loads(line))
+            test = json.loads(line)
+            counts, names = count(test)
             total = [a + b for a, b in zip(total, counts)]
             for name in names:
                 print('failed:', name, file=sys.stderr)
+            if names and last_words(test):
+                print(f'{test["name"]}:{last_words(test)}', file=sys.stderr)
     print(*total)
 
 

@@ -24,10 +24,11 @@ SANITIZED = bool(os.environ.get("CDDP_TEST_SANITIZED"))
 
 def processes_with(marker):
     found = []
-    for environ in pathlib.Path("/proc").glob("[0-9]*/environ"):
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        process = pathlib.Path("/proc", pid)
         try:
-            if marker in environ.read_bytes() and int(environ.parent.name) != os.getpid():
-                found.append(f"{environ.parent.name} {(environ.parent / 'cmdline').read_bytes()!r}")
+            if marker in (process / "environ").read_bytes() and int(pid) != os.getpid():
+                found.append(f"{pid} {(process / 'cmdline').read_bytes()!r}")
         except OSError:
             pass
     return found

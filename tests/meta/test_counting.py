@@ -37,6 +37,15 @@ def main():
         if seen.strip() != expected:
             print(f'{what}: counted "{seen.strip()}", not "{expected}"')
             wrong += 1
+    with tempfile.NamedTemporaryFile('w', suffix='.json') as log:
+        lines = ''.join(f'line {i}\n' for i in range(30))
+        log.write(json.dumps({'name': 'y', 'returncode': 1, 'result': 'FAIL', 'stdout': '', 'stderr': lines}) + '\n')
+        log.write(json.dumps({'name': 'z', 'returncode': 0, 'result': 'OK', 'stdout': '', 'stderr': lines}) + '\n')
+        log.flush()
+        err = subprocess.run([sys.executable, sys.argv[1], log.name], capture_output=True, text=True, check=True).stderr
+    if 'stderr: line 29' not in err or 'line 9\n' in err or 'z' in err:
+        print(f'the end of stderr of what failed, and of nothing else, was to be shown: "{err}"')
+        wrong += 1
     sys.exit(1 if wrong else 0)
 
 
