@@ -50,9 +50,10 @@ static void on_lost(void *arg, const char *path, int error)
 {
     struct logs *l = arg;
 
-    say_lost(l, path, error,
-             "what is printed from now on is missing there, and in whatever else cannot be written; the exit status will "
-             "not be 0");
+    say_lost(
+        l, path, error,
+        "what is printed from now on is missing there, and in whatever else cannot be written; the exit status will "
+        "not be 0");
     l->opt.lost(l->opt.arg, error);
 }
 

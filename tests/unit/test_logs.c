@@ -111,7 +111,8 @@ TestSuite(logs, .init = begin, .fini = end);
 
 static void start(void)
 {
-    struct logs_options opt = {.plan = &t.plan, .console = t.console, .run_dir = t.run_dir, .room = on_room, .lost = on_lost};
+    struct logs_options opt = {
+        .plan = &t.plan, .console = t.console, .run_dir = t.run_dir, .room = on_room, .lost = on_lost};
 
     cr_assert_eq(logs_start(&t.logs, &t.loop, &opt, NULL), CDDP_OK);
     logs_begin(t.logs, 0);
