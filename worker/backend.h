@@ -100,10 +100,12 @@ struct cdi_op {
     /* For messages: the parameters in `bucket` of `ddp`, as "'fc1.weight' and 3 more". Any thread. NULL: no names. */
     void (*name_bucket)(const void *ddp, int bucket, char *buf, size_t cap);
     const void *ddp;
-    bool lazy;  /* may be left to the thread that joins it, which comes soon: no other is woken for it */
-    bool grace; /* with lazy: nobody knows how soon; after a moment another thread takes it */
-    bool more;  /* another operation follows at once, on all ranks: both start together; what waits for
-                   it is started by join and lead */
+    bool lazy;     /* may be left to the thread that joins it, which comes soon: no other is woken for it */
+    bool grace;    /* with lazy: nobody knows how soon; after a moment another thread takes it */
+    bool more;     /* another operation follows at once, on all ranks: both start together; what waits for
+                      it is started by join and lead */
+    bool unmarked; /* nobody is going to wait for it alone: join and lead of its ticket wait for all that was enqueued.
+                   Spares a device a mark behind it */
 };
 
 /* A stretch of memory, for pack and unpack. */
@@ -195,6 +197,14 @@ struct cdi_backend_ops {
      */
     cddp_status (*lend)(struct cdi_backend *b, void **stream, struct cdi_error *err);
     void (*take_back)(struct cdi_backend *b);
+
+    /*
+     * On a device: around several calls of one thread, which then cost less. The thread runs nothing of the program's
+     * in between, and nests no hold in another. Any thread. CDDP_OK: let_go must follow. CDDP_E_SYSTEM: nothing has
+     * happened. NULL on the host.
+     */
+    cddp_status (*hold)(struct cdi_backend *b, struct cdi_error *err);
+    void (*let_go)(struct cdi_backend *b);
 
     /* Memory where the backend works: at least 64-byte aligned, not cleared. release is NULL-safe. Any thread. */
     cddp_status (*alloc)(struct cdi_backend *b, size_t bytes, void **out, struct cdi_error *err);

@@ -137,6 +137,9 @@ static cddp_status enqueue_bucket(cddp_ddp *d, size_t i, bool lazy, bool more)
         .lazy = lazy,
         .grace = lazy && i < d->plan.ahead && cdi_comm_world(d->comm)->size > 1,
         .more = more,
+        /* Until the program waits for one parameter, all wait for all: the first such wait is longer than it need be.
+         */
+        .unmarked = d->ops->on_device && !d->by_param,
     };
     struct cdi_error err;
 
@@ -236,9 +239,13 @@ static cddp_status note_stream(cddp_ddp *d, size_t i, void *stream)
  */
 static cddp_status launch_group(cddp_ddp *d, size_t k)
 {
+    /* All calls of the backend in a row, but for a hook's, which may do anything in its thread. */
+    bool hold = d->ops->hold != NULL && d->hook.begin == NULL;
     cddp_status status = CDDP_OK;
     struct cdi_error err;
 
+    if (hold && d->ops->hold(d->b, &err) != CDDP_OK)
+        return cdi_ddp_stick(d, &err);
     if (bring_early(d, &err) != CDDP_OK)
         status = cdi_ddp_stick(d, &err);
     for (size_t j = 0; d->ops->on_device && j <= k && status == CDDP_OK; j++)
@@ -246,6 +253,8 @@ static cddp_status launch_group(cddp_ddp *d, size_t k)
             status = cdi_ddp_stick(d, &err);
     for (size_t j = 0; j <= k && status == CDDP_OK; j++)
         status = launch_next(d, j < k);
+    if (hold)
+        d->ops->let_go(d->b);
     return status;
 }
 
@@ -501,6 +510,7 @@ static cddp_status wait_param(cddp_ddp *d, size_t i, struct cdi_error *err)
     uint64_t step = d->step, ticket = 0;
     cddp_status status = CDDP_OK;
 
+    d->by_param = true;
     if ((d->flags & CDDP_DDP_JOIN_ACTIVE) != 0)
         return cdi_fail(err, CDDP_E_STATE,
                         "parameter %zu '%.200s' cannot be waited for alone: with CDDP_DDP_JOIN_ACTIVE all gradients "

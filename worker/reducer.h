@@ -115,6 +115,7 @@ struct cddp_ddp {
     uint64_t step;           /* steps that are complete */
     bool finishing;          /* a thread is in cdi_ddp_finish */
     bool begun;              /* something was said to be ready in this step */
+    bool by_param;           /* the program waits for single parameters (cddp_ddp_wait_param) */
     bool synced;             /* this step's buffers were sent */
     bool settled;            /* with an optimizer: this step's gradients were measured, so its share has landed */
     bool shadow;             /* this rank has no samples, and only takes part in what the others reduce */

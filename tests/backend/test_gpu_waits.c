@@ -408,6 +408,49 @@ static int leave_in_the_middle(struct rank *r)
     return 0;
 }
 
+/* What has no mark of its own is waited for with all the rest: nobody comes before its mean is there. */
+static int wait_without_a_mark(struct rank *r)
+{
+    static float x[COUNT];
+    struct cdi_op op = all_reduce(x);
+    uint64_t first, second;
+    void *one, *two, *copy;
+    CUstream s;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (use_device(r) != 0)
+        return 1;
+    RANK_CHECK(cuStreamCreateWithPriority(&s, CU_STREAM_NON_BLOCKING, 0) == CUDA_SUCCESS);
+    for (size_t k = 0; k < COUNT; k++)
+        x[k] = (float)r->rank * 2;
+    one = rank_lend(r, x, sizeof x);
+    two = rank_lend(r, x, sizeof x);
+    copy = rank_lend(r, x, sizeof x);
+    op.op = CDDP_MEAN;
+    op.unmarked = true;
+    for (int i = 0; i < 20; i++) {
+        op.in = op.out = one;
+        RANK_CHECK(r->ops->enqueue(r->b, &op, &first, &r->err) == CDDP_OK);
+        op.in = op.out = two;
+        op.unmarked = i % 2 == 0;
+        RANK_CHECK(r->ops->enqueue(r->b, &op, &second, &r->err) == CDDP_OK);
+        RANK_CHECK(r->ops->lead(r->b, i % 3 == 0 ? second : first, s, &r->err) == CDDP_OK);
+        RANK_CHECK(cuMemcpyDtoDAsync((CUdeviceptr)(uintptr_t)copy, (CUdeviceptr)(uintptr_t)one, sizeof x, s) ==
+                   CUDA_SUCCESS);
+        RANK_CHECK(r->ops->follow(r->b, s, &r->err) == CDDP_OK);
+        RANK_CHECK(r->ops->join(r->b, i % 4 < 2 ? second : first, &r->err) == CDDP_OK);
+        op.unmarked = true;
+    }
+    rank_return(r, NULL, two, 0);
+    RANK_CHECK(cuStreamSynchronize(s) == CUDA_SUCCESS);
+    rank_return(r, x, one, sizeof x);
+    RANK_CHECK(x[0] == 1 && x[COUNT - 1] == 1, "%f", (double)x[0]);
+    rank_return(r, x, copy, sizeof x);
+    RANK_CHECK(x[0] == 1 && x[COUNT - 1] == 1, "%f", (double)x[0]);
+    RANK_CHECK(cuStreamDestroy(s) == CUDA_SUCCESS);
+    return 0;
+}
+
 static bool words_and_tickets(void)
 {
     uint64_t far = UINT64_C(0x100000002);
@@ -440,6 +483,7 @@ int main(int argc, char **argv)
         {"a fault of the GPU fails all ranks, by its name", fail_in_a_kernel, -1},
         {"a context that is lost is no other one", lose_the_context, -1},
         {"collectives are left behind", leave_in_the_middle, -1},
+        {"what has no mark is waited for", wait_without_a_mark, -1},
     };
     const char *only = argc > 1 ? argv[1] : "";
     int n = 0;

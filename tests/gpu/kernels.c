@@ -177,6 +177,29 @@ static void check_scales(struct check *c)
     }
 }
 
+/* The word that the host reads, behind the count of blocks: of no block that came last but one. */
+static void check_telling(struct check *c)
+{
+    struct cdi_launch l;
+
+    memset(c->in.host, 0, c->room);
+    CARD(&c->card, cuMemcpyHtoDAsync, address(c->in.card), c->in.host, c->room, c->card.stream);
+    fill(c, &c->out, 8);
+    EACH(n, counts)
+    {
+        if (counts[n] > c->most || counts[n] == 0)
+            continue;
+        check_ok(cdi_launch_scale(&l, c->card.n_sm, c->out.card, counts[n], CDDP_FLOAT32, 0.5, NULL));
+        cdi_launch_scale_tells(&l, c->in.card + 4, (uint32_t)n + 1, c->in.card);
+        card_launch(&c->card, c->card.stream, &l);
+        check_ok(cdi_launch_scale(&l, c->card.n_sm, c->out.host, counts[n], CDDP_FLOAT32, 0.5, NULL));
+        cdi_launch_scale_tells(&l, c->in.host + 4, (uint32_t)n + 1, c->in.host);
+        cdi_launch_on_host(&l);
+        compare(c, &c->out, "scale", "float32", " that tells", counts[n]);
+        compare(c, &c->in, "the word of scale", "", "", counts[n]);
+    }
+}
+
 static void check_scans(struct check *c)
 {
     struct cdi_launch l;
@@ -449,6 +472,7 @@ int main(int argc, char **argv)
     c.out = make_twin(&c);
     check_casts(&c);
     check_all_narrow(&c);
+    check_telling(&c);
     check_scales(&c);
     check_scans(&c);
     check_packs(&c);

@@ -4,9 +4,11 @@
  * program that cddprun starts, with two ranks. Every gradient is a bucket of its own, too large to start together with
  * others, and the steps with fewer and with more buckets differ by what a bucket costs.
  *
- * Then rank 0 makes all calls of a step before rank 1 begins it: none of them may wait for a peer.
+ * So for each kind of gradients. Then rank 0 makes all calls of a step before rank 1 begins it: none of them may wait
+ * for a peer.
  *
- *     device_costs MOST_CALLS MOST_THREADS    per bucket; a negative number: any
+ *     device_costs MOST_CALLS MOST_THREADS    per bucket, two calls more where kernels of ours bring gradients into the
+ *                                             arena and out of it; a negative number: any
  *
  * Exit status: 0 all was right, 3 too much, 4 libcddp gave an error.
  */
@@ -33,25 +35,50 @@
         }                                                          \
     } while (0)
 
+/* Kinds of gradients, with what is there beside the collective. */
+static const struct kind {
+    const char *name;
+    cddp_dtype dtype, sent_as;
+    uint32_t flags;
+    bool own; /* in memory of the program's */
+} kinds[] = {
+    {.name = "float32", .dtype = CDDP_FLOAT32},
+    {.name = "float16", .dtype = CDDP_FLOAT16},
+    {.name = "bfloat16", .dtype = CDDP_BFLOAT16},
+    {.name = "sums of float32", .dtype = CDDP_FLOAT32, .flags = CDDP_DDP_SUM},
+    {.name = "float32 sent as bfloat16", .dtype = CDDP_FLOAT32, .sent_as = CDDP_BFLOAT16},
+    {.name = "float32 of the program's", .dtype = CDDP_FLOAT32, .own = true},
+};
+
 struct model {
     cddp_comm *comm;
     cddp_ddp *ddp;
     CUstream compute;
-    CUdeviceptr data[N_PARAMS];
+    CUdeviceptr data[N_PARAMS], own[N_PARAMS];
     size_t n;
 };
 
-static void make_model(struct model *m, cddp_comm *comm, CUstream compute, size_t n)
+static void make_model(struct model *m, cddp_comm *comm, CUstream compute, size_t n, const struct kind *kind)
 {
     static const char *const names[N_PARAMS] = {"a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"};
-    cddp_ddp_options opt = {
-        .size = sizeof opt, .bucket_bytes = COUNT * 4, .first_bucket_bytes = COUNT * 4, .stream = compute};
+    const size_t bytes = COUNT * cddp_dtype_size(kind->dtype);
+    cddp_ddp_options opt = {.size = sizeof opt,
+                            .bucket_bytes = bytes,
+                            .first_bucket_bytes = bytes,
+                            .stream = compute,
+                            .flags = kind->flags,
+                            .compress = kind->sent_as};
     cddp_param params[N_PARAMS] = {{.name = NULL}};
 
     *m = (struct model){.comm = comm, .compute = compute, .n = n};
     for (size_t i = 0; i < n; i++) {
         m->data[i] = device_floats(COUNT, 0);
-        params[i] = (cddp_param){.name = names[i], .data = (void *)m->data[i], .count = COUNT, .dtype = CDDP_FLOAT32};
+        m->own[i] = kind->own ? device_floats(COUNT, 0) : 0;
+        params[i] = (cddp_param){.name = names[i],
+                                 .data = (void *)m->data[i],
+                                 .grad = (void *)m->own[i],
+                                 .count = COUNT,
+                                 .dtype = kind->dtype};
     }
     DO(cddp_ddp_create(&m->ddp, comm, params, n, &opt));
     if (cddp_ddp_bucket_count(m->ddp) == n)
@@ -64,8 +91,11 @@ static void free_model(struct model *m)
 {
     CU(cuStreamSynchronize(m->compute));
     cddp_ddp_destroy(m->ddp);
-    for (size_t i = 0; i < m->n; i++)
+    for (size_t i = 0; i < m->n; i++) {
         CU(cuMemFree(m->data[i]));
+        if (m->own[i] != 0)
+            CU(cuMemFree(m->own[i]));
+    }
 }
 
 static void step(const struct model *m)
@@ -101,15 +131,15 @@ static struct cost cost_of(const struct model *m)
     return c;
 }
 
-static int judge(const char *what, uint64_t few, uint64_t many, double most)
+static int judge(const char *kind, const char *what, uint64_t few, uint64_t many, double most)
 {
     double a_bucket = (double)(many - few) / (STEPS * (N_PARAMS / 2.0)),
            a_step = (double)few / STEPS - a_bucket * N_PARAMS / 2;
 
-    printf("%s: %.2f per bucket and %.1f per step beside\n", what, a_bucket, a_step);
+    printf("%s: %s: %.2f per bucket and %.1f per step beside\n", kind, what, a_bucket, a_step);
     if (most < 0 || a_bucket <= most)
         return 0;
-    fprintf(stderr, "%s: %.2f per bucket, of at most %g\n", what, a_bucket, most);
+    fprintf(stderr, "%s: %s: %.2f per bucket, of at most %g\n", kind, what, a_bucket, most);
     return TOO_MUCH;
 }
 
@@ -133,8 +163,7 @@ int main(int argc, char **argv)
 {
     cddp_init_options init = {.size = sizeof init, .backend = "nccl"};
     struct device device;
-    struct cost few, many;
-    struct model m;
+    struct model m = {.n = 0};
     cddp_comm *comm;
     CUstream compute;
     int rc = 0;
@@ -144,16 +173,23 @@ int main(int argc, char **argv)
     DO(cddp_init(&comm, &init));
     device_open(&device, cddp_local_rank(comm));
     compute = device_stream();
-    make_model(&m, comm, compute, N_PARAMS / 2);
-    few = cost_of(&m);
-    free_model(&m);
-    make_model(&m, comm, compute, N_PARAMS);
-    many = cost_of(&m);
-    go_alone(&m);
-    if (cddp_rank(comm) == 0)
-        rc = judge("calls of the driver", few.calls, many.calls, strtod(argv[1], NULL)) |
-             judge("threads", few.threads, many.threads, strtod(argv[2], NULL));
-    free_model(&m);
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        double most = strtod(argv[1], NULL),
+               calls = most + (most >= 0 && (kinds[k].own || kinds[k].sent_as != CDDP_DTYPE_NONE) ? 2 : 0);
+        struct cost few, many;
+
+        make_model(&m, comm, compute, N_PARAMS / 2, &kinds[k]);
+        few = cost_of(&m);
+        free_model(&m);
+        make_model(&m, comm, compute, N_PARAMS, &kinds[k]);
+        many = cost_of(&m);
+        if (cddp_rank(comm) == 0)
+            rc |= judge(kinds[k].name, "calls of the driver", few.calls, many.calls, calls) |
+                  judge(kinds[k].name, "threads", few.threads, many.threads, strtod(argv[2], NULL));
+        if (k == 0)
+            go_alone(&m);
+        free_model(&m);
+    }
     CU(cuStreamDestroy(compute));
     CU(cuLibraryUnload(device.library));
     DO(cddp_finalize(comm));

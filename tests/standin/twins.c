@@ -31,6 +31,8 @@ static void usable(enum cdi_kernel kernel, void *args)
         break;
     case CDI_KERNEL_SCALE:
         scale->x = standin_host(scale->x);
+        scale->word = standin_host(scale->word);
+        scale->arrived = standin_host(scale->arrived);
         break;
     case CDI_KERNEL_SCAN:
         scan->x = standin_host(scan->x);

@@ -108,6 +108,24 @@ Test(kernel, scale_gives_the_bits_of_the_cpu_backend_but_for_the_payload_of_a_na
     }
 }
 
+Test(kernel, scale_tells_once_all_of_it_is_done)
+{
+    static float x[31000];
+    uint32_t word = 0, arrived = 0;
+    struct cdi_kernel_thread t = {.n_threads = CDI_KERNEL_THREADS};
+    struct cdi_launch l;
+
+    cr_assert_eq(cdi_launch_scale(&l, N_SM, x, 31000, CDDP_FLOAT32, 0.5, NULL), CDDP_OK);
+    cdi_launch_scale_tells(&l, &word, 7, &arrived);
+    cr_assert_gt(l.grid, 1);
+    for (t.block = t.n_blocks = l.grid; t.block-- > 0;) /* in any order */
+        for (t.thread = 0; t.thread < t.n_threads; t.thread++) {
+            cr_assert_eq(word, 0);
+            cdi_kernel_twins[CDI_KERNEL_SCALE].run(&t, &l.args);
+        }
+    cr_assert(word == 7 && arrived == 0, "and it is ready for the next launch");
+}
+
 Test(kernel, scaling_by_one_changes_no_bit_and_a_nan_is_the_same_on_every_processor)
 {
     float x[] = {0, INFINITY, 1};

@@ -142,6 +142,10 @@ void cdi_device_close(struct cdi_device *d)
 /* Which enters of this thread have put the context there, the last one in the lowest bit. */
 static _Thread_local uint32_t pushed;
 
+/* It is current in this thread, where no code but ours runs until cdi_device_let_go; NULL: the driver has to be asked.
+ */
+static _Thread_local CUcontext held;
+
 /* A thread's capture mode while it is ours, and what it was before the outermost enter. */
 static _Thread_local unsigned depth;
 static _Thread_local CUstreamCaptureMode mode_before;
@@ -166,9 +170,16 @@ void cdi_device_leave(const struct cdi_device *d)
 
 cddp_status cdi_device_enter_briefly(const struct cdi_device *d, struct cdi_error *err)
 {
-    CUresult r = cdi_cuda.context_push(d->context);
+    CUresult r = CUDA_SUCCESS;
+    CUcontext now = held;
 
-    pushed = pushed << 1 | (r == CUDA_SUCCESS);
+    /* A program's thread nearly always has it current, since the primary context is cudaSetDevice's: one question in
+     * place of a push and a pop. Nobody remembers the answer, as the program may change it between two calls. */
+    if (now == NULL && cdi_cuda.context_current(&now) != CUDA_SUCCESS)
+        now = NULL;
+    if (now != d->context)
+        r = cdi_cuda.context_push(d->context);
+    pushed = pushed << 1 | (now != d->context && r == CUDA_SUCCESS);
     return cdi_cuda_check(r, "making the GPU's context current", err);
 }
 
@@ -180,6 +191,23 @@ void cdi_device_leave_briefly(const struct cdi_device *d)
     if ((pushed & 1) != 0) /* else it would be the program's that is taken */
         (void)cdi_cuda.context_pop(&was);
     pushed >>= 1;
+}
+
+cddp_status cdi_device_hold(const struct cdi_device *d, struct cdi_error *err)
+{
+    cddp_status st = cdi_device_enter_briefly(d, err);
+
+    if (st == CDDP_OK)
+        held = d->context;
+    else
+        cdi_device_leave_briefly(d);
+    return st;
+}
+
+void cdi_device_let_go(const struct cdi_device *d)
+{
+    held = NULL;
+    cdi_device_leave_briefly(d);
 }
 
 cddp_status cdi_device_launch(const struct cdi_device *d, struct cdi_launch *launch, struct cdi_error *err)

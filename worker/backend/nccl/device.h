@@ -51,6 +51,13 @@ void cdi_device_leave(const struct cdi_device *d);
 cddp_status cdi_device_enter_briefly(const struct cdi_device *d, struct cdi_error *err);
 void cdi_device_leave_briefly(const struct cdi_device *d);
 
+/*
+ * For several calls in a row of one thread, in which no code of the program's runs: between hold and let_go entering
+ * the device costs no call of the driver. Not to be nested. CDDP_OK: let go later. CDDP_E_SYSTEM: nothing has happened.
+ */
+cddp_status cdi_device_hold(const struct cdi_device *d, struct cdi_error *err);
+void cdi_device_let_go(const struct cdi_device *d);
+
 /* Put a launch on the communication stream. A grid of 0 is nothing to do. */
 cddp_status cdi_device_launch(const struct cdi_device *d, struct cdi_launch *launch, struct cdi_error *err);
 

@@ -136,7 +136,7 @@ CDI_INLINE double cdi_clip_factor(const struct cdi_clip_args *a)
 
 CDI_INLINE void cdi_clip_body(const struct cdi_kernel_thread *t, const struct cdi_clip_args *a)
 {
-    struct cdi_scale_args scale = {0, 0, cdi_clip_factor(a), 0, 0};
+    struct cdi_scale_args scale = {0, 0, cdi_clip_factor(a), 0, 0, 0, 0};
 
     if (scale.factor >= 1)
         return; /* not so for a NaN, which goes into all of them */

@@ -9,7 +9,7 @@
 
 _Static_assert(sizeof(struct cdi_pack_args) <= 4000, "kernel arguments of old drivers end at 4096 bytes");
 _Static_assert(sizeof(struct cdi_pack_slice) == 32 && sizeof(struct cdi_cast_args) == 40 &&
-                   sizeof(struct cdi_scale_args) == 32 && sizeof(struct cdi_scan_args) == 32,
+                   sizeof(struct cdi_scale_args) == 48 && sizeof(struct cdi_scan_args) == 32,
                "nvcc and the host compiler lay them out alike");
 _Static_assert(sizeof(struct cdi_kernel_span) == 24 && sizeof(struct cdi_fold_args) == 24 &&
                    offsetof(struct cdi_tally_args, span) == 24 && offsetof(struct cdi_clip_args, span) == 40 &&
@@ -158,6 +158,13 @@ cddp_status cdi_launch_scale(struct cdi_launch *out, uint32_t n_sm, void *x, siz
     out->args.scale = (struct cdi_scale_args){
         .x = x, .count = count, .factor = dtype == CDDP_FLOAT64 ? factor : (float)factor, .dtype = (int32_t)dtype};
     return CDDP_OK;
+}
+
+void cdi_launch_scale_tells(struct cdi_launch *launch, void *word, uint32_t told, void *arrived)
+{
+    launch->args.scale.word = word;
+    launch->args.scale.told = told;
+    launch->args.scale.arrived = arrived;
 }
 
 cddp_status cdi_launch_scan(struct cdi_launch *out, uint32_t n_sm, const void *x, size_t count, cddp_dtype dtype,

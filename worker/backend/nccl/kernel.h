@@ -85,13 +85,18 @@ struct cdi_cast_args {
     uint32_t unused;
 };
 
-/* cdi_scale: x[i] *= factor, which is rounded to float32 for all but float64. */
+/*
+ * cdi_scale: x[i] *= factor, which is rounded to float32 for all but float64. With `word`, memory that the host reads,
+ * *word becomes `told` when all of x is done.
+ */
 struct cdi_scale_args {
     void *x;
     uint64_t count;
     double factor;
     int32_t dtype;
-    uint32_t unused;
+    uint32_t told;
+    uint32_t *word;    /* or NULL */
+    uint32_t *arrived; /* the device's, 0 between two launches: blocks that are done */
 };
 
 /* cdi_scan: adds to *found, on the device, what it counts among x. Its owner zeroes it before, in the same stream. */
@@ -223,6 +228,8 @@ cddp_status cdi_launch_cast(struct cdi_launch *out, uint32_t n_sm, void *to, cdd
                             cddp_dtype from_type, size_t count, float factor, struct cdi_error *err);
 cddp_status cdi_launch_scale(struct cdi_launch *out, uint32_t n_sm, void *x, size_t count, cddp_dtype dtype,
                              double factor, struct cdi_error *err);
+/* A launch of SCALE, with a grid above 0, tells the host. arrived: used by one launch at a time. */
+void cdi_launch_scale_tells(struct cdi_launch *launch, void *word, uint32_t told, void *arrived);
 /* found: device memory, zeroed in the stream before the launch. */
 cddp_status cdi_launch_scan(struct cdi_launch *out, uint32_t n_sm, const void *x, size_t count, cddp_dtype dtype,
                             struct cdi_scan_found *found, struct cdi_error *err);

@@ -20,7 +20,13 @@ static void run_cast(const struct cdi_kernel_thread *t, const void *args)
 
 static void run_scale(const struct cdi_kernel_thread *t, const void *args)
 {
-    cdi_scale_body(t, args);
+    const struct cdi_scale_args *a = args;
+
+    cdi_scale_body(t, a);
+    if (a->word == NULL || __atomic_add_fetch(a->arrived, 1, __ATOMIC_ACQ_REL) != t->n_blocks * t->n_threads)
+        return;
+    *a->arrived = 0;
+    __atomic_store_n(a->word, a->told, __ATOMIC_RELEASE);
 }
 
 static void run_scan(const struct cdi_kernel_thread *t, const void *args)
@@ -82,7 +88,11 @@ static size_t scale_ranges(const void *args, struct cdi_kernel_range *out, size_
     const struct cdi_scale_args *a = args;
 
     put(out, cap, 0, a->x, a->count * cddp_dtype_size((cddp_dtype)a->dtype), true);
-    return 1;
+    if (a->word == NULL)
+        return 1;
+    put(out, cap, 1, a->word, sizeof *a->word, true);
+    put(out, cap, 2, a->arrived, sizeof *a->arrived, true);
+    return 3;
 }
 
 static size_t scan_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)

@@ -40,6 +40,7 @@
     X(context_retain, cuDevicePrimaryCtxRetain, 7000)         \
     X(context_release, cuDevicePrimaryCtxRelease, 11000)      \
     X(context_set, cuCtxSetCurrent, 4000)                     \
+    X(context_current, cuCtxGetCurrent, 4000)                 \
     X(context_push, cuCtxPushCurrent, 4000)                   \
     X(context_pop, cuCtxPopCurrent, 4000)                     \
     X(stream_priorities, cuCtxGetStreamPriorityRange, 5050)   \

@@ -10,7 +10,6 @@
 #define BLOCKING_ENV "CDDP_NCCL_BLOCKING"
 #define WINDOWS_ENV "CDDP_NCCL_WINDOWS"
 #define REGISTER_ENV "CDDP_NCCL_REGISTER"
-#define TOKEN_BYTES 64
 #define PARTIAL_BYTES (CDI_TALLY_BLOCKS * sizeof(double))
 
 /* ------------------------------------------------------------------------------------------ coming and going ---- */
@@ -60,7 +59,7 @@ static cddp_status equip(struct cdi_backend *b, struct cdi_error *err)
     if (st == CDDP_OK)
         st = get_event(&b->copy_event, err);
     if (st == CDDP_OK)
-        st = cdi_cuda_check(cdi_cuda.memory_alloc(&token, TOKEN_BYTES), "getting memory of the GPU", err);
+        st = cdi_cuda_check(cdi_cuda.memory_alloc(&token, CDI_TOKEN_BYTES), "getting memory of the GPU", err);
     b->token = (void *)(uintptr_t)token;
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.memory_alloc(&found, sizeof *b->scan_device), "getting memory of the GPU", err);
@@ -74,7 +73,7 @@ static cddp_status equip(struct cdi_backend *b, struct cdi_error *err)
     if (st == CDDP_OK)
         st = cdi_told_create(b, err);
     if (st == CDDP_OK)
-        st = cdi_cuda_check(cdi_cuda.set_bytes(token, 0, TOKEN_BYTES, b->device.stream), "clearing memory", err);
+        st = cdi_cuda_check(cdi_cuda.set_bytes(token, 0, CDI_TOKEN_BYTES, b->device.stream), "clearing memory", err);
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.set_bytes(partial, 0, PARTIAL_BYTES, b->device.stream), "clearing memory", err);
     return st == CDDP_OK ? cdi_stage_open(b, err) : st;
@@ -409,6 +408,16 @@ static void gpu_take_back(struct cdi_backend *b)
     cdi_device_leave_briefly(&b->device);
 }
 
+static cddp_status gpu_hold(struct cdi_backend *b, struct cdi_error *err)
+{
+    return cdi_device_hold(&b->device, err);
+}
+
+static void gpu_let_go(struct cdi_backend *b)
+{
+    cdi_device_let_go(&b->device);
+}
+
 static void gpu_describe(struct cdi_backend *b, cddp_device_info *out)
 {
     *out = b->device.info;
@@ -429,6 +438,8 @@ static const struct cdi_backend_ops gpu_ops = {
     .lead = cdi_gpu_lead,
     .lend = gpu_lend,
     .take_back = gpu_take_back,
+    .hold = gpu_hold,
+    .let_go = gpu_let_go,
     .alloc = gpu_alloc,
     .release = gpu_release,
     .is_device = gpu_is_device,

@@ -233,34 +233,77 @@ static cddp_status record(struct cdi_backend *b, CUevent e, struct cdi_error *er
     return cdi_cuda_check(cdi_cuda.event_record(e, b->device.stream), "recording an event", err);
 }
 
-/* Multiply with 1 / size, on the communication stream. */
-static cddp_status divide(struct cdi_backend *b, void *x, const struct cdi_op *op, struct cdi_error *err)
+typedef void tell_fn(struct cdi_backend *b, uint64_t ticket, struct cdi_launch *scale);
+
+/* Multiply with 1 / size, on the communication stream. tell: the kernel tells of the ticket; NULL: it does not. */
+static cddp_status divide(struct cdi_backend *b, const struct cdi_op *op, tell_fn *tell, uint64_t ticket,
+                          struct cdi_error *err)
 {
     struct cdi_launch scale;
-    cddp_status st = cdi_launch_scale(&scale, b->device.n_sm, x, op->count, op->dtype, 1.0 / b->world.size, err);
+    cddp_status st = cdi_launch_scale(&scale, b->device.n_sm, op->out, op->count, op->dtype, 1.0 / b->world.size, err);
 
+    if (st == CDDP_OK && tell != NULL)
+        tell(b, ticket, &scale);
     return st == CDDP_OK ? cdi_device_launch(&b->device, &scale, err) : st;
 }
 
-static cddp_status before(struct cdi_backend *b, struct cdi_slot *s, struct cdi_error *err)
+static bool divides_before(const struct cdi_backend *b, const struct cdi_slot *s)
 {
-    cddp_status st = cdi_stage_in(b, s, err);
-
-    if (st == CDDP_OK && mean_of(b, &s->op) == CDI_MEAN_BEFORE)
-        st = divide(b, s->op.out, &s->op, err);
-    return st;
+    return s->op.count > 0 && mean_of(b, &s->op) == CDI_MEAN_BEFORE;
 }
 
-static cddp_status after(struct cdi_backend *b, struct cdi_slot *s, struct cdi_error *err)
+static bool divides_after(const struct cdi_backend *b, const struct cdi_slot *s)
 {
     bool here = s->op.kind != CDI_REDUCE || s->op.root == b->world.rank;
+
+    return here && s->op.count > 0 && mean_of(b, &s->op) == CDI_MEAN_AFTER;
+}
+
+/*
+ * The last kernel of what has begun with this operation writes its ticket, which spares a call of the driver: where
+ * nothing is put behind the kernel, no copy to the host and no event.
+ */
+static bool tells_its_end(const struct cdi_backend *b, const struct cdi_slot *last)
+{
+    return divides_after(b, last) && !last->marked && last->staged == NULL;
+}
+
+/* What comes before NCCL's part of tickets first to last, and the word that they have started. */
+static cddp_status put_before(struct cdi_backend *b, uint64_t first, uint64_t last, struct cdi_error *err)
+{
+    bool by_kernel = divides_before(b, cdi_slot_of(b, last));
     cddp_status st = CDDP_OK;
 
-    if (here && mean_of(b, &s->op) == CDI_MEAN_AFTER)
-        st = divide(b, s->op.out, &s->op, err);
-    if (st == CDDP_OK)
-        st = cdi_stage_out(b, s, err);
-    return st;
+    for (uint64_t t = first; t <= last && st == CDDP_OK; t++) {
+        struct cdi_slot *s = cdi_slot_of(b, t);
+
+        st = cdi_stage_in(b, s, err);
+        if (st == CDDP_OK && divides_before(b, s))
+            st = divide(b, &s->op, t == last ? cdi_told_start_by : NULL, last, err);
+    }
+    return st == CDDP_OK && !by_kernel ? cdi_told_start(b, last, err) : st;
+}
+
+/* What comes behind it, and the word that they are done. */
+static cddp_status put_behind(struct cdi_backend *b, uint64_t first, uint64_t last, struct cdi_error *err)
+{
+    const struct cdi_slot *end = cdi_slot_of(b, last);
+    bool by_kernel = tells_its_end(b, end);
+    cddp_status st = CDDP_OK;
+
+    for (uint64_t t = first; t <= last && st == CDDP_OK; t++) {
+        struct cdi_slot *s = cdi_slot_of(b, t);
+
+        if (divides_after(b, s))
+            st = divide(b, &s->op, by_kernel && t == last ? cdi_told_end_by : NULL, last, err);
+        if (st == CDDP_OK)
+            st = cdi_stage_out(b, s, err);
+    }
+    /* The event first: it has come when the host sees the word. A reducer's bucket has none: who waits for it waits for
+     * all. */
+    if (st == CDDP_OK && end->marked)
+        st = record(b, end->done, err);
+    return st == CDDP_OK && !by_kernel ? cdi_told_end(b, last, err) : st;
 }
 
 /* What NCCL says to the operations of b->call, as one group if that takes several calls. */
@@ -332,13 +375,8 @@ cddp_status cdi_gpu_settle(struct cdi_backend *b, ncclResult_t r, struct cdi_err
         cdi_gpu_too_late(b, text, first);
         return cdi_gpu_health_now(b, err);
     }
-    for (uint64_t t = first; t <= b->begun && st == CDDP_OK; t++)
-        st = after(b, cdi_slot_of(b, t), &why);
-    /* The event first: it has come when the host sees the word. */
     if (st == CDDP_OK)
-        st = record(b, cdi_slot_of(b, b->begun)->done, &why);
-    if (st == CDDP_OK)
-        st = cdi_told_end(b, b->begun, &why);
+        st = put_behind(b, first, b->begun, &why);
     if (st == CDDP_OK)
         b->issued = b->begun;
     else
@@ -356,17 +394,18 @@ static cddp_status begin(struct cdi_backend *b, struct cdi_error *err)
 {
     uint64_t first = b->begun + 1, last = b->given;
     cddp_status st = cdi_gpu_settle(b, ncclInProgress, err);
+    bool marked = false;
     ncclResult_t r;
 
     if (st != CDDP_OK || first > last)
         return st;
     b->pending_bytes = 0;
-    for (uint64_t t = first; t <= last && st == CDDP_OK; t++) {
+    for (uint64_t t = first; t <= last; t++) {
         cdi_slot_of(b, t)->last = last;
-        st = before(b, cdi_slot_of(b, t), err);
+        marked |= !cdi_slot_of(b, t)->op.unmarked;
     }
-    if (st == CDDP_OK)
-        st = cdi_told_start(b, last, err);
+    cdi_slot_of(b, last)->marked = marked;
+    st = put_before(b, first, last, err);
     if (st != CDDP_OK)
         return broken(b, &cdi_slot_of(b, first)->op, err);
     if (!cdi_nccl_enter(b))

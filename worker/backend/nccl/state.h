@@ -36,7 +36,9 @@
 #define CDI_RING_FIRST 256                /* slots; a power of two; grows */
 #define CDI_RING_LIMIT 65536
 #define CDI_OP_TEXT 320
-#define CDI_DRAIN_MS 2000 /* for what is left on a stream, when nothing on it waits for peers any more */
+#define CDI_TOKEN_BYTES 64
+#define CDI_TOKEN_COUNT_AT 32 /* in the token: see cdi_told_end_by */
+#define CDI_DRAIN_MS 2000     /* for what is left on a stream, when nothing on it waits for peers any more */
 #define CDI_KEY_BYTES CDI_WORD_KEY_BYTES
 #define CDI_NAME_BYTES 128 /* of a key without its prefix */
 
@@ -55,6 +57,7 @@ struct cdi_slot {
     struct cdi_staged *staged;
     uint64_t last; /* of those begun with it: they start and end together */
     CUevent done;  /* behind them, for streams that wait: of the last one; stays with the slot */
+    bool marked;   /* of the last one: done is behind them. Else all of them are op.unmarked */
     uint64_t flight_seq;
     int64_t started_ms; /* 0: not seen to have started */
     bool issued;
@@ -120,7 +123,7 @@ struct cdi_backend {
     struct cdi_words *words;
     unsigned lent;                   /* the communication stream, to so many */
     CUevent mark, tail;              /* for follow; for lead behind everything */
-    void *token;                     /* 64 bytes of device memory, for barriers and agreements */
+    void *token;                     /* CDI_TOKEN_BYTES of device memory, for barriers, and for kernels that tell */
     struct cdi_staged *out_staged;   /* whose results were not taken yet, in order of tickets */
     struct cdi_staged *spare_staged; /* blocks to be used again */
 
@@ -265,6 +268,12 @@ void cdi_told_destroy(struct cdi_backend *b);
 /* With `lock`: put the write of a ticket on the stream. */
 cddp_status cdi_told_start(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
 cddp_status cdi_told_end(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
+/*
+ * In place of those: a scale kernel, with a grid above 0, writes the ticket as its last act. That is before CUDA takes
+ * the kernel for done: no end where an event behind it is asked once the word has come.
+ */
+void cdi_told_start_by(struct cdi_backend *b, uint64_t ticket, struct cdi_launch *scale);
+void cdi_told_end_by(struct cdi_backend *b, uint64_t ticket, struct cdi_launch *scale);
 /* Wait, at most CDI_DRAIN_MS, for all that is on the stream. False: it is not done. One thread at a time. */
 bool cdi_told_drain(struct cdi_backend *b);
 

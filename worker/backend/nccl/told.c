@@ -51,6 +51,22 @@ cddp_status cdi_told_end(struct cdi_backend *b, uint64_t ticket, struct cdi_erro
     return write_word(b, &b->words->done, (uint32_t)ticket, err);
 }
 
+/* The blocks' count lies behind the element that barriers reduce. */
+static void tell_by(struct cdi_backend *b, _Atomic uint32_t *word, uint64_t ticket, struct cdi_launch *scale)
+{
+    cdi_launch_scale_tells(scale, word, (uint32_t)ticket, (uint8_t *)b->token + CDI_TOKEN_COUNT_AT);
+}
+
+void cdi_told_start_by(struct cdi_backend *b, uint64_t ticket, struct cdi_launch *scale)
+{
+    tell_by(b, &b->words->started, ticket, scale);
+}
+
+void cdi_told_end_by(struct cdi_backend *b, uint64_t ticket, struct cdi_launch *scale)
+{
+    tell_by(b, &b->words->done, ticket, scale);
+}
+
 bool cdi_told_drain(struct cdi_backend *b)
 {
     int64_t until_ms = cdi_now_ms() + CDI_DRAIN_MS;

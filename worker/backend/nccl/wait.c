@@ -50,10 +50,22 @@ static cddp_status await_ticket(struct cdi_backend *b, uint64_t ticket, struct c
     return cdi_gpu_health(b, err);
 }
 
-/* The event behind an operation; NULL: it has come long ago. */
-static CUevent event_of(const struct cdi_backend *b, uint64_t ticket)
+/*
+ * With `lock`, ticket issued: the event behind the operation. For one that is not marked, and for 0, it is put behind
+ * all that was enqueued, now. NULL: it has come long ago.
+ */
+static cddp_status event_of(struct cdi_backend *b, uint64_t ticket, CUevent *out, struct cdi_error *err)
 {
-    return ticket == 0 || ticket + b->ring_size <= b->given ? NULL : cdi_slot_of(b, cdi_slot_of(b, ticket)->last)->done;
+    const struct cdi_slot *last;
+
+    *out = NULL;
+    if (ticket != 0 && ticket + b->ring_size <= b->given)
+        return CDDP_OK;
+    last = ticket != 0 ? cdi_slot_of(b, cdi_slot_of(b, ticket)->last) : NULL;
+    *out = last != NULL && last->marked ? last->done : b->tail;
+    if (*out != b->tail)
+        return CDDP_OK;
+    return cdi_cuda_check(cdi_cuda.event_record(b->tail, b->device.stream), "recording an event", err);
 }
 
 cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
@@ -68,17 +80,20 @@ cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_erro
         st = cdi_fail(err, CDDP_E_INVALID, "no such ticket");
     else if (st == CDDP_OK && ticket > b->issued)
         st = cdi_gpu_flush(b, err);
-    if (st == CDDP_OK)
-        event = event_of(b, ticket);
+    if (st == CDDP_OK && ticket > 0)
+        st = event_of(b, ticket, &event, err);
     (void)pthread_mutex_unlock(&b->lock);
     if (st == CDDP_OK)
         st = event != NULL ? await_ticket(b, ticket, err) : cdi_gpu_health(b, err);
+    if (st == CDDP_OK && event == b->tail) /* behind more than the ticket, perhaps */
+        st = cdi_gpu_await_event(b, event, err);
     if (st == CDDP_OK) {
         (void)pthread_mutex_lock(&b->lock);
         (void)cdi_gpu_poll(b);
         large = cdi_stage_take(b, ticket);
         (void)pthread_mutex_unlock(&b->lock);
-        if (event != NULL) /* has come; for CUDA what was before it now is, too: to it the word means nothing */
+        if (event != NULL &&
+            event != b->tail) /* has come; for CUDA what was before it now is, too: to it the word means nothing */
             (void)cdi_cuda.event_query(event);
     }
     cdi_stage_free(large);
@@ -141,10 +156,8 @@ cddp_status cdi_gpu_lead(struct cdi_backend *b, uint64_t ticket, void *stream, s
         st = cdi_fail(err, CDDP_E_INVALID, "no such ticket");
     else if (st == CDDP_OK && (ticket == 0 || ticket > b->issued))
         st = cdi_gpu_flush(b, err);
-    if (st == CDDP_OK && ticket == 0)
-        st = cdi_cuda_check(cdi_cuda.event_record(event = b->tail, b->device.stream), "recording an event", err);
-    else if (st == CDDP_OK)
-        event = event_of(b, ticket);
+    if (st == CDDP_OK)
+        st = event_of(b, ticket, &event, err);
     if (st == CDDP_OK && event != NULL)
         st = cdi_cuda_check(cdi_cuda.stream_wait(stream, event, 0), "making a stream wait", err);
     (void)pthread_mutex_unlock(&b->lock);
