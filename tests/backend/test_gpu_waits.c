@@ -391,6 +391,24 @@ static int lose_the_context(struct rank *r)
     return 0;
 }
 
+/* Rank 1 cannot register: the communicator is at its end on all, and all hear what does without windows. */
+static int fail_to_register(struct rank *r)
+{
+    const char *version = getenv("CDDP_STANDIN_NCCL_VERSION");
+    struct cdi_region *region;
+
+    if (version != NULL && atoi(version) < 22703) /* it has no windows */
+        return rank_open(r) != CDDP_OK;
+    if (r->rank == 1)
+        configure("CDDP_STANDIN_FAIL", "ncclCommWindowRegister:1:1");
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    RANK_CHECK(r->ops->region_create(r->b, 100000, &region, &r->err) != CDDP_OK);
+    RANK_CHECK(strstr(r->err.msg, "registering gradients as a window: NCCL says") != NULL);
+    RANK_CHECK(strstr(r->err.msg, "CDDP_NCCL_WINDOWS=0 does without it") != NULL);
+    rank_close(r);
+    _exit(0); /* rank 0 waits in a call of NCCL's, and leaves what that may use */
+}
+
 /* ------------------------------------------------------------------------------------------------------------ rest --
  */
 
@@ -482,6 +500,7 @@ int main(int argc, char **argv)
         {"a timeout beside a store that does not answer", time_out_beside_a_slow_store, -1},
         {"a fault of the GPU fails all ranks, by its name", fail_in_a_kernel, -1},
         {"a context that is lost is no other one", lose_the_context, -1},
+        {"a window that fails ends the job with a word of help", fail_to_register, -1},
         {"collectives are left behind", leave_in_the_middle, -1},
         {"what has no mark is waited for", wait_without_a_mark, -1},
     };

@@ -5,6 +5,12 @@
  * others waiting; and decided before it, since a call that fails leaves its error as the state of a non-blocking
  * communicator for good (NCCL: group.cc, groupCleanup).
  *
+ * Where a window fails all the same, the job ends, with a sentence that names the switch, and no communicator is made
+ * anew without windows. For the failure is one rank's, and leaves the others in NCCL's barrier (dev_runtime.cc,
+ * ncclDevrWindowRegisterInGroup). All would have to give up a call that a blocking communicator does not give back, and
+ * to join once more over sockets, beside memory that the first communicator may still use. A machine that fails fails
+ * at each start, before the first step: the switch costs it one start, and nothing is lost.
+ *
  * Windows are for one node: no symmetric all-reduce leaves the NVLink domain (sym_kernels.cc), and elsewhere a window
  * is a registration (dev_runtime.cc). A registration lets NVLS work on the memory itself, at a price: at every launch
  * NCCL compares it with those of all local ranks, in a spin that waits for them and looks at no abort flag
