@@ -391,6 +391,32 @@ static int lose_the_context(struct rank *r)
     return 0;
 }
 
+/* Peers hear why before the abort, which frees what theirs may be reading: here it never returns. */
+static int tell_before_the_abort(struct rank *r)
+{
+    static float x[COUNT];
+    struct cdi_op op;
+    uint64_t ticket;
+    void *there;
+
+    if (r->rank == 0)
+        configure("CDDP_STANDIN_STUCK_ABORT", "1");
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (r->rank == 0) {
+        r->ops->abort(r->b, CDDP_E_ABORTED, "rank 0 has had enough");
+    } else {
+        there = rank_lend(r, x, sizeof x);
+        op = all_reduce(there);
+        RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
+        RANK_CHECK(r->ops->join(r->b, ticket, &r->err) == CDDP_E_ABORTED);
+        RANK_CHECK(strstr(r->err.msg, "rank 0 has had enough") != NULL);
+        atomic_store(&r->board->flag[0], 1);
+    }
+    while (atomic_load(&r->board->flag[0]) == 0)
+        moment();
+    _exit(0); /* what the abort that does not return uses stays */
+}
+
 /* Rank 1 cannot register: the communicator is at its end on all, and all hear what does without windows. */
 static int fail_to_register(struct rank *r)
 {
@@ -500,6 +526,7 @@ int main(int argc, char **argv)
         {"a timeout beside a store that does not answer", time_out_beside_a_slow_store, -1},
         {"a fault of the GPU fails all ranks, by its name", fail_in_a_kernel, -1},
         {"a context that is lost is no other one", lose_the_context, -1},
+        {"peers are told before the abort", tell_before_the_abort, -1},
         {"a window that fails ends the job with a word of help", fail_to_register, -1},
         {"collectives are left behind", leave_in_the_middle, -1},
         {"what has no mark is waited for", wait_without_a_mark, -1},
