@@ -289,8 +289,11 @@ static void *join_it(void *arg)
     return NULL;
 }
 
-/* Rank 1 does not come; who is late rank 0 would hear from the store, which does not answer. */
-static int time_out_beside_a_slow_store(struct rank *r)
+/*
+ * Rank 1 does not come; whether it has failed, and who is late, rank 0 would hear from the store, which does not
+ * answer. connects: the collective has yet to be put on the stream, which a thread of NCCL's or the one aside waits in.
+ */
+static int time_out_beside_a_slow_store(struct rank *r, const char *connects)
 {
     static float x[COUNT];
     struct joiner first = {.r = r}, second = {.r = r};
@@ -298,7 +301,7 @@ static int time_out_beside_a_slow_store(struct rank *r)
     struct cdi_op op;
     void *there;
 
-    configure("CDDP_STANDIN_CONNECT", "1");
+    configure("CDDP_STANDIN_CONNECT", connects);
     r->world.timeout_ms = 300;
     RANK_CHECK(rank_open(r) == CDDP_OK);
     there = rank_lend(r, x, sizeof x);
@@ -321,6 +324,16 @@ static int time_out_beside_a_slow_store(struct rank *r)
         moment();
     rank_close(r);
     _exit(0); /* what a call that could not be ended may still use is left */
+}
+
+static int time_out_in_a_launch(struct rank *r)
+{
+    return time_out_beside_a_slow_store(r, "1");
+}
+
+static int time_out_on_the_stream(struct rank *r)
+{
+    return time_out_beside_a_slow_store(r, "0");
 }
 
 /* --------------------------------------------------------------------------------------------------------- faults --
@@ -523,7 +536,8 @@ int main(int argc, char **argv)
         {"a captured stream is refused, and nothing is broken", refuse_to_be_captured, -1},
         {"a death is heard while a driver call does not return", die_while_it_frees, 1},
         {"a call that fails waits for no collective", fail_beside_a_collective, -1},
-        {"a timeout beside a store that does not answer", time_out_beside_a_slow_store, -1},
+        {"a timeout in a launch, beside a store that does not answer", time_out_in_a_launch, -1},
+        {"a timeout on the stream, beside a store that does not answer", time_out_on_the_stream, -1},
         {"a fault of the GPU fails all ranks, by its name", fail_in_a_kernel, -1},
         {"a context that is lost is no other one", lose_the_context, -1},
         {"peers are told before the abort", tell_before_the_abort, -1},

@@ -144,6 +144,8 @@ struct cdi_backend {
     char late_op[CDI_OP_TEXT];                     /* what was not done in time, */
     uint64_t late_ticket;                          /* 0: the failure is another one; */
     bool named;                                    /* and the store has said who did not come to it */
+    atomic_bool ask_store;                         /* somebody is to; the tending thread takes it */
+    atomic_int in_store;                           /* threads that are at it */
     atomic_bool telling, told_by_peer; /* by peer: the error came from the store: no need to tell it there */
     bool aborted;                      /* comm is gone; of the watch thread, until that has ended */
     atomic_int inside;                 /* NCCL's calls on comm */

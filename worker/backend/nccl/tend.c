@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The thread that tends what is under way: it puts the ends of operations behind them, where NCCL was still busy when
- * the caller left, and asks NCCL and the driver whether all is well. Calls of the driver may hang (while another thread
- * is in one that waits for a peer, for instance); so this thread is not the one that hears of deaths, and nothing waits
- * for it but the communicator's end.
+ * the caller left, and asks NCCL, the driver and the store whether all is well. Calls of the driver may hang (while
+ * another thread is in one that waits for a peer, for instance); so this thread is not the one that hears of deaths,
+ * and nothing waits for it but the communicator's end.
  */
 #include "common/clock.h"
 #include "worker/backend/nccl/state.h"
@@ -86,6 +86,8 @@ static void *tend_main(void *arg)
     (void)cdi_device_enter(&b->device, NULL); /* what asks the driver enters for itself */
     while (cdi_watch_pause(b, ROUND_MS)) {
         ask_nccl(b);
+        if (atomic_exchange(&b->ask_store, false))
+            cdi_watch_listen(b);
         if (++round % ASK_GPU_ROUNDS == 0 && cdi_gpu_health_now(b, NULL) == CDDP_OK)
             (void)cdi_gpu_ask(b, NULL, NULL);
     }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The watch thread of a communicator. While operations are under way it looks, every millisecond, at the words that the
- * stream writes (for the flight page), at what the agent says, at the deadline, and now and then at the job's store,
- * where peers tell of their failures. On the first failure it completes the flight page and aborts the communicator, so
- * that everything enqueued ends. Until then it makes no call of CUDA and waits for no lock that is held over one.
+ * stream writes (for the flight page), at what the agent says and at the deadline, and has the job's store asked now
+ * and then, where peers tell of their failures. On the first failure it completes the flight page and aborts the
+ * communicator, so that everything enqueued ends. Until then it makes no call of CUDA and waits for no lock that is
+ * held over one, nor for the store unless nobody else can ask it.
  */
 #include "common/clock.h"
 #include "worker/backend/nccl/state.h"
@@ -138,8 +139,12 @@ void cdi_watch_listen(struct cdi_backend *b)
 {
     const struct cdi_word w = word_of(b);
     struct cdi_error err;
+    cddp_status st;
 
-    if (cdi_word_heard(&w, &err) == CDDP_OK)
+    (void)atomic_fetch_add(&b->in_store, 1);
+    st = cdi_word_heard(&w, &err);
+    (void)atomic_fetch_sub(&b->in_store, 1);
+    if (st == CDDP_OK)
         return;
     atomic_store(&b->told_by_peer, true);
     (void)cdi_gpu_fail(b, &err);
@@ -222,6 +227,16 @@ static bool glance_at(struct cdi_backend *b, struct glance *g)
     return true;
 }
 
+/*
+ * The tending thread asks the store, which may be long in answering while this thread sees to deadlines and aborts. If
+ * that one has not taken up the last request, and is not at it, it hangs in the driver.
+ */
+static void have_store_asked(struct cdi_backend *b)
+{
+    if (atomic_exchange(&b->ask_store, true) && atomic_load(&b->in_store) == 0)
+        cdi_watch_listen(b);
+}
+
 static void look(struct cdi_backend *b, int64_t *next_store_ms)
 {
     struct glance g = {.since_ms = 0};
@@ -236,7 +251,7 @@ static void look(struct cdi_backend *b, int64_t *next_store_ms)
             return;
     }
     if (now_ms >= *next_store_ms && cdi_gpu_health_now(b, NULL) == CDDP_OK) {
-        cdi_watch_listen(b);
+        have_store_asked(b);
         *next_store_ms = now_ms + STORE_EVERY_MS;
     }
 }
