@@ -92,18 +92,20 @@ def test_a_log_directory_that_cannot_be_written_is_said_once_and_the_job_goes_on
                        'that would go to files is shown instead\n'), err
 
 
-def test_a_full_disk_is_said_once_and_the_job_goes_on(cddprun):
+def test_a_full_disk_is_said_once_and_the_job_goes_on_and_ends_with_status_1(cddprun):
     # A limit of file sizes is what a test can fill without being root; the worker sees none of it.
     script = 'head -c 300000 /dev/zero | tr "\\0" x; echo; echo done >&2'
 
     def small():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))
-    with log_dir() as name:
-        status, out, err = job(cddprun, ['--nproc_per_node=3', f'--log_dir={name}', '--redirects=1'], script, preexec_fn=small)
-        assert status == 0, err
-        assert err.count('cannot write logs') == 1 and 'File too large; the job goes on' in err, err
-        assert sorted(line for line in err.splitlines() if line[0] == '[') == ['[0] done', '[1] done', '[2] done'], err
+    for flag in '--redirects=1', '--tee=1':
+        with log_dir() as name:
+            status, _, err = job(cddprun, ['--nproc_per_node=3', f'--log_dir={name}', flag], script, preexec_fn=small)
+            assert status == 1, err
+            assert err.count('cannot write logs') == 1 and err.count('exit status will not be 0') == 1, err
+            assert 'File too large; the job goes on' in err, err
+            assert sorted(line for line in err.splitlines() if line[0] == '[') == ['[0] done', '[1] done', '[2] done'], err
 
 
 def test_the_prefix_follows_torchruns_template(cddprun):
