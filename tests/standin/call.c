@@ -179,6 +179,7 @@ static ncclResult_t push_locked(struct si_calls *c, CUstream handle, const struc
         return ncclInvalidArgument;
     if (si_capture_state_locked(s) != CUDA_SUCCESS)
         return ncclUnhandledCudaError;
+    si_room_locked(s);
     for (size_t i = 0; i < c->n; i++)
         add_ranges(&c->call[i], comm->seg.n_ranks, comm->seg.rank, &r);
     comm->refs++;

@@ -131,6 +131,7 @@ void standin_configure(void)
         .n_devices = (unsigned)number("CDDP_STANDIN_DEVICES", 0, SI_DEVICES, 8),
         .instances = (unsigned)number("CDDP_STANDIN_INSTANCES", 1, SI_DEVICES, 1),
         .device_memory = number("CDDP_STANDIN_MEMORY_MB", 1, 1 << 20, 4096) << 20,
+        .queue = (uint32_t)number("CDDP_STANDIN_QUEUE", 1, 1 << 20, 1024),
         .driver = (int)number("CDDP_STANDIN_DRIVER", 0, INT32_MAX, CUDA_VERSION),
         .query = (enum si_query)choice("CDDP_STANDIN_QUERY", queries),
         .count_faults = choice("CDDP_STANDIN_REPORT", reports) == 1,

@@ -28,7 +28,8 @@ struct si_settings {
     unsigned n_devices;
     unsigned instances; /* so many devices share a PCI address */
     size_t device_memory;
-    int driver; /* its version: 13000 */
+    uint32_t queue; /* operations that a stream holds */
+    int driver;     /* its version: 13000 */
     enum si_query query;
     bool count_faults, leaks_are_faults, trace, context_lock;
 };
@@ -183,6 +184,11 @@ CUresult si_stream_locked(CUstream handle, const char *function, struct CUstream
 CUresult si_stream_here_locked(CUstream handle, const char *function, struct CUstream_st **out);
 /* cuStreamGetCaptureInfo in its first form, of version 10010. */
 CUresult si_stream_capture_info(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id);
+/*
+ * Wait until the stream, which si_stream_locked has given, has room for one operation more, as drivers do: how many it
+ * holds CUDA's manual does not say, and is about 1024. Locked; the lock is let go meanwhile.
+ */
+void si_room_locked(struct CUstream_st *s);
 /* Is the stream part of a graph that is being captured? Locked. */
 bool si_stream_captures_locked(const struct CUstream_st *s);
 /* May the stream be given new work, as far as captures go? Locked. */

@@ -373,6 +373,8 @@ static void *work(void *arg)
         si_edge_from(s);
         si_lock();
         s->done++;
+        if (s->n_waiting > 0)
+            si_futex_wake(&s->done, false);
         si_unlock();
         si_op_destroy(op);
     }
@@ -488,7 +490,24 @@ CUresult si_stream_here_locked(CUstream handle, const char *function, struct CUs
                    (*out)->ctx->device, ctx->device);
         return CUDA_ERROR_INVALID_HANDLE;
     }
-    return rc == CUDA_SUCCESS ? si_capture_state_locked(*out) : rc;
+    if (rc == CUDA_SUCCESS)
+        rc = si_capture_state_locked(*out);
+    if (rc == CUDA_SUCCESS)
+        si_room_locked(*out);
+    return rc;
+}
+
+void si_room_locked(struct CUstream_st *s)
+{
+    while (s->capture == NULL && s->pushed - s->done >= si_settings.queue) {
+        uint32_t seen = s->done;
+
+        s->n_waiting++;
+        si_unlock();
+        si_futex_wait(&s->done, seen, 0, false);
+        si_lock();
+        s->n_waiting--;
+    }
 }
 
 struct CUstream_st *si_stream_at_locked(unsigned slot)
@@ -734,6 +753,7 @@ static CUresult record_locked(CUevent e, CUstream stream)
         si_capture_record_locked(s, e);
         return si_capture_state_locked(s);
     }
+    si_room_locked(s);
     si_stream_begin_locked(s);
     stop = si_stop_create_locked(s);
     if (stop == NULL)
@@ -773,6 +793,7 @@ SI_EXPORT CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned 
     if (rc == CUDA_SUCCESS && (s->capture != NULL || hEvent->captured != 0)) {
         rc = si_capture_wait_locked(s, hEvent);
     } else if (rc == CUDA_SUCCESS && hEvent->stop != NULL && !si_skip_wait()) {
+        si_room_locked(s);
         si_clock_join(&s->clock, &hEvent->stop->clock);
         wait_in_stream(s, hEvent->stop);
     }

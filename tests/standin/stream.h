@@ -37,7 +37,8 @@ struct CUstream_st {
     bool legacy, blocking, ending;
     bool hidden; /* no handle of the program's: it runs a part of a graph */
     struct si_op *head, **tail;
-    uint32_t pushed, done; /* operations; pushed is what the thread sleeps on */
+    uint32_t pushed, done; /* operations; pushed is what the thread sleeps on, done who wants room */
+    unsigned n_waiting;    /* for room */
     struct si_clock clock;
     uint64_t random;
     struct si_capture *capture;    /* NULL: what is pushed runs */
