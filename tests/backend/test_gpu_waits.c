@@ -336,6 +336,90 @@ static int time_out_on_the_stream(struct rank *r)
     return time_out_beside_a_slow_store(r, "0");
 }
 
+/* ------------------------------------------------------------------------------- more launches than a stream holds --
+ */
+
+#define QUEUE "64"
+#define MORE 400 /* than any of its streams takes */
+
+/* Rank 0 puts ever more on a stream, whose first collective waits for rank 1: soon it is in a driver call that waits.
+ */
+static cddp_status fill_streams(struct rank *r, bool compute)
+{
+    static float x[COUNT];
+    cddp_status st = CDDP_OK;
+    struct cdi_op op;
+    uint64_t ticket;
+    void *there;
+    CUstream s;
+
+    RANK_CHECK(cuStreamCreateWithPriority(&s, CU_STREAM_NON_BLOCKING, 0) == CUDA_SUCCESS);
+    there = rank_lend(r, x, sizeof x);
+    op = all_reduce(there);
+    for (int i = 0; i < MORE && st == CDDP_OK; i++) {
+        if (i == 0 || !compute)
+            st = r->ops->enqueue(r->b, &op, &ticket, &r->err);
+        if (i == 0 && st == CDDP_OK)
+            st = r->ops->lead(r->b, ticket, s, &r->err);
+        if (compute && st == CDDP_OK) /* which waits for the collective */
+            st = r->ops->follow(r->b, s, &r->err);
+        if (i == 3)
+            atomic_store(&r->board->flag[0], 1);
+    }
+    return st != CDDP_OK ? r->ops->health(r->b, &r->err) : st;
+}
+
+static int time_out(struct rank *r, bool compute)
+{
+    cddp_status st;
+
+    r->world.timeout_ms = 2000;
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (r->rank == 0) {
+        if (use_device(r) != 0)
+            return 1;
+        configure("CDDP_STANDIN_QUEUE", QUEUE);
+        st = fill_streams(r, compute);
+        RANK_CHECK(st == CDDP_E_TIMEOUT, "status %d", (int)st);
+        RANK_CHECK(strstr(r->err.msg, "all_reduce") != NULL && strstr(r->err.msg, "rank 1 did not come within 2 s"));
+        atomic_store(&r->board->flag[1], 1);
+    }
+    while (atomic_load(&r->board->flag[1]) == 0)
+        moment();
+    rank_close(r);
+    _exit(0); /* what was lent is left */
+}
+
+static int time_out_in_a_full_stream(struct rank *r)
+{
+    return time_out(r, false);
+}
+
+static int time_out_in_a_full_compute_stream(struct rank *r)
+{
+    return time_out(r, true);
+}
+
+static int die_beside_a_full_stream(struct rank *r)
+{
+    cddp_status st;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (r->rank == 1) {
+        while (atomic_load(&r->board->flag[0]) == 0)
+            moment();
+        (void)raise(SIGKILL);
+    }
+    if (use_device(r) != 0)
+        return 1;
+    configure("CDDP_STANDIN_QUEUE", QUEUE);
+    st = fill_streams(r, false);
+    RANK_CHECK(st == CDDP_E_PEER && strstr(r->err.msg, "rank 1 (") != NULL, "status %d", (int)st);
+    RANK_CHECK(strstr(r->err.msg, "this rank was in all_reduce") != NULL);
+    rank_close(r);
+    _exit(0);
+}
+
 /* --------------------------------------------------------------------------------------------------------- faults --
  */
 
@@ -544,6 +628,9 @@ int main(int argc, char **argv)
         {"a window that fails ends the job with a word of help", fail_to_register, -1},
         {"collectives are left behind", leave_in_the_middle, -1},
         {"what has no mark is waited for", wait_without_a_mark, -1},
+        {"a timeout while a launch waits for room", time_out_in_a_full_stream, -1},
+        {"a timeout while an event waits for room in the compute stream", time_out_in_a_full_compute_stream, -1},
+        {"a death while a launch waits for room", die_beside_a_full_stream, 1},
     };
     const char *only = argc > 1 ? argv[1] : "";
     int n = 0;

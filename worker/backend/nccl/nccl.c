@@ -19,6 +19,7 @@ static void init_locks(struct cdi_backend *b)
     pthread_condattr_t attr;
 
     (void)pthread_mutex_init(&b->lock, NULL); /* on Linux these cannot fail without attributes */
+    (void)pthread_mutex_init(&b->page, NULL);
     (void)pthread_mutex_init(&b->word, NULL);
     (void)pthread_mutex_init(&b->scan_lock, NULL);
     (void)pthread_mutex_init(&b->copy_lock, NULL);
@@ -110,7 +111,7 @@ static void abandon(struct cdi_backend *b)
     if (!b->watching)
         return;
     (void)pthread_mutex_lock(&b->lock);
-    idle = cdi_gpu_poll(b) && b->issued == b->given;
+    idle = cdi_gpu_poll(b);
     (void)pthread_mutex_unlock(&b->lock);
     if (idle)
         return;
@@ -140,6 +141,7 @@ static void gpu_destroy(struct cdi_backend *b)
     (void)pthread_mutex_destroy(&b->copy_lock);
     (void)pthread_mutex_destroy(&b->scan_lock);
     (void)pthread_mutex_destroy(&b->word);
+    (void)pthread_mutex_destroy(&b->page);
     (void)pthread_mutex_destroy(&b->lock);
     cdi_host->release(b->call.ids);
     cdi_host->release(b);

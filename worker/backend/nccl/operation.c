@@ -27,11 +27,13 @@ static bool grow(struct cdi_backend *b)
 
     if (ring == NULL)
         return false;
+    (void)pthread_mutex_lock(&b->page);
     for (uint64_t t = b->given - b->ring_size + 1; b->ring_size > 0 && t <= b->given; t++)
         ring[t & (size - 1)] = *cdi_slot_of(b, t);
     cdi_host->release(b->ring);
     b->ring = ring;
     b->ring_size = size;
+    (void)pthread_mutex_unlock(&b->page);
     return true;
 }
 
@@ -40,8 +42,9 @@ static cddp_status next_slot(struct cdi_backend *b, struct cdi_slot **out, struc
 {
     struct cdi_slot *s;
     cddp_status st = CDDP_OK;
+    bool full = b->ring_size == 0 || (b->given >= b->ring_size && !cdi_gpu_is_done(b, b->given - b->ring_size + 1));
 
-    if (b->given - b->done >= b->ring_size && !grow(b))
+    if (full && !grow(b))
         return cdi_fail(err, b->ring_size >= CDI_RING_LIMIT ? CDDP_E_LIMIT : CDDP_E_NOMEM,
                         "%zu collectives are under way: join some of them", b->ring_size);
     s = cdi_slot_of(b, b->given + 1);
@@ -87,10 +90,13 @@ static void retire(struct cdi_backend *b, struct cdi_slot *s)
 
 bool cdi_gpu_poll(struct cdi_backend *b)
 {
-    /* In this order, so that none is seen done and not started. */
-    uint32_t done = atomic_load_explicit(&b->words->done, memory_order_acquire);
-    uint32_t started = atomic_load_explicit(&b->words->started, memory_order_acquire);
+    uint32_t done, started;
+    bool rest;
 
+    (void)pthread_mutex_lock(&b->page);
+    /* In this order, so that none is seen done and not started. */
+    done = atomic_load_explicit(&b->words->done, memory_order_acquire);
+    started = atomic_load_explicit(&b->words->started, memory_order_acquire);
     while (b->done < b->issued) {
         uint64_t ticket = b->done + 1;
         struct cdi_slot *s = cdi_slot_of(b, ticket);
@@ -100,23 +106,40 @@ bool cdi_gpu_poll(struct cdi_backend *b)
             cdi_host->flight_start(b->record, s->flight_seq);
         }
         if (!cdi_told(done, ticket))
-            return false;
+            break;
         cdi_host->flight_done(b->record, s->flight_seq);
         retire(b, s);
     }
-    return true;
+    rest = b->done == b->given;
+    (void)pthread_mutex_unlock(&b->page);
+    return rest;
 }
 
-void cdi_gpu_current(const struct cdi_backend *b, char text[CDI_OP_TEXT], int64_t *since_ms)
+bool cdi_gpu_is_done(struct cdi_backend *b, uint64_t ticket)
 {
-    const struct cdi_slot *s = b->done < b->given ? cdi_slot_of(b, b->done + 1) : NULL;
+    bool is;
 
-    text[0] = '\0';
-    *since_ms = s == NULL                                                            ? 0
-                : s->started_ms == 0 && b->done == b->issued && b->begun > b->issued ? b->begun_ms
-                                                                                     : s->started_ms;
-    if (s != NULL)
-        cdi_op_text(&s->op, text, CDI_OP_TEXT);
+    (void)pthread_mutex_lock(&b->page);
+    is = ticket <= b->done;
+    (void)pthread_mutex_unlock(&b->page);
+    return is;
+}
+
+void cdi_gpu_current(struct cdi_backend *b, struct cdi_glance *out)
+{
+    const struct cdi_slot *s;
+
+    *out = (struct cdi_glance){.ticket = 0};
+    (void)pthread_mutex_lock(&b->page);
+    s = b->done < b->given ? cdi_slot_of(b, b->done + 1) : NULL;
+    if (s != NULL) {
+        bool begun = s->started_ms == 0 && b->done == b->issued && b->begun > b->issued;
+
+        out->since_ms = begun ? b->begun_ms : s->started_ms;
+        out->ticket = b->done + 1;
+        cdi_op_text(&s->op, out->op, sizeof out->op);
+    }
+    (void)pthread_mutex_unlock(&b->page);
 }
 
 /* ------------------------------------------------------------------------------------------------ NCCL's calls ---- */
@@ -377,9 +400,10 @@ cddp_status cdi_gpu_settle(struct cdi_backend *b, ncclResult_t r, struct cdi_err
     }
     if (st == CDDP_OK)
         st = put_behind(b, first, b->begun, &why);
-    if (st == CDDP_OK)
-        b->issued = b->begun;
-    else
+    (void)pthread_mutex_lock(&b->page);
+    b->issued = st == CDDP_OK ? b->begun : b->issued;
+    (void)pthread_mutex_unlock(&b->page);
+    if (st != CDDP_OK)
         st = broken(b, &cdi_slot_of(b, first)->op, &why);
     if (st != CDDP_OK && err != NULL)
         *err = why;
@@ -412,8 +436,10 @@ static cddp_status begin(struct cdi_backend *b, struct cdi_error *err)
         return cdi_gpu_health_now(b, err);
     r = make_calls(b, first, last);
     cdi_nccl_leave(b);
+    (void)pthread_mutex_lock(&b->page);
     b->begun = last;
     b->begun_ms = cdi_now_ms();
+    (void)pthread_mutex_unlock(&b->page);
     r = cdi_communicator_state(b, b->comm, r);
     return r == ncclInProgress ? CDDP_OK : cdi_gpu_settle(b, r, err);
 }
@@ -459,9 +485,12 @@ static cddp_status append(struct cdi_backend *b, const struct cdi_op *op, struct
         return st;
     s->staged = staged;
     s->started_ms = 0;
+    (void)pthread_mutex_lock(&b->page);
     s->flight_seq =
         cdi_host->flight_enqueue(b->record, cdi_flight_op_of(op->kind), (uint32_t)op->dtype, op->count, op->bucket);
     b->given++;
+    (void)pthread_mutex_unlock(&b->page);
+    cdi_gpu_busy(b); /* before this thread comes to a stream that is full */
     if (staged != NULL)
         cdi_stage_keep(b, staged);
     b->pending_bytes += bytes;
@@ -498,7 +527,6 @@ cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint
         *ticket = b->given;
         if (b->given == before_it && staged != NULL) /* else it is the list's of results */
             cdi_stage_spare(b, staged);
-        cdi_gpu_busy(b);
         (void)pthread_mutex_unlock(&b->lock);
     }
     (brief ? cdi_device_leave_briefly : cdi_device_leave)(&b->device);

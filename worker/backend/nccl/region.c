@@ -233,15 +233,15 @@ cddp_status cdi_gpu_region_create(struct cdi_backend *b, size_t bytes, struct cd
         cdi_device_leave(&b->device);
         return st;
     }
-    (void)pthread_mutex_lock(&b->lock);
+    (void)pthread_mutex_lock(&b->page);
     seq = cdi_host->flight_enqueue(b->record, CDI_FLIGHT_REGION, 0, bytes, -1);
     cdi_host->flight_start(b->record, seq);
-    (void)pthread_mutex_unlock(&b->lock);
+    (void)pthread_mutex_unlock(&b->page);
     st = create(b, bytes, &r, err);
     if (st == CDDP_OK) {
-        (void)pthread_mutex_lock(&b->lock);
+        (void)pthread_mutex_lock(&b->page);
         cdi_host->flight_done(b->record, seq);
-        (void)pthread_mutex_unlock(&b->lock);
+        (void)pthread_mutex_unlock(&b->page);
         *out = &r->base;
     }
     cdi_device_leave(&b->device);

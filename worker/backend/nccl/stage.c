@@ -73,7 +73,7 @@ static void reuse_done(struct cdi_backend *b)
     while (*at != NULL) {
         struct cdi_staged *s = *at;
 
-        if (s->out_bytes > 0 || s->ticket > b->done || s->cap > KEPT_BLOCK) {
+        if (s->out_bytes > 0 || !cdi_gpu_is_done(b, s->ticket) || s->cap > KEPT_BLOCK) {
             at = &s->next;
             continue;
         }
@@ -272,7 +272,7 @@ struct cdi_staged *cdi_stage_take(struct cdi_backend *b, uint64_t ticket)
             memcpy(s->out, s->pinned + s->out_at, s->out_bytes);
         cdi_stage_spare(b, s);
     }
-    return b->done == b->given ? take_large(b) : NULL;
+    return cdi_gpu_is_done(b, b->given) ? take_large(b) : NULL;
 }
 
 void cdi_stage_free(struct cdi_staged *list)

@@ -2,11 +2,13 @@
 /*
  * The state of one NCCL communicator, and what the files of this folder do with it.
  *
- * Threads. Callers and the watch thread meet under two locks. `lock` covers the ring of operations and every call into
- * NCCL on comm. Calls that may wait for peers are made by a thread of NCCL's (a non-blocking communicator) or by the
- * one aside (a blocking one); they are polled under the lock, and the polling ends when the communicator has failed.
- * `word` covers the sticky error and is never held for long, so that an error can be told and heard while somebody
- * polls. Order: lock, then word.
+ * Threads. Callers and the watch thread meet under three locks. `lock` covers the ring of operations and every call
+ * into NCCL on comm. Calls that may wait for peers are made by a thread of NCCL's (a non-blocking communicator) or by
+ * the one aside (a blocking one); they are polled under the lock, and the polling ends when the communicator has
+ * failed. `word` covers the sticky error and is never held for long, so that an error can be told and heard while
+ * somebody polls. `page` covers what the watch thread looks at: the ring, how far it is, and the flight page; who has
+ * `lock` may read that without it, but for `done`. It is held over no call of CUDA's or NCCL's: a stream that is full
+ * makes callers wait in the driver, with `lock`, until it has gone on. Order: lock, page, word.
  *
  * An operation's way: its ticket is given and noted in the flight page (pending, if another one follows at once) ->
  * begun: NCCL was called, behind a write of the ticket on the communication stream -> issued: NCCL has put it there,
@@ -114,7 +116,7 @@ struct cdi_backend {
         bool windows, registration; /* of regions: see region.c */
     } use;
 
-    pthread_mutex_t lock;
+    pthread_mutex_t lock, page;
     struct cdi_slot *ring;
     size_t ring_size;
     uint64_t given, begun, issued, done; /* tickets: all up to it */
@@ -236,11 +238,21 @@ cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint
 cddp_status cdi_gpu_settle(struct cdi_backend *b, ncclResult_t r, struct cdi_error *err);
 /* With `lock`: all that has a ticket is on the stream, and NCCL takes the next call. */
 cddp_status cdi_gpu_flush(struct cdi_backend *b, struct cdi_error *err);
-/* With `lock`: note in the flight page what the words tell. True: all that was issued is done. No call of CUDA. */
+/*
+ * Note in the flight page what the words tell. True: all that has a ticket is done; that stays so only with `lock`. No
+ * call of CUDA. Any thread, with `lock` or without; so the two below.
+ */
 bool cdi_gpu_poll(struct cdi_backend *b);
-/* With `lock`: the operation that NCCL or the GPU is at, for sentences ("": none), and since when (0: it has not
+/* Was this ticket done when that was last noted? */
+bool cdi_gpu_is_done(struct cdi_backend *b, uint64_t ticket);
+/* The operation that NCCL or the GPU is at, for sentences ("": none), its ticket, and since when (0: it has not
  * started). */
-void cdi_gpu_current(const struct cdi_backend *b, char text[CDI_OP_TEXT], int64_t *since_ms);
+struct cdi_glance {
+    char op[CDI_OP_TEXT];
+    int64_t since_ms;
+    uint64_t ticket;
+};
+void cdi_gpu_current(struct cdi_backend *b, struct cdi_glance *out);
 /* A call about op has ended with st: that may be the program's fault, or the GPU has failed; then the communicator has,
  * too. Without `lock`. */
 cddp_status cdi_gpu_failed_call(struct cdi_backend *b, cddp_status st, const struct cdi_op *op, struct cdi_error *err);

@@ -36,8 +36,7 @@ static void async_error(struct cdi_backend *b, ncclResult_t r, const char *op)
 /* Who holds the lock for long polls NCCL, and puts the ends there himself. */
 static void ask_nccl(struct cdi_backend *b)
 {
-    char op[CDI_OP_TEXT];
-    int64_t since_ms;
+    struct cdi_glance g;
     ncclResult_t r;
 
     if (pthread_mutex_trylock(&b->lock) != 0)
@@ -45,18 +44,17 @@ static void ask_nccl(struct cdi_backend *b)
     r = cdi_communicator_state(b, b->comm, ncclInProgress);
     if (b->comm != NULL && r == ncclSuccess)
         (void)cdi_gpu_settle(b, r, NULL); /* its error sticks */
-    cdi_gpu_current(b, op, &since_ms);
+    cdi_gpu_current(b, &g);
     (void)pthread_mutex_unlock(&b->lock);
     if (r != ncclSuccess && r != ncclInProgress)
-        async_error(b, r, op);
+        async_error(b, r, g.op);
 }
 
 cddp_status cdi_gpu_ask(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err)
 {
-    char text[CDI_OP_TEXT] = "";
+    struct cdi_glance g;
     struct cdi_error why;
     cddp_status st;
-    int64_t since_ms;
     CUresult r;
 
     st = cdi_device_enter(&b->device, &why);
@@ -64,16 +62,13 @@ cddp_status cdi_gpu_ask(struct cdi_backend *b, const struct cdi_op *op, struct c
     cdi_device_leave(&b->device);
     if (r == CUDA_SUCCESS || r == CUDA_ERROR_NOT_READY)
         return CDDP_OK;
-    if (op != NULL) {
-        cdi_op_text(op, text, sizeof text);
-    } else if (pthread_mutex_trylock(&b->lock) == 0) {
-        cdi_gpu_current(b, text, &since_ms);
-        (void)pthread_mutex_unlock(&b->lock);
-    }
+    cdi_gpu_current(b, &g);
+    if (op != NULL)
+        cdi_op_text(op, g.op, sizeof g.op);
     if (st == CDDP_OK)
-        (void)cdi_cuda_check(r, *text != '\0' ? text : "the GPU has failed", &why);
-    else if (*text != '\0')
-        (void)cdi_error_wrap(&why, "%s", text);
+        (void)cdi_cuda_check(r, *g.op != '\0' ? g.op : "the GPU has failed", &why);
+    else if (*g.op != '\0')
+        (void)cdi_error_wrap(&why, "%s", g.op);
     (void)cdi_gpu_fail(b, &why);
     return cdi_gpu_health_now(b, err);
 }

@@ -20,7 +20,6 @@
 #define STORE_AFTER_MS 200 /* an operation that takes longer may be waiting for a rank that has failed */
 #define STORE_EVERY_MS 250
 #define END_MS 5000   /* for an abort */
-#define MOMENT_MS 50  /* for a lock, before an abort that does not need it */
 #define NAME_MS 2000  /* for the tending thread to ask who was late */
 #define TELL_MS 300   /* for the tending thread to tell peers, before the abort */
 #define INSIDE_MS 200 /* for calls of NCCL that are under way; afterwards the abort is what ends them */
@@ -205,26 +204,20 @@ void cdi_watch_name_late(struct cdi_backend *b)
     (void)pthread_mutex_unlock(&b->word);
 }
 
-struct glance {
-    char op[CDI_OP_TEXT];
-    int64_t since_ms; /* 0: the GPU has not come to it */
-    uint64_t ticket;
-};
-
-/* Under the lock, if it is to be had: who holds it for long looks himself, or is in a call of the driver's. */
-static bool glance_at(struct cdi_backend *b, struct glance *g)
+/* Nothing is under way, nor coming, only where `lock` is to be had: else its holder may be about to wait for peers. */
+static bool glance_at(struct cdi_backend *b, struct cdi_glance *g)
 {
-    if (pthread_mutex_trylock(&b->lock) != 0)
-        return false;
-    if (cdi_gpu_poll(b) && b->issued == b->given) {
+    bool alone = pthread_mutex_trylock(&b->lock) == 0;
+
+    if (cdi_gpu_poll(b) && alone) {
         (void)pthread_mutex_lock(&b->word);
         b->busy = false;
         (void)pthread_mutex_unlock(&b->word);
     }
-    cdi_gpu_current(b, g->op, &g->since_ms);
-    g->ticket = b->done + 1;
-    (void)pthread_mutex_unlock(&b->lock);
-    return true;
+    cdi_gpu_current(b, g);
+    if (alone)
+        (void)pthread_mutex_unlock(&b->lock);
+    return alone;
 }
 
 /*
@@ -239,17 +232,17 @@ static void have_store_asked(struct cdi_backend *b)
 
 static void look(struct cdi_backend *b, int64_t *next_store_ms)
 {
-    struct glance g = {.since_ms = 0};
     int64_t now_ms = cdi_now_ms();
+    struct cdi_glance g;
+    bool alone;
 
     if (cdi_gpu_health_now(b, NULL) != CDDP_OK)
         return;
-    if (glance_at(b, &g)) {
-        if (g.since_ms > 0 && now_ms - g.since_ms > b->world.timeout_ms)
-            cdi_gpu_too_late(b, g.op, g.ticket);
-        else if (g.since_ms == 0 || now_ms - g.since_ms < STORE_AFTER_MS)
-            return;
-    }
+    alone = glance_at(b, &g);
+    if (g.since_ms > 0 && now_ms - g.since_ms > b->world.timeout_ms)
+        cdi_gpu_too_late(b, g.op, g.ticket);
+    else if (alone && (g.since_ms == 0 || now_ms - g.since_ms < STORE_AFTER_MS))
+        return;
     if (now_ms >= *next_store_ms && cdi_gpu_health_now(b, NULL) == CDDP_OK) {
         have_store_asked(b);
         *next_store_ms = now_ms + STORE_EVERY_MS;
@@ -272,20 +265,6 @@ void cdi_nccl_leave(struct cdi_backend *b)
     (void)atomic_fetch_sub(&b->inside, 1);
 }
 
-/* The lock, or not: who has it may be in a call of the driver that ends with the abort alone. */
-static bool lock_in_time(struct cdi_backend *b)
-{
-    int64_t until_ms = cdi_now_ms() + MOMENT_MS;
-    const struct timespec nap = {.tv_nsec = 500000};
-
-    while (pthread_mutex_trylock(&b->lock) != 0) {
-        if (cdi_now_ms() > until_ms)
-            return false;
-        (void)nanosleep(&nap, NULL);
-    }
-    return true;
-}
-
 /* Who was late is told by another thread, in its time: the abort does not wait for a store that does not answer. */
 static void await_named(struct cdi_backend *b)
 {
@@ -301,18 +280,15 @@ static void await_named(struct cdi_backend *b)
 /* The sentence of a death says who; add what this rank was at. */
 static void complete_sentence(struct cdi_backend *b)
 {
-    char op[CDI_OP_TEXT] = "";
-    int64_t since_ms;
+    struct cdi_glance g;
+    const char *op = g.op;
     size_t len;
 
-    if (lock_in_time(b)) {
-        (void)cdi_gpu_poll(b);
-        cdi_gpu_current(b, op, &since_ms);
-        (void)pthread_mutex_unlock(&b->lock);
-    }
+    (void)cdi_gpu_poll(b);
+    cdi_gpu_current(b, &g);
     (void)pthread_mutex_lock(&b->word);
     len = strlen(b->error.msg);
-    if (*op != '\0' && strstr(b->error.msg, op) == NULL && len + sizeof op + 32 < sizeof b->error.msg)
+    if (*op != '\0' && strstr(b->error.msg, op) == NULL && len + sizeof g.op + 32 < sizeof b->error.msg)
         (void)snprintf(b->error.msg + len, sizeof b->error.msg - len, "; this rank was in %s", op);
     b->complete = true;
     (void)pthread_cond_broadcast(&b->news);
