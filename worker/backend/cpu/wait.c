@@ -126,7 +126,7 @@ cddp_status cdi_wait_died(const struct cdi_wait *w, int rank, const char *how, s
         }
         (void)nanosleep(&ms, NULL);
     }
-    return cdi_fail(err, CDDP_E_PEER, "rank %d (%s) died", rank, how);
+    return cdi_fail(err, CDDP_E_PEER, "rank %d (%s) died, or exited without cddp_finalize", rank, how);
 }
 
 static cddp_status died(const struct cdi_wait *w, int rank, struct cdi_error *err)
