@@ -67,6 +67,13 @@ def hook(machine, ranks):
     return json_line(machine.run(ranked(machine, ranks, machine.built('tests/gpu/hook'))), '{"hooks"')
 
 
+def mean(machine, ranks):
+    """means of every type, in the arena and outside, sent as they are and as another: as far off as cddp.h says at most"""
+    result = json_line(machine.run(ranked(machine, ranks, machine.built('tests/gpu/mean'))), '{"means"')
+    need(result['ranks'] == ranks, f'{result["ranks"]} ranks, not {ranks}')
+    return result
+
+
 # --- Ranks that die ---------------------------------------------------------------------------------------------------
 
 
@@ -278,5 +285,5 @@ def initcheck(machine, _ranks):
     return sanitize(machine, 'initcheck')
 
 
-PARTS = {part.__name__: part for part in (facts, kernels, conformance, wine, hook, death, restart, step, host, wire, train, torch,
+PARTS = {part.__name__: part for part in (facts, kernels, conformance, wine, hook, mean, death, restart, step, host, wire, train, torch,
                                           memcheck, initcheck)}

@@ -3,6 +3,7 @@
 """What scripts/gpu-check decides, without a GPU and without a process: order, limits, verdicts, second runs."""
 import os
 import pathlib
+import re
 import sys
 import time
 import unittest
@@ -25,8 +26,8 @@ class Order(unittest.TestCase):
 
     def test_what_one_card_can_tell_comes_first(self):
         self.assertEqual(self.names([4, 1, 2], 1), [
-            'facts', 'kernels', 'wine-1', 'hook-1', 'step-1', 'wire-1', 'train-1', 'torch', 'wine-2', 'hook-2', 'death-2', 'memcheck',
-            'initcheck', 'conformance-1', 'conformance-2', 'restart-2', 'host-2', 'wine-4', 'hook-4', 'death-4',
+            'facts', 'kernels', 'wine-1', 'hook-1', 'mean-1', 'step-1', 'wire-1', 'train-1', 'torch', 'wine-2', 'hook-2', 'mean-2', 'death-2', 'memcheck',
+            'initcheck', 'conformance-1', 'conformance-2', 'restart-2', 'host-2', 'wine-4', 'hook-4', 'mean-4', 'death-4',
             'conformance-4'])
 
     def test_ranks_with_gpus_of_their_own_are_timed(self):
@@ -42,6 +43,16 @@ class Order(unittest.TestCase):
                 self.assertGreater(decide.limit(part, n, gpus), 0)
                 self.assertIn(part, gpu_parts.PARTS)
         self.assertEqual(set(decide.LIMITS), set(gpu_parts.PARTS))
+
+    def test_every_program_for_a_card_has_a_part_and_is_in_the_bundle(self):
+        def read(path):
+            return (ROOT / path).read_text(encoding='utf-8')
+
+        programs = re.findall(r"executable\('(\w+)'", read('tests/gpu/meson.build'))
+        self.assertIn('hook', programs)
+        for program in programs:
+            self.assertIn(f"'tests/gpu/{program}'", read('scripts/lib/gpu_parts.py'))
+            self.assertRegex(read('scripts/gpu-bundle'), rf'\btests/gpu/{program}\b')
 
     def test_parts_are_chosen_by_name_and_by_kind(self):
         order = decide.plan([1, 2], 1)
