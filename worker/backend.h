@@ -12,6 +12,7 @@
 
 #include "common/error.h"
 #include "protocol/flight.h"
+#include "worker/lowrank.h"
 #include "worker/optim_row.h"
 
 #include <cddp/cddp.h>
@@ -300,6 +301,9 @@ struct cdi_backend_ops {
     cddp_status (*optim_count)(struct cdi_backend *b, const struct cdi_optim_step *s, struct cdi_error *err);
     cddp_status (*optim_update)(struct cdi_backend *b, const struct cdi_optim_step *s,
                                 const struct cdi_optim_piece *piece, size_t n, struct cdi_error *err);
+    /* cdi_lowrank_do with the device's memory, to the same bits where numbers are finite. */
+    cddp_status (*lowrank)(struct cdi_backend *b, enum cdi_lowrank_step step, const struct cdi_lowrank_matrix *m,
+                           size_t n, double epsilon, struct cdi_error *err);
 };
 
 extern const struct cdi_backend_ops cdi_cpu_backend;

@@ -59,3 +59,46 @@ void cdi_lowrank_keep(cddp_dtype dtype, const void *x, void *e, size_t n)
     else
         keep_f64(x, e, n);
 }
+
+static void basis_of_q(const struct cdi_lowrank_matrix *m, double epsilon)
+{
+    const struct cdi_lowrank *of = &m->of;
+
+    if (cdi_lowrank_orthogonalize(of->dtype, m->q, of->cols, of->rank, epsilon) > 0)
+        memcpy(m->q, m->fresh, of->cols * of->rank * cddp_dtype_size(of->dtype));
+}
+
+static void do_one(enum cdi_lowrank_step step, const struct cdi_lowrank_matrix *m, double epsilon)
+{
+    const struct cdi_lowrank *of = &m->of;
+
+    switch (step) {
+    case CDI_LOWRANK_BASIS_Q:
+        basis_of_q(m, epsilon);
+        break;
+    case CDI_LOWRANK_FEED:
+        if (m->error != NULL)
+            cdi_lowrank_feed(of->dtype, m->m, m->error, of->rows * of->cols);
+        break;
+    case CDI_LOWRANK_LEFT:
+        cdi_lowrank_left(of, m->m, m->q, m->p);
+        break;
+    case CDI_LOWRANK_BASIS_P:
+        (void)cdi_lowrank_orthogonalize(of->dtype, m->p, of->rows, of->rank, epsilon);
+        break;
+    case CDI_LOWRANK_RIGHT:
+        cdi_lowrank_right(of, m->m, m->p, m->q);
+        break;
+    case CDI_LOWRANK_PRODUCT:
+        cdi_lowrank_product(of, m->p, m->q, m->m);
+        if (m->error != NULL)
+            cdi_lowrank_keep(of->dtype, m->m, m->error, of->rows * of->cols);
+        break;
+    }
+}
+
+void cdi_lowrank_do(enum cdi_lowrank_step step, const struct cdi_lowrank_matrix *m, size_t n, double epsilon)
+{
+    for (size_t i = 0; i < n; i++)
+        do_one(step, &m[i], epsilon);
+}

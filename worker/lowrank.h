@@ -15,6 +15,24 @@ struct cdi_lowrank {
     size_t rows, cols, rank;
 };
 
+/* One matrix and what is made of it. */
+struct cdi_lowrank_matrix {
+    struct cdi_lowrank of;
+    void *m, *p, *q;
+    void *error;       /* as large as m: what was not sent; NULL: not kept */
+    const void *fresh; /* as q, orthonormal: what q becomes where it has lost a direction */
+};
+
+/* What PowerSGD does with a matrix, in this order. */
+enum cdi_lowrank_step {
+    CDI_LOWRANK_BASIS_Q, /* Q's columns orthonormal, or Q = fresh */
+    CDI_LOWRANK_FEED,    /* with an error only: cdi_lowrank_feed */
+    CDI_LOWRANK_LEFT,
+    CDI_LOWRANK_BASIS_P, /* P's columns orthonormal, with epsilon */
+    CDI_LOWRANK_RIGHT,
+    CDI_LOWRANK_PRODUCT, /* and with an error cdi_lowrank_keep */
+};
+
 /* P = M Q */
 void cdi_lowrank_left(const struct cdi_lowrank *of, const void *m, const void *q, void *p);
 /* Q = M^T P */
@@ -34,5 +52,8 @@ size_t cdi_lowrank_orthogonalize(cddp_dtype dtype, void *a, size_t n, size_t ran
 void cdi_lowrank_feed(cddp_dtype dtype, void *x, void *e, size_t n);
 /* e -= x: what was not sent. Where that is not finite, e is 0. */
 void cdi_lowrank_keep(cddp_dtype dtype, const void *x, void *e, size_t n);
+
+/* One step for n matrices. */
+void cdi_lowrank_do(enum cdi_lowrank_step step, const struct cdi_lowrank_matrix *m, size_t n, double epsilon);
 
 #endif

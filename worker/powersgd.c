@@ -15,21 +15,28 @@
 
 /* ---------------------------------------------------------------------------------------------------- set up ---- */
 
-static void release_packet(struct cdi_powersgd_packet *k)
+static void release_packet(const struct cdi_powersgd *s, struct cdi_powersgd_packet *k)
 {
+    void *there[] = {k->sent, k->qs, k->fresh, k->errors};
+
+    for (size_t i = 0; i < sizeof there / sizeof there[0]; i++)
+        if (there[i] != NULL)
+            s->ops->release(s->b, there[i]);
     free(k->m);
     free(k->plain);
-    free(k->sent);
-    free(k->qs);
-    free(k->errors);
+    free(k->work);
 }
 
 void cdi_powersgd_destroy(struct cdi_powersgd *s)
 {
+    struct cdi_error err;
+
     if (s == NULL)
         return;
+    if (s->ops->on_device) /* whatever still uses it is done then; a communicator that has failed keeps it */
+        (void)s->ops->copy(s->b, NULL, NULL, 0, &err);
     for (size_t b = 0; s->packets != NULL && b < s->n; b++)
-        release_packet(&s->packets[b]);
+        release_packet(s, &s->packets[b]);
     free(s->packets);
     free(s->of_param);
     free(s);
@@ -90,12 +97,28 @@ static void list_plain(const cddp_ddp *d, size_t bucket, struct cdi_powersgd_pac
         k->plain_bytes += k->plain[j].bytes;
 }
 
+/* Memory of the backend, zeros: what a checkpoint has of it is never undefined. */
+static cddp_status get(const struct cdi_powersgd *s, size_t bytes, char **out, struct cdi_error *err)
+{
+    void *p;
+    cddp_status st = s->ops->alloc(s->b, bytes > 0 ? bytes : 1, &p, err);
+
+    if (st != CDDP_OK)
+        return st;
+    *out = p;
+    if (s->ops->on_device)
+        return s->ops->clear(s->b, p, bytes, err);
+    memset(p, 0, bytes);
+    return CDDP_OK;
+}
+
 /* Where each P, Q and error lies in the packet's memory. */
 static cddp_status place(const struct cdi_powersgd *s, struct cdi_powersgd_packet *k, struct cdi_error *err)
 {
     size_t size = cddp_dtype_size(k->dtype);
     bool keeps = (s->opt.flags & CDDP_POWERSGD_NO_ERROR_FEEDBACK) == 0;
     char *p, *q, *e;
+    cddp_status st;
 
     k->sent_bytes = k->plain_bytes;
     for (size_t j = 0; j < k->n_m; j++) {
@@ -103,18 +126,22 @@ static cddp_status place(const struct cdi_powersgd *s, struct cdi_powersgd_packe
         k->q_bytes += k->m[j].of.cols * k->m[j].of.rank * size;
         k->error_bytes += keeps ? k->m[j].of.rows * k->m[j].of.cols * size : 0;
     }
-    k->sent = malloc(k->sent_bytes);
-    k->qs = calloc(1, k->q_bytes); /* what a checkpoint has of them is never undefined */
-    k->errors = calloc(1, k->error_bytes > 0 ? k->error_bytes : 1);
-    if (k->sent == NULL || k->qs == NULL || k->errors == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "no memory for PowerSGD's %zu bytes of a bucket",
-                        k->sent_bytes + k->q_bytes + k->error_bytes);
+    st = get(s, k->sent_bytes, &k->sent, err);
+    if (st == CDDP_OK)
+        st = get(s, k->q_bytes, &k->qs, err);
+    if (st == CDDP_OK)
+        st = get(s, k->q_bytes, &k->fresh, err);
+    if (st == CDDP_OK)
+        st = get(s, k->error_bytes, &k->errors, err);
+    if (st != CDDP_OK)
+        return st;
     p = k->sent + k->plain_bytes;
     q = k->qs;
     e = k->errors;
     for (size_t j = 0; j < k->n_m; j++) {
         k->m[j].p = p;
         k->m[j].q = q;
+        k->m[j].fresh = k->fresh + (q - k->qs);
         k->m[j].error = keeps ? e : NULL;
         p += k->m[j].of.rows * k->m[j].of.rank * size;
         q += k->m[j].of.cols * k->m[j].of.rank * size;
@@ -133,7 +160,8 @@ static cddp_status set_up_packet(const struct cdi_powersgd *s, const cddp_ddp *d
     k->dtype = d->plan.b[bucket].dtype;
     k->m = calloc(n + 1, sizeof *k->m);
     k->plain = calloc(n + 1, sizeof *k->plain);
-    if (k->m == NULL || k->plain == NULL)
+    k->work = calloc(n + 1, sizeof *k->work);
+    if (k->m == NULL || k->plain == NULL || k->work == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for PowerSGD's list of %zu gradients", n);
     list_matrices(s, d, bucket, k);
     for (size_t j = 0; j < k->n_m; j++)
@@ -142,6 +170,67 @@ static cddp_status set_up_packet(const struct cdi_powersgd *s, const cddp_ddp *d
         return CDDP_OK;
     list_plain(d, bucket, k);
     return place(s, k, err);
+}
+
+/* As numpy's RandomState.randint(SEEDS), which throws numbers away that are too large. */
+static uint32_t draw_seed(struct cdi_mt19937 *g)
+{
+    uint32_t v;
+
+    do
+        v = cdi_mt19937_u32(g) & ((UINT32_C(1) << 30) - 1);
+    while (v >= SEEDS);
+    return v;
+}
+
+/* A Q of normally distributed numbers, drawn row by row into `drawn`, becomes orthonormal columns in q. */
+static void draw_q(const struct cdi_lowrank *of, struct cdi_normal *g, double epsilon, void *drawn, char *q)
+{
+    size_t size = cddp_dtype_size(of->dtype);
+
+    if (of->dtype == CDDP_FLOAT32)
+        cdi_normal_f32(g, drawn, of->cols * of->rank);
+    else
+        cdi_normal_f64(g, drawn, of->cols * of->rank);
+    for (size_t j = 0; j < of->cols; j++)
+        for (size_t r = 0; r < of->rank; r++)
+            memcpy(q + (r * of->cols + j) * size, (char *)drawn + (j * of->rank + r) * size, size);
+    (void)cdi_lowrank_orthogonalize(of->dtype, q, of->cols, of->rank, epsilon);
+}
+
+/* A fresh Q for each matrix of a bucket. On a device the host waits until it is there. */
+static cddp_status draw_packet(struct cdi_powersgd *s, const struct cdi_powersgd_packet *k, struct cdi_error *err)
+{
+    char *room = malloc(2 * k->q_bytes + 1), *qs = s->ops->on_device ? room : k->fresh;
+    struct cdi_normal g;
+
+    if (room == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu bytes of random numbers", k->q_bytes);
+    cdi_normal_seed(&g, draw_seed(&s->after));
+    for (size_t j = 0; j < k->n_m; j++)
+        draw_q(&k->m[j].of, &g, s->opt.orthogonalization_epsilon, room + k->q_bytes, qs + (k->m[j].q - k->qs));
+    if (s->ops->on_device && s->ops->copy(s->b, k->fresh, qs, k->q_bytes, err) != CDDP_OK) {
+        free(room);
+        return err->status;
+    }
+    free(room);
+    return CDDP_OK;
+}
+
+/*
+ * Those of all buckets at once, in the order in which the plan was made: random numbers must not depend on the order of
+ * the buckets' launch, which a run that goes on from a checkpoint has yet to learn. In advance: no step waits for it.
+ */
+static cddp_status draw(struct cdi_powersgd *s, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    s->after = s->seeds;
+    for (size_t b = 0; b < s->n && st == CDDP_OK; b++)
+        if (s->packets[b].n_m > 0)
+            st = draw_packet(s, &s->packets[b], err);
+    s->is_drawn = st == CDDP_OK;
+    return st;
 }
 
 static cddp_status create(struct cdi_powersgd **out, const cddp_ddp *d, const cddp_powersgd_options *opt,
@@ -153,6 +242,8 @@ static cddp_status create(struct cdi_powersgd **out, const cddp_ddp *d, const cd
     if (s == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for PowerSGD");
     s->opt = *opt;
+    s->ops = d->ops;
+    s->b = d->b;
     s->since = d->step;
     s->n = d->plan.n;
     cdi_mt19937_seed(&s->seeds, opt->seed);
@@ -162,6 +253,8 @@ static cddp_status create(struct cdi_powersgd **out, const cddp_ddp *d, const cd
         st = cdi_fail(err, CDDP_E_NOMEM, "no memory for PowerSGD's list of %zu gradients", d->n_params);
     for (size_t b = 0; b < s->n && st == CDDP_OK; b++)
         st = set_up_packet(s, d, b, err);
+    if (st == CDDP_OK)
+        st = draw(s, err);
     if (st == CDDP_OK)
         *out = s;
     else
@@ -182,60 +275,6 @@ bool cdi_powersgd_takes(const cddp_ddp *d, size_t bucket)
            packet_of(d, bucket)->n_m > 0;
 }
 
-/* As numpy's RandomState.randint(SEEDS), which throws numbers away that are too large. */
-static uint32_t draw_seed(struct cdi_mt19937 *g)
-{
-    uint32_t v;
-
-    do
-        v = cdi_mt19937_u32(g) & ((UINT32_C(1) << 30) - 1);
-    while (v >= SEEDS);
-    return v;
-}
-
-/* A Q of normally distributed numbers, drawn row by row. */
-static cddp_status fill_q(const struct cdi_powersgd_matrix *m, struct cdi_normal *g, struct cdi_error *err)
-{
-    size_t cols = m->of.cols, rank = m->of.rank, size = cddp_dtype_size(m->of.dtype);
-    void *drawn = malloc(cols * rank * size);
-
-    if (drawn == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu random numbers", cols * rank);
-    if (m->of.dtype == CDDP_FLOAT32)
-        cdi_normal_f32(g, drawn, cols * rank);
-    else
-        cdi_normal_f64(g, drawn, cols * rank);
-    for (size_t j = 0; j < cols; j++)
-        for (size_t r = 0; r < rank; r++)
-            memcpy(m->q + (r * cols + j) * size, (char *)drawn + (j * rank + r) * size, size);
-    free(drawn);
-    return CDDP_OK;
-}
-
-/* A basis to begin with: the last one, or a random one, also where the last one has lost directions. */
-static cddp_status make_qs(struct cdi_powersgd *s, struct cdi_powersgd_packet *k, struct cdi_error *err)
-{
-    double epsilon = s->opt.orthogonalization_epsilon;
-    struct cdi_normal g;
-    bool seeded = false;
-    cddp_status st = CDDP_OK;
-
-    for (size_t j = 0; j < k->n_m && st == CDDP_OK; j++) {
-        struct cdi_powersgd_matrix *m = &k->m[j];
-
-        if (m->has_q && cdi_lowrank_orthogonalize(m->of.dtype, m->q, m->of.cols, m->of.rank, epsilon) == 0)
-            continue;
-        if (!seeded)
-            cdi_normal_seed(&g, draw_seed(&s->seeds));
-        seeded = true;
-        st = fill_q(m, &g, err);
-        if (st == CDDP_OK)
-            (void)cdi_lowrank_orthogonalize(m->of.dtype, m->q, m->of.cols, m->of.rank, epsilon);
-        m->has_q = (s->opt.flags & CDDP_POWERSGD_NO_WARM_START) == 0;
-    }
-    return st;
-}
-
 static cddp_status reduce(cddp_ddp *d, size_t bucket, bool last, void *at, size_t bytes, struct cdi_powersgd_packet *k,
                           struct cdi_error *err)
 {
@@ -246,7 +285,7 @@ static cddp_status reduce(cddp_ddp *d, size_t bucket, bool last, void *at, size_
                         .dtype = k->dtype,
                         .op = CDDP_MEAN,
                         .bucket = (int)bucket,
-                        .name_bucket = cdi_ddp_name_bucket,
+                        .name_bucket = d->ops->on_device ? NULL : cdi_ddp_name_bucket,
                         .ddp = d,
                         .lazy = last,
                         .grace = last && cdi_comm_world(d->comm)->size > 1};
@@ -257,17 +296,72 @@ static cddp_status reduce(cddp_ddp *d, size_t bucket, bool last, void *at, size_
     return st;
 }
 
-/*
- * Those of all buckets at once, in the order in which the plan was made: random numbers must not depend on the order of
- * the buckets' launch, which a run that goes on from a checkpoint has yet to learn.
- */
-static cddp_status make_all_qs(struct cdi_powersgd *s, struct cdi_error *err)
-{
-    cddp_status st = CDDP_OK;
+enum which { ALL, WITH_Q, WITHOUT_Q };
 
-    for (size_t b = 0; b < s->n && st == CDDP_OK && !s->drawn; b++)
-        st = make_qs(s, &s->packets[b], err);
-    s->drawn = true;
+/* List the bucket's matrices in k->work; how many there are. Where no rank used a gradient, what comes is thrown away,
+ * so nothing of it was sent: `nowhere` leaves out what is kept of those. */
+static size_t list_work(const cddp_ddp *d, struct cdi_powersgd_packet *k, enum which which, bool nowhere)
+{
+    size_t n = 0;
+
+    for (size_t j = 0; j < k->n_m; j++) {
+        const struct cdi_powersgd_matrix *m = &k->m[j];
+
+        if (which == ALL || m->has_q == (which == WITH_Q))
+            k->work[n++] = (struct cdi_lowrank_matrix){
+                .of = m->of,
+                .m = m->m,
+                .p = m->p,
+                .q = m->q,
+                .error = nowhere && cdi_unused_nowhere(d, m->param) ? NULL : m->error,
+                .fresh = m->fresh,
+            };
+    }
+    return n;
+}
+
+static cddp_status compute(const cddp_ddp *d, enum cdi_lowrank_step step, const struct cdi_powersgd_packet *k, size_t n,
+                           double epsilon, struct cdi_error *err)
+{
+    if (d->ops->on_device)
+        return d->ops->lowrank(d->b, step, k->work, n, epsilon, err);
+    cdi_lowrank_do(step, k->work, n, epsilon);
+    return CDDP_OK;
+}
+
+/* A basis for each matrix of a bucket: that of the last step, or, also where that has lost directions, a fresh one. */
+static cddp_status make_qs(const cddp_ddp *d, struct cdi_powersgd_packet *k, bool *used, struct cdi_error *err)
+{
+    bool keeps = (d->powersgd->opt.flags & CDDP_POWERSGD_NO_WARM_START) == 0;
+    size_t n = list_work(d, k, WITH_Q, false);
+    cddp_status st = compute(d, CDI_LOWRANK_BASIS_Q, k, n, d->powersgd->opt.orthogonalization_epsilon, err);
+
+    for (size_t j = 0; j < k->n_m && st == CDDP_OK; j++) {
+        struct cdi_powersgd_matrix *m = &k->m[j];
+        const struct cdi_slice fresh = {m->fresh, m->of.cols * m->of.rank * cddp_dtype_size(m->of.dtype)};
+
+        if (m->has_q)
+            continue;
+        st = d->ops->pack(d->b, m->q, &fresh, 1, err);
+        m->has_q = keeps;
+        *used = true;
+    }
+    return st;
+}
+
+/* Once in a step. */
+static cddp_status make_all_qs(const cddp_ddp *d, struct cdi_powersgd *s, struct cdi_error *err)
+{
+    cddp_status st = s->is_drawn || s->has_begun ? CDDP_OK : draw(s, err);
+    bool used = false;
+
+    for (size_t b = 0; b < s->n && st == CDDP_OK && !s->has_begun; b++)
+        st = make_qs(d, &s->packets[b], &used, err);
+    if (used)
+        s->seeds = s->after;
+    if (used && (s->opt.flags & CDDP_POWERSGD_NO_WARM_START) != 0)
+        s->is_drawn = false;
+    s->has_begun = true;
     return st;
 }
 
@@ -275,77 +369,67 @@ cddp_status cdi_powersgd_begin(cddp_ddp *d, size_t bucket)
 {
     struct cdi_powersgd_packet *k = packet_of(d, bucket);
     struct cdi_error err;
-    cddp_status st = make_all_qs(d->powersgd, &err);
+    cddp_status st = make_all_qs(d, d->powersgd, &err);
+    size_t n;
 
     if (st != CDDP_OK)
         return cdi_ddp_misused(d, &err);
+    n = list_work(d, k, ALL, false);
     st = d->ops->pack(d->b, k->sent, k->plain, k->n_plain, &err);
-    for (size_t j = 0; j < k->n_m && st == CDDP_OK; j++) {
-        struct cdi_powersgd_matrix *m = &k->m[j];
-
-        if (m->error != NULL)
-            cdi_lowrank_feed(m->of.dtype, m->m, m->error, m->of.rows * m->of.cols);
-        cdi_lowrank_left(&m->of, m->m, m->q, m->p);
-    }
+    if (st == CDDP_OK)
+        st = compute(d, CDI_LOWRANK_FEED, k, n, 0, &err);
+    if (st == CDDP_OK)
+        st = compute(d, CDI_LOWRANK_LEFT, k, n, 0, &err);
     if (st == CDDP_OK)
         st = reduce(d, bucket, bucket + 1 == d->plan.n, k->sent, k->sent_bytes, k, &err);
     k->begun = st == CDDP_OK;
     return st == CDDP_OK ? st : cdi_ddp_stick(d, &err);
 }
 
-/* The means of M Q are there, of all ranks' M. */
+/* The means of M Q are there (a device: are going to be), of all ranks' M. */
 static cddp_status second_half(cddp_ddp *d, size_t bucket, struct cdi_powersgd_packet *k, struct cdi_error *err)
 {
     /* PyTorch takes epsilon beside the sum's length, and this is the mean. */
     double epsilon = d->powersgd->opt.orthogonalization_epsilon / cdi_comm_world(d->comm)->size;
+    size_t n = list_work(d, k, ALL, false);
     cddp_status st = d->ops->unpack(d->b, k->plain, k->n_plain, k->sent, err);
 
-    for (size_t j = 0; j < k->n_m && st == CDDP_OK; j++) {
-        struct cdi_powersgd_matrix *m = &k->m[j];
-
-        (void)cdi_lowrank_orthogonalize(m->of.dtype, m->p, m->of.rows, m->of.rank, epsilon);
-        cdi_lowrank_right(&m->of, m->m, m->p, m->q);
-    }
+    if (st == CDDP_OK)
+        st = compute(d, CDI_LOWRANK_BASIS_P, k, n, epsilon, err);
+    if (st == CDDP_OK)
+        st = compute(d, CDI_LOWRANK_RIGHT, k, n, 0, err);
     return st == CDDP_OK ? reduce(d, bucket, bucket + 1 == d->plan.n, k->qs, k->q_bytes, k, err) : st;
 }
 
 /* The means of M^T P are there. */
-static void decompress(const cddp_ddp *d, struct cdi_powersgd_packet *k)
+static cddp_status decompress(cddp_ddp *d, struct cdi_powersgd_packet *k, struct cdi_error *err)
 {
-    for (size_t j = 0; j < k->n_m; j++) {
-        struct cdi_powersgd_matrix *m = &k->m[j];
+    cddp_status st = CDDP_OK;
 
-        cdi_lowrank_product(&m->of, m->p, m->q, m->m);
-        /* Where no rank used the gradient, what comes is thrown away: nothing was sent. */
-        if (m->error != NULL && !cdi_unused_nowhere(d, m->param))
-            cdi_lowrank_keep(m->of.dtype, m->m, m->error, m->of.rows * m->of.cols);
+    if (!d->ops->on_device) {
+        st = d->ops->join(d->b, k->ticket, err);
+        d->joined = st == CDDP_OK ? k->ticket : d->joined;
     }
     k->begun = false;
+    return st == CDDP_OK ? compute(d, CDI_LOWRANK_PRODUCT, k, list_work(d, k, ALL, true), 0, err) : st;
 }
 
 cddp_status cdi_powersgd_land(cddp_ddp *d)
 {
+    struct cdi_powersgd *s = d->powersgd;
     cddp_status st = CDDP_OK;
     struct cdi_error err;
 
-    for (size_t b = 0; d->powersgd != NULL && b < d->plan.n && st == CDDP_OK; b++) {
-        struct cdi_powersgd_packet *k = packet_of(d, b);
-
-        if (k->begun)
-            st = second_half(d, b, k, &err);
-    }
-    for (size_t b = 0; d->powersgd != NULL && b < d->plan.n && st == CDDP_OK; b++) {
-        struct cdi_powersgd_packet *k = packet_of(d, b);
-
-        if (!k->begun)
-            continue;
-        st = d->ops->join(d->b, k->ticket, &err);
-        d->joined = st == CDDP_OK ? k->ticket : d->joined;
-        if (st == CDDP_OK)
-            decompress(d, k);
-    }
-    if (d->powersgd != NULL)
-        d->powersgd->drawn = false;
+    for (size_t b = 0; s != NULL && b < d->plan.n && st == CDDP_OK; b++)
+        if (packet_of(d, b)->begun)
+            st = second_half(d, b, packet_of(d, b), &err);
+    if (s != NULL && st == CDDP_OK && d->ops->on_device)
+        st = cdi_unused_known(d, &err); /* the host decides whose rest is kept */
+    for (size_t b = 0; s != NULL && b < d->plan.n && st == CDDP_OK; b++)
+        if (packet_of(d, b)->begun)
+            st = decompress(d, packet_of(d, b), &err);
+    if (s != NULL)
+        s->has_begun = false;
     return st == CDDP_OK ? st : cdi_ddp_stick(d, &err);
 }
 
@@ -399,9 +483,6 @@ static cddp_status check_reducer(const cddp_ddp *d, struct cdi_error *err)
                         "cddp_ddp_set_powersgd: it needs gradients whole, and not in several buckets (CDDP_DDP_SPLIT)");
     if ((d->flags & CDDP_DDP_SUM) != 0)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_set_powersgd: it makes means, not sums (CDDP_DDP_SUM)");
-    if (d->ops->on_device)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_set_powersgd: it works on the CPU's backend only, not on '%s'",
-                        d->ops->name);
     return CDDP_OK;
 }
 

@@ -18,6 +18,7 @@ struct cdi_powersgd_matrix {
     size_t param;
     char *m;     /* in the arena */
     char *p, *q; /* in the bucket's memory */
+    char *fresh; /* another Q, random, to begin with */
     char *error; /* as large as m: what was not sent; NULL: not kept */
     bool has_q;  /* from the step before */
 };
@@ -29,9 +30,12 @@ struct cdi_powersgd_packet {
     struct cdi_slice *plain; /* what lies between the matrices: it is averaged as it is */
     size_t n_plain;
     cddp_dtype dtype;
-    char *sent; /* plain, then each P */
-    char *qs;   /* each Q */
+    /* On the backend: */
+    char *sent;  /* plain, then each P */
+    char *qs;    /* each Q */
+    char *fresh; /* a random one for each, orthonormal */
     char *errors;
+    struct cdi_lowrank_matrix *work; /* room for a list of those that something is done with */
     size_t plain_bytes, sent_bytes, q_bytes, error_bytes;
     bool begun; /* in this step */
     uint64_t ticket;
@@ -39,9 +43,12 @@ struct cdi_powersgd_packet {
 
 struct cdi_powersgd {
     cddp_powersgd_options opt;
-    uint64_t since;                      /* the step in which it was set; less what was done before a checkpoint */
-    struct cdi_mt19937 seeds;            /* the same on every rank */
-    bool drawn;                          /* in this step */
+    uint64_t since; /* the step in which it was set; less what was done before a checkpoint */
+    const struct cdi_backend_ops *ops;
+    struct cdi_backend *b;
+    struct cdi_mt19937 seeds, after;     /* the same on every rank; after what is drawn in advance */
+    bool is_drawn;                       /* there is a fresh Q for each matrix */
+    bool has_begun;                      /* in this step: each matrix has its Q */
     struct cdi_powersgd_packet *packets; /* by cdi_bucket.made; those without a matrix have n_m 0 */
     size_t n;
     struct cdi_powersgd_matrix **of_param; /* by parameter; NULL: it is no matrix, or a small one */

@@ -194,27 +194,29 @@ static cddp_status collect(const cddp_ddp *d, struct cdi_powersgd_saved *w, int 
         else if (rank != 0)
             st = cdi_checkpoint_move(d->comm, CDI_RECV, to, bytes, rank, err);
         else
-            memcpy(to, m->error, bytes);
+            st = d->ops->copy(d->b, to, m->error, bytes, err);
         to = to == NULL ? NULL : to + bytes;
     }
     return st;
 }
 
 /* Rank 0's part of it that all have. */
-static void fill(const cddp_ddp *d, struct cdi_powersgd_saved *w)
+static cddp_status fill(const cddp_ddp *d, struct cdi_powersgd_saved *w, struct cdi_error *err)
 {
     size_t n = 0, at = 0;
+    cddp_status st = CDDP_OK;
 
     w->head = head_of(d);
-    for (size_t i = 0; i < d->n_params; i++) {
+    for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++) {
         const struct cdi_powersgd_matrix *m = d->powersgd->of_param[i];
 
         if (m == NULL)
             continue;
         w->has_q[n++] = m->has_q;
-        memcpy(w->q + at, m->q, q_bytes(m));
+        st = d->ops->copy(d->b, w->q + at, m->q, q_bytes(m), err);
         at += q_bytes(m);
     }
+    return st;
 }
 
 /* Empty: that of a reducer without PowerSGD, and of ranks but the first. */
@@ -242,7 +244,7 @@ cddp_status cdi_powersgd_open_save(cddp_ddp *d, struct cdi_powersgd_saved **out,
         st = whole_init(*out, d, (uint64_t)world->size, err);
     st = share(d->comm, st, *out, err);
     if (st == CDDP_OK && world->rank == 0)
-        fill(d, *out);
+        st = fill(d, *out, err);
     for (int r = 0; r < world->size && st == CDDP_OK; r++)
         if (world->rank == 0 || world->rank == r)
             st = collect(d, *out, r, err);
@@ -293,7 +295,8 @@ static double number(cddp_dtype dtype, const char *at, size_t k)
     return dtype == CDDP_FLOAT64 ? ((const double *)(const void *)at)[k] : (double)((const float *)(const void *)at)[k];
 }
 
-/* Of one matrix, the mean of what all ranks of the file left out, which begins at `from` in each one's errors. */
+/* Of one matrix, the mean of what all ranks of the file left out, which begins at `from` in each one's errors; there.
+ */
 static void mean_of(const struct cdi_powersgd_matrix *m, const struct cdi_powersgd_saved *w, size_t from)
 {
     for (size_t k = 0; k < m->of.rows * m->of.cols; k++) {
@@ -303,9 +306,9 @@ static void mean_of(const struct cdi_powersgd_matrix *m, const struct cdi_powers
             sum += number(m->of.dtype, w->errors + r * w->error_bytes + from, k);
         sum /= (double)w->n_ranks;
         if (m->of.dtype == CDDP_FLOAT64)
-            ((double *)(void *)m->error)[k] = sum;
+            ((double *)(void *)(w->errors + from))[k] = sum;
         else
-            ((float *)(void *)m->error)[k] = (float)sum;
+            ((float *)(void *)(w->errors + from))[k] = (float)sum;
     }
 }
 
@@ -322,14 +325,16 @@ static cddp_status give_errors(cddp_ddp *d, const struct cdi_powersgd_matrix *m,
     if (as_before && world->rank != 0)
         return cdi_checkpoint_move(d->comm, CDI_RECV, m->error, bytes, 0, err);
     if (as_before) {
-        memcpy(m->error, w->errors + from, bytes);
+        st = d->ops->copy(d->b, m->error, w->errors + from, bytes, err);
         for (int r = 1; r < world->size && st == CDDP_OK; r++)
             st = cdi_checkpoint_move(d->comm, CDI_SEND, w->errors + (size_t)r * w->error_bytes + from, bytes, r, err);
         return st;
     }
-    if (world->rank == 0)
+    if (world->rank == 0) {
         mean_of(m, w, from);
-    return cdi_comm_broadcast(d->comm, m->error, bytes, CDDP_UINT8, 0, err);
+        st = d->ops->copy(d->b, m->error, w->errors + from, bytes, err);
+    }
+    return st != CDDP_OK ? st : cdi_comm_broadcast(d->comm, m->error, bytes, CDDP_UINT8, 0, err);
 }
 
 /* From rank 0's whole state to every rank's own. */
@@ -351,8 +356,9 @@ cddp_status cdi_powersgd_take_up(cddp_ddp *d, struct cdi_powersgd_saved *w, stru
             continue;
         has_q = is_root ? w->has_q[n++] : 0;
         if (is_root)
-            memcpy(m->q, w->q + q_at, q_bytes(m));
-        st = cdi_comm_broadcast(d->comm, &has_q, 1, CDDP_UINT8, 0, err);
+            st = d->ops->copy(d->b, m->q, w->q + q_at, q_bytes(m), err);
+        if (st == CDDP_OK)
+            st = cdi_comm_broadcast(d->comm, &has_q, 1, CDDP_UINT8, 0, err);
         if (st == CDDP_OK)
             st = cdi_comm_broadcast(d->comm, m->q, q_bytes(m), CDDP_UINT8, 0, err);
         if (st == CDDP_OK)
@@ -362,6 +368,9 @@ cddp_status cdi_powersgd_take_up(cddp_ddp *d, struct cdi_powersgd_saved *w, stru
         error_at += error_bytes(m);
     }
     d->powersgd->seeds = w->head.seeds;
+    /* Otherwise what was drawn comes first, or is what a lost Q becomes: the same in both runs. */
+    if ((d->powersgd->opt.flags & CDDP_POWERSGD_NO_WARM_START) != 0)
+        d->powersgd->is_drawn = false;
     d->powersgd->since = d->step - w->head.done;
     return st;
 }

@@ -204,6 +204,8 @@ void cdi_unused_release(cddp_ddp *d);
 cddp_status cdi_unused_on_ready(cddp_ddp *d, size_t i, bool *now);
 /* At the end of a step: what did not come counts as zeros, and the ranks tell each other what came. Sticks. */
 cddp_status cdi_unused_fill(cddp_ddp *d);
+/* Wait until the host knows what no rank used, where it has to, and something is missing here. */
+cddp_status cdi_unused_known(cddp_ddp *d, struct cdi_error *err);
 /* All has landed: gradients that came nowhere get their old values. Sticks. */
 cddp_status cdi_unused_restore(cddp_ddp *d);
 /* Zeros into the arena. */

@@ -315,6 +315,13 @@ static cddp_status restore_there(cddp_ddp *d, struct cdi_error *err)
     return st;
 }
 
+cddp_status cdi_unused_known(cddp_ddp *d, struct cdi_error *err)
+{
+    const struct cdi_ddp_unused *u = &d->unused;
+
+    return u->missing != NULL && u->n_missing > 0 && !u->known ? d->ops->join(d->b, u->map_ticket, err) : CDDP_OK;
+}
+
 cddp_status cdi_unused_restore(cddp_ddp *d)
 {
     struct cdi_ddp_unused *u = &d->unused;
@@ -324,10 +331,7 @@ cddp_status cdi_unused_restore(cddp_ddp *d)
     if (u->missing == NULL)
         return CDDP_OK;
     /* The host has to know, but only where something is missing here. */
-    if (stays_there(d))
-        st = restore_there(d, &err);
-    else if (u->n_missing > 0 && !u->known)
-        st = d->ops->join(d->b, u->map_ticket, &err);
+    st = stays_there(d) ? restore_there(d, &err) : cdi_unused_known(d, &err);
     for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++) {
         struct cdi_slice old = {.bytes = d->plan.grads[i].bytes};
 

@@ -403,7 +403,7 @@ typedef struct cddp_ddp_options {
  * ranks tell each other what they used, in one small collective per step. A gradient that no rank used keeps its old
  * value, so that the optimizer can leave that parameter alone; one that only some ranks used gets the mean over all. On
  * a GPU the device decides by what the ranks told each other, and the host waits for nothing; but with an optimizer
- * (cddp_optim_create), which has to know, it waits in every step.
+ * (cddp_optim_create) or PowerSGD, which have to know, it waits in every step.
  */
 #define CDDP_DDP_FIND_UNUSED 4u
 /*
@@ -602,7 +602,7 @@ typedef struct cddp_powersgd_options {
 
 /* Do not add to the gradients of a step what the one before has left out. */
 #define CDDP_POWERSGD_NO_ERROR_FEEDBACK 1u
-/* Begin with a random Q in each step, and not with that of the step before. */
+/* Begin with a random Q in each step, not with that of the step before. On a GPU the host, which draws it, waits. */
 #define CDDP_POWERSGD_NO_WARM_START 2u
 
 /*
@@ -612,16 +612,19 @@ typedef struct cddp_powersgd_options {
  * collectives for each bucket; what that leaves out is added to the same rank's gradient of the next step. Gradients
  * without a shape, small ones, and those of 16 bits are averaged as they are. Numbers are those of PyTorch within
  * rounding, from the same seed; all ranks get the same bits. Differences: a column of zeros, or one that depends on
- * those before it, stays zeros and gets a random direction in the next step, where PyTorch makes NaNs or noise of it; a
- * NaN or an infinity does not stay in what is left out; start_step may be 1.
+ * those before it, stays zeros, and the next step begins with the first, random Q again, where PyTorch makes NaNs or
+ * noise of it; a NaN or an infinity does not stay in what is left out; start_step may be 1.
+ *
+ * On a GPU all of it is work of the communication stream, to the CPU's bits where the means are, and the host waits for
+ * nothing; but with CDDP_DDP_FIND_UNUSED it waits in every step.
  *
  * It takes as much memory again as the gradients that it compresses. It begins with nothing left out; what a run needs
  * to go on after a checkpoint is loaded by cddp_powersgd_load(). cddp_ddp_wait_param() cannot be used with it. opt may
  * be NULL. A collective, between two steps: every rank calls it, with equal options. cddp_ddp_set_hook(ddp, NULL) ends
- * it. One thread. Returns CDDP_OK; CDDP_E_INVALID (bad options, a reducer that compresses, sums, splits or skips, a
- * GPU's backend); CDDP_E_MISMATCH (ranks have different options); CDDP_E_STATE (in the middle of a step, or bucket
- * sizes are still being tried); CDDP_E_NOMEM; or what a collective may return. If it fails on one rank it fails on all,
- * and nothing has changed.
+ * it. One thread. Returns CDDP_OK; CDDP_E_INVALID (bad options, a reducer that compresses, sums, splits or skips);
+ * CDDP_E_MISMATCH (ranks have different options); CDDP_E_STATE (in the middle of a step, or bucket sizes are still
+ * being tried); CDDP_E_NOMEM; or what a collective may return. If it fails on one rank it fails on all, and nothing has
+ * changed.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_set_powersgd(cddp_ddp *ddp, const cddp_powersgd_options *opt);
 

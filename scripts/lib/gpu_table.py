@@ -60,7 +60,8 @@ TEXTS = [
     ('resumed_after_epoch', lambda d: f'resumed after epoch {d["resumed_after_epoch"]}, '
                                       f'{d["seconds_from_death_to_resumed"]} s after the death; the same final weights'),
     ('largest_difference', lambda d: 'largest difference to PyTorch: ' + ', '.join(
-        f'{k} {v:.1e}' for k, v in d['largest_difference'].items())),
+        f'{k} {v:.1e}' for k, v in d['largest_difference'].items()) +
+        (f'; by PowerSGD, clipped and divided, to the CPU {d["powersgd_differs_from_cpu"]:.1e}' if 'powersgd_differs_from_cpu' in d else '')),
     ('met', lambda d: f'{d["buckets"]} buckets: host {d["host_us"]:.0f} us per step, {d["host_us_more"]:.0f} more than bare, '
                       f'{"below" if d["met"] else "above"} the {d["host_us_allowed"]} us of a rank with a GPU of its own; '
                       f'non-blocking {d["host_us_non_blocking"]:.0f} us'),

@@ -385,6 +385,56 @@ static void check_optims(struct check *c)
         check_optim(c, &rules[r], floats[t], counts[n]);
 }
 
+/* One side: M, what was left out, P, Q and a fresh Q lie behind one another in `in`. */
+static struct cdi_lowrank_matrix matrix_of(const struct check *c, const size_t shape[3], cddp_dtype t, bool on_card)
+{
+    const size_t part = c->room / 5 / 64 * 64;
+    uint8_t *in = on_card ? c->in.card : c->in.host;
+
+    return (struct cdi_lowrank_matrix){.of = {t, shape[0], shape[1], shape[2]},
+                                       .m = in,
+                                       .error = in + part,
+                                       .p = in + 2 * part,
+                                       .q = in + 3 * part,
+                                       .fresh = in + 4 * part};
+}
+
+static void check_lowrank(struct check *c, const size_t shape[3], cddp_dtype t, double epsilon)
+{
+    static const enum cdi_lowrank_step steps[] = {CDI_LOWRANK_BASIS_Q, CDI_LOWRANK_FEED,  CDI_LOWRANK_LEFT,
+                                                  CDI_LOWRANK_BASIS_P, CDI_LOWRANK_RIGHT, CDI_LOWRANK_PRODUCT};
+    const struct cdi_lowrank_matrix on_card = matrix_of(c, shape, t, true), on_host = matrix_of(c, shape, t, false);
+    struct cdi_launch l;
+
+    fill(c, &c->in, (uint32_t)(shape[0] + shape[1]));
+    for (size_t i = 0; i < c->room; i++)
+        c->in.host[i] &= 0xbf; /* below 2, and no NaN */
+    CARD(&c->card, cuMemcpyHtoDAsync, address(c->in.card), c->in.host, c->room, c->card.stream);
+    for (int round = 0; round < 2; round++)
+        EACH(s, steps)
+        {
+            (void)cdi_launch_lowrank(&l, c->card.n_sm, steps[s], &on_card, 1, epsilon);
+            card_launch(&c->card, c->card.stream, &l);
+            (void)cdi_launch_lowrank(&l, c->card.n_sm, steps[s], &on_host, 1, epsilon);
+            cdi_launch_on_host(&l);
+            compare(c, &c->in, cdi_kernel_name(l.kernel), cdi_dtype_name(t), "", shape[0] * shape[1]);
+        }
+}
+
+static void check_lowranks(struct check *c)
+{
+    static const size_t shapes[][3] = {{1, 1, 1},    {9, 1, 1},    {7, 5, 2},     {33, 16, 3},
+                                       {257, 63, 9}, {40, 301, 4}, {1500, 17, 1}, {1024, 1024, 2}};
+
+    EACH(s, shapes)
+    {
+        if (shapes[s][0] * shapes[s][1] * 8 > c->room / 5 / 64 * 64)
+            continue;
+        check_lowrank(c, shapes[s], CDDP_FLOAT32, 0);
+        check_lowrank(c, shapes[s], CDDP_FLOAT64, 1e-8);
+    }
+}
+
 /* --- Speed ---------------------------------------------------------------------------------------------------- */
 
 static int ascending(const void *a, const void *b)
@@ -422,6 +472,24 @@ static void show(const struct check *c, const char *name, const struct cdi_launc
     printf(",\"%s_gb_s\":%.1f", name, bytes / 1e6 / (double)median_ms(c, launch));
 }
 
+/* A square matrix of rank 4, of which each step but feed reads all once. */
+static void show_lowrank(const struct check *c, void *m, void *rest, size_t n)
+{
+    const size_t side = n >= (size_t)1 << 26 ? 8192 : 512;
+    float *p = rest;
+    const struct cdi_lowrank_matrix square = {
+        .of = {CDDP_FLOAT32, side, side, 4}, .m = m, .p = p, .q = p + 4 * side, .fresh = p + 8 * side};
+    const double bytes = 4.0 * (double)side * (double)side;
+    struct cdi_launch l;
+
+    (void)cdi_launch_lowrank(&l, c->card.n_sm, CDI_LOWRANK_LEFT, &square, 1, 0);
+    show(c, "left_f32", &l, bytes);
+    (void)cdi_launch_lowrank(&l, c->card.n_sm, CDI_LOWRANK_RIGHT, &square, 1, 0);
+    show(c, "right_f32", &l, bytes);
+    (void)cdi_launch_lowrank(&l, c->card.n_sm, CDI_LOWRANK_PRODUCT, &square, 1, 0);
+    show(c, "product_f32", &l, bytes);
+}
+
 static void show_speeds(const struct check *c, size_t bytes)
 {
     const size_t n = bytes / 4;
@@ -453,6 +521,7 @@ static void show_speeds(const struct check *c, size_t bytes)
 
     (void)cdi_launch_tally(&l, &span, 1, false, py);
     show(c, "tally_f32", &l, 4.0 * (double)n);
+    show_lowrank(c, px, py, n);
     CARD(&c->card, cuMemFree, x);
     CARD(&c->card, cuMemFree, y);
 }
@@ -478,6 +547,7 @@ int main(int argc, char **argv)
     check_packs(&c);
     check_tallies(&c);
     check_optims(&c);
+    check_lowranks(&c);
     printf("{\"card\":\"%s\",\"driver\":%d,\"multiprocessors\":%u,\"comparisons\":%ld", c.card.name,
            c.card.driver_version, c.card.n_sm, c.done);
     show_speeds(&c, quick ? (size_t)1 << 20 : (size_t)256 << 20);

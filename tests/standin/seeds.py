@@ -5,7 +5,7 @@
     seeds.py BUILD [--seeds N] [--first S] [--jobs J]
 
 Each seed is one version and one way to launch: by the 14th all have had their turn. With it run the conformance cases of
-splits and regions; on two ranks Wine, the hook, clipping, and the optimizer. Prints the seeds
+splits and regions; on two ranks Wine, the hook, clipping, the optimizer, and PowerSGD. Prints the seeds
 that fail, with what they said; 200 are the proof.
 """
 import argparse
@@ -29,6 +29,7 @@ def jobs(build):
         'hook': [*start, build / 'tests/gpu/hook'],
         'clip': [*start, build / 'tests/standin/device_clip'],
         'optim': [*start, build / 'tests/standin/device_optim'],
+        'powersgd': [*start, build / 'tests/standin/device_powersgd', os.devnull],
     }
 
 

@@ -16,6 +16,7 @@ static void usable(enum cdi_kernel kernel, void *args)
     struct cdi_clip_args *clip = args;
     struct cdi_count_args *count = args;
     struct cdi_update_args *update = args;
+    struct cdi_lowrank_args *lowrank = args;
 
     switch (kernel) {
     case CDI_KERNEL_PACK:
@@ -67,6 +68,21 @@ static void usable(enum cdi_kernel kernel, void *args)
             p->m = standin_host(p->m);
             p->v = standin_host(p->v);
             p->master = standin_host(p->master);
+        }
+        break;
+    case CDI_KERNEL_FEED:
+    case CDI_KERNEL_LEFT:
+    case CDI_KERNEL_BASIS:
+    case CDI_KERNEL_RIGHT:
+    case CDI_KERNEL_PRODUCT:
+        for (uint32_t i = 0; i < lowrank->n; i++) {
+            struct cdi_lowrank_piece *p = &lowrank->piece[i];
+
+            p->m = standin_host(p->m);
+            p->p = standin_host(p->p);
+            p->q = standin_host(p->q);
+            p->error = standin_host(p->error);
+            p->fresh = standin_host(p->fresh);
         }
         break;
     case CDI_N_KERNELS:

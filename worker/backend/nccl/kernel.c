@@ -20,6 +20,10 @@ _Static_assert(sizeof(struct cdi_optim_row) == 64 && sizeof(struct cdi_kernel_pi
                    sizeof(struct cdi_update_args) <= 4000,
                "as above");
 
+_Static_assert(sizeof(struct cdi_lowrank_piece) == 72 && offsetof(struct cdi_lowrank_args, piece) == 24 &&
+                   sizeof(struct cdi_lowrank_args) <= 4000,
+               "as above");
+
 static uint32_t grid(uint32_t n_sm, uint64_t blocks)
 {
     uint64_t most = (uint64_t)(n_sm > 0 ? n_sm : 1) * BLOCKS_PER_SM;
@@ -68,6 +72,12 @@ size_t cdi_kernel_args_size(enum cdi_kernel kernel)
         return sizeof(struct cdi_count_args);
     case CDI_KERNEL_UPDATE:
         return sizeof(struct cdi_update_args);
+    case CDI_KERNEL_FEED:
+    case CDI_KERNEL_LEFT:
+    case CDI_KERNEL_BASIS:
+    case CDI_KERNEL_RIGHT:
+    case CDI_KERNEL_PRODUCT:
+        return sizeof(struct cdi_lowrank_args);
     case CDI_N_KERNELS:
         break;
     }
@@ -297,6 +307,67 @@ size_t cdi_launch_update(struct cdi_launch *out, uint32_t n_sm, const struct cdi
     }
     args->n_chunks = (uint32_t)chunks;
     out->kernel = CDI_KERNEL_UPDATE;
+    out->grid = grid(n_sm, chunks);
+    return i;
+}
+
+/* Chunks of a matrix; 0: there is nothing to do. */
+static uint64_t lowrank_chunks(enum cdi_lowrank_step step, const struct cdi_lowrank_matrix *m)
+{
+    const uint64_t all = (uint64_t)m->of.rows * m->of.cols;
+    uint64_t count = all, chunk = CDI_PIECE_CHUNK;
+
+    if (all == 0 || (step == CDI_LOWRANK_FEED && m->error == NULL))
+        return 0;
+    if (step == CDI_LOWRANK_BASIS_P || step == CDI_LOWRANK_BASIS_Q)
+        return 1;
+    if (step == CDI_LOWRANK_LEFT) {
+        count = (uint64_t)m->of.rows * m->of.rank;
+        chunk = CDI_LEFT_CHUNK;
+    } else if (step == CDI_LOWRANK_RIGHT) {
+        count = (uint64_t)m->of.cols * m->of.rank;
+        chunk = CDI_KERNEL_THREADS;
+    }
+    return count / chunk + (count % chunk != 0);
+}
+
+size_t cdi_launch_lowrank(struct cdi_launch *out, uint32_t n_sm, enum cdi_lowrank_step step,
+                          const struct cdi_lowrank_matrix *m, size_t n, double epsilon)
+{
+    static const enum cdi_kernel kernels[] = {
+        [CDI_LOWRANK_FEED] = CDI_KERNEL_FEED,     [CDI_LOWRANK_LEFT] = CDI_KERNEL_LEFT,
+        [CDI_LOWRANK_BASIS_P] = CDI_KERNEL_BASIS, [CDI_LOWRANK_BASIS_Q] = CDI_KERNEL_BASIS,
+        [CDI_LOWRANK_RIGHT] = CDI_KERNEL_RIGHT,   [CDI_LOWRANK_PRODUCT] = CDI_KERNEL_PRODUCT,
+    };
+    struct cdi_lowrank_args *args = &out->args.lowrank;
+    uint64_t chunks = 0;
+    size_t i;
+
+    args->epsilon = epsilon;
+    args->of_q = step == CDI_LOWRANK_BASIS_Q;
+    args->n = 0;
+    args->unused = 0;
+    for (i = 0; i < n && args->n < CDI_KERNEL_PIECES; i++) {
+        uint64_t more = lowrank_chunks(step, &m[i]);
+
+        if (more == 0)
+            continue;
+        if (chunks + more > UINT32_MAX)
+            break;
+        args->piece[args->n++] = (struct cdi_lowrank_piece){.m = m[i].m,
+                                                            .p = m[i].p,
+                                                            .q = m[i].q,
+                                                            .error = m[i].error,
+                                                            .fresh = m[i].fresh,
+                                                            .rows = m[i].of.rows,
+                                                            .cols = m[i].of.cols,
+                                                            .rank = (uint32_t)m[i].of.rank,
+                                                            .first_chunk = (uint32_t)chunks,
+                                                            .dtype = (int32_t)m[i].of.dtype};
+        chunks += more;
+    }
+    args->n_chunks = (uint32_t)chunks;
+    out->kernel = kernels[step];
     out->grid = grid(n_sm, chunks);
     return i;
 }

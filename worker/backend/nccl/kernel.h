@@ -30,7 +30,9 @@
 #define CDI_KERNEL_PIECES 50  /* per launch of update */
 #define CDI_KERNEL_ROWS 16384 /* per launch of count */
 #define CDI_PIECE_CHUNK 4096  /* elements of a piece that one block takes at a time */
-#define CDI_TALLY_BLOCKS 1024 /* on any device: the order of a sum depends on it */
+#define CDI_LOWRANK_LANES 8   /* sums side by side of a scalar product, as in lowrank.c */
+#define CDI_LEFT_CHUNK (CDI_KERNEL_THREADS / CDI_LOWRANK_LANES) /* elements of P that one block makes at a time */
+#define CDI_TALLY_BLOCKS 1024                                   /* on any device: the order of a sum depends on it */
 
 /* X(constant, name in the image) */
 #define CDI_KERNEL_MAP(X)            \
@@ -43,7 +45,12 @@
     X(CDI_KERNEL_FOLD, cdi_fold)     \
     X(CDI_KERNEL_CLIP, cdi_clip)     \
     X(CDI_KERNEL_COUNT, cdi_count)   \
-    X(CDI_KERNEL_UPDATE, cdi_update)
+    X(CDI_KERNEL_UPDATE, cdi_update) \
+    X(CDI_KERNEL_FEED, cdi_feed)     \
+    X(CDI_KERNEL_LEFT, cdi_left)     \
+    X(CDI_KERNEL_BASIS, cdi_basis)   \
+    X(CDI_KERNEL_RIGHT, cdi_right)   \
+    X(CDI_KERNEL_PRODUCT, cdi_product)
 
 enum cdi_kernel {
 #define X(constant, name) constant,
@@ -180,6 +187,29 @@ struct cdi_update_args {
     struct cdi_kernel_piece piece[CDI_KERNEL_PIECES]; /* none is empty */
 };
 
+/*
+ * cdi_feed, cdi_left, cdi_basis, cdi_right, cdi_product: what lowrank.h has of these names, for several matrices.
+ * cdi_basis makes the columns of P orthonormal, or with of_q those of Q, which becomes `fresh` where one was lost.
+ */
+struct cdi_lowrank_piece {
+    void *m, *p, *q;
+    void *error;       /* NULL: what is left out is not kept */
+    const void *fresh; /* of_q only */
+    uint64_t rows, cols;
+    uint32_t rank;
+    uint32_t first_chunk; /* chunks of the pieces before this one */
+    int32_t dtype;
+    uint32_t unused;
+};
+
+struct cdi_lowrank_args {
+    double epsilon;
+    uint32_t n, n_chunks;
+    int32_t of_q;
+    uint32_t unused;
+    struct cdi_lowrank_piece piece[CDI_KERNEL_PIECES];
+};
+
 /* One launch. A grid of 0 means that there is nothing to do (no elements): do not launch. */
 struct cdi_launch {
     enum cdi_kernel kernel;
@@ -194,6 +224,7 @@ struct cdi_launch {
         struct cdi_clip_args clip;
         struct cdi_count_args count;
         struct cdi_update_args update;
+        struct cdi_lowrank_args lowrank;
     } args;
 };
 
@@ -248,6 +279,10 @@ size_t cdi_launch_count(struct cdi_launch *out, const struct cdi_optim_step *s, 
 /* UPDATE of the first pieces: as with tally. */
 size_t cdi_launch_update(struct cdi_launch *out, uint32_t n_sm, const struct cdi_optim_step *s,
                          const struct cdi_optim_piece *piece, size_t n);
+
+/* One step for the first of n matrices: as with tally. */
+size_t cdi_launch_lowrank(struct cdi_launch *out, uint32_t n_sm, enum cdi_lowrank_step step,
+                          const struct cdi_lowrank_matrix *m, size_t n, double epsilon);
 
 /* The kernels for cuLibraryLoadData: a fatbin for every architecture that the compiler knew, and PTX for later ones. */
 extern const unsigned char cdi_kernel_image[];

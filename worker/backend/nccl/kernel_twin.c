@@ -220,6 +220,97 @@ static size_t update_ranges(const void *args, struct cdi_kernel_range *out, size
     return n;
 }
 
+/* --- PowerSGD ------------------------------------------------------------------------------------------------------
+ */
+
+static void run_feed(const struct cdi_kernel_thread *t, const void *args)
+{
+    cdi_feed_body(t, args);
+}
+
+static void run_right(const struct cdi_kernel_thread *t, const void *args)
+{
+    cdi_right_body(t, args);
+}
+
+static void run_product(const struct cdi_kernel_thread *t, const void *args)
+{
+    cdi_product_body(t, args);
+}
+
+static void block_left(const struct cdi_kernel_thread *block, const void *args)
+{
+    struct cdi_lowrank_room room;
+
+    cdi_left_body(block, args, &room);
+}
+
+static void block_basis(const struct cdi_kernel_thread *block, const void *args)
+{
+    struct cdi_lowrank_room room;
+
+    cdi_basis_body(block, args, &room);
+}
+
+/* What of a matrix a kernel reads, and what it writes. */
+struct touch {
+    bool m, p, q, error, fresh;
+    bool writes_m, writes_p, writes_q;
+};
+
+static size_t lowrank_ranges(const void *args, struct touch touch, struct cdi_kernel_range *out, size_t cap)
+{
+    const struct cdi_lowrank_args *a = args;
+    size_t n = 0;
+
+    for (size_t i = 0; i < a->n; i++) {
+        const struct cdi_lowrank_piece *p = &a->piece[i];
+        size_t size = cddp_dtype_size((cddp_dtype)p->dtype), m = p->rows * p->cols * size;
+
+        if (touch.m)
+            put(out, cap, n++, p->m, m, touch.writes_m);
+        if (touch.p)
+            put(out, cap, n++, p->p, p->rows * p->rank * size, touch.writes_p);
+        if (touch.q)
+            put(out, cap, n++, p->q, p->cols * p->rank * size, touch.writes_q);
+        if (touch.error && p->error != NULL)
+            put(out, cap, n++, p->error, m, true);
+        if (touch.fresh)
+            put(out, cap, n++, p->fresh, p->cols * p->rank * size, false);
+    }
+    return n;
+}
+
+static size_t feed_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
+{
+    return lowrank_ranges(args, (struct touch){.m = true, .writes_m = true, .error = true}, out, cap);
+}
+
+static size_t left_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
+{
+    return lowrank_ranges(args, (struct touch){.m = true, .q = true, .p = true, .writes_p = true}, out, cap);
+}
+
+static size_t basis_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
+{
+    const struct cdi_lowrank_args *a = args;
+    bool q = a->of_q != 0;
+
+    return lowrank_ranges(args, (struct touch){.p = !q, .writes_p = true, .q = q, .writes_q = true, .fresh = q}, out,
+                          cap);
+}
+
+static size_t right_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
+{
+    return lowrank_ranges(args, (struct touch){.m = true, .p = true, .q = true, .writes_q = true}, out, cap);
+}
+
+static size_t product_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
+{
+    return lowrank_ranges(args, (struct touch){.m = true, .writes_m = true, .p = true, .q = true, .error = true}, out,
+                          cap);
+}
+
 const struct cdi_kernel_twin cdi_kernel_twins[CDI_N_KERNELS] = {
     [CDI_KERNEL_PACK] = {"cdi_pack", sizeof(struct cdi_pack_args), run_pack, NULL, pack_ranges},
     [CDI_KERNEL_UNPACK] = {"cdi_unpack", sizeof(struct cdi_pack_args), run_unpack, NULL, unpack_ranges},
@@ -231,6 +322,11 @@ const struct cdi_kernel_twin cdi_kernel_twins[CDI_N_KERNELS] = {
     [CDI_KERNEL_CLIP] = {"cdi_clip", sizeof(struct cdi_clip_args), run_clip, NULL, clip_ranges},
     [CDI_KERNEL_COUNT] = {"cdi_count", sizeof(struct cdi_count_args), run_count, NULL, count_ranges},
     [CDI_KERNEL_UPDATE] = {"cdi_update", sizeof(struct cdi_update_args), run_update, NULL, update_ranges},
+    [CDI_KERNEL_FEED] = {"cdi_feed", sizeof(struct cdi_lowrank_args), run_feed, NULL, feed_ranges},
+    [CDI_KERNEL_LEFT] = {"cdi_left", sizeof(struct cdi_lowrank_args), NULL, block_left, left_ranges},
+    [CDI_KERNEL_BASIS] = {"cdi_basis", sizeof(struct cdi_lowrank_args), NULL, block_basis, basis_ranges},
+    [CDI_KERNEL_RIGHT] = {"cdi_right", sizeof(struct cdi_lowrank_args), run_right, NULL, right_ranges},
+    [CDI_KERNEL_PRODUCT] = {"cdi_product", sizeof(struct cdi_lowrank_args), run_product, NULL, product_ranges},
 };
 
 void cdi_launch_on_host(const struct cdi_launch *launch)

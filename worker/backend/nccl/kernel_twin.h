@@ -6,6 +6,7 @@
 #ifndef CDI_NCCL_KERNEL_TWIN_H
 #define CDI_NCCL_KERNEL_TWIN_H
 
+#include "worker/backend/nccl/element_lowrank.h"
 #include "worker/backend/nccl/element_norm.h"
 #include "worker/backend/nccl/element_optim.h"
 

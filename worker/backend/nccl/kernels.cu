@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels (kernel.h), each a body of element.h. Compiled to a fatbin for the GPU alone; no host code is made. */
+#include "worker/backend/nccl/element_lowrank.h"
 #include "worker/backend/nccl/element_norm.h"
 #include "worker/backend/nccl/element_optim.h"
 
@@ -129,4 +130,49 @@ extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
     struct cdi_kernel_thread t = this_thread();
 
     cdi_update_body(&t, &args);
+}
+
+/* --- PowerSGD ------------------------------------------------------------------------------------------------------
+ */
+
+extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
+    cdi_feed(const __grid_constant__ struct cdi_lowrank_args args)
+{
+    struct cdi_kernel_thread t = this_thread();
+
+    cdi_feed_body(&t, &args);
+}
+
+extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
+    cdi_right(const __grid_constant__ struct cdi_lowrank_args args)
+{
+    struct cdi_kernel_thread t = this_thread();
+
+    cdi_right_body(&t, &args);
+}
+
+extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
+    cdi_product(const __grid_constant__ struct cdi_lowrank_args args)
+{
+    struct cdi_kernel_thread t = this_thread();
+
+    cdi_product_body(&t, &args);
+}
+
+extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
+    cdi_left(const __grid_constant__ struct cdi_lowrank_args args)
+{
+    __shared__ struct cdi_lowrank_room room;
+    struct cdi_kernel_thread t = this_thread();
+
+    cdi_left_body(&t, &args, &room);
+}
+
+extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
+    cdi_basis(const __grid_constant__ struct cdi_lowrank_args args)
+{
+    __shared__ struct cdi_lowrank_room room;
+    struct cdi_kernel_thread t = this_thread();
+
+    cdi_basis_body(&t, &args, &room);
 }

@@ -465,6 +465,7 @@ static const struct cdi_backend_ops gpu_ops = {
     .clear = cdi_gpu_clear,
     .optim_count = cdi_gpu_optim_count,
     .optim_update = cdi_gpu_optim_update,
+    .lowrank = cdi_gpu_lowrank,
 };
 
 static cddp_status open_backend(const struct cdi_host *host, const struct cdi_backend_ops **ops, struct cdi_error *err)

@@ -350,6 +350,8 @@ cddp_status cdi_gpu_clear(struct cdi_backend *b, void *p, size_t bytes, struct c
 cddp_status cdi_gpu_optim_count(struct cdi_backend *b, const struct cdi_optim_step *s, struct cdi_error *err);
 cddp_status cdi_gpu_optim_update(struct cdi_backend *b, const struct cdi_optim_step *s,
                                  const struct cdi_optim_piece *piece, size_t n, struct cdi_error *err);
+cddp_status cdi_gpu_lowrank(struct cdi_backend *b, enum cdi_lowrank_step step, const struct cdi_lowrank_matrix *m,
+                            size_t n, double epsilon, struct cdi_error *err);
 /* Enter the device, lock, and start what is held back: kernels may be launched. CDDP_OK: leave with _end. */
 cddp_status cdi_gpu_element_begin(struct cdi_backend *b, struct cdi_error *err);
 void cdi_gpu_element_end(struct cdi_backend *b);

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * PowerSGD's kernels, as element.h writes kernels. Sums are those of lowrank_real.h, in its order, so that the bits are
+ * the CPU's: a scalar product has eight sums side by side, which eight threads make here.
+ *
+ * Where threads of a block meet, a body is written as the block sees it: what stands behind CDI_EACH_THREAD is done by
+ * every thread, and on the host by one after the other; CDI_MEET ends it. Nothing that a thread has for itself lives
+ * longer than that: the rest is the same in all threads, or in struct cdi_lowrank_room, which the block shares.
+ */
+#ifndef CDI_NCCL_ELEMENT_LOWRANK_H
+#define CDI_NCCL_ELEMENT_LOWRANK_H
+
+#include "worker/backend/nccl/element_optim.h"
+
+#include <math.h>
+
+#ifdef __CUDACC__
+#define CDI_EACH_THREAD(t, k) for (uint32_t k = (t)->thread, k##_once = 1; k##_once != 0; k##_once = 0)
+#define CDI_MEET() __syncthreads()
+#else
+#define CDI_EACH_THREAD(t, k) for (uint32_t k = 0; k < (t)->n_threads; k++)
+#define CDI_MEET() ((void)0)
+#endif
+
+/* A block's own. */
+struct cdi_lowrank_room {
+    double of_thread[CDI_KERNEL_THREADS];
+    double lane[CDI_LOWRANK_LANES];
+};
+
+/* The piece that holds chunk c: the last one that begins at c or before. */
+CDI_INLINE const struct cdi_lowrank_piece *cdi_lowrank_piece_of(const struct cdi_lowrank_args *a, uint32_t c)
+{
+    uint32_t low = 0, high = a->n;
+
+    while (high - low > 1) {
+        uint32_t mid = low + (high - low) / 2;
+
+        if (a->piece[mid].first_chunk <= c)
+            low = mid;
+        else
+            high = mid;
+    }
+    return &a->piece[low];
+}
+
+#define REAL float
+#define NAME(x) x##_f32
+#include "worker/backend/nccl/element_lowrank_real.h"
+#undef REAL
+#undef NAME
+#define REAL double
+#define NAME(x) x##_f64
+#include "worker/backend/nccl/element_lowrank_real.h"
+#undef REAL
+#undef NAME
+
+CDI_INLINE void cdi_feed_body(const struct cdi_kernel_thread *t, const struct cdi_lowrank_args *a)
+{
+    for (uint32_t c = t->block; c < a->n_chunks; c += t->n_blocks) {
+        const struct cdi_lowrank_piece *p = cdi_lowrank_piece_of(a, c);
+        const uint64_t from = (uint64_t)(c - p->first_chunk) * CDI_PIECE_CHUNK;
+
+        if (p->dtype == CDDP_FLOAT64)
+            cdi_feed_f64(t, p, from);
+        else
+            cdi_feed_f32(t, p, from);
+    }
+}
+
+CDI_INLINE void cdi_right_body(const struct cdi_kernel_thread *t, const struct cdi_lowrank_args *a)
+{
+    for (uint32_t c = t->block; c < a->n_chunks; c += t->n_blocks) {
+        const struct cdi_lowrank_piece *p = cdi_lowrank_piece_of(a, c);
+        const uint64_t at = (uint64_t)(c - p->first_chunk) * CDI_KERNEL_THREADS + t->thread;
+
+        if (p->dtype == CDDP_FLOAT64)
+            cdi_right_f64(p, at);
+        else
+            cdi_right_f32(p, at);
+    }
+}
+
+CDI_INLINE void cdi_product_body(const struct cdi_kernel_thread *t, const struct cdi_lowrank_args *a)
+{
+    for (uint32_t c = t->block; c < a->n_chunks; c += t->n_blocks) {
+        const struct cdi_lowrank_piece *p = cdi_lowrank_piece_of(a, c);
+        const uint64_t from = (uint64_t)(c - p->first_chunk) * CDI_PIECE_CHUNK;
+
+        if (p->dtype == CDDP_FLOAT64)
+            cdi_product_f64(t, p, from);
+        else
+            cdi_product_f32(t, p, from);
+    }
+}
+
+/* As a block. */
+CDI_INLINE void cdi_left_body(const struct cdi_kernel_thread *t, const struct cdi_lowrank_args *a,
+                              struct cdi_lowrank_room *room)
+{
+    for (uint32_t c = t->block; c < a->n_chunks; c += t->n_blocks) {
+        const struct cdi_lowrank_piece *p = cdi_lowrank_piece_of(a, c);
+        const uint64_t from = (uint64_t)(c - p->first_chunk) * CDI_LEFT_CHUNK;
+
+        if (p->dtype == CDDP_FLOAT64)
+            cdi_left_f64(t, p, from, room);
+        else
+            cdi_left_f32(t, p, from, room);
+    }
+}
+
+/* As a block: each takes whole matrices. */
+CDI_INLINE void cdi_basis_body(const struct cdi_kernel_thread *t, const struct cdi_lowrank_args *a,
+                               struct cdi_lowrank_room *room)
+{
+    for (uint32_t c = t->block; c < a->n_chunks; c += t->n_blocks) {
+        const struct cdi_lowrank_piece *p = cdi_lowrank_piece_of(a, c);
+
+        if (p->dtype == CDDP_FLOAT64)
+            cdi_basis_f64(t, p, a->of_q, a->epsilon, room);
+        else
+            cdi_basis_f32(t, p, a->of_q, a->epsilon, room);
+    }
+}
+
+#endif
