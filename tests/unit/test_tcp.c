@@ -4,15 +4,18 @@
 #include "hygiene.h"
 #include "ranks.h"
 #include "worker/backend/cpu/bell.h"
+#include "worker/backend/cpu/tcp.h"
 #include "worker/backend/cpu/tcp_door.h"
 #include "worker/backend/cpu/tcp_frame.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/time.h>
+#include <time.h>
 #include <unistd.h>
 
 CDI_SUITE(tcp, .timeout = 240);
@@ -540,6 +543,67 @@ Test(tcp, a_rank_that_does_not_come_for_a_message_is_no_broken_network)
 
     cr_assert_eq(ranks_fork_on(&l, 60, alone_with_a_message, &lower, NULL), 0);
     cr_assert_eq(ranks_fork_on(&l, 60, alone_with_a_message, &higher, NULL), 0);
+}
+
+/* Called in place of the first look at the clock that finds `due_ms` over. */
+static void (*_Atomic when_due)(void);
+static _Atomic int64_t due_ms;
+
+int clock_gettime(clockid_t id, struct timespec *now)
+{
+    static _Atomic(int (*)(clockid_t, struct timespec *)) real;
+    void (*due)(void);
+    int rc;
+
+    if (atomic_load(&real) == NULL)
+        atomic_store(&real, (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime"));
+    rc = atomic_load(&real)(id, now);
+    if (id == CLOCK_MONOTONIC && atomic_load(&when_due) != NULL &&
+        (int64_t)now->tv_sec * 1000 + now->tv_nsec / 1000000 >= atomic_load(&due_ms)) {
+        due = atomic_exchange(&when_due, NULL);
+        if (due != NULL)
+            due();
+    }
+    return rc;
+}
+
+static struct ranks_board *last_moment;
+
+/* Rank 1 sends, and what it sends has arrived, while rank 0 looks at the clock. */
+static void let_rank_1_send(void)
+{
+    atomic_store(&last_moment->flag[0], 1);
+    while (atomic_load(&last_moment->flag[1]) == 0)
+        (void)usleep(1000);
+}
+
+static int come_while_the_clock_is_read(struct rank *r)
+{
+    const struct cdi_op to_rank_0 = {
+        .kind = CDI_SEND, .in = &number, .count = 1, .dtype = CDDP_FLOAT32, .bucket = -1, .lazy = true};
+
+    r->world.timeout_ms = 2000;
+    last_moment = r->board;
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    RANK_CHECK(rank_do(r, r->rank == 0 ? &from_rank_1 : &to_rank_0) == CDDP_OK); /* they know each other */
+    if (r->rank == 0) {
+        atomic_store(&due_ms, cdi_now_ms() + r->world.timeout_ms + CDI_TCP_SLACK_OP_MS);
+        atomic_store(&when_due, let_rank_1_send);
+        RANK_CHECK(rank_do(r, &from_rank_1) == CDDP_OK);
+        return 0;
+    }
+    while (atomic_load(&r->board->flag[0]) == 0)
+        (void)usleep(1000);
+    RANK_CHECK(rank_do(r, &to_rank_0) == CDDP_OK);
+    atomic_store(&r->board->flag[1], 1);
+    return 0;
+}
+
+Test(tcp, a_message_that_comes_while_the_clock_is_read_is_not_late)
+{
+    static const struct ranks_layout l = {.node_size = {1, 1}};
+
+    cr_assert_eq(ranks_fork_on(&l, 60, come_while_the_clock_is_read, NULL, NULL), 0);
 }
 
 /* A rank that comes after the other one gave up hears so, and does not try to connect. */

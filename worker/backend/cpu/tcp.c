@@ -109,6 +109,7 @@ struct pumping {
     int n;
     int64_t deadline_ms, look_at_ms, looked_ms;
     int64_t over_ms; /* all waits have ended; data that have come may be taken until then; 0: they have not */
+    bool last_try;   /* the deadline is over, and what came meanwhile has had its attempt */
 };
 
 /*
@@ -133,6 +134,7 @@ static void set_deadline(struct pumping *g)
 
     for (int i = 0; i < g->n; i++)
         begun = begun && g->links[i]->begun;
+    g->last_try = false;
     g->looked_ms = cdi_now_ms();
     g->deadline_ms =
         cdi_deadline_ms(g->looked_ms, g->tcp->wait->timeout_ms + (begun ? CDI_TCP_SLACK_DATA_MS : CDI_TCP_SLACK_OP_MS));
@@ -152,9 +154,12 @@ static const struct cdi_link *culprit(const struct pumping *g)
 static cddp_status late(const struct pumping *g, struct cdi_error *err)
 {
     const struct cdi_link *who = culprit(g);
+    double seconds = (double)g->tcp->wait->timeout_ms / 1000;
 
-    return cdi_fail(err, CDDP_E_TIMEOUT, "rank %d did not %s within %.4g s", who != NULL ? who->rank : -1,
-                    who != NULL && who->begun ? "go on" : "come", (double)g->tcp->wait->timeout_ms / 1000);
+    if (who == NULL)
+        return cdi_fail(err, CDDP_E_TIMEOUT, "not done within %.4g s", seconds);
+    return cdi_fail(err, CDDP_E_TIMEOUT, "rank %d did not %s within %.4g s", who->rank, who->begun ? "go on" : "come",
+                    seconds);
 }
 
 /* The sockets of the node's other ranks, which hang up when those die; so many. */
@@ -225,7 +230,12 @@ static cddp_status idle(struct pumping *g, struct cdi_error *err)
         if (cdi_wait_hung_up(g->tcp->wait, err) >= 0)
             return err->status;
     }
-    return st == CDDP_OK && now >= g->deadline_ms ? late(g, err) : st;
+    if (st != CDDP_OK || now < g->deadline_ms)
+        return st;
+    if (g->last_try)
+        return late(g, err);
+    g->last_try = true; /* what came since the last attempt is not late */
+    return CDDP_OK;
 }
 
 /* An attempt failed: if it was a socket that ended, why. */
