@@ -75,9 +75,8 @@ typedef enum cddp_dtype {
  * On the host sums are made in rank order, those of float16 and bfloat16 in float32, and each result is rounded once.
  * On a GPU the order is NCCL's, and so is the type: its ring and tree add float16 and bfloat16 in these types
  * themselves, and round at every rank; only NVLink switches and symmetric windows add them in float32. There the mean
- * of float16 is multiplied before the sum, so that gradients do not overflow, except in a reduce-scatter of NCCL's
- * symmetric kernels (with the optimizer); of the other types after it. Gradients of 16 bits can be summed in float32
- * everywhere: cddp_ddp_options.compress.
+ * of float16 is multiplied before the sum, so that gradients do not overflow; of the other types after it. Gradients of
+ * 16 bits can be summed in float32 everywhere: cddp_ddp_options.compress.
  */
 typedef enum cddp_op { CDDP_SUM = 0, CDDP_PROD = 1, CDDP_MAX = 2, CDDP_MIN = 3, CDDP_MEAN = 4 } cddp_op;
 

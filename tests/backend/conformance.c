@@ -500,6 +500,30 @@ static int shards(struct rank *r, struct cdi_region *region, size_t block, cddp_
     return 0;
 }
 
+/* A bucket whose mean a half holds, and whose sum none does. */
+static int large_halves(struct rank *r, struct cdi_region *region)
+{
+    enum { BLOCK = 100 };
+    const uint16_t given = cdi_f16_of_float(60000);
+    uint16_t *at = region->base, all[BLOCK * RANKS_MAX], got[BLOCK];
+    size_t bytes = (size_t)r->size * sizeof got;
+    struct cdi_op op = an_op(CDI_REDUCE_SCATTER, at, at + (size_t)BLOCK * (size_t)r->rank, BLOCK, CDDP_FLOAT16);
+    uint64_t ticket;
+
+    op.op = CDDP_MEAN;
+    op.region = region;
+    op.bucket = 0;
+    for (size_t k = 0; k < sizeof all / sizeof all[0]; k++)
+        all[k] = given;
+    RANK_CHECK(r->ops->copy(r->b, at, all, bytes, &r->err) == CDDP_OK);
+    RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
+    RANK_CHECK(r->ops->join(r->b, ticket, &r->err) == CDDP_OK);
+    RANK_CHECK(r->ops->copy(r->b, got, op.out, sizeof got, &r->err) == CDDP_OK);
+    for (size_t k = 0; k < BLOCK; k++)
+        RANK_CHECK(fabs((double)cdi_float_of_f16(got[k]) - 60000) <= 64, "%f", (double)cdi_float_of_f16(got[k]));
+    return 0;
+}
+
 static int region_shards(struct rank *r)
 {
     static const size_t blocks[] = {1, 16, 700, 2064, 100001};
@@ -511,6 +535,8 @@ static int region_shards(struct rank *r)
         for (size_t k = 0; k < sizeof blocks / sizeof blocks[0]; k++)
             if (shards(r, region, blocks[k], (cddp_dtype)dtype) != 0)
                 return 1;
+    if (large_halves(r, region) != 0)
+        return 1;
     r->ops->region_destroy(r->b, region);
     return 0;
 }

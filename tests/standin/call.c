@@ -429,8 +429,8 @@ static int64_t window_offset(struct ncclComm *comm, const struct si_call *c)
 
 /*
  * Is the mean made after the sum? The symmetric kernels of reduce-scatter do so: of one node, not for float64
- * (sym_kernels.cc:532 of v2.30.7). What rounds twice otherwise, and may overflow, does not there. All-reduce has no
- * such kernels (device/symmetric/generate.py:102-107 of v2.30.3, 2.30.4 and 2.30.7), though NCCL chooses one:
+ * (sym_kernels.cc:532 of v2.30.7). A sum that the type does not hold is then infinite, and so is its mean. All-reduce
+ * has no such kernels (device/symmetric/generate.py:102-107 of v2.30.3, 2.30.4 and 2.30.7), though NCCL chooses one:
  * ncclSymkGetKernelIndex says -1, with which symmetric_sched.cc:253 takes what lies before the list.
  */
 static bool mean_after_sum(struct ncclComm *comm, const struct si_call *c)

@@ -100,11 +100,14 @@ static void give(struct ncclComm *comm, const struct si_call *c, const char *fro
 static void reduce_into(struct ncclComm *comm, const struct si_call *c, char *to, size_t n)
 {
     const void *in[SEGMENT_RANKS];
-    ncclRedOp_t op = c->mean_after_sum ? ncclAvg : c->op == ncclAvg || c->red_op.used ? ncclSum : c->op;
+    ncclRedOp_t op = c->op == ncclAvg || c->red_op.used ? ncclSum : c->op;
 
     for (int r = 0; r < comm->seg.n_ranks; r++)
         in[r] = segment_chunk_ready(&comm->seg, r);
     si_touch_reduce(to, in, comm->seg.n_ranks, n, c->type, op);
+    /* As the kernel that lets NVLink's switch add: the sum comes in the type (reduce_scatter.cuh of v2.30.7). */
+    if (c->mean_after_sum)
+        si_touch_scale(to, to, n, c->type, 1.0 / comm->seg.n_ranks);
     if (c->op == ncclAvg && !is_float(c->type))
         si_touch_divide(to, n, c->type, comm->seg.n_ranks);
 }

@@ -77,6 +77,7 @@ Test(mean, a_half_that_could_overflow_is_divided_before_it_is_added)
     expect(CDI_MEAN_BY_NCCL, apart, facts);
     expect(CDI_MEAN_BY_NCCL, mean(CDI_REDUCE, CDDP_FLOAT16), facts);
     expect(CDI_MEAN_BY_NCCL, mean(CDI_REDUCE_SCATTER, CDDP_FLOAT16), facts);
+    expect(CDI_MEAN_BEFORE, mean(CDI_REDUCE_SCATTER, CDDP_FLOAT16), best);
 }
 
 Test(mean, integers_are_divided_by_nccl)

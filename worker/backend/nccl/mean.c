@@ -20,6 +20,8 @@ enum cdi_mean cdi_mean_of(const struct cdi_op *op, const struct cdi_mean_facts *
      * is. */
     if (op->dtype == CDDP_FLOAT16 && op->kind == CDI_ALL_REDUCE && op->bucket >= 0 && op->in == op->out)
         return CDI_MEAN_BEFORE;
+    if (op->dtype == CDDP_FLOAT16 && op->kind == CDI_REDUCE_SCATTER && op->bucket >= 0 && symmetric)
+        return CDI_MEAN_BEFORE;
     if (op->dtype == CDDP_FLOAT16 && op->kind == CDI_ALL_REDUCE && symmetric)
         return CDI_MEAN_AFTER;
     return CDI_MEAN_BY_NCCL; /* which divides the sums of integers */

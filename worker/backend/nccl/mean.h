@@ -8,6 +8,10 @@
  * symkRedOp), and a window is given only where they can be had (dev_runtime.cc); but only reduce-scatter has kernels
  * that divide, after their sum (device/symmetric/generate.py leaves those of all-reduce out). An all-reduce finds none:
  * ncclSymkGetKernelIndex says -1, and the launch takes what lies there.
+ *
+ * Of float16 a symmetric reduce-scatter is not asked for the mean either: one of its kernels takes the sum from the
+ * NVLink switch as a float16, and divides it then (device/symmetric/reduce_scatter.cuh, reduceMultimem), when it may be
+ * infinite. The pass over memory that dividing before costs is what a whole bucket costs in an all-reduce.
  */
 #ifndef CDI_NCCL_MEAN_H
 #define CDI_NCCL_MEAN_H
@@ -19,8 +23,8 @@
 enum cdi_mean {
     CDI_MEAN_NONE,    /* no mean; or a mean of one rank, which is a sum */
     CDI_MEAN_BY_NCCL, /* ncclAvg */
-    CDI_MEAN_BEFORE, /* ncclSum of what a factor of ours has made smaller: in place, where the memory is the operation's
-                      */
+    CDI_MEAN_BEFORE, /* ncclSum of what a factor of ours has made smaller: all that this rank gives, in place, where the
+                        memory is the operation's */
     CDI_MEAN_AFTER,  /* ncclSum, then a factor of ours on what this rank gets */
 };
 

@@ -259,15 +259,21 @@ static cddp_status record(struct cdi_backend *b, CUevent e, struct cdi_error *er
 typedef void tell_fn(struct cdi_backend *b, uint64_t ticket, struct cdi_launch *scale);
 
 /* Multiply with 1 / size, on the communication stream. tell: the kernel tells of the ticket; NULL: it does not. */
-static cddp_status divide(struct cdi_backend *b, const struct cdi_op *op, tell_fn *tell, uint64_t ticket,
-                          struct cdi_error *err)
+static cddp_status divide(struct cdi_backend *b, void *x, size_t count, cddp_dtype dtype, tell_fn *tell,
+                          uint64_t ticket, struct cdi_error *err)
 {
     struct cdi_launch scale;
-    cddp_status st = cdi_launch_scale(&scale, b->device.n_sm, op->out, op->count, op->dtype, 1.0 / b->world.size, err);
+    cddp_status st = cdi_launch_scale(&scale, b->device.n_sm, x, count, dtype, 1.0 / b->world.size, err);
 
     if (st == CDDP_OK && tell != NULL)
         tell(b, ticket, &scale);
     return st == CDDP_OK ? cdi_device_launch(&b->device, &scale, err) : st;
+}
+
+/* Elements that this rank brings to a reduction. */
+static size_t n_given(const struct cdi_backend *b, const struct cdi_op *op)
+{
+    return op->kind == CDI_REDUCE_SCATTER ? op->count * (size_t)b->world.size : op->count;
 }
 
 static bool divides_before(const struct cdi_backend *b, const struct cdi_slot *s)
@@ -302,7 +308,8 @@ static cddp_status put_before(struct cdi_backend *b, uint64_t first, uint64_t la
 
         st = cdi_stage_in(b, s, err);
         if (st == CDDP_OK && divides_before(b, s))
-            st = divide(b, &s->op, t == last ? cdi_told_start_by : NULL, last, err);
+            st = divide(b, (void *)(uintptr_t)s->op.in, n_given(b, &s->op), s->op.dtype,
+                        t == last ? cdi_told_start_by : NULL, last, err);
     }
     return st == CDDP_OK && !by_kernel ? cdi_told_start(b, last, err) : st;
 }
@@ -318,7 +325,8 @@ static cddp_status put_behind(struct cdi_backend *b, uint64_t first, uint64_t la
         struct cdi_slot *s = cdi_slot_of(b, t);
 
         if (divides_after(b, s))
-            st = divide(b, &s->op, by_kernel && t == last ? cdi_told_end_by : NULL, last, err);
+            st = divide(b, s->op.out, s->op.count, s->op.dtype, by_kernel && t == last ? cdi_told_end_by : NULL, last,
+                        err);
         if (st == CDDP_OK)
             st = cdi_stage_out(b, s, err);
     }
