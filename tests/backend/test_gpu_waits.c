@@ -336,6 +336,46 @@ static int time_out_on_the_stream(struct rank *r)
     return time_out_beside_a_slow_store(r, "0");
 }
 
+/* ---------------------------------------------------------------------------------------------- a suspended job ----
+ */
+
+static void sleep_ms(int ms)
+{
+    while (ms-- > 0)
+        moment();
+}
+
+/* Rank 0 is stopped for longer than its time limit, and rank 1 comes only after it runs again. */
+static int be_suspended(struct rank *r)
+{
+    static float x[COUNT];
+    struct cdi_op op;
+    uint64_t ticket;
+    void *there;
+
+    r->world.timeout_ms = 3000;
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    there = rank_lend(r, x, sizeof x);
+    op = all_reduce(there);
+    if (r->rank == 0) {
+        RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
+        sleep_ms(300); /* it has been seen to have started */
+        atomic_store(&r->board->flag[0], getpid());
+        RANK_CHECK(r->ops->join(r->b, ticket, &r->err) == CDDP_OK, "%s", r->err.msg);
+        atomic_store(&r->board->flag[1], 1);
+        return 0;
+    }
+    while (atomic_load(&r->board->flag[0]) == 0)
+        moment();
+    RANK_CHECK(kill(atomic_load(&r->board->flag[0]), SIGSTOP) == 0);
+    sleep_ms(4500);
+    RANK_CHECK(kill(atomic_load(&r->board->flag[0]), SIGCONT) == 0);
+    sleep_ms(300); /* it has looked */
+    RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK, "%s", r->err.msg);
+    RANK_CHECK(r->ops->join(r->b, ticket, &r->err) == CDDP_OK, "%s", r->err.msg);
+    return 0;
+}
+
 /* ------------------------------------------------------------------------------- more launches than a stream holds --
  */
 
@@ -630,6 +670,7 @@ int main(int argc, char **argv)
         {"a window that fails ends the job with a word of help", fail_to_register, -1},
         {"collectives are left behind", leave_in_the_middle, -1},
         {"what has no mark is waited for", wait_without_a_mark, -1},
+        {"time in which the process was stopped is not counted", be_suspended, -1},
         {"a timeout while a launch waits for room", time_out_in_a_full_stream, -1},
         {"a timeout while an event waits for room in the compute stream", time_out_in_a_full_compute_stream, -1},
         {"a death while a launch waits for room", die_beside_a_full_stream, 1},

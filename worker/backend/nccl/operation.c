@@ -142,6 +142,20 @@ void cdi_gpu_current(struct cdi_backend *b, struct cdi_glance *out)
     (void)pthread_mutex_unlock(&b->page);
 }
 
+void cdi_gpu_forgive(struct cdi_backend *b, int64_t ms)
+{
+    int64_t now_ms = cdi_now_ms();
+
+    (void)pthread_mutex_lock(&b->page);
+    for (uint64_t ticket = b->done + 1; ticket <= b->issued; ticket++) {
+        struct cdi_slot *s = cdi_slot_of(b, ticket);
+
+        if (s->started_ms > 0)
+            s->started_ms = s->started_ms + ms < now_ms ? s->started_ms + ms : now_ms;
+    }
+    (void)pthread_mutex_unlock(&b->page);
+}
+
 /* ------------------------------------------------------------------------------------------------ NCCL's calls ---- */
 
 static ncclDataType_t nccl_type(cddp_dtype dtype)

@@ -186,8 +186,11 @@ void cdi_nccl_leave(struct cdi_backend *b);
 void cdi_watch_listen(struct cdi_backend *b);
 /* Tell the peers, once the error's sentence is complete, unless that was done. */
 void cdi_watch_tell(struct cdi_backend *b);
-/* For the tending thread: a pause, as long as there is work. False: the communicator has failed, or is to end. */
-bool cdi_watch_pause(struct cdi_backend *b, int64_t ms);
+/*
+ * A pause, as long as there is work; where there was none, *idle_until_ms (or NULL) is when that ended. False: the
+ * communicator has failed, or is to end.
+ */
+bool cdi_watch_pause(struct cdi_backend *b, int64_t ms, int64_t *idle_until_ms);
 /* A thread that no signal reaches, with a small stack. */
 cddp_status cdi_watch_thread(struct cdi_backend *b, pthread_t *out, void *(*run)(void *b), struct cdi_error *err);
 /*
@@ -253,6 +256,8 @@ struct cdi_glance {
     uint64_t ticket;
 };
 void cdi_gpu_current(struct cdi_backend *b, struct cdi_glance *out);
+/* This process was stopped for so long, as by scontrol suspend: what is under way gets that time in addition. */
+void cdi_gpu_forgive(struct cdi_backend *b, int64_t ms);
 /* A call about op has ended with st: that may be the program's fault, or the GPU has failed; then the communicator has,
  * too. Without `lock`. */
 cddp_status cdi_gpu_failed_call(struct cdi_backend *b, cddp_status st, const struct cdi_op *op, struct cdi_error *err);

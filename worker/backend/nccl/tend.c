@@ -79,7 +79,7 @@ static void *tend_main(void *arg)
     unsigned round = 0;
 
     (void)cdi_device_enter(&b->device, NULL); /* what asks the driver enters for itself */
-    while (cdi_watch_pause(b, ROUND_MS)) {
+    while (cdi_watch_pause(b, ROUND_MS, NULL)) {
         ask_nccl(b);
         if (atomic_exchange(&b->ask_store, false))
             cdi_watch_listen(b);

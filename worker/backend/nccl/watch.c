@@ -19,10 +19,11 @@
 #define LOOK_MS 1
 #define STORE_AFTER_MS 200 /* an operation that takes longer may be waiting for a rank that has failed */
 #define STORE_EVERY_MS 250
-#define END_MS 5000   /* for an abort */
-#define NAME_MS 2000  /* for the tending thread to ask who was late */
-#define TELL_MS 300   /* for the tending thread to tell peers, before the abort */
-#define INSIDE_MS 200 /* for calls of NCCL that are under way; afterwards the abort is what ends them */
+#define STOPPED_MS 1000 /* between two looks: the process did not run, and perhaps no other rank's did */
+#define END_MS 5000     /* for an abort */
+#define NAME_MS 2000    /* for the tending thread to ask who was late */
+#define TELL_MS 300     /* for the tending thread to tell peers, before the abort */
+#define INSIDE_MS 200   /* for calls of NCCL that are under way; afterwards the abort is what ends them */
 #define STACK_BYTES ((size_t)512 << 10)
 
 /* ------------------------------------------------------------------------------------------ the sticky error ---- */
@@ -230,11 +231,16 @@ static void have_store_asked(struct cdi_backend *b)
         cdi_watch_listen(b);
 }
 
-static void look(struct cdi_backend *b, int64_t *next_store_ms)
+/* looked_ms: the last look, or the end of the last idle time. */
+static void look(struct cdi_backend *b, int64_t *looked_ms, int64_t *next_store_ms)
 {
-    int64_t now_ms = cdi_now_ms();
+    int64_t now_ms = cdi_now_ms(), lost_ms = now_ms - *looked_ms - LOOK_MS;
     struct cdi_glance g;
     bool alone;
+
+    *looked_ms = now_ms;
+    if (lost_ms > STOPPED_MS)
+        cdi_gpu_forgive(b, lost_ms);
 
     if (cdi_gpu_health_now(b, NULL) != CDDP_OK)
         return;
@@ -352,10 +358,10 @@ static void end_it(struct cdi_backend *b)
 static void *watch_main(void *arg)
 {
     struct cdi_backend *b = arg;
-    int64_t next_store_ms = 0;
+    int64_t next_store_ms = 0, looked_ms = cdi_now_ms();
 
-    while (cdi_watch_pause(b, LOOK_MS))
-        look(b, &next_store_ms);
+    while (cdi_watch_pause(b, LOOK_MS, &looked_ms))
+        look(b, &looked_ms, &next_store_ms);
     if (atomic_load(&b->failed))
         end_it(b);
     return NULL;
@@ -363,16 +369,18 @@ static void *watch_main(void *arg)
 
 /* ----------------------------------------------------------------------------------------------- the threads ---- */
 
-bool cdi_watch_pause(struct cdi_backend *b, int64_t ms)
+bool cdi_watch_pause(struct cdi_backend *b, int64_t ms, int64_t *idle_until_ms)
 {
     const struct timespec until = at_ms(cdi_now_ms() + ms);
     bool go_on, slept = false;
 
     (void)pthread_mutex_lock(&b->word);
     while (!b->stopping && !atomic_load(&b->failed) && !(b->busy && slept)) {
-        if (!b->busy)
+        if (!b->busy) {
             (void)pthread_cond_wait(&b->news, &b->word);
-        else
+            if (idle_until_ms != NULL)
+                *idle_until_ms = cdi_now_ms();
+        } else
             slept = pthread_cond_timedwait(&b->news, &b->word, &until) == ETIMEDOUT;
     }
     go_on = !b->stopping && !atomic_load(&b->failed);
