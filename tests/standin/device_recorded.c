@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What PyTorch recorded of SGD, Adam and AdamW (tests/data/optim.json), by the optimizer's kernels, as a program that
+ * cddprun starts: every rank has the recorded gradients. Exit status: 0 all was met, 3 not, 4 libcddp gave an error.
+ */
+#include "device.h"
+
+#include "numbers.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <string.h>
+
+#define WRONG 3
+#define FAILED 4
+#define PARTS 3
+#define MOST 16 /* elements of a part */
+
+#define DO(call)                                                   \
+    do {                                                           \
+        if ((call) != CDDP_OK) {                                   \
+            fprintf(stderr, "%s: %s\n", #call, cddp_last_error()); \
+            exit(FAILED);                                          \
+        }                                                          \
+    } while (0)
+
+#define MUST(is, ...)                     \
+    do {                                  \
+        if (!(is)) {                      \
+            fprintf(stderr, __VA_ARGS__); \
+            exit(WRONG);                  \
+        }                                 \
+    } while (0)
+
+static cddp_comm *comm;
+static CUstream compute;
+
+static double number(const json_t *list, size_t i)
+{
+    return json_number_value(json_array_get(list, i));
+}
+
+static double option(const json_t *options, const char *name)
+{
+    const json_t *value = json_object_get(options, name);
+
+    return json_is_true(value) ? 1 : json_number_value(value); /* 0 where there is none */
+}
+
+static cddp_optim_options options_of(const json_t *one)
+{
+    const json_t *o = json_object_get(one, "options"), *betas = json_object_get(o, "betas");
+    const char *kind = json_string_value(json_object_get(one, "kind"));
+
+    return (cddp_optim_options){.size = sizeof(cddp_optim_options),
+                                .kind = strcmp(kind, "SGD") == 0    ? CDDP_SGD
+                                        : strcmp(kind, "Adam") == 0 ? CDDP_ADAM
+                                                                    : CDDP_ADAMW,
+                                .nesterov = option(o, "nesterov") != 0,
+                                .lr = option(o, "lr"),
+                                .weight_decay = option(o, "weight_decay"),
+                                .momentum = option(o, "momentum"),
+                                .dampening = option(o, "dampening"),
+                                .beta1 = number(betas, 0),
+                                .beta2 = number(betas, 1),
+                                .eps = option(o, "eps")};
+}
+
+static void groups_of(const json_t *all, cddp_optim_options *o)
+{
+    static size_t which[PARTS];
+    static cddp_optim_group groups[PARTS];
+    const json_t *list = json_object_get(all, "groups"), *group;
+    size_t g;
+
+    json_array_foreach(list, g, group)
+    {
+        MUST(json_array_size(json_object_get(group, "params")) == 1, "a group of several parameters\n");
+        which[g] = (size_t)number(json_object_get(group, "params"), 0);
+        groups[g] = (cddp_optim_group){.params = &which[g],
+                                       .n_params = 1,
+                                       .lr_factor = json_number_value(json_object_get(group, "lr_factor")),
+                                       .weight_decay = json_number_value(json_object_get(group, "weight_decay"))};
+    }
+    o->groups = groups;
+    o->n_groups = json_array_size(list);
+}
+
+/* Elements [from, from + count) of a list, to or beside what lies on the device. */
+static void put(const json_t *list, size_t from, const cddp_param *p, void *to)
+{
+    double host[MOST];
+
+    for (size_t k = 0; k < p->count; k++)
+        number_put(p->dtype, host, k, number(list, from + k));
+    DO(cddp_copy(comm, to, host, p->count * cddp_dtype_size(p->dtype)));
+}
+
+static double difference(const json_t *list, size_t from, const cddp_param *p)
+{
+    double host[MOST], worst = 0;
+
+    DO(cddp_copy(comm, host, p->data, p->count * cddp_dtype_size(p->dtype)));
+    for (size_t k = 0; k < p->count; k++)
+        worst = fmax(worst, fabs(number_get(p->dtype, host, k) - number(list, from + k)));
+    return worst;
+}
+
+/* with_groups: and a learning rate that changes. */
+static void meet(const json_t *all, const json_t *one, cddp_dtype dtype, bool with_groups)
+{
+    static const char *const names[PARTS] = {"a", "b", "c"};
+    const cddp_ddp_options how = {.size = sizeof how, .stream = compute};
+    const json_t *sizes = json_object_get(all, "sizes"), *after = json_object_get(one, "after");
+    cddp_optim_options opt = options_of(one);
+    size_t from[PARTS + 1] = {0};
+    cddp_param p[PARTS];
+    cddp_optim *optim;
+    double worst = 0;
+    cddp_ddp *ddp;
+
+    for (size_t i = 0; i < PARTS; i++) {
+        p[i] = (cddp_param){.name = names[i], .count = (size_t)number(sizes, i), .dtype = dtype};
+        from[i + 1] = from[i] + p[i].count;
+        DO(cddp_alloc(comm, p[i].count * cddp_dtype_size(dtype), &p[i].data));
+        put(json_object_get(all, "start"), from[i], &p[i], p[i].data);
+    }
+    if (with_groups)
+        groups_of(all, &opt);
+    DO(cddp_ddp_create(&ddp, comm, p, PARTS, &how));
+    DO(cddp_optim_create(&optim, ddp, &opt));
+    MUST(json_array_size(after) == 6, "the record is not whole\n");
+    for (size_t step = 0; step < json_array_size(after); step++) {
+        if (with_groups)
+            DO(cddp_optim_set_lr(optim, opt.lr * number(json_object_get(all, "schedule"), step)));
+        for (size_t i = PARTS; i-- > 0;) {
+            put(json_array_get(json_object_get(all, "gradients"), step), from[i], &p[i], cddp_ddp_grad(ddp, i));
+            DO(cddp_ddp_grad_ready(ddp, i));
+        }
+        DO(cddp_optim_step(optim));
+        for (size_t i = 0; i < PARTS; i++)
+            worst = fmax(worst, difference(json_array_get(after, step), from[i], &p[i]));
+    }
+    MUST(worst <= (dtype == CDDP_FLOAT64 ? 1e-12 : 1e-6), "%s in float%d: off by %g\n",
+         json_string_value(json_object_get(one, "kind")), dtype == CDDP_FLOAT64 ? 64 : 32, worst);
+    cddp_optim_destroy(optim);
+    cddp_ddp_destroy(ddp);
+    for (size_t i = 0; i < PARTS; i++)
+        cddp_free(comm, p[i].data);
+}
+
+static size_t meet_all(const json_t *all, const char *name, bool with_groups)
+{
+    const json_t *cases = json_object_get(all, name), *one;
+    size_t c, before;
+
+    json_array_foreach(cases, c, one)
+    {
+        meet(all, one, CDDP_FLOAT64, with_groups);
+        before = standin_launched("cdi_update");
+        meet(all, one, CDDP_FLOAT32, with_groups);
+        MUST(standin_launched("cdi_update") >= before + 6, "a step was not made by the kernel\n");
+    }
+    return json_array_size(cases);
+}
+
+int main(void)
+{
+    const cddp_init_options init = {.size = sizeof init, .backend = "nccl"};
+    json_t *all = json_load_file(CDI_TEST_DATA "/optim.json", 0, NULL);
+
+    DO(cddp_init(&comm, &init));
+    compute = device_stream();
+    MUST(meet_all(all, "cases", false) == 9 && meet_all(all, "group_cases", true) == 3, "the record is not whole\n");
+    json_decref(all);
+    CU(cuStreamDestroy(compute));
+    DO(cddp_finalize(comm));
+    return 0;
+}
