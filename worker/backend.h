@@ -191,6 +191,24 @@ struct cdi_backend_ops {
      */
     cddp_status (*lead)(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err);
     /*
+     * Graphs of the program's; NULL on the host. Which capture is the stream part of? *id is 0 where it is in none.
+     * CDDP_E_UNSUPPORTED (that capture has failed; the legacy stream waits for one). Asking ends no capture. Any
+     * thread.
+     */
+    cddp_status (*capture_of)(struct cdi_backend *b, void *stream, uint64_t *id, struct cdi_error *err);
+    /* Is a capture under way that has a part of capture_enter's in it? Any thread. */
+    bool (*capture_lives)(struct cdi_backend *b);
+    /*
+     * From now on, until capture_leave, what this thread does with b becomes part of capture `id`, behind what `stream`
+     * of it has now, and nothing is waited for, but that NCCL has taken it: enqueue (of a region; its ticket is 0),
+     * follow and lead (with streams of that capture; behind all that was enqueued), pack, unpack, cast, scale. Before
+     * the capture ends, the last call is a lead. CDDP_OK; CDDP_E_STATE (another capture has such a part), the sticky
+     * error: then there is nothing to leave. What these calls return beside the sticky error says that the capture is
+     * of no use.
+     */
+    cddp_status (*capture_enter)(struct cdi_backend *b, void *stream, uint64_t id, struct cdi_error *err);
+    void (*capture_leave)(struct cdi_backend *b);
+    /*
      * On a device: the stream of operations and element functions, for others' work, which comes behind all that was
      * enqueued and before what is enqueued afterwards. The device is the calling thread's until take_back, which is
      * called by the same thread, and only where lend was successful; in between the backend may be used as ever. Never

@@ -324,6 +324,11 @@ bool cdi_bucket_all_launched(const struct cdi_bucket_plan *p)
 void cdi_bucket_next_step(struct cdi_bucket_plan *p)
 {
     assert(cdi_bucket_all_launched(p));
+    cdi_bucket_reset(p);
+}
+
+void cdi_bucket_reset(struct cdi_bucket_plan *p)
+{
     for (size_t b = 0; b < p->n; b++) {
         p->b[b].state = CDI_BUCKET_FILLING;
         p->b[b].missing = p->b[b].n_grads;

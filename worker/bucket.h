@@ -114,6 +114,8 @@ cddp_status cdi_bucket_recut(struct cdi_bucket_plan *p, const struct cdi_bucket_
  * again. to as in cdi_bucket_reorder. CDDP_OK, CDDP_E_NOMEM.
  */
 cddp_status cdi_bucket_sort_idle(struct cdi_bucket_plan *p, size_t *to, struct cdi_error *err);
+/* Begin a step, also where the one before was given up. */
+void cdi_bucket_reset(struct cdi_bucket_plan *p);
 /* All have landed: begin the next step. */
 void cdi_bucket_next_step(struct cdi_bucket_plan *p);
 

@@ -87,7 +87,9 @@ cddp_status cddp_ddp_sync_buffers(cddp_ddp *ddp)
 
     if (st == CDDP_OK) {
         (void)pthread_mutex_lock(&ddp->lock);
-        st = sync_now(ddp, &err);
+        st = cdi_captured_refuse(ddp, "cddp_ddp_sync_buffers", &err);
+        if (st == CDDP_OK)
+            st = sync_now(ddp, &err);
         (void)pthread_mutex_unlock(&ddp->lock);
     }
     return st == CDDP_OK ? st : cdi_last_error_set(&err);

@@ -398,8 +398,14 @@ cddp_status cdi_optim_check(const char *function, const cddp_optim *o, struct cd
 static cddp_status finish(const char *function, cddp_optim *o, cddp_status (*how)(cddp_ddp *d, void *arg))
 {
     struct cdi_error err;
+    cddp_status st = cdi_optim_check(function, o, &err);
 
-    if (cdi_optim_check(function, o, &err) != CDDP_OK)
+    if (st == CDDP_OK) {
+        (void)pthread_mutex_lock(&o->ddp->lock);
+        st = cdi_captured_refuse(o->ddp, function, &err);
+        (void)pthread_mutex_unlock(&o->ddp->lock);
+    }
+    if (st != CDDP_OK)
         return cdi_last_error_set(&err);
     return cdi_ddp_finish(o->ddp, how, o);
 }

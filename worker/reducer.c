@@ -150,7 +150,8 @@ static cddp_status enqueue_bucket(cddp_ddp *d, size_t i, bool lazy, bool more)
     }
     if (cdi_wire_pack(d, i, &op, &err) != CDDP_OK || d->ops->enqueue(d->b, &op, &d->flight[i].ticket, &err) != CDDP_OK)
         return cdi_ddp_stick(d, &err);
-    d->enqueued = d->flight[i].ticket;
+    if (d->captured.id == 0) /* else it has none */
+        d->enqueued = d->flight[i].ticket;
     return CDDP_OK;
 }
 
@@ -284,18 +285,29 @@ cddp_status cddp_ddp_grad_ready(cddp_ddp *ddp, size_t i)
     return cddp_ddp_grad_ready_on(ddp, i, ddp != NULL ? ddp->stream : NULL);
 }
 
-cddp_status cddp_ddp_grad_ready_on(cddp_ddp *ddp, size_t i, void *stream)
+/* Locked. Misuse is told, and breaks nothing: no peer waits for a capture. */
+static cddp_status ready_in_capture(cddp_ddp *d, size_t i, void *stream, struct cdi_error *err)
 {
-    struct cdi_error err;
-    bool now = false;
-    cddp_status status = check("cddp_ddp_grad_ready", ddp);
+    cddp_status status;
 
-    if (ddp == NULL || status != CDDP_OK)
-        return status;
-    if (cdi_ddp_check_stream(ddp, stream, &err) != CDDP_OK)
-        return cdi_last_error_set(&err);
-    (void)pthread_mutex_lock(&ddp->lock);
-    status = claim(ddp, i, &now);
+    if (i >= d->n_params)
+        return cdi_fail(err, CDDP_E_INVALID, "there is no parameter %zu, only 0 to %zu", i, d->n_params - 1);
+    if (!cdi_bucket_claim(&d->plan, i))
+        return cdi_fail(err, CDDP_E_STATE,
+                        "the gradient of parameter %zu '%.200s' was ready already in this captured step: call "
+                        "cddp_ddp_grad_ready once per parameter and step, then cddp_ddp_wait",
+                        i, d->params[i].name);
+    d->begun = true;
+    status = note_stream(d, i, stream);
+    return status == CDDP_OK ? cdi_ddp_count_down(d, i) : status;
+}
+
+/* Locked. */
+static cddp_status ready(cddp_ddp *ddp, size_t i, void *stream)
+{
+    bool now = false;
+    cddp_status status = claim(ddp, i, &now);
+
     if (status == CDDP_OK && ddp->ops->on_device) {
         status = note_stream(ddp, i, stream);
     } else if (status == CDDP_OK && now && ddp->params[i].grad != NULL) {
@@ -307,8 +319,29 @@ cddp_status cddp_ddp_grad_ready_on(cddp_ddp *ddp, size_t i, void *stream)
         cdi_debug_ready(ddp, i);
         status = cdi_ddp_count_down(ddp, i);
     }
+    return status;
+}
+
+cddp_status cddp_ddp_grad_ready_on(cddp_ddp *ddp, size_t i, void *stream)
+{
+    struct cdi_error err;
+    bool captured;
+    cddp_status status = check("cddp_ddp_grad_ready", ddp);
+
+    if (ddp == NULL || status != CDDP_OK)
+        return status;
+    if (cdi_ddp_check_stream(ddp, stream, &err) != CDDP_OK)
+        return cdi_last_error_set(&err);
+    (void)pthread_mutex_lock(&ddp->lock);
+    status = cdi_captured_enter(ddp, stream, false, &captured, &err);
+    if (captured) {
+        status = cdi_captured_leave(ddp, stream, ready_in_capture(ddp, i, stream, &err), &err);
+    } else if (status == CDDP_OK) {
+        status = ready(ddp, i, stream);
+        err = ddp->sticky;
+    }
     if (status != CDDP_OK)
-        (void)cdi_last_error_set(&ddp->sticky);
+        (void)cdi_last_error_set(&err);
     (void)pthread_mutex_unlock(&ddp->lock);
     return status;
 }
@@ -490,14 +523,49 @@ static cddp_status refuse_sharded(const char *function)
     return cdi_last_error_set(&err);
 }
 
+/* Locked. */
+static cddp_status end_in_capture(cddp_ddp *d, struct cdi_error *err)
+{
+    cddp_status status;
+
+    if (!cdi_bucket_all_launched(&d->plan))
+        return name_missing(d, err);
+    status = cdi_ddp_land(d);
+    if (status == CDDP_OK)
+        cdi_captured_end(d);
+    return status;
+}
+
+/* *captured: it was a captured step, and the call is over. */
+static cddp_status wait_in_capture(cddp_ddp *d, bool *captured)
+{
+    struct cdi_error err;
+    cddp_status status = CDDP_OK;
+
+    *captured = false;
+    (void)pthread_mutex_lock(&d->lock);
+    if (!d->finishing)
+        status = cdi_captured_enter(d, d->stream, true, captured, &err);
+    if (*captured)
+        status = cdi_captured_leave(d, d->stream, end_in_capture(d, &err), &err);
+    if (status != CDDP_OK)
+        (void)cdi_last_error_set(&err);
+    (void)pthread_mutex_unlock(&d->lock);
+    return status;
+}
+
 cddp_status cddp_ddp_wait(cddp_ddp *ddp)
 {
     cddp_status status = check("cddp_ddp_wait", ddp);
+    bool captured;
 
     if (status != CDDP_OK)
         return status;
     if (ddp->sharded)
         return refuse_sharded("cddp_ddp_wait");
+    status = wait_in_capture(ddp, &captured);
+    if (captured || status != CDDP_OK)
+        return status;
     return cdi_ddp_finish(ddp, land_means, NULL);
 }
 
@@ -547,6 +615,7 @@ static cddp_status wait_param(cddp_ddp *d, size_t i, struct cdi_error *err)
 cddp_status cddp_ddp_wait_param(cddp_ddp *ddp, size_t i)
 {
     struct cdi_error err;
+    bool captured = false;
     cddp_status status = check("cddp_ddp_wait_param", ddp);
 
     if (status != CDDP_OK)
@@ -559,8 +628,12 @@ cddp_status cddp_ddp_wait_param(cddp_ddp *ddp, size_t i)
         err = ddp->sticky;
     else if (i >= ddp->n_params)
         status = cdi_fail(&err, CDDP_E_INVALID, "there is no parameter %zu, only 0 to %zu", i, ddp->n_params - 1);
-    else
+    else if (ddp->captured.id != 0)
+        status = cdi_captured_enter(ddp, ddp->stream, true, &captured, &err);
+    if (status == CDDP_OK)
         status = wait_param(ddp, i, &err);
+    if (captured)
+        status = cdi_captured_leave(ddp, ddp->stream, status, &err);
     if (status != CDDP_OK)
         (void)cdi_last_error_set(&err);
     (void)pthread_mutex_unlock(&ddp->lock);

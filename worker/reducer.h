@@ -67,6 +67,12 @@ struct cdi_ddp_trial {
     uint64_t ticket;
 };
 
+/* A step that becomes part of a CUDA graph. */
+struct cdi_ddp_captured {
+    uint64_t id;          /* of the capture, from the step's first gradient to its end; 0: none */
+    struct cdi_error why; /* the capture is of no use any more */
+};
+
 struct cdi_ddp_debug; /* debug.c's own */
 
 struct cddp_ddp {
@@ -118,7 +124,8 @@ struct cddp_ddp {
     bool by_param;           /* the program waits for single parameters (cddp_ddp_wait_param) */
     bool synced;             /* this step's buffers were sent */
     bool settled;            /* with an optimizer: this step's gradients were measured, so its share has landed */
-    bool shadow;             /* this rank has no samples, and only takes part in what the others reduce */
+    struct cdi_ddp_captured captured;
+    bool shadow; /* this rank has no samples, and only takes part in what the others reduce */
     /* In the first step: gradients as they came, later rank 0's. NULL: not wanted, or no new plan will come. */
     int32_t *order;
     size_t n_ordered;
@@ -231,6 +238,20 @@ void cdi_own_place(cddp_ddp *d);
 cddp_status cdi_own_gather(cddp_ddp *d, size_t bucket, struct cdi_error *err);
 /* Its means go out of it, those that have not gone yet and that some rank used. One launch. */
 cddp_status cdi_own_scatter(cddp_ddp *d, size_t bucket, struct cdi_error *err);
+
+/* --- captured.c: on a device; else nothing is captured */
+/*
+ * Locked. Is this call, with this stream, part of a graph? *captured: what the thread does with the backend becomes so,
+ * until cdi_captured_leave. Refused is what cannot be captured; that breaks neither the capture nor the reducer.
+ * always: also in the middle of a step that is not captured, where it costs a call of the driver.
+ */
+cddp_status cdi_captured_enter(cddp_ddp *d, void *stream, bool always, bool *captured, struct cdi_error *err);
+/* st: of what was done in between; *err is its sentence. An error is the capture's, unless the backend has failed. */
+cddp_status cdi_captured_leave(cddp_ddp *d, void *stream, cddp_status st, struct cdi_error *err);
+/* The step is complete: all of it is in the graph. */
+void cdi_captured_end(cddp_ddp *d);
+/* Locked: CDDP_E_UNSUPPORTED, and nothing is broken, where the compute stream captures a graph. */
+cddp_status cdi_captured_refuse(cddp_ddp *d, const char *function, struct cdi_error *err);
 
 /* --- wire.c */
 /* Where each bucket of the plan lies in the wire region, whose size is what the largest of all plans needs. */

@@ -471,8 +471,30 @@ CDDP_API void *cddp_ddp_grad(cddp_ddp *ddp, size_t i);
  * hand-over; but the communication thread takes it if nobody waits within 50 us, so what a rank does before its
  * cddp_ddp_wait() does not hold up its peers. (Where steps take less than a millisecond, the first late wait may hold
  * them up for about 1 ms.) Never blocks on peers. Any thread, several at once.
- * Returns CDDP_OK, CDDP_E_INVALID (no such parameter), CDDP_E_STATE (already ready in this step), or the sticky error,
- * which CDDP_E_UNSUPPORTED becomes: the stream captures a CUDA graph, and communication cannot be captured.
+ *
+ * A step may become part of a CUDA graph. Where the streams that it is given are being captured (in any mode, by any
+ * thread), cddp_ddp_grad_ready, cddp_ddp_grad_ready_on, cddp_ddp_wait_param and cddp_ddp_wait put all of the step's
+ * communication into the graph, on a stream that is forked from theirs and joined again by cddp_ddp_wait. Each launch
+ * then reduces what is in the gradients at that time, with the bits of a step that is not captured, and without a call
+ * of libcddp.
+ * - The capture begins between two steps, and after the first two, which settle the order of the buckets (CDDP_AUTO:
+ *   after those that cddp_ddp_bucket_cap() wants); it may hold several steps, and ends after a cddp_ddp_wait(). A step
+ *   in it may wait for peers to capture theirs, while NCCL makes for the graph what it needs.
+ * - All ranks capture the same, and a launch of the graph is a collective: all launch it as often, and in the same
+ *   order among their other collectives (which NCCL_GRAPH_MIXING_SUPPORT=0 forbids).
+ * - Refused, with CDDP_E_UNSUPPORTED (or CDDP_E_STATE, where the time is wrong), are communication hooks, PowerSGD,
+ *   cddp_optim_step, norms and clipping, cddp_ddp_sync_buffers, and reducers with CDDP_DDP_FIND_UNUSED,
+ *   CDDP_DDP_SKIP_UNUSED, CDDP_DDP_STATIC_GRAPH or CDDP_DDP_JOIN. A refused call does nothing, and breaks neither the
+ *   capture nor the reducer; nor does misuse within a capture. (But where a capture begins in the middle of a step that
+ *   is not captured, cddp_ddp_grad_ready makes CDDP_E_UNSUPPORTED the sticky error.) If the capture fails, or is ended
+ *   before the step is, the reducer goes on as if the step had not begun.
+ * - If a rank dies or stays away, a launch that waits for it ends in the timeout; what was in the gradients is lost,
+ * the next call of libcddp returns the error, and the graph is of no more use.
+ * - A graph, and all that was instantiated of it, is destroyed before cddp_ddp_destroy(). NCCL's communicator cannot
+ * end before; where it has to, its memory stays.
+ *
+ * Returns CDDP_OK, CDDP_E_INVALID (no such parameter), CDDP_E_STATE (already ready in this step), or the sticky error;
+ * where the stream is being captured also CDDP_E_UNSUPPORTED and CDDP_E_STATE as above.
  */
 CDDP_API cddp_status cddp_ddp_grad_ready(cddp_ddp *ddp, size_t i);
 
@@ -497,7 +519,7 @@ CDDP_API cddp_status cddp_ddp_wait_param(cddp_ddp *ddp, size_t i);
  * Every gradient of this step is the mean over all ranks; then the next step may begin. On the CPU it blocks until that
  * is so. On a GPU it makes the compute stream wait, and never the host: work that is launched there afterwards finds
  * the means; an error that comes later is returned by the next call. Call it once per step, from one thread, after the
- * last cddp_ddp_grad_ready().
+ * last cddp_ddp_grad_ready(). Of a captured step it is the last call (see cddp_ddp_grad_ready).
  * Returns CDDP_OK; CDDP_E_STATE (gradients are missing: the sentence names them; the error is sticky, since peers now
  * wait for them. Or another thread is in this function: then the call does nothing); or what a collective may return,
  * also for calls of this step whose status was not looked at.

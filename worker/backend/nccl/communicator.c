@@ -446,6 +446,8 @@ bool cdi_communicator_leave(struct cdi_backend *b)
         }
         if (r == ncclSuccess)
             (void)cdi_nccl.comm_destroy(b->comm);
+        else if (r == ncclInProgress && atomic_load(&b->captured.n_groups) > 0)
+            return false; /* a graph of the program's holds it: an abort would not come back either */
         else if (b->aside == NULL || r != ncclInProgress) /* not under the call that is aside */
             (void)cdi_nccl.comm_abort(b->comm);
         b->comm = NULL;

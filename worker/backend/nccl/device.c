@@ -86,6 +86,9 @@ static cddp_status equip(struct cdi_device *d, struct cdi_error *err)
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.stream_create(&d->side, CU_STREAM_NON_BLOCKING, least), "creating a stream", err);
     if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.stream_create(&d->captured, CU_STREAM_NON_BLOCKING, greatest), "creating a stream",
+                            err);
+    if (st == CDDP_OK)
         st = cdi_blocks_create(&d->blocks, err);
     return st == CDDP_OK ? load_kernels(d, err) : st;
 }
@@ -131,6 +134,8 @@ void cdi_device_close(struct cdi_device *d)
     cdi_blocks_destroy(d->blocks);
     if (d->side != NULL)
         (void)cdi_cuda.stream_destroy(d->side);
+    if (d->captured != NULL)
+        (void)cdi_cuda.stream_destroy(d->captured);
     if (d->stream != NULL)
         (void)cdi_cuda.stream_destroy(d->stream);
     cdi_device_leave(d);
@@ -166,6 +171,18 @@ void cdi_device_leave(const struct cdi_device *d)
     if (--depth == 0)
         (void)cdi_cuda.capture_mode(&mode_before);
     cdi_device_leave_briefly(d);
+}
+
+static _Thread_local const struct cdi_device *captures;
+
+void cdi_device_capture(const struct cdi_device *d, bool begins)
+{
+    captures = begins ? d : NULL;
+}
+
+CUstream cdi_device_stream(const struct cdi_device *d)
+{
+    return captures == d ? d->captured : d->stream;
 }
 
 cddp_status cdi_device_enter_briefly(const struct cdi_device *d, struct cdi_error *err)
@@ -217,7 +234,7 @@ cddp_status cdi_device_launch(const struct cdi_device *d, struct cdi_launch *lau
     if (launch->grid == 0)
         return CDDP_OK;
     return cdi_cuda_check(cdi_cuda.launch(d->kernel[launch->kernel], launch->grid, 1, 1, CDI_KERNEL_THREADS, 1, 1, 0,
-                                          d->stream, params, NULL),
+                                          cdi_device_stream(d), params, NULL),
                           cdi_kernel_name(launch->kernel), err);
 }
 

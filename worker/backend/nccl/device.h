@@ -19,6 +19,7 @@ struct cdi_device {
     bool retained;     /* by this struct; a copy for a part of the communicator has not */
     CUstream stream;   /* communication, of the highest priority */
     CUstream side;     /* copies of the caller's that nothing else orders */
+    CUstream captured; /* only ever used while the program captures a graph */
     struct cdi_blocks *blocks;
     CUlibrary library;
     CUfunction kernel[CDI_N_KERNELS];
@@ -58,7 +59,12 @@ void cdi_device_leave_briefly(const struct cdi_device *d);
 cddp_status cdi_device_hold(const struct cdi_device *d, struct cdi_error *err);
 void cdi_device_let_go(const struct cdi_device *d);
 
-/* Put a launch on the communication stream. A grid of 0 is nothing to do. */
+/* From now on, or no longer, launches of this thread are part of the graph that d->captured is captured into. */
+void cdi_device_capture(const struct cdi_device *d, bool begins);
+/* Where this thread's launches go: the communication stream, or d->captured. */
+CUstream cdi_device_stream(const struct cdi_device *d);
+
+/* Put a launch on that stream. A grid of 0 is nothing to do. */
 cddp_status cdi_device_launch(const struct cdi_device *d, struct cdi_launch *launch, struct cdi_error *err);
 
 /*

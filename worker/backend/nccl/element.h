@@ -345,4 +345,18 @@ CDI_INLINE void cdi_pack_body(const struct cdi_kernel_thread *t, const struct cd
     }
 }
 
+/* Who sees the word sees what came before it; so it is written last, and whole. */
+CDI_INLINE void cdi_tell_body(const struct cdi_kernel_thread *t, const struct cdi_tell_args *a)
+{
+    if (cdi_first_unit(t) != 0)
+        return;
+    *a->count += 1;
+#ifdef __CUDA_ARCH__
+    __threadfence_system();
+    *(volatile uint32_t *)a->word = *a->count;
+#else
+    __atomic_store_n(a->word, *a->count, __ATOMIC_RELEASE);
+#endif
+}
+
 #endif

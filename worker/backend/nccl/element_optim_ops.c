@@ -9,7 +9,8 @@ cddp_status cdi_gpu_clear(struct cdi_backend *b, void *p, size_t bytes, struct c
     if (st != CDDP_OK)
         return st;
     if (bytes > 0)
-        st = cdi_cuda_check(cdi_cuda.set_bytes(cdi_device_ptr(p), 0, bytes, b->device.stream), "clearing memory", err);
+        st = cdi_cuda_check(cdi_cuda.set_bytes(cdi_device_ptr(p), 0, bytes, cdi_device_stream(&b->device)),
+                            "clearing memory", err);
     cdi_gpu_element_end(b);
     return st;
 }

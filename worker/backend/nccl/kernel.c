@@ -17,7 +17,7 @@ _Static_assert(sizeof(struct cdi_kernel_span) == 24 && sizeof(struct cdi_fold_ar
                "as above");
 _Static_assert(sizeof(struct cdi_optim_row) == 64 && sizeof(struct cdi_kernel_piece) == 64 &&
                    offsetof(struct cdi_count_args, idle) == 72 && offsetof(struct cdi_update_args, piece) == 88 &&
-                   sizeof(struct cdi_update_args) <= 4000,
+                   sizeof(struct cdi_update_args) <= 4000 && sizeof(struct cdi_tell_args) == 16,
                "as above");
 
 _Static_assert(sizeof(struct cdi_lowrank_piece) == 72 && offsetof(struct cdi_lowrank_args, piece) == 24 &&
@@ -78,6 +78,8 @@ size_t cdi_kernel_args_size(enum cdi_kernel kernel)
     case CDI_KERNEL_RIGHT:
     case CDI_KERNEL_PRODUCT:
         return sizeof(struct cdi_lowrank_args);
+    case CDI_KERNEL_TELL:
+        return sizeof(struct cdi_tell_args);
     case CDI_N_KERNELS:
         break;
     }
@@ -370,4 +372,11 @@ size_t cdi_launch_lowrank(struct cdi_launch *out, uint32_t n_sm, enum cdi_lowran
     out->kernel = kernels[step];
     out->grid = grid(n_sm, chunks);
     return i;
+}
+
+void cdi_launch_tell(struct cdi_launch *out, uint32_t *count, uint32_t *word)
+{
+    out->kernel = CDI_KERNEL_TELL;
+    out->grid = 1;
+    out->args.tell = (struct cdi_tell_args){.count = count, .word = word};
 }

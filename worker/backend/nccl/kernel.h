@@ -35,22 +35,23 @@
 #define CDI_TALLY_BLOCKS 1024                                   /* on any device: the order of a sum depends on it */
 
 /* X(constant, name in the image) */
-#define CDI_KERNEL_MAP(X)            \
-    X(CDI_KERNEL_PACK, cdi_pack)     \
-    X(CDI_KERNEL_UNPACK, cdi_unpack) \
-    X(CDI_KERNEL_CAST, cdi_cast)     \
-    X(CDI_KERNEL_SCALE, cdi_scale)   \
-    X(CDI_KERNEL_SCAN, cdi_scan)     \
-    X(CDI_KERNEL_TALLY, cdi_tally)   \
-    X(CDI_KERNEL_FOLD, cdi_fold)     \
-    X(CDI_KERNEL_CLIP, cdi_clip)     \
-    X(CDI_KERNEL_COUNT, cdi_count)   \
-    X(CDI_KERNEL_UPDATE, cdi_update) \
-    X(CDI_KERNEL_FEED, cdi_feed)     \
-    X(CDI_KERNEL_LEFT, cdi_left)     \
-    X(CDI_KERNEL_BASIS, cdi_basis)   \
-    X(CDI_KERNEL_RIGHT, cdi_right)   \
-    X(CDI_KERNEL_PRODUCT, cdi_product)
+#define CDI_KERNEL_MAP(X)              \
+    X(CDI_KERNEL_PACK, cdi_pack)       \
+    X(CDI_KERNEL_UNPACK, cdi_unpack)   \
+    X(CDI_KERNEL_CAST, cdi_cast)       \
+    X(CDI_KERNEL_SCALE, cdi_scale)     \
+    X(CDI_KERNEL_SCAN, cdi_scan)       \
+    X(CDI_KERNEL_TALLY, cdi_tally)     \
+    X(CDI_KERNEL_FOLD, cdi_fold)       \
+    X(CDI_KERNEL_CLIP, cdi_clip)       \
+    X(CDI_KERNEL_COUNT, cdi_count)     \
+    X(CDI_KERNEL_UPDATE, cdi_update)   \
+    X(CDI_KERNEL_FEED, cdi_feed)       \
+    X(CDI_KERNEL_LEFT, cdi_left)       \
+    X(CDI_KERNEL_BASIS, cdi_basis)     \
+    X(CDI_KERNEL_RIGHT, cdi_right)     \
+    X(CDI_KERNEL_PRODUCT, cdi_product) \
+    X(CDI_KERNEL_TELL, cdi_tell)
 
 enum cdi_kernel {
 #define X(constant, name) constant,
@@ -210,6 +211,11 @@ struct cdi_lowrank_args {
     struct cdi_lowrank_piece piece[CDI_KERNEL_PIECES];
 };
 
+/* cdi_tell, one thread: *count, on the device, becomes one more, and *word, which the host reads, what it is then. */
+struct cdi_tell_args {
+    uint32_t *count, *word;
+};
+
 /* One launch. A grid of 0 means that there is nothing to do (no elements): do not launch. */
 struct cdi_launch {
     enum cdi_kernel kernel;
@@ -225,6 +231,7 @@ struct cdi_launch {
         struct cdi_count_args count;
         struct cdi_update_args update;
         struct cdi_lowrank_args lowrank;
+        struct cdi_tell_args tell;
     } args;
 };
 
@@ -283,6 +290,9 @@ size_t cdi_launch_update(struct cdi_launch *out, uint32_t n_sm, const struct cdi
 /* One step for the first of n matrices: as with tally. */
 size_t cdi_launch_lowrank(struct cdi_launch *out, uint32_t n_sm, enum cdi_lowrank_step step,
                           const struct cdi_lowrank_matrix *m, size_t n, double epsilon);
+
+/* TELL. */
+void cdi_launch_tell(struct cdi_launch *out, uint32_t *count, uint32_t *word);
 
 /* The kernels for cuLibraryLoadData: a fatbin for every architecture that the compiler knew, and PTX for later ones. */
 extern const unsigned char cdi_kernel_image[];

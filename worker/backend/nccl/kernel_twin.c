@@ -311,6 +311,20 @@ static size_t product_ranges(const void *args, struct cdi_kernel_range *out, siz
                           cap);
 }
 
+static void run_tell(const struct cdi_kernel_thread *t, const void *args)
+{
+    cdi_tell_body(t, args);
+}
+
+static size_t tell_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
+{
+    const struct cdi_tell_args *a = args;
+
+    put(out, cap, 0, a->count, sizeof *a->count, true);
+    put(out, cap, 1, a->word, sizeof *a->word, true);
+    return 2;
+}
+
 const struct cdi_kernel_twin cdi_kernel_twins[CDI_N_KERNELS] = {
     [CDI_KERNEL_PACK] = {"cdi_pack", sizeof(struct cdi_pack_args), run_pack, NULL, pack_ranges},
     [CDI_KERNEL_UNPACK] = {"cdi_unpack", sizeof(struct cdi_pack_args), run_unpack, NULL, unpack_ranges},
@@ -327,6 +341,7 @@ const struct cdi_kernel_twin cdi_kernel_twins[CDI_N_KERNELS] = {
     [CDI_KERNEL_BASIS] = {"cdi_basis", sizeof(struct cdi_lowrank_args), NULL, block_basis, basis_ranges},
     [CDI_KERNEL_RIGHT] = {"cdi_right", sizeof(struct cdi_lowrank_args), run_right, NULL, right_ranges},
     [CDI_KERNEL_PRODUCT] = {"cdi_product", sizeof(struct cdi_lowrank_args), run_product, NULL, product_ranges},
+    [CDI_KERNEL_TELL] = {"cdi_tell", sizeof(struct cdi_tell_args), run_tell, NULL, tell_ranges},
 };
 
 void cdi_launch_on_host(const struct cdi_launch *launch)

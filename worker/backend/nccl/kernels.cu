@@ -176,3 +176,13 @@ extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
 
     cdi_basis_body(&t, &args, &room);
 }
+
+/* --- What a graph tells the host ---------------------------------------------------------------------------------- */
+
+extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
+    cdi_tell(const __grid_constant__ struct cdi_tell_args args)
+{
+    struct cdi_kernel_thread t = this_thread();
+
+    cdi_tell_body(&t, &args);
+}

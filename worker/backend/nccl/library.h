@@ -51,6 +51,7 @@
     X(stream_query, cuStreamQuery, 2000)                      \
     X(stream_write, cuStreamWriteValue32, 11070)              \
     X(stream_capturing, cuStreamIsCapturing, 10000)           \
+    X(stream_capture, cuStreamGetCaptureInfo, 10010)          \
     X(capture_mode, cuThreadExchangeStreamCaptureMode, 10010) \
     X(event_create, cuEventCreate, 2000)                      \
     X(event_destroy, cuEventDestroy, 4000)                    \

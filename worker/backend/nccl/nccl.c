@@ -74,6 +74,8 @@ static cddp_status equip(struct cdi_backend *b, struct cdi_error *err)
     if (st == CDDP_OK)
         st = cdi_told_create(b, err);
     if (st == CDDP_OK)
+        st = cdi_captured_open(b, err);
+    if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.set_bytes(token, 0, CDI_TOKEN_BYTES, b->device.stream), "clearing memory", err);
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.set_bytes(partial, 0, PARTIAL_BYTES, b->device.stream), "clearing memory", err);
@@ -86,6 +88,7 @@ static void strip(struct cdi_backend *b)
     CUevent events[] = {b->mark, b->tail, b->scan_event, b->copy_event};
 
     cdi_told_destroy(b);
+    cdi_captured_close(b);
     for (size_t i = 0; i < sizeof events / sizeof events[0]; i++)
         if (events[i] != NULL)
             (void)cdi_cuda.event_destroy(events[i]);
@@ -111,7 +114,7 @@ static void abandon(struct cdi_backend *b)
     if (!b->watching)
         return;
     (void)pthread_mutex_lock(&b->lock);
-    idle = cdi_gpu_poll(b);
+    idle = cdi_gpu_poll(b) && cdi_captured_poll(b);
     (void)pthread_mutex_unlock(&b->lock);
     if (idle)
         return;
@@ -438,6 +441,10 @@ static const struct cdi_backend_ops gpu_ops = {
     .join = cdi_gpu_join,
     .follow = cdi_gpu_follow,
     .lead = cdi_gpu_lead,
+    .capture_of = cdi_gpu_capture_of,
+    .capture_lives = cdi_gpu_capture_lives,
+    .capture_enter = cdi_gpu_capture_enter,
+    .capture_leave = cdi_gpu_capture_leave,
     .lend = gpu_lend,
     .take_back = gpu_take_back,
     .hold = gpu_hold,

@@ -201,7 +201,7 @@ static ncclResult_t call_all_gatherv(const struct cdi_backend *b, ncclComm_t com
 
         if (op->counts[k] > 0)
             keep(&r, cdi_nccl.broadcast(k == b->world.rank ? op->in : to, to, op->counts[k], nccl_type(op->dtype), k,
-                                        comm, b->device.stream));
+                                        comm, b->call.stream));
         at += op->counts[k] * size;
     }
     return r;
@@ -214,9 +214,9 @@ static ncclResult_t call_all_to_all(const struct cdi_backend *b, ncclComm_t comm
 
     for (int k = 0; k < b->world.size; k++) {
         keep(&r, cdi_nccl.send((const uint8_t *)op->in + (size_t)k * block, op->count, nccl_type(op->dtype), k, comm,
-                               b->device.stream));
+                               b->call.stream));
         keep(&r, cdi_nccl.recv((uint8_t *)op->out + (size_t)k * block, op->count, nccl_type(op->dtype), k, comm,
-                               b->device.stream));
+                               b->call.stream));
     }
     return r;
 }
@@ -224,7 +224,7 @@ static ncclResult_t call_all_to_all(const struct cdi_backend *b, ncclComm_t comm
 static ncclResult_t call(const struct cdi_backend *b, ncclComm_t comm, const struct cdi_op *op)
 {
     ncclDataType_t type = op->kind == CDI_BARRIER ? ncclInt32 : nccl_type(op->dtype);
-    CUstream s = b->device.stream;
+    CUstream s = b->call.stream;
 
     switch (op->kind) {
     case CDI_BARRIER:
@@ -272,7 +272,7 @@ static cddp_status record(struct cdi_backend *b, CUevent e, struct cdi_error *er
 
 typedef void tell_fn(struct cdi_backend *b, uint64_t ticket, struct cdi_launch *scale);
 
-/* Multiply with 1 / size, on the communication stream. tell: the kernel tells of the ticket; NULL: it does not. */
+/* Multiply with 1 / size. tell: the kernel tells of the ticket; NULL: it does not. */
 static cddp_status divide(struct cdi_backend *b, void *x, size_t count, cddp_dtype dtype, tell_fn *tell,
                           uint64_t ticket, struct cdi_error *err)
 {
@@ -290,16 +290,27 @@ static size_t n_given(const struct cdi_backend *b, const struct cdi_op *op)
     return op->kind == CDI_REDUCE_SCATTER ? op->count * (size_t)b->world.size : op->count;
 }
 
-static bool divides_before(const struct cdi_backend *b, const struct cdi_slot *s)
+static bool divides_before(const struct cdi_backend *b, const struct cdi_op *op)
 {
-    return s->op.count > 0 && mean_of(b, &s->op) == CDI_MEAN_BEFORE;
+    return op->count > 0 && mean_of(b, op) == CDI_MEAN_BEFORE;
 }
 
-static bool divides_after(const struct cdi_backend *b, const struct cdi_slot *s)
+static bool divides_after(const struct cdi_backend *b, const struct cdi_op *op)
 {
-    bool here = s->op.kind != CDI_REDUCE || s->op.root == b->world.rank;
+    bool here = op->kind != CDI_REDUCE || op->root == b->world.rank;
 
-    return here && s->op.count > 0 && mean_of(b, &s->op) == CDI_MEAN_AFTER;
+    return here && op->count > 0 && mean_of(b, op) == CDI_MEAN_AFTER;
+}
+
+cddp_status cdi_gpu_before(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err)
+{
+    return divides_before(b, op) ? divide(b, (void *)(uintptr_t)op->in, n_given(b, op), op->dtype, NULL, 0, err)
+                                 : CDDP_OK;
+}
+
+cddp_status cdi_gpu_after(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err)
+{
+    return divides_after(b, op) ? divide(b, op->out, op->count, op->dtype, NULL, 0, err) : CDDP_OK;
 }
 
 /*
@@ -308,20 +319,20 @@ static bool divides_after(const struct cdi_backend *b, const struct cdi_slot *s)
  */
 static bool tells_its_end(const struct cdi_backend *b, const struct cdi_slot *last)
 {
-    return divides_after(b, last) && !last->marked && last->staged == NULL;
+    return divides_after(b, &last->op) && !last->marked && last->staged == NULL;
 }
 
 /* What comes before NCCL's part of tickets first to last, and the word that they have started. */
 static cddp_status put_before(struct cdi_backend *b, uint64_t first, uint64_t last, struct cdi_error *err)
 {
-    bool by_kernel = divides_before(b, cdi_slot_of(b, last));
+    bool by_kernel = divides_before(b, &cdi_slot_of(b, last)->op);
     cddp_status st = CDDP_OK;
 
     for (uint64_t t = first; t <= last && st == CDDP_OK; t++) {
         struct cdi_slot *s = cdi_slot_of(b, t);
 
         st = cdi_stage_in(b, s, err);
-        if (st == CDDP_OK && divides_before(b, s))
+        if (st == CDDP_OK && divides_before(b, &s->op))
             st = divide(b, (void *)(uintptr_t)s->op.in, n_given(b, &s->op), s->op.dtype,
                         t == last ? cdi_told_start_by : NULL, last, err);
     }
@@ -338,7 +349,7 @@ static cddp_status put_behind(struct cdi_backend *b, uint64_t first, uint64_t la
     for (uint64_t t = first; t <= last && st == CDDP_OK; t++) {
         struct cdi_slot *s = cdi_slot_of(b, t);
 
-        if (divides_after(b, s))
+        if (divides_after(b, &s->op))
             st = divide(b, s->op.out, s->op.count, s->op.dtype, by_kernel && t == last ? cdi_told_end_by : NULL, last,
                         err);
         if (st == CDDP_OK)
@@ -352,7 +363,7 @@ static cddp_status put_behind(struct cdi_backend *b, uint64_t first, uint64_t la
 }
 
 /* What NCCL says to the operations of b->call, as one group if that takes several calls. */
-static ncclResult_t calls(void *arg)
+ncclResult_t cdi_gpu_calls(void *arg)
 {
     const struct cdi_backend *b = arg;
     const struct cdi_call *c = &b->call;
@@ -388,18 +399,19 @@ static ncclResult_t make_calls(struct cdi_backend *b, uint64_t first, uint64_t l
     uint64_t shape = 0;
 
     c->comm = b->comm;
+    c->stream = b->device.stream;
     c->n_ops = 0;
     for (uint64_t t = first; t <= last; t++, c->n_ops++) {
         c->ops[c->n_ops] = &cdi_slot_of(b, t)->op;
         shape = cdi_shape_of(shape, c->ops[c->n_ops], b->world.size);
     }
     if (b->aside == NULL || cdi_shape_known(&b->shapes, shape))
-        return calls(b);
+        return cdi_gpu_calls(b);
     for (size_t i = 0; i < c->n_ops; i++) {
         c->op[i] = *c->ops[i];
         c->ops[i] = &c->op[i];
     }
-    return cdi_communicator_call(b, calls);
+    return cdi_communicator_call(b, cdi_gpu_calls);
 }
 
 cddp_status cdi_gpu_settle(struct cdi_backend *b, ncclResult_t r, struct cdi_error *err)
@@ -537,6 +549,10 @@ cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint
     cddp_status st = cdi_gpu_health(b, err);
     bool brief = op->region != NULL; /* nothing is allocated for it */
 
+    if (cdi_gpu_captures(b)) {
+        *ticket = 0;
+        return cdi_captured_enqueue(b, op, err);
+    }
     if (st != CDDP_OK)
         return st;
     st = (brief ? cdi_device_enter_briefly : cdi_device_enter)(&b->device, err);

@@ -25,6 +25,7 @@
 #define CDI_NCCL_STATE_H
 
 #include "worker/backend/nccl/aside.h"
+#include "worker/backend/nccl/captured.h"
 #include "worker/backend/nccl/device.h"
 #include "worker/backend/nccl/shape.h"
 #include "worker/backend/nccl/told.h"
@@ -96,6 +97,7 @@ struct cdi_call {
     struct cdi_op op[CDI_GROUP_MAX];
     const struct cdi_op *ops[CDI_GROUP_MAX];
     size_t n_ops;
+    CUstream stream; /* on which they go */
 };
 
 struct cdi_backend {
@@ -125,6 +127,7 @@ struct cdi_backend {
     struct cdi_words *words;
     unsigned lent;                   /* the communication stream, to so many */
     CUevent mark, tail;              /* for follow; for lead behind everything */
+    struct cdi_captured captured;    /* with `lock`, but for what it says */
     void *token;                     /* CDI_TOKEN_BYTES of device memory, for barriers, and for kernels that tell */
     struct cdi_staged *out_staged;   /* whose results were not taken yet, in order of tickets */
     struct cdi_staged *spare_staged; /* blocks to be used again */
@@ -142,6 +145,7 @@ struct cdi_backend {
     pthread_t watch, tender;
     bool watching, tending, busy, stopping, ended; /* ended: nothing runs any more after a failure */
     bool abandoned;                                /* something still does, in a call of NCCL's that cannot be ended */
+    bool held;                                     /* the program's graphs may hold up the abort: nobody waits for it */
     bool complete, told;                           /* after a failure: the sentence; the peers */
     char late_op[CDI_OP_TEXT];                     /* what was not done in time, */
     uint64_t late_ticket;                          /* 0: the failure is another one; */
@@ -262,6 +266,31 @@ void cdi_gpu_forgive(struct cdi_backend *b, int64_t ms);
  * too. Without `lock`. */
 cddp_status cdi_gpu_failed_call(struct cdi_backend *b, cddp_status st, const struct cdi_op *op, struct cdi_error *err);
 void cdi_gpu_free_ring(struct cdi_backend *b);
+/* With `lock`, for operations beside the ring: what is done before and behind NCCL's calls of b->call, and these. */
+cddp_status cdi_gpu_before(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err);
+cddp_status cdi_gpu_after(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err);
+ncclResult_t cdi_gpu_calls(void *b);
+
+/* ------------------------------------------------------------------------------ what is captured (captured.c) ---- */
+
+/* The table's functions. */
+cddp_status cdi_gpu_capture_of(struct cdi_backend *b, void *stream, uint64_t *id, struct cdi_error *err);
+bool cdi_gpu_capture_lives(struct cdi_backend *b);
+cddp_status cdi_gpu_capture_enter(struct cdi_backend *b, void *stream, uint64_t id, struct cdi_error *err);
+void cdi_gpu_capture_leave(struct cdi_backend *b);
+/* Is this thread between enter and leave? Then these take the place of their namesakes. */
+bool cdi_gpu_captures(const struct cdi_backend *b);
+cddp_status cdi_captured_enqueue(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err);
+cddp_status cdi_captured_follow(struct cdi_backend *b, CUstream stream, struct cdi_error *err);
+cddp_status cdi_captured_lead(struct cdi_backend *b, CUstream stream, struct cdi_error *err);
+cddp_status cdi_captured_element_begin(struct cdi_backend *b, struct cdi_error *err);
+cddp_status cdi_captured_open(struct cdi_backend *b, struct cdi_error *err);
+/* Nothing of it runs any more. */
+void cdi_captured_close(struct cdi_backend *b);
+/* Note in the flight page what graphs have told. True: no replay stands in a collective. No call of CUDA. */
+bool cdi_captured_poll(struct cdi_backend *b);
+/* The captured collective that a replay stands in, if there is one, as cdi_gpu_current tells of others. */
+void cdi_captured_current(struct cdi_backend *b, struct cdi_glance *out);
 
 /* With `lock`: of one of the last ring_size tickets. */
 static inline struct cdi_slot *cdi_slot_of(const struct cdi_backend *b, uint64_t ticket)

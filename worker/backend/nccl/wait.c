@@ -115,15 +115,18 @@ static cddp_status refuse_capture(CUstream stream, struct cdi_error *err)
                         "with cudaStreamNonBlocking, or make this call before or after the capture");
     if (r == CUDA_SUCCESS)
         return cdi_fail(err, CDDP_E_UNSUPPORTED,
-                        "the stream captures a graph, and communication cannot be captured: make this call before "
+                        "the stream captures a graph, and this call cannot be captured: make it before "
                         "cudaStreamBeginCapture or after cudaStreamEndCapture");
     return cdi_cuda_check(r, "asking whether a stream captures a graph", err);
 }
 
 cddp_status cdi_gpu_follow(struct cdi_backend *b, void *stream, struct cdi_error *err)
 {
-    cddp_status st = cdi_gpu_health(b, err);
+    cddp_status st = CDDP_OK;
 
+    if (cdi_gpu_captures(b))
+        return cdi_captured_follow(b, stream, err);
+    st = cdi_gpu_health(b, err);
     if (st != CDDP_OK)
         return st;
     st = cdi_device_enter_briefly(&b->device, err);
@@ -144,8 +147,11 @@ cddp_status cdi_gpu_follow(struct cdi_backend *b, void *stream, struct cdi_error
 cddp_status cdi_gpu_lead(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err)
 {
     CUevent event = NULL;
-    cddp_status st = cdi_gpu_health(b, err);
+    cddp_status st = CDDP_OK;
 
+    if (cdi_gpu_captures(b)) /* what is captured has no tickets */
+        return cdi_captured_lead(b, stream, err);
+    st = cdi_gpu_health(b, err);
     if (st != CDDP_OK)
         return st;
     st = cdi_device_enter_briefly(&b->device, err);

@@ -17,6 +17,7 @@
 #include <time.h>
 
 #define LOOK_MS 1
+#define REPLAY_MS 10       /* where only a graph may have begun a collective */
 #define STORE_AFTER_MS 200 /* an operation that takes longer may be waiting for a rank that has failed */
 #define STORE_EVERY_MS 250
 #define STOPPED_MS 1000 /* between two looks: the process did not run, and perhaps no other rank's did */
@@ -71,9 +72,21 @@ static void await_end(struct cdi_backend *b)
     const struct timespec until = at_ms(cdi_now_ms() + END_MS);
 
     (void)pthread_mutex_lock(&b->word);
-    while (b->watching && !b->ended && !b->abandoned)
+    while (b->watching && !b->ended && !b->abandoned && !b->held)
         if (pthread_cond_timedwait(&b->news, &b->word, &until) == ETIMEDOUT)
             b->abandoned = true; /* nobody waits for it a second time */
+    (void)pthread_mutex_unlock(&b->word);
+}
+
+/* Where the program's graphs hold up the abort: it may have destroyed them by now. */
+static void await_graphs(struct cdi_backend *b)
+{
+    const struct timespec until = at_ms(cdi_now_ms() + END_MS);
+
+    (void)pthread_mutex_lock(&b->word);
+    while (b->held && !b->ended && !b->abandoned)
+        if (pthread_cond_timedwait(&b->news, &b->word, &until) == ETIMEDOUT)
+            b->abandoned = true;
     (void)pthread_mutex_unlock(&b->word);
 }
 
@@ -90,6 +103,7 @@ bool cdi_gpu_is_at_rest(struct cdi_backend *b)
     bool rest;
 
     (void)cdi_gpu_health(b, NULL);
+    await_graphs(b);
     (void)pthread_mutex_lock(&b->word);
     rest = !atomic_load(&b->failed) || !b->watching || b->ended;
     (void)pthread_mutex_unlock(&b->word);
@@ -208,6 +222,7 @@ void cdi_watch_name_late(struct cdi_backend *b)
 /* Nothing is under way, nor coming, only where `lock` is to be had: else its holder may be about to wait for peers. */
 static bool glance_at(struct cdi_backend *b, struct cdi_glance *g)
 {
+    bool rests = cdi_captured_poll(b);
     bool alone = pthread_mutex_trylock(&b->lock) == 0;
 
     if (cdi_gpu_poll(b) && alone) {
@@ -216,6 +231,8 @@ static bool glance_at(struct cdi_backend *b, struct cdi_glance *g)
         (void)pthread_mutex_unlock(&b->word);
     }
     cdi_gpu_current(b, g);
+    if (!rests && *g->op == '\0')
+        cdi_captured_current(b, g);
     if (alone)
         (void)pthread_mutex_unlock(&b->lock);
     return alone;
@@ -292,6 +309,8 @@ static void complete_sentence(struct cdi_backend *b)
 
     (void)cdi_gpu_poll(b);
     cdi_gpu_current(b, &g);
+    if (*op == '\0' && !cdi_captured_poll(b))
+        cdi_captured_current(b, &g);
     (void)pthread_mutex_lock(&b->word);
     len = strlen(b->error.msg);
     if (*op != '\0' && strstr(b->error.msg, op) == NULL && len + sizeof g.op + 32 < sizeof b->error.msg)
@@ -323,6 +342,21 @@ static void await_outside(const struct cdi_backend *b)
 }
 
 /*
+ * The abort ends what replays wait for at once, and comes back when the graphs are gone: commDestroySync in init.cc
+ * (v2.19.3 to v2.30.7) keeps on "until all graphs referencing us die". Callers do not wait for that.
+ */
+static void let_callers_go(struct cdi_backend *b)
+{
+    if (atomic_load(&b->captured.n_groups) == 0)
+        return;
+    (void)pthread_mutex_lock(&b->word);
+    b->held = true;
+    (void)pthread_cond_broadcast(&b->news);
+    (void)pthread_mutex_unlock(&b->word);
+    cdi_watch_tell(b);
+}
+
+/*
  * No lock is held over the abort, which joins threads of NCCL's and may take long: callers find the communicator
  * failed, and go. Its first act sets the flags that end what waits for peers (ncclCommAbort in init.cc,
  * setCommAbortFlags), and so also a call of the driver that waits for that.
@@ -342,6 +376,7 @@ static void end_it(struct cdi_backend *b)
         return;
     }
     await_outside(b);
+    let_callers_go(b);
     b->aborted = b->comm != NULL;
     if (b->aborted)
         (void)cdi_nccl.comm_abort(b->comm);
@@ -371,12 +406,14 @@ static void *watch_main(void *arg)
 
 bool cdi_watch_pause(struct cdi_backend *b, int64_t ms, int64_t *idle_until_ms)
 {
-    const struct timespec until = at_ms(cdi_now_ms() + ms);
+    int64_t now_ms = cdi_now_ms();
     bool go_on, slept = false;
 
     (void)pthread_mutex_lock(&b->word);
-    while (!b->stopping && !atomic_load(&b->failed) && !(b->busy && slept)) {
-        if (!b->busy) {
+    while (!b->stopping && !atomic_load(&b->failed) && !slept) {
+        const struct timespec until = at_ms(now_ms + (b->busy ? ms : REPLAY_MS));
+
+        if (!b->busy && atomic_load(&b->captured.n_groups) == 0) {
             (void)pthread_cond_wait(&b->news, &b->word);
             if (idle_until_ms != NULL)
                 *idle_until_ms = cdi_now_ms();

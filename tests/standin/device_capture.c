@@ -1,0 +1,437 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Captured steps on the stand-in, as a program that cddprun starts: device_capture WHAT. Gradients are copied from
+ * memory that changes between steps; the means of a replay must have the bits of a step that is not captured.
+ *   global, thread_local, relaxed   a capture in this mode, of one step; steps of both kinds take turns
+ *   forked      the capture begins on another stream than the reducer's, which is taken into it, as gradients' are
+ *   beside      a thread captures in global mode while another one works with the communicator
+ *   bfloat16    gradients are sent as bfloat16
+ *   twice       two steps in one graph
+ *   refused     what cannot be captured is refused, and neither the capture nor the reducer is broken
+ *   dies        rank 1 ends itself where it should launch the graph once more
+ *   stops       rank 1 stops there, until cddprun ends it
+ *
+ * Exit status: 0 all was right, 3 a wrong result, 4 libcddp gave an error, 5 it gave none where it must.
+ */
+#include "device.h"
+
+#include <cddp/cddp.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define N_PARAMS 5
+#define ROUNDS 4
+#define WRONG 3
+#define FAILED 4
+#define PASSED 5
+#define LARGEST 300000
+#define ALL (3000 + 2999 + LARGEST + 3001 + 70000)
+
+static const size_t counts[N_PARAMS] = {3000, 2999, LARGEST, 3001, 70000};
+
+#define DO(call)                                                                                                   \
+    do {                                                                                                           \
+        if ((call) != CDDP_OK) {                                                                                   \
+            fprintf(stderr, "rank %d: line %d: %s: %s\n", cddp_rank(j->comm), __LINE__, #call, cddp_last_error()); \
+            exit(FAILED);                                                                                          \
+        }                                                                                                          \
+    } while (0)
+
+/* It is refused with this status, and its sentence has `word` in it. */
+#define REFUSED(call, status, word)                                                                              \
+    do {                                                                                                         \
+        cddp_status got_ = (call);                                                                               \
+        if (got_ != (status) || strstr(cddp_last_error(), word) == NULL) {                                       \
+            fprintf(stderr, "rank %d: line %d: %s: %s (%s), wanted %s and '%s'\n", cddp_rank(j->comm), __LINE__, \
+                    #call, cddp_status_name(got_), cddp_last_error(), cddp_status_name(status), word);           \
+            exit(PASSED);                                                                                        \
+        }                                                                                                        \
+    } while (0)
+
+struct job {
+    cddp_comm *comm;
+    cddp_ddp *ddp;
+    struct device device;
+    CUstream compute, other;
+    CUdeviceptr source[N_PARAMS], data[N_PARAMS], own[N_PARAMS];
+    CUevent fork, join;
+};
+
+static float *means_of(bool captured)
+{
+    static float means[2][ALL];
+
+    return means[captured];
+}
+
+/* Numbers whose sums are rounded. */
+static void set_sources(struct job *j, int round)
+{
+    static float x[LARGEST];
+    uint32_t state = (uint32_t)(1000 * round + cddp_rank(j->comm) + 1);
+
+    for (size_t i = 0; i < N_PARAMS; i++) {
+        for (size_t k = 0; k < counts[i]; k++) {
+            state = state * 1664525u + 1013904223u;
+            x[k] = (float)(int32_t)state / 3e9f;
+        }
+        CU(cuMemcpyHtoDAsync(j->source[i], x, counts[i] * sizeof x[0], j->compute));
+        CU(cuStreamSynchronize(j->compute));
+    }
+}
+
+static void make_gradient(struct job *j, size_t i, CUstream s)
+{
+    CUdeviceptr to = (CUdeviceptr)cddp_ddp_grad(j->ddp, i);
+
+    CU(cuMemsetD32Async(to, 0, counts[i], s));
+    device_axpy(&j->device, 1, j->source[i], to, counts[i], s);
+}
+
+/* The last gradients are made on another stream, which is forked and joined. */
+static void take_step(struct job *j, bool forked)
+{
+    if (forked) {
+        CU(cuEventRecord(j->fork, j->compute));
+        CU(cuStreamWaitEvent(j->other, j->fork, 0));
+    }
+    for (size_t i = N_PARAMS; i-- > 0;) {
+        CUstream s = forked && i < 2 ? j->other : j->compute;
+
+        make_gradient(j, i, s);
+        DO(cddp_ddp_grad_ready_on(j->ddp, i, s));
+        if (i == 2)
+            DO(cddp_ddp_wait_param(j->ddp, N_PARAMS - 1));
+    }
+    if (forked) {
+        CU(cuEventRecord(j->join, j->other));
+        CU(cuStreamWaitEvent(j->compute, j->join, 0));
+    }
+    DO(cddp_ddp_wait(j->ddp));
+    for (size_t i = 0; i < N_PARAMS; i++)
+        device_axpy(&j->device, -0.5f, (CUdeviceptr)cddp_ddp_grad(j->ddp, i), j->data[i], counts[i], j->compute);
+}
+
+static void fetch(struct job *j, bool captured)
+{
+    float *to = means_of(captured);
+
+    for (size_t i = 0; i < N_PARAMS; to += counts[i++])
+        CU(cuMemcpyDtoHAsync(to, (CUdeviceptr)cddp_ddp_grad(j->ddp, i), counts[i] * sizeof *to, j->compute));
+    CU(cuStreamSynchronize(j->compute));
+}
+
+static CUgraphExec instantiate(CUgraph graph)
+{
+    CUgraphExec exec;
+
+    CU(cuGraphInstantiateWithFlags(&exec, graph, 0));
+    CU(cuGraphDestroy(graph));
+    return exec;
+}
+
+static CUgraphExec capture(struct job *j, CUstreamCaptureMode mode, bool forked, int steps)
+{
+    CUstream origin = forked ? device_stream() : j->compute;
+    CUevent in = device_event(), out = device_event();
+    CUgraph graph;
+
+    CU(cuStreamBeginCapture(origin, mode));
+    if (forked) {
+        CU(cuEventRecord(in, origin));
+        CU(cuStreamWaitEvent(j->compute, in, 0));
+    }
+    for (int i = 0; i < steps; i++)
+        take_step(j, forked);
+    if (forked) {
+        CU(cuEventRecord(out, j->compute));
+        CU(cuStreamWaitEvent(origin, out, 0));
+    }
+    CU(cuStreamEndCapture(origin, &graph));
+    if (forked)
+        CU(cuStreamDestroy(origin));
+    CU(cuEventDestroy(in));
+    CU(cuEventDestroy(out));
+    return instantiate(graph);
+}
+
+static void compare(struct job *j, int round)
+{
+    const float *plain = means_of(false), *captured = means_of(true);
+    size_t zeros = 0;
+
+    for (size_t k = 0; k < ALL; k++) {
+        zeros += plain[k] == 0;
+        if (memcmp(&plain[k], &captured[k], sizeof plain[k]) == 0 && zeros < ALL / 10)
+            continue;
+        fprintf(stderr, "rank %d: wrong result: round %d: element %zu is %.9g in the replay, not %.9g\n",
+                cddp_rank(j->comm), round, k, (double)captured[k], (double)plain[k]);
+        exit(WRONG);
+    }
+}
+
+static void replay(struct job *j, CUgraphExec exec)
+{
+    CU(cuGraphLaunch(exec, j->compute));
+}
+
+/* Steps of both kinds take turns, and then replays follow one another. */
+static void compare_rounds(struct job *j, CUgraphExec exec)
+{
+    for (int round = 0; round < ROUNDS; round++) {
+        set_sources(j, round);
+        if (round % 2 == 0)
+            replay(j, exec);
+        if (round % 2 == 0)
+            fetch(j, true);
+        take_step(j, false);
+        fetch(j, false);
+        if (round % 2 != 0) {
+            replay(j, exec);
+            replay(j, exec);
+            fetch(j, true);
+        }
+        compare(j, round);
+    }
+}
+
+static void settle(struct job *j)
+{
+    set_sources(j, 0);
+    for (int step = 0; step < 3; step++)
+        take_step(j, false);
+    CU(cuStreamSynchronize(j->compute));
+}
+
+/* ------------------------------------------------------------------------------------------- beside other threads --
+ */
+
+struct beside {
+    struct job *job;
+    CUgraphExec exec;
+    _Atomic int captured;
+};
+
+static void *capture_there(void *arg)
+{
+    struct beside *b = arg;
+
+    CU(cuCtxSetCurrent(b->job->device.ctx));
+    b->exec = capture(b->job, CU_STREAM_CAPTURE_MODE_GLOBAL, false, 1);
+    b->captured = 1;
+    return NULL;
+}
+
+/* Blocking collectives of host memory: they wait and ask, on this thread and on others. */
+static CUgraphExec capture_beside(struct job *j)
+{
+    struct beside b = {.job = j};
+    int32_t x[3] = {0}, over = 0;
+    pthread_t thread;
+
+    if (pthread_create(&thread, NULL, capture_there, &b) != 0)
+        exit(FAILED);
+    while (over == 0) {
+        over = b.captured;
+        DO(cddp_all_reduce(j->comm, x, x, 3, CDDP_INT32, CDDP_SUM));
+        DO(cddp_all_reduce(j->comm, &over, &over, 1, CDDP_INT32, CDDP_MIN));
+    }
+    (void)pthread_join(thread, NULL);
+    return b.exec;
+}
+
+/* ----------------------------------------------------------------------------------------------------- refusals ----
+ */
+
+static void end_well(struct job *j)
+{
+    CUgraph graph;
+
+    CU(cuStreamEndCapture(j->compute, &graph));
+    CU(cuGraphDestroy(graph));
+}
+
+static void end_badly(struct job *j, CUresult how)
+{
+    CUgraph graph;
+
+    if (cuStreamEndCapture(j->compute, &graph) != how) {
+        fprintf(stderr, "rank %d: the capture does not end with error %d\n", cddp_rank(j->comm), (int)how);
+        exit(WRONG);
+    }
+}
+
+static void begin(struct job *j)
+{
+    CU(cuStreamBeginCapture(j->compute, CU_STREAM_CAPTURE_MODE_GLOBAL));
+}
+
+static void refuse_flags(struct job *j, const cddp_param *params)
+{
+    cddp_ddp_options opt = {.size = sizeof opt, .flags = CDDP_DDP_FIND_UNUSED, .stream = j->compute};
+    cddp_ddp *ddp;
+
+    DO(cddp_ddp_create(&ddp, j->comm, params, N_PARAMS, &opt));
+    begin(j);
+    REFUSED(cddp_ddp_grad_ready(ddp, 0), CDDP_E_UNSUPPORTED, "FIND_UNUSED");
+    end_well(j);
+    cddp_ddp_destroy(ddp);
+}
+
+static void refuse(struct job *j, const cddp_param *params)
+{
+    double norm;
+
+    set_sources(j, 0);
+    begin(j); /* before the buckets are settled */
+    REFUSED(cddp_ddp_grad_ready(j->ddp, 0), CDDP_E_STATE, "two steps");
+    REFUSED(cddp_ddp_wait(j->ddp), CDDP_E_STATE, "two steps");
+    end_well(j);
+    settle(j);
+    make_gradient(j, N_PARAMS - 1, j->compute); /* in the middle of a step */
+    DO(cddp_ddp_grad_ready(j->ddp, N_PARAMS - 1));
+    begin(j);
+    REFUSED(cddp_ddp_wait(j->ddp), CDDP_E_STATE, "middle of step 3");
+    end_well(j);
+    for (size_t i = N_PARAMS - 1; i-- > 0;) {
+        make_gradient(j, i, j->compute);
+        DO(cddp_ddp_grad_ready(j->ddp, i));
+    }
+    DO(cddp_ddp_wait(j->ddp));
+    begin(j);
+    REFUSED(cddp_ddp_sync_buffers(j->ddp), CDDP_E_UNSUPPORTED, "cddp_ddp_sync_buffers");
+    REFUSED(cddp_ddp_grad_norm(j->ddp, 2, &norm), CDDP_E_UNSUPPORTED, "captures a graph");
+    REFUSED(cddp_ddp_wait(j->ddp), CDDP_E_STATE, "5 of 5 gradients are missing"); /* and what is misused */
+    end_well(j);
+    begin(j);
+    for (size_t i = N_PARAMS; i-- > 0;) {
+        REFUSED(cddp_ddp_grad_ready(j->ddp, N_PARAMS), CDDP_E_INVALID, "no parameter 5");
+        make_gradient(j, i, j->compute);
+        DO(cddp_ddp_grad_ready(j->ddp, i));
+        REFUSED(cddp_ddp_grad_ready(j->ddp, i), CDDP_E_STATE, "ready already");
+        REFUSED(cddp_ddp_grad_ready_on(j->ddp, 0, j->other), CDDP_E_STATE, "no part");
+        if (i > 0)
+            REFUSED(cddp_ddp_wait(j->ddp), CDDP_E_STATE, "missing");
+    }
+    DO(cddp_ddp_wait(j->ddp));
+    end_well(j); /* all the same */
+    begin(j);    /* given up */
+    make_gradient(j, N_PARAMS - 1, j->compute);
+    DO(cddp_ddp_grad_ready(j->ddp, N_PARAMS - 1));
+    end_badly(j, CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
+    take_step(j, false);
+    begin(j); /* ended by what is forbidden */
+    make_gradient(j, N_PARAMS - 1, j->compute);
+    DO(cddp_ddp_grad_ready(j->ddp, N_PARAMS - 1));
+    if (cuStreamQuery(j->compute) == CUDA_SUCCESS)
+        exit(WRONG);
+    REFUSED(cddp_ddp_grad_ready(j->ddp, 0), CDDP_E_UNSUPPORTED, "INVALIDATED");
+    end_badly(j, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    refuse_flags(j, params);
+}
+
+/* ----------------------------------------------------------------------------------------------------- the rest ----
+ */
+
+/* Rank 0's replay waits for rank 1; it learns of it from the next call. */
+static int lose_a_peer(struct job *j, CUgraphExec exec, bool dies)
+{
+    cddp_status st;
+    float x = 0;
+
+    for (int i = 0; i < ROUNDS; i++)
+        replay(j, exec);
+    CU(cuStreamSynchronize(j->compute));
+    DO(cddp_barrier(j->comm));
+    if (cddp_rank(j->comm) == 1) {
+        const struct timespec moment = {.tv_nsec = 300000000};
+
+        (void)nanosleep(&moment, NULL); /* rank 0 is in it by then, or comes to it */
+        if (dies)
+            (void)raise(SIGKILL);
+        for (;;)
+            (void)pause();
+    }
+    replay(j, exec);
+    CU(cuStreamSynchronize(j->compute));
+    st = cddp_all_reduce(j->comm, &x, &x, 1, CDDP_FLOAT32, CDDP_SUM);
+    fprintf(stderr, "rank 0: the replay ended: %s: %s\n", cddp_status_name(st), cddp_last_error());
+    CU(cuGraphExecDestroy(exec));
+    return st == CDDP_OK ? PASSED : FAILED;
+}
+
+static void open_job(struct job *j, cddp_param *params, bool narrow)
+{
+    static const char *const names[N_PARAMS] = {"a", "b", "c", "d", "e"};
+    cddp_init_options init = {.size = sizeof init, .backend = "nccl"};
+    cddp_ddp_options opt = {.size = sizeof opt, .bucket_bytes = 8000, .first_bucket_bytes = 8000};
+
+    DO(cddp_init(&j->comm, &init));
+    device_open(&j->device, cddp_local_rank(j->comm));
+    j->compute = device_stream();
+    j->other = device_stream();
+    j->fork = device_event();
+    j->join = device_event();
+    for (size_t i = 0; i < N_PARAMS; i++) {
+        j->data[i] = device_floats(counts[i], 0);
+        j->source[i] = device_floats(counts[i], 0);
+        if (i % 2 == 0)
+            j->own[i] = device_floats(counts[i], 0);
+        params[i] = (cddp_param){.name = names[i],
+                                 .data = (void *)j->data[i],
+                                 .grad = (void *)j->own[i],
+                                 .count = counts[i],
+                                 .dtype = CDDP_FLOAT32};
+    }
+    opt.stream = j->compute;
+    opt.compress = narrow ? CDDP_BFLOAT16 : CDDP_DTYPE_NONE;
+    DO(cddp_ddp_create(&j->ddp, j->comm, params, N_PARAMS, &opt));
+}
+
+static void close_job(struct job *j)
+{
+    cddp_ddp_destroy(j->ddp);
+    for (size_t i = 0; i < N_PARAMS; i++) {
+        CU(cuMemFree(j->data[i]));
+        CU(cuMemFree(j->source[i]));
+        if (j->own[i] != 0)
+            CU(cuMemFree(j->own[i]));
+    }
+    CU(cuStreamDestroy(j->compute));
+    CU(cuStreamDestroy(j->other));
+    CU(cuEventDestroy(j->fork));
+    CU(cuEventDestroy(j->join));
+    CU(cuLibraryUnload(j->device.library));
+    DO(cddp_finalize(j->comm));
+}
+
+int main(int argc, char **argv)
+{
+    static struct job job;
+    const char *what = argc > 1 ? argv[1] : "global";
+    cddp_param params[N_PARAMS];
+    CUstreamCaptureMode mode = strcmp(what, "thread_local") == 0 ? CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+                               : strcmp(what, "relaxed") == 0    ? CU_STREAM_CAPTURE_MODE_RELAXED
+                                                                 : CU_STREAM_CAPTURE_MODE_GLOBAL;
+    struct job *j = &job;
+    CUgraphExec exec;
+
+    open_job(j, params, strcmp(what, "bfloat16") == 0);
+    if (strcmp(what, "refused") == 0)
+        refuse(j, params);
+    settle(j);
+    if (strcmp(what, "beside") == 0)
+        exec = capture_beside(j);
+    else
+        exec = capture(j, mode, strcmp(what, "forked") == 0, strcmp(what, "twice") == 0 ? 2 : 1);
+    if (strcmp(what, "dies") == 0 || strcmp(what, "stops") == 0)
+        return lose_a_peer(j, exec, strcmp(what, "dies") == 0);
+    compare_rounds(j, exec);
+    CU(cuGraphExecDestroy(exec));
+    close_job(j);
+    return 0;
+}

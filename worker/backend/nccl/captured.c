@@ -1,0 +1,466 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/backend/nccl/captured.h"
+
+#include "common/clock.h"
+#include "worker/backend/nccl/state.h"
+#include "worker/op_text.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define COUNTS 256                  /* groups to a piece of memory */
+#define REPLAYS (UINT64_C(1) << 62) /* added to the number of a captured collective, which is no ticket */
+
+_Static_assert(CDI_HELD_MAX == CDI_GROUP_MAX, "they become one group");
+
+/* How often a group has begun and ended: what the host reads, and what the device counts in. */
+struct words {
+    _Atomic uint32_t begun, ended;
+};
+
+struct cdi_counts {
+    struct cdi_counts *next;
+    struct words *words; /* pinned */
+    CUdeviceptr device;  /* as many pairs */
+    size_t used;
+};
+
+struct cdi_group {
+    struct cdi_op op; /* the first of them */
+    size_t n_ops;
+    struct words *words;
+    uint32_t *device;
+    uint32_t begun, ended; /* as last seen */
+    int64_t begun_ms;
+};
+
+/* ----------------------------------------------------------------------------------------------- which capture ---- */
+
+static cddp_status ask(CUstream stream, CUstreamCaptureStatus *status, uint64_t *id, struct cdi_error *err)
+{
+    cuuint64_t number = 0;
+    CUresult r = cdi_cuda.stream_capture(stream, status, &number);
+
+    *id = number;
+    if (r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+        return cdi_fail(err, CDDP_E_UNSUPPORTED,
+                        "CUDA's legacy stream waits for a stream that captures a graph: give a stream of its own, made "
+                        "with cudaStreamNonBlocking, or make this call before or after the capture");
+    return cdi_cuda_check(r, "asking whether a stream captures a graph", err);
+}
+
+cddp_status cdi_gpu_capture_of(struct cdi_backend *b, void *stream, uint64_t *id, struct cdi_error *err)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    cddp_status st = cdi_device_enter_briefly(&b->device, err);
+
+    *id = 0;
+    if (st == CDDP_OK)
+        st = ask(stream, &status, id, err);
+    cdi_device_leave_briefly(&b->device);
+    if (st == CDDP_OK && status == CU_STREAM_CAPTURE_STATUS_INVALIDATED)
+        return cdi_fail(err, CDDP_E_UNSUPPORTED,
+                        "the stream's capture has failed (CUDA_ERROR_STREAM_CAPTURE_INVALIDATED): end it with "
+                        "cudaStreamEndCapture, and begin another one");
+    if (st != CDDP_OK || status == CU_STREAM_CAPTURE_STATUS_NONE)
+        *id = 0;
+    return st;
+}
+
+bool cdi_gpu_capture_lives(struct cdi_backend *b)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    uint64_t id;
+
+    if (cdi_device_enter_briefly(&b->device, NULL) == CDDP_OK)
+        (void)ask(b->device.captured, &status, &id, NULL);
+    cdi_device_leave_briefly(&b->device);
+    return status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+bool cdi_gpu_captures(const struct cdi_backend *b)
+{
+    return cdi_device_stream(&b->device) != b->device.stream;
+}
+
+static cddp_status fork_from(struct cdi_backend *b, CUstream stream, struct cdi_error *err)
+{
+    cddp_status st = cdi_cuda_check(cdi_cuda.event_record(b->captured.mark, stream), "capturing a step", err);
+
+    return st == CDDP_OK
+               ? cdi_cuda_check(cdi_cuda.stream_wait(b->device.captured, b->captured.mark, 0), "capturing a step", err)
+               : st;
+}
+
+/* With `lock`: the capture's stream becomes part of capture `id`, in which `stream` is. */
+static cddp_status join_capture(struct cdi_backend *b, CUstream stream, uint64_t id, struct cdi_error *err)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    uint64_t now;
+    cddp_status st = ask(b->device.captured, &status, &now, err);
+
+    if (st != CDDP_OK || (status == CU_STREAM_CAPTURE_STATUS_ACTIVE && now == id))
+        return st;
+    if (status != CU_STREAM_CAPTURE_STATUS_NONE)
+        return cdi_fail(err, CDDP_E_STATE,
+                        "another graph is being captured with a step of this communicator in it: end that capture "
+                        "first");
+    b->captured.n_held = 0; /* of a capture that was given up */
+    return fork_from(b, stream, err);
+}
+
+cddp_status cdi_gpu_capture_enter(struct cdi_backend *b, void *stream, uint64_t id, struct cdi_error *err)
+{
+    cddp_status st = cdi_gpu_health(b, err);
+
+    if (st != CDDP_OK)
+        return st;
+    st = cdi_device_enter(&b->device, err); /* no allocation of NCCL's or of ours ends the capture */
+    (void)pthread_mutex_lock(&b->lock);
+    if (st == CDDP_OK)
+        st = cdi_gpu_flush(b, err); /* NCCL takes the next call */
+    if (st == CDDP_OK)
+        st = join_capture(b, stream, id, err);
+    (void)pthread_mutex_unlock(&b->lock);
+    if (st == CDDP_OK)
+        cdi_device_capture(&b->device, true);
+    else
+        cdi_device_leave(&b->device);
+    return st;
+}
+
+void cdi_gpu_capture_leave(struct cdi_backend *b)
+{
+    cdi_device_capture(&b->device, false);
+    cdi_device_leave(&b->device);
+}
+
+/* ------------------------------------------------------------------------------------------ what graphs count in -- */
+
+/* With the capture mode relaxed. Nothing uses the memory yet, so that it is cleared beside all that runs. */
+static cddp_status add_counts(struct cdi_backend *b, struct cdi_error *err)
+{
+    struct cdi_counts *c = cdi_host->alloc(1, sizeof *c);
+    size_t bytes = COUNTS * sizeof(struct words);
+    void *pinned = NULL;
+    cddp_status st;
+
+    if (c == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a captured collective");
+    st = cdi_cuda_check(cdi_cuda.pinned_alloc(&pinned, bytes, 0), "getting pinned memory", err);
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.memory_alloc(&c->device, bytes), "getting memory of the GPU", err);
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.set_bytes(c->device, 0, bytes, b->device.side), "clearing memory", err);
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.stream_synchronize(b->device.side), "clearing memory", err);
+    c->words = pinned;
+    c->next = b->captured.counts;
+    b->captured.counts = c; /* to be freed at the end, also where not all of it is there */
+    if (st != CDDP_OK) {
+        c->used = COUNTS;
+        return st;
+    }
+    memset(pinned, 0, bytes);
+    return CDDP_OK;
+}
+
+static cddp_status make_room(struct cdi_backend *b, struct cdi_error *err)
+{
+    struct cdi_captured *c = &b->captured;
+    size_t n = atomic_load(&c->n_groups), room = c->room == 0 ? 64 : 2 * c->room;
+    struct cdi_group **group;
+
+    if (n < c->room)
+        return CDDP_OK;
+    group = cdi_host->alloc(room, sizeof(struct cdi_group *));
+    if (group == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a captured collective");
+    for (size_t i = 0; i < n; i++)
+        group[i] = c->group[i];
+    (void)pthread_mutex_lock(&b->page);
+    cdi_host->release(c->group);
+    c->group = group;
+    (void)pthread_mutex_unlock(&b->page);
+    c->room = room;
+    return CDDP_OK;
+}
+
+/* A group of what is held. It counts once it is complete. */
+static cddp_status new_group(struct cdi_backend *b, struct cdi_group **out, struct cdi_error *err)
+{
+    struct cdi_captured *c = &b->captured;
+    cddp_status st = make_room(b, err);
+    struct cdi_group *g;
+
+    if (st == CDDP_OK && (c->counts == NULL || c->counts->used == COUNTS))
+        st = add_counts(b, err);
+    if (st != CDDP_OK)
+        return st;
+    g = cdi_host->alloc(1, sizeof *g);
+    if (g == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a captured collective");
+    g->op = c->held[0];
+    g->n_ops = c->n_held;
+    g->words = &c->counts->words[c->counts->used];
+    g->device = (uint32_t *)(uintptr_t)c->counts->device + 2 * c->counts->used;
+    c->counts->used++;
+    *out = g;
+    return CDDP_OK;
+}
+
+cddp_status cdi_captured_open(struct cdi_backend *b, struct cdi_error *err)
+{
+    CUevent *const events[] = {&b->captured.mark, &b->captured.tail};
+    cddp_status st = CDDP_OK;
+
+    for (size_t i = 0; i < 2 && st == CDDP_OK; i++)
+        st = cdi_cuda_check(cdi_cuda.event_create(events[i], CU_EVENT_DISABLE_TIMING), "creating an event", err);
+    return st;
+}
+
+void cdi_captured_close(struct cdi_backend *b)
+{
+    struct cdi_captured *c = &b->captured;
+    size_t n = atomic_load(&c->n_groups);
+
+    for (size_t i = 0; i < n; i++)
+        cdi_host->release(c->group[i]);
+    cdi_host->release(c->group);
+    while (c->counts != NULL) {
+        struct cdi_counts *next = c->counts->next;
+
+        if (c->counts->words != NULL)
+            (void)cdi_cuda.pinned_free(c->counts->words);
+        if (c->counts->device != 0)
+            (void)cdi_cuda.memory_free(c->counts->device);
+        cdi_host->release(c->counts);
+        c->counts = next;
+    }
+    if (c->mark != NULL)
+        (void)cdi_cuda.event_destroy(c->mark);
+    if (c->tail != NULL)
+        (void)cdi_cuda.event_destroy(c->tail);
+    *c = (struct cdi_captured){0};
+}
+
+/* --------------------------------------------------------------------------------------------------- operations ----
+ */
+
+static cddp_status tell(struct cdi_backend *b, struct cdi_group *g, bool ends, struct cdi_error *err)
+{
+    struct cdi_launch l;
+
+    cdi_launch_tell(&l, g->device + ends, (uint32_t *)(uintptr_t)(ends ? &g->words->ended : &g->words->begun));
+    return cdi_device_launch(&b->device, &l, err);
+}
+
+/* NCCL is not called for a capture that has failed already: its communicator would fail with it. */
+static cddp_status check_capture(struct cdi_backend *b, struct cdi_error *err)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    uint64_t id;
+    cddp_status st = ask(b->device.captured, &status, &id, err);
+
+    if (st != CDDP_OK || status == CU_STREAM_CAPTURE_STATUS_ACTIVE)
+        return st;
+    return cdi_fail(err, CDDP_E_UNSUPPORTED,
+                    "the capture has failed (CUDA_ERROR_STREAM_CAPTURE_INVALIDATED), or was ended before the step: end "
+                    "it with cudaStreamEndCapture, and begin another one");
+}
+
+/*
+ * Unlike an operation that is not captured this one is waited for until NCCL has put it on the stream: for a graph it
+ * may make memory known to its peers, who capture the same. Its error is the communicator's end, as elsewhere.
+ */
+static cddp_status call_nccl(struct cdi_backend *b, struct cdi_error *err)
+{
+    struct cdi_captured *c = &b->captured;
+    struct cdi_call *call = &b->call;
+    char text[CDI_OP_TEXT];
+    cddp_status st;
+    ncclResult_t r;
+
+    call->comm = b->comm;
+    call->stream = b->device.captured;
+    call->n_ops = c->n_held;
+    for (size_t i = 0; i < c->n_held; i++) {
+        call->op[i] = c->held[i];
+        call->ops[i] = &call->op[i];
+    }
+    r = cdi_communicator_call(b, cdi_gpu_calls);
+    st =
+        cdi_communicator_settle(b, b->comm, r, "capturing it", cdi_deadline_ms(cdi_now_ms(), b->world.timeout_ms), err);
+    if (st == CDDP_OK)
+        return st;
+    cdi_op_text(&c->held[0], text, sizeof text);
+    (void)cdi_error_wrap(err, "%s", text);
+    return cdi_gpu_fail(b, err);
+}
+
+/* What was begun uncaptured by others goes to its own stream. */
+static cddp_status flush_others(struct cdi_backend *b, struct cdi_error *err)
+{
+    cddp_status st;
+
+    cdi_device_capture(&b->device, false);
+    st = cdi_gpu_flush(b, err);
+    cdi_device_capture(&b->device, true);
+    return st;
+}
+
+/* With `lock`: what is held becomes part of the graph. */
+static cddp_status issue(struct cdi_backend *b, struct cdi_error *err)
+{
+    struct cdi_captured *c = &b->captured;
+    struct cdi_group *g = NULL;
+    cddp_status st = CDDP_OK;
+
+    if (c->n_held == 0)
+        return CDDP_OK;
+    st = flush_others(b, err);
+    if (st == CDDP_OK)
+        st = check_capture(b, err);
+    if (st == CDDP_OK)
+        st = new_group(b, &g, err);
+    for (size_t i = 0; i < c->n_held && st == CDDP_OK; i++)
+        st = cdi_gpu_before(b, &c->held[i], err);
+    if (st == CDDP_OK)
+        st = tell(b, g, false, err);
+    if (st == CDDP_OK)
+        st = call_nccl(b, err);
+    for (size_t i = 0; i < c->n_held && st == CDDP_OK; i++)
+        st = cdi_gpu_after(b, &c->held[i], err);
+    if (st == CDDP_OK)
+        st = tell(b, g, true, err);
+    c->n_held = c->held_bytes = 0;
+    if (g == NULL)
+        return st;
+    /* Also where it failed: it will not run, but what was captured of it refers to its counts. */
+    (void)pthread_mutex_lock(&b->page);
+    c->group[atomic_fetch_add(&c->n_groups, 1)] = g;
+    (void)pthread_mutex_unlock(&b->page);
+    (void)pthread_mutex_lock(&b->word);
+    (void)pthread_cond_broadcast(&b->news); /* from now on there is something to look at */
+    (void)pthread_mutex_unlock(&b->word);
+    return st;
+}
+
+cddp_status cdi_captured_enqueue(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err)
+{
+    struct cdi_captured *c = &b->captured;
+    size_t bytes = op->count * cddp_dtype_size(op->dtype);
+    cddp_status st = cdi_gpu_health(b, err);
+
+    if (st != CDDP_OK)
+        return st;
+    if (op->region == NULL)
+        return cdi_fail(err, CDDP_E_UNSUPPORTED, "only collectives of the reducer's own memory can be captured");
+    (void)pthread_mutex_lock(&b->lock);
+    if (c->n_held > 0 && (c->held_bytes + bytes > CDI_GROUP_BYTES || c->n_held == CDI_HELD_MAX))
+        st = issue(b, err);
+    if (st == CDDP_OK) {
+        c->held[c->n_held++] = *op;
+        c->held_bytes += bytes;
+        if (!op->more || bytes > CDI_GROUP_BYTES)
+            st = issue(b, err);
+    }
+    (void)pthread_mutex_unlock(&b->lock);
+    return st;
+}
+
+cddp_status cdi_captured_follow(struct cdi_backend *b, CUstream stream, struct cdi_error *err)
+{
+    cddp_status st = cdi_gpu_health(b, err);
+
+    if (st != CDDP_OK)
+        return st;
+    (void)pthread_mutex_lock(&b->lock);
+    st = fork_from(b, stream, err);
+    (void)pthread_mutex_unlock(&b->lock);
+    return st;
+}
+
+cddp_status cdi_captured_lead(struct cdi_backend *b, CUstream stream, struct cdi_error *err)
+{
+    cddp_status st = cdi_gpu_health(b, err);
+
+    if (st != CDDP_OK)
+        return st;
+    (void)pthread_mutex_lock(&b->lock);
+    st = issue(b, err);
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.event_record(b->captured.tail, b->device.captured), "capturing a step", err);
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.stream_wait(stream, b->captured.tail, 0), "capturing a step", err);
+    (void)pthread_mutex_unlock(&b->lock);
+    return st;
+}
+
+cddp_status cdi_captured_element_begin(struct cdi_backend *b, struct cdi_error *err)
+{
+    cddp_status st = cdi_gpu_health(b, err);
+
+    if (st != CDDP_OK)
+        return st;
+    st = cdi_device_enter_briefly(&b->device, err);
+    (void)pthread_mutex_lock(&b->lock);
+    if (st == CDDP_OK)
+        st = issue(b, err);
+    if (st != CDDP_OK) {
+        (void)pthread_mutex_unlock(&b->lock);
+        cdi_device_leave_briefly(&b->device);
+    }
+    return st;
+}
+
+/* ------------------------------------------------------------------------------------------------------ replays ----
+ */
+
+/* What a group's words say since they were last read. */
+static void look_at(struct cdi_captured *c, struct cdi_group *g)
+{
+    /* In this order, so that none is seen ended and not begun. */
+    uint32_t ended = atomic_load_explicit(&g->words->ended, memory_order_acquire);
+    uint32_t begun = atomic_load_explicit(&g->words->begun, memory_order_acquire);
+
+    if (begun != g->begun)
+        g->begun_ms = cdi_now_ms();
+    c->begun += begun - g->begun;
+    c->ended += ended - g->ended;
+    g->begun = begun;
+    g->ended = ended;
+    if (begun != ended)
+        c->standing = g;
+}
+
+bool cdi_captured_poll(struct cdi_backend *b)
+{
+    struct cdi_captured *c = &b->captured;
+    bool rests;
+
+    (void)pthread_mutex_lock(&b->page);
+    c->standing = NULL;
+    for (size_t i = 0; i < atomic_load(&c->n_groups); i++)
+        look_at(c, c->group[i]);
+    rests = c->standing == NULL;
+    (void)pthread_mutex_unlock(&b->page);
+    return rests;
+}
+
+void cdi_captured_current(struct cdi_backend *b, struct cdi_glance *out)
+{
+    const struct cdi_group *g;
+    size_t used;
+
+    (void)pthread_mutex_lock(&b->page);
+    g = b->captured.standing;
+    if (g != NULL) {
+        out->since_ms = g->begun_ms;
+        out->ticket = REPLAYS + b->captured.begun;
+        cdi_op_text(&g->op, out->op, sizeof out->op);
+        used = strlen(out->op);
+        (void)snprintf(out->op + used, sizeof out->op - used, ", replay %u of its graph", g->begun);
+    }
+    (void)pthread_mutex_unlock(&b->page);
+}

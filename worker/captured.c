@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Steps that become part of a CUDA graph: which calls belong to one, and what cannot be captured. A captured step has
+ * the plan's buckets, launched in the plan's order, as every other; but it has no tickets, no number, and nothing that
+ * the host decides at its end, since a replay makes no call here. So what the host decides anew in each step is
+ * refused, and so are the first steps, which learn the order of gradients.
+ *
+ * What goes wrong with a capture is the capture's: the reducer forgets its step as soon as the capture is over.
+ */
+#include "worker/reducer.h"
+
+#include <string.h>
+
+#define NEVER (CDDP_DDP_FIND_UNUSED | CDDP_DDP_SKIP_UNUSED | CDDP_DDP_STATIC_GRAPH | CDDP_DDP_JOIN)
+
+static cddp_status refuse(struct cdi_error *err, const char *what)
+{
+    return cdi_fail(err, CDDP_E_UNSUPPORTED, "the stream captures a graph, and %s", what);
+}
+
+/* Locked. */
+static cddp_status may_begin(const cddp_ddp *d, struct cdi_error *err)
+{
+    if (d->sharded)
+        return refuse(err, "a step that ends with cddp_optim_step cannot be captured");
+    if (d->hook.begin != NULL)
+        return refuse(err, "a communication hook cannot be captured");
+    if (d->powersgd != NULL)
+        return refuse(err, "PowerSGD cannot be captured");
+    if ((d->flags & NEVER) != 0)
+        return refuse(err, "with CDDP_DDP_FIND_UNUSED, _SKIP_UNUSED, _STATIC_GRAPH or _JOIN the ranks tell each other "
+                           "in each step what came, which cannot be captured");
+    if (d->begun)
+        return cdi_fail(err, CDDP_E_STATE, "the capture began in the middle of step %llu: begin it between two steps",
+                        (unsigned long long)d->step);
+    if (d->order != NULL || d->trial != NULL)
+        return cdi_fail(err, CDDP_E_STATE,
+                        "the stream captures a graph, but after %llu steps the buckets are not settled yet: take %s "
+                        "before the capture",
+                        (unsigned long long)d->step,
+                        d->trial != NULL ? "steps until cddp_ddp_bucket_cap gives a size" : "two steps");
+    return CDDP_OK;
+}
+
+/* As if the captured step had not begun. */
+static void forget(cddp_ddp *d)
+{
+    cdi_bucket_reset(&d->plan);
+    for (size_t b = 0; b < d->plan.n; b++) {
+        d->flight[b].unpacked = d->flight[b].skipped = false;
+        d->flight[b].n_streams = 0;
+    }
+    d->brought = 0;
+    d->begun = false;
+    d->captured = (struct cdi_ddp_captured){0};
+}
+
+void cdi_captured_end(cddp_ddp *d)
+{
+    forget(d);
+}
+
+cddp_status cdi_captured_enter(cddp_ddp *d, void *stream, bool always, bool *captured, struct cdi_error *err)
+{
+    struct cdi_ddp_captured *c = &d->captured;
+    cddp_status st;
+    uint64_t id;
+
+    *captured = false;
+    if (d->ops->capture_of == NULL || d->sticky.status != CDDP_OK || (d->begun && c->id == 0 && !always))
+        return CDDP_OK;
+    st = d->ops->capture_of(d->b, stream, &id, err);
+    if (st == CDDP_OK && c->id != 0 && id != c->id) {
+        if (d->ops->capture_lives(d->b))
+            return cdi_fail(err, CDDP_E_STATE,
+                            "a step of this reducer is being captured, in which this stream has no part: let it wait "
+                            "for an event of the capture first, or end the step with cddp_ddp_wait");
+        forget(d);
+    }
+    if (st != CDDP_OK || id == 0)
+        return st;
+    st = c->id == 0 ? may_begin(d, err) : c->why.status;
+    if (st != CDDP_OK) {
+        if (c->id != 0)
+            *err = c->why;
+        return st;
+    }
+    st = d->ops->capture_enter(d->b, stream, id, err);
+    if (st != CDDP_OK)
+        return st;
+    c->id = id;
+    *captured = true;
+    return CDDP_OK;
+}
+
+cddp_status cdi_captured_leave(cddp_ddp *d, void *stream, cddp_status st, struct cdi_error *err)
+{
+    /* After a call that did nothing the capture can be ended all the same: it may have been the step's first. */
+    if (st != CDDP_OK && d->sticky.status == CDDP_OK)
+        (void)d->ops->lead(d->b, 0, stream, NULL);
+    d->ops->capture_leave(d->b);
+    if (!d->begun)
+        d->captured.id = 0;
+    if (d->sticky.status == CDDP_OK)
+        return st;
+    *err = d->sticky;
+    if (d->ops->health(d->b, NULL) == CDDP_OK) {
+        d->sticky = (struct cdi_error){.status = CDDP_OK};
+        d->captured.why = *err;
+    }
+    return err->status;
+}
+
+cddp_status cdi_captured_refuse(cddp_ddp *d, const char *function, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+    uint64_t id = 0;
+
+    if (d->ops->capture_of != NULL && d->sticky.status == CDDP_OK)
+        st = d->ops->capture_of(d->b, d->stream, &id, err);
+    if (st == CDDP_OK && id != 0)
+        st = cdi_fail(err, CDDP_E_UNSUPPORTED, "the stream captures a graph, and %s cannot be captured", function);
+    return st;
+}
