@@ -915,13 +915,15 @@ static int abandon(struct rank *r)
     cddp_status st = rank_open(r);
     uint64_t ticket;
 
-    /* A rank of another node may have opened, abandoned its work and said so before this one has opened. */
+    /* Another rank may have opened, abandoned its work and said so before this one has opened, or begun its own. */
     RANK_CHECK(st == CDDP_OK || st == CDDP_E_ABORTED);
     if (st != CDDP_OK)
         return 0;
     op.lazy = r->rank % 2;
-    if (r->rank != 1)
-        RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
+    if (r->rank != 1) {
+        st = r->ops->enqueue(r->b, &op, &ticket, &r->err);
+        RANK_CHECK(st == CDDP_OK || st == CDDP_E_ABORTED, "%s", r->err.msg);
+    }
     return 0; /* destroyed with work in flight: must not hang */
 }
 
