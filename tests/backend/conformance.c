@@ -524,6 +524,32 @@ static int large_halves(struct rank *r, struct cdi_region *region)
     return 0;
 }
 
+/* The program itself may ask for a mean of what lies in a region, in place or not. */
+static int halves_of_the_programs(struct rank *r, struct cdi_region *region)
+{
+    uint16_t *at = region->base, *to[] = {at, at + 500};
+    const uint16_t given = cdi_f16_of_float(60000);
+    uint16_t x[100], got[100];
+
+    for (size_t k = 0; k < 100; k++)
+        x[k] = given;
+    for (int i = 1; i >= 0; i--) {
+        struct cdi_op op = an_op(CDI_ALL_REDUCE, at, to[i], 100, CDDP_FLOAT16);
+        uint64_t ticket;
+
+        op.op = CDDP_MEAN;
+        RANK_CHECK(r->ops->copy(r->b, at, x, sizeof x, &r->err) == CDDP_OK);
+        RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
+        RANK_CHECK(r->ops->join(r->b, ticket, &r->err) == CDDP_OK);
+        RANK_CHECK(r->ops->copy(r->b, got, to[i], sizeof got, &r->err) == CDDP_OK);
+        for (size_t k = 0; k < 100; k++)
+            RANK_CHECK(fabs((double)cdi_float_of_f16(got[k]) - 60000) <= 64, "%f", (double)cdi_float_of_f16(got[k]));
+        RANK_CHECK(r->ops->copy(r->b, got, at, sizeof got, &r->err) == CDDP_OK);
+        RANK_CHECK(i == 0 || memcmp(got, x, sizeof x) == 0, "what was given is as it was");
+    }
+    return 0;
+}
+
 static int region_shards(struct rank *r)
 {
     static const size_t blocks[] = {1, 16, 700, 2064, 100001};
@@ -535,7 +561,7 @@ static int region_shards(struct rank *r)
         for (size_t k = 0; k < sizeof blocks / sizeof blocks[0]; k++)
             if (shards(r, region, blocks[k], (cddp_dtype)dtype) != 0)
                 return 1;
-    if (large_halves(r, region) != 0)
+    if (large_halves(r, region) != 0 || halves_of_the_programs(r, region) != 0)
         return 1;
     r->ops->region_destroy(r->b, region);
     return 0;

@@ -8,7 +8,7 @@ static bool reduces(const struct cdi_op *op)
 
 enum cdi_mean cdi_mean_of(const struct cdi_op *op, const struct cdi_mean_facts *facts)
 {
-    bool symmetric = facts->nccl_code >= CDI_NCCL_SYMMETRIC_MEAN && facts->n_nodes == 1 && facts->window;
+    bool takes = facts->nccl_code >= CDI_NCCL_SYMMETRIC_MEAN && facts->n_nodes == 1, symmetric = takes && facts->window;
 
     if (!reduces(op) || op->op != CDDP_MEAN || facts->n_ranks == 1)
         return CDI_MEAN_NONE;
@@ -18,11 +18,10 @@ enum cdi_mean cdi_mean_of(const struct cdi_op *op, const struct cdi_mean_facts *
         return symmetric && op->kind == CDI_REDUCE_SCATTER ? CDI_MEAN_BY_NCCL : CDI_MEAN_AFTER;
     /* Its sum can overflow. Ranks may differ in whether a collective of the program's is in place; a bucket's always
      * is. */
-    if (op->dtype == CDDP_FLOAT16 && op->kind == CDI_ALL_REDUCE && op->bucket >= 0 && op->in == op->out)
+    if (op->dtype == CDDP_FLOAT16 && op->kind == CDI_ALL_REDUCE &&
+        ((op->bucket >= 0 && op->in == op->out) || (takes && facts->had_window)))
         return CDI_MEAN_BEFORE;
     if (op->dtype == CDDP_FLOAT16 && op->kind == CDI_REDUCE_SCATTER && op->bucket >= 0 && symmetric)
         return CDI_MEAN_BEFORE;
-    if (op->dtype == CDDP_FLOAT16 && op->kind == CDI_ALL_REDUCE && symmetric)
-        return CDI_MEAN_AFTER;
     return CDI_MEAN_BY_NCCL; /* which divides the sums of integers */
 }

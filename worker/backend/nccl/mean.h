@@ -23,14 +23,15 @@
 enum cdi_mean {
     CDI_MEAN_NONE,    /* no mean; or a mean of one rank, which is a sum */
     CDI_MEAN_BY_NCCL, /* ncclAvg */
-    CDI_MEAN_BEFORE, /* ncclSum of what a factor of ours has made smaller: all that this rank gives, in place, where the
-                        memory is the operation's */
-    CDI_MEAN_AFTER,  /* ncclSum, then a factor of ours on what this rank gets */
+    CDI_MEAN_BEFORE,  /* ncclSum of what a factor of ours has made smaller: all that this rank gives, in place; the
+                         program's  is first copied to where the result will be */
+    CDI_MEAN_AFTER,   /* ncclSum, then a factor of ours on what this rank gets */
 };
 
 struct cdi_mean_facts {
     int nccl_code, n_ranks, n_nodes;
-    bool window; /* both buffers lie in a window that all ranks have registered */
+    bool window;     /* both buffers lie in a window that all ranks have registered */
+    bool had_window; /* the communicator has, or had, one: NCCL finds memory in it by its address, whoever gives it */
 };
 
 /* For any operation. Equal on all ranks where the facts are, as NCCL needs it. */

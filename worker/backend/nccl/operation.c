@@ -170,7 +170,8 @@ static enum cdi_mean mean_of(const struct cdi_backend *b, const struct cdi_op *o
     const struct cdi_mean_facts facts = {.nccl_code = cdi_nccl.code,
                                          .n_ranks = b->world.size,
                                          .n_nodes = b->world.n_nodes,
-                                         .window = cdi_gpu_is_window(op->region)};
+                                         .window = cdi_gpu_is_window(op->region),
+                                         .had_window = b->had_window};
 
     return cdi_mean_of(op, &facts);
 }
@@ -290,6 +291,20 @@ static size_t n_given(const struct cdi_backend *b, const struct cdi_op *op)
     return op->kind == CDI_REDUCE_SCATTER ? op->count * (size_t)b->world.size : op->count;
 }
 
+/* What the program gives stays as it is. */
+static cddp_status copy_to_out(struct cdi_backend *b, struct cdi_op *op, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    if (op->kind != CDI_ALL_REDUCE || op->in == op->out)
+        return CDDP_OK;
+    st = cdi_cuda_check(cdi_cuda.on_device(cdi_device_ptr(op->out), cdi_device_ptr(op->in),
+                                           op->count * cddp_dtype_size(op->dtype), cdi_device_stream(&b->device)),
+                        "copying", err);
+    op->in = op->out;
+    return st;
+}
+
 static bool divides_before(const struct cdi_backend *b, const struct cdi_op *op)
 {
     return op->count > 0 && mean_of(b, op) == CDI_MEAN_BEFORE;
@@ -302,10 +317,14 @@ static bool divides_after(const struct cdi_backend *b, const struct cdi_op *op)
     return here && op->count > 0 && mean_of(b, op) == CDI_MEAN_AFTER;
 }
 
-cddp_status cdi_gpu_before(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err)
+cddp_status cdi_gpu_before(struct cdi_backend *b, struct cdi_op *op, struct cdi_error *err)
 {
-    return divides_before(b, op) ? divide(b, (void *)(uintptr_t)op->in, n_given(b, op), op->dtype, NULL, 0, err)
-                                 : CDDP_OK;
+    cddp_status st;
+
+    if (!divides_before(b, op))
+        return CDDP_OK;
+    st = copy_to_out(b, op, err);
+    return st == CDDP_OK ? divide(b, (void *)(uintptr_t)op->in, n_given(b, op), op->dtype, NULL, 0, err) : st;
 }
 
 cddp_status cdi_gpu_after(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err)
@@ -332,7 +351,10 @@ static cddp_status put_before(struct cdi_backend *b, uint64_t first, uint64_t la
         struct cdi_slot *s = cdi_slot_of(b, t);
 
         st = cdi_stage_in(b, s, err);
-        if (st == CDDP_OK && divides_before(b, &s->op))
+        if (st != CDDP_OK || !divides_before(b, &s->op))
+            continue;
+        st = copy_to_out(b, &s->op, err);
+        if (st == CDDP_OK)
             st = divide(b, (void *)(uintptr_t)s->op.in, n_given(b, &s->op), s->op.dtype,
                         t == last ? cdi_told_start_by : NULL, last, err);
     }

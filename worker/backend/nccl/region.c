@@ -161,11 +161,13 @@ static cddp_status make_known(struct cdi_backend *b, struct cdi_gpu_region *r, s
         st = make_window(b, r, &ok, err);
         if (st == CDDP_OK)
             st = all_can(b, ok, &ok, err);
+        (void)pthread_mutex_lock(&b->lock);
+        b->had_window = b->had_window || ok;
         if (st != CDDP_OK || ok) {
+            (void)pthread_mutex_unlock(&b->lock);
             r->kind = CDI_ARENA_WINDOW;
             return st;
         }
-        (void)pthread_mutex_lock(&b->lock);
         if (cdi_gpu_flush(b, err) == CDDP_OK)
             unregister(b, r);
         (void)pthread_mutex_unlock(&b->lock);

@@ -117,6 +117,7 @@ struct cdi_backend {
     struct {
         bool windows, registration; /* of regions: see region.c */
     } use;
+    bool had_window; /* with `lock`; equal on all ranks, between the same operations */
 
     pthread_mutex_t lock, page;
     struct cdi_slot *ring;
@@ -267,7 +268,7 @@ void cdi_gpu_forgive(struct cdi_backend *b, int64_t ms);
 cddp_status cdi_gpu_failed_call(struct cdi_backend *b, cddp_status st, const struct cdi_op *op, struct cdi_error *err);
 void cdi_gpu_free_ring(struct cdi_backend *b);
 /* With `lock`, for operations beside the ring: what is done before and behind NCCL's calls of b->call, and these. */
-cddp_status cdi_gpu_before(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err);
+cddp_status cdi_gpu_before(struct cdi_backend *b, struct cdi_op *op, struct cdi_error *err);
 cddp_status cdi_gpu_after(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err);
 ncclResult_t cdi_gpu_calls(void *b);
 
