@@ -20,6 +20,18 @@ static const struct cdi_flight_entry *at(const struct cdi_flight_view *v)
     return is_inside(v) ? &v->oldest_unfinished : &v->last;
 }
 
+/* Is it in a collective of a graph? */
+static bool is_in_replay(const struct cdi_flight_view *v)
+{
+    return !is_inside(v) && v->replay.begun > v->replay.ended;
+}
+
+/* Was that its last? */
+static bool is_behind_replay(const struct cdi_flight_view *v)
+{
+    return !is_inside(v) && v->replay.begun > 0 && v->replay.since_ns > v->last.done_ns;
+}
+
 /* Is it in the rank's queue, with nobody at work on it? */
 static bool is_queued(const struct cdi_flight_view *v)
 {
@@ -37,6 +49,10 @@ static int compare_places(const struct cdi_flight_view *a, const struct cdi_flig
     const struct cdi_flight_entry *x = at(a), *y = at(b);
     int by = order(x->seq, y->seq);
 
+    if (by == 0)
+        by = order(a->replay.begun, b->replay.begun);
+    if (by == 0)
+        by = order(a->replay.ended, b->replay.ended);
     if (by == 0)
         by = order(is_queued(b), is_queued(a)); /* before it, in it, after it */
     if (by == 0)
@@ -63,6 +79,12 @@ static size_t add_place(const struct cdi_flight_view *v, char *buf, size_t cap)
     const struct cdi_flight_entry *e = at(v);
     char bucket[32] = "", step[40] = "";
 
+    if (is_in_replay(v) || is_behind_replay(v)) {
+        if (v->replay.bucket >= 0)
+            (void)snprintf(bucket, sizeof bucket, " (bucket %d)", v->replay.bucket);
+        return (size_t)snprintf(buf, cap, " %s captured %s%s, replay %" PRIu64, is_in_replay(v) ? "in" : "after",
+                                cdi_flight_op_name(v->replay.op), bucket, v->replay.number);
+    }
     if (e->seq == 0)
         return (size_t)snprintf(buf, cap, " before the first collective");
     if (e->bucket >= 0)
@@ -84,7 +106,11 @@ static size_t add_time(const struct where_rank *v, size_t n, int64_t now_ns, cha
 
     for (size_t i = 0; i < n; i++) {
         const struct cdi_flight_entry *e = at(&v[i].view);
-        int64_t since = !is_inside(&v[i].view) ? e->done_ns : e->started_ns != 0 ? e->started_ns : e->enqueued_ns;
+        bool replay = is_in_replay(&v[i].view) || is_behind_replay(&v[i].view);
+        int64_t since = replay                   ? v[i].view.replay.since_ns
+                        : !is_inside(&v[i].view) ? e->done_ns
+                        : e->started_ns != 0     ? e->started_ns
+                                                 : e->enqueued_ns;
 
         if (since > 0 && since <= now_ns && now_ns - since < shortest)
             shortest = now_ns - since;
@@ -92,9 +118,9 @@ static size_t add_time(const struct where_rank *v, size_t n, int64_t now_ns, cha
     if (shortest == INT64_MAX || shortest < SECOND_NS)
         return 0;
     return (size_t)snprintf(buf, cap,
-                            is_queued(&v->view)   ? " for %lld s"
-                            : is_inside(&v->view) ? ", for %lld s"
-                                                  : ", %lld s ago",
+                            is_queued(&v->view)                             ? " for %lld s"
+                            : is_inside(&v->view) || is_in_replay(&v->view) ? ", for %lld s"
+                                                                            : ", %lld s ago",
                             (long long)(shortest / SECOND_NS));
 }
 

@@ -23,7 +23,7 @@
 #include <unistd.h>
 
 #define FLIGHT_MAGIC 0x54474c4650444443u /* "CDDPFLGT" */
-#define FLIGHT_VERSION 2u
+#define FLIGHT_VERSION 3u
 #define KEPT 65536 /* records of a worker that waits for more collectives than the ring holds; a power of two */
 #define OP_UNKNOWN UINT32_MAX
 
@@ -62,12 +62,17 @@ struct page {
     _Atomic uint64_t last_seq;
     _Atomic uint64_t step;
     _Atomic int32_t missed_plus_1; /* 0: none */
-    uint8_t pad3[64 - 20];
+    _Atomic uint32_t replay_op;
+    _Atomic uint64_t replay_begun, replay_ended, replay_number;
+    _Atomic int64_t replay_since_ns;
+    _Atomic int32_t replay_bucket;
+    uint8_t pad3[64 - 60];
     struct record ring[CDI_FLIGHT_RING];
     struct record running; /* the collective that started last: the ring may have forgotten it */
 };
 
 _Static_assert(offsetof(struct page, wake) == 4096, "the agent's half starts on a page of its own");
+_Static_assert(offsetof(struct page, ring) == 8192 + 64, "nothing is between them that the compiler chose");
 _Static_assert(offsetof(struct page, last_seq) == 8192, "the worker's half starts on a page of its own");
 _Static_assert((CDI_FLIGHT_RING & (CDI_FLIGHT_RING - 1)) == 0, "the ring is indexed by seq modulo its size");
 
@@ -223,6 +228,12 @@ void cdi_flight_read(const struct cdi_flight *f, struct cdi_flight_view *view)
         .step = atomic_load_explicit(&p->step, memory_order_acquire),
         .claimed_pid = atomic_load_explicit(&p->claimed, memory_order_acquire),
         .missed_rank = (int32_t)((uint32_t)atomic_load_explicit(&p->missed_plus_1, memory_order_acquire) - 1),
+        .replay = {.ended = atomic_load_explicit(&p->replay_ended, memory_order_acquire),
+                   .begun = atomic_load_explicit(&p->replay_begun, memory_order_acquire),
+                   .number = atomic_load_explicit(&p->replay_number, memory_order_acquire),
+                   .op = atomic_load_explicit(&p->replay_op, memory_order_acquire),
+                   .bucket = atomic_load_explicit(&p->replay_bucket, memory_order_acquire),
+                   .since_ns = atomic_load_explicit(&p->replay_since_ns, memory_order_acquire)},
     };
     for (uint64_t seq = first; seq <= last; seq++) {
         if (!read_record(&p->ring[seq % CDI_FLIGHT_RING], seq, &e))
@@ -430,6 +441,18 @@ void cdi_flight_done(struct cdi_flight *f, uint64_t seq)
 void cdi_flight_step(struct cdi_flight *f, uint64_t step)
 {
     atomic_store_explicit(&f->page->step, step, memory_order_release);
+}
+
+void cdi_flight_replays(struct cdi_flight *f, const struct cdi_flight_replay *r)
+{
+    struct page *p = f->page;
+
+    atomic_store_explicit(&p->replay_op, r->op, memory_order_release);
+    atomic_store_explicit(&p->replay_bucket, r->bucket, memory_order_release);
+    atomic_store_explicit(&p->replay_number, r->number, memory_order_release);
+    atomic_store_explicit(&p->replay_since_ns, cdi_now_coarse_ns(), memory_order_release);
+    atomic_store_explicit(&p->replay_begun, r->begun, memory_order_release);
+    atomic_store_explicit(&p->replay_ended, r->ended, memory_order_release);
 }
 
 void cdi_flight_miss(struct cdi_flight *f, int rank)

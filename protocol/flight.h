@@ -54,6 +54,18 @@ struct cdi_flight_entry {
     int64_t enqueued_ns, started_ns, done_ns; /* queued until started_ns, running until done_ns */
 };
 
+/*
+ * Collectives of CUDA graphs, which are run again and again without a call: how many have begun and ended in all
+ * replays, and the last that has begun. They have no records in the ring.
+ */
+struct cdi_flight_replay {
+    uint64_t begun, ended; /* 0: there are none */
+    uint64_t number;       /* of the replay of its graph, from 1 */
+    uint32_t op;
+    int32_t bucket;   /* -1: not a bucket's */
+    int64_t since_ns; /* seen to have begun or, where all have ended, ended; a clock as above */
+};
+
 /* ---------------------------------------------------------------------------------------------- agent's side ---- */
 
 /*
@@ -79,6 +91,7 @@ void cdi_flight_tell_stop_wanted(struct cdi_flight *f);
 struct cdi_flight_view {
     struct cdi_flight_entry last;
     struct cdi_flight_entry oldest_unfinished;
+    struct cdi_flight_replay replay;
     uint64_t step;       /* of the reducer, from 0: how many it has completed */
     int32_t claimed_pid; /* 0: the worker does not use libcddp (yet) */
     int32_t missed_rank; /* a wait failed since this rank was gone without cddp_finalize; -1: none */
@@ -106,6 +119,8 @@ uint64_t cdi_flight_enqueue(struct cdi_flight *f, enum cdi_flight_op op, uint32_
 void cdi_flight_start(struct cdi_flight *f, uint64_t seq);
 void cdi_flight_done(struct cdi_flight *f, uint64_t seq);
 void cdi_flight_step(struct cdi_flight *f, uint64_t step);
+/* How far replays are; since_ns is not looked at. One caller at a time. */
+void cdi_flight_replays(struct cdi_flight *f, const struct cdi_flight_replay *r);
 /* A wait fails since this rank is gone without cddp_finalize; the first one stays. Any thread. */
 void cdi_flight_miss(struct cdi_flight *f, int rank);
 

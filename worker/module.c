@@ -47,6 +47,7 @@ static const struct cdi_host host = {
     .flight_enqueue = cdi_flight_enqueue,
     .flight_start = cdi_flight_start,
     .flight_done = cdi_flight_done,
+    .flight_replays = cdi_flight_replays,
     .flight_check = cdi_flight_check,
 };
 

@@ -26,6 +26,7 @@ struct cdi_host {
     uint64_t (*flight_enqueue)(struct cdi_flight *f, enum cdi_flight_op op, uint32_t dtype, uint64_t count, int bucket);
     void (*flight_start)(struct cdi_flight *f, uint64_t seq);
     void (*flight_done)(struct cdi_flight *f, uint64_t seq);
+    void (*flight_replays)(struct cdi_flight *f, const struct cdi_flight_replay *r);
     cddp_status (*flight_check)(const struct cdi_flight *f, struct cdi_error *err);
 };
 

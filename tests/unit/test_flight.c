@@ -227,3 +227,22 @@ Test(flight, a_value_of_another_form_is_an_error_that_shows_it)
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         cr_assert_eq(cdi_flight_attach(&worker, bad[i], &err), CDDP_E_INVALID, "'%s' was accepted", bad[i]);
 }
+
+Test(flight, how_far_replays_are)
+{
+    const struct cdi_flight_replay r = {.begun = 7, .ended = 6, .number = 3, .op = CDI_FLIGHT_ALL_REDUCE, .bucket = 2};
+    struct cdi_flight_view v;
+    struct cdi_flight *f;
+    struct cdi_error err;
+
+    cr_assert_eq(cdi_flight_attach(&f, NULL, &err), CDDP_OK);
+    cdi_flight_read(f, &v);
+    cr_assert_eq(v.replay.begun, 0);
+    cdi_flight_replays(f, &r);
+    cdi_flight_read(f, &v);
+    cr_assert(v.replay.begun == 7 && v.replay.ended == 6 && v.replay.number == 3 && v.replay.bucket == 2);
+    cr_assert_eq(v.replay.op, CDI_FLIGHT_ALL_REDUCE);
+    cr_assert_gt(v.replay.since_ns, 0);
+    cr_assert_eq(v.last.seq, 0);
+    cdi_flight_release(f);
+}

@@ -67,6 +67,35 @@ Test(where, a_rank_that_has_queued_a_collective_is_not_in_it)
                                     "2, step 3), 8 s ago");
 }
 
+Test(where, replays_of_a_graph_are_told_from_what_was_called)
+{
+    struct where_rank v[] = {
+        rank_at(0, 25, CDI_FLIGHT_BARRIER, true, 9),
+        rank_at(1, 25, CDI_FLIGHT_BARRIER, true, 9),
+        rank_at(2, 25, CDI_FLIGHT_BARRIER, true, 9),
+        rank_at(3, 25, CDI_FLIGHT_BARRIER, true, 2),
+    };
+
+    v[0].view.replay = (struct cdi_flight_replay){.begun = 21,
+                                                  .ended = 20,
+                                                  .number = 5,
+                                                  .op = CDI_FLIGHT_ALL_REDUCE,
+                                                  .bucket = 3,
+                                                  .since_ns = NOW - 8 * (int64_t)S};
+    v[1].view.replay = v[0].view.replay;
+    v[2].view.replay = v[0].view.replay;
+    v[2].view.replay.ended = 21;
+    v[3].view.replay = (struct cdi_flight_replay){.begun = 20,
+                                                  .ended = 20,
+                                                  .number = 4,
+                                                  .op = CDI_FLIGHT_ALL_REDUCE,
+                                                  .bucket = -1,
+                                                  .since_ns = NOW - 4 * (int64_t)S};
+    cr_assert_str_eq(text_of(v, 4), "rank 3 after barrier #25, 2 s ago; ranks 0, 1 in captured all_reduce (bucket 3), "
+                                    "replay 5, for 8 s; rank 2 after captured all_reduce (bucket 3), replay 5, 8 s "
+                                    "ago");
+}
+
 Test(where, ranks_at_one_place_are_one_group_and_a_moment_is_not_told)
 {
     struct where_rank v[] = {rank_at(1, 5, CDI_FLIGHT_BARRIER, false, 0), rank_at(0, 5, CDI_FLIGHT_BARRIER, false, 0)};

@@ -417,32 +417,52 @@ cddp_status cdi_captured_element_begin(struct cdi_backend *b, struct cdi_error *
 /* ------------------------------------------------------------------------------------------------------ replays ----
  */
 
-/* What a group's words say since they were last read. */
-static void look_at(struct cdi_captured *c, struct cdi_group *g)
+/* What a group's words say since they were last read. True: something new. */
+static bool look_at(struct cdi_captured *c, struct cdi_group *g)
 {
     /* In this order, so that none is seen ended and not begun. */
     uint32_t ended = atomic_load_explicit(&g->words->ended, memory_order_acquire);
     uint32_t begun = atomic_load_explicit(&g->words->begun, memory_order_acquire);
 
+    bool news = begun != g->begun || ended != g->ended;
+
     if (begun != g->begun)
         g->begun_ms = cdi_now_ms();
     c->begun += begun - g->begun;
     c->ended += ended - g->ended;
+    if (begun != g->begun || begun != ended)
+        c->last = g;
     g->begun = begun;
     g->ended = ended;
     if (begun != ended)
         c->standing = g;
+    return news;
+}
+
+static void note(struct cdi_backend *b)
+{
+    const struct cdi_captured *c = &b->captured;
+    struct cdi_flight_replay r = {.begun = c->begun, .ended = c->ended};
+
+    if (c->last == NULL)
+        return;
+    r.number = c->last->begun;
+    r.op = (uint32_t)cdi_flight_op_of(c->last->op.kind);
+    r.bucket = c->last->op.bucket;
+    cdi_host->flight_replays(b->record, &r);
 }
 
 bool cdi_captured_poll(struct cdi_backend *b)
 {
     struct cdi_captured *c = &b->captured;
-    bool rests;
+    bool rests, news = false;
 
     (void)pthread_mutex_lock(&b->page);
     c->standing = NULL;
     for (size_t i = 0; i < atomic_load(&c->n_groups); i++)
-        look_at(c, c->group[i]);
+        news |= look_at(c, c->group[i]);
+    if (news)
+        note(b);
     rests = c->standing == NULL;
     (void)pthread_mutex_unlock(&b->page);
     return rests;

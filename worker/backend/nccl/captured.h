@@ -31,6 +31,7 @@ struct cdi_captured {
     /* With the lock `page`: */
     struct cdi_group **group; /* in the order of the program */
     atomic_size_t n_groups;
+    const struct cdi_group *last;     /* that was seen to have begun */
     const struct cdi_group *standing; /* a replay stands in it; NULL: in none */
     uint64_t begun, ended;            /* groups, in all replays */
 };
