@@ -184,15 +184,33 @@ static void saved(const cddp_powersgd_options *opt)
         exit(FAILED);
 }
 
-/* Parameters, by an optimizer that has a share of them. */
+/* The mean, as a program asks for it. */
+static cddp_status begin_mean(void *arg, cddp_comm *on, const cddp_bucket *b, uint64_t *ticket)
+{
+    const cddp_work work = {.size = sizeof work,
+                            .what = CDDP_ALL_REDUCE,
+                            .dtype = b->dtype,
+                            .op = CDDP_MEAN,
+                            .in = b->data,
+                            .out = b->data,
+                            .count = b->count};
+
+    (void)arg;
+    return cddp_start(on, &work, ticket);
+}
+
+/* Parameters, by an optimizer that has a share of them; of a reducer without PowerSGD that sends as it is by a hook. */
 static void divided(const char *what, const cddp_powersgd_options *opt, cddp_dtype compress, uint32_t flags)
 {
+    const cddp_hook hook = {.size = sizeof hook, .begin = begin_mean};
     const cddp_optim_options sgd = {
         .size = sizeof sgd, .kind = CDDP_SGD, .lr = 0.125, .momentum = 0.5, .weight_decay = 0.25};
     cddp_ddp *ddp = open_ddp(flags, compress, opt);
     cddp_optim *optim;
 
     DO(cddp_optim_create(&optim, ddp, &sgd));
+    if (opt == NULL && compress == CDDP_DTYPE_NONE)
+        DO(cddp_ddp_set_hook(ddp, &hook));
     for (size_t step = 0; step < STEPS; step++) {
         backward(ddp, step, flags == 0);
         if (step == 3)
@@ -293,6 +311,7 @@ int main(int argc, char **argv)
     divided("divided", &three, CDDP_DTYPE_NONE, 0);
     divided("divided, some unused", &one, CDDP_DTYPE_NONE, CDDP_DDP_FIND_UNUSED);
     divided("divided, bfloat16", NULL, CDDP_BFLOAT16, 0);
+    divided("divided, by a hook", NULL, CDDP_DTYPE_NONE, 0);
     if (on_gpu)
         waits_for_nobody(&three);
     return close_all();

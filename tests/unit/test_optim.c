@@ -284,10 +284,19 @@ static void expect_same_ways(int ranks)
         }
 }
 
-Test(optim, compressed_gradients_powersgd_and_hooks_give_the_bits_of_a_plain_optimizer_behind_them)
+Test(optim, alone_and_behind_compression_powersgd_and_hooks_it_gives_the_bits_of_a_plain_optimizer)
 {
-    for (int ranks = 1; ranks <= 4; ranks++)
-        expect_same_ways(ranks);
+    expect_same_ways(1);
+}
+
+Test(optim, two_ranks_behind_compression_powersgd_and_hooks_give_the_bits_of_a_plain_optimizer)
+{
+    expect_same_ways(2);
+}
+
+Test(optim, four_ranks_behind_compression_powersgd_and_hooks_give_the_bits_of_a_plain_optimizer)
+{
+    expect_same_ways(4);
 }
 
 /* ----------------------------------------------------------------------------------------------------- groups ---- */
