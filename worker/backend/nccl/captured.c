@@ -468,6 +468,15 @@ bool cdi_captured_poll(struct cdi_backend *b)
     return rests;
 }
 
+void cdi_captured_forgive(struct cdi_backend *b, int64_t ms, int64_t now_ms)
+{
+    for (size_t i = 0; i < atomic_load(&b->captured.n_groups); i++) {
+        struct cdi_group *g = b->captured.group[i];
+
+        g->begun_ms = g->begun_ms + ms < now_ms ? g->begun_ms + ms : now_ms;
+    }
+}
+
 void cdi_captured_current(struct cdi_backend *b, struct cdi_glance *out)
 {
     const struct cdi_group *g;

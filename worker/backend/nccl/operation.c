@@ -153,6 +153,7 @@ void cdi_gpu_forgive(struct cdi_backend *b, int64_t ms)
         if (s->started_ms > 0)
             s->started_ms = s->started_ms + ms < now_ms ? s->started_ms + ms : now_ms;
     }
+    cdi_captured_forgive(b, ms, now_ms);
     (void)pthread_mutex_unlock(&b->page);
 }
 

@@ -292,6 +292,8 @@ void cdi_captured_close(struct cdi_backend *b);
 bool cdi_captured_poll(struct cdi_backend *b);
 /* The captured collective that a replay stands in, if there is one, as cdi_gpu_current tells of others. */
 void cdi_captured_current(struct cdi_backend *b, struct cdi_glance *out);
+/* For cdi_gpu_forgive, which holds `page`: replays, too, get the time in which the process was stopped. */
+void cdi_captured_forgive(struct cdi_backend *b, int64_t ms, int64_t now_ms);
 
 /* With `lock`: of one of the last ring_size tickets. */
 static inline struct cdi_slot *cdi_slot_of(const struct cdi_backend *b, uint64_t ticket)
