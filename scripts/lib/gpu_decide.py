@@ -12,7 +12,8 @@ SILENT_SECONDS = 60        # after so long without a word a part hangs
 # part: (seconds on GPUs of its own, seconds more for each rank where ranks share a GPU)
 # Ranks that share a GPU take turns of some 2 ms, so that each collective costs several of them.
 LIMITS = {
-    'facts': (40, 0), 'kernels': (60, 0), 'wine': (60, 60), 'hook': (40, 20), 'mean': (40, 20), 'step': (120, 0), 'wire': (60, 0),
+    'facts': (40, 0), 'kernels': (60, 0), 'wine': (60, 60), 'hook': (40, 20), 'capture': (40, 20),
+    'mean': (40, 20), 'step': (120, 0), 'wire': (60, 0),
     'train': (90, 0), 'torch': (60, 0), 'death': (60, 20), 'memcheck': (60, 0), 'initcheck': (60, 0), 'conformance': (100, 40),
     'restart': (90, 45), 'host': (60, 20),
 }
@@ -36,16 +37,16 @@ def plan(ranks, gpus):
 
     order = [('facts', None), ('kernels', None)]
     for n in alone:
-        order += of(n, 'wine', 'hook', 'mean', *TIMED) + [('torch', None)]
+        order += of(n, 'wine', 'hook', 'capture', 'mean', *TIMED) + [('torch', None)]
     for n in several[:1]:
-        order += of(n, 'wine', 'hook', 'mean', *TIMED, 'death')
+        order += of(n, 'wine', 'hook', 'capture', 'mean', *TIMED, 'death')
     order += [('memcheck', None), ('initcheck', None)]
     for n in alone + several[:1]:
         order += of(n, 'conformance')
     for n in several[:1]:
         order += of(n, 'restart', 'host')
     for n in several[1:]:
-        order += of(n, 'wine', 'hook', 'mean', *TIMED, 'death', 'conformance')
+        order += of(n, 'wine', 'hook', 'capture', 'mean', *TIMED, 'death', 'conformance')
     return order
 
 

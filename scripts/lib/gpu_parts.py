@@ -64,6 +64,11 @@ def wine(machine, ranks):
     return {'largest_difference': worst, 'powersgd_differs_from_cpu': max(map(float, both.groups()))}
 
 
+def capture(machine, ranks):
+    """a step captured into a graph in each mode, launched in turn with other steps: every mean of every launch"""
+    return json_line(machine.run(ranked(machine, ranks, machine.built('tests/gpu/capture'))), '{"captured"')
+
+
 def hook(machine, ranks):
     """communication hooks with kernels of their own, on the stream that they are given: every mean of every step"""
     return json_line(machine.run(ranked(machine, ranks, machine.built('tests/gpu/hook'))), '{"hooks"')
@@ -287,5 +292,5 @@ def initcheck(machine, _ranks):
     return sanitize(machine, 'initcheck')
 
 
-PARTS = {part.__name__: part for part in (facts, kernels, conformance, wine, hook, mean, death, restart, step, host, wire, train, torch,
+PARTS = {part.__name__: part for part in (facts, kernels, conformance, wine, hook, capture, mean, death, restart, step, host, wire, train, torch,
                                           memcheck, initcheck)}

@@ -12,35 +12,41 @@
 #include <cuda.h>
 
 /* X(function, the version of CUDA whose variant is meant) */
-#define CARD_MAP(X)                     \
-    X(cuInit, 2000)                     \
-    X(cuDriverGetVersion, 2020)         \
-    X(cuGetErrorString, 6000)           \
-    X(cuDeviceGetCount, 2000)           \
-    X(cuDeviceGet, 2000)                \
-    X(cuDeviceGetName, 2000)            \
-    X(cuDeviceGetAttribute, 2000)       \
-    X(cuDevicePrimaryCtxRetain, 7000)   \
-    X(cuDevicePrimaryCtxRelease, 11000) \
-    X(cuCtxSetCurrent, 4000)            \
-    X(cuStreamCreateWithPriority, 5050) \
-    X(cuStreamDestroy, 4000)            \
-    X(cuStreamSynchronize, 2000)        \
-    X(cuStreamWaitEvent, 3020)          \
-    X(cuEventCreate, 2000)              \
-    X(cuEventDestroy, 4000)             \
-    X(cuEventRecord, 2000)              \
-    X(cuEventSynchronize, 2000)         \
-    X(cuEventElapsedTime, 2000)         \
-    X(cuMemAlloc, 3020)                 \
-    X(cuMemFree, 3020)                  \
-    X(cuMemsetD8Async, 3020)            \
-    X(cuMemcpyHtoDAsync, 3020)          \
-    X(cuMemcpyDtoHAsync, 3020)          \
-    X(cuLibraryLoadData, 12000)         \
-    X(cuLibraryUnload, 12000)           \
-    X(cuLibraryGetKernel, 12000)        \
-    X(cuKernelGetFunction, 12000)       \
+#define CARD_MAP(X)                       \
+    X(cuInit, 2000)                       \
+    X(cuDriverGetVersion, 2020)           \
+    X(cuGetErrorString, 6000)             \
+    X(cuDeviceGetCount, 2000)             \
+    X(cuDeviceGet, 2000)                  \
+    X(cuDeviceGetName, 2000)              \
+    X(cuDeviceGetAttribute, 2000)         \
+    X(cuDevicePrimaryCtxRetain, 7000)     \
+    X(cuDevicePrimaryCtxRelease, 11000)   \
+    X(cuCtxSetCurrent, 4000)              \
+    X(cuStreamCreateWithPriority, 5050)   \
+    X(cuStreamDestroy, 4000)              \
+    X(cuStreamSynchronize, 2000)          \
+    X(cuStreamWaitEvent, 3020)            \
+    X(cuStreamBeginCapture, 10010)        \
+    X(cuStreamEndCapture, 10000)          \
+    X(cuGraphInstantiateWithFlags, 11040) \
+    X(cuGraphLaunch, 10000)               \
+    X(cuGraphExecDestroy, 10000)          \
+    X(cuGraphDestroy, 10000)              \
+    X(cuEventCreate, 2000)                \
+    X(cuEventDestroy, 4000)               \
+    X(cuEventRecord, 2000)                \
+    X(cuEventSynchronize, 2000)           \
+    X(cuEventElapsedTime, 2000)           \
+    X(cuMemAlloc, 3020)                   \
+    X(cuMemFree, 3020)                    \
+    X(cuMemsetD8Async, 3020)              \
+    X(cuMemcpyHtoDAsync, 3020)            \
+    X(cuMemcpyDtoHAsync, 3020)            \
+    X(cuLibraryLoadData, 12000)           \
+    X(cuLibraryUnload, 12000)             \
+    X(cuLibraryGetKernel, 12000)          \
+    X(cuKernelGetFunction, 12000)         \
     X(cuLaunchKernel, 4000)
 
 struct card {

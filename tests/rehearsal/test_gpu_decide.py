@@ -26,8 +26,8 @@ class Order(unittest.TestCase):
 
     def test_what_one_card_can_tell_comes_first(self):
         self.assertEqual(self.names([4, 1, 2], 1), [
-            'facts', 'kernels', 'wine-1', 'hook-1', 'mean-1', 'step-1', 'wire-1', 'train-1', 'torch', 'wine-2', 'hook-2', 'mean-2', 'death-2', 'memcheck',
-            'initcheck', 'conformance-1', 'conformance-2', 'restart-2', 'host-2', 'wine-4', 'hook-4', 'mean-4', 'death-4',
+            'facts', 'kernels', 'wine-1', 'hook-1', 'capture-1', 'mean-1', 'step-1', 'wire-1', 'train-1', 'torch', 'wine-2', 'hook-2', 'capture-2', 'mean-2', 'death-2', 'memcheck',
+            'initcheck', 'conformance-1', 'conformance-2', 'restart-2', 'host-2', 'wine-4', 'hook-4', 'capture-4', 'mean-4', 'death-4',
             'conformance-4'])
 
     def test_ranks_with_gpus_of_their_own_are_timed(self):
