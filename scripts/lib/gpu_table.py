@@ -67,6 +67,7 @@ TEXTS = [
                       f'non-blocking {d["host_us_non_blocking"]:.0f} us'),
     ('captured', lambda d: f'{d["captured"]} modes of capture, {d["launches"]} launches of {d["buckets"]} buckets each'),
     ('hooks', lambda d: f'{d["hooks"]} hooks, {d["steps"]} steps of {d["buckets"]} buckets each'),
+    ('means', lambda d: f'{d["means"]} kinds of gradients, off by {d["worst"]:.2f} of what is allowed at most'),
     ('passed', lambda d: f'{d["passed"]} cases, {d["skipped"]} skipped'),
 ]
 

@@ -553,6 +553,7 @@ static int tell_before_the_abort(struct rank *r)
     }
     while (atomic_load(&r->board->flag[0]) == 0)
         moment();
+    rank_close(r);
     _exit(0); /* what the abort that does not return uses stays */
 }
 
