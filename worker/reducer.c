@@ -204,7 +204,9 @@ static cddp_status claim(cddp_ddp *d, size_t i, bool *now)
     if (status == CDDP_OK && !d->begun) {
         d->begun = true;
         cdi_ddp_trial_begin(d);
-        status = cdi_uneven_begin(d, true);
+        status = cdi_ddp_settle_idle(d);
+        if (status == CDDP_OK)
+            status = cdi_uneven_begin(d, true);
     }
     if (status == CDDP_OK)
         status = cdi_unused_on_ready(d, i, now);
@@ -455,6 +457,8 @@ cddp_status cdi_ddp_complete(cddp_ddp *d)
     if (status != CDDP_OK || d->settled)
         return status;
     if (!d->begun && d->unused.missing != NULL)
+        status = cdi_ddp_settle_idle(d);
+    if (status == CDDP_OK && !d->begun && d->unused.missing != NULL)
         status = cdi_uneven_begin(d, true);
     if (status == CDDP_OK)
         status = cdi_unused_fill(d);

@@ -122,6 +122,7 @@ struct cddp_ddp {
     bool finishing;          /* a thread is in cdi_ddp_finish */
     bool begun;              /* something was said to be ready in this step */
     bool by_param;           /* the program waits for single parameters (cddp_ddp_wait_param) */
+    bool idle_due;           /* the idle buckets of the step that comes are those of the one that has ended */
     bool synced;             /* this step's buffers were sent */
     bool settled;            /* with an optimizer: this step's gradients were measured, so its share has landed */
     struct cdi_ddp_captured captured;
@@ -147,10 +148,14 @@ cddp_status cdi_ddp_plan(cddp_ddp *d, const cddp_ddp_options *opt, struct cdi_er
 void cdi_ddp_note_order(cddp_ddp *d, size_t i);
 /*
  * Between two steps. Rank 0's order is told to all while the second step runs, and is everyone's from the third. Then,
- * with CDDP_AUTO, each step has a bucket size of the schedule, until rank 0's choice has reached all. With
- * CDDP_DDP_SKIP_UNUSED the buckets that nobody used come last. Sticks.
+ * with CDDP_AUTO, each step has a bucket size of the schedule, until rank 0's choice has reached all. Sticks.
  */
 cddp_status cdi_ddp_settle(cddp_ddp *d);
+/*
+ * A step begins: with CDDP_DDP_SKIP_UNUSED the buckets that nobody used in the one before come last in it. Not earlier,
+ * since on a device the host waits for the step before: by now the program has put more there. Sticks.
+ */
+cddp_status cdi_ddp_settle_idle(cddp_ddp *d);
 /* A step's first gradient is ready: if it is measured, it counts from now. */
 void cdi_ddp_trial_begin(cddp_ddp *d);
 /* CDDP_E_STATE, for a function that needs the buckets to stay as they are, while they do not; else CDDP_OK. */

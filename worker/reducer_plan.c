@@ -251,15 +251,11 @@ static cddp_status settle_size(cddp_ddp *d, struct cdi_error *err)
 }
 
 /* Buckets that nobody used in the step that has ended come last in the next one, so that no other waits for them. */
-static cddp_status settle_idle(cddp_ddp *d, struct cdi_error *err)
+static cddp_status sort_idle(cddp_ddp *d, struct cdi_error *err)
 {
     bool changed = false;
-    cddp_status status = CDDP_OK;
-
-    if ((d->flags & CDDP_DDP_SKIP_UNUSED) == 0)
-        return CDDP_OK;
     /* On a device nobody may have waited for what the ranks told each other. */
-    status = d->ops->join(d->b, d->unused.map_ticket, err);
+    cddp_status status = d->ops->join(d->b, d->unused.map_ticket, err);
     for (size_t b = 0; b < d->plan.n && status == CDDP_OK; b++) {
         bool idle = !cdi_unused_is_used(d, b);
 
@@ -269,6 +265,13 @@ static cddp_status settle_idle(cddp_ddp *d, struct cdi_error *err)
     return status == CDDP_OK && changed ? sort_buckets(d, NULL, err) : status;
 }
 
+static cddp_status settled(cddp_ddp *d, cddp_status status, const struct cdi_error *err)
+{
+    if (status == CDDP_E_NOMEM || status == CDDP_E_PROTOCOL)
+        return cdi_ddp_misused(d, err); /* here alone: the others do have the new plan */
+    return status == CDDP_OK ? status : cdi_ddp_stick(d, err);
+}
+
 cddp_status cdi_ddp_settle(cddp_ddp *d)
 {
     struct cdi_error err;
@@ -276,11 +279,18 @@ cddp_status cdi_ddp_settle(cddp_ddp *d)
 
     if (status == CDDP_OK)
         status = settle_size(d, &err);
-    if (status == CDDP_OK)
-        status = settle_idle(d, &err);
-    if (status == CDDP_E_NOMEM || status == CDDP_E_PROTOCOL)
-        return cdi_ddp_misused(d, &err); /* here alone: the others do have the new plan */
-    return status == CDDP_OK ? status : cdi_ddp_stick(d, &err);
+    d->idle_due = (d->flags & CDDP_DDP_SKIP_UNUSED) != 0;
+    return settled(d, status, &err);
+}
+
+cddp_status cdi_ddp_settle_idle(cddp_ddp *d)
+{
+    struct cdi_error err;
+
+    if (!d->idle_due)
+        return CDDP_OK;
+    d->idle_due = false;
+    return settled(d, sort_idle(d, &err), &err);
 }
 
 void cdi_ddp_trial_begin(cddp_ddp *d)

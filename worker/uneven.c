@@ -144,6 +144,8 @@ static cddp_status shadow_step(cddp_ddp *d, int *active)
     struct cdi_error err;
 
     if (st == CDDP_OK)
+        st = cdi_ddp_settle_idle(d);
+    if (st == CDDP_OK)
         st = cdi_uneven_begin(d, false);
     for (size_t i = d->n_params; i-- > 0 && st == CDDP_OK && d->unused.missing == NULL;) {
         if (cdi_unused_zero(d, i, &err) != CDDP_OK)

@@ -9,8 +9,9 @@
  * is reduced is known when the ranks have told each other, at the end of the step.
  *
  * On a device the map of what is used stays there, and the copy that gives old values back looks at it: the host waits
- * for nothing, and does not know. Where it has to (for a bucket that is left out, the graph of the first step, an
- * optimizer's count of steps, PowerSGD's rests), the map comes to the host as it does there, and the host waits.
+ * for nothing, and does not know. Where it has to, the map comes to the host as it does there, and the host waits: for
+ * a bucket that is left out, since it is the host that launches collectives; for an optimizer's count of steps; for
+ * PowerSGD's rests. With a static graph it comes there, too, beside the step that follows the first one.
  */
 #include "worker/reducer.h"
 
@@ -22,11 +23,11 @@ static bool is_static(const cddp_ddp *d)
     return (d->flags & CDDP_DDP_STATIC_GRAPH) != 0;
 }
 
-/* May the map stay on the device in this step? */
+/* May the map stay on the device in this step? With a static graph the host knows it when the first one is over. */
 static bool stays_there(const cddp_ddp *d)
 {
-    return d->ops->on_device && !d->sharded && d->powersgd == NULL &&
-           (d->flags & (CDDP_DDP_STATIC_GRAPH | CDDP_DDP_SKIP_UNUSED)) == 0;
+    return d->ops->on_device && !d->sharded && d->powersgd == NULL && (d->flags & CDDP_DDP_SKIP_UNUSED) == 0 &&
+           (!is_static(d) || !d->unused.known);
 }
 
 cddp_status cdi_unused_init(cddp_ddp *d, struct cdi_error *err)
@@ -70,20 +71,17 @@ static cddp_status make_zeros(cddp_ddp *d, struct cdi_error *err)
 {
     size_t largest = 1;
     cddp_status st;
-    void *nothing;
 
     if (d->unused.zeros != NULL)
         return CDDP_OK;
     for (size_t i = 0; i < d->n_params; i++)
         if (d->plan.grads[i].bytes > largest)
             largest = d->plan.grads[i].bytes;
-    nothing = calloc(1, largest);
-    if (nothing == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu zeros", largest);
     st = d->ops->alloc(d->b, largest, &d->unused.zeros, err);
+    if (st == CDDP_OK && d->ops->on_device) /* in the stream's order, where a copy would wait for what is there */
+        return d->ops->clear(d->b, d->unused.zeros, largest, err);
     if (st == CDDP_OK)
-        st = d->ops->copy(d->b, d->unused.zeros, nothing, largest, err);
-    free(nothing);
+        memset(d->unused.zeros, 0, largest);
     return st;
 }
 
@@ -169,6 +167,10 @@ static cddp_status tell_used(cddp_ddp *d, struct cdi_error *err)
                         .lazy = true};
     cddp_status st = d->ops->enqueue(d->b, &op, &u->map_ticket, err);
 
+    if (st == CDDP_OK && is_static(d) && op.out != op.in) { /* and to the host, for the steps that follow */
+        op.out = u->used;
+        st = d->ops->enqueue(d->b, &op, &u->map_ticket, err);
+    }
     if (st == CDDP_OK)
         d->enqueued = u->map_ticket;
     return st;
@@ -267,6 +269,8 @@ cddp_status cdi_unused_fill(cddp_ddp *d)
     /* That of the step before; what stays on the device was copied when it was enqueued. */
     if (u->map_ticket > 0 && !stays_there(d) && d->ops->join(d->b, u->map_ticket, &err) != CDDP_OK)
         return cdi_ddp_stick(d, &err);
+    if (u->known)
+        u->map_ticket = 0; /* the graph is the host's now, and no step need ask again */
     for (size_t i = d->n_params; i-- > 0 && st == CDDP_OK;)
         st = settle(d, i);
     if (st == CDDP_OK && !u->known && tell_used(d, &err) != CDDP_OK)
@@ -277,6 +281,7 @@ cddp_status cdi_unused_fill(cddp_ddp *d)
 void cdi_unused_next_step(cddp_ddp *d)
 {
     d->unused.followed = false;
+    d->unused.known = is_static(d);
     if (d->unused.missing != NULL)
         memset(d->unused.missing, 0, d->n_params * sizeof *d->unused.missing);
 }
@@ -340,10 +345,8 @@ cddp_status cdi_unused_restore(cddp_ddp *d)
         old.data = (char *)u->saved + d->plan.grads[i].offset;
         st = d->ops->pack(d->b, cdi_ddp_arena_grad(d, i), &old, 1, &err);
     }
-    if (is_static(d) && !u->known) {
+    if (is_static(d) && !u->known)
         memcpy(u->expected, u->seen, d->n_params * sizeof *u->seen);
-        u->known = true;
-    }
     memset(u->seen, 0, d->n_params * sizeof *u->seen);
     return st == CDDP_OK ? st : cdi_ddp_stick(d, &err);
 }

@@ -408,7 +408,9 @@ typedef struct cddp_ddp_options {
 /*
  * The same gradients come in every step, each as often as in the first one (a parameter that is used several times is
  * said to be ready several times, and counts with the last). What is unused is found in the first step, which therefore
- * does not overlap with communication; a later step that differs is an error that names the gradient.
+ * does not overlap with communication; a later step that differs is an error that names the gradient. On a GPU the host
+ * waits for no step but the first, and for that at the end of the second; with an optimizer or PowerSGD, which have to
+ * know what is unused, at its own end.
  */
 #define CDDP_DDP_STATIC_GRAPH 8u
 /* Ranks may have different numbers of steps: cddp_ddp_join(). Every rank's flags say so. */
@@ -431,7 +433,9 @@ typedef struct cddp_ddp_options {
  * With CDDP_DDP_FIND_UNUSED or CDDP_DDP_STATIC_GRAPH: a bucket of which no rank used any gradient is not reduced, as
  * with PyTorch's skip_all_reduce_unused_params. A bucket that nobody used in the step before has no turn: others do not
  * wait for it, and if some rank uses it after all (from which PyTorch hangs), it is reduced at the end of the step.
- * Results do not change by it. On a GPU the host waits for each step. Not with communication hooks or PowerSGD.
+ * Results do not change by it. On a GPU it is the host that starts collectives, so it has to know which buckets
+ * somebody uses: it waits for each step when the first gradient of the next one is ready; where buckets were not used
+ * in the step before, at the end of the step itself. Not with communication hooks or PowerSGD.
  */
 #define CDDP_DDP_SKIP_UNUSED 256u
 

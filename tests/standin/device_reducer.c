@@ -5,7 +5,9 @@
  * a gradient again before cddp_ddp_wait; with "missing" rank 1 does not come to the last step. With "auto" the bucket
  * size is found by trying. With "own" gradients are in memory of the program's own, which for each bucket takes one
  * launch to bring in and one to bring out. With "unused" (or "unused_own", which is both) one gradient comes in the
- * first step alone, and another on rank 1 alone from the second on, for which the host waits no more than else. With
+ * first step alone, and another on rank 1 alone from the second on, for which the host waits no more than else; with
+ * "static" (or "static_own") neither comes elsewhere in the first step, whose end does not wait for the device. With
+ * "skip" as with "unused", but buckets that nobody used are left out; no step's end waits for a step without any. With
  * "asks" the backward pass takes its time, and NCCL, which is always "in progress", must not be asked over and over
  * meanwhile. Other faults are planted by the stand-in's settings.
  *
@@ -14,6 +16,7 @@
  */
 #include "device.h"
 #include "fill_kernel.h"
+#include "gate_kernel.h"
 
 #include <cddp/cddp.h>
 #include <string.h>
@@ -49,13 +52,15 @@ struct job {
     cddp_comm *comm;
     cddp_ddp *ddp;
     struct device device;
-    CUkernel fill;
+    CUkernel fill, gate;
     CUstream compute;
     CUdeviceptr data[N_PARAMS];
     CUdeviceptr own[N_PARAMS]; /* 0: gradients are in the arena */
     int steps;
     bool slow;      /* it takes milliseconds to make a gradient */
     bool unused;    /* not all gradients come in every step */
+    bool fixed;     /* and the same ones do, with a static graph */
+    bool skip;      /* buckets that nobody used are left out */
     uint64_t waits; /* of the host for the device, from the third step on: before, memory is made */
     uint64_t asked; /* how often NCCL was, while gradients were reported */
 };
@@ -68,7 +73,7 @@ static float gradient(int rank, int step, size_t i)
 
 static bool comes(const struct job *j, int rank, int step, size_t i)
 {
-    return !j->unused || step == 0 || (i == SOMEWHERE && rank == 1) || (i != SOMEWHERE && i != NOWHERE);
+    return !j->unused || (step == 0 && !j->fixed) || (i == SOMEWHERE && rank == 1) || (i != SOMEWHERE && i != NOWHERE);
 }
 
 static void write_gradient(struct job *j, int step, size_t i)
@@ -84,10 +89,14 @@ static void write_gradient(struct job *j, int step, size_t i)
 static void train(struct job *j, bool reuse, bool missing)
 {
     for (int step = 0; step < j->steps; step++) {
+        /* The host sees the end of its calls while what they are about has not begun. */
+        bool gated = step == 0 && (j->fixed || j->skip);
         uint64_t waits = standin_waits();
 
         if (missing && step == j->steps - 1 && cddp_rank(j->comm) == 1)
             (void)pause(); /* until cddprun ends it */
+        if (gated)
+            CU(cuLaunchKernel((CUfunction)j->gate, 1, 1, 1, 1, 1, 1, 0, j->compute, NULL, NULL));
         for (size_t i = N_PARAMS; i-- > 0;) {
             const struct timespec work = {.tv_nsec = 10000000};
             uint64_t before = standin_asked();
@@ -103,6 +112,8 @@ static void train(struct job *j, bool reuse, bool missing)
         if (reuse)
             write_gradient(j, step + 1, 2);
         DO(cddp_ddp_wait(j->ddp));
+        if (gated)
+            atomic_store(&gate_is_open, true);
         j->waits += step >= 2 ? standin_waits() - waits : 0;
         for (size_t i = 0; i < N_PARAMS; i++)
             device_axpy(&j->device, 1, (CUdeviceptr)cddp_ddp_grad(j->ddp, i), j->data[i], counts[i], j->compute);
@@ -180,12 +191,14 @@ static void open_job(struct job *j, bool automatic, bool own)
     if (automatic)
         opt.bucket_bytes = CDDP_AUTO;
     if (j->unused)
-        opt.flags = CDDP_DDP_FIND_UNUSED;
+        opt.flags = (j->fixed ? CDDP_DDP_STATIC_GRAPH : CDDP_DDP_FIND_UNUSED) | (j->skip ? CDDP_DDP_SKIP_UNUSED : 0);
     if (own)
         opt.bucket_bytes = opt.first_bucket_bytes = OWN_BUCKET_BYTES;
     DO(cddp_init(&j->comm, &init));
     device_open(&j->device, cddp_local_rank(j->comm));
     standin_kernel_register(&fill_kernel);
+    standin_kernel_register(&gate_kernel);
+    CU(cuLibraryGetKernel(&j->gate, j->device.library, "gate"));
     CU(cuLibraryGetKernel(&j->fill, j->device.library, "fill"));
     j->compute = device_stream();
     memset(params, 0, sizeof params);
@@ -222,8 +235,10 @@ int main(int argc, char **argv)
     int rc;
 
     j.slow = argc > 1 && strcmp(argv[1], "asks") == 0;
-    j.unused = argc > 1 && strncmp(argv[1], "unused", 6) == 0;
-    own |= argc > 1 && strcmp(argv[1], "unused_own") == 0;
+    j.fixed = argc > 1 && strncmp(argv[1], "static", 6) == 0;
+    j.skip = argc > 1 && strcmp(argv[1], "skip") == 0;
+    j.unused = j.fixed || j.skip || (argc > 1 && strncmp(argv[1], "unused", 6) == 0);
+    own |= argc > 1 && strstr(argv[1], "_own") != NULL;
     open_job(&j, argc > 1 && strcmp(argv[1], "auto") == 0, own);
     packed = standin_launched("cdi_pack");
     unpacked = standin_launched("cdi_unpack");

@@ -166,6 +166,13 @@ static cddp_status fake_pack_scaled(struct cdi_backend *b, void *to, const struc
     return fake_pack(b, to, from, n, err);
 }
 
+static cddp_status fake_clear(struct cdi_backend *b, void *p, size_t bytes, struct cdi_error *err)
+{
+    (void)b, (void)err;
+    memset(p, 0, bytes);
+    return CDDP_OK;
+}
+
 static cddp_status fake_pack_unless(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
                                     const uint8_t *flags, const uint32_t *of, struct cdi_error *err)
 {
@@ -283,6 +290,7 @@ static const struct cdi_backend_ops fake_device_ops = {
     .unpack = fake_unpack,
     .pack_scaled = fake_pack_scaled,
     .pack_unless = fake_pack_unless,
+    .clear = fake_clear,
     .cast = fake_cast,
 };
 

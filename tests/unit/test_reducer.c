@@ -782,6 +782,40 @@ Test(reducer, on_a_device_a_gradient_of_the_users_own_that_was_missing_once_is_t
     fake_close(&comm, 1);
 }
 
+/* What is said to be ready, and how often the host has waited before and after the step's end. */
+static void step_waits(cddp_ddp *d, cddp_comm *comm, const char *which, unsigned before, unsigned after)
+{
+    for (; *which != '\0'; which++)
+        cr_assert_eq(cddp_ddp_grad_ready(d, (size_t)(*which - '0')), CDDP_OK, "%s", cddp_last_error());
+    cr_assert_eq(comm->n_joins, before);
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_OK, "%s", cddp_last_error());
+    cr_assert_eq(comm->n_joins, after);
+    comm->n_joins = 0;
+}
+
+Test(reducer, on_a_device_the_host_waits_late_for_what_it_has_to_know)
+{
+    cddp_ddp_options opt = {.size = sizeof opt, .first_bucket_bytes = 1, .bucket_bytes = 1};
+    cddp_comm comm;
+    cddp_ddp *d;
+
+    fake_open(&comm, 1);
+    comm.device = true;
+    opt.flags = CDDP_DDP_STATIC_GRAPH;
+    d = open_with(&comm, model, 4, &opt);
+    step_waits(d, &comm, "310", 0, 0);
+    step_waits(d, &comm, "310", 0, 1); /* for the graph of the first step, which is over */
+    step_waits(d, &comm, "310", 0, 0);
+    cddp_ddp_destroy(d);
+    comm.n_joins = 0;
+    opt.flags = CDDP_DDP_FIND_UNUSED | CDDP_DDP_SKIP_UNUSED;
+    d = open_with(&comm, model, 4, &opt);
+    step_waits(d, &comm, "3210", 0, 0);
+    step_waits(d, &comm, "3210", 1, 2); /* for the map of the step before, which is over */
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}
+
 /* One gradient in a world of several ranks on devices: in which types it is cast, multiplied and reduced. */
 struct mean {
     cddp_dtype dtype, compress;
