@@ -259,6 +259,22 @@ static void swallow_cont(void)
     (void)sigtimedwait(&set, NULL, &no_wait);
 }
 
+/*
+ * Would nobody continue us? A terminal's ^Z does not stop a process whose group has no parent in the session, such as a
+ * session leader's: the kernel sees to that where the signal has its default action, which here it has not.
+ */
+static bool is_orphaned(void)
+{
+    pid_t parent = getppid();
+    char path[32];
+
+    while (parent > 0 && getpgid(parent) == getpgrp()) {
+        (void)snprintf(path, sizeof path, "/proc/%d", (int)parent);
+        parent = parent_of(AT_FDCWD, path);
+    }
+    return parent <= 0 || getsid(parent) != getsid(0);
+}
+
 /* In one place and in this order, so that a CONT can never arrive between two halves of a stop. */
 static void stop_both(struct guard *g)
 {
@@ -297,10 +313,13 @@ static void see_to_it(struct guard *g, int signal)
     g->hear_by_ms = cdi_deadline_ms(cdi_now_ms(), g->patience_ms);
 }
 
-static void on_signal(struct guard *g, int signal)
+/* by_kernel: a key of the terminal's, and not a process, has sent it. */
+static void on_signal(struct guard *g, int signal, bool by_kernel)
 {
     if (signal == SIGCHLD) {
         reap_agent(g);
+    } else if (signal == SIGTSTP && by_kernel && is_orphaned()) {
+        return;
     } else if (signal == SIGTSTP) {
         g->want_stop = true;
         if (g->ready)
@@ -427,7 +446,7 @@ static void watch(struct guard *g)
             /* Whoever sent it may have seen the workers, and the agent's word is older: it must not count as later. */
             if (!g->ready && p[1].fd >= 0)
                 on_link(g, &p[1]);
-            on_signal(g, (int)info.ssi_signo);
+            on_signal(g, (int)info.ssi_signo, info.ssi_code == SI_KERNEL);
         }
         if (p[1].fd >= 0 && p[1].revents != 0)
             on_link(g, &p[1]);

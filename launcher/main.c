@@ -9,6 +9,7 @@
 #include "launcher/near.h"
 #include "launcher/options.h"
 #include "launcher/prepare.h"
+#include "launcher/status.h"
 #include "launcher/supervise.h"
 
 #include <cddp/version.h>
@@ -175,6 +176,11 @@ __attribute__((noinline)) static int run_main(int argc, char **argv)
     cdi_log_set_name("cddprun");
     if (options_parse(&o, argc, argv, options_real_env, NULL, &err) != CDDP_OK) {
         cdi_log(CDI_LOG_ERROR, "MAIN-OPTIONS", "%s", err.msg);
+        return 2;
+    }
+    /* Before there are descriptors of ours: one of them would be taken for the caller's. */
+    if (o.what == OPTIONS_RUN && o.status_fd >= 0 && status_check((int)o.status_fd, &err) != CDDP_OK) {
+        cdi_log(CDI_LOG_ERROR, "MAIN-STATUS", "%s", err.msg);
         return 2;
     }
     level = o.log_level == NULL ? -1 : cdi_log_level_parse(o.log_level);

@@ -17,15 +17,20 @@ struct status {
     uint32_t source;
 };
 
-cddp_status status_start(struct status **out, struct writer *console, uint32_t source, int fd, struct cdi_error *err)
+cddp_status status_check(int fd, struct cdi_error *err)
 {
     int mode = fcntl(fd, F_GETFL);
-    struct status *s;
 
-    if (mode < 0 || (mode & O_ACCMODE) == O_RDONLY)
-        return cdi_fail(err, CDDP_E_INVALID, "--status_fd %d is %s", fd,
-                        mode < 0 ? "no open descriptor" : "not open for writing");
-    s = calloc(1, sizeof *s);
+    if (mode >= 0 && (mode & O_ACCMODE) != O_RDONLY)
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_INVALID, "--status_fd %d is %s", fd,
+                    mode < 0 ? "no open descriptor" : "not open for writing");
+}
+
+cddp_status status_start(struct status **out, struct writer *console, uint32_t source, int fd, struct cdi_error *err)
+{
+    struct status *s = calloc(1, sizeof *s);
+
     if (s != NULL)
         s->to = writer_descriptor(console, fd);
     if (s == NULL || s->to == NULL) {

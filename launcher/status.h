@@ -22,7 +22,9 @@
 
 struct status;
 
-/* fd is an open descriptor; source is the console's. CDDP_E_NOMEM; CDDP_E_INVALID: not open for writing. */
+/* Is fd, which the user has named, open for writing? Else CDDP_E_INVALID. Before cddprun opens any of its own. */
+cddp_status status_check(int fd, struct cdi_error *err);
+/* fd was checked; source is the console's. CDDP_E_NOMEM. */
 cddp_status status_start(struct status **out, struct writer *console, uint32_t source, int fd, struct cdi_error *err);
 /* Before the console is closed. */
 void status_free(struct status *s);

@@ -68,6 +68,10 @@ static cddp_status check_group(const cddp_optim_group *g, size_t k, size_t n_par
     if (g->params == NULL && g->n_params > 0)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.groups[%zu]: n_params is %zu, but params is NULL", k,
                         g->n_params);
+    if (g->n_params > n_params)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_optim_options.groups[%zu]: n_params is %zu, but the reducer has %zu parameters", k,
+                        g->n_params, n_params);
     if (!(g->lr_factor >= 0) || !isfinite(g->lr_factor))
         return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.groups[%zu].lr_factor is %g: it must be above 0", k,
                         g->lr_factor);

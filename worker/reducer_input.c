@@ -8,6 +8,8 @@
     (CDDP_DDP_NO_BROADCAST | CDDP_DDP_SUM | CDDP_DDP_FIND_UNUSED | CDDP_DDP_STATIC_GRAPH | CDDP_DDP_JOIN | \
      CDDP_DDP_JOIN_ACTIVE | CDDP_DDP_SPLIT | CDDP_DDP_JOIN_STRICT | CDDP_DDP_SKIP_UNUSED)
 
+#define DIMS_MAX 64 /* more than a tensor has; a length that was never set must not be followed */
+
 static cddp_status check_shape(const cddp_param *p, const char *what, size_t i, struct cdi_error *err)
 {
     size_t product = 1;
@@ -16,6 +18,9 @@ static cddp_status check_shape(const cddp_param *p, const char *what, size_t i, 
         return p->n_dims == 0 ? CDDP_OK
                               : cdi_fail(err, CDDP_E_INVALID, "%s %zu '%.200s' has n_dims %zu but no shape", what, i,
                                          p->name, p->n_dims);
+    if (p->n_dims > DIMS_MAX)
+        return cdi_fail(err, CDDP_E_INVALID, "%s %zu '%.200s' has n_dims %zu: at most %d", what, i, p->name, p->n_dims,
+                        DIMS_MAX);
     for (size_t d = 0; d < p->n_dims; d++)
         if (__builtin_mul_overflow(product, p->shape[d], &product))
             return cdi_fail(err, CDDP_E_INVALID, "the shape of %s %zu '%.200s' is too large", what, i, p->name);

@@ -358,7 +358,7 @@ typedef struct cddp_param {
     uint32_t flags;      /* 0 */
     void *grad;          /* NULL: in the arena (recommended); else the user's own memory, copied in and out */
     const size_t *shape; /* optional, n_dims long; its product is count */
-    size_t n_dims;
+    size_t n_dims;       /* at most 64 */
     uint64_t reserved[4];
 } cddp_param;
 
@@ -498,7 +498,8 @@ CDDP_API void *cddp_ddp_grad(cddp_ddp *ddp, size_t i);
  * end before; where it has to, its memory stays.
  *
  * Returns CDDP_OK, CDDP_E_INVALID (no such parameter), CDDP_E_STATE (already ready in this step), or the sticky error;
- * where the stream is being captured also CDDP_E_UNSUPPORTED and CDDP_E_STATE as above.
+ * where the stream is being captured also CDDP_E_UNSUPPORTED and CDDP_E_STATE as above. Outside a capture
+ * CDDP_E_INVALID and CDDP_E_STATE become the sticky error: the step is broken, and the peers are told.
  */
 CDDP_API cddp_status cddp_ddp_grad_ready(cddp_ddp *ddp, size_t i);
 

@@ -297,9 +297,10 @@ def test_what_happens_is_told_to_programs(cddprun):
 
 
 def test_a_status_descriptor_that_is_not_open(cddprun):
-    one_sentence(run(cddprun, '--status_fd=99', 'true'), 1, '--status_fd 99', 'no open descriptor')
+    for number in *range(3, 30), 99:  # also those that will be cddprun's own
+        one_sentence(run(cddprun, f'--status_fd={number}', 'true'), 2, f'--status_fd {number} is', 'no open descriptor')
     with open('/dev/null', encoding='ascii') as f:
-        one_sentence(run(cddprun, f'--status_fd={f.fileno()}', 'true', pass_fds=[f.fileno()]), 1, 'not open for writing')
+        one_sentence(run(cddprun, f'--status_fd={f.fileno()}', 'true', pass_fds=[f.fileno()]), 2, 'not open for writing')
 
 
 # --- restart --------------------------------------------------------------------------------------------------------

@@ -150,6 +150,22 @@ def test_a_terminals_ctrl_c_ends_the_job(cddprun):
     os.close(master)
 
 
+def test_a_terminals_ctrl_z_stops_nothing_that_nobody_would_continue(cddprun):
+    """As in a container, or over ssh -t: the session leader has no shell that could say fg."""
+    master, slave = pty.openpty()
+    script = ('import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); '
+              'os.execv(sys.argv[1], sys.argv[1:])')
+    with Job(sys.executable, '-c', script, cddprun, '--nproc_per_node=2', 'python3', '-c', OBEDIENT, stdin=slave,
+             start_new_session=True) as job:
+        os.close(slave)
+        assert sorted(job.process.stdout.readline() for _ in range(2)) == ['[0] up\n', '[1] up\n']
+        os.write(master, b'\x1a')
+        time.sleep(0.5)  # without this rule it stands still by then
+        os.write(master, b'\x03')
+        assert job.finish() == 130, job.err
+    os.close(master)
+
+
 def test_rank_0_can_read_the_terminal(cddprun):
     master, slave = pty.openpty()
     script = ('import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); '

@@ -502,8 +502,7 @@ static int foreign_address(int rank)
     (void)unsetenv("TORCHELASTIC_USE_AGENT_STORE");
     (void)setenv("MASTER_ADDR", "192.0.2.1", 1); /* for documentation: nobody has it */
     CHECK(cddp_init(&comm, &opt) == CDDP_E_TIMEOUT);
-    CHECK(strstr(cddp_last_error(), "1 of 2 ranks did not join within 2 s: 1; MASTER_ADDR='192.0.2.1' is no") !=
-          NULL);
+    CHECK(strstr(cddp_last_error(), "1 of 2 ranks did not join within 2 s: 1; MASTER_ADDR='192.0.2.1' is no") != NULL);
     return 0;
 }
 

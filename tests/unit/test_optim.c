@@ -955,13 +955,15 @@ static int refused_groups(cddp_ddp *ddp, int rank)
     const struct {
         cddp_optim_group g;
         const char *sentence;
-    } bad[] = {{{.n_params = 1}, "groups[1]: n_params is 1, but params is NULL"},
-               {{.params = one, .n_params = 1}, "groups[1]: parameter 1 'b' is in a group already"},
-               {{.params = twice, .n_params = 3}, "groups[1]: parameter 2 'c' is in a group already"},
-               {{.params = none, .n_params = 1}, "groups[1]: there is no parameter 5, only 0 to 4"},
-               {{.lr_factor = -1}, "groups[1].lr_factor is -1"},
-               {{.weight_decay = NAN}, "groups[1].weight_decay is "},
-               {{.reserved = {0, 1}}, "groups[1].reserved[1] is not 0"}};
+    } bad[] = {
+        {{.n_params = 1}, "groups[1]: n_params is 1, but params is NULL"},
+        {{.params = one, .n_params = 1}, "groups[1]: parameter 1 'b' is in a group already"},
+        {{.params = twice, .n_params = 3}, "groups[1]: parameter 2 'c' is in a group already"},
+        {{.params = none, .n_params = 1}, "groups[1]: there is no parameter 5, only 0 to 4"},
+        {{.params = one, .n_params = SIZE_MAX}, "groups[1]: n_params is 18446744073709551615, but the reducer has 5"},
+        {{.lr_factor = -1}, "groups[1].lr_factor is -1"},
+        {{.weight_decay = NAN}, "groups[1].weight_decay is "},
+        {{.reserved = {0, 1}}, "groups[1].reserved[1] is not 0"}};
     cddp_optim_group groups[2] = {{.params = one, .n_params = 1}};
     cddp_optim_options o = {.size = sizeof o, .kind = CDDP_SGD, .lr = 1, .n_groups = 2};
     cddp_optim *optim = NULL;

@@ -387,6 +387,8 @@ Test(reducer, bad_parameters_are_refused_with_a_sentence)
         {{.name = "a", .data = w1, .count = 1, .dtype = CDDP_FLOAT32, .flags = 4}, "unknown flags (0x4)"},
         {{.name = "a", .data = w1, .count = 1, .dtype = CDDP_FLOAT32, .reserved = {0, 1}}, "reserved[1] is not 0"},
         {{.name = "a", .data = w1, .count = 6, .dtype = CDDP_FLOAT32, .n_dims = 1}, "n_dims 1 but no shape"},
+        {{.name = "a", .data = w1, .count = 6, .dtype = CDDP_FLOAT32, .shape = two_by_four, .n_dims = SIZE_MAX},
+         "'a' has n_dims 18446744073709551615: at most 64"},
         {{.name = "a", .data = w1, .count = 6, .dtype = CDDP_FLOAT32, .shape = two_by_four, .n_dims = 2},
          "has 8 elements, but its count is 6"},
         {{.name = "a", .data = w1, .count = 6, .dtype = CDDP_FLOAT32, .shape = huge, .n_dims = 2},
