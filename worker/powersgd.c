@@ -201,7 +201,7 @@ static void draw_q(const struct cdi_lowrank *of, struct cdi_normal *g, double ep
 /* A fresh Q for each matrix of a bucket. On a device the host waits until it is there. */
 static cddp_status draw_packet(struct cdi_powersgd *s, const struct cdi_powersgd_packet *k, struct cdi_error *err)
 {
-    char *room = malloc(2 * k->q_bytes + 1), *qs = s->ops->on_device ? room : k->fresh;
+    char *room = calloc(1, 2 * k->q_bytes + 1), *qs = s->ops->on_device ? room : k->fresh;
     struct cdi_normal g;
 
     if (room == NULL)

@@ -18,6 +18,7 @@
 #define CDI_EACH_THREAD(t, k) for (uint32_t k = (t)->thread, k##_once = 1; k##_once != 0; k##_once = 0)
 #define CDI_MEET() __syncthreads()
 #else
+/* NOLINTNEXTLINE(bugprone-macro-parentheses): k is the name that it declares */
 #define CDI_EACH_THREAD(t, k) for (uint32_t k = 0; k < (t)->n_threads; k++)
 #define CDI_MEET() ((void)0)
 #endif

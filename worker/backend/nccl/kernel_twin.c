@@ -240,14 +240,14 @@ static void run_product(const struct cdi_kernel_thread *t, const void *args)
 
 static void block_left(const struct cdi_kernel_thread *block, const void *args)
 {
-    struct cdi_lowrank_room room;
+    struct cdi_lowrank_room room = {.lane = {0}};
 
     cdi_left_body(block, args, &room);
 }
 
 static void block_basis(const struct cdi_kernel_thread *block, const void *args)
 {
-    struct cdi_lowrank_room room;
+    struct cdi_lowrank_room room = {.lane = {0}};
 
     cdi_basis_body(block, args, &room);
 }
