@@ -26,8 +26,7 @@
 
 #define FIRST_PAUSE_MS 20 /* between attempts to connect; grows by half each time, up to the next line */
 #define LAST_PAUSE_MS 2000
-#define SHORT_ATTEMPT_MS 3000 /* an attempt that the deadline cut off sooner than this says nothing new of the server \
-                               */
+#define SHORT_ATTEMPT_MS 3000 /* an attempt that the deadline cut off sooner tells nothing new */
 #define ONE_ADDRESS_MS 10000  /* for one address to answer a connection attempt, when there are others to try */
 #define WATCH_MS 50           /* how often a wait looks at the flight page */
 
