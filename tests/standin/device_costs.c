@@ -14,6 +14,7 @@
  */
 #include "device.h"
 #include "fill_kernel.h"
+#include "must.h"
 
 #include <cddp/cddp.h>
 #include <stdlib.h>
@@ -24,16 +25,7 @@
 #define WARM 50     /* steps, until the order of the buckets stays, and every slot of the ring has been used */
 #define STEPS 5
 #define TOO_MUCH 3
-#define FAILED 4
 #define PEER_MS 60000
-
-#define DO(call)                                                   \
-    do {                                                           \
-        if ((call) != CDDP_OK) {                                   \
-            fprintf(stderr, "%s: %s\n", #call, cddp_last_error()); \
-            exit(FAILED);                                          \
-        }                                                          \
-    } while (0)
 
 /* Kinds of gradients, with what is there beside the collective. */
 static const struct kind {

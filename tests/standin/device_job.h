@@ -9,6 +9,7 @@
 
 #include "device.h"
 #include "gate_kernel.h"
+#include "must.h"
 
 #include "numbers.h"
 
@@ -16,29 +17,11 @@
 #include <math.h>
 #include <string.h>
 
-#define WRONG 3
-#define FAILED 4
 #define N_PARAMS 5
 #define MOST 40001
 
 static const size_t counts[N_PARAMS] = {MOST, 777, 1025, 33, 5};
 static const cddp_dtype types[N_PARAMS] = {CDDP_FLOAT32, CDDP_FLOAT16, CDDP_BFLOAT16, CDDP_FLOAT64, CDDP_FLOAT32};
-
-#define DO(call)                                                   \
-    do {                                                           \
-        if ((call) != CDDP_OK) {                                   \
-            fprintf(stderr, "%s: %s\n", #call, cddp_last_error()); \
-            exit(FAILED);                                          \
-        }                                                          \
-    } while (0)
-
-#define MUST(is, ...)                     \
-    do {                                  \
-        if (!(is)) {                      \
-            fprintf(stderr, __VA_ARGS__); \
-            exit(WRONG);                  \
-        }                                 \
-    } while (0)
 
 struct job {
     cddp_comm *comm;

@@ -8,6 +8,7 @@
  */
 #include "device.h"
 #include "gate_kernel.h"
+#include "must.h"
 
 #include "numbers.h"
 
@@ -16,8 +17,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define WRONG 3
-#define FAILED 4
 #define PARAMS 8
 #define MOST 4000
 #define STEPS 7
@@ -29,14 +28,6 @@ static const size_t dims[PARAMS] = {2, 1, 3, 2, 1, 2, 2, 2};
 static const size_t counts[PARAMS] = {1200, 9, 576, 320, 33, 400, 576, 3600};
 static const cddp_dtype types[PARAMS] = {CDDP_FLOAT32, CDDP_FLOAT32, CDDP_FLOAT64, CDDP_FLOAT32,
                                          CDDP_FLOAT16, CDDP_FLOAT64, CDDP_FLOAT32, CDDP_FLOAT32};
-
-#define DO(call)                                                   \
-    do {                                                           \
-        if ((call) != CDDP_OK) {                                   \
-            fprintf(stderr, "%s: %s\n", #call, cddp_last_error()); \
-            exit(FAILED);                                          \
-        }                                                          \
-    } while (0)
 
 static cddp_comm *comm;
 static bool on_gpu;

@@ -4,6 +4,7 @@
  * cddprun starts: every rank has the recorded gradients. Exit status: 0 all was met, 3 not, 4 libcddp gave an error.
  */
 #include "device.h"
+#include "must.h"
 
 #include "numbers.h"
 
@@ -11,26 +12,8 @@
 #include <math.h>
 #include <string.h>
 
-#define WRONG 3
-#define FAILED 4
 #define PARTS 3
 #define MOST 16 /* elements of a part */
-
-#define DO(call)                                                   \
-    do {                                                           \
-        if ((call) != CDDP_OK) {                                   \
-            fprintf(stderr, "%s: %s\n", #call, cddp_last_error()); \
-            exit(FAILED);                                          \
-        }                                                          \
-    } while (0)
-
-#define MUST(is, ...)                     \
-    do {                                  \
-        if (!(is)) {                      \
-            fprintf(stderr, __VA_ARGS__); \
-            exit(WRONG);                  \
-        }                                 \
-    } while (0)
 
 static cddp_comm *comm;
 static CUstream compute;

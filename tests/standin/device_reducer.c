@@ -17,6 +17,7 @@
 #include "device.h"
 #include "fill_kernel.h"
 #include "gate_kernel.h"
+#include "must.h"
 
 #include <cddp/cddp.h>
 #include <string.h>
@@ -28,8 +29,6 @@
 #define AUTO_STEPS 20 /* until a bucket size is chosen, of the two that differ, and a few more */
 #define N_PARAMS 5
 #define OWN_BUCKET_BYTES 24000 /* two gradients, with a gap between them, the large one alone, and two more */
-#define WRONG 3
-#define FAILED 4
 #define ASKED 5
 #define LAUNCHES 6
 #define WAITED 7
@@ -39,14 +38,6 @@
 
 /* Small ones start together; the large one is beyond what starts in a group. */
 static const size_t counts[N_PARAMS] = {3000, 2999, 1100000, 3001, 3000};
-
-#define DO(call)                                                   \
-    do {                                                           \
-        if ((call) != CDDP_OK) {                                   \
-            fprintf(stderr, "%s: %s\n", #call, cddp_last_error()); \
-            exit(FAILED);                                          \
-        }                                                          \
-    } while (0)
 
 struct job {
     cddp_comm *comm;

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How a program that a test starts ends when something is wrong: with the reason on stderr, and a status of its kind.
+ */
+#ifndef MUST_H
+#define MUST_H
+
+#include <cddp/cddp.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define WRONG 3  /* exit status: a result */
+#define FAILED 4 /* exit status: a call of libcddp's */
+
+#define DO(call)                                                   \
+    do {                                                           \
+        if ((call) != CDDP_OK) {                                   \
+            fprintf(stderr, "%s: %s\n", #call, cddp_last_error()); \
+            exit(FAILED);                                          \
+        }                                                          \
+    } while (0)
+
+#define MUST(is, ...)                     \
+    do {                                  \
+        if (!(is)) {                      \
+            fprintf(stderr, __VA_ARGS__); \
+            exit(WRONG);                  \
+        }                                 \
+    } while (0)
+
+#endif
