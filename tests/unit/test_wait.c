@@ -255,7 +255,9 @@ static int chain_of_waits(struct rank *r)
         (void)usleep(1000);
     st = rank_do(r, &next);
     (void)snprintf(want, sizeof want, "rank 2 (pid %d, which is stopped by a signal)", atomic_load(&r->board->flag[2]));
-    (void)kill(atomic_load(&r->board->flag[2]), SIGCONT);
+    /* Once: a second one would take back the stop by which a leak checker attaches when rank 2 ends. */
+    if (r->rank == 0)
+        (void)kill(atomic_load(&r->board->flag[2]), SIGCONT);
     RANK_CHECK(st == CDDP_E_TIMEOUT && strstr(r->err.msg, want) != NULL, "want %s", want);
     return 0;
 }
