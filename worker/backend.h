@@ -17,6 +17,7 @@
 
 #include <cddp/cddp.h>
 #include <stdbool.h>
+#include <string.h>
 
 /* The job's store, with names that belong to this round; any thread. Values are bytes. NULL functions: a world of one.
  */
@@ -323,6 +324,20 @@ struct cdi_backend_ops {
     cddp_status (*lowrank)(struct cdi_backend *b, enum cdi_lowrank_step step, const struct cdi_lowrank_matrix *m,
                            size_t n, double epsilon, struct cdi_error *err);
 };
+
+/* alloc, and zeros in it; on a device in the stream's order, so that the host waits for nothing. With an error *out may
+ * be memory that is the caller's all the same. */
+static inline cddp_status cdi_backend_zeros(const struct cdi_backend_ops *ops, struct cdi_backend *b, size_t bytes,
+                                            void **out, struct cdi_error *err)
+{
+    cddp_status st = ops->alloc(b, bytes, out, err);
+
+    if (st == CDDP_OK && ops->on_device)
+        return ops->clear(b, *out, bytes, err);
+    if (st == CDDP_OK)
+        memset(*out, 0, bytes);
+    return st;
+}
 
 extern const struct cdi_backend_ops cdi_cpu_backend;
 

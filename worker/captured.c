@@ -43,7 +43,7 @@ static cddp_status may_begin(const cddp_ddp *d, struct cdi_error *err)
 }
 
 /* As if the captured step had not begun. */
-static void forget(cddp_ddp *d)
+void cdi_captured_forget(cddp_ddp *d)
 {
     cdi_bucket_reset(&d->plan);
     for (size_t b = 0; b < d->plan.n; b++) {
@@ -53,11 +53,6 @@ static void forget(cddp_ddp *d)
     d->brought = 0;
     d->begun = false;
     d->captured = (struct cdi_ddp_captured){0};
-}
-
-void cdi_captured_end(cddp_ddp *d)
-{
-    forget(d);
 }
 
 cddp_status cdi_captured_enter(cddp_ddp *d, void *stream, bool always, bool *captured, struct cdi_error *err)
@@ -75,7 +70,7 @@ cddp_status cdi_captured_enter(cddp_ddp *d, void *stream, bool always, bool *cap
             return cdi_fail(err, CDDP_E_STATE,
                             "a step of this reducer is being captured, in which this stream has no part: let it wait "
                             "for an event of the capture first, or end the step with cddp_ddp_wait");
-        forget(d);
+        cdi_captured_forget(d);
     }
     if (st != CDDP_OK || id == 0)
         return st;

@@ -100,16 +100,11 @@ static void list_plain(const cddp_ddp *d, size_t bucket, struct cdi_powersgd_pac
 /* Memory of the backend, zeros: what a checkpoint has of it is never undefined. */
 static cddp_status get(const struct cdi_powersgd *s, size_t bytes, char **out, struct cdi_error *err)
 {
-    void *p;
-    cddp_status st = s->ops->alloc(s->b, bytes > 0 ? bytes : 1, &p, err);
+    void *p = NULL;
+    cddp_status st = cdi_backend_zeros(s->ops, s->b, bytes > 0 ? bytes : 1, &p, err);
 
-    if (st != CDDP_OK)
-        return st;
     *out = p;
-    if (s->ops->on_device)
-        return s->ops->clear(s->b, p, bytes, err);
-    memset(p, 0, bytes);
-    return CDDP_OK;
+    return st;
 }
 
 /* Where each P, Q and error lies in the packet's memory. */
@@ -296,18 +291,16 @@ static cddp_status reduce(cddp_ddp *d, size_t bucket, bool last, void *at, size_
     return st;
 }
 
-enum which { ALL, WITH_Q, WITHOUT_Q };
-
-/* List the bucket's matrices in k->work; how many there are. Where no rank used a gradient, what comes is thrown away,
- * so nothing of it was sent: `nowhere` leaves out what is kept of those. */
-static size_t list_work(const cddp_ddp *d, struct cdi_powersgd_packet *k, enum which which, bool nowhere)
+/* List the bucket's matrices in k->work, or with_q those that have a Q; how many there are. Where no rank used a
+ * gradient, what comes is thrown away, so nothing of it was sent: `nowhere` leaves out what is kept of those. */
+static size_t list_work(const cddp_ddp *d, struct cdi_powersgd_packet *k, bool with_q, bool nowhere)
 {
     size_t n = 0;
 
     for (size_t j = 0; j < k->n_m; j++) {
         const struct cdi_powersgd_matrix *m = &k->m[j];
 
-        if (which == ALL || m->has_q == (which == WITH_Q))
+        if (m->has_q || !with_q)
             k->work[n++] = (struct cdi_lowrank_matrix){
                 .of = m->of,
                 .m = m->m,
@@ -333,7 +326,7 @@ static cddp_status compute(const cddp_ddp *d, enum cdi_lowrank_step step, const 
 static cddp_status make_qs(const cddp_ddp *d, struct cdi_powersgd_packet *k, bool *used, struct cdi_error *err)
 {
     bool keeps = (d->powersgd->opt.flags & CDDP_POWERSGD_NO_WARM_START) == 0;
-    size_t n = list_work(d, k, WITH_Q, false);
+    size_t n = list_work(d, k, true, false);
     cddp_status st = compute(d, CDI_LOWRANK_BASIS_Q, k, n, d->powersgd->opt.orthogonalization_epsilon, err);
 
     for (size_t j = 0; j < k->n_m && st == CDDP_OK; j++) {
@@ -374,7 +367,7 @@ cddp_status cdi_powersgd_begin(cddp_ddp *d, size_t bucket)
 
     if (st != CDDP_OK)
         return cdi_ddp_misused(d, &err);
-    n = list_work(d, k, ALL, false);
+    n = list_work(d, k, false, false);
     st = d->ops->pack(d->b, k->sent, k->plain, k->n_plain, &err);
     if (st == CDDP_OK)
         st = compute(d, CDI_LOWRANK_FEED, k, n, 0, &err);
@@ -391,7 +384,7 @@ static cddp_status second_half(cddp_ddp *d, size_t bucket, struct cdi_powersgd_p
 {
     /* PyTorch takes epsilon beside the sum's length, and this is the mean. */
     double epsilon = d->powersgd->opt.orthogonalization_epsilon / cdi_comm_world(d->comm)->size;
-    size_t n = list_work(d, k, ALL, false);
+    size_t n = list_work(d, k, false, false);
     cddp_status st = d->ops->unpack(d->b, k->plain, k->n_plain, k->sent, err);
 
     if (st == CDDP_OK)
@@ -411,7 +404,7 @@ static cddp_status decompress(cddp_ddp *d, struct cdi_powersgd_packet *k, struct
         d->joined = st == CDDP_OK ? k->ticket : d->joined;
     }
     k->begun = false;
-    return st == CDDP_OK ? compute(d, CDI_LOWRANK_PRODUCT, k, list_work(d, k, ALL, true), 0, err) : st;
+    return st == CDDP_OK ? compute(d, CDI_LOWRANK_PRODUCT, k, list_work(d, k, false, true), 0, err) : st;
 }
 
 cddp_status cdi_powersgd_land(cddp_ddp *d)

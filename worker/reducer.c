@@ -536,7 +536,7 @@ static cddp_status end_in_capture(cddp_ddp *d, struct cdi_error *err)
         return name_missing(d, err);
     status = cdi_ddp_land(d);
     if (status == CDDP_OK)
-        cdi_captured_end(d);
+        cdi_captured_forget(d);
     return status;
 }
 

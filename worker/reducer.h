@@ -254,7 +254,7 @@ cddp_status cdi_captured_enter(cddp_ddp *d, void *stream, bool always, bool *cap
 /* st: of what was done in between; *err is its sentence. An error is the capture's, unless the backend has failed. */
 cddp_status cdi_captured_leave(cddp_ddp *d, void *stream, cddp_status st, struct cdi_error *err);
 /* The step is complete: all of it is in the graph. */
-void cdi_captured_end(cddp_ddp *d);
+void cdi_captured_forget(cddp_ddp *d);
 /* Locked: CDDP_E_UNSUPPORTED, and nothing is broken, where the compute stream captures a graph. */
 cddp_status cdi_captured_refuse(cddp_ddp *d, const char *function, struct cdi_error *err);
 

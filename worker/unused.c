@@ -70,19 +70,13 @@ void cdi_unused_release(cddp_ddp *d)
 static cddp_status make_zeros(cddp_ddp *d, struct cdi_error *err)
 {
     size_t largest = 1;
-    cddp_status st;
 
     if (d->unused.zeros != NULL)
         return CDDP_OK;
     for (size_t i = 0; i < d->n_params; i++)
         if (d->plan.grads[i].bytes > largest)
             largest = d->plan.grads[i].bytes;
-    st = d->ops->alloc(d->b, largest, &d->unused.zeros, err);
-    if (st == CDDP_OK && d->ops->on_device) /* in the stream's order, where a copy would wait for what is there */
-        return d->ops->clear(d->b, d->unused.zeros, largest, err);
-    if (st == CDDP_OK)
-        memset(d->unused.zeros, 0, largest);
-    return st;
+    return cdi_backend_zeros(d->ops, d->b, largest, &d->unused.zeros, err);
 }
 
 static cddp_status changed(cddp_ddp *d, size_t i, const char *how)

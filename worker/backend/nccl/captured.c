@@ -333,7 +333,7 @@ static cddp_status issue(struct cdi_backend *b, struct cdi_error *err)
         st = cdi_gpu_after(b, &c->held[i], err);
     if (st == CDDP_OK)
         st = tell(b, g, true, err);
-    c->n_held = c->held_bytes = 0;
+    c->n_held = 0;
     if (g == NULL)
         return st;
     /* Also where it failed: it will not run, but what was captured of it refers to its counts. */
@@ -346,10 +346,24 @@ static cddp_status issue(struct cdi_backend *b, struct cdi_error *err)
     return st;
 }
 
+static size_t bytes_of(const struct cdi_op *op)
+{
+    return op->count * cddp_dtype_size(op->dtype);
+}
+
+static size_t held_bytes(const struct cdi_captured *c)
+{
+    size_t sum = 0;
+
+    for (size_t i = 0; i < c->n_held; i++)
+        sum += bytes_of(&c->held[i]);
+    return sum;
+}
+
 cddp_status cdi_captured_enqueue(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err)
 {
     struct cdi_captured *c = &b->captured;
-    size_t bytes = op->count * cddp_dtype_size(op->dtype);
+    size_t bytes = bytes_of(op);
     cddp_status st = cdi_gpu_health(b, err);
 
     if (st != CDDP_OK)
@@ -357,11 +371,10 @@ cddp_status cdi_captured_enqueue(struct cdi_backend *b, const struct cdi_op *op,
     if (op->region == NULL)
         return cdi_fail(err, CDDP_E_UNSUPPORTED, "only collectives of the reducer's own memory can be captured");
     (void)pthread_mutex_lock(&b->lock);
-    if (c->n_held > 0 && (c->held_bytes + bytes > CDI_GROUP_BYTES || c->n_held == CDI_HELD_MAX))
+    if (c->n_held > 0 && (held_bytes(c) + bytes > CDI_GROUP_BYTES || c->n_held == CDI_HELD_MAX))
         st = issue(b, err);
     if (st == CDDP_OK) {
         c->held[c->n_held++] = *op;
-        c->held_bytes += bytes;
         if (!op->more || bytes > CDI_GROUP_BYTES)
             st = issue(b, err);
     }

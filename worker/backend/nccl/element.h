@@ -251,20 +251,25 @@ CDI_INLINE struct cdi_scan_found cdi_scan_body(const struct cdi_kernel_thread *t
 
 /* --- Pack and unpack: blocks take chunks of the slices in turn, threads the bytes of a chunk. --------------------- */
 
-/* The slice that holds chunk c: the last one that begins at c or before. */
-CDI_INLINE uint32_t cdi_slice_of_chunk(const struct cdi_pack_args *a, uint32_t c)
+/* Of n entries, `stride` bytes apart, the one that holds chunk c: the last one whose first chunk is c or before. */
+CDI_INLINE uint32_t cdi_entry_of_chunk(const uint32_t *first_chunk, uint64_t stride, uint32_t n, uint32_t c)
 {
-    uint32_t low = 0, high = a->n;
+    uint32_t low = 0, high = n;
 
     while (high - low > 1) {
         uint32_t mid = low + (high - low) / 2;
 
-        if (a->slice[mid].first_chunk <= c)
+        if (*(const uint32_t *)(const void *)((const uint8_t *)first_chunk + mid * stride) <= c)
             low = mid;
         else
             high = mid;
     }
     return low;
+}
+
+CDI_INLINE uint32_t cdi_slice_of_chunk(const struct cdi_pack_args *a, uint32_t c)
+{
+    return cdi_entry_of_chunk(&a->slice[0].first_chunk, sizeof a->slice[0], a->n, c);
 }
 
 CDI_INLINE void cdi_copy_bytes(const struct cdi_kernel_thread *t, uint8_t *to, const uint8_t *from, uint64_t bytes)

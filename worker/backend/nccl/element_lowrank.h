@@ -29,20 +29,9 @@ struct cdi_lowrank_room {
     double lane[CDI_LOWRANK_LANES];
 };
 
-/* The piece that holds chunk c: the last one that begins at c or before. */
 CDI_INLINE const struct cdi_lowrank_piece *cdi_lowrank_piece_of(const struct cdi_lowrank_args *a, uint32_t c)
 {
-    uint32_t low = 0, high = a->n;
-
-    while (high - low > 1) {
-        uint32_t mid = low + (high - low) / 2;
-
-        if (a->piece[mid].first_chunk <= c)
-            low = mid;
-        else
-            high = mid;
-    }
-    return &a->piece[low];
+    return &a->piece[cdi_entry_of_chunk(&a->piece[0].first_chunk, sizeof a->piece[0], a->n, c)];
 }
 
 #define REAL float

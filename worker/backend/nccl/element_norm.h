@@ -14,17 +14,7 @@
 /* The span that holds chunk c: the last one that begins at c or before. */
 CDI_INLINE uint32_t cdi_span_of_chunk(const struct cdi_kernel_span *span, uint32_t n, uint32_t c)
 {
-    uint32_t low = 0, high = n;
-
-    while (high - low > 1) {
-        uint32_t mid = low + (high - low) / 2;
-
-        if (span[mid].first_chunk <= c)
-            low = mid;
-        else
-            high = mid;
-    }
-    return low;
+    return cdi_entry_of_chunk(&span[0].first_chunk, sizeof span[0], n, c);
 }
 
 /* --- Sums and largest magnitudes. A NaN has one pattern of bits here, since each processor makes its own. --------- */

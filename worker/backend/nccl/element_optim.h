@@ -162,20 +162,9 @@ CDI_INLINE void cdi_update_idle(const struct cdi_kernel_thread *t, const struct 
             ((uint16_t *)p->g)[i] = ((const uint16_t *)p->w)[i];
 }
 
-/* The piece that holds chunk c: the last one that begins at c or before. */
 CDI_INLINE const struct cdi_kernel_piece *cdi_piece_of_chunk(const struct cdi_update_args *a, uint32_t c)
 {
-    uint32_t low = 0, high = a->n;
-
-    while (high - low > 1) {
-        uint32_t mid = low + (high - low) / 2;
-
-        if (a->piece[mid].first_chunk <= c)
-            low = mid;
-        else
-            high = mid;
-    }
-    return &a->piece[low];
+    return &a->piece[cdi_entry_of_chunk(&a->piece[0].first_chunk, sizeof a->piece[0], a->n, c)];
 }
 
 CDI_INLINE void cdi_update_body(const struct cdi_kernel_thread *t, const struct cdi_update_args *a)
