@@ -27,6 +27,10 @@ DEAF = 'import os, signal, time\n' \
        'os.write(1, b"up\\n")\n' \
        'while True: time.sleep(1000)\n'
 
+# What follows leads a session whose terminal is its stdin.
+LEAD_TERMINAL = (sys.executable, '-c', 'import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); '
+                                       'os.execv(sys.argv[1], sys.argv[1:])')
+
 
 def start(cddprun, script, n=2, **popen):
     job = Job(cddprun, f'--nproc_per_node={n}', 'python3', '-c', script, **popen)
@@ -138,9 +142,7 @@ def test_the_agent_obeys_the_guard_only(cddprun):
 
 def test_a_terminals_ctrl_c_ends_the_job(cddprun):
     master, slave = pty.openpty()
-    script = ('import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); '
-              'os.execv(sys.argv[1], sys.argv[1:])')
-    with Job(sys.executable, '-c', script, cddprun, '--nproc_per_node=2', 'python3', '-c', OBEDIENT, stdin=slave,
+    with Job(*LEAD_TERMINAL, cddprun, '--nproc_per_node=2', 'python3', '-c', OBEDIENT, stdin=slave,
              start_new_session=True) as job:
         os.close(slave)
         assert sorted(job.process.stdout.readline() for _ in range(2)) == ['[0] up\n', '[1] up\n']
@@ -153,9 +155,7 @@ def test_a_terminals_ctrl_c_ends_the_job(cddprun):
 def test_a_terminals_ctrl_z_stops_nothing_that_nobody_would_continue(cddprun):
     """As in a container, or over ssh -t: the session leader has no shell that could say fg."""
     master, slave = pty.openpty()
-    script = ('import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); '
-              'os.execv(sys.argv[1], sys.argv[1:])')
-    with Job(sys.executable, '-c', script, cddprun, '--nproc_per_node=2', 'python3', '-c', OBEDIENT, stdin=slave,
+    with Job(*LEAD_TERMINAL, cddprun, '--nproc_per_node=2', 'python3', '-c', OBEDIENT, stdin=slave,
              start_new_session=True) as job:
         os.close(slave)
         assert sorted(job.process.stdout.readline() for _ in range(2)) == ['[0] up\n', '[1] up\n']
@@ -168,9 +168,7 @@ def test_a_terminals_ctrl_z_stops_nothing_that_nobody_would_continue(cddprun):
 
 def test_rank_0_can_read_the_terminal(cddprun):
     master, slave = pty.openpty()
-    script = ('import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); '
-              'os.execv(sys.argv[1], sys.argv[1:])')
-    with Job(sys.executable, '-c', script, cddprun, 'head', '-n1', stdin=slave, start_new_session=True) as job:
+    with Job(*LEAD_TERMINAL, cddprun, 'head', '-n1', stdin=slave, start_new_session=True) as job:
         os.close(slave)
         os.write(master, b'typed\n')
         assert job.finish() == 0, job.err
@@ -180,15 +178,13 @@ def test_rank_0_can_read_the_terminal(cddprun):
 
 def test_an_interactive_rank_has_the_terminal_and_its_ctrl_c(cddprun):
     master, slave = pty.openpty()
-    script = ('import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); '
-              'os.execv(sys.argv[1], sys.argv[1:])')
     worker = ('import os, signal, sys, time\n'
               'if os.environ["RANK"] != "1": time.sleep(1000)\n'
               'signal.signal(signal.SIGINT, lambda *a: os.write(1, b"interrupted\\n"))\n'
               'print("terminal" if all(os.isatty(i) for i in range(3)) else "none", os.tcgetpgrp(0) == os.getpgrp(), flush=True)\n'
               'print("read", sys.stdin.readline(), flush=True)\n'
               'sys.exit(4)\n')
-    with Job(sys.executable, '-c', script, cddprun, '--nproc_per_node=3', '--interactive=1', 'python3', '-c', worker,
+    with Job(*LEAD_TERMINAL, cddprun, '--nproc_per_node=3', '--interactive=1', 'python3', '-c', worker,
              stdin=slave, stdout=slave, stderr=slave, start_new_session=True) as job:
         os.close(slave)
         seen = b''

@@ -20,7 +20,7 @@ struct si_capture {
     const struct si_thread *thread; /* that began it */
     struct CUstream_st *origin;
     bool invalidated;
-    struct si_graph graph; /* what it has so far */
+    struct si_graph graph; /* the nodes until now */
     struct si_node **tail;
 };
 

@@ -41,7 +41,7 @@ static const size_t counts[N_PARAMS] = {3000, 2999, LARGEST, 3001, 70000};
         }                                                                                                          \
     } while (0)
 
-/* It is refused with this status, and its sentence has `word` in it. */
+/* It is refused with this status, and its error message has `word` in it. */
 #define REFUSED(call, status, word)                                                                              \
     do {                                                                                                         \
         cddp_status got_ = (call);                                                                               \

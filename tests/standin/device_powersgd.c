@@ -10,6 +10,7 @@
 #include "gate_kernel.h"
 #include "must.h"
 
+#include "mean_hook.h"
 #include "numbers.h"
 
 #include <cddp/cddp.h>
@@ -175,25 +176,10 @@ static void saved(const cddp_powersgd_options *opt)
         exit(FAILED);
 }
 
-/* The mean, as a program asks for it. */
-static cddp_status begin_mean(void *arg, cddp_comm *on, const cddp_bucket *b, uint64_t *ticket)
-{
-    const cddp_work work = {.size = sizeof work,
-                            .what = CDDP_ALL_REDUCE,
-                            .dtype = b->dtype,
-                            .op = CDDP_MEAN,
-                            .in = b->data,
-                            .out = b->data,
-                            .count = b->count};
-
-    (void)arg;
-    return cddp_start(on, &work, ticket);
-}
-
 /* Parameters, by an optimizer that has a share of them; of a reducer without PowerSGD that sends as it is by a hook. */
 static void divided(const char *what, const cddp_powersgd_options *opt, cddp_dtype compress, uint32_t flags)
 {
-    const cddp_hook hook = {.size = sizeof hook, .begin = begin_mean};
+    const cddp_hook hook = {.size = sizeof hook, .begin = mean_hook_begin};
     const cddp_optim_options sgd = {
         .size = sizeof sgd, .kind = CDDP_SGD, .lr = 0.125, .momentum = 0.5, .weight_decay = 0.25};
     cddp_ddp *ddp = open_ddp(flags, compress, opt);

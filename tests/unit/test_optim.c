@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The optimizer whose state is divided, beside ranks that average whole gradients and update everything themselves. */
 #include "hygiene.h"
+#include "mean_hook.h"
 #include "numbers.h"
 #include "scratch.h"
 #include "worker/optim_update.h"
@@ -50,21 +51,6 @@ static double scatter(size_t i, size_t k, size_t salt)
     return (double)h / 4294967296.0 - 0.5;
 }
 
-/* The mean of one bucket, as a program makes it. */
-static cddp_status begin_mean(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
-{
-    const cddp_work work = {.size = sizeof work,
-                            .what = CDDP_ALL_REDUCE,
-                            .dtype = b->dtype,
-                            .op = CDDP_MEAN,
-                            .in = b->data,
-                            .out = b->data,
-                            .count = b->count};
-
-    (void)arg;
-    return cddp_start(comm, &work, ticket);
-}
-
 /* What came is halved, so that a hook whose end is left out is seen. */
 static cddp_status end_half(void *arg, cddp_comm *comm, const cddp_bucket *b)
 {
@@ -78,7 +64,7 @@ static int communicate(cddp_ddp *ddp)
 {
     const cddp_powersgd_options psgd = {
         .size = sizeof psgd, .matrix_rank = 2, .start_step = 1, .min_compression_rate = 0.1};
-    const cddp_hook hook = {.size = sizeof hook, .begin = begin_mean, .end = end_half};
+    const cddp_hook hook = {.size = sizeof hook, .begin = mean_hook_begin, .end = end_half};
 
     CHECK(!now.powersgd || cddp_ddp_set_powersgd(ddp, &psgd) == CDDP_OK);
     CHECK(!now.hook || cddp_ddp_set_hook(ddp, &hook) == CDDP_OK);

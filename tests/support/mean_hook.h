@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A communication hook's begin that asks for the mean of its bucket, as a program does. */
+#ifndef MEAN_HOOK_H
+#define MEAN_HOOK_H
+
+#include <cddp/cddp.h>
+
+static inline cddp_status mean_hook_begin(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
+{
+    const cddp_work work = {.size = sizeof work,
+                            .what = CDDP_ALL_REDUCE,
+                            .dtype = b->dtype,
+                            .op = CDDP_MEAN,
+                            .in = b->data,
+                            .out = b->data,
+                            .count = b->count};
+
+    (void)arg;
+    return cddp_start(comm, &work, ticket);
+}
+
+#endif
