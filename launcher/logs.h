@@ -5,8 +5,8 @@
  *   <log_dir>/<run id>_XXXXXX/attempt_<restart>/<local rank>/{stdout.log,stderr.log,error.json}
  *                             attempt_<restart>/filtered_{stdout,stderr}.log
  *
- * Files are written by a thread of their own. Whatever fails there, the job goes on: the first failure is told, and
- * what cannot go to a file from the start is shown instead. The loop's thread.
+ * Files are written by a thread of their own. Whatever fails there, the job goes on: cddprun reports the first
+ * failure, and shows what cannot go to a file from the start. The loop's thread.
  */
 #ifndef LOGS_H
 #define LOGS_H

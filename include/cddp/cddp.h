@@ -499,7 +499,7 @@ CDDP_API void *cddp_ddp_grad(cddp_ddp *ddp, size_t i);
  *
  * Returns CDDP_OK, CDDP_E_INVALID (no such parameter), CDDP_E_STATE (already ready in this step), or the sticky error;
  * where the stream is being captured also CDDP_E_UNSUPPORTED and CDDP_E_STATE as above. Outside a capture
- * CDDP_E_INVALID and CDDP_E_STATE become the sticky error: the step is broken, and the peers are told.
+ * CDDP_E_INVALID and CDDP_E_STATE become the sticky error: this rank cannot end the step, and its peers hear why.
  */
 CDDP_API cddp_status cddp_ddp_grad_ready(cddp_ddp *ddp, size_t i);
 
@@ -770,7 +770,7 @@ typedef struct cddp_optim_options {
  * *out is written on success only; release it with cddp_optim_destroy(), before ddp: without its reducer an optimizer
  * can only be destroyed, and its other functions return CDDP_E_STATE. Returns CDDP_OK; CDDP_E_INVALID
  * (an option); CDDP_E_UNSUPPORTED (a reducer with CDDP_DDP_SPLIT or CDDP_AUTO, whose buckets cannot be divided, or with
- * CDDP_DDP_JOIN: a rank in cddp_ddp_join does not hear whether the others clip or skip; the sentence says which);
+ * CDDP_DDP_JOIN: a rank in cddp_ddp_join does not hear whether the others clip or skip; the error message says which);
  * CDDP_E_STATE (ddp has one, or is in the middle of a step); CDDP_E_MISMATCH
  * (ranks give different options: the sentence names two and what differs); CDDP_E_NOMEM (here or on a peer); or what a
  * collective may return.

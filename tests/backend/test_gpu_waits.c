@@ -487,7 +487,7 @@ static int fail_in_a_kernel(struct rank *r)
         RANK_CHECK(st == CDDP_E_SYSTEM && strstr(r->err.msg, "all_reduce") != NULL);
         RANK_CHECK(strstr(r->err.msg, "CUDA_ERROR_ILLEGAL_ADDRESS") != NULL);
         rank_close(r);
-        _exit(0); /* the driver frees nothing after a fault: what is left is no leak of ours */
+        _exit(0); /* after a fault the driver frees nothing, so what is left is not our leak */
     } else {
         RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
         st = r->ops->join(r->b, ticket, &r->err);
@@ -521,7 +521,7 @@ static int lose_the_context(struct rank *r)
     RANK_CHECK(cuMemGetInfo(&room_after, &total) == CUDA_SUCCESS && room_after == room, "no memory of another GPU");
     st = r->ops->enqueue(r->b, &op, &ticket, &r->err);
     RANK_CHECK(st != CDDP_OK && strstr(r->err.msg, "CUDA_ERROR_CONTEXT_IS_DESTROYED") != NULL);
-    RANK_CHECK(r->ops->health(r->b, &r->err) != CDDP_OK, "it is no communicator any more");
+    RANK_CHECK(r->ops->health(r->b, &r->err) != CDDP_OK, "the communicator must be of no more use");
     configure("CDDP_STANDIN_FAIL", "");
     rank_close(r);
     RANK_CHECK(cuCtxGetCurrent(&now_current) == CUDA_SUCCESS && now_current == theirs, "the program's is current");
@@ -666,8 +666,8 @@ int main(int argc, char **argv)
         {"a timeout in a launch, beside a store that does not answer", time_out_in_a_launch, -1},
         {"a timeout on the stream, beside a store that does not answer", time_out_on_the_stream, -1},
         {"a fault of the GPU fails all ranks, by its name", fail_in_a_kernel, -1},
-        {"a context that is lost is no other one", lose_the_context, -1},
-        {"peers are told before the abort", tell_before_the_abort, -1},
+        {"calls do not go on in another context", lose_the_context, -1},
+        {"peers hear why before the abort", tell_before_the_abort, -1},
         {"a window that fails ends the job with a word of help", fail_to_register, -1},
         {"collectives are left behind", leave_in_the_middle, -1},
         {"what has no mark is waited for", wait_without_a_mark, -1},

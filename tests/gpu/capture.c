@@ -4,7 +4,7 @@
  * captured, on gradients that change; every mean of every launch must be right. They are whole numbers, in any order of
  * a sum. cddprun starts it, on a card or on the stand-in for one.
  *
- * Exit status: 0 all was right, 3 a wrong result, 1 an error (a sentence says which), 77 no GPU.
+ * Exit status: 0 all was right, 3 a wrong result, 1 an error (its message says which), 77 no GPU.
  */
 #include "card.h"
 
