@@ -15,7 +15,8 @@
 
 static const size_t counts[] = {0, 1, 3, 1000, 2049, 65537};
 #define N_COUNTS (sizeof counts / sizeof counts[0])
-#define DEATH_MS 3000 /* how long a death may take to be known on a calm machine; far more than it takes */
+#define DEATH_MS 3000    /* how long a death may take to be known on a calm machine; far more than it takes */
+#define GIVEN_UP_MS 5000 /* END_MS of worker/backend/nccl/watch.c */
 
 static const struct cdi_op barrier = {.kind = CDI_BARRIER, .bucket = -1, .lazy = true};
 
@@ -826,11 +827,15 @@ static int parts_differ(struct rank *r)
     return 0;
 }
 
-/* All ranks but the victim hear of its death and of nobody else's. */
+/*
+ * All ranks but the victim hear of its death and of nobody else's. Where the stand-in's abort never returns, the first
+ * that asks waits for it until it is given up, and nobody waits a second time.
+ */
 static int mourn(struct rank *r, int victim)
 {
+    const char *stuck = getenv("CDDP_STANDIN_STUCK_ABORT");
     char want[32];
-    int64_t t0 = cdi_now_ms(), limit_ms = cdi_within_ms(DEATH_MS);
+    int64_t t0 = cdi_now_ms(), limit_ms = cdi_within_ms(DEATH_MS + (stuck != NULL ? GIVEN_UP_MS : 0)), again_ms;
     cddp_status st = CDDP_OK;
 
     (void)snprintf(want, sizeof want, "rank %d (", victim);
@@ -839,7 +844,9 @@ static int mourn(struct rank *r, int victim)
     RANK_CHECK(st == CDDP_E_PEER);
     RANK_CHECK(strstr(r->err.msg, want) != NULL && strstr(r->err.msg, "died") != NULL);
     RANK_CHECK(cdi_now_ms() - t0 < limit_ms);
+    again_ms = cdi_now_ms();
     RANK_CHECK(rank_do(r, &barrier) == CDDP_E_PEER, "the error stays");
+    RANK_CHECK(cdi_now_ms() - again_ms < cdi_within_ms(DEATH_MS));
     return 0;
 }
 
