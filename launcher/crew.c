@@ -5,6 +5,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "launcher/oom.h"
+#include "launcher/procs.h"
 #include "launcher/program.h"
 #include "launcher/where.h"
 
@@ -29,8 +30,9 @@ struct crew {
     struct cdi_error why;     /* of the first of them */
     struct oom_count ooms;    /* before they were started */
     bool destroyed;
-    bool failed; /* the first failure has been told of */
-    bool looked; /* where the ranks were */
+    bool failed;  /* the first failure has been told of */
+    bool stopped; /* by crew_kill(), until it continues them */
+    bool looked;  /* where the ranks were */
     char where[WHERE_TEXT];
     char error_file[PATH_MAX];
     struct worker workers[];
@@ -367,6 +369,8 @@ cddp_status crew_start(struct crew **out, const struct crew_options *opt, struct
 
 void crew_kill(struct crew *c, int signal)
 {
+    if (signal == SIGSTOP || signal == SIGCONT)
+        c->stopped = signal == SIGSTOP;
     for (uint32_t i = 0; i < c->n; i++)
         worker_kill(&c->workers[i], signal);
 }
@@ -377,6 +381,15 @@ void crew_resize(struct crew *c)
         worker_resize(&c->workers[i]);
 }
 
+static void wake(void *arg, pid_t pid, pid_t group)
+{
+    struct crew *c = arg;
+
+    for (uint32_t i = 0; i < c->n; i++)
+        if (c->workers[i].pid > 0 && c->workers[i].pid == (c->workers[i].interactive ? pid : group))
+            worker_kill(&c->workers[i], SIGCONT);
+}
+
 void crew_end(struct crew *c, int signal)
 {
     look_where(c);
@@ -384,8 +397,13 @@ void crew_end(struct crew *c, int signal)
         if (c->workers[i].flight != NULL)
             cdi_flight_tell_stop_wanted(c->workers[i].flight);
         worker_kill(&c->workers[i], signal);
-        worker_kill(&c->workers[i], SIGCONT);
     }
+    /*
+     * Not those that run: SIGCONT takes back a SIGSTOP that has not arrived. By one ptrace(2) attaches, and a debugger,
+     * or the leak checker of a program that is just ending, would wait for ever.
+     */
+    if (c->stopped || !procs_stopped(wake, c))
+        crew_kill(c, SIGCONT);
 }
 
 void crew_tell_death(struct crew *c, int rank, const char *sentence)

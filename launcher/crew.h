@@ -39,8 +39,8 @@ void crew_report_unstarted(struct crew *c);
 void crew_resize(struct crew *c);
 /* To every worker's process group. */
 void crew_kill(struct crew *c, int signal);
-/* The same for a signal that is to end it: cddp_stop_wanted() says so too; CONT follows, so that a stopped worker hears
- * it. */
+/* The same for a signal that is to end it: cddp_stop_wanted() says so too; a stopped worker is continued, so that it
+ * hears it. */
 void crew_end(struct crew *c, int signal);
 void crew_tell_death(struct crew *c, int rank, const char *sentence);
 void crew_tell_over(struct crew *c);

@@ -4,6 +4,7 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "launcher/procs.h"
 #include "launcher/signame.h"
 
 #include <dirent.h>
@@ -50,41 +51,24 @@ static void kill_child(pid_t pid)
     (void)kill(pid, SIGKILL);
 }
 
-/*
- * /proc/PID/stat, "PID (name, with anything in it) S PPID ...", from the letter of its state on; NULL: it is gone. text
- * has room for it; path is relative to dir.
- */
-static const char *read_stat(int dir, const char *path, char text[512])
-{
-    CDI_AUTOCLOSE int fd = openat(dir, path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, text, 511);
-    const char *close_paren;
-
-    if (n <= 0)
-        return NULL;
-    text[n] = '\0';
-    close_paren = strrchr(text, ')');
-    return close_paren == NULL || strlen(close_paren) < sizeof ") S 1" - 1 ? NULL : close_paren + 2;
-}
-
 /* -1: it is gone. */
 static pid_t parent_of(int proc_fd, const char *pid)
 {
-    char path[64], text[512];
+    char path[64], text[PROCS_STAT];
     const char *state;
 
     (void)snprintf(path, sizeof path, "%.20s/stat", pid);
-    state = read_stat(proc_fd, path, text);
+    state = procs_stat(proc_fd, path, text);
     return state == NULL ? -1 : (pid_t)strtol(state + 1, NULL, 10);
 }
 
 static bool is_stopped(pid_t pid)
 {
-    char path[64], text[512];
+    char path[64], text[PROCS_STAT];
     const char *state;
 
     (void)snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    state = read_stat(AT_FDCWD, path, text);
+    state = procs_stat(AT_FDCWD, path, text);
     return state != NULL && *state == 'T';
 }
 

@@ -128,6 +128,28 @@ def test_a_stopped_job_can_be_ended(cddprun):
         assert job.finish() == 143, job.err
 
 
+def test_a_worker_that_is_stopped_alone_can_be_ended(cddprun):
+    with start(cddprun, OBEDIENT) as job:
+        worker = job.workers()[0]
+        os.kill(worker, signal.SIGSTOP)
+        launch.wait_for('stopped', lambda: launch.state(worker) == 'T')
+        job.process.send_signal(signal.SIGTERM)
+        assert job.finish() == 143, job.err
+
+
+def test_a_worker_that_runs_is_not_continued(cddprun):
+    """SIGCONT takes back the SIGSTOP by which a debugger, or a leak checker at the program's end, attaches."""
+    script = 'import os, signal, sys, time\n' \
+             'signal.signal(signal.SIGCONT, lambda *a: os.write(1, b"continued\\n"))\n' \
+             'signal.signal(signal.SIGTERM, lambda *a: (time.sleep(0.2), sys.exit(0)))\n' \
+             'os.write(1, b"up\\n")\n' \
+             'while True: time.sleep(1000)\n'
+    with start(cddprun, script) as job:
+        job.process.send_signal(signal.SIGTERM)
+        assert job.finish() == 143, job.err
+        assert 'continued' not in job.out, job.out
+
+
 def test_the_agent_obeys_the_guard_only(cddprun):
     with start(cddprun, OBEDIENT) as job:
         agent = job.agent()

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What /proc tells of processes. No libuv, no thread. */
+#ifndef CDI_PROCS_H
+#define CDI_PROCS_H
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+#define PROCS_STAT 512
+
+/*
+ * Reads /proc/PID/stat, "PID (name, with anything in it) S PPID PGRP ...", into text. path is relative to dir, or
+ * absolute. Returns the text from the letter of the state on; NULL if the process is gone.
+ */
+const char *procs_stat(int dir, const char *path, char text[PROCS_STAT]);
+
+/*
+ * Calls found for each process that a signal has stopped (state T). Those that a tracer holds (t) are left out. Returns
+ * false where /proc cannot be read.
+ */
+bool procs_stopped(void (*found)(void *arg, pid_t pid, pid_t group), void *arg);
+
+#endif
