@@ -586,8 +586,12 @@ static int leave_in_the_middle(struct rank *r)
     uint64_t ticket;
 
     RANK_CHECK(rank_open(r) == CDDP_OK);
-    for (int i = 0; i < 3 + r->rank; i++)
-        RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK || i > 0);
+    RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
+    atomic_store(&r->board->flag[r->rank], 1);
+    while (atomic_load(&r->board->flag[1 - r->rank]) == 0)
+        moment();
+    for (int i = 0; i < 2 + r->rank; i++) /* the other one may be gone */
+        (void)r->ops->enqueue(r->b, &op, &ticket, &r->err);
     rank_close(r);
     return 0;
 }

@@ -101,32 +101,42 @@ struct cost {
     uint64_t calls, threads;
 };
 
-/* Of STEPS steps, with the stream at rest before each: how far the device is decides what there is to be done. */
+static int by_size(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+/*
+ * Of a step: the median of STEPS, each with the stream at rest before it. How far the device is decides what there is
+ * to be done, so that a step now and then makes a call less.
+ */
 static struct cost cost_of(const struct model *m)
 {
-    struct cost c = {0};
+    uint64_t calls[STEPS], threads[STEPS];
 
     for (int i = 0; i < WARM; i++) {
         step(m);
         CU(cuStreamSynchronize(m->compute)); /* or the ring of operations would grow */
     }
     for (int i = 0; i < STEPS; i++) {
-        struct cost before;
-
         CU(cuStreamSynchronize(m->compute));
         DO(cddp_barrier(m->comm));
-        before = (struct cost){.calls = standin_calls(), .threads = standin_threads()};
+        calls[i] = standin_calls();
+        threads[i] = standin_threads();
         step(m);
-        c.calls += standin_calls() - before.calls;
-        c.threads += standin_threads() - before.threads;
+        calls[i] = standin_calls() - calls[i];
+        threads[i] = standin_threads() - threads[i];
     }
-    return c;
+    qsort(calls, STEPS, sizeof calls[0], by_size);
+    qsort(threads, STEPS, sizeof threads[0], by_size);
+    return (struct cost){.calls = calls[STEPS / 2], .threads = threads[STEPS / 2]};
 }
 
 static int judge(const char *kind, const char *what, uint64_t few, uint64_t many, double most)
 {
-    double a_bucket = (double)(many - few) / (STEPS * (N_PARAMS / 2.0)),
-           a_step = (double)few / STEPS - a_bucket * N_PARAMS / 2;
+    double a_bucket = (double)(many - few) / (N_PARAMS / 2.0), a_step = (double)few - a_bucket * N_PARAMS / 2;
 
     printf("%s: %s: %.2f per bucket and %.1f per step beside\n", kind, what, a_bucket, a_step);
     if (most < 0 || a_bucket <= most)
