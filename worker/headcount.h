@@ -2,7 +2,7 @@
 /*
  * How many ranks take part, told in elements of a gradient's type that are reduced with the gradients: each rank adds 1
  * to one of them. A type of 16 bits cannot tell 511 of 512 from 512 of 512, so there no element counts more ranks than
- * it can. Pure.
+ * it can, whatever order they are added in. Pure.
  */
 #ifndef CDI_HEADCOUNT_H
 #define CDI_HEADCOUNT_H
