@@ -5,8 +5,8 @@
     seeds.py BUILD [--seeds N] [--first S] [--jobs J]
 
 Each seed is one version and one way to launch: by the 14th all have had their turn. With it run the conformance cases of
-splits and regions; on two ranks Wine, the hook, clipping, the optimizer, and PowerSGD. Prints the seeds
-that fail, with what they said; 200 are the proof.
+splits and regions; on two ranks Wine, the hook, clipping, the optimizer, PowerSGD, and one kind of captured steps, all
+of which have had their turn by the 8th. Prints the seeds that fail, with what they said; 200 are the proof.
 """
 import argparse
 import concurrent.futures
@@ -16,10 +16,11 @@ import subprocess
 import sys
 
 VERSIONS = ('21903', '22304', '22403', '22707', '22809', '22907', '23007')
+CAPTURES = ('global', 'thread_local', 'relaxed', 'forked', 'beside', 'bfloat16', 'twice', 'refused')
 LIMIT_S = 200
 
 
-def jobs(build):
+def jobs(build, seed):
     start = [build / 'launcher/cddprun', '--standalone', '--nproc_per_node=2']
     conformance = build / 'tests/backend/test_conformance'
     return {
@@ -30,6 +31,7 @@ def jobs(build):
         'clip': [*start, build / 'tests/standin/device_clip'],
         'optim': [*start, build / 'tests/standin/device_optim'],
         'powersgd': [*start, build / 'tests/standin/device_powersgd', os.devnull],
+        'capture': [*start, build / 'tests/standin/device_capture', CAPTURES[seed % 8]],
     }
 
 
@@ -42,7 +44,7 @@ def run_seed(build, seed):
         'CDDP_STANDIN_SEED': str(seed), 'CDDP_STANDIN_NCCL_VERSION': VERSIONS[seed % 7],
         'CDDP_STANDIN_PROGRESS': '90', 'CDDP_NCCL_BLOCKING': str(seed // 7 % 2)}
     bad = []
-    for name, command in jobs(build).items():
+    for name, command in jobs(build, seed).items():
         try:
             done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                   stderr=subprocess.STDOUT, text=True, errors='replace', timeout=LIMIT_S, check=False)
