@@ -391,7 +391,7 @@ static const struct {
     ENTRY(cuPointerGetAttributes, 7000), ENTRY(cuMemAllocManaged, 6000),
     ENTRY(cuMemAllocAsync, 11020), ENTRY(cuMemFreeAsync, 11020),
     ENTRY(cuLibraryLoadData, 12000), ENTRY(cuLibraryUnload, 12000), ENTRY(cuLibraryGetKernel, 12000),
-    ENTRY(cuKernelGetFunction, 12000), ENTRY(cuLaunchKernel, 4000), ENTRY(cuLaunchHostFunc, 10000),
+    ENTRY(cuKernelGetFunction, 12000), ENTRY(cuFuncLoad, 12040), ENTRY(cuLaunchKernel, 4000), ENTRY(cuLaunchHostFunc, 10000),
     ENTRY(cuGetErrorName, 6000), ENTRY(cuGetErrorString, 6000), ENTRY(cuGetProcAddress, 12000),
 };
 /* clang-format on */

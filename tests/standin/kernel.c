@@ -190,6 +190,15 @@ SI_EXPORT CUresult cuKernelGetFunction(CUfunction *pFunc, CUkernel kernel)
     return CUDA_SUCCESS;
 }
 
+SI_EXPORT CUresult cuFuncLoad(CUfunction function)
+{
+    CUresult rc = si_enter("cuFuncLoad");
+
+    if (rc == CUDA_SUCCESS && function == NULL)
+        rc = CUDA_ERROR_INVALID_HANDLE;
+    return rc;
+}
+
 /* --------------------------------------------------------------------------------------------------------- launch --
  */
 

@@ -12,8 +12,7 @@ static struct cdi_op mean(enum cdi_op_kind kind, cddp_dtype dtype)
     return (struct cdi_op){.kind = kind, .in = memory, .out = memory, .count = 1, .dtype = dtype, .op = CDDP_MEAN};
 }
 
-static const struct cdi_mean_facts best = {
-    .nccl_code = 23003, .n_ranks = 8, .n_nodes = 1, .window = true, .had_window = true};
+static const struct cdi_mean_facts best = {.nccl_code = 23003, .n_ranks = 8, .n_nodes = 1, .window = true};
 
 static void expect(enum cdi_mean want, struct cdi_op op, struct cdi_mean_facts facts)
 {
@@ -51,13 +50,29 @@ Test(mean, nccl_is_not_asked_for_the_mean_of_an_all_reduce_in_a_window)
     expect(CDI_MEAN_BEFORE, halves, best);
 }
 
+/* NCCL_SYM_NOWIN_ENABLE=1 has symmetric kernels without any. */
+Test(mean, nor_outside_of_one_where_symmetric_kernels_may_serve_it)
+{
+    struct cdi_mean_facts facts = best;
+    struct cdi_op op = mean(CDI_ALL_REDUCE, CDDP_FLOAT16);
+
+    facts.window = false;
+    op.bucket = -1;
+    expect(CDI_MEAN_BEFORE, op, facts);
+    op.out = memory + 1;
+    expect(CDI_MEAN_BEFORE, op, facts);
+    facts.n_nodes = 2;
+    expect(CDI_MEAN_BY_NCCL, op, facts);
+}
+
 /* One rank may reduce in place where another does not, and NCCL wants the same reduction of both. */
 Test(mean, a_half_of_the_programs_own_is_divided_alike_in_place_and_not)
 {
     struct cdi_mean_facts facts = best;
     struct cdi_op op = mean(CDI_ALL_REDUCE, CDDP_FLOAT16);
 
-    facts.window = facts.had_window = false;
+    facts.nccl_code = 22907;
+    facts.window = false;
     op.bucket = -1;
     expect(CDI_MEAN_BY_NCCL, op, facts);
     op.out = memory + 1;

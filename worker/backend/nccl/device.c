@@ -58,6 +58,11 @@ static cddp_status describe(struct cdi_device *d, int ordinal, struct cdi_error 
     return CDDP_OK;
 }
 
+/*
+ * Kernels are on the device before the first collective runs. CUDA loads lazily, and what it loads at a first launch it
+ * may put behind all that runs there, and so behind a collective that waits for a peer (CUDA C++ Programming Guide,
+ * Lazy Loading, Concurrent Execution).
+ */
 static cddp_status load_kernels(struct cdi_device *d, struct cdi_error *err)
 {
     cddp_status st =
@@ -70,6 +75,8 @@ static cddp_status load_kernels(struct cdi_device *d, struct cdi_error *err)
         st = cdi_cuda_check(cdi_cuda.library_kernel(&kernel, d->library, name), name, err);
         if (st == CDDP_OK)
             st = cdi_cuda_check(cdi_cuda.kernel_function(&d->kernel[i], kernel), name, err);
+        if (st == CDDP_OK && cdi_cuda.function_load != NULL)
+            st = cdi_cuda_check(cdi_cuda.function_load(d->kernel[i]), name, err);
     }
     return st;
 }

@@ -71,6 +71,9 @@ static cddp_status resolve_cuda(void *lib, struct cdi_error *err)
     *(void **)&cdi_cuda.member = at;
     CDI_CUDA_MAP(X)
 #undef X
+    if (get("cuFuncLoad", &at, 12040, CU_GET_PROC_ADDRESS_LEGACY_STREAM, &found) != CUDA_SUCCESS)
+        at = NULL;
+    *(void **)&cdi_cuda.function_load = at;
     return CDDP_OK;
 }
 

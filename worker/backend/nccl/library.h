@@ -23,6 +23,12 @@
 /* The first whose non-blocking communicators make a thread for each launch (group.cc, ncclGroupEndInternal). */
 #define CDI_NCCL_THREAD_PER_LAUNCH 22300
 
+/*
+ * The first whose symmetric kernels look at the abort flag where they wait for peers (nccl_device/impl,
+ * lsa_barrier__funcs.h, testAbort). Before it, a rank whose peer has died in one can only be killed.
+ */
+#define CDI_NCCL_WINDOW_ABORTS 22907
+
 /* Newer than the oldest header that builds: by its number, as nccl.h has it since 2.30.3. */
 #define CDI_NCCL_TIMEOUT 8
 
@@ -82,6 +88,7 @@ struct cdi_cuda {
 #define X(member, function, version) PFN_##function##_v##version member; /* NOLINT(bugprone-macro-parentheses) */
     CDI_CUDA_MAP(X)
 #undef X
+    CUresult (*function_load)(CUfunction f); /* cuFuncLoad of CUDA 12.4; NULL: an older driver */
 };
 
 /* X(member, function of NCCL, must it be there?) */

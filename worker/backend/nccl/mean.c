@@ -18,8 +18,7 @@ enum cdi_mean cdi_mean_of(const struct cdi_op *op, const struct cdi_mean_facts *
         return symmetric && op->kind == CDI_REDUCE_SCATTER ? CDI_MEAN_BY_NCCL : CDI_MEAN_AFTER;
     /* Its sum can overflow. Ranks may differ in whether a collective of the program's is in place; a bucket's always
      * is. */
-    if (op->dtype == CDDP_FLOAT16 && op->kind == CDI_ALL_REDUCE &&
-        ((op->bucket >= 0 && op->in == op->out) || (takes && facts->had_window)))
+    if (op->dtype == CDDP_FLOAT16 && op->kind == CDI_ALL_REDUCE && ((op->bucket >= 0 && op->in == op->out) || takes))
         return CDI_MEAN_BEFORE;
     if (op->dtype == CDDP_FLOAT16 && op->kind == CDI_REDUCE_SCATTER && op->bucket >= 0 && symmetric)
         return CDI_MEAN_BEFORE;

@@ -7,7 +7,8 @@
  * Symmetric kernels refuse it up to 2.29.7 (sym_kernels.cc). From 2.30.3 on they take it (scheduler/symmetric_sched.cc,
  * symkRedOp), and a window is given only where they can be had (dev_runtime.cc); but only reduce-scatter has kernels
  * that divide, after their sum (device/symmetric/generate.py leaves those of all-reduce out). An all-reduce finds none:
- * ncclSymkGetKernelIndex says -1, and the launch takes what lies there.
+ * ncclSymkGetKernelIndex says -1, and the launch takes what lies there. NCCL finds memory in a window by its address,
+ * whoever gives it, and with NCCL_SYM_NOWIN_ENABLE=1 it needs none; so no all-reduce of these versions is ncclAvg.
  *
  * Of float16 a symmetric reduce-scatter is not asked for the mean either: one of its kernels takes the sum from the
  * NVLink switch as a float16, and divides it then (device/symmetric/reduce_scatter.cuh, reduceMultimem), when it may be
@@ -30,8 +31,7 @@ enum cdi_mean {
 
 struct cdi_mean_facts {
     int nccl_code, n_ranks, n_nodes;
-    bool window;     /* both buffers lie in a window that all ranks have registered */
-    bool had_window; /* the communicator has, or had, one: NCCL finds memory in it by its address, whoever gives it */
+    bool window; /* both buffers lie in a window that all ranks have registered */
 };
 
 /* For any operation. Equal on all ranks where the facts are, as NCCL needs it. */

@@ -171,8 +171,7 @@ static enum cdi_mean mean_of(const struct cdi_backend *b, const struct cdi_op *o
     const struct cdi_mean_facts facts = {.nccl_code = cdi_nccl.code,
                                          .n_ranks = b->world.size,
                                          .n_nodes = b->world.n_nodes,
-                                         .window = cdi_gpu_is_window(op->region),
-                                         .had_window = b->had_window};
+                                         .window = cdi_gpu_is_window(op->region)};
 
     return cdi_mean_of(op, &facts);
 }
@@ -570,7 +569,9 @@ cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint
     struct cdi_staged *staged = NULL;
     uint64_t before_it;
     cddp_status st = cdi_gpu_health(b, err);
-    bool brief = op->region != NULL; /* nothing is allocated for it */
+    /* Nothing is allocated for it. Where a graph holds the communicator NCCL asks for events at each launch
+     * (enqueue.cc, cudaEventQuery), which would end a capture of another thread's. */
+    bool brief = op->region != NULL && atomic_load(&b->captured.n_groups) == 0;
 
     if (cdi_gpu_captures(b)) {
         *ticket = 0;
