@@ -469,6 +469,31 @@ static int regions(struct rank *r)
     return 0;
 }
 
+/* A reducer that one rank keeps for longer, or a language that frees when it likes. */
+static int regions_in_any_order(struct rank *r)
+{
+    struct cdi_region *first, *second, *third;
+    size_t bytes = 1u << 20;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    for (int round = 0; round < 2; round++) {
+        bool early = r->rank % 2 == round;
+
+        RANK_CHECK(r->ops->region_create(r->b, bytes, &first, &r->err) == CDDP_OK);
+        RANK_CHECK(r->ops->region_create(r->b, bytes, &second, &r->err) == CDDP_OK);
+        if (early)
+            r->ops->region_destroy(r->b, first);
+        RANK_CHECK(r->ops->region_create(r->b, bytes, &third, &r->err) == CDDP_OK);
+        if (!early)
+            r->ops->region_destroy(r->b, first);
+        if (buckets(r, third, BUCKETS - 1, 0) != 0 || buckets(r, second, BUCKETS - 1, 1) != 0)
+            return 1;
+        r->ops->region_destroy(r->b, early ? second : third);
+        r->ops->region_destroy(r->b, early ? third : second);
+    }
+    return 0;
+}
+
 /*
  * Each rank's block of the mean, then all blocks of all ranks again: together the bits of an all-reduce. Blocks of
  * others are free for the taking in between.
@@ -901,6 +926,34 @@ static int dies_at_work(struct rank *r)
     return 0;
 }
 
+/* While the others reduce a bucket, which may be the work of a kernel that looks at the network alone. */
+static int dies_beside_a_bucket(struct rank *r)
+{
+    struct cdi_region *region;
+    struct cdi_op op;
+    uint64_t ticket;
+    cddp_status st;
+    int64_t t0;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    RANK_CHECK(r->ops->region_create(r->b, 4096, &region, &r->err) == CDDP_OK);
+    op = an_op(CDI_ALL_REDUCE, region->base, region->base, 1000, CDDP_FLOAT32);
+    op.region = region;
+    op.bucket = 0;
+    RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
+    RANK_CHECK(r->ops->join(r->b, ticket, &r->err) == CDDP_OK);
+    RANK_CHECK(rank_do(r, &barrier) == CDDP_OK || r->on_device);
+    if (r->rank == 1)
+        (void)raise(SIGKILL);
+    t0 = cdi_now_ms();
+    st = r->ops->enqueue(r->b, &op, &ticket, &r->err);
+    if (st == CDDP_OK)
+        st = r->ops->join(r->b, ticket, &r->err);
+    RANK_CHECK(st == CDDP_E_PEER && strstr(r->err.msg, "rank 1 (") != NULL);
+    RANK_CHECK(cdi_now_ms() - t0 < cdi_within_ms(DEATH_MS));
+    return 0;
+}
+
 static int stay_away(struct rank *r)
 {
     int late = r->size - 1;
@@ -983,6 +1036,7 @@ const struct conformance_case conformance_cases[] = {
     {"send and recv can be mixed with collectives", ring, 2, -1},
     {"a message of another length is told to both ranks", message_differs, 2, -1, true},
     {"buckets of a region are reduced in place, several in flight", regions, 1, -1},
+    {"regions come and go in an order of each rank's own", regions_in_any_order, 2, -1},
     {"what is behind lead finds every operation done", leads, 1, -1},
     {"a region holds every type at every offset", region_types, 1, -1},
     {"shards of a region are reduced and gathered in place", region_shards, 1, -1},
@@ -997,6 +1051,7 @@ const struct conformance_case conformance_cases[] = {
     {"the death of rank 1 is noticed and named", second_dies, 2, 1},
     {"the death of rank 2 is noticed and named", third_dies, 3, 2},
     {"a death in the middle of moving data is noticed and named", dies_at_work, 2, 1},
+    {"a death beside a bucket is noticed and named", dies_beside_a_bucket, 2, 1},
     {"a rank that never comes is named at the deadline", stay_away, 2, -1},
     {"a rank that has left is named as such", leave, 2, -1, true},
     {"an abort reaches every rank with its reason, and stays", stop_all, 2, -1},

@@ -445,6 +445,17 @@ static bool mean_after_sum(struct ncclComm *comm, const struct si_call *c)
     return symmetric;
 }
 
+/* A symmetric kernel of a version whose kernels no abort ends: what it waits for must come. */
+static bool is_deaf(struct ncclComm *comm, const struct si_call *c)
+{
+    bool adds = c->op == ncclSum && (c->type == ncclFloat32 || c->type == ncclFloat16 || c->type == ncclBfloat16);
+
+    if (si_version().symmetric_aborts || comm->seg.n_ranks == 1 || !segment_on_one_host(&comm->seg))
+        return false;
+    return (c->kind == SI_ALL_GATHER || ((c->kind == SI_ALL_REDUCE || c->kind == SI_REDUCE_SCATTER) && adds)) &&
+           window_offset(comm, c) >= 0;
+}
+
 static ncclResult_t check(struct ncclComm *comm, const struct si_call *c)
 {
     bool rooted = c->kind != SI_ALL_REDUCE && c->kind != SI_ALL_GATHER && c->kind != SI_REDUCE_SCATTER;
@@ -488,6 +499,7 @@ static ncclResult_t operate(struct ncclComm *comm, CUstream stream, struct si_ca
     }
     c->offset = c->kind == SI_ALL_REDUCE ? window_offset(comm, c) : -1;
     c->mean_after_sum = mean_after_sum(comm, c);
+    c->deaf = is_deaf(comm, c);
     if (group != NULL) {
         for (size_t i = 0; i < group->n; i++)
             if (group->call[i].comm == comm && group->call[i].stream != stream)

@@ -286,7 +286,7 @@ static void messages(struct si_calls *calls)
 void si_run_calls(struct si_calls *calls)
 {
     struct ncclComm *comm = calls->comm;
-    bool any_message = false;
+    bool any_message = false, through;
     int planted = si_planted_async();
 
     if (planted != 0) { /* an error of the network: the operation never ends by itself */
@@ -299,9 +299,16 @@ void si_run_calls(struct si_calls *calls)
     for (size_t i = 0; i < calls->n; i++) {
         if (__atomic_load_n(&comm->abort, __ATOMIC_ACQUIRE) != 0)
             return;
-        if (is_message(&calls->call[i]))
+        if (is_message(&calls->call[i])) {
             any_message = true;
-        else if (!collective(comm, &calls->call[i]))
+            continue;
+        }
+        if (calls->call[i].deaf)
+            (void)__atomic_add_fetch(&comm->deaf, 1, __ATOMIC_ACQ_REL);
+        through = collective(comm, &calls->call[i]);
+        if (calls->call[i].deaf)
+            (void)__atomic_sub_fetch(&comm->deaf, 1, __ATOMIC_ACQ_REL);
+        if (!through)
             return;
     }
     if (any_message)

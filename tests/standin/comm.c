@@ -551,6 +551,8 @@ SI_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm)
     if (!si_comm_is_alive(comm))
         return si_comm_refuse(NULL, ncclInvalidArgument,
                               "ncclCommAbort: %p is no communicator, or was destroyed or aborted", (void *)comm);
+    while (__atomic_load_n(&comm->deaf, __ATOMIC_ACQUIRE) > 0)
+        (void)usleep(1000);
     (void)__atomic_exchange_n(&comm->abort, 1, __ATOMIC_RELEASE);
     /* As in a thread that looks at no flag: misc/shmutils.cc:186 of v2.28.9, ncclShmemAllgather. */
     while (stuck != NULL && strcmp(stuck, "1") == 0)

@@ -39,6 +39,7 @@ struct si_window {
     const char *at;
     size_t bytes;
     bool symmetric; /* all ranks have it */
+    uint64_t place; /* where this rank has put it, in what all symmetric ones share */
 };
 
 struct ncclComm {
@@ -52,6 +53,7 @@ struct ncclComm {
     int32_t broken;    /* ncclResult_t, atomic: what went wrong on the network or a stream. Stays */
     uint32_t tasks;    /* running; what waits for their end sleeps on */
     uint32_t captured; /* launches that graphs hold; likewise */
+    uint32_t deaf;     /* operations that run, and that no abort ends */
     uint64_t sequence;
     uint64_t random;
     struct si_stop *last; /* behind the last operation that was pushed. Locked */
@@ -85,6 +87,7 @@ struct si_call {
     int root;                /* send, recv: the other rank */
     int64_t offset;          /* in the symmetric window; -1: in none */
     bool mean_after_sum;
+    bool deaf;    /* its kernel looks at no abort flag */
     size_t moved; /* send, recv: bytes so far */
 };
 

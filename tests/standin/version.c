@@ -23,6 +23,9 @@ struct si_version si_version_of(int code)
         .window_at_once = code < 22800,
         /* register/register.cc:224 of v2.27.7, dev_runtime.cc:593 of v2.28.9; not dev_runtime.cc:1076 of v2.29.7. */
         .window_without_symmetry = code < 22900,
+        /* Not device/symmetric/primitives.cuh:183 of v2.27.7, nccl_device/impl/lsa_barrier__funcs.h:94 of v2.28.9; then
+         * lsa_barrier__funcs.h:97 of v2.29.7. */
+        .symmetric_aborts = code >= 22907,
         /* scheduler/symmetric_sched.cc:23 of v2.30.3; before, the symmetric kernels know the sum alone:
          * symmetric.cc:218 of v2.27.7, sym_kernels.cc:269 of v2.28.9, sym_kernels.cc:506 of v2.29.7. */
         .mean_after_sum = code >= 23003,

@@ -39,6 +39,8 @@ struct si_version {
     bool window_at_once;
     /* Where memory cannot be symmetric, the window is a registration of this rank alone, not NULL. */
     bool window_without_symmetry;
+    /* Symmetric kernels look at the abort flag while they wait for peers. */
+    bool symmetric_aborts;
     /* ncclAvg of floats in symmetric windows is made after the sum. */
     bool mean_after_sum;
     /* Two ranks on one GPU are told by its UUID, not by its PCI address, which MIG instances share. */

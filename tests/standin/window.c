@@ -125,6 +125,7 @@ struct window {
     ncclWindow_t *out;
     int flags;
     bool symmetric;
+    uint64_t place;
 };
 
 /* NCCL_CUMEM_ENABLE, NVLink between all: can memory be symmetric here? */
@@ -135,18 +136,47 @@ static bool can_be_symmetric(void)
     return offered == NULL || strcmp(offered, "0") != 0;
 }
 
+/*
+ * The first free place, in a list that each rank keeps for itself (allocator.cc:206 of v2.30.7, ncclSpaceAlloc; 2.27
+ * counts up, and takes nothing back: register/register.cc:181 of v2.27.7).
+ */
+static uint64_t free_place(struct ncclComm *comm, size_t bytes)
+{
+    uint64_t place = 0;
+    bool moved = !si_version().window_at_once;
+
+    si_lock();
+    while (moved) {
+        moved = false;
+        for (const struct si_window *w = comm->windows; w != NULL; w = w->next)
+            if (w->symmetric && place < w->place + w->bytes && w->place < place + bytes) {
+                place = w->place + w->bytes;
+                moved = true;
+            }
+    }
+    si_unlock();
+    return place;
+}
+
 /* Has every rank come with the same? */
 static ncclResult_t meet(struct ncclComm *comm, const struct window *want)
 {
-    const struct segment_word word = {.kind = -4, .count = want->bytes, .root = want->flags};
+    const struct segment_word word = {
+        .kind = -4, .count = want->bytes, .root = want->flags, .offset = (int64_t)want->place};
 
     if (!segment_say(&comm->seg, SEGMENT_CALLS, &word))
         return ncclInternalError;
     for (int r = 0; r < comm->seg.n_ranks; r++) {
         const struct segment_word *other = segment_heard(&comm->seg, SEGMENT_CALLS, r);
 
-        if (other->kind == word.kind && other->count == word.count && other->root == word.root)
+        if (other->kind == word.kind && other->count == word.count && other->root == word.root) {
+            /* dev_runtime.cc:352 of v2.30.7: each binds its memory there to the one object of the switch. */
+            if (other->offset != word.offset)
+                si_fault("on communicator '%s' rank %d puts a window at %lld, and rank %d at %lld: an NVLink switch "
+                         "would add different memory. Windows must come and go in one order on all ranks",
+                         comm->name, comm->seg.rank, (long long)word.offset, r, (long long)other->offset);
             continue;
+        }
         si_fault("ranks do not agree: on communicator '%s' rank %d registers a window of %zu bytes, while rank %d %s",
                  comm->name, comm->seg.rank, want->bytes, r,
                  other->kind == word.kind ? "registers one of another size" : "calls something else");
@@ -175,11 +205,12 @@ static ncclResult_t check_memory(struct ncclComm *comm, const struct window *wan
     return ncclSuccess;
 }
 
-static ncclResult_t make_window(struct ncclComm *comm, const struct window *want, struct si_window **out)
+static ncclResult_t make_window(struct ncclComm *comm, struct window *want, struct si_window **out)
 {
     ncclResult_t rc = want->symmetric ? check_memory(comm, want) : ncclSuccess;
     struct si_window *w;
 
+    want->place = want->symmetric ? free_place(comm, want->bytes) : 0;
     if (rc == ncclSuccess && want->symmetric)
         rc = meet(comm, want);
     if (rc != ncclSuccess)
@@ -188,6 +219,7 @@ static ncclResult_t make_window(struct ncclComm *comm, const struct window *want
     if (w == NULL)
         return ncclInvalidArgument;
     w->symmetric = want->symmetric;
+    w->place = want->place;
     si_lock();
     w->next = comm->windows;
     comm->windows = w;

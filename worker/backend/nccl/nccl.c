@@ -131,7 +131,10 @@ static void gpu_destroy(struct cdi_backend *b)
     if (b->device.context != NULL) {
         (void)cdi_device_enter(&b->device, NULL);
         abandon(b);
-        rests = cdi_watch_stop(b) && cdi_communicator_leave(b);
+        rests = cdi_watch_stop(b);
+        if (rests)
+            cdi_gpu_regions_free(b);
+        rests = rests && cdi_communicator_leave(b);
         if (rests)
             strip(b);
         cdi_device_leave(&b->device);
@@ -184,6 +187,16 @@ static void pretend_hosts(const struct cdi_backend *b)
     (void)setenv("NCCL_NET", "Socket", 0);
 }
 
+/* What the windows must not bring with them: see region.c. NCCL reads each variable once, when it first needs it. */
+static void prepare_windows(const struct cdi_backend *b)
+{
+    if (!b->use.windows || b->use.registration || cdi_nccl.code < 22800)
+        return;
+    (void)setenv("NCCL_LOCAL_REGISTER", "0", 0);
+    /* The largest all-gathers go by copy engines, which meet their peers in waits that no abort ends (ce_coll.cc). */
+    (void)setenv("NCCL_SYM_CE_THRESHOLD", "9223372036854775807", 0);
+}
+
 static cddp_status gpu_create(struct cdi_backend **out, const struct cdi_world *world, struct cdi_error *err)
 {
     struct cdi_error mine = {.status = CDDP_OK};
@@ -194,8 +207,9 @@ static cddp_status gpu_create(struct cdi_backend **out, const struct cdi_world *
     if (b == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     (void)snprintf(b->prefix, sizeof b->prefix, "nccl/");
-    b->use.windows = flag_of(WINDOWS_ENV, world->n_nodes == 1, &mine);
+    b->use.windows = flag_of(WINDOWS_ENV, world->n_nodes == 1 && cdi_nccl.code >= CDI_NCCL_WINDOW_ABORTS, &mine);
     b->use.registration = flag_of(REGISTER_ENV, false, &mine);
+    prepare_windows(b);
     if (share)
         pretend_hosts(b);
     if (mine.status == CDDP_OK)

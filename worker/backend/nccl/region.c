@@ -11,11 +11,17 @@
  * to join once more over sockets, beside memory that the first communicator may still use. A machine that fails fails
  * at each start, before the first step: the switch costs it one start, and nothing is lost.
  *
+ * Windows come and go in the same order on all ranks. Each rank puts a new one at the first free offset of its own list
+ * (dev_runtime.cc, ncclSpaceAlloc), and an NVLink switch adds what lies at that offset on every rank. Ranks may destroy
+ * a region when they like; so a window stays until all have, which they tell each other when the next one is made.
+ *
  * Windows are for one node: no symmetric all-reduce leaves the NVLink domain (sym_kernels.cc), and elsewhere a window
  * is a registration (dev_runtime.cc). A registration lets NVLS work on the memory itself, at a price: at every launch
  * NCCL compares it with those of all local ranks, in a spin that waits for them and looks at no abort flag
  * (transport/nvls.cc, nvlsRegisterBuffer; misc/shmutils.cc, ncclShmemAllgather). So a launch would wait for peers, and
- * the abort after a death for ever. CDDP_NCCL_REGISTER=1 takes that in exchange for multiprocessors.
+ * the abort after a death for ever. CDDP_NCCL_REGISTER=1 takes that in exchange for multiprocessors. A window is also a
+ * registration, which counts where no symmetric kernel takes an operation (float64); from 2.28 on NCCL_LOCAL_REGISTER=0
+ * keeps it from being one (register/register.cc, ncclCommRegister).
  */
 #include "common/clock.h"
 #include "worker/backend/nccl/state.h"
@@ -114,8 +120,9 @@ static bool register_buffer(struct cdi_backend *b, struct cdi_gpu_region *r)
     bool ok = false;
 
     (void)pthread_mutex_lock(&b->lock);
-    if (cdi_gpu_flush(b, NULL) == CDDP_OK) {
+    if (cdi_gpu_flush(b, NULL) == CDDP_OK && cdi_nccl_enter(b)) {
         res = cdi_nccl.comm_register(b->comm, r->base.base, r->base.bytes, &r->handle);
+        cdi_nccl_leave(b);
         ok = cdi_communicator_settle(b, b->comm, res, "registering gradients",
                                      cdi_deadline_ms(cdi_now_ms(), b->world.join_timeout_ms), NULL) == CDDP_OK &&
              r->handle != NULL;
@@ -161,13 +168,11 @@ static cddp_status make_known(struct cdi_backend *b, struct cdi_gpu_region *r, s
         st = make_window(b, r, &ok, err);
         if (st == CDDP_OK)
             st = all_can(b, ok, &ok, err);
-        (void)pthread_mutex_lock(&b->lock);
-        b->had_window = b->had_window || ok;
         if (st != CDDP_OK || ok) {
-            (void)pthread_mutex_unlock(&b->lock);
             r->kind = CDI_ARENA_WINDOW;
             return st;
         }
+        (void)pthread_mutex_lock(&b->lock);
         if (cdi_gpu_flush(b, err) == CDDP_OK)
             unregister(b, r);
         (void)pthread_mutex_unlock(&b->lock);
@@ -194,14 +199,72 @@ static const char *kind_name(enum cdi_arena_kind kind)
     return names[kind];
 }
 
+/* Out of the list, and free. With the lock; NCCL takes a call. */
+static void drop(struct cdi_backend *b, struct cdi_gpu_region **at)
+{
+    struct cdi_gpu_region *r = *at;
+
+    *at = r->next;
+    if (b->comm != NULL)
+        unregister(b, r);
+    release_memory(r);
+}
+
+/* The windows that every rank has destroyed go. Each rank has the same ones in its list, in the same order. */
+static cddp_status free_windows(struct cdi_backend *b, struct cdi_error *err)
+{
+    struct cdi_gpu_region **at = &b->windows;
+    cddp_status st = CDDP_OK;
+
+    while (*at != NULL && st == CDDP_OK) {
+        bool dead;
+
+        (void)pthread_mutex_lock(&b->lock);
+        dead = (*at)->dead;
+        (void)pthread_mutex_unlock(&b->lock);
+        st = all_can(b, dead, &dead, err);
+        (void)pthread_mutex_lock(&b->lock);
+        if (st == CDDP_OK && dead && cdi_gpu_flush(b, NULL) == CDDP_OK)
+            drop(b, at);
+        else
+            at = &(*at)->next;
+        (void)pthread_mutex_unlock(&b->lock);
+    }
+    return st;
+}
+
+void cdi_gpu_regions_free(struct cdi_backend *b)
+{
+    (void)pthread_mutex_lock(&b->lock);
+    while (b->windows != NULL)
+        drop(b, &b->windows);
+    (void)pthread_mutex_unlock(&b->lock);
+}
+
+static void keep_window(struct cdi_backend *b, struct cdi_gpu_region *r)
+{
+    struct cdi_gpu_region **at = &b->windows;
+
+    (void)pthread_mutex_lock(&b->lock);
+    while (*at != NULL)
+        at = &(*at)->next;
+    *at = r;
+    r->listed = true;
+    (void)pthread_mutex_unlock(&b->lock);
+}
+
 static cddp_status create(struct cdi_backend *b, size_t bytes, struct cdi_gpu_region **out, struct cdi_error *err)
 {
-    struct cdi_gpu_region *r = cdi_host->alloc(1, sizeof *r);
+    cddp_status st = free_windows(b, err), own;
+    struct cdi_gpu_region *r;
     struct cdi_error mine;
-    cddp_status own = r == NULL ? cdi_fail(&mine, CDDP_E_NOMEM, "out of memory") : allocate(b, r, bytes, &mine), st;
     char text[96];
     bool all;
 
+    if (st != CDDP_OK)
+        return st;
+    r = cdi_host->alloc(1, sizeof *r);
+    own = r == NULL ? cdi_fail(&mine, CDDP_E_NOMEM, "out of memory") : allocate(b, r, bytes, &mine);
     if (own == CDDP_OK)
         own = clear(b, r, &mine);
     st = all_can(b, own == CDDP_OK, &all, err);
@@ -217,6 +280,8 @@ static cddp_status create(struct cdi_backend *b, size_t bytes, struct cdi_gpu_re
     }
     (void)snprintf(text, sizeof text, "%zu bytes for gradients: %s", r->base.bytes, kind_name(r->kind));
     cdi_host->debug("NCCL-ARENA", text);
+    if (r->kind == CDI_ARENA_WINDOW)
+        keep_window(b, r);
     *out = r;
     return CDDP_OK;
 }
@@ -276,9 +341,11 @@ void cdi_gpu_region_destroy(struct cdi_backend *b, struct cdi_region *region)
     await_all(b);
     (void)pthread_mutex_lock(&b->lock);
     (void)cdi_gpu_flush(b, NULL); /* NCCL takes a call */
-    if (b->comm != NULL)
+    if (!r->listed && b->comm != NULL)
         unregister(b, r);
+    r->dead = true;
     (void)pthread_mutex_unlock(&b->lock);
-    release_memory(r);
+    if (!r->listed)
+        release_memory(r);
     cdi_device_leave(&b->device);
 }

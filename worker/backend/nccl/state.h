@@ -82,6 +82,8 @@ struct cdi_gpu_region {
     CUdeviceptr plain; /* the driver's memory around it; 0: none */
     void *handle;
     ncclWindow_t window;
+    struct cdi_gpu_region *next; /* of b->windows, */
+    bool listed, dead;           /* if it is among them; and destroyed by this rank */
 };
 
 /*
@@ -117,7 +119,7 @@ struct cdi_backend {
     struct {
         bool windows, registration; /* of regions: see region.c */
     } use;
-    bool had_window; /* with `lock`; equal on all ranks, between the same operations */
+    struct cdi_gpu_region *windows; /* in the order of their making; with `lock` */
 
     pthread_mutex_t lock, page;
     struct cdi_slot *ring;
@@ -363,6 +365,8 @@ void cdi_stage_free(struct cdi_staged *list);
 
 cddp_status cdi_gpu_region_create(struct cdi_backend *b, size_t bytes, struct cdi_region **out, struct cdi_error *err);
 void cdi_gpu_region_destroy(struct cdi_backend *b, struct cdi_region *r);
+/* All that is left in b->windows, before the communicator goes and after its threads have ended. */
+void cdi_gpu_regions_free(struct cdi_backend *b);
 bool cdi_gpu_is_window(const struct cdi_region *r);
 
 cddp_status cdi_gpu_pack(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
