@@ -12,7 +12,8 @@ import launch
 from launch import Job
 
 # Says what it hears, takes its time, and leaves. It writes by os.write: a signal may come while print flushes, and then
-# print in the handler raises RuntimeError.
+# print in the handler raises RuntimeError. And it sleeps for short times: of a signal that comes just before a sleep
+# begins Python hears after it.
 SLOW_TO_LEAVE = '''
 import os, signal, sys, time
 def leave(number, _):
@@ -22,7 +23,7 @@ def leave(number, _):
     sys.exit(0)
 signal.signal(signal.SIGTERM, leave)
 os.write(1, b"up %d\\n" % os.getpid())
-while True: time.sleep(1000)
+while True: time.sleep(0.05)
 '''
 # Rank 0 fails when it can, unless CALM is set; the others do not hear SIGTERM.
 DEAF = '''

@@ -14,6 +14,7 @@ import launch
 from launch import Job
 
 # These write by os.write: a signal may come while print flushes, and then print in the handler raises RuntimeError.
+# Sleeps are short: of a signal that comes just before one begins Python hears after it.
 OBEDIENT = 'import os, signal, sys, time\n' \
            'def said(n, _):\n' \
            '    os.write(1, b"got %s\\n" % signal.Signals(n).name.encode())\n' \
@@ -21,11 +22,11 @@ OBEDIENT = 'import os, signal, sys, time\n' \
            'for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):\n' \
            '    signal.signal(s, said)\n' \
            'os.write(1, b"up\\n")\n' \
-           'while True: time.sleep(1000)\n'
+           'while True: time.sleep(0.05)\n'
 DEAF = 'import os, signal, time\n' \
        'for s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, lambda *a: os.write(1, b"deaf\\n"))\n' \
        'os.write(1, b"up\\n")\n' \
-       'while True: time.sleep(1000)\n'
+       'while True: time.sleep(0.05)\n'
 
 # What follows leads a session whose terminal is its stdin.
 LEAD_TERMINAL = (sys.executable, '-c', 'import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); '
@@ -143,7 +144,7 @@ def test_a_worker_that_runs_is_not_continued(cddprun):
              'signal.signal(signal.SIGCONT, lambda *a: os.write(1, b"continued\\n"))\n' \
              'signal.signal(signal.SIGTERM, lambda *a: (time.sleep(0.2), sys.exit(0)))\n' \
              'os.write(1, b"up\\n")\n' \
-             'while True: time.sleep(1000)\n'
+             'while True: time.sleep(0.05)\n'
     with start(cddprun, script) as job:
         job.process.send_signal(signal.SIGTERM)
         assert job.finish() == 143, job.err
