@@ -162,7 +162,7 @@ def compare_library(root, abidiff, lib):
     dump, headers = (root / DUMP).read_text(encoding='utf-8'), root / 'include'
     wrong, report = compare(abidiff, dump, lib, headers)
     for what, planted in (('a function that is gone', dump.replace("'cddp_abort'", "'cddp_planted'")),
-                          ('a symbol of another version', dump.replace("version='CDDP_0'", "version='CDDP_PLANTED'"))):
+                          ('a symbol of another version', dump.replace("version='CDDP_0.1'", "version='CDDP_PLANTED'"))):
         if planted == dump or not compare(abidiff, planted, lib, headers)[0]:
             wrong.append(f'planted, and not found: {what}')
     return wrong + [report]

@@ -3,6 +3,7 @@
 """What libcddp shows to the world and asks of it.
 
 symbols.py LIBCDDP_SO LIBCDDP_A CC HEADER...   check both libraries against the public headers
+symbols.py --map MAP HEADER...                 the map of versions has each public function, by name, and nothing else
 symbols.py --module MODULE_SO [mpi]            check a module, which may want of an MPI what MPI defines
 symbols.py --self-test CC                      libraries with planted faults must be found
 """
@@ -21,7 +22,7 @@ def run(*command):
 
 def defined(*nm_args):
     lines = run('nm', '--defined-only', '--format=posix', *nm_args).splitlines()
-    # A is the name of a version, CDDP_0.
+    # A is the name of a version, CDDP_0.1.
     return {fields[0] for fields in map(str.split, lines) if len(fields) >= 2 and len(fields[1]) == 1 and fields[1] != 'A'}
 
 
@@ -38,7 +39,7 @@ def check_shared(lib, headers):
     versioned = defined('-D', lib)
     exported = {name.split('@')[0] for name in versioned}
     for name in sorted(versioned):
-        if not re.search(r'@@CDDP_\d+$', name):
+        if not re.search(r'@@CDDP_\d+\.\d+$', name):
             yield f'{lib} exports {name} without a version'
     for name in sorted(exported):
         if not name.startswith('cddp_'):
@@ -52,6 +53,28 @@ def check_shared(lib, headers):
             yield f'{lib} needs {needed}: only libc, libm and the loader are allowed'
     if '(TEXTREL)' in run('readelf', '-d', lib):
         yield f'{lib} has relocations in its text'
+
+
+def check_map(path, headers):
+    """Both ways: what is declared has a version, and what has a version is declared."""
+    with open(path, encoding='utf-8') as source:
+        text = re.sub(r'/\*.*?\*/', '', source.read(), flags=re.S)
+    listed = []
+    for node, body in re.findall(r'(\S+)\s*\{(.*?)\}', text, re.S):
+        if not re.match(r'^CDDP_\d+\.\d+$', node):
+            yield f'{path}: node {node} is not named by a version'
+        shown = re.search(r'global:(.*?)(?:local:|$)', body, re.S)
+        listed += shown[1].replace(';', ' ').split() if shown else []
+    known = declared(headers)
+    for name in sorted(set(listed)):
+        if '*' in name or '?' in name:
+            yield f'{path} lists {name}: each function has a line of its own, or a later one joins an older version'
+        elif name not in known:
+            yield f'{path} lists {name}, which no public header declares'
+        if listed.count(name) > 1:
+            yield f'{path} lists {name} twice'
+    for name in sorted(known - set(listed)):
+        yield f'{name} is declared in a public header, but {path} does not list it'
 
 
 def check_static(lib, cc):
@@ -87,7 +110,7 @@ def build(cc, folder, text, *link):
         out.write('#define API __attribute__((visibility("default")))\n' + text)
     run(cc, '-c', '-fPIC', '-fvisibility=hidden', '-o', obj, source)
     with open(os.path.join(folder, 'map'), 'w', encoding='utf-8') as out:
-        out.write('CDDP_0 { *; };\n')
+        out.write('CDDP_0.1 { *; };\n')
     versions = [] if link == ('unversioned',) else ['-Wl,--version-script=' + out.name]
     run(cc, '-shared', '-o', shared, obj, '-Wl,--no-as-needed', *(link if versions else []), *versions)
     run('ar', 'rcs', static, obj)
@@ -123,12 +146,33 @@ def self_test(cc):
                 wrong += [f'taken for a fault: {one}' for one in found]
             elif not any(expected in one for one in found):
                 wrong.append(f'{name}: "{expected}" was not found, but {found}')
+    maps = [
+        ('CDDP_0.1 { global: cddp_f; local: *; };', None),
+        ('/* cddp_g; */ CDDP_0.1 { global: cddp_f; local: *; }; CDDP_0.2 { } CDDP_0.1;', None),
+        ('CDDP_0.1 { global: local: *; };', 'cddp_f is declared in a public header, but'),
+        ('CDDP_0.1 { global: cddp_f; cddp_g; local: *; };', 'lists cddp_g, which no public header declares'),
+        ('CDDP_0.1 { global: cddp_*; local: *; };', 'lists cddp_*: each function has a line of its own'),
+        ('CDDP_0.1 { global: cddp_f; }; CDDP_0.2 { global: cddp_f; } CDDP_0.1;', 'lists cddp_f twice'),
+        ('CDDP_0 { global: cddp_f; local: *; };', 'node CDDP_0 is not named by a version'),
+    ]
+    for text, expected in maps:
+        with tempfile.TemporaryDirectory() as tmp:
+            header, path = os.path.join(tmp, 'a.h'), os.path.join(tmp, 'a.map')
+            with open(header, 'w', encoding='utf-8') as out:
+                out.write('CDDP_API int cddp_f(void);\n')
+            with open(path, 'w', encoding='utf-8') as out:
+                out.write(text)
+            found = list(check_map(path, [header]))
+        if found if expected is None else not any(expected in one for one in found):
+            wrong.append(f'{text}: {expected} expected, but {found}')
     return wrong
 
 
 def main():
     if sys.argv[1] == '--self-test':
         wrong = self_test(sys.argv[2])
+    elif sys.argv[1] == '--map':
+        wrong = list(check_map(sys.argv[2], sys.argv[3:]))
     elif sys.argv[1] == '--module':
         wrong = list(check_module(sys.argv[2], sys.argv[3:] == ['mpi']))
     else:
