@@ -70,7 +70,7 @@ static void one(size_t n, double budget_s, void *arg)
     size_t bytes = n * sizeof(float), huge = (size_t)2 << 20;
     float *mine = aligned_alloc(64, (bytes + 63) / 64 * 64),
           *best = aligned_alloc(huge, (bytes + huge - 1) / huge * huge);
-    const cddp_param param = {.name = "w", .data = mine, .count = n, .dtype = CDDP_FLOAT32};
+    const cddp_param param = {.size = sizeof(cddp_param), .name = "w", .data = mine, .count = n, .dtype = CDDP_FLOAT32};
     const cddp_ddp_options opt = {.size = sizeof opt, .bucket_bytes = bytes, .first_bucket_bytes = bytes};
     struct subject s = {.n = n,
                         .rank = cddp_rank(place.comm),

@@ -99,7 +99,8 @@ static void make_params(struct bench *b)
     b->n_params = b->sizes.n_buckets * PARAMS_PER_BUCKET;
     b->params = get_memory(b->n_params * sizeof *b->params);
     for (size_t i = 0; i < b->n_params; i++) {
-        b->params[i] = (cddp_param){.name = "p", .count = bytes / sizeof(float), .dtype = CDDP_FLOAT32};
+        b->params[i] = (cddp_param){
+            .size = sizeof(cddp_param), .name = "p", .count = bytes / sizeof(float), .dtype = CDDP_FLOAT32};
         must(cddp_alloc(b->comm, bytes, &b->params[i].data));
     }
 }

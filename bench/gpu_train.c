@@ -106,7 +106,7 @@ static void save_and_load(struct job *j, struct times *during, struct saved *too
 {
     const cddp_checkpoint_options options = {.size = sizeof options, .background = 1};
     const size_t last = j->n_params - 1;
-    cddp_checkpoint_info info = {0};
+    cddp_checkpoint_info info = {.size = sizeof info};
     void *before = copy_of(j, last), *after, *loaded;
     double start = now_us();
 
@@ -170,10 +170,12 @@ static void make_params(struct job *j)
         char *name = get_memory(NAME_BYTES);
 
         (void)snprintf(name, NAME_BYTES, "p%zu", i);
-        j->params[i] = (cddp_param){.name = name, .count = j->param_bytes / sizeof(float), .dtype = CDDP_FLOAT32};
+        j->params[i] = (cddp_param){
+            .size = sizeof(cddp_param), .name = name, .count = j->param_bytes / sizeof(float), .dtype = CDDP_FLOAT32};
         must(cddp_alloc(j->comm, j->param_bytes, &j->params[i].data));
         CARD(&j->card, cuMemsetD8Async, (CUdeviceptr)(uintptr_t)j->params[i].data, 0, j->param_bytes, j->card.stream);
-        j->items[i] = (cddp_checkpoint_item){.name = name, .data = j->params[i].data, .bytes = j->param_bytes};
+        j->items[i] = (cddp_checkpoint_item){
+            .size = sizeof(cddp_checkpoint_item), .name = name, .data = j->params[i].data, .bytes = j->param_bytes};
     }
     CARD(&j->card, cuStreamSynchronize, j->card.stream);
 }

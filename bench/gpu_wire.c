@@ -185,7 +185,8 @@ static void open_wire(struct wire *w)
     if (w->params == NULL)
         card_die("gpu_wire: out of memory");
     for (size_t i = 0; i < w->n_params; i++) {
-        w->params[i] = (cddp_param){.name = "p", .count = bytes / sizeof(float), .dtype = CDDP_FLOAT32};
+        w->params[i] = (cddp_param){
+            .size = sizeof(cddp_param), .name = "p", .count = bytes / sizeof(float), .dtype = CDDP_FLOAT32};
         must(cddp_alloc(w->comm, bytes, &w->params[i].data));
     }
     options.stream = w->card.stream;

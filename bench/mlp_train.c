@@ -196,8 +196,11 @@ static double train_ddp(cddp_comm *comm, size_t batch, long steps, const char *m
     own_params(&t);
     for (size_t i = 0; i < MLP_PARAMS; i++) {
         (void)snprintf(names[i], sizeof names[i], "fc%zu.%s", i / 2, i % 2 == 0 ? "weight" : "bias");
-        params[i] =
-            (cddp_param){.name = names[i], .data = t.params[i], .count = mlp_param_count(i), .dtype = CDDP_FLOAT32};
+        params[i] = (cddp_param){.size = sizeof(cddp_param),
+                                 .name = names[i],
+                                 .data = t.params[i],
+                                 .count = mlp_param_count(i),
+                                 .dtype = CDDP_FLOAT32};
     }
     must(cddp_ddp_create(&ddp, comm, params, MLP_PARAMS, &options));
     if (strcmp(mode, "zero") == 0)

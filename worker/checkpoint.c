@@ -4,6 +4,7 @@
 #include "common/buf.h"
 #include "common/cleanup.h"
 #include "common/crc64.h"
+#include "worker/sized.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -37,8 +38,7 @@ cddp_status cdi_checkpoint_check_items(const cddp_checkpoint_item *items, size_t
             return cdi_fail(err, CDDP_E_INVALID, "checkpoint: item %zu needs a name of 1 to %u bytes", i, MAX_NAME);
         if (items[i].data == NULL && items[i].bytes > 0)
             return cdi_fail(err, CDDP_E_INVALID, "checkpoint: item '%s' has no memory", items[i].name);
-        if ((items[i].flags & ~CDDP_ITEM_PER_RANK) != 0 || items[i].zero != 0 || items[i].reserved[0] != 0 ||
-            items[i].reserved[1] != 0)
+        if ((items[i].flags & ~CDDP_ITEM_PER_RANK) != 0 || items[i].zero != 0)
             return cdi_fail(err, CDDP_E_INVALID, "checkpoint: item '%s' has flags that this libcddp does not know",
                             items[i].name);
         for (size_t k = 0; k < i; k++)
@@ -49,14 +49,26 @@ cddp_status cdi_checkpoint_check_items(const cddp_checkpoint_item *items, size_t
 }
 
 cddp_checkpoint_item *cdi_checkpoint_join(const cddp_checkpoint_item *a, size_t n_a, const cddp_checkpoint_item *b,
-                                          size_t n_b)
+                                          size_t n_b, struct cdi_error *err)
 {
-    cddp_checkpoint_item *all = calloc(n_a + n_b + 1, sizeof *all);
+    CDI_AUTOFREE cddp_checkpoint_item *known = NULL;
+    cddp_checkpoint_item *all;
 
-    if (all != NULL && n_a > 0)
-        memcpy(all, a, n_a * sizeof *all);
-    if (all != NULL && n_b > 0)
-        memcpy(all + n_a, b, n_b * sizeof *all);
+    if (n_a > CDI_CHECKPOINT_MAX_ITEMS) {
+        (void)cdi_fail(err, CDDP_E_INVALID, "checkpoint: %zu items; there must be 1 to %d", n_a,
+                       CDI_CHECKPOINT_MAX_ITEMS);
+        return NULL;
+    }
+    known = cdi_sized_get_list(sizeof *known, a, n_a, "cddp_checkpoint_item", err);
+    if (known == NULL || n_b == 0)
+        return cdi_steal(&known);
+    all = realloc(known, (n_a + n_b) * sizeof *all);
+    if (all == NULL) {
+        (void)cdi_fail(err, CDDP_E_NOMEM, "checkpoint: no memory for %zu items", n_a + n_b);
+        return NULL;
+    }
+    known = NULL;
+    memcpy(all + n_a, b, n_b * sizeof *all);
     return all;
 }
 

@@ -42,9 +42,12 @@ cddp_status cdi_checkpoint_write(const char *dir, uint64_t step, const cddp_chec
 cddp_status cdi_checkpoint_read(const char *dir, const cddp_checkpoint_item *items, size_t n_items, uint8_t *present,
                                 const struct cdi_mover *mover, cddp_checkpoint_info *info, struct cdi_error *err);
 
-/* List a, and b behind it; malloc'ed. NULL: no memory. */
+/*
+ * List a, as a program gives it, and b, the library's own, after it: one that is to be freed. NULL: *err, which is not
+ * NULL here, says why.
+ */
 cddp_checkpoint_item *cdi_checkpoint_join(const cddp_checkpoint_item *a, size_t n_a, const cddp_checkpoint_item *b,
-                                          size_t n_b);
+                                          size_t n_b, struct cdi_error *err);
 
 /* --- checkpoint_comm.c */
 /*
@@ -59,7 +62,7 @@ cddp_status cdi_checkpoint_move(cddp_comm *comm, enum cdi_op_kind kind, void *at
 /* What follows are collectives. */
 /* Rank 0's status, with its sentence in *err, becomes every rank's. Or what a collective may return. */
 cddp_status cdi_checkpoint_share(cddp_comm *comm, cddp_status status, struct cdi_error *err);
-/* As cddp_checkpoint_save. */
+/* As cddp_checkpoint_save; items, opt and info are those of a program, here and in the next one. */
 cddp_status cdi_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step, const cddp_checkpoint_item *items,
                                 size_t n_items, const cddp_checkpoint_options *opt, struct cdi_error *err);
 /*

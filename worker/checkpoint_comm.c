@@ -8,6 +8,7 @@
 #include "worker/checkpoint.h"
 #include "worker/comm.h"
 #include "worker/saver.h"
+#include "worker/sized.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -18,8 +19,9 @@
 struct verdict {
     int32_t status;
     char msg[CDI_ERROR_TEXT];
-    uint64_t own_bytes; /* a save: of the items of which each rank has its own */
-    cddp_checkpoint_info info;
+    uint64_t own_bytes;       /* a save: of the items of which each rank has its own */
+    uint64_t step, n_damaged; /* a load: cddp_checkpoint_info */
+    char damaged[sizeof((cddp_checkpoint_info *)NULL)->damaged];
 };
 
 static cddp_status share(cddp_comm *comm, struct verdict *v, struct cdi_error *err)
@@ -275,19 +277,20 @@ static cddp_status save_on_root(cddp_comm *comm, struct cdi_save *s, const cddp_
                       : cdi_checkpoint_write(s->dir, s->step, s->items, s->n_items, s->keep, &s->mover, err);
 }
 
-static cddp_status check_options(const cddp_checkpoint_options *opt, struct cdi_error *err)
+/* What the program says, or NULL, with defaults. */
+static cddp_status read_options(cddp_checkpoint_options *opt, const cddp_checkpoint_options *said,
+                                struct cdi_error *err)
 {
-    if (opt == NULL)
-        return CDDP_OK;
-    if (opt->size != sizeof *opt)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_checkpoint_options.size is %zu, not sizeof(cddp_checkpoint_options)",
-                        opt->size);
+    cddp_status st = CDDP_OK;
+
+    *opt = (cddp_checkpoint_options){.size = sizeof *opt};
+    if (said != NULL)
+        st = cdi_sized_get(opt, sizeof *opt, said, "cddp_checkpoint_options", err);
     if (opt->keep < 0)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_checkpoint_options.keep is negative");
-    for (size_t i = 0; i < sizeof opt->reserved / sizeof opt->reserved[0]; i++)
-        if (opt->reserved[i] != 0)
-            return cdi_fail(err, CDDP_E_INVALID, "cddp_checkpoint_options.reserved[%zu] is not 0", i);
-    return CDDP_OK;
+    if (opt->keep == 0)
+        opt->keep = 2;
+    return st;
 }
 
 static cddp_status check_place(const cddp_comm *comm, const char *dir, struct cdi_error *err)
@@ -301,31 +304,38 @@ cddp_status cdi_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step,
                                 size_t n_items, const cddp_checkpoint_options *opt, struct cdi_error *err)
 {
     bool is_root;
+    CDI_AUTOFREE cddp_checkpoint_item *list = NULL;
     CDI_AUTOFREE uint8_t *own = NULL;
+    cddp_checkpoint_options how;
+    struct cdi_error unread;
     struct verdict v = {0};
     cddp_status st = check_place(comm, dir, err);
 
     if (st != CDDP_OK)
         return st;
+    list = cdi_checkpoint_join(items, n_items, NULL, 0, &unread);
     is_root = cddp_rank(comm) == 0;
     if (is_root) {
-        v.status = check_options(opt, err);
+        v.status = read_options(&how, opt, err);
+        if (v.status == CDDP_OK && list == NULL) {
+            *err = unread;
+            v.status = unread.status;
+        }
         if (v.status == CDDP_OK)
-            v.status = cdi_checkpoint_check_items(items, n_items, err);
+            v.status = cdi_checkpoint_check_items(list, n_items, err);
         if (v.status == CDDP_OK)
             v.status = cdi_saver_wait(*cdi_comm_saver(comm), err);
-        v.own_bytes = v.status == CDDP_OK ? own_bytes(items, n_items) : 0;
+        v.own_bytes = v.status == CDDP_OK ? own_bytes(list, n_items) : 0;
     }
     st = share(comm, &v, err);
     if (st == CDDP_OK) /* also where rank 0 has none: another rank may have some */
-        st = gather_own(&own, comm, items, n_items, v.own_bytes, err);
+        st = gather_own(&own, comm, list, list == NULL ? 0 : n_items, v.own_bytes, err);
     if (st != CDDP_OK)
         return st;
     if (is_root) {
-        struct cdi_save s = {.dir = strdup(dir), .step = step, .keep = opt == NULL || opt->keep == 0 ? 2 : opt->keep};
+        struct cdi_save s = {.dir = strdup(dir), .step = step, .keep = how.keep};
 
-        v.status = save_on_root(comm, &s, items, n_items, own, sizeof(uint64_t) + v.own_bytes,
-                                opt != NULL && opt->background != 0, err);
+        v.status = save_on_root(comm, &s, list, n_items, own, sizeof(uint64_t) + v.own_bytes, how.background != 0, err);
         cdi_save_release(&s);
     }
     return share(comm, &v, err);
@@ -360,9 +370,13 @@ static cddp_status read_list(struct cdi_save *s, cddp_comm *comm, const char *di
     if (st != CDDP_OK)
         return st;
     *present = calloc(n_alone + s->n_items + 1, 1);
-    all = cdi_checkpoint_join(alone, n_alone, s->items, s->n_items);
+    all = calloc(n_alone + s->n_items + 1, sizeof *all);
     if (*present == NULL || all == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory");
+    if (n_alone > 0)
+        memcpy(all, alone, n_alone * sizeof *all);
+    if (s->n_items > 0)
+        memcpy(all + n_alone, s->items, s->n_items * sizeof *all);
     return cdi_checkpoint_read(dir, all, n_alone + s->n_items, *present, &s->mover, info, err);
 }
 
@@ -436,25 +450,37 @@ cddp_status cdi_checkpoint_load(cddp_comm *comm, const char *dir, const cddp_che
                                 const cddp_checkpoint_item *items, size_t n_items, cddp_checkpoint_info *info,
                                 struct cdi_error *err)
 {
+    CDI_AUTOFREE cddp_checkpoint_item *list = NULL;
     CDI_AUTOFREE uint8_t *present = NULL;
+    cddp_checkpoint_info found = {.size = sizeof found};
     struct cdi_save s = {0};
     struct verdict v = {0};
     cddp_status st;
 
     if (check_place(comm, dir, err) != CDDP_OK ||
-        (n_items > 0 && cdi_checkpoint_check_items(items, n_items, err) != CDDP_OK))
+        (info != NULL && cdi_sized_check(info, "cddp_checkpoint_info", err) != CDDP_OK))
+        return err->status;
+    list = cdi_checkpoint_join(items, n_items, NULL, 0, err);
+    if (list == NULL || (n_items > 0 && cdi_checkpoint_check_items(list, n_items, err) != CDDP_OK))
         return err->status;
     if (cddp_rank(comm) == 0) {
         v.status = cdi_saver_wait(*cdi_comm_saver(comm), err);
         if (v.status == CDDP_OK)
-            v.status = read_list(&s, comm, dir, alone, n_alone, items, n_items, &present, &v.info, err);
+            v.status = read_list(&s, comm, dir, alone, n_alone, list, n_items, &present, &found, err);
+        v.step = found.step;
+        v.n_damaged = found.n_damaged;
+        memcpy(v.damaged, found.damaged, sizeof v.damaged);
     }
     st = share(comm, &v, err);
     if (st == CDDP_OK)
-        st = give_all(comm, &s, present == NULL ? NULL : present + n_alone, items, n_items, err);
+        st = give_all(comm, &s, present == NULL ? NULL : present + n_alone, list, n_items, err);
     cdi_save_release(&s);
-    if (st == CDDP_OK && info != NULL)
-        *info = v.info;
+    if (st == CDDP_OK && info != NULL) {
+        found.step = v.step;
+        found.n_damaged = v.n_damaged;
+        memcpy(found.damaged, v.damaged, sizeof found.damaged);
+        cdi_sized_put(info, &found, sizeof found);
+    }
     return st;
 }
 

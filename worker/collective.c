@@ -5,6 +5,7 @@
  */
 #include "worker/comm.h"
 #include "worker/dtype.h"
+#include "worker/sized.h"
 
 #include <stdint.h>
 #include <string.h>
@@ -281,19 +282,17 @@ cddp_status cddp_barrier(cddp_comm *comm)
 
 /* --------------------------------------------------------------------------------------------- non-blocking ---- */
 
-static cddp_status start(cddp_comm *comm, const cddp_work *w, uint64_t *ticket, struct cdi_error *err)
+static cddp_status start(cddp_comm *comm, const cddp_work *work, uint64_t *ticket, struct cdi_error *err)
 {
+    cddp_work w;
     struct cdi_op op;
     cddp_status st;
 
-    if (w == NULL || ticket == NULL)
+    if (work == NULL || ticket == NULL)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_start: work and ticket must not be NULL");
-    if (w->size != sizeof *w)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_work.size is %zu, not sizeof(cddp_work)", w->size);
-    for (size_t i = 0; i < sizeof w->reserved / sizeof w->reserved[0]; i++)
-        if (w->reserved[i] != 0)
-            return cdi_fail(err, CDDP_E_INVALID, "cddp_work.reserved[%zu] is not 0", i);
-    st = translate(comm, w, &op, err);
+    st = cdi_sized_get(&w, sizeof w, work, "cddp_work", err);
+    if (st == CDDP_OK)
+        st = translate(comm, &w, &op, err);
     return st == CDDP_OK ? cdi_comm_ops(comm)->enqueue(cdi_comm_backend(comm), &op, ticket, err) : st;
 }
 

@@ -17,6 +17,7 @@
 #include "worker/owner.h"
 #include "worker/place.h"
 #include "worker/saver.h"
+#include "worker/sized.h"
 #include "worker/store_client.h"
 #include "worker/store_host.h"
 
@@ -108,26 +109,23 @@ static cddp_status read_device(struct cdi_world *w, const cddp_init_options *opt
     return CDDP_OK;
 }
 
-/* Everything that the environment and the options say; no communication. */
-static cddp_status read_world(struct cddp_comm *c, struct cdi_launch *l, const cddp_init_options *opt,
+/* Everything that the environment and the options (or NULL) say; no communication. */
+static cddp_status read_world(struct cddp_comm *c, struct cdi_launch *l, const cddp_init_options *said,
                               struct cdi_error *err)
 {
+    cddp_init_options opt = {.size = sizeof opt};
     struct cdi_world *w = &c->world;
-    cddp_status st;
+    cddp_status st = said == NULL ? CDDP_OK : cdi_sized_get(&opt, sizeof opt, said, "cddp_init_options", err);
 
-    if (opt->size != sizeof *opt)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_init_options.size is %zu, not sizeof(cddp_init_options)", opt->size);
-    for (size_t i = 0; i < sizeof opt->reserved / sizeof opt->reserved[0]; i++)
-        if (opt->reserved[i] != 0)
-            return cdi_fail(err, CDDP_E_INVALID, "cddp_init_options.reserved[%zu] is not 0", i);
-    st = read_device(w, opt, err);
     if (st == CDDP_OK)
-        st = read_timeouts(w, opt, err);
+        st = read_device(w, &opt, err);
+    if (st == CDDP_OK)
+        st = read_timeouts(w, &opt, err);
     if (st == CDDP_OK)
         st = cdi_launch_read(l, cdi_env_str, err);
     if (st != CDDP_OK)
         return st;
-    st = choose_backend(&c->ops, opt, err);
+    st = choose_backend(&c->ops, &opt, err);
     if (st != CDDP_OK)
         return st;
     w->rank = l->rank;
@@ -633,7 +631,6 @@ static cddp_status out(cddp_status st, struct cdi_error *err)
 
 cddp_status cddp_init(cddp_comm **comm, const cddp_init_options *opt)
 {
-    const cddp_init_options none = {.size = sizeof none};
     struct cdi_launch l;
     struct cdi_error err;
     struct cddp_comm *c;
@@ -646,7 +643,7 @@ cddp_status cddp_init(cddp_comm **comm, const cddp_init_options *opt)
     if (c == NULL)
         return out(cdi_fail(&err, CDDP_E_NOMEM, "out of memory"), &err);
     c->ops = &cdi_cpu_backend;
-    st = read_world(c, &l, opt != NULL ? opt : &none, &err);
+    st = read_world(c, &l, opt, &err);
     if (st == CDDP_OK) {
         c->owner = cdi_owner_here(c->world.rank);
         st = join(c, &l, &err);
@@ -754,14 +751,17 @@ cddp_store *cddp_comm_store(cddp_comm *comm)
 
 cddp_status cddp_device(cddp_comm *comm, cddp_device_info *info)
 {
+    cddp_device_info known = {.size = sizeof known};
     struct cdi_error err;
 
-    if (comm == NULL || info == NULL || info->size != sizeof *info)
-        return out(cdi_fail(&err, CDDP_E_INVALID, "cddp_device: comm or info is NULL, or info->size is not its size"),
-                   &err);
+    if (comm == NULL)
+        return out(cdi_fail(&err, CDDP_E_INVALID, "cddp_device: comm is NULL"), &err);
+    if (cdi_sized_check(info, "cddp_device_info", &err) != CDDP_OK)
+        return out(CDDP_E_INVALID, &err);
     if (cdi_comm_own("cddp_device", comm, &err) != CDDP_OK)
         return out(CDDP_E_STATE, &err);
-    comm->ops->describe(comm->backend, info);
+    comm->ops->describe(comm->backend, &known);
+    cdi_sized_put(info, &known, sizeof known);
     return CDDP_OK;
 }
 

@@ -4,6 +4,7 @@
 
 #include "common/status.h"
 #include "worker/powersgd.h"
+#include "worker/sized.h"
 
 #include <stdlib.h>
 
@@ -125,30 +126,26 @@ static cddp_status set_hook(cddp_ddp *d, const cddp_hook *hook, struct cdi_error
     return CDDP_OK;
 }
 
-static cddp_status check_hook(const cddp_hook *hook, struct cdi_error *err)
+static cddp_status read_hook(cddp_hook *hook, const cddp_hook *said, struct cdi_error *err)
 {
-    if (hook == NULL)
-        return CDDP_OK;
-    if (hook->size != sizeof *hook)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_hook.size is %zu, not sizeof(cddp_hook)", hook->size);
-    if (hook->begin == NULL)
+    cddp_status st = cdi_sized_get(hook, sizeof *hook, said, "cddp_hook", err);
+
+    if (st == CDDP_OK && hook->begin == NULL)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_hook.begin is NULL: nothing would be communicated");
-    for (size_t i = 0; i < sizeof hook->reserved / sizeof hook->reserved[0]; i++)
-        if (hook->reserved[i] != 0)
-            return cdi_fail(err, CDDP_E_INVALID, "cddp_hook.reserved[%zu] is not 0", i);
-    return CDDP_OK;
+    return st;
 }
 
 cddp_status cddp_ddp_set_hook(cddp_ddp *ddp, const cddp_hook *hook)
 {
+    cddp_hook known;
     struct cdi_error err;
     cddp_status st = cdi_ddp_check("cddp_ddp_set_hook", ddp, &err);
 
-    if (st == CDDP_OK)
-        st = check_hook(hook, &err);
+    if (st == CDDP_OK && hook != NULL)
+        st = read_hook(&known, hook, &err);
     if (st == CDDP_OK) {
         (void)pthread_mutex_lock(&ddp->lock);
-        st = set_hook(ddp, hook, &err);
+        st = set_hook(ddp, hook == NULL ? NULL : &known, &err);
         (void)pthread_mutex_unlock(&ddp->lock);
     }
     return st == CDDP_OK ? st : cdi_last_error_set(&err);

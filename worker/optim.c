@@ -180,9 +180,10 @@ static cddp_status make(cddp_optim **out, cddp_ddp *d, const struct cdi_optim_ru
     return o->on_device ? cdi_optim_device_init(o, err) : CDDP_OK;
 }
 
-static cddp_status create(cddp_optim **out, cddp_ddp *d, const cddp_optim_options *opt, struct cdi_error *err)
+static cddp_status create(cddp_optim **out, cddp_ddp *d, const cddp_optim_options *said, struct cdi_error *err)
 {
     struct cdi_optim_rule rule = {0};
+    cddp_optim_options opt;
     cddp_optim *o = NULL;
     struct card mine;
     cddp_status st;
@@ -191,10 +192,10 @@ static cddp_status create(cddp_optim **out, cddp_ddp *d, const cddp_optim_option
     st = check_reducer(d, err);
     (void)pthread_mutex_unlock(&d->lock);
     if (st == CDDP_OK)
-        st = cdi_optim_make_rule(&rule, opt, err);
+        st = cdi_optim_make_rule(&rule, &opt, said, err);
     if (st == CDDP_OK)
-        st = make(&o, d, &rule, opt, err);
-    mine = card_of(&rule, st == CDDP_OK ? opt->flags : 0, st == CDDP_OK ? o->own : NULL, d->n_params, st);
+        st = make(&o, d, &rule, &opt, err);
+    mine = card_of(&rule, st == CDDP_OK ? opt.flags : 0, st == CDDP_OK ? o->own : NULL, d->n_params, st);
     st = agree(d->comm, &mine, err);
     if (st != CDDP_OK) {
         release(o);

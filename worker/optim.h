@@ -44,7 +44,9 @@ cddp_status cdi_optim_check(const char *function, const cddp_optim *o, struct cd
 cddp_status cdi_optim_exchange(cddp_optim *o, size_t bucket);
 
 /* --- optim_input.c: CDDP_OK, or CDDP_E_INVALID and a sentence that names the member */
-cddp_status cdi_optim_make_rule(struct cdi_optim_rule *r, const cddp_optim_options *opt, struct cdi_error *err);
+/* opt becomes what the program said, as this library knows it. Also CDDP_E_UNSUPPORTED. */
+cddp_status cdi_optim_make_rule(struct cdi_optim_rule *r, cddp_optim_options *opt, const cddp_optim_options *said,
+                                struct cdi_error *err);
 /* own: zeros, one for each of d's parameters. */
 cddp_status cdi_optim_apply_groups(struct cdi_optim_own *own, const cddp_ddp *d, const cddp_optim_options *opt,
                                    struct cdi_error *err);

@@ -2,6 +2,9 @@
 /* What a user says of an optimizer: checked, with defaults, and spread over the parameters. Pure. */
 #include "worker/optim.h"
 
+#include "common/cleanup.h"
+#include "worker/sized.h"
+
 #include <math.h>
 
 static cddp_status invalid(struct cdi_error *err, const char *member, double value, const char *must)
@@ -32,19 +35,18 @@ static cddp_status check_rule(const struct cdi_optim_rule *r, struct cdi_error *
     return CDDP_OK;
 }
 
-cddp_status cdi_optim_make_rule(struct cdi_optim_rule *r, const cddp_optim_options *opt, struct cdi_error *err)
+cddp_status cdi_optim_make_rule(struct cdi_optim_rule *r, cddp_optim_options *opt, const cddp_optim_options *said,
+                                struct cdi_error *err)
 {
-    if (opt == NULL)
+    cddp_status st;
+
+    if (said == NULL)
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_optim_create: opt must not be NULL, since kind and lr have no "
                         "default");
-    if (opt->size != sizeof *opt)
-        return cdi_fail(err, CDDP_E_INVALID,
-                        "cddp_optim_options.size is %zu, this library's is %zu: set it to sizeof(cddp_optim_options)",
-                        opt->size, sizeof *opt);
-    for (size_t i = 0; i < sizeof opt->reserved / sizeof opt->reserved[0]; i++)
-        if (opt->reserved[i] != 0)
-            return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.reserved[%zu] is not 0", i);
+    st = cdi_sized_get(opt, sizeof *opt, said, "cddp_optim_options", err);
+    if (st != CDDP_OK)
+        return st;
     if ((opt->flags & ~(uint64_t)CDDP_OPTIM_SKIP_NONFINITE) != 0)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.flags has a bit that means nothing: %#llx",
                         (unsigned long long)opt->flags);
@@ -78,9 +80,6 @@ static cddp_status check_group(const cddp_optim_group *g, size_t k, size_t n_par
     if (!(g->weight_decay >= 0) || !isfinite(g->weight_decay))
         return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.groups[%zu].weight_decay is %g: it must be 0 or more",
                         k, g->weight_decay);
-    for (size_t i = 0; i < sizeof g->reserved / sizeof g->reserved[0]; i++)
-        if (g->reserved[i] != 0)
-            return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.groups[%zu].reserved[%zu] is not 0", k, i);
     for (size_t i = 0; i < g->n_params; i++)
         if (g->params[i] >= n_params)
             return cdi_fail(err, CDDP_E_INVALID,
@@ -92,10 +91,15 @@ static cddp_status check_group(const cddp_optim_group *g, size_t k, size_t n_par
 cddp_status cdi_optim_apply_groups(struct cdi_optim_own *own, const cddp_ddp *d, const cddp_optim_options *opt,
                                    struct cdi_error *err)
 {
+    CDI_AUTOFREE cddp_optim_group *groups = NULL;
+
     if (opt->groups == NULL && opt->n_groups > 0)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.n_groups is %zu, but groups is NULL", opt->n_groups);
+    groups = cdi_sized_get_list(sizeof *groups, opt->groups, opt->n_groups, "cddp_optim_group", err);
+    if (groups == NULL)
+        return err->status;
     for (size_t k = 0; k < opt->n_groups; k++) {
-        const cddp_optim_group *g = &opt->groups[k];
+        const cddp_optim_group *g = &groups[k];
 
         if (check_group(g, k, d->n_params, err) != CDDP_OK)
             return err->status;

@@ -80,7 +80,8 @@ static uint64_t hash_params(const cddp_ddp *d)
 
 static cddp_checkpoint_item params_item(uint64_t *hash)
 {
-    return (cddp_checkpoint_item){.name = "optim.params", .data = hash, .bytes = sizeof *hash};
+    return (cddp_checkpoint_item){
+        .size = sizeof(cddp_checkpoint_item), .name = "optim.params", .data = hash, .bytes = sizeof *hash};
 }
 
 /* Rank 0: is the newest checkpoint's state of these parameters? */
@@ -109,8 +110,10 @@ static cddp_status whole_init(struct whole *w, cddp_optim *o, struct cdi_error *
     memcpy(w->steps, o->steps, d->n_params * sizeof *w->steps);
     w->params = hash_params(d);
     w->items[w->n_items++] = params_item(&w->params);
-    w->items[w->n_items++] =
-        (cddp_checkpoint_item){.name = "optim.steps", .data = w->steps, .bytes = d->n_params * sizeof *w->steps};
+    w->items[w->n_items++] = (cddp_checkpoint_item){.size = sizeof(cddp_checkpoint_item),
+                                                    .name = "optim.steps",
+                                                    .data = w->steps,
+                                                    .bytes = d->n_params * sizeof *w->steps};
     for (int k = 0; k < ARRAYS; k++) {
         if (!has(o, k))
             continue;
@@ -120,8 +123,8 @@ static cddp_status whole_init(struct whole *w, cddp_optim *o, struct cdi_error *
         if (w->array[k] == NULL)
             return cdi_fail(err, CDDP_E_NOMEM, "rank 0 has no memory for the whole state of the optimizer: %zu bytes",
                             w->bytes[k]);
-        w->items[w->n_items++] =
-            (cddp_checkpoint_item){.name = name_of(o, k), .data = w->array[k], .bytes = w->bytes[k]};
+        w->items[w->n_items++] = (cddp_checkpoint_item){
+            .size = sizeof(cddp_checkpoint_item), .name = name_of(o, k), .data = w->array[k], .bytes = w->bytes[k]};
         most = w->bytes[k] > most ? w->bytes[k] : most;
     }
     /* No share is larger than all of an array and the padding of its stretches. */
@@ -224,19 +227,18 @@ static cddp_status begin(cddp_optim *o, struct whole *w, struct cdi_shard **shar
     return cdi_checkpoint_share(d->comm, st, err);
 }
 
-/* Lists a, b and c; NULL on any rank, and all are told. Malloc'ed. */
+/* The program's list, and both states after it; to be freed. NULL on rank 0, and all are told. */
 static cddp_status join_lists(cddp_comm *comm, const cddp_checkpoint_item *a, size_t n_a, const struct whole *w,
                               const struct cdi_powersgd_saved *more, cddp_checkpoint_item **out, size_t *n,
                               struct cdi_error *err)
 {
-    CDI_AUTOFREE cddp_checkpoint_item *two = cdi_checkpoint_join(a, n_a, w->items, w->n_items);
+    CDI_AUTOFREE cddp_checkpoint_item *two = cdi_checkpoint_join(a, n_a, w->items, w->n_items, err);
     size_t n_more;
     const cddp_checkpoint_item *last = cdi_powersgd_items(more, &n_more);
 
     *n = n_a + w->n_items + n_more;
-    *out = two == NULL ? NULL : cdi_checkpoint_join(two, n_a + w->n_items, last, n_more);
-    return cdi_checkpoint_share(
-        comm, *out != NULL ? CDDP_OK : cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu items", *n), err);
+    *out = two == NULL ? NULL : cdi_checkpoint_join(two, n_a + w->n_items, last, n_more, err);
+    return cdi_checkpoint_share(comm, *out != NULL ? CDDP_OK : err->status, err);
 }
 
 static cddp_status save(cddp_optim *o, const char *dir, uint64_t step, const cddp_checkpoint_item *items,

@@ -4,6 +4,7 @@
 #include "common/status.h"
 #include "worker/normal.h"
 #include "worker/reducer.h"
+#include "worker/sized.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -428,33 +429,25 @@ cddp_status cdi_powersgd_land(cddp_ddp *d)
 
 /* ---------------------------------------------------------------------------------------------------- public ---- */
 
-static cddp_status check_options(const cddp_powersgd_options *opt, struct cdi_error *err)
+/* What the program says, or NULL, with defaults; on failure those alone. */
+static cddp_status read_options(cddp_powersgd_options *opt, const cddp_powersgd_options *said, struct cdi_error *err)
 {
-    if (opt->size != sizeof *opt)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_powersgd_options.size is %zu, not sizeof(cddp_powersgd_options)",
-                        opt->size);
+    cddp_status st;
+
+    *opt = (cddp_powersgd_options){.size = sizeof *opt};
+    st = said == NULL ? CDDP_OK : cdi_sized_get(opt, sizeof *opt, said, "cddp_powersgd_options", err);
+    opt->matrix_rank = opt->matrix_rank == 0 ? 1 : opt->matrix_rank;
+    opt->start_step = opt->start_step == 0 ? DEFAULT_START_STEP : opt->start_step;
+    opt->min_compression_rate = opt->min_compression_rate == 0 ? DEFAULT_RATE : opt->min_compression_rate;
+    if (st != CDDP_OK)
+        return st;
     if (!(opt->min_compression_rate >= 0) || !(opt->orthogonalization_epsilon >= 0) ||
         !isfinite(opt->orthogonalization_epsilon))
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_powersgd_options: min_compression_rate and orthogonalization_epsilon must be 0 or more");
     if ((opt->flags & ~(CDDP_POWERSGD_NO_ERROR_FEEDBACK | CDDP_POWERSGD_NO_WARM_START)) != 0)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_powersgd_options.flags has unknown bits (%#x)", opt->flags);
-    for (size_t i = 0; i < sizeof opt->reserved / sizeof opt->reserved[0]; i++)
-        if (opt->reserved[i] != 0)
-            return cdi_fail(err, CDDP_E_INVALID, "cddp_powersgd_options.reserved[%zu] is not 0", i);
     return CDDP_OK;
-}
-
-static cddp_powersgd_options with_defaults(const cddp_powersgd_options *opt)
-{
-    cddp_powersgd_options o = {.size = sizeof o};
-
-    if (opt->size == sizeof o) /* of another struct nothing but its size is known: check_options will say so */
-        o = *opt;
-    o.matrix_rank = o.matrix_rank == 0 ? 1 : o.matrix_rank;
-    o.start_step = o.start_step == 0 ? DEFAULT_START_STEP : o.start_step;
-    o.min_compression_rate = o.min_compression_rate == 0 ? DEFAULT_RATE : o.min_compression_rate;
-    return o;
 }
 
 static cddp_status check_reducer(const cddp_ddp *d, struct cdi_error *err)
@@ -517,7 +510,7 @@ static cddp_status agree(cddp_ddp *d, const cddp_powersgd_options *o, cddp_statu
 static cddp_status set_powersgd(cddp_ddp *d, const cddp_powersgd_options *opt, struct cdi_error *err)
 {
     struct cdi_powersgd *s = NULL;
-    cddp_powersgd_options o = with_defaults(opt);
+    cddp_powersgd_options o;
     struct cdi_error alone;
     cddp_status mine, st;
 
@@ -525,7 +518,7 @@ static cddp_status set_powersgd(cddp_ddp *d, const cddp_powersgd_options *opt, s
         *err = d->sticky;
         return err->status;
     }
-    mine = check_options(opt, &alone);
+    mine = read_options(&o, opt, &alone);
     if (mine == CDDP_OK)
         mine = check_reducer(d, &alone);
     if (mine == CDDP_OK)
@@ -545,14 +538,13 @@ static cddp_status set_powersgd(cddp_ddp *d, const cddp_powersgd_options *opt, s
 
 cddp_status cddp_ddp_set_powersgd(cddp_ddp *ddp, const cddp_powersgd_options *opt)
 {
-    static const cddp_powersgd_options defaults = {.size = sizeof defaults};
     enum cdi_asked before = cdi_comm_ask(CDI_ASKED_SET_POWERSGD);
     struct cdi_error err;
     cddp_status st = cdi_ddp_check("cddp_ddp_set_powersgd", ddp, &err);
 
     if (st == CDDP_OK) {
         (void)pthread_mutex_lock(&ddp->lock);
-        st = set_powersgd(ddp, opt != NULL ? opt : &defaults, &err);
+        st = set_powersgd(ddp, opt, &err);
         (void)pthread_mutex_unlock(&ddp->lock);
     }
     (void)cdi_comm_ask(before);

@@ -122,7 +122,8 @@ const cddp_checkpoint_item *cdi_powersgd_items(const struct cdi_powersgd_saved *
 
 static void add_item(struct cdi_powersgd_saved *w, const char *name, void *data, size_t bytes)
 {
-    w->items[w->n_items++] = (cddp_checkpoint_item){.name = name, .data = data, .bytes = bytes};
+    w->items[w->n_items++] =
+        (cddp_checkpoint_item){.size = sizeof(cddp_checkpoint_item), .name = name, .data = data, .bytes = bytes};
 }
 
 /* Memory for the state of n_ranks ranks, and its items. */
@@ -267,9 +268,8 @@ static cddp_status save(cddp_ddp *d, const char *dir, uint64_t step, const cddp_
     st = cdi_powersgd_open_save(d, &w, err);
     if (st != CDDP_OK)
         return st;
-    all = cdi_checkpoint_join(items, n_items, w->items, w->n_items); /* on rank 0 the state, too */
-    st = cdi_checkpoint_share(
-        d->comm, all != NULL ? CDDP_OK : cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu items", n_items), err);
+    all = cdi_checkpoint_join(items, n_items, w->items, w->n_items, err); /* on rank 0 the state, too */
+    st = cdi_checkpoint_share(d->comm, all != NULL ? CDDP_OK : err->status, err);
     if (st == CDDP_OK)
         st = cdi_checkpoint_save(d->comm, dir, step, all, n_items + w->n_items, opt, err);
     cdi_powersgd_close(w);
@@ -282,7 +282,8 @@ static cddp_status save(cddp_ddp *d, const char *dir, uint64_t step, const cddp_
 static cddp_status look(cddp_ddp *d, const char *dir, struct cdi_powersgd_saved *w, struct cdi_error *err)
 {
     const struct head mine = head_of(d);
-    const cddp_checkpoint_item item = {.name = "powersgd.state", .data = &w->head, .bytes = sizeof w->head};
+    const cddp_checkpoint_item item = {
+        .size = sizeof item, .name = "powersgd.state", .data = &w->head, .bytes = sizeof w->head};
     cddp_status st = cdi_checkpoint_peek(d->comm, dir, &item, err);
 
     if (st == CDDP_OK)

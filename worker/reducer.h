@@ -134,6 +134,19 @@ struct cddp_ddp {
 };
 
 /* --- reducer_input.c: CDDP_OK, or CDDP_E_INVALID and a sentence that names the member */
+/* What a program says, as this library knows it, with defaults. */
+struct cdi_ddp_input {
+    cddp_ddp_options opt; /* whose buffers are those below */
+    cddp_param *params, *buffers;
+};
+
+/*
+ * opt may be NULL. To be released, after a failure too, after which there are the options alone. Also
+ * CDDP_E_UNSUPPORTED and CDDP_E_NOMEM.
+ */
+cddp_status cdi_ddp_read_input(struct cdi_ddp_input *in, const cddp_param *params, size_t n,
+                               const cddp_ddp_options *opt, struct cdi_error *err);
+void cdi_ddp_release_input(struct cdi_ddp_input *in);
 cddp_status cdi_ddp_check_input(const cddp_param *params, size_t n, const cddp_ddp_options *opt, struct cdi_error *err);
 /* On a device: is it a stream that says the same in every thread? */
 cddp_status cdi_ddp_check_stream(const cddp_ddp *d, const void *stream, struct cdi_error *err);

@@ -7,9 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DEFAULT_BUCKET_BYTES ((size_t)25 << 20)
-#define DEFAULT_FIRST_BUCKET_BYTES ((size_t)1 << 20)
-
 /* The caller's parameters, with their names copied into one block of our own. */
 static bool copy_params(cddp_ddp *d, const cddp_param *params, size_t n)
 {
@@ -42,10 +39,6 @@ static cddp_status prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *pa
     cddp_status status;
     cddp_ddp *d;
 
-    if (params == NULL || n == 0) {
-        (void)cdi_fail(err, CDDP_E_INVALID, "a reducer needs at least one parameter");
-        return CDDP_E_INVALID;
-    }
     status = cdi_ddp_check_input(params, n, opt, err);
     if (status != CDDP_OK)
         return status;
@@ -110,44 +103,31 @@ static void free_ddp(cddp_ddp *d)
     free(d);
 }
 
-static cddp_ddp_options with_defaults(const cddp_ddp_options *opt)
-{
-    cddp_ddp_options o = {.size = sizeof o};
-
-    /* Of a struct of another size nothing but its size is known: check_options will say so. */
-    if (opt != NULL && opt->size == sizeof o)
-        o = *opt;
-    else if (opt != NULL)
-        o.size = opt->size;
-    if (o.bucket_bytes == 0)
-        o.bucket_bytes = DEFAULT_BUCKET_BYTES;
-    if (o.first_bucket_bytes == 0)
-        o.first_bucket_bytes = DEFAULT_FIRST_BUCKET_BYTES;
-    return o;
-}
-
 static cddp_status create(cddp_ddp **out, cddp_comm *comm, const cddp_param *params, size_t n,
                           const cddp_ddp_options *opt, struct cdi_error *err)
 {
-    cddp_ddp_options o = with_defaults(opt);
-    struct cdi_verify_input in = {
-        .params = params,
-        .n_params = n,
-        .buffers = o.buffers,
-        .n_buffers = o.n_buffers,
-        .bucket_bytes = o.bucket_bytes,
-        .first_bucket_bytes = o.first_bucket_bytes,
-        .last_bucket_bytes = o.last_bucket_bytes,
-        .flags = o.flags,
-        .compress = o.compress,
-    };
+    struct cdi_ddp_input said;
+    struct cdi_verify_input in;
     struct cdi_error local;
     cddp_ddp *d = NULL;
     bool own_everywhere = false;
     /* A rank that fails alone still takes part in the comparison: the others must not wait for it. */
-    cddp_status alone = prepare(&d, comm, params, n, &o, &local);
+    cddp_status alone = cdi_ddp_read_input(&said, params, n, opt, &local);
     cddp_status status;
 
+    if (alone == CDDP_OK)
+        alone = prepare(&d, comm, said.params, n, &said.opt, &local);
+    in = (struct cdi_verify_input){
+        .params = said.params,
+        .n_params = n,
+        .buffers = said.buffers,
+        .n_buffers = said.opt.n_buffers,
+        .bucket_bytes = said.opt.bucket_bytes,
+        .first_bucket_bytes = said.opt.first_bucket_bytes,
+        .last_bucket_bytes = said.opt.last_bucket_bytes,
+        .flags = said.opt.flags,
+        .compress = said.opt.compress,
+    };
     in.all_own = alone == CDDP_OK && cdi_own_is_all(d);
     in.own_everywhere = &own_everywhere;
     status = cdi_verify(comm, &in, alone == CDDP_OK ? NULL : &local, err);
@@ -156,14 +136,15 @@ static cddp_status create(cddp_ddp **out, cddp_comm *comm, const cddp_param *par
         status = alone;
     if (status == CDDP_OK)
         d->own.everywhere = own_everywhere;
-    if (status == CDDP_OK && (o.flags & CDDP_DDP_NO_BROADCAST) == 0)
-        status = cdi_replicate(d, d->slices, n + o.n_buffers, 0, true, err);
+    if (status == CDDP_OK && (said.opt.flags & CDDP_DDP_NO_BROADCAST) == 0)
+        status = cdi_replicate(d, d->slices, n + said.opt.n_buffers, 0, true, err);
     if (status == CDDP_OK)
         status = d->ops->region_create(d->b, d->plan.arena_bytes, &d->region, err);
     if (status == CDDP_OK)
         status = cdi_wire_init(d, err);
     if (status == CDDP_OK)
         status = cdi_uneven_init(d, err);
+    cdi_ddp_release_input(&said);
     if (status != CDDP_OK) {
         free_ddp(d);
         return status;

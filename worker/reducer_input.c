@@ -3,12 +3,58 @@
 #include "worker/reducer.h"
 
 #include "worker/dtype.h"
+#include "worker/sized.h"
+
+#include <stdlib.h>
 
 #define KNOWN_FLAGS                                                                                        \
     (CDDP_DDP_NO_BROADCAST | CDDP_DDP_SUM | CDDP_DDP_FIND_UNUSED | CDDP_DDP_STATIC_GRAPH | CDDP_DDP_JOIN | \
      CDDP_DDP_JOIN_ACTIVE | CDDP_DDP_SPLIT | CDDP_DDP_JOIN_STRICT | CDDP_DDP_SKIP_UNUSED)
 
+#define DEFAULT_BUCKET_BYTES ((size_t)25 << 20)
+#define DEFAULT_FIRST_BUCKET_BYTES ((size_t)1 << 20)
 #define DIMS_MAX 64 /* more than a tensor has; a length that was never set must not be followed */
+
+static cddp_status read_lists(struct cdi_ddp_input *in, const cddp_param *params, size_t n, struct cdi_error *err)
+{
+    const cddp_param *buffers = in->opt.buffers;
+
+    in->opt.buffers = NULL;
+    if (buffers == NULL && in->opt.n_buffers > 0)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.n_buffers is %zu, but buffers is NULL",
+                        in->opt.n_buffers);
+    in->params = cdi_sized_get_list(sizeof *params, params, n, "cddp_param", err);
+    if (in->params == NULL)
+        return cdi_error_wrap(err, "parameters");
+    in->buffers = cdi_sized_get_list(sizeof *params, buffers, in->opt.n_buffers, "cddp_param", err);
+    if (in->buffers == NULL)
+        return cdi_error_wrap(err, "buffers");
+    in->opt.buffers = in->buffers;
+    return CDDP_OK;
+}
+
+cddp_status cdi_ddp_read_input(struct cdi_ddp_input *in, const cddp_param *params, size_t n,
+                               const cddp_ddp_options *opt, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    *in = (struct cdi_ddp_input){.opt = {.size = sizeof in->opt}};
+    if (params == NULL || n == 0)
+        st = cdi_fail(err, CDDP_E_INVALID, "a reducer needs at least one parameter");
+    if (st == CDDP_OK && opt != NULL)
+        st = cdi_sized_get(&in->opt, sizeof in->opt, opt, "cddp_ddp_options", err);
+    if (in->opt.bucket_bytes == 0)
+        in->opt.bucket_bytes = DEFAULT_BUCKET_BYTES;
+    if (in->opt.first_bucket_bytes == 0)
+        in->opt.first_bucket_bytes = DEFAULT_FIRST_BUCKET_BYTES;
+    return st == CDDP_OK ? read_lists(in, params, n, err) : st;
+}
+
+void cdi_ddp_release_input(struct cdi_ddp_input *in)
+{
+    free(in->params);
+    free(in->buffers);
+}
 
 static cddp_status check_shape(const cddp_param *p, const char *what, size_t i, struct cdi_error *err)
 {
@@ -45,20 +91,11 @@ static cddp_status check_param(const cddp_param *p, const char *what, size_t i, 
                         p->name, p->count);
     if (p->flags != 0)
         return cdi_fail(err, CDDP_E_INVALID, "%s %zu '%.200s' has unknown flags (%#x)", what, i, p->name, p->flags);
-    for (size_t k = 0; k < sizeof p->reserved / sizeof p->reserved[0]; k++)
-        if (p->reserved[k] != 0)
-            return cdi_fail(err, CDDP_E_INVALID,
-                            "%s %zu '%.200s': reserved[%zu] is not 0; zero the struct before filling it", what, i,
-                            p->name, k);
     return check_shape(p, what, i, err);
 }
 
 static cddp_status check_options(const cddp_ddp_options *opt, struct cdi_error *err)
 {
-    if (opt->size != sizeof *opt)
-        return cdi_fail(err, CDDP_E_INVALID,
-                        "cddp_ddp_options.size is %zu, this library's is %zu: set it to sizeof(cddp_ddp_options)",
-                        opt->size, sizeof *opt);
     if ((opt->flags & ~KNOWN_FLAGS) != 0)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.flags has unknown bits (%#x)", opt->flags);
     if ((opt->flags & CDDP_DDP_STATIC_GRAPH) != 0 && (opt->flags & (CDDP_DDP_FIND_UNUSED | CDDP_DDP_JOIN)) != 0)
@@ -81,11 +118,6 @@ static cddp_status check_options(const cddp_ddp_options *opt, struct cdi_error *
             err, CDDP_E_INVALID,
             "cddp_ddp_options.compress is %d: use CDDP_FLOAT16, CDDP_BFLOAT16 or CDDP_FLOAT32, or 0 for none",
             (int)opt->compress);
-    if (opt->buffers == NULL && opt->n_buffers > 0)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.n_buffers is %zu, but buffers is NULL", opt->n_buffers);
-    for (size_t i = 0; i < sizeof opt->reserved / sizeof opt->reserved[0]; i++)
-        if (opt->reserved[i] != 0)
-            return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.reserved[%zu] is not 0", i);
     return CDDP_OK;
 }
 

@@ -6,7 +6,9 @@
 #include "worker/sampler.h"
 
 #include "worker/comm.h"
+#include "worker/sized.h"
 
+#include <endian.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -67,16 +69,12 @@ void cdi_randperm(int64_t *out, int64_t n, uint64_t seed)
         randperm_wide(out, n, &g);
 }
 
-static cddp_status check_options(const cddp_sampler_options *opt, struct cdi_error *err)
+static cddp_status read_options(cddp_sampler_options *opt, const cddp_sampler_options *said, struct cdi_error *err)
 {
-    if (opt->size != sizeof *opt)
-        return cdi_fail(err, CDDP_E_INVALID,
-                        "cddp_sampler_options.size is %zu, this library's is %zu: set it to "
-                        "sizeof(cddp_sampler_options)",
-                        opt->size, sizeof *opt);
-    for (size_t i = 0; i < sizeof opt->reserved / sizeof opt->reserved[0]; i++)
-        if (opt->reserved[i] != 0)
-            return cdi_fail(err, CDDP_E_INVALID, "cddp_sampler_options.reserved[%zu] is not 0", i);
+    cddp_status st = cdi_sized_get(opt, sizeof *opt, said, "cddp_sampler_options", err);
+
+    if (st != CDDP_OK)
+        return st;
     if (opt->n < 0)
         return cdi_fail(err, CDDP_E_INVALID, "a data set cannot have %" PRId64 " samples", opt->n);
     if (opt->world_size < 1)
@@ -103,25 +101,26 @@ static int64_t *make_indices(uint64_t n)
     return malloc(n == 0 ? 1 : (size_t)n * sizeof(int64_t));
 }
 
-static cddp_status create(cddp_sampler **out, const cddp_sampler_options *opt, struct cdi_error *err)
+static cddp_status create(cddp_sampler **out, const cddp_sampler_options *said, struct cdi_error *err)
 {
+    cddp_sampler_options opt;
     cddp_sampler *s;
     cddp_status status;
 
-    if (out == NULL || opt == NULL)
+    if (out == NULL || said == NULL)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_sampler_create: out and opt must not be NULL");
-    status = check_options(opt, err);
+    status = read_options(&opt, said, err);
     if (status != CDDP_OK)
         return status;
     s = calloc(1, sizeof *s);
     if (s == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for a sampler");
-    s->opt = *opt;
-    s->indices = make_indices(count_per_rank(opt, 0));
-    s->order = opt->no_shuffle ? NULL : make_indices((uint64_t)opt->n);
-    if (s->indices == NULL || (s->order == NULL && !opt->no_shuffle)) {
+    s->opt = opt;
+    s->indices = make_indices(count_per_rank(&opt, 0));
+    s->order = opt.no_shuffle ? NULL : make_indices((uint64_t)opt.n);
+    if (s->indices == NULL || (s->order == NULL && !opt.no_shuffle)) {
         cddp_sampler_destroy(s);
-        return cdi_fail(err, CDDP_E_NOMEM, "no memory for the indices of %" PRId64 " samples", opt->n);
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for the indices of %" PRId64 " samples", opt.n);
     }
     (void)cddp_sampler_set_epoch(s, 0);
     *out = s;
@@ -194,58 +193,93 @@ size_t cddp_sampler_next(cddp_sampler *sampler, size_t want, const int64_t **ind
     return n;
 }
 
+/* The words of a cddp_sampler_state, each little-endian; those behind them are 0. */
+enum { W_FORMAT, W_EPOCH, W_TAKEN, W_N, W_SEED, W_NO_SHUFFLE, N_WORDS };
+
+#define FORMAT UINT64_C(0x014d415350444443) /* "CDDPSAM" and the format's version, 1 */
+
+/* The same in numbers. */
+struct place {
+    int64_t epoch; /* of set_epoch */
+    int64_t taken; /* samples of it that all ranks together have taken, if each took as many as this one */
+    int64_t n;     /* what the order of the samples depends on: of the sampler's options */
+    int64_t seed;
+    bool no_shuffle;
+};
+
 void cddp_sampler_get_state(const cddp_sampler *sampler, cddp_sampler_state *state)
 {
     const cddp_sampler_options *opt;
 
     if (state == NULL)
         return;
-    *state = (cddp_sampler_state){0}; /* no sampler has this state: set_state refuses it */
+    *state = (cddp_sampler_state){{0}}; /* no sampler has this state: set_state refuses it */
     if (sampler == NULL)
         return;
     opt = &sampler->opt;
-    *state = (cddp_sampler_state){
-        .size = sizeof *state,
-        .epoch = sampler->epoch,
-        .taken = sampler->before + (int64_t)sampler->next * opt->world_size,
-        .n = opt->n,
-        .seed = opt->seed,
-        .no_shuffle = opt->no_shuffle != 0,
-    };
+    state->words[W_FORMAT] = htole64(FORMAT);
+    state->words[W_EPOCH] = htole64((uint64_t)sampler->epoch);
+    state->words[W_TAKEN] = htole64((uint64_t)(sampler->before + (int64_t)sampler->next * opt->world_size));
+    state->words[W_N] = htole64((uint64_t)opt->n);
+    state->words[W_SEED] = htole64((uint64_t)opt->seed);
+    state->words[W_NO_SHUFFLE] = htole64(opt->no_shuffle != 0);
+}
+
+static bool read_state(struct place *p, const cddp_sampler_state *st)
+{
+    const uint64_t *w = st->words;
+
+    for (size_t k = N_WORDS; k < sizeof st->words / sizeof st->words[0]; k++)
+        if (w[k] != 0)
+            return false;
+    *p = (struct place){.epoch = (int64_t)le64toh(w[W_EPOCH]),
+                        .taken = (int64_t)le64toh(w[W_TAKEN]),
+                        .n = (int64_t)le64toh(w[W_N]),
+                        .seed = (int64_t)le64toh(w[W_SEED]),
+                        .no_shuffle = w[W_NO_SHUFFLE] != 0};
+    return le64toh(w[W_FORMAT]) == FORMAT && le64toh(w[W_NO_SHUFFLE]) <= 1 && p->epoch >= 0 && p->taken >= 0 &&
+           p->taken <= INT64_MAX - INT_MAX;
 }
 
 /* Does the place mean the same to a sampler of these options? At the start of an epoch there is none yet. */
-static cddp_status check_state(const cddp_sampler_state *st, const cddp_sampler_options *opt, struct cdi_error *err)
+static cddp_status check_place(const struct place *p, const cddp_sampler_options *opt, struct cdi_error *err)
 {
-    if (st == NULL || st->size != sizeof *st || st->zero != 0 || st->reserved[0] != 0 || st->reserved[1] != 0 ||
-        st->epoch < 0 || st->taken < 0 || st->taken > INT64_MAX - INT_MAX)
-        return cdi_fail(err, CDDP_E_INVALID, "this is no cddp_sampler_state, or one of another version's format");
-    if (st->taken == 0)
+    if (p->taken == 0)
         return CDDP_OK;
-    if (st->n != opt->n)
+    if (p->n != opt->n)
         return cdi_fail(err, CDDP_E_MISMATCH,
                         "the sampler was saved in the middle of an epoch over %" PRId64
                         " samples, and the data set now has %" PRId64 ": begin an epoch (cddp_sampler_set_epoch)",
-                        st->n, opt->n);
-    if (st->no_shuffle != (opt->no_shuffle != 0) || (!opt->no_shuffle && st->seed != opt->seed))
+                        p->n, opt->n);
+    if (p->no_shuffle != (opt->no_shuffle != 0) || (!opt->no_shuffle && p->seed != opt->seed))
         return cdi_fail(err, CDDP_E_MISMATCH,
                         "the sampler was saved in the middle of an epoch %s %" PRId64 ", and is now %s %" PRId64
                         ": use the same, or begin an epoch (cddp_sampler_set_epoch)",
-                        st->no_shuffle ? "not shuffled, seed" : "shuffled by seed", st->seed,
+                        p->no_shuffle ? "not shuffled, seed" : "shuffled by seed", p->seed,
                         opt->no_shuffle ? "not shuffled, seed" : "shuffled by seed", opt->seed);
+    return CDDP_OK;
+}
+
+static cddp_status set_state(cddp_sampler *s, const cddp_sampler_state *state, struct cdi_error *err)
+{
+    struct place p;
+
+    if (s == NULL)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_sampler_set_state: sampler must not be NULL");
+    if (state == NULL || !read_state(&p, state))
+        return cdi_fail(err, CDDP_E_INVALID, "this is no cddp_sampler_state, or one of another version's format");
+    if (check_place(&p, &s->opt, err) != CDDP_OK)
+        return CDDP_E_MISMATCH;
+    fill(s, p.epoch, p.taken);
     return CDDP_OK;
 }
 
 cddp_status cddp_sampler_set_state(cddp_sampler *sampler, const cddp_sampler_state *state)
 {
     struct cdi_error err;
+    cddp_status status = set_state(sampler, state, &err);
 
-    if (sampler == NULL)
-        (void)cdi_fail(&err, CDDP_E_INVALID, "cddp_sampler_set_state: sampler must not be NULL");
-    if (sampler == NULL || check_state(state, &sampler->opt, &err) != CDDP_OK)
-        return cdi_last_error_set(&err);
-    fill(sampler, state->epoch, state->taken);
-    return CDDP_OK;
+    return status == CDDP_OK ? status : cdi_last_error_set(&err);
 }
 
 void cddp_sampler_destroy(cddp_sampler *sampler)

@@ -10,6 +10,7 @@
 #include "common/env.h"
 #include "protocol/c10d.h"
 #include "worker/comm.h"
+#include "worker/sized.h"
 #include "worker/store_conn.h"
 
 #include <string.h>
@@ -359,19 +360,18 @@ static cddp_status open_checked(cddp_store **store, const cddp_store_options *op
 
 cddp_status cddp_store_open(cddp_store **store, const cddp_store_options *opt)
 {
-    const cddp_store_options none = {.size = sizeof none};
+    cddp_store_options known = {.size = sizeof known};
     struct cdi_error err;
 
     if (store == NULL)
         return out(cdi_fail(&err, CDDP_E_INVALID, "out is NULL"), &err);
-    if (opt != NULL && opt->size != sizeof *opt)
-        return out(
-            cdi_fail(&err, CDDP_E_INVALID, "cddp_store_options.size is %zu, not sizeof(cddp_store_options)", opt->size),
-            &err);
-    for (size_t i = 0; opt != NULL && i < sizeof opt->reserved / sizeof opt->reserved[0]; i++)
-        if (opt->reserved[i] != 0)
-            return out(cdi_fail(&err, CDDP_E_INVALID, "cddp_store_options.reserved[%zu] is not 0", i), &err);
-    return out(open_checked(store, opt != NULL ? opt : &none, &err), &err);
+    if (opt != NULL) {
+        cddp_status st = cdi_sized_get(&known, sizeof known, opt, "cddp_store_options", &err);
+
+        if (st != CDDP_OK)
+            return out(st, &err);
+    }
+    return out(open_checked(store, &known, &err), &err);
 }
 
 cddp_status cddp_store_set(cddp_store *store, const char *key, const void *value, size_t len)

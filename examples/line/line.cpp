@@ -63,6 +63,7 @@ void train()
         }
 
     cddp_param p{};
+    p.size = sizeof p;
     p.name = "w";
     p.data = w.data();
     p.count = w.size();

@@ -8,7 +8,7 @@ import ctypes
 import os
 import random
 import sys
-from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_uint32, c_void_p
 
 FLOAT32 = 8
 N, D = 4096, 8
@@ -16,8 +16,8 @@ N, D = 4096, 8
 
 class Param(ctypes.Structure):
     """cddp_param of cddp.h, member by member."""
-    _fields_ = [('name', c_char_p), ('data', c_void_p), ('count', c_size_t), ('dtype', c_int), ('flags', c_uint32),
-                ('grad', c_void_p), ('shape', POINTER(c_size_t)), ('n_dims', c_size_t), ('reserved', c_uint64 * 4)]
+    _fields_ = [('size', c_size_t), ('name', c_char_p), ('data', c_void_p), ('count', c_size_t), ('dtype', c_int),
+                ('flags', c_uint32), ('grad', c_void_p), ('shape', POINTER(c_size_t)), ('n_dims', c_size_t)]
 
 
 lib = ctypes.CDLL(os.environ.get('CDDP_LIBRARY', 'libcddp.so.0'))
@@ -47,7 +47,7 @@ def main():
     x = [[rng.random() - 0.5 for _ in range(D)] for _ in range(N)]
     y = [sum((d + 1) * row[d] for d in range(D)) for row in x]
     w = (c_float * D)()
-    param = Param(name=b'w', data=ctypes.addressof(w), count=D, dtype=FLOAT32)
+    param = Param(size=ctypes.sizeof(Param), name=b'w', data=ctypes.addressof(w), count=D, dtype=FLOAT32)
     comm, ddp = c_void_p(), c_void_p()
     check(lib.cddp_init(byref(comm), None))
     check(lib.cddp_ddp_create(byref(ddp), comm, byref(param), 1, None))

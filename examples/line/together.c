@@ -23,7 +23,7 @@ static void make_points(void)
 
 int main(void)
 {
-    cddp_param p = {.name = "w", .data = w, .count = D, .dtype = CDDP_FLOAT32};
+    cddp_param p = {.size = sizeof p, .name = "w", .data = w, .count = D, .dtype = CDDP_FLOAT32};
     cddp_comm *comm;
     cddp_ddp *ddp;
 

@@ -66,13 +66,17 @@ cddp_status state_save(const struct job *job, struct state *s, bool epoch_is_don
     cddp_sampler_state place;
     char type[TYPE_BYTES];
     const cddp_checkpoint_item items[] = {
-        {.name = "dtype", .data = type, .bytes = sizeof type},
-        {.name = "progress", .data = &s->done, .bytes = sizeof s->done},
-        {.name = "sampler", .data = &place, .bytes = sizeof place},
-        {.name = "loss", .data = &s->loss, .bytes = sizeof s->loss, .flags = CDDP_ITEM_PER_RANK},
-        {.name = "weights", .data = s->weights, .bytes = s->bytes},
-        {.name = "adam.m", .data = s->m, .bytes = s->bytes},
-        {.name = "adam.v", .data = s->v, .bytes = s->bytes},
+        {.size = sizeof(cddp_checkpoint_item), .name = "dtype", .data = type, .bytes = sizeof type},
+        {.size = sizeof(cddp_checkpoint_item), .name = "progress", .data = &s->done, .bytes = sizeof s->done},
+        {.size = sizeof(cddp_checkpoint_item), .name = "sampler", .data = &place, .bytes = sizeof place},
+        {.size = sizeof(cddp_checkpoint_item),
+         .name = "loss",
+         .data = &s->loss,
+         .bytes = sizeof s->loss,
+         .flags = CDDP_ITEM_PER_RANK},
+        {.size = sizeof(cddp_checkpoint_item), .name = "weights", .data = s->weights, .bytes = s->bytes},
+        {.size = sizeof(cddp_checkpoint_item), .name = "adam.m", .data = s->m, .bytes = s->bytes},
+        {.size = sizeof(cddp_checkpoint_item), .name = "adam.v", .data = s->v, .bytes = s->bytes},
     };
     const size_t n_items = sizeof items / sizeof items[0];
     cddp_status status = may_leave(opt, &s->done, epoch_is_done) ? agree_to_leave(job, s) : CDDP_OK;
@@ -106,18 +110,23 @@ static cddp_status load(const struct job *job, struct state *s, char *why, size_
 {
     const char *dir = job->opt->resume;
     char type[TYPE_BYTES] = "", mine[TYPE_BYTES];
-    const cddp_checkpoint_item head = {.name = "dtype", .data = type, .bytes = sizeof type};
+    const cddp_checkpoint_item head = {
+        .size = sizeof(cddp_checkpoint_item), .name = "dtype", .data = type, .bytes = sizeof type};
     cddp_sampler_state place;
     const cddp_checkpoint_item items[] = {
-        {.name = "progress", .data = &s->done, .bytes = sizeof s->done},
-        {.name = "sampler", .data = &place, .bytes = sizeof place},
-        {.name = "loss", .data = &s->loss, .bytes = sizeof s->loss, .flags = CDDP_ITEM_PER_RANK},
-        {.name = "weights", .data = s->weights, .bytes = s->bytes},
-        {.name = "adam.m", .data = s->m, .bytes = s->bytes},
-        {.name = "adam.v", .data = s->v, .bytes = s->bytes},
+        {.size = sizeof(cddp_checkpoint_item), .name = "progress", .data = &s->done, .bytes = sizeof s->done},
+        {.size = sizeof(cddp_checkpoint_item), .name = "sampler", .data = &place, .bytes = sizeof place},
+        {.size = sizeof(cddp_checkpoint_item),
+         .name = "loss",
+         .data = &s->loss,
+         .bytes = sizeof s->loss,
+         .flags = CDDP_ITEM_PER_RANK},
+        {.size = sizeof(cddp_checkpoint_item), .name = "weights", .data = s->weights, .bytes = s->bytes},
+        {.size = sizeof(cddp_checkpoint_item), .name = "adam.m", .data = s->m, .bytes = s->bytes},
+        {.size = sizeof(cddp_checkpoint_item), .name = "adam.v", .data = s->v, .bytes = s->bytes},
     };
     const size_t n_items = sizeof items / sizeof items[0];
-    cddp_checkpoint_info info;
+    cddp_checkpoint_info info = {.size = sizeof info};
     cddp_status status = cddp_checkpoint_load(job->comm, dir, &head, 1, NULL);
 
     if (status != CDDP_OK)

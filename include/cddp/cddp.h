@@ -39,8 +39,19 @@
  * Collectives. Every rank calls the same collectives in the same order with the same count, type and operation. A rank
  * that differs is told so, and so are its peers (CDDP_E_MISMATCH, naming both), instead of hanging.
  *
- * Options. Each create function takes an options struct, or NULL for the defaults. Its first member `size` is set by
- * the caller to sizeof the struct; every other member that is zero means the default.
+ * Structs. Each create function takes an options struct, or NULL for the defaults. Every struct that a caller fills in
+ * begins with `size`, which the caller sets to sizeof the struct, in each element of an array. Every other member that
+ * is zero means the default. Structs grow at the end in later versions, and change in no other way. So a program runs
+ * with a library that is older or newer than its header. Members past the caller's size count as zero. If the caller's
+ * struct is larger than the library's, the bytes that the library does not know must be zero. Otherwise the function
+ * returns CDDP_E_UNSUPPORTED, and the error message gives the offset of the first of them. A size that was not set is
+ * CDDP_E_INVALID. A struct that the library fills in has its size set by the caller, too. It is written up to the
+ * smaller of both sizes, so a program zeroes it before.
+ *
+ * Enumerations are 32 bits wide, also with -fshort-enums, and get new enumerators: a switch over one has a default.
+ *
+ * The promise. Functions, constants, and members of structs stay as they are from one version to the next, where
+ * pointers and long have 64 bits (LP64). The texts of error messages, defaults and limits are no part of it.
  */
 #ifndef CDDP_H
 #define CDDP_H
@@ -66,7 +77,8 @@ typedef enum cddp_dtype {
     CDDP_FLOAT16 = 7, /* IEEE 754 binary16; how it is summed: see cddp_op */
     CDDP_FLOAT32 = 8,
     CDDP_FLOAT64 = 9,
-    CDDP_BFLOAT16 = 10 /* the upper half of a float32; how it is summed: see cddp_op */
+    CDDP_BFLOAT16 = 10, /* the upper half of a float32; how it is summed: see cddp_op */
+    CDDP_ENUM_32(CDDP_DTYPE)
 } cddp_dtype;
 
 /*
@@ -78,7 +90,14 @@ typedef enum cddp_dtype {
  * of float16 is multiplied before the sum, so that gradients do not overflow; of the other types after it. Gradients of
  * 16 bits can be summed in float32 everywhere: cddp_ddp_options.compress.
  */
-typedef enum cddp_op { CDDP_SUM = 0, CDDP_PROD = 1, CDDP_MAX = 2, CDDP_MIN = 3, CDDP_MEAN = 4 } cddp_op;
+typedef enum cddp_op {
+    CDDP_SUM = 0,
+    CDDP_PROD = 1,
+    CDDP_MAX = 2,
+    CDDP_MIN = 3,
+    CDDP_MEAN = 4,
+    CDDP_ENUM_32(CDDP_OP)
+} cddp_op;
 
 /* Bytes per element; 0 for a value that is no type. Any thread. */
 CDDP_API size_t cddp_dtype_size(cddp_dtype dtype);
@@ -101,12 +120,11 @@ CDDP_API const char *cddp_version(void);
 typedef struct cddp_comm cddp_comm;
 
 typedef struct cddp_init_options {
-    size_t size;         /* sizeof(cddp_init_options); 0 is an error */
+    size_t size;         /* sizeof(cddp_init_options) */
     const char *backend; /* "auto", "cpu", "nccl" or "mpi"; NULL: $CDDP_BACKEND, else "auto": a GPU if there is one */
     const char *device;  /* "cuda:3", of those that CUDA_VISIBLE_DEVICES leaves; NULL: by LOCAL_RANK. nccl only */
     int join_timeout_ms; /* until every rank is present; 0: $CDDP_JOIN_TIMEOUT seconds, else 300 s */
     int timeout_ms;      /* of every wait for a peer inside a collective; 0: $CDDP_TIMEOUT seconds, else 600 s */
-    uint64_t reserved[4];
 } cddp_init_options;
 
 /*
@@ -181,16 +199,15 @@ CDDP_API int cddp_stop_wanted(const cddp_comm *comm);
 
 /* Where a communicator's memory and work are. */
 typedef struct cddp_device_info {
-    size_t size;           /* sizeof(cddp_device_info), set by the caller; 0 is an error */
+    size_t size;           /* sizeof(cddp_device_info), set by the caller */
     int device;            /* CUDA's number of the GPU in this process; -1: the CPU */
     int numa_node;         /* that the GPU is near to; -1: unknown */
     uint64_t memory_bytes; /* of the GPU; 0: the CPU */
     char name[96];         /* "NVIDIA H200"; "cpu" */
     char pci[32];          /* "0000:17:00.0"; "" for the CPU */
-    uint64_t reserved[4];
 } cddp_device_info;
 
-/* Tell where comm works, in *info. Returns CDDP_OK; CDDP_E_INVALID (info->size). Any thread. */
+/* Tell where comm works, in *info. Returns CDDP_OK; CDDP_E_INVALID (info, or its size). Any thread. */
 CDDP_API cddp_status cddp_device(cddp_comm *comm, cddp_device_info *info);
 
 /*
@@ -275,12 +292,13 @@ typedef enum cddp_collective {
     CDDP_REDUCE_SCATTER = 7,
     CDDP_ALL_TO_ALL = 8,
     CDDP_SEND = 9,
-    CDDP_RECV = 10
+    CDDP_RECV = 10,
+    CDDP_ENUM_32(CDDP_COLLECTIVE)
 } cddp_collective;
 
 /* Their arguments. A broadcast has its memory as `out`; a message's other rank is `root`. */
 typedef struct cddp_work {
-    size_t size; /* sizeof(cddp_work); 0 is an error */
+    size_t size; /* sizeof(cddp_work) */
     cddp_collective what;
     cddp_dtype dtype;
     cddp_op op;
@@ -289,7 +307,6 @@ typedef struct cddp_work {
     void *out;
     size_t count;
     const size_t *counts; /* of CDDP_ALL_GATHER_V */
-    uint64_t reserved[4];
 } cddp_work;
 
 /*
@@ -316,7 +333,7 @@ CDDP_API cddp_status cddp_join(cddp_comm *comm, uint64_t ticket);
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_comm_split(cddp_comm **out, cddp_comm *comm, int color, int key);
 
-typedef enum cddp_first { CDDP_FIRST_OF_JOB = 0, CDDP_FIRST_OF_NODE = 1 } cddp_first;
+typedef enum cddp_first { CDDP_FIRST_OF_JOB = 0, CDDP_FIRST_OF_NODE = 1, CDDP_ENUM_32(CDDP_FIRST) } cddp_first;
 
 /*
  * Let one rank go first, and then the others: so that a file is downloaded or built once, and found by the rest.
@@ -351,6 +368,7 @@ CDDP_API void cddp_abort(cddp_comm *comm, const char *why);
 /* --------------------------------------------------------------------------------------------------- reducer ---- */
 
 typedef struct cddp_param {
+    size_t size;         /* sizeof(cddp_param), in each of an array */
     const char *name;    /* for messages and checks */
     void *data;          /* the parameter, on the backend's device */
     size_t count;        /* elements */
@@ -359,11 +377,10 @@ typedef struct cddp_param {
     void *grad;          /* NULL: in the arena (recommended); else the user's own memory, copied in and out */
     const size_t *shape; /* optional, n_dims long; its product is count */
     size_t n_dims;       /* at most 64 */
-    uint64_t reserved[4];
 } cddp_param;
 
 typedef struct cddp_ddp_options {
-    size_t size;               /* sizeof(cddp_ddp_options); 0 is an error */
+    size_t size;               /* sizeof(cddp_ddp_options) */
     size_t bucket_bytes;       /* a bucket closes when it reaches this; 0: 25 MiB; CDDP_AUTO: found by trying */
     size_t first_bucket_bytes; /* the same for the first one, so that communication starts early; 0: 1 MiB */
     uint32_t flags;            /* CDDP_DDP_... below */
@@ -376,7 +393,6 @@ typedef struct cddp_ddp_options {
     size_t n_buffers;          /* 0: none */
     size_t last_bucket_bytes;  /* the first parameters' gradients, which come last, get a bucket of their own that
                                   closes here, so that little is left to wait for at the end of a step; 0: they do not */
-    uint64_t reserved[3];
 } cddp_ddp_options;
 
 /*
@@ -388,56 +404,57 @@ typedef struct cddp_ddp_options {
  */
 #define CDDP_AUTO SIZE_MAX
 
-/* Do not broadcast rank 0's parameters at creation: every rank has already loaded the same ones. */
-#define CDDP_DDP_NO_BROADCAST 1u
-/*
- * Gradients become the sum over all ranks, not the mean: the optimizer multiplies by cddp_ddp_factor(). For where the
- * mean would cost a pass over the gradients (on a GPU, where nothing else passes over them: no `compress`, gradients in
- * the arena), or is wanted in higher precision.
- */
-#define CDDP_DDP_SUM 2u
-
-/*
- * Not every gradient comes in every step: cddp_ddp_wait() counts those as zeros that were not said to be ready. The
- * ranks tell each other what they used, in one small collective per step. A gradient that no rank used keeps its old
- * value, so that the optimizer can leave that parameter alone; one that only some ranks used gets the mean over all. On
- * a GPU the device decides by what the ranks told each other, and the host waits for nothing; but with an optimizer
- * (cddp_optim_create) or PowerSGD, which have to know, it waits in every step.
- */
-#define CDDP_DDP_FIND_UNUSED 4u
-/*
- * The same gradients come in every step, each as often as in the first one (a parameter that is used several times is
- * said to be ready several times, and counts with the last). What is unused is found in the first step, which therefore
- * does not overlap with communication; a later step that differs is an error that names the gradient. On a GPU the host
- * waits for no step but the first, and for that at the end of the second; with an optimizer or PowerSGD, which have to
- * know what is unused, at its own end.
- */
-#define CDDP_DDP_STATIC_GRAPH 8u
-/* Ranks may have different numbers of steps: cddp_ddp_join(). Every rank's flags say so. */
-#define CDDP_DDP_JOIN 16u
-/* With it: the mean is over the ranks that still train, and not over all. */
-#define CDDP_DDP_JOIN_ACTIVE 32u
-
-/*
- * A gradient larger than bucket_bytes is cut into several buckets of about equal size, of bucket_bytes at most (rounded
- * up to 64 bytes), which hold nothing else. Results do not change by it, on the CPU not by a bit.
- */
-#define CDDP_DDP_SPLIT 64u
-/*
- * With CDDP_DDP_JOIN: a rank that has no more samples while others still train is an error, for all: cddp_ddp_wait and
- * cddp_ddp_join of that step return CDDP_E_STATE and a sentence with its number; the reducer, but not the communicator,
- * then keeps that error. On a GPU the host waits for every step.
- */
-#define CDDP_DDP_JOIN_STRICT 128u
-/*
- * With CDDP_DDP_FIND_UNUSED or CDDP_DDP_STATIC_GRAPH: a bucket of which no rank used any gradient is not reduced, as
- * with PyTorch's skip_all_reduce_unused_params. A bucket that nobody used in the step before has no turn: others do not
- * wait for it, and if some rank uses it after all (from which PyTorch hangs), it is reduced at the end of the step.
- * Results do not change by it. On a GPU it is the host that starts collectives, so it has to know which buckets
- * somebody uses: it waits for each step when the first gradient of the next one is ready; where buckets were not used
- * in the step before, at the end of the step itself. Not with communication hooks or PowerSGD.
- */
-#define CDDP_DDP_SKIP_UNUSED 256u
+/* cddp_ddp_options.flags. */
+enum {
+    /* Do not broadcast rank 0's parameters at creation: every rank has already loaded the same ones. */
+    CDDP_DDP_NO_BROADCAST = 1,
+    /*
+     * Gradients become the sum over all ranks, not the mean: the optimizer multiplies by cddp_ddp_factor(). For where
+     * the mean would cost a pass over the gradients (on a GPU, where nothing else passes over them: no `compress`,
+     * gradients in the arena), or is wanted in higher precision.
+     */
+    CDDP_DDP_SUM = 2,
+    /*
+     * Not every gradient comes in every step: cddp_ddp_wait() counts those as zeros that were not said to be ready. The
+     * ranks tell each other what they used, in one small collective per step. A gradient that no rank used keeps its
+     * old value, so that the optimizer can leave that parameter alone; one that only some ranks used gets the mean over
+     * all. On a GPU the device decides by what the ranks told each other, and the host waits for nothing; but with an
+     * optimizer (cddp_optim_create) or PowerSGD, which have to know, it waits in every step.
+     */
+    CDDP_DDP_FIND_UNUSED = 4,
+    /*
+     * The same gradients come in every step, each as often as in the first one (a parameter that is used several times
+     * is said to be ready several times, and counts with the last). What is unused is found in the first step, which
+     * therefore does not overlap with communication; a later step that differs is an error that names the gradient. On
+     * a GPU the host waits for no step but the first, and for that at the end of the second; with an optimizer or
+     * PowerSGD, which have to know what is unused, at its own end.
+     */
+    CDDP_DDP_STATIC_GRAPH = 8,
+    /* Ranks may have different numbers of steps: cddp_ddp_join(). Every rank's flags say so. */
+    CDDP_DDP_JOIN = 16,
+    /* With it: the mean is over the ranks that still train, and not over all. */
+    CDDP_DDP_JOIN_ACTIVE = 32,
+    /*
+     * A gradient larger than bucket_bytes is cut into several buckets of about equal size, of bucket_bytes at most
+     * (rounded up to 64 bytes), which hold nothing else. Results do not change by it, on the CPU not by a bit.
+     */
+    CDDP_DDP_SPLIT = 64,
+    /*
+     * With CDDP_DDP_JOIN: a rank that has no more samples while others still train is an error, for all: cddp_ddp_wait
+     * and cddp_ddp_join of that step return CDDP_E_STATE and a sentence with its number; the reducer, but not the
+     * communicator, then keeps that error. On a GPU the host waits for every step.
+     */
+    CDDP_DDP_JOIN_STRICT = 128,
+    /*
+     * With CDDP_DDP_FIND_UNUSED or CDDP_DDP_STATIC_GRAPH: a bucket of which no rank used any gradient is not reduced,
+     * as with PyTorch's skip_all_reduce_unused_params. A bucket that nobody used in the step before has no turn: others
+     * do not wait for it, and if some rank uses it after all (from which PyTorch hangs), it is reduced at the end of
+     * the step. Results do not change by it. On a GPU it is the host that starts collectives, so it has to know which
+     * buckets somebody uses: it waits for each step when the first gradient of the next one is ready; where buckets
+     * were not used in the step before, at the end of the step itself. Not with communication hooks or PowerSGD.
+     */
+    CDDP_DDP_SKIP_UNUSED = 256
+};
 
 /* The reducer: averages the gradients of one model over all ranks, in buckets, while they are being made. */
 typedef struct cddp_ddp cddp_ddp;
@@ -568,7 +585,6 @@ typedef struct cddp_bucket {
     size_t n_params;
     size_t offset; /* data begins at this element of the first gradient: 0, but where CDDP_DDP_SPLIT has cut it */
     void *stream;  /* GPU: the communication stream, a cudaStream_t; NULL on the CPU */
-    uint64_t reserved[2];
 } cddp_bucket;
 
 /*
@@ -589,7 +605,7 @@ typedef struct cddp_bucket {
  * step. A hook does not keep the stream's handle for later, and does not destroy or capture it.
  */
 typedef struct cddp_hook {
-    size_t size; /* sizeof(cddp_hook); 0 is an error */
+    size_t size; /* sizeof(cddp_hook) */
     /*
      * The bucket is full: begin what is to be done, by cddp_start on comm. *ticket is 0, and becomes what cddp_start
      * gave last. Called in the order of the buckets, the same on every rank, by the thread that said that the last
@@ -603,7 +619,6 @@ typedef struct cddp_hook {
      */
     cddp_status (*end)(void *arg, cddp_comm *comm, const cddp_bucket *bucket);
     void *arg; /* for both; the caller's, and must outlive the reducer */
-    uint64_t reserved[4];
 } cddp_hook;
 
 /*
@@ -615,7 +630,7 @@ typedef struct cddp_hook {
 CDDP_API cddp_status cddp_ddp_set_hook(cddp_ddp *ddp, const cddp_hook *hook);
 
 typedef struct cddp_powersgd_options {
-    size_t size;         /* sizeof(cddp_powersgd_options); 0 is an error */
+    size_t size;         /* sizeof(cddp_powersgd_options) */
     size_t matrix_rank;  /* columns of P and of Q, at most: more approximate better, and cost more; 0: 1 */
     uint64_t start_step; /* that many steps are averaged as they are before; 0: 1000 */
     /* Compress what has more than this many times the elements of its P and Q; 0: 2. Below 1: also what grows. */
@@ -623,13 +638,16 @@ typedef struct cddp_powersgd_options {
     double orthogonalization_epsilon; /* is added to a column's length before the division by it */
     uint32_t seed;                    /* of the first Qs */
     uint32_t flags;                   /* CDDP_POWERSGD_... below */
-    uint64_t reserved[4];
 } cddp_powersgd_options;
 
-/* Do not add to the gradients of a step what the one before has left out. */
-#define CDDP_POWERSGD_NO_ERROR_FEEDBACK 1u
-/* Begin with a random Q in each step, not with that of the step before. On a GPU the host, which draws it, waits. */
-#define CDDP_POWERSGD_NO_WARM_START 2u
+/* cddp_powersgd_options.flags. */
+enum {
+    /* Do not add to the gradients of a step what the one before has left out. */
+    CDDP_POWERSGD_NO_ERROR_FEEDBACK = 1,
+    /* Begin with a random Q in each step, not with that of the step before. On a GPU the host, which draws it, waits.
+     */
+    CDDP_POWERSGD_NO_WARM_START = 2
+};
 
 /*
  * Communicate by PowerSGD from now on, PyTorch's powerSGD_hook (T. Vogels and others, "PowerSGD: Practical Low-Rank
@@ -718,22 +736,27 @@ CDDP_API void cddp_ddp_destroy(cddp_ddp *ddp);
 typedef struct cddp_optim cddp_optim;
 
 /* The rules, as PyTorch's torch.optim.SGD, Adam and AdamW have them; 0 is none, so that a forgotten one is an error. */
-typedef enum cddp_optim_kind { CDDP_SGD = 1, CDDP_ADAM = 2, CDDP_ADAMW = 3 } cddp_optim_kind;
+typedef enum cddp_optim_kind {
+    CDDP_SGD = 1,
+    CDDP_ADAM = 2,
+    CDDP_ADAMW = 3,
+    CDDP_ENUM_32(CDDP_OPTIM_KIND)
+} cddp_optim_kind;
 
 /*
- * Parameters with a learning rate and a weight decay of their own, as one of PyTorch's param_groups: {.params = biases,
- * .n_params = 8} are eight that do not decay.
+ * Parameters with a learning rate and a weight decay of their own, as one of PyTorch's param_groups: {.size =
+ * sizeof(cddp_optim_group), .params = biases, .n_params = 8} are eight that do not decay.
  */
 typedef struct cddp_optim_group {
+    size_t size;          /* sizeof(cddp_optim_group), in each of an array */
     const size_t *params; /* by number, each once, and in no other group */
     size_t n_params;
     double lr_factor;    /* > 0: the learning rate, also that of cddp_optim_set_lr, is multiplied by it; 0: 1 */
     double weight_decay; /* >= 0, in place of the options'; 0: none */
-    uint64_t reserved[4];
 } cddp_optim_group;
 
 typedef struct cddp_optim_options {
-    size_t size;          /* sizeof(cddp_optim_options); 0 is an error */
+    size_t size;          /* sizeof(cddp_optim_options) */
     cddp_optim_kind kind; /* no default */
     int nesterov;         /* SGD with momentum and no dampening: 1 looks ahead */
     double lr;            /* learning rate, > 0; no default */
@@ -746,15 +769,17 @@ typedef struct cddp_optim_options {
     const cddp_optim_group *groups; /* n_groups of them, copied; what is in none has the values above */
     size_t n_groups;                /* 0: none */
     uint64_t flags;                 /* CDDP_OPTIM_...; 0: none */
-    uint64_t reserved[1];
 } cddp_optim_options;
 
-/*
- * A step whose gradients have a NaN or an infinity somewhere changes nothing: parameters, their state and its steps
- * stay as they are, as with cddp_optim_skip(). Decided where the gradients are, without a wait of the host on a GPU, at
- * the price of reading this rank's share once more. Clip with error_if_nonfinite 0 then.
- */
-#define CDDP_OPTIM_SKIP_NONFINITE 1u
+/* cddp_optim_options.flags. */
+enum {
+    /*
+     * A step whose gradients have a NaN or an infinity somewhere changes nothing: parameters, their state and its steps
+     * stay as they are, as with cddp_optim_skip(). Decided where the gradients are, without a wait of the host on a
+     * GPU, at the price of reading this rank's share once more. Clip with error_if_nonfinite 0 then.
+     */
+    CDDP_OPTIM_SKIP_NONFINITE = 1
+};
 
 /*
  * Give ddp an optimizer. A collective: every rank calls it, between the same two steps, with the same options, which
@@ -818,7 +843,7 @@ CDDP_API void cddp_optim_destroy(cddp_optim *optim);
 
 /*
  * Values with weights, as the mean losses of batches and how many samples they had. {0} is none; a program may fill in
- * sum and weight itself.
+ * sum and weight itself. It is a plain value without `size`, and never changes.
  */
 typedef struct cddp_metric {
     double sum;      /* of value times weight */
@@ -851,14 +876,13 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_metric_reduce(cddp_comm *comm, const cd
 typedef struct cddp_sampler cddp_sampler;
 
 typedef struct cddp_sampler_options {
-    size_t size;    /* sizeof(cddp_sampler_options); 0 is an error */
+    size_t size;    /* sizeof(cddp_sampler_options) */
     int64_t n;      /* samples in the data set, >= 0 */
     int world_size; /* >= 1; cddp_world_size(comm) */
     int rank;       /* 0 .. world_size-1; cddp_rank(comm) */
     int no_shuffle; /* 0: shuffle anew in every epoch */
     int drop_last;  /* 0: pad with the first samples so that all ranks get the same number; 1: drop the tail */
     int64_t seed;   /* the same on every rank; epoch e is shuffled with torch's generator seeded with seed + e */
-    uint64_t reserved[4];
 } cddp_sampler_options;
 
 /*
@@ -881,18 +905,11 @@ CDDP_API const int64_t *cddp_sampler_indices(const cddp_sampler *sampler);
 CDDP_API size_t cddp_sampler_next(cddp_sampler *sampler, size_t want, const int64_t **indices);
 
 /*
- * Where a run stands in its data: plain bytes of one size, to be saved as an item of a checkpoint. It does not depend
- * on the rank or on the number of ranks.
+ * Where a run stands in its data: 64 bytes without members of their own, the same on every machine (little-endian), to
+ * be saved as an item of a checkpoint. They do not depend on the rank or on the number of ranks.
  */
 typedef struct cddp_sampler_state {
-    size_t size;   /* sizeof(cddp_sampler_state) */
-    int64_t epoch; /* of set_epoch */
-    int64_t taken; /* samples of it that all ranks together have taken, if each took as many as this one */
-    int64_t n;     /* what the order of the samples depends on: of the sampler's options */
-    int64_t seed;
-    int32_t no_shuffle;
-    int32_t zero;
-    uint64_t reserved[2];
+    uint64_t words[8];
 } cddp_sampler_state;
 
 /* Tell where the sampler stands, in *state, which need not be filled in. Never fails (of NULL: zeros, no state). */
@@ -901,8 +918,8 @@ CDDP_API void cddp_sampler_get_state(const cddp_sampler *sampler, cddp_sampler_s
  * Go on from *state, also in the middle of an epoch and also with another number of ranks: what was not taken of the
  * epoch's order is shared among the ranks of now as set_epoch shares a whole one (padding comes from the start of the
  * order, and so from samples that were taken before). With as many ranks as before each gets exactly what it had still
- * to get. Returns CDDP_OK; CDDP_E_INVALID (no state, or not of this library's format); CDDP_E_MISMATCH (in the middle
- * of an epoch: of another n, seed or no_shuffle, so that what was taken cannot be told). On failure nothing changes.
+ * to get. Returns CDDP_OK; CDDP_E_INVALID (no state, or of another format); CDDP_E_MISMATCH (in the middle of an epoch:
+ * of another n, seed or no_shuffle, so that what was taken cannot be told). On failure nothing changes.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_sampler_set_state(cddp_sampler *sampler, const cddp_sampler_state *state);
 /* Free it; NULL is allowed. */
@@ -915,33 +932,36 @@ CDDP_API void cddp_sampler_destroy(cddp_sampler *sampler);
  * caller's, on the host or on the backend's GPU (then nothing may be writing it).
  */
 typedef struct cddp_checkpoint_item {
+    size_t size;      /* sizeof(cddp_checkpoint_item), in each of an array */
     const char *name; /* 1 to 255 bytes (240 where each rank has its own), different for each item */
     void *data;
     size_t bytes;
     uint32_t flags; /* 0: rank 0's memory is everyone's; CDDP_ITEM_PER_RANK */
-    uint32_t zero;
-    uint64_t reserved[2];
+    uint32_t zero;  /* 0 */
 } cddp_checkpoint_item;
 
-/*
- * Each rank's memory is its own: the state of a random number generator, a loss so far. All ranks name the same such
- * items, of the same size and in the same order. Loaded, each rank gets what the rank of its number saved, and a rank
- * of a number that did not exist then keeps its memory as it is. Meant for little: all of it passes through rank 0.
- */
-#define CDDP_ITEM_PER_RANK 1u
+/* cddp_checkpoint_item.flags. */
+enum {
+    /*
+     * Each rank's memory is its own: the state of a random number generator, a loss so far. All ranks name the same
+     * such items, of the same size and in the same order. Loaded, each rank gets what the rank of its number saved, and
+     * a rank of a number that did not exist then keeps its memory as it is. Meant for little: all of it passes through
+     * rank 0.
+     */
+    CDDP_ITEM_PER_RANK = 1
+};
 
 typedef struct cddp_checkpoint_options {
-    size_t size;    /* sizeof(cddp_checkpoint_options); 0 is an error */
+    size_t size;    /* sizeof(cddp_checkpoint_options) */
     int keep;       /* how many of the newest checkpoints stay in the directory; 0: 2 */
     int background; /* 1: return once the items were copied; a thread of rank 0 writes while training goes on */
-    uint64_t reserved[4];
 } cddp_checkpoint_options;
 
 typedef struct cddp_checkpoint_info {
+    size_t size;       /* sizeof(cddp_checkpoint_info), set by the caller */
     uint64_t step;     /* of the checkpoint that was loaded */
     size_t n_damaged;  /* newer ones that were passed over, since they were cut short or changed */
     char damaged[512]; /* a sentence about the newest of these; "" if there is none */
-    uint64_t reserved[4];
 } cddp_checkpoint_info;
 
 /*
@@ -1035,11 +1055,10 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_powersgd_load(cddp_ddp *ddp, const char
 typedef struct cddp_store cddp_store;
 
 typedef struct cddp_store_options {
-    size_t size;      /* sizeof(cddp_store_options); 0 is an error */
+    size_t size;      /* sizeof(cddp_store_options) */
     const char *host; /* NULL: $MASTER_ADDR */
     int port;         /* 0: $MASTER_PORT */
     int timeout_ms;   /* to connect, and for each operation; 0: 300 s */
-    uint64_t reserved[4];
 } cddp_store_options;
 
 /*

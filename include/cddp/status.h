@@ -14,6 +14,18 @@
 #define CDDP_NODISCARD
 #endif
 
+#if defined(__clang__) && !defined(__CUDACC__)
+#define CDDP_NO_CASE __attribute__((unused)) /* -Wswitch does not ask for it */
+#else
+#define CDDP_NO_CASE
+#endif
+
+/*
+ * The last enumerator of every enumeration. It makes the type 32 bits wide, also with -fshort-enums, and numbers that
+ * have no name legal values of it in C++. Nothing returns or takes it.
+ */
+#define CDDP_ENUM_32(tag) tag##_FORCE_INT_ CDDP_NO_CASE = 0x7fffffff
+
 /* One list, three uses: the enum below, cddp_strerror() and cddp_status_name(). */
 #define CDDP_STATUS_MAP(X)                                       \
     X(OK, 0, "success")                                          \
@@ -40,7 +52,7 @@ typedef enum cddp_status {
 #define CDDP_STATUS_ENUM(name, number, text) CDDP_##name = (number),
     CDDP_STATUS_MAP(CDDP_STATUS_ENUM)
 #undef CDDP_STATUS_ENUM
-        CDDP_STATUS_FORCE_INT_ = 0x7fffffff /* keeps the enum's size equal in C and C++; never returned */
+        CDDP_ENUM_32(CDDP_STATUS)
 } cddp_status;
 
 #endif

@@ -10,7 +10,8 @@
     abi.py ROOT --bless-library LIBCDDP_SO        make tests/data/abi.xml of this library (with debugging information)
 
 The promise is C: each function once more, and the place, size and type of each member and the value of each constant as
-static assertions. A struct keeps its size; a new member takes the place of reserved ones, where zero means what was before.
+static assertions, for enumerations of 32 bits and with -fshort-enums. A struct that begins with `size` may grow at its end,
+and in no other way; the others keep their size. No struct has padding, in which a new member would find garbage.
 abidiff cannot tell such a member from a change that breaks: of what it finds only symbols that are gone, or have another
 version, are an error. All else is printed for people, and the promise decides.
 """
@@ -61,22 +62,30 @@ def promise(root, cc, dirs):
     status = (root / 'include/cddp/status.h').read_text(encoding='utf-8')
     version = re.search(r"version: '([^']+)'", (root / 'meson.build').read_text(encoding='utf-8'))[1]
     values = [(f'CDDP_{n}', v) for n, v in re.findall(r'X\((\w+), (-?\d+), "', status)]
-    functions, structs = [], []
+    functions, structs, enums = [], [], ['cddp_status']
     for kind, name, declaration, _ in read(text):
         body = re.search(r'\{(.*)\}', declaration, re.S)
         if kind == 'function':
             functions.append(re.sub(r'CDDP_(API|NODISCARD) ', '', declaration))
         elif kind == 'macro':
             values.append((name, declaration.split(None, 2)[2]))
+        elif kind == 'flag':
+            values.append(tuple(declaration.split(' = ')))
         elif declaration.startswith('typedef enum'):
             values += re.findall(r'(CDDP_\w+) = (\w+)', bare(body[1]))
+            enums.append(name)
         elif body:
             structs.append((name, list(members(body[1]))))
     lines = ['', *functions, '']
     lines += [f'_Static_assert({name} == {value}, "{name} has another value");' for name, value in values] + ['']
+    lines += [f'_Static_assert(sizeof({name}) == 4, "{name} is not 32 bits wide");' for name in enums] + ['']
     for name, parts in structs:
-        lines.append(f'_Static_assert(sizeof({name}) == @sizeof({name})@, "{name} has another size");')
-        lines += [f'IS({name}, {part}, @offsetof({name}, {part})@, {what});' for part, what in parts if part != 'reserved']
+        if parts[0] == ('size', 'size_t'):
+            lines.append(f'_Static_assert(sizeof({name}) >= @sizeof({name})@, "{name} is smaller");')
+            lines.append(f'_Static_assert(sizeof({name}) % 8 == 0 && sizeof({name}) <= 4096, "{name} has a size that is refused");')
+        else:
+            lines.append(f'_Static_assert(sizeof({name}) == @sizeof({name})@, "{name} has another size");')
+        lines += [f'IS({name}, {part}, @offsetof({name}, {part})@, {what});' for part, what in parts]
     made = HEAD.format(version=version) + '\n'.join(lines) + '\n'
     wanted = re.findall(r'@(.*?)@', made)
     numbers = iter(measure(cc, dirs, wanted))
@@ -97,9 +106,10 @@ def broken(root, cc, dirs, text):
     with tempfile.TemporaryDirectory() as tmp:
         source = pathlib.Path(tmp, 'abi.c')
         source.write_text(text, encoding='utf-8')
-        done = subprocess.run([cc, '-std=gnu17', '-fsyntax-only', '-Wall', '-Werror', *(f'-I{d}' for d in dirs), source],
-                              capture_output=True, text=True, check=False)
-    wrong = [line.split('error: ', 1)[1] for line in done.stderr.splitlines() if 'error: ' in line]
+        said = [subprocess.run([cc, '-std=gnu17', '-fsyntax-only', '-Wall', '-Wpadded', '-Werror', *more,
+                                *(f'-I{d}' for d in dirs), source], capture_output=True, text=True, check=False).stderr
+                for more in ([], ['-fshort-enums'])]
+    wrong = sorted({line.split('error: ', 1)[1] for line in ''.join(said).splitlines() if 'error: ' in line})
     now = (root / 'include/cddp/cddp.h').read_text(encoding='utf-8')
     declared = {name for kind, name, _, _ in read(now) if kind == 'function'}
     # Said once more, a function that is gone would be declared here and nowhere else.
@@ -120,12 +130,19 @@ PLANTED = [  # what is changed in cddp.h, into what, and what must be said of it
     (r'CDDP_API int cddp_restart_count\(.*?\);', '', 'cddp_restart_count is gone'),
     (r'(cddp_sampler_set_epoch\(cddp_sampler \*sampler, )int64_t', r'\1int32_t', 'conflicting types'),
     (r'CDDP_FLOAT16 = 7', 'CDDP_FLOAT16 = 17', 'CDDP_FLOAT16 has another value'),
-    (r'#define CDDP_DDP_SUM 2u', '#define CDDP_DDP_SUM 64u', 'CDDP_DDP_SUM has another value'),
+    (r'CDDP_DDP_SUM = 2', 'CDDP_DDP_SUM = 64', 'CDDP_DDP_SUM has another value'),
     (r'(    const char \*backend;.*?\n)(    const char \*device;.*?\n)', r'\2\1', 'cddp_init_options.backend is at another place'),
-    (r'(    int timeout_ms;  [^\n]*\n)', r'\1    uint64_t planted;\n', 'cddp_init_options has another size'),
+    (r'(    int join_timeout_ms;)', r'    uint64_t planted;\n\1', 'cddp_init_options.join_timeout_ms is at another place'),
     (r'    int join_timeout_ms;', '    unsigned join_timeout_ms;', 'cddp_init_options.join_timeout_ms is of another type'),
+    (r'    int timeout_ms;   ', '    int64_t timeout_ms;   ', 'cddp_init_options.timeout_ms is of another type'),
+    (r'(    int timeout_ms;  [^\n]*\n)', r'\1    int planted;\n', 'padding'),
+    (r'(    int timeout_ms;  [^\n]*\n)', r'\1    char planted[4096];\n', 'cddp_init_options has a size that is refused'),
+    (r'(    size_t count;\n    const size_t \*counts;[^\n]*\n)', '    size_t count;\n', "no member named .counts"),
+    (r'(    uint64_t n;      [^\n]*\n)', r'\1    uint64_t planted;\n', 'cddp_metric has another size'),
+    (r'uint64_t words\[8\]', 'uint64_t words[9]', 'cddp_sampler_state has another size'),
+    (r'    CDDP_ENUM_32\(CDDP_DTYPE\)\n', '', 'cddp_dtype is not 32 bits wide'),
     (r'(\(\*begin\)\(void \*arg, )', r'\1int planted, ', 'cddp_hook.begin is of another type'),
-    (r'(    int timeout_ms;  [^\n]*\n    uint64_t )reserved\[4\]', r'\1planted;\n    uint64_t reserved[3]', None),
+    (r'(    int timeout_ms;  [^\n]*\n)', r'\1    uint64_t planted;\n', None),
     (r'(#ifdef __cplusplus\n\}\n)', r'CDDP_API int cddp_planted(void);\n\1', None),
     (r'CDDP_RECV = 10', 'CDDP_RECV = 10,\n    CDDP_PLANTED = 1000', None),
 ]
@@ -142,7 +159,7 @@ def self_test(root, cc, dirs):
             found = broken(pathlib.Path(tmp), cc, [f'{tmp}/include', *dirs], before)
         if n != 1:
             wrong.append(f'there is no {pattern} to change')
-        elif not any(says in one for one in found) if says else found:
+        elif not any(re.search(says, one) for one in found) if says else found:
             wrong.append(f'{pattern}: {says} expected, but {found}')
     return wrong
 

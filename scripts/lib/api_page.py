@@ -69,15 +69,17 @@ TORCH = [  # PyTorch's; ours; what differs
 ]
 TOKEN = re.compile(r'''(?P<comment>/\*.*?\*/)
     | (?P<type>typedef\s+(?:enum|struct)\s+(?P<type_name>\w+)(?:\s*\{.*?\})?\s*\w+;)
+    | ^enum\ \{(?P<flags>.*?)^\};
     | (?P<function>CDDP_API\b[^;]*?\b(?P<function_name>cddp_\w+)\([^;]*;)(?P<beside>[ ]*/\*[^\n]*?\*/)?
     | \#define\ (?P<macro_name>CDDP_\w+)\ (?P<value>[^\n(/]+)(?P<macro_beside>/\*[^\n]*?\*/)?
-    ''', re.S | re.X)
+    ''', re.S | re.X | re.M)
+FLAG = re.compile(r'(?P<comment>/\*.*?\*/)\s*(?P<declaration>(?P<name>CDDP_\w+) = \w+)', re.S)
 
 
 def plain(comment):
     """A comment's text: without its frame, and with its own indentation."""
     first, *rest = comment.strip()[2:-2].splitlines()
-    lines = [first.strip()] + [re.sub(r'^ \* ?', '', line) for line in rest]
+    lines = [first.strip()] + [re.sub(r'^ *\* ?', '', line) for line in rest]
     return '\n'.join(line.rstrip() for line in lines).strip('\n').strip(' ')
 
 
@@ -99,6 +101,10 @@ def read(text):
                 waiting, waiting_end = plain(token['comment']), token.end()
         elif token['type']:
             found.append(('type', token['type_name'], token['type'], comment))
+        elif token['flags']:
+            if comment:
+                found.append(('note', '', '', comment))
+            found += [('flag', one['name'], one['declaration'], plain(one['comment'])) for one in FLAG.finditer(token['flags'])]
         elif token['function']:
             beside = plain(token['beside']) if token['beside'] else None
             after = found and found[-1][0] == 'function' and text[:token.start()].rstrip(' ').endswith('\n') \
@@ -232,12 +238,15 @@ def ask_torch(python):
 def self_test():
     text = ('#define CDDP_X 1u\n/* ---- part one ---- */\n\n/* A note. */\n\n/* Does it.\n *\n *     code(); */\nCDDP_API int cddp_a(int\n x);\n'
             'CDDP_API int cddp_b(void); /* beside */\nCDDP_API int cddp_c(void);\n\nCDDP_API int cddp_bare(void);\n'
-            '/* A type. */\ntypedef struct cddp_t {\n    int x; /* of it */\n} cddp_t;\n')
+            '/* A type. */\ntypedef struct cddp_t {\n    int x; /* of it */\n} cddp_t;\n'
+            '/* Its flags. */\nenum {\n    /* One. */\n    CDDP_F = 1,\n    /*\n     * Two.\n     *\n     *     code();\n     */\n'
+            '    CDDP_G = 2\n};\n')
     want = [('macro', 'CDDP_X', None), ('section', '', 'part one'), ('note', '', 'A note.'),
             ('function', 'cddp_a', 'Does it.\n\n    code();'), ('function', 'cddp_b', 'beside'),
-            ('function', 'cddp_c', 'As cddp_b.'), ('function', 'cddp_bare', None), ('type', 'cddp_t', 'A type.')]
+            ('function', 'cddp_c', 'As cddp_b.'), ('function', 'cddp_bare', None), ('type', 'cddp_t', 'A type.'),
+            ('note', '', 'Its flags.'), ('flag', 'CDDP_F', 'One.'), ('flag', 'CDDP_G', 'Two.\n\n    code();')]
     got = [(kind, name, comment) for kind, name, _, comment in read(text)]
-    return [f'{g} is not {w}' for g, w in zip(got + [None] * 9, want) if g != w]
+    return [f'{g} is not {w}' for g, w in zip(got + [None] * 12, want) if g != w]
 
 
 def main():

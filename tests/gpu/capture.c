@@ -143,7 +143,11 @@ static void open_job(struct job *j)
     j->source = memory(j, ALL * sizeof(float));
     for (size_t i = 0; i < N_PARAMS; i++) {
         j->data[i] = memory(j, counts[i] * sizeof(float)); /* its values do not matter here */
-        params[i] = (cddp_param){.name = names[i], .data = j->data[i], .count = counts[i], .dtype = CDDP_FLOAT32};
+        params[i] = (cddp_param){.size = sizeof(cddp_param),
+                                 .name = names[i],
+                                 .data = j->data[i],
+                                 .count = counts[i],
+                                 .dtype = CDDP_FLOAT32};
     }
     must(cddp_ddp_create(&j->ddp, j->comm, params, N_PARAMS, &opt));
 }

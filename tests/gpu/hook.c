@@ -263,7 +263,11 @@ static void open_job(struct job *j)
     memset(params, 0, sizeof params);
     for (size_t i = 0; i < N_PARAMS; i++) {
         j->data[i] = memory(j, counts[i] * sizeof(float)); /* its values do not matter here */
-        params[i] = (cddp_param){.name = names[i], .data = j->data[i], .count = counts[i], .dtype = CDDP_FLOAT32};
+        params[i] = (cddp_param){.size = sizeof(cddp_param),
+                                 .name = names[i],
+                                 .data = j->data[i],
+                                 .count = counts[i],
+                                 .dtype = CDDP_FLOAT32};
     }
     must(cddp_ddp_create(&j->ddp, j->comm, params, N_PARAMS, &opt));
     for (size_t b = 0; b < cddp_ddp_bucket_count(j->ddp); b++)

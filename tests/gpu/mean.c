@@ -142,8 +142,12 @@ static void open_mode(struct job *j)
 
         j->data[i] = memory(j, bytes);
         j->own[i] = j->mode.own ? memory(j, bytes) : NULL;
-        params[i] = (cddp_param){
-            .name = names[i], .data = j->data[i], .count = counts[i], .dtype = j->mode.dtype, .grad = j->own[i]};
+        params[i] = (cddp_param){.size = sizeof(cddp_param),
+                                 .name = names[i],
+                                 .data = j->data[i],
+                                 .count = counts[i],
+                                 .dtype = j->mode.dtype,
+                                 .grad = j->own[i]};
     }
     must(cddp_ddp_create(&j->ddp, j->comm, params, N_PARAMS, &opt));
 }

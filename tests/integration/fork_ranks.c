@@ -89,10 +89,11 @@ static void refuse_collectives(cddp_comm *comm)
 
 static void refuse_comm(void)
 {
-    cddp_checkpoint_item item = {.name = "x", .data = small, .bytes = sizeof small};
+    cddp_checkpoint_item item = {
+        .size = sizeof(cddp_checkpoint_item), .name = "x", .data = small, .bytes = sizeof small};
     cddp_device_info info = {.size = sizeof info};
     cddp_metric metric = {0};
-    cddp_param param = {.name = "p", .data = weights[0], .count = 4, .dtype = CDDP_FLOAT64};
+    cddp_param param = {.size = sizeof(cddp_param), .name = "p", .data = weights[0], .count = 4, .dtype = CDDP_FLOAT64};
     cddp_comm *comm = NULL;
     cddp_ddp *ddp = NULL;
     void *p = NULL;
@@ -310,8 +311,9 @@ static void train(void)
 static void set_up(void)
 {
     const cddp_optim_options opt = {.size = sizeof opt, .kind = CDDP_SGD, .lr = 1};
-    cddp_param params[2] = {{.name = "p", .data = weights[0], .count = 4, .dtype = CDDP_FLOAT64},
-                            {.name = "q", .data = weights[1], .count = 4, .dtype = CDDP_FLOAT64}};
+    cddp_param params[2] = {
+        {.size = sizeof(cddp_param), .name = "p", .data = weights[0], .count = 4, .dtype = CDDP_FLOAT64},
+        {.size = sizeof(cddp_param), .name = "q", .data = weights[1], .count = 4, .dtype = CDDP_FLOAT64}};
 
     for (size_t i = 0; i < 4; i++)
         weights[0][i] = weights[1][i] = 1;

@@ -40,7 +40,8 @@ static void *from_a_thread(void *arg)
 static void step(cddp_comm *comm)
 {
     float data[1000] = {0};
-    const cddp_param param = {.name = "w", .data = data, .count = 1000, .dtype = CDDP_FLOAT32};
+    const cddp_param param = {
+        .size = sizeof(cddp_param), .name = "w", .data = data, .count = 1000, .dtype = CDDP_FLOAT32};
     float *grad;
     cddp_ddp *ddp;
 

@@ -51,8 +51,14 @@ static int shapes(cddp_comm *comm)
     static float w[12], b[3];
     size_t shape[2] = {4, 3};
     cddp_param params[] = {
-        {.name = "fc.weight", .data = w, .count = 12, .dtype = CDDP_FLOAT32, .shape = shape, .n_dims = 2},
-        {.name = "fc.bias", .data = b, .count = 3, .dtype = CDDP_FLOAT32},
+        {.size = sizeof(cddp_param),
+         .name = "fc.weight",
+         .data = w,
+         .count = 12,
+         .dtype = CDDP_FLOAT32,
+         .shape = shape,
+         .n_dims = 2},
+        {.size = sizeof(cddp_param), .name = "fc.bias", .data = b, .count = 3, .dtype = CDDP_FLOAT32},
     };
     cddp_ddp *ddp;
     cddp_status st;
@@ -82,10 +88,10 @@ static int alone(cddp_comm *comm, const char *mode)
 {
     static float w[12], b[3];
     const cddp_param params[] = {
-        {.name = "fc.weight", .data = w, .count = 12, .dtype = CDDP_FLOAT32},
-        {.name = "fc.bias", .data = b, .count = 3, .dtype = CDDP_FLOAT32},
+        {.size = sizeof(cddp_param), .name = "fc.weight", .data = w, .count = 12, .dtype = CDDP_FLOAT32},
+        {.size = sizeof(cddp_param), .name = "fc.bias", .data = b, .count = 3, .dtype = CDDP_FLOAT32},
     };
-    const cddp_checkpoint_item item = {.name = "w", .data = w, .bytes = sizeof w};
+    const cddp_checkpoint_item item = {.size = sizeof(cddp_checkpoint_item), .name = "w", .data = w, .bytes = sizeof w};
     cddp_ddp *ddp = NULL;
     cddp_status st;
 

@@ -74,6 +74,7 @@ static void make_model(void)
         cddp_param *p = &params[i];
 
         (void)snprintf(name, sizeof name, "layer%zu", i);
+        p->size = sizeof *p;
         p->name = strdup(name);
         p->dtype = types[mix(1, i, 0, 0) % 4];
         p->count = 1 + mix(2, i, 0, 0) % (i % 7 == 0 ? 30000 : 500);

@@ -20,6 +20,7 @@ static int train(cddp_comm *comm)
     size_t i;
 
     memset(&param, 0, sizeof param);
+    param.size = sizeof param;
     param.name = "weights";
     param.data = weights;
     param.count = 3;

@@ -50,7 +50,7 @@ static void begin(struct job *j)
     CHECK(j->host != NULL && cddp_alloc(j->comm, BYTES, &j->x) == CDDP_OK);
     fill(j->host);
     CHECK(cddp_copy(j->comm, j->x, j->host, BYTES) == CDDP_OK);
-    j->item = (cddp_checkpoint_item){.name = "x", .data = j->x, .bytes = BYTES};
+    j->item = (cddp_checkpoint_item){.size = sizeof(cddp_checkpoint_item), .name = "x", .data = j->x, .bytes = BYTES};
 }
 
 static void end(struct job *j)
@@ -78,7 +78,7 @@ static void overwrite(struct job *j)
 
 static void check_loaded(struct job *j, uint64_t step)
 {
-    cddp_checkpoint_info info;
+    cddp_checkpoint_info info = {.size = sizeof info};
 
     CHECK(cddp_checkpoint_load(j->comm, folder, &j->item, 1, &info) == CDDP_OK && info.step == step);
     CHECK(cddp_copy(j->comm, j->host, j->x, BYTES) == CDDP_OK && is_filled(j->host));

@@ -381,7 +381,8 @@ static void open_job(struct job *j, cddp_param *params, bool narrow)
         j->source[i] = device_floats(counts[i], 0);
         if (i % 2 == 0)
             j->own[i] = device_floats(counts[i], 0);
-        params[i] = (cddp_param){.name = names[i],
+        params[i] = (cddp_param){.size = sizeof(cddp_param),
+                                 .name = names[i],
                                  .data = (void *)j->data[i],
                                  .grad = (void *)j->own[i],
                                  .count = counts[i],

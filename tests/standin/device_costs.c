@@ -66,7 +66,8 @@ static void make_model(struct model *m, cddp_comm *comm, CUstream compute, size_
     for (size_t i = 0; i < n; i++) {
         m->data[i] = device_floats(COUNT, 0);
         m->own[i] = kind->own ? device_floats(COUNT, 0) : 0;
-        params[i] = (cddp_param){.name = names[i],
+        params[i] = (cddp_param){.size = sizeof(cddp_param),
+                                 .name = names[i],
                                  .data = (void *)m->data[i],
                                  .grad = (void *)m->own[i],
                                  .count = COUNT,

@@ -98,7 +98,8 @@ static void open_ddp(struct job *j, uint32_t flags)
     cddp_param params[N_PARAMS];
 
     for (size_t i = 0; i < N_PARAMS; i++)
-        params[i] = (cddp_param){.name = "p", .data = j->data[i], .count = counts[i], .dtype = types[i]};
+        params[i] = (cddp_param){
+            .size = sizeof(cddp_param), .name = "p", .data = j->data[i], .count = counts[i], .dtype = types[i]};
     DO(cddp_ddp_create(&j->ddp, j->comm, params, N_PARAMS, &opt));
 }
 

@@ -15,7 +15,8 @@
 #define DECAYS 1 /* this parameter has a group of its own */
 
 static const size_t grouped[] = {DECAYS};
-static const cddp_optim_group groups[] = {{.params = grouped, .n_params = 1, .lr_factor = 0.5, .weight_decay = 0.25}};
+static const cddp_optim_group groups[] = {
+    {.size = sizeof(cddp_optim_group), .params = grouped, .n_params = 1, .lr_factor = 0.5, .weight_decay = 0.25}};
 
 static const cddp_optim_options rules[] = {
     {.kind = CDDP_SGD, .lr = 0.125},
@@ -227,7 +228,8 @@ static void check_saved(struct job *j)
     DO(cddp_broadcast(j->comm, folder, sizeof folder, CDDP_UINT8, 0));
     for (size_t i = 0; i < N_PARAMS; i++) {
         (void)snprintf(names[i], sizeof names[i], "w%d", (int)i);
-        items[i] = (cddp_checkpoint_item){.name = names[i], .data = host[i], .bytes = bytes_of(i)};
+        items[i] = (cddp_checkpoint_item){
+            .size = sizeof(cddp_checkpoint_item), .name = names[i], .data = host[i], .bytes = bytes_of(i)};
     }
     begin(j);
     open_ddp(j, 0);

@@ -118,8 +118,13 @@ static cddp_ddp *open_ddp(uint32_t flags, cddp_dtype compress, const cddp_powers
         for (size_t k = 0; k < counts[i]; k++)
             number_put(types[i], host, k, (double)(k % 9) / 8);
         DO(cddp_copy(comm, data[i], host, bytes_of(i)));
-        params[i] = (cddp_param){
-            .name = "p", .data = data[i], .count = counts[i], .dtype = types[i], .shape = shapes[i], .n_dims = dims[i]};
+        params[i] = (cddp_param){.size = sizeof(cddp_param),
+                                 .name = "p",
+                                 .data = data[i],
+                                 .count = counts[i],
+                                 .dtype = types[i],
+                                 .shape = shapes[i],
+                                 .n_dims = dims[i]};
     }
     DO(cddp_ddp_create(&ddp, comm, params, PARAMS, &opt));
     if (psgd != NULL)

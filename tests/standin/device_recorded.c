@@ -60,7 +60,8 @@ static void groups_of(const json_t *all, cddp_optim_options *o)
     {
         MUST(json_array_size(json_object_get(group, "params")) == 1, "a group of several parameters\n");
         which[g] = (size_t)number(json_object_get(group, "params"), 0);
-        groups[g] = (cddp_optim_group){.params = &which[g],
+        groups[g] = (cddp_optim_group){.size = sizeof(cddp_optim_group),
+                                       .params = &which[g],
                                        .n_params = 1,
                                        .lr_factor = json_number_value(json_object_get(group, "lr_factor")),
                                        .weight_decay = json_number_value(json_object_get(group, "weight_decay"))};
@@ -103,7 +104,8 @@ static void meet(const json_t *all, const json_t *one, cddp_dtype dtype, bool wi
     cddp_ddp *ddp;
 
     for (size_t i = 0; i < PARTS; i++) {
-        p[i] = (cddp_param){.name = names[i], .count = (size_t)number(sizes, i), .dtype = dtype};
+        p[i] = (cddp_param){
+            .size = sizeof(cddp_param), .name = names[i], .count = (size_t)number(sizes, i), .dtype = dtype};
         from[i + 1] = from[i] + p[i].count;
         DO(cddp_alloc(comm, p[i].count * cddp_dtype_size(dtype), &p[i].data));
         put(json_object_get(all, "start"), from[i], &p[i], p[i].data);

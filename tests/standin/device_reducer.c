@@ -195,6 +195,7 @@ static void open_job(struct job *j, bool automatic, bool own)
     memset(params, 0, sizeof params);
     for (size_t i = 0; i < N_PARAMS; i++) {
         j->data[i] = device_floats(counts[i], 0);
+        params[i].size = sizeof params[i];
         params[i].name = names[i];
         params[i].data = (void *)j->data[i];
         params[i].count = counts[i];

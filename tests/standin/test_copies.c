@@ -92,8 +92,9 @@ Test(copies, memory_of_another_gpu_is_refused_and_both_are_named)
     CUdeviceptr theirs = elsewhere(4096, false);
     void *at = (void *)theirs, *mine;
     float host[64] = {0};
-    cddp_param param = {.name = "w", .data = at, .count = 64, .dtype = CDDP_FLOAT32};
-    const cddp_checkpoint_item item = {.name = "w", .data = at, .bytes = sizeof host};
+    cddp_param param = {.size = sizeof(cddp_param), .name = "w", .data = at, .count = 64, .dtype = CDDP_FLOAT32};
+    const cddp_checkpoint_item item = {
+        .size = sizeof(cddp_checkpoint_item), .name = "w", .data = at, .bytes = sizeof host};
     cddp_ddp *ddp;
 
     OK(cddp_alloc(comm, 4096, &mine));
@@ -104,7 +105,8 @@ Test(copies, memory_of_another_gpu_is_refused_and_both_are_named)
     refused(cddp_all_reduce(comm, mine, at, 64, CDDP_FLOAT32, CDDP_SUM));
     refused(cddp_ddp_create(&ddp, comm, &param, 1, NULL));
     SAYS("parameter 0 'w', its data: the memory");
-    param = (cddp_param){.name = "w", .data = mine, .grad = at, .count = 64, .dtype = CDDP_FLOAT32};
+    param = (cddp_param){
+        .size = sizeof(cddp_param), .name = "w", .data = mine, .grad = at, .count = 64, .dtype = CDDP_FLOAT32};
     refused(cddp_ddp_create(&ddp, comm, &param, 1, NULL));
     SAYS("parameter 0 'w', its gradient: the memory");
     refused(cddp_checkpoint_save(comm, "nowhere", 1, &item, 1, NULL));

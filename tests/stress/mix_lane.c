@@ -220,6 +220,7 @@ static bool is_right(const struct mix_lane *l, const struct call *c)
         break;
     case CDDP_SEND:
     case CDDP_BARRIER:
+    case CDDP_COLLECTIVE_FORCE_INT_:
         break;
     }
     return ok || wrong(l, c, at);
@@ -248,6 +249,8 @@ static cddp_status do_it(cddp_comm *comm, const cddp_work *w)
         return cddp_send(comm, w->in, w->count, w->dtype, w->root);
     case CDDP_RECV:
         return cddp_recv(comm, w->out, w->count, w->dtype, w->root);
+    case CDDP_COLLECTIVE_FORCE_INT_:
+        break;
     }
     return CDDP_E_INVALID;
 }

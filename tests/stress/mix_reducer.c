@@ -81,7 +81,8 @@ bool mix_reducer(struct mix_lane *l)
 
     for (size_t i = 0; i < m.n; i++) {
         (void)snprintf(m.names[i], sizeof m.names[i], "p%zu", i);
-        m.params[i] = (cddp_param){.name = m.names[i],
+        m.params[i] = (cddp_param){.size = sizeof(cddp_param),
+                                   .name = m.names[i],
                                    .data = m.data,
                                    .count = 1 + mix_dice(l, 100 + i, COUNT),
                                    .dtype = mix_dice(l, 120 + i, 4) != 0 ? CDDP_FLOAT32 : CDDP_FLOAT64};

@@ -82,6 +82,7 @@ static void put(cddp_dtype dtype, void *p, size_t i, double v)
         ((uint16_t *)p)[i] = (uint16_t)(bits >> 16);
         break;
     case CDDP_DTYPE_NONE:
+    case CDDP_DTYPE_FORCE_INT_:
         break;
     }
 }
@@ -115,6 +116,7 @@ double mix_get(cddp_dtype dtype, const void *p, size_t i)
         memcpy(&f, &bits, sizeof f);
         return (double)f;
     case CDDP_DTYPE_NONE:
+    case CDDP_DTYPE_FORCE_INT_:
         break;
     }
     return NAN;

@@ -199,8 +199,12 @@ static int run_seed(cddp_comm *comm, uint64_t seed)
         j->dtype[i] = dice(j, 10, i, 3) == 0 ? CDDP_FLOAT64 : CDDP_FLOAT32;
         j->want[i] = calloc(MAX_COUNT, sizeof(double));
         j->own[i] = dice(j, 11, i, 3) == 0 ? calloc(MAX_COUNT, sizeof(double)) : NULL;
-        params[i] =
-            (cddp_param){.name = "p", .data = j->data, .count = j->count[i], .dtype = j->dtype[i], .grad = j->own[i]};
+        params[i] = (cddp_param){.size = sizeof(cddp_param),
+                                 .name = "p",
+                                 .data = j->data,
+                                 .count = j->count[i],
+                                 .dtype = j->dtype[i],
+                                 .grad = j->own[i]};
     }
     if (cddp_ddp_create(&j->ddp, comm, params, j->n, &opt) != CDDP_OK) {
         fprintf(stderr, "seed %llu: %s\n", (unsigned long long)seed, cddp_last_error());

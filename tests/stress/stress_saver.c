@@ -48,12 +48,17 @@ static cddp_status save(struct trainer *t, const char *dir, uint64_t step)
     cddp_status st;
 
     (void)snprintf(t->name, sizeof t->name, "w");
-    st = cddp_checkpoint_save(t->comm, dir, step,
-                              (const cddp_checkpoint_item[]){
-                                  {.name = t->name, .data = t->w, .bytes = sizeof t->w},
-                                  {.name = "own", .data = &t->own, .bytes = sizeof t->own, .flags = CDDP_ITEM_PER_RANK},
-                              },
-                              2, &opt);
+    st = cddp_checkpoint_save(
+        t->comm, dir, step,
+        (const cddp_checkpoint_item[]){
+            {.size = sizeof(cddp_checkpoint_item), .name = t->name, .data = t->w, .bytes = sizeof t->w},
+            {.size = sizeof(cddp_checkpoint_item),
+             .name = "own",
+             .data = &t->own,
+             .bytes = sizeof t->own,
+             .flags = CDDP_ITEM_PER_RANK},
+        },
+        2, &opt);
     (void)snprintf(t->name, sizeof t->name, "gone");
     return st;
 }
@@ -61,10 +66,14 @@ static cddp_status save(struct trainer *t, const char *dir, uint64_t step)
 static void load(struct trainer *t, uint64_t step)
 {
     cddp_checkpoint_item items[] = {
-        {.name = "own", .data = &t->own, .bytes = sizeof t->own, .flags = CDDP_ITEM_PER_RANK},
-        {.name = "w", .data = t->w, .bytes = sizeof t->w},
+        {.size = sizeof(cddp_checkpoint_item),
+         .name = "own",
+         .data = &t->own,
+         .bytes = sizeof t->own,
+         .flags = CDDP_ITEM_PER_RANK},
+        {.size = sizeof(cddp_checkpoint_item), .name = "w", .data = t->w, .bytes = sizeof t->w},
     };
-    cddp_checkpoint_info info;
+    cddp_checkpoint_info info = {.size = sizeof info};
 
     train(t, 0);
     CHECK(cddp_checkpoint_load(t->comm, t->dir, items, 2, &info) == CDDP_OK && info.step == step &&

@@ -35,7 +35,8 @@ static inline int ddp_open_with(struct ddp_rank *r, const cddp_ddp_options *opt,
     cddp_param p[DDP_PARAMS];
 
     for (int i = 0; i < DDP_PARAMS; i++)
-        p[i] = (cddp_param){.name = names[i],
+        p[i] = (cddp_param){.size = sizeof(cddp_param),
+                            .name = names[i],
                             .data = r->w[i],
                             .count = DDP_COUNT,
                             .dtype = CDDP_FLOAT32,

@@ -41,10 +41,14 @@ static bool marked(const struct model *m, int rank, int step)
 static int open_model(struct model *m, uint32_t flags, int rank)
 {
     const cddp_param buffers[] = {
-        {.name = "mean", .data = m->mean, .count = 7, .dtype = CDDP_FLOAT32},
-        {.name = "var", .data = m->var, .count = DDP_COUNT, .dtype = CDDP_FLOAT32},
-        {.name = "large", .data = m->large = malloc(LARGE * sizeof(float)), .count = LARGE, .dtype = CDDP_FLOAT32},
-        {.name = "steps", .data = &m->steps, .count = 1, .dtype = CDDP_INT64},
+        {.size = sizeof(cddp_param), .name = "mean", .data = m->mean, .count = 7, .dtype = CDDP_FLOAT32},
+        {.size = sizeof(cddp_param), .name = "var", .data = m->var, .count = DDP_COUNT, .dtype = CDDP_FLOAT32},
+        {.size = sizeof(cddp_param),
+         .name = "large",
+         .data = m->large = malloc(LARGE * sizeof(float)),
+         .count = LARGE,
+         .dtype = CDDP_FLOAT32},
+        {.size = sizeof(cddp_param), .name = "steps", .data = &m->steps, .count = 1, .dtype = CDDP_INT64},
     };
     cddp_ddp_options opt = {.size = sizeof opt, .flags = flags, .buffers = buffers, .n_buffers = 4};
 
@@ -142,12 +146,14 @@ Test(buffers, what_cannot_be_is_refused_with_a_sentence)
         cddp_param b;
         const char *says;
     } bad[] = {
-        {{.name = "n", .data = n, .count = 2, .dtype = CDDP_INT64, .grad = x}, "buffer 0 'n' has a gradient"},
-        {{.data = n, .count = 2, .dtype = CDDP_INT64}, "buffer 0 has no name"},
-        {{.name = "n", .count = 2, .dtype = CDDP_INT64}, "buffer 0 'n' has no data"},
+        {{.size = sizeof(cddp_param), .name = "n", .data = n, .count = 2, .dtype = CDDP_INT64, .grad = x},
+         "buffer 0 'n' has a gradient"},
+        {{.name = "n", .data = n, .count = 2, .dtype = CDDP_INT64}, "buffers: cddp_param.size is 0"},
+        {{.size = sizeof(cddp_param), .data = n, .count = 2, .dtype = CDDP_INT64}, "buffer 0 has no name"},
+        {{.size = sizeof(cddp_param), .name = "n", .count = 2, .dtype = CDDP_INT64}, "buffer 0 'n' has no data"},
     };
-    cddp_param p = {.name = "w", .data = x, .count = 2, .dtype = CDDP_FLOAT32};
-    cddp_param good = {.name = "n", .data = n, .count = 2, .dtype = CDDP_INT64};
+    cddp_param p = {.size = sizeof(cddp_param), .name = "w", .data = x, .count = 2, .dtype = CDDP_FLOAT32};
+    cddp_param good = {.size = sizeof(cddp_param), .name = "n", .data = n, .count = 2, .dtype = CDDP_INT64};
     cddp_ddp_options opt = {.size = sizeof opt, .n_buffers = 1};
     cddp_comm *comm = NULL;
     cddp_ddp *ddp = NULL;

@@ -36,8 +36,9 @@ static float weights[1000];
 static double moments[17];
 static int64_t epoch;
 static uint8_t present[3];
-static const cddp_checkpoint_item items[] = {
-    {"weights", weights, sizeof weights}, {"moments", moments, sizeof moments}, {"epoch", &epoch, sizeof epoch}};
+static const cddp_checkpoint_item items[] = {{sizeof(cddp_checkpoint_item), "weights", weights, sizeof weights},
+                                             {sizeof(cddp_checkpoint_item), "moments", moments, sizeof moments},
+                                             {sizeof(cddp_checkpoint_item), "epoch", &epoch, sizeof epoch}};
 
 static void save(uint64_t step, int keep)
 {
@@ -60,7 +61,7 @@ static void forget(void)
 
 Test(checkpoint, what_was_saved_comes_back)
 {
-    cddp_checkpoint_info info;
+    cddp_checkpoint_info info = {.size = sizeof info};
     struct cdi_error err;
 
     (void)fresh_dir();
@@ -88,7 +89,7 @@ Test(checkpoint, the_newest_stay_and_older_ones_go)
 
 Test(checkpoint, a_step_back_in_time_replaces_the_abandoned_future)
 {
-    cddp_checkpoint_info info;
+    cddp_checkpoint_info info = {.size = sizeof info};
 
     (void)fresh_dir();
     save(4, 2);
@@ -101,7 +102,7 @@ Test(checkpoint, a_step_back_in_time_replaces_the_abandoned_future)
 
 Test(checkpoint, nothing_there_is_not_found)
 {
-    cddp_checkpoint_info info;
+    cddp_checkpoint_info info = {.size = sizeof info};
     struct cdi_error err;
 
     (void)fresh_dir();
@@ -114,7 +115,7 @@ Test(checkpoint, nothing_there_is_not_found)
 /* Damage at every place: cut short at any length, or any byte changed; the one before it is found, or none. */
 Test(checkpoint, a_damaged_file_is_passed_over_and_named)
 {
-    cddp_checkpoint_info info;
+    cddp_checkpoint_info info = {.size = sizeof info};
     struct cdi_error err;
     struct stat sb;
 
@@ -161,7 +162,7 @@ Test(checkpoint, a_damaged_file_is_passed_over_and_named)
 /* A whole file of another format must not be passed over: the program would go on from an older state. */
 Test(checkpoint, a_whole_file_of_another_format_is_an_error)
 {
-    cddp_checkpoint_info info;
+    cddp_checkpoint_info info = {.size = sizeof info};
     struct cdi_error err;
     uint8_t header[4096];
     uint64_t header_bytes, crc;
@@ -187,7 +188,7 @@ Test(checkpoint, what_is_no_file_is_passed_over_and_named)
 {
     const char *const why[] = {"cannot be opened: No such file", "is not a file", "is not a file",
                                "cannot be opened: Too many levels"};
-    cddp_checkpoint_info info;
+    cddp_checkpoint_info info = {.size = sizeof info};
     struct cdi_error err;
 
     (void)fresh_dir();
@@ -243,8 +244,8 @@ Test(checkpoint, a_link_in_place_of_the_temporary_file_is_not_followed)
 
 Test(checkpoint, an_item_of_another_size_or_name_is_named)
 {
-    cddp_checkpoint_item other[] = {{"weights", weights, sizeof weights - 4}};
-    cddp_checkpoint_info info;
+    cddp_checkpoint_item other[] = {{sizeof(cddp_checkpoint_item), "weights", weights, sizeof weights - 4}};
+    cddp_checkpoint_info info = {.size = sizeof info};
     struct cdi_error err;
 
     (void)fresh_dir();
@@ -260,7 +261,7 @@ Test(checkpoint, an_item_of_another_size_or_name_is_named)
 Test(checkpoint, a_disk_that_fills_up_leaves_the_older_ones_whole)
 {
     struct rlimit small = {2000, 2000};
-    cddp_checkpoint_info info;
+    cddp_checkpoint_info info = {.size = sizeof info};
     struct cdi_error err;
 
     (void)fresh_dir();
@@ -278,8 +279,10 @@ Test(checkpoint, a_disk_that_fills_up_leaves_the_older_ones_whole)
 
 Test(checkpoint, items_without_name_or_memory_and_doubles_are_refused)
 {
-    cddp_checkpoint_item twice[] = {{"a", weights, 4}, {"a", weights, 4}};
-    cddp_checkpoint_item bare[] = {{NULL, weights, 4}}, hollow[] = {{"a", NULL, 4}};
+    cddp_checkpoint_item twice[] = {{sizeof(cddp_checkpoint_item), "a", weights, 4},
+                                    {sizeof(cddp_checkpoint_item), "a", weights, 4}};
+    cddp_checkpoint_item bare[] = {{sizeof(cddp_checkpoint_item), NULL, weights, 4}},
+                         hollow[] = {{sizeof(cddp_checkpoint_item), "a", NULL, 4}};
 
     cr_assert_eq(cdi_checkpoint_check_items(twice, 2, NULL), CDDP_E_INVALID);
     cr_assert_eq(cdi_checkpoint_check_items(bare, 1, NULL), CDDP_E_INVALID);

@@ -33,9 +33,17 @@ static int save_own(int rank)
     uint64_t rng = rng_of(rank, 5);
     double loss[2] = {rank, 0.5}, weight = rank == 0 ? 42 : 43;
     const cddp_checkpoint_item items[] = {
-        {.name = "rng", .data = &rng, .bytes = sizeof rng, .flags = CDDP_ITEM_PER_RANK},
-        {.name = "weight", .data = &weight, .bytes = sizeof weight},
-        {.name = "loss", .data = loss, .bytes = sizeof loss, .flags = CDDP_ITEM_PER_RANK},
+        {.size = sizeof(cddp_checkpoint_item),
+         .name = "rng",
+         .data = &rng,
+         .bytes = sizeof rng,
+         .flags = CDDP_ITEM_PER_RANK},
+        {.size = sizeof(cddp_checkpoint_item), .name = "weight", .data = &weight, .bytes = sizeof weight},
+        {.size = sizeof(cddp_checkpoint_item),
+         .name = "loss",
+         .data = loss,
+         .bytes = sizeof loss,
+         .flags = CDDP_ITEM_PER_RANK},
     };
     cddp_comm *comm;
 
@@ -50,11 +58,19 @@ static int load_own(int rank)
     uint64_t rng = rng_of(rank, 0);
     double loss[2] = {-1, -1}, weight = 0;
     const cddp_checkpoint_item items[] = {
-        {.name = "loss", .data = loss, .bytes = sizeof loss, .flags = CDDP_ITEM_PER_RANK},
-        {.name = "rng", .data = &rng, .bytes = sizeof rng, .flags = CDDP_ITEM_PER_RANK},
-        {.name = "weight", .data = &weight, .bytes = sizeof weight},
+        {.size = sizeof(cddp_checkpoint_item),
+         .name = "loss",
+         .data = loss,
+         .bytes = sizeof loss,
+         .flags = CDDP_ITEM_PER_RANK},
+        {.size = sizeof(cddp_checkpoint_item),
+         .name = "rng",
+         .data = &rng,
+         .bytes = sizeof rng,
+         .flags = CDDP_ITEM_PER_RANK},
+        {.size = sizeof(cddp_checkpoint_item), .name = "weight", .data = &weight, .bytes = sizeof weight},
     };
-    cddp_checkpoint_info info;
+    cddp_checkpoint_info info = {.size = sizeof info};
     cddp_comm *comm;
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
@@ -79,11 +95,20 @@ static int save_others(int rank)
 {
     uint64_t rng = 1, more = 2;
     const cddp_checkpoint_item items[] = {
-        {.name = "rng", .data = &rng, .bytes = rank == 1 ? 4 : 8, .flags = CDDP_ITEM_PER_RANK},
-        {.name = "rng[1]", .data = &more, .bytes = 8},
+        {.size = sizeof(cddp_checkpoint_item),
+         .name = "rng",
+         .data = &rng,
+         .bytes = rank == 1 ? 4 : 8,
+         .flags = CDDP_ITEM_PER_RANK},
+        {.size = sizeof(cddp_checkpoint_item), .name = "rng[1]", .data = &more, .bytes = 8},
     };
-    cddp_checkpoint_item odd = {.name = "rng", .data = &rng, .bytes = 8, .flags = 6};
+    cddp_checkpoint_item odd = {
+        .size = sizeof(cddp_checkpoint_item), .name = "rng", .data = &rng, .bytes = 8, .flags = 6};
     cddp_checkpoint_options opt = {.size = sizeof opt, .keep = -1};
+    const struct {
+        cddp_checkpoint_options opt;
+        uint64_t newer;
+    } later = {.opt = {.size = sizeof later}, .newer = 1};
     cddp_comm *comm;
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
@@ -98,8 +123,8 @@ static int save_others(int rank)
     CHECK(strstr(cddp_last_error(), "keep is negative") != NULL);
     opt.size--;
     CHECK(cddp_checkpoint_save(comm, scratch, 5, items + 1, 1, &opt) == CDDP_E_INVALID);
-    opt = (cddp_checkpoint_options){.size = sizeof opt, .reserved = {0, 1}};
-    CHECK(cddp_checkpoint_save(comm, scratch, 5, items + 1, 1, &opt) == CDDP_E_INVALID);
+    CHECK(cddp_checkpoint_save(comm, scratch, 5, items + 1, 1, &later.opt) == CDDP_E_UNSUPPORTED);
+    CHECK(strstr(cddp_last_error(), "cddp_checkpoint_options is not zero at offset 16,") != NULL);
     CHECK(cddp_checkpoint_save(comm, "", 5, items + 1, 1, NULL) == CDDP_E_INVALID);
     CHECK(cddp_checkpoint_wait(NULL) == CDDP_E_INVALID);
     return cddp_finalize(comm) != CDDP_OK;
@@ -109,8 +134,12 @@ static int save_a_double(int rank)
 {
     uint64_t rng = 1, more = 2;
     const cddp_checkpoint_item items[] = {
-        {.name = "rng", .data = &rng, .bytes = sizeof rng, .flags = CDDP_ITEM_PER_RANK},
-        {.name = "rng[1]", .data = &more, .bytes = sizeof more},
+        {.size = sizeof(cddp_checkpoint_item),
+         .name = "rng",
+         .data = &rng,
+         .bytes = sizeof rng,
+         .flags = CDDP_ITEM_PER_RANK},
+        {.size = sizeof(cddp_checkpoint_item), .name = "rng[1]", .data = &more, .bytes = sizeof more},
     };
     cddp_comm *comm;
 
@@ -141,10 +170,14 @@ static int save_and_go_on(int rank)
     uint64_t rng = rng_of(rank, 0);
     char name[16];
     const cddp_checkpoint_item items[] = {
-        {.name = name, .data = w, .bytes = sizeof w},
-        {.name = "rng", .data = &rng, .bytes = sizeof rng, .flags = CDDP_ITEM_PER_RANK},
+        {.size = sizeof(cddp_checkpoint_item), .name = name, .data = w, .bytes = sizeof w},
+        {.size = sizeof(cddp_checkpoint_item),
+         .name = "rng",
+         .data = &rng,
+         .bytes = sizeof rng,
+         .flags = CDDP_ITEM_PER_RANK},
     };
-    cddp_checkpoint_info info;
+    cddp_checkpoint_info info = {.size = sizeof info};
     cddp_comm *comm;
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
@@ -190,7 +223,8 @@ static int save_to_nowhere(int rank)
     static const char says[] = "the save of step 3 in the background failed: checkpoint: making the directory";
     char nowhere[100];
     int x = 1;
-    const cddp_checkpoint_item item = {.name = "x", .data = &x, .bytes = sizeof x};
+    const cddp_checkpoint_item item = {
+        .size = sizeof(cddp_checkpoint_item), .name = "x", .data = &x, .bytes = sizeof x};
     cddp_comm *comm;
 
     (void)snprintf(nowhere, sizeof nowhere, "%s/not/there", scratch);

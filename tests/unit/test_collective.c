@@ -186,7 +186,7 @@ static int parts(int rank)
     cddp_comm *comm = NULL, *half = NULL, *none = NULL, *quarter = NULL;
     int32_t x = rank;
     float w = (float)rank;
-    cddp_param p = {.name = "w", .data = &w, .count = 1, .dtype = CDDP_FLOAT32};
+    cddp_param p = {.size = sizeof(cddp_param), .name = "w", .data = &w, .count = 1, .dtype = CDDP_FLOAT32};
     cddp_ddp *ddp;
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);

@@ -129,7 +129,7 @@ Test(debug, without_the_variable_nothing_is_said)
 static int refused(int rank)
 {
     static float w[4];
-    const cddp_param p = {.name = "w", .data = w, .count = 4, .dtype = CDDP_FLOAT32};
+    const cddp_param p = {.size = sizeof(cddp_param), .name = "w", .data = w, .count = 4, .dtype = CDDP_FLOAT32};
     cddp_comm *comm;
     cddp_ddp *ddp;
 

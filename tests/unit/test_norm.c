@@ -48,7 +48,8 @@ static int make(struct model *m, cddp_comm *comm, uint32_t flags)
     cddp_param p[PARAMS];
 
     for (size_t i = 0; i < PARAMS; i++)
-        p[i] = (cddp_param){.name = "p", .data = m->w[i], .count = m->count[i], .dtype = m->dtype};
+        p[i] = (cddp_param){
+            .size = sizeof(cddp_param), .name = "p", .data = m->w[i], .count = m->count[i], .dtype = m->dtype};
     CHECK(cddp_ddp_create(&m->ddp, comm, p, PARAMS, &opt) == CDDP_OK);
     return 0;
 }
@@ -187,10 +188,11 @@ Test(norm, counts_long_and_narrow_gradients_and_those_in_the_users_memory)
     static double own[10007];
     static const uint16_t two[] = {[CDDP_FLOAT16] = 0x4000, [CDDP_BFLOAT16] = 0x4000};
     double w;
-    cddp_param p[] = {{.name = "f64", .data = &w, .count = 10007, .dtype = CDDP_FLOAT64, .grad = own},
-                      {.name = "f32", .data = &w, .count = 100003, .dtype = CDDP_FLOAT32},
-                      {.name = "f16", .data = &w, .count = 517, .dtype = CDDP_FLOAT16},
-                      {.name = "bf16", .data = &w, .count = 9, .dtype = CDDP_BFLOAT16}};
+    cddp_param p[] = {
+        {.size = sizeof(cddp_param), .name = "f64", .data = &w, .count = 10007, .dtype = CDDP_FLOAT64, .grad = own},
+        {.size = sizeof(cddp_param), .name = "f32", .data = &w, .count = 100003, .dtype = CDDP_FLOAT32},
+        {.size = sizeof(cddp_param), .name = "f16", .data = &w, .count = 517, .dtype = CDDP_FLOAT16},
+        {.size = sizeof(cddp_param), .name = "bf16", .data = &w, .count = 9, .dtype = CDDP_BFLOAT16}};
     cddp_ddp_options opt = {.size = sizeof opt, .flags = CDDP_DDP_NO_BROADCAST};
     cddp_comm *comm = NULL;
     cddp_ddp *ddp = NULL;

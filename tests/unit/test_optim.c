@@ -93,7 +93,8 @@ static int model_open(struct model *m, cddp_comm *comm)
             if (size == 2)
                 m->master[i][k] = (float)number_get(now.dtypes[i], m->w[i], k);
         }
-        p[i] = (cddp_param){.name = names[i], .data = m->w[i], .count = counts[i], .dtype = now.dtypes[i]};
+        p[i] = (cddp_param){
+            .size = sizeof(cddp_param), .name = names[i], .data = m->w[i], .count = counts[i], .dtype = now.dtypes[i]};
         if (shapes[i][0] * shapes[i][1] == counts[i])
             p[i].shape = shapes[i], p[i].n_dims = 2;
     }
@@ -327,13 +328,18 @@ static int meet_groups(cddp_comm *comm, const json_t *all, const json_t *one, cd
     json_array_foreach(list, g, group)
     {
         which[g] = (size_t)number(json_object_get(group, "params"), 0);
-        groups[g] = (cddp_optim_group){.params = &which[g],
+        groups[g] = (cddp_optim_group){.size = sizeof(cddp_optim_group),
+                                       .params = &which[g],
                                        .n_params = 1,
                                        .lr_factor = json_number_value(json_object_get(group, "lr_factor")),
                                        .weight_decay = json_number_value(json_object_get(group, "weight_decay"))};
     }
     for (size_t i = 0; i < PARTS; i++) {
-        p[i] = (cddp_param){.name = names[i], .data = w[i], .count = (size_t)number(sizes, i), .dtype = dtype};
+        p[i] = (cddp_param){.size = sizeof(cddp_param),
+                            .name = names[i],
+                            .data = w[i],
+                            .count = (size_t)number(sizes, i),
+                            .dtype = dtype};
         from[i + 1] = from[i] + p[i].count;
         for (size_t k = 0; k < p[i].count; k++)
             number_put(dtype, w[i], k, number(json_object_get(all, "start"), from[i] + k));
@@ -578,7 +584,7 @@ Test(optim, a_rank_holds_the_state_of_its_own_share_only)
 static int few(int rank)
 {
     float w[3] = {1, 2, 3}, *g;
-    cddp_param p = {.name = "w", .data = w, .count = 3, .dtype = CDDP_FLOAT32};
+    cddp_param p = {.size = sizeof(cddp_param), .name = "w", .data = w, .count = 3, .dtype = CDDP_FLOAT32};
     cddp_optim *optim;
     cddp_comm *comm;
     cddp_ddp *ddp;
@@ -681,7 +687,7 @@ static int go_on(int rank)
 {
     struct model plain = {0}, divided = {0};
     cddp_checkpoint_item items[N];
-    cddp_checkpoint_info info;
+    cddp_checkpoint_info info = {.size = sizeof info};
     cddp_optim *optim;
     cddp_comm *comm;
 
@@ -689,8 +695,10 @@ static int go_on(int rank)
     CHECK(model_open(&plain, comm) == 0 && model_open(&divided, comm) == 0);
     CHECK(cddp_optim_create(&optim, divided.ddp, &now.opt) == CDDP_OK);
     for (size_t i = 0; i < N; i++)
-        items[i] = (cddp_checkpoint_item){
-            .name = names[i], .data = divided.w[i], .bytes = counts[i] * cddp_dtype_size(now.dtypes[i])};
+        items[i] = (cddp_checkpoint_item){.size = sizeof(cddp_checkpoint_item),
+                                          .name = names[i],
+                                          .data = divided.w[i],
+                                          .bytes = counts[i] * cddp_dtype_size(now.dtypes[i])};
     if (first_step == 0)
         CHECK(cddp_optim_load(optim, scratch, items, N, &info) == CDDP_E_NOT_FOUND);
     else
@@ -742,8 +750,10 @@ static int go_on_with_powersgd(int rank)
     CHECK(model_open(&whole, comm) == 0 && communicate(whole.ddp) == 0);
     CHECK(model_open(&rest, comm) == 0 && communicate(rest.ddp) == 0);
     for (size_t i = 0; i < N; i++) {
-        items[i] = (cddp_checkpoint_item){
-            .name = names[i], .data = whole.w[i], .bytes = counts[i] * cddp_dtype_size(now.dtypes[i])};
+        items[i] = (cddp_checkpoint_item){.size = sizeof(cddp_checkpoint_item),
+                                          .name = names[i],
+                                          .data = whole.w[i],
+                                          .bytes = counts[i] * cddp_dtype_size(now.dtypes[i])};
         again[i] = items[i];
         again[i].data = rest.w[i];
     }
@@ -791,10 +801,11 @@ Test(optim, a_checkpoint_has_powersgds_state_too)
 static int load_swapped(cddp_comm *comm)
 {
     float w[2] = {1, 2};
-    cddp_param p[2] = {{.name = "first", .data = &w[0], .count = 1, .dtype = CDDP_FLOAT32},
-                       {.name = "second", .data = &w[1], .count = 1, .dtype = CDDP_FLOAT32}},
+    cddp_param p[2] =
+        {{.size = sizeof(cddp_param), .name = "first", .data = &w[0], .count = 1, .dtype = CDDP_FLOAT32},
+         {.size = sizeof(cddp_param), .name = "second", .data = &w[1], .count = 1, .dtype = CDDP_FLOAT32}},
                swapped[2] = {p[1], p[0]};
-    const cddp_checkpoint_item item = {.name = "w", .data = w, .bytes = sizeof w};
+    const cddp_checkpoint_item item = {.size = sizeof(cddp_checkpoint_item), .name = "w", .data = w, .bytes = sizeof w};
     cddp_optim *optim;
     cddp_ddp *ddp;
 
@@ -850,7 +861,7 @@ static int load_other(int rank)
     cddp_optim *optim;
     cddp_comm *comm;
     float w = -1;
-    cddp_checkpoint_item item = {.name = "more", .data = &w, .bytes = sizeof w};
+    cddp_checkpoint_item item = {.size = sizeof(cddp_checkpoint_item), .name = "more", .data = &w, .bytes = sizeof w};
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     CHECK(model_open(&m, comm) == 0);
@@ -894,7 +905,8 @@ static int go_on_after_a_failed_load(int rank)
 {
     struct model plain = {0}, divided = {0};
     float w = -1;
-    cddp_checkpoint_item missing = {.name = "missing", .data = &w, .bytes = sizeof w};
+    cddp_checkpoint_item missing = {
+        .size = sizeof(cddp_checkpoint_item), .name = "missing", .data = &w, .bytes = sizeof w};
     cddp_optim *optim;
     cddp_comm *comm;
 
@@ -941,16 +953,19 @@ static int refused_groups(cddp_ddp *ddp, int rank)
     const struct {
         cddp_optim_group g;
         const char *sentence;
-    } bad[] = {
-        {{.n_params = 1}, "groups[1]: n_params is 1, but params is NULL"},
-        {{.params = one, .n_params = 1}, "groups[1]: parameter 1 'b' is in a group already"},
-        {{.params = twice, .n_params = 3}, "groups[1]: parameter 2 'c' is in a group already"},
-        {{.params = none, .n_params = 1}, "groups[1]: there is no parameter 5, only 0 to 4"},
-        {{.params = one, .n_params = SIZE_MAX}, "groups[1]: n_params is 18446744073709551615, but the reducer has 5"},
-        {{.lr_factor = -1}, "groups[1].lr_factor is -1"},
-        {{.weight_decay = NAN}, "groups[1].weight_decay is "},
-        {{.reserved = {0, 1}}, "groups[1].reserved[1] is not 0"}};
-    cddp_optim_group groups[2] = {{.params = one, .n_params = 1}};
+    } bad[] = {{{.params = one, .n_params = 1}, "cddp_optim_group: size is 0 in element 1, but 40 in element 0"},
+               {{.size = sizeof(cddp_optim_group), .n_params = 1}, "groups[1]: n_params is 1, but params is NULL"},
+               {{.size = sizeof(cddp_optim_group), .params = one, .n_params = 1},
+                "groups[1]: parameter 1 'b' is in a group already"},
+               {{.size = sizeof(cddp_optim_group), .params = twice, .n_params = 3},
+                "groups[1]: parameter 2 'c' is in a group already"},
+               {{.size = sizeof(cddp_optim_group), .params = none, .n_params = 1},
+                "groups[1]: there is no parameter 5, only 0 to 4"},
+               {{.size = sizeof(cddp_optim_group), .params = one, .n_params = SIZE_MAX},
+                "groups[1]: n_params is 18446744073709551615, but the reducer has 5"},
+               {{.size = sizeof(cddp_optim_group), .lr_factor = -1}, "groups[1].lr_factor is -1"},
+               {{.size = sizeof(cddp_optim_group), .weight_decay = NAN}, "groups[1].weight_decay is "}};
+    cddp_optim_group groups[2] = {{.size = sizeof(cddp_optim_group), .params = one, .n_params = 1}};
     cddp_optim_options o = {.size = sizeof o, .kind = CDDP_SGD, .lr = 1, .n_groups = 2};
     cddp_optim *optim = NULL;
 
@@ -961,7 +976,7 @@ static int refused_groups(cddp_ddp *ddp, int rank)
         CHECK(cddp_optim_create(&optim, ddp, &o) == CDDP_E_INVALID);
         CHECK(strstr(cddp_last_error(), bad[k].sentence) != NULL);
     }
-    groups[1] = (cddp_optim_group){.params = none, .n_params = 0, .lr_factor = 2};
+    groups[1] = (cddp_optim_group){.size = sizeof(cddp_optim_group), .params = none, .n_params = 0, .lr_factor = 2};
     groups[0].weight_decay = rank == 0 ? 0 : 0.5;
     CHECK(cddp_optim_create(&optim, ddp, &o) == CDDP_E_MISMATCH);
     CHECK(strstr(cddp_last_error(), "groups say something else of a parameter on rank 0 than on rank 1") != NULL);
@@ -1029,7 +1044,7 @@ Test(optim, bad_options_and_ranks_that_disagree_are_told_so)
 static int unsupported(int rank)
 {
     float w[4] = {0};
-    cddp_param p = {.name = "w", .data = w, .count = 4, .dtype = CDDP_FLOAT32};
+    cddp_param p = {.size = sizeof(cddp_param), .name = "w", .data = w, .count = 4, .dtype = CDDP_FLOAT32};
     cddp_ddp_options join = {.size = sizeof join, .flags = CDDP_DDP_JOIN};
     cddp_ddp_options cut = {.size = sizeof cut, .flags = CDDP_DDP_SPLIT};
     cddp_optim *optim;

@@ -10,10 +10,10 @@ CDI_SUITE(reducer);
 static float w1[832], b1[64], w2[192], b2[3], big_data[20000];
 
 static const cddp_param model[4] = {
-    {.name = "fc1.weight", .data = w1, .count = 832, .dtype = CDDP_FLOAT32},
-    {.name = "fc1.bias", .data = b1, .count = 64, .dtype = CDDP_FLOAT32},
-    {.name = "fc2.weight", .data = w2, .count = 192, .dtype = CDDP_FLOAT32},
-    {.name = "fc2.bias", .data = b2, .count = 3, .dtype = CDDP_FLOAT32},
+    {.size = sizeof(cddp_param), .name = "fc1.weight", .data = w1, .count = 832, .dtype = CDDP_FLOAT32},
+    {.size = sizeof(cddp_param), .name = "fc1.bias", .data = b1, .count = 64, .dtype = CDDP_FLOAT32},
+    {.size = sizeof(cddp_param), .name = "fc2.weight", .data = w2, .count = 192, .dtype = CDDP_FLOAT32},
+    {.size = sizeof(cddp_param), .name = "fc2.bias", .data = b2, .count = 3, .dtype = CDDP_FLOAT32},
 };
 
 /* Buckets, in their order: fc2.bias and fc2.weight; fc1.bias and fc1.weight. */
@@ -190,7 +190,8 @@ Test(reducer, of_many_missing_gradients_eight_are_named)
 
     for (int i = 0; i < 20; i++) {
         (void)snprintf(names[i], sizeof names[i], "p%d", i);
-        params[i] = (cddp_param){.name = names[i], .data = &data[i], .count = 1, .dtype = CDDP_FLOAT32};
+        params[i] = (cddp_param){
+            .size = sizeof(cddp_param), .name = names[i], .data = &data[i], .count = 1, .dtype = CDDP_FLOAT32};
     }
     fake_open(&comm, 1);
     d = open_with(&comm, params, 20, NULL);
@@ -315,8 +316,12 @@ Test(reducer, several_threads_hand_over_gradients_and_the_order_of_buckets_stays
     cddp_comm comm;
 
     for (int i = 0; i < N; i++)
-        params[i] = (cddp_param){
-            .name = "p", .data = data[i], .count = 64, .dtype = CDDP_FLOAT32, .grad = i % 2 == 0 ? grads[i] : NULL};
+        params[i] = (cddp_param){.size = sizeof(cddp_param),
+                                 .name = "p",
+                                 .data = data[i],
+                                 .count = 64,
+                                 .dtype = CDDP_FLOAT32,
+                                 .grad = i % 2 == 0 ? grads[i] : NULL};
     fake_open(&comm, 1);
     crew.d = open_with(&comm, params, N, &opt);
     cr_assert_eq(cddp_ddp_bucket_count(crew.d), N);
@@ -377,21 +382,44 @@ Test(reducer, bad_parameters_are_refused_with_a_sentence)
         cddp_param p;
         const char *says;
     } bad[] = {
-        {{.data = w1, .count = 1, .dtype = CDDP_FLOAT32}, "parameter 0 has no name"},
-        {{.name = "", .data = w1, .count = 1, .dtype = CDDP_FLOAT32}, "parameter 0 has no name"},
-        {{.name = "a", .count = 1, .dtype = CDDP_FLOAT32}, "'a' has no data"},
-        {{.name = "a", .data = w1, .dtype = CDDP_FLOAT32}, "'a' has no elements"},
-        {{.name = "a", .data = w1, .count = 1}, "'a' has no valid type (0)"},
-        {{.name = "a", .data = w1, .count = 1, .dtype = CDDP_INT32}, "'a' is int32"},
-        {{.name = "a", .data = w1, .count = SIZE_MAX / 2, .dtype = CDDP_FLOAT64}, "more than memory can hold"},
-        {{.name = "a", .data = w1, .count = 1, .dtype = CDDP_FLOAT32, .flags = 4}, "unknown flags (0x4)"},
-        {{.name = "a", .data = w1, .count = 1, .dtype = CDDP_FLOAT32, .reserved = {0, 1}}, "reserved[1] is not 0"},
-        {{.name = "a", .data = w1, .count = 6, .dtype = CDDP_FLOAT32, .n_dims = 1}, "n_dims 1 but no shape"},
-        {{.name = "a", .data = w1, .count = 6, .dtype = CDDP_FLOAT32, .shape = two_by_four, .n_dims = SIZE_MAX},
+        {{.name = "a", .data = w1, .count = 1, .dtype = CDDP_FLOAT32},
+         "parameters: cddp_param.size is 0, so it is not set: write .size = sizeof(cddp_param)"},
+        {{.size = sizeof(cddp_param), .data = w1, .count = 1, .dtype = CDDP_FLOAT32}, "parameter 0 has no name"},
+        {{.size = sizeof(cddp_param), .name = "", .data = w1, .count = 1, .dtype = CDDP_FLOAT32},
+         "parameter 0 has no name"},
+        {{.size = sizeof(cddp_param), .name = "a", .count = 1, .dtype = CDDP_FLOAT32}, "'a' has no data"},
+        {{.size = sizeof(cddp_param), .name = "a", .data = w1, .dtype = CDDP_FLOAT32}, "'a' has no elements"},
+        {{.size = sizeof(cddp_param), .name = "a", .data = w1, .count = 1}, "'a' has no valid type (0)"},
+        {{.size = sizeof(cddp_param), .name = "a", .data = w1, .count = 1, .dtype = CDDP_INT32}, "'a' is int32"},
+        {{.size = sizeof(cddp_param), .name = "a", .data = w1, .count = SIZE_MAX / 2, .dtype = CDDP_FLOAT64},
+         "more than memory can hold"},
+        {{.size = sizeof(cddp_param), .name = "a", .data = w1, .count = 1, .dtype = CDDP_FLOAT32, .flags = 4},
+         "unknown flags (0x4)"},
+        {{.size = sizeof(cddp_param), .name = "a", .data = w1, .count = 6, .dtype = CDDP_FLOAT32, .n_dims = 1},
+         "n_dims 1 but no shape"},
+        {{.size = sizeof(cddp_param),
+          .name = "a",
+          .data = w1,
+          .count = 6,
+          .dtype = CDDP_FLOAT32,
+          .shape = two_by_four,
+          .n_dims = SIZE_MAX},
          "'a' has n_dims 18446744073709551615: at most 64"},
-        {{.name = "a", .data = w1, .count = 6, .dtype = CDDP_FLOAT32, .shape = two_by_four, .n_dims = 2},
+        {{.size = sizeof(cddp_param),
+          .name = "a",
+          .data = w1,
+          .count = 6,
+          .dtype = CDDP_FLOAT32,
+          .shape = two_by_four,
+          .n_dims = 2},
          "has 8 elements, but its count is 6"},
-        {{.name = "a", .data = w1, .count = 6, .dtype = CDDP_FLOAT32, .shape = huge, .n_dims = 2},
+        {{.size = sizeof(cddp_param),
+          .name = "a",
+          .data = w1,
+          .count = 6,
+          .dtype = CDDP_FLOAT32,
+          .shape = huge,
+          .n_dims = 2},
          "shape of parameter 0 'a' is too large"},
     };
     cddp_comm comm;
@@ -417,9 +445,8 @@ Test(reducer, bad_options_are_refused_with_a_sentence)
         const char *says;
     } bad[] = {
         {{.size = 0}, "size is 0"},
-        {{.size = sizeof(cddp_ddp_options) + 8}, "set it to sizeof"},
+        {{.size = sizeof(void *)}, "size is 8, so it is not set: write .size = sizeof(cddp_ddp_options)"},
         {{.size = sizeof(cddp_ddp_options), .flags = 0x80000000u}, "unknown bits"},
-        {{.size = sizeof(cddp_ddp_options), .reserved = {0, 0, 9}}, "reserved[2]"},
     };
     cddp_comm comm;
     cddp_ddp *d;
@@ -458,7 +485,11 @@ static void create_on_rank(cddp_comm *comm, void *arg)
 {
     struct pair *pair = arg;
     int r = comm->world.rank;
-    cddp_param p = {.name = r == 1 ? pair->bad_name : "w", .data = pair->data[r], .count = 4, .dtype = CDDP_FLOAT32};
+    cddp_param p = {.size = sizeof(cddp_param),
+                    .name = r == 1 ? pair->bad_name : "w",
+                    .data = pair->data[r],
+                    .count = 4,
+                    .dtype = CDDP_FLOAT32};
     cddp_ddp_options opt = {.size = sizeof opt, .flags = pair->flags};
     cddp_ddp *d = NULL;
 
@@ -501,9 +532,16 @@ static void create_crowd(cddp_comm *comm, void *arg)
     for (size_t i = 0; i < 1001; i++) {
         size_t k = i < 500 ? i : i - 1;
 
-        params[r][i] = i == 500
-                           ? (cddp_param){.name = "p", .data = c->large[r], .count = LARGE_COUNT, .dtype = CDDP_FLOAT32}
-                           : (cddp_param){.name = "p", .data = c->small[r][k], .count = 5, .dtype = CDDP_FLOAT32};
+        params[r][i] = i == 500 ? (cddp_param){.size = sizeof(cddp_param),
+                                               .name = "p",
+                                               .data = c->large[r],
+                                               .count = LARGE_COUNT,
+                                               .dtype = CDDP_FLOAT32}
+                                : (cddp_param){.size = sizeof(cddp_param),
+                                               .name = "p",
+                                               .data = c->small[r][k],
+                                               .count = 5,
+                                               .dtype = CDDP_FLOAT32};
     }
     c->status[r] = cddp_ddp_create(&d, comm, params[r], 1001, NULL);
     cddp_ddp_destroy(d);
@@ -613,10 +651,10 @@ Test(reducer, the_sum_can_be_had_and_the_factor_left_to_the_optimizer)
 
 /* Of which no two buckets are small. */
 static const cddp_param large[4] = {
-    {.name = "fc1.weight", .data = big_data, .count = 20000, .dtype = CDDP_FLOAT32},
-    {.name = "fc1.bias", .data = b1, .count = 64, .dtype = CDDP_FLOAT32},
-    {.name = "fc2.weight", .data = w2, .count = 192, .dtype = CDDP_FLOAT32},
-    {.name = "fc2.bias", .data = b2, .count = 3, .dtype = CDDP_FLOAT32},
+    {.size = sizeof(cddp_param), .name = "fc1.weight", .data = big_data, .count = 20000, .dtype = CDDP_FLOAT32},
+    {.size = sizeof(cddp_param), .name = "fc1.bias", .data = b1, .count = 64, .dtype = CDDP_FLOAT32},
+    {.size = sizeof(cddp_param), .name = "fc2.weight", .data = w2, .count = 192, .dtype = CDDP_FLOAT32},
+    {.size = sizeof(cddp_param), .name = "fc2.bias", .data = b2, .count = 3, .dtype = CDDP_FLOAT32},
 };
 
 static void *stream(int n)
@@ -658,8 +696,9 @@ static void create_with_buffers(cddp_comm *comm, void *arg)
 {
     cddp_ddp **d = arg;
     int r = comm->world.rank;
-    const cddp_param buffers[2] = {{.name = "mean", .data = means[r], .count = 64, .dtype = CDDP_FLOAT32},
-                                   {.name = "steps", .data = &counters[r], .count = 1, .dtype = CDDP_INT64}};
+    const cddp_param buffers[2] = {
+        {.size = sizeof(cddp_param), .name = "mean", .data = means[r], .count = 64, .dtype = CDDP_FLOAT32},
+        {.size = sizeof(cddp_param), .name = "steps", .data = &counters[r], .count = 1, .dtype = CDDP_INT64}};
     cddp_ddp_options opt = {
         .size = sizeof opt, .flags = CDDP_DDP_NO_BROADCAST, .stream = stream(1), .buffers = buffers, .n_buffers = 2};
 
@@ -715,7 +754,8 @@ Test(reducer, on_a_device_more_streams_than_are_remembered_are_followed_at_once)
     cddp_ddp *d;
 
     for (int i = 0; i < 6; i++)
-        params[i] = (cddp_param){.name = "p", .data = &data[i], .count = 1, .dtype = CDDP_FLOAT32};
+        params[i] =
+            (cddp_param){.size = sizeof(cddp_param), .name = "p", .data = &data[i], .count = 1, .dtype = CDDP_FLOAT32};
     fake_open(&comm, 1);
     comm.device = true;
     d = open_with(&comm, params, 6, NULL);
@@ -834,8 +874,12 @@ static void mean_on_rank(cddp_comm *comm, void *arg)
     static double data[3][4], own[3][4];
     struct mean *m = arg;
     int r = comm->world.rank;
-    const cddp_param p = {
-        .name = "w", .data = data[r], .count = 4, .dtype = m->dtype, .grad = r < m->n_own ? own[r] : NULL};
+    const cddp_param p = {.size = sizeof(cddp_param),
+                          .name = "w",
+                          .data = data[r],
+                          .count = 4,
+                          .dtype = m->dtype,
+                          .grad = r < m->n_own ? own[r] : NULL};
     const cddp_ddp_options opt = {.size = sizeof opt, .flags = m->flags, .compress = m->compress};
     cddp_ddp *d;
 

@@ -10,6 +10,11 @@
 
 CDI_SUITE(sampler, .timeout = 60);
 
+/* The words of a cddp_sampler_state. */
+enum { FORMAT, EPOCH, TAKEN, SAMPLES, SEED, NO_SHUFFLE };
+
+#define FORMAT_1 UINT64_C(0x014d415350444443)
+
 static json_t *vectors(const char *what, json_t **all)
 {
     *all = json_load_file(CDI_TEST_DATA "/sampler_vectors.json", JSON_DECODE_INT_AS_REAL, NULL);
@@ -153,7 +158,7 @@ Test(sampler, a_sampler_that_goes_on_gives_the_rest_of_torchs_indices)
             cr_assert_eq(at, json_array_size(full), "case %zu, from %zu", i, stop);
             /* The next epoch is a whole one, and the place is known in all that follows. */
             cddp_sampler_get_state(after, &state);
-            cr_assert_eq(state.taken, (int64_t)(json_array_size(full) * (size_t)world));
+            cr_assert_eq(state.words[TAKEN], json_array_size(full) * (size_t)world);
             cr_assert_eq(cddp_sampler_set_epoch(after, number(one, "epoch") + 1), CDDP_OK);
             cr_assert_eq(cddp_sampler_count(after), json_array_size(full));
             cddp_sampler_destroy(before);
@@ -170,12 +175,12 @@ static void expect_shares(const json_t *one, const json_t *order, int64_t taken,
 {
     int64_t n = (int64_t)json_array_size(order), rest = n - taken < 0 ? 0 : n - taken;
     bool drop = json_is_true(json_object_get(one, "drop_last"));
-    cddp_sampler_state state = {.size = sizeof state,
-                                .epoch = number(one, "epoch"),
-                                .taken = taken,
-                                .n = n,
-                                .seed = number(one, "seed"),
-                                .no_shuffle = json_is_false(json_object_get(one, "shuffle"))};
+    const cddp_sampler_state state = {{[FORMAT] = FORMAT_1,
+                                       [EPOCH] = (uint64_t)number(one, "epoch"),
+                                       [TAKEN] = (uint64_t)taken,
+                                       [SAMPLES] = (uint64_t)n,
+                                       [SEED] = (uint64_t)number(one, "seed"),
+                                       [NO_SHUFFLE] = json_is_false(json_object_get(one, "shuffle"))}};
 
     for (int rank = 0; rank < world; rank++) {
         cddp_sampler *s = sampler_of(one, world, rank);
@@ -213,7 +218,7 @@ Test(sampler, another_number_of_ranks_shares_what_was_not_taken_of_torchs_order)
 Test(sampler, a_place_in_another_order_is_refused_and_changes_nothing)
 {
     const cddp_sampler_options opt = {.size = sizeof opt, .n = 10, .world_size = 2, .seed = 5};
-    cddp_sampler_state good, bad[7];
+    cddp_sampler_state good, bad[8];
     const int64_t *batch;
     cddp_sampler *s;
 
@@ -221,30 +226,52 @@ Test(sampler, a_place_in_another_order_is_refused_and_changes_nothing)
     cr_assert_eq(cddp_sampler_set_epoch(s, 3), CDDP_OK);
     cr_assert_eq(cddp_sampler_next(s, 2, &batch), 2);
     cddp_sampler_get_state(s, &good);
-    cr_assert(good.epoch == 3 && good.taken == 4 && good.n == 10 && good.seed == 5 && good.no_shuffle == 0);
-    for (size_t i = 0; i < 7; i++)
+    for (size_t i = 0; i < 8; i++)
         bad[i] = good;
-    bad[0].n = 11;
-    bad[1].seed = 6;
-    bad[2].no_shuffle = 1;
-    bad[3].size = 8;
-    bad[4].taken = -1;
-    bad[5].epoch = -1;
-    bad[6].reserved[1] = 1;
-    for (size_t i = 0; i < 7; i++)
+    bad[0].words[SAMPLES] = 11;
+    bad[1].words[SEED] = 6;
+    bad[2].words[NO_SHUFFLE] = 1;
+    bad[3].words[FORMAT] += UINT64_C(1) << 56; /* the next version */
+    bad[4].words[TAKEN] = UINT64_MAX;
+    bad[5].words[EPOCH] = UINT64_MAX;
+    bad[6].words[7] = 1;
+    bad[7].words[NO_SHUFFLE] = 2;
+    for (size_t i = 0; i < 8; i++)
         cr_assert_eq(cddp_sampler_set_state(s, &bad[i]), i < 3 ? CDDP_E_MISMATCH : CDDP_E_INVALID, "case %zu", i);
     cr_assert_eq(cddp_sampler_set_state(s, NULL), CDDP_E_INVALID);
     cddp_sampler_get_state(s, &bad[0]);
     cr_assert_eq(memcmp(&bad[0], &good, sizeof good), 0);
-    bad[1].taken = 0; /* an epoch that has not begun may be of another order */
+    bad[1].words[TAKEN] = 0; /* an epoch that has not begun may be of another order */
     cr_assert_eq(cddp_sampler_set_state(s, &bad[1]), CDDP_OK);
+    cddp_sampler_destroy(s);
+}
+
+/* Byte by byte, so that a checkpoint of one machine is a checkpoint of every other one. */
+Test(sampler, a_place_is_the_same_bytes_everywhere)
+{
+    static const unsigned char want[64] = {'C',  'D',  'D',      'P',         'S',  'A',         'M',
+                                           1,    3,    [16] = 4, [24] = 0x0a, 1,    [32] = 0xfb, 0xff,
+                                           0xff, 0xff, 0xff,     0xff,        0xff, 0xff,        [40] = 1};
+    const cddp_sampler_options opt = {.size = sizeof opt, .n = 266, .world_size = 2, .seed = -5, .no_shuffle = 1};
+    cddp_sampler_state state;
+    const int64_t *batch;
+    cddp_sampler *s;
+
+    cr_assert_eq(cddp_sampler_create(&s, &opt), CDDP_OK);
+    cr_assert_eq(cddp_sampler_set_epoch(s, 3), CDDP_OK);
+    cr_assert_eq(cddp_sampler_next(s, 2, &batch), 2);
+    cddp_sampler_get_state(s, &state);
+    cr_assert_eq(sizeof state, sizeof want);
+    cr_assert_eq(memcmp(&state, want, sizeof want), 0);
+    memcpy(&state, want, sizeof want);
+    cr_assert_eq(cddp_sampler_set_state(s, &state), CDDP_OK);
     cddp_sampler_destroy(s);
 }
 
 Test(sampler, what_is_asked_of_no_sampler_is_answered_and_breaks_nothing)
 {
     const cddp_sampler_options opt = {.size = sizeof opt, .n = 3, .world_size = 1};
-    cddp_sampler_state state = {.size = sizeof state};
+    cddp_sampler_state state = {{FORMAT_1}};
     const int64_t *batch;
     cddp_sampler *s;
 
@@ -303,7 +330,6 @@ Test(sampler, what_cannot_be_is_refused_with_a_sentence)
         {{.size = sizeof(cddp_sampler_options), .n = 1, .world_size = 0}, "world_size"},
         {{.size = sizeof(cddp_sampler_options), .n = 1, .world_size = 2, .rank = 2}, "from 0 to 1, not 2"},
         {{.size = sizeof(cddp_sampler_options), .n = 1, .world_size = 2, .rank = -1}, "not -1"},
-        {{.size = sizeof(cddp_sampler_options), .n = 1, .world_size = 1, .reserved = {1}}, "reserved"},
     };
     cddp_sampler *s = NULL;
 

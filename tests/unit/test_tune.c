@@ -103,7 +103,8 @@ static int open_rank(struct rank *r, int rank)
     cddp_param p[PARAMS];
 
     for (int i = 0; i < PARAMS; i++)
-        p[i] = (cddp_param){.name = "p", .data = r->w, .count = COUNT, .dtype = CDDP_FLOAT32};
+        p[i] =
+            (cddp_param){.size = sizeof(cddp_param), .name = "p", .data = r->w, .count = COUNT, .dtype = CDDP_FLOAT32};
     self = r;
     r->rank = rank;
     CHECK(cddp_init(&r->comm, NULL) == CDDP_OK);
@@ -274,7 +275,7 @@ Test(tune, one_rank_and_one_bucket_have_nothing_to_try)
 {
     cddp_ddp_options opt = {.size = sizeof opt, .bucket_bytes = CDDP_AUTO};
     static float w[4];
-    cddp_param p = {.name = "p", .data = w, .count = 4, .dtype = CDDP_FLOAT32};
+    cddp_param p = {.size = sizeof(cddp_param), .name = "p", .data = w, .count = 4, .dtype = CDDP_FLOAT32};
     cddp_comm *comm;
     cddp_ddp *d;
 

@@ -131,7 +131,7 @@ Test(uneven, what_does_not_go_together_is_refused)
         {CDDP_DDP_JOIN | CDDP_DDP_JOIN_ACTIVE | CDDP_DDP_SUM, "a sum (CDDP_DDP_SUM) has no divisor to adjust"},
     };
     float w[2];
-    cddp_param p = {.name = "w", .data = w, .count = 2, .dtype = CDDP_FLOAT32};
+    cddp_param p = {.size = sizeof(cddp_param), .name = "w", .data = w, .count = 2, .dtype = CDDP_FLOAT32};
     cddp_comm *comm = NULL;
     cddp_ddp *ddp = NULL;
 

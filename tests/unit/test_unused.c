@@ -124,7 +124,8 @@ static int as_torch(int rank)
         cddp_ddp *ddp;
 
         for (size_t i = 0; i < TORCH_PARAMS; i++)
-            p[i] = (cddp_param){.name = "w",
+            p[i] = (cddp_param){.size = sizeof(cddp_param),
+                                .name = "w",
                                 .data = w,
                                 .count = (size_t)json_integer_value(json_array_get(counts, i)),
                                 .dtype = CDDP_FLOAT64};
@@ -177,8 +178,9 @@ static int delayed(int rank)
     struct ddp_rank r = {0};
     float w[2][DDP_COUNT] = {{0}};
     cddp_ddp_options opt = {.size = sizeof opt, .first_bucket_bytes = 64, .bucket_bytes = 64};
-    const cddp_param p[2] = {{.name = "late", .data = w[0], .count = DDP_COUNT, .dtype = CDDP_FLOAT32},
-                             {.name = "later", .data = w[1], .count = DDP_COUNT, .dtype = CDDP_FLOAT32}};
+    const cddp_param p[2] = {
+        {.size = sizeof(cddp_param), .name = "late", .data = w[0], .count = DDP_COUNT, .dtype = CDDP_FLOAT32},
+        {.size = sizeof(cddp_param), .name = "later", .data = w[1], .count = DDP_COUNT, .dtype = CDDP_FLOAT32}};
     struct ddp_rank late = {0};
 
     CHECK(ddp_open(&r, 0, CDDP_DTYPE_NONE, false) == 0);

@@ -18,10 +18,20 @@ struct scene {
 };
 
 static const cddp_param model[] = {
-    {.name = "fc1.weight", .count = 832, .dtype = CDDP_FLOAT32, .shape = (size_t[]){64, 13}, .n_dims = 2},
-    {.name = "fc1.bias", .count = 64, .dtype = CDDP_FLOAT32},
-    {.name = "fc2.weight", .count = 192, .dtype = CDDP_FLOAT32, .shape = (size_t[]){3, 64}, .n_dims = 2},
-    {.name = "fc2.bias", .count = 3, .dtype = CDDP_FLOAT32},
+    {.size = sizeof(cddp_param),
+     .name = "fc1.weight",
+     .count = 832,
+     .dtype = CDDP_FLOAT32,
+     .shape = (size_t[]){64, 13},
+     .n_dims = 2},
+    {.size = sizeof(cddp_param), .name = "fc1.bias", .count = 64, .dtype = CDDP_FLOAT32},
+    {.size = sizeof(cddp_param),
+     .name = "fc2.weight",
+     .count = 192,
+     .dtype = CDDP_FLOAT32,
+     .shape = (size_t[]){3, 64},
+     .n_dims = 2},
+    {.size = sizeof(cddp_param), .name = "fc2.bias", .count = 3, .dtype = CDDP_FLOAT32},
 };
 
 static void one_rank(cddp_comm *comm, void *arg)
@@ -84,8 +94,12 @@ Test(verify, a_shape_that_differs_is_named_with_both_ranks)
     cddp_param copy[4];
 
     change(&s, 1, copy, 2,
-           (cddp_param){
-               .name = "fc2.weight", .count = 195, .dtype = CDDP_FLOAT32, .shape = (size_t[]){3, 65}, .n_dims = 2});
+           (cddp_param){.size = sizeof(cddp_param),
+                        .name = "fc2.weight",
+                        .count = 195,
+                        .dtype = CDDP_FLOAT32,
+                        .shape = (size_t[]){3, 65},
+                        .n_dims = 2});
     expect_everywhere(&s, 2, CDDP_E_MISMATCH,
                       "parameter 2 'fc2.weight' is float32 [3, 64] on rank 0 but float32 [3, 65] on rank 1");
 }
@@ -96,8 +110,12 @@ Test(verify, a_transposed_shape_of_the_same_size_differs)
     cddp_param copy[4];
 
     change(&s, 2, copy, 2,
-           (cddp_param){
-               .name = "fc2.weight", .count = 192, .dtype = CDDP_FLOAT32, .shape = (size_t[]){64, 3}, .n_dims = 2});
+           (cddp_param){.size = sizeof(cddp_param),
+                        .name = "fc2.weight",
+                        .count = 192,
+                        .dtype = CDDP_FLOAT32,
+                        .shape = (size_t[]){64, 3},
+                        .n_dims = 2});
     expect_everywhere(&s, 3, CDDP_E_MISMATCH,
                       "parameter 2 'fc2.weight' is float32 [3, 64] on rank 0 but float32 [64, 3] on rank 2");
 }
@@ -107,7 +125,8 @@ Test(verify, a_type_that_differs_is_named)
     struct scene s = same(4);
     cddp_param copy[4];
 
-    change(&s, 3, copy, 3, (cddp_param){.name = "fc2.bias", .count = 3, .dtype = CDDP_BFLOAT16});
+    change(&s, 3, copy, 3,
+           (cddp_param){.size = sizeof(cddp_param), .name = "fc2.bias", .count = 3, .dtype = CDDP_BFLOAT16});
     expect_everywhere(&s, 4, CDDP_E_MISMATCH,
                       "parameter 3 'fc2.bias' is float32 [3] on rank 0 but bfloat16 [3] on rank 3");
 }
@@ -117,7 +136,8 @@ Test(verify, a_name_that_differs_shows_both)
     struct scene s = same(2);
     cddp_param copy[4];
 
-    change(&s, 0, copy, 1, (cddp_param){.name = "fc1.beta", .count = 64, .dtype = CDDP_FLOAT32});
+    change(&s, 0, copy, 1,
+           (cddp_param){.size = sizeof(cddp_param), .name = "fc1.beta", .count = 64, .dtype = CDDP_FLOAT32});
     expect_everywhere(&s, 2, CDDP_E_MISMATCH,
                       "parameter 1 is 'fc1.beta' float32 [64] on rank 0 but 'fc1.bias' float32 [64] on rank 1");
 }
@@ -141,8 +161,9 @@ Test(verify, the_first_rank_that_differs_is_the_one_named)
     struct scene s = same(4);
     cddp_param a[4], b[4];
 
-    change(&s, 3, a, 0, (cddp_param){.name = "x", .count = 1, .dtype = CDDP_FLOAT32});
-    change(&s, 2, b, 3, (cddp_param){.name = "fc2.bias", .count = 4, .dtype = CDDP_FLOAT32});
+    change(&s, 3, a, 0, (cddp_param){.size = sizeof(cddp_param), .name = "x", .count = 1, .dtype = CDDP_FLOAT32});
+    change(&s, 2, b, 3,
+           (cddp_param){.size = sizeof(cddp_param), .name = "fc2.bias", .count = 4, .dtype = CDDP_FLOAT32});
     expect_everywhere(&s, 4, CDDP_E_MISMATCH,
                       "parameter 3 'fc2.bias' is float32 [3] on rank 0 but float32 [4] on rank 2");
 }
@@ -153,7 +174,12 @@ Test(verify, a_shape_that_is_left_out_is_the_count)
     cddp_param copy[4];
 
     change(&s, 1, copy, 3,
-           (cddp_param){.name = "fc2.bias", .count = 3, .dtype = CDDP_FLOAT32, .shape = (size_t[]){3}, .n_dims = 1});
+           (cddp_param){.size = sizeof(cddp_param),
+                        .name = "fc2.bias",
+                        .count = 3,
+                        .dtype = CDDP_FLOAT32,
+                        .shape = (size_t[]){3},
+                        .n_dims = 1});
     expect_everywhere(&s, 2, CDDP_OK, NULL);
 }
 
@@ -169,9 +195,10 @@ Test(verify, options_that_cut_other_buckets_are_named)
 
 Test(verify, buffers_are_compared_behind_the_parameters_and_named_as_such)
 {
-    static const cddp_param buffers[] = {{.name = "bn.mean", .count = 4, .dtype = CDDP_FLOAT32},
-                                         {.name = "bn.steps", .count = 1, .dtype = CDDP_INT64}};
-    static const cddp_param other = {.name = "bn.mean", .count = 5, .dtype = CDDP_FLOAT32};
+    static const cddp_param buffers[] = {
+        {.size = sizeof(cddp_param), .name = "bn.mean", .count = 4, .dtype = CDDP_FLOAT32},
+        {.size = sizeof(cddp_param), .name = "bn.steps", .count = 1, .dtype = CDDP_INT64}};
+    static const cddp_param other = {.size = sizeof(cddp_param), .name = "bn.mean", .count = 5, .dtype = CDDP_FLOAT32};
     struct scene s = same(2);
 
     s.in[0].buffers = s.in[1].buffers = buffers;
@@ -232,7 +259,10 @@ Test(verify, long_names_and_many_dimensions_fit_into_the_sentence)
     name[sizeof name - 1] = '\0';
     for (size_t i = 0; i < 100; i++)
         dims[i] = SIZE_MAX;
-    change(&s, 1, copy, 0, (cddp_param){.name = name, .count = 1, .dtype = CDDP_FLOAT32, .shape = dims, .n_dims = 100});
+    change(
+        &s, 1, copy, 0,
+        (cddp_param){
+            .size = sizeof(cddp_param), .name = name, .count = 1, .dtype = CDDP_FLOAT32, .shape = dims, .n_dims = 100});
     play(&s, 2);
     cr_assert_eq(s.status[0], CDDP_E_MISMATCH);
     cr_assert_str_eq(s.err[0].msg, s.err[1].msg);

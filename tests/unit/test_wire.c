@@ -112,8 +112,9 @@ static int check_against_float64(const uint16_t *got, cddp_dtype dtype, double f
 static int widened(int rank, cddp_dtype dtype, uint32_t flags)
 {
     static uint16_t w[2][WIDE_COUNT], own[WIDE_COUNT];
-    const cddp_param p[2] = {{.name = "arena", .data = w[0], .count = WIDE_COUNT, .dtype = dtype},
-                             {.name = "own", .data = w[1], .count = WIDE_COUNT, .dtype = dtype, .grad = own}};
+    const cddp_param p[2] = {
+        {.size = sizeof(cddp_param), .name = "arena", .data = w[0], .count = WIDE_COUNT, .dtype = dtype},
+        {.size = sizeof(cddp_param), .name = "own", .data = w[1], .count = WIDE_COUNT, .dtype = dtype, .grad = own}};
     const cddp_ddp_options opt = {.size = sizeof opt, .flags = flags, .compress = CDDP_FLOAT32};
     struct ddp_rank r = {0};
 
@@ -161,7 +162,7 @@ static int differ(int rank)
 {
     struct ddp_rank r = {0};
     cddp_ddp_options opt = {.size = sizeof opt, .compress = rank == 2 ? CDDP_FLOAT16 : CDDP_DTYPE_NONE};
-    cddp_param p = {.name = "w", .data = r.w, .count = 3, .dtype = CDDP_FLOAT32};
+    cddp_param p = {.size = sizeof(cddp_param), .name = "w", .data = r.w, .count = 3, .dtype = CDDP_FLOAT32};
 
     CHECK(cddp_init(&r.comm, NULL) == CDDP_OK);
     CHECK(cddp_ddp_create(&r.ddp, r.comm, &p, 1, &opt) == CDDP_E_MISMATCH);
@@ -178,7 +179,7 @@ Test(wire, ranks_that_compress_differently_are_told)
 Test(wire, only_floating_point_types_are_taken)
 {
     float w[2];
-    cddp_param p = {.name = "w", .data = w, .count = 2, .dtype = CDDP_FLOAT32};
+    cddp_param p = {.size = sizeof(cddp_param), .name = "w", .data = w, .count = 2, .dtype = CDDP_FLOAT32};
     cddp_ddp_options opt = {.size = sizeof opt, .compress = CDDP_INT8};
     cddp_comm *comm = NULL;
     cddp_ddp *ddp = NULL;

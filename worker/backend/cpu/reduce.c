@@ -98,6 +98,8 @@
                 case CDDP_MIN:                                                                                         \
                     name##_min(acc, x, n);                                                                             \
                     break;                                                                                             \
+                case CDDP_OP_FORCE_INT_:                                                                               \
+                    break;                                                                                             \
                 }                                                                                                      \
             }                                                                                                          \
             if (p->to != NULL) {                                                                                       \
@@ -318,6 +320,7 @@ size_t cdi_reduce_acc_size(cddp_dtype dtype)
 {
     switch (dtype) {
     case CDDP_DTYPE_NONE:
+    case CDDP_DTYPE_FORCE_INT_:
         break;
     case CDDP_INT8:
     case CDDP_UINT8:
