@@ -191,7 +191,7 @@ static cddp_status clip(cddp_ddp *d, double max_norm, double norm_type, bool err
     if (st == CDDP_OK && norm != NULL)
         *norm = number;
     if (st == CDDP_OK && error_if_nonfinite && !isfinite(number))
-        return cdi_fail(err, CDDP_E_STATE, "the norm of the gradients is %g, so they cannot be clipped", number);
+        return cdi_fail(err, CDDP_E_NONFINITE, "the norm of the gradients is %g, so they cannot be clipped", number);
     return st == CDDP_OK ? scale_all(d, &how, err) : st;
 }
 

@@ -343,17 +343,18 @@ typedef enum cddp_first { CDDP_FIRST_OF_JOB = 0, CDDP_FIRST_OF_NODE = 1, CDDP_EN
  *     cddp_first_end(comm, first, why);
  *
  * cddp_first_begin returns at once, with *first = 1, on rank 0, or on the lowest rank of each node; on the others, with
- * *first = 0, once every first rank has called cddp_first_end; or with CDDP_E_PEER and a sentence that names the rank
- * and says why, if one of them has failed. *first is written on success only. A collective with cddp_first_end: every
- * rank calls both, and no other collective in between; but not the second one if the first one has failed. It waits for
- * the communicator's timeout at most. One thread. Returns CDDP_OK; CDDP_E_INVALID; CDDP_E_PEER (a first rank failed,
- * which all are told and may go on from; or a rank died); CDDP_E_NOMEM; or what a collective may return.
+ * *first = 0, once every first rank has called cddp_first_end; or with CDDP_E_REMOTE and an error message that names
+ * the rank and says why, if one of them has failed. *first is written on success only. A collective with
+ * cddp_first_end: every rank calls both, and no other collective in between; but not the second one if the first one
+ * has failed. It waits for the communicator's timeout at most. One thread. Returns CDDP_OK; CDDP_E_INVALID;
+ * CDDP_E_REMOTE (a first rank failed, which all are told and may go on from); CDDP_E_NOMEM; or what a collective may
+ * return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_first_begin(cddp_comm *comm, cddp_first of, int *first);
 /*
  * This rank is done. `first` is what cddp_first_begin said. failure: NULL, or why a first rank has failed (its first
  * 255 bytes are told to all; "" is a failure, too); of the others it is not looked at. On a first rank it returns what
- * cddp_first_begin returns on the others: CDDP_E_PEER also for its own failure. On the others it returns CDDP_OK at
+ * cddp_first_begin returns on the others: CDDP_E_REMOTE also for its own failure. On the others it returns CDDP_OK at
  * once.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_first_end(cddp_comm *comm, int first, const char *failure);
@@ -693,16 +694,16 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_grad_norm(cddp_ddp *ddp, double nor
 /*
  * Make that norm at most max_norm (>= 0), as torch.nn.utils.clip_grad_norm_: gradients are multiplied by
  * max_norm / (norm + 1e-6) where that is below 1. *norm (may be NULL) is the norm from before. If it is not finite, the
- * gradients become zeros and NaNs by the same formula, or, with error_if_nonfinite, CDDP_E_STATE is returned on every
- * rank and they stay as they are. Otherwise as cddp_ddp_grad_norm. On a GPU norm and factor are made there, and the
- * compute stream waits for the product; the host waits only where it has to know: norm is not NULL, or
+ * gradients become zeros and NaNs by the same formula, or, with error_if_nonfinite, CDDP_E_NONFINITE is returned on
+ * every rank and they stay as they are. Otherwise as cddp_ddp_grad_norm. On a GPU norm and factor are made there, and
+ * the compute stream waits for the product; the host waits only where it has to know: norm is not NULL, or
  * error_if_nonfinite is not 0.
  *
  *     cddp_ddp_wait(ddp);   cddp_ddp_clip_grad_norm(ddp, 1.0, 2, 1, NULL);   an optimizer of your own
  *     cddp_ddp_clip_grad_norm(ddp, 1.0, 2, 1, NULL);   cddp_optim_step(optim);     // with cddp_optim_create
  *
  * The second line's parameters differ from the first one's by the rounding of the norm's sum in float64, which in
- * float32 is seldom seen at all. After CDDP_E_STATE for a norm that is not finite, cddp_optim_skip() ends the step.
+ * float32 is seldom seen at all. After CDDP_E_NONFINITE cddp_optim_skip() ends the step.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_clip_grad_norm(cddp_ddp *ddp, double max_norm, double norm_type,
                                                             int error_if_nonfinite, double *norm);
@@ -968,8 +969,9 @@ typedef struct cddp_checkpoint_info {
  * Save the items, as they are on rank 0, as DIR/checkpoint-STEP.cddp: whole or not at all, also when the machine stops
  * in the middle (a temporary file, fsync, rename, fsync of the directory). The directory is made if its parent exists.
  * Then older checkpoints beyond `keep` are removed, and those of later steps, which a life of the job has left that was
- * given up; so each job has a directory of its own. A collective: every rank calls it, and all get rank 0's result. opt
- * may be NULL; rank 0's counts. Items without CDDP_ITEM_PER_RANK are looked at on rank 0 only.
+ * given up; so each job has a directory of its own. A collective: every rank calls it, and all get rank 0's result,
+ * with the status that rank 0 has, so that all take the same branch. opt may be NULL; rank 0's counts. Items without
+ * CDDP_ITEM_PER_RANK are looked at on rank 0 only.
  *
  * In the background the items may be written to again as soon as it returns. Rank 0 holds a copy of them until the file
  * is there: of what is on its GPU there, if at least twice as much is free; else in host memory. Not in the background

@@ -26,6 +26,31 @@
  */
 #define CDDP_ENUM_32(tag) tag##_FORCE_INT_ CDDP_NO_CASE = 0x7fffffff
 
+/*
+ * What each status says of the communicator. A communicator is usable until an error of its own has made it fail; from
+ * then on every call that communicates returns that error.
+ *
+ * The communicator stays usable after
+ *   INVALID      nothing was done. In a reducer's step (cddp_ddp_grad_ready) it is misuse: see STATE.
+ *   LIMIT        the call did nothing.
+ *   NOT_FOUND, EXISTS, VERSION, DENIED   of a file, a key or another communicator that was to be made.
+ *   UNSUPPORTED  nothing was done.
+ *   NONFINITE    the numbers of this step are of no use; every rank is told, and may go on with the next one.
+ *   REMOTE       another rank has failed in what it did by itself, and said so. Every rank is told, and may go on.
+ *   STATE        the call did nothing, and may be made when its time has come. But a reducer whose step cannot end any
+ *                more (gradients are missing, or came twice) ends the waits of its peers: then the communicator has
+ *                failed, and theirs with ABORTED.
+ * It stays usable, or not, after
+ *   NOMEM, SYSTEM, IO, CLOSED, PROTOCOL   usable where memory, a file or the connection to the store is the cause;
+ *                failed where it is a peer's connection or the GPU.
+ *   MISMATCH     usable where a function compares what the ranks give it, as cddp_ddp_create() and checkpoints do;
+ *                failed where ranks have called different collectives.
+ *   TIMEOUT      usable where a key of the store did not come; failed where a rank did not.
+ * It has failed after
+ *   PEER         a rank died or left.
+ *   ABORTED      a rank has called cddp_abort(), has misused its reducer or left too early, or the launcher has ended
+ *                the job.
+ */
 /* One list, three uses: the enum below, cddp_strerror() and cddp_status_name(). */
 #define CDDP_STATUS_MAP(X)                                       \
     X(OK, 0, "success")                                          \
@@ -46,7 +71,9 @@
     X(E_UNSUPPORTED, -14, "not supported")                       \
     X(E_SYSTEM, -15, "the operating system refused")             \
     X(E_VERSION, -16, "versions do not match")                   \
-    X(E_DENIED, -17, "refused")
+    X(E_DENIED, -17, "refused")                                  \
+    X(E_NONFINITE, -18, "a NaN or an infinity")                  \
+    X(E_REMOTE, -19, "another rank reported a failure")
 
 typedef enum cddp_status {
 #define CDDP_STATUS_ENUM(name, number, text) CDDP_##name = (number),

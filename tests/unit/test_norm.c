@@ -100,7 +100,7 @@ static int meet_case(cddp_comm *comm, json_t *c, bool divided)
     CHECK(cddp_ddp_grad_norm(m.ddp, type, &norm) == CDDP_OK && same_bits_everywhere(comm, norm) == 0);
     CHECK(cddp_ddp_clip_grad_norm(m.ddp, number(json_object_get(c, "max_norm")), type,
                                   json_is_true(json_object_get(c, "refuse")),
-                                  &clipped) == (refused ? CDDP_E_STATE : CDDP_OK));
+                                  &clipped) == (refused ? CDDP_E_NONFINITE : CDDP_OK));
     CHECK(same_bits(norm, clipped));
     CHECK(refused ? !isfinite(norm) : close_to(norm, number(json_object_get(c, "norm")), tolerance));
     CHECK(!divided || (refused ? cddp_optim_skip(optim) : cddp_optim_step(optim)) == CDDP_OK);
