@@ -6,18 +6,57 @@
 #include <string.h>
 
 #undef cdi_fail
+#undef cdi_fail_by
+#undef cdi_fail_since
 #undef cdi_fail_errno
+
+static void fill(struct cdi_error *err, cddp_status status, const char *fmt, va_list ap)
+    __attribute__((format(printf, 3, 0)));
+
+static void fill(struct cdi_error *err, cddp_status status, const char *fmt, va_list ap)
+{
+    if (err == NULL)
+        return;
+    err->status = status;
+    err->blamed = err->os_error = err->device_error = 0;
+    (void)vsnprintf(err->msg, sizeof err->msg, fmt, ap);
+}
 
 cddp_status cdi_fail(struct cdi_error *err, cddp_status status, const char *fmt, ...)
 {
-    if (err != NULL) {
-        va_list ap;
-        err->status = status;
-        va_start(ap, fmt);
-        (void)vsnprintf(err->msg, sizeof err->msg, fmt, ap);
-        va_end(ap);
-    }
+    va_list ap;
+
+    va_start(ap, fmt);
+    fill(err, status, fmt, ap);
+    va_end(ap);
     return status;
+}
+
+cddp_status cdi_fail_by(struct cdi_error *err, int rank, cddp_status status, const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    fill(err, status, fmt, ap);
+    va_end(ap);
+    if (err != NULL)
+        err->blamed = rank + 1;
+    return status;
+}
+
+cddp_status cdi_fail_since(struct cdi_error *err, const struct cdi_error *why, const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    fill(err, why->status, fmt, ap);
+    va_end(ap);
+    if (err != NULL) {
+        err->blamed = why->blamed;
+        err->os_error = why->os_error;
+        err->device_error = why->device_error;
+    }
+    return why->status;
 }
 
 cddp_status cdi_fail_errno(struct cdi_error *err, int errnum, const char *fmt, ...)
@@ -27,10 +66,10 @@ cddp_status cdi_fail_errno(struct cdi_error *err, int errnum, const char *fmt, .
         char why[128];
         size_t len;
 
-        err->status = CDDP_E_SYSTEM;
         va_start(ap, fmt);
-        (void)vsnprintf(err->msg, sizeof err->msg, fmt, ap);
+        fill(err, CDDP_E_SYSTEM, fmt, ap);
         va_end(ap);
+        err->os_error = errnum;
         len = strlen(err->msg);
         /* strerror_r's GNU form may return a static string: it is thread-safe either way. */
         (void)snprintf(err->msg + len, sizeof err->msg - len, ": %s", strerror_r(errnum, why, sizeof why));

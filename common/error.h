@@ -14,13 +14,25 @@
 struct cdi_error {
     cddp_status status;
     char msg[CDI_ERROR_TEXT];
+    /* What programs ask for beside the text; 0: unknown, or there is none. */
+    int blamed;       /* the rank in the world that caused it, plus 1 */
+    int os_error;     /* errno */
+    int device_error; /* CUDA's or NCCL's code */
 };
 
 /* Fill err (if there is one) and return status. Text that is too long is cut. */
 cddp_status cdi_fail(struct cdi_error *err, cddp_status status, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* As cdi_fail with CDDP_E_SYSTEM and ": " strerror(errnum) behind the text. */
+/* As cdi_fail, and that rank of the world has caused it; -1: it is not known which. */
+cddp_status cdi_fail_by(struct cdi_error *err, int rank, cddp_status status, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/* As cdi_fail with the status of *why, and with what it says of causes. The text says what it is to say of why->msg. */
+cddp_status cdi_fail_since(struct cdi_error *err, const struct cdi_error *why, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* As cdi_fail with CDDP_E_SYSTEM and ": " strerror(errnum) after the text. */
 cddp_status cdi_fail_errno(struct cdi_error *err, int errnum, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
@@ -29,6 +41,8 @@ cddp_status cdi_error_wrap(struct cdi_error *err, const char *fmt, ...) __attrib
 
 #ifdef __clang_analyzer__ /* which sees one file at a time: these return what they are given, never CDDP_OK */
 #define cdi_fail(err, status, ...) ((void)(cdi_fail)(err, status, __VA_ARGS__), (status))
+#define cdi_fail_by(err, rank, status, ...) ((void)(cdi_fail_by)(err, rank, status, __VA_ARGS__), (status))
+#define cdi_fail_since(err, why, ...) ((void)(cdi_fail_since)(err, why, __VA_ARGS__), (why)->status)
 #define cdi_fail_errno(err, errnum, ...) ((void)(cdi_fail_errno)(err, errnum, __VA_ARGS__), CDDP_E_SYSTEM)
 #endif
 

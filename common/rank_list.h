@@ -8,7 +8,7 @@
 #define CDI_RANK_LIST_SHOWN 16
 
 struct cdi_rank_list {
-    int n;
+    int n, first;
     char text[CDI_RANK_LIST_SHOWN * 12 + 32];
     int used; /* of text, without "and more" */
 };
@@ -17,7 +17,8 @@ static inline void cdi_rank_list_add(struct cdi_rank_list *l, int rank)
 {
     size_t room = sizeof l->text - (size_t)l->used;
 
-    l->n++;
+    if (l->n++ == 0)
+        l->first = rank;
     if (l->n <= CDI_RANK_LIST_SHOWN)
         l->used += snprintf(l->text + l->used, room, l->n == 1 ? "%d" : ", %d", rank);
     else

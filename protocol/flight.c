@@ -474,7 +474,8 @@ cddp_status cdi_flight_check(const struct cdi_flight *f, struct cdi_error *err)
         for (size_t i = 0; i < sizeof text; i++)
             text[i] = atomic_load_explicit(&f->page->text[i], memory_order_relaxed);
         text[sizeof text - 1] = '\0';
-        return cdi_fail(err, CDDP_E_PEER, "%s", text);
+        return cdi_fail_by(err, atomic_load_explicit(&f->page->dead_rank, memory_order_relaxed), CDDP_E_PEER, "%s",
+                           text);
     }
     return cdi_fail(err, CDDP_E_ABORTED, "the launcher has ended this round of the job");
 }

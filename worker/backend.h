@@ -33,6 +33,7 @@ struct cdi_keys {
 /* Who and where this rank is: filled by comm.c from the environment, read by all. */
 struct cdi_world {
     int rank, size;
+    const int *ranks; /* of a part, by its ranks: the ranks of the job; NULL: they are the same */
     int local_rank, local_size;
     int node_rank, n_nodes;
     int restart_count;
@@ -44,6 +45,12 @@ struct cdi_world {
     int device_rank; /* which of this host's devices: the local rank as the launcher says it */
     int device;      /* the device that the program asked for by number; -1: by device_rank */
 };
+
+/* A rank of w as the rank of the job that it is, for errors. */
+static inline int cdi_rank_of_job(const struct cdi_world *w, int rank)
+{
+    return rank >= 0 && w->ranks != NULL ? w->ranks[rank] : rank;
+}
 
 /*
  * What an operation does, with `count` elements of `dtype`. All but SEND and RECV are collectives of all ranks, called
@@ -164,10 +171,13 @@ struct cdi_backend_ops {
     /*
      * A communicator of its own for the ranks that give the same color (>= 0), in the order of key, then of rank here.
      * A collective of all ranks, behind all that was enqueued; blocks, at most for the join timeout. A negative color:
-     * no part in any, and *out = NULL. The caller destroys *out, at any time, before b or after it; errors of one do
-     * not spread to the other. Any thread. CDDP_OK, the sticky error, the errors of create.
+     * no part in any, and *out = NULL. ranks: the part's n ranks, in its order, as ranks of the job; copied. NULL: they
+     * are not known, so that its errors may not say which rank caused them. The caller destroys *out, at any time,
+     * before b or after it; errors of one do not spread to the other. Any thread. CDDP_OK, the sticky error, the errors
+     * of create.
      */
-    cddp_status (*split)(struct cdi_backend *b, int color, int key, struct cdi_backend **out, struct cdi_error *err);
+    cddp_status (*split)(struct cdi_backend *b, int color, int key, const int *ranks, int n, struct cdi_backend **out,
+                         struct cdi_error *err);
 
     /*
      * Queue one operation and give its ticket (1, 2, ...). Never blocks on peers; but on a device, the first operation
@@ -260,6 +270,11 @@ struct cdi_backend_ops {
 
     /* CDDP_OK or the sticky error. Any thread. */
     cddp_status (*health)(struct cdi_backend *b, struct cdi_error *err);
+    /*
+     * The same, but never waits, not even for an abort that is under way, and also tells of what this rank would only
+     * find in its next wait: that a peer has aborted, or died. Any thread. NULL: health does.
+     */
+    cddp_status (*peek)(struct cdi_backend *b, struct cdi_error *err);
     /* Make every wait, here and on peers, return `status` (CDDP_E_ABORTED) with this sentence. Any thread, repeatable.
      */
     void (*abort)(struct cdi_backend *b, cddp_status status, const char *why);

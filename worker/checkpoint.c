@@ -539,7 +539,7 @@ cddp_status cdi_checkpoint_read(const char *dir, const cddp_checkpoint_item *ite
 {
     CDI_AUTOFREE uint64_t *steps = NULL;
     cddp_checkpoint_info found = {0};
-    struct cdi_error why = {CDDP_OK, ""};
+    struct cdi_error why = {.status = CDDP_OK};
     size_t n = 0;
     cddp_status st = list_steps(dir, &steps, &n, err);
 
@@ -555,7 +555,7 @@ cddp_status cdi_checkpoint_read(const char *dir, const cddp_checkpoint_item *ite
             return CDDP_OK;
         }
         if (st != CDDP_E_IO)
-            return cdi_fail(err, st, "%s", why.msg);
+            return cdi_fail_since(err, &why, "%s", why.msg);
         if (found.n_damaged++ == 0)
             (void)snprintf(found.damaged, sizeof found.damaged, "%.500s", why.msg);
     }

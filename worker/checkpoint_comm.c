@@ -18,6 +18,7 @@
 /* Rank 0's result, for all. */
 struct verdict {
     int32_t status;
+    int32_t os_error;
     char msg[CDI_ERROR_TEXT];
     uint64_t own_bytes;       /* a save: of the items of which each rank has its own */
     uint64_t step, n_damaged; /* a load: cddp_checkpoint_info */
@@ -29,11 +30,15 @@ static cddp_status share(cddp_comm *comm, struct verdict *v, struct cdi_error *e
     cddp_status st;
 
     if (cddp_rank(comm) == 0 && v->status != CDDP_OK)
-        memcpy(v->msg, err->msg, sizeof v->msg);
+        memcpy(v->msg, err->msg, sizeof v->msg), v->os_error = err->os_error;
     st = cdi_comm_broadcast(comm, v, sizeof *v, CDDP_UINT8, 0, err);
     if (st != CDDP_OK)
         return st;
-    return v->status == CDDP_OK ? CDDP_OK : cdi_fail(err, (cddp_status)v->status, "%s", v->msg);
+    if (v->status == CDDP_OK)
+        return CDDP_OK;
+    (void)cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(comm), 0), (cddp_status)v->status, "%s", v->msg);
+    err->os_error = v->os_error;
+    return err->status;
 }
 
 cddp_status cdi_checkpoint_share(cddp_comm *comm, cddp_status status, struct cdi_error *err)
@@ -232,10 +237,10 @@ static cddp_status gather_own(uint8_t **all, cddp_comm *comm, const cddp_checkpo
     memcpy(&root, *all, sizeof root);
     for (size_t r = 1; r < world && st == CDDP_OK; r++)
         if (memcmp(*all + r * each, &root, sizeof root) != 0)
-            return cdi_fail(err, CDDP_E_MISMATCH,
-                            "checkpoint: rank %zu's items with CDDP_ITEM_PER_RANK are not those of rank 0 in name, "
-                            "size or order",
-                            r);
+            return cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(comm), (int)r), CDDP_E_MISMATCH,
+                               "checkpoint: rank %zu's items with CDDP_ITEM_PER_RANK are not those of rank 0 in name, "
+                               "size or order",
+                               r);
     return st;
 }
 
@@ -488,7 +493,7 @@ cddp_status cddp_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step
                                  size_t n_items, const cddp_checkpoint_options *opt)
 {
     enum cdi_asked before = cdi_comm_ask(CDI_ASKED_CHECKPOINT_SAVE);
-    struct cdi_error err = {CDDP_OK, ""};
+    struct cdi_error err = {.status = CDDP_OK};
     cddp_status st = cdi_comm_own("cddp_checkpoint_save", comm, &err);
 
     if (st == CDDP_OK)
@@ -500,7 +505,7 @@ cddp_status cddp_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step
 cddp_status cddp_checkpoint_wait(cddp_comm *comm)
 {
     enum cdi_asked before = cdi_comm_ask(CDI_ASKED_CHECKPOINT_WAIT);
-    struct cdi_error err = {CDDP_OK, ""};
+    struct cdi_error err = {.status = CDDP_OK};
     cddp_status st = cdi_comm_own("cddp_checkpoint_wait", comm, &err);
 
     if (st == CDDP_OK)
@@ -513,7 +518,7 @@ cddp_status cddp_checkpoint_load(cddp_comm *comm, const char *dir, const cddp_ch
                                  cddp_checkpoint_info *info)
 {
     enum cdi_asked before = cdi_comm_ask(CDI_ASKED_CHECKPOINT_LOAD);
-    struct cdi_error err = {CDDP_OK, ""};
+    struct cdi_error err = {.status = CDDP_OK};
     cddp_status st = cdi_comm_own("cddp_checkpoint_load", comm, &err);
 
     if (st == CDDP_OK && n_items == 0)

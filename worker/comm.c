@@ -49,6 +49,7 @@ struct cddp_comm {
     _Atomic int n_aborting; /* threads in cddp_abort */
     /* Of a part, also of a part's part: what cddp_init made, which has all but world, ops, backend and saver. */
     const struct cddp_comm *whole;
+    int *ranks; /* of a part: world.ranks */
 };
 
 /* ------------------------------------------------------------------------------------------- the environment ---- */
@@ -265,6 +266,7 @@ static cddp_status name_missing(const struct cdi_world *w, struct cdi_error *err
     struct cdi_rank_list missing = {0};
     char key[64];
     int64_t joined = 0;
+    int first = -1;
     cddp_status st;
 
     join_key(w, "joined", -1, key);
@@ -275,14 +277,16 @@ static cddp_status name_missing(const struct cdi_world *w, struct cdi_error *err
 
         join_key(w, "rank", r, key);
         st = cdi_store_exists(w->store, key, &there, err);
-        if (st == CDDP_OK && !there)
+        if (st == CDDP_OK && !there) {
             cdi_rank_list_add(&missing, r);
+            first = first < 0 ? r : first;
+        }
     }
     if (st != CDDP_OK)
         return st;
-    return cdi_fail(err, CDDP_E_TIMEOUT, "%" PRId64 " of %d ranks did not join within %.4g s: %s%s", w->size - joined,
-                    w->size, (double)w->join_timeout_ms / 1000, missing.text,
-                    w->size - joined > missing.n ? ", and more" : "");
+    return cdi_fail_by(err, first, CDDP_E_TIMEOUT, "%" PRId64 " of %d ranks did not join within %.4g s: %s%s",
+                       w->size - joined, w->size, (double)w->join_timeout_ms / 1000, missing.text,
+                       w->size - joined > missing.n ? ", and more" : "");
 }
 
 /*
@@ -502,10 +506,10 @@ static cddp_status meet(struct cddp_comm *c, const struct cdi_launch *l, struct 
     if ((st == CDDP_E_IO || st == CDDP_E_TIMEOUT) && !l->hosted && w->rank != 0 && err != NULL) {
         struct cdi_error why = *err;
 
-        return cdi_fail(err, st,
-                        "%.700s; nobody but rank 0 would host it (TORCHELASTIC_USE_AGENT_STORE is not \"True\"), "
-                        "and rank 0 has not started, or not on that host",
-                        why.msg);
+        return cdi_fail_since(err, &why,
+                              "%.700s; nobody but rank 0 would host it (TORCHELASTIC_USE_AGENT_STORE is not \"True\"), "
+                              "and rank 0 has not started, or not on that host",
+                              why.msg);
     }
     if (st != CDDP_OK)
         return st;
@@ -518,8 +522,9 @@ static cddp_status meet(struct cddp_comm *c, const struct cdi_launch *l, struct 
     if (st == CDDP_E_TIMEOUT && c->host != NULL && cdi_store_host_is_foreign(c->host) && err != NULL) {
         struct cdi_error why = *err;
 
-        return cdi_fail(err, st, "%.700s; MASTER_ADDR='%.255s' is no address of this host, on which rank 0 runs",
-                        why.msg, l->host);
+        return cdi_fail_since(err, &why,
+                              "%.700s; MASTER_ADDR='%.255s' is no address of this host, on which rank 0 runs", why.msg,
+                              l->host);
     }
     return st == CDDP_OK ? find_place(c, l, deadline_ms, err) : st;
 }
@@ -561,6 +566,7 @@ static void comm_free(struct cddp_comm *c)
 {
     c->ops->destroy(c->backend);
     if (c->whole != NULL) {
+        free(c->ranks);
         free(c);
         return;
     }
@@ -674,6 +680,22 @@ bool cdi_comm_is_others(const char *function, const cddp_comm *comm)
         return false;
     (void)out(cdi_owner_refuse(&comm->owner, function, "communicator", &err), &err);
     return true;
+}
+
+cddp_status cddp_comm_error(cddp_comm *comm, cddp_error_info *info)
+{
+    struct cdi_error err = {.status = CDDP_OK};
+    cddp_status st = cdi_comm_own("cddp_comm_error", comm, &err);
+
+    if (comm == NULL)
+        st = cdi_fail(&err, CDDP_E_INVALID, "cddp_comm_error: comm must not be NULL");
+    else if (st == CDDP_OK && comm->ops->peek != NULL)
+        st = comm->ops->peek(comm->backend, &err);
+    else if (st == CDDP_OK)
+        st = comm->ops->health(comm->backend, &err);
+    err.status = st;
+    cdi_error_tell(&err, info);
+    return out(st, &err);
 }
 
 cddp_status cddp_finalize(cddp_comm *comm)
@@ -838,30 +860,52 @@ struct choice {
     int32_t color, key;
 };
 
-/* The ranks before mine are those of my color with a smaller key, or the same key and a lower rank. */
-static void find_part(const struct choice *all, int n, int rank, struct cdi_world *part)
+/* Where `rank` comes among the n ranks: after those of its color with a smaller key, or the same and a lower rank. */
+static int place_in_part(const struct choice *all, int n, int rank)
 {
-    part->rank = part->size = 0;
-    for (int r = 0; r < n; r++) {
-        if (all[r].color != all[rank].color)
-            continue;
-        part->size++;
-        part->rank += all[r].key < all[rank].key || (r < rank && all[r].key == all[rank].key);
-    }
+    int before = 0;
+
+    for (int r = 0; r < n; r++)
+        before += all[r].color == all[rank].color &&
+                  (all[r].key < all[rank].key || (r < rank && all[r].key == all[rank].key));
+    return before;
+}
+
+/* The part's ranks, in its order, as ranks of the job. */
+static cddp_status find_part(struct cddp_comm *part, const struct cdi_world *from, const struct choice *all,
+                             struct cdi_error *err)
+{
+    struct cdi_world *w = &part->world;
+
+    w->rank = place_in_part(all, from->size, from->rank);
+    w->size = 0;
+    w->ranks = part->ranks = calloc((size_t)from->size, sizeof *part->ranks);
+    if (part->ranks == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
+    for (int r = 0; r < from->size; r++)
+        if (all[r].color == all[from->rank].color) {
+            part->ranks[place_in_part(all, from->size, r)] = cdi_rank_of_job(from, r);
+            w->size++;
+        }
+    return CDDP_OK;
 }
 
 static cddp_status split(struct cddp_comm *part, cddp_comm *comm, const struct choice *all, struct cdi_error *err)
 {
     int rank = comm->world.rank;
+    struct cdi_error why;
+    cddp_status mine, st;
 
     *part = (struct cddp_comm){.whole = comm->whole != NULL ? comm->whole : comm,
                                .owner = comm->owner,
                                .world = comm->world,
                                .place = comm->place,
                                .ops = comm->ops};
-    part->world.flight = NULL; /* the page has one writer, which is the whole */
-    find_part(all, comm->world.size, rank, &part->world);
-    return comm->ops->split(comm->backend, all[rank].color, all[rank].key, &part->backend, err);
+    part->world.flight = NULL;                       /* the page has one writer, which is the whole */
+    mine = find_part(part, &comm->world, all, &why); /* the others split also where this rank cannot */
+    st = comm->ops->split(comm->backend, all[rank].color, all[rank].key, part->ranks, part->world.size, &part->backend,
+                          err);
+    return st == CDDP_OK && mine != CDDP_OK ? cdi_fail_since(err, &why, "%s", why.msg) : st;
 }
 
 cddp_status cddp_comm_split(cddp_comm **to, cddp_comm *comm, int color, int key)
@@ -887,6 +931,8 @@ cddp_status cddp_comm_split(cddp_comm **to, cddp_comm *comm, int color, int key)
         st = split(part, comm, all, &err);
     if (st == CDDP_OK)
         *to = color < 0 ? NULL : cdi_steal(&part);
+    if (part != NULL)
+        free(part->ranks);
     return out(st, &err);
 }
 

@@ -7,6 +7,8 @@
 
 /* Set cddp_last_error() of this thread from err and return its status; the way out of every public function. */
 cddp_status cdi_last_error_set(const struct cdi_error *err);
+/* What a program is told of err; info may be NULL. Written up to its size. */
+void cdi_error_tell(const struct cdi_error *err, cddp_error_info *info);
 /* The last failure in any thread of this process; false: there was none. */
 bool cdi_last_error_of_process(struct cdi_error *err);
 /* Around fork(), so that the child does not inherit the lock from a thread that it does not have. */

@@ -50,8 +50,8 @@ static cddp_status tell(cddp_comm *comm, const char *failure, struct cdi_error *
     st = cdi_comm_all_gather(comm, mine, all, WHY_BYTES, CDDP_UINT8, err);
     for (int r = 0; r < size && st == CDDP_OK; r++)
         if (all[r * WHY_BYTES] != '\0')
-            st = cdi_fail(err, CDDP_E_REMOTE, "rank %d, which went first, failed: %.*s", r, WHY_BYTES,
-                          all + r * WHY_BYTES);
+            st = cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(comm), r), CDDP_E_REMOTE,
+                             "rank %d, which went first, failed: %.*s", r, WHY_BYTES, all + r * WHY_BYTES);
     return st;
 }
 

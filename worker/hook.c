@@ -36,7 +36,8 @@ static cddp_bucket describe(cddp_ddp *d, size_t bucket)
  * itself for ever.
  */
 static const struct cdi_error in_hook = {
-    CDDP_E_STATE, "a communication hook has called a function of its own reducer: it may use collectives, and no more"};
+    .status = CDDP_E_STATE,
+    .msg = "a communication hook has called a function of its own reducer: it may use collectives, and no more"};
 
 void cdi_hook_init_lock(cddp_ddp *d)
 {

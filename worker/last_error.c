@@ -8,18 +8,17 @@
 #include <pthread.h>
 #include <string.h>
 
-static _Thread_local char last_error[CDI_ERROR_TEXT];
+static _Thread_local struct cdi_error last_error;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct cdi_error of_process;
 
 cddp_status cdi_last_error_set(const struct cdi_error *err)
 {
-    memcpy(last_error, err->msg, sizeof last_error);
-    last_error[sizeof last_error - 1] = '\0';
+    last_error = *err;
+    last_error.msg[sizeof last_error.msg - 1] = '\0';
     (void)pthread_mutex_lock(&lock);
-    of_process.status = err->status;
-    memcpy(of_process.msg, last_error, sizeof of_process.msg);
+    of_process = last_error;
     (void)pthread_mutex_unlock(&lock);
     return err->status;
 }
@@ -44,7 +43,24 @@ bool cdi_last_error_of_process(struct cdi_error *err)
 
 const char *cddp_last_error(void)
 {
-    return last_error;
+    return last_error.msg;
+}
+
+void cdi_error_tell(const struct cdi_error *err, cddp_error_info *info)
+{
+    cddp_error_info full = {
+        .status = err->status, .rank = err->blamed - 1, .os_error = err->os_error, .device_error = err->device_error};
+
+    if (info == NULL)
+        return;
+    full.size = info->size;
+    memcpy(full.message, err->msg, sizeof full.message);
+    memcpy(info, &full, info->size < sizeof full ? info->size : sizeof full);
+}
+
+void cddp_last_error_info(cddp_error_info *info)
+{
+    cdi_error_tell(&last_error, info);
 }
 
 static _Thread_local enum cdi_asked asked;

@@ -65,22 +65,28 @@ static struct card card_of(const struct cdi_optim_rule *r, uint64_t flags, const
                          .kind = (int32_t)r->kind};
 }
 
-static cddp_status compare(const struct card *all, int n, struct cdi_error *err)
+static cddp_status compare(const struct cdi_world *w, const struct card *all, struct cdi_error *err)
 {
+    int n = w->size;
+
     for (int r = 0; r < n; r++)
         if (all[r].status != CDDP_OK)
-            return cdi_fail(err, (cddp_status)all[r].status, "cddp_optim_create failed on rank %d", r);
+            return cdi_fail_by(err, cdi_rank_of_job(w, r), (cddp_status)all[r].status,
+                               "cddp_optim_create failed on rank %d", r);
     for (int r = 1; r < n; r++) {
         if (all[r].kind != all[0].kind)
-            return cdi_fail(err, CDDP_E_MISMATCH, "cddp_optim_options.kind is %d on rank 0 but %d on rank %d",
-                            (int)all[0].kind, (int)all[r].kind, r);
+            return cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
+                               "cddp_optim_options.kind is %d on rank 0 but %d on rank %d", (int)all[0].kind,
+                               (int)all[r].kind, r);
         for (size_t k = 0; k < sizeof card_names / sizeof card_names[0]; k++)
             if (all[r].value[k] != all[0].value[k])
-                return cdi_fail(err, CDDP_E_MISMATCH, "cddp_optim_options.%s is %.17g on rank 0 but %.17g on rank %d",
-                                card_names[k], all[0].value[k], all[r].value[k], r);
+                return cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
+                                   "cddp_optim_options.%s is %.17g on rank 0 but %.17g on rank %d", card_names[k],
+                                   all[0].value[k], all[r].value[k], r);
         if (all[r].groups != all[0].groups)
-            return cdi_fail(err, CDDP_E_MISMATCH,
-                            "cddp_optim_options.groups say something else of a parameter on rank 0 than on rank %d", r);
+            return cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
+                               "cddp_optim_options.groups say something else of a parameter on rank 0 than on rank %d",
+                               r);
     }
     return CDDP_OK;
 }
@@ -97,7 +103,7 @@ static cddp_status agree(cddp_comm *comm, const struct card *mine, struct cdi_er
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", cddp_world_size(comm));
     st = cdi_comm_all_gather(comm, mine, all, sizeof *mine, CDDP_UINT8, &other);
     if (st == CDDP_OK)
-        st = compare(all, cddp_world_size(comm), &other);
+        st = compare(cdi_comm_world(comm), all, &other);
     free(all);
     if (alone == CDDP_OK && st != CDDP_OK)
         *err = other;

@@ -497,12 +497,13 @@ static cddp_status agree(cddp_ddp *d, const cddp_powersgd_options *o, cddp_statu
     st = cdi_comm_all_gather(d->comm, &me, all, words, CDDP_UINT64, err);
     for (size_t r = 0; r < n && st == CDDP_OK && mine == CDDP_OK; r++)
         if (all[r].status != CDDP_OK)
-            st = cdi_fail(err, (cddp_status)all[r].status, "cddp_ddp_set_powersgd failed on rank %zu: %s", r,
-                          cdi_status_text((cddp_status)all[r].status));
+            st = cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(d->comm), (int)r), (cddp_status)all[r].status,
+                             "cddp_ddp_set_powersgd failed on rank %zu: %s", r,
+                             cdi_status_text((cddp_status)all[r].status));
     for (size_t r = 1; r < n && st == CDDP_OK && mine == CDDP_OK; r++)
         if (memcmp(&all[r], &all[0], sizeof me) != 0)
-            st = cdi_fail(err, CDDP_E_MISMATCH,
-                          "cddp_ddp_set_powersgd: rank %zu has other options than rank 0, or is in another step", r);
+            st = cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(d->comm), (int)r), CDDP_E_MISMATCH,
+                             "cddp_ddp_set_powersgd: rank %zu has other options than rank 0, or is in another step", r);
     free(all);
     return st;
 }

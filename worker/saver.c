@@ -53,7 +53,7 @@ cddp_status cdi_saver_start(struct cdi_saver **saver, struct cdi_save *save, str
     }
     *saver = s;
     s->save = *save;
-    s->result = (struct cdi_error){CDDP_OK, ""};
+    s->result = (struct cdi_error){.status = CDDP_OK};
     *save = (struct cdi_save){0};
     (void)sigfillset(&all); /* signals are the program's own */
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -75,8 +75,8 @@ cddp_status cdi_saver_wait(struct cdi_saver *saver, struct cdi_error *err)
     (void)pthread_join(saver->thread, NULL);
     saver->under_way = false;
     if (saver->result.status != CDDP_OK)
-        st = cdi_fail(err, saver->result.status, "the save of step %" PRIu64 " in the background failed: %.900s",
-                      saver->save.step, saver->result.msg);
+        st = cdi_fail_since(err, &saver->result, "the save of step %" PRIu64 " in the background failed: %.900s",
+                            saver->save.step, saver->result.msg);
     cdi_save_release(&saver->save);
     return st;
 }

@@ -42,7 +42,8 @@ struct job {
 static cddp_status lost(const cddp_store *s, struct cdi_error *err)
 {
     if (s->rank_0_hosts)
-        return cdi_fail(err, CDDP_E_PEER, "rank 0, which hosts the store at %s, has died or left the job", s->where);
+        return cdi_fail_by(err, 0, CDDP_E_PEER, "rank 0, which hosts the store at %s, has died or left the job",
+                           s->where);
     return cdi_fail(err, CDDP_E_CLOSED,
                     "the store at %s ended the connection: the round is over, or its host has stopped", s->where);
 }

@@ -229,7 +229,8 @@ static cddp_status tell_failure(cddp_comm *comm, int failed, cddp_status why, co
     if (status != CDDP_OK)
         return status;
     text[sizeof text - 1] = '\0';
-    return cdi_fail(err, why, "rank %d could not create its reducer: %.900s", failed, text);
+    return cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(comm), failed), why,
+                       "rank %d could not create its reducer: %.900s", failed, text);
 }
 
 /* This rank cannot take part any further, though its peers count on it: they must not wait for ever. */
@@ -273,6 +274,8 @@ static cddp_status find_difference(cddp_comm *comm, const struct cdi_buf *mine, 
         status = cdi_fail(err, CDDP_E_MISMATCH, "the parameters of rank 0 and rank %d have different hashes", other);
     else if (status == CDDP_OK)
         status = CDDP_E_MISMATCH;
+    if (status == CDDP_E_MISMATCH && err != NULL)
+        err->blamed = cdi_rank_of_job(cdi_comm_world(comm), other) + 1;
     cdi_buf_release(&first);
     cdi_buf_release(&second);
     return status;
@@ -328,8 +331,11 @@ static cddp_status compare_records(cddp_comm *comm, const struct cdi_buf *mine, 
         if (record[F_N_PARAMS] != records[F_N_PARAMS] || record[F_HASH] != records[F_HASH] ||
             record[F_LIST_BYTES] != records[F_LIST_BYTES])
             return find_difference(comm, mine, records, r, err);
-        if (compare_options(records, record, r, err) != CDDP_OK)
+        if (compare_options(records, record, r, err) != CDDP_OK) {
+            if (err != NULL)
+                err->blamed = cdi_rank_of_job(cdi_comm_world(comm), r) + 1;
             return CDDP_E_MISMATCH;
+        }
     }
     return CDDP_OK;
 }

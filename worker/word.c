@@ -28,18 +28,19 @@ static cddp_status add(const struct cdi_word *w, const char *name, int64_t delta
     return w->keys->add(w->keys->arg, key, delta, n, err);
 }
 
-/* "STATUS sentence". */
+/* "STATUS BLAMED text". */
 void cdi_word_tell(const struct cdi_word *w, const struct cdi_error *why)
 {
     char key[CDI_WORD_KEY_BYTES], text[CDI_ERROR_TEXT + 64];
+    int blamed = why->blamed != 0 ? why->blamed : w->of_job + 1;
     int64_t n = 0;
 
     if (!cdi_word_has_peers(w))
         return;
     if (why->status == CDDP_E_ABORTED)
-        (void)snprintf(text, sizeof text, "%d %s", (int)why->status, why->msg);
+        (void)snprintf(text, sizeof text, "%d %d %s", (int)why->status, blamed, why->msg);
     else
-        (void)snprintf(text, sizeof text, "%d rank %d gave up: %.960s", (int)why->status, w->rank, why->msg);
+        (void)snprintf(text, sizeof text, "%d %d rank %d gave up: %.960s", (int)why->status, blamed, w->rank, why->msg);
     if (add(w, "failed", 1, &n, NULL) != CDDP_OK || n != 1)
         return;
     cdi_word_key(w, "failed/why", key);
@@ -49,7 +50,7 @@ void cdi_word_tell(const struct cdi_word *w, const struct cdi_error *why)
 cddp_status cdi_word_heard(const struct cdi_word *w, struct cdi_error *err)
 {
     char key[CDI_WORD_KEY_BYTES], text[CDI_ERROR_TEXT + 64];
-    int status = CDDP_E_ABORTED, at = 0;
+    int status = CDDP_E_ABORTED, blamed = 0, at = 0;
     int64_t n = 0;
     size_t len = 0;
     cddp_status st;
@@ -64,9 +65,9 @@ cddp_status cdi_word_heard(const struct cdi_word *w, struct cdi_error *err)
     if (st != CDDP_OK)
         return st;
     text[len] = '\0';
-    if (sscanf(text, "%d %n", &status, &at) != 1 || status >= 0)
+    if (sscanf(text, "%d %d %n", &status, &blamed, &at) != 2 || status >= 0)
         status = CDDP_E_ABORTED;
-    return cdi_fail(err, (cddp_status)status, "%.1000s", text + at);
+    return cdi_fail_by(err, blamed - 1, (cddp_status)status, "%.1000s", text + at);
 }
 
 void cdi_word_late(const struct cdi_word *w, uint64_t number, struct cdi_rank_list *late)

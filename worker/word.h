@@ -16,6 +16,7 @@ struct cdi_word {
     const struct cdi_keys *keys;
     const char *prefix; /* before each key: "nccl/", with what tells a part from the whole; below CDI_WORD_PREFIX_MAX */
     int rank, size;
+    int of_job; /* rank as a rank of the job */
 };
 
 /* "PREFIX" followed by name. */

@@ -23,11 +23,13 @@
  *     cddp_finalize(comm);
  *
  * Errors. Functions return CDDP_OK (0) or a negative status; cddp_last_error() then holds one full sentence for the
- * calling thread. Errors of a communicator are sticky: after one, every later call on it (and on its reducers) returns
- * that error. The library never exits, never prints, never installs a signal handler; except that with CDDP_DEBUG=1 in
- * the environment it prints warnings about likely mistakes to stderr (gradients of the first step that are all zero, or
- * the same on every rank; parameters that never change; gradients in `grad` that are written too late). That is for the
- * CPU, and takes the memory of the gradients once more during the first step.
+ * calling thread, and cddp_last_error_info() its number and which rank has caused it. Errors of a communicator are
+ * sticky: after one, every later call on it (and on its reducers) returns that error. After which statuses it goes on
+ * status.h says, and cddp_comm_error() at any time. The library never exits, never prints, never installs a signal
+ * handler; except that with CDDP_DEBUG=1 in the environment it prints warnings about likely mistakes to stderr
+ * (gradients of the first step that are all zero, or the same on every rank; parameters that never change; gradients in
+ * `grad` that are written too late). That is for the CPU, and takes the memory of the gradients once more during the
+ * first step.
  *
  * Processes. What a process has joined, opened or created with libcddp is its own. A child made by fork() may hold
  * copies of it (a data loader, a program that calls exec), and may exit as it likes. What it calls on them disturbs
@@ -111,6 +113,19 @@ CDDP_API const char *cddp_status_name(cddp_status status);
  * same thread's next failing call.
  */
 CDDP_API const char *cddp_last_error(void);
+/* An error as values, beside its text. */
+typedef struct cddp_error_info {
+    size_t size;          /* sizeof(cddp_error_info), set by the caller: the library writes that many bytes at most */
+    cddp_status status;   /* CDDP_OK: there is none */
+    int32_t rank;         /* the rank, in the world, that caused it: it died, aborted, came late, or failed in what it
+                             did for all; of two that differ the higher one; -1: unknown, or none */
+    int32_t os_error;     /* errno; 0: none */
+    int32_t device_error; /* CUDA's or NCCL's code; 0: none */
+    char message[1024];   /* as cddp_last_error() has it; "" if there is none */
+} cddp_error_info;
+
+/* Stores the calling thread's last error, that of cddp_last_error(), in *info. Never fails; NULL is ignored. */
+CDDP_API void cddp_last_error_info(cddp_error_info *info);
 /* The library's own version, "0.1.0" (CDDP_VERSION is that of the header). Any thread. */
 CDDP_API const char *cddp_version(void);
 
@@ -166,6 +181,15 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_init(cddp_comm **out, const cddp_init_o
  * thread, while no other call on comm runs.
  */
 CDDP_API cddp_status cddp_finalize(cddp_comm *comm);
+
+/*
+ * Returns the communicator's sticky error, or CDDP_OK; *info (NULL: not wanted) gets the same with its causes. Neither
+ * blocks nor communicates. It also finds what the next call that waits would find: an abort by a peer, the death of a
+ * rank of which the launcher or the kernel has told, an error of the GPU. Ranks of other nodes are heard of as soon as
+ * their word has come, and with the "mpi" backend peers only by the launcher or in a call that waits. In a part
+ * `rank` counts in the world, too. Any thread. Returns also CDDP_E_INVALID (comm is NULL).
+ */
+CDDP_API cddp_status cddp_comm_error(cddp_comm *comm, cddp_error_info *info);
 
 /*
  * Who this process is: its rank, from 0 to the world's size - 1. This and those below never fail: of NULL they say -1,

@@ -28,7 +28,7 @@
 
 /*
  * What each status says of the communicator. A communicator is usable until an error of its own has made it fail; from
- * then on every call that communicates returns that error.
+ * then on every call that communicates returns that error. cddp_comm_error() tells which of the two it is.
  *
  * The communicator stays usable after
  *   INVALID      nothing was done. In a reducer's step (cddp_ddp_grad_ready) it is misuse: see STATE.

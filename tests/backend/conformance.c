@@ -797,14 +797,14 @@ static int splits(struct rank *r)
     int who[RANKS_MAX], n = 0;
 
     RANK_CHECK(rank_open(r) == CDDP_OK);
-    RANK_CHECK(r->ops->split(r->b, r->rank % 2, -r->rank, &part, &r->err) == CDDP_OK);
+    RANK_CHECK(r->ops->split(r->b, r->rank % 2, -r->rank, NULL, 0, &part, &r->err) == CDDP_OK);
     for (int i = r->size - 1; i >= 0; i--)
         if (i % 2 == r->rank % 2)
             who[n++] = i;
     for (unsigned k = 0; k < 4; k++)
         if (sum_in_part(r, part, who, n, counts[k + 1], k) != 0)
             return 1;
-    RANK_CHECK(r->ops->split(r->b, r->rank == 0 ? -1 : 5, r->rank % 2, &again, &r->err) == CDDP_OK);
+    RANK_CHECK(r->ops->split(r->b, r->rank == 0 ? -1 : 5, r->rank % 2, NULL, 0, &again, &r->err) == CDDP_OK);
     RANK_CHECK((again == NULL) == (r->rank == 0));
     n = 0;
     for (int odd = 0; odd < 2; odd++)
@@ -859,14 +859,22 @@ static int parts_differ(struct rank *r)
 static int mourn(struct rank *r, int victim)
 {
     const char *stuck = getenv("CDDP_STANDIN_STUCK_ABORT");
+    const struct timespec moment = {.tv_nsec = 1000000};
     char want[32];
     int64_t t0 = cdi_now_ms(), limit_ms = cdi_within_ms(DEATH_MS + (stuck != NULL ? GIVEN_UP_MS : 0)), again_ms;
     cddp_status st = CDDP_OK;
 
     (void)snprintf(want, sizeof want, "rank %d (", victim);
-    while (st == CDDP_OK && cdi_now_ms() < t0 + limit_ms)
+    for (; stuck != NULL && st == CDDP_OK && cdi_now_ms() < t0 + limit_ms; (void)nanosleep(&moment, NULL)) {
+        again_ms = cdi_now_ms();
+        st = r->ops->peek(r->b, &r->err);
+        RANK_CHECK(cdi_now_ms() - again_ms < cdi_within_ms(GIVEN_UP_MS / 5), "it does not wait for the abort");
+    }
+    RANK_CHECK(stuck == NULL || (st == CDDP_E_PEER && r->err.blamed == victim + 1));
+    for (st = CDDP_OK; st == CDDP_OK && cdi_now_ms() < t0 + limit_ms;)
         st = rank_do(r, &barrier);
-    RANK_CHECK(st == CDDP_E_PEER);
+    RANK_CHECK(st == CDDP_E_PEER && r->err.blamed == victim + 1);
+    RANK_CHECK(r->ops->peek(r->b, &r->err) == CDDP_E_PEER && r->err.blamed == victim + 1);
     RANK_CHECK(strstr(r->err.msg, want) != NULL && strstr(r->err.msg, "died") != NULL);
     RANK_CHECK(cdi_now_ms() - t0 < limit_ms);
     again_ms = cdi_now_ms();

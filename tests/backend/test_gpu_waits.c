@@ -482,9 +482,10 @@ static int fail_in_a_kernel(struct rank *r)
         st = r->ops->enqueue(r->b, &op, &ticket, &r->err); /* the driver may know it by now */
         while (st == CDDP_OK) {
             moment();
-            st = r->ops->health(r->b, &r->err);
+            st = r->ops->peek(r->b, &r->err);
         }
-        RANK_CHECK(st == CDDP_E_SYSTEM && strstr(r->err.msg, "all_reduce") != NULL);
+        RANK_CHECK(st == CDDP_E_SYSTEM && r->err.device_error == 700 && r->err.blamed == 0);
+        RANK_CHECK(r->ops->health(r->b, &r->err) == CDDP_E_SYSTEM && strstr(r->err.msg, "all_reduce") != NULL);
         RANK_CHECK(strstr(r->err.msg, "CUDA_ERROR_ILLEGAL_ADDRESS") != NULL);
         rank_close(r);
         _exit(0); /* after a fault the driver frees nothing, so what is left is not our leak */

@@ -101,6 +101,7 @@ static void refuse_comm(void)
 
     REFUSED(cddp_comm_split, &comm, job.comm, 0, 0);
     REFUSED(cddp_device, job.comm, &info);
+    REFUSED(cddp_comm_error, job.comm, NULL);
     REFUSED(cddp_alloc, job.comm, 64, &p);
     REFUSED(cddp_copy, job.comm, small, small + 1, sizeof *small);
     REFUSED(cddp_first_begin, job.comm, CDDP_FIRST_OF_JOB, &first);

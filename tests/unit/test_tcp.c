@@ -32,7 +32,7 @@ Test(tcp, headers_survive_and_limits_hold)
         {{CDI_TCP_IS_DATA, 0xffffffff, CDI_TCP_PAYLOAD_MAX}, CDDP_OK},
         {{CDI_TCP_IS_DATA, 1, CDI_TCP_PAYLOAD_MAX + 1}, CDDP_E_PROTOCOL},
         {{CDI_TCP_IS_ABORT, 0, 3}, CDDP_E_PROTOCOL},
-        {{CDI_TCP_IS_ABORT, 0, 4 + CDI_SHM_TEXT}, CDDP_E_PROTOCOL},
+        {{CDI_TCP_IS_ABORT, 0, CDI_TCP_ABORT_MAX}, CDDP_E_PROTOCOL},
         {{CDI_TCP_IS_BYE, 0, 1}, CDDP_E_PROTOCOL},
         {{(enum cdi_tcp_type)6, 0, 0}, CDDP_E_PROTOCOL},
     };
@@ -66,13 +66,16 @@ Test(tcp, a_hello_of_another_byte_order_is_refused_and_its_text_is_cleaned)
 
 Test(tcp, an_abort_brings_its_sentence_and_a_status_that_is_none_is_a_protocol_error)
 {
-    uint8_t wire[4 + CDI_SHM_TEXT];
+    uint8_t wire[CDI_TCP_ABORT_MAX];
     struct cdi_error err;
-    uint32_t len = cdi_tcp_put_abort(wire, CDDP_E_PEER, "rank 3 died");
+    const struct cdi_error died = {.status = CDDP_E_PEER, .msg = "rank 3 died", .blamed = 4},
+                           well = {.status = CDDP_OK, .msg = "all is well"};
+    uint32_t len = cdi_tcp_put_abort(wire, &died);
 
     cr_assert_eq(cdi_tcp_get_abort(wire, len, &err), CDDP_E_PEER);
     cr_assert_str_eq(err.msg, "rank 3 died");
-    len = cdi_tcp_put_abort(wire, CDDP_OK, "all is well");
+    cr_assert_eq(err.blamed, 4);
+    len = cdi_tcp_put_abort(wire, &well);
     cr_assert_eq(cdi_tcp_get_abort(wire, len, &err), CDDP_E_PROTOCOL);
 }
 
@@ -352,7 +355,9 @@ static void the_round_ends(struct cdi_wait *w)
 
 static void a_peer_gives_up(struct cdi_wait *w)
 {
-    cdi_shm_abort(w->shm, CDDP_E_ABORTED, "enough");
+    const struct cdi_error enough = {.status = CDDP_E_ABORTED, .msg = "enough"};
+
+    cdi_shm_abort(w->shm, &enough);
 }
 
 static void a_stop_is_wanted(struct cdi_wait *w)

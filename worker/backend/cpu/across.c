@@ -64,15 +64,15 @@ static cddp_status greet(void *arg, bool *moved, struct cdi_error *err)
 }
 
 /* "ranks called different collectives", the lower rank first. */
-static cddp_status differ(const char *what, int a, const struct cdi_shm_desc *da, int b, const struct cdi_shm_desc *db,
-                          struct cdi_error *err)
+static cddp_status differ(const struct cdi_run *run, int a, const struct cdi_shm_desc *da, int b,
+                          const struct cdi_shm_desc *db, const char *what, struct cdi_error *err)
 {
     char ta[160], tb[160];
 
     cdi_desc_text(da, ta, sizeof ta);
     cdi_desc_text(db, tb, sizeof tb);
-    return cdi_fail(err, CDDP_E_MISMATCH, "ranks called different %s: rank %d called %s, rank %d called %s", what, a,
-                    ta, b, tb);
+    return cdi_fail_by(err, cdi_wait_rank_of_job(&run->t->wait, a > b ? a : b), CDDP_E_MISMATCH,
+                       "ranks called different %s: rank %d called %s, rank %d called %s", what, a, ta, b, tb);
 }
 
 cddp_status cdi_across_begin(struct cdi_run *run, struct cdi_error *err)
@@ -96,8 +96,8 @@ cddp_status cdi_across_begin(struct cdi_run *run, struct cdi_error *err)
         cdi_tcp_get_op(g.in[i], &other);
         if (memcmp(&other, &run->desc, sizeof other) == 0)
             continue;
-        return rank < me ? differ("collectives", rank, &other, me, &run->desc, err)
-                         : differ("collectives", me, &run->desc, rank, &other, err);
+        return rank < me ? differ(run, rank, &other, me, &run->desc, "collectives", err)
+                         : differ(run, me, &run->desc, rank, &other, "collectives", err);
     }
     return st;
 }
@@ -388,8 +388,8 @@ cddp_status cdi_across_message(struct cdi_run *run, struct cdi_error *err)
     cdi_tcp_get_op(g.in[0], &other);
     if (other.count != run->desc.count || other.dtype != run->desc.dtype ||
         other.kind != (uint32_t)(out ? CDI_RECV : CDI_SEND))
-        return out ? differ("operations", run->t->rank, &run->desc, op->root, &other, err)
-                   : differ("operations", op->root, &other, run->t->rank, &run->desc, err);
+        return out ? differ(run, run->t->rank, &run->desc, op->root, &other, "operations", err)
+                   : differ(run, op->root, &other, run->t->rank, &run->desc, "operations", err);
     while (left > 0 && st == CDDP_OK) {
         size_t n = left < CDI_TCP_PAYLOAD_MAX ? left : CDI_TCP_PAYLOAD_MAX;
 

@@ -207,9 +207,9 @@ static cddp_status compare(const struct cdi_run *run, struct cdi_error *err)
             continue;
         cdi_desc_text(first, a, sizeof a);
         cdi_desc_text(other, b, sizeof b);
-        return cdi_fail(err, CDDP_E_MISMATCH,
-                        "ranks called different collectives: rank %d called %s, rank %d called %s", t->shm->first, a,
-                        t->shm->first + r, b);
+        return cdi_fail_by(err, cdi_wait_rank_of_job(&t->wait, t->shm->first + r), CDDP_E_MISMATCH,
+                           "ranks called different collectives: rank %d called %s, rank %d called %s", t->shm->first, a,
+                           t->shm->first + r, b);
     }
     return CDDP_OK;
 }
@@ -260,6 +260,7 @@ static struct cdi_cpu_region *region_alloc(struct cdi_team *t, size_t bytes)
 /* How a rank fared. */
 struct report {
     int32_t status;
+    int32_t from;
     char text[CDI_SHM_TEXT];
 };
 
@@ -268,12 +269,12 @@ static void take_report(void *arg, int from, size_t at, const uint8_t *p, size_t
 {
     struct report *first = arg, other;
 
-    (void)from;
     if (first->status != CDDP_OK || at != 0 || n != sizeof other)
         return;
     memcpy(&other, p, sizeof other);
     other.text[sizeof other.text - 1] = '\0';
     *first = other;
+    first->from = from;
 }
 
 /* Tell all ranks how it went here, and hear the same of them. */
@@ -289,8 +290,8 @@ static cddp_status agree(struct cdi_run *run, cddp_status mine, const struct cdi
     st = cdi_exchange(run, &own, take_report, &first, err);
     agreed->status = CDDP_OK;
     if (st == CDDP_OK && first.status != CDDP_OK)
-        (void)cdi_fail(agreed, (cddp_status)first.status, "cannot share %zu bytes with each rank: %s",
-                       run->w->region_bytes, first.text);
+        (void)cdi_fail_by(agreed, cdi_wait_rank_of_job(&run->t->wait, first.from), (cddp_status)first.status,
+                          "cannot share %zu bytes with each rank: %s", run->w->region_bytes, first.text);
     return st;
 }
 
@@ -310,7 +311,7 @@ static cddp_status region_create(struct cdi_run *run, struct cdi_error *err)
         return cdi_fail(err, CDDP_E_NOMEM, "rank %d: out of memory", t->rank);
     mine = cdi_handover_parts(&t->wait, w->region_bytes, region->part, &broken, &why);
     if (broken)
-        st = cdi_fail(err, mine, "making shared memory: %.900s", why.msg);
+        st = cdi_fail_since(err, &why, "making shared memory: %.900s", why.msg);
     else
         st = agree(run, mine, &why, w->region_err, err);
     if (st == CDDP_OK && w->region_err->status == CDDP_OK) {

@@ -27,6 +27,7 @@ struct cdi_backend {
     _Atomic uint32_t n_splits;
     struct cdi_flight *own_flight; /* of a part: the world's page has one writer, which is the whole */
     void *owned;                   /* what meet.arg points to, where it is ours */
+    int *ranks;                    /* of a part: world.ranks */
 };
 
 static cddp_status run_work(void *arg, const struct cdi_work *work, bool on_thread, struct cdi_error *err)
@@ -39,13 +40,13 @@ static cddp_status run_work(void *arg, const struct cdi_work *work, bool on_thre
         return CDDP_OK;
     /* A mismatch of collectives all ranks of a node find by themselves; that of a message only one of the two. */
     if (st != CDDP_E_MISMATCH || b->team.tcp != NULL || work->op.kind == CDI_RECV || work->op.kind == CDI_SEND) {
-        char text[CDI_SHM_TEXT];
+        struct cdi_error told = why;
 
-        if (st == CDDP_E_MISMATCH)
-            (void)snprintf(text, sizeof text, "%.500s", why.msg);
-        else
-            (void)snprintf(text, sizeof text, "rank %d gave up: %.480s", b->team.rank, why.msg);
-        cdi_shm_abort(b->team.shm, st, text);
+        if (st != CDDP_E_MISMATCH)
+            (void)cdi_fail_since(&told, &why, "rank %d gave up: %.480s", b->team.rank, why.msg);
+        if (told.blamed == 0)
+            told.blamed = cdi_rank_of_job(&b->world, b->team.rank) + 1;
+        cdi_shm_abort(b->team.shm, &told);
     }
     if (b->team.tcp != NULL)
         cdi_tcp_pass_abort(b->team.tcp);
@@ -59,10 +60,11 @@ static void cpu_destroy(struct cdi_backend *b)
     if (b == NULL)
         return;
     if (b->queue != NULL && b->team.shm != NULL && !cdi_queue_idle(b->queue)) {
-        char text[128];
+        struct cdi_error why;
 
-        (void)snprintf(text, sizeof text, "rank %d left the job while collectives were in flight", b->team.rank);
-        cdi_shm_abort(b->team.shm, CDDP_E_ABORTED, text);
+        (void)cdi_fail_by(&why, cdi_rank_of_job(&b->world, b->team.rank), CDDP_E_ABORTED,
+                          "rank %d left the job while collectives were in flight", b->team.rank);
+        cdi_shm_abort(b->team.shm, &why);
     }
     cdi_queue_destroy(b->queue);
     cdi_tcp_destroy(b->team.tcp);
@@ -70,6 +72,7 @@ static void cpu_destroy(struct cdi_backend *b)
     cdi_team_release(&b->team);
     cdi_flight_release(b->own_flight);
     free(b->owned);
+    free(b->ranks);
     free(b);
 }
 
@@ -106,7 +109,7 @@ static cddp_status connect_nodes(struct cdi_backend *b, struct cdi_error *err)
         b->team.wait.timeout_ms = b->world.timeout_ms;
     }
     if (st != CDDP_OK) {
-        cdi_shm_abort(b->team.shm, st, err->msg);
+        cdi_shm_abort(b->team.shm, err);
         if (b->team.tcp != NULL)
             cdi_tcp_pass_abort(b->team.tcp);
     }
@@ -123,6 +126,7 @@ static cddp_status connect_all(struct cdi_backend *b, struct cdi_flight *record,
         st = cdi_handover_control(&b->team.shm, world, &b->named, &b->mapper, &why);
     if (st == CDDP_OK && world->size > 1)
         cdi_wait_init(&b->team.wait, b->team.shm, world->flight, world->timeout_ms);
+    b->team.wait.ranks = world->ranks;
     if (st == CDDP_OK && world->n_nodes > 1)
         st = connect_nodes(b, &why);
     if (st != CDDP_OK && world->n_nodes > 1)
@@ -268,7 +272,7 @@ static cddp_status cpu_region_create(struct cdi_backend *b, size_t bytes, struct
     if (st != CDDP_OK)
         return st;
     if (agreed.status != CDDP_OK)
-        return cdi_fail(err, agreed.status, "%s", agreed.msg);
+        return cdi_fail_since(err, &agreed, "%s", agreed.msg);
     *out = region;
     return CDDP_OK;
 }
@@ -360,9 +364,15 @@ static cddp_status create_part(struct cdi_backend *b, const struct choice *all, 
     who = members_of(all, b->team.size, color, &n);
     if (who != NULL) {
         world = world_of_part(b, who, n);
+        for (int i = 0; i < n; i++)
+            who[i] = cdi_rank_of_job(&b->world, who[i]);
+        world.ranks = who;
         part = new_backend(&world, &b->meet, &b->mapper, &b->reached, prefix);
-        free(who);
     }
+    if (part != NULL)
+        part->ranks = who;
+    else
+        free(who);
     if (part == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
     st = cdi_flight_attach(&part->own_flight, NULL, err);
@@ -376,7 +386,9 @@ static cddp_status create_part(struct cdi_backend *b, const struct choice *all, 
     return CDDP_OK;
 }
 
-static cddp_status cpu_split(struct cdi_backend *b, int color, int key, struct cdi_backend **out, struct cdi_error *err)
+/* The ranks of the job are found from the choices, which also a rank that fails here has. */
+static cddp_status cpu_split(struct cdi_backend *b, int color, int key, const int *ranks, int n_ranks,
+                             struct cdi_backend **out, struct cdi_error *err)
 {
     struct choice mine = {.color = color, .key = key};
     struct choice *all = calloc((size_t)b->team.size, sizeof *all);
@@ -392,6 +404,8 @@ static cddp_status cpu_split(struct cdi_backend *b, int color, int key, struct c
     uint64_t ticket;
     cddp_status st;
 
+    (void)ranks;
+    (void)n_ranks;
     if (all == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", b->team.size);
     st = cdi_queue_enqueue(b->queue, &work, &ticket, err);
@@ -464,12 +478,21 @@ static void cpu_abort(struct cdi_backend *b, cddp_status status, const char *why
 {
     struct cdi_error err;
 
-    (void)cdi_fail(&err, status, "%s", why);
+    (void)cdi_fail_by(&err, cdi_rank_of_job(&b->world, b->team.rank), status, "%s", why);
     if (b->team.shm != NULL)
-        cdi_shm_abort(b->team.shm, status, why);
+        cdi_shm_abort(b->team.shm, &err);
     if (b->team.tcp != NULL)
         cdi_tcp_pass_abort(b->team.tcp);
     cdi_queue_fail(b->queue, &err);
+}
+
+static cddp_status cpu_peek(struct cdi_backend *b, struct cdi_error *err)
+{
+    cddp_status st = cdi_queue_health(b->queue, err);
+
+    if (st != CDDP_OK || b->team.shm == NULL)
+        return st;
+    return cdi_wait_peek(&b->team.wait, err);
 }
 
 static bool cpu_is_aborted(struct cdi_backend *b)
@@ -494,6 +517,7 @@ const struct cdi_backend_ops cdi_cpu_backend = {
     .copy = cpu_copy,
     .describe = cpu_describe,
     .health = cpu_health,
+    .peek = cpu_peek,
     .abort = cpu_abort,
     .is_aborted = cpu_is_aborted,
     .pack = cdi_element_pack,

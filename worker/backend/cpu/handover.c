@@ -181,12 +181,11 @@ static socklen_t abstract_address(struct sockaddr_un *a, const char *name)
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + len);
 }
 
-/* A cause is "-3 the sentence": status and text. */
 static void tell_cause(const struct cdi_meet *meet, const char *name, const struct cdi_error *why)
 {
     char text[CDI_SHM_TEXT];
 
-    (void)snprintf(text, sizeof text, "%d %.490s", (int)why->status, why->msg);
+    (void)snprintf(text, sizeof text, "%d %d %.480s", (int)why->status, why->blamed, why->msg);
     (void)meet->set(meet->arg, name, text, NULL); /* a courtesy: who cannot be told runs into its deadline */
 }
 
@@ -204,12 +203,13 @@ static struct names names_of(const struct cdi_world *world)
     return n;
 }
 
-static cddp_status read_cause(const char *text, struct cdi_error *err)
+cddp_status cdi_meet_cause(const char *text, struct cdi_error *err)
 {
-    char *end;
-    long st = strtol(text, &end, 10);
+    int st = 0, blamed = 0, at = 0;
 
-    return cdi_fail(err, st < 0 ? (cddp_status)st : CDDP_E_PROTOCOL, "%s", *end == ' ' ? end + 1 : end);
+    if (sscanf(text, "%d %d %n", &st, &blamed, &at) < 2)
+        blamed = at = 0;
+    return cdi_fail_by(err, blamed - 1, st < 0 ? (cddp_status)st : CDDP_E_PROTOCOL, "%s", text + at);
 }
 
 /* ------------------------------------------------------------------------------------------- the first rank's side
@@ -259,12 +259,16 @@ static cddp_status greet(struct cdi_shm *s, int sock, int memfd, const struct pa
 static cddp_status who_is_missing(const struct cdi_shm *s, const struct cdi_world *world, struct cdi_error *err)
 {
     struct cdi_rank_list missing = {0};
+    int first = 0;
 
     for (int r = 1; r < s->size; r++)
-        if (s->socks[r] < 0)
+        if (s->socks[r] < 0) {
             cdi_rank_list_add(&missing, s->first + r);
-    return cdi_fail(err, CDDP_E_TIMEOUT, "%d of %d ranks did not come to share memory within %.4g s: %s", missing.n,
-                    s->size, (double)world->join_timeout_ms / 1000, missing.text);
+            first = first == 0 ? r : first;
+        }
+    return cdi_fail_by(err, cdi_rank_of_job(world, s->first + first), CDDP_E_TIMEOUT,
+                       "%d of %d ranks did not come to share memory within %.4g s: %s", missing.n, s->size,
+                       (double)world->join_timeout_ms / 1000, missing.text);
 }
 
 static cddp_status accept_all(struct cdi_shm *s, int listener, int memfd, const struct cdi_world *world,
@@ -282,7 +286,7 @@ static cddp_status accept_all(struct cdi_shm *s, int listener, int memfd, const 
         st = wait_fd(listener, POLLIN, &slice, err);
         if (st == CDDP_E_TIMEOUT) {
             if (meet->get(meet->arg, names.cause, cause, sizeof cause, 0, err) == CDDP_OK)
-                return read_cause(cause, err);
+                return cdi_meet_cause(cause, err);
             if (cdi_now_ms() >= p->deadline_ms)
                 return who_is_missing(s, world, err);
             continue;
@@ -440,12 +444,13 @@ static cddp_status follow(struct cdi_shm *s, const struct cdi_world *world, cons
     cddp_status st = meet->get(meet->arg, names.socket, where, sizeof where, world->join_timeout_ms, err);
 
     if (st == CDDP_E_TIMEOUT)
-        return cdi_fail(err, st, "rank %d did not offer its shared memory within %.4g s", s->first,
-                        (double)world->join_timeout_ms / 1000);
+        return cdi_fail_by(err, cdi_rank_of_job(world, s->first), st,
+                           "rank %d did not offer its shared memory within %.4g s", s->first,
+                           (double)world->join_timeout_ms / 1000);
     if (st != CDDP_OK)
         return st;
     if (where[0] != '+')
-        return read_cause(where, err);
+        return cdi_meet_cause(where, err);
     st = connect_to(where + 1, s->first, &s->socks[0], err);
     if (st != CDDP_OK) {
         (void)cdi_error_wrap(err, "rank %d", world->rank);
@@ -454,9 +459,9 @@ static cddp_status follow(struct cdi_shm *s, const struct cdi_world *world, cons
     }
     st = follow_over(s, p, err);
     if (st == CDDP_E_PEER && meet->get(meet->arg, names.cause, text, sizeof text, 1000, NULL) == CDDP_OK)
-        return read_cause(text, err);
+        return cdi_meet_cause(text, err);
     if (st == CDDP_E_PEER)
-        return cdi_fail(err, st, "rank %d died while memory was shared", s->first);
+        return cdi_fail_by(err, cdi_rank_of_job(world, s->first), st, "rank %d died while memory was shared", s->first);
     if (st == CDDP_E_TIMEOUT)
         return cdi_fail(err, st, "not all ranks came to share memory within %.4g s",
                         (double)world->join_timeout_ms / 1000);
@@ -548,7 +553,7 @@ cddp_status cdi_handover_parts(struct cdi_wait *w, size_t bytes, void **part, bo
             io = take(s->socks[0], &m, &fd, &p, err);
         st = io != CDDP_OK ? io : map_part(s, r, &m, fd, bytes, &part[r], &why);
         if (io == CDDP_OK && st != CDDP_OK && outcome == CDDP_OK)
-            outcome = cdi_fail(err, st, "%.900s", why.msg);
+            outcome = cdi_fail_since(err, &why, "%.900s", why.msg);
     }
     for (int r = 0; r < s->size && (io != CDDP_OK || outcome != CDDP_OK); r++) {
         cdi_shm_unmap(&s->mapper, part[r], bytes);

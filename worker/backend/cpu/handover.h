@@ -19,6 +19,10 @@ struct cdi_meet {
     void *arg;
 };
 
+/* What a rank has put there that cannot go on: "-3 2 the text", the status, struct cdi_error's `blamed` and the text.
+ */
+cddp_status cdi_meet_cause(const char *text, struct cdi_error *err);
+
 /*
  * Share a control segment between all ranks of this rank's node. A collective of the node; blocks until all have it, at
  * most for world->join_timeout_ms. m may be NULL. *out on success only. CDDP_E_TIMEOUT (names who did not come),

@@ -264,10 +264,11 @@ static cddp_status check_crossed(const struct cdi_run *run, int to, uint32_t pie
         return CDDP_OK;
     cdi_desc_text(to < s->rank ? &m->desc : &run->desc, a, sizeof a);
     cdi_desc_text(to < s->rank ? &run->desc : &m->desc, b, sizeof b);
-    return cdi_fail(err, CDDP_E_MISMATCH,
-                    "ranks called different operations: rank %d called %s, rank %d called %s: one of them has to "
-                    "receive first",
-                    s->first + (to < s->rank ? to : s->rank), a, s->first + (to < s->rank ? s->rank : to), b);
+    return cdi_fail_by(err, cdi_wait_rank_of_job(&run->t->wait, s->first + (to < s->rank ? s->rank : to)),
+                       CDDP_E_MISMATCH,
+                       "ranks called different operations: rank %d called %s, rank %d called %s: one of them has to "
+                       "receive first",
+                       s->first + (to < s->rank ? to : s->rank), a, s->first + (to < s->rank ? s->rank : to), b);
 }
 
 static cddp_status mail_send(struct cdi_run *run, struct cdi_error *err)
@@ -321,14 +322,16 @@ static cddp_status await_mail(struct cdi_run *run, int from, uint32_t *piece, st
 
 static cddp_status compare_mail(const struct cdi_run *run, const struct cdi_shm_desc *sent, struct cdi_error *err)
 {
+    int higher = run->w->op.root > run->t->rank ? run->w->op.root : run->t->rank;
     char a[160], b[160];
 
     if (sent->count == run->desc.count && sent->dtype == run->desc.dtype)
         return CDDP_OK;
     cdi_desc_text(sent, a, sizeof a);
     cdi_desc_text(&run->desc, b, sizeof b);
-    return cdi_fail(err, CDDP_E_MISMATCH, "ranks called different operations: rank %d called %s, rank %d called %s",
-                    run->w->op.root, a, run->t->rank, b);
+    return cdi_fail_by(err, cdi_wait_rank_of_job(&run->t->wait, higher), CDDP_E_MISMATCH,
+                       "ranks called different operations: rank %d called %s, rank %d called %s", run->w->op.root, a,
+                       run->t->rank, b);
 }
 
 static cddp_status mail_recv(struct cdi_run *run, struct cdi_error *err)

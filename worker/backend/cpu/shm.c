@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #define SHM_MAGIC 0x4d48535044444443u /* "CDDDPSHM" */
-#define SHM_VERSION 6u
+#define SHM_VERSION 7u
 #define HUGE_PAGE ((size_t)2 << 20) /* where it is another size, asking for them fails, and no more */
 
 #ifndef MADV_COLLAPSE
@@ -32,6 +32,7 @@ struct cdi_shm_header {
     uint32_t version, size;
     _Alignas(64) _Atomic uint32_t abort;
     _Atomic int32_t status;
+    _Atomic int32_t blamed; /* as in struct cdi_error */
     _Atomic char text[CDI_SHM_TEXT];
 };
 
@@ -318,9 +319,10 @@ void cdi_counter_post(struct cdi_counter *c, uint32_t step)
     cdi_counter_wake(c);
 }
 
-void cdi_shm_abort(struct cdi_shm *s, cddp_status status, const char *text)
+void cdi_shm_abort(struct cdi_shm *s, const struct cdi_error *why)
 {
     struct cdi_shm_header *h = s->header;
+    const char *text = why->msg;
     uint32_t none = ABORT_NONE;
 
     if (h == NULL)
@@ -330,18 +332,36 @@ void cdi_shm_abort(struct cdi_shm *s, cddp_status status, const char *text)
         return;
     }
     wake_all(&h->abort); /* a rank that wakes up here waits for the text, but not for long */
-    atomic_store(&h->status, (int32_t)status);
+    atomic_store(&h->status, (int32_t)why->status);
+    atomic_store(&h->blamed, why->blamed);
     for (size_t i = 0; i + 1 < sizeof h->text && text[i] != '\0'; i++)
         atomic_store_explicit(&h->text[i], text[i], memory_order_relaxed);
     atomic_store_explicit(&h->abort, ABORT_TOLD, memory_order_release);
     wake_all(&h->abort);
 }
 
+/* The abort has been told. */
+static cddp_status read_abort(struct cdi_shm_header *h, struct cdi_error *err)
+{
+    char text[CDI_SHM_TEXT];
+
+    for (size_t i = 0; i < sizeof text; i++)
+        text[i] = atomic_load_explicit(&h->text[i], memory_order_relaxed);
+    text[sizeof text - 1] = '\0';
+    return cdi_fail_by(err, atomic_load(&h->blamed) - 1, (cddp_status)atomic_load(&h->status), "%s", text);
+}
+
+cddp_status cdi_shm_peek(const struct cdi_shm *s, struct cdi_error *err)
+{
+    struct cdi_shm_header *h = s->header;
+
+    return atomic_load_explicit(&h->abort, memory_order_acquire) == ABORT_TOLD ? read_abort(h, err) : CDDP_OK;
+}
+
 cddp_status cdi_shm_aborted(const struct cdi_shm *s, struct cdi_error *err)
 {
     struct cdi_shm_header *h = s->header;
     uint32_t state = atomic_load_explicit(&h->abort, memory_order_acquire);
-    char text[CDI_SHM_TEXT];
 
     if (state == ABORT_NONE)
         return CDDP_OK;
@@ -354,15 +374,20 @@ cddp_status cdi_shm_aborted(const struct cdi_shm *s, struct cdi_error *err)
     }
     if (state != ABORT_TOLD)
         return cdi_fail(err, CDDP_E_ABORTED, "another rank gave up, and died or was stopped before it could say why");
-    for (size_t i = 0; i < sizeof text; i++)
-        text[i] = atomic_load_explicit(&h->text[i], memory_order_relaxed);
-    text[sizeof text - 1] = '\0';
-    return cdi_fail(err, (cddp_status)atomic_load(&h->status), "%s", text);
+    return read_abort(h, err);
 }
 
 _Atomic uint32_t *cdi_shm_abort_word(const struct cdi_shm *s)
 {
     return &s->header->abort;
+}
+
+int cdi_shm_died(const struct cdi_shm *s)
+{
+    for (int r = 0; r < s->size; r++)
+        if (has_died(s, r))
+            return r;
+    return -1;
 }
 
 int cdi_shm_hung_up(struct cdi_shm *s)
@@ -377,8 +402,5 @@ int cdi_shm_hung_up(struct cdi_shm *s)
         (void)close(s->socks[r]); /* it left as it should */
         s->socks[r] = -1;
     }
-    for (int r = 0; r < s->size; r++)
-        if (has_died(s, r))
-            return r;
-    return -1;
+    return cdi_shm_died(s);
 }

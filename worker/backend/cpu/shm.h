@@ -178,10 +178,12 @@ void cdi_counter_wake(struct cdi_counter *c);
 /* Both. */
 void cdi_counter_post(struct cdi_counter *c, uint32_t step);
 
-/* Tell all ranks that the communicator is broken; the first one wins. Any thread. */
-void cdi_shm_abort(struct cdi_shm *s, cddp_status status, const char *text);
+/* Tell all ranks that the communicator is broken, and why; the first one wins. Any thread. */
+void cdi_shm_abort(struct cdi_shm *s, const struct cdi_error *why);
 /* CDDP_OK, or what cdi_shm_abort was told. One atomic load in the common case. */
 cddp_status cdi_shm_aborted(const struct cdi_shm *s, struct cdi_error *err);
+/* The same without a wait: CDDP_OK also while the reason is being written. Any thread. */
+cddp_status cdi_shm_peek(const struct cdi_shm *s, struct cdi_error *err);
 /* The futex word that changes from 0 on abort. */
 _Atomic uint32_t *cdi_shm_abort_word(const struct cdi_shm *s);
 
@@ -193,6 +195,8 @@ static inline bool cdi_shm_left(const struct cdi_shm *s, int rank)
 int cdi_shm_usable_cpus(const struct cdi_shm *s);
 /* Are all ranks in one group of the scheduler, so that sched_yield lets another one run? */
 bool cdi_shm_can_yield(const struct cdi_shm *s);
+/* A peer whose lock is free, without a goodbye; or -1. Any thread. */
+int cdi_shm_died(const struct cdi_shm *s);
 /* A peer that died: its socket hung up, or its lock is free, without a goodbye. Or -1. One thread at a time. */
 int cdi_shm_hung_up(struct cdi_shm *s);
 

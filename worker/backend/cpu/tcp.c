@@ -158,8 +158,8 @@ static cddp_status late(const struct pumping *g, struct cdi_error *err)
 
     if (who == NULL)
         return cdi_fail(err, CDDP_E_TIMEOUT, "not done within %.4g s", seconds);
-    return cdi_fail(err, CDDP_E_TIMEOUT, "rank %d did not %s within %.4g s", who->rank, who->begun ? "go on" : "come",
-                    seconds);
+    return cdi_fail_by(err, cdi_wait_rank_of_job(g->tcp->wait, who->rank), CDDP_E_TIMEOUT,
+                       "rank %d did not %s within %.4g s", who->rank, who->begun ? "go on" : "come", seconds);
 }
 
 /* The sockets of the node's other ranks, which hang up when those die; so many. */
@@ -290,5 +290,5 @@ cddp_status cdi_tcp_pump(struct cdi_tcp *tcp, struct cdi_link *const *links, int
     if (cdi_shm_aborted(shm, err) == st)
         return st; /* another rank's sentence is whole */
     what(what_arg, name, sizeof name);
-    return cdi_fail(err, st, "%s: %.800s", name, why.msg);
+    return cdi_fail_since(err, &why, "%s: %.800s", name, why.msg);
 }

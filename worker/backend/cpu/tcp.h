@@ -53,8 +53,8 @@ struct cdi_link {
     bool suspect;     /* control became readable, which the data may explain */
     char who[64];     /* "pid 77 on node1"; changed under tcp->lock, not after both sockets are there */
     struct cdi_flow rx, tx;
-    uint8_t control_in[CDI_TCP_HEADER + 4 + CDI_SHM_TEXT]; /* tcp->lock */
-    size_t control_got;                                    /* tcp->lock */
+    uint8_t control_in[CDI_TCP_HEADER + CDI_TCP_ABORT_MAX]; /* tcp->lock */
+    size_t control_got;                                     /* tcp->lock */
 };
 
 /* A thread that listens to all control sockets (tcp_control.c). */

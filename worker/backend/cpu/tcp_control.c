@@ -38,9 +38,8 @@ static void take_frame(struct cdi_tcp *tcp, struct cdi_link *l, cddp_status head
     struct cdi_error why;
 
     if (header == CDDP_OK && h->type == CDI_TCP_IS_ABORT) {
-        cddp_status st = cdi_tcp_get_abort(l->control_in + CDI_TCP_HEADER, h->len, &why);
-
-        cdi_shm_abort(tcp->wait->shm, st, why.msg); /* the text is whole, as it is */
+        (void)cdi_tcp_get_abort(l->control_in + CDI_TCP_HEADER, h->len, &why);
+        cdi_shm_abort(tcp->wait->shm, &why); /* the text is whole, as it is */
         atomic_store(&l->fate, CDI_LINK_LEFT);
     } else {
         atomic_store(&l->fate, header == CDDP_OK && h->type == CDI_TCP_IS_BYE ? CDI_LINK_LEFT : CDI_LINK_BABBLES);
@@ -89,7 +88,8 @@ cddp_status cdi_link_hear(struct cdi_tcp *tcp, struct cdi_link *l, struct cdi_er
     if (fate == CDI_LINK_DIED)
         return cdi_wait_died(tcp->wait, l->rank, l->who, err);
     if (fate == CDI_LINK_BABBLES)
-        return cdi_fail(err, CDDP_E_PROTOCOL, "rank %d sent something else than expected", l->rank);
+        return cdi_fail_by(err, cdi_wait_rank_of_job(tcp->wait, l->rank), CDDP_E_PROTOCOL,
+                           "rank %d sent something else than expected", l->rank);
     return CDDP_IN_PROGRESS;
 }
 
@@ -119,7 +119,8 @@ cddp_status cdi_link_last_words(struct cdi_tcp *tcp, struct cdi_link *l, struct 
     if (st != CDDP_OK)
         return st;
     if (cdi_link_gone(l))
-        return cdi_fail(err, CDDP_E_PEER, "rank %d " CDI_HAS_LEFT, l->rank);
+        return cdi_fail_by(err, cdi_wait_rank_of_job(tcp->wait, l->rank), CDDP_E_PEER, "rank %d " CDI_HAS_LEFT,
+                           l->rank);
     return cdi_wait_died(tcp->wait, l->rank, l->who, err);
 }
 
@@ -128,7 +129,7 @@ cddp_status cdi_link_last_words(struct cdi_tcp *tcp, struct cdi_link *l, struct 
 /* tcp->lock is held, also while the frame goes out: a thread that closes the socket comes after it. */
 static void say_locked(struct cdi_link *l, enum cdi_tcp_type type, const void *body, uint32_t len)
 {
-    uint8_t out[CDI_TCP_HEADER + 4 + CDI_SHM_TEXT];
+    uint8_t out[CDI_TCP_HEADER + CDI_TCP_ABORT_MAX];
     const struct cdi_tcp_header h = {.type = type, .len = len};
 
     if (l->control < 0 || l->said)
@@ -154,12 +155,11 @@ static void say_to_all(struct cdi_tcp *tcp, enum cdi_tcp_type type, const void *
 
 void cdi_tcp_pass_abort(struct cdi_tcp *tcp)
 {
-    uint8_t body[4 + CDI_SHM_TEXT];
+    uint8_t body[CDI_TCP_ABORT_MAX];
     struct cdi_error why;
-    cddp_status st = cdi_shm_aborted(tcp->wait->shm, &why);
 
-    if (st != CDDP_OK)
-        say_to_all(tcp, CDI_TCP_IS_ABORT, body, cdi_tcp_put_abort(body, st, why.msg));
+    if (cdi_shm_aborted(tcp->wait->shm, &why) != CDDP_OK)
+        say_to_all(tcp, CDI_TCP_IS_ABORT, body, cdi_tcp_put_abort(body, &why));
 }
 
 void cdi_tcp_say_bye(struct cdi_tcp *tcp)
@@ -232,7 +232,7 @@ static void raise_alarm(struct cdi_tcp *tcp, struct cdi_link *l)
     struct cdi_error why;
 
     if (cdi_link_hear(tcp, l, &why) < 0)
-        cdi_shm_abort(tcp->wait->shm, why.status, why.msg);
+        cdi_shm_abort(tcp->wait->shm, &why);
 }
 
 static void *listen_all(void *arg)

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#define MAGIC 0x31544443u /* "CDT1" */
+#define MAGIC 0x32544443u /* "CDT2" */
 #define BYTE_ORDER_MARK 0x01020304u
 
 static void put32(uint8_t *p, uint32_t v)
@@ -48,7 +48,7 @@ static bool length_fits(uint32_t type, uint32_t len)
     case CDI_TCP_IS_DATA:
         return len <= CDI_TCP_PAYLOAD_MAX;
     case CDI_TCP_IS_ABORT:
-        return len >= 4 && len < 4 + CDI_SHM_TEXT;
+        return len >= 8 && len < CDI_TCP_ABORT_MAX;
     case CDI_TCP_IS_BYE:
         return len == 0;
     default:
@@ -127,26 +127,27 @@ void cdi_tcp_get_op(const uint8_t in[CDI_TCP_OP], struct cdi_shm_desc *d)
                                .offset = get64(in + 32)};
 }
 
-uint32_t cdi_tcp_put_abort(uint8_t out[4 + CDI_SHM_TEXT], cddp_status status, const char *text)
+uint32_t cdi_tcp_put_abort(uint8_t out[CDI_TCP_ABORT_MAX], const struct cdi_error *why)
 {
     uint32_t len = 0;
 
-    put32(out, (uint32_t)status);
-    for (; text[len] != '\0' && len + 1 < CDI_SHM_TEXT; len++)
-        out[4 + len] = (uint8_t)text[len];
-    return 4 + len;
+    put32(out, (uint32_t)why->status);
+    put32(out + 4, (uint32_t)why->blamed);
+    for (; why->msg[len] != '\0' && len + 1 < CDI_SHM_TEXT; len++)
+        out[8 + len] = (uint8_t)why->msg[len];
+    return 8 + len;
 }
 
 cddp_status cdi_tcp_get_abort(const uint8_t *in, uint32_t len, struct cdi_error *err)
 {
-    int32_t status = (int32_t)get32(in);
+    int32_t status = (int32_t)get32(in), blamed = (int32_t)get32(in + 4);
     char text[CDI_SHM_TEXT];
 
-    len -= 4;
+    len -= 8;
     for (uint32_t i = 0; i < len; i++)
-        text[i] = in[4 + i] >= ' ' && in[4 + i] != 0x7f ? (char)in[4 + i] : '?';
+        text[i] = in[8 + i] >= ' ' && in[8 + i] != 0x7f ? (char)in[8 + i] : '?';
     text[len] = '\0';
     if (status >= 0 || strcmp(cdi_status_name((cddp_status)status), "CDDP_UNKNOWN") == 0)
         status = CDDP_E_PROTOCOL;
-    return cdi_fail(err, (cddp_status)status, "%s", text);
+    return cdi_fail_by(err, blamed > 0 ? blamed - 1 : -1, (cddp_status)status, "%s", text);
 }

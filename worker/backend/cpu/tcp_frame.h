@@ -13,13 +13,14 @@
 #define CDI_TCP_HOST 32
 #define CDI_TCP_HELLO (CDI_TCP_TOKEN + 5 * 4 + CDI_TCP_HOST)
 #define CDI_TCP_OP 40
+#define CDI_TCP_ABORT_MAX (8 + CDI_SHM_TEXT)
 #define CDI_TCP_PAYLOAD_MAX CDI_SHM_PIECE_BYTES
 
 enum cdi_tcp_type {
     CDI_TCP_IS_HELLO = 1, /* both ways, first: who is this, and the job's token as proof */
     CDI_TCP_IS_OP = 2,    /* what operation the sender is in */
     CDI_TCP_IS_DATA = 3,
-    CDI_TCP_IS_ABORT = 4, /* the communicator is broken: status, sentence */
+    CDI_TCP_IS_ABORT = 4, /* the communicator is broken: status, the rank to blame, text */
     CDI_TCP_IS_BYE = 5,   /* the sender leaves, as it should */
 };
 
@@ -52,7 +53,7 @@ void cdi_tcp_put_op(uint8_t out[CDI_TCP_OP], const struct cdi_shm_desc *d);
 void cdi_tcp_get_op(const uint8_t in[CDI_TCP_OP], struct cdi_shm_desc *d);
 
 /* Payload of an abort; returns its length. */
-uint32_t cdi_tcp_put_abort(uint8_t out[4 + CDI_SHM_TEXT], cddp_status status, const char *text);
+uint32_t cdi_tcp_put_abort(uint8_t out[CDI_TCP_ABORT_MAX], const struct cdi_error *why);
 /* *err becomes what the sender said; a status that is none is CDDP_E_PROTOCOL. Returns it. */
 cddp_status cdi_tcp_get_abort(const uint8_t *in, uint32_t len, struct cdi_error *err);
 

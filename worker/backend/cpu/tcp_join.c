@@ -31,21 +31,19 @@ void cdi_tcp_tell_broken(const struct cdi_meet *meet, const struct cdi_error *wh
 {
     char text[CDI_SHM_TEXT];
 
-    (void)snprintf(text, sizeof text, "%d %.490s", (int)why->status, why->msg);
+    (void)snprintf(text, sizeof text, "%d %d %.480s", (int)why->status, why->blamed, why->msg);
     (void)meet->set(meet->arg, BROKEN, text, NULL); /* a courtesy: who cannot be told runs into its deadline */
 }
 
 /* Has anybody failed to join? */
 static cddp_status look(const struct cdi_tcp *tcp, struct cdi_error *err)
 {
-    char text[CDI_SHM_TEXT], *end;
+    char text[CDI_SHM_TEXT];
     cddp_status st = cdi_wait_check(tcp->wait, err);
-    long said;
 
     if (st != CDDP_OK || tcp->meet.get(tcp->meet.arg, BROKEN, text, sizeof text, 0, NULL) != CDDP_OK)
         return st;
-    said = strtol(text, &end, 10);
-    return cdi_fail(err, said < 0 ? (cddp_status)said : CDDP_E_PROTOCOL, "%s", *end == ' ' ? end + 1 : end);
+    return cdi_meet_cause(text, err);
 }
 
 /* The text under `name`, once it is there; whose it is, for the sentence. */
@@ -310,27 +308,29 @@ static void connect_round(struct cdi_tcp *tcp, const char *text, struct cdi_link
 }
 
 /* The time is over. */
-static cddp_status not_connected(const struct cdi_link *l, const char *text, const struct attempt *best,
-                                 double waited_s, struct cdi_error *err)
+static cddp_status not_connected(const struct cdi_tcp *tcp, const struct cdi_link *l, const char *text,
+                                 const struct attempt *best, double waited_s, struct cdi_error *err)
 {
+    int of_job = cdi_wait_rank_of_job(tcp->wait, l->rank);
     const char *why = best->how_far == STRANGER ? "something else answers there" : strerror(best->errnum);
 
     if (best->how_far == NO_ANSWER)
-        return cdi_fail(err, CDDP_E_TIMEOUT, "rank %d did not come within %.4g s: it does not answer yet at %.200s",
-                        l->rank, waited_s, text);
+        return cdi_fail_by(err, of_job, CDDP_E_TIMEOUT,
+                           "rank %d did not come within %.4g s: it does not answer yet at %.200s", l->rank, waited_s,
+                           text);
     if (best->how_far == HUNG_UP)
-        return cdi_fail(
-            err, CDDP_E_TIMEOUT,
+        return cdi_fail_by(
+            err, of_job, CDDP_E_TIMEOUT,
             "cannot connect to rank %d at %.200s: it hangs up before it answers; see whether it has failed, "
             "and whether something else connects to its port",
             l->rank, text);
-    return cdi_fail(err, CDDP_E_TIMEOUT,
-                    "cannot connect to rank %d at %.200s: %s%s; if this is the wrong network, set " CDI_NET_IFNAME_ENV
-                    " on its node",
-                    l->rank, text, why,
-                    best->how_far == NOT_CONNECTED && best->errnum == ECONNREFUSED
-                        ? ", so the rank is not there, or no longer"
-                        : "");
+    return cdi_fail_by(
+        err, of_job, CDDP_E_TIMEOUT,
+        "cannot connect to rank %d at %.200s: %s%s; if this is the wrong network, set " CDI_NET_IFNAME_ENV
+        " on its node",
+        l->rank, text, why,
+        best->how_far == NOT_CONNECTED && best->errnum == ECONNREFUSED ? ", so the rank is not there, or no longer"
+                                                                       : "");
 }
 
 /*
@@ -353,7 +353,7 @@ static cddp_status connect_to(struct cdi_tcp *tcp, struct cdi_link *l, bool pair
             return CDDP_OK;
         st = look(tcp, err);
         if (st == CDDP_OK && cdi_now_ms() + SLICE_MS >= deadline_ms)
-            return not_connected(l, text, &best, seconds(begin_ms, deadline_ms), err);
+            return not_connected(tcp, l, text, &best, seconds(begin_ms, deadline_ms), err);
         if (best.how_far == NO_ANSWER && patience_ms < PATIENCE_MOST_MS)
             patience_ms *= 2;
         (void)poll(NULL, 0, SLICE_MS);
@@ -378,8 +378,9 @@ static cddp_status be_connected(struct cdi_tcp *tcp, const struct cdi_link *l, i
         if (st != CDDP_OK)
             return st;
         if (now >= deadline_ms)
-            return cdi_fail(err, CDDP_E_TIMEOUT, "rank %d did not come within %.4g s: it has not connected yet",
-                            l->rank, seconds(begin_ms, deadline_ms));
+            return cdi_fail_by(err, cdi_wait_rank_of_job(tcp->wait, l->rank), CDDP_E_TIMEOUT,
+                               "rank %d did not come within %.4g s: it has not connected yet", l->rank,
+                               seconds(begin_ms, deadline_ms));
         cdi_door_tend(tcp);
     }
     return CDDP_OK;

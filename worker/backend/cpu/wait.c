@@ -23,7 +23,8 @@
 #define SLICE_WITHOUT_WAITV 1 /* ms: it sleeps on one word only, so it must look at the others */
 #define STOPPED_MS 1000       /* a sleep that took so much longer than it should was not a sleep */
 #define CHAIN_SHOWN 4         /* ranks of a chain of waits */
-#define AGENT_GRACE_MS 100    /* a hang-up was seen: the agent's sentence about the death is on its way */
+#define DIED "rank %d (%s) died, or exited without cddp_finalize"
+#define AGENT_GRACE_MS 100 /* a hang-up was seen: the agent's sentence about the death is on its way */
 
 void cdi_wait_init(struct cdi_wait *w, struct cdi_shm *shm, struct cdi_flight *flight, int64_t timeout_ms)
 {
@@ -113,6 +114,7 @@ static bool yield(struct cdi_counter *c, uint32_t step)
 
 cddp_status cdi_wait_died(const struct cdi_wait *w, int rank, const char *how, struct cdi_error *err)
 {
+    int of_job = cdi_wait_rank_of_job(w, rank);
     int64_t until = cdi_now_ms() + AGENT_GRACE_MS;
 
     while (cdi_flight_has_agent(w->flight) && cdi_now_ms() < until) {
@@ -122,19 +124,42 @@ cddp_status cdi_wait_died(const struct cdi_wait *w, int rank, const char *how, s
             return err->status;
         if (cdi_flight_has_ended(w->flight, rank)) {
             cdi_flight_miss(w->flight, rank);
-            return cdi_fail(err, CDDP_E_PEER, "rank %d (%s) " CDI_FLIGHT_DESERTED, rank, how);
+            return cdi_fail_by(err, of_job, CDDP_E_PEER, "rank %d (%s) " CDI_FLIGHT_DESERTED, rank, how);
         }
         (void)nanosleep(&ms, NULL);
     }
-    return cdi_fail(err, CDDP_E_PEER, "rank %d (%s) died, or exited without cddp_finalize", rank, how);
+    return cdi_fail_by(err, of_job, CDDP_E_PEER, DIED, rank, how);
+}
+
+static void say_pid(const struct cdi_wait *w, int rank, char *buf, size_t cap)
+{
+    (void)snprintf(buf, cap, "pid %d", (int)atomic_load(&w->shm->ranks[rank].pid));
 }
 
 static cddp_status died(const struct cdi_wait *w, int rank, struct cdi_error *err)
 {
     char pid[32];
 
-    (void)snprintf(pid, sizeof pid, "pid %d", (int)atomic_load(&w->shm->ranks[rank].pid));
+    say_pid(w, rank, pid, sizeof pid);
     return cdi_wait_died(w, w->shm->first + rank, pid, err);
+}
+
+cddp_status cdi_wait_peek(const struct cdi_wait *w, struct cdi_error *err)
+{
+    cddp_status st = cdi_flight_check(w->flight, err);
+    char pid[32];
+    int gone;
+
+    if (st == CDDP_OK)
+        st = cdi_shm_peek(w->shm, err);
+    if (st != CDDP_OK)
+        return st;
+    gone = cdi_shm_died(w->shm);
+    if (gone < 0)
+        return CDDP_OK;
+    say_pid(w, gone, pid, sizeof pid);
+    return cdi_fail_by(err, cdi_wait_rank_of_job(w, w->shm->first + gone), CDDP_E_PEER, DIED, w->shm->first + gone,
+                       pid);
 }
 
 int cdi_wait_hung_up(struct cdi_wait *w, struct cdi_error *err)
@@ -225,12 +250,14 @@ static int next_in_chain(const struct cdi_shm *s, int rank, int *world)
 /*
  * Local rank `rank` did not come, perhaps because it waits for another one itself: follow that to its end. Whoever's
  * clock fires first speaks for all. ": it waits for rank 2, which waits for rank 3 (pid 77, which is stopped)".
+ * Returns the rank at the end; where ranks wait in a circle, the one that did not come.
  */
-static void say_why(const struct cdi_wait *w, int rank, char *buf, size_t cap)
+static int say_why(const struct cdi_wait *w, int rank, char *buf, size_t cap)
 {
     const struct cdi_shm *s = w->shm;
     size_t used = 0;
     int seen[CHAIN_SHOWN + 1] = {rank}, n = 1, world;
+    const int begin = rank;
 
     buf[0] = '\0';
     for (int next; n <= CHAIN_SHOWN && (next = next_in_chain(s, rank, &world)) >= 0; rank = next) {
@@ -238,16 +265,17 @@ static void say_why(const struct cdi_wait *w, int rank, char *buf, size_t cap)
                                  world);
         if (next == s->size) {
             (void)snprintf(buf + used, cap - used, " on another node");
-            return;
+            return world;
         }
         for (int i = 0; i < n; i++)
             if (seen[i] == next)
-                return;
+                return s->first + begin;
         if (next == s->rank)
-            return;
+            return s->first + begin;
         seen[n++] = next;
     }
     say_where(w, rank, buf + used, cap - used);
+    return s->first + rank;
 }
 
 /* The first of several that did not come which waits for another one itself. */
@@ -269,7 +297,7 @@ static cddp_status late(const struct cdi_wait *w, struct waiting *g, struct cdi_
 {
     struct cdi_rank_list missing = {0};
     char why[320];
-    int last = 0;
+    int last = 0, first = -1;
 
     if (w->slack_ms > 0 && cdi_wait_moved(w) != g->moved) {
         set_deadline(w, g);
@@ -281,15 +309,17 @@ static cddp_status late(const struct cdi_wait *w, struct waiting *g, struct cdi_
         if (g->one ? r == g->rank : !cdi_counter_reached(cdi_shm_post(w->shm, r, g->step), g->step)) {
             cdi_rank_list_add(&missing, w->shm->first + r);
             last = r;
+            first = first < 0 ? r : first;
         }
     if (missing.n == 0)
         return CDDP_OK;
+    first += w->shm->first;
     if (missing.n == 1)
-        say_why(w, last, why, sizeof why);
+        first = say_why(w, last, why, sizeof why);
     else
         say_who_waits(w, g, why, sizeof why);
-    return cdi_fail(err, CDDP_E_TIMEOUT, "rank%s %s did not come within %.4g s%s", missing.n > 1 ? "s" : "",
-                    missing.text, (double)w->timeout_ms / 1000, why);
+    return cdi_fail_by(err, cdi_wait_rank_of_job(w, first), CDDP_E_TIMEOUT, "rank%s %s did not come within %.4g s%s",
+                       missing.n > 1 ? "s" : "", missing.text, (double)w->timeout_ms / 1000, why);
 }
 
 /* Sleep until the counter, the agent's word or the abort word changes, at the latest at until_ms. */
@@ -330,7 +360,8 @@ static cddp_status look_around(struct cdi_wait *w, struct waiting *g, struct cdi
     if (st != CDDP_OK)
         return st;
     if (cdi_shm_left(w->shm, g->rank) && !cdi_counter_reached(g->c, g->step))
-        return cdi_fail(err, CDDP_E_PEER, "rank %d " CDI_HAS_LEFT, w->shm->first + g->rank);
+        return cdi_fail_by(err, cdi_wait_rank_of_job(w, w->shm->first + g->rank), CDDP_E_PEER, "rank %d " CDI_HAS_LEFT,
+                           w->shm->first + g->rank);
     if (now >= g->look_at_ms) {
         gone = cdi_shm_hung_up(w->shm);
         g->look_at_ms = now + SLICE_MS;
@@ -386,7 +417,7 @@ static cddp_status wait_one(struct cdi_wait *w, struct waiting *g, bool on_threa
     if (cdi_shm_aborted(w->shm, err) == st)
         return st; /* a peer's sentence is whole */
     what(arg, name, sizeof name);
-    return cdi_fail(err, st, "%s: %.800s", name, why.msg);
+    return cdi_fail_since(err, &why, "%s: %.800s", name, why.msg);
 }
 
 /* Are all there within a moment? */

@@ -14,6 +14,7 @@
 struct cdi_wait {
     struct cdi_shm *shm;
     struct cdi_flight *flight;
+    const int *ranks; /* as in struct cdi_world */
     int64_t timeout_ms;
     int spins_inline; /* pauses before yielding, when the caller's own thread waits; fewer if the peer has to run here
                        */
@@ -32,6 +33,9 @@ void cdi_wait_init(struct cdi_wait *w, struct cdi_shm *shm, struct cdi_flight *f
  */
 cddp_status cdi_wait_check(const struct cdi_wait *w, struct cdi_error *err);
 
+/* The same without a wait, and ranks of this node that died or left are found as well. Any thread. */
+cddp_status cdi_wait_peek(const struct cdi_wait *w, struct cdi_error *err);
+
 /*
  * Block until every rank has posted `step`. `mine` was just set to it: who sleeps on it is woken here, a microsecond
  * later, since that takes longer than the whole wait where all spin. `what` (called only on failure) writes the
@@ -45,6 +49,12 @@ cddp_status cdi_wait_all(struct cdi_wait *w, struct cdi_counter *mine, uint32_t 
 cddp_status cdi_wait_counter(struct cdi_wait *w, int rank, struct cdi_counter *c, uint32_t step, bool on_thread,
                              void (*what)(const void *arg, char *buf, size_t cap), const void *arg,
                              struct cdi_error *err);
+
+/* A rank of this communicator as the rank of the job that it is, for errors. */
+static inline int cdi_wait_rank_of_job(const struct cdi_wait *w, int rank)
+{
+    return w->ranks != NULL ? w->ranks[rank] : rank;
+}
 
 /* Notes, for the errors of other ranks, that this rank sleeps until `rank` (in the world; -1: none) comes. */
 void cdi_wait_tell(const struct cdi_wait *w, int rank);

@@ -27,7 +27,11 @@
 
 struct cdi_word cdi_mpi_word(const struct cdi_backend *b)
 {
-    return (struct cdi_word){.keys = &b->world.keys, .prefix = b->prefix, .rank = b->world.rank, .size = b->world.size};
+    return (struct cdi_word){.keys = &b->world.keys,
+                             .prefix = b->prefix,
+                             .rank = b->world.rank,
+                             .size = b->world.size,
+                             .of_job = b->world_rank[b->world.rank]};
 }
 
 void cdi_mpi_what(const struct cdi_work *work, char *buf, size_t cap)
@@ -103,9 +107,9 @@ static int64_t left_after(const struct cdi_mpi_run *run, int rank)
     return cdi_word_has_peers(&w) && w.keys->add(w.keys->arg, key, 0, &n, NULL) == CDDP_OK ? n - 1 : -1;
 }
 
-static cddp_status has_left(int rank, struct cdi_error *err)
+static cddp_status has_left(const struct cdi_backend *b, int rank, struct cdi_error *err)
 {
-    return cdi_fail(err, CDDP_E_PEER, "rank %d " CDI_HAS_LEFT, rank);
+    return cdi_fail_by(err, b->world_rank[rank], CDDP_E_PEER, "rank %d " CDI_HAS_LEFT, rank);
 }
 
 /* Of those who have left, the one that did so first: it will miss first. */
@@ -139,11 +143,11 @@ static cddp_status look_at_leavers(struct cdi_mpi_run *run, struct watch *w, str
         if (left_after(run, run->peer) < 0)
             return CDDP_OK;
         w->left_ns = w->left_ns == 0 ? w->now_ns : w->left_ns;
-        return w->now_ns - w->left_ns < LEFT_MS * 1000000 ? CDDP_OK : has_left(run->peer, err);
+        return w->now_ns - w->left_ns < LEFT_MS * 1000000 ? CDDP_OK : has_left(b, run->peer, err);
     }
     if (n > b->n_left)
         find_leaver(run, n);
-    return b->left_after < (int64_t)run->number ? has_left(b->leaver, err) : CDDP_OK;
+    return b->left_after < (int64_t)run->number ? has_left(b, b->leaver, err) : CDDP_OK;
 }
 
 /* The kernel tells of the end of a process of this host; one that has left the job may end. */
@@ -166,7 +170,8 @@ static cddp_status look_at_neighbours(struct cdi_mpi_run *run, struct cdi_error 
             return st;
         }
         cdi_mpi_what(run->work, what, sizeof what);
-        return cdi_fail(err, CDDP_E_PEER, "rank %d (pid %d) died; this rank was in %s", r, b->neighbours[r].pid, what);
+        return cdi_fail_by(err, b->world_rank[r], CDDP_E_PEER, "rank %d (pid %d) died; this rank was in %s", r,
+                           b->neighbours[r].pid, what);
     }
     return CDDP_OK;
 }
@@ -224,15 +229,17 @@ static cddp_status too_late(struct cdi_mpi_run *run, struct cdi_error *err)
     const struct cdi_word w = cdi_mpi_word(run->b);
     struct cdi_rank_list late = {0};
     char what[160];
+    int of_job;
 
     cdi_mpi_what(run->work, what, sizeof what);
     if (run->peer >= 0)
         cdi_rank_list_add(&late, run->peer);
     else
         cdi_word_late(&w, run->number, &late);
+    of_job = late.n > 0 ? run->b->world_rank[late.first] : -1;
     if (late.n > 0)
-        return cdi_fail(err, CDDP_E_TIMEOUT, "%s: rank%s %s did not come within %.4g s", what, late.n == 1 ? "" : "s",
-                        late.text, (double)run->timeout_ms / 1000);
+        return cdi_fail_by(err, of_job, CDDP_E_TIMEOUT, "%s: rank%s %s did not come within %.4g s", what,
+                           late.n == 1 ? "" : "s", late.text, (double)run->timeout_ms / 1000);
     return cdi_fail(err, CDDP_E_TIMEOUT,
                     "%s: not done within %.4g s, though every rank has come to it: the network may be stuck", what,
                     (double)run->timeout_ms / 1000);

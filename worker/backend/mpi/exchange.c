@@ -49,15 +49,16 @@ static void opening_text(const struct cdi_opening *o, char *buf, size_t cap)
         cdi_mpi_what(&work, buf, cap);
 }
 
-static cddp_status differ(const char *what, int a, const struct cdi_opening *first, int b,
-                          const struct cdi_opening *other, struct cdi_error *err)
+static cddp_status differ(const struct cdi_backend *backend, const char *what, int a, const struct cdi_opening *first,
+                          int b, const struct cdi_opening *other, struct cdi_error *err)
 {
     char first_text[160], other_text[160];
 
     opening_text(first, first_text, sizeof first_text);
     opening_text(other, other_text, sizeof other_text);
-    return cdi_fail(err, CDDP_E_MISMATCH, "ranks called different %s: rank %d called %s, rank %d called %s", what, a,
-                    first_text, b, other_text);
+    return cdi_fail_by(err, backend->world_rank[a > b ? a : b], CDDP_E_MISMATCH,
+                       "ranks called different %s: rank %d called %s, rank %d called %s", what, a, first_text, b,
+                       other_text);
 }
 
 const struct cdi_opening *cdi_mpi_opening(const struct cdi_backend *b, int r)
@@ -98,7 +99,7 @@ cddp_status cdi_mpi_open(struct cdi_mpi_run *run, const void *data, size_t n, st
     first = cdi_mpi_opening(b, 0);
     for (int r = 1; r < b->world.size && st == CDDP_OK; r++)
         if (memcmp(first, cdi_mpi_opening(b, r), offsetof(struct cdi_opening, data)) != 0)
-            st = differ("collectives", 0, first, r, cdi_mpi_opening(b, r), err);
+            st = differ(run->b, "collectives", 0, first, r, cdi_mpi_opening(b, r), err);
     return st;
 }
 
@@ -293,8 +294,8 @@ static cddp_status message(struct cdi_mpi_run *run, struct cdi_error *err)
     if (st == CDDP_OK)
         st = cdi_mpi_await(run, q, err);
     if (st == CDDP_OK && !is_pair(mine, theirs))
-        return sends ? differ("operations", b->world.rank, mine, op->root, theirs, err)
-                     : differ("operations", op->root, theirs, b->world.rank, mine, err);
+        return sends ? differ(run->b, "operations", b->world.rank, mine, op->root, theirs, err)
+                     : differ(run->b, "operations", op->root, theirs, b->world.rank, mine, err);
     if (st == CDDP_OK && sends)
         st = cdi_mpi_send(b, q, op->in, bytes, op->root, CDI_TAG_PAIR, err);
     else if (st == CDDP_OK)

@@ -180,7 +180,8 @@ static void say_left(struct cdi_backend *b)
     if (!cdi_queue_idle(b->queue)) {
         struct cdi_error why;
 
-        (void)cdi_fail(&why, CDDP_E_ABORTED, "rank %d left the job while collectives were in flight", b->world.rank);
+        (void)cdi_fail_by(&why, b->world_rank[b->world.rank], CDDP_E_ABORTED,
+                          "rank %d left the job while collectives were in flight", b->world.rank);
         cdi_mpi_tell_peers(b, &why);
         return;
     }
@@ -327,7 +328,7 @@ static cddp_status begin(struct cdi_backend *b, struct cdi_error *err)
     else
         cdi_word_tell(&word, &begun);
     if (begun.status != CDDP_OK)
-        return cdi_fail(err, begun.status, "%s", begun.msg);
+        return cdi_fail_since(err, &begun, "%s", begun.msg);
     return st == CDDP_OK ? set_tag(b, b->number, err) : st;
 }
 
@@ -415,7 +416,9 @@ static cddp_status create_part(struct cdi_backend *b, const struct choice *all, 
     return CDDP_OK;
 }
 
-static cddp_status mpi_split(struct cdi_backend *b, int color, int key, struct cdi_backend **out, struct cdi_error *err)
+/* The ranks of the job are those of MPI_COMM_WORLD, which it knows. */
+static cddp_status mpi_split(struct cdi_backend *b, int color, int key, const int *ranks, int n_ranks,
+                             struct cdi_backend **out, struct cdi_error *err)
 {
     struct choice mine = {.color = color, .key = key};
     size_t n = (size_t)b->world.size;
@@ -431,6 +434,8 @@ static cddp_status mpi_split(struct cdi_backend *b, int color, int key, struct c
     uint32_t nth = atomic_fetch_add(&b->n_splits, 1);
     cddp_status st = CDDP_OK;
 
+    (void)ranks;
+    (void)n_ranks;
     if (all == NULL || who == NULL)
         st = cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", b->world.size);
     if (st == CDDP_OK && b->world.rank == 0)
@@ -461,7 +466,7 @@ static cddp_status mpi_region_create(struct cdi_backend *b, size_t bytes, struct
     cddp_status st = do_now(b, &work, err);
 
     if (st == CDDP_OK && agreed.status != CDDP_OK)
-        st = cdi_fail(err, agreed.status, "%s", agreed.msg);
+        st = cdi_fail_since(err, &agreed, "%s", agreed.msg);
     if (st == CDDP_OK)
         *out = region;
     return st;
@@ -530,11 +535,19 @@ static cddp_status mpi_health(struct cdi_backend *b, struct cdi_error *err)
     return cdi_queue_health(b->queue, err);
 }
 
+/* What MPI itself would tell only threads of MPI's may ask, so this knows what this rank and the agent know. */
+static cddp_status mpi_peek(struct cdi_backend *b, struct cdi_error *err)
+{
+    cddp_status st = cdi_queue_health(b->queue, err);
+
+    return st == CDDP_OK ? cdi_flight_check(b->world.flight, err) : st;
+}
+
 static void mpi_abort(struct cdi_backend *b, cddp_status status, const char *why)
 {
     struct cdi_error err;
 
-    (void)cdi_fail(&err, status, "%s", why);
+    (void)cdi_fail_by(&err, b->world_rank[b->world.rank], status, "%s", why);
     cdi_queue_fail(b->queue, &err);
     atomic_store(&b->stopped, true);
     cdi_mpi_process_broken();
@@ -559,6 +572,7 @@ static const struct cdi_backend_ops mpi_ops = {
     .copy = mpi_copy,
     .describe = mpi_describe,
     .health = mpi_health,
+    .peek = mpi_peek,
     .abort = mpi_abort,
     .pack = cdi_element_pack,
     .unpack = cdi_element_unpack,

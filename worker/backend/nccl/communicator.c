@@ -55,8 +55,11 @@ cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *wha
     clean[n] = '\0';
     if (inside)
         cdi_nccl_leave(b);
-    return cdi_fail(err, st, "%s: NCCL says \"%s\"%s%s%s", what, cdi_nccl.error_text(r), n > 0 ? " (" : "", clean,
-                    n > 0 ? ")" : "");
+    (void)cdi_fail(err, st, "%s: NCCL says \"%s\"%s%s%s", what, cdi_nccl.error_text(r), n > 0 ? " (" : "", clean,
+                   n > 0 ? ")" : "");
+    if (err != NULL)
+        err->device_error = (int)r;
+    return st;
 }
 
 /* --------------------------------------------------------------------------------------------- roots and ids ---- */
@@ -175,7 +178,7 @@ static cddp_status agree(struct cdi_backend *b, const struct cdi_error *mine, in
     char broken[CDI_KEY_BYTES], go[CDI_KEY_BYTES], ready[CDI_KEY_BYTES], text[CDI_ERROR_TEXT + 64] = "";
     int64_t n;
     size_t len = 0;
-    int status, at = 0;
+    int status, rank = -1, at = 0;
     cddp_status st = CDDP_OK;
 
     key_of(b, "broken", -1, broken);
@@ -183,9 +186,10 @@ static cddp_status agree(struct cdi_backend *b, const struct cdi_error *mine, in
     key_of(b, "ready", -1, ready);
     if (mine->status != CDDP_OK) {
         if (strncmp(mine->msg, "rank", 4) == 0) /* it speaks of itself */
-            (void)snprintf(text, sizeof text, "%d %.1000s", (int)mine->status, mine->msg);
+            (void)snprintf(text, sizeof text, "%d %d %.1000s", (int)mine->status, b->world.rank, mine->msg);
         else
-            (void)snprintf(text, sizeof text, "%d rank %d: %.980s", (int)mine->status, b->world.rank, mine->msg);
+            (void)snprintf(text, sizeof text, "%d %d rank %d: %.980s", (int)mine->status, b->world.rank, b->world.rank,
+                           mine->msg);
         st = k->set(k->arg, broken, text, strlen(text), err);
         if (st == CDDP_OK)
             st = k->add(k->arg, ready, INT64_C(1) << 32, NULL, err);
@@ -212,9 +216,9 @@ static cddp_status agree(struct cdi_backend *b, const struct cdi_error *mine, in
     if (st != CDDP_OK || len == 0)
         return st;
     text[len] = '\0';
-    if (sscanf(text, "%d %n", &status, &at) != 1 || status >= 0)
+    if (sscanf(text, "%d %d %n", &status, &rank, &at) != 2 || status >= 0)
         status = CDDP_E_SYSTEM;
-    return cdi_fail(err, (cddp_status)status, "%.1000s", text + at);
+    return cdi_fail_by(err, cdi_rank_of_job(&b->world, rank), (cddp_status)status, "%.1000s", text + at);
 }
 
 /* --------------------------------------------------------------------------------------------- NCCL's polling ---- */

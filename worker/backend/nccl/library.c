@@ -14,6 +14,7 @@ struct cdi_nccl cdi_nccl;
 cddp_status cdi_cuda_check(CUresult r, const char *what, struct cdi_error *err)
 {
     const char *name = NULL, *text = NULL;
+    cddp_status st;
 
     if (r == CUDA_SUCCESS)
         return CDDP_OK;
@@ -21,8 +22,11 @@ cddp_status cdi_cuda_check(CUresult r, const char *what, struct cdi_error *err)
         name = "an error without a name";
     if (cdi_cuda.error_text == NULL || cdi_cuda.error_text(r, &text) != CUDA_SUCCESS)
         text = "unknown";
-    return cdi_fail(err, r == CUDA_ERROR_OUT_OF_MEMORY ? CDDP_E_NOMEM : CDDP_E_SYSTEM,
-                    "%s: the CUDA driver says %s (%d): %s", what, name, (int)r, text);
+    st = cdi_fail(err, r == CUDA_ERROR_OUT_OF_MEMORY ? CDDP_E_NOMEM : CDDP_E_SYSTEM,
+                  "%s: the CUDA driver says %s (%d): %s", what, name, (int)r, text);
+    if (err != NULL)
+        err->device_error = (int)r;
+    return st;
 }
 
 void cdi_nccl_version_text(int code, char *buf, size_t cap)

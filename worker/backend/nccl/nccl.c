@@ -118,7 +118,8 @@ static void abandon(struct cdi_backend *b)
     (void)pthread_mutex_unlock(&b->lock);
     if (idle)
         return;
-    (void)cdi_fail(&err, CDDP_E_ABORTED, "rank %d left the job while collectives were in flight", b->world.rank);
+    (void)cdi_fail_by(&err, cdi_rank_of_job(&b->world, b->world.rank), CDDP_E_ABORTED,
+                      "rank %d left the job while collectives were in flight", b->world.rank);
     (void)cdi_gpu_fail(b, &err);
 }
 
@@ -150,6 +151,7 @@ static void gpu_destroy(struct cdi_backend *b)
     (void)pthread_mutex_destroy(&b->page);
     (void)pthread_mutex_destroy(&b->lock);
     cdi_host->release(b->call.ids);
+    cdi_host->release(b->ranks);
     cdi_host->release(b);
 }
 
@@ -230,7 +232,8 @@ static cddp_status gpu_create(struct cdi_backend **out, const struct cdi_world *
 }
 
 /* A part's own device handles, events and flight page; then NCCL's split, which all ranks call. */
-static cddp_status prepare_part(struct cdi_backend *b, int color, struct cdi_backend **out, struct cdi_error *err)
+static cddp_status prepare_part(struct cdi_backend *b, int color, const int *ranks, int n, struct cdi_backend **out,
+                                struct cdi_error *err)
 {
     struct cdi_backend *part = new_backend(&b->world);
     cddp_status st;
@@ -239,6 +242,11 @@ static cddp_status prepare_part(struct cdi_backend *b, int color, struct cdi_bac
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
     *out = part;
     part->record = NULL;
+    part->world.ranks = part->ranks = ranks != NULL ? cdi_host->alloc((size_t)n, sizeof *ranks) : NULL;
+    if (ranks != NULL && part->ranks == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
+    for (int r = 0; r < n && ranks != NULL; r++)
+        part->ranks[r] = ranks[r];
     part->use = b->use;
     if (snprintf(part->prefix, sizeof part->prefix, "%s%" PRIu32 ".%d/", b->prefix, b->n_splits, color) >=
         (int)sizeof part->prefix)
@@ -252,7 +260,8 @@ static cddp_status prepare_part(struct cdi_backend *b, int color, struct cdi_bac
     return st == CDDP_OK && b->aside != NULL ? cdi_aside_create(&part->aside, part->device.context, err) : st;
 }
 
-static cddp_status gpu_split(struct cdi_backend *b, int color, int key, struct cdi_backend **out, struct cdi_error *err)
+static cddp_status gpu_split(struct cdi_backend *b, int color, int key, const int *ranks, int n,
+                             struct cdi_backend **out, struct cdi_error *err)
 {
     struct cdi_backend *part = NULL;
     struct cdi_error why;
@@ -263,12 +272,12 @@ static cddp_status gpu_split(struct cdi_backend *b, int color, int key, struct c
         return st;
     own = cdi_device_enter(&b->device, &why);
     if (own == CDDP_OK && color >= 0)
-        own = prepare_part(b, color, &part, &why);
+        own = prepare_part(b, color, ranks, n, &part, &why);
     able = own == CDDP_OK;
     b->n_splits++;
     st = cdi_gpu_agree(b, &able, CDDP_MIN, err);
     if (st == CDDP_OK && !able)
-        st = own != CDDP_OK ? cdi_fail(err, own, "%s", why.msg)
+        st = own != CDDP_OK ? cdi_fail_since(err, &why, "%s", why.msg)
                             : cdi_fail(err, CDDP_E_SYSTEM, "another rank cannot make the new communicator");
     if (st == CDDP_OK)
         st = cdi_communicator_split(b, color, key, part, err);
@@ -290,7 +299,7 @@ static void gpu_abort(struct cdi_backend *b, cddp_status status, const char *why
 {
     struct cdi_error err;
 
-    (void)cdi_fail(&err, status, "%s", why);
+    (void)cdi_fail_by(&err, cdi_rank_of_job(&b->world, b->world.rank), status, "%s", why);
     (void)cdi_gpu_fail(b, &err);
 }
 
@@ -473,6 +482,7 @@ static const struct cdi_backend_ops gpu_ops = {
     .give_back = gpu_give_back,
     .describe = gpu_describe,
     .health = cdi_gpu_health,
+    .peek = cdi_gpu_health_now,
     .abort = gpu_abort,
     .pack = cdi_gpu_pack,
     .unpack = cdi_gpu_unpack,

@@ -270,7 +270,7 @@ static cddp_status create(struct cdi_backend *b, size_t bytes, struct cdi_gpu_re
     st = all_can(b, own == CDDP_OK, &all, err);
     if (st == CDDP_OK && (!all || r == NULL))
         st = own == CDDP_OK ? cdi_fail(err, CDDP_E_NOMEM, "another rank's GPU has no %zu bytes for gradients", bytes)
-                            : cdi_fail(err, own, "%s", mine.msg);
+                            : cdi_fail_since(err, &mine, "%s", mine.msg);
     if (st == CDDP_OK)
         st = make_known(b, r, err);
     if (st != CDDP_OK) {

@@ -105,6 +105,7 @@ struct cdi_call {
 struct cdi_backend {
     struct cdi_world world;        /* of this communicator */
     struct cdi_flight *own_flight; /* of a part */
+    int *ranks;                    /* of a part: world.ranks */
     struct cdi_flight *record;     /* where operations are noted */
     struct cdi_device device;
     char prefix[CDI_WORD_PREFIX_MAX]; /* before each key, and in the communicator's name */

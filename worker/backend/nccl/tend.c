@@ -28,8 +28,11 @@ static void async_error(struct cdi_backend *b, ncclResult_t r, const char *op)
         (void)nanosleep(&nap, NULL);
     }
     (void)cdi_nccl_fail(b, r, *op != '\0' ? op : "the communicator", &err);
-    if (err.status == CDDP_E_PEER)
-        (void)cdi_fail(&err, CDDP_E_PEER, "%.900s; a peer is gone, and nobody has said which", err.msg);
+    if (err.status == CDDP_E_PEER) {
+        const struct cdi_error why = err;
+
+        (void)cdi_fail_since(&err, &why, "%.900s; a peer is gone, and nobody has said which", why.msg);
+    }
     (void)cdi_gpu_fail(b, &err);
 }
 

@@ -124,7 +124,11 @@ void cdi_gpu_busy(struct cdi_backend *b)
 
 static struct cdi_word word_of(const struct cdi_backend *b)
 {
-    return (struct cdi_word){.keys = &b->world.keys, .prefix = b->prefix, .rank = b->world.rank, .size = b->world.size};
+    return (struct cdi_word){.keys = &b->world.keys,
+                             .prefix = b->prefix,
+                             .rank = b->world.rank,
+                             .size = b->world.size,
+                             .of_job = cdi_rank_of_job(&b->world, b->world.rank)};
 }
 
 /* The first rank that fails says why, for those that NCCL leaves waiting. */
@@ -191,8 +195,8 @@ static void find_late(const struct cdi_backend *b, struct cdi_error *err)
     if (cdi_host->flight_check(b->world.flight, err) != CDDP_OK) /* that is why */
         return;
     if (late.n > 0)
-        (void)cdi_fail(err, CDDP_E_TIMEOUT, "%s: rank%s %s did not come within %.4g s", op, late.n == 1 ? "" : "s",
-                       late.text, seconds);
+        (void)cdi_fail_by(err, cdi_rank_of_job(&b->world, late.first), CDDP_E_TIMEOUT,
+                          "%s: rank%s %s did not come within %.4g s", op, late.n == 1 ? "" : "s", late.text, seconds);
     else
         (void)cdi_fail(err, CDDP_E_TIMEOUT,
                        "%s: not done within %.4g s, though every rank has come to it: ranks may have called different "
