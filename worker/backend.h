@@ -109,6 +109,7 @@ struct cdi_op {
     /* For messages: the parameters in `bucket` of `ddp`, as "'fc1.weight' and 3 more". Any thread. NULL: no names. */
     void (*name_bucket)(const void *ddp, int bucket, char *buf, size_t cap);
     const void *ddp;
+    bool spare;    /* a rank that leaves needs it no more: it goes without a word to those who may wait in it */
     bool lazy;     /* may be left to the thread that joins it, which comes soon: no other is woken for it */
     bool grace;    /* with lazy: nobody knows how soon; after a moment another thread takes it */
     bool more;     /* another operation follows at once, on all ranks: both start together; what waits for
@@ -157,7 +158,12 @@ struct cdi_backend_ops {
 
     /* Connect to all ranks of the world; a collective. *out on success only. */
     cddp_status (*create)(struct cdi_backend **out, const struct cdi_world *world, struct cdi_error *err);
-    /* Free; work that was not joined is abandoned. Never blocks on peers. NULL-safe. */
+    /*
+     * This rank is done with its peers: work that was not joined is abandoned, and they are told. Never blocks on them.
+     * Regions and other memory stay. Afterwards only region_destroy, release, give_back and destroy are called. Once.
+     */
+    void (*leave)(struct cdi_backend *b);
+    /* Free; also leaves where that has not been done. NULL-safe. */
     void (*destroy)(struct cdi_backend *b);
 
     /* A collective of all ranks with equal `bytes`: either all get their region or all an error (CDDP_E_NOMEM). */

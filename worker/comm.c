@@ -23,6 +23,7 @@
 
 #include <inttypes.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,6 +40,7 @@
 
 struct cddp_comm {
     struct cdi_owner owner;
+    struct cdi_owner user; /* the same, until it is over; then nobody, so that every call is refused at no cost */
     struct cdi_world world;
     struct cdi_place place;      /* as users see it; world has it as the backend needs it */
     bool hosted_by_rank_0;       /* the store */
@@ -48,8 +50,15 @@ struct cddp_comm {
     struct cdi_saver *saver;
     _Atomic int n_aborting; /* threads in cddp_abort */
     /* Of a part, also of a part's part: what cddp_init made, which has all but world, ops, backend and saver. */
-    const struct cddp_comm *whole;
-    int *ranks; /* of a part: world.ranks */
+    struct cddp_comm *whole;
+    int *ranks;              /* of a part: world.ranks */
+    struct cddp_comm *parts; /* of the whole: those that were not finalized; of a part: `next` is the next one */
+    struct cddp_comm *next;
+    int n_children; /* reducers and, of the whole, parts, which use its memory */
+    bool over;      /* this rank has left it: by cddp_finalize, or with its whole */
+    bool finalized; /* and the program does not know it any more */
+    struct cdi_grave *graves;
+    struct cdi_error result; /* of leaving it */
 };
 
 /* ------------------------------------------------------------------------------------------- the environment ---- */
@@ -562,18 +571,105 @@ static void let_aborts_end(const struct cddp_comm *c)
         (void)nanosleep(&moment, NULL);
 }
 
+static void close_store(struct cddp_comm *c)
+{
+    if (c->whole == NULL)
+        cddp_store_close(c->world.store);
+    cdi_store_host_stop(c->host);
+    c->world.store = NULL;
+    c->host = NULL;
+    c->world.keys = (struct cdi_keys){.set = NULL};
+}
+
 static void comm_free(struct cddp_comm *c)
 {
+    struct cddp_comm *whole = c->whole;
+
     c->ops->destroy(c->backend);
-    if (c->whole != NULL) {
-        free(c->ranks);
-        free(c);
+    close_store(c);
+    if (whole == NULL)
+        cdi_flight_release(c->world.flight);
+    free(c->ranks);
+    free(c);
+    if (whole != NULL)
+        cdi_comm_let_go(whole);
+}
+
+/* Covers n_children, parts, next, graves and finalized of all communicators. */
+static pthread_mutex_t family = PTHREAD_MUTEX_INITIALIZER;
+
+void cdi_comm_hold(cddp_comm *comm)
+{
+    (void)pthread_mutex_lock(&family);
+    comm->n_children++;
+    (void)pthread_mutex_unlock(&family);
+}
+
+void cdi_comm_let_go(cddp_comm *comm)
+{
+    bool last;
+
+    (void)pthread_mutex_lock(&family);
+    last = --comm->n_children == 0 && comm->finalized;
+    (void)pthread_mutex_unlock(&family);
+    if (last)
+        comm_free(comm);
+}
+
+bool cdi_comm_is_over(const cddp_comm *comm)
+{
+    return comm->over;
+}
+
+void cdi_comm_bury(cddp_comm *comm, struct cdi_grave *grave)
+{
+    if (comm->over) {
+        grave->free_it(grave->it);
         return;
     }
-    cddp_store_close(c->world.store);
-    cdi_store_host_stop(c->host);
-    cdi_flight_release(c->world.flight);
-    free(c);
+    (void)pthread_mutex_lock(&family);
+    grave->next = comm->graves;
+    comm->graves = grave;
+    (void)pthread_mutex_unlock(&family);
+}
+
+/* Nothing is under way any more. */
+static void open_graves(struct cddp_comm *c)
+{
+    while (c->graves != NULL) {
+        struct cdi_grave *grave = c->graves;
+
+        c->graves = grave->next;
+        grave->free_it(grave->it);
+    }
+}
+
+static void add_part(struct cddp_comm *part)
+{
+    (void)pthread_mutex_lock(&family);
+    part->next = part->whole->parts;
+    part->whole->parts = part;
+    part->whole->n_children++;
+    (void)pthread_mutex_unlock(&family);
+}
+
+/* The program knows c no more. */
+static void part_from(struct cddp_comm *c)
+{
+    bool last;
+
+    (void)pthread_mutex_lock(&family);
+    if (c->whole != NULL)
+        for (struct cddp_comm **at = &c->whole->parts; *at != NULL; at = &(*at)->next)
+            if (*at == c) {
+                *at = c->next;
+                break;
+            }
+    c->finalized = true;
+    last = c->n_children == 0;
+    (void)pthread_mutex_unlock(&family);
+    if (last)
+        comm_free(c);
 }
 
 /* --------------------------------------------------------------------------------------------------- leaving ---- */
@@ -581,7 +677,7 @@ static void comm_free(struct cddp_comm *c)
 /* A backend that is gone has no say. */
 static bool is_aborted(const struct cddp_comm *c)
 {
-    return c->backend != NULL && c->ops->is_aborted != NULL && c->ops->is_aborted(c->backend);
+    return c->backend != NULL && !c->ops->keeps_store && c->ops->is_aborted != NULL && c->ops->is_aborted(c->backend);
 }
 
 /*
@@ -651,7 +747,7 @@ cddp_status cddp_init(cddp_comm **comm, const cddp_init_options *opt)
     c->ops = &cdi_cpu_backend;
     st = read_world(c, &l, opt, &err);
     if (st == CDDP_OK) {
-        c->owner = cdi_owner_here(c->world.rank);
+        c->owner = c->user = cdi_owner_here(c->world.rank);
         st = join(c, &l, &err);
     }
     if (st != CDDP_OK) {
@@ -667,8 +763,11 @@ cddp_status cddp_init(cddp_comm **comm, const cddp_init_options *opt)
 
 cddp_status cdi_comm_own(const char *function, const cddp_comm *comm, struct cdi_error *err)
 {
-    if (comm == NULL || cdi_owner_is_here(&comm->owner))
+    if (comm == NULL || cdi_owner_is_here(&comm->user))
         return CDDP_OK;
+    if (comm->over && cdi_owner_is_surely_here(&comm->owner))
+        return cdi_fail(err, CDDP_E_STATE, "%s: the communicator is over, since cddp_finalize was called for %s",
+                        function, comm->finalized ? "it" : "the one of which it is a part");
     return cdi_owner_refuse(&comm->owner, function, "communicator", err);
 }
 
@@ -698,28 +797,51 @@ cddp_status cddp_comm_error(cddp_comm *comm, cddp_error_info *info)
     return out(st, &err);
 }
 
+/* This rank leaves c: its peers are told, and nothing but memory remains of it. */
+static void leave(struct cddp_comm *c)
+{
+    struct cdi_error unsaved;
+    cddp_status st, saved;
+
+    let_aborts_end(c);
+    saved = cdi_saver_wait(c->saver, &unsaved);
+    cdi_saver_destroy(c->saver);
+    c->saver = NULL;
+    st = c->ops->health(c->backend, &c->result);
+    if (c->ops->keeps_store)
+        c->ops->leave(c->backend);
+    if (c->whole == NULL)
+        say_goodbye(c, st != CDDP_OK);
+    let_aborts_end(c); /* one of this rank's own may be why it waits no longer */
+    c->over = true;
+    c->user.life = UINT64_MAX;
+    if (!c->ops->keeps_store)
+        c->ops->leave(c->backend);
+    open_graves(c);
+    close_store(c);
+    if (st == CDDP_OK && saved != CDDP_OK)
+        c->result = unsaved;
+    c->result.status = st != CDDP_OK ? st : saved;
+}
+
 cddp_status cddp_finalize(cddp_comm *comm)
 {
-    struct cdi_error err, unsaved;
-    cddp_status st, saved;
+    struct cdi_error err;
 
     if (comm == NULL)
         return CDDP_OK;
     if (cdi_comm_is_others("cddp_finalize", comm))
         return CDDP_E_STATE;
-    let_aborts_end(comm);
-    saved = cdi_saver_wait(comm->saver, &unsaved);
-    cdi_saver_destroy(comm->saver);
-    st = comm->ops->health(comm->backend, &err);
-    if (comm->ops->keeps_store) {
-        comm->ops->destroy(comm->backend);
-        comm->backend = NULL;
-    }
-    if (comm->whole == NULL)
-        say_goodbye(comm, st != CDDP_OK);
-    let_aborts_end(comm); /* one of this rank's own may be why it waits no longer */
-    comm_free(comm);
-    return st != CDDP_OK ? out(st, &err) : out(saved, &unsaved);
+    if (comm->finalized)
+        return out(cdi_fail(&err, CDDP_E_STATE, "cddp_finalize was called before"), &err);
+    for (struct cddp_comm *part = comm->parts; part != NULL; part = part->next)
+        if (!part->over)
+            leave(part);
+    if (!comm->over)
+        leave(comm);
+    err = comm->result;
+    part_from(comm);
+    return out(err.status, &err);
 }
 
 /* ------------------------------------------------------------------------------------------------- questions ---- */
@@ -898,11 +1020,13 @@ static cddp_status split(struct cddp_comm *part, cddp_comm *comm, const struct c
 
     *part = (struct cddp_comm){.whole = comm->whole != NULL ? comm->whole : comm,
                                .owner = comm->owner,
+                               .user = comm->user,
                                .world = comm->world,
                                .place = comm->place,
                                .ops = comm->ops};
-    part->world.flight = NULL;                       /* the page has one writer, which is the whole */
-    mine = find_part(part, &comm->world, all, &why); /* the others split also where this rank cannot */
+    part->world.keys = (struct cdi_keys){.set = NULL}; /* the backend has its own */
+    part->world.flight = NULL;                         /* the page has one writer, which is the whole */
+    mine = find_part(part, &comm->world, all, &why);   /* the others split also where this rank cannot */
     st = comm->ops->split(comm->backend, all[rank].color, all[rank].key, part->ranks, part->world.size, &part->backend,
                           err);
     return st == CDDP_OK && mine != CDDP_OK ? cdi_fail_since(err, &why, "%s", why.msg) : st;
@@ -929,6 +1053,8 @@ cddp_status cddp_comm_split(cddp_comm **to, cddp_comm *comm, int color, int key)
     (void)cdi_comm_ask(CDI_ASKED_ITSELF);
     if (st == CDDP_OK)
         st = split(part, comm, all, &err);
+    if (st == CDDP_OK && color >= 0)
+        add_part(part);
     if (st == CDDP_OK)
         *to = color < 0 ? NULL : cdi_steal(&part);
     if (part != NULL)
@@ -940,7 +1066,7 @@ void cddp_abort(cddp_comm *comm, const char *why)
 {
     char text[400];
 
-    if (comm == NULL || cdi_comm_is_others("cddp_abort", comm))
+    if (comm == NULL || cdi_comm_is_others("cddp_abort", comm) || comm->over)
         return;
     (void)atomic_fetch_add(&comm->n_aborting, 1);
     (void)snprintf(text, sizeof text, "rank %d aborted the job%s%.300s", comm->world.rank, why != NULL ? ": " : "",

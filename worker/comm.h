@@ -26,6 +26,25 @@ cddp_status cdi_comm_own(const char *function, const cddp_comm *comm, struct cdi
  */
 bool cdi_comm_is_others(const char *function, const cddp_comm *comm);
 
+/*
+ * What was made of comm keeps its memory, also after cddp_finalize, until it lets go, which is its last access. Before
+ * that it asks whether comm is over: then there is nothing to wait for, and only memory to give back. Any thread.
+ */
+void cdi_comm_hold(cddp_comm *comm);
+void cdi_comm_let_go(cddp_comm *comm);
+bool cdi_comm_is_over(const cddp_comm *comm);
+
+/*
+ * Memory that operations under way may still use: free_it(it) is called once this rank has left comm, or at once where
+ * it has. The grave is part of it. Any thread.
+ */
+struct cdi_grave {
+    void (*free_it)(void *it);
+    void *it;
+    struct cdi_grave *next;
+};
+void cdi_comm_bury(cddp_comm *comm, struct cdi_grave *grave);
+
 const struct cdi_world *cdi_comm_world(const cddp_comm *comm);
 const struct cdi_backend_ops *cdi_comm_ops(const cddp_comm *comm);
 struct cdi_backend *cdi_comm_backend(cddp_comm *comm);

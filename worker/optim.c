@@ -397,8 +397,7 @@ cddp_status cdi_optim_check(const char *function, const cddp_optim *o, struct cd
         return cdi_fail(err, CDDP_E_INVALID, "%s: optim must not be NULL", function);
     if (o->ddp == NULL)
         return cdi_fail(err, CDDP_E_STATE,
-                        "%s: this optimizer's reducer is gone: call cddp_optim_destroy before cddp_ddp_destroy",
-                        function);
+                        "%s: this optimizer's reducer is gone: only cddp_optim_destroy is of use now", function);
     return cdi_comm_own(function, o->ddp->comm, err);
 }
 
@@ -433,11 +432,7 @@ cddp_status cddp_optim_set_lr(cddp_optim *optim, double lr)
 {
     struct cdi_error err;
 
-    if (optim == NULL) {
-        (void)cdi_fail(&err, CDDP_E_INVALID, "cddp_optim_set_lr: optim must not be NULL");
-        return cdi_last_error_set(&err);
-    }
-    if (optim->ddp != NULL && cdi_comm_own("cddp_optim_set_lr", optim->ddp->comm, &err) != CDDP_OK)
+    if (cdi_optim_check("cddp_optim_set_lr", optim, &err) != CDDP_OK)
         return cdi_last_error_set(&err);
     if (!(lr >= 0 && isfinite(lr))) {
         (void)cdi_fail(&err, CDDP_E_INVALID, "cddp_optim_set_lr: a learning rate is a number, 0 or more");

@@ -103,6 +103,8 @@ struct cddp_ddp {
     void *optim_memory;       /* the optimizer's, on the backend; NULL: none, or it is on the host */
     bool sharded; /* there is an optimizer (optim.c): plain buckets are reduced and scattered, and it ends the steps */
 
+    struct cdi_grave grave;
+
     pthread_mutex_t lock; /* covers what follows */
     /* Its gradients are the parameters', and behind them, with CDDP_DDP_JOIN, one more: how many ranks train? */
     struct cdi_bucket_plan plan;

@@ -74,10 +74,9 @@ static cddp_status prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *pa
     return status == CDDP_OK ? cdi_replicate_init(d, opt->buffers, err) : status;
 }
 
-static void free_ddp(cddp_ddp *d)
+/* All but what the ranks tell one another between two steps. */
+static void strip_ddp(cddp_ddp *d)
 {
-    if (d == NULL)
-        return;
     cdi_debug_release(d);
     cdi_unused_release(d);
     cdi_uneven_release(d);
@@ -92,15 +91,33 @@ static void free_ddp(cddp_ddp *d)
         d->ops->release(d->b, d->optim_memory);
     cdi_bucket_plan_release(&d->plan);
     free(d->flight);
-    free(d->order);
-    free(d->trial);
     free(d->hook_params);
     free(d->rows);
     cdi_powersgd_destroy(d->powersgd);
     free(d->params);
     free(d->names);
+}
+
+static void free_rest(void *ddp)
+{
+    cddp_ddp *d = ddp;
+
+    free(d->order);
+    free(d->trial);
     (void)pthread_mutex_destroy(&d->lock);
     free(d);
+}
+
+static void free_all(void *ddp)
+{
+    strip_ddp(ddp);
+    free_rest(ddp);
+}
+
+static void free_ddp(cddp_ddp *d)
+{
+    if (d != NULL)
+        free_all(d);
 }
 
 static cddp_status create(cddp_ddp **out, cddp_comm *comm, const cddp_param *params, size_t n,
@@ -165,6 +182,8 @@ cddp_status cddp_ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param *p
         status = cdi_fail(&err, CDDP_E_INVALID, "cddp_ddp_create: out and comm must not be NULL");
     else if (status == CDDP_OK)
         status = create(out, comm, params, n_params, opt, &err);
+    if (status == CDDP_OK)
+        cdi_comm_hold(comm);
     (void)cdi_comm_ask(before);
     return status == CDDP_OK ? status : cdi_last_error_set(&err);
 }
@@ -178,13 +197,32 @@ cddp_status cdi_ddp_check(const char *function, const cddp_ddp *ddp, struct cdi_
 
 void cddp_ddp_destroy(cddp_ddp *ddp)
 {
+    bool in_flight, in_step, broken;
+    struct cdi_error err;
+    cddp_comm *comm;
+
     if (ddp == NULL || cdi_comm_is_others("cddp_ddp_destroy", ddp->comm))
         return;
+    comm = ddp->comm;
     (void)pthread_mutex_lock(&ddp->lock);
-    if (ddp->joined < ddp->enqueued)
+    in_flight = !cdi_comm_is_over(comm) && ddp->joined < ddp->enqueued;
+    broken = in_flight && ddp->ops->health(ddp->b, &err) != CDDP_OK;
+    /* Kernels on a device may read and write the caller's own memory, which goes now. */
+    if (in_flight && (broken || ddp->ops->on_device))
         (void)cdi_ddp_join_ticket(ddp, ddp->enqueued);
+    in_flight = in_flight && !broken && !ddp->ops->on_device;
+    in_step = ddp->begun;
     (void)pthread_mutex_unlock(&ddp->lock);
     if (ddp->held_by != NULL)
         *ddp->held_by = NULL; /* so that the optimizer can say so, instead of writing to what is freed here */
-    free_ddp(ddp);
+    if (!in_flight) {
+        free_all(ddp);
+    } else {
+        /* It needs the peers, for whom this rank does not wait: what it uses stays. */
+        ddp->grave = (struct cdi_grave){.free_it = in_step ? free_all : free_rest, .it = ddp};
+        if (!in_step)
+            strip_ddp(ddp);
+        cdi_comm_bury(comm, &ddp->grave);
+    }
+    cdi_comm_let_go(comm);
 }

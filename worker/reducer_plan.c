@@ -167,8 +167,14 @@ static void drop_order(cddp_ddp *d)
 /* What rank 0 knows is told to all while the step that comes runs; it is there at its end. */
 static cddp_status tell(cddp_ddp *d, int32_t *what, size_t n, uint64_t *ticket, struct cdi_error *err)
 {
-    struct cdi_op op = {
-        .kind = CDI_BROADCAST, .in = what, .out = what, .count = n, .dtype = CDDP_INT32, .bucket = -1, .lazy = true};
+    struct cdi_op op = {.kind = CDI_BROADCAST,
+                        .in = what,
+                        .out = what,
+                        .count = n,
+                        .dtype = CDDP_INT32,
+                        .bucket = -1,
+                        .spare = true,
+                        .lazy = true};
     cddp_status status = d->ops->enqueue(d->b, &op, ticket, err);
 
     if (status == CDDP_OK)

@@ -174,8 +174,10 @@ typedef struct cddp_init_options {
 CDDP_API CDDP_NODISCARD cddp_status cddp_init(cddp_comm **out, const cddp_init_options *opt);
 
 /*
- * Leave the job and free comm; NULL is allowed. Every reducer on it must have been destroyed. Does not wait for peers,
- * so a rank may leave as soon as its own last collective has returned; except that a rank 0 that hosts the store waits
+ * Leave the job and free comm; NULL is allowed. Reducers, optimizers and parts of comm may be destroyed before or
+ * afterwards, in any order: their memory, that of gradients too, stays until then, and calls that need comm return
+ * CDDP_E_STATE. Parts of comm are left with it, and are still to be finalized. Does not wait for peers, so a rank may
+ * leave as soon as its own last collective has returned; except that a rank 0 that hosts the store waits
  * until the others have left, for timeout_ms at most (2 s after an error or an abort). Returns the communicator's
  * sticky error, that of a checkpoint in the background that nobody was told of, or CDDP_OK. Call it once, from one
  * thread, while no other call on comm runs.
@@ -352,8 +354,9 @@ CDDP_API cddp_status cddp_join(cddp_comm *comm, uint64_t ticket);
  * key, then by their rank in comm. A collective of all ranks of comm. A negative color: this rank is in no part, and
  * *out is NULL. What cddp_rank and cddp_world_size say counts in the part; local and node ranks are those of comm. A
  * part has reducers of its own and its errors are its own: a rank that fails in one part does not end the others.
- * Release it with cddp_finalize, before comm. Call it from one thread at a time. Returns CDDP_OK; CDDP_E_INVALID;
- * CDDP_E_NOMEM; CDDP_E_LIMIT (split from one another too often); or what a collective or cddp_init may return.
+ * Release it with cddp_finalize, before comm or after it. Call it from one thread at a time. Returns CDDP_OK;
+ * CDDP_E_INVALID; CDDP_E_NOMEM; CDDP_E_LIMIT (split from one another too often); or what a collective or cddp_init may
+ * return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_comm_split(cddp_comm **out, cddp_comm *comm, int color, int key);
 
@@ -494,8 +497,8 @@ typedef struct cddp_ddp cddp_ddp;
  * is said here of parameters' `data` holds for those of buffers.
  *
  * params is copied, names and shapes too; the memory behind `data` and `grad` stays the caller's and must outlive ddp.
- * opt may be NULL. *out is written on success only; release it with cddp_ddp_destroy(). comm must outlive ddp.
- * Returns CDDP_OK, CDDP_E_INVALID (no parameter, a missing name or data, an integer type, count 0, a shape whose
+ * opt may be NULL. *out is written on success only; release it with cddp_ddp_destroy(), before cddp_finalize() or after
+ * it. Returns CDDP_OK, CDDP_E_INVALID (no parameter, a missing name or data, an integer type, count 0, a shape whose
  * product is not count, memory of the wrong kind, bad opt, a CDDP_DEBUG that is not 0 or 1), CDDP_E_MISMATCH,
  * CDDP_E_NOMEM (this machine or a peer cannot hold the arena), or what a collective may return.
  */
@@ -743,7 +746,12 @@ CDDP_API size_t cddp_ddp_bucket_cap(const cddp_ddp *ddp);
 CDDP_API size_t cddp_ddp_bucket_count(const cddp_ddp *ddp);
 CDDP_API size_t cddp_ddp_bucket_bytes(const cddp_ddp *ddp, size_t b);
 
-/* Wait for what is in flight, free everything; NULL is allowed. A collective on comm: every rank calls it. */
+/*
+ * Frees everything; NULL is allowed. It is this rank's own affair: no peer has to call it, and none is waited for. What
+ * is in flight goes on without the reducer, and the memory that it needs is freed by cddp_finalize; on a GPU, whose
+ * work may use the caller's memory, it waits until that is done. After an error it returns at once. Peers that count on
+ * the rest of a step hear, in their next wait, that this rank has left.
+ */
 CDDP_API void cddp_ddp_destroy(cddp_ddp *ddp);
 
 /* ------------------------------------------------------------------------------------------------- optimizer ---- */
@@ -817,8 +825,8 @@ enum {
  * cddp_optim_load. With CDDP_DDP_FIND_UNUSED or CDDP_DDP_STATIC_GRAPH a parameter that no rank used in a step stays as
  * it is, and so does its state.
  *
- * *out is written on success only; release it with cddp_optim_destroy(), before ddp: without its reducer an optimizer
- * can only be destroyed, and its other functions return CDDP_E_STATE. Returns CDDP_OK; CDDP_E_INVALID
+ * *out is written on success only; release it with cddp_optim_destroy(), before ddp or after it: without its reducer an
+ * optimizer can only be destroyed, and its other functions return CDDP_E_STATE. Returns CDDP_OK; CDDP_E_INVALID
  * (an option); CDDP_E_UNSUPPORTED (a reducer with CDDP_DDP_SPLIT or CDDP_AUTO, whose buckets cannot be divided, or with
  * CDDP_DDP_JOIN: a rank in cddp_ddp_join does not hear whether the others clip or skip; the error message says which);
  * CDDP_E_STATE (ddp has one, or is in the middle of a step); CDDP_E_MISMATCH
@@ -848,7 +856,7 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_optim_skip(cddp_optim *optim);
 /*
  * The learning rate from the next step on (for a schedule, also one that begins or ends with 0), of all groups by their
  * factors; every rank gives the same one. Between two steps, one thread. CDDP_OK; CDDP_E_INVALID (below 0, or no
- * number).
+ * number); CDDP_E_STATE (its reducer is gone).
  */
 CDDP_API cddp_status cddp_optim_set_lr(cddp_optim *optim, double lr);
 /*

@@ -258,6 +258,7 @@ static const struct cdi_backend_ops fake_ops = {
     .name = "fake",
     .region_create = fake_region_create,
     .region_destroy = fake_region_destroy,
+    .health = fake_health,
     .enqueue = fake_enqueue,
     .join = fake_join,
     .is_device = fake_is_device,
@@ -315,6 +316,28 @@ bool cdi_comm_is_others(const char *function, const cddp_comm *comm)
     (void)function;
     (void)comm;
     return false;
+}
+
+void cdi_comm_hold(cddp_comm *comm)
+{
+    (void)comm;
+}
+
+void cdi_comm_let_go(cddp_comm *comm)
+{
+    (void)comm;
+}
+
+bool cdi_comm_is_over(const cddp_comm *comm)
+{
+    (void)comm;
+    return false;
+}
+
+void cdi_comm_bury(cddp_comm *comm, struct cdi_grave *grave)
+{
+    grave->next = comm->graves;
+    comm->graves = grave;
 }
 
 const struct cdi_backend_ops *cdi_comm_ops(const cddp_comm *comm)
@@ -386,6 +409,12 @@ void fake_open(cddp_comm *comms, int n)
 void fake_close(cddp_comm *comms, int n)
 {
     for (int r = 0; r < n; r++) {
+        while (comms[r].graves != NULL) {
+            struct cdi_grave *grave = comms[r].graves;
+
+            comms[r].graves = grave->next;
+            grave->free_it(grave->it);
+        }
         cr_assert_eq(comms[r].n_regions, 0, "rank %d kept a region", r);
         cr_assert_eq(comms[r].n_allocated, 0, "rank %d kept memory", r);
         cdi_flight_release(comms[r].world.flight);

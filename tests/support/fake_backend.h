@@ -25,7 +25,8 @@ struct cddp_comm {
     struct cdi_op ops[FAKE_OPS];
     size_t n_ops; /* enqueued so far: the last ticket */
     size_t n_joins, n_regions, n_allocated, n_broadcasts;
-    char calls[4096]; /* of a device: "follow 1; all_reduce 0; lead 0 on 2; ", streams and tickets as numbers */
+    char calls[4096];         /* of a device: "follow 1; all_reduce 0; lead 0 on 2; ", streams and tickets as numbers */
+    struct cdi_grave *graves; /* opened by fake_close */
     char abort_text[CDI_ERROR_TEXT]; /* of the last abort; "" if there was none */
     /* The script. */
     bool device;              /* a backend with streams; what is enqueued completes at once */

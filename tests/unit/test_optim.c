@@ -837,9 +837,9 @@ static int outlived(int rank)
     CHECK(backward(&m, rank, 0, N) == 0 && cddp_optim_step(optim) == CDDP_OK);
     model_close(&m);
     CHECK(cddp_optim_step(optim) == CDDP_E_STATE);
-    CHECK(strcmp(cddp_last_error(), "cddp_optim_step: this optimizer's reducer is gone: call cddp_optim_destroy before "
-                                    "cddp_ddp_destroy") == 0);
-    CHECK(cddp_optim_skip(optim) == CDDP_E_STATE && cddp_optim_set_lr(optim, 0.5) == CDDP_OK);
+    CHECK(strcmp(cddp_last_error(), "cddp_optim_step: this optimizer's reducer is gone: only cddp_optim_destroy is of "
+                                    "use now") == 0);
+    CHECK(cddp_optim_skip(optim) == CDDP_E_STATE && cddp_optim_set_lr(optim, 0.5) == CDDP_E_STATE);
     CHECK(cddp_optim_save(optim, "/proc/nowhere", 1, NULL, 0, NULL) == CDDP_E_STATE);
     CHECK(cddp_optim_load(optim, "/proc/nowhere", NULL, 0, NULL) == CDDP_E_STATE);
     cddp_optim_destroy(optim);

@@ -271,7 +271,7 @@ Test(reducer, the_flight_page_counts_the_steps)
     fake_close(&comm, 1);
 }
 
-Test(reducer, destroy_waits_for_what_is_in_flight)
+Test(reducer, destroy_waits_for_nobody_and_leaves_memory_to_what_is_in_flight)
 {
     cddp_comm comm;
     cddp_ddp *d;
@@ -282,8 +282,16 @@ Test(reducer, destroy_waits_for_what_is_in_flight)
     (void)cddp_ddp_grad_ready(d, 2);
     cr_assert_eq(comm.n_ops, 1);
     cddp_ddp_destroy(d);
-    cr_assert_eq(comm.n_joins, 1);
+    cr_assert(comm.n_joins == 0 && comm.n_regions == 1 && comm.graves != NULL);
     cddp_ddp_destroy(NULL);
+    fake_close(&comm, 1);
+    fake_open(&comm, 1);
+    d = open_with(&comm, model, 4, &small);
+    (void)cddp_ddp_grad_ready(d, 3);
+    (void)cddp_ddp_grad_ready(d, 2);
+    comm.fail_health = CDDP_E_PEER;
+    cddp_ddp_destroy(d);
+    cr_assert(comm.n_joins == 1 && comm.n_regions == 0, "after an error nothing is left to go on");
     fake_close(&comm, 1);
 }
 

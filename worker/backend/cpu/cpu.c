@@ -55,10 +55,8 @@ static cddp_status run_work(void *arg, const struct cdi_work *work, bool on_thre
     return st;
 }
 
-static void cpu_destroy(struct cdi_backend *b)
+static void cpu_leave(struct cdi_backend *b)
 {
-    if (b == NULL)
-        return;
     if (b->queue != NULL && b->team.shm != NULL && !cdi_queue_idle(b->queue)) {
         struct cdi_error why;
 
@@ -67,7 +65,17 @@ static void cpu_destroy(struct cdi_backend *b)
         cdi_shm_abort(b->team.shm, &why);
     }
     cdi_queue_destroy(b->queue);
+    b->queue = NULL;
     cdi_tcp_destroy(b->team.tcp);
+    b->team.tcp = NULL;
+    cdi_shm_leave(b->team.shm);
+}
+
+static void cpu_destroy(struct cdi_backend *b)
+{
+    if (b == NULL)
+        return;
+    cpu_leave(b);
     cdi_shm_destroy(b->team.shm);
     cdi_team_release(&b->team);
     cdi_flight_release(b->own_flight);
@@ -503,6 +511,7 @@ static bool cpu_is_aborted(struct cdi_backend *b)
 const struct cdi_backend_ops cdi_cpu_backend = {
     .name = "cpu",
     .create = cpu_create,
+    .leave = cpu_leave,
     .destroy = cpu_destroy,
     .region_create = cpu_region_create,
     .region_destroy = cpu_region_destroy,

@@ -279,7 +279,7 @@ static void wake_all(_Atomic uint32_t *word)
     (void)syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-void cdi_shm_destroy(struct cdi_shm *s)
+void cdi_shm_leave(struct cdi_shm *s)
 {
     if (s == NULL)
         return;
@@ -293,12 +293,23 @@ void cdi_shm_destroy(struct cdi_shm *s)
         for (int r = 0; r < s->size; r++)
             wake_all(&s->ranks[r].mail.taken.value);
         cdi_shm_unmap(&s->mapper, s->header, s->bytes);
+        s->header = NULL;
     }
-    for (int r = 0; r < s->size; r++)
+    for (int r = 0; r < s->size; r++) {
         if (s->socks[r] >= 0)
             (void)close(s->socks[r]);
+        s->socks[r] = -1;
+    }
     if (s->life >= 0)
         (void)close(s->life);
+    s->life = -1;
+}
+
+void cdi_shm_destroy(struct cdi_shm *s)
+{
+    if (s == NULL)
+        return;
+    cdi_shm_leave(s);
     free(s->socks);
     free(s);
 }

@@ -118,7 +118,9 @@ cddp_status cdi_shm_adopt(struct cdi_shm *s, void *segment, struct cdi_error *er
  * the lock.
  */
 void cdi_shm_hold(struct cdi_shm *s, int fd);
-/* Say goodbye to peers, unmap, close the sockets, free. NULL-safe. */
+/* Say goodbye to peers, unmap, close the sockets; once, then it does nothing. NULL-safe. */
+void cdi_shm_leave(struct cdi_shm *s);
+/* The same, and free. NULL-safe. */
 void cdi_shm_destroy(struct cdi_shm *s);
 
 /* Note, for the others, on which processor this rank runs. */

@@ -242,7 +242,9 @@ bool cdi_queue_idle(struct cdi_queue *q)
     bool idle;
 
     (void)pthread_mutex_lock(&q->lock);
-    idle = q->first == NULL && !q->running;
+    idle = !q->running;
+    for (const struct cdi_work *w = q->first; w != NULL && idle; w = w->next)
+        idle = w->op.spare;
     (void)pthread_mutex_unlock(&q->lock);
     return idle;
 }

@@ -192,17 +192,25 @@ static void say_left(struct cdi_backend *b)
     (void)w.keys->add(w.keys->arg, key, 1, NULL, NULL);
 }
 
-static void mpi_destroy(struct cdi_backend *b)
+static void mpi_leave(struct cdi_backend *b)
 {
     int64_t n_parts;
 
-    if (b == NULL)
-        return;
+    b->left = true;
     say_left(b);
     atomic_store(&b->stopped, true);
     cdi_queue_destroy(b->queue);
+    b->queue = NULL;
     if (b->own_flight == NULL && count_parts(&b->world, 0, &n_parts, NULL) == CDDP_OK)
         cdi_mpi_process_used(b->number + n_parts);
+}
+
+static void mpi_destroy(struct cdi_backend *b)
+{
+    if (b == NULL)
+        return;
+    if (!b->left)
+        mpi_leave(b);
     release(b);
 }
 
@@ -558,6 +566,7 @@ static const struct cdi_backend_ops mpi_ops = {
     .name = "mpi",
     .keeps_store = true,
     .create = mpi_create,
+    .leave = mpi_leave,
     .destroy = mpi_destroy,
     .region_create = mpi_region_create,
     .region_destroy = mpi_region_destroy,

@@ -116,6 +116,7 @@ struct cdi_backend {
     struct cdi_requests parts[CDI_SETS], results[CDI_SETS];
     uint8_t *scratch; /* of 2 * size + 2 pieces */
     size_t piece;     /* bytes */
+    bool left;        /* nothing but memory is left of it */
     bool entangled;   /* MPI may still write to openings and scratch: they are never freed */
 };
 

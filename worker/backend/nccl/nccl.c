@@ -123,24 +123,32 @@ static void abandon(struct cdi_backend *b)
     (void)cdi_gpu_fail(b, &err);
 }
 
+static void gpu_leave(struct cdi_backend *b)
+{
+    b->left = true;
+    if (b->device.context == NULL)
+        return;
+    (void)cdi_device_enter(&b->device, NULL);
+    abandon(b);
+    b->rests = cdi_watch_stop(b);
+    if (b->rests)
+        cdi_gpu_regions_leave(b);
+    b->rests = b->rests && cdi_communicator_leave(b);
+    cdi_device_leave(&b->device);
+}
+
 static void gpu_destroy(struct cdi_backend *b)
 {
-    bool rests;
-
     if (b == NULL)
         return;
+    if (!b->left)
+        gpu_leave(b);
     if (b->device.context != NULL) {
-        (void)cdi_device_enter(&b->device, NULL);
-        abandon(b);
-        rests = cdi_watch_stop(b);
-        if (rests)
-            cdi_gpu_regions_free(b);
-        rests = rests && cdi_communicator_leave(b);
-        if (rests)
-            strip(b);
-        cdi_device_leave(&b->device);
-        if (!rests) /* NCCL has not come back, and may still use all this */
+        if (!b->rests) /* NCCL has not come back, and may still use all this */
             return;
+        (void)cdi_device_enter(&b->device, NULL);
+        strip(b);
+        cdi_device_leave(&b->device);
     }
     cdi_device_close(&b->device);
     cdi_host->flight_close(b->own_flight);
@@ -456,6 +464,7 @@ static const struct cdi_backend_ops gpu_ops = {
     .on_device = true,
     .keeps_store = true,
     .create = gpu_create,
+    .leave = gpu_leave,
     .destroy = gpu_destroy,
     .region_create = cdi_gpu_region_create,
     .region_destroy = cdi_gpu_region_destroy,

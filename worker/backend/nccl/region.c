@@ -233,11 +233,21 @@ static cddp_status free_windows(struct cdi_backend *b, struct cdi_error *err)
     return st;
 }
 
-void cdi_gpu_regions_free(struct cdi_backend *b)
+void cdi_gpu_regions_leave(struct cdi_backend *b)
 {
     (void)pthread_mutex_lock(&b->lock);
-    while (b->windows != NULL)
-        drop(b, &b->windows);
+    while (b->windows != NULL) {
+        struct cdi_gpu_region *r = b->windows;
+
+        if (r->dead) {
+            drop(b, &b->windows);
+        } else {
+            b->windows = r->next;
+            r->listed = false;
+        }
+    }
+    for (struct cdi_gpu_region *r = b->alive; r != NULL && b->comm != NULL; r = r->next_alive)
+        unregister(b, r);
     (void)pthread_mutex_unlock(&b->lock);
 }
 
@@ -282,6 +292,10 @@ static cddp_status create(struct cdi_backend *b, size_t bytes, struct cdi_gpu_re
     cdi_host->debug("NCCL-ARENA", text);
     if (r->kind == CDI_ARENA_WINDOW)
         keep_window(b, r);
+    (void)pthread_mutex_lock(&b->lock);
+    r->next_alive = b->alive;
+    b->alive = r;
+    (void)pthread_mutex_unlock(&b->lock);
     *out = r;
     return CDDP_OK;
 }
@@ -329,22 +343,39 @@ static void await_all(struct cdi_backend *b)
         (void)cdi_gpu_await_event(b, b->tail, NULL);
 }
 
+/* With the lock. One that was never complete is not among them. */
+static void forget(struct cdi_backend *b, const struct cdi_gpu_region *r)
+{
+    for (struct cdi_gpu_region **at = &b->alive; *at != NULL; at = &(*at)->next_alive)
+        if (*at == r) {
+            *at = r->next_alive;
+            return;
+        }
+}
+
 void cdi_gpu_region_destroy(struct cdi_backend *b, struct cdi_region *region)
 {
     struct cdi_gpu_region *r = (struct cdi_gpu_region *)(void *)region;
 
     if (r == NULL)
         return;
+    (void)pthread_mutex_lock(&b->lock);
+    forget(b, r);
+    (void)pthread_mutex_unlock(&b->lock);
+    if (b->left && !b->rests) /* as below */
+        return;
     if (!cdi_gpu_is_at_rest(b)) /* NCCL or a kernel may still write to the memory, or NCCL to r->window: both stay */
         return;
     (void)cdi_device_enter(&b->device, NULL);
-    await_all(b);
-    (void)pthread_mutex_lock(&b->lock);
-    (void)cdi_gpu_flush(b, NULL); /* NCCL takes a call */
-    if (!r->listed && b->comm != NULL)
-        unregister(b, r);
-    r->dead = true;
-    (void)pthread_mutex_unlock(&b->lock);
+    if (!b->left) {
+        await_all(b);
+        (void)pthread_mutex_lock(&b->lock);
+        (void)cdi_gpu_flush(b, NULL); /* NCCL takes a call */
+        if (!r->listed && b->comm != NULL)
+            unregister(b, r);
+        r->dead = true;
+        (void)pthread_mutex_unlock(&b->lock);
+    }
     if (!r->listed)
         release_memory(r);
     cdi_device_leave(&b->device);

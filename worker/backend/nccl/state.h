@@ -84,6 +84,7 @@ struct cdi_gpu_region {
     ncclWindow_t window;
     struct cdi_gpu_region *next; /* of b->windows, */
     bool listed, dead;           /* if it is among them; and destroyed by this rank */
+    struct cdi_gpu_region *next_alive;
 };
 
 /*
@@ -121,6 +122,8 @@ struct cdi_backend {
         bool windows, registration; /* of regions: see region.c */
     } use;
     struct cdi_gpu_region *windows; /* in the order of their making; with `lock` */
+    struct cdi_gpu_region *alive;   /* all that this rank has not destroyed; with `lock` */
+    bool left, rests; /* nothing but memory is left of it; and NCCL has come back from all it was asked to do */
 
     pthread_mutex_t lock, page;
     struct cdi_slot *ring;
@@ -366,8 +369,11 @@ void cdi_stage_free(struct cdi_staged *list);
 
 cddp_status cdi_gpu_region_create(struct cdi_backend *b, size_t bytes, struct cdi_region **out, struct cdi_error *err);
 void cdi_gpu_region_destroy(struct cdi_backend *b, struct cdi_region *r);
-/* All that is left in b->windows, before the communicator goes and after its threads have ended. */
-void cdi_gpu_regions_free(struct cdi_backend *b);
+/*
+ * Before the communicator goes and after its threads have ended: what is dead in b->windows is freed, and of all that
+ * is alive nothing but the memory stays.
+ */
+void cdi_gpu_regions_leave(struct cdi_backend *b);
 bool cdi_gpu_is_window(const struct cdi_region *r);
 
 cddp_status cdi_gpu_pack(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
