@@ -37,6 +37,7 @@ struct cdi_world {
     int local_rank, local_size;
     int node_rank, n_nodes;
     int restart_count;
+    char prefix[32]; /* of keys in the store: of this life of the job, and of this join among those of the process */
     int64_t join_timeout_ms; /* for what happens while the communicator is made */
     int64_t timeout_ms;      /* of every wait for a peer */
     cddp_store *store;       /* NULL in a world of one without a store */

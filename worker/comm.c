@@ -119,6 +119,18 @@ static cddp_status read_device(struct cdi_world *w, const cddp_init_options *opt
     return CDDP_OK;
 }
 
+/*
+ * Where a store outlives a restart, the life before must not be taken for this one; and where it outlives a
+ * communicator whose ranks all finalize and join again, not the join before.
+ */
+static void set_prefix(struct cdi_world *w, int joins_before)
+{
+    if (joins_before == 0)
+        (void)snprintf(w->prefix, sizeof w->prefix, "cddp/%d/", w->restart_count);
+    else
+        (void)snprintf(w->prefix, sizeof w->prefix, "cddp/%d.%d/", w->restart_count, joins_before);
+}
+
 /* Everything that the environment and the options (or NULL) say; no communication. */
 static cddp_status read_world(struct cddp_comm *c, struct cdi_launch *l, const cddp_init_options *said,
                               struct cdi_error *err)
@@ -141,6 +153,7 @@ static cddp_status read_world(struct cddp_comm *c, struct cdi_launch *l, const c
     w->rank = l->rank;
     w->size = l->size;
     w->restart_count = l->restart_count;
+    set_prefix(w, 0);
     return CDDP_OK;
 }
 
@@ -151,7 +164,7 @@ static cddp_status keys_set(void *arg, const char *name, const void *value, size
     const struct cdi_world *w = arg;
     char key[KEY_BYTES];
 
-    (void)snprintf(key, sizeof key, "cddp/%d/%s", w->restart_count, name);
+    (void)snprintf(key, sizeof key, "%s%s", w->prefix, name);
     return cdi_store_set(w->store, key, value, len, err);
 }
 
@@ -161,7 +174,7 @@ static cddp_status keys_get(void *arg, const char *name, void *buf, size_t cap, 
     const struct cdi_world *w = arg;
     char key[KEY_BYTES];
 
-    (void)snprintf(key, sizeof key, "cddp/%d/%s", w->restart_count, name);
+    (void)snprintf(key, sizeof key, "%s%s", w->prefix, name);
     return cdi_store_get(w->store, key, buf, cap, len, timeout_ms, err);
 }
 
@@ -170,7 +183,7 @@ static cddp_status keys_add(void *arg, const char *name, int64_t delta, int64_t 
     const struct cdi_world *w = arg;
     char key[KEY_BYTES];
 
-    (void)snprintf(key, sizeof key, "cddp/%d/%s", w->restart_count, name);
+    (void)snprintf(key, sizeof key, "%s%s", w->prefix, name);
     return cdi_store_add(w->store, key, delta, sum, err);
 }
 
@@ -178,22 +191,35 @@ static cddp_status keys_add(void *arg, const char *name, int64_t delta, int64_t 
 
 static void join_key(const struct cdi_world *w, const char *name, int rank, char key[64])
 {
-    /* The restart count: where a store outlives a restart, the life before must not be taken for this one. */
     if (rank < 0)
-        (void)snprintf(key, 64, "cddp/%d/%s", w->restart_count, name);
+        (void)snprintf(key, 64, "%s%s", w->prefix, name);
     else
-        (void)snprintf(key, 64, "cddp/%d/%s/%d", w->restart_count, name, rank);
+        (void)snprintf(key, 64, "%s%s/%d", w->prefix, name, rank);
 }
 
-/* "host:pid:nonce"; the nonce tells apart processes that share both, as in two containers. */
-static void describe_self(char *buf, size_t cap)
+/* This process in the jobs that it joins. cddp_init is called by one thread at a time. */
+static struct {
+    pid_t pid;
+    uint64_t nonce;  /* tells apart processes that share host and pid, as in two containers */
+    unsigned claims; /* of a rank, so far */
+    bool has_left;   /* the job that it joined last, by cddp_finalize */
+} self;
+
+/* "host:pid:nonce.", and which of this process's claims it is. Returns the length without that. */
+static size_t describe_self(char *buf, size_t cap)
 {
     char host[128] = "?";
-    uint64_t nonce = 0;
+    int n;
 
+    if (self.pid != getpid()) {
+        memset(&self, 0, sizeof self);
+        self.pid = getpid();
+        (void)getrandom(&self.nonce, sizeof self.nonce, 0);
+    }
     (void)gethostname(host, sizeof host - 1);
-    (void)getrandom(&nonce, sizeof nonce, 0);
-    (void)snprintf(buf, cap, "%s:%d:%016" PRIx64, host, (int)getpid(), nonce);
+    n = snprintf(buf, cap, "%s:%d:%016" PRIx64 ".", host, (int)self.pid, self.nonce);
+    (void)snprintf(buf + n, cap - (size_t)n, "%u", ++self.claims);
+    return (size_t)n;
 }
 
 /* "process 77 on node1" */
@@ -215,32 +241,42 @@ static void describe_other(char *text, size_t len, char *buf, size_t cap)
 }
 
 /*
- * Two processes with one rank would both believe that they are it: the first one has it. cddp_init is called by one
- * thread at a time.
+ * Two processes with one rank would both believe that they are it: the first one has it. A claim of this process's own,
+ * from before it has left the job, is none: it joins once more, under other keys (*is_old stays false), or, where rank
+ * 0 hosts the store, it has found the one that is about to end (*is_old becomes true).
  */
-static cddp_status claim_rank(const struct cdi_world *w, struct cdi_error *err)
+static cddp_status claim_rank(struct cdi_world *w, bool hosted_by_rank_0, bool *is_old, struct cdi_error *err)
 {
-    static char before[192]; /* what this process has claimed last */
-    char key[64], self[192], holder[256], me[192], other[192];
-    size_t len;
-    cddp_status st;
+    char key[64], text[192], holder[256], me[192], other[192];
+    size_t len = 0, own = describe_self(text, sizeof text);
+    cddp_status st = CDDP_OK;
+    bool mine = false;
 
-    join_key(w, "rank", w->rank, key);
-    describe_self(self, sizeof self);
-    st = cdi_store_compare_set(w->store, key, "", 0, self, strlen(self), holder, sizeof holder - 1, &len, err);
+    *is_old = false;
+    for (int joins_before = 0; st == CDDP_OK; joins_before++) {
+        set_prefix(w, joins_before);
+        join_key(w, "rank", w->rank, key);
+        st = cdi_store_compare_set(w->store, key, "", 0, text, strlen(text), holder, sizeof holder - 1, &len, err);
+        mine = st == CDDP_OK && len > own && memcmp(holder, text, own) == 0;
+        if (mine && len == strlen(text) && memcmp(holder, text, len) == 0) {
+            self.has_left = false;
+            return CDDP_OK;
+        }
+        *is_old = mine && self.has_left && hosted_by_rank_0;
+        if (*is_old)
+            return CDDP_OK;
+        if (!mine || !self.has_left)
+            break;
+    }
     if (st != CDDP_OK && st != CDDP_E_LIMIT)
         return st;
-    if (st == CDDP_OK && len == strlen(self) && memcmp(holder, self, len) == 0) {
-        memcpy(before, self, sizeof before);
-        return CDDP_OK;
-    }
-    if (st == CDDP_OK && len == strlen(before) && memcmp(holder, before, len) == 0)
+    if (mine)
         return cdi_fail(err, CDDP_E_EXISTS,
-                        "this process has joined the job before, as rank %d: it may do so once; cddp_comm_split makes "
-                        "further communicators",
+                        "this process has joined the job before, as rank %d: it may join again once that communicator "
+                        "was finalized; cddp_comm_split makes further ones",
                         w->rank);
     describe_other(holder, st == CDDP_OK ? len : 0, other, sizeof other);
-    describe_other(self, strlen(self), me, sizeof me);
+    describe_other(text, strlen(text), me, sizeof me);
     return cdi_fail(err, CDDP_E_EXISTS,
                     "two processes have RANK=%d: %s joined before, and now %s; each process needs a rank of its own",
                     w->rank, other, me);
@@ -367,13 +403,12 @@ static cddp_status gather_ranks(const struct cddp_comm *c, int64_t deadline_ms, 
     char joined_key[64], go_key[64], devices_key[64], text[256] = "";
     int64_t joined = 0, devices = 0, left;
     size_t len = 0;
-    cddp_status st = claim_rank(w, err);
+    cddp_status st;
 
     join_key(w, "joined", -1, joined_key);
     join_key(w, "go", -1, go_key);
     join_key(w, "devices", -1, devices_key);
-    if (st == CDDP_OK)
-        st = tell_backend(c, err);
+    st = tell_backend(c, err);
     if (st == CDDP_OK)
         st = cdi_store_add(w->store, joined_key, joined_word(w), &joined, err);
     if (st == CDDP_OK && !joined_alike(w, joined)) {
@@ -503,15 +538,15 @@ static cddp_status host_store(struct cddp_comm *c, const struct cdi_launch *l, s
     return st;
 }
 
-static cddp_status meet(struct cddp_comm *c, const struct cdi_launch *l, struct cdi_error *err)
+/* The store of the job, and this rank in it. *is_old: see claim_rank. */
+static cddp_status enter_store(struct cddp_comm *c, const struct cdi_launch *l, int64_t left_ms, bool *is_old,
+                               struct cdi_error *err)
 {
     struct cdi_world *w = &c->world;
-    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), w->join_timeout_ms);
-    cddp_status st = !l->hosted && w->rank == 0 ? host_store(c, l, err) : CDDP_OK;
+    cddp_status st =
+        cdi_store_open(&w->store, c->host != NULL ? cdi_store_host_address(c->host) : l->host, l->port, left_ms, err);
 
-    if (st == CDDP_OK)
-        st = cdi_store_open(&w->store, c->host != NULL ? cdi_store_host_address(c->host) : l->host, l->port,
-                            w->join_timeout_ms, err);
+    *is_old = false;
     if ((st == CDDP_E_IO || st == CDDP_E_TIMEOUT) && !l->hosted && w->rank != 0 && err != NULL) {
         struct cdi_error why = *err;
 
@@ -524,7 +559,60 @@ static cddp_status meet(struct cddp_comm *c, const struct cdi_launch *l, struct 
         return st;
     c->hosted_by_rank_0 = !l->hosted;
     cdi_store_watch(w->store, w->flight, c->hosted_by_rank_0);
-    if (!is_placed(l))
+    cdi_store_set_timeout(w->store, w->join_timeout_ms);
+    return claim_rank(w, c->hosted_by_rank_0, is_old, err);
+}
+
+static bool is_over(cddp_status st)
+{
+    return st == CDDP_E_CLOSED || st == CDDP_E_PEER || st == CDDP_E_IO;
+}
+
+/*
+ * A rank that joins again may still reach the store of the join before, which rank 0 is about to end: then it waits for
+ * that, and goes to the next one.
+ */
+static cddp_status enter_next_store(struct cddp_comm *c, const struct cdi_launch *l, int64_t deadline_ms,
+                                    struct cdi_error *err)
+{
+    bool again = self.has_left && !l->hosted && c->host == NULL, is_old;
+    int64_t left = c->world.join_timeout_ms;
+    char key[64], none[8];
+    cddp_status st;
+
+    for (;;) {
+        size_t len;
+
+        st = enter_store(c, l, left > 0 ? left : 1, &is_old, err);
+        left = deadline_ms - cdi_now_ms();
+        if (!is_old && (!again || !is_over(st) || c->world.store == NULL || left <= 0))
+            return st;
+        join_key(&c->world, "never", -1, key);
+        if (is_old)
+            st = cdi_store_get(c->world.store, key, none, sizeof none, &len, left > 0 ? left : 1, err);
+        if (cdi_flight_check(c->world.flight, NULL) != CDDP_OK) /* that is why */
+            return cdi_flight_check(c->world.flight, err);
+        if (is_old && !is_over(st))
+            return st == CDDP_E_TIMEOUT ? cdi_fail_by(err, 0, CDDP_E_TIMEOUT,
+                                                      "rank 0 did not finalize its communicator within %.4g s, and so "
+                                                      "cannot host the next one's store",
+                                                      (double)c->world.join_timeout_ms / 1000)
+                                        : st;
+        cddp_store_close(c->world.store);
+        c->world.store = NULL;
+        left = deadline_ms - cdi_now_ms();
+    }
+}
+
+static cddp_status meet(struct cddp_comm *c, const struct cdi_launch *l, struct cdi_error *err)
+{
+    struct cdi_world *w = &c->world;
+    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), w->join_timeout_ms);
+    cddp_status st = !l->hosted && w->rank == 0 ? host_store(c, l, err) : CDDP_OK;
+
+    if (st == CDDP_OK)
+        st = enter_next_store(c, l, deadline_ms, err);
+    if (st == CDDP_OK && !is_placed(l))
         st = tell_host(w, err);
     if (st == CDDP_OK)
         st = gather_ranks(c, deadline_ms, err);
@@ -812,6 +900,7 @@ static void leave(struct cddp_comm *c)
         c->ops->leave(c->backend);
     if (c->whole == NULL)
         say_goodbye(c, st != CDDP_OK);
+    self.has_left = self.has_left || (c->whole == NULL && c->world.store != NULL && self.pid == getpid());
     let_aborts_end(c); /* one of this rank's own may be why it waits no longer */
     c->over = true;
     c->user.life = UINT64_MAX;

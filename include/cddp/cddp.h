@@ -159,9 +159,10 @@ typedef struct cddp_init_options {
  *
  * Blocks until every rank has joined or the join timeout has passed; the error then names the ranks that are missing.
  * opt may be NULL. *out is written on success only and is released by cddp_finalize().
- * One communicator per process and job; call it from one thread, before others change the environment.
+ * One communicator per process and job at a time: once all ranks have called cddp_finalize, they may join again, as
+ * often as they like. Call it from one thread, before others change the environment.
  * Returns CDDP_OK; CDDP_E_INVALID (a variable is missing or out of range, or opt is bad); CDDP_E_EXISTS (another
- * process has the same rank, this one has joined before, or the port is taken); CDDP_E_DENIED (the secret);
+ * process has the same rank, this one has joined and not finalized, or the port is taken); CDDP_E_DENIED (the secret);
  * CDDP_E_LIMIT (the rendezvous takes no more connections: the sentence says which limit to raise); CDDP_E_PEER
  * (a rank died: rank 0, where it hosts the store, or another); CDDP_E_ABORTED (the launcher has ended this round);
  * CDDP_E_TIMEOUT; CDDP_E_CLOSED (the rendezvous ended); CDDP_E_IO (no connection); CDDP_E_PROTOCOL (what listens there

@@ -115,7 +115,7 @@ Test(error_info, no_more_is_written_than_the_caller_has_room_for)
 
 static int cannot_save(int rank)
 {
-    const cddp_checkpoint_item item = {.name = "x", .data = &rank, .bytes = sizeof rank};
+    const cddp_checkpoint_item item = {.size = sizeof item, .name = "x", .data = &rank, .bytes = sizeof rank};
     cddp_error_info info = {.size = sizeof info};
     cddp_comm *comm = NULL;
 

@@ -188,12 +188,12 @@ cddp_status cdi_cpu_create_at(struct cdi_backend **out, const struct cdi_world *
 
 struct store_meet {
     cddp_store *store;
-    int restart_count; /* a store that outlives a restart must not answer with the life before */
+    char prefix[sizeof(((struct cdi_world *)0)->prefix)];
 };
 
 static void meet_key(const struct store_meet *m, const char *name, char key[96])
 {
-    (void)snprintf(key, 96, "cddp/%d/%s", m->restart_count, name);
+    (void)snprintf(key, 96, "%s%s", m->prefix, name);
 }
 
 static cddp_status meet_set(void *arg, const char *name, const char *text, struct cdi_error *err)
@@ -235,7 +235,8 @@ static cddp_status cpu_create(struct cdi_backend **out, const struct cdi_world *
 
     if (m == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
-    *m = (struct store_meet){.store = world->store, .restart_count = world->restart_count};
+    *m = (struct store_meet){.store = world->store};
+    memcpy(m->prefix, world->prefix, sizeof m->prefix);
     if (world->store != NULL)
         cdi_store_local_address(world->store, &reached.u.room, &reached.len);
     st = cdi_cpu_create_at(out, world, &meet, NULL, &reached, err);
