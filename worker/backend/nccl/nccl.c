@@ -195,6 +195,11 @@ static void pretend_hosts(const struct cdi_backend *b)
     (void)snprintf(text + at, sizeof text - (size_t)at, "-%d", b->world.rank);
     (void)setenv("NCCL_HOSTID", text, 0);
     (void)setenv("NCCL_NET", "Socket", 0);
+    if (b->world.n_nodes > 1)
+        return;
+    /* NCCL's first choice is another interface, which may lead nowhere or have a link-local address alone. */
+    (void)setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+    (void)setenv("NCCL_SOCKET_FAMILY", "AF_INET", 0);
 }
 
 /* What the windows must not bring with them: see region.c. NCCL reads each variable once, when it first needs it. */
