@@ -959,6 +959,7 @@ static int dies_beside_a_bucket(struct rank *r)
         st = r->ops->join(r->b, ticket, &r->err);
     RANK_CHECK(st == CDDP_E_PEER && strstr(r->err.msg, "rank 1 (") != NULL);
     RANK_CHECK(cdi_now_ms() - t0 < cdi_within_ms(DEATH_MS));
+    r->ops->region_destroy(r->b, region);
     return 0;
 }
 
