@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table of the NCCL backend, how one comes and goes, and the module's one symbol. */
+#include "common/clock.h"
 #include "worker/backend/nccl/state.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #define SHARE_ENV "CDDP_SHARE_GPU"
 #define BLOCKING_ENV "CDDP_NCCL_BLOCKING"
 #define WINDOWS_ENV "CDDP_NCCL_WINDOWS"
 #define REGISTER_ENV "CDDP_NCCL_REGISTER"
+#define SPARE_MS 1000 /* for what is spare to end by itself */
 #define PARTIAL_BYTES (CDI_TALLY_BLOCKS * sizeof(double))
 
 /* ------------------------------------------------------------------------------------------ coming and going ---- */
@@ -105,17 +108,37 @@ static void strip(struct cdi_backend *b)
     cdi_gpu_free_ring(b);
 }
 
-/* Collectives that nobody joined end here; peers that wait in them are told. */
+/* With `lock`: is all that is under way of no use to who leaves? */
+static bool is_spare(struct cdi_backend *b)
+{
+    bool spare = true;
+
+    (void)pthread_mutex_lock(&b->page);
+    for (uint64_t t = b->done + 1; t <= b->given; t++)
+        spare = spare && cdi_slot_of(b, t)->op.spare;
+    (void)pthread_mutex_unlock(&b->page);
+    return spare;
+}
+
+/*
+ * Collectives that nobody joined end here; peers that wait in them are told. What is spare they have begun as well, in
+ * the step that all have ended: it is done in a moment, and NCCL is left without an abort.
+ */
 static void abandon(struct cdi_backend *b)
 {
+    int64_t until_ms = cdi_now_ms() + SPARE_MS;
     struct cdi_error err;
-    bool idle;
+    bool idle = !b->watching, wait = false;
 
-    if (!b->watching)
-        return;
-    (void)pthread_mutex_lock(&b->lock);
-    idle = cdi_gpu_poll(b) && cdi_captured_poll(b);
-    (void)pthread_mutex_unlock(&b->lock);
+    do {
+        const struct timespec nap = {.tv_nsec = wait ? 200000 : 0};
+
+        (void)nanosleep(&nap, NULL);
+        (void)pthread_mutex_lock(&b->lock);
+        idle = idle || (cdi_gpu_poll(b) && cdi_captured_poll(b));
+        wait = !idle && is_spare(b);
+        (void)pthread_mutex_unlock(&b->lock);
+    } while (wait && cdi_gpu_health_now(b, NULL) == CDDP_OK && cdi_now_ms() < until_ms);
     if (idle)
         return;
     (void)cdi_fail_by(&err, cdi_rank_of_job(&b->world, b->world.rank), CDDP_E_ABORTED,
