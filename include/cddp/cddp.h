@@ -752,6 +752,9 @@ CDDP_API size_t cddp_ddp_bucket_bytes(const cddp_ddp *ddp, size_t b);
  * is in flight goes on without the reducer, and the memory that it needs is freed by cddp_finalize; on a GPU, whose
  * work may use the caller's memory, it waits until that is done. After an error it returns at once. Peers that count on
  * the rest of a step hear, in their next wait, that this rank has left.
+ *
+ * On a GPU whose gradients lie in a symmetric window (NCCL 2.29.7 and newer) their memory stays until all ranks have
+ * destroyed the reducer and the next one is made, or until cddp_finalize().
  */
 CDDP_API void cddp_ddp_destroy(cddp_ddp *ddp);
 
