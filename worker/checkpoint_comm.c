@@ -330,14 +330,14 @@ cddp_status cdi_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step,
             v.status = cdi_checkpoint_check_items(list, n_items, err);
         if (v.status == CDDP_OK)
             v.status = cdi_saver_wait(*cdi_comm_saver(comm), err);
-        v.own_bytes = v.status == CDDP_OK ? own_bytes(list, n_items) : 0;
+        v.own_bytes = v.status == CDDP_OK && list != NULL ? own_bytes(list, n_items) : 0;
     }
     st = share(comm, &v, err);
     if (st == CDDP_OK) /* also where rank 0 has none: another rank may have some */
         st = gather_own(&own, comm, list, list == NULL ? 0 : n_items, v.own_bytes, err);
     if (st != CDDP_OK)
         return st;
-    if (is_root) {
+    if (is_root && list != NULL) { /* else share has said why */
         struct cdi_save s = {.dir = strdup(dir), .step = step, .keep = how.keep};
 
         v.status = save_on_root(comm, &s, list, n_items, own, sizeof(uint64_t) + v.own_bytes, how.background != 0, err);

@@ -84,7 +84,7 @@ static cddp_status check_buffers(const cddp_comm *comm, const cddp_work *w, stru
 
     if (st != CDDP_OK)
         return st;
-    if (to == COUNTED)
+    if (to == COUNTED && w->counts != NULL)
         given = w->counts[world->rank];
     if ((in != NONE && !bytes_of(given, in == ALL ? size : 1, w->dtype, &in_bytes)) ||
         (to != NONE && !bytes_of(to == COUNTED ? sum : w->count, to == ALL ? size : 1, w->dtype, &to_bytes)))

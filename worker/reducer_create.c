@@ -15,6 +15,8 @@ static bool copy_params(cddp_ddp *d, const cddp_param *params, size_t n)
 
     for (size_t i = 0; i < n; i++)
         bytes += strlen(params[i].name) + 1;
+    if (n == 0) /* which was refused before */
+        return false;
     d->params = calloc(n, sizeof *d->params);
     d->names = at = malloc(bytes);
     d->rows = calloc(n, sizeof *d->rows);

@@ -281,9 +281,9 @@ static cddp_status create(struct cdi_backend *b, size_t bytes, struct cdi_gpu_re
     if (st == CDDP_OK && (!all || r == NULL))
         st = own == CDDP_OK ? cdi_fail(err, CDDP_E_NOMEM, "another rank's GPU has no %zu bytes for gradients", bytes)
                             : cdi_fail_since(err, &mine, "%s", mine.msg);
-    if (st == CDDP_OK)
+    if (st == CDDP_OK && r != NULL)
         st = make_known(b, r, err);
-    if (st != CDDP_OK) {
+    if (st != CDDP_OK || r == NULL) {
         if (r != NULL)
             cdi_gpu_region_destroy(b, &r->base);
         return st;
@@ -302,7 +302,7 @@ static cddp_status create(struct cdi_backend *b, size_t bytes, struct cdi_gpu_re
 
 cddp_status cdi_gpu_region_create(struct cdi_backend *b, size_t bytes, struct cdi_region **out, struct cdi_error *err)
 {
-    struct cdi_gpu_region *r;
+    struct cdi_gpu_region *r = NULL;
     cddp_status st = cdi_gpu_health(b, err);
     uint64_t seq;
 
@@ -319,7 +319,7 @@ cddp_status cdi_gpu_region_create(struct cdi_backend *b, size_t bytes, struct cd
     cdi_host->flight_start(b->record, seq);
     (void)pthread_mutex_unlock(&b->page);
     st = create(b, bytes, &r, err);
-    if (st == CDDP_OK) {
+    if (st == CDDP_OK && r != NULL) {
         (void)pthread_mutex_lock(&b->page);
         cdi_host->flight_done(b->record, seq);
         (void)pthread_mutex_unlock(&b->page);
