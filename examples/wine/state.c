@@ -59,16 +59,16 @@ static bool is_due(const struct options *opt, const struct progress *done, bool 
     return epoch_is_done && (done->epochs % opt->save_every == 0 || done->epochs == opt->epochs);
 }
 
-cddp_status state_save(const struct job *job, struct state *s, bool epoch_is_done)
+/* What a checkpoint holds beside the type. The last two belong to wine's own Adam: libcddp's optimizer saves its state.
+ */
+#define N_ITEMS 6
+#define N_ADAM 2
+
+static void list_items(struct state *s, cddp_sampler_state *place, cddp_checkpoint_item items[N_ITEMS])
 {
-    const struct options *opt = job->opt;
-    const cddp_checkpoint_options how = {.size = sizeof how, .background = opt->save_background};
-    cddp_sampler_state place;
-    char type[TYPE_BYTES];
-    const cddp_checkpoint_item items[] = {
-        {.size = sizeof(cddp_checkpoint_item), .name = "dtype", .data = type, .bytes = sizeof type},
+    const cddp_checkpoint_item all[N_ITEMS] = {
         {.size = sizeof(cddp_checkpoint_item), .name = "progress", .data = &s->done, .bytes = sizeof s->done},
-        {.size = sizeof(cddp_checkpoint_item), .name = "sampler", .data = &place, .bytes = sizeof place},
+        {.size = sizeof(cddp_checkpoint_item), .name = "sampler", .data = place, .bytes = sizeof *place},
         {.size = sizeof(cddp_checkpoint_item),
          .name = "loss",
          .data = &s->loss,
@@ -78,15 +78,33 @@ cddp_status state_save(const struct job *job, struct state *s, bool epoch_is_don
         {.size = sizeof(cddp_checkpoint_item), .name = "adam.m", .data = s->m, .bytes = s->bytes},
         {.size = sizeof(cddp_checkpoint_item), .name = "adam.v", .data = s->v, .bytes = s->bytes},
     };
-    const size_t n_items = sizeof items / sizeof items[0];
+
+    memcpy(items, all, sizeof all);
+}
+
+static cddp_checkpoint_item type_item(char type[TYPE_BYTES])
+{
+    return (cddp_checkpoint_item){
+        .size = sizeof(cddp_checkpoint_item), .name = "dtype", .data = type, .bytes = TYPE_BYTES};
+}
+
+cddp_status state_save(const struct job *job, struct state *s, bool epoch_is_done)
+{
+    const struct options *opt = job->opt;
+    const cddp_checkpoint_options how = {.size = sizeof how, .background = opt->save_background};
+    cddp_sampler_state place;
+    char type[TYPE_BYTES];
+    cddp_checkpoint_item items[1 + N_ITEMS] = {type_item(type)};
+    const size_t n_items = 1 + N_ITEMS;
     cddp_status status = may_leave(opt, &s->done, epoch_is_done) ? agree_to_leave(job, s) : CDDP_OK;
 
     if (status != CDDP_OK || (!s->leaving && !is_due(opt, &s->done, epoch_is_done)))
         return status;
     type_name(opt, type);
     cddp_sampler_get_state(s->sampler, &place);
+    list_items(s, &place, items + 1);
     if (s->optim != NULL)
-        return cddp_optim_save(s->optim, opt->save, (uint64_t)s->done.steps, items, n_items - 2, &how);
+        return cddp_optim_save(s->optim, opt->save, (uint64_t)s->done.steps, items, n_items - N_ADAM, &how);
     if (s->powersgd != NULL)
         return cddp_powersgd_save(s->powersgd, opt->save, (uint64_t)s->done.steps, items, n_items, &how);
     return cddp_checkpoint_save(job->comm, opt->save, (uint64_t)s->done.steps, items, n_items, &how);
@@ -110,22 +128,9 @@ static cddp_status load(const struct job *job, struct state *s, char *why, size_
 {
     const char *dir = job->opt->resume;
     char type[TYPE_BYTES] = "", mine[TYPE_BYTES];
-    const cddp_checkpoint_item head = {
-        .size = sizeof(cddp_checkpoint_item), .name = "dtype", .data = type, .bytes = sizeof type};
+    const cddp_checkpoint_item head = type_item(type);
     cddp_sampler_state place;
-    const cddp_checkpoint_item items[] = {
-        {.size = sizeof(cddp_checkpoint_item), .name = "progress", .data = &s->done, .bytes = sizeof s->done},
-        {.size = sizeof(cddp_checkpoint_item), .name = "sampler", .data = &place, .bytes = sizeof place},
-        {.size = sizeof(cddp_checkpoint_item),
-         .name = "loss",
-         .data = &s->loss,
-         .bytes = sizeof s->loss,
-         .flags = CDDP_ITEM_PER_RANK},
-        {.size = sizeof(cddp_checkpoint_item), .name = "weights", .data = s->weights, .bytes = s->bytes},
-        {.size = sizeof(cddp_checkpoint_item), .name = "adam.m", .data = s->m, .bytes = s->bytes},
-        {.size = sizeof(cddp_checkpoint_item), .name = "adam.v", .data = s->v, .bytes = s->bytes},
-    };
-    const size_t n_items = sizeof items / sizeof items[0];
+    cddp_checkpoint_item items[N_ITEMS];
     cddp_checkpoint_info info = {.size = sizeof info};
     cddp_status status = cddp_checkpoint_load(job->comm, dir, &head, 1, NULL);
 
@@ -137,12 +142,13 @@ static cddp_status load(const struct job *job, struct state *s, char *why, size_
                        mine, job->opt->f64 ? "f32" : "f64");
         return CDDP_E_MISMATCH;
     }
+    list_items(s, &place, items);
     if (s->optim != NULL)
-        status = cddp_optim_load(s->optim, dir, items, n_items - 2, &info);
+        status = cddp_optim_load(s->optim, dir, items, N_ITEMS - N_ADAM, &info);
     else if (s->powersgd != NULL)
-        status = cddp_powersgd_load(s->powersgd, dir, items, n_items, &info);
+        status = cddp_powersgd_load(s->powersgd, dir, items, N_ITEMS, &info);
     else
-        status = cddp_checkpoint_load(job->comm, dir, items, n_items, &info);
+        status = cddp_checkpoint_load(job->comm, dir, items, N_ITEMS, &info);
     if (status == CDDP_OK)
         tell(job, &s->done, &info);
     return status == CDDP_OK ? cddp_sampler_set_state(s->sampler, &place) : status;
