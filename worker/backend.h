@@ -160,7 +160,7 @@ struct cdi_backend_ops {
     /* Connect to all ranks of the world; a collective. *out on success only. */
     cddp_status (*create)(struct cdi_backend **out, const struct cdi_world *world, struct cdi_error *err);
     /*
-     * This rank is done with its peers: work that was not joined is abandoned, and they are told. Never blocks on them.
+     * This rank leaves: it abandons work that was not joined, and tells its peers. Never blocks on them.
      * Regions and other memory stay. Afterwards only region_destroy, release, give_back and destroy are called. Once.
      */
     void (*leave)(struct cdi_backend *b);

@@ -375,8 +375,8 @@ typedef enum cddp_first { CDDP_FIRST_OF_JOB = 0, CDDP_FIRST_OF_NODE = 1, CDDP_EN
  * the rank and says why, if one of them has failed. *first is written on success only. A collective with
  * cddp_first_end: every rank calls both, and no other collective in between; but not the second one if the first one
  * has failed. It waits for the communicator's timeout at most. One thread. Returns CDDP_OK; CDDP_E_INVALID;
- * CDDP_E_REMOTE (a first rank failed, which all are told and may go on from); CDDP_E_NOMEM; or what a collective may
- * return.
+ * CDDP_E_REMOTE (a first rank failed: every rank gets this status and may go on); CDDP_E_NOMEM; or what a collective
+ * may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_first_begin(cddp_comm *comm, cddp_first of, int *first);
 /*
@@ -470,7 +470,7 @@ enum {
     CDDP_DDP_SPLIT = 64,
     /*
      * With CDDP_DDP_JOIN: a rank that has no more samples while others still train is an error, for all: cddp_ddp_wait
-     * and cddp_ddp_join of that step return CDDP_E_STATE and a sentence with its number; the reducer, but not the
+     * and cddp_ddp_join of that step return CDDP_E_STATE and an error message with its rank; the reducer, but not the
      * communicator, then keeps that error. On a GPU the host waits for every step.
      */
     CDDP_DDP_JOIN_STRICT = 128,

@@ -35,8 +35,8 @@
  *   LIMIT        the call did nothing.
  *   NOT_FOUND, EXISTS, VERSION, DENIED   of a file, a key or another communicator that was to be made.
  *   UNSUPPORTED  nothing was done.
- *   NONFINITE    the numbers of this step are of no use; every rank is told, and may go on with the next one.
- *   REMOTE       another rank has failed in what it did by itself, and said so. Every rank is told, and may go on.
+ *   NONFINITE    the numbers of this step are of no use; every rank gets this status, and may go on with the next one.
+ *   REMOTE       another rank failed in work of its own, and reported it. Every rank gets this status, and may go on.
  *   STATE        the call did nothing, and may be made when its time has come. But a reducer whose step cannot end any
  *                more (gradients are missing, or came twice) ends the waits of its peers: then the communicator has
  *                failed, and theirs with ABORTED.

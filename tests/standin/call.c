@@ -445,7 +445,7 @@ static bool mean_after_sum(struct ncclComm *comm, const struct si_call *c)
     return symmetric;
 }
 
-/* A symmetric kernel of a version whose kernels no abort ends: what it waits for must come. */
+/* Does no abort end this operation? So with the symmetric kernels of older versions, which wait for peers only. */
 static bool is_deaf(struct ncclComm *comm, const struct si_call *c)
 {
     bool adds = c->op == ncclSum && (c->type == ncclFloat32 || c->type == ncclFloat16 || c->type == ncclBfloat16);

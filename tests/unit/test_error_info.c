@@ -168,7 +168,7 @@ Test(error_info, of_two_ranks_that_differ_the_higher_is_named)
     cr_assert_eq(run_world(RANKS, calls_another_across), 0);
 }
 
-/* Rank 2 comes long after the others have given up; it is told that it was late. */
+/* Rank 2 comes long after the others have given up, and gets an error that names itself as late. */
 static int comes_late(int rank)
 {
     const cddp_init_options opt = {.size = sizeof opt, .timeout_ms = 700};
