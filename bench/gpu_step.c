@@ -110,7 +110,7 @@ static void open_bench(struct bench *b)
     cddp_device_info info = {.size = sizeof info};
 
     must(cddp_init(&b->comm, NULL));
-    must(cddp_device(b->comm, &info));
+    must(cddp_get_device_info(b->comm, &info));
     if (info.device < 0) {
         (void)fprintf(stderr, "gpu_step: libcddp found no GPU to reduce on; its backend is %s\n",
                       cddp_backend_name(b->comm));

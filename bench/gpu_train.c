@@ -185,10 +185,10 @@ static void open_job(struct job *j)
     cddp_device_info info = {.size = sizeof info};
     cddp_ddp_options options = {
         .size = sizeof options, .bucket_bytes = j->bucket_bytes, .first_bucket_bytes = j->bucket_bytes};
-    const cddp_optim_options adamw = {.size = sizeof adamw, .kind = CDDP_ADAMW, .lr = 1e-3, .weight_decay = 0.1};
+    const cddp_optim_options adamw = {.size = sizeof adamw, .kind = CDDP_OPTIM_ADAMW, .lr = 1e-3, .weight_decay = 0.1};
 
     must(cddp_init(&j->comm, NULL));
-    must(cddp_device(j->comm, &info));
+    must(cddp_get_device_info(j->comm, &info));
     if (info.device < 0) {
         (void)fprintf(stderr, "gpu_train: libcddp found no GPU to reduce on; its backend is %s\n",
                       cddp_backend_name(j->comm));

@@ -48,14 +48,14 @@ struct wire {
 static cddp_status send_bucket(void *arg, cddp_comm *comm, const cddp_bucket *bucket, uint64_t *ticket)
 {
     struct wire *w = arg;
-    cddp_work work = {.size = sizeof work,
-                      .what = CDDP_ALL_REDUCE,
-                      .dtype = bucket->dtype,
-                      .op = CDDP_MEAN,
-                      .in = bucket->data,
-                      .out = bucket->data,
-                      .count = bucket->count};
-    cddp_status status = cddp_start(comm, &work, ticket);
+    cddp_coll_args work = {.size = sizeof work,
+                           .coll = CDDP_COLL_ALL_REDUCE,
+                           .dtype = bucket->dtype,
+                           .op = CDDP_AVG,
+                           .in = bucket->data,
+                           .out = bucket->data,
+                           .count = bucket->count};
+    cddp_status status = cddp_coll_start(comm, &work, ticket);
     void *params[] = {&w->args};
 
     if (status == CDDP_OK)
@@ -167,7 +167,7 @@ static void open_wire(struct wire *w)
     CUkernel kernel;
 
     must(cddp_init(&w->comm, NULL));
-    must(cddp_device(w->comm, &info));
+    must(cddp_get_device_info(w->comm, &info));
     if (info.device < 0) {
         (void)fprintf(stderr, "gpu_wire: libcddp found no GPU to reduce on; its backend is %s\n",
                       cddp_backend_name(w->comm));

@@ -183,7 +183,7 @@ static double train_ddp(cddp_comm *comm, size_t batch, long steps, const char *m
                         struct times *times)
 {
     const cddp_ddp_options options = {.size = sizeof options, .bucket_bytes = automatic ? CDDP_AUTO : 0};
-    const cddp_optim_options sgd_options = {.size = sizeof sgd_options, .kind = CDDP_SGD, .lr = (double)RATE};
+    const cddp_optim_options sgd_options = {.size = sizeof sgd_options, .kind = CDDP_OPTIM_SGD, .lr = (double)RATE};
     bool alternate = strcmp(mode, "alternate") == 0;
     cddp_optim *optim = NULL;
     struct trainer t = {0};
@@ -367,7 +367,7 @@ static void train_processes(const char *mode, size_t batch, long steps, bool aut
     n = cddp_world_size(comm);
     loss = strcmp(mode, "server") == 0 ? train_server(comm, batch, steps, times)
                                        : train_ddp(comm, batch, steps, mode, automatic, times);
-    must(cddp_all_reduce(comm, &loss, &loss, 1, CDDP_FLOAT64, CDDP_MEAN));
+    must(cddp_all_reduce(comm, &loss, &loss, 1, CDDP_FLOAT64, CDDP_AVG));
     if (cddp_rank(comm) == 0)
         print(mode, n, batch, times, loss);
     must(cddp_finalize(comm));

@@ -39,7 +39,7 @@ void crew_report_unstarted(struct crew *c);
 void crew_resize(struct crew *c);
 /* To every worker's process group. */
 void crew_kill(struct crew *c, int signal);
-/* The same for a signal that is to end it: cddp_stop_wanted() says so too; a stopped worker is continued, so that it
+/* The same for a signal that is to end it: cddp_stop_requested() says so too; a stopped worker is continued, so that it
  * hears it. */
 void crew_end(struct crew *c, int signal);
 void crew_tell_death(struct crew *c, int rank, const char *sentence);

@@ -102,7 +102,7 @@ struct cdi_op {
     size_t count;         /* elements: see the kinds */
     const size_t *counts; /* all_gatherv: per rank, equal on all ranks; the caller's until the ticket is joined */
     cddp_dtype dtype;
-    cddp_op op;                /* all_reduce, reduce, reduce_scatter */
+    cddp_redop op;             /* all_reduce, reduce, reduce_scatter */
     int root;                  /* broadcast, reduce; send, recv: the other rank, never this one */
     struct cdi_region *region; /* all_reduce, all_gather, reduce_scatter in place inside it, or NULL: private memory */
     int bucket;                /* for the flight page and for messages; -1: none */

@@ -970,7 +970,7 @@ int cddp_restart_count(const cddp_comm *comm)
     return comm == NULL ? 0 : comm->world.restart_count;
 }
 
-int cddp_stop_wanted(const cddp_comm *comm)
+int cddp_stop_requested(const cddp_comm *comm)
 {
     if (comm == NULL)
         return 0;
@@ -982,16 +982,16 @@ cddp_store *cddp_comm_store(cddp_comm *comm)
     return comm == NULL ? NULL : comm->world.store;
 }
 
-cddp_status cddp_device(cddp_comm *comm, cddp_device_info *info)
+cddp_status cddp_get_device_info(cddp_comm *comm, cddp_device_info *info)
 {
     cddp_device_info known = {.size = sizeof known};
     struct cdi_error err;
 
     if (comm == NULL)
-        return out(cdi_fail(&err, CDDP_E_INVALID, "cddp_device: comm is NULL"), &err);
+        return out(cdi_fail(&err, CDDP_E_INVALID, "cddp_get_device_info: comm is NULL"), &err);
     if (cdi_sized_check(info, "cddp_device_info", &err) != CDDP_OK)
         return out(CDDP_E_INVALID, &err);
-    if (cdi_comm_own("cddp_device", comm, &err) != CDDP_OK)
+    if (cdi_comm_own("cddp_get_device_info", comm, &err) != CDDP_OK)
         return out(CDDP_E_STATE, &err);
     comm->ops->describe(comm->backend, &known);
     cdi_sized_put(info, &known, sizeof known);

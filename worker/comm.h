@@ -59,8 +59,8 @@ enum cdi_asked cdi_comm_ask(enum cdi_asked what);
 enum cdi_asked cdi_comm_asked(void);
 
 /* Blocking collectives as the public ones, but with err instead of the thread's last error. */
-cddp_status cdi_comm_all_reduce(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype, cddp_op op,
-                                struct cdi_error *err);
+cddp_status cdi_comm_all_reduce(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype,
+                                cddp_redop op, struct cdi_error *err);
 cddp_status cdi_comm_broadcast(cddp_comm *comm, void *buf, size_t count, cddp_dtype dtype, int root,
                                struct cdi_error *err);
 cddp_status cdi_comm_all_gather(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype,

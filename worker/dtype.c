@@ -14,7 +14,7 @@ static const struct {
 };
 
 static const char *const ops[] = {
-    [CDDP_SUM] = "sum", [CDDP_PROD] = "product", [CDDP_MAX] = "max", [CDDP_MIN] = "min", [CDDP_MEAN] = "mean",
+    [CDDP_SUM] = "sum", [CDDP_PROD] = "product", [CDDP_MAX] = "max", [CDDP_MIN] = "min", [CDDP_AVG] = "mean",
 };
 
 bool cdi_dtype_valid(cddp_dtype dtype)
@@ -37,12 +37,12 @@ size_t cddp_dtype_size(cddp_dtype dtype)
     return cdi_dtype_valid(dtype) ? types[dtype].size : 0;
 }
 
-bool cdi_op_valid(cddp_op op)
+bool cdi_op_valid(cddp_redop op)
 {
     return (int)op >= 0 && (size_t)op < sizeof ops / sizeof ops[0];
 }
 
-const char *cdi_op_name(cddp_op op)
+const char *cdi_op_name(cddp_redop op)
 {
     return cdi_op_valid(op) ? ops[op] : "?";
 }

@@ -7,9 +7,9 @@
 #include <stdbool.h>
 
 const char *cdi_dtype_name(cddp_dtype dtype); /* "float32"; "?" for a value that is no type */
-const char *cdi_op_name(cddp_op op);          /* "sum" */
+const char *cdi_op_name(cddp_redop op);       /* "sum" */
 bool cdi_dtype_valid(cddp_dtype dtype);
 bool cdi_dtype_is_float(cddp_dtype dtype);
-bool cdi_op_valid(cddp_op op);
+bool cdi_op_valid(cddp_redop op);
 
 #endif

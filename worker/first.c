@@ -55,21 +55,21 @@ static cddp_status tell(cddp_comm *comm, const char *failure, struct cdi_error *
     return st;
 }
 
-static cddp_status begin(cddp_comm *comm, cddp_first of, int *first, struct cdi_error *err)
+static cddp_status begin(cddp_comm *comm, cddp_scope of, int *first, struct cdi_error *err)
 {
-    cddp_status st = cdi_comm_own("cddp_first_begin", comm, err);
+    cddp_status st = cdi_comm_own("cddp_leader_first_begin", comm, err);
     int mine = 0;
 
     if (st != CDDP_OK)
         return st;
     if (comm == NULL || first == NULL)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_first_begin: comm and first must not be NULL");
-    if (of != CDDP_FIRST_OF_JOB && of != CDDP_FIRST_OF_NODE)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_first_begin: %d is no cddp_first", (int)of);
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_leader_first_begin: comm and first must not be NULL");
+    if (of != CDDP_SCOPE_JOB && of != CDDP_SCOPE_NODE)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_leader_first_begin: %d is no cddp_scope", (int)of);
     st = cdi_comm_ops(comm)->health(cdi_comm_backend(comm), err); /* the first one asks nobody else */
     if (st != CDDP_OK)
         return st;
-    if (of == CDDP_FIRST_OF_JOB)
+    if (of == CDDP_SCOPE_JOB)
         mine = cdi_comm_world(comm)->rank == 0;
     else
         st = lowest_of_node(comm, &mine, err);
@@ -80,7 +80,7 @@ static cddp_status begin(cddp_comm *comm, cddp_first of, int *first, struct cdi_
     return st;
 }
 
-cddp_status cddp_first_begin(cddp_comm *comm, cddp_first of, int *first)
+cddp_status cddp_leader_first_begin(cddp_comm *comm, cddp_scope of, int *first)
 {
     struct cdi_error err;
     cddp_status st = begin(comm, of, first, &err);
@@ -88,15 +88,15 @@ cddp_status cddp_first_begin(cddp_comm *comm, cddp_first of, int *first)
     return st == CDDP_OK ? st : cdi_last_error_set(&err);
 }
 
-cddp_status cddp_first_end(cddp_comm *comm, int first, const char *failure)
+cddp_status cddp_leader_first_end(cddp_comm *comm, int first, const char *failure)
 {
     struct cdi_error err;
-    cddp_status st = cdi_comm_own("cddp_first_end", comm, &err);
+    cddp_status st = cdi_comm_own("cddp_leader_first_end", comm, &err);
 
     if (st != CDDP_OK)
         return cdi_last_error_set(&err);
     if (comm == NULL)
-        st = cdi_fail(&err, CDDP_E_INVALID, "cddp_first_end: comm must not be NULL");
+        st = cdi_fail(&err, CDDP_E_INVALID, "cddp_leader_first_end: comm must not be NULL");
     else if (first)
         st = tell(comm, failure, &err);
     return st == CDDP_OK ? st : cdi_last_error_set(&err);

@@ -161,7 +161,7 @@ static cddp_status fetch(cddp_ddp *d, double norm_type, double *norm, struct cdi
     cddp_status st = d->ops->copy(d->b, &sum, d->norm, sizeof sum, err);
 
     if (st == CDDP_OK)
-        *norm = (isinf(norm_type) ? sum : sqrt(sum)) * cddp_ddp_factor(d);
+        *norm = (isinf(norm_type) ? sum : sqrt(sum)) * cddp_ddp_grad_scale(d);
     return st;
 }
 
@@ -179,7 +179,7 @@ static cddp_status scale_all(cddp_ddp *d, const struct cdi_clip *how, struct cdi
 static cddp_status clip(cddp_ddp *d, double max_norm, double norm_type, bool error_if_nonfinite, double *norm,
                         struct cdi_error *err)
 {
-    const struct cdi_clip how = {max_norm, cddp_ddp_factor(d), isinf(norm_type)};
+    const struct cdi_clip how = {max_norm, cddp_ddp_grad_scale(d), isinf(norm_type)};
     double number = 0;
     cddp_status st;
 

@@ -162,7 +162,7 @@ static cddp_status make(cddp_optim **out, cddp_ddp *d, const struct cdi_optim_ru
         o->ddp = d;
         o->rule = *rule;
         o->on_device = d->ops->on_device;
-        o->rule.factor = cddp_ddp_factor(d);
+        o->rule.factor = cddp_ddp_grad_scale(d);
         o->skip_nonfinite = (opt->flags & CDDP_OPTIM_SKIP_NONFINITE) != 0;
         o->own = calloc(d->n_params, sizeof *o->own);
         o->shards = calloc(d->n_params, sizeof *o->shards);

@@ -14,16 +14,16 @@ static cddp_status invalid(struct cdi_error *err, const char *member, double val
 
 static cddp_status check_rule(const struct cdi_optim_rule *r, struct cdi_error *err)
 {
-    bool sgd = r->kind == CDDP_SGD;
+    bool sgd = r->kind == CDDP_OPTIM_SGD;
 
     if (!(r->lr > 0) || !isfinite(r->lr))
         return invalid(err, "lr", r->lr, "above 0, and has no default");
     if (!(r->weight_decay >= 0) || !isfinite(r->weight_decay))
         return invalid(err, "weight_decay", r->weight_decay, "0 or more");
     if (!(r->momentum >= 0) || !isfinite(r->momentum) || (!sgd && r->momentum != 0))
-        return invalid(err, "momentum", r->momentum, sgd ? "0 or more" : "0: only CDDP_SGD has it");
+        return invalid(err, "momentum", r->momentum, sgd ? "0 or more" : "0: only CDDP_OPTIM_SGD has it");
     if (!isfinite(r->dampening) || (!sgd && r->dampening != 0))
-        return invalid(err, "dampening", r->dampening, sgd ? "a number" : "0: only CDDP_SGD has it");
+        return invalid(err, "dampening", r->dampening, sgd ? "a number" : "0: only CDDP_OPTIM_SGD has it");
     if (r->nesterov != 0 && (!(r->momentum > 0) || r->dampening != 0))
         return invalid(err, "nesterov", r->nesterov, "0 without momentum, and with dampening");
     if (!sgd && !(r->beta1 > 0 && r->beta1 < 1))
@@ -50,8 +50,9 @@ cddp_status cdi_optim_make_rule(struct cdi_optim_rule *r, cddp_optim_options *op
     if ((opt->flags & ~(uint64_t)CDDP_OPTIM_SKIP_NONFINITE) != 0)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.flags has a bit that means nothing: %#llx",
                         (unsigned long long)opt->flags);
-    if (opt->kind != CDDP_SGD && opt->kind != CDDP_ADAM && opt->kind != CDDP_ADAMW)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.kind is %d: use CDDP_SGD, CDDP_ADAM or CDDP_ADAMW",
+    if (opt->kind != CDDP_OPTIM_SGD && opt->kind != CDDP_OPTIM_ADAM && opt->kind != CDDP_OPTIM_ADAMW)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_optim_options.kind is %d: use CDDP_OPTIM_SGD, CDDP_OPTIM_ADAM or CDDP_OPTIM_ADAMW",
                         (int)opt->kind);
     *r = (struct cdi_optim_rule){.kind = opt->kind,
                                  .nesterov = opt->nesterov != 0,

@@ -33,7 +33,7 @@ static const char *name_of(const cddp_optim *o, int array)
 
     if (array == MASTER)
         return "optim.master";
-    return o->rule.kind == CDDP_SGD ? "optim.momentum_buffer" : averages[array];
+    return o->rule.kind == CDDP_OPTIM_SGD ? "optim.momentum_buffer" : averages[array];
 }
 
 static bool has(const cddp_optim *o, int array)

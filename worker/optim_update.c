@@ -5,7 +5,7 @@
 
 int cdi_optim_n_states(const struct cdi_optim_rule *r)
 {
-    if (r->kind == CDDP_SGD)
+    if (r->kind == CDDP_OPTIM_SGD)
         return r->momentum != 0 ? 1 : 0;
     return 2;
 }
@@ -43,8 +43,8 @@ int cdi_optim_n_states(const struct cdi_optim_rule *r)
         const T step_size = (T)(r->lr / (1 - pow(r->beta1, (double)step)));                                          \
         const T correction = (T)sqrt(1 - pow(r->beta2, (double)step)), keep = (T)r->beta2, eps = (T)r->eps;          \
         const T take_m = (T)(1 - r->beta1), take_v = (T)(1 - r->beta2), factor = (T)r->factor;                       \
-        const T decay = r->kind == CDDP_ADAM ? (T)r->weight_decay : (T)0;                                            \
-        const T shrink = r->kind == CDDP_ADAMW ? (T)(1 - r->lr * r->weight_decay) : (T)1;                            \
+        const T decay = r->kind == CDDP_OPTIM_ADAM ? (T)r->weight_decay : (T)0;                                      \
+        const T shrink = r->kind == CDDP_OPTIM_ADAMW ? (T)(1 - r->lr * r->weight_decay) : (T)1;                      \
                                                                                                                      \
         for (size_t i = 0; i < count; i++) {                                                                         \
             T d = decay != 0 ? g[i] * factor + decay * w[i] : g[i] * factor;                                         \
@@ -57,7 +57,7 @@ int cdi_optim_n_states(const struct cdi_optim_rule *r)
     void cdi_optim_update_##suffix(const struct cdi_optim_rule *r, uint64_t step, T *w, const T *g, T *const *s,     \
                                    size_t count)                                                                     \
     {                                                                                                                \
-        if (r->kind != CDDP_SGD)                                                                                     \
+        if (r->kind != CDDP_OPTIM_SGD)                                                                               \
             adam_##suffix(r, step, w, g, s[0], s[1], count);                                                         \
         else if (cdi_optim_n_states(r) > 0)                                                                          \
             momentum_##suffix(r, step, w, g, s[0], count);                                                           \

@@ -279,7 +279,7 @@ static cddp_status reduce(cddp_ddp *d, size_t bucket, bool last, void *at, size_
                         .out = at,
                         .count = bytes / cddp_dtype_size(k->dtype),
                         .dtype = k->dtype,
-                        .op = CDDP_MEAN,
+                        .op = CDDP_AVG,
                         .bucket = (int)bucket,
                         .name_bucket = d->ops->on_device ? NULL : cdi_ddp_name_bucket,
                         .ddp = d,

@@ -129,7 +129,7 @@ static cddp_status enqueue_bucket(cddp_ddp *d, size_t i, bool lazy, bool more)
         .out = at,
         .count = b->bytes / cddp_dtype_size(b->dtype),
         .dtype = b->dtype,
-        .op = (d->flags & CDDP_DDP_SUM) != 0 || cdi_own_scales(d, i) ? CDDP_SUM : CDDP_MEAN,
+        .op = (d->flags & CDDP_DDP_SUM) != 0 || cdi_own_scales(d, i) ? CDDP_SUM : CDDP_AVG,
         .region = d->region,
         .bucket = (int)i,
         .name_bucket = d->ops->on_device ? NULL : cdi_ddp_name_bucket, /* there, texts are made also after a failure */
@@ -646,7 +646,7 @@ cddp_status cddp_ddp_wait_param(cddp_ddp *ddp, size_t i)
 
 /* -------------------------------------------------------------------------------------------------- the rest ---- */
 
-double cddp_ddp_factor(const cddp_ddp *ddp)
+double cddp_ddp_grad_scale(const cddp_ddp *ddp)
 {
     return ddp != NULL && (ddp->flags & CDDP_DDP_SUM) != 0 ? 1.0 / cdi_comm_world(ddp->comm)->size : 1.0;
 }

@@ -36,7 +36,7 @@ void state_watch_signals(const struct options *opt)
  */
 static cddp_status agree_to_leave(const struct job *job, struct state *s)
 {
-    int32_t stop = asked != 0 || cddp_stop_wanted(job->comm);
+    int32_t stop = asked != 0 || cddp_stop_requested(job->comm);
     cddp_status status = cddp_all_reduce(job->comm, &stop, &stop, 1, CDDP_INT32, CDDP_MAX);
 
     s->leaving = status == CDDP_OK && stop != 0;

@@ -300,7 +300,7 @@ static cddp_status NAME(set_up)(struct NAME(trainer) * t, const struct job *job,
                                     .compress = job->opt->compress == 0    ? CDDP_DTYPE_NONE
                                                 : job->opt->compress == 16 ? CDDP_FLOAT16
                                                                            : CDDP_BFLOAT16};
-    cddp_optim_options optim_options = {.size = sizeof optim_options, .kind = CDDP_ADAM, .lr = job->opt->lr};
+    cddp_optim_options optim_options = {.size = sizeof optim_options, .kind = CDDP_OPTIM_ADAM, .lr = job->opt->lr};
     cddp_status status;
 
     t->job = job;

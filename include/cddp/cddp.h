@@ -76,15 +76,15 @@ typedef enum cddp_dtype {
     CDDP_UINT32 = 4,
     CDDP_INT64 = 5,
     CDDP_UINT64 = 6,
-    CDDP_FLOAT16 = 7, /* IEEE 754 binary16; how it is summed: see cddp_op */
+    CDDP_FLOAT16 = 7, /* IEEE 754 binary16; how it is summed: see cddp_redop */
     CDDP_FLOAT32 = 8,
     CDDP_FLOAT64 = 9,
-    CDDP_BFLOAT16 = 10, /* the upper half of a float32; how it is summed: see cddp_op */
+    CDDP_BFLOAT16 = 10, /* the upper half of a float32; how it is summed: see cddp_redop */
     CDDP_ENUM_32(CDDP_DTYPE)
 } cddp_dtype;
 
 /*
- * Reductions. MEAN, of floating-point types only, is the sum multiplied by 1/world size.
+ * Reductions. AVG, of floating-point types only, is the sum multiplied by 1/world size.
  *
  * On the host sums are made in rank order, those of float16 and bfloat16 in float32, and each result is rounded once.
  * On a GPU the order is NCCL's, and so is the type: its ring and tree add float16 and bfloat16 in these types
@@ -92,14 +92,14 @@ typedef enum cddp_dtype {
  * of float16 is multiplied before the sum, so that gradients do not overflow; of the other types after it. Gradients of
  * 16 bits can be summed in float32 everywhere: cddp_ddp_options.compress.
  */
-typedef enum cddp_op {
+typedef enum cddp_redop {
     CDDP_SUM = 0,
     CDDP_PROD = 1,
     CDDP_MAX = 2,
     CDDP_MIN = 3,
-    CDDP_MEAN = 4,
-    CDDP_ENUM_32(CDDP_OP)
-} cddp_op;
+    CDDP_AVG = 4,
+    CDDP_ENUM_32(CDDP_REDOP)
+} cddp_redop;
 
 /* Bytes per element; 0 for a value that is no type. Any thread. */
 CDDP_API size_t cddp_dtype_size(cddp_dtype dtype);
@@ -215,14 +215,14 @@ CDDP_API int cddp_restart_count(const cddp_comm *comm);
  * SIGINT, SIGHUP and SIGQUIT. Ranks see the 1 at different moments, and collectives work on until --shutdown_timeout is
  * over. So the ranks agree between two steps, save, and leave with status 0:
  *
- *     int32_t stop = cddp_stop_wanted(comm);
+ *     int32_t stop = cddp_stop_requested(comm);
  *     status = cddp_all_reduce(comm, &stop, &stop, 1, CDDP_INT32, CDDP_MAX);
  *     if (status == CDDP_OK && stop)
  *         return save_and_leave();
  *
  * Where a worker has failed or a node is lost, collectives fail at once with CDDP_E_PEER, and nothing can be agreed.
  */
-CDDP_API int cddp_stop_wanted(const cddp_comm *comm);
+CDDP_API int cddp_stop_requested(const cddp_comm *comm);
 
 /* Where a communicator's memory and work are. */
 typedef struct cddp_device_info {
@@ -235,7 +235,7 @@ typedef struct cddp_device_info {
 } cddp_device_info;
 
 /* Tell where comm works, in *info. Returns CDDP_OK; CDDP_E_INVALID (info, or its size). Any thread. */
-CDDP_API cddp_status cddp_device(cddp_comm *comm, cddp_device_info *info);
+CDDP_API cddp_status cddp_get_device_info(cddp_comm *comm, cddp_device_info *info);
 
 /*
  * Memory for parameters and gradients where the backend works: on its GPU, else on the host; 64-byte aligned, not
@@ -271,7 +271,7 @@ CDDP_API cddp_status cddp_copy(cddp_comm *comm, void *to, const void *from, size
  * ((r0+r1)+r2)+..., on a GPU in NCCL's. in and out hold `count` elements and are the same (in place) or do not overlap.
  */
 CDDP_API cddp_status cddp_all_reduce(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype,
-                                     cddp_op op);
+                                     cddp_redop op);
 /* buf[0..count) of rank `root` is copied to buf on every rank. */
 CDDP_API cddp_status cddp_broadcast(cddp_comm *comm, void *buf, size_t count, cddp_dtype dtype, int root);
 /*
@@ -281,17 +281,17 @@ CDDP_API cddp_status cddp_broadcast(cddp_comm *comm, void *buf, size_t count, cd
 CDDP_API cddp_status cddp_all_gather(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype);
 /* The same, of uneven size: rank r gives counts[r] elements (counts is equal on all ranks), which lie behind one
  * another. */
-CDDP_API cddp_status cddp_all_gather_v(cddp_comm *comm, const void *in, void *out, const size_t *counts,
-                                       cddp_dtype dtype);
+CDDP_API cddp_status cddp_all_gatherv(cddp_comm *comm, const void *in, void *out, const size_t *counts,
+                                      cddp_dtype dtype);
 /* As cddp_all_reduce, but out is written on rank `root` only; elsewhere it may be NULL. */
-CDDP_API cddp_status cddp_reduce(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype, cddp_op op,
-                                 int root);
+CDDP_API cddp_status cddp_reduce(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype,
+                                 cddp_redop op, int root);
 /*
  * Block r of the reduction goes to rank r: in holds world size * count elements, out holds count. In place: out is this
  * rank's block of in, whose other blocks stay as they were.
  */
 CDDP_API cddp_status cddp_reduce_scatter(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype,
-                                         cddp_op op);
+                                         cddp_redop op);
 /*
  * Block s of in goes to rank s, block r of out comes from rank r. in and out hold world size * count elements and do
  * not overlap.
@@ -308,47 +308,47 @@ CDDP_API cddp_status cddp_recv(cddp_comm *comm, void *buf, size_t count, cddp_dt
 /* Returns once every rank has called it. */
 CDDP_API cddp_status cddp_barrier(cddp_comm *comm);
 
-/* The functions above, for cddp_start. */
-typedef enum cddp_collective {
-    CDDP_ALL_REDUCE = 1,
-    CDDP_BROADCAST = 2,
-    CDDP_ALL_GATHER = 3,
-    CDDP_BARRIER = 4,
-    CDDP_REDUCE = 5,
-    CDDP_ALL_GATHER_V = 6,
-    CDDP_REDUCE_SCATTER = 7,
-    CDDP_ALL_TO_ALL = 8,
-    CDDP_SEND = 9,
-    CDDP_RECV = 10,
-    CDDP_ENUM_32(CDDP_COLLECTIVE)
-} cddp_collective;
+/* The functions above, for cddp_coll_start. */
+typedef enum cddp_coll {
+    CDDP_COLL_ALL_REDUCE = 1,
+    CDDP_COLL_BROADCAST = 2,
+    CDDP_COLL_ALL_GATHER = 3,
+    CDDP_COLL_BARRIER = 4,
+    CDDP_COLL_REDUCE = 5,
+    CDDP_COLL_ALL_GATHERV = 6,
+    CDDP_COLL_REDUCE_SCATTER = 7,
+    CDDP_COLL_ALL_TO_ALL = 8,
+    CDDP_COLL_SEND = 9,
+    CDDP_COLL_RECV = 10,
+    CDDP_ENUM_32(CDDP_COLL)
+} cddp_coll;
 
 /* Their arguments. A broadcast has its memory as `out`; a message's other rank is `root`. */
-typedef struct cddp_work {
-    size_t size; /* sizeof(cddp_work) */
-    cddp_collective what;
+typedef struct cddp_coll_args {
+    size_t size; /* sizeof(cddp_coll_args) */
+    cddp_coll coll;
     cddp_dtype dtype;
-    cddp_op op;
+    cddp_redop op;
     int root;
     const void *in;
     void *out;
     size_t count;
-    const size_t *counts; /* of CDDP_ALL_GATHER_V */
-} cddp_work;
+    const size_t *counts; /* of CDDP_COLL_ALL_GATHERV */
+} cddp_coll_args;
 
 /*
  * Begin a collective and return at once; it runs on the communication thread (on a GPU: stream), behind all that was
- * begun before it. *ticket is for cddp_join. The memory that work names must stay until then, work itself need not. On
- * a GPU it begins after what had been waited for when cddp_start was called. Any thread. Returns CDDP_OK,
+ * begun before it. *ticket is for cddp_coll_wait. The memory that work names must stay until then, work itself need
+ * not. On a GPU it begins after what had been waited for when cddp_coll_start was called. Any thread. Returns CDDP_OK,
  * CDDP_E_INVALID (nothing was begun, as with the next two), CDDP_E_NOMEM, CDDP_E_LIMIT (65536 are waiting to be run:
  * join some), or the sticky error.
  */
-CDDP_API cddp_status cddp_start(cddp_comm *comm, const cddp_work *work, uint64_t *ticket);
+CDDP_API cddp_status cddp_coll_start(cddp_comm *comm, const cddp_coll_args *work, uint64_t *ticket);
 /*
  * Block until the collective with this ticket, and all that were begun before it on comm, are done. Any thread, any
  * number of times. Returns CDDP_OK, CDDP_E_INVALID (no such ticket), or what a collective may return.
  */
-CDDP_API cddp_status cddp_join(cddp_comm *comm, uint64_t ticket);
+CDDP_API cddp_status cddp_coll_wait(cddp_comm *comm, uint64_t ticket);
 
 /*
  * A communicator of its own for the ranks that give the same color (>= 0): a part of comm, whose ranks are ordered by
@@ -361,31 +361,31 @@ CDDP_API cddp_status cddp_join(cddp_comm *comm, uint64_t ticket);
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_comm_split(cddp_comm **out, cddp_comm *comm, int color, int key);
 
-typedef enum cddp_first { CDDP_FIRST_OF_JOB = 0, CDDP_FIRST_OF_NODE = 1, CDDP_ENUM_32(CDDP_FIRST) } cddp_first;
+typedef enum cddp_scope { CDDP_SCOPE_JOB = 0, CDDP_SCOPE_NODE = 1, CDDP_ENUM_32(CDDP_SCOPE) } cddp_scope;
 
 /*
  * Let one rank go first, and then the others: so that a file is downloaded or built once, and found by the rest.
  *
- *     cddp_first_begin(comm, CDDP_FIRST_OF_NODE, &first);
+ *     cddp_leader_first_begin(comm, CDDP_SCOPE_NODE, &first);
  *     why = there_is(file) || download(file) ? NULL : "no route to the host";
- *     cddp_first_end(comm, first, why);
+ *     cddp_leader_first_end(comm, first, why);
  *
- * cddp_first_begin returns at once, with *first = 1, on rank 0, or on the lowest rank of each node; on the others, with
- * *first = 0, once every first rank has called cddp_first_end; or with CDDP_E_REMOTE and an error message that names
- * the rank and says why, if one of them has failed. *first is written on success only. A collective with
- * cddp_first_end: every rank calls both, and no other collective in between; but not the second one if the first one
- * has failed. It waits for the communicator's timeout at most. One thread. Returns CDDP_OK; CDDP_E_INVALID;
+ * cddp_leader_first_begin returns at once, with *first = 1, on rank 0, or on the lowest rank of each node; on the
+ * others, with *first = 0, once every first rank has called cddp_leader_first_end; or with CDDP_E_REMOTE and an error
+ * message that names the rank and says why, if one of them has failed. *first is written on success only. A collective
+ * with cddp_leader_first_end: every rank calls both, and no other collective in between; but not the second one if the
+ * first one has failed. It waits for the communicator's timeout at most. One thread. Returns CDDP_OK; CDDP_E_INVALID;
  * CDDP_E_REMOTE (a first rank failed: every rank gets this status and may go on); CDDP_E_NOMEM; or what a collective
  * may return.
  */
-CDDP_API CDDP_NODISCARD cddp_status cddp_first_begin(cddp_comm *comm, cddp_first of, int *first);
+CDDP_API CDDP_NODISCARD cddp_status cddp_leader_first_begin(cddp_comm *comm, cddp_scope of, int *first);
 /*
- * This rank is done. `first` is what cddp_first_begin said. failure: NULL, or why a first rank has failed (its first
- * 255 bytes are told to all; "" is a failure, too); of the others it is not looked at. On a first rank it returns what
- * cddp_first_begin returns on the others: CDDP_E_REMOTE also for its own failure. On the others it returns CDDP_OK at
- * once.
+ * This rank is done. `first` is what cddp_leader_first_begin said. failure: NULL, or why a first rank has failed (its
+ * first 255 bytes are told to all; "" is a failure, too); of the others it is not looked at. On a first rank it returns
+ * what cddp_leader_first_begin returns on the others: CDDP_E_REMOTE also for its own failure. On the others it returns
+ * CDDP_OK at once.
  */
-CDDP_API CDDP_NODISCARD cddp_status cddp_first_end(cddp_comm *comm, int first, const char *failure);
+CDDP_API CDDP_NODISCARD cddp_status cddp_leader_first_end(cddp_comm *comm, int first, const char *failure);
 
 /*
  * Make every wait on comm, in this process and in its peers, return CDDP_E_ABORTED soon. Any thread, any number of
@@ -438,9 +438,9 @@ enum {
     /* Do not broadcast rank 0's parameters at creation: every rank has already loaded the same ones. */
     CDDP_DDP_NO_BROADCAST = 1,
     /*
-     * Gradients become the sum over all ranks, not the mean: the optimizer multiplies by cddp_ddp_factor(). For where
-     * the mean would cost a pass over the gradients (on a GPU, where nothing else passes over them: no `compress`,
-     * gradients in the arena), or is wanted in higher precision.
+     * Gradients become the sum over all ranks, not the mean: the optimizer multiplies by cddp_ddp_grad_scale(). For
+     * where the mean would cost a pass over the gradients (on a GPU, where nothing else passes over them: no
+     * `compress`, gradients in the arena), or is wanted in higher precision.
      */
     CDDP_DDP_SUM = 2,
     /*
@@ -624,21 +624,21 @@ typedef struct cddp_bucket {
  * bucket->stream is the stream on which libcddp's collectives run. Behind what is on it when begin is called the
  * gradients are complete, and behind what is on it when end is called that is done which begin has begun. A hook puts
  * its kernels and copies on that stream, or on one of its own that waits for it, by an event, and that it waits for
- * before the function returns; collectives by cddp_start, on memory of the GPU (cddp_alloc). All of it runs in the
- * order in which it was put there, so what begin puts behind a cddp_start finds its result. cddp_ddp_wait, and
- * cddp_ddp_wait_param, make the compute stream wait for all of it. Neither a cddp_join nor a ticket is needed for that;
- * and memory that the hook uses may be freed once ddp was destroyed or the compute stream was waited for.
+ * before the function returns; collectives by cddp_coll_start, on memory of the GPU (cddp_alloc). All of it runs in the
+ * order in which it was put there, so what begin puts behind a cddp_coll_start finds its result. cddp_ddp_wait, and
+ * cddp_ddp_wait_param, make the compute stream wait for all of it. Neither a cddp_coll_wait nor a ticket is needed for
+ * that; and memory that the hook uses may be freed once ddp was destroyed or the compute stream was waited for.
  *
  * The GPU is the calling thread's current device while a function of the hook runs. What waits for the GPU (blocking
- * collectives, cddp_join, cddp_copy, cudaStreamSynchronize) is allowed in end, at the price that the host waits in that
- * step. A hook does not keep the stream's handle for later, and does not destroy or capture it.
+ * collectives, cddp_coll_wait, cddp_copy, cudaStreamSynchronize) is allowed in end, at the price that the host waits in
+ * that step. A hook does not keep the stream's handle for later, and does not destroy or capture it.
  */
 typedef struct cddp_hook {
     size_t size; /* sizeof(cddp_hook) */
     /*
-     * The bucket is full: begin what is to be done, by cddp_start on comm. *ticket is 0, and becomes what cddp_start
-     * gave last. Called in the order of the buckets, the same on every rank, by the thread that said that the last
-     * gradient was ready; it should not wait for peers.
+     * The bucket is full: begin what is to be done, by cddp_coll_start on comm. *ticket is 0, and becomes what
+     * cddp_coll_start gave last. Called in the order of the buckets, the same on every rank, by the thread that said
+     * that the last gradient was ready; it should not wait for peers.
      */
     cddp_status (*begin)(void *arg, cddp_comm *comm, const cddp_bucket *bucket, uint64_t *ticket);
     /*
@@ -737,7 +737,7 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_clip_grad_norm(cddp_ddp *ddp, doubl
                                                             int error_if_nonfinite, double *norm);
 
 /* What the optimizer has to multiply the gradients by: 1, or 1/world size with CDDP_DDP_SUM. */
-CDDP_API double cddp_ddp_factor(const cddp_ddp *ddp);
+CDDP_API double cddp_ddp_grad_scale(const cddp_ddp *ddp);
 /*
  * bucket_bytes as it is in force: what the options said, or 25 MiB; with CDDP_AUTO what was chosen, and 0 until then.
  * From the thread that calls cddp_ddp_wait, as the next two.
@@ -774,10 +774,10 @@ typedef struct cddp_optim cddp_optim;
 
 /* The rules, as PyTorch's torch.optim.SGD, Adam and AdamW have them; 0 is none, so that a forgotten one is an error. */
 typedef enum cddp_optim_kind {
-    CDDP_SGD = 1,
-    CDDP_ADAM = 2,
-    CDDP_ADAMW = 3,
-    CDDP_ENUM_32(CDDP_OPTIM_KIND)
+    CDDP_OPTIM_SGD = 1,
+    CDDP_OPTIM_ADAM = 2,
+    CDDP_OPTIM_ADAMW = 3,
+    CDDP_ENUM_32(CDDP_OPTIM)
 } cddp_optim_kind;
 
 /*

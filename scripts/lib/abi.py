@@ -144,7 +144,7 @@ PLANTED = [  # what is changed in cddp.h, into what, and what must be said of it
     (r'(\(\*begin\)\(void \*arg, )', r'\1int planted, ', 'cddp_hook.begin is of another type'),
     (r'(    int timeout_ms;  [^\n]*\n)', r'\1    uint64_t planted;\n', None),
     (r'(#ifdef __cplusplus\n\}\n)', r'CDDP_API int cddp_planted(void);\n\1', None),
-    (r'CDDP_RECV = 10', 'CDDP_RECV = 10,\n    CDDP_PLANTED = 1000', None),
+    (r'CDDP_COLL_RECV = 10', 'CDDP_COLL_RECV = 10,\n    CDDP_PLANTED = 1000', None),
 ]
 
 

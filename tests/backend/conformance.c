@@ -45,7 +45,7 @@ static void fill(void *p, size_t count, cddp_dtype dtype, int rank, unsigned sal
 }
 
 /* The reduction of all ranks' inputs, computed here. who: the ranks in their order, or NULL: all. */
-static void expect_of(void *want, const int *who, int n, size_t count, cddp_dtype dtype, cddp_op op, unsigned salt)
+static void expect_of(void *want, const int *who, int n, size_t count, cddp_dtype dtype, cddp_redop op, unsigned salt)
 {
     const void *in[RANKS_MAX] = {NULL};
     void *own[RANKS_MAX];
@@ -60,7 +60,7 @@ static void expect_of(void *want, const int *who, int n, size_t count, cddp_dtyp
         free(own[i]);
 }
 
-static void expect(void *want, int size, size_t count, cddp_dtype dtype, cddp_op op, unsigned salt)
+static void expect(void *want, int size, size_t count, cddp_dtype dtype, cddp_redop op, unsigned salt)
 {
     expect_of(want, NULL, size, count, dtype, op, salt);
 }
@@ -128,7 +128,7 @@ static int reduce_once(struct rank *r, struct cdi_op op, size_t n, size_t lo, si
     return 0;
 }
 
-static int any_reduction(struct rank *r, enum cdi_op_kind kind, size_t count, cddp_dtype dtype, cddp_op how,
+static int any_reduction(struct rank *r, enum cdi_op_kind kind, size_t count, cddp_dtype dtype, cddp_redop how,
                          unsigned salt)
 {
     struct cdi_op op = an_op(kind, NULL, NULL, count, dtype);
@@ -153,17 +153,17 @@ static int reduce_all(struct rank *r, enum cdi_op_kind kind)
     RANK_CHECK(rank_open(r) == CDDP_OK);
     for (size_t c = 0; c < N_COUNTS; c++)
         for (int dtype = CDDP_INT8; dtype <= CDDP_BFLOAT16; dtype++)
-            for (int op = CDDP_SUM; op <= CDDP_MEAN; op++) {
-                if (op == CDDP_MEAN && !cdi_dtype_is_float((cddp_dtype)dtype))
+            for (int op = CDDP_SUM; op <= CDDP_AVG; op++) {
+                if (op == CDDP_AVG && !cdi_dtype_is_float((cddp_dtype)dtype))
                     continue;
                 if (counts[c] > 10000 && (op == CDDP_PROD || op == CDDP_MIN || dtype == CDDP_UINT32))
                     continue; /* the small ones have shown them */
                 salt++;
-                if (any_reduction(r, kind, counts[c], (cddp_dtype)dtype, (cddp_op)op, salt) != 0)
+                if (any_reduction(r, kind, counts[c], (cddp_dtype)dtype, (cddp_redop)op, salt) != 0)
                     return 1;
             }
-    return any_reduction(r, kind, 700001, CDDP_FLOAT32, CDDP_MEAN, 0) +
-           any_reduction(r, kind, 700001, CDDP_BFLOAT16, CDDP_MEAN, 1);
+    return any_reduction(r, kind, 700001, CDDP_FLOAT32, CDDP_AVG, 0) +
+           any_reduction(r, kind, 700001, CDDP_BFLOAT16, CDDP_AVG, 1);
 }
 
 static int all_reduce_all(struct rank *r)
@@ -419,7 +419,7 @@ static int buckets(struct rank *r, struct cdi_region *where, int n, int round)
         float *p = (float *)((uint8_t *)where->base + at[k]);
         struct cdi_op op = an_op(CDI_ALL_REDUCE, p, p, len[k], CDDP_FLOAT32);
 
-        op.op = CDDP_MEAN;
+        op.op = CDDP_AVG;
         op.region = where;
         op.bucket = k;
         op.lazy = round == 1;
@@ -437,7 +437,7 @@ static int buckets(struct rank *r, struct cdi_region *where, int n, int round)
     RANK_CHECK(r->ops->join(r->b, ticket[n - 1], &r->err) == CDDP_OK);
     RANK_CHECK(r->ops->join(r->b, ticket[0], &r->err) == CDDP_OK, "a ticket may be joined late, and twice");
     for (int k = 0; k < n; k++) {
-        expect(want, r->size, len[k], CDDP_FLOAT32, CDDP_MEAN, (unsigned)(k + 10 * round));
+        expect(want, r->size, len[k], CDDP_FLOAT32, CDDP_AVG, (unsigned)(k + 10 * round));
         RANK_CHECK(r->ops->copy(r->b, got, (uint8_t *)where->base + at[k], len[k] * 4, &r->err) == CDDP_OK);
         RANK_CHECK(agrees(r, got, want, len[k], CDDP_FLOAT32), "bucket %d round %d", k, round);
     }
@@ -505,10 +505,10 @@ static int shards(struct rank *r, struct cdi_region *region, size_t block, cddp_
     struct cdi_op op = an_op(CDI_REDUCE_SCATTER, at, at + mine, block, dtype);
     uint64_t ticket;
 
-    op.op = CDDP_MEAN;
+    op.op = CDDP_AVG;
     op.region = region;
     fill(got, count, dtype, r->rank, (unsigned)block);
-    expect(want, r->size, count, dtype, CDDP_MEAN, (unsigned)block);
+    expect(want, r->size, count, dtype, CDDP_AVG, (unsigned)block);
     RANK_CHECK(r->ops->copy(r->b, at, got, count * size, &r->err) == CDDP_OK);
     RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
     RANK_CHECK(r->ops->join(r->b, ticket, &r->err) == CDDP_OK);
@@ -536,7 +536,7 @@ static int large_halves(struct rank *r, struct cdi_region *region)
     struct cdi_op op = an_op(CDI_REDUCE_SCATTER, at, at + (size_t)BLOCK * (size_t)r->rank, BLOCK, CDDP_FLOAT16);
     uint64_t ticket;
 
-    op.op = CDDP_MEAN;
+    op.op = CDDP_AVG;
     op.region = region;
     op.bucket = 0;
     for (size_t k = 0; k < sizeof all / sizeof all[0]; k++)
@@ -563,7 +563,7 @@ static int halves_of_the_programs(struct rank *r, struct cdi_region *region)
         struct cdi_op op = an_op(CDI_ALL_REDUCE, at, to[i], 100, CDDP_FLOAT16);
         uint64_t ticket;
 
-        op.op = CDDP_MEAN;
+        op.op = CDDP_AVG;
         RANK_CHECK(r->ops->copy(r->b, at, x, sizeof x, &r->err) == CDDP_OK);
         RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
         RANK_CHECK(r->ops->join(r->b, ticket, &r->err) == CDDP_OK);
@@ -629,7 +629,7 @@ static int region_types(struct rank *r)
         uint8_t *p = (uint8_t *)region->base + 3 * size;
         struct cdi_op op = an_op(CDI_ALL_REDUCE, p, p, count, (cddp_dtype)dtype);
 
-        op.op = cdi_dtype_is_float((cddp_dtype)dtype) ? CDDP_MEAN : CDDP_SUM;
+        op.op = cdi_dtype_is_float((cddp_dtype)dtype) ? CDDP_AVG : CDDP_SUM;
         op.region = region;
         op.lazy = dtype % 2;
         fill(x, count, (cddp_dtype)dtype, r->rank, (unsigned)dtype);

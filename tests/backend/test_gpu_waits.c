@@ -616,7 +616,7 @@ static int wait_without_a_mark(struct rank *r)
     one = rank_lend(r, x, sizeof x);
     two = rank_lend(r, x, sizeof x);
     copy = rank_lend(r, x, sizeof x);
-    op.op = CDDP_MEAN;
+    op.op = CDDP_AVG;
     op.unmarked = true;
     for (int i = 0; i < 20; i++) {
         op.in = op.out = one;

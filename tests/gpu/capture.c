@@ -137,7 +137,7 @@ static void open_job(struct job *j)
     cddp_param params[N_PARAMS];
 
     must(cddp_init(&j->comm, &init));
-    must(cddp_device(j->comm, &info));
+    must(cddp_get_device_info(j->comm, &info));
     card_open(&j->card, info.device);
     opt.stream = j->compute = j->card.stream;
     j->source = memory(j, ALL * sizeof(float));

@@ -71,16 +71,16 @@ static cddp_status cast(struct job *j, const cddp_bucket *b, void *to, cddp_dtyp
 static cddp_status begin_narrow(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
 {
     struct job *j = arg;
-    cddp_work work = {.size = sizeof work,
-                      .what = CDDP_ALL_REDUCE,
-                      .dtype = CDDP_BFLOAT16,
-                      .op = CDDP_MEAN,
-                      .in = j->sent[b->index],
-                      .out = j->sent[b->index],
-                      .count = b->count};
+    cddp_coll_args work = {.size = sizeof work,
+                           .coll = CDDP_COLL_ALL_REDUCE,
+                           .dtype = CDDP_BFLOAT16,
+                           .op = CDDP_AVG,
+                           .in = j->sent[b->index],
+                           .out = j->sent[b->index],
+                           .count = b->count};
     cddp_status st = cast(j, b, j->sent[b->index], CDDP_BFLOAT16, b->data, CDDP_FLOAT32);
 
-    return st == CDDP_OK ? cddp_start(comm, &work, ticket) : st;
+    return st == CDDP_OK ? cddp_coll_start(comm, &work, ticket) : st;
 }
 
 /* And what came back is there for kernels on that stream. */
@@ -96,14 +96,14 @@ static cddp_status end_narrow(void *arg, cddp_comm *comm, const cddp_bucket *b)
 static cddp_status begin_sum(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
 {
     struct job *j = arg;
-    cddp_work work = {.size = sizeof work,
-                      .what = CDDP_ALL_REDUCE,
-                      .dtype = CDDP_FLOAT32,
-                      .op = CDDP_SUM,
-                      .in = b->data,
-                      .out = b->data,
-                      .count = b->count};
-    cddp_status st = cddp_start(comm, &work, ticket);
+    cddp_coll_args work = {.size = sizeof work,
+                           .coll = CDDP_COLL_ALL_REDUCE,
+                           .dtype = CDDP_FLOAT32,
+                           .op = CDDP_SUM,
+                           .in = b->data,
+                           .out = b->data,
+                           .count = b->count};
+    cddp_status st = cddp_coll_start(comm, &work, ticket);
     struct cdi_launch l;
 
     if (st == CDDP_OK)
@@ -117,39 +117,39 @@ static cddp_status begin_sum(void *arg, cddp_comm *comm, const cddp_bucket *b, u
 static cddp_status begin_scatter(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
 {
     size_t n = (size_t)cddp_world_size(comm), part = b->count / n, rest = part * n;
-    cddp_work work = {.size = sizeof work,
-                      .what = CDDP_REDUCE_SCATTER,
-                      .dtype = CDDP_FLOAT32,
-                      .op = CDDP_MEAN,
-                      .in = b->data,
-                      .out = (float *)b->data + part * (size_t)cddp_rank(comm),
-                      .count = part};
-    cddp_work tail = {.size = sizeof tail,
-                      .what = CDDP_ALL_REDUCE,
-                      .dtype = CDDP_FLOAT32,
-                      .op = CDDP_MEAN,
-                      .in = (float *)b->data + rest,
-                      .out = (float *)b->data + rest,
-                      .count = b->count - rest};
-    cddp_status st = cddp_start(comm, &work, ticket);
+    cddp_coll_args work = {.size = sizeof work,
+                           .coll = CDDP_COLL_REDUCE_SCATTER,
+                           .dtype = CDDP_FLOAT32,
+                           .op = CDDP_AVG,
+                           .in = b->data,
+                           .out = (float *)b->data + part * (size_t)cddp_rank(comm),
+                           .count = part};
+    cddp_coll_args tail = {.size = sizeof tail,
+                           .coll = CDDP_COLL_ALL_REDUCE,
+                           .dtype = CDDP_FLOAT32,
+                           .op = CDDP_AVG,
+                           .in = (float *)b->data + rest,
+                           .out = (float *)b->data + rest,
+                           .count = b->count - rest};
+    cddp_status st = cddp_coll_start(comm, &work, ticket);
 
     (void)arg;
-    return st == CDDP_OK ? cddp_start(comm, &tail, ticket) : st;
+    return st == CDDP_OK ? cddp_coll_start(comm, &tail, ticket) : st;
 }
 
 static cddp_status end_scatter(void *arg, cddp_comm *comm, const cddp_bucket *b)
 {
     size_t part = b->count / (size_t)cddp_world_size(comm);
     uint64_t ticket;
-    cddp_work work = {.size = sizeof work,
-                      .what = CDDP_ALL_GATHER,
-                      .dtype = CDDP_FLOAT32,
-                      .in = (float *)b->data + part * (size_t)cddp_rank(comm),
-                      .out = b->data,
-                      .count = part};
+    cddp_coll_args work = {.size = sizeof work,
+                           .coll = CDDP_COLL_ALL_GATHER,
+                           .dtype = CDDP_FLOAT32,
+                           .in = (float *)b->data + part * (size_t)cddp_rank(comm),
+                           .out = b->data,
+                           .count = part};
 
     (void)arg;
-    return cddp_start(comm, &work, &ticket); /* nobody joins it: the compute stream waits for it */
+    return cddp_coll_start(comm, &work, &ticket); /* nobody joins it: the compute stream waits for it */
 }
 
 /* -------------------------------------------------------------------------------------------------- training ---- */
@@ -256,7 +256,7 @@ static void open_job(struct job *j)
     must(cddp_init(&j->comm, &init));
     if (cddp_world_size(j->comm) > MOST_RANKS)
         card_die("hook: at most %d ranks, or sums are no longer whole numbers in bfloat16", MOST_RANKS);
-    must(cddp_device(j->comm, &info));
+    must(cddp_get_device_info(j->comm, &info));
     card_open(&j->card, info.device);
     opt.stream = j->compute = j->card.stream;
     make_gradients(j);

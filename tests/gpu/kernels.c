@@ -321,7 +321,7 @@ static void optim_step(struct check *c, const struct cdi_optim_rule *r, cddp_dty
 {
     const size_t part = c->room / 5 / 64 * 64;
     uint8_t *in = on_card ? c->in.card : c->in.host, *out = on_card ? c->out.card : c->out.host;
-    const int n_states = r->kind != CDDP_SGD ? 2 : r->momentum != 0;
+    const int n_states = r->kind != CDDP_OPTIM_SGD ? 2 : r->momentum != 0;
     const bool narrow = t == CDDP_FLOAT16 || t == CDDP_BFLOAT16;
     const struct cdi_optim_piece piece[] = {
         {.w = in,
@@ -364,18 +364,30 @@ static void check_optim(struct check *c, const struct cdi_optim_rule *r, cddp_dt
     for (int step = 0; step < 3; step++) {
         optim_step(c, r, t, count, true);
         optim_step(c, r, t, count, false);
-        compare(c, &c->in, "update", cdi_dtype_name(t), r->kind == CDDP_SGD ? "SGD" : "Adam", count);
-        compare(c, &c->out, "count", cdi_dtype_name(t), r->kind == CDDP_SGD ? "SGD" : "Adam", count);
+        compare(c, &c->in, "update", cdi_dtype_name(t), r->kind == CDDP_OPTIM_SGD ? "SGD" : "Adam", count);
+        compare(c, &c->out, "count", cdi_dtype_name(t), r->kind == CDDP_OPTIM_SGD ? "SGD" : "Adam", count);
     }
 }
 
 static void check_optims(struct check *c)
 {
     static const struct cdi_optim_rule rules[] = {
-        {.kind = CDDP_SGD, .lr = 0.1, .weight_decay = 0.1, .factor = 1.0 / 3},
-        {.kind = CDDP_SGD, .lr = 0.1, .momentum = 0.9, .nesterov = 1, .factor = 1},
-        {.kind = CDDP_ADAM, .lr = 0.01, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .factor = 1},
-        {.kind = CDDP_ADAMW, .lr = 0.01, .weight_decay = 0.1, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6, .factor = 1},
+        {.kind = CDDP_OPTIM_SGD, .lr = 0.1, .weight_decay = 0.1, .factor = 1.0 / 3},
+        {.kind = CDDP_OPTIM_SGD, .lr = 0.1, .momentum = 0.9, .nesterov = 1, .factor = 1},
+        {.kind = CDDP_OPTIM_ADAM,
+         .lr = 0.01,
+         .weight_decay = 0.1,
+         .beta1 = 0.9,
+         .beta2 = 0.999,
+         .eps = 1e-8,
+         .factor = 1},
+        {.kind = CDDP_OPTIM_ADAMW,
+         .lr = 0.01,
+         .weight_decay = 0.1,
+         .beta1 = 0.8,
+         .beta2 = 0.95,
+         .eps = 1e-6,
+         .factor = 1},
     };
 
     EACH(t, floats)

@@ -63,12 +63,12 @@ static void quietly_refused(const char *function)
 static void refuse_collectives(cddp_comm *comm)
 {
     const size_t counts[2] = {1, 1};
-    const cddp_work work = {.size = sizeof work,
-                            .what = CDDP_ALL_REDUCE,
-                            .dtype = CDDP_FLOAT32,
-                            .in = large,
-                            .out = large,
-                            .count = LARGE / 4};
+    const cddp_coll_args work = {.size = sizeof work,
+                                 .coll = CDDP_COLL_ALL_REDUCE,
+                                 .dtype = CDDP_FLOAT32,
+                                 .in = large,
+                                 .out = large,
+                                 .count = LARGE / 4};
     uint64_t ticket;
     float x[2] = {100, 100}, y[2];
 
@@ -76,15 +76,16 @@ static void refuse_collectives(cddp_comm *comm)
     REFUSED(cddp_all_reduce, comm, large, large, LARGE / 4, CDDP_FLOAT32, CDDP_SUM);
     REFUSED(cddp_broadcast, comm, x, 2, CDDP_FLOAT32, 0);
     REFUSED(cddp_all_gather, comm, x, y, 1, CDDP_FLOAT32);
-    REFUSED(cddp_all_gather_v, comm, x, y, counts, CDDP_FLOAT32);
+    REFUSED(cddp_all_gatherv, comm, x, y, counts, CDDP_FLOAT32);
     REFUSED(cddp_reduce, comm, x, x, 2, CDDP_FLOAT32, CDDP_SUM, 0);
     REFUSED(cddp_reduce_scatter, comm, x, y, 1, CDDP_FLOAT32, CDDP_SUM);
     REFUSED(cddp_all_to_all, comm, x, y, 1, CDDP_FLOAT32);
     REFUSED(cddp_send, comm, x, 2, CDDP_FLOAT32, 1 - job.rank);
     REFUSED(cddp_recv, comm, x, 2, CDDP_FLOAT32, 1 - job.rank);
     REFUSED(cddp_barrier, comm);
-    refused("cddp_all_reduce", cddp_start(comm, &work, &ticket)); /* cddp_start says which collective it was */
-    REFUSED(cddp_join, comm, job.ticket);
+    refused("cddp_all_reduce",
+            cddp_coll_start(comm, &work, &ticket)); /* cddp_coll_start says which collective it was */
+    REFUSED(cddp_coll_wait, comm, job.ticket);
 }
 
 static void refuse_comm(void)
@@ -100,12 +101,12 @@ static void refuse_comm(void)
     int first;
 
     REFUSED(cddp_comm_split, &comm, job.comm, 0, 0);
-    REFUSED(cddp_device, job.comm, &info);
+    REFUSED(cddp_get_device_info, job.comm, &info);
     REFUSED(cddp_comm_error, job.comm, NULL);
     REFUSED(cddp_alloc, job.comm, 64, &p);
     REFUSED(cddp_copy, job.comm, small, small + 1, sizeof *small);
-    REFUSED(cddp_first_begin, job.comm, CDDP_FIRST_OF_JOB, &first);
-    REFUSED(cddp_first_end, job.comm, 1, NULL);
+    REFUSED(cddp_leader_first_begin, job.comm, CDDP_SCOPE_JOB, &first);
+    REFUSED(cddp_leader_first_end, job.comm, 1, NULL);
     REFUSED(cddp_metric_reduce, job.comm, &metric, &metric, 1, NULL);
     REFUSED(cddp_checkpoint_save, job.comm, "/nonexistent", 1, &item, 1, NULL);
     REFUSED(cddp_checkpoint_wait, job.comm);
@@ -117,7 +118,7 @@ static void refuse_comm(void)
 
 static void refuse_reducer(void)
 {
-    cddp_optim_options opt = {.size = sizeof opt, .kind = CDDP_SGD, .lr = 1};
+    cddp_optim_options opt = {.size = sizeof opt, .kind = CDDP_OPTIM_SGD, .lr = 1};
     cddp_optim *optim = NULL;
     uint64_t skipped = 0;
     double norm;
@@ -273,22 +274,22 @@ static bool sums_are_right(const float *x, size_t n)
 /* Children first, then the collective: blocking, or begun before there were children. */
 static void reduce(float *x, size_t n, bool begun)
 {
-    cddp_work work = {.size = sizeof work,
-                      .what = CDDP_ALL_REDUCE,
-                      .dtype = CDDP_FLOAT32,
-                      .op = CDDP_SUM,
-                      .in = x,
-                      .out = x,
-                      .count = n};
+    cddp_coll_args work = {.size = sizeof work,
+                           .coll = CDDP_COLL_ALL_REDUCE,
+                           .dtype = CDDP_FLOAT32,
+                           .op = CDDP_SUM,
+                           .in = x,
+                           .out = x,
+                           .count = n};
 
     for (size_t i = 0; i < n; i++)
         x[i] = (float)(job.rank + 1);
     if (begun)
-        CHECK(cddp_start(job.comm, &work, &job.ticket) == CDDP_OK);
+        CHECK(cddp_coll_start(job.comm, &work, &job.ticket) == CDDP_OK);
     if (job.rank == 0 || begun)
         in_child(refuse_all);
     if (begun)
-        CHECK(cddp_join(job.comm, job.ticket) == CDDP_OK);
+        CHECK(cddp_coll_wait(job.comm, job.ticket) == CDDP_OK);
     else
         CHECK(cddp_all_reduce(job.comm, x, x, n, CDDP_FLOAT32, CDDP_SUM) == CDDP_OK);
     CHECK(sums_are_right(x, n));
@@ -311,7 +312,7 @@ static void train(void)
 
 static void set_up(void)
 {
-    const cddp_optim_options opt = {.size = sizeof opt, .kind = CDDP_SGD, .lr = 1};
+    const cddp_optim_options opt = {.size = sizeof opt, .kind = CDDP_OPTIM_SGD, .lr = 1};
     cddp_param params[2] = {
         {.size = sizeof(cddp_param), .name = "p", .data = weights[0], .count = 4, .dtype = CDDP_FLOAT64},
         {.size = sizeof(cddp_param), .name = "q", .data = weights[1], .count = 4, .dtype = CDDP_FLOAT64}};

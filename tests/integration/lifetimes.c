@@ -56,7 +56,7 @@ static cddp_ddp *make_reducer(cddp_comm *comm, float *weights)
 
 static void make(struct objects *o)
 {
-    const cddp_optim_options sgd = {.size = sizeof sgd, .kind = CDDP_SGD, .lr = 0.1};
+    const cddp_optim_options sgd = {.size = sizeof sgd, .kind = CDDP_OPTIM_SGD, .lr = 0.1};
 
     memset(o, 0, sizeof *o);
     CHECK(cddp_init(&o->whole, NULL) == CDDP_OK);
@@ -113,7 +113,7 @@ static void look(const struct objects *o)
         CHECK(cddp_ddp_grad_ready(o->reducer, 0) == CDDP_E_STATE && cddp_ddp_wait(o->reducer) == CDDP_E_STATE);
         CHECK(strstr(cddp_last_error(), "cddp_finalize") != NULL);
         CHECK(cddp_ddp_grad_norm(o->reducer, 2, &norm) == CDDP_E_STATE && cddp_ddp_grad(o->reducer, 0) == NULL);
-        CHECK(cddp_ddp_bucket_count(o->reducer) == 2 && cddp_ddp_factor(o->reducer) == 1);
+        CHECK(cddp_ddp_bucket_count(o->reducer) == 2 && cddp_ddp_grad_scale(o->reducer) == 1);
     }
     if (!o->gone[PART_REDUCER] && (o->gone[WHOLE] || o->gone[PART]))
         CHECK(cddp_ddp_grad_ready(o->part_reducer, 0) == CDDP_E_STATE &&
@@ -121,7 +121,7 @@ static void look(const struct objects *o)
     if (!o->gone[PART] && o->gone[WHOLE]) {
         CHECK(cddp_barrier(o->part) == CDDP_E_STATE && strstr(cddp_last_error(), "of which it is a part") != NULL);
         CHECK(cddp_comm_error(o->part, &info) == CDDP_E_STATE && cddp_comm_store(o->part) == NULL);
-        CHECK(cddp_world_size(o->part) >= 1 && cddp_stop_wanted(o->part) == 0);
+        CHECK(cddp_world_size(o->part) >= 1 && cddp_stop_requested(o->part) == 0);
         cddp_abort(o->part, "it is over, so this does nothing");
     }
     if (!o->gone[OPTIM]) {

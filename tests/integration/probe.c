@@ -132,7 +132,7 @@ static int forever(cddp_comm *comm, int die_at)
 
     start_grandchild();
     for (long i = 0;; i++) {
-        cddp_status st = cddp_all_reduce(comm, x, x, 256, CDDP_FLOAT32, CDDP_MEAN);
+        cddp_status st = cddp_all_reduce(comm, x, x, 256, CDDP_FLOAT32, CDDP_AVG);
 
         if (st != CDDP_OK)
             return complain(st);
@@ -150,7 +150,7 @@ static int loop(cddp_comm *comm)
     static float x[1 << 18];
 
     for (long i = 0;; i++) {
-        cddp_status st = cddp_all_reduce(comm, x, x, i % 2 == 0 ? 16 : 1 << 18, CDDP_FLOAT32, CDDP_MEAN);
+        cddp_status st = cddp_all_reduce(comm, x, x, i % 2 == 0 ? 16 : 1 << 18, CDDP_FLOAT32, CDDP_AVG);
 
         if (st != CDDP_OK)
             return complain(st);
@@ -178,7 +178,7 @@ static int few(cddp_comm *comm)
     float x[4] = {0};
 
     for (long i = 0; cddp_rank(comm) != 1 || i < 3; i++) {
-        cddp_status st = cddp_all_reduce(comm, x, x, 4, CDDP_FLOAT32, CDDP_MEAN);
+        cddp_status st = cddp_all_reduce(comm, x, x, 4, CDDP_FLOAT32, CDDP_AVG);
 
         if (st != CDDP_OK)
             return complain(st);
@@ -191,9 +191,9 @@ static int stop(const cddp_comm *comm)
     const struct timespec ms = {.tv_nsec = 1000000};
 
     (void)signal(SIGTERM, SIG_IGN);
-    printf(cddp_stop_wanted(comm) ? "asked already\n" : "up\n");
+    printf(cddp_stop_requested(comm) ? "asked already\n" : "up\n");
     (void)fflush(stdout);
-    while (!cddp_stop_wanted(comm))
+    while (!cddp_stop_requested(comm))
         (void)nanosleep(&ms, NULL);
     printf("asked to stop\n");
     return 0;
@@ -219,7 +219,7 @@ static cddp_status agree_to_stop(cddp_comm *comm, const char *folder)
     char name[64];
 
     for (long i = 0; st == CDDP_OK && stop == 0; i++) {
-        stop = cddp_stop_wanted(comm);
+        stop = cddp_stop_requested(comm);
         st = cddp_all_reduce(comm, &stop, &stop, 1, CDDP_INT32, CDDP_MAX);
         (void)snprintf(name, sizeof name, "runs.%d", cddp_world_size(comm));
         if (i == 20 && cddp_rank(comm) == 0 && note(folder, name) != 0)

@@ -51,22 +51,22 @@ static void device(void)
         uint64_t behind;
     } d = {.info = {.size = sizeof d.info}, .behind = 7};
 
-    CHECK(cddp_device(comm, &d.info) == CDDP_OK);
+    CHECK(cddp_get_device_info(comm, &d.info) == CDDP_OK);
     CHECK(d.info.size == sizeof d.info && d.info.device == -1 && strcmp(d.info.name, "cpu") == 0 && d.behind == 7);
     d.info.size = 0;
-    CHECK(cddp_device(comm, &d.info) == CDDP_E_INVALID);
+    CHECK(cddp_get_device_info(comm, &d.info) == CDDP_E_INVALID);
 }
 
 static void work(void)
 {
     double in = 3, out = 0;
-    cddp_work w = {
-        .size = sizeof w, .what = CDDP_ALL_REDUCE, .dtype = CDDP_FLOAT64, .op = CDDP_SUM, .in = &in, .out = &out};
+    cddp_coll_args w = {
+        .size = sizeof w, .coll = CDDP_COLL_ALL_REDUCE, .dtype = CDDP_FLOAT64, .op = CDDP_SUM, .in = &in, .out = &out};
     uint64_t ticket;
 
     w.count = 1;
-    UNKNOWN(cddp_start(comm, &w, &ticket), w);
-    CHECK(cddp_start(comm, &w, &ticket) == CDDP_OK && cddp_join(comm, ticket) == CDDP_OK && out == in);
+    UNKNOWN(cddp_coll_start(comm, &w, &ticket), w);
+    CHECK(cddp_coll_start(comm, &w, &ticket) == CDDP_OK && cddp_coll_wait(comm, ticket) == CDDP_OK && out == in);
 }
 
 static cddp_status begin(void *arg, cddp_comm *c, const cddp_bucket *bucket, uint64_t *ticket)
@@ -95,7 +95,7 @@ static void reducer(void)
     cddp_powersgd_options powersgd = {.size = sizeof powersgd, .matrix_rank = 1};
     cddp_optim_group groups[2] = {{.size = sizeof groups[0], .params = first, .n_params = 1, .lr_factor = 2},
                                   {.size = sizeof groups[0], .params = last, .n_params = 1, .lr_factor = 4}};
-    cddp_optim_options rule = {.size = sizeof rule, .kind = CDDP_SGD, .lr = 1, .groups = groups, .n_groups = 2};
+    cddp_optim_options rule = {.size = sizeof rule, .kind = CDDP_OPTIM_SGD, .lr = 1, .groups = groups, .n_groups = 2};
     cddp_optim *optim;
     cddp_ddp *ddp;
 

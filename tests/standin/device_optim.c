@@ -19,11 +19,11 @@ static const cddp_optim_group groups[] = {
     {.size = sizeof(cddp_optim_group), .params = grouped, .n_params = 1, .lr_factor = 0.5, .weight_decay = 0.25}};
 
 static const cddp_optim_options rules[] = {
-    {.kind = CDDP_SGD, .lr = 0.125},
-    {.kind = CDDP_SGD, .lr = 0.1, .momentum = 0.9, .dampening = 0.25, .weight_decay = 0.01},
-    {.kind = CDDP_SGD, .lr = 0.1, .momentum = 0.9, .nesterov = 1},
-    {.kind = CDDP_ADAM, .lr = 0.01, .weight_decay = 0.1},
-    {.kind = CDDP_ADAMW, .lr = 0.01, .weight_decay = 0.1, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6},
+    {.kind = CDDP_OPTIM_SGD, .lr = 0.125},
+    {.kind = CDDP_OPTIM_SGD, .lr = 0.1, .momentum = 0.9, .dampening = 0.25, .weight_decay = 0.01},
+    {.kind = CDDP_OPTIM_SGD, .lr = 0.1, .momentum = 0.9, .nesterov = 1},
+    {.kind = CDDP_OPTIM_ADAM, .lr = 0.01, .weight_decay = 0.1},
+    {.kind = CDDP_OPTIM_ADAMW, .lr = 0.01, .weight_decay = 0.1, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6},
 };
 #define N_RULES (sizeof rules / sizeof rules[0])
 

@@ -186,7 +186,7 @@ static void divided(const char *what, const cddp_powersgd_options *opt, cddp_dty
 {
     const cddp_hook hook = {.size = sizeof hook, .begin = mean_hook_begin};
     const cddp_optim_options sgd = {
-        .size = sizeof sgd, .kind = CDDP_SGD, .lr = 0.125, .momentum = 0.5, .weight_decay = 0.25};
+        .size = sizeof sgd, .kind = CDDP_OPTIM_SGD, .lr = 0.125, .momentum = 0.5, .weight_decay = 0.25};
     cddp_ddp *ddp = open_ddp(flags, compress, opt);
     cddp_optim *optim;
 
@@ -208,7 +208,7 @@ static void divided(const char *what, const cddp_powersgd_options *opt, cddp_dty
 /* On the GPU: PowerSGD, clipping and an update behind a compute stream that stands still, without a wait. */
 static void waits_for_nobody(const cddp_powersgd_options *opt)
 {
-    const cddp_optim_options adam = {.size = sizeof adam, .kind = CDDP_ADAMW, .lr = 0.01};
+    const cddp_optim_options adam = {.size = sizeof adam, .kind = CDDP_OPTIM_ADAMW, .lr = 0.01};
     cddp_ddp *ddp = open_ddp(0, CDDP_DTYPE_NONE, opt);
     cddp_optim *optim;
     uint64_t waits = 0;

@@ -36,9 +36,9 @@ static cddp_optim_options options_of(const json_t *one)
     const char *kind = json_string_value(json_object_get(one, "kind"));
 
     return (cddp_optim_options){.size = sizeof(cddp_optim_options),
-                                .kind = strcmp(kind, "SGD") == 0    ? CDDP_SGD
-                                        : strcmp(kind, "Adam") == 0 ? CDDP_ADAM
-                                                                    : CDDP_ADAMW,
+                                .kind = strcmp(kind, "SGD") == 0    ? CDDP_OPTIM_SGD
+                                        : strcmp(kind, "Adam") == 0 ? CDDP_OPTIM_ADAM
+                                                                    : CDDP_OPTIM_ADAMW,
                                 .nesterov = option(o, "nesterov") != 0,
                                 .lr = option(o, "lr"),
                                 .weight_decay = option(o, "weight_decay"),

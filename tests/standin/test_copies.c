@@ -251,13 +251,13 @@ Test(copies, calls_make_and_free_no_memory)
     uint8_t *host = calloc(1, large);
     float x[16] = {1}, y[16];
     cddp_comm *comm = begin();
-    cddp_work work = {.size = sizeof work,
-                      .what = CDDP_ALL_REDUCE,
-                      .in = y,
-                      .out = y,
-                      .count = 16,
-                      .dtype = CDDP_FLOAT32,
-                      .op = CDDP_SUM};
+    cddp_coll_args work = {.size = sizeof work,
+                           .coll = CDDP_COLL_ALL_REDUCE,
+                           .in = y,
+                           .out = y,
+                           .count = 16,
+                           .dtype = CDDP_FLOAT32,
+                           .op = CDDP_SUM};
     uint64_t tickets[4], before;
     void *mine;
 
@@ -272,9 +272,9 @@ Test(copies, calls_make_and_free_no_memory)
         OK(cddp_broadcast(comm, x, 16, CDDP_FLOAT32, 0));
         OK(cddp_barrier(comm));
         for (int k = 0; k < 4; k++) /* as many as there are blocks at once */
-            OK(cddp_start(comm, &work, &tickets[k]));
+            OK(cddp_coll_start(comm, &work, &tickets[k]));
         for (int k = 0; k < 4; k++)
-            OK(cddp_join(comm, tickets[k]));
+            OK(cddp_coll_wait(comm, tickets[k]));
     }
     cr_assert_eq(standin_allocations(), before, "%d in calls", (int)(standin_allocations() - before));
     cddp_free(comm, mine);
@@ -290,32 +290,32 @@ static int join_the_first(int rank)
     uint8_t *x = calloc(LARGE, 1);
     float y = 1, sum = 0;
     const char *key = "joined";
-    cddp_work first = {
-        .size = sizeof first, .what = CDDP_BROADCAST, .in = x, .out = x, .count = LARGE, .dtype = CDDP_UINT8};
-    cddp_work second = {.size = sizeof second,
-                        .what = CDDP_ALL_REDUCE,
-                        .in = &y,
-                        .out = &sum,
-                        .count = 1,
-                        .dtype = CDDP_FLOAT32,
-                        .op = CDDP_SUM};
+    cddp_coll_args first = {
+        .size = sizeof first, .coll = CDDP_COLL_BROADCAST, .in = x, .out = x, .count = LARGE, .dtype = CDDP_UINT8};
+    cddp_coll_args second = {.size = sizeof second,
+                             .coll = CDDP_COLL_ALL_REDUCE,
+                             .in = &y,
+                             .out = &sum,
+                             .count = 1,
+                             .dtype = CDDP_FLOAT32,
+                             .op = CDDP_SUM};
     uint64_t a, b = 0;
     cddp_comm *comm;
 
     (void)setenv("CDDP_BACKEND", "nccl", 1);
     CHECK(x != NULL && cddp_init(&comm, NULL) == CDDP_OK);
     x[LARGE - 1] = rank == 0 ? 5 : 0;
-    CHECK(cddp_start(comm, &first, &a) == CDDP_OK);
+    CHECK(cddp_coll_start(comm, &first, &a) == CDDP_OK);
     if (rank == 0)
-        CHECK(cddp_start(comm, &second, &b) == CDDP_OK);
-    CHECK(cddp_join(comm, a) == CDDP_OK && x[LARGE - 1] == 5);
+        CHECK(cddp_coll_start(comm, &second, &b) == CDDP_OK);
+    CHECK(cddp_coll_wait(comm, a) == CDDP_OK && x[LARGE - 1] == 5);
     if (rank == 0) {
         CHECK(cddp_store_set(cddp_comm_store(comm), key, "", 0) == CDDP_OK);
     } else {
         CHECK(cddp_store_wait(cddp_comm_store(comm), &key, 1, 60000) == CDDP_OK);
-        CHECK(cddp_start(comm, &second, &b) == CDDP_OK);
+        CHECK(cddp_coll_start(comm, &second, &b) == CDDP_OK);
     }
-    CHECK(cddp_join(comm, b) == CDDP_OK && sum == 2);
+    CHECK(cddp_coll_wait(comm, b) == CDDP_OK && sum == 2);
     free(x);
     return cddp_finalize(comm) != CDDP_OK;
 }

@@ -7,7 +7,7 @@
 
 /* NCCL's types and operations have the same order as the project's. */
 _Static_assert((int)ncclFloat32 + 1 == (int)CDDP_FLOAT32 && (int)ncclBfloat16 + 1 == (int)CDDP_BFLOAT16, "types");
-_Static_assert((int)ncclSum == (int)CDDP_SUM && (int)ncclMin == (int)CDDP_MIN && (int)ncclAvg == (int)CDDP_MEAN, "ops");
+_Static_assert((int)ncclSum == (int)CDDP_SUM && (int)ncclMin == (int)CDDP_MIN && (int)ncclAvg == (int)CDDP_AVG, "ops");
 
 void si_touch_reduce(void *out, const void *const *in, int n, size_t count, ncclDataType_t type, ncclRedOp_t op)
 {
@@ -15,7 +15,7 @@ void si_touch_reduce(void *out, const void *const *in, int n, size_t count, nccl
     void *to = sum;
 
     /* By way of a copy: what the compiler makes of a memcpy in there ThreadSanitizer does not always see. */
-    cdi_reduce(&to, 1, in, n, count, (cddp_dtype)(type + 1), (cddp_op)op);
+    cdi_reduce(&to, 1, in, n, count, (cddp_dtype)(type + 1), (cddp_redop)op);
     si_touch_copy(out, sum, count * si_type_size(type));
 }
 

@@ -39,7 +39,7 @@ bool mix_failed(const struct mix_lane *l, const char *format, ...)
  */
 
 struct call {
-    cddp_work work;
+    cddp_coll_args work;
     struct mix_source source;
     size_t counts[MIX_RANKS];
     char *in, *out; /* allocated; work may point into them */
@@ -47,8 +47,8 @@ struct call {
     uint64_t ticket;
 };
 
-static const char *const names[] = {"",           "all_reduce", "broadcast",    "all_gather",
-                                    "barrier",    "reduce",     "all_gather_v", "reduce_scatter",
+static const char *const names[] = {"",           "all_reduce", "broadcast",   "all_gather",
+                                    "barrier",    "reduce",     "all_gatherv", "reduce_scatter",
                                     "all_to_all", "send",       "recv"};
 
 /* Mostly small; now and then several pieces of everything. */
@@ -68,8 +68,8 @@ static void choose_type(const struct mix_lane *l, struct call *c, bool reduces)
     static const cddp_dtype floats[] = {CDDP_FLOAT16, CDDP_FLOAT32, CDDP_FLOAT64, CDDP_BFLOAT16};
 
     c->work.dtype = (cddp_dtype)(1 + mix_dice(l, 11, 10));
-    c->work.op = reduces ? (cddp_op)mix_dice(l, 12, 5) : CDDP_SUM;
-    if (c->work.op == CDDP_MEAN)
+    c->work.op = reduces ? (cddp_redop)mix_dice(l, 12, 5) : CDDP_SUM;
+    if (c->work.op == CDDP_AVG)
         c->work.dtype = floats[mix_dice(l, 13, 4)];
     c->source = (struct mix_source){.seed = l->seed, .nr = l->nr, .dtype = c->work.dtype, .op = c->work.op};
 }
@@ -95,13 +95,13 @@ static void extents(const struct mix_lane *l, struct call *c, size_t *in, size_t
     size_t n = c->work.count, size = (size_t)l->size;
 
     *in = *out = n;
-    if (c->work.what == CDDP_ALL_GATHER)
+    if (c->work.coll == CDDP_COLL_ALL_GATHER)
         *out = n * size;
-    else if (c->work.what == CDDP_REDUCE_SCATTER)
+    else if (c->work.coll == CDDP_COLL_REDUCE_SCATTER)
         *in = n * size;
-    else if (c->work.what == CDDP_ALL_TO_ALL)
+    else if (c->work.coll == CDDP_COLL_ALL_TO_ALL)
         *in = *out = n * size;
-    if (c->work.what != CDDP_ALL_GATHER_V)
+    if (c->work.coll != CDDP_COLL_ALL_GATHERV)
         return;
     for (*out = 0, size = 0; size < (size_t)l->size; size++) {
         c->counts[size] = mix_dice(l, 20 + size, n + 1);
@@ -116,7 +116,7 @@ static size_t before_mine(const struct mix_lane *l, const struct call *c)
     size_t n = 0;
 
     for (int r = 0; r < l->rank; r++)
-        n += c->work.what == CDDP_ALL_GATHER_V ? c->counts[r] : c->work.count;
+        n += c->work.coll == CDDP_COLL_ALL_GATHERV ? c->counts[r] : c->work.count;
     return n;
 }
 
@@ -126,11 +126,11 @@ static void share_memory(const struct mix_lane *l, struct call *c, size_t in)
     size_t size = cddp_dtype_size(c->work.dtype), at = before_mine(l, c) * size;
     char *place = c->out;
 
-    if (mix_own_dice(l, 15, 3) != 0 || c->work.what == CDDP_ALL_TO_ALL)
+    if (mix_own_dice(l, 15, 3) != 0 || c->work.coll == CDDP_COLL_ALL_TO_ALL)
         return;
-    if (c->work.what == CDDP_ALL_GATHER || c->work.what == CDDP_ALL_GATHER_V)
+    if (c->work.coll == CDDP_COLL_ALL_GATHER || c->work.coll == CDDP_COLL_ALL_GATHERV)
         place = c->out + at;
-    if (c->work.what == CDDP_REDUCE_SCATTER) {
+    if (c->work.coll == CDDP_COLL_REDUCE_SCATTER) {
         c->work.out = c->in + at;
         return;
     }
@@ -140,36 +140,37 @@ static void share_memory(const struct mix_lane *l, struct call *c, size_t in)
 
 static bool make_collective(struct mix_lane *l, struct call *c)
 {
-    static const cddp_collective all[] = {CDDP_ALL_REDUCE,   CDDP_ALL_REDUCE,     CDDP_BROADCAST,
-                                          CDDP_ALL_GATHER,   CDDP_BARRIER,        CDDP_REDUCE,
-                                          CDDP_ALL_GATHER_V, CDDP_REDUCE_SCATTER, CDDP_ALL_TO_ALL};
+    static const cddp_coll all[] = {CDDP_COLL_ALL_REDUCE,  CDDP_COLL_ALL_REDUCE,     CDDP_COLL_BROADCAST,
+                                    CDDP_COLL_ALL_GATHER,  CDDP_COLL_BARRIER,        CDDP_COLL_REDUCE,
+                                    CDDP_COLL_ALL_GATHERV, CDDP_COLL_REDUCE_SCATTER, CDDP_COLL_ALL_TO_ALL};
     size_t in, out;
 
-    *c = (struct call){.work = {.size = sizeof c->work, .what = all[mix_dice(l, 10, sizeof all / sizeof all[0])]}};
+    *c = (struct call){.work = {.size = sizeof c->work, .coll = all[mix_dice(l, 10, sizeof all / sizeof all[0])]}};
     choose_type(l, c,
-                c->work.what == CDDP_ALL_REDUCE || c->work.what == CDDP_REDUCE || c->work.what == CDDP_REDUCE_SCATTER);
-    if (c->work.what != CDDP_BARRIER)
+                c->work.coll == CDDP_COLL_ALL_REDUCE || c->work.coll == CDDP_COLL_REDUCE ||
+                    c->work.coll == CDDP_COLL_REDUCE_SCATTER);
+    if (c->work.coll != CDDP_COLL_BARRIER)
         c->work.count = some_count(l, 16);
     c->work.root = (int)mix_dice(l, 14, (size_t)l->size);
     extents(l, c, &in, &out);
     if (!room(c, in, out))
         return mix_failed(l, "out of memory");
-    if (c->work.what == CDDP_ALL_TO_ALL)
+    if (c->work.coll == CDDP_COLL_ALL_TO_ALL)
         for (size_t r = 0; r < (size_t)l->size; r++)
             mix_fill(&c->source, l->rank, r * c->work.count, c->in + r * c->work.count * cddp_dtype_size(c->work.dtype),
                      c->work.count);
     else
         mix_fill(&c->source, l->rank, 0, c->in, in);
-    if (c->work.what == CDDP_BROADCAST && l->rank == c->work.root)
+    if (c->work.coll == CDDP_COLL_BROADCAST && l->rank == c->work.root)
         memcpy(c->out, c->in, c->out_bytes);
-    else if (c->work.what != CDDP_BROADCAST && c->work.what != CDDP_BARRIER)
+    else if (c->work.coll != CDDP_COLL_BROADCAST && c->work.coll != CDDP_COLL_BARRIER)
         share_memory(l, c, in);
     return true;
 }
 
 static bool make_message(struct mix_lane *l, struct call *c, int from, int to, size_t count)
 {
-    *c = (struct call){.work = {.size = sizeof c->work, .what = l->rank == from ? CDDP_SEND : CDDP_RECV}};
+    *c = (struct call){.work = {.size = sizeof c->work, .coll = l->rank == from ? CDDP_COLL_SEND : CDDP_COLL_RECV}};
     choose_type(l, c, false);
     c->work.count = count;
     c->work.root = l->rank == from ? to : from;
@@ -182,7 +183,7 @@ static bool make_message(struct mix_lane *l, struct call *c, int from, int to, s
 static bool wrong(const struct mix_lane *l, const struct call *c, size_t at)
 {
     return mix_failed(l, "%s (op %d) of %zu elements of type %d, root %d: element %zu is wrong: %g",
-                      names[c->work.what], (int)c->work.op, c->work.count, (int)c->work.dtype, c->work.root, at,
+                      names[c->work.coll], (int)c->work.op, c->work.count, (int)c->work.dtype, c->work.root, at,
                       mix_get(c->work.dtype, c->work.out, at));
 }
 
@@ -193,63 +194,63 @@ static bool is_right(const struct mix_lane *l, const struct call *c)
     size_t n = c->work.count, size = cddp_dtype_size(s->dtype), at = 0, from = 0;
     bool ok = true;
 
-    switch (c->work.what) {
-    case CDDP_REDUCE:
-    case CDDP_ALL_REDUCE:
-        if (c->work.what == CDDP_ALL_REDUCE || l->rank == c->work.root)
+    switch (c->work.coll) {
+    case CDDP_COLL_REDUCE:
+    case CDDP_COLL_ALL_REDUCE:
+        if (c->work.coll == CDDP_COLL_ALL_REDUCE || l->rank == c->work.root)
             ok = mix_is(s, -1, l->size, 0, out, n, &at);
         break;
-    case CDDP_REDUCE_SCATTER:
+    case CDDP_COLL_REDUCE_SCATTER:
         ok = mix_is(s, -1, l->size, (size_t)l->rank * n, out, n, &at);
         break;
-    case CDDP_BROADCAST:
-    case CDDP_RECV:
+    case CDDP_COLL_BROADCAST:
+    case CDDP_COLL_RECV:
         ok = mix_is(s, c->work.root, 1, 0, out, n, &at);
         break;
-    case CDDP_ALL_GATHER:
-    case CDDP_ALL_GATHER_V:
-    case CDDP_ALL_TO_ALL:
+    case CDDP_COLL_ALL_GATHER:
+    case CDDP_COLL_ALL_GATHERV:
+    case CDDP_COLL_ALL_TO_ALL:
         for (int r = 0; r < l->size && ok; r++) {
-            size_t part = c->work.what == CDDP_ALL_GATHER_V ? c->counts[r] : n;
+            size_t part = c->work.coll == CDDP_COLL_ALL_GATHERV ? c->counts[r] : n;
 
-            ok = mix_is(s, r, 1, c->work.what == CDDP_ALL_TO_ALL ? (size_t)l->rank * n : 0, out + from * size, part,
-                        &at);
+            ok = mix_is(s, r, 1, c->work.coll == CDDP_COLL_ALL_TO_ALL ? (size_t)l->rank * n : 0, out + from * size,
+                        part, &at);
             at += from;
             from += part;
         }
         break;
-    case CDDP_SEND:
-    case CDDP_BARRIER:
-    case CDDP_COLLECTIVE_FORCE_INT_:
+    case CDDP_COLL_SEND:
+    case CDDP_COLL_BARRIER:
+    case CDDP_COLL_FORCE_INT_:
         break;
     }
     return ok || wrong(l, c, at);
 }
 
-static cddp_status do_it(cddp_comm *comm, const cddp_work *w)
+static cddp_status do_it(cddp_comm *comm, const cddp_coll_args *w)
 {
-    switch (w->what) {
-    case CDDP_ALL_REDUCE:
+    switch (w->coll) {
+    case CDDP_COLL_ALL_REDUCE:
         return cddp_all_reduce(comm, w->in, w->out, w->count, w->dtype, w->op);
-    case CDDP_BROADCAST:
+    case CDDP_COLL_BROADCAST:
         return cddp_broadcast(comm, w->out, w->count, w->dtype, w->root);
-    case CDDP_ALL_GATHER:
+    case CDDP_COLL_ALL_GATHER:
         return cddp_all_gather(comm, w->in, w->out, w->count, w->dtype);
-    case CDDP_BARRIER:
+    case CDDP_COLL_BARRIER:
         return cddp_barrier(comm);
-    case CDDP_REDUCE:
+    case CDDP_COLL_REDUCE:
         return cddp_reduce(comm, w->in, w->out, w->count, w->dtype, w->op, w->root);
-    case CDDP_ALL_GATHER_V:
-        return cddp_all_gather_v(comm, w->in, w->out, w->counts, w->dtype);
-    case CDDP_REDUCE_SCATTER:
+    case CDDP_COLL_ALL_GATHERV:
+        return cddp_all_gatherv(comm, w->in, w->out, w->counts, w->dtype);
+    case CDDP_COLL_REDUCE_SCATTER:
         return cddp_reduce_scatter(comm, w->in, w->out, w->count, w->dtype, w->op);
-    case CDDP_ALL_TO_ALL:
+    case CDDP_COLL_ALL_TO_ALL:
         return cddp_all_to_all(comm, w->in, w->out, w->count, w->dtype);
-    case CDDP_SEND:
+    case CDDP_COLL_SEND:
         return cddp_send(comm, w->in, w->count, w->dtype, w->root);
-    case CDDP_RECV:
+    case CDDP_COLL_RECV:
         return cddp_recv(comm, w->out, w->count, w->dtype, w->root);
-    case CDDP_COLLECTIVE_FORCE_INT_:
+    case CDDP_COLL_FORCE_INT_:
         break;
     }
     return CDDP_E_INVALID;
@@ -266,7 +267,7 @@ static bool complete(struct mix_lane *l, struct call *c)
 {
     cddp_status status = do_it(l->comm, &c->work);
     bool ok = status == CDDP_OK ? is_right(l, c)
-                                : mix_failed(l, "%s of %zu elements: %s: %s", names[c->work.what], c->work.count,
+                                : mix_failed(l, "%s of %zu elements: %s: %s", names[c->work.coll], c->work.count,
                                              cddp_status_name(status), cddp_last_error());
 
     release(c);
@@ -323,10 +324,10 @@ struct joiner {
 
 static bool join(const struct mix_lane *l, struct call *c)
 {
-    cddp_status status = cddp_join(l->comm, c->ticket);
+    cddp_status status = cddp_coll_wait(l->comm, c->ticket);
 
     if (status != CDDP_OK)
-        return mix_failed(l, "cddp_join of %s of %zu elements: %s: %s", names[c->work.what], c->work.count,
+        return mix_failed(l, "cddp_coll_wait of %s of %zu elements: %s: %s", names[c->work.coll], c->work.count,
                           cddp_status_name(status), cddp_last_error());
     return is_right(l, c);
 }
@@ -390,9 +391,9 @@ static bool begin(struct mix_lane *l, struct call *c, bool *mine)
         if (*mine && !make_message(l, c, from, to, some_count(l, 16)))
             return false;
     }
-    if (!*mine || cddp_start(l->comm, &c->work, &c->ticket) == CDDP_OK)
+    if (!*mine || cddp_coll_start(l->comm, &c->work, &c->ticket) == CDDP_OK)
         return true;
-    return mix_failed(l, "cddp_start of %s: %s", names[c->work.what], cddp_last_error());
+    return mix_failed(l, "cddp_coll_start of %s: %s", names[c->work.coll], cddp_last_error());
 }
 
 /* Several at once; sometimes blocking ones come between them. */

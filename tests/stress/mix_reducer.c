@@ -27,7 +27,7 @@ struct model {
 static struct mix_source source_of(const struct model *m, size_t i)
 {
     return (struct mix_source){
-        .seed = m->lane->seed, .nr = m->lane->nr * PARAMS + i, .dtype = m->params[i].dtype, .op = CDDP_MEAN};
+        .seed = m->lane->seed, .nr = m->lane->nr * PARAMS + i, .dtype = m->params[i].dtype, .op = CDDP_AVG};
 }
 
 static void *backward(void *arg)

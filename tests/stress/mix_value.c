@@ -146,13 +146,13 @@ static double reduced(const struct mix_source *s, const uint64_t *base, int rank
         else
             all += v;
     }
-    return s->op == CDDP_MEAN ? all / ranks : all;
+    return s->op == CDDP_AVG ? all / ranks : all;
 }
 
 /* Only a mean is rounded: once, after 1/ranks was. */
 static bool is_near(const struct mix_source *s, double got, double want)
 {
-    double slack = s->op != CDDP_MEAN          ? 0
+    double slack = s->op != CDDP_AVG           ? 0
                    : s->dtype == CDDP_BFLOAT16 ? 0x1p-8
                    : s->dtype == CDDP_FLOAT16  ? 0x1p-10
                    : s->dtype == CDDP_FLOAT32  ? 0x1p-22
@@ -168,7 +168,7 @@ bool mix_is(const struct mix_source *s, int rank, int ranks, size_t first, const
 
     for (int r = 0; r < ranks; r++)
         base[r] = base_of(s, r);
-    if (rank >= 0 && exact.op == CDDP_MEAN)
+    if (rank >= 0 && exact.op == CDDP_AVG)
         exact.op = CDDP_SUM; /* nothing is rounded, nor does it change what was given */
     for (size_t i = 0; i < n; i++) {
         double want = rank >= 0 ? given(s, own, first + i) : reduced(s, base, ranks, first + i);

@@ -16,7 +16,7 @@ uint64_t mix_hash(uint64_t a, uint64_t b, uint64_t c);
 struct mix_source {
     uint64_t seed, nr;
     cddp_dtype dtype;
-    cddp_op op;
+    cddp_redop op;
 };
 /* Fill n elements with those of rank from number `first` on. */
 void mix_fill(const struct mix_source *s, int rank, size_t first, void *to, size_t n);

@@ -7,16 +7,16 @@
 
 static inline cddp_status mean_hook_begin(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
 {
-    const cddp_work work = {.size = sizeof work,
-                            .what = CDDP_ALL_REDUCE,
-                            .dtype = b->dtype,
-                            .op = CDDP_MEAN,
-                            .in = b->data,
-                            .out = b->data,
-                            .count = b->count};
+    const cddp_coll_args work = {.size = sizeof work,
+                                 .coll = CDDP_COLL_ALL_REDUCE,
+                                 .dtype = b->dtype,
+                                 .op = CDDP_AVG,
+                                 .in = b->data,
+                                 .out = b->data,
+                                 .count = b->count};
 
     (void)arg;
-    return cddp_start(comm, &work, ticket);
+    return cddp_coll_start(comm, &work, ticket);
 }
 
 #endif

@@ -36,7 +36,7 @@ static int use_each(int rank)
     for (int r = 0; r < N; r++)
         CHECK(out[2 * r] == 100 * r + 2 * rank && out[2 * r + 1] == 100 * r + 2 * rank + 1);
 
-    CHECK(cddp_all_gather_v(comm, in, uneven, counts, CDDP_INT32) == CDDP_OK);
+    CHECK(cddp_all_gatherv(comm, in, uneven, counts, CDDP_INT32) == CDDP_OK);
     CHECK(uneven[0] == 0 && uneven[1] == 200 && uneven[2] == 201 && uneven[3] == 202 && uneven[4] == 300);
 
     /* Around the ring: even ranks send first, odd ones receive first. */
@@ -66,7 +66,7 @@ static int in_place(int rank)
         x[i] = rank + i;
     CHECK(cddp_reduce_scatter(comm, x, &x[2 * rank], 2, CDDP_INT64, CDDP_SUM) == CDDP_OK);
     CHECK(x[2 * rank] == 6 + 4 * (2 * rank) && x[2 * rank + 1] == 6 + 4 * (2 * rank + 1));
-    CHECK(cddp_all_gather_v(comm, &x[2 * rank], x, counts, CDDP_INT64) == CDDP_OK);
+    CHECK(cddp_all_gatherv(comm, &x[2 * rank], x, counts, CDDP_INT64) == CDDP_OK);
     for (int i = 0; i < 2 * N; i++)
         CHECK(x[i] == 6 + 4 * i);
     CHECK(cddp_reduce(comm, x, x, 2 * N, CDDP_INT64, CDDP_MIN, 0) == CDDP_OK);
@@ -112,27 +112,27 @@ static int several_at_once(int rank)
     double *big = malloc(LARGE * sizeof *big), small[3] = {rank, 1, 2};
     int32_t from_0 = rank == 0 ? 7 : 0;
     uint64_t ticket[4];
-    cddp_work work = {.size = sizeof work, .what = CDDP_ALL_REDUCE, .dtype = CDDP_FLOAT64, .op = CDDP_MEAN};
+    cddp_coll_args work = {.size = sizeof work, .coll = CDDP_COLL_ALL_REDUCE, .dtype = CDDP_FLOAT64, .op = CDDP_AVG};
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK && big != NULL);
     for (int i = 0; i < LARGE; i++)
         big[i] = i + rank;
     work.in = work.out = big;
     work.count = LARGE;
-    CHECK(cddp_start(comm, &work, &ticket[0]) == CDDP_OK);
+    CHECK(cddp_coll_start(comm, &work, &ticket[0]) == CDDP_OK);
     work.in = work.out = small;
     work.count = 3;
-    CHECK(cddp_start(comm, &work, &ticket[1]) == CDDP_OK);
-    work = (cddp_work){
-        .size = sizeof work, .what = CDDP_BROADCAST, .dtype = CDDP_INT32, .root = 0, .out = &from_0, .count = 1};
-    CHECK(cddp_start(comm, &work, &ticket[2]) == CDDP_OK);
-    work = (cddp_work){.size = sizeof work, .what = CDDP_BARRIER};
-    CHECK(cddp_start(comm, &work, &ticket[3]) == CDDP_OK);
-    CHECK(cddp_join(comm, ticket[1]) == CDDP_OK);
+    CHECK(cddp_coll_start(comm, &work, &ticket[1]) == CDDP_OK);
+    work = (cddp_coll_args){
+        .size = sizeof work, .coll = CDDP_COLL_BROADCAST, .dtype = CDDP_INT32, .root = 0, .out = &from_0, .count = 1};
+    CHECK(cddp_coll_start(comm, &work, &ticket[2]) == CDDP_OK);
+    work = (cddp_coll_args){.size = sizeof work, .coll = CDDP_COLL_BARRIER};
+    CHECK(cddp_coll_start(comm, &work, &ticket[3]) == CDDP_OK);
+    CHECK(cddp_coll_wait(comm, ticket[1]) == CDDP_OK);
     CHECK(small[0] == 1.5 && small[2] == 2 && big[0] == 1.5 && big[LARGE - 1] == LARGE + 0.5);
-    CHECK(cddp_join(comm, ticket[3]) == CDDP_OK && from_0 == 7);
-    CHECK(cddp_join(comm, ticket[0]) == CDDP_OK); /* again */
-    CHECK(cddp_join(comm, ticket[3] + 1) == CDDP_E_INVALID);
+    CHECK(cddp_coll_wait(comm, ticket[3]) == CDDP_OK && from_0 == 7);
+    CHECK(cddp_coll_wait(comm, ticket[0]) == CDDP_OK); /* again */
+    CHECK(cddp_coll_wait(comm, ticket[3] + 1) == CDDP_E_INVALID);
     CHECK(cddp_finalize(comm) == CDDP_OK);
     free(big);
     return 0;
@@ -147,27 +147,27 @@ Test(collective, several_may_be_under_way_and_are_joined_in_any_order)
 static int copy_behind(int rank)
 {
     double x = rank, y = -1;
-    cddp_work work = {.size = sizeof work,
-                      .what = CDDP_ALL_REDUCE,
-                      .dtype = CDDP_FLOAT64,
-                      .op = CDDP_SUM,
-                      .in = &x,
-                      .out = &x,
-                      .count = 1};
+    cddp_coll_args work = {.size = sizeof work,
+                           .coll = CDDP_COLL_ALL_REDUCE,
+                           .dtype = CDDP_FLOAT64,
+                           .op = CDDP_SUM,
+                           .in = &x,
+                           .out = &x,
+                           .count = 1};
     const char *key = "copying";
     cddp_comm *comm = NULL;
     uint64_t ticket;
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     if (rank == 0) {
-        CHECK(cddp_start(comm, &work, &ticket) == CDDP_OK);
+        CHECK(cddp_coll_start(comm, &work, &ticket) == CDDP_OK);
         CHECK(cddp_store_set(cddp_comm_store(comm), key, "", 0) == CDDP_OK);
         CHECK(cddp_copy(comm, &y, &x, sizeof y) == CDDP_OK && y == 6);
     } else {
         CHECK(cddp_store_wait(cddp_comm_store(comm), &key, 1, 0) == CDDP_OK);
-        CHECK(cddp_start(comm, &work, &ticket) == CDDP_OK);
+        CHECK(cddp_coll_start(comm, &work, &ticket) == CDDP_OK);
     }
-    CHECK(cddp_join(comm, ticket) == CDDP_OK && x == 6);
+    CHECK(cddp_coll_wait(comm, ticket) == CDDP_OK && x == 6);
     cddp_abort(comm, "enough");
     CHECK(cddp_copy(comm, &y, &x, sizeof y) == CDDP_E_ABORTED);
     CHECK(cddp_finalize(comm) == CDDP_E_ABORTED);
@@ -202,7 +202,7 @@ static int parts(int rank)
     CHECK(*(float *)cddp_ddp_grad(ddp, 0) == (float)(1 + rank % 2));
     cddp_ddp_destroy(ddp);
     CHECK(cddp_comm_split(&quarter, half, cddp_rank(half), 0) == CDDP_OK && cddp_world_size(quarter) == 1);
-    CHECK(cddp_stop_wanted(half) == 0 && cddp_stop_wanted(quarter) == 0);
+    CHECK(cddp_stop_requested(half) == 0 && cddp_stop_requested(quarter) == 0);
     CHECK(cddp_finalize(quarter) == CDDP_OK);
     CHECK(cddp_comm_split(&none, comm, rank == 3 ? -1 : 0, 0) == CDDP_OK);
     CHECK((none == NULL) == (rank == 3));
@@ -234,45 +234,46 @@ Test(collective, bad_arguments_are_named_and_break_nothing)
     uint64_t ticket;
     cddp_comm *comm = NULL, *part = NULL;
     const struct {
-        cddp_work work;
+        cddp_coll_args work;
         const char *says;
     } cases[] = {
-        {{.what = 0}, "cddp_work.what is 0, which is no collective"},
-        {{.what = CDDP_RECV + 1}, "cddp_work.what is 11, which is no collective"},
-        {{.what = CDDP_REDUCE, .dtype = CDDP_FLOAT32, .root = 1, .in = x, .out = x, .count = 1},
+        {{.coll = 0}, "cddp_coll_args.coll is 0, which is no collective"},
+        {{.coll = CDDP_COLL_RECV + 1}, "cddp_coll_args.coll is 11, which is no collective"},
+        {{.coll = CDDP_COLL_REDUCE, .dtype = CDDP_FLOAT32, .root = 1, .in = x, .out = x, .count = 1},
          "cddp_reduce: root 1 is not a rank of a world of 1"},
-        {{.what = CDDP_SEND, .dtype = CDDP_FLOAT32, .root = -1, .in = x, .count = 1},
+        {{.coll = CDDP_COLL_SEND, .dtype = CDDP_FLOAT32, .root = -1, .in = x, .count = 1},
          "cddp_send: peer -1 is not a rank of a world of 1"},
-        {{.what = CDDP_RECV, .dtype = CDDP_FLOAT32, .root = 0, .out = x, .count = 1},
+        {{.coll = CDDP_COLL_RECV, .dtype = CDDP_FLOAT32, .root = 0, .out = x, .count = 1},
          "cddp_recv: rank 0 cannot exchange a message with itself"},
-        {{.what = CDDP_ALL_TO_ALL, .dtype = CDDP_FLOAT32, .in = x, .out = x, .count = 1},
+        {{.coll = CDDP_COLL_ALL_TO_ALL, .dtype = CDDP_FLOAT32, .in = x, .out = x, .count = 1},
          "cddp_all_to_all: in and out overlap"},
-        {{.what = CDDP_REDUCE_SCATTER, .dtype = CDDP_INT32, .op = CDDP_MEAN, .in = x, .out = x, .count = 1},
+        {{.coll = CDDP_COLL_REDUCE_SCATTER, .dtype = CDDP_INT32, .op = CDDP_AVG, .in = x, .out = x, .count = 1},
          "cddp_reduce_scatter: a mean of int32 is not defined, use a floating-point type"},
-        {{.what = CDDP_REDUCE_SCATTER, .dtype = CDDP_FLOAT32, .op = CDDP_SUM, .in = x, .out = x + 1, .count = 2},
+        {{.coll = CDDP_COLL_REDUCE_SCATTER, .dtype = CDDP_FLOAT32, .op = CDDP_SUM, .in = x, .out = x + 1, .count = 2},
          "cddp_reduce_scatter: out overlaps in, but is not this rank's part of it"},
-        {{.what = CDDP_ALL_GATHER_V, .dtype = CDDP_FLOAT32, .in = x, .out = x},
-         "cddp_all_gather_v: counts is NULL, but says how much each rank gives"},
-        {{.what = CDDP_ALL_GATHER_V, .dtype = CDDP_FLOAT32, .in = x, .out = x, .counts = huge},
-         "cddp_all_gather_v: no memory holds 18446744073709551615 elements"},
-        {{.what = CDDP_ALL_GATHER_V, .dtype = CDDP_FLOAT32, .in = NULL, .out = x, .counts = one},
-         "cddp_all_gather_v: in is NULL"},
-        {{.what = CDDP_ALL_TO_ALL, .dtype = CDDP_FLOAT64, .in = x, .out = x, .count = SIZE_MAX / 4},
+        {{.coll = CDDP_COLL_ALL_GATHERV, .dtype = CDDP_FLOAT32, .in = x, .out = x},
+         "cddp_all_gatherv: counts is NULL, but says how much each rank gives"},
+        {{.coll = CDDP_COLL_ALL_GATHERV, .dtype = CDDP_FLOAT32, .in = x, .out = x, .counts = huge},
+         "cddp_all_gatherv: no memory holds 18446744073709551615 elements"},
+        {{.coll = CDDP_COLL_ALL_GATHERV, .dtype = CDDP_FLOAT32, .in = NULL, .out = x, .counts = one},
+         "cddp_all_gatherv: in is NULL"},
+        {{.coll = CDDP_COLL_ALL_TO_ALL, .dtype = CDDP_FLOAT64, .in = x, .out = x, .count = SIZE_MAX / 4},
          "cddp_all_to_all: no memory holds 4611686018427387903 elements"},
     };
 
     clean_env();
     cr_assert_eq(cddp_init(&comm, NULL), CDDP_OK);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        cddp_work work = cases[i].work;
+        cddp_coll_args work = cases[i].work;
 
         work.size = sizeof work;
-        cr_assert_eq(cddp_start(comm, &work, &ticket), CDDP_E_INVALID, "case %zu", i);
+        cr_assert_eq(cddp_coll_start(comm, &work, &ticket), CDDP_E_INVALID, "case %zu", i);
         cr_assert_str_eq(cddp_last_error(), cases[i].says);
     }
-    cr_assert_eq(cddp_start(comm, &(cddp_work){.size = 8, .what = CDDP_BARRIER}, &ticket), CDDP_E_INVALID);
-    cr_assert_eq(cddp_start(comm, NULL, &ticket), CDDP_E_INVALID);
-    cr_assert_eq(cddp_join(NULL, 1), CDDP_E_INVALID);
+    cr_assert_eq(cddp_coll_start(comm, &(cddp_coll_args){.size = 8, .coll = CDDP_COLL_BARRIER}, &ticket),
+                 CDDP_E_INVALID);
+    cr_assert_eq(cddp_coll_start(comm, NULL, &ticket), CDDP_E_INVALID);
+    cr_assert_eq(cddp_coll_wait(NULL, 1), CDDP_E_INVALID);
     cr_assert_eq(cddp_comm_split(NULL, comm, 0, 0), CDDP_E_INVALID);
     cr_assert_eq(cddp_comm_split(&part, comm, 0, 0), CDDP_OK);
     cr_assert_eq(cddp_world_size(part), 1);

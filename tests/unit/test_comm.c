@@ -30,7 +30,7 @@ Test(comm, without_variables_the_program_is_a_world_of_one)
     cr_assert_eq(cddp_world_size(comm), 1);
     cr_assert_eq(cddp_local_world_size(comm), 1);
     cr_assert_str_eq(cddp_backend_name(comm), "cpu");
-    cr_assert_eq(cddp_device(comm, &where), CDDP_OK);
+    cr_assert_eq(cddp_get_device_info(comm, &where), CDDP_OK);
     cr_assert_eq(where.device, -1);
     cr_assert_eq(where.numa_node, -1);
     cr_assert_str_eq(where.name, "cpu");
@@ -41,8 +41,8 @@ Test(comm, without_variables_the_program_is_a_world_of_one)
     cddp_free(comm, memory);
     cddp_free(comm, NULL);
     cr_assert_null(cddp_comm_store(comm));
-    cr_assert_eq(cddp_stop_wanted(comm), 0);
-    cr_assert_eq(cddp_all_reduce(comm, x, y, 2, CDDP_FLOAT32, CDDP_MEAN), CDDP_OK);
+    cr_assert_eq(cddp_stop_requested(comm), 0);
+    cr_assert_eq(cddp_all_reduce(comm, x, y, 2, CDDP_FLOAT32, CDDP_AVG), CDDP_OK);
     cr_assert(y[0] == 1 && y[1] == 2);
     cr_assert_eq(cddp_all_gather(comm, x, y, 2, CDDP_FLOAT32), CDDP_OK);
     cr_assert_eq(cddp_broadcast(comm, &n, 1, CDDP_INT32, 0), CDDP_OK);
@@ -76,11 +76,11 @@ Test(comm, bad_arguments_are_refused_and_nothing_is_broken_by_them)
     cr_assert_eq(cddp_init(&comm, NULL), CDDP_OK);
     cr_assert_eq(cddp_all_reduce(NULL, x, x, 1, CDDP_FLOAT32, CDDP_SUM), CDDP_E_INVALID);
     cr_assert_eq(cddp_all_reduce(comm, x, x, 1, CDDP_DTYPE_NONE, CDDP_SUM), CDDP_E_INVALID);
-    cr_assert_eq(cddp_all_reduce(comm, x, x, 1, CDDP_FLOAT32, (cddp_op)9), CDDP_E_INVALID);
+    cr_assert_eq(cddp_all_reduce(comm, x, x, 1, CDDP_FLOAT32, (cddp_redop)9), CDDP_E_INVALID);
     cr_assert_eq(cddp_all_reduce(comm, NULL, x, 1, CDDP_FLOAT32, CDDP_SUM), CDDP_E_INVALID);
     cr_assert_eq(cddp_all_reduce(comm, x, x + 1, 2, CDDP_FLOAT32, CDDP_SUM), CDDP_E_INVALID, "overlap");
     cr_assert_eq(cddp_all_reduce(comm, x, x, SIZE_MAX / 4, CDDP_FLOAT32, CDDP_SUM), CDDP_E_INVALID);
-    cr_assert_eq(cddp_all_reduce(comm, n, n, 2, CDDP_INT32, CDDP_MEAN), CDDP_E_INVALID);
+    cr_assert_eq(cddp_all_reduce(comm, n, n, 2, CDDP_INT32, CDDP_AVG), CDDP_E_INVALID);
     cr_assert_eq(cddp_broadcast(comm, x, 1, CDDP_FLOAT32, 1), CDDP_E_INVALID);
     cr_assert_eq(cddp_all_gather(comm, x + 1, x, 4, CDDP_FLOAT32), CDDP_E_INVALID, "overlap");
     cr_assert_eq(cddp_barrier(NULL), CDDP_E_INVALID);
@@ -101,7 +101,7 @@ Test(comm, what_is_asked_of_no_communicator_is_answered_and_breaks_nothing)
     cr_assert_eq(cddp_node_rank(NULL), -1);
     cr_assert_str_eq(cddp_backend_name(NULL), "");
     cr_assert_eq(cddp_restart_count(NULL), 0);
-    cr_assert_eq(cddp_stop_wanted(NULL), 0);
+    cr_assert_eq(cddp_stop_requested(NULL), 0);
     cr_assert_null(cddp_comm_store(NULL));
 }
 

@@ -48,7 +48,7 @@ static void fill(void *p, size_t count, cddp_dtype dtype, int rank, unsigned sal
 }
 
 /* What every rank must hold after an all-reduce: computed here from all inputs. */
-static void expect(void *want, int size, size_t count, cddp_dtype dtype, cddp_op op, unsigned salt)
+static void expect(void *want, int size, size_t count, cddp_dtype dtype, cddp_redop op, unsigned salt)
 {
     const void *in[RANKS_MAX] = {NULL};
     void *own[RANKS_MAX];
@@ -63,7 +63,7 @@ static void expect(void *want, int size, size_t count, cddp_dtype dtype, cddp_op
         free(own[i]);
 }
 
-static int reduce_once(struct rank *r, size_t count, cddp_dtype dtype, cddp_op op, bool in_place, unsigned salt)
+static int reduce_once(struct rank *r, size_t count, cddp_dtype dtype, cddp_redop op, bool in_place, unsigned salt)
 {
     size_t bytes = count * cddp_dtype_size(dtype);
     uint8_t *in = malloc(bytes + 1), *out = in_place ? in : malloc(bytes + 1), *want = malloc(bytes + 1);

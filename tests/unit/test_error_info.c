@@ -227,9 +227,9 @@ static int one_fails_alone(int rank)
 
     on_two_nodes(rank);
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
-    st = cddp_first_begin(comm, CDDP_FIRST_OF_NODE, &first);
+    st = cddp_leader_first_begin(comm, CDDP_SCOPE_NODE, &first);
     if (st == CDDP_OK)
-        st = cddp_first_end(comm, first, rank == 2 ? "the disk is full" : NULL);
+        st = cddp_leader_first_end(comm, first, rank == 2 ? "the disk is full" : NULL);
     CHECK(st == CDDP_E_REMOTE && blames(CDDP_E_REMOTE, 2));
     CHECK(cddp_comm_error(comm, NULL) == CDDP_OK && cddp_barrier(comm) == CDDP_OK);
     CHECK(cddp_finalize(comm) == CDDP_OK);

@@ -32,22 +32,22 @@ static void on_two_nodes(int rank)
 }
 
 /* As a program does it that downloads a file once, twice over. */
-static int download(cddp_first of, int expect, int node)
+static int download(cddp_scope of, int expect, int node)
 {
     cddp_comm *comm = NULL;
     int first = -1;
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     for (int file = 0; file < 2; file++) {
-        CHECK(cddp_first_begin(comm, of, &first) == CDDP_OK && first == expect);
+        CHECK(cddp_leader_first_begin(comm, of, &first) == CDDP_OK && first == expect);
         if (first) {
-            CHECK(board->after[node] == file * (of == CDDP_FIRST_OF_JOB ? 3 : 1));
+            CHECK(board->after[node] == file * (of == CDDP_SCOPE_JOB ? 3 : 1));
             board->done[node]++;
         } else {
             CHECK(board->done[node] == file + 1);
             board->after[node]++;
         }
-        CHECK(cddp_first_end(comm, first, NULL) == CDDP_OK);
+        CHECK(cddp_leader_first_end(comm, first, NULL) == CDDP_OK);
         CHECK(cddp_barrier(comm) == CDDP_OK);
     }
     CHECK(cddp_finalize(comm) == CDDP_OK);
@@ -56,13 +56,13 @@ static int download(cddp_first of, int expect, int node)
 
 static int once_per_job(int rank)
 {
-    return download(CDDP_FIRST_OF_JOB, rank == 0, 0);
+    return download(CDDP_SCOPE_JOB, rank == 0, 0);
 }
 
 static int once_per_node(int rank)
 {
     on_two_nodes(rank);
-    return download(CDDP_FIRST_OF_NODE, rank % 2 == 0, rank / 2);
+    return download(CDDP_SCOPE_NODE, rank % 2 == 0, rank / 2);
 }
 
 Test(first, rank_0_goes_first_and_then_the_others)
@@ -82,8 +82,8 @@ static int in_a_part(int rank)
     int first = -1;
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK && cddp_comm_split(&part, comm, rank % 2, 0) == CDDP_OK);
-    CHECK(cddp_first_begin(part, CDDP_FIRST_OF_NODE, &first) == CDDP_OK && first == (rank < 2));
-    CHECK(cddp_first_end(part, first, NULL) == CDDP_OK);
+    CHECK(cddp_leader_first_begin(part, CDDP_SCOPE_NODE, &first) == CDDP_OK && first == (rank < 2));
+    CHECK(cddp_leader_first_end(part, first, NULL) == CDDP_OK);
     CHECK(cddp_finalize(part) == CDDP_OK && cddp_finalize(comm) == CDDP_OK);
     return 0;
 }
@@ -102,10 +102,10 @@ static int one_fails(int rank)
 
     on_two_nodes(rank);
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
-    st = cddp_first_begin(comm, CDDP_FIRST_OF_NODE, &first);
+    st = cddp_leader_first_begin(comm, CDDP_SCOPE_NODE, &first);
     CHECK(st == (rank % 2 == 0 ? CDDP_OK : CDDP_E_REMOTE));
     if (rank % 2 == 0)
-        CHECK(cddp_first_end(comm, first, rank == 2 ? "the disk is full" : NULL) == CDDP_E_REMOTE);
+        CHECK(cddp_leader_first_end(comm, first, rank == 2 ? "the disk is full" : NULL) == CDDP_E_REMOTE);
     CHECK(strcmp(cddp_last_error(), "rank 2, which went first, failed: the disk is full") == 0);
     CHECK(cddp_barrier(comm) == CDDP_OK && cddp_finalize(comm) == CDDP_OK);
     return 0;
@@ -125,7 +125,7 @@ static int broken_before(int rank)
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     if (rank == 0)
         cddp_abort(comm, "enough");
-    CHECK(cddp_first_begin(comm, CDDP_FIRST_OF_JOB, &first) == CDDP_E_ABORTED && first == -1);
+    CHECK(cddp_leader_first_begin(comm, CDDP_SCOPE_JOB, &first) == CDDP_E_ABORTED && first == -1);
     CHECK(cddp_finalize(comm) == CDDP_E_ABORTED);
     return 0;
 }
@@ -143,7 +143,7 @@ static int leaves(bool crash)
     cddp_status st;
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
-    st = cddp_first_begin(comm, CDDP_FIRST_OF_JOB, &first);
+    st = cddp_leader_first_begin(comm, CDDP_SCOPE_JOB, &first);
     if (first && crash)
         _exit(0);
     if (first) {
@@ -184,13 +184,13 @@ Test(first, alone_a_rank_is_always_first_and_bad_arguments_are_refused)
 
     clean_env();
     cr_assert_eq(cddp_init(&comm, NULL), CDDP_OK);
-    cr_assert_eq(cddp_first_begin(comm, CDDP_FIRST_OF_NODE, &first), CDDP_OK);
+    cr_assert_eq(cddp_leader_first_begin(comm, CDDP_SCOPE_NODE, &first), CDDP_OK);
     cr_assert_eq(first, 1);
-    cr_assert_eq(cddp_first_end(comm, first, ""), CDDP_E_REMOTE);
+    cr_assert_eq(cddp_leader_first_end(comm, first, ""), CDDP_E_REMOTE);
     cr_assert(strstr(cddp_last_error(), "did not say why") != NULL);
-    cr_assert_eq(cddp_first_begin(comm, (cddp_first)7, &first), CDDP_E_INVALID);
-    cr_assert_eq(cddp_first_begin(comm, CDDP_FIRST_OF_JOB, NULL), CDDP_E_INVALID);
-    cr_assert_eq(cddp_first_begin(NULL, CDDP_FIRST_OF_JOB, &first), CDDP_E_INVALID);
-    cr_assert_eq(cddp_first_end(NULL, 1, NULL), CDDP_E_INVALID);
+    cr_assert_eq(cddp_leader_first_begin(comm, (cddp_scope)7, &first), CDDP_E_INVALID);
+    cr_assert_eq(cddp_leader_first_begin(comm, CDDP_SCOPE_JOB, NULL), CDDP_E_INVALID);
+    cr_assert_eq(cddp_leader_first_begin(NULL, CDDP_SCOPE_JOB, &first), CDDP_E_INVALID);
+    cr_assert_eq(cddp_leader_first_end(NULL, 1, NULL), CDDP_E_INVALID);
     cr_assert_eq(cddp_finalize(comm), CDDP_OK);
 }

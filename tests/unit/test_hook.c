@@ -15,12 +15,12 @@ static cddp_status begin_int8(void *arg, cddp_comm *comm, const cddp_bucket *b, 
 {
     struct quantizer *q = arg;
     const float *g = b->data;
-    cddp_work work = {.size = sizeof work,
-                      .what = CDDP_ALL_GATHER,
-                      .dtype = CDDP_INT8,
-                      .in = q->sent[b->index],
-                      .out = q->came[b->index],
-                      .count = b->count};
+    cddp_coll_args work = {.size = sizeof work,
+                           .coll = CDDP_COLL_ALL_GATHER,
+                           .dtype = CDDP_INT8,
+                           .in = q->sent[b->index],
+                           .out = q->came[b->index],
+                           .count = b->count};
 
     if (b->size != sizeof *b || b->dtype != CDDP_FLOAT32 || b->count > 256 || b->n_params != 1 ||
         b->params[0] != DDP_PARAMS - 1 - b->index || q->n_begun % DDP_PARAMS != (int)b->index)
@@ -29,7 +29,7 @@ static cddp_status begin_int8(void *arg, cddp_comm *comm, const cddp_bucket *b, 
     q->n_last += b->is_last;
     for (size_t k = 0; k < b->count; k++)
         q->sent[b->index][k] = (int8_t)g[k];
-    return cddp_start(comm, &work, ticket);
+    return cddp_coll_start(comm, &work, ticket);
 }
 
 static cddp_status end_int8(void *arg, cddp_comm *comm, const cddp_bucket *b)
@@ -104,16 +104,16 @@ static cddp_status meddle(void *arg, cddp_comm *comm, const cddp_bucket *b)
 
 static cddp_status sum_and_meddle(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
 {
-    cddp_work work = {.size = sizeof work,
-                      .what = CDDP_ALL_REDUCE,
-                      .dtype = b->dtype,
-                      .op = CDDP_SUM,
-                      .in = b->data,
-                      .out = b->data,
-                      .count = b->count};
+    cddp_coll_args work = {.size = sizeof work,
+                           .coll = CDDP_COLL_ALL_REDUCE,
+                           .dtype = b->dtype,
+                           .op = CDDP_SUM,
+                           .in = b->data,
+                           .out = b->data,
+                           .count = b->count};
 
     (void)meddle(arg, comm, b);
-    return cddp_start(comm, &work, ticket);
+    return cddp_coll_start(comm, &work, ticket);
 }
 
 static int be_refused(int rank)
@@ -147,18 +147,18 @@ struct pieces {
 static cddp_status begin_pieces(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
 {
     struct pieces *p = arg;
-    cddp_work work = {.size = sizeof work,
-                      .what = CDDP_ALL_REDUCE,
-                      .dtype = b->dtype,
-                      .op = CDDP_MEAN,
-                      .in = b->data,
-                      .out = b->data,
-                      .count = b->count};
+    cddp_coll_args work = {.size = sizeof work,
+                           .coll = CDDP_COLL_ALL_REDUCE,
+                           .dtype = b->dtype,
+                           .op = CDDP_AVG,
+                           .in = b->data,
+                           .out = b->data,
+                           .count = b->count};
 
     if (b->n_params != 1 || (b->offset != 0 && b->offset != 64) || b->count != (b->offset == 0 ? 64 : 36))
         return CDDP_E_STATE;
     p->n[b->params[0]][b->offset / 64]++;
-    return cddp_start(comm, &work, ticket);
+    return cddp_coll_start(comm, &work, ticket);
 }
 
 static int cut_gradients(int rank)

@@ -14,12 +14,18 @@ CDI_SUITE(kernel_optim);
 enum { N_SM = 3, COUNT = 9001, STEPS = 40 };
 
 static const struct cdi_optim_rule rules[] = {
-    {.kind = CDDP_SGD, .lr = 0.1, .factor = 1},
-    {.kind = CDDP_SGD, .lr = 0.1, .weight_decay = 0.01, .factor = 0.25},
-    {.kind = CDDP_SGD, .lr = 0.1, .momentum = 0.9, .dampening = 0.1, .factor = 1},
-    {.kind = CDDP_SGD, .lr = 0.1, .momentum = 0.9, .nesterov = 1, .weight_decay = 0.1, .factor = 1},
-    {.kind = CDDP_ADAM, .lr = 1e-3, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .factor = 1.0 / 3},
-    {.kind = CDDP_ADAMW, .lr = 1e-3, .weight_decay = 0.1, .beta1 = 0.8, .beta2 = 0.99, .eps = 1e-6, .factor = 1},
+    {.kind = CDDP_OPTIM_SGD, .lr = 0.1, .factor = 1},
+    {.kind = CDDP_OPTIM_SGD, .lr = 0.1, .weight_decay = 0.01, .factor = 0.25},
+    {.kind = CDDP_OPTIM_SGD, .lr = 0.1, .momentum = 0.9, .dampening = 0.1, .factor = 1},
+    {.kind = CDDP_OPTIM_SGD, .lr = 0.1, .momentum = 0.9, .nesterov = 1, .weight_decay = 0.1, .factor = 1},
+    {.kind = CDDP_OPTIM_ADAM,
+     .lr = 1e-3,
+     .weight_decay = 0.1,
+     .beta1 = 0.9,
+     .beta2 = 0.999,
+     .eps = 1e-8,
+     .factor = 1.0 / 3},
+    {.kind = CDDP_OPTIM_ADAMW, .lr = 1e-3, .weight_decay = 0.1, .beta1 = 0.8, .beta2 = 0.99, .eps = 1e-6, .factor = 1},
 };
 #define EACH(i, of) for (size_t i = 0; i < sizeof of / sizeof of[0]; i++)
 
@@ -89,11 +95,11 @@ static void check_rule(const struct cdi_optim_rule *r, cddp_dtype t)
         step_on_cpu(r, step, t);
         cr_assert_eq(row.steps, step);
         cr_assert_eq(memcmp(twin.g, twin.w, COUNT * cddp_dtype_size(t)), 0, "published");
-        if (r->kind == CDDP_SGD)
+        if (r->kind == CDDP_OPTIM_SGD)
             cr_assert_eq(memcmp(twin.w, cpu.w, sizeof cpu.w), 0, "step %d", (int)step);
         for (size_t k = 0; k < COUNT; k++)
             cr_assert_float_eq(number_get(t, twin.w, k), number_get(t, cpu.w, k), t == CDDP_FLOAT64 ? 1e-14 : 1e-6);
-        if (r->kind == CDDP_ADAM)
+        if (r->kind == CDDP_OPTIM_ADAM)
             continue; /* its averages have the parameter in them */
         cr_assert_eq(memcmp(twin.m, cpu.m, sizeof cpu.m), 0, "averages are the same bits");
         cr_assert_eq(memcmp(twin.v, cpu.v, sizeof cpu.v), 0);
@@ -155,7 +161,7 @@ Test(kernel_optim, what_is_idle_stays_and_is_not_counted)
     static struct cdi_optim_piece piece[ROWS];
     static float w[ROWS], g[ROWS], was[ROWS];
     static uint8_t idle[ROWS];
-    const struct cdi_optim_rule sgd = {.kind = CDDP_SGD, .lr = 1, .factor = 1};
+    const struct cdi_optim_rule sgd = {.kind = CDDP_OPTIM_SGD, .lr = 1, .factor = 1};
     double largest = 1e300;
     uint64_t skipped = 7;
     struct cdi_optim_step s = {.rule = &sgd,

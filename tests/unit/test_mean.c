@@ -9,7 +9,7 @@ static char memory[2];
 
 static struct cdi_op mean(enum cdi_op_kind kind, cddp_dtype dtype)
 {
-    return (struct cdi_op){.kind = kind, .in = memory, .out = memory, .count = 1, .dtype = dtype, .op = CDDP_MEAN};
+    return (struct cdi_op){.kind = kind, .in = memory, .out = memory, .count = 1, .dtype = dtype, .op = CDDP_AVG};
 }
 
 static const struct cdi_mean_facts best = {.nccl_code = 23003, .n_ranks = 8, .n_nodes = 1, .window = true};

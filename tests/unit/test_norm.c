@@ -83,7 +83,7 @@ static int same_bits_everywhere(cddp_comm *comm, double v)
 /* With an optimizer the parameters, which begin with zeros, become what the gradients are, but for the sign. */
 static int meet_case(cddp_comm *comm, json_t *c, bool divided)
 {
-    static const cddp_optim_options sgd = {.size = sizeof sgd, .kind = CDDP_SGD, .lr = 1};
+    static const cddp_optim_options sgd = {.size = sizeof sgd, .kind = CDDP_OPTIM_SGD, .lr = 1};
     bool f64 = strcmp(json_string_value(json_object_get(c, "type")), "f64") == 0;
     const json_t *before = json_object_get(c, "before"), *after = json_object_get(c, "after");
     bool refused = json_is_null(json_object_get(c, "norm"));
@@ -169,7 +169,7 @@ static int make_sum_and_join(int rank)
         if (f < 2 || rank == 0) { /* with CDDP_DDP_JOIN nobody else is needed */
             CHECK(cddp_ddp_clip_grad_norm(m.ddp, 1, 2, 1, &norm[f]) == CDDP_OK && norm[f] > 10);
             CHECK(same_bits(norm[f], norm[0]) && largest[f] == 7.5);
-            CHECK(fabs(grad_get(m.ddp, m.dtype, 1, 1) * cddp_ddp_factor(m.ddp) - 4.5 / norm[0]) <
+            CHECK(fabs(grad_get(m.ddp, m.dtype, 1, 1) * cddp_ddp_grad_scale(m.ddp) - 4.5 / norm[0]) <
                   1e-6); /* 8 % 11 - 5 is 3 */
         }
         cddp_ddp_destroy(m.ddp);

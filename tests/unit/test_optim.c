@@ -156,7 +156,7 @@ static struct cdi_optim_rule plain_rule(double factor)
 /* Every element, on every rank. */
 static void plain_step(struct model *m, uint64_t step, size_t without)
 {
-    struct cdi_optim_rule rule = plain_rule(cddp_ddp_factor(m->ddp));
+    struct cdi_optim_rule rule = plain_rule(cddp_ddp_grad_scale(m->ddp));
 
     for (size_t i = 0; i < N; i++) {
         void *g = cddp_ddp_grad(m->ddp, i);
@@ -220,10 +220,10 @@ static int same(int rank)
 static const cddp_dtype kinds_of_types[][N] = {
     ALL(FLOAT32), ALL(FLOAT64), {CDDP_FLOAT16, CDDP_BFLOAT16, CDDP_FLOAT32, CDDP_BFLOAT16, CDDP_FLOAT64}};
 static const cddp_optim_options rules[] = {
-    {.size = sizeof rules[0], .kind = CDDP_SGD, .lr = 0.1, .weight_decay = 0.01},
-    {.size = sizeof rules[0], .kind = CDDP_SGD, .lr = 0.1, .momentum = 0.9, .nesterov = 1},
-    {.size = sizeof rules[0], .kind = CDDP_ADAM, .lr = 0.01, .weight_decay = 0.01},
-    {.size = sizeof rules[0], .kind = CDDP_ADAMW, .lr = 0.01, .weight_decay = 0.1, .beta1 = 0.8},
+    {.size = sizeof rules[0], .kind = CDDP_OPTIM_SGD, .lr = 0.1, .weight_decay = 0.01},
+    {.size = sizeof rules[0], .kind = CDDP_OPTIM_SGD, .lr = 0.1, .momentum = 0.9, .nesterov = 1},
+    {.size = sizeof rules[0], .kind = CDDP_OPTIM_ADAM, .lr = 0.01, .weight_decay = 0.01},
+    {.size = sizeof rules[0], .kind = CDDP_OPTIM_ADAMW, .lr = 0.01, .weight_decay = 0.1, .beta1 = 0.8},
 };
 
 static void expect_same(int ranks)
@@ -302,9 +302,9 @@ static cddp_optim_options options_of(const json_t *one)
     const char *kind = json_string_value(json_object_get(one, "kind"));
 
     return (cddp_optim_options){.size = sizeof(cddp_optim_options),
-                                .kind = strcmp(kind, "SGD") == 0    ? CDDP_SGD
-                                        : strcmp(kind, "Adam") == 0 ? CDDP_ADAM
-                                                                    : CDDP_ADAMW,
+                                .kind = strcmp(kind, "SGD") == 0    ? CDDP_OPTIM_SGD
+                                        : strcmp(kind, "Adam") == 0 ? CDDP_OPTIM_ADAM
+                                                                    : CDDP_OPTIM_ADAMW,
                                 .lr = json_number_value(json_object_get(o, "lr")),
                                 .weight_decay = json_number_value(json_object_get(o, "weight_decay")),
                                 .momentum = json_number_value(json_object_get(o, "momentum")),
@@ -561,9 +561,9 @@ static int memory(int rank)
     CHECK(cddp_all_reduce(comm, &mine, &all, 1, CDDP_UINT64, CDDP_SUM) == CDDP_OK);
     CHECK(all >= whole && all <= whole + 2 * 64 * (N + n) * n);
     cddp_optim_destroy(optim);
-    CHECK(cddp_optim_create(&optim, m.ddp,
-                            &(cddp_optim_options){.size = sizeof(cddp_optim_options), .kind = CDDP_SGD, .lr = 1}) ==
-          CDDP_OK);
+    CHECK(cddp_optim_create(
+              &optim, m.ddp,
+              &(cddp_optim_options){.size = sizeof(cddp_optim_options), .kind = CDDP_OPTIM_SGD, .lr = 1}) == CDDP_OK);
     CHECK(cddp_optim_state_bytes(optim) == 0);
     cddp_optim_destroy(optim);
     model_close(&m);
@@ -608,7 +608,7 @@ static int few(int rank)
 
 Test(optim, a_world_may_be_larger_than_the_model)
 {
-    now.opt = (cddp_optim_options){.size = sizeof now.opt, .kind = CDDP_SGD, .lr = 0.125, .momentum = 1e-30};
+    now.opt = (cddp_optim_options){.size = sizeof now.opt, .kind = CDDP_OPTIM_SGD, .lr = 0.125, .momentum = 1e-30};
     cr_assert_eq(run_world(8, few), 0);
 }
 
@@ -856,7 +856,7 @@ Test(optim, an_optimizer_without_its_reducer_says_so_and_can_be_destroyed)
 
 static int load_other(int rank)
 {
-    cddp_optim_options sgd = {.size = sizeof sgd, .kind = CDDP_SGD, .lr = 1, .momentum = 0.5};
+    cddp_optim_options sgd = {.size = sizeof sgd, .kind = CDDP_OPTIM_SGD, .lr = 1, .momentum = 0.5};
     struct model m = {0};
     cddp_optim *optim;
     cddp_comm *comm;
@@ -966,7 +966,7 @@ static int refused_groups(cddp_ddp *ddp, int rank)
                {{.size = sizeof(cddp_optim_group), .lr_factor = -1}, "groups[1].lr_factor is -1"},
                {{.size = sizeof(cddp_optim_group), .weight_decay = NAN}, "groups[1].weight_decay is "}};
     cddp_optim_group groups[2] = {{.size = sizeof(cddp_optim_group), .params = one, .n_params = 1}};
-    cddp_optim_options o = {.size = sizeof o, .kind = CDDP_SGD, .lr = 1, .n_groups = 2};
+    cddp_optim_options o = {.size = sizeof o, .kind = CDDP_OPTIM_SGD, .lr = 1, .n_groups = 2};
     cddp_optim *optim = NULL;
 
     CHECK(cddp_optim_create(&optim, ddp, &o) == CDDP_E_INVALID && strstr(cddp_last_error(), "groups is NULL") != NULL);
@@ -997,20 +997,20 @@ static int refused(int rank)
     REFUSED(o, CDDP_E_INVALID, "sizeof(cddp_optim_options)");
     o = (cddp_optim_options){.size = sizeof o, .lr = 1};
     REFUSED(o, CDDP_E_INVALID, "kind is 0");
-    o = (cddp_optim_options){.size = sizeof o, .kind = CDDP_ADAM};
+    o = (cddp_optim_options){.size = sizeof o, .kind = CDDP_OPTIM_ADAM};
     REFUSED(o, CDDP_E_INVALID, "lr is 0: it must be above 0");
-    o = (cddp_optim_options){.size = sizeof o, .kind = CDDP_ADAM, .lr = 1, .momentum = 0.9};
-    REFUSED(o, CDDP_E_INVALID, "only CDDP_SGD has it");
-    o = (cddp_optim_options){.size = sizeof o, .kind = CDDP_SGD, .lr = 1, .nesterov = 1};
+    o = (cddp_optim_options){.size = sizeof o, .kind = CDDP_OPTIM_ADAM, .lr = 1, .momentum = 0.9};
+    REFUSED(o, CDDP_E_INVALID, "only CDDP_OPTIM_SGD has it");
+    o = (cddp_optim_options){.size = sizeof o, .kind = CDDP_OPTIM_SGD, .lr = 1, .nesterov = 1};
     REFUSED(o, CDDP_E_INVALID, "nesterov is 1: it must be 0 without momentum");
-    o = (cddp_optim_options){.size = sizeof o, .kind = CDDP_ADAM, .lr = 1, .beta2 = 1};
+    o = (cddp_optim_options){.size = sizeof o, .kind = CDDP_OPTIM_ADAM, .lr = 1, .beta2 = 1};
     REFUSED(o, CDDP_E_INVALID, "beta2 is 1: it must be between 0 and 1");
     /* Ranks that disagree, and one that fails alone. */
     o = now.opt;
     o.weight_decay = rank == 1 ? 0.5 : 0;
     REFUSED(o, CDDP_E_MISMATCH, "cddp_optim_options.weight_decay is 0 on rank 0 but 0.5 on rank 1");
     o = now.opt;
-    o.kind = rank == 0 ? CDDP_ADAM : CDDP_SGD;
+    o.kind = rank == 0 ? CDDP_OPTIM_ADAM : CDDP_OPTIM_SGD;
     REFUSED(o, CDDP_E_MISMATCH, "kind is 2 on rank 0 but 1 on rank 1");
     o = now.opt;
     o.lr = rank == 1 ? -1 : 1;
@@ -1036,7 +1036,7 @@ static int refused(int rank)
 
 Test(optim, bad_options_and_ranks_that_disagree_are_told_so)
 {
-    now.opt = (cddp_optim_options){.size = sizeof now.opt, .kind = CDDP_SGD, .lr = 1};
+    now.opt = (cddp_optim_options){.size = sizeof now.opt, .kind = CDDP_OPTIM_SGD, .lr = 1};
     memcpy(now.dtypes, kinds_of_types[0], sizeof now.dtypes);
     cr_assert_eq(run_world(2, refused), 0);
 }
@@ -1075,6 +1075,6 @@ static int unsupported(int rank)
 
 Test(optim, what_it_does_not_go_with_is_named)
 {
-    now.opt = (cddp_optim_options){.size = sizeof now.opt, .kind = CDDP_SGD, .lr = 1};
+    now.opt = (cddp_optim_options){.size = sizeof now.opt, .kind = CDDP_OPTIM_SGD, .lr = 1};
     cr_assert_eq(run_world(2, unsupported), 0);
 }

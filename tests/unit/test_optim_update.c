@@ -35,9 +35,9 @@ static struct cdi_optim_rule rule_of(const json_t *one)
     const char *kind = json_string_value(json_object_get(one, "kind"));
 
     return (struct cdi_optim_rule){
-        .kind = strcmp(kind, "SGD") == 0    ? CDDP_SGD
-                : strcmp(kind, "Adam") == 0 ? CDDP_ADAM
-                                            : CDDP_ADAMW,
+        .kind = strcmp(kind, "SGD") == 0    ? CDDP_OPTIM_SGD
+                : strcmp(kind, "Adam") == 0 ? CDDP_OPTIM_ADAM
+                                            : CDDP_OPTIM_ADAMW,
         .nesterov = option(options, "nesterov", 0) != 0,
         .lr = option(options, "lr", 0),
         .weight_decay = option(options, "weight_decay", 0),
@@ -103,9 +103,15 @@ Test(optim_update, every_recorded_case_of_torchs_sgd_adam_and_adamw_is_met)
 Test(optim_update, a_step_gives_the_same_bits_however_it_is_cut)
 {
     static const struct cdi_optim_rule rules[] = {
-        {.kind = CDDP_SGD, .lr = 0.1, .weight_decay = 0.01, .factor = 0.25},
-        {.kind = CDDP_SGD, .lr = 0.1, .momentum = 0.9, .nesterov = 1, .factor = 1},
-        {.kind = CDDP_ADAMW, .lr = 0.1, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .factor = 1},
+        {.kind = CDDP_OPTIM_SGD, .lr = 0.1, .weight_decay = 0.01, .factor = 0.25},
+        {.kind = CDDP_OPTIM_SGD, .lr = 0.1, .momentum = 0.9, .nesterov = 1, .factor = 1},
+        {.kind = CDDP_OPTIM_ADAMW,
+         .lr = 0.1,
+         .weight_decay = 0.1,
+         .beta1 = 0.9,
+         .beta2 = 0.99,
+         .eps = 1e-8,
+         .factor = 1},
     };
     enum { N = 77 };
 

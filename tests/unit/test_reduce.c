@@ -157,7 +157,7 @@ static int64_t whole(cddp_dtype dtype, const void *p, size_t i)
     }
 }
 
-static void naive_real(uint8_t *out, void *const *in, int n, size_t i, cddp_dtype dtype, cddp_op op)
+static void naive_real(uint8_t *out, void *const *in, int n, size_t i, cddp_dtype dtype, cddp_redop op)
 {
     bool wide = dtype == CDDP_FLOAT64;
     double acc = real(dtype, in[0], i);
@@ -173,7 +173,7 @@ static void naive_real(uint8_t *out, void *const *in, int n, size_t i, cddp_dtyp
         if (!wide)
             acc = (float)acc; /* exact in double first, so this is one rounding */
     }
-    if (op == CDDP_MEAN)
+    if (op == CDDP_AVG)
         acc = wide ? acc * (1.0 / n) : (double)((float)acc * (1.0f / (float)n));
     f = (float)acc;
     if (dtype == CDDP_FLOAT64)
@@ -184,7 +184,7 @@ static void naive_real(uint8_t *out, void *const *in, int n, size_t i, cddp_dtyp
         *(uint16_t *)(void *)out = dtype == CDDP_FLOAT16 ? cdi_f16_of_float(f) : cdi_bf16_of_float(f);
 }
 
-static void naive_whole(uint8_t *out, void *const *in, int n, size_t i, cddp_dtype dtype, cddp_op op)
+static void naive_whole(uint8_t *out, void *const *in, int n, size_t i, cddp_dtype dtype, cddp_redop op)
 {
     int64_t acc = whole(dtype, in[0], i);
     bool above = dtype == CDDP_UINT64;
@@ -228,7 +228,7 @@ static void fill(cddp_dtype dtype, void *p, size_t count)
     }
 }
 
-static void one_case(enum cdi_reduce_kind kind, cddp_dtype dtype, cddp_op op, int n, size_t count, bool in_place)
+static void one_case(enum cdi_reduce_kind kind, cddp_dtype dtype, cddp_redop op, int n, size_t count, bool in_place)
 {
     const struct cdi_partial whole = {.n_total = n};
     size_t size = cddp_dtype_size(dtype), bytes = count * size;
@@ -266,11 +266,11 @@ static void every_case(enum cdi_reduce_kind kind)
     const size_t counts[] = {0, 1, 3, 31, 127, 511, 512, 513, 1024, 1025, 4099};
 
     for (int dtype = CDDP_INT8; dtype <= CDDP_BFLOAT16; dtype++)
-        for (int op = CDDP_SUM; op <= CDDP_MEAN; op++)
+        for (int op = CDDP_SUM; op <= CDDP_AVG; op++)
             for (int n = 1; n <= 5; n++)
                 for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++)
-                    if (op != CDDP_MEAN || cdi_dtype_is_float((cddp_dtype)dtype))
-                        one_case(kind, (cddp_dtype)dtype, (cddp_op)op, n, counts[c], c % 2);
+                    if (op != CDDP_AVG || cdi_dtype_is_float((cddp_dtype)dtype))
+                        one_case(kind, (cddp_dtype)dtype, (cddp_redop)op, n, counts[c], c % 2);
 }
 
 Test(reduce, plain_code_equals_the_long_form_for_every_type_and_operation)
@@ -306,12 +306,12 @@ Test(reduce, every_float16_is_summed_alike_by_every_kind_of_code)
             a[h] = (uint16_t)h;
             b[h] = others[k];
         }
-        cdi_reduce_partial_by(CDI_REDUCE_PLAIN, &two, plain, 1, in, 2, 65536, CDDP_FLOAT16, CDDP_MEAN);
+        cdi_reduce_partial_by(CDI_REDUCE_PLAIN, &two, plain, 1, in, 2, 65536, CDDP_FLOAT16, CDDP_AVG);
         for (int kind = CDI_REDUCE_AVX2; kind <= CDI_REDUCE_AVX512; kind++) {
             if (!cdi_reduce_has((enum cdi_reduce_kind)kind))
                 continue;
             memset(got, 0, 65536 * 2);
-            cdi_reduce_partial_by((enum cdi_reduce_kind)kind, &two, out, 1, in, 2, 65536, CDDP_FLOAT16, CDDP_MEAN);
+            cdi_reduce_partial_by((enum cdi_reduce_kind)kind, &two, out, 1, in, 2, 65536, CDDP_FLOAT16, CDDP_AVG);
             for (uint32_t h = 0; h < 65536; h++)
                 cr_assert_eq(got[h], want[h], "%04x + %04x: %04x, not %04x (kind %d)", h, others[k], got[h], want[h],
                              kind);
@@ -324,7 +324,7 @@ Test(reduce, every_float16_is_summed_alike_by_every_kind_of_code)
 }
 
 /* On three nodes with one, two and one rank, from memory that is aligned to an element and no more. */
-static void in_stretches(enum cdi_reduce_kind kind, cddp_dtype dtype, cddp_op op)
+static void in_stretches(enum cdi_reduce_kind kind, cddp_dtype dtype, cddp_redop op)
 {
     enum { COUNT = 1000 };
     size_t size = cddp_dtype_size(dtype), bytes = COUNT * size;
@@ -356,10 +356,10 @@ Test(reduce, a_sum_in_stretches_has_the_same_bits)
 {
     for (int kind = CDI_REDUCE_PLAIN; kind <= CDI_REDUCE_AVX512; kind++)
         for (int dtype = CDDP_INT8; dtype <= CDDP_BFLOAT16; dtype++)
-            for (int op = CDDP_SUM; op <= CDDP_MEAN; op++)
+            for (int op = CDDP_SUM; op <= CDDP_AVG; op++)
                 if (cdi_reduce_has((enum cdi_reduce_kind)kind) &&
-                    (op != CDDP_MEAN || cdi_dtype_is_float((cddp_dtype)dtype)))
-                    in_stretches((enum cdi_reduce_kind)kind, (cddp_dtype)dtype, (cddp_op)op);
+                    (op != CDDP_AVG || cdi_dtype_is_float((cddp_dtype)dtype)))
+                    in_stretches((enum cdi_reduce_kind)kind, (cddp_dtype)dtype, (cddp_redop)op);
 }
 
 Test(reduce, the_sum_is_made_in_rank_order)
@@ -383,7 +383,7 @@ Test(reduce, nan_wins_max_and_min_from_either_side)
     const void *const in[] = {n, m};
 
     for (int op = CDDP_MAX; op <= CDDP_MIN; op++) {
-        cdi_reduce(o, 1, in, 2, 2, CDDP_FLOAT32, (cddp_op)op);
+        cdi_reduce(o, 1, in, 2, 2, CDDP_FLOAT32, (cddp_redop)op);
         cr_assert(isnan(out[0]) && isnan(out[1]));
     }
 }

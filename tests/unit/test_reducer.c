@@ -90,7 +90,7 @@ Test(reducer, what_is_enqueued_is_a_mean_in_place_in_the_arena)
         (void)cddp_ddp_grad_ready(d, i);
     for (int b = 0; b < 2; b++) {
         cr_assert_eq(op[b].kind, CDI_ALL_REDUCE);
-        cr_assert_eq(op[b].op, CDDP_MEAN);
+        cr_assert_eq(op[b].op, CDDP_AVG);
         cr_assert_eq(op[b].dtype, CDDP_FLOAT32);
         cr_assert_eq(op[b].bucket, b);
         cr_assert_eq(op[b].in, op[b].out);
@@ -646,14 +646,14 @@ Test(reducer, the_sum_can_be_had_and_the_factor_left_to_the_optimizer)
         opt.flags = sum ? CDDP_DDP_SUM : 0;
         d = open_with(&comm, model, 4, &opt);
         comm.world.size = 4;
-        cr_assert_eq(cddp_ddp_factor(d), sum ? 0.25 : 1.0);
+        cr_assert_eq(cddp_ddp_grad_scale(d), sum ? 0.25 : 1.0);
         for (size_t i = 4; i-- > 0;)
             (void)cddp_ddp_grad_ready(d, i);
-        cr_assert_eq(comm.ops[comm.n_ops - 1].op, sum ? CDDP_SUM : CDDP_MEAN);
+        cr_assert_eq(comm.ops[comm.n_ops - 1].op, sum ? CDDP_SUM : CDDP_AVG);
         cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
         cddp_ddp_destroy(d);
     }
-    cr_assert_eq(cddp_ddp_factor(NULL), 1.0);
+    cr_assert_eq(cddp_ddp_grad_scale(NULL), 1.0);
     fake_close(&comm, 1);
 }
 
@@ -874,7 +874,7 @@ struct mean {
     int n;
     char calls[4096]; /* rank 0's */
     cddp_dtype sent;
-    cddp_op op;
+    cddp_redop op;
 };
 
 static void mean_on_rank(cddp_comm *comm, void *arg)
@@ -904,7 +904,7 @@ static void mean_on_rank(cddp_comm *comm, void *arg)
     cddp_ddp_destroy(d);
 }
 
-static void check_mean(struct mean m, const char *calls, cddp_dtype sent, cddp_op op)
+static void check_mean(struct mean m, const char *calls, cddp_dtype sent, cddp_redop op)
 {
     cddp_comm comms[3];
 
@@ -931,7 +931,7 @@ Test(reducer, on_a_device_the_factor_of_a_mean_rides_on_a_cast)
                "follow 0; float32 to float16 x 1; all_reduce 0; float16 to float32 x 1; lead 0 on 0; ", CDDP_FLOAT16,
                CDDP_SUM);
     check_mean((struct mean){.dtype = CDDP_FLOAT32, .compress = CDDP_FLOAT32, .n = 2},
-               "follow 0; all_reduce 0; lead 0 on 0; ", CDDP_FLOAT32, CDDP_MEAN);
+               "follow 0; all_reduce 0; lead 0 on 0; ", CDDP_FLOAT32, CDDP_AVG);
 }
 
 Test(reducer, on_a_device_the_factor_of_a_mean_rides_on_what_brings_the_users_own_gradients_in)
@@ -942,10 +942,10 @@ Test(reducer, on_a_device_the_factor_of_a_mean_rides_on_what_brings_the_users_ow
                "follow 0; float16 x 0.333333; pack; all_reduce 0; unpack; lead 0 on 0; ", CDDP_FLOAT16, CDDP_SUM);
     /* A third would be rounded. */
     check_mean((struct mean){.dtype = CDDP_FLOAT32, .n = 3, .n_own = 3},
-               "follow 0; pack; all_reduce 0; unpack; lead 0 on 0; ", CDDP_FLOAT32, CDDP_MEAN);
+               "follow 0; pack; all_reduce 0; unpack; lead 0 on 0; ", CDDP_FLOAT32, CDDP_AVG);
     /* Another rank's are in its arena: all ranks must do the same. */
     check_mean((struct mean){.dtype = CDDP_FLOAT32, .n = 2, .n_own = 1},
-               "follow 0; pack; all_reduce 0; unpack; lead 0 on 0; ", CDDP_FLOAT32, CDDP_MEAN);
+               "follow 0; pack; all_reduce 0; unpack; lead 0 on 0; ", CDDP_FLOAT32, CDDP_AVG);
     /* What is cast is multiplied there. */
     check_mean(
         (struct mean){.dtype = CDDP_BFLOAT16, .compress = CDDP_FLOAT32, .n = 2, .n_own = 2},

@@ -182,7 +182,7 @@ static cddp_status no_hook(void *arg, cddp_comm *comm, const cddp_bucket *bucket
 /* What does not go with it is refused, at once or while it lasts. */
 static int refused(struct rank *r)
 {
-    cddp_optim_options sgd = {.size = sizeof sgd, .kind = CDDP_SGD, .lr = 1};
+    cddp_optim_options sgd = {.size = sizeof sgd, .kind = CDDP_OPTIM_SGD, .lr = 1};
     cddp_hook hook = {.size = sizeof hook, .begin = no_hook};
     cddp_optim *o = NULL;
 

@@ -137,7 +137,7 @@ static void plain_text(const struct cdi_shm_desc *d, char *buf, size_t cap)
         return;
     }
     if (kinds[d->kind].has_op)
-        (void)snprintf(op, sizeof op, "(%s)", cdi_op_name((cddp_op)(d->op & 0xff)));
+        (void)snprintf(op, sizeof op, "(%s)", cdi_op_name((cddp_redop)(d->op & 0xff)));
     if (kinds[d->kind].root != NULL)
         (void)snprintf(tail, sizeof tail, " %s rank %d", kinds[d->kind].root, (int)d->root);
     else if (d->kind == CDI_ALL_GATHERV)

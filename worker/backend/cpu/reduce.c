@@ -63,7 +63,7 @@
     }                                                                                                                  \
     /* Elements [begin, count). */                                                                                     \
     INLINE void name##_body(const struct cdi_partial *p, void *const *out, int n_out, const void *const *in, int n_in, \
-                            size_t begin, size_t count, cddp_op op)                                                    \
+                            size_t begin, size_t count, cddp_redop op)                                                 \
     {                                                                                                                  \
         enum { BLOCK = BLOCK_BYTES / sizeof(A) };                                                                      \
         A acc[BLOCK];                                                                                                  \
@@ -86,7 +86,7 @@
                                                                                                                        \
                 switch (op) {                                                                                          \
                 case CDDP_SUM:                                                                                         \
-                case CDDP_MEAN:                                                                                        \
+                case CDDP_AVG:                                                                                         \
                     name##_add(acc, x, n);                                                                             \
                     break;                                                                                             \
                 case CDDP_PROD:                                                                                        \
@@ -98,7 +98,7 @@
                 case CDDP_MIN:                                                                                         \
                     name##_min(acc, x, n);                                                                             \
                     break;                                                                                             \
-                case CDDP_OP_FORCE_INT_:                                                                               \
+                case CDDP_REDOP_FORCE_INT_:                                                                               \
                     break;                                                                                             \
                 }                                                                                                      \
             }                                                                                                          \
@@ -106,7 +106,7 @@
                 memcpy((A *)p->to + at, acc, n * sizeof(A));                                                           \
                 continue;                                                                                              \
             }                                                                                                          \
-            if (op == CDDP_MEAN)                                                                                       \
+            if (op == CDDP_AVG)                                                                                        \
                 for (size_t i = 0; i < n; i++)                                                                         \
                     done[i] = (T)OUT((A)(acc[i] * scale));                                                             \
             else                                                                                                       \
@@ -231,17 +231,17 @@ DEFINE_SUM(f16_sum_avx512, AVX512, uint16_t, float, __m512, 16, GET_F16X16, PUT_
     typedef size_t (*name##_sum_fn)(const T *first, const void *const *in, int n_in, void *const *out, int n_out, \
                                     size_t count, const A *scale);                                                \
     INLINE size_t name##_head(name##_sum_fn sum, const struct cdi_partial *p, void *const *out, int n_out,        \
-                              const void *const *in, int n_in, size_t count, cddp_op op)                          \
+                              const void *const *in, int n_in, size_t count, cddp_redop op)                       \
     {                                                                                                             \
         const A scale = (A)1 / (A)p->n_total;                                                                     \
         void *to[] = {p->to};                                                                                     \
         bool begins = p->from == NULL;                                                                            \
                                                                                                                   \
-        if (sum == NULL || (op != CDDP_SUM && op != CDDP_MEAN) ||                                                 \
+        if (sum == NULL || (op != CDDP_SUM && op != CDDP_AVG) ||                                                  \
             (sizeof(T) != sizeof(A) && (p->from != NULL || p->to != NULL)))                                       \
             return 0;                                                                                             \
         return sum(begins ? in[0] : p->from, in + begins, n_in - begins, p->to != NULL ? to : out,                \
-                   p->to != NULL ? 1 : n_out, count, op == CDDP_MEAN && p->to == NULL ? &scale : NULL);           \
+                   p->to != NULL ? 1 : n_out, count, op == CDDP_AVG && p->to == NULL ? &scale : NULL);            \
     }
 /* NOLINTEND(bugprone-macro-parentheses) */
 DEFINE_HEAD(f32, float, float)
@@ -249,12 +249,12 @@ DEFINE_HEAD(f64, double, double)
 DEFINE_HEAD(f16, uint16_t, float)
 
 typedef void (*reduce_fn)(const struct cdi_partial *p, void *const *out, int n_out, const void *const *in, int n_in,
-                          size_t count, cddp_op op);
+                          size_t count, cddp_redop op);
 
 /* A set of all types, compiled for one kind of processor. */
 #define VARIANT_FN(name, variant, attr, head)                                                                          \
     attr static void name##_##variant(const struct cdi_partial *p, void *const *out, int n_out, const void *const *in, \
-                                      int n_in, size_t count, cddp_op op)                                              \
+                                      int n_in, size_t count, cddp_redop op)                                           \
     {                                                                                                                  \
         size_t done = head;                                                                                            \
                                                                                                                        \
@@ -345,7 +345,7 @@ bool cdi_reduce_has(enum cdi_reduce_kind kind)
 }
 
 void cdi_reduce_partial_by(enum cdi_reduce_kind kind, const struct cdi_partial *p, void *const *out, int n_out,
-                           const void *const *in, int n_in, size_t count, cddp_dtype dtype, cddp_op op)
+                           const void *const *in, int n_in, size_t count, cddp_dtype dtype, cddp_redop op)
 {
     functions(kind)[dtype](p, out, n_out, in, n_in, count, op);
 }
@@ -364,13 +364,13 @@ static const reduce_fn *best(void)
 }
 
 void cdi_reduce_partial(const struct cdi_partial *p, void *const *out, int n_out, const void *const *in, int n_in,
-                        size_t count, cddp_dtype dtype, cddp_op op)
+                        size_t count, cddp_dtype dtype, cddp_redop op)
 {
     best()[dtype](p, out, n_out, in, n_in, count, op);
 }
 
 void cdi_reduce(void *const *out, int n_out, const void *const *in, int n_in, size_t count, cddp_dtype dtype,
-                cddp_op op)
+                cddp_redop op)
 {
     const struct cdi_partial whole = {.n_total = n_in};
 

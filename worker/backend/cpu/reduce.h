@@ -9,12 +9,12 @@
 /*
  * out[k][i] = ((in[0][i] op in[1][i]) op in[2][i]) ... for every k: the same result is written to n_out arrays.
  * An out array may be one of the in arrays; otherwise they do not overlap. n_in >= 1, n_out >= 1. Arrays are aligned to
- * their element. MEAN is the sum times 1/n_in. float16 and bfloat16 are accumulated in float32 and rounded once.
+ * their element. AVG is the sum times 1/n_in. float16 and bfloat16 are accumulated in float32 and rounded once.
  * Integers wrap around. MIN and MAX give NaN where any operand is NaN. The result does not depend on how a caller cuts
  * `count`, nor on the machine.
  */
 void cdi_reduce(void *const *out, int n_out, const void *const *in, int n_in, size_t count, cddp_dtype dtype,
-                cddp_op op);
+                cddp_redop op);
 
 /*
  * The same in stretches, for inputs that lie on several nodes: accumulators go from one to the next, so that the last
@@ -28,13 +28,13 @@ struct cdi_partial {
 /* Bytes of an accumulator: float32 for the two types of 16 bits, else the type itself. */
 size_t cdi_reduce_acc_size(cddp_dtype dtype);
 void cdi_reduce_partial(const struct cdi_partial *p, void *const *out, int n_out, const void *const *in, int n_in,
-                        size_t count, cddp_dtype dtype, cddp_op op);
+                        size_t count, cddp_dtype dtype, cddp_redop op);
 
 /* The same by code for one kind of processor, for tests: only where cdi_reduce_has. The others take the best there is.
  */
 enum cdi_reduce_kind { CDI_REDUCE_PLAIN, CDI_REDUCE_AVX2, CDI_REDUCE_AVX512 };
 bool cdi_reduce_has(enum cdi_reduce_kind kind);
 void cdi_reduce_partial_by(enum cdi_reduce_kind kind, const struct cdi_partial *p, void *const *out, int n_out,
-                           const void *const *in, int n_in, size_t count, cddp_dtype dtype, cddp_op op);
+                           const void *const *in, int n_in, size_t count, cddp_dtype dtype, cddp_redop op);
 
 #endif

@@ -38,7 +38,7 @@ static void opening_text(const struct cdi_opening *o, char *buf, size_t cap)
     work.op = (struct cdi_op){.kind = (enum cdi_op_kind)o->kind,
                               .count = (size_t)o->count,
                               .dtype = (cddp_dtype)o->dtype,
-                              .op = (cddp_op)o->op,
+                              .op = (cddp_redop)o->op,
                               .root = o->root,
                               .bucket = -1};
     if (o->kind == CDI_ALL_GATHERV)

@@ -43,11 +43,11 @@ CDI_INLINE void cdi_count_body(const struct cdi_kernel_thread *t, const struct c
             continue;
         r->steps++;
         r->lr = a->lr * r->lr_factor;
-        if (a->kind == CDDP_SGD)
+        if (a->kind == CDDP_OPTIM_SGD)
             continue;
         r->step_size = r->lr / (1 - cdi_power(a->beta1, r->steps));
         r->correction = sqrt(1 - cdi_power(a->beta2, r->steps));
-        r->shrink = a->kind == CDDP_ADAMW ? 1 - r->lr * r->weight_decay : 1;
+        r->shrink = a->kind == CDDP_OPTIM_ADAMW ? 1 - r->lr * r->weight_decay : 1;
     }
 }
 
@@ -64,10 +64,10 @@ CDI_INLINE void cdi_count_body(const struct cdi_kernel_thread *t, const struct c
     {                                                                                                       \
         struct cdi_now_##suffix n;                                                                          \
                                                                                                             \
-        n.adam = a->kind != CDDP_SGD;                                                                       \
+        n.adam = a->kind != CDDP_OPTIM_SGD;                                                                 \
         n.momentum = a->momentum != 0;                                                                      \
         n.lr = (T)r->lr;                                                                                    \
-        n.decay = a->kind == CDDP_ADAMW ? (T)0 : (T)r->weight_decay;                                        \
+        n.decay = a->kind == CDDP_OPTIM_ADAMW ? (T)0 : (T)r->weight_decay;                                  \
         n.factor = (T)a->factor;                                                                            \
         n.keep = r->steps == 1 ? (T)0 : (T)a->momentum;                                                     \
         n.take = r->steps == 1 ? (T)1 : (T)(1 - a->dampening);                                              \

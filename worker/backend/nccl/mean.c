@@ -10,7 +10,7 @@ enum cdi_mean cdi_mean_of(const struct cdi_op *op, const struct cdi_mean_facts *
 {
     bool takes = facts->nccl_code >= CDI_NCCL_SYMMETRIC_MEAN && facts->n_nodes == 1, symmetric = takes && facts->window;
 
-    if (!reduces(op) || op->op != CDDP_MEAN || facts->n_ranks == 1)
+    if (!reduces(op) || op->op != CDDP_AVG || facts->n_ranks == 1)
         return CDI_MEAN_NONE;
     if (op->dtype == CDDP_FLOAT64) /* no symmetric kernel takes it */
         return CDI_MEAN_AFTER;

@@ -179,9 +179,9 @@ static enum cdi_mean mean_of(const struct cdi_backend *b, const struct cdi_op *o
 static ncclRedOp_t nccl_op(const struct cdi_backend *b, const struct cdi_op *op)
 {
     _Static_assert((int)ncclSum == (int)CDDP_SUM && (int)ncclProd == (int)CDDP_PROD && (int)ncclMax == (int)CDDP_MAX &&
-                       (int)ncclMin == (int)CDDP_MIN && (int)ncclAvg == (int)CDDP_MEAN,
+                       (int)ncclMin == (int)CDDP_MIN && (int)ncclAvg == (int)CDDP_AVG,
                    "the reductions are NCCL's own");
-    return op->op == CDDP_MEAN && mean_of(b, op) != CDI_MEAN_BY_NCCL ? ncclSum : (ncclRedOp_t)op->op;
+    return op->op == CDDP_AVG && mean_of(b, op) != CDI_MEAN_BY_NCCL ? ncclSum : (ncclRedOp_t)op->op;
 }
 
 /* The first error of several calls; a call inside a group is never "in progress" for long. */

@@ -315,7 +315,7 @@ cddp_status cdi_gpu_lead(struct cdi_backend *b, uint64_t ticket, void *stream, s
 /* Block until the event has come, the communicator has failed and nothing runs any more. Without `lock`. */
 cddp_status cdi_gpu_await_event(struct cdi_backend *b, CUevent event, struct cdi_error *err);
 /* One blocking all_reduce of host memory, for agreements. */
-cddp_status cdi_gpu_agree(struct cdi_backend *b, int32_t *value, cddp_op op, struct cdi_error *err);
+cddp_status cdi_gpu_agree(struct cdi_backend *b, int32_t *value, cddp_redop op, struct cdi_error *err);
 
 /* --------------------------------------------------------------------------- what the stream tells (told.c) ---- */
 

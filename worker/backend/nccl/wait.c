@@ -171,7 +171,7 @@ cddp_status cdi_gpu_lead(struct cdi_backend *b, uint64_t ticket, void *stream, s
     return cdi_gpu_failed_call(b, st, NULL, err);
 }
 
-cddp_status cdi_gpu_agree(struct cdi_backend *b, int32_t *value, cddp_op how, struct cdi_error *err)
+cddp_status cdi_gpu_agree(struct cdi_backend *b, int32_t *value, cddp_redop how, struct cdi_error *err)
 {
     const struct cdi_op op = {
         .kind = CDI_ALL_REDUCE, .in = value, .out = value, .count = 1, .dtype = CDDP_INT32, .op = how, .bucket = -1};
