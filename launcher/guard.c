@@ -444,7 +444,8 @@ static int conclude(const struct guard *g)
     int signal;
 
     if (!guard_sweep(SWEEP_LIMIT_MS))
-        fprintf(stderr, "cddprun: some processes of this job do not die of SIGKILL; the kernel holds them\n");
+        fprintf(stderr,
+                "cddprun: some processes of this job did not end after SIGKILL; the kernel or a debugger holds them\n");
     else if (g->conn >= 0)
         (void)shutdown(g->conn, SHUT_WR); /* no worker is left: the rendezvous may know */
     if (atomic_load(&g->shared->has_run_dir))

@@ -59,7 +59,8 @@ struct join {
     bool known;         /* WELCOME has come once */
     bool again;         /* join_again() was called */
     bool over;          /* CLOSED has come: the end of the connection is no loss */
-    bool last_chance;   /* the rendezvous closed the connection, and no restart is left: one attempt to come back */
+    bool last_chance;   /* the rendezvous ended the connection, and no restart is left: one attempt to come back */
+    bool reset;         /* with a reset: as a process that is killed does, but also a firewall */
     bool hosted;        /* the rendezvous runs in another node's cddprun, and is gone with it */
     bool in_round;      /* a round has begun */
     bool counted;       /* its end has been counted in `restarts` */
@@ -276,8 +277,10 @@ static bool gives_up(const struct join *j, char *text, size_t cap)
 {
     int64_t now = cdi_now_ms();
 
-    if (j->last_chance)
-        (void)snprintf(text, cap, "the rendezvous at %s is gone: it closed the connection", j->opt.name);
+    /* After a reset only who refuses the next connection is gone: a network that fails takes none, but recovers. */
+    if (j->last_chance && (!j->reset || j->refused_ms != 0))
+        (void)snprintf(text, cap, "the rendezvous at %s is gone: it %s the connection", j->opt.name,
+                       j->reset ? "reset" : "closed");
     else if (j->again && j->hosted && j->refused_ms != 0 && now - j->refused_ms > j->gone_ms)
         (void)snprintf(text, cap, "the rendezvous at %s is gone (%s)", j->opt.name, j->last_try);
     else if (j->known || now + (int64_t)j->wait_ms < j->opt.deadline_ms)
@@ -566,10 +569,11 @@ static void on_ended(struct join *j, ssize_t n)
         return;
     }
     if (!j->opt.own && !j->over) {
-        bool last_chance = n == UV_EOF && !has_restart_left(j);
+        bool last_chance = (n == UV_EOF || n == UV_ECONNRESET) && !has_restart_left(j);
 
         come_back(j, last_chance ? RETRY_FIRST_MS : RETURN_RETRY_MS);
         j->last_chance = last_chance;
+        j->reset = n == UV_ECONNRESET;
         return;
     }
     (void)snprintf(text, sizeof text, "the rendezvous at %s is gone: %s", j->opt.name, why);

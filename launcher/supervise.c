@@ -482,10 +482,11 @@ static void on_tick(struct supervise *s, int64_t now_ms, struct supervise_action
         return;
     }
     s->given_up = true;
-    (void)snprintf(s->text, sizeof s->text,
-                   "%u of this node's workers did not die of SIGKILL within %d s: the kernel holds them, most often in "
-                   "a file system or driver that does not answer",
-                   s->n_alive, SUPERVISE_UNKILLABLE_MS / 1000);
+    (void)snprintf(
+        s->text, sizeof s->text,
+        "%u of this node's workers did not end within %d s of SIGKILL: the kernel holds them, most often in a "
+        "file system or driver that does not answer, or a debugger that traces them has not let go",
+        s->n_alive, SUPERVISE_UNKILLABLE_MS / 1000);
     finish(s, out);
 }
 

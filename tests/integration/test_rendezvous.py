@@ -160,8 +160,33 @@ def test_without_a_restart_left_the_daemons_death_ends_the_job_at_once(cddprun):
         assert [job.finish() for job in nodes] == [1, 1], [job.err for job in nodes]
         assert time.monotonic() - began < launch.within(8), 'no lease is waited for'
         for job in nodes:
-            assert re.fullmatch(rf'cddprun: the rendezvous at 127.0.0.1:{daemon.port} is gone: it closed the connection\n',
-                                job.err), job.err
+            assert re.fullmatch(rf'cddprun: the rendezvous at 127.0.0.1:{daemon.port} is gone: '
+                                r'it (closed|reset) the connection\n', job.err), job.err
+
+
+def unread(port):
+    """On how many connections something has come for the server at this port that it has not read."""
+    with open('/proc/net/tcp', encoding='ascii') as file:
+        rows = [row.split() for row in file.read().splitlines()[1:]]
+    return sum(int(row[1].rpartition(':')[2], 16) == port and row[3] == '01' and int(row[4].rpartition(':')[2], 16) > 0
+               for row in rows)
+
+
+def test_a_daemon_that_is_killed_before_it_has_read_ends_the_job_at_once(cddprun):
+    with tempfile.TemporaryDirectory() as tmp, contextlib.ExitStack() as stack:
+        daemon = stack.enter_context(Daemon())
+        nodes = [node(stack, cddprun, daemon, 'job', 2, LIVES.format(tmp)) for _ in range(2)]
+        in_life(tmp, life(0, 2), nodes)
+        daemon.process.send_signal(signal.SIGSTOP)
+        open(f'{tmp}/end', 'w', encoding='ascii').close()
+        launch.wait_for('both agents to tell of the end', lambda: unread(daemon.port) == 2)
+        daemon.kill()  # the kernel resets its connections
+        began = time.monotonic()
+        assert [job.finish() for job in nodes] == [1, 1], [job.err for job in nodes]
+        assert time.monotonic() - began < launch.within(8), 'no lease is waited for'
+        for job in nodes:
+            assert re.fullmatch(rf'cddprun: the rendezvous at 127.0.0.1:{daemon.port} is gone: '
+                                r'it reset the connection\n', job.err), job.err
 
 
 def test_a_daemon_that_stays_away_is_waited_for_as_long_as_join_timeout_says(cddprun):
