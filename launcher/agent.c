@@ -735,8 +735,10 @@ static void on_signal(struct agent *a, int signal)
     } else if ((a->plan->options->signals >> (signal - 1) & 1) == 0) {
         if (signal == SIGCONT)
             join_look(a->join); /* first: while we were stopped the lease may have run out */
-        if (a->crew != NULL && !(signal == SIGCONT && a->held))
+        if (a->crew != NULL && signal != SIGCONT)
             crew_kill(a->crew, signal);
+        else if (a->crew != NULL && !a->held)
+            crew_continue(a->crew);
     } else if (a->over) {
         hurry(a);
     } else {

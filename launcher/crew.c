@@ -390,6 +390,16 @@ static void wake(void *arg, pid_t pid, pid_t group)
             worker_kill(&c->workers[i], SIGCONT);
 }
 
+/*
+ * Not those that run: SIGCONT takes back a SIGSTOP that has not arrived. By one ptrace(2) attaches, and a debugger, or
+ * the leak checker of a program that is just ending, would wait for ever.
+ */
+void crew_continue(struct crew *c)
+{
+    if (c->stopped || !procs_stopped(wake, c))
+        crew_kill(c, SIGCONT);
+}
+
 void crew_end(struct crew *c, int signal)
 {
     look_where(c);
@@ -398,12 +408,7 @@ void crew_end(struct crew *c, int signal)
             cdi_flight_tell_stop_wanted(c->workers[i].flight);
         worker_kill(&c->workers[i], signal);
     }
-    /*
-     * Not those that run: SIGCONT takes back a SIGSTOP that has not arrived. By one ptrace(2) attaches, and a debugger,
-     * or the leak checker of a program that is just ending, would wait for ever.
-     */
-    if (c->stopped || !procs_stopped(wake, c))
-        crew_kill(c, SIGCONT);
+    crew_continue(c);
 }
 
 void crew_tell_death(struct crew *c, int rank, const char *sentence)

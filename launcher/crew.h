@@ -39,8 +39,10 @@ void crew_report_unstarted(struct crew *c);
 void crew_resize(struct crew *c);
 /* To every worker's process group. */
 void crew_kill(struct crew *c, int signal);
-/* The same for a signal that is to end it: cddp_stop_requested() says so too; a stopped worker is continued, so that it
- * hears it. */
+/* SIGCONT for those that are stopped. */
+void crew_continue(struct crew *c);
+/* The same as crew_kill for a signal that is to end it: cddp_stop_requested() says so too; a stopped worker is
+ * continued, so that it hears it. */
 void crew_end(struct crew *c, int signal);
 void crew_tell_death(struct crew *c, int rank, const char *sentence);
 void crew_tell_over(struct crew *c);

@@ -312,7 +312,8 @@ static void on_signal(struct guard *g, int signal, bool by_kernel)
             stop_both(g);
     } else if (signal == SIGCONT) {
         g->want_stop = false;
-        (void)kill(g->agent, SIGCONT);
+        if (is_stopped(g->agent))
+            (void)kill(g->agent, SIGCONT);
         hand_on(g, signal);
     } else if (g->ready) {
         hand_on(g, signal);

@@ -145,10 +145,12 @@ def test_a_worker_that_runs_is_not_continued(cddprun):
              'signal.signal(signal.SIGTERM, lambda *a: (time.sleep(0.2), sys.exit(0)))\n' \
              'os.write(1, b"up\\n")\n' \
              'while True: time.sleep(0.05)\n'
-    with start(cddprun, script) as job:
-        job.process.send_signal(signal.SIGTERM)
-        assert job.finish() == 143, job.err
-        assert 'continued' not in job.out, job.out
+    for signals in (signal.SIGTERM,), (signal.SIGCONT, signal.SIGTERM), (signal.SIGTERM, signal.SIGCONT):
+        with start(cddprun, script) as job:
+            for number in signals:  # a batch system sends both to the job
+                job.process.send_signal(number)
+            assert job.finish() == 143, job.err
+            assert 'continued' not in job.out, job.out
 
 
 def test_the_agent_obeys_the_guard_only(cddprun):
