@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Each public header alone must compile as C99, C17, C++11 and C++17, without a warning, whatever came before it.
+"""Each public header alone must compile as C99 to C23 and as C++11 to C++23, without a warning, whatever came before it.
 
 headers.py CC CXX INCLUDE_DIR... -- HEADER...   exit 77 (skipped) without a C++ compiler (CXX is '-')
 headers.py --self-test CC CXX                   headers with faults of one language each must be found
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 
+STANDARDS = ('c99', 'c11', 'c17', 'c2x', 'c++11', 'c++14', 'c++17', 'c++20', 'c++2b')  # c2x and c++2b: as gcc 12 calls them
 STRICT = ['-fsyntax-only', '-Wall', '-Wextra', '-Wpedantic', '-Werror', '-Wundef', '-Wshadow']
 
 
@@ -17,7 +18,8 @@ def compile_alone(cc, cxx, dirs, header):
     """Return what the compilers that refuse the header say, one text per language."""
     refusals = []
     with tempfile.TemporaryDirectory() as tmp:
-        for compiler, suffix, std in ((cc, 'c', 'c99'), (cc, 'c', 'c17'), (cxx, 'cpp', 'c++11'), (cxx, 'cpp', 'c++17')):
+        for std in STANDARDS:
+            compiler, suffix = (cxx, 'cpp') if '+' in std else (cc, 'c')
             source = os.path.join(tmp, 'alone.' + suffix)
             with open(source, 'w', encoding='utf-8') as out:
                 out.write(f'#include <{header}>\n#include <{header}>\nint alone;\n')
@@ -30,6 +32,8 @@ def compile_alone(cc, cxx, dirs, header):
 
 FAULTS = {
     'c99.h': ('c99', '_Static_assert(sizeof(int) > 1, "C11");\n'),
+    'c23.h': ('c2x', '#if __STDC_VERSION__ > 201710L\n#error "C23"\n#endif\n'),
+    'cxx20.h': ('c++20', 'int f(int requires);\n'),
     'cxx.h': ('c++11', 'struct s { int class; };\n'),
     'both.h': ('c99', 'size_t f(void);\n'),
     'prototype.h': ('c++11', '#include <string.h>\nstatic inline char *f(void *p) { return p; }\n'),

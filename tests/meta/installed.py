@@ -85,17 +85,25 @@ def main():
                 sys.exit(f'{name}: under the installed cddprun it says:\n{launched}')
             print(f'{name}: works, alone and on two ranks')
 
-    # The same job in three languages.
+    # The same job in five languages; gfortran and rustc are run where they are found.
     libraries = {**os.environ, 'LD_LIBRARY_PATH': libdir}
+    link = flags('--libs')
     with tempfile.TemporaryDirectory() as tmp:
+        out = os.path.join(tmp, 'line')
         for name, command in {
-                'together.c': [cc, *strict, 'c'], 'line.cpp': [cxx, '-std=c++17', *strict, 'c++'], 'line.py': None}.items():
-            program = [os.path.join(tmp, 'line')] if command else [sys.executable, os.path.join(LINE, name)]
+                'together.c': [cc, *strict, 'c', '{}', '-x', 'none', *flags('--cflags'), *link, '-o', out],
+                'line.cpp': [cxx, '-std=c++17', *strict, 'c++', '{}', '-x', 'none', *flags('--cflags'), *link, '-o', out],
+                'line.f90': ['gfortran', '-std=f2018', '-Wall', '-Wextra', '-Werror', '-O2', '-J', tmp, '{}', *link, '-o', out],
+                'line.rs': ['rustc', '--edition=2021', '-Dwarnings', '-O', '-L', libdir, '{}', '-o', out],
+                'line.py': None}.items():
+            source = os.path.join(LINE, name)
+            if command and not shutil.which(command[0]):
+                print(f'examples/line/{name}: not run, as there is no {command[0]}')
+                continue
             if command:
-                subprocess.run([*command, os.path.join(LINE, name), '-x', 'none', *flags('--cflags', '--libs'), '-o',
-                                *program], check=True)
-            done = subprocess.run([cddprun, '--standalone', '--nproc_per_node=2', *program], env=libraries, check=True,
-                                  timeout=120, capture_output=True, text=True).stdout
+                subprocess.run([source if word == '{}' else word for word in command], check=True)
+            done = subprocess.run([cddprun, '--standalone', '--nproc_per_node=2', *([out] if command else [sys.executable, source])],
+                                  env=libraries, check=True, timeout=120, capture_output=True, text=True).stdout
             if not all(f'w[{d}] = {d + 1}.00' in done for d in range(8)):
                 sys.exit(f'{name}: under the installed cddprun it says:\n{done}')
             print(f'examples/line/{name}: finds the plane on two ranks')
