@@ -88,9 +88,10 @@ struct cdi_flight {
 
 const char *cdi_flight_op_name(uint32_t op)
 {
-    static const char *const names[] = {"none",           "all_reduce",  "broadcast", "all_gather",
-                                        "barrier",        "make_region", "reduce",    "all_gatherv",
-                                        "reduce_scatter", "all_to_all",  "send",      "recv"};
+    static const char *const names[] = {
+        "none",   "all_reduce",  "broadcast",      "all_gather",      "barrier", "make_region",
+        "reduce", "all_gatherv", "reduce_scatter", "all_to_all",      "send",    "recv",
+        "gather", "scatter",     "all_to_allv",    "reduce_scatterv", "group"};
 
     return op < sizeof names / sizeof names[0] ? names[op] : "?";
 }

@@ -36,6 +36,11 @@ enum cdi_flight_op {
     CDI_FLIGHT_ALL_TO_ALL = 9,
     CDI_FLIGHT_SEND = 10,
     CDI_FLIGHT_RECV = 11,
+    CDI_FLIGHT_GATHER = 12,
+    CDI_FLIGHT_SCATTER = 13,
+    CDI_FLIGHT_ALL_TO_ALLV = 14,
+    CDI_FLIGHT_REDUCE_SCATTERV = 15,
+    CDI_FLIGHT_GROUP = 16, /* several operations that were enqueued as one */
 };
 const char *cdi_flight_op_name(uint32_t op); /* "all_reduce"; "?" for a number that is none */
 

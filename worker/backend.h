@@ -60,7 +60,7 @@ static inline int cdi_rank_of_job(const struct cdi_world *w, int rank)
  */
 enum cdi_op_kind {
     CDI_ALL_REDUCE,  /* in, out: count. In place: in == out */
-    CDI_BROADCAST,   /* out: count, in == out; root's goes to all */
+    CDI_BROADCAST,   /* out: count; root's in goes to out of all. in == out; on root they may also be apart */
     CDI_ALL_GATHER,  /* in: count, out: size * count, by rank. In place: in is this rank's part of out */
     CDI_BARRIER,     /* no memory: ends after all ranks have begun it */
     CDI_REDUCE,      /* in: count; out: count, written on root only (elsewhere it may be NULL). In place: in == out */
@@ -92,6 +92,12 @@ enum cdi_asked {
     CDI_ASKED_OPTIM_LOAD,
     CDI_ASKED_POWERSGD_SAVE,
     CDI_ASKED_POWERSGD_LOAD,
+    /* Not functions: collectives that are made of others, and what the program has called. See enqueue_group. */
+    CDI_ASKED_GATHER,
+    CDI_ASKED_SCATTER,
+    CDI_ASKED_ALL_TO_ALLV,
+    CDI_ASKED_REDUCE_SCATTERV,
+    CDI_ASKED_ALL_GATHERV, /* whose parts do not lie one after another */
 };
 
 /* One collective. Memory behind in and out stays the caller's and must live until the ticket is joined. */
@@ -100,7 +106,7 @@ struct cdi_op {
     const void *in;
     void *out;
     size_t count;         /* elements: see the kinds */
-    const size_t *counts; /* all_gatherv: per rank, equal on all ranks; the caller's until the ticket is joined */
+    const size_t *counts; /* all_gatherv: per rank, equal on all ranks; copied when the operation is enqueued */
     cddp_dtype dtype;
     cddp_redop op;             /* all_reduce, reduce, reduce_scatter */
     int root;                  /* broadcast, reduce; send, recv: the other rank, never this one */
@@ -192,8 +198,26 @@ struct cdi_backend_ops {
      * there. Any thread. Sticky errors come here; CDDP_E_INVALID (memory of another device, see check_memory).
      */
     cddp_status (*enqueue)(struct cdi_backend *b, const struct cdi_op *op, uint64_t *ticket, struct cdi_error *err);
+    /*
+     * Queue n > 0 operations as one, with one ticket: no other thread's operation gets between them. ops and counts are
+     * copied. All are collectives, or all are SEND and RECV. In a group:
+     * - SENDs and RECVs cannot block each other. Those between the same two ranks match in the order of the array.
+     * - root may be this rank: the k-th SEND to it and the k-th RECV from it are a copy. The caller has made sure that
+     *   there are as many of both, of equal count and type.
+     * - A BARRIER may stand before SENDs and RECVs, with asked, count, dtype and root of the collective that they are
+     *   parts of. All ranks have it. A backend that compares what ranks call compares them there; others leave it out.
+     * lazy and asked are those of the first one for all. NULL: the backend has no groups. Otherwise as enqueue.
+     */
+    cddp_status (*enqueue_group)(struct cdi_backend *b, const struct cdi_op *ops, size_t n, uint64_t *ticket,
+                                 struct cdi_error *err);
     /* Return when every operation up to ticket is done: CDDP_OK, or the backend's sticky error. Any thread. */
     cddp_status (*join)(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
+    /*
+     * CDDP_IN_PROGRESS, CDDP_OK (every operation up to ticket is done) or the sticky error; CDDP_E_INVALID (no such
+     * ticket). Never blocks; but where no thread but the callers' can run operations, it is join. Any thread. NULL: the
+     * backend cannot tell.
+     */
+    cddp_status (*test)(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
 
     /*
      * Operations and element functions that are called from now on begin after all work that is now on `stream`. Never

@@ -32,15 +32,41 @@ enum cdi_flight_op cdi_flight_op_of(enum cdi_op_kind kind)
     return CDI_FLIGHT_NONE;
 }
 
+enum cdi_flight_op cdi_flight_op_of_group(const struct cdi_op *ops, size_t n)
+{
+    static const enum cdi_flight_op made[] = {
+        [CDI_ASKED_GATHER] = CDI_FLIGHT_GATHER,           [CDI_ASKED_SCATTER] = CDI_FLIGHT_SCATTER,
+        [CDI_ASKED_ALL_TO_ALLV] = CDI_FLIGHT_ALL_TO_ALLV, [CDI_ASKED_REDUCE_SCATTERV] = CDI_FLIGHT_REDUCE_SCATTERV,
+        [CDI_ASKED_ALL_GATHERV] = CDI_FLIGHT_ALL_GATHERV,
+    };
+    bool one = cdi_asked_is_coll(ops[0].asked);
+
+    for (size_t i = 1; i < n; i++)
+        one = one && ops[i].asked == ops[0].asked;
+    if (one)
+        return made[ops[0].asked];
+    return n == 1 ? cdi_flight_op_of(ops[0].kind) : CDI_FLIGHT_GROUP;
+}
+
 const char *cdi_asked_name(uint32_t asked)
 {
     static const char *const names[] = {
-        [CDI_ASKED_DDP_CREATE] = "cddp_ddp_create",           [CDI_ASKED_OPTIM_CREATE] = "cddp_optim_create",
-        [CDI_ASKED_SET_POWERSGD] = "cddp_ddp_set_powersgd",   [CDI_ASKED_COMM_SPLIT] = "cddp_comm_split",
-        [CDI_ASKED_CHECKPOINT_SAVE] = "cddp_checkpoint_save", [CDI_ASKED_CHECKPOINT_LOAD] = "cddp_checkpoint_load",
-        [CDI_ASKED_CHECKPOINT_WAIT] = "cddp_checkpoint_wait", [CDI_ASKED_OPTIM_SAVE] = "cddp_optim_save",
-        [CDI_ASKED_OPTIM_LOAD] = "cddp_optim_load",           [CDI_ASKED_POWERSGD_SAVE] = "cddp_powersgd_save",
+        [CDI_ASKED_DDP_CREATE] = "cddp_ddp_create",
+        [CDI_ASKED_OPTIM_CREATE] = "cddp_optim_create",
+        [CDI_ASKED_SET_POWERSGD] = "cddp_ddp_set_powersgd",
+        [CDI_ASKED_COMM_SPLIT] = "cddp_comm_split",
+        [CDI_ASKED_CHECKPOINT_SAVE] = "cddp_checkpoint_save",
+        [CDI_ASKED_CHECKPOINT_LOAD] = "cddp_checkpoint_load",
+        [CDI_ASKED_CHECKPOINT_WAIT] = "cddp_checkpoint_wait",
+        [CDI_ASKED_OPTIM_SAVE] = "cddp_optim_save",
+        [CDI_ASKED_OPTIM_LOAD] = "cddp_optim_load",
+        [CDI_ASKED_POWERSGD_SAVE] = "cddp_powersgd_save",
         [CDI_ASKED_POWERSGD_LOAD] = "cddp_powersgd_load",
+        [CDI_ASKED_GATHER] = "gather",
+        [CDI_ASKED_SCATTER] = "scatter",
+        [CDI_ASKED_ALL_TO_ALLV] = "all_to_allv",
+        [CDI_ASKED_REDUCE_SCATTERV] = "reduce_scatterv",
+        [CDI_ASKED_ALL_GATHERV] = "all_gatherv",
     };
 
     return asked < sizeof names / sizeof names[0] ? names[asked] : NULL;
@@ -66,6 +92,18 @@ static const char *root_word(enum cdi_op_kind kind)
     return kind == CDI_BROADCAST || kind == CDI_RECV ? "from" : NULL;
 }
 
+/* The BARRIER before the messages of a gather, a scatter or an all_to_allv. */
+static void opening_text(const struct cdi_op *op, char *buf, size_t cap)
+{
+    const char *name = cdi_asked_name(op->asked), *dtype = cdi_dtype_name(op->dtype);
+
+    if (op->asked == CDI_ASKED_GATHER || op->asked == CDI_ASKED_SCATTER)
+        (void)snprintf(buf, cap, "%s of %zu %s %s rank %d", name, op->count, dtype,
+                       op->asked == CDI_ASKED_GATHER ? "to" : "from", op->root);
+    else
+        (void)snprintf(buf, cap, "%s of parts of %s", name, dtype);
+}
+
 /* The names are those of the flight page, so that both reports speak of the same thing. */
 void cdi_op_text(const struct cdi_op *op, char *buf, size_t cap)
 {
@@ -74,6 +112,10 @@ void cdi_op_text(const struct cdi_op *op, char *buf, size_t cap)
     const char *asked = cdi_asked_name(op->asked);
     char how[24] = "", what[64] = "", tail[128] = "";
 
+    if (op->kind == CDI_BARRIER && cdi_asked_is_coll(op->asked)) {
+        opening_text(op, buf, cap);
+        return;
+    }
     if (reduces)
         (void)snprintf(how, sizeof how, "(%s)", cdi_op_name(op->op));
     if (op->kind == CDI_ALL_GATHERV)

@@ -6,13 +6,21 @@
 #include "worker/backend.h"
 
 enum cdi_flight_op cdi_flight_op_of(enum cdi_op_kind kind);
-/* "cddp_ddp_create"; NULL: the program itself, or a number that is none. */
+/* The same of what is enqueued as one: what the program has called. */
+enum cdi_flight_op cdi_flight_op_of_group(const struct cdi_op *ops, size_t n);
+/* Is it no function, but a collective that is made of others? */
+static inline bool cdi_asked_is_coll(uint32_t asked)
+{
+    return asked >= CDI_ASKED_GATHER && asked <= CDI_ASKED_ALL_GATHERV;
+}
+/* "cddp_ddp_create", "gather"; NULL: the program itself, or a number that is none. */
 const char *cdi_asked_name(uint32_t asked);
 /* " (bucket 2: 'fc1.weight' and 3 more)"; "" for what is no bucket's. */
 void cdi_bucket_text(const struct cdi_op *op, char *buf, size_t cap);
 /*
  * "all_reduce(mean) of 10 float32 (bucket 2: 'fc1.weight' and 3 more)", "send of 3 float32 to rank 1",
- * "cddp_checkpoint_save (broadcast of 3 uint8 from rank 0)".
+ * "cddp_checkpoint_save (broadcast of 3 uint8 from rank 0)", "gather of 3 float32 to rank 1" (the BARRIER before its
+ * messages), "gather (recv of 3 float32 from rank 2)".
  */
 void cdi_op_text(const struct cdi_op *op, char *buf, size_t cap);
 

@@ -100,7 +100,10 @@ static struct cdi_shm_desc describe(const struct cdi_team *t, const struct cdi_w
     case CDI_ALL_TO_ALL:
         break;
     case CDI_BARRIER:
-        return d;
+        if (!cdi_asked_is_coll(op->asked))
+            return d;
+        d.root = op->root; /* of a gather or a scatter */
+        break;
     }
     d.dtype = (uint32_t)op->dtype;
     return d;
@@ -152,6 +155,17 @@ static void desc_text(const struct cdi_shm_desc *d, const char *names, char *buf
     const char *asked = cdi_asked_name(d->kind == KIND_REGION ? CDI_ASKED_DDP_CREATE : d->op >> 8 & 0xff);
     char bucket[128] = "", plain[160];
 
+    if (d->kind == CDI_BARRIER && cdi_asked_is_coll(d->op >> 8 & 0xff)) {
+        const struct cdi_op op = {.kind = CDI_BARRIER,
+                                  .count = d->count,
+                                  .dtype = (cddp_dtype)d->dtype,
+                                  .root = (int)d->root,
+                                  .bucket = -1,
+                                  .asked = (enum cdi_asked)(d->op >> 8 & 0xff)};
+
+        cdi_op_text(&op, buf, cap);
+        return;
+    }
     plain_text(d, plain, sizeof plain);
     if (d->op >> 16 != 0)
         (void)snprintf(bucket, sizeof bucket, " (bucket %" PRIu32 "%s%s)", (d->op >> 16) - 1,
@@ -366,13 +380,30 @@ static cddp_status run_alone(struct cdi_team *t, const struct cdi_work *w)
 
     if (w->is_region)
         return region_alone(t, w);
-    if (op->kind != CDI_BROADCAST && op->kind != CDI_BARRIER && op->in != op->out) {
+    if (op->kind != CDI_BARRIER && op->in != op->out) {
         size_t count = op->kind == CDI_ALL_GATHERV ? op->counts[0] : op->count;
 
         if (count > 0)
             memcpy(op->out, op->in, count * cddp_dtype_size(op->dtype));
     }
     return CDDP_OK;
+}
+
+static void take_nothing(void *arg, int from, size_t at, const uint8_t *p, size_t n)
+{
+    (void)arg;
+    (void)from;
+    (void)at;
+    (void)p;
+    (void)n;
+}
+
+/* All ranks compare what they call, and no more. */
+static cddp_status opening(struct cdi_run *run, struct cdi_error *err)
+{
+    for (int r = 0; r < run->t->size; r++)
+        run->t->len[r] = 0;
+    return cdi_exchange(run, NULL, take_nothing, NULL, err);
 }
 
 /* Within the node a barrier is a step; between nodes an empty stretch goes there and back. */
@@ -414,7 +445,7 @@ cddp_status cdi_team_run(struct cdi_team *t, const struct cdi_work *work, bool o
     case CDI_RECV:
         return cdi_run_move(&run, err);
     case CDI_BARRIER:
-        return barrier(&run, err);
+        return cdi_asked_is_coll(work->op.asked) ? opening(&run, err) : barrier(&run, err);
     }
     return cdi_fail(err, CDDP_E_INVALID, "no such collective");
 }

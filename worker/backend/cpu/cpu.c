@@ -4,6 +4,7 @@
 
 #include "worker/backend/cpu/collective.h"
 #include "worker/backend/cpu/element.h"
+#include "worker/backend/cpu/group.h"
 #include "worker/backend/cpu/tcp.h"
 #include "worker/store_client.h"
 
@@ -34,8 +35,11 @@ static cddp_status run_work(void *arg, const struct cdi_work *work, bool on_thre
 {
     struct cdi_backend *b = arg;
     struct cdi_error why;
-    cddp_status st = cdi_team_run(&b->team, work, on_thread, &why);
+    cddp_status st;
 
+    if (work->group != NULL)
+        return cdi_group_run(run_work, b, work, b->team.rank, on_thread, err);
+    st = cdi_team_run(&b->team, work, on_thread, &why);
     if (st == CDDP_OK)
         return CDDP_OK;
     /* A mismatch of collectives all ranks of a node find by themselves; that of a message only one of the two. */
@@ -249,11 +253,32 @@ static cddp_status cpu_create(struct cdi_backend **out, const struct cdi_world *
 
 /* ------------------------------------------------------------------------------------------------- the table ---- */
 
+static cddp_status cpu_enqueue_group(struct cdi_backend *b, const struct cdi_op *ops, size_t n, uint64_t *ticket,
+                                     struct cdi_error *err)
+{
+    struct cdi_work work;
+    cddp_status st = cdi_group_make(&work, ops, n, b->team.rank, b->team.size, err);
+
+    if (st != CDDP_OK)
+        return st;
+    st = cdi_queue_enqueue(b->queue, &work, ticket, err);
+    if (st != CDDP_OK)
+        free(work.group);
+    return st;
+}
+
 static cddp_status cpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint64_t *ticket, struct cdi_error *err)
 {
     const struct cdi_work work = {.op = *op};
 
+    if (op->kind == CDI_ALL_GATHERV)
+        return cpu_enqueue_group(b, op, 1, ticket, err);
     return cdi_queue_enqueue(b->queue, &work, ticket, err);
+}
+
+static cddp_status cpu_test(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
+{
+    return cdi_queue_test(b->queue, ticket, err);
 }
 
 static cddp_status cpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
@@ -518,7 +543,9 @@ const struct cdi_backend_ops cdi_cpu_backend = {
     .region_destroy = cpu_region_destroy,
     .split = cpu_split,
     .enqueue = cpu_enqueue,
+    .enqueue_group = cpu_enqueue_group,
     .join = cpu_join,
+    .test = cpu_test,
     .follow = cpu_follow,
     .lead = cpu_lead,
     .alloc = cpu_alloc,

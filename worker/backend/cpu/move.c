@@ -167,6 +167,8 @@ static cddp_status broadcast(struct cdi_run *run, struct cdi_error *err)
         t->len[r] = r == op->root ? op->count * cddp_dtype_size(op->dtype) : 0;
         t->at[r] = 0;
     }
+    if (op->root == t->rank && op->in != op->out && t->len[op->root] > 0)
+        memcpy(op->out, op->in, t->len[op->root]);
     return cdi_exchange(run, op->out, take_part, run, err);
 }
 
@@ -265,10 +267,10 @@ static cddp_status check_crossed(const struct cdi_run *run, int to, uint32_t pie
     cdi_desc_text(to < s->rank ? &m->desc : &run->desc, a, sizeof a);
     cdi_desc_text(to < s->rank ? &run->desc : &m->desc, b, sizeof b);
     return cdi_fail_by(err, cdi_wait_rank_of_job(&run->t->wait, s->first + (to < s->rank ? s->rank : to)),
-                       CDDP_E_MISMATCH,
-                       "ranks called different operations: rank %d called %s, rank %d called %s: one of them has to "
-                       "receive first",
-                       s->first + (to < s->rank ? to : s->rank), a, s->first + (to < s->rank ? s->rank : to), b);
+                       CDDP_E_MISMATCH, "ranks called different operations: rank %d called %s, rank %d called %s: %s",
+                       s->first + (to < s->rank ? to : s->rank), a, s->first + (to < s->rank ? s->rank : to), b,
+                       run->w->n_group == 0 ? "one of them has to receive first"
+                                            : "both have to receive what the other one sends");
 }
 
 static cddp_status mail_send(struct cdi_run *run, struct cdi_error *err)

@@ -62,6 +62,8 @@ static struct cdi_work *get_node(struct cdi_queue *q)
 
 static void put_node(struct cdi_queue *q, struct cdi_work *w)
 {
+    free(w->group);
+    w->group = NULL;
     if (q->n_spare >= SPARE_MAX) {
         free(w);
         return;
@@ -289,6 +291,13 @@ static void end_grace(struct cdi_queue *q, uint64_t ticket)
     q->joined_late = q->grace_since_ns != 0 && cdi_now_ns() - q->grace_since_ns > GRACE_NS;
 }
 
+static enum cdi_flight_op flight_op_of(const struct cdi_work *w)
+{
+    if (w->group != NULL)
+        return cdi_flight_op_of_group(w->group, w->n_group);
+    return w->is_region ? CDI_FLIGHT_REGION : cdi_flight_op_of(w->op.kind);
+}
+
 static cddp_status append(struct cdi_queue *q, const struct cdi_work *work, struct cdi_error *err)
 {
     struct cdi_work *w;
@@ -301,8 +310,8 @@ static cddp_status append(struct cdi_queue *q, const struct cdi_work *work, stru
     *w = *work;
     w->next = NULL;
     w->ticket = ++q->given;
-    w->flight_seq = cdi_flight_enqueue(q->flight, w->is_region ? CDI_FLIGHT_REGION : cdi_flight_op_of(w->op.kind),
-                                       w->op.dtype, w->is_region ? w->region_bytes : w->op.count, w->op.bucket);
+    w->flight_seq = cdi_flight_enqueue(q->flight, flight_op_of(w), w->op.dtype,
+                                       w->is_region ? w->region_bytes : w->op.count, w->op.bucket);
     if (q->last != NULL)
         q->last->next = w;
     else
@@ -405,6 +414,26 @@ cddp_status cdi_queue_join(struct cdi_queue *q, uint64_t ticket, struct cdi_erro
     }
     (void)pthread_mutex_unlock(&q->lock);
     return st;
+}
+
+cddp_status cdi_queue_test(struct cdi_queue *q, uint64_t ticket, struct cdi_error *err)
+{
+    cddp_status st = CDDP_IN_PROGRESS;
+    bool alone;
+
+    (void)pthread_mutex_lock(&q->lock);
+    if (ticket > q->given) {
+        st = cdi_fail(err, CDDP_E_INVALID, "no such ticket");
+    } else if (q->failed && !q->running) {
+        st = q->error.status;
+        if (err != NULL)
+            *err = q->error;
+    } else if (!q->failed && atomic_load(&q->done) >= ticket) {
+        st = CDDP_OK;
+    }
+    alone = st == CDDP_IN_PROGRESS && q->n_eager > 0 && !q->has_thread;
+    (void)pthread_mutex_unlock(&q->lock);
+    return alone ? cdi_queue_join(q, ticket, err) : st;
 }
 
 void cdi_queue_fail(struct cdi_queue *q, const struct cdi_error *err)

@@ -25,12 +25,14 @@ struct cdi_work {
     size_t region_bytes;
     struct cdi_region **region_out; /* written where all ranks have theirs */
     struct cdi_error *region_err;   /* else why not: that is agreed, and so does not break the communicator */
+    struct cdi_op *group;           /* several operations as one (group.h), of which op is the first: the queue's */
+    size_t n_group;                 /* also where op is one of a group, and group is NULL */
     uint64_t flight_seq;
     uint64_t ticket;
     struct cdi_work *next;
 };
 
-/* Run one operation to its end. */
+/* Run one operation, or a group, to its end. */
 typedef cddp_status (*cdi_run_fn)(void *arg, const struct cdi_work *work, bool on_thread, struct cdi_error *err);
 
 struct cdi_queue;
@@ -49,7 +51,10 @@ bool cdi_queue_idle(struct cdi_queue *q);
 /* Drop what has not started, wait for what has (the caller has aborted it), end the thread, free. NULL-safe. */
 void cdi_queue_destroy(struct cdi_queue *q);
 
-/* Copy *work, note it in the flight page, give its ticket. The sticky error; CDDP_E_LIMIT, CDDP_E_NOMEM. Any thread. */
+/*
+ * Copy *work, note it in the flight page, give its ticket. On success its group is the queue's to free. The sticky
+ * error; CDDP_E_LIMIT, CDDP_E_NOMEM. Any thread.
+ */
 cddp_status cdi_queue_enqueue(struct cdi_queue *q, const struct cdi_work *work, uint64_t *ticket,
                               struct cdi_error *err);
 /* The ticket given last; 0: none yet. Any thread. */
@@ -59,6 +64,10 @@ uint64_t cdi_queue_last(struct cdi_queue *q);
  * thread. CDDP_OK, the sticky error, CDDP_E_INVALID (no such ticket).
  */
 cddp_status cdi_queue_join(struct cdi_queue *q, uint64_t ticket, struct cdi_error *err);
+/*
+ * The same without a wait: CDDP_IN_PROGRESS where they are not done. Helps, and so waits, where it is refused a thread.
+ */
+cddp_status cdi_queue_test(struct cdi_queue *q, uint64_t ticket, struct cdi_error *err);
 /* The sticky error; the first one stays. What is running must be ended by other means. */
 void cdi_queue_fail(struct cdi_queue *q, const struct cdi_error *err);
 cddp_status cdi_queue_health(struct cdi_queue *q, struct cdi_error *err);

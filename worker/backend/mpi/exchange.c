@@ -3,6 +3,7 @@
 #include "common/crc64.h"
 #include "worker/backend/mpi/state.h"
 #include "worker/dtype.h"
+#include "worker/op_text.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -25,6 +26,7 @@ static void describe(const struct cdi_mpi_run *run, struct cdi_opening *o)
     o->kind = run->work->is_region ? CDI_KIND_REGION : (uint8_t)op->kind;
     o->dtype = (uint8_t)op->dtype;
     o->op = (uint8_t)op->op;
+    o->asked = cdi_asked_is_coll(op->asked) ? (uint8_t)op->asked : 0;
     if (run->work->is_region)
         o->count = run->work->region_bytes;
     if (op->kind == CDI_ALL_GATHERV)
@@ -40,7 +42,8 @@ static void opening_text(const struct cdi_opening *o, char *buf, size_t cap)
                               .dtype = (cddp_dtype)o->dtype,
                               .op = (cddp_redop)o->op,
                               .root = o->root,
-                              .bucket = -1};
+                              .bucket = -1,
+                              .asked = (enum cdi_asked)o->asked};
     if (o->kind == CDI_ALL_GATHERV)
         (void)snprintf(buf, cap, "all_gatherv of %s in parts %08" PRIx32, cdi_dtype_name(work.op.dtype), o->parts);
     else if (o->kind > CDI_RECV && o->kind != CDI_KIND_REGION) /* it comes from another process */
@@ -258,6 +261,8 @@ static cddp_status broadcast(struct cdi_mpi_run *run, struct cdi_error *err)
     bool inside = t.bytes <= CDI_OPENING_DATA;
     cddp_status st = cdi_mpi_open(run, op->in, inside && t.place == 0 ? t.bytes : 0, err);
 
+    if (st == CDDP_OK && t.place == 0 && op->in != op->out && t.bytes > 0)
+        memcpy(op->out, op->in, t.bytes);
     while (t.low < size && (t.place & t.low) == 0)
         t.low *= 2;
     if (st != CDDP_OK || !inside)

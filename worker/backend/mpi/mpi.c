@@ -2,6 +2,7 @@
 /* The table of the MPI backend, how one comes and goes, and the module's one symbol. */
 #include "common/env.h"
 #include "worker/backend/cpu/element.h"
+#include "worker/backend/cpu/group.h"
 #include "worker/backend/mpi/state.h"
 
 #include <fcntl.h>
@@ -52,7 +53,8 @@ static cddp_status run_work(void *arg, const struct cdi_work *work, bool on_thre
 {
     struct cdi_backend *b = arg;
 
-    (void)on_thread;
+    if (work->group != NULL)
+        return cdi_group_run(run_work, b, work, b->world.rank, on_thread, err);
     return run_for(b, work, b->world.timeout_ms, err);
 }
 
@@ -77,10 +79,26 @@ static cddp_status enqueue_work(struct cdi_backend *b, struct cdi_work *work, ui
     return cdi_queue_enqueue(b->queue, work, ticket, err);
 }
 
+static cddp_status mpi_enqueue_group(struct cdi_backend *b, const struct cdi_op *ops, size_t n, uint64_t *ticket,
+                                     struct cdi_error *err)
+{
+    struct cdi_work work;
+    cddp_status st = cdi_group_make(&work, ops, n, b->world.rank, b->world.size, err);
+
+    if (st != CDDP_OK)
+        return st;
+    st = enqueue_work(b, &work, ticket, err);
+    if (st != CDDP_OK)
+        free(work.group);
+    return st;
+}
+
 static cddp_status mpi_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint64_t *ticket, struct cdi_error *err)
 {
     struct cdi_work work = {.op = *op};
 
+    if (op->kind == CDI_ALL_GATHERV)
+        return mpi_enqueue_group(b, op, 1, ticket, err);
     return enqueue_work(b, &work, ticket, err);
 }
 
@@ -89,6 +107,14 @@ static cddp_status mpi_join(struct cdi_backend *b, uint64_t ticket, struct cdi_e
     cddp_status st = may_call(b, err);
 
     return st == CDDP_OK ? cdi_queue_join(b->queue, ticket, err) : st;
+}
+
+/* Where no thread of its own may call MPI, only a caller gets on with what was begun. */
+static cddp_status mpi_test(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
+{
+    cddp_status st = cdi_queue_test(b->queue, ticket, err);
+
+    return st == CDDP_IN_PROGRESS && !b->process->own_threads ? mpi_join(b, ticket, err) : st;
 }
 
 static cddp_status do_now(struct cdi_backend *b, struct cdi_work *work, struct cdi_error *err)
@@ -572,7 +598,9 @@ static const struct cdi_backend_ops mpi_ops = {
     .region_destroy = mpi_region_destroy,
     .split = mpi_split,
     .enqueue = mpi_enqueue,
+    .enqueue_group = mpi_enqueue_group,
     .join = mpi_join,
+    .test = mpi_test,
     .follow = mpi_follow,
     .lead = mpi_lead,
     .alloc = mpi_alloc,

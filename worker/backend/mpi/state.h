@@ -73,7 +73,7 @@ struct cdi_opening {
     uint64_t count;  /* elements; of a region: bytes */
     uint32_t parts;  /* a checksum of counts */
     int32_t root;
-    uint8_t kind, dtype, op, unused[5];
+    uint8_t kind, dtype, op, asked /* of a collective that is made of others */, unused[4];
     uint8_t data[CDI_OPENING_DATA];
 };
 #define CDI_KIND_REGION 100 /* beside enum cdi_op_kind */

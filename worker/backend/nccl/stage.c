@@ -30,7 +30,7 @@ static void sizes_of(const struct cdi_backend *b, const struct cdi_op *op, size_
         break;
     case CDI_BROADCAST:
         *in = root ? n : 0;
-        *out = root ? 0 : n;
+        *out = root && op->in == op->out ? 0 : n;
         break;
     case CDI_REDUCE:
         *out = root ? n : 0;
@@ -217,6 +217,7 @@ void cdi_stage_keep(struct cdi_backend *b, struct cdi_staged *s)
 cddp_status cdi_stage_in(struct cdi_backend *b, struct cdi_slot *slot, struct cdi_error *err)
 {
     struct cdi_staged *s = slot->staged;
+    bool one = slot->op.kind == CDI_BROADCAST && slot->op.in == slot->op.out; /* buffer */
 
     if (s == NULL)
         return CDDP_OK;
@@ -224,7 +225,7 @@ cddp_status cdi_stage_in(struct cdi_backend *b, struct cdi_slot *slot, struct cd
         slot->op.in = s->device;
     if (s->out_bytes > 0)
         slot->op.out = s->device + s->out_at;
-    if (slot->op.kind == CDI_BROADCAST) /* its one buffer */
+    if (one)
         slot->op.in = slot->op.out = s->device;
     if (s->in_bytes == 0)
         return CDDP_OK;

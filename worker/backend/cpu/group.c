@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/backend/cpu/group.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static bool is_message(const struct cdi_op *op)
+{
+    return op->kind == CDI_SEND || op->kind == CDI_RECV;
+}
+
+/* ------------------------------------------------------------------------------------------------- the order ---- */
+
+/* Where an operation comes: what is compared first stands highest. The place in the array is the rest. */
+struct place {
+    uint32_t round;  /* 0: before all messages */
+    uint32_t second; /* of the two directions of a pair */
+    size_t at;
+};
+
+static struct place place_of(const struct cdi_op *op, size_t at, int rank, int size)
+{
+    bool sends = op->kind == CDI_SEND;
+
+    if (!is_message(op))
+        return (struct place){.at = at};
+    return (struct place){
+        .round = (uint32_t)((rank + op->root) % size) + 1, .second = sends != (rank < op->root), .at = at};
+}
+
+static int compare(const void *a, const void *b)
+{
+    const struct place *x = a, *y = b;
+
+    if (x->round != y->round)
+        return x->round < y->round ? -1 : 1;
+    if (x->second != y->second)
+        return x->second < y->second ? -1 : 1;
+    return x->at < y->at ? -1 : x->at > y->at;
+}
+
+static bool put_in_order(struct cdi_op *to, const struct cdi_op *ops, size_t n, int rank, int size)
+{
+    struct place *places = malloc(n * sizeof *places);
+
+    if (places == NULL)
+        return false;
+    for (size_t i = 0; i < n; i++)
+        places[i] = place_of(&ops[i], i, rank, size);
+    qsort(places, n, sizeof *places, compare);
+    for (size_t i = 0; i < n; i++)
+        to[i] = ops[places[i].at];
+    free(places);
+    return true;
+}
+
+/* ---------------------------------------------------------------------------------------------------- making ---- */
+
+static size_t n_with_counts(const struct cdi_op *ops, size_t n)
+{
+    size_t k = 0;
+
+    for (size_t i = 0; i < n; i++)
+        k += ops[i].kind == CDI_ALL_GATHERV;
+    return k;
+}
+
+cddp_status cdi_group_make(struct cdi_work *w, const struct cdi_op *ops, size_t n, int rank, int size,
+                           struct cdi_error *err)
+{
+    size_t each = (size_t)size * sizeof *ops->counts, bytes = n_with_counts(ops, n) * each;
+    struct cdi_op *group = n <= (PTRDIFF_MAX - bytes) / sizeof *group ? malloc(n * sizeof *group + bytes) : NULL;
+    size_t *counts;
+
+    if (group == NULL || !put_in_order(group, ops, n, rank, size)) {
+        free(group);
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a group of %zu operations", n);
+    }
+    counts = (size_t *)(group + n);
+    for (size_t i = 0; i < n; i++) {
+        if (group[i].kind != CDI_ALL_GATHERV)
+            continue;
+        memcpy(counts, group[i].counts, each);
+        group[i].counts = counts;
+        counts += size;
+    }
+    *w = (struct cdi_work){.op = ops[0], .group = group, .n_group = n};
+    w->op.counts = NULL;
+    w->op.bucket = n == 1 ? ops[0].bucket : -1;
+    return CDDP_OK;
+}
+
+/* --------------------------------------------------------------------------------------------------- running ---- */
+
+/* The k-th message from this rank to itself is taken by the k-th one that it receives of itself. */
+static void copy_own(const struct cdi_op *ops, size_t n, int rank)
+{
+    size_t s = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        size_t bytes = ops[i].count * cddp_dtype_size(ops[i].dtype);
+
+        if (ops[i].kind != CDI_RECV || ops[i].root != rank)
+            continue;
+        while (s < n && (ops[s].kind != CDI_SEND || ops[s].root != rank))
+            s++;
+        if (s < n && bytes > 0)
+            memmove(ops[i].out, ops[s].in, bytes);
+        s++;
+    }
+}
+
+cddp_status cdi_group_run(cdi_run_fn run, void *arg, const struct cdi_work *w, int rank, bool on_thread,
+                          struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    copy_own(w->group, w->n_group, rank);
+    for (size_t i = 0; i < w->n_group && st == CDDP_OK; i++) {
+        const struct cdi_work one = {.op = w->group[i], .n_group = w->n_group};
+
+        if (!is_message(&one.op) || one.op.root != rank)
+            st = run(arg, &one, on_thread, err);
+    }
+    return st;
+}
