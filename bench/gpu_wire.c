@@ -55,7 +55,7 @@ static cddp_status send_bucket(void *arg, cddp_comm *comm, const cddp_bucket *bu
                            .in = bucket->data,
                            .out = bucket->data,
                            .count = bucket->count};
-    cddp_status status = cddp_coll_start(comm, &work, ticket);
+    cddp_status status = cddp_coll_start(comm, &work, 1, ticket);
     void *params[] = {&w->args};
 
     if (status == CDDP_OK)

@@ -308,7 +308,17 @@ CDDP_API cddp_status cddp_recv(cddp_comm *comm, void *buf, size_t count, cddp_dt
 /* Returns once every rank has called it. */
 CDDP_API cddp_status cddp_barrier(cddp_comm *comm);
 
-/* The functions above, for cddp_coll_start. */
+/*
+ * What an operation of cddp_coll_args does: what the function of its name does, or one of these.
+ * GATHER: out[r * count .. (r+1) * count) of rank `root` = in[0..count) of rank r. Elsewhere out is not used. In place:
+ * root's in is its own part of out.
+ * SCATTER: out[0..count) of rank r = in[r * count .. (r+1) * count) of rank `root`. Elsewhere in is not used. In place:
+ * root's out is its own part of in.
+ * ALL_TO_ALLV: rank r gives in_counts[s] elements to rank s, which has that number as its out_counts[r]. in and out do
+ * not overlap.
+ * REDUCE_SCATTERV: in_counts[r] elements of the reduction go to out of rank r. in_counts is equal on all ranks. In
+ * place: out is this rank's part of in, whose other parts stay as they were.
+ */
 typedef enum cddp_coll {
     CDDP_COLL_ALL_REDUCE = 1,
     CDDP_COLL_BROADCAST = 2,
@@ -320,35 +330,83 @@ typedef enum cddp_coll {
     CDDP_COLL_ALL_TO_ALL = 8,
     CDDP_COLL_SEND = 9,
     CDDP_COLL_RECV = 10,
+    CDDP_COLL_GATHER = 11,
+    CDDP_COLL_SCATTER = 12,
+    CDDP_COLL_ALL_TO_ALLV = 13,
+    CDDP_COLL_REDUCE_SCATTERV = 14,
     CDDP_ENUM_32(CDDP_COLL)
 } cddp_coll;
 
-/* Their arguments. A broadcast has its memory as `out`; a message's other rank is `root`. */
+/*
+ * One operation. Members that it does not use are zero. Counts and offsets have one entry for each rank, in elements,
+ * and are copied: they may lie on the caller's stack. Parts lie one after another where there are no offsets, and parts
+ * of `out` do not overlap. Offsets may differ from rank to rank; but a rank gives an ALL_GATHERV out_offsets where the
+ * others do.
+ */
 typedef struct cddp_coll_args {
-    size_t size; /* sizeof(cddp_coll_args) */
+    size_t size; /* sizeof(cddp_coll_args), in each of an array */
     cddp_coll coll;
     cddp_dtype dtype;
     cddp_redop op;
-    int root;
-    const void *in;
+    int32_t root;   /* of SEND and RECV the other rank */
+    const void *in; /* of BROADCAST, on the root: what goes to out of all ranks; NULL: it is in out already */
     void *out;
-    size_t count;
-    const size_t *counts; /* of CDDP_COLL_ALL_GATHERV */
+    size_t count;              /* not of the four with counts: */
+    const size_t *in_counts;   /* ALL_TO_ALLV, REDUCE_SCATTERV */
+    const size_t *in_offsets;  /* the same; NULL: one after another */
+    const size_t *out_counts;  /* ALL_GATHERV, ALL_TO_ALLV */
+    const size_t *out_offsets; /* the same; NULL: one after another */
+    uint32_t flags;            /* 0 */
+    uint32_t zero;             /* 0 */
 } cddp_coll_args;
 
 /*
- * Begin a collective and return at once; it runs on the communication thread (on a GPU: stream), behind all that was
- * begun before it. *ticket is for cddp_coll_wait. The memory that work names must stay until then, work itself need
- * not. On a GPU it begins after what had been waited for when cddp_coll_start was called. Any thread. Returns CDDP_OK,
- * CDDP_E_INVALID (nothing was begun, as with the next two), CDDP_E_NOMEM, CDDP_E_LIMIT (65536 are waiting to be run:
- * join some), or the sticky error.
+ * Begin n operations as one group, and return at once. A communicator is a queue: groups run one after another, in the
+ * order in which they were begun, on the communication thread (on a GPU: stream). *ticket is for cddp_coll_test and
+ * cddp_coll_wait; ticket may be NULL, since each ticket also stands for all groups before it. n may be 0: nothing is
+ * begun, and the ticket is 0, which is always done. args is copied; memory that in and out name must stay until the
+ * group is done. On a GPU the group begins after what had been waited for when cddp_coll_start was called. Any thread.
+ *
+ * A group has either collectives, the same ones in the same order on every rank, or sends and receives. Within a group
+ * operations run in any order, so none uses what another one writes. Sends and receives of a group do not block each
+ * other: ranks exchange messages in one group each, and name them in any order. Several messages from one rank to
+ * another match in the order of the array. A rank may send to itself, if the same group receives it. What ranks
+ * exchange at the same time belongs into one group on each of them: a rank that takes its messages one by one may wait
+ * for one that waits for another of them.
+ *
+ * Arguments are checked for all operations before anything is begun. Returns CDDP_OK; CDDP_E_INVALID (nothing was
+ * begun, as with the next three; the error message names the operation); CDDP_E_UNSUPPORTED (a member of a later
+ * version; or the backend has no groups); CDDP_E_NOMEM; CDDP_E_LIMIT (65536 are waiting to be run: wait for some); or
+ * the sticky error. What goes wrong later cddp_coll_wait tells; among it is CDDP_E_MISMATCH, where ranks disagree about
+ * a collective, or two ranks about the count or the type of a message ("cpu" and "mpi").
  */
-CDDP_API cddp_status cddp_coll_start(cddp_comm *comm, const cddp_coll_args *work, uint64_t *ticket);
+CDDP_API cddp_status cddp_coll_start(cddp_comm *comm, const cddp_coll_args *args, size_t n, uint64_t *ticket);
 /*
- * Block until the collective with this ticket, and all that were begun before it on comm, are done. Any thread, any
+ * Tells whether the group with this ticket, and all that were begun before it on comm, are done: CDDP_OK; or
+ * CDDP_IN_PROGRESS, which is no error. Does not block; except that a process without a communication thread (an MPI
+ * below MPI_THREAD_MULTIPLE, or no thread to be had) does the work in this call. Any thread, any number of times.
+ * Returns also CDDP_E_INVALID (no such ticket), CDDP_E_UNSUPPORTED (the backend cannot tell), or what a collective may
+ * return.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_coll_test(cddp_comm *comm, uint64_t ticket);
+/*
+ * Block until the group with this ticket, and all that were begun before it on comm, are done. Any thread, any
  * number of times. Returns CDDP_OK, CDDP_E_INVALID (no such ticket), or what a collective may return.
  */
 CDDP_API cddp_status cddp_coll_wait(cddp_comm *comm, uint64_t ticket);
+/*
+ * cddp_coll_start and cddp_coll_wait in one call, which costs less: the calling thread does the work. Any thread.
+ * Returns what the two return.
+ */
+CDDP_API cddp_status cddp_coll_run(cddp_comm *comm, const cddp_coll_args *args, size_t n);
+/*
+ * Begin a group in the order of a stream: on a GPU it begins after the work that is on `stream` (a cudaStream_t; NULL
+ * is CUDA's legacy stream), and what comes on the stream later finds the results. Does not wait for the GPU or for
+ * peers; cddp_comm_error and later calls tell what goes wrong. On the host stream is not used, and the group is done on
+ * return. Any thread. Returns what cddp_coll_start returns, on the host also what cddp_coll_wait does, and
+ * CDDP_E_UNSUPPORTED where the stream captures a graph (nothing was begun).
+ */
+CDDP_API cddp_status cddp_coll_enqueue(cddp_comm *comm, const cddp_coll_args *args, size_t n, void *stream);
 
 /*
  * A communicator of its own for the ranks that give the same color (>= 0): a part of comm, whose ranks are ordered by

@@ -80,7 +80,7 @@ static cddp_status begin_narrow(void *arg, cddp_comm *comm, const cddp_bucket *b
                            .count = b->count};
     cddp_status st = cast(j, b, j->sent[b->index], CDDP_BFLOAT16, b->data, CDDP_FLOAT32);
 
-    return st == CDDP_OK ? cddp_coll_start(comm, &work, ticket) : st;
+    return st == CDDP_OK ? cddp_coll_start(comm, &work, 1, ticket) : st;
 }
 
 /* And what came back is there for kernels on that stream. */
@@ -103,7 +103,7 @@ static cddp_status begin_sum(void *arg, cddp_comm *comm, const cddp_bucket *b, u
                            .in = b->data,
                            .out = b->data,
                            .count = b->count};
-    cddp_status st = cddp_coll_start(comm, &work, ticket);
+    cddp_status st = cddp_coll_start(comm, &work, 1, ticket);
     struct cdi_launch l;
 
     if (st == CDDP_OK)
@@ -131,10 +131,10 @@ static cddp_status begin_scatter(void *arg, cddp_comm *comm, const cddp_bucket *
                            .in = (float *)b->data + rest,
                            .out = (float *)b->data + rest,
                            .count = b->count - rest};
-    cddp_status st = cddp_coll_start(comm, &work, ticket);
+    cddp_status st = cddp_coll_start(comm, &work, 1, ticket);
 
     (void)arg;
-    return st == CDDP_OK ? cddp_coll_start(comm, &tail, ticket) : st;
+    return st == CDDP_OK ? cddp_coll_start(comm, &tail, 1, ticket) : st;
 }
 
 static cddp_status end_scatter(void *arg, cddp_comm *comm, const cddp_bucket *b)
@@ -149,7 +149,7 @@ static cddp_status end_scatter(void *arg, cddp_comm *comm, const cddp_bucket *b)
                            .count = part};
 
     (void)arg;
-    return cddp_coll_start(comm, &work, &ticket); /* nobody joins it: the compute stream waits for it */
+    return cddp_coll_start(comm, &work, 1, &ticket); /* nobody joins it: the compute stream waits for it */
 }
 
 /* -------------------------------------------------------------------------------------------------- training ---- */

@@ -83,9 +83,11 @@ static void refuse_collectives(cddp_comm *comm)
     REFUSED(cddp_send, comm, x, 2, CDDP_FLOAT32, 1 - job.rank);
     REFUSED(cddp_recv, comm, x, 2, CDDP_FLOAT32, 1 - job.rank);
     REFUSED(cddp_barrier, comm);
-    refused("cddp_all_reduce",
-            cddp_coll_start(comm, &work, &ticket)); /* cddp_coll_start says which collective it was */
+    REFUSED(cddp_coll_start, comm, &work, 1, &ticket);
+    REFUSED(cddp_coll_test, comm, job.ticket);
     REFUSED(cddp_coll_wait, comm, job.ticket);
+    REFUSED(cddp_coll_run, comm, &work, 1);
+    REFUSED(cddp_coll_enqueue, comm, &work, 1, NULL);
 }
 
 static void refuse_comm(void)
@@ -285,7 +287,7 @@ static void reduce(float *x, size_t n, bool begun)
     for (size_t i = 0; i < n; i++)
         x[i] = (float)(job.rank + 1);
     if (begun)
-        CHECK(cddp_coll_start(job.comm, &work, &job.ticket) == CDDP_OK);
+        CHECK(cddp_coll_start(job.comm, &work, 1, &job.ticket) == CDDP_OK);
     if (job.rank == 0 || begun)
         in_child(refuse_all);
     if (begun)

@@ -65,8 +65,8 @@ static void work(void)
     uint64_t ticket;
 
     w.count = 1;
-    UNKNOWN(cddp_coll_start(comm, &w, &ticket), w);
-    CHECK(cddp_coll_start(comm, &w, &ticket) == CDDP_OK && cddp_coll_wait(comm, ticket) == CDDP_OK && out == in);
+    UNKNOWN(cddp_coll_start(comm, &w, 1, &ticket), w);
+    CHECK(cddp_coll_start(comm, &w, 1, &ticket) == CDDP_OK && cddp_coll_wait(comm, ticket) == CDDP_OK && out == in);
 }
 
 static cddp_status begin(void *arg, cddp_comm *c, const cddp_bucket *bucket, uint64_t *ticket)

@@ -272,7 +272,7 @@ Test(copies, calls_make_and_free_no_memory)
         OK(cddp_broadcast(comm, x, 16, CDDP_FLOAT32, 0));
         OK(cddp_barrier(comm));
         for (int k = 0; k < 4; k++) /* as many as there are blocks at once */
-            OK(cddp_coll_start(comm, &work, &tickets[k]));
+            OK(cddp_coll_start(comm, &work, 1, &tickets[k]));
         for (int k = 0; k < 4; k++)
             OK(cddp_coll_wait(comm, tickets[k]));
     }
@@ -305,15 +305,15 @@ static int join_the_first(int rank)
     (void)setenv("CDDP_BACKEND", "nccl", 1);
     CHECK(x != NULL && cddp_init(&comm, NULL) == CDDP_OK);
     x[LARGE - 1] = rank == 0 ? 5 : 0;
-    CHECK(cddp_coll_start(comm, &first, &a) == CDDP_OK);
+    CHECK(cddp_coll_start(comm, &first, 1, &a) == CDDP_OK);
     if (rank == 0)
-        CHECK(cddp_coll_start(comm, &second, &b) == CDDP_OK);
+        CHECK(cddp_coll_start(comm, &second, 1, &b) == CDDP_OK);
     CHECK(cddp_coll_wait(comm, a) == CDDP_OK && x[LARGE - 1] == 5);
     if (rank == 0) {
         CHECK(cddp_store_set(cddp_comm_store(comm), key, "", 0) == CDDP_OK);
     } else {
         CHECK(cddp_store_wait(cddp_comm_store(comm), &key, 1, 60000) == CDDP_OK);
-        CHECK(cddp_coll_start(comm, &second, &b) == CDDP_OK);
+        CHECK(cddp_coll_start(comm, &second, 1, &b) == CDDP_OK);
     }
     CHECK(cddp_coll_wait(comm, b) == CDDP_OK && sum == 2);
     free(x);

@@ -47,9 +47,9 @@ struct call {
     uint64_t ticket;
 };
 
-static const char *const names[] = {"",           "all_reduce", "broadcast",   "all_gather",
-                                    "barrier",    "reduce",     "all_gatherv", "reduce_scatter",
-                                    "all_to_all", "send",       "recv"};
+static const char *const names[] = {"",       "all_reduce",  "broadcast",      "all_gather",  "barrier",
+                                    "reduce", "all_gatherv", "reduce_scatter", "all_to_all",  "send",
+                                    "recv",   "gather",      "scatter",        "all_to_allv", "reduce_scatterv"};
 
 /* Mostly small; now and then several pieces of everything. */
 static size_t some_count(const struct mix_lane *l, uint64_t what)
@@ -95,9 +95,9 @@ static void extents(const struct mix_lane *l, struct call *c, size_t *in, size_t
     size_t n = c->work.count, size = (size_t)l->size;
 
     *in = *out = n;
-    if (c->work.coll == CDDP_COLL_ALL_GATHER)
+    if (c->work.coll == CDDP_COLL_ALL_GATHER || c->work.coll == CDDP_COLL_GATHER)
         *out = n * size;
-    else if (c->work.coll == CDDP_COLL_REDUCE_SCATTER)
+    else if (c->work.coll == CDDP_COLL_REDUCE_SCATTER || c->work.coll == CDDP_COLL_SCATTER)
         *in = n * size;
     else if (c->work.coll == CDDP_COLL_ALL_TO_ALL)
         *in = *out = n * size;
@@ -107,7 +107,7 @@ static void extents(const struct mix_lane *l, struct call *c, size_t *in, size_t
         c->counts[size] = mix_dice(l, 20 + size, n + 1);
         *out += c->counts[size];
     }
-    c->work.counts = c->counts;
+    c->work.out_counts = c->counts;
     *in = c->counts[l->rank];
 }
 
@@ -128,9 +128,10 @@ static void share_memory(const struct mix_lane *l, struct call *c, size_t in)
 
     if (mix_own_dice(l, 15, 3) != 0 || c->work.coll == CDDP_COLL_ALL_TO_ALL)
         return;
-    if (c->work.coll == CDDP_COLL_ALL_GATHER || c->work.coll == CDDP_COLL_ALL_GATHERV)
+    if (c->work.coll == CDDP_COLL_ALL_GATHER || c->work.coll == CDDP_COLL_ALL_GATHERV ||
+        c->work.coll == CDDP_COLL_GATHER)
         place = c->out + at;
-    if (c->work.coll == CDDP_COLL_REDUCE_SCATTER) {
+    if (c->work.coll == CDDP_COLL_REDUCE_SCATTER || c->work.coll == CDDP_COLL_SCATTER) {
         c->work.out = c->in + at;
         return;
     }
@@ -142,7 +143,8 @@ static bool make_collective(struct mix_lane *l, struct call *c)
 {
     static const cddp_coll all[] = {CDDP_COLL_ALL_REDUCE,  CDDP_COLL_ALL_REDUCE,     CDDP_COLL_BROADCAST,
                                     CDDP_COLL_ALL_GATHER,  CDDP_COLL_BARRIER,        CDDP_COLL_REDUCE,
-                                    CDDP_COLL_ALL_GATHERV, CDDP_COLL_REDUCE_SCATTER, CDDP_COLL_ALL_TO_ALL};
+                                    CDDP_COLL_ALL_GATHERV, CDDP_COLL_REDUCE_SCATTER, CDDP_COLL_ALL_TO_ALL,
+                                    CDDP_COLL_GATHER,      CDDP_COLL_SCATTER};
     size_t in, out;
 
     *c = (struct call){.work = {.size = sizeof c->work, .coll = all[mix_dice(l, 10, sizeof all / sizeof all[0])]}};
@@ -207,6 +209,13 @@ static bool is_right(const struct mix_lane *l, const struct call *c)
     case CDDP_COLL_RECV:
         ok = mix_is(s, c->work.root, 1, 0, out, n, &at);
         break;
+    case CDDP_COLL_SCATTER:
+        ok = mix_is(s, c->work.root, 1, (size_t)l->rank * n, out, n, &at);
+        break;
+    case CDDP_COLL_GATHER:
+        if (l->rank != c->work.root)
+            break;
+        /* fall through */
     case CDDP_COLL_ALL_GATHER:
     case CDDP_COLL_ALL_GATHERV:
     case CDDP_COLL_ALL_TO_ALL:
@@ -221,6 +230,8 @@ static bool is_right(const struct mix_lane *l, const struct call *c)
         break;
     case CDDP_COLL_SEND:
     case CDDP_COLL_BARRIER:
+    case CDDP_COLL_ALL_TO_ALLV:
+    case CDDP_COLL_REDUCE_SCATTERV:
     case CDDP_COLL_FORCE_INT_:
         break;
     }
@@ -241,7 +252,7 @@ static cddp_status do_it(cddp_comm *comm, const cddp_coll_args *w)
     case CDDP_COLL_REDUCE:
         return cddp_reduce(comm, w->in, w->out, w->count, w->dtype, w->op, w->root);
     case CDDP_COLL_ALL_GATHERV:
-        return cddp_all_gatherv(comm, w->in, w->out, w->counts, w->dtype);
+        return cddp_all_gatherv(comm, w->in, w->out, w->out_counts, w->dtype);
     case CDDP_COLL_REDUCE_SCATTER:
         return cddp_reduce_scatter(comm, w->in, w->out, w->count, w->dtype, w->op);
     case CDDP_COLL_ALL_TO_ALL:
@@ -250,10 +261,9 @@ static cddp_status do_it(cddp_comm *comm, const cddp_coll_args *w)
         return cddp_send(comm, w->in, w->count, w->dtype, w->root);
     case CDDP_COLL_RECV:
         return cddp_recv(comm, w->out, w->count, w->dtype, w->root);
-    case CDDP_COLL_FORCE_INT_:
-        break;
+    default:
+        return cddp_coll_run(comm, w, 1);
     }
-    return CDDP_E_INVALID;
 }
 
 static void release(struct call *c)
@@ -391,7 +401,7 @@ static bool begin(struct mix_lane *l, struct call *c, bool *mine)
         if (*mine && !make_message(l, c, from, to, some_count(l, 16)))
             return false;
     }
-    if (!*mine || cddp_coll_start(l->comm, &c->work, &c->ticket) == CDDP_OK)
+    if (!*mine || cddp_coll_start(l->comm, &c->work, 1, &c->ticket) == CDDP_OK)
         return true;
     return mix_failed(l, "cddp_coll_start of %s: %s", names[c->work.coll], cddp_last_error());
 }

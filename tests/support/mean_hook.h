@@ -16,7 +16,7 @@ static inline cddp_status mean_hook_begin(void *arg, cddp_comm *comm, const cddp
                                  .count = b->count};
 
     (void)arg;
-    return cddp_coll_start(comm, &work, ticket);
+    return cddp_coll_start(comm, &work, 1, ticket);
 }
 
 #endif

@@ -119,15 +119,15 @@ static int several_at_once(int rank)
         big[i] = i + rank;
     work.in = work.out = big;
     work.count = LARGE;
-    CHECK(cddp_coll_start(comm, &work, &ticket[0]) == CDDP_OK);
+    CHECK(cddp_coll_start(comm, &work, 1, &ticket[0]) == CDDP_OK);
     work.in = work.out = small;
     work.count = 3;
-    CHECK(cddp_coll_start(comm, &work, &ticket[1]) == CDDP_OK);
+    CHECK(cddp_coll_start(comm, &work, 1, &ticket[1]) == CDDP_OK);
     work = (cddp_coll_args){
         .size = sizeof work, .coll = CDDP_COLL_BROADCAST, .dtype = CDDP_INT32, .root = 0, .out = &from_0, .count = 1};
-    CHECK(cddp_coll_start(comm, &work, &ticket[2]) == CDDP_OK);
+    CHECK(cddp_coll_start(comm, &work, 1, &ticket[2]) == CDDP_OK);
     work = (cddp_coll_args){.size = sizeof work, .coll = CDDP_COLL_BARRIER};
-    CHECK(cddp_coll_start(comm, &work, &ticket[3]) == CDDP_OK);
+    CHECK(cddp_coll_start(comm, &work, 1, &ticket[3]) == CDDP_OK);
     CHECK(cddp_coll_wait(comm, ticket[1]) == CDDP_OK);
     CHECK(small[0] == 1.5 && small[2] == 2 && big[0] == 1.5 && big[LARGE - 1] == LARGE + 0.5);
     CHECK(cddp_coll_wait(comm, ticket[3]) == CDDP_OK && from_0 == 7);
@@ -160,12 +160,12 @@ static int copy_behind(int rank)
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     if (rank == 0) {
-        CHECK(cddp_coll_start(comm, &work, &ticket) == CDDP_OK);
+        CHECK(cddp_coll_start(comm, &work, 1, &ticket) == CDDP_OK);
         CHECK(cddp_store_set(cddp_comm_store(comm), key, "", 0) == CDDP_OK);
         CHECK(cddp_copy(comm, &y, &x, sizeof y) == CDDP_OK && y == 6);
     } else {
         CHECK(cddp_store_wait(cddp_comm_store(comm), &key, 1, 0) == CDDP_OK);
-        CHECK(cddp_coll_start(comm, &work, &ticket) == CDDP_OK);
+        CHECK(cddp_coll_start(comm, &work, 1, &ticket) == CDDP_OK);
     }
     CHECK(cddp_coll_wait(comm, ticket) == CDDP_OK && x == 6);
     cddp_abort(comm, "enough");
@@ -238,7 +238,7 @@ Test(collective, bad_arguments_are_named_and_break_nothing)
         const char *says;
     } cases[] = {
         {{.coll = 0}, "cddp_coll_args.coll is 0, which is no collective"},
-        {{.coll = CDDP_COLL_RECV + 1}, "cddp_coll_args.coll is 11, which is no collective"},
+        {{.coll = CDDP_COLL_REDUCE_SCATTERV + 1}, "cddp_coll_args.coll is 15, which is no collective"},
         {{.coll = CDDP_COLL_REDUCE, .dtype = CDDP_FLOAT32, .root = 1, .in = x, .out = x, .count = 1},
          "cddp_reduce: root 1 is not a rank of a world of 1"},
         {{.coll = CDDP_COLL_SEND, .dtype = CDDP_FLOAT32, .root = -1, .in = x, .count = 1},
@@ -252,10 +252,10 @@ Test(collective, bad_arguments_are_named_and_break_nothing)
         {{.coll = CDDP_COLL_REDUCE_SCATTER, .dtype = CDDP_FLOAT32, .op = CDDP_SUM, .in = x, .out = x + 1, .count = 2},
          "cddp_reduce_scatter: out overlaps in, but is not this rank's part of it"},
         {{.coll = CDDP_COLL_ALL_GATHERV, .dtype = CDDP_FLOAT32, .in = x, .out = x},
-         "cddp_all_gatherv: counts is NULL, but says how much each rank gives"},
-        {{.coll = CDDP_COLL_ALL_GATHERV, .dtype = CDDP_FLOAT32, .in = x, .out = x, .counts = huge},
+         "cddp_all_gatherv: out_counts is NULL, but says how many elements each rank has"},
+        {{.coll = CDDP_COLL_ALL_GATHERV, .dtype = CDDP_FLOAT32, .in = x, .out = x, .out_counts = huge},
          "cddp_all_gatherv: no memory holds 18446744073709551615 elements"},
-        {{.coll = CDDP_COLL_ALL_GATHERV, .dtype = CDDP_FLOAT32, .in = NULL, .out = x, .counts = one},
+        {{.coll = CDDP_COLL_ALL_GATHERV, .dtype = CDDP_FLOAT32, .in = NULL, .out = x, .out_counts = one},
          "cddp_all_gatherv: in is NULL"},
         {{.coll = CDDP_COLL_ALL_TO_ALL, .dtype = CDDP_FLOAT64, .in = x, .out = x, .count = SIZE_MAX / 4},
          "cddp_all_to_all: no memory holds 4611686018427387903 elements"},
@@ -267,12 +267,12 @@ Test(collective, bad_arguments_are_named_and_break_nothing)
         cddp_coll_args work = cases[i].work;
 
         work.size = sizeof work;
-        cr_assert_eq(cddp_coll_start(comm, &work, &ticket), CDDP_E_INVALID, "case %zu", i);
+        cr_assert_eq(cddp_coll_start(comm, &work, 1, &ticket), CDDP_E_INVALID, "case %zu", i);
         cr_assert_str_eq(cddp_last_error(), cases[i].says);
     }
-    cr_assert_eq(cddp_coll_start(comm, &(cddp_coll_args){.size = 8, .coll = CDDP_COLL_BARRIER}, &ticket),
+    cr_assert_eq(cddp_coll_start(comm, &(cddp_coll_args){.size = 8, .coll = CDDP_COLL_BARRIER}, 1, &ticket),
                  CDDP_E_INVALID);
-    cr_assert_eq(cddp_coll_start(comm, NULL, &ticket), CDDP_E_INVALID);
+    cr_assert_eq(cddp_coll_start(comm, NULL, 1, &ticket), CDDP_E_INVALID);
     cr_assert_eq(cddp_coll_wait(NULL, 1), CDDP_E_INVALID);
     cr_assert_eq(cddp_comm_split(NULL, comm, 0, 0), CDDP_E_INVALID);
     cr_assert_eq(cddp_comm_split(&part, comm, 0, 0), CDDP_OK);

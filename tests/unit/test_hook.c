@@ -29,7 +29,7 @@ static cddp_status begin_int8(void *arg, cddp_comm *comm, const cddp_bucket *b, 
     q->n_last += b->is_last;
     for (size_t k = 0; k < b->count; k++)
         q->sent[b->index][k] = (int8_t)g[k];
-    return cddp_coll_start(comm, &work, ticket);
+    return cddp_coll_start(comm, &work, 1, ticket);
 }
 
 static cddp_status end_int8(void *arg, cddp_comm *comm, const cddp_bucket *b)
@@ -113,7 +113,7 @@ static cddp_status sum_and_meddle(void *arg, cddp_comm *comm, const cddp_bucket 
                            .count = b->count};
 
     (void)meddle(arg, comm, b);
-    return cddp_coll_start(comm, &work, ticket);
+    return cddp_coll_start(comm, &work, 1, ticket);
 }
 
 static int be_refused(int rank)
@@ -158,7 +158,7 @@ static cddp_status begin_pieces(void *arg, cddp_comm *comm, const cddp_bucket *b
     if (b->n_params != 1 || (b->offset != 0 && b->offset != 64) || b->count != (b->offset == 0 ? 64 : 36))
         return CDDP_E_STATE;
     p->n[b->params[0]][b->offset / 64]++;
-    return cddp_coll_start(comm, &work, ticket);
+    return cddp_coll_start(comm, &work, 1, ticket);
 }
 
 static int cut_gradients(int rank)

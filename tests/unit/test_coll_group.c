@@ -1,0 +1,714 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Groups of operations, the collectives that are made of others, and what is said where ranks disagree about them. */
+#include "hygiene.h"
+#include "world.h"
+
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+CDI_SUITE(coll_group, .timeout = 100);
+
+#define N 4 /* ranks */
+
+static int world(int (*body)(int rank))
+{
+    return run_world(N, body);
+}
+
+static cddp_coll_args args_of(cddp_coll coll, cddp_dtype dtype, const void *in, void *out, size_t count, int root)
+{
+    return (cddp_coll_args){.size = sizeof(cddp_coll_args),
+                            .coll = coll,
+                            .dtype = dtype,
+                            .op = CDDP_SUM,
+                            .root = root,
+                            .in = in,
+                            .out = out,
+                            .count = count};
+}
+
+static cddp_coll_args send_to(const void *in, size_t count, int to)
+{
+    return args_of(CDDP_COLL_SEND, CDDP_FLOAT64, in, NULL, count, to);
+}
+
+static cddp_coll_args recv_from(void *out, size_t count, int from)
+{
+    return args_of(CDDP_COLL_RECV, CDDP_FLOAT64, NULL, out, count, from);
+}
+
+/* ------------------------------------------------------------------------------------------------- new kinds ---- */
+
+static int blocks(int rank)
+{
+    int32_t own[2] = {10 * rank, 10 * rank + 1}, all[2 * N], got[2];
+    cddp_comm *comm = NULL;
+    cddp_coll_args a;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    for (int root = 0; root < N; root++) {
+        memset(all, 0x5a, sizeof all);
+        a = args_of(CDDP_COLL_GATHER, CDDP_INT32, own, rank == root ? all : NULL, 2, root);
+        CHECK(cddp_coll_run(comm, &a, 1) == CDDP_OK);
+        for (int i = 0; i < 2 * N && rank == root; i++)
+            CHECK(all[i] == 10 * (i / 2) + i % 2);
+        if (rank == root) { /* in place */
+            memset(all, 0x5a, sizeof all);
+            memcpy(&all[2 * rank], own, sizeof own);
+            a.in = &all[2 * rank];
+        }
+        CHECK(cddp_coll_run(comm, &a, 1) == CDDP_OK);
+        for (int i = 0; i < 2 * N && rank == root; i++)
+            CHECK(all[i] == 10 * (i / 2) + i % 2);
+
+        for (int i = 0; i < 2 * N; i++)
+            all[i] = 100 * rank + i;
+        a = args_of(CDDP_COLL_SCATTER, CDDP_INT32, rank == root ? all : NULL, got, 2, root);
+        CHECK(cddp_coll_run(comm, &a, 1) == CDDP_OK);
+        CHECK(got[0] == 100 * root + 2 * rank && got[1] == 100 * root + 2 * rank + 1);
+        got[0] = -1;
+        if (rank == root)
+            a.out = &all[2 * rank];
+        CHECK(cddp_coll_run(comm, &a, 1) == CDDP_OK);
+        CHECK(((int32_t *)a.out)[0] == 100 * root + 2 * rank && all[0] == 100 * rank);
+    }
+    a = args_of(CDDP_COLL_GATHER, CDDP_INT32, NULL, NULL, 0, 1);
+    CHECK(cddp_coll_run(comm, &a, 1) == CDDP_OK);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(coll_group, gather_and_scatter_move_blocks_to_and_from_every_root)
+{
+    cr_assert_eq(world(blocks), 0);
+}
+
+/* Rank r gives r + s elements to rank s. What is on the stack here is gone when the work is done. */
+static __attribute__((noinline)) cddp_status start_uneven(cddp_comm *comm, const int64_t *in, int64_t *out, bool apart,
+                                                          uint64_t *ticket)
+{
+    size_t give[N], take[N], give_at[N], take_at[N], rank = (size_t)cddp_rank(comm);
+    cddp_coll_args a = args_of(CDDP_COLL_ALL_TO_ALLV, CDDP_INT64, in, out, 0, 0);
+    cddp_status st;
+
+    for (size_t r = 0; r < N; r++) {
+        give[r] = take[r] = rank + r;
+        give_at[r] = 8 * r + 1;
+        take_at[r] = 8 * (N - 1 - r); /* in another order than the ranks' */
+    }
+    a.in_counts = give;
+    a.out_counts = take;
+    if (apart) {
+        a.in_offsets = give_at;
+        a.out_offsets = take_at;
+    }
+    st = cddp_coll_start(comm, &a, 1, ticket);
+    memset(give, 0xff, sizeof give);
+    memset(take, 0xff, sizeof take);
+    memset(give_at, 0xff, sizeof give_at);
+    memset(take_at, 0xff, sizeof take_at);
+    memset(&a, 0xff, sizeof a);
+    return st;
+}
+
+static int uneven(int rank)
+{
+    int64_t in[8 * N + 8], out[8 * N];
+    cddp_comm *comm = NULL;
+    uint64_t ticket;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    for (int apart = 0; apart < 2; apart++) {
+        int at = 0;
+
+        for (int s = 0; s < N; s++) { /* the k-th element for s is 1000 * rank + 100 * s + k */
+            at = apart ? 8 * s + 1 : at;
+            for (int k = 0; k < rank + s; k++)
+                in[at++] = 1000 * rank + 100 * s + k;
+        }
+        memset(out, 0x5a, sizeof out);
+        CHECK(start_uneven(comm, in, out, apart != 0, &ticket) == CDDP_OK);
+        CHECK(cddp_coll_wait(comm, ticket) == CDDP_OK);
+        at = 0;
+        for (int r = 0; r < N; r++) {
+            at = apart ? 8 * (N - 1 - r) : at;
+            for (int k = 0; k < r + rank; k++)
+                CHECK(out[at++] == 1000 * r + 100 * rank + k);
+        }
+    }
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(coll_group, all_to_allv_takes_counts_and_offsets_from_the_callers_stack)
+{
+    cr_assert_eq(world(uneven), 0);
+}
+
+static int uneven_sums(int rank)
+{
+    static const size_t counts[N] = {2, 0, 3, 1}, begin[N] = {0, 2, 2, 5}, apart[N] = {5, 0, 0, 9};
+    float in[10], out[3] = {0};
+    cddp_comm *comm = NULL;
+    cddp_coll_args a = args_of(CDDP_COLL_REDUCE_SCATTERV, CDDP_FLOAT32, in, out, 0, 0);
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    a.in_counts = counts;
+    for (int pass = 0; pass < 3; pass++) { /* one after another, with offsets, in place */
+        const size_t *at = pass == 1 ? apart : begin;
+
+        for (int i = 0; i < 10; i++)
+            in[i] = (float)(100 * rank + i);
+        a.in_offsets = pass == 1 ? apart : NULL;
+        a.out = pass == 2 ? &in[begin[rank]] : out;
+        a.op = pass == 0 ? CDDP_SUM : CDDP_AVG;
+        CHECK(cddp_coll_run(comm, &a, 1) == CDDP_OK);
+        for (size_t k = 0; k < counts[rank]; k++)
+            CHECK(((float *)a.out)[k] ==
+                  (pass == 0 ? 600.0F + 4 * (float)(at[rank] + k) : 150.0F + (float)(at[rank] + k)));
+        CHECK(rank == 3 || in[9] == (float)(100 * rank + 9));
+    }
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(coll_group, reduce_scatterv_gives_each_rank_its_part)
+{
+    cr_assert_eq(world(uneven_sums), 0);
+}
+
+static int gather_apart(int rank)
+{
+    static const size_t counts[N] = {1, 2, 0, 3}, at[N] = {9, 0, 0, 4};
+    int16_t unused[1] = {0};
+    int32_t own[3] = {100 * rank, 100 * rank + 1, 100 * rank + 2}, all[10];
+    cddp_comm *comm = NULL;
+    cddp_coll_args a = args_of(CDDP_COLL_ALL_GATHERV, CDDP_INT32, own, all, 0, 0);
+
+    (void)unused;
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    a.out_counts = counts;
+    a.out_offsets = at;
+    memset(all, 0x5a, sizeof all);
+    CHECK(cddp_coll_run(comm, &a, 1) == CDDP_OK);
+    CHECK(all[9] == 0 && all[0] == 100 && all[1] == 101 && all[4] == 300 && all[6] == 302);
+    CHECK(all[2] == 0x5a5a5a5a && all[3] == all[2] && all[7] == all[2] && all[8] == all[2]);
+    memset(all, 0x5a, sizeof all);
+    memcpy(&all[at[rank]], own, counts[rank] * sizeof own[0]);
+    a.in = &all[at[rank]]; /* in place */
+    CHECK(cddp_coll_run(comm, &a, 1) == CDDP_OK);
+    CHECK(all[9] == 0 && all[0] == 100 && all[1] == 101 && all[4] == 300 && all[6] == 302);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(coll_group, all_gatherv_puts_parts_where_the_offsets_say)
+{
+    cr_assert_eq(world(gather_apart), 0);
+}
+
+static int from_source(int rank)
+{
+    enum { LARGE = 100000 };
+    cddp_comm *comm = NULL;
+    int32_t small = -1, source = 7 + rank, *in = malloc(LARGE * sizeof *in), *out = calloc(LARGE, sizeof *out);
+    cddp_coll_args a = args_of(CDDP_COLL_BROADCAST, CDDP_INT32, &source, &small, 1, 2);
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK && in != NULL && out != NULL);
+    CHECK(cddp_coll_run(comm, &a, 1) == CDDP_OK && small == 9 && source == 7 + rank);
+    for (int i = 0; i < LARGE; i++)
+        in[i] = i + rank;
+    a = args_of(CDDP_COLL_BROADCAST, CDDP_INT32, rank == 1 ? in : NULL, out, LARGE, 1);
+    CHECK(cddp_coll_run(comm, &a, 1) == CDDP_OK && out[0] == 1 && out[LARGE - 1] == LARGE);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    free(in);
+    free(out);
+    return 0;
+}
+
+Test(coll_group, a_broadcast_has_a_source_of_its_own_where_the_root_names_one)
+{
+    cr_assert_eq(world(from_source), 0);
+}
+
+/* ---------------------------------------------------------------------------------------------------- groups ---- */
+
+/* The k-th order of four. */
+static void order_of(int k, int order[4])
+{
+    int left[4] = {0, 1, 2, 3};
+
+    for (int i = 0, n = 4; i < 4; i++, n--) {
+        int at = k % n;
+
+        order[i] = left[at];
+        k /= n;
+        for (int j = at; j + 1 < n; j++)
+            left[j] = left[j + 1];
+    }
+}
+
+/* Each rank has neighbours to its left and right, in a ring, and names the four messages in an order of its own. */
+static int halo(int rank)
+{
+    static const size_t lens[] = {10, 1000, 100000, 1000000};
+    int left = (rank + N - 1) % N, right = (rank + 1) % N;
+    double *x = malloc(4 * lens[3] * sizeof *x);
+    cddp_comm *comm = NULL;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK && x != NULL);
+    for (size_t c = 0; c < sizeof lens / sizeof lens[0]; c++) {
+        size_t n = lens[c];
+
+        for (int k = 0; k < 24; k += c < 3 ? 1 : 7) {
+            double *to_left = x, *to_right = x + n, *from_left = x + 2 * n, *from_right = x + 3 * n;
+            const cddp_coll_args all[4] = {recv_from(from_left, n, left), recv_from(from_right, n, right),
+                                           send_to(to_left, n, left), send_to(to_right, n, right)};
+            cddp_coll_args mine[4];
+            uint64_t ticket;
+            int order[4];
+
+            order_of((k + 5 * rank) % 24, order);
+            for (int i = 0; i < 4; i++)
+                mine[i] = all[order[i]];
+            for (size_t i = 0; i < n; i++) {
+                to_left[i] = rank + 0.25 + (double)i;
+                to_right[i] = rank + 0.5 + (double)i;
+                from_left[i] = from_right[i] = -1;
+            }
+            if (k % 2 == 0) {
+                CHECK(cddp_coll_start(comm, mine, 4, &ticket) == CDDP_OK);
+                CHECK(cddp_coll_wait(comm, ticket) == CDDP_OK);
+            } else {
+                CHECK(cddp_coll_run(comm, mine, 4) == CDDP_OK);
+            }
+            for (size_t i = 0; i < n; i++)
+                CHECK(from_left[i] == left + 0.5 + (double)i && from_right[i] == right + 0.25 + (double)i);
+        }
+    }
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    free(x);
+    return 0;
+}
+
+Test(coll_group, neighbours_exchange_their_borders_whatever_the_order_of_posting)
+{
+    cr_assert_eq(world(halo), 0);
+}
+
+/* On two ranks left and right are the same: messages match in the order of the array. */
+static int pair(int rank)
+{
+    double first = 10 + rank, second = 20 + rank, own = 30 + rank, got[3] = {0};
+    cddp_comm *comm = NULL;
+    const cddp_coll_args a[] = {recv_from(&got[0], 1, 1 - rank), send_to(&own, 1, rank),
+                                send_to(&first, 1, 1 - rank),    send_to(&second, 1, 1 - rank),
+                                recv_from(&got[2], 1, rank),     recv_from(&got[1], 1, 1 - rank)};
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_coll_run(comm, a, 6) == CDDP_OK);
+    CHECK(got[0] == 10 + (1 - rank) && got[1] == 20 + (1 - rank) && got[2] == 30 + rank);
+    CHECK(cddp_coll_enqueue(comm, a, 6, NULL) == CDDP_OK); /* on the host: done on return */
+    CHECK(got[1] == 20 + (1 - rank));
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(coll_group, messages_of_one_pair_match_in_order_and_a_rank_may_send_to_itself)
+{
+    cr_assert_eq(run_world(2, pair), 0);
+}
+
+static int collectives(int rank)
+{
+    static const size_t counts[N] = {1, 2, 1, 0};
+    float x[3] = {1, 2, (float)rank}, mean = (float)rank;
+    int32_t from_2 = rank == 2 ? 22 : 0, own[2] = {rank, rank}, all[4] = {0}, blocks_of[N];
+    cddp_comm *comm = NULL;
+    cddp_coll_args a[5] = {args_of(CDDP_COLL_ALL_REDUCE, CDDP_FLOAT32, x, x, 3, 0),
+                           args_of(CDDP_COLL_GATHER, CDDP_INT32, own, blocks_of, 1, 3),
+                           args_of(CDDP_COLL_BROADCAST, CDDP_INT32, NULL, &from_2, 1, 2),
+                           args_of(CDDP_COLL_ALL_GATHERV, CDDP_INT32, own, all, 0, 0),
+                           args_of(CDDP_COLL_ALL_REDUCE, CDDP_FLOAT32, &mean, &mean, 1, 0)};
+    uint64_t ticket, none;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    a[3].out_counts = counts;
+    a[4].op = CDDP_AVG;
+    CHECK(cddp_coll_start(comm, a, 5, &ticket) == CDDP_OK && ticket > 0);
+    memset(a, 0xff, sizeof a);
+    CHECK(cddp_coll_start(comm, NULL, 0, &none) == CDDP_OK && none == 0);
+    CHECK(cddp_coll_test(comm, none) == CDDP_OK && cddp_coll_wait(comm, none) == CDDP_OK);
+    CHECK(cddp_coll_run(comm, NULL, 0) == CDDP_OK && cddp_coll_enqueue(comm, NULL, 0, NULL) == CDDP_OK);
+    CHECK(cddp_coll_wait(comm, ticket) == CDDP_OK && cddp_coll_test(comm, ticket) == CDDP_OK);
+    CHECK(x[0] == 4 && x[1] == 8 && x[2] == 6 && mean == 1.5F && from_2 == 22);
+    CHECK(all[0] == 0 && all[1] == 1 && all[2] == 1 && all[3] == 2);
+    for (int r = 0; r < N && rank == 3; r++)
+        CHECK(blocks_of[r] == r);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(coll_group, collectives_of_one_group_have_one_ticket)
+{
+    cr_assert_eq(world(collectives), 0);
+}
+
+/* Rank 0 is not done before the others begin, and does not wait for them. */
+static int ask(int rank)
+{
+    double x = rank;
+    cddp_coll_args a = args_of(CDDP_COLL_ALL_REDUCE, CDDP_FLOAT64, &x, &x, 1, 0);
+    const char *key = "asked";
+    cddp_comm *comm = NULL;
+    cddp_status st;
+    uint64_t ticket;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    if (rank > 0)
+        CHECK(cddp_store_wait(cddp_comm_store(comm), &key, 1, 0) == CDDP_OK);
+    CHECK(cddp_coll_start(comm, &a, 1, &ticket) == CDDP_OK);
+    if (rank == 0) {
+        CHECK(cddp_coll_test(comm, ticket) == CDDP_IN_PROGRESS && cddp_coll_test(comm, ticket) == CDDP_IN_PROGRESS);
+        CHECK(cddp_store_set(cddp_comm_store(comm), key, "", 0) == CDDP_OK);
+    }
+    do
+        st = cddp_coll_test(comm, ticket);
+    while (st == CDDP_IN_PROGRESS);
+    CHECK(st == CDDP_OK && x == 6);
+    CHECK(cddp_coll_test(comm, ticket + 1) == CDDP_E_INVALID);
+    CHECK(cddp_coll_start(comm, &a, 1, NULL) == CDDP_OK); /* nobody asks for it alone */
+    CHECK(cddp_barrier(comm) == CDDP_OK && x == 24);
+    cddp_abort(comm, "enough");
+    CHECK(cddp_coll_test(comm, ticket) == CDDP_E_ABORTED && cddp_coll_test(comm, 0) == CDDP_E_ABORTED);
+    CHECK(cddp_finalize(comm) == CDDP_E_ABORTED);
+    return 0;
+}
+
+Test(coll_group, a_ticket_can_be_asked_for_without_a_wait)
+{
+    cr_assert_eq(world(ask), 0);
+}
+
+struct exchange {
+    cddp_comm *comm;
+    int bad;
+};
+
+static void *exchange(void *arg)
+{
+    struct exchange *e = arg;
+    int rank = cddp_rank(e->comm);
+
+    for (int i = 0; i < 300; i++) {
+        double mine = 1000 * rank + i, theirs[N];
+        cddp_coll_args a[2 * N];
+        size_t n = 0;
+
+        for (int r = 0; r < N; r++) {
+            a[n++] = (rank + i) % 2 == 0 ? send_to(&mine, 1, r) : recv_from(&theirs[r], 1, r);
+            a[n++] = (rank + i) % 2 == 0 ? recv_from(&theirs[r], 1, r) : send_to(&mine, 1, r);
+        }
+        e->bad += cddp_coll_run(e->comm, a, n) != CDDP_OK;
+        for (int r = 0; r < N; r++)
+            e->bad += theirs[r] != 1000 * r + i;
+    }
+    return NULL;
+}
+
+static int two_threads(int rank)
+{
+    struct exchange e[2] = {{NULL, 0}, {NULL, 0}};
+    pthread_t other;
+
+    (void)rank;
+    CHECK(cddp_init(&e[0].comm, NULL) == CDDP_OK && cddp_comm_split(&e[1].comm, e[0].comm, 0, -rank) == CDDP_OK);
+    CHECK(pthread_create(&other, NULL, exchange, &e[1]) == 0);
+    (void)exchange(&e[0]);
+    CHECK(pthread_join(other, NULL) == 0);
+    CHECK(e[0].bad == 0 && e[1].bad == 0);
+    CHECK(cddp_finalize(e[1].comm) == CDDP_OK && cddp_finalize(e[0].comm) == CDDP_OK);
+    return 0;
+}
+
+Test(coll_group, two_threads_exchange_groups_on_two_communicators)
+{
+    cr_assert_eq(world(two_threads), 0);
+}
+
+/* --------------------------------------------------------------------------------------------- disagreements ---- */
+
+/* All four ranks, those that are done with their own part, too, or at the barrier behind it. */
+static int told(cddp_comm *comm, const cddp_coll_args *a, const char *says)
+{
+    cddp_status st = cddp_coll_run(comm, a, 1);
+
+    if (st == CDDP_OK)
+        st = cddp_barrier(comm);
+    CHECK(st == CDDP_E_MISMATCH);
+    if (strstr(cddp_last_error(), says) == NULL)
+        fprintf(stderr, "'%s' is not in '%s'\n", says, cddp_last_error());
+    CHECK(strstr(cddp_last_error(), says) != NULL);
+    CHECK(cddp_finalize(comm) == CDDP_E_MISMATCH);
+    return 0;
+}
+
+static int other_root(int rank)
+{
+    float own[1] = {0}, all[N];
+    cddp_coll_args a = args_of(CDDP_COLL_GATHER, CDDP_FLOAT32, own, all, 1, rank == 1 ? 1 : 0);
+    cddp_comm *comm = NULL;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    return told(comm, &a, "rank 0 called gather of 1 float32 to rank 0, rank 1 called gather of 1 float32 to rank 1");
+}
+
+static int other_count(int rank)
+{
+    float own[2] = {0}, all[2 * N] = {0};
+    cddp_coll_args a = args_of(CDDP_COLL_SCATTER, CDDP_FLOAT32, all, own, rank == 3 ? 2 : 1, 0);
+    cddp_comm *comm = NULL;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    return told(comm, &a, "scatter of 1 float32 from rank 0, rank 3 called scatter of 2 float32 from rank 0");
+}
+
+static int other_collective(int rank)
+{
+    float own[1] = {0}, all[N] = {0};
+    cddp_coll_args a = args_of(rank == 2 ? CDDP_COLL_SCATTER : CDDP_COLL_GATHER, CDDP_FLOAT32, rank == 2 ? all : own,
+                               rank == 2 ? own : all, 1, 0);
+    cddp_comm *comm = NULL;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    return told(comm, &a,
+                "rank 0 called gather of 1 float32 to rank 0, rank 2 called scatter of 1 float32 from rank 0");
+}
+
+/* Rank 1 takes one more from rank 2 than that gives, which is none. */
+static int other_counts(int rank)
+{
+    size_t give[N] = {1, 0, 1, 0}, take[N];
+    float in[2] = {0}, out[N + 1];
+    cddp_coll_args a = args_of(CDDP_COLL_ALL_TO_ALLV, CDDP_FLOAT32, in, out, 0, 0);
+    cddp_comm *comm = NULL;
+
+    for (int r = 0; r < N; r++)
+        take[r] = give[rank];
+    take[2] += rank == 1;
+    a.in_counts = give;
+    a.out_counts = take;
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    return told(comm, &a,
+                "rank 2 called all_to_allv (send of 0 float32 to rank 1), rank 1 called all_to_allv (recv of 1 float32 "
+                "from rank 2)");
+}
+
+static int other_parts(int rank)
+{
+    size_t counts[N] = {1, 1, 1, 1};
+    float in[5] = {0}, out[2];
+    cddp_coll_args a = args_of(CDDP_COLL_REDUCE_SCATTERV, CDDP_FLOAT32, in, out, 0, 0);
+    cddp_comm *comm = NULL;
+
+    counts[1] += rank == 2;
+    a.in_counts = counts;
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    return told(comm, &a,
+                "rank 0 called reduce_scatterv (reduce(sum) of 1 float32 to rank 1), rank 2 called reduce_scatterv "
+                "(reduce(sum) of 2 float32 to rank 1)");
+}
+
+static int other_length(int rank)
+{
+    double in[3] = {0}, out[3];
+    const cddp_coll_args a[2] = {send_to(in, rank == 2 ? 3 : 2, (rank + 1) % N), recv_from(out, 2, (rank + N - 1) % N)};
+    cddp_comm *comm = NULL;
+    cddp_status st;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    st = cddp_coll_run(comm, a, 2);
+    if (st == CDDP_OK)
+        st = cddp_barrier(comm);
+    CHECK(st == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(),
+                 "rank 2 called send of 3 float64 to rank 3, rank 3 called recv of 2 float64 from rank 2") != NULL);
+    CHECK(cddp_finalize(comm) == CDDP_E_MISMATCH);
+    return 0;
+}
+
+Test(coll_group, ranks_that_disagree_are_told_so_and_which_two)
+{
+    cr_expect_eq(world(other_root), 0);
+    cr_expect_eq(world(other_count), 0);
+    cr_expect_eq(world(other_collective), 0);
+    cr_expect_eq(world(other_counts), 0);
+    cr_expect_eq(world(other_parts), 0);
+    cr_expect_eq(world(other_length), 0);
+}
+
+/* ------------------------------------------------------------------------------------------------- bad input ---- */
+
+Test(coll_group, bad_groups_are_named_and_begin_nothing)
+{
+    static const size_t one[1] = {1}, two[1] = {2}, huge[1] = {SIZE_MAX}, far[1] = {SIZE_MAX / 2};
+    double x[8] = {1};
+    uint64_t ticket = 99;
+    cddp_comm *comm = NULL;
+    const cddp_coll_args barrier = args_of(CDDP_COLL_BARRIER, CDDP_FLOAT64, NULL, NULL, 0, 0), ours = send_to(x, 1, 0),
+                         theirs = recv_from(x + 1, 1, 0), longer = recv_from(x + 1, 2, 0);
+    const struct {
+        cddp_coll_args args[3];
+        size_t n;
+        const char *says;
+    } cases[] = {
+        {{ours, theirs, barrier},
+         3,
+         "args[2]: cddp_barrier, but args[0] is cddp_send: a group has either collectives, or "
+         "sends and receives"},
+        {{barrier, theirs},
+         2,
+         "args[1]: cddp_recv, but args[0] is cddp_barrier: a group has either collectives, or sends "
+         "and receives"},
+        {{ours, theirs, ours}, 3, "args[2]: rank 0 sends itself a message that the group does not receive"},
+        {{theirs, theirs, ours}, 3, "args[1]: rank 0 receives of itself a message that the group does not send"},
+        {{ours, longer}, 2, "rank 0 sends itself 1 float64 (args[0]), but receives 2 float64 (args[1])"},
+        {{ours}, 1, "cddp_send: rank 0 cannot exchange a message with itself"},
+        {{ours, {.size = sizeof(cddp_coll_args), .coll = 77}},
+         2,
+         "args[1]: cddp_coll_args.coll is 77, which is no collective"},
+        {{{.size = sizeof(cddp_coll_args), .coll = CDDP_COLL_BARRIER, .flags = 1}},
+         1,
+         "cddp_coll_args: flags and zero must be 0"},
+        {{{.size = sizeof(cddp_coll_args), .coll = CDDP_COLL_BARRIER, .zero = 1}},
+         1,
+         "cddp_coll_args: flags and zero must be 0"},
+        {{{.size = sizeof(cddp_coll_args), .coll = CDDP_COLL_GATHER, .in_counts = one}},
+         1,
+         "gather: it uses no in_counts and in_offsets: they must be NULL"},
+        {{{.size = sizeof(cddp_coll_args), .coll = CDDP_COLL_REDUCE_SCATTERV, .out_offsets = one}},
+         1,
+         "reduce_scatterv: it uses no out_counts and out_offsets: they must be NULL"},
+        {{{.size = sizeof(cddp_coll_args), .coll = CDDP_COLL_GATHER, .dtype = CDDP_INT8, .root = 1}},
+         1,
+         "gather: root 1 is not a rank of a world of 1"},
+        {{{.size = sizeof(cddp_coll_args), .coll = CDDP_COLL_SCATTER, .dtype = CDDP_INT8, .count = 1, .out = x}},
+         1,
+         "scatter: in is NULL"},
+        {{{.size = sizeof(cddp_coll_args),
+           .coll = CDDP_COLL_ALL_TO_ALLV,
+           .dtype = CDDP_INT8,
+           .in = x,
+           .out = x + 1,
+           .in_counts = one,
+           .out_counts = two}},
+         1,
+         "all_to_allv: rank 0 gives itself 1 elements, but takes 2"},
+        {{{.size = sizeof(cddp_coll_args),
+           .coll = CDDP_COLL_ALL_TO_ALLV,
+           .dtype = CDDP_FLOAT64,
+           .in = x,
+           .out = x + 1,
+           .in_counts = two,
+           .out_counts = two}},
+         1,
+         "all_to_allv: in and out overlap"},
+        {{{.size = sizeof(cddp_coll_args),
+           .coll = CDDP_COLL_ALL_TO_ALLV,
+           .dtype = CDDP_FLOAT64,
+           .in = x,
+           .out = x + 1,
+           .in_counts = two}},
+         1,
+         "all_to_allv: out_counts is NULL, but says how many elements each rank has"},
+        {{{.size = sizeof(cddp_coll_args),
+           .coll = CDDP_COLL_REDUCE_SCATTERV,
+           .dtype = CDDP_FLOAT64,
+           .in = x,
+           .out = x + 1,
+           .in_counts = two}},
+         1,
+         "reduce_scatterv: out overlaps in, but is not this rank's part of it"},
+        {{{.size = sizeof(cddp_coll_args),
+           .coll = CDDP_COLL_REDUCE_SCATTERV,
+           .dtype = CDDP_FLOAT64,
+           .in = x,
+           .out = x,
+           .in_offsets = one,
+           .in_counts = huge}},
+         1,
+         "reduce_scatterv: no memory holds all parts of in"},
+        {{{.size = sizeof(cddp_coll_args),
+           .coll = CDDP_COLL_ALL_GATHERV,
+           .dtype = CDDP_FLOAT64,
+           .in = x,
+           .out = x,
+           .out_offsets = far,
+           .out_counts = one}},
+         1,
+         "cddp_all_gatherv: no memory holds 9223372036854775808 elements"},
+        {{{.size = sizeof(cddp_coll_args),
+           .coll = CDDP_COLL_BROADCAST,
+           .dtype = CDDP_FLOAT64,
+           .in = x,
+           .out = x + 1,
+           .count = 2}},
+         1,
+         "cddp_broadcast: in and out overlap, but are not the same"},
+        {{barrier, {.size = 24, .coll = CDDP_COLL_BARRIER}},
+         2,
+         "cddp_coll_args: size is 24 in element 1, but 88 in element 0: write .size = sizeof(cddp_coll_args) in each"},
+    };
+
+    clean_env();
+    cr_assert_eq(cddp_init(&comm, NULL), CDDP_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cr_expect_eq(cddp_coll_start(comm, cases[i].args, cases[i].n, &ticket), CDDP_E_INVALID, "case %zu", i);
+        cr_expect_str_eq(cddp_last_error(), cases[i].says);
+        cr_expect_eq(cddp_coll_run(comm, cases[i].args, cases[i].n), CDDP_E_INVALID, "case %zu", i);
+        cr_expect_eq(cddp_coll_enqueue(comm, cases[i].args, cases[i].n, NULL), CDDP_E_INVALID, "case %zu", i);
+    }
+    cr_assert_eq(ticket, 99);
+    cr_assert_eq(cddp_coll_start(comm, NULL, 1, &ticket), CDDP_E_INVALID);
+    cr_assert_str_eq(cddp_last_error(), "cddp_coll_start: args is NULL");
+    cr_assert_eq(cddp_coll_run(NULL, &barrier, 1), CDDP_E_INVALID);
+    cr_assert_str_eq(cddp_last_error(), "cddp_coll_run: comm is NULL");
+    cr_assert_eq(cddp_coll_test(NULL, 0), CDDP_E_INVALID);
+    cr_assert_eq(cddp_coll_enqueue(NULL, NULL, 0, NULL), CDDP_E_INVALID);
+    cr_assert_eq(cddp_finalize(comm), CDDP_OK);
+}
+
+/* Parts of three ranks may lie in any order, but not on one another. Only the arguments of rank 0 are looked at. */
+static int parts_apart(int rank)
+{
+    static const size_t counts[3] = {2, 2, 2}, good[3] = {4, 0, 2}, bad[3] = {4, 0, 1}, empty[3] = {0, 2, 2};
+    int32_t in[8] = {rank, rank + 10}, out[8];
+    cddp_comm *comm = NULL;
+    cddp_coll_args a = args_of(CDDP_COLL_ALL_GATHERV, CDDP_INT32, in, out, 0, 0);
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    a.out_counts = counts;
+    a.out_offsets = bad;
+    CHECK(cddp_coll_run(comm, &a, 1) == CDDP_E_INVALID);
+    CHECK(strcmp(cddp_last_error(), "cddp_all_gatherv: parts of out overlap") == 0);
+    a.out_offsets = good;
+    CHECK(cddp_coll_run(comm, &a, 1) == CDDP_OK && out[4] == 0 && out[0] == 1 && out[3] == 12);
+    /* in lies in a gap of out, where no part is. */
+    a.out_counts = empty;
+    a.out_offsets = good;
+    memset(out, 0, sizeof out);
+    out[4] = rank;
+    out[5] = rank + 10;
+    a.in = &out[4];
+    CHECK(cddp_coll_run(comm, &a, 1) == CDDP_OK && out[0] == 1 && out[3] == 12 && out[4] == rank);
+    a.in = &out[1];
+    CHECK(rank == 0 || cddp_coll_start(comm, &a, 1, NULL) == CDDP_E_INVALID);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(coll_group, parts_lie_anywhere_but_not_on_one_another)
+{
+    cr_assert_eq(run_world(3, parts_apart), 0);
+}
