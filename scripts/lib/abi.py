@@ -137,7 +137,7 @@ PLANTED = [  # what is changed in cddp.h, into what, and what must be said of it
     (r'    int timeout_ms;   ', '    int64_t timeout_ms;   ', 'cddp_init_options.timeout_ms is of another type'),
     (r'(    int timeout_ms;  [^\n]*\n)', r'\1    int planted;\n', 'padding'),
     (r'(    int timeout_ms;  [^\n]*\n)', r'\1    char planted[4096];\n', 'cddp_init_options has a size that is refused'),
-    (r'(    size_t count;\n    const size_t \*counts;[^\n]*\n)', '    size_t count;\n', "no member named .counts"),
+    (r'(    const size_t \*in_counts;[^\n]*\n)', '', "no member named .in_counts"),
     (r'(    uint64_t n;      [^\n]*\n)', r'\1    uint64_t planted;\n', 'cddp_metric has another size'),
     (r'uint64_t words\[8\]', 'uint64_t words[9]', 'cddp_sampler_state has another size'),
     (r'    CDDP_ENUM_32\(CDDP_DTYPE\)\n', '', 'cddp_dtype is not 32 bits wide'),

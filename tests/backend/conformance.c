@@ -2,6 +2,7 @@
 #include "conformance.h"
 
 #include "common/clock.h"
+#include "conformance_group.h"
 #include "within.h"
 #include "worker/backend/cpu/float16.h"
 #include "worker/backend/cpu/reduce.h"
@@ -1044,6 +1045,11 @@ const struct conformance_case conformance_cases[] = {
     {"send and recv work between all pairs", pairs, 2, -1},
     {"send and recv can be mixed with collectives", ring, 2, -1},
     {"a message of another length is told to both ranks", message_differs, 2, -1, true},
+    {"messages of a group do not block one another", group_of_messages, 1, -1},
+    {"a group of collectives has one ticket", group_of_collectives, 1, -1},
+    {"gather, scatter, all_to_allv and reduce_scatterv are made of others", group_made, 1, -1},
+    {"a ticket can be asked for without a wait", group_asked_for, 2, -1},
+    {"ranks that gather to different roots are told both", group_differs, 2, -1, true},
     {"buckets of a region are reduced in place, several in flight", regions, 1, -1},
     {"regions come and go in an order of each rank's own", regions_in_any_order, 2, -1},
     {"what is behind lead finds every operation done", leads, 1, -1},
