@@ -389,23 +389,6 @@ static cddp_status run_alone(struct cdi_team *t, const struct cdi_work *w)
     return CDDP_OK;
 }
 
-static void take_nothing(void *arg, int from, size_t at, const uint8_t *p, size_t n)
-{
-    (void)arg;
-    (void)from;
-    (void)at;
-    (void)p;
-    (void)n;
-}
-
-/* All ranks compare what they call, and no more. */
-static cddp_status opening(struct cdi_run *run, struct cdi_error *err)
-{
-    for (int r = 0; r < run->t->size; r++)
-        run->t->len[r] = 0;
-    return cdi_exchange(run, NULL, take_nothing, NULL, err);
-}
-
 /* Within the node a barrier is a step; between nodes an empty stretch goes there and back. */
 static cddp_status barrier(struct cdi_run *run, struct cdi_error *err)
 {
@@ -445,7 +428,7 @@ cddp_status cdi_team_run(struct cdi_team *t, const struct cdi_work *work, bool o
     case CDI_RECV:
         return cdi_run_move(&run, err);
     case CDI_BARRIER:
-        return cdi_asked_is_coll(work->op.asked) ? opening(&run, err) : barrier(&run, err);
+        return barrier(&run, err);
     }
     return cdi_fail(err, CDDP_E_INVALID, "no such collective");
 }
