@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define PEERS_MAX 16 /* messages of a group that this rank sends, or receives */
+#define LETTERS 16 /* messages of a group, at most, of all ranks */
 
 static uint64_t next(uint64_t *state)
 {
@@ -117,7 +117,7 @@ static bool list(struct letter *x, size_t n, int rank, bool sends, uint64_t *own
     return true;
 }
 
-static int exchange(struct rank *r, uint64_t seed, uint64_t *own, size_t most)
+int group_exchange(struct rank *r, uint64_t seed, uint64_t *own, size_t most)
 {
     uint64_t state = seed * 7919 + 1;
     struct letter *out = calloc(most, sizeof *out), *in = calloc(most, sizeof *in);
@@ -169,7 +169,7 @@ int group_of_messages(struct rank *r)
 
     RANK_CHECK(rank_open(r) == CDDP_OK);
     for (uint64_t seed = 1; seed <= 40 && has_groups(r); seed++)
-        if (exchange(r, seed, &own, PEERS_MAX) != 0)
+        if (group_exchange(r, seed, &own, LETTERS) != 0)
             return 1;
     return 0;
 }

@@ -5,6 +5,12 @@
 
 #include "ranks.h"
 
+/*
+ * One group of up to `most` messages between all ranks, also to themselves, which the seed chooses; each rank names
+ * its own ones in an order of `own`, dice that are not 0. The backend is open.
+ */
+int group_exchange(struct rank *r, uint64_t seed, uint64_t *own, size_t most);
+
 int group_of_messages(struct rank *r);
 int group_of_collectives(struct rank *r);
 int group_made(struct rank *r);
