@@ -21,7 +21,7 @@ enum needs {
     MAY_LACK_IN = 128 /* NULL: in is out */
 };
 
-static const struct {
+static const struct kind {
     const char *name;
     enum cdi_op_kind kind; /* of those that are made of others: what they are made of */
     enum cdi_asked asked;  /* CDI_ASKED_ITSELF: the backend has it as such */
@@ -57,11 +57,10 @@ static bool is_message(const struct cdi_op *op)
 
 /* ----------------------------------------------------------------------------------------- checking arguments ---- */
 
-/* Bytes of a buffer that holds `copies` times `count` elements; false: no memory is that large. */
-static bool bytes_of(size_t count, size_t copies, cddp_dtype dtype, size_t *bytes)
+/* Bytes of so many elements; false: no memory is that large. */
+static bool bytes_of(size_t count, cddp_dtype dtype, size_t *bytes)
 {
-    return !__builtin_mul_overflow(count, copies, bytes) &&
-           !__builtin_mul_overflow(*bytes, cddp_dtype_size(dtype), bytes) && *bytes <= PTRDIFF_MAX;
+    return !__builtin_mul_overflow(count, cddp_dtype_size(dtype), bytes) && *bytes <= PTRDIFF_MAX;
 }
 
 /* NULL stays so: there is nothing behind it. */
@@ -77,37 +76,48 @@ static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes
     return a_bytes > 0 && b_bytes > 0 && x < y + b_bytes && y < x + a_bytes;
 }
 
+/* Buffers that overlap: allowed exactly in place. bytes: of one block. */
+static cddp_status check_place(const struct cdi_world *world, const cddp_coll_args *w, size_t bytes,
+                               struct cdi_error *err)
+{
+    const struct kind *k = &kinds[w->coll];
+    size_t part = (size_t)world->rank * bytes;
+
+    if (w->coll == CDDP_COLL_ALL_TO_ALL)
+        return cdi_fail(err, CDDP_E_INVALID, "%s: in and out overlap", k->name);
+    if (k->in == k->out && w->in != w->out)
+        return cdi_fail(err, CDDP_E_INVALID, "%s: in and out overlap, but are not the same", k->name);
+    if (k->in == ONE && k->out != ONE && w->in != (const char *)w->out + part)
+        return cdi_fail(err, CDDP_E_INVALID, "%s: in overlaps out, but is not this rank's part of it", k->name);
+    if (k->in == ALL && w->out != (const char *)w->in + part)
+        return cdi_fail(err, CDDP_E_INVALID, "%s: out overlaps in, but is not this rank's part of it", k->name);
+    return CDDP_OK;
+}
+
 /* Buffers: there, of a size that memory has, apart from one another or exactly in place. */
 static cddp_status check_buffers(const struct cdi_world *world, const cddp_coll_args *w, struct cdi_error *err)
 {
-    const char *name = kinds[w->coll].name;
-    enum extent in = kinds[w->coll].in, to = kinds[w->coll].out;
-    unsigned needs = kinds[w->coll].needs;
-    size_t size = (size_t)world->size, part, in_bytes = 0, to_bytes = 0;
-    bool reads = (needs & IN_ON_ROOT) == 0 || w->root == world->rank,
-         writes = (needs & OUT_ON_ROOT) == 0 || w->root == world->rank;
+    const struct kind *k = &kinds[w->coll];
+    size_t size = (size_t)world->size, block, all = 0, in_bytes, to_bytes;
+    bool is_root = w->root == world->rank, reads = (k->needs & IN_ON_ROOT) == 0 || is_root,
+         writes = (k->needs & OUT_ON_ROOT) == 0 || is_root;
 
-    if ((in != NONE && !bytes_of(w->count, in == ALL ? size : 1, w->dtype, &in_bytes)) ||
-        (to != NONE && !bytes_of(w->count, to == ALL ? size : 1, w->dtype, &to_bytes)))
-        return cdi_fail(err, CDDP_E_INVALID, "%s: no memory holds %zu elements", name, w->count);
-    if ((needs & MAY_LACK_IN) != 0 && w->in == NULL)
+    if (!bytes_of(w->count, w->dtype, &block) ||
+        ((k->in == ALL || k->out == ALL) && (__builtin_mul_overflow(block, size, &all) || all > PTRDIFF_MAX)))
+        return cdi_fail(err, CDDP_E_INVALID, "%s: no memory holds %zu elements", k->name, w->count);
+    if (w->in == w->out && w->in != NULL && k->in == ONE && k->out == ONE) /* in place: the most frequent */
+        return CDDP_OK;
+    in_bytes = k->in == NONE ? 0 : k->in == ALL ? all : block;
+    to_bytes = k->out == NONE ? 0 : k->out == ALL ? all : block;
+    if ((k->needs & MAY_LACK_IN) != 0 && w->in == NULL)
         reads = false;
     if (reads && in_bytes > 0 && w->in == NULL)
-        return cdi_fail(err, CDDP_E_INVALID, "%s: in is NULL", name);
+        return cdi_fail(err, CDDP_E_INVALID, "%s: in is NULL", k->name);
     if (writes && to_bytes > 0 && w->out == NULL)
-        return cdi_fail(err, CDDP_E_INVALID, "%s: out is NULL", name);
+        return cdi_fail(err, CDDP_E_INVALID, "%s: out is NULL", k->name);
     if (!reads || !writes || !overlap(w->in, in_bytes, w->out, to_bytes))
         return CDDP_OK;
-    if (w->coll == CDDP_COLL_ALL_TO_ALL)
-        return cdi_fail(err, CDDP_E_INVALID, "%s: in and out overlap", name);
-    part = (size_t)world->rank * w->count * cddp_dtype_size(w->dtype);
-    if (in == to && w->in != w->out)
-        return cdi_fail(err, CDDP_E_INVALID, "%s: in and out overlap, but are not the same", name);
-    if (in == ONE && to != ONE && w->in != (const char *)w->out + part)
-        return cdi_fail(err, CDDP_E_INVALID, "%s: in overlaps out, but is not this rank's part of it", name);
-    if (in == ALL && w->out != (const char *)w->in + part)
-        return cdi_fail(err, CDDP_E_INVALID, "%s: out overlaps in, but is not this rank's part of it", name);
-    return CDDP_OK;
+    return check_place(world, w, block, err);
 }
 
 static cddp_status check_reduction(const cddp_coll_args *w, struct cdi_error *err)
@@ -177,7 +187,7 @@ static cddp_status measure(struct parts *b, const cddp_coll_args *a, struct cdi_
         if (b->counts[r] > 0 && at > b->end)
             b->end = at;
     }
-    if (!bytes_of(b->end, 1, a->dtype, &bytes))
+    if (!bytes_of(b->end, a->dtype, &bytes))
         return cdi_fail(err, CDDP_E_INVALID, "%s: no memory holds %zu elements", kinds[a->coll].name, b->end);
     if (b->end > 0 && b->p == NULL)
         return cdi_fail(err, CDDP_E_INVALID, "%s: %s is NULL", kinds[a->coll].name, b->name);
@@ -267,10 +277,9 @@ static cddp_status check_parts(const struct cdi_world *world, const cddp_coll_ar
 
 /* --------------------------------------------------------------------------------------------- one operation ---- */
 
-/* What a collective has no use for may get a meaning in a later version. */
-static cddp_status check_unused(const cddp_coll_args *a, struct cdi_error *err)
+cddp_status cdi_coll_check_unused(const cddp_coll_args *a, struct cdi_error *err)
 {
-    unsigned needs = kinds[a->coll].needs;
+    unsigned needs = is_kind(a) ? kinds[a->coll].needs : IN_COUNTS | OUT_COUNTS;
     const char *none = NULL;
 
     if (a->flags != 0 || a->zero != 0)
@@ -288,14 +297,11 @@ static cddp_status check_unused(const cddp_coll_args *a, struct cdi_error *err)
 /* alone: it is not one of a group. */
 static cddp_status check(const struct cdi_world *w, const cddp_coll_args *a, bool alone, struct cdi_error *err)
 {
-    cddp_status st;
+    cddp_status st = CDDP_OK;
     unsigned needs;
 
     if (!is_kind(a))
         return cdi_fail(err, CDDP_E_INVALID, "cddp_coll_args.coll is %d, which is no collective", (int)a->coll);
-    st = check_unused(a, err);
-    if (st != CDDP_OK)
-        return st;
     needs = kinds[a->coll].needs;
     if (a->coll == CDDP_COLL_BARRIER)
         return CDDP_OK;
@@ -496,7 +502,9 @@ static cddp_status add_all(const struct cdi_world *w, const cddp_coll_args *args
     cddp_status st = CDDP_OK;
 
     for (size_t i = 0; i < n && st == CDDP_OK; i++) {
-        st = check(w, &args[i], n == 1, err);
+        st = cdi_coll_check_unused(&args[i], err);
+        if (st == CDDP_OK)
+            st = check(w, &args[i], n == 1, err);
         if (st == CDDP_OK && ((kinds[args[i].coll].needs & PEER) != 0) != ((kinds[args[0].coll].needs & PEER) != 0))
             st = cdi_fail(err, CDDP_E_INVALID,
                           "%s, but args[0] is %s: a group has either collectives, or sends and receives",

@@ -8,6 +8,11 @@
 
 #include "worker/backend.h"
 
+/*
+ * What an operation does not use is zero: it may get a meaning in a later version. For what a program has written;
+ * cdi_coll_ops asks by itself. CDDP_E_INVALID.
+ */
+cddp_status cdi_coll_check_unused(const cddp_coll_args *a, struct cdi_error *err);
 /* Is it made of others? Of what is no collective: no. */
 bool cdi_coll_is_made(const cddp_coll_args *a);
 /*

@@ -192,8 +192,10 @@ static cddp_status start_one(cddp_comm *comm, const cddp_coll_args *a, bool lazy
                              struct cdi_error *err)
 {
     struct cdi_op op;
-    cddp_status st = cdi_coll_op(cdi_comm_world(comm), a, &op, err);
+    cddp_status st = cdi_coll_check_unused(a, err);
 
+    if (st == CDDP_OK)
+        st = cdi_coll_op(cdi_comm_world(comm), a, &op, err);
     if (st != CDDP_OK)
         return st;
     op.lazy = lazy;

@@ -62,7 +62,8 @@ static struct cdi_work *get_node(struct cdi_queue *q)
 
 static void put_node(struct cdi_queue *q, struct cdi_work *w)
 {
-    free(w->group);
+    if (w->group != NULL)
+        free(w->group); /* seldom: so most operations do not call it */
     w->group = NULL;
     if (q->n_spare >= SPARE_MAX) {
         free(w);
