@@ -49,6 +49,7 @@ bool mix_failed(const struct mix_lane *l, const char *format, ...) __attribute__
 /* A few operations, chosen by the dice. false: one was wrong, and that was printed. */
 bool mix_collective(struct mix_lane *l);
 bool mix_messages(struct mix_lane *l);
+bool mix_group(struct mix_lane *l);
 bool mix_begun(struct mix_lane *l, bool by_threads);
 bool mix_reducer(struct mix_lane *l);
 /* A message from one rank to another; other ranks do nothing. */

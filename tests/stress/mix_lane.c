@@ -10,6 +10,7 @@
 
 #define BEGUN_MAX 24
 #define JOINERS 3
+#define GROUP_MAX 20
 #define GARBAGE 0x5a
 
 size_t mix_dice(const struct mix_lane *l, uint64_t what, size_t n)
@@ -319,6 +320,70 @@ bool mix_messages(struct mix_lane *l)
         choose_pair(l, &from, &to);
         ok = mix_message(l, from, to, mix_dice(l, 33, 3) != 0 ? mix_dice(l, 34, 8) : some_count(l, 16) / 4);
     }
+    return ok;
+}
+
+/* A place for each, in an order of this rank's own; those from one rank to another stay in theirs. */
+static void list_group(const struct mix_lane *l, const struct call *calls, size_t n, size_t order[])
+{
+    bool listed[GROUP_MAX] = {false};
+
+    for (size_t i = 0; i < n; i++) {
+        size_t at = mix_own_dice(l, 60 + i, n);
+
+        while (listed[at])
+            at = (at + 1) % n;
+        for (size_t k = 0; k < at; k++)
+            if (!listed[k] && calls[k].work.coll == calls[at].work.coll && calls[k].work.root == calls[at].work.root)
+                at = k;
+        listed[at] = true;
+        order[i] = at;
+    }
+}
+
+static bool run_group(struct mix_lane *l, const struct call *calls, size_t n)
+{
+    cddp_coll_args args[GROUP_MAX];
+    size_t order[GROUP_MAX];
+    uint64_t ticket;
+    cddp_status status;
+
+    list_group(l, calls, n, order);
+    for (size_t i = 0; i < n; i++)
+        args[i] = calls[order[i]].work;
+    if (mix_own_dice(l, 59, 2) == 0) {
+        status = cddp_coll_run(l->comm, args, n);
+    } else {
+        status = cddp_coll_start(l->comm, args, n, &ticket);
+        memset(args, GARBAGE, sizeof args);
+        if (status == CDDP_OK)
+            status = cddp_coll_wait(l->comm, ticket);
+    }
+    return status == CDDP_OK ||
+           mix_failed(l, "a group of %zu messages: %s: %s", n, cddp_status_name(status), cddp_last_error());
+}
+
+/* Messages in one group on all ranks. */
+bool mix_group(struct mix_lane *l)
+{
+    struct call calls[GROUP_MAX];
+    size_t n = 1 + mix_dice(l, 32, GROUP_MAX), made = 0;
+    bool ok = true;
+
+    for (; l->size > 1 && n > 0 && ok; n--, l->nr++) {
+        int from, to;
+
+        choose_pair(l, &from, &to);
+        if (l->rank != from && l->rank != to)
+            continue;
+        ok = make_message(l, &calls[made], from, to, mix_dice(l, 33, 3) != 0 ? mix_dice(l, 34, 8) : some_count(l, 16));
+        made += ok;
+    }
+    ok = ok && run_group(l, calls, made);
+    for (size_t i = 0; i < made && ok; i++)
+        ok = is_right(l, &calls[i]);
+    for (size_t i = 0; i < made && ok; i++)
+        release(&calls[i]);
     return ok;
 }
 

@@ -51,7 +51,7 @@ static bool simple_operation(struct mix_lane *l)
     size_t kind = mix_dice(l, 1, 16);
 
     if (kind < 6 && has(l, 'p'))
-        return mix_messages(l);
+        return kind < 2 ? mix_group(l) : mix_messages(l);
     if (kind < 9)
         return mix_begun(l, has(l, 't'));
     return !has(l, 'c') || mix_collective(l);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Random groups of messages on 2 to 7 ranks of one to four nodes, each rank with an order of its own; between them
- * barriers and the like. Ranks are threads, so that ThreadSanitizer sees them, and then processes.
- * More of it: stress_group FIRST_SEED SEEDS
+ * collectives; and the same by two threads, each with a communicator of its own. Ranks are threads, so that
+ * ThreadSanitizer sees them, and then processes. More of it: stress_group FIRST_SEED SEEDS
  */
 #include "../backend/conformance_group.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 
 #define LETTERS 40 /* in a group */
@@ -54,6 +55,51 @@ static int groups(struct rank *r)
     return 0;
 }
 
+struct side {
+    struct rank r;
+    uint64_t seed;
+    int bad;
+};
+
+static void *one_side(void *arg)
+{
+    struct side *s = arg;
+    uint64_t own = 7 + 1000 * s->seed + (uint64_t)s->r.rank;
+
+    for (uint64_t i = 0; i < GROUPS && s->bad == 0; i++)
+        s->bad = group_exchange(&s->r, s->seed * GROUPS + i, &own, LETTERS);
+    return NULL;
+}
+
+/* A thread for each of two communicators, in the second of which the ranks are in reverse. */
+static int two_threads(struct rank *r)
+{
+    uint64_t seed = *(const uint64_t *)r->arg;
+    struct side whole, part;
+    pthread_t thread;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    whole = (struct side){.r = *r, .seed = seed};
+    part = (struct side){.r = *r, .seed = seed + 1};
+    RANK_CHECK(r->ops->split(r->b, 0, -r->rank, NULL, r->size, &part.r.b, &r->err) == CDDP_OK);
+    part.r.rank = r->size - 1 - r->rank;
+    RANK_CHECK(pthread_create(&thread, NULL, one_side, &part) == 0);
+    (void)one_side(&whole);
+    RANK_CHECK(pthread_join(thread, NULL) == 0 && whole.bad == 0 && part.bad == 0);
+    r->ops->destroy(part.r.b);
+    return 0;
+}
+
+static int failures(const struct ranks_layout *l, rank_fn fn, const uint64_t *seed)
+{
+    int threads = ranks_threads_on(l, fn, seed), processes = ranks_fork_on(l, TIMEOUT_S, fn, seed, NULL);
+
+    if (threads + processes > 0)
+        fprintf(stderr, "stress_group: seed %llu on %s, %s: %d threads and %d processes failed\n",
+                (unsigned long long)*seed, l->name, fn == groups ? "one thread" : "two threads", threads, processes);
+    return threads + processes;
+}
+
 int main(int argc, char **argv)
 {
     uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1, n = argc > 2 ? strtoull(argv[2], NULL, 10) : 2;
@@ -61,13 +107,8 @@ int main(int argc, char **argv)
 
     for (uint64_t seed = first; seed < first + n; seed++)
         for (size_t i = 0; i < LAYOUTS; i++) {
-            int threads = ranks_threads_on(&layouts[i], groups, &seed),
-                processes = ranks_fork_on(&layouts[i], TIMEOUT_S, groups, &seed, NULL);
-
-            if (threads + processes > 0)
-                fprintf(stderr, "stress_group: seed %llu on %s: %d threads and %d processes failed\n",
-                        (unsigned long long)seed, layouts[i].name, threads, processes);
-            bad += threads + processes;
+            bad += failures(&layouts[i], groups, &seed);
+            bad += failures(&layouts[i], two_threads, &seed);
         }
     return bad != 0;
 }

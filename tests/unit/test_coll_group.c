@@ -355,6 +355,20 @@ Test(coll_group, collectives_of_one_group_have_one_ticket)
     cr_assert_eq(world(collectives), 0);
 }
 
+/* All ranks are here, and in no operation of comm. */
+static bool meet(cddp_comm *comm, const char *key)
+{
+    char last[40];
+    const char *keys[1] = {last};
+    int64_t n = 0;
+
+    (void)snprintf(last, sizeof last, "%s/all", key);
+    if (cddp_store_add(cddp_comm_store(comm), key, 1, &n) != CDDP_OK ||
+        (n == cddp_world_size(comm) && cddp_store_set(cddp_comm_store(comm), last, "", 0) != CDDP_OK))
+        return false;
+    return cddp_store_wait(cddp_comm_store(comm), keys, 1, 0) == CDDP_OK;
+}
+
 /* Rank 0 is not done before the others begin, and does not wait for them. */
 static int ask(int rank)
 {
@@ -380,6 +394,7 @@ static int ask(int rank)
     CHECK(cddp_coll_test(comm, ticket + 1) == CDDP_E_INVALID);
     CHECK(cddp_coll_start(comm, &a, 1, NULL) == CDDP_OK); /* nobody asks for it alone */
     CHECK(cddp_barrier(comm) == CDDP_OK && x == 24);
+    CHECK(meet(comm, "over"));
     cddp_abort(comm, "enough");
     CHECK(cddp_coll_test(comm, ticket) == CDDP_E_ABORTED && cddp_coll_test(comm, 0) == CDDP_E_ABORTED);
     CHECK(cddp_finalize(comm) == CDDP_E_ABORTED);

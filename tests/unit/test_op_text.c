@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What operations are called, also those that are made of others. */
+#include "hygiene.h"
+#include "worker/op_text.h"
+
+CDI_SUITE(op_text, .timeout = 10);
+
+static struct cdi_op op_of(enum cdi_op_kind kind, enum cdi_asked asked)
+{
+    return (struct cdi_op){.kind = kind, .asked = asked, .count = 3, .dtype = CDDP_FLOAT32, .root = 1, .bucket = -1};
+}
+
+static void is_called(enum cdi_op_kind kind, enum cdi_asked asked, const char *text)
+{
+    const struct cdi_op op = op_of(kind, asked);
+    char buf[160];
+
+    cdi_op_text(&op, buf, sizeof buf);
+    cr_expect_str_eq(buf, text);
+}
+
+Test(op_text, an_operation_names_what_the_program_has_called)
+{
+    is_called(CDI_SEND, CDI_ASKED_ITSELF, "send of 3 float32 to rank 1");
+    is_called(CDI_BARRIER, CDI_ASKED_ITSELF, "barrier");
+    is_called(CDI_BARRIER, CDI_ASKED_COMM_SPLIT, "cddp_comm_split (barrier)");
+    is_called(CDI_BARRIER, CDI_ASKED_GATHER, "gather of 3 float32 to rank 1");
+    is_called(CDI_BARRIER, CDI_ASKED_SCATTER, "scatter of 3 float32 from rank 1");
+    is_called(CDI_BARRIER, CDI_ASKED_ALL_TO_ALLV, "all_to_allv of parts of float32");
+    is_called(CDI_RECV, CDI_ASKED_GATHER, "gather (recv of 3 float32 from rank 1)");
+    is_called(CDI_REDUCE, CDI_ASKED_REDUCE_SCATTERV, "reduce_scatterv (reduce(sum) of 3 float32 to rank 1)");
+    is_called(CDI_BROADCAST, CDI_ASKED_ALL_GATHERV, "all_gatherv (broadcast of 3 float32 from rank 1)");
+}
+
+Test(op_text, the_flight_page_has_a_group_by_what_was_called)
+{
+    static const struct {
+        enum cdi_op_kind kind;
+        enum cdi_asked asked;
+        const char *name;
+    } made[] = {
+        {CDI_BARRIER, CDI_ASKED_GATHER, "gather"},
+        {CDI_BARRIER, CDI_ASKED_SCATTER, "scatter"},
+        {CDI_BARRIER, CDI_ASKED_ALL_TO_ALLV, "all_to_allv"},
+        {CDI_REDUCE, CDI_ASKED_REDUCE_SCATTERV, "reduce_scatterv"},
+        {CDI_BROADCAST, CDI_ASKED_ALL_GATHERV, "all_gatherv"},
+        {CDI_SEND, CDI_ASKED_ITSELF, "group"},
+    };
+
+    for (size_t i = 0; i < sizeof made / sizeof made[0]; i++) {
+        struct cdi_op ops[3] = {op_of(made[i].kind, made[i].asked), op_of(CDI_SEND, made[i].asked),
+                                op_of(CDI_RECV, made[i].asked)};
+
+        cr_expect_str_eq(cdi_flight_op_name(cdi_flight_op_of_group(ops, 3)), made[i].name);
+        ops[2].asked = CDI_ASKED_ITSELF; /* the program has begun something else with it */
+        cr_expect_str_eq(cdi_flight_op_name(cdi_flight_op_of_group(ops, 3)), "group");
+    }
+    cr_expect_eq(cdi_flight_op_of_group(&(struct cdi_op){.kind = CDI_RECV}, 1), CDI_FLIGHT_RECV);
+}
