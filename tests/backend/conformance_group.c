@@ -432,3 +432,53 @@ int group_differs(struct rank *r)
     RANK_CHECK(strstr(r->err.msg, want) != NULL);
     return 0;
 }
+
+/* Around the ring; the message of rank 0 is longer than rank 1 expects it. */
+int group_length_differs(struct rank *r)
+{
+    uint32_t x[3] = {0}, y[3];
+    int to = (r->rank + 1) % r->size, from = (r->rank + r->size - 1) % r->size;
+    const struct cdi_op ops[2] = {
+        {.kind = CDI_RECV, .out = y, .count = 2, .dtype = CDDP_UINT32, .root = from, .bucket = -1},
+        {.kind = CDI_SEND, .in = x, .count = r->rank == 0 ? 3 : 2, .dtype = CDDP_UINT32, .root = to, .bucket = -1}};
+    cddp_status st;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (!has_groups(r))
+        return 0;
+    st = run(r, ops, 2);
+    if (r->rank > 1)
+        return st != CDDP_OK && st != CDDP_E_MISMATCH; /* it may have been done before */
+    RANK_CHECK(st == CDDP_E_MISMATCH);
+    RANK_CHECK(strstr(r->err.msg,
+                      "rank 0 called send of 3 uint32 to rank 1, rank 1 called recv of 2 uint32 from rank 0") != NULL);
+    return 0;
+}
+
+/* The last rank does not come; to itself rank 0 sends all the same. */
+int group_stay_away(struct rank *r)
+{
+    uint32_t x[4] = {0};
+    const struct cdi_op like = {.count = 1, .dtype = CDDP_UINT32, .bucket = -1};
+    struct cdi_op ops[4] = {like, like, like, like};
+    char want[64];
+
+    r->world.timeout_ms = 1000;
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (!has_groups(r))
+        return 0;
+    for (int i = 0; i < 4; i++) {
+        ops[i].kind = i % 2 == 0 ? CDI_RECV : CDI_SEND;
+        ops[i].in = ops[i].out = &x[i];
+        ops[i].root = i < 2 ? r->size - 1 : 0;
+    }
+    while (r->rank != 0 && atomic_load(&r->board->flag[3]) == 0)
+        (void)usleep(1000);
+    if (r->rank != 0)
+        return 0;
+    RANK_CHECK(run(r, ops, 4) == CDDP_E_TIMEOUT);
+    atomic_store(&r->board->flag[3], 1);
+    (void)snprintf(want, sizeof want, "rank %d did not come within 1 s", r->size - 1);
+    RANK_CHECK(strstr(r->err.msg, want) != NULL);
+    return 0;
+}

@@ -16,5 +16,7 @@ int group_of_collectives(struct rank *r);
 int group_made(struct rank *r);
 int group_asked_for(struct rank *r);
 int group_differs(struct rank *r);
+int group_length_differs(struct rank *r);
+int group_stay_away(struct rank *r);
 
 #endif

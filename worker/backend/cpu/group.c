@@ -4,16 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool is_message(const struct cdi_op *op)
-{
-    return op->kind == CDI_SEND || op->kind == CDI_RECV;
-}
-
 /* ------------------------------------------------------------------------------------------------- the order ---- */
 
 /* Where an operation comes: what is compared first stands highest. The place in the array is the rest. */
 struct place {
-    uint32_t round;  /* 0: before all messages */
+    uint32_t round;  /* 0: before all messages; UINT32_MAX: of this rank to itself */
     uint32_t second; /* of the two directions of a pair */
     size_t at;
 };
@@ -22,8 +17,10 @@ static struct place place_of(const struct cdi_op *op, size_t at, int rank, int s
 {
     bool sends = op->kind == CDI_SEND;
 
-    if (!is_message(op))
+    if (!cdi_group_is_message(op))
         return (struct place){.at = at};
+    if (op->root == rank)
+        return (struct place){.round = UINT32_MAX, .at = at};
     return (struct place){
         .round = (uint32_t)((rank + op->root) % size) + 1, .second = sends != (rank < op->root), .at = at};
 }
@@ -93,34 +90,38 @@ cddp_status cdi_group_make(struct cdi_work *w, const struct cdi_op *ops, size_t 
 /* --------------------------------------------------------------------------------------------------- running ---- */
 
 /* The k-th message from this rank to itself is taken by the k-th one that it receives of itself. */
-static void copy_own(const struct cdi_op *ops, size_t n, int rank)
+size_t cdi_group_copy_own(const struct cdi_work *w, int rank)
 {
-    size_t s = 0;
+    const struct cdi_op *ops = w->group;
+    size_t first = w->n_group, s;
 
-    for (size_t i = 0; i < n; i++) {
+    while (first > 0 && cdi_group_is_message(&ops[first - 1]) && ops[first - 1].root == rank)
+        first--;
+    s = first;
+    for (size_t i = first; i < w->n_group; i++) {
         size_t bytes = ops[i].count * cddp_dtype_size(ops[i].dtype);
 
-        if (ops[i].kind != CDI_RECV || ops[i].root != rank)
+        if (ops[i].kind != CDI_RECV)
             continue;
-        while (s < n && (ops[s].kind != CDI_SEND || ops[s].root != rank))
+        while (s < w->n_group && ops[s].kind != CDI_SEND)
             s++;
-        if (s < n && bytes > 0)
+        if (s < w->n_group && bytes > 0)
             memmove(ops[i].out, ops[s].in, bytes);
         s++;
     }
+    return first;
 }
 
 cddp_status cdi_group_run(cdi_run_fn run, void *arg, const struct cdi_work *w, int rank, bool on_thread,
                           struct cdi_error *err)
 {
+    size_t n = cdi_group_copy_own(w, rank);
     cddp_status st = CDDP_OK;
 
-    copy_own(w->group, w->n_group, rank);
-    for (size_t i = 0; i < w->n_group && st == CDDP_OK; i++) {
+    for (size_t i = 0; i < n && st == CDDP_OK; i++) {
         const struct cdi_work one = {.op = w->group[i], .n_group = w->n_group};
 
-        if (!is_message(&one.op) || one.op.root != rank)
-            st = run(arg, &one, on_thread, err);
+        st = run(arg, &one, on_thread, err);
     }
     return st;
 }

@@ -16,8 +16,18 @@
  */
 cddp_status cdi_group_make(struct cdi_work *w, const struct cdi_op *ops, size_t n, int rank, int size,
                            struct cdi_error *err);
-/* Runs the work of a group: first what is copied within this rank, then each operation by `run`. */
+/*
+ * Does what is copied within this rank. Returns how many operations are left: the first ones of w->group, since
+ * messages to oneself come last.
+ */
+size_t cdi_group_copy_own(const struct cdi_work *w, int rank);
+/* Both in turn: what is copied, then each operation by `run`. */
 cddp_status cdi_group_run(cdi_run_fn run, void *arg, const struct cdi_work *w, int rank, bool on_thread,
                           struct cdi_error *err);
+
+static inline bool cdi_group_is_message(const struct cdi_op *op)
+{
+    return op->kind == CDI_SEND || op->kind == CDI_RECV;
+}
 
 #endif

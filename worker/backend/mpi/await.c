@@ -291,36 +291,57 @@ static void rest(const struct watch *w, int polls)
     }
 }
 
-static cddp_status test(struct cdi_requests *q, int *done, struct cdi_error *err)
+cddp_status cdi_mpi_test(struct cdi_requests *q, bool *done, struct cdi_error *err)
 {
-    int rc = CDI_MPI(MPI_Testall(q->n, q->req, done, MPI_STATUSES_IGNORE));
+    int all = 1, rc = q->n > 0 ? CDI_MPI(MPI_Testall(q->n, q->req, &all, MPI_STATUSES_IGNORE)) : MPI_SUCCESS;
 
     if (rc != MPI_SUCCESS)
         return cdi_mpi_fail(rc, "moving data", err);
-    if (*done)
+    if (all)
         q->n = 0;
+    *done = all != 0;
     return CDDP_OK;
 }
 
-cddp_status cdi_mpi_await(struct cdi_mpi_run *run, struct cdi_requests *q, struct cdi_error *err)
+cddp_status cdi_mpi_poll(struct cdi_mpi_run *run, cdi_mpi_step step, void *arg, struct cdi_error *err)
 {
     struct watch w;
-    int done = q->n == 0;
-    cddp_status st = done ? CDDP_OK : test(q, &done, err);
+    enum cdi_mpi_progress got = CDI_MPI_NOTHING;
+    cddp_status st = step(arg, &got, err);
 
-    if (st != CDDP_OK || done)
+    if (st != CDDP_OK || got == CDI_MPI_DONE)
         return st;
     w = (struct watch){.since_ns = cdi_now_ns(), .store_step_ns = STORE_AFTER_MS * 1000000};
     w.neighbours_ns = w.since_ns + NEIGHBOURS_EVERY_MS * 1000000;
     w.store_ns = w.since_ns + STORE_AFTER_MS * 1000000;
     for (int polls = 0; st == CDDP_OK; polls++) {
-        st = test(q, &done, err);
-        if (st != CDDP_OK || done)
+        got = CDI_MPI_NOTHING;
+        st = step(arg, &got, err);
+        if (st != CDDP_OK || got == CDI_MPI_DONE)
             return st;
         st = look(run, &w, err);
+        if (got == CDI_MPI_MOVED) { /* the next wait begins */
+            w.since_ns = w.now_ns;
+            polls = 0;
+        }
         rest(&w, polls);
     }
     return st;
+}
+
+static cddp_status until_all(void *arg, enum cdi_mpi_progress *got, struct cdi_error *err)
+{
+    bool done = false;
+    cddp_status st = cdi_mpi_test(arg, &done, err);
+
+    if (done)
+        *got = CDI_MPI_DONE;
+    return st;
+}
+
+cddp_status cdi_mpi_await(struct cdi_mpi_run *run, struct cdi_requests *q, struct cdi_error *err)
+{
+    return q->n > 0 ? cdi_mpi_poll(run, until_all, q, err) : CDDP_OK;
 }
 
 /* -------------------------------------------------------------------------------------------------- the end ---- */
@@ -347,20 +368,29 @@ static bool receives_ended(struct cdi_requests *q)
     return ended;
 }
 
+/* The i-th set of those that the backend has; NULL: there are no more. */
+static struct cdi_requests *set_of(struct cdi_backend *b, int i)
+{
+    if (i < CDI_SETS)
+        return &b->parts[i];
+    if (i < 2 * CDI_SETS)
+        return &b->results[i - CDI_SETS];
+    return i - 2 * CDI_SETS < b->world.size ? &b->pairs[i - 2 * CDI_SETS].q : NULL;
+}
+
 void cdi_mpi_give_up(struct cdi_backend *b)
 {
     int64_t until_ms = cdi_now_ms() + CANCEL_MS;
     const struct timespec nap = {.tv_nsec = 200000};
-    struct cdi_requests *sets[] = {&b->parts[0], &b->parts[1], &b->results[0], &b->results[1]};
     bool ended = false;
 
     cdi_mpi_process_broken();
-    for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++)
-        cancel(sets[i]);
+    for (int i = 0; set_of(b, i) != NULL; i++)
+        cancel(set_of(b, i));
     while (!ended && cdi_now_ms() < until_ms) {
         ended = true;
-        for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++)
-            ended = receives_ended(sets[i]) && ended;
+        for (int i = 0; set_of(b, i) != NULL; i++)
+            ended = receives_ended(set_of(b, i)) && ended;
         if (!ended)
             (void)nanosleep(&nap, NULL);
     }

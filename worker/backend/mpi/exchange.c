@@ -18,10 +18,8 @@ _Static_assert(sizeof(struct cdi_opening) == CDI_OPENING_BYTES, "what is compare
 
 /* ------------------------------------------------------------------------------------------------- openings ---- */
 
-static void describe(const struct cdi_mpi_run *run, struct cdi_opening *o)
+static void describe(const struct cdi_mpi_run *run, const struct cdi_op *op, struct cdi_opening *o)
 {
-    const struct cdi_op *op = run->op;
-
     *o = (struct cdi_opening){.number = run->number, .count = op->count, .root = op->root};
     o->kind = run->work->is_region ? CDI_KIND_REGION : (uint8_t)op->kind;
     o->dtype = (uint8_t)op->dtype;
@@ -95,7 +93,7 @@ cddp_status cdi_mpi_open(struct cdi_mpi_run *run, const void *data, size_t n, st
     const struct cdi_opening *first;
     cddp_status st;
 
-    describe(run, &b->openings[0]);
+    describe(run, run->op, &b->openings[0]);
     if (n > 0)
         memcpy(b->openings[0].data, data, n);
     st = cdi_mpi_gather(run, b->openings, sizeof *b->openings, err);
@@ -280,31 +278,42 @@ static bool is_pair(const struct cdi_opening *mine, const struct cdi_opening *th
            mine->count == theirs->count && mine->dtype == theirs->dtype;
 }
 
-/* Both say what they call; then the data goes. */
-static cddp_status message(struct cdi_mpi_run *run, struct cdi_error *err)
+cddp_status cdi_mpi_open_pair(struct cdi_mpi_run *run, const struct cdi_op *op, struct cdi_requests *q,
+                              struct cdi_opening *mine, struct cdi_opening *theirs, struct cdi_error *err)
 {
-    struct cdi_backend *b = run->b;
-    const struct cdi_op *op = run->op;
-    struct cdi_requests *q = &b->parts[0];
-    struct cdi_opening *mine = &b->openings[b->world.size], *theirs = mine + 1;
-    size_t bytes = equal_blocks(run, 0);
-    bool sends = op->kind == CDI_SEND;
     cddp_status st;
 
-    describe(run, mine);
+    describe(run, op, mine);
     mine->number = 0;
-    st = cdi_mpi_receive(b, q, theirs, sizeof *theirs, op->root, CDI_TAG_PAIR, err);
-    if (st == CDDP_OK)
-        st = cdi_mpi_send(b, q, mine, sizeof *mine, op->root, CDI_TAG_PAIR, err);
+    st = cdi_mpi_receive(run->b, q, theirs, sizeof *theirs, op->root, CDI_TAG_PAIR, err);
+    return st == CDDP_OK ? cdi_mpi_send(run->b, q, mine, sizeof *mine, op->root, CDI_TAG_PAIR, err) : st;
+}
+
+cddp_status cdi_mpi_move_pair(struct cdi_mpi_run *run, const struct cdi_op *op, struct cdi_requests *q,
+                              const struct cdi_opening *mine, const struct cdi_opening *theirs, struct cdi_error *err)
+{
+    struct cdi_backend *b = run->b;
+    size_t bytes = op->count * cddp_dtype_size(op->dtype);
+    bool sends = op->kind == CDI_SEND;
+
+    if (!is_pair(mine, theirs))
+        return sends ? differ(b, "operations", b->world.rank, mine, op->root, theirs, err)
+                     : differ(b, "operations", op->root, theirs, b->world.rank, mine, err);
+    if (sends)
+        return cdi_mpi_send(b, q, op->in, bytes, op->root, CDI_TAG_PAIR, err);
+    return cdi_mpi_receive(b, q, op->out, bytes, op->root, CDI_TAG_PAIR, err);
+}
+
+static cddp_status message(struct cdi_mpi_run *run, struct cdi_error *err)
+{
+    struct cdi_requests *q = &run->b->parts[0];
+    struct cdi_opening *mine = &run->b->openings[run->b->world.size], *theirs = mine + 1;
+    cddp_status st = cdi_mpi_open_pair(run, run->op, q, mine, theirs, err);
+
     if (st == CDDP_OK)
         st = cdi_mpi_await(run, q, err);
-    if (st == CDDP_OK && !is_pair(mine, theirs))
-        return sends ? differ(run->b, "operations", b->world.rank, mine, op->root, theirs, err)
-                     : differ(run->b, "operations", op->root, theirs, b->world.rank, mine, err);
-    if (st == CDDP_OK && sends)
-        st = cdi_mpi_send(b, q, op->in, bytes, op->root, CDI_TAG_PAIR, err);
-    else if (st == CDDP_OK)
-        st = cdi_mpi_receive(b, q, op->out, bytes, op->root, CDI_TAG_PAIR, err);
+    if (st == CDDP_OK)
+        st = cdi_mpi_move_pair(run, run->op, q, mine, theirs, err);
     return st == CDDP_OK ? cdi_mpi_await(run, q, err) : st;
 }
 

@@ -29,33 +29,52 @@ static cddp_status broken(struct cdi_backend *b, const struct cdi_error *why)
     return why->status;
 }
 
-static cddp_status run_for(struct cdi_backend *b, const struct cdi_work *work, int64_t timeout_ms,
-                           struct cdi_error *err)
+/* How an operation has ended. */
+static cddp_status ended(struct cdi_backend *b, cddp_status st, struct cdi_error *why, struct cdi_error *err)
 {
-    bool pair = !work->is_region && (work->op.kind == CDI_SEND || work->op.kind == CDI_RECV);
-    struct cdi_mpi_run run = {
-        .b = b, .work = work, .op = &work->op, .timeout_ms = timeout_ms, .peer = pair ? work->op.root : -1};
-    struct cdi_error why;
-    cddp_status st;
-
-    run.number = pair ? 0 : ++b->n_collectives;
-    st = cdi_mpi_run(&run, &why);
     if (st == CDDP_OK) /* all came; but one may have given up before the last one did */
-        st = cdi_mpi_heard_failure(b, &why);
+        st = cdi_mpi_heard_failure(b, why);
     if (st == CDDP_OK)
         return CDDP_OK;
     if (err != NULL)
-        *err = why;
-    return broken(b, &why);
+        *err = *why;
+    return broken(b, why);
+}
+
+static cddp_status run_for(struct cdi_backend *b, const struct cdi_work *work, int64_t timeout_ms,
+                           struct cdi_error *err)
+{
+    bool pair = !work->is_region && cdi_group_is_message(&work->op);
+    struct cdi_mpi_run run = {
+        .b = b, .work = work, .op = &work->op, .timeout_ms = timeout_ms, .peer = pair ? work->op.root : -1};
+    struct cdi_error why;
+
+    run.number = pair ? 0 : ++b->n_collectives;
+    return ended(b, cdi_mpi_run(&run, &why), &why, err);
+}
+
+/* Collectives one after another; messages, which come behind a barrier at most, all at once. */
+static cddp_status run_group(struct cdi_backend *b, const struct cdi_work *work, struct cdi_error *err)
+{
+    struct cdi_mpi_run run = {.b = b, .timeout_ms = b->world.timeout_ms};
+    struct cdi_error why;
+    cddp_status st = CDDP_OK;
+    size_t i = 0, n;
+
+    n = cdi_group_copy_own(work, b->world.rank);
+    for (; i < n && st == CDDP_OK && !cdi_group_is_message(&work->group[i]); i++)
+        st = run_for(b, &(struct cdi_work){.op = work->group[i], .n_group = n}, b->world.timeout_ms, err);
+    if (st != CDDP_OK || i == n)
+        return st;
+    return ended(b, cdi_mpi_messages(&run, work->group + i, n - i, &why), &why, err);
 }
 
 static cddp_status run_work(void *arg, const struct cdi_work *work, bool on_thread, struct cdi_error *err)
 {
     struct cdi_backend *b = arg;
 
-    if (work->group != NULL)
-        return cdi_group_run(run_work, b, work, b->world.rank, on_thread, err);
-    return run_for(b, work, b->world.timeout_ms, err);
+    (void)on_thread;
+    return work->group != NULL ? run_group(b, work, err) : run_for(b, work, b->world.timeout_ms, err);
 }
 
 /* Where MPI takes calls of one thread alone, it is that of MPI_Init who has to wait. */
@@ -127,9 +146,9 @@ static cddp_status do_now(struct cdi_backend *b, struct cdi_work *work, struct c
 
 /* ------------------------------------------------------------------------------------------ coming and going ---- */
 
-static bool room_for_messages(struct cdi_requests *q, int size)
+static bool room_for_messages(struct cdi_requests *q, int transfers)
 {
-    q->cap = 2 * PER_TRANSFER * size; /* to and from each */
+    q->cap = PER_TRANSFER * transfers;
     q->req = calloc((size_t)q->cap + 1, sizeof(MPI_Request));
     q->receives = calloc((size_t)q->cap + 1, sizeof *q->receives);
     return q->req != NULL && q->receives != NULL;
@@ -146,7 +165,12 @@ static void release(struct cdi_backend *b)
         free(sets[i]->req);
         free(sets[i]->receives);
     }
+    for (int r = 0; r < b->world.size && b->pairs != NULL; r++) {
+        free(b->pairs[r].q.req);
+        free(b->pairs[r].q.receives);
+    }
     if (!b->entangled) {
+        free(b->pairs);
         free(b->openings);
         free(b->scratch);
     }
@@ -175,13 +199,16 @@ static struct cdi_backend *new_backend(const struct cdi_world *world, const stru
     for (size_t r = 0; r < n && b->neighbours != NULL; r++)
         b->neighbours[r].pidfd = -1;
     b->openings = calloc(n + 2, sizeof *b->openings);
-    ok = b->world_rank != NULL && b->neighbours != NULL && b->openings != NULL;
+    b->pairs = calloc(n, sizeof *b->pairs);
+    ok = b->world_rank != NULL && b->neighbours != NULL && b->openings != NULL && b->pairs != NULL;
     if (posix_memalign((void **)&b->scratch, 64, CDI_SETS * (n + 1) * b->piece) != 0)
         b->scratch = NULL;
     for (int i = 0; i < CDI_SETS; i++) {
-        ok = room_for_messages(&b->parts[i], world->size) && ok;
-        ok = room_for_messages(&b->results[i], world->size) && ok;
+        ok = room_for_messages(&b->parts[i], 2 * world->size) && ok; /* to and from each */
+        ok = room_for_messages(&b->results[i], 2 * world->size) && ok;
     }
+    for (int r = 0; r < world->size && ok; r++)
+        ok = room_for_messages(&b->pairs[r].q, 1);
     if (ok && b->scratch != NULL)
         return b;
     release(b);

@@ -85,6 +85,15 @@ struct cdi_requests {
     int n, cap;
 };
 
+/* A partner in a group of messages: they go one after another, those of other partners meanwhile. */
+struct cdi_pair {
+    struct cdi_requests q;           /* of the message under way: its openings, or its data */
+    struct cdi_opening mine, theirs; /* of it */
+    const struct cdi_op *op;         /* it; NULL: there is none */
+    const struct cdi_op *end;        /* behind the last one */
+    bool opens;
+};
+
 /* What is exchanged in pieces has two of each under way. */
 #define CDI_SETS 2
 
@@ -114,10 +123,11 @@ struct cdi_backend {
 
     struct cdi_opening *openings; /* of all ranks, by cdi_mpi_block_of; then two of send and recv */
     struct cdi_requests parts[CDI_SETS], results[CDI_SETS];
-    uint8_t *scratch; /* of 2 * size + 2 pieces */
-    size_t piece;     /* bytes */
-    bool left;        /* nothing but memory is left of it */
-    bool entangled;   /* MPI may still write to openings and scratch: they are never freed */
+    struct cdi_pair *pairs; /* by rank */
+    uint8_t *scratch;       /* of 2 * size + 2 pieces */
+    size_t piece;           /* bytes */
+    bool left;              /* nothing but memory is left of it */
+    bool entangled;         /* MPI may still write to openings and scratch: they are never freed */
 };
 
 /* One operation under way. */
@@ -142,6 +152,13 @@ cddp_status cdi_mpi_receive(struct cdi_backend *b, struct cdi_requests *q, void 
  * left), CDDP_E_ABORTED, what a peer says its reason is, CDDP_E_SYSTEM. After an error receives were cancelled.
  */
 cddp_status cdi_mpi_await(struct cdi_mpi_run *run, struct cdi_requests *q, struct cdi_error *err);
+/* Is all of q done? Empties it then. No wait. */
+cddp_status cdi_mpi_test(struct cdi_requests *q, bool *done, struct cdi_error *err);
+/* What one look at messages under way has found. */
+enum cdi_mpi_progress { CDI_MPI_NOTHING, CDI_MPI_MOVED, CDI_MPI_DONE };
+typedef cddp_status (*cdi_mpi_step)(void *arg, enum cdi_mpi_progress *got, struct cdi_error *err);
+/* The same as cdi_mpi_await, until `step` says DONE; with each MOVED a new wait begins. */
+cddp_status cdi_mpi_poll(struct cdi_mpi_run *run, cdi_mpi_step step, void *arg, struct cdi_error *err);
 /* Tell all ranks of this communicator why it has failed, once; if MPI may be called, they also look at once. */
 void cdi_mpi_tell_peers(struct cdi_backend *b, const struct cdi_error *why);
 /* CDDP_OK: no rank has said that it has failed, or this one is still connecting. No wait. */
@@ -167,6 +184,16 @@ static inline size_t cdi_mpi_block_of(const struct cdi_backend *b, int r)
 {
     return (size_t)((r - b->world.rank + b->world.size) % b->world.size);
 }
+/* Begin a send or a receive: both ranks say what they call. Then its data, if they call the same: CDDP_E_MISMATCH. */
+cddp_status cdi_mpi_open_pair(struct cdi_mpi_run *run, const struct cdi_op *op, struct cdi_requests *q,
+                              struct cdi_opening *mine, struct cdi_opening *theirs, struct cdi_error *err);
+cddp_status cdi_mpi_move_pair(struct cdi_mpi_run *run, const struct cdi_op *op, struct cdi_requests *q,
+                              const struct cdi_opening *mine, const struct cdi_opening *theirs, struct cdi_error *err);
+/*
+ * n sends and receives, those of one partner behind one another, and none to this rank itself (messages.c). run's work
+ * and peer are those that are waited for.
+ */
+cddp_status cdi_mpi_messages(struct cdi_mpi_run *run, const struct cdi_op *ops, size_t n, struct cdi_error *err);
 /* One operation, region included, from its beginning to its end. */
 cddp_status cdi_mpi_run(struct cdi_mpi_run *run, struct cdi_error *err);
 /* all_reduce, reduce, reduce_scatter, after their opening. */

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sends and receives of a group: with all partners at once, and with each of them one after another. */
+#include "worker/backend/mpi/state.h"
+
+#include <string.h>
+
+struct exchange {
+    struct cdi_mpi_run *run;
+    struct cdi_work shown; /* the message that errors name: of each partner in turn */
+    int turn;
+};
+
+/* Partner p turns to its next message, if there is one. */
+static cddp_status begin(struct exchange *x, struct cdi_pair *p, const struct cdi_op *op, struct cdi_error *err)
+{
+    p->op = op < p->end ? op : NULL;
+    p->opens = p->op != NULL;
+    return p->opens ? cdi_mpi_open_pair(x->run, op, &p->q, &p->mine, &p->theirs, err) : CDDP_OK;
+}
+
+/* As far as the messages of one partner are by now. */
+static cddp_status go_on(struct exchange *x, struct cdi_pair *p, enum cdi_mpi_progress *got, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    while (p->op != NULL && st == CDDP_OK) {
+        bool done = false;
+
+        st = cdi_mpi_test(&p->q, &done, err);
+        if (st != CDDP_OK || !done)
+            return st;
+        *got = CDI_MPI_MOVED;
+        if (p->opens) {
+            p->opens = false;
+            st = cdi_mpi_move_pair(x->run, p->op, &p->q, &p->mine, &p->theirs, err);
+        } else {
+            st = begin(x, p, p->op + 1, err);
+        }
+    }
+    return st;
+}
+
+static void show(struct exchange *x, const struct cdi_op *op)
+{
+    x->shown.op = *op;
+    x->run->peer = op->root;
+}
+
+static cddp_status go_on_with_all(void *arg, enum cdi_mpi_progress *got, struct cdi_error *err)
+{
+    struct exchange *x = arg;
+    const struct cdi_backend *b = x->run->b;
+    int size = b->world.size, left = 0;
+
+    x->turn = (x->turn + 1) % size;
+    for (int i = 0; i < size; i++) {
+        struct cdi_pair *p = &b->pairs[(x->turn + i) % size];
+        cddp_status st = go_on(x, p, got, err);
+
+        if (st != CDDP_OK)
+            return st;
+        if (p->op != NULL && left++ == 0)
+            show(x, p->op);
+    }
+    if (left == 0)
+        *got = CDI_MPI_DONE;
+    return CDDP_OK;
+}
+
+cddp_status cdi_mpi_messages(struct cdi_mpi_run *run, const struct cdi_op *ops, size_t n, struct cdi_error *err)
+{
+    struct exchange x = {.run = run, .shown = {.n_group = n}};
+    cddp_status st = CDDP_OK;
+
+    run->work = &x.shown;
+    run->op = &x.shown.op;
+    for (size_t i = 0, end; i < n && st == CDDP_OK; i = end) {
+        struct cdi_pair *p = &run->b->pairs[ops[i].root];
+
+        for (end = i; end < n && ops[end].root == ops[i].root;)
+            end++;
+        p->end = ops + end;
+        show(&x, &ops[i]);
+        st = begin(&x, p, ops + i, err);
+    }
+    return st == CDDP_OK ? cdi_mpi_poll(run, go_on_with_all, &x, err) : st;
+}
