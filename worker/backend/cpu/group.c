@@ -66,7 +66,8 @@ cddp_status cdi_group_make(struct cdi_work *w, const struct cdi_op *ops, size_t 
                            struct cdi_error *err)
 {
     size_t each = (size_t)size * sizeof *ops->counts, bytes = n_with_counts(ops, n) * each;
-    struct cdi_op *group = n <= (PTRDIFF_MAX - bytes) / sizeof *group ? malloc(n * sizeof *group + bytes) : NULL;
+    struct cdi_op *group =
+        n > 0 && n <= (PTRDIFF_MAX - bytes) / sizeof *group ? malloc(n * sizeof *group + bytes) : NULL;
     size_t *counts;
 
     if (group == NULL || !put_in_order(group, ops, n, rank, size)) {

@@ -368,28 +368,27 @@ static bool receives_ended(struct cdi_requests *q)
     return ended;
 }
 
-/* The i-th set of those that the backend has; NULL: there are no more. */
+/* The i-th set of those that the backend has. */
 static struct cdi_requests *set_of(struct cdi_backend *b, int i)
 {
     if (i < CDI_SETS)
         return &b->parts[i];
-    if (i < 2 * CDI_SETS)
-        return &b->results[i - CDI_SETS];
-    return i - 2 * CDI_SETS < b->world.size ? &b->pairs[i - 2 * CDI_SETS].q : NULL;
+    return i < 2 * CDI_SETS ? &b->results[i - CDI_SETS] : &b->pairs[i - 2 * CDI_SETS].q;
 }
 
 void cdi_mpi_give_up(struct cdi_backend *b)
 {
     int64_t until_ms = cdi_now_ms() + CANCEL_MS;
     const struct timespec nap = {.tv_nsec = 200000};
+    int n_sets = 2 * CDI_SETS + b->world.size;
     bool ended = false;
 
     cdi_mpi_process_broken();
-    for (int i = 0; set_of(b, i) != NULL; i++)
+    for (int i = 0; i < n_sets; i++)
         cancel(set_of(b, i));
     while (!ended && cdi_now_ms() < until_ms) {
         ended = true;
-        for (int i = 0; set_of(b, i) != NULL; i++)
+        for (int i = 0; i < n_sets; i++)
             ended = receives_ended(set_of(b, i)) && ended;
         if (!ended)
             (void)nanosleep(&nap, NULL);
