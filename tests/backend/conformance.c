@@ -1051,6 +1051,7 @@ const struct conformance_case conformance_cases[] = {
     {"a ticket can be asked for without a wait", group_asked_for, 2, -1},
     {"ranks that gather to different roots are told both", group_differs, 2, -1, true},
     {"a message of a group of another length is told to both ranks", group_length_differs, 2, -1, true},
+    {"other counts of an all_to_allv are told to both ranks", group_counts_differ, 2, -1, true},
     {"a rank whose message is missed in a group is named at the deadline", group_stay_away, 2, -1, true},
     {"buckets of a region are reduced in place, several in flight", regions, 1, -1},
     {"regions come and go in an order of each rank's own", regions_in_any_order, 2, -1},

@@ -18,5 +18,6 @@ int group_asked_for(struct rank *r);
 int group_differs(struct rank *r);
 int group_length_differs(struct rank *r);
 int group_stay_away(struct rank *r);
+int group_counts_differ(struct rank *r);
 
 #endif
