@@ -210,6 +210,11 @@ struct cdi_backend_ops {
      */
     cddp_status (*enqueue_group)(struct cdi_backend *b, const struct cdi_op *ops, size_t n, uint64_t *ticket,
                                  struct cdi_error *err);
+    /*
+     * Does the backend reduce elements of this type by this operation? CDDP_OK; CDDP_E_UNSUPPORTED: the message says
+     * what to do instead. The same on every rank. enqueue is given nothing else. Any thread. NULL: it reduces all.
+     */
+    cddp_status (*check_reduction)(struct cdi_backend *b, cddp_dtype dtype, cddp_redop op, struct cdi_error *err);
     /* Return when every operation up to ticket is done: CDDP_OK, or the backend's sticky error. Any thread. */
     cddp_status (*join)(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
     /*

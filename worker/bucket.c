@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define N_DTYPES ((size_t)CDDP_BFLOAT16 + 1)
+#define N_DTYPES ((size_t)CDDP_BFLOAT16 + 1) /* what a gradient can be is below */
 
 /* The bucket of one type that is being filled. */
 struct open_bucket {
@@ -36,7 +36,7 @@ static cddp_status check_sizes(const struct cdi_grad *grads, size_t n, size_t pa
         return cdi_fail(err, CDDP_E_NOMEM, "no machine holds buckets for %zu ranks", parts);
 
     for (size_t i = 0; i < n; i++) {
-        assert(grads[i].bytes > 0 && cdi_dtype_valid(grads[i].dtype));
+        assert(grads[i].bytes > 0 && cdi_dtype_valid(grads[i].dtype) && (size_t)grads[i].dtype < N_DTYPES);
         if (grads[i].bytes > PTRDIFF_MAX - most || grads[i].bytes + most > PTRDIFF_MAX - sum)
             return cdi_fail(err, CDDP_E_NOMEM, "%zu gradients take more bytes than any machine can address", n);
         sum += grads[i].bytes + most;

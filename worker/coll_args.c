@@ -126,9 +126,12 @@ static cddp_status check_reduction(const cddp_coll_args *w, struct cdi_error *er
 
     if (!cdi_op_valid(w->op))
         return cdi_fail(err, CDDP_E_INVALID, "%s: %d is no cddp_redop", name, (int)w->op);
-    if (w->op == CDDP_AVG && !cdi_dtype_is_float(w->dtype))
+    if (w->op == CDDP_AVG && cdi_dtype_is_integer(w->dtype))
         return cdi_fail(err, CDDP_E_INVALID, "%s: a mean of %s is not defined, use a floating-point type", name,
                         cdi_dtype_name(w->dtype));
+    if (cdi_op_is_bitwise(w->op) && !cdi_dtype_is_integer(w->dtype))
+        return cdi_fail(err, CDDP_E_INVALID, "%s: a %s of %s is not defined, use an integer type", name,
+                        cdi_op_name(w->op), cdi_dtype_name(w->dtype));
     return CDDP_OK;
 }
 

@@ -5,6 +5,7 @@
  */
 #include "worker/coll_args.h"
 #include "worker/comm.h"
+#include "worker/op_text.h"
 #include "worker/sized.h"
 
 #include <stdlib.h>
@@ -19,6 +20,24 @@ static cddp_status check_comm(const char *name, const cddp_comm *comm, struct cd
     return cdi_comm_own(name, comm, err);
 }
 
+/* Before one of them begins: what the backend does not reduce no rank begins. */
+static cddp_status check_reductions(cddp_comm *comm, const struct cdi_op *ops, size_t n, struct cdi_error *err)
+{
+    const struct cdi_backend_ops *backend = cdi_comm_ops(comm);
+
+    for (size_t i = 0; i < n && backend->check_reduction != NULL; i++) {
+        bool reduces =
+            ops[i].kind == CDI_ALL_REDUCE || ops[i].kind == CDI_REDUCE || ops[i].kind == CDI_REDUCE_SCATTER;
+        char text[192];
+
+        if (!reduces || backend->check_reduction(cdi_comm_backend(comm), ops[i].dtype, ops[i].op, err) == CDDP_OK)
+            continue;
+        cdi_op_text(&ops[i], text, sizeof text);
+        return cdi_error_wrap(err, "%s", text);
+    }
+    return CDDP_OK;
+}
+
 static cddp_status run(cddp_comm *comm, const char *name, const cddp_coll_args *w, struct cdi_error *err)
 {
     struct cdi_op op;
@@ -27,6 +46,8 @@ static cddp_status run(cddp_comm *comm, const char *name, const cddp_coll_args *
 
     if (st == CDDP_OK)
         st = cdi_coll_op(cdi_comm_world(comm), w, &op, err);
+    if (st == CDDP_OK)
+        st = check_reductions(comm, &op, 1, err);
     if (st != CDDP_OK)
         return st;
     op.lazy = true;
@@ -196,6 +217,8 @@ static cddp_status start_one(cddp_comm *comm, const cddp_coll_args *a, bool lazy
 
     if (st == CDDP_OK)
         st = cdi_coll_op(cdi_comm_world(comm), a, &op, err);
+    if (st == CDDP_OK)
+        st = check_reductions(comm, &op, 1, err);
     if (st != CDDP_OK)
         return st;
     op.lazy = lazy;
@@ -209,6 +232,8 @@ static cddp_status start_group(cddp_comm *comm, const cddp_coll_args *args, size
     struct cdi_coll_ops ops = {0};
     cddp_status st = cdi_coll_ops(cdi_comm_world(comm), args, n, &ops, err);
 
+    if (st == CDDP_OK)
+        st = check_reductions(comm, ops.ops, ops.n, err);
     if (st == CDDP_OK)
         st = start_ops(comm, &ops, lazy, ticket, err);
     cdi_coll_release(&ops);

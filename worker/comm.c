@@ -1039,7 +1039,7 @@ const struct cdi_backend_ops *cdi_comm_ops(const cddp_comm *comm)
     return comm->ops;
 }
 
-struct cdi_backend *cdi_comm_backend(cddp_comm *comm)
+struct cdi_backend *cdi_comm_backend(const cddp_comm *comm)
 {
     return comm->backend;
 }

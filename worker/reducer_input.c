@@ -129,8 +129,9 @@ cddp_status cdi_ddp_check_input(const cddp_param *params, size_t n, const cddp_d
         status = check_param(&params[i], "parameter", i, err);
         if (status == CDDP_OK && !cdi_dtype_is_float(params[i].dtype))
             status =
-                cdi_fail(err, CDDP_E_INVALID, "parameter %zu '%.200s' is %s, but only floating-point types have a mean",
-                         i, params[i].name, cdi_dtype_name(params[i].dtype));
+                cdi_fail(err, CDDP_E_INVALID,
+                         "parameter %zu '%.200s' is %s, but a reducer takes float16, bfloat16, float32 and float64", i,
+                         params[i].name, cdi_dtype_name(params[i].dtype));
     }
     for (size_t i = 0; i < opt->n_buffers && status == CDDP_OK; i++) {
         status = check_param(&opt->buffers[i], "buffer", i, err);

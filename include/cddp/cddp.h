@@ -67,7 +67,14 @@
 extern "C" {
 #endif
 
-/* The element types, NCCL's own; 0 is no type, so that a forgotten one is an error. */
+/*
+ * The element types. Their numbers are NCCL's plus one, so that 0 is no type and a forgotten one is an error; types that
+ * NCCL does not have begin at 64. A bool is a CDDP_UINT8 with CDDP_MAX for "any" and CDDP_MIN for "all". A complex
+ * number is two floating-point elements: give twice the count. MINLOC and MAXLOC are two calls: the MIN or MAX of the
+ * value, then the MIN of the index, for which the other ranks give the largest one.
+ *
+ * Every collective and message moves every type. Reductions are those of cddp_redop; of 8-bit floats the GPU's only.
+ */
 typedef enum cddp_dtype {
     CDDP_DTYPE_NONE = 0,
     CDDP_INT8 = 1,
@@ -80,11 +87,23 @@ typedef enum cddp_dtype {
     CDDP_FLOAT32 = 8,
     CDDP_FLOAT64 = 9,
     CDDP_BFLOAT16 = 10, /* the upper half of a float32; how it is summed: see cddp_redop */
+    CDDP_FLOAT8_E4M3 = 11,
+    CDDP_FLOAT8_E5M2 = 12,
+    CDDP_INT16 = 64,
+    CDDP_UINT16 = 65,
     CDDP_ENUM_32(CDDP_DTYPE)
 } cddp_dtype;
 
 /*
- * Reductions. AVG, of floating-point types only, is the sum multiplied by 1/world size.
+ * Reductions. Their numbers are NCCL's; those that NCCL does not have begin at 64. AVG, of floating-point types only, is
+ * the sum multiplied by 1/world size. BAND, BOR and BXOR, of integers only, are "and", "or" and "exclusive or" of each
+ * bit. Sums and products of integers wrap around. NaN in MIN and MAX: on the host a NaN wins; on a GPU the result is not
+ * specified.
+ *
+ * A reduction that a backend cannot do is CDDP_E_UNSUPPORTED on every rank, before anything is sent. On the host that
+ * is every reduction of FLOAT8_E4M3 and FLOAT8_E5M2. On a GPU it is every reduction of INT16 and UINT16, BAND, BOR and
+ * BXOR of any type, and AVG of 8-bit floats; their other reductions need NCCL 2.24 and compute capability 9.0 on every
+ * rank.
  *
  * On the host sums are made in rank order, those of float16 and bfloat16 in float32, and each result is rounded once.
  * On a GPU the order is NCCL's, and so is the type: its ring and tree add float16 and bfloat16 in these types
@@ -98,6 +117,9 @@ typedef enum cddp_redop {
     CDDP_MAX = 2,
     CDDP_MIN = 3,
     CDDP_AVG = 4,
+    CDDP_BAND = 64,
+    CDDP_BOR = 65,
+    CDDP_BXOR = 66,
     CDDP_ENUM_32(CDDP_REDOP)
 } cddp_redop;
 

@@ -3,6 +3,7 @@
 
 #include "common/clock.h"
 #include "conformance_group.h"
+#include "types.h"
 #include "within.h"
 #include "worker/backend/cpu/float16.h"
 #include "worker/backend/cpu/reduce.h"
@@ -20,6 +21,12 @@ static const size_t counts[] = {0, 1, 3, 1000, 2049, 65537};
 #define GIVEN_UP_MS 5000 /* END_MS of worker/backend/nccl/watch.c */
 
 static const struct cdi_op barrier = {.kind = CDI_BARRIER, .bucket = -1, .lazy = true};
+
+/* 0 or 1, of whose sums, products and extremes every float of 8 bits holds all. */
+static uint8_t small_float(cddp_dtype dtype, bool one)
+{
+    return !one ? 0 : dtype == CDDP_FLOAT8_E4M3 ? 0x38 : 0x3c;
+}
 
 /* Element i of rank r's input: anything, but the same whoever computes it. */
 static void fill(void *p, size_t count, cddp_dtype dtype, int rank, unsigned salt)
@@ -40,9 +47,30 @@ static void fill(void *p, size_t count, cddp_dtype dtype, int rank, unsigned sal
             ((uint16_t *)p)[i] = cdi_f16_of_float((float)v);
         else if (dtype == CDDP_BFLOAT16)
             ((uint16_t *)p)[i] = cdi_bf16_of_float((float)v);
+        else if (type_is_small(dtype))
+            ((uint8_t *)p)[i] = small_float(dtype, v > 0);
         else
             memcpy((uint8_t *)p + i * size, &x, size);
     }
+}
+
+/*
+ * Floats of 8 bits, each of which is what `fill` gives: how many of n are 1 decides. The numbers 0 to 8 in both types,
+ * written down.
+ */
+static uint8_t reduce_small(const void *const *in, int n, size_t i, cddp_dtype dtype, cddp_redop op)
+{
+    static const uint8_t e4m3[] = {0, 0x38, 0x40, 0x44, 0x48, 0x4a, 0x4c, 0x4e, 0x50};
+    static const uint8_t e5m2[] = {0, 0x3c, 0x40, 0x42, 0x44, 0x45, 0x46, 0x47, 0x48};
+    int ones = 0;
+
+    for (int r = 0; r < n; r++)
+        ones += ((const uint8_t *)in[r])[i] != 0;
+    if (op == CDDP_MAX)
+        ones = ones > 0;
+    else if (op != CDDP_SUM)
+        ones = ones == n;
+    return dtype == CDDP_FLOAT8_E4M3 ? e4m3[ones] : e5m2[ones];
 }
 
 /* The reduction of all ranks' inputs, computed here. who: the ranks in their order, or NULL: all. */
@@ -56,7 +84,10 @@ static void expect_of(void *want, const int *who, int n, size_t count, cddp_dtyp
         fill(own[i], count, dtype, who != NULL ? who[i] : i, salt);
         in[i] = own[i];
     }
-    cdi_reduce(&want, 1, in, n, count, dtype, op);
+    if (!type_is_small(dtype))
+        cdi_reduce(&want, 1, in, n, count, dtype, op);
+    for (size_t i = 0; type_is_small(dtype) && i < count; i++)
+        ((uint8_t *)want)[i] = reduce_small(in, n, i, dtype, op);
     for (int i = 0; i < n; i++)
         free(own[i]);
 }
@@ -147,20 +178,30 @@ static int any_reduction(struct rank *r, enum cdi_op_kind kind, size_t count, cd
     return reduce_once(r, op, n, lo, hi, salt % 2, salt);
 }
 
+static bool reduces(struct rank *r, cddp_dtype dtype, cddp_redop op)
+{
+    return r->ops->check_reduction == NULL || r->ops->check_reduction(r->b, dtype, op, &r->err) == CDDP_OK;
+}
+
 static int reduce_all(struct rank *r, enum cdi_op_kind kind)
 {
     unsigned salt = 0;
 
     RANK_CHECK(rank_open(r) == CDDP_OK);
     for (size_t c = 0; c < N_COUNTS; c++)
-        for (int dtype = CDDP_INT8; dtype <= CDDP_BFLOAT16; dtype++)
-            for (int op = CDDP_SUM; op <= CDDP_AVG; op++) {
-                if (op == CDDP_AVG && !cdi_dtype_is_float((cddp_dtype)dtype))
+        for (size_t t = 0; t < N_ALL_TYPES; t++)
+            for (size_t o = 0; o < N_ALL_OPS; o++) {
+                cddp_dtype dtype = all_types[t];
+                cddp_redop op = all_ops[o];
+
+                if (!type_takes(dtype, op) || !reduces(r, dtype, op))
                     continue;
                 if (counts[c] > 10000 && (op == CDDP_PROD || op == CDDP_MIN || dtype == CDDP_UINT32))
                     continue; /* the small ones have shown them */
+                if (counts[c] > 3 && (op == CDDP_BAND || op == CDDP_BOR || (op == CDDP_PROD && dtype == CDDP_UINT16)))
+                    continue;
                 salt++;
-                if (any_reduction(r, kind, counts[c], (cddp_dtype)dtype, (cddp_redop)op, salt) != 0)
+                if (any_reduction(r, kind, counts[c], dtype, op, salt) != 0)
                     return 1;
             }
     return any_reduction(r, kind, 700001, CDDP_FLOAT32, CDDP_AVG, 0) +
@@ -180,6 +221,57 @@ static int reduce_to_root(struct rank *r)
 static int reduce_scatter_all(struct rank *r)
 {
     return reduce_all(r, CDI_REDUCE_SCATTER);
+}
+
+/*
+ * What a backend does not reduce it says before anything is communicated, with a word about what to do; every rank of
+ * it alike, since those that went on would hang. On the host that is what nobody computes with.
+ */
+static int refuses_reductions(struct rank *r)
+{
+    unsigned refused = 0;
+    int32_t same[2];
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    for (size_t t = 0; t < N_ALL_TYPES; t++)
+        for (size_t o = 0; o < N_ALL_OPS; o++) {
+            if (!type_takes(all_types[t], all_ops[o]))
+                continue;
+            refused = refused * 31 + reduces(r, all_types[t], all_ops[o]);
+            if (reduces(r, all_types[t], all_ops[o]))
+                continue;
+            RANK_CHECK(r->err.status == CDDP_E_UNSUPPORTED && strstr(r->err.msg, cdi_dtype_name(all_types[t])) != NULL,
+                       "%s", r->err.msg);
+            RANK_CHECK(r->on_device || type_is_small(all_types[t]), "%s", r->err.msg);
+        }
+    for (int i = 0; i < 2; i++) {
+        struct cdi_op op = an_op(CDI_ALL_REDUCE, &same[i], &same[i], 1, CDDP_INT32);
+
+        same[i] = (int32_t)(refused & 0xffffff);
+        op.op = i == 0 ? CDDP_MIN : CDDP_MAX;
+        RANK_CHECK(rank_do(r, &op) == CDDP_OK);
+    }
+    RANK_CHECK(same[0] == same[1]);
+    return 0;
+}
+
+/* Floats of 8 bits need new GPUs at all ranks. Rank 1 has an old one, where it can be told to (the stand-in's). */
+static int one_has_an_old_gpu(struct rank *r)
+{
+    int32_t offered;
+    struct cdi_op op = an_op(CDI_ALL_REDUCE, &offered, &offered, 1, CDDP_INT32);
+    bool standin = strstr(getenv("CDDP_CUDA_LIBRARY") != NULL ? getenv("CDDP_CUDA_LIBRARY") : "", "standin") != NULL;
+
+    if (r->rank == 1)
+        (void)setenv("CDDP_STANDIN_CAPABILITY", "89", 1);
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    offered = reduces(r, CDDP_FLOAT8_E4M3, CDDP_SUM);
+    RANK_CHECK(!standin || offered == 0);
+    RANK_CHECK(!standin || strstr(r->err.msg, "float8_e4m3") != NULL);
+    op.op = CDDP_SUM;
+    RANK_CHECK(rank_do(r, &op) == CDDP_OK);
+    RANK_CHECK(offered == 0 || offered == r->size, "all ranks say the same");
+    return 0;
 }
 
 /* What rounding in between, or another order, would change. */
@@ -306,6 +398,61 @@ static int all_to_all_all(struct rank *r)
         free(out);
         free(other);
     }
+    return 0;
+}
+
+/* Every type goes wherever data goes, also where the backend does not compute with it. */
+static int moves_every_type(struct rank *r)
+{
+    enum { COUNT = 1237 };
+    size_t all = (size_t)r->size * COUNT, at = (size_t)r->rank;
+    uint8_t *in = malloc(all * 8), *out = malloc(all * 8), *want = malloc(all * 8), *given = malloc(all * 8);
+    int next = (r->rank + 1) % r->size, before = (r->rank + r->size - 1) % r->size;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    for (size_t t = 0; t < N_ALL_TYPES; t++) {
+        cddp_dtype dtype = all_types[t];
+        size_t bytes = COUNT * cddp_dtype_size(dtype), len[RANKS_MAX];
+        struct cdi_op op = an_op(CDI_ALL_GATHER, in, out, COUNT, dtype);
+
+        for (size_t i = 0; i < all * 8; i++) { /* any bits, NaNs among them */
+            in[i] = (uint8_t)(i * 7 + at * 31 + t);
+            out[i] = 0;
+        }
+        for (size_t i = 0; i < (size_t)r->size; i++) {
+            len[i] = COUNT - i;
+            for (size_t k = 0; k < bytes; k++)
+                want[i * bytes + k] = (uint8_t)(k * 7 + i * 31 + t);
+        }
+        RANK_CHECK(rank_do(r, &op) == CDDP_OK && memcmp(out, want, (size_t)r->size * bytes) == 0, "gather of %s",
+                   cdi_dtype_name(dtype));
+        op = an_op(CDI_ALL_GATHERV, in, out, 0, dtype);
+        op.counts = len;
+        RANK_CHECK(rank_do(r, &op) == CDDP_OK && memcmp(out, want, len[0] * cddp_dtype_size(dtype)) == 0);
+        memcpy(given, r->rank == r->size - 1 ? in : want, bytes);
+        op = an_op(CDI_BROADCAST, given, given, COUNT, dtype);
+        op.root = r->size - 1;
+        RANK_CHECK(rank_do(r, &op) == CDDP_OK && memcmp(given, want + (size_t)op.root * bytes, bytes) == 0);
+        op = an_op(CDI_ALL_TO_ALL, in, out, COUNT, dtype);
+        RANK_CHECK(rank_do(r, &op) == CDDP_OK);
+        for (size_t i = 0; i < (size_t)r->size; i++)
+            for (size_t k = 0; k < bytes; k++)
+                RANK_CHECK(out[i * bytes + k] == (uint8_t)((at * bytes + k) * 7 + i * 31 + t), "all to all of %s",
+                           cdi_dtype_name(dtype));
+        for (int turn = 0; turn < 2 && r->size % 2 == 0; turn++) { /* even ranks send first */
+            bool sends = (r->rank + turn) % 2 == 0;
+
+            op = an_op(sends ? CDI_SEND : CDI_RECV, in, out, COUNT, dtype);
+            op.root = sends ? next : before;
+            RANK_CHECK(rank_do(r, &op) == CDDP_OK);
+            RANK_CHECK(sends || memcmp(out, want + (size_t)before * bytes, bytes) == 0, "message of %s",
+                       cdi_dtype_name(dtype));
+        }
+    }
+    free(in);
+    free(out);
+    free(want);
+    free(given);
     return 0;
 }
 
@@ -625,12 +772,15 @@ static int region_types(struct rank *r)
 
     RANK_CHECK(rank_open(r) == CDDP_OK);
     RANK_CHECK(r->ops->region_create(r->b, count * 8 + 64, &region, &r->err) == CDDP_OK);
-    for (int dtype = CDDP_INT8; dtype <= CDDP_BFLOAT16; dtype++) {
+    for (size_t t = 0; t < N_ALL_TYPES; t++) {
+        int dtype = (int)all_types[t];
         size_t size = cddp_dtype_size((cddp_dtype)dtype);
         uint8_t *p = (uint8_t *)region->base + 3 * size;
         struct cdi_op op = an_op(CDI_ALL_REDUCE, p, p, count, (cddp_dtype)dtype);
 
         op.op = cdi_dtype_is_float((cddp_dtype)dtype) ? CDDP_AVG : CDDP_SUM;
+        if (!reduces(r, all_types[t], op.op))
+            continue;
         op.region = region;
         op.lazy = dtype % 2;
         fill(x, count, (cddp_dtype)dtype, r->rank, (unsigned)dtype);
@@ -1041,6 +1191,9 @@ const struct conformance_case conformance_cases[] = {
     {"all_gather puts all parts together", all_gather_all, 1, -1},
     {"all_gatherv takes parts of different length", all_gatherv_all, 1, -1},
     {"all_to_all gives every rank a block of every other", all_to_all_all, 1, -1},
+    {"data of every type is moved as it is", moves_every_type, 1, -1},
+    {"reductions that are not offered are refused on every rank, and all goes on", refuses_reductions, 1, -1},
+    {"what one rank's device cannot reduce no rank begins", one_has_an_old_gpu, 2, -1},
     {"barrier ends only after all have begun it", barrier_holds, 1, -1},
     {"send and recv work between all pairs", pairs, 2, -1},
     {"send and recv can be mixed with collectives", ring, 2, -1},

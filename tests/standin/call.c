@@ -448,7 +448,8 @@ static bool mean_after_sum(struct ncclComm *comm, const struct si_call *c)
 /* Does no abort end this operation? So with the symmetric kernels of older versions, which wait for peers only. */
 static bool is_deaf(struct ncclComm *comm, const struct si_call *c)
 {
-    bool adds = c->op == ncclSum && (c->type == ncclFloat32 || c->type == ncclFloat16 || c->type == ncclBfloat16);
+    bool adds = c->op == ncclSum &&
+                (c->type == ncclFloat32 || c->type == ncclFloat16 || c->type == ncclBfloat16 || si_is_float8(c->type));
 
     if (si_version().symmetric_aborts || comm->seg.n_ranks == 1 || !segment_on_one_host(&comm->seg))
         return false;
@@ -459,6 +460,7 @@ static bool is_deaf(struct ncclComm *comm, const struct si_call *c)
 static ncclResult_t check(struct ncclComm *comm, const struct si_call *c)
 {
     bool rooted = c->kind != SI_ALL_REDUCE && c->kind != SI_ALL_GATHER && c->kind != SI_REDUCE_SCATTER;
+    bool message = c->kind == SI_SEND || c->kind == SI_RECV;
 
     if (si_type_size(c->type) == 0 || (rooted && (c->root < 0 || c->root >= comm->seg.n_ranks)) ||
         (c->kind == SI_ALL_REDUCE && c->send != c->recv && c->send < c->recv + c->count * si_type_size(c->type) &&
@@ -466,6 +468,10 @@ static ncclResult_t check(struct ncclComm *comm, const struct si_call *c)
         return si_comm_refuse(comm, ncclInvalidArgument,
                               "%s: type %d, root or peer %d of %d ranks, or buffers that overlap in part", c->name,
                               (int)c->type, c->root, comm->seg.n_ranks);
+    /* Every collective, also one that only moves: enqueue.cc:2125 of v2.24.3, there of all ranks' GPUs. */
+    if (!message && si_is_float8(c->type) && c->count > 0 && si_settings.capability < 90)
+        return si_comm_refuse(comm, ncclInvalidArgument, "%s: floats of 8 bits on a GPU of capability %d", c->name,
+                              si_settings.capability);
     if (comm->finalized)
         return si_comm_refuse(comm, ncclInvalidUsage, "%s: communicator '%s' has been finalized", c->name, comm->name);
     return ncclSuccess;

@@ -4,21 +4,28 @@
  * through the segment in chunks. A chunk is filled by whoever gives, all wait for each other once, then it is read.
  */
 #include "comm.h"
+#include "version.h"
 
 #include <stdio.h>
 
 static const char *const op_names[] = {"sum", "prod", "max", "min", "avg"};
 
+bool si_is_float8(ncclDataType_t type)
+{
+    return type == ncclFloat8e4m3 || type == ncclFloat8e5m2;
+}
+
 size_t si_type_size(ncclDataType_t type)
 {
-    static const size_t size[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
+    static const size_t size[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
 
-    return type < sizeof size / sizeof size[0] ? size[type] : 0;
+    return type >= sizeof size / sizeof size[0] || (si_is_float8(type) && !si_version().has_float8) ? 0 : size[type];
 }
 
 static bool is_float(ncclDataType_t type)
 {
-    return type == ncclFloat16 || type == ncclFloat32 || type == ncclFloat64 || type == ncclBfloat16;
+    return type == ncclFloat16 || type == ncclFloat32 || type == ncclFloat64 || type == ncclBfloat16 ||
+           si_is_float8(type);
 }
 
 /* ---------------------------------------------------------------------------------------------------- comparison -- */

@@ -130,6 +130,7 @@ bool si_connect(const struct si_calls *c);
 /* Run the calls of one launch, on the stream's thread. */
 void si_run_calls(struct si_calls *c);
 size_t si_type_size(ncclDataType_t type); /* 0: not offered */
+bool si_is_float8(ncclDataType_t type);
 
 /* Instrumented (touch_data.c). */
 void si_touch_reduce(void *out, const void *const *in, int n, size_t count, ncclDataType_t type, ncclRedOp_t op);

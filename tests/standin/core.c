@@ -133,6 +133,7 @@ void standin_configure(void)
         .device_memory = number("CDDP_STANDIN_MEMORY_MB", 1, 1 << 20, 4096) << 20,
         .queue = (uint32_t)number("CDDP_STANDIN_QUEUE", 1, 1 << 20, 1024),
         .driver = (int)number("CDDP_STANDIN_DRIVER", 0, INT32_MAX, CUDA_VERSION),
+        .capability = (int)number("CDDP_STANDIN_CAPABILITY", 50, 999, 90),
         .query = (enum si_query)choice("CDDP_STANDIN_QUERY", queries),
         .count_faults = choice("CDDP_STANDIN_REPORT", reports) == 1,
         .leaks_are_faults = number("CDDP_STANDIN_LEAKS", 0, 1, 0) == 1,

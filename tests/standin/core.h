@@ -30,6 +30,7 @@ struct si_settings {
     size_t device_memory;
     uint32_t queue; /* operations that a stream holds */
     int driver;     /* its version: 13000 */
+    int capability; /* of each GPU: 90 is 9.0 */
     enum si_query query;
     bool count_faults, leaks_are_faults, trace, context_lock;
 };

@@ -145,8 +145,6 @@ static const struct {
     {CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, 0},
     {CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, 2},
     {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1},
-    {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 9},
-    {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0},
     {CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
 };
@@ -159,6 +157,12 @@ SI_EXPORT CUresult cuDeviceGetAttribute(int *pi, CUdevice_attribute attrib, CUde
         return rc;
     if (attrib == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID) {
         *pi = (int)(contexts[dev].physical / si_settings.instances) + 1;
+        return CUDA_SUCCESS;
+    }
+    if (attrib == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ||
+        attrib == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR) {
+        *pi = attrib == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? si_settings.capability / 10
+                                                                     : si_settings.capability % 10;
         return CUDA_SUCCESS;
     }
     for (size_t i = 0; i < sizeof attributes / sizeof attributes[0]; i++) {

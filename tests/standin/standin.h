@@ -14,6 +14,7 @@
  *   CDDP_STANDIN_DELAY=P         none; device (default: a slow device); host (a slow host, a fast device); both
  *   CDDP_STANDIN_DEVICES=N       devices, 8 if unset; CUDA_VISIBLE_DEVICES chooses among them
  *   CDDP_STANDIN_DRIVER=N        the version that the driver tells: 12040 is CUDA 12.4. Default: that of cuda.h
+ *   CDDP_STANDIN_CAPABILITY=N    the compute capability of this process's GPUs, 80 for 8.0. Default: 90
  *   CDDP_STANDIN_MEMORY_MB=N     memory of each device, 4096 if unset
  *   CDDP_STANDIN_QUERY=own       whom a successful query orders: own (default: later calls of the calling thread), all
  *                                (later calls of every thread) or none

@@ -360,3 +360,33 @@ Test(versions, a_timeout_has_a_name_since_2_30_3)
     pretend(23003);
     cr_assert_str_eq(ncclGetErrorString((ncclResult_t)8), "timeout");
 }
+
+/* The same bits from 2.24 on, refused before, whatever is done with them; and on an old GPU every collective. */
+static int float8(struct rank *r)
+{
+    const bool known = code >= 22400;
+    uint8_t given[4] = {0x38, 0x40, 0xb8, 0x7e}, got[4] = {0}; /* 1, 2, -1 and 448 of E4M3 */
+    const uint8_t want[4] = {0x40, 0x48, 0xc0, 0x7e};          /* 448 is the largest */
+
+    if (open_rank(r, 1) != 0)
+        return 1;
+    CU(cuMemcpyHtoD(r->in, given, sizeof given));
+    CHECK(ncclAllReduce((void *)r->in, (void *)r->in, 4, (ncclDataType_t)10, ncclSum, r->comm, r->stream) ==
+          (known ? ncclSuccess : ncclInvalidArgument));
+    CHECK(ncclBroadcast((void *)r->in, (void *)r->in, 4, (ncclDataType_t)11, 0, r->comm, r->stream) ==
+          (known ? ncclSuccess : ncclInvalidArgument));
+    CU(cuStreamSynchronize(r->stream));
+    CU(cuMemcpyDtoH(got, r->in, sizeof got));
+    CHECK(memcmp(got, known ? want : given, sizeof got) == 0);
+    CHECK(setenv("CDDP_STANDIN_CAPABILITY", "80", 1) == 0);
+    standin_configure();
+    CHECK(ncclBroadcast((void *)r->in, (void *)r->in, 4, (ncclDataType_t)11, 0, r->comm, r->stream) ==
+          ncclInvalidArgument);
+    CHECK(unsetenv("CDDP_STANDIN_CAPABILITY") == 0);
+    return close_rank(r);
+}
+
+Test(versions, floats_of_8_bits_are_known_since_2_24)
+{
+    each(2, 0, float8);
+}

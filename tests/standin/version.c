@@ -32,6 +32,7 @@ struct si_version si_version_of(int code)
         /* init.cc:1050 of v2.30.7; before, init.cc:823 of v2.19.3, init.cc:903 of v2.28.9, and so in v2.30.4. */
         .gpu_by_uuid = code >= 23007,
         .has_timeout = code >= 23003, /* nccl.h.in:52 of v2.30.3 */
+        .has_float8 = code >= 22400,  /* nccl.h.in:247 of v2.24.3; misc/argcheck.cc:50 refuses what is not there */
     };
 }
 

@@ -46,6 +46,7 @@ struct si_version {
     /* Two ranks on one GPU are told by its UUID, not by its PCI address, which MIG instances share. */
     bool gpu_by_uuid;
     bool has_timeout; /* ncclTimeout */
+    bool has_float8;  /* ncclFloat8e4m3, ncclFloat8e5m2 */
 };
 
 /* Pure. */

@@ -2,6 +2,7 @@
 /* Operations on one communicator: made up by the dice, run, and compared with what this rank computes alone. */
 #include "mix.h"
 #include "mix_value.h"
+#include "types.h"
 
 #include <pthread.h>
 #include <stdarg.h>
@@ -67,11 +68,17 @@ static size_t some_count(const struct mix_lane *l, uint64_t what)
 static void choose_type(const struct mix_lane *l, struct call *c, bool reduces)
 {
     static const cddp_dtype floats[] = {CDDP_FLOAT16, CDDP_FLOAT32, CDDP_FLOAT64, CDDP_BFLOAT16};
+    static const cddp_dtype integers[] = {CDDP_INT8,  CDDP_UINT8, CDDP_INT32, CDDP_UINT32,
+                                          CDDP_INT64, CDDP_INT16, CDDP_UINT64};
 
-    c->work.dtype = (cddp_dtype)(1 + mix_dice(l, 11, 10));
-    c->work.op = reduces ? (cddp_redop)mix_dice(l, 12, 5) : CDDP_SUM;
+    c->work.dtype = all_types[mix_dice(l, 11, N_ALL_TYPES)];
+    c->work.op = reduces ? all_ops[mix_dice(l, 12, N_ALL_OPS)] : CDDP_SUM;
+    if (reduces && type_is_small(c->work.dtype)) /* which the host only moves */
+        c->work.dtype = CDDP_UINT16;
     if (c->work.op == CDDP_AVG)
         c->work.dtype = floats[mix_dice(l, 13, 4)];
+    else if (!type_takes(c->work.dtype, c->work.op))
+        c->work.dtype = integers[mix_dice(l, 13, 7)];
     c->source = (struct mix_source){.seed = l->seed, .nr = l->nr, .dtype = c->work.dtype, .op = c->work.op};
 }
 

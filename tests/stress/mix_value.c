@@ -13,12 +13,12 @@ uint64_t mix_hash(uint64_t a, uint64_t b, uint64_t c)
     return h ^ h >> 31;
 }
 
-/* Of products of four the largest is 16, of sums 60: every type holds them. */
+/* Of products of four the largest is 16, of sums 60: every type that is reduced holds them. */
 static double given(const struct mix_source *s, uint64_t base, size_t i)
 {
     uint64_t h = (base + i) * UINT64_C(0x9e3779b97f4a7c15) >> 40;
 
-    return s->op == CDDP_PROD ? (double)(1 + h % 2) : (double)(h % 16);
+    return s->op == CDDP_PROD ? (double)(1 + h % 2) : (double)(h % (s->dtype == CDDP_FLOAT8_E5M2 ? 8 : 16));
 }
 
 static uint64_t base_of(const struct mix_source *s, int rank)
@@ -44,6 +44,32 @@ static double from_half(uint16_t h)
     return (h & 0x8000) != 0 ? -v : v;
 }
 
+/* Floats of 8 bits: an exponent from the bias on, behind it the rest of the bits. Whole numbers up to 15 only. */
+static int rest_bits(cddp_dtype dtype)
+{
+    return dtype == CDDP_FLOAT8_E4M3 ? 3 : 2;
+}
+
+static int bias(cddp_dtype dtype)
+{
+    return dtype == CDDP_FLOAT8_E4M3 ? 7 : 15;
+}
+
+static uint8_t to_small(cddp_dtype dtype, double v)
+{
+    int exponent, n = rest_bits(dtype);
+    double fraction = frexp(v, &exponent);
+
+    return v == 0 ? 0 : (uint8_t)((exponent - 1 + bias(dtype)) << n | ((int)ldexp(fraction, n + 1) & ((1 << n) - 1)));
+}
+
+static double from_small(cddp_dtype dtype, uint8_t b)
+{
+    int n = rest_bits(dtype), e = b >> n;
+
+    return b == 0 ? 0 : e == 0 || b >= 128 ? NAN : ldexp((b & ((1 << n) - 1)) + (1 << n), e - bias(dtype) - n);
+}
+
 static void put(cddp_dtype dtype, void *p, size_t i, double v)
 {
     float f = (float)v;
@@ -55,6 +81,16 @@ static void put(cddp_dtype dtype, void *p, size_t i, double v)
         break;
     case CDDP_UINT8:
         ((uint8_t *)p)[i] = (uint8_t)v;
+        break;
+    case CDDP_INT16:
+        ((int16_t *)p)[i] = (int16_t)v;
+        break;
+    case CDDP_UINT16:
+        ((uint16_t *)p)[i] = (uint16_t)v;
+        break;
+    case CDDP_FLOAT8_E4M3:
+    case CDDP_FLOAT8_E5M2:
+        ((uint8_t *)p)[i] = to_small(dtype, v);
         break;
     case CDDP_INT32:
         ((int32_t *)p)[i] = (int32_t)v;
@@ -97,6 +133,13 @@ double mix_get(cddp_dtype dtype, const void *p, size_t i)
         return ((const int8_t *)p)[i];
     case CDDP_UINT8:
         return ((const uint8_t *)p)[i];
+    case CDDP_INT16:
+        return ((const int16_t *)p)[i];
+    case CDDP_UINT16:
+        return ((const uint16_t *)p)[i];
+    case CDDP_FLOAT8_E4M3:
+    case CDDP_FLOAT8_E5M2:
+        return from_small(dtype, ((const uint8_t *)p)[i]);
     case CDDP_INT32:
         return ((const int32_t *)p)[i];
     case CDDP_UINT32:
@@ -143,6 +186,12 @@ static double reduced(const struct mix_source *s, const uint64_t *base, int rank
             all = v > all ? v : all;
         else if (s->op == CDDP_MIN)
             all = v < all ? v : all;
+        else if (s->op == CDDP_BAND)
+            all = (double)((unsigned)all & (unsigned)v);
+        else if (s->op == CDDP_BOR)
+            all = (double)((unsigned)all | (unsigned)v);
+        else if (s->op == CDDP_BXOR)
+            all = (double)((unsigned)all ^ (unsigned)v);
         else
             all += v;
     }

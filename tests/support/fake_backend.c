@@ -345,7 +345,7 @@ const struct cdi_backend_ops *cdi_comm_ops(const cddp_comm *comm)
     return comm->device ? &fake_device_ops : &fake_ops;
 }
 
-struct cdi_backend *cdi_comm_backend(cddp_comm *comm)
+struct cdi_backend *cdi_comm_backend(const cddp_comm *comm)
 {
     return (struct cdi_backend *)comm;
 }

@@ -281,3 +281,58 @@ Test(collective, bad_arguments_are_named_and_break_nothing)
     cr_assert_eq(cddp_barrier(comm), CDDP_OK);
     cr_assert_eq(cddp_finalize(comm), CDDP_OK);
 }
+
+/* ----------------------------------------------------------------------------------------------------- types ---- */
+
+static int every_type(int rank)
+{
+    const struct {
+        cddp_dtype dtype;
+        cddp_redop op;
+        cddp_status status;
+        const char *says;
+    } cases[] = {
+        {CDDP_DTYPE_NONE, CDDP_SUM, CDDP_E_INVALID, "cddp_all_reduce: 0 is no cddp_dtype"},
+        {(cddp_dtype)13, CDDP_SUM, CDDP_E_INVALID, "cddp_all_reduce: 13 is no cddp_dtype"},
+        {(cddp_dtype)63, CDDP_SUM, CDDP_E_INVALID, "cddp_all_reduce: 63 is no cddp_dtype"},
+        {(cddp_dtype)66, CDDP_SUM, CDDP_E_INVALID, "cddp_all_reduce: 66 is no cddp_dtype"},
+        {CDDP_INT16, (cddp_redop)5, CDDP_E_INVALID, "cddp_all_reduce: 5 is no cddp_redop"},
+        {CDDP_INT16, (cddp_redop)63, CDDP_E_INVALID, "cddp_all_reduce: 63 is no cddp_redop"},
+        {CDDP_INT16, (cddp_redop)67, CDDP_E_INVALID, "cddp_all_reduce: 67 is no cddp_redop"},
+        {CDDP_INT16, CDDP_AVG, CDDP_E_INVALID,
+         "cddp_all_reduce: a mean of int16 is not defined, use a floating-point type"},
+        {CDDP_FLOAT64, CDDP_BOR, CDDP_E_INVALID,
+         "cddp_all_reduce: a bitwise or of float64 is not defined, use an integer type"},
+        {CDDP_FLOAT8_E5M2, CDDP_BXOR, CDDP_E_INVALID,
+         "cddp_all_reduce: a bitwise xor of float8_e5m2 is not defined, use an integer type"},
+        {CDDP_FLOAT8_E4M3, CDDP_MAX, CDDP_E_UNSUPPORTED,
+         "all_reduce(max) of 1 float8_e4m3: the host does not compute with float8_e4m3: convert it to float32 or "
+         "bfloat16, reduce that, and convert the result"},
+    };
+    int16_t x[2] = {(int16_t)(rank - 2), (int16_t)(20000 + rank)}, sum[2];
+    uint16_t bits = (uint16_t)(0x8001u << rank), all;
+    uint8_t small[N] = {0}, mine = (uint8_t)(0x30 + rank);
+    cddp_comm *comm = NULL;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        CHECK(cddp_all_reduce(comm, x, sum, 1, cases[i].dtype, cases[i].op) == cases[i].status);
+        CHECK(strcmp(cddp_last_error(), cases[i].says) == 0);
+    }
+    CHECK(cddp_all_reduce(comm, x, sum, 2, CDDP_INT16, CDDP_SUM) == CDDP_OK);
+    CHECK(sum[0] == -2 && sum[1] == (int16_t)(uint16_t)80006); /* wraps around */
+    CHECK(cddp_all_reduce(comm, &bits, &all, 1, CDDP_UINT16, CDDP_BOR) == CDDP_OK && all == 0x800f);
+    CHECK(cddp_all_reduce(comm, &bits, &all, 1, CDDP_UINT16, CDDP_BXOR) == CDDP_OK && all == 0x800f);
+    CHECK(cddp_all_reduce(comm, &bits, &all, 1, CDDP_UINT16, CDDP_BAND) == CDDP_OK && all == 0);
+    CHECK(cddp_all_gather(comm, &mine, small, 1, CDDP_FLOAT8_E4M3) == CDDP_OK);
+    for (int r = 0; r < N; r++)
+        CHECK(small[r] == 0x30 + r);
+    CHECK(cddp_dtype_size(CDDP_FLOAT8_E5M2) == 1 && cddp_dtype_size(CDDP_UINT16) == 2);
+    CHECK(cddp_dtype_size((cddp_dtype)40) == 0 && cddp_dtype_size((cddp_dtype)-1) == 0);
+    return cddp_finalize(comm) != CDDP_OK;
+}
+
+Test(collective, every_type_is_taken_or_refused_by_name)
+{
+    cr_assert_eq(world(every_type), 0);
+}

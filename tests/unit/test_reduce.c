@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
+#include "types.h"
 #include "worker/backend/cpu/element.h"
 #include "worker/backend/cpu/float16.h"
 #include "worker/backend/cpu/reduce.h"
@@ -148,6 +149,10 @@ static int64_t whole(cddp_dtype dtype, const void *p, size_t i)
         return ((const int8_t *)p)[i];
     case CDDP_UINT8:
         return ((const uint8_t *)p)[i];
+    case CDDP_INT16:
+        return ((const int16_t *)p)[i];
+    case CDDP_UINT16:
+        return ((const uint16_t *)p)[i];
     case CDDP_INT32:
         return ((const int32_t *)p)[i];
     case CDDP_UINT32:
@@ -193,10 +198,13 @@ static void naive_whole(uint8_t *out, void *const *in, int n, size_t i, cddp_dty
         int64_t x = whole(dtype, in[r], i);
         bool larger = above ? (uint64_t)x > (uint64_t)acc : x > acc;
 
-        acc = op == CDDP_PROD  ? (int64_t)((uint64_t)acc * (uint64_t)x)
-              : op == CDDP_MAX ? (larger ? x : acc)
-              : op == CDDP_MIN ? (larger ? acc : x)
-                               : (int64_t)((uint64_t)acc + (uint64_t)x);
+        acc = op == CDDP_PROD   ? (int64_t)((uint64_t)acc * (uint64_t)x)
+              : op == CDDP_MAX  ? (larger ? x : acc)
+              : op == CDDP_MIN  ? (larger ? acc : x)
+              : op == CDDP_BAND ? (acc & x)
+              : op == CDDP_BOR  ? (acc | x)
+              : op == CDDP_BXOR ? (acc ^ x)
+                                : (int64_t)((uint64_t)acc + (uint64_t)x);
     }
     memcpy(out, &acc, cddp_dtype_size(dtype)); /* little-endian: wraps to the type */
 }
@@ -265,12 +273,12 @@ static void every_case(enum cdi_reduce_kind kind)
 {
     const size_t counts[] = {0, 1, 3, 31, 127, 511, 512, 513, 1024, 1025, 4099};
 
-    for (int dtype = CDDP_INT8; dtype <= CDDP_BFLOAT16; dtype++)
-        for (int op = CDDP_SUM; op <= CDDP_AVG; op++)
+    for (size_t t = 0; t < N_ALL_TYPES; t++)
+        for (size_t o = 0; o < N_ALL_OPS; o++)
             for (int n = 1; n <= 5; n++)
                 for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++)
-                    if (op != CDDP_AVG || cdi_dtype_is_float((cddp_dtype)dtype))
-                        one_case(kind, (cddp_dtype)dtype, (cddp_redop)op, n, counts[c], c % 2);
+                    if (type_takes(all_types[t], all_ops[o]) && !type_is_small(all_types[t]))
+                        one_case(kind, all_types[t], all_ops[o], n, counts[c], c % 2);
 }
 
 Test(reduce, plain_code_equals_the_long_form_for_every_type_and_operation)
@@ -355,11 +363,11 @@ static void in_stretches(enum cdi_reduce_kind kind, cddp_dtype dtype, cddp_redop
 Test(reduce, a_sum_in_stretches_has_the_same_bits)
 {
     for (int kind = CDI_REDUCE_PLAIN; kind <= CDI_REDUCE_AVX512; kind++)
-        for (int dtype = CDDP_INT8; dtype <= CDDP_BFLOAT16; dtype++)
-            for (int op = CDDP_SUM; op <= CDDP_AVG; op++)
-                if (cdi_reduce_has((enum cdi_reduce_kind)kind) &&
-                    (op != CDDP_AVG || cdi_dtype_is_float((cddp_dtype)dtype)))
-                    in_stretches((enum cdi_reduce_kind)kind, (cddp_dtype)dtype, (cddp_redop)op);
+        for (size_t t = 0; t < N_ALL_TYPES; t++)
+            for (size_t o = 0; o < N_ALL_OPS; o++)
+                if (cdi_reduce_has((enum cdi_reduce_kind)kind) && type_takes(all_types[t], all_ops[o]) &&
+                    !type_is_small(all_types[t]))
+                    in_stretches((enum cdi_reduce_kind)kind, all_types[t], all_ops[o]);
 }
 
 Test(reduce, the_sum_is_made_in_rank_order)
@@ -385,5 +393,35 @@ Test(reduce, nan_wins_max_and_min_from_either_side)
     for (int op = CDDP_MAX; op <= CDDP_MIN; op++) {
         cdi_reduce(o, 1, in, 2, 2, CDDP_FLOAT32, (cddp_redop)op);
         cr_assert(isnan(out[0]) && isnan(out[1]));
+    }
+}
+
+/* Their product is no int: its overflow would be undefined. */
+Test(reduce, products_of_16_bits_wrap_around)
+{
+    const uint16_t u[2] = {65535, 65535}, v[2] = {65535, 2};
+    const int16_t a[2] = {-32768, 32767}, b[2] = {-32768, -3};
+    uint16_t u_out[2];
+    int16_t a_out[2];
+    void *o[] = {u_out}, *p[] = {a_out};
+    const void *const unsigned_in[] = {u, v}, *const signed_in[] = {a, b};
+
+    cdi_reduce(o, 1, unsigned_in, 2, 2, CDDP_UINT16, CDDP_PROD);
+    cr_assert(u_out[0] == 1 && u_out[1] == 65534);
+    cdi_reduce(p, 1, signed_in, 2, 2, CDDP_INT16, CDDP_PROD);
+    cr_assert(a_out[0] == 0 && a_out[1] == (int16_t)(uint16_t)(32767u * 65533u), "%d", a_out[1]);
+}
+
+Test(reduce, floats_of_8_bits_are_refused_with_advice)
+{
+    struct cdi_error err;
+
+    for (size_t t = 0; t < N_ALL_TYPES; t++) {
+        cddp_status st = cdi_element_check_reduction(NULL, all_types[t], CDDP_MAX, &err);
+
+        cr_assert_eq(st, type_is_small(all_types[t]) ? CDDP_E_UNSUPPORTED : CDDP_OK, "%s",
+                     cdi_dtype_name(all_types[t]));
+        cr_assert_eq(cdi_reduce_acc_size(all_types[t]) == 0, type_is_small(all_types[t]));
+        cr_assert(st == CDDP_OK || (strstr(err.msg, cdi_dtype_name(all_types[t])) && strstr(err.msg, "float32")));
     }
 }

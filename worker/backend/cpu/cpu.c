@@ -544,6 +544,7 @@ const struct cdi_backend_ops cdi_cpu_backend = {
     .split = cpu_split,
     .enqueue = cpu_enqueue,
     .enqueue_group = cpu_enqueue_group,
+    .check_reduction = cdi_element_check_reduction,
     .join = cpu_join,
     .test = cpu_test,
     .follow = cpu_follow,

@@ -267,3 +267,15 @@ cddp_status cdi_element_scan(struct cdi_backend *b, const void *x, size_t count,
     *out = found;
     return CDDP_OK;
 }
+
+cddp_status cdi_element_check_reduction(struct cdi_backend *b, cddp_dtype dtype, cddp_redop op, struct cdi_error *err)
+{
+    (void)b;
+    (void)op;
+    if (cdi_reduce_acc_size(dtype) > 0)
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_UNSUPPORTED,
+                    "the host does not compute with %s: convert it to float32 or bfloat16, reduce that, and convert "
+                    "the result",
+                    cdi_dtype_name(dtype));
+}

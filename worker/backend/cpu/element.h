@@ -23,4 +23,7 @@ cddp_status cdi_element_tally(struct cdi_backend *b, const struct cdi_span *x, s
 cddp_status cdi_element_clip(struct cdi_backend *b, const struct cdi_span *x, size_t n, const struct cdi_clip *how,
                              const double *sum, struct cdi_error *err);
 
+/* Of a backend on the host: what reduce.h can. */
+cddp_status cdi_element_check_reduction(struct cdi_backend *b, cddp_dtype dtype, cddp_redop op, struct cdi_error *err);
+
 #endif

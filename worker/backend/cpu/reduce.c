@@ -98,7 +98,10 @@
                 case CDDP_MIN:                                                                                         \
                     name##_min(acc, x, n);                                                                             \
                     break;                                                                                             \
-                case CDDP_REDOP_FORCE_INT_:                                                                               \
+                case CDDP_BAND: /* these are below, for all types at once */                                           \
+                case CDDP_BOR:                                                                                         \
+                case CDDP_BXOR:                                                                                        \
+                case CDDP_REDOP_FORCE_INT_:                                                                            \
                     break;                                                                                             \
                 }                                                                                                      \
             }                                                                                                          \
@@ -123,6 +126,9 @@
 
 DEFINE(i8, int8_t, int8_t, uint8_t, SAME, SAME, NO_SCALE)
 DEFINE(u8, uint8_t, uint8_t, uint8_t, SAME, SAME, NO_SCALE)
+/* Not in uint16_t, whose products are made in int, and overflow there. */
+DEFINE(i16, int16_t, int16_t, uint32_t, SAME, SAME, NO_SCALE)
+DEFINE(u16, uint16_t, uint16_t, uint32_t, SAME, SAME, NO_SCALE)
 DEFINE(i32, int32_t, int32_t, uint32_t, SAME, SAME, NO_SCALE)
 DEFINE(u32, uint32_t, uint32_t, uint32_t, SAME, SAME, NO_SCALE)
 DEFINE(i64, int64_t, int64_t, uint64_t, SAME, SAME, NO_SCALE)
@@ -261,28 +267,64 @@ typedef void (*reduce_fn)(const struct cdi_partial *p, void *const *out, int n_o
         name##_body(p, out, n_out, in, n_in, done, count, op);                                                         \
     }
 #define HEAD(name, variant) name##_head(name##_sum_##variant, p, out, n_out, in, n_in, count, op)
-#define VARIANT(variant, attr)                                                                           \
-    VARIANT_FN(i8, variant, attr, 0)                                                                     \
-    VARIANT_FN(u8, variant, attr, 0)                                                                     \
-    VARIANT_FN(i32, variant, attr, 0)                                                                    \
-    VARIANT_FN(u32, variant, attr, 0)                                                                    \
-    VARIANT_FN(i64, variant, attr, 0)                                                                    \
-    VARIANT_FN(u64, variant, attr, 0)                                                                    \
-    VARIANT_FN(f32, variant, attr, HEAD(f32, variant))                                                   \
-    VARIANT_FN(f64, variant, attr, HEAD(f64, variant))                                                   \
-    VARIANT_FN(f16, variant, attr, HEAD(f16, variant))                                                   \
-    VARIANT_FN(bf16, variant, attr, 0)                                                                   \
-    static const reduce_fn fns_##variant[] = {                                                           \
-        [CDDP_INT8] = i8_##variant,      [CDDP_UINT8] = u8_##variant,    [CDDP_INT32] = i32_##variant,   \
-        [CDDP_UINT32] = u32_##variant,   [CDDP_INT64] = i64_##variant,   [CDDP_UINT64] = u64_##variant,  \
-        [CDDP_FLOAT16] = f16_##variant,  [CDDP_FLOAT32] = f32_##variant, [CDDP_FLOAT64] = f64_##variant, \
-        [CDDP_BFLOAT16] = bf16_##variant};
+#define VARIANT(variant, attr)                                                                            \
+    VARIANT_FN(i8, variant, attr, 0)                                                                      \
+    VARIANT_FN(u8, variant, attr, 0)                                                                      \
+    VARIANT_FN(i16, variant, attr, 0)                                                                     \
+    VARIANT_FN(u16, variant, attr, 0)                                                                     \
+    VARIANT_FN(i32, variant, attr, 0)                                                                     \
+    VARIANT_FN(u32, variant, attr, 0)                                                                     \
+    VARIANT_FN(i64, variant, attr, 0)                                                                     \
+    VARIANT_FN(u64, variant, attr, 0)                                                                     \
+    VARIANT_FN(f32, variant, attr, HEAD(f32, variant))                                                    \
+    VARIANT_FN(f64, variant, attr, HEAD(f64, variant))                                                    \
+    VARIANT_FN(f16, variant, attr, HEAD(f16, variant))                                                    \
+    VARIANT_FN(bf16, variant, attr, 0)                                                                    \
+    static const reduce_fn fns_##variant[] = {                                                            \
+        [CDDP_INT8] = i8_##variant,       [CDDP_UINT8] = u8_##variant,    [CDDP_INT32] = i32_##variant,   \
+        [CDDP_UINT32] = u32_##variant,    [CDDP_INT64] = i64_##variant,   [CDDP_UINT64] = u64_##variant,  \
+        [CDDP_FLOAT16] = f16_##variant,   [CDDP_FLOAT32] = f32_##variant, [CDDP_FLOAT64] = f64_##variant, \
+        [CDDP_BFLOAT16] = bf16_##variant, [CDDP_INT16] = i16_##variant,   [CDDP_UINT16] = u16_##variant};
 
 VARIANT(plain, )
 #if defined(__x86_64__)
 VARIANT(avx2, AVX2)
 VARIANT(avx512, AVX512)
 #endif
+
+/* Bitwise operations know no types: n bytes, and accumulators as the elements themselves. */
+static void combine(uint8_t *to, const uint8_t *x, size_t n, cddp_redop op)
+{
+    if (op == CDDP_BAND)
+        for (size_t i = 0; i < n; i++)
+            to[i] &= x[i];
+    else if (op == CDDP_BOR)
+        for (size_t i = 0; i < n; i++)
+            to[i] |= x[i];
+    else
+        for (size_t i = 0; i < n; i++)
+            to[i] ^= x[i];
+}
+
+static void reduce_bits(const struct cdi_partial *p, void *const *out, int n_out, const void *const *in, int n_in,
+                        size_t bytes, cddp_redop op)
+{
+    uint8_t acc[BLOCK_BYTES];
+
+    for (size_t at = 0; at < bytes; at += BLOCK_BYTES) {
+        size_t n = bytes - at < BLOCK_BYTES ? bytes - at : BLOCK_BYTES;
+
+        memcpy(acc, (const uint8_t *)(p->from != NULL ? p->from : in[0]) + at, n);
+        for (int r = p->from == NULL; r < n_in; r++)
+            combine(acc, (const uint8_t *)in[r] + at, n, op);
+        if (p->to != NULL) {
+            memcpy((uint8_t *)p->to + at, acc, n);
+            continue;
+        }
+        for (int k = 0; k < n_out; k++)
+            memcpy((uint8_t *)out[k] + at, acc, n);
+    }
+}
 
 #if defined(__x86_64__)
 static bool has_f16c(void) /* not every compiler has a name for it */
@@ -319,12 +361,12 @@ static const reduce_fn *functions(enum cdi_reduce_kind kind)
 size_t cdi_reduce_acc_size(cddp_dtype dtype)
 {
     switch (dtype) {
-    case CDDP_DTYPE_NONE:
-    case CDDP_DTYPE_FORCE_INT_:
-        break;
     case CDDP_INT8:
     case CDDP_UINT8:
         return 1;
+    case CDDP_INT16:
+    case CDDP_UINT16:
+        return 2;
     case CDDP_INT32:
     case CDDP_UINT32:
     case CDDP_FLOAT16:
@@ -335,6 +377,11 @@ size_t cdi_reduce_acc_size(cddp_dtype dtype)
     case CDDP_UINT64:
     case CDDP_FLOAT64:
         return 8;
+    case CDDP_FLOAT8_E4M3:
+    case CDDP_FLOAT8_E5M2:
+    case CDDP_DTYPE_NONE:
+    case CDDP_DTYPE_FORCE_INT_:
+        break;
     }
     return 0;
 }
@@ -344,10 +391,19 @@ bool cdi_reduce_has(enum cdi_reduce_kind kind)
     return functions(kind) != NULL;
 }
 
+static void reduce_by(const reduce_fn *fns, const struct cdi_partial *p, void *const *out, int n_out,
+                      const void *const *in, int n_in, size_t count, cddp_dtype dtype, cddp_redop op)
+{
+    if (op == CDDP_BAND || op == CDDP_BOR || op == CDDP_BXOR)
+        reduce_bits(p, out, n_out, in, n_in, count * cdi_reduce_acc_size(dtype), op);
+    else
+        fns[dtype](p, out, n_out, in, n_in, count, op);
+}
+
 void cdi_reduce_partial_by(enum cdi_reduce_kind kind, const struct cdi_partial *p, void *const *out, int n_out,
                            const void *const *in, int n_in, size_t count, cddp_dtype dtype, cddp_redop op)
 {
-    functions(kind)[dtype](p, out, n_out, in, n_in, count, op);
+    reduce_by(functions(kind), p, out, n_out, in, n_in, count, dtype, op);
 }
 
 /* Asked once, since the question is slow on a virtual machine; whoever asks at the same time gets the same answer. */
@@ -366,7 +422,7 @@ static const reduce_fn *best(void)
 void cdi_reduce_partial(const struct cdi_partial *p, void *const *out, int n_out, const void *const *in, int n_in,
                         size_t count, cddp_dtype dtype, cddp_redop op)
 {
-    best()[dtype](p, out, n_out, in, n_in, count, op);
+    reduce_by(best(), p, out, n_out, in, n_in, count, dtype, op);
 }
 
 void cdi_reduce(void *const *out, int n_out, const void *const *in, int n_in, size_t count, cddp_dtype dtype,

@@ -10,7 +10,7 @@
  * out[k][i] = ((in[0][i] op in[1][i]) op in[2][i]) ... for every k: the same result is written to n_out arrays.
  * An out array may be one of the in arrays; otherwise they do not overlap. n_in >= 1, n_out >= 1. Arrays are aligned to
  * their element. AVG is the sum times 1/n_in. float16 and bfloat16 are accumulated in float32 and rounded once.
- * Integers wrap around. MIN and MAX give NaN where any operand is NaN. The result does not depend on how a caller cuts
+ * Integers wrap around, and they alone take BAND, BOR and BXOR. MIN and MAX give NaN where any operand is NaN. The result does not depend on how a caller cuts
  * `count`, nor on the machine.
  */
 void cdi_reduce(void *const *out, int n_out, const void *const *in, int n_in, size_t count, cddp_dtype dtype,
@@ -25,7 +25,8 @@ struct cdi_partial {
     void *to;         /* accumulators are written here (may be `from`) and out is not used; NULL: this is the end */
     int n_total;      /* inputs in all */
 };
-/* Bytes of an accumulator: float32 for the two types of 16 bits, else the type itself. */
+/* Bytes of an accumulator: float32 for the two floats of 16 bits, else the type itself; 0: a type that is not reduced.
+ */
 size_t cdi_reduce_acc_size(cddp_dtype dtype);
 void cdi_reduce_partial(const struct cdi_partial *p, void *const *out, int n_out, const void *const *in, int n_in,
                         size_t count, cddp_dtype dtype, cddp_redop op);

@@ -626,6 +626,7 @@ static const struct cdi_backend_ops mpi_ops = {
     .split = mpi_split,
     .enqueue = mpi_enqueue,
     .enqueue_group = mpi_enqueue_group,
+    .check_reduction = cdi_element_check_reduction,
     .join = mpi_join,
     .test = mpi_test,
     .follow = mpi_follow,

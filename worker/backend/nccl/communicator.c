@@ -5,6 +5,7 @@
  * them, without blocking: this side polls, and gives up at the deadline or when the agent speaks.
  */
 #include "common/clock.h"
+#include "worker/backend/nccl/offer.h"
 #include "worker/backend/nccl/state.h"
 
 #include <inttypes.h>
@@ -170,13 +171,27 @@ static cddp_status claim_gpu(struct cdi_backend *b, int64_t deadline_ms, struct 
         text, b->world.rank, b->device.info.name, b->device.info.pci);
 }
 
-/* All come here, with CDDP_OK or with what is in the way; all leave with the same verdict, the first failure's. */
+/* One counter holds three: who has come, who of these cannot go on, and whose GPU is old. */
+#define COUNT_BITS 21
+#define FAILED (INT64_C(1) << COUNT_BITS)
+#define OLD_GPU (INT64_C(1) << 2 * COUNT_BITS)
+#define OLD_WORD "old" /* the verdict "go", with an old GPU among all */
+
+static int64_t counted(int64_t n, int64_t unit)
+{
+    return n / unit & (FAILED - 1);
+}
+
+/*
+ * All come here, with CDDP_OK or with what is in the way; all leave with the same verdict, the first failure's. With it
+ * they learn whether some GPU is old.
+ */
 static cddp_status agree(struct cdi_backend *b, const struct cdi_error *mine, int64_t deadline_ms,
                          struct cdi_error *err)
 {
     const struct cdi_keys *k = &b->world.keys;
     char broken[CDI_KEY_BYTES], go[CDI_KEY_BYTES], ready[CDI_KEY_BYTES], text[CDI_ERROR_TEXT + 64] = "";
-    int64_t n;
+    int64_t n, mark = 1 + (b->device.capability < CDI_FLOAT8_CAPABILITY ? OLD_GPU : 0);
     size_t len = 0;
     int status, rank = -1, at = 0;
     cddp_status st = CDDP_OK;
@@ -192,14 +207,16 @@ static cddp_status agree(struct cdi_backend *b, const struct cdi_error *mine, in
                            mine->msg);
         st = k->set(k->arg, broken, text, strlen(text), err);
         if (st == CDDP_OK)
-            st = k->add(k->arg, ready, INT64_C(1) << 32, NULL, err);
+            st = k->add(k->arg, ready, FAILED, NULL, err);
     }
     if (st == CDDP_OK)
-        st = k->add(k->arg, ready, 1, &n, err);
-    if (st == CDDP_OK && (n & UINT32_MAX) == b->world.size) {
+        st = k->add(k->arg, ready, mark, &n, err);
+    if (st == CDDP_OK && counted(n, 1) == b->world.size) {
         /* The last one: does anybody's word stand in the way? */
-        if (n >> 32 > 0)
+        if (counted(n, FAILED) > 0)
             st = k->get(k->arg, broken, text, sizeof text - 1, &len, left_ms(deadline_ms), err);
+        else if (counted(n, OLD_GPU) > 0)
+            len = (size_t)snprintf(text, sizeof text, OLD_WORD);
         if (st == CDDP_OK)
             st = k->set(k->arg, go, text, len, err);
     }
@@ -213,9 +230,10 @@ static cddp_status agree(struct cdi_backend *b, const struct cdi_error *mine, in
     if (st == CDDP_E_TIMEOUT)
         return cdi_fail(err, st, "not all ranks were ready for NCCL within %.4g s",
                         (double)b->world.join_timeout_ms / 1000);
-    if (st != CDDP_OK || len == 0)
+    text[st == CDDP_OK ? len : 0] = '\0';
+    b->old_gpu = strcmp(text, OLD_WORD) == 0;
+    if (st != CDDP_OK || len == 0 || b->old_gpu)
         return st;
-    text[len] = '\0';
     if (sscanf(text, "%d %d %n", &status, &rank, &at) != 2 || status >= 0)
         status = CDDP_E_SYSTEM;
     return cdi_fail_by(err, cdi_rank_of_job(&b->world, rank), (cddp_status)status, "%.1000s", text + at);
@@ -361,6 +379,7 @@ cddp_status cdi_communicator_join(struct cdi_backend *b, const struct cdi_error 
         st = agree(b, &mine, deadline_ms, err);
     } else {
         st = mine.status;
+        b->old_gpu = b->device.capability < CDI_FLOAT8_CAPABILITY;
         if (st == CDDP_OK && cdi_nccl.unique_id(ids) != ncclSuccess)
             st = cdi_fail(&mine, CDDP_E_SYSTEM, "NCCL cannot make a unique id: %.300s", cdi_nccl.last_error(NULL));
         if (st != CDDP_OK && err != NULL)

@@ -32,7 +32,7 @@ static cddp_status describe(struct cdi_device *d, int ordinal, struct cdi_error 
     cddp_device_info *info = &d->info;
     char pci[16];
     size_t bytes = 0;
-    int n_sm = 0;
+    int n_sm = 0, major = 0, minor = 0;
     cddp_status st = cdi_cuda_check(cdi_cuda.device_name(info->name, sizeof info->name, d->id), "naming the GPU", err);
 
     if (st == CDDP_OK)
@@ -45,6 +45,12 @@ static cddp_status describe(struct cdi_device *d, int ordinal, struct cdi_error 
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.device_attribute(&n_sm, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, d->id),
                             "asking for the GPU's multiprocessors", err);
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.device_attribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, d->id),
+                            "asking for the GPU's compute capability", err);
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.device_attribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, d->id),
+                            "asking for the GPU's compute capability", err);
     if (st != CDDP_OK)
         return st;
     info->name[sizeof info->name - 1] = '\0';
@@ -55,6 +61,7 @@ static cddp_status describe(struct cdi_device *d, int ordinal, struct cdi_error 
     info->memory_bytes = bytes;
     info->numa_node = cdi_gpu_numa_node("", info->pci);
     d->n_sm = (uint32_t)n_sm;
+    d->capability = major * 10 + minor;
     return CDDP_OK;
 }
 

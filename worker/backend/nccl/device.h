@@ -24,6 +24,7 @@ struct cdi_device {
     CUlibrary library;
     CUfunction kernel[CDI_N_KERNELS];
     uint32_t n_sm;
+    int capability; /* 90 is 9.0 */
 };
 
 /*

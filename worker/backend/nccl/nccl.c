@@ -284,6 +284,7 @@ static cddp_status prepare_part(struct cdi_backend *b, int color, const int *ran
     for (int r = 0; r < n && ranks != NULL; r++)
         part->ranks[r] = ranks[r];
     part->use = b->use;
+    part->old_gpu = b->old_gpu;
     if (snprintf(part->prefix, sizeof part->prefix, "%s%" PRIu32 ".%d/", b->prefix, b->n_splits, color) >=
         (int)sizeof part->prefix)
         return cdi_fail(err, CDDP_E_LIMIT, "communicators were split too often, one from another");
@@ -498,6 +499,7 @@ static const struct cdi_backend_ops gpu_ops = {
     .region_destroy = cdi_gpu_region_destroy,
     .split = gpu_split,
     .enqueue = cdi_gpu_enqueue,
+    .check_reduction = cdi_gpu_check_reduction,
     .join = cdi_gpu_join,
     .follow = cdi_gpu_follow,
     .lead = cdi_gpu_lead,

@@ -2,6 +2,7 @@
 /* Operations on the communication stream: the ring of them, and how each becomes NCCL's calls. */
 #include "common/clock.h"
 #include "worker/backend/nccl/mean.h"
+#include "worker/backend/nccl/offer.h"
 #include "worker/backend/nccl/state.h"
 #include "worker/dtype.h"
 #include "worker/op_text.h"
@@ -166,6 +167,13 @@ static ncclDataType_t nccl_type(cddp_dtype dtype)
     return (ncclDataType_t)(dtype - 1);
 }
 
+cddp_status cdi_gpu_check_reduction(struct cdi_backend *b, cddp_dtype dtype, cddp_redop op, struct cdi_error *err)
+{
+    const struct cdi_offer_facts facts = {.nccl_code = cdi_nccl.code, .old_gpu = b->old_gpu};
+
+    return cdi_offer_check(&facts, dtype, op, err);
+}
+
 static enum cdi_mean mean_of(const struct cdi_backend *b, const struct cdi_op *op)
 {
     const struct cdi_mean_facts facts = {.nccl_code = cdi_nccl.code,
@@ -198,11 +206,12 @@ static ncclResult_t call_all_gatherv(const struct cdi_backend *b, ncclComm_t com
     ncclResult_t r = ncclSuccess;
 
     for (int k = 0; k < b->world.size; k++) {
+        const struct cdi_wire w = cdi_wire_of(op->dtype, op->counts[k]);
         uint8_t *to = (uint8_t *)op->out + at;
 
-        if (op->counts[k] > 0)
-            keep(&r, cdi_nccl.broadcast(k == b->world.rank ? op->in : to, to, op->counts[k], nccl_type(op->dtype), k,
-                                        comm, b->call.stream));
+        if (w.count > 0)
+            keep(&r, cdi_nccl.broadcast(k == b->world.rank ? op->in : to, to, w.count, nccl_type(w.dtype), k, comm,
+                                        b->call.stream));
         at += op->counts[k] * size;
     }
     return r;
@@ -210,13 +219,14 @@ static ncclResult_t call_all_gatherv(const struct cdi_backend *b, ncclComm_t com
 
 static ncclResult_t call_all_to_all(const struct cdi_backend *b, ncclComm_t comm, const struct cdi_op *op)
 {
+    const struct cdi_wire w = cdi_wire_of(op->dtype, op->count);
     size_t block = op->count * cddp_dtype_size(op->dtype);
     ncclResult_t r = ncclSuccess;
 
     for (int k = 0; k < b->world.size; k++) {
-        keep(&r, cdi_nccl.send((const uint8_t *)op->in + (size_t)k * block, op->count, nccl_type(op->dtype), k, comm,
+        keep(&r, cdi_nccl.send((const uint8_t *)op->in + (size_t)k * block, w.count, nccl_type(w.dtype), k, comm,
                                b->call.stream));
-        keep(&r, cdi_nccl.recv((uint8_t *)op->out + (size_t)k * block, op->count, nccl_type(op->dtype), k, comm,
+        keep(&r, cdi_nccl.recv((uint8_t *)op->out + (size_t)k * block, w.count, nccl_type(w.dtype), k, comm,
                                b->call.stream));
     }
     return r;
@@ -224,31 +234,31 @@ static ncclResult_t call_all_to_all(const struct cdi_backend *b, ncclComm_t comm
 
 static ncclResult_t call(const struct cdi_backend *b, ncclComm_t comm, const struct cdi_op *op)
 {
-    ncclDataType_t type = op->kind == CDI_BARRIER ? ncclInt32 : nccl_type(op->dtype);
+    const struct cdi_wire w = cdi_wire_of(op->dtype, op->count);
     CUstream s = b->call.stream;
 
     switch (op->kind) {
     case CDI_BARRIER:
-        return cdi_nccl.all_reduce(b->token, b->token, 1, type, ncclMax, comm, s);
+        return cdi_nccl.all_reduce(b->token, b->token, 1, ncclInt32, ncclMax, comm, s);
     case CDI_ALL_REDUCE:
-        return cdi_nccl.all_reduce(op->in, op->out, op->count, type, nccl_op(b, op), comm, s);
+        return cdi_nccl.all_reduce(op->in, op->out, op->count, nccl_type(op->dtype), nccl_op(b, op), comm, s);
     case CDI_BROADCAST:
-        return cdi_nccl.broadcast(op->in, op->out, op->count, type, op->root, comm, s);
+        return cdi_nccl.broadcast(op->in, op->out, w.count, nccl_type(w.dtype), op->root, comm, s);
     case CDI_REDUCE:
-        return cdi_nccl.reduce(op->in, op->root == b->world.rank ? op->out : NULL, op->count, type, nccl_op(b, op),
-                               op->root, comm, s);
+        return cdi_nccl.reduce(op->in, op->root == b->world.rank ? op->out : NULL, op->count, nccl_type(op->dtype),
+                               nccl_op(b, op), op->root, comm, s);
     case CDI_ALL_GATHER:
-        return cdi_nccl.all_gather(op->in, op->out, op->count, type, comm, s);
+        return cdi_nccl.all_gather(op->in, op->out, w.count, nccl_type(w.dtype), comm, s);
     case CDI_REDUCE_SCATTER:
-        return cdi_nccl.reduce_scatter(op->in, op->out, op->count, type, nccl_op(b, op), comm, s);
+        return cdi_nccl.reduce_scatter(op->in, op->out, op->count, nccl_type(op->dtype), nccl_op(b, op), comm, s);
     case CDI_ALL_GATHERV:
         return call_all_gatherv(b, comm, op);
     case CDI_ALL_TO_ALL:
         return call_all_to_all(b, comm, op);
     case CDI_SEND:
-        return cdi_nccl.send(op->in, op->count, type, op->root, comm, s);
+        return cdi_nccl.send(op->in, w.count, nccl_type(w.dtype), op->root, comm, s);
     case CDI_RECV:
-        return cdi_nccl.recv(op->out, op->count, type, op->root, comm, s);
+        return cdi_nccl.recv(op->out, w.count, nccl_type(w.dtype), op->root, comm, s);
     }
     return ncclInvalidArgument;
 }

@@ -118,6 +118,7 @@ struct cdi_backend {
     ncclComm_t child;         /* where NCCL puts a part's communicator; with `lock` */
     ncclResult_t refused;     /* what settle has met last; with `lock` */
     uint32_t n_splits;
+    bool old_gpu; /* of some rank of the job: see offer.h */
     struct {
         bool windows, registration; /* of regions: see region.c */
     } use;
@@ -244,6 +245,7 @@ cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *wha
 
 /* ---------------------------------------------------------------------------------- operations (operation.c) ---- */
 
+cddp_status cdi_gpu_check_reduction(struct cdi_backend *b, cddp_dtype dtype, cddp_redop op, struct cdi_error *err);
 cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint64_t *ticket, struct cdi_error *err);
 /*
  * With `lock`: NCCL has said r to what was begun last ("in progress": ask it until it is on the stream), and whatever
