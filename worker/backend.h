@@ -247,11 +247,11 @@ struct cdi_backend_ops {
     bool (*capture_lives)(struct cdi_backend *b);
     /*
      * From now on, until capture_leave, what this thread does with b becomes part of capture `id`, behind what `stream`
-     * of it has now, and nothing is waited for, but that NCCL has taken it: enqueue (of a region; its ticket is 0),
-     * follow and lead (with streams of that capture; behind all that was enqueued), pack, unpack, cast, scale. Before
-     * the capture ends, the last call is a lead. CDDP_OK; CDDP_E_STATE (another capture has such a part), the sticky
-     * error: then there is nothing to leave. What these calls return beside the sticky error says that the capture is
-     * of no use.
+     * of it has now, and nothing is waited for, but that NCCL has taken it: enqueue and enqueue_group (of the device's
+     * memory; the ticket is 0), follow and lead (with streams of that capture; behind all that was enqueued), pack,
+     * unpack, cast, scale. Before the capture ends, the last call is a lead. CDDP_OK; CDDP_E_STATE (another capture has
+     * such a part), the sticky error: then there is nothing to leave. What these calls return beside the sticky error
+     * says that the capture is of no use.
      */
     cddp_status (*capture_enter)(struct cdi_backend *b, void *stream, uint64_t id, struct cdi_error *err);
     void (*capture_leave)(struct cdi_backend *b);

@@ -26,8 +26,8 @@ struct cdi_counts {
 };
 
 struct cdi_group {
-    struct cdi_op op; /* the first of them */
-    size_t n_ops;
+    struct cdi_op op;            /* the first of them */
+    struct cdi_several *several; /* that were enqueued as one; NULL: they were not */
     struct words *words;
     uint32_t *device;
     uint32_t begun, ended; /* as last seen */
@@ -186,8 +186,9 @@ static cddp_status make_room(struct cdi_backend *b, struct cdi_error *err)
     return CDDP_OK;
 }
 
-/* A group of what is held. It counts once it is complete. */
-static cddp_status new_group(struct cdi_backend *b, struct cdi_group **out, struct cdi_error *err)
+/* A group that begins with op. It counts once it is complete. */
+static cddp_status new_group(struct cdi_backend *b, const struct cdi_op *op, struct cdi_group **out,
+                             struct cdi_error *err)
 {
     struct cdi_captured *c = &b->captured;
     cddp_status st = make_room(b, err);
@@ -200,8 +201,7 @@ static cddp_status new_group(struct cdi_backend *b, struct cdi_group **out, stru
     g = cdi_host->alloc(1, sizeof *g);
     if (g == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a captured collective");
-    g->op = c->held[0];
-    g->n_ops = c->n_held;
+    g->op = *op;
     g->words = &c->counts->words[c->counts->used];
     g->device = (uint32_t *)(uintptr_t)c->counts->device + 2 * c->counts->used;
     c->counts->used++;
@@ -224,8 +224,10 @@ void cdi_captured_close(struct cdi_backend *b)
     struct cdi_captured *c = &b->captured;
     size_t n = atomic_load(&c->n_groups);
 
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
+        cdi_host->release(c->group[i]->several);
         cdi_host->release(c->group[i]);
+    }
     cdi_host->release(c->group);
     while (c->counts != NULL) {
         struct cdi_counts *next = c->counts->next;
@@ -270,12 +272,14 @@ static cddp_status check_capture(struct cdi_backend *b, struct cdi_error *err)
 }
 
 /*
+ * ops must stay until NCCL has taken them: see struct cdi_call.
+ *
  * Unlike an operation that is not captured this one is waited for until NCCL has put it on the stream: for a graph it
  * may make memory known to its peers, who capture the same. Its error is the communicator's end, as elsewhere.
  */
-static cddp_status call_nccl(struct cdi_backend *b, struct cdi_error *err)
+static cddp_status call_nccl(struct cdi_backend *b, const struct cdi_op *const *ops, size_t n,
+                             const struct cdi_op *name, struct cdi_error *err)
 {
-    struct cdi_captured *c = &b->captured;
     struct cdi_call *call = &b->call;
     char text[CDI_OP_TEXT];
     cddp_status st;
@@ -283,17 +287,14 @@ static cddp_status call_nccl(struct cdi_backend *b, struct cdi_error *err)
 
     call->comm = b->comm;
     call->stream = b->device.captured;
-    call->n_ops = c->n_held;
-    for (size_t i = 0; i < c->n_held; i++) {
-        call->op[i] = c->held[i];
-        call->ops[i] = &call->op[i];
-    }
+    call->ops = ops;
+    call->n_ops = n;
     r = cdi_communicator_call(b, cdi_gpu_calls);
     st =
         cdi_communicator_settle(b, b->comm, r, "capturing it", cdi_deadline_ms(cdi_now_ms(), b->world.timeout_ms), err);
     if (st == CDDP_OK)
         return st;
-    cdi_op_text(&c->held[0], text, sizeof text);
+    cdi_op_text(name, text, sizeof text);
     (void)cdi_error_wrap(err, "%s", text);
     return cdi_gpu_fail(b, err);
 }
@@ -309,40 +310,63 @@ static cddp_status flush_others(struct cdi_backend *b, struct cdi_error *err)
     return st;
 }
 
-/* With `lock`: what is held becomes part of the graph. */
-static cddp_status issue(struct cdi_backend *b, struct cdi_error *err)
+/* Also where it failed: it will not run, but what was captured of it refers to its counts. */
+static void keep_group(struct cdi_backend *b, struct cdi_group *g)
 {
     struct cdi_captured *c = &b->captured;
-    struct cdi_group *g = NULL;
-    cddp_status st = CDDP_OK;
 
-    if (c->n_held == 0)
-        return CDDP_OK;
-    st = flush_others(b, err);
-    if (st == CDDP_OK)
-        st = check_capture(b, err);
-    if (st == CDDP_OK)
-        st = new_group(b, &g, err);
-    for (size_t i = 0; i < c->n_held && st == CDDP_OK; i++)
-        st = cdi_gpu_before(b, &c->held[i], err);
-    if (st == CDDP_OK)
-        st = tell(b, g, false, err);
-    if (st == CDDP_OK)
-        st = call_nccl(b, err);
-    for (size_t i = 0; i < c->n_held && st == CDDP_OK; i++)
-        st = cdi_gpu_after(b, &c->held[i], err);
-    if (st == CDDP_OK)
-        st = tell(b, g, true, err);
-    c->n_held = 0;
-    if (g == NULL)
-        return st;
-    /* Also where it failed: it will not run, but what was captured of it refers to its counts. */
     (void)pthread_mutex_lock(&b->page);
     c->group[atomic_fetch_add(&c->n_groups, 1)] = g;
     (void)pthread_mutex_unlock(&b->page);
     (void)pthread_mutex_lock(&b->word);
     (void)pthread_cond_broadcast(&b->news); /* from now on there is something to look at */
     (void)pthread_mutex_unlock(&b->word);
+}
+
+/* With `lock`: n operations become part of the graph, as one group. name: the first one. *out is to be kept. */
+static cddp_status put(struct cdi_backend *b, const struct cdi_op *const *ops, size_t n, const struct cdi_op *name,
+                       struct cdi_group **out, struct cdi_error *err)
+{
+    struct cdi_group *g = NULL;
+    cddp_status st = check_capture(b, err);
+
+    if (st == CDDP_OK)
+        st = new_group(b, name, &g, err);
+    for (size_t i = 0; i < n && st == CDDP_OK; i++)
+        st = cdi_gpu_before(b, (struct cdi_op *)(uintptr_t)ops[i], err);
+    if (st == CDDP_OK)
+        st = tell(b, g, false, err);
+    if (st == CDDP_OK)
+        st = call_nccl(b, ops, n, name, err);
+    for (size_t i = 0; i < n && st == CDDP_OK; i++)
+        st = cdi_gpu_after(b, ops[i], err);
+    if (st == CDDP_OK)
+        st = tell(b, g, true, err);
+    *out = g;
+    return st;
+}
+
+/* With `lock`: what is held becomes part of the graph. */
+static cddp_status issue(struct cdi_backend *b, struct cdi_error *err)
+{
+    struct cdi_captured *c = &b->captured;
+    struct cdi_call *call = &b->call;
+    struct cdi_group *g = NULL;
+    cddp_status st;
+    size_t n = c->n_held;
+
+    if (n == 0)
+        return CDDP_OK;
+    st = flush_others(b, err); /* which uses the call, too */
+    for (size_t i = 0; i < n; i++) {
+        call->op[i] = c->held[i];
+        call->list[i] = &call->op[i];
+    }
+    c->n_held = 0;
+    if (st == CDDP_OK)
+        st = put(b, call->list, n, &c->held[0], &g, err);
+    if (g != NULL)
+        keep_group(b, g);
     return st;
 }
 
@@ -369,7 +393,7 @@ cddp_status cdi_captured_enqueue(struct cdi_backend *b, const struct cdi_op *op,
     if (st != CDDP_OK)
         return st;
     if (op->region == NULL)
-        return cdi_fail(err, CDDP_E_UNSUPPORTED, "only collectives of the reducer's own memory can be captured");
+        return cdi_captured_enqueue_group(b, op, 1, err);
     (void)pthread_mutex_lock(&b->lock);
     if (c->n_held > 0 && (held_bytes(c) + bytes > CDI_GROUP_BYTES || c->n_held == CDI_HELD_MAX))
         st = issue(b, err);
@@ -379,6 +403,49 @@ cddp_status cdi_captured_enqueue(struct cdi_backend *b, const struct cdi_op *op,
             st = issue(b, err);
     }
     (void)pthread_mutex_unlock(&b->lock);
+    return st;
+}
+
+/* What a graph copies it would copy from, and to, the memory of now, each time. */
+static cddp_status refuse_host_memory(struct cdi_backend *b, const struct cdi_several *s, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+    bool on_host = false;
+
+    for (size_t i = 0; i < s->n && st == CDDP_OK && !on_host; i++)
+        st = cdi_stage_is_needed(b, &s->part[i].op, &on_host, err);
+    if (st == CDDP_OK && on_host)
+        st = cdi_fail(err, CDDP_E_UNSUPPORTED,
+                      "an operation that is captured into a graph needs memory of the GPU, not of the host");
+    return st;
+}
+
+cddp_status cdi_captured_enqueue_group(struct cdi_backend *b, const struct cdi_op *ops, size_t n, struct cdi_error *err)
+{
+    struct cdi_several *s = NULL;
+    struct cdi_group *g = NULL;
+    cddp_status st = cdi_gpu_health(b, err);
+
+    if (st == CDDP_OK)
+        st = cdi_several_make(&s, ops, n, b->world.size, err);
+    if (st == CDDP_OK)
+        st = refuse_host_memory(b, s, err);
+    if (st == CDDP_OK) {
+        (void)pthread_mutex_lock(&b->lock);
+        st = issue(b, err);
+        if (st == CDDP_OK)
+            st = flush_others(b, err);
+        if (st == CDDP_OK)
+            st = put(b, s->ops, s->n, &ops[0], &g, err);
+        if (g != NULL) {
+            g->several = s; /* a call that has not come back may still read it */
+            g->op.counts = NULL;
+            keep_group(b, g);
+        }
+        (void)pthread_mutex_unlock(&b->lock);
+    }
+    if (g == NULL)
+        cdi_host->release(s);
     return st;
 }
 

@@ -115,7 +115,7 @@ static bool is_spare(struct cdi_backend *b)
 
     (void)pthread_mutex_lock(&b->page);
     for (uint64_t t = b->done + 1; t <= b->given; t++)
-        spare = spare && cdi_slot_of(b, t)->op.spare;
+        spare = spare && cdi_slot_of(b, t)->one.op.spare;
     (void)pthread_mutex_unlock(&b->page);
     return spare;
 }
@@ -499,8 +499,10 @@ static const struct cdi_backend_ops gpu_ops = {
     .region_destroy = cdi_gpu_region_destroy,
     .split = gpu_split,
     .enqueue = cdi_gpu_enqueue,
+    .enqueue_group = cdi_gpu_enqueue_group,
     .check_reduction = cdi_gpu_check_reduction,
     .join = cdi_gpu_join,
+    .test = cdi_gpu_test,
     .follow = cdi_gpu_follow,
     .lead = cdi_gpu_lead,
     .capture_of = cdi_gpu_capture_of,

@@ -55,38 +55,54 @@ static cddp_status next_slot(struct cdi_backend *b, struct cdi_slot **out, struc
     return st;
 }
 
+static cddp_status copy_counts(const struct cdi_backend *b, struct cdi_slot *s, struct cdi_error *err)
+{
+    size_t n = (size_t)b->world.size;
+
+    if (s->one.op.kind != CDI_ALL_GATHERV)
+        return CDDP_OK;
+    s->counts = cdi_host->alloc(n, sizeof *s->counts);
+    if (s->counts == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a collective");
+    memcpy(s->counts, s->one.op.counts, n * sizeof *s->counts);
+    s->one.op.counts = s->counts;
+    return CDDP_OK;
+}
+
+/* What a slot has of its own, but for its event. */
+static void empty_slot(struct cdi_slot *s)
+{
+    cdi_host->release(s->counts);
+    cdi_host->release(s->several);
+    s->counts = NULL;
+    s->several = NULL;
+    s->one.staged = NULL;
+}
+
+static void retire(struct cdi_backend *b, struct cdi_slot *s)
+{
+    empty_slot(s);
+    b->done++;
+}
+
 void cdi_gpu_free_ring(struct cdi_backend *b)
 {
     for (size_t i = 0; i < b->ring_size; i++) {
         if (b->ring[i].done != NULL)
             (void)cdi_cuda.event_destroy(b->ring[i].done);
-        cdi_host->release(b->ring[i].counts);
+        empty_slot(&b->ring[i]);
     }
     cdi_host->release(b->ring);
     b->ring = NULL;
     b->ring_size = 0;
 }
 
-static cddp_status copy_counts(const struct cdi_backend *b, struct cdi_slot *s, struct cdi_error *err)
+/* The operations of a slot, from 0 on; NULL: no more. */
+static struct cdi_part *part_of(struct cdi_slot *s, size_t i)
 {
-    size_t n = (size_t)b->world.size;
-
-    if (s->op.kind != CDI_ALL_GATHERV)
-        return CDDP_OK;
-    s->counts = cdi_host->alloc(n, sizeof *s->counts);
-    if (s->counts == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a collective");
-    memcpy(s->counts, s->op.counts, n * sizeof *s->counts);
-    s->op.counts = s->counts;
-    return CDDP_OK;
-}
-
-static void retire(struct cdi_backend *b, struct cdi_slot *s)
-{
-    cdi_host->release(s->counts);
-    s->counts = NULL;
-    s->staged = NULL;
-    b->done++;
+    if (s->several != NULL)
+        return i < s->several->n ? &s->several->part[i] : NULL;
+    return i == 0 ? &s->one : NULL;
 }
 
 bool cdi_gpu_poll(struct cdi_backend *b)
@@ -138,7 +154,7 @@ void cdi_gpu_current(struct cdi_backend *b, struct cdi_glance *out)
 
         out->since_ms = begun ? b->begun_ms : s->started_ms;
         out->ticket = b->done + 1;
-        cdi_op_text(&s->op, out->op, sizeof out->op);
+        cdi_op_text(&s->one.op, out->op, sizeof out->op);
     }
     (void)pthread_mutex_unlock(&b->page);
 }
@@ -348,26 +364,27 @@ cddp_status cdi_gpu_after(struct cdi_backend *b, const struct cdi_op *op, struct
  */
 static bool tells_its_end(const struct cdi_backend *b, const struct cdi_slot *last)
 {
-    return divides_after(b, &last->op) && !last->marked && last->staged == NULL;
+    return last->several == NULL && divides_after(b, &last->one.op) && !last->marked && last->one.staged == NULL;
 }
 
 /* What comes before NCCL's part of tickets first to last, and the word that they have started. */
 static cddp_status put_before(struct cdi_backend *b, uint64_t first, uint64_t last, struct cdi_error *err)
 {
-    bool by_kernel = divides_before(b, &cdi_slot_of(b, last)->op);
+    const struct cdi_slot *end = cdi_slot_of(b, last);
+    bool by_kernel = end->several == NULL && divides_before(b, &end->one.op);
+    struct cdi_part *p;
     cddp_status st = CDDP_OK;
 
-    for (uint64_t t = first; t <= last && st == CDDP_OK; t++) {
-        struct cdi_slot *s = cdi_slot_of(b, t);
-
-        st = cdi_stage_in(b, s, err);
-        if (st != CDDP_OK || !divides_before(b, &s->op))
-            continue;
-        st = copy_to_out(b, &s->op, err);
-        if (st == CDDP_OK)
-            st = divide(b, (void *)(uintptr_t)s->op.in, n_given(b, &s->op), s->op.dtype,
-                        t == last ? cdi_told_start_by : NULL, last, err);
-    }
+    for (uint64_t t = first; t <= last; t++)
+        for (size_t i = 0; (p = part_of(cdi_slot_of(b, t), i)) != NULL && st == CDDP_OK; i++) {
+            st = cdi_stage_in(b, p, err);
+            if (st != CDDP_OK || !divides_before(b, &p->op))
+                continue;
+            st = copy_to_out(b, &p->op, err);
+            if (st == CDDP_OK)
+                st = divide(b, (void *)(uintptr_t)p->op.in, n_given(b, &p->op), p->op.dtype,
+                            by_kernel && t == last ? cdi_told_start_by : NULL, last, err);
+        }
     return st == CDDP_OK && !by_kernel ? cdi_told_start(b, last, err) : st;
 }
 
@@ -376,17 +393,17 @@ static cddp_status put_behind(struct cdi_backend *b, uint64_t first, uint64_t la
 {
     const struct cdi_slot *end = cdi_slot_of(b, last);
     bool by_kernel = tells_its_end(b, end);
+    const struct cdi_part *p;
     cddp_status st = CDDP_OK;
 
-    for (uint64_t t = first; t <= last && st == CDDP_OK; t++) {
-        struct cdi_slot *s = cdi_slot_of(b, t);
-
-        if (divides_after(b, &s->op))
-            st = divide(b, s->op.out, s->op.count, s->op.dtype, by_kernel && t == last ? cdi_told_end_by : NULL, last,
-                        err);
-        if (st == CDDP_OK)
-            st = cdi_stage_out(b, s, err);
-    }
+    for (uint64_t t = first; t <= last; t++)
+        for (size_t i = 0; (p = part_of(cdi_slot_of(b, t), i)) != NULL && st == CDDP_OK; i++) {
+            if (divides_after(b, &p->op))
+                st = divide(b, p->op.out, p->op.count, p->op.dtype, by_kernel && t == last ? cdi_told_end_by : NULL,
+                            last, err);
+            if (st == CDDP_OK)
+                st = cdi_stage_out(b, p, err);
+        }
     /* The event first: it has come when the host sees the word. A reducer's bucket has none: who waits for it waits for
      * all. */
     if (st == CDDP_OK && end->marked)
@@ -394,12 +411,22 @@ static cddp_status put_behind(struct cdi_backend *b, uint64_t first, uint64_t la
     return st == CDDP_OK && !by_kernel ? cdi_told_end(b, last, err) : st;
 }
 
-/* What NCCL says to the operations of b->call, as one group if that takes several calls. */
+/*
+ * What NCCL says to the operations of b->call, as one group if that takes several calls.
+ *
+ * A group holds any number of messages, also several between two ranks and to oneself. NCCL keeps a queue of sends and
+ * one of receives for each peer, and takes one of each per round of a schedule that all ranks have alike: so those of a
+ * pair match in their order, and where a group needs several kernels no two ranks wait for each other's later ones
+ * (scheduleP2pTasksToPlan in enqueue.cc, from line 610 in v2.19.3-1 to line 1131 in v2.30.7-1). A message to oneself
+ * needs both ends in the group (ncclInvalidUsage there), and is left out where both are the same memory. Collectives of
+ * a group may change places: they are sorted by their size, which is alike on all ranks (ncclTaskCollSorterInsert,
+ * since v2.22.3-1).
+ */
 ncclResult_t cdi_gpu_calls(void *arg)
 {
     const struct cdi_backend *b = arg;
     const struct cdi_call *c = &b->call;
-    bool group = c->n_ops > 1 || makes_several_calls(c->ops[0]);
+    bool group = c->n_ops > 1 || (c->n_ops == 1 && makes_several_calls(c->ops[0]));
     ncclResult_t r = group ? cdi_nccl.group_start() : ncclSuccess;
 
     if (r != ncclSuccess)
@@ -427,21 +454,23 @@ ncclResult_t cdi_gpu_calls(void *arg)
  */
 static ncclResult_t make_calls(struct cdi_backend *b, uint64_t first, uint64_t last)
 {
+    const struct cdi_several *several = cdi_slot_of(b, last)->several;
     struct cdi_call *c = &b->call;
     uint64_t shape = 0;
 
     c->comm = b->comm;
     c->stream = b->device.stream;
-    c->n_ops = 0;
-    for (uint64_t t = first; t <= last; t++, c->n_ops++) {
-        c->ops[c->n_ops] = &cdi_slot_of(b, t)->op;
-        shape = cdi_shape_of(shape, c->ops[c->n_ops], b->world.size);
-    }
-    if (b->aside == NULL || cdi_shape_known(&b->shapes, shape))
+    c->n_ops = several != NULL ? several->n : 0;
+    c->ops = several != NULL ? several->ops : c->list;
+    for (uint64_t t = first; t <= last && several == NULL; t++)
+        c->list[c->n_ops++] = &cdi_slot_of(b, t)->one.op;
+    for (size_t i = 0; i < c->n_ops; i++)
+        shape = cdi_shape_of(shape, c->ops[i], b->world.size);
+    if (b->aside == NULL || c->n_ops == 0 || cdi_shape_known(&b->shapes, shape))
         return cdi_gpu_calls(b);
-    for (size_t i = 0; i < c->n_ops; i++) {
-        c->op[i] = *c->ops[i];
-        c->ops[i] = &c->op[i];
+    for (size_t i = 0; i < c->n_ops && several == NULL; i++) {
+        c->op[i] = *c->list[i];
+        c->list[i] = &c->op[i];
     }
     return cdi_communicator_call(b, cdi_gpu_calls);
 }
@@ -460,7 +489,7 @@ cddp_status cdi_gpu_settle(struct cdi_backend *b, ncclResult_t r, struct cdi_err
         cdi_now_ms() >= cdi_deadline_ms(b->begun_ms, b->world.timeout_ms)) {
         char text[CDI_OP_TEXT];
 
-        cdi_op_text(&cdi_slot_of(b, first)->op, text, sizeof text);
+        cdi_op_text(&cdi_slot_of(b, first)->one.op, text, sizeof text);
         cdi_gpu_too_late(b, text, first);
         return cdi_gpu_health_now(b, err);
     }
@@ -470,7 +499,7 @@ cddp_status cdi_gpu_settle(struct cdi_backend *b, ncclResult_t r, struct cdi_err
     b->issued = st == CDDP_OK ? b->begun : b->issued;
     (void)pthread_mutex_unlock(&b->page);
     if (st != CDDP_OK)
-        st = broken(b, &cdi_slot_of(b, first)->op, &why);
+        st = broken(b, &cdi_slot_of(b, first)->one.op, &why);
     if (st != CDDP_OK && err != NULL)
         *err = why;
     return st;
@@ -492,12 +521,12 @@ static cddp_status begin(struct cdi_backend *b, struct cdi_error *err)
     b->pending_bytes = 0;
     for (uint64_t t = first; t <= last; t++) {
         cdi_slot_of(b, t)->last = last;
-        marked |= !cdi_slot_of(b, t)->op.unmarked;
+        marked |= !cdi_slot_of(b, t)->one.op.unmarked;
     }
     cdi_slot_of(b, last)->marked = marked;
     st = put_before(b, first, last, err);
     if (st != CDDP_OK)
-        return broken(b, &cdi_slot_of(b, first)->op, err);
+        return broken(b, &cdi_slot_of(b, first)->one.op, err);
     if (!cdi_nccl_enter(b))
         return cdi_gpu_health_now(b, err);
     r = make_calls(b, first, last);
@@ -530,6 +559,19 @@ cddp_status cdi_gpu_flush(struct cdi_backend *b, struct cdi_error *err)
     return st == CDDP_OK ? cdi_gpu_settle(b, ncclInProgress, err) : st;
 }
 
+/* With the lock: the slot is the next ticket's, from now on. */
+static void give_ticket(struct cdi_backend *b, struct cdi_slot *s, enum cdi_flight_op what)
+{
+    const struct cdi_op *op = &s->one.op;
+
+    s->started_ms = 0;
+    (void)pthread_mutex_lock(&b->page);
+    s->flight_seq = cdi_host->flight_enqueue(b->record, what, (uint32_t)op->dtype, op->count, op->bucket);
+    b->given++;
+    (void)pthread_mutex_unlock(&b->page);
+    cdi_gpu_busy(b); /* before this thread comes to a stream that is full */
+}
+
 /* With the lock: a ticket for the operation, and all that goes with it. */
 static cddp_status append(struct cdi_backend *b, const struct cdi_op *op, struct cdi_staged *staged,
                           struct cdi_error *err)
@@ -544,25 +586,45 @@ static cddp_status append(struct cdi_backend *b, const struct cdi_op *op, struct
         st = next_slot(b, &s, err);
     if (st != CDDP_OK)
         return st;
-    s->op = *op;
+    s->one = (struct cdi_part){*op, staged};
     s->counts = NULL;
     st = copy_counts(b, s, err);
     if (st != CDDP_OK)
         return st;
-    s->staged = staged;
-    s->started_ms = 0;
-    (void)pthread_mutex_lock(&b->page);
-    s->flight_seq =
-        cdi_host->flight_enqueue(b->record, cdi_flight_op_of(op->kind), (uint32_t)op->dtype, op->count, op->bucket);
-    b->given++;
-    (void)pthread_mutex_unlock(&b->page);
-    cdi_gpu_busy(b); /* before this thread comes to a stream that is full */
+    give_ticket(b, s, cdi_flight_op_of(op->kind));
     if (staged != NULL)
         cdi_stage_keep(b, staged);
     b->pending_bytes += bytes;
     if (b->lent > 0) /* what the borrower puts on the stream next comes behind it */
         return cdi_gpu_flush(b, err);
     return op->more && bytes <= CDI_GROUP_BYTES ? CDDP_OK : start(b, err);
+}
+
+/* The same of several, which are begun apart from what was held back. They are the slot's once there is a ticket. */
+static cddp_status append_several(struct cdi_backend *b, const struct cdi_op *ops, size_t n,
+                                  struct cdi_several *several, struct cdi_error *err)
+{
+    struct cdi_slot *s = NULL;
+    cddp_status st = b->begun < b->given ? start(b, err) : CDDP_OK;
+
+    if (st == CDDP_OK)
+        st = next_slot(b, &s, err);
+    if (st != CDDP_OK)
+        return st;
+    s->one = (struct cdi_part){.op = ops[0]};
+    s->one.op.counts = NULL;
+    s->several = several;
+    give_ticket(b, s, cdi_flight_op_of_group(ops, n));
+    for (size_t i = 0; i < several->n; i++)
+        if (several->part[i].staged != NULL)
+            cdi_stage_keep(b, several->part[i].staged);
+    return b->lent > 0 ? cdi_gpu_flush(b, err) : start(b, err);
+}
+
+void cdi_gpu_nudge(struct cdi_backend *b)
+{
+    if (b->begun < b->given && cdi_communicator_state(b, b->comm, ncclInProgress) == ncclSuccess)
+        (void)start(b, NULL); /* its error sticks */
 }
 
 cddp_status cdi_gpu_failed_call(struct cdi_backend *b, cddp_status st, const struct cdi_op *op, struct cdi_error *err)
@@ -603,4 +665,99 @@ cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint
     }
     (brief ? cdi_device_leave_briefly : cdi_device_leave)(&b->device);
     return cdi_gpu_failed_call(b, st, op, err);
+}
+
+/* ---------------------------------------------------------------------------------------------- several as one ---- */
+
+static size_t n_with_counts(const struct cdi_op *ops, size_t n)
+{
+    size_t k = 0;
+
+    for (size_t i = 0; i < n; i++)
+        k += ops[i].kind == CDI_ALL_GATHERV;
+    return k;
+}
+
+cddp_status cdi_several_make(struct cdi_several **out, const struct cdi_op *ops, size_t n, int n_ranks,
+                             struct cdi_error *err)
+{
+    size_t one = sizeof(struct cdi_part) + sizeof(const struct cdi_op *), each = (size_t)n_ranks * sizeof *ops->counts;
+    size_t bytes = sizeof **out + n_with_counts(ops, n) * each;
+    struct cdi_several *s = n <= (PTRDIFF_MAX - bytes) / one ? cdi_host->alloc(1, bytes + n * one) : NULL;
+    size_t *counts;
+
+    if (s == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a group of %zu operations", n);
+    s->ops = (const struct cdi_op **)(s->part + n);
+    counts = (size_t *)(s->ops + n);
+    for (size_t i = 0; i < n; i++) {
+        struct cdi_op *op = &s->part[s->n].op;
+
+        if (ops[i].kind == CDI_BARRIER && cdi_asked_is_coll(ops[i].asked))
+            continue;
+        *op = ops[i];
+        if (op->kind == CDI_ALL_GATHERV) {
+            memcpy(counts, op->counts, each);
+            op->counts = counts;
+            counts += n_ranks;
+        }
+        s->ops[s->n++] = op;
+    }
+    *out = s;
+    return CDDP_OK;
+}
+
+/* With `lock`: it was not begun. */
+static void spare_several(struct cdi_backend *b, const struct cdi_several *s)
+{
+    for (size_t i = 0; i < s->n; i++)
+        if (s->part[i].staged != NULL)
+            cdi_stage_spare(b, s->part[i].staged);
+}
+
+static cddp_status enqueue_several(struct cdi_backend *b, const struct cdi_op *ops, size_t n, struct cdi_several *s,
+                                   uint64_t *ticket, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+    uint64_t before_it;
+    bool taken = false;
+
+    for (size_t i = 0; i < s->n && st == CDDP_OK; i++)
+        st = cdi_stage_prepare(b, &s->part[i].op, &s->part[i].staged, err);
+    (void)pthread_mutex_lock(&b->lock);
+    before_it = b->given;
+    if (st == CDDP_OK)
+        st = append_several(b, ops, n, s, err);
+    *ticket = b->given;
+    taken = b->given != before_it;
+    if (!taken)
+        spare_several(b, s);
+    (void)pthread_mutex_unlock(&b->lock);
+    if (!taken)
+        cdi_host->release(s);
+    return st;
+}
+
+cddp_status cdi_gpu_enqueue_group(struct cdi_backend *b, const struct cdi_op *ops, size_t n, uint64_t *ticket,
+                                  struct cdi_error *err)
+{
+    struct cdi_several *s = NULL;
+    cddp_status st;
+
+    if (cdi_gpu_captures(b)) {
+        *ticket = 0;
+        return cdi_captured_enqueue_group(b, ops, n, err);
+    }
+    st = cdi_gpu_health(b, err);
+    if (st == CDDP_OK)
+        st = cdi_several_make(&s, ops, n, b->world.size, err);
+    if (st != CDDP_OK)
+        return st;
+    st = cdi_device_enter(&b->device, err);
+    if (st == CDDP_OK)
+        st = enqueue_several(b, ops, n, s, ticket, err);
+    else
+        cdi_host->release(s);
+    cdi_device_leave(&b->device);
+    return cdi_gpu_failed_call(b, st, &ops[0], err);
 }

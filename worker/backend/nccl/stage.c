@@ -166,23 +166,44 @@ static cddp_status look(const struct cdi_backend *b, const void *p, size_t bytes
     return st;
 }
 
+/* Bytes that go in and come back, and whether they are the host's. */
+static cddp_status look_at_both(const struct cdi_backend *b, const struct cdi_op *op, size_t *in, size_t *back,
+                                bool *in_host, bool *out_host, struct cdi_error *err)
+{
+    cddp_status st;
+
+    *in = *back = 0;
+    *in_host = *out_host = false;
+    if (op->region != NULL || op->kind == CDI_BARRIER)
+        return CDDP_OK;
+    sizes_of(b, op, in, back);
+    st = look(b, op->in, *in, in_host, err);
+    *out_host = *in_host;
+    if (st == CDDP_OK && (*in == 0 || op->out != op->in))
+        st = look(b, op->out, *back, out_host, err);
+    *out_host = *out_host && *back > 0;
+    return st;
+}
+
+cddp_status cdi_stage_is_needed(const struct cdi_backend *b, const struct cdi_op *op, bool *is, struct cdi_error *err)
+{
+    size_t in, back;
+    bool in_host, out_host;
+    cddp_status st = look_at_both(b, op, &in, &back, &in_host, &out_host, err);
+
+    *is = in_host || out_host;
+    return st;
+}
+
 cddp_status cdi_stage_prepare(struct cdi_backend *b, const struct cdi_op *op, struct cdi_staged **out,
                               struct cdi_error *err)
 {
     size_t in, back, at = 0;
     bool in_host, out_host;
     struct cdi_staged *s;
-    cddp_status st;
+    cddp_status st = look_at_both(b, op, &in, &back, &in_host, &out_host, err);
 
     *out = NULL;
-    if (op->region != NULL || op->kind == CDI_BARRIER)
-        return CDDP_OK;
-    sizes_of(b, op, &in, &back);
-    st = look(b, op->in, in, &in_host, err);
-    out_host = in_host;
-    if (st == CDDP_OK && (in == 0 || op->out != op->in))
-        st = look(b, op->out, back, &out_host, err);
-    out_host = out_host && back > 0;
     if (st != CDDP_OK || (!in_host && !out_host))
         return st;
     if (in_host && out_host && op->in != op->out)
@@ -214,28 +235,29 @@ void cdi_stage_keep(struct cdi_backend *b, struct cdi_staged *s)
     *end = s;
 }
 
-cddp_status cdi_stage_in(struct cdi_backend *b, struct cdi_slot *slot, struct cdi_error *err)
+cddp_status cdi_stage_in(struct cdi_backend *b, struct cdi_part *part, struct cdi_error *err)
 {
-    struct cdi_staged *s = slot->staged;
-    bool one = slot->op.kind == CDI_BROADCAST && slot->op.in == slot->op.out; /* buffer */
+    struct cdi_staged *s = part->staged;
+    struct cdi_op *op = &part->op;
+    bool one = op->kind == CDI_BROADCAST && op->in == op->out; /* buffer */
 
     if (s == NULL)
         return CDDP_OK;
     if (s->in_bytes > 0)
-        slot->op.in = s->device;
+        op->in = s->device;
     if (s->out_bytes > 0)
-        slot->op.out = s->device + s->out_at;
+        op->out = s->device + s->out_at;
     if (one)
-        slot->op.in = slot->op.out = s->device;
+        op->in = op->out = s->device;
     if (s->in_bytes == 0)
         return CDDP_OK;
     return cdi_cuda_check(cdi_cuda.to_device(cdi_device_ptr(s->device), s->pinned, s->in_bytes, b->device.stream),
                           "copying to the GPU", err);
 }
 
-cddp_status cdi_stage_out(struct cdi_backend *b, struct cdi_slot *slot, struct cdi_error *err)
+cddp_status cdi_stage_out(struct cdi_backend *b, const struct cdi_part *part, struct cdi_error *err)
 {
-    struct cdi_staged *s = slot->staged;
+    const struct cdi_staged *s = part->staged;
 
     if (s == NULL || s->out_bytes == 0)
         return CDDP_OK;
@@ -263,7 +285,7 @@ static struct cdi_staged *take_large(struct cdi_backend *b)
     return large;
 }
 
-struct cdi_staged *cdi_stage_take(struct cdi_backend *b, uint64_t ticket)
+void cdi_stage_bring(struct cdi_backend *b, uint64_t ticket)
 {
     while (b->out_staged != NULL && b->out_staged->ticket <= ticket) {
         struct cdi_staged *s = b->out_staged;
@@ -273,6 +295,13 @@ struct cdi_staged *cdi_stage_take(struct cdi_backend *b, uint64_t ticket)
             memcpy(s->out, s->pinned + s->out_at, s->out_bytes);
         cdi_stage_spare(b, s);
     }
+    if (ticket > atomic_load(&b->brought))
+        atomic_store(&b->brought, ticket);
+}
+
+struct cdi_staged *cdi_stage_take(struct cdi_backend *b, uint64_t ticket)
+{
+    cdi_stage_bring(b, ticket);
     return cdi_gpu_is_done(b, b->given) ? take_large(b) : NULL;
 }
 

@@ -54,10 +54,23 @@ struct cdi_staged {
     struct cdi_staged *next;
 };
 
+/* One operation, as it is given to NCCL (device memory), and what it has of the host's. */
+struct cdi_part {
+    struct cdi_op op;
+    struct cdi_staged *staged; /* NULL: nothing */
+};
+
+/* Operations that were enqueued as one, in a group of NCCL's of their own. */
+struct cdi_several {
+    size_t n;
+    const struct cdi_op **ops; /* those of the parts, for NCCL's calls; behind them own copies of counts */
+    struct cdi_part part[];
+};
+
 struct cdi_slot {
-    struct cdi_op op; /* as it is given to NCCL: device memory */
-    size_t *counts;   /* own copy of op.counts */
-    struct cdi_staged *staged;
+    struct cdi_part one; /* of several the first one, as it was enqueued, for messages alone */
+    size_t *counts;      /* own copy of one.op.counts */
+    struct cdi_several *several;
     uint64_t last; /* of those begun with it: they start and end together */
     CUevent done;  /* behind them, for streams that wait: of the last one; stays with the slot */
     bool marked;   /* of the last one: done is behind them. Else all of them are op.unmarked */
@@ -97,8 +110,9 @@ struct cdi_call {
     int roots, color, key;
     ncclConfig_t config;
     struct cdi_gpu_region *region;
-    struct cdi_op op[CDI_GROUP_MAX];
-    const struct cdi_op *ops[CDI_GROUP_MAX];
+    struct cdi_op op[CDI_GROUP_MAX];          /* copies, where they could go away under the call */
+    const struct cdi_op *list[CDI_GROUP_MAX]; /* for ops */
+    const struct cdi_op *const *ops;
     size_t n_ops;
     CUstream stream; /* on which they go */
 };
@@ -138,6 +152,7 @@ struct cdi_backend {
     struct cdi_captured captured;    /* with `lock`, but for what it says */
     void *token;                     /* CDI_TOKEN_BYTES of device memory, for barriers, and for kernels that tell */
     struct cdi_staged *out_staged;   /* whose results were not taken yet, in order of tickets */
+    _Atomic uint64_t brought;        /* tickets up to which somebody has taken them; written with `lock` */
     struct cdi_staged *spare_staged; /* blocks to be used again */
 
     pthread_mutex_t scan_lock;
@@ -247,6 +262,16 @@ cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *wha
 
 cddp_status cdi_gpu_check_reduction(struct cdi_backend *b, cddp_dtype dtype, cddp_redop op, struct cdi_error *err);
 cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint64_t *ticket, struct cdi_error *err);
+cddp_status cdi_gpu_enqueue_group(struct cdi_backend *b, const struct cdi_op *ops, size_t n, uint64_t *ticket,
+                                  struct cdi_error *err);
+/*
+ * Copies of ops and their counts, in one block of cdi_host's memory. The BARRIER that opens messages is left out, which
+ * is for backends that compare what ranks call. CDDP_E_NOMEM.
+ */
+cddp_status cdi_several_make(struct cdi_several **out, const struct cdi_op *ops, size_t n, int n_ranks,
+                             struct cdi_error *err);
+/* With `lock`: begin what is held back, where NCCL takes it at once. */
+void cdi_gpu_nudge(struct cdi_backend *b);
 /*
  * With `lock`: NCCL has said r to what was begun last ("in progress": ask it until it is on the stream), and whatever
  * comes behind it, its ends first, may be put there. Nothing to do where nothing was begun. Polls, see settle above.
@@ -290,6 +315,8 @@ void cdi_gpu_capture_leave(struct cdi_backend *b);
 /* Is this thread between enter and leave? Then these take the place of their namesakes. */
 bool cdi_gpu_captures(const struct cdi_backend *b);
 cddp_status cdi_captured_enqueue(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err);
+cddp_status cdi_captured_enqueue_group(struct cdi_backend *b, const struct cdi_op *ops, size_t n,
+                                       struct cdi_error *err);
 cddp_status cdi_captured_follow(struct cdi_backend *b, CUstream stream, struct cdi_error *err);
 cddp_status cdi_captured_lead(struct cdi_backend *b, CUstream stream, struct cdi_error *err);
 cddp_status cdi_captured_element_begin(struct cdi_backend *b, struct cdi_error *err);
@@ -311,6 +338,7 @@ static inline struct cdi_slot *cdi_slot_of(const struct cdi_backend *b, uint64_t
 
 /* ------------------------------------------------------------------------------------------ who waits (wait.c) ---- */
 
+cddp_status cdi_gpu_test(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
 cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
 cddp_status cdi_gpu_follow(struct cdi_backend *b, void *stream, struct cdi_error *err);
 cddp_status cdi_gpu_lead(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err);
@@ -356,14 +384,18 @@ cddp_status cdi_stage_prepare(struct cdi_backend *b, const struct cdi_op *op, st
 void cdi_stage_spare(struct cdi_backend *b, struct cdi_staged *s);
 /* With `lock`: the list of results has it from now on. */
 void cdi_stage_keep(struct cdi_backend *b, struct cdi_staged *s);
+/* Has the operation host memory? */
+cddp_status cdi_stage_is_needed(const struct cdi_backend *b, const struct cdi_op *op, bool *is, struct cdi_error *err);
 /* With `lock`: around the operation on the communication stream; its pointers become the device's. */
-cddp_status cdi_stage_in(struct cdi_backend *b, struct cdi_slot *slot, struct cdi_error *err);
-cddp_status cdi_stage_out(struct cdi_backend *b, struct cdi_slot *slot, struct cdi_error *err);
+cddp_status cdi_stage_in(struct cdi_backend *b, struct cdi_part *part, struct cdi_error *err);
+cddp_status cdi_stage_out(struct cdi_backend *b, const struct cdi_part *part, struct cdi_error *err);
 /*
  * With `lock`: results up to ticket, which are there, go to the callers. Returns blocks to be freed without it, and
  * only where nothing is in flight.
  */
 struct cdi_staged *cdi_stage_take(struct cdi_backend *b, uint64_t ticket);
+/* The same, but blocks to be freed stay until the next one that joins. */
+void cdi_stage_bring(struct cdi_backend *b, uint64_t ticket);
 /* Free a list; waits for what runs on the GPU, so never with `lock`. */
 void cdi_stage_free(struct cdi_staged *list);
 

@@ -101,6 +101,66 @@ cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_erro
     return cdi_gpu_failed_call(b, st, NULL, err);
 }
 
+/*
+ * With `lock`, the ticket told: its results go where they are wanted. For CUDA what was before the event now is, too,
+ * as in join; of a ticket that is not marked nobody knows more than the word.
+ */
+static void finish(struct cdi_backend *b, uint64_t ticket)
+{
+    bool recent = ticket + b->ring_size > b->given;
+    const struct cdi_slot *last = recent ? cdi_slot_of(b, cdi_slot_of(b, ticket)->last) : NULL;
+
+    if (last != NULL && last->marked)
+        (void)cdi_cuda.event_query(last->done);
+    (void)cdi_gpu_poll(b);
+    cdi_stage_bring(b, ticket);
+}
+
+/* What the words say: not yet begun, or under way. */
+static bool is_told(const struct cdi_backend *b, uint64_t ticket)
+{
+    return ticket <= b->issued && cdi_told(atomic_load_explicit(&b->words->done, memory_order_acquire), ticket);
+}
+
+/* What needs `lock`, if that is free: who has it may be in a call of the driver's that waits. */
+static cddp_status look_closer(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
+{
+    cddp_status st = cdi_device_enter(&b->device, err);
+
+    if (st == CDDP_OK && pthread_mutex_trylock(&b->lock) == 0) {
+        bool done;
+
+        if (ticket > b->begun)
+            cdi_gpu_nudge(b);
+        done = cdi_gpu_is_done(b, ticket) || is_told(b, ticket);
+        if (done)
+            finish(b, ticket);
+        (void)pthread_mutex_unlock(&b->lock);
+        st = done ? CDDP_OK : CDDP_IN_PROGRESS;
+    } else if (st == CDDP_OK) {
+        st = CDDP_IN_PROGRESS;
+    }
+    cdi_device_leave(&b->device);
+    return st;
+}
+
+/* Reads words, and calls CUDA only once they are there: a loop around this disturbs no capture. */
+cddp_status cdi_gpu_test(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
+{
+    cddp_status st = cdi_gpu_health_now(b, err);
+    bool known, waits;
+
+    if (st != CDDP_OK || ticket <= atomic_load(&b->brought)) /* 0, and what was waited for */
+        return st;
+    (void)pthread_mutex_lock(&b->page);
+    known = ticket <= b->given;
+    waits = ticket > b->done && ticket <= b->begun && !is_told(b, ticket);
+    (void)pthread_mutex_unlock(&b->page);
+    if (!known)
+        return cdi_fail(err, CDDP_E_INVALID, "no such ticket");
+    return waits ? CDDP_IN_PROGRESS : look_closer(b, ticket, err);
+}
+
 /* What is captured would run later, or again, and nobody here would know. Asking ends no capture. */
 static cddp_status refuse_capture(CUstream stream, struct cdi_error *err)
 {
