@@ -256,6 +256,17 @@ static bool later(const struct si_calls *c)
     return si_random(&comm->random, 100) < (uint64_t)percent;
 }
 
+/* Has each message to this rank itself its other end? enqueue.cc:645 of v2.19.3, enqueue.cc:1160 of v2.30.7. */
+static bool ends_match(const struct si_calls *c)
+{
+    int open = 0;
+
+    for (size_t i = 0; i < c->n; i++)
+        if (c->call[i].root == c->comm->seg.rank)
+            open += c->call[i].kind == SI_SEND ? 1 : c->call[i].kind == SI_RECV ? -1 : 0;
+    return open == 0;
+}
+
 /* Takes calls. */
 static ncclResult_t launch(struct si_calls *calls, CUstream stream)
 {
@@ -263,6 +274,10 @@ static ncclResult_t launch(struct si_calls *calls, CUstream stream)
     struct late *l;
     struct si_clock seen;
 
+    if (!ends_match(calls)) {
+        free(calls);
+        return si_comm_keep(comm, si_comm_refuse(comm, ncclInvalidUsage, "a message to oneself lacks its other end"));
+    }
     if (si_skip_launch()) {
         free(calls);
         return ncclSuccess;

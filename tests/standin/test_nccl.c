@@ -91,6 +91,30 @@ Test(nccl, messages_of_a_group_go_round)
     cr_assert_eq(world(4, ring), 0);
 }
 
+/* In one group; a blocking communicator goes on after what was refused. */
+static int to_oneself(struct rank *r)
+{
+    if (open_rank(r, 1) != 0)
+        return 1;
+    set(r, r->in, 8, 3, 0);
+    set(r, r->out, 8, 0, 0);
+    CHECK(ncclSend((void *)r->in, 8, ncclFloat32, r->rank, r->comm, r->stream) == ncclInvalidUsage);
+    CHECK(ncclGroupStart() == ncclSuccess);
+    CHECK(ncclRecv((void *)r->out, 8, ncclFloat32, r->rank, r->comm, r->stream) == ncclSuccess);
+    CHECK(ncclGroupEnd() == ncclInvalidUsage);
+    CHECK(ncclGroupStart() == ncclSuccess);
+    CHECK(ncclRecv((void *)r->out, 8, ncclFloat32, r->rank, r->comm, r->stream) == ncclSuccess);
+    CHECK(ncclSend((void *)r->in, 8, ncclFloat32, r->rank, r->comm, r->stream) == ncclSuccess);
+    CHECK(ncclGroupEnd() == ncclSuccess);
+    CHECK(get(r, r->out, 8)[7] == 3);
+    return close_rank(r);
+}
+
+Test(nccl, a_message_to_oneself_needs_both_ends_in_a_group)
+{
+    cr_assert_eq(world(2, to_oneself), 0);
+}
+
 static int averages(struct rank *r)
 {
     double third = 1.0 / 3;
