@@ -1206,6 +1206,8 @@ const struct conformance_case conformance_cases[] = {
     {"a message of a group of another length is told to both ranks", group_length_differs, 2, -1, true},
     {"other counts of an all_to_allv are told to both ranks", group_counts_differ, 2, -1, true},
     {"a rank whose message is missed in a group is named at the deadline", group_stay_away, 2, -1, true},
+    {"a death in the middle of a group is noticed and named", group_dies, 2, 1},
+    {"an abort in the middle of a group reaches every rank", group_aborted, 2, -1},
     {"buckets of a region are reduced in place, several in flight", regions, 1, -1},
     {"regions come and go in an order of each rank's own", regions_in_any_order, 2, -1},
     {"what is behind lead finds every operation done", leads, 1, -1},

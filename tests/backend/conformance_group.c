@@ -2,8 +2,11 @@
 /* Operations that are queued as one, and the collectives that are made of others. */
 #include "conformance_group.h"
 
+#include "common/clock.h"
+#include "within.h"
 #include "worker/coll_args.h"
 
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -507,5 +510,78 @@ int group_counts_differ(struct rank *r)
     if (r->rank != 0 && r->rank != last && st == CDDP_OK)
         return 0;
     RANK_CHECK(st == CDDP_E_MISMATCH && strstr(r->err.msg, want) != NULL);
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------------------ what goes wrong ----
+ */
+
+#define EDGE 300000
+#define KNOWN_MS 6000 /* how long a death may take to be known on a calm machine; far more than it takes */
+
+/* Both edges of this rank to its neighbours, and theirs: in this order two ranks match, too. */
+static void halo(const struct rank *r, uint32_t *field, struct cdi_op ops[4])
+{
+    int left = (r->rank + r->size - 1) % r->size, right = (r->rank + 1) % r->size;
+    const struct letter to_left = {.to = left, .count = EDGE, .p = field + EDGE},
+                        of_right = {.from = right, .count = EDGE, .p = field + 3 * (size_t)EDGE},
+                        to_right = {.to = right, .count = EDGE, .p = field + 2 * (size_t)EDGE},
+                        of_left = {.from = left, .count = EDGE, .p = field};
+
+    ops[0] = op_of(&to_left, true);
+    ops[1] = op_of(&of_right, false);
+    ops[2] = op_of(&to_right, true);
+    ops[3] = op_of(&of_left, false);
+}
+
+/* Rank 1 is killed while all exchange what takes a while. */
+int group_dies(struct rank *r)
+{
+    uint32_t *x = calloc(4 * (size_t)EDGE, sizeof *x), *field;
+    int64_t t0, limit_ms = cdi_within_ms(KNOWN_MS);
+    cddp_status st = CDDP_OK;
+    struct cdi_op ops[4];
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    field = room(r, x, 4 * (size_t)EDGE);
+    halo(r, field, ops);
+    RANK_CHECK(run(r, ops, 4) == CDDP_OK);
+    if (r->rank == 1 && fork() == 0) {
+        pid_t parent = getppid();
+
+        (void)usleep(20000);
+        (void)kill(parent, SIGKILL);
+        _exit(0);
+    }
+    t0 = cdi_now_ms();
+    while (st == CDDP_OK && cdi_now_ms() - t0 < limit_ms)
+        st = run(r, ops, 4);
+    RANK_CHECK(st == CDDP_E_PEER && r->err.blamed == 2 && strstr(r->err.msg, "rank 1 (") != NULL, "%s", r->err.msg);
+    give_back(r, NULL, field, 4 * (size_t)EDGE);
+    free(x);
+    return 0;
+}
+
+/* Rank 1 does not come: it says why not, when the others are in the middle of it. */
+int group_aborted(struct rank *r)
+{
+    uint32_t *x = calloc(4 * (size_t)EDGE, sizeof *x), *field;
+    cddp_status st = CDDP_OK;
+    struct cdi_op ops[4];
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    field = room(r, x, 4 * (size_t)EDGE);
+    halo(r, field, ops);
+    RANK_CHECK(run(r, ops, 4) == CDDP_OK);
+    if (r->rank == 1) {
+        (void)usleep(50000);
+        r->ops->abort(r->b, CDDP_E_ABORTED, "rank 1 aborted the job: no grid");
+    }
+    for (int64_t t0 = cdi_now_ms(); st == CDDP_OK && cdi_now_ms() - t0 < cdi_within_ms(KNOWN_MS);)
+        st = run(r, ops, 4); /* who is no neighbour of rank 1 may come through the first */
+    RANK_CHECK(st == CDDP_E_ABORTED && strstr(r->err.msg, "rank 1 aborted the job: no grid") != NULL, "%s", r->err.msg);
+    RANK_CHECK(r->err.blamed == 2 || r->rank == 1, "%d", r->err.blamed);
+    give_back(r, NULL, field, 4 * (size_t)EDGE);
+    free(x);
     return 0;
 }
