@@ -118,6 +118,7 @@ struct cdi_op {
     const void *ddp;
     bool spare;    /* a rank that leaves needs it no more: it goes without a word to those who may wait in it */
     bool lazy;     /* may be left to the thread that joins it, which comes soon: no other is woken for it */
+    bool streamed; /* nobody joins it, and streams alone wait for it: on a device, host memory is CDDP_E_INVALID */
     bool grace;    /* with lazy: nobody knows how soon; after a moment another thread takes it */
     bool more;     /* another operation follows at once, on all ranks: both start together; what waits for
                       it is started by join and lead */

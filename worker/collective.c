@@ -26,8 +26,7 @@ static cddp_status check_reductions(cddp_comm *comm, const struct cdi_op *ops, s
     const struct cdi_backend_ops *backend = cdi_comm_ops(comm);
 
     for (size_t i = 0; i < n && backend->check_reduction != NULL; i++) {
-        bool reduces =
-            ops[i].kind == CDI_ALL_REDUCE || ops[i].kind == CDI_REDUCE || ops[i].kind == CDI_REDUCE_SCATTER;
+        bool reduces = ops[i].kind == CDI_ALL_REDUCE || ops[i].kind == CDI_REDUCE || ops[i].kind == CDI_REDUCE_SCATTER;
         char text[192];
 
         if (!reduces || backend->check_reduction(cdi_comm_backend(comm), ops[i].dtype, ops[i].op, err) == CDDP_OK)
@@ -181,6 +180,11 @@ static cddp_status enqueue(cddp_comm *comm, const struct cdi_op *ops, size_t n, 
     return backend->enqueue_group(cdi_comm_backend(comm), ops, n, ticket, err);
 }
 
+/* How it will be waited for: see struct cdi_op. */
+struct how {
+    bool lazy, streamed;
+};
+
 /* Nobody is left waiting for what this rank could not begin. */
 static cddp_status broken(cddp_comm *comm, struct cdi_error *err)
 {
@@ -188,14 +192,15 @@ static cddp_status broken(cddp_comm *comm, struct cdi_error *err)
     return err->status;
 }
 
-static cddp_status start_ops(cddp_comm *comm, struct cdi_coll_ops *ops, bool lazy, uint64_t *ticket,
+static cddp_status start_ops(cddp_comm *comm, struct cdi_coll_ops *ops, struct how how, uint64_t *ticket,
                              struct cdi_error *err)
 {
     enum cdi_asked asked = cdi_comm_asked();
     cddp_status st = CDDP_OK;
 
     for (size_t i = 0; i < ops->n; i++) {
-        ops->ops[i].lazy = lazy;
+        ops->ops[i].lazy = how.lazy;
+        ops->ops[i].streamed = how.streamed;
         if (ops->ops[i].asked == CDI_ASKED_ITSELF)
             ops->ops[i].asked = asked;
     }
@@ -209,7 +214,7 @@ static cddp_status start_ops(cddp_comm *comm, struct cdi_coll_ops *ops, bool laz
 }
 
 /* One operation that the backend has as such: nothing is allocated. */
-static cddp_status start_one(cddp_comm *comm, const cddp_coll_args *a, bool lazy, uint64_t *ticket,
+static cddp_status start_one(cddp_comm *comm, const cddp_coll_args *a, struct how how, uint64_t *ticket,
                              struct cdi_error *err)
 {
     struct cdi_op op;
@@ -221,12 +226,13 @@ static cddp_status start_one(cddp_comm *comm, const cddp_coll_args *a, bool lazy
         st = check_reductions(comm, &op, 1, err);
     if (st != CDDP_OK)
         return st;
-    op.lazy = lazy;
+    op.lazy = how.lazy;
+    op.streamed = how.streamed;
     op.asked = cdi_comm_asked();
     return enqueue(comm, &op, 1, ticket, err);
 }
 
-static cddp_status start_group(cddp_comm *comm, const cddp_coll_args *args, size_t n, bool lazy, uint64_t *ticket,
+static cddp_status start_group(cddp_comm *comm, const cddp_coll_args *args, size_t n, struct how how, uint64_t *ticket,
                                struct cdi_error *err)
 {
     struct cdi_coll_ops ops = {0};
@@ -235,12 +241,12 @@ static cddp_status start_group(cddp_comm *comm, const cddp_coll_args *args, size
     if (st == CDDP_OK)
         st = check_reductions(comm, ops.ops, ops.n, err);
     if (st == CDDP_OK)
-        st = start_ops(comm, &ops, lazy, ticket, err);
+        st = start_ops(comm, &ops, how, ticket, err);
     cdi_coll_release(&ops);
     return st;
 }
 
-static cddp_status start_list(cddp_comm *comm, const cddp_coll_args *args, size_t n, bool lazy, uint64_t *ticket,
+static cddp_status start_list(cddp_comm *comm, const cddp_coll_args *args, size_t n, struct how how, uint64_t *ticket,
                               struct cdi_error *err)
 {
     cddp_coll_args *copy = cdi_sized_get_list(sizeof *copy, args, n, "cddp_coll_args", err);
@@ -248,13 +254,13 @@ static cddp_status start_list(cddp_comm *comm, const cddp_coll_args *args, size_
 
     if (copy == NULL)
         return err->status;
-    st = start_group(comm, copy, n, lazy, ticket, err);
+    st = start_group(comm, copy, n, how, ticket, err);
     free(copy);
     return st;
 }
 
-/* name: the function that was called; lazy: it waits at once. *ticket is 0 where there is nothing to wait for. */
-static cddp_status start(cddp_comm *comm, const char *name, const cddp_coll_args *args, size_t n, bool lazy,
+/* name: the function that was called. *ticket is 0 where there is nothing to wait for. */
+static cddp_status start(cddp_comm *comm, const char *name, const cddp_coll_args *args, size_t n, struct how how,
                          uint64_t *ticket, struct cdi_error *err)
 {
     cddp_coll_args one;
@@ -268,19 +274,19 @@ static cddp_status start(cddp_comm *comm, const char *name, const cddp_coll_args
     if (n == 0)
         return cdi_comm_ops(comm)->health(cdi_comm_backend(comm), err);
     if (n > 1)
-        return start_list(comm, args, n, lazy, ticket, err);
+        return start_list(comm, args, n, how, ticket, err);
     st = cdi_sized_get(&one, sizeof one, args, "cddp_coll_args", err);
     if (st != CDDP_OK)
         return st;
-    return cdi_coll_is_made(&one) ? start_group(comm, &one, 1, lazy, ticket, err)
-                                  : start_one(comm, &one, lazy, ticket, err);
+    return cdi_coll_is_made(&one) ? start_group(comm, &one, 1, how, ticket, err)
+                                  : start_one(comm, &one, how, ticket, err);
 }
 
 cddp_status cddp_coll_start(cddp_comm *comm, const cddp_coll_args *args, size_t n, uint64_t *ticket)
 {
     struct cdi_error err;
     uint64_t given;
-    cddp_status st = start(comm, "cddp_coll_start", args, n, false, &given, &err);
+    cddp_status st = start(comm, "cddp_coll_start", args, n, (struct how){.lazy = false}, &given, &err);
 
     if (st == CDDP_OK && ticket != NULL)
         *ticket = given;
@@ -320,29 +326,59 @@ cddp_status cddp_coll_run(cddp_comm *comm, const cddp_coll_args *args, size_t n)
 {
     struct cdi_error err;
     uint64_t ticket;
-    cddp_status st = start(comm, "cddp_coll_run", args, n, true, &ticket, &err);
+    cddp_status st = start(comm, "cddp_coll_run", args, n, (struct how){.lazy = true}, &ticket, &err);
 
     return told(st == CDDP_OK ? join(comm, ticket, &err) : st, &err);
+}
+
+/* The stream captures graph `id`, of which the group becomes a part. */
+static cddp_status capture(cddp_comm *comm, const cddp_coll_args *args, size_t n, void *stream, uint64_t id,
+                           struct cdi_error *err)
+{
+    const struct cdi_backend_ops *ops = cdi_comm_ops(comm);
+    struct cdi_backend *b = cdi_comm_backend(comm);
+    cddp_status st = ops->capture_enter(b, stream, id, err), led;
+    uint64_t ticket;
+
+    if (st != CDDP_OK)
+        return st;
+    st = ops->follow(b, stream, err);
+    if (st == CDDP_OK)
+        st = start(comm, "cddp_coll_enqueue", args, n, (struct how){.streamed = true}, &ticket, err);
+    led = ops->lead(b, 0, stream, st == CDDP_OK ? err : NULL); /* or the capture could not be ended */
+    ops->capture_leave(b);
+    return st == CDDP_OK ? led : st;
+}
+
+static cddp_status enqueue_on_device(cddp_comm *comm, const cddp_coll_args *args, size_t n, void *stream,
+                                     struct cdi_error *err)
+{
+    const struct cdi_backend_ops *ops = cdi_comm_ops(comm);
+    struct cdi_backend *b = cdi_comm_backend(comm);
+    uint64_t ticket, id = 0;
+    cddp_status st = ops->capture_of != NULL ? ops->capture_of(b, stream, &id, err) : CDDP_OK;
+
+    if (st == CDDP_OK && id != 0)
+        return capture(comm, args, n, stream, id, err);
+    if (st == CDDP_OK)
+        st = ops->follow(b, stream, err);
+    if (st == CDDP_OK)
+        st = start(comm, "cddp_coll_enqueue", args, n, (struct how){.streamed = true}, &ticket, err);
+    return st == CDDP_OK && ticket != 0 ? ops->lead(b, ticket, stream, err) : st;
 }
 
 static cddp_status enqueue_on(cddp_comm *comm, const cddp_coll_args *args, size_t n, void *stream,
                               struct cdi_error *err)
 {
-    bool on_device = comm != NULL && cdi_comm_ops(comm)->on_device;
-    struct cdi_backend *b = NULL;
     uint64_t ticket;
     cddp_status st = check_comm("cddp_coll_enqueue", comm, err);
 
     if (st != CDDP_OK)
         return st;
-    b = cdi_comm_backend(comm);
-    if (on_device)
-        st = cdi_comm_ops(comm)->follow(b, stream, err);
-    if (st == CDDP_OK)
-        st = start(comm, "cddp_coll_enqueue", args, n, !on_device, &ticket, err);
-    if (st != CDDP_OK || ticket == 0)
-        return st;
-    return on_device ? cdi_comm_ops(comm)->lead(b, ticket, stream, err) : join(comm, ticket, err);
+    if (cdi_comm_ops(comm)->on_device)
+        return enqueue_on_device(comm, args, n, stream, err);
+    st = start(comm, "cddp_coll_enqueue", args, n, (struct how){.lazy = true}, &ticket, err);
+    return st == CDDP_OK && ticket != 0 ? join(comm, ticket, err) : st;
 }
 
 cddp_status cddp_coll_enqueue(cddp_comm *comm, const cddp_coll_args *args, size_t n, void *stream)

@@ -68,8 +68,8 @@ extern "C" {
 #endif
 
 /*
- * The element types. Their numbers are NCCL's plus one, so that 0 is no type and a forgotten one is an error; types that
- * NCCL does not have begin at 64. A bool is a CDDP_UINT8 with CDDP_MAX for "any" and CDDP_MIN for "all". A complex
+ * The element types. Their numbers are NCCL's plus one, so that 0 is no type and a forgotten one is an error; types
+ * that NCCL does not have begin at 64. A bool is a CDDP_UINT8 with CDDP_MAX for "any" and CDDP_MIN for "all". A complex
  * number is two floating-point elements: give twice the count. MINLOC and MAXLOC are two calls: the MIN or MAX of the
  * value, then the MIN of the index, for which the other ranks give the largest one.
  *
@@ -95,10 +95,10 @@ typedef enum cddp_dtype {
 } cddp_dtype;
 
 /*
- * Reductions. Their numbers are NCCL's; those that NCCL does not have begin at 64. AVG, of floating-point types only, is
- * the sum multiplied by 1/world size. BAND, BOR and BXOR, of integers only, are "and", "or" and "exclusive or" of each
- * bit. Sums and products of integers wrap around. NaN in MIN and MAX: on the host a NaN wins; on a GPU the result is not
- * specified.
+ * Reductions. Their numbers are NCCL's; those that NCCL does not have begin at 64. AVG, of floating-point types only,
+ * is the sum multiplied by 1/world size. BAND, BOR and BXOR, of integers only, are "and", "or" and "exclusive or" of
+ * each bit. Sums and products of integers wrap around. NaN in MIN and MAX: on the host a NaN wins; on a GPU the result
+ * is not specified.
  *
  * A reduction that a backend cannot do is CDDP_E_UNSUPPORTED on every rank, before anything is sent. On the host that
  * is every reduction of FLOAT8_E4M3 and FLOAT8_E5M2. On a GPU it is every reduction of INT16 and UINT16, BAND, BOR and
@@ -283,9 +283,9 @@ CDDP_API cddp_status cddp_copy(cddp_comm *comm, void *to, const void *from, size
  * Blocking collectives over host memory, or over the GPU's where the backend is "nccl" (work that writes it must have
  * been waited for; host memory is then copied there and back). They may be called from any thread, but the order of all
  * collectives (those of reducers included) must be the same on every rank. They return CDDP_OK; CDDP_E_INVALID (a bad
- * argument; nothing was communicated); CDDP_E_MISMATCH (ranks called different collectives); CDDP_E_PEER (a rank died;
- * the sentence names it); CDDP_E_TIMEOUT (the sentence names who did not come); CDDP_E_ABORTED; CDDP_E_NOMEM. A count
- * of 0 is allowed.
+ * argument; nothing was communicated); CDDP_E_UNSUPPORTED (a reduction that the backend does not do, see cddp_redop;
+ * likewise); CDDP_E_MISMATCH (ranks called different collectives); CDDP_E_PEER (a rank died; the sentence names it);
+ * CDDP_E_TIMEOUT (the sentence names who did not come); CDDP_E_ABORTED; CDDP_E_NOMEM. A count of 0 is allowed.
  */
 
 /*
@@ -398,9 +398,10 @@ typedef struct cddp_coll_args {
  *
  * Arguments are checked for all operations before anything is begun. Returns CDDP_OK; CDDP_E_INVALID (nothing was
  * begun, as with the next three; the error message names the operation); CDDP_E_UNSUPPORTED (a member of a later
- * version; or the backend has no groups); CDDP_E_NOMEM; CDDP_E_LIMIT (65536 are waiting to be run: wait for some); or
- * the sticky error. What goes wrong later cddp_coll_wait tells; among it is CDDP_E_MISMATCH, where ranks disagree about
- * a collective, or two ranks about the count or the type of a message ("cpu" and "mpi").
+ * version; a reduction that the backend does not do, see cddp_redop; or it has no groups); CDDP_E_NOMEM; CDDP_E_LIMIT
+ * (65536 are waiting to be run: wait for some); or the sticky error. What goes wrong later cddp_coll_wait tells; among
+ * it is CDDP_E_MISMATCH, where ranks disagree about a collective, or two ranks about the count or the type of a message
+ * ("cpu" and "mpi").
  */
 CDDP_API cddp_status cddp_coll_start(cddp_comm *comm, const cddp_coll_args *args, size_t n, uint64_t *ticket);
 /*
@@ -423,10 +424,13 @@ CDDP_API cddp_status cddp_coll_wait(cddp_comm *comm, uint64_t ticket);
 CDDP_API cddp_status cddp_coll_run(cddp_comm *comm, const cddp_coll_args *args, size_t n);
 /*
  * Begin a group in the order of a stream: on a GPU it begins after the work that is on `stream` (a cudaStream_t; NULL
- * is CUDA's legacy stream), and what comes on the stream later finds the results. Does not wait for the GPU or for
- * peers; cddp_comm_error and later calls tell what goes wrong. On the host stream is not used, and the group is done on
- * return. Any thread. Returns what cddp_coll_start returns, on the host also what cddp_coll_wait does, and
- * CDDP_E_UNSUPPORTED where the stream captures a graph (nothing was begun).
+ * is CUDA's legacy stream), and what comes on the stream later finds the results. All its memory is the GPU's. Does not
+ * wait for the GPU or for peers; cddp_comm_error and later calls tell what goes wrong. If the stream captures a graph,
+ * the group becomes a part of it, and its memory must stay as long as the graph; only here NCCL may wait for peers, who
+ * capture the same. On the host stream is not used, and the group is done on return. Any thread. Returns what
+ * cddp_coll_start returns, on the host also what cddp_coll_wait does; CDDP_E_INVALID (memory of the host, on a GPU);
+ * CDDP_E_UNSUPPORTED (that capture has failed; the legacy stream waits for one) and CDDP_E_STATE (another graph is
+ * being captured with this communicator in it): nothing was begun.
  */
 CDDP_API cddp_status cddp_coll_enqueue(cddp_comm *comm, const cddp_coll_args *args, size_t n, void *stream);
 

@@ -406,7 +406,6 @@ cddp_status cdi_captured_enqueue(struct cdi_backend *b, const struct cdi_op *op,
     return st;
 }
 
-/* What a graph copies it would copy from, and to, the memory of now, each time. */
 static cddp_status refuse_host_memory(struct cdi_backend *b, const struct cdi_several *s, struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
@@ -414,10 +413,7 @@ static cddp_status refuse_host_memory(struct cdi_backend *b, const struct cdi_se
 
     for (size_t i = 0; i < s->n && st == CDDP_OK && !on_host; i++)
         st = cdi_stage_is_needed(b, &s->part[i].op, &on_host, err);
-    if (st == CDDP_OK && on_host)
-        st = cdi_fail(err, CDDP_E_UNSUPPORTED,
-                      "an operation that is captured into a graph needs memory of the GPU, not of the host");
-    return st;
+    return st == CDDP_OK && on_host ? cdi_stage_refuse(err) : st;
 }
 
 cddp_status cdi_captured_enqueue_group(struct cdi_backend *b, const struct cdi_op *ops, size_t n, struct cdi_error *err)

@@ -195,6 +195,14 @@ cddp_status cdi_stage_is_needed(const struct cdi_backend *b, const struct cdi_op
     return st;
 }
 
+/* The way back ends with a join, and what a graph copies it would copy again each time. */
+cddp_status cdi_stage_refuse(struct cdi_error *err)
+{
+    return cdi_fail(err, CDDP_E_INVALID,
+                    "memory of the host cannot be used in the order of a stream: give memory of the GPU, or call "
+                    "cddp_coll_start and cddp_coll_wait");
+}
+
 cddp_status cdi_stage_prepare(struct cdi_backend *b, const struct cdi_op *op, struct cdi_staged **out,
                               struct cdi_error *err)
 {
@@ -206,6 +214,8 @@ cddp_status cdi_stage_prepare(struct cdi_backend *b, const struct cdi_op *op, st
     *out = NULL;
     if (st != CDDP_OK || (!in_host && !out_host))
         return st;
+    if (op->streamed)
+        return cdi_stage_refuse(err);
     if (in_host && out_host && op->in != op->out)
         at = (in + ALIGN - 1) / ALIGN * ALIGN;
     (void)pthread_mutex_lock(&b->lock);

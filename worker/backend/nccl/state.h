@@ -380,6 +380,8 @@ cddp_status cdi_stage_open(struct cdi_backend *b, struct cdi_error *err);
 /* A block for an operation that has host memory, with its input in it; *out = NULL: it has none. Without `lock`. */
 cddp_status cdi_stage_prepare(struct cdi_backend *b, const struct cdi_op *op, struct cdi_staged **out,
                               struct cdi_error *err);
+/* CDDP_E_INVALID: it has, and must not. */
+cddp_status cdi_stage_refuse(struct cdi_error *err);
 /* With `lock`: a block that holds nothing may be used again. */
 void cdi_stage_spare(struct cdi_backend *b, struct cdi_staged *s);
 /* With `lock`: the list of results has it from now on. */
