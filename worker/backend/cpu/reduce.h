@@ -10,8 +10,8 @@
  * out[k][i] = ((in[0][i] op in[1][i]) op in[2][i]) ... for every k: the same result is written to n_out arrays.
  * An out array may be one of the in arrays; otherwise they do not overlap. n_in >= 1, n_out >= 1. Arrays are aligned to
  * their element. AVG is the sum times 1/n_in. float16 and bfloat16 are accumulated in float32 and rounded once.
- * Integers wrap around, and they alone take BAND, BOR and BXOR. MIN and MAX give NaN where any operand is NaN. The result does not depend on how a caller cuts
- * `count`, nor on the machine.
+ * Integers wrap around, and they alone take BAND, BOR and BXOR. MIN and MAX give NaN where any operand is NaN. The
+ * result does not depend on how a caller cuts `count`, nor on the machine.
  */
 void cdi_reduce(void *const *out, int n_out, const void *const *in, int n_in, size_t count, cddp_dtype dtype,
                 cddp_redop op);
