@@ -54,8 +54,11 @@ void cdi_ddp_name_bucket(const void *ddp, int b, char *buf, size_t cap)
 
 cddp_status cdi_ddp_stick(cddp_ddp *d, const struct cdi_error *err)
 {
-    if (d->sticky.status == CDDP_OK)
-        d->sticky = *err;
+    if (d->sticky.status != CDDP_OK)
+        return d->sticky.status;
+    d->sticky = *err;
+    if (d->name != NULL)
+        (void)cdi_error_wrap(&d->sticky, "model '%.64s'", d->name);
     return d->sticky.status;
 }
 
@@ -63,7 +66,9 @@ cddp_status cdi_ddp_misused(cddp_ddp *d, const struct cdi_error *err)
 {
     char why[CDI_ERROR_TEXT];
 
-    (void)snprintf(why, sizeof why, "rank %d: %.900s", cdi_comm_world(d->comm)->rank, err->msg);
+    (void)snprintf(why, sizeof why, "rank %d: %s%.64s%s%.800s", cdi_comm_world(d->comm)->rank,
+                   d->name != NULL ? "model '" : "", d->name != NULL ? d->name : "", d->name != NULL ? "': " : "",
+                   err->msg);
     (void)cdi_ddp_stick(d, err);
     d->ops->abort(d->b, CDDP_E_ABORTED, why);
     return d->sticky.status;

@@ -57,7 +57,7 @@ struct cdi_ddp_own {
     bool everywhere;          /* all gradients of all ranks are in such memory */
 };
 
-/* With CDDP_AUTO, until it is settled: bucket sizes that are tried. */
+/* With CDDP_DDP_TUNE, until it is settled: bucket sizes that are tried. */
 struct cdi_ddp_trial {
     struct cdi_tune tune;
     size_t current;         /* the size in force */
@@ -79,6 +79,7 @@ struct cddp_ddp {
     cddp_comm *comm;
     cddp_param *params; /* the caller's, with names of our own; shapes are not kept */
     char *names;
+    char *name;   /* of the model, for messages; NULL: none */
     size_t *rows; /* by parameter: its shape's first size, or its count if it has none */
     size_t n_params;
     struct cdi_region *region;
@@ -109,7 +110,7 @@ struct cddp_ddp {
     /* Its gradients are the parameters', and behind them, with CDDP_DDP_JOIN, one more: how many ranks train? */
     struct cdi_bucket_plan plan;
     struct cdi_bucket_caps caps; /* of this plan */
-    bool automatic;              /* CDDP_AUTO: buckets cannot be divided among the ranks */
+    bool automatic;              /* CDDP_DDP_TUNE: buckets cannot be divided among the ranks */
     struct cdi_ddp_trial *trial; /* NULL: none, or it is settled */
     size_t wire_bytes;
     struct cdi_ddp_flight *flight; /* by bucket */
@@ -163,7 +164,7 @@ cddp_status cdi_ddp_plan(cddp_ddp *d, const cddp_ddp_options *opt, struct cdi_er
 void cdi_ddp_note_order(cddp_ddp *d, size_t i);
 /*
  * Between two steps. Rank 0's order is told to all while the second step runs, and is everyone's from the third. Then,
- * with CDDP_AUTO, each step has a bucket size of the schedule, until rank 0's choice has reached all. Sticks.
+ * with CDDP_DDP_TUNE, each step has a bucket size of the schedule, until rank 0's choice has reached all. Sticks.
  */
 cddp_status cdi_ddp_settle(cddp_ddp *d);
 /*

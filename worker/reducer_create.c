@@ -54,9 +54,11 @@ static cddp_status prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *pa
     d->b = cdi_comm_backend(comm);
     d->stream = opt->stream;
     d->flags = opt->flags;
-    d->wire_dtype = opt->compress;
+    d->wire_dtype = opt->comm_dtype;
     d->n_params = n;
     d->n_buffers = opt->n_buffers;
+    if (opt->name != NULL && (d->name = strdup(opt->name)) == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for a name");
     status = cdi_ddp_check_stream(d, opt->stream, err);
     if (status == CDDP_OK)
         status = cdi_ddp_check_memory(d, params, opt->buffers, err);
@@ -98,6 +100,7 @@ static void strip_ddp(cddp_ddp *d)
     cdi_powersgd_destroy(d->powersgd);
     free(d->params);
     free(d->names);
+    free(d->name);
 }
 
 static void free_rest(void *ddp)
@@ -145,7 +148,7 @@ static cddp_status create(cddp_ddp **out, cddp_comm *comm, const cddp_param *par
         .first_bucket_bytes = said.opt.first_bucket_bytes,
         .last_bucket_bytes = said.opt.last_bucket_bytes,
         .flags = said.opt.flags,
-        .compress = said.opt.compress,
+        .comm_dtype = said.opt.comm_dtype,
     };
     in.all_own = alone == CDDP_OK && cdi_own_is_all(d);
     in.own_everywhere = &own_everywhere;
@@ -163,6 +166,8 @@ static cddp_status create(cddp_ddp **out, cddp_comm *comm, const cddp_param *par
         status = cdi_wire_init(d, err);
     if (status == CDDP_OK)
         status = cdi_uneven_init(d, err);
+    if (status != CDDP_OK && said.opt.name != NULL)
+        (void)cdi_error_wrap(err, "model '%.64s'", said.opt.name);
     cdi_ddp_release_input(&said);
     if (status != CDDP_OK) {
         free_ddp(d);

@@ -17,7 +17,7 @@ struct cdi_verify_input {
     size_t n_buffers;
     size_t bucket_bytes, first_bucket_bytes, last_bucket_bytes;
     uint32_t flags;
-    cddp_dtype compress;
+    cddp_dtype comm_dtype;
     bool all_own;         /* this rank's gradients are all in memory of its own; may differ between ranks */
     bool *own_everywhere; /* becomes true where it is so on every rank; written on success. May be NULL */
 };

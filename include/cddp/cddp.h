@@ -90,7 +90,7 @@ typedef enum cddp_dtype {
  * On a GPU the order is NCCL's, and so is the type: its ring and tree add float16 and bfloat16 in these types
  * themselves, and round at every rank; only NVLink switches and symmetric windows add them in float32. There the mean
  * of float16 is multiplied before the sum, so that gradients do not overflow; of the other types after it. Gradients of
- * 16 bits can be summed in float32 everywhere: cddp_ddp_options.compress.
+ * 16 bits can be summed in float32 everywhere: cddp_ddp_options.comm_dtype.
  */
 typedef enum cddp_redop {
     CDDP_SUM = 0,
@@ -397,41 +397,35 @@ CDDP_API void cddp_abort(cddp_comm *comm, const char *why);
 /* --------------------------------------------------------------------------------------------------- reducer ---- */
 
 typedef struct cddp_param {
-    size_t size;         /* sizeof(cddp_param), in each of an array */
-    const char *name;    /* for messages and checks */
-    void *data;          /* the parameter, on the backend's device */
-    size_t count;        /* elements */
-    cddp_dtype dtype;    /* CDDP_FLOAT32, ... */
-    uint32_t flags;      /* 0 */
-    void *grad;          /* NULL: in the arena (recommended); else the user's own memory, copied in and out */
-    const size_t *shape; /* optional, n_dims long; its product is count */
-    size_t n_dims;       /* at most 64 */
+    size_t size;           /* sizeof(cddp_param), in each of an array */
+    const char *name;      /* for messages and checks */
+    void *data;            /* the parameter, on the backend's device */
+    size_t count;          /* elements, of the parameter and of its gradient */
+    cddp_dtype dtype;      /* of data: CDDP_FLOAT32, ... */
+    cddp_dtype grad_dtype; /* of the gradient; 0: dtype. Also CDDP_FLOAT32, where dtype has 16 bits */
+    void *grad;            /* NULL: in the arena (recommended); else the user's own memory, copied in and out */
+    const size_t *shape;   /* optional, n_dims long; its product is count */
+    size_t n_dims;         /* at most 64 */
+    uint32_t flags;        /* 0 */
+    uint32_t zero;         /* 0 */
 } cddp_param;
 
 typedef struct cddp_ddp_options {
     size_t size;               /* sizeof(cddp_ddp_options) */
-    size_t bucket_bytes;       /* a bucket closes when it reaches this; 0: 25 MiB; CDDP_AUTO: found by trying */
-    size_t first_bucket_bytes; /* the same for the first one, so that communication starts early; 0: 1 MiB */
     uint32_t flags;            /* CDDP_DDP_... below */
-    cddp_dtype compress;       /* CDDP_FLOAT16, CDDP_BFLOAT16: float32 gradients are sent in that type. CDDP_FLOAT32:
-                                  those of 16 bits are sent and summed as float32, and rounded once, behind the sum.
+    cddp_dtype comm_dtype;     /* CDDP_FLOAT16, CDDP_BFLOAT16: float32 gradients are sent in that type. CDDP_FLOAT32:
+                                  those of 16 bits are sent and summed as float32, and rounded once, after the sum.
                                   Others, and all with 0: as they are */
+    size_t bucket_bytes;       /* a bucket closes when it reaches this; 0: 25 MiB. 0 with CDDP_DDP_TUNE */
+    size_t first_bucket_bytes; /* the same for the first one, so that communication starts early; 0: 1 MiB */
+    size_t last_bucket_bytes;  /* the first parameters' gradients, which come last, get a bucket of their own that
+                                  closes here, so that little is left to wait for at the end of a step; 0: they do not */
     void *stream;              /* GPU: the compute stream, a cudaStream_t; NULL is the legacy one, which waits for all
                                   blocking ones; cudaStreamPerThread is refused. Unused on the CPU */
     const cddp_param *buffers; /* n_buffers of them, for cddp_ddp_sync_buffers: any types, and no `grad` */
     size_t n_buffers;          /* 0: none */
-    size_t last_bucket_bytes;  /* the first parameters' gradients, which come last, get a bucket of their own that
-                                  closes here, so that little is left to wait for at the end of a step; 0: they do not */
+    const char *name;          /* of the model, for error messages, as "generator"; copied. NULL: none */
 } cddp_ddp_options;
-
-/*
- * For bucket_bytes: the first steps find out which size is best here. first_bucket_bytes times 1, 4, 10, 25, 50 and 100
- * (1 to 100 MiB), as far as they cut this model differently, take turns from the third step on, seven steps each; the
- * one with the smallest median of rank 0's times, from a step's first gradient to the end of its cddp_ddp_wait, stays,
- * on all ranks. Results do not change by it, on the CPU not by a bit. While it lasts (45 steps at most) bucket counts
- * change from step to step; on a GPU the host waits for these steps. Not with cddp_optim_create.
- */
-#define CDDP_AUTO SIZE_MAX
 
 /* cddp_ddp_options.flags. */
 enum {
@@ -440,7 +434,7 @@ enum {
     /*
      * Gradients become the sum over all ranks, not the mean: the optimizer multiplies by cddp_ddp_grad_scale(). For
      * where the mean would cost a pass over the gradients (on a GPU, where nothing else passes over them: no
-     * `compress`, gradients in the arena), or is wanted in higher precision.
+     * `comm_dtype`, gradients in the arena), or is wanted in higher precision.
      */
     CDDP_DDP_SUM = 2,
     /*
@@ -482,7 +476,15 @@ enum {
      * buckets somebody uses: it waits for each step when the first gradient of the next one is ready; where buckets
      * were not used in the step before, at the end of the step itself. Not with communication hooks or PowerSGD.
      */
-    CDDP_DDP_SKIP_UNUSED = 256
+    CDDP_DDP_SKIP_UNUSED = 256,
+    /*
+     * The first steps find out which size of buckets is best here. first_bucket_bytes times 1, 4, 10, 25, 50 and 100
+     * (1 to 100 MiB), as far as they cut this model differently, take turns from the third step on, seven steps each.
+     * The one with the smallest median of rank 0's times, from a step's first gradient to the end of its cddp_ddp_wait,
+     * stays, on all ranks. Results do not change by it, on the CPU not by a bit. While it lasts (45 steps at most)
+     * bucket counts change from step to step; on a GPU the host waits for these steps. Not with cddp_optim_create.
+     */
+    CDDP_DDP_TUNE = 512
 };
 
 /* The reducer: averages the gradients of one model over all ranks, in buckets, while they are being made. */
@@ -527,7 +529,7 @@ CDDP_API void *cddp_ddp_grad(cddp_ddp *ddp, size_t i);
  * communication into the graph, on a stream that is forked from theirs and joined again by cddp_ddp_wait. Each launch
  * then reduces what is in the gradients at that time, with the bits of a step that is not captured, and without a call
  * of libcddp.
- * - The capture begins between two steps, and after the first two, which settle the order of the buckets (CDDP_AUTO:
+ * - The capture begins between two steps, and after the first two, which settle the order of the buckets (CDDP_DDP_TUNE:
  *   after those that cddp_ddp_bucket_cap() wants); it may hold several steps, and ends after a cddp_ddp_wait(). A step
  *   in it may wait for peers to capture theirs, while NCCL makes for the graph what it needs.
  * - All ranks capture the same, and a launch of the graph is a collective: all launch it as often, and in the same
@@ -739,7 +741,7 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_clip_grad_norm(cddp_ddp *ddp, doubl
 /* What the optimizer has to multiply the gradients by: 1, or 1/world size with CDDP_DDP_SUM. */
 CDDP_API double cddp_ddp_grad_scale(const cddp_ddp *ddp);
 /*
- * bucket_bytes as it is in force: what the options said, or 25 MiB; with CDDP_AUTO what was chosen, and 0 until then.
+ * bucket_bytes as it is in force: what the options said, or 25 MiB; with CDDP_DDP_TUNE what was chosen, and 0 until then.
  * From the thread that calls cddp_ddp_wait, as the next two.
  */
 CDDP_API size_t cddp_ddp_bucket_cap(const cddp_ddp *ddp);
@@ -764,7 +766,7 @@ CDDP_API void cddp_ddp_destroy(cddp_ddp *ddp);
  * An optimizer whose state is divided among the ranks (ZeRO, stage 1): of each bucket a rank receives the mean of its
  * own share of the gradients only, updates that share of the parameters, for which alone it keeps momentum and
  * averages, and the ranks exchange the new values. Parameters become what every rank would have made of them alone, bit
- * for bit, with 1/world size of the state and of the arithmetic. What is compressed (`compress`, PowerSGD) or sent by a
+ * for bit, with 1/world size of the state and of the arithmetic. What is compressed (`comm_dtype`, PowerSGD) or sent by a
  * hook becomes whole means on every rank, of which each updates its share; other buckets are scattered. A step is
  *
  *     write cddp_ddp_grad(ddp, i); cddp_ddp_grad_ready(ddp, i);     // as ever, for each parameter
@@ -831,7 +833,7 @@ enum {
  *
  * *out is written on success only; release it with cddp_optim_destroy(), before ddp or after it: without its reducer an
  * optimizer can only be destroyed, and its other functions return CDDP_E_STATE. Returns CDDP_OK; CDDP_E_INVALID
- * (an option); CDDP_E_UNSUPPORTED (a reducer with CDDP_DDP_SPLIT or CDDP_AUTO, whose buckets cannot be divided, or with
+ * (an option); CDDP_E_UNSUPPORTED (a reducer with CDDP_DDP_SPLIT or CDDP_DDP_TUNE, whose buckets cannot be divided, or with
  * CDDP_DDP_JOIN: a rank in cddp_ddp_join does not hear whether the others clip or skip; the error message says which);
  * CDDP_E_STATE (ddp has one, or is in the middle of a step); CDDP_E_MISMATCH
  * (ranks give different options: the sentence names two and what differs); CDDP_E_NOMEM (here or on a peer); or what a

@@ -389,7 +389,7 @@ static void open_job(struct job *j, cddp_param *params, bool narrow)
                                  .dtype = CDDP_FLOAT32};
     }
     opt.stream = j->compute;
-    opt.compress = narrow ? CDDP_BFLOAT16 : CDDP_DTYPE_NONE;
+    opt.comm_dtype = narrow ? CDDP_BFLOAT16 : CDDP_DTYPE_NONE;
     DO(cddp_ddp_create(&j->ddp, j->comm, params, N_PARAMS, &opt));
 }
 

@@ -179,10 +179,12 @@ static void open_job(struct job *j, bool automatic, bool own)
     cddp_param params[N_PARAMS];
 
     j->steps = automatic ? AUTO_STEPS : j->unused ? UNUSED_STEPS : STEPS;
-    if (automatic)
-        opt.bucket_bytes = CDDP_AUTO;
     if (j->unused)
         opt.flags = (j->fixed ? CDDP_DDP_STATIC_GRAPH : CDDP_DDP_FIND_UNUSED) | (j->skip ? CDDP_DDP_SKIP_UNUSED : 0);
+    if (automatic) {
+        opt.flags |= CDDP_DDP_TUNE;
+        opt.bucket_bytes = 0;
+    }
     if (own)
         opt.bucket_bytes = opt.first_bucket_bytes = OWN_BUCKET_BYTES;
     DO(cddp_init(&j->comm, &init));

@@ -22,7 +22,7 @@
 #define MAX_COUNT 3000
 #define THREADS 3
 #define STEPS 6
-#define AUTO_STEPS 47 /* until a bucket size is chosen (CDDP_AUTO), and one more */
+#define AUTO_STEPS 47 /* until a bucket size is chosen (CDDP_DDP_TUNE), and one more */
 
 struct job {
     cddp_comm *comm;
@@ -191,7 +191,8 @@ static int run_seed(cddp_comm *comm, uint64_t seed)
     opt.flags = (j->unused ? CDDP_DDP_FIND_UNUSED | (dice(j, 13, 0, 2) == 0 ? CDDP_DDP_SKIP_UNUSED : 0) : 0) |
                 (dice(j, 3, 0, 2) == 0 ? CDDP_DDP_SPLIT : 0);
     automatic = dice(j, 12, 0, 8) == 0;
-    opt.bucket_bytes = automatic ? CDDP_AUTO : 64 + dice(j, 4, 0, 12000);
+    opt.flags |= automatic ? CDDP_DDP_TUNE : 0;
+    opt.bucket_bytes = automatic ? 0 : 64 + dice(j, 4, 0, 12000);
     opt.first_bucket_bytes = 64 + dice(j, 5, 0, automatic ? 400 : 4000);
     opt.last_bucket_bytes = dice(j, 6, 0, 2) * dice(j, 7, 0, 4000);
     for (size_t i = 0; i < j->n; i++) {
