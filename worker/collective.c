@@ -5,6 +5,7 @@
  */
 #include "worker/comm.h"
 #include "worker/dtype.h"
+#include "worker/memory.h"
 #include "worker/sized.h"
 
 #include <stdint.h>
@@ -137,7 +138,7 @@ static cddp_status check_root(const cddp_comm *comm, const cddp_coll_args *w, st
 }
 
 /* From what the user says to what the backend does. */
-static cddp_status translate(const cddp_comm *comm, const cddp_coll_args *w, struct cdi_op *op, struct cdi_error *err)
+static cddp_status translate(cddp_comm *comm, const cddp_coll_args *w, struct cdi_op *op, struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
     unsigned needs;
@@ -167,7 +168,11 @@ static cddp_status translate(const cddp_comm *comm, const cddp_coll_args *w, str
         st = check_root(comm, w, err);
     if (st == CDDP_OK && (needs & REDUCES) != 0)
         st = check_reduction(w, err);
-    return st == CDDP_OK ? check_buffers(comm, w, op, err) : st;
+    if (st == CDDP_OK)
+        st = check_buffers(comm, w, op, err);
+    if (st == CDDP_OK)
+        cdi_memory_place(comm, op);
+    return st;
 }
 
 /* ------------------------------------------------------------------------------------------------- blocking ---- */

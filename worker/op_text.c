@@ -35,12 +35,19 @@ enum cdi_flight_op cdi_flight_op_of(enum cdi_op_kind kind)
 const char *cdi_asked_name(uint32_t asked)
 {
     static const char *const names[] = {
-        [CDI_ASKED_DDP_CREATE] = "cddp_ddp_create",           [CDI_ASKED_OPTIM_CREATE] = "cddp_optim_create",
-        [CDI_ASKED_SET_POWERSGD] = "cddp_ddp_set_powersgd",   [CDI_ASKED_COMM_SPLIT] = "cddp_comm_split",
-        [CDI_ASKED_CHECKPOINT_SAVE] = "cddp_checkpoint_save", [CDI_ASKED_CHECKPOINT_LOAD] = "cddp_checkpoint_load",
-        [CDI_ASKED_CHECKPOINT_WAIT] = "cddp_checkpoint_wait", [CDI_ASKED_OPTIM_SAVE] = "cddp_optim_save",
-        [CDI_ASKED_OPTIM_LOAD] = "cddp_optim_load",           [CDI_ASKED_POWERSGD_SAVE] = "cddp_powersgd_save",
+        [CDI_ASKED_DDP_CREATE] = "cddp_ddp_create",
+        [CDI_ASKED_OPTIM_CREATE] = "cddp_optim_create",
+        [CDI_ASKED_SET_POWERSGD] = "cddp_ddp_set_powersgd",
+        [CDI_ASKED_COMM_SPLIT] = "cddp_comm_split",
+        [CDI_ASKED_CHECKPOINT_SAVE] = "cddp_checkpoint_save",
+        [CDI_ASKED_CHECKPOINT_LOAD] = "cddp_checkpoint_load",
+        [CDI_ASKED_CHECKPOINT_WAIT] = "cddp_checkpoint_wait",
+        [CDI_ASKED_OPTIM_SAVE] = "cddp_optim_save",
+        [CDI_ASKED_OPTIM_LOAD] = "cddp_optim_load",
+        [CDI_ASKED_POWERSGD_SAVE] = "cddp_powersgd_save",
         [CDI_ASKED_POWERSGD_LOAD] = "cddp_powersgd_load",
+        [CDI_ASKED_ALLOC] = "cddp_alloc",
+        [CDI_ASKED_REGISTER] = "cddp_register",
     };
 
     return asked < sizeof names / sizeof names[0] ? names[asked] : NULL;

@@ -237,13 +237,51 @@ typedef struct cddp_device_info {
 /* Tell where comm works, in *info. Returns CDDP_OK; CDDP_E_INVALID (info, or its size). Any thread. */
 CDDP_API cddp_status cddp_get_device_info(cddp_comm *comm, cddp_device_info *info);
 
+/* For cddp_alloc and cddp_register. 0: memory of this rank only. */
+enum {
+    /*
+     * Memory of all ranks: every rank makes the same call, with the same size, and in the same order among its
+     * collectives. Where the backend is "cpu", the ranks of a node share it, and reduce it in place without a copy.
+     */
+    CDDP_MEM_COLLECTIVE = 1,
+    CDDP_MEM_HOST = 2 /* memory of the host, pinned where there is a GPU, so that copies to and from it are faster */
+};
+
 /*
  * Memory for parameters and gradients where the backend works: on its GPU, else on the host; 64-byte aligned, not
- * cleared. A program that uses these and nothing else of CUDA runs on both. *out is written on success only and is
- * released by cddp_free before cddp_finalize. CDDP_OK, CDDP_E_INVALID, CDDP_E_NOMEM, CDDP_E_SYSTEM. Any thread.
+ * cleared. A program that uses these and nothing else of CUDA runs on both. flags: 0, or CDDP_MEM_... above.
+ *
+ * In memory with CDDP_MEM_COLLECTIVE reducers work without a copy (cddp_param.grad), and so do cddp_all_reduce,
+ * cddp_all_gather and cddp_reduce_scatter in place, if all ranks of a node pass the same place of it. They may pass
+ * different places, or other memory, and get the same result, at the price of copies. The call is a collective then.
+ *
+ * *out is written on success only and is released by cddp_free before cddp_finalize; with CDDP_MEM_COLLECTIVE after the
+ * reducers that use it. Returns CDDP_OK; CDDP_E_INVALID (unknown flags); CDDP_E_NOMEM; CDDP_E_SYSTEM; with
+ * CDDP_MEM_COLLECTIVE also CDDP_E_MISMATCH (ranks give different sizes or flags), CDDP_E_UNSUPPORTED (with
+ * CDDP_MEM_HOST, where the backend works on a GPU), or what a collective may return. After an error no rank has the
+ * memory. Any thread; with CDDP_MEM_COLLECTIVE one thread at a time.
  */
-CDDP_API CDDP_NODISCARD cddp_status cddp_alloc(cddp_comm *comm, size_t bytes, void **out);
-CDDP_API void cddp_free(cddp_comm *comm, void *p); /* give memory of cddp_alloc back; NULL is allowed */
+CDDP_API CDDP_NODISCARD cddp_status cddp_alloc(cddp_comm *comm, size_t bytes, uint32_t flags, void **out);
+/* Give memory of cddp_alloc back, which nothing uses any more; NULL is allowed. This rank's own affair. Any thread. */
+CDDP_API void cddp_free(cddp_comm *comm, void *p);
+/*
+ * Tell libcddp of the program's own `bytes` bytes at p, so that reducers work on gradients in it without a copy
+ * (cddp_param.grad). flags is CDDP_MEM_COLLECTIVE: every rank calls it, as cddp_alloc with that flag. The memory is
+ * where the backend works, and does not overlap other registered memory or that of cddp_alloc. It stays the caller's,
+ * and must stay until cddp_unregister. On the host memory of cddp_alloc is the faster one: ranks cannot share the
+ * caller's own, so what is reduced in it passes through shared memory in small pieces.
+ *
+ * Returns CDDP_OK; CDDP_E_INVALID (p, bytes, flags, memory that overlaps, or not of the backend's kind);
+ * CDDP_E_UNSUPPORTED (flags 0, which would gain nothing); CDDP_E_MISMATCH; CDDP_E_NOMEM; or what a collective may
+ * return. After an error it is registered on no rank. One thread at a time.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_register(cddp_comm *comm, void *p, size_t bytes, uint32_t flags);
+/*
+ * The memory at p, as it was registered, is no longer used: to be called after the reducers that use it were destroyed,
+ * and before the memory is freed. What is still registered ends with comm. This rank's own affair. Returns CDDP_OK or
+ * CDDP_E_INVALID (nothing registered begins at p). Any thread.
+ */
+CDDP_API cddp_status cddp_unregister(cddp_comm *comm, void *p);
 /*
  * Copy `bytes` bytes between any two of host memory and the GPU's. It comes after the collectives and reducer steps
  * that were begun before, and is done on return; streams of the program's own that use the memory must have been waited
@@ -529,9 +567,9 @@ CDDP_API void *cddp_ddp_grad(cddp_ddp *ddp, size_t i);
  * communication into the graph, on a stream that is forked from theirs and joined again by cddp_ddp_wait. Each launch
  * then reduces what is in the gradients at that time, with the bits of a step that is not captured, and without a call
  * of libcddp.
- * - The capture begins between two steps, and after the first two, which settle the order of the buckets (CDDP_DDP_TUNE:
- *   after those that cddp_ddp_bucket_cap() wants); it may hold several steps, and ends after a cddp_ddp_wait(). A step
- *   in it may wait for peers to capture theirs, while NCCL makes for the graph what it needs.
+ * - The capture begins between two steps, and after the first two, which settle the order of the buckets
+ * (CDDP_DDP_TUNE: after those that cddp_ddp_bucket_cap() wants); it may hold several steps, and ends after a
+ * cddp_ddp_wait(). A step in it may wait for peers to capture theirs, while NCCL makes for the graph what it needs.
  * - All ranks capture the same, and a launch of the graph is a collective: all launch it as often, and in the same
  *   order among their other collectives (which NCCL_GRAPH_MIXING_SUPPORT=0 forbids).
  * - Refused, with CDDP_E_UNSUPPORTED (or CDDP_E_STATE, where the time is wrong), are communication hooks, PowerSGD,
@@ -741,8 +779,8 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_clip_grad_norm(cddp_ddp *ddp, doubl
 /* What the optimizer has to multiply the gradients by: 1, or 1/world size with CDDP_DDP_SUM. */
 CDDP_API double cddp_ddp_grad_scale(const cddp_ddp *ddp);
 /*
- * bucket_bytes as it is in force: what the options said, or 25 MiB; with CDDP_DDP_TUNE what was chosen, and 0 until then.
- * From the thread that calls cddp_ddp_wait, as the next two.
+ * bucket_bytes as it is in force: what the options said, or 25 MiB; with CDDP_DDP_TUNE what was chosen, and 0 until
+ * then. From the thread that calls cddp_ddp_wait, as the next two.
  */
 CDDP_API size_t cddp_ddp_bucket_cap(const cddp_ddp *ddp);
 /* Number of buckets, and the size in bytes of bucket b (0 if there is none), in the order of their launch. */
@@ -766,8 +804,8 @@ CDDP_API void cddp_ddp_destroy(cddp_ddp *ddp);
  * An optimizer whose state is divided among the ranks (ZeRO, stage 1): of each bucket a rank receives the mean of its
  * own share of the gradients only, updates that share of the parameters, for which alone it keeps momentum and
  * averages, and the ranks exchange the new values. Parameters become what every rank would have made of them alone, bit
- * for bit, with 1/world size of the state and of the arithmetic. What is compressed (`comm_dtype`, PowerSGD) or sent by a
- * hook becomes whole means on every rank, of which each updates its share; other buckets are scattered. A step is
+ * for bit, with 1/world size of the state and of the arithmetic. What is compressed (`comm_dtype`, PowerSGD) or sent by
+ * a hook becomes whole means on every rank, of which each updates its share; other buckets are scattered. A step is
  *
  *     write cddp_ddp_grad(ddp, i); cddp_ddp_grad_ready(ddp, i);     // as ever, for each parameter
  *     cddp_optim_step(optim);                                       // in place of cddp_ddp_wait and an optimizer
@@ -833,11 +871,10 @@ enum {
  *
  * *out is written on success only; release it with cddp_optim_destroy(), before ddp or after it: without its reducer an
  * optimizer can only be destroyed, and its other functions return CDDP_E_STATE. Returns CDDP_OK; CDDP_E_INVALID
- * (an option); CDDP_E_UNSUPPORTED (a reducer with CDDP_DDP_SPLIT or CDDP_DDP_TUNE, whose buckets cannot be divided, or with
- * CDDP_DDP_JOIN: a rank in cddp_ddp_join does not hear whether the others clip or skip; the error message says which);
- * CDDP_E_STATE (ddp has one, or is in the middle of a step); CDDP_E_MISMATCH
- * (ranks give different options: the sentence names two and what differs); CDDP_E_NOMEM (here or on a peer); or what a
- * collective may return.
+ * (an option); CDDP_E_UNSUPPORTED (a reducer with CDDP_DDP_SPLIT or CDDP_DDP_TUNE, whose buckets cannot be divided, or
+ * with CDDP_DDP_JOIN: a rank in cddp_ddp_join does not hear whether the others clip or skip; the error message says
+ * which); CDDP_E_STATE (ddp has one, or is in the middle of a step); CDDP_E_MISMATCH (ranks give different options: the
+ * sentence names two and what differs); CDDP_E_NOMEM (here or on a peer); or what a collective may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_optim_create(cddp_optim **out, cddp_ddp *ddp, const cddp_optim_options *opt);
 

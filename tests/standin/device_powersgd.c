@@ -60,12 +60,12 @@ static void make_all(void)
     static double host[MOST];
 
     for (size_t i = 0; i < PARAMS; i++)
-        DO(cddp_alloc(comm, bytes_of(i), &data[i]));
+        DO(cddp_alloc(comm, bytes_of(i), 0, &data[i]));
     for (size_t step = 0; step < STEPS; step++)
         for (size_t i = 0; i < PARAMS; i++) {
             for (size_t k = 0; k < counts[i]; k++)
                 number_put(types[i], host, k, gradient(cddp_rank(comm), step, i, k));
-            DO(cddp_alloc(comm, bytes_of(i), &made[step][i]));
+            DO(cddp_alloc(comm, bytes_of(i), 0, &made[step][i]));
             DO(cddp_copy(comm, made[step][i], host, bytes_of(i)));
         }
 }
