@@ -109,6 +109,7 @@ struct cdi_op {
     struct cdi_region *region; /* all_reduce, all_gather, reduce_scatter in place inside it, or NULL: private memory */
     bool anywhere;             /* equal on all ranks: another rank may have its memory at another place of the region,
                                   or outside of it. On the host the backend looks, else `region` is everyone's */
+    bool known;                /* in and out are known to be the backend's own memory, if it is a device */
     int bucket;                /* for the flight page and for messages; -1: none */
     enum cdi_asked asked;      /* compared between ranks */
     /* For messages: the parameters in `bucket` of `ddp`, as "'fc1.weight' and 3 more". Any thread. NULL: no names. */

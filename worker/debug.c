@@ -135,7 +135,8 @@ static void look_for_zeros(cddp_ddp *d)
     if (!all_zero(d) || !tells(d, ALL_ZERO))
         return;
     for (size_t i = d->n_params; i-- > 0;)
-        if (d->params[i].grad == NULL && !atomic_load_explicit(&d->debug->asked[i].yes, memory_order_relaxed)) {
+        if (d->params[i].grad == NULL && !cdi_in_place_is(d, i) &&
+            !atomic_load_explicit(&d->debug->asked[i].yes, memory_order_relaxed)) {
             n_unasked++;
             first = i;
         }

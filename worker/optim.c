@@ -33,9 +33,9 @@ static cddp_status check_reducer(const cddp_ddp *d, struct cdi_error *err)
                            ? "ranks of different numbers of steps (CDDP_DDP_JOIN): one that waits in cddp_ddp_join "
                              "cannot know whether the others clip or skip, and has a share to update"
                        : (d->flags & CDDP_DDP_SPLIT) != 0 ? "gradients in several buckets (CDDP_DDP_SPLIT)"
-                       : has_long_gradients(d)            ? "gradients of another type than their parameters (grad_dtype)"
-                       : d->automatic                     ? "a bucket size that is found by trying (CDDP_DDP_TUNE)"
-                                                          : NULL;
+                       : has_long_gradients(d) ? "gradients of another type than their parameters (grad_dtype)"
+                       : d->automatic          ? "a bucket size that is found by trying (CDDP_DDP_TUNE)"
+                                               : NULL;
 
     if (d->sticky.status != CDDP_OK) {
         *err = d->sticky;
@@ -206,6 +206,8 @@ static cddp_status create(cddp_optim **out, cddp_ddp *d, const cddp_optim_option
 
     (void)pthread_mutex_lock(&d->lock);
     st = check_reducer(d, err);
+    if (st == CDDP_OK)
+        st = cdi_in_place_leave(d, err);
     (void)pthread_mutex_unlock(&d->lock);
     if (st == CDDP_OK)
         st = cdi_optim_make_rule(&rule, &opt, said, err);

@@ -519,6 +519,8 @@ static cddp_status set_powersgd(cddp_ddp *d, const cddp_powersgd_options *opt, s
         *err = d->sticky;
         return err->status;
     }
+    if (!d->begun && cdi_in_place_leave(d, err) != CDDP_OK)
+        return err->status;
     mine = read_options(&o, opt, &alone);
     if (mine == CDDP_OK)
         mine = check_reducer(d, &alone);

@@ -70,6 +70,10 @@ static cddp_status prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *pa
     if (status == CDDP_OK)
         status = cdi_ddp_plan(d, opt, err);
     if (status == CDDP_OK)
+        status = cdi_in_place_init(d, err);
+    if (status == CDDP_OK)
+        status = cdi_in_place_reserve(d, err);
+    if (status == CDDP_OK)
         status = cdi_debug_init(d, err);
     if (status == CDDP_OK)
         status = cdi_unused_init(d, err);
@@ -86,6 +90,7 @@ static void strip_ddp(cddp_ddp *d)
     cdi_uneven_release(d);
     cdi_replicate_release(d);
     cdi_own_release(d);
+    cdi_in_place_release(d);
     cdi_norm_release(d);
     if (d->wire != NULL)
         d->ops->region_destroy(d->b, d->wire);
@@ -132,7 +137,7 @@ static cddp_status create(cddp_ddp **out, cddp_comm *comm, const cddp_param *par
     struct cdi_verify_input in;
     struct cdi_error local;
     cddp_ddp *d = NULL;
-    bool own_everywhere = false;
+    bool own_everywhere = false, same_places = false;
     /* A rank that fails alone still takes part in the comparison: the others must not wait for it. */
     cddp_status alone = cdi_ddp_read_input(&said, params, n, opt, &local);
     cddp_status status;
@@ -152,16 +157,20 @@ static cddp_status create(cddp_ddp **out, cddp_comm *comm, const cddp_param *par
     };
     in.all_own = alone == CDDP_OK && cdi_own_is_all(d);
     in.own_everywhere = &own_everywhere;
+    in.places = alone == CDDP_OK ? d->in_place.hash : 0;
+    in.same_places = &same_places;
     status = cdi_verify(comm, &in, alone == CDDP_OK ? NULL : &local, err);
 
     if (alone != CDDP_OK)
         status = alone;
     if (status == CDDP_OK)
         d->own.everywhere = own_everywhere;
+    if (status == CDDP_OK && same_places)
+        cdi_in_place_choose(d);
     if (status == CDDP_OK && (said.opt.flags & CDDP_DDP_NO_BROADCAST) == 0)
         status = cdi_replicate(d, d->slices, n + said.opt.n_buffers, 0, true, err);
     if (status == CDDP_OK)
-        status = d->ops->region_create(d->b, d->plan.arena_bytes, &d->region, err);
+        status = d->ops->region_create(d->b, cdi_in_place_arena_bytes(d), &d->region, err);
     if (status == CDDP_OK)
         status = cdi_wire_init(d, err);
     if (status == CDDP_OK)
@@ -204,7 +213,7 @@ cddp_status cdi_ddp_check(const char *function, const cddp_ddp *ddp, struct cdi_
 
 void cddp_ddp_destroy(cddp_ddp *ddp)
 {
-    bool in_flight, in_step, broken;
+    bool in_flight, in_step, broken, waits;
     struct cdi_error err;
     cddp_comm *comm;
 
@@ -214,10 +223,11 @@ void cddp_ddp_destroy(cddp_ddp *ddp)
     (void)pthread_mutex_lock(&ddp->lock);
     in_flight = !cdi_comm_is_over(comm) && ddp->joined < ddp->enqueued;
     broken = in_flight && ddp->ops->health(ddp->b, &err) != CDDP_OK;
-    /* Kernels on a device may read and write the caller's own memory, which goes now. */
-    if (in_flight && (broken || ddp->ops->on_device))
+    /* What is under way may read and write the caller's own memory, which goes now. */
+    waits = ddp->ops->on_device || ddp->in_place.any;
+    if (in_flight && (broken || waits))
         (void)cdi_ddp_join_ticket(ddp, ddp->enqueued);
-    in_flight = in_flight && !broken && !ddp->ops->on_device;
+    in_flight = in_flight && !broken && !waits;
     in_step = ddp->begun;
     (void)pthread_mutex_unlock(&ddp->lock);
     if (ddp->held_by != NULL)

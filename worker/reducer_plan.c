@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The reducer's plan of buckets: made at creation, and put into rank 0's order when the first step has shown it. With
- * CDDP_DDP_TUNE the arena is then cut in one way after another, by the same schedule on every rank, until rank 0's word, by
- * what steps took there, settles it.
+ * CDDP_DDP_TUNE the arena is then cut in one way after another, by the same schedule on every rank, until rank 0's
+ * word, by what steps took there, settles it.
  */
 #include "worker/reducer.h"
 
@@ -39,6 +39,9 @@ static cddp_status make_flights(cddp_ddp *d, struct cdi_error *err)
     group_small(d);
     cdi_wire_place(d);
     cdi_own_place(d);
+    if (cdi_in_place_reserve(d, err) != CDDP_OK)
+        return CDDP_E_NOMEM;
+    cdi_in_place_lay(d);
     return CDDP_OK;
 }
 

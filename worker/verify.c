@@ -26,6 +26,7 @@ enum {
     F_FLAGS,
     F_COMM_DTYPE,
     F_ALL_OWN,
+    F_PLACES,
     N_FIELDS
 };
 
@@ -369,6 +370,7 @@ cddp_status cdi_verify(cddp_comm *comm, const struct cdi_verify_input *in, const
         mine[F_FLAGS] = in->flags;
         mine[F_COMM_DTYPE] = in->comm_dtype;
         mine[F_ALL_OWN] = in->all_own;
+        mine[F_PLACES] = in->places;
     }
     status = cdi_comm_all_gather(comm, mine, records, N_FIELDS, CDDP_UINT64, err);
     if (status == CDDP_OK)
@@ -379,6 +381,11 @@ cddp_status cdi_verify(cddp_comm *comm, const struct cdi_verify_input *in, const
         *in->own_everywhere = true;
         for (int r = 0; r < world->size; r++)
             *in->own_everywhere &= records[(size_t)r * N_FIELDS + F_ALL_OWN] != 0;
+    }
+    if (status == CDDP_OK && in->same_places != NULL) {
+        *in->same_places = in->places != 0;
+        for (int r = 0; r < world->size; r++)
+            *in->same_places &= records[(size_t)r * N_FIELDS + F_PLACES] == in->places;
     }
     cdi_buf_release(&list);
     return status;

@@ -441,7 +441,8 @@ typedef struct cddp_param {
     size_t count;          /* elements, of the parameter and of its gradient */
     cddp_dtype dtype;      /* of data: CDDP_FLOAT32, ... */
     cddp_dtype grad_dtype; /* of the gradient; 0: dtype. Also CDDP_FLOAT32, where dtype has 16 bits */
-    void *grad;            /* NULL: in the arena (recommended); else the user's own memory, copied in and out */
+    void *grad;            /* NULL: in the arena; else the user's own memory: reduced where it lies, or copied in and
+                              out (see cddp_ddp_create) */
     const size_t *shape;   /* optional, n_dims long; its product is count */
     size_t n_dims;         /* at most 64 */
     uint32_t flags;        /* 0 */
@@ -537,6 +538,13 @@ typedef struct cddp_ddp cddp_ddp;
  * `data` and `grad` are memory of the GPU, and the broadcast comes after the work that is on the compute stream. What
  * is said here of parameters' `data` holds for those of buffers.
  *
+ * Gradients in the user's own memory (cddp_param.grad) are reduced where they lie, as fast as in the arena, if it is
+ * memory of all ranks (cddp_alloc with CDDP_MEM_COLLECTIVE, cddp_register) and every rank has them at the same places
+ * of it. The order of the parameters does not matter. What lies side by side in a bucket is reduced together; small
+ * gradients (less than 64 KiB together) without such neighbours are copied into the arena and out of it. So is all
+ * else: other memory, gradients that share memory, or that are sent in another type (comm_dtype), and those of a
+ * reducer with a hook, PowerSGD or an optimizer. Results do not change by it, on the CPU not by a bit.
+ *
  * params is copied, names and shapes too; the memory behind `data` and `grad` stays the caller's and must outlive ddp.
  * opt may be NULL. *out is written on success only; release it with cddp_ddp_destroy(), before cddp_finalize() or after
  * it. Returns CDDP_OK, CDDP_E_INVALID (no parameter, a missing name or data, an integer type, count 0, a shape whose
@@ -548,8 +556,8 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_create(cddp_ddp **out, cddp_comm *c
 
 /*
  * Where parameter i's gradient lives: `count` elements, 64-byte aligned, zeroed at creation and never afterwards; or
- * the caller's own memory, where `grad` was given. The address never changes during the life of ddp. The backward pass
- * writes it, every step anew. NULL if i is out of range. Any thread.
+ * the caller's own memory, where `grad` was given, which is not cleared. The address never changes during the life of
+ * ddp. The backward pass writes it, every step anew. NULL if i is out of range. Any thread.
  */
 CDDP_API void *cddp_ddp_grad(cddp_ddp *ddp, size_t i);
 
@@ -692,7 +700,8 @@ typedef struct cddp_hook {
 
 /*
  * Communicate by a hook from now on; hook is copied, NULL goes back to the all-reduce. Every rank does the same,
- * between the same two steps. Returns CDDP_OK; CDDP_E_INVALID (a bad hook, a reducer that compresses or skips);
+ * between the same two steps; a collective where gradients were reduced where they lie, which are copied from now on.
+ * Returns CDDP_OK; CDDP_E_INVALID (a bad hook, a reducer that compresses or skips);
  * CDDP_E_STATE (in the middle of a step, or bucket sizes are still being tried); CDDP_E_NOMEM. One thread. It ends
  * PowerSGD, too.
  */
@@ -789,8 +798,9 @@ CDDP_API size_t cddp_ddp_bucket_bytes(const cddp_ddp *ddp, size_t b);
 
 /*
  * Frees everything; NULL is allowed. It is this rank's own affair: no peer has to call it, and none is waited for. What
- * is in flight goes on without the reducer, and the memory that it needs is freed by cddp_finalize; on a GPU, whose
- * work may use the caller's memory, it waits until that is done. After an error it returns at once. Peers that count on
+ * is in flight goes on without the reducer, and the memory that it needs is freed by cddp_finalize. On a GPU, and with
+ * gradients that are reduced where they lie, that is the caller's memory: it waits until buckets that have started are
+ * done. After an error it returns at once. Peers that count on
  * the rest of a step hear, in their next wait, that this rank has left.
  *
  * On a GPU whose gradients lie in a symmetric window (NCCL 2.29.7 and newer) their memory stays until all ranks have

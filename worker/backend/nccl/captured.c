@@ -368,7 +368,7 @@ cddp_status cdi_captured_enqueue(struct cdi_backend *b, const struct cdi_op *op,
 
     if (st != CDDP_OK)
         return st;
-    if (op->region == NULL)
+    if (op->region == NULL && !op->known)
         return cdi_fail(err, CDDP_E_UNSUPPORTED, "only collectives of the reducer's own memory can be captured");
     (void)pthread_mutex_lock(&b->lock);
     if (c->n_held > 0 && (held_bytes(c) + bytes > CDI_GROUP_BYTES || c->n_held == CDI_HELD_MAX))

@@ -175,7 +175,7 @@ cddp_status cdi_stage_prepare(struct cdi_backend *b, const struct cdi_op *op, st
     cddp_status st;
 
     *out = NULL;
-    if (op->region != NULL || op->kind == CDI_BARRIER)
+    if (op->region != NULL || op->known || op->kind == CDI_BARRIER)
         return CDDP_OK;
     sizes_of(b, op, &in, &back);
     st = look(b, op->in, in, &in_host, err);
