@@ -251,6 +251,8 @@ struct cdi_backend_ops {
     /* Memory where the backend works: at least 64-byte aligned, not cleared. release is NULL-safe. Any thread. */
     cddp_status (*alloc)(struct cdi_backend *b, size_t bytes, void **out, struct cdi_error *err);
     void (*release)(struct cdi_backend *b, void *p);
+    /* Do operations on memory that is in no region cost copies? The same on all ranks. NULL: they do not. */
+    bool (*copies_private)(const struct cdi_backend *b);
     /* On a device: memory of the host that copies are fastest with. NULL on the host. As alloc and release. */
     cddp_status (*alloc_host)(struct cdi_backend *b, size_t bytes, void **out, struct cdi_error *err);
     void (*release_host)(struct cdi_backend *b, void *p);

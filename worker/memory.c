@@ -318,6 +318,7 @@ static cddp_status check_own(cddp_comm *comm, const void *p, size_t bytes, struc
 
 static cddp_status enlist(cddp_comm *comm, void *p, size_t bytes, uint32_t flags, struct cdi_error *err)
 {
+    const struct cdi_backend_ops *ops = cdi_comm_ops(comm);
     struct cdi_extent *e;
     cddp_status st;
 
@@ -326,6 +327,10 @@ static cddp_status enlist(cddp_comm *comm, void *p, size_t bytes, uint32_t flags
                         "cddp_register: flags is %#" PRIx32 ", but only memory that all ranks register together "
                         "(CDDP_MEM_COLLECTIVE) gains by it",
                         flags);
+    if (ops->copies_private != NULL && ops->copies_private(cdi_comm_backend(comm)))
+        return cdi_fail(err, CDDP_E_UNSUPPORTED,
+                        "cddp_register: ranks of one node cannot share memory of the program's own: take it from "
+                        "cddp_alloc with CDDP_MEM_COLLECTIVE, or leave it as it is, and gradients in it are copied");
     st = check_own(comm, p, bytes, err);
     e = calloc(1, sizeof *e);
     if (e == NULL && st == CDDP_OK)

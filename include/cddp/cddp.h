@@ -268,12 +268,13 @@ CDDP_API void cddp_free(cddp_comm *comm, void *p);
  * Tell libcddp of the program's own `bytes` bytes at p, so that reducers work on gradients in it without a copy
  * (cddp_param.grad). flags is CDDP_MEM_COLLECTIVE: every rank calls it, as cddp_alloc with that flag. The memory is
  * where the backend works, and does not overlap other registered memory or that of cddp_alloc. It stays the caller's,
- * and must stay until cddp_unregister. On the host memory of cddp_alloc is the faster one: ranks cannot share the
- * caller's own, so what is reduced in it passes through shared memory in small pieces.
+ * and must stay until cddp_unregister.
  *
  * Returns CDDP_OK; CDDP_E_INVALID (p, bytes, flags, memory that overlaps, or not of the backend's kind);
- * CDDP_E_UNSUPPORTED (flags 0, which would gain nothing); CDDP_E_MISMATCH; CDDP_E_NOMEM; or what a collective may
- * return. After an error it is registered on no rank. One thread at a time.
+ * CDDP_E_UNSUPPORTED (flags 0, which would gain nothing; or the backend is "cpu" and a node has several ranks, which
+ * cannot share the caller's own memory: cddp_alloc has what they can); CDDP_E_MISMATCH; CDDP_E_NOMEM; or what a
+ * collective may return. After an error it is registered on no rank, and gradients in it are copied. One thread at a
+ * time.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_register(cddp_comm *comm, void *p, size_t bytes, uint32_t flags);
 /*

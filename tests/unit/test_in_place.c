@@ -51,6 +51,7 @@ struct job {
     uint8_t *block[2]; /* of ALLOC and REGISTER */
     uint8_t *data;
     void *apart[PARAMS];
+    bool registers; /* REGISTER is such memory, and not memory as any other */
 };
 
 static uint32_t draw(uint32_t *state, uint32_t below)
@@ -225,7 +226,7 @@ static int begin(struct job *j, int rank)
     j->block[ALLOC] = p;
     j->block[REGISTER] = calloc(1, BLOCK);
     j->data = calloc(1, BLOCK);
-    CHECK(cddp_register(j->comm, j->block[REGISTER], BLOCK, CDDP_MEM_COLLECTIVE) == CDDP_OK);
+    j->registers = cddp_register(j->comm, j->block[REGISTER], BLOCK, CDDP_MEM_COLLECTIVE) == CDDP_OK;
     for (size_t i = 0; i < PARAMS; i++)
         j->apart[i] = calloc(counts[i], 8);
     return 0;
@@ -233,7 +234,7 @@ static int begin(struct job *j, int rank)
 
 static int end(struct job *j)
 {
-    CHECK(cddp_unregister(j->comm, j->block[REGISTER]) == CDDP_OK);
+    CHECK(cddp_unregister(j->comm, j->block[REGISTER]) == (j->registers ? CDDP_OK : CDDP_E_INVALID));
     cddp_free(j->comm, j->block[ALLOC]);
     free(j->block[REGISTER]);
     free(j->data);
@@ -277,7 +278,9 @@ static int compare(struct job *j, const struct kind *k, uint32_t f, enum layout 
     for (size_t i = 0; i < PARAMS; i++)
         memset(j->apart[i], 0, counts[i] * 8);
     CHECK(make(j, k, f, grad, &d) == CDDP_OK && make(j, k, f, NULL, &arena) == CDDP_OK);
-    if (expect_places(k, l, d, grad) != 0)
+    if (s == REGISTER && !j->registers)
+        CHECK(n_in_place(d) == 0);
+    else if (expect_places(k, l, d, grad) != 0)
         return fprintf(stderr, "%s\n", what), 1;
     for (int step = 0; step < STEPS; step++) {
         if (take_step(k, d, f, o, j->rank, step) != 0 || take_step(k, arena, f, o, j->rank, step) != 0 ||
@@ -344,8 +347,18 @@ static int on_two_nodes(int rank)
     return some_ways(rank);
 }
 
+static int one_per_node(int rank)
+{
+    set_env("LOCAL_RANK", 0);
+    set_env("LOCAL_WORLD_SIZE", 1);
+    set_env("GROUP_RANK", rank);
+    set_env("GROUP_WORLD_SIZE", 3);
+    return some_ways(rank);
+}
+
 Test(in_place, more_ranks_nodes_and_one_rank_alone)
 {
+    cr_assert_eq(run_world(3, one_per_node), 0);
     cr_assert_eq(run_world(3, some_ways), 0);
     cr_assert_eq(run_world(4, on_two_nodes), 0);
     cr_assert_eq(run_world(1, some_ways), 0);

@@ -50,6 +50,31 @@ static int give_and_take(int rank)
                                     "1: memory of all ranks has one size") == 0);
     CHECK(cddp_alloc(comm, SIZE_MAX / 2, CDDP_MEM_COLLECTIVE, (void **)&q) == CDDP_E_NOMEM);
 
+    CHECK(cddp_register(comm, own, sizeof own, CDDP_MEM_COLLECTIVE) == CDDP_E_UNSUPPORTED);
+    CHECK(strstr(cddp_last_error(), "take it from cddp_alloc with CDDP_MEM_COLLECTIVE") != NULL);
+    CHECK(cddp_alloc(comm, 4096, CDDP_MEM_COLLECTIVE, (void **)&q) == CDDP_OK);
+    cddp_free(comm, p);
+    CHECK(cddp_finalize(comm) == CDDP_OK); /* q goes with it */
+    return 0;
+}
+
+static void one_rank_per_node(int rank)
+{
+    set_env("LOCAL_RANK", 0);
+    set_env("LOCAL_WORLD_SIZE", 1);
+    set_env("GROUP_RANK", rank);
+    set_env("GROUP_WORLD_SIZE", N);
+}
+
+static int register_it(int rank)
+{
+    cddp_comm *comm = NULL;
+    static float own[100];
+    float *p = NULL;
+
+    one_rank_per_node(rank);
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_alloc(comm, 64, CDDP_MEM_COLLECTIVE, (void **)&p) == CDDP_OK);
     CHECK(cddp_register(comm, own, sizeof own, 0) == CDDP_E_UNSUPPORTED);
     CHECK(cddp_register(comm, own, sizeof own, 7) == CDDP_E_INVALID);
     CHECK(cddp_register(comm, rank == 1 ? NULL : own, sizeof own, CDDP_MEM_COLLECTIVE) == CDDP_E_INVALID);
@@ -61,11 +86,14 @@ static int give_and_take(int rank)
     CHECK(cddp_register(comm, p + 7, 4, CDDP_MEM_COLLECTIVE) == CDDP_E_INVALID);
     CHECK(cddp_unregister(comm, own + 1) == CDDP_E_INVALID && cddp_unregister(comm, p) == CDDP_E_INVALID);
     CHECK(cddp_unregister(comm, own) == CDDP_OK && cddp_unregister(comm, own) == CDDP_E_INVALID);
-    CHECK(cddp_alloc(comm, 4096, CDDP_MEM_COLLECTIVE, (void **)&q) == CDDP_OK);
     CHECK(cddp_register(comm, own, sizeof own, CDDP_MEM_COLLECTIVE) == CDDP_OK);
-    cddp_free(comm, p);
-    CHECK(cddp_finalize(comm) == CDDP_OK); /* q and own go with it */
+    CHECK(cddp_finalize(comm) == CDDP_OK); /* p and own go with it */
     return 0;
+}
+
+Test(memory, of_the_programs_own_is_registered_by_all_ranks_or_none)
+{
+    cr_assert_eq(world(register_it), 0);
 }
 
 Test(memory, all_ranks_get_it_or_none_and_each_error_names_its_cause)
