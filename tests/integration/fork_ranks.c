@@ -104,6 +104,8 @@ static void refuse_comm(void)
     REFUSED(cddp_get_device_info, job.comm, &info);
     REFUSED(cddp_comm_error, job.comm, NULL);
     REFUSED(cddp_alloc, job.comm, 64, 0, &p);
+    REFUSED(cddp_register, job.comm, small, sizeof *small, CDDP_MEM_COLLECTIVE);
+    REFUSED(cddp_unregister, job.comm, small);
     REFUSED(cddp_copy, job.comm, small, small + 1, sizeof *small);
     REFUSED(cddp_leader_first_begin, job.comm, CDDP_SCOPE_JOB, &first);
     REFUSED(cddp_leader_first_end, job.comm, 1, NULL);

@@ -47,8 +47,8 @@ ROWS = {  # option: (ours, the check's file, what in it)
                                    "what_no_rank_used_stays_and_what_some_used_is_the_mean_with_zeros"),
         "check_reduction": ("none: without effect in PyTorch, too. A step that was not finished is always an error",
                             "tests/unit/test_unused.c", "without_the_flag_it_is_an_error_that_names_the_parameter_on_every_rank"),
-        "gradient_as_bucket_view": ("always, unless `cddp_param.grad` names memory of the user's own",
-                                    "tests/unit/test_reducer.c", "gradients_of_the_users_own_are_copied_in_and_out"),
+        "gradient_as_bucket_view": ("always; `cddp_param.grad` in memory of all ranks (`CDDP_MEM_COLLECTIVE`) is reduced where it lies, too; other memory of the user's own is copied ([from one to many](from-one-to-many.md))",
+                                    "tests/unit/test_in_place.c", "all_ways_have_the_arenas_bits"),
         "static_graph": ("`CDDP_DDP_STATIC_GRAPH`", "tests/unit/test_unused.c",
                          "a_static_graph_learns_from_its_first_step_what_comes_and_how_often"),
         "delay_all_reduce_named_params": ("leave them out of `params`, and make a second reducer of them on the same communicator. The same, "
