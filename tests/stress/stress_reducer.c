@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #define MAX_PARAMS 24
-#define MAX_COUNT 3000
+#define MAX_COUNT 6000
 #define THREADS 3
 #define STEPS 6
 #define AUTO_STEPS 47 /* until a bucket size is chosen (CDDP_DDP_TUNE), and one more */
@@ -200,7 +200,7 @@ static int lay_own(struct job *j)
         at = (at + size - 1) / size * size;
         if (!j->placed)
             j->own[i] = dice(j, 11, i, 3) == 0 ? calloc(MAX_COUNT, sizeof(double)) : NULL;
-        else if (dice(j, 11, i, 8) != 0)
+        else if (dice(j, 11, i, 24) != 0)
             j->own[i] = (double *)(void *)((char *)j->block + at);
         at += j->count[i] * size;
     }
@@ -223,13 +223,14 @@ static int run_seed(cddp_comm *comm, uint64_t seed)
                 (dice(j, 3, 0, 2) == 0 ? CDDP_DDP_SPLIT : 0);
     automatic = dice(j, 12, 0, 8) == 0;
     opt.flags |= automatic ? CDDP_DDP_TUNE : 0;
-    j->placed = dice(j, 14, 0, 3) == 0;
-    opt.bucket_bytes = automatic ? 0 : 64 + dice(j, 4, 0, j->placed ? 200000 : 12000);
+    j->placed = dice(j, 14, 0, 3) == 0; /* then larger ones, that there are stretches worth it */
+    j->n = j->placed ? MAX_PARAMS : j->n;
+    opt.bucket_bytes = automatic ? 0 : 64 + dice(j, 4, 0, j->placed ? 400000 : 12000);
     opt.first_bucket_bytes = 64 + dice(j, 5, 0, automatic ? 400 : 4000);
     opt.last_bucket_bytes = dice(j, 6, 0, 2) * dice(j, 7, 0, 4000);
     for (size_t i = 0; i < j->n; i++) {
         j->count[i] = 1 + dice(j, 8, i, j->placed || dice(j, 9, i, 3) == 0 ? MAX_COUNT : 50);
-        j->dtype[i] = dice(j, 10, i, 3) == 0 ? CDDP_FLOAT64 : CDDP_FLOAT32;
+        j->dtype[i] = dice(j, 10, i, j->placed ? 16 : 3) == 0 ? CDDP_FLOAT64 : CDDP_FLOAT32;
         j->want[i] = calloc(MAX_COUNT, sizeof(double));
     }
     if (lay_own(j) != 0) {
