@@ -274,7 +274,8 @@ Test(wire, only_floating_point_types_are_taken)
     clean_env();
     cr_assert_eq(cddp_init(&comm, NULL), CDDP_OK);
     cr_assert_eq(cddp_ddp_create(&ddp, comm, &p, 1, &opt), CDDP_E_INVALID);
-    cr_assert_str_eq(cddp_last_error(),
-                     "cddp_ddp_options.comm_dtype is 1: use CDDP_FLOAT16, CDDP_BFLOAT16 or CDDP_FLOAT32, or 0 for none");
+    cr_assert_str_eq(
+        cddp_last_error(),
+        "cddp_ddp_options.comm_dtype is 1: use CDDP_FLOAT16, CDDP_BFLOAT16 or CDDP_FLOAT32, or 0 for none");
     cr_assert_eq(cddp_finalize(comm), CDDP_OK);
 }

@@ -415,12 +415,15 @@ cddp_status cdi_team_run(struct cdi_team *t, const struct cdi_work *work, bool o
 
     if (t->size == 1)
         return run_alone(t, work);
-    run.region = (const struct cdi_cpu_region *)work->op.region;
     st = cdi_wait_check(&t->wait, err);
     if (st != CDDP_OK)
         return st;
     run.desc = describe(t, work);
-    if (work->op.anywhere && t->n_regions > 0) { /* in the order of operations this is equal on all ranks */
+    run.region = (const struct cdi_cpu_region *)work->op.region;
+    if (work->op.anywhere && t->tcp != NULL) { /* nodes compare their operations with their neighbours' only */
+        run.region = NULL;
+        run.desc.region = run.desc.offset = 0;
+    } else if (work->op.anywhere && t->n_regions > 0) { /* in the order of operations this is equal on all ranks */
         run.anywhere = true;
         run.desc.kind |= KIND_ANYWHERE;
     }

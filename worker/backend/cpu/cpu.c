@@ -251,12 +251,8 @@ static cddp_status cpu_create(struct cdi_backend **out, const struct cdi_world *
 
 static cddp_status cpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint64_t *ticket, struct cdi_error *err)
 {
-    struct cdi_work work = {.op = *op};
+    const struct cdi_work work = {.op = *op};
 
-    if (op->anywhere && b->team.tcp != NULL) { /* nodes compare their operations with their neighbours' only */
-        work.op.anywhere = false;
-        work.op.region = NULL;
-    }
     return cdi_queue_enqueue(b->queue, &work, ticket, err);
 }
 
