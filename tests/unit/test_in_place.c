@@ -549,3 +549,32 @@ Test(in_place, who_leaves_in_a_step_may_give_the_memory_back)
 {
     cr_assert_eq(run_world(2, left_early), 0);
 }
+
+/* The communicator goes first, the reducer after it, and with that the memory that was not given back. */
+static int any_order(int rank)
+{
+    struct job j = {0};
+    void *grad[PARAMS];
+    cddp_ddp *d;
+
+    CHECK(begin(&j, rank) == 0);
+    lay(&j, &kinds[0], SHUFFLED, ALLOC, grad);
+    CHECK(make(&j, &kinds[0], 0, grad, &d) == CDDP_OK && n_in_place(d) > 0);
+    CHECK(take_step(&kinds[0], d, 0, LAST_FIRST, rank, 0) == 0);
+    CHECK(cddp_finalize(j.comm) == CDDP_OK);
+    CHECK(cddp_ddp_grad_ready(d, 0) == CDDP_E_STATE);
+    ((float *)grad[6])[0] = 3; /* it is still there */
+    if (rank == 0)
+        cddp_free(j.comm, j.block[ALLOC]);
+    cddp_ddp_destroy(d);
+    free(j.block[REGISTER]);
+    free(j.data);
+    for (size_t i = 0; i < PARAMS; i++)
+        free(j.apart[i]);
+    return 0;
+}
+
+Test(in_place, reducer_communicator_and_memory_go_in_any_order)
+{
+    cr_assert_eq(run_world(2, any_order), 0);
+}
