@@ -16,7 +16,7 @@ def main():
     words.add_argument('--rounds', type=int, default=9, help='interleaved rounds')
     words.add_argument('--steps', type=int, default=22, help='per round, of which the first two warm up')
     words.add_argument('--batch', type=int, default=64, help="a rank's samples per step")
-    words.add_argument('--auto', action='store_true', help='also with the bucket size found by trying (CDDP_AUTO)')
+    words.add_argument('--auto', action='store_true', help='also with the bucket size found by trying (CDDP_DDP_TUNE)')
     args = words.parse_args()
     peers = mlp.trainers(args, ['libcddp', 'libcddp auto', 'PyTorch DDP'] if args.auto else ['libcddp', 'PyTorch DDP'])
     machine = common.machine(args)

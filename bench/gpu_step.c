@@ -101,7 +101,7 @@ static void make_params(struct bench *b)
     for (size_t i = 0; i < b->n_params; i++) {
         b->params[i] = (cddp_param){
             .size = sizeof(cddp_param), .name = "p", .count = bytes / sizeof(float), .dtype = CDDP_FLOAT32};
-        must(cddp_alloc(b->comm, bytes, &b->params[i].data));
+        must(cddp_alloc(b->comm, bytes, 0, &b->params[i].data));
     }
 }
 

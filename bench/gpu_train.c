@@ -172,7 +172,7 @@ static void make_params(struct job *j)
         (void)snprintf(name, NAME_BYTES, "p%zu", i);
         j->params[i] = (cddp_param){
             .size = sizeof(cddp_param), .name = name, .count = j->param_bytes / sizeof(float), .dtype = CDDP_FLOAT32};
-        must(cddp_alloc(j->comm, j->param_bytes, &j->params[i].data));
+        must(cddp_alloc(j->comm, j->param_bytes, 0, &j->params[i].data));
         CARD(&j->card, cuMemsetD8Async, (CUdeviceptr)(uintptr_t)j->params[i].data, 0, j->param_bytes, j->card.stream);
         j->items[i] = (cddp_checkpoint_item){
             .size = sizeof(cddp_checkpoint_item), .name = name, .data = j->params[i].data, .bytes = j->param_bytes};

@@ -187,7 +187,7 @@ static void open_wire(struct wire *w)
     for (size_t i = 0; i < w->n_params; i++) {
         w->params[i] = (cddp_param){
             .size = sizeof(cddp_param), .name = "p", .count = bytes / sizeof(float), .dtype = CDDP_FLOAT32};
-        must(cddp_alloc(w->comm, bytes, &w->params[i].data));
+        must(cddp_alloc(w->comm, bytes, 0, &w->params[i].data));
     }
     options.stream = w->card.stream;
     must(cddp_ddp_create(&w->ddp, w->comm, w->params, w->n_params, &options));

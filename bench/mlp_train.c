@@ -4,11 +4,11 @@
  *
  *     mlp_train ddp BATCH STEPS            gradients averaged by cddp_ddp while the backward pass runs
  *     mlp_train alternate BATCH STEPS      the same, but every second step does not synchronise (as under no_sync)
- *     mlp_train alternate BATCH STEPS auto the same, after the bucket size was found by trying (CDDP_AUTO) on passes
- * that change no parameter mlp_train zero BATCH STEPS           the same training, with the optimizer divided among the
- * ranks (cddp_optim) mlp_train server BATCH STEPS         rank 0 is a parameter server beside its own training: it
- * receives every gradient, takes the step, and sends the parameters back mlp_train threads BATCH STEPS N      one
- * process of N threads with a batch each; one of them sums and steps
+ *     mlp_train alternate BATCH STEPS auto the same, after sizes were tried (CDDP_DDP_TUNE) in idle passes
+ *     mlp_train zero BATCH STEPS           the same training, with the optimizer divided among the ranks
+ *     mlp_train server BATCH STEPS         rank 0 is a parameter server beside its own training: it receives every
+ *                                          gradient, takes the step, and sends the parameters back
+ *     mlp_train threads BATCH STEPS N      one process of N threads with a batch each; one of them sums and steps
  *
  * BATCH is that of a rank (or thread). Every step begins with a barrier that is not timed, and its time is that of the
  * slowest rank. One line of JSON from rank 0: times in ms, and the loss of the last step over all samples.
@@ -182,7 +182,7 @@ static void try_sizes(struct trainer *t, cddp_comm *comm, cddp_ddp *ddp)
 static double train_ddp(cddp_comm *comm, size_t batch, long steps, const char *mode, bool automatic,
                         struct times *times)
 {
-    const cddp_ddp_options options = {.size = sizeof options, .bucket_bytes = automatic ? CDDP_AUTO : 0};
+    const cddp_ddp_options options = {.size = sizeof options, .flags = automatic ? CDDP_DDP_TUNE : 0};
     const cddp_optim_options sgd_options = {.size = sizeof sgd_options, .kind = CDDP_OPTIM_SGD, .lr = (double)RATE};
     bool alternate = strcmp(mode, "alternate") == 0;
     cddp_optim *optim = NULL;

@@ -92,6 +92,8 @@ enum cdi_asked {
     CDI_ASKED_OPTIM_LOAD,
     CDI_ASKED_POWERSGD_SAVE,
     CDI_ASKED_POWERSGD_LOAD,
+    CDI_ASKED_ALLOC,
+    CDI_ASKED_REGISTER,
     /* Not functions: collectives that are made of others, and what the program has called. See enqueue_group. */
     CDI_ASKED_GATHER,
     CDI_ASKED_SCATTER,
@@ -111,6 +113,9 @@ struct cdi_op {
     cddp_redop op;             /* all_reduce, reduce, reduce_scatter */
     int root;                  /* broadcast, reduce; send, recv: the other rank, never this one */
     struct cdi_region *region; /* all_reduce, all_gather, reduce_scatter in place inside it, or NULL: private memory */
+    bool anywhere;             /* equal on all ranks: another rank may have its memory at another place of the region,
+                                  or outside of it. On the host the backend looks, else `region` is everyone's */
+    bool known;                /* in and out are known to be the backend's own memory, if it is a device */
     int bucket;                /* for the flight page and for messages; -1: none */
     enum cdi_asked asked;      /* compared between ranks */
     /* For messages: the parameters in `bucket` of `ddp`, as "'fc1.weight' and 3 more". Any thread. NULL: no names. */
@@ -276,6 +281,11 @@ struct cdi_backend_ops {
     /* Memory where the backend works: at least 64-byte aligned, not cleared. release is NULL-safe. Any thread. */
     cddp_status (*alloc)(struct cdi_backend *b, size_t bytes, void **out, struct cdi_error *err);
     void (*release)(struct cdi_backend *b, void *p);
+    /* Do operations on memory that is in no region cost copies? The same on all ranks. NULL: they do not. */
+    bool (*copies_private)(const struct cdi_backend *b);
+    /* On a device: memory of the host that copies are fastest with. NULL on the host. As alloc and release. */
+    cddp_status (*alloc_host)(struct cdi_backend *b, size_t bytes, void **out, struct cdi_error *err);
+    void (*release_host)(struct cdi_backend *b, void *p);
     /* Is this memory of the backend's device? False on the host, and for host memory. Any thread. */
     bool (*is_device)(struct cdi_backend *b, const void *p);
     /*

@@ -5,6 +5,7 @@
  */
 #include "worker/coll_args.h"
 #include "worker/comm.h"
+#include "worker/memory.h"
 #include "worker/op_text.h"
 #include "worker/sized.h"
 
@@ -49,6 +50,7 @@ static cddp_status run(cddp_comm *comm, const char *name, const cddp_coll_args *
         st = check_reductions(comm, &op, 1, err);
     if (st != CDDP_OK)
         return st;
+    cdi_memory_place(comm, &op);
     op.lazy = true;
     op.asked = cdi_comm_asked();
     st = cdi_comm_ops(comm)->enqueue(cdi_comm_backend(comm), &op, &ticket, err);
@@ -201,6 +203,8 @@ static cddp_status start_ops(cddp_comm *comm, struct cdi_coll_ops *ops, struct h
     for (size_t i = 0; i < ops->n; i++) {
         ops->ops[i].lazy = how.lazy;
         ops->ops[i].streamed = how.streamed;
+        if (!how.streamed)
+            cdi_memory_place(comm, &ops->ops[i]);
         if (ops->ops[i].asked == CDI_ASKED_ITSELF)
             ops->ops[i].asked = asked;
     }
@@ -228,6 +232,8 @@ static cddp_status start_one(cddp_comm *comm, const cddp_coll_args *a, struct ho
         return st;
     op.lazy = how.lazy;
     op.streamed = how.streamed;
+    if (!how.streamed)
+        cdi_memory_place(comm, &op);
     op.asked = cdi_comm_asked();
     return enqueue(comm, &op, 1, ticket, err);
 }

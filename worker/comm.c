@@ -13,6 +13,7 @@
 #include "worker/dtype.h"
 #include "worker/error_file.h"
 #include "worker/launch_env.h"
+#include "worker/memory.h"
 #include "worker/module.h"
 #include "worker/owner.h"
 #include "worker/place.h"
@@ -48,6 +49,7 @@ struct cddp_comm {
     const struct cdi_backend_ops *ops;
     struct cdi_backend *backend;
     struct cdi_saver *saver;
+    struct cdi_memory memory;
     _Atomic int n_aborting; /* threads in cddp_abort */
     /* Of a part, also of a part's part: what cddp_init made, which has all but world, ops, backend and saver. */
     struct cddp_comm *whole;
@@ -673,6 +675,8 @@ static void comm_free(struct cddp_comm *c)
 {
     struct cddp_comm *whole = c->whole;
 
+    if (c->backend != NULL)
+        cdi_memory_release(&c->memory, c->ops, c->backend);
     c->ops->destroy(c->backend);
     close_store(c);
     if (whole == NULL)
@@ -998,23 +1002,6 @@ cddp_status cddp_get_device_info(cddp_comm *comm, cddp_device_info *info)
     return CDDP_OK;
 }
 
-cddp_status cddp_alloc(cddp_comm *comm, size_t bytes, void **p)
-{
-    struct cdi_error err;
-
-    if (comm == NULL || p == NULL)
-        return out(cdi_fail(&err, CDDP_E_INVALID, "cddp_alloc: comm and out must not be NULL"), &err);
-    if (cdi_comm_own("cddp_alloc", comm, &err) != CDDP_OK)
-        return out(CDDP_E_STATE, &err);
-    return out(comm->ops->alloc(comm->backend, bytes, p, &err), &err);
-}
-
-void cddp_free(cddp_comm *comm, void *p)
-{
-    if (comm != NULL && p != NULL && !cdi_comm_is_others("cddp_free", comm))
-        comm->ops->release(comm->backend, p);
-}
-
 cddp_status cddp_copy(cddp_comm *comm, void *to, const void *from, size_t bytes)
 {
     struct cdi_error err;
@@ -1042,6 +1029,11 @@ const struct cdi_backend_ops *cdi_comm_ops(const cddp_comm *comm)
 struct cdi_backend *cdi_comm_backend(const cddp_comm *comm)
 {
     return comm->backend;
+}
+
+struct cdi_memory *cdi_comm_memory(cddp_comm *comm)
+{
+    return &comm->memory;
 }
 
 struct cdi_saver **cdi_comm_saver(cddp_comm *comm)

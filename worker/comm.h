@@ -48,6 +48,8 @@ void cdi_comm_bury(cddp_comm *comm, struct cdi_grave *grave);
 const struct cdi_world *cdi_comm_world(const cddp_comm *comm);
 const struct cdi_backend_ops *cdi_comm_ops(const cddp_comm *comm);
 struct cdi_backend *cdi_comm_backend(const cddp_comm *comm);
+/* Memory that all ranks have, for memory.c alone. */
+struct cdi_memory *cdi_comm_memory(cddp_comm *comm);
 /* Rank 0's saves in the background; *it is NULL before the first one. cddp_finalize waits for and frees it. */
 struct cdi_saver **cdi_comm_saver(cddp_comm *comm);
 

@@ -135,7 +135,8 @@ static void look_for_zeros(cddp_ddp *d)
     if (!all_zero(d) || !tells(d, ALL_ZERO))
         return;
     for (size_t i = d->n_params; i-- > 0;)
-        if (d->params[i].grad == NULL && !atomic_load_explicit(&d->debug->asked[i].yes, memory_order_relaxed)) {
+        if (d->params[i].grad == NULL && !cdi_in_place_is(d, i) &&
+            !atomic_load_explicit(&d->debug->asked[i].yes, memory_order_relaxed)) {
             n_unasked++;
             first = i;
         }
@@ -212,10 +213,10 @@ static bool mean_is_own(const cddp_ddp *d, size_t i)
     const uint8_t *own = d->debug->own + d->plan.grads[i].offset;
     const void *mean = d->params[i].grad != NULL ? d->params[i].grad : cdi_ddp_arena_grad(d, i);
     double n = (d->flags & CDDP_DDP_SUM) != 0 ? cdi_comm_world(d->comm)->size : 1;
-    bool is_short = cddp_dtype_size(d->params[i].dtype) == 2 || d->wire_dtype != CDDP_DTYPE_NONE;
+    bool is_short = cddp_dtype_size(d->params[i].grad_dtype) == 2 || d->wire_dtype != CDDP_DTYPE_NONE;
 
     for (size_t k = 0; k < d->params[i].count; k++) {
-        double mine = number(own, k, d->params[i].dtype) * n, got = number(mean, k, d->params[i].dtype);
+        double mine = number(own, k, d->params[i].grad_dtype) * n, got = number(mean, k, d->params[i].grad_dtype);
 
         if (!(fabs(got - mine) <= fabs(mine) * (is_short ? 1e-2 : 1e-6)))
             return false;

@@ -116,11 +116,14 @@ static cddp_status set_hook(cddp_ddp *d, const cddp_hook *hook, struct cdi_error
                         "cddp_ddp_set_hook: this reducer leaves out unused buckets (CDDP_DDP_SKIP_UNUSED), but a hook "
                         "counts on every bucket");
     if (d->wire_dtype != CDDP_DTYPE_NONE)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_set_hook: this reducer compresses gradients itself (compress)");
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_ddp_set_hook: this reducer compresses gradients itself (comm_dtype)");
     if (d->hook_params == NULL)
         d->hook_params = calloc(d->n_params, sizeof *d->hook_params);
     if (d->hook_params == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for the list of %zu parameters", d->n_params);
+    if (cdi_in_place_leave(d, err) != CDDP_OK)
+        return err->status;
     cdi_powersgd_destroy(d->powersgd);
     d->powersgd = NULL;
     d->hook = *hook;

@@ -43,7 +43,7 @@ static size_t part_begin(size_t count, size_t rank, size_t size)
 static struct cdi_span part_of(cddp_ddp *d, size_t i, size_t rank)
 {
     size_t world = (size_t)cdi_comm_world(d->comm)->size, count = d->params[i].count;
-    cddp_dtype dtype = d->params[i].dtype;
+    cddp_dtype dtype = d->params[i].grad_dtype;
     size_t size = cddp_dtype_size(dtype), begin = part_begin(count, rank, world);
     struct cdi_shard own;
 
@@ -171,7 +171,7 @@ static cddp_status scale_all(cddp_ddp *d, const struct cdi_clip *how, struct cdi
 
     for (size_t i = 0; i < d->n_params; i++)
         d->spans[i] = d->sharded ? part_of(d, i, (size_t)cdi_comm_world(d->comm)->rank)
-                                 : (struct cdi_span){cddp_ddp_grad(d, i), d->params[i].count, d->params[i].dtype};
+                                 : (struct cdi_span){cddp_ddp_grad(d, i), d->params[i].count, d->params[i].grad_dtype};
     st = d->ops->clip(d->b, d->spans, d->n_params, how, d->norm, err);
     return st == CDDP_OK && d->ops->on_device ? d->ops->lead(d->b, 0, d->stream, err) : st;
 }

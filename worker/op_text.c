@@ -62,6 +62,8 @@ const char *cdi_asked_name(uint32_t asked)
         [CDI_ASKED_OPTIM_LOAD] = "cddp_optim_load",
         [CDI_ASKED_POWERSGD_SAVE] = "cddp_powersgd_save",
         [CDI_ASKED_POWERSGD_LOAD] = "cddp_powersgd_load",
+        [CDI_ASKED_ALLOC] = "cddp_alloc",
+        [CDI_ASKED_REGISTER] = "cddp_register",
         [CDI_ASKED_GATHER] = "gather",
         [CDI_ASKED_SCATTER] = "scatter",
         [CDI_ASKED_ALL_TO_ALLV] = "all_to_allv",

@@ -16,6 +16,15 @@
 
 #define CHUNK 2048 /* elements that are updated and published at a time, so that they are in a near cache for both */
 
+static bool has_long_gradients(const cddp_ddp *d)
+{
+    bool any = false;
+
+    for (size_t i = 0; i < d->n_params; i++)
+        any |= d->params[i].grad_dtype != d->params[i].dtype;
+    return any;
+}
+
 /* Locked. Can this reducer have an optimizer, and now? */
 static cddp_status check_reducer(const cddp_ddp *d, struct cdi_error *err)
 {
@@ -24,8 +33,9 @@ static cddp_status check_reducer(const cddp_ddp *d, struct cdi_error *err)
                            ? "ranks of different numbers of steps (CDDP_DDP_JOIN): one that waits in cddp_ddp_join "
                              "cannot know whether the others clip or skip, and has a share to update"
                        : (d->flags & CDDP_DDP_SPLIT) != 0 ? "gradients in several buckets (CDDP_DDP_SPLIT)"
-                       : d->automatic                     ? "a bucket size that is found by trying (CDDP_AUTO)"
-                                                          : NULL;
+                       : has_long_gradients(d) ? "gradients of another type than their parameters (grad_dtype)"
+                       : d->automatic          ? "a bucket size that is found by trying (CDDP_DDP_TUNE)"
+                                               : NULL;
 
     if (d->sticky.status != CDDP_OK) {
         *err = d->sticky;
@@ -196,6 +206,8 @@ static cddp_status create(cddp_optim **out, cddp_ddp *d, const cddp_optim_option
 
     (void)pthread_mutex_lock(&d->lock);
     st = check_reducer(d, err);
+    if (st == CDDP_OK)
+        st = cdi_in_place_leave(d, err);
     (void)pthread_mutex_unlock(&d->lock);
     if (st == CDDP_OK)
         st = cdi_optim_make_rule(&rule, &opt, said, err);

@@ -32,6 +32,16 @@ void cdi_own_release(cddp_ddp *d)
     free(d->own.slices);
 }
 
+void cdi_own_list(cddp_ddp *d)
+{
+    d->has_own = false;
+    for (size_t i = 0; i < d->n_params; i++)
+        d->has_own |= d->params[i].grad != NULL;
+    for (size_t b = 0; b < d->plan.n; b++)
+        d->flight[b].own = d->flight[b].n_own = 0;
+    cdi_own_place(d);
+}
+
 void cdi_own_place(cddp_ddp *d)
 {
     size_t at = 0;
@@ -81,9 +91,10 @@ bool cdi_own_scales(const cddp_ddp *d, size_t b)
 static size_t put(cddp_ddp *d, size_t n, size_t i, size_t end)
 {
     const struct cdi_grad *g = &d->plan.grads[i];
+    size_t offset = cdi_in_place_offset(d, i);
 
-    if (n > 0 && g->offset > end)
-        d->own.slices[n++] = (struct cdi_slice){.bytes = g->offset - end};
+    if (n > 0 && offset > end)
+        d->own.slices[n++] = (struct cdi_slice){.bytes = offset - end};
     d->own.slices[n++] = (struct cdi_slice){.data = d->params[i].grad, .bytes = g->bytes};
     return n;
 }
@@ -100,7 +111,7 @@ cddp_status cdi_own_gather(cddp_ddp *d, size_t bucket, struct cdi_error *err)
             continue; /* zeros are in its place */
         first = n == 0 ? i : first;
         n = put(d, n, i, end);
-        end = d->plan.grads[i].offset + d->plan.grads[i].bytes;
+        end = cdi_in_place_offset(d, i) + d->plan.grads[i].bytes;
     }
     if (n == 0)
         return CDDP_OK;
@@ -123,7 +134,7 @@ cddp_status cdi_own_scatter(cddp_ddp *d, size_t bucket, struct cdi_error *err)
         d->plan.grads[i].landed = true;
         first = n == 0 ? i : first;
         n = put(d, n, i, end);
-        end = d->plan.grads[i].offset + d->plan.grads[i].bytes;
+        end = cdi_in_place_offset(d, i) + d->plan.grads[i].bytes;
     }
     return n == 0 ? CDDP_OK : d->ops->unpack(d->b, d->own.slices, n, cdi_ddp_arena_grad(d, first), err);
 }

@@ -50,7 +50,7 @@ static bool compresses(const struct cdi_powersgd *s, const cddp_ddp *d, size_t i
 
     rank = rank > rows ? rows : rank;
     rank = rank > cols ? cols : rank;
-    *of = (struct cdi_lowrank){.dtype = d->params[i].dtype, .rows = rows, .cols = cols, .rank = rank};
+    *of = (struct cdi_lowrank){.dtype = d->params[i].grad_dtype, .rows = rows, .cols = cols, .rank = rank};
     return (of->dtype == CDDP_FLOAT32 || of->dtype == CDDP_FLOAT64) &&
            ((double)rows + (double)cols) * (double)rank * s->opt.min_compression_rate < (double)rows * (double)cols;
 }
@@ -463,7 +463,7 @@ static cddp_status check_reducer(const cddp_ddp *d, struct cdi_error *err)
     if (d->wire_dtype != CDDP_DTYPE_NONE)
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_ddp_set_powersgd: this reducer compresses gradients already "
-                        "(compress)");
+                        "(comm_dtype)");
     if ((d->flags & CDDP_DDP_SPLIT) != 0)
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_ddp_set_powersgd: it needs gradients whole, and not in several buckets (CDDP_DDP_SPLIT)");
@@ -519,6 +519,8 @@ static cddp_status set_powersgd(cddp_ddp *d, const cddp_powersgd_options *opt, s
         *err = d->sticky;
         return err->status;
     }
+    if (!d->begun && cdi_in_place_leave(d, err) != CDDP_OK)
+        return err->status;
     mine = read_options(&o, opt, &alone);
     if (mine == CDDP_OK)
         mine = check_reducer(d, &alone);

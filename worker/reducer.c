@@ -17,7 +17,9 @@
 
 void *cdi_ddp_arena_grad(const cddp_ddp *d, size_t i)
 {
-    return (char *)d->region->base + d->plan.grads[i].offset;
+    if (i < d->n_params && cdi_in_place_is(d, i))
+        return d->in_place.home[i].grad;
+    return (char *)d->region->base + cdi_in_place_offset(d, i);
 }
 
 static cddp_status check(const char *function, const cddp_ddp *ddp)
@@ -54,8 +56,11 @@ void cdi_ddp_name_bucket(const void *ddp, int b, char *buf, size_t cap)
 
 cddp_status cdi_ddp_stick(cddp_ddp *d, const struct cdi_error *err)
 {
-    if (d->sticky.status == CDDP_OK)
-        d->sticky = *err;
+    if (d->sticky.status != CDDP_OK)
+        return d->sticky.status;
+    d->sticky = *err;
+    if (d->name != NULL)
+        (void)cdi_error_wrap(&d->sticky, "model '%.64s'", d->name);
     return d->sticky.status;
 }
 
@@ -63,7 +68,9 @@ cddp_status cdi_ddp_misused(cddp_ddp *d, const struct cdi_error *err)
 {
     char why[CDI_ERROR_TEXT];
 
-    (void)snprintf(why, sizeof why, "rank %d: %.900s", cdi_comm_world(d->comm)->rank, err->msg);
+    (void)snprintf(why, sizeof why, "rank %d: %s%.64s%s%.800s", cdi_comm_world(d->comm)->rank,
+                   d->name != NULL ? "model '" : "", d->name != NULL ? d->name : "", d->name != NULL ? "': " : "",
+                   err->msg);
     (void)cdi_ddp_stick(d, err);
     d->ops->abort(d->b, CDDP_E_ABORTED, why);
     return d->sticky.status;
@@ -118,19 +125,20 @@ static cddp_status bring_early(cddp_ddp *d, struct cdi_error *err)
     return status;
 }
 
-/* Hand bucket i to the backend. more: another one is launched at once. lazy: nothing is left to overlap with. */
-static cddp_status enqueue_bucket(cddp_ddp *d, size_t i, bool lazy, bool more)
+/* Hand a stretch of bucket i to the backend. more: another one follows at once. */
+static cddp_status enqueue_stretch(cddp_ddp *d, size_t i, const struct cdi_ddp_stretch *s, bool lazy, bool more)
 {
     const struct cdi_bucket *b = &d->plan.b[i];
-    void *at = (char *)d->region->base + b->offset;
+    void *at = s->at;
     struct cdi_op op = {
         .kind = CDI_ALL_REDUCE,
         .in = at,
         .out = at,
-        .count = b->bytes / cddp_dtype_size(b->dtype),
+        .count = s->bytes / cddp_dtype_size(b->dtype),
         .dtype = b->dtype,
         .op = (d->flags & CDDP_DDP_SUM) != 0 || cdi_own_scales(d, i) ? CDDP_SUM : CDDP_AVG,
-        .region = d->region,
+        .region = s->region,
+        .known = true,
         .bucket = (int)i,
         .name_bucket = d->ops->on_device ? NULL : cdi_ddp_name_bucket, /* there, texts are made also after a failure */
         .ddp = d,
@@ -153,6 +161,20 @@ static cddp_status enqueue_bucket(cddp_ddp *d, size_t i, bool lazy, bool more)
     if (d->captured.id == 0) /* else it has none */
         d->enqueued = d->flight[i].ticket;
     return CDDP_OK;
+}
+
+/* Hand bucket i to the backend. more: another one is launched at once. lazy: nothing is left to overlap with. */
+static cddp_status enqueue_bucket(cddp_ddp *d, size_t i, bool lazy, bool more)
+{
+    size_t n = cdi_in_place_stretches(d, i);
+    cddp_status status = CDDP_OK;
+
+    for (size_t k = 0; k < n && status == CDDP_OK; k++) {
+        const struct cdi_ddp_stretch s = cdi_in_place_stretch(d, i, k);
+
+        status = enqueue_stretch(d, i, &s, lazy, more || (d->ops->on_device && k + 1 < n));
+    }
+    return status;
 }
 
 /* The bucket that comes next, in its way. */

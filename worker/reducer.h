@@ -3,8 +3,8 @@
  * Inside the reducer: what its parts share. reducer_create.c makes it, of what reducer_input.c has looked at;
  * reducer_plan.c says which buckets there are, and reducer.c takes steps; unused.c knows what to do about gradients
  * that do not come; uneven.c goes on for a rank that has no more samples; wire.c sends gradients in fewer bits; norm.c
- * measures and clips gradients that have landed; own.c brings those in the user's own memory in and out; hook.c and
- * powersgd.h communicate in other ways. All but creation,
+ * measures and clips gradients that have landed; own.c brings those in the user's own memory in and out, but for those
+ * that are reduced where they lie (in_place.c); hook.c and powersgd.h communicate in other ways. All but creation,
  * cddp_ddp_join and norm.c is called with the lock held.
  */
 #ifndef CDI_REDUCER_H
@@ -26,6 +26,7 @@ struct cdi_ddp_flight {
     bool more;         /* on a device: starts together with the next bucket; equal on all ranks */
     bool skipped;      /* in this step: idle, and nobody used it after all */
     size_t own, n_own; /* in cddp_ddp.own.list: its gradients in the user's own memory, in the order of the arena */
+    size_t stretch, n_stretches; /* in cddp_ddp.in_place.stretch, where some are reduced where they lie */
     /* Compressed: */
     bool compressed;
     size_t wire_offset; /* in the wire region, bytes */
@@ -57,7 +58,44 @@ struct cdi_ddp_own {
     bool everywhere;          /* all gradients of all ranks are in such memory */
 };
 
-/* With CDDP_AUTO, until it is settled: bucket sizes that are tried. */
+/* in_place.c: where the user's memory is that one gradient may be reduced in. */
+struct cdi_ddp_home {
+    void *grad;
+    struct cdi_region *region; /* NULL: operations know no region there */
+    uint64_t id;               /* of the memory (memory.h); 0: nowhere */
+    size_t at;                 /* bytes from its begin */
+    bool shared;               /* with another parameter */
+    bool chosen;               /* it is reduced there */
+};
+
+/* To find what lies side by side. */
+struct cdi_ddp_neighbour {
+    size_t bucket;
+    uint64_t id;
+    size_t at, param;
+};
+
+/* Memory of a bucket that one operation reduces. */
+struct cdi_ddp_stretch {
+    void *at; /* NULL: in the arena, at `offset` */
+    struct cdi_region *region;
+    size_t offset, bytes;
+};
+
+/* in_place.c: gradients that are reduced where they lie. NULL arrays: there are none. */
+struct cdi_ddp_in_place {
+    bool any;                         /* then the arena has the others alone */
+    struct cdi_ddp_home *home;        /* by parameter */
+    struct cdi_ddp_neighbour *sorted; /* room for those of all parameters */
+    uint64_t hash;                    /* of all homes; 0: there are none */
+    size_t *offset;                   /* in the arena, by gradient of the plan, of what is left there */
+    size_t arena_bytes;
+    struct cdi_ddp_stretch *stretch; /* bucket by bucket: see cdi_ddp_flight.stretch */
+    size_t room;                     /* for so many */
+    struct cdi_region *left;         /* an arena of before; NULL: none */
+};
+
+/* With CDDP_DDP_TUNE, until it is settled: bucket sizes that are tried. */
 struct cdi_ddp_trial {
     struct cdi_tune tune;
     size_t current;         /* the size in force */
@@ -79,6 +117,7 @@ struct cddp_ddp {
     cddp_comm *comm;
     cddp_param *params; /* the caller's, with names of our own; shapes are not kept */
     char *names;
+    char *name;   /* of the model, for messages; NULL: none */
     size_t *rows; /* by parameter: its shape's first size, or its count if it has none */
     size_t n_params;
     struct cdi_region *region;
@@ -94,6 +133,7 @@ struct cddp_ddp {
     struct cdi_ddp_debug *debug;   /* NULL: CDDP_DEBUG is not set */
     bool has_own;                  /* some gradients are in the user's memory */
     struct cdi_ddp_own own;        /* its list is covered by the lock */
+    struct cdi_ddp_in_place in_place;
     size_t n_buffers;
     struct cdi_slice *slices; /* where the parameters lie, and behind them the buffers */
     struct cdi_span *spans;   /* room for what is measured */
@@ -109,7 +149,7 @@ struct cddp_ddp {
     /* Its gradients are the parameters', and behind them, with CDDP_DDP_JOIN, one more: how many ranks train? */
     struct cdi_bucket_plan plan;
     struct cdi_bucket_caps caps; /* of this plan */
-    bool automatic;              /* CDDP_AUTO: buckets cannot be divided among the ranks */
+    bool automatic;              /* CDDP_DDP_TUNE: buckets cannot be divided among the ranks */
     struct cdi_ddp_trial *trial; /* NULL: none, or it is settled */
     size_t wire_bytes;
     struct cdi_ddp_flight *flight; /* by bucket */
@@ -163,7 +203,7 @@ cddp_status cdi_ddp_plan(cddp_ddp *d, const cddp_ddp_options *opt, struct cdi_er
 void cdi_ddp_note_order(cddp_ddp *d, size_t i);
 /*
  * Between two steps. Rank 0's order is told to all while the second step runs, and is everyone's from the third. Then,
- * with CDDP_AUTO, each step has a bucket size of the schedule, until rank 0's choice has reached all. Sticks.
+ * with CDDP_DDP_TUNE, each step has a bucket size of the schedule, until rank 0's choice has reached all. Sticks.
  */
 cddp_status cdi_ddp_settle(cddp_ddp *d);
 /*
@@ -254,10 +294,34 @@ bool cdi_own_is_all(const cddp_ddp *d);
 bool cdi_own_scales(const cddp_ddp *d, size_t b);
 /* There is a new plan, with new flights: which gradients does each bucket hold? */
 void cdi_own_place(cddp_ddp *d);
+/* Other gradients than before are in such memory. */
+void cdi_own_list(cddp_ddp *d);
 /* On a device: a bucket's gradients go into the arena, before it starts. One launch. */
 cddp_status cdi_own_gather(cddp_ddp *d, size_t bucket, struct cdi_error *err);
 /* Its means go out of it, those that have not gone yet and that some rank used. One launch. */
 cddp_status cdi_own_scatter(cddp_ddp *d, size_t bucket, struct cdi_error *err);
+
+/* --- in_place.c: without gradients that are reduced where they lie these do nothing */
+/* At creation: where could they be? Behind cdi_own_init and the plan. */
+cddp_status cdi_in_place_init(cddp_ddp *d, struct cdi_error *err);
+void cdi_in_place_release(cddp_ddp *d);
+/* At creation, where all ranks' hashes are equal: which of them are? */
+void cdi_in_place_choose(cddp_ddp *d);
+/* There is a new plan, with new flights: room for its stretches, and which are they? */
+cddp_status cdi_in_place_reserve(cddp_ddp *d, struct cdi_error *err);
+void cdi_in_place_lay(cddp_ddp *d);
+/* Is gradient i of the parameters one of them? */
+bool cdi_in_place_is(const cddp_ddp *d, size_t i);
+/* Without any these tell of the arena alone, where each bucket is one stretch. */
+size_t cdi_in_place_arena_bytes(const cddp_ddp *d);
+size_t cdi_in_place_offset(const cddp_ddp *d, size_t i); /* of gradient i in the arena, where it is one of it */
+size_t cdi_in_place_stretches(const cddp_ddp *d, size_t b);
+struct cdi_ddp_stretch cdi_in_place_stretch(const cddp_ddp *d, size_t b, size_t k);
+/*
+ * From now on each bucket is to be one stretch: all gradients are copied into the arena. A collective of all ranks,
+ * between two steps; it need not be the first. CDDP_OK, CDDP_E_NOMEM, or what a collective may return.
+ */
+cddp_status cdi_in_place_leave(cddp_ddp *d, struct cdi_error *err);
 
 /* --- captured.c: on a device; else nothing is captured */
 /*

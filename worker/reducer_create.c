@@ -54,9 +54,11 @@ static cddp_status prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *pa
     d->b = cdi_comm_backend(comm);
     d->stream = opt->stream;
     d->flags = opt->flags;
-    d->wire_dtype = opt->compress;
+    d->wire_dtype = opt->comm_dtype;
     d->n_params = n;
     d->n_buffers = opt->n_buffers;
+    if (opt->name != NULL && (d->name = strdup(opt->name)) == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for a name");
     status = cdi_ddp_check_stream(d, opt->stream, err);
     if (status == CDDP_OK)
         status = cdi_ddp_check_memory(d, params, opt->buffers, err);
@@ -67,6 +69,10 @@ static cddp_status prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *pa
     status = cdi_own_init(d, err);
     if (status == CDDP_OK)
         status = cdi_ddp_plan(d, opt, err);
+    if (status == CDDP_OK)
+        status = cdi_in_place_init(d, err);
+    if (status == CDDP_OK)
+        status = cdi_in_place_reserve(d, err);
     if (status == CDDP_OK)
         status = cdi_debug_init(d, err);
     if (status == CDDP_OK)
@@ -84,6 +90,7 @@ static void strip_ddp(cddp_ddp *d)
     cdi_uneven_release(d);
     cdi_replicate_release(d);
     cdi_own_release(d);
+    cdi_in_place_release(d);
     cdi_norm_release(d);
     if (d->wire != NULL)
         d->ops->region_destroy(d->b, d->wire);
@@ -98,6 +105,7 @@ static void strip_ddp(cddp_ddp *d)
     cdi_powersgd_destroy(d->powersgd);
     free(d->params);
     free(d->names);
+    free(d->name);
 }
 
 static void free_rest(void *ddp)
@@ -129,7 +137,7 @@ static cddp_status create(cddp_ddp **out, cddp_comm *comm, const cddp_param *par
     struct cdi_verify_input in;
     struct cdi_error local;
     cddp_ddp *d = NULL;
-    bool own_everywhere = false;
+    bool own_everywhere = false, same_places = false;
     /* A rank that fails alone still takes part in the comparison: the others must not wait for it. */
     cddp_status alone = cdi_ddp_read_input(&said, params, n, opt, &local);
     cddp_status status;
@@ -145,24 +153,30 @@ static cddp_status create(cddp_ddp **out, cddp_comm *comm, const cddp_param *par
         .first_bucket_bytes = said.opt.first_bucket_bytes,
         .last_bucket_bytes = said.opt.last_bucket_bytes,
         .flags = said.opt.flags,
-        .compress = said.opt.compress,
+        .comm_dtype = said.opt.comm_dtype,
     };
     in.all_own = alone == CDDP_OK && cdi_own_is_all(d);
     in.own_everywhere = &own_everywhere;
+    in.places = alone == CDDP_OK ? d->in_place.hash : 0;
+    in.same_places = &same_places;
     status = cdi_verify(comm, &in, alone == CDDP_OK ? NULL : &local, err);
 
     if (alone != CDDP_OK)
         status = alone;
     if (status == CDDP_OK)
         d->own.everywhere = own_everywhere;
+    if (status == CDDP_OK && same_places)
+        cdi_in_place_choose(d);
     if (status == CDDP_OK && (said.opt.flags & CDDP_DDP_NO_BROADCAST) == 0)
         status = cdi_replicate(d, d->slices, n + said.opt.n_buffers, 0, true, err);
     if (status == CDDP_OK)
-        status = d->ops->region_create(d->b, d->plan.arena_bytes, &d->region, err);
+        status = d->ops->region_create(d->b, cdi_in_place_arena_bytes(d), &d->region, err);
     if (status == CDDP_OK)
         status = cdi_wire_init(d, err);
     if (status == CDDP_OK)
         status = cdi_uneven_init(d, err);
+    if (status != CDDP_OK && said.opt.name != NULL)
+        (void)cdi_error_wrap(err, "model '%.64s'", said.opt.name);
     cdi_ddp_release_input(&said);
     if (status != CDDP_OK) {
         free_ddp(d);
@@ -199,7 +213,7 @@ cddp_status cdi_ddp_check(const char *function, const cddp_ddp *ddp, struct cdi_
 
 void cddp_ddp_destroy(cddp_ddp *ddp)
 {
-    bool in_flight, in_step, broken;
+    bool in_flight, in_step, broken, waits;
     struct cdi_error err;
     cddp_comm *comm;
 
@@ -209,10 +223,11 @@ void cddp_ddp_destroy(cddp_ddp *ddp)
     (void)pthread_mutex_lock(&ddp->lock);
     in_flight = !cdi_comm_is_over(comm) && ddp->joined < ddp->enqueued;
     broken = in_flight && ddp->ops->health(ddp->b, &err) != CDDP_OK;
-    /* Kernels on a device may read and write the caller's own memory, which goes now. */
-    if (in_flight && (broken || ddp->ops->on_device))
+    /* What is under way may read and write the caller's own memory, which goes now. */
+    waits = ddp->ops->on_device || ddp->in_place.any;
+    if (in_flight && (broken || waits))
         (void)cdi_ddp_join_ticket(ddp, ddp->enqueued);
-    in_flight = in_flight && !broken && !ddp->ops->on_device;
+    in_flight = in_flight && !broken && !waits;
     in_step = ddp->begun;
     (void)pthread_mutex_unlock(&ddp->lock);
     if (ddp->held_by != NULL)

@@ -9,7 +9,7 @@
 
 #define KNOWN_FLAGS                                                                                        \
     (CDDP_DDP_NO_BROADCAST | CDDP_DDP_SUM | CDDP_DDP_FIND_UNUSED | CDDP_DDP_STATIC_GRAPH | CDDP_DDP_JOIN | \
-     CDDP_DDP_JOIN_ACTIVE | CDDP_DDP_SPLIT | CDDP_DDP_JOIN_STRICT | CDDP_DDP_SKIP_UNUSED)
+     CDDP_DDP_JOIN_ACTIVE | CDDP_DDP_SPLIT | CDDP_DDP_JOIN_STRICT | CDDP_DDP_SKIP_UNUSED | CDDP_DDP_TUNE)
 
 #define DEFAULT_BUCKET_BYTES ((size_t)25 << 20)
 #define DEFAULT_FIRST_BUCKET_BYTES ((size_t)1 << 20)
@@ -30,6 +30,9 @@ static cddp_status read_lists(struct cdi_ddp_input *in, const cddp_param *params
     if (in->buffers == NULL)
         return cdi_error_wrap(err, "buffers");
     in->opt.buffers = in->buffers;
+    for (size_t i = 0; i < n; i++)
+        if (in->params[i].grad_dtype == CDDP_DTYPE_NONE)
+            in->params[i].grad_dtype = in->params[i].dtype;
     return CDDP_OK;
 }
 
@@ -43,6 +46,10 @@ cddp_status cdi_ddp_read_input(struct cdi_ddp_input *in, const cddp_param *param
         st = cdi_fail(err, CDDP_E_INVALID, "a reducer needs at least one parameter");
     if (st == CDDP_OK && opt != NULL)
         st = cdi_sized_get(&in->opt, sizeof in->opt, opt, "cddp_ddp_options", err);
+    if (st == CDDP_OK && (in->opt.flags & CDDP_DDP_TUNE) != 0 && in->opt.bucket_bytes != 0)
+        st = cdi_fail(err, CDDP_E_INVALID,
+                      "cddp_ddp_options.bucket_bytes is %zu, but with CDDP_DDP_TUNE it is found by trying: leave it 0",
+                      in->opt.bucket_bytes);
     if (in->opt.bucket_bytes == 0)
         in->opt.bucket_bytes = DEFAULT_BUCKET_BYTES;
     if (in->opt.first_bucket_bytes == 0)
@@ -89,6 +96,9 @@ static cddp_status check_param(const cddp_param *p, const char *what, size_t i, 
     if (p->count > PTRDIFF_MAX / cddp_dtype_size(p->dtype))
         return cdi_fail(err, CDDP_E_INVALID, "%s %zu '%.200s' has %zu elements, more than memory can hold", what, i,
                         p->name, p->count);
+    if (p->zero != 0)
+        return cdi_fail(err, CDDP_E_INVALID, "%s %zu '%.200s' has %#x in `zero`: it must be 0", what, i, p->name,
+                        p->zero);
     if (p->flags != 0)
         return cdi_fail(err, CDDP_E_INVALID, "%s %zu '%.200s' has unknown flags (%#x)", what, i, p->name, p->flags);
     return check_shape(p, what, i, err);
@@ -112,13 +122,30 @@ static cddp_status check_options(const cddp_ddp_options *opt, struct cdi_error *
         return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.flags: CDDP_DDP_JOIN_ACTIVE needs CDDP_DDP_JOIN");
     if ((opt->flags & CDDP_DDP_JOIN_ACTIVE) != 0 && (opt->flags & CDDP_DDP_SUM) != 0)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.flags: a sum (CDDP_DDP_SUM) has no divisor to adjust");
-    if (opt->compress != CDDP_DTYPE_NONE && opt->compress != CDDP_FLOAT16 && opt->compress != CDDP_BFLOAT16 &&
-        opt->compress != CDDP_FLOAT32)
+    if (opt->comm_dtype != CDDP_DTYPE_NONE && opt->comm_dtype != CDDP_FLOAT16 && opt->comm_dtype != CDDP_BFLOAT16 &&
+        opt->comm_dtype != CDDP_FLOAT32)
         return cdi_fail(
             err, CDDP_E_INVALID,
-            "cddp_ddp_options.compress is %d: use CDDP_FLOAT16, CDDP_BFLOAT16 or CDDP_FLOAT32, or 0 for none",
-            (int)opt->compress);
+            "cddp_ddp_options.comm_dtype is %d: use CDDP_FLOAT16, CDDP_BFLOAT16 or CDDP_FLOAT32, or 0 for none",
+            (int)opt->comm_dtype);
     return CDDP_OK;
+}
+
+/* Its gradient has the parameter's type, or is the longer sum of short numbers. */
+static cddp_status check_gradient(const cddp_param *p, size_t i, struct cdi_error *err)
+{
+    bool is_short = p->dtype == CDDP_FLOAT16 || p->dtype == CDDP_BFLOAT16;
+
+    if (!cdi_dtype_is_float(p->dtype))
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "parameter %zu '%.200s' is %s, but a reducer takes float16, bfloat16, float32 and float64", i,
+                        p->name, cdi_dtype_name(p->dtype));
+    if (p->grad_dtype == p->dtype || (p->grad_dtype == CDDP_FLOAT32 && is_short))
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_INVALID,
+                    "parameter %zu '%.200s' is %s and has grad_dtype %d: use 0 for its own type, or CDDP_FLOAT32 for "
+                    "parameters of 16 bits",
+                    i, p->name, cdi_dtype_name(p->dtype), (int)p->grad_dtype);
 }
 
 cddp_status cdi_ddp_check_input(const cddp_param *params, size_t n, const cddp_ddp_options *opt, struct cdi_error *err)
@@ -127,15 +154,12 @@ cddp_status cdi_ddp_check_input(const cddp_param *params, size_t n, const cddp_d
 
     for (size_t i = 0; i < n && status == CDDP_OK; i++) {
         status = check_param(&params[i], "parameter", i, err);
-        if (status == CDDP_OK && !cdi_dtype_is_float(params[i].dtype))
-            status =
-                cdi_fail(err, CDDP_E_INVALID,
-                         "parameter %zu '%.200s' is %s, but a reducer takes float16, bfloat16, float32 and float64", i,
-                         params[i].name, cdi_dtype_name(params[i].dtype));
+        if (status == CDDP_OK)
+            status = check_gradient(&params[i], i, err);
     }
     for (size_t i = 0; i < opt->n_buffers && status == CDDP_OK; i++) {
         status = check_param(&opt->buffers[i], "buffer", i, err);
-        if (status == CDDP_OK && opt->buffers[i].grad != NULL)
+        if (status == CDDP_OK && (opt->buffers[i].grad != NULL || opt->buffers[i].grad_dtype != CDDP_DTYPE_NONE))
             status = cdi_fail(err, CDDP_E_INVALID, "buffer %zu '%.200s' has a gradient, which only parameters have", i,
                               opt->buffers[i].name);
     }

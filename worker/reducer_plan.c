@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The reducer's plan of buckets: made at creation, and put into rank 0's order when the first step has shown it. With
- * CDDP_AUTO the arena is then cut in one way after another, by the same schedule on every rank, until rank 0's word, by
- * what steps took there, settles it.
+ * CDDP_DDP_TUNE the arena is then cut in one way after another, by the same schedule on every rank, until rank 0's
+ * word, by what steps took there, settles it.
  */
 #include "worker/reducer.h"
 
@@ -39,6 +39,9 @@ static cddp_status make_flights(cddp_ddp *d, struct cdi_error *err)
     group_small(d);
     cdi_wire_place(d);
     cdi_own_place(d);
+    if (cdi_in_place_reserve(d, err) != CDDP_OK)
+        return CDDP_E_NOMEM;
+    cdi_in_place_lay(d);
     return CDDP_OK;
 }
 
@@ -85,8 +88,8 @@ static struct cdi_grad *list_grads(const cddp_ddp *d, size_t n)
     struct cdi_grad *grads = calloc(n, sizeof *grads);
 
     for (size_t i = 0; grads != NULL && i < d->n_params; i++) {
-        grads[i].bytes = d->params[i].count * cddp_dtype_size(d->params[i].dtype);
-        grads[i].dtype = d->params[i].dtype;
+        grads[i].bytes = d->params[i].count * cddp_dtype_size(d->params[i].grad_dtype);
+        grads[i].dtype = d->params[i].grad_dtype;
     }
     if (grads != NULL && n > d->n_params) {
         /* Behind the last parameter, which is the first in the arena: see uneven.c. */
@@ -105,7 +108,7 @@ cddp_status cdi_ddp_plan(cddp_ddp *d, const cddp_ddp_options *opt, struct cdi_er
 
     if (grads == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for the plan of %zu gradients", d->n_params);
-    d->automatic = opt->bucket_bytes == CDDP_AUTO;
+    d->automatic = (d->flags & CDDP_DDP_TUNE) != 0;
     d->caps = (struct cdi_bucket_caps){.first = opt->first_bucket_bytes,
                                        .cap = d->automatic ? opt->first_bucket_bytes : opt->bucket_bytes,
                                        .last = opt->last_bucket_bytes,
@@ -310,7 +313,7 @@ cddp_status cdi_ddp_still_trying(const cddp_ddp *d, const char *function, struct
     if (d->trial == NULL)
         return CDDP_OK;
     return cdi_fail(err, CDDP_E_STATE,
-                    "%s: bucket sizes are still being tried (CDDP_AUTO), in step %llu of %llu: call it when "
+                    "%s: bucket sizes are still being tried (CDDP_DDP_TUNE), in step %llu of %llu: call it when "
                     "cddp_ddp_bucket_cap gives one",
                     function, (unsigned long long)d->step,
                     (unsigned long long)(cdi_tune_steps(&d->trial->tune) + FIRST_TRIAL + 1));

@@ -116,6 +116,19 @@ static cddp_status ended_early(cddp_ddp *d, int active, struct cdi_error *err)
                     first, more, (unsigned long long)d->step, active, size);
 }
 
+static cddp_status scale_bucket(cddp_ddp *d, size_t b, double factor, struct cdi_error *err)
+{
+    cddp_dtype dtype = d->plan.b[b].dtype;
+    cddp_status st = CDDP_OK;
+
+    for (size_t k = 0; k < cdi_in_place_stretches(d, b) && st == CDDP_OK; k++) {
+        const struct cdi_ddp_stretch s = cdi_in_place_stretch(d, b, k);
+
+        st = d->ops->scale(d->b, s.at, s.bytes / cddp_dtype_size(dtype), dtype, factor, err);
+    }
+    return st;
+}
+
 cddp_status cdi_uneven_land(cddp_ddp *d)
 {
     bool strict = (d->flags & CDDP_DDP_JOIN_STRICT) != 0;
@@ -130,10 +143,7 @@ cddp_status cdi_uneven_land(cddp_ddp *d)
     if (st == CDDP_OK && strict && active > 0 && active < size)
         st = ended_early(d, active, &err);
     for (size_t b = 0; scales && b < d->plan.n && active < size && st == CDDP_OK; b++)
-        st = d->flight[b].skipped ? CDDP_OK
-                                  : d->ops->scale(d->b, (char *)d->region->base + d->plan.b[b].offset,
-                                                  d->plan.b[b].bytes / cddp_dtype_size(d->plan.b[b].dtype),
-                                                  d->plan.b[b].dtype, (double)size / active, &err);
+        st = d->flight[b].skipped ? CDDP_OK : scale_bucket(d, b, (double)size / active, &err);
     return st == CDDP_OK ? st : cdi_ddp_stick(d, &err);
 }
 

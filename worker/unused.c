@@ -289,20 +289,22 @@ bool cdi_unused_nowhere(const cddp_ddp *d, size_t i)
 static cddp_status restore_there(cddp_ddp *d, struct cdi_error *err)
 {
     struct cdi_ddp_unused *u = &d->unused;
-    size_t n = 0, begin = 0, end = 0;
+    size_t n = 0, end = 0;
     cddp_status st = CDDP_OK;
+    void *begin = NULL;
 
     for (size_t i = d->n_params; i-- > 0 && st == CDDP_OK;) { /* in the arena's order, but for its types */
         const struct cdi_grad *g = &d->plan.grads[i];
 
         if (!u->missing[i])
             continue;
-        if (n > 0 && g->offset < end) {
-            st = d->ops->pack_unless(d->b, (char *)d->region->base + begin, u->slices, n, u->map, u->of, err);
+        /* Where some are reduced where they lie, nothing lies behind another for sure. */
+        if (n > 0 && (g->offset < end || d->in_place.any)) {
+            st = d->ops->pack_unless(d->b, begin, u->slices, n, u->map, u->of, err);
             n = 0;
         }
         if (n == 0)
-            begin = g->offset;
+            begin = cdi_ddp_arena_grad(d, i);
         else if (g->offset > end)
             u->slices[n++] = (struct cdi_slice){.bytes = g->offset - end};
         u->of[n] = (uint32_t)i;
@@ -310,7 +312,7 @@ static cddp_status restore_there(cddp_ddp *d, struct cdi_error *err)
         end = g->offset + g->bytes;
     }
     if (n > 0 && st == CDDP_OK)
-        st = d->ops->pack_unless(d->b, (char *)d->region->base + begin, u->slices, n, u->map, u->of, err);
+        st = d->ops->pack_unless(d->b, begin, u->slices, n, u->map, u->of, err);
     return st;
 }
 

@@ -10,6 +10,7 @@
 
 #define LIST_LIMIT ((size_t)1 << 30) /* bytes of one rank's list, before anything is allocated for it */
 #define BUFFER_BIT 0x10000u          /* in the type on the wire: this is a buffer, and no parameter */
+#define GRAD_SHIFT 8                 /* and the gradient's type, where it is another one */
 #define SHOWN_DIMS 8
 #define SHOWN_NAME 200
 
@@ -23,8 +24,9 @@ enum {
     F_FIRST_BUCKET_BYTES,
     F_LAST_BUCKET_BYTES,
     F_FLAGS,
-    F_COMPRESS,
+    F_COMM_DTYPE,
     F_ALL_OWN,
+    F_PLACES,
     N_FIELDS
 };
 
@@ -40,7 +42,7 @@ struct entry {
     const char *name;
     int name_len;
     bool buffer;
-    cddp_dtype dtype;
+    cddp_dtype dtype, grad_dtype; /* grad_dtype is 0 where it is dtype */
     uint32_t n_dims;
     const uint8_t *dims;
 };
@@ -54,6 +56,7 @@ cddp_status cdi_verify_encode(struct cdi_buf *list, const cddp_param *params, si
     for (size_t i = 0; i < n && status == CDDP_OK; i++) {
         const cddp_param *p = &params[i];
         size_t name_len = strlen(p->name), n_dims = p->shape == NULL ? 1 : p->n_dims;
+        uint32_t other = p->grad_dtype == p->dtype ? 0 : (uint32_t)p->grad_dtype << GRAD_SHIFT;
 
         if (name_len > LIST_LIMIT || n_dims > LIST_LIMIT / 8)
             return CDDP_E_LIMIT;
@@ -61,7 +64,7 @@ cddp_status cdi_verify_encode(struct cdi_buf *list, const cddp_param *params, si
         if (status == CDDP_OK)
             status = cdi_buf_append(list, p->name, name_len);
         if (status == CDDP_OK)
-            status = cdi_buf_put_u32(list, (uint32_t)p->dtype | (buffers ? BUFFER_BIT : 0));
+            status = cdi_buf_put_u32(list, (uint32_t)p->dtype | other | (buffers ? BUFFER_BIT : 0));
         if (status == CDDP_OK)
             status = cdi_buf_put_u32(list, (uint32_t)n_dims);
         for (size_t d = 0; d < n_dims && status == CDDP_OK; d++)
@@ -112,7 +115,8 @@ static bool next_entry(struct reader *r, struct entry *e)
     e->name = (const char *)name;
     e->name_len = name_len > SHOWN_NAME ? SHOWN_NAME : (int)name_len;
     e->buffer = (dtype & BUFFER_BIT) != 0;
-    e->dtype = (cddp_dtype)(dtype & ~BUFFER_BIT);
+    e->dtype = (cddp_dtype)(dtype & 0xffu);
+    e->grad_dtype = (cddp_dtype)(dtype >> GRAD_SHIFT & 0xffu);
     e->len = (size_t)(r->p - e->bytes);
     return true;
 }
@@ -122,7 +126,7 @@ static bool same_name(const struct entry *a, const struct entry *b)
     return number(a->bytes, 4) == number(b->bytes, 4) && memcmp(a->name, b->name, number(a->bytes, 4)) == 0;
 }
 
-/* "float32 [3, 64]" */
+/* "float32 [3, 64]", "bfloat16 [64] with gradients of float32" */
 static const char *show(const struct entry *e, char *text, size_t cap)
 {
     size_t at = (size_t)snprintf(text, cap, "%s [", cdi_dtype_name(e->dtype));
@@ -130,7 +134,9 @@ static const char *show(const struct entry *e, char *text, size_t cap)
     for (uint32_t d = 0; d < e->n_dims && d < SHOWN_DIMS; d++)
         at +=
             (size_t)snprintf(text + at, cap - at, "%s%" PRIu64, d == 0 ? "" : ", ", number(e->dims + 8 * (size_t)d, 8));
-    (void)snprintf(text + at, cap - at, e->n_dims > SHOWN_DIMS ? ", ...]" : "]");
+    at += (size_t)snprintf(text + at, cap - at, e->n_dims > SHOWN_DIMS ? ", ...]" : "]");
+    if (e->grad_dtype != CDDP_DTYPE_NONE)
+        (void)snprintf(text + at, cap - at, " with gradients of %s", cdi_dtype_name(e->grad_dtype));
     return text;
 }
 
@@ -142,7 +148,7 @@ static const char *noun(const struct entry *e)
 static cddp_status name_difference(size_t i, const struct entry *a, int rank_a, const struct entry *b, int rank_b,
                                    struct cdi_error *err)
 {
-    char text_a[32 + 22 * SHOWN_DIMS], text_b[32 + 22 * SHOWN_DIMS];
+    char text_a[64 + 22 * SHOWN_DIMS], text_b[64 + 22 * SHOWN_DIMS];
 
     (void)show(a, text_a, sizeof text_a);
     (void)show(b, text_b, sizeof text_b);
@@ -160,7 +166,7 @@ static cddp_status name_difference(size_t i, const struct entry *a, int rank_a, 
 static cddp_status name_surplus(size_t i, const struct entry *first, struct reader rest, int rank_long, int rank_short,
                                 struct cdi_error *err)
 {
-    char text[32 + 22 * SHOWN_DIMS];
+    char text[64 + 22 * SHOWN_DIMS];
     struct entry e;
     size_t n_long = i + 1;
 
@@ -281,14 +287,6 @@ static cddp_status find_difference(cddp_comm *comm, const struct cdi_buf *mine, 
     return status;
 }
 
-static const char *option_text(int field, uint64_t value, char text[24])
-{
-    if (field == F_BUCKET_BYTES && value == CDDP_AUTO)
-        return "CDDP_AUTO";
-    (void)snprintf(text, 24, "%" PRIu64, value);
-    return text;
-}
-
 /* Options that shape the buckets must agree too; they are named from the records alone. */
 static cddp_status compare_options(const uint64_t *a, const uint64_t *b, int other, struct cdi_error *err)
 {
@@ -299,16 +297,16 @@ static cddp_status compare_options(const uint64_t *a, const uint64_t *b, int oth
                    {F_FIRST_BUCKET_BYTES, "first_bucket_bytes"},
                    {F_LAST_BUCKET_BYTES, "last_bucket_bytes"},
                    {F_FLAGS, "flags"},
-                   {F_COMPRESS, "compress"}};
-    char text_a[24], text_b[24];
+                   {F_COMM_DTYPE, "comm_dtype"}};
 
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
         int f = options[i].field;
 
         if (a[f] != b[f])
             return cdi_fail(err, CDDP_E_MISMATCH,
-                            "cddp_ddp_options.%s is %s on rank 0 but %s on rank %d: it must be the same on every rank",
-                            options[i].name, option_text(f, a[f], text_a), option_text(f, b[f], text_b), other);
+                            "cddp_ddp_options.%s is %" PRIu64 " on rank 0 but %" PRIu64
+                            " on rank %d: it must be the same on every rank",
+                            options[i].name, a[f], b[f], other);
     }
     return CDDP_OK;
 }
@@ -370,8 +368,9 @@ cddp_status cdi_verify(cddp_comm *comm, const struct cdi_verify_input *in, const
         mine[F_FIRST_BUCKET_BYTES] = in->first_bucket_bytes;
         mine[F_LAST_BUCKET_BYTES] = in->last_bucket_bytes;
         mine[F_FLAGS] = in->flags;
-        mine[F_COMPRESS] = in->compress;
+        mine[F_COMM_DTYPE] = in->comm_dtype;
         mine[F_ALL_OWN] = in->all_own;
+        mine[F_PLACES] = in->places;
     }
     status = cdi_comm_all_gather(comm, mine, records, N_FIELDS, CDDP_UINT64, err);
     if (status == CDDP_OK)
@@ -382,6 +381,11 @@ cddp_status cdi_verify(cddp_comm *comm, const struct cdi_verify_input *in, const
         *in->own_everywhere = true;
         for (int r = 0; r < world->size; r++)
             *in->own_everywhere &= records[(size_t)r * N_FIELDS + F_ALL_OWN] != 0;
+    }
+    if (status == CDDP_OK && in->same_places != NULL) {
+        *in->same_places = in->places != 0;
+        for (int r = 0; r < world->size; r++)
+            *in->same_places &= records[(size_t)r * N_FIELDS + F_PLACES] == in->places;
     }
     cdi_buf_release(&list);
     return status;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Do all ranks mean the same model? Before a reducer is made, ranks compare what they were given: one all-gather of 72
+ * Do all ranks mean the same model? Before a reducer is made, ranks compare what they were given: one all-gather of 88
  * bytes when they agree, and two broadcasts more when they do not, so that every rank can name the difference.
  */
 #ifndef CDI_VERIFY_H
@@ -17,9 +17,11 @@ struct cdi_verify_input {
     size_t n_buffers;
     size_t bucket_bytes, first_bucket_bytes, last_bucket_bytes;
     uint32_t flags;
-    cddp_dtype compress;
+    cddp_dtype comm_dtype;
     bool all_own;         /* this rank's gradients are all in memory of its own; may differ between ranks */
     bool *own_everywhere; /* becomes true where it is so on every rank; written on success. May be NULL */
+    uint64_t places;      /* where gradients lie, as one number; 0: nowhere in particular. May differ */
+    bool *same_places;    /* becomes true where it is equal on every rank, and not 0. As own_everywhere */
 };
 
 /*

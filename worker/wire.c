@@ -78,7 +78,7 @@ cddp_status cdi_wire_unpack(cddp_ddp *d, size_t bucket, struct cdi_error *err)
     if (!f->compressed || f->unpacked)
         return CDDP_OK;
     f->unpacked = true;
-    return d->ops->cast(d->b, (char *)d->region->base + b->offset, b->dtype,
+    return d->ops->cast(d->b, cdi_in_place_stretch(d, bucket, 0).at, b->dtype,
                         (const char *)d->wire->base + f->wire_offset, d->wire_dtype,
                         b->bytes / cddp_dtype_size(b->dtype), factor_of(d, false), err);
 }

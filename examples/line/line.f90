@@ -10,10 +10,10 @@ module cddp
         integer(c_size_t) :: size = 0
         type(c_ptr) :: name = c_null_ptr, data = c_null_ptr
         integer(c_size_t) :: count = 0
-        integer(c_int) :: dtype = 0
-        integer(c_int32_t) :: flags = 0
+        integer(c_int) :: dtype = 0, grad_dtype = 0
         type(c_ptr) :: grad = c_null_ptr, shape = c_null_ptr
         integer(c_size_t) :: n_dims = 0
+        integer(c_int32_t) :: flags = 0, zero = 0
     end type
 
     interface

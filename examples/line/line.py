@@ -17,7 +17,8 @@ N, D = 4096, 8
 class Param(ctypes.Structure):
     """cddp_param of cddp.h, member by member."""
     _fields_ = [('size', c_size_t), ('name', c_char_p), ('data', c_void_p), ('count', c_size_t), ('dtype', c_int),
-                ('flags', c_uint32), ('grad', c_void_p), ('shape', POINTER(c_size_t)), ('n_dims', c_size_t)]
+                ('grad_dtype', c_int), ('grad', c_void_p), ('shape', POINTER(c_size_t)), ('n_dims', c_size_t),
+                ('flags', c_uint32), ('zero', c_uint32)]
 
 
 lib = ctypes.CDLL(os.environ.get('CDDP_LIBRARY', 'libcddp.so.0'))

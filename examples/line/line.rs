@@ -16,10 +16,12 @@ struct Param {
     data: *mut c_void,
     count: usize,
     dtype: c_int,
-    flags: u32,
+    grad_dtype: c_int,
     grad: *mut c_void,
     shape: *const usize,
     n_dims: usize,
+    flags: u32,
+    zero: u32,
 }
 
 #[link(name = "cddp")]
@@ -95,10 +97,12 @@ fn train() -> Result<(), String> {
         data: w.as_mut_ptr().cast(),
         count: N_DIMS,
         dtype: FLOAT32,
-        flags: 0,
+        grad_dtype: 0,
         grad: ptr::null_mut(),
         shape: ptr::null(),
         n_dims: 0,
+        flags: 0,
+        zero: 0,
     };
     let ddp = Ddp::create(&comm, &[param])?;
     let (rank, n) = unsafe { (cddp_rank(comm.0) as usize, cddp_world_size(comm.0) as usize) };

@@ -18,7 +18,7 @@ static void *NAME(gpu_memory)(struct NAME(trainer) * t, const void *from, size_t
     void *p = NULL;
 
     if (*status == CDDP_OK)
-        *status = cddp_alloc(t->job->comm, bytes, &p);
+        *status = cddp_alloc(t->job->comm, bytes, 0, &p);
     if (*status == CDDP_OK) {
         t->gpu_memory[t->n_gpu_memory++] = p;
         *status = cddp_copy(t->job->comm, p, from, bytes);

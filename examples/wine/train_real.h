@@ -297,9 +297,9 @@ static cddp_status NAME(set_up)(struct NAME(trainer) * t, const struct job *job,
                                .seed = job->opt->seed};
     cddp_ddp_options ddp_options = {.size = sizeof ddp_options,
                                     .flags = job->opt->uneven > 0 ? CDDP_DDP_JOIN : 0,
-                                    .compress = job->opt->compress == 0    ? CDDP_DTYPE_NONE
-                                                : job->opt->compress == 16 ? CDDP_FLOAT16
-                                                                           : CDDP_BFLOAT16};
+                                    .comm_dtype = job->opt->compress == 0    ? CDDP_DTYPE_NONE
+                                                  : job->opt->compress == 16 ? CDDP_FLOAT16
+                                                                             : CDDP_BFLOAT16};
     cddp_optim_options optim_options = {.size = sizeof optim_options, .kind = CDDP_OPTIM_ADAM, .lr = job->opt->lr};
     cddp_status status;
 

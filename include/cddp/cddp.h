@@ -109,7 +109,7 @@ typedef enum cddp_dtype {
  * On a GPU the order is NCCL's, and so is the type: its ring and tree add float16 and bfloat16 in these types
  * themselves, and round at every rank; only NVLink switches and symmetric windows add them in float32. There the mean
  * of float16 is multiplied before the sum, so that gradients do not overflow; of the other types after it. Gradients of
- * 16 bits can be summed in float32 everywhere: cddp_ddp_options.compress.
+ * 16 bits can be summed in float32 everywhere: cddp_ddp_options.comm_dtype.
  */
 typedef enum cddp_redop {
     CDDP_SUM = 0,
@@ -259,13 +259,52 @@ typedef struct cddp_device_info {
 /* Tell where comm works, in *info. Returns CDDP_OK; CDDP_E_INVALID (info, or its size). Any thread. */
 CDDP_API cddp_status cddp_get_device_info(cddp_comm *comm, cddp_device_info *info);
 
+/* For cddp_alloc and cddp_register. 0: memory of this rank only. */
+enum {
+    /*
+     * Memory of all ranks: every rank makes the same call, with the same size, and in the same order among its
+     * collectives. Where the backend is "cpu", the ranks of a node share it, and reduce it in place without a copy.
+     */
+    CDDP_MEM_COLLECTIVE = 1,
+    CDDP_MEM_HOST = 2 /* memory of the host, pinned where there is a GPU, so that copies to and from it are faster */
+};
+
 /*
  * Memory for parameters and gradients where the backend works: on its GPU, else on the host; 64-byte aligned, not
- * cleared. A program that uses these and nothing else of CUDA runs on both. *out is written on success only and is
- * released by cddp_free before cddp_finalize. CDDP_OK, CDDP_E_INVALID, CDDP_E_NOMEM, CDDP_E_SYSTEM. Any thread.
+ * cleared. A program that uses these and nothing else of CUDA runs on both. flags: 0, or CDDP_MEM_... above.
+ *
+ * In memory with CDDP_MEM_COLLECTIVE reducers work without a copy (cddp_param.grad), and so do cddp_all_reduce,
+ * cddp_all_gather and cddp_reduce_scatter in place, if all ranks of a node pass the same place of it. They may pass
+ * different places, or other memory, and get the same result, at the price of copies. The call is a collective then.
+ *
+ * *out is written on success only and is released by cddp_free before cddp_finalize; with CDDP_MEM_COLLECTIVE after the
+ * reducers that use it. Returns CDDP_OK; CDDP_E_INVALID (unknown flags); CDDP_E_NOMEM; CDDP_E_SYSTEM; with
+ * CDDP_MEM_COLLECTIVE also CDDP_E_MISMATCH (ranks give different sizes or flags), CDDP_E_UNSUPPORTED (with
+ * CDDP_MEM_HOST, where the backend works on a GPU), or what a collective may return. After an error no rank has the
+ * memory. Any thread; with CDDP_MEM_COLLECTIVE one thread at a time.
  */
-CDDP_API CDDP_NODISCARD cddp_status cddp_alloc(cddp_comm *comm, size_t bytes, void **out);
-CDDP_API void cddp_free(cddp_comm *comm, void *p); /* give memory of cddp_alloc back; NULL is allowed */
+CDDP_API CDDP_NODISCARD cddp_status cddp_alloc(cddp_comm *comm, size_t bytes, uint32_t flags, void **out);
+/* Give memory of cddp_alloc back, which nothing uses any more; NULL is allowed. This rank's own affair. Any thread. */
+CDDP_API void cddp_free(cddp_comm *comm, void *p);
+/*
+ * Tell libcddp of the program's own `bytes` bytes at p, so that reducers work on gradients in it without a copy
+ * (cddp_param.grad). flags is CDDP_MEM_COLLECTIVE: every rank calls it, as cddp_alloc with that flag. The memory is
+ * where the backend works, and does not overlap other registered memory or that of cddp_alloc. It stays the caller's,
+ * and must stay until cddp_unregister.
+ *
+ * Returns CDDP_OK; CDDP_E_INVALID (p, bytes, flags, memory that overlaps, or not of the backend's kind);
+ * CDDP_E_UNSUPPORTED (flags 0, which would gain nothing; or the backend is "cpu" and a node has several ranks, which
+ * cannot share the caller's own memory: cddp_alloc has what they can); CDDP_E_MISMATCH; CDDP_E_NOMEM; or what a
+ * collective may return. After an error it is registered on no rank, and gradients in it are copied. One thread at a
+ * time.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_register(cddp_comm *comm, void *p, size_t bytes, uint32_t flags);
+/*
+ * The memory at p, as it was registered, is no longer used: to be called after the reducers that use it were destroyed,
+ * and before the memory is freed. What is still registered ends with comm. This rank's own affair. Returns CDDP_OK or
+ * CDDP_E_INVALID (nothing registered begins at p). Any thread.
+ */
+CDDP_API cddp_status cddp_unregister(cddp_comm *comm, void *p);
 /*
  * Copy `bytes` bytes between any two of host memory and the GPU's. It comes after the collectives and reducer steps
  * that were begun before, and is done on return; streams of the program's own that use the memory must have been waited
@@ -481,41 +520,36 @@ CDDP_API void cddp_abort(cddp_comm *comm, const char *why);
 /* --------------------------------------------------------------------------------------------------- reducer ---- */
 
 typedef struct cddp_param {
-    size_t size;         /* sizeof(cddp_param), in each of an array */
-    const char *name;    /* for messages and checks */
-    void *data;          /* the parameter, on the backend's device */
-    size_t count;        /* elements */
-    cddp_dtype dtype;    /* CDDP_FLOAT32, ... */
-    uint32_t flags;      /* 0 */
-    void *grad;          /* NULL: in the arena (recommended); else the user's own memory, copied in and out */
-    const size_t *shape; /* optional, n_dims long; its product is count */
-    size_t n_dims;       /* at most 64 */
+    size_t size;           /* sizeof(cddp_param), in each of an array */
+    const char *name;      /* for messages and checks */
+    void *data;            /* the parameter, on the backend's device */
+    size_t count;          /* elements, of the parameter and of its gradient */
+    cddp_dtype dtype;      /* of data: CDDP_FLOAT32, ... */
+    cddp_dtype grad_dtype; /* of the gradient; 0: dtype. Also CDDP_FLOAT32, where dtype has 16 bits */
+    void *grad;            /* NULL: in the arena; else the user's own memory: reduced where it lies, or copied in and
+                              out (see cddp_ddp_create) */
+    const size_t *shape;   /* optional, n_dims long; its product is count */
+    size_t n_dims;         /* at most 64 */
+    uint32_t flags;        /* 0 */
+    uint32_t zero;         /* 0 */
 } cddp_param;
 
 typedef struct cddp_ddp_options {
     size_t size;               /* sizeof(cddp_ddp_options) */
-    size_t bucket_bytes;       /* a bucket closes when it reaches this; 0: 25 MiB; CDDP_AUTO: found by trying */
-    size_t first_bucket_bytes; /* the same for the first one, so that communication starts early; 0: 1 MiB */
     uint32_t flags;            /* CDDP_DDP_... below */
-    cddp_dtype compress;       /* CDDP_FLOAT16, CDDP_BFLOAT16: float32 gradients are sent in that type. CDDP_FLOAT32:
-                                  those of 16 bits are sent and summed as float32, and rounded once, behind the sum.
+    cddp_dtype comm_dtype;     /* CDDP_FLOAT16, CDDP_BFLOAT16: float32 gradients are sent in that type. CDDP_FLOAT32:
+                                  those of 16 bits are sent and summed as float32, and rounded once, after the sum.
                                   Others, and all with 0: as they are */
+    size_t bucket_bytes;       /* a bucket closes when it reaches this; 0: 25 MiB. 0 with CDDP_DDP_TUNE */
+    size_t first_bucket_bytes; /* the same for the first one, so that communication starts early; 0: 1 MiB */
+    size_t last_bucket_bytes;  /* the first parameters' gradients, which come last, get a bucket of their own that
+                                  closes here, so that little is left to wait for at the end of a step; 0: they do not */
     void *stream;              /* GPU: the compute stream, a cudaStream_t; NULL is the legacy one, which waits for all
                                   blocking ones; cudaStreamPerThread is refused. Unused on the CPU */
     const cddp_param *buffers; /* n_buffers of them, for cddp_ddp_sync_buffers: any types, and no `grad` */
     size_t n_buffers;          /* 0: none */
-    size_t last_bucket_bytes;  /* the first parameters' gradients, which come last, get a bucket of their own that
-                                  closes here, so that little is left to wait for at the end of a step; 0: they do not */
+    const char *name;          /* of the model, for error messages, as "generator"; copied. NULL: none */
 } cddp_ddp_options;
-
-/*
- * For bucket_bytes: the first steps find out which size is best here. first_bucket_bytes times 1, 4, 10, 25, 50 and 100
- * (1 to 100 MiB), as far as they cut this model differently, take turns from the third step on, seven steps each; the
- * one with the smallest median of rank 0's times, from a step's first gradient to the end of its cddp_ddp_wait, stays,
- * on all ranks. Results do not change by it, on the CPU not by a bit. While it lasts (45 steps at most) bucket counts
- * change from step to step; on a GPU the host waits for these steps. Not with cddp_optim_create.
- */
-#define CDDP_AUTO SIZE_MAX
 
 /* cddp_ddp_options.flags. */
 enum {
@@ -524,7 +558,7 @@ enum {
     /*
      * Gradients become the sum over all ranks, not the mean: the optimizer multiplies by cddp_ddp_grad_scale(). For
      * where the mean would cost a pass over the gradients (on a GPU, where nothing else passes over them: no
-     * `compress`, gradients in the arena), or is wanted in higher precision.
+     * `comm_dtype`, gradients in the arena), or is wanted in higher precision.
      */
     CDDP_DDP_SUM = 2,
     /*
@@ -566,7 +600,15 @@ enum {
      * buckets somebody uses: it waits for each step when the first gradient of the next one is ready; where buckets
      * were not used in the step before, at the end of the step itself. Not with communication hooks or PowerSGD.
      */
-    CDDP_DDP_SKIP_UNUSED = 256
+    CDDP_DDP_SKIP_UNUSED = 256,
+    /*
+     * The first steps find out which size of buckets is best here. first_bucket_bytes times 1, 4, 10, 25, 50 and 100
+     * (1 to 100 MiB), as far as they cut this model differently, take turns from the third step on, seven steps each.
+     * The one with the smallest median of rank 0's times, from a step's first gradient to the end of its cddp_ddp_wait,
+     * stays, on all ranks. Results do not change by it, on the CPU not by a bit. While it lasts (45 steps at most)
+     * bucket counts change from step to step; on a GPU the host waits for these steps. Not with cddp_optim_create.
+     */
+    CDDP_DDP_TUNE = 512
 };
 
 /* The reducer: averages the gradients of one model over all ranks, in buckets, while they are being made. */
@@ -581,6 +623,13 @@ typedef struct cddp_ddp cddp_ddp;
  * `data` and `grad` are memory of the GPU, and the broadcast comes after the work that is on the compute stream. What
  * is said here of parameters' `data` holds for those of buffers.
  *
+ * Gradients in the user's own memory (cddp_param.grad) are reduced where they lie, as fast as in the arena, if it is
+ * memory of all ranks (cddp_alloc with CDDP_MEM_COLLECTIVE, cddp_register) and every rank has them at the same places
+ * of it. The order of the parameters does not matter. What lies side by side in a bucket is reduced together; small
+ * gradients (less than 64 KiB together) without such neighbours are copied into the arena and out of it. So is all
+ * else: other memory, gradients that share memory, or that are sent in another type (comm_dtype), and those of a
+ * reducer with a hook, PowerSGD or an optimizer. Results do not change by it, on the CPU not by a bit.
+ *
  * params is copied, names and shapes too; the memory behind `data` and `grad` stays the caller's and must outlive ddp.
  * opt may be NULL. *out is written on success only; release it with cddp_ddp_destroy(), before cddp_finalize() or after
  * it. Returns CDDP_OK, CDDP_E_INVALID (no parameter, a missing name or data, an integer type, count 0, a shape whose
@@ -592,8 +641,8 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_create(cddp_ddp **out, cddp_comm *c
 
 /*
  * Where parameter i's gradient lives: `count` elements, 64-byte aligned, zeroed at creation and never afterwards; or
- * the caller's own memory, where `grad` was given. The address never changes during the life of ddp. The backward pass
- * writes it, every step anew. NULL if i is out of range. Any thread.
+ * the caller's own memory, where `grad` was given, which is not cleared. The address never changes during the life of
+ * ddp. The backward pass writes it, every step anew. NULL if i is out of range. Any thread.
  */
 CDDP_API void *cddp_ddp_grad(cddp_ddp *ddp, size_t i);
 
@@ -611,9 +660,9 @@ CDDP_API void *cddp_ddp_grad(cddp_ddp *ddp, size_t i);
  * communication into the graph, on a stream that is forked from theirs and joined again by cddp_ddp_wait. Each launch
  * then reduces what is in the gradients at that time, with the bits of a step that is not captured, and without a call
  * of libcddp.
- * - The capture begins between two steps, and after the first two, which settle the order of the buckets (CDDP_AUTO:
- *   after those that cddp_ddp_bucket_cap() wants); it may hold several steps, and ends after a cddp_ddp_wait(). A step
- *   in it may wait for peers to capture theirs, while NCCL makes for the graph what it needs.
+ * - The capture begins between two steps, and after the first two, which settle the order of the buckets
+ * (CDDP_DDP_TUNE: after those that cddp_ddp_bucket_cap() wants); it may hold several steps, and ends after a
+ * cddp_ddp_wait(). A step in it may wait for peers to capture theirs, while NCCL makes for the graph what it needs.
  * - All ranks capture the same, and a launch of the graph is a collective: all launch it as often, and in the same
  *   order among their other collectives (which NCCL_GRAPH_MIXING_SUPPORT=0 forbids).
  * - Refused, with CDDP_E_UNSUPPORTED (or CDDP_E_STATE, where the time is wrong), are communication hooks, PowerSGD,
@@ -736,7 +785,8 @@ typedef struct cddp_hook {
 
 /*
  * Communicate by a hook from now on; hook is copied, NULL goes back to the all-reduce. Every rank does the same,
- * between the same two steps. Returns CDDP_OK; CDDP_E_INVALID (a bad hook, a reducer that compresses or skips);
+ * between the same two steps; a collective where gradients were reduced where they lie, which are copied from now on.
+ * Returns CDDP_OK; CDDP_E_INVALID (a bad hook, a reducer that compresses or skips);
  * CDDP_E_STATE (in the middle of a step, or bucket sizes are still being tried); CDDP_E_NOMEM. One thread. It ends
  * PowerSGD, too.
  */
@@ -823,8 +873,8 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_clip_grad_norm(cddp_ddp *ddp, doubl
 /* What the optimizer has to multiply the gradients by: 1, or 1/world size with CDDP_DDP_SUM. */
 CDDP_API double cddp_ddp_grad_scale(const cddp_ddp *ddp);
 /*
- * bucket_bytes as it is in force: what the options said, or 25 MiB; with CDDP_AUTO what was chosen, and 0 until then.
- * From the thread that calls cddp_ddp_wait, as the next two.
+ * bucket_bytes as it is in force: what the options said, or 25 MiB; with CDDP_DDP_TUNE what was chosen, and 0 until
+ * then. From the thread that calls cddp_ddp_wait, as the next two.
  */
 CDDP_API size_t cddp_ddp_bucket_cap(const cddp_ddp *ddp);
 /* Number of buckets, and the size in bytes of bucket b (0 if there is none), in the order of their launch. */
@@ -833,8 +883,9 @@ CDDP_API size_t cddp_ddp_bucket_bytes(const cddp_ddp *ddp, size_t b);
 
 /*
  * Frees everything; NULL is allowed. It is this rank's own affair: no peer has to call it, and none is waited for. What
- * is in flight goes on without the reducer, and the memory that it needs is freed by cddp_finalize; on a GPU, whose
- * work may use the caller's memory, it waits until that is done. After an error it returns at once. Peers that count on
+ * is in flight goes on without the reducer, and the memory that it needs is freed by cddp_finalize. On a GPU, and with
+ * gradients that are reduced where they lie, that is the caller's memory: it waits until buckets that have started are
+ * done. After an error it returns at once. Peers that count on
  * the rest of a step hear, in their next wait, that this rank has left.
  *
  * On a GPU whose gradients lie in a symmetric window (NCCL 2.29.7 and newer) their memory stays until all ranks have
@@ -848,8 +899,8 @@ CDDP_API void cddp_ddp_destroy(cddp_ddp *ddp);
  * An optimizer whose state is divided among the ranks (ZeRO, stage 1): of each bucket a rank receives the mean of its
  * own share of the gradients only, updates that share of the parameters, for which alone it keeps momentum and
  * averages, and the ranks exchange the new values. Parameters become what every rank would have made of them alone, bit
- * for bit, with 1/world size of the state and of the arithmetic. What is compressed (`compress`, PowerSGD) or sent by a
- * hook becomes whole means on every rank, of which each updates its share; other buckets are scattered. A step is
+ * for bit, with 1/world size of the state and of the arithmetic. What is compressed (`comm_dtype`, PowerSGD) or sent by
+ * a hook becomes whole means on every rank, of which each updates its share; other buckets are scattered. A step is
  *
  *     write cddp_ddp_grad(ddp, i); cddp_ddp_grad_ready(ddp, i);     // as ever, for each parameter
  *     cddp_optim_step(optim);                                       // in place of cddp_ddp_wait and an optimizer
@@ -915,11 +966,10 @@ enum {
  *
  * *out is written on success only; release it with cddp_optim_destroy(), before ddp or after it: without its reducer an
  * optimizer can only be destroyed, and its other functions return CDDP_E_STATE. Returns CDDP_OK; CDDP_E_INVALID
- * (an option); CDDP_E_UNSUPPORTED (a reducer with CDDP_DDP_SPLIT or CDDP_AUTO, whose buckets cannot be divided, or with
- * CDDP_DDP_JOIN: a rank in cddp_ddp_join does not hear whether the others clip or skip; the error message says which);
- * CDDP_E_STATE (ddp has one, or is in the middle of a step); CDDP_E_MISMATCH
- * (ranks give different options: the sentence names two and what differs); CDDP_E_NOMEM (here or on a peer); or what a
- * collective may return.
+ * (an option); CDDP_E_UNSUPPORTED (a reducer with CDDP_DDP_SPLIT or CDDP_DDP_TUNE, whose buckets cannot be divided, or
+ * with CDDP_DDP_JOIN: a rank in cddp_ddp_join does not hear whether the others clip or skip; the error message says
+ * which); CDDP_E_STATE (ddp has one, or is in the middle of a step); CDDP_E_MISMATCH (ranks give different options: the
+ * sentence names two and what differs); CDDP_E_NOMEM (here or on a peer); or what a collective may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_optim_create(cddp_optim **out, cddp_ddp *ddp, const cddp_optim_options *opt);
 

@@ -124,7 +124,7 @@ static void *memory(struct job *j, size_t bytes)
 {
     void *p;
 
-    must(cddp_alloc(j->comm, bytes, &p));
+    must(cddp_alloc(j->comm, bytes, 0, &p));
     return p;
 }
 

@@ -25,7 +25,7 @@
 static const size_t counts[N_PARAMS] = {MOST, 3, 5000};
 
 struct mode {
-    cddp_dtype dtype, compress;
+    cddp_dtype dtype, comm_dtype;
     bool own;
 };
 
@@ -103,7 +103,7 @@ static double given(const struct job *j, int rank, int step, size_t i, size_t k)
 static double mean(const struct job *j, int step, size_t i, size_t k, double *off)
 {
     int n = cddp_world_size(j->comm);
-    cddp_dtype sent = j->mode.compress != CDDP_DTYPE_NONE ? j->mode.compress : j->mode.dtype;
+    cddp_dtype sent = j->mode.comm_dtype != CDDP_DTYPE_NONE ? j->mode.comm_dtype : j->mode.dtype;
     double sum = 0, all = 0;
 
     for (int rank = 0; rank < n; rank++) {
@@ -121,7 +121,7 @@ static void *memory(struct job *j, size_t bytes)
 {
     void *p;
 
-    must(cddp_alloc(j->comm, bytes, &p));
+    must(cddp_alloc(j->comm, bytes, 0, &p));
     must(cddp_copy(j->comm, p, j->host, bytes));
     return p;
 }
@@ -132,7 +132,7 @@ static void open_mode(struct job *j)
     const cddp_ddp_options opt = {.size = sizeof opt,
                                   .bucket_bytes = BUCKET_BYTES,
                                   .first_bucket_bytes = BUCKET_BYTES,
-                                  .compress = j->mode.compress};
+                                  .comm_dtype = j->mode.comm_dtype};
     cddp_param params[N_PARAMS];
 
     memset(params, 0, sizeof params);
@@ -177,7 +177,7 @@ static double check_param(struct job *j, int step, size_t i)
         }
         fprintf(stderr,
                 "rank %d: wrong result: type %d sent as %d, step %d, parameter %zu, element %zu: %.9g, not %.9g\n",
-                cddp_rank(j->comm), (int)j->mode.dtype, (int)j->mode.compress, step, i, k, got, want);
+                cddp_rank(j->comm), (int)j->mode.dtype, (int)j->mode.comm_dtype, step, i, k, got, want);
         exit(WRONG);
     }
     return worst;

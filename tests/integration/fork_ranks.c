@@ -105,7 +105,9 @@ static void refuse_comm(void)
     REFUSED(cddp_comm_split, &comm, job.comm, 0, 0);
     REFUSED(cddp_get_device_info, job.comm, &info);
     REFUSED(cddp_comm_error, job.comm, NULL);
-    REFUSED(cddp_alloc, job.comm, 64, &p);
+    REFUSED(cddp_alloc, job.comm, 64, 0, &p);
+    REFUSED(cddp_register, job.comm, small, sizeof *small, CDDP_MEM_COLLECTIVE);
+    REFUSED(cddp_unregister, job.comm, small);
     REFUSED(cddp_copy, job.comm, small, small + 1, sizeof *small);
     REFUSED(cddp_leader_first_begin, job.comm, CDDP_SCOPE_JOB, &first);
     REFUSED(cddp_leader_first_end, job.comm, 1, NULL);
@@ -330,7 +332,7 @@ static void set_up(void)
     CHECK(cddp_ddp_create(&job.sharded, job.comm, &params[1], 1, NULL) == CDDP_OK);
     CHECK(cddp_optim_create(&job.optim, job.sharded, &opt) == CDDP_OK);
     CHECK(cddp_store_open(&job.store, NULL) == CDDP_OK);
-    CHECK(cddp_alloc(job.comm, 64, &job.memory) == CDDP_OK);
+    CHECK(cddp_alloc(job.comm, 64, 0, &job.memory) == CDDP_OK);
 }
 
 static void finalize_at_exit(void)

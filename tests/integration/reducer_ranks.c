@@ -60,7 +60,8 @@ static void *memory(const cddp_param *p)
 {
     void *zero = calloc(p->count, cddp_dtype_size(p->dtype)), *m = NULL;
 
-    CHECK(cddp_alloc(comm, bytes_of(p), &m) == CDDP_OK && cddp_copy(comm, m, zero, bytes_of(p)) == CDDP_OK, "memory");
+    CHECK(cddp_alloc(comm, bytes_of(p), 0, &m) == CDDP_OK && cddp_copy(comm, m, zero, bytes_of(p)) == CDDP_OK,
+          "memory");
     free(zero);
     return m;
 }

@@ -39,7 +39,7 @@ ROWS = {  # option: (ours, the check's file, what in it)
         "process_group": ("the communicator; a part of it by `cddp_comm_split`", "tests/unit/test_collective.c",
                           "parts_of_a_world_have_ranks_reducers_and_errors_of_their_own"),
         "bucket_cap_mb": ("`bucket_bytes`, `first_bucket_bytes`; 25 MiB and 1 MiB, too. A small last one (`DDP_SET_LAST_BUCKET_CAP`): "
-                          "`last_bucket_bytes`; a gradient in several buckets: `CDDP_DDP_SPLIT`; found by trying: `CDDP_AUTO`", "tests/unit/test_bucket.c",
+                          "`last_bucket_bytes`; a gradient in several buckets: `CDDP_DDP_SPLIT`; found by trying: `CDDP_DDP_TUNE`", "tests/unit/test_bucket.c",
                           "a_bucket_closes_once_it_reaches_the_cap_and_may_overshoot_it"),
         "bucket_cap_mb_list": ("three caps: of the first bucket, of the last, of the others", "tests/unit/test_bucket.c",
                                "the_models_first_gradients_make_a_small_last_bucket_if_wanted"),
@@ -47,8 +47,8 @@ ROWS = {  # option: (ours, the check's file, what in it)
                                    "what_no_rank_used_stays_and_what_some_used_is_the_mean_with_zeros"),
         "check_reduction": ("none: without effect in PyTorch, too. A step that was not finished is always an error",
                             "tests/unit/test_unused.c", "without_the_flag_it_is_an_error_that_names_the_parameter_on_every_rank"),
-        "gradient_as_bucket_view": ("always, unless `cddp_param.grad` names memory of the user's own",
-                                    "tests/unit/test_reducer.c", "gradients_of_the_users_own_are_copied_in_and_out"),
+        "gradient_as_bucket_view": ("always; `cddp_param.grad` in memory of all ranks (`CDDP_MEM_COLLECTIVE`) is reduced where it lies, too; other memory of the user's own is copied ([from one to many](from-one-to-many.md))",
+                                    "tests/unit/test_in_place.c", "all_ways_have_the_arenas_bits"),
         "static_graph": ("`CDDP_DDP_STATIC_GRAPH`", "tests/unit/test_unused.c",
                          "a_static_graph_learns_from_its_first_step_what_comes_and_how_often"),
         "delay_all_reduce_named_params": ("leave them out of `params`, and make a second reducer of them on the same communicator. The same, "
@@ -58,7 +58,7 @@ ROWS = {  # option: (ours, the check's file, what in it)
         "param_to_hook_all_reduce": ("call `cddp_ddp_grad_ready` of the second reducer where that parameter's gradient is ready",
                                      "tests/unit/test_unused.c",
                                      "parameters_may_have_a_reducer_of_their_own_whose_gradients_are_ready_later"),
-        "mixed_precision": ("none: a program chooses its types; gradients may be sent in 16 bits (`compress`)",
+        "mixed_precision": ("none: a program chooses its types, also those of gradients (`grad_dtype`), which may be sent in 16 bits (`comm_dtype`)",
                             "tests/unit/test_wire.c", "a_mean_in_16_bits_is_summed_in_32_and_rounded_once"),
         "device_mesh": ("none: parts of a world by `cddp_comm_split`", None, None),
         "skip_all_reduce_unused_params": ("`CDDP_DDP_SKIP_UNUSED`; ranks may differ in what they use, and steps, too", "tests/unit/test_unused.c",
@@ -77,7 +77,7 @@ ROWS = {  # option: (ours, the check's file, what in it)
     },
     "DistributedDataParallel.register_comm_hook": {
         "state": ("`cddp_hook.arg`", "tests/unit/test_hook.c", "it_sees_each_bucket_in_order_and_leaves_what_gradients_become"),
-        "hook": ("`compress` for fp16_compress_hook and bf16_compress_hook; `cddp_ddp_set_powersgd` for powerSGD_hook; `cddp_ddp_set_hook` for one's own",
+        "hook": ("`comm_dtype` for fp16_compress_hook and bf16_compress_hook; `cddp_ddp_set_powersgd` for powerSGD_hook; `cddp_ddp_set_hook` for one's own",
                  WINE, "w2_fp16"),
     },
     "PowerSGDState": {

@@ -47,7 +47,7 @@ static void begin(struct job *j)
 {
     CHECK(cddp_init(&j->comm, NULL) == CDDP_OK);
     j->host = malloc(BYTES);
-    CHECK(j->host != NULL && cddp_alloc(j->comm, BYTES, &j->x) == CDDP_OK);
+    CHECK(j->host != NULL && cddp_alloc(j->comm, BYTES, 0, &j->x) == CDDP_OK);
     fill(j->host);
     CHECK(cddp_copy(j->comm, j->x, j->host, BYTES) == CDDP_OK);
     j->item = (cddp_checkpoint_item){.size = sizeof(cddp_checkpoint_item), .name = "x", .data = j->x, .bytes = BYTES};

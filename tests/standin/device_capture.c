@@ -7,6 +7,7 @@
  *   beside      a thread captures in global mode while another one works with the communicator
  *   bfloat16    gradients are sent as bfloat16
  *   twice       two steps in one graph
+ *   in_place    two gradients are reduced where they lie
  *   refused     what cannot be captured is refused, and neither the capture nor the reducer is broken
  *   dies        rank 1 ends itself where it should launch the graph once more
  *   stops       rank 1 stops there, until cddprun ends it
@@ -364,7 +365,7 @@ static int lose_a_peer(struct job *j, CUgraphExec exec, bool dies)
     return st == CDDP_OK ? PASSED : FAILED;
 }
 
-static void open_job(struct job *j, cddp_param *params, bool narrow)
+static void open_job(struct job *j, cddp_param *params, bool narrow, bool in_place)
 {
     static const char *const names[N_PARAMS] = {"a", "b", "c", "d", "e"};
     cddp_init_options init = {.size = sizeof init, .backend = "nccl"};
@@ -381,6 +382,8 @@ static void open_job(struct job *j, cddp_param *params, bool narrow)
         j->source[i] = device_floats(counts[i], 0);
         if (i % 2 == 0)
             j->own[i] = device_floats(counts[i], 0);
+        if (j->own[i] != 0 && in_place) /* the large ones are reduced there */
+            DO(cddp_register(j->comm, (void *)j->own[i], counts[i] * sizeof(float), CDDP_MEM_COLLECTIVE));
         params[i] = (cddp_param){.size = sizeof(cddp_param),
                                  .name = names[i],
                                  .data = (void *)j->data[i],
@@ -389,7 +392,7 @@ static void open_job(struct job *j, cddp_param *params, bool narrow)
                                  .dtype = CDDP_FLOAT32};
     }
     opt.stream = j->compute;
-    opt.compress = narrow ? CDDP_BFLOAT16 : CDDP_DTYPE_NONE;
+    opt.comm_dtype = narrow ? CDDP_BFLOAT16 : CDDP_DTYPE_NONE;
     DO(cddp_ddp_create(&j->ddp, j->comm, params, N_PARAMS, &opt));
 }
 
@@ -421,7 +424,7 @@ int main(int argc, char **argv)
     struct job *j = &job;
     CUgraphExec exec;
 
-    open_job(j, params, strcmp(what, "bfloat16") == 0);
+    open_job(j, params, strcmp(what, "bfloat16") == 0, strcmp(what, "in_place") == 0);
     if (strcmp(what, "refused") == 0)
         refuse(j, params);
     settle(j);

@@ -59,7 +59,7 @@ static void make_model(struct model *m, cddp_comm *comm, CUstream compute, size_
                             .first_bucket_bytes = bytes,
                             .stream = compute,
                             .flags = kind->flags,
-                            .compress = kind->sent_as};
+                            .comm_dtype = kind->sent_as};
     cddp_param params[N_PARAMS] = {{.name = NULL}};
 
     *m = (struct model){.comm = comm, .compute = compute, .n = n};

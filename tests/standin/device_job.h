@@ -114,8 +114,8 @@ static void open_job(struct job *j)
     CU(cuLibraryGetKernel(&j->gate, j->device.library, "gate"));
     j->compute = device_stream();
     for (size_t i = 0; i < N_PARAMS; i++) {
-        DO(cddp_alloc(j->comm, bytes_of(i), &j->data[i]));
-        DO(cddp_alloc(j->comm, bytes_of(i), &j->made[i]));
+        DO(cddp_alloc(j->comm, bytes_of(i), 0, &j->data[i]));
+        DO(cddp_alloc(j->comm, bytes_of(i), 0, &j->made[i]));
         DO(cddp_copy(j->comm, j->data[i], zeros, bytes_of(i)));
     }
     make(j, N_PARAMS, 0);

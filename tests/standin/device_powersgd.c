@@ -3,7 +3,7 @@
  * PowerSGD, as a program that cddprun starts with the CPU's backend and on a stand-in's GPU: rank 0 writes a hash of
  * every gradient, or parameter, of each step, which must be the same lines (same_lines.py). Matrices that lose their
  * directions, gradients that no rank used, checkpoints, and the divided optimizer behind PowerSGD and behind
- * `compress`. On the GPU the compute stream stands still in one step until the host has called everything: whoever
+ * `comm_dtype`. On the GPU the compute stream stands still in one step until the host has called everything: whoever
  * waits there waits for ever. Arguments: the file to write.
  */
 #include "device.h"
@@ -60,12 +60,12 @@ static void make_all(void)
     static double host[MOST];
 
     for (size_t i = 0; i < PARAMS; i++)
-        DO(cddp_alloc(comm, bytes_of(i), &data[i]));
+        DO(cddp_alloc(comm, bytes_of(i), 0, &data[i]));
     for (size_t step = 0; step < STEPS; step++)
         for (size_t i = 0; i < PARAMS; i++) {
             for (size_t k = 0; k < counts[i]; k++)
                 number_put(types[i], host, k, gradient(cddp_rank(comm), step, i, k));
-            DO(cddp_alloc(comm, bytes_of(i), &made[step][i]));
+            DO(cddp_alloc(comm, bytes_of(i), 0, &made[step][i]));
             DO(cddp_copy(comm, made[step][i], host, bytes_of(i)));
         }
 }
@@ -106,11 +106,11 @@ static void write_hashes(const char *what, cddp_ddp *ddp, size_t step)
         write_hash(what, step, i, ddp != NULL ? cddp_ddp_grad(ddp, i) : data[i]);
 }
 
-static cddp_ddp *open_ddp(uint32_t flags, cddp_dtype compress, const cddp_powersgd_options *psgd)
+static cddp_ddp *open_ddp(uint32_t flags, cddp_dtype comm_dtype, const cddp_powersgd_options *psgd)
 {
     static double host[MOST];
     cddp_ddp_options opt = {
-        .size = sizeof opt, .stream = compute, .flags = flags, .bucket_bytes = 6000, .compress = compress};
+        .size = sizeof opt, .stream = compute, .flags = flags, .bucket_bytes = 6000, .comm_dtype = comm_dtype};
     cddp_param params[PARAMS];
     cddp_ddp *ddp;
 
@@ -182,16 +182,16 @@ static void saved(const cddp_powersgd_options *opt)
 }
 
 /* Parameters, by an optimizer that has a share of them; of a reducer without PowerSGD that sends as it is by a hook. */
-static void divided(const char *what, const cddp_powersgd_options *opt, cddp_dtype compress, uint32_t flags)
+static void divided(const char *what, const cddp_powersgd_options *opt, cddp_dtype comm_dtype, uint32_t flags)
 {
     const cddp_hook hook = {.size = sizeof hook, .begin = mean_hook_begin};
     const cddp_optim_options sgd = {
         .size = sizeof sgd, .kind = CDDP_OPTIM_SGD, .lr = 0.125, .momentum = 0.5, .weight_decay = 0.25};
-    cddp_ddp *ddp = open_ddp(flags, compress, opt);
+    cddp_ddp *ddp = open_ddp(flags, comm_dtype, opt);
     cddp_optim *optim;
 
     DO(cddp_optim_create(&optim, ddp, &sgd));
-    if (opt == NULL && compress == CDDP_DTYPE_NONE)
+    if (opt == NULL && comm_dtype == CDDP_DTYPE_NONE)
         DO(cddp_ddp_set_hook(ddp, &hook));
     for (size_t step = 0; step < STEPS; step++) {
         backward(ddp, step, flags == 0);

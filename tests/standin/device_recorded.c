@@ -107,7 +107,7 @@ static void meet(const json_t *all, const json_t *one, cddp_dtype dtype, bool wi
         p[i] = (cddp_param){
             .size = sizeof(cddp_param), .name = names[i], .count = (size_t)number(sizes, i), .dtype = dtype};
         from[i + 1] = from[i] + p[i].count;
-        DO(cddp_alloc(comm, p[i].count * cddp_dtype_size(dtype), &p[i].data));
+        DO(cddp_alloc(comm, p[i].count * cddp_dtype_size(dtype), 0, &p[i].data));
         put(json_object_get(all, "start"), from[i], &p[i], p[i].data);
     }
     if (with_groups)

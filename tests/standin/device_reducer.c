@@ -4,12 +4,13 @@
  * kernel, averaged, and added to the parameters by another kernel. With "reuse" the program itself is wrong: it writes
  * a gradient again before cddp_ddp_wait; with "missing" rank 1 does not come to the last step. With "auto" the bucket
  * size is found by trying. With "own" gradients are in memory of the program's own, which for each bucket takes one
- * launch to bring in and one to bring out. With "unused" (or "unused_own", which is both) one gradient comes in the
- * first step alone, and another on rank 1 alone from the second on, for which the host waits no more than else; with
- * "static" (or "static_own") neither comes elsewhere in the first step, whose end does not wait for the device. With
- * "skip" as with "unused", but buckets that nobody used are left out; no step's end waits for a step without any. With
- * "asks" the backward pass takes its time, and NCCL, which is always "in progress", must not be asked over and over
- * meanwhile. Other faults are planted by the stand-in's settings.
+ * launch to bring in and one to bring out. With "place" (also "unused_place", "static_place" and "auto_place") they are
+ * in one block of all ranks, in an order of its own, so that the large one is reduced where it lies. With "unused" (or
+ * "unused_own", which is both) one gradient comes in the first step alone, and another on rank 1 alone from the second
+ * on, for which the host waits no more than else; with "static" (or "static_own") neither comes elsewhere in the first
+ * step, whose end does not wait for the device. With "skip" as with "unused", but buckets that nobody used are left
+ * out; no step's end waits for a step without any. With "asks" the backward pass takes its time, and NCCL, which is
+ * always "in progress", must not be asked over and over meanwhile. Other faults are planted by the stand-in's settings.
  *
  * Exit status: 0 all was right, 3 a wrong result, 4 libcddp gave an error, 5 NCCL was asked too often, 6 there were
  * more launches, or fewer, 7 the host has waited.
@@ -47,6 +48,7 @@ struct job {
     CUstream compute;
     CUdeviceptr data[N_PARAMS];
     CUdeviceptr own[N_PARAMS]; /* 0: gradients are in the arena */
+    void *block;               /* in which own is; NULL: own is memory of the driver's */
     int steps;
     bool slow;      /* it takes milliseconds to make a gradient */
     bool unused;    /* not all gradients come in every step */
@@ -171,7 +173,23 @@ static int count_launches(const struct job *j, uint64_t packed, uint64_t unpacke
     return LAUNCHES;
 }
 
-static void open_job(struct job *j, bool automatic, bool own)
+/* Gradients side by side in one block, the large one first. */
+static void lay_block(struct job *j)
+{
+    static const size_t order[N_PARAMS] = {2, 0, 4, 1, 3};
+    CUdeviceptr at;
+
+    DO(cddp_alloc(j->comm, sizeof(float) * (1100000 + 4 * 3001), CDDP_MEM_COLLECTIVE, &j->block));
+    at = (CUdeviceptr)j->block;
+    for (int n = 0; n < N_PARAMS; n++) {
+        j->own[order[n]] = at;
+        at += counts[order[n]] * sizeof(float);
+    }
+    CU(cuMemsetD8Async((CUdeviceptr)j->block, 0, sizeof(float) * (1100000 + 4 * 3001), j->compute));
+    CU(cuStreamSynchronize(j->compute));
+}
+
+static void open_job(struct job *j, bool automatic, bool own, bool place)
 {
     static const char *const names[N_PARAMS] = {"a", "b", "c", "d", "e"};
     cddp_init_options init = {.size = sizeof init, .backend = "nccl"};
@@ -179,10 +197,12 @@ static void open_job(struct job *j, bool automatic, bool own)
     cddp_param params[N_PARAMS];
 
     j->steps = automatic ? AUTO_STEPS : j->unused ? UNUSED_STEPS : STEPS;
-    if (automatic)
-        opt.bucket_bytes = CDDP_AUTO;
     if (j->unused)
         opt.flags = (j->fixed ? CDDP_DDP_STATIC_GRAPH : CDDP_DDP_FIND_UNUSED) | (j->skip ? CDDP_DDP_SKIP_UNUSED : 0);
+    if (automatic) {
+        opt.flags |= CDDP_DDP_TUNE;
+        opt.bucket_bytes = 0;
+    }
     if (own)
         opt.bucket_bytes = opt.first_bucket_bytes = OWN_BUCKET_BYTES;
     DO(cddp_init(&j->comm, &init));
@@ -193,6 +213,8 @@ static void open_job(struct job *j, bool automatic, bool own)
     CU(cuLibraryGetKernel(&j->fill, j->device.library, "fill"));
     j->compute = device_stream();
     memset(params, 0, sizeof params);
+    if (place)
+        lay_block(j);
     for (size_t i = 0; i < N_PARAMS; i++) {
         j->data[i] = device_floats(counts[i], 0);
         params[i].size = sizeof params[i];
@@ -200,7 +222,8 @@ static void open_job(struct job *j, bool automatic, bool own)
         params[i].data = (void *)j->data[i];
         params[i].count = counts[i];
         params[i].dtype = CDDP_FLOAT32;
-        j->own[i] = own ? device_floats(counts[i], 0) : 0;
+        if (own)
+            j->own[i] = device_floats(counts[i], 0);
         params[i].grad = (void *)j->own[i];
     }
     opt.stream = j->compute;
@@ -212,8 +235,9 @@ static void close_job(struct job *j)
     cddp_ddp_destroy(j->ddp);
     for (size_t i = 0; i < N_PARAMS; i++)
         CU(cuMemFree(j->data[i]));
-    for (size_t i = 0; i < N_PARAMS && j->own[i] != 0; i++)
+    for (size_t i = 0; i < N_PARAMS && j->own[i] != 0 && j->block == NULL; i++)
         CU(cuMemFree(j->own[i]));
+    cddp_free(j->comm, j->block);
     CU(cuStreamDestroy(j->compute));
     CU(cuLibraryUnload(j->device.library));
     DO(cddp_finalize(j->comm));
@@ -222,7 +246,7 @@ static void close_job(struct job *j)
 int main(int argc, char **argv)
 {
     static struct job j;
-    bool own = argc > 1 && strcmp(argv[1], "own") == 0;
+    bool own = argc > 1 && strcmp(argv[1], "own") == 0, place = argc > 1 && strstr(argv[1], "place") != NULL;
     uint64_t packed, unpacked;
     int rc;
 
@@ -231,7 +255,7 @@ int main(int argc, char **argv)
     j.skip = argc > 1 && strcmp(argv[1], "skip") == 0;
     j.unused = j.fixed || j.skip || (argc > 1 && strncmp(argv[1], "unused", 6) == 0);
     own |= argc > 1 && strstr(argv[1], "_own") != NULL;
-    open_job(&j, argc > 1 && strcmp(argv[1], "auto") == 0, own);
+    open_job(&j, argc > 1 && strncmp(argv[1], "auto", 4) == 0, own, place);
     packed = standin_launched("cdi_pack");
     unpacked = standin_launched("cdi_unpack");
     train(&j, argc > 1 && strcmp(argv[1], "reuse") == 0, argc > 1 && strcmp(argv[1], "missing") == 0);
@@ -241,6 +265,13 @@ int main(int argc, char **argv)
     if (j.unused && rc == 0 && j.waits > 0) {
         fprintf(stderr, "the host has waited %llu times for the device in a step\n", (unsigned long long)j.waits);
         rc = WAITED;
+    } else if (strcmp(j.block != NULL ? argv[1] : "", "place") == 0 && rc == 0) {
+        /* The large one, which is a bucket, is not brought anywhere. */
+        uint64_t want = (uint64_t)j.steps * (cddp_ddp_bucket_count(j.ddp) - 1);
+
+        rc = standin_launched("cdi_pack") - packed == want && standin_launched("cdi_unpack") - unpacked == want
+                 ? 0
+                 : LAUNCHES;
     } else if (own && !j.unused && rc == 0)
         rc = count_launches(&j, standin_launched("cdi_pack") - packed, standin_launched("cdi_unpack") - unpacked,
                             standin_launched("cdi_scale"));

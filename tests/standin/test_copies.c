@@ -97,7 +97,7 @@ Test(copies, memory_of_another_gpu_is_refused_and_both_are_named)
         .size = sizeof(cddp_checkpoint_item), .name = "w", .data = at, .bytes = sizeof host};
     cddp_ddp *ddp;
 
-    OK(cddp_alloc(comm, 4096, &mine));
+    OK(cddp_alloc(comm, 4096, 0, &mine));
     refused(cddp_copy(comm, at, host, sizeof host));
     refused(cddp_copy(comm, host, at, sizeof host));
     refused(cddp_copy(comm, mine, at, sizeof host));
@@ -113,6 +113,33 @@ Test(copies, memory_of_another_gpu_is_refused_and_both_are_named)
     OK(cddp_all_reduce(comm, host, host, 64, CDDP_FLOAT32, CDDP_SUM)); /* nothing is broken */
     cddp_free(comm, mine);
     release(theirs);
+    end(comm);
+}
+
+Test(copies, memory_of_all_ranks_is_the_gpus_and_pinned_memory_the_hosts)
+{
+    cddp_comm *comm = begin();
+    float *host, x[64];
+    void *shared, *none;
+
+    OK(cddp_alloc(comm, 4096, CDDP_MEM_COLLECTIVE, &shared));
+    OK(cddp_alloc(comm, sizeof x, CDDP_MEM_HOST, (void **)&host));
+    cr_assert_eq(cddp_alloc(comm, 64, CDDP_MEM_COLLECTIVE | CDDP_MEM_HOST, &none), CDDP_E_UNSUPPORTED);
+    SAYS("leave out CDDP_MEM_HOST or CDDP_MEM_COLLECTIVE");
+    for (int i = 0; i < 64; i++)
+        host[i] = (float)i;
+    OK(cddp_copy(comm, shared, host, sizeof x));
+    OK(cddp_all_reduce(comm, shared, shared, 64, CDDP_FLOAT32, CDDP_SUM));
+    OK(cddp_copy(comm, x, shared, sizeof x));
+    cr_assert_eq(x[63], 63.0f);
+    cr_assert_eq(cddp_register(comm, x, sizeof x, CDDP_MEM_COLLECTIVE), CDDP_E_INVALID);
+    SAYS("this is host memory, but backend nccl reduces in memory of its GPU");
+    OK(cddp_alloc(comm, 4096, 0, &none));
+    OK(cddp_register(comm, none, 4096, CDDP_MEM_COLLECTIVE));
+    OK(cddp_unregister(comm, none));
+    cddp_free(comm, none);
+    cddp_free(comm, host);
+    cddp_free(comm, shared);
     end(comm);
 }
 
@@ -177,7 +204,7 @@ Test(copies, host_memory_is_told_without_an_error_of_the_driver)
     cr_assert_eq(setenv("CDDP_STANDIN_FAIL", "cuPointerGetAttribute:1+:719", 1), 0);
     standin_configure();
     comm = begin();
-    OK(cddp_alloc(comm, sizeof x, &mine));
+    OK(cddp_alloc(comm, sizeof x, 0, &mine));
     OK(cddp_copy(comm, mine, &x, sizeof x));
     OK(cddp_all_reduce(comm, mine, mine, 1, CDDP_FLOAT32, CDDP_SUM));
     OK(cddp_copy(comm, &y, mine, sizeof x));
@@ -193,7 +220,7 @@ Test(copies, memory_of_which_the_driver_says_nothing_is_not_touched)
     void *mine;
     float x = 3;
 
-    OK(cddp_alloc(comm, sizeof x, &mine));
+    OK(cddp_alloc(comm, sizeof x, 0, &mine));
     cr_assert_eq(setenv("CDDP_STANDIN_FAIL", "cuPointerGetAttributes:1+:700", 1), 0);
     standin_configure();
     cr_assert_eq(cddp_copy(comm, mine, &x, sizeof x), CDDP_E_SYSTEM);
@@ -221,8 +248,8 @@ Test(copies, every_byte_arrives_and_none_beyond)
     void *a, *b;
 
     cr_assert(from != NULL && to != NULL);
-    OK(cddp_alloc(comm, cap, &a));
-    OK(cddp_alloc(comm, cap, &b));
+    OK(cddp_alloc(comm, cap, 0, &a));
+    OK(cddp_alloc(comm, cap, 0, &b));
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         size_t n = sizes[i];
 
@@ -262,7 +289,7 @@ Test(copies, calls_make_and_free_no_memory)
     void *mine;
 
     cr_assert_not_null(host);
-    OK(cddp_alloc(comm, large, &mine));
+    OK(cddp_alloc(comm, large, 0, &mine));
     before = standin_allocations();
     for (int i = 0; i < 3; i++) {
         OK(cddp_copy(comm, mine, host, large));

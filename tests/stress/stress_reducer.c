@@ -3,7 +3,7 @@
  * The reducer against a plain model of it, to the last bit. cddprun starts the ranks; a seed decides the model, its
  * types and buckets, which gradients come to which rank, how often they are added to before (no_sync), in which order
  * several threads say that they are ready, and how they dawdle. Every rank knows what all others give, and adds it up
- * in rank order.
+ * in rank order. Gradients of the program's own lie alone, or side by side in memory of all ranks.
  *
  *     cddprun --standalone --nproc_per_node=4 stress_reducer [FIRST_SEED [SEEDS]]
  *
@@ -19,10 +19,10 @@
 #include <unistd.h>
 
 #define MAX_PARAMS 24
-#define MAX_COUNT 3000
+#define MAX_COUNT 6000
 #define THREADS 3
 #define STEPS 6
-#define AUTO_STEPS 47 /* until a bucket size is chosen (CDDP_AUTO), and one more */
+#define AUTO_STEPS 47 /* until a bucket size is chosen (CDDP_DDP_TUNE), and one more */
 
 struct job {
     cddp_comm *comm;
@@ -34,6 +34,8 @@ struct job {
     cddp_dtype dtype[MAX_PARAMS];
     double data[MAX_COUNT]; /* of all parameters: nobody looks at it */
     double *own[MAX_PARAMS], *want[MAX_PARAMS];
+    bool placed; /* in memory of all ranks, side by side in an order of its own: */
+    double *block;
     _Atomic size_t next;
     _Atomic int failed;
 };
@@ -176,6 +178,35 @@ static int one_step(struct job *j)
     return compare(j);
 }
 
+/* Where own gradients lie: in memory of their own, or in one block. */
+static int lay_own(struct job *j)
+{
+    size_t order[MAX_PARAMS], at = 0;
+    void *block;
+
+    if (j->placed && cddp_alloc(j->comm, MAX_PARAMS * sizeof j->data, CDDP_MEM_COLLECTIVE, &block) != CDDP_OK)
+        return 1;
+    if (j->placed)
+        memset(j->block = block, 0, MAX_PARAMS * sizeof j->data);
+    for (size_t i = 0; i < j->n; i++) {
+        size_t other = dice(j, 16, 0, 2) == 0 ? i : dice(j, 15, i, i + 1);
+
+        order[i] = order[other];
+        order[other] = i;
+    }
+    for (size_t k = 0; k < j->n; k++) {
+        size_t i = order[k], size = cddp_dtype_size(j->dtype[i]);
+
+        at = (at + size - 1) / size * size;
+        if (!j->placed)
+            j->own[i] = dice(j, 11, i, 3) == 0 ? calloc(MAX_COUNT, sizeof(double)) : NULL;
+        else if (dice(j, 11, i, 24) != 0)
+            j->own[i] = (double *)(void *)((char *)j->block + at);
+        at += j->count[i] * size;
+    }
+    return 0;
+}
+
 static int run_seed(cddp_comm *comm, uint64_t seed)
 {
     static struct job job;
@@ -191,21 +222,28 @@ static int run_seed(cddp_comm *comm, uint64_t seed)
     opt.flags = (j->unused ? CDDP_DDP_FIND_UNUSED | (dice(j, 13, 0, 2) == 0 ? CDDP_DDP_SKIP_UNUSED : 0) : 0) |
                 (dice(j, 3, 0, 2) == 0 ? CDDP_DDP_SPLIT : 0);
     automatic = dice(j, 12, 0, 8) == 0;
-    opt.bucket_bytes = automatic ? CDDP_AUTO : 64 + dice(j, 4, 0, 12000);
+    opt.flags |= automatic ? CDDP_DDP_TUNE : 0;
+    j->placed = dice(j, 14, 0, 3) == 0; /* then larger ones, that there are stretches worth it */
+    j->n = j->placed ? MAX_PARAMS : j->n;
+    opt.bucket_bytes = automatic ? 0 : 64 + dice(j, 4, 0, j->placed ? 400000 : 12000);
     opt.first_bucket_bytes = 64 + dice(j, 5, 0, automatic ? 400 : 4000);
     opt.last_bucket_bytes = dice(j, 6, 0, 2) * dice(j, 7, 0, 4000);
     for (size_t i = 0; i < j->n; i++) {
-        j->count[i] = 1 + dice(j, 8, i, dice(j, 9, i, 3) == 0 ? MAX_COUNT : 50);
-        j->dtype[i] = dice(j, 10, i, 3) == 0 ? CDDP_FLOAT64 : CDDP_FLOAT32;
+        j->count[i] = 1 + dice(j, 8, i, j->placed || dice(j, 9, i, 3) == 0 ? MAX_COUNT : 50);
+        j->dtype[i] = dice(j, 10, i, j->placed ? 16 : 3) == 0 ? CDDP_FLOAT64 : CDDP_FLOAT32;
         j->want[i] = calloc(MAX_COUNT, sizeof(double));
-        j->own[i] = dice(j, 11, i, 3) == 0 ? calloc(MAX_COUNT, sizeof(double)) : NULL;
+    }
+    if (lay_own(j) != 0) {
+        fprintf(stderr, "seed %llu: %s\n", (unsigned long long)seed, cddp_last_error());
+        return 1;
+    }
+    for (size_t i = 0; i < j->n; i++)
         params[i] = (cddp_param){.size = sizeof(cddp_param),
                                  .name = "p",
                                  .data = j->data,
                                  .count = j->count[i],
                                  .dtype = j->dtype[i],
                                  .grad = j->own[i]};
-    }
     if (cddp_ddp_create(&j->ddp, comm, params, j->n, &opt) != CDDP_OK) {
         fprintf(stderr, "seed %llu: %s\n", (unsigned long long)seed, cddp_last_error());
         return 1;
@@ -219,9 +257,11 @@ static int run_seed(cddp_comm *comm, uint64_t seed)
     }
     cddp_ddp_destroy(j->ddp);
     for (size_t i = 0; i < j->n; i++) {
-        free(j->own[i]);
+        if (!j->placed)
+            free(j->own[i]);
         free(j->want[i]);
     }
+    cddp_free(comm, j->block);
     return bad;
 }
 

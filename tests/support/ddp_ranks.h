@@ -46,10 +46,10 @@ static inline int ddp_open_with(struct ddp_rank *r, const cddp_ddp_options *opt,
     return 0;
 }
 
-static inline int ddp_open(struct ddp_rank *r, uint32_t flags, cddp_dtype compress, bool own)
+static inline int ddp_open(struct ddp_rank *r, uint32_t flags, cddp_dtype comm_dtype, bool own)
 {
     cddp_ddp_options opt = {
-        .size = sizeof opt, .bucket_bytes = 64, .first_bucket_bytes = 64, .flags = flags, .compress = compress};
+        .size = sizeof opt, .bucket_bytes = 64, .first_bucket_bytes = 64, .flags = flags, .comm_dtype = comm_dtype};
 
     return ddp_open_with(r, &opt, own);
 }

@@ -340,6 +340,11 @@ void cdi_comm_bury(cddp_comm *comm, struct cdi_grave *grave)
     comm->graves = grave;
 }
 
+struct cdi_memory *cdi_comm_memory(cddp_comm *comm)
+{
+    return &comm->memory;
+}
+
 const struct cdi_backend_ops *cdi_comm_ops(const cddp_comm *comm)
 {
     return comm->device ? &fake_device_ops : &fake_ops;

@@ -8,6 +8,7 @@
 #define CDI_TEST_FAKE_BACKEND_H
 
 #include "worker/comm.h"
+#include "worker/memory.h"
 
 #include <pthread.h>
 
@@ -19,6 +20,7 @@ struct fake_world; /* what the ranks share */
 struct cddp_comm {
     struct fake_world *shared;
     struct cdi_world world;
+    struct cdi_memory memory;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     /* The record. */

@@ -34,7 +34,7 @@ Test(comm, without_variables_the_program_is_a_world_of_one)
     cr_assert_eq(where.device, -1);
     cr_assert_eq(where.numa_node, -1);
     cr_assert_str_eq(where.name, "cpu");
-    cr_assert_eq(cddp_alloc(comm, 12, (void **)&memory), CDDP_OK);
+    cr_assert_eq(cddp_alloc(comm, 12, 0, (void **)&memory), CDDP_OK);
     cr_assert_eq((uintptr_t)memory % 64, 0);
     cr_assert_eq(cddp_copy(comm, memory, "twelve bytes", 12), CDDP_OK);
     cr_assert_eq(memcmp(memory, "twelve bytes", 12), 0);

@@ -223,7 +223,7 @@ Test(hook, what_cannot_work_is_refused)
 {
     float w[2];
     cddp_param p = {.size = sizeof(cddp_param), .name = "w", .data = w, .count = 2, .dtype = CDDP_FLOAT32};
-    cddp_ddp_options opt = {.size = sizeof opt, .compress = CDDP_FLOAT16};
+    cddp_ddp_options opt = {.size = sizeof opt, .comm_dtype = CDDP_FLOAT16};
     cddp_hook hook = {.size = sizeof hook, .begin = refuse}, bad = {.size = sizeof bad}, old = {.size = 8};
     cddp_comm *comm = NULL;
     cddp_ddp *ddp = NULL;

@@ -27,7 +27,7 @@ static struct {
     uint32_t flags;
     bool own; /* gradient 1 is in the user's memory */
     /* How gradients are sent. */
-    cddp_dtype compress;
+    cddp_dtype comm_dtype;
     bool powersgd, hook;
 } now;
 
@@ -78,7 +78,7 @@ static int model_open(struct model *m, cddp_comm *comm)
                           .bucket_bytes = now.bucket_bytes,
                           .first_bucket_bytes = now.bucket_bytes,
                           .flags = now.flags,
-                          .compress = now.compress};
+                          .comm_dtype = now.comm_dtype};
     cddp_param p[N];
 
     for (size_t i = 0; i < N; i++) {
@@ -263,7 +263,7 @@ static void expect_same_ways(int ranks)
             memcpy(now.dtypes, kinds_of_types[t], sizeof now.dtypes);
             now.bucket_bytes = t == 0 ? 4096 : 0;
             now.own = t == 1;
-            now.compress = way == 0 ? CDDP_BFLOAT16 : way == 1 ? CDDP_FLOAT32 : CDDP_DTYPE_NONE;
+            now.comm_dtype = way == 0 ? CDDP_BFLOAT16 : way == 1 ? CDDP_FLOAT32 : CDDP_DTYPE_NONE;
             now.powersgd = way == 2;
             now.hook = way == 3;
             ways_first = (int)t;
@@ -534,7 +534,7 @@ Test(optim, clipping_and_skipping_go_with_each_way_of_sending)
     cr_assert_eq(run_world(2, clipped), 0);
     now.hook = false;
     memcpy(now.dtypes, kinds_of_types[0], sizeof now.dtypes);
-    now.compress = CDDP_FLOAT16;
+    now.comm_dtype = CDDP_FLOAT16;
     cr_assert_eq(run_world(2, clipped), 0);
     cr_assert_eq(run_world(2, skips_nonfinite), 0);
 }
@@ -662,7 +662,7 @@ Test(optim, what_no_rank_used_stays_and_so_does_its_state)
     now.flags |= CDDP_DDP_SKIP_UNUSED;
     now.bucket_bytes = 1;
     cr_assert_eq(run_world(4, unused), 0);
-    now.compress = CDDP_BFLOAT16;
+    now.comm_dtype = CDDP_BFLOAT16;
     cr_assert_eq(run_world(3, unused), 0);
 }
 

@@ -510,7 +510,7 @@ Test(powersgd, what_cannot_work_is_refused)
     cddp_param p = {.size = sizeof(cddp_param), .name = "w", .data = w, .count = 2, .dtype = CDDP_FLOAT32};
     cddp_ddp_options sum = {.size = sizeof sum, .flags = CDDP_DDP_SUM},
                      cut = {.size = sizeof cut, .flags = CDDP_DDP_SPLIT},
-                     narrow = {.size = sizeof narrow, .compress = CDDP_FLOAT16};
+                     narrow = {.size = sizeof narrow, .comm_dtype = CDDP_FLOAT16};
     cddp_powersgd_options old = {.size = 8}, rate = {.size = sizeof rate, .min_compression_rate = NAN};
     cddp_comm *comm = NULL;
     cddp_ddp *ddp = NULL;

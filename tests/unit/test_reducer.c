@@ -180,6 +180,28 @@ Test(reducer, missing_gradients_are_named_and_the_peers_are_told)
     fake_close(&comm, 1);
 }
 
+Test(reducer, a_models_name_is_in_its_error_messages_and_in_what_the_peers_hear)
+{
+    char name[] = "generator";
+    const cddp_ddp_options opt = {.size = sizeof opt, .name = name},
+                           bad = {.size = sizeof bad, .name = "critic", .comm_dtype = CDDP_INT8};
+    cddp_comm comm;
+    cddp_ddp *d, *none = NULL;
+
+    fake_open(&comm, 1);
+    cr_assert_eq(cddp_ddp_create(&none, &comm, model, 4, &bad), CDDP_E_INVALID);
+    cr_assert(strncmp(cddp_last_error(), "model 'critic': cddp_ddp_options.comm_dtype", 43) == 0, "%s",
+              cddp_last_error());
+    d = open_with(&comm, model, 4, &opt);
+    memset(name, 'x', 3); /* it was copied */
+    (void)cddp_ddp_grad_ready(d, 3);
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_E_STATE);
+    cr_assert(strncmp(cddp_last_error(), "model 'generator': 3 of 4 gradients", 35) == 0, "%s", cddp_last_error());
+    cr_assert(strncmp(comm.abort_text, "rank 0: model 'generator': 3 of 4", 33) == 0, "%s", comm.abort_text);
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}
+
 Test(reducer, of_many_missing_gradients_eight_are_named)
 {
     static float data[20];
@@ -409,6 +431,22 @@ Test(reducer, bad_parameters_are_refused_with_a_sentence)
          "more than memory can hold"},
         {{.size = sizeof(cddp_param), .name = "a", .data = w1, .count = 1, .dtype = CDDP_FLOAT32, .flags = 4},
          "unknown flags (0x4)"},
+        {{.size = sizeof(cddp_param), .name = "a", .data = w1, .count = 1, .dtype = CDDP_FLOAT32, .zero = 9},
+         "'a' has 0x9 in `zero`"},
+        {{.size = sizeof(cddp_param),
+          .name = "a",
+          .data = w1,
+          .count = 1,
+          .dtype = CDDP_FLOAT32,
+          .grad_dtype = CDDP_FLOAT16},
+         "parameter 0 'a' is float32 and has grad_dtype 7: use 0 for its own type, or CDDP_FLOAT32"},
+        {{.size = sizeof(cddp_param),
+          .name = "a",
+          .data = w1,
+          .count = 1,
+          .dtype = CDDP_BFLOAT16,
+          .grad_dtype = CDDP_FLOAT64},
+         "parameter 0 'a' is bfloat16 and has grad_dtype 9"},
         {{.size = sizeof(cddp_param), .name = "a", .data = w1, .count = 6, .dtype = CDDP_FLOAT32, .n_dims = 1},
          "n_dims 1 but no shape"},
         {{.size = sizeof(cddp_param),
@@ -874,7 +912,7 @@ Test(reducer, on_a_device_the_host_waits_late_for_what_it_has_to_know)
 
 /* One gradient in a world of several ranks on devices: in which types it is cast, multiplied and reduced. */
 struct mean {
-    cddp_dtype dtype, compress;
+    cddp_dtype dtype, comm_dtype;
     uint32_t flags;
     int n_own; /* ranks whose gradient is in memory of their own */
     int n;
@@ -894,7 +932,7 @@ static void mean_on_rank(cddp_comm *comm, void *arg)
                           .count = 4,
                           .dtype = m->dtype,
                           .grad = r < m->n_own ? own[r] : NULL};
-    const cddp_ddp_options opt = {.size = sizeof opt, .flags = m->flags, .compress = m->compress};
+    const cddp_ddp_options opt = {.size = sizeof opt, .flags = m->flags, .comm_dtype = m->comm_dtype};
     cddp_ddp *d;
 
     comm->device = true;
@@ -924,19 +962,19 @@ static void check_mean(struct mean m, const char *calls, cddp_dtype sent, cddp_r
 
 Test(reducer, on_a_device_the_factor_of_a_mean_rides_on_a_cast)
 {
-    check_mean((struct mean){.dtype = CDDP_BFLOAT16, .compress = CDDP_FLOAT32, .n = 3},
+    check_mean((struct mean){.dtype = CDDP_BFLOAT16, .comm_dtype = CDDP_FLOAT32, .n = 3},
                "follow 0; bfloat16 to float32 x 1; all_reduce 0; float32 to bfloat16 x 0.333333; lead 0 on 0; ",
                CDDP_FLOAT32, CDDP_SUM);
-    check_mean((struct mean){.dtype = CDDP_FLOAT32, .compress = CDDP_BFLOAT16, .n = 2},
+    check_mean((struct mean){.dtype = CDDP_FLOAT32, .comm_dtype = CDDP_BFLOAT16, .n = 2},
                "follow 0; float32 to bfloat16 x 1; all_reduce 0; bfloat16 to float32 x 0.5; lead 0 on 0; ",
                CDDP_BFLOAT16, CDDP_SUM);
-    check_mean((struct mean){.dtype = CDDP_FLOAT32, .compress = CDDP_FLOAT16, .n = 2},
+    check_mean((struct mean){.dtype = CDDP_FLOAT32, .comm_dtype = CDDP_FLOAT16, .n = 2},
                "follow 0; float32 to float16 x 0.5; all_reduce 0; float16 to float32 x 1; lead 0 on 0; ", CDDP_FLOAT16,
                CDDP_SUM);
-    check_mean((struct mean){.dtype = CDDP_FLOAT32, .compress = CDDP_FLOAT16, .flags = CDDP_DDP_SUM, .n = 2},
+    check_mean((struct mean){.dtype = CDDP_FLOAT32, .comm_dtype = CDDP_FLOAT16, .flags = CDDP_DDP_SUM, .n = 2},
                "follow 0; float32 to float16 x 1; all_reduce 0; float16 to float32 x 1; lead 0 on 0; ", CDDP_FLOAT16,
                CDDP_SUM);
-    check_mean((struct mean){.dtype = CDDP_FLOAT32, .compress = CDDP_FLOAT32, .n = 2},
+    check_mean((struct mean){.dtype = CDDP_FLOAT32, .comm_dtype = CDDP_FLOAT32, .n = 2},
                "follow 0; all_reduce 0; lead 0 on 0; ", CDDP_FLOAT32, CDDP_AVG);
 }
 
@@ -954,7 +992,7 @@ Test(reducer, on_a_device_the_factor_of_a_mean_rides_on_what_brings_the_users_ow
                "follow 0; pack; all_reduce 0; unpack; lead 0 on 0; ", CDDP_FLOAT32, CDDP_AVG);
     /* What is cast is multiplied there. */
     check_mean(
-        (struct mean){.dtype = CDDP_BFLOAT16, .compress = CDDP_FLOAT32, .n = 2, .n_own = 2},
+        (struct mean){.dtype = CDDP_BFLOAT16, .comm_dtype = CDDP_FLOAT32, .n = 2, .n_own = 2},
         "follow 0; pack; bfloat16 to float32 x 1; all_reduce 0; float32 to bfloat16 x 0.5; unpack; lead 0 on 0; ",
         CDDP_FLOAT32, CDDP_SUM);
 }

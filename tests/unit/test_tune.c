@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* CDDP_AUTO: the choice itself, and ranks that try bucket sizes, by clocks that say what they are told to. */
+/* CDDP_DDP_TUNE: the choice itself, and ranks that try bucket sizes, by clocks that say what they are told to. */
 #include "comm_ranks.h"
 #include "hygiene.h"
 #include "rdzv_child.h"
@@ -70,7 +70,7 @@ static const size_t sizes[SIZES] = {400, 1600, 4000, 10000};
 /* What a world does; the ranks inherit it. */
 static struct {
     uint32_t flags;
-    cddp_dtype compress;
+    cddp_dtype comm_dtype;
     size_t best; /* on rank 0, by its clock; the others' clocks say something else */
 } plan;
 
@@ -96,10 +96,9 @@ static int64_t planted_ns(void)
 static int open_rank(struct rank *r, int rank)
 {
     cddp_ddp_options opt = {.size = sizeof opt,
-                            .bucket_bytes = CDDP_AUTO,
+                            .flags = CDDP_DDP_TUNE | plan.flags,
                             .first_bucket_bytes = sizes[0],
-                            .flags = plan.flags,
-                            .compress = plan.compress};
+                            .comm_dtype = plan.comm_dtype};
     cddp_param p[PARAMS];
 
     for (int i = 0; i < PARAMS; i++)
@@ -116,12 +115,12 @@ static int open_rank(struct rank *r, int rank)
     return 0;
 }
 
-/* Sevenths, so that sums are rounded; with compress, numbers that 16 bits hold. */
+/* Sevenths, so that sums are rounded; with comm_dtype, numbers that 16 bits hold. */
 static float given(int rank, int step, int i)
 {
     float x = (float)(rank * 4 + i + step % 8);
 
-    return plan.compress == CDDP_DTYPE_NONE ? x / 7 : x;
+    return plan.comm_dtype == CDDP_DTYPE_NONE ? x / 7 : x;
 }
 
 static bool comes(int rank, int step, int i)
@@ -187,15 +186,15 @@ static int refused(struct rank *r)
     cddp_optim *o = NULL;
 
     CHECK(cddp_optim_create(&o, r->ddp, &sgd) == CDDP_E_UNSUPPORTED);
-    CHECK(strstr(cddp_last_error(), "(CDDP_AUTO)") != NULL);
+    CHECK(strstr(cddp_last_error(), "(CDDP_DDP_TUNE)") != NULL);
     CHECK(cddp_ddp_set_hook(r->ddp, &hook) == CDDP_E_STATE && strstr(cddp_last_error(), "in step 0 of 31") != NULL);
-    CHECK(cddp_ddp_set_powersgd(r->ddp, NULL) == CDDP_E_STATE && strstr(cddp_last_error(), "(CDDP_AUTO)") != NULL);
+    CHECK(cddp_ddp_set_powersgd(r->ddp, NULL) == CDDP_E_STATE && strstr(cddp_last_error(), "(CDDP_DDP_TUNE)") != NULL);
     return 0;
 }
 
 static int even(int rank)
 {
-    bool plain = plan.flags == 0 && plan.compress == CDDP_DTYPE_NONE;
+    bool plain = plan.flags == 0 && plan.comm_dtype == CDDP_DTYPE_NONE;
     struct rank r = {0};
     int n_counts = 0;
 
@@ -250,7 +249,7 @@ Test(tune, rank_0s_clock_decides_and_results_are_the_same_bits_all_the_time)
 
 Test(tune, gradients_may_be_sent_in_16_bits)
 {
-    plan.compress = CDDP_BFLOAT16;
+    plan.comm_dtype = CDDP_BFLOAT16;
     plan.best = 2;
     cr_assert_eq(world(even), 0);
 }
@@ -273,7 +272,7 @@ Test(tune, ranks_without_samples_follow_and_rank_0_need_not_see_every_size)
 
 Test(tune, one_rank_and_one_bucket_have_nothing_to_try)
 {
-    cddp_ddp_options opt = {.size = sizeof opt, .bucket_bytes = CDDP_AUTO};
+    cddp_ddp_options opt = {.size = sizeof opt, .flags = CDDP_DDP_TUNE};
     static float w[4];
     cddp_param p = {.size = sizeof(cddp_param), .name = "p", .data = w, .count = 4, .dtype = CDDP_FLOAT32};
     cddp_comm *comm;

@@ -9,11 +9,11 @@ CDI_SUITE(uneven, .timeout = 60);
  * Rank r trains r + 1 steps in the first epoch, 4 - r in the second. In a step each gives rank + 1; who is through, 0.
  * The model moves with every step that a rank trains.
  */
-static int two_epochs(int rank, uint32_t flags, cddp_dtype compress, bool own)
+static int two_epochs(int rank, uint32_t flags, cddp_dtype comm_dtype, bool own)
 {
     struct ddp_rank r = {0};
 
-    CHECK(ddp_open(&r, CDDP_DDP_JOIN | flags, compress, own) == 0);
+    CHECK(ddp_open(&r, CDDP_DDP_JOIN | flags, comm_dtype, own) == 0);
     for (int epoch = 0; epoch < 2; epoch++) {
         int steps = epoch == 0 ? rank + 1 : DDP_RANKS - rank;
 

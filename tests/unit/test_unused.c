@@ -10,14 +10,14 @@ CDI_SUITE(unused, .timeout = 60);
 /* What a world has beside CDDP_DDP_FIND_UNUSED; the ranks inherit it. */
 static struct {
     uint32_t flags;
-    cddp_dtype compress;
+    cddp_dtype comm_dtype;
 } with;
 
 static int some_and_none(int rank, bool own)
 {
     struct ddp_rank r = {0};
 
-    CHECK(ddp_open(&r, CDDP_DDP_FIND_UNUSED | with.flags, with.compress, own) == 0);
+    CHECK(ddp_open(&r, CDDP_DDP_FIND_UNUSED | with.flags, with.comm_dtype, own) == 0);
     /* All come. */
     for (size_t i = DDP_PARAMS; i-- > 0;)
         CHECK(ddp_give(&r, i, (float)(rank + 10 * (int)i)) == 0);
@@ -65,7 +65,7 @@ Test(unused, so_it_is_where_unused_buckets_are_skipped)
     with.flags = CDDP_DDP_SKIP_UNUSED;
     cr_assert_eq(ddp_world(in_arena), 0);
     cr_assert_eq(ddp_world(in_own_memory), 0);
-    with.compress = CDDP_BFLOAT16;
+    with.comm_dtype = CDDP_BFLOAT16;
     cr_assert_eq(ddp_world(in_arena), 0);
     with.flags |= CDDP_DDP_SPLIT;
     cr_assert_eq(ddp_world(in_own_memory), 0);

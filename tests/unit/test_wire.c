@@ -4,6 +4,8 @@
 #include "hygiene.h"
 #include "worker/backend/cpu/float16.h"
 
+#include <math.h>
+
 CDI_SUITE(wire, .timeout = 60);
 
 /* What a rank brings: nothing that 16 bits hold exactly. */
@@ -115,7 +117,7 @@ static int widened(int rank, cddp_dtype dtype, uint32_t flags)
     const cddp_param p[2] = {
         {.size = sizeof(cddp_param), .name = "arena", .data = w[0], .count = WIDE_COUNT, .dtype = dtype},
         {.size = sizeof(cddp_param), .name = "own", .data = w[1], .count = WIDE_COUNT, .dtype = dtype, .grad = own}};
-    const cddp_ddp_options opt = {.size = sizeof opt, .flags = flags, .compress = CDDP_FLOAT32};
+    const cddp_ddp_options opt = {.size = sizeof opt, .flags = flags, .comm_dtype = CDDP_FLOAT32};
     struct ddp_rank r = {0};
 
     CHECK(cddp_init(&r.comm, NULL) == CDDP_OK);
@@ -158,15 +160,100 @@ Test(wire, gradients_of_16_bits_may_be_sent_as_float32)
     cr_assert_eq(ddp_world(wide_sum), 0);
 }
 
+/* Parameters of 16 bits with gradients of 32, in the arena and in the user's own memory. */
+static int long_gradients(int rank, cddp_dtype dtype, cddp_dtype comm_dtype)
+{
+    static uint16_t w[2][WIDE_COUNT];
+    static float own[WIDE_COUNT];
+    const cddp_param p[2] = {{.size = sizeof(cddp_param),
+                              .name = "arena",
+                              .data = w[0],
+                              .count = WIDE_COUNT,
+                              .dtype = dtype,
+                              .grad_dtype = CDDP_FLOAT32},
+                             {.size = sizeof(cddp_param),
+                              .name = "own",
+                              .data = w[1],
+                              .count = WIDE_COUNT,
+                              .dtype = dtype,
+                              .grad_dtype = CDDP_FLOAT32,
+                              .grad = own}};
+    const cddp_ddp_options opt = {.size = sizeof opt, .comm_dtype = comm_dtype};
+    struct ddp_rank r = {0};
+    double norm;
+
+    CHECK(cddp_init(&r.comm, NULL) == CDDP_OK);
+    for (int k = 0; k < WIDE_COUNT; k++)
+        w[0][k] = w[1][k] = (uint16_t)(rank == 0 ? k : 0);
+    CHECK(cddp_ddp_create(&r.ddp, r.comm, p, 2, &opt) == CDDP_OK);
+    CHECK(w[0][WIDE_COUNT - 1] == WIDE_COUNT - 1 && w[1][1] == 1); /* rank 0's, of 16 bits */
+    for (int step = 0; step < 3; step++) {
+        for (size_t i = 2; i-- > 0;) {
+            float *g = cddp_ddp_grad(r.ddp, i);
+
+            for (int k = 0; k < WIDE_COUNT; k++)
+                g[k] = (float)(rank * 16 + k % 8);
+            CHECK(cddp_ddp_grad_ready(r.ddp, i) == CDDP_OK);
+        }
+        CHECK(cddp_ddp_wait(r.ddp) == CDDP_OK);
+        for (size_t i = 0; i < 2; i++)
+            for (int k = 0; k < WIDE_COUNT; k++)
+                CHECK(((float *)cddp_ddp_grad(r.ddp, i))[k] == (float)(24 + k % 8));
+        CHECK(cddp_ddp_grad_norm(r.ddp, INFINITY, &norm) == CDDP_OK && norm == 31);
+    }
+    return ddp_close(&r, CDDP_OK);
+}
+
+static int long_of_bf16(int rank)
+{
+    return long_gradients(rank, CDDP_BFLOAT16, CDDP_DTYPE_NONE);
+}
+
+static int long_of_f16(int rank)
+{
+    return long_gradients(rank, CDDP_FLOAT16, CDDP_DTYPE_NONE);
+}
+
+static int long_sent_short(int rank)
+{
+    return long_gradients(rank, CDDP_BFLOAT16, CDDP_FLOAT16);
+}
+
+static int long_on_one_rank_only(int rank)
+{
+    uint16_t w[4] = {0};
+    const cddp_param p = {.size = sizeof(cddp_param),
+                          .name = "w",
+                          .data = w,
+                          .count = 4,
+                          .dtype = CDDP_BFLOAT16,
+                          .grad_dtype = rank == 1 ? CDDP_FLOAT32 : CDDP_DTYPE_NONE};
+    struct ddp_rank r = {0};
+
+    CHECK(cddp_init(&r.comm, NULL) == CDDP_OK);
+    CHECK(cddp_ddp_create(&r.ddp, r.comm, &p, 1, NULL) == CDDP_E_MISMATCH);
+    CHECK(strcmp(cddp_last_error(), "parameter 0 'w' is bfloat16 [4] on rank 0 but bfloat16 [4] with gradients of "
+                                    "float32 on rank 1") == 0);
+    return ddp_close(&r, CDDP_OK);
+}
+
+Test(wire, parameters_of_16_bits_may_have_gradients_of_32)
+{
+    cr_assert_eq(ddp_world(long_of_bf16), 0);
+    cr_assert_eq(ddp_world(long_of_f16), 0);
+    cr_assert_eq(ddp_world(long_sent_short), 0);
+    cr_assert_eq(ddp_world(long_on_one_rank_only), 0);
+}
+
 static int differ(int rank)
 {
     struct ddp_rank r = {0};
-    cddp_ddp_options opt = {.size = sizeof opt, .compress = rank == 2 ? CDDP_FLOAT16 : CDDP_DTYPE_NONE};
+    cddp_ddp_options opt = {.size = sizeof opt, .comm_dtype = rank == 2 ? CDDP_FLOAT16 : CDDP_DTYPE_NONE};
     cddp_param p = {.size = sizeof(cddp_param), .name = "w", .data = r.w, .count = 3, .dtype = CDDP_FLOAT32};
 
     CHECK(cddp_init(&r.comm, NULL) == CDDP_OK);
     CHECK(cddp_ddp_create(&r.ddp, r.comm, &p, 1, &opt) == CDDP_E_MISMATCH);
-    CHECK(strstr(cddp_last_error(), "compress is 0 on rank 0 but 7 on rank 2") != NULL);
+    CHECK(strstr(cddp_last_error(), "comm_dtype is 0 on rank 0 but 7 on rank 2") != NULL);
     CHECK(cddp_finalize(r.comm) == CDDP_OK);
     return 0;
 }
@@ -180,14 +267,15 @@ Test(wire, only_floating_point_types_are_taken)
 {
     float w[2];
     cddp_param p = {.size = sizeof(cddp_param), .name = "w", .data = w, .count = 2, .dtype = CDDP_FLOAT32};
-    cddp_ddp_options opt = {.size = sizeof opt, .compress = CDDP_INT8};
+    cddp_ddp_options opt = {.size = sizeof opt, .comm_dtype = CDDP_INT8};
     cddp_comm *comm = NULL;
     cddp_ddp *ddp = NULL;
 
     clean_env();
     cr_assert_eq(cddp_init(&comm, NULL), CDDP_OK);
     cr_assert_eq(cddp_ddp_create(&ddp, comm, &p, 1, &opt), CDDP_E_INVALID);
-    cr_assert_str_eq(cddp_last_error(),
-                     "cddp_ddp_options.compress is 1: use CDDP_FLOAT16, CDDP_BFLOAT16 or CDDP_FLOAT32, or 0 for none");
+    cr_assert_str_eq(
+        cddp_last_error(),
+        "cddp_ddp_options.comm_dtype is 1: use CDDP_FLOAT16, CDDP_BFLOAT16 or CDDP_FLOAT32, or 0 for none");
     cr_assert_eq(cddp_finalize(comm), CDDP_OK);
 }

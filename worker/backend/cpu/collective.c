@@ -11,7 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { KIND_REGION = 100 };
+enum {
+    KIND_REGION = 100,
+    KIND_ANYWHERE = 0x10000 /* beside the kind of an operation: cdi_op.anywhere */
+};
 
 cddp_status cdi_team_init(struct cdi_team *t, struct cdi_error *err)
 {
@@ -130,22 +133,23 @@ static const struct {
 static void plain_text(const struct cdi_shm_desc *d, char *buf, size_t cap)
 {
     char op[24] = "", tail[80] = "";
+    uint32_t kind = d->kind & ~(uint32_t)KIND_ANYWHERE;
 
     if (d->kind == KIND_REGION) {
         (void)snprintf(buf, cap, "shared memory of %" PRIu64 " bytes", d->count);
         return;
     }
-    if (d->kind == CDI_BARRIER || d->kind >= sizeof kinds / sizeof kinds[0]) { /* it may come from another process */
-        (void)snprintf(buf, cap, "%s", d->kind == CDI_BARRIER ? "barrier" : "an unknown operation");
+    if (kind == CDI_BARRIER || kind >= sizeof kinds / sizeof kinds[0]) { /* it may come from another process */
+        (void)snprintf(buf, cap, "%s", kind == CDI_BARRIER ? "barrier" : "an unknown operation");
         return;
     }
-    if (kinds[d->kind].has_op)
+    if (kinds[kind].has_op)
         (void)snprintf(op, sizeof op, "(%s)", cdi_op_name((cddp_redop)(d->op & 0xff)));
-    if (kinds[d->kind].root != NULL)
-        (void)snprintf(tail, sizeof tail, " %s rank %d", kinds[d->kind].root, (int)d->root);
-    else if (d->kind == CDI_ALL_GATHERV)
+    if (kinds[kind].root != NULL)
+        (void)snprintf(tail, sizeof tail, " %s rank %d", kinds[kind].root, (int)d->root);
+    else if (kind == CDI_ALL_GATHERV)
         (void)snprintf(tail, sizeof tail, " in all (parts %08" PRIx32 ")", (uint32_t)d->offset);
-    (void)snprintf(buf, cap, "%s%s of %" PRIu64 " %s%s", kinds[d->kind].name, op, d->count,
+    (void)snprintf(buf, cap, "%s%s of %" PRIu64 " %s%s", kinds[kind].name, op, d->count,
                    cdi_dtype_name((cddp_dtype)d->dtype), tail);
 }
 
@@ -204,8 +208,20 @@ static uint64_t hash_desc(const struct cdi_shm_desc *d)
     return h;
 }
 
+/* Equal, but for where the memory lies, which may differ? */
+static bool alike(const struct cdi_shm_desc *a, const struct cdi_shm_desc *b)
+{
+    struct cdi_shm_desc x = *a, y = *b;
+
+    if ((x.kind & KIND_ANYWHERE) != 0) {
+        x.region = y.region;
+        x.offset = y.offset;
+    }
+    return memcmp(&x, &y, sizeof x) == 0;
+}
+
 /* Every rank looks at the same descriptors and so comes to the same sentence. */
-static cddp_status compare(const struct cdi_run *run, struct cdi_error *err)
+static cddp_status compare(struct cdi_run *run, struct cdi_error *err)
 {
     const struct cdi_team *t = run->t;
     const struct cdi_shm_desc *first = &t->shm->ranks[0].desc[t->step & 1u];
@@ -219,6 +235,10 @@ static cddp_status compare(const struct cdi_run *run, struct cdi_error *err)
 
         if (memcmp(first, other, sizeof *first) == 0)
             continue;
+        if (alike(first, other)) {
+            run->region = NULL;
+            continue;
+        }
         cdi_desc_text(first, a, sizeof a);
         cdi_desc_text(other, b, sizeof b);
         return cdi_fail_by(err, cdi_wait_rank_of_job(&t->wait, t->shm->first + r), CDDP_E_MISMATCH,
@@ -413,6 +433,14 @@ cddp_status cdi_team_run(struct cdi_team *t, const struct cdi_work *work, bool o
     if (st != CDDP_OK)
         return st;
     run.desc = describe(t, work);
+    run.region = (const struct cdi_cpu_region *)work->op.region;
+    if (work->op.anywhere && t->tcp != NULL) { /* nodes compare their operations with their neighbours' only */
+        run.region = NULL;
+        run.desc.region = run.desc.offset = 0;
+    } else if (work->op.anywhere && t->n_regions > 0) { /* in the order of operations this is equal on all ranks */
+        run.anywhere = true;
+        run.desc.kind |= KIND_ANYWHERE;
+    }
     if (work->is_region)
         return region_create(&run, err);
     switch (work->op.kind) {

@@ -286,6 +286,12 @@ static cddp_status cpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_e
     return cdi_queue_join(b->queue, ticket, err);
 }
 
+/* Between nodes with a rank each it goes straight into the network. */
+static bool cpu_copies_private(const struct cdi_backend *b)
+{
+    return b->team.size > 1 && (b->team.tcp == NULL || b->team.tcp->largest > 1);
+}
+
 static cddp_status cpu_region_create(struct cdi_backend *b, size_t bytes, struct cdi_region **out,
                                      struct cdi_error *err)
 {
@@ -551,6 +557,7 @@ const struct cdi_backend_ops cdi_cpu_backend = {
     .lead = cpu_lead,
     .alloc = cpu_alloc,
     .release = cpu_release,
+    .copies_private = cpu_copies_private,
     .is_device = cpu_is_device,
     .copy = cpu_copy,
     .describe = cpu_describe,

@@ -177,9 +177,9 @@ static cddp_status gather_direct(struct cdi_run *run, struct cdi_error *err)
 {
     struct cdi_team *t = run->t;
     const struct cdi_op *op = &run->w->op;
-    const struct cdi_cpu_region *region = (const struct cdi_cpu_region *)op->region;
+    const struct cdi_cpu_region *region = run->region;
     size_t bytes = op->count * cddp_dtype_size(op->dtype);
-    cddp_status st = cdi_step(run, err);
+    cddp_status st = run->begun ? CDDP_OK : cdi_step(run, err);
 
     if (st != CDDP_OK)
         return st;
@@ -197,9 +197,14 @@ static cddp_status all_gather(struct cdi_run *run, struct cdi_error *err)
     size_t size = cddp_dtype_size(op->dtype), at = 0;
     uint8_t *mine;
 
-    if (op->region != NULL && t->tcp == NULL && op->count * size > CDI_SMALL_BYTES)
-        return gather_direct(run, err);
+    if (run->anywhere && op->count * size > CDI_SMALL_BYTES) {
+        cddp_status st = cdi_step(run, err);
 
+        if (st != CDDP_OK)
+            return st;
+    }
+    if (run->region != NULL && t->tcp == NULL && op->count * size > CDI_SMALL_BYTES)
+        return gather_direct(run, err);
     for (int r = 0; r < t->size; r++) {
         t->len[r] = (op->kind == CDI_ALL_GATHERV ? op->counts[r] : op->count) * size;
         t->at[r] = at;

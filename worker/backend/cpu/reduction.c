@@ -149,7 +149,7 @@ static cddp_status reduce_staged(struct cdi_run *run, const struct want *w, stru
 static void point_at(const struct cdi_run *run, const struct want *w, size_t lo)
 {
     struct cdi_team *t = run->t;
-    const struct cdi_cpu_region *region = (const struct cdi_cpu_region *)run->w->op.region;
+    const struct cdi_cpu_region *region = run->region;
 
     for (int r = 0; r < t->shm->size; r++) {
         t->out[r] = (uint8_t *)region->part[r] + run->desc.offset + lo * w->size;
@@ -163,7 +163,7 @@ static cddp_status reduce_direct(struct cdi_run *run, const struct want *w, stru
     struct cdi_team *t = run->t;
     const struct cdi_op *op = &run->w->op;
     size_t lo, hi;
-    cddp_status st = cdi_step(run, err);
+    cddp_status st = run->begun ? CDDP_OK : cdi_step(run, err);
 
     if (st != CDDP_OK)
         return st;
@@ -179,7 +179,7 @@ static cddp_status scatter_direct(struct cdi_run *run, const struct want *w, str
     struct cdi_team *t = run->t;
     const struct cdi_op *op = &run->w->op;
     void *out = w->out;
-    cddp_status st = cdi_step(run, err);
+    cddp_status st = run->begun ? CDDP_OK : cdi_step(run, err);
 
     if (st != CDDP_OK)
         return st;
@@ -203,7 +203,7 @@ static bool chain_share(const struct cdi_team *t, size_t n, size_t size, size_t 
 static cddp_status reduce_direct_across(struct cdi_run *run, const struct want *w, struct cdi_error *err)
 {
     struct cdi_team *t = run->t;
-    const struct cdi_cpu_region *region = (const struct cdi_cpu_region *)run->w->op.region;
+    const struct cdi_cpu_region *region = run->region;
     size_t lo, hi;
     cddp_status st = cdi_step(run, err);
 
@@ -318,7 +318,7 @@ static cddp_status reduce_stream_across(struct cdi_run *run, const struct want *
 
 static cddp_status reduce_across(struct cdi_run *run, const struct want *w, struct cdi_error *err)
 {
-    if (run->w->op.region != NULL && run->w->op.kind == CDI_ALL_REDUCE)
+    if (run->region != NULL && run->w->op.kind == CDI_ALL_REDUCE)
         return reduce_direct_across(run, w, err);
     if (run->t->tcp->largest == 1 && run->w->op.kind == CDI_ALL_REDUCE)
         return reduce_alone_across(run, w, err);
@@ -334,7 +334,13 @@ cddp_status cdi_run_reduction(struct cdi_run *run, struct cdi_error *err)
         return reduce_across(run, &w, err);
     if (w.count * w.size <= CDI_SMALL_BYTES)
         return reduce_small(run, &w, err);
-    if (run->w->op.region == NULL)
+    if (run->anywhere) {
+        cddp_status st = cdi_step(run, err);
+
+        if (st != CDDP_OK)
+            return st;
+    }
+    if (run->region == NULL)
         return reduce_staged(run, &w, err);
     return run->w->op.kind == CDI_ALL_REDUCE ? reduce_direct(run, &w, err) : scatter_direct(run, &w, err);
 }

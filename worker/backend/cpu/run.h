@@ -10,7 +10,9 @@ struct cdi_run {
     const struct cdi_work *w;
     bool on_thread;
     struct cdi_shm_desc desc;
-    uint64_t hash; /* of desc */
+    uint64_t hash;                       /* of desc */
+    const struct cdi_cpu_region *region; /* of the operation, while all ranks have their memory at one place of it */
+    bool anywhere; /* ranks may have it at different places, and there are regions: all look before they begin */
     bool begun;    /* descriptors were compared within the node */
     bool across;   /* and between nodes */
 };

@@ -392,7 +392,7 @@ cddp_status cdi_captured_enqueue(struct cdi_backend *b, const struct cdi_op *op,
 
     if (st != CDDP_OK)
         return st;
-    if (op->region == NULL)
+    if (op->region == NULL && !op->known)
         return cdi_captured_enqueue_group(b, op, 1, err);
     (void)pthread_mutex_lock(&b->lock);
     if (c->n_held > 0 && (held_bytes(c) + bytes > CDI_GROUP_BYTES || c->n_held == CDI_HELD_MAX))

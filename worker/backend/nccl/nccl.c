@@ -362,6 +362,28 @@ static void gpu_release(struct cdi_backend *b, void *p)
     cdi_device_leave(&b->device);
 }
 
+static cddp_status gpu_alloc_host(struct cdi_backend *b, size_t bytes, void **out, struct cdi_error *err)
+{
+    void *p = NULL;
+    cddp_status st = cdi_device_enter(&b->device, err);
+
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.pinned_alloc(&p, bytes > 0 ? bytes : 1, 0), "getting pinned memory", err);
+    cdi_device_leave(&b->device);
+    if (st == CDDP_OK)
+        *out = p;
+    return st;
+}
+
+static void gpu_release_host(struct cdi_backend *b, void *p)
+{
+    if (p == NULL || !cdi_gpu_is_at_rest(b))
+        return;
+    (void)cdi_device_enter(&b->device, NULL);
+    (void)cdi_cuda.pinned_free(p);
+    cdi_device_leave(&b->device);
+}
+
 static bool gpu_is_device(struct cdi_backend *b, const void *p)
 {
     bool on_device;
@@ -515,6 +537,8 @@ static const struct cdi_backend_ops gpu_ops = {
     .let_go = gpu_let_go,
     .alloc = gpu_alloc,
     .release = gpu_release,
+    .alloc_host = gpu_alloc_host,
+    .release_host = gpu_release_host,
     .is_device = gpu_is_device,
     .check_memory = gpu_check_memory,
     .copy = gpu_copy,

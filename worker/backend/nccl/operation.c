@@ -643,7 +643,7 @@ cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint
     cddp_status st = cdi_gpu_health(b, err);
     /* Nothing is allocated for it. Where a graph holds the communicator NCCL asks for events at each launch
      * (enqueue.cc, cudaEventQuery), which would end a capture of another thread's. */
-    bool brief = op->region != NULL && atomic_load(&b->captured.n_groups) == 0;
+    bool brief = (op->region != NULL || op->known) && atomic_load(&b->captured.n_groups) == 0;
 
     if (cdi_gpu_captures(b)) {
         *ticket = 0;

@@ -174,7 +174,7 @@ static cddp_status look_at_both(const struct cdi_backend *b, const struct cdi_op
 
     *in = *back = 0;
     *in_host = *out_host = false;
-    if (op->region != NULL || op->kind == CDI_BARRIER)
+    if (op->region != NULL || op->known || op->kind == CDI_BARRIER)
         return CDDP_OK;
     sizes_of(b, op, in, back);
     st = look(b, op->in, *in, in_host, err);

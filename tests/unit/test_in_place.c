@@ -1,0 +1,580 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Gradients that are reduced where they lie: to the arena's bits, in all layouts, orders and ways of a reducer. */
+#include "hygiene.h"
+#include "mean_hook.h"
+#include "worker/reducer.h"
+#include "world.h"
+
+#include <stdint.h>
+
+CDI_SUITE(in_place, .timeout = 300);
+
+#define PARAMS 9
+#define GAP 16              /* elements */
+#define BLOCK (1024 * 1024) /* bytes, of which the gradients take less than a half in any layout */
+#define STEPS 3
+
+/* Some are large enough to be reduced where they lie, with their neighbours or alone; some are not. */
+static const size_t counts[PARAMS] = {300, 17000, 64, 9000, 9000, 5, 20000, 1000, 130};
+
+enum layout { FORWARD, REVERSED, SHUFFLED, BY_TURNS, GAPS, MIXED, MISALIGNED, UNEQUAL, LAYOUTS };
+enum source { ALLOC, REGISTER, SOURCES };
+enum order { LAST_FIRST, FIRST_FIRST, ANY_ORDER, ORDERS };
+
+struct kind {
+    cddp_dtype dtype, grad_dtype, comm_dtype;
+    bool by_turns; /* every second one is float64 */
+};
+
+static const struct kind kinds[] = {
+    {CDDP_FLOAT32, CDDP_DTYPE_NONE, CDDP_DTYPE_NONE, false},  {CDDP_FLOAT64, CDDP_DTYPE_NONE, CDDP_DTYPE_NONE, false},
+    {CDDP_BFLOAT16, CDDP_DTYPE_NONE, CDDP_DTYPE_NONE, false}, {CDDP_FLOAT16, CDDP_FLOAT32, CDDP_DTYPE_NONE, false},
+    {CDDP_FLOAT32, CDDP_DTYPE_NONE, CDDP_BFLOAT16, true},     {CDDP_BFLOAT16, CDDP_DTYPE_NONE, CDDP_FLOAT32, true},
+};
+
+static const uint32_t flags[] = {0,
+                                 CDDP_DDP_SUM,
+                                 CDDP_DDP_FIND_UNUSED,
+                                 CDDP_DDP_FIND_UNUSED | CDDP_DDP_SKIP_UNUSED,
+                                 CDDP_DDP_STATIC_GRAPH,
+                                 CDDP_DDP_SPLIT,
+                                 CDDP_DDP_SPLIT | CDDP_DDP_FIND_UNUSED,
+                                 CDDP_DDP_JOIN,
+                                 CDDP_DDP_JOIN | CDDP_DDP_JOIN_ACTIVE};
+
+#define KINDS (sizeof kinds / sizeof kinds[0])
+#define FLAGS (sizeof flags / sizeof flags[0])
+
+struct job {
+    cddp_comm *comm;
+    int rank, size;
+    uint8_t *block[2]; /* of ALLOC and REGISTER */
+    uint8_t *data;
+    void *apart[PARAMS];
+    bool registers; /* REGISTER is such memory, and not memory as any other */
+};
+
+static uint32_t draw(uint32_t *state, uint32_t below)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return (uint32_t)(((uint64_t)*state * below) >> 32);
+}
+
+/* Which comes when: the same on all ranks of one seed. */
+static void permute(size_t order[PARAMS], uint32_t seed)
+{
+    for (size_t i = 0; i < PARAMS; i++)
+        order[i] = i;
+    for (size_t i = PARAMS; i-- > 1;) {
+        size_t k = draw(&seed, (uint32_t)i + 1), t = order[i];
+
+        order[i] = order[k];
+        order[k] = t;
+    }
+}
+
+static cddp_dtype dtype_of(const struct kind *k, size_t i)
+{
+    return k->by_turns && i % 2 == 1 ? CDDP_FLOAT64 : k->dtype;
+}
+
+static size_t grad_size(const struct kind *k, size_t i)
+{
+    bool longer = k->grad_dtype != CDDP_DTYPE_NONE && dtype_of(k, i) == k->dtype;
+
+    return cddp_dtype_size(longer ? k->grad_dtype : dtype_of(k, i));
+}
+
+/* Where the gradients lie; NULL: in the arena. */
+static void lay(struct job *j, const struct kind *k, enum layout l, enum source s, void *grad[PARAMS])
+{
+    size_t order[PARAMS], at = l == UNEQUAL ? (size_t)j->rank * 64 : l == MISALIGNED ? 1 : 0;
+
+    permute(order, 5);
+    for (size_t n = 0; n < PARAMS; n++) {
+        size_t i = l == REVERSED   ? PARAMS - 1 - n
+                   : l == SHUFFLED ? order[n]
+                   : l == BY_TURNS ? (2 * n) % PARAMS /* an odd number: all of them come */
+                                   : n;
+
+        at = l == MISALIGNED ? at : (at + grad_size(k, i) - 1) / grad_size(k, i) * grad_size(k, i);
+        grad[i] = j->block[s] + at;
+        at += counts[i] * grad_size(k, i) + (l == GAPS ? GAP * 8 : 0);
+    }
+    for (size_t i = 0; i < PARAMS && l == MIXED; i++)
+        if (i % 4 == 1)
+            grad[i] = NULL;
+        else if (i % 4 == 3)
+            grad[i] = j->apart[i];
+}
+
+static cddp_status make(struct job *j, const struct kind *k, uint32_t f, void *const grad[PARAMS], cddp_ddp **out)
+{
+    static const char *const names[PARAMS] = {"a", "b", "c", "d", "e", "f", "g", "h", "i"};
+    const cddp_ddp_options opt = {.size = sizeof opt,
+                                  .flags = f,
+                                  .comm_dtype = k->comm_dtype,
+                                  .bucket_bytes = (f & CDDP_DDP_TUNE) != 0 ? 0 : 90000,
+                                  .first_bucket_bytes = (f & CDDP_DDP_TUNE) != 0 ? 20000 : 50000};
+    cddp_param p[PARAMS];
+
+    for (size_t i = 0; i < PARAMS; i++)
+        p[i] = (cddp_param){.size = sizeof p[i],
+                            .name = names[i],
+                            .data = j->data,
+                            .count = counts[i],
+                            .dtype = dtype_of(k, i),
+                            .grad_dtype = dtype_of(k, i) == k->dtype ? k->grad_dtype : CDDP_DTYPE_NONE,
+                            .grad = grad != NULL ? grad[i] : NULL};
+    return cddp_ddp_create(out, j->comm, p, PARAMS, &opt);
+}
+
+/* Bits that are numbers of any type, not all of which sums represent. */
+static void fill(const struct kind *k, void *grad, size_t i, int rank, int step)
+{
+    uint32_t state = (uint32_t)((size_t)rank * 131 + (size_t)step * 17 + i * 7);
+    size_t size = grad_size(k, i);
+
+    for (size_t e = 0; e < counts[i]; e++) {
+        uint32_t x = draw(&state, 1u << 20);
+        double wide = (double)x / 1000 - 500;
+        float narrow = (float)wide;
+        uint16_t half = (uint16_t)(0x3c00u + (x & 0x3ffu) + (x & 0x10000u) / 2); /* not far from 1, of either sign */
+
+        memcpy((uint8_t *)grad + e * size,
+               size == 8   ? (void *)&wide
+               : size == 4 ? (void *)&narrow
+                           : (void *)&half,
+               size);
+    }
+}
+
+static bool comes(uint32_t f, int rank, size_t i, int step)
+{
+    if ((f & (CDDP_DDP_FIND_UNUSED | CDDP_DDP_STATIC_GRAPH)) == 0)
+        return true;
+    if ((f & CDDP_DDP_STATIC_GRAPH) != 0)
+        step = 0;
+    return i != 6 - (size_t)step && (i + (size_t)rank + (size_t)step) % 3 != 0; /* one comes nowhere */
+}
+
+static int take_step(const struct kind *k, cddp_ddp *d, uint32_t f, enum order o, int rank, int step)
+{
+    size_t order[PARAMS];
+
+    permute(order, (uint32_t)(step * 31 + (o == ANY_ORDER ? rank : 0)));
+    for (size_t n = 0; n < PARAMS; n++) {
+        size_t i = o == LAST_FIRST ? PARAMS - 1 - n : o == FIRST_FIRST ? n : order[n];
+
+        if (!comes(f, rank, i, step))
+            continue;
+        fill(k, cddp_ddp_grad(d, i), i, rank, step);
+        CHECK(cddp_ddp_grad_ready(d, i) == CDDP_OK);
+    }
+    CHECK(cddp_ddp_wait(d) == CDDP_OK);
+    return 0;
+}
+
+static int same(const struct kind *k, cddp_ddp *a, cddp_ddp *b, const char *what)
+{
+    for (size_t i = 0; i < PARAMS; i++)
+        if (memcmp(cddp_ddp_grad(a, i), cddp_ddp_grad(b, i), counts[i] * grad_size(k, i)) != 0) {
+            fprintf(stderr, "%s: gradient %zu differs\n", what, i);
+            return 1;
+        }
+    return 0;
+}
+
+static size_t n_in_place(const cddp_ddp *d)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < PARAMS; i++)
+        n += cdi_in_place_is(d, i);
+    return n;
+}
+
+/* Are those, and only those, in place that can be? Where gradients are cast, none of the cast ones. */
+static int expect_places(const struct kind *k, enum layout l, cddp_ddp *d, void *const grad[PARAMS])
+{
+    size_t n = n_in_place(d);
+
+    if (l == UNEQUAL) {
+        CHECK(n == 0 || cdi_comm_world(d->comm)->size == 1);
+    } else if (l == MISALIGNED) {
+        CHECK(n == 0 || grad_size(k, 0) == 1);
+    } else if (k->comm_dtype != CDDP_DTYPE_NONE) {
+        for (size_t i = 0; i < PARAMS; i++)
+            CHECK(!cdi_in_place_is(d, i) || dtype_of(k, i) == CDDP_FLOAT64);
+    } else if (grad_size(k, 0) >= 4) {
+        CHECK(cdi_in_place_is(d, 6)); /* 80000 bytes or more by itself */
+        CHECK(l == GAPS || l == MIXED || n >= 3);
+    }
+    for (size_t i = 0; i < PARAMS; i++)
+        CHECK(grad[i] == NULL || cddp_ddp_grad(d, i) == grad[i]);
+    return 0;
+}
+
+static int begin(struct job *j, int rank)
+{
+    void *p;
+
+    j->rank = rank;
+    CHECK(cddp_init(&j->comm, NULL) == CDDP_OK);
+    j->size = cddp_world_size(j->comm);
+    CHECK(cddp_alloc(j->comm, BLOCK, CDDP_MEM_COLLECTIVE, &p) == CDDP_OK);
+    j->block[ALLOC] = p;
+    j->block[REGISTER] = calloc(1, BLOCK);
+    j->data = calloc(1, BLOCK);
+    j->registers = cddp_register(j->comm, j->block[REGISTER], BLOCK, CDDP_MEM_COLLECTIVE) == CDDP_OK;
+    for (size_t i = 0; i < PARAMS; i++)
+        j->apart[i] = calloc(counts[i], 8);
+    return 0;
+}
+
+static int end(struct job *j)
+{
+    CHECK(cddp_unregister(j->comm, j->block[REGISTER]) == (j->registers ? CDDP_OK : CDDP_E_INVALID));
+    cddp_free(j->comm, j->block[ALLOC]);
+    free(j->block[REGISTER]);
+    free(j->data);
+    for (size_t i = 0; i < PARAMS; i++)
+        free(j->apart[i]);
+    CHECK(cddp_finalize(j->comm) == CDDP_OK);
+    return 0;
+}
+
+/* Odd ranks have a step less: in it they only take part. What gradients are after cddp_ddp_join is not said. */
+static int uneven_step(struct job *j, const struct kind *k, uint32_t f, cddp_ddp *d, cddp_ddp *arena, enum order o,
+                       const char *what)
+{
+    static uint8_t kept[PARAMS][20000 * 8];
+
+    if (j->rank % 2 == 0 && take_step(k, d, f, o, j->rank, STEPS) != 0)
+        return 1;
+    for (size_t i = 0; i < PARAMS; i++)
+        memcpy(kept[i], cddp_ddp_grad(d, i), counts[i] * grad_size(k, i));
+    CHECK(cddp_ddp_join(d) == CDDP_OK);
+    if (j->rank % 2 == 0 && take_step(k, arena, f, o, j->rank, STEPS) != 0)
+        return 1;
+    for (size_t i = 0; i < PARAMS && j->rank % 2 == 0; i++)
+        if (memcmp(kept[i], cddp_ddp_grad(arena, i), counts[i] * grad_size(k, i)) != 0)
+            return fprintf(stderr, "%s: gradient %zu differs in the last step\n", what, i), 1;
+    CHECK(cddp_ddp_join(arena) == CDDP_OK);
+    return 0;
+}
+
+/* One way of all, beside a reducer with its arena. */
+static int compare(struct job *j, const struct kind *k, uint32_t f, enum layout l, enum source s, enum order o)
+{
+    void *grad[PARAMS];
+    cddp_ddp *d, *arena;
+    char what[120];
+
+    (void)snprintf(what, sizeof what, "rank %d: kind %zu, flags %u, layout %d, source %d, order %d", j->rank,
+                   (size_t)(k - kinds), f, (int)l, (int)s, (int)o);
+    lay(j, k, l, s, grad);
+    memset(j->block[s], 0, BLOCK);
+    for (size_t i = 0; i < PARAMS; i++)
+        memset(j->apart[i], 0, counts[i] * 8);
+    CHECK(make(j, k, f, grad, &d) == CDDP_OK && make(j, k, f, NULL, &arena) == CDDP_OK);
+    if (s == REGISTER && !j->registers)
+        CHECK(n_in_place(d) == 0);
+    else if (expect_places(k, l, d, grad) != 0)
+        return fprintf(stderr, "%s\n", what), 1;
+    for (int step = 0; step < STEPS; step++) {
+        if (take_step(k, d, f, o, j->rank, step) != 0 || take_step(k, arena, f, o, j->rank, step) != 0 ||
+            same(k, d, arena, what) != 0)
+            return 1;
+    }
+    if ((f & CDDP_DDP_JOIN) != 0 && uneven_step(j, k, f, d, arena, o, what) != 0)
+        return 1;
+    for (size_t i = 0; i < PARAMS && l == GAPS; i++) { /* what lies between is the program's */
+        const uint8_t *after = (uint8_t *)grad[i] + counts[i] * grad_size(k, i);
+
+        for (size_t b = 0; b < GAP * 8; b++)
+            CHECK(after[b] == 0);
+    }
+    cddp_ddp_destroy(d);
+    cddp_ddp_destroy(arena);
+    return 0;
+}
+
+static int all_ways(int rank)
+{
+    struct job j = {0};
+
+    (void)alarm(280); /* there are many */
+    CHECK(begin(&j, rank) == 0);
+    for (size_t k = 0; k < KINDS; k++)
+        for (size_t f = 0; f < FLAGS; f++)
+            for (int l = 0; l < LAYOUTS; l++)
+                for (int s = 0; s < SOURCES; s++)
+                    for (int o = 0; o < ORDERS; o++) {
+                        if (s == REGISTER && (l + o + (int)f) % 3 != 0)
+                            continue; /* a third of them is enough */
+                        CHECK(compare(&j, &kinds[k], flags[f], (enum layout)l, (enum source)s, (enum order)o) == 0);
+                    }
+    return end(&j);
+}
+
+Test(in_place, all_ways_have_the_arenas_bits)
+{
+    cr_assert_eq(run_world(2, all_ways), 0);
+}
+
+/* Some ways, of each kind of flags and layout one, on more ranks and on nodes. */
+static int some_ways(int rank)
+{
+    struct job j = {0};
+    size_t n = 0;
+
+    (void)alarm(280);
+    CHECK(begin(&j, rank) == 0);
+    for (size_t f = 0; f < FLAGS; f++)
+        for (int l = 0; l < LAYOUTS; l++, n++)
+            CHECK(compare(&j, &kinds[n % KINDS], flags[f], (enum layout)l, (enum source)(n / 3 % SOURCES),
+                          (enum order)(n % ORDERS)) == 0);
+    return end(&j);
+}
+
+static int on_two_nodes(int rank)
+{
+    set_env("LOCAL_RANK", rank % 2);
+    set_env("LOCAL_WORLD_SIZE", 2);
+    set_env("GROUP_RANK", rank / 2);
+    set_env("GROUP_WORLD_SIZE", 2);
+    return some_ways(rank);
+}
+
+static int one_per_node(int rank)
+{
+    set_env("LOCAL_RANK", 0);
+    set_env("LOCAL_WORLD_SIZE", 1);
+    set_env("GROUP_RANK", rank);
+    set_env("GROUP_WORLD_SIZE", 3);
+    return some_ways(rank);
+}
+
+Test(in_place, more_ranks_nodes_and_one_rank_alone)
+{
+    cr_assert_eq(run_world(3, one_per_node), 0);
+    cr_assert_eq(run_world(3, some_ways), 0);
+    cr_assert_eq(run_world(4, on_two_nodes), 0);
+    cr_assert_eq(run_world(1, some_ways), 0);
+}
+
+/* ------------------------------------------------------------------------------------- what needs the arena ---- */
+
+/* Both reducers of a job, in the layout of llm.c and others: one block. */
+static int open_both(struct job *j, const struct kind *k, uint32_t f, enum layout l, void *grad[PARAMS],
+                     cddp_ddp *both[2])
+{
+    lay(j, k, l, ALLOC, grad);
+    CHECK(make(j, k, f, grad, &both[0]) == CDDP_OK && make(j, k, f, NULL, &both[1]) == CDDP_OK);
+    CHECK(n_in_place(both[0]) > 0);
+    return 0;
+}
+
+static int step_of_both(struct job *j, const struct kind *k, uint32_t f, cddp_ddp *both[2], int step, const char *what)
+{
+    for (int d = 0; d < 2; d++)
+        if (take_step(k, both[d], f, LAST_FIRST, j->rank, step) != 0)
+            return 1;
+    return same(k, both[0], both[1], what);
+}
+
+/* After a hook or PowerSGD gradients are copied, and stay where the program knows them, those of the arena, too. */
+static int hooked(int rank)
+{
+    const cddp_hook hook = {.size = sizeof hook, .begin = mean_hook_begin};
+    const cddp_powersgd_options psgd = {.size = sizeof psgd, .start_step = 1};
+    static const enum layout layouts[] = {SHUFFLED, MIXED};
+    struct job j = {0};
+
+    CHECK(begin(&j, rank) == 0);
+    for (size_t n = 0; n < 4; n++) {
+        void *grad[PARAMS], *before[PARAMS];
+        cddp_ddp *both[2];
+
+        CHECK(open_both(&j, &kinds[0], 0, layouts[n % 2], grad, both) == 0);
+        for (size_t i = 0; i < PARAMS; i++)
+            before[i] = cddp_ddp_grad(both[0], i);
+        CHECK(step_of_both(&j, &kinds[0], 0, both, 0, "before") == 0);
+        for (int d = 0; d < 2; d++)
+            CHECK((n < 2 ? cddp_ddp_set_hook(both[d], &hook) : cddp_ddp_set_powersgd(both[d], &psgd)) == CDDP_OK);
+        CHECK(n_in_place(both[0]) == 0);
+        for (int step = 1; step < 4; step++)
+            CHECK(step_of_both(&j, &kinds[0], 0, both, step, n < 2 ? "with a hook" : "with PowerSGD") == 0);
+        for (int d = 0; d < 2; d++)
+            CHECK(cddp_ddp_set_hook(both[d], NULL) == CDDP_OK);
+        CHECK(step_of_both(&j, &kinds[0], 0, both, 4, "after") == 0);
+        for (size_t i = 0; i < PARAMS; i++)
+            CHECK(cddp_ddp_grad(both[0], i) == before[i]);
+        cddp_ddp_destroy(both[0]);
+        cddp_ddp_destroy(both[1]);
+    }
+    return end(&j);
+}
+
+Test(in_place, hooks_and_powersgd_copy_and_gradients_stay_where_they_are)
+{
+    cr_assert_eq(run_world(2, hooked), 0);
+}
+
+/* An optimizer's parameters are the arena's. */
+static int optimized(int rank)
+{
+    const cddp_optim_options sgd = {.size = sizeof sgd, .kind = CDDP_OPTIM_SGD, .lr = 0.01};
+    static float kept[20000];
+    struct job j = {0};
+
+    CHECK(begin(&j, rank) == 0);
+    for (int way = 0; way < 2; way++) {
+        void *grad[PARAMS];
+        cddp_optim *o;
+        cddp_ddp *d;
+
+        lay(&j, &kinds[0], BY_TURNS, ALLOC, grad);
+        memset(j.data, 0, BLOCK);
+        CHECK(make(&j, &kinds[0], 0, way == 0 ? grad : NULL, &d) == CDDP_OK);
+        CHECK(cddp_optim_create(&o, d, &sgd) == CDDP_OK && n_in_place(d) == 0);
+        for (int step = 0; step < 3; step++) {
+            for (size_t i = PARAMS; i-- > 0;) {
+                fill(&kinds[0], cddp_ddp_grad(d, i), i, rank, step);
+                CHECK(cddp_ddp_grad_ready(d, i) == CDDP_OK);
+            }
+            CHECK(cddp_optim_step(o) == CDDP_OK);
+        }
+        CHECK(((float *)j.data)[77] != 0 && (way == 0 || memcmp(kept, j.data, sizeof kept) == 0));
+        memcpy(kept, j.data, sizeof kept);
+        cddp_optim_destroy(o);
+        cddp_ddp_destroy(d);
+    }
+    return end(&j);
+}
+
+Test(in_place, an_optimizer_makes_the_same_parameters)
+{
+    cr_assert_eq(run_world(2, optimized), 0);
+}
+
+/* ------------------------------------------------------------------------------------------------ and beside ---- */
+
+/* Bucket sizes that are tried, single parameters that are waited for, norms, and memory that two parameters share. */
+static int beside(int rank)
+{
+    struct job j = {0};
+    void *grad[PARAMS];
+    cddp_ddp *both[2];
+    double norm[2];
+
+    CHECK(begin(&j, rank) == 0);
+    CHECK(open_both(&j, &kinds[0], CDDP_DDP_TUNE, SHUFFLED, grad, both) == 0);
+    for (int step = 0; step < 50; step++)
+        CHECK(step_of_both(&j, &kinds[0], 0, both, step, "tuned") == 0);
+    for (int d = 0; d < 2; d++) {
+        CHECK(cddp_ddp_bucket_cap(both[d]) != 0);
+        CHECK(cddp_ddp_grad_norm(both[d], 2, &norm[d]) == CDDP_OK);
+        cddp_ddp_destroy(both[d]);
+    }
+    CHECK(norm[0] == norm[1] && norm[0] > 0);
+
+    CHECK(open_both(&j, &kinds[0], 0, REVERSED, grad, both) == 0);
+    for (int d = 0; d < 2; d++)
+        for (size_t i = PARAMS; i-- > 0;) {
+            fill(&kinds[0], cddp_ddp_grad(both[d], i), i, rank, 9);
+            CHECK(cddp_ddp_grad_ready(both[d], i) == CDDP_OK);
+        }
+    for (size_t i = PARAMS; i-- > 0;) {
+        CHECK(cddp_ddp_wait_param(both[0], i) == CDDP_OK && cddp_ddp_wait_param(both[1], i) == CDDP_OK);
+        CHECK(memcmp(cddp_ddp_grad(both[0], i), cddp_ddp_grad(both[1], i), counts[i] * 4) == 0);
+    }
+    for (int d = 0; d < 2; d++) {
+        CHECK(cddp_ddp_wait(both[d]) == CDDP_OK);
+        cddp_ddp_destroy(both[d]);
+    }
+
+    lay(&j, &kinds[0], FORWARD, ALLOC, grad);
+    grad[4] = grad[3]; /* of one size */
+    CHECK(make(&j, &kinds[0], 0, grad, &both[0]) == CDDP_OK);
+    CHECK(!cdi_in_place_is(both[0], 3) && !cdi_in_place_is(both[0], 4) && cdi_in_place_is(both[0], 6));
+    for (size_t i = PARAMS; i-- > 0;) {
+        fill(&kinds[0], grad[i], i == 4 ? 3 : i, 0, 1);
+        CHECK(cddp_ddp_grad_ready(both[0], i) == CDDP_OK);
+    }
+    CHECK(cddp_ddp_wait(both[0]) == CDDP_OK);
+    memcpy(j.apart[3], grad[3], counts[3] * 4); /* the mean of what is equal is what it was */
+    fill(&kinds[0], grad[3], 3, 0, 1);
+    CHECK(memcmp(j.apart[3], grad[3], counts[3] * 4) == 0);
+    cddp_ddp_destroy(both[0]);
+    return end(&j);
+}
+
+Test(in_place, tried_sizes_single_waits_norms_and_tied_parameters)
+{
+    cr_assert_eq(run_world(2, beside), 0);
+}
+
+/* In the middle of a step one rank destroys its reducer, and gives the memory back; its peer hears of it. */
+static int left_early(int rank)
+{
+    static const size_t largest = 6;
+    struct job j = {0};
+    void *grad[PARAMS];
+    cddp_ddp *d;
+
+    CHECK(begin(&j, rank) == 0);
+    lay(&j, &kinds[0], FORWARD, ALLOC, grad);
+    CHECK(make(&j, &kinds[0], 0, grad, &d) == CDDP_OK);
+    for (size_t i = PARAMS; i-- > largest;) {
+        fill(&kinds[0], grad[i], i, rank, 0);
+        CHECK(cddp_ddp_grad_ready(d, i) == CDDP_OK);
+    }
+    if (rank == 1) {
+        cddp_ddp_destroy(d);
+        cddp_free(j.comm, j.block[ALLOC]); /* nothing writes to it any more */
+        CHECK(cddp_finalize(j.comm) == CDDP_OK);
+        return 0;
+    }
+    for (size_t i = largest; i-- > 0;)
+        (void)cddp_ddp_grad_ready(d, i);
+    CHECK(cddp_ddp_wait(d) == CDDP_E_PEER);
+    cddp_ddp_destroy(d);
+    CHECK(cddp_finalize(j.comm) == CDDP_E_PEER);
+    return 0;
+}
+
+Test(in_place, who_leaves_in_a_step_may_give_the_memory_back)
+{
+    cr_assert_eq(run_world(2, left_early), 0);
+}
+
+/* The communicator goes first, the reducer after it, and with that the memory that was not given back. */
+static int any_order(int rank)
+{
+    struct job j = {0};
+    void *grad[PARAMS];
+    cddp_ddp *d;
+
+    CHECK(begin(&j, rank) == 0);
+    lay(&j, &kinds[0], SHUFFLED, ALLOC, grad);
+    CHECK(make(&j, &kinds[0], 0, grad, &d) == CDDP_OK && n_in_place(d) > 0);
+    CHECK(take_step(&kinds[0], d, 0, LAST_FIRST, rank, 0) == 0);
+    CHECK(cddp_finalize(j.comm) == CDDP_OK);
+    CHECK(cddp_ddp_grad_ready(d, 0) == CDDP_E_STATE);
+    ((float *)grad[6])[0] = 3; /* it is still there */
+    if (rank == 0)
+        cddp_free(j.comm, j.block[ALLOC]);
+    cddp_ddp_destroy(d);
+    free(j.block[REGISTER]);
+    free(j.data);
+    for (size_t i = 0; i < PARAMS; i++)
+        free(j.apart[i]);
+    return 0;
+}
+
+Test(in_place, reducer_communicator_and_memory_go_in_any_order)
+{
+    cr_assert_eq(run_world(2, any_order), 0);
+}

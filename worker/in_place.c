@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Gradients in the user's own memory that are reduced where they lie. That is for memory that all ranks have
+ * (cddp_alloc with CDDP_MEM_COLLECTIVE, cddp_register), where all ranks' gradients lie alike, which they compare when
+ * the reducer is made. To the rest of the reducer such a gradient is one of the arena that happens to lie elsewhere.
+ *
+ * A bucket then is no longer one stretch of memory. What lies side by side in memory is one stretch, whatever the order
+ * of the parameters, and becomes one operation. Each costs as much as copying some ten thousand bytes does: so small
+ * gradients without neighbours in their bucket are copied into the arena as before, and are its other stretch. So are
+ * those that are sent in another type. Where others want buckets in one piece (hooks, PowerSGD, an optimizer), the
+ * whole arena is made then, and all is copied.
+ */
+#include "worker/memory.h"
+#include "worker/reducer.h"
+
+#include <stdint.h>
+#include <stdlib.h>
+
+#define WORTH_IT ((size_t)64 << 10) /* bytes of a stretch that is reduced where it lies */
+
+/* What parameter i's gradient may be reduced in, as all ranks would say it: id 0, none. */
+static void find(cddp_ddp *d, size_t i)
+{
+    struct cdi_ddp_in_place *p = &d->in_place;
+    const cddp_param *q = &d->params[i];
+    size_t size = cddp_dtype_size(q->grad_dtype);
+    struct cdi_extent e;
+
+    if (q->grad == NULL || (uintptr_t)q->grad % size != 0)
+        return;
+    if (!cdi_memory_find(d->comm, q->grad, q->count * size, &e))
+        return;
+    p->home[i] = (struct cdi_ddp_home){
+        .grad = q->grad, .region = e.region, .id = e.id, .at = (size_t)((char *)q->grad - (char *)e.base)};
+}
+
+cddp_status cdi_in_place_init(cddp_ddp *d, struct cdi_error *err)
+{
+    struct cdi_ddp_in_place *p = &d->in_place;
+    size_t n = d->n_params;
+
+    if (!d->has_own || n == 0)
+        return CDDP_OK;
+    p->home = calloc(n, sizeof *p->home);
+    p->sorted = calloc(n, sizeof *p->sorted);
+    p->offset = calloc(d->plan.n_grads, sizeof *p->offset);
+    if (p->home == NULL || p->sorted == NULL || p->offset == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for the places of %zu gradients", n);
+    p->hash = UINT64_C(0xcbf29ce484222325);
+    for (size_t i = 0; i < n; i++) {
+        find(d, i);
+        p->hash = (p->hash ^ p->home[i].id) * UINT64_C(0x100000001b3);
+        p->hash = (p->hash ^ p->home[i].at) * UINT64_C(0x100000001b3);
+    }
+    return CDDP_OK;
+}
+
+void cdi_in_place_release(cddp_ddp *d)
+{
+    free(d->in_place.home);
+    free(d->in_place.sorted);
+    free(d->in_place.offset);
+    free(d->in_place.stretch);
+    if (d->in_place.left != NULL)
+        d->ops->region_destroy(d->b, d->in_place.left);
+}
+
+/* -------------------------------------------------------------------------------------------- side by side ---- */
+
+static size_t bytes_of(const cddp_ddp *d, size_t i)
+{
+    return d->plan.grads[i].bytes;
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const struct cdi_ddp_neighbour *x = a, *y = b;
+
+    if (x->bucket != y->bucket)
+        return x->bucket < y->bucket ? -1 : 1;
+    if (x->id != y->id)
+        return x->id < y->id ? -1 : 1;
+    if (x->at != y->at)
+        return x->at < y->at ? -1 : 1;
+    return (x->param > y->param) - (x->param < y->param);
+}
+
+/* Those that may be, or are, reduced where they lie: bucket by bucket, and there as they lie. Returns how many. */
+static size_t sort(cddp_ddp *d, bool chosen)
+{
+    struct cdi_ddp_in_place *p = &d->in_place;
+    size_t n = 0;
+
+    for (size_t i = 0; i < d->n_params; i++) {
+        const struct cdi_ddp_home *h = &p->home[i];
+        size_t b = d->plan.grads[i].bucket;
+
+        if (h->id != 0 && (chosen ? h->chosen : !d->flight[b].compressed))
+            p->sorted[n++] = (struct cdi_ddp_neighbour){.bucket = b, .id = h->id, .at = h->at, .param = i};
+    }
+    qsort(p->sorted, n, sizeof *p->sorted, by_place);
+    return n;
+}
+
+/* How many of the n at s lie side by side; *bytes in all. */
+static size_t run_of(const cddp_ddp *d, const struct cdi_ddp_neighbour *s, size_t n, size_t *bytes)
+{
+    size_t k = 1;
+
+    *bytes = bytes_of(d, s[0].param);
+    while (k < n && s[k].bucket == s[0].bucket && s[k].id == s[0].id && s[k].at == s[0].at + *bytes)
+        *bytes += bytes_of(d, s[k++].param);
+    return k;
+}
+
+/* Memory that two parameters share, as tied ones do, would be reduced twice. */
+static void drop_shared(cddp_ddp *d)
+{
+    struct cdi_ddp_in_place *p = &d->in_place;
+    struct cdi_ddp_neighbour *s = p->sorted;
+    size_t n = sort(d, false), last = 0;
+
+    for (size_t k = 0; k < n; k++)
+        s[k].bucket = 0; /* in whatever buckets they are */
+    qsort(s, n, sizeof *s, by_place);
+    for (size_t k = 1; k < n; k++) {
+        size_t end = s[last].at + bytes_of(d, s[last].param);
+
+        if (s[k].id == s[last].id && s[k].at < end) {
+            p->home[s[k].param].shared = p->home[s[last].param].shared = true;
+            if (s[k].at + bytes_of(d, s[k].param) <= end)
+                continue;
+        }
+        last = k;
+    }
+    for (size_t i = 0; i < d->n_params; i++)
+        if (p->home[i].shared)
+            p->home[i].id = 0;
+}
+
+/* Every place in the arena of what is left there, in the order of the plan. */
+static void close_ranks(cddp_ddp *d)
+{
+    struct cdi_ddp_in_place *p = &d->in_place;
+    size_t n = 0, at = 0;
+
+    /* The plan has no list in the order of the arena: there are buckets of each type, one after another. */
+    for (int type = 0; type <= CDDP_BFLOAT16; type++)
+        for (size_t i = d->plan.n_grads; i-- > 0;) {
+            const struct cdi_grad *g = &d->plan.grads[i];
+
+            if ((int)g->dtype != type || (i < d->n_params && p->home[i].chosen))
+                continue;
+            p->offset[i] = at;
+            at += (g->bytes + CDI_GRAD_ALIGN - 1) / CDI_GRAD_ALIGN * CDI_GRAD_ALIGN;
+            n++;
+        }
+    p->arena_bytes = n == 0 ? 0 : at;
+}
+
+void cdi_in_place_choose(cddp_ddp *d)
+{
+    struct cdi_ddp_in_place *p = &d->in_place;
+    size_t n, k, bytes;
+
+    if (p->home == NULL)
+        return;
+    drop_shared(d);
+    n = sort(d, false);
+    for (size_t at = 0; at < n; at += k) {
+        k = run_of(d, &p->sorted[at], n - at, &bytes);
+        for (size_t j = at; j < at + k && bytes >= WORTH_IT; j++) {
+            p->home[p->sorted[j].param].chosen = true;
+            d->params[p->sorted[j].param].grad = NULL; /* none that is copied */
+            p->any = true;
+        }
+    }
+    if (!p->any)
+        return;
+    d->own.everywhere = false; /* what is not copied is not multiplied on its way either */
+    close_ranks(d);
+    cdi_own_list(d);
+    cdi_in_place_lay(d);
+}
+
+/* ------------------------------------------------------------------------------------------------- stretches ---- */
+
+/* What of bucket b lies in the arena, of the n_parts pieces of a gradient that was cut, too. */
+static bool arena_stretch(const cddp_ddp *d, size_t b, struct cdi_ddp_stretch *out)
+{
+    const struct cdi_ddp_in_place *p = &d->in_place;
+    size_t begin = SIZE_MAX, end = 0;
+
+    for (size_t i = 0; i < d->plan.n_grads; i++) {
+        const struct cdi_grad *g = &d->plan.grads[i];
+        size_t part = b - g->bucket, at = p->offset[i] + part * g->piece, rest;
+
+        if (b < g->bucket || part >= g->n_parts || (i < d->n_params && p->home[i].chosen))
+            continue;
+        rest = g->bytes - part * g->piece;
+        begin = at < begin ? at : begin;
+        end = at + (rest < g->piece ? rest : g->piece) > end ? at + (rest < g->piece ? rest : g->piece) : end;
+    }
+    *out = (struct cdi_ddp_stretch){.offset = begin, .bytes = end - begin};
+    return end > 0;
+}
+
+/* One stretch of gradients where they lie: pieces of one, or a run of whole ones. */
+static void add(cddp_ddp *d, size_t b, const struct cdi_ddp_neighbour *s, size_t skip, size_t bytes)
+{
+    const struct cdi_ddp_home *h = &d->in_place.home[s->param];
+    struct cdi_ddp_flight *f = &d->flight[b];
+
+    d->in_place.stretch[f->stretch + f->n_stretches++] =
+        (struct cdi_ddp_stretch){.at = (char *)h->grad + skip, .region = h->region, .bytes = bytes};
+}
+
+/* Room for all: each gradient, or piece of one, may be a stretch, and each bucket has one in the arena. */
+static size_t most_stretches(const cddp_ddp *d)
+{
+    size_t most = d->plan.n;
+
+    for (size_t i = 0; i < d->n_params; i++)
+        most += d->plan.grads[i].n_parts;
+    return most;
+}
+
+cddp_status cdi_in_place_reserve(cddp_ddp *d, struct cdi_error *err)
+{
+    struct cdi_ddp_in_place *p = &d->in_place;
+    size_t most = most_stretches(d);
+    struct cdi_ddp_stretch *stretch;
+
+    if (p->home == NULL || most <= p->room)
+        return CDDP_OK;
+    stretch = realloc(p->stretch, most * sizeof *stretch);
+    if (stretch == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu stretches of gradients", most);
+    p->stretch = stretch;
+    p->room = most;
+    return CDDP_OK;
+}
+
+void cdi_in_place_lay(cddp_ddp *d)
+{
+    struct cdi_ddp_in_place *p = &d->in_place;
+    size_t n, next = 0, k = 0, bytes, room = 0;
+
+    if (!p->any)
+        return;
+    n = sort(d, true);
+    for (size_t b = 0; b < d->plan.n; b++) {
+        struct cdi_ddp_flight *f = &d->flight[b];
+        struct cdi_ddp_stretch in_arena;
+
+        f->stretch = room;
+        f->n_stretches = 0;
+        if (arena_stretch(d, b, &in_arena))
+            p->stretch[f->stretch + f->n_stretches++] = in_arena;
+        for (; next < n && p->sorted[next].bucket == b && d->plan.grads[p->sorted[next].param].n_parts == 1;
+             next += k) {
+            k = run_of(d, &p->sorted[next], n - next, &bytes);
+            add(d, b, &p->sorted[next], 0, bytes);
+        }
+        room += f->n_stretches;
+        if (next == n || p->sorted[next].bucket != b)
+            continue;
+        /* A gradient that was cut has buckets of its own, this one and those that follow. */
+        for (const struct cdi_grad *g = &d->plan.grads[p->sorted[next].param]; b < g->bucket + g->n_parts; b++) {
+            size_t skip = (b - g->bucket) * g->piece, rest = g->bytes - skip;
+
+            d->flight[b].stretch = room++;
+            d->flight[b].n_stretches = 0;
+            add(d, b, &p->sorted[next], skip, rest < g->piece ? rest : g->piece);
+        }
+        b--;
+        next++;
+    }
+}
+
+bool cdi_in_place_is(const cddp_ddp *d, size_t i)
+{
+    return d->in_place.any && d->in_place.home[i].chosen;
+}
+
+size_t cdi_in_place_arena_bytes(const cddp_ddp *d)
+{
+    return d->in_place.any ? d->in_place.arena_bytes : d->plan.arena_bytes;
+}
+
+size_t cdi_in_place_offset(const cddp_ddp *d, size_t i)
+{
+    return d->in_place.any ? d->in_place.offset[i] : d->plan.grads[i].offset;
+}
+
+size_t cdi_in_place_stretches(const cddp_ddp *d, size_t b)
+{
+    return d->in_place.any ? d->flight[b].n_stretches : 1;
+}
+
+struct cdi_ddp_stretch cdi_in_place_stretch(const cddp_ddp *d, size_t b, size_t k)
+{
+    struct cdi_ddp_stretch s = {.offset = d->plan.b[b].offset, .bytes = d->plan.b[b].bytes};
+
+    if (d->in_place.any)
+        s = d->in_place.stretch[d->flight[b].stretch + k];
+    if (s.at == NULL) {
+        s.at = (char *)d->region->base + s.offset;
+        s.region = d->region;
+    }
+    return s;
+}
+
+/* ------------------------------------------------------------------------------------------------- and back ---- */
+
+cddp_status cdi_in_place_leave(cddp_ddp *d, struct cdi_error *err)
+{
+    struct cdi_ddp_in_place *p = &d->in_place;
+    struct cdi_region *whole;
+    cddp_status st;
+
+    if (!p->any)
+        return CDDP_OK;
+    st = d->ops->region_create(d->b, d->plan.arena_bytes, &whole, err);
+    if (st != CDDP_OK)
+        return st;
+    /* The program goes on to read and write all gradients where they are: those of the old arena are copied, too. */
+    for (size_t i = 0; i < d->n_params; i++)
+        if (d->params[i].grad == NULL)
+            d->params[i].grad = cdi_ddp_arena_grad(d, i);
+    p->left = d->region;
+    d->region = whole;
+    p->any = false;
+    cdi_own_list(d);
+    return CDDP_OK;
+}
