@@ -206,7 +206,7 @@ static int one(cddp_comm *comm, uint8_t *const region[2], uint32_t *state, uint3
 
     for (size_t i = 0; i < n_in; i++)
         ((int64_t *)p.in)[i] = value(rank, i, round);
-    CHECK(cddp_coll_start(comm, &args, &ticket) == CDDP_OK && cddp_coll_wait(comm, ticket) == CDDP_OK);
+    CHECK(cddp_coll_start(comm, &args, 1, &ticket) == CDDP_OK && cddp_coll_wait(comm, ticket) == CDDP_OK);
     for (size_t i = 0; i < n_out; i++) {
         int64_t want = 0;
 
