@@ -30,6 +30,9 @@ struct cdi_keys {
     void *arg;
 };
 
+#define CDI_PREFIX_BYTES 64
+#define CDI_COMM_NAME_BYTES 48
+
 /* Who and where this rank is: filled by comm.c from the environment, read by all. */
 struct cdi_world {
     int rank, size;
@@ -37,15 +40,23 @@ struct cdi_world {
     int local_rank, local_size;
     int node_rank, n_nodes;
     int restart_count;
-    char prefix[32]; /* of keys in the store: of this life of the job, and of this join among those of the process */
-    int64_t join_timeout_ms; /* for what happens while the communicator is made */
-    int64_t timeout_ms;      /* of every wait for a peer */
-    cddp_store *store;       /* NULL in a world of one without a store */
+    /* Of keys in the store: of this life of the job, of this join among those of the process, and of a part. */
+    char prefix[CDI_PREFIX_BYTES];
+    char name[CDI_COMM_NAME_BYTES]; /* in front of error messages; "": none */
+    int64_t join_timeout_ms;        /* for what happens while the communicator is made */
+    int64_t timeout_ms;             /* of every wait for a peer */
+    cddp_store *store;              /* NULL in a world of one without a store */
     struct cdi_keys keys;
-    struct cdi_flight *flight;
-    int device_rank; /* which of this host's devices: the local rank as the launcher says it */
-    int device;      /* the device that the program asked for by number; -1: by device_rank */
+    struct cdi_flight *flight; /* what the agent says */
+    struct cdi_flight *record; /* where operations are noted; NULL: there, too */
+    int device_rank;           /* which of this host's devices: the local rank as the launcher says it */
+    int device;                /* the device that the program asked for by number; -1: by device_rank */
 };
+
+static inline struct cdi_flight *cdi_world_record(const struct cdi_world *w)
+{
+    return w->record != NULL ? w->record : w->flight;
+}
 
 /* A rank of w as the rank of the job that it is, for errors. */
 static inline int cdi_rank_of_job(const struct cdi_world *w, int rank)
@@ -156,6 +167,27 @@ struct cdi_scan {
     uint64_t n_nan, n_inf;
 };
 
+/* What a rank says to a split. */
+struct cdi_split {
+    int color, key;
+    const int *ranks; /* the part's n ranks, in its order, as ranks of the job; copied. NULL: they are not known, so
+                         that its errors may not say which rank caused them */
+    int n;
+    int64_t timeout_ms; /* 0: as the whole's */
+    const char *name;   /* of the part, copied; NULL: none */
+};
+
+/* A part's world, from that of the whole: what it is called and how long it waits. */
+static inline void cdi_split_adopt(struct cdi_world *w, const struct cdi_split *how)
+{
+    const char *name = how->name != NULL ? how->name : "";
+    size_t len = strnlen(name, sizeof w->name - 1);
+
+    memcpy(w->name, name, len);
+    w->name[len] = '\0';
+    w->timeout_ms = how->timeout_ms > 0 ? how->timeout_ms : w->timeout_ms;
+}
+
 struct cdi_backend; /* each backend's own */
 
 /*
@@ -190,12 +222,10 @@ struct cdi_backend_ops {
     /*
      * A communicator of its own for the ranks that give the same color (>= 0), in the order of key, then of rank here.
      * A collective of all ranks, behind all that was enqueued; blocks, at most for the join timeout. A negative color:
-     * no part in any, and *out = NULL. ranks: the part's n ranks, in its order, as ranks of the job; copied. NULL: they
-     * are not known, so that its errors may not say which rank caused them. The caller destroys *out, at any time,
-     * before b or after it; errors of one do not spread to the other. Any thread. CDDP_OK, the sticky error, the errors
-     * of create.
+     * no part in any, and *out = NULL. The caller destroys *out, at any time, before b or after it; errors of one do
+     * not spread to the other. Any thread. CDDP_OK, the sticky error, the errors of create.
      */
-    cddp_status (*split)(struct cdi_backend *b, int color, int key, const int *ranks, int n, struct cdi_backend **out,
+    cddp_status (*split)(struct cdi_backend *b, const struct cdi_split *how, struct cdi_backend **out,
                          struct cdi_error *err);
 
     /*

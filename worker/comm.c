@@ -7,6 +7,7 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "common/crc64.h"
 #include "common/env.h"
 #include "common/rank_list.h"
 #include "common/status.h"
@@ -37,6 +38,7 @@
 #define TIMEOUT_S 600
 #define GOODBYE_MS 2000 /* for the store's host to take note of it */
 #define KEY_BYTES 256
+#define JOIN_KEY_BYTES 128
 #define BROKEN_GOODBYE_MS 2000 /* for the others to leave a store whose job has failed */
 
 struct cddp_comm {
@@ -53,7 +55,10 @@ struct cddp_comm {
     _Atomic int n_aborting; /* threads in cddp_abort */
     /* Of a part, also of a part's part: what cddp_init made, which has all but world, ops, backend and saver. */
     struct cddp_comm *whole;
-    int *ranks;              /* of a part: world.ranks */
+    int *ranks;                /* of a part: world.ranks */
+    struct cdi_flight *record; /* of a part that this file has made: world.record */
+    uint64_t id;               /* the same on all its ranks, and another one in each communicator of the job */
+    uint32_t n_splits;
     struct cddp_comm *parts; /* of the whole: those that were not finalized; of a part: `next` is the next one */
     struct cddp_comm *next;
     int n_children; /* reducers and, of the whole, parts, which use its memory */
@@ -155,6 +160,8 @@ static cddp_status read_world(struct cddp_comm *c, struct cdi_launch *l, const c
     w->rank = l->rank;
     w->size = l->size;
     w->restart_count = l->restart_count;
+    if (opt.name != NULL)
+        (void)snprintf(w->name, sizeof w->name, "%s", opt.name);
     set_prefix(w, 0);
     return CDDP_OK;
 }
@@ -191,12 +198,12 @@ static cddp_status keys_add(void *arg, const char *name, int64_t delta, int64_t 
 
 /* --------------------------------------------------------------------------------------------------- joining ---- */
 
-static void join_key(const struct cdi_world *w, const char *name, int rank, char key[64])
+static void join_key(const struct cdi_world *w, const char *name, int rank, char key[JOIN_KEY_BYTES])
 {
     if (rank < 0)
-        (void)snprintf(key, 64, "%s%s", w->prefix, name);
+        (void)snprintf(key, JOIN_KEY_BYTES, "%s%s", w->prefix, name);
     else
-        (void)snprintf(key, 64, "%s%s/%d", w->prefix, name, rank);
+        (void)snprintf(key, JOIN_KEY_BYTES, "%s%s/%d", w->prefix, name, rank);
 }
 
 /* This process in the jobs that it joins. cddp_init is called by one thread at a time. */
@@ -249,7 +256,7 @@ static void describe_other(char *text, size_t len, char *buf, size_t cap)
  */
 static cddp_status claim_rank(struct cdi_world *w, bool hosted_by_rank_0, bool *is_old, struct cdi_error *err)
 {
-    char key[64], text[192], holder[256], me[192], other[192];
+    char key[JOIN_KEY_BYTES], text[192], holder[256], me[192], other[192];
     size_t len = 0, own = describe_self(text, sizeof text);
     cddp_status st = CDDP_OK;
     bool mine = false;
@@ -311,7 +318,7 @@ static bool joined_alike(const struct cdi_world *w, int64_t word)
 static cddp_status name_missing(const struct cdi_world *w, struct cdi_error *err)
 {
     struct cdi_rank_list missing = {0};
-    char key[64];
+    char key[JOIN_KEY_BYTES];
     int64_t joined = 0;
     int first = -1;
     cddp_status st;
@@ -348,7 +355,7 @@ static int64_t weight(const struct cddp_comm *c)
 /* Ranks that are not on the CPU say so, before they say that they are there. */
 static cddp_status tell_backend(const struct cddp_comm *c, struct cdi_error *err)
 {
-    char key[64];
+    char key[JOIN_KEY_BYTES];
     cddp_status st;
 
     if (c->ops == &cdi_cpu_backend)
@@ -362,7 +369,7 @@ static cddp_status tell_backend(const struct cddp_comm *c, struct cdi_error *err
 /* Has this rank said that it has the backend of that name? */
 static cddp_status has_backend(const struct cdi_world *w, int rank, const char *name, bool *has, struct cdi_error *err)
 {
-    char key[64], text[16];
+    char key[JOIN_KEY_BYTES], text[16];
     size_t len = 0;
     cddp_status st;
 
@@ -402,7 +409,7 @@ static cddp_status compare_backends(const struct cdi_world *w, int64_t sum, stru
 static cddp_status gather_ranks(const struct cddp_comm *c, int64_t deadline_ms, struct cdi_error *err)
 {
     const struct cdi_world *w = &c->world;
-    char joined_key[64], go_key[64], devices_key[64], text[256] = "";
+    char joined_key[JOIN_KEY_BYTES], go_key[JOIN_KEY_BYTES], devices_key[JOIN_KEY_BYTES], text[256] = "";
     int64_t joined = 0, devices = 0, left;
     size_t len = 0;
     cddp_status st;
@@ -441,7 +448,7 @@ static cddp_status gather_ranks(const struct cddp_comm *c, int64_t deadline_ms, 
 static cddp_status exchange_hosts(const struct cdi_world *w, uint8_t *ids, int64_t deadline_ms, struct cdi_error *err)
 {
     const size_t bytes = (size_t)w->size * CDI_HOST_ID;
-    char key[64], all_key[64];
+    char key[JOIN_KEY_BYTES], all_key[JOIN_KEY_BYTES];
     int64_t left;
     size_t len = 0;
     cddp_status st = CDDP_OK;
@@ -517,7 +524,7 @@ static cddp_status find_place(struct cddp_comm *c, const struct cdi_launch *l, i
 static cddp_status tell_host(const struct cdi_world *w, struct cdi_error *err)
 {
     uint8_t id[CDI_HOST_ID];
-    char key[64];
+    char key[JOIN_KEY_BYTES];
 
     cdi_host_id(id);
     join_key(w, "host", w->rank, key);
@@ -579,7 +586,7 @@ static cddp_status enter_next_store(struct cddp_comm *c, const struct cdi_launch
 {
     bool again = self.has_left && !l->hosted && c->host == NULL, is_old;
     int64_t left = c->world.join_timeout_ms;
-    char key[64], none[8];
+    char key[JOIN_KEY_BYTES], none[8];
     cddp_status st;
 
     for (;;) {
@@ -681,6 +688,7 @@ static void comm_free(struct cddp_comm *c)
     close_store(c);
     if (whole == NULL)
         cdi_flight_release(c->world.flight);
+    cdi_flight_release(c->record);
     free(c->ranks);
     free(c);
     if (whole != NULL)
@@ -780,7 +788,7 @@ static void see_off(const struct cddp_comm *c, bool broken)
 {
     const struct cdi_world *w = &c->world;
     int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), broken ? BROKEN_GOODBYE_MS : w->timeout_ms);
-    char key[64];
+    char key[JOIN_KEY_BYTES];
     int64_t gone = 0, pause_us = 200;
 
     join_key(w, "goodbye", -1, key);
@@ -801,7 +809,7 @@ static void see_off(const struct cddp_comm *c, bool broken)
 /* If it cannot be said, the connection's end says it. */
 static void say_goodbye(const struct cddp_comm *c, bool broken)
 {
-    char key[64];
+    char key[JOIN_KEY_BYTES];
 
     if (c->world.store == NULL || !c->hosted_by_rank_0)
         return;
@@ -949,6 +957,11 @@ int cddp_world_size(const cddp_comm *comm)
     return comm == NULL ? 0 : comm->world.size;
 }
 
+int cddp_world_rank(const cddp_comm *comm, int rank)
+{
+    return comm == NULL || rank < 0 || rank >= comm->world.size ? -1 : cdi_rank_of_job(&comm->world, rank);
+}
+
 int cddp_local_rank(const cddp_comm *comm)
 {
     return comm == NULL ? -1 : comm->place.local_rank;
@@ -1061,7 +1074,10 @@ const char *cddp_version(void)
 /* What each rank says to a split. */
 struct choice {
     int32_t color, key;
+    int32_t on_cpu; /* the part is to be the CPU's, whatever the whole is */
+    int32_t node;   /* of this rank, for that part */
 };
+#define CHOICE_WORDS 4
 
 /* Where `rank` comes among the n ranks: after those of its color with a smaller key, or the same and a lower rank. */
 static int place_in_part(const struct choice *all, int n, int rank)
@@ -1074,8 +1090,8 @@ static int place_in_part(const struct choice *all, int n, int rank)
     return before;
 }
 
-/* The part's ranks, in its order, as ranks of the job. */
-static cddp_status find_part(struct cddp_comm *part, const struct cdi_world *from, const struct choice *all,
+/* The part's ranks, in its order, as ranks of the job, and as ranks of `from` where `who` has room for them. */
+static cddp_status find_part(struct cddp_comm *part, const struct cdi_world *from, const struct choice *all, int *who,
                              struct cdi_error *err)
 {
     struct cdi_world *w = &part->world;
@@ -1087,59 +1103,205 @@ static cddp_status find_part(struct cddp_comm *part, const struct cdi_world *fro
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
     for (int r = 0; r < from->size; r++)
         if (all[r].color == all[from->rank].color) {
-            part->ranks[place_in_part(all, from->size, r)] = cdi_rank_of_job(from, r);
+            int at = place_in_part(all, from->size, r);
+
+            part->ranks[at] = cdi_rank_of_job(from, r);
+            if (who != NULL)
+                who[at] = r;
             w->size++;
         }
     return CDDP_OK;
 }
 
-static cddp_status split(struct cddp_comm *part, cddp_comm *comm, const struct choice *all, struct cdi_error *err)
+/* A rank of this one's color that wants another backend; -1: there is none. */
+static int other_backend(const struct choice *all, int n, int rank)
 {
-    int rank = comm->world.rank;
-    struct cdi_error why;
-    cddp_status mine, st;
+    for (int r = 0; r < n; r++)
+        if (all[r].color == all[rank].color && all[r].on_cpu != all[rank].on_cpu)
+            return r;
+    return -1;
+}
 
-    *part = (struct cddp_comm){.whole = comm->whole != NULL ? comm->whole : comm,
+/* Does any part have the backend of the whole? Then all ranks split that. */
+static bool splits_backend(const struct choice *all, int n)
+{
+    for (int r = 0; r < n; r++)
+        if (all[r].color >= 0 && !all[r].on_cpu && other_backend(all, n, r) < 0)
+            return true;
+    return false;
+}
+
+/* Where the part's ranks are, by the nodes of all of them: its nodes are runs of neighbours that share one. */
+static void place_part(struct cdi_world *w, const int *nodes)
+{
+    int first = 0, mine = -1;
+
+    w->n_nodes = 0;
+    for (int i = 0; i < w->size; i++) {
+        if (i == 0 || nodes[i] != nodes[i - 1]) {
+            first = i;
+            w->n_nodes++;
+        }
+        if (i == w->rank) {
+            w->node_rank = mine = w->n_nodes - 1;
+            w->local_rank = i - first;
+        }
+        if (mine == w->n_nodes - 1)
+            w->local_size = i - first + 1;
+    }
+}
+
+/* Connect a part by itself, as if it were a job: its keys are its own. `nodes`: of its ranks, in its order. */
+static cddp_status connect_part(struct cddp_comm *part, const int *nodes, struct cdi_error *err)
+{
+    struct cdi_world *w = &part->world;
+    const struct cdi_world *whole = &part->whole->world;
+    cddp_status st = cdi_flight_attach(&part->record, NULL, err);
+
+    if (st != CDDP_OK)
+        return st;
+    place_part(w, nodes);
+    (void)snprintf(w->prefix, sizeof w->prefix, "%.*s%016" PRIx64 "/", (int)(sizeof w->prefix - 20), whole->prefix,
+                   part->id);
+    w->flight = whole->flight; /* for what the agent says */
+    w->record = part->record;
+    if (w->store != NULL)
+        w->keys = (struct cdi_keys){.set = keys_set, .get = keys_get, .add = keys_add, .arg = w};
+    st = part->ops->create(&part->backend, w, err);
+    w->flight = NULL;
+    return st;
+}
+
+static uint64_t id_of_part(const struct cddp_comm *comm, uint32_t number, int color)
+{
+    const int64_t of[] = {(int64_t)number, color};
+
+    return cdi_crc64(comm->id, of, sizeof of);
+}
+
+/* The part begins as a copy of comm, without what is comm's alone. */
+static void begin_part(struct cddp_comm *part, const cddp_comm *comm)
+{
+    *part = (struct cddp_comm){.whole = comm->whole != NULL ? comm->whole : (cddp_comm *)(uintptr_t)comm,
                                .owner = comm->owner,
                                .user = comm->user,
                                .world = comm->world,
                                .place = comm->place,
                                .ops = comm->ops};
-    part->world.keys = (struct cdi_keys){.set = NULL}; /* the backend has its own */
-    part->world.flight = NULL;                         /* the page has one writer, which is the whole */
-    mine = find_part(part, &comm->world, all, &why);   /* the others split also where this rank cannot */
-    st = comm->ops->split(comm->backend, all[rank].color, all[rank].key, part->ranks, part->world.size, &part->backend,
-                          err);
-    return st == CDDP_OK && mine != CDDP_OK ? cdi_fail_since(err, &why, "%s", why.msg) : st;
+    part->world.keys = (struct cdi_keys){.set = NULL};
+    part->world.flight = NULL; /* the page has one writer, which is the whole */
+    part->world.record = NULL;
 }
 
-cddp_status cddp_comm_split(cddp_comm **to, cddp_comm *comm, int color, int key)
+static cddp_status split(struct cddp_comm *part, cddp_comm *comm, const struct choice *all, struct cdi_split *how,
+                         struct cdi_error *err)
 {
-    struct choice mine = {.color = color, .key = key};
+    int rank = comm->world.rank, size = comm->world.size, other = other_backend(all, size, rank);
+    bool on_cpu = all[rank].on_cpu != 0, takes_part = all[rank].color >= 0 && !on_cpu && other < 0;
+    CDI_AUTOFREE int *who = calloc((size_t)size, sizeof *who);
+    struct cdi_error why;
+    cddp_status mine, st = CDDP_OK;
+
+    begin_part(part, comm);
+    part->id = id_of_part(comm, comm->n_splits++, all[rank].color);
+    mine = find_part(part, &comm->world, all, who, &why); /* the others split also where this rank cannot */
+    if (mine == CDDP_OK && who == NULL)
+        mine = cdi_fail(&why, CDDP_E_NOMEM, "out of memory for a communicator");
+    cdi_split_adopt(&part->world, how);
+    how->color = takes_part ? how->color : -1;
+    how->ranks = part->ranks;
+    how->n = part->ranks != NULL ? part->world.size : 0;
+    if (splits_backend(all, size))
+        st = comm->ops->split(comm->backend, how, &part->backend, err);
+    if (st == CDDP_OK && mine != CDDP_OK)
+        return cdi_fail_since(err, &why, "%s", why.msg);
+    if (st == CDDP_OK && all[rank].color >= 0 && other >= 0)
+        return cdi_fail(err, CDDP_E_MISMATCH,
+                        "cddp_comm_split: of color %d rank %d wants the backend \"cpu\", and rank %d that of the whole",
+                        (int)all[rank].color, on_cpu ? rank : other, on_cpu ? other : rank);
+    if (st != CDDP_OK || all[rank].color < 0 || takes_part)
+        return st;
+    part->ops = &cdi_cpu_backend;
+    for (int i = 0; i < part->world.size; i++) /* by rank of comm, and now by rank of the part */
+        who[i] = all[who[i]].node;
+    return connect_part(part, who, err);
+}
+
+/* What the program says of a part to be made. */
+static cddp_status read_split(struct cdi_split *how, bool *on_cpu, cddp_split_options *known, const cddp_comm *comm,
+                              const cddp_split_options *opt, const char *function, struct cdi_error *err)
+{
+    const char *backend = NULL;
+
+    *known = (cddp_split_options){.size = sizeof *known};
+    if (opt != NULL) {
+        cddp_status st = cdi_sized_get(known, sizeof *known, opt, "cddp_split_options", err);
+
+        if (st != CDDP_OK)
+            return st;
+        if (known->flags != 0)
+            return cdi_fail(err, CDDP_E_UNSUPPORTED, "%s: flags %#x are unknown here", function, known->flags);
+        if (known->timeout_ms < 0)
+            return cdi_fail(err, CDDP_E_INVALID, "%s: the timeout is negative", function);
+        backend = known->backend;
+    }
+    how->timeout_ms = known->timeout_ms;
+    how->name = known->name;
+    *on_cpu = backend != NULL && strcmp(backend, comm->ops->name) != 0;
+    if (*on_cpu && strcmp(backend, cdi_cpu_backend.name) != 0)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "%s: a part of a communicator of \"%s\" has that backend, or \"cpu\", but not '%.64s'",
+                        function, comm->ops->name, backend);
+    return CDDP_OK;
+}
+
+/* What a part that could not be made leaves behind. */
+static void forget_part(struct cddp_comm *part)
+{
+    if (part == NULL)
+        return;
+    cdi_flight_release(part->record);
+    free(part->ranks);
+}
+
+cddp_status cddp_comm_split(cddp_comm **to, cddp_comm *comm, int color, int key, const cddp_split_options *opt)
+{
+    struct cdi_split how = {.color = color, .key = key};
     CDI_AUTOFREE struct choice *all = NULL;
     CDI_AUTOFREE struct cddp_comm *part = NULL;
+    cddp_split_options known;
+    struct choice mine;
     struct cdi_error err;
+    bool on_cpu;
     cddp_status st;
 
     if (cdi_comm_own("cddp_comm_split", comm, &err) != CDDP_OK)
         return out(CDDP_E_STATE, &err);
     if (to == NULL || comm == NULL)
         return out(cdi_fail(&err, CDDP_E_INVALID, "cddp_comm_split: out and comm must not be NULL"), &err);
+    st = read_split(&how, &on_cpu, &known, comm, opt, "cddp_comm_split", &err);
+    if (st != CDDP_OK)
+        return out(st, &err);
     all = calloc((size_t)comm->world.size, sizeof *all);
     part = calloc(1, sizeof *part);
     if (all == NULL || part == NULL)
         return out(cdi_fail(&err, CDDP_E_NOMEM, "out of memory for a communicator"), &err);
+    mine = (struct choice){.color = color,
+                           .key = key,
+                           .on_cpu = on_cpu,
+                           .node = (comm->whole != NULL ? comm->whole : comm)->world.node_rank};
     (void)cdi_comm_ask(CDI_ASKED_COMM_SPLIT);
-    st = cdi_comm_all_gather(comm, &mine, all, 2, CDDP_INT32, &err);
+    st = cdi_comm_all_gather(comm, &mine, all, CHOICE_WORDS, CDDP_INT32, &err);
     (void)cdi_comm_ask(CDI_ASKED_ITSELF);
     if (st == CDDP_OK)
-        st = split(part, comm, all, &err);
+        st = split(part, comm, all, &how, &err);
     if (st == CDDP_OK && color >= 0)
         add_part(part);
     if (st == CDDP_OK)
-        *to = color < 0 ? NULL : cdi_steal(&part);
-    if (part != NULL)
-        free(part->ranks);
+        *to = color < 0 ? NULL : part;
+    if (st == CDDP_OK && color >= 0)
+        part = NULL; /* the program's from now on */
+    forget_part(part);
     return out(st, &err);
 }
 

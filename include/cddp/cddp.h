@@ -162,6 +162,8 @@ typedef struct cddp_init_options {
     const char *device;  /* "cuda:3", of those that CUDA_VISIBLE_DEVICES leaves; NULL: by LOCAL_RANK. nccl only */
     int join_timeout_ms; /* until every rank is present; 0: $CDDP_JOIN_TIMEOUT seconds, else 300 s */
     int timeout_ms;      /* of every wait for a peer inside a collective; 0: $CDDP_TIMEOUT seconds, else 600 s */
+    const char *name;    /* of the communicator, copied, 47 bytes of it at most; NULL: "world", which is not mentioned.
+                            Others are, in its error messages and as the name that NCCL's traces show */
 } cddp_init_options;
 
 /*
@@ -221,7 +223,9 @@ CDDP_API cddp_status cddp_comm_error(cddp_comm *comm, cddp_error_info *info);
  * 0, NULL or "". Any thread.
  */
 CDDP_API int cddp_rank(const cddp_comm *comm);
-CDDP_API int cddp_world_size(const cddp_comm *comm);           /* how many ranks there are */
+CDDP_API int cddp_world_size(const cddp_comm *comm); /* how many ranks there are */
+/* The rank in the world (what cddp_init made) of this rank of comm; -1 where there is no such rank. */
+CDDP_API int cddp_world_rank(const cddp_comm *comm, int rank);
 CDDP_API int cddp_local_rank(const cddp_comm *comm);           /* this rank among those of its node, from 0 */
 CDDP_API int cddp_local_world_size(const cddp_comm *comm);     /* how many ranks there are on this node */
 CDDP_API int cddp_node_rank(const cddp_comm *comm);            /* which node this is, from 0 */
@@ -473,16 +477,26 @@ CDDP_API cddp_status cddp_coll_run(cddp_comm *comm, const cddp_coll_args *args, 
  */
 CDDP_API cddp_status cddp_coll_enqueue(cddp_comm *comm, const cddp_coll_args *args, size_t n, void *stream);
 
+typedef struct cddp_split_options {
+    size_t size;         /* sizeof(cddp_split_options) */
+    uint32_t flags;      /* 0 */
+    int timeout_ms;      /* of every wait for a peer inside a collective; 0: as comm's */
+    const char *name;    /* "dp", "tp": as cddp_init_options.name; NULL: none */
+    const char *backend; /* NULL: comm's; "cpu": a communicator for host memory, beside one for GPUs or over MPI */
+} cddp_split_options;
+
 /*
- * A communicator of its own for the ranks that give the same color (>= 0): a part of comm, whose ranks are ordered by
- * key, then by their rank in comm. A collective of all ranks of comm. A negative color: this rank is in no part, and
+ * Make a communicator of its own for the ranks that give the same color (>= 0): a part of comm, whose ranks are ordered
+ * by key, then by their rank in comm. A collective of all ranks of comm. A negative color: this rank is in no part, and
  * *out is NULL. What cddp_rank and cddp_world_size say counts in the part; local and node ranks are those of comm. A
  * part has reducers of its own and its errors are its own: a rank that fails in one part does not end the others.
- * Release it with cddp_finalize, before comm or after it. Call it from one thread at a time. Returns CDDP_OK;
- * CDDP_E_INVALID; CDDP_E_NOMEM; CDDP_E_LIMIT (split from one another too often); or what a collective or cddp_init may
- * return.
+ * opt may be NULL; all ranks of a part want the same backend. Release it with cddp_finalize, before comm or after it.
+ * Call it from one thread at a time. Returns CDDP_OK; CDDP_E_INVALID (also an unknown backend); CDDP_E_UNSUPPORTED
+ * (unknown members of *opt); CDDP_E_MISMATCH (ranks of one color want different backends: all ranks of that color get
+ * it); CDDP_E_NOMEM; CDDP_E_LIMIT (split from one another too often); or what a collective or cddp_init may return.
  */
-CDDP_API CDDP_NODISCARD cddp_status cddp_comm_split(cddp_comm **out, cddp_comm *comm, int color, int key);
+CDDP_API CDDP_NODISCARD cddp_status cddp_comm_split(cddp_comm **out, cddp_comm *comm, int color, int key,
+                                                    const cddp_split_options *opt);
 
 typedef enum cddp_scope { CDDP_SCOPE_JOB = 0, CDDP_SCOPE_NODE = 1, CDDP_ENUM_32(CDDP_SCOPE) } cddp_scope;
 

@@ -944,18 +944,20 @@ static int sum_in_part(struct rank *r, struct cdi_backend *part, const int *who,
 /* Odd and even ranks, each in reverse; then all in another order; one stays away. */
 static int splits(struct rank *r)
 {
+    const struct cdi_split halves = {.color = r->rank % 2, .key = -r->rank},
+                           others = {.color = r->rank == 0 ? -1 : 5, .key = r->rank % 2};
     struct cdi_backend *part = NULL, *again = NULL;
     int who[RANKS_MAX], n = 0;
 
     RANK_CHECK(rank_open(r) == CDDP_OK);
-    RANK_CHECK(r->ops->split(r->b, r->rank % 2, -r->rank, NULL, 0, &part, &r->err) == CDDP_OK);
+    RANK_CHECK(r->ops->split(r->b, &halves, &part, &r->err) == CDDP_OK);
     for (int i = r->size - 1; i >= 0; i--)
         if (i % 2 == r->rank % 2)
             who[n++] = i;
     for (unsigned k = 0; k < 4; k++)
         if (sum_in_part(r, part, who, n, counts[k + 1], k) != 0)
             return 1;
-    RANK_CHECK(r->ops->split(r->b, r->rank == 0 ? -1 : 5, r->rank % 2, NULL, 0, &again, &r->err) == CDDP_OK);
+    RANK_CHECK(r->ops->split(r->b, &others, &again, &r->err) == CDDP_OK);
     RANK_CHECK((again == NULL) == (r->rank == 0));
     n = 0;
     for (int odd = 0; odd < 2; odd++)

@@ -102,7 +102,7 @@ static void refuse_comm(void)
     void *p = NULL;
     int first;
 
-    REFUSED(cddp_comm_split, &comm, job.comm, 0, 0);
+    REFUSED(cddp_comm_split, &comm, job.comm, 0, 0, NULL);
     REFUSED(cddp_get_device_info, job.comm, &info);
     REFUSED(cddp_comm_error, job.comm, NULL);
     REFUSED(cddp_alloc, job.comm, 64, 0, &p);
@@ -327,7 +327,7 @@ static void set_up(void)
     job.rank = cddp_rank(job.comm);
     job.parent = getpid();
     CHECK(cddp_world_size(job.comm) == 2);
-    CHECK(cddp_comm_split(&job.part, job.comm, 0, 0) == CDDP_OK);
+    CHECK(cddp_comm_split(&job.part, job.comm, 0, 0, NULL) == CDDP_OK);
     CHECK(cddp_ddp_create(&job.ddp, job.comm, &params[0], 1, NULL) == CDDP_OK);
     CHECK(cddp_ddp_create(&job.sharded, job.comm, &params[1], 1, NULL) == CDDP_OK);
     CHECK(cddp_optim_create(&job.optim, job.sharded, &opt) == CDDP_OK);

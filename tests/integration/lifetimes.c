@@ -61,7 +61,7 @@ static void make(struct objects *o)
     memset(o, 0, sizeof *o);
     CHECK(cddp_init(&o->whole, NULL) == CDDP_OK);
     on_device = strcmp(cddp_backend_name(o->whole), "nccl") == 0;
-    CHECK(cddp_comm_split(&o->part, o->whole, 0, -cddp_rank(o->whole)) == CDDP_OK);
+    CHECK(cddp_comm_split(&o->part, o->whole, 0, -cddp_rank(o->whole), NULL) == CDDP_OK);
     for (int k = 0; k < 2; k++)
         CHECK(cddp_alloc(o->whole, sizeof(float) * 2 * N, 0, (void **)&o->weights[k]) == CDDP_OK);
     o->reducer = make_reducer(o->whole, o->weights[0]);

@@ -76,7 +76,8 @@ int main(int argc, char **argv)
     NEED(strcmp(cddp_backend_name(comm), "mpi") == 0 && cddp_rank(comm) == rank);
     step(comm);
     own_sum(rank, size);
-    NEED(cddp_comm_split(&part, comm, rank % 2, 0) == CDDP_OK && cddp_world_size(part) == (size + 1 - rank % 2) / 2);
+    NEED(cddp_comm_split(&part, comm, rank % 2, 0, NULL) == CDDP_OK &&
+         cddp_world_size(part) == (size + 1 - rank % 2) / 2);
     NEED(cddp_finalize(part) == CDDP_OK);
     NEED(pthread_create(&thread, NULL, from_a_thread, comm) == 0 && pthread_join(thread, &could) == 0);
     NEED((could != NULL) == (got >= MPI_THREAD_SERIALIZED));

@@ -17,6 +17,9 @@ KINDS = {'openmpi': (['mpirun.openmpi', 'mpirun'], ['--oversubscribe']),
          'mpich': (['mpiexec.hydra', 'mpiexec.mpich', 'mpiexec'], [])}
 
 
+MODES = ['beside', 'beside']
+
+
 def found():
     """(kind, its launcher's words, the folder of its module) of each that can be tested here."""
     at = os.environ['CDDP_TEST_MPI']
@@ -64,6 +67,13 @@ def test_wine_has_the_bits_of_the_cpu_backend(cddprun):
                 assert done.returncode == 0 and 'on mpi' in done.stdout, (kind, ranks, flags, done)
                 with open(f'{tmp}/{kind[0]}', encoding='ascii') as f:
                     assert f.read() == want, f'{kind[0]}, {ranks} ranks, {flags}: other weights'
+
+
+def test_communicators_of_all_kinds_one_after_the_other_in_one_process(cddprun):
+    for kind in found():
+        for ranks in (1, 2, 3):
+            done = mpirun(kind, ranks, built(cddprun, 'tests', 'integration', 'communicators'), *MODES)
+            assert done.returncode == 0, (kind, ranks, done)
 
 
 def test_a_program_that_mpi_did_not_start_is_told_both_its_ranks(cddprun):

@@ -77,7 +77,7 @@ static bool threads(struct mix_lane *l)
     bool ok = true;
 
     for (int t = 0; t < n; t++) {
-        if (cddp_comm_split(&comm, l->comm, 0, (int)mix_own_dice(l, 4, 3)) != CDDP_OK)
+        if (cddp_comm_split(&comm, l->comm, 0, (int)mix_own_dice(l, 4, 3), NULL) != CDDP_OK)
             return mix_failed(l, "cddp_comm_split: %s", cddp_last_error());
         w[t] = (struct worker){.lane = lane_of(l, comm, (uint64_t)t)};
     }
@@ -100,7 +100,7 @@ static bool split(struct mix_lane *l)
     cddp_comm *comm = NULL;
     struct worker w;
 
-    if (cddp_comm_split(&comm, l->comm, color, (int)mix_own_dice(l, 6, 3)) != CDDP_OK)
+    if (cddp_comm_split(&comm, l->comm, color, (int)mix_own_dice(l, 6, 3), NULL) != CDDP_OK)
         return mix_failed(l, "cddp_comm_split: %s", cddp_last_error());
     if ((comm == NULL) != (color < 0))
         return mix_failed(l, "cddp_comm_split gave a part to color %d", color);

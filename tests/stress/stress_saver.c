@@ -131,7 +131,7 @@ int main(void)
 
         (void)snprintf(t->dir, sizeof t->dir, "%s/%d", base, i);
         (void)snprintf(t->nowhere, sizeof t->nowhere, "%s/not/there", t->dir);
-        CHECK(cddp_comm_split(&t->comm, comm, 0, 0) == CDDP_OK);
+        CHECK(cddp_comm_split(&t->comm, comm, 0, 0, NULL) == CDDP_OK);
     }
     for (int i = 0; i < THREADS && failures == 0; i++)
         CHECK(pthread_create(&trainers[i].thread, NULL, run, &trainers[i]) == 0);
@@ -140,7 +140,7 @@ int main(void)
 
         CHECK(pthread_join(t->thread, NULL) == 0);
         CHECK(cddp_finalize(t->comm) == CDDP_OK); /* which waits for the last save */
-        CHECK(cddp_comm_split(&t->comm, comm, 0, 0) == CDDP_OK);
+        CHECK(cddp_comm_split(&t->comm, comm, 0, 0, NULL) == CDDP_OK);
         load(t, ROUNDS + 1);
         CHECK(cddp_finalize(t->comm) == CDDP_OK);
     }

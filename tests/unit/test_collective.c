@@ -191,7 +191,7 @@ static int parts(int rank)
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     /* Even and odd ranks, in reverse. */
-    CHECK(cddp_comm_split(&half, comm, rank % 2, -rank) == CDDP_OK);
+    CHECK(cddp_comm_split(&half, comm, rank % 2, -rank, NULL) == CDDP_OK);
     CHECK(cddp_world_size(half) == 2 && cddp_rank(half) == (rank < 2 ? 1 : 0) && cddp_local_rank(half) == rank);
     CHECK(cddp_all_reduce(half, &x, &x, 1, CDDP_INT32, CDDP_SUM) == CDDP_OK && x == 2 + 2 * (rank % 2));
     x = rank;
@@ -201,10 +201,10 @@ static int parts(int rank)
     CHECK(cddp_ddp_grad_ready(ddp, 0) == CDDP_OK && cddp_ddp_wait(ddp) == CDDP_OK);
     CHECK(*(float *)cddp_ddp_grad(ddp, 0) == (float)(1 + rank % 2));
     cddp_ddp_destroy(ddp);
-    CHECK(cddp_comm_split(&quarter, half, cddp_rank(half), 0) == CDDP_OK && cddp_world_size(quarter) == 1);
+    CHECK(cddp_comm_split(&quarter, half, cddp_rank(half), 0, NULL) == CDDP_OK && cddp_world_size(quarter) == 1);
     CHECK(cddp_stop_requested(half) == 0 && cddp_stop_requested(quarter) == 0);
     CHECK(cddp_finalize(quarter) == CDDP_OK);
-    CHECK(cddp_comm_split(&none, comm, rank == 3 ? -1 : 0, 0) == CDDP_OK);
+    CHECK(cddp_comm_split(&none, comm, rank == 3 ? -1 : 0, 0, NULL) == CDDP_OK);
     CHECK((none == NULL) == (rank == 3));
     CHECK(none == NULL || cddp_world_size(none) == 3);
     CHECK(cddp_finalize(none) == CDDP_OK);
@@ -274,8 +274,8 @@ Test(collective, bad_arguments_are_named_and_break_nothing)
                  CDDP_E_INVALID);
     cr_assert_eq(cddp_coll_start(comm, NULL, 1, &ticket), CDDP_E_INVALID);
     cr_assert_eq(cddp_coll_wait(NULL, 1), CDDP_E_INVALID);
-    cr_assert_eq(cddp_comm_split(NULL, comm, 0, 0), CDDP_E_INVALID);
-    cr_assert_eq(cddp_comm_split(&part, comm, 0, 0), CDDP_OK);
+    cr_assert_eq(cddp_comm_split(NULL, comm, 0, 0, NULL), CDDP_E_INVALID);
+    cr_assert_eq(cddp_comm_split(&part, comm, 0, 0, NULL), CDDP_OK);
     cr_assert_eq(cddp_world_size(part), 1);
     cr_assert_eq(cddp_finalize(part), CDDP_OK);
     cr_assert_eq(cddp_barrier(comm), CDDP_OK);

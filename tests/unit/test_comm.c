@@ -62,6 +62,9 @@ Test(comm, bad_arguments_are_refused_and_nothing_is_broken_by_them)
         uint64_t newer;
     } later = {.opt = {.size = sizeof later}, .newer = 1};
 
+    char offset[64];
+
+    (void)snprintf(offset, sizeof offset, "cddp_init_options is not zero at offset %zu,", sizeof opt);
     clean_env();
     cr_assert_eq(cddp_init(NULL, NULL), CDDP_E_INVALID);
     cr_assert_eq(cddp_init(&comm, &opt), CDDP_E_INVALID);
@@ -71,7 +74,7 @@ Test(comm, bad_arguments_are_refused_and_nothing_is_broken_by_them)
     opt = (cddp_init_options){.size = sizeof opt, .timeout_ms = -1};
     cr_assert_eq(cddp_init(&comm, &opt), CDDP_E_INVALID);
     cr_assert_eq(cddp_init(&comm, &later.opt), CDDP_E_UNSUPPORTED);
-    cr_assert(strstr(cddp_last_error(), "cddp_init_options is not zero at offset 32,") != NULL);
+    cr_assert(strstr(cddp_last_error(), offset) != NULL);
     cr_assert_null(comm, "written on success only");
     cr_assert_eq(cddp_init(&comm, NULL), CDDP_OK);
     cr_assert_eq(cddp_all_reduce(NULL, x, x, 1, CDDP_FLOAT32, CDDP_SUM), CDDP_E_INVALID);
@@ -444,7 +447,7 @@ static int join_again(int rank)
 
         CHECK(cddp_init(&comm, NULL) == CDDP_OK && cddp_world_size(comm) == 4);
         CHECK(cddp_all_reduce(comm, sum, sum, 2, CDDP_INT32, CDDP_SUM) == CDDP_OK && sum[0] == 6 && sum[1] == 4 * join);
-        CHECK(cddp_comm_split(&part, comm, rank % 2, 0) == CDDP_OK && cddp_barrier(part) == CDDP_OK);
+        CHECK(cddp_comm_split(&part, comm, rank % 2, 0, NULL) == CDDP_OK && cddp_barrier(part) == CDDP_OK);
         CHECK(cddp_finalize(part) == CDDP_OK);
         if (rank == join) /* a key of the program's own */
             CHECK(cddp_store_set(cddp_comm_store(comm), "key", "value", 5) == CDDP_OK);

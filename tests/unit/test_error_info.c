@@ -200,7 +200,7 @@ static int late_in_a_part(int rank)
     const cddp_init_options opt = {.size = sizeof opt, .timeout_ms = 700};
     cddp_comm *comm = NULL, *part = NULL;
 
-    CHECK(cddp_init(&comm, &opt) == CDDP_OK && cddp_comm_split(&part, comm, rank % 2, -rank) == CDDP_OK);
+    CHECK(cddp_init(&comm, &opt) == CDDP_OK && cddp_comm_split(&part, comm, rank % 2, -rank, NULL) == CDDP_OK);
     if (rank == 3)
         nap(3000);
     if (rank % 2 == 1) {

@@ -81,7 +81,7 @@ static int in_a_part(int rank)
     cddp_comm *comm = NULL, *part = NULL;
     int first = -1;
 
-    CHECK(cddp_init(&comm, NULL) == CDDP_OK && cddp_comm_split(&part, comm, rank % 2, 0) == CDDP_OK);
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK && cddp_comm_split(&part, comm, rank % 2, 0, NULL) == CDDP_OK);
     CHECK(cddp_leader_first_begin(part, CDDP_SCOPE_NODE, &first) == CDDP_OK && first == (rank < 2));
     CHECK(cddp_leader_first_end(part, first, NULL) == CDDP_OK);
     CHECK(cddp_finalize(part) == CDDP_OK && cddp_finalize(comm) == CDDP_OK);

@@ -143,8 +143,12 @@ static cddp_status connect_all(struct cdi_backend *b, struct cdi_flight *record,
         st = connect_nodes(b, &why);
     if (st != CDDP_OK && world->n_nodes > 1)
         cdi_tcp_tell_broken(&b->named, &why);
-    if (st == CDDP_OK)
-        return cdi_queue_create(&b->queue, run_work, b, record, b->team.wait.spins_thread, err);
+    if (st == CDDP_OK) {
+        st = cdi_queue_create(&b->queue, run_work, b, record, b->team.wait.spins_thread, err);
+        if (st == CDDP_OK)
+            cdi_queue_set_name(b->queue, b->world.name);
+        return st;
+    }
     if (err != NULL)
         *err = why;
     return st;
@@ -179,7 +183,7 @@ cddp_status cdi_cpu_create_at(struct cdi_backend **out, const struct cdi_world *
 
     if (b == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
-    st = connect_all(b, world->flight, err);
+    st = connect_all(b, cdi_world_record(world), err);
     if (st != CDDP_OK) {
         cpu_destroy(b);
         return st;
@@ -195,15 +199,17 @@ struct store_meet {
     char prefix[sizeof(((struct cdi_world *)0)->prefix)];
 };
 
-static void meet_key(const struct store_meet *m, const char *name, char key[96])
+#define MEET_KEY_BYTES 192
+
+static void meet_key(const struct store_meet *m, const char *name, char key[MEET_KEY_BYTES])
 {
-    (void)snprintf(key, 96, "%s%s", m->prefix, name);
+    (void)snprintf(key, MEET_KEY_BYTES, "%s%s", m->prefix, name);
 }
 
 static cddp_status meet_set(void *arg, const char *name, const char *text, struct cdi_error *err)
 {
     struct store_meet *m = arg;
-    char key[96];
+    char key[MEET_KEY_BYTES];
 
     meet_key(m, name, key);
     return cdi_store_set(m->store, key, text, strlen(text), err);
@@ -213,7 +219,7 @@ static cddp_status meet_get(void *arg, const char *name, char *buf, size_t cap, 
                             struct cdi_error *err)
 {
     struct store_meet *m = arg;
-    char key[96];
+    char key[MEET_KEY_BYTES];
     size_t len;
     bool there = true;
     cddp_status st = CDDP_OK;
@@ -390,9 +396,10 @@ static struct cdi_world world_of_part(const struct cdi_backend *b, const int *wh
     return w;
 }
 
-static cddp_status create_part(struct cdi_backend *b, const struct choice *all, int32_t color, uint32_t number,
-                               struct cdi_backend **out, struct cdi_error *err)
+static cddp_status create_part(struct cdi_backend *b, const struct choice *all, const struct cdi_split *how,
+                               uint32_t number, struct cdi_backend **out, struct cdi_error *err)
 {
+    int32_t color = how->color;
     char prefix[PREFIX_MAX];
     struct cdi_backend *part = NULL;
     struct cdi_world world;
@@ -407,6 +414,7 @@ static cddp_status create_part(struct cdi_backend *b, const struct choice *all, 
         for (int i = 0; i < n; i++)
             who[i] = cdi_rank_of_job(&b->world, who[i]);
         world.ranks = who;
+        cdi_split_adopt(&world, how);
         part = new_backend(&world, &b->meet, &b->mapper, &b->reached, prefix);
     }
     if (part != NULL)
@@ -427,10 +435,10 @@ static cddp_status create_part(struct cdi_backend *b, const struct choice *all, 
 }
 
 /* The ranks of the job are found from the choices, which also a rank that fails here has. */
-static cddp_status cpu_split(struct cdi_backend *b, int color, int key, const int *ranks, int n_ranks,
-                             struct cdi_backend **out, struct cdi_error *err)
+static cddp_status cpu_split(struct cdi_backend *b, const struct cdi_split *how, struct cdi_backend **out,
+                             struct cdi_error *err)
 {
-    struct choice mine = {.color = color, .key = key};
+    struct choice mine = {.color = how->color, .key = how->key};
     struct choice *all = calloc((size_t)b->team.size, sizeof *all);
     struct cdi_work work = {.op = {.kind = CDI_ALL_GATHER,
                                    .in = &mine,
@@ -444,15 +452,13 @@ static cddp_status cpu_split(struct cdi_backend *b, int color, int key, const in
     uint64_t ticket;
     cddp_status st;
 
-    (void)ranks;
-    (void)n_ranks;
     if (all == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", b->team.size);
     st = cdi_queue_enqueue(b->queue, &work, &ticket, err);
     if (st == CDDP_OK)
         st = cdi_queue_join(b->queue, ticket, err);
-    if (st == CDDP_OK && color >= 0)
-        st = create_part(b, all, color, number, out, err);
+    if (st == CDDP_OK && how->color >= 0)
+        st = create_part(b, all, how, number, out, err);
     else if (st == CDDP_OK)
         *out = NULL;
     free(all);

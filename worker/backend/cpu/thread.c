@@ -21,6 +21,7 @@ struct cdi_queue {
     cdi_run_fn run;
     void *arg;
     struct cdi_flight *flight;
+    const char *name; /* in front of the error's text; NULL: none */
     int spins;
 
     pthread_mutex_t lock;
@@ -86,6 +87,17 @@ static void drop_all(struct cdi_queue *q)
     q->n_queued = 0;
     q->n_eager = 0;
     q->n_grace = 0;
+}
+
+/* The sticky error, for the program. */
+static void tell_locked(const struct cdi_queue *q, struct cdi_error *err)
+{
+    if (err == NULL)
+        return;
+    *err = q->error;
+    if (q->name != NULL && *q->name != '\0' &&
+        strncmp(err->msg, "communicator '", 14) != 0) /* a peer's word may have it */
+        (void)cdi_error_wrap(err, "communicator '%s'", q->name);
 }
 
 static void fail_locked(struct cdi_queue *q, const struct cdi_error *err)
@@ -240,6 +252,11 @@ cddp_status cdi_queue_create(struct cdi_queue **out, cdi_run_fn run, void *arg, 
     return CDDP_OK;
 }
 
+void cdi_queue_set_name(struct cdi_queue *q, const char *name)
+{
+    q->name = name;
+}
+
 bool cdi_queue_idle(struct cdi_queue *q)
 {
     bool idle;
@@ -334,8 +351,7 @@ cddp_status cdi_queue_enqueue(struct cdi_queue *q, const struct cdi_work *work, 
     (void)pthread_mutex_lock(&q->lock);
     if (q->failed) {
         st = q->error.status;
-        if (err != NULL)
-            *err = q->error;
+        tell_locked(q, err);
     } else {
         st = append(q, work, err);
     }
@@ -392,8 +408,7 @@ cddp_status cdi_queue_join(struct cdi_queue *q, uint64_t ticket, struct cdi_erro
         }
         if (q->failed && !q->running) {
             st = q->error.status;
-            if (err != NULL)
-                *err = q->error;
+            tell_locked(q, err);
             break;
         }
         if (!q->failed && atomic_load(&q->done) >= ticket) {
@@ -452,8 +467,7 @@ cddp_status cdi_queue_health(struct cdi_queue *q, struct cdi_error *err)
     (void)pthread_mutex_lock(&q->lock);
     if (q->failed) {
         st = q->error.status;
-        if (err != NULL)
-            *err = q->error;
+        tell_locked(q, err);
     }
     (void)pthread_mutex_unlock(&q->lock);
     return st;

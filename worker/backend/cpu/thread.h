@@ -46,6 +46,8 @@ bool cdi_thread_start(pthread_t *thread, void *(*main)(void *arg), void *arg);
 /* spins: pauses before a joiner yields and then sleeps. CDDP_E_NOMEM, CDDP_E_SYSTEM. */
 cddp_status cdi_queue_create(struct cdi_queue **out, cdi_run_fn run, void *arg, struct cdi_flight *flight, int spins,
                              struct cdi_error *err);
+/* Of the communicator, for error messages; before the first operation. It must outlive the queue. */
+void cdi_queue_set_name(struct cdi_queue *q, const char *name);
 /* Was everything that was enqueued also run? */
 bool cdi_queue_idle(struct cdi_queue *q);
 /* Drop what has not started, wait for what has (the caller has aborted it), end the thread, free. NULL-safe. */

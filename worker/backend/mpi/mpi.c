@@ -323,8 +323,10 @@ static cddp_status connect_all(struct cdi_backend *b, struct cdi_error *err)
         (void)cdi_error_wrap(err, "connecting over MPI");
     free(cards);
     if (st == CDDP_OK)
-        st = cdi_queue_create(&b->queue, run_work, b, b->own_flight != NULL ? b->own_flight : b->world.flight,
-                              JOIN_SPINS, err);
+        st = cdi_queue_create(&b->queue, run_work, b,
+                              b->own_flight != NULL ? b->own_flight : cdi_world_record(&b->world), JOIN_SPINS, err);
+    if (st == CDDP_OK)
+        cdi_queue_set_name(b->queue, b->world.name);
     return st;
 }
 
@@ -443,8 +445,8 @@ static int members_of(const struct choice *all, int size, int32_t color, int *wh
     return n;
 }
 
-static cddp_status create_part(struct cdi_backend *b, const struct choice *all, int *who, uint32_t nth,
-                               struct cdi_backend **out, struct cdi_error *err)
+static cddp_status create_part(struct cdi_backend *b, const struct choice *all, const struct cdi_split *how, int *who,
+                               uint32_t nth, struct cdi_backend **out, struct cdi_error *err)
 {
     int32_t color = all[b->world.rank].color;
     struct cdi_world w = b->world;
@@ -458,6 +460,7 @@ static cddp_status create_part(struct cdi_backend *b, const struct choice *all, 
     for (int i = 0; i < w.size; i++)
         if (who[i] == b->world.rank)
             w.rank = i;
+    cdi_split_adopt(&w, how);
     part = new_backend(&w, b->process, prefix);
     if (part == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
@@ -478,10 +481,10 @@ static cddp_status create_part(struct cdi_backend *b, const struct choice *all, 
 }
 
 /* The ranks of the job are those of MPI_COMM_WORLD, which it knows. */
-static cddp_status mpi_split(struct cdi_backend *b, int color, int key, const int *ranks, int n_ranks,
-                             struct cdi_backend **out, struct cdi_error *err)
+static cddp_status mpi_split(struct cdi_backend *b, const struct cdi_split *how, struct cdi_backend **out,
+                             struct cdi_error *err)
 {
-    struct choice mine = {.color = color, .key = key};
+    struct choice mine = {.color = how->color, .key = how->key};
     size_t n = (size_t)b->world.size;
     struct choice *all = calloc(n, sizeof *all);
     int *who = calloc(n, sizeof *who);
@@ -495,16 +498,14 @@ static cddp_status mpi_split(struct cdi_backend *b, int color, int key, const in
     uint32_t nth = atomic_fetch_add(&b->n_splits, 1);
     cddp_status st = CDDP_OK;
 
-    (void)ranks;
-    (void)n_ranks;
     if (all == NULL || who == NULL)
         st = cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", b->world.size);
     if (st == CDDP_OK && b->world.rank == 0)
         st = count_parts(&b->world, 1, &mine.nth, err);
     if (st == CDDP_OK)
         st = do_now(b, &work, err);
-    if (st == CDDP_OK && color >= 0)
-        st = create_part(b, all, who, nth, out, err);
+    if (st == CDDP_OK && how->color >= 0)
+        st = create_part(b, all, how, who, nth, out, err);
     else if (st == CDDP_OK)
         *out = NULL;
     free(who);

@@ -309,8 +309,8 @@ static ncclConfig_t configure(struct cdi_backend *b, bool blocking)
     if (ctas != NULL && strtol(ctas, NULL, 10) > 0)
         c.maxCTAs = (int)strtol(ctas, NULL, 10);
     if (cdi_nccl.code >= 22700) {
-        (void)snprintf(b->name, sizeof b->name, "%s", b->prefix);
-        if (*b->name != '\0')
+        (void)snprintf(b->name, sizeof b->name, "%s", *b->world.name != '\0' ? b->world.name : b->prefix);
+        if (*b->name != '\0' && *b->world.name == '\0')
             b->name[strlen(b->name) - 1] = '\0'; /* without the slash */
         c.commName = b->name;
         c.CTAPolicy = NCCL_CTA_POLICY_EFFICIENCY;

@@ -39,7 +39,7 @@ static struct cdi_backend *new_backend(const struct cdi_world *world)
     if (b == NULL)
         return NULL;
     b->world = *world;
-    b->record = world->flight;
+    b->record = cdi_world_record(world);
     init_locks(b);
     return b;
 }
@@ -268,9 +268,10 @@ static cddp_status gpu_create(struct cdi_backend **out, const struct cdi_world *
 }
 
 /* A part's own device handles, events and flight page; then NCCL's split, which all ranks call. */
-static cddp_status prepare_part(struct cdi_backend *b, int color, const int *ranks, int n, struct cdi_backend **out,
+static cddp_status prepare_part(struct cdi_backend *b, const struct cdi_split *how, struct cdi_backend **out,
                                 struct cdi_error *err)
 {
+    const int *ranks = how->ranks;
     struct cdi_backend *part = new_backend(&b->world);
     cddp_status st;
 
@@ -278,14 +279,15 @@ static cddp_status prepare_part(struct cdi_backend *b, int color, const int *ran
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
     *out = part;
     part->record = NULL;
-    part->world.ranks = part->ranks = ranks != NULL ? cdi_host->alloc((size_t)n, sizeof *ranks) : NULL;
+    part->world.ranks = part->ranks = ranks != NULL ? cdi_host->alloc((size_t)how->n, sizeof *ranks) : NULL;
     if (ranks != NULL && part->ranks == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
-    for (int r = 0; r < n && ranks != NULL; r++)
+    for (int r = 0; r < how->n && ranks != NULL; r++)
         part->ranks[r] = ranks[r];
+    cdi_split_adopt(&part->world, how);
     part->use = b->use;
     part->old_gpu = b->old_gpu;
-    if (snprintf(part->prefix, sizeof part->prefix, "%s%" PRIu32 ".%d/", b->prefix, b->n_splits, color) >=
+    if (snprintf(part->prefix, sizeof part->prefix, "%s%" PRIu32 ".%d/", b->prefix, b->n_splits, how->color) >=
         (int)sizeof part->prefix)
         return cdi_fail(err, CDDP_E_LIMIT, "communicators were split too often, one from another");
     st = cdi_host->flight_open(&part->own_flight, err);
@@ -297,8 +299,8 @@ static cddp_status prepare_part(struct cdi_backend *b, int color, const int *ran
     return st == CDDP_OK && b->aside != NULL ? cdi_aside_create(&part->aside, part->device.context, err) : st;
 }
 
-static cddp_status gpu_split(struct cdi_backend *b, int color, int key, const int *ranks, int n,
-                             struct cdi_backend **out, struct cdi_error *err)
+static cddp_status gpu_split(struct cdi_backend *b, const struct cdi_split *how, struct cdi_backend **out,
+                             struct cdi_error *err)
 {
     struct cdi_backend *part = NULL;
     struct cdi_error why;
@@ -308,8 +310,8 @@ static cddp_status gpu_split(struct cdi_backend *b, int color, int key, const in
     if (st != CDDP_OK)
         return st;
     own = cdi_device_enter(&b->device, &why);
-    if (own == CDDP_OK && color >= 0)
-        own = prepare_part(b, color, ranks, n, &part, &why);
+    if (own == CDDP_OK && how->color >= 0)
+        own = prepare_part(b, how, &part, &why);
     able = own == CDDP_OK;
     b->n_splits++;
     st = cdi_gpu_agree(b, &able, CDDP_MIN, err);
@@ -317,7 +319,7 @@ static cddp_status gpu_split(struct cdi_backend *b, int color, int key, const in
         st = own != CDDP_OK ? cdi_fail_since(err, &why, "%s", why.msg)
                             : cdi_fail(err, CDDP_E_SYSTEM, "another rank cannot make the new communicator");
     if (st == CDDP_OK)
-        st = cdi_communicator_split(b, color, key, part, err);
+        st = cdi_communicator_split(b, how->color, how->key, part, err);
     if (st == CDDP_OK && part != NULL)
         st = cdi_watch_start(part, err);
     cdi_device_leave(&b->device);

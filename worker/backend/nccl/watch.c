@@ -44,6 +44,16 @@ cddp_status cdi_gpu_fail(struct cdi_backend *b, const struct cdi_error *err)
     return st;
 }
 
+/* The sticky error, for the program; with `word`. */
+static void tell(const struct cdi_backend *b, struct cdi_error *err)
+{
+    if (err == NULL)
+        return;
+    *err = b->error;
+    if (*b->world.name != '\0' && strncmp(err->msg, "communicator '", 14) != 0) /* a peer's word may have it */
+        (void)cdi_error_wrap(err, "communicator '%s'", b->world.name);
+}
+
 cddp_status cdi_gpu_health_now(struct cdi_backend *b, struct cdi_error *err)
 {
     struct cdi_error why;
@@ -55,8 +65,7 @@ cddp_status cdi_gpu_health_now(struct cdi_backend *b, struct cdi_error *err)
         return CDDP_OK;
     (void)pthread_mutex_lock(&b->word);
     st = b->error.status;
-    if (err != NULL)
-        *err = b->error;
+    tell(b, err);
     (void)pthread_mutex_unlock(&b->word);
     return st;
 }
