@@ -14,6 +14,7 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -84,6 +85,8 @@ struct cdi_flight {
      * goes there before its place in the ring is cleared.
      */
     _Atomic(struct record *) kept;
+    _Atomic uintptr_t asker;              /* the thread that asks the program as it waits; 0: none */
+    struct cdi_flight_question *question; /* of that thread */
 };
 
 const char *cdi_flight_op_name(uint32_t op)
@@ -463,10 +466,43 @@ void cdi_flight_miss(struct cdi_flight *f, int rank)
     (void)atomic_compare_exchange_strong(&f->page->missed_plus_1, &none, rank + 1);
 }
 
+void cdi_flight_ask(struct cdi_flight *f, struct cdi_flight_question *q)
+{
+    f->question = q;
+    atomic_store(&f->asker, q != NULL ? (uintptr_t)pthread_self() : 0);
+}
+
+static bool asks_here(const struct cdi_flight *f)
+{
+    uintptr_t asker = atomic_load_explicit(&f->asker, memory_order_relaxed);
+
+    return asker != 0 && asker == (uintptr_t)pthread_self();
+}
+
+static cddp_status ask(struct cdi_flight_question *q, struct cdi_error *err)
+{
+    int64_t now = cdi_now_coarse_ns();
+
+    if (q->answer == 0 && now >= q->next_ns) {
+        q->answer = q->fn(q->arg);
+        q->next_ns = cdi_now_coarse_ns() + CDI_FLIGHT_ASK_MS * INT64_C(1000000);
+    }
+    return q->answer == 0 ? CDDP_OK
+                          : cdi_fail(err, CDDP_E_ABORTED, "%s: the program gave it up (its `interrupted` returned %d)",
+                                     q->what, q->answer);
+}
+
+bool cdi_flight_is_interrupted(const struct cdi_flight *f)
+{
+    return asks_here(f) && f->question->answer != 0;
+}
+
 cddp_status cdi_flight_check(const struct cdi_flight *f, struct cdi_error *err)
 {
     uint32_t said = atomic_load_explicit(&f->page->said, memory_order_acquire);
 
+    if ((said & (SAID_DEATH | SAID_ROUND_OVER)) == 0 && asks_here(f))
+        return ask(f->question, err);
     if ((said & (SAID_DEATH | SAID_ROUND_OVER)) == 0)
         return CDDP_OK;
     if (said & SAID_DEATH) {

@@ -134,6 +134,22 @@ void cdi_flight_miss(struct cdi_flight *f, int rank);
  * CDDP_E_ABORTED: the round is over. Cheap: one atomic load in the common case. Any thread.
  */
 cddp_status cdi_flight_check(const struct cdi_flight *f, struct cdi_error *err);
+/*
+ * Between cdi_flight_ask(f, q) and cdi_flight_ask(f, NULL), cdi_flight_check also asks the program in the thread that
+ * has called this, and in no other: about every CDI_FLIGHT_ASK_MS it calls q->fn. Once that has returned other than 0
+ * every check there is CDDP_E_ABORTED. *q is that thread's; fn, arg and what are filled in, the rest is zero.
+ */
+#define CDI_FLIGHT_ASK_MS 100
+struct cdi_flight_question {
+    int (*fn)(void *arg);
+    void *arg;
+    const char *what; /* that is given up, for the error message */
+    int answer;
+    int64_t next_ns;
+};
+void cdi_flight_ask(struct cdi_flight *f, struct cdi_flight_question *q);
+/* This thread asks, and the answer was to give up. */
+bool cdi_flight_is_interrupted(const struct cdi_flight *f);
 bool cdi_flight_stop_wanted(const struct cdi_flight *f);
 /* Has the agent said that this rank exited with status 0? Any thread. */
 bool cdi_flight_has_ended(const struct cdi_flight *f, int rank);

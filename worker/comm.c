@@ -39,6 +39,7 @@
 #define GOODBYE_MS 2000 /* for the store's host to take note of it */
 #define KEY_BYTES 256
 #define JOIN_KEY_BYTES 128
+#define GIVEN_UP "given up by" /* in place of the backends' sum: the rank follows */
 #define BROKEN_GOODBYE_MS 2000 /* for the others to leave a store whose job has failed */
 
 struct cddp_comm {
@@ -47,6 +48,7 @@ struct cddp_comm {
     struct cdi_world world;
     struct cdi_place place;      /* as users see it; world has it as the backend needs it */
     bool hosted_by_rank_0;       /* the store */
+    bool has_claimed;            /* its rank there */
     struct cdi_store_host *host; /* then, on rank 0 */
     const struct cdi_backend_ops *ops;
     struct cdi_backend *backend;
@@ -139,29 +141,28 @@ static void set_prefix(struct cdi_world *w, int joins_before)
 }
 
 /* Everything that the environment and the options (or NULL) say; no communication. */
-static cddp_status read_world(struct cddp_comm *c, struct cdi_launch *l, const cddp_init_options *said,
-                              struct cdi_error *err)
+static cddp_status read_world(struct cddp_comm *c, struct cdi_launch *l, cddp_init_options *opt,
+                              const cddp_init_options *said, struct cdi_error *err)
 {
-    cddp_init_options opt = {.size = sizeof opt};
     struct cdi_world *w = &c->world;
-    cddp_status st = said == NULL ? CDDP_OK : cdi_sized_get(&opt, sizeof opt, said, "cddp_init_options", err);
+    cddp_status st = said == NULL ? CDDP_OK : cdi_sized_get(opt, sizeof *opt, said, "cddp_init_options", err);
 
     if (st == CDDP_OK)
-        st = read_device(w, &opt, err);
+        st = read_device(w, opt, err);
     if (st == CDDP_OK)
-        st = read_timeouts(w, &opt, err);
+        st = read_timeouts(w, opt, err);
     if (st == CDDP_OK)
         st = cdi_launch_read(l, cdi_env_str, err);
     if (st != CDDP_OK)
         return st;
-    st = choose_backend(&c->ops, &opt, err);
+    st = choose_backend(&c->ops, opt, err);
     if (st != CDDP_OK)
         return st;
     w->rank = l->rank;
     w->size = l->size;
     w->restart_count = l->restart_count;
-    if (opt.name != NULL)
-        (void)snprintf(w->name, sizeof w->name, "%s", opt.name);
+    if (opt->name != NULL)
+        (void)snprintf(w->name, sizeof w->name, "%s", opt->name);
     set_prefix(w, 0);
     return CDDP_OK;
 }
@@ -254,7 +255,8 @@ static void describe_other(char *text, size_t len, char *buf, size_t cap)
  * from before it has left the job, is none: it joins once more, under other keys (*is_old stays false), or, where rank
  * 0 hosts the store, it has found the one that is about to end (*is_old becomes true).
  */
-static cddp_status claim_rank(struct cdi_world *w, bool hosted_by_rank_0, bool *is_old, struct cdi_error *err)
+static cddp_status claim_rank(struct cdi_world *w, bool hosted_by_rank_0, bool *claimed, bool *is_old,
+                              struct cdi_error *err)
 {
     char key[JOIN_KEY_BYTES], text[192], holder[256], me[192], other[192];
     size_t len = 0, own = describe_self(text, sizeof text);
@@ -269,6 +271,7 @@ static cddp_status claim_rank(struct cdi_world *w, bool hosted_by_rank_0, bool *
         mine = st == CDDP_OK && len > own && memcmp(holder, text, own) == 0;
         if (mine && len == strlen(text) && memcmp(holder, text, len) == 0) {
             self.has_left = false;
+            *claimed = true;
             return CDDP_OK;
         }
         *is_old = mine && self.has_left && hosted_by_rank_0;
@@ -438,6 +441,13 @@ static cddp_status gather_ranks(const struct cddp_comm *c, int64_t deadline_ms, 
         st = cdi_store_get(w->store, go_key, text, sizeof text - 1, &len, left > 0 ? left : 1, err);
         if (st == CDDP_E_TIMEOUT)
             return name_missing(w, err);
+        if (st == CDDP_OK && strncmp(text, GIVEN_UP, sizeof GIVEN_UP - 1) == 0) {
+            int who = -1;
+
+            (void)sscanf(text, GIVEN_UP " %d", &who);
+            return cdi_fail_by(err, who, CDDP_E_ABORTED, "rank %d gave up joining: its program interrupted cddp_init",
+                               who);
+        }
         if (st == CDDP_OK && !cdi_parse_int(text, 0, (int64_t)w->size * (w->size + 1), &devices))
             st = cdi_fail(err, CDDP_E_MISMATCH, "%.*s", (int)len, text);
     }
@@ -552,8 +562,9 @@ static cddp_status enter_store(struct cddp_comm *c, const struct cdi_launch *l, 
                                struct cdi_error *err)
 {
     struct cdi_world *w = &c->world;
-    cddp_status st =
-        cdi_store_open(&w->store, c->host != NULL ? cdi_store_host_address(c->host) : l->host, l->port, left_ms, err);
+    const struct cdi_store_way way = {
+        .host = c->host != NULL ? cdi_store_host_address(c->host) : l->host, .port = l->port, .flight = w->flight};
+    cddp_status st = cdi_store_join(&w->store, &way, left_ms, err);
 
     *is_old = false;
     if ((st == CDDP_E_IO || st == CDDP_E_TIMEOUT) && !l->hosted && w->rank != 0 && err != NULL) {
@@ -569,7 +580,7 @@ static cddp_status enter_store(struct cddp_comm *c, const struct cdi_launch *l, 
     c->hosted_by_rank_0 = !l->hosted;
     cdi_store_watch(w->store, w->flight, c->hosted_by_rank_0);
     cdi_store_set_timeout(w->store, w->join_timeout_ms);
-    return claim_rank(w, c->hosted_by_rank_0, is_old, err);
+    return claim_rank(w, c->hosted_by_rank_0, &c->has_claimed, is_old, err);
 }
 
 static bool is_over(cddp_status st)
@@ -635,11 +646,11 @@ static cddp_status meet(struct cddp_comm *c, const struct cdi_launch *l, struct 
     return st == CDDP_OK ? find_place(c, l, deadline_ms, err) : st;
 }
 
-static cddp_status join(struct cddp_comm *c, const struct cdi_launch *l, struct cdi_error *err)
+static cddp_status come_together(struct cddp_comm *c, const struct cdi_launch *l, struct cdi_error *err)
 {
-    cddp_status st = cdi_flight_attach(&c->world.flight, cdi_env_str(CDI_FLIGHT_ENV), err);
+    cddp_status st = CDDP_OK;
 
-    if (st == CDDP_OK && l->alone) {
+    if (l->alone) {
         c->world.local_size = c->world.n_nodes = 1;
         c->place = l->place;
     } else if (st == CDDP_OK) {
@@ -654,6 +665,40 @@ static cddp_status join(struct cddp_comm *c, const struct cdi_launch *l, struct 
     if (st == CDDP_OK && c->world.store != NULL)
         c->world.keys = (struct cdi_keys){.set = keys_set, .get = keys_get, .add = keys_add, .arg = &c->world};
     return st != CDDP_OK ? st : c->ops->create(&c->backend, &c->world, err);
+}
+
+/* This rank's program gives up: the others need not wait for it. Who is not there yet will find it. */
+static void tell_given_up(const struct cddp_comm *c)
+{
+    const struct cdi_world *w = &c->world;
+    char key[JOIN_KEY_BYTES], text[128];
+
+    if (w->store == NULL || !c->has_claimed)
+        return;
+    (void)snprintf(text, sizeof text, GIVEN_UP " %d", w->rank);
+    join_key(w, "go", -1, key);
+    cdi_store_set_timeout(w->store, GOODBYE_MS);
+    (void)cdi_store_set(w->store, key, text, strlen(text), NULL);
+}
+
+static cddp_status join(struct cddp_comm *c, const struct cdi_launch *l, const cddp_init_options *opt,
+                        struct cdi_error *err)
+{
+    struct cdi_flight_question asked = {.fn = opt->interrupted, .arg = opt->arg, .what = "cddp_init"};
+    cddp_status st = cdi_flight_attach(&c->world.flight, cdi_env_str(CDI_FLIGHT_ENV), err);
+
+    if (st != CDDP_OK)
+        return st;
+    if (opt->interrupted != NULL)
+        cdi_flight_ask(c->world.flight, &asked);
+    st = come_together(c, l, err);
+    cdi_flight_ask(c->world.flight, NULL);
+    if (st != CDDP_OK && asked.answer != 0) {
+        if (err != NULL)
+            err->blamed = c->world.rank + 1;
+        tell_given_up(c);
+    }
+    return st;
 }
 
 /*
@@ -833,6 +878,7 @@ static cddp_status out(cddp_status st, struct cdi_error *err)
 
 cddp_status cddp_init(cddp_comm **comm, const cddp_init_options *opt)
 {
+    cddp_init_options known = {.size = sizeof known};
     struct cdi_launch l;
     struct cdi_error err;
     struct cddp_comm *c;
@@ -845,10 +891,10 @@ cddp_status cddp_init(cddp_comm **comm, const cddp_init_options *opt)
     if (c == NULL)
         return out(cdi_fail(&err, CDDP_E_NOMEM, "out of memory"), &err);
     c->ops = &cdi_cpu_backend;
-    st = read_world(c, &l, opt, &err);
+    st = read_world(c, &l, &known, opt, &err);
     if (st == CDDP_OK) {
         c->owner = c->user = cdi_owner_here(c->world.rank);
-        st = join(c, &l, &err);
+        st = join(c, &l, &known, &err);
     }
     if (st != CDDP_OK) {
         say_goodbye(c, true); /* so that the others come to a sentence of their own, about the same cause */

@@ -74,6 +74,7 @@ static cddp_status put_value(cddp_store *s, const void *value, size_t len)
 static cddp_status begin(cddp_store *s, struct cdi_error *err)
 {
     (void)pthread_mutex_lock(&s->lock);
+    s->in_order = false;
     if (s->fd < 0)
         return cdi_fail(err, CDDP_E_CLOSED, "the connection to the store at %s was closed after an earlier error",
                         s->where);
@@ -82,7 +83,7 @@ static cddp_status begin(cddp_store *s, struct cdi_error *err)
 
 static cddp_status end(cddp_store *s, cddp_status st)
 {
-    if (st != CDDP_OK && st != CDDP_E_LIMIT)
+    if (st != CDDP_OK && st != CDDP_E_LIMIT && !s->in_order)
         cdi_store_drop(s);
     (void)pthread_mutex_unlock(&s->lock);
     return st;
@@ -120,6 +121,18 @@ static cddp_status cancel(cddp_store *s, struct cdi_error *err)
     return st == CDDP_OK && !woken ? CDDP_IN_PROGRESS : st;
 }
 
+/* The program has given up the wait: it must still be able to say so to the others. */
+static void take_back(cddp_store *s)
+{
+    const struct cdi_flight *flight = s->flight;
+    cddp_status st;
+
+    s->flight = NULL; /* or it would be given up, too */
+    st = cancel(s, NULL);
+    s->flight = flight;
+    s->in_order = st == CDDP_OK || st == CDDP_IN_PROGRESS;
+}
+
 /* CDDP_OK; CDDP_IN_PROGRESS: timed out, and the connection is as before. */
 static cddp_status wait_keys(cddp_store *s, const struct key *keys, size_t n, int64_t timeout_ms, struct cdi_error *err)
 {
@@ -139,6 +152,8 @@ static cddp_status wait_keys(cddp_store *s, const struct key *keys, size_t n, in
     if (st == CDDP_E_TIMEOUT)
         return cancel(s, err);
     if (st != CDDP_OK) {
+        if (s->flight != NULL && cdi_flight_is_interrupted(s->flight))
+            take_back(s);
         if (err != NULL)
             *err = why;
         return st;

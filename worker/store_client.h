@@ -16,6 +16,15 @@
 
 /* timeout_ms > 0, to connect and for each operation. The errors of cddp_store_open. */
 cddp_status cdi_store_open(cddp_store **out, const char *host, int port, int64_t timeout_ms, struct cdi_error *err);
+
+/* How a communicator comes to its store. */
+struct cdi_store_way {
+    const char *host;
+    int port;
+    const struct cdi_flight *flight; /* ends the waits of connecting, too, but for the resolution of the name */
+};
+cddp_status cdi_store_join(cddp_store **out, const struct cdi_store_way *way, int64_t timeout_ms,
+                           struct cdi_error *err);
 /*
  * From now on every wait also ends when the agent says that the round is over. The page must outlive the store.
  * rank_0_hosts: the end of the connection is the end of rank 0, and said so (CDDP_E_PEER).

@@ -314,20 +314,22 @@ static cddp_status try_once(cddp_store *s, const char *host, int port, const str
     return st;
 }
 
-static void pause_ms(int64_t ms, int64_t deadline_ms)
+/* 50 to 150 % of ms: many ranks must not come in one wave. */
+static cddp_status pause_ms(const cddp_store *s, int64_t ms, int64_t deadline_ms, struct cdi_error *err)
 {
-    int64_t left = deadline_ms - cdi_now_ms();
     uint32_t random = 0;
-    struct timespec ts;
+    cddp_status st = CDDP_OK;
 
     (void)getrandom(&random, sizeof random, GRND_NONBLOCK);
-    ms = ms / 2 + (int64_t)(random % (uint32_t)(ms + 1)); /* 50 to 150 %: many ranks must not come in one wave */
-    ms = ms > left ? left : ms;
-    if (ms <= 0)
-        return;
-    ts.tv_sec = (time_t)(ms / 1000);
-    ts.tv_nsec = (long)(ms % 1000 * 1000000);
-    (void)nanosleep(&ts, NULL);
+    ms = cdi_deadline_ms(cdi_now_ms(), ms / 2 + (int64_t)(random % (uint32_t)(ms + 1)));
+    ms = ms > deadline_ms ? deadline_ms : ms;
+    for (int64_t left = ms - cdi_now_ms(); left > 0 && st == CDDP_OK; left = ms - cdi_now_ms()) {
+        const struct timespec ts = {.tv_nsec = (left < WATCH_MS ? left : WATCH_MS) * 1000000};
+
+        (void)nanosleep(&ts, NULL);
+        st = s->flight != NULL ? cdi_flight_check(s->flight, err) : CDDP_OK;
+    }
+    return st;
 }
 
 /* Did the deadline end this attempt before the server had time? Then the attempt before it tells the user more. */
@@ -343,7 +345,7 @@ static cddp_status connect_with_retries(cddp_store *s, const char *host, int por
     int64_t began_ms = cdi_now_ms(), deadline_ms = cdi_deadline_ms(began_ms, s->timeout_ms), pause = FIRST_PAUSE_MS;
 
     struct cdi_error why = {.msg = ""}, before;
-    cddp_status st = CDDP_OK, st_before;
+    cddp_status st = CDDP_OK, st_before, st_pause;
     bool unknown = false, unknown_before;
 
     for (;;) {
@@ -368,7 +370,9 @@ static cddp_status connect_with_retries(cddp_store *s, const char *host, int por
             return st;
         }
         until_ms = until_ms < deadline_ms ? until_ms : deadline_ms;
-        pause_ms(pause, until_ms);
+        st_pause = pause_ms(s, pause, until_ms, err);
+        if (st_pause != CDDP_OK)
+            return st_pause;
         if (cdi_now_ms() >= until_ms) {
             double seconds = (double)(until_ms - began_ms) / 1000;
 
@@ -407,6 +411,15 @@ static cddp_status read_job(struct job *job, struct cdi_secret *secret, struct c
 
 cddp_status cdi_store_open(cddp_store **out, const char *host, int port, int64_t timeout_ms, struct cdi_error *err)
 {
+    const struct cdi_store_way way = {.host = host, .port = port};
+
+    return cdi_store_join(out, &way, timeout_ms, err);
+}
+
+cddp_status cdi_store_join(cddp_store **out, const struct cdi_store_way *way, int64_t timeout_ms, struct cdi_error *err)
+{
+    const char *host = way->host;
+    int port = way->port;
     cddp_store *s = calloc(1, sizeof *s);
     struct cdi_secret secret = {.key = {0}};
     struct job job = {.secret = NULL};
@@ -417,6 +430,7 @@ cddp_status cdi_store_open(cddp_store **out, const char *host, int port, int64_t
     s->owner = cdi_owner_here(-1);
     s->fd = -1;
     s->timeout_ms = timeout_ms;
+    s->flight = way->flight;
     cdi_buf_init(&s->out, CDI_C10D_REQUEST_MAX);
     cdi_buf_init(&s->in, CDI_C10D_VALUE_MAX + 65536);
     (void)snprintf(s->where, sizeof s->where, strchr(host, ':') != NULL ? "[%.255s]:%d" : "%.255s:%d", host, port);

@@ -22,6 +22,7 @@ struct cddp_store {
     int64_t timeout_ms;
     const struct cdi_flight *flight; /* may be NULL */
     bool rank_0_hosts;
+    bool in_order;   /* the wait that has failed was taken back: the connection is as before */
     char where[300]; /* "host:port", for sentences */
 };
 

@@ -164,6 +164,8 @@ typedef struct cddp_init_options {
     int timeout_ms;      /* of every wait for a peer inside a collective; 0: $CDDP_TIMEOUT seconds, else 600 s */
     const char *name;    /* of the communicator, copied, 47 bytes of it at most; NULL: "world", which is not mentioned.
                             Others are, in its error messages and as the name that NCCL's traces show */
+    int (*interrupted)(void *arg); /* NULL, or called about ten times a second while cddp_init blocks: see there */
+    void *arg;
 } cddp_init_options;
 
 /*
@@ -183,12 +185,19 @@ typedef struct cddp_init_options {
  *
  * Blocks until every rank has joined or the join timeout has passed; the error then names the ranks that are missing.
  * opt may be NULL. *out is written on success only and is released by cddp_finalize().
+ *
+ * interrupted(arg) is called by the thread that has called cddp_init, and by no other. As soon as it returns other than
+ * 0 cddp_init gives up, and returns CDDP_E_ABORTED; other ranks that were waiting for this one get the same status, and
+ * its number. It must not call libcddp, throw, or leave by longjmp. It is not called while a name is resolved, MPI is
+ * begun (MPI_Init), or a GPU is opened.
+ *
  * One communicator per process and job at a time: once all ranks have called cddp_finalize, they may join again, as
  * often as they like. Call it from one thread, before others change the environment.
  * Returns CDDP_OK; CDDP_E_INVALID (a variable is missing or out of range, or opt is bad); CDDP_E_EXISTS (another
  * process has the same rank, this one has joined and not finalized, or the port is taken); CDDP_E_DENIED (the secret);
  * CDDP_E_LIMIT (the rendezvous takes no more connections: the sentence says which limit to raise); CDDP_E_PEER
- * (a rank died: rank 0, where it hosts the store, or another); CDDP_E_ABORTED (the launcher has ended this round);
+ * (a rank died: rank 0, where it hosts the store, or another); CDDP_E_ABORTED (the launcher has ended this round, or a
+ * program has given up by `interrupted`, this one or another rank's);
  * CDDP_E_TIMEOUT; CDDP_E_CLOSED (the rendezvous ended); CDDP_E_IO (no connection); CDDP_E_PROTOCOL (what listens there
  * is no store); CDDP_E_UNSUPPORTED (ranks that are said to share a host do not); CDDP_E_VERSION (launcher, module and
  * ranks are of different versions);

@@ -161,17 +161,22 @@ static cddp_status duplicate(const struct cdi_world *w, struct cdi_error *err)
     int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), w->join_timeout_ms);
     const struct timespec nap = {.tv_nsec = 200000};
     MPI_Request request;
+    cddp_status st = CDDP_OK;
     int done = 0, rc = MPI_Comm_idup(MPI_COMM_WORLD, &process.comm, &request);
 
-    while (rc == MPI_SUCCESS && !done && cdi_now_ms() < deadline_ms) {
+    while (rc == MPI_SUCCESS && !done && st == CDDP_OK && cdi_now_ms() < deadline_ms) {
         rc = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
         if (!done)
             (void)nanosleep(&nap, NULL);
+        if (!done)
+            st = cdi_flight_check(w->flight, err);
     }
     if (rc == MPI_SUCCESS && !done) {
         atomic_store(&broken, true);
-        return cdi_fail(err, CDDP_E_TIMEOUT, "not all ranks came to duplicate MPI_COMM_WORLD within %.4g s",
-                        (double)w->join_timeout_ms / 1000);
+        return st != CDDP_OK
+                   ? st
+                   : cdi_fail(err, CDDP_E_TIMEOUT, "not all ranks came to duplicate MPI_COMM_WORLD within %.4g s",
+                              (double)w->join_timeout_ms / 1000);
     }
     if (rc == MPI_SUCCESS)
         rc = MPI_Comm_set_errhandler(process.comm, MPI_ERRORS_RETURN);
