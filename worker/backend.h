@@ -30,7 +30,7 @@ struct cdi_keys {
     void *arg;
 };
 
-#define CDI_PREFIX_BYTES 64
+#define CDI_PREFIX_BYTES 96
 #define CDI_COMM_NAME_BYTES 48
 
 /* Who and where this rank is: filled by comm.c from the environment, read by all. */

@@ -22,6 +22,7 @@
 #include "worker/sized.h"
 #include "worker/store_client.h"
 #include "worker/store_host.h"
+#include "worker/unique_id.h"
 
 #include <inttypes.h>
 #include <limits.h>
@@ -37,8 +38,8 @@
 #define JOIN_TIMEOUT_S 300
 #define TIMEOUT_S 600
 #define GOODBYE_MS 2000 /* for the store's host to take note of it */
-#define KEY_BYTES 256
-#define JOIN_KEY_BYTES 128
+#define KEY_BYTES 320
+#define JOIN_KEY_BYTES 160
 #define GIVEN_UP "given up by" /* in place of the backends' sum: the rank follows */
 #define BROKEN_GOODBYE_MS 2000 /* for the others to leave a store whose job has failed */
 
@@ -47,9 +48,11 @@ struct cddp_comm {
     struct cdi_owner user; /* the same, until it is over; then nobody, so that every call is refused at no cost */
     struct cdi_world world;
     struct cdi_place place;      /* as users see it; world has it as the backend needs it */
-    bool hosted_by_rank_0;       /* the store */
-    bool has_claimed;            /* its rank there */
-    struct cdi_store_host *host; /* then, on rank 0 */
+    enum cdi_store_by by;        /* who hosts the store */
+    struct cdi_store_host *host; /* where this rank does */
+    unsigned claim;              /* of its rank there, among this process's; 0: none yet */
+    bool has_page;               /* it writes the agent's page */
+    bool given;                  /* rank, size and store come from the program, and not from the environment */
     const struct cdi_backend_ops *ops;
     struct cdi_backend *backend;
     struct cdi_saver *saver;
@@ -69,6 +72,11 @@ struct cddp_comm {
     struct cdi_grave *graves;
     struct cdi_error result; /* of leaving it */
 };
+
+/* Covers n_children, parts, next, graves and finalized of all communicators, and which claims are held. */
+static pthread_mutex_t family = PTHREAD_MUTEX_INITIALIZER;
+static bool page_is_taken; /* the agent's, by a communicator of that process; with `family` */
+static pid_t page_taken_by;
 
 /* ------------------------------------------------------------------------------------------- the environment ---- */
 
@@ -130,14 +138,37 @@ static cddp_status read_device(struct cdi_world *w, const cddp_init_options *opt
 
 /*
  * Where a store outlives a restart, the life before must not be taken for this one; and where it outlives a
- * communicator whose ranks all finalize and join again, not the join before.
+ * communicator whose ranks all finalize and join again, not the join before. What the program has described itself may
+ * use the store of a launcher's job, or share one with others of its kind: these go by their names.
  */
-static void set_prefix(struct cdi_world *w, int joins_before)
+static void set_prefix(struct cdi_world *w, bool given, int joins_before)
 {
+    char job[24] = "";
+
+    if (given)
+        (void)snprintf(job, sizeof job, "x%016" PRIx64 "/", cdi_crc64(0, w->name, strlen(w->name)));
     if (joins_before == 0)
-        (void)snprintf(w->prefix, sizeof w->prefix, "cddp/%d/", w->restart_count);
+        (void)snprintf(w->prefix, sizeof w->prefix, "cddp/%s%d/", job, w->restart_count);
     else
-        (void)snprintf(w->prefix, sizeof w->prefix, "cddp/%d.%d/", w->restart_count, joins_before);
+        (void)snprintf(w->prefix, sizeof w->prefix, "cddp/%s%d.%d/", job, w->restart_count, joins_before);
+}
+
+/* Who this is, and where the ranks meet: by the environment, or by the options. */
+static cddp_status read_launch(struct cdi_launch *l, const cddp_init_options *opt, struct cdi_error *err)
+{
+    const struct cdi_given given = {.rank = opt->rank,
+                                    .size = opt->world_size,
+                                    .host = opt->host,
+                                    .port = opt->port,
+                                    .hosts = (opt->flags & CDDP_INIT_HOST_STORE) != 0,
+                                    .by_id = opt->id != NULL};
+
+    if ((opt->flags & ~(uint32_t)CDDP_INIT_HOST_STORE) != 0)
+        return cdi_fail(err, CDDP_E_UNSUPPORTED, "cddp_init_options.flags %#x are unknown here", opt->flags);
+    if (opt->world_size == 0 && opt->rank == 0 && opt->port == 0 && opt->flags == 0 && opt->host == NULL &&
+        opt->id == NULL)
+        return cdi_launch_read(l, cdi_env_str, err);
+    return cdi_launch_take(l, cdi_env_str, &given, err);
 }
 
 /* Everything that the environment and the options (or NULL) say; no communication. */
@@ -152,9 +183,10 @@ static cddp_status read_world(struct cddp_comm *c, struct cdi_launch *l, cddp_in
     if (st == CDDP_OK)
         st = read_timeouts(w, opt, err);
     if (st == CDDP_OK)
-        st = cdi_launch_read(l, cdi_env_str, err);
+        st = read_launch(l, opt, err);
     if (st != CDDP_OK)
         return st;
+    c->given = l->given;
     st = choose_backend(&c->ops, opt, err);
     if (st != CDDP_OK)
         return st;
@@ -163,7 +195,7 @@ static cddp_status read_world(struct cddp_comm *c, struct cdi_launch *l, cddp_in
     w->restart_count = l->restart_count;
     if (opt->name != NULL)
         (void)snprintf(w->name, sizeof w->name, "%s", opt->name);
-    set_prefix(w, 0);
+    set_prefix(w, c->given, 0);
     return CDDP_OK;
 }
 
@@ -210,10 +242,69 @@ static void join_key(const struct cdi_world *w, const char *name, int rank, char
 /* This process in the jobs that it joins. cddp_init is called by one thread at a time. */
 static struct {
     pid_t pid;
-    uint64_t nonce;  /* tells apart processes that share host and pid, as in two containers */
-    unsigned claims; /* of a rank, so far */
-    bool has_left;   /* the job that it joined last, by cddp_finalize */
+    uint64_t nonce;       /* tells apart processes that share host and pid, as in two containers */
+    unsigned claims;      /* of a rank, so far */
+    atomic_bool has_left; /* a job, by cddp_finalize */
 } self;
+
+/* Those of this process's claims that it has not left by cddp_finalize; with `family`. */
+static struct claim {
+    struct claim *next;
+    unsigned number;
+} * held;
+
+static void begin_process(void)
+{
+    if (self.pid == getpid())
+        return;
+    memset(&self, 0, sizeof self);
+    self.pid = getpid();
+    (void)getrandom(&self.nonce, sizeof self.nonce, 0);
+    (void)pthread_mutex_lock(&family);
+    while (held != NULL) { /* its parent's */
+        struct claim *c = held;
+
+        held = c->next;
+        free(c);
+    }
+    (void)pthread_mutex_unlock(&family);
+}
+
+static bool is_held(unsigned number)
+{
+    bool found = false;
+
+    (void)pthread_mutex_lock(&family);
+    for (const struct claim *c = held; c != NULL; c = c->next)
+        found = found || c->number == number;
+    (void)pthread_mutex_unlock(&family);
+    return found;
+}
+
+static void hold_claim(struct claim *c, unsigned number)
+{
+    (void)pthread_mutex_lock(&family);
+    c->number = number;
+    c->next = held;
+    held = c;
+    (void)pthread_mutex_unlock(&family);
+}
+
+/* The rank that it was for may be claimed again, under other keys. */
+static void leave_claim(unsigned number)
+{
+    struct claim *gone = NULL;
+
+    (void)pthread_mutex_lock(&family);
+    for (struct claim **at = &held; *at != NULL && gone == NULL; at = *at != NULL ? &(*at)->next : at)
+        if ((*at)->number == number) {
+            gone = *at;
+            *at = gone->next;
+            break;
+        }
+    (void)pthread_mutex_unlock(&family);
+    free(gone);
+}
 
 /* "host:pid:nonce.", and which of this process's claims it is. Returns the length without that. */
 static size_t describe_self(char *buf, size_t cap)
@@ -221,11 +312,7 @@ static size_t describe_self(char *buf, size_t cap)
     char host[128] = "?";
     int n;
 
-    if (self.pid != getpid()) {
-        memset(&self, 0, sizeof self);
-        self.pid = getpid();
-        (void)getrandom(&self.nonce, sizeof self.nonce, 0);
-    }
+    begin_process();
     (void)gethostname(host, sizeof host - 1);
     n = snprintf(buf, cap, "%s:%d:%016" PRIx64 ".", host, (int)self.pid, self.nonce);
     (void)snprintf(buf + n, cap - (size_t)n, "%u", ++self.claims);
@@ -251,47 +338,57 @@ static void describe_other(char *text, size_t len, char *buf, size_t cap)
 }
 
 /*
- * Two processes with one rank would both believe that they are it: the first one has it. A claim of this process's own,
- * from before it has left the job, is none: it joins once more, under other keys (*is_old stays false), or, where rank
- * 0 hosts the store, it has found the one that is about to end (*is_old becomes true).
+ * Two processes with one rank would both believe that they are it: the first one has it. A claim of this process's own
+ * that it has left is none: it joins once more, under other keys (*is_old stays false), or, where a rank hosts the
+ * store, it has found the one that is about to end (*is_old becomes true).
  */
-static cddp_status claim_rank(struct cdi_world *w, bool hosted_by_rank_0, bool *claimed, bool *is_old,
-                              struct cdi_error *err)
+static cddp_status claim_rank(struct cddp_comm *c, bool *is_old, struct cdi_error *err)
 {
+    struct cdi_world *w = &c->world;
     char key[JOIN_KEY_BYTES], text[192], holder[256], me[192], other[192];
+    const char *rank_is = c->given ? "rank " : "RANK=";
     size_t len = 0, own = describe_self(text, sizeof text);
-    cddp_status st = CDDP_OK;
-    bool mine = false;
+    CDI_AUTOFREE struct claim *claim = calloc(1, sizeof *claim);
+    cddp_status st = claim != NULL ? CDDP_OK : cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    bool mine = false, has_left = false;
 
     *is_old = false;
     for (int joins_before = 0; st == CDDP_OK; joins_before++) {
-        set_prefix(w, joins_before);
+        set_prefix(w, c->given, joins_before);
         join_key(w, "rank", w->rank, key);
         st = cdi_store_compare_set(w->store, key, "", 0, text, strlen(text), holder, sizeof holder - 1, &len, err);
+        if (st == CDDP_OK)
+            holder[len] = '\0';
         mine = st == CDDP_OK && len > own && memcmp(holder, text, own) == 0;
-        if (mine && len == strlen(text) && memcmp(holder, text, len) == 0) {
-            self.has_left = false;
-            *claimed = true;
+        if (mine && strcmp(holder, text) == 0) {
+            c->claim = self.claims;
+            hold_claim(cdi_steal(&claim), c->claim);
             return CDDP_OK;
         }
-        *is_old = mine && self.has_left && hosted_by_rank_0;
+        has_left = mine && !is_held((unsigned)strtoul(holder + own, NULL, 10));
+        *is_old = has_left && c->by == CDI_STORE_BY_RANK_0;
         if (*is_old)
             return CDDP_OK;
-        if (!mine || !self.has_left)
+        if (!has_left || c->by == CDI_STORE_BY_ID)
             break;
     }
     if (st != CDDP_OK && st != CDDP_E_LIMIT)
         return st;
+    if (has_left)
+        return cdi_fail(err, CDDP_E_EXISTS,
+                        "this process has joined by this cddp_unique_id before, as rank %d: one is good for one "
+                        "cddp_init of each rank",
+                        w->rank);
     if (mine)
         return cdi_fail(err, CDDP_E_EXISTS,
                         "this process has joined the job before, as rank %d: it may join again once that communicator "
-                        "was finalized; cddp_comm_split makes further ones",
-                        w->rank);
+                        "was finalized; cddp_comm_split makes further ones%s",
+                        w->rank, c->given ? ", and so does another cddp_init_options.name" : "");
     describe_other(holder, st == CDDP_OK ? len : 0, other, sizeof other);
     describe_other(text, strlen(text), me, sizeof me);
     return cdi_fail(err, CDDP_E_EXISTS,
-                    "two processes have RANK=%d: %s joined before, and now %s; each process needs a rank of its own",
-                    w->rank, other, me);
+                    "two processes have %s%d: %s joined before, and now %s; each process needs a rank of its own",
+                    rank_is, w->rank, other, me);
 }
 
 /*
@@ -425,9 +522,8 @@ static cddp_status gather_ranks(const struct cddp_comm *c, int64_t deadline_ms, 
         st = cdi_store_add(w->store, joined_key, joined_word(w), &joined, err);
     if (st == CDDP_OK && !joined_alike(w, joined)) {
         (void)snprintf(text, sizeof text,
-                       "WORLD_SIZE is %d on rank %d, and another number on a rank that came before: it must be the "
-                       "same on all",
-                       w->size, w->rank);
+                       "%s is %d on rank %d, and another number on a rank that came before: it must be the same on all",
+                       c->given ? "world_size" : "WORLD_SIZE", w->size, w->rank);
         (void)cdi_store_set(w->store, go_key, text, strlen(text), NULL); /* who cannot be told waits on */
         return cdi_fail(err, CDDP_E_MISMATCH, "%s", text);
     }
@@ -543,8 +639,10 @@ static cddp_status tell_host(const struct cdi_world *w, struct cdi_error *err)
 
 static cddp_status host_store(struct cddp_comm *c, const struct cdi_launch *l, struct cdi_error *err)
 {
-    struct cdi_store_host_options opt = {
-        .host = l->host, .port = l->port, .run_id = cdi_env_str("TORCHELASTIC_RUN_ID")};
+    struct cdi_store_host_options opt = {.host = l->host,
+                                         .said_by = l->given ? "cddp_init_options.host" : NULL,
+                                         .port = l->port,
+                                         .run_id = l->given ? NULL : cdi_env_str("TORCHELASTIC_RUN_ID")};
     const char *path = cdi_env_str(CDI_SECRET_ENV);
     struct cdi_secret secret = {.key = {0}};
     cddp_status st = path != NULL ? cdi_secret_load(&secret, path, err) : CDDP_OK;
@@ -557,30 +655,33 @@ static cddp_status host_store(struct cddp_comm *c, const struct cdi_launch *l, s
     return st;
 }
 
-/* The store of the job, and this rank in it. *is_old: see claim_rank. */
-static cddp_status enter_store(struct cddp_comm *c, const struct cdi_launch *l, int64_t left_ms, bool *is_old,
-                               struct cdi_error *err)
+/* The store of the job, and this rank in it. *is_old: see claim_rank. id: of the store, or NULL. */
+static cddp_status enter_store(struct cddp_comm *c, const struct cdi_launch *l, const struct cdi_unique_id *id,
+                               int64_t left_ms, bool *is_old, struct cdi_error *err)
 {
     struct cdi_world *w = &c->world;
-    const struct cdi_store_way way = {
-        .host = c->host != NULL ? cdi_store_host_address(c->host) : l->host, .port = l->port, .flight = w->flight};
+    const struct cdi_store_way way = {.host = c->host != NULL ? cdi_store_host_address(c->host) : l->host,
+                                      .port = l->port,
+                                      .flight = w->flight,
+                                      .given = l->given,
+                                      .id = id};
     cddp_status st = cdi_store_join(&w->store, &way, left_ms, err);
 
     *is_old = false;
-    if ((st == CDDP_E_IO || st == CDDP_E_TIMEOUT) && !l->hosted && w->rank != 0 && err != NULL) {
+    if ((st == CDDP_E_IO || st == CDDP_E_TIMEOUT) && c->by == CDI_STORE_BY_RANK_0 && w->rank != 0 && err != NULL) {
         struct cdi_error why = *err;
 
-        return cdi_fail_since(err, &why,
-                              "%.700s; nobody but rank 0 would host it (TORCHELASTIC_USE_AGENT_STORE is not \"True\"), "
-                              "and rank 0 has not started, or not on that host",
-                              why.msg);
+        return cdi_fail_since(
+            err, &why,
+            "%.700s; nobody but rank 0 would host it (%s), and rank 0 has not started, or not on that "
+            "host",
+            why.msg, l->given ? "CDDP_INIT_HOST_STORE" : "TORCHELASTIC_USE_AGENT_STORE is not \"True\"");
     }
     if (st != CDDP_OK)
         return st;
-    c->hosted_by_rank_0 = !l->hosted;
-    cdi_store_watch(w->store, w->flight, c->hosted_by_rank_0);
+    cdi_store_watch(w->store, w->flight, c->by);
     cdi_store_set_timeout(w->store, w->join_timeout_ms);
-    return claim_rank(w, c->hosted_by_rank_0, &c->has_claimed, is_old, err);
+    return claim_rank(c, is_old, err);
 }
 
 static bool is_over(cddp_status st)
@@ -592,10 +693,11 @@ static bool is_over(cddp_status st)
  * A rank that joins again may still reach the store of the join before, which rank 0 is about to end: then it waits for
  * that, and goes to the next one.
  */
-static cddp_status enter_next_store(struct cddp_comm *c, const struct cdi_launch *l, int64_t deadline_ms,
-                                    struct cdi_error *err)
+static cddp_status enter_next_store(struct cddp_comm *c, const struct cdi_launch *l, const struct cdi_unique_id *id,
+                                    int64_t deadline_ms, struct cdi_error *err)
 {
-    bool again = self.has_left && !l->hosted && c->host == NULL, is_old;
+    bool again = atomic_load(&self.has_left) && self.pid == getpid() && c->by == CDI_STORE_BY_RANK_0 && c->host == NULL,
+         is_old;
     int64_t left = c->world.join_timeout_ms;
     char key[JOIN_KEY_BYTES], none[8];
     cddp_status st;
@@ -603,7 +705,7 @@ static cddp_status enter_next_store(struct cddp_comm *c, const struct cdi_launch
     for (;;) {
         size_t len;
 
-        st = enter_store(c, l, left > 0 ? left : 1, &is_old, err);
+        st = enter_store(c, l, id, left > 0 ? left : 1, &is_old, err);
         left = deadline_ms - cdi_now_ms();
         if (!is_old && (!again || !is_over(st) || c->world.store == NULL || left <= 0))
             return st;
@@ -624,14 +726,18 @@ static cddp_status enter_next_store(struct cddp_comm *c, const struct cdi_launch
     }
 }
 
-static cddp_status meet(struct cddp_comm *c, const struct cdi_launch *l, struct cdi_error *err)
+static cddp_status meet(struct cddp_comm *c, const struct cdi_launch *l, const struct cdi_unique_id *id,
+                        struct cdi_error *err)
 {
     struct cdi_world *w = &c->world;
     int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), w->join_timeout_ms);
-    cddp_status st = !l->hosted && w->rank == 0 ? host_store(c, l, err) : CDDP_OK;
+    cddp_status st = CDDP_OK;
 
+    c->by = id != NULL ? CDI_STORE_BY_ID : l->hosted ? CDI_STORE_BY_OTHERS : CDI_STORE_BY_RANK_0;
+    if (c->by == CDI_STORE_BY_RANK_0 && w->rank == 0)
+        st = host_store(c, l, err);
     if (st == CDDP_OK)
-        st = enter_next_store(c, l, deadline_ms, err);
+        st = enter_next_store(c, l, id, deadline_ms, err);
     if (st == CDDP_OK && !is_placed(l))
         st = tell_host(w, err);
     if (st == CDDP_OK)
@@ -639,14 +745,14 @@ static cddp_status meet(struct cddp_comm *c, const struct cdi_launch *l, struct 
     if (st == CDDP_E_TIMEOUT && c->host != NULL && cdi_store_host_is_foreign(c->host) && err != NULL) {
         struct cdi_error why = *err;
 
-        return cdi_fail_since(err, &why,
-                              "%.700s; MASTER_ADDR='%.255s' is no address of this host, on which rank 0 runs", why.msg,
-                              l->host);
+        return cdi_fail_since(err, &why, "%.700s; %s='%.255s' is no address of this host, on which rank 0 runs",
+                              why.msg, l->given ? "cddp_init_options.host" : "MASTER_ADDR", l->host);
     }
     return st == CDDP_OK ? find_place(c, l, deadline_ms, err) : st;
 }
 
-static cddp_status come_together(struct cddp_comm *c, const struct cdi_launch *l, struct cdi_error *err)
+static cddp_status come_together(struct cddp_comm *c, const struct cdi_launch *l, const struct cdi_unique_id *id,
+                                 struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
 
@@ -654,7 +760,7 @@ static cddp_status come_together(struct cddp_comm *c, const struct cdi_launch *l
         c->world.local_size = c->world.n_nodes = 1;
         c->place = l->place;
     } else if (st == CDDP_OK) {
-        st = meet(c, l, err);
+        st = meet(c, l, id, err);
     }
     if (st == CDDP_OK && (c->world.local_size == c->world.size) != (c->world.n_nodes == 1))
         return cdi_fail(
@@ -673,7 +779,7 @@ static void tell_given_up(const struct cddp_comm *c)
     const struct cdi_world *w = &c->world;
     char key[JOIN_KEY_BYTES], text[128];
 
-    if (w->store == NULL || !c->has_claimed)
+    if (w->store == NULL || c->claim == 0)
         return;
     (void)snprintf(text, sizeof text, GIVEN_UP " %d", w->rank);
     join_key(w, "go", -1, key);
@@ -681,17 +787,53 @@ static void tell_given_up(const struct cddp_comm *c)
     (void)cdi_store_set(w->store, key, text, strlen(text), NULL);
 }
 
+/* The agent's page shows what one communicator does: the first one. Another one hears from it, and has its own record.
+ */
+static cddp_status take_page(struct cddp_comm *c, struct cdi_error *err)
+{
+    bool taken;
+    cddp_status st = CDDP_OK;
+
+    (void)pthread_mutex_lock(&family);
+    taken = page_is_taken && page_taken_by == getpid();
+    c->has_page = !taken;
+    page_is_taken = true;
+    page_taken_by = getpid();
+    (void)pthread_mutex_unlock(&family);
+    if (taken)
+        st = cdi_flight_attach(&c->record, NULL, err);
+    c->world.record = c->record;
+    return st;
+}
+
+static void give_page(struct cddp_comm *c)
+{
+    (void)pthread_mutex_lock(&family);
+    if (c->has_page)
+        page_is_taken = false;
+    c->has_page = false;
+    (void)pthread_mutex_unlock(&family);
+}
+
 static cddp_status join(struct cddp_comm *c, const struct cdi_launch *l, const cddp_init_options *opt,
                         struct cdi_error *err)
 {
     struct cdi_flight_question asked = {.fn = opt->interrupted, .arg = opt->arg, .what = "cddp_init"};
-    cddp_status st = cdi_flight_attach(&c->world.flight, cdi_env_str(CDI_FLIGHT_ENV), err);
+    struct cdi_unique_id id;
+    cddp_status st = opt->id != NULL ? cdi_unique_id_read(&id, opt->id, err) : CDDP_OK;
 
+    if (st == CDDP_OK)
+        st = cdi_flight_attach(&c->world.flight, cdi_env_str(CDI_FLIGHT_ENV), err);
+    if (st == CDDP_OK)
+        st = take_page(c, err);
     if (st != CDDP_OK)
         return st;
+    c->host = opt->id != NULL ? cdi_unique_id_take(opt->id) : NULL;
     if (opt->interrupted != NULL)
         cdi_flight_ask(c->world.flight, &asked);
-    st = come_together(c, l, err);
+    st = come_together(c, l, opt->id != NULL ? &id : NULL, err);
+    if (opt->id != NULL)
+        cdi_secret_release(&id.secret);
     cdi_flight_ask(c->world.flight, NULL);
     if (st != CDDP_OK && asked.answer != 0) {
         if (err != NULL)
@@ -731,6 +873,7 @@ static void comm_free(struct cddp_comm *c)
         cdi_memory_release(&c->memory, c->ops, c->backend);
     c->ops->destroy(c->backend);
     close_store(c);
+    give_page(c);
     if (whole == NULL)
         cdi_flight_release(c->world.flight);
     cdi_flight_release(c->record);
@@ -739,9 +882,6 @@ static void comm_free(struct cddp_comm *c)
     if (whole != NULL)
         cdi_comm_let_go(whole);
 }
-
-/* Covers n_children, parts, next, graves and finalized of all communicators. */
-static pthread_mutex_t family = PTHREAD_MUTEX_INITIALIZER;
 
 void cdi_comm_hold(cddp_comm *comm)
 {
@@ -856,7 +996,7 @@ static void say_goodbye(const struct cddp_comm *c, bool broken)
 {
     char key[JOIN_KEY_BYTES];
 
-    if (c->world.store == NULL || !c->hosted_by_rank_0)
+    if (c->world.store == NULL || c->by == CDI_STORE_BY_OTHERS)
         return;
     cdi_store_set_timeout(c->world.store, GOODBYE_MS);
     if (c->host != NULL) {
@@ -958,7 +1098,10 @@ static void leave(struct cddp_comm *c)
         c->ops->leave(c->backend);
     if (c->whole == NULL)
         say_goodbye(c, st != CDDP_OK);
-    self.has_left = self.has_left || (c->whole == NULL && c->world.store != NULL && self.pid == getpid());
+    if (c->whole == NULL && c->claim != 0 && self.pid == getpid()) {
+        atomic_store(&self.has_left, true);
+        leave_claim(c->claim);
+    }
     let_aborts_end(c); /* one of this rank's own may be why it waits no longer */
     c->over = true;
     c->user.life = UINT64_MAX;
@@ -966,6 +1109,7 @@ static void leave(struct cddp_comm *c)
         c->ops->leave(c->backend);
     open_graves(c);
     close_store(c);
+    give_page(c);
     if (st == CDDP_OK && saved != CDDP_OK)
         c->result = unsaved;
     c->result.status = st != CDDP_OK ? st : saved;

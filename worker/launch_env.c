@@ -193,3 +193,45 @@ cddp_status cdi_launch_read(struct cdi_launch *out, cdi_env_fn *env, struct cdi_
         *out = l;
     return st;
 }
+
+cddp_status cdi_launch_take(struct cdi_launch *out, cdi_env_fn *env, const struct cdi_given *given,
+                            struct cdi_error *err)
+{
+    struct cdi_launch l = {.rank = given->rank,
+                           .size = given->size,
+                           .place = {-1, -1, -1, -1},
+                           .host = given->host,
+                           .port = given->port,
+                           .hosted = !given->hosts,
+                           .given = true};
+    bool nowhere = given->host == NULL && given->port == 0 && !given->hosts;
+    cddp_status st = number(env, "TORCHELASTIC_RESTART_COUNT", 0, INT_MAX, 0, &l.restart_count, err);
+
+    if (st != CDDP_OK)
+        return st;
+    if (given->size == 0)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_init_options: rank, host, port, id and CDDP_INIT_HOST_STORE are for a program that gives "
+                        "world_size, too; all 0: the environment says everything");
+    if (given->size < 0 || given->size > CDI_RANKS_MAX)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_init_options.world_size is %d, and not from 1 to %d", given->size,
+                        CDI_RANKS_MAX);
+    if (given->rank < 0 || given->rank >= given->size)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_init_options.rank is %d, and not from 0 to world_size - 1 = %d",
+                        given->rank, given->size - 1);
+    if (given->by_id && !nowhere)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_init_options: id says where the store is, so host, port and CDDP_INIT_HOST_STORE are not "
+                        "to be given");
+    l.alone = nowhere && !given->by_id && given->size == 1;
+    if (l.alone)
+        l.place = (struct cdi_place){0, 1, 0, 1};
+    else if (!given->by_id && given->host == NULL)
+        return cdi_fail(
+            err, CDDP_E_INVALID,
+            "cddp_init_options.world_size is given, so give host and port, or id, too: where the ranks meet");
+    else if (!given->by_id && (given->port < 1 || given->port > 65535))
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_init_options.port is %d, and not from 1 to 65535", given->port);
+    *out = l;
+    return CDDP_OK;
+}

@@ -27,6 +27,7 @@ struct cdi_launch {
     const char *host; /* where the job's store is; as the function gave it; NULL if alone */
     int port;
     bool hosted; /* somebody hosts the store; else rank 0 has to */
+    bool given;  /* by the program, and not by the environment */
 };
 
 /* NULL where the variable is unset or empty, as cdi_env_str. */
@@ -37,5 +38,21 @@ typedef const char *cdi_env_fn(const char *name);
  * written on success only.
  */
 cddp_status cdi_launch_read(struct cdi_launch *out, cdi_env_fn *env, struct cdi_error *err);
+
+/* What the program says itself. */
+struct cdi_given {
+    int rank, size;
+    const char *host; /* NULL: not said */
+    int port;
+    bool hosts; /* rank 0 is to host the store */
+    bool by_id; /* where the store is another one knows: host and port are not said */
+};
+
+/*
+ * The same, where the program says it; of the variables only TORCHELASTIC_RESTART_COUNT is read. Which ranks share a
+ * host is not known. CDDP_E_INVALID: the message names what is missing, out of range, or said twice.
+ */
+cddp_status cdi_launch_take(struct cdi_launch *out, cdi_env_fn *env, const struct cdi_given *given,
+                            struct cdi_error *err);
 
 #endif

@@ -18,18 +18,20 @@
 cddp_status cdi_store_open(cddp_store **out, const char *host, int port, int64_t timeout_ms, struct cdi_error *err);
 
 /* How a communicator comes to its store. */
+struct cdi_unique_id;
 struct cdi_store_way {
     const char *host;
     int port;
     const struct cdi_flight *flight; /* ends the waits of connecting, too, but for the resolution of the name */
+    bool given;                      /* host and port are the program's, and not those of the environment */
+    const struct cdi_unique_id *id;  /* in place of host and port; its secret in place of the environment's */
 };
 cddp_status cdi_store_join(cddp_store **out, const struct cdi_store_way *way, int64_t timeout_ms,
                            struct cdi_error *err);
-/*
- * From now on every wait also ends when the agent says that the round is over. The page must outlive the store.
- * rank_0_hosts: the end of the connection is the end of rank 0, and said so (CDDP_E_PEER).
- */
-void cdi_store_watch(cddp_store *store, const struct cdi_flight *flight, bool rank_0_hosts);
+/* Whose end the end of the connection is: a rank's is said so (CDDP_E_PEER). */
+enum cdi_store_by { CDI_STORE_BY_OTHERS, CDI_STORE_BY_RANK_0, CDI_STORE_BY_ID };
+/* From now on every wait also ends when the agent says that the round is over. The page must outlive the store. */
+void cdi_store_watch(cddp_store *store, const struct cdi_flight *flight, enum cdi_store_by by);
 /* Of each operation from now on; while none runs. */
 void cdi_store_set_timeout(cddp_store *store, int64_t timeout_ms);
 

@@ -9,6 +9,7 @@
 #include "protocol/hello.h"
 #include "worker/comm.h"
 #include "worker/fork_close.h"
+#include "worker/unique_id.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -41,7 +42,11 @@ struct job {
 
 static cddp_status lost(const cddp_store *s, struct cdi_error *err)
 {
-    if (s->rank_0_hosts)
+    if (s->by == CDI_STORE_BY_ID)
+        return cdi_fail(err, CDDP_E_PEER,
+                        "the process that made the cddp_unique_id, and hosts the store at %s, has died or left the job",
+                        s->where);
+    if (s->by == CDI_STORE_BY_RANK_0)
         return cdi_fail_by(err, 0, CDDP_E_PEER, "rank 0, which hosts the store at %s, has died or left the job",
                            s->where);
     return cdi_fail(err, CDDP_E_CLOSED,
@@ -139,8 +144,8 @@ cddp_status cdi_store_read_u64(cddp_store *s, int64_t deadline_ms, uint64_t *v, 
 
 cddp_status cdi_store_nonsense(const cddp_store *s, struct cdi_error *err)
 {
-    return cdi_fail(err, CDDP_E_PROTOCOL, "what listens at %s is not a store: check MASTER_ADDR and MASTER_PORT",
-                    s->where);
+    return cdi_fail(err, CDDP_E_PROTOCOL, "what listens at %s is not a store: check %s", s->where,
+                    s->given ? "host and port" : "MASTER_ADDR and MASTER_PORT");
 }
 
 /* A string into the caller's memory; too long for it: *len, no copy, CDDP_E_LIMIT. */
@@ -220,7 +225,11 @@ static cddp_status prove(cddp_store *s, const struct job *job, int64_t deadline_
         if (st == CDDP_OK)
             st = cdi_store_need(s, s->in.len + 1, deadline_ms, err);
         if (st != CDDP_OK)
-            return silent(st, "when asked to prove the job's secret (" CDI_SECRET_ENV "): does it know it?", err);
+            return silent(st,
+                          s->by == CDI_STORE_BY_ID ? "when asked to prove the secret of the cddp_unique_id"
+                                                   : "when asked to prove the job's secret (" CDI_SECRET_ENV
+                                                     "): does it know it?",
+                          err);
         st = cdi_hello_client_feed(&hello, &s->in, &s->out, &why);
         if (st == CDDP_OK)
             return st;
@@ -280,38 +289,66 @@ void cdi_store_drop(cddp_store *s)
     cdi_buf_release(&s->out);
 }
 
-/*
- * One attempt at every address. CDDP_E_IO and CDDP_E_NOT_FOUND are worth another one. *unknown: the name service has
- * answered that there is no such name, which is most often a typing error.
- */
-static cddp_status try_once(cddp_store *s, const char *host, int port, const struct job *job, int64_t deadline_ms,
-                            bool *unknown, struct cdi_error *err)
+/* One attempt at every address of the list. CDDP_E_IO is worth another one. */
+static cddp_status try_all(cddp_store *s, const struct addrinfo *list, const struct job *job, int64_t deadline_ms,
+                           struct cdi_error *err)
 {
-    const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
-    struct addrinfo *list, *a;
-    char service[16];
     cddp_status st = CDDP_E_IO;
-    int rc;
 
-    (void)snprintf(service, sizeof service, "%d", port);
-    rc = cdi_resolve(host, service, &hints, &list);
-    *unknown = rc == EAI_NONAME || rc == EAI_NODATA;
-    if (rc == EAI_SYSTEM || rc == EAI_MEMORY)
-        return cdi_fail_errno(err, rc == EAI_MEMORY ? ENOMEM : errno, "resolving '%.255s'", host);
-    if (rc != 0)
-        return cdi_fail(err, CDDP_E_NOT_FOUND, "%s", gai_strerror(rc));
-    for (a = list; a != NULL; a = a->ai_next) {
+    for (const struct addrinfo *a = list; a != NULL; a = a->ai_next) {
         int64_t until = cdi_deadline_ms(cdi_now_ms(), ONE_ADDRESS_MS);
 
         st = connect_one(s, a, a->ai_next != NULL && until < deadline_ms ? until : deadline_ms, err);
         if (st == CDDP_OK)
             st = shake_hands(s, job, deadline_ms, err);
+        if (s->by == CDI_STORE_BY_ID && (st == CDDP_E_DENIED || st == CDDP_E_PROTOCOL)) /* its address elsewhere */
+            st = cdi_fail(err, CDDP_E_IO, "something else listens there");
         if (st != CDDP_E_IO)
             break;
         cdi_store_drop(s);
     }
+    return st;
+}
+
+/*
+ * One attempt. CDDP_E_IO and CDDP_E_NOT_FOUND are worth another one. *unknown: the name service has answered that there
+ * is no such name, which is most often a typing error.
+ */
+static cddp_status try_once(cddp_store *s, const struct cdi_store_way *way, const struct job *job, int64_t deadline_ms,
+                            bool *unknown, struct cdi_error *err)
+{
+    const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
+    struct addrinfo *list;
+    char service[16];
+    cddp_status st;
+    int rc;
+
+    (void)snprintf(service, sizeof service, "%d", way->port);
+    rc = cdi_resolve(way->host, service, &hints, &list);
+    *unknown = rc == EAI_NONAME || rc == EAI_NODATA;
+    if (rc == EAI_SYSTEM || rc == EAI_MEMORY)
+        return cdi_fail_errno(err, rc == EAI_MEMORY ? ENOMEM : errno, "resolving '%.255s'", way->host);
+    if (rc != 0)
+        return cdi_fail(err, CDDP_E_NOT_FOUND, "%s", gai_strerror(rc));
+    st = try_all(s, list, job, deadline_ms, err);
     freeaddrinfo(list);
     return st;
+}
+
+/* The same at the addresses of an id. */
+static cddp_status try_id(cddp_store *s, const struct cdi_unique_id *id, const struct job *job, int64_t deadline_ms,
+                          struct cdi_error *err)
+{
+    struct addrinfo list[CDI_NET_ADDRESSES + 1];
+    struct cdi_address at[CDI_NET_ADDRESSES + 1];
+
+    memcpy(at, id->address, sizeof at);
+    for (int i = 0; i < id->n; i++)
+        list[i] = (struct addrinfo){.ai_family = at[i].u.any.sa_family,
+                                    .ai_addr = &at[i].u.any,
+                                    .ai_addrlen = at[i].len,
+                                    .ai_next = i + 1 < id->n ? &list[i + 1] : NULL};
+    return try_all(s, list, job, deadline_ms, err);
 }
 
 /* 50 to 150 % of ms: many ranks must not come in one wave. */
@@ -339,7 +376,7 @@ static bool cut_off(cddp_status st, int64_t tried_ms, int64_t deadline_ms)
            deadline_ms - tried_ms < SHORT_ATTEMPT_MS;
 }
 
-static cddp_status connect_with_retries(cddp_store *s, const char *host, int port, const struct job *job,
+static cddp_status connect_with_retries(cddp_store *s, const struct cdi_store_way *way, const struct job *job,
                                         struct cdi_error *err)
 {
     int64_t began_ms = cdi_now_ms(), deadline_ms = cdi_deadline_ms(began_ms, s->timeout_ms), pause = FIRST_PAUSE_MS;
@@ -354,7 +391,8 @@ static cddp_status connect_with_retries(cddp_store *s, const char *host, int por
         st_before = st;
         unknown_before = unknown;
         before = why;
-        st = try_once(s, host, port, job, deadline_ms, &unknown, &why);
+        st = way->id != NULL ? try_id(s, way->id, job, deadline_ms, &why)
+                             : try_once(s, way, job, deadline_ms, &unknown, &why);
         if (st == CDDP_OK)
             return CDDP_OK;
         cdi_store_drop(s);
@@ -377,10 +415,17 @@ static cddp_status connect_with_retries(cddp_store *s, const char *host, int por
             double seconds = (double)(until_ms - began_ms) / 1000;
 
             if (st == CDDP_E_NOT_FOUND)
+                return cdi_fail(err, st, "the store's host '%.255s' (%s) does not resolve: %.200s (tried for %.4g s)",
+                                way->host, way->given ? "cddp_init_options.host" : "MASTER_ADDR", why.msg, seconds);
+            if (way->id != NULL)
                 return cdi_fail(err, st,
-                                "the store's host '%.255s' (MASTER_ADDR) does not resolve: %.200s (tried for "
-                                "%.4g s)",
-                                host, why.msg, seconds);
+                                "cannot reach the store of this cddp_unique_id at %s: %.200s (tried for %.4g s); the "
+                                "process that made it has to run, and it is good for one cddp_init of each rank",
+                                s->where, why.msg, seconds);
+            if (way->given)
+                return cdi_fail(
+                    err, st, "cannot reach the store at %s (cddp_init_options: host, port): %.200s (tried for %.4g s)",
+                    s->where, why.msg, seconds);
             return cdi_fail(err, st,
                             "cannot reach the store at %s (MASTER_ADDR, MASTER_PORT): %.200s (tried for %.4g s)",
                             s->where, why.msg, seconds);
@@ -416,10 +461,29 @@ cddp_status cdi_store_open(cddp_store **out, const char *host, int port, int64_t
     return cdi_store_join(out, &way, timeout_ms, err);
 }
 
+static void name_place(cddp_store *s, const struct cdi_store_way *way)
+{
+    size_t used = 0;
+
+    s->given = way->given;
+    s->by = way->id != NULL ? CDI_STORE_BY_ID : CDI_STORE_BY_OTHERS;
+    if (way->id == NULL) {
+        (void)snprintf(s->where, sizeof s->where, strchr(way->host, ':') != NULL ? "[%.255s]:%d" : "%.255s:%d",
+                       way->host, way->port);
+        return;
+    }
+    for (int i = 0; i < way->id->n; i++) {
+        char text[CDI_NET_TEXT];
+
+        cdi_net_print(&way->id->address[i], text);
+        used += (size_t)snprintf(s->where + used, sizeof s->where - used, "%s%s", i > 0 ? " or " : "", text);
+        if (used >= sizeof s->where)
+            return;
+    }
+}
+
 cddp_status cdi_store_join(cddp_store **out, const struct cdi_store_way *way, int64_t timeout_ms, struct cdi_error *err)
 {
-    const char *host = way->host;
-    int port = way->port;
     cddp_store *s = calloc(1, sizeof *s);
     struct cdi_secret secret = {.key = {0}};
     struct job job = {.secret = NULL};
@@ -433,11 +497,13 @@ cddp_status cdi_store_join(cddp_store **out, const struct cdi_store_way *way, in
     s->flight = way->flight;
     cdi_buf_init(&s->out, CDI_C10D_REQUEST_MAX);
     cdi_buf_init(&s->in, CDI_C10D_VALUE_MAX + 65536);
-    (void)snprintf(s->where, sizeof s->where, strchr(host, ':') != NULL ? "[%.255s]:%d" : "%.255s:%d", host, port);
+    name_place(s, way);
     (void)pthread_mutex_init(&s->lock, NULL);
-    st = read_job(&job, &secret, err);
+    if (way->id != NULL)
+        job = (struct job){.secret = &way->id->secret, .round = CDI_HELLO_CURRENT_ROUND};
+    st = way->id == NULL ? read_job(&job, &secret, err) : CDDP_OK;
     if (st == CDDP_OK)
-        st = connect_with_retries(s, host, port, &job, err);
+        st = connect_with_retries(s, way, &job, err);
     cdi_secret_release(&secret);
     if (st != CDDP_OK) {
         cddp_store_close(s);
@@ -447,10 +513,10 @@ cddp_status cdi_store_join(cddp_store **out, const struct cdi_store_way *way, in
     return CDDP_OK;
 }
 
-void cdi_store_watch(cddp_store *store, const struct cdi_flight *flight, bool rank_0_hosts)
+void cdi_store_watch(cddp_store *store, const struct cdi_flight *flight, enum cdi_store_by by)
 {
     store->flight = flight;
-    store->rank_0_hosts = rank_0_hosts;
+    store->by = by;
 }
 
 void cdi_store_set_timeout(cddp_store *store, int64_t timeout_ms)

@@ -21,7 +21,8 @@ struct cddp_store {
     struct cdi_buf out, in;
     int64_t timeout_ms;
     const struct cdi_flight *flight; /* may be NULL */
-    bool rank_0_hosts;
+    enum cdi_store_by by;
+    bool given;      /* host and port, by the program */
     bool in_order;   /* the wait that has failed was taken back: the connection is as before */
     char where[300]; /* "host:port", for sentences */
 };

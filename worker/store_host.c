@@ -149,40 +149,52 @@ static int listen_at(struct addrinfo *list, const char *host, int port, char add
     return listen_everywhere(port, address);
 }
 
+/* It listens there from now on. */
+static cddp_status note_port(struct cdi_store_host *h, int listener, struct cdi_error *err)
+{
+    struct sockaddr_storage bound;
+    struct sockaddr_in6 six;
+    socklen_t len = sizeof bound;
+
+    h->listener = listener;
+    if (getsockname(h->listener, (struct sockaddr *)&bound, &len) != 0)
+        return cdi_fail_errno(err, errno, "getsockname");
+    memcpy(&six, &bound, sizeof six); /* the port is at one place in both families */
+    h->port = ntohs(six.sin6_port);
+    return CDDP_OK;
+}
+
 static cddp_status start_listening(struct cdi_store_host *h, const struct cdi_store_host_options *opt,
                                    struct cdi_error *err)
 {
     const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
-    struct sockaddr_storage bound;
-    struct sockaddr_in6 six;
-    socklen_t len = sizeof bound;
+    const char *said_by = opt->said_by != NULL ? opt->said_by : "MASTER_ADDR";
     struct addrinfo *list;
     char service[16];
     int rc;
 
+    if (opt->host == NULL) {
+        rc = listen_everywhere(opt->port, h->address);
+        return rc >= 0 ? note_port(h, rc, err) : cdi_fail_errno(err, -rc, "this process cannot host a store");
+    }
     (void)snprintf(service, sizeof service, "%d", opt->port);
     rc = cdi_resolve(opt->host, service, &hints, &list);
     if (rc != 0)
         return cdi_fail(err, CDDP_E_NOT_FOUND,
-                        "rank 0 has to host the job's store, but '%.255s' (MASTER_ADDR) does not resolve: %s",
-                        opt->host, gai_strerror(rc));
+                        "rank 0 has to host the job's store, but '%.255s' (%s) does not resolve: %s", opt->host,
+                        said_by, gai_strerror(rc));
     rc = listen_at(list, opt->host, opt->port, h->address, &h->foreign);
     freeaddrinfo(list);
     if (rc == -EADDRINUSE)
         return cdi_fail(
             err, CDDP_E_EXISTS,
             "rank 0 cannot host the job's store: port %d of '%.255s' is in use by another program; give all "
-            "ranks a MASTER_PORT that is free",
-            opt->port, opt->host);
+            "ranks a %s that is free",
+            opt->port, opt->host, opt->said_by != NULL ? "port" : "MASTER_PORT");
     if (rc < 0)
-        return cdi_fail_errno(err, -rc, "rank 0 cannot host the job's store at '%.255s' (MASTER_ADDR), port %d",
-                              opt->host, opt->port);
-    h->listener = rc;
-    if (getsockname(h->listener, (struct sockaddr *)&bound, &len) != 0)
-        return cdi_fail_errno(err, errno, "getsockname");
-    memcpy(&six, &bound, sizeof six); /* the port is at one place in both families */
-    h->port = ntohs(six.sin6_port);
-    return CDDP_OK;
+        return cdi_fail_errno(err, -rc, "rank 0 cannot host the job's store at '%.255s' (%s), port %d", opt->host,
+                              said_by, opt->port);
+    return note_port(h, rc, err);
 }
 
 /* ----------------------------------------------------------------------------------------------- connections ---- */

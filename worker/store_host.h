@@ -15,7 +15,8 @@
 struct cdi_store_host;
 
 struct cdi_store_host_options {
-    const char *host;                /* MASTER_ADDR: where the others come to */
+    const char *host;                /* where the others come to; NULL: to any address of this host */
+    const char *said_by;             /* who says so, for error messages; NULL: "MASTER_ADDR" */
     int port;                        /* 0: any */
     const char *run_id;              /* NULL: any. Checked of clients that name one */
     const struct cdi_secret *secret; /* NULL: none. Else every client has to prove it. Copied */

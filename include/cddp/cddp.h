@@ -156,6 +156,26 @@ CDDP_API const char *cddp_version(void);
 /* A group of ranks that reduce together. Thread-safety: each function says. */
 typedef struct cddp_comm cddp_comm;
 
+/* Where the ranks of a job meet, and its secret, as plain bytes: the program hands it to all of them. */
+typedef struct cddp_unique_id {
+    unsigned char bytes[256];
+} cddp_unique_id;
+
+/*
+ * Start a store in this process for one cddp_init of all ranks of a job, and write into *id how to find it: the
+ * addresses of this host (those of $CDDP_SOCKET_IFNAME where it is set) and a random secret, which every rank proves.
+ * So whoever has the bytes can join. The store ends with the communicator that this process makes with *id, once the
+ * other ranks have left; a process that makes none keeps it until it exits. Any thread; no communication. Returns
+ * CDDP_OK; CDDP_E_INVALID; CDDP_E_SYSTEM; CDDP_E_NOMEM.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_unique_id_create(cddp_unique_id *id);
+
+/* cddp_init_options.flags. */
+enum {
+    /* Rank 0 hosts the store, in a thread of the library, at host and port, of which all ranks say the same. */
+    CDDP_INIT_HOST_STORE = 1
+};
+
 typedef struct cddp_init_options {
     size_t size;         /* sizeof(cddp_init_options) */
     const char *backend; /* "auto", "cpu", "nccl" or "mpi"; NULL: $CDDP_BACKEND, else "auto": a GPU if there is one */
@@ -164,6 +184,12 @@ typedef struct cddp_init_options {
     int timeout_ms;      /* of every wait for a peer inside a collective; 0: $CDDP_TIMEOUT seconds, else 600 s */
     const char *name;    /* of the communicator, copied, 47 bytes of it at most; NULL: "world", which is not mentioned.
                             Others are, in its error messages and as the name that NCCL's traces show */
+    uint32_t flags;      /* CDDP_INIT_... above */
+    int world_size;      /* 0: the environment says all; then rank, host, port and id are 0, too */
+    int rank;            /* from 0 to world_size - 1 */
+    int port;            /* with host: where a store is that runs already, or that rank 0 hosts (flags) */
+    const char *host;
+    const cddp_unique_id *id;      /* in place of host and port */
     int (*interrupted)(void *arg); /* NULL, or called about ten times a second while cddp_init blocks: see there */
     void *arg;
 } cddp_init_options;
@@ -174,6 +200,12 @@ typedef struct cddp_init_options {
  * GROUP_WORLD_SIZE (where not, the ranks find out which of them share a host). Without any of them the program is a
  * world of one. Unless TORCHELASTIC_USE_AGENT_STORE is "True" rank 0 hosts the job's store, in a thread of the library.
  * With CDDP_AUTH_TOKEN_FILE, a file of mode 0600, the job's secret is proved, and demanded of the store.
+ *
+ * With opt->world_size the program says itself which rank of which job it is, and where the ranks meet: at a store that
+ * runs already (cddp-rendezvous, PyTorch's TCPStore, that of the launcher), at one that rank 0 hosts, or by an id.
+ * Which of them share a host, the ranks find out. A world of one needs no meeting point. Such jobs disturb neither one
+ * another nor that of the environment, also at one store, where they are told apart by opt->name: a process may be in
+ * several at a time, one rank in each.
  *
  * The backend is the same on every rank. "cpu" works on host memory. "nccl" works on one NVIDIA GPU per rank: its
  * primary context is current in the calling thread afterwards, and parameters and gradients are memory of that GPU.
@@ -191,12 +223,12 @@ typedef struct cddp_init_options {
  * its number. It must not call libcddp, throw, or leave by longjmp. It is not called while a name is resolved, MPI is
  * begun (MPI_Init), or a GPU is opened.
  *
- * One communicator per process and job at a time: once all ranks have called cddp_finalize, they may join again, as
- * often as they like. Call it from one thread, before others change the environment.
+ * A process is in a job once at a time: after all ranks have called cddp_finalize, they may join again, as often as
+ * they like (but not by the same id). Call it from one thread, before others change the environment.
  * Returns CDDP_OK; CDDP_E_INVALID (a variable is missing or out of range, or opt is bad); CDDP_E_EXISTS (another
  * process has the same rank, this one has joined and not finalized, or the port is taken); CDDP_E_DENIED (the secret);
  * CDDP_E_LIMIT (the rendezvous takes no more connections: the sentence says which limit to raise); CDDP_E_PEER
- * (a rank died: rank 0, where it hosts the store, or another); CDDP_E_ABORTED (the launcher has ended this round, or a
+ * (a rank died, or the process that hosts the store); CDDP_E_ABORTED (the launcher has ended this round, or a
  * program has given up by `interrupted`, this one or another rank's);
  * CDDP_E_TIMEOUT; CDDP_E_CLOSED (the rendezvous ended); CDDP_E_IO (no connection); CDDP_E_PROTOCOL (what listens there
  * is no store); CDDP_E_UNSUPPORTED (ranks that are said to share a host do not); CDDP_E_VERSION (launcher, module and

@@ -117,7 +117,8 @@ static void refuse_comm(void)
     REFUSED(cddp_checkpoint_load, job.comm, "/nonexistent", &item, 1, NULL);
     REFUSED(cddp_ddp_create, &ddp, job.comm, &param, 1, NULL);
     CHECK(comm == NULL && ddp == NULL && p == NULL);
-    CHECK(cddp_rank(job.comm) == job.rank && cddp_world_size(job.comm) == 2); /* a child may ask who its parent is */
+    /* A child may ask who its parent is. */
+    CHECK(cddp_rank(job.comm) == job.rank && cddp_world_size(job.comm) == 2 && cddp_world_rank(job.comm, 1) == 1);
 }
 
 static void refuse_reducer(void)

@@ -11,6 +11,8 @@
 
 #include <pthread.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <time.h>
 
 CDI_SUITE(join, .timeout = 90);
 
@@ -185,4 +187,275 @@ static int goes_well(int rank)
 Test(join, nothing_is_asked_once_all_have_joined)
 {
     cr_assert_eq(run_world(3, goes_well), 0);
+}
+
+/* ------------------------------------------------------------------------------------ said by the program itself ----
+ */
+
+/* Shared by the ranks of a test. */
+static struct board {
+    _Atomic int is_there, step[8];
+    cddp_unique_id id;
+} * board;
+
+static void new_board(void)
+{
+    board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    cr_assert_neq(board, MAP_FAILED);
+}
+
+static void await_flag(_Atomic int *flag, int value)
+{
+    const struct timespec moment = {.tv_nsec = 1000000};
+
+    while (atomic_load(flag) < value)
+        (void)nanosleep(&moment, NULL);
+}
+
+/* The maker's, for all ranks. */
+static int get_id(bool makes)
+{
+    if (makes) {
+        CHECK(cddp_unique_id_create(&board->id) == CDDP_OK);
+        atomic_store(&board->is_there, 1);
+    }
+    await_flag(&board->is_there, 1);
+    return 0;
+}
+
+/* The sum of 10^(rank) over all ranks. */
+static int64_t digits_of(cddp_comm *comm)
+{
+    int64_t x = 1;
+
+    for (int r = 0; r < cddp_rank(comm); r++)
+        x *= 10;
+    return cddp_all_reduce(comm, &x, &x, 1, CDDP_INT64, CDDP_SUM) == CDDP_OK ? x : -1;
+}
+
+static int n_of_job, maker;
+
+static int joins_by_id(int rank)
+{
+    cddp_init_options opt = {.size = sizeof opt, .world_size = n_of_job, .rank = rank, .id = &board->id};
+    const char *value = "here";
+    char text[8];
+    cddp_comm *comm, *part;
+    cddp_status again;
+
+    (void)setenv("RANK", "no number", 1); /* nobody looks */
+    (void)setenv("MASTER_ADDR", "no.such.host.invalid", 1);
+    (void)setenv("CDDP_AUTH_TOKEN_FILE", "/no/such/file", 1);
+    (void)setenv("TORCHELASTIC_RUN_ID", "another", 1);
+    CHECK(get_id(rank == maker) == 0);
+    CHECK(cddp_init(&comm, &opt) == CDDP_OK && cddp_rank(comm) == rank && cddp_world_size(comm) == n_of_job);
+    CHECK(cddp_local_rank(comm) == rank && cddp_local_world_size(comm) == n_of_job && cddp_node_rank(comm) == 0);
+    CHECK(cddp_comm_split(&part, comm, rank % 2, -rank, NULL) == CDDP_OK && cddp_barrier(part) == CDDP_OK);
+    if (rank == 0)
+        CHECK(cddp_store_set(cddp_comm_store(comm), "key", value, 4) == CDDP_OK);
+    CHECK(cddp_store_get(cddp_comm_store(comm), "key", text, sizeof text, NULL, 0) == CDDP_OK);
+    CHECK(digits_of(comm) == (n_of_job == 1 ? 1 : n_of_job == 2 ? 11 : 11111));
+    CHECK(cddp_finalize(part) == CDDP_OK && cddp_finalize(comm) == CDDP_OK);
+    opt.join_timeout_ms = 600;
+    again = cddp_init(&comm, &opt); /* a second time: the store is gone, or about to be */
+    CHECK(again == CDDP_E_PEER || ((again == CDDP_E_IO || again == CDDP_E_EXISTS) &&
+                                   strstr(cddp_last_error(), "is good for one cddp_init of each rank") != NULL));
+    return 0;
+}
+
+Test(join, ranks_meet_by_the_bytes_that_any_of_them_has_made)
+{
+    for (n_of_job = 1; n_of_job <= 5; n_of_job += n_of_job == 2 ? 3 : 1)
+        for (maker = 0; maker < n_of_job; maker += 2) {
+            new_board();
+            cr_assert_eq(run_ranks(1, n_of_job, 99, joins_by_id), 0, "%d ranks, by rank %d", n_of_job, maker);
+            (void)munmap(board, sizeof *board);
+        }
+}
+
+static int meets_no_maker(int rank)
+{
+    const cddp_init_options opt = {
+        .size = sizeof opt, .world_size = 3, .rank = rank, .id = &board->id, .join_timeout_ms = 60000};
+    cddp_comm *comm;
+
+    CHECK(get_id(rank == 2) == 0);
+    if (rank == 2) { /* the others are waiting for it by then */
+        await_flag(&board->step[0], 2);
+        (void)usleep(200000);
+        return 0;
+    }
+    (void)atomic_fetch_add(&board->step[0], 1);
+    CHECK(cddp_init(&comm, &opt) == CDDP_E_PEER);
+    CHECK(strstr(cddp_last_error(), "the process that made the cddp_unique_id") != NULL);
+    return 0;
+}
+
+Test(join, the_end_of_the_process_that_made_the_bytes_is_told)
+{
+    new_board();
+    cr_assert_eq(run_ranks(1, 3, 99, meets_no_maker), 0);
+    (void)munmap(board, sizeof *board);
+}
+
+static int has_a_wrong_secret(int rank)
+{
+    cddp_unique_id id;
+    const cddp_init_options opt = {
+        .size = sizeof opt, .world_size = 2, .rank = rank, .id = &id, .join_timeout_ms = 1500};
+    cddp_comm *comm;
+
+    CHECK(get_id(rank == 0) == 0);
+    id = board->id;
+    id.bytes[8 + rank] ^= 1; /* of the secret */
+    CHECK(cddp_init(&comm, &opt) == CDDP_E_IO);
+    CHECK(strstr(cddp_last_error(), "cannot reach the store of this cddp_unique_id") != NULL);
+    id.bytes[4] = 9;
+    CHECK(cddp_init(&comm, &opt) == CDDP_E_INVALID && strstr(cddp_last_error(), "another version") != NULL);
+    memset(&id, 0, sizeof id);
+    CHECK(cddp_init(&comm, &opt) == CDDP_E_INVALID && strstr(cddp_last_error(), "not those of a") != NULL);
+    (void)atomic_fetch_add(&board->step[0], 1);
+    await_flag(&board->step[0], 2); /* the store is there until then */
+    return 0;
+}
+
+Test(join, whoever_has_not_the_secret_does_not_join)
+{
+    new_board();
+    cr_assert_eq(run_ranks(1, 2, 99, has_a_wrong_secret), 0);
+    (void)munmap(board, sizeof *board);
+}
+
+/* Three jobs at a time in each of four processes, with ranks of their own, at one store. */
+static int is_in_three_jobs(int rank)
+{
+    cddp_init_options opt = {.size = sizeof opt, .host = "127.0.0.1", .port = atoi(getenv("MASTER_PORT"))};
+    cddp_comm *world, *turned, *pair, *again;
+
+    CHECK(cddp_init(&world, NULL) == CDDP_OK);
+    opt.world_size = 4;
+    opt.rank = 3 - rank;
+    opt.name = "turned";
+    CHECK(cddp_init(&turned, &opt) == CDDP_OK && cddp_rank(turned) == 3 - rank);
+    opt.world_size = 2;
+    opt.rank = rank / 2;
+    opt.name = rank % 2 == 0 ? "even" : "odd";
+    CHECK(cddp_init(&pair, &opt) == CDDP_OK && cddp_world_size(pair) == 2);
+    CHECK(cddp_init(&again, &opt) == CDDP_E_EXISTS && strstr(cddp_last_error(), "cddp_init_options.name") != NULL);
+    CHECK(cddp_init(&again, NULL) == CDDP_E_EXISTS);
+    for (int i = 0; i < 20; i++)
+        CHECK(digits_of(world) == 1111 && digits_of(pair) == 11 && digits_of(turned) == 1111);
+    if (rank == 0)
+        cddp_abort(pair, "the pair alone");
+    CHECK(cddp_barrier(pair) == (rank % 2 == 0 ? CDDP_E_ABORTED : CDDP_OK));
+    (void)cddp_finalize(pair);
+    /* The same once more, one after the other. */
+    for (int i = 0; i < 3; i++) {
+        CHECK(cddp_init(&pair, &opt) == CDDP_OK && digits_of(pair) == 11 && cddp_finalize(pair) == CDDP_OK);
+    }
+    CHECK(digits_of(turned) == 1111 && cddp_finalize(world) == CDDP_OK && digits_of(turned) == 1111);
+    CHECK(cddp_init(&world, NULL) == CDDP_OK && digits_of(world) == 1111);
+    CHECK(cddp_finalize(turned) == CDDP_OK && digits_of(world) == 1111 && cddp_finalize(world) == CDDP_OK);
+    return 0;
+}
+
+Test(join, jobs_at_one_store_are_told_apart_by_their_names)
+{
+    cr_assert_eq(run_world(4, is_in_three_jobs), 0);
+}
+
+/* Rank 0 hosts: of a job after the other at one port, beside a job of the environment at another one. */
+static int hosts_itself(int rank)
+{
+    const cddp_init_options opt = {.size = sizeof opt,
+                                   .flags = CDDP_INIT_HOST_STORE,
+                                   .world_size = 3,
+                                   .rank = (rank + 1) % 3,
+                                   .host = "localhost",
+                                   .port = board->step[0]};
+    cddp_comm *world, *comm;
+
+    (void)unsetenv("TORCHELASTIC_USE_AGENT_STORE");
+    CHECK(cddp_init(&world, NULL) == CDDP_OK);
+    for (int i = 0; i < 4; i++)
+        CHECK(cddp_init(&comm, &opt) == CDDP_OK && digits_of(comm) == 111 && cddp_finalize(comm) == CDDP_OK);
+    CHECK(digits_of(world) == 111 && cddp_finalize(world) == CDDP_OK);
+    CHECK(cddp_init(&world, NULL) == CDDP_OK);
+    CHECK(digits_of(world) == 111 && cddp_finalize(world) == CDDP_OK);
+    return 0;
+}
+
+Test(join, rank_0_hosts_the_store_of_one_job_after_the_other)
+{
+    int port = by_hand_port(), other = port;
+
+    new_board();
+    while (other == port) { /* by_hand_port is the process's own, so the one below */
+        int fd = by_hand_listen(--other);
+
+        other = fd < 0 ? port - 1 : other;
+        if (fd >= 0)
+            (void)close(fd);
+        else
+            port--;
+    }
+    board->step[0] = other;
+    cr_assert_eq(run_ranks(port, 3, 3, hosts_itself), 0);
+    (void)munmap(board, sizeof *board);
+}
+
+Test(join, what_the_program_says_wrongly_is_named)
+{
+    static const cddp_unique_id no_id;
+    static const struct {
+        cddp_init_options opt;
+        const char *word;
+        cddp_status status;
+    } cases[] = {
+        {{.world_size = -1}, "world_size is -1", CDDP_E_INVALID},
+        {{.world_size = 2000000}, "world_size is 2000000", CDDP_E_INVALID},
+        {{.world_size = 2, .rank = 2}, "rank is 2, and not from 0 to world_size - 1 = 1", CDDP_E_INVALID},
+        {{.world_size = 2, .rank = -1}, "rank is -1", CDDP_E_INVALID},
+        {{.world_size = 2}, "give host and port, or id", CDDP_E_INVALID},
+        {{.world_size = 2, .host = "localhost"}, "port is 0", CDDP_E_INVALID},
+        {{.world_size = 2, .host = "localhost", .port = 65536}, "port is 65536", CDDP_E_INVALID},
+        {{.world_size = 2, .port = 29500}, "give host and port", CDDP_E_INVALID},
+        {{.world_size = 2, .host = "localhost", .port = 29500, .id = &no_id}, "are not to be given", CDDP_E_INVALID},
+        {{.world_size = 2, .id = &no_id, .flags = CDDP_INIT_HOST_STORE}, "are not to be given", CDDP_E_INVALID},
+        {{.rank = 1}, "that gives world_size", CDDP_E_INVALID},
+        {{.host = "localhost", .port = 29500}, "that gives world_size", CDDP_E_INVALID},
+        {{.id = &no_id}, "that gives world_size", CDDP_E_INVALID},
+        {{.flags = 2}, "flags 0x2", CDDP_E_UNSUPPORTED},
+        {{.world_size = 2, .rank = 1, .host = "localhost", .port = 1, .join_timeout_ms = 300},
+         "cannot reach the store at localhost:1 (cddp_init_options: host, port)",
+         CDDP_E_IO},
+        {{.world_size = 2, .rank = 1, .host = "localhost", .port = 1, .join_timeout_ms = 300, .flags = 1},
+         "rank 0 would host it (CDDP_INIT_HOST_STORE)",
+         CDDP_E_IO},
+    };
+
+    clean_env();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cddp_init_options opt = cases[i].opt;
+        cddp_comm *comm = NULL;
+
+        opt.size = sizeof opt;
+        cr_assert_eq(cddp_init(&comm, &opt), cases[i].status, "case %zu: %s", i, cddp_last_error());
+        cr_assert(strstr(cddp_last_error(), cases[i].word) != NULL, "case %zu: %s", i, cddp_last_error());
+        cr_assert_null(comm);
+    }
+    cr_assert_eq(cddp_unique_id_create(NULL), CDDP_E_INVALID);
+}
+
+Test(join, a_world_of_one_needs_no_meeting_point)
+{
+    const cddp_init_options opt = {.size = sizeof opt, .world_size = 1};
+    cddp_comm *comm;
+
+    rank_env(1, 2, 1); /* which says something else */
+    cr_assert_eq(cddp_init(&comm, &opt), CDDP_OK, "%s", cddp_last_error());
+    cr_assert_eq(cddp_world_size(comm), 1);
+    cr_assert_null(cddp_comm_store(comm));
+    cr_assert_eq(digits_of(comm), 1);
+    cr_assert_eq(cddp_finalize(comm), CDDP_OK);
 }

@@ -199,7 +199,7 @@ struct store_meet {
     char prefix[sizeof(((struct cdi_world *)0)->prefix)];
 };
 
-#define MEET_KEY_BYTES 192
+#define MEET_KEY_BYTES 256
 
 static void meet_key(const struct store_meet *m, const char *name, char key[MEET_KEY_BYTES])
 {
