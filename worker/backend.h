@@ -50,6 +50,7 @@ struct cdi_world {
     struct cdi_flight *flight; /* what the agent says */
     struct cdi_flight *record; /* where operations are noted; NULL: there, too */
     int device_rank;           /* which of this host's devices: the local rank as the launcher says it */
+    const void *mpi_comm;      /* the MPI_Comm whose ranks are the job\'s; NULL: MPI_COMM_WORLD */
     int device;                /* the device that the program asked for by number; -1: by device_rank */
 };
 

@@ -187,9 +187,13 @@ static cddp_status read_world(struct cddp_comm *c, struct cdi_launch *l, cddp_in
     if (st != CDDP_OK)
         return st;
     c->given = l->given;
+    w->mpi_comm = opt->mpi_comm;
     st = choose_backend(&c->ops, opt, err);
     if (st != CDDP_OK)
         return st;
+    if (opt->mpi_comm != NULL && strcmp(c->ops->name, "mpi") != 0)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_init_options.mpi_comm is for the backend \"mpi\", and this is \"%s\"", c->ops->name);
     w->rank = l->rank;
     w->size = l->size;
     w->restart_count = l->restart_count;

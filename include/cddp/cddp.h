@@ -190,6 +190,7 @@ typedef struct cddp_init_options {
     int port;            /* with host: where a store is that runs already, or that rank 0 hosts (flags) */
     const char *host;
     const cddp_unique_id *id;      /* in place of host and port */
+    const void *mpi_comm;          /* backend "mpi": an MPI_Comm *; NULL: MPI_COMM_WORLD. Its ranks are the job's */
     int (*interrupted)(void *arg); /* NULL, or called about ten times a second while cddp_init blocks: see there */
     void *arg;
 } cddp_init_options;
@@ -210,10 +211,11 @@ typedef struct cddp_init_options {
  * The backend is the same on every rank. "cpu" works on host memory. "nccl" works on one NVIDIA GPU per rank: its
  * primary context is current in the calling thread afterwards, and parameters and gradients are memory of that GPU.
  * "mpi" works on host memory over an MPI, whose launcher has to have started the program; it begins MPI unless the
- * program has, and the sums have the bits of "cpu". A program that has begun MPI for less than MPI_THREAD_MULTIPLE gets
- * no overlap, and at less than MPI_THREAD_SERIALIZED it calls libcddp from MPI's main thread only.
- * "auto" is "nccl" where this libcddp has its NCCL module and the driver finds a GPU, else "cpu". Ranks that share a
- * GPU by mistake are told so; with CDDP_SHARE_GPU=1 they may.
+ * program has, and the sums have the bits of "cpu". Its ranks are those of MPI_COMM_WORLD, or of opt->mpi_comm, an
+ * intracommunicator of the program's, which must be there until cddp_init returns. A program that has begun MPI for
+ * less than MPI_THREAD_MULTIPLE gets no overlap, and at less than MPI_THREAD_SERIALIZED it calls libcddp from MPI's
+ * main thread only. "auto" is "nccl" where this libcddp has its NCCL module and the driver finds a GPU, else "cpu".
+ * Ranks that share a GPU by mistake are told so; with CDDP_SHARE_GPU=1 they may.
  *
  * Blocks until every rank has joined or the join timeout has passed; the error then names the ranks that are missing.
  * opt may be NULL. *out is written on success only and is released by cddp_finalize().

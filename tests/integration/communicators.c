@@ -3,7 +3,10 @@
  * Communicators of all kinds on a backend: CDDP_BACKEND says which. Without RANK or an MPI's variables it starts its
  * ranks itself.
  *
- *     communicators MODE...     beside: a part of the CPU's beside one for GPUs
+ *     communicators MODE...
+ *
+ * beside: parts of the CPU's beside a GPU's; again: joins after they were left; given: jobs that the program describes,
+ * beside that of the environment.
  */
 #include "by_hand.h"
 
@@ -72,6 +75,76 @@ static void beside(void)
         CHECK(cddp_finalize(control) == CDDP_OK && cddp_finalize(comm) == CDDP_OK && cddp_finalize(part) == CDDP_OK);
 }
 
+/* ----------------------------------------------------------------------------------------------------- again ---- */
+
+static void again(void)
+{
+    const cddp_init_options named = {.size = sizeof named, .name = "once more"};
+
+    for (int i = 0; i < 5; i++) {
+        cddp_comm *comm, *part;
+
+        CHECK(cddp_init(&comm, i % 2 == 0 ? NULL : &named) == CDDP_OK);
+        CHECK(digits_of(comm) == ones(cddp_world_size(comm)));
+        CHECK(cddp_comm_split(&part, comm, 0, -cddp_rank(comm), NULL) == CDDP_OK);
+        CHECK(digits_of(part) == ones(cddp_world_size(comm)));
+        if (i == 3) /* memory of what is over may stay */
+            CHECK(cddp_finalize(comm) == CDDP_OK && cddp_finalize(part) == CDDP_OK);
+        else
+            CHECK(cddp_finalize(part) == CDDP_OK && cddp_finalize(comm) == CDDP_OK);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------------- given ---- */
+
+static void given(void)
+{
+    cddp_init_options opt = {.size = sizeof opt};
+    cddp_comm *comm, *by_id, *by_name = NULL, *part;
+    const char *where = getenv("MASTER_ADDR");
+    cddp_unique_id id = {.bytes = {0}};
+    int64_t all;
+    bool on_cpu;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    all = ones(cddp_world_size(comm));
+    on_cpu = strcmp(cddp_backend_name(comm), "cpu") == 0;
+    opt.world_size = cddp_world_size(comm); /* of MPI's ranks none can be another one, and each keeps its GPU */
+    opt.rank = on_cpu ? opt.world_size - 1 - cddp_rank(comm) : cddp_rank(comm);
+    for (int i = 0; i < 2; i++) {
+        bool aborts = i == 0 && strcmp(cddp_backend_name(comm), "mpi") != 0; /* which does not end in peace then */
+
+        if (cddp_rank(comm) == opt.world_size - 1)
+            CHECK(cddp_unique_id_create(&id) == CDDP_OK);
+        CHECK(cddp_broadcast(comm, id.bytes, sizeof id.bytes, CDDP_UINT8, opt.world_size - 1) == CDDP_OK);
+        opt.id = &id;
+        opt.name = i == 0 ? NULL : "by id";
+        CHECK(cddp_init(&by_id, &opt) == CDDP_OK && cddp_rank(by_id) == opt.rank);
+        CHECK(strcmp(cddp_backend_name(by_id), cddp_backend_name(comm)) == 0);
+        if (where != NULL) { /* the store of the job of the environment */
+            opt.id = NULL;
+            opt.host = where;
+            opt.port = (int)strtol(getenv("MASTER_PORT"), NULL, 10);
+            opt.name = "third";
+            CHECK(cddp_init(&by_name, &opt) == CDDP_OK && digits_of(by_name) == all);
+            opt.host = NULL;
+            opt.port = 0;
+        }
+        CHECK(cddp_comm_split(&part, by_id, 0, 0, NULL) == CDDP_OK);
+        for (int k = 0; k < 10; k++) {
+            CHECK(digits_of(comm) == all && digits_of(by_id) == all && digits_of(part) == all);
+            CHECK(by_name == NULL || digits_of(by_name) == all);
+        }
+        if (aborts && opt.rank == 0)
+            cddp_abort(by_id, "one of three");
+        CHECK(cddp_barrier(by_id) == (aborts ? CDDP_E_ABORTED : CDDP_OK));
+        CHECK(cddp_finalize(part) == CDDP_OK && cddp_finalize(by_id) == (aborts ? CDDP_E_ABORTED : CDDP_OK));
+        CHECK(digits_of(comm) == all && (by_name == NULL || digits_of(by_name) == all));
+        CHECK(cddp_finalize(by_name) == CDDP_OK);
+    }
+    CHECK(digits_of(comm) == all && cddp_finalize(comm) == CDDP_OK);
+}
+
 /* ------------------------------------------------------------------------------------------------------ main ---- */
 
 static int as_a_rank(int rank)
@@ -80,8 +153,10 @@ static int as_a_rank(int rank)
     (void)alarm(LIMIT_S);
     if (strcmp(mode, "beside") == 0)
         beside();
+    else if (strcmp(mode, "again") == 0)
+        again();
     else
-        CHECK(!"a mode");
+        given();
     return 0;
 }
 

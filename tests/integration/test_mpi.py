@@ -17,7 +17,7 @@ KINDS = {'openmpi': (['mpirun.openmpi', 'mpirun'], ['--oversubscribe']),
          'mpich': (['mpiexec.hydra', 'mpiexec.mpich', 'mpiexec'], [])}
 
 
-MODES = ['beside', 'beside']
+MODES = ['beside', 'again', 'given']
 
 
 def found():
@@ -102,10 +102,10 @@ def test_ranks_that_contradict_the_launcher_are_told_before_mpi_begins(cddprun):
 
 def test_a_program_that_has_begun_mpi_itself_goes_on_with_it(cddprun):
     for kind in found():
-        for level in ('single', 'serialized', 'multiple'):
-            done = mpirun(kind, 2, built(cddprun, 'tests', 'integration', f'mpi_itself_{kind[0]}'), level)
+        for ranks, level in ((2, 'single'), (2, 'serialized'), (2, 'multiple'), (2, 'communicators'), (5, 'communicators')):
+            done = mpirun(kind, ranks, built(cddprun, 'tests', 'integration', f'mpi_itself_{kind[0]}'), level)
             assert done.returncode == 0, (level, done)
-            assert done.stdout.count('fine') == 2, (level, done)
+            assert done.stdout.count('fine') == ranks, (level, done)
 
 
 if __name__ == '__main__':

@@ -78,11 +78,11 @@ static cddp_status run_work(void *arg, const struct cdi_work *work, bool on_thre
 }
 
 /* Where MPI takes calls of one thread alone, it is that of MPI_Init who has to wait. */
-static cddp_status may_call(const struct cdi_backend *b, struct cdi_error *err)
+static cddp_status may_call(bool main_only, struct cdi_error *err)
 {
     int is_main = 1;
 
-    if (b->process->main_only && (MPI_Is_thread_main(&is_main) != MPI_SUCCESS || !is_main))
+    if (main_only && (MPI_Is_thread_main(&is_main) != MPI_SUCCESS || !is_main))
         return cdi_fail(err, CDDP_E_INVALID,
                         "this program has begun MPI for one thread alone, and this is another one: begin it by "
                         "MPI_Init_thread with MPI_THREAD_MULTIPLE, or leave that to cddp_init");
@@ -123,7 +123,7 @@ static cddp_status mpi_enqueue(struct cdi_backend *b, const struct cdi_op *op, u
 
 static cddp_status mpi_join(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
 {
-    cddp_status st = may_call(b, err);
+    cddp_status st = may_call(b->process->main_only, err);
 
     return st == CDDP_OK ? cdi_queue_join(b->queue, ticket, err) : st;
 }
@@ -180,7 +180,7 @@ static void release(struct cdi_backend *b)
     free(b);
 }
 
-static struct cdi_backend *new_backend(const struct cdi_world *world, const struct cdi_mpi_process *process,
+static struct cdi_backend *new_backend(const struct cdi_world *world, struct cdi_mpi_process *process,
                                        const char *prefix)
 {
     size_t n = world->size > 0 ? (size_t)world->size : 1,
@@ -255,7 +255,7 @@ static void mpi_leave(struct cdi_backend *b)
     cdi_queue_destroy(b->queue);
     b->queue = NULL;
     if (b->own_flight == NULL && count_parts(&b->world, 0, &n_parts, NULL) == CDDP_OK)
-        cdi_mpi_process_used(b->number + n_parts);
+        cdi_mpi_process_close(b->process, b->number + n_parts);
 }
 
 static void mpi_destroy(struct cdi_backend *b)
@@ -340,58 +340,65 @@ static cddp_status set_tag(struct cdi_backend *b, int64_t number, struct cdi_err
     return CDDP_OK;
 }
 
-/* Rank 0 hands out the number of the whole; parts have those after it. Where it could not begin, the others hear why.
+/*
+ * Rank 0 hands out the number of the whole, and which duplicate it is on; parts have the numbers after it. Where it
+ * could not begin, the others hear why.
  */
-static cddp_status give_number(struct cdi_backend *b, const struct cdi_error *begun, struct cdi_error *err)
+static cddp_status give_number(struct cdi_backend *b, const struct cdi_error *begun, int *index, struct cdi_error *err)
 {
     const struct cdi_world *w = &b->world;
     const struct cdi_word word = cdi_mpi_word(b);
-    char text[32] = "failed";
+    char text[48] = "failed";
     cddp_status st;
 
-    b->number = cdi_mpi_process_number();
+    if (begun->status == CDDP_OK) {
+        *index = cdi_mpi_process_choose(w);
+        b->number = cdi_mpi_process_number(w, *index);
+        (void)snprintf(text, sizeof text, "%" PRId64 " %d", b->number, *index);
+    }
     if (w->size == 1)
         return CDDP_OK;
-    if (begun->status == CDDP_OK)
-        (void)snprintf(text, sizeof text, "%" PRId64, b->number);
-    else
+    if (begun->status != CDDP_OK)
         cdi_word_tell(&word, begun);
     st = w->keys.set(w->keys.arg, "mpi/world", text, strlen(text), err);
     return begun->status == CDDP_OK ? st : CDDP_OK;
 }
 
-static cddp_status take_number(struct cdi_backend *b, struct cdi_error *err)
+static cddp_status take_number(struct cdi_backend *b, int *index, struct cdi_error *err)
 {
     const struct cdi_world *w = &b->world;
     const struct cdi_word word = cdi_mpi_word(b);
-    char text[32] = "";
+    char text[48] = "";
     size_t len = 0;
     cddp_status st = w->keys.get(w->keys.arg, "mpi/world", text, sizeof text - 1, &len, w->join_timeout_ms, err);
 
-    if (st != CDDP_OK || cdi_parse_int(text, 0, INT64_MAX, &b->number))
+    if (st != CDDP_OK || sscanf(text, "%" SCNd64 " %d", &b->number, index) == 2)
         return st;
     st = cdi_word_heard(&word, err);
     return st != CDDP_OK ? st : cdi_fail(err, CDDP_E_PEER, "rank 0 could not begin MPI, and did not say why");
 }
 
-/* What a rank can fail in alone, and then the number. */
+/* What a rank can fail in alone, then the number, then the duplicate. */
 static cddp_status begin(struct cdi_backend *b, struct cdi_error *err)
 {
     const struct cdi_word word = cdi_mpi_word(b);
     struct cdi_error begun = {.status = CDDP_OK};
     cddp_status st = CDDP_OK;
+    int index = 0;
 
-    begun.status = cdi_mpi_process_open(&b->process, &b->world, &begun);
+    begun.status = cdi_mpi_process_begin(&b->world, &begun);
     if (begun.status == CDDP_OK)
-        begun.status = may_call(b, &begun);
+        begun.status = may_call(cdi_mpi_process_main_only(), &begun);
     if (b->world.rank == 0)
-        st = give_number(b, &begun, err);
+        st = give_number(b, &begun, &index, err);
     else if (begun.status == CDDP_OK)
-        st = take_number(b, err);
+        st = take_number(b, &index, err);
     else
         cdi_word_tell(&word, &begun);
     if (begun.status != CDDP_OK)
         return cdi_fail_since(err, &begun, "%s", begun.msg);
+    if (st == CDDP_OK)
+        st = cdi_mpi_process_open(&b->process, &b->world, index, err);
     return st == CDDP_OK ? set_tag(b, b->number, err) : st;
 }
 
@@ -408,6 +415,8 @@ static cddp_status mpi_create(struct cdi_backend **out, const struct cdi_world *
     if (st == CDDP_OK)
         st = connect_all(b, err);
     if (st != CDDP_OK) {
+        if (b->process != NULL)
+            cdi_mpi_process_close(b->process, b->number);
         release(b);
         return st;
     }

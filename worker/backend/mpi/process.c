@@ -15,12 +15,13 @@
 
 const struct cdi_host *cdi_mpi_host;
 
+/* What is true of all duplicates; and these, in the order in which they were made. */
 static struct cdi_mpi_process process;
+static struct cdi_mpi_process *duplicates;
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER, calls = PTHREAD_MUTEX_INITIALIZER;
-static bool is_open, one_at_a_time;
+static bool is_begun, one_at_a_time;
 static pid_t initialised_by; /* 0: not by us */
 static atomic_bool broken;
-static _Atomic int64_t n_used;
 
 void cdi_mpi_enter(void)
 {
@@ -50,17 +51,6 @@ void cdi_mpi_process_broken(void)
     atomic_store(&broken, true);
 }
 
-int64_t cdi_mpi_process_number(void)
-{
-    return atomic_load(&n_used);
-}
-
-void cdi_mpi_process_used(int64_t last)
-{
-    if (atomic_load(&n_used) <= last)
-        atomic_store(&n_used, last + 1);
-}
-
 bool cdi_mpi_process_lives(void)
 {
     int finalised = 0;
@@ -73,10 +63,10 @@ static void finalise(void)
 {
     if (getpid() != initialised_by || atomic_load(&broken) || !cdi_mpi_process_lives())
         return;
-    if (is_open) {
+    for (struct cdi_mpi_process *p = duplicates; p != NULL; p = p->next)
+        (void)MPI_Comm_free(&p->comm);
+    if (is_begun)
         (void)MPI_Type_free(&process.mega);
-        (void)MPI_Comm_free(&process.comm);
-    }
     (void)MPI_Finalize();
 }
 
@@ -104,15 +94,41 @@ static cddp_status compare_launcher(const struct cdi_world *w, struct cdi_error 
     return CDDP_OK;
 }
 
+/* What the ranks of w are the ranks of. */
+static MPI_Comm base_of(const struct cdi_world *w)
+{
+    return w->mpi_comm != NULL ? *(const MPI_Comm *)w->mpi_comm : MPI_COMM_WORLD;
+}
+
+static const char *name_base(const struct cdi_world *w)
+{
+    return w->mpi_comm != NULL ? "cddp_init_options.mpi_comm" : "MPI_COMM_WORLD";
+}
+
 static cddp_status compare_ranks(const struct cdi_world *w, struct cdi_error *err)
 {
-    if (process.rank == w->rank && process.size == w->size)
+    int rank = -1, size = -1, rc;
+
+    if (w->mpi_comm != NULL && base_of(w) == MPI_COMM_NULL)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_init_options.mpi_comm is MPI_COMM_NULL");
+    rc = CDI_MPI(MPI_Comm_rank(base_of(w), &rank));
+    if (rc == MPI_SUCCESS)
+        rc = CDI_MPI(MPI_Comm_size(base_of(w), &size));
+    if (rc != MPI_SUCCESS)
+        return cdi_mpi_fail(rc, "MPI_Comm_size", err);
+    if (rank == w->rank && size == w->size)
         return CDDP_OK;
+    if (w->mpi_comm != NULL)
+        return cdi_fail(
+            err, CDDP_E_INVALID,
+            "this process is rank %d of %d of the job, but rank %d of %d of cddp_init_options.mpi_comm: give "
+            "world_size and rank as that communicator has them",
+            w->rank, w->size, rank, size);
     return cdi_fail(err, CDDP_E_INVALID,
                     "this process is rank %d of %d as its launcher says (RANK and WORLD_SIZE, or the launcher's own), "
                     "but rank %d of %d to %s: start the program with the mpirun or mpiexec of that MPI (cddprun and "
                     "torchrun do not start MPI), or take CDDP_BACKEND=cpu",
-                    w->rank, w->size, process.rank, process.size, process.library);
+                    w->rank, w->size, rank, size, process.library);
 }
 
 /* ------------------------------------------------------------------------------------------------ beginning ---- */
@@ -156,16 +172,16 @@ static cddp_status start(int *level, struct cdi_error *err)
 }
 
 /* Nobody else's messages are on it, and its errors come back to us. All ranks call it; who does not is waited for. */
-static cddp_status duplicate(const struct cdi_world *w, struct cdi_error *err)
+static cddp_status duplicate(struct cdi_mpi_process *p, MPI_Comm base, const struct cdi_world *w, struct cdi_error *err)
 {
     int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), w->join_timeout_ms);
     const struct timespec nap = {.tv_nsec = 200000};
     MPI_Request request;
     cddp_status st = CDDP_OK;
-    int done = 0, rc = MPI_Comm_idup(MPI_COMM_WORLD, &process.comm, &request);
+    int done = 0, rc = CDI_MPI(MPI_Comm_idup(base, &p->comm, &request));
 
     while (rc == MPI_SUCCESS && !done && st == CDDP_OK && cdi_now_ms() < deadline_ms) {
-        rc = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+        rc = CDI_MPI(MPI_Test(&request, &done, MPI_STATUS_IGNORE));
         if (!done)
             (void)nanosleep(&nap, NULL);
         if (!done)
@@ -173,18 +189,13 @@ static cddp_status duplicate(const struct cdi_world *w, struct cdi_error *err)
     }
     if (rc == MPI_SUCCESS && !done) {
         atomic_store(&broken, true);
-        return st != CDDP_OK
-                   ? st
-                   : cdi_fail(err, CDDP_E_TIMEOUT, "not all ranks came to duplicate MPI_COMM_WORLD within %.4g s",
-                              (double)w->join_timeout_ms / 1000);
+        return st != CDDP_OK ? st
+                             : cdi_fail(err, CDDP_E_TIMEOUT, "not all ranks came to duplicate %s within %.4g s",
+                                        name_base(w), (double)w->join_timeout_ms / 1000);
     }
     if (rc == MPI_SUCCESS)
-        rc = MPI_Comm_set_errhandler(process.comm, MPI_ERRORS_RETURN);
-    if (rc == MPI_SUCCESS)
-        rc = MPI_Type_contiguous((int)MEGA, MPI_BYTE, &process.mega);
-    if (rc == MPI_SUCCESS)
-        rc = MPI_Type_commit(&process.mega);
-    return rc == MPI_SUCCESS ? CDDP_OK : cdi_mpi_fail(rc, "duplicating MPI_COMM_WORLD", err);
+        rc = CDI_MPI(MPI_Comm_set_errhandler(p->comm, MPI_ERRORS_RETURN));
+    return rc == MPI_SUCCESS ? CDDP_OK : cdi_mpi_fail(rc, "duplicating a communicator", err);
 }
 
 static cddp_status count_tags(struct cdi_error *err)
@@ -197,13 +208,15 @@ static cddp_status count_tags(struct cdi_error *err)
     return CDDP_OK;
 }
 
+/* Once per process; with `opening`. */
 static cddp_status begin(const struct cdi_world *w, struct cdi_error *err)
 {
-    int level = MPI_THREAD_SINGLE, rc;
+    int level = MPI_THREAD_SINGLE, begun = 0, rc;
     cddp_status st;
 
-    if (atomic_load(&broken))
-        return cdi_fail(err, CDDP_E_INVALID, "MPI was left in the middle of an earlier failure: restart the program");
+    if (w->mpi_comm != NULL && (MPI_Initialized(&begun) != MPI_SUCCESS || !begun))
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_init_options.mpi_comm is given, but this program has not begun MPI: nothing was done");
     st = start(&level, err);
     if (st != CDDP_OK)
         return st;
@@ -212,33 +225,128 @@ static cddp_status begin(const struct cdi_world *w, struct cdi_error *err)
     process.main_only = level < MPI_THREAD_SERIALIZED;
     /* At this level calls must not meet, and of the program's own calls we do not know when they are. */
     process.own_threads = level == MPI_THREAD_MULTIPLE || (level == MPI_THREAD_SERIALIZED && initialised_by != 0);
-    rc = MPI_Comm_rank(MPI_COMM_WORLD, &process.rank);
+    st = count_tags(err);
+    if (st != CDDP_OK)
+        return st;
+    rc = MPI_Type_contiguous((int)MEGA, MPI_BYTE, &process.mega);
     if (rc == MPI_SUCCESS)
-        rc = MPI_Comm_size(MPI_COMM_WORLD, &process.size);
+        rc = MPI_Type_commit(&process.mega);
     if (rc != MPI_SUCCESS)
-        return cdi_mpi_fail(rc, "MPI_Comm_size", err);
-    st = compare_ranks(w, err);
-    if (st == CDDP_OK)
-        st = count_tags(err);
-    if (st == CDDP_OK)
-        st = duplicate(w, err);
-    is_open = st == CDDP_OK;
-    return st;
+        return cdi_mpi_fail(rc, "MPI_Type_contiguous", err);
+    is_begun = true;
+    return CDDP_OK;
 }
 
-cddp_status cdi_mpi_process_open(const struct cdi_mpi_process **out, const struct cdi_world *world,
-                                 struct cdi_error *err)
+cddp_status cdi_mpi_process_begin(const struct cdi_world *world, struct cdi_error *err)
 {
-    cddp_status st = compare_launcher(world, err);
+    cddp_status st = world->mpi_comm == NULL ? compare_launcher(world, err) : CDDP_OK;
 
     if (st != CDDP_OK)
         return st;
     (void)pthread_mutex_lock(&opening);
-    st = is_open ? compare_ranks(world, err) : begin(world, err);
-    (void)pthread_mutex_unlock(&opening);
+    if (!is_begun)
+        st = begin(world, err);
     if (st == CDDP_OK && !cdi_mpi_process_lives())
         st = cdi_fail(err, CDDP_E_INVALID, "this program has finalised MPI, which cannot be begun again");
     if (st == CDDP_OK)
-        *out = &process;
+        st = compare_ranks(world, err);
+    (void)pthread_mutex_unlock(&opening);
     return st;
+}
+
+bool cdi_mpi_process_main_only(void)
+{
+    return process.main_only;
+}
+
+/* A duplicate of a communicator with the same processes in the same order serves as well. */
+static bool serves(const struct cdi_mpi_process *p, MPI_Comm base)
+{
+    int result = MPI_UNEQUAL;
+
+    return CDI_MPI(MPI_Comm_compare(p->comm, base, &result)) == MPI_SUCCESS && result == MPI_CONGRUENT;
+}
+
+int cdi_mpi_process_choose(const struct cdi_world *world)
+{
+    int index = 0;
+
+    (void)pthread_mutex_lock(&opening);
+    for (const struct cdi_mpi_process *p = duplicates; p != NULL; p = p->next) {
+        if (!serves(p, base_of(world)))
+            continue;
+        if (!p->in_use)
+            break;
+        index++;
+    }
+    (void)pthread_mutex_unlock(&opening);
+    return index;
+}
+
+static struct cdi_mpi_process *find(MPI_Comm base, int index)
+{
+    for (struct cdi_mpi_process *p = duplicates; p != NULL; p = p->next)
+        if (serves(p, base) && index-- == 0)
+            return p;
+    return NULL;
+}
+
+static cddp_status make(struct cdi_mpi_process **out, const struct cdi_world *world, struct cdi_error *err)
+{
+    struct cdi_mpi_process *p, **at = &duplicates;
+    cddp_status st;
+
+    if (atomic_load(&broken))
+        return cdi_fail(err, CDDP_E_INVALID, "MPI was left in the middle of an earlier failure: restart the program");
+    p = calloc(1, sizeof *p);
+    if (p == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    *p = process;
+    st = duplicate(p, base_of(world), world, err); /* without the lock: others may leave meanwhile */
+    if (st != CDDP_OK) {
+        if (!atomic_load(&broken)) /* else MPI may still write to it */
+            free(p);
+        return st;
+    }
+    (void)pthread_mutex_lock(&opening);
+    while (*at != NULL)
+        at = &(*at)->next;
+    p->in_use = true;
+    *at = *out = p;
+    (void)pthread_mutex_unlock(&opening);
+    return CDDP_OK;
+}
+
+cddp_status cdi_mpi_process_open(struct cdi_mpi_process **out, const struct cdi_world *world, int index,
+                                 struct cdi_error *err)
+{
+    struct cdi_mpi_process *p;
+
+    (void)pthread_mutex_lock(&opening);
+    p = find(base_of(world), index);
+    if (p != NULL)
+        p->in_use = true;
+    (void)pthread_mutex_unlock(&opening);
+    *out = p;
+    return p != NULL ? CDDP_OK : make(out, world, err);
+}
+
+int64_t cdi_mpi_process_number(const struct cdi_world *world, int index)
+{
+    const struct cdi_mpi_process *p;
+    int64_t number;
+
+    (void)pthread_mutex_lock(&opening);
+    p = find(base_of(world), index);
+    number = p != NULL ? p->n_used : 0;
+    (void)pthread_mutex_unlock(&opening);
+    return number;
+}
+
+void cdi_mpi_process_close(struct cdi_mpi_process *p, int64_t last)
+{
+    (void)pthread_mutex_lock(&opening);
+    p->n_used = p->n_used <= last ? last + 1 : p->n_used;
+    p->in_use = false;
+    (void)pthread_mutex_unlock(&opening);
 }

@@ -3,9 +3,9 @@
  * The state of one communicator over MPI, and what the files of this folder do with it.
  *
  * MPI moves bytes and nothing else: every message is a non-blocking send or receive between two ranks on one duplicate
- * of MPI_COMM_WORLD, polled with a deadline, so that no call waits for ever for a rank that is gone. Arithmetic is the
- * CPU backend's (cdi_reduce), in rank order: MPI_Allreduce promises neither an order nor the same bits on every rank.
- * Communicators are told apart by their tags.
+ * of the program's communicator, polled with a deadline, so that no call waits for ever for a rank that is gone.
+ * Arithmetic is the CPU backend's (cdi_reduce), in rank order: MPI_Allreduce promises neither an order nor the same
+ * bits on every rank. A communicator and its parts have such a duplicate, and are told apart by their tags.
  *
  * Threads. The queue (cpu/thread.h) runs one operation of a communicator at a time, on its own thread or on that of a
  * caller who waits; what belongs to an operation needs no lock. Where MPI does not take calls of several threads at
@@ -29,12 +29,14 @@ enum cdi_mpi_tag {
     CDI_TAG_PAIR,   /* send and recv, which may come in another order than collectives with other ranks */
 };
 
-/* ------------------------------------------------------------------------------ one per process (process.c) ---- */
+/* ---------------------------------------------------- one per communicator at a time of a process (process.c) ---- */
 
 struct cdi_mpi_process {
-    MPI_Comm comm;     /* ours alone */
-    MPI_Datatype mega; /* 1 MiB, for messages whose bytes an int cannot count */
-    int rank, size;
+    struct cdi_mpi_process *next;
+    MPI_Comm comm;       /* a duplicate of the program's, ours alone */
+    MPI_Datatype mega;   /* 1 MiB, for messages whose bytes an int cannot count */
+    bool in_use;         /* by a communicator that this process has not left */
+    int64_t n_used;      /* numbers of communicators that were on it */
     int n_communicators; /* that tags can tell apart */
     bool own_threads;    /* MPI takes calls of threads that the program does not know */
     bool main_only;      /* it takes those of one thread alone */
@@ -43,17 +45,27 @@ struct cdi_mpi_process {
 
 extern const struct cdi_host *cdi_mpi_host;
 /*
- * Initialise MPI, unless the program has, and look whether it agrees with `world` about who this process is. Once per
- * process; a collective of all ranks. MPI's own start has no deadline. CDDP_E_INVALID: the process was not started by
- * this MPI's launcher, or in another order; CDDP_E_TIMEOUT, CDDP_E_SYSTEM.
+ * Initialise MPI, unless the program has, and look whether it agrees with `world` about who this process is: in
+ * MPI_COMM_WORLD, or in world->mpi_comm. MPI's own start has no deadline. CDDP_E_INVALID: the process was not started
+ * by this MPI's launcher, or in another order; CDDP_E_SYSTEM.
  */
-cddp_status cdi_mpi_process_open(const struct cdi_mpi_process **out, const struct cdi_world *world,
+cddp_status cdi_mpi_process_begin(const struct cdi_world *world, struct cdi_error *err);
+/* MPI takes calls of one thread alone. After begin. */
+bool cdi_mpi_process_main_only(void);
+/*
+ * Which of the duplicates of world's communicator no other communicator of this process uses; one more than there are:
+ * a new one. Rank 0 asks, and tells the others. _number: of communicators that were on it, so that the next one gets
+ * that.
+ */
+int cdi_mpi_process_choose(const struct cdi_world *world);
+int64_t cdi_mpi_process_number(const struct cdi_world *world, int index);
+/* Take it. Where it is a new one a collective of all ranks. CDDP_E_TIMEOUT, CDDP_E_INVALID, CDDP_E_SYSTEM. */
+cddp_status cdi_mpi_process_open(struct cdi_mpi_process **out, const struct cdi_world *world, int index,
                                  struct cdi_error *err);
+/* This process has left the communicator that used it; all numbers up to `last` were. */
+void cdi_mpi_process_close(struct cdi_mpi_process *p, int64_t last);
 /* A communicator has failed: messages may be under way for ever, so MPI is not finalised at the process's end. */
 void cdi_mpi_process_broken(void);
-/* A number that no communicator of this process has had; _used: all up to this one have been used. */
-int64_t cdi_mpi_process_number(void);
-void cdi_mpi_process_used(int64_t last);
 /* Has MPI not been finalised, by the program? */
 bool cdi_mpi_process_lives(void);
 /* CDI_MPI(MPI_Test(...)): one short call, by itself where MPI needs that. */
@@ -104,8 +116,8 @@ struct cdi_neighbour {
 };
 
 struct cdi_backend {
-    struct cdi_world world; /* of this communicator */
-    const struct cdi_mpi_process *process;
+    struct cdi_world world;          /* of this communicator */
+    struct cdi_mpi_process *process; /* also of parts: the whole's */
     struct cdi_queue *queue;
     struct cdi_flight *own_flight; /* of a part */
     char prefix[CDI_WORD_PREFIX_MAX];
