@@ -230,6 +230,14 @@ struct cdi_backend_ops {
                          struct cdi_error *err);
 
     /*
+     * A communicator for some ranks of b, which alone call this: `world` describes it as for create, with its members
+     * in world->ranks and keys of its own. The caller destroys it, before b or after it. NULL: create does it. Any
+     * thread.
+     */
+    cddp_status (*group)(struct cdi_backend *b, const struct cdi_world *world, struct cdi_backend **out,
+                         struct cdi_error *err);
+
+    /*
      * Queue one operation and give its ticket (1, 2, ...). Never blocks on peers; but on a device, the first operation
      * on more than 64 KiB of host memory, and a fifth at once, get memory from the driver, which may wait for what runs
      * there. Any thread. Sticky errors come here; CDDP_E_INVALID (memory of another device, see check_memory).

@@ -13,6 +13,7 @@
 #include "common/status.h"
 #include "worker/dtype.h"
 #include "worker/error_file.h"
+#include "worker/group.h"
 #include "worker/launch_env.h"
 #include "worker/memory.h"
 #include "worker/module.h"
@@ -64,6 +65,7 @@ struct cddp_comm {
     struct cdi_flight *record; /* of a part that this file has made: world.record */
     uint64_t id;               /* the same on all its ranks, and another one in each communicator of the job */
     uint32_t n_splits;
+    struct cdi_group_calls groups;
     struct cddp_comm *parts; /* of the whole: those that were not finalized; of a part: `next` is the next one */
     struct cddp_comm *next;
     int n_children; /* reducers and, of the whole, parts, which use its memory */
@@ -881,6 +883,7 @@ static void comm_free(struct cddp_comm *c)
     if (whole == NULL)
         cdi_flight_release(c->world.flight);
     cdi_flight_release(c->record);
+    cdi_group_calls_release(&c->groups);
     free(c->ranks);
     free(c);
     if (whole != NULL)
@@ -1345,8 +1348,8 @@ static void place_part(struct cdi_world *w, const int *nodes)
     }
 }
 
-/* Connect a part by itself, as if it were a job: its keys are its own. `nodes`: of its ranks, in its order. */
-static cddp_status connect_part(struct cddp_comm *part, const int *nodes, struct cdi_error *err)
+/* Connect a part of `of` by itself, as if it were a job: its keys are its own. `nodes`: of its ranks, in its order. */
+static cddp_status connect_part(struct cddp_comm *part, const cddp_comm *of, const int *nodes, struct cdi_error *err)
 {
     struct cdi_world *w = &part->world;
     const struct cdi_world *whole = &part->whole->world;
@@ -1361,7 +1364,10 @@ static cddp_status connect_part(struct cddp_comm *part, const int *nodes, struct
     w->record = part->record;
     if (w->store != NULL)
         w->keys = (struct cdi_keys){.set = keys_set, .get = keys_get, .add = keys_add, .arg = w};
-    st = part->ops->create(&part->backend, w, err);
+    if (part->ops == of->ops && part->ops->group != NULL)
+        st = part->ops->group(of->backend, w, &part->backend, err);
+    else
+        st = part->ops->create(&part->backend, w, err);
     w->flight = NULL;
     return st;
 }
@@ -1418,7 +1424,7 @@ static cddp_status split(struct cddp_comm *part, cddp_comm *comm, const struct c
     part->ops = &cdi_cpu_backend;
     for (int i = 0; i < part->world.size; i++) /* by rank of comm, and now by rank of the part */
         who[i] = all[who[i]].node;
-    return connect_part(part, who, err);
+    return connect_part(part, comm, who, err);
 }
 
 /* What the program says of a part to be made. */
@@ -1495,6 +1501,109 @@ cddp_status cddp_comm_split(cddp_comm **to, cddp_comm *comm, int color, int key,
         *to = color < 0 ? NULL : part;
     if (st == CDDP_OK && color >= 0)
         part = NULL; /* the program's from now on */
+    forget_part(part);
+    return out(st, &err);
+}
+
+/* ---------------------------------------------------------------------------------- parts, by their members alone ----
+ */
+
+/* Ranks of comm, each once, this one among them; *me is which. */
+static cddp_status check_members(const cddp_comm *comm, const int *ranks, size_t n, int *me, struct cdi_error *err)
+{
+    const struct cdi_world *w = &comm->world;
+    CDI_AUTOFREE bool *seen = calloc((size_t)w->size, sizeof *seen);
+
+    if (seen == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
+    if (n == 0 || n > (size_t)w->size)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_comm_create_group: a group has 1 to %d members, and not %zu",
+                        w->size, n);
+    *me = -1;
+    for (size_t i = 0; i < n; i++) {
+        if (ranks[i] < 0 || ranks[i] >= w->size)
+            return cdi_fail(err, CDDP_E_INVALID, "cddp_comm_create_group: ranks[%zu] = %d is not from 0 to %d", i,
+                            ranks[i], w->size - 1);
+        if (seen[ranks[i]])
+            return cdi_fail(err, CDDP_E_INVALID, "cddp_comm_create_group: rank %d is in the list twice", ranks[i]);
+        seen[ranks[i]] = true;
+        if (ranks[i] == w->rank)
+            *me = (int)i;
+    }
+    if (*me < 0)
+        return cdi_fail(
+            err, CDDP_E_INVALID,
+            "cddp_comm_create_group: this process is rank %d, which is not in the list: only members call it", w->rank);
+    return CDDP_OK;
+}
+
+static cddp_status create_group(struct cddp_comm *part, cddp_comm *comm, const int *ranks, int n, int me, int tag,
+                                bool on_cpu, const struct cdi_split *how, struct cdi_error *err)
+{
+    CDI_AUTOFREE int *nodes = calloc((size_t)n, sizeof *nodes);
+    struct cdi_world *w = &part->world;
+    struct cdi_group g;
+    cddp_status st;
+
+    begin_part(part, comm);
+    w->ranks = part->ranks = calloc((size_t)n, sizeof *part->ranks);
+    if (nodes == NULL || part->ranks == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
+    for (int i = 0; i < n; i++)
+        part->ranks[i] = cdi_rank_of_job(&comm->world, ranks[i]);
+    w->rank = me;
+    w->size = n;
+    cdi_split_adopt(w, how);
+    g = (struct cdi_group){.store = part->whole->world.store,
+                           .flight = part->whole->world.flight,
+                           .prefix = part->whole->world.prefix,
+                           .calls = &comm->groups,
+                           .comm = comm->id,
+                           .ranks = ranks,
+                           .of_job = part->ranks,
+                           .n = n,
+                           .self = me,
+                           .tag = tag,
+                           .node = part->whole->world.node_rank,
+                           .on_cpu = on_cpu,
+                           .timeout_ms = comm->world.join_timeout_ms};
+    st = cdi_group_meet(&g, nodes, &part->id, err);
+    if (st != CDDP_OK)
+        return st;
+    if (on_cpu)
+        part->ops = &cdi_cpu_backend;
+    return connect_part(part, comm, nodes, err);
+}
+
+cddp_status cddp_comm_create_group(cddp_comm **to, cddp_comm *comm, const int *ranks, size_t n, int tag,
+                                   const cddp_split_options *opt)
+{
+    struct cdi_split how = {.color = 0};
+    CDI_AUTOFREE struct cddp_comm *part = NULL;
+    cddp_split_options known;
+    struct cdi_error err;
+    bool on_cpu;
+    int me = -1;
+    cddp_status st;
+
+    if (cdi_comm_own("cddp_comm_create_group", comm, &err) != CDDP_OK)
+        return out(CDDP_E_STATE, &err);
+    if (to == NULL || comm == NULL || ranks == NULL)
+        return out(cdi_fail(&err, CDDP_E_INVALID, "cddp_comm_create_group: out, comm and ranks must not be NULL"),
+                   &err);
+    st = read_split(&how, &on_cpu, &known, comm, opt, "cddp_comm_create_group", &err);
+    if (st == CDDP_OK)
+        st = check_members(comm, ranks, n, &me, &err);
+    if (st != CDDP_OK)
+        return out(st, &err);
+    part = calloc(1, sizeof *part);
+    if (part == NULL)
+        return out(cdi_fail(&err, CDDP_E_NOMEM, "out of memory for a communicator"), &err);
+    st = create_group(part, comm, ranks, (int)n, me, tag, on_cpu, &how, &err);
+    if (st == CDDP_OK) {
+        add_part(part);
+        *to = cdi_steal(&part);
+    }
     forget_part(part);
     return out(st, &err);
 }

@@ -541,6 +541,22 @@ typedef struct cddp_split_options {
 CDDP_API CDDP_NODISCARD cddp_status cddp_comm_split(cddp_comm **out, cddp_comm *comm, int color, int key,
                                                     const cddp_split_options *opt);
 
+/*
+ * Make a communicator of n ranks of comm, in the order of the list, which they alone call: with the same list and the
+ * same tag. The other ranks take no part in it, and comm's collectives may be under way; the members meet in the store,
+ * and wait for one another for the join timeout of comm at most. What is said of parts of cddp_comm_split holds. A
+ * process may call it in several threads at once, for groups that overlap, too, with a tag for each; the same list and
+ * tag may be used again, one call after the other. comm may be a part.
+ *
+ * Returns CDDP_OK; CDDP_E_INVALID (no such rank, one twice, or not this one's; bad opt); CDDP_E_UNSUPPORTED (unknown
+ * members of *opt); CDDP_E_MISMATCH (a member that this rank waits for waits with another list, or wants another
+ * backend: the members of both get it); CDDP_E_TIMEOUT (a member did not come: the error message names it);
+ * CDDP_E_PEER and CDDP_E_ABORTED (as cddp_init); CDDP_E_NOMEM; or what cddp_init may return for a backend that cannot
+ * connect.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_comm_create_group(cddp_comm **out, cddp_comm *comm, const int *ranks, size_t n,
+                                                           int tag, const cddp_split_options *opt);
+
 typedef enum cddp_scope { CDDP_SCOPE_JOB = 0, CDDP_SCOPE_NODE = 1, CDDP_ENUM_32(CDDP_SCOPE) } cddp_scope;
 
 /*

@@ -6,7 +6,7 @@
  *     communicators MODE...
  *
  * beside: parts of the CPU's beside a GPU's; again: joins after they were left; given: jobs that the program describes,
- * beside that of the environment.
+ * beside that of the environment; group: communicators that their members alone make.
  */
 #include "by_hand.h"
 
@@ -145,6 +145,50 @@ static void given(void)
     CHECK(digits_of(comm) == all && cddp_finalize(comm) == CDDP_OK);
 }
 
+/* ----------------------------------------------------------------------------------------------------- group ---- */
+
+static void group(void)
+{
+    const cddp_split_options cpu = {.size = sizeof cpu, .backend = "cpu"},
+                             named = {.size = sizeof named, .name = "pair"};
+    int rank, size, all[8], pair[2];
+    cddp_comm *comm, *turned, *of_two = NULL, *alone, *part;
+    int64_t digits = 1;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    rank = cddp_rank(comm);
+    size = cddp_world_size(comm);
+    CHECK(size <= 8);
+    for (int r = 0; r < size; r++)
+        all[r] = size - 1 - r;
+    for (int i = 0; i < 3; i++) {
+        CHECK(cddp_comm_create_group(&turned, comm, all, (size_t)size, 7, i == 1 ? &cpu : NULL) == CDDP_OK);
+        CHECK(strcmp(cddp_backend_name(turned), i == 1 ? "cpu" : cddp_backend_name(comm)) == 0);
+        CHECK(cddp_rank(turned) == size - 1 - rank && digits_of(turned) == ones(size));
+        CHECK(cddp_comm_split(&part, turned, cddp_rank(turned) % 2, 0, &named) == CDDP_OK);
+        CHECK(digits_of(part) > 0 && digits_of(comm) == ones(size) && cddp_finalize(part) == CDDP_OK);
+        if (i < 2)
+            CHECK(cddp_finalize(turned) == CDDP_OK);
+    }
+    /* The last two ranks, while the others work on in other groups: each one alone. */
+    if (rank >= size - 2 && size > 1) {
+        pair[0] = size - 1;
+        pair[1] = size - 2;
+        CHECK(cddp_comm_create_group(&of_two, comm, pair, 2, 7, &named) == CDDP_OK);
+        for (int r = 0; r < size - 2; r++)
+            digits *= 10;
+        CHECK(digits_of(of_two) == 11 * digits);
+    }
+    CHECK(cddp_comm_create_group(&alone, turned, &all[rank], 1, 8, NULL) == CDDP_OK && cddp_world_size(alone) == 1);
+    CHECK(digits_of(alone) > 0 && cddp_world_rank(alone, 0) == rank && digits_of(turned) == ones(size));
+    CHECK(cddp_comm_create_group(&part, comm, pair, 0, 8, NULL) == CDDP_E_INVALID);
+    if (rank == 0) /* in an order of each rank's own */
+        CHECK(cddp_finalize(alone) == CDDP_OK && cddp_finalize(turned) == CDDP_OK && cddp_finalize(of_two) == CDDP_OK);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    if (rank != 0)
+        CHECK(cddp_finalize(of_two) == CDDP_OK && cddp_finalize(alone) == CDDP_OK && cddp_finalize(turned) == CDDP_OK);
+}
+
 /* ------------------------------------------------------------------------------------------------------ main ---- */
 
 static int as_a_rank(int rank)
@@ -155,6 +199,8 @@ static int as_a_rank(int rank)
         beside();
     else if (strcmp(mode, "again") == 0)
         again();
+    else if (strcmp(mode, "group") == 0)
+        group();
     else
         given();
     return 0;

@@ -103,6 +103,7 @@ static void refuse_comm(void)
     int first;
 
     REFUSED(cddp_comm_split, &comm, job.comm, 0, 0, NULL);
+    REFUSED(cddp_comm_create_group, &comm, job.comm, &job.rank, 1, 0, NULL);
     REFUSED(cddp_get_device_info, job.comm, &info);
     REFUSED(cddp_comm_error, job.comm, NULL);
     REFUSED(cddp_alloc, job.comm, 64, 0, &p);

@@ -17,7 +17,7 @@ KINDS = {'openmpi': (['mpirun.openmpi', 'mpirun'], ['--oversubscribe']),
          'mpich': (['mpiexec.hydra', 'mpiexec.mpich', 'mpiexec'], [])}
 
 
-MODES = ['beside', 'again', 'given']
+MODES = ['beside', 'again', 'given', 'group']
 
 
 def found():

@@ -3,6 +3,7 @@
 #include "hygiene.h"
 #include "world.h"
 
+#include <pthread.h>
 #include <string.h>
 
 CDI_SUITE(parts, .timeout = 90);
@@ -172,4 +173,217 @@ Test(parts, options_that_are_wrong_are_named_and_nothing_is_done)
     cr_assert_eq(cddp_finalize(part), CDDP_E_ABORTED);
     cr_assert_eq(cddp_barrier(comm), CDDP_OK);
     cr_assert_eq(cddp_finalize(comm), CDDP_OK);
+}
+
+/* ---------------------------------------------------------------------------------------- by their members alone ----
+ */
+
+/* The group of these ranks of comm, with all that a part should be able to do; 0: it can. */
+static int works(cddp_comm *comm, const int *ranks, size_t n, int tag)
+{
+    cddp_comm *group, *half;
+    int64_t digits = 0;
+
+    CHECK(cddp_comm_create_group(&group, comm, ranks, n, tag, NULL) == CDDP_OK);
+    CHECK(cddp_world_size(group) == (int)n && ranks[cddp_rank(group)] == cddp_rank(comm));
+    for (size_t i = 0; i < n; i++) {
+        int64_t x = 1;
+
+        CHECK(cddp_world_rank(group, (int)i) == cddp_world_rank(comm, ranks[i]));
+        for (int r = 0; r < cddp_world_rank(comm, ranks[i]); r++)
+            x *= 10;
+        digits += x;
+    }
+    CHECK(has_members(group, digits) == 0);
+    CHECK(cddp_comm_split(&half, group, cddp_rank(group) % 2, 0, NULL) == CDDP_OK);
+    CHECK(cddp_barrier(half) == CDDP_OK && cddp_finalize(half) == CDDP_OK);
+    CHECK(cddp_finalize(group) == CDDP_OK);
+    return 0;
+}
+
+static int makes_groups(int rank)
+{
+    static const int odd[] = {3, 1}, others[] = {4, 0, 2}, low[] = {0, 1, 2}, high[] = {2, 3, 4}, ends[] = {0, 1};
+    cddp_comm *comm, *part;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    for (int i = 0; i < 3; i++) { /* apart from one another, with one tag */
+        if (rank % 2 == 1)
+            CHECK(works(comm, odd, 2, 5) == 0);
+        else
+            CHECK(works(comm, others, 3, 5) == 0);
+    }
+    if (rank <= 2) /* overlapping, one after the other */
+        CHECK(works(comm, low, 3, 5) == 0);
+    if (rank >= 2)
+        CHECK(works(comm, high, 3, 5) == 0);
+    /* Of a part: its ranks 0 and 1 are 4 and 3, or 1 and 0. */
+    CHECK(cddp_comm_split(&part, comm, rank < 2, -rank, NULL) == CDDP_OK);
+    if (cddp_rank(part) < 2)
+        CHECK(works(part, ends, 2, 5) == 0);
+    CHECK(cddp_barrier(comm) == CDDP_OK && cddp_finalize(comm) == CDDP_OK && cddp_finalize(part) == CDDP_OK);
+    return 0;
+}
+
+Test(parts, a_group_is_made_by_its_members_alone)
+{
+    cr_assert_eq(everywhere(5, makes_groups), 0);
+}
+
+static unsigned seed;
+
+static unsigned dice(unsigned *state)
+{
+    *state = *state * 1103515245u + 12345u;
+    return *state >> 16 & 0x7fff;
+}
+
+/* All ranks know the same row of groups, and each comes to those that it is in. */
+static int makes_any_groups(int rank)
+{
+    unsigned state = seed;
+    cddp_comm *comm;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    for (int i = 0; i < 25; i++) {
+        int ranks[5], tag = (int)(dice(&state) % 2);
+        bool is_in = false;
+        size_t n = 0;
+
+        for (int r = 0; r < n_ranks; r++)
+            if (dice(&state) % 2 == 0)
+                ranks[n++] = r;
+        for (size_t k = n; k > 1; k--) { /* in any order */
+            size_t other = dice(&state) % k;
+            int swap = ranks[k - 1];
+
+            ranks[k - 1] = ranks[other];
+            ranks[other] = swap;
+        }
+        for (size_t k = 0; k < n; k++)
+            is_in = is_in || ranks[k] == rank;
+        if (is_in && works(comm, ranks, n, tag) != 0) {
+            fprintf(stderr, "seed %u, group %d\n", seed, i);
+            return 1;
+        }
+    }
+    CHECK(cddp_barrier(comm) == CDDP_OK && cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(parts, any_row_of_groups_comes_about)
+{
+    for (seed = 1; seed <= 3; seed++)
+        for (int n = 2; n <= 5; n++)
+            cr_assert_eq(everywhere(n, makes_any_groups), 0, "seed %u, %d ranks", seed, n);
+}
+
+static cddp_comm *shared;
+
+static void *makes_a_pair(void *arg)
+{
+    static const int pairs[3][2] = {{0, 1}, {1, 2}, {2, 0}};
+    int which = (int)(intptr_t)arg, bad = 0;
+
+    for (int i = 0; i < 10 && bad == 0; i++)
+        bad = works(shared, pairs[which], 2, which);
+    return (void *)(intptr_t)bad;
+}
+
+/* Of three ranks each is in two groups at a time, and begins with another one. */
+static int makes_groups_at_once(int rank)
+{
+    pthread_t thread;
+    void *bad;
+
+    CHECK(cddp_init(&shared, NULL) == CDDP_OK);
+    CHECK(pthread_create(&thread, NULL, makes_a_pair, (void *)(intptr_t)rank) == 0);
+    CHECK(makes_a_pair((void *)(intptr_t)((rank + 2) % 3)) == NULL);
+    CHECK(pthread_join(thread, &bad) == 0 && bad == NULL);
+    CHECK(cddp_barrier(shared) == CDDP_OK && cddp_finalize(shared) == CDDP_OK);
+    return 0;
+}
+
+Test(parts, groups_that_overlap_are_made_at_the_same_time)
+{
+    cr_assert_eq(everywhere(3, makes_groups_at_once), 0);
+}
+
+static int gives_another_list(int rank)
+{
+    static const int all[] = {0, 1, 2}, two[] = {0, 1}, turned[] = {2, 1, 0};
+    const cddp_init_options opt = {.size = sizeof opt, .join_timeout_ms = 25000};
+    cddp_error_info info = {.size = sizeof info};
+    cddp_comm *comm, *group = NULL;
+
+    CHECK(cddp_init(&comm, &opt) == CDDP_OK);
+    CHECK(cddp_comm_create_group(&group, comm, rank == 1 ? two : all, rank == 1 ? 2 : 3, 3, NULL) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "cddp_comm_create_group (tag 3): rank ") != NULL);
+    CHECK(strstr(cddp_last_error(), "the ranks 0 1") != NULL || strstr(cddp_last_error(), "gives 0 1 (") != NULL);
+    cddp_last_error_info(&info);
+    CHECK(info.rank >= 0 && group == NULL && cddp_barrier(comm) == CDDP_OK);
+    CHECK(cddp_comm_create_group(&group, comm, rank == 1 ? turned : all, 3, 3, NULL) == CDDP_E_MISMATCH);
+    CHECK(cddp_barrier(comm) == CDDP_OK && works(comm, turned, 3, 3) == 0);
+    CHECK(cddp_barrier(comm) == CDDP_OK && cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(parts, members_that_give_different_lists_are_told)
+{
+    cr_assert_eq(everywhere(3, gives_another_list), 0);
+}
+
+static int comes_late(int rank)
+{
+    static const int all[] = {3, 0, 2}, pair[] = {0, 3};
+    const cddp_init_options opt = {.size = sizeof opt, .join_timeout_ms = 1500};
+    cddp_error_info info = {.size = sizeof info};
+    cddp_comm *comm, *group = NULL;
+
+    CHECK(cddp_init(&comm, &opt) == CDDP_OK);
+    if (rank == 2)
+        CHECK(cddp_barrier(comm) == CDDP_OK);
+    if (rank != 1) {
+        CHECK(cddp_comm_create_group(&group, comm, all, 3, 4, NULL) == CDDP_E_TIMEOUT && group == NULL);
+        CHECK(strcmp(cddp_last_error(),
+                     rank != 2 ? "cddp_comm_create_group (tag 4): rank 2 did not come within 1.5 s"
+                               : "cddp_comm_create_group (tag 4): ranks 3, 0 did not come within 1.5 s") == 0);
+        cddp_last_error_info(&info);
+        CHECK(info.rank == (rank != 2 ? 2 : 3));
+    }
+    if (rank != 2)
+        CHECK(cddp_barrier(comm) == CDDP_OK);
+    CHECK(cddp_barrier(comm) == CDDP_OK && cddp_comm_error(comm, NULL) == CDDP_OK);
+    if (rank == 0 || rank == 3)
+        CHECK(works(comm, pair, 2, 4) == 0);
+    if (rank != 1)
+        CHECK(works(comm, all, 3, 4) == 0);
+    CHECK(cddp_barrier(comm) == CDDP_OK && cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(parts, a_member_that_does_not_come_is_named_and_told)
+{
+    cr_assert_eq(everywhere(4, comes_late), 0);
+}
+
+Test(parts, a_list_that_is_none_is_refused_at_once)
+{
+    static const int here[] = {0}, out_of_range[] = {0, 1}, twice[] = {0, 0};
+    cddp_comm *comm, *group = NULL;
+
+    clean_env();
+    cr_assert_eq(cddp_init(&comm, NULL), CDDP_OK);
+    cr_assert_eq(cddp_comm_create_group(NULL, comm, here, 1, 0, NULL), CDDP_E_INVALID);
+    cr_assert_eq(cddp_comm_create_group(&group, NULL, here, 1, 0, NULL), CDDP_E_INVALID);
+    cr_assert_eq(cddp_comm_create_group(&group, comm, NULL, 1, 0, NULL), CDDP_E_INVALID);
+    cr_assert_eq(cddp_comm_create_group(&group, comm, here, 0, 0, NULL), CDDP_E_INVALID);
+    cr_assert_eq(cddp_comm_create_group(&group, comm, twice, 2, 0, NULL), CDDP_E_INVALID);
+    cr_assert_eq(cddp_comm_create_group(&group, comm, out_of_range, 2, 0, NULL), CDDP_E_INVALID);
+    cr_assert_null(group);
+    cr_assert_eq(cddp_comm_create_group(&group, comm, here, 1, 0, NULL), CDDP_OK, "%s", cddp_last_error());
+    cr_assert_eq(has_members(group, 1), 0);
+    cr_assert_eq(cddp_finalize(comm), CDDP_OK);
+    cr_assert_eq(cddp_barrier(group), CDDP_E_STATE);
+    cr_assert_eq(cddp_finalize(group), CDDP_OK);
 }

@@ -216,10 +216,10 @@ static struct cdi_backend *new_backend(const struct cdi_world *world, struct cdi
 }
 
 /* Parts of this job so far, and delta more of them. */
-static cddp_status count_parts(const struct cdi_world *w, int delta, int64_t *n, struct cdi_error *err)
+static cddp_status count_parts(const struct cdi_backend *b, int delta, int64_t *n, struct cdi_error *err)
 {
     *n = 0;
-    return w->size > 1 ? w->keys.add(w->keys.arg, "mpi/parts", delta, n, err) : CDDP_OK;
+    return b->numbers.add != NULL ? b->numbers.add(b->numbers.arg, "mpi/parts", delta, n, err) : CDDP_OK;
 }
 
 /* Peers that wait for this rank are told that it will not come. */
@@ -254,7 +254,7 @@ static void mpi_leave(struct cdi_backend *b)
     atomic_store(&b->stopped, true);
     cdi_queue_destroy(b->queue);
     b->queue = NULL;
-    if (b->own_flight == NULL && count_parts(&b->world, 0, &n_parts, NULL) == CDDP_OK)
+    if (b->own_flight == NULL && count_parts(b, 0, &n_parts, NULL) == CDDP_OK)
         cdi_mpi_process_close(b->process, b->number + n_parts);
 }
 
@@ -409,6 +409,7 @@ static cddp_status mpi_create(struct cdi_backend **out, const struct cdi_world *
 
     if (b == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    b->numbers = world->keys;
     for (int r = 0; r < world->size; r++)
         b->world_rank[r] = r;
     st = begin(b, err);
@@ -474,6 +475,7 @@ static cddp_status create_part(struct cdi_backend *b, const struct choice *all, 
     if (part == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
     part->number = b->number;
+    part->numbers = b->numbers;
     for (int i = 0; i < w.size; i++)
         part->world_rank[i] = b->world_rank[who[i]];
     st = set_tag(part, b->number + all[0].nth, err);
@@ -510,7 +512,7 @@ static cddp_status mpi_split(struct cdi_backend *b, const struct cdi_split *how,
     if (all == NULL || who == NULL)
         st = cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", b->world.size);
     if (st == CDDP_OK && b->world.rank == 0)
-        st = count_parts(&b->world, 1, &mine.nth, err);
+        st = count_parts(b, 1, &mine.nth, err);
     if (st == CDDP_OK)
         st = do_now(b, &work, err);
     if (st == CDDP_OK && how->color >= 0)
@@ -520,6 +522,57 @@ static cddp_status mpi_split(struct cdi_backend *b, const struct cdi_split *how,
     free(who);
     free(all);
     return st;
+}
+
+/* Its rank 0 gets the number for all. */
+static cddp_status number_group(struct cdi_backend *part, int64_t *nth, struct cdi_error *err)
+{
+    const struct cdi_world *w = &part->world;
+    char text[32] = "";
+    size_t len = 0;
+    cddp_status st = CDDP_OK;
+
+    *nth = 0;
+    if (w->size == 1)
+        return CDDP_OK;
+    if (w->rank == 0) {
+        st = count_parts(part, 1, nth, err);
+        (void)snprintf(text, sizeof text, "%" PRId64, *nth);
+        return st == CDDP_OK ? w->keys.set(w->keys.arg, "mpi/number", text, strlen(text), err) : st;
+    }
+    st = w->keys.get(w->keys.arg, "mpi/number", text, sizeof text - 1, &len, w->join_timeout_ms, err);
+    if (st == CDDP_OK && !cdi_parse_int(text, 0, INT64_MAX, nth))
+        st = cdi_fail(err, CDDP_E_MISMATCH, "ranks run different versions of libcddp");
+    return st;
+}
+
+static cddp_status mpi_group(struct cdi_backend *b, const struct cdi_world *world, struct cdi_backend **out,
+                             struct cdi_error *err)
+{
+    struct cdi_backend *part = new_backend(world, b->process, "mpi/");
+    int64_t nth = 0;
+    cddp_status st = may_call(b->process->main_only, err);
+
+    if (part == NULL)
+        return st == CDDP_OK ? cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator") : st;
+    part->number = b->number;
+    part->numbers = b->numbers;
+    for (int r = 0; r < world->size; r++)
+        part->world_rank[r] = cdi_rank_of_job(world, r);
+    if (st == CDDP_OK)
+        st = number_group(part, &nth, err);
+    if (st == CDDP_OK)
+        st = set_tag(part, b->number + nth, err);
+    if (st == CDDP_OK)
+        st = cdi_flight_attach(&part->own_flight, NULL, err);
+    if (st == CDDP_OK)
+        st = connect_all(part, err);
+    if (st != CDDP_OK) {
+        release(part);
+        return st;
+    }
+    *out = part;
+    return CDDP_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------- the table ---- */
@@ -634,6 +687,7 @@ static const struct cdi_backend_ops mpi_ops = {
     .region_create = mpi_region_create,
     .region_destroy = mpi_region_destroy,
     .split = mpi_split,
+    .group = mpi_group,
     .enqueue = mpi_enqueue,
     .enqueue_group = mpi_enqueue_group,
     .check_reduction = cdi_element_check_reduction,

@@ -1,0 +1,441 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/group.h"
+
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "common/crc64.h"
+#include "common/rank_list.h"
+#include "worker/store_client.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define FUNCTION "cddp_comm_create_group"
+#define KEY_BYTES 192
+#define FIRST_NAP_US 100
+#define LAST_NAP_US 20000
+#define LOOK_MS 200 /* between two looks at who is missing, and with which lists they wait elsewhere */
+#define ENTRY_BYTES 24
+#define ALL_ARE_HERE "all "
+#define TEXT_BYTES (CDI_ERROR_TEXT + 64)
+
+struct cdi_group_call {
+    struct cdi_group_call *next;
+    uint64_t list;
+    uint32_t next_one; /* no meeting of that list before this one is open */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all histories */
+
+void cdi_group_calls_release(struct cdi_group_calls *calls)
+{
+    while (calls->first != NULL) {
+        struct cdi_group_call *c = calls->first;
+
+        calls->first = c->next;
+        free(c);
+    }
+}
+
+static uint32_t first_to_try(const struct cdi_group_calls *calls, uint64_t list)
+{
+    uint32_t n = 0;
+
+    (void)pthread_mutex_lock(&lock);
+    for (const struct cdi_group_call *c = calls->first; c != NULL; c = c->next)
+        n = c->list == list ? c->next_one : n;
+    (void)pthread_mutex_unlock(&lock);
+    return n;
+}
+
+/* Without memory for it the next call looks for longer. */
+static void note_call(struct cdi_group_calls *calls, uint64_t list, uint32_t nth)
+{
+    struct cdi_group_call *c;
+
+    (void)pthread_mutex_lock(&lock);
+    for (c = calls->first; c != NULL && c->list != list;)
+        c = c->next;
+    if (c == NULL) {
+        c = calloc(1, sizeof *c);
+        if (c != NULL) {
+            c->list = list;
+            c->next = calls->first;
+            calls->first = c;
+        }
+    }
+    if (c != NULL)
+        c->next_one = nth + 1;
+    (void)pthread_mutex_unlock(&lock);
+}
+
+/* ------------------------------------------------------------------------------------------------- one meeting ---- */
+
+struct meeting {
+    const struct cdi_group *g;
+    uint64_t list; /* stands for the communicator, the tag and the members */
+    uint32_t nth;  /* of the meetings of that list */
+    int64_t begun_ms, deadline_ms;
+};
+
+/* What a rank says of where it waits; the members' ranks of the job follow. */
+struct waits {
+    uint64_t list;
+    uint32_t nth, n;
+};
+
+static void key_of(const struct meeting *m, const char *name, char key[KEY_BYTES])
+{
+    (void)snprintf(key, KEY_BYTES, "%sg%016" PRIx64 ".%u/%s", m->g->prefix, m->list, m->nth, name);
+}
+
+static void here_key(const struct meeting *m, int i, char key[KEY_BYTES])
+{
+    (void)snprintf(key, KEY_BYTES, "%sg%016" PRIx64 ".%u/here/%d", m->g->prefix, m->list, m->nth, i);
+}
+
+/* How the nth meeting of a list has ended; not there: it has not. */
+static cddp_status has_ended(const struct cdi_group *g, uint64_t list, uint32_t nth, bool *ended, struct cdi_error *err)
+{
+    const struct meeting m = {.g = g, .list = list, .nth = nth};
+    char key[KEY_BYTES];
+
+    key_of(&m, "end", key);
+    return cdi_store_exists(g->store, key, ended, err);
+}
+
+static void waits_key(const struct meeting *m, int of_job, char key[KEY_BYTES])
+{
+    (void)snprintf(key, KEY_BYTES, "%sw%016" PRIx64 ".%d/%d", m->g->prefix, m->g->comm, m->g->tag, of_job);
+}
+
+/* Says, for members with other lists, with which this rank waits; or that it waits no more. */
+static cddp_status tell_waits(const struct meeting *m, bool waits, struct cdi_error *err)
+{
+    const struct cdi_group *g = m->g;
+    size_t bytes = sizeof(struct waits) + (size_t)g->n * sizeof(int32_t);
+    CDI_AUTOFREE uint8_t *value = calloc(1, bytes);
+    const struct waits head = {.list = m->list, .nth = m->nth, .n = (uint32_t)g->n};
+    char key[KEY_BYTES];
+
+    if (value == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
+    memcpy(value, &head, sizeof head);
+    for (int i = 0; i < g->n; i++) {
+        int32_t rank = g->of_job[i];
+
+        memcpy(value + sizeof head + (size_t)i * sizeof rank, &rank, sizeof rank);
+    }
+    waits_key(m, g->of_job[g->self], key);
+    return cdi_store_set(g->store, key, value, waits ? bytes : 0, err);
+}
+
+static void print_list(const int *of_job, int n, char *buf, size_t cap)
+{
+    size_t used = 0;
+
+    buf[0] = '\0';
+    for (int i = 0; i < n && used + 16 < cap; i++)
+        used += (size_t)snprintf(buf + used, cap - used, i < 8 ? "%s%d" : " ...", i > 0 ? " " : "", of_job[i]);
+}
+
+static cddp_status get_text(const struct meeting *m, const char *key, char *text, size_t cap, struct cdi_error *err)
+{
+    size_t len = 0;
+    cddp_status st = cdi_store_get(m->g->store, key, text, cap - 1, &len, m->g->timeout_ms, err);
+
+    if (st == CDDP_OK)
+        text[len] = '\0';
+    return st;
+}
+
+static void print_failure(const struct cdi_error *why, char *text, size_t cap)
+{
+    (void)snprintf(text, cap, "%d %d %.1000s", (int)why->status, why->blamed, why->msg);
+}
+
+/* The meeting ends with `text`, unless it has ended already: then with what it ended with, which is there afterwards.
+ */
+static cddp_status end_meeting(const struct meeting *m, char *text, size_t cap, struct cdi_error *err)
+{
+    CDI_AUTOFREE char *said = malloc(cap);
+    char key[KEY_BYTES];
+    size_t len = 0;
+    cddp_status st;
+
+    if (said == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
+    key_of(m, "end", key);
+    st = cdi_store_compare_set(m->g->store, key, "", 0, text, strlen(text), said, cap - 1, &len, err);
+    if (st == CDDP_OK) {
+        memcpy(text, said, len);
+        text[len] = '\0';
+    }
+    return st;
+}
+
+static bool is_among(int of_job, const int32_t *list, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (list[i] == of_job)
+            return true;
+    return false;
+}
+
+/*
+ * Does member i wait with another list for this rank, under the same tag? Then neither will come to the other; unless
+ * that meeting has ended, and i has not noticed yet.
+ */
+static cddp_status compare_lists(const struct meeting *m, int i, struct cdi_error *err)
+{
+    const struct cdi_group *g = m->g;
+    size_t cap = sizeof(struct waits) + ((size_t)g->n + CDI_RANK_LIST_SHOWN) * sizeof(int32_t), len = 0;
+    CDI_AUTOFREE uint8_t *value = NULL;
+    char key[KEY_BYTES], mine[96], theirs[96], text[TEXT_BYTES];
+    struct meeting other;
+    struct cdi_error why;
+    CDI_AUTOFREE int32_t *list = NULL;
+    struct waits w;
+    bool there;
+    cddp_status st;
+
+    waits_key(m, g->of_job[i], key);
+    st = cdi_store_exists(g->store, key, &there, err);
+    if (st != CDDP_OK || !there)
+        return st;
+    for (st = CDDP_E_LIMIT; st == CDDP_E_LIMIT; cap = len) { /* it may be longer than this rank's, and may grow */
+        free(value);
+        value = malloc(cap);
+        if (value == NULL)
+            return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
+        st = cdi_store_get(g->store, key, value, cap, &len, g->timeout_ms, err);
+    }
+    if (st != CDDP_OK || len < sizeof w)
+        return st;
+    memcpy(&w, value, sizeof w);
+    if (w.list == m->list || len != sizeof w + w.n * sizeof(int32_t))
+        return CDDP_OK;
+    list = malloc(len);
+    if (list == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
+    memcpy(list, value + sizeof w, w.n * sizeof(int32_t));
+    if (!is_among(g->of_job[g->self], list, w.n))
+        return CDDP_OK;
+    st = has_ended(g, w.list, w.nth, &there, err);
+    if (st != CDDP_OK || there)
+        return st;
+    other = (struct meeting){.g = g, .list = w.list, .nth = w.nth};
+    print_list(g->of_job, g->n, mine, sizeof mine);
+    print_list(list, (int)w.n, theirs, sizeof theirs);
+    (void)cdi_fail_by(&why, g->of_job[i], CDDP_E_MISMATCH,
+                      FUNCTION
+                      " (tag %d): rank %d gives the ranks %s, and rank %d gives %s (as ranks of the world): all "
+                      "members give the same list",
+                      g->tag, g->of_job[g->self], mine, g->of_job[i], theirs);
+    print_failure(&why, text, sizeof text);
+    (void)end_meeting(&other, text, sizeof text, NULL); /* theirs; the caller ends ours */
+    if (err != NULL)
+        *err = why;
+    return why.status;
+}
+
+/* Who is missing, and do they wait elsewhere? */
+static cddp_status look_for_missing(const struct meeting *m, struct cdi_rank_list *missing, int *first,
+                                    struct cdi_error *err)
+{
+    const struct cdi_group *g = m->g;
+    cddp_status st = CDDP_OK;
+
+    *missing = (struct cdi_rank_list){0};
+    *first = -1;
+    for (int i = 0; i < g->n && st == CDDP_OK && missing->n < CDI_RANK_LIST_SHOWN; i++) {
+        char key[KEY_BYTES];
+        bool there;
+
+        here_key(m, i, key);
+        st = cdi_store_exists(g->store, key, &there, err);
+        if (st != CDDP_OK || there)
+            continue;
+        cdi_rank_list_add(missing, g->ranks[i]);
+        *first = *first < 0 ? i : *first;
+        st = compare_lists(m, i, err);
+    }
+    return st;
+}
+
+static cddp_status too_late(const struct meeting *m, struct cdi_error *err)
+{
+    struct cdi_rank_list missing;
+    int first;
+    cddp_status st = look_for_missing(m, &missing, &first, err);
+
+    if (st != CDDP_OK)
+        return st;
+    return cdi_fail_by(err, first >= 0 ? m->g->of_job[first] : -1, CDDP_E_TIMEOUT,
+                       FUNCTION " (tag %d): rank%s %s did not come within %.4g s", m->g->tag, missing.n == 1 ? "" : "s",
+                       missing.n > 0 ? missing.text : "?", (double)m->g->timeout_ms / 1000);
+}
+
+/* Until the meeting has ended. The store is asked again and again: a wait in it would keep other threads out. */
+static cddp_status await_end(const struct meeting *m, struct cdi_error *err)
+{
+    int64_t look_ms = cdi_now_ms() + LOOK_MS, nap_us = FIRST_NAP_US;
+    struct cdi_rank_list missing;
+    int first;
+
+    for (;;) {
+        const struct timespec nap = {.tv_nsec = nap_us * 1000};
+        bool ended = false;
+        cddp_status st = has_ended(m->g, m->list, m->nth, &ended, err);
+
+        if (st != CDDP_OK || ended)
+            return st;
+        st = m->g->flight != NULL ? cdi_flight_check(m->g->flight, err) : CDDP_OK;
+        if (st == CDDP_OK && cdi_now_ms() >= look_ms) {
+            st = look_for_missing(m, &missing, &first, err);
+            look_ms = cdi_now_ms() + LOOK_MS;
+        }
+        if (st == CDDP_OK && cdi_now_ms() >= m->deadline_ms)
+            st = too_late(m, err);
+        if (st != CDDP_OK)
+            return st;
+        (void)nanosleep(&nap, NULL);
+        nap_us = nap_us * 3 / 2 > LAST_NAP_US ? LAST_NAP_US : nap_us * 3 / 2;
+    }
+}
+
+/* The last one: what all have said, for all. */
+static cddp_status collect(const struct meeting *m, char *all, size_t cap, struct cdi_error *err)
+{
+    char key[KEY_BYTES], one[ENTRY_BYTES];
+    size_t used = (size_t)snprintf(all, cap, ALL_ARE_HERE);
+    cddp_status st = CDDP_OK;
+
+    for (int i = 0; i < m->g->n && st == CDDP_OK; i++) {
+        here_key(m, i, key);
+        st = get_text(m, key, one, sizeof one, err);
+        if (st == CDDP_OK)
+            used += (size_t)snprintf(all + used, cap - used, "%s ", one);
+    }
+    return st;
+}
+
+/* How it has ended. */
+static cddp_status read_end(const struct meeting *m, const char *all, int *nodes, struct cdi_error *err)
+{
+    const struct cdi_group *g = m->g;
+    int first_on_cpu = 0, status = CDDP_E_ABORTED, blamed = 0, at = 0;
+
+    if (strncmp(all, ALL_ARE_HERE, sizeof ALL_ARE_HERE - 1) != 0) {
+        if (sscanf(all, "%d %d %n", &status, &blamed, &at) != 2 || status >= 0)
+            status = CDDP_E_ABORTED;
+        return cdi_fail_by(err, blamed - 1, (cddp_status)status, "%.1000s", all + at);
+    }
+    all += sizeof ALL_ARE_HERE - 1;
+
+    for (int i = 0; i < g->n; i++) {
+        int on_cpu, used = 0;
+
+        if (sscanf(all, "%d %d %n", &nodes[i], &on_cpu, &used) != 2)
+            return cdi_fail(err, CDDP_E_MISMATCH, "ranks run different versions of libcddp");
+        all += used;
+        if (i == 0)
+            first_on_cpu = on_cpu;
+        if (on_cpu != first_on_cpu)
+            return cdi_fail(err, CDDP_E_MISMATCH,
+                            FUNCTION " (tag %d): rank %d wants the backend \"cpu\", and rank %d that of the whole",
+                            g->tag, g->ranks[on_cpu ? i : 0], g->ranks[on_cpu ? 0 : i]);
+    }
+    return CDDP_OK;
+}
+
+/* The first meeting of this list that has not ended. */
+static cddp_status find_meeting(struct meeting *m, struct cdi_error *err)
+{
+    bool ended = true;
+    cddp_status st = CDDP_OK;
+
+    m->nth = first_to_try(m->g->calls, m->list);
+    while (st == CDDP_OK && ended) {
+        st = has_ended(m->g, m->list, m->nth, &ended, err);
+        m->nth += st == CDDP_OK && ended;
+    }
+    return st;
+}
+
+/* Say that this rank is here, and how the meeting ends where that is known; else wait for it. */
+static cddp_status take_part(const struct meeting *m, char *text, size_t cap, struct cdi_error *err)
+{
+    const struct cdi_group *g = m->g;
+    char key[KEY_BYTES], mine[ENTRY_BYTES];
+    int64_t n_here = 0;
+    cddp_status st = tell_waits(m, true, err);
+
+    (void)snprintf(mine, sizeof mine, "%d %d", g->node, g->on_cpu);
+    here_key(m, g->self, key);
+    if (st == CDDP_OK)
+        st = cdi_store_set(g->store, key, mine, strlen(mine), err);
+    key_of(m, "n", key);
+    if (st == CDDP_OK)
+        st = cdi_store_add(g->store, key, 1, &n_here, err);
+    if (st != CDDP_OK)
+        return st;
+    if (n_here == g->n) {
+        st = collect(m, text, cap, err);
+        return st == CDDP_OK ? end_meeting(m, text, cap, err) : st;
+    }
+    st = await_end(m, err);
+    key_of(m, "end", key);
+    return st == CDDP_OK ? get_text(m, key, text, cap, err) : st;
+}
+
+static cddp_status come(struct meeting *m, int *nodes, struct cdi_error *err)
+{
+    const struct cdi_group *g = m->g;
+    size_t cap = (size_t)g->n * ENTRY_BYTES + TEXT_BYTES;
+    CDI_AUTOFREE char *text = calloc(1, cap);
+    cddp_status st;
+
+    if (text == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
+    st = find_meeting(m, err);
+    if (st != CDDP_OK)
+        return st;
+    st = take_part(m, text, cap, err);
+    if (st != CDDP_OK) { /* the others hear why, unless it has just ended in another way */
+        print_failure(err, text, cap);
+        if (end_meeting(m, text, cap, NULL) != CDDP_OK)
+            return st;
+    }
+    (void)tell_waits(m, false, NULL);
+    note_call(g->calls, m->list, m->nth);
+    return read_end(m, text, nodes, err);
+}
+
+cddp_status cdi_group_meet(const struct cdi_group *g, int *nodes, uint64_t *id, struct cdi_error *err)
+{
+    struct meeting m = {.g = g, .begun_ms = cdi_now_ms()};
+    const int32_t head[] = {g->tag, g->n};
+    struct cdi_error why = {.status = CDDP_OK};
+    uint64_t of[2];
+    cddp_status st = CDDP_OK;
+
+    m.deadline_ms = cdi_deadline_ms(m.begun_ms, g->timeout_ms);
+    m.list = cdi_crc64(cdi_crc64(g->comm, head, sizeof head), g->of_job, (size_t)g->n * sizeof *g->of_job);
+    if (g->n > 1) {
+        st = come(&m, nodes, &why);
+    } else {
+        nodes[0] = g->node;
+        m.nth = first_to_try(g->calls, m.list);
+        note_call(g->calls, m.list, m.nth);
+    }
+    of[0] = m.list;
+    of[1] = m.nth;
+    *id = cdi_crc64(g->comm, of, sizeof of);
+    if (st != CDDP_OK && err != NULL)
+        *err = why;
+    return st;
+}
