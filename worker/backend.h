@@ -46,6 +46,7 @@ struct cdi_world {
     int64_t join_timeout_ms;        /* for what happens while the communicator is made */
     int64_t timeout_ms;             /* of every wait for a peer */
     cddp_store *store;              /* NULL in a world of one without a store */
+    bool shares_store;              /* other threads of this process may wait in it for other communicators meanwhile */
     struct cdi_keys keys;
     struct cdi_flight *flight; /* what the agent says */
     struct cdi_flight *record; /* where operations are noted; NULL: there, too */

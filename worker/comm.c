@@ -223,7 +223,7 @@ static cddp_status keys_get(void *arg, const char *name, void *buf, size_t cap, 
     char key[KEY_BYTES];
 
     (void)snprintf(key, sizeof key, "%s%s", w->prefix, name);
-    return cdi_store_get(w->store, key, buf, cap, len, timeout_ms, err);
+    return (w->shares_store ? cdi_store_get_aside : cdi_store_get)(w->store, key, buf, cap, len, timeout_ms, err);
 }
 
 static cddp_status keys_add(void *arg, const char *name, int64_t delta, int64_t *sum, struct cdi_error *err)
@@ -1362,6 +1362,7 @@ static cddp_status connect_part(struct cddp_comm *part, const cddp_comm *of, con
                    part->id);
     w->flight = whole->flight; /* for what the agent says */
     w->record = part->record;
+    w->shares_store = true;
     if (w->store != NULL)
         w->keys = (struct cdi_keys){.set = keys_set, .get = keys_get, .add = keys_add, .arg = w};
     if (part->ops == of->ops && part->ops->group != NULL)

@@ -14,9 +14,12 @@
 #include "worker/store_conn.h"
 
 #include <string.h>
+#include <time.h>
 
 #define DEFAULT_TIMEOUT_MS 300000
-#define CANCEL_MS 10000 /* for the server to confirm that a wait is cancelled */
+#define CANCEL_MS 10000  /* for the server to confirm that a wait is cancelled */
+#define FIRST_NAP_US 100 /* between two looks; grows by half each time, up to the next line */
+#define LAST_NAP_US 20000
 #define KEY_MAX (CDI_C10D_KEY_MAX - 1)
 
 /* ------------------------------------------------------------------------------------------------ operations ---- */
@@ -329,6 +332,30 @@ cddp_status cdi_store_exists(cddp_store *store, const char *key, bool *exists, s
     struct key k = verbatim(key);
 
     return do_check(store, &k, 1, exists, err);
+}
+
+cddp_status cdi_store_get_aside(cddp_store *store, const char *key, void *buf, size_t cap, size_t *len,
+                                int64_t timeout_ms, struct cdi_error *err)
+{
+    int64_t deadline_ms = deadline_of(store, timeout_ms), nap_us = FIRST_NAP_US;
+
+    for (;;) {
+        const struct timespec nap = {.tv_nsec = nap_us * 1000};
+        bool there = false;
+        cddp_status st = cdi_store_exists(store, key, &there, err);
+
+        if (st == CDDP_OK && there)
+            return do_get(store, verbatim(key), buf, cap, len, timeout_ms, err);
+        if (st == CDDP_OK && store->flight != NULL)
+            st = cdi_flight_check(store->flight, err);
+        if (st == CDDP_OK && cdi_now_ms() >= deadline_ms)
+            st = cdi_fail(err, CDDP_E_TIMEOUT, "key '%.128s' did not appear in the store within %.4g s", key,
+                          (double)(timeout_ms == 0 ? store->timeout_ms : timeout_ms) / 1000);
+        if (st != CDDP_OK)
+            return st;
+        (void)nanosleep(&nap, NULL);
+        nap_us = nap_us * 3 / 2 > LAST_NAP_US ? LAST_NAP_US : nap_us * 3 / 2;
+    }
 }
 
 /* ---------------------------------------------------------------------------------------------- public names ---- */

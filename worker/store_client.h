@@ -41,6 +41,12 @@ void cdi_store_local_address(const cddp_store *store, struct sockaddr_storage *a
 cddp_status cdi_store_set(cddp_store *store, const char *key, const void *value, size_t len, struct cdi_error *err);
 cddp_status cdi_store_get(cddp_store *store, const char *key, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
                           struct cdi_error *err);
+/*
+ * cdi_store_get for where other threads use the store meanwhile, which they cannot while one waits in it: here the key
+ * is asked for again and again.
+ */
+cddp_status cdi_store_get_aside(cddp_store *store, const char *key, void *buf, size_t cap, size_t *len,
+                                int64_t timeout_ms, struct cdi_error *err);
 cddp_status cdi_store_add(cddp_store *store, const char *key, int64_t delta, int64_t *sum, struct cdi_error *err);
 cddp_status cdi_store_compare_set(cddp_store *store, const char *key, const void *expected, size_t expected_len,
                                   const void *desired, size_t desired_len, void *buf, size_t cap, size_t *len,

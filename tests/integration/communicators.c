@@ -6,10 +6,12 @@
  *     communicators MODE...
  *
  * beside: parts of the CPU's beside a GPU's; again: joins after they were left; given: jobs that the program describes,
- * beside that of the environment; group: communicators that their members alone make.
+ * beside that of the environment; group: communicators that their members alone make; threads: the
+ * same in two threads at a time.
  */
 #include "by_hand.h"
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <string.h>
 
@@ -189,6 +191,39 @@ static void group(void)
         CHECK(cddp_finalize(of_two) == CDDP_OK && cddp_finalize(alone) == CDDP_OK && cddp_finalize(turned) == CDDP_OK);
 }
 
+/* --------------------------------------------------------------------------------------------------- threads ---- */
+
+static cddp_comm *shared;
+
+/* Makes groups of all ranks under the tag, one after the other, and works in each. */
+static void *make_groups(void *arg)
+{
+    int tag = *(const int *)arg, size = cddp_world_size(shared), all[8];
+
+    for (int r = 0; r < size; r++)
+        all[r] = (r + tag) % size;
+    for (int i = 0; i < 5; i++) {
+        cddp_comm *of_all;
+
+        CHECK(cddp_comm_create_group(&of_all, shared, all, (size_t)size, tag, NULL) == CDDP_OK);
+        CHECK(digits_of(of_all) == ones(size) && digits_of(of_all) == ones(size));
+        CHECK(cddp_finalize(of_all) == CDDP_OK);
+    }
+    return NULL;
+}
+
+static void threads(void)
+{
+    int tags[2] = {1, 2};
+    pthread_t thread;
+
+    CHECK(cddp_init(&shared, NULL) == CDDP_OK && cddp_world_size(shared) <= 8);
+    CHECK(pthread_create(&thread, NULL, make_groups, &tags[cddp_rank(shared) % 2]) == 0);
+    (void)make_groups(&tags[1 - cddp_rank(shared) % 2]);
+    CHECK(pthread_join(thread, NULL) == 0 && digits_of(shared) == ones(cddp_world_size(shared)));
+    CHECK(cddp_finalize(shared) == CDDP_OK);
+}
+
 /* ------------------------------------------------------------------------------------------------------ main ---- */
 
 static int as_a_rank(int rank)
@@ -201,6 +236,8 @@ static int as_a_rank(int rank)
         again();
     else if (strcmp(mode, "group") == 0)
         group();
+    else if (strcmp(mode, "threads") == 0)
+        threads();
     else
         given();
     return 0;

@@ -17,7 +17,7 @@ KINDS = {'openmpi': (['mpirun.openmpi', 'mpirun'], ['--oversubscribe']),
          'mpich': (['mpiexec.hydra', 'mpiexec.mpich', 'mpiexec'], [])}
 
 
-MODES = ['beside', 'again', 'given', 'group']
+MODES = ['beside', 'again', 'given', 'group', 'threads']
 
 
 def found():

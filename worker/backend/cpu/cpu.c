@@ -196,6 +196,7 @@ cddp_status cdi_cpu_create_at(struct cdi_backend **out, const struct cdi_world *
 
 struct store_meet {
     cddp_store *store;
+    bool shared;
     char prefix[sizeof(((struct cdi_world *)0)->prefix)];
 };
 
@@ -230,7 +231,8 @@ static cddp_status meet_get(void *arg, const char *name, char *buf, size_t cap, 
     if (st == CDDP_OK && !there)
         return cdi_fail(err, CDDP_E_TIMEOUT, "'%s' is not there", key);
     if (st == CDDP_OK)
-        st = cdi_store_get(m->store, key, buf, cap - 1, &len, timeout_ms > 0 ? timeout_ms : 10000, err);
+        st = (m->shared ? cdi_store_get_aside : cdi_store_get)(m->store, key, buf, cap - 1, &len,
+                                                               timeout_ms > 0 ? timeout_ms : 10000, err);
     if (st == CDDP_OK)
         buf[len] = '\0';
     return st;
@@ -245,7 +247,7 @@ static cddp_status cpu_create(struct cdi_backend **out, const struct cdi_world *
 
     if (m == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
-    *m = (struct store_meet){.store = world->store};
+    *m = (struct store_meet){.store = world->store, .shared = world->shares_store};
     memcpy(m->prefix, world->prefix, sizeof m->prefix);
     if (world->store != NULL)
         cdi_store_local_address(world->store, &reached.u.room, &reached.len);
