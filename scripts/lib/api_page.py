@@ -21,7 +21,7 @@ TORCH = [  # PyTorch's; ours; what differs
     ('torch.distributed.get_world_size', '`cddp_world_size`', ''),
     ('torch.distributed.get_node_local_rank', '`cddp_local_rank`', '`cddp_local_world_size` and `cddp_node_rank` beside it'),
     ('torch.distributed.get_backend', '`cddp_backend_name`', ''),
-    ('torch.distributed.new_group', '`cddp_comm_split`', 'by color and key, as in MPI; `cddp_finalize` releases it'),
+    ('torch.distributed.new_group', '`cddp_comm_create_group`', 'its members alone call it; `cddp_comm_split`, by color and key, is a collective of all'),
     ('torch.distributed.split_group', '`cddp_comm_split`', ''),
     ('torch.distributed.all_reduce', '`cddp_all_reduce`', ''),
     ('torch.distributed.broadcast', '`cddp_broadcast`', ''),
