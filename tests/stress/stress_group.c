@@ -74,6 +74,7 @@ static void *one_side(void *arg)
 /* A thread for each of two communicators, in the second of which the ranks are in reverse. */
 static int two_threads(struct rank *r)
 {
+    const struct cdi_split turned = {.color = 0, .key = -r->rank};
     uint64_t seed = *(const uint64_t *)r->arg;
     struct side whole, part;
     pthread_t thread;
@@ -81,7 +82,7 @@ static int two_threads(struct rank *r)
     RANK_CHECK(rank_open(r) == CDDP_OK);
     whole = (struct side){.r = *r, .seed = seed};
     part = (struct side){.r = *r, .seed = seed + 1};
-    RANK_CHECK(r->ops->split(r->b, 0, -r->rank, NULL, r->size, &part.r.b, &r->err) == CDDP_OK);
+    RANK_CHECK(r->ops->split(r->b, &turned, &part.r.b, &r->err) == CDDP_OK);
     part.r.rank = r->size - 1 - r->rank;
     RANK_CHECK(pthread_create(&thread, NULL, one_side, &part) == 0);
     (void)one_side(&whole);

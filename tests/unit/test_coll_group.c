@@ -438,7 +438,7 @@ static int two_threads(int rank)
     pthread_t other;
 
     (void)rank;
-    CHECK(cddp_init(&e[0].comm, NULL) == CDDP_OK && cddp_comm_split(&e[1].comm, e[0].comm, 0, -rank) == CDDP_OK);
+    CHECK(cddp_init(&e[0].comm, NULL) == CDDP_OK && cddp_comm_split(&e[1].comm, e[0].comm, 0, -rank, NULL) == CDDP_OK);
     CHECK(pthread_create(&other, NULL, exchange, &e[1]) == 0);
     (void)exchange(&e[0]);
     CHECK(pthread_join(other, NULL) == 0);
