@@ -26,7 +26,7 @@ static int64_t digits_of(cddp_comm *comm)
 
     for (int r = 0; r < cddp_world_rank(comm, cddp_rank(comm)); r++)
         x *= 10;
-    CHECK(cddp_alloc(comm, sizeof x, (void **)&there) == CDDP_OK && cddp_copy(comm, there, &x, sizeof x) == CDDP_OK);
+    CHECK(cddp_alloc(comm, sizeof x, 0, (void **)&there) == CDDP_OK && cddp_copy(comm, there, &x, sizeof x) == CDDP_OK);
     CHECK(cddp_all_reduce(comm, there, there, 1, CDDP_INT64, CDDP_SUM) == CDDP_OK);
     CHECK(cddp_copy(comm, &x, there, sizeof x) == CDDP_OK);
     cddp_free(comm, there);
