@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The kinds of test: those of nccl-tests, and four of OSU's between pairs of ranks. Each runs one operation, fills in
+ * what goes into it, checks what comes out, and says what its bandwidth is.
+ */
+#ifndef BENCH_KINDS_H
+#define BENCH_KINDS_H
+
+#include "values.h"
+
+#define BENCH_WINDOW 64 /* messages under way at once, as OSU's osu_bw has it */
+
+/* One operation, as it is being measured. */
+struct bench_case {
+    cddp_comm *comm;
+    int rank, n;
+    const struct bench_type *type;
+    const struct bench_op *op; /* NULL: the kind reduces nothing */
+    int root;                  /* 0 where the kind has none */
+    size_t count;              /* elements, as the table shows them */
+    void *in, *out;
+    unsigned round; /* other values in each */
+};
+
+enum bench_place {
+    BENCH_APART,    /* there is no in place */
+    BENCH_SAME,     /* in == out */
+    BENCH_PART_OUT, /* in is this rank's block of out */
+    BENCH_PART_IN   /* out is this rank's block of in */
+};
+
+struct bench_kind {
+    const char *name, *about;
+    bool reduces, rooted;
+    bool blocks_in, blocks_out; /* a block of `count` elements for each rank; else one */
+    enum bench_place place;
+    bool power_of_two; /* of ranks only */
+    bool pairs;        /* of ranks; times are those of an iteration, whatever it holds */
+    cddp_status (*start)(const struct bench_case *c, uint64_t *ticket);
+    void (*fill)(const struct bench_case *c, void *in); /* in: host memory, as large as the input */
+    size_t (*wrong)(const struct bench_case *c, const void *out);
+    double (*algorithm)(int n); /* times count times element size: the bytes of the algorithm bandwidth */
+    double (*bus)(int n);       /* the bus bandwidth by the algorithm's, as nccl-tests' PERFORMANCE.md derives it */
+};
+
+extern const struct bench_kind bench_kinds[];
+extern const int bench_n_kinds;
+
+/* Does this rank take part, and what is its peer? Of kinds with pairs. */
+bool bench_has_peer(const struct bench_kind *kind, int rank, int n, int *peer);
+
+#endif

@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "options.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Long names first, as in nccl-tests; capital letters are those that it has for the same. */
+static const struct option names[] = {
+    {"minbytes", required_argument, NULL, 'b'},
+    {"maxbytes", required_argument, NULL, 'e'},
+    {"stepbytes", required_argument, NULL, 'i'},
+    {"stepfactor", required_argument, NULL, 'f'},
+    {"op", required_argument, NULL, 'o'},
+    {"datatype", required_argument, NULL, 'd'},
+    {"root", required_argument, NULL, 'r'},
+    {"iters", required_argument, NULL, 'n'},
+    {"warmup_iters", required_argument, NULL, 'w'},
+    {"check", required_argument, NULL, 'c'},
+    {"average", required_argument, NULL, 'a'},
+    {"blocking", required_argument, NULL, 'z'},
+    {"output_file", required_argument, NULL, 'J'},
+    {"json", required_argument, NULL, 'J'},
+    {"split", required_argument, NULL, 's'},
+    {"help", no_argument, NULL, 'h'},
+    {"version", no_argument, NULL, 'V'},
+    {NULL, 0, NULL, 0},
+};
+
+void bench_help(FILE *to)
+{
+    (void)fprintf(to,
+                  "usage: cddprun [...] cddp-bench [KIND] [FLAG...]\n"
+                  "Times collectives and messages of libcddp, checks their results, and prints nccl-tests' table.\n\n"
+                  "  cddprun --nproc_per_node=8 cddp-bench all_reduce -b 8 -e 128M -f 2\n\nKIND\n");
+    for (int i = 0; i < bench_n_kinds; i++)
+        (void)fprintf(to, "  %-16s%s\n", bench_kinds[i].name, bench_kinds[i].about);
+    (void)fprintf(to, "  %-16s%s\n\n", "all", "each of them; without KIND: all_reduce");
+    (void)fprintf(
+        to,
+        "  -b, --minbytes=SIZE       the first size; SIZE may end in K, M or G; 32M\n"
+        "  -e, --maxbytes=SIZE       the last size; 32M\n"
+        "  -f, --stepfactor=FACTOR   from one size to the next\n"
+        "  -i, --stepbytes=SIZE      or the distance between two; 1M\n"
+        "  -o, --op=OP               sum, prod, min, max, avg, band, bor, bxor, all; sum\n"
+        "  -d, --datatype=TYPE       int8, uint8, int16, uint16, int32, uint32, int64, uint64, half, float, double,\n"
+        "                            bfloat16, f8e4m3, f8e5m2, all; float\n"
+        "  -r, --root=RANK           or all; 0\n"
+        "  -n, --iters=N             operations that are timed together; 20\n"
+        "  -w, --warmup_iters=N      operations before them; 1\n"
+        "  -c, --check=N             operations whose results are checked; 1\n"
+        "  -a, --average=N           time of 0: rank 0, 1: the mean of all ranks, 2: the least, 3: the most; 1\n"
+        "  -z, --blocking=0|1        1: each operation is waited for before the next; 0\n"
+        "  -s, --split=OP NUMBER     several groups at once: rank OP NUMBER is a rank's group; OP: AND, OR, MOD, DIV\n"
+        "  -J, --json=FILE           also write the figures to FILE\n"
+        "      --help, --version\n\n"
+        "Ranks, backend (CDDP_BACKEND) and addresses are the launcher's: cddprun, torchrun, mpirun, srun.\n"
+        "Exit status: 0; 1: a result is wrong or a rank failed; 2: bad usage.\n");
+}
+
+static bool bad(char *why, size_t cap, const char *flag, const char *value, const char *wanted)
+{
+    (void)snprintf(why, cap, "%s '%s': %s", flag, value, wanted);
+    return false;
+}
+
+static bool parse_size(const char *text, size_t *bytes)
+{
+    static const char units[] = "KMGT";
+    const char *unit;
+    char *end;
+    unsigned long long n;
+    int shift = 0;
+
+    errno = 0;
+    n = strtoull(text, &end, 10);
+    if (end == text || *text == '-' || errno != 0)
+        return false;
+    if (*end != '\0' && (unit = strchr(units, *end & ~0x20)) != NULL) {
+        shift = 10 * (int)(unit - units + 1);
+        end++;
+        end += *end == 'i';
+        end += *end == 'B';
+    }
+    *bytes = (size_t)n << shift;
+    return *end == '\0' && n <= (SIZE_MAX / 4) >> shift;
+}
+
+static bool parse_int(const char *text, int least, int most, int *n)
+{
+    char *end;
+    long v;
+
+    errno = 0;
+    v = strtol(text, &end, 0);
+    *n = (int)v;
+    return end != text && *end == '\0' && errno == 0 && v >= least && v <= most;
+}
+
+static bool parse_type(const char *text, int *type)
+{
+    if (strcmp(text, "all") == 0) {
+        *type = -1;
+        return true;
+    }
+    for (*type = 0; *type < bench_n_types; ++*type)
+        if (strcmp(text, bench_types[*type].name) == 0)
+            return true;
+    return false;
+}
+
+static bool parse_op(const char *text, int *op)
+{
+    if (strcmp(text, "all") == 0) {
+        *op = -1;
+        return true;
+    }
+    for (*op = 0; *op < bench_n_ops; ++*op)
+        if (strcmp(text, bench_ops[*op].name) == 0)
+            return true;
+    return false;
+}
+
+/* "MOD 2", "%2", "AND 0x7". */
+static bool parse_split(const char *text, struct bench_options *o)
+{
+    static const struct {
+        const char *word;
+        char op;
+    } words[] = {{"AND", '&'}, {"OR", '|'}, {"MOD", '%'}, {"DIV", '/'}, {"&", '&'}, {"|", '|'}, {"%", '%'}, {"/", '/'}};
+
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (strncmp(text, words[i].word, strlen(words[i].word)) == 0) {
+            o->split = words[i].op;
+            text += strlen(words[i].word);
+            return parse_int(text + strspn(text, " "), o->split == '%' || o->split == '/', INT_MAX, &o->split_by);
+        }
+    return false;
+}
+
+static bool parse_kind(const char *text, const struct bench_kind **kind)
+{
+    *kind = NULL;
+    for (int i = 0; i < bench_n_kinds; i++)
+        if (strcmp(text, bench_kinds[i].name) == 0)
+            *kind = &bench_kinds[i];
+    return *kind != NULL || strcmp(text, "all") == 0;
+}
+
+static bool parse_factor(const char *text, double *factor)
+{
+    char *end;
+
+    *factor = strtod(text, &end);
+    return end != text && *end == '\0' && *factor > 1 && *factor < 1e9;
+}
+
+static bool take(struct bench_options *o, int c, const char *value, char *why, size_t cap)
+{
+    char flag[3] = {'-', (char)c, '\0'};
+    int n;
+
+    switch (c) {
+    case 'b':
+        return parse_size(value, &o->min_bytes) || bad(why, cap, flag, value, "a size is wanted, such as 8 or 32M");
+    case 'e':
+        return parse_size(value, &o->max_bytes) || bad(why, cap, flag, value, "a size is wanted, such as 8 or 32M");
+    case 'i':
+        o->factor = 0;
+        return (parse_size(value, &o->step_bytes) && o->step_bytes > 0) ||
+               bad(why, cap, flag, value, "a size above 0 is wanted, such as 1M");
+    case 'f':
+        return parse_factor(value, &o->factor) || bad(why, cap, flag, value, "a number above 1 is wanted");
+    case 'o':
+        return parse_op(value, &o->op) || bad(why, cap, flag, value, "no such operation; see --help");
+    case 'd':
+        return parse_type(value, &o->type) || bad(why, cap, flag, value, "no such type; see --help");
+    case 'r':
+        if (strcmp(value, "all") == 0)
+            return (o->root = -1, true);
+        return parse_int(value, 0, INT_MAX, &o->root) || bad(why, cap, flag, value, "a rank or \"all\" is wanted");
+    case 'n':
+        return parse_int(value, 1, INT_MAX, &o->iters) || bad(why, cap, flag, value, "a number above 0 is wanted");
+    case 'w':
+        return parse_int(value, 0, INT_MAX, &o->warmup) || bad(why, cap, flag, value, "a number is wanted");
+    case 'c':
+        return parse_int(value, 0, INT_MAX, &o->checks) || bad(why, cap, flag, value, "a number is wanted");
+    case 'a':
+        if (!parse_int(value, 0, 3, &n))
+            return bad(why, cap, flag, value, "0, 1, 2 or 3 is wanted");
+        o->average = (enum bench_average)n;
+        return true;
+    case 'z':
+        if (!parse_int(value, 0, 1, &n))
+            return bad(why, cap, flag, value, "0 or 1 is wanted");
+        o->blocking = n == 1;
+        return true;
+    case 's':
+        return parse_split(value, o) || bad(why, cap, flag, value, "AND, OR, MOD or DIV and a number are wanted");
+    default:
+        o->json = value;
+        return true;
+    }
+}
+
+enum bench_do bench_options_parse(struct bench_options *o, int argc, char **argv, char *why, size_t cap)
+{
+    int c;
+
+    *o = (struct bench_options){.min_bytes = 32 << 20,
+                                .max_bytes = 32 << 20,
+                                .step_bytes = 1 << 20,
+                                .type = 7, /* float */
+                                .iters = 20,
+                                .warmup = 1,
+                                .checks = 1,
+                                .average = BENCH_AVERAGE};
+    (void)parse_kind("all_reduce", &o->kind);
+    (void)parse_type("float", &o->type);
+    optind = 0;
+    opterr = 0;
+    while ((c = getopt_long(argc, argv, "b:e:i:f:o:d:r:n:w:c:a:z:s:J:h", names, NULL)) != -1) {
+        if (c == 'h')
+            return BENCH_HELP;
+        if (c == 'V')
+            return BENCH_VERSION;
+        if (c == '?') {
+            (void)snprintf(why, cap, "'%s' is no flag of cddp-bench, or needs a value; see --help", argv[optind - 1]);
+            return BENCH_BAD;
+        }
+        if (!take(o, c, optarg, why, cap))
+            return BENCH_BAD;
+    }
+    if (optind < argc && !parse_kind(argv[optind], &o->kind)) {
+        (void)bad(why, cap, "KIND", argv[optind], "no such test; see --help");
+        return BENCH_BAD;
+    }
+    if (optind + 1 < argc) {
+        (void)snprintf(why, cap, "one KIND, not also '%s'; all of them: all", argv[optind + 1]);
+        return BENCH_BAD;
+    }
+    if (o->min_bytes > o->max_bytes) {
+        (void)snprintf(why, cap, "-b %zu is more than -e %zu", o->min_bytes, o->max_bytes);
+        return BENCH_BAD;
+    }
+    return BENCH_RUN;
+}
+
+int bench_color(const struct bench_options *o, int rank)
+{
+    switch (o->split) {
+    case '&':
+        return rank & o->split_by;
+    case '|':
+        return rank | o->split_by;
+    case '%':
+        return rank % o->split_by;
+    case '/':
+        return rank / o->split_by;
+    default:
+        return 0;
+    }
+}
+
+size_t bench_next_size(const struct bench_options *o, size_t bytes)
+{
+    size_t next = o->factor > 0 ? (size_t)((double)bytes * o->factor) : bytes + o->step_bytes;
+
+    return next > bytes ? next : bytes + 1;
+}

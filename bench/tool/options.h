@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The command line of cddp-bench: nccl-tests' letters where it has one. */
+#ifndef BENCH_OPTIONS_H
+#define BENCH_OPTIONS_H
+
+#include "kinds.h"
+
+#include <stdio.h>
+
+enum bench_average { BENCH_RANK_0, BENCH_AVERAGE, BENCH_MIN, BENCH_MAX };
+
+struct bench_options {
+    const struct bench_kind *kind; /* NULL: all of them, a table each */
+    size_t min_bytes, max_bytes, step_bytes;
+    double factor; /* from one size to the next; 0: by step_bytes */
+    int op, type;  /* rows of the tables in values.h; -1: all that go together */
+    int root;      /* -1: every rank in turn */
+    int iters, warmup, checks;
+    enum bench_average average;
+    bool blocking;    /* each operation is waited for before the next one begins */
+    const char *json; /* a file; NULL: none */
+    char split;       /* '&', '|', '%', '/': how a group's number is made of a rank; 0: there is one group */
+    int split_by;
+};
+
+enum bench_do { BENCH_RUN, BENCH_HELP, BENCH_VERSION, BENCH_BAD };
+
+/* Prints nothing; why gets one line with BENCH_BAD. */
+enum bench_do bench_options_parse(struct bench_options *o, int argc, char **argv, char *why, size_t cap);
+void bench_help(FILE *to);
+/* The group that a rank is in. */
+int bench_color(const struct bench_options *o, int rank);
+/* The size after this one. */
+size_t bench_next_size(const struct bench_options *o, size_t bytes);
+
+#endif

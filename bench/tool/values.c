@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "values.h"
+
+#include <math.h>
+#include <string.h>
+
+const struct bench_type bench_types[] = {
+    {"int8", CDDP_INT8, 0, 0},         {"uint8", CDDP_UINT8, 0, 0},        {"int32", CDDP_INT32, 0, 0},
+    {"uint32", CDDP_UINT32, 0, 0},     {"int64", CDDP_INT64, 0, 0},        {"uint64", CDDP_UINT64, 0, 0},
+    {"half", CDDP_FLOAT16, 5, 10},     {"float", CDDP_FLOAT32, 8, 23},     {"double", CDDP_FLOAT64, 11, 52},
+    {"bfloat16", CDDP_BFLOAT16, 8, 7}, {"f8e4m3", CDDP_FLOAT8_E4M3, 4, 3}, {"f8e5m2", CDDP_FLOAT8_E5M2, 5, 2},
+    {"int16", CDDP_INT16, 0, 0},       {"uint16", CDDP_UINT16, 0, 0},
+};
+const struct bench_op bench_ops[] = {
+    {"sum", CDDP_SUM, true, true},  {"prod", CDDP_PROD, true, true},  {"min", CDDP_MIN, true, true},
+    {"max", CDDP_MAX, true, true},  {"avg", CDDP_AVG, true, false},   {"band", CDDP_BAND, false, true},
+    {"bor", CDDP_BOR, false, true}, {"bxor", CDDP_BXOR, false, true},
+};
+const int bench_n_types = sizeof bench_types / sizeof bench_types[0];
+const int bench_n_ops = sizeof bench_ops / sizeof bench_ops[0];
+
+/* 1 or 2. */
+static unsigned value_of(int rank, size_t i, unsigned round)
+{
+    uint64_t h = (i + 1) * 0x9e3779b97f4a7c15u + (uint64_t)rank * 0xc2b2ae3d27d4eb4fu + round * 0x165667b19e3779f9u;
+
+    h ^= h >> 29;
+    h *= 0xbf58476d1ce4e5b9u;
+    return 1 + (unsigned)(h >> 62 & 1);
+}
+
+/* The bits of x >= 0, rounded to nearest, ties to even; no subnormal numbers come here. */
+static uint64_t encode(double x, const struct bench_type *type)
+{
+    int bias = (1 << (type->exponent_bits - 1)) - 1, exponent;
+    double fraction = frexp(x, &exponent), scaled;
+
+    if (!(x > 0))
+        return 0;
+    scaled = nearbyint(ldexp(fraction, type->fraction_bits + 1)); /* from 2^bits to 2^(bits+1), whole */
+    if (isinf(x) || exponent - 1 + bias >= (1 << type->exponent_bits) - (type->dtype != CDDP_FLOAT8_E4M3))
+        return (((uint64_t)1 << type->exponent_bits) - 1) << type->fraction_bits;
+    /* The leading one is added to the exponent, and so is a carry of the rounding. */
+    return ((uint64_t)(exponent - 2 + bias) << type->fraction_bits) + (uint64_t)scaled;
+}
+
+static double decode(uint64_t bits, const struct bench_type *type)
+{
+    int bias = (1 << (type->exponent_bits - 1)) - 1;
+    uint64_t top = ((uint64_t)1 << type->exponent_bits) - 1,
+             fraction = bits & (((uint64_t)1 << type->fraction_bits) - 1);
+    uint64_t exponent = bits >> type->fraction_bits & top;
+    double size;
+
+    if (exponent == top && type->dtype != CDDP_FLOAT8_E4M3)
+        return fraction != 0 ? NAN : bits >> (type->exponent_bits + type->fraction_bits) != 0 ? -INFINITY : INFINITY;
+    size = exponent == 0 ? ldexp((double)fraction, 1 - bias - type->fraction_bits)
+                         : ldexp(1.0 + ldexp((double)fraction, -type->fraction_bits), (int)exponent - bias);
+    return bits >> (type->exponent_bits + type->fraction_bits) != 0 ? -size : size;
+}
+
+static uint64_t load(const void *from, size_t i, size_t size)
+{
+    uint64_t bits = 0;
+
+    memcpy(&bits, (const char *)from + i * size, size); /* little-endian, as every machine that this runs on */
+    return bits;
+}
+
+void bench_fill(void *to, size_t count, const struct bench_type *type, int rank, size_t first, unsigned round)
+{
+    size_t size = cddp_dtype_size(type->dtype);
+
+    for (size_t i = 0; i < count; i++) {
+        unsigned v = value_of(rank, first + i, round);
+        uint64_t bits = type->exponent_bits != 0 ? encode(v, type) : v;
+
+        memcpy((char *)to + i * size, &bits, size);
+    }
+}
+
+size_t bench_wrong(const void *got, size_t count, const struct bench_type *type, int rank, size_t first, unsigned round)
+{
+    size_t size = cddp_dtype_size(type->dtype), wrong = 0;
+
+    for (size_t i = 0; i < count; i++) {
+        unsigned v = value_of(rank, first + i, round);
+
+        wrong += load(got, i, size) != (type->exponent_bits != 0 ? encode(v, type) : v);
+    }
+    return wrong;
+}
+
+/* In whole numbers, which wrap as the types do. */
+static uint64_t reduce(const struct bench_op *op, int n, size_t i, unsigned round)
+{
+    uint64_t a = value_of(0, i, round);
+
+    for (int r = 1; r < n; r++) {
+        uint64_t b = value_of(r, i, round);
+
+        switch ((int)op->op) {
+        case CDDP_PROD:
+            a *= b;
+            break;
+        case CDDP_MIN:
+            a = a < b ? a : b;
+            break;
+        case CDDP_MAX:
+            a = a > b ? a : b;
+            break;
+        case CDDP_BAND:
+            a &= b;
+            break;
+        case CDDP_BOR:
+            a |= b;
+            break;
+        case CDDP_BXOR:
+            a ^= b;
+            break;
+        default:
+            a += b;
+            break; /* also of the mean */
+        }
+    }
+    return a;
+}
+
+/* The same, which may be larger than 64 bits hold. */
+static double reduce_real(const struct bench_op *op, int n, size_t i, unsigned round)
+{
+    double a = 1;
+
+    if (op->op != CDDP_PROD)
+        return (double)reduce(op, n, i, round) / (op->op == CDDP_AVG ? n : 1);
+    for (int r = 0; r < n; r++)
+        a *= value_of(r, i, round);
+    return a;
+}
+
+size_t bench_wrong_reduced(const void *got, size_t count, const struct bench_type *type, const struct bench_op *op,
+                           int n, size_t first, unsigned round)
+{
+    size_t size = cddp_dtype_size(type->dtype), wrong = 0;
+    uint64_t mask = size < 8 ? ((uint64_t)1 << 8 * size) - 1 : UINT64_MAX;
+    /* A mean is rounded once or twice, and a sum of types with few bits at each rank. */
+    double tolerance = ldexp(op->op == CDDP_AVG || op->op == CDDP_SUM ? n + 1 : 0, -type->fraction_bits);
+
+    for (size_t i = 0; i < count; i++) {
+        uint64_t bits = load(got, i, size);
+        double x, want;
+
+        if (type->exponent_bits == 0) {
+            wrong += bits != (reduce(op, n, first + i, round) & mask);
+            continue;
+        }
+        want = decode(encode(reduce_real(op, n, first + i, round), type), type);
+        x = decode(bits, type);
+        wrong += !(x == want || fabs(x - want) <= tolerance * want);
+    }
+    return wrong;
+}

@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What cddp-bench puts in and expects: a benchmark whose check cannot fail would be believed for nothing. */
+#include "bench/tool/options.h"
+#include "bench/tool/values.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+#define N 500
+
+static const struct bench_type *type_of(const char *name)
+{
+    for (int i = 0; i < bench_n_types; i++)
+        if (strcmp(bench_types[i].name, name) == 0)
+            return &bench_types[i];
+    cr_assert(false, "no type %s", name);
+    return NULL;
+}
+
+static const struct bench_op *op_of(const char *name)
+{
+    for (int i = 0; i < bench_n_ops; i++)
+        if (strcmp(bench_ops[i].name, name) == 0)
+            return &bench_ops[i];
+    cr_assert(false, "no operation %s", name);
+    return NULL;
+}
+
+Test(bench_values, ones_and_twos_have_the_bits_of_their_types)
+{
+    static const struct {
+        const char *type;
+        uint64_t one, two;
+    } bits[] = {{"half", 0x3c00, 0x4000},
+                {"bfloat16", 0x3f80, 0x4000},
+                {"float", 0x3f800000, 0x40000000},
+                {"double", 0x3ff0000000000000, 0x4000000000000000},
+                {"f8e4m3", 0x38, 0x40},
+                {"f8e5m2", 0x3c, 0x40},
+                {"int16", 1, 2},
+                {"uint64", 1, 2}};
+
+    for (size_t t = 0; t < sizeof bits / sizeof bits[0]; t++) {
+        const struct bench_type *type = type_of(bits[t].type);
+        size_t size = cddp_dtype_size(type->dtype), n_ones = 0;
+        char buf[8 * N];
+
+        bench_fill(buf, N, type, 3, 7, 1);
+        for (int i = 0; i < N; i++) {
+            uint64_t x = 0;
+
+            memcpy(&x, buf + (size_t)i * size, size);
+            cr_assert(x == bits[t].one || x == bits[t].two, "%s: %#llx", bits[t].type, (unsigned long long)x);
+            n_ones += x == bits[t].one;
+        }
+        cr_expect(n_ones > N / 4 && n_ones < 3 * N / 4, "%zu of %d are 1", n_ones, N);
+    }
+}
+
+Test(bench_values, a_changed_element_is_found)
+{
+    for (int t = 0; t < bench_n_types; t++) {
+        char buf[8 * N];
+
+        bench_fill(buf, N, &bench_types[t], 1, 0, 4);
+        cr_expect(bench_wrong(buf, N, &bench_types[t], 1, 0, 4) == 0);
+        buf[17 * cddp_dtype_size(bench_types[t].dtype)] ^= 1;
+        cr_expect(bench_wrong(buf, N, &bench_types[t], 1, 0, 4) == 1, "%s", bench_types[t].name);
+    }
+}
+
+Test(bench_values, another_rank_round_or_place_is_wrong)
+{
+    float buf[N];
+
+    bench_fill(buf, N, type_of("float"), 1, 0, 4);
+    cr_expect(bench_wrong(buf, N, type_of("float"), 2, 0, 4) > N / 4);
+    cr_expect(bench_wrong(buf, N, type_of("float"), 1, 1, 4) > N / 4);
+    cr_expect(bench_wrong(buf, N, type_of("float"), 1, 0, 5) > N / 4);
+}
+
+Test(bench_values, sums_are_those_of_floats)
+{
+    float buf[3][N], sum[N];
+    size_t wrong;
+
+    for (int r = 0; r < 3; r++)
+        bench_fill(buf[r], N, type_of("float"), r, 10, 2);
+    for (int i = 0; i < N; i++)
+        sum[i] = buf[0][i] + buf[1][i] + buf[2][i];
+    cr_expect(bench_wrong_reduced(sum, N, type_of("float"), op_of("sum"), 3, 10, 2) == 0);
+    sum[3] += 1;
+    cr_expect(bench_wrong_reduced(sum, N, type_of("float"), op_of("sum"), 3, 10, 2) == 1);
+    for (int i = 0; i < N; i++)
+        sum[i] = (buf[0][i] + buf[1][i] + buf[2][i]) / 3;
+    cr_expect(bench_wrong_reduced(sum, N, type_of("float"), op_of("avg"), 3, 10, 2) == 0);
+    wrong = bench_wrong_reduced(sum, N, type_of("float"), op_of("sum"), 3, 10, 2);
+    cr_expect(wrong == N, "a mean is no sum: %zu", wrong);
+}
+
+Test(bench_values, products_of_whole_numbers_wrap_and_those_of_half_are_infinite)
+{
+    const uint16_t infinite = 0x7c00;
+    int8_t product;
+    int zeros = 0, infinities = 0;
+
+    for (size_t i = 0; i < N; i++) {
+        product = 0; /* of 100 ranks: 2 to some power above 7, modulo 256 */
+        zeros += bench_wrong_reduced(&product, 1, type_of("int8"), op_of("prod"), 100, i, 0) == 0;
+        infinities += bench_wrong_reduced(&infinite, 1, type_of("half"), op_of("prod"), 100, i, 0) == 0;
+    }
+    cr_expect(zeros == N && infinities == N, "%d, %d", zeros, infinities);
+}
+
+Test(bench_values, bits_are_those_of_whole_numbers)
+{
+    uint8_t buf[2][N], got[N];
+
+    for (int r = 0; r < 2; r++)
+        bench_fill(buf[r], N, type_of("uint8"), r, 0, 0);
+    for (int i = 0; i < N; i++)
+        got[i] = buf[0][i] ^ buf[1][i];
+    cr_expect(bench_wrong_reduced(got, N, type_of("uint8"), op_of("bxor"), 2, 0, 0) == 0);
+    cr_expect(bench_wrong_reduced(got, N, type_of("uint8"), op_of("bor"), 2, 0, 0) > 0);
+}
+
+static enum bench_do parse(struct bench_options *o, char *why, int argc, const char *const *words)
+{
+    char *argv[16] = {"cddp-bench"};
+
+    for (int i = 0; i < argc; i++)
+        argv[i + 1] = (char *)(uintptr_t)words[i];
+    return bench_options_parse(o, argc + 1, argv, why, 256);
+}
+
+Test(bench_options, letters_are_those_of_nccl_tests)
+{
+    const char *words[] = {"alltoall", "-b",   "8",  "-e",  "128M", "-f", "2",
+                           "-d",       "half", "-o", "max", "-n5",  "-s", "MOD 2"};
+    struct bench_options o;
+    char why[256] = "";
+
+    cr_assert(parse(&o, why, 14, words) == BENCH_RUN, "%s", why);
+    cr_expect(strcmp(o.kind->name, "alltoall") == 0 && o.min_bytes == 8 && o.max_bytes == 128 << 20 && o.iters == 5);
+    cr_expect(bench_types[o.type].dtype == CDDP_FLOAT16 && bench_ops[o.op].op == CDDP_MAX);
+    cr_expect(bench_next_size(&o, 8) == 16 && bench_color(&o, 5) == 1);
+}
+
+Test(bench_options, bad_ones_are_named)
+{
+    static const struct {
+        const char *words[3];
+        const char *part;
+    } cases[] = {{{"-b", "x"}, "'x'"},         {{"-b", "99999999999T"}, "size"},  {{"-f", "1"}, "above 1"},
+                 {{"-d", "float17"}, "type"},  {{"-o", "mean"}, "operation"},     {{"-b", "2M", "-e1M"}, "more than"},
+                 {{"all_reduced"}, "no such"}, {{"-n", "0"}, "above 0"},          {{"-s", "DIV 0"}, "AND, OR"},
+                 {{"--frob"}, "--frob"},       {{"gather", "scatter"}, "scatter"}};
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct bench_options o;
+        char why[256] = "";
+        int n = 0;
+
+        while (n < 3 && cases[i].words[n] != NULL)
+            n++;
+        cr_expect(parse(&o, why, n, cases[i].words) == BENCH_BAD && strstr(why, cases[i].part) != NULL, "%s: '%s'",
+                  cases[i].words[0], why);
+    }
+}
