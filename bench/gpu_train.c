@@ -110,7 +110,7 @@ static void save_and_load(struct job *j, struct times *during, struct saved *too
     void *before = copy_of(j, last), *after, *loaded;
     double start = now_us();
 
-    must(cddp_optim_save(j->optim, j->dir, 1, j->items, j->n_params, &options));
+    must(cddp_checkpoint_save(j->comm, j->dir, 1, j->items, j->n_params + 1, &options));
     took->call_ms = (now_us() - start) * 1e-3;
     run(j, during, 0);
     start = now_us();
@@ -118,7 +118,7 @@ static void save_and_load(struct job *j, struct times *during, struct saved *too
     took->wait_ms = (now_us() - start) * 1e-3;
     after = copy_of(j, last);
     start = now_us();
-    must(cddp_optim_load(j->optim, j->dir, j->items, j->n_params, &info));
+    must(cddp_checkpoint_load(j->comm, j->dir, j->items, j->n_params + 1, &info));
     took->load_ms = (now_us() - start) * 1e-3;
     loaded = copy_of(j, last);
     if (memcmp(before, after, j->param_bytes) == 0)
@@ -165,7 +165,7 @@ static void make_params(struct job *j)
     j->n_params = j->n_buckets * PARAMS_PER_BUCKET;
     j->param_bytes = j->bucket_bytes / PARAMS_PER_BUCKET;
     j->params = get_memory(j->n_params * sizeof *j->params);
-    j->items = get_memory(j->n_params * sizeof *j->items);
+    j->items = get_memory((j->n_params + 1) * sizeof *j->items);
     for (size_t i = 0; i < j->n_params; i++) {
         char *name = get_memory(NAME_BYTES);
 
@@ -201,6 +201,8 @@ static void open_job(struct job *j)
     options.stream = j->card.stream;
     must(cddp_ddp_create(&j->ddp, j->comm, j->params, j->n_params, &options));
     must(cddp_optim_create(&j->optim, j->ddp, &adamw));
+    j->items[j->n_params] = (cddp_checkpoint_item){
+        .size = sizeof(cddp_checkpoint_item), .name = "adamw", .data = j->optim, .kind = CDDP_ITEM_OPTIM};
 }
 
 static void close_job(struct job *j)

@@ -101,10 +101,6 @@ enum cdi_asked {
     CDI_ASKED_CHECKPOINT_SAVE,
     CDI_ASKED_CHECKPOINT_LOAD,
     CDI_ASKED_CHECKPOINT_WAIT,
-    CDI_ASKED_OPTIM_SAVE,
-    CDI_ASKED_OPTIM_LOAD,
-    CDI_ASKED_POWERSGD_SAVE,
-    CDI_ASKED_POWERSGD_LOAD,
     CDI_ASKED_ALLOC,
     CDI_ASKED_REGISTER,
     /* Not functions: collectives that are made of others, and what the program has called. See enqueue_group. */

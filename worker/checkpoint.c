@@ -4,7 +4,6 @@
 #include "common/buf.h"
 #include "common/cleanup.h"
 #include "common/crc64.h"
-#include "worker/sized.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -17,14 +16,38 @@
 #include <sys/stat.h>
 
 #define MAGIC "CDDPCKPT"
-#define VERSION 1u
+#define VERSION 2u
 #define ALIGN 64u
 #define FIXED_BYTES (8 + 4 + 4 + 8 + 8 + 8)
+#define ENTRY_BYTES 26 /* without the name */
 #define MAX_NAME 255u
-#define MAX_HEADER ((uint64_t)FIXED_BYTES + 8 + (uint64_t)CDI_CHECKPOINT_MAX_ITEMS * (25 + MAX_NAME))
+#define MAX_OBJECT_NAME 200u /* room for what is appended to it */
+#define MAX_HEADER ((uint64_t)FIXED_BYTES + 8 + (uint64_t)CDI_CHECKPOINT_MAX_ITEMS * (ENTRY_BYTES + MAX_NAME))
 #define PIECE ((size_t)1 << 20)
 #define MOVED ((size_t)4 << 20) /* bytes that come from a device, or go there, at once */
 #define FILE_NAME "checkpoint-%020" PRIu64 ".cddp"
+
+cddp_status cdi_checkpoint_check_item(const cddp_checkpoint_item *item, size_t i, struct cdi_error *err)
+{
+    bool is_memory = item->kind == CDDP_ITEM_MEMORY;
+    size_t len = item->name == NULL ? 0 : strlen(item->name), most = is_memory ? MAX_NAME : MAX_OBJECT_NAME;
+
+    if (item->kind < CDDP_ITEM_MEMORY || item->kind > CDDP_ITEM_DDP)
+        return cdi_fail(err, CDDP_E_INVALID, "checkpoint: item %zu is of kind %d, which this libcddp does not know", i,
+                        (int)item->kind);
+    if (len == 0 || len > most)
+        return cdi_fail(err, CDDP_E_INVALID, "checkpoint: item %zu needs a name of 1 to %zu bytes", i, most);
+    if (item->data == NULL && (item->bytes > 0 || !is_memory))
+        return cdi_fail(err, CDDP_E_INVALID, "checkpoint: item '%s' has no %s", item->name,
+                        is_memory ? "memory" : "object: its data is NULL");
+    if ((item->flags & ~(uint32_t)CDDP_ITEM_PER_RANK) != 0)
+        return cdi_fail(err, CDDP_E_INVALID, "checkpoint: item '%s' has flags that this libcddp does not know",
+                        item->name);
+    if (!is_memory && (item->bytes != 0 || item->flags != 0))
+        return cdi_fail(err, CDDP_E_INVALID, "checkpoint: item '%s' is no memory: its bytes and flags must be 0",
+                        item->name);
+    return CDDP_OK;
+}
 
 cddp_status cdi_checkpoint_check_items(const cddp_checkpoint_item *items, size_t n_items, struct cdi_error *err)
 {
@@ -32,44 +55,13 @@ cddp_status cdi_checkpoint_check_items(const cddp_checkpoint_item *items, size_t
         return cdi_fail(err, CDDP_E_INVALID, "checkpoint: %zu items; there must be 1 to %d", n_items,
                         CDI_CHECKPOINT_MAX_ITEMS);
     for (size_t i = 0; i < n_items; i++) {
-        size_t len = items[i].name == NULL ? 0 : strlen(items[i].name);
-
-        if (len == 0 || len > MAX_NAME)
-            return cdi_fail(err, CDDP_E_INVALID, "checkpoint: item %zu needs a name of 1 to %u bytes", i, MAX_NAME);
-        if (items[i].data == NULL && items[i].bytes > 0)
-            return cdi_fail(err, CDDP_E_INVALID, "checkpoint: item '%s' has no memory", items[i].name);
-        if ((items[i].flags & ~CDDP_ITEM_PER_RANK) != 0 || items[i].zero != 0)
-            return cdi_fail(err, CDDP_E_INVALID, "checkpoint: item '%s' has flags that this libcddp does not know",
-                            items[i].name);
+        if (strlen(items[i].name) > MAX_NAME)
+            return cdi_fail(err, CDDP_E_INVALID, "checkpoint: '%.200s...' is too long a name", items[i].name);
         for (size_t k = 0; k < i; k++)
             if (strcmp(items[k].name, items[i].name) == 0)
                 return cdi_fail(err, CDDP_E_INVALID, "checkpoint: two items are named '%s'", items[i].name);
     }
     return CDDP_OK;
-}
-
-cddp_checkpoint_item *cdi_checkpoint_join(const cddp_checkpoint_item *a, size_t n_a, const cddp_checkpoint_item *b,
-                                          size_t n_b, struct cdi_error *err)
-{
-    CDI_AUTOFREE cddp_checkpoint_item *known = NULL;
-    cddp_checkpoint_item *all;
-
-    if (n_a > CDI_CHECKPOINT_MAX_ITEMS) {
-        (void)cdi_fail(err, CDDP_E_INVALID, "checkpoint: %zu items; there must be 1 to %d", n_a,
-                       CDI_CHECKPOINT_MAX_ITEMS);
-        return NULL;
-    }
-    known = cdi_sized_get_list(sizeof *known, a, n_a, "cddp_checkpoint_item", err);
-    if (known == NULL || n_b == 0)
-        return cdi_steal(&known);
-    all = realloc(known, (n_a + n_b) * sizeof *all);
-    if (all == NULL) {
-        (void)cdi_fail(err, CDDP_E_NOMEM, "checkpoint: no memory for %zu items", n_a + n_b);
-        return NULL;
-    }
-    known = NULL;
-    memcpy(all + n_a, b, n_b * sizeof *all);
-    return all;
 }
 
 static uint64_t aligned(uint64_t n)
@@ -84,7 +76,7 @@ static uint64_t header_bytes_of(const cddp_checkpoint_item *items, size_t n_item
     uint64_t bytes = FIXED_BYTES + 8;
 
     for (size_t i = 0; i < n_items; i++)
-        bytes += 25 + strlen(items[i].name);
+        bytes += ENTRY_BYTES + strlen(items[i].name);
     return bytes;
 }
 
@@ -113,6 +105,7 @@ static cddp_status make_header(struct cdi_buf *b, uint64_t step, const cddp_chec
         (void)cdi_buf_put_u64(b, items[i].bytes);
         (void)cdi_buf_put_u64(b, offset);
         (void)cdi_buf_put_u64(b, crc[i]);
+        (void)cdi_buf_put_u8(b, (uint8_t)items[i].kind);
         (void)cdi_buf_put_u8(b, (uint8_t)strlen(items[i].name));
         (void)cdi_buf_append(b, items[i].name, strlen(items[i].name));
         offset = aligned(offset + items[i].bytes);
@@ -269,7 +262,7 @@ static void remove_old(int dir_fd, const char *dir, uint64_t just_written, int k
         return;
     for (size_t i = 0; i < n; i++) {
         /* A step newer than ours belongs to a life of the job that was abandoned: ours is the newest now. */
-        if (steps[i] == just_written || (steps[i] < just_written && ++kept < keep))
+        if (steps[i] == just_written || (steps[i] < just_written && (keep < 0 || ++kept < keep)))
             continue;
         (void)snprintf(name, sizeof name, FILE_NAME, steps[i]);
         (void)unlinkat(dir_fd, name, 0);
@@ -312,23 +305,27 @@ cddp_status cdi_checkpoint_write(const char *dir, uint64_t step, const cddp_chec
 struct entry {
     uint64_t bytes, offset, crc;
     const char *name; /* not terminated */
-    uint8_t name_len;
+    uint8_t kind, name_len;
 };
 
-struct reader {
+struct cdi_checkpoint_file {
     int fd;
+    char path[PATH_MAX];
     uint64_t step;
     uint8_t *header;
     struct entry *entries;
     uint32_t n_entries;
 };
 
-static void reader_release(struct reader *r)
+void cdi_checkpoint_close(struct cdi_checkpoint_file *f)
 {
-    if (r->fd >= 0)
-        (void)close(r->fd);
-    free(r->header);
-    free(r->entries);
+    if (f == NULL)
+        return;
+    if (f->fd >= 0)
+        (void)close(f->fd);
+    free(f->header);
+    free(f->entries);
+    free(f);
 }
 
 static bool read_all(int fd, void *data, size_t len, uint64_t offset)
@@ -358,105 +355,110 @@ static uint64_t get_uint(const uint8_t *p, int n_bytes)
     return v;
 }
 
-/* Fill r->entries from a header whose checksum is right; false if its numbers make no sense all the same. */
-static bool parse_entries(struct reader *r, uint64_t header_bytes, uint64_t file_bytes)
+/* Fill f->entries from a header whose checksum is right; false if its numbers make no sense all the same. */
+static bool parse_entries(struct cdi_checkpoint_file *f, uint64_t header_bytes, uint64_t file_bytes)
 {
-    const uint8_t *p = r->header + FIXED_BYTES, *end = r->header + header_bytes - 8;
+    const uint8_t *p = f->header + FIXED_BYTES, *end = f->header + header_bytes - 8;
 
-    for (uint32_t i = 0; i < r->n_entries; i++) {
-        struct entry *e = &r->entries[i];
+    for (uint32_t i = 0; i < f->n_entries; i++) {
+        struct entry *e = &f->entries[i];
 
-        if (end - p < 25)
+        if (end - p < ENTRY_BYTES)
             return false;
-        *e = (struct entry){get_uint(p, 8), get_uint(p + 8, 8), get_uint(p + 16, 8), (const char *)p + 25, p[24]};
-        if (end - p < 25 + e->name_len || e->offset > file_bytes || e->bytes > file_bytes - e->offset)
+        *e = (struct entry){.bytes = get_uint(p, 8),
+                            .offset = get_uint(p + 8, 8),
+                            .crc = get_uint(p + 16, 8),
+                            .name = (const char *)p + ENTRY_BYTES,
+                            .kind = p[24],
+                            .name_len = p[25]};
+        if (end - p < ENTRY_BYTES + e->name_len || e->offset > file_bytes || e->bytes > file_bytes - e->offset)
             return false;
-        p += 25 + e->name_len;
+        p += ENTRY_BYTES + e->name_len;
     }
     return p == end;
 }
 
 /* A link to nothing, a folder or a pipe has the name of a checkpoint, and is none: CDDP_E_IO, as of a damaged file. */
-static cddp_status open_file(struct reader *r, const char *path, struct stat *sb, struct cdi_error *err)
+static cddp_status open_file(struct cdi_checkpoint_file *f, struct stat *sb, struct cdi_error *err)
 {
-    r->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer would block */
-    if (r->fd < 0 && (errno == ENOENT || errno == ELOOP || errno == ENXIO))
-        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be opened: %s", path, strerror(errno));
-    if (r->fd < 0 || fstat(r->fd, sb) != 0)
-        return cdi_fail_errno(err, errno, "checkpoint '%s'", path);
+    f->fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer would block */
+    if (f->fd < 0 && (errno == ENOENT || errno == ELOOP || errno == ENXIO))
+        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be opened: %s", f->path, strerror(errno));
+    if (f->fd < 0 || fstat(f->fd, sb) != 0)
+        return cdi_fail_errno(err, errno, "checkpoint '%s'", f->path);
     if (!S_ISREG(sb->st_mode))
-        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is not a file", path);
+        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is not a file", f->path);
     return CDDP_OK;
 }
 
 /* Open, read and check the header. Anything wrong with the bytes is CDDP_E_IO: this file is damaged. */
-static cddp_status read_header(struct reader *r, const char *path, struct cdi_error *err)
+static cddp_status read_header(struct cdi_checkpoint_file *f, struct cdi_error *err)
 {
     uint8_t fixed[FIXED_BYTES];
     struct stat sb;
     uint64_t header_bytes, file_bytes;
 
-    if (open_file(r, path, &sb, err) != CDDP_OK)
+    if (open_file(f, &sb, err) != CDDP_OK)
         return err->status;
-    if (sb.st_size < (off_t)sizeof fixed || !read_all(r->fd, fixed, sizeof fixed, 0) || memcmp(fixed, MAGIC, 8) != 0)
-        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: it does not begin as one", path);
-    r->n_entries = (uint32_t)get_uint(fixed + 12, 4);
-    r->step = get_uint(fixed + 16, 8);
+    if (sb.st_size < (off_t)sizeof fixed || !read_all(f->fd, fixed, sizeof fixed, 0) || memcmp(fixed, MAGIC, 8) != 0)
+        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: it does not begin as one", f->path);
+    f->n_entries = (uint32_t)get_uint(fixed + 12, 4);
+    f->step = get_uint(fixed + 16, 8);
     header_bytes = get_uint(fixed + 24, 8);
     file_bytes = get_uint(fixed + 32, 8);
     if ((uint64_t)sb.st_size != file_bytes)
-        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: it has %" PRIu64 " of its %" PRIu64 " bytes", path,
-                        (uint64_t)sb.st_size, file_bytes);
+        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: it has %" PRIu64 " of its %" PRIu64 " bytes",
+                        f->path, (uint64_t)sb.st_size, file_bytes);
     if (header_bytes < FIXED_BYTES + 8 || header_bytes > MAX_HEADER || header_bytes > file_bytes ||
-        r->n_entries > CDI_CHECKPOINT_MAX_ITEMS)
-        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: its header makes no sense", path);
-    r->header = malloc(header_bytes);
-    r->entries = calloc(r->n_entries + 1u, sizeof *r->entries);
-    if (r->header == NULL || r->entries == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint '%s': out of memory", path);
-    if (!read_all(r->fd, r->header, header_bytes, 0) ||
-        cdi_crc64(0, r->header, header_bytes - 8) != get_uint(r->header + header_bytes - 8, 8))
-        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: its header's checksum is wrong", path);
+        f->n_entries > CDI_CHECKPOINT_MAX_ITEMS)
+        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: its header makes no sense", f->path);
+    f->header = malloc(header_bytes);
+    f->entries = calloc(f->n_entries + 1u, sizeof *f->entries);
+    if (f->header == NULL || f->entries == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint '%s': out of memory", f->path);
+    if (!read_all(f->fd, f->header, header_bytes, 0) ||
+        cdi_crc64(0, f->header, header_bytes - 8) != get_uint(f->header + header_bytes - 8, 8))
+        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: its header's checksum is wrong", f->path);
     /* Only now: a flipped bit is not another format. */
     if (get_uint(fixed + 8, 4) != VERSION)
         return cdi_fail(err, CDDP_E_VERSION, "checkpoint '%s' has format %" PRIu64 "; this libcddp reads format %u",
-                        path, get_uint(fixed + 8, 4), VERSION);
-    if (!parse_entries(r, header_bytes, file_bytes))
-        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: its header makes no sense", path);
+                        f->path, get_uint(fixed + 8, 4), VERSION);
+    if (!parse_entries(f, header_bytes, file_bytes))
+        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: its header makes no sense", f->path);
     return CDDP_OK;
 }
 
 /* Compare every item's checksum, before a byte of the caller's memory is changed. */
-static cddp_status verify_items(const struct reader *r, const char *path, struct cdi_error *err)
+static cddp_status verify_items(const struct cdi_checkpoint_file *f, struct cdi_error *err)
 {
     CDI_AUTOFREE uint8_t *piece = malloc(PIECE);
 
     if (piece == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint '%s': out of memory", path);
-    for (uint32_t i = 0; i < r->n_entries; i++) {
-        const struct entry *e = &r->entries[i];
+        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint '%s': out of memory", f->path);
+    for (uint32_t i = 0; i < f->n_entries; i++) {
+        const struct entry *e = &f->entries[i];
         uint64_t crc = 0;
 
         for (uint64_t done = 0; done < e->bytes;) {
             size_t n = e->bytes - done < PIECE ? (size_t)(e->bytes - done) : PIECE;
 
-            if (!read_all(r->fd, piece, n, e->offset + done))
-                return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be read", path);
+            if (!read_all(f->fd, piece, n, e->offset + done))
+                return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be read", f->path);
             crc = cdi_crc64(crc, piece, n);
             done += n;
         }
         if (crc != e->crc)
-            return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: the checksum of item '%.*s' is wrong", path,
+            return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: the checksum of item '%.*s' is wrong", f->path,
                             (int)e->name_len, e->name);
     }
     return CDDP_OK;
 }
 
-static const struct entry *find_entry(const struct reader *r, const char *name)
+static const struct entry *find_entry(const struct cdi_checkpoint_file *f, const char *name)
 {
-    for (uint32_t i = 0; i < r->n_entries; i++)
-        if (strlen(name) == r->entries[i].name_len && memcmp(name, r->entries[i].name, r->entries[i].name_len) == 0)
-            return &r->entries[i];
+    for (uint32_t i = 0; i < f->n_entries; i++)
+        if (strlen(name) == f->entries[i].name_len && memcmp(name, f->entries[i].name, f->entries[i].name_len) == 0)
+            return &f->entries[i];
     return NULL;
 }
 
@@ -469,91 +471,118 @@ static bool may_miss(const cddp_checkpoint_item *item)
 }
 
 /* Of an item that is on a device, piece by piece through host memory. */
-static cddp_status fill_away(const struct reader *r, const char *path, const cddp_checkpoint_item *item,
-                             uint64_t offset, const struct cdi_mover *mover, struct cdi_error *err)
+static cddp_status fill_away(const struct cdi_checkpoint_file *f, const cddp_checkpoint_item *item, uint64_t offset,
+                             const struct cdi_mover *mover, struct cdi_error *err)
 {
     size_t cap = item->bytes < MOVED ? item->bytes : MOVED;
     CDI_AUTOFREE uint8_t *piece = malloc(cap + 1);
-    cddp_status st = piece == NULL ? cdi_fail(err, CDDP_E_NOMEM, "checkpoint '%s': out of memory", path) : CDDP_OK;
+    cddp_status st = piece == NULL ? cdi_fail(err, CDDP_E_NOMEM, "checkpoint '%s': out of memory", f->path) : CDDP_OK;
 
     for (size_t done = 0; done < item->bytes && st == CDDP_OK;) {
         size_t n = item->bytes - done < cap ? item->bytes - done : cap;
 
-        if (!read_all(r->fd, piece, n, offset + done))
-            return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be read", path);
+        if (!read_all(f->fd, piece, n, offset + done))
+            return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be read", f->path);
         st = mover->ops->move(mover->b, (uint8_t *)item->data + done, piece, n, err);
         done += n;
     }
     return st;
 }
 
-static cddp_status fill_items(const struct reader *r, const char *path, const cddp_checkpoint_item *items,
-                              size_t n_items, uint8_t *present, const struct cdi_mover *mover, struct cdi_error *err)
+bool cdi_checkpoint_has(const struct cdi_checkpoint_file *f, const char *name)
 {
-    cddp_status st = CDDP_OK;
+    return find_entry(f, name) != NULL;
+}
 
+const char *cdi_checkpoint_kind_name(unsigned kind)
+{
+    static const char *const names[] = {[CDDP_ITEM_MEMORY] = "memory",
+                                        [CDDP_ITEM_SAMPLER] = "a sampler",
+                                        [CDDP_ITEM_OPTIM] = "an optimizer",
+                                        [CDDP_ITEM_DDP] = "a reducer"};
+
+    return kind < sizeof names / sizeof names[0] ? names[kind] : "something unknown";
+}
+
+cddp_status cdi_checkpoint_fit(const struct cdi_checkpoint_file *f, const cddp_checkpoint_item *items, size_t n_items,
+                               uint8_t *present, struct cdi_error *err)
+{
     for (size_t i = 0; i < n_items; i++) {
-        const struct entry *e = find_entry(r, items[i].name);
+        const struct entry *e = find_entry(f, items[i].name);
 
-        present[i] = e != NULL;
+        if (present != NULL)
+            present[i] = e != NULL;
         if (e == NULL && may_miss(&items[i]))
             continue;
         if (e == NULL)
-            return cdi_fail(err, CDDP_E_MISMATCH, "checkpoint '%s' holds no item '%s'", path, items[i].name);
+            return cdi_fail(err, CDDP_E_MISMATCH, "checkpoint '%s' holds no item '%s'", f->path, items[i].name);
+        if (e->kind != items[i].kind)
+            return cdi_fail(err, CDDP_E_MISMATCH, "checkpoint '%s': item '%s' is %s there and %s in this program",
+                            f->path, items[i].name, cdi_checkpoint_kind_name(e->kind),
+                            cdi_checkpoint_kind_name((unsigned)items[i].kind));
         if (e->bytes != items[i].bytes)
             return cdi_fail(err, CDDP_E_MISMATCH,
-                            "checkpoint '%s': item '%s' has %" PRIu64 " bytes there and %zu in this program", path,
+                            "checkpoint '%s': item '%s' has %" PRIu64 " bytes there and %zu in this program", f->path,
                             items[i].name, e->bytes, items[i].bytes);
     }
+    return CDDP_OK;
+}
+
+cddp_status cdi_checkpoint_fill(const struct cdi_checkpoint_file *f, const cddp_checkpoint_item *items, size_t n_items,
+                                const struct cdi_mover *mover, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
     for (size_t i = 0; i < n_items && st == CDDP_OK; i++) {
-        const struct entry *e = find_entry(r, items[i].name);
+        const struct entry *e = find_entry(f, items[i].name);
 
         if (e != NULL && (items[i].flags & CDI_ITEM_AWAY) != 0)
-            st = fill_away(r, path, &items[i], e->offset, mover, err);
-        else if (e != NULL && !read_all(r->fd, items[i].data, items[i].bytes, e->offset))
-            st = cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be read", path);
+            st = fill_away(f, &items[i], e->offset, mover, err);
+        else if (e != NULL && !read_all(f->fd, items[i].data, items[i].bytes, e->offset))
+            st = cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be read", f->path);
     }
     return st;
 }
 
-static cddp_status read_one(const char *dir, uint64_t step, const cddp_checkpoint_item *items, size_t n_items,
-                            uint8_t *present, const struct cdi_mover *mover, struct cdi_error *err)
+/* *out is to be closed, also on failure. */
+static cddp_status open_one(struct cdi_checkpoint_file **out, const char *dir, uint64_t step, struct cdi_error *err)
 {
-    struct reader r = {.fd = -1};
-    char path[PATH_MAX];
+    struct cdi_checkpoint_file *f = calloc(1, sizeof *f);
     cddp_status st;
 
-    if (snprintf(path, sizeof path, "%s/" FILE_NAME, dir, step) >= (int)sizeof path)
+    *out = f;
+    if (f == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint directory '%.200s': out of memory", dir);
+    f->fd = -1;
+    if (snprintf(f->path, sizeof f->path, "%s/" FILE_NAME, dir, step) >= (int)sizeof f->path)
         return cdi_fail(err, CDDP_E_INVALID, "checkpoint directory '%.200s...': the path is too long", dir);
-    st = read_header(&r, path, err);
-    if (st == CDDP_OK)
-        st = verify_items(&r, path, err);
-    if (st == CDDP_OK)
-        st = fill_items(&r, path, items, n_items, present, mover, err);
-    reader_release(&r);
-    return st;
+    st = read_header(f, err);
+    return st == CDDP_OK ? verify_items(f, err) : st;
 }
 
-cddp_status cdi_checkpoint_read(const char *dir, const cddp_checkpoint_item *items, size_t n_items, uint8_t *present,
-                                const struct cdi_mover *mover, cddp_checkpoint_info *info, struct cdi_error *err)
+cddp_status cdi_checkpoint_open(struct cdi_checkpoint_file **out, const char *dir, cddp_checkpoint_info *info,
+                                struct cdi_error *err)
 {
     CDI_AUTOFREE uint64_t *steps = NULL;
-    cddp_checkpoint_info found = {0};
+    cddp_checkpoint_info found = {.size = sizeof found};
     struct cdi_error why = {.status = CDDP_OK};
     size_t n = 0;
     cddp_status st = list_steps(dir, &steps, &n, err);
 
+    *out = NULL;
     if (st != CDDP_OK)
         return st;
     if (n == 0)
         return cdi_fail(err, CDDP_E_NOT_FOUND, "no checkpoint in '%s'", dir);
     for (size_t i = 0; i < n; i++) {
-        st = read_one(dir, steps[i], items, n_items, present, mover, &why);
+        st = open_one(out, dir, steps[i], &why);
         if (st == CDDP_OK) {
             found.step = steps[i];
             *info = found;
             return CDDP_OK;
         }
+        cdi_checkpoint_close(*out);
+        *out = NULL;
         if (st != CDDP_E_IO)
             return cdi_fail_since(err, &why, "%s", why.msg);
         if (found.n_damaged++ == 0)

@@ -1,20 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Checkpoint files of one process, below the collective calls of cddp.h: write whole or not at all, find the newest
- * whole one, read; and those calls for other parts of the library. One writer per directory. Layout, little-endian:
+ * whole one, read; and what those calls have for other parts of the library. One writer per directory. Layout,
+ * little-endian:
  *
  *     "CDDPCKPT" | u32 version | u32 n_items | u64 step | u64 header_bytes | u64 file_bytes
- *     n_items x ( u64 bytes | u64 offset | u64 crc64 of the bytes | u8 name_len | name )
+ *     n_items x ( u64 bytes | u64 offset | u64 crc64 of the bytes | u8 kind | u8 name_len | name )
  *     u64 crc64 of the header up to here
  *     the items' bytes, each at a multiple of 64
  *
- * A later version keeps the first line, and the checksum as the last 8 of header_bytes: what has neither is damaged,
- * and not of another version.
+ * An item that is no memory is one item of its name in the file, or several whose names begin with it and a dot; all of
+ * its kind. A later version keeps the first line, and the checksum as the last 8 of header_bytes: what has neither is
+ * damaged, and not of another version.
  */
 #ifndef CDI_CHECKPOINT_H
 #define CDI_CHECKPOINT_H
 
 #include "worker/backend.h"
+
+#include <stdbool.h>
 
 #define CDI_CHECKPOINT_MAX_ITEMS 65536
 
@@ -27,50 +31,48 @@ struct cdi_mover {
     struct cdi_backend *b;
 };
 
-/* Are names and memory as cddp.h demands? CDDP_E_INVALID with a sentence. */
+/* Are an item of a program, and the list of those of a file, as cddp.h demands? CDDP_E_INVALID with a sentence. */
+cddp_status cdi_checkpoint_check_item(const cddp_checkpoint_item *item, size_t i, struct cdi_error *err);
 cddp_status cdi_checkpoint_check_items(const cddp_checkpoint_item *items, size_t n_items, struct cdi_error *err);
 
 /* Write dir/checkpoint-STEP.cddp and keep the newest `keep`. CDDP_E_SYSTEM, CDDP_E_NOMEM, or what the mover says. */
 cddp_status cdi_checkpoint_write(const char *dir, uint64_t step, const cddp_checkpoint_item *items, size_t n_items,
                                  int keep, const struct cdi_mover *mover, struct cdi_error *err);
 
-/*
- * Find the newest whole checkpoint and fill the items from it; results as of cddp_checkpoint_load. An item with
- * CDDP_ITEM_PER_RANK, which is one rank's and is named NAME[rank], may be missing if it is not rank 0's. present[i]
- * becomes 1 if item i was there, else 0. Or what the mover says.
- */
-cddp_status cdi_checkpoint_read(const char *dir, const cddp_checkpoint_item *items, size_t n_items, uint8_t *present,
-                                const struct cdi_mover *mover, cddp_checkpoint_info *info, struct cdi_error *err);
+/* The newest whole checkpoint, all of whose checksums are right. */
+struct cdi_checkpoint_file;
 
+/* *out is to be closed. *info is written on success only. Results as of cddp_checkpoint_load. */
+cddp_status cdi_checkpoint_open(struct cdi_checkpoint_file **out, const char *dir, cddp_checkpoint_info *info,
+                                struct cdi_error *err);
+/* NULL is allowed. */
+void cdi_checkpoint_close(struct cdi_checkpoint_file *f);
+bool cdi_checkpoint_has(const struct cdi_checkpoint_file *f, const char *name);
 /*
- * List a, as a program gives it, and b, the library's own, after it: one that is to be freed. NULL: *err, which is not
- * NULL here, says why.
+ * Is each item there, of the same kind and size? CDDP_E_MISMATCH. One with CDDP_ITEM_PER_RANK, which is one rank's and
+ * is named NAME[rank], may be missing if it is not rank 0's. present[i] (NULL: not wanted) becomes 1 if item i is
+ * there, else 0.
  */
-cddp_checkpoint_item *cdi_checkpoint_join(const cddp_checkpoint_item *a, size_t n_a, const cddp_checkpoint_item *b,
-                                          size_t n_b, struct cdi_error *err);
+cddp_status cdi_checkpoint_fit(const struct cdi_checkpoint_file *f, const cddp_checkpoint_item *items, size_t n_items,
+                               uint8_t *present, struct cdi_error *err);
+/* Items that fit get their bytes. CDDP_E_IO, CDDP_E_NOMEM, or what the mover says. */
+cddp_status cdi_checkpoint_fill(const struct cdi_checkpoint_file *f, const cddp_checkpoint_item *items, size_t n_items,
+                                const struct cdi_mover *mover, struct cdi_error *err);
+
+/* "an optimizer"; of what a file or a program says. */
+const char *cdi_checkpoint_kind_name(unsigned kind);
+
+/* --- checkpoint_agree.c */
+/*
+ * A collective: CDDP_OK where every rank has come to that (mine) and names the same n_items items in the same order;
+ * else the same error on all of them, CDDP_E_MISMATCH for other items. Or what a collective may return.
+ */
+cddp_status cdi_checkpoint_agree(cddp_comm *comm, cddp_status mine, const cddp_checkpoint_item *const *items,
+                                 size_t n_items, struct cdi_error *err);
 
 /* --- checkpoint_comm.c */
-/*
- * Rank 0 alone, no communication: one item of the newest whole checkpoint, once no save in the background is under way.
- * Results as of cddp_checkpoint_load.
- */
-cddp_status cdi_checkpoint_peek(cddp_comm *comm, const char *dir, const cddp_checkpoint_item *item,
-                                struct cdi_error *err);
 /* Bytes of host memory to (CDI_SEND) or from (CDI_RECV) rank `peer`, which calls it the other way round. */
 cddp_status cdi_checkpoint_move(cddp_comm *comm, enum cdi_op_kind kind, void *at, size_t bytes, int peer,
-                                struct cdi_error *err);
-/* What follows are collectives. */
-/* Rank 0's status, with its sentence in *err, becomes every rank's. Or what a collective may return. */
-cddp_status cdi_checkpoint_share(cddp_comm *comm, cddp_status status, struct cdi_error *err);
-/* As cddp_checkpoint_save; items, opt and info are those of a program, here and in the next one. */
-cddp_status cdi_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step, const cddp_checkpoint_item *items,
-                                size_t n_items, const cddp_checkpoint_options *opt, struct cdi_error *err);
-/*
- * As cddp_checkpoint_load; beside the items, of which there may be none then, rank 0 reads `alone`, which nobody else
- * gets (elsewhere NULL and 0).
- */
-cddp_status cdi_checkpoint_load(cddp_comm *comm, const char *dir, const cddp_checkpoint_item *alone, size_t n_alone,
-                                const cddp_checkpoint_item *items, size_t n_items, cddp_checkpoint_info *info,
                                 struct cdi_error *err);
 
 #endif

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The collective calls over checkpoint files: rank 0 writes and reads, all ranks get its result and its bytes. An item
- * of which each rank has its own is so many items in the file: NAME[0], NAME[1], ...
+ * of which each rank has its own is so many items in the file: NAME[0], NAME[1], ... What is no memory: worker/item.h.
+ * Whatever may fail on one rank alone does so before anything changes, and the ranks tell each other.
  */
 #include "common/cleanup.h"
-#include "common/crc64.h"
-#include "worker/checkpoint.h"
 #include "worker/comm.h"
+#include "worker/item.h"
 #include "worker/saver.h"
 #include "worker/sized.h"
 
@@ -20,7 +20,6 @@ struct verdict {
     int32_t status;
     int32_t os_error;
     char msg[CDI_ERROR_TEXT];
-    uint64_t own_bytes;       /* a save: of the items of which each rank has its own */
     uint64_t step, n_damaged; /* a load: cddp_checkpoint_info */
     char damaged[sizeof((cddp_checkpoint_info *)NULL)->damaged];
 };
@@ -39,13 +38,6 @@ static cddp_status share(cddp_comm *comm, struct verdict *v, struct cdi_error *e
     (void)cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(comm), 0), (cddp_status)v->status, "%s", v->msg);
     err->os_error = v->os_error;
     return err->status;
-}
-
-cddp_status cdi_checkpoint_share(cddp_comm *comm, cddp_status status, struct cdi_error *err)
-{
-    struct verdict v = {.status = status};
-
-    return share(comm, &v, err);
 }
 
 static bool is_own(const cddp_checkpoint_item *item)
@@ -84,6 +76,92 @@ static size_t own_bytes(const cddp_checkpoint_item *items, size_t n_items)
     for (size_t i = 0; i < n_items; i++)
         bytes += is_own(&items[i]) ? items[i].bytes : 0;
     return bytes;
+}
+
+/* ----------------------------------------------------------------------------------- the items as programs see them */
+
+/* A program's list, taken apart. What is no memory is in a cdi_save, whose memory outlives the call. */
+struct list {
+    cddp_checkpoint_item *all, *memory;
+    const cddp_checkpoint_item **alike; /* those that all ranks have to name alike */
+    size_t n, n_memory, n_alike;
+    uint8_t *own; /* room: of each rank, one byte and all its own items; then this rank's */
+};
+
+static void list_release(struct list *l)
+{
+    free(l->all);
+    free(l->memory);
+    free(l->alike);
+    free(l->own);
+}
+
+static bool is_collective(const cddp_checkpoint_item *item)
+{
+    return item->kind != CDDP_ITEM_MEMORY && item->kind != CDDP_ITEM_SAMPLER;
+}
+
+/* One item that this rank has to look at, number i. */
+static cddp_status add(struct list *l, struct cdi_save *s, const cddp_comm *comm, size_t i, struct cdi_error *err)
+{
+    const cddp_checkpoint_item *item = &l->all[i];
+
+    if (cdi_checkpoint_check_item(item, i, err) != CDDP_OK)
+        return err->status;
+    if (item->kind == CDDP_ITEM_MEMORY) {
+        l->memory[l->n_memory++] = *item;
+        return CDDP_OK;
+    }
+    s->states[s->n_states++] = (struct cdi_state){.name = item->name, .object = item->data, .kind = item->kind};
+    if (cdi_item_ops(item->kind)->check(item->data, comm, err) != CDDP_OK)
+        return cdi_error_wrap(err, "checkpoint: item '%s'", item->name);
+    return CDDP_OK;
+}
+
+/*
+ * Each rank alone. all: every item counts, and is named alike, on every rank; else only on rank 0, but for those that
+ * each rank has a part of.
+ */
+static cddp_status list_read(struct list *l, struct cdi_save *s, const cddp_comm *comm,
+                             const cddp_checkpoint_item *items, size_t n_items, bool all, struct cdi_error *err)
+{
+    bool looks = all || cddp_rank(comm) == 0;
+    cddp_status st = CDDP_OK;
+
+    if ((items == NULL && n_items > 0) || n_items > CDI_CHECKPOINT_MAX_ITEMS || (looks && n_items == 0))
+        return cdi_fail(err, CDDP_E_INVALID, "checkpoint: %zu items; there must be 1 to %d",
+                        items == NULL ? 0 : n_items, CDI_CHECKPOINT_MAX_ITEMS);
+    l->all = cdi_sized_get_list(sizeof *l->all, items, n_items, "cddp_checkpoint_item", err);
+    if (l->all == NULL)
+        return err->status;
+    l->n = n_items;
+    l->memory = calloc(n_items + 1, sizeof *l->memory);
+    l->alike = calloc(n_items + 1, sizeof *l->alike);
+    s->states = calloc(n_items + 1, sizeof *s->states);
+    if (l->memory == NULL || l->alike == NULL || s->states == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: no memory for %zu items", n_items);
+    for (size_t i = 0; i < n_items && st == CDDP_OK; i++) {
+        bool alike = all || is_own(&l->all[i]) || is_collective(&l->all[i]);
+
+        if (looks || alike)
+            st = add(l, s, comm, i, err);
+        if (alike)
+            l->alike[l->n_alike++] = &l->all[i];
+    }
+    if (st == CDDP_OK && looks)
+        st = cdi_checkpoint_check_items(l->all, n_items, err);
+    return st;
+}
+
+/* Room to exchange what each rank has of its own. */
+static cddp_status list_make_room(struct list *l, const cddp_comm *comm, struct cdi_error *err)
+{
+    size_t world = (size_t)cddp_world_size(comm), own = own_bytes(l->memory, l->n_memory), each = 1 + own;
+
+    l->own = own > 0 && each <= SIZE_MAX / (world + 1) ? calloc(world + 1, each) : NULL;
+    if (own > 0 && l->own == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: no memory for %zu bytes of each of %zu ranks", own, world);
+    return CDDP_OK;
 }
 
 /* ---------------------------------------------------------------------------------- the items as files see them ----
@@ -128,16 +206,24 @@ static void get_snapshot(struct cdi_save *s, cddp_comm *comm, const cddp_checkpo
         s->snapshot = s->mover.ops->borrow(s->mover.b, bytes);
 }
 
+static size_t count_entries(const struct cdi_save *s)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < s->n_states; i++)
+        n += s->states[i].n_entries;
+    return n;
+}
+
 /*
- * Rank 0's list for the file: an item of each rank's own once for each rank. Names are copied, and each item has its
- * memory, which is not filled yet.
+ * Rank 0's list for the file of the items that are memory: an item of each rank's own once for each rank. Names are
+ * copied, and each item has its memory, which is not filled yet. There is room for the states' entries behind them.
  */
 static cddp_status expand(struct cdi_save *s, cddp_comm *comm, const cddp_checkpoint_item *items, size_t n_items,
                           bool background, struct cdi_error *err)
 {
     size_t world = (size_t)cddp_world_size(comm), bytes = 0, n = 0, text = 0;
     uint8_t *at, *snap;
-    cddp_status st;
     char *name;
 
     s->mover = (struct cdi_mover){cdi_comm_ops(comm), cdi_comm_backend(comm)};
@@ -153,7 +239,7 @@ static cddp_status expand(struct cdi_save *s, cddp_comm *comm, const cddp_checkp
         text += copies * (strlen(items[i].name) + SUFFIX_BYTES);
         bytes += place_of(comm, s, &items[i], background) == PLACE_BLOCK ? copies * items[i].bytes : 0;
     }
-    s->items = calloc(n + 1, sizeof *s->items);
+    s->items = calloc(n + count_entries(s) + 1, sizeof *s->items);
     s->names = name = malloc(text + 1);
     s->block = at = malloc(bytes + 1);
     snap = s->snapshot;
@@ -171,8 +257,7 @@ static cddp_status expand(struct cdi_save *s, cddp_comm *comm, const cddp_checkp
                                : snprintf(name, strlen(items[i].name) + 1, "%s", items[i].name) + 1;
         }
     }
-    st = cdi_checkpoint_check_items(s->items, s->n_items, err);
-    for (size_t i = 0, k = 0; i < n_items && st == CDDP_OK; i++) {
+    for (size_t i = 0, k = 0; i < n_items; i++) {
         enum place place = place_of(comm, s, &items[i], background);
 
         for (size_t r = 0; r < (is_own(&items[i]) ? world : 1); r++, k++) {
@@ -188,96 +273,79 @@ static cddp_status expand(struct cdi_save *s, cddp_comm *comm, const cddp_checkp
             }
         }
     }
-    return st;
+    return CDDP_OK;
 }
 
 /* ---------------------------------------------------------------------------------------------------- saving ---- */
 
-/* The ranks' own items must be the same ones: a hash of their names and sizes. */
-static uint64_t hash_own(const cddp_checkpoint_item *items, size_t n_items)
+/* All ranks' own items, behind one another by rank. */
+static cddp_status gather_own(struct list *l, cddp_comm *comm, struct cdi_error *err)
 {
-    uint64_t hash = 0;
-
-    for (size_t i = 0; i < n_items; i++) {
-        if (!is_own(&items[i]))
-            continue;
-        hash = cdi_crc64(hash, items[i].name, strlen(items[i].name) + 1);
-        hash = cdi_crc64(hash, &items[i].bytes, sizeof items[i].bytes);
-    }
-    return hash;
-}
-
-/*
- * All ranks' own items, behind one another by rank: the hash, then the bytes. A rank whose items are others has nothing
- * but its hash to give, and all are told.
- */
-static cddp_status gather_own(uint8_t **all, cddp_comm *comm, const cddp_checkpoint_item *items, size_t n_items,
-                              size_t own, struct cdi_error *err)
-{
-    size_t world = (size_t)cddp_world_size(comm), each = sizeof(uint64_t) + own;
-    bool is_list = cdi_checkpoint_check_items(items, n_items, NULL) == CDDP_OK;
-    uint64_t hash = is_list ? hash_own(items, n_items) : 0, root;
-    CDI_AUTOFREE uint8_t *mine = calloc(1, each);
-    uint8_t *at = mine;
+    size_t each = own_bytes(l->memory, l->n_memory);
+    uint8_t *mine = l->own + (size_t)cddp_world_size(comm) * each, *at = mine;
     cddp_status st = CDDP_OK;
 
-    *all = malloc(world * each);
-    if (*all == NULL || mine == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: no memory for %zu bytes of each of %zu ranks", own, world);
-    memcpy(at, &hash, sizeof hash);
-    at += sizeof hash;
-    for (size_t i = 0; i < n_items && st == CDDP_OK && is_list && own_bytes(items, n_items) == own; i++) {
-        if (!is_own(&items[i]))
+    if (each == 0)
+        return CDDP_OK;
+    for (size_t i = 0; i < l->n_memory && st == CDDP_OK; i++) {
+        if (!is_own(&l->memory[i]))
             continue;
-        st = copy(comm, at, items[i].data, items[i].bytes, err);
-        at += items[i].bytes;
+        st = copy(comm, at, l->memory[i].data, l->memory[i].bytes, err);
+        at += l->memory[i].bytes;
     }
-    if (st == CDDP_OK)
-        st = cdi_comm_all_gather(comm, mine, *all, each, CDDP_UINT8, err);
-    memcpy(&root, *all, sizeof root);
-    for (size_t r = 1; r < world && st == CDDP_OK; r++)
-        if (memcmp(*all + r * each, &root, sizeof root) != 0)
-            return cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(comm), (int)r), CDDP_E_MISMATCH,
-                               "checkpoint: rank %zu's items with CDDP_ITEM_PER_RANK are not those of rank 0 in name, "
-                               "size or order",
-                               r);
-    return st;
+    return st == CDDP_OK ? cdi_comm_all_gather(comm, mine, l->own, each, CDDP_UINT8, err) : st;
 }
 
 /* Fill rank 0's list: shared items from the user's memory, the others from what was gathered. */
-static cddp_status fill(struct cdi_save *s, cddp_comm *comm, const cddp_checkpoint_item *items, size_t n_items,
-                        const uint8_t *own, size_t own_each, struct cdi_error *err)
+static cddp_status fill(struct cdi_save *s, cddp_comm *comm, const struct list *l, struct cdi_error *err)
 {
-    size_t world = (size_t)cddp_world_size(comm), at = sizeof(uint64_t), k = 0;
+    size_t world = (size_t)cddp_world_size(comm), each = own_bytes(l->memory, l->n_memory), at = 0, k = 0;
     cddp_status st = CDDP_OK;
 
-    for (size_t i = 0; i < n_items && st == CDDP_OK; i++) {
-        if (!is_own(&items[i])) {
-            if (s->items[k].data != items[i].data)
-                st = copy(comm, s->items[k].data, items[i].data, items[i].bytes, err);
+    for (size_t i = 0; i < l->n_memory && st == CDDP_OK; i++) {
+        const cddp_checkpoint_item *item = &l->memory[i];
+
+        if (!is_own(item)) {
+            if (s->items[k].data != item->data)
+                st = copy(comm, s->items[k].data, item->data, item->bytes, err);
             k++;
             continue;
         }
         for (size_t r = 0; r < world; r++, k++)
-            if (own != NULL && items[i].bytes > 0)
-                memcpy(s->items[k].data, own + r * own_each + at, items[i].bytes);
-        at += items[i].bytes;
+            if (item->bytes > 0)
+                memcpy(s->items[k].data, l->own + r * each + at, item->bytes);
+        at += item->bytes;
     }
     return st;
 }
 
-static cddp_status save_on_root(cddp_comm *comm, struct cdi_save *s, const cddp_checkpoint_item *items, size_t n_items,
-                                const uint8_t *own, size_t own_each, bool background, struct cdi_error *err)
+/* Behind the memory's. */
+static void append_entries(struct cdi_save *s)
+{
+    for (size_t i = 0; i < s->n_states; i++) {
+        const struct cdi_state *w = &s->states[i];
+
+        if (w->n_entries > 0)
+            memcpy(s->items + s->n_items, w->entries, w->n_entries * sizeof *s->items);
+        s->n_items += w->n_entries;
+    }
+}
+
+static cddp_status save_on_root(cddp_comm *comm, struct cdi_save *s, const struct list *l, bool background,
+                                struct cdi_error *err)
 {
     cddp_status st = s->dir == NULL ? cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory")
-                                    : expand(s, comm, items, n_items, background, err);
+                                    : expand(s, comm, l->memory, l->n_memory, background, err);
 
     if (st == CDDP_OK)
         st = settle(comm, err);
     if (st == CDDP_OK)
-        st = fill(s, comm, items, n_items, own, own_each, err);
+        st = fill(s, comm, l, err);
     if (st != CDDP_OK)
         return st;
+    append_entries(s);
+    if (cdi_checkpoint_check_items(s->items, s->n_items, err) != CDDP_OK)
+        return err->status;
     return background ? cdi_saver_start(cdi_comm_saver(comm), s, err)
                       : cdi_checkpoint_write(s->dir, s->step, s->items, s->n_items, s->keep, &s->mover, err);
 }
@@ -291,57 +359,60 @@ static cddp_status read_options(cddp_checkpoint_options *opt, const cddp_checkpo
     *opt = (cddp_checkpoint_options){.size = sizeof *opt};
     if (said != NULL)
         st = cdi_sized_get(opt, sizeof *opt, said, "cddp_checkpoint_options", err);
-    if (opt->keep < 0)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_checkpoint_options.keep is negative");
     if (opt->keep == 0)
         opt->keep = 2;
     return st;
 }
 
-static cddp_status check_place(const cddp_comm *comm, const char *dir, struct cdi_error *err)
+static cddp_status check_dir(const char *dir, struct cdi_error *err)
 {
-    if (comm == NULL || dir == NULL || *dir == '\0')
-        return cdi_fail(err, CDDP_E_INVALID, "checkpoint: no communicator or no directory");
-    return CDDP_OK;
+    return dir != NULL && *dir != '\0' ? CDDP_OK : cdi_fail(err, CDDP_E_INVALID, "checkpoint: no directory");
 }
 
-cddp_status cdi_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step, const cddp_checkpoint_item *items,
-                                size_t n_items, const cddp_checkpoint_options *opt, struct cdi_error *err)
+/* The states of what is no memory, whole, on rank 0. A collective. */
+static cddp_status collect(struct cdi_save *s, cddp_comm *comm, struct cdi_error *err)
 {
-    bool is_root;
-    CDI_AUTOFREE cddp_checkpoint_item *list = NULL;
-    CDI_AUTOFREE uint8_t *own = NULL;
-    cddp_checkpoint_options how;
-    struct cdi_error unread;
     struct verdict v = {0};
-    cddp_status st = check_place(comm, dir, err);
+    cddp_status st;
 
-    if (st != CDDP_OK)
-        return st;
-    list = cdi_checkpoint_join(items, n_items, NULL, 0, &unread);
-    is_root = cddp_rank(comm) == 0;
-    if (is_root) {
-        v.status = read_options(&how, opt, err);
-        if (v.status == CDDP_OK && list == NULL) {
-            *err = unread;
-            v.status = unread.status;
-        }
-        if (v.status == CDDP_OK)
-            v.status = cdi_checkpoint_check_items(list, n_items, err);
-        if (v.status == CDDP_OK)
-            v.status = cdi_saver_wait(*cdi_comm_saver(comm), err);
-        v.own_bytes = v.status == CDDP_OK && list != NULL ? own_bytes(list, n_items) : 0;
-    }
+    for (size_t i = 0; cddp_rank(comm) == 0 && i < s->n_states && v.status == CDDP_OK; i++)
+        v.status = cdi_item_ops(s->states[i].kind)->begin_save(&s->states[i], err);
     st = share(comm, &v, err);
-    if (st == CDDP_OK) /* also where rank 0 has none: another rank may have some */
-        st = gather_own(&own, comm, list, list == NULL ? 0 : n_items, v.own_bytes, err);
+    for (size_t i = 0; i < s->n_states && st == CDDP_OK; i++)
+        if (cdi_item_ops(s->states[i].kind)->collect != NULL)
+            st = cdi_item_ops(s->states[i].kind)->collect(&s->states[i], err);
+    return st;
+}
+
+static cddp_status save(cddp_comm *comm, const char *dir, uint64_t step, const cddp_checkpoint_item *items,
+                        size_t n_items, const cddp_checkpoint_options *opt, struct list *l, struct cdi_save *s,
+                        struct cdi_error *err)
+{
+    bool is_root = cddp_rank(comm) == 0;
+    cddp_checkpoint_options how = {.size = sizeof how};
+    struct verdict v = {0};
+    cddp_status st = check_dir(dir, err);
+
+    if (st == CDDP_OK && is_root)
+        st = read_options(&how, opt, err);
+    if (st == CDDP_OK)
+        st = list_read(l, s, comm, items, n_items, false, err);
+    if (st == CDDP_OK)
+        st = list_make_room(l, comm, err);
+    if (st == CDDP_OK && is_root)
+        st = cdi_saver_wait(*cdi_comm_saver(comm), err);
+    st = cdi_checkpoint_agree(comm, st, l->alike, l->n_alike, err);
+    if (st == CDDP_OK)
+        st = gather_own(l, comm, err);
+    if (st == CDDP_OK)
+        st = collect(s, comm, err);
     if (st != CDDP_OK)
         return st;
-    if (is_root && list != NULL) { /* else share has said why */
-        struct cdi_save s = {.dir = strdup(dir), .step = step, .keep = how.keep};
-
-        v.status = save_on_root(comm, &s, list, n_items, own, sizeof(uint64_t) + v.own_bytes, how.background != 0, err);
-        cdi_save_release(&s);
+    if (is_root) {
+        s->dir = strdup(dir);
+        s->step = step;
+        s->keep = how.keep;
+        v.status = save_on_root(comm, s, l, how.background != 0, err);
     }
     return share(comm, &v, err);
 }
@@ -350,8 +421,6 @@ static cddp_status wait_for_save(cddp_comm *comm, struct cdi_error *err)
 {
     struct verdict v = {0};
 
-    if (comm == NULL)
-        return cdi_fail(err, CDDP_E_INVALID, "checkpoint: no communicator");
     if (cddp_rank(comm) == 0)
         v.status = cdi_saver_wait(*cdi_comm_saver(comm), err);
     return share(comm, &v, err);
@@ -359,78 +428,153 @@ static cddp_status wait_for_save(cddp_comm *comm, struct cdi_error *err)
 
 /* --------------------------------------------------------------------------------------------------- loading ---- */
 
-/*
- * Read `alone`, and behind it rank 0's list. All of it is in one whole file, or nothing is changed. present: of each,
- * is it there?
- */
-static cddp_status read_list(struct cdi_save *s, cddp_comm *comm, const char *dir, const cddp_checkpoint_item *alone,
-                             size_t n_alone, const cddp_checkpoint_item *items, size_t n_items, uint8_t **present,
-                             cddp_checkpoint_info *info, struct cdi_error *err)
+/* What rank 0 has found. */
+struct found {
+    struct cdi_checkpoint_file *file;
+    uint8_t *present; /* of each of s->items, is it there? */
+    cddp_checkpoint_info info;
+};
+
+/* Rank 0 alone: the newest whole checkpoint, and does all of it fit? States are read; memory stays as it is. */
+static cddp_status find(struct found *f, struct cdi_save *s, cddp_comm *comm, const char *dir, const struct list *l,
+                        struct cdi_error *err)
 {
-    CDI_AUTOFREE cddp_checkpoint_item *all = NULL;
-    cddp_status st = n_items > 0 ? expand(s, comm, items, n_items, false, err) : CDDP_OK;
+    cddp_status st = cdi_saver_wait(*cdi_comm_saver(comm), err);
 
     if (st == CDDP_OK)
-        st = settle(comm, err);
-    if (st != CDDP_OK)
-        return st;
-    *present = calloc(n_alone + s->n_items + 1, 1);
-    all = calloc(n_alone + s->n_items + 1, sizeof *all);
-    if (*present == NULL || all == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory");
-    if (n_alone > 0)
-        memcpy(all, alone, n_alone * sizeof *all);
-    if (s->n_items > 0)
-        memcpy(all + n_alone, s->items, s->n_items * sizeof *all);
-    return cdi_checkpoint_read(dir, all, n_alone + s->n_items, *present, &s->mover, info, err);
+        st = cdi_checkpoint_open(&f->file, dir, &f->info, err);
+    if (st == CDDP_OK)
+        st = expand(s, comm, l->memory, l->n_memory, false, err);
+    if (st == CDDP_OK && s->n_items > 0)
+        st = cdi_checkpoint_check_items(s->items, s->n_items, err);
+    if (st == CDDP_OK)
+        f->present = calloc(s->n_items + 1, 1);
+    if (st == CDDP_OK && f->present == NULL)
+        st = cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory");
+    if (st == CDDP_OK)
+        st = cdi_checkpoint_fit(f->file, s->items, s->n_items, f->present, err);
+    for (size_t i = 0; i < s->n_states && st == CDDP_OK; i++)
+        st = cdi_item_ops(s->states[i].kind)->begin_load(&s->states[i], f->file, err);
+    return st;
 }
 
-/* Of one item, what each rank saved, from rank 0's list from k on (elsewhere NULL); a byte says whether it did. */
+/* What each rank has to see for itself. A collective. */
+static cddp_status compare(struct cdi_save *s, cddp_comm *comm, struct cdi_error *err)
+{
+    cddp_status fit = CDDP_OK, st = CDDP_OK;
+    bool any = false;
+
+    for (size_t i = 0; i < s->n_states && st == CDDP_OK; i++) {
+        const struct cdi_item_ops *ops = cdi_item_ops(s->states[i].kind);
+        struct cdi_error why = {.status = CDDP_OK};
+        cddp_status one = CDDP_OK;
+
+        if (ops->compare == NULL)
+            continue;
+        any = true;
+        st = ops->compare(&s->states[i], comm, &one, &why);
+        if (st != CDDP_OK) {
+            *err = why;
+        } else if (fit == CDDP_OK && one != CDDP_OK) {
+            fit = one;
+            *err = why;
+            (void)cdi_error_wrap(err, "checkpoint: item '%s'", s->states[i].name);
+        }
+    }
+    return any && st == CDDP_OK ? cdi_checkpoint_agree(comm, fit, NULL, 0, err) : st;
+}
+
+/* Of one item, what each rank saved, from rank 0's list from k on (elsewhere there is none); a byte says whether it
+ * did.
+ */
 static cddp_status give_own(cddp_comm *comm, const struct cdi_save *s, size_t k, const uint8_t *present,
-                            const cddp_checkpoint_item *item, struct cdi_error *err)
+                            const cddp_checkpoint_item *item, uint8_t *all, struct cdi_error *err)
 {
     size_t world = (size_t)cddp_world_size(comm), each = 1 + item->bytes;
-    CDI_AUTOFREE uint8_t *all = calloc(world, each);
-    const uint8_t *mine;
+    const uint8_t *mine = all + (size_t)cddp_rank(comm) * each;
     cddp_status st;
 
-    if (all == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: no memory for %zu bytes of each of %zu ranks", item->bytes,
-                        world);
-    mine = all + (size_t)cddp_rank(comm) * each;
-    for (size_t r = 0; r < world && present != NULL && s->items != NULL; r++) {
+    if (item->bytes == 0)
+        return CDDP_OK;
+    for (size_t r = 0; r < world && present != NULL; r++) {
         all[r * each] = present[k + r];
-        if (present[k + r] && item->bytes > 0)
+        if (present[k + r])
             memcpy(all + r * each + 1, s->items[k + r].data, item->bytes);
     }
     st = cdi_comm_broadcast(comm, all, world * each, CDDP_UINT8, 0, err);
     return st == CDDP_OK && mine[0] != 0 ? copy(comm, item->data, mine + 1, item->bytes, err) : st;
 }
 
-static cddp_status give_all(cddp_comm *comm, const struct cdi_save *s, const uint8_t *present,
-                            const cddp_checkpoint_item *items, size_t n_items, struct cdi_error *err)
+/* From rank 0, which has it, to all. */
+static cddp_status give_all(cddp_comm *comm, struct cdi_save *s, const uint8_t *present, const struct list *l,
+                            struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
     size_t k = 0;
 
-    for (size_t i = 0; st == CDDP_OK && i < n_items; i++) {
-        if (is_own(&items[i]))
-            st = give_own(comm, s, k, present, &items[i], err);
+    for (size_t i = 0; st == CDDP_OK && i < l->n_memory; i++) {
+        const cddp_checkpoint_item *item = &l->memory[i];
+
+        if (is_own(item))
+            st = give_own(comm, s, k, present, item, l->own, err);
         else
-            st = cdi_comm_broadcast(comm, items[i].data, items[i].bytes, CDDP_UINT8, 0, err);
-        k += is_own(&items[i]) ? (size_t)cddp_world_size(comm) : 1;
+            st = cdi_comm_broadcast(comm, item->data, item->bytes, CDDP_UINT8, 0, err);
+        k += is_own(item) ? (size_t)cddp_world_size(comm) : 1;
     }
+    for (size_t i = 0; i < s->n_states && st == CDDP_OK; i++)
+        st = cdi_item_ops(s->states[i].kind)->take_up(&s->states[i], comm, err);
     return st;
 }
 
-cddp_status cdi_checkpoint_peek(cddp_comm *comm, const char *dir, const cddp_checkpoint_item *item,
-                                struct cdi_error *err)
+static cddp_status check_memory(cddp_comm *comm, const struct list *l, struct cdi_error *err)
 {
-    cddp_checkpoint_info info;
-    uint8_t present;
-    cddp_status st = cdi_saver_wait(*cdi_comm_saver(comm), err);
+    const struct cdi_backend_ops *ops = cdi_comm_ops(comm);
 
-    return st == CDDP_OK ? cdi_checkpoint_read(dir, item, 1, &present, NULL, &info, err) : st;
+    for (size_t i = 0; i < l->n_memory && ops->check_memory != NULL; i++)
+        if (ops->check_memory(cdi_comm_backend(comm), l->memory[i].data, err) != CDDP_OK)
+            return cdi_error_wrap(err, "checkpoint: item '%s'", l->memory[i].name);
+    return CDDP_OK;
+}
+
+static cddp_status load(cddp_comm *comm, const char *dir, const cddp_checkpoint_item *items, size_t n_items,
+                        const cddp_checkpoint_info *info, struct list *l, struct cdi_save *s, struct found *f,
+                        struct cdi_error *err)
+{
+    bool is_root = cddp_rank(comm) == 0;
+    struct verdict v = {0};
+    cddp_status st = check_dir(dir, err);
+
+    if (st == CDDP_OK && info != NULL)
+        st = cdi_sized_check(info, "cddp_checkpoint_info", err);
+    if (st == CDDP_OK)
+        st = list_read(l, s, comm, items, n_items, true, err);
+    if (st == CDDP_OK)
+        st = check_memory(comm, l, err);
+    if (st == CDDP_OK)
+        st = list_make_room(l, comm, err);
+    st = cdi_checkpoint_agree(comm, st, l->alike, l->n_alike, err);
+    if (st != CDDP_OK)
+        return st;
+    if (is_root) {
+        v.status = find(f, s, comm, dir, l, err);
+        v.step = f->info.step;
+        v.n_damaged = f->info.n_damaged;
+        memcpy(v.damaged, f->info.damaged, sizeof v.damaged);
+    }
+    st = share(comm, &v, err);
+    if (st == CDDP_OK)
+        st = compare(s, comm, err);
+    if (st != CDDP_OK)
+        return st;
+    f->info.step = v.step;
+    f->info.n_damaged = v.n_damaged;
+    memcpy(f->info.damaged, v.damaged, sizeof v.damaged);
+    if (is_root) /* from here on things change */
+        v.status = settle(comm, err);
+    if (is_root && v.status == CDDP_OK)
+        v.status = cdi_checkpoint_fill(f->file, s->items, s->n_items, &s->mover, err);
+    st = share(comm, &v, err);
+    return st == CDDP_OK ? give_all(comm, s, f->present, l, err) : st;
 }
 
 cddp_status cdi_checkpoint_move(cddp_comm *comm, enum cdi_op_kind kind, void *at, size_t bytes, int peer,
@@ -451,42 +595,14 @@ cddp_status cdi_checkpoint_move(cddp_comm *comm, enum cdi_op_kind kind, void *at
     return bytes == 0 || st != CDDP_OK ? st : cdi_comm_ops(comm)->join(cdi_comm_backend(comm), ticket, err);
 }
 
-cddp_status cdi_checkpoint_load(cddp_comm *comm, const char *dir, const cddp_checkpoint_item *alone, size_t n_alone,
-                                const cddp_checkpoint_item *items, size_t n_items, cddp_checkpoint_info *info,
-                                struct cdi_error *err)
-{
-    CDI_AUTOFREE cddp_checkpoint_item *list = NULL;
-    CDI_AUTOFREE uint8_t *present = NULL;
-    cddp_checkpoint_info found = {.size = sizeof found};
-    struct cdi_save s = {0};
-    struct verdict v = {0};
-    cddp_status st;
+/* ---------------------------------------------------------------------------------------------------- public ---- */
 
-    if (check_place(comm, dir, err) != CDDP_OK ||
-        (info != NULL && cdi_sized_check(info, "cddp_checkpoint_info", err) != CDDP_OK))
-        return err->status;
-    list = cdi_checkpoint_join(items, n_items, NULL, 0, err);
-    if (list == NULL || (n_items > 0 && cdi_checkpoint_check_items(list, n_items, err) != CDDP_OK))
-        return err->status;
-    if (cddp_rank(comm) == 0) {
-        v.status = cdi_saver_wait(*cdi_comm_saver(comm), err);
-        if (v.status == CDDP_OK)
-            v.status = read_list(&s, comm, dir, alone, n_alone, list, n_items, &present, &found, err);
-        v.step = found.step;
-        v.n_damaged = found.n_damaged;
-        memcpy(v.damaged, found.damaged, sizeof v.damaged);
-    }
-    st = share(comm, &v, err);
-    if (st == CDDP_OK)
-        st = give_all(comm, &s, present == NULL ? NULL : present + n_alone, list, n_items, err);
-    cdi_save_release(&s);
-    if (st == CDDP_OK && info != NULL) {
-        found.step = v.step;
-        found.n_damaged = v.n_damaged;
-        memcpy(found.damaged, v.damaged, sizeof found.damaged);
-        cdi_sized_put(info, &found, sizeof found);
-    }
-    return st;
+/* NULL, and a child of the process that has joined, cannot talk to the others. */
+static cddp_status check_comm(const char *function, const cddp_comm *comm, struct cdi_error *err)
+{
+    if (comm == NULL)
+        return cdi_fail(err, CDDP_E_INVALID, "%s: comm must not be NULL", function);
+    return cdi_comm_own(function, comm, err);
 }
 
 cddp_status cddp_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step, const cddp_checkpoint_item *items,
@@ -494,10 +610,14 @@ cddp_status cddp_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step
 {
     enum cdi_asked before = cdi_comm_ask(CDI_ASKED_CHECKPOINT_SAVE);
     struct cdi_error err = {.status = CDDP_OK};
-    cddp_status st = cdi_comm_own("cddp_checkpoint_save", comm, &err);
+    struct cdi_save s = {0};
+    struct list l = {0};
+    cddp_status st = check_comm("cddp_checkpoint_save", comm, &err);
 
     if (st == CDDP_OK)
-        st = cdi_checkpoint_save(comm, dir, step, items, n_items, opt, &err);
+        st = save(comm, dir, step, items, n_items, opt, &l, &s, &err);
+    cdi_save_release(&s);
+    list_release(&l);
     (void)cdi_comm_ask(before);
     return st == CDDP_OK ? CDDP_OK : cdi_last_error_set(&err);
 }
@@ -506,7 +626,7 @@ cddp_status cddp_checkpoint_wait(cddp_comm *comm)
 {
     enum cdi_asked before = cdi_comm_ask(CDI_ASKED_CHECKPOINT_WAIT);
     struct cdi_error err = {.status = CDDP_OK};
-    cddp_status st = cdi_comm_own("cddp_checkpoint_wait", comm, &err);
+    cddp_status st = check_comm("cddp_checkpoint_wait", comm, &err);
 
     if (st == CDDP_OK)
         st = wait_for_save(comm, &err);
@@ -519,12 +639,19 @@ cddp_status cddp_checkpoint_load(cddp_comm *comm, const char *dir, const cddp_ch
 {
     enum cdi_asked before = cdi_comm_ask(CDI_ASKED_CHECKPOINT_LOAD);
     struct cdi_error err = {.status = CDDP_OK};
-    cddp_status st = cdi_comm_own("cddp_checkpoint_load", comm, &err);
+    struct found f = {.info = {.size = sizeof f.info}};
+    struct cdi_save s = {0};
+    struct list l = {0};
+    cddp_status st = check_comm("cddp_checkpoint_load", comm, &err);
 
-    if (st == CDDP_OK && n_items == 0)
-        st = cdi_checkpoint_check_items(items, n_items, &err);
     if (st == CDDP_OK)
-        st = cdi_checkpoint_load(comm, dir, NULL, 0, items, n_items, info, &err);
+        st = load(comm, dir, items, n_items, info, &l, &s, &f, &err);
+    if (st == CDDP_OK && info != NULL)
+        cdi_sized_put(info, &f.info, sizeof f.info);
+    cdi_checkpoint_close(f.file);
+    free(f.present);
+    cdi_save_release(&s);
+    list_release(&l);
     (void)cdi_comm_ask(before);
     return st == CDDP_OK ? CDDP_OK : cdi_last_error_set(&err);
 }

@@ -2,13 +2,12 @@
 /*
  * The optimizer's state in checkpoints. In the file it is whole, parameter by parameter, and knows nothing of ranks, so
  * that a world of another size can take it up: rank 0 collects all shares to write them, and hands them out when it has
- * read them. Its items have PyTorch's names. Where the reducer has PowerSGD, its state comes along.
+ * read them. Its entries have PyTorch's names.
  */
-#include "common/cleanup.h"
 #include "common/crc64.h"
-#include "worker/checkpoint.h"
+#include "worker/item.h"
+#include "worker/op_text.h"
 #include "worker/optim.h"
-#include "worker/powersgd.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -16,24 +15,29 @@
 #define ARRAYS (CDI_OPTIM_STATES + 1) /* those that are divided: states, and masters behind them */
 #define MASTER CDI_OPTIM_STATES
 
-/* What a checkpoint gets beside the user's items. Memory is there on rank 0 only. */
-struct whole {
-    uint8_t *array[ARRAYS]; /* NULL: there is no such array */
-    size_t bytes[ARRAYS];
-    uint8_t *share;  /* room for one rank's share of an array */
-    uint64_t *steps; /* a copy: where a load fails on the user's items, those of the optimizer stay */
-    uint64_t params; /* a hash of what the state is of */
-    cddp_checkpoint_item items[ARRAYS + 2];
-    size_t n_items;
+/* What a state is of; the file has it as it is. */
+struct head {
+    uint64_t params; /* a hash of the parameters */
+    uint64_t rule;   /* 1: SGD; 2: Adam and AdamW */
+    uint64_t n_states;
+};
+
+/* Entries are these two, and then arrays. */
+enum { HEAD, STEPS, FIRST_ARRAY };
+
+/* Rank 0's, to exchange shares with. */
+struct room {
+    struct cdi_shard *shards; /* of one rank */
+    uint8_t *share;
 };
 
 static const char *name_of(const cddp_optim *o, int array)
 {
-    static const char *const averages[] = {"optim.exp_avg", "optim.exp_avg_sq"};
+    static const char *const averages[] = {".exp_avg", ".exp_avg_sq"};
 
     if (array == MASTER)
-        return "optim.master";
-    return o->rule.kind == CDDP_OPTIM_SGD ? "optim.momentum_buffer" : averages[array];
+        return ".master";
+    return o->rule.kind == CDDP_OPTIM_SGD ? ".momentum_buffer" : averages[array];
 }
 
 static bool has(const cddp_optim *o, int array)
@@ -56,14 +60,6 @@ static size_t size_in(const cddp_optim *o, int array, size_t i)
     return cdi_shard_state_size(dtype);
 }
 
-static void whole_release(struct whole *w)
-{
-    for (int k = 0; k < ARRAYS; k++)
-        free(w->array[k]);
-    free(w->share);
-    free(w->steps);
-}
-
 /* Of parameters in another order, or of other sizes, the arrays would be taken apart at the wrong places. */
 static uint64_t hash_params(const cddp_ddp *d)
 {
@@ -78,58 +74,116 @@ static uint64_t hash_params(const cddp_ddp *d)
     return hash;
 }
 
-static cddp_checkpoint_item params_item(uint64_t *hash)
+static struct head head_of(const cddp_optim *o)
 {
-    return (cddp_checkpoint_item){
-        .size = sizeof(cddp_checkpoint_item), .name = "optim.params", .data = hash, .bytes = sizeof *hash};
+    return (struct head){.params = hash_params(o->ddp),
+                         .rule = o->rule.kind == CDDP_OPTIM_SGD ? 1 : 2,
+                         .n_states = (uint64_t)cdi_optim_n_states(&o->rule)};
 }
 
-/* Rank 0: is the newest checkpoint's state of these parameters? */
-static cddp_status check_params(const cddp_ddp *d, const char *dir, struct cdi_error *err)
+/* Between two steps, of comm, and with a reducer? */
+static cddp_status check(void *object, const cddp_comm *comm, struct cdi_error *err)
 {
-    uint64_t saved = 0;
-    const cddp_checkpoint_item item = params_item(&saved);
-    cddp_status st = cdi_checkpoint_peek(d->comm, dir, &item, err);
+    const cddp_optim *o = object;
+    cddp_ddp *d = o->ddp;
+    cddp_status st = cdi_optim_check(cdi_asked_name((uint32_t)cdi_comm_asked()), o, err);
 
-    if (st != CDDP_OK || saved == hash_params(d))
+    if (st != CDDP_OK)
         return st;
-    return cdi_fail(err, CDDP_E_MISMATCH,
-                    "the state of the optimizer in '%.200s' is of parameters of other names, sizes or types, or in "
-                    "another order, than this reducer's; cddp_checkpoint_load loads items without it",
-                    dir);
+    if (d->comm != comm)
+        return cdi_fail(err, CDDP_E_INVALID, "this optimizer's reducer is of another communicator");
+    (void)pthread_mutex_lock(&d->lock);
+    st = d->sticky.status;
+    if (st != CDDP_OK)
+        *err = d->sticky;
+    else if (d->begun)
+        st = cdi_fail(err, CDDP_E_STATE, "the optimizer's state was asked for in the middle of step %llu",
+                      (unsigned long long)d->step);
+    (void)pthread_mutex_unlock(&d->lock);
+    return st;
 }
 
-static cddp_status whole_init(struct whole *w, cddp_optim *o, struct cdi_error *err)
+static struct room room_of(const struct cdi_state *s)
 {
-    const cddp_ddp *d = o->ddp;
-    size_t most = 1;
+    const cddp_optim *o = s->object;
 
-    w->steps = calloc(d->n_params, sizeof *w->steps);
-    if (w->steps == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "rank 0 has no memory for the steps of %zu parameters", d->n_params);
-    memcpy(w->steps, o->steps, d->n_params * sizeof *w->steps);
-    w->params = hash_params(d);
-    w->items[w->n_items++] = params_item(&w->params);
-    w->items[w->n_items++] = (cddp_checkpoint_item){.size = sizeof(cddp_checkpoint_item),
-                                                    .name = "optim.steps",
-                                                    .data = w->steps,
-                                                    .bytes = d->n_params * sizeof *w->steps};
+    return (struct room){s->room, (uint8_t *)((struct cdi_shard *)s->room + o->ddp->n_params)};
+}
+
+/* All entries, empty, and the room. */
+static cddp_status add_entries(struct cdi_state *s, struct cdi_error *err)
+{
+    const cddp_optim *o = s->object;
+    const cddp_ddp *d = o->ddp;
+    size_t most = 0;
+
+    if (cdi_state_add(s, "", sizeof(struct head), err) == NULL ||
+        cdi_state_add(s, ".steps", d->n_params * sizeof *o->steps, err) == NULL)
+        return err->status;
     for (int k = 0; k < ARRAYS; k++) {
-        if (!has(o, k))
-            continue;
-        for (size_t i = 0; i < d->n_params; i++)
-            w->bytes[k] += d->params[i].count * size_in(o, k, i);
-        w->array[k] = calloc(w->bytes[k] + 1, 1); /* no size that calloc may answer with NULL */
-        if (w->array[k] == NULL)
-            return cdi_fail(err, CDDP_E_NOMEM, "rank 0 has no memory for the whole state of the optimizer: %zu bytes",
-                            w->bytes[k]);
-        w->items[w->n_items++] = (cddp_checkpoint_item){
-            .size = sizeof(cddp_checkpoint_item), .name = name_of(o, k), .data = w->array[k], .bytes = w->bytes[k]};
-        most = w->bytes[k] > most ? w->bytes[k] : most;
+        size_t bytes = 0;
+
+        for (size_t i = 0; i < d->n_params && has(o, k); i++)
+            bytes += d->params[i].count * size_in(o, k, i);
+        if (has(o, k) && cdi_state_add(s, name_of(o, k), bytes, err) == NULL)
+            return err->status;
+        most = bytes > most ? bytes : most;
     }
     /* No share is larger than all of an array and the padding of its stretches. */
-    w->share = malloc(most + d->n_params * CDI_GRAD_ALIGN);
-    return w->share != NULL ? CDDP_OK : cdi_fail(err, CDDP_E_NOMEM, "rank 0 has no memory for a share of the state");
+    s->room = malloc(d->n_params * (sizeof(struct cdi_shard) + CDI_GRAD_ALIGN) + most);
+    return s->room != NULL ? CDDP_OK : cdi_fail(err, CDDP_E_NOMEM, "rank 0 has no memory for a share of the state");
+}
+
+static cddp_status begin_save(struct cdi_state *s, struct cdi_error *err)
+{
+    cddp_optim *o = s->object;
+    const struct head head = head_of(o);
+    cddp_status st = add_entries(s, err);
+
+    if (st == CDDP_OK && o->on_device)
+        st = cdi_optim_device_pull(o, err);
+    if (st != CDDP_OK)
+        return st;
+    memcpy(cdi_state_at(s, HEAD), &head, sizeof head);
+    memcpy(cdi_state_at(s, STEPS), o->steps, o->ddp->n_params * sizeof *o->steps);
+    return CDDP_OK;
+}
+
+/* Is the state in the file one of this rule and of these parameters? */
+static cddp_status compare_heads(const struct head *saved, const struct head *mine, struct cdi_error *err)
+{
+    static const char *const rules[] = {"an unknown rule", "SGD", "Adam or AdamW"};
+
+    if (saved->rule != mine->rule)
+        return cdi_fail(err, CDDP_E_MISMATCH, "its state was made by %s, and this optimizer is %s",
+                        rules[saved->rule <= 2 ? saved->rule : 0], rules[mine->rule]);
+    if (saved->n_states != mine->n_states)
+        return cdi_fail(err, CDDP_E_MISMATCH, "its state was made %s momentum, and this optimizer is one %s",
+                        saved->n_states > 0 ? "with" : "without", mine->n_states > 0 ? "with" : "without");
+    if (saved->params != mine->params)
+        return cdi_fail(err, CDDP_E_MISMATCH,
+                        "its state is of parameters of other names, sizes or types, or in another order, than this "
+                        "reducer's");
+    return CDDP_OK;
+}
+
+static cddp_status begin_load(struct cdi_state *s, const struct cdi_checkpoint_file *f, struct cdi_error *err)
+{
+    const struct head mine = head_of(s->object);
+    struct head saved;
+    cddp_status st = add_entries(s, err);
+
+    if (st == CDDP_OK)
+        st = cdi_checkpoint_fit(f, s->entries, 1, NULL, err);
+    if (st == CDDP_OK)
+        st = cdi_checkpoint_fill(f, s->entries, 1, NULL, err);
+    if (st != CDDP_OK)
+        return st;
+    memcpy(&saved, cdi_state_at(s, HEAD), sizeof saved);
+    if (compare_heads(&saved, &mine, err) != CDDP_OK)
+        return cdi_error_wrap(err, "checkpoint: item '%s'", s->name);
+    st = cdi_checkpoint_fit(f, s->entries, s->n_entries, NULL, err);
+    return st == CDDP_OK ? cdi_checkpoint_fill(f, s->entries, s->n_entries, NULL, err) : st;
 }
 
 static void *own_array(const cddp_optim *o, int array)
@@ -157,25 +211,30 @@ static void copy_share(const cddp_optim *o, int array, const struct cdi_shard *s
 }
 
 /* Rank 0's part of the exchange with `rank`, array by array. */
-static cddp_status exchange_with(cddp_optim *o, struct whole *w, int rank, struct cdi_shard *shards, bool into_whole,
-                                 struct cdi_error *err)
+static cddp_status exchange_with(struct cdi_state *s, int rank, bool into_whole, struct cdi_error *err)
 {
-    struct cdi_shard_sizes sizes = cdi_shard_all(shards, &o->ddp->plan, o->ddp->n_params, rank);
+    cddp_optim *o = s->object;
+    const struct room room = room_of(s);
+    struct cdi_shard_sizes sizes = cdi_shard_all(room.shards, &o->ddp->plan, o->ddp->n_params, rank);
+    size_t entry = FIRST_ARRAY;
     cddp_status st = CDDP_OK;
 
     for (int k = 0; k < ARRAYS && st == CDDP_OK; k++) {
         size_t bytes = k == MASTER ? sizes.master : sizes.state;
         bool own = rank == 0, far = own && o->on_device;
-        uint8_t *share = own && !far ? own_array(o, k) : w->share;
+        uint8_t *share = own && !far ? own_array(o, k) : room.share, *whole;
 
-        if (w->array[k] == NULL || bytes == 0)
+        if (!has(o, k))
+            continue;
+        whole = cdi_state_at(s, entry++);
+        if (bytes == 0)
             continue;
         if (far && into_whole)
             st = o->ddp->ops->copy(o->ddp->b, share, own_array(o, k), bytes, err);
         if (!own && into_whole)
             st = cdi_checkpoint_move(o->ddp->comm, CDI_RECV, share, bytes, rank, err);
         if (st == CDDP_OK)
-            copy_share(o, k, shards, w->array[k], share, into_whole);
+            copy_share(o, k, room.shards, whole, share, into_whole);
         if (far && !into_whole && st == CDDP_OK)
             st = o->ddp->ops->copy(o->ddp->b, own_array(o, k), share, bytes, err);
         if (!own && !into_whole && st == CDDP_OK)
@@ -185,14 +244,14 @@ static cddp_status exchange_with(cddp_optim *o, struct whole *w, int rank, struc
 }
 
 /* Between all shares and rank 0's whole arrays. */
-static cddp_status exchange_all(cddp_optim *o, struct whole *w, struct cdi_shard *shards, bool into_whole,
-                                struct cdi_error *err)
+static cddp_status exchange_all(struct cdi_state *s, bool into_whole, struct cdi_error *err)
 {
+    cddp_optim *o = s->object;
     const struct cdi_world *world = cdi_comm_world(o->ddp->comm);
     cddp_status st = CDDP_OK;
 
     for (int r = 0; r < world->size && world->rank == 0 && st == CDDP_OK; r++)
-        st = exchange_with(o, w, r, shards, into_whole, err);
+        st = exchange_with(s, r, into_whole, err);
     for (int k = 0; k < ARRAYS && world->rank != 0 && st == CDDP_OK; k++)
         if (has(o, k))
             st = cdi_checkpoint_move(o->ddp->comm, into_whole ? CDI_SEND : CDI_RECV, own_array(o, k),
@@ -200,136 +259,23 @@ static cddp_status exchange_all(cddp_optim *o, struct whole *w, struct cdi_shard
     return st;
 }
 
-/* Between two steps? And on rank 0, memory for all of it. A collective. */
-static cddp_status begin(cddp_optim *o, struct whole *w, struct cdi_shard **shards, struct cdi_error *err)
+static cddp_status collect(struct cdi_state *s, struct cdi_error *err)
 {
-    cddp_ddp *d = o->ddp;
-    cddp_status st = CDDP_OK;
-
-    (void)pthread_mutex_lock(&d->lock);
-    if (d->sticky.status != CDDP_OK)
-        *err = d->sticky;
-    st = d->sticky.status;
-    if (st == CDDP_OK && d->begun)
-        st = cdi_fail(err, CDDP_E_STATE, "the optimizer's state was asked for in the middle of step %llu",
-                      (unsigned long long)d->step);
-    (void)pthread_mutex_unlock(&d->lock);
-    if (st != CDDP_OK)
-        return st;
-    if (o->on_device)
-        st = cdi_optim_device_pull(o, err);
-    if (st == CDDP_OK && cdi_comm_world(d->comm)->rank == 0) {
-        *shards = calloc(d->n_params, sizeof **shards);
-        st = *shards == NULL
-                 ? cdi_fail(err, CDDP_E_NOMEM, "rank 0 has no memory for the shares of %zu parameters", d->n_params)
-                 : whole_init(w, o, err);
-    }
-    return cdi_checkpoint_share(d->comm, st, err);
+    return exchange_all(s, true, err);
 }
 
-/* The program's list, and both states after it; to be freed. NULL on rank 0, and all are told. */
-static cddp_status join_lists(cddp_comm *comm, const cddp_checkpoint_item *a, size_t n_a, const struct whole *w,
-                              const struct cdi_powersgd_saved *more, cddp_checkpoint_item **out, size_t *n,
-                              struct cdi_error *err)
+static cddp_status take_up(struct cdi_state *s, cddp_comm *comm, struct cdi_error *err)
 {
-    CDI_AUTOFREE cddp_checkpoint_item *two = cdi_checkpoint_join(a, n_a, w->items, w->n_items, err);
-    size_t n_more;
-    const cddp_checkpoint_item *last = cdi_powersgd_items(more, &n_more);
+    cddp_optim *o = s->object;
+    cddp_status st;
 
-    *n = n_a + w->n_items + n_more;
-    *out = two == NULL ? NULL : cdi_checkpoint_join(two, n_a + w->n_items, last, n_more, err);
-    return cdi_checkpoint_share(comm, *out != NULL ? CDDP_OK : err->status, err);
-}
-
-static cddp_status save(cddp_optim *o, const char *dir, uint64_t step, const cddp_checkpoint_item *items,
-                        size_t n_items, const cddp_checkpoint_options *opt, struct cdi_error *err)
-{
-    CDI_AUTOFREE struct cdi_shard *shards = NULL;
-    CDI_AUTOFREE cddp_checkpoint_item *all = NULL;
-    struct cdi_powersgd_saved *more = NULL;
-    struct whole w = {0};
-    size_t n_all = 0;
-    cddp_status st = begin(o, &w, &shards, err);
-
-    if (st == CDDP_OK)
-        st = cdi_powersgd_open_save(o->ddp, &more, err);
-    if (st == CDDP_OK) /* on rank 0 both states, too */
-        st = join_lists(o->ddp->comm, items, n_items, &w, more, &all, &n_all, err);
-    if (st == CDDP_OK)
-        st = exchange_all(o, &w, shards, true, err);
-    if (st == CDDP_OK)
-        st = cdi_checkpoint_save(o->ddp->comm, dir, step, all, n_all, opt, err);
-    cdi_powersgd_close(more);
-    whole_release(&w);
-    return st;
-}
-
-static cddp_status load(cddp_optim *o, const char *dir, const cddp_checkpoint_item *items, size_t n_items,
-                        cddp_checkpoint_info *info, struct cdi_error *err)
-{
-    CDI_AUTOFREE struct cdi_shard *shards = NULL;
-    CDI_AUTOFREE cddp_checkpoint_item *alone = NULL;
-    struct cdi_powersgd_saved *more = NULL;
-    cddp_ddp *d = o->ddp;
-    struct whole w = {0};
-    size_t n_alone = 0;
-    cddp_status st = begin(o, &w, &shards, err);
-
-    if (st == CDDP_OK) {
-        st = cdi_comm_world(d->comm)->rank == 0 ? check_params(d, dir, err) : CDDP_OK;
-        st = cdi_checkpoint_share(d->comm, st, err);
-    }
-    if (st == CDDP_OK)
-        st = cdi_powersgd_open_load(d, dir, &more, err);
-    if (st == CDDP_OK)
-        st = join_lists(d->comm, NULL, 0, &w, more, &alone, &n_alone, err);
-    if (st == CDDP_OK)
-        st = cdi_checkpoint_load(d->comm, dir, alone, n_alone, items, n_items, info, err);
-    if (st == CDDP_OK && w.steps != NULL)
-        memcpy(o->steps, w.steps, d->n_params * sizeof *w.steps);
-    if (st == CDDP_OK)
-        st = cdi_comm_broadcast(d->comm, o->steps, d->n_params, CDDP_UINT64, 0, err);
+    if (s->n_entries > 0)
+        memcpy(o->steps, cdi_state_at(s, STEPS), o->ddp->n_params * sizeof *o->steps);
+    st = cdi_comm_broadcast(comm, o->steps, o->ddp->n_params, CDDP_UINT64, 0, err);
     if (st == CDDP_OK && o->on_device)
         st = cdi_optim_device_push(o, err);
-    if (st == CDDP_OK)
-        st = exchange_all(o, &w, shards, false, err);
-    if (st == CDDP_OK)
-        st = cdi_powersgd_take_up(d, more, err);
-    cdi_powersgd_close(more);
-    whole_release(&w);
-    return st;
+    return st == CDDP_OK ? exchange_all(s, false, err) : st;
 }
 
-static cddp_status check(const char *function, const cddp_optim *o, const char *dir, const cddp_checkpoint_item *items,
-                         size_t n_items, struct cdi_error *err)
-{
-    if (o == NULL || dir == NULL || *dir == '\0' || (items == NULL && n_items > 0))
-        return cdi_fail(err, CDDP_E_INVALID, "%s: no optimizer, no directory, or no items", function);
-    return cdi_optim_check(function, o, err);
-}
-
-cddp_status cddp_optim_save(cddp_optim *optim, const char *dir, uint64_t step, const cddp_checkpoint_item *items,
-                            size_t n_items, const cddp_checkpoint_options *opt)
-{
-    struct cdi_error err;
-    enum cdi_asked before = cdi_comm_ask(CDI_ASKED_OPTIM_SAVE);
-    cddp_status st = check("cddp_optim_save", optim, dir, items, n_items, &err);
-
-    if (st == CDDP_OK)
-        st = save(optim, dir, step, items, n_items, opt, &err);
-    (void)cdi_comm_ask(before);
-    return st == CDDP_OK ? st : cdi_last_error_set(&err);
-}
-
-cddp_status cddp_optim_load(cddp_optim *optim, const char *dir, const cddp_checkpoint_item *items, size_t n_items,
-                            cddp_checkpoint_info *info)
-{
-    struct cdi_error err;
-    enum cdi_asked before = cdi_comm_ask(CDI_ASKED_OPTIM_LOAD);
-    cddp_status st = check("cddp_optim_load", optim, dir, items, n_items, &err);
-
-    if (st == CDDP_OK)
-        st = load(optim, dir, items, n_items, info, &err);
-    (void)cdi_comm_ask(before);
-    return st == CDDP_OK ? st : cdi_last_error_set(&err);
-}
+const struct cdi_item_ops cdi_item_optim = {
+    .check = check, .begin_save = begin_save, .collect = collect, .begin_load = begin_load, .take_up = take_up};

@@ -4,7 +4,7 @@
  * the gradients of the next step. T. Vogels, S. P. Karimireddy, M. Jaggi, "PowerSGD: Practical Low-Rank Gradient
  * Compression for Distributed Optimization", NeurIPS 2019 (arXiv:1905.13727), in the form that PyTorch's powerSGD_hook
  * has given it. Called with the reducer's lock held, as a part of it. powersgd_state.c saves and loads what a run needs
- * to go on.
+ * to go on (worker/item.h).
  */
 #ifndef CDI_POWERSGD_H
 #define CDI_POWERSGD_H
@@ -54,8 +54,6 @@ struct cdi_powersgd {
     struct cdi_powersgd_matrix **of_param; /* by parameter; NULL: it is no matrix, or a small one */
 };
 
-struct cdi_powersgd_saved; /* its state as a checkpoint has it */
-
 /* NULL-safe. */
 void cdi_powersgd_destroy(struct cdi_powersgd *s);
 /* Is this full bucket to be sent by cdi_powersgd_begin in this step? The same answer on every rank. */
@@ -64,20 +62,5 @@ bool cdi_powersgd_takes(const cddp_ddp *d, size_t bucket);
 cddp_status cdi_powersgd_begin(cddp_ddp *d, size_t bucket);
 /* All that was begun in this step has arrived: make means of it, by further collectives. Sticks. */
 cddp_status cdi_powersgd_land(cddp_ddp *d);
-
-/*
- * --- powersgd_state.c: for whoever saves and loads more than PowerSGD's state, between two steps and without the lock.
- * A reducer without PowerSGD has no items. Collectives. _open_save collects the state, _open_load looks at what dir has
- * and makes room for it, and _take_up hands out what has come into that room. CDDP_OK and *out, else *out is NULL:
- * CDDP_E_NOMEM, CDDP_E_MISMATCH (another state), or what a checkpoint's peek and communication may return.
- */
-cddp_status cdi_powersgd_open_save(cddp_ddp *d, struct cdi_powersgd_saved **out, struct cdi_error *err);
-cddp_status cdi_powersgd_open_load(cddp_ddp *d, const char *dir, struct cdi_powersgd_saved **out,
-                                   struct cdi_error *err);
-cddp_status cdi_powersgd_take_up(cddp_ddp *d, struct cdi_powersgd_saved *w, struct cdi_error *err);
-/* Rank 0's items, elsewhere none; w's own. */
-const cddp_checkpoint_item *cdi_powersgd_items(const struct cdi_powersgd_saved *w, size_t *n);
-/* NULL-safe. */
-void cdi_powersgd_close(struct cdi_powersgd_saved *w);
 
 #endif

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * PowerSGD's state in checkpoints, public as cddp_powersgd_save and cddp_powersgd_load. Steps, random numbers and each
- * Q are the same on every rank; what was left out is each rank's own. In the file matrices are in the order of their
- * parameters, so that buckets may be others when it is loaded. Rank 0 collects and hands out.
+ * A reducer's state in checkpoints: PowerSGD's, if there is one. Steps, random numbers and each Q are the same on every
+ * rank; what was left out is each rank's own. In the file matrices are in the order of their parameters, so that
+ * buckets may be others when it is loaded. Rank 0 collects and hands out.
  */
-#include "common/cleanup.h"
 #include "common/crc64.h"
-#include "worker/checkpoint.h"
+#include "worker/item.h"
 #include "worker/powersgd.h"
 #include "worker/reducer.h"
 
@@ -15,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NAME_BYTES 40 /* "powersgd.error[18446744073709551615]" */
+#define SUFFIX_BYTES 40 /* ".powersgd.error[18446744073709551615]" */
 
 /* What a state is of, and what does not depend on the matrices' sizes. The file has it as it is. */
 struct head {
@@ -28,17 +27,8 @@ struct head {
     uint32_t zero;
 };
 
-/* All of it, on rank 0. */
-struct cdi_powersgd_saved {
-    struct head head;
-    uint8_t *has_q; /* by matrix */
-    char *q, *errors;
-    size_t n_m, q_bytes, error_bytes; /* error_bytes: of one rank */
-    size_t n_ranks;                   /* whose errors there are */
-    char (*names)[NAME_BYTES];        /* of the errors */
-    cddp_checkpoint_item *items;
-    size_t n_items;
-};
+/* Entries: an empty one, which says that there was a reducer; with PowerSGD the others, too. */
+enum { REDUCER, HEAD, HAS_Q, Q, FIRST_ERROR };
 
 static size_t error_bytes(const struct cdi_powersgd_matrix *m)
 {
@@ -102,74 +92,61 @@ static cddp_status compare(const struct head *saved, const struct head *mine, st
     return CDDP_OK;
 }
 
-void cdi_powersgd_close(struct cdi_powersgd_saved *w)
-{
-    if (w == NULL)
-        return;
-    free(w->has_q);
-    free(w->q);
-    free(w->errors);
-    free(w->names);
-    free(w->items);
-    free(w);
-}
+/* Of all matrices. */
+struct sizes {
+    size_t n_m, q_bytes, error_bytes; /* error_bytes: of one rank */
+};
 
-const cddp_checkpoint_item *cdi_powersgd_items(const struct cdi_powersgd_saved *w, size_t *n)
+static struct sizes sizes_of(const cddp_ddp *d)
 {
-    *n = w->n_items;
-    return w->items;
-}
+    struct sizes sum = {0};
 
-static void add_item(struct cdi_powersgd_saved *w, const char *name, void *data, size_t bytes)
-{
-    w->items[w->n_items++] =
-        (cddp_checkpoint_item){.size = sizeof(cddp_checkpoint_item), .name = name, .data = data, .bytes = bytes};
-}
-
-/* Memory for the state of n_ranks ranks, and its items. */
-static cddp_status whole_init(struct cdi_powersgd_saved *w, const cddp_ddp *d, uint64_t n_ranks, struct cdi_error *err)
-{
-    size_t all;
-
-    for (size_t i = 0; i < d->n_params; i++) {
-        w->n_m += d->powersgd->of_param[i] != NULL;
-        w->q_bytes += q_bytes(d->powersgd->of_param[i]);
-        w->error_bytes += error_bytes(d->powersgd->of_param[i]);
+    for (size_t i = 0; i < d->n_params && d->powersgd != NULL; i++) {
+        sum.n_m += d->powersgd->of_param[i] != NULL;
+        sum.q_bytes += q_bytes(d->powersgd->of_param[i]);
+        sum.error_bytes += error_bytes(d->powersgd->of_param[i]);
     }
-    if (n_ranks == 0 || n_ranks > CDI_CHECKPOINT_MAX_ITEMS || __builtin_mul_overflow(w->error_bytes, n_ranks, &all))
+    return sum;
+}
+
+/* The entries behind the head, of n_ranks ranks. */
+static cddp_status add_rest(struct cdi_state *w, const cddp_ddp *d, uint64_t n_ranks, struct cdi_error *err)
+{
+    const struct sizes sizes = sizes_of(d);
+    char suffix[SUFFIX_BYTES];
+
+    if (n_ranks == 0 || n_ranks > CDI_CHECKPOINT_MAX_ITEMS)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory holds what %" PRIu64 " ranks have left out", n_ranks);
-    w->n_ranks = (size_t)n_ranks;
-    w->has_q = calloc(w->n_m + 1, 1);
-    w->q = malloc(w->q_bytes + 1);
-    w->errors = malloc(all + 1);
-    w->names = calloc(w->n_ranks, sizeof *w->names);
-    w->items = calloc(w->n_ranks + 3, sizeof *w->items);
-    if (w->has_q == NULL || w->q == NULL || w->errors == NULL || w->names == NULL || w->items == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "rank 0 has no memory for what %zu ranks have left out: %zu bytes",
-                        w->n_ranks, all);
-    add_item(w, "powersgd.state", &w->head, sizeof w->head);
-    add_item(w, "powersgd.has_q", w->has_q, w->n_m);
-    add_item(w, "powersgd.q", w->q, w->q_bytes);
-    for (size_t r = 0; r < w->n_ranks && w->error_bytes > 0; r++) {
-        (void)snprintf(w->names[r], NAME_BYTES, "powersgd.error[%zu]", r);
-        add_item(w, w->names[r], w->errors + r * w->error_bytes, w->error_bytes);
+    if (cdi_state_add(w, ".powersgd.has_q", sizes.n_m, err) == NULL ||
+        cdi_state_add(w, ".powersgd.q", sizes.q_bytes, err) == NULL)
+        return err->status;
+    for (uint64_t r = 0; r < n_ranks && sizes.error_bytes > 0; r++) {
+        (void)snprintf(suffix, sizeof suffix, ".powersgd.error[%" PRIu64 "]", r);
+        if (cdi_state_add(w, suffix, sizes.error_bytes, err) == NULL)
+            return err->status;
     }
     return CDDP_OK;
 }
 
-/* Between two steps, and with PowerSGD? */
-static cddp_status check_reducer(cddp_ddp *d, struct cdi_error *err)
+static char *errors_of(const struct cdi_state *w, size_t rank)
 {
+    return cdi_state_at(w, FIRST_ERROR + rank);
+}
+
+/* Between two steps, and of comm? */
+static cddp_status check(void *object, const cddp_comm *comm, struct cdi_error *err)
+{
+    cddp_ddp *d = object;
     cddp_status st;
 
+    if (d->comm != comm)
+        return cdi_fail(err, CDDP_E_INVALID, "this reducer is of another communicator");
     (void)pthread_mutex_lock(&d->lock);
     st = d->sticky.status;
     if (st != CDDP_OK)
         *err = d->sticky;
-    else if (d->powersgd == NULL)
-        st = cdi_fail(err, CDDP_E_STATE, "this reducer has no PowerSGD: call cddp_ddp_set_powersgd before");
     else if (d->begun)
-        st = cdi_fail(err, CDDP_E_STATE, "PowerSGD's state was asked for in the middle of step %llu",
+        st = cdi_fail(err, CDDP_E_STATE, "the reducer's state was asked for in the middle of step %llu",
                       (unsigned long long)d->step);
     (void)pthread_mutex_unlock(&d->lock);
     return st;
@@ -178,10 +155,10 @@ static cddp_status check_reducer(cddp_ddp *d, struct cdi_error *err)
 /* ---------------------------------------------------------------------------------------------------- saving ---- */
 
 /* What rank has left out, to its place on rank 0. */
-static cddp_status collect(const cddp_ddp *d, struct cdi_powersgd_saved *w, int rank, struct cdi_error *err)
+static cddp_status collect_from(const cddp_ddp *d, struct cdi_state *w, int rank, struct cdi_error *err)
 {
     int me = cdi_comm_world(d->comm)->rank;
-    char *to = me == 0 ? w->errors + (size_t)rank * w->error_bytes : NULL;
+    char *to = me == 0 && sizes_of(d).error_bytes > 0 ? errors_of(w, (size_t)rank) : NULL;
     cddp_status st = CDDP_OK;
 
     for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++) {
@@ -201,94 +178,100 @@ static cddp_status collect(const cddp_ddp *d, struct cdi_powersgd_saved *w, int 
     return st;
 }
 
-/* Rank 0's part of it that all have. */
-static cddp_status fill(const cddp_ddp *d, struct cdi_powersgd_saved *w, struct cdi_error *err)
+static cddp_status collect(struct cdi_state *w, struct cdi_error *err)
 {
-    size_t n = 0, at = 0;
+    const cddp_ddp *d = w->object;
+    const struct cdi_world *world = cdi_comm_world(d->comm);
     cddp_status st = CDDP_OK;
 
-    w->head = head_of(d);
+    for (int r = 0; r < world->size && d->powersgd != NULL && st == CDDP_OK; r++)
+        if (world->rank == 0 || world->rank == r)
+            st = collect_from(d, w, r, err);
+    return st;
+}
+
+static cddp_status begin_save(struct cdi_state *w, struct cdi_error *err)
+{
+    const cddp_ddp *d = w->object;
+    size_t n = 0, at = 0;
+    struct head head;
+    cddp_status st;
+
+    if (cdi_state_add(w, "", 0, err) == NULL)
+        return err->status;
+    if (d->powersgd == NULL)
+        return CDDP_OK;
+    if (cdi_state_add(w, ".powersgd", sizeof head, err) == NULL)
+        return err->status;
+    head = head_of(d);
+    memcpy(cdi_state_at(w, HEAD), &head, sizeof head);
+    st = add_rest(w, d, head.world, err);
     for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++) {
         const struct cdi_powersgd_matrix *m = d->powersgd->of_param[i];
 
         if (m == NULL)
             continue;
-        w->has_q[n++] = m->has_q;
-        st = d->ops->copy(d->b, w->q + at, m->q, q_bytes(m), err);
+        ((uint8_t *)cdi_state_at(w, HAS_Q))[n++] = m->has_q;
+        st = d->ops->copy(d->b, (char *)cdi_state_at(w, Q) + at, m->q, q_bytes(m), err);
         at += q_bytes(m);
     }
     return st;
 }
 
-/* Empty: that of a reducer without PowerSGD, and of ranks but the first. */
-static cddp_status make(struct cdi_powersgd_saved **out, struct cdi_error *err)
-{
-    *out = calloc(1, sizeof **out);
-    return *out != NULL ? CDDP_OK : cdi_fail(err, CDDP_E_NOMEM, "no memory for PowerSGD's state");
-}
-
-/* Rank 0's status for all, but for one that has failed by itself. */
-static cddp_status share(cddp_comm *comm, cddp_status st, const struct cdi_powersgd_saved *mine, struct cdi_error *err)
-{
-    st = cdi_checkpoint_share(comm, st, err);
-    return st != CDDP_OK || mine != NULL ? st : cdi_fail(err, CDDP_E_NOMEM, "no memory for PowerSGD's state");
-}
-
-cddp_status cdi_powersgd_open_save(cddp_ddp *d, struct cdi_powersgd_saved **out, struct cdi_error *err)
-{
-    const struct cdi_world *world = cdi_comm_world(d->comm);
-    cddp_status st = make(out, err);
-
-    if (d->powersgd == NULL)
-        return share(d->comm, st, *out, err);
-    if (st == CDDP_OK && world->rank == 0)
-        st = whole_init(*out, d, (uint64_t)world->size, err);
-    st = share(d->comm, st, *out, err);
-    if (st == CDDP_OK && world->rank == 0)
-        st = fill(d, *out, err);
-    for (int r = 0; r < world->size && st == CDDP_OK; r++)
-        if (world->rank == 0 || world->rank == r)
-            st = collect(d, *out, r, err);
-    if (st == CDDP_OK)
-        return st;
-    cdi_powersgd_close(*out);
-    *out = NULL;
-    return st;
-}
-
-static cddp_status save(cddp_ddp *d, const char *dir, uint64_t step, const cddp_checkpoint_item *items, size_t n_items,
-                        const cddp_checkpoint_options *opt, struct cdi_error *err)
-{
-    CDI_AUTOFREE cddp_checkpoint_item *all = NULL;
-    struct cdi_powersgd_saved *w = NULL;
-    cddp_status st = check_reducer(d, err);
-
-    if (st != CDDP_OK)
-        return st;
-    st = cdi_powersgd_open_save(d, &w, err);
-    if (st != CDDP_OK)
-        return st;
-    all = cdi_checkpoint_join(items, n_items, w->items, w->n_items, err); /* on rank 0 the state, too */
-    st = cdi_checkpoint_share(d->comm, all != NULL ? CDDP_OK : err->status, err);
-    if (st == CDDP_OK)
-        st = cdi_checkpoint_save(d->comm, dir, step, all, n_items + w->n_items, opt, err);
-    cdi_powersgd_close(w);
-    return st;
-}
-
 /* --------------------------------------------------------------------------------------------------- loading ---- */
 
-/* On rank 0: is the state in the file one that this reducer can take up, and memory for it. */
-static cddp_status look(cddp_ddp *d, const char *dir, struct cdi_powersgd_saved *w, struct cdi_error *err)
+/* Have both PowerSGD, or neither? What a run holds back must not get lost in silence. */
+static cddp_status compare_kinds(const struct cdi_state *w, const struct cdi_checkpoint_file *f, struct cdi_error *err)
 {
-    const struct head mine = head_of(d);
-    const cddp_checkpoint_item item = {
-        .size = sizeof item, .name = "powersgd.state", .data = &w->head, .bytes = sizeof w->head};
-    cddp_status st = cdi_checkpoint_peek(d->comm, dir, &item, err);
+    bool has = ((const cddp_ddp *)w->object)->powersgd != NULL;
+
+    if (cdi_checkpoint_has(f, w->entries[HEAD].name) == has)
+        return CDDP_OK;
+    return cdi_fail(
+        err, CDDP_E_MISMATCH,
+        has ? "it was saved of a reducer without PowerSGD, and this one has it: what it has left out so far "
+              "is in no checkpoint; leave the item out to let PowerSGD begin anew"
+            : "it holds what PowerSGD has left out, and this reducer has no PowerSGD: call "
+              "cddp_ddp_set_powersgd before, or leave the item out");
+}
+
+static cddp_status read_head(struct cdi_state *w, const struct cdi_checkpoint_file *f, struct head *saved,
+                             struct cdi_error *err)
+{
+    const cddp_ddp *d = w->object;
+    struct head mine;
+    cddp_status st = cdi_checkpoint_fit(f, w->entries, HEAD + 1, NULL, err);
 
     if (st == CDDP_OK)
-        st = compare(&w->head, &mine, err);
-    return st == CDDP_OK ? whole_init(w, d, w->head.world, err) : st;
+        st = cdi_checkpoint_fill(f, w->entries, HEAD + 1, NULL, err);
+    if (st != CDDP_OK)
+        return st;
+    memcpy(saved, cdi_state_at(w, HEAD), sizeof *saved);
+    mine = head_of(d);
+    return compare(saved, &mine, err) == CDDP_OK ? CDDP_OK : cdi_error_wrap(err, "checkpoint: item '%s'", w->name);
+}
+
+static cddp_status begin_load(struct cdi_state *w, const struct cdi_checkpoint_file *f, struct cdi_error *err)
+{
+    const cddp_ddp *d = w->object;
+    struct head saved;
+    cddp_status st;
+
+    if (cdi_state_add(w, "", 0, err) == NULL || cdi_state_add(w, ".powersgd", sizeof saved, err) == NULL)
+        return err->status;
+    st = cdi_checkpoint_fit(f, w->entries, HEAD, NULL, err);
+    if (st != CDDP_OK)
+        return st;
+    if (compare_kinds(w, f, err) != CDDP_OK)
+        return cdi_error_wrap(err, "checkpoint: item '%s'", w->name);
+    if (d->powersgd == NULL)
+        return CDDP_OK;
+    st = read_head(w, f, &saved, err);
+    if (st == CDDP_OK)
+        st = add_rest(w, d, saved.world, err);
+    if (st == CDDP_OK)
+        st = cdi_checkpoint_fit(f, w->entries, w->n_entries, NULL, err);
+    return st == CDDP_OK ? cdi_checkpoint_fill(f, w->entries, w->n_entries, NULL, err) : st;
 }
 
 static double number(cddp_dtype dtype, const char *at, size_t k)
@@ -296,28 +279,33 @@ static double number(cddp_dtype dtype, const char *at, size_t k)
     return dtype == CDDP_FLOAT64 ? ((const double *)(const void *)at)[k] : (double)((const float *)(const void *)at)[k];
 }
 
-/* Of one matrix, the mean of what all ranks of the file left out, which begins at `from` in each one's errors; there.
+/*
+ * Of one matrix, the mean of what n_ranks ranks of the file left out, which begins at `from` in each one's errors; to
+ * the first one's.
  */
-static void mean_of(const struct cdi_powersgd_matrix *m, const struct cdi_powersgd_saved *w, size_t from)
+static void mean_of(const struct cdi_powersgd_matrix *m, const struct cdi_state *w, size_t n_ranks, size_t from)
 {
+    char *to = errors_of(w, 0) + from;
+
     for (size_t k = 0; k < m->of.rows * m->of.cols; k++) {
         double sum = 0;
 
-        for (size_t r = 0; r < w->n_ranks; r++)
-            sum += number(m->of.dtype, w->errors + r * w->error_bytes + from, k);
-        sum /= (double)w->n_ranks;
+        for (size_t r = 0; r < n_ranks; r++)
+            sum += number(m->of.dtype, errors_of(w, r) + from, k);
+        sum /= (double)n_ranks;
         if (m->of.dtype == CDDP_FLOAT64)
-            ((double *)(void *)(w->errors + from))[k] = sum;
+            ((double *)(void *)to)[k] = sum;
         else
-            ((float *)(void *)(w->errors + from))[k] = (float)sum;
+            ((float *)(void *)to)[k] = (float)sum;
     }
 }
 
 /* Of one matrix, what was left out, from rank 0 (which has it at `from`) to all: its own to each, or the mean. */
-static cddp_status give_errors(cddp_ddp *d, const struct cdi_powersgd_matrix *m, const struct cdi_powersgd_saved *w,
-                               bool as_before, size_t from, struct cdi_error *err)
+static cddp_status give_errors(cddp_ddp *d, const struct cdi_powersgd_matrix *m, const struct cdi_state *w,
+                               size_t n_ranks, size_t from, struct cdi_error *err)
 {
     const struct cdi_world *world = cdi_comm_world(d->comm);
+    bool as_before = n_ranks == (size_t)world->size;
     size_t bytes = error_bytes(m);
     cddp_status st = CDDP_OK;
 
@@ -326,119 +314,60 @@ static cddp_status give_errors(cddp_ddp *d, const struct cdi_powersgd_matrix *m,
     if (as_before && world->rank != 0)
         return cdi_checkpoint_move(d->comm, CDI_RECV, m->error, bytes, 0, err);
     if (as_before) {
-        st = d->ops->copy(d->b, m->error, w->errors + from, bytes, err);
+        st = d->ops->copy(d->b, m->error, errors_of(w, 0) + from, bytes, err);
         for (int r = 1; r < world->size && st == CDDP_OK; r++)
-            st = cdi_checkpoint_move(d->comm, CDI_SEND, w->errors + (size_t)r * w->error_bytes + from, bytes, r, err);
+            st = cdi_checkpoint_move(d->comm, CDI_SEND, errors_of(w, (size_t)r) + from, bytes, r, err);
         return st;
     }
     if (world->rank == 0) {
-        mean_of(m, w, from);
-        st = d->ops->copy(d->b, m->error, w->errors + from, bytes, err);
+        mean_of(m, w, n_ranks, from);
+        st = d->ops->copy(d->b, m->error, errors_of(w, 0) + from, bytes, err);
     }
     return st != CDDP_OK ? st : cdi_comm_broadcast(d->comm, m->error, bytes, CDDP_UINT8, 0, err);
 }
 
 /* From rank 0's whole state to every rank's own. */
-cddp_status cdi_powersgd_take_up(cddp_ddp *d, struct cdi_powersgd_saved *w, struct cdi_error *err)
+static cddp_status take_up(struct cdi_state *w, cddp_comm *comm, struct cdi_error *err)
 {
-    bool is_root = cdi_comm_world(d->comm)->rank == 0, as_before;
+    cddp_ddp *d = w->object;
+    bool is_root = cdi_comm_world(comm)->rank == 0;
     size_t n = 0, q_at = 0, error_at = 0;
+    struct head head = {0};
     cddp_status st;
 
     if (d->powersgd == NULL)
         return CDDP_OK;
-    st = cdi_comm_broadcast(d->comm, &w->head, sizeof w->head, CDDP_UINT8, 0, err);
-    as_before = w->head.world == (uint64_t)cdi_comm_world(d->comm)->size;
+    if (is_root)
+        memcpy(&head, cdi_state_at(w, HEAD), sizeof head);
+    st = cdi_comm_broadcast(comm, &head, sizeof head, CDDP_UINT8, 0, err);
     for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++) {
         struct cdi_powersgd_matrix *m = d->powersgd->of_param[i];
         uint8_t has_q;
 
         if (m == NULL)
             continue;
-        has_q = is_root ? w->has_q[n++] : 0;
+        has_q = is_root ? ((uint8_t *)cdi_state_at(w, HAS_Q))[n++] : 0;
         if (is_root)
-            st = d->ops->copy(d->b, m->q, w->q + q_at, q_bytes(m), err);
+            st = d->ops->copy(d->b, m->q, (char *)cdi_state_at(w, Q) + q_at, q_bytes(m), err);
         if (st == CDDP_OK)
-            st = cdi_comm_broadcast(d->comm, &has_q, 1, CDDP_UINT8, 0, err);
+            st = cdi_comm_broadcast(comm, &has_q, 1, CDDP_UINT8, 0, err);
         if (st == CDDP_OK)
-            st = cdi_comm_broadcast(d->comm, m->q, q_bytes(m), CDDP_UINT8, 0, err);
+            st = cdi_comm_broadcast(comm, m->q, q_bytes(m), CDDP_UINT8, 0, err);
         if (st == CDDP_OK)
-            st = give_errors(d, m, w, as_before, error_at, err);
+            st = give_errors(d, m, w, (size_t)head.world, error_at, err);
         m->has_q = has_q != 0;
         q_at += q_bytes(m);
         error_at += error_bytes(m);
     }
-    d->powersgd->seeds = w->head.seeds;
+    if (st != CDDP_OK)
+        return st;
+    d->powersgd->seeds = head.seeds;
     /* Otherwise what was drawn comes first, or is what a lost Q becomes: the same in both runs. */
     if ((d->powersgd->opt.flags & CDDP_POWERSGD_NO_WARM_START) != 0)
         d->powersgd->is_drawn = false;
-    d->powersgd->since = d->step - w->head.done;
-    return st;
+    d->powersgd->since = d->step - head.done;
+    return CDDP_OK;
 }
 
-cddp_status cdi_powersgd_open_load(cddp_ddp *d, const char *dir, struct cdi_powersgd_saved **out, struct cdi_error *err)
-{
-    cddp_status st = make(out, err);
-
-    if (st == CDDP_OK && d->powersgd != NULL && cdi_comm_world(d->comm)->rank == 0)
-        st = look(d, dir, *out, err);
-    st = share(d->comm, st, *out, err);
-    if (st == CDDP_OK)
-        return st;
-    cdi_powersgd_close(*out);
-    *out = NULL;
-    return st;
-}
-
-static cddp_status load(cddp_ddp *d, const char *dir, const cddp_checkpoint_item *items, size_t n_items,
-                        cddp_checkpoint_info *info, struct cdi_error *err)
-{
-    struct cdi_powersgd_saved *w = NULL;
-    cddp_status st = check_reducer(d, err);
-
-    if (st == CDDP_OK)
-        st = cdi_powersgd_open_load(d, dir, &w, err);
-    if (st != CDDP_OK)
-        return st;
-    st = cdi_checkpoint_load(d->comm, dir, w->items, w->n_items, items, n_items, info, err);
-    if (st == CDDP_OK)
-        st = cdi_powersgd_take_up(d, w, err);
-    cdi_powersgd_close(w);
-    return st;
-}
-
-/* ---------------------------------------------------------------------------------------------------- public ---- */
-
-static cddp_status check(const char *function, const cddp_ddp *ddp, const char *dir, const cddp_checkpoint_item *items,
-                         size_t n_items, struct cdi_error *err)
-{
-    if (ddp == NULL || dir == NULL || *dir == '\0' || (items == NULL && n_items > 0))
-        return cdi_fail(err, CDDP_E_INVALID, "%s: no reducer, no directory, or no items", function);
-    return cdi_comm_own(function, ddp->comm, err);
-}
-
-cddp_status cddp_powersgd_save(cddp_ddp *ddp, const char *dir, uint64_t step, const cddp_checkpoint_item *items,
-                               size_t n_items, const cddp_checkpoint_options *opt)
-{
-    struct cdi_error err;
-    enum cdi_asked before = cdi_comm_ask(CDI_ASKED_POWERSGD_SAVE);
-    cddp_status st = check("cddp_powersgd_save", ddp, dir, items, n_items, &err);
-
-    if (st == CDDP_OK)
-        st = save(ddp, dir, step, items, n_items, opt, &err);
-    (void)cdi_comm_ask(before);
-    return st == CDDP_OK ? st : cdi_last_error_set(&err);
-}
-
-cddp_status cddp_powersgd_load(cddp_ddp *ddp, const char *dir, const cddp_checkpoint_item *items, size_t n_items,
-                               cddp_checkpoint_info *info)
-{
-    struct cdi_error err;
-    enum cdi_asked before = cdi_comm_ask(CDI_ASKED_POWERSGD_LOAD);
-    cddp_status st = check("cddp_powersgd_load", ddp, dir, items, n_items, &err);
-
-    if (st == CDDP_OK)
-        st = load(ddp, dir, items, n_items, info, &err);
-    (void)cdi_comm_ask(before);
-    return st == CDDP_OK ? st : cdi_last_error_set(&err);
-}
+const struct cdi_item_ops cdi_item_ddp = {
+    .check = check, .begin_save = begin_save, .collect = collect, .begin_load = begin_load, .take_up = take_up};

@@ -260,18 +260,32 @@ static cddp_status check_place(const struct place *p, const cddp_sampler_options
     return CDDP_OK;
 }
 
-static cddp_status set_state(cddp_sampler *s, const cddp_sampler_state *state, struct cdi_error *err)
+/* The place that a state tells, for this sampler. */
+static cddp_status find_place(struct place *p, const cddp_sampler *s, const cddp_sampler_state *state,
+                              struct cdi_error *err)
+{
+    if (s == NULL)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_sampler_set_state: sampler must not be NULL");
+    if (state == NULL || !read_state(p, state))
+        return cdi_fail(err, CDDP_E_INVALID, "this is no cddp_sampler_state, or one of another version's format");
+    return check_place(p, &s->opt, err);
+}
+
+cddp_status cdi_sampler_check_state(const cddp_sampler *sampler, const cddp_sampler_state *state, struct cdi_error *err)
 {
     struct place p;
 
-    if (s == NULL)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_sampler_set_state: sampler must not be NULL");
-    if (state == NULL || !read_state(&p, state))
-        return cdi_fail(err, CDDP_E_INVALID, "this is no cddp_sampler_state, or one of another version's format");
-    if (check_place(&p, &s->opt, err) != CDDP_OK)
-        return CDDP_E_MISMATCH;
-    fill(s, p.epoch, p.taken);
-    return CDDP_OK;
+    return find_place(&p, sampler, state, err);
+}
+
+static cddp_status set_state(cddp_sampler *s, const cddp_sampler_state *state, struct cdi_error *err)
+{
+    struct place p;
+    cddp_status st = find_place(&p, s, state, err);
+
+    if (st == CDDP_OK)
+        fill(s, p.epoch, p.taken);
+    return st;
 }
 
 cddp_status cddp_sampler_set_state(cddp_sampler *sampler, const cddp_sampler_state *state)

@@ -3,8 +3,10 @@
 #ifndef CDI_SAMPLER_H
 #define CDI_SAMPLER_H
 
+#include "common/error.h"
 #include "worker/mt19937.h"
 
+#include <cddp/cddp.h>
 #include <stdint.h>
 
 /* From this many elements on (UINT32_MAX / 20) torch draws 64 bits per element, since 32 would be too biased. */
@@ -18,5 +20,9 @@ void cdi_randperm(int64_t *out, int64_t n, uint64_t seed);
  * what was there moves to i. Apart, so that it can be tested without memory for that many elements.
  */
 uint64_t cdi_randperm_wide_place(struct cdi_mt19937 *g, uint64_t i);
+
+/* Would cddp_sampler_set_state take it? Its results, and nothing changes. */
+cddp_status cdi_sampler_check_state(const cddp_sampler *sampler, const cddp_sampler_state *state,
+                                    struct cdi_error *err);
 
 #endif

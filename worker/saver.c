@@ -28,6 +28,9 @@ void cdi_save_release(struct cdi_save *save)
     free(save->items);
     free(save->names);
     free(save->block);
+    for (size_t i = 0; i < save->n_states; i++)
+        cdi_state_release(&save->states[i]);
+    free(save->states);
     *save = (struct cdi_save){0};
 }
 

@@ -6,7 +6,7 @@
 #ifndef CDI_SAVER_H
 #define CDI_SAVER_H
 
-#include "worker/checkpoint.h"
+#include "worker/item.h"
 
 /* What is to be written; all of its memory is malloc'ed, but the snapshot. */
 struct cdi_save {
@@ -15,10 +15,12 @@ struct cdi_save {
     int keep;
     cddp_checkpoint_item *items;
     size_t n_items;
-    char *names;            /* of items */
-    void *block;            /* their bytes, those that are copies */
-    struct cdi_mover mover; /* for those that are on a device */
-    void *snapshot;         /* copies there, that the mover's backend has lent; NULL: there are none */
+    char *names;              /* of items */
+    void *block;              /* their bytes, those that are copies */
+    struct cdi_mover mover;   /* for those that are on a device */
+    struct cdi_state *states; /* whose entries are items, too */
+    size_t n_states;
+    void *snapshot; /* copies there, that the mover's backend has lent; NULL: there are none */
 };
 
 void cdi_save_release(struct cdi_save *save);

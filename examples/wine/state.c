@@ -59,55 +59,51 @@ static bool is_due(const struct options *opt, const struct progress *done, bool 
     return epoch_is_done && (done->epochs % opt->save_every == 0 || done->epochs == opt->epochs);
 }
 
-/* What a checkpoint holds beside the type. The last two belong to wine's own Adam: libcddp's optimizer saves its state.
- */
-#define N_ITEMS 6
-#define N_ADAM 2
+/* What a checkpoint holds beside the type. Adam's averages are the optimizer's, or wine's own. */
+#define N_ITEMS 7
 
-static void list_items(struct state *s, cddp_sampler_state *place, cddp_checkpoint_item items[N_ITEMS])
+static cddp_checkpoint_item memory(const char *name, void *data, size_t bytes)
 {
-    const cddp_checkpoint_item all[N_ITEMS] = {
-        {.size = sizeof(cddp_checkpoint_item), .name = "progress", .data = &s->done, .bytes = sizeof s->done},
-        {.size = sizeof(cddp_checkpoint_item), .name = "sampler", .data = place, .bytes = sizeof *place},
-        {.size = sizeof(cddp_checkpoint_item),
-         .name = "loss",
-         .data = &s->loss,
-         .bytes = sizeof s->loss,
-         .flags = CDDP_ITEM_PER_RANK},
-        {.size = sizeof(cddp_checkpoint_item), .name = "weights", .data = s->weights, .bytes = s->bytes},
-        {.size = sizeof(cddp_checkpoint_item), .name = "adam.m", .data = s->m, .bytes = s->bytes},
-        {.size = sizeof(cddp_checkpoint_item), .name = "adam.v", .data = s->v, .bytes = s->bytes},
-    };
-
-    memcpy(items, all, sizeof all);
+    return (cddp_checkpoint_item){.size = sizeof(cddp_checkpoint_item), .name = name, .data = data, .bytes = bytes};
 }
 
-static cddp_checkpoint_item type_item(char type[TYPE_BYTES])
+static cddp_checkpoint_item object(const char *name, void *object, cddp_item_kind kind)
 {
-    return (cddp_checkpoint_item){
-        .size = sizeof(cddp_checkpoint_item), .name = "dtype", .data = type, .bytes = TYPE_BYTES};
+    return (cddp_checkpoint_item){.size = sizeof(cddp_checkpoint_item), .name = name, .data = object, .kind = kind};
+}
+
+static size_t list_items(struct state *s, cddp_checkpoint_item items[N_ITEMS])
+{
+    size_t n = 0;
+
+    items[n++] = memory("progress", &s->done, sizeof s->done);
+    items[n] = memory("loss", &s->loss, sizeof s->loss);
+    items[n++].flags = CDDP_ITEM_PER_RANK;
+    items[n++] = memory("weights", s->weights, s->bytes);
+    items[n++] = object("sampler", s->sampler, CDDP_ITEM_SAMPLER);
+    items[n++] = object("reducer", s->ddp, CDDP_ITEM_DDP);
+    if (s->optim != NULL) {
+        items[n++] = object("adam", s->optim, CDDP_ITEM_OPTIM);
+    } else {
+        items[n++] = memory("adam.m", s->m, s->bytes);
+        items[n++] = memory("adam.v", s->v, s->bytes);
+    }
+    return n;
 }
 
 cddp_status state_save(const struct job *job, struct state *s, bool epoch_is_done)
 {
     const struct options *opt = job->opt;
     const cddp_checkpoint_options how = {.size = sizeof how, .background = opt->save_background};
-    cddp_sampler_state place;
     char type[TYPE_BYTES];
-    cddp_checkpoint_item items[1 + N_ITEMS] = {type_item(type)};
-    const size_t n_items = 1 + N_ITEMS;
+    cddp_checkpoint_item items[1 + N_ITEMS] = {memory("dtype", type, TYPE_BYTES)};
     cddp_status status = may_leave(opt, &s->done, epoch_is_done) ? agree_to_leave(job, s) : CDDP_OK;
 
     if (status != CDDP_OK || (!s->leaving && !is_due(opt, &s->done, epoch_is_done)))
         return status;
     type_name(opt, type);
-    cddp_sampler_get_state(s->sampler, &place);
-    list_items(s, &place, items + 1);
-    if (s->optim != NULL)
-        return cddp_optim_save(s->optim, opt->save, (uint64_t)s->done.steps, items, n_items - N_ADAM, &how);
-    if (s->powersgd != NULL)
-        return cddp_powersgd_save(s->powersgd, opt->save, (uint64_t)s->done.steps, items, n_items, &how);
-    return cddp_checkpoint_save(job->comm, opt->save, (uint64_t)s->done.steps, items, n_items, &how);
+    return cddp_checkpoint_save(job->comm, opt->save, (uint64_t)s->done.steps, items, 1 + list_items(s, items + 1),
+                                &how);
 }
 
 /* One sentence for each thing that a user has to know about the checkpoint; from rank 0. */
@@ -128,8 +124,7 @@ static cddp_status load(const struct job *job, struct state *s, char *why, size_
 {
     const char *dir = job->opt->resume;
     char type[TYPE_BYTES] = "", mine[TYPE_BYTES];
-    const cddp_checkpoint_item head = type_item(type);
-    cddp_sampler_state place;
+    const cddp_checkpoint_item head = memory("dtype", type, TYPE_BYTES);
     cddp_checkpoint_item items[N_ITEMS];
     cddp_checkpoint_info info = {.size = sizeof info};
     cddp_status status = cddp_checkpoint_load(job->comm, dir, &head, 1, NULL);
@@ -142,16 +137,10 @@ static cddp_status load(const struct job *job, struct state *s, char *why, size_
                        mine, job->opt->f64 ? "f32" : "f64");
         return CDDP_E_MISMATCH;
     }
-    list_items(s, &place, items);
-    if (s->optim != NULL)
-        status = cddp_optim_load(s->optim, dir, items, N_ITEMS - N_ADAM, &info);
-    else if (s->powersgd != NULL)
-        status = cddp_powersgd_load(s->powersgd, dir, items, N_ITEMS, &info);
-    else
-        status = cddp_checkpoint_load(job->comm, dir, items, N_ITEMS, &info);
+    status = cddp_checkpoint_load(job->comm, dir, items, list_items(s, items), &info);
     if (status == CDDP_OK)
         tell(job, &s->done, &info);
-    return status == CDDP_OK ? cddp_sampler_set_state(s->sampler, &place) : status;
+    return status;
 }
 
 /*

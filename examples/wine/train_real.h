@@ -337,7 +337,7 @@ static cddp_status NAME(set_up)(struct NAME(trainer) * t, const struct job *job,
     if (status == CDDP_OK && job->opt->powersgd)
         status = cddp_ddp_set_powersgd(
             t->ddp, &(cddp_powersgd_options){.size = sizeof(cddp_powersgd_options), .start_step = 10});
-    t->state.powersgd = job->opt->powersgd ? t->ddp : NULL;
+    t->state.ddp = t->ddp;
     if (status != CDDP_OK)
         return status;
     t->grad = (struct NAME(net)){cddp_ddp_grad(t->ddp, 0), cddp_ddp_grad(t->ddp, 1), cddp_ddp_grad(t->ddp, 2),

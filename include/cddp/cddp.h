@@ -899,7 +899,7 @@ enum {
  * nothing; but with CDDP_DDP_FIND_UNUSED it waits in every step.
  *
  * It takes as much memory again as the gradients that it compresses. It begins with nothing left out; what a run needs
- * to go on after a checkpoint is loaded by cddp_powersgd_load(). cddp_ddp_wait_param() cannot be used with it. opt may
+ * to go on after a checkpoint is loaded (CDDP_ITEM_DDP). cddp_ddp_wait_param() cannot be used with it. opt may
  * be NULL. A collective, between two steps: every rank calls it, with equal options. cddp_ddp_set_hook(ddp, NULL) ends
  * it. One thread. Returns CDDP_OK; CDDP_E_INVALID (bad options, a reducer that compresses, sums, splits or skips);
  * CDDP_E_MISMATCH (ranks have different options); CDDP_E_STATE (in the middle of a step, or bucket sizes are still
@@ -1034,8 +1034,8 @@ enum {
  *
  * Parameters may have any size and type, also in worlds larger than they have elements. For float16 and bfloat16 the
  * share has float32 copies, which are what is updated; they are made here from the parameters, and by
- * cddp_optim_load. With CDDP_DDP_FIND_UNUSED or CDDP_DDP_STATIC_GRAPH a parameter that no rank used in a step stays as
- * it is, and so does its state.
+ * cddp_checkpoint_load. With CDDP_DDP_FIND_UNUSED or CDDP_DDP_STATIC_GRAPH a parameter that no rank used in a step
+ * stays as it is, and so does its state.
  *
  * *out is written on success only; release it with cddp_optim_destroy(), before ddp or after it: without its reducer an
  * optimizer can only be destroyed, and its other functions return CDDP_E_STATE. Returns CDDP_OK; CDDP_E_INVALID
@@ -1149,8 +1149,9 @@ CDDP_API const int64_t *cddp_sampler_indices(const cddp_sampler *sampler);
 CDDP_API size_t cddp_sampler_next(cddp_sampler *sampler, size_t want, const int64_t **indices);
 
 /*
- * Where a run stands in its data: 64 bytes without members of their own, the same on every machine (little-endian), to
- * be saved as an item of a checkpoint. They do not depend on the rank or on the number of ranks.
+ * Where a run stands in its data: 64 bytes without members of their own, the same on every machine (little-endian), for
+ * a program's own files; a checkpoint has them by an item of kind CDDP_ITEM_SAMPLER. They do not depend on the rank or
+ * on the number of ranks.
  */
 typedef struct cddp_sampler_state {
     uint64_t words[8];
@@ -1171,18 +1172,14 @@ CDDP_API void cddp_sampler_destroy(cddp_sampler *sampler);
 
 /* ----------------------------------------------------------------------------------------------- checkpoints ---- */
 
-/*
- * A piece of a job's state: parameters, an optimizer's moments, a step counter, a cddp_sampler_state. The memory is the
- * caller's, on the host or on the backend's GPU (then nothing may be writing it).
- */
-typedef struct cddp_checkpoint_item {
-    size_t size;      /* sizeof(cddp_checkpoint_item), in each of an array */
-    const char *name; /* 1 to 255 bytes (240 where each rank has its own), different for each item */
-    void *data;
-    size_t bytes;
-    uint32_t flags; /* 0: rank 0's memory is everyone's; CDDP_ITEM_PER_RANK */
-    uint32_t zero;  /* 0 */
-} cddp_checkpoint_item;
+/* What an item of a checkpoint is. */
+typedef enum cddp_item_kind {
+    CDDP_ITEM_MEMORY = 0,  /* `bytes` bytes at `data`: parameters, a step counter */
+    CDDP_ITEM_SAMPLER = 1, /* `data` is a cddp_sampler: its place in the data, which loading moves */
+    CDDP_ITEM_OPTIM = 2,   /* `data` is a cddp_optim: its whole state, of all ranks */
+    CDDP_ITEM_DDP = 3,     /* `data` is a cddp_ddp: what its compression (PowerSGD) has not sent yet, of all ranks */
+    CDDP_ENUM_32(CDDP_ITEM)
+} cddp_item_kind;
 
 /* cddp_checkpoint_item.flags. */
 enum {
@@ -1190,14 +1187,43 @@ enum {
      * Each rank's memory is its own: the state of a random number generator, a loss so far. All ranks name the same
      * such items, of the same size and in the same order. Loaded, each rank gets what the rank of its number saved, and
      * a rank of a number that did not exist then keeps its memory as it is. Meant for little: all of it passes through
-     * rank 0.
+     * rank 0. For CDDP_ITEM_MEMORY only.
      */
     CDDP_ITEM_PER_RANK = 1
 };
 
+/*
+ * A piece of a job's state. A checkpoint holds any number of each kind, told apart by their names: two optimizers, two
+ * samplers and two reducers of a GAN, say.
+ *
+ * - Memory is the caller's, on the host or on the backend's GPU (then nothing may be writing it). Rank 0's is
+ * everyone's, unless flags say otherwise.
+ * - A sampler's place is that of rank 0's sampler, and does not depend on the number of ranks.
+ * - An optimizer's state lies whole in the file: a world of another size loads it, too, and each rank gets its new
+ * share. Its parts are named NAME.exp_avg, NAME.exp_avg_sq or NAME.momentum_buffer, as PyTorch has them, NAME.steps and
+ *   NAME.master (the float32 copies of parameters of 16 bits). Parameters are items of their own. Learning rate and
+ * other options are not in it: those of cddp_optim_create count.
+ * - A reducer's state is PowerSGD's: steps, random numbers, each Q, and what each rank has left out. A run that loads
+ * it after cddp_ddp_set_powersgd, with the same options, the same buckets and as many ranks, goes on as one that was
+ * never stopped, bit for bit. With other buckets random numbers may fall to other gradients. With another number of
+ * ranks each goes on with the mean of what all had left out, so that nothing is lost. A reducer without PowerSGD may be
+ * an item, too, and has no state. Both the checkpoint and the reducer have PowerSGD, or neither.
+ *
+ * Optimizers and reducers are of the communicator that saves or loads, and between two steps. Rank 0 holds all of their
+ * states in host memory meanwhile, the others nothing more than their own.
+ */
+typedef struct cddp_checkpoint_item {
+    size_t size;      /* sizeof(cddp_checkpoint_item), in each of an array */
+    const char *name; /* 1 to 255 bytes (200 of what is no memory, 240 where each rank has its own), of each another */
+    void *data;       /* memory, or the object */
+    size_t bytes;     /* of memory; else 0 */
+    cddp_item_kind kind; /* 0: memory */
+    uint32_t flags;      /* CDDP_ITEM_PER_RANK; 0: none */
+} cddp_checkpoint_item;
+
 typedef struct cddp_checkpoint_options {
     size_t size;    /* sizeof(cddp_checkpoint_options) */
-    int keep;       /* how many of the newest checkpoints stay in the directory; 0: 2 */
+    int keep;       /* how many of the newest checkpoints stay in the directory; 0: the library's choice; < 0: all */
     int background; /* 1: return once the items were copied; a thread of rank 0 writes while training goes on */
 } cddp_checkpoint_options;
 
@@ -1209,22 +1235,23 @@ typedef struct cddp_checkpoint_info {
 } cddp_checkpoint_info;
 
 /*
- * Save the items, as they are on rank 0, as DIR/checkpoint-STEP.cddp: whole or not at all, also when the machine stops
- * in the middle (a temporary file, fsync, rename, fsync of the directory). The directory is made if its parent exists.
- * Then older checkpoints beyond `keep` are removed, and those of later steps, which a life of the job has left that was
- * given up; so each job has a directory of its own. A collective: every rank calls it, and all get rank 0's result,
- * with the status that rank 0 has, so that all take the same branch. opt may be NULL; rank 0's counts. Items without
- * CDDP_ITEM_PER_RANK are looked at on rank 0 only.
+ * Save the items as DIR/checkpoint-STEP.cddp: whole or not at all, also when the machine stops in the middle (a
+ * temporary file, fsync, rename, fsync of the directory). The directory is made if its parent exists. Then older
+ * checkpoints beyond `keep` are removed, and those of later steps, which a life of the job has left that was given up;
+ * so each job has a directory of its own. A collective: every rank calls it, and all get the same result, so that all
+ * take the same branch. opt may be NULL; rank 0's counts. All ranks name the same optimizers, reducers, and items with
+ * CDDP_ITEM_PER_RANK, in the same order. Other memory and samplers are looked at on rank 0 only.
  *
- * In the background the items may be written to again as soon as it returns. Rank 0 holds a copy of them until the file
- * is there: of what is on its GPU there, if at least twice as much is free; else in host memory. Not in the background
- * there is no copy: what is on the GPU goes from there to the file. One save at a time is under way: the next one waits
- * for it. If it failed, the next save, or cddp_checkpoint_wait, whichever comes first, returns its error on all ranks,
- * and has done nothing else.
+ * In the background the items may be written to again, and objects may be used and destroyed, as soon as it returns.
+ * Rank 0 holds a copy of them until the file is there: of memory that is on its GPU there, if at least twice as much is
+ * free; else on the host. Not in the background there is no copy of memory: what is on the GPU goes from there to the
+ * file. One save at a time is under way: the next one waits for it. If it failed, the next save, or
+ * cddp_checkpoint_wait, whichever comes first, returns its error on all ranks, and has done nothing else.
  *
- * Returns CDDP_OK; CDDP_E_INVALID; CDDP_E_SYSTEM (the sentence names file and cause: a full disk leaves the older
- * checkpoints as they were); CDDP_E_MISMATCH (the ranks' own items differ: the sentence names a rank); CDDP_E_NOMEM; or
- * what a collective may return.
+ * Returns CDDP_OK; CDDP_E_INVALID (also an object of another communicator); CDDP_E_SYSTEM (the sentence names file and
+ * cause: a full disk leaves the older checkpoints as they were); CDDP_E_MISMATCH (the ranks name different items: the
+ * sentence names a rank and an item); CDDP_E_STATE (an optimizer or a reducer in the middle of a step, or gone);
+ * CDDP_E_UNSUPPORTED (a newer header's struct); CDDP_E_NOMEM; or what a collective may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step,
                                                          const cddp_checkpoint_item *items, size_t n_items,
@@ -1236,57 +1263,25 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_save(cddp_comm *comm, const 
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_wait(cddp_comm *comm);
 /*
- * Load the newest whole checkpoint in dir into the items' memory, the same bytes on every rank: rank 0 reads, checks
- * every checksum before it changes anything, and broadcasts; so dir need exist on rank 0's node only, and the world may
- * have another size than the one that saved. A collective: every rank passes the same names, sizes and flags. Items
- * that the file holds beside those asked for are left alone. A save in the background is waited for. info may be NULL.
+ * Load the newest whole checkpoint in dir into the items: memory gets the same bytes on every rank, samplers move, and
+ * optimizers and reducers get their states. Rank 0 reads, checks every checksum, and hands out; so dir need exist on
+ * rank 0's node only, and the world may have another size than the one that saved. All or nothing: no item changes, on
+ * any rank, before all of them are known to fit on every rank. After that only a disk or a rank that fails can leave
+ * items half loaded. A collective: every rank passes items of the same names, kinds, sizes and flags, and all get the
+ * same result. What the file holds beside the items asked for is left alone. A save in the background is waited for.
+ * info may be NULL.
+ *
  * Returns CDDP_OK; CDDP_E_INVALID; CDDP_E_NOT_FOUND (no checkpoint there: start afresh); CDDP_E_IO (there are some, and
- * none is whole); CDDP_E_MISMATCH (an item is missing in the file or has another size); CDDP_E_VERSION; CDDP_E_SYSTEM;
- * CDDP_E_NOMEM; or what a collective may return. Memory is changed only once a whole checkpoint with all the items was
- * found.
+ * none is whole); CDDP_E_VERSION (of another version's format); CDDP_E_SYSTEM; CDDP_E_NOMEM; CDDP_E_UNSUPPORTED;
+ * CDDP_E_STATE (as of cddp_checkpoint_save); or what a collective may return. CDDP_E_MISMATCH: an item is missing in
+ * the file, or has another size or kind there; the ranks' items differ; a sampler stands in the middle of an epoch of
+ * another order; an optimizer's state is of another rule (those of Adam and AdamW are alike), or of parameters of other
+ * names, sizes, types or in another order; PowerSGD's state is of other options or shapes, or only one of checkpoint
+ * and reducer has one. The error message names the item.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_load(cddp_comm *comm, const char *dir,
                                                          const cddp_checkpoint_item *items, size_t n_items,
                                                          cddp_checkpoint_info *info);
-
-/*
- * The same with an optimizer's state beside the items, which are the user's and include the parameters. In the file the
- * state is whole: it may have been saved by a world of one size and be loaded by one of another, in which each rank
- * gets its new share. Rank 0 holds all of the state while it saves or loads, the others nothing more than their own.
- * Between two steps, one thread. n_items may be 0. The optimizer's items are named "optim....", as PyTorch names them:
- * exp_avg, exp_avg_sq, momentum_buffer; steps; master, the float32 copies of parameters of 16 bits; params, by which
- * they are known. Learning rate and other options are not among them: those of cddp_optim_create count. Of a reducer
- * with PowerSGD the state of that comes along, as cddp_powersgd_save and cddp_powersgd_load have it.
- *
- * Returns what cddp_checkpoint_save and cddp_checkpoint_load return, and CDDP_E_STATE (in the middle of a step).
- * CDDP_E_MISMATCH is also a checkpoint of another kind of optimizer (those of Adam and AdamW are alike), of parameters
- * of other names, sizes or types or in another order, or without an optimizer's state.
- */
-CDDP_API CDDP_NODISCARD cddp_status cddp_optim_save(cddp_optim *optim, const char *dir, uint64_t step,
-                                                    const cddp_checkpoint_item *items, size_t n_items,
-                                                    const cddp_checkpoint_options *opt);
-CDDP_API CDDP_NODISCARD cddp_status cddp_optim_load(cddp_optim *optim, const char *dir,
-                                                    const cddp_checkpoint_item *items, size_t n_items,
-                                                    cddp_checkpoint_info *info);
-
-/*
- * The same with PowerSGD's state beside the items: its steps, its random numbers, each Q, and what each rank has left
- * out. A run that loads it after cddp_ddp_set_powersgd, with the same options, the same buckets and as many ranks, goes
- * on as one that was never stopped, bit for bit. With other buckets random numbers may fall to other gradients. With
- * another number of ranks each goes on with the mean of what all had left out, so that nothing is lost. Rank 0 holds
- * all ranks' of it while it saves or loads, the others nothing more than their own. Between two steps, one thread.
- * n_items may be 0. Its items are named "powersgd....".
- *
- * Returns what cddp_checkpoint_save and cddp_checkpoint_load return, and CDDP_E_STATE (in the middle of a step, or
- * without PowerSGD). CDDP_E_MISMATCH is also a checkpoint of other options or shapes (the sentence says which), or one
- * without such a state; cddp_checkpoint_load loads the items alone, and PowerSGD then begins anew.
- */
-CDDP_API CDDP_NODISCARD cddp_status cddp_powersgd_save(cddp_ddp *ddp, const char *dir, uint64_t step,
-                                                       const cddp_checkpoint_item *items, size_t n_items,
-                                                       const cddp_checkpoint_options *opt);
-CDDP_API CDDP_NODISCARD cddp_status cddp_powersgd_load(cddp_ddp *ddp, const char *dir,
-                                                       const cddp_checkpoint_item *items, size_t n_items,
-                                                       cddp_checkpoint_info *info);
 
 /* ----------------------------------------------------------------------------------------------------- store ---- */
 

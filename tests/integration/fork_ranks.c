@@ -140,15 +140,11 @@ static void refuse_reducer(void)
     REFUSED(cddp_ddp_set_powersgd, job.ddp, NULL);
     REFUSED(cddp_ddp_grad_norm, job.ddp, 2, &norm);
     REFUSED(cddp_ddp_clip_grad_norm, job.ddp, 1, 2, 0, NULL);
-    REFUSED(cddp_powersgd_save, job.ddp, "/nonexistent", 1, NULL, 0, NULL);
-    REFUSED(cddp_powersgd_load, job.ddp, "/nonexistent", NULL, 0, NULL);
     REFUSED(cddp_optim_create, &optim, job.ddp, &opt);
     REFUSED(cddp_optim_step, job.optim);
     REFUSED(cddp_optim_skip, job.optim);
     REFUSED(cddp_optim_skipped, job.optim, &skipped);
     REFUSED(cddp_optim_set_lr, job.optim, 2);
-    REFUSED(cddp_optim_save, job.optim, "/nonexistent", 1, NULL, 0, NULL);
-    REFUSED(cddp_optim_load, job.optim, "/nonexistent", NULL, 0, NULL);
 }
 
 static void refuse_store(cddp_store *store)

@@ -5,6 +5,7 @@
  * compute stream stands still until the host has called everything: whoever waits for the GPU there waits for ever.
  */
 #include "device_job.h"
+#include "items.h"
 
 #include "worker/optim_update.h"
 
@@ -219,7 +220,7 @@ static void remove_folder(const char *folder)
 static void check_saved(struct job *j)
 {
     static double host[N_PARAMS][MOST];
-    cddp_checkpoint_item items[N_PARAMS];
+    cddp_checkpoint_item items[N_PARAMS + 1];
     char names[N_PARAMS][8], folder[32] = "/tmp/device_optim.XXXXXX";
     cddp_optim *optim;
 
@@ -242,13 +243,15 @@ static void check_saved(struct job *j)
             continue;
         for (size_t i = 0; i < N_PARAMS; i++)
             DO(cddp_copy(j->comm, host[i], j->data[i], bytes_of(i)));
-        DO(cddp_optim_save(optim, folder, step, items, N_PARAMS, NULL));
+        items[N_PARAMS] = item_of(CDDP_ITEM_OPTIM, "optim", optim);
+        DO(cddp_checkpoint_save(j->comm, folder, step, items, N_PARAMS + 1, NULL));
         cddp_optim_destroy(optim);
         memset(host, 0xff, sizeof host);
         for (size_t i = 0; i < N_PARAMS; i++)
             DO(cddp_copy(j->comm, j->data[i], host[i], bytes_of(i)));
         optim = open_optim(j, 4, 0);
-        DO(cddp_optim_load(optim, folder, items, N_PARAMS, NULL));
+        items[N_PARAMS].data = optim;
+        DO(cddp_checkpoint_load(j->comm, folder, items, N_PARAMS + 1, NULL));
         for (size_t i = 0; i < N_PARAMS; i++)
             DO(cddp_copy(j->comm, j->data[i], host[i], bytes_of(i)));
     }

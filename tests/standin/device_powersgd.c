@@ -10,6 +10,7 @@
 #include "gate_kernel.h"
 #include "must.h"
 
+#include "items.h"
 #include "mean_hook.h"
 #include "numbers.h"
 
@@ -160,6 +161,7 @@ static void saved(const cddp_powersgd_options *opt)
 {
     char folder[] = "/tmp/device_powersgd.XXXXXX", command[64];
     cddp_ddp *ddp = open_ddp(0, CDDP_DTYPE_NONE, opt);
+    cddp_checkpoint_item item;
 
     if (cddp_rank(comm) == 0 && mkdtemp(folder) == NULL)
         exit(FAILED);
@@ -170,10 +172,12 @@ static void saved(const cddp_powersgd_options *opt)
         write_hashes("saved", ddp, step);
         if (step != 4)
             continue;
-        DO(cddp_powersgd_save(ddp, folder, step, NULL, 0, NULL));
+        item = item_of(CDDP_ITEM_DDP, "ddp", ddp);
+        DO(cddp_checkpoint_save(comm, folder, step, &item, 1, NULL));
         cddp_ddp_destroy(ddp);
         ddp = open_ddp(0, CDDP_DTYPE_NONE, opt);
-        DO(cddp_powersgd_load(ddp, folder, NULL, 0, NULL));
+        item.data = ddp;
+        DO(cddp_checkpoint_load(comm, folder, &item, 1, NULL));
     }
     cddp_ddp_destroy(ddp);
     (void)snprintf(command, sizeof command, "rm -r %s", folder);

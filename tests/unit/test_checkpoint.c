@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/crc64.h"
 #include "hygiene.h"
+#include "items.h"
 #include "scratch.h"
 #include "worker/checkpoint.h"
 
@@ -40,6 +41,21 @@ static const cddp_checkpoint_item items[] = {{sizeof(cddp_checkpoint_item), "wei
                                              {sizeof(cddp_checkpoint_item), "moments", moments, sizeof moments},
                                              {sizeof(cddp_checkpoint_item), "epoch", &epoch, sizeof epoch}};
 
+/* As a load of one process. */
+static cddp_status read_newest(const cddp_checkpoint_item *list, size_t n, cddp_checkpoint_info *info,
+                               struct cdi_error *err)
+{
+    struct cdi_checkpoint_file *f;
+    cddp_status st = cdi_checkpoint_open(&f, dir, info, err);
+
+    if (st == CDDP_OK)
+        st = cdi_checkpoint_fit(f, list, n, present, err);
+    if (st == CDDP_OK)
+        st = cdi_checkpoint_fill(f, list, n, NULL, err);
+    cdi_checkpoint_close(f);
+    return st;
+}
+
 static void save(uint64_t step, int keep)
 {
     struct cdi_error err;
@@ -67,7 +83,7 @@ Test(checkpoint, what_was_saved_comes_back)
     (void)fresh_dir();
     save(7, 2);
     forget();
-    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, NULL, &info, &err), CDDP_OK, "%s", err.msg);
+    cr_assert_eq(read_newest(items, 3, &info, &err), CDDP_OK, "%s", err.msg);
     cr_assert_eq(info.step, 7);
     cr_assert_eq(info.n_damaged, 0);
     cr_assert_eq(weights[999], 7999);
@@ -87,6 +103,17 @@ Test(checkpoint, the_newest_stay_and_older_ones_go)
     scratch_remove();
 }
 
+Test(checkpoint, all_stay_where_that_is_asked_for_but_those_of_an_abandoned_future)
+{
+    (void)fresh_dir();
+    for (uint64_t step = 1; step <= 5; step++)
+        save(step, -1);
+    save(3, -1);
+    for (uint64_t step = 1; step <= 5; step++)
+        cr_assert_eq(access(file_of(step), F_OK), step <= 3 ? 0 : -1);
+    scratch_remove();
+}
+
 Test(checkpoint, a_step_back_in_time_replaces_the_abandoned_future)
 {
     cddp_checkpoint_info info = {.size = sizeof info};
@@ -95,7 +122,7 @@ Test(checkpoint, a_step_back_in_time_replaces_the_abandoned_future)
     save(4, 2);
     save(8, 2);
     save(6, 2);
-    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, NULL, &info, NULL), CDDP_OK);
+    cr_assert_eq(read_newest(items, 3, &info, NULL), CDDP_OK);
     cr_assert_eq(info.step, 6);
     scratch_remove();
 }
@@ -106,9 +133,9 @@ Test(checkpoint, nothing_there_is_not_found)
     struct cdi_error err;
 
     (void)fresh_dir();
-    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, NULL, &info, &err), CDDP_E_NOT_FOUND);
+    cr_assert_eq(read_newest(items, 3, &info, &err), CDDP_E_NOT_FOUND);
     (void)mkdir(dir, 0700);
-    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, NULL, &info, &err), CDDP_E_NOT_FOUND);
+    cr_assert_eq(read_newest(items, 3, &info, &err), CDDP_E_NOT_FOUND);
     scratch_remove();
 }
 
@@ -132,8 +159,7 @@ Test(checkpoint, a_damaged_file_is_passed_over_and_named)
         cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
         forget();
         /* Padding between items carries nothing. */
-        cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, NULL, &info, &err), CDDP_OK, "byte %ld: %s", (long)at,
-                     err.msg);
+        cr_assert_eq(read_newest(items, 3, &info, &err), CDDP_OK, "byte %ld: %s", (long)at, err.msg);
         if (info.step == 1) {
             cr_assert_eq(info.n_damaged, 1);
             cr_assert(strstr(info.damaged, file_of(2)) != NULL, "%s", info.damaged);
@@ -149,12 +175,12 @@ Test(checkpoint, a_damaged_file_is_passed_over_and_named)
         save(2, 9);
         cr_assert_eq(truncate(file_of(2), len), 0);
         forget();
-        cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, NULL, &info, &err), CDDP_OK, "%s", err.msg);
+        cr_assert_eq(read_newest(items, 3, &info, &err), CDDP_OK, "%s", err.msg);
         cr_assert_eq(info.step, 1, "cut to %ld bytes", (long)len);
         cr_assert_eq(epoch, 1);
     }
     cr_assert_eq(truncate(file_of(1), 100), 0);
-    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, NULL, &info, &err), CDDP_E_IO);
+    cr_assert_eq(read_newest(items, 3, &info, &err), CDDP_E_IO);
     cr_assert(strstr(err.msg, "none of the 2 checkpoints") != NULL, "%s", err.msg);
     scratch_remove();
 }
@@ -174,13 +200,13 @@ Test(checkpoint, a_whole_file_of_another_format_is_an_error)
     fd = open(file_of(2), O_RDWR);
     cr_assert_eq(pread(fd, header, sizeof header, 0), (ssize_t)sizeof header);
     memcpy(&header_bytes, header + 24, 8);
-    header[8] = 2;
+    header[8] = 3;
     crc = cdi_crc64(0, header, header_bytes - 8);
     memcpy(header + header_bytes - 8, &crc, 8);
     cr_assert_eq(pwrite(fd, header, sizeof header, 0), (ssize_t)sizeof header);
     (void)close(fd);
-    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, NULL, &info, &err), CDDP_E_VERSION);
-    cr_assert(strstr(err.msg, "has format 2; this libcddp reads format 1") != NULL, "%s", err.msg);
+    cr_assert_eq(read_newest(items, 3, &info, &err), CDDP_E_VERSION);
+    cr_assert(strstr(err.msg, "has format 3; this libcddp reads format 2") != NULL, "%s", err.msg);
     scratch_remove();
 }
 
@@ -203,7 +229,7 @@ Test(checkpoint, what_is_no_file_is_passed_over_and_named)
         else
             cr_assert_eq(symlink(strrchr(file_of(2), '/') + 1, file_of(2)), 0);
         forget();
-        cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, NULL, &info, &err), CDDP_OK, "%s", err.msg);
+        cr_assert_eq(read_newest(items, 3, &info, &err), CDDP_OK, "%s", err.msg);
         cr_assert_eq(info.step, 1);
         cr_assert_eq(info.n_damaged, 1);
         cr_assert(strstr(info.damaged, why[kind]) != NULL, "%s", info.damaged);
@@ -250,11 +276,15 @@ Test(checkpoint, an_item_of_another_size_or_name_is_named)
 
     (void)fresh_dir();
     save(3, 2);
-    cr_assert_eq(cdi_checkpoint_read(dir, other, 1, present, NULL, &info, &err), CDDP_E_MISMATCH);
+    cr_assert_eq(read_newest(other, 1, &info, &err), CDDP_E_MISMATCH);
     cr_assert(strstr(err.msg, "'weights' has 4000 bytes there and 3996") != NULL, "%s", err.msg);
     other[0].name = "bias";
-    cr_assert_eq(cdi_checkpoint_read(dir, other, 1, present, NULL, &info, &err), CDDP_E_MISMATCH);
+    cr_assert_eq(read_newest(other, 1, &info, &err), CDDP_E_MISMATCH);
     cr_assert(strstr(err.msg, "no item 'bias'") != NULL, "%s", err.msg);
+    other[0] = items[0];
+    other[0].kind = CDDP_ITEM_OPTIM;
+    cr_assert_eq(read_newest(other, 1, &info, &err), CDDP_E_MISMATCH);
+    cr_assert(strstr(err.msg, "'weights' is memory there and an optimizer in this program") != NULL, "%s", err.msg);
     scratch_remove();
 }
 
@@ -272,21 +302,51 @@ Test(checkpoint, a_disk_that_fills_up_leaves_the_older_ones_whole)
     cr_assert(strstr(err.msg, "was not written") != NULL, "%s", err.msg);
     cr_assert_neq(access(file_of(2), F_OK), 0);
     forget();
-    cr_assert_eq(cdi_checkpoint_read(dir, items, 3, present, NULL, &info, &err), CDDP_OK);
+    cr_assert_eq(read_newest(items, 3, &info, &err), CDDP_OK);
     cr_assert_eq(info.step, 1);
     scratch_remove();
 }
 
+static cddp_status check(cddp_checkpoint_item item)
+{
+    struct cdi_error err;
+
+    return cdi_checkpoint_check_item(&item, 0, &err);
+}
+
 Test(checkpoint, items_without_name_or_memory_and_doubles_are_refused)
 {
-    cddp_checkpoint_item twice[] = {{sizeof(cddp_checkpoint_item), "a", weights, 4},
-                                    {sizeof(cddp_checkpoint_item), "a", weights, 4}};
-    cddp_checkpoint_item bare[] = {{sizeof(cddp_checkpoint_item), NULL, weights, 4}},
-                         hollow[] = {{sizeof(cddp_checkpoint_item), "a", NULL, 4}};
+    const cddp_checkpoint_item twice[] = {item_memory("a", weights, 4), item_memory("a", weights, 4)};
+    char name[300];
 
     cr_assert_eq(cdi_checkpoint_check_items(twice, 2, NULL), CDDP_E_INVALID);
-    cr_assert_eq(cdi_checkpoint_check_items(bare, 1, NULL), CDDP_E_INVALID);
-    cr_assert_eq(cdi_checkpoint_check_items(hollow, 1, NULL), CDDP_E_INVALID);
     cr_assert_eq(cdi_checkpoint_check_items(twice, 0, NULL), CDDP_E_INVALID);
     cr_assert_eq(cdi_checkpoint_check_items(twice, 1, NULL), CDDP_OK);
+    cr_assert_eq(check(item_memory("a", weights, 4)), CDDP_OK);
+    cr_assert_eq(check(item_memory(NULL, weights, 4)), CDDP_E_INVALID);
+    cr_assert_eq(check(item_memory("", weights, 4)), CDDP_E_INVALID);
+    cr_assert_eq(check(item_memory("a", NULL, 4)), CDDP_E_INVALID);
+    cr_assert_eq(check(item_memory("a", NULL, 0)), CDDP_OK);
+    cr_assert_eq(check(item_of(CDDP_ITEM_OPTIM, "a", NULL)), CDDP_E_INVALID);
+    cr_assert_eq(check(item_of((cddp_item_kind)4, "a", weights)), CDDP_E_INVALID);
+    cr_assert_eq(check(item_of((cddp_item_kind)-1, "a", weights)), CDDP_E_INVALID);
+    for (cddp_item_kind kind = CDDP_ITEM_SAMPLER; kind <= CDDP_ITEM_DDP; kind++) {
+        cddp_checkpoint_item one = item_of(kind, "a", weights);
+
+        cr_assert_eq(check(one), CDDP_OK);
+        one.bytes = 4;
+        cr_assert_eq(check(one), CDDP_E_INVALID);
+        one.bytes = 0;
+        one.flags = CDDP_ITEM_PER_RANK;
+        cr_assert_eq(check(one), CDDP_E_INVALID);
+    }
+    memset(name, 'x', sizeof name);
+    name[255] = '\0';
+    cr_assert_eq(check(item_memory(name, weights, 4)), CDDP_OK);
+    cr_assert_eq(check(item_of(CDDP_ITEM_DDP, name, weights)), CDDP_E_INVALID);
+    name[200] = '\0';
+    cr_assert_eq(check(item_of(CDDP_ITEM_DDP, name, weights)), CDDP_OK);
+    name[200] = name[255] = 'x';
+    name[256] = '\0';
+    cr_assert_eq(check(item_memory(name, weights, 4)), CDDP_E_INVALID);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The optimizer whose state is divided, beside ranks that average whole gradients and update everything themselves. */
 #include "hygiene.h"
+#include "items.h"
 #include "mean_hook.h"
 #include "numbers.h"
 #include "scratch.h"
@@ -178,6 +179,36 @@ static void plain_step(struct model *m, uint64_t step, size_t without)
             free(wide);
         }
     }
+}
+
+/* ----------------------------------------------------------------------------------------- checkpoints of one ---- */
+
+/* A program's items (at most N), its optimizer, and its reducer where that has PowerSGD. */
+static size_t with_optim(cddp_checkpoint_item all[N + 2], const cddp_checkpoint_item *items, size_t n,
+                         cddp_optim *optim, cddp_ddp *ddp)
+{
+    if (n > 0)
+        memcpy(all, items, n * sizeof *all);
+    all[n++] = item_of(CDDP_ITEM_OPTIM, "optim", optim);
+    if (ddp != NULL)
+        all[n++] = item_of(CDDP_ITEM_DDP, "ddp", ddp);
+    return n;
+}
+
+static cddp_status save(cddp_comm *comm, uint64_t step, cddp_optim *optim, cddp_ddp *ddp,
+                        const cddp_checkpoint_item *items, size_t n)
+{
+    cddp_checkpoint_item all[N + 2];
+
+    return cddp_checkpoint_save(comm, scratch, step, all, with_optim(all, items, n, optim, ddp), NULL);
+}
+
+static cddp_status load(cddp_comm *comm, cddp_optim *optim, cddp_ddp *ddp, const cddp_checkpoint_item *items, size_t n,
+                        cddp_checkpoint_info *info)
+{
+    cddp_checkpoint_item all[N + 2];
+
+    return cddp_checkpoint_load(comm, scratch, all, with_optim(all, items, n, optim, ddp), info);
 }
 
 /* ------------------------------------------------------------------------------------------------------ equality */
@@ -414,6 +445,7 @@ static int close_to(const struct model *a, const struct model *b)
 static int clipped_without(int rank, size_t without)
 {
     struct model plain = {0}, divided = {0};
+    cddp_checkpoint_item item;
     double norms[2], again;
     cddp_optim *optim;
     cddp_comm *comm;
@@ -423,6 +455,7 @@ static int clipped_without(int rank, size_t without)
     CHECK(model_open(&plain, comm) == 0 && model_open(&divided, comm) == 0);
     CHECK(communicate(plain.ddp) == 0 && communicate(divided.ddp) == 0);
     CHECK(cddp_optim_create(&optim, divided.ddp, &now.opt) == CDDP_OK);
+    item = item_of(CDDP_ITEM_OPTIM, "optim", optim);
     for (size_t step = 0; step < STEPS; step++) {
         CHECK(backward(&plain, rank, step, without) == 0 && cddp_ddp_wait(plain.ddp) == CDDP_OK);
         CHECK(cddp_ddp_clip_grad_norm(plain.ddp, 0.5, 2, 1, &norms[0]) == CDDP_OK);
@@ -430,7 +463,7 @@ static int clipped_without(int rank, size_t without)
         CHECK(cddp_ddp_clip_grad_norm(divided.ddp, 0.5, 2, 1, &norms[1]) == CDDP_OK);
         CHECK(norms[0] > 0.6 && fabs(norms[1] - norms[0]) <= 1e-14 * norms[0]);
         CHECK(cddp_ddp_grad_norm(divided.ddp, 2, &again) == CDDP_OK && fabs(again - 0.5) < 1e-3);
-        CHECK(cddp_optim_save(optim, "nowhere", 1, NULL, 0, NULL) == CDDP_E_STATE);
+        CHECK(cddp_checkpoint_save(comm, "nowhere", 1, &item, 1, NULL) == CDDP_E_STATE);
         if (step == 2) {
             CHECK(cddp_optim_skip(optim) == CDDP_OK);
         } else {
@@ -700,9 +733,9 @@ static int go_on(int rank)
                                           .data = divided.w[i],
                                           .bytes = counts[i] * cddp_dtype_size(now.dtypes[i])};
     if (first_step == 0)
-        CHECK(cddp_optim_load(optim, scratch, items, N, &info) == CDDP_E_NOT_FOUND);
+        CHECK(load(comm, optim, NULL, items, N, &info) == CDDP_E_NOT_FOUND);
     else
-        CHECK(cddp_optim_load(optim, scratch, items, N, &info) == CDDP_OK && info.step == first_step);
+        CHECK(load(comm, optim, NULL, items, N, &info) == CDDP_OK && info.step == first_step);
     for (size_t step = 0; step < last_step; step++) {
         CHECK(give_alike(&plain, rank, cddp_world_size(comm), step) == 0 && cddp_ddp_wait(plain.ddp) == CDDP_OK);
         plain_step(&plain, step + 1, N);
@@ -712,7 +745,7 @@ static int go_on(int rank)
         for (size_t i = 0; i < N; i++)
             CHECK(memcmp(plain.w[i], divided.w[i], items[i].bytes) == 0);
     }
-    CHECK(cddp_optim_save(optim, scratch, last_step, items, N, NULL) == CDDP_OK);
+    CHECK(save(comm, last_step, optim, NULL, items, N) == CDDP_OK);
     cddp_optim_destroy(optim);
     model_close(&divided);
     model_close(&plain);
@@ -738,7 +771,7 @@ Test(optim, what_one_world_saved_is_divided_anew_in_another)
     }
 }
 
-/* With PowerSGD its state comes along: a run that goes on has the bits of one that was never stopped. */
+/* With PowerSGD's state beside it: a run that goes on has the bits of one that was never stopped. */
 static int go_on_with_powersgd(int rank)
 {
     struct model whole = {0}, rest = {0};
@@ -762,20 +795,24 @@ static int go_on_with_powersgd(int rank)
     for (size_t step = 0; step < STEPS; step++) {
         CHECK(backward(&whole, rank, step, N) == 0 && cddp_optim_step(optim[0]) == CDDP_OK);
         if (step == 2) {
-            CHECK(cddp_optim_save(optim[0], scratch, step, items, N, NULL) == CDDP_OK);
-            CHECK(cddp_optim_load(optim[1], scratch, again, N, NULL) == CDDP_OK);
+            CHECK(save(comm, step, optim[0], whole.ddp, items, N) == CDDP_OK);
+            CHECK(load(comm, optim[1], rest.ddp, again, N, NULL) == CDDP_OK);
         }
         if (step > 2)
             CHECK(backward(&rest, rank, step, N) == 0 && cddp_optim_step(optim[1]) == CDDP_OK);
         for (size_t i = 0; i < N && step > 2; i++)
             CHECK(memcmp(whole.w[i], rest.w[i], items[i].bytes) == 0);
     }
-    /* A state without PowerSGD's is none for a reducer that has it. */
+    /* A state without PowerSGD's is none for a reducer that has it; nor does one without it drop that. */
     CHECK(cddp_ddp_set_hook(whole.ddp, NULL) == CDDP_OK);
-    CHECK(cddp_optim_save(optim[0], scratch, 9, items, N, NULL) == CDDP_OK);
-    CHECK(cddp_optim_load(optim[1], scratch, again, N, NULL) == CDDP_E_MISMATCH);
-    CHECK(strstr(cddp_last_error(), "powersgd.state") != NULL);
-    CHECK(cddp_optim_load(optim[0], scratch, items, N, NULL) == CDDP_OK);
+    CHECK(load(comm, optim[0], whole.ddp, items, N, NULL) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "item 'ddp': it holds what PowerSGD has left out, and this reducer has no") !=
+          NULL);
+    CHECK(load(comm, optim[0], NULL, items, N, NULL) == CDDP_OK);
+    CHECK(save(comm, 9, optim[0], whole.ddp, items, N) == CDDP_OK);
+    CHECK(load(comm, optim[1], rest.ddp, again, N, NULL) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "item 'ddp': it was saved of a reducer without PowerSGD") != NULL);
+    CHECK(load(comm, optim[0], whole.ddp, items, N, NULL) == CDDP_OK);
     cddp_optim_destroy(optim[0]);
     cddp_optim_destroy(optim[1]);
     model_close(&whole);
@@ -810,13 +847,13 @@ static int load_swapped(cddp_comm *comm)
     cddp_ddp *ddp;
 
     CHECK(cddp_ddp_create(&ddp, comm, p, 2, NULL) == CDDP_OK && cddp_optim_create(&optim, ddp, &now.opt) == CDDP_OK);
-    CHECK(cddp_optim_save(optim, scratch, 5, &item, 1, NULL) == CDDP_OK);
+    CHECK(save(comm, 5, optim, NULL, &item, 1) == CDDP_OK);
     cddp_optim_destroy(optim);
     cddp_ddp_destroy(ddp);
     w[0] = 7;
     CHECK(cddp_ddp_create(&ddp, comm, swapped, 2, NULL) == CDDP_OK);
     CHECK(cddp_optim_create(&optim, ddp, &now.opt) == CDDP_OK);
-    CHECK(cddp_optim_load(optim, scratch, &item, 1, NULL) == CDDP_E_MISMATCH && w[0] == 7);
+    CHECK(load(comm, optim, NULL, &item, 1, NULL) == CDDP_E_MISMATCH && w[0] == 7);
     CHECK(strstr(cddp_last_error(), "or in another order") != NULL);
     cddp_optim_destroy(optim);
     cddp_ddp_destroy(ddp);
@@ -840,8 +877,10 @@ static int outlived(int rank)
     CHECK(strcmp(cddp_last_error(), "cddp_optim_step: this optimizer's reducer is gone: only cddp_optim_destroy is of "
                                     "use now") == 0);
     CHECK(cddp_optim_skip(optim) == CDDP_E_STATE && cddp_optim_set_lr(optim, 0.5) == CDDP_E_STATE);
-    CHECK(cddp_optim_save(optim, "/proc/nowhere", 1, NULL, 0, NULL) == CDDP_E_STATE);
-    CHECK(cddp_optim_load(optim, "/proc/nowhere", NULL, 0, NULL) == CDDP_E_STATE);
+    CHECK(save(comm, 1, optim, NULL, NULL, 0) == CDDP_E_STATE);
+    CHECK(strcmp(cddp_last_error(), "checkpoint: item 'optim': cddp_checkpoint_save: this optimizer's reducer is gone: "
+                                    "only cddp_optim_destroy is of use now") == 0);
+    CHECK(load(comm, optim, NULL, NULL, 0, NULL) == CDDP_E_STATE);
     cddp_optim_destroy(optim);
     CHECK(cddp_finalize(comm) == CDDP_OK);
     return 0;
@@ -851,7 +890,9 @@ Test(optim, an_optimizer_without_its_reducer_says_so_and_can_be_destroyed)
 {
     now.opt = rules[2];
     memcpy(now.dtypes, kinds_of_types[0], sizeof now.dtypes);
+    scratch_make();
     cr_assert_eq(run_world(2, outlived), 0);
+    scratch_remove();
 }
 
 static int load_other(int rank)
@@ -861,29 +902,39 @@ static int load_other(int rank)
     cddp_optim *optim;
     cddp_comm *comm;
     float w = -1;
-    cddp_checkpoint_item item = {.size = sizeof(cddp_checkpoint_item), .name = "more", .data = &w, .bytes = sizeof w};
+    cddp_checkpoint_item item = item_memory("more", &w, sizeof w), one;
+    cddp_comm *part;
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_comm_split(&part, comm, 0, 0) == CDDP_OK);
     CHECK(model_open(&m, comm) == 0);
     CHECK(cddp_optim_create(&optim, m.ddp, &now.opt) == CDDP_OK);
-    CHECK(cddp_optim_save(optim, scratch, 1, NULL, 0, NULL) == CDDP_OK);
-    CHECK(cddp_optim_load(optim, scratch, NULL, 0, NULL) == CDDP_OK);
-    CHECK(cddp_optim_load(optim, scratch, &item, 1, NULL) == CDDP_E_MISMATCH &&
-          strstr(cddp_last_error(), "more") != NULL);
-    CHECK(cddp_optim_load(optim, NULL, &item, 1, NULL) == CDDP_E_INVALID);
-    CHECK(cddp_optim_save(optim, scratch, 2, NULL, 1, NULL) == CDDP_E_INVALID);
+    CHECK(save(comm, 1, optim, NULL, NULL, 0) == CDDP_OK);
+    CHECK(load(comm, optim, NULL, NULL, 0, NULL) == CDDP_OK);
+    CHECK(load(comm, optim, NULL, &item, 1, NULL) == CDDP_E_MISMATCH && strstr(cddp_last_error(), "'more'") != NULL);
+    CHECK(load(part, optim, NULL, NULL, 0, NULL) == CDDP_E_INVALID);
+    CHECK(strstr(cddp_last_error(), "item 'optim': this optimizer's reducer is of another communicator") != NULL);
+    CHECK(load(part, optim, m.ddp, NULL, 0, NULL) == CDDP_E_INVALID);
     cddp_optim_destroy(optim);
     CHECK(cddp_optim_create(&optim, m.ddp, &sgd) == CDDP_OK);
-    CHECK(cddp_optim_load(optim, scratch, NULL, 0, NULL) == CDDP_E_MISMATCH);
-    CHECK(strstr(cddp_last_error(), "optim.momentum_buffer") != NULL);
+    CHECK(load(comm, optim, NULL, NULL, 0, NULL) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "item 'optim': its state was made by Adam or AdamW, and this optimizer is SGD") !=
+          NULL);
+    CHECK(save(comm, 2, optim, NULL, NULL, 0) == CDDP_OK);
+    cddp_optim_destroy(optim);
+    sgd.momentum = 0;
+    CHECK(cddp_optim_create(&optim, m.ddp, &sgd) == CDDP_OK);
+    CHECK(load(comm, optim, NULL, NULL, 0, NULL) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "made with momentum, and this optimizer is one without") != NULL);
     cddp_optim_destroy(optim);
     CHECK(load_swapped(comm) == 0);
     CHECK(cddp_optim_create(&optim, m.ddp, &sgd) == CDDP_OK);
     /* Where rank 0 cannot write, all ranks are told. */
-    CHECK(cddp_optim_save(optim, "/proc/nowhere/at/all", 2, NULL, 0, NULL) == CDDP_E_SYSTEM);
+    one = item_of(CDDP_ITEM_OPTIM, "optim", optim);
+    CHECK(cddp_checkpoint_save(comm, "/proc/nowhere/at/all", 2, &one, 1, NULL) == CDDP_E_SYSTEM);
     CHECK(cddp_ddp_grad_ready(m.ddp, 4) == CDDP_OK);
-    CHECK(cddp_optim_save(optim, scratch, 2, NULL, 0, NULL) == CDDP_E_STATE &&
-          strstr(cddp_last_error(), "middle") != NULL);
+    CHECK(save(comm, 2, optim, NULL, NULL, 0) == CDDP_E_STATE && strstr(cddp_last_error(), "middle") != NULL);
+    CHECK(cddp_finalize(part) == CDDP_OK);
     cddp_optim_destroy(optim);
     model_close(&m);
     CHECK(cddp_finalize(comm) == CDDP_OK);
@@ -913,14 +964,14 @@ static int go_on_after_a_failed_load(int rank)
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     CHECK(model_open(&plain, comm) == 0 && model_open(&divided, comm) == 0);
     CHECK(cddp_optim_create(&optim, divided.ddp, &now.opt) == CDDP_OK);
-    CHECK(cddp_optim_save(optim, scratch, 1, NULL, 0, NULL) == CDDP_OK);
+    CHECK(save(comm, 1, optim, NULL, NULL, 0) == CDDP_OK);
     for (size_t step = 0; step < 3; step++) {
         CHECK(give_alike(&plain, rank, cddp_world_size(comm), step) == 0 && cddp_ddp_wait(plain.ddp) == CDDP_OK);
         plain_step(&plain, step + 1, N);
         CHECK(give_alike(&divided, rank, cddp_world_size(comm), step) == 0 && cddp_optim_step(optim) == CDDP_OK);
         for (size_t i = 0; i < N; i++)
             CHECK(memcmp(plain.w[i], divided.w[i], counts[i] * cddp_dtype_size(now.dtypes[i])) == 0);
-        CHECK(cddp_optim_load(optim, scratch, &missing, 1, NULL) == CDDP_E_MISMATCH && w == -1);
+        CHECK(load(comm, optim, NULL, &missing, 1, NULL) == CDDP_E_MISMATCH && w == -1);
     }
     cddp_optim_destroy(optim);
     model_close(&divided);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* PowerSGD as a user asks for it, beside what PyTorch recorded (tests/reference/record_powersgd.py). */
 #include "hygiene.h"
+#include "items.h"
 #include "numbers.h"
 #include "scratch.h"
 #include "world.h"
@@ -292,6 +293,25 @@ static int one_step_forward(struct model *m, size_t rank, size_t step)
     return 0;
 }
 
+/* Its reducer, and an item of the program's (NULL: none). */
+static cddp_status save(cddp_comm *comm, uint64_t step, struct model *m, const cddp_checkpoint_item *item)
+{
+    cddp_checkpoint_item items[2] = {item_of(CDDP_ITEM_DDP, "ddp", m->ddp)};
+
+    if (item != NULL)
+        items[1] = *item;
+    return cddp_checkpoint_save(comm, scratch, step, items, item != NULL ? 2 : 1, NULL);
+}
+
+static cddp_status load(cddp_comm *comm, struct model *m, const cddp_checkpoint_item *item, cddp_checkpoint_info *info)
+{
+    cddp_checkpoint_item items[2] = {item_of(CDDP_ITEM_DDP, "ddp", m->ddp)};
+
+    if (item != NULL)
+        items[1] = *item;
+    return cddp_checkpoint_load(comm, scratch, items, item != NULL ? 2 : 1, info);
+}
+
 static int same_gradients(struct model *a, struct model *b)
 {
     for (size_t i = 0; i < PARAMS; i++)
@@ -312,9 +332,9 @@ static int save_and_go_on(cddp_comm *comm, size_t rank, const cddp_powersgd_opti
     CHECK(make(&all, comm, dtype, 0) == 0 && cddp_ddp_set_powersgd(all.ddp, opt) == CDDP_OK);
     for (size_t step = 0; step < stop; step++)
         CHECK(one_step_forward(&all, rank, step) == 0);
-    CHECK(cddp_powersgd_save(all.ddp, scratch, stop, &saved, 1, NULL) == CDDP_OK);
+    CHECK(save(comm, stop, &all, &saved) == CDDP_OK);
     CHECK(make(&rest, comm, dtype, 0) == 0 && cddp_ddp_set_powersgd(rest.ddp, opt) == CDDP_OK);
-    CHECK(cddp_powersgd_load(rest.ddp, scratch, &loaded, 1, &info) == CDDP_OK && info.step == stop && other == 7);
+    CHECK(load(comm, &rest, &loaded, &info) == CDDP_OK && info.step == stop && other == 7);
     for (size_t step = stop; step < stop + 7; step++) {
         CHECK(one_step_forward(&all, rank, step) == 0 && one_step_forward(&rest, rank, step) == 0);
         CHECK(same_gradients(&all, &rest) == 0);
@@ -374,7 +394,7 @@ static int owe(int rank)
             for (size_t k = 0; k < counts[i]; k++)
                 owed[i][k] += (gradient(0, step, i, k) + gradient(1, step, i, k)) / 2 - grad_get(m.ddp, m.dtype, i, k);
     }
-    CHECK(fabs(owed[3][5]) > 1e-3 && cddp_powersgd_save(m.ddp, scratch, 9, &item, 1, NULL) == CDDP_OK);
+    CHECK(fabs(owed[3][5]) > 1e-3 && save(comm, 9, &m, &item) == CDDP_OK);
     cddp_ddp_destroy(m.ddp);
     CHECK(cddp_finalize(comm) == CDDP_OK);
     return 0;
@@ -392,7 +412,7 @@ static int pay(int rank)
     (void)rank;
     CHECK(cddp_init(&comm, NULL) == CDDP_OK && make(&m, comm, CDDP_FLOAT64, 0) == 0);
     CHECK(cddp_ddp_set_powersgd(m.ddp, &two_columns) == CDDP_OK);
-    CHECK(cddp_powersgd_load(m.ddp, scratch, &item, 1, NULL) == CDDP_OK && fabs(owed[3][5]) > 1e-3);
+    CHECK(load(comm, &m, &item, NULL) == CDDP_OK && fabs(owed[3][5]) > 1e-3);
     for (size_t step = 0; step < 100; step++) {
         for (size_t i = PARAMS; i-- > 0;) {
             memset(cddp_ddp_grad(m.ddp, i), 0, counts[i] * sizeof(double));
@@ -433,33 +453,35 @@ static int refuse_others(int rank)
     more_seed.seed = 9;
     CHECK(cddp_init(&comm, NULL) == CDDP_OK && make(&m, comm, CDDP_FLOAT64, 0) == 0);
     CHECK(make(&f32, comm, CDDP_FLOAT32, 0) == 0);
-    CHECK(cddp_powersgd_save(m.ddp, scratch, 1, NULL, 0, NULL) == CDDP_E_STATE);
-    CHECK(strstr(cddp_last_error(), "has no PowerSGD") != NULL);
-    CHECK(cddp_powersgd_load(m.ddp, scratch, NULL, 0, NULL) == CDDP_E_STATE);
-    CHECK(cddp_powersgd_save(NULL, scratch, 1, NULL, 0, NULL) == CDDP_E_INVALID);
-    CHECK(cddp_powersgd_load(m.ddp, "", NULL, 0, NULL) == CDDP_E_INVALID);
+    CHECK(load(comm, &m, NULL, NULL) == CDDP_E_NOT_FOUND);
+    /* Without PowerSGD there is nothing to lose: that fits itself, and nothing else. */
+    CHECK(save(comm, 1, &m, NULL) == CDDP_OK && load(comm, &m, NULL, NULL) == CDDP_OK);
     CHECK(cddp_ddp_set_powersgd(m.ddp, &two_columns) == CDDP_OK);
-    CHECK(cddp_powersgd_load(m.ddp, scratch, NULL, 0, NULL) == CDDP_E_NOT_FOUND);
+    CHECK(load(comm, &m, NULL, NULL) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "item 'ddp': it was saved of a reducer without PowerSGD") != NULL);
     CHECK(cddp_checkpoint_save(comm, scratch, 1, &item, 1, NULL) == CDDP_OK);
-    CHECK(cddp_powersgd_load(m.ddp, scratch, &item, 1, NULL) == CDDP_E_MISMATCH);
-    CHECK(strstr(cddp_last_error(), "holds no item 'powersgd.state'") != NULL);
-    CHECK(cddp_powersgd_save(m.ddp, scratch, 2, NULL, 0, NULL) == CDDP_OK);
+    CHECK(load(comm, &m, &item, NULL) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "holds no item 'ddp'") != NULL);
+    CHECK(save(comm, 2, &m, NULL) == CDDP_OK);
     x = 5;
-    CHECK(cddp_powersgd_load(m.ddp, scratch, &item, 1, NULL) == CDDP_E_MISMATCH && x == 5);
+    CHECK(load(comm, &m, &item, NULL) == CDDP_E_MISMATCH && x == 5);
     CHECK(strstr(cddp_last_error(), "holds no item 'x'") != NULL);
+    CHECK(load(comm, &f32, NULL, NULL) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "item 'ddp': it holds what PowerSGD has left out, and this reducer has no") !=
+          NULL);
     CHECK(cddp_ddp_set_powersgd(m.ddp, &other) == CDDP_OK);
-    CHECK(cddp_powersgd_load(m.ddp, scratch, NULL, 0, NULL) == CDDP_E_MISMATCH);
+    CHECK(load(comm, &m, NULL, NULL) == CDDP_E_MISMATCH);
     CHECK(strstr(cddp_last_error(), "matrix_rank is 1 here, but was 2 where") != NULL);
     CHECK(cddp_ddp_set_powersgd(m.ddp, &more_seed) == CDDP_OK);
-    CHECK(cddp_powersgd_load(m.ddp, scratch, NULL, 0, NULL) == CDDP_E_MISMATCH);
+    CHECK(load(comm, &m, NULL, NULL) == CDDP_E_MISMATCH);
     CHECK(strstr(cddp_last_error(), "seed is 9 here, but was 0 where") != NULL);
     CHECK(cddp_ddp_set_powersgd(f32.ddp, &two_columns) == CDDP_OK);
-    CHECK(cddp_powersgd_load(f32.ddp, scratch, NULL, 0, NULL) == CDDP_E_MISMATCH);
+    CHECK(load(comm, &f32, NULL, NULL) == CDDP_E_MISMATCH);
     CHECK(strstr(cddp_last_error(), "of other parameters, shapes or types") != NULL);
     /* Nothing was broken; and in the middle of a step it is refused. */
     CHECK(one_step(&f32, (size_t)rank, 0) == 0 && one_step(&f32, (size_t)rank, 1) == 0 && alike(&f32, comm) == 0);
     CHECK(cddp_ddp_grad_ready(f32.ddp, 5) == CDDP_OK);
-    CHECK(cddp_powersgd_save(f32.ddp, scratch, 3, NULL, 0, NULL) == CDDP_E_STATE);
+    CHECK(save(comm, 3, &f32, NULL) == CDDP_E_STATE);
     CHECK(strstr(cddp_last_error(), "in the middle of step 2") != NULL);
     for (size_t i = 5; i-- > 0;)
         CHECK(cddp_ddp_grad_ready(f32.ddp, i) == CDDP_OK);

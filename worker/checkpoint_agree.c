@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Ranks that begin a save or a load: what fails on one of them fails on all, with the same error, and items that all
+ * have to name alike are compared. One collective where all is well.
+ */
+#include "common/cleanup.h"
+#include "common/crc64.h"
+#include "worker/checkpoint.h"
+#include "worker/comm.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A text of one rank, for all. */
+static cddp_status tell(cddp_comm *comm, int root, char *text, size_t cap, struct cdi_error *err)
+{
+    return cdi_comm_broadcast(comm, text, cap, CDDP_UINT8, root, err);
+}
+
+static uint64_t hash_item(const cddp_checkpoint_item *item)
+{
+    const uint64_t numbers[] = {item->bytes, (uint64_t)item->kind, item->flags};
+
+    return cdi_crc64(cdi_crc64(0, item->name, strlen(item->name) + 1), numbers, sizeof numbers);
+}
+
+static void item_text(char *text, size_t cap, const cddp_checkpoint_item *const *items, size_t n_items, uint64_t k)
+{
+    if (k >= n_items)
+        (void)snprintf(text, cap, "nothing");
+    else if (items[k]->kind == CDDP_ITEM_MEMORY)
+        (void)snprintf(text, cap, "'%s' of %zu bytes%s", items[k]->name, items[k]->bytes,
+                       items[k]->flags != 0 ? " of each rank" : "");
+    else
+        (void)snprintf(text, cap, "'%s', %s", items[k]->name, cdi_checkpoint_kind_name((unsigned)items[k]->kind));
+}
+
+/* A collective of ranks whose items differ, which all of them know: the first item that `other` has and rank 0 not. */
+static cddp_status name_difference(cddp_comm *comm, int other, const cddp_checkpoint_item *const *items, size_t n_items,
+                                   struct cdi_error *err)
+{
+    uint64_t n = n_items, first = 0;
+    char root_text[320] = "", other_text[320] = "";
+    cddp_status st = cdi_comm_broadcast(comm, &n, 1, CDDP_UINT64, 0, err);
+
+    for (uint64_t k = 0; k < n && st == CDDP_OK; k++) {
+        uint64_t hash = k < n_items ? hash_item(items[k]) : 0, root = hash;
+
+        st = cdi_comm_broadcast(comm, &root, 1, CDDP_UINT64, 0, err);
+        first += first == k && root == hash;
+    }
+    if (st == CDDP_OK)
+        st = cdi_comm_broadcast(comm, &first, 1, CDDP_UINT64, other, err);
+    if (st != CDDP_OK)
+        return st;
+    item_text(root_text, sizeof root_text, items, n_items, first);
+    item_text(other_text, sizeof other_text, items, n_items, first);
+    st = tell(comm, 0, root_text, sizeof root_text, err);
+    if (st == CDDP_OK)
+        st = tell(comm, other, other_text, sizeof other_text, err);
+    if (st != CDDP_OK)
+        return st;
+    return cdi_fail_by(
+        err, cdi_rank_of_job(cdi_comm_world(comm), other), CDDP_E_MISMATCH,
+        "checkpoint: the ranks' items differ: the first of them that all ranks have to name alike and do "
+        "not is %s on rank 0 and %s on rank %d",
+        root_text, other_text, other);
+}
+
+/* What ranks compare. */
+struct card {
+    uint64_t hash; /* of the items that all have to name alike */
+    int32_t status;
+    int32_t os_error;
+};
+
+/* The first rank that has failed tells the others why. */
+static cddp_status tell_failure(cddp_comm *comm, int failed, const struct card *card, cddp_status mine,
+                                struct cdi_error *err)
+{
+    struct cdi_error told;
+    char text[CDI_ERROR_TEXT];
+    cddp_status st;
+
+    (void)snprintf(text, sizeof text, "%s", mine != CDDP_OK ? err->msg : "");
+    st = tell(comm, failed, text, sizeof text, &told);
+    if (cddp_rank(comm) == failed || (mine != CDDP_OK && st != CDDP_OK))
+        return mine;
+    if (st != CDDP_OK) {
+        *err = told;
+        return st;
+    }
+    (void)cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(comm), failed), (cddp_status)card->status,
+                      failed == 0 ? "%s" : "%.980s, on rank %d", text, failed);
+    err->os_error = card->os_error;
+    return err->status;
+}
+
+cddp_status cdi_checkpoint_agree(cddp_comm *comm, cddp_status mine, const cddp_checkpoint_item *const *items,
+                                 size_t n_items, struct cdi_error *err)
+{
+    struct card card = {.status = mine, .os_error = mine == CDDP_OK ? 0 : err->os_error};
+    int world = cddp_world_size(comm);
+    CDI_AUTOFREE struct card *all = calloc((size_t)world, sizeof *all);
+    struct cdi_error other;
+    cddp_status st;
+
+    if (all == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", world);
+    for (size_t i = 0; i < n_items && mine == CDDP_OK; i++) {
+        const uint64_t pair[] = {card.hash, hash_item(items[i])};
+
+        card.hash = cdi_crc64(0, pair, sizeof pair);
+    }
+    st = cdi_comm_all_gather(comm, &card, all, sizeof card, CDDP_UINT8, &other);
+    if (st != CDDP_OK) {
+        if (mine == CDDP_OK)
+            *err = other;
+        return mine != CDDP_OK ? mine : st;
+    }
+    for (int r = 0; r < world; r++)
+        if (all[r].status != CDDP_OK)
+            return tell_failure(comm, r, &all[r], mine, err);
+    for (int r = 1; r < world; r++)
+        if (all[r].hash != all[0].hash)
+            return name_difference(comm, r, items, n_items, err);
+    return CDDP_OK;
+}

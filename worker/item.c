@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/item.h"
+
+#include "worker/comm.h"
+#include "worker/sampler.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void *cdi_state_add(struct cdi_state *s, const char *suffix, size_t bytes, struct cdi_error *err)
+{
+    size_t text = strlen(s->name) + strlen(suffix) + 1;
+    cddp_checkpoint_item *more = reallocarray(s->entries, s->n_entries + 1, sizeof *more);
+    char *name = malloc(text);
+    void *data = calloc(bytes + 1, 1); /* no size that calloc may answer with NULL */
+
+    if (more != NULL)
+        s->entries = more;
+    if (more == NULL || name == NULL || data == NULL) {
+        free(name);
+        free(data);
+        (void)cdi_fail(err, CDDP_E_NOMEM, "checkpoint: item '%s': rank 0 has no memory for %zu bytes of it", s->name,
+                       bytes);
+        return NULL;
+    }
+    (void)snprintf(name, text, "%s%s", s->name, suffix);
+    s->entries[s->n_entries++] = (cddp_checkpoint_item){
+        .size = sizeof(cddp_checkpoint_item), .name = name, .data = data, .bytes = bytes, .kind = s->kind};
+    return data;
+}
+
+void *cdi_state_at(const struct cdi_state *s, size_t k)
+{
+    return s->entries[k].data;
+}
+
+void cdi_state_release(struct cdi_state *s)
+{
+    for (size_t k = 0; k < s->n_entries; k++) {
+        free((void *)(uintptr_t)s->entries[k].name);
+        free(s->entries[k].data);
+    }
+    free(s->entries);
+    free(s->room);
+    *s = (struct cdi_state){0};
+}
+
+/* --------------------------------------------------------------------------------------------------- samplers ---- */
+
+static cddp_status sampler_check(void *object, const cddp_comm *comm, struct cdi_error *err)
+{
+    (void)object, (void)comm, (void)err;
+    return CDDP_OK;
+}
+
+static cddp_status sampler_begin_save(struct cdi_state *s, struct cdi_error *err)
+{
+    cddp_sampler_state *state = cdi_state_add(s, "", sizeof *state, err);
+
+    if (state == NULL)
+        return err->status;
+    cddp_sampler_get_state(s->object, state);
+    return CDDP_OK;
+}
+
+static cddp_status sampler_begin_load(struct cdi_state *s, const struct cdi_checkpoint_file *f, struct cdi_error *err)
+{
+    cddp_status st = cdi_state_add(s, "", sizeof(cddp_sampler_state), err) != NULL ? CDDP_OK : err->status;
+
+    if (st == CDDP_OK)
+        st = cdi_checkpoint_fit(f, s->entries, s->n_entries, NULL, err);
+    return st == CDDP_OK ? cdi_checkpoint_fill(f, s->entries, s->n_entries, NULL, err) : st;
+}
+
+/* Each rank's sampler has options of its own. The room is the state's, from here on. */
+static cddp_status sampler_compare(struct cdi_state *s, cddp_comm *comm, cddp_status *fits, struct cdi_error *err)
+{
+    cddp_sampler_state state = {{0}};
+    cddp_status st;
+
+    if (s->n_entries > 0)
+        memcpy(&state, cdi_state_at(s, 0), sizeof state);
+    st = cdi_comm_broadcast(comm, &state, sizeof state, CDDP_UINT8, 0, err);
+    if (st != CDDP_OK)
+        return st;
+    *fits = cdi_sampler_check_state(s->object, &state, err);
+    s->room = malloc(sizeof state);
+    if (*fits == CDDP_OK && s->room == NULL)
+        *fits = cdi_fail(err, CDDP_E_NOMEM, "no memory for a sampler's place");
+    if (s->room != NULL)
+        memcpy(s->room, &state, sizeof state);
+    return CDDP_OK;
+}
+
+static cddp_status sampler_take_up(struct cdi_state *s, cddp_comm *comm, struct cdi_error *err)
+{
+    (void)comm, (void)err;
+    return cddp_sampler_set_state(s->object, s->room); /* which was checked */
+}
+
+static const struct cdi_item_ops sampler = {.check = sampler_check,
+                                            .begin_save = sampler_begin_save,
+                                            .begin_load = sampler_begin_load,
+                                            .compare = sampler_compare,
+                                            .take_up = sampler_take_up};
+
+const struct cdi_item_ops *cdi_item_ops(cddp_item_kind kind)
+{
+    return kind == CDDP_ITEM_SAMPLER ? &sampler : kind == CDDP_ITEM_OPTIM ? &cdi_item_optim : &cdi_item_ddp;
+}
