@@ -71,7 +71,7 @@ static double step(struct job *j, double *host_us)
     }
     start = now_us();
     must(cddp_ddp_clip_grad_norm(j->ddp, 1, 2, 0, NULL));
-    must(cddp_optim_step(j->optim));
+    must(cddp_optim_step(j->optim, NULL));
     *host_us += now_us() - start;
     CARD(&j->card, cuEventRecord, j->to, j->card.stream);
     CARD(&j->card, cuEventSynchronize, j->to);
@@ -185,8 +185,9 @@ static void open_job(struct job *j)
     cddp_device_info info = {.size = sizeof info};
     cddp_ddp_options options = {
         .size = sizeof options, .bucket_bytes = j->bucket_bytes, .first_bucket_bytes = j->bucket_bytes};
-    const cddp_optim_options adamw = {.size = sizeof adamw, .kind = CDDP_OPTIM_ADAMW, .lr = 1e-3, .weight_decay = 0.1};
+    cddp_optim_options adamw;
 
+    cddp_optim_defaults(&adamw, sizeof adamw, CDDP_OPTIM_ADAMW);
     must(cddp_init(&j->comm, NULL));
     must(cddp_get_device_info(j->comm, &info));
     if (info.device < 0) {

@@ -218,7 +218,7 @@ static double train_ddp(cddp_comm *comm, size_t batch, long steps, const char *m
         began = now_ms();
         loss = pass(&t, sync ? ready : NULL, ddp);
         if (optim != NULL)
-            must(cddp_optim_step(optim));
+            must(cddp_optim_step(optim, NULL));
         else if (sync)
             must(cddp_ddp_wait(ddp));
         grads = now_ms();

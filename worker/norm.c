@@ -104,6 +104,11 @@ cddp_status cdi_norm_largest(cddp_ddp *d, struct cdi_error *err)
     return count_all(d, true, err);
 }
 
+cddp_status cdi_norm_measure(cddp_ddp *d, struct cdi_error *err)
+{
+    return count_all(d, false, err);
+}
+
 /* Locked. With an optimizer, in a step whose gradients have all come: this rank's share of the means is there. */
 static cddp_status settle(cddp_ddp *d)
 {
@@ -167,13 +172,17 @@ static cddp_status fetch(cddp_ddp *d, double norm_type, double *norm, struct cdi
 
 static cddp_status scale_all(cddp_ddp *d, const struct cdi_clip *how, struct cdi_error *err)
 {
-    cddp_status st;
-
     for (size_t i = 0; i < d->n_params; i++)
         d->spans[i] = d->sharded ? part_of(d, i, (size_t)cdi_comm_world(d->comm)->rank)
                                  : (struct cdi_span){cddp_ddp_grad(d, i), d->params[i].count, d->params[i].grad_dtype};
-    st = d->ops->clip(d->b, d->spans, d->n_params, how, d->norm, err);
-    return st == CDDP_OK && d->ops->on_device ? d->ops->lead(d->b, 0, d->stream, err) : st;
+    return d->ops->clip(d->b, d->spans, d->n_params, how, d->norm, err);
+}
+
+cddp_status cdi_norm_clip(cddp_ddp *d, double max_norm, double scale, struct cdi_error *err)
+{
+    const struct cdi_clip how = {max_norm, scale, false};
+
+    return scale_all(d, &how, err);
 }
 
 static cddp_status clip(cddp_ddp *d, double max_norm, double norm_type, bool error_if_nonfinite, double *norm,
@@ -192,7 +201,9 @@ static cddp_status clip(cddp_ddp *d, double max_norm, double norm_type, bool err
         *norm = number;
     if (st == CDDP_OK && error_if_nonfinite && !isfinite(number))
         return cdi_fail(err, CDDP_E_NONFINITE, "the norm of the gradients is %g, so they cannot be clipped", number);
-    return st == CDDP_OK ? scale_all(d, &how, err) : st;
+    if (st == CDDP_OK)
+        st = scale_all(d, &how, err);
+    return st == CDDP_OK && d->ops->on_device ? d->ops->lead(d->b, 0, d->stream, err) : st;
 }
 
 cddp_status cddp_ddp_grad_norm(cddp_ddp *ddp, double norm_type, double *norm)

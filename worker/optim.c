@@ -56,23 +56,23 @@ static cddp_status check_reducer(const cddp_ddp *d, struct cdi_error *err)
 
 /* What ranks compare. */
 struct card {
-    double value[9];
+    double value[8];
     uint64_t groups; /* a hash of what they say of each parameter */
     int32_t status;  /* of a rank that failed before */
     int32_t kind;
 };
 
-static const char *const card_names[] = {"lr",    "weight_decay", "momentum", "dampening", "beta1",
-                                         "beta2", "eps",          "nesterov", "flags"};
+static const char *const card_names[] = {"lr",    "weight_decay", "momentum", "dampening",
+                                         "beta1", "beta2",        "eps",      "flags"};
 
 static struct card card_of(const struct cdi_optim_rule *r, uint64_t flags, const struct cdi_optim_own *own,
                            size_t n_params, cddp_status status)
 {
-    return (struct card){.value = {r->lr, r->weight_decay, r->momentum, r->dampening, r->beta1, r->beta2, r->eps,
-                                   (double)r->nesterov, (double)flags},
-                         .groups = status == CDDP_OK ? cdi_crc64(0, own, n_params * sizeof *own) : 0,
-                         .status = status,
-                         .kind = (int32_t)r->kind};
+    return (struct card){
+        .value = {r->lr, r->weight_decay, r->momentum, r->dampening, r->beta1, r->beta2, r->eps, (double)flags},
+        .groups = status == CDDP_OK ? cdi_crc64(0, own, n_params * sizeof *own) : 0,
+        .status = status,
+        .kind = (int32_t)r->kind};
 }
 
 static cddp_status compare(const struct cdi_world *w, const struct card *all, struct cdi_error *err)
@@ -173,7 +173,6 @@ static cddp_status make(cddp_optim **out, cddp_ddp *d, const struct cdi_optim_ru
         o->rule = *rule;
         o->on_device = d->ops->on_device;
         o->rule.factor = cddp_ddp_grad_scale(d);
-        o->skip_nonfinite = (opt->flags & CDDP_OPTIM_SKIP_NONFINITE) != 0;
         o->own = calloc(d->n_params, sizeof *o->own);
         o->shards = calloc(d->n_params, sizeof *o->shards);
         o->steps = calloc(d->n_params, sizeof *o->steps);
@@ -244,7 +243,7 @@ cddp_status cddp_optim_create(cddp_optim **out, cddp_ddp *ddp, const cddp_optim_
 /* What parameter i is updated by. */
 static struct cdi_optim_rule rule_of(const cddp_optim *o, size_t i)
 {
-    struct cdi_optim_rule rule = o->rule;
+    struct cdi_optim_rule rule = o->now;
 
     rule.lr *= o->own[i].lr_factor;
     rule.weight_decay = o->own[i].weight_decay;
@@ -291,6 +290,11 @@ static void update_chunk(cddp_optim *o, const struct cdi_optim_rule *rule, size_
     }
 }
 
+bool cdi_optim_is_idle(const cddp_optim *o, size_t i)
+{
+    return o->own[i].is_frozen != 0 || cdi_unused_nowhere(o->ddp, i);
+}
+
 /* This rank's part of parameter i: updated where some rank used it, and put where the others take it from. */
 static void update_param(cddp_optim *o, size_t i)
 {
@@ -298,7 +302,7 @@ static void update_param(cddp_optim *o, size_t i)
     const struct cdi_shard *s = &o->shards[i];
     struct cdi_optim_rule rule = rule_of(o, i);
     size_t size = cddp_dtype_size(d->params[i].dtype);
-    bool used = !cdi_unused_nowhere(d, i), alone = cdi_comm_world(d->comm)->size == 1;
+    bool used = !cdi_optim_is_idle(o, i), alone = cdi_comm_world(d->comm)->size == 1;
 
     for (size_t at = 0; at < s->count; at += CHUNK) {
         size_t n = s->count - at < CHUNK ? s->count - at : CHUNK;
@@ -354,33 +358,38 @@ static cddp_status collect(cddp_optim *o, size_t bucket)
     return st;
 }
 
-/* With CDDP_OPTIM_SKIP_NONFINITE: is there a gradient that is no finite number? All have landed then. Sticks. */
-static cddp_status find_nonfinite(cddp_ddp *d, bool *found)
+/*
+ * What has to know all gradients, which have landed then: clipping, and whether one of them is no finite number, so
+ * that the step is left out. Sticks.
+ */
+static cddp_status look_at_all(cddp_ddp *d, cddp_optim *o)
 {
     struct cdi_error err;
     cddp_status st = cdi_ddp_join_ticket(d, d->enqueued);
 
     if (st != CDDP_OK)
         return st;
-    if (cdi_norm_largest(d, &err) != CDDP_OK)
-        return cdi_ddp_stick(d, &err);
-    *found = !isfinite(*d->norm);
-    return CDDP_OK;
+    st = o->max_norm > 0 ? cdi_norm_measure(d, &err) : cdi_norm_largest(d, &err);
+    if (st == CDDP_OK)
+        o->left_out = o->skip_nonfinite && !isfinite(*d->norm);
+    if (st == CDDP_OK && o->max_norm > 0 && !o->left_out)
+        st = cdi_norm_clip(d, o->max_norm, o->now.factor, &err);
+    return st == CDDP_OK ? st : cdi_ddp_stick(d, &err);
 }
 
 static cddp_status land(cddp_ddp *d, void *arg)
 {
     cddp_optim *o = arg;
-    bool alone = cdi_comm_world(d->comm)->size == 1, skip = false;
+    bool alone = cdi_comm_world(d->comm)->size == 1;
     cddp_status st = cdi_ddp_land_share(d); /* what no rank used is known from here on */
 
-    if (st == CDDP_OK && o->skip_nonfinite)
-        st = find_nonfinite(d, &skip);
-    o->skipped += skip;
-    if (skip || st != CDDP_OK)
+    if (st == CDDP_OK && (o->skip_nonfinite || o->max_norm > 0))
+        st = look_at_all(d, o);
+    o->skipped += o->left_out;
+    if (o->left_out || st != CDDP_OK)
         return st;
     for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++)
-        o->steps[i] += !cdi_unused_nowhere(d, i);
+        o->steps[i] += !cdi_optim_is_idle(o, i);
     for (size_t b = 0; b < d->plan.n && st == CDDP_OK; b++) {
         st = cdi_ddp_join_ticket(d, d->flight[b].ticket);
         for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++)
@@ -428,9 +437,21 @@ static cddp_status finish(const char *function, cddp_optim *o, cddp_status (*how
     return cdi_ddp_finish(o->ddp, how, o);
 }
 
-cddp_status cddp_optim_step(cddp_optim *optim)
+cddp_status cddp_optim_step(cddp_optim *optim, const cddp_optim_step_args *args)
 {
-    return finish("cddp_optim_step", optim, optim != NULL && optim->on_device ? cdi_optim_device_land : land);
+    struct cdi_error err;
+    cddp_status st = cdi_optim_check("cddp_optim_step", optim, &err);
+
+    if (st == CDDP_OK)
+        st = cdi_optim_read_args(optim, args, &err);
+    if (st != CDDP_OK)
+        return cdi_last_error_set(&err);
+    st = finish("cddp_optim_step", optim, optim->on_device ? cdi_optim_device_land : land);
+    if (st != CDDP_OK || !optim->left_out)
+        return st;
+    (void)cdi_fail(&err, CDDP_E_NONFINITE,
+                   "cddp_optim_step: a gradient is no finite number, so the step was left out: nothing has changed");
+    return cdi_last_error_set(&err);
 }
 
 cddp_status cddp_optim_skip(cddp_optim *optim)

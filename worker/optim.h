@@ -13,6 +13,7 @@
 /* What a parameter's group says. */
 struct cdi_optim_own {
     double lr_factor, weight_decay;
+    uint64_t is_frozen; /* 1: it stays as it is */
 };
 
 struct cddp_optim {
@@ -25,8 +26,12 @@ struct cddp_optim {
     float *master;                 /* NULL: no parameters of 16 bits */
     uint64_t *steps;               /* that each parameter has taken; the same on every rank. On a device: see rows */
     uint64_t *tickets;             /* by bucket: of the exchange of its parameters in this step */
-    bool skip_nonfinite;           /* CDDP_OPTIM_SKIP_NONFINITE */
     uint64_t skipped;              /* so many steps; on a device: see device_skipped */
+    /* Of the step that is ending, what cddp_optim_step was told. */
+    struct cdi_optim_rule now; /* with its learning rate and its scale */
+    double max_norm;           /* 0: no clipping */
+    bool skip_nonfinite;       /* CDDP_OPTIM_SKIP_NONFINITE */
+    bool left_out;             /* so it was, as the host knows */
     bool on_device;
     /* On a device, where state and master are, too; else NULL. All of it is the reducer's optim_memory. */
     struct cdi_optim_row *device_rows, *rows; /* by parameter: what counts, and room for it on the host */
@@ -40,6 +45,8 @@ struct cddp_optim {
 /* Is there an optimizer (CDDP_E_INVALID), and its reducer still (CDDP_E_STATE)? Each public function's first question.
  */
 cddp_status cdi_optim_check(const char *function, const cddp_optim *o, struct cdi_error *err);
+/* Does parameter i stay as it is in this step? All gradients have landed. */
+bool cdi_optim_is_idle(const cddp_optim *o, size_t i);
 /* A bucket's new parameters, which lie in the gradients' place, go to all ranks. Sticks. */
 cddp_status cdi_optim_exchange(cddp_optim *o, size_t bucket);
 
@@ -47,6 +54,8 @@ cddp_status cdi_optim_exchange(cddp_optim *o, size_t bucket);
 /* opt becomes what the program said, as this library knows it. Also CDDP_E_UNSUPPORTED. */
 cddp_status cdi_optim_make_rule(struct cdi_optim_rule *r, cddp_optim_options *opt, const cddp_optim_options *said,
                                 struct cdi_error *err);
+/* What o is told of its next step; args may be NULL. Also CDDP_E_UNSUPPORTED; on failure nothing changes. */
+cddp_status cdi_optim_read_args(cddp_optim *o, const cddp_optim_step_args *args, struct cdi_error *err);
 /* own: zeros, one for each of d's parameters. */
 cddp_status cdi_optim_apply_groups(struct cdi_optim_own *own, const cddp_ddp *d, const cddp_optim_options *opt,
                                    struct cdi_error *err);

@@ -171,7 +171,7 @@ cddp_status cdi_optim_device_push(cddp_optim *o, struct cdi_error *err)
 /* This rank's part of all parameters. */
 static cddp_status update(cddp_ddp *d, cddp_optim *o, struct cdi_error *err)
 {
-    const struct cdi_optim_step step = {.rule = &o->rule,
+    const struct cdi_optim_step step = {.rule = &o->now,
                                         .rows = o->device_rows,
                                         .n_rows = d->n_params,
                                         .idle = o->idle,
@@ -181,9 +181,13 @@ static cddp_status update(cddp_ddp *d, cddp_optim *o, struct cdi_error *err)
     cddp_status st = d->ops->follow(d->b, d->stream, err);
 
     for (size_t i = 0; i < d->n_params; i++)
-        o->idle[i] = cdi_unused_nowhere(d, i);
-    if (st == CDDP_OK && o->skip_nonfinite)
+        o->idle[i] = cdi_optim_is_idle(o, i);
+    if (st == CDDP_OK && o->max_norm > 0) /* a norm that is no finite number says what the largest would */
+        st = cdi_norm_measure(d, err);
+    else if (st == CDDP_OK && o->skip_nonfinite)
         st = cdi_norm_largest(d, err);
+    if (st == CDDP_OK && o->max_norm > 0)
+        st = cdi_norm_clip(d, o->max_norm, o->now.factor, err);
     if (st == CDDP_OK)
         st = d->ops->optim_count(d->b, &step, err);
     return st == CDDP_OK ? d->ops->optim_update(d->b, &step, o->pieces, d->n_params, err) : st;

@@ -1,23 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a user says of an optimizer: checked, with defaults, and spread over the parameters. Pure. */
+/* What a user says of an optimizer and of a step: checked, and spread over the parameters. Pure. */
 #include "worker/optim.h"
 
 #include "common/cleanup.h"
 #include "worker/sized.h"
 
 #include <math.h>
+#include <string.h>
 
 static cddp_status invalid(struct cdi_error *err, const char *member, double value, const char *must)
 {
     return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.%s is %g: it must be %s", member, value, must);
 }
 
+#define DEFAULTS "; cddp_optim_defaults() fills in PyTorch's"
+
 static cddp_status check_rule(const struct cdi_optim_rule *r, struct cdi_error *err)
 {
     bool sgd = r->kind == CDDP_OPTIM_SGD;
 
     if (!(r->lr > 0) || !isfinite(r->lr))
-        return invalid(err, "lr", r->lr, "above 0, and has no default");
+        return invalid(err, "lr", r->lr,
+                       "above 0" DEFAULTS ". For a schedule that begins with 0 there is cddp_optim_set_lr()");
     if (!(r->weight_decay >= 0) || !isfinite(r->weight_decay))
         return invalid(err, "weight_decay", r->weight_decay, "0 or more");
     if (!(r->momentum >= 0) || !isfinite(r->momentum) || (!sgd && r->momentum != 0))
@@ -25,14 +29,33 @@ static cddp_status check_rule(const struct cdi_optim_rule *r, struct cdi_error *
     if (!isfinite(r->dampening) || (!sgd && r->dampening != 0))
         return invalid(err, "dampening", r->dampening, sgd ? "a number" : "0: only CDDP_OPTIM_SGD has it");
     if (r->nesterov != 0 && (!(r->momentum > 0) || r->dampening != 0))
-        return invalid(err, "nesterov", r->nesterov, "0 without momentum, and with dampening");
-    if (!sgd && !(r->beta1 > 0 && r->beta1 < 1))
-        return invalid(err, "beta1", r->beta1, "between 0 and 1");
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_optim_options.flags has CDDP_OPTIM_NESTEROV, which is for SGD with momentum and without "
+                        "dampening");
+    if (!sgd && !(r->beta1 >= 0 && r->beta1 < 1))
+        return invalid(err, "beta1", r->beta1, "0 or more, and below 1");
     if (!sgd && !(r->beta2 > 0 && r->beta2 < 1))
-        return invalid(err, "beta2", r->beta2, "between 0 and 1");
+        return invalid(err, "beta2", r->beta2, "above 0 and below 1" DEFAULTS);
     if (!sgd && (!(r->eps > 0) || !isfinite(r->eps)))
-        return invalid(err, "eps", r->eps, "above 0");
+        return invalid(err, "eps", r->eps, "above 0" DEFAULTS);
     return CDDP_OK;
+}
+
+void cddp_optim_defaults(cddp_optim_options *opt, size_t size, cddp_optim_kind kind)
+{
+    bool adam = kind == CDDP_OPTIM_ADAM || kind == CDDP_OPTIM_ADAMW;
+    const cddp_optim_options all = {.size = size,
+                                    .kind = kind,
+                                    .lr = 1e-3,
+                                    .weight_decay = kind == CDDP_OPTIM_ADAMW ? 1e-2 : 0,
+                                    .beta1 = adam ? 0.9 : 0,
+                                    .beta2 = adam ? 0.999 : 0,
+                                    .eps = adam ? 1e-8 : 0};
+
+    if (opt == NULL || size < sizeof size)
+        return;
+    memset(opt, 0, size);
+    memcpy(opt, &all, size < sizeof all ? size : sizeof all);
 }
 
 cddp_status cdi_optim_make_rule(struct cdi_optim_rule *r, cddp_optim_options *opt, const cddp_optim_options *said,
@@ -41,29 +64,57 @@ cddp_status cdi_optim_make_rule(struct cdi_optim_rule *r, cddp_optim_options *op
     cddp_status st;
 
     if (said == NULL)
-        return cdi_fail(err, CDDP_E_INVALID,
-                        "cddp_optim_create: opt must not be NULL, since kind and lr have no "
-                        "default");
+        return cdi_fail(
+            err, CDDP_E_INVALID,
+            "cddp_optim_create: opt must not be NULL, since kind has no default; cddp_optim_defaults() fills "
+            "in the rest");
     st = cdi_sized_get(opt, sizeof *opt, said, "cddp_optim_options", err);
     if (st != CDDP_OK)
         return st;
-    if ((opt->flags & ~(uint64_t)CDDP_OPTIM_SKIP_NONFINITE) != 0)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.flags has a bit that means nothing: %#llx",
-                        (unsigned long long)opt->flags);
+    if ((opt->flags & ~(uint32_t)CDDP_OPTIM_NESTEROV) != 0)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.flags has a bit that means nothing: %#x", opt->flags);
     if (opt->kind != CDDP_OPTIM_SGD && opt->kind != CDDP_OPTIM_ADAM && opt->kind != CDDP_OPTIM_ADAMW)
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_optim_options.kind is %d: use CDDP_OPTIM_SGD, CDDP_OPTIM_ADAM or CDDP_OPTIM_ADAMW",
                         (int)opt->kind);
     *r = (struct cdi_optim_rule){.kind = opt->kind,
-                                 .nesterov = opt->nesterov != 0,
+                                 .nesterov = (opt->flags & CDDP_OPTIM_NESTEROV) != 0,
                                  .lr = opt->lr,
                                  .weight_decay = opt->weight_decay,
                                  .momentum = opt->momentum,
                                  .dampening = opt->dampening,
-                                 .beta1 = opt->beta1 != 0 ? opt->beta1 : 0.9,
-                                 .beta2 = opt->beta2 != 0 ? opt->beta2 : 0.999,
-                                 .eps = opt->eps != 0 ? opt->eps : 1e-8};
+                                 .beta1 = opt->beta1,
+                                 .beta2 = opt->beta2,
+                                 .eps = opt->eps};
     return check_rule(r, err);
+}
+
+cddp_status cdi_optim_read_args(cddp_optim *o, const cddp_optim_step_args *said, struct cdi_error *err)
+{
+    cddp_optim_step_args args = {.size = sizeof args};
+    cddp_status st = said != NULL ? cdi_sized_get(&args, sizeof args, said, "cddp_optim_step_args", err) : CDDP_OK;
+
+    if (st != CDDP_OK)
+        return st;
+    if ((args.flags & ~(uint64_t)CDDP_OPTIM_SKIP_NONFINITE) != 0)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_step_args.flags has a bit that means nothing: %#llx",
+                        (unsigned long long)args.flags);
+    if (!(args.lr >= 0) || !isfinite(args.lr))
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_step_args.lr is %g: it must be above 0, or 0: as set",
+                        args.lr);
+    if (!(args.grad_scale >= 0) || !isfinite(args.grad_scale))
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_step_args.grad_scale is %g: it must be above 0, or 0: 1",
+                        args.grad_scale);
+    if (!(args.max_norm >= 0))
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_step_args.max_norm is %g: it must be above 0, or 0: none",
+                        args.max_norm);
+    o->now = o->rule;
+    o->now.lr = args.lr != 0 ? args.lr : o->rule.lr;
+    o->now.factor = o->rule.factor * (args.grad_scale != 0 ? args.grad_scale : 1);
+    o->max_norm = args.max_norm;
+    o->skip_nonfinite = (args.flags & CDDP_OPTIM_SKIP_NONFINITE) != 0;
+    o->left_out = false;
+    return CDDP_OK;
 }
 
 static cddp_status check_group(const cddp_optim_group *g, size_t k, size_t n_params, struct cdi_error *err)
@@ -75,9 +126,14 @@ static cddp_status check_group(const cddp_optim_group *g, size_t k, size_t n_par
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_optim_options.groups[%zu]: n_params is %zu, but the reducer has %zu parameters", k,
                         g->n_params, n_params);
-    if (!(g->lr_factor >= 0) || !isfinite(g->lr_factor))
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.groups[%zu].lr_factor is %g: it must be above 0", k,
-                        g->lr_factor);
+    if ((g->flags & ~(uint64_t)CDDP_OPTIM_GROUP_FROZEN) != 0)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.groups[%zu].flags has a bit that means nothing: %#llx",
+                        k, (unsigned long long)g->flags);
+    if ((!(g->lr_factor > 0) && g->flags == 0) || !(g->lr_factor >= 0) || !isfinite(g->lr_factor))
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_optim_options.groups[%zu].lr_factor is %g: it must be above 0; 1 is the optimizer's "
+                        "learning rate, and parameters with CDDP_OPTIM_GROUP_FROZEN stay as they are",
+                        k, g->lr_factor);
     if (!(g->weight_decay >= 0) || !isfinite(g->weight_decay))
         return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.groups[%zu].weight_decay is %g: it must be 0 or more",
                         k, g->weight_decay);
@@ -111,11 +167,13 @@ cddp_status cdi_optim_apply_groups(struct cdi_optim_own *own, const cddp_ddp *d,
                 return cdi_fail(err, CDDP_E_INVALID,
                                 "cddp_optim_options.groups[%zu]: parameter %zu '%.200s' is in a group already", k,
                                 g->params[i], d->params[g->params[i]].name);
-            *to = (struct cdi_optim_own){g->lr_factor == 0 ? 1 : g->lr_factor, g->weight_decay};
+            *to = (struct cdi_optim_own){.lr_factor = g->flags == 0 ? g->lr_factor : 1,
+                                         .weight_decay = g->weight_decay,
+                                         .is_frozen = g->flags != 0};
         }
     }
     for (size_t i = 0; i < d->n_params; i++)
         if (own[i].lr_factor == 0)
-            own[i] = (struct cdi_optim_own){1, opt->weight_decay};
+            own[i] = (struct cdi_optim_own){.lr_factor = 1, .weight_decay = opt->weight_decay};
     return CDDP_OK;
 }

@@ -379,6 +379,9 @@ cddp_status cdi_norm_init(cddp_ddp *d, struct cdi_error *err);
 void cdi_norm_release(cddp_ddp *d);
 /* With an optimizer, behind the last bucket: the largest magnitude of all gradients, NaN above all, into d->norm. */
 cddp_status cdi_norm_largest(cddp_ddp *d, struct cdi_error *err);
+/* In the same place: the sum of the squares; and clipping by it, where gradients count `scale` times. */
+cddp_status cdi_norm_measure(cddp_ddp *d, struct cdi_error *err);
+cddp_status cdi_norm_clip(cddp_ddp *d, double max_norm, double scale, struct cdi_error *err);
 
 /* --- uneven.c */
 /* Bytes of the plan's last gradient, where it is of this type. */

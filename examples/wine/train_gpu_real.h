@@ -91,6 +91,7 @@ static cddp_status NAME(gpu_step)(struct NAME(trainer) * t, int n, char *why, si
     struct NAME(wine_args) *a = &t->args;
     struct gpu *g = t->gpu;
     const bool f64 = sizeof(REAL) == sizeof(double);
+    const cddp_optim_step_args args = {.size = sizeof args, .max_norm = t->job->opt->clip};
     cddp_status status;
 
     a->n = n;
@@ -108,12 +109,12 @@ static cddp_status NAME(gpu_step)(struct NAME(trainer) * t, int n, char *why, si
         status = cddp_ddp_grad_ready(t->ddp, 1);
     if (status == CDDP_OK)
         status = cddp_ddp_grad_ready(t->ddp, 0);
-    if (status == CDDP_OK && t->optim == NULL)
-        status = cddp_ddp_wait(t->ddp);
-    if (status == CDDP_OK && t->job->opt->clip > 0)
-        status = cddp_ddp_clip_grad_norm(t->ddp, t->job->opt->clip, 2, 0, NULL);
     if (status == CDDP_OK && t->optim != NULL)
-        return cddp_optim_step(t->optim);
+        return cddp_optim_step(t->optim, &args);
+    if (status == CDDP_OK)
+        status = cddp_ddp_wait(t->ddp);
+    if (status == CDDP_OK && args.max_norm > 0)
+        status = cddp_ddp_clip_grad_norm(t->ddp, args.max_norm, 2, 0, NULL);
     if (status == CDDP_OK && !gpu_launch(g, WINE_adam, f64, n, a))
         return NAME(gpu_failed)(t, why, cap);
     return status;

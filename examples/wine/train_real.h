@@ -167,12 +167,12 @@ static void NAME(update)(struct NAME(trainer) * t)
 static cddp_status NAME(step)(struct NAME(trainer) * t)
 {
     const double clip = t->job->opt->clip;
-    cddp_status status = t->optim != NULL ? CDDP_OK : cddp_ddp_wait(t->ddp);
+    const cddp_optim_step_args args = {
+        .size = sizeof args, .flags = clip > 0 ? CDDP_OPTIM_SKIP_NONFINITE : 0, .max_norm = clip};
+    cddp_status status = t->optim != NULL ? cddp_optim_step(t->optim, &args) : cddp_ddp_wait(t->ddp);
 
-    if (status == CDDP_OK && clip > 0)
+    if (status == CDDP_OK && clip > 0 && t->optim == NULL)
         status = cddp_ddp_clip_grad_norm(t->ddp, clip, 2, 1, NULL);
-    if (status == CDDP_OK && t->optim != NULL)
-        status = cddp_optim_step(t->optim);
     if (status != CDDP_OK)
         return status;
     t->state.done.steps++;
@@ -300,7 +300,7 @@ static cddp_status NAME(set_up)(struct NAME(trainer) * t, const struct job *job,
                                     .comm_dtype = job->opt->compress == 0    ? CDDP_DTYPE_NONE
                                                   : job->opt->compress == 16 ? CDDP_FLOAT16
                                                                              : CDDP_BFLOAT16};
-    cddp_optim_options optim_options = {.size = sizeof optim_options, .kind = CDDP_OPTIM_ADAM, .lr = job->opt->lr};
+    cddp_optim_options optim_options;
     cddp_status status;
 
     t->job = job;
@@ -331,6 +331,8 @@ static cddp_status NAME(set_up)(struct NAME(trainer) * t, const struct job *job,
     t->state.sampler = t->sampler;
     if (status == CDDP_OK)
         status = cddp_ddp_create(&t->ddp, job->comm, params, 4, &ddp_options);
+    cddp_optim_defaults(&optim_options, sizeof optim_options, CDDP_OPTIM_ADAM);
+    optim_options.lr = job->opt->lr;
     if (status == CDDP_OK && job->opt->zero)
         status = cddp_optim_create(&t->optim, t->ddp, &optim_options);
     t->state.optim = t->optim;

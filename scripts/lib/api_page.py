@@ -61,7 +61,7 @@ TORCH = [  # PyTorch's; ours; what differs
     ('torch.distributed.optim.ZeroRedundancyOptimizer', '`cddp_optim_create`', 'SGD, Adam and AdamW'),
     ('torch.optim.Optimizer.add_param_group', '`cddp_optim_group`', 'learning rate and weight decay; given at creation'),
     ('torch.distributed.optim.ZeroRedundancyOptimizer.step', '`cddp_optim_step`', 'in place of `cddp_ddp_wait`'),
-    ('torch.amp.GradScaler.step', '`cddp_optim_skipped`', 'with `CDDP_OPTIM_SKIP_NONFINITE` a step that is not finite is left out'),
+    ('torch.amp.GradScaler.step', '`cddp_optim_step_args`', 'scale, clip and `CDDP_OPTIM_SKIP_NONFINITE` in one call; `cddp_optim_skipped` counts'),
     ('torch.utils.data.distributed.DistributedSampler', '`cddp_sampler_create`', 'the same indices'),
     ('torch.utils.data.distributed.DistributedSampler.set_epoch', '`cddp_sampler_set_epoch`', ''),
     ('torch.save', '`cddp_checkpoint_save`', 'whole or not at all; in the background too'),

@@ -141,7 +141,7 @@ static void refuse_reducer(void)
     REFUSED(cddp_ddp_grad_norm, job.ddp, 2, &norm);
     REFUSED(cddp_ddp_clip_grad_norm, job.ddp, 1, 2, 0, NULL);
     REFUSED(cddp_optim_create, &optim, job.ddp, &opt);
-    REFUSED(cddp_optim_step, job.optim);
+    REFUSED(cddp_optim_step, job.optim, NULL);
     REFUSED(cddp_optim_skip, job.optim);
     REFUSED(cddp_optim_skipped, job.optim, &skipped);
     REFUSED(cddp_optim_set_lr, job.optim, 2);
@@ -309,7 +309,7 @@ static void train(void)
     for (size_t i = 0; i < 4; i++)
         ((double *)cddp_ddp_grad(job.sharded, 0))[i] = job.rank;
     CHECK(cddp_ddp_grad_ready(job.sharded, 0) == CDDP_OK);
-    CHECK(cddp_optim_step(job.optim) == CDDP_OK && weights[1][3] == 0.5);
+    CHECK(cddp_optim_step(job.optim, NULL) == CDDP_OK && weights[1][3] == 0.5);
 }
 
 static void set_up(void)

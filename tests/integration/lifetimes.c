@@ -71,7 +71,7 @@ static void make(struct objects *o)
     o->grad[1] = cddp_ddp_grad(o->part_reducer, 0);
     for (size_t i = 0; i < 2; i++) /* not in the order of the buckets: the ranks then agree on another one */
         CHECK(cddp_ddp_grad_ready(o->reducer, i) == CDDP_OK && cddp_ddp_grad_ready(o->part_reducer, i) == CDDP_OK);
-    CHECK(cddp_optim_step(o->optim) == CDDP_OK && cddp_ddp_wait(o->part_reducer) == CDDP_OK);
+    CHECK(cddp_optim_step(o->optim, NULL) == CDDP_OK && cddp_ddp_wait(o->part_reducer) == CDDP_OK);
 }
 
 static void end(struct objects *o, enum what what)
@@ -129,7 +129,7 @@ static void look(const struct objects *o)
 
         CHECK(cddp_optim_set_lr(o->optim, 0.2) == (works ? CDDP_OK : CDDP_E_STATE));
         if (!works)
-            CHECK(cddp_optim_step(o->optim) == CDDP_E_STATE && cddp_optim_skip(o->optim) == CDDP_E_STATE);
+            CHECK(cddp_optim_step(o->optim, NULL) == CDDP_E_STATE && cddp_optim_skip(o->optim) == CDDP_E_STATE);
     }
     if (!o->gone[WHOLE])
         CHECK(cddp_comm_error(o->whole, NULL) == CDDP_OK);

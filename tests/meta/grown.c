@@ -96,6 +96,7 @@ static void reducer(void)
     cddp_optim_group groups[2] = {{.size = sizeof groups[0], .params = first, .n_params = 1, .lr_factor = 2},
                                   {.size = sizeof groups[0], .params = last, .n_params = 1, .lr_factor = 4}};
     cddp_optim_options rule = {.size = sizeof rule, .kind = CDDP_OPTIM_SGD, .lr = 1, .groups = groups, .n_groups = 2};
+    cddp_optim_step_args args = {.size = sizeof args, .grad_scale = 0.5};
     cddp_optim *optim;
     cddp_ddp *ddp;
 
@@ -134,7 +135,11 @@ static void reducer(void)
     UNKNOWN(cddp_optim_create(&optim, ddp, &rule), groups[1]);
     CHECK(cddp_optim_create(&optim, ddp, &rule) == CDDP_OK);
     step(ddp, 3);
-    CHECK(cddp_optim_step(optim) == CDDP_OK && data[1][0] == -1 && data[2][0] == -8);
+    UNKNOWN(cddp_optim_step(optim, &args), args);
+    CHECK(cddp_optim_step(optim, &args) == CDDP_OK && data[1][0] == -0.5f && data[2][0] == -4);
+    cddp_optim_destroy(optim);
+    cddp_optim_defaults(&rule, sizeof rule, CDDP_OPTIM_SGD);
+    CHECK(rule.size == sizeof rule && rule.lr == 1e-3 && cddp_optim_create(&optim, ddp, &rule) == CDDP_OK);
     cddp_optim_destroy(optim);
     cddp_ddp_destroy(ddp);
 }

@@ -31,6 +31,14 @@ GROUP_CASES = [
     ('AdamW', {'lr': 0.02, 'weight_decay': 0.3, 'betas': (0.7, 0.9)}),
 ]
 
+# Gradients of a loss that is multiplied, one of which overflows; unscaled, clipped, and made a step of.
+MAX_NORM, OVERFLOWS, SCALE = 1.5, 2, 1024.0
+SCALED_CASES = [
+    ('SGD', {'lr': 0.1, 'momentum': 0.9}),
+    ('Adam', {'lr': 0.01, 'betas': (0.0, 0.99)}),
+    ('AdamW', {'lr': 0.02}),
+]
+
 
 def numbers(tensor):
     return [float(value) for value in tensor]
@@ -55,6 +63,26 @@ def with_groups(name, options, start, gradients):
     return {'kind': name, 'options': options, 'after': after}
 
 
+def scaled(name, options, start, gradients):
+    """The parameters after each step of torch.amp.GradScaler, and the scale of each."""
+    weights = torch.nn.Parameter(start.clone())
+    optimizer = getattr(torch.optim, name)([weights], foreach=False, **options)
+    scaler = torch.amp.GradScaler('cpu', init_scale=SCALE)
+    after, scales = [], []
+    for step, gradient in enumerate(gradients):
+        scales.append(scaler.get_scale())
+        scaler.scale((weights * gradient).sum()).backward()
+        if step == OVERFLOWS:
+            weights.grad[3] = float('inf')
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_([weights], MAX_NORM)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        after.append(numbers(weights.detach()))
+    return {'kind': name, 'options': options, 'max_norm': MAX_NORM, 'overflows': OVERFLOWS, 'scales': scales, 'after': after}
+
+
 def main():
     generator = torch.Generator().manual_seed(2026)
     start = torch.randn(COUNT, generator=generator, dtype=torch.float64)
@@ -73,7 +101,8 @@ def main():
         cases.append({'kind': name, 'options': options, 'after': after})
     record = {'torch': torch.__version__, 'start': numbers(start), 'gradients': [numbers(one) for one in gradients],
               'cases': cases, 'sizes': SIZES, 'groups': GROUPS, 'schedule': SCHEDULE,
-              'group_cases': [with_groups(name, options, start, gradients) for name, options in GROUP_CASES]}
+              'group_cases': [with_groups(name, options, start, gradients) for name, options in GROUP_CASES],
+              'scaled_cases': [scaled(name, options, start, gradients) for name, options in SCALED_CASES]}
     with open(sys.argv[1], 'w', encoding='ascii') as out:
         json.dump(record, out, indent=0)
         out.write('\n')

@@ -14,16 +14,18 @@
 
 #define STEPS 6
 #define DECAYS 1 /* this parameter has a group of its own */
+#define FROZEN 4 /* this one stays as it is */
 
-static const size_t grouped[] = {DECAYS};
+static const size_t grouped[] = {DECAYS}, frozen[] = {FROZEN};
 static const cddp_optim_group groups[] = {
-    {.size = sizeof(cddp_optim_group), .params = grouped, .n_params = 1, .lr_factor = 0.5, .weight_decay = 0.25}};
+    {.size = sizeof(cddp_optim_group), .params = grouped, .n_params = 1, .lr_factor = 0.5, .weight_decay = 0.25},
+    {.size = sizeof(cddp_optim_group), .params = frozen, .n_params = 1, .flags = CDDP_OPTIM_GROUP_FROZEN}};
 
 static const cddp_optim_options rules[] = {
     {.kind = CDDP_OPTIM_SGD, .lr = 0.125},
     {.kind = CDDP_OPTIM_SGD, .lr = 0.1, .momentum = 0.9, .dampening = 0.25, .weight_decay = 0.01},
-    {.kind = CDDP_OPTIM_SGD, .lr = 0.1, .momentum = 0.9, .nesterov = 1},
-    {.kind = CDDP_OPTIM_ADAM, .lr = 0.01, .weight_decay = 0.1},
+    {.kind = CDDP_OPTIM_SGD, .lr = 0.1, .momentum = 0.9, .flags = CDDP_OPTIM_NESTEROV},
+    {.kind = CDDP_OPTIM_ADAM, .lr = 0.01, .weight_decay = 0.1, .beta2 = 0.999, .eps = 1e-8}, /* beta1 is 0 */
     {.kind = CDDP_OPTIM_ADAMW, .lr = 0.01, .weight_decay = 0.1, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6},
 };
 #define N_RULES (sizeof rules / sizeof rules[0])
@@ -66,17 +68,19 @@ static void plain_step(const struct job *j, const cddp_optim_options *o, uint64_
 {
     for (size_t i = 0; i < N_PARAMS; i++) {
         const struct cdi_optim_rule rule = {.kind = o->kind,
-                                            .nesterov = o->nesterov,
+                                            .nesterov = (o->flags & CDDP_OPTIM_NESTEROV) != 0,
                                             .lr = o->lr * (i == DECAYS ? groups[0].lr_factor : 1),
                                             .weight_decay = i == DECAYS ? groups[0].weight_decay : o->weight_decay,
                                             .momentum = o->momentum,
                                             .dampening = o->dampening,
-                                            .beta1 = o->beta1 != 0 ? o->beta1 : 0.9,
-                                            .beta2 = o->beta2 != 0 ? o->beta2 : 0.999,
-                                            .eps = o->eps != 0 ? o->eps : 1e-8,
+                                            .beta1 = o->beta1,
+                                            .beta2 = o->beta2,
+                                            .eps = o->eps,
                                             .factor = factor};
         void *w = plain.w[i], *m = plain.s[i][0], *v = plain.s[i][1];
 
+        if (i == FROZEN)
+            continue;
         for (size_t k = 0; k < counts[i]; k++)
             number_put(type_of_state(i), plain.g, k, mean(j, i, k));
         if (is_wide(i))
@@ -109,15 +113,14 @@ static void check_parameters(const struct job *j, const char *what)
         MUST(sums[r] == sum, "%s: rank %d has other bits\n", what, r);
 }
 
-static cddp_optim *open_optim(struct job *j, size_t rule, uint64_t flags)
+static cddp_optim *open_optim(struct job *j, size_t rule)
 {
     cddp_optim_options o = rules[rule];
     cddp_optim *optim;
 
     o.size = sizeof o;
     o.groups = groups;
-    o.n_groups = 1;
-    o.flags = flags;
+    o.n_groups = 2;
     DO(cddp_optim_create(&optim, j->ddp, &o));
     return optim;
 }
@@ -128,10 +131,10 @@ static void check_rule(struct job *j, size_t rule, uint32_t ddp_flags)
 
     begin(j);
     open_ddp(j, ddp_flags);
-    optim = open_optim(j, rule, 0);
+    optim = open_optim(j, rule);
     for (uint64_t step = 1; step <= STEPS; step++) {
         backward(j);
-        DO(cddp_optim_step(optim));
+        DO(cddp_optim_step(optim, NULL));
         plain_step(j, &rules[rule], step, 1);
     }
     check_parameters(j, "a rule");
@@ -152,24 +155,33 @@ static double norm_of_means(const struct job *j)
 /* Clipping, a skip, an update with a look for NaNs: no call waits. */
 static void check_waits_for_nobody(struct job *j)
 {
-    const double max_norm = 0.5, factor = max_norm / (norm_of_means(j) + 1e-6);
+    const double max_norm = 0.5, norm = norm_of_means(j), factor = max_norm / (norm + 1e-6);
+    /* Of twice the gradients clipping leaves the same. */
+    const cddp_optim_step_args skip = {.size = sizeof skip, .flags = CDDP_OPTIM_SKIP_NONFINITE},
+                               all = {.size = sizeof all,
+                                      .flags = CDDP_OPTIM_SKIP_NONFINITE,
+                                      .lr = rules[4].lr,
+                                      .grad_scale = 2,
+                                      .max_norm = factor * (2 * norm + 1e-6) / 2};
     cddp_optim *optim;
     uint64_t waits, skipped = 99;
 
     begin(j);
     open_ddp(j, 0);
-    optim = open_optim(j, 4, CDDP_OPTIM_SKIP_NONFINITE);
+    optim = open_optim(j, 4);
     for (uint64_t step = 1; step <= STEPS; step++) {
-        if (step == STEPS)
+        if (step == STEPS - 1) /* until the end of the last one */
             close_gate(j);
         waits = standin_waits();
         backward(j);
         DO(cddp_ddp_clip_grad_norm(j->ddp, max_norm, 2, 0, NULL));
         DO(cddp_optim_skip(optim));
         backward(j);
-        DO(cddp_ddp_clip_grad_norm(j->ddp, max_norm, 2, 0, NULL));
-        DO(cddp_optim_step(optim));
-        MUST(step < STEPS || standin_waits() == waits, "the host waited %d times\n", (int)(standin_waits() - waits));
+        if (step % 2 == 0) /* two calls, or one */
+            DO(cddp_ddp_clip_grad_norm(j->ddp, max_norm, 2, 0, NULL));
+        DO(cddp_optim_step(optim, step % 2 == 0 ? &skip : &all));
+        MUST(step < STEPS - 1 || standin_waits() == waits, "the host waited %d times\n",
+             (int)(standin_waits() - waits));
         plain_step(j, &rules[4], step, factor);
     }
     atomic_store(&gate_is_open, true);
@@ -184,21 +196,24 @@ static void check_waits_for_nobody(struct job *j)
 static void check_nonfinite(struct job *j)
 {
     static const double bad[] = {NAN, INFINITY, -INFINITY};
+    /* A limit that is never met, so that plain steps are the same. */
+    const cddp_optim_step_args args[] = {{.size = sizeof args[0], .flags = CDDP_OPTIM_SKIP_NONFINITE},
+                                         {.size = sizeof args[0], .flags = CDDP_OPTIM_SKIP_NONFINITE, .max_norm = 1e9}};
     uint64_t skipped = 0;
     cddp_optim *optim;
 
     begin(j);
     open_ddp(j, 0);
-    optim = open_optim(j, 3, CDDP_OPTIM_SKIP_NONFINITE);
+    optim = open_optim(j, 3);
     for (uint64_t step = 1; step <= STEPS; step++) {
         make(j, (size_t)step % N_PARAMS, bad[step % 3]);
         backward(j);
         if (step % 2 == 0)
             DO(cddp_ddp_clip_grad_norm(j->ddp, 1e9, 2, 0, NULL));
-        DO(cddp_optim_step(optim));
+        DO(cddp_optim_step(optim, &args[step / 3 % 2]));
         make(j, N_PARAMS, 0);
         backward(j);
-        DO(cddp_optim_step(optim));
+        DO(cddp_optim_step(optim, &args[step / 3 % 2]));
         plain_step(j, &rules[3], step, 1);
     }
     check_parameters(j, "between steps that were left out");
@@ -234,10 +249,10 @@ static void check_saved(struct job *j)
     }
     begin(j);
     open_ddp(j, 0);
-    optim = open_optim(j, 4, 0);
+    optim = open_optim(j, 4);
     for (uint64_t step = 1; step <= STEPS; step++) {
         backward(j);
-        DO(cddp_optim_step(optim));
+        DO(cddp_optim_step(optim, NULL));
         plain_step(j, &rules[4], step, 1);
         if (step != STEPS / 2)
             continue;
@@ -249,7 +264,7 @@ static void check_saved(struct job *j)
         memset(host, 0xff, sizeof host);
         for (size_t i = 0; i < N_PARAMS; i++)
             DO(cddp_copy(j->comm, j->data[i], host[i], bytes_of(i)));
-        optim = open_optim(j, 4, 0);
+        optim = open_optim(j, 4);
         items[N_PARAMS].data = optim;
         DO(cddp_checkpoint_load(j->comm, folder, items, N_PARAMS + 1, NULL));
         for (size_t i = 0; i < N_PARAMS; i++)

@@ -202,7 +202,7 @@ static void divided(const char *what, const cddp_powersgd_options *opt, cddp_dty
         if (step == 3)
             DO(cddp_optim_skip(optim));
         else
-            DO(cddp_optim_step(optim));
+            DO(cddp_optim_step(optim, NULL));
         write_hashes(what, NULL, step);
     }
     cddp_optim_destroy(optim);
@@ -212,11 +212,13 @@ static void divided(const char *what, const cddp_powersgd_options *opt, cddp_dty
 /* On the GPU: PowerSGD, clipping and an update behind a compute stream that stands still, without a wait. */
 static void waits_for_nobody(const cddp_powersgd_options *opt)
 {
-    const cddp_optim_options adam = {.size = sizeof adam, .kind = CDDP_OPTIM_ADAMW, .lr = 0.01};
+    const cddp_optim_step_args clip = {.size = sizeof clip, .max_norm = 0.5};
+    cddp_optim_options adam;
     cddp_ddp *ddp = open_ddp(0, CDDP_DTYPE_NONE, opt);
     cddp_optim *optim;
     uint64_t waits = 0;
 
+    cddp_optim_defaults(&adam, sizeof adam, CDDP_OPTIM_ADAMW);
     DO(cddp_optim_create(&optim, ddp, &adam));
     for (size_t step = 0; step < STEPS; step++) {
         /* PowerSGD's first step, and one with what was left out before; the last ones together. */
@@ -228,8 +230,7 @@ static void waits_for_nobody(const cddp_powersgd_options *opt)
             CU(cuLaunchKernel((CUfunction)gate, 1, 1, 1, 1, 1, 1, 0, compute, NULL, NULL));
         }
         backward(ddp, step, true);
-        DO(cddp_ddp_clip_grad_norm(ddp, 0.5, 2, 0, NULL));
-        DO(cddp_optim_step(optim));
+        DO(cddp_optim_step(optim, &clip));
         if (closed && standin_waits() != waits) {
             fprintf(stderr, "the host waited %d times\n", (int)(standin_waits() - waits));
             exit(WRONG);

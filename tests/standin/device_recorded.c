@@ -35,35 +35,41 @@ static cddp_optim_options options_of(const json_t *one)
     const json_t *o = json_object_get(one, "options"), *betas = json_object_get(o, "betas");
     const char *kind = json_string_value(json_object_get(one, "kind"));
 
-    return (cddp_optim_options){.size = sizeof(cddp_optim_options),
-                                .kind = strcmp(kind, "SGD") == 0    ? CDDP_OPTIM_SGD
-                                        : strcmp(kind, "Adam") == 0 ? CDDP_OPTIM_ADAM
-                                                                    : CDDP_OPTIM_ADAMW,
-                                .nesterov = option(o, "nesterov") != 0,
-                                .lr = option(o, "lr"),
-                                .weight_decay = option(o, "weight_decay"),
-                                .momentum = option(o, "momentum"),
-                                .dampening = option(o, "dampening"),
-                                .beta1 = number(betas, 0),
-                                .beta2 = number(betas, 1),
-                                .eps = option(o, "eps")};
+    cddp_optim_options opt;
+
+    cddp_optim_defaults(&opt, sizeof opt,
+                        strcmp(kind, "SGD") == 0    ? CDDP_OPTIM_SGD
+                        : strcmp(kind, "Adam") == 0 ? CDDP_OPTIM_ADAM
+                                                    : CDDP_OPTIM_ADAMW);
+    opt.flags = option(o, "nesterov") != 0 ? CDDP_OPTIM_NESTEROV : 0;
+    opt.lr = option(o, "lr");
+    opt.momentum = option(o, "momentum");
+    opt.dampening = option(o, "dampening");
+    if (json_object_get(o, "weight_decay") != NULL)
+        opt.weight_decay = option(o, "weight_decay");
+    if (betas != NULL)
+        opt.beta1 = number(betas, 0), opt.beta2 = number(betas, 1);
+    if (json_object_get(o, "eps") != NULL)
+        opt.eps = option(o, "eps");
+    return opt;
 }
 
 static void groups_of(const json_t *all, cddp_optim_options *o)
 {
     static size_t which[PARTS];
     static cddp_optim_group groups[PARTS];
-    const json_t *list = json_object_get(all, "groups"), *group;
+    const json_t *list = json_object_get(all, "groups"), *group, *factor;
     size_t g;
 
     json_array_foreach(list, g, group)
     {
         MUST(json_array_size(json_object_get(group, "params")) == 1, "a group of several parameters\n");
         which[g] = (size_t)number(json_object_get(group, "params"), 0);
+        factor = json_object_get(group, "lr_factor");
         groups[g] = (cddp_optim_group){.size = sizeof(cddp_optim_group),
                                        .params = &which[g],
                                        .n_params = 1,
-                                       .lr_factor = json_number_value(json_object_get(group, "lr_factor")),
+                                       .lr_factor = factor == NULL ? 1 : json_number_value(factor),
                                        .weight_decay = json_number_value(json_object_get(group, "weight_decay"))};
     }
     o->groups = groups;
@@ -90,13 +96,39 @@ static double difference(const json_t *list, size_t from, const cddp_param *p)
     return worst;
 }
 
-/* with_groups: and a learning rate that changes. */
+/* Of mixed precision: step number `step` with a scale, clipped, and left out where it overflows. */
+static void scaled_step(cddp_optim *optim, const json_t *one, size_t step)
+{
+    const double scale = number(json_object_get(one, "scales"), step);
+    const cddp_optim_step_args args = {.size = sizeof args,
+                                       .flags = CDDP_OPTIM_SKIP_NONFINITE,
+                                       .grad_scale = 1 / scale,
+                                       .max_norm = json_number_value(json_object_get(one, "max_norm"))};
+
+    DO(cddp_optim_step(optim, &args)); /* also where it is left out: the host does not know */
+}
+
+/* The gradient that the scale has multiplied; element 3 of all overflows in one step. */
+static void scale_gradient(const json_t *one, size_t step, size_t from, const cddp_param *p, void *g)
+{
+    bool overflows = step == (size_t)json_integer_value(json_object_get(one, "overflows"));
+    double host[MOST], scale = number(json_object_get(one, "scales"), step);
+
+    DO(cddp_copy(comm, host, g, p->count * cddp_dtype_size(p->dtype)));
+    for (size_t k = 0; k < p->count; k++)
+        number_put(p->dtype, host, k, overflows && from + k == 3 ? INFINITY : number_get(p->dtype, host, k) * scale);
+    DO(cddp_copy(comm, g, host, p->count * cddp_dtype_size(p->dtype)));
+}
+
+/* with_groups: and a learning rate that changes. A case that has scales is one of mixed precision. */
 static void meet(const json_t *all, const json_t *one, cddp_dtype dtype, bool with_groups)
 {
     static const char *const names[PARTS] = {"a", "b", "c"};
     const cddp_ddp_options how = {.size = sizeof how, .stream = compute};
     const json_t *sizes = json_object_get(all, "sizes"), *after = json_object_get(one, "after");
+    const bool is_scaled = json_object_get(one, "scales") != NULL;
     cddp_optim_options opt = options_of(one);
+    uint64_t skipped = 9;
     size_t from[PARTS + 1] = {0};
     cddp_param p[PARTS];
     cddp_optim *optim;
@@ -120,12 +152,19 @@ static void meet(const json_t *all, const json_t *one, cddp_dtype dtype, bool wi
             DO(cddp_optim_set_lr(optim, opt.lr * number(json_object_get(all, "schedule"), step)));
         for (size_t i = PARTS; i-- > 0;) {
             put(json_array_get(json_object_get(all, "gradients"), step), from[i], &p[i], cddp_ddp_grad(ddp, i));
+            if (is_scaled)
+                scale_gradient(one, step, from[i], &p[i], cddp_ddp_grad(ddp, i));
             DO(cddp_ddp_grad_ready(ddp, i));
         }
-        DO(cddp_optim_step(optim));
+        if (is_scaled)
+            scaled_step(optim, one, step);
+        else
+            DO(cddp_optim_step(optim, NULL));
         for (size_t i = 0; i < PARTS; i++)
             worst = fmax(worst, difference(json_array_get(after, step), from[i], &p[i]));
     }
+    DO(cddp_optim_skipped(optim, &skipped));
+    MUST(skipped == is_scaled, "%d steps were left out\n", (int)skipped);
     MUST(worst <= (dtype == CDDP_FLOAT64 ? 1e-12 : 1e-6), "%s in float%d: off by %g\n",
          json_string_value(json_object_get(one, "kind")), dtype == CDDP_FLOAT64 ? 64 : 32, worst);
     cddp_optim_destroy(optim);
@@ -156,7 +195,9 @@ int main(void)
 
     DO(cddp_init(&comm, &init));
     compute = device_stream();
-    MUST(meet_all(all, "cases", false) == 9 && meet_all(all, "group_cases", true) == 3, "the record is not whole\n");
+    MUST(meet_all(all, "cases", false) == 9 && meet_all(all, "group_cases", true) == 3 &&
+             meet_all(all, "scaled_cases", false) == 3,
+         "the record is not whole\n");
     json_decref(all);
     CU(cuStreamDestroy(compute));
     DO(cddp_finalize(comm));

@@ -68,7 +68,11 @@ static int side_open(struct side *s, cddp_comm *comm, size_t k, const struct twi
     static const size_t shape[] = {12, 10};
     const cddp_powersgd_options powersgd = {
         .size = sizeof powersgd, .matrix_rank = 1, .start_step = 1, .min_compression_rate = 0.1, .seed = 3};
-    const cddp_optim_options adam = {.size = sizeof adam, .kind = CDDP_OPTIM_ADAM, .lr = 0.01},
+    const cddp_optim_options adam = {.size = sizeof adam,
+                                     .kind = CDDP_OPTIM_ADAM,
+                                     .lr = 0.01,
+                                     .beta2 = 0.999,
+                                     .eps = 1e-8},
                              sgd = {.size = sizeof sgd, .kind = CDDP_OPTIM_SGD, .lr = 0.1, .momentum = 0.9};
     const cddp_sampler_options data = {.size = sizeof data,
                                        .n = k == 0 ? 31 : 50,
@@ -137,7 +141,7 @@ static int gan_step(struct gan *g)
                            number_get(types[k][i], s->w[i], e) * data + scatter(g->rng, i, e));
             CHECK(cddp_ddp_grad_ready(s->ddp, i) == CDDP_OK);
         }
-        CHECK(cddp_optim_step(s->optim) == CDDP_OK);
+        CHECK(cddp_optim_step(s->optim, NULL) == CDDP_OK);
         g->rng = g->rng * 6364136223846793005u + 1442695040888963407u;
     }
     g->step++;

@@ -143,14 +143,14 @@ static struct cdi_optim_rule plain_rule(double factor)
     const cddp_optim_options *o = &now.opt;
 
     return (struct cdi_optim_rule){.kind = o->kind,
-                                   .nesterov = o->nesterov,
+                                   .nesterov = (o->flags & CDDP_OPTIM_NESTEROV) != 0,
                                    .lr = o->lr,
                                    .weight_decay = o->weight_decay,
                                    .momentum = o->momentum,
                                    .dampening = o->dampening,
-                                   .beta1 = o->beta1 != 0 ? o->beta1 : 0.9,
-                                   .beta2 = o->beta2 != 0 ? o->beta2 : 0.999,
-                                   .eps = o->eps != 0 ? o->eps : 1e-8,
+                                   .beta1 = o->beta1,
+                                   .beta2 = o->beta2,
+                                   .eps = o->eps,
                                    .factor = factor};
 }
 
@@ -233,7 +233,7 @@ static int same(int rank)
         }
         CHECK(backward(&plain, rank, step, N) == 0 && cddp_ddp_wait(plain.ddp) == CDDP_OK);
         plain_step(&plain, step + 1, N);
-        CHECK(backward(&divided, rank, step, N) == 0 && cddp_optim_step(optim) == CDDP_OK);
+        CHECK(backward(&divided, rank, step, N) == 0 && cddp_optim_step(optim, NULL) == CDDP_OK);
         for (size_t i = 0; i < N; i++)
             CHECK(memcmp(plain.w[i], divided.w[i], counts[i] * cddp_dtype_size(now.dtypes[i])) == 0);
     }
@@ -252,9 +252,20 @@ static const cddp_dtype kinds_of_types[][N] = {
     ALL(FLOAT32), ALL(FLOAT64), {CDDP_FLOAT16, CDDP_BFLOAT16, CDDP_FLOAT32, CDDP_BFLOAT16, CDDP_FLOAT64}};
 static const cddp_optim_options rules[] = {
     {.size = sizeof rules[0], .kind = CDDP_OPTIM_SGD, .lr = 0.1, .weight_decay = 0.01},
-    {.size = sizeof rules[0], .kind = CDDP_OPTIM_SGD, .lr = 0.1, .momentum = 0.9, .nesterov = 1},
-    {.size = sizeof rules[0], .kind = CDDP_OPTIM_ADAM, .lr = 0.01, .weight_decay = 0.01},
-    {.size = sizeof rules[0], .kind = CDDP_OPTIM_ADAMW, .lr = 0.01, .weight_decay = 0.1, .beta1 = 0.8},
+    {.size = sizeof rules[0], .kind = CDDP_OPTIM_SGD, .lr = 0.1, .momentum = 0.9, .flags = CDDP_OPTIM_NESTEROV},
+    {.size = sizeof rules[0],
+     .kind = CDDP_OPTIM_ADAM,
+     .lr = 0.01,
+     .weight_decay = 0.01,
+     .beta2 = 0.99, /* beta1 is 0: a GAN's */
+     .eps = 1e-8},
+    {.size = sizeof rules[0],
+     .kind = CDDP_OPTIM_ADAMW,
+     .lr = 0.01,
+     .weight_decay = 0.1,
+     .beta1 = 0.8,
+     .beta2 = 0.999,
+     .eps = 1e-8},
 };
 
 static void expect_same(int ranks)
@@ -332,15 +343,22 @@ static cddp_optim_options options_of(const json_t *one)
     const json_t *o = json_object_get(one, "options"), *betas = json_object_get(o, "betas");
     const char *kind = json_string_value(json_object_get(one, "kind"));
 
-    return (cddp_optim_options){.size = sizeof(cddp_optim_options),
-                                .kind = strcmp(kind, "SGD") == 0    ? CDDP_OPTIM_SGD
-                                        : strcmp(kind, "Adam") == 0 ? CDDP_OPTIM_ADAM
-                                                                    : CDDP_OPTIM_ADAMW,
-                                .lr = json_number_value(json_object_get(o, "lr")),
-                                .weight_decay = json_number_value(json_object_get(o, "weight_decay")),
-                                .momentum = json_number_value(json_object_get(o, "momentum")),
-                                .beta1 = betas == NULL ? 0 : number(betas, 0),
-                                .beta2 = betas == NULL ? 0 : number(betas, 1)};
+    const json_t *decay = json_object_get(o, "weight_decay"), *eps = json_object_get(o, "eps");
+    cddp_optim_options opt;
+
+    cddp_optim_defaults(&opt, sizeof opt,
+                        strcmp(kind, "SGD") == 0    ? CDDP_OPTIM_SGD
+                        : strcmp(kind, "Adam") == 0 ? CDDP_OPTIM_ADAM
+                                                    : CDDP_OPTIM_ADAMW);
+    opt.lr = json_number_value(json_object_get(o, "lr"));
+    opt.momentum = json_number_value(json_object_get(o, "momentum"));
+    if (decay != NULL)
+        opt.weight_decay = json_number_value(decay);
+    if (betas != NULL)
+        opt.beta1 = number(betas, 0), opt.beta2 = number(betas, 1);
+    if (eps != NULL)
+        opt.eps = json_number_value(eps);
+    return opt;
 }
 
 /* Each rank has the recorded gradients. */
@@ -358,11 +376,13 @@ static int meet_groups(cddp_comm *comm, const json_t *all, const json_t *one, cd
 
     json_array_foreach(list, g, group)
     {
+        const json_t *factor = json_object_get(group, "lr_factor");
+
         which[g] = (size_t)number(json_object_get(group, "params"), 0);
         groups[g] = (cddp_optim_group){.size = sizeof(cddp_optim_group),
                                        .params = &which[g],
                                        .n_params = 1,
-                                       .lr_factor = json_number_value(json_object_get(group, "lr_factor")),
+                                       .lr_factor = factor == NULL ? 1 : json_number_value(factor),
                                        .weight_decay = json_number_value(json_object_get(group, "weight_decay"))};
     }
     for (size_t i = 0; i < PARTS; i++) {
@@ -391,7 +411,7 @@ static int meet_groups(cddp_comm *comm, const json_t *all, const json_t *one, cd
                 grad_put(ddp, dtype, i, k, number(gradients, from[i] + k));
             CHECK(cddp_ddp_grad_ready(ddp, i) == CDDP_OK);
         }
-        CHECK(cddp_optim_step(optim) == CDDP_OK);
+        CHECK(cddp_optim_step(optim, NULL) == CDDP_OK);
         for (size_t i = 0; i < PARTS; i++)
             for (size_t k = 0; k < p[i].count; k++)
                 CHECK(fabs(number_get(dtype, w[i], k) - number(after, from[i] + k)) <= tolerance);
@@ -467,7 +487,7 @@ static int clipped_without(int rank, size_t without)
         if (step == 2) {
             CHECK(cddp_optim_skip(optim) == CDDP_OK);
         } else {
-            CHECK(cddp_optim_step(optim) == CDDP_OK);
+            CHECK(cddp_optim_step(optim, NULL) == CDDP_OK);
             plain_step(&plain, ++taken, without);
         }
         CHECK(close_to(&plain, &divided) == 0);
@@ -510,16 +530,15 @@ static int skips_nonfinite(int rank)
 {
     static const double bad[] = {NAN, INFINITY, -INFINITY};
     struct model plain = {0}, divided = {0};
-    cddp_optim_options opt = now.opt;
+    const cddp_optim_step_args skip = {.size = sizeof skip, .flags = CDDP_OPTIM_SKIP_NONFINITE};
     uint64_t skipped = 9;
     cddp_optim *optim;
     cddp_comm *comm;
 
-    opt.flags = CDDP_OPTIM_SKIP_NONFINITE;
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     CHECK(model_open(&plain, comm) == 0 && model_open(&divided, comm) == 0);
     CHECK(communicate(plain.ddp) == 0 && communicate(divided.ddp) == 0);
-    CHECK(cddp_optim_create(&optim, divided.ddp, &opt) == CDDP_OK);
+    CHECK(cddp_optim_create(&optim, divided.ddp, &now.opt) == CDDP_OK);
     for (size_t step = 0; step < STEPS; step++) {
         CHECK(backward(&plain, rank, step, N) == 0 && cddp_ddp_wait(plain.ddp) == CDDP_OK);
         plain_step(&plain, step + 1, N);
@@ -529,8 +548,10 @@ static int skips_nonfinite(int rank)
                 grad_put(divided.ddp, now.dtypes[i], i, counts[i] - 1, bad[step % 3]);
             CHECK(cddp_ddp_grad_ready(divided.ddp, i) == CDDP_OK);
         }
-        CHECK(cddp_optim_step(optim) == CDDP_OK);
-        CHECK(backward(&divided, rank, step, N) == 0 && cddp_optim_step(optim) == CDDP_OK);
+        CHECK(cddp_optim_step(optim, &skip) == CDDP_E_NONFINITE);
+        CHECK(strstr(cddp_last_error(), "cddp_optim_step: a gradient is no finite number, so the step was left out") !=
+              NULL);
+        CHECK(backward(&divided, rank, step, N) == 0 && cddp_optim_step(optim, &skip) == CDDP_OK);
         CHECK(close_to(&plain, &divided) == 0);
     }
     CHECK(cddp_optim_skipped(optim, NULL) == CDDP_E_INVALID && cddp_optim_skipped(NULL, &skipped) == CDDP_E_INVALID);
@@ -570,6 +591,333 @@ Test(optim, clipping_and_skipping_go_with_each_way_of_sending)
     now.comm_dtype = CDDP_FLOAT16;
     cr_assert_eq(run_world(2, clipped), 0);
     cr_assert_eq(run_world(2, skips_nonfinite), 0);
+}
+
+/* ------------------------------------------------------------------------------------------ all in one call ---- */
+
+/* As backward(), and gradients come multiplied. */
+static int scaled_backward(struct model *m, int rank, size_t step, double scale)
+{
+    for (size_t i = N; i-- > 0;) {
+        for (size_t k = 0; k < counts[i]; k++)
+            grad_put(m->ddp, now.dtypes[i], i, k, scatter(i, k, step * 17 + (size_t)rank) * scale);
+        CHECK(cddp_ddp_grad_ready(m->ddp, i) == CDDP_OK);
+    }
+    return 0;
+}
+
+/* Clipping and a step in one call, and of gradients that are multiplied by a power of 2, are two calls. */
+static int one_call(int rank)
+{
+    enum { TWO_CALLS, ONE, SCALED, KINDS };
+    cddp_optim_step_args args[KINDS] = {
+        [ONE] = {.size = sizeof args[0], .max_norm = 0.5},
+        [SCALED] = {
+            .size = sizeof args[0], .max_norm = 0.5, .grad_scale = 1.0 / 1024, .flags = CDDP_OPTIM_SKIP_NONFINITE}};
+    struct model m[KINDS] = {{{0}}};
+    cddp_optim *optim[KINDS];
+    cddp_comm *comm;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    for (size_t w = 0; w < KINDS; w++) {
+        CHECK(model_open(&m[w], comm) == 0 && communicate(m[w].ddp) == 0);
+        CHECK(cddp_optim_create(&optim[w], m[w].ddp, &now.opt) == CDDP_OK);
+    }
+    for (size_t step = 0; step < STEPS; step++) {
+        double lr = step == 3 ? now.opt.lr * 0.5 : 0; /* of this step alone */
+
+        CHECK(scaled_backward(&m[TWO_CALLS], rank, step, 1) == 0);
+        CHECK(cddp_ddp_clip_grad_norm(m[TWO_CALLS].ddp, 0.5, 2, 1, NULL) == CDDP_OK);
+        CHECK(lr == 0 || cddp_optim_set_lr(optim[TWO_CALLS], lr) == CDDP_OK);
+        CHECK(cddp_optim_step(optim[TWO_CALLS], NULL) == CDDP_OK);
+        CHECK(cddp_optim_set_lr(optim[TWO_CALLS], now.opt.lr) == CDDP_OK);
+        for (size_t w = ONE; w < KINDS; w++) {
+            CHECK(scaled_backward(&m[w], rank, step, w == SCALED ? 1024 : 1) == 0);
+            args[w].lr = lr;
+            CHECK(cddp_optim_step(optim[w], &args[w]) == CDDP_OK);
+            for (size_t i = 0; i < N; i++)
+                CHECK((w == SCALED && cddp_dtype_size(now.dtypes[i]) == 2) ||
+                      memcmp(m[w].w[i], m[TWO_CALLS].w[i], counts[i] * cddp_dtype_size(now.dtypes[i])) == 0);
+        }
+        CHECK(close_to(&m[SCALED], &m[TWO_CALLS]) == 0);
+    }
+    for (size_t w = 0; w < KINDS; w++) {
+        cddp_optim_destroy(optim[w]);
+        model_close(&m[w]);
+    }
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(optim, a_step_that_clips_and_scales_has_the_bits_of_separate_calls)
+{
+    for (int ranks = 1; ranks <= 4; ranks++)
+        for (size_t r = 0; r < sizeof rules / sizeof rules[0]; r++) {
+            now.opt = rules[r];
+            /* What is of 16 bits has a norm of its own, in one test with the others it would hide their bits. */
+            memcpy(now.dtypes, kinds_of_types[((size_t)ranks + r) % 2], sizeof now.dtypes);
+            now.bucket_bytes = r % 2 == 0 ? 4096 : 0;
+            now.flags = r == 3 ? CDDP_DDP_SUM : 0;
+            now.hook = r == 2;
+            cr_assert_eq(run_world(ranks, one_call), 0, "%d ranks, rule %zu", ranks, r);
+        }
+    now.hook = false;
+    now.flags = 0;
+    for (size_t i = 0; i < N; i++)
+        now.dtypes[i] = CDDP_FLOAT16;
+    cr_assert_eq(run_world(2, one_call), 0);
+}
+
+/*
+ * Mixed precision: the loss's scale is so large that gradients of float16 overflow, on one rank; all ranks lower it
+ * together, as GradScaler does. Small gradients, which would be 0 in 16 bits, are not lost.
+ */
+static int mixed_precision(int rank)
+{
+    const double max_norm = 1, small = 1e-9;
+    cddp_optim_step_args args = {.size = sizeof args, .flags = CDDP_OPTIM_SKIP_NONFINITE, .max_norm = max_norm};
+    cddp_optim_options sgd = {.size = sizeof sgd, .kind = CDDP_OPTIM_SGD, .lr = 1e6};
+    uint16_t w[2] = {0}, before[2];
+    cddp_param p[] = {
+        {.size = sizeof p[0], .name = "w", .data = w, .count = 2, .dtype = CDDP_FLOAT16},
+    };
+    uint64_t skipped, n_skipped = 0;
+    double scale = 67108864; /* 2^26 */
+    cddp_optim *optim;
+    cddp_comm *comm;
+    cddp_ddp *ddp;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK && cddp_ddp_create(&ddp, comm, p, 1, NULL) == CDDP_OK);
+    CHECK(cddp_optim_create(&optim, ddp, &sgd) == CDDP_OK);
+    for (int step = 0; step < 12; step++) {
+        /* Rank 1 has a gradient of 1/256, which overflows from 2^24 on. */
+        const double want = rank == 1 && step < 4 ? 1.0 / 256 : small;
+        cddp_status st;
+
+        memcpy(before, w, sizeof w);
+        grad_put(ddp, CDDP_FLOAT16, 0, 0, small * scale);
+        grad_put(ddp, CDDP_FLOAT16, 0, 1, want * scale);
+        CHECK(cddp_ddp_grad_ready(ddp, 0) == CDDP_OK);
+        args.grad_scale = 1 / scale;
+        st = cddp_optim_step(optim, &args);
+        CHECK(st == (step < 3 ? CDDP_E_NONFINITE : CDDP_OK));
+        if (st == CDDP_E_NONFINITE) {
+            CHECK(memcmp(before, w, sizeof w) == 0);
+            scale /= 2;
+            n_skipped++;
+        }
+    }
+    CHECK(scale == 8388608 && cddp_optim_skipped(optim, &skipped) == CDDP_OK && skipped == n_skipped && skipped == 3);
+    /* Nine steps of 1e-9 * 1e6 less; in float16 itself 1e-9 is 0. */
+    CHECK(fabs(number_get(CDDP_FLOAT16, w, 0) + 9e-3) < 1e-4);
+    cddp_optim_destroy(optim);
+    cddp_ddp_destroy(ddp);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(optim, mixed_precision_is_one_call_and_all_ranks_leave_the_same_steps_out)
+{
+    for (int ranks = 2; ranks <= 4; ranks++)
+        cr_assert_eq(run_world(ranks, mixed_precision), 0, "%d ranks", ranks);
+}
+
+/* What torch.amp.GradScaler, clip_grad_norm_ and an optimizer made of a step, one of which overflows. */
+static int meet_scaled(cddp_comm *comm, const json_t *all, const json_t *one)
+{
+    const json_t *scales = json_object_get(one, "scales"), *after = json_object_get(one, "after");
+    cddp_optim_options opt = options_of(one);
+    cddp_optim_step_args args = {.size = sizeof args,
+                                 .flags = CDDP_OPTIM_SKIP_NONFINITE,
+                                 .max_norm = json_number_value(json_object_get(one, "max_norm"))};
+    double w[ALL_PARTS];
+    cddp_param p = {.size = sizeof p, .name = "w", .data = w, .count = ALL_PARTS, .dtype = CDDP_FLOAT64};
+    size_t n_skipped = 0, bad = (size_t)json_integer_value(json_object_get(one, "overflows"));
+    cddp_optim *optim;
+    cddp_ddp *ddp;
+
+    for (size_t k = 0; k < ALL_PARTS; k++)
+        w[k] = number(json_object_get(all, "start"), k);
+    CHECK(json_array_size(after) == 6 && cddp_ddp_create(&ddp, comm, &p, 1, NULL) == CDDP_OK);
+    CHECK(cddp_optim_create(&optim, ddp, &opt) == CDDP_OK);
+    for (size_t step = 0; step < json_array_size(after); step++) {
+        const json_t *gradients = json_array_get(json_object_get(all, "gradients"), step);
+        double scale = number(scales, step);
+
+        for (size_t k = 0; k < ALL_PARTS; k++)
+            grad_put(ddp, CDDP_FLOAT64, 0, k, step == bad && k == 3 ? INFINITY : number(gradients, k) * scale);
+        CHECK(cddp_ddp_grad_ready(ddp, 0) == CDDP_OK);
+        args.grad_scale = 1 / scale;
+        CHECK(cddp_optim_step(optim, &args) == (step == bad ? CDDP_E_NONFINITE : CDDP_OK));
+        n_skipped += step == bad;
+        for (size_t k = 0; k < ALL_PARTS; k++)
+            CHECK(fabs(w[k] - number(json_array_get(after, step), k)) <= 1e-12);
+    }
+    CHECK(n_skipped == 1);
+    cddp_optim_destroy(optim);
+    cddp_ddp_destroy(ddp);
+    return 0;
+}
+
+static int meet_all_scaled(int rank)
+{
+    json_t *all = json_load_file(CDI_TEST_DATA "/optim.json", 0, NULL), *one;
+    const json_t *cases = json_object_get(all, "scaled_cases");
+    cddp_comm *comm;
+    size_t c;
+
+    (void)rank;
+    CHECK(json_array_size(cases) == 3 && cddp_init(&comm, NULL) == CDDP_OK);
+    json_array_foreach(cases, c, one) CHECK(meet_scaled(comm, all, one) == 0);
+    json_decref(all);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(optim, a_step_of_mixed_precision_is_what_torch_recorded)
+{
+    for (int ranks = 1; ranks <= 3; ranks++)
+        cr_assert_eq(run_world(ranks, meet_all_scaled), 0, "%d ranks", ranks);
+}
+
+/* Wrong arguments leave the step where it is. */
+static int wrong_args(int rank)
+{
+    const struct {
+        cddp_optim_step_args args;
+        cddp_status status;
+        const char *text;
+    } wrong[] = {
+        {{.size = 0}, CDDP_E_INVALID, "cddp_optim_step_args.size is 0, so it is not set"},
+        {{.size = sizeof(cddp_optim_step_args), .flags = 2}, CDDP_E_INVALID, "flags has a bit that means nothing: 0x2"},
+        {{.size = sizeof(cddp_optim_step_args), .lr = -1}, CDDP_E_INVALID, "cddp_optim_step_args.lr is -1"},
+        {{.size = sizeof(cddp_optim_step_args), .lr = NAN}, CDDP_E_INVALID, "cddp_optim_step_args.lr is "},
+        {{.size = sizeof(cddp_optim_step_args), .grad_scale = INFINITY}, CDDP_E_INVALID, "grad_scale is inf"},
+        {{.size = sizeof(cddp_optim_step_args), .grad_scale = -1}, CDDP_E_INVALID, "grad_scale is -1"},
+        {{.size = sizeof(cddp_optim_step_args), .max_norm = -1}, CDDP_E_INVALID, "max_norm is -1"},
+        {{.size = sizeof(cddp_optim_step_args), .max_norm = NAN}, CDDP_E_INVALID, "max_norm is "},
+    };
+    const struct {
+        cddp_optim_step_args args;
+        uint64_t newer;
+    } later = {.args = {.size = sizeof later}, .newer = 1};
+    struct model m = {0};
+    cddp_optim *optim;
+    cddp_comm *comm;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK && model_open(&m, comm) == 0);
+    CHECK(cddp_optim_create(&optim, m.ddp, &now.opt) == CDDP_OK && backward(&m, rank, 0, N) == 0);
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        CHECK(cddp_optim_step(optim, &wrong[i].args) == wrong[i].status);
+        CHECK(strstr(cddp_last_error(), wrong[i].text) != NULL);
+    }
+    CHECK(cddp_optim_step(optim, &later.args) == CDDP_E_UNSUPPORTED);
+    CHECK(strstr(cddp_last_error(), "cddp_optim_step_args is not zero at offset 40") != NULL);
+    CHECK(cddp_optim_step(optim, NULL) == CDDP_OK && backward(&m, rank, 1, N) == 0);
+    CHECK(cddp_optim_step(optim, NULL) == CDDP_OK);
+    cddp_optim_destroy(optim);
+    model_close(&m);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(optim, wrong_arguments_of_a_step_are_named_and_the_step_goes_on)
+{
+    now.opt = rules[0];
+    memcpy(now.dtypes, kinds_of_types[0], sizeof now.dtypes);
+    cr_assert_eq(run_world(2, wrong_args), 0);
+}
+
+/* ---------------------------------------------------------------------------------------- defaults, what is frozen */
+
+Test(optim, defaults_are_those_of_pytorch)
+{
+    const cddp_optim_kind kinds[] = {CDDP_OPTIM_SGD, CDDP_OPTIM_ADAM, CDDP_OPTIM_ADAMW};
+    struct {
+        cddp_optim_options o;
+        uint64_t newer, behind;
+    } large;
+
+    for (size_t k = 0; k < 3; k++) {
+        double beta1 = k == 0 ? 0 : 0.9, beta2 = k == 0 ? 0 : 0.999, eps = k == 0 ? 0 : 1e-8;
+
+        memset(&large, 255, sizeof large);
+        cddp_optim_defaults(&large.o, sizeof large.o + 8, kinds[k]); /* of a newer header */
+        cr_assert(large.o.size == sizeof large.o + 8 && large.newer == 0 && large.behind == UINT64_MAX);
+        cr_assert(large.o.kind == kinds[k] && large.o.flags == 0 && large.o.lr == 1e-3);
+        cr_assert(large.o.weight_decay == (k == 2 ? 1e-2 : 0) && large.o.momentum == 0 && large.o.dampening == 0);
+        cr_assert(large.o.beta1 == beta1 && large.o.beta2 == beta2 && large.o.eps == eps);
+        cr_assert(large.o.groups == NULL && large.o.n_groups == 0);
+    }
+    memset(&large, 255, sizeof large);
+    cddp_optim_defaults(&large.o, 40, CDDP_OPTIM_ADAM); /* of an older one */
+    cr_assert(large.o.size == 40 && large.o.lr == 1e-3);
+    memset(&large.o.size, 0, 40);
+    for (size_t k = 0; k < sizeof large; k++)
+        cr_assert(((uint8_t *)&large)[k] == (k < 40 ? 0 : 255));
+    cddp_optim_defaults(NULL, sizeof large.o, CDDP_OPTIM_ADAM);
+}
+
+/* Frozen parameters stay, and so does their state: after a checkpoint of it an optimizer that moves them begins anew.
+ */
+static int frozen(int rank)
+{
+    static const size_t which[] = {1, 3};
+    const cddp_optim_group group = {
+        .size = sizeof group, .params = which, .n_params = 2, .flags = CDDP_OPTIM_GROUP_FROZEN};
+    cddp_optim_options opt = now.opt;
+    struct model plain = {0}, divided = {0};
+    void *before[N];
+    cddp_optim *optim;
+    cddp_comm *comm;
+
+    opt.groups = &group;
+    opt.n_groups = 1;
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(model_open(&plain, comm) == 0 && model_open(&divided, comm) == 0);
+    CHECK(cddp_optim_create(&optim, divided.ddp, &opt) == CDDP_OK);
+    for (size_t i = 0; i < N; i++) {
+        before[i] = malloc(counts[i] * 8);
+        memcpy(before[i], divided.w[i], counts[i] * cddp_dtype_size(now.dtypes[i]));
+    }
+    for (size_t step = 0; step < STEPS; step++) {
+        CHECK(backward(&plain, rank, step, N) == 0 && cddp_ddp_wait(plain.ddp) == CDDP_OK);
+        plain_step(&plain, step + 1, N);
+        CHECK(backward(&divided, rank, step, N) == 0 && cddp_optim_step(optim, NULL) == CDDP_OK);
+        for (size_t i = 0; i < N; i++)
+            CHECK(memcmp(divided.w[i], i == 1 || i == 3 ? before[i] : plain.w[i],
+                         counts[i] * cddp_dtype_size(now.dtypes[i])) == 0);
+    }
+    CHECK(save(comm, STEPS, optim, NULL, NULL, 0) == CDDP_OK);
+    cddp_optim_destroy(optim);
+    model_close(&plain);
+    /* Only the frozen ones take the first step of a plain one. */
+    memset(&plain, 0, sizeof plain);
+    CHECK(model_open(&plain, comm) == 0 && cddp_optim_create(&optim, divided.ddp, &now.opt) == CDDP_OK);
+    CHECK(load(comm, optim, NULL, NULL, 0, NULL) == CDDP_OK);
+    CHECK(backward(&plain, rank, 7, N) == 0 && cddp_ddp_wait(plain.ddp) == CDDP_OK);
+    plain_step(&plain, 1, N);
+    CHECK(backward(&divided, rank, 7, N) == 0 && cddp_optim_step(optim, NULL) == CDDP_OK);
+    for (size_t i = 1; i < N; i += 2)
+        CHECK(memcmp(divided.w[i], plain.w[i], counts[i] * cddp_dtype_size(now.dtypes[i])) == 0);
+    for (size_t i = 0; i < N; i++)
+        free(before[i]);
+    cddp_optim_destroy(optim);
+    model_close(&divided);
+    model_close(&plain);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(optim, frozen_parameters_stay_and_so_does_their_state)
+{
+    scratch_make();
+    for (size_t r = 1; r < sizeof rules / sizeof rules[0]; r++) {
+        now.opt = rules[r];
+        memcpy(now.dtypes, kinds_of_types[r - 1], sizeof now.dtypes);
+        cr_assert_eq(run_world((int)r, frozen), 0, "rule %zu", r);
+    }
+    scratch_remove();
 }
 
 /* ------------------------------------------------------------------------------------------------ memory, worlds */
@@ -630,7 +978,7 @@ static int few(int rank)
         g = cddp_ddp_grad(ddp, 0);
         for (int k = 0; k < 3; k++)
             g[k] = (float)(rank * 2 - 7 + 8 * k); /* the mean is 8 k */
-        CHECK(cddp_ddp_grad_ready(ddp, 0) == CDDP_OK && cddp_optim_step(optim) == CDDP_OK);
+        CHECK(cddp_ddp_grad_ready(ddp, 0) == CDDP_OK && cddp_optim_step(optim, NULL) == CDDP_OK);
     }
     CHECK(w[0] == 1 && w[1] == 2 - 3 * 0.125f * 8 && w[2] == 3 - 3 * 0.125f * 16);
     cddp_optim_destroy(optim);
@@ -671,7 +1019,7 @@ static int unused(int rank)
             cdi_optim_update_f32(&rule, steps_of_3, plain.w[3], cddp_ddp_grad(plain.ddp, 3),
                                  (float *[]){plain.s[3][0], plain.s[3][1]}, counts[3]);
         }
-        CHECK(backward(&divided, rank, step, mine) == 0 && cddp_optim_step(optim) == CDDP_OK);
+        CHECK(backward(&divided, rank, step, mine) == 0 && cddp_optim_step(optim, NULL) == CDDP_OK);
         for (size_t i = 0; i < N; i++)
             CHECK(memcmp(plain.w[i], divided.w[i], counts[i] * sizeof(float)) == 0);
     }
@@ -741,7 +1089,7 @@ static int go_on(int rank)
         plain_step(&plain, step + 1, N);
         if (step < first_step)
             continue;
-        CHECK(give_alike(&divided, rank, cddp_world_size(comm), step) == 0 && cddp_optim_step(optim) == CDDP_OK);
+        CHECK(give_alike(&divided, rank, cddp_world_size(comm), step) == 0 && cddp_optim_step(optim, NULL) == CDDP_OK);
         for (size_t i = 0; i < N; i++)
             CHECK(memcmp(plain.w[i], divided.w[i], items[i].bytes) == 0);
     }
@@ -793,13 +1141,13 @@ static int go_on_with_powersgd(int rank)
     CHECK(cddp_optim_create(&optim[0], whole.ddp, &now.opt) == CDDP_OK);
     CHECK(cddp_optim_create(&optim[1], rest.ddp, &now.opt) == CDDP_OK);
     for (size_t step = 0; step < STEPS; step++) {
-        CHECK(backward(&whole, rank, step, N) == 0 && cddp_optim_step(optim[0]) == CDDP_OK);
+        CHECK(backward(&whole, rank, step, N) == 0 && cddp_optim_step(optim[0], NULL) == CDDP_OK);
         if (step == 2) {
             CHECK(save(comm, step, optim[0], whole.ddp, items, N) == CDDP_OK);
             CHECK(load(comm, optim[1], rest.ddp, again, N, NULL) == CDDP_OK);
         }
         if (step > 2)
-            CHECK(backward(&rest, rank, step, N) == 0 && cddp_optim_step(optim[1]) == CDDP_OK);
+            CHECK(backward(&rest, rank, step, N) == 0 && cddp_optim_step(optim[1], NULL) == CDDP_OK);
         for (size_t i = 0; i < N && step > 2; i++)
             CHECK(memcmp(whole.w[i], rest.w[i], items[i].bytes) == 0);
     }
@@ -871,9 +1219,9 @@ static int outlived(int rank)
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     CHECK(model_open(&m, comm) == 0);
     CHECK(cddp_optim_create(&optim, m.ddp, &now.opt) == CDDP_OK);
-    CHECK(backward(&m, rank, 0, N) == 0 && cddp_optim_step(optim) == CDDP_OK);
+    CHECK(backward(&m, rank, 0, N) == 0 && cddp_optim_step(optim, NULL) == CDDP_OK);
     model_close(&m);
-    CHECK(cddp_optim_step(optim) == CDDP_E_STATE);
+    CHECK(cddp_optim_step(optim, NULL) == CDDP_E_STATE);
     CHECK(strcmp(cddp_last_error(), "cddp_optim_step: this optimizer's reducer is gone: only cddp_optim_destroy is of "
                                     "use now") == 0);
     CHECK(cddp_optim_skip(optim) == CDDP_E_STATE && cddp_optim_set_lr(optim, 0.5) == CDDP_E_STATE);
@@ -968,7 +1316,7 @@ static int go_on_after_a_failed_load(int rank)
     for (size_t step = 0; step < 3; step++) {
         CHECK(give_alike(&plain, rank, cddp_world_size(comm), step) == 0 && cddp_ddp_wait(plain.ddp) == CDDP_OK);
         plain_step(&plain, step + 1, N);
-        CHECK(give_alike(&divided, rank, cddp_world_size(comm), step) == 0 && cddp_optim_step(optim) == CDDP_OK);
+        CHECK(give_alike(&divided, rank, cddp_world_size(comm), step) == 0 && cddp_optim_step(optim, NULL) == CDDP_OK);
         for (size_t i = 0; i < N; i++)
             CHECK(memcmp(plain.w[i], divided.w[i], counts[i] * cddp_dtype_size(now.dtypes[i])) == 0);
         CHECK(load(comm, optim, NULL, &missing, 1, NULL) == CDDP_E_MISMATCH && w == -1);
@@ -1004,19 +1352,25 @@ static int refused_groups(cddp_ddp *ddp, int rank)
     const struct {
         cddp_optim_group g;
         const char *sentence;
-    } bad[] = {{{.params = one, .n_params = 1}, "cddp_optim_group: size is 0 in element 1, but 40 in element 0"},
+    } bad[] = {{{.params = one, .n_params = 1}, "cddp_optim_group: size is 0 in element 1, but 48 in element 0"},
                {{.size = sizeof(cddp_optim_group), .n_params = 1}, "groups[1]: n_params is 1, but params is NULL"},
-               {{.size = sizeof(cddp_optim_group), .params = one, .n_params = 1},
+               {{.size = sizeof(cddp_optim_group), .params = one, .n_params = 1, .lr_factor = 1},
                 "groups[1]: parameter 1 'b' is in a group already"},
-               {{.size = sizeof(cddp_optim_group), .params = twice, .n_params = 3},
+               {{.size = sizeof(cddp_optim_group), .params = one, .n_params = 1, .flags = CDDP_OPTIM_GROUP_FROZEN},
+                "groups[1]: parameter 1 'b' is in a group already"},
+               {{.size = sizeof(cddp_optim_group), .params = twice, .n_params = 3, .lr_factor = 1},
                 "groups[1]: parameter 2 'c' is in a group already"},
-               {{.size = sizeof(cddp_optim_group), .params = none, .n_params = 1},
+               {{.size = sizeof(cddp_optim_group), .lr_factor = 0},
+                "groups[1].lr_factor is 0: it must be above 0; 1 is the optimizer's learning rate, and parameters with "
+                "CDDP_OPTIM_GROUP_FROZEN stay"},
+               {{.size = sizeof(cddp_optim_group), .lr_factor = 1, .flags = 2}, "groups[1].flags has a bit"},
+               {{.size = sizeof(cddp_optim_group), .params = none, .n_params = 1, .lr_factor = 1},
                 "groups[1]: there is no parameter 5, only 0 to 4"},
                {{.size = sizeof(cddp_optim_group), .params = one, .n_params = SIZE_MAX},
                 "groups[1]: n_params is 18446744073709551615, but the reducer has 5"},
                {{.size = sizeof(cddp_optim_group), .lr_factor = -1}, "groups[1].lr_factor is -1"},
-               {{.size = sizeof(cddp_optim_group), .weight_decay = NAN}, "groups[1].weight_decay is "}};
-    cddp_optim_group groups[2] = {{.size = sizeof(cddp_optim_group), .params = one, .n_params = 1}};
+               {{.size = sizeof(cddp_optim_group), .lr_factor = 1, .weight_decay = NAN}, "groups[1].weight_decay is "}};
+    cddp_optim_group groups[2] = {{.size = sizeof(cddp_optim_group), .params = one, .n_params = 1, .lr_factor = 1}};
     cddp_optim_options o = {.size = sizeof o, .kind = CDDP_OPTIM_SGD, .lr = 1, .n_groups = 2};
     cddp_optim *optim = NULL;
 
@@ -1050,18 +1404,31 @@ static int refused(int rank)
     REFUSED(o, CDDP_E_INVALID, "kind is 0");
     o = (cddp_optim_options){.size = sizeof o, .kind = CDDP_OPTIM_ADAM};
     REFUSED(o, CDDP_E_INVALID, "lr is 0: it must be above 0");
+    o = (cddp_optim_options){.size = sizeof o, .kind = CDDP_OPTIM_ADAM, .lr = 1};
+    REFUSED(o, CDDP_E_INVALID, "beta2 is 0: it must be above 0 and below 1; cddp_optim_defaults() fills in");
+    o.beta2 = 0.9;
+    REFUSED(o, CDDP_E_INVALID, "eps is 0: it must be above 0; cddp_optim_defaults() fills in PyTorch's");
+    cddp_optim_defaults(&o, sizeof o, CDDP_OPTIM_ADAM);
+    o.beta1 = -0.1;
+    REFUSED(o, CDDP_E_INVALID, "beta1 is -0.1: it must be 0 or more, and below 1");
+    cddp_optim_defaults(&o, sizeof o, (cddp_optim_kind)9);
+    REFUSED(o, CDDP_E_INVALID, "kind is 9");
+    cddp_optim_defaults(&o, sizeof o, CDDP_OPTIM_SGD);
+    o.flags = 2;
+    REFUSED(o, CDDP_E_INVALID, "flags has a bit that means nothing: 0x2");
     o = (cddp_optim_options){.size = sizeof o, .kind = CDDP_OPTIM_ADAM, .lr = 1, .momentum = 0.9};
     REFUSED(o, CDDP_E_INVALID, "only CDDP_OPTIM_SGD has it");
-    o = (cddp_optim_options){.size = sizeof o, .kind = CDDP_OPTIM_SGD, .lr = 1, .nesterov = 1};
-    REFUSED(o, CDDP_E_INVALID, "nesterov is 1: it must be 0 without momentum");
+    o = (cddp_optim_options){.size = sizeof o, .kind = CDDP_OPTIM_SGD, .lr = 1, .flags = CDDP_OPTIM_NESTEROV};
+    REFUSED(o, CDDP_E_INVALID, "CDDP_OPTIM_NESTEROV, which is for SGD with momentum");
     o = (cddp_optim_options){.size = sizeof o, .kind = CDDP_OPTIM_ADAM, .lr = 1, .beta2 = 1};
-    REFUSED(o, CDDP_E_INVALID, "beta2 is 1: it must be between 0 and 1");
+    REFUSED(o, CDDP_E_INVALID, "beta2 is 1: it must be above 0 and below 1");
     /* Ranks that disagree, and one that fails alone. */
     o = now.opt;
     o.weight_decay = rank == 1 ? 0.5 : 0;
     REFUSED(o, CDDP_E_MISMATCH, "cddp_optim_options.weight_decay is 0 on rank 0 but 0.5 on rank 1");
     o = now.opt;
-    o.kind = rank == 0 ? CDDP_OPTIM_ADAM : CDDP_OPTIM_SGD;
+    if (rank == 0)
+        cddp_optim_defaults(&o, sizeof o, CDDP_OPTIM_ADAM);
     REFUSED(o, CDDP_E_MISMATCH, "kind is 2 on rank 0 but 1 on rank 1");
     o = now.opt;
     o.lr = rank == 1 ? -1 : 1;
@@ -1073,11 +1440,11 @@ static int refused(int rank)
     CHECK(cddp_ddp_wait_param(m.ddp, 0) == CDDP_E_STATE);
     CHECK(cddp_optim_create(&optim, m.ddp, &now.opt) == CDDP_E_STATE);
     CHECK(cddp_optim_set_lr(optim, -1) == CDDP_E_INVALID && cddp_optim_set_lr(optim, 0) == CDDP_OK);
-    CHECK(cddp_optim_skip(NULL) == CDDP_E_INVALID && cddp_optim_step(NULL) == CDDP_E_INVALID);
+    CHECK(cddp_optim_skip(NULL) == CDDP_E_INVALID && cddp_optim_step(NULL, NULL) == CDDP_E_INVALID);
     /* The parameters that a step lacks are named, as ever, whoever asks first; and the error stays. */
     CHECK(cddp_ddp_clip_grad_norm(m.ddp, 1, 2, 0, NULL) == CDDP_E_STATE);
     CHECK(strstr(cddp_last_error(), "'a', 'b'") != NULL);
-    CHECK(cddp_optim_step(optim) == CDDP_E_STATE && strstr(cddp_last_error(), "'a', 'b'") != NULL);
+    CHECK(cddp_optim_step(optim, NULL) == CDDP_E_STATE && strstr(cddp_last_error(), "'a', 'b'") != NULL);
     cddp_optim_destroy(optim);
     cddp_optim_destroy(NULL);
     model_close(&m);
