@@ -282,11 +282,12 @@ static cddp_status expand(struct cdi_save *s, cddp_comm *comm, const cddp_checkp
 static cddp_status gather_own(struct list *l, cddp_comm *comm, struct cdi_error *err)
 {
     size_t each = own_bytes(l->memory, l->n_memory);
-    uint8_t *mine = l->own + (size_t)cddp_world_size(comm) * each, *at = mine;
+    uint8_t *mine, *at;
     cddp_status st = CDDP_OK;
 
     if (each == 0)
         return CDDP_OK;
+    at = mine = l->own + (size_t)cddp_world_size(comm) * each;
     for (size_t i = 0; i < l->n_memory && st == CDDP_OK; i++) {
         if (!is_own(&l->memory[i]))
             continue;
@@ -491,11 +492,12 @@ static cddp_status give_own(cddp_comm *comm, const struct cdi_save *s, size_t k,
                             const cddp_checkpoint_item *item, uint8_t *all, struct cdi_error *err)
 {
     size_t world = (size_t)cddp_world_size(comm), each = 1 + item->bytes;
-    const uint8_t *mine = all + (size_t)cddp_rank(comm) * each;
+    const uint8_t *mine;
     cddp_status st;
 
     if (item->bytes == 0)
         return CDDP_OK;
+    mine = all + (size_t)cddp_rank(comm) * each;
     for (size_t r = 0; r < world && present != NULL; r++) {
         all[r * each] = present[k + r];
         if (present[k + r])

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Saves in the background, under ThreadSanitizer: several threads, each with a communicator and a directory of its own,
- * save, write to what was saved at once, wait, load, fail, and leave while a save is under way.
+ * save memory, a sampler, an optimizer and a reducer, go on with all of it at once, wait, load, fail, and leave while a
+ * save is under way.
  */
 #include <cddp/cddp.h>
 #include <pthread.h>
@@ -14,6 +15,7 @@
 #define THREADS 4
 #define ROUNDS 40
 #define COUNT 3000
+#define PARAM 100
 
 struct trainer {
     cddp_comm *comm;
@@ -22,6 +24,10 @@ struct trainer {
     float w[COUNT];
     uint64_t own;
     char name[16];
+    cddp_sampler *sampler;
+    cddp_ddp *ddp;
+    cddp_optim *optim;
+    float p[PARAM], momentum; /* of each of p, as it should be */
 };
 
 static _Atomic int failures;
@@ -34,9 +40,44 @@ static _Atomic int failures;
         }                                                                                      \
     } while (0)
 
+static void open_objects(struct trainer *t)
+{
+    const cddp_param p = {.size = sizeof p, .name = "p", .data = t->p, .count = PARAM, .dtype = CDDP_FLOAT32};
+    const cddp_sampler_options data = {.size = sizeof data, .n = 100, .world_size = 1};
+    cddp_optim_options sgd;
+
+    cddp_optim_defaults(&sgd, sizeof sgd, CDDP_OPTIM_SGD);
+    sgd.lr = 1;
+    sgd.momentum = 0.5;
+    t->momentum = 0;
+    CHECK(cddp_sampler_create(&t->sampler, &data) == CDDP_OK);
+    CHECK(cddp_ddp_create(&t->ddp, t->comm, &p, 1, NULL) == CDDP_OK);
+    CHECK(cddp_optim_create(&t->optim, t->ddp, &sgd) == CDDP_OK);
+}
+
+static void close_objects(struct trainer *t)
+{
+    cddp_optim_destroy(t->optim);
+    cddp_ddp_destroy(t->ddp);
+    cddp_sampler_destroy(t->sampler);
+}
+
+/* The optimizer's momentum, which was t->momentum, becomes `value`: half of it stays. */
+static void step_to(struct trainer *t, float value)
+{
+    float *g = cddp_ddp_grad(t->ddp, 0);
+
+    for (size_t i = 0; i < PARAM; i++)
+        g[i] = value - t->momentum / 2;
+    CHECK(cddp_ddp_grad_ready(t->ddp, 0) == CDDP_OK && cddp_optim_step(t->optim, NULL) == CDDP_OK);
+    t->momentum = value;
+}
+
 /* A step: all of it becomes `value`. */
 static void train(struct trainer *t, uint64_t value)
 {
+    step_to(t, (float)value);
+    CHECK(cddp_sampler_set_epoch(t->sampler, (int64_t)value) == CDDP_OK);
     for (size_t i = 0; i < COUNT; i++)
         t->w[i] = (float)value;
     t->own = value * 3;
@@ -57,8 +98,11 @@ static cddp_status save(struct trainer *t, const char *dir, uint64_t step)
              .data = &t->own,
              .bytes = sizeof t->own,
              .flags = CDDP_ITEM_PER_RANK},
+            {.size = sizeof(cddp_checkpoint_item), .name = "s", .data = t->sampler, .kind = CDDP_ITEM_SAMPLER},
+            {.size = sizeof(cddp_checkpoint_item), .name = "sgd", .data = t->optim, .kind = CDDP_ITEM_OPTIM},
+            {.size = sizeof(cddp_checkpoint_item), .name = "ddp", .data = t->ddp, .kind = CDDP_ITEM_DDP},
         },
-        2, &opt);
+        5, &opt);
     (void)snprintf(t->name, sizeof t->name, "gone");
     return st;
 }
@@ -72,13 +116,24 @@ static void load(struct trainer *t, uint64_t step)
          .bytes = sizeof t->own,
          .flags = CDDP_ITEM_PER_RANK},
         {.size = sizeof(cddp_checkpoint_item), .name = "w", .data = t->w, .bytes = sizeof t->w},
+        {.size = sizeof(cddp_checkpoint_item), .name = "sgd", .data = t->optim, .kind = CDDP_ITEM_OPTIM},
+        {.size = sizeof(cddp_checkpoint_item), .name = "ddp", .data = t->ddp, .kind = CDDP_ITEM_DDP},
+        {.size = sizeof(cddp_checkpoint_item), .name = "s", .data = t->sampler, .kind = CDDP_ITEM_SAMPLER},
     };
+    cddp_sampler_state place;
+    float before;
     cddp_checkpoint_info info = {.size = sizeof info};
 
     train(t, 0);
-    CHECK(cddp_checkpoint_load(t->comm, t->dir, items, 2, &info) == CDDP_OK && info.step == step &&
+    CHECK(cddp_checkpoint_load(t->comm, t->dir, items, 5, &info) == CDDP_OK && info.step == step &&
           info.n_damaged == 0);
     CHECK(t->own == step * 3);
+    cddp_sampler_get_state(t->sampler, &place);
+    CHECK(place.words[1] == step); /* its epoch */
+    t->momentum = (float)step;
+    before = t->p[PARAM - 1];
+    step_to(t, 1);
+    CHECK(t->p[PARAM - 1] == before - 1);
     for (size_t i = 0; i < COUNT; i++)
         if (t->w[i] != (float)step) {
             CHECK(!"an element is of another step");
@@ -132,6 +187,7 @@ int main(void)
         (void)snprintf(t->dir, sizeof t->dir, "%s/%d", base, i);
         (void)snprintf(t->nowhere, sizeof t->nowhere, "%s/not/there", t->dir);
         CHECK(cddp_comm_split(&t->comm, comm, 0, 0, NULL) == CDDP_OK);
+        open_objects(t);
     }
     for (int i = 0; i < THREADS && failures == 0; i++)
         CHECK(pthread_create(&trainers[i].thread, NULL, run, &trainers[i]) == 0);
@@ -139,9 +195,12 @@ int main(void)
         struct trainer *t = &trainers[i];
 
         CHECK(pthread_join(t->thread, NULL) == 0);
-        CHECK(cddp_finalize(t->comm) == CDDP_OK); /* which waits for the last save */
+        close_objects(t);                         /* which the last save does not need */
+        CHECK(cddp_finalize(t->comm) == CDDP_OK); /* which waits for it */
         CHECK(cddp_comm_split(&t->comm, comm, 0, 0, NULL) == CDDP_OK);
+        open_objects(t);
         load(t, ROUNDS + 1);
+        close_objects(t);
         CHECK(cddp_finalize(t->comm) == CDDP_OK);
     }
     CHECK(cddp_finalize(comm) == CDDP_OK);
