@@ -94,7 +94,7 @@ ROWS = {  # option: (ours, the check's file, what in it)
     },
     "torch.nn.utils.clip_grad_norm_": {
         "parameters": ("all of the reducer's", CLIP, CLIP_CASES),
-        "max_norm": ("`max_norm` of `cddp_ddp_clip_grad_norm`; `cddp_ddp_grad_norm` only measures", CLIP, CLIP_CASES),
+        "max_norm": ("`max_norm` of `cddp_ddp_clip_grad_norm`, or of `cddp_optim_step_args`; `cddp_ddp_grad_norm` only measures", CLIP, CLIP_CASES),
         "norm_type": ("`norm_type`: 2 or INFINITY", CLIP, CLIP_CASES),
         "error_if_nonfinite": ("`error_if_nonfinite`", CLIP, CLIP_CASES),
         "foreach": ("none: how PyTorch computes it", None, None),
