@@ -16,12 +16,18 @@
 
 #define CHUNK 2048 /* elements that are updated and published at a time, so that they are in a near cache for both */
 
+/* Is the gradient of a parameter of 16 bits float32? */
+static bool is_long(const cddp_param *p)
+{
+    return p->grad_dtype != p->dtype;
+}
+
 static bool has_long_gradients(const cddp_ddp *d)
 {
     bool any = false;
 
     for (size_t i = 0; i < d->n_params; i++)
-        any |= d->params[i].grad_dtype != d->params[i].dtype;
+        any |= is_long(&d->params[i]);
     return any;
 }
 
@@ -33,9 +39,10 @@ static cddp_status check_reducer(const cddp_ddp *d, struct cdi_error *err)
                            ? "ranks of different numbers of steps (CDDP_DDP_JOIN): one that waits in cddp_ddp_join "
                              "cannot know whether the others clip or skip, and has a share to update"
                        : (d->flags & CDDP_DDP_SPLIT) != 0 ? "gradients in several buckets (CDDP_DDP_SPLIT)"
-                       : has_long_gradients(d) ? "gradients of another type than their parameters (grad_dtype)"
-                       : d->automatic          ? "a bucket size that is found by trying (CDDP_DDP_TUNE)"
-                                               : NULL;
+                       : d->ops->on_device && has_long_gradients(d)
+                           ? "gradients of another type than their parameters (grad_dtype) on a GPU"
+                       : d->automatic ? "a bucket size that is found by trying (CDDP_DDP_TUNE)"
+                                      : NULL;
 
     if (d->sticky.status != CDDP_OK) {
         *err = d->sticky;
@@ -144,6 +151,11 @@ static void *zeros(size_t bytes)
     return p == NULL ? NULL : memset(p, 0, bytes);
 }
 
+static float float_of(cddp_dtype dtype, uint16_t x)
+{
+    return dtype == CDDP_FLOAT16 ? cdi_float_of_f16(x) : cdi_float_of_bf16(x);
+}
+
 /* The float32 copies of this rank's parameters of 16 bits. */
 static void copy_masters(cddp_optim *o)
 {
@@ -157,7 +169,7 @@ static void copy_masters(cddp_optim *o)
         if (!cdi_shard_has_master(d->params[i].dtype))
             continue;
         for (size_t k = 0; k < s->count; k++)
-            master[k] = d->params[i].dtype == CDDP_FLOAT16 ? cdi_float_of_f16(w[k]) : cdi_float_of_bf16(w[k]);
+            master[k] = float_of(d->params[i].dtype, w[k]);
     }
 }
 
@@ -180,7 +192,7 @@ static cddp_status make(cddp_optim **out, cddp_ddp *d, const struct cdi_optim_ru
         ok = o->own != NULL && o->shards != NULL && o->steps != NULL && o->tickets != NULL;
     }
     if (ok)
-        o->sizes = cdi_shard_all(o->shards, &d->plan, d->n_params, cdi_comm_world(d->comm)->rank);
+        o->sizes = cdi_shard_all(o->shards, &d->plan, d->params, d->n_params, cdi_comm_world(d->comm)->rank);
     for (int k = 0; ok && !o->on_device && k < cdi_optim_n_states(rule) && o->sizes.state > 0; k++)
         ok = (o->state[k] = zeros(o->sizes.state)) != NULL;
     if (ok && !o->on_device && o->sizes.master > 0)
@@ -251,21 +263,21 @@ static struct cdi_optim_rule rule_of(const cddp_optim *o, size_t i)
 }
 
 /* Elements [at, at + n) of this rank's shard of parameter i, whose gradients are at g: there the new values go, too. */
-static void update_16(cddp_optim *o, const struct cdi_optim_rule *rule, size_t i, size_t at, size_t n, uint16_t *g)
+static void update_16(cddp_optim *o, const struct cdi_optim_rule *rule, size_t i, size_t at, size_t n, const void *g)
 {
     const cddp_ddp *d = o->ddp;
     const struct cdi_shard *s = &o->shards[i];
-    bool f16 = d->params[i].dtype == CDDP_FLOAT16;
+    cddp_dtype dtype = d->params[i].dtype;
     float *master = o->master + s->master_at / sizeof(float) + at, grad[CHUNK], *state[CDI_OPTIM_STATES];
     uint16_t *w = (uint16_t *)d->params[i].data + s->lo + at;
 
     for (int k = 0; k < CDI_OPTIM_STATES; k++)
         state[k] = o->state[k] == NULL ? NULL : (float *)o->state[k] + s->state_at / sizeof(float) + at;
     for (size_t k = 0; k < n; k++)
-        grad[k] = f16 ? cdi_float_of_f16(g[k]) : cdi_float_of_bf16(g[k]);
+        grad[k] = is_long(&d->params[i]) ? ((const float *)g)[k] : float_of(dtype, ((const uint16_t *)g)[k]);
     cdi_optim_update_f32(rule, o->steps[i], master, grad, state, n);
     for (size_t k = 0; k < n; k++)
-        w[k] = f16 ? cdi_f16_of_float(master[k]) : cdi_bf16_of_float(master[k]);
+        w[k] = dtype == CDDP_FLOAT16 ? cdi_f16_of_float(master[k]) : cdi_bf16_of_float(master[k]);
 }
 
 static void update_chunk(cddp_optim *o, const struct cdi_optim_rule *rule, size_t i, size_t at, size_t n, void *g)
@@ -295,23 +307,50 @@ bool cdi_optim_is_idle(const cddp_optim *o, size_t i)
     return o->own[i].is_frozen != 0 || cdi_unused_nowhere(o->ddp, i);
 }
 
+/*
+ * New values, elements [at, at + n) of parameter i, between where the program has them and the gradients' place. Where
+ * gradients are float32 and parameters have 16 bits they take that type on the way, which loses nothing.
+ */
+static void copy_values(const cddp_ddp *d, size_t i, size_t at, size_t n, bool into_arena)
+{
+    const cddp_param *p = &d->params[i];
+    size_t size = cddp_dtype_size(p->dtype);
+    char *w = (char *)p->data + at * size;
+    char *arena = (char *)cdi_ddp_arena_grad(d, i) + at * cddp_dtype_size(p->grad_dtype);
+
+    if (n == 0)
+        return;
+    if (!is_long(p)) {
+        memcpy(into_arena ? arena : w, into_arena ? w : arena, n * size);
+        return;
+    }
+    for (size_t k = 0; k < n; k++) {
+        uint16_t *x = (uint16_t *)(void *)w + k;
+        float *wide = (float *)(void *)arena + k;
+
+        if (into_arena)
+            *wide = float_of(p->dtype, *x);
+        else
+            *x = p->dtype == CDDP_FLOAT16 ? cdi_f16_of_float(*wide) : cdi_bf16_of_float(*wide);
+    }
+}
+
 /* This rank's part of parameter i: updated where some rank used it, and put where the others take it from. */
 static void update_param(cddp_optim *o, size_t i)
 {
     const cddp_ddp *d = o->ddp;
     const struct cdi_shard *s = &o->shards[i];
     struct cdi_optim_rule rule = rule_of(o, i);
-    size_t size = cddp_dtype_size(d->params[i].dtype);
+    size_t size = cddp_dtype_size(d->params[i].grad_dtype);
     bool used = !cdi_optim_is_idle(o, i), alone = cdi_comm_world(d->comm)->size == 1;
 
     for (size_t at = 0; at < s->count; at += CHUNK) {
         size_t n = s->count - at < CHUNK ? s->count - at : CHUNK;
-        char *arena = (char *)cdi_ddp_arena_grad(d, i) + (s->lo + at) * size;
 
         if (used)
-            update_chunk(o, &rule, i, at, n, arena);
+            update_chunk(o, &rule, i, at, n, (char *)cdi_ddp_arena_grad(d, i) + (s->lo + at) * size);
         if (!alone)
-            memcpy(arena, (const char *)d->params[i].data + (s->lo + at) * size, n * size);
+            copy_values(d, i, s->lo + at, n, true);
     }
 }
 
@@ -345,15 +384,12 @@ static cddp_status collect(cddp_optim *o, size_t bucket)
     cddp_status st = cdi_ddp_join_ticket(d, o->tickets[bucket]);
 
     for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++) {
-        size_t size = cddp_dtype_size(d->params[i].dtype), lo = o->shards[i].lo * size;
-        size_t hi = lo + o->shards[i].count * size, end = d->plan.grads[i].bytes;
-        char *w = d->params[i].data;
-        const char *arena = cdi_ddp_arena_grad(d, i);
+        size_t lo = o->shards[i].lo, hi = lo + o->shards[i].count;
 
         if (d->plan.grads[i].bucket != bucket)
             continue;
-        memcpy(w, arena, lo);
-        memcpy(w + hi, arena + hi, end - hi);
+        copy_values(d, i, 0, lo, false);
+        copy_values(d, i, hi, d->params[i].count - hi, false);
     }
     return st;
 }

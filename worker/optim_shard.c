@@ -29,12 +29,13 @@ struct cdi_shard cdi_shard_one(const struct cdi_bucket_plan *p, size_t i, int ra
     return (struct cdi_shard){.lo = (lo - g->offset) / size, .count = (hi - lo) / size};
 }
 
-struct cdi_shard_sizes cdi_shard_all(struct cdi_shard *out, const struct cdi_bucket_plan *p, size_t n, int rank)
+struct cdi_shard_sizes cdi_shard_all(struct cdi_shard *out, const struct cdi_bucket_plan *p, const cddp_param *params,
+                                     size_t n, int rank)
 {
     struct cdi_shard_sizes sum = {0, 0};
 
     for (size_t i = 0; i < n; i++) {
-        cddp_dtype dtype = p->grads[i].dtype;
+        cddp_dtype dtype = params != NULL ? params[i].dtype : p->grads[i].dtype;
 
         out[i] = cdi_shard_one(p, i, rank);
         out[i].state_at = sum.state;

@@ -28,8 +28,10 @@ bool cdi_shard_has_master(cddp_dtype dtype);
 struct cdi_shard cdi_shard_one(const struct cdi_bucket_plan *p, size_t i, int rank);
 /*
  * The shards of `rank`, one for each of the plan's first n gradients; the plan was made for p->parts ranks. The order
- * in which buckets are launched does not matter to them.
+ * in which buckets are launched does not matter to them. params: whose gradients may be of another type than theirs;
+ * NULL: they are not.
  */
-struct cdi_shard_sizes cdi_shard_all(struct cdi_shard *out, const struct cdi_bucket_plan *p, size_t n, int rank);
+struct cdi_shard_sizes cdi_shard_all(struct cdi_shard *out, const struct cdi_bucket_plan *p, const cddp_param *params,
+                                     size_t n, int rank);
 
 #endif

@@ -215,7 +215,7 @@ static cddp_status exchange_with(struct cdi_state *s, int rank, bool into_whole,
 {
     cddp_optim *o = s->object;
     const struct room room = room_of(s);
-    struct cdi_shard_sizes sizes = cdi_shard_all(room.shards, &o->ddp->plan, o->ddp->n_params, rank);
+    struct cdi_shard_sizes sizes = cdi_shard_all(room.shards, &o->ddp->plan, o->ddp->params, o->ddp->n_params, rank);
     size_t entry = FIRST_ARRAY;
     cddp_status st = CDDP_OK;
 

@@ -278,6 +278,26 @@ static void check_saved(struct job *j)
         remove_folder(folder);
 }
 
+/* Where gradients have a type of their own a GPU has no kernel for the step: that is said at creation. */
+static void check_refused(struct job *j)
+{
+    const cddp_param p = {.size = sizeof p,
+                          .name = "p",
+                          .data = j->data[1],
+                          .count = counts[1],
+                          .dtype = CDDP_FLOAT16,
+                          .grad_dtype = CDDP_FLOAT32};
+    cddp_optim_options sgd;
+    cddp_optim *optim;
+    cddp_ddp *ddp;
+
+    cddp_optim_defaults(&sgd, sizeof sgd, CDDP_OPTIM_SGD);
+    DO(cddp_ddp_create(&ddp, j->comm, &p, 1, NULL));
+    MUST(cddp_optim_create(&optim, ddp, &sgd) == CDDP_E_UNSUPPORTED && strstr(cddp_last_error(), "grad_dtype") != NULL,
+         "not refused: %s\n", cddp_last_error());
+    cddp_ddp_destroy(ddp);
+}
+
 int main(void)
 {
     static struct job j;
@@ -288,6 +308,7 @@ int main(void)
     check_waits_for_nobody(&j);
     check_nonfinite(&j);
     check_saved(&j);
+    check_refused(&j);
     close_job(&j);
     return 0;
 }

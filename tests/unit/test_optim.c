@@ -26,11 +26,17 @@ static struct {
     cddp_dtype dtypes[N];
     size_t bucket_bytes;
     uint32_t flags;
-    bool own; /* gradient 1 is in the user's memory */
+    bool own;  /* gradient 1 is in the user's memory */
+    bool wide; /* gradients of parameters of 16 bits are float32 */
     /* How gradients are sent. */
     cddp_dtype comm_dtype;
     bool powersgd, hook;
 } now;
+
+static cddp_dtype grad_type(size_t i)
+{
+    return now.wide && cddp_dtype_size(now.dtypes[i]) == 2 ? CDDP_FLOAT32 : now.dtypes[i];
+}
 
 /* ------------------------------------------------------------------------------------------------- the plain way */
 
@@ -94,8 +100,13 @@ static int model_open(struct model *m, cddp_comm *comm)
             if (size == 2)
                 m->master[i][k] = (float)number_get(now.dtypes[i], m->w[i], k);
         }
-        p[i] = (cddp_param){
-            .size = sizeof(cddp_param), .name = names[i], .data = m->w[i], .count = counts[i], .dtype = now.dtypes[i]};
+        p[i] = (cddp_param){.size = sizeof(cddp_param),
+                            .name = names[i],
+                            .data = m->w[i],
+                            .count = counts[i],
+                            .dtype = now.dtypes[i],
+                            .grad_dtype =
+                                now.wide && cddp_dtype_size(now.dtypes[i]) == 2 ? CDDP_FLOAT32 : CDDP_DTYPE_NONE};
         if (shapes[i][0] * shapes[i][1] == counts[i])
             p[i].shape = shapes[i], p[i].n_dims = 2;
     }
@@ -127,11 +138,11 @@ static int backward(struct model *m, int rank, size_t step, size_t without)
         if (i == without)
             continue;
         for (size_t k = 0; k < counts[i]; k++)
-            number_put(now.dtypes[i], g, k, scatter(i, k, salt));
+            number_put(grad_type(i), g, k, scatter(i, k, salt));
         for (size_t k = 0; k < counts[i]; k++)
-            if (now.dtypes[i] == CDDP_FLOAT64)
+            if (grad_type(i) == CDDP_FLOAT64)
                 ((double *)g)[k] += scatter(i, k, salt + 5);
-            else if (now.dtypes[i] == CDDP_FLOAT32)
+            else if (grad_type(i) == CDDP_FLOAT32)
                 ((float *)g)[k] += (float)scatter(i, k, salt + 5);
         CHECK(cddp_ddp_grad_ready(m->ddp, i) == CDDP_OK);
     }
@@ -172,7 +183,7 @@ static void plain_step(struct model *m, uint64_t step, size_t without)
             float *wide = malloc(counts[i] * sizeof *wide);
 
             for (size_t k = 0; k < counts[i]; k++)
-                wide[k] = (float)number_get(now.dtypes[i], g, k);
+                wide[k] = (float)number_get(grad_type(i), g, k);
             cdi_optim_update_f32(&rule, step, m->master[i], wide, (float *[]){m->s[i][0], m->s[i][1]}, counts[i]);
             for (size_t k = 0; k < counts[i]; k++)
                 number_put(now.dtypes[i], m->w[i], k, m->master[i][k]);
@@ -326,6 +337,22 @@ Test(optim, two_ranks_behind_compression_powersgd_and_hooks_give_the_bits_of_a_p
 Test(optim, four_ranks_behind_compression_powersgd_and_hooks_give_the_bits_of_a_plain_optimizer)
 {
     expect_same_ways(4);
+}
+
+/* Gradients of float32 of parameters of 16 bits, alone and beside others, sent in every way, clipped and scaled. */
+Test(optim, gradients_of_float32_of_parameters_of_16_bits_give_the_bits_of_a_plain_optimizer)
+{
+    now.wide = true;
+    for (int ranks = 1; ranks <= 4; ranks++)
+        for (int way = 0; way < 4; way++) {
+            now.opt = rules[way];
+            memcpy(now.dtypes, kinds_of_types[2], sizeof now.dtypes);
+            now.bucket_bytes = (ranks + way) % 2 == 0 ? 4096 : 0;
+            now.comm_dtype = way == 1 ? CDDP_BFLOAT16 : CDDP_DTYPE_NONE;
+            now.powersgd = way == 2;
+            now.own = now.hook = way == 3;
+            cr_assert_eq(run_world(ranks, same), 0, "%d ranks, way %d", ranks, way);
+        }
 }
 
 /* ----------------------------------------------------------------------------------------------------- groups ---- */
@@ -600,7 +627,7 @@ static int scaled_backward(struct model *m, int rank, size_t step, double scale)
 {
     for (size_t i = N; i-- > 0;) {
         for (size_t k = 0; k < counts[i]; k++)
-            grad_put(m->ddp, now.dtypes[i], i, k, scatter(i, k, step * 17 + (size_t)rank) * scale);
+            grad_put(m->ddp, grad_type(i), i, k, scatter(i, k, step * 17 + (size_t)rank) * scale);
         CHECK(cddp_ddp_grad_ready(m->ddp, i) == CDDP_OK);
     }
     return 0;
@@ -636,7 +663,7 @@ static int one_call(int rank)
             args[w].lr = lr;
             CHECK(cddp_optim_step(optim[w], &args[w]) == CDDP_OK);
             for (size_t i = 0; i < N; i++)
-                CHECK((w == SCALED && cddp_dtype_size(now.dtypes[i]) == 2) ||
+                CHECK((w == SCALED && cddp_dtype_size(grad_type(i)) == 2) ||
                       memcmp(m[w].w[i], m[TWO_CALLS].w[i], counts[i] * cddp_dtype_size(now.dtypes[i])) == 0);
         }
         CHECK(close_to(&m[SCALED], &m[TWO_CALLS]) == 0);
@@ -666,6 +693,9 @@ Test(optim, a_step_that_clips_and_scales_has_the_bits_of_separate_calls)
     for (size_t i = 0; i < N; i++)
         now.dtypes[i] = CDDP_FLOAT16;
     cr_assert_eq(run_world(2, one_call), 0);
+    now.wide = true;
+    memcpy(now.dtypes, kinds_of_types[2], sizeof now.dtypes);
+    cr_assert_eq(run_world(3, one_call), 0);
 }
 
 /*
@@ -1056,7 +1086,7 @@ static int give_alike(struct model *m, int rank, int size, size_t step)
 {
     for (size_t i = N; i-- > 0;) {
         for (size_t k = 0; k < counts[i]; k++)
-            number_put(now.dtypes[i], cddp_ddp_grad(m->ddp, i), k,
+            number_put(grad_type(i), cddp_ddp_grad(m->ddp, i), k,
                        rank == size - 1 ? (double)size * ((double)((k + step * 3 + i) % 17) - 8) / 16 : 0);
         CHECK(cddp_ddp_grad_ready(m->ddp, i) == CDDP_OK);
     }
@@ -1113,6 +1143,7 @@ Test(optim, what_one_world_saved_is_divided_anew_in_another)
         for (size_t k = 0; k < sizeof worlds / sizeof worlds[0]; k++) {
             first_step = 2 * k;
             last_step = 2 * k + 2;
+            now.wide = k % 2 != 0; /* the state does not depend on it */
             cr_assert_eq(run_world(worlds[k], go_on), 0, "types %zu, world %zu", t, k);
         }
         scratch_remove();
