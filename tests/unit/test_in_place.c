@@ -444,7 +444,7 @@ static int optimized(int rank)
                 fill(&kinds[0], cddp_ddp_grad(d, i), i, rank, step);
                 CHECK(cddp_ddp_grad_ready(d, i) == CDDP_OK);
             }
-            CHECK(cddp_optim_step(o) == CDDP_OK);
+            CHECK(cddp_optim_step(o, NULL) == CDDP_OK);
         }
         CHECK(((float *)j.data)[77] != 0 && (way == 0 || memcmp(kept, j.data, sizeof kept) == 0));
         memcpy(kept, j.data, sizeof kept);
