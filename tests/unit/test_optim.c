@@ -1285,7 +1285,7 @@ static int load_other(int rank)
     cddp_comm *part;
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
-    CHECK(cddp_comm_split(&part, comm, 0, 0) == CDDP_OK);
+    CHECK(cddp_comm_split(&part, comm, 0, 0, NULL) == CDDP_OK);
     CHECK(model_open(&m, comm) == 0);
     CHECK(cddp_optim_create(&optim, m.ddp, &now.opt) == CDDP_OK);
     CHECK(save(comm, 1, optim, NULL, NULL, 0) == CDDP_OK);
