@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """llm.c's train_gpt2.c, as it is and with libcddp: changed lines, losses, time of a step.
 
-    llm_c.py LLM_C_DIR --build BUILD [--steps-of-size SIZE] [--runs N]
+    llm_c.py LLM_C_DIR --build BUILD [--size small|medium] [--runs N]
 
 LLM_C_DIR is a checkout of github.com/karpathy/llm.c. Nothing of it is changed: both programs are compiled in a folder of
 their own, on a model and on tokens made here. The losses of 1, 2 and 4 ranks, and of two nodes of two, must be those of
@@ -67,7 +67,8 @@ EDITS = [
      '    if (rank != 0) { freopen("/dev/null", "w", stdout); }\n'),
     ('=', 'int B = 4;', '    int B = 4 / n_ranks;\n'),
     ('=', 'dataloader_init(&train_loader, train_tokens, B, T, 0, 1, 1);',
-     '    dataloader_init(&train_loader, train_tokens, B, T, rank, n_ranks, 1);\n'),
+     '    dataloader_init(&train_loader, train_tokens, B, T, 0, n_ranks, 1); // shuffled alike on all ranks\n'
+     '    train_loader.local_batch_offset_bytes = rank * B * T * sizeof(uint16_t);\n'),
     ('=', 'dataloader_init(&val_loader, val_tokens, B, T, 0, 1, 0);',
      '    dataloader_init(&val_loader, val_tokens, B, T, rank, n_ranks, 0);\n'),
     ('+', 'val_loss /= val_num_batches;',
@@ -142,7 +143,7 @@ def losses_and_times(out):
 
 
 def launch(cddprun, folder, ranks, program):
-    return subprocess.run([cddprun, '--standalone', f'--nproc_per_node={ranks}', '--no_rank_prefix', program], cwd=folder,
+    return subprocess.run([cddprun, '--standalone', f'--nproc_per_node={ranks}', program], cwd=folder,
                           env=ENV, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
@@ -194,7 +195,7 @@ def main():
                 print(f'{name}: {statistics.median(times):.2f} ms a step (median of {len(times)})')
     if worst > TOLERANCE:
         sys.exit(f'the losses are {worst} off')
-    if added + removed > 100:
+    if added > 50:
         sys.exit('too many lines')
 
 
