@@ -138,7 +138,7 @@ static void print_list(const int *of_job, int n, char *buf, size_t cap)
     size_t used = 0;
 
     buf[0] = '\0';
-    for (int i = 0; i < n && used + 16 < cap; i++)
+    for (int i = 0; i < n && i <= 8 && used + 16 < cap; i++)
         used += (size_t)snprintf(buf + used, cap - used, i < 8 ? "%s%d" : " ...", i > 0 ? " " : "", of_job[i]);
 }
 
