@@ -64,7 +64,8 @@ static cddp_status copy(cddp_comm *comm, void *to, const void *from, size_t byte
         return CDDP_OK;
     if (is_on_device(comm, to) || is_on_device(comm, from))
         return cdi_comm_ops(comm)->copy(cdi_comm_backend(comm), to, from, bytes, err);
-    memcpy(to, from, bytes);
+    memcpy(to, from,
+           bytes); /* NOLINT(clang-analyzer-core.NonNullParamChecker): where there are bytes, there is memory */
     return CDDP_OK;
 }
 
@@ -136,7 +137,7 @@ static cddp_status list_read(struct list *l, struct cdi_save *s, const cddp_comm
         return err->status;
     l->n = n_items;
     l->memory = calloc(n_items + 1, sizeof *l->memory);
-    l->alike = calloc(n_items + 1, sizeof *l->alike);
+    l->alike = calloc(n_items + 1, sizeof *l->alike); /* NOLINT(bugprone-sizeof-expression): they are pointers */
     s->states = calloc(n_items + 1, sizeof *s->states);
     if (l->memory == NULL || l->alike == NULL || s->states == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: no memory for %zu items", n_items);

@@ -1295,7 +1295,7 @@ static cddp_status find_part(struct cddp_comm *part, const struct cdi_world *fro
 
     w->rank = place_in_part(all, from->size, from->rank);
     w->size = 0;
-    w->ranks = part->ranks = calloc((size_t)from->size, sizeof *part->ranks);
+    w->ranks = part->ranks = calloc((unsigned)from->size, sizeof *part->ranks);
     if (part->ranks == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
     for (int r = 0; r < from->size; r++)
@@ -1513,13 +1513,14 @@ cddp_status cddp_comm_split(cddp_comm **to, cddp_comm *comm, int color, int key,
 static cddp_status check_members(const cddp_comm *comm, const int *ranks, size_t n, int *me, struct cdi_error *err)
 {
     const struct cdi_world *w = &comm->world;
-    CDI_AUTOFREE bool *seen = calloc((size_t)w->size, sizeof *seen);
+    CDI_AUTOFREE bool *seen = NULL;
 
-    if (seen == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
     if (n == 0 || n > (size_t)w->size)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_comm_create_group: a group has 1 to %d members, and not %zu",
                         w->size, n);
+    seen = calloc((unsigned)w->size, sizeof *seen);
+    if (seen == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
     *me = -1;
     for (size_t i = 0; i < n; i++) {
         if (ranks[i] < 0 || ranks[i] >= w->size)

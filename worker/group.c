@@ -396,14 +396,14 @@ static cddp_status come(struct meeting *m, int *nodes, struct cdi_error *err)
 {
     const struct cdi_group *g = m->g;
     size_t cap = (size_t)g->n * ENTRY_BYTES + TEXT_BYTES;
-    CDI_AUTOFREE char *text = calloc(1, cap);
-    cddp_status st;
+    CDI_AUTOFREE char *text = NULL;
+    cddp_status st = find_meeting(m, err);
 
-    if (text == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
-    st = find_meeting(m, err);
     if (st != CDDP_OK)
         return st;
+    text = calloc(1, cap);
+    if (text == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
     st = take_part(m, text, cap, err);
     if (st != CDDP_OK) { /* the others hear why, unless it has just ended in another way */
         print_failure(err, text, cap);

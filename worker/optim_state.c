@@ -130,7 +130,7 @@ static cddp_status add_entries(struct cdi_state *s, struct cdi_error *err)
         most = bytes > most ? bytes : most;
     }
     /* No share is larger than all of an array and the padding of its stretches. */
-    s->room = malloc(d->n_params * (sizeof(struct cdi_shard) + CDI_GRAD_ALIGN) + most);
+    s->room = malloc(1 + d->n_params * (sizeof(struct cdi_shard) + CDI_GRAD_ALIGN) + most);
     return s->room != NULL ? CDDP_OK : cdi_fail(err, CDDP_E_NOMEM, "rank 0 has no memory for a share of the state");
 }
 

@@ -354,7 +354,9 @@ static double two_windows(int n)
 
 static double window_of_pairs(int n)
 {
-    return BENCH_WINDOW * (n / 2);
+    int pairs = n / 2;
+
+    return BENCH_WINDOW * pairs;
 }
 
 const struct bench_kind bench_kinds[] = {

@@ -223,7 +223,7 @@ static bool is_right(const struct mix_lane *l, const struct call *c)
     case CDDP_COLL_GATHER:
         if (l->rank != c->work.root)
             break;
-        /* fall through */
+        __attribute__((fallthrough));
     case CDDP_COLL_ALL_GATHER:
     case CDDP_COLL_ALL_GATHERV:
     case CDDP_COLL_ALL_TO_ALL:

@@ -5,8 +5,8 @@
 #include <string.h>
 
 struct exchange {
-    struct cdi_mpi_run *run;
-    struct cdi_work shown; /* the message that errors name: of each partner in turn */
+    struct cdi_mpi_run run; /* of the group, with the message that is shown */
+    struct cdi_work shown;  /* the message that errors name: of each partner in turn */
     int turn;
 };
 
@@ -15,7 +15,7 @@ static cddp_status begin(struct exchange *x, struct cdi_pair *p, const struct cd
 {
     p->op = op < p->end ? op : NULL;
     p->opens = p->op != NULL;
-    return p->opens ? cdi_mpi_open_pair(x->run, op, &p->q, &p->mine, &p->theirs, err) : CDDP_OK;
+    return p->opens ? cdi_mpi_open_pair(&x->run, op, &p->q, &p->mine, &p->theirs, err) : CDDP_OK;
 }
 
 /* As far as the messages of one partner are by now. */
@@ -32,7 +32,7 @@ static cddp_status go_on(struct exchange *x, struct cdi_pair *p, enum cdi_mpi_pr
         *got = CDI_MPI_MOVED;
         if (p->opens) {
             p->opens = false;
-            st = cdi_mpi_move_pair(x->run, p->op, &p->q, &p->mine, &p->theirs, err);
+            st = cdi_mpi_move_pair(&x->run, p->op, &p->q, &p->mine, &p->theirs, err);
         } else {
             st = begin(x, p, p->op + 1, err);
         }
@@ -43,13 +43,13 @@ static cddp_status go_on(struct exchange *x, struct cdi_pair *p, enum cdi_mpi_pr
 static void show(struct exchange *x, const struct cdi_op *op)
 {
     x->shown.op = *op;
-    x->run->peer = op->root;
+    x->run.peer = op->root;
 }
 
 static cddp_status go_on_with_all(void *arg, enum cdi_mpi_progress *got, struct cdi_error *err)
 {
     struct exchange *x = arg;
-    const struct cdi_backend *b = x->run->b;
+    const struct cdi_backend *b = x->run.b;
     int size = b->world.size, left = 0;
 
     x->turn = (x->turn + 1) % size;
@@ -69,11 +69,11 @@ static cddp_status go_on_with_all(void *arg, enum cdi_mpi_progress *got, struct 
 
 cddp_status cdi_mpi_messages(struct cdi_mpi_run *run, const struct cdi_op *ops, size_t n, struct cdi_error *err)
 {
-    struct exchange x = {.run = run, .shown = {.n_group = n}};
+    struct exchange x = {.run = *run, .shown = {.n_group = n}};
     cddp_status st = CDDP_OK;
 
-    run->work = &x.shown;
-    run->op = &x.shown.op;
+    x.run.work = &x.shown;
+    x.run.op = &x.shown.op;
     for (size_t i = 0, end; i < n && st == CDDP_OK; i = end) {
         struct cdi_pair *p = &run->b->pairs[ops[i].root];
 
@@ -83,5 +83,5 @@ cddp_status cdi_mpi_messages(struct cdi_mpi_run *run, const struct cdi_op *ops, 
         show(&x, &ops[i]);
         st = begin(&x, p, ops + i, err);
     }
-    return st == CDDP_OK ? cdi_mpi_poll(run, go_on_with_all, &x, err) : st;
+    return st == CDDP_OK ? cdi_mpi_poll(&x.run, go_on_with_all, &x, err) : st;
 }
