@@ -280,7 +280,7 @@ cddp_status cdi_sampler_check_state(const cddp_sampler *sampler, const cddp_samp
 
 static cddp_status set_state(cddp_sampler *s, const cddp_sampler_state *state, struct cdi_error *err)
 {
-    struct place p;
+    struct place p = {0};
     cddp_status st = find_place(&p, s, state, err);
 
     if (st == CDDP_OK)
