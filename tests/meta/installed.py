@@ -16,6 +16,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 LINE = os.path.join(HERE, '..', '..', 'examples', 'line')
 EXPECTED = [
     'usr/bin/cddprun',
+    'usr/bin/cddp-bench',
     'usr/bin/cddp-rendezvous',
     'usr/lib/systemd/system/cddp-rendezvous.service',
     'usr/share/man/man1/cddprun.1',
