@@ -455,6 +455,9 @@ int main(int argc, char **argv)
         if (b.prints)
             (void)fprintf(stderr, "cddp-bench: -r %d: there are %d ranks\n", b.opt.root, cddp_world_size(b.comm));
         need(&b, cddp_barrier(b.world), "a barrier"); /* nobody ends before that is said */
+        if (b.comm != b.world)
+            (void)cddp_finalize(b.comm);
+        (void)cddp_finalize(b.world);
         return 2;
     }
     if (b.prints && b.opt.json != NULL && (b.rows = json_array()) == NULL)
