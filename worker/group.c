@@ -78,7 +78,7 @@ struct meeting {
     const struct cdi_group *g;
     uint64_t list; /* stands for the communicator, the tag and the members */
     uint32_t nth;  /* of the meetings of that list */
-    int64_t begun_ms, deadline_ms;
+    int64_t deadline_ms;
 };
 
 /* What a rank says of where it waits; the members' ranks of the job follow. */
@@ -417,13 +417,12 @@ static cddp_status come(struct meeting *m, int *nodes, struct cdi_error *err)
 
 cddp_status cdi_group_meet(const struct cdi_group *g, int *nodes, uint64_t *id, struct cdi_error *err)
 {
-    struct meeting m = {.g = g, .begun_ms = cdi_now_ms()};
+    struct meeting m = {.g = g, .deadline_ms = cdi_deadline_ms(cdi_now_ms(), g->timeout_ms)};
     const int32_t head[] = {g->tag, g->n};
     struct cdi_error why = {.status = CDDP_OK};
     uint64_t of[2];
     cddp_status st = CDDP_OK;
 
-    m.deadline_ms = cdi_deadline_ms(m.begun_ms, g->timeout_ms);
     m.list = cdi_crc64(cdi_crc64(g->comm, head, sizeof head), g->of_job, (size_t)g->n * sizeof *g->of_job);
     if (g->n > 1) {
         st = come(&m, nodes, &why);

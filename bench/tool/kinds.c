@@ -30,13 +30,6 @@ static cddp_coll_args args_of(const struct bench_case *c, cddp_coll coll)
                             .count = c->count};
 }
 
-static cddp_status start(const struct bench_case *c, cddp_coll coll, uint64_t *ticket)
-{
-    cddp_coll_args a = args_of(c, coll);
-
-    return cddp_coll_start(c->comm, &a, 1, ticket);
-}
-
 /* --------------------------------------------------------------------------------- what goes in and comes out ---- */
 
 /* One block: every rank its own. */
@@ -102,47 +95,12 @@ static size_t wrong_exchanged(const struct bench_case *c, const void *out)
 
 /* --------------------------------------------------------------------------------------------- collectives ---- */
 
-static cddp_status start_all_reduce(const struct bench_case *c, uint64_t *ticket)
-{
-    return start(c, CDDP_COLL_ALL_REDUCE, ticket);
-}
-
 static cddp_status start_broadcast(const struct bench_case *c, uint64_t *ticket)
 {
     cddp_coll_args a = args_of(c, CDDP_COLL_BROADCAST);
 
     a.in = c->rank == c->root && c->in != c->out ? c->in : NULL;
     return cddp_coll_start(c->comm, &a, 1, ticket);
-}
-
-static cddp_status start_reduce(const struct bench_case *c, uint64_t *ticket)
-{
-    return start(c, CDDP_COLL_REDUCE, ticket);
-}
-
-static cddp_status start_all_gather(const struct bench_case *c, uint64_t *ticket)
-{
-    return start(c, CDDP_COLL_ALL_GATHER, ticket);
-}
-
-static cddp_status start_reduce_scatter(const struct bench_case *c, uint64_t *ticket)
-{
-    return start(c, CDDP_COLL_REDUCE_SCATTER, ticket);
-}
-
-static cddp_status start_alltoall(const struct bench_case *c, uint64_t *ticket)
-{
-    return start(c, CDDP_COLL_ALL_TO_ALL, ticket);
-}
-
-static cddp_status start_gather(const struct bench_case *c, uint64_t *ticket)
-{
-    return start(c, CDDP_COLL_GATHER, ticket);
-}
-
-static cddp_status start_scatter(const struct bench_case *c, uint64_t *ticket)
-{
-    return start(c, CDDP_COLL_SCATTER, ticket);
 }
 
 /* ------------------------------------------------------------------------------------------ uneven all-to-all ---- */
@@ -197,15 +155,23 @@ static size_t wrong_exchanged_v(const struct bench_case *c, const void *out)
 
 /* ------------------------------------------------------------------------------------------------- messages ---- */
 
+/* A message to or from another rank, with the memory that it uses. */
+static cddp_coll_args message(const struct bench_case *c, cddp_coll coll, int peer)
+{
+    cddp_coll_args a = args_of(c, coll);
+
+    a.root = peer;
+    a.in = coll == CDDP_COLL_SEND ? c->in : NULL;
+    a.out = coll == CDDP_COLL_RECV ? c->out : NULL;
+    return a;
+}
+
 /* To the next rank and from the one before, in one group: a ring in which nobody waits for all others. */
 static cddp_status start_sendrecv(const struct bench_case *c, uint64_t *ticket)
 {
-    cddp_coll_args a[2] = {args_of(c, CDDP_COLL_SEND), args_of(c, CDDP_COLL_RECV)};
+    cddp_coll_args a[2] = {message(c, CDDP_COLL_SEND, (c->rank + 1) % c->n),
+                           message(c, CDDP_COLL_RECV, (c->rank - 1 + c->n) % c->n)};
 
-    a[0].out = NULL;
-    a[1].in = NULL;
-    a[0].root = (c->rank + 1) % c->n;
-    a[1].root = (c->rank - 1 + c->n) % c->n;
     return cddp_coll_start(c->comm, a, 2, ticket);
 }
 
@@ -224,38 +190,46 @@ static cddp_status start_hypercube(const struct bench_case *c, uint64_t *ticket)
     *ticket = 0;
     for (int bit = 1; bit < c->n && st == CDDP_OK; bit *= 2) {
         size_t have = (size_t)(c->rank & ~(bit - 1)), get = have ^ (size_t)bit;
-        cddp_coll_args a[2] = {args_of(c, CDDP_COLL_SEND), args_of(c, CDDP_COLL_RECV)};
+        cddp_coll_args a[2] = {message(c, CDDP_COLL_SEND, c->rank ^ bit), message(c, CDDP_COLL_RECV, c->rank ^ bit)};
 
         a[0].count = a[1].count = c->count * (size_t)bit;
-        a[0].root = a[1].root = c->rank ^ bit;
         a[0].in = at(c->out, c, c->count * have);
         a[1].out = at(c->out, c, c->count * get);
-        a[0].out = NULL;
-        a[1].in = NULL;
         st = cddp_coll_start(c->comm, a, 2, ticket);
     }
     return st;
 }
 
-bool bench_has_peer(const struct bench_kind *kind, int rank, int n, int *peer)
+/* Ranks of the first half write to those of the second one. */
+static int peer_of(const struct bench_case *c)
 {
-    int half = n / 2;
+    return c->rank < c->n / 2 ? c->rank + c->n / 2 : c->rank - c->n / 2;
+}
+
+bool bench_takes_part(const struct bench_kind *kind, const struct bench_case *c)
+{
+    int half = c->n / 2;
     bool all = strcmp(kind->name, "mbw_mr") == 0;
 
-    *peer = rank < half ? rank + half : rank - half;
-    return n > 1 && rank < 2 * half && (all || rank == 0 || rank == half);
+    return !kind->pairs || (c->n > 1 && c->rank < 2 * half && (all || c->rank == 0 || c->rank == half));
+}
+
+cddp_status bench_start(const struct bench_kind *kind, const struct bench_case *c, uint64_t *ticket)
+{
+    cddp_coll_args a;
+
+    if (kind->start != NULL)
+        return kind->start(c, ticket);
+    a = args_of(c, kind->coll);
+    return cddp_coll_start(c->comm, &a, 1, ticket);
 }
 
 static cddp_status ping_pong(const struct bench_case *c, uint64_t *ticket)
 {
-    int peer = c->rank < c->n / 2 ? c->rank + c->n / 2 : c->rank - c->n / 2;
-    cddp_coll_args a[2] = {args_of(c, CDDP_COLL_SEND), args_of(c, CDDP_COLL_RECV)};
-    int first = c->rank < c->n / 2 ? 0 : 1;
+    int peer = peer_of(c), first = c->rank < c->n / 2 ? 0 : 1;
+    cddp_coll_args a[2] = {message(c, CDDP_COLL_SEND, peer), message(c, CDDP_COLL_RECV, peer)};
     cddp_status st;
 
-    a[0].out = NULL;
-    a[1].in = NULL;
-    a[0].root = a[1].root = peer;
     st = cddp_coll_start(c->comm, &a[first], 1, ticket);
     return st == CDDP_OK ? cddp_coll_start(c->comm, &a[1 - first], 1, ticket) : st;
 }
@@ -263,29 +237,22 @@ static cddp_status ping_pong(const struct bench_case *c, uint64_t *ticket)
 /* A window of messages as one group; then a word from the other side, for which the first one waits. */
 static cddp_status stream(const struct bench_case *c, bool both, uint64_t *ticket)
 {
-    int peer = c->rank < c->n / 2 ? c->rank + c->n / 2 : c->rank - c->n / 2;
+    int peer = peer_of(c);
     bool sends = both || c->rank < c->n / 2, receives = both || c->rank >= c->n / 2;
     cddp_coll_args a[2 * BENCH_WINDOW], word;
     size_t n = 0;
     cddp_status st;
 
     for (int i = 0; i < BENCH_WINDOW; i++) {
-        if (sends) {
-            a[n] = args_of(c, CDDP_COLL_SEND);
-            a[n].out = NULL;
-            a[n++].root = peer;
-        }
-        if (receives) {
-            a[n] = args_of(c, CDDP_COLL_RECV);
-            a[n].in = NULL;
-            a[n++].root = peer;
-        }
+        if (sends)
+            a[n++] = message(c, CDDP_COLL_SEND, peer);
+        if (receives)
+            a[n++] = message(c, CDDP_COLL_RECV, peer);
     }
     st = cddp_coll_start(c->comm, a, n, ticket);
     if (st != CDDP_OK || both)
         return st;
-    word = args_of(c, receives ? CDDP_COLL_SEND : CDDP_COLL_RECV);
-    word.root = peer;
+    word = message(c, receives ? CDDP_COLL_SEND : CDDP_COLL_RECV, peer);
     word.count = c->count < 4 ? c->count : 4;
     return cddp_coll_start(c->comm, &word, 1, ticket);
 }
@@ -302,7 +269,7 @@ static cddp_status both_ways(const struct bench_case *c, uint64_t *ticket)
 
 static size_t wrong_of_peer(const struct bench_case *c, const void *out)
 {
-    int peer = c->rank < c->n / 2 ? c->rank + c->n / 2 : c->rank - c->n / 2;
+    int peer = peer_of(c);
 
     return bench_wrong(out, c->count, c->type, peer, 0, c->round);
 }
@@ -361,34 +328,34 @@ static double window_of_pairs(int n)
 
 const struct bench_kind bench_kinds[] = {
     {"all_reduce", "the sum of all ranks, on all ranks", true, false, false, false, BENCH_SAME, false, false,
-     start_all_reduce, fill_block, wrong_reduced, once, twice_the_others},
+     CDDP_COLL_ALL_REDUCE, NULL, fill_block, wrong_reduced, once, twice_the_others},
     {"all_gather", "what each rank has, on all ranks", false, false, false, true, BENCH_PART_OUT, false, false,
-     start_all_gather, fill_block, wrong_gathered, all, share_of_others},
-    {"broadcast", "what the root has, on all ranks", false, true, false, false, BENCH_SAME, false, false,
+     CDDP_COLL_ALL_GATHER, NULL, fill_block, wrong_gathered, all, share_of_others},
+    {"broadcast", "what the root has, on all ranks", false, true, false, false, BENCH_SAME, false, false, (cddp_coll)0,
      start_broadcast, fill_block, wrong_of_root, once, once},
-    {"reduce", "the sum of all ranks, on the root", true, true, false, false, BENCH_SAME, false, false, start_reduce,
-     fill_block, wrong_reduced_on_root, once, once},
+    {"reduce", "the sum of all ranks, on the root", true, true, false, false, BENCH_SAME, false, false,
+     CDDP_COLL_REDUCE, NULL, fill_block, wrong_reduced_on_root, once, once},
     {"reduce_scatter", "the sum of all ranks, a block on each", true, false, true, false, BENCH_PART_IN, false, false,
-     start_reduce_scatter, fill_blocks, wrong_reduced_block, all, share_of_others},
-    {"alltoall", "a block from each rank to each", false, false, true, true, BENCH_APART, false, false, start_alltoall,
-     fill_blocks, wrong_exchanged, all, share_of_others},
+     CDDP_COLL_REDUCE_SCATTER, NULL, fill_blocks, wrong_reduced_block, all, share_of_others},
+    {"alltoall", "a block from each rank to each", false, false, true, true, BENCH_APART, false, false,
+     CDDP_COLL_ALL_TO_ALL, NULL, fill_blocks, wrong_exchanged, all, share_of_others},
     {"alltoallv", "the same, the more the further apart two ranks are", false, false, true, true, BENCH_APART, false,
-     false, start_alltoallv, fill_blocks, wrong_exchanged_v, all, share_of_others},
-    {"gather", "what each rank has, on the root", false, true, false, true, BENCH_PART_OUT, false, false, start_gather,
-     fill_block, wrong_gathered_on_root, all, share_of_others},
+     false, (cddp_coll)0, start_alltoallv, fill_blocks, wrong_exchanged_v, all, share_of_others},
+    {"gather", "what each rank has, on the root", false, true, false, true, BENCH_PART_OUT, false, false,
+     CDDP_COLL_GATHER, NULL, fill_block, wrong_gathered_on_root, all, share_of_others},
     {"scatter", "a block of the root's for each rank", false, true, true, false, BENCH_PART_IN, false, false,
-     start_scatter, fill_blocks, wrong_scattered, all, share_of_others},
+     CDDP_COLL_SCATTER, NULL, fill_blocks, wrong_scattered, all, share_of_others},
     {"sendrecv", "a message to the next rank, one from the one before", false, false, false, false, BENCH_APART, false,
-     false, start_sendrecv, fill_block, wrong_received, once, once},
+     false, (cddp_coll)0, start_sendrecv, fill_block, wrong_received, once, once},
     {"hypercube", "an all-gather by messages; ranks are a power of two", false, false, false, true, BENCH_PART_OUT,
-     true, false, start_hypercube, fill_block, wrong_gathered, others, once},
+     true, false, (cddp_coll)0, start_hypercube, fill_block, wrong_gathered, others, once},
     {"latency", "a message there and one back between two ranks; half of that time", false, false, false, false,
-     BENCH_APART, false, true, ping_pong, fill_block, wrong_of_peer, once, once},
+     BENCH_APART, false, true, (cddp_coll)0, ping_pong, fill_block, wrong_of_peer, once, once},
     {"bw", "64 messages at once from one rank to another", false, false, false, false, BENCH_APART, false, true,
-     one_way, fill_block, wrong_of_sender, window, once},
-    {"bibw", "64 messages at once in each direction", false, false, false, false, BENCH_APART, false, true, both_ways,
-     fill_block, wrong_of_peer, two_windows, once},
-    {"mbw_mr", "bw between all pairs of ranks at once", false, false, false, false, BENCH_APART, false, true, one_way,
-     fill_block, wrong_of_sender, window_of_pairs, once},
+     (cddp_coll)0, one_way, fill_block, wrong_of_sender, window, once},
+    {"bibw", "64 messages at once in each direction", false, false, false, false, BENCH_APART, false, true,
+     (cddp_coll)0, both_ways, fill_block, wrong_of_peer, two_windows, once},
+    {"mbw_mr", "bw between all pairs of ranks at once", false, false, false, false, BENCH_APART, false, true,
+     (cddp_coll)0, one_way, fill_block, wrong_of_sender, window_of_pairs, once},
 };
 const int bench_n_kinds = sizeof bench_kinds / sizeof bench_kinds[0];

@@ -23,7 +23,7 @@ struct bench_case {
 };
 
 enum bench_place {
-    BENCH_APART,    /* there is no in place */
+    BENCH_APART,    /* in and out never overlap */
     BENCH_SAME,     /* in == out */
     BENCH_PART_OUT, /* in is this rank's block of out */
     BENCH_PART_IN   /* out is this rank's block of in */
@@ -36,6 +36,7 @@ struct bench_kind {
     enum bench_place place;
     bool power_of_two; /* of ranks only */
     bool pairs;        /* of ranks; times are those of an iteration, whatever it holds */
+    cddp_coll coll;    /* what is done, as it is in cddp.h; else `start` does it */
     cddp_status (*start)(const struct bench_case *c, uint64_t *ticket);
     void (*fill)(const struct bench_case *c, void *in); /* in: host memory, as large as the input */
     size_t (*wrong)(const struct bench_case *c, const void *out);
@@ -46,7 +47,9 @@ struct bench_kind {
 extern const struct bench_kind bench_kinds[];
 extern const int bench_n_kinds;
 
-/* Does this rank take part, and what is its peer? Of kinds with pairs. */
-bool bench_has_peer(const struct bench_kind *kind, int rank, int n, int *peer);
+/* Begins one operation. */
+cddp_status bench_start(const struct bench_kind *kind, const struct bench_case *c, uint64_t *ticket);
+/* Does this rank take part? In kinds with pairs some have no peer. */
+bool bench_takes_part(const struct bench_kind *kind, const struct bench_case *c);
 
 #endif

@@ -85,19 +85,12 @@ static void place(const struct bench_kind *kind, const struct buffers *m, bool i
         c->out = (char *)c->in + block_offset(c);
 }
 
-static bool takes_part(const struct bench_kind *kind, const struct bench_case *c)
-{
-    int peer;
-
-    return !kind->pairs || bench_has_peer(kind, c->rank, c->n, &peer);
-}
-
 static void run(const struct bench *b, const struct bench_kind *kind, const struct bench_case *c, int times)
 {
     uint64_t ticket = 0;
 
     for (int i = 0; i < times; i++) {
-        need(b, kind->start(c, &ticket), kind->name);
+        need(b, bench_start(kind, c, &ticket), kind->name);
         if (b->opt.blocking)
             need(b, cddp_coll_wait(c->comm, ticket), kind->name);
     }
@@ -114,7 +107,7 @@ static double check(const struct bench *b, const struct bench_kind *kind, const 
         (void)fprintf(stderr, "cddp-bench: no memory to check %zu bytes in\n", m->out_bytes);
         exit(1);
     }
-    if (takes_part(kind, c)) {
+    if (bench_takes_part(kind, c)) {
         memset(host, 0x5a, m->out_bytes);
         need(b, cddp_copy(c->comm, m->out_memory, host, m->out_bytes), "copying");
         kind->fill(c, host);
@@ -165,11 +158,11 @@ static struct figure measure(const struct bench *b, const struct bench_kind *kin
     size_t size = cddp_dtype_size(c->type->dtype);
 
     place(kind, m, in_place, c);
-    if (takes_part(kind, c))
+    if (bench_takes_part(kind, c))
         run(b, kind, c, b->opt.warmup);
     need(b, cddp_barrier(c->comm), "a barrier");
     began = now();
-    if (takes_part(kind, c)) {
+    if (bench_takes_part(kind, c)) {
         run(b, kind, c, b->opt.iters);
         mine = (now() - began) / b->opt.iters;
         if (strcmp(kind->name, "latency") == 0)
@@ -454,7 +447,7 @@ int main(int argc, char **argv)
     if (b.opt.root >= cddp_world_size(b.comm)) {
         if (b.prints)
             (void)fprintf(stderr, "cddp-bench: -r %d: there are %d ranks\n", b.opt.root, cddp_world_size(b.comm));
-        need(&b, cddp_barrier(b.world), "a barrier"); /* nobody ends before that is said */
+        need(&b, cddp_barrier(b.world), "a barrier"); /* all ranks stay until rank 0 has printed it */
         if (b.comm != b.world)
             (void)cddp_finalize(b.comm);
         (void)cddp_finalize(b.world);

@@ -212,7 +212,6 @@ enum bench_do bench_options_parse(struct bench_options *o, int argc, char **argv
     *o = (struct bench_options){.min_bytes = 32 << 20,
                                 .max_bytes = 32 << 20,
                                 .step_bytes = 1 << 20,
-                                .type = 7, /* float */
                                 .iters = 20,
                                 .warmup = 1,
                                 .checks = 1,
@@ -227,7 +226,8 @@ enum bench_do bench_options_parse(struct bench_options *o, int argc, char **argv
         if (c == 'V')
             return BENCH_VERSION;
         if (c == '?') {
-            (void)snprintf(why, cap, "'%s' is no flag of cddp-bench, or needs a value; see --help", argv[optind - 1]);
+            (void)snprintf(why, cap, "'%s' is not a flag of cddp-bench, or needs a value; see --help",
+                           argv[optind - 1]);
             return BENCH_BAD;
         }
         if (!take(o, c, optarg, why, cap))

@@ -455,6 +455,24 @@ static int members_of(const struct choice *all, int size, int32_t color, int *wh
     return n;
 }
 
+/* The end of making a part: st is what came before it. A part that cannot be opened is released. */
+static cddp_status open_part(struct cdi_backend *part, int64_t number, cddp_status st, struct cdi_backend **out,
+                             struct cdi_error *err)
+{
+    if (st == CDDP_OK)
+        st = set_tag(part, number, err);
+    if (st == CDDP_OK)
+        st = cdi_flight_attach(&part->own_flight, NULL, err);
+    if (st == CDDP_OK)
+        st = connect_all(part, err);
+    if (st != CDDP_OK) {
+        release(part);
+        return st;
+    }
+    *out = part;
+    return CDDP_OK;
+}
+
 static cddp_status create_part(struct cdi_backend *b, const struct choice *all, const struct cdi_split *how, int *who,
                                uint32_t nth, struct cdi_backend **out, struct cdi_error *err)
 {
@@ -462,7 +480,6 @@ static cddp_status create_part(struct cdi_backend *b, const struct choice *all, 
     struct cdi_world w = b->world;
     char prefix[CDI_WORD_PREFIX_MAX];
     struct cdi_backend *part;
-    cddp_status st;
 
     if (snprintf(prefix, sizeof prefix, "%s%" PRIu32 ".%d/", b->prefix, nth, (int)color) >= (int)sizeof prefix)
         return cdi_fail(err, CDDP_E_LIMIT, "communicators were split too often, one from another");
@@ -478,17 +495,7 @@ static cddp_status create_part(struct cdi_backend *b, const struct choice *all, 
     part->numbers = b->numbers;
     for (int i = 0; i < w.size; i++)
         part->world_rank[i] = b->world_rank[who[i]];
-    st = set_tag(part, b->number + all[0].nth, err);
-    if (st == CDDP_OK)
-        st = cdi_flight_attach(&part->own_flight, NULL, err);
-    if (st == CDDP_OK)
-        st = connect_all(part, err);
-    if (st != CDDP_OK) {
-        release(part);
-        return st;
-    }
-    *out = part;
-    return CDDP_OK;
+    return open_part(part, b->number + all[0].nth, CDDP_OK, out, err);
 }
 
 /* The ranks of the job are those of MPI_COMM_WORLD, which it knows. */
@@ -561,18 +568,7 @@ static cddp_status mpi_group(struct cdi_backend *b, const struct cdi_world *worl
         part->world_rank[r] = cdi_rank_of_job(world, r);
     if (st == CDDP_OK)
         st = number_group(part, &nth, err);
-    if (st == CDDP_OK)
-        st = set_tag(part, b->number + nth, err);
-    if (st == CDDP_OK)
-        st = cdi_flight_attach(&part->own_flight, NULL, err);
-    if (st == CDDP_OK)
-        st = connect_all(part, err);
-    if (st != CDDP_OK) {
-        release(part);
-        return st;
-    }
-    *out = part;
-    return CDDP_OK;
+    return open_part(part, b->number + nth, st, out, err);
 }
 
 /* ------------------------------------------------------------------------------------------------- the table ---- */
