@@ -97,9 +97,9 @@ static void on_worker_exited(void *arg, const struct cdi_failure *end)
     feed(arg, &ev);
 }
 
-static void on_worker_deserted(void *arg, const struct cdi_failure *end)
+static void on_worker_cause(void *arg, const struct cdi_failure *end)
 {
-    struct supervise_event ev = {.kind = SUPERVISE_DESERTED, .u.end = *end};
+    struct supervise_event ev = {.kind = SUPERVISE_CAUSE, .u.end = *end};
 
     feed(arg, &ev);
 }
@@ -225,7 +225,7 @@ static void start_workers(struct agent *a)
         .status = a->status,
         .assign = a->sup.assign,
         .exited = on_worker_exited,
-        .deserted = on_worker_deserted,
+        .cause = on_worker_cause,
         .progress = on_progress,
         .arg = a,
     };

@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -257,28 +258,76 @@ static struct worker *find_deserter(struct crew *c)
     return NULL;
 }
 
-static void tell_deserter(struct crew *c, struct worker *v)
+/* When the worker wrote its error file. */
+static bool noted_at(struct crew *c, const struct worker *w, struct timespec *at)
+{
+    struct stat sb;
+
+    logs_error_file(c->opt.logs, w->local_rank, c->error_file);
+    if (stat(c->error_file, &sb) != 0 || sb.st_size == 0)
+        return false;
+    *at = sb.st_mtim;
+    return true;
+}
+
+/*
+ * The worker that wrote its error file first, where w wrote one too; NULL: that is w. Python takes long to end: those
+ * that fail because of an exception elsewhere may be gone before the one that raised it (torchrun goes by the time in
+ * the file too, but that has whole seconds).
+ */
+static struct worker *find_earlier(struct crew *c, const struct worker *w)
+{
+    struct timespec first, at;
+    struct worker *found = NULL;
+
+    if (!noted_at(c, w, &first))
+        return NULL;
+    for (uint32_t i = 0; i < c->n; i++) {
+        struct worker *v = &c->workers[i];
+        bool well = v->exited && v->exit_code == 0 && v->exit_signal == 0;
+
+        if (v == w || v->told || well || !noted_at(c, v, &at) ||
+            (at.tv_sec != first.tv_sec ? at.tv_sec > first.tv_sec : at.tv_nsec >= first.tv_nsec))
+            continue;
+        first = at;
+        found = v;
+    }
+    return found;
+}
+
+static void tell_cause(struct crew *c, struct worker *v, const struct worker *w)
 {
     struct cdi_failure end;
+    char note[120];
 
     fill_end(c, v, &end);
+    if (!v->exited) { /* as Python does after an exception; it may get our SIGTERM first */
+        end.code = 1;
+        report_sentence(&end, end.text, sizeof end.text);
+        (void)snprintf(note, sizeof note,
+                       "it noted its exception first, though rank %d, which failed later, was gone before", w->rank);
+        report_note(&end, note);
+    }
     look_where(c);
     add_details(c, v, &end);
     c->failed = true;
-    c->opt.deserted(c->opt.arg, &end);
+    c->opt.cause(c->opt.arg, &end);
 }
 
 static void tell_exit(struct crew *c, struct worker *w)
 {
-    struct worker *deserter;
+    struct worker *cause = NULL;
     struct cdi_failure end;
 
     fill_end(c, w, &end);
     if (end.kind == CDI_END_EXIT && end.code == 0)
         tell_peers_of_end(c, w);
-    deserter = !c->failed && end.kind == CDI_END_EXIT && end.code != 0 ? find_deserter(c) : NULL;
-    if (deserter != NULL)
-        tell_deserter(c, deserter);
+    else if (!c->failed && end.kind != CDI_END_SPAWN)
+        cause = find_earlier(c, w);
+    if (cause == NULL && !c->failed && end.kind == CDI_END_EXIT && end.code != 0)
+        cause = find_deserter(c);
+    if (cause != NULL)
+        tell_cause(c, cause, w);
     if (!c->failed && (end.kind == CDI_END_SIGNAL || (end.kind == CDI_END_EXIT && end.code != 0))) {
         look_where(c);
         add_details(c, w, &end);

@@ -21,8 +21,11 @@ struct crew_options {
     struct cdi_msg_assign assign; /* with master_addr and master_port */
     /* A worker is gone; kind EXIT with code 0 means well. From the loop, or from crew_report_unstarted(). */
     void (*exited)(void *arg, const struct cdi_failure *end);
-    /* A worker that had exited with status 0 was still needed: another one has failed for it, and exited() follows. */
-    void (*deserted)(void *arg, const struct cdi_failure *end);
+    /*
+     * This one is the cause of another's end, whose exited() follows: it had exited with status 0 and was still needed,
+     * or it wrote its error file first, and its own exited() follows too.
+     */
+    void (*cause)(void *arg, const struct cdi_failure *end);
     /* Some output was read or has ended. */
     void (*progress)(void *arg);
     void *arg;

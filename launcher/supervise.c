@@ -223,7 +223,7 @@ static void on_assign(struct supervise *s, const struct cdi_msg_assign *a, int64
     s->killed = false;
     s->kill_at_ms = CDI_NEVER_MS;
     s->round_over = false;
-    s->said_failed = s->said_done = s->said_stopped = false;
+    s->cause_lives = s->said_failed = s->said_done = s->said_stopped = false;
     s->n_ended_well = 0;
     s->n_ended_after = 0;
     s->local_first = (struct cdi_failure){.kind = CDI_END_NONE};
@@ -398,12 +398,16 @@ static void on_first_failure(struct supervise *s, const struct cdi_failure *end,
         stop_workers(s, SIGTERM, now_ms, out);
 }
 
-static void on_deserted(struct supervise *s, const struct cdi_failure *end, int64_t now_ms,
-                        struct supervise_actions *out)
+static void on_cause(struct supervise *s, const struct cdi_failure *end, int64_t now_ms, struct supervise_actions *out)
 {
-    if (s->state != SUPERVISE_RUNNING || s->first.kind != CDI_END_NONE || s->n_ended_well == 0)
+    bool left = end->kind == CDI_END_EXIT && end->code == 0;
+
+    if (s->state != SUPERVISE_RUNNING || s->first.kind != CDI_END_NONE || (left ? s->n_ended_well : s->n_alive) == 0)
         return;
-    s->n_ended_well--;
+    if (left)
+        s->n_ended_well--;
+    else
+        s->cause_lives = true;
     on_first_failure(s, end, now_ms, out);
 }
 
@@ -413,7 +417,9 @@ static void on_worker_exit(struct supervise *s, const struct cdi_failure *end, i
     if (!workers_live(s) || s->n_alive == 0)
         return;
     s->n_alive--;
-    if (end->kind == CDI_END_EXIT && end->code == 0) {
+    if (s->cause_lives && end->rank == s->local_first.rank) {
+        s->cause_lives = false;
+    } else if (end->kind == CDI_END_EXIT && end->code == 0) {
         s->n_ended_well++;
     } else if (s->state == SUPERVISE_RUNNING && s->first.kind == CDI_END_NONE) {
         on_first_failure(s, end, now_ms, out);
@@ -516,8 +522,8 @@ void supervise_handle(struct supervise *s, const struct supervise_event *ev, int
     case SUPERVISE_EXIT:
         on_worker_exit(s, &ev->u.end, now_ms, out);
         return;
-    case SUPERVISE_DESERTED:
-        on_deserted(s, &ev->u.end, now_ms, out);
+    case SUPERVISE_CAUSE:
+        on_cause(s, &ev->u.end, now_ms, out);
         return;
     case SUPERVISE_SWEPT:
         on_swept(s, now_ms, out);

@@ -45,7 +45,7 @@ enum supervise_event_kind {
     SUPERVISE_FENCED,     /* u.text: the workers must be dead at once; wall_ms */
     SUPERVISE_RESUMED,    /* the rendezvous is reached again, and may not have heard what was said last */
     SUPERVISE_EXIT,       /* u.end: a worker is gone */
-    SUPERVISE_DESERTED,   /* u.end: a worker whose EXIT with code 0 was told before, and that the others still needed */
+    SUPERVISE_CAUSE,      /* u.end: whose EXIT with code 0 was told before, and was needed; or another, EXIT follows */
     SUPERVISE_SWEPT,      /* no descendant is left and all output is read */
     SUPERVISE_SIGNAL,     /* u.signal: INT, TERM, HUP or QUIT */
     SUPERVISE_TICK,       /* the time of supervise_deadline_ms() has come */
@@ -112,6 +112,7 @@ struct supervise {
     int64_t first_ms;                     /* when it became known */
     uint32_t n_ended_well, n_ended_after; /* of this round: with 0; badly, but after the first */
 
+    bool cause_lives;                          /* local_first is of a worker whose EXIT is still to come */
     bool said_failed, said_done, said_stopped; /* of this round */
     bool round_over;                           /* the rendezvous has ended the round */
     struct cdi_msg_round_over over;            /* what it said of it last */

@@ -77,6 +77,21 @@ def test_the_last_lines_of_stderr_and_the_error_file_are_shown(cddprun):
     assert report.count('\n') <= 24, 'a report fits on a screen'
 
 
+def test_an_exception_that_was_noted_first_is_the_cause_though_its_worker_ends_last(cddprun):
+    """Rank 0 fails because of rank 1, which takes its time to end, as Python does."""
+    note = 'printf %s \'{"message":{"message":"\'"$1"\'"}}\' > "$TORCHELASTIC_ERROR_FILE"'
+    script = (f'note() {{ {note}; }}; ulimit -c 0; [ $RANK = 2 ] && exec sleep 60; '
+              '[ $RANK = 1 ] && { note "a bad batch"; sleep 0.1; touch $TMPDIR/noted; exec sleep 60; }; '
+              'until [ -e $TMPDIR/noted ]; do sleep 0.01; done; note "closed by peer"; kill -ABRT $$')
+    with Job(cddprun, '--nproc_per_node=3', *sh(script)) as job:
+        assert job.finish() == 1, job.err
+        os.unlink(os.path.join(job.tmp, 'noted'))
+    report = job.err[job.err.index('cddprun: rank'):]
+    assert re.match(r'cddprun: rank 1 \(pid \d+ on \S+\) exited with status 1', report), report
+    assert '    | a bad batch\n' in report and 'closed by peer' not in report, report
+    assert re.search(r'\n    rank 0: killed by signal 6 \(SIGABRT\)\n', report), report
+
+
 def test_others_that_failed_have_a_line_each_and_a_killed_one_comes_first(cddprun):
     script = ("trap 'exit 5' TERM; ulimit -c 0; touch $TMPDIR/up$RANK; "
               '[ $RANK = 2 ] && { while ! [ -e $TMPDIR/up0 -a -e $TMPDIR/up1 ]; do sleep 0.01; done; rm $TMPDIR/up*; kill -ABRT $$; }; '

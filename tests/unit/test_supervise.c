@@ -126,10 +126,30 @@ Test(supervise, the_first_failure_stops_the_others_and_gives_the_exit_status)
     cr_assert_eq(s.n_ended_after, 2);
 }
 
+/* Rank 1 has raised an exception and is still ending when rank 0, which failed because of it, is gone. */
+Test(supervise, a_worker_that_noted_its_exception_first_is_the_cause_though_another_one_ended_first)
+{
+    struct supervise_event ev = {.kind = SUPERVISE_CAUSE};
+
+    supervise_init(&s, 3, SUPERVISE_GRACE_MS);
+    assign(0, 0, 0);
+    ev.u.end = (struct cdi_failure){.kind = CDI_END_EXIT, .code = 1, .rank = 1, .local_rank = 1};
+    send_event(ev, 20);
+    DID(SUPERVISE_DO_TELL_DEATH, SUPERVISE_DO_SEND_FAILED, SUPERVISE_DO_KILL);
+    ended(0, CDI_END_SIGNAL, SIGABRT, 20);
+    ended(1, CDI_END_SIGNAL, SIGTERM, 30);
+    cr_assert_eq(s.n_ended_after, 1, "the cause did not end after itself");
+    ended(2, CDI_END_SIGNAL, SIGTERM, 30);
+    DID(SUPERVISE_DO_SWEEP);
+    cr_assert_eq(s.first.rank, 1);
+    cr_assert_eq(s.n_ended_after, 2);
+    cr_assert_eq(supervise_exit_status(&s), 1);
+}
+
 /* Rank 1 exited with 0, which is fine, until rank 0 fails since it misses it. */
 Test(supervise, a_worker_that_left_too_early_is_the_cause_though_its_status_was_0)
 {
-    struct supervise_event ev = {.kind = SUPERVISE_DESERTED};
+    struct supervise_event ev = {.kind = SUPERVISE_CAUSE};
 
     supervise_init(&s, 3, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
@@ -814,11 +834,11 @@ Test(supervise, any_order_of_events_ends_in_one_finish)
                 ev.u.text = "lost";
             else if (ev.kind == SUPERVISE_SIGNAL)
                 ev.u.signal = x >> 30 & 1 ? SIGINT : SIGTERM;
-            else if (ev.kind == SUPERVISE_DESERTED)
-                ev.u.end = (struct cdi_failure){.kind = CDI_END_EXIT};
+            else if (ev.kind == SUPERVISE_CAUSE)
+                ev.u.end = (struct cdi_failure){.kind = CDI_END_EXIT, .code = (int32_t)(x >> 41 & 1)};
             else if (ev.kind == SUPERVISE_EXIT)
                 ev.u.end = (struct cdi_failure){.kind = CDI_END_EXIT, .code = (int32_t)(x >> 40 & 1)};
-            if ((ev.kind == SUPERVISE_EXIT || ev.kind == SUPERVISE_DESERTED) && live == 0)
+            if ((ev.kind == SUPERVISE_EXIT || ev.kind == SUPERVISE_CAUSE) && live == 0)
                 continue;
             if (ev.kind == SUPERVISE_SWEPT && s.state != SUPERVISE_SWEEPING)
                 continue;
