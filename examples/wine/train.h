@@ -6,6 +6,7 @@
 #include "data.h"
 #include "options.h"
 
+#define CDDP_EXPERIMENTAL 1 /* the divided optimizer and PowerSGD */
 #include <cddp/cddp.h>
 #include <stdio.h>
 

@@ -51,35 +51,29 @@
  *   ABORTED      a rank has called cddp_abort(), has misused its reducer or left too early, or the launcher has ended
  *                the job.
  */
-/* One list, three uses: the enum below, cddp_strerror() and cddp_status_name(). */
-#define CDDP_STATUS_MAP(X)                                       \
-    X(OK, 0, "success")                                          \
-    X(IN_PROGRESS, 1, "in progress")                             \
-    X(E_INVALID, -1, "invalid argument or environment variable") \
-    X(E_NOMEM, -2, "out of memory")                              \
-    X(E_TIMEOUT, -3, "timed out")                                \
-    X(E_IO, -4, "input/output error")                            \
-    X(E_CLOSED, -5, "connection closed")                         \
-    X(E_PROTOCOL, -6, "the peer broke the protocol")             \
-    X(E_LIMIT, -7, "a limit was exceeded")                       \
-    X(E_NOT_FOUND, -8, "not found")                              \
-    X(E_EXISTS, -9, "already exists")                            \
-    X(E_MISMATCH, -10, "ranks disagree")                         \
-    X(E_PEER, -11, "another rank died")                          \
-    X(E_ABORTED, -12, "aborted")                                 \
-    X(E_STATE, -13, "not allowed in this state")                 \
-    X(E_UNSUPPORTED, -14, "not supported")                       \
-    X(E_SYSTEM, -15, "the operating system refused")             \
-    X(E_VERSION, -16, "versions do not match")                   \
-    X(E_DENIED, -17, "refused")                                  \
-    X(E_NONFINITE, -18, "a NaN or an infinity")                  \
-    X(E_REMOTE, -19, "another rank reported a failure")
-
 typedef enum cddp_status {
-#define CDDP_STATUS_ENUM(name, number, text) CDDP_##name = (number),
-    CDDP_STATUS_MAP(CDDP_STATUS_ENUM)
-#undef CDDP_STATUS_ENUM
-        CDDP_ENUM_32(CDDP_STATUS)
+    CDDP_OK = 0,              /* success */
+    CDDP_IN_PROGRESS = 1,     /* in progress */
+    CDDP_E_INVALID = -1,      /* invalid argument or environment variable */
+    CDDP_E_NOMEM = -2,        /* out of memory */
+    CDDP_E_TIMEOUT = -3,      /* timed out */
+    CDDP_E_IO = -4,           /* input/output error */
+    CDDP_E_CLOSED = -5,       /* connection closed */
+    CDDP_E_PROTOCOL = -6,     /* the peer broke the protocol */
+    CDDP_E_LIMIT = -7,        /* a limit was exceeded */
+    CDDP_E_NOT_FOUND = -8,    /* not found */
+    CDDP_E_EXISTS = -9,       /* already exists */
+    CDDP_E_MISMATCH = -10,    /* ranks disagree */
+    CDDP_E_PEER = -11,        /* another rank died */
+    CDDP_E_ABORTED = -12,     /* aborted */
+    CDDP_E_STATE = -13,       /* not allowed in this state */
+    CDDP_E_UNSUPPORTED = -14, /* not supported */
+    CDDP_E_SYSTEM = -15,      /* the operating system refused */
+    CDDP_E_VERSION = -16,     /* versions do not match */
+    CDDP_E_DENIED = -17,      /* refused */
+    CDDP_E_NONFINITE = -18,   /* a NaN or an infinity */
+    CDDP_E_REMOTE = -19,      /* another rank reported a failure */
+    CDDP_ENUM_32(CDDP_STATUS)
 } cddp_status;
 
 #endif

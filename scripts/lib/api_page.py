@@ -12,7 +12,8 @@ import re
 import subprocess
 import sys
 
-HEADERS = 'status.h', 'cddp.h'
+from public_headers import whole
+
 TORCH = [  # PyTorch's; ours; what differs
     ('torch.distributed.init_process_group', '`cddp_init`', 'from the same variables; the backend by name or `CDDP_BACKEND`'),
     ('torch.distributed.destroy_process_group', '`cddp_finalize`', ''),
@@ -171,14 +172,14 @@ def folded(declaration):
 
 
 def statuses(text):
-    rows = re.findall(r'X\((\w+), (-?\d+), "(.*?)"\)', text)
-    return '| status | number | `cddp_strerror` |\n|---|---|---|\n' + ''.join(f'| `CDDP_{n}` | {v} | {t} |\n' for n, v, t in rows)
+    rows = re.findall(r'(CDDP_\w+) = (-?\d+), +/\* (.*?) \*/', text)
+    return '| status | number | |\n|---|---|---|\n' + ''.join(f'| `{n}` | {v} | {t} |\n' for n, v, t in rows)
 
 
 def make(root, old):
     """The page, and what is wrong with the headers."""
-    texts = {name: (root / 'include/cddp' / name).read_text(encoding='utf-8') for name in HEADERS}
-    head, body = texts['cddp.h'].split('#ifndef CDDP_H', 1)
+    status = (root / 'include/cddp/status.h').read_text(encoding='utf-8')
+    head, body = whole(root).split('#ifndef CDDP_H', 1)
     items = [('section', '', '', 'basics')] + read(body)
     names = {name for _, name, _, _ in items if name}
     # An example that the page names stays as long as it is one: a new test elsewhere makes no page stale.
@@ -186,8 +187,8 @@ def make(root, old):
     wrong, page, contents, callers = [], [], [], calls(root)
     for kind, name, declaration, comment in items:
         if kind == 'section':
-            page.append(f'## {comment.capitalize()}')
-            contents.append(f'\n**[{comment.capitalize()}](#{comment.replace(" ", "-")})**\n')
+            page.append(f'## {comment[0].upper()}{comment[1:]}')
+            contents.append(f'\n**[{comment[0].upper()}{comment[1:]}](#{comment.lower().replace(" ", "-")})**\n')
             continue
         if kind == 'note':
             page.append(prose(comment, names))
@@ -207,12 +208,12 @@ def make(root, old):
             wrong.append(f'{name} is used by no example and no test')
             continue
         page.append('Used in [{0}](../{0}).'.format(kept[name] if kept.get(name) in use else use[0]))
-    wrong += torch_faults(root, names, '\n'.join(texts.values()))
+    wrong += torch_faults(root, names, status + body)
     rows = ''.join(f'| `{theirs}` | {linked_code(ours, names)} | {linked_code(note, names)} |\n' for theirs, ours, note in TORCH)
     text = (f'# libcddp\n\nMade by `scripts/lib/api_page.py` from the comments of `include/cddp`; `--write` brings it up to date.\n\n'
             f'{prose(plain(head[head.index("/*", 5):].strip()), names)}\n\n## Contents\n' + '\n'.join(contents)
             + '\n\n**[Statuses](#statuses)**\n\n**[PyTorch\'s names](#pytorchs-names)**\n\n' + '\n\n'.join(page)
-            + '\n\n## Statuses\n\n' + statuses(texts['status.h'])
+            + '\n\n## Statuses\n\n' + statuses(status)
             + '\n## PyTorch\'s names\n\n| PyTorch | here | |\n|---|---|---|\n' + rows)
     return text, wrong
 

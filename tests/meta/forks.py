@@ -5,8 +5,12 @@
 forks.py ROOT         names those that are not
 forks.py --self-test  a function that nobody calls must be found
 """
+import pathlib
 import re
 import sys
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / 'scripts' / 'lib'))
+from public_headers import whole  # noqa: E402
 
 HANDLES = ('cddp_comm', 'cddp_ddp', 'cddp_optim', 'cddp_store')
 # They read the child's own memory, or the launcher's word, and disturb nobody.
@@ -45,8 +49,7 @@ def main():
     if sys.argv[1] == '--self-test':
         self_test()
         return 0
-    with open(f'{sys.argv[1]}/include/cddp/cddp.h', encoding='utf-8') as f:
-        header = f.read()
+    header = whole(pathlib.Path(sys.argv[1]))
     with open(f'{sys.argv[1]}/tests/integration/fork_ranks.c', encoding='utf-8') as f:
         names = missing(header, f.read())
     if len(functions(header)) < 50:

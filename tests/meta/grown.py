@@ -15,6 +15,9 @@ import subprocess
 import sys
 import tempfile
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / 'scripts' / 'lib'))
+from public_headers import whole  # noqa: E402
+
 STRUCT = re.compile(r'(typedef struct (\w+) \{\n    size_t size;.*?\n)(\} \2;)', re.S)
 KEPT = {'cddp_bucket', 'cddp_checkpoint_options'}  # the library's own; and one that would have no member left
 
@@ -51,7 +54,7 @@ def header_of(text, change):
 def main():
     split = sys.argv.index('--')
     root, cc, dirs, lib = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3:split], pathlib.Path(sys.argv[split + 1]).resolve()
-    text = (root / 'include/cddp/cddp.h').read_text(encoding='utf-8')
+    text = whole(root)
     n_structs = len(STRUCT.findall(text))
     wrong = []
     versions = [('the same', None, []), ('newer', grow, ['-DNEWER']), ('older', shrink, []),

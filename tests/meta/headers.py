@@ -15,15 +15,15 @@ STRICT = ['-fsyntax-only', '-Wall', '-Wextra', '-Wpedantic', '-Werror', '-Wundef
 
 
 def compile_alone(cc, cxx, dirs, header):
-    """Return what the compilers that refuse the header say, one text per language."""
+    """What the compilers that refuse the header say, one text per language; a stable one needs no CDDP_EXPERIMENTAL."""
     refusals = []
     with tempfile.TemporaryDirectory() as tmp:
-        for std in STANDARDS:
+        for std, more in [(std, ['-DCDDP_EXPERIMENTAL']) for std in STANDARDS] + ([] if '/experimental/' in header else [('c99', [])]):
             compiler, suffix = (cxx, 'cpp') if '+' in std else (cc, 'c')
             source = os.path.join(tmp, 'alone.' + suffix)
             with open(source, 'w', encoding='utf-8') as out:
                 out.write(f'#include <{header}>\n#include <{header}>\nint alone;\n')
-            done = subprocess.run([compiler, '-std=' + std, *STRICT, *('-I' + d for d in dirs), source],
+            done = subprocess.run([compiler, '-std=' + std, *STRICT, *more, *('-I' + d for d in dirs), source],
                                   capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 refusals.append(f'<{header}> as {std}:\n{done.stderr}')
@@ -35,6 +35,7 @@ FAULTS = {
     'c23.h': ('c2x', '#if __STDC_VERSION__ > 201710L\n#error "C23"\n#endif\n'),
     'cxx20.h': ('c++20', 'int f(int requires);\n'),
     'cxx.h': ('c++11', 'struct s { int class; };\n'),
+    'experimental_alone.h': ('c99', '#ifndef CDDP_EXPERIMENTAL\n#error "this is no stable header"\n#endif\n'),
     'both.h': ('c99', 'size_t f(void);\n'),
     'prototype.h': ('c++11', '#include <string.h>\nstatic inline char *f(void *p) { return p; }\n'),
 }

@@ -29,6 +29,8 @@ EXPECTED = [
     'usr/include/cddp/cddp.h',
     'usr/include/cddp/status.h',
     'usr/include/cddp/version.h',
+    'usr/include/cddp/coll.h',
+    'usr/include/cddp/experimental/optim.h',
     'usr/lib/**/libcddp.a',
     'usr/lib/**/libcddp.so',
     'usr/lib/**/libcddp.so.[0-9]',

@@ -32,8 +32,7 @@ def exists(header, name, member):
     if member:
         return re.search(rf'\b{member}\b', members(header, name)) is not None
     if name.startswith('CDDP_'):
-        # Statuses are made by a macro from their short names.
-        return re.search(rf'\b{name}\b|X\({name.removeprefix("CDDP_")},', header) is not None
+        return re.search(rf'\b{name}\b', header) is not None
     return re.search(rf'\b{name}\(|typedef \w+ {name}\b|}} {name};', header) is not None
 
 
@@ -76,7 +75,7 @@ def main():
     if sys.argv[1:] == ['--self-test']:
         return self_test()
     root = pathlib.Path(sys.argv[1])
-    header = ''.join(path.read_text() for path in sorted((root / 'include' / 'cddp').glob('*.h')))
+    header = ''.join(path.read_text() for path in sorted((root / 'include' / 'cddp').rglob('*.h')))
     found = faults((root / 'docs' / 'llm.c.md').read_text(), header, (root / 'README.md').read_text())
     sys.exit('\n'.join(found) or None)
 

@@ -39,7 +39,7 @@ def check_shared(lib, headers):
     versioned = defined('-D', lib)
     exported = {name.split('@')[0] for name in versioned}
     for name in sorted(versioned):
-        if not re.search(r'@@CDDP_\d+\.\d+$', name):
+        if not re.search(r'@@CDDP_(\d+\.\d+|EXPERIMENTAL)$', name):
             yield f'{lib} exports {name} without a version'
     for name in sorted(exported):
         if not name.startswith('cddp_'):
@@ -60,12 +60,17 @@ def check_map(path, headers):
     with open(path, encoding='utf-8') as source:
         text = re.sub(r'/\*.*?\*/', '', source.read(), flags=re.S)
     listed = []
+    known = declared(headers)
+    experimental = declared(one for one in headers if '/experimental/' in one)
     for node, body in re.findall(r'(\S+)\s*\{(.*?)\}', text, re.S):
-        if not re.match(r'^CDDP_\d+\.\d+$', node):
+        if not re.match(r'^CDDP_(\d+\.\d+|EXPERIMENTAL)$', node):
             yield f'{path}: node {node} is not named by a version'
         shown = re.search(r'global:(.*?)(?:local:|$)', body, re.S)
-        listed += shown[1].replace(';', ' ').split() if shown else []
-    known = declared(headers)
+        names = shown[1].replace(';', ' ').split() if shown else []
+        listed += names
+        wrongly = experimental if node != 'CDDP_EXPERIMENTAL' else known - experimental
+        for name in sorted(wrongly.intersection(names)):
+            yield f'{path} lists {name} under {node}, which is not where its header belongs'
     for name in sorted(set(listed)):
         if '*' in name or '?' in name:
             yield f'{path} lists {name}: each function has a line of its own, or a later one joins an older version'
@@ -153,16 +158,22 @@ def self_test(cc):
         ('CDDP_0.1 { global: cddp_f; cddp_g; local: *; };', 'lists cddp_g, which no public header declares'),
         ('CDDP_0.1 { global: cddp_*; local: *; };', 'lists cddp_*: each function has a line of its own'),
         ('CDDP_0.1 { global: cddp_f; }; CDDP_0.2 { global: cddp_f; } CDDP_0.1;', 'lists cddp_f twice'),
+        ('CDDP_0.1 { global: cddp_f; local: *; }; CDDP_EXPERIMENTAL { global: cddp_new; };', None),
+        ('CDDP_0.1 { global: cddp_f; cddp_new; local: *; };', 'lists cddp_new under CDDP_0.1'),
+        ('CDDP_EXPERIMENTAL { global: cddp_f; cddp_new; local: *; };', 'lists cddp_f under CDDP_EXPERIMENTAL'),
         ('CDDP_0 { global: cddp_f; local: *; };', 'node CDDP_0 is not named by a version'),
     ]
     for text, expected in maps:
         with tempfile.TemporaryDirectory() as tmp:
-            header, path = os.path.join(tmp, 'a.h'), os.path.join(tmp, 'a.map')
+            header, path, new = os.path.join(tmp, 'a.h'), os.path.join(tmp, 'a.map'), os.path.join(tmp, 'experimental', 'b.h')
             with open(header, 'w', encoding='utf-8') as out:
                 out.write('CDDP_API int cddp_f(void);\n')
+            os.mkdir(os.path.dirname(new))
+            with open(new, 'w', encoding='utf-8') as out:
+                out.write('CDDP_API int cddp_new(void);\n' if 'cddp_new' in text else '')
             with open(path, 'w', encoding='utf-8') as out:
                 out.write(text)
-            found = list(check_map(path, [header]))
+            found = list(check_map(path, [header, new]))
         if found if expected is None else not any(expected in one for one in found):
             wrong.append(f'{text}: {expected} expected, but {found}')
     return wrong

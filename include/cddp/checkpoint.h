@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checkpoints: the state of a job in one file, whole or not at all. */
+#ifndef CDDP_CHECKPOINT_H
+#define CDDP_CHECKPOINT_H
+
+#include <cddp/comm.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ----------------------------------------------------------------------------------------------- checkpoints ---- */
+
+/* What an item of a checkpoint is. */
+typedef enum cddp_item_kind {
+    CDDP_ITEM_MEMORY = 0,  /* `bytes` bytes at `data`: parameters, a step counter */
+    CDDP_ITEM_SAMPLER = 1, /* `data` is a cddp_sampler: its place in the data, which loading moves */
+    CDDP_ITEM_OPTIM = 2,   /* `data` is a cddp_optim: its whole state, of all ranks */
+    CDDP_ITEM_DDP = 3,     /* `data` is a cddp_ddp: what its compression (PowerSGD) has not sent yet, of all ranks */
+    CDDP_ENUM_32(CDDP_ITEM)
+} cddp_item_kind;
+
+/* cddp_checkpoint_item.flags. */
+enum {
+    /*
+     * Each rank's memory is its own: the state of a random number generator, a loss so far. All ranks name the same
+     * such items, of the same size and in the same order. Loaded, each rank gets what the rank of its number saved, and
+     * a rank of a number that did not exist then keeps its memory as it is. Meant for little: all of it passes through
+     * rank 0. For CDDP_ITEM_MEMORY only.
+     */
+    CDDP_ITEM_PER_RANK = 1
+};
+
+/*
+ * A piece of a job's state. A checkpoint holds any number of each kind, told apart by their names: two optimizers, two
+ * samplers and two reducers of a GAN, say.
+ *
+ * - Memory is the caller's, on the host or on the backend's GPU (then nothing may be writing it). Rank 0's is
+ * everyone's, unless flags say otherwise.
+ * - A sampler's place is that of rank 0's sampler, and does not depend on the number of ranks.
+ * - An optimizer's state lies whole in the file: a world of another size loads it, too, and each rank gets its new
+ * share. Its parts are named NAME.exp_avg, NAME.exp_avg_sq or NAME.momentum_buffer, as PyTorch has them, NAME.steps and
+ *   NAME.master (the float32 copies of parameters of 16 bits). Parameters are items of their own. Learning rate and
+ * other options are not in it: those of cddp_optim_create count.
+ * - A reducer's state is PowerSGD's: steps, random numbers, each Q, and what each rank has left out. A run that loads
+ * it after cddp_ddp_set_powersgd, with the same options, the same buckets and as many ranks, goes on as one that was
+ * never stopped, bit for bit. With other buckets random numbers may fall to other gradients. With another number of
+ * ranks each goes on with the mean of what all had left out, so that nothing is lost. A reducer without PowerSGD may be
+ * an item, too, and has no state. Both the checkpoint and the reducer have PowerSGD, or neither.
+ *
+ * Optimizers and reducers are of the communicator that saves or loads, and between two steps. Rank 0 holds all of their
+ * states in host memory meanwhile, the others nothing more than their own.
+ */
+typedef struct cddp_checkpoint_item {
+    size_t size;      /* sizeof(cddp_checkpoint_item), in each of an array */
+    const char *name; /* 1 to 255 bytes (200 of what is no memory, 240 where each rank has its own), of each another */
+    void *data;       /* memory, or the object */
+    size_t bytes;     /* of memory; else 0 */
+    cddp_item_kind kind; /* 0: memory */
+    uint32_t flags;      /* CDDP_ITEM_PER_RANK; 0: none */
+} cddp_checkpoint_item;
+
+typedef struct cddp_checkpoint_options {
+    size_t size;    /* sizeof(cddp_checkpoint_options) */
+    int keep;       /* how many of the newest checkpoints stay in the directory; 0: the library's choice; < 0: all */
+    int background; /* 1: return once the items were copied; a thread of rank 0 writes while training goes on */
+} cddp_checkpoint_options;
+
+typedef struct cddp_checkpoint_info {
+    size_t size;       /* sizeof(cddp_checkpoint_info), set by the caller */
+    uint64_t step;     /* of the checkpoint that was loaded */
+    size_t n_damaged;  /* newer ones that were passed over, since they were cut short or changed */
+    char damaged[512]; /* a sentence about the newest of these; "" if there is none */
+} cddp_checkpoint_info;
+
+/*
+ * Save the items as DIR/checkpoint-STEP.cddp: whole or not at all, also when the machine stops in the middle (a
+ * temporary file, fsync, rename, fsync of the directory). The directory is made if its parent exists. Then older
+ * checkpoints beyond `keep` are removed, and those of later steps, which a life of the job has left that was given up;
+ * so each job has a directory of its own. A collective: every rank calls it, and all get the same result, so that all
+ * take the same branch. opt may be NULL; rank 0's counts. All ranks name the same optimizers, reducers, and items with
+ * CDDP_ITEM_PER_RANK, in the same order. Other memory and samplers are looked at on rank 0 only.
+ *
+ * In the background the items may be written to again, and objects may be used and destroyed, as soon as it returns.
+ * Rank 0 holds a copy of them until the file is there: of memory that is on its GPU there, if at least twice as much is
+ * free; else on the host. Not in the background there is no copy of memory: what is on the GPU goes from there to the
+ * file. One save at a time is under way: the next one waits for it. If it failed, the next save, or
+ * cddp_checkpoint_wait, whichever comes first, returns its error on all ranks, and has done nothing else.
+ *
+ * Returns CDDP_OK; CDDP_E_INVALID (also an object of another communicator); CDDP_E_SYSTEM (the sentence names file and
+ * cause: a full disk leaves the older checkpoints as they were); CDDP_E_MISMATCH (the ranks name different items: the
+ * sentence names a rank and an item); CDDP_E_STATE (an optimizer or a reducer in the middle of a step, or gone);
+ * CDDP_E_UNSUPPORTED (a newer header's struct); CDDP_E_NOMEM; or what a collective may return.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step,
+                                                         const cddp_checkpoint_item *items, size_t n_items,
+                                                         const cddp_checkpoint_options *opt);
+/*
+ * Return once no save in the background is under way on comm, with the error of the last one if nobody was told of it
+ * yet. A collective. A program calls it before it ends; cddp_finalize waits as well, and returns such an error on rank
+ * 0 alone. Returns CDDP_OK, CDDP_E_INVALID, the save's error, or what a collective may return.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_wait(cddp_comm *comm);
+/*
+ * Load the newest whole checkpoint in dir into the items: memory gets the same bytes on every rank, samplers move, and
+ * optimizers and reducers get their states. Rank 0 reads, checks every checksum, and hands out; so dir need exist on
+ * rank 0's node only, and the world may have another size than the one that saved. All or nothing: no item changes, on
+ * any rank, before all of them are known to fit on every rank. After that only a disk or a rank that fails can leave
+ * items half loaded. A collective: every rank passes items of the same names, kinds, sizes and flags, and all get the
+ * same result. What the file holds beside the items asked for is left alone. A save in the background is waited for.
+ * info may be NULL.
+ *
+ * Returns CDDP_OK; CDDP_E_INVALID; CDDP_E_NOT_FOUND (no checkpoint there: start afresh); CDDP_E_IO (there are some, and
+ * none is whole); CDDP_E_VERSION (of another version's format); CDDP_E_SYSTEM; CDDP_E_NOMEM; CDDP_E_UNSUPPORTED;
+ * CDDP_E_STATE (as of cddp_checkpoint_save); or what a collective may return. CDDP_E_MISMATCH: an item is missing in
+ * the file, or has another size or kind there; the ranks' items differ; a sampler stands in the middle of an epoch of
+ * another order; an optimizer's state is of another rule (those of Adam and AdamW are alike), or of parameters of other
+ * names, sizes, types or in another order; PowerSGD's state is of other options or shapes, or only one of checkpoint
+ * and reducer has one. The error message names the item.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_load(cddp_comm *comm, const char *dir,
+                                                         const cddp_checkpoint_item *items, size_t n_items,
+                                                         cddp_checkpoint_info *info);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* More of the reducer: sizes of buckets, buckets that nobody used, ranks that must not end early. */
+#ifndef CDDP_EXPERIMENTAL_DDP_H
+#define CDDP_EXPERIMENTAL_DDP_H
+
+#ifndef CDDP_EXPERIMENTAL
+#error "this may change in any version: define CDDP_EXPERIMENTAL to use it"
+#endif
+
+#include <cddp/ddp.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* -------------------------------------------------------------------------------------- experimental reducer ---- */
+
+/* More of cddp_ddp_options.flags. */
+enum {
+    /*
+     * With CDDP_DDP_JOIN: a rank that has no more samples while others still train is an error, for all: cddp_ddp_wait
+     * and cddp_ddp_join of that step return CDDP_E_STATE and an error message with its rank; the reducer, but not the
+     * communicator, then keeps that error. On a GPU the host waits for every step.
+     */
+    CDDP_DDP_JOIN_STRICT = 128,
+    /*
+     * With CDDP_DDP_FIND_UNUSED or CDDP_DDP_STATIC_GRAPH: a bucket of which no rank used any gradient is not reduced,
+     * as with PyTorch's skip_all_reduce_unused_params. A bucket that nobody used in the step before has no turn: others
+     * do not wait for it, and if some rank uses it after all (from which PyTorch hangs), it is reduced at the end of
+     * the step. Results do not change by it. On a GPU it is the host that starts collectives, so it has to know which
+     * buckets somebody uses: it waits for each step when the first gradient of the next one is ready; where buckets
+     * were not used in the step before, at the end of the step itself. Not with communication hooks or PowerSGD.
+     */
+    CDDP_DDP_SKIP_UNUSED = 256,
+    /*
+     * The first steps find out which size of buckets is best here. first_bucket_bytes times 1, 4, 10, 25, 50 and 100
+     * (1 to 100 MiB), as far as they cut this model differently, take turns from the third step on, seven steps each.
+     * The one with the smallest median of rank 0's times, from a step's first gradient to the end of its cddp_ddp_wait,
+     * stays, on all ranks. Results do not change by it, on the CPU not by a bit. While it lasts (45 steps at most)
+     * bucket counts change from step to step; on a GPU the host waits for these steps. Not with cddp_optim_create.
+     */
+    CDDP_DDP_TUNE = 512
+};
+
+/*
+ * bucket_bytes as it is in force: what the options said, or 25 MiB; with CDDP_DDP_TUNE what was chosen, and 0 until
+ * then. From the thread that calls cddp_ddp_wait, as the next two.
+ */
+CDDP_API size_t cddp_ddp_bucket_cap(const cddp_ddp *ddp);
+/* Number of buckets, and the size in bytes of bucket b (0 if there is none), in the order of their launch. */
+CDDP_API size_t cddp_ddp_bucket_count(const cddp_ddp *ddp);
+CDDP_API size_t cddp_ddp_bucket_bytes(const cddp_ddp *ddp, size_t b);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
