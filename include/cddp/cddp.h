@@ -4,8 +4,8 @@
  * in the headers that it includes.
  *
  * A program is started once per rank (by cddprun, torchrun, mpirun, srun, or by hand), joins its peers with
- * cddp_init(), hands its parameters to cddp_ddp_create(), and from then on says which gradients are ready; gradients
- * are averaged over all ranks in buckets while the backward pass still runs:
+ * cddp_init(), and hands its parameters to cddp_ddp_create(). From then on it reports each gradient that is ready.
+ * Gradients are averaged over all ranks in buckets while the backward pass still runs:
  *
  *     cddp_comm *comm;
  *     cddp_ddp *ddp;
@@ -23,24 +23,24 @@
  *     cddp_ddp_destroy(ddp);
  *     cddp_finalize(comm);
  *
- * Errors. Functions return CDDP_OK (0) or a negative status; cddp_last_error() then holds one full sentence for the
- * calling thread, and cddp_last_error_info() its number and which rank has caused it. Errors of a communicator are
- * sticky: after one, every later call on it (and on its reducers) returns that error. After which statuses it goes on
- * status.h says, and cddp_comm_error() at any time. The library never exits, never prints, never installs a signal
- * handler; except that with CDDP_DEBUG=1 in the environment it prints warnings about likely mistakes to stderr
- * (gradients of the first step that are all zero, or the same on every rank; parameters that never change; gradients in
- * `grad` that are written too late). That is for the CPU, and takes the memory of the gradients once more during the
- * first step.
+ * Errors. Functions return CDDP_OK (0) or a negative status; cddp_last_error() then holds an error message for the
+ * calling thread, and cddp_last_error_info() its number and the rank that caused it. Errors of a communicator are
+ * sticky: after one, every later call on it (and on its reducers) returns that error. status.h says which statuses
+ * leave the communicator usable, and cddp_comm_error() tells it at any time. The library never exits, never prints and
+ * never installs a signal handler. One exception: with CDDP_DEBUG=1 in the environment it prints warnings about likely
+ * mistakes to stderr (gradients of the first step that are all zero, or the same on every rank; parameters that never
+ * change; gradients in `grad` that are written too late). This works on the CPU only, and takes the memory of the
+ * gradients once more during the first step.
  *
  * Processes. What a process has joined, opened or created with libcddp is its own. A child made by fork() may hold
- * copies of it (a data loader, a program that calls exec), and may exit as it likes. What it calls on them disturbs
- * nobody: functions that return a status return CDDP_E_STATE at once, with a message that names both processes;
- * cddp_ddp_grad() returns NULL; functions that return nothing do nothing. Questions such as cddp_rank() are answered. A
- * child may call cddp_init() for a job of its own. A child made by vfork() shares its parent's memory, and cannot be
- * told apart by functions that are called often: it calls none.
+ * copies of it (a data loader, a program that calls exec), and may exit as it likes. Its calls on them disturb nobody:
+ * functions that return a status return CDDP_E_STATE at once, with an error message that names both processes;
+ * cddp_ddp_grad() returns NULL; functions that return nothing do nothing. Queries such as cddp_rank() still work. A
+ * child may call cddp_init() for a job of its own. A child made by vfork() shares its parent's memory, so frequently
+ * called functions cannot tell the two apart: it must not call any function.
  *
- * Collectives. Every rank calls the same collectives in the same order with the same count, type and operation. A rank
- * that differs is told so, and so are its peers (CDDP_E_MISMATCH, naming both), instead of hanging.
+ * Collectives. Every rank calls the same collectives in the same order with the same count, type and operation. If a
+ * rank differs, it and its peers get CDDP_E_MISMATCH with a message that names both, instead of hanging.
  *
  * Structs. Each create function takes an options struct, or NULL for the defaults. Every struct that a caller fills in
  * begins with `size`, which the caller sets to sizeof the struct, in each element of an array. Every other member that

@@ -36,17 +36,17 @@ enum {
  * samplers and two reducers of a GAN, say.
  *
  * - Memory is the caller's, on the host or on the backend's GPU (then nothing may be writing it). Rank 0's is
- * everyone's, unless flags say otherwise.
+ *   everyone's, unless flags say otherwise.
  * - A sampler's place is that of rank 0's sampler, and does not depend on the number of ranks.
  * - An optimizer's state lies whole in the file: a world of another size loads it, too, and each rank gets its new
- * share. Its parts are named NAME.exp_avg, NAME.exp_avg_sq or NAME.momentum_buffer, as PyTorch has them, NAME.steps and
- *   NAME.master (the float32 copies of parameters of 16 bits). Parameters are items of their own. Learning rate and
- * other options are not in it: those of cddp_optim_create count.
+ *   share. Its parts are named NAME.exp_avg, NAME.exp_avg_sq or NAME.momentum_buffer, as PyTorch has them, NAME.steps
+ *   and NAME.master (the float32 copies of parameters of 16 bits). Parameters are items of their own. Learning rate and
+ *   other options are not in it: those of cddp_optim_create count.
  * - A reducer's state is PowerSGD's: steps, random numbers, each Q, and what each rank has left out. A run that loads
- * it after cddp_ddp_set_powersgd, with the same options, the same buckets and as many ranks, goes on as one that was
- * never stopped, bit for bit. With other buckets random numbers may fall to other gradients. With another number of
- * ranks each goes on with the mean of what all had left out, so that nothing is lost. A reducer without PowerSGD may be
- * an item, too, and has no state. Both the checkpoint and the reducer have PowerSGD, or neither.
+ *   it after cddp_ddp_set_powersgd, with the same options, the same buckets and as many ranks, goes on as one that was
+ *   never stopped, bit for bit. With other buckets random numbers may fall to other gradients. With another number of
+ *   ranks each goes on with the mean of what all had left out, so that nothing is lost. A reducer without PowerSGD may
+ *   be an item, too, and has no state. Both the checkpoint and the reducer have PowerSGD, or neither.
  *
  * Optimizers and reducers are of the communicator that saves or loads, and between two steps. Rank 0 holds all of their
  * states in host memory meanwhile, the others nothing more than their own.
@@ -70,16 +70,16 @@ typedef struct cddp_checkpoint_info {
     size_t size;       /* sizeof(cddp_checkpoint_info), set by the caller */
     uint64_t step;     /* of the checkpoint that was loaded */
     size_t n_damaged;  /* newer ones that were passed over, since they were cut short or changed */
-    char damaged[512]; /* a sentence about the newest of these; "" if there is none */
+    char damaged[512]; /* about the newest of these; "" if there is none */
 } cddp_checkpoint_info;
 
 /*
  * Save the items as DIR/checkpoint-STEP.cddp: whole or not at all, also when the machine stops in the middle (a
- * temporary file, fsync, rename, fsync of the directory). The directory is made if its parent exists. Then older
- * checkpoints beyond `keep` are removed, and those of later steps, which a life of the job has left that was given up;
- * so each job has a directory of its own. A collective: every rank calls it, and all get the same result, so that all
- * take the same branch. opt may be NULL; rank 0's counts. All ranks name the same optimizers, reducers, and items with
- * CDDP_ITEM_PER_RANK, in the same order. Other memory and samplers are looked at on rank 0 only.
+ * temporary file, fsync, rename, fsync of the directory). The directory is made if its parent exists. Then it removes
+ * older checkpoints beyond `keep`, and those of later steps, which an abandoned run of the job left behind; so each job
+ * has a directory of its own. A collective: every rank calls it, and all get the same result, so that all take the same
+ * branch. opt may be NULL; rank 0's counts. All ranks name the same optimizers, reducers, and items with
+ * CDDP_ITEM_PER_RANK, in the same order. Other memory and samplers are read on rank 0 only.
  *
  * In the background the items may be written to again, and objects may be used and destroyed, as soon as it returns.
  * Rank 0 holds a copy of them until the file is there: of memory that is on its GPU there, if at least twice as much is
@@ -87,10 +87,10 @@ typedef struct cddp_checkpoint_info {
  * file. One save at a time is under way: the next one waits for it. If it failed, the next save, or
  * cddp_checkpoint_wait, whichever comes first, returns its error on all ranks, and has done nothing else.
  *
- * Returns CDDP_OK; CDDP_E_INVALID (also an object of another communicator); CDDP_E_SYSTEM (the sentence names file and
- * cause: a full disk leaves the older checkpoints as they were); CDDP_E_MISMATCH (the ranks name different items: the
- * sentence names a rank and an item); CDDP_E_STATE (an optimizer or a reducer in the middle of a step, or gone);
- * CDDP_E_UNSUPPORTED (a newer header's struct); CDDP_E_NOMEM; or what a collective may return.
+ * Returns CDDP_OK; CDDP_E_INVALID (also an object of another communicator); CDDP_E_SYSTEM (the error message names file
+ * and cause: a full disk leaves the older checkpoints as they were); CDDP_E_MISMATCH (the ranks name different items:
+ * the error message names a rank and an item); CDDP_E_STATE (an optimizer or a reducer in the middle of a step, or
+ * gone); CDDP_E_UNSUPPORTED (a newer header's struct); CDDP_E_NOMEM; or what a collective may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step,
                                                          const cddp_checkpoint_item *items, size_t n_items,

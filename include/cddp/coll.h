@@ -16,8 +16,9 @@ extern "C" {
  * been waited for; host memory is then copied there and back). They may be called from any thread, but the order of all
  * collectives (those of reducers included) must be the same on every rank. They return CDDP_OK; CDDP_E_INVALID (a bad
  * argument; nothing was communicated); CDDP_E_UNSUPPORTED (a reduction that the backend does not do, see cddp_redop;
- * likewise); CDDP_E_MISMATCH (ranks called different collectives); CDDP_E_PEER (a rank died; the sentence names it);
- * CDDP_E_TIMEOUT (the sentence names who did not come); CDDP_E_ABORTED; CDDP_E_NOMEM. A count of 0 is allowed.
+ * likewise); CDDP_E_MISMATCH (ranks called different collectives); CDDP_E_PEER (a rank died; the error message names
+ * it); CDDP_E_TIMEOUT (the error message names the ranks that did not come); CDDP_E_ABORTED; CDDP_E_NOMEM. A count of 0
+ * is allowed.
  */
 
 /*
@@ -33,8 +34,8 @@ CDDP_API cddp_status cddp_broadcast(cddp_comm *comm, void *buf, size_t count, cd
  * rank's own part of out (in place).
  */
 CDDP_API cddp_status cddp_all_gather(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype);
-/* The same, of uneven size: rank r gives counts[r] elements (counts is equal on all ranks), which lie behind one
- * another. */
+/* The same, of uneven size: rank r gives counts[r] elements (counts is equal on all ranks), one after another in out.
+ */
 CDDP_API cddp_status cddp_all_gatherv(cddp_comm *comm, const void *in, void *out, const size_t *counts,
                                       cddp_dtype dtype);
 /* As cddp_all_reduce, but out is written on rank `root` only; elsewhere it may be NULL. */
@@ -54,8 +55,8 @@ CDDP_API cddp_status cddp_all_to_all(cddp_comm *comm, const void *in, void *out,
 /*
  * A message of `count` elements from one rank to another, which calls the other function with the same count and type.
  * Messages of one rank to another arrive in the order of sending. cddp_send returns when buf may be used again, which
- * may be only after the other rank has begun to receive: two ranks that exchange messages must not both send first
- * (where the backend is "cpu", CDDP_E_MISMATCH).
+ * may be only after the other rank has begun to receive: two ranks that exchange messages must not both send first (the
+ * "cpu" backend returns CDDP_E_MISMATCH). Put both into one group instead: cddp_coll_run.
  */
 CDDP_API cddp_status cddp_send(cddp_comm *comm, const void *buf, size_t count, cddp_dtype dtype, int to);
 CDDP_API cddp_status cddp_recv(cddp_comm *comm, void *buf, size_t count, cddp_dtype dtype, int from);
@@ -64,14 +65,15 @@ CDDP_API cddp_status cddp_barrier(cddp_comm *comm);
 
 /*
  * What an operation of cddp_coll_args does: what the function of its name does, or one of these.
- * GATHER: out[r * count .. (r+1) * count) of rank `root` = in[0..count) of rank r. Elsewhere out is not used. In place:
- * root's in is its own part of out.
- * SCATTER: out[0..count) of rank r = in[r * count .. (r+1) * count) of rank `root`. Elsewhere in is not used. In place:
- * root's out is its own part of in.
- * ALL_TO_ALLV: rank r gives in_counts[s] elements to rank s, which has that number as its out_counts[r]. in and out do
- * not overlap.
- * REDUCE_SCATTERV: in_counts[r] elements of the reduction go to out of rank r. in_counts is equal on all ranks. In
- * place: out is this rank's part of in, whose other parts stay as they were.
+ *
+ * - GATHER: out[r * count .. (r+1) * count) of rank `root` = in[0..count) of rank r. Elsewhere out is not used. In
+ *   place: root's in is its own part of out.
+ * - SCATTER: out[0..count) of rank r = in[r * count .. (r+1) * count) of rank `root`. Elsewhere in is not used. In
+ *   place: root's out is its own part of in.
+ * - ALL_TO_ALLV: rank r gives in_counts[s] elements to rank s, which has that number as its out_counts[r]. in and out
+ *   do not overlap.
+ * - REDUCE_SCATTERV: in_counts[r] elements of the reduction go to out of rank r. in_counts is equal on all ranks. In
+ *   place: out is this rank's part of in, whose other parts stay as they were.
  */
 typedef enum cddp_coll {
     CDDP_COLL_ALL_REDUCE = 1,
@@ -131,22 +133,22 @@ typedef struct cddp_coll_args {
  * Arguments are checked for all operations before anything is begun. Returns CDDP_OK; CDDP_E_INVALID (nothing was
  * begun, as with the next three; the error message names the operation); CDDP_E_UNSUPPORTED (a member of a later
  * version; a reduction that the backend does not do, see cddp_redop; or it has no groups); CDDP_E_NOMEM; CDDP_E_LIMIT
- * (65536 are waiting to be run: wait for some); or the sticky error. What goes wrong later cddp_coll_wait tells; among
- * it is CDDP_E_MISMATCH, where ranks disagree about a collective, or two ranks about the count or the type of a message
+ * (65536 are waiting to be run: wait for some); or the sticky error. cddp_coll_wait returns later errors; among them is
+ * CDDP_E_MISMATCH, where ranks disagree about a collective, or two ranks about the count or the type of a message
  * ("cpu" and "mpi").
  */
 CDDP_API cddp_status cddp_coll_start(cddp_comm *comm, const cddp_coll_args *args, size_t n, uint64_t *ticket);
 /*
- * Tells whether the group with this ticket, and all that were begun before it on comm, are done: CDDP_OK; or
- * CDDP_IN_PROGRESS, which is no error. Does not block; except that a process without a communication thread (an MPI
- * below MPI_THREAD_MULTIPLE, or no thread to be had) does the work in this call. Any thread, any number of times.
- * Returns also CDDP_E_INVALID (no such ticket), CDDP_E_UNSUPPORTED (the backend cannot tell), or what a collective may
- * return.
+ * Returns CDDP_OK if the group with this ticket, and all that were begun before it on comm, are done. Else it returns
+ * CDDP_IN_PROGRESS, which is not an error. It does not block, with one exception: a process without a communication
+ * thread (an MPI below MPI_THREAD_MULTIPLE, or no thread could be made) does the work in this call. Any thread, any
+ * number of times. Returns also CDDP_E_INVALID (no such ticket), CDDP_E_UNSUPPORTED (the backend cannot tell), or what
+ * a collective may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_coll_test(cddp_comm *comm, uint64_t ticket);
 /*
- * Block until the group with this ticket, and all that were begun before it on comm, are done. Any thread, any
- * number of times. Returns CDDP_OK, CDDP_E_INVALID (no such ticket), or what a collective may return.
+ * Block until the group with this ticket, and all that were begun before it on comm, are done. Any thread, any number
+ * of times. Returns CDDP_OK, CDDP_E_INVALID (no such ticket), or what a collective may return.
  */
 CDDP_API cddp_status cddp_coll_wait(cddp_comm *comm, uint64_t ticket);
 /*

@@ -11,26 +11,26 @@ extern "C" {
 
 /* ---------------------------------------------------------------------------------------------- communicator ---- */
 
-/* A group of ranks that reduce together. Thread-safety: each function says. */
+/* A group of ranks that reduce together. Each function states which threads may call it. */
 typedef struct cddp_comm cddp_comm;
 
-/* Where the ranks of a job meet, and its secret, as plain bytes: the program hands it to all of them. */
+/* Where the ranks of a job meet, and the job's secret, as plain bytes: the program passes it to all ranks. */
 typedef struct cddp_unique_id {
     unsigned char bytes[256];
 } cddp_unique_id;
 
 /*
  * Start a store in this process for one cddp_init of all ranks of a job, and write into *id how to find it: the
- * addresses of this host (those of $CDDP_SOCKET_IFNAME where it is set) and a random secret, which every rank proves.
- * So whoever has the bytes can join. The store ends with the communicator that this process makes with *id, once the
- * other ranks have left; a process that makes none keeps it until it exits. Any thread; no communication. Returns
- * CDDP_OK; CDDP_E_INVALID; CDDP_E_SYSTEM; CDDP_E_NOMEM.
+ * addresses of this host (those of $CDDP_SOCKET_IFNAME where it is set) and a random secret, which every rank must
+ * prove to know. Anybody who has the bytes can join. The store ends with the communicator that this process makes with
+ * *id, once the other ranks have left; a process that makes none keeps it until it exits. Any thread; no communication.
+ * Returns CDDP_OK; CDDP_E_INVALID; CDDP_E_SYSTEM; CDDP_E_NOMEM.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_unique_id_create(cddp_unique_id *id);
 
 /* cddp_init_options.flags. */
 enum {
-    /* Rank 0 hosts the store, in a thread of the library, at host and port, of which all ranks say the same. */
+    /* Rank 0 hosts the store, in a thread of the library, at host and port, which are the same on all ranks. */
     CDDP_INIT_HOST_STORE = 1
 };
 
@@ -40,12 +40,12 @@ typedef struct cddp_init_options {
     const char *device;  /* "cuda:3", of those that CUDA_VISIBLE_DEVICES leaves; NULL: by LOCAL_RANK. nccl only */
     int join_timeout_ms; /* until every rank is present; 0: $CDDP_JOIN_TIMEOUT seconds, else 300 s */
     int timeout_ms;      /* of every wait for a peer inside a collective; 0: $CDDP_TIMEOUT seconds, else 600 s */
-    const char *name;    /* of the communicator, copied, 47 bytes of it at most; NULL: "world", which is not mentioned.
-                            Others are, in its error messages and as the name that NCCL's traces show */
-    uint32_t flags;      /* CDDP_INIT_... above */
-    int world_size;      /* 0: the environment says all; then rank, host, port and id are 0, too */
-    int rank;            /* from 0 to world_size - 1 */
-    int port;            /* with host: where a store is that runs already, or that rank 0 hosts (flags) */
+    const char *name; /* of the communicator, copied, 47 bytes at most; NULL: "world". Any other name appears in error
+                         messages and in NCCL's traces */
+    uint32_t flags;   /* CDDP_INIT_... above */
+    int world_size;   /* 0: all comes from the environment; then rank, host, port and id are 0, too */
+    int rank;         /* from 0 to world_size - 1 */
+    int port;         /* with host: where a store is that runs already, or that rank 0 hosts (flags) */
     const char *host;
     const cddp_unique_id *id;      /* in place of host and port */
     const void *mpi_comm;          /* backend "mpi": an MPI_Comm *; NULL: MPI_COMM_WORLD. Its ranks are the job's */
@@ -54,17 +54,17 @@ typedef struct cddp_init_options {
 } cddp_init_options;
 
 /*
- * Join the job described by the environment ("env://"): RANK and WORLD_SIZE, else what Open MPI, MPICH or a Slurm step
- * says instead; MASTER_ADDR and MASTER_PORT; and, where set, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK and
- * GROUP_WORLD_SIZE (where not, the ranks find out which of them share a host). Without any of them the program is a
+ * Join the job described by the environment ("env://"): RANK and WORLD_SIZE, or their counterparts from Open MPI, MPICH
+ * or a Slurm step; MASTER_ADDR and MASTER_PORT; and, where set, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK and
+ * GROUP_WORLD_SIZE (otherwise the ranks find out which of them share a host). Without any of them the program is a
  * world of one. Unless TORCHELASTIC_USE_AGENT_STORE is "True" rank 0 hosts the job's store, in a thread of the library.
- * With CDDP_AUTH_TOKEN_FILE, a file of mode 0600, the job's secret is proved, and demanded of the store.
+ * With CDDP_AUTH_TOKEN_FILE, a file of mode 0600, ranks and store prove to each other that they know the job's secret.
  *
- * With opt->world_size the program says itself which rank of which job it is, and where the ranks meet: at a store that
- * runs already (cddp-rendezvous, PyTorch's TCPStore, that of the launcher), at one that rank 0 hosts, or by an id.
- * Which of them share a host, the ranks find out. A world of one needs no meeting point. Such jobs disturb neither one
- * another nor that of the environment, also at one store, where they are told apart by opt->name: a process may be in
- * several at a time, one rank in each.
+ * With opt->world_size the program itself gives its rank, its job, and where the ranks meet: at a store that runs
+ * already (cddp-rendezvous, PyTorch's TCPStore, that of the launcher), at one that rank 0 hosts, or by an id. The ranks
+ * find out which of them share a host. A world of one needs no meeting point. Such jobs disturb neither one another nor
+ * the job of the environment. At one store opt->name tells them apart. A process may be in several at a time, one rank
+ * in each.
  *
  * The backend is the same on every rank. "cpu" works on host memory. "nccl" works on one NVIDIA GPU per rank: its
  * primary context is current in the calling thread afterwards, and parameters and gradients are memory of that GPU.
@@ -73,7 +73,7 @@ typedef struct cddp_init_options {
  * intracommunicator of the program's, which must be there until cddp_init returns. A program that has begun MPI for
  * less than MPI_THREAD_MULTIPLE gets no overlap, and at less than MPI_THREAD_SERIALIZED it calls libcddp from MPI's
  * main thread only. "auto" is "nccl" where this libcddp has its NCCL module and the driver finds a GPU, else "cpu".
- * Ranks that share a GPU by mistake are told so; with CDDP_SHARE_GPU=1 they may.
+ * Ranks that share a GPU by mistake get an error; CDDP_SHARE_GPU=1 allows it.
  *
  * Blocks until every rank has joined or the join timeout has passed; the error then names the ranks that are missing.
  * opt may be NULL. *out is written on success only and is released by cddp_finalize().
@@ -85,17 +85,17 @@ typedef struct cddp_init_options {
  *
  * A process is in a job once at a time: after all ranks have called cddp_finalize, they may join again, as often as
  * they like (but not by the same id). Call it from one thread, before others change the environment.
+ *
  * Returns CDDP_OK; CDDP_E_INVALID (a variable is missing or out of range, or opt is bad); CDDP_E_EXISTS (another
  * process has the same rank, this one has joined and not finalized, or the port is taken); CDDP_E_DENIED (the secret);
- * CDDP_E_LIMIT (the rendezvous takes no more connections: the sentence says which limit to raise); CDDP_E_PEER
- * (a rank died, or the process that hosts the store); CDDP_E_ABORTED (the launcher has ended this round, or a
- * program has given up by `interrupted`, this one or another rank's);
- * CDDP_E_TIMEOUT; CDDP_E_CLOSED (the rendezvous ended); CDDP_E_IO (no connection); CDDP_E_PROTOCOL (what listens there
- * is no store); CDDP_E_UNSUPPORTED (ranks that are said to share a host do not); CDDP_E_VERSION (launcher, module and
- * ranks are of different versions);
+ * CDDP_E_LIMIT (the rendezvous takes no more connections: the error message names the limit to raise); CDDP_E_PEER (a
+ * rank died, or the process that hosts the store); CDDP_E_ABORTED (the launcher has ended this round, or a program has
+ * given up by `interrupted`, this one or another rank's); CDDP_E_TIMEOUT; CDDP_E_CLOSED (the rendezvous ended);
+ * CDDP_E_IO (no connection); CDDP_E_PROTOCOL (what listens there is no store); CDDP_E_UNSUPPORTED (ranks that were
+ * declared to share a host do not); CDDP_E_VERSION (launcher, module and ranks are of different versions);
  * CDDP_E_NOT_FOUND (the address does not resolve: after 30 s if the name service knows no such name, else after the
- * join timeout; or what the backend needs is missing: the sentence says what); CDDP_E_MISMATCH (some ranks have a GPU
- * and some have none, or two share one); CDDP_E_SYSTEM; CDDP_E_NOMEM.
+ * join timeout; or something that the backend needs is missing: the error message names it); CDDP_E_MISMATCH (some
+ * ranks have a GPU and some have none, or two share one); CDDP_E_SYSTEM; CDDP_E_NOMEM.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_init(cddp_comm **out, const cddp_init_options *opt);
 
@@ -103,25 +103,25 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_init(cddp_comm **out, const cddp_init_o
  * Leave the job and free comm; NULL is allowed. Reducers, optimizers and parts of comm may be destroyed before or
  * afterwards, in any order: their memory, that of gradients too, stays until then, and calls that need comm return
  * CDDP_E_STATE. Parts of comm are left with it, and are still to be finalized. Does not wait for peers, so a rank may
- * leave as soon as its own last collective has returned; except that a rank 0 that hosts the store waits
- * until the others have left, for timeout_ms at most (2 s after an error or an abort). Returns the communicator's
- * sticky error, that of a checkpoint in the background that nobody was told of, or CDDP_OK. Call it once, from one
- * thread, while no other call on comm runs.
+ * leave as soon as its own last collective has returned; except that a rank 0 that hosts the store waits until the
+ * others have left, for timeout_ms at most (2 s after an error or an abort). Returns the communicator's sticky error,
+ * the unreported error of a checkpoint in the background, or CDDP_OK. Call it once, from one thread, while no other
+ * call on comm runs.
  */
 CDDP_API cddp_status cddp_finalize(cddp_comm *comm);
 
 /*
  * Returns the communicator's sticky error, or CDDP_OK; *info (NULL: not wanted) gets the same with its causes. Neither
  * blocks nor communicates. It also finds what the next call that waits would find: an abort by a peer, the death of a
- * rank of which the launcher or the kernel has told, an error of the GPU. Ranks of other nodes are heard of as soon as
- * their word has come, and with the "mpi" backend peers only by the launcher or in a call that waits. In a part
- * `rank` counts in the world, too. Any thread. Returns also CDDP_E_INVALID (comm is NULL).
+ * rank of which the launcher or the kernel has told, an error of the GPU. News of other nodes' ranks takes as long as a
+ * message. With the "mpi" backend peers are heard of only by the launcher or in a call that waits. In a part, too,
+ * `rank` is the one in the world. Any thread. Returns also CDDP_E_INVALID (comm is NULL).
  */
 CDDP_API cddp_status cddp_comm_error(cddp_comm *comm, cddp_error_info *info);
 
 /*
- * Who this process is: its rank, from 0 to the world's size - 1. This and those below never fail: of NULL they say -1,
- * 0, NULL or "". Any thread.
+ * This process's rank, from 0 to the world's size - 1. This function and those below never fail: for NULL they return
+ * -1, 0, NULL or "". Any thread.
  */
 CDDP_API int cddp_rank(const cddp_comm *comm);
 CDDP_API int cddp_world_size(const cddp_comm *comm); /* how many ranks there are */
@@ -130,7 +130,7 @@ CDDP_API int cddp_world_rank(const cddp_comm *comm, int rank);
 CDDP_API int cddp_local_rank(const cddp_comm *comm);           /* this rank among those of its node, from 0 */
 CDDP_API int cddp_local_world_size(const cddp_comm *comm);     /* how many ranks there are on this node */
 CDDP_API int cddp_node_rank(const cddp_comm *comm);            /* which node this is, from 0 */
-CDDP_API const char *cddp_backend_name(const cddp_comm *comm); /* what reduces: "cpu", "nccl", "mpi" */
+CDDP_API const char *cddp_backend_name(const cddp_comm *comm); /* "cpu", "nccl" or "mpi" */
 /* How often this job was restarted before this life of it: TORCHELASTIC_RESTART_COUNT, 0 without a launcher. */
 CDDP_API int cddp_restart_count(const cddp_comm *comm);
 /*
@@ -138,9 +138,9 @@ CDDP_API int cddp_restart_count(const cddp_comm *comm);
  * batch system), or a node of an elastic job leaves or comes; on all ranks of all nodes. 0 before that, and without
  * cddprun. Any thread; cheap.
  *
- * cddprun sends the worker SIGTERM (or the signal that it got) as well, so a program that looks here ignores SIGTERM,
- * SIGINT, SIGHUP and SIGQUIT. Ranks see the 1 at different moments, and collectives work on until --shutdown_timeout is
- * over. So the ranks agree between two steps, save, and leave with status 0:
+ * cddprun sends the worker SIGTERM (or the signal that it got) as well, so a program that uses this function ignores
+ * SIGTERM, SIGINT, SIGHUP and SIGQUIT. Ranks see the 1 at different moments, and collectives work on until
+ * --shutdown_timeout is over. So the ranks agree between two steps, save, and leave with status 0:
  *
  *     int32_t stop = cddp_stop_requested(comm);
  *     status = cddp_all_reduce(comm, &stop, &stop, 1, CDDP_INT32, CDDP_MAX);
@@ -162,12 +162,12 @@ typedef struct cddp_split_options {
 /*
  * Make a communicator of its own for the ranks that give the same color (>= 0): a part of comm, whose ranks are ordered
  * by key, then by their rank in comm. A collective of all ranks of comm. A negative color: this rank is in no part, and
- * *out is NULL. What cddp_rank and cddp_world_size say counts in the part; local and node ranks are those of comm. A
- * part has reducers of its own and its errors are its own: a rank that fails in one part does not end the others.
- * opt may be NULL; all ranks of a part want the same backend. Release it with cddp_finalize, before comm or after it.
- * Call it from one thread at a time. Returns CDDP_OK; CDDP_E_INVALID (also an unknown backend); CDDP_E_UNSUPPORTED
- * (unknown members of *opt); CDDP_E_MISMATCH (ranks of one color want different backends: all ranks of that color get
- * it); CDDP_E_NOMEM; CDDP_E_LIMIT (split from one another too often); or what a collective or cddp_init may return.
+ * *out is NULL. cddp_rank and cddp_world_size count within the part; local and node ranks are those of comm. A part has
+ * reducers of its own and its errors are its own: a rank that fails in one part does not end the others. opt may be
+ * NULL; all ranks of a part want the same backend. Release it with cddp_finalize, before comm or after it. Call it from
+ * one thread at a time. Returns CDDP_OK; CDDP_E_INVALID (also an unknown backend); CDDP_E_UNSUPPORTED (unknown members
+ * of *opt); CDDP_E_MISMATCH (ranks of one color want different backends: all ranks of that color get it); CDDP_E_NOMEM;
+ * CDDP_E_LIMIT (split from one another too often); or what a collective or cddp_init may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_comm_split(cddp_comm **out, cddp_comm *comm, int color, int key,
                                                     const cddp_split_options *opt);
@@ -175,15 +175,14 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_comm_split(cddp_comm **out, cddp_comm *
 /*
  * Make a communicator of n ranks of comm, in the order of the list, which they alone call: with the same list and the
  * same tag. The other ranks take no part in it, and comm's collectives may be under way; the members meet in the store,
- * and wait for one another for the join timeout of comm at most. What is said of parts of cddp_comm_split holds. A
- * process may call it in several threads at once, for groups that overlap, too, with a tag for each; the same list and
- * tag may be used again, one call after the other. comm may be a part.
+ * and wait for one another for the join timeout of comm at most. The result is a part as those of cddp_comm_split are.
+ * A process may call it in several threads at once, for groups that overlap, too, with a tag for each; the same list
+ * and tag may be used again, one call after the other. comm may be a part.
  *
  * Returns CDDP_OK; CDDP_E_INVALID (no such rank, one twice, or not this one's; bad opt); CDDP_E_UNSUPPORTED (unknown
  * members of *opt); CDDP_E_MISMATCH (a member that this rank waits for waits with another list, or wants another
- * backend: the members of both get it); CDDP_E_TIMEOUT (a member did not come: the error message names it);
- * CDDP_E_PEER and CDDP_E_ABORTED (as cddp_init); CDDP_E_NOMEM; or what cddp_init may return for a backend that cannot
- * connect.
+ * backend: the members of both get it); CDDP_E_TIMEOUT (a member did not come: the error message names it); CDDP_E_PEER
+ * and CDDP_E_ABORTED (as cddp_init); CDDP_E_NOMEM; or what cddp_init may return for a backend that cannot connect.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_comm_create_group(cddp_comm **out, cddp_comm *comm, const int *ranks, size_t n,
                                                            int tag, const cddp_split_options *opt);
@@ -191,7 +190,7 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_comm_create_group(cddp_comm **out, cddp
 typedef enum cddp_scope { CDDP_SCOPE_JOB = 0, CDDP_SCOPE_NODE = 1, CDDP_ENUM_32(CDDP_SCOPE) } cddp_scope;
 
 /*
- * Let one rank go first, and then the others: so that a file is downloaded or built once, and found by the rest.
+ * Let one rank go first, and then the others: for a file that one rank downloads or builds, and the rest find.
  *
  *     cddp_leader_first_begin(comm, CDDP_SCOPE_NODE, &first);
  *     why = there_is(file) || download(file) ? NULL : "no route to the host";
@@ -207,8 +206,8 @@ typedef enum cddp_scope { CDDP_SCOPE_JOB = 0, CDDP_SCOPE_NODE = 1, CDDP_ENUM_32(
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_leader_first_begin(cddp_comm *comm, cddp_scope of, int *first);
 /*
- * This rank is done. `first` is what cddp_leader_first_begin said. failure: NULL, or why a first rank has failed (its
- * first 255 bytes are told to all; "" is a failure, too); of the others it is not looked at. On a first rank it returns
+ * This rank is done. `first` is the value from cddp_leader_first_begin. failure: NULL, or why a first rank has failed
+ * (its first 255 bytes are told to all; "" is a failure, too); on other ranks it is ignored. On a first rank it returns
  * what cddp_leader_first_begin returns on the others: CDDP_E_REMOTE also for its own failure. On the others it returns
  * CDDP_OK at once.
  */
@@ -216,8 +215,8 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_leader_first_end(cddp_comm *comm, int f
 
 /*
  * Make every wait on comm, in this process and in its peers, return CDDP_E_ABORTED soon. Any thread, any number of
- * times, also during a collective. `why` (may be NULL) becomes part of the peers' sentence. cddp_finalize waits for
- * calls that began before it; a call that begins after it is an error, as with every function.
+ * times, also during a collective. `why` (may be NULL) becomes part of the peers' error message. cddp_finalize waits
+ * for calls that began before it; a call that begins after it is an error, as with every function.
  */
 CDDP_API void cddp_abort(cddp_comm *comm, const char *why);
 

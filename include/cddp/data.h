@@ -12,8 +12,8 @@ extern "C" {
 /* --------------------------------------------------------------------------------------------------- metrics ---- */
 
 /*
- * Values with weights, as the mean losses of batches and how many samples they had. {0} is none; a program may fill in
- * sum and weight itself. It is a plain value without `size`, and never changes.
+ * Values with weights, such as the mean losses of batches and how many samples they had. {0} is none; a program may
+ * fill in sum and weight itself. It is a plain value without `size`, and never changes.
  */
 typedef struct cddp_metric {
     double sum;      /* of value times weight */
@@ -31,8 +31,8 @@ CDDP_API double cddp_metric_mean(const cddp_metric *m);
  * order. ranks (may be NULL) gets world size * n metrics: those of rank r from ranks[r * n] on. all may be mine. Every
  * rank calls it with the same n. Blocks until the numbers are there, since they are for the program's eyes: on a GPU,
  * too, they lie in host memory, and the host waits for what was begun before; so it is for once in a while, and not for
- * every step. Any thread, in the order of all collectives. Returns CDDP_OK; CDDP_E_INVALID;
- * CDDP_E_NOMEM; or what a collective may return.
+ * every step. Any thread, in the order of all collectives. Returns CDDP_OK; CDDP_E_INVALID; CDDP_E_NOMEM; or what a
+ * collective may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_metric_reduce(cddp_comm *comm, const cddp_metric *mine, cddp_metric *all,
                                                        size_t n, cddp_metric *ranks);
@@ -57,10 +57,12 @@ typedef struct cddp_sampler_options {
 
 /*
  * Make a sampler, which starts at epoch 0. *out is written on success only; release it with cddp_sampler_destroy().
+ *
  * Returns CDDP_OK, CDDP_E_INVALID (a value out of range), CDDP_E_NOMEM. No communication.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_sampler_create(cddp_sampler **out, const cddp_sampler_options *opt);
-/* Samples of this epoch on this rank, the same on every rank; behind cddp_sampler_set_state: of the rest of it. */
+/* Number of samples of this epoch on this rank, the same on every rank; after cddp_sampler_set_state: of the rest of
+ * it. */
 CDDP_API size_t cddp_sampler_count(const cddp_sampler *sampler);
 /* Make epoch's indices; those of the epoch before are overwritten. CDDP_OK, CDDP_E_INVALID (epoch < 0). */
 CDDP_API cddp_status cddp_sampler_set_epoch(cddp_sampler *sampler, int64_t epoch);
@@ -69,8 +71,8 @@ CDDP_API const int64_t *cddp_sampler_indices(const cddp_sampler *sampler);
 
 /*
  * The next batch: *indices becomes the next `want` of this rank's indices, or fewer at the end of the epoch, and the
- * sampler's place moves behind them. Returns how many; 0: the epoch is over, until set_epoch. A program takes its
- * batches by this, or from cddp_sampler_indices(); only this moves the place that cddp_sampler_get_state tells.
+ * sampler's place moves past them. Returns how many; 0: the epoch is over, until set_epoch. A program takes its batches
+ * by this, or from cddp_sampler_indices(); only this moves the place that cddp_sampler_get_state tells.
  */
 CDDP_API size_t cddp_sampler_next(cddp_sampler *sampler, size_t want, const int64_t **indices);
 
@@ -83,7 +85,7 @@ typedef struct cddp_sampler_state {
     uint64_t words[8];
 } cddp_sampler_state;
 
-/* Tell where the sampler stands, in *state, which need not be filled in. Never fails (of NULL: zeros, no state). */
+/* Write into *state where the sampler stands. Never fails (of NULL: zeros, which are no state). */
 CDDP_API void cddp_sampler_get_state(const cddp_sampler *sampler, cddp_sampler_state *state);
 /*
  * Go on from *state, also in the middle of an epoch and also with another number of ranks: what was not taken of the

@@ -40,7 +40,7 @@ typedef struct cddp_ddp_options {
                                   blocking ones; cudaStreamPerThread is refused. Unused on the CPU */
     const cddp_param *buffers; /* n_buffers of them, for cddp_ddp_sync_buffers: any types, and no `grad` */
     size_t n_buffers;          /* 0: none */
-    const char *name;          /* of the model, for error messages, as "generator"; copied. NULL: none */
+    const char *name;          /* of the model, for error messages, such as "generator"; copied. NULL: none */
 } cddp_ddp_options;
 
 /* cddp_ddp_options.flags. */
@@ -54,19 +54,19 @@ enum {
      */
     CDDP_DDP_SUM = 2,
     /*
-     * Not every gradient comes in every step: cddp_ddp_wait() counts those as zeros that were not said to be ready. The
-     * ranks tell each other what they used, in one small collective per step. A gradient that no rank used keeps its
+     * Not every gradient is made in every step: cddp_ddp_wait() counts those as zeros that were not reported ready. The
+     * ranks tell each other which they used, in one small collective per step. A gradient that no rank used keeps its
      * old value, so that the optimizer can leave that parameter alone; one that only some ranks used gets the mean over
      * all. On a GPU the device decides by what the ranks told each other, and the host waits for nothing; but with an
      * optimizer (cddp_optim_create) or PowerSGD, which have to know, it waits in every step.
      */
     CDDP_DDP_FIND_UNUSED = 4,
     /*
-     * The same gradients come in every step, each as often as in the first one (a parameter that is used several times
-     * is said to be ready several times, and counts with the last). What is unused is found in the first step, which
-     * therefore does not overlap with communication; a later step that differs is an error that names the gradient. On
-     * a GPU the host waits for no step but the first, and for that at the end of the second; with an optimizer or
-     * PowerSGD, which have to know what is unused, at its own end.
+     * The same gradients are made in every step, each as often as in the first one (a parameter that is used several
+     * times is reported ready several times, and the last report counts). What is unused is found in the first step,
+     * which therefore does not overlap with communication; a later step that differs is an error that names the
+     * gradient. On a GPU the host waits for no step but the first, and for that at the end of the second; with an
+     * optimizer or PowerSGD, which have to know what is unused, at its own end.
      */
     CDDP_DDP_STATIC_GRAPH = 8,
     /* Ranks may have different numbers of steps: cddp_ddp_join(). Every rank's flags say so. */
@@ -86,11 +86,11 @@ typedef struct cddp_ddp cddp_ddp;
 /*
  * Create a reducer for n_params parameters, given in forward order. A collective: every rank calls it.
  *
- * First the names, types and shapes are compared between ranks: if any differs, every rank gets CDDP_E_MISMATCH and a
- * sentence that names the first such parameter and two ranks that disagree. Then rank 0's parameter values are
+ * First the names, types and shapes are compared between ranks: if any differs, every rank gets CDDP_E_MISMATCH and an
+ * error message that names the first such parameter and two ranks that disagree. Then rank 0's parameter values are
  * broadcast into every rank's `data`. Then one arena for all gradients is made and zeroed. With the "nccl" backend
- * `data` and `grad` are memory of the GPU, and the broadcast comes after the work that is on the compute stream. What
- * is said here of parameters' `data` holds for those of buffers.
+ * `data` and `grad` are memory of the GPU, and the broadcast comes after the work that is on the compute stream. All
+ * this holds for the `data` of buffers, too.
  *
  * Gradients in the user's own memory (cddp_param.grad) are reduced where they lie, as fast as in the arena, if it is
  * memory of all ranks (cddp_alloc with CDDP_MEM_COLLECTIVE, cddp_register) and every rank has them at the same places
@@ -99,9 +99,9 @@ typedef struct cddp_ddp cddp_ddp;
  * else: other memory, gradients that share memory, or that are sent in another type (comm_dtype), and those of a
  * reducer with a hook, PowerSGD or an optimizer. Results do not change by it, on the CPU not by a bit.
  *
- * params is copied, names and shapes too; the memory behind `data` and `grad` stays the caller's and must outlive ddp.
- * opt may be NULL. *out is written on success only; release it with cddp_ddp_destroy(), before cddp_finalize() or after
- * it. Returns CDDP_OK, CDDP_E_INVALID (no parameter, a missing name or data, an integer type, count 0, a shape whose
+ * params is copied, names and shapes too; the memory at `data` and `grad` stays the caller's and must outlive ddp. opt
+ * may be NULL. *out is written on success only; release it with cddp_ddp_destroy(), before cddp_finalize() or after it.
+ * Returns CDDP_OK, CDDP_E_INVALID (no parameter, a missing name or data, an integer type, count 0, a shape whose
  * product is not count, memory of the wrong kind, bad opt, a CDDP_DEBUG that is not 0 or 1), CDDP_E_MISMATCH,
  * CDDP_E_NOMEM (this machine or a peer cannot hold the arena), or what a collective may return.
  */
@@ -118,11 +118,11 @@ CDDP_API void *cddp_ddp_grad(cddp_ddp *ddp, size_t i);
 /*
  * Parameter i's gradient of this step is complete: the caller must neither read nor write it until cddp_ddp_wait().
  * When the last gradient of a bucket is ready, and every earlier bucket was launched, the bucket's all-reduce starts on
- * the communication thread, or on the communication stream of the GPU, behind what the compute stream has been given
- * until then. On the CPU the last bucket of a step is left to the thread that calls cddp_ddp_wait(), which saves the
- * hand-over; but the communication thread takes it if nobody waits within 50 us, so what a rank does before its
- * cddp_ddp_wait() does not hold up its peers. (Where steps take less than a millisecond, the first late wait may hold
- * them up for about 1 ms.) Never blocks on peers. Any thread, several at once.
+ * the communication thread, or on the communication stream of the GPU, after all work that the compute stream has been
+ * given until then. On the CPU the last bucket of a step is left to the thread that calls cddp_ddp_wait(), which saves
+ * the hand-over. If nobody waits within 50 us, the communication thread takes it, so that work before cddp_ddp_wait()
+ * does not hold up the peers. (Where steps take less than a millisecond, the first late wait may hold them up for about
+ * 1 ms.) Never blocks on peers. Any thread, several at once.
  *
  * Returns CDDP_OK, CDDP_E_INVALID (no such parameter), CDDP_E_STATE (already ready in this step), or the sticky error.
  * CDDP_E_INVALID and CDDP_E_STATE become the sticky error: this rank cannot end the step, and its peers hear why. (How
@@ -152,17 +152,18 @@ CDDP_API cddp_status cddp_ddp_wait_param(cddp_ddp *ddp, size_t i);
  * is so. On a GPU it makes the compute stream wait, and never the host: work that is launched there afterwards finds
  * the means; an error that comes later is returned by the next call. Call it once per step, from one thread, after the
  * last cddp_ddp_grad_ready(). Of a captured step it is the last call (see cddp_ddp_grad_ready).
- * Returns CDDP_OK; CDDP_E_STATE (gradients are missing: the sentence names them; the error is sticky, since peers now
- * wait for them. Or another thread is in this function: then the call does nothing); or what a collective may return,
- * also for calls of this step whose status was not looked at.
+ *
+ * Returns CDDP_OK; CDDP_E_STATE (gradients are missing: the error message names them, and the error is sticky, since
+ * peers now wait for them. Or another thread is in this function: then the call does nothing); or what a collective may
+ * return, also for calls of this step whose status was ignored.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_wait(cddp_ddp *ddp);
 
 /*
- * The buffers of cddp_ddp_options become rank 0's on every rank: running statistics, and what else a model has beside
- * its parameters. Call it before the first forward pass of a step; or never, and each rank keeps its own. A collective
- * (small buffers travel together), on the CPU a blocking one; on a GPU the compute stream waits for it, and not the
- * host.
+ * The buffers of cddp_ddp_options become rank 0's on every rank: running statistics, and anything else that a model has
+ * beside its parameters. Call it before the first forward pass of a step. Without it each rank keeps its own. A
+ * collective (small buffers travel together), on the CPU a blocking one; on a GPU the compute stream waits for it, and
+ * not the host.
  *
  * With CDDP_DDP_JOIN they become those of the highest rank that still trains, as in PyTorch (which takes one tiny
  * collective more, that blocks on a GPU, too): then, if there are buffers, it must be called once at the start of every
@@ -174,12 +175,12 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_wait(cddp_ddp *ddp);
 CDDP_API cddp_status cddp_ddp_sync_buffers(cddp_ddp *ddp);
 
 /*
- * This rank has no more samples (of this epoch): take part, with zeros, in the steps of those who have, until nobody
- * has; then whoever trained longest (of several, the highest rank) gives its parameters to all, and a new epoch may
- * begin. Every rank calls it, also those that end last. It mirrors the reducer's own collectives only: others that a
- * program makes in each step are its own matter. Needs CDDP_DDP_JOIN. A rank that sums (CDDP_DDP_SUM) divides as
- * always. Blocks, on a GPU too. Call it between two steps, from one thread. Returns CDDP_OK; CDDP_E_INVALID;
- * CDDP_E_STATE (no CDDP_DDP_JOIN, or in the middle of a step); or what a collective may return.
+ * This rank has no more samples (of this epoch): take part, with zeros, in the steps of the ranks that have some, until
+ * none has. Then the rank that trained longest (of several, the highest) gives its parameters to all, and a new epoch
+ * may begin. Every rank calls it, also those that end last. It mirrors the reducer's own collectives only, and no
+ * others that a program makes in each step. Needs CDDP_DDP_JOIN. A rank that sums (CDDP_DDP_SUM) divides as always.
+ * Blocks, on a GPU too. Call it between two steps, from one thread. Returns CDDP_OK; CDDP_E_INVALID; CDDP_E_STATE (no
+ * CDDP_DDP_JOIN, or in the middle of a step); or what a collective may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_join(cddp_ddp *ddp);
 
@@ -202,12 +203,12 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_join(cddp_ddp *ddp);
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_grad_norm(cddp_ddp *ddp, double norm_type, double *norm);
 
 /*
- * Make that norm at most max_norm (>= 0), as torch.nn.utils.clip_grad_norm_: gradients are multiplied by
- * max_norm / (norm + 1e-6) where that is below 1. *norm (may be NULL) is the norm from before. If it is not finite, the
- * gradients become zeros and NaNs by the same formula, or, with error_if_nonfinite, CDDP_E_NONFINITE is returned on
- * every rank and they stay as they are. Otherwise as cddp_ddp_grad_norm. On a GPU norm and factor are made there, and
- * the compute stream waits for the product; the host waits only where it has to know: norm is not NULL, or
- * error_if_nonfinite is not 0.
+ * Make that norm at most max_norm (>= 0), as torch.nn.utils.clip_grad_norm_: gradients are multiplied by max_norm /
+ * (norm + 1e-6) where that is below 1. *norm (may be NULL) is the norm from before. If it is not finite, the gradients
+ * become zeros and NaNs by the same formula, or, with error_if_nonfinite, CDDP_E_NONFINITE is returned on every rank
+ * and they stay as they are. Otherwise as cddp_ddp_grad_norm. On a GPU norm and factor are made there, and the compute
+ * stream waits for the product; the host waits only where it has to know: norm is not NULL, or error_if_nonfinite is
+ * not 0.
  *
  *     cddp_ddp_wait(ddp);   cddp_ddp_clip_grad_norm(ddp, 1.0, 2, 1, NULL);   an optimizer of your own
  *     cddp_ddp_clip_grad_norm(ddp, 1.0, 2, 1, NULL);   cddp_optim_step(optim, NULL);   // with cddp_optim_create
@@ -222,11 +223,11 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_clip_grad_norm(cddp_ddp *ddp, doubl
 CDDP_API double cddp_ddp_grad_scale(const cddp_ddp *ddp);
 
 /*
- * Frees everything; NULL is allowed. It is this rank's own affair: no peer has to call it, and none is waited for. What
- * is in flight goes on without the reducer, and the memory that it needs is freed by cddp_finalize. On a GPU, and with
+ * Frees everything; NULL is allowed. It is local: no peer has to call it, and it waits for none. Communication in
+ * flight goes on without the reducer, and the memory that it needs is freed by cddp_finalize. On a GPU, and with
  * gradients that are reduced where they lie, that is the caller's memory: it waits until buckets that have started are
- * done. After an error it returns at once. Peers that count on
- * the rest of a step hear, in their next wait, that this rank has left.
+ * done. After an error it returns at once. Peers that count on the rest of a step hear, in their next wait, that this
+ * rank has left.
  *
  * On a GPU whose gradients lie in a symmetric window (NCCL 2.29.7 and newer) their memory stays until all ranks have
  * destroyed the reducer and the next one is made, or until cddp_finalize().

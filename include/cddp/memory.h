@@ -21,7 +21,7 @@ typedef struct cddp_device_info {
     char pci[32];          /* "0000:17:00.0"; "" for the CPU */
 } cddp_device_info;
 
-/* Tell where comm works, in *info. Returns CDDP_OK; CDDP_E_INVALID (info, or its size). Any thread. */
+/* Write into *info where comm works. Returns CDDP_OK; CDDP_E_INVALID (info, or its size). Any thread. */
 CDDP_API cddp_status cddp_get_device_info(cddp_comm *comm, cddp_device_info *info);
 
 /* For cddp_alloc and cddp_register. 0: memory of this rank only. */
@@ -49,10 +49,10 @@ enum {
  * memory. Any thread; with CDDP_MEM_COLLECTIVE one thread at a time.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_alloc(cddp_comm *comm, size_t bytes, uint32_t flags, void **out);
-/* Give memory of cddp_alloc back, which nothing uses any more; NULL is allowed. This rank's own affair. Any thread. */
+/* Free memory of cddp_alloc, which nothing uses any more; NULL is allowed. Local: no peer takes part. Any thread. */
 CDDP_API void cddp_free(cddp_comm *comm, void *p);
 /*
- * Tell libcddp of the program's own `bytes` bytes at p, so that reducers work on gradients in it without a copy
+ * Register the program's own `bytes` bytes at p, so that reducers work on gradients in it without a copy
  * (cddp_param.grad). flags is CDDP_MEM_COLLECTIVE: every rank calls it, as cddp_alloc with that flag. The memory is
  * where the backend works, and does not overlap other registered memory or that of cddp_alloc. It stays the caller's,
  * and must stay until cddp_unregister.
@@ -66,8 +66,8 @@ CDDP_API void cddp_free(cddp_comm *comm, void *p);
 CDDP_API CDDP_NODISCARD cddp_status cddp_register(cddp_comm *comm, void *p, size_t bytes, uint32_t flags);
 /*
  * The memory at p, as it was registered, is no longer used: to be called after the reducers that use it were destroyed,
- * and before the memory is freed. What is still registered ends with comm. This rank's own affair. Returns CDDP_OK or
- * CDDP_E_INVALID (nothing registered begins at p). Any thread.
+ * and before the memory is freed. What is still registered ends with comm. Local: no peer takes part. Returns CDDP_OK
+ * or CDDP_E_INVALID (nothing registered begins at p). Any thread.
  */
 CDDP_API cddp_status cddp_unregister(cddp_comm *comm, void *p);
 /*
@@ -75,11 +75,11 @@ CDDP_API cddp_status cddp_unregister(cddp_comm *comm, void *p);
  * that were begun before, and is done on return; streams of the program's own that use the memory must have been waited
  * for. CDDP_OK, CDDP_E_INVALID, CDDP_E_SYSTEM, or what a collective may return. Any thread.
  *
- * Here and in collectives, memory of another GPU than this rank's is CDDP_E_INVALID, and the sentence names both:
+ * Here and in collectives, memory of another GPU than this rank's is CDDP_E_INVALID, and the error message names both:
  * usually cudaSetDevice was not called. So is memory of a context of the GPU's that is not the primary one, which the
- * CUDA runtime uses. Managed memory is taken as the GPU's. What malloc gave is host memory on every machine, also where
- * the GPU could reach it (HMM, Grace): NCCL does not take it, so collectives on it pass through pinned memory, and a
- * reducer refuses it.
+ * CUDA runtime uses. Managed memory is taken as the GPU's. Memory from malloc is host memory on every machine, even
+ * where the GPU could reach it (HMM, Grace): NCCL does not take it, so collectives on it pass through pinned memory,
+ * and a reducer refuses it.
  */
 CDDP_API cddp_status cddp_copy(cddp_comm *comm, void *to, const void *from, size_t bytes);
 

@@ -29,9 +29,11 @@ typedef struct cddp_store_options {
 
 /*
  * Connect, with retries until the timeout. *out is written on success only; release it with cddp_store_close().
- * Returns CDDP_OK, CDDP_E_INVALID, CDDP_E_NOT_FOUND (the host does not resolve), CDDP_E_IO (no connection; the sentence
- * names address and cause), CDDP_E_TIMEOUT, CDDP_E_PROTOCOL (something else listens there), CDDP_E_DENIED (the secret),
- * CDDP_E_LIMIT (the rendezvous takes no more connections: the sentence says which limit to raise), CDDP_E_NOMEM.
+ *
+ * Returns CDDP_OK, CDDP_E_INVALID, CDDP_E_NOT_FOUND (the host does not resolve), CDDP_E_IO (no connection; the error
+ * message names address and cause), CDDP_E_TIMEOUT, CDDP_E_PROTOCOL (something else listens there), CDDP_E_DENIED (the
+ * secret), CDDP_E_LIMIT (the rendezvous takes no more connections: the error message names the limit to raise),
+ * CDDP_E_NOMEM.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_store_open(cddp_store **out, const cddp_store_options *opt);
 /* The communicator's own client; NULL in a world of one without a store. It lives as long as comm: do not close it. */
@@ -46,7 +48,7 @@ CDDP_API void cddp_store_close(cddp_store *store);
  * this round). After any error but CDDP_E_INVALID the connection is closed, except that a wait which timed out leaves
  * it usable.
  */
-/* Set key to len bytes at value (copied), and wake who waits for it. */
+/* Set key to len bytes at value (copied), and wake the clients that wait for it. */
 CDDP_API cddp_status cddp_store_set(cddp_store *store, const char *key, const void *value, size_t len);
 /*
  * Wait until key exists, then copy its value to buf (cap bytes). *len is the value's length, also when it is larger

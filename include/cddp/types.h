@@ -71,12 +71,12 @@ typedef enum cddp_redop {
 /* Bytes per element; 0 for a value that is no type. Any thread. */
 CDDP_API size_t cddp_dtype_size(cddp_dtype dtype);
 
-/* The text of a status, as "timed out". Static storage, never NULL. Any thread. */
+/* The text of a status, such as "timed out". Static storage, never NULL. Any thread. */
 CDDP_API const char *cddp_strerror(cddp_status status);
-/* The name of a status, as "CDDP_E_TIMEOUT". Static storage, never NULL. Any thread. */
+/* The name of a status, such as "CDDP_E_TIMEOUT". Static storage, never NULL. Any thread. */
 CDDP_API const char *cddp_status_name(cddp_status status);
 /*
- * The full sentence of the calling thread's last failed libcddp call ("" if none failed yet). It stays valid until the
+ * The error message of the calling thread's last failed libcddp call ("" if none failed yet). It stays valid until the
  * same thread's next failing call.
  */
 CDDP_API const char *cddp_last_error(void);

@@ -33,9 +33,9 @@ enum {
      */
     CDDP_DDP_SKIP_UNUSED = 256,
     /*
-     * The first steps find out which size of buckets is best here. first_bucket_bytes times 1, 4, 10, 25, 50 and 100
-     * (1 to 100 MiB), as far as they cut this model differently, take turns from the third step on, seven steps each.
-     * The one with the smallest median of rank 0's times, from a step's first gradient to the end of its cddp_ddp_wait,
+     * The first steps find out which size of buckets is best here. first_bucket_bytes times 1, 4, 10, 25, 50 and 100 (1
+     * to 100 MiB), as far as they cut this model differently, take turns from the third step on, seven steps each. The
+     * one with the smallest median of rank 0's times, from a step's first gradient to the end of its cddp_ddp_wait,
      * stays, on all ranks. Results do not change by it, on the CPU not by a bit. While it lasts (45 steps at most)
      * bucket counts change from step to step; on a GPU the host waits for these steps. Not with cddp_optim_create.
      */

@@ -21,7 +21,7 @@ typedef struct cddp_bucket {
     size_t index; /* in the order of their launch, the same on every rank */
     int is_last;
     cddp_dtype dtype;
-    void *data;           /* this rank's gradients, in the arena; they lie behind one another, each 64-byte aligned */
+    void *data;           /* this rank's gradients, in the arena, one after another, each 64-byte aligned */
     size_t count;         /* elements from the first gradient to the last; the padding between them is zeros */
     const size_t *params; /* whose gradients they are, by number; valid during the call */
     size_t n_params;
@@ -33,12 +33,12 @@ typedef struct cddp_bucket {
  * What is done in place of the all-reduce of each bucket. Both return CDDP_OK, or a status that ends the job. They must
  * not call functions of the reducer, which return CDDP_E_STATE then.
  *
- * On a GPU neither of them finds anything done, and neither has to wait: `data` is memory of the GPU, and
- * bucket->stream is the stream on which libcddp's collectives run. Behind what is on it when begin is called the
- * gradients are complete, and behind what is on it when end is called that is done which begin has begun. A hook puts
- * its kernels and copies on that stream, or on one of its own that waits for it, by an event, and that it waits for
- * before the function returns; collectives by cddp_coll_start, on memory of the GPU (cddp_alloc). All of it runs in the
- * order in which it was put there, so what begin puts behind a cddp_coll_start finds its result. cddp_ddp_wait, and
+ * On a GPU work is only queued when they are called, and neither has to wait. `data` is memory of the GPU, and
+ * bucket->stream is the stream on which libcddp's collectives run. After the work on it when begin is called, the
+ * gradients are complete. After the work on it when end is called, everything that begin began is done. A hook puts its
+ * kernels and copies on that stream, or on one of its own that waits for it, by an event, and that it waits for before
+ * the function returns; collectives by cddp_coll_start, on memory of the GPU (cddp_alloc). All of it runs in the order
+ * in which it was put there, so work that begin queues after a cddp_coll_start finds its result. cddp_ddp_wait, and
  * cddp_ddp_wait_param, make the compute stream wait for all of it. Neither a cddp_coll_wait nor a ticket is needed for
  * that; and memory that the hook uses may be freed once ddp was destroyed or the compute stream was waited for.
  *
@@ -50,8 +50,8 @@ typedef struct cddp_hook {
     size_t size; /* sizeof(cddp_hook) */
     /*
      * The bucket is full: begin what is to be done, by cddp_coll_start on comm. *ticket is 0, and becomes what
-     * cddp_coll_start gave last. Called in the order of the buckets, the same on every rank, by the thread that said
-     * that the last gradient was ready; it should not wait for peers.
+     * cddp_coll_start gave last. Called in the order of the buckets, the same on every rank, by the thread that
+     * reported the last gradient; it should not wait for peers.
      */
     cddp_status (*begin)(void *arg, cddp_comm *comm, const cddp_bucket *bucket, uint64_t *ticket);
     /*
@@ -66,9 +66,9 @@ typedef struct cddp_hook {
 /*
  * Communicate by a hook from now on; hook is copied, NULL goes back to the all-reduce. Every rank does the same,
  * between the same two steps; a collective where gradients were reduced where they lie, which are copied from now on.
- * Returns CDDP_OK; CDDP_E_INVALID (a bad hook, a reducer that compresses or skips);
- * CDDP_E_STATE (in the middle of a step, or bucket sizes are still being tried); CDDP_E_NOMEM. One thread. It ends
- * PowerSGD, too.
+ *
+ * Returns CDDP_OK; CDDP_E_INVALID (a bad hook, a reducer that compresses or skips); CDDP_E_STATE (in the middle of a
+ * step, or bucket sizes are still being tried); CDDP_E_NOMEM. One thread. It ends PowerSGD, too.
  */
 CDDP_API cddp_status cddp_ddp_set_hook(cddp_ddp *ddp, const cddp_hook *hook);
 

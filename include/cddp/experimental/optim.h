@@ -42,9 +42,9 @@ enum {
 };
 
 /*
- * Parameters with a learning rate and a weight decay of their own, as one of PyTorch's param_groups. A group says both:
- * lr_factor 1, and the weight decay of the options, are as the optimizer's. {.size = sizeof(cddp_optim_group), .params
- * = biases, .n_params = 8, .lr_factor = 1} are eight that do not decay.
+ * Parameters with a learning rate and a weight decay of their own, such as one of PyTorch's param_groups. A group gives
+ * both: lr_factor 1, and the weight decay of the options, are as the optimizer's. {.size = sizeof(cddp_optim_group),
+ * .params = biases, .n_params = 8, .lr_factor = 1} are eight that do not decay.
  */
 typedef struct cddp_optim_group {
     size_t size;          /* sizeof(cddp_optim_group), in each of an array */
@@ -80,7 +80,7 @@ typedef struct cddp_optim_options {
 /*
  * Fill in PyTorch's defaults for kind, where *opt has `size` bytes, sizeof(cddp_optim_options): kind and size too, a
  * learning rate of 1e-3, Adam's betas of 0.9 and 0.999 and eps of 1e-8, AdamW's weight decay of 0.01; all else is 0.
- * opt may be NULL. Never fails: of a kind that is none cddp_optim_create() tells. Any thread.
+ * opt may be NULL. Never fails: cddp_optim_create() reports an unknown kind. Any thread.
  */
 CDDP_API void cddp_optim_defaults(cddp_optim_options *opt, size_t size, cddp_optim_kind kind);
 
@@ -88,7 +88,7 @@ CDDP_API void cddp_optim_defaults(cddp_optim_options *opt, size_t size, cddp_opt
  * Give ddp an optimizer. A collective: every rank calls it, between the same two steps, with the same options, which
  * are compared. From now on each step of ddp ends with cddp_optim_step; what its gradients hold afterwards is
  * unspecified, so the next backward pass has to overwrite them, as it should anyway. Gradients may still be accumulated
- * over several backward passes before they are said to be ready.
+ * over several backward passes before they are reported ready.
  *
  * Parameters may have any size and type, also in worlds larger than they have elements. For float16 and bfloat16 the
  * share has float32 copies, which are what is updated; they are made here from the parameters, and by
@@ -97,12 +97,13 @@ CDDP_API void cddp_optim_defaults(cddp_optim_options *opt, size_t size, cddp_opt
  * is, and so does its state.
  *
  * *out is written on success only; release it with cddp_optim_destroy(), before ddp or after it: without its reducer an
- * optimizer can only be destroyed, and its other functions return CDDP_E_STATE. Returns CDDP_OK; CDDP_E_INVALID
- * (an option, also one with which nothing would be learned, such as a learning rate of 0: it was not filled in);
+ * optimizer can only be destroyed, and its other functions return CDDP_E_STATE. Returns CDDP_OK; CDDP_E_INVALID (an
+ * option, also one with which nothing would be learned, such as a learning rate of 0: it was not filled in);
  * CDDP_E_UNSUPPORTED (a reducer with CDDP_DDP_SPLIT or CDDP_DDP_TUNE, whose buckets cannot be divided, with grad_dtype
  * on a GPU, or with CDDP_DDP_JOIN: a rank in cddp_ddp_join does not hear whether the others clip or skip; the error
  * message says which); CDDP_E_STATE (ddp has one, or is in the middle of a step); CDDP_E_MISMATCH (ranks give different
- * options: the sentence names two and what differs); CDDP_E_NOMEM (here or on a peer); or what a collective may return.
+ * options: the error message names two ranks and what differs); CDDP_E_NOMEM (here or on a peer); or what a collective
+ * may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_optim_create(cddp_optim **out, cddp_ddp *ddp, const cddp_optim_options *opt);
 

@@ -49,9 +49,9 @@ enum {
  * nothing; but with CDDP_DDP_FIND_UNUSED it waits in every step.
  *
  * It takes as much memory again as the gradients that it compresses. It begins with nothing left out; what a run needs
- * to go on after a checkpoint is loaded (CDDP_ITEM_DDP). cddp_ddp_wait_param() cannot be used with it. opt may
- * be NULL. A collective, between two steps: every rank calls it, with equal options. cddp_ddp_set_hook(ddp, NULL) ends
- * it. One thread. Returns CDDP_OK; CDDP_E_INVALID (bad options, a reducer that compresses, sums, splits or skips);
+ * to go on after a checkpoint is loaded (CDDP_ITEM_DDP). cddp_ddp_wait_param() cannot be used with it. opt may be NULL.
+ * A collective, between two steps: every rank calls it, with equal options. cddp_ddp_set_hook(ddp, NULL) ends it. One
+ * thread. Returns CDDP_OK; CDDP_E_INVALID (bad options, a reducer that compresses, sums, splits or skips);
  * CDDP_E_MISMATCH (ranks have different options); CDDP_E_STATE (in the middle of a step, or bucket sizes are still
  * being tried); CDDP_E_NOMEM; or what a collective may return. If it fails on one rank it fails on all, and nothing has
  * changed.

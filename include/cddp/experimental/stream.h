@@ -23,8 +23,8 @@ extern "C" {
  * Each launch then reduces what is in the gradients at that time, with the bits of a step that is not captured, and
  * without a call of libcddp.
  * - The capture begins between two steps, and after the first two, which settle the order of the buckets
- * (CDDP_DDP_TUNE: after those that cddp_ddp_bucket_cap() wants); it may hold several steps, and ends after a
- * cddp_ddp_wait(). A step in it may wait for peers to capture theirs, while NCCL makes for the graph what it needs.
+ *   (CDDP_DDP_TUNE: after those that cddp_ddp_bucket_cap() wants); it may hold several steps, and ends after a
+ *   cddp_ddp_wait(). A step in it may wait for peers to capture theirs, while NCCL makes for the graph what it needs.
  * - All ranks capture the same, and a launch of the graph is a collective: all launch it as often, and in the same
  *   order among their other collectives (which NCCL_GRAPH_MIXING_SUPPORT=0 forbids).
  * - Refused, with CDDP_E_UNSUPPORTED (or CDDP_E_STATE, where the time is wrong), are communication hooks, PowerSGD,
@@ -34,9 +34,9 @@ extern "C" {
  *   is not captured, cddp_ddp_grad_ready makes CDDP_E_UNSUPPORTED the sticky error.) If the capture fails, or is ended
  *   before the step is, the reducer goes on as if the step had not begun.
  * - If a rank dies or stays away, a launch that waits for it ends in the timeout; what was in the gradients is lost,
- * the next call of libcddp returns the error, and the graph is of no more use.
+ *   the next call of libcddp returns the error, and the graph is of no more use.
  * - A graph, and all that was instantiated of it, is destroyed before cddp_ddp_destroy(). NCCL's communicator cannot
- * end before; where it has to, its memory stays.
+ *   end before; where it has to, its memory stays.
  */
 
 /*
