@@ -404,6 +404,47 @@ Test(join, rank_0_hosts_the_store_of_one_job_after_the_other)
     (void)munmap(board, sizeof *board);
 }
 
+static char secrets[2][32];
+
+/* Rank 0 hosts where the program says, with the job's secret: whoever has another one stays outside. */
+static int proves_its_secret(int rank)
+{
+    cddp_init_options opt = {.size = sizeof opt,
+                             .flags = CDDP_INIT_HOST_STORE,
+                             .world_size = 3,
+                             .rank = rank,
+                             .host = "127.0.0.1",
+                             .port = atoi(getenv("MASTER_PORT"))};
+    cddp_comm *comm;
+    cddp_status st;
+
+    (void)setenv("CDDP_AUTH_TOKEN_FILE", secrets[0], 1);
+    CHECK(cddp_init(&comm, &opt) == CDDP_OK && digits_of(comm) == 111 && cddp_finalize(comm) == CDDP_OK);
+    opt.join_timeout_ms = 1500;
+    if (rank == 2)
+        (void)setenv("CDDP_AUTH_TOKEN_FILE", secrets[1], 1);
+    st = cddp_init(&comm, &opt);
+    CHECK(st == (rank == 2 ? CDDP_E_DENIED : CDDP_E_TIMEOUT));
+    CHECK(strstr(cddp_last_error(), rank == 2 ? "must be the same everywhere" : "did not join within 1.5 s: 2") !=
+          NULL);
+    return 0;
+}
+
+Test(join, a_store_that_rank_0_hosts_asks_for_the_jobs_secret)
+{
+    for (int i = 0; i < 2; i++) {
+        int fd;
+
+        (void)snprintf(secrets[i], sizeof secrets[i], "/tmp/cddp_secret_XXXXXX");
+        fd = mkstemp(secrets[i]);
+        cr_assert(fd >= 0 && write(fd, i == 0 ? "one" : "two", 3) == 3);
+        (void)close(fd);
+    }
+    cr_assert_eq(run_ranks(by_hand_port(), 3, 3, proves_its_secret), 0);
+    for (int i = 0; i < 2; i++)
+        (void)unlink(secrets[i]);
+}
+
 Test(join, what_the_program_says_wrongly_is_named)
 {
     static const cddp_unique_id no_id;
