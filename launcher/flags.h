@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The table of cddprun's flags: the parser (options.c), --help, the man page, the bash completion, README's table
+ * The table of cddprun's flags: the parser (options.c), --help, the man page, the bash completion, docs/cli.md's table
  * (help.c) and the suggestions for unknown flags all come from it. Constant data; decides nothing.
  */
 #ifndef FLAGS_H

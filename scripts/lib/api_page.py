@@ -225,7 +225,7 @@ def linked_code(text, names):
 def torch_faults(root, names, headers):
     """Names of ours in the table that do not exist."""
     known = names | set(re.findall(r'\bCDDP_\w+', headers)) | {'cddprun'}
-    known |= set(re.findall(r'`(CDDP_\w+)`', (root / 'README.md').read_text(encoding='utf-8')))
+    known |= set(re.findall(r'`(CDDP_\w+)`', (root / 'docs/environment.md').read_text(encoding='utf-8')))
     for theirs, ours, note in TORCH:
         for name in re.findall(r'`(cddp\w+|CDDP_\w+)`', ours + note):
             if name not in known:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""README's section Install, word for word: its commands install, compile a program and run it, and remove all again.
+"""docs/install.md, word for word: its commands install, compile a program and run it, and remove all again.
 
 install_section.py SOURCE [WORD...]   SOURCE is a tree that may be written to; the words are added to 'meson setup'
 """
@@ -15,15 +15,15 @@ import tempfile
 RESULT = [f'w[{d}] = {d + 1}.00' for d in range(8)]
 
 
-def blocks(readme):
+def blocks(page):
     """The commands that install, those that use the build folder, and the lines for CMake."""
-    section = re.search(r'(?ms)^## Install\n(.*?)^## ', readme)
+    section = re.search(r'(?ms)^## With meson\n(.*?)^## ', page)
     found = re.findall(r'(?ms)^```(\w+)\n(.*?)^```$', section[1]) if section else []
     if [kind for kind, _ in found] != ['sh', 'sh', 'cmake']:
-        sys.exit(f"README's section Install has {[kind for kind, _ in found]}, not two blocks of sh and one of cmake")
+        sys.exit(f"docs/install.md has {[kind for kind, _ in found]}, not two blocks of sh and one of cmake")
     uninstall = re.search(r'`(ninja -C \S+ uninstall)`', section[1])
     if not uninstall:
-        sys.exit("README's section Install does not tell how to uninstall")
+        sys.exit("docs/install.md does not tell how to uninstall")
     return [text for _, text in found] + [uninstall[1]]
 
 
@@ -59,14 +59,14 @@ def with_cmake(lines, source, home, env):
 
 def main():
     source, words = os.path.abspath(sys.argv[1]), sys.argv[2:]
-    with open(os.path.join(source, 'README.md'), encoding='utf-8') as f:
+    with open(os.path.join(source, 'docs/install.md'), encoding='utf-8') as f:
         install, in_place, cmake, uninstall = blocks(f.read())
     shutil.copy(os.path.join(source, 'examples/line/together.c'), os.path.join(source, 'train.c'))
     with tempfile.TemporaryDirectory() as home:
         env = {k: v for k, v in os.environ.items() if k not in ('LD_LIBRARY_PATH', 'LD_RUN_PATH', 'DESTDIR')}
         env['HOME'] = home
         if not re.search(r'(?m)^meson setup build-install .*$', install):
-            sys.exit("README's section Install has no 'meson setup build-install'")
+            sys.exit("docs/install.md has no 'meson setup build-install'")
         extended = re.sub(r'(?m)^(meson setup build-install .*)$', lambda m: f'{m[1]} {shlex.join(words)}', install)
         expect('installed', run('installed', extended, source, env))
         with_cmake(cmake, source, home, env)
@@ -77,7 +77,7 @@ def main():
         print('uninstall: leaves nothing', flush=True)
         # What is installed is gone, so what runs now is the build folder's; scripts/quickstart's is called build.
         if in_place.count('build/') != 2:
-            sys.exit("README's commands without an installation do not name build/ twice")
+            sys.exit("docs/install.md's commands without an installation do not name build/ twice")
         expect('not installed', run('not installed', in_place.replace('build/', 'build-install/'), source, env))
 
 

@@ -76,7 +76,7 @@ def main():
         return self_test()
     root = pathlib.Path(sys.argv[1])
     header = ''.join(path.read_text() for path in sorted((root / 'include' / 'cddp').rglob('*.h')))
-    found = faults((root / 'docs' / 'llm.c.md').read_text(), header, (root / 'README.md').read_text())
+    found = faults((root / 'docs' / 'llm.c.md').read_text(), header, (root / 'docs' / 'cli.md').read_text())
     sys.exit('\n'.join(found) or None)
 
 

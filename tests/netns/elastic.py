@@ -186,8 +186,7 @@ def write(python):
         'a node comes': measure_torchrun(python, 'come', (1, 2), lambda t: t.start(3), {1: (0, 3)}),
         'a node is cut off': measure_torchrun(python, 'cut', (1, 2, 3), lambda t: hosts.act('cut', 3), {1: (0, 2)}),
     }
-    lines = ['<!-- SPDX-License-Identifier: Apache-2.0 -->', '<!-- Written by tests/netns/elastic.py --write -->',
-             '# A job that goes on: --nnodes=2:3', '',
+    lines = ['## How soon a job goes on, with --nnodes=2:3', '',
              'Three hosts, each in a network namespace of its own, one worker on each; the first hosts the rendezvous. Under cddprun',
              'the Wine example trains with `--save` and `--resume`, in one run through all four rows; under torchrun 2.13 (c10d,',
              '`--max_restarts=3`, `last_call_timeout=2`) a loop of all-reduces, a run for each row. Times count from the event: until',
@@ -199,7 +198,10 @@ def write(python):
         lines.append(f'| {title} | {seconds(took)} | {seconds(peer[title]) if title in peer else "not tried | not tried"} |')
     lines += ['', 'A node that is cut off is silent, and counts as there for the lease (15 s): it may come back within it, as',
               '[faults.md](faults.md) shows.']
-    (ROOT / 'docs' / 'elastic.md').write_text('\n'.join(lines) + '\n', encoding='utf-8')
+    page = ROOT / 'docs' / 'elastic.md'
+    head, mark, _ = page.read_text(encoding='utf-8').partition('<!-- tests/netns/elastic.py --write writes what follows -->\n')
+    assert mark, page
+    page.write_text(head + mark + '\n'.join(lines) + '\n', encoding='utf-8')
 
 
 if __name__ == '__main__':

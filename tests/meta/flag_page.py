@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""README's table of flags is the one that the program's own table gives.
+"""The table of flags in docs/cli.md is the one that the program's own table gives.
 
-    readme.py FLAG_TEXTS README [--write | LINE]    --write: put it there    LINE: pretend that the table has this line too
+    flag_page.py FLAG_TEXTS PAGE [--write | LINE]    --write: put it there    LINE: pretend that the table has this line too
                                                     (the check must fail)
 """
 import re
@@ -14,7 +14,7 @@ readme = open(sys.argv[2], encoding="utf-8").read()
 parts = re.split(r"(?m)^(?=\| flag \|)|(?<=\|\n)(?=\n)", readme)
 tables = [i for i, part in enumerate(parts) if part.startswith("| flag |")]
 if len(tables) != 1:
-    sys.exit(f"README.md has {len(tables)} tables that begin with '| flag |', not one")
+    sys.exit(f"{sys.argv[2]} has {len(tables)} tables that begin with '| flag |', not one")
 if sys.argv[3:] == ["--write"]:
     parts[tables[0]] = made
     open(sys.argv[2], "w", encoding="utf-8").write("".join(parts))
@@ -22,9 +22,9 @@ if sys.argv[3:] == ["--write"]:
 has, should = parts[tables[0]].splitlines(), made.splitlines() + sys.argv[3:]
 for line in should:
     if line not in has:
-        print(f"README.md lacks: {line}")
+        print(f"{sys.argv[2]} lacks: {line}")
 for line in has:
     if line not in should:
-        print(f"README.md has, but the program does not: {line}")
-print(f"{len(should) - 2} flags; to bring README.md up to date: {' '.join(sys.argv[:3])} --write")
+        print(f"{sys.argv[2]} has, but the program does not: {line}")
+print(f"{len(should) - 2} flags; to bring it up to date: {' '.join(sys.argv[:3])} --write")
 sys.exit(0 if has == should else 1)
