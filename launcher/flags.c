@@ -10,8 +10,8 @@
 #define RANGE(low, high) .min = (low), .max = (high)
 
 const char *const flag_groups[N_GROUPS] = {
-    [GROUP_JOB] = "What runs",          [GROUP_NODES] = "Several machines", [GROUP_FAILURE] = "Failures and the end",
-    [GROUP_LOGS] = "Output and logs",   [GROUP_PLACE] = "Placement",        [GROUP_PYTHON] = "Python programs",
+    [GROUP_JOB] = "What runs",          [GROUP_NODES] = "Several nodes", [GROUP_FAILURE] = "Failures and the end",
+    [GROUP_LOGS] = "Output and logs",   [GROUP_PLACE] = "Placement",     [GROUP_PYTHON] = "Python programs",
     [GROUP_OTHER] = "The command line",
 };
 
@@ -20,51 +20,54 @@ const struct flag flags[] = {
     /* ------------------------------------------------------------------------------------------------ what runs */
     {.name = "nproc_per_node", .shorts = "ppn", .group = GROUP_JOB, .kind = FLAG_NPROC, AT(nproc),
      RANGE(1, OPTIONS_MAX_PROCS), .fallback = "1", .value = "N|cpu|gpu|auto",
-     .help = "workers on this machine: a number, one per usable core, one per GPU, or GPUs if there are any, else cores"},
+     .help = "workers on this node: a number; cpu: one for each usable core; gpu: one for each GPU; auto: gpu if "
+             "there are any, else cpu"},
     {.name = "world_size", .shorts = "n np", .env = "", .group = GROUP_JOB, .kind = FLAG_NUMBER, AT(world_size),
      RANGE(1, (int64_t)OPTIONS_MAX_PROCS * OPTIONS_MAX_NODES), .value = "N", .ours = true,
-     .help = "workers on all machines together; with -ppn it tells how many machines there are"},
+     .help = "workers on all nodes together; with -ppn it also gives the number of nodes"},
     {.name = "standalone", .group = GROUP_JOB, .kind = FLAG_SWITCH, AT(standalone), .fallback = "0",
-     .help = "one machine, any free port; jobs side by side do not disturb each other"},
+     .help = "one node and any free port, so that jobs side by side do not disturb each other"},
     {.name = "rdzv_id", .group = GROUP_JOB, .kind = FLAG_TEXT, AT(run_id), RANGE(1, 255), .value = "NAME",
-     .shown_default = "random; several machines: none",
+     .shown_default = "random; several nodes: none",
      .help = "the job's name, TORCHELASTIC_RUN_ID of the workers"},
     {.name = "role", .group = GROUP_JOB, .kind = FLAG_TEXT, AT(role), RANGE(1, 255), .fallback = "default",
      .value = "NAME", .help = "ROLE_NAME of the workers"},
     {.name = "export", .shorts = "x", .env = "", .group = GROUP_JOB, .kind = FLAG_EXPORT, .value = "NAME[=VALUE]",
      .ours = true,
-     .help = "a variable for the workers, or one of cddprun's own that must be set; may be given again and again"},
+     .help = "export a variable to the workers: NAME=VALUE, or NAME to pass on its current value, which must be "
+             "set (repeatable)"},
     /* ----------------------------------------------------------------------------------------- several machines */
     {.name = "nnodes", .group = GROUP_NODES, .kind = FLAG_NNODES, AT(min_nodes), RANGE(1, OPTIONS_MAX_NODES),
      .fallback = "1", .value = "N|MIN:MAX|MIN:",
-     .help = "machines; one cddprun is started on each, with the same flags but for --node_rank and --nproc_per_node; "
-             "with MIN:MAX the job goes on with those that are there when one is lost, leaves or comes; MIN: takes "
-             "MAX from the Slurm step"},
+     .help = "number of nodes; start one cddprun on each, with the same flags except --node_rank and "
+             "--nproc_per_node; with MIN:MAX the job goes on when nodes leave, join or are lost; MIN: takes MAX "
+             "from the Slurm step"},
     {.name = "node_rank", .group = GROUP_NODES, .kind = FLAG_NUMBER, AT(node_rank), RANGE(0, OPTIONS_MAX_NODES - 1),
-     .shown_default = "as they come", .value = "N", .help = "which of them this is, from 0"},
+     .shown_default = "assigned by the rendezvous", .value = "N", .help = "rank of this node, from 0"},
     {.name = "master_addr", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(master_addr), RANGE(1, 255),
-     .shown_default = "127.0.0.1; several machines: MASTER_ADDR", .value = "ADDRESS",
-     .help = "where the job's store listens: an address of node 0"},
+     .shown_default = "127.0.0.1; several nodes: MASTER_ADDR", .value = "ADDRESS",
+     .help = "address of node 0, where the job's store listens"},
     {.name = "master_port", .group = GROUP_NODES, .kind = FLAG_NUMBER, AT(master_port), RANGE(0, 65535),
-     .shown_default = "any free one; several machines: MASTER_PORT, 29500", .value = "PORT", .help = "its port"},
+     .shown_default = "any free one; several nodes: MASTER_PORT, 29500", .value = "PORT", .help = "port of the store"},
     {.name = "rdzv_endpoint", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(rdzv_endpoint), RANGE(0, 255),
      .shown_default = "port 29400", .value = "HOST[:PORT]",
-     .help = "the same in one word; whoever can bind that address hosts, if there are no node ranks"},
+     .help = "both in one word; without node ranks, the node that owns this address hosts"},
     {.name = "rdzv_backend", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(rdzv_backend), RANGE(1, 255),
-     .value = "static|c10d", .help = "accepted: both mean the rendezvous that cddprun brings itself"},
+     .value = "static|c10d", .help = "accepted: both mean cddprun's own rendezvous"},
     {.name = "rdzv_conf", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(rdzv_conf), RANGE(0, 1023), .value = "K=V,...",
      .shown_default = "join_timeout=600,last_call_timeout=3,lease=15",
-     .help = "join_timeout=S: until enough nodes must be there (timeout is the same); last_call_timeout=S: with MIN "
-             "nodes there, how long more may come (only before the first round, if not given); lease=S, or "
-             "keep_alive_interval=S and keep_alive_max_attempt=N: a silent node counts as there for so long; "
-             "close_timeout=S: when connections of a job that is over are closed; what the first node says counts; "
-             "is_host=0|1: who hosts; rank=N; limits of who hosts, as of cddp-rendezvous: store_memory=SIZE, buffer_memory=SIZE, "
-             "max_key=SIZE, max_value=SIZE, max_waits=N, max_connections=N"},
+     .help = "join_timeout=S (or timeout=S): how long to wait for enough nodes; last_call_timeout=S: how long to "
+             "wait for more than MIN nodes (by default only before the first round); lease=S, or "
+             "keep_alive_interval=S and keep_alive_max_attempt=N: how long a silent node counts as there; "
+             "close_timeout=S: when connections of a finished job are closed; the first node's values count; "
+             "is_host=0|1: whether this node hosts; rank=N; limits of the host, as for cddp-rendezvous: "
+             "store_memory=SIZE, buffer_memory=SIZE, max_key=SIZE, max_value=SIZE, max_waits=N, max_connections=N"},
     {.name = "local_addr", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(local_addr), RANGE(1, 255),
-     .shown_default = "its host name", .value = "ADDRESS", .help = "what messages call this machine"},
+     .shown_default = "its host name", .value = "ADDRESS", .help = "name or address of this node in messages"},
     {.name = "auth_token_file", .env = "CDDP_AUTH_TOKEN_FILE", .group = GROUP_NODES, .kind = FLAG_TEXT,
      AT(auth_token_file), RANGE(1, 255), .value = "FILE", .ours = true,
-     .help = "the job's secret, which agents and libcddp prove to the rendezvous; --standalone makes one by itself"},
+     .help = "file with the job's secret, which agents and libcddp must prove to know; --standalone makes one by "
+             "itself"},
     {.name = "hosts",
      .group = GROUP_NODES,
      .kind = FLAG_TEXT,
@@ -72,68 +75,73 @@ const struct flag flags[] = {
      RANGE(0, 65535),
      .value = "HOST[:N],...",
      .ours = true,
-     .help = "start cddprun on each of these machines by ssh, from here, with N workers (else --nproc_per_node); the first is "
-             "node 0"},
+     .help = "start cddprun on each of these hosts by ssh, with N workers (default: --nproc_per_node); the first "
+             "is node 0"},
     {.name = "rank_order",
      .group = GROUP_NODES,
      .kind = FLAG_TEXT,
      AT(rank_order),
      RANGE(1, 4095),
-     .shown_default = "names in the order of people, node7 before node66",
+     .shown_default = "natural order of host names, node7 before node66",
      .value = "FILE",
      .ours = true,
-     .help = "the machines in the order of their ranks, one a line; the first is where they meet if nothing else says it"},
+     .help = "file with the host names in the order of their node ranks, one a line; the first hosts unless "
+             "something else decides it"},
     {.name = "spares", .group = GROUP_NODES, .kind = FLAG_NUMBER, AT(spares), RANGE(0, OPTIONS_MAX_NODES - 1),
      .fallback = "0", .value = "N", .ours = true,
-     .help = "machines more than --nnodes that wait until one of those is lost"},
+     .help = "number of standby nodes that replace a lost one"},
     {.name = "topology", .env = "CDDP_TOPOLOGY", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(topology), RANGE(1, 255),
      .value = "TEXT", .ours = true,
-     .help = "where in the network this machine is, as row3.rack7: machines whose texts sort together get neighbouring "
-             "ranks"},
+     .help = "network location of this node, such as row3.rack7; nodes with similar locations get adjacent ranks"},
     /* ------------------------------------------------------------------------------------------------- failures */
     {.name = "max_restarts", .group = GROUP_FAILURE, .kind = FLAG_NUMBER, AT(max_restarts), RANGE(0, 1000000),
-     .fallback = "0", .value = "N", .help = "how often all workers are started again after one has failed"},
+     .fallback = "0", .value = "N", .help = "restart all workers after a failure, N times at most"},
     {.name = "on_failure", .group = GROUP_FAILURE, .kind = FLAG_CHOICE, AT(on_failure), .fallback = "stop",
      .value = "stop|wait", .ours = true,
-     .help = "what becomes of the other workers when one has failed: stop ends them, wait leaves them alone (libcddp "
-             "tells them who died)"},
+     .help = "what happens to the other workers after a failure: stop ends them; wait leaves them running, and "
+             "libcddp tells them which rank died"},
     {.name = "shutdown_timeout", .group = GROUP_FAILURE, .kind = FLAG_SECONDS, AT(shutdown_timeout_ms),
      RANGE(0, 86400000), .shown_default = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT, 30", .value = "SECONDS",
-     .help = "from SIGTERM until SIGKILL, whatever the reason for which workers are stopped"},
+     .help = "time from SIGTERM to SIGKILL whenever workers are stopped"},
     {.name = "signals_to_handle", .group = GROUP_FAILURE, .kind = FLAG_SIGNALS, AT(signals_to_handle),
      .fallback = "SIGTERM,SIGINT,SIGHUP,SIGQUIT", .value = "NAME,...",
-     .help = "signals that end the job, and reach the workers first; of these four, SIGUSR1 and SIGUSR2 those that are "
-             "not named are handed on, and the job goes on"},
+     .help = "signals that end the job, after the workers got them; of these four, SIGUSR1 and SIGUSR2, those not "
+             "named are forwarded, and the job goes on"},
     {.name = "monitor_interval", .group = GROUP_FAILURE, .kind = FLAG_SECONDS, AT(monitor_interval_ms),
      RANGE(0, 86400000), .fallback = "0.1", .value = "SECONDS",
-     .help = "accepted and without effect: cddprun is told of an exit at once and never looks for one"},
+     .help = "accepted for compatibility and ignored: cddprun detects exits immediately"},
     /* ----------------------------------------------------------------------------------------------------- logs */
     {.name = "log_dir", .group = GROUP_LOGS, .kind = FLAG_TEXT, AT(log_dir), RANGE(1, 4095), .value = "DIRECTORY",
-     .help = "where the files of --redirects and --tee and the error files go, in a directory of this run"},
+     .help = "directory for the files of --redirects and --tee and for error files; each run makes a directory of "
+             "its own in it"},
     {.name = "redirects", .shorts = "r", .group = GROUP_LOGS, .kind = FLAG_RANK_MAP, AT(redirects), .fallback = "0",
      .value = "MAP",
-     .help = "which streams go to files instead: 0 none, 1 stdout, 2 stderr, 3 both, for all workers or by local rank, as 0:1,12:3"},
+     .help = "write these streams to files instead of showing them: 0 none, 1 stdout, 2 stderr, 3 both; for all "
+             "workers, or by local rank, such as 0:1,12:3"},
     {.name = "tee", .shorts = "t", .group = GROUP_LOGS, .kind = FLAG_RANK_MAP, AT(tee), .fallback = "0",
-     .value = "MAP", .help = "which streams are shown and go to files in --log_dir too"},
+     .value = "MAP",
+     .help = "show these streams and write them to files, too: in --log_dir, or in a new directory in TMPDIR, "
+             "whose name is printed"},
     {.name = "local_ranks_filter", .group = GROUP_LOGS, .kind = FLAG_RANKS, AT(local_ranks_filter),
      .shown_default = "all", .value = "N,...",
-     .help = "the local ranks whose output is shown; files have everybody's"},
+     .help = "show the output of these local ranks only; files have the output of all"},
     {.name = "duplicate_stdout_filters", .group = GROUP_LOGS, .kind = FLAG_TEXT, AT(duplicate_stdout_filters),
      RANGE(0, 4095), .value = "TEXT,...",
-     .help = "lines of stdout that go to a file too which contain one of these; ,, is a comma"},
+     .help = "also write lines of stdout that contain one of these texts to a file; ,, is a comma"},
     {.name = "duplicate_stderr_filters", .group = GROUP_LOGS, .kind = FLAG_TEXT, AT(duplicate_stderr_filters),
-     RANGE(0, 4095), .value = "TEXT,...", .help = "the same of stderr"},
+     RANGE(0, 4095), .value = "TEXT,...", .help = "the same for stderr"},
     {.name = "pty", .group = GROUP_LOGS, .kind = FLAG_CHOICE, AT(pty), .fallback = "auto", .value = "auto|always|never",
      .ours = true,
-     .help = "whether a worker's stdout is a pseudo-terminal: a C program's lines come as they are printed and survive a "
-             "crash, and programs see a terminal; auto: where it is shown and cddprun's own stdout is a terminal"},
+     .help = "whether a worker's stdout is a pseudo-terminal, so that a C program's lines appear at once, survive "
+             "a crash, and programs see a terminal; auto: if the stream is shown and cddprun's own stdout is a "
+             "terminal"},
     {.name = "status_fd", .group = GROUP_LOGS, .kind = FLAG_NUMBER, AT(status_fd), RANGE(1, 1 << 20), .value = "N",
-     .ours = true, .help = "an open descriptor to which what happens is written, as JSON lines"},
+     .ours = true, .help = "write job events as JSON lines to this open file descriptor"},
     {.name = "interactive", .group = GROUP_LOGS, .kind = FLAG_NUMBER, AT(interactive),
      RANGE(0, (int64_t)OPTIONS_MAX_PROCS * OPTIONS_MAX_NODES), .value = "RANK", .ours = true,
-     .help = "this rank has cddprun's terminal for itself, Ctrl-C included, as for a debugger"},
+     .help = "connect this rank to cddprun's terminal, Ctrl-C included, as for a debugger"},
     {.name = "event_log_handler", .group = GROUP_LOGS, .kind = FLAG_CHOICE, AT(event_log_handler), .fallback = "null",
-     .value = "null", .help = "accepted: torchrun's others are Python code; --status_fd=2 is its console",
+     .value = "null", .help = "accepted: torchrun's other handlers are Python code; --status_fd=2 is its console",
      .note = "--status_fd=2 writes what happens on stderr, as JSON lines, and torchrun's other handlers are Python code"},
     {.name = "logs_specs", .env = "", .group = GROUP_LOGS, .kind = FLAG_TEXT, AT(logs_specs), RANGE(0, 255),
      .value = "NAME", .refusal = "it names a Python class of torchrun's; use --log_dir, --redirects and --tee",
@@ -145,26 +153,27 @@ const struct flag flags[] = {
      AT(numa_binding),
      .fallback = "auto",
      .value = "auto|none|node|socket|exclusive|core-complex",
-     .help = "which cores a worker may run on: all of its GPU's NUMA node (without GPUs the workers are dealt out to the nodes), "
-             "of the socket, its own share of the node's, or one last-level cache; auto is node where a machine has several"},
+     .help = "which cores a worker may use: node: those of its GPU's NUMA node (without GPUs, workers are spread "
+             "over the nodes); socket: of the socket; exclusive: its own share of the node's; core-complex: one "
+             "last-level cache; auto: node where a machine has several"},
     {.name = "report_bindings",
      .group = GROUP_PLACE,
      .kind = FLAG_SWITCH,
      AT(report_bindings),
      .fallback = "0",
      .ours = true,
-     .help = "say which cores each worker may run on"},
+     .help = "print the cores that each worker may use"},
     {.name = "virtual_local_rank", .group = GROUP_PLACE, .kind = FLAG_SWITCH, AT(virtual_local_rank), .fallback = "0",
-     .help = "every worker has LOCAL_RANK=0 and sees one GPU, its own"},
+     .help = "give every worker LOCAL_RANK=0 and one visible GPU, its own"},
     /* --------------------------------------------------------------------------------------------------- python */
     {.name = "module", .shorts = "m", .group = GROUP_PYTHON, .kind = FLAG_SWITCH, AT(module), .fallback = "0",
      .help = "PROGRAM is a Python module: run python3 -u -m PROGRAM"},
     {.name = "no_python", .group = GROUP_PYTHON, .kind = FLAG_SWITCH, AT(no_python), .fallback = "0",
-     .help = "run PROGRAM directly even if its name ends in .py; other programs always are"},
+     .help = "run PROGRAM directly even if its name ends in .py; other programs always run directly"},
     {.name = "run_path", .group = GROUP_PYTHON, .kind = FLAG_SWITCH, AT(run_path), .fallback = "0",
      .help = "PROGRAM is a Python script, whatever its name"},
     {.name = "start_method", .group = GROUP_PYTHON, .kind = FLAG_CHOICE, AT(start_method), .fallback = "spawn",
-     .value = "spawn", .help = "accepted: torchrun's others (fork, forkserver) are for Python functions, not for programs",
+     .value = "spawn", .help = "accepted: torchrun's others (fork, forkserver) start Python functions, not programs",
      .note = "the others tell torchrun how to start Python functions, and cddprun starts programs; leave it out"},
     /* --------------------------------------------------------------------------------------------------- others */
     {.name = "dry_run",
@@ -173,7 +182,8 @@ const struct flag flags[] = {
      AT(dry_run),
      .fallback = "0",
      .ours = true,
-     .help = "start nothing; print what would run here as JSON: nodes, ranks, devices, cores, commands, variables"},
+     .help = "start nothing; print what would run on this node as JSON: nodes, ranks, devices, cores, commands, "
+             "variables"},
     {.name = "version", .env = "", .group = GROUP_OTHER, .kind = FLAG_VERSION, .ours = true,
      .help = "print the version"},
     {.name = "help", .shorts = "h", .env = "", .group = GROUP_OTHER, .kind = FLAG_HELP, .help = "print this text"},

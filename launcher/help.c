@@ -13,10 +13,10 @@ static const struct {
     const char *command, *what;
 } first_commands[] = {
     {"cddprun --nproc_per_node=gpu ./train --lr 0.1",
-     "one worker per GPU of this machine; what follows ./train is its own"},
-    {"cddprun --nproc_per_node=8 --max_restarts=3 ./train", "eight workers, all started again when one fails"},
+     "one worker for each GPU of this node; words after ./train are its arguments"},
+    {"cddprun --nproc_per_node=8 --max_restarts=3 ./train", "eight workers; all are restarted when one fails, three times at most"},
     {"cddprun --nnodes=2 --node_rank=0 --master_addr=node1 --nproc_per_node=gpu ./train",
-     "two machines: this on node1, the same with --node_rank=1 on the other"},
+     "two nodes: this on node1, and the same with --node_rank=1 on the other"},
 };
 #define N_FIRST_COMMANDS (sizeof first_commands / sizeof first_commands[0])
 
@@ -27,7 +27,7 @@ static const char about[] =
     "python3, with -u. The exit status is that of the first worker that failed, or 128 + the signal that killed it; "
     "127 or "
     "126 if PROGRAM cannot be found or run, 2 for a mistake on the command line.";
-static const char spelling[] = "--a-b and --a_b are the same flag, and may be shortened as long as it is clear which "
+static const char spelling[] = "--a-b and --a_b are the same flag, and may be shortened while it is clear which "
                                "one is meant. A flag that is not "
                                "given has the value of its variable.";
 static const char scheduler[] =
