@@ -14,7 +14,8 @@ static const struct {
 } first_commands[] = {
     {"cddprun --nproc_per_node=gpu ./train --lr 0.1",
      "one worker for each GPU of this node; words after ./train are its arguments"},
-    {"cddprun --nproc_per_node=8 --max_restarts=3 ./train", "eight workers; all are restarted when one fails, three times at most"},
+    {"cddprun --nproc_per_node=8 --max_restarts=3 ./train",
+     "eight workers; all are restarted when one fails, three times at most"},
     {"cddprun --nnodes=2 --node_rank=0 --master_addr=node1 --nproc_per_node=gpu ./train",
      "two nodes: this on node1, and the same with --node_rank=1 on the other"},
 };
