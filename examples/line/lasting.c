@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The same as a job that lasts: shuffled batches, a checkpoint every 50 steps, and one more when the job is told to
+ * stop. Started again, it goes on where it was, to the same bits.
+ *
+ *     lasting DIR [STEP]    checkpoints are in DIR; rank 1 crashes at that step, in the first run
+ */
+#include <cddp/cddp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define N 4096    /* points */
+#define D 8       /* their dimensions */
+#define BATCH 128 /* points of all ranks in a step */
+#define STEPS 400
+
+static float x[N][D], y[N], w[D];
+static uint64_t step;
+
+static void make_points(void)
+{
+    unsigned seed = 1;
+
+    for (int i = 0; i < N; i++)
+        for (int d = 0; d < D; d++) {
+            x[i][d] = (float)rand_r(&seed) / (float)RAND_MAX - 0.5f;
+            y[i] += (float)(d + 1) * x[i][d];
+        }
+}
+
+/* The mean gradient of a batch. */
+static void backward(float *grad, const int64_t *batch, size_t n)
+{
+    memset(grad, 0, sizeof w);
+    for (size_t k = 0; k < n; k++) {
+        const float *point = x[batch[k]];
+        float err = -y[batch[k]];
+
+        for (int d = 0; d < D; d++)
+            err += w[d] * point[d];
+        for (int d = 0; d < D; d++)
+            grad[d] += err * point[d] / (float)n;
+    }
+}
+
+static cddp_status train(cddp_comm *comm, cddp_ddp *ddp, cddp_sampler *sampler, const char *dir, uint64_t crash)
+{
+    const cddp_checkpoint_item items[] = {
+        {.size = sizeof items[0], .name = "w", .data = w, .bytes = sizeof w},
+        {.size = sizeof items[0], .name = "step", .data = &step, .bytes = sizeof step},
+        {.size = sizeof items[0], .name = "sampler", .data = sampler, .kind = CDDP_ITEM_SAMPLER},
+    };
+    const size_t per_rank = (size_t)(BATCH / cddp_world_size(comm));
+    cddp_status st = cddp_checkpoint_load(comm, dir, items, 3, NULL);
+    int64_t epoch = 0;
+    int32_t stop = 0;
+
+    if (st == CDDP_OK && cddp_rank(comm) == 0)
+        printf("goes on from step %llu\n", (unsigned long long)step);
+    else if (st == CDDP_E_NOT_FOUND) /* the first run */
+        st = cddp_sampler_set_epoch(sampler, 0);
+    while (st == CDDP_OK && step < STEPS && !stop) {
+        const int64_t *batch;
+        size_t n = cddp_sampler_next(sampler, per_rank, &batch);
+
+        if (n == 0) {
+            epoch = (int64_t)(step * BATCH / N);
+            st = cddp_sampler_set_epoch(sampler, epoch);
+            continue;
+        }
+        backward(cddp_ddp_grad(ddp, 0), batch, n);
+        if (step == crash && cddp_rank(comm) == 1 && cddp_restart_count(comm) == 0)
+            abort();
+        st = cddp_ddp_grad_ready(ddp, 0);
+        if (st == CDDP_OK)
+            st = cddp_ddp_wait(ddp);
+        for (int d = 0; d < D; d++)
+            w[d] -= 0.5f * ((float *)cddp_ddp_grad(ddp, 0))[d];
+        step++;
+        usleep(10000);                    /* a real step takes longer */
+        stop = cddp_stop_requested(comm); /* not at the same step on every rank, so they agree */
+        if (st == CDDP_OK)
+            st = cddp_all_reduce(comm, &stop, &stop, 1, CDDP_INT32, CDDP_MAX);
+        if (st == CDDP_OK && (stop || step % 50 == 0))
+            st = cddp_checkpoint_save(comm, dir, step, items, 3, NULL);
+    }
+    if (st == CDDP_OK && stop && cddp_rank(comm) == 0)
+        printf("saved at step %llu, as the job is told to stop\n", (unsigned long long)step);
+    for (int d = 0; d < D && st == CDDP_OK && !stop && cddp_rank(comm) == 0; d++)
+        printf("w[%d] = %.2f\n", d, w[d]);
+    return st;
+}
+
+int main(int argc, char **argv)
+{
+    const cddp_param p = {.size = sizeof p, .name = "w", .data = w, .count = D, .dtype = CDDP_FLOAT32};
+    cddp_sampler_options options = {.size = sizeof options, .n = N};
+    cddp_sampler *sampler = NULL;
+    cddp_comm *comm = NULL;
+    cddp_ddp *ddp = NULL;
+    cddp_status st;
+
+    if (argc < 2)
+        return fprintf(stderr, "usage: lasting DIR [STEP]\n"), 2;
+    (void)signal(SIGINT, SIG_IGN); /* cddp_stop_requested() tells */
+    (void)signal(SIGTERM, SIG_IGN);
+    make_points();
+    st = cddp_init(&comm, NULL);
+    if (st == CDDP_OK)
+        st = cddp_ddp_create(&ddp, comm, &p, 1, NULL);
+    options.world_size = cddp_world_size(comm);
+    options.rank = cddp_rank(comm);
+    if (st == CDDP_OK)
+        st = cddp_sampler_create(&sampler, &options);
+    if (st == CDDP_OK)
+        st = train(comm, ddp, sampler, argv[1], argc > 2 ? strtoull(argv[2], NULL, 10) : UINT64_MAX);
+    if (st != CDDP_OK)
+        fprintf(stderr, "%s\n", cddp_last_error());
+    cddp_sampler_destroy(sampler);
+    cddp_ddp_destroy(ddp);
+    (void)cddp_finalize(comm);
+    return st != CDDP_OK;
+}
