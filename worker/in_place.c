@@ -19,19 +19,25 @@
 #define WORTH_IT ((size_t)64 << 10) /* bytes of a stretch that is reduced where it lies */
 
 /* What parameter i's gradient may be reduced in, as all ranks would say it: id 0, none. */
-static void find(cddp_ddp *d, size_t i)
+static cddp_status find(cddp_ddp *d, size_t i, struct cdi_error *err)
 {
     struct cdi_ddp_in_place *p = &d->in_place;
     const cddp_param *q = &d->params[i];
     size_t size = cddp_dtype_size(q->grad_dtype);
     struct cdi_extent e;
 
-    if (q->grad == NULL || (uintptr_t)q->grad % size != 0)
-        return;
-    if (!cdi_memory_find(d->comm, q->grad, q->count * size, &e))
-        return;
+    if (q->grad == NULL)
+        return CDDP_OK;
+    if (cdi_memory_overrun(d->comm, q->grad, q->count * size, &e))
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "parameter %zu '%.200s': its gradient has %zu bytes and begins at byte %zu of memory of "
+                        "cddp_alloc, which has %zu bytes",
+                        i, q->name, q->count * size, (size_t)((char *)q->grad - (char *)e.base), e.bytes);
+    if ((uintptr_t)q->grad % size != 0 || !cdi_memory_find(d->comm, q->grad, q->count * size, &e))
+        return CDDP_OK;
     p->home[i] = (struct cdi_ddp_home){
         .grad = q->grad, .region = e.region, .id = e.id, .at = (size_t)((char *)q->grad - (char *)e.base)};
+    return CDDP_OK;
 }
 
 cddp_status cdi_in_place_init(cddp_ddp *d, struct cdi_error *err)
@@ -48,7 +54,8 @@ cddp_status cdi_in_place_init(cddp_ddp *d, struct cdi_error *err)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for the places of %zu gradients", n);
     p->hash = UINT64_C(0xcbf29ce484222325);
     for (size_t i = 0; i < n; i++) {
-        find(d, i);
+        if (find(d, i, err) != CDDP_OK)
+            return err->status;
         p->hash = (p->hash ^ p->home[i].id) * UINT64_C(0x100000001b3);
         p->hash = (p->hash ^ p->home[i].at) * UINT64_C(0x100000001b3);
     }

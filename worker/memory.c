@@ -15,6 +15,7 @@
 #include <stdlib.h>
 
 #define KNOWN_FLAGS ((uint32_t)(CDDP_MEM_COLLECTIVE | CDDP_MEM_HOST))
+#define PAGE ((size_t)4096)
 
 static cddp_status told(cddp_status st, struct cdi_error *err)
 {
@@ -79,6 +80,29 @@ bool cdi_memory_find(cddp_comm *comm, const void *p, size_t bytes, struct cdi_ex
     (void)pthread_mutex_lock(&m->lock);
     for (const struct cdi_extent *e = m->list; e != NULL && !found; e = e->next)
         if (e->id != 0 && holds(e, p, bytes)) {
+            *out = *e;
+            found = true;
+        }
+    (void)pthread_mutex_unlock(&m->lock);
+    return found;
+}
+
+static bool overrun(const struct cdi_extent *e, const void *p, size_t bytes)
+{
+    uintptr_t a = (uintptr_t)e->base, b = (uintptr_t)p;
+    bool alone = e->region != NULL && e->bytes % PAGE != 0; /* nothing else begins right behind it */
+
+    return e->kind == CDI_MEMORY_SHARED && b >= a && b - a < e->bytes + alone && !holds(e, p, bytes);
+}
+
+bool cdi_memory_overrun(cddp_comm *comm, const void *p, size_t bytes, struct cdi_extent *out)
+{
+    struct cdi_memory *m = cdi_comm_memory(comm);
+    bool found = false;
+
+    (void)pthread_mutex_lock(&m->lock);
+    for (const struct cdi_extent *e = m->list; e != NULL && !found; e = e->next)
+        if (overrun(e, p, bytes)) {
             *out = *e;
             found = true;
         }

@@ -36,6 +36,11 @@ struct cdi_memory {
 
 /* A copy of the one of all ranks that holds [p, p + bytes). Any thread. false: none does. */
 bool cdi_memory_find(cddp_comm *comm, const void *p, size_t bytes, struct cdi_extent *out);
+/*
+ * The memory of cddp_alloc for all ranks in which [p, p + bytes) begins, or right behind which, and in which it does
+ * not end: a copy of it. Any thread. false: there is none.
+ */
+bool cdi_memory_overrun(cddp_comm *comm, const void *p, size_t bytes, struct cdi_extent *out);
 /* A collective of the program's own begins: does it work in place in such memory? Fills in op's region and anywhere. */
 void cdi_memory_place(cddp_comm *comm, struct cdi_op *op);
 /* At the end: give all back that the program has not. No other thread uses it. */

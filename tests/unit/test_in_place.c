@@ -578,3 +578,38 @@ Test(in_place, reducer_communicator_and_memory_go_in_any_order)
 {
     cr_assert_eq(run_world(2, any_order), 0);
 }
+
+/* The block is too small for what is to lie in it: without a word the program would write over its peers' memory. */
+static int too_small(int rank)
+{
+    cddp_param p[2] = {{.size = sizeof *p, .name = "a", .count = 1000, .dtype = CDDP_FLOAT32},
+                       {.size = sizeof *p, .name = "b", .count = 500, .dtype = CDDP_FLOAT32}};
+    static float data[1500];
+    cddp_comm *comm = NULL;
+    cddp_ddp *ddp = NULL;
+    float *block = NULL;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_alloc(comm, 4000, CDDP_MEM_COLLECTIVE, (void **)&block) == CDDP_OK);
+    p[0].data = data;
+    p[1].data = data + 1000;
+    p[0].grad = block;
+    for (size_t at = 1000; at > 500; at -= 499) { /* where the block ends; then 1 element is missing */
+        p[1].grad = rank == 1 ? block + at : NULL;
+        CHECK(cddp_ddp_create(&ddp, comm, p, 2, NULL) == CDDP_E_INVALID && ddp == NULL);
+        CHECK(strstr(cddp_last_error(), "parameter 1 'b': its gradient has 2000 bytes and begins at byte ") != NULL);
+        CHECK(strstr(cddp_last_error(), at == 1000 ? "byte 4000 of" : "byte 2004 of") != NULL);
+        CHECK(strstr(cddp_last_error(), "memory of cddp_alloc, which has 4000 bytes") != NULL);
+    }
+    p[0].count = 500;
+    p[1].grad = block + 500; /* it just fits */
+    CHECK(cddp_ddp_create(&ddp, comm, p, 2, NULL) == CDDP_OK);
+    cddp_ddp_destroy(ddp);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(in_place, a_gradient_that_does_not_fit_its_block_is_told)
+{
+    cr_assert_eq(run_world(2, too_small), 0);
+}
