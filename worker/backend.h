@@ -103,6 +103,8 @@ enum cdi_asked {
     CDI_ASKED_CHECKPOINT_WAIT,
     CDI_ASKED_ALLOC,
     CDI_ASKED_REGISTER,
+    CDI_ASKED_METRIC_REDUCE,
+    CDI_ASKED_GRAD_NORM,
     /* Not functions: collectives that are made of others, and what the program has called. See enqueue_group. */
     CDI_ASKED_GATHER,
     CDI_ASKED_SCATTER,

@@ -73,10 +73,12 @@ static cddp_status reduce(cddp_comm *comm, const cddp_metric *mine, cddp_metric 
 
 cddp_status cddp_metric_reduce(cddp_comm *comm, const cddp_metric *mine, cddp_metric *all, size_t n, cddp_metric *ranks)
 {
+    enum cdi_asked before = cdi_comm_ask(CDI_ASKED_METRIC_REDUCE);
     struct cdi_error err;
     cddp_status st = cdi_comm_own("cddp_metric_reduce", comm, &err);
 
     if (st == CDDP_OK)
         st = reduce(comm, mine, all, n, ranks, &err);
+    (void)cdi_comm_ask(before);
     return st == CDDP_OK ? st : cdi_last_error_set(&err);
 }

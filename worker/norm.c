@@ -75,6 +75,7 @@ static cddp_status reduce(cddp_ddp *d, bool largest, struct cdi_error *err)
                               .dtype = largest ? CDDP_UINT64 : CDDP_FLOAT64,
                               .op = largest ? CDDP_MAX : CDDP_SUM,
                               .bucket = -1,
+                              .asked = CDI_ASKED_GRAD_NORM,
                               .lazy = true};
     uint64_t ticket;
     cddp_status st = d->ops->enqueue(d->b, &op, &ticket, err);

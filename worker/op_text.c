@@ -60,6 +60,8 @@ const char *cdi_asked_name(uint32_t asked)
         [CDI_ASKED_CHECKPOINT_WAIT] = "cddp_checkpoint_wait",
         [CDI_ASKED_ALLOC] = "cddp_alloc",
         [CDI_ASKED_REGISTER] = "cddp_register",
+        [CDI_ASKED_METRIC_REDUCE] = "cddp_metric_reduce",
+        [CDI_ASKED_GRAD_NORM] = "norm of the gradients",
         [CDI_ASKED_GATHER] = "gather",
         [CDI_ASKED_SCATTER] = "scatter",
         [CDI_ASKED_ALL_TO_ALLV] = "all_to_allv",

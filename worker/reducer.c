@@ -211,6 +211,12 @@ cddp_status cdi_ddp_launch_late(cddp_ddp *d, size_t b)
     return status;
 }
 
+/* What ends a step of d, for messages. */
+static const char *end_of_step(const cddp_ddp *d)
+{
+    return d->sharded ? "cddp_optim_step" : "cddp_ddp_wait";
+}
+
 /* Locked. *now: the caller, and nobody else, is to bring gradient i into the arena, and to count it down. */
 static cddp_status claim(cddp_ddp *d, size_t i, bool *now)
 {
@@ -235,8 +241,8 @@ static cddp_status claim(cddp_ddp *d, size_t i, bool *now)
     if (status == CDDP_OK && *now && !cdi_bucket_claim(&d->plan, i)) {
         (void)cdi_fail(&err, CDDP_E_STATE,
                        "the gradient of parameter %zu '%.200s' was ready already in this step: call "
-                       "cddp_ddp_grad_ready once per parameter and step, then cddp_ddp_wait",
-                       i, d->params[i].name);
+                       "cddp_ddp_grad_ready once per parameter and step, then %s",
+                       i, d->params[i].name, end_of_step(d));
         return cdi_ddp_misused(d, &err);
     }
     return status;
@@ -389,8 +395,8 @@ static cddp_status name_missing(const cddp_ddp *d, struct cdi_error *err)
         (void)snprintf(names + at, sizeof names - at, " and %zu more", n - SHOWN_NAMES);
     return cdi_fail(err, CDDP_E_STATE,
                     "%zu of %zu gradients are missing in step %llu: %s; call cddp_ddp_grad_ready for every parameter "
-                    "before cddp_ddp_wait",
-                    n, d->n_params, (unsigned long long)d->step, names);
+                    "before %s",
+                    n, d->n_params, (unsigned long long)d->step, names, end_of_step(d));
 }
 
 cddp_status cdi_ddp_join_ticket(cddp_ddp *d, uint64_t ticket)

@@ -126,8 +126,8 @@ static cddp_status check_options(const cddp_ddp_options *opt, struct cdi_error *
         opt->comm_dtype != CDDP_FLOAT32)
         return cdi_fail(
             err, CDDP_E_INVALID,
-            "cddp_ddp_options.comm_dtype is %d: use CDDP_FLOAT16, CDDP_BFLOAT16 or CDDP_FLOAT32, or 0 for none",
-            (int)opt->comm_dtype);
+            "cddp_ddp_options.comm_dtype is %s (%d): use CDDP_FLOAT16, CDDP_BFLOAT16 or CDDP_FLOAT32, or 0 for none",
+            cdi_dtype_name(opt->comm_dtype), (int)opt->comm_dtype);
     return CDDP_OK;
 }
 
@@ -142,10 +142,11 @@ static cddp_status check_gradient(const cddp_param *p, size_t i, struct cdi_erro
                         p->name, cdi_dtype_name(p->dtype));
     if (p->grad_dtype == p->dtype || (p->grad_dtype == CDDP_FLOAT32 && is_short))
         return CDDP_OK;
-    return cdi_fail(err, CDDP_E_INVALID,
-                    "parameter %zu '%.200s' is %s and has grad_dtype %d: use 0 for its own type, or CDDP_FLOAT32 for "
-                    "parameters of 16 bits",
-                    i, p->name, cdi_dtype_name(p->dtype), (int)p->grad_dtype);
+    return cdi_fail(
+        err, CDDP_E_INVALID,
+        "parameter %zu '%.200s' is %s and has grad_dtype %s (%d): use 0 for its own type, or CDDP_FLOAT32 for "
+        "parameters of 16 bits",
+        i, p->name, cdi_dtype_name(p->dtype), cdi_dtype_name(p->grad_dtype), (int)p->grad_dtype);
 }
 
 cddp_status cdi_ddp_check_input(const cddp_param *params, size_t n, const cddp_ddp_options *opt, struct cdi_error *err)

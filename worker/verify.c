@@ -287,6 +287,11 @@ static cddp_status find_difference(cddp_comm *comm, const struct cdi_buf *mine, 
     return status;
 }
 
+static const char *type_text(uint64_t dtype)
+{
+    return dtype == CDDP_DTYPE_NONE ? "0" : cdi_dtype_name((cddp_dtype)dtype);
+}
+
 /* Options that shape the buckets must agree too; they are named from the records alone. */
 static cddp_status compare_options(const uint64_t *a, const uint64_t *b, int other, struct cdi_error *err)
 {
@@ -302,6 +307,11 @@ static cddp_status compare_options(const uint64_t *a, const uint64_t *b, int oth
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
         int f = options[i].field;
 
+        if (a[f] != b[f] && f == F_COMM_DTYPE)
+            return cdi_fail(err, CDDP_E_MISMATCH,
+                            "cddp_ddp_options.comm_dtype is %s on rank 0 but %s on rank %d: it must be the same on "
+                            "every rank",
+                            type_text(a[f]), type_text(b[f]), other);
         if (a[f] != b[f])
             return cdi_fail(err, CDDP_E_MISMATCH,
                             "cddp_ddp_options.%s is %" PRIu64 " on rank 0 but %" PRIu64

@@ -68,3 +68,21 @@ Test(metric, what_is_missing_is_said)
     cr_assert_eq(cddp_metric_reduce(comm, NULL, NULL, 0, NULL), CDDP_OK);
     cr_assert_eq(cddp_finalize(comm), CDDP_OK);
 }
+
+static int disagree(int rank)
+{
+    cddp_metric m[3] = {0};
+    cddp_comm *comm = NULL;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_metric_reduce(comm, m, m, rank == 1 ? 2 : 3, NULL) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "rank 0 called cddp_metric_reduce (all_gather of 15 uint64), rank 1 called "
+                                    "cddp_metric_reduce (all_gather of 10 uint64)") != NULL);
+    CHECK(cddp_finalize(comm) == CDDP_E_MISMATCH);
+    return 0;
+}
+
+Test(metric, ranks_that_give_different_numbers_of_them_are_told_by_name)
+{
+    cr_assert_eq(run_world(2, disagree), 0);
+}

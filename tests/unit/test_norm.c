@@ -261,3 +261,52 @@ Test(norm, what_makes_no_sense_is_refused_and_the_step_goes_on)
     cddp_ddp_destroy(m.ddp);
     cr_assert_eq(cddp_finalize(comm), CDDP_OK);
 }
+
+static int alone(int rank)
+{
+    float w[4] = {0};
+    cddp_param p = {.size = sizeof p, .name = "w", .data = w, .count = 4, .dtype = CDDP_FLOAT32};
+    cddp_comm *comm = NULL;
+    cddp_ddp *ddp = NULL;
+    double norm;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_ddp_create(&ddp, comm, &p, 1, NULL) == CDDP_OK);
+    CHECK((rank == 1 ? cddp_ddp_grad_norm(ddp, 2, &norm) : cddp_barrier(comm)) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "rank 1 called norm of the gradients (all_reduce(sum) of 1 float64)") != NULL);
+    cddp_ddp_destroy(ddp);
+    CHECK(cddp_finalize(comm) == CDDP_E_MISMATCH);
+    return 0;
+}
+
+Test(norm, a_rank_that_measures_alone_is_told_so)
+{
+    cr_assert_eq(world(2, alone), 0);
+}
+
+static int misuse(int rank)
+{
+    cddp_optim_options opt;
+    float w[4] = {0};
+    cddp_param p = {.size = sizeof p, .name = "w", .data = w, .count = 4, .dtype = CDDP_FLOAT32};
+    cddp_comm *comm = NULL;
+    cddp_ddp *ddp = NULL;
+    cddp_optim *optim = NULL;
+
+    (void)rank;
+    cddp_optim_defaults(&opt, sizeof opt, CDDP_OPTIM_SGD);
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_ddp_create(&ddp, comm, &p, 1, NULL) == CDDP_OK);
+    CHECK(cddp_optim_create(&optim, ddp, &opt) == CDDP_OK);
+    CHECK(cddp_optim_step(optim, NULL) == CDDP_E_STATE);
+    CHECK(strstr(cddp_last_error(), "for every parameter before cddp_optim_step") != NULL);
+    cddp_optim_destroy(optim);
+    cddp_ddp_destroy(ddp);
+    CHECK(cddp_finalize(comm) != CDDP_OK);
+    return 0;
+}
+
+Test(norm, with_an_optimizer_missing_gradients_are_told_with_the_call_that_ends_its_step)
+{
+    cr_assert_eq(world(1, misuse), 0);
+}
