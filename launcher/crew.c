@@ -301,8 +301,9 @@ static void tell_cause(struct crew *c, struct worker *v, const struct worker *w)
     char note[120];
 
     fill_end(c, v, &end);
-    if (!v->exited) { /* as Python does after an exception; it may get our SIGTERM first */
-        end.code = 1;
+    if (!v->exited) { /* it may get our SIGTERM first. 1: as Python does after an exception */
+        logs_error_file(c->opt.logs, v->local_rank, c->error_file);
+        end.code = report_error_status(c->error_file, 1);
         report_sentence(&end, end.text, sizeof end.text);
         (void)snprintf(note, sizeof note,
                        "it noted its exception first, though rank %d, which failed later, was gone before", w->rank);

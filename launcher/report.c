@@ -71,29 +71,42 @@ static const char *find_message(json_t *root)
     return json_string_value(m);
 }
 
-bool report_error_file(const char *path, char *buf, size_t cap)
+/* NULL: there is none, or it is no JSON. */
+static json_t *read_error_file(const char *path)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    const char *text;
+    json_t *root = NULL;
     struct stat sb;
-    json_t *root;
 
     /* The worker wrote it: it may be anything. */
     if (fd < 0)
-        return false;
-    if (fstat(fd, &sb) != 0 || !S_ISREG(sb.st_mode) || sb.st_size > ERROR_FILE_MAX) {
-        (void)close(fd);
-        return false;
-    }
-    root = json_loadfd(fd, JSON_DISABLE_EOF_CHECK, NULL);
+        return NULL;
+    if (fstat(fd, &sb) == 0 && S_ISREG(sb.st_mode) && sb.st_size <= ERROR_FILE_MAX)
+        root = json_loadfd(fd, JSON_DISABLE_EOF_CHECK, NULL);
     (void)close(fd);
-    text = find_message(root);
-    if (text != NULL && *text != '\0')
+    return root;
+}
+
+bool report_error_file(const char *path, char *buf, size_t cap)
+{
+    json_t *root = read_error_file(path);
+    const char *text = find_message(root);
+    bool found = text != NULL && *text != '\0';
+
+    if (found)
         (void)snprintf(buf, cap, "%s", text);
-    else
-        text = NULL;
     json_decref(root);
-    return text != NULL;
+    return found;
+}
+
+int report_error_status(const char *path, int otherwise)
+{
+    json_t *root = read_error_file(path);
+    json_t *info = json_object_get(json_object_get(root, "message"), "extraInfo");
+    json_int_t status = json_integer_value(json_object_get(info, "exitStatus"));
+
+    json_decref(root);
+    return status > 0 && status <= 0xff ? (int)status : otherwise;
 }
 
 /* ------------------------------------------------------------------------------------------------- the report ---- */

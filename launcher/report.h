@@ -55,6 +55,8 @@ cddp_status report_write(const struct report *r, struct cdi_buf *out);
  * false if there is no such text. At most cap - 1 bytes.
  */
 bool report_error_file(const char *path, char *buf, size_t cap);
+/* The status with which the worker was about to exit when it wrote that file, as libcddp notes it; else `otherwise`. */
+int report_error_status(const char *path, int otherwise);
 /*
  * Write cddprun's own error file (TORCHELASTIC_ERROR_FILE of who started it), as torchrun does: the worker's, or one
  * with the sentence where there is none, with errorCode = status in its message. 0, or the errno of why it could not be

@@ -38,7 +38,7 @@ static size_t add_escaped(char *to, size_t at, const char *text)
     return at;
 }
 
-static void write_file(cddp_status status, const char *text)
+static void write_file(int exit_status, cddp_status status, const char *text)
 {
     static char json[JSON_MAX];
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -49,8 +49,8 @@ static void write_file(cddp_status status, const char *text)
         return;
     n = (size_t)snprintf(json, sizeof json, "{\"message\":{\"message\":\"%s: ", cddp_status_name(status));
     n = add_escaped(json, n, text);
-    n += (size_t)snprintf(json + n, sizeof json - n, "\",\"extraInfo\":{\"timestamp\":\"%lld\"}}}",
-                          (long long)time(NULL));
+    n += (size_t)snprintf(json + n, sizeof json - n, "\",\"extraInfo\":{\"timestamp\":\"%lld\",\"exitStatus\":%d}}}",
+                          (long long)time(NULL), exit_status & 0xff);
     written = write(fd, json, n < sizeof json ? n : sizeof json - 1);
     (void)written;
     (void)close(fd);
@@ -62,7 +62,7 @@ static void at_exit(int exit_status, void *arg)
 
     (void)arg;
     if (exit_status != 0 && getpid() == process && cdi_last_error_of_process(&err))
-        write_file(err.status, err.msg);
+        write_file(exit_status, err.status, err.msg);
 }
 
 static void arm(void)

@@ -92,6 +92,19 @@ def test_an_exception_that_was_noted_first_is_the_cause_though_its_worker_ends_l
     assert re.search(r'\n    rank 0: killed by signal 6 \(SIGABRT\)\n', report), report
 
 
+def test_a_worker_that_is_still_ending_has_the_status_that_libcddp_has_noted(cddprun):
+    """Rank 1's last destructor takes its time; rank 0 fails because of it, and is gone first."""
+    note = 'printf %s \'{"message":{"message":"\'"$1"\'","extraInfo":{"exitStatus":\'$2\'}}}\' > "$TORCHELASTIC_ERROR_FILE"'
+    script = (f'note() {{ {note}; }}; [ $RANK = 1 ] && {{ note "no such file" 75; sleep 0.1; touch $TMPDIR/noted; exec sleep 60; }}; '
+              'until [ -e $TMPDIR/noted ]; do sleep 0.01; done; note "rank 1 gave up" 3; exit 3')
+    with Job(cddprun, '--nproc_per_node=2', *sh(script)) as job:
+        assert job.finish() == 75, job.err
+        os.unlink(os.path.join(job.tmp, 'noted'))
+    report = job.err[job.err.index('cddprun: rank'):]
+    assert re.match(r'cddprun: rank 1 \(pid \d+ on \S+\) exited with status 75', report), report
+    assert '    | no such file\n' in report and re.search(r'\n    rank 0: exited with status 3\n', report), report
+
+
 def test_others_that_failed_have_a_line_each_and_a_killed_one_comes_first(cddprun):
     script = ("trap 'exit 5' TERM; ulimit -c 0; touch $TMPDIR/up$RANK; "
               '[ $RANK = 2 ] && { while ! [ -e $TMPDIR/up0 -a -e $TMPDIR/up1 ]; do sleep 0.01; done; rm $TMPDIR/up*; kill -ABRT $$; }; '

@@ -72,6 +72,30 @@ Test(report, the_message_of_an_error_file_is_found_in_both_forms)
         "012345678901234567890123456789012345678901234567890123456789012", "cut to what fits");
 }
 
+static int status_of(const char *json)
+{
+    char path[] = "/tmp/cddp-report-XXXXXX";
+    int fd = mkstemp(path), status;
+
+    cr_assert_geq(fd, 0);
+    (void)dprintf(fd, "%s", json);
+    (void)close(fd);
+    status = report_error_status(path, 99);
+    (void)unlink(path);
+    return status;
+}
+
+Test(report, the_status_that_libcddp_notes_in_an_error_file_is_found)
+{
+    cr_assert_eq(status_of("{\"message\":{\"message\":\"m\",\"extraInfo\":{\"exitStatus\":3}}}"), 3);
+    cr_assert_eq(status_of("{\"message\":{\"message\":\"m\",\"extraInfo\":{\"exitStatus\":0}}}"), 99);
+    cr_assert_eq(status_of("{\"message\":{\"message\":\"m\",\"extraInfo\":{\"exitStatus\":256}}}"), 99);
+    cr_assert_eq(status_of("{\"message\":{\"message\":\"m\",\"extraInfo\":{\"exitStatus\":\"3\"}}}"), 99);
+    cr_assert_eq(status_of("{\"message\":\"m\"}"), 99);
+    cr_assert_eq(status_of(""), 99);
+    cr_assert_eq(report_error_status("/nonexistent/file", 99), 99);
+}
+
 Test(report, an_error_file_that_is_no_such_thing_is_passed_over)
 {
     static const char *const bad[] = {"",      "{",  "[]",       "{\"message\":3}", "{\"message\":{}}",
