@@ -173,6 +173,14 @@ cddp_status cdi_store_read_string(cddp_store *s, int64_t deadline_ms, void *buf,
 
 /* --------------------------------------------------------------------------------------------------- connect ---- */
 
+static cddp_status refused(int why, struct cdi_error *err)
+{
+    (void)cdi_fail(err, CDDP_E_IO, "%s", strerror(why));
+    if (err != NULL)
+        err->os_error = why;
+    return CDDP_E_IO;
+}
+
 static cddp_status connect_one(cddp_store *s, const struct addrinfo *a, int64_t deadline_ms, struct cdi_error *err)
 {
     int fd = cdi_fork_socket(a->ai_family), on = 1, why = 0;
@@ -186,15 +194,15 @@ static cddp_status connect_one(cddp_store *s, const struct addrinfo *a, int64_t 
         cddp_status st;
 
         if (errno != EINPROGRESS)
-            return cdi_fail(err, CDDP_E_IO, "%s", strerror(errno));
+            return refused(errno, err);
         st = poll_fd(s, fd, POLLOUT, deadline_ms, err);
         if (st != CDDP_OK)
             return st == CDDP_E_TIMEOUT ? cdi_fail(err, CDDP_E_IO, "no answer") : st;
         if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &why, &len) != 0 || why != 0)
-            return cdi_fail(err, CDDP_E_IO, "%s", strerror(why));
+            return refused(why, err);
     }
     if (cdi_is_echo(fd))
-        return cdi_fail(err, CDDP_E_IO, "%s", strerror(ECONNREFUSED));
+        return refused(ECONNREFUSED, err);
     return CDDP_OK;
 }
 
@@ -289,11 +297,13 @@ void cdi_store_drop(cddp_store *s)
     cdi_buf_release(&s->out);
 }
 
-/* One attempt at every address of the list. CDDP_E_IO is worth another one. */
+/* One attempt at every address of the list. CDDP_E_IO is worth another one. *nobody: nobody listens at any of them. */
 static cddp_status try_all(cddp_store *s, const struct addrinfo *list, const struct job *job, int64_t deadline_ms,
-                           struct cdi_error *err)
+                           bool *nobody, struct cdi_error *err)
 {
     cddp_status st = CDDP_E_IO;
+
+    *nobody = true;
 
     for (const struct addrinfo *a = list; a != NULL; a = a->ai_next) {
         int64_t until = cdi_deadline_ms(cdi_now_ms(), ONE_ADDRESS_MS);
@@ -305,6 +315,7 @@ static cddp_status try_all(cddp_store *s, const struct addrinfo *list, const str
             st = cdi_fail(err, CDDP_E_IO, "something else listens there");
         if (st != CDDP_E_IO)
             break;
+        *nobody = *nobody && err != NULL && err->os_error == ECONNREFUSED;
         cdi_store_drop(s);
     }
     return st;
@@ -321,6 +332,7 @@ static cddp_status try_once(cddp_store *s, const struct cdi_store_way *way, cons
     struct addrinfo *list;
     char service[16];
     cddp_status st;
+    bool nobody;
     int rc;
 
     (void)snprintf(service, sizeof service, "%d", way->port);
@@ -330,14 +342,17 @@ static cddp_status try_once(cddp_store *s, const struct cdi_store_way *way, cons
         return cdi_fail_errno(err, rc == EAI_MEMORY ? ENOMEM : errno, "resolving '%.255s'", way->host);
     if (rc != 0)
         return cdi_fail(err, CDDP_E_NOT_FOUND, "%s", gai_strerror(rc));
-    st = try_all(s, list, job, deadline_ms, err);
+    st = try_all(s, list, job, deadline_ms, &nobody, err); /* the store may come later than this rank */
     freeaddrinfo(list);
     return st;
 }
 
-/* The same at the addresses of an id. */
+/*
+ * The same at the addresses of an id. *gone: nobody listens there. Its store was there before the bytes were, so it has
+ * ended.
+ */
 static cddp_status try_id(cddp_store *s, const struct cdi_unique_id *id, const struct job *job, int64_t deadline_ms,
-                          struct cdi_error *err)
+                          bool *gone, struct cdi_error *err)
 {
     struct addrinfo list[CDI_NET_ADDRESSES + 1];
     struct cdi_address at[CDI_NET_ADDRESSES + 1];
@@ -348,7 +363,7 @@ static cddp_status try_id(cddp_store *s, const struct cdi_unique_id *id, const s
                                     .ai_addr = &at[i].u.any,
                                     .ai_addrlen = at[i].len,
                                     .ai_next = i + 1 < id->n ? &list[i + 1] : NULL};
-    return try_all(s, list, job, deadline_ms, err);
+    return try_all(s, list, job, deadline_ms, gone, err);
 }
 
 /* 50 to 150 % of ms: many ranks must not come in one wave. */
@@ -383,7 +398,7 @@ static cddp_status connect_with_retries(cddp_store *s, const struct cdi_store_wa
 
     struct cdi_error why = {.msg = ""}, before;
     cddp_status st = CDDP_OK, st_before, st_pause;
-    bool unknown = false, unknown_before;
+    bool unknown = false, unknown_before; /* where the store is: no such name, or nobody there any more */
 
     for (;;) {
         int64_t until_ms, tried_ms = cdi_now_ms();
@@ -391,7 +406,7 @@ static cddp_status connect_with_retries(cddp_store *s, const struct cdi_store_wa
         st_before = st;
         unknown_before = unknown;
         before = why;
-        st = way->id != NULL ? try_id(s, way->id, job, deadline_ms, &why)
+        st = way->id != NULL ? try_id(s, way->id, job, deadline_ms, &unknown, &why)
                              : try_once(s, way, job, deadline_ms, &unknown, &why);
         if (st == CDDP_OK)
             return CDDP_OK;

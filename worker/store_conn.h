@@ -28,8 +28,8 @@ struct cddp_store {
 };
 
 /*
- * How long a name that the name service does not know is asked for again; another failure of it, until the timeout.
- * Tests have their own.
+ * How long a name that the name service does not know is asked for again (another failure of it, until the timeout),
+ * and an id's store that is not there. Tests have their own.
  */
 extern int64_t cdi_store_unknown_ms;
 

@@ -7,11 +7,12 @@
 #include "world.h"
 
 #include "common/clock.h"
-#include "worker/store_client.h"
+#include "worker/store_conn.h"
 
 #include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <time.h>
 
 CDI_SUITE(join, .timeout = 90);
@@ -295,6 +296,31 @@ Test(join, the_end_of_the_process_that_made_the_bytes_is_told)
 {
     new_board();
     cr_assert_eq(run_ranks(1, 3, 99, meets_no_maker), 0);
+    (void)munmap(board, sizeof *board);
+}
+
+/* As bytes that an earlier run has left in a file. */
+static int has_old_bytes(int rank)
+{
+    const cddp_init_options opt = {
+        .size = sizeof opt, .world_size = 2, .rank = 1, .id = &board->id, .join_timeout_ms = 20000};
+    cddp_comm *comm;
+    pid_t maker = fork();
+
+    if (maker == 0)
+        _exit(cddp_unique_id_create(&board->id) != CDDP_OK);
+    CHECK(rank == 0 && maker > 0 && waitpid(maker, NULL, 0) == maker);
+    cdi_store_unknown_ms = 50;
+    CHECK(cddp_init(&comm, &opt) == CDDP_E_IO);
+    CHECK(strstr(cddp_last_error(), "Connection refused (tried for 0.05 s); the process that made it has to run") !=
+          NULL);
+    return 0;
+}
+
+Test(join, the_bytes_of_a_process_that_is_gone_are_not_tried_for_long)
+{
+    new_board();
+    cr_assert_eq(run_ranks(1, 1, 99, has_old_bytes), 0);
     (void)munmap(board, sizeof *board);
 }
 
