@@ -91,11 +91,12 @@ typedef struct cddp_init_options {
  * CDDP_E_LIMIT (the rendezvous takes no more connections: the error message names the limit to raise); CDDP_E_PEER (a
  * rank died, or the process that hosts the store); CDDP_E_ABORTED (the launcher has ended this round, or a program has
  * given up by `interrupted`, this one or another rank's); CDDP_E_TIMEOUT; CDDP_E_CLOSED (the rendezvous ended);
- * CDDP_E_IO (no connection); CDDP_E_PROTOCOL (what listens there is no store); CDDP_E_UNSUPPORTED (ranks that were
- * declared to share a host do not); CDDP_E_VERSION (launcher, module and ranks are of different versions);
- * CDDP_E_NOT_FOUND (the address does not resolve: after 30 s if the name service knows no such name, else after the
- * join timeout; or something that the backend needs is missing: the error message names it); CDDP_E_MISMATCH (some
- * ranks have a GPU and some have none, or two share one); CDDP_E_SYSTEM; CDDP_E_NOMEM.
+ * CDDP_E_IO (no connection; of an id: after 30 s if nobody listens at its addresses any more); CDDP_E_PROTOCOL (what
+ * listens there is no store); CDDP_E_UNSUPPORTED (ranks that were declared to share a host do not); CDDP_E_VERSION
+ * (launcher, module and ranks are of different versions); CDDP_E_NOT_FOUND (the address does not resolve: after 30 s if
+ * the name service knows no such name, else after the join timeout; or something that the backend needs is missing: the
+ * error message names it); CDDP_E_MISMATCH (some ranks have a GPU and some have none, or two share one); CDDP_E_SYSTEM;
+ * CDDP_E_NOMEM.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_init(cddp_comm **out, const cddp_init_options *opt);
 

@@ -102,8 +102,9 @@ typedef struct cddp_ddp cddp_ddp;
  * params is copied, names and shapes too; the memory at `data` and `grad` stays the caller's and must outlive ddp. opt
  * may be NULL. *out is written on success only; release it with cddp_ddp_destroy(), before cddp_finalize() or after it.
  * Returns CDDP_OK, CDDP_E_INVALID (no parameter, a missing name or data, an integer type, count 0, a shape whose
- * product is not count, memory of the wrong kind, bad opt, a CDDP_DEBUG that is not 0 or 1), CDDP_E_MISMATCH,
- * CDDP_E_NOMEM (this machine or a peer cannot hold the arena), or what a collective may return.
+ * product is not count, memory of the wrong kind, a gradient that does not fit its memory of cddp_alloc, bad opt, a
+ * CDDP_DEBUG that is not 0 or 1), CDDP_E_MISMATCH, CDDP_E_NOMEM (this machine or a peer cannot hold the arena), or what
+ * a collective may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param *params,
                                                     size_t n_params, const cddp_ddp_options *opt);

@@ -117,7 +117,7 @@ enum {
     CDDP_OPTIM_SKIP_NONFINITE = 1
 };
 
-/* One step. Every rank gives the same. */
+/* One step. Every rank gives the same, which is not compared. */
 typedef struct cddp_optim_step_args {
     size_t size;       /* sizeof(cddp_optim_step_args) */
     uint64_t flags;    /* CDDP_OPTIM_SKIP_NONFINITE; 0: none */
