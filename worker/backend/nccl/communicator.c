@@ -309,10 +309,12 @@ static ncclConfig_t configure(struct cdi_backend *b, bool blocking)
     if (ctas != NULL && strtol(ctas, NULL, 10) > 0)
         c.maxCTAs = (int)strtol(ctas, NULL, 10);
     if (cdi_nccl.code >= 22700) {
-        (void)snprintf(b->name, sizeof b->name, "%s", *b->world.name != '\0' ? b->world.name : b->prefix);
-        if (*b->name != '\0' && *b->world.name == '\0')
-            b->name[strlen(b->name) - 1] = '\0'; /* without the slash */
-        c.commName = b->name;
+        char *name = b->leave->name;
+
+        (void)snprintf(name, sizeof b->leave->name, "%s", *b->world.name != '\0' ? b->world.name : b->prefix);
+        if (*name != '\0' && *b->world.name == '\0')
+            name[strlen(name) - 1] = '\0'; /* without the slash */
+        c.commName = name;
         c.CTAPolicy = NCCL_CTA_POLICY_EFFICIENCY;
     }
     return c;
@@ -449,34 +451,57 @@ static ncclResult_t finalize_now(void *arg)
     return cdi_nccl.comm_finalize(b->call.comm);
 }
 
+static struct cdi_leave *steal_leave(struct cdi_backend *b)
+{
+    struct cdi_leave *l = b->leave;
+
+    b->leave = NULL;
+    return l;
+}
+
+/* A call of its own has not come back within LEAVE_MS: false. */
+static bool abort_child(struct cdi_backend *b)
+{
+    struct cdi_leave *l = b->child != NULL ? cdi_leave_create() : NULL;
+    bool rests = b->child == NULL || (l != NULL && cdi_leave_abort(l, &b->device, b->child, LEAVE_MS));
+
+    b->child = NULL;
+    return rests;
+}
+
+/* Finalize comm, which waits for what this rank has put on its streams, and for graphs that hold comm. */
+static ncclResult_t finalize(struct cdi_backend *b, int64_t deadline_ms)
+{
+    const struct timespec nap = {.tv_nsec = 200000};
+    ncclResult_t r;
+
+    b->call.comm = b->comm;
+    r = cdi_communicator_state(b, b->comm, cdi_communicator_call(b, finalize_now));
+    while (r == ncclInProgress && cdi_now_ms() < deadline_ms) {
+        (void)nanosleep(&nap, NULL);
+        r = cdi_communicator_state(b, b->comm, r);
+    }
+    return r;
+}
+
 bool cdi_communicator_leave(struct cdi_backend *b)
 {
     int64_t deadline_ms = cdi_now_ms() + LEAVE_MS;
-    ncclResult_t r;
+    bool rests = abort_child(b); /* of a split that failed; the abort of b's own has joined NCCL's thread */
 
-    if (b->child != NULL) /* of a split that failed; the abort of b's own has joined NCCL's thread */
-        (void)cdi_nccl.comm_abort(b->child);
-    b->child = NULL;
     if (b->comm != NULL && !b->aborted) {
-        b->call.comm = b->comm;
-        r = atomic_load(&b->failed) ? ncclInternalError : cdi_communicator_call(b, finalize_now);
-        r = cdi_communicator_state(b, b->comm, r);
-        while (r == ncclInProgress && cdi_now_ms() < deadline_ms) {
-            const struct timespec nap = {.tv_nsec = 200000};
+        ncclResult_t r = atomic_load(&b->failed) ? ncclInternalError : finalize(b, deadline_ms);
 
-            (void)nanosleep(&nap, NULL);
-            r = cdi_communicator_state(b, b->comm, r);
-        }
-        if (r == ncclSuccess)
-            (void)cdi_nccl.comm_destroy(b->comm);
-        else if (r == ncclInProgress && atomic_load(&b->captured.n_groups) > 0)
+        if (r == ncclInProgress && atomic_load(&b->captured.n_groups) > 0)
             return false; /* a graph of the program's holds it: an abort would not come back either */
+        if (r == ncclSuccess)
+            cdi_leave_destroy(steal_leave(b), &b->device, b->comm);
         else if (b->aside == NULL || r != ncclInProgress) /* not under the call that is aside */
-            (void)cdi_nccl.comm_abort(b->comm);
+            rests = cdi_leave_abort(steal_leave(b), &b->device, b->comm, LEAVE_MS) && rests;
         b->comm = NULL;
     }
     if (!cdi_aside_destroy(b->aside, left_ms(deadline_ms)))
         return false;
     b->aside = NULL;
-    return true;
+    return rests;
 }

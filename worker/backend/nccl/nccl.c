@@ -38,6 +38,11 @@ static struct cdi_backend *new_backend(const struct cdi_world *world)
 
     if (b == NULL)
         return NULL;
+    b->leave = cdi_leave_create();
+    if (b->leave == NULL) {
+        cdi_host->release(b);
+        return NULL;
+    }
     b->world = *world;
     b->record = cdi_world_record(world);
     init_locks(b);
@@ -181,6 +186,7 @@ static void gpu_destroy(struct cdi_backend *b)
     (void)pthread_mutex_destroy(&b->word);
     (void)pthread_mutex_destroy(&b->page);
     (void)pthread_mutex_destroy(&b->lock);
+    cdi_host->release(b->leave);
     cdi_host->release(b->call.ids);
     cdi_host->release(b->ranks);
     cdi_host->release(b);

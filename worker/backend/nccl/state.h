@@ -27,6 +27,7 @@
 #include "worker/backend/nccl/aside.h"
 #include "worker/backend/nccl/captured.h"
 #include "worker/backend/nccl/device.h"
+#include "worker/backend/nccl/leave.h"
 #include "worker/backend/nccl/shape.h"
 #include "worker/backend/nccl/told.h"
 #include "worker/word.h"
@@ -124,7 +125,7 @@ struct cdi_backend {
     struct cdi_flight *record;     /* where operations are noted */
     struct cdi_device device;
     char prefix[CDI_WORD_PREFIX_MAX]; /* before each key, and in the communicator's name */
-    char name[CDI_WORD_PREFIX_MAX];   /* of comm: NCCL keeps the pointer */
+    struct cdi_leave *leave;          /* for comm's end. NULL: it was needed */
     ncclComm_t comm;                  /* NULL: none, or aborted */
     struct cdi_aside *aside;  /* comm is a blocking one, and this has the calls that may wait. NULL: it is not */
     struct cdi_call call;     /* with `lock` */
@@ -250,8 +251,10 @@ cddp_status cdi_communicator_settle(struct cdi_backend *b, ncclComm_t comm, nccl
 /* Split b; part (NULL: this rank takes part in none) gets its communicator, rank and size. Blocks. */
 cddp_status cdi_communicator_split(struct cdi_backend *b, int color, int key, struct cdi_backend *part,
                                    struct cdi_error *err);
-/* Release comm without waiting for peers for long: finalized if nothing is in flight, else aborted. False: a call of it
- * is still under way, and all that it may use must stay. */
+/*
+ * Release comm without waiting for peers: finalized if nothing is in flight, and destroyed aside; else aborted. False:
+ * a call of it is still under way, and all that it may use must stay.
+ */
 bool cdi_communicator_leave(struct cdi_backend *b);
 /* The rank's number among the roots that hand out unique ids, or -1; spread as NCCL advises. Pure. */
 int cdi_root_of_rank(int rank, int size, int roots);

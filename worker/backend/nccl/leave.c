@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/backend/nccl/leave.h"
+
+#include "common/clock.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#define EXIT_MS 2000
+
+enum { RUNNING, ENDED, ALONE }; /* ALONE: nobody waits, and the thread frees it */
+
+static atomic_int under_way;
+static struct cdi_leave *_Atomic kept; /* no thread was to be had for them: they stay for ever */
+static _Atomic pid_t owner;            /* whose threads these are: a child of fork has none */
+
+struct cdi_leave *cdi_leave_create(void)
+{
+    return cdi_host->alloc(1, sizeof(struct cdi_leave));
+}
+
+static void nap(void)
+{
+    const struct timespec ts = {.tv_nsec = 200000};
+
+    (void)nanosleep(&ts, NULL);
+}
+
+/* CUDA and NCCL end after this, since they were opened before it was registered. */
+static void await_all(void)
+{
+    int64_t until_ms = cdi_now_ms() + EXIT_MS;
+
+    while (atomic_load(&under_way) > 0 && atomic_load(&owner) == getpid() && cdi_now_ms() < until_ms)
+        nap();
+}
+
+static void register_exit(void)
+{
+    (void)atexit(await_all);
+}
+
+static void *leave_main(void *arg)
+{
+    struct cdi_leave *l = arg;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* nothing here ends a capture of the program's */
+    CUcontext was;
+
+    (void)cdi_cuda.capture_mode(&mode);
+    if (cdi_cuda.context_push(l->context) == CUDA_SUCCESS) {
+        (void)(l->aborts ? cdi_nccl.comm_abort : cdi_nccl.comm_destroy)(l->comm);
+        (void)cdi_cuda.context_pop(&was);
+    }
+    (void)cdi_cuda.context_release(l->device);
+    if (atomic_exchange(&l->state, ENDED) == ALONE)
+        cdi_host->release(l);
+    (void)atomic_fetch_sub(&under_way, 1);
+    return NULL;
+}
+
+static bool start_thread(struct cdi_leave *l)
+{
+    pthread_t thread;
+    sigset_t all, before;
+    int rc;
+
+    /* Signals are the program's: none is delivered to a thread that it does not know. */
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    rc = pthread_create(&thread, NULL, leave_main, l);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (rc == 0)
+        (void)pthread_detach(thread);
+    return rc == 0;
+}
+
+static bool keep(struct cdi_leave *l)
+{
+    l->next = atomic_load(&kept);
+    while (!atomic_compare_exchange_weak(&kept, &l->next, l))
+        ;
+    return false;
+}
+
+/* False: comm stays for ever, and l with it. */
+static bool begin(struct cdi_leave *l, const struct cdi_device *d, ncclComm_t comm)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    l->comm = comm;
+    l->device = d->id;
+    if (cdi_cuda.context_retain(&l->context, l->device) != CUDA_SUCCESS)
+        return keep(l);
+    (void)pthread_once(&once, register_exit);
+    atomic_store(&owner, getpid());
+    (void)atomic_fetch_add(&under_way, 1);
+    if (start_thread(l))
+        return true;
+    (void)atomic_fetch_sub(&under_way, 1);
+    (void)cdi_cuda.context_release(l->device);
+    return keep(l);
+}
+
+void cdi_leave_destroy(struct cdi_leave *l, const struct cdi_device *d, ncclComm_t comm)
+{
+    atomic_store(&l->state, ALONE);
+    (void)begin(l, d, comm);
+}
+
+bool cdi_leave_abort(struct cdi_leave *l, const struct cdi_device *d, ncclComm_t comm, int64_t timeout_ms)
+{
+    int64_t until_ms = cdi_now_ms() + timeout_ms;
+
+    l->aborts = true;
+    atomic_store(&l->state, RUNNING);
+    if (!begin(l, d, comm))
+        return false;
+    while (atomic_load(&l->state) == RUNNING && cdi_now_ms() < until_ms)
+        nap();
+    if (atomic_exchange(&l->state, ALONE) == RUNNING)
+        return false;
+    cdi_host->release(l);
+    return true;
+}
