@@ -6,8 +6,8 @@
  *     communicators MODE...
  *
  * beside: parts of the CPU's beside a GPU's; again: joins after they were left; given: jobs that the program describes,
- * beside that of the environment; group: communicators that their members alone make; threads: the
- * same in two threads at a time.
+ * beside that of the environment; group: communicators that their members alone make; leave: two that each rank leaves
+ * in an order of its own; threads: groups in two threads at a time.
  */
 #include "by_hand.h"
 
@@ -156,7 +156,6 @@ static void group(void)
     int rank, size, all[8], pair[2];
     cddp_comm *comm, *turned, *of_two = NULL, *alone, *part;
     int64_t digits = 1;
-    bool parts_first;
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     rank = cddp_rank(comm);
@@ -185,12 +184,10 @@ static void group(void)
     CHECK(cddp_comm_create_group(&alone, turned, &all[rank], 1, 8, NULL) == CDDP_OK && cddp_world_size(alone) == 1);
     CHECK(digits_of(alone) > 0 && cddp_world_rank(alone, 0) == rank && digits_of(turned) == ones(size));
     CHECK(cddp_comm_create_group(&part, comm, pair, 0, 8, NULL) == CDDP_E_INVALID);
-    /* In an order of each rank's own; but what leaves NCCL waits there for its peers, for two seconds at most. */
-    parts_first = rank == 0 || strcmp(cddp_backend_name(comm), "nccl") == 0;
-    if (parts_first)
+    if (rank == 0) /* in an order of each rank's own */
         CHECK(cddp_finalize(alone) == CDDP_OK && cddp_finalize(turned) == CDDP_OK && cddp_finalize(of_two) == CDDP_OK);
     CHECK(cddp_finalize(comm) == CDDP_OK);
-    if (!parts_first)
+    if (rank != 0)
         CHECK(cddp_finalize(of_two) == CDDP_OK && cddp_finalize(alone) == CDDP_OK && cddp_finalize(turned) == CDDP_OK);
 }
 
@@ -227,6 +224,33 @@ static void threads(void)
     CHECK(cddp_finalize(shared) == CDDP_OK);
 }
 
+/* ----------------------------------------------------------------------------------------------------- leave ---- */
+
+/* Nobody is waited for: each rank leaves while the others wait for it elsewhere, and before they have left. */
+static void leave(void)
+{
+    const cddp_split_options cpu = {.size = sizeof cpu, .backend = "cpu", .name = "control"};
+    cddp_comm *comm, *control, *parts[2];
+    int rank, size, all[8];
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK && cddp_world_size(comm) <= 8);
+    rank = cddp_rank(comm);
+    size = cddp_world_size(comm);
+    for (int r = 0; r < size; r++)
+        all[r] = r;
+    CHECK(cddp_comm_split(&control, comm, 0, 0, &cpu) == CDDP_OK);
+    CHECK(cddp_comm_split(&parts[0], comm, 0, 0, NULL) == CDDP_OK);
+    CHECK(cddp_comm_create_group(&parts[1], comm, all, (size_t)size, 1, NULL) == CDDP_OK);
+    CHECK(digits_of(parts[0]) == ones(size) && digits_of(parts[1]) == ones(size));
+    for (int turn = 0; turn < size; turn++) {
+        if (turn == rank)
+            CHECK(cddp_finalize(parts[rank % 2]) == CDDP_OK && cddp_finalize(parts[1 - rank % 2]) == CDDP_OK);
+        CHECK(cddp_barrier(control) == CDDP_OK);
+    }
+    CHECK(digits_of(comm) == ones(size));
+    CHECK(cddp_finalize(control) == CDDP_OK && cddp_finalize(comm) == CDDP_OK);
+}
+
 /* ------------------------------------------------------------------------------------------------------ main ---- */
 
 static int as_a_rank(int rank)
@@ -239,6 +263,8 @@ static int as_a_rank(int rank)
         again();
     else if (strcmp(mode, "group") == 0)
         group();
+    else if (strcmp(mode, "leave") == 0)
+        leave();
     else if (strcmp(mode, "threads") == 0)
         threads();
     else

@@ -249,8 +249,8 @@ struct join {
 static struct segment_place place_of(CUcontext ctx)
 {
     const char *host = cdi_env_str("NCCL_HOSTID");
-    struct segment_place p = {.device =
-                                  si_version().gpu_by_uuid ? ctx->physical : ctx->physical / si_settings.instances};
+    struct segment_place p = {
+        .pid = getpid(), .device = si_version().gpu_by_uuid ? ctx->physical : ctx->physical / si_settings.instances};
 
     (void)snprintf(p.host, sizeof p.host, "%s", host != NULL ? host : "this host");
     return p;
@@ -501,11 +501,14 @@ static void await_graphs(struct ncclComm *comm)
 
 static ncclResult_t finalize(struct ncclComm *comm, void *arg)
 {
-    const struct segment_word word = {.kind = -3};
+    bool done;
 
     (void)arg;
     await_graphs(comm);
-    return drain(comm) && segment_say(&comm->seg, SEGMENT_CALLS, &word) ? ncclSuccess : ncclInternalError;
+    done = drain(comm);
+    if (si_version().stops_in_finalize)
+        segment_stop(&comm->seg);
+    return done ? ncclSuccess : ncclInternalError;
 }
 
 SI_EXPORT ncclResult_t ncclCommFinalize(ncclComm_t comm)
@@ -537,6 +540,8 @@ SI_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm)
         (void)drain(comm);
         await_graphs(comm);
     }
+    segment_stop(&comm->seg);
+    segment_await_stops(&comm->seg, -1);
     forget(comm);
     return ncclSuccess;
 }
@@ -560,6 +565,8 @@ SI_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm)
     (void)si_comm_await(comm);
     (void)drain(comm);
     await_graphs(comm);
+    segment_stop(&comm->seg);
+    segment_await_stops(&comm->seg, si_version().abort_waits_ms);
     forget(comm);
     return ncclSuccess;
 }

@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "segment.h"
 
+#include "common/clock.h"
 #include "edge.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define MAGIC 0x73746e646e636c31u
@@ -20,7 +24,7 @@ struct shared_line {
 };
 
 struct shared_rank {
-    uint32_t taken;
+    uint32_t taken, stopped;
     struct segment_place place;
     struct shared_line line[SEGMENT_LINES];
     char chunk[2][SEGMENT_CHUNK];
@@ -219,6 +223,49 @@ static bool pass(struct segment *s, enum segment_line line)
         if (__atomic_load_n(s->abort, __ATOMIC_ACQUIRE) != 0)
             return false;
         segment_sleep(s, seen);
+    }
+}
+
+void segment_stop(struct segment *s)
+{
+    if (s->shared == NULL)
+        return;
+    __atomic_store_n(&s->shared->rank[s->rank].stopped, 1, __ATOMIC_RELEASE);
+    segment_ring(s);
+}
+
+/* Also where its parent has not asked yet. */
+static bool has_ended(int32_t pid)
+{
+    struct pollfd p = {.fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN};
+    bool ended = p.fd < 0 ? errno == ESRCH : poll(&p, 1, 0) > 0;
+
+    if (p.fd >= 0)
+        (void)close(p.fd);
+    return ended;
+}
+
+static bool needs_us(const struct segment *s, int r)
+{
+    const struct segment_place *me = &s->shared->rank[s->rank].place, *other = &s->shared->rank[r].place;
+
+    return other->pid != me->pid && strcmp(other->host, me->host) == 0 &&
+           __atomic_load_n(&s->shared->rank[r].stopped, __ATOMIC_ACQUIRE) == 0 && !has_ended(other->pid);
+}
+
+void segment_await_stops(const struct segment *s, int timeout_ms)
+{
+    int64_t until_ms = cdi_now_ms() + timeout_ms;
+
+    for (int r = 0; s->shared != NULL && r < s->n_ranks;) {
+        uint32_t seen = segment_bell(s);
+
+        if (!needs_us(s, r))
+            r++;
+        else if (timeout_ms < 0 || cdi_now_ms() < until_ms)
+            segment_sleep(s, seen);
+        else
+            return;
     }
 }
 

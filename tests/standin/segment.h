@@ -45,6 +45,7 @@ struct segment {
 struct segment_place {
     char host[64];
     uint32_t device;
+    int32_t pid;
 };
 
 /* A new id, with its file open in this process. False: no file can be made. */
@@ -61,6 +62,11 @@ void segment_leave(struct segment *s);
 
 /* Have all ranks said the same host? */
 bool segment_on_one_host(const struct segment *s);
+
+/* This rank needs nothing of the others any more. Idempotent; nothing to do where nothing is mapped. */
+void segment_stop(struct segment *s);
+/* Wait until that holds for every other process of this host that has a rank here, or it has ended. -1: for ever. */
+void segment_await_stops(const struct segment *s, int timeout_ms);
 
 /* Say a word and wait until every rank has said its own of this step. False: aborted. */
 bool segment_say(struct segment *s, enum segment_line line, const struct segment_word *word);

@@ -3,6 +3,8 @@
 #include "worker/backend/cpu/float16.h"
 #include "world.h"
 
+#include <pthread.h>
+
 CDI_SUITE(versions, .timeout = 60);
 
 static const int all[] = {21903, 22304, 22403, 22707, 22809, 22907, 23007};
@@ -351,6 +353,80 @@ Test(versions, two_instances_of_one_gpu_are_one_gpu_until_2_30_4)
 {
     cr_assert_eq(setenv("CDDP_STANDIN_INSTANCES", "2", 1), 0);
     each(2, 0, instances);
+}
+
+/* 0 is done with its part of the end while 1 has not begun; 1 begins when the board says so. */
+static int leave_alone(struct rank *r)
+{
+    if (open_rank(r, 0) != 0)
+        return 1;
+    if (r->rank == 1) {
+        while (r->board->go == 0)
+            (void)usleep(100);
+        return close_rank(r);
+    }
+    CHECK(settle(r, ncclCommFinalize(r->comm)) == ncclSuccess);
+    r->board->go = 1;
+    CHECK(ncclCommDestroy(r->comm) == ncclSuccess);
+    return 0;
+}
+
+Test(versions, ncclCommFinalize_waits_for_no_peer)
+{
+    each(2, 0, leave_alone);
+}
+
+static void *let_it_go(void *board)
+{
+    (void)usleep(50000); /* the other way round it would not be noticed */
+    ((struct board *)board)->go = 1;
+    return NULL;
+}
+
+/* 0 destroys or aborts; 1 has not come as far until `go` says so, or it ends. */
+static bool aborts, dies;
+
+static int end_first(struct rank *r)
+{
+    const bool waits = !aborts || code < 22400;
+    pthread_t thread;
+    ncclResult_t rc;
+    bool waited;
+
+    if (open_rank(r, 1) != 0)
+        return 1;
+    if (r->rank == 1) {
+        r->board->written++;
+        while (r->board->go == 0)
+            (void)usleep(100);
+        return dies ? 0 : close_rank(r);
+    }
+    while (r->board->written < 2)
+        (void)usleep(100);
+    if (waits)
+        CHECK(pthread_create(&thread, NULL, let_it_go, r->board) == 0);
+    rc = aborts ? ncclCommAbort(r->comm) : ncclCommDestroy(r->comm);
+    waited = r->board->go == 1;
+    r->board->go = 1;
+    CHECK((waits ? pthread_join(thread, NULL) : 0) == 0 && rc == ncclSuccess && waited == waits);
+    return 0;
+}
+
+Test(versions, ncclCommDestroy_waits_for_the_peers_of_its_host)
+{
+    each(2, 0, end_first);
+}
+
+Test(versions, ncclCommDestroy_waits_for_no_process_that_has_ended)
+{
+    dies = true;
+    each(2, 0, end_first);
+}
+
+Test(versions, ncclCommAbort_waits_for_the_peers_of_its_host_until_2_23)
+{
+    aborts = true;
+    each(2, 0, end_first);
 }
 
 Test(versions, a_timeout_has_a_name_since_2_30_3)

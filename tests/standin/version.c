@@ -31,6 +31,15 @@ struct si_version si_version_of(int code)
         .mean_after_sum = code >= 23003,
         /* init.cc:1050 of v2.30.7; before, init.cc:823 of v2.19.3, init.cc:903 of v2.28.9, and so in v2.30.4. */
         .gpu_by_uuid = code >= 23007,
+        /* init.cc:1830 of v2.22.3, init.cc:2762 of v2.30.7; before, init.cc:1947 of v2.19.3, init.cc:2105 of v2.21.5.
+         */
+        .stops_in_finalize = code >= 22200,
+        /* proxy.cc:1467 of v2.19.3 (where ncclProxyTryDetach, proxy.cc:1702, gives up after 5 s), proxy.cc:1477 of
+         * v2.20.5, proxy.cc:1431 of v2.22.3, proxy.cc:1606 of v2.23.4 (NCCL_CUMEM_HOST_ENABLE, misc/cudawrap.cc:14, is
+         * 0 there); not proxy.cc:1618 of v2.24.3, proxy.cc:1844 of v2.30.7. */
+        .abort_waits_ms = code < 22000   ? 5000
+                          : code < 22400 ? -1
+                                         : 0,
         .has_timeout = code >= 23003, /* nccl.h.in:52 of v2.30.3 */
         .has_float8 = code >= 22400,  /* nccl.h.in:247 of v2.24.3; misc/argcheck.cc:50 refuses what is not there */
     };

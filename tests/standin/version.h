@@ -18,6 +18,15 @@
  *   v2.30.7); also one whose making has failed.
  * - ncclCommRegister, ncclCommDeregister and ncclCommWindowDeregister do not ask for the state, and do their work in
  *   the caller (register/register.cc:128 of v2.27.7, dev_runtime.cc:927 of v2.28.9).
+ * - ncclCommFinalize waits for this rank's own work alone: its streams, and graphs that hold it (commDestroySync:
+ *   init.cc:1795 of v2.19.3, init.cc:2740 of v2.30.7). It says nothing to peers that they wait for.
+ * - ncclCommDestroy waits for peers, also where the communicator does not block (group.cc:55 of v2.30.7, destroyFlag):
+ *   it joins the proxy's service thread (init.cc:184 of v2.19.3, init.cc:285 of v2.30.7), which ends when no peer is
+ *   connected to it any more (proxy.cc:1467 of v2.19.3, proxy.cc:1769 of v2.30.7). Peers of the same host are: each
+ *   connects to the others' proxies when it maps their memory (transport/p2p.cc:240 of v2.19.3; proxy.cc:1158 of
+ *   v2.23.4, proxy.cc:1286 of v2.30.7), and ends that where it stops its own (ncclProxyStop), or with its process. Over
+ *   the network a rank uses its own proxy alone (transport/net.cc:227 of v2.19.3, transport/net.cc:368 of v2.30.7). So
+ *   two ranks of one host that destroy two communicators in opposite orders wait for each other for ever.
  * - A communicator of one rank does its operations in the caller (enqueue.cc:1549 of v2.19.3, enqueue.cc:2569 of
  *   v2.28.9).
  */
@@ -45,6 +54,10 @@ struct si_version {
     bool mean_after_sum;
     /* Two ranks on one GPU are told by its UUID, not by its PCI address, which MIG instances share. */
     bool gpu_by_uuid;
+    /* A rank stops its proxy, which lets its peers' go, in ncclCommFinalize, not in ncclCommDestroy. */
+    bool stops_in_finalize;
+    /* ncclCommAbort waits for the peers' proxies as ncclCommDestroy does, so long. 0: it does not; -1: for ever. */
+    int abort_waits_ms;
     bool has_timeout; /* ncclTimeout */
     bool has_float8;  /* ncclFloat8e4m3, ncclFloat8e5m2 */
 };
