@@ -20,15 +20,24 @@
 static const char *mode;
 
 /* The sum over all ranks of 10^(rank in the world), by memory of the communicator's own kind. */
-static int64_t digits_of(cddp_comm *comm)
+static int64_t digits_in(cddp_comm *comm, int64_t *there)
 {
-    int64_t x = 1, *there;
+    int64_t x = 1;
 
     for (int r = 0; r < cddp_world_rank(comm, cddp_rank(comm)); r++)
         x *= 10;
-    CHECK(cddp_alloc(comm, sizeof x, 0, (void **)&there) == CDDP_OK && cddp_copy(comm, there, &x, sizeof x) == CDDP_OK);
+    CHECK(cddp_copy(comm, there, &x, sizeof x) == CDDP_OK);
     CHECK(cddp_all_reduce(comm, there, there, 1, CDDP_INT64, CDDP_SUM) == CDDP_OK);
     CHECK(cddp_copy(comm, &x, there, sizeof x) == CDDP_OK);
+    return x;
+}
+
+static int64_t digits_of(cddp_comm *comm)
+{
+    int64_t x, *there;
+
+    CHECK(cddp_alloc(comm, sizeof x, 0, (void **)&there) == CDDP_OK);
+    x = digits_in(comm, there);
     cddp_free(comm, there);
     return x;
 }
@@ -195,10 +204,20 @@ static void group(void)
 
 static cddp_comm *shared;
 
+/*
+ * CUDA frees memory when all is done that runs on the GPU, the other thread's collective too; on another rank it may be
+ * the other way round. So nothing is freed before both threads have ended.
+ */
+struct maker {
+    int tag;
+    int64_t *there;
+};
+
 /* Makes groups of all ranks under the tag, one after the other, and works in each. */
 static void *make_groups(void *arg)
 {
-    int tag = *(const int *)arg, size = cddp_world_size(shared), all[8];
+    const struct maker *m = arg;
+    int tag = m->tag, size = cddp_world_size(shared), all[8];
 
     for (int r = 0; r < size; r++)
         all[r] = (r + tag) % size;
@@ -206,7 +225,7 @@ static void *make_groups(void *arg)
         cddp_comm *of_all;
 
         CHECK(cddp_comm_create_group(&of_all, shared, all, (size_t)size, tag, NULL) == CDDP_OK);
-        CHECK(digits_of(of_all) == ones(size) && digits_of(of_all) == ones(size));
+        CHECK(digits_in(of_all, m->there) == ones(size) && digits_in(of_all, m->there) == ones(size));
         CHECK(cddp_finalize(of_all) == CDDP_OK);
     }
     return NULL;
@@ -214,13 +233,17 @@ static void *make_groups(void *arg)
 
 static void threads(void)
 {
-    int tags[2] = {1, 2};
+    struct maker makers[2] = {{.tag = 1}, {.tag = 2}};
     pthread_t thread;
 
     CHECK(cddp_init(&shared, NULL) == CDDP_OK && cddp_world_size(shared) <= 8);
-    CHECK(pthread_create(&thread, NULL, make_groups, &tags[cddp_rank(shared) % 2]) == 0);
-    (void)make_groups(&tags[1 - cddp_rank(shared) % 2]);
+    for (int i = 0; i < 2; i++)
+        CHECK(cddp_alloc(shared, sizeof *makers[i].there, 0, (void **)&makers[i].there) == CDDP_OK);
+    CHECK(pthread_create(&thread, NULL, make_groups, &makers[cddp_rank(shared) % 2]) == 0);
+    (void)make_groups(&makers[1 - cddp_rank(shared) % 2]);
     CHECK(pthread_join(thread, NULL) == 0 && digits_of(shared) == ones(cddp_world_size(shared)));
+    for (int i = 0; i < 2; i++)
+        cddp_free(shared, makers[i].there);
     CHECK(cddp_finalize(shared) == CDDP_OK);
 }
 
