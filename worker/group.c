@@ -51,8 +51,8 @@ static uint32_t first_to_try(const struct cdi_group_calls *calls, uint64_t list)
     return n;
 }
 
-/* Without memory for it the next call looks for longer. */
-static void note_call(struct cdi_group_calls *calls, uint64_t list, uint32_t nth)
+/* False: there is no memory for it, and the next call looks for longer. */
+static bool note_call(struct cdi_group_calls *calls, uint64_t list, uint32_t nth)
 {
     struct cdi_group_call *c;
 
@@ -70,6 +70,7 @@ static void note_call(struct cdi_group_calls *calls, uint64_t list, uint32_t nth
     if (c != NULL)
         c->next_one = nth + 1;
     (void)pthread_mutex_unlock(&lock);
+    return c != NULL;
 }
 
 /* ------------------------------------------------------------------------------------------------- one meeting ---- */
@@ -112,8 +113,8 @@ static void waits_key(const struct meeting *m, int of_job, char key[KEY_BYTES])
     (void)snprintf(key, KEY_BYTES, "%sw%016" PRIx64 ".%d/%d", m->g->prefix, m->g->comm, m->g->tag, of_job);
 }
 
-/* Says, for members with other lists, with which this rank waits; or that it waits no more. */
-static cddp_status tell_waits(const struct meeting *m, bool waits, struct cdi_error *err)
+/* Says, for members with other lists, with which this rank waits. */
+static cddp_status tell_waits(const struct meeting *m, struct cdi_error *err)
 {
     const struct cdi_group *g = m->g;
     size_t bytes = sizeof(struct waits) + (size_t)g->n * sizeof(int32_t);
@@ -130,7 +131,36 @@ static cddp_status tell_waits(const struct meeting *m, bool waits, struct cdi_er
         memcpy(value + sizeof head + (size_t)i * sizeof rank, &rank, sizeof rank);
     }
     waits_key(m, g->of_job[g->self], key);
-    return cdi_store_set(g->store, key, value, waits ? bytes : 0, err);
+    return cdi_store_set(g->store, key, value, bytes, err);
+}
+
+static cddp_status wait_no_more(const struct meeting *m, struct cdi_error *err)
+{
+    char key[KEY_BYTES];
+
+    waits_key(m, m->g->of_job[m->g->self], key);
+    return cdi_store_delete(m->g->store, key, err);
+}
+
+/*
+ * With which list the member waits, into *value (malloc): what tell_waits has set; shorter than its head: it does not
+ * wait. The key may go at any time, so that a get could wait for ever; a comparison with what it never holds does not.
+ */
+static cddp_status read_waits(const struct meeting *m, int of_job, uint8_t **value, size_t *len, struct cdi_error *err)
+{
+    size_t cap = sizeof(struct waits) + ((size_t)m->g->n + CDI_RANK_LIST_SHOWN) * sizeof(int32_t);
+    cddp_status st = CDDP_E_LIMIT;
+    char key[KEY_BYTES];
+
+    waits_key(m, of_job, key);
+    for (; st == CDDP_E_LIMIT; cap = *len) { /* it may be longer than this rank's, and may grow */
+        free(*value);
+        *value = malloc(cap);
+        if (*value == NULL)
+            return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
+        st = cdi_store_compare_set(m->g->store, key, "?", 1, "?", 1, *value, cap, len, err);
+    }
+    return st;
 }
 
 static void print_list(const int *of_job, int n, char *buf, size_t cap)
@@ -187,32 +217,21 @@ static bool is_among(int of_job, const int32_t *list, size_t n)
 
 /*
  * Does member i wait with another list for this rank, under the same tag? Then neither will come to the other; unless
- * that meeting has ended, and i has not noticed yet.
+ * that meeting has ended, and i has not noticed yet. An end is there as long as some member has not noticed it.
  */
 static cddp_status compare_lists(const struct meeting *m, int i, struct cdi_error *err)
 {
     const struct cdi_group *g = m->g;
-    size_t cap = sizeof(struct waits) + ((size_t)g->n + CDI_RANK_LIST_SHOWN) * sizeof(int32_t), len = 0;
-    CDI_AUTOFREE uint8_t *value = NULL;
-    char key[KEY_BYTES], mine[96], theirs[96], text[TEXT_BYTES];
+    CDI_AUTOFREE uint8_t *value = NULL, *again = NULL;
+    char mine[96], theirs[96], text[TEXT_BYTES];
+    size_t len = 0, len_again = 0;
     struct meeting other;
     struct cdi_error why;
     CDI_AUTOFREE int32_t *list = NULL;
     struct waits w;
-    bool there;
-    cddp_status st;
+    bool ended;
+    cddp_status st = read_waits(m, g->of_job[i], &value, &len, err);
 
-    waits_key(m, g->of_job[i], key);
-    st = cdi_store_exists(g->store, key, &there, err);
-    if (st != CDDP_OK || !there)
-        return st;
-    for (st = CDDP_E_LIMIT; st == CDDP_E_LIMIT; cap = len) { /* it may be longer than this rank's, and may grow */
-        free(value);
-        value = malloc(cap);
-        if (value == NULL)
-            return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
-        st = cdi_store_get(g->store, key, value, cap, &len, g->timeout_ms, err);
-    }
     if (st != CDDP_OK || len < sizeof w)
         return st;
     memcpy(&w, value, sizeof w);
@@ -224,8 +243,10 @@ static cddp_status compare_lists(const struct meeting *m, int i, struct cdi_erro
     memcpy(list, value + sizeof w, w.n * sizeof(int32_t));
     if (!is_among(g->of_job[g->self], list, w.n))
         return CDDP_OK;
-    st = has_ended(g, w.list, w.nth, &there, err);
-    if (st != CDDP_OK || there)
+    st = has_ended(g, w.list, w.nth, &ended, err);
+    if (st == CDDP_OK && !ended)
+        st = read_waits(m, g->of_job[i], &again, &len_again, err);
+    if (st != CDDP_OK || ended || len_again != len || memcmp(again, value, len) != 0)
         return st;
     other = (struct meeting){.g = g, .list = w.list, .nth = w.nth};
     print_list(g->of_job, g->n, mine, sizeof mine);
@@ -372,7 +393,7 @@ static cddp_status take_part(const struct meeting *m, char *text, size_t cap, st
     const struct cdi_group *g = m->g;
     char key[KEY_BYTES], mine[ENTRY_BYTES];
     int64_t n_here = 0;
-    cddp_status st = tell_waits(m, true, err);
+    cddp_status st = tell_waits(m, err);
 
     (void)snprintf(mine, sizeof mine, "%d %d", g->node, g->on_cpu);
     here_key(m, g->self, key);
@@ -390,6 +411,34 @@ static cddp_status take_part(const struct meeting *m, char *text, size_t cap, st
     st = await_end(m, err);
     key_of(m, "end", key);
     return st == CDDP_OK ? get_text(m, key, text, cap, err) : st;
+}
+
+/*
+ * This member has noticed how the meeting has ended, and will not look for it again. Where all have come, the last one
+ * to say so takes it away: no key is asked for any more. One that some did not come to stays, for those that come late.
+ */
+static void take_leave(const struct meeting *m, const char *text)
+{
+    static const char *const names[] = {"n", "end", "left"};
+    bool noted = note_call(m->g->calls, m->list, m->nth);
+    char key[KEY_BYTES];
+    int64_t n_left = 0;
+    cddp_status st = wait_no_more(m, NULL);
+
+    if (st != CDDP_OK || !noted || strncmp(text, ALL_ARE_HERE, sizeof ALL_ARE_HERE - 1) != 0)
+        return;
+    key_of(m, "left", key);
+    st = cdi_store_add(m->g->store, key, 1, &n_left, NULL);
+    if (n_left != m->g->n)
+        return;
+    for (int i = 0; i < m->g->n && st == CDDP_OK; i++) {
+        here_key(m, i, key);
+        st = cdi_store_delete(m->g->store, key, NULL);
+    }
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && st == CDDP_OK; i++) {
+        key_of(m, names[i], key);
+        st = cdi_store_delete(m->g->store, key, NULL);
+    }
 }
 
 static cddp_status come(struct meeting *m, int *nodes, struct cdi_error *err)
@@ -410,8 +459,7 @@ static cddp_status come(struct meeting *m, int *nodes, struct cdi_error *err)
         if (end_meeting(m, text, cap, NULL) != CDDP_OK)
             return st;
     }
-    (void)tell_waits(m, false, NULL);
-    note_call(g->calls, m->list, m->nth);
+    take_leave(m, text);
     return read_end(m, text, nodes, err);
 }
 
@@ -429,7 +477,7 @@ cddp_status cdi_group_meet(const struct cdi_group *g, int *nodes, uint64_t *id, 
     } else {
         nodes[0] = g->node;
         m.nth = first_to_try(g->calls, m.list);
-        note_call(g->calls, m.list, m.nth);
+        (void)note_call(g->calls, m.list, m.nth);
     }
     of[0] = m.list;
     of[1] = m.nth;

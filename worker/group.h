@@ -6,6 +6,7 @@
  *   end = "all " and all of these, by the last one; or "status blamed message", by the first one that gives up
  * The first `end` stays, so all members go on, or none. Then the next meeting of that list is open. And, by
  * communicator, tag and rank: which list that rank is waiting with now, so that members whose lists differ find out.
+ *   left = how many members have read that all have come; the last of them deletes these keys
  */
 #ifndef CDI_GROUP_H
 #define CDI_GROUP_H

@@ -274,6 +274,26 @@ static cddp_status do_compare_set(cddp_store *s, struct key k, const void *expec
     return end(s, st);
 }
 
+static cddp_status do_delete(cddp_store *s, struct key k, uint64_t *n, struct cdi_error *err)
+{
+    cddp_status st = check_key(k.name, err);
+
+    if (st != CDDP_OK)
+        return st;
+    st = begin(s, err);
+    if (st == CDDP_OK) {
+        int64_t deadline_ms = deadline_of(s, 0);
+        cddp_status put = cdi_c10d_put_op(&s->out, CDI_C10D_DELETE_KEY);
+
+        if (put == CDDP_OK)
+            put = put_key(s, k);
+        st = submit(s, put, deadline_ms, err);
+        if (st == CDDP_OK)
+            st = cdi_store_read_u64(s, deadline_ms, n, err);
+    }
+    return end(s, st);
+}
+
 static cddp_status do_check(cddp_store *s, const struct key *keys, size_t n, bool *all, struct cdi_error *err)
 {
     unsigned answer = CDI_C10D_NOT_READY;
@@ -325,6 +345,13 @@ cddp_status cdi_store_compare_set(cddp_store *store, const char *key, const void
                                   struct cdi_error *err)
 {
     return do_compare_set(store, verbatim(key), expected, expected_len, desired, desired_len, buf, cap, len, err);
+}
+
+cddp_status cdi_store_delete(cddp_store *store, const char *key, struct cdi_error *err)
+{
+    uint64_t n;
+
+    return do_delete(store, verbatim(key), &n, err);
 }
 
 cddp_status cdi_store_exists(cddp_store *store, const char *key, bool *exists, struct cdi_error *err)
@@ -528,21 +555,8 @@ cddp_status cddp_store_delete(cddp_store *store, const char *key, int *deleted)
 
     if (st != CDDP_OK)
         return st;
-    st = check_key(key, &err);
-    if (st != CDDP_OK)
-        return out(st, &err);
-    st = begin(store, &err);
-    if (st == CDDP_OK) {
-        int64_t deadline_ms = deadline_of(store, 0);
-        cddp_status put = cdi_c10d_put_op(&store->out, CDI_C10D_DELETE_KEY);
-
-        if (put == CDDP_OK)
-            put = put_key(store, public_key(key));
-        st = submit(store, put, deadline_ms, &err);
-        if (st == CDDP_OK)
-            st = cdi_store_read_u64(store, deadline_ms, &n, &err);
-    }
+    st = do_delete(store, public_key(key), &n, &err);
     if (st == CDDP_OK && deleted != NULL)
         *deleted = n > 0;
-    return out(end(store, st), &err);
+    return out(st, &err);
 }

@@ -51,6 +51,7 @@ cddp_status cdi_store_add(cddp_store *store, const char *key, int64_t delta, int
 cddp_status cdi_store_compare_set(cddp_store *store, const char *key, const void *expected, size_t expected_len,
                                   const void *desired, size_t desired_len, void *buf, size_t cap, size_t *len,
                                   struct cdi_error *err);
+cddp_status cdi_store_delete(cddp_store *store, const char *key, struct cdi_error *err); /* if it is there */
 cddp_status cdi_store_exists(cddp_store *store, const char *key, bool *exists, struct cdi_error *err);
 
 #endif

@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parts of a communicator, on one node and on several: what they are called, how long they wait, and which ranks. */
+#include "common/clock.h"
 #include "hygiene.h"
+#include "protocol/c10d.h"
+#include "within.h"
 #include "world.h"
 
+#include <arpa/inet.h>
 #include <pthread.h>
 #include <string.h>
+#include <sys/socket.h>
 
 CDI_SUITE(parts, .timeout = 90);
 
@@ -228,6 +233,72 @@ static int makes_groups(int rank)
 Test(parts, a_group_is_made_by_its_members_alone)
 {
     cr_assert_eq(everywhere(5, makes_groups), 0);
+}
+
+static bool is_of_a_meeting(const char *name)
+{
+    const char *last = strstr(name, "/0/"); /* the job's first round */
+
+    return last != NULL && (last[3] == 'g' || last[3] == 'w') && strspn(last + 4, "0123456789abcdef") == 16;
+}
+
+/* How many keys in the store are of meetings; -1: it does not say. */
+static int keys_of_meetings(void)
+{
+    uint8_t ask[6] = {CDI_C10D_VALIDATE, 0xce, 0xf7, 0x85, 0x3c, CDI_C10D_LIST_KEYS};
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), found = 0;
+    uint64_t n = 0, len = 0;
+    char name[512];
+
+    to.sin_port = htons((uint16_t)strtol(getenv("MASTER_PORT"), NULL, 10));
+    if (connect(fd, (struct sockaddr *)&to, sizeof to) != 0 || send(fd, ask, sizeof ask, 0) != sizeof ask ||
+        recv(fd, &n, sizeof n, MSG_WAITALL) != sizeof n)
+        found = -1;
+    for (; n > 0 && found >= 0; n--) {
+        if (recv(fd, &len, sizeof len, MSG_WAITALL) != sizeof len || len >= sizeof name ||
+            recv(fd, name, len, MSG_WAITALL) != (ssize_t)len)
+            return -1;
+        name[len] = '\0';
+        found += is_of_a_meeting(name);
+    }
+    (void)close(fd);
+    return found;
+}
+
+/* What a meeting says in the store goes when all have noticed its end; that of one that somebody missed stays. */
+static int leaves_nothing(int rank)
+{
+    static const int all[] = {0, 1, 2}, two[] = {2, 0};
+    cddp_comm *comm, *group;
+    int64_t until_ms;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    for (int i = 0; i < 20; i++) {
+        CHECK(works(comm, all, 3, i % 4) == 0);
+        if (rank != 1)
+            CHECK(works(comm, two, 2, i % 4) == 0);
+    }
+    CHECK(cddp_barrier(comm) == CDDP_OK);
+    until_ms = cdi_now_ms() + cdi_within_ms(10000);
+    while (keys_of_meetings() != 0) {
+        CHECK(cdi_now_ms() < until_ms);
+        (void)usleep(1000);
+    }
+    CHECK(cddp_barrier(comm) == CDDP_OK);
+    if (rank != 1)
+        CHECK(cddp_comm_create_group(&group, comm, rank == 0 ? all : two, rank == 0 ? 3 : 2, 1, NULL) ==
+              CDDP_E_MISMATCH);
+    CHECK(cddp_barrier(comm) == CDDP_OK && keys_of_meetings() == 6); /* of two: one here, n and end */
+    CHECK(cddp_barrier(comm) == CDDP_OK);
+    CHECK(works(comm, all, 3, 1) == 0); /* rank 1, too, finds that the one before has ended */
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(parts, a_meeting_that_is_over_leaves_no_key)
+{
+    cr_assert_eq(everywhere(3, leaves_nothing), 0);
 }
 
 static unsigned seed;
