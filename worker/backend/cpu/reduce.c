@@ -140,11 +140,12 @@ DEFINE(bf16, uint16_t, float, float, BF16_IN, BF16_OUT, MEAN_SCALE)
 
 /*
  * Sums and means through registers, each input read once and each output written once: four vectors of V (LANES
- * elements each) at a time. Returns the number of elements done; the rest is for the loops above. `first` is what the
- * sum begins with, in what is added to it; scale NULL: none.
+ * elements each) at a time, and one by one where less than a vector is left: a scalar costs little. Returns the number
+ * of elements done; the rest is for the loops above. `first` is what the sum begins with, in what is added to it; scale
+ * NULL: none.
  */
 /* NOLINTBEGIN(bugprone-macro-parentheses) */
-#define DEFINE_SUM(name, attr, T, A, V, LANES, LOAD, STORE)                                               \
+#define DEFINE_SUM(name, attr, T, A, V, LANES, LOAD, STORE, IN, OUT)                                      \
     attr static size_t name(const T *first, const void *const *in, int n_in, void *const *out, int n_out, \
                             size_t count, const A *scale)                                                 \
     {                                                                                                     \
@@ -176,6 +177,16 @@ DEFINE(bf16, uint16_t, float, float, BF16_IN, BF16_OUT, MEAN_SCALE)
                 STORE(o + 3 * (LANES), d);                                                                \
             }                                                                                             \
         }                                                                                                 \
+        for (; at < count && count - at < (LANES); at++) {                                                \
+            A a = IN(first[at]);                                                                          \
+                                                                                                          \
+            for (int r = 0; r < n_in; r++)                                                                \
+                a += IN(((const T *)in[r])[at]);                                                          \
+            if (scale != NULL)                                                                            \
+                a *= *scale;                                                                              \
+            for (int k = 0; k < n_out; k++)                                                               \
+                ((T *)out[k])[at] = OUT(a);                                                               \
+        }                                                                                                 \
         return at;                                                                                        \
     }
 /* NOLINTEND(bugprone-macro-parentheses) */
@@ -191,13 +202,13 @@ typedef VECTOR(double, 16) f64x2;
 #define PUT_F32X4(p, x) PUT(f32x4, p, x)
 #define GET_F64X2(p) (GET(f64x2)(p))
 #define PUT_F64X2(p, x) PUT(f64x2, p, x)
-DEFINE_SUM(f32_sum_plain, , float, float, f32x4, 4, GET_F32X4, PUT_F32X4)
-DEFINE_SUM(f64_sum_plain, , double, double, f64x2, 2, GET_F64X2, PUT_F64X2)
+DEFINE_SUM(f32_sum_plain, , float, float, f32x4, 4, GET_F32X4, PUT_F32X4, SAME, SAME)
+DEFINE_SUM(f64_sum_plain, , double, double, f64x2, 2, GET_F64X2, PUT_F64X2, SAME, SAME)
 #if defined(__aarch64__)
 /* Every one of these processors converts; the bits of a NaN and the rounding are those of float16.h. */
 #define GET_F16X4(p) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)))
 #define PUT_F16X4(p, x) vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x)))
-DEFINE_SUM(f16_sum_plain, , uint16_t, float, float32x4_t, 4, GET_F16X4, PUT_F16X4)
+DEFINE_SUM(f16_sum_plain, , uint16_t, float, float32x4_t, 4, GET_F16X4, PUT_F16X4, F16_IN, F16_OUT)
 #else
 #define f16_sum_plain NULL
 #endif
@@ -214,9 +225,9 @@ typedef VECTOR(double, 32) f64x4;
 #define PUT_F64X4(p, x) PUT(f64x4, p, x)
 #define GET_F16X8(p) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(p)))
 #define PUT_F16X8(p, x) _mm_storeu_si128((__m128i *)(void *)(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT))
-DEFINE_SUM(f32_sum_avx2, AVX2, float, float, f32x8, 8, GET_F32X8, PUT_F32X8)
-DEFINE_SUM(f64_sum_avx2, AVX2, double, double, f64x4, 4, GET_F64X4, PUT_F64X4)
-DEFINE_SUM(f16_sum_avx2, AVX2, uint16_t, float, __m256, 8, GET_F16X8, PUT_F16X8)
+DEFINE_SUM(f32_sum_avx2, AVX2, float, float, f32x8, 8, GET_F32X8, PUT_F32X8, SAME, SAME)
+DEFINE_SUM(f64_sum_avx2, AVX2, double, double, f64x4, 4, GET_F64X4, PUT_F64X4, SAME, SAME)
+DEFINE_SUM(f16_sum_avx2, AVX2, uint16_t, float, __m256, 8, GET_F16X8, PUT_F16X8, F16_IN, F16_OUT)
 
 typedef VECTOR(float, 64) f32x16;
 typedef VECTOR(double, 64) f64x8;
@@ -226,9 +237,9 @@ typedef VECTOR(double, 64) f64x8;
 #define PUT_F64X8(p, x) PUT(f64x8, p, x)
 #define GET_F16X16(p) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(p)))
 #define PUT_F16X16(p, x) _mm256_storeu_si256((__m256i *)(void *)(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT))
-DEFINE_SUM(f32_sum_avx512, AVX512, float, float, f32x16, 16, GET_F32X16, PUT_F32X16)
-DEFINE_SUM(f64_sum_avx512, AVX512, double, double, f64x8, 8, GET_F64X8, PUT_F64X8)
-DEFINE_SUM(f16_sum_avx512, AVX512, uint16_t, float, __m512, 16, GET_F16X16, PUT_F16X16)
+DEFINE_SUM(f32_sum_avx512, AVX512, float, float, f32x16, 16, GET_F32X16, PUT_F32X16, SAME, SAME)
+DEFINE_SUM(f64_sum_avx512, AVX512, double, double, f64x8, 8, GET_F64X8, PUT_F64X8, SAME, SAME)
+DEFINE_SUM(f16_sum_avx512, AVX512, uint16_t, float, __m512, 16, GET_F16X16, PUT_F16X16, F16_IN, F16_OUT)
 #endif
 
 /* How much of a sum of type T the function above it does; sums that go on elsewhere need accumulators of type T. */
