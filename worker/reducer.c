@@ -368,7 +368,8 @@ cddp_status cddp_ddp_grad_ready_on(cddp_ddp *ddp, size_t i, void *stream)
         status = cdi_captured_leave(ddp, stream, ready_in_capture(ddp, i, stream, &err), &err);
     } else if (status == CDDP_OK) {
         status = ready(ddp, i, stream);
-        err = ddp->sticky;
+        if (status != CDDP_OK)
+            err = ddp->sticky;
     }
     if (status != CDDP_OK)
         (void)cdi_last_error_set(&err);
@@ -575,6 +576,8 @@ static cddp_status wait_in_capture(cddp_ddp *d, bool *captured)
     cddp_status status = CDDP_OK;
 
     *captured = false;
+    if (d->ops->capture_of == NULL)
+        return CDDP_OK;
     (void)pthread_mutex_lock(&d->lock);
     if (!d->finishing)
         status = cdi_captured_enter(d, d->stream, true, captured, &err);
