@@ -259,6 +259,8 @@ struct cdi_backend_ops {
      * what to do instead. The same on every rank. enqueue is given nothing else. Any thread. NULL: it reduces all.
      */
     cddp_status (*check_reduction)(struct cdi_backend *b, cddp_dtype dtype, cddp_redop op, struct cdi_error *err);
+    /* enqueue of a lazy operation, and join. Any thread. NULL: it gains nothing by both at once. */
+    cddp_status (*run)(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err);
     /* Return when every operation up to ticket is done: CDDP_OK, or the backend's sticky error. Any thread. */
     cddp_status (*join)(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
     /*

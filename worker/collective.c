@@ -53,6 +53,8 @@ static cddp_status run(cddp_comm *comm, const char *name, const cddp_coll_args *
     cdi_memory_place(comm, &op);
     op.lazy = true;
     op.asked = cdi_comm_asked();
+    if (cdi_comm_ops(comm)->run != NULL)
+        return cdi_comm_ops(comm)->run(cdi_comm_backend(comm), &op, err);
     st = cdi_comm_ops(comm)->enqueue(cdi_comm_backend(comm), &op, &ticket, err);
     return st == CDDP_OK ? cdi_comm_ops(comm)->join(cdi_comm_backend(comm), ticket, err) : st;
 }

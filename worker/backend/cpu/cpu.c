@@ -284,6 +284,18 @@ static cddp_status cpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, u
     return cdi_queue_enqueue(b->queue, &work, ticket, err);
 }
 
+static cddp_status cpu_run(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err)
+{
+    struct cdi_work work = {.op = *op};
+    uint64_t ticket;
+    cddp_status st;
+
+    if (op->kind != CDI_ALL_GATHERV)
+        return cdi_queue_run(b->queue, &work, err);
+    st = cpu_enqueue_group(b, op, 1, &ticket, err);
+    return st == CDDP_OK ? cdi_queue_join(b->queue, ticket, err) : st;
+}
+
 static cddp_status cpu_test(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
 {
     return cdi_queue_test(b->queue, ticket, err);
@@ -559,6 +571,7 @@ const struct cdi_backend_ops cdi_cpu_backend = {
     .enqueue = cpu_enqueue,
     .enqueue_group = cpu_enqueue_group,
     .check_reduction = cdi_element_check_reduction,
+    .run = cpu_run,
     .join = cpu_join,
     .test = cpu_test,
     .follow = cpu_follow,

@@ -127,12 +127,42 @@ static bool must_wake(const struct cdi_queue *q, bool eager, bool grace)
     return (eager && (q->thread_asleep || q->thread_dozing)) || (grace && q->thread_asleep);
 }
 
+/* Called with the lock held: the one operation that was running has ended. */
+static void note_end(struct cdi_queue *q, uint64_t ticket, cddp_status st, const struct cdi_error *err)
+{
+    q->running = false;
+    if (st == CDDP_OK)
+        atomic_store_explicit(&q->done, ticket, memory_order_release);
+    else
+        fail_locked(q, err);
+    tell_ended(q);
+    if (must_wake(q, q->n_eager > 0, q->n_grace > 0)) /* it woke up while we ran, and went to sleep again */
+        (void)pthread_cond_signal(&q->wanted);
+}
+
 /* Called with the lock held and nothing running; the lock is given up while the operation runs. */
+static cddp_status run_now(struct cdi_queue *q, const struct cdi_work *w, bool on_thread, struct cdi_error *err)
+{
+    cddp_status st;
+
+    q->running = true;
+    (void)pthread_mutex_unlock(&q->lock);
+
+    cdi_flight_start(q->flight, w->flight_seq);
+    st = q->run(q->arg, w, on_thread, err);
+    if (st == CDDP_OK)
+        cdi_flight_done(q->flight, w->flight_seq);
+
+    (void)pthread_mutex_lock(&q->lock);
+    note_end(q, w->ticket, st, err);
+    return st;
+}
+
+/* The same with the first one that waits. */
 static void run_first(struct cdi_queue *q, bool on_thread)
 {
     struct cdi_work *w = q->first;
     struct cdi_error err;
-    cddp_status st;
 
     q->first = w->next;
     if (q->first == NULL)
@@ -144,24 +174,8 @@ static void run_first(struct cdi_queue *q, bool on_thread)
         q->joined_late = on_thread;
         q->grace_open = 0;
     }
-    q->running = true;
-    (void)pthread_mutex_unlock(&q->lock);
-
-    cdi_flight_start(q->flight, w->flight_seq);
-    st = q->run(q->arg, w, on_thread, &err);
-    if (st == CDDP_OK)
-        cdi_flight_done(q->flight, w->flight_seq);
-
-    (void)pthread_mutex_lock(&q->lock);
-    q->running = false;
-    if (st == CDDP_OK)
-        atomic_store_explicit(&q->done, w->ticket, memory_order_release);
-    else
-        fail_locked(q, &err);
+    (void)run_now(q, w, on_thread, &err);
     put_node(q, w);
-    tell_ended(q);
-    if (must_wake(q, q->n_eager > 0, q->n_grace > 0)) /* it woke up while we ran, and went to sleep again */
-        (void)pthread_cond_signal(&q->wanted);
 }
 
 /* For how long the thread has nothing to do. 0: there is work for it; FOREVER: until it is woken. */
@@ -316,6 +330,14 @@ static enum cdi_flight_op flight_op_of(const struct cdi_work *w)
     return w->is_region ? CDI_FLIGHT_REGION : cdi_flight_op_of(w->op.kind);
 }
 
+/* Its ticket, and its record in the flight page. */
+static void number(struct cdi_queue *q, struct cdi_work *w)
+{
+    w->ticket = ++q->given;
+    w->flight_seq = cdi_flight_enqueue(q->flight, flight_op_of(w), w->op.dtype,
+                                       w->is_region ? w->region_bytes : w->op.count, w->op.bucket);
+}
+
 static cddp_status append(struct cdi_queue *q, const struct cdi_work *work, struct cdi_error *err)
 {
     struct cdi_work *w;
@@ -327,9 +349,7 @@ static cddp_status append(struct cdi_queue *q, const struct cdi_work *work, stru
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a collective");
     *w = *work;
     w->next = NULL;
-    w->ticket = ++q->given;
-    w->flight_seq = cdi_flight_enqueue(q->flight, flight_op_of(w), w->op.dtype,
-                                       w->is_region ? w->region_bytes : w->op.count, w->op.bucket);
+    number(q, w);
     if (q->last != NULL)
         q->last->next = w;
     else
@@ -427,6 +447,29 @@ cddp_status cdi_queue_join(struct cdi_queue *q, uint64_t ticket, struct cdi_erro
         } else {
             (void)pthread_cond_wait(&q->changed, &q->lock);
         }
+    }
+    (void)pthread_mutex_unlock(&q->lock);
+    return st;
+}
+
+cddp_status cdi_queue_run(struct cdi_queue *q, struct cdi_work *work, struct cdi_error *err)
+{
+    struct cdi_error why;
+    uint64_t ticket;
+    cddp_status st;
+
+    (void)pthread_mutex_lock(&q->lock);
+    if (q->failed || q->running || q->first != NULL) {
+        (void)pthread_mutex_unlock(&q->lock);
+        st = cdi_queue_enqueue(q, work, &ticket, err);
+        return st == CDDP_OK ? cdi_queue_join(q, ticket, err) : st;
+    }
+    number(q, work);
+    end_grace(q, work->ticket);
+    st = run_now(q, work, false, &why);
+    if (q->failed) {
+        st = q->error.status;
+        tell_locked(q, err);
     }
     (void)pthread_mutex_unlock(&q->lock);
     return st;

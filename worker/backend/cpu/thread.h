@@ -67,7 +67,13 @@ uint64_t cdi_queue_last(struct cdi_queue *q);
  */
 cddp_status cdi_queue_join(struct cdi_queue *q, uint64_t ticket, struct cdi_error *err);
 /*
- * The same without a wait: CDDP_IN_PROGRESS where they are not done. Helps, and so waits, where it is refused a thread.
+ * Both at once, for one operation that is lazy, no group and no region: where nothing is queued or runs, it is not
+ * copied. *work gets its numbers.
+ */
+cddp_status cdi_queue_run(struct cdi_queue *q, struct cdi_work *work, struct cdi_error *err);
+/*
+ * cdi_queue_join without a wait: CDDP_IN_PROGRESS where they are not done. Helps, and so waits, where it is refused a
+ * thread.
  */
 cddp_status cdi_queue_test(struct cdi_queue *q, uint64_t ticket, struct cdi_error *err);
 /* The sticky error; the first one stays. What is running must be ended by other means. */
