@@ -614,6 +614,8 @@ static void on_round_over(struct agent *a, const struct cdi_msg_round_over *over
 {
     on_child(
         a); /* a death here that is not known yet may be the cause: it must be said before the workers are stopped */
+    if (a->crew != NULL && !a->sup.round_over && over->round == a->sup.assign.round)
+        crew_tell_missed(a->crew, &over->failure);
     feed(a, &(struct supervise_event){.kind = SUPERVISE_ROUND_OVER, .u.over = *over});
 }
 

@@ -148,7 +148,7 @@ static void fill_end(const struct crew *c, const struct worker *w, struct cdi_fa
         .local_rank = (int32_t)w->local_rank,
         .node_rank = c->opt.assign.node_rank,
         .pid = w->pid,
-        .time_ms = crew_wall_ms(),
+        .time_ms = crew_wall_ms() - (w->exited ? cdi_now_ms() - w->ended_ms : 0),
         .core_dumped = w->dumped,
     };
     (void)snprintf(f->host, sizeof f->host, "%s", c->opt.plan->host);
@@ -241,21 +241,49 @@ static void tell_peers_of_end(const struct crew *c, const struct worker *w)
     }
 }
 
-/* The worker that had exited with status 0 and whom another one missed, which all hear of; NULL: none. */
+static int32_t missed_by(const struct worker *w)
+{
+    struct cdi_flight_view view = {.missed_rank = -1};
+
+    if (w->flight != NULL)
+        cdi_flight_read(w->flight, &view);
+    return view.missed_rank;
+}
+
+static bool is_here(const struct crew *c, int32_t rank)
+{
+    return rank >= 0 && (uint32_t)rank >= c->opt.assign.rank_base && (uint32_t)rank - c->opt.assign.rank_base < c->n;
+}
+
+/* The worker with this rank, if it had exited with status 0, which all hear of; NULL: it had not, or is elsewhere. */
+static struct worker *ended_well(struct crew *c, int32_t rank)
+{
+    struct worker *w = is_here(c, rank) ? &c->workers[(uint32_t)rank - c->opt.assign.rank_base] : NULL;
+
+    return w != NULL && w->told && w->pid > 0 && w->exec_errno == 0 && w->exit_signal == 0 && w->exit_code == 0 ? w
+                                                                                                                : NULL;
+}
+
+/* The worker that had exited with status 0 and whom another one missed; NULL: none. */
 static struct worker *find_deserter(struct crew *c)
 {
-    for (uint32_t i = 0; i < c->n; i++) {
-        struct cdi_flight_view view = {.missed_rank = -1};
-        int64_t k;
+    struct worker *found = NULL;
 
-        if (c->workers[i].flight != NULL)
-            cdi_flight_read(c->workers[i].flight, &view);
-        k = (int64_t)view.missed_rank - (int64_t)c->opt.assign.rank_base;
-        if (view.missed_rank >= 0 && k >= 0 && k < (int64_t)c->n && c->workers[k].told &&
-            c->workers[k].exit_signal == 0 && c->workers[k].exit_code == 0)
-            return &c->workers[k];
+    for (uint32_t i = 0; i < c->n && found == NULL; i++)
+        found = ended_well(c, missed_by(&c->workers[i]));
+    return found;
+}
+
+/* As cdi_failure.misses. What became of that rank its own node knows. */
+static uint32_t missed_elsewhere(const struct crew *c)
+{
+    for (uint32_t i = 0; i < c->n; i++) {
+        int32_t rank = missed_by(&c->workers[i]);
+
+        if (rank >= 0 && (uint32_t)rank < c->opt.assign.world_size && !is_here(c, rank))
+            return (uint32_t)rank + 1;
     }
-    return NULL;
+    return 0;
 }
 
 /* When the worker wrote its error file. */
@@ -295,13 +323,14 @@ static struct worker *find_earlier(struct crew *c, const struct worker *w)
     return found;
 }
 
+/* w: who failed because of v; NULL: a rank of another node. */
 static void tell_cause(struct crew *c, struct worker *v, const struct worker *w)
 {
     struct cdi_failure end;
     char note[120];
 
     fill_end(c, v, &end);
-    if (!v->exited) { /* it may get our SIGTERM first. 1: as Python does after an exception */
+    if (!v->exited && w != NULL) { /* it may get our SIGTERM first. 1: as Python does after an exception */
         logs_error_file(c->opt.logs, v->local_rank, c->error_file);
         end.code = report_error_status(c->error_file, 1);
         report_sentence(&end, end.text, sizeof end.text);
@@ -332,11 +361,22 @@ static void tell_exit(struct crew *c, struct worker *w)
     if (!c->failed && (end.kind == CDI_END_SIGNAL || (end.kind == CDI_END_EXIT && end.code != 0))) {
         look_where(c);
         add_details(c, w, &end);
+        end.misses = missed_elsewhere(c);
         c->failed = true;
     }
     w->told = true;
     status_ended(c->opt.status, &end);
     c->opt.exited(c->opt.arg, &end);
+}
+
+void crew_tell_missed(struct crew *c, const struct cdi_failure *first)
+{
+    struct worker *cause = first->misses > 0 ? ended_well(c, (int32_t)(first->misses - 1)) : NULL;
+
+    if (cause == NULL && first->kind == CDI_END_EXIT)
+        cause = find_deserter(c);
+    if (cause != NULL && !c->failed)
+        tell_cause(c, cause, NULL);
 }
 
 void crew_on_child(struct crew *c)

@@ -49,6 +49,11 @@ void crew_continue(struct crew *c);
 void crew_end(struct crew *c, int signal);
 void crew_tell_death(struct crew *c, int rank, const char *sentence);
 void crew_tell_over(struct crew *c);
+/*
+ * The round is over because of this failure, of another node. If a worker of ours that had exited with status 0 was
+ * missed there, or here, it is the cause: tell of it by cause().
+ */
+void crew_tell_missed(struct crew *c, const struct cdi_failure *first);
 /* There is room in the logs again: read on from those that had to wait. */
 void crew_read_on(struct crew *c);
 bool crew_has_output(const struct crew *c);

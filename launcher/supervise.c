@@ -263,7 +263,7 @@ static void on_round_over(struct supervise *s, const struct supervise_event *ev,
             act(out, SUPERVISE_DO_TELL_DEATH, 0);
         if (!s->leaves_alone || s->first.kind == CDI_END_NONE)
             stop_workers(s, SIGTERM, now_ms, out);
-    } else if (s->state == SUPERVISE_WAITING && s->local_first.kind == CDI_END_NONE) {
+    } else if (s->state == SUPERVISE_WAITING && !s->said_stopped) {
         /* Ours had ended well, which was said; now they count as stopped. */
         report(s, out, SUPERVISE_DO_SEND_STOPPED);
     }
@@ -401,14 +401,23 @@ static void on_first_failure(struct supervise *s, const struct cdi_failure *end,
 static void on_cause(struct supervise *s, const struct cdi_failure *end, int64_t now_ms, struct supervise_actions *out)
 {
     bool left = end->kind == CDI_END_EXIT && end->code == 0;
+    bool none_lives = (s->state == SUPERVISE_SWEEPING || s->state == SUPERVISE_WAITING) && !s->round_over && !s->ending;
 
-    if (s->state != SUPERVISE_RUNNING || s->first.kind != CDI_END_NONE || (left ? s->n_ended_well : s->n_alive) == 0)
+    if ((s->state != SUPERVISE_RUNNING && !none_lives) || s->first.kind != CDI_END_NONE ||
+        (left ? s->n_ended_well : s->n_alive) == 0)
         return;
     if (left)
         s->n_ended_well--;
     else
         s->cause_lives = true;
-    on_first_failure(s, end, now_ms, out);
+    if (!none_lives) {
+        on_first_failure(s, end, now_ms, out);
+        return;
+    }
+    /* All had ended well here; another node's rank misses this one. */
+    s->local_first = *end;
+    set_first(s, end, now_ms);
+    report(s, out, SUPERVISE_DO_SEND_FAILED);
 }
 
 static void on_worker_exit(struct supervise *s, const struct cdi_failure *end, int64_t now_ms,

@@ -32,6 +32,7 @@ static const struct field failure_fields[] = {
     {"pid", I64, FAIL(pid), 0, INT64_MAX},
     {"time_ms", I64, FAIL(time_ms), 0, INT64_MAX},
     {"core_dumped", U32, FAIL(core_dumped), 0, 1},
+    {"misses", U32, FAIL(misses), 0, INT32_MAX},
     {"host", TEXT, FAIL(host), 0, 0},
     {"text", TEXT, FAIL(text), 0, 0},
     {NULL, I32, 0, 0, 0, 0},
@@ -127,8 +128,9 @@ static const struct added {
     enum cdi_msg_type type;
     const char *name;
 } added_members[] = {
-    {CDI_MSG_JOIN, "nonce"},   {CDI_MSG_JOIN, "restart_count"}, {CDI_MSG_WELCOME, "hosted"},
-    {CDI_MSG_CLOSED, "retry"}, {CDI_MSG_CLOSED, "gone"},
+    {CDI_MSG_JOIN, "nonce"},        {CDI_MSG_JOIN, "restart_count"}, {CDI_MSG_WELCOME, "hosted"},
+    {CDI_MSG_CLOSED, "retry"},      {CDI_MSG_CLOSED, "gone"},        {CDI_MSG_FAILED, "misses"},
+    {CDI_MSG_ROUND_OVER, "misses"}, {CDI_MSG_CLOSED, "misses"},
 };
 
 static const struct message {

@@ -62,6 +62,7 @@ struct cdi_failure {
     uint32_t core_dumped;
     char host[256];
     char text[1024]; /* the sentence for people; may hold more lines (the tail of stderr) after it */
+    uint32_t misses; /* one more than the rank of another node that was gone before and was still needed; 0: none */
 };
 /*
  * Was a process that this signal (0: none) ended killed by somebody who did not ask it to end, and not by its own

@@ -351,11 +351,17 @@ static bool was_killed(const struct cdi_failure *f)
     return f->kind == CDI_END_SIGNAL && cdi_signal_is_cause(f->code);
 }
 
+/* Did this rank leave with status 0, and was it missed by who failed? Its agent learns that by that failure only. */
+static bool was_missed(const struct cdi_failure *by, const struct cdi_failure *f)
+{
+    return f->kind == CDI_END_EXIT && f->code == 0 && f->rank >= 0 && by->misses == (uint32_t)f->rank + 1;
+}
+
 /*
  * A failure that another node said before it heard of the one that ended the round: which of the two arrived first is
- * chance (one may be the other's echo). A node that was cut off and killed its workers, and a worker that was killed,
- * are the cause of the other's exit at about the same time, since a busy agent sees late what became of its workers;
- * else their own times count.
+ * chance (one may be the other's echo). A rank that was missed is the cause in any case. A node that was cut off and
+ * killed its workers, and a worker that was killed, are the cause of the other's exit at about the same time, since a
+ * busy agent sees late what became of its workers; else their own times count.
  */
 static bool was_earlier(const struct round *r, const struct node *n, const struct cdi_failure *f)
 {
@@ -366,6 +372,8 @@ static bool was_earlier(const struct round *r, const struct node *n, const struc
         return false;
     if (f->kind == CDI_END_NODE)
         return before > -ECHO_MS;
+    if (was_missed(&r->failure, f))
+        return true;
     if (was_killed(f) != was_killed(&r->failure) && before > -ECHO_MS && before < ECHO_MS)
         return was_killed(f);
     return before > 0;

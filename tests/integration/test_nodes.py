@@ -122,6 +122,15 @@ def test_a_failure_on_either_node_ends_both_with_its_status(cddprun):
                 assert ('of another node' in job.err) == (node != bad // 2), job.err
 
 
+def test_a_rank_that_exits_with_0_in_the_middle_is_the_cause_on_every_node(cddprun):
+    deserted = 'exited with status 0 in the middle of the job, without cddp_finalize'
+    for nprocs in [1, 1], [1, 2], [2, 2]:
+        with Nodes(cddprun, nprocs, f'exec {shlex.quote(os.environ["CDDP_PROBE"])} desert', env={'CDDP_TIMEOUT': '60'}) as nodes:
+            assert nodes.finish() == [1, 1], (nprocs, said(nodes))
+            for job in nodes.jobs:
+                assert re.search(rf'(?m)^cddprun: rank 1 \(pid \d+ on \S+\) {deserted}', job.err), (nprocs, said(nodes))
+
+
 def test_a_restart_is_one_of_the_whole_job(cddprun):
     script = ('echo $RANK of $WORLD_SIZE, restart $TORCHELASTIC_RESTART_COUNT; ' + UP +
               f'[ $TORCHELASTIC_RESTART_COUNT = 1 ] && rm -f "$TMPDIR/up$RANK" && exit 0; [ $RANK = 2 ] || {{ {WAIT}; }}; '

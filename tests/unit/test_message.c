@@ -49,7 +49,8 @@ Test(message, a_failure_survives_with_its_text_of_many_lines)
     struct cdi_msg in = {.type = CDI_MSG_CLOSED,
                          .u.closed = {CDI_CLOSE_FAILED,
                                       "rank 3 failed",
-                                      {CDI_END_SIGNAL, 9, 3, 1, 1, 77, 1700000000123, 1, "höst", "line 1\nline\t2\n"},
+                                      {CDI_END_SIGNAL, 9, 3, 1, 1, 77, 1700000000123, 1, "höst", "line 1\nline\t2\n",
+                                       6},
                                       true}},
                    out;
 
@@ -174,6 +175,12 @@ Test(message, members_that_an_older_peer_does_not_know_may_be_missing)
                         &err),
                  CDDP_OK, "%s", err.msg);
     cr_assert(msg.u.welcome.resumed && !msg.u.welcome.hosted);
+    cr_assert_eq(decode(CDI_MSG_FAILED,
+                        "{\"round\":0,\"failure\":{\"kind\":1,\"code\":3,\"rank\":0,\"local_rank\":0,\"node_rank\":0,"
+                        "\"pid\":7,\"time_ms\":1,\"core_dumped\":0,\"host\":\"h\",\"text\":\"t\"}}",
+                        &msg, &err),
+                 CDDP_OK, "%s", err.msg);
+    cr_assert_eq(msg.u.failed.failure.misses, 0);
     cr_assert_eq(decode(CDI_MSG_ASSIGN,
                         "{\"round\":0,\"node_rank\":0,\"n_nodes\":1,\"rank_base\":0,\"world_size\":1,"
                         "\"master_addr\":\"\",\"master_port\":0}",

@@ -160,6 +160,30 @@ Test(round, who_was_killed_is_the_cause_of_who_exited_at_about_the_same_time)
     }
 }
 
+Test(round, a_rank_that_left_with_status_0_is_the_cause_of_who_missed_it_whatever_the_clocks_say)
+{
+    const struct {
+        uint32_t misses;
+        int32_t code;
+        bool cause;
+    } cases[] = {{2, 0, true}, {3, 0, false}, {0, 0, false}, {2, 1, false}};
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct cdi_failure f = {.kind = CDI_END_EXIT, .code = 3, .time_ms = 50000, .misses = cases[i].misses};
+        struct round *r = job(2, 2, 0);
+
+        join(r, 0, "a", 0, 1, 2);
+        join(r, 1, "b", 1, 1, 2);
+        step(r, (struct round_event){.kind = ROUND_EV_DONE, .peer = 1}, 0);
+        step(r, (struct round_event){.kind = ROUND_EV_FAILED, .peer = 0, .failure = &f}, 0);
+        f = (struct cdi_failure){.kind = CDI_END_EXIT, .code = cases[i].code, .rank = 1, .time_ms = 60000};
+        step(r, (struct round_event){.kind = ROUND_EV_FAILED, .peer = 1, .failure = &f}, 0);
+        cr_assert_eq(round_failure(r)->node_rank == 1, cases[i].cause, "case %zu", i);
+        cr_assert_eq(n_done, cases[i].cause ? 2 : 0, "case %zu", i);
+        round_destroy(r);
+    }
+}
+
 Test(round, an_exit_does_not_take_the_place_of_one_that_was_killed_at_about_the_same_time)
 {
     struct round *r = job(3, 3, 0);

@@ -170,6 +170,39 @@ Test(supervise, a_worker_that_left_too_early_is_the_cause_though_its_status_was_
     cr_assert_eq(supervise_exit_status(&s), 1);
 }
 
+/* The same, but all of this node had ended well, and a rank of another node misses it. */
+Test(supervise, a_node_that_is_done_can_still_name_its_worker_as_the_cause)
+{
+    struct supervise_event ev = {.kind = SUPERVISE_CAUSE};
+
+    ev.u.end = (struct cdi_failure){.kind = CDI_END_EXIT, .rank = 0};
+    for (int done = 0; done < 2; done++) {
+        supervise_init(&s, 1, SUPERVISE_GRACE_MS);
+        assign(0, 0, 0);
+        ended(0, CDI_END_EXIT, 0, 10);
+        DID(SUPERVISE_DO_SWEEP);
+        if (done) {
+            plain(SUPERVISE_SWEPT, 11);
+            DID(SUPERVISE_DO_SEND_DONE);
+        }
+        send_event(ev, 20);
+        DID(SUPERVISE_DO_SEND_FAILED);
+        cr_assert_eq(s.n_ended_well, 0);
+        round_over(0, 1, 20);
+        if (done) {
+            DID(SUPERVISE_DO_SEND_STOPPED);
+        } else {
+            DID_NOTHING();
+            plain(SUPERVISE_SWEPT, 21);
+            DID(SUPERVISE_DO_SEND_STOPPED);
+        }
+        send_event(ev, 22);
+        DID_NOTHING();
+        closed(CDI_CLOSE_FAILED, 23);
+        DID(SUPERVISE_DO_FINISH);
+    }
+}
+
 Test(supervise, workers_that_are_left_alone_hear_of_the_failure_and_end_by_themselves)
 {
     supervise_init(&s, 3, SUPERVISE_GRACE_MS);

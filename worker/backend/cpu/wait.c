@@ -122,12 +122,13 @@ cddp_status cdi_wait_died(const struct cdi_wait *w, int rank, const char *how, s
 
         if (cdi_wait_check(w, err) != CDDP_OK)
             return err->status;
-        if (cdi_flight_has_ended(w->flight, rank)) {
-            cdi_flight_miss(w->flight, rank);
+        if (cdi_flight_has_ended(w->flight, of_job)) {
+            cdi_flight_miss(w->flight, of_job);
             return cdi_fail_by(err, of_job, CDDP_E_PEER, "rank %d (%s) " CDI_FLIGHT_DESERTED, rank, how);
         }
         (void)nanosleep(&ms, NULL);
     }
+    cdi_flight_miss(w->flight, of_job); /* of another node our agent knows nothing: that node's does */
     return cdi_fail_by(err, of_job, CDDP_E_PEER, DIED, rank, how);
 }
 
