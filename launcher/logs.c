@@ -335,7 +335,8 @@ cddp_status logs_start(struct logs **out, uv_loop_t *loop, const struct logs_opt
     if (st == CDDP_OK && log_dir != NULL && strcmp(log_dir, NOWHERE) != 0) {
         error = make_run_directory(l, log_dir);
         if (error != 0)
-            say_lost(l, log_dir, error, "output that would go to files is shown instead");
+            st = cdi_fail(err, CDDP_E_SYSTEM, "--log_dir '%.400s': no directory can be made there: %s", log_dir,
+                          strerror(error));
         else
             st = writer_start(&l->files, loop, opt->plan->n_procs, &file_events, l, err);
     }

@@ -5,8 +5,8 @@
  *   <log_dir>/<run id>_XXXXXX/attempt_<restart>/<local rank>/{stdout.log,stderr.log,error.json}
  *                             attempt_<restart>/filtered_{stdout,stderr}.log
  *
- * Files are written by a thread of their own. Whatever fails there, the job goes on: cddprun reports the first
- * failure, and shows what cannot go to a file from the start. The loop's thread.
+ * Files are written by a thread of their own. Without the run's directory nothing starts. Whatever fails later, the job
+ * goes on: cddprun reports the first failure, and shows what cannot go to a file from its start. The loop's thread.
  */
 #ifndef LOGS_H
 #define LOGS_H
@@ -38,7 +38,7 @@ struct logs_options {
     void *arg;
 };
 
-/* Makes the run's directory in --log_dir. CDDP_E_NOMEM, CDDP_E_SYSTEM (no thread). */
+/* Makes the run's directory in --log_dir. CDDP_E_NOMEM, CDDP_E_SYSTEM (it cannot be made; no thread). */
 cddp_status logs_start(struct logs **out, uv_loop_t *loop, const struct logs_options *opt, struct cdi_error *err);
 /* A round begins: make the directory of this attempt, empty where it was there. */
 void logs_begin(struct logs *l, uint32_t restart_count);

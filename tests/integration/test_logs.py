@@ -84,12 +84,22 @@ def test_without_a_log_dir_tee_only_shows_and_redirects_are_refused(cddprun):
     assert job(cddprun, ['--redirects=3', '--log_dir=/dev/null'], 'echo gone; echo gone >&2') == (0, '', '')
 
 
-def test_a_log_directory_that_cannot_be_written_is_said_once_and_the_job_goes_on(cddprun):
+def test_a_log_directory_that_cannot_be_made_is_an_error_before_anything_is_started(cddprun):
     with tempfile.NamedTemporaryFile() as file:
-        status, out, err = job(cddprun, ['--nproc_per_node=4', f'--log_dir={file.name}/logs', '--redirects=3'], 'echo $RANK')
-        assert status == 0 and sorted(out.splitlines()) == [f'[{r}] {r}' for r in range(4)], (out, err)
-        assert err == (f"cddprun: cannot write logs to '{file.name}/logs': Not a directory; the job goes on, and output "
-                       'that would go to files is shown instead\n'), err
+        for path in file.name, f'{file.name}/logs', '/proc/logs':
+            why = 'No such file or directory' if path == '/proc/logs' else 'Not a directory'
+            for flag in '--redirects=3', '--tee=3':
+                result = job(cddprun, ['--nproc_per_node=4', f'--log_dir={path}', flag], 'echo $RANK')
+                assert result == (1, '', f"cddprun: --log_dir '{path}': no directory can be made there: {why}\n"), result
+
+
+def test_a_log_directory_that_is_lost_later_is_said_once_and_the_job_goes_on(cddprun):
+    # The first life takes it away; the second one has nowhere to write.
+    with log_dir() as name:
+        script = f'[ $TORCHELASTIC_RESTART_COUNT = 1 ] && {{ echo $RANK; exit 0; }}; [ $RANK = 0 ] || exec sleep 60; rm -r {name}/*; exit 3'
+        status, out, err = job(cddprun, ['--nproc_per_node=2', '--max_restarts=1', f'--log_dir={name}', '--redirects=3'], script)
+        assert status == 0 and sorted(out.splitlines()) == ['[0] 0', '[1] 1'], (status, out, err)
+        assert err.count('cannot write logs to') == 1 and 'the job goes on, and output that would go to files is shown instead\n' in err, err
 
 
 def test_a_full_disk_is_said_once_and_the_job_goes_on_and_ends_with_status_1(cddprun):

@@ -339,23 +339,23 @@ Test(logs, a_slash_in_the_jobs_name_makes_no_directory)
     cr_assert_eq(strncmp(only_entry(t.log_dir), ".._team_job_", 12), 0, "%s", only_entry(t.log_dir));
 }
 
-Test(logs, a_directory_that_cannot_be_made_is_said_once_and_output_is_shown)
+Test(logs, a_directory_that_cannot_be_made_is_an_error)
 {
+    struct logs_options opt = {
+        .plan = &t.plan, .console = t.console, .run_dir = t.run_dir, .room = on_room, .lost = on_lost};
+    struct cdi_error err = {.status = CDDP_OK};
     char file[128];
 
     (void)snprintf(file, sizeof file, "%s/a", t.dir);
     (void)close(open(file, O_CREAT | O_CLOEXEC, 0600));
     t.o.log_dir = t.log_dir;
-    t.o.redirects = "3";
-    start();
-    print(0, 1, "out\n");
-    print(0, 2, "err\n");
-    finish();
-    cr_assert_str_eq(shown(1), "[100] out\n");
-    cr_assert_str_eq(shown(2), "[100] err\n");
-    cr_assert_eq(t.n_said, 1);
-    cr_assert_not_null(strstr(t.said, "LOGS-LOST cannot write logs to '"), "%s", t.said);
-    cr_assert_not_null(strstr(t.said, "Not a directory; the job goes on"), "%s", t.said);
+    cr_assert_eq(logs_start(&t.logs, &t.loop, &opt, &err), CDDP_E_SYSTEM);
+    cr_assert_null(t.logs);
+    cr_assert_not_null(strstr(err.msg, "--log_dir '"), "%s", err.msg);
+    cr_assert_not_null(strstr(err.msg, "no directory can be made there: Not a directory"), "%s", err.msg);
+    cr_assert_eq(t.n_said, 0);
+    writer_close(t.console, on_closed, NULL);
+    (void)uv_run(&t.loop, UV_RUN_DEFAULT);
 }
 
 Test(logs, a_directory_that_vanishes_is_said_once_and_output_is_shown)
