@@ -297,7 +297,18 @@ static void on_log_lost(void *arg, int error)
         a->unwritten = error;
 }
 
-static const struct writer_events console_events = {.room = on_room, .unwritten = on_unwritten};
+/* Who reads it may have seen enough (EPIPE). */
+static void on_refused(void *arg, int error)
+{
+    const struct agent *a = arg;
+
+    if (error != EPIPE)
+        cdi_log(CDI_LOG_WARN, "AGENT-STATUS-FD",
+                "cannot write to --status_fd %lld: %s; the job goes on, and what happens from now on is missing there",
+                (long long)a->plan->options->status_fd, strerror(error));
+}
+
+static const struct writer_events console_events = {.room = on_room, .unwritten = on_unwritten, .refused = on_refused};
 
 /* ---------------------------------------------------------------------------------------------------- ending ---- */
 

@@ -52,6 +52,7 @@ struct writer {
     uint32_t n_sources;
     struct writer_sink *std[2];
     int said_unwritten[2]; /* errors of std that were told */
+    bool said_refused;
 
     /* Under the lock. */
     struct chunk *head, **tail;
@@ -60,6 +61,7 @@ struct writer {
     bool passed_by;   /* an older thread hangs, or did */
     bool older_over;  /* it does not use w any more */
     int unwritten[2]; /* errors of std */
+    int refused;      /* the error of somebody's descriptor */
     struct source *sources;
     bool room;    /* one that was waited for has come */
     bool closing; /* end when the queue is empty */
@@ -108,6 +110,15 @@ static bool note_unwritten(struct writer *w, const struct chunk *c)
     return true;
 }
 
+/* Under the lock: was this chunk the first that somebody's descriptor did not take? */
+static bool note_refused(struct writer *w, const struct chunk *c)
+{
+    if (c->to->error == 0 || c->to->path[0] != '\0' || c->to == w->std[0] || c->to == w->std[1] || w->refused != 0)
+        return false;
+    w->refused = c->to->error;
+    return true;
+}
+
 /* Under the lock: what a written chunk changes. Returns a sink that nobody needs any more. */
 static struct writer_sink *settle(struct writer *w, const struct chunk *c, int error)
 {
@@ -115,6 +126,7 @@ static struct writer_sink *settle(struct writer *w, const struct chunk *c, int e
     struct writer_sink *to = c->to;
     bool wake = note_unwritten(w, c);
 
+    wake = note_refused(w, c) || wake;
     w->progress++;
     from->queued -= c->len;
     if (from->wanted && from->queued < w->high / 4) {
@@ -216,7 +228,7 @@ static void on_wake(uv_async_t *h)
 {
     struct writer *w = (struct writer *)h;
     bool ended, room, lost, hangs;
-    int unwritten[2];
+    int unwritten[2], refused;
 
     (void)pthread_mutex_lock(&w->lock);
     ended = w->ended;
@@ -227,8 +239,12 @@ static void on_wake(uv_async_t *h)
         unwritten[i] = w->said_unwritten[i] == 0 ? w->unwritten[i] : 0;
         w->said_unwritten[i] = w->unwritten[i];
     }
+    refused = w->said_refused ? 0 : w->refused;
+    w->said_refused |= refused != 0;
     hangs = w->passed_by && !w->older_over;
     (void)pthread_mutex_unlock(&w->lock);
+    if (refused != 0 && w->on->refused != NULL)
+        w->on->refused(w->arg, refused);
     for (int i = 0; i < 2; i++)
         if (unwritten[i] != 0 && w->on->unwritten != NULL)
             w->on->unwritten(w->arg, i + 1, unwritten[i]);

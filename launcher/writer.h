@@ -33,6 +33,9 @@ struct writer_events {
      * source, which is the program itself. NULL: nobody asks.
      */
     void (*unwritten)(void *arg, int fd, int error);
+    /* A descriptor of writer_descriptor() takes no more: as unwritten(), of whatever source. Once in a writer's life.
+     */
+    void (*refused)(void *arg, int error);
 };
 
 /* Sources are 0 to n_sources - 1. CDDP_E_SYSTEM, CDDP_E_NOMEM. */
@@ -42,7 +45,7 @@ cddp_status writer_start(struct writer **out, uv_loop_t *loop, uint32_t n_source
 struct writer_sink *writer_std(struct writer *w, int fd);
 /* A file, made or emptied. Returns 0 or errno; *out is written on success only. */
 int writer_file(struct writer *w, struct writer_sink **out, const char *path);
-/* An open descriptor of somebody's, which stays open; a failure is not told. NULL: no memory. */
+/* An open descriptor of somebody's, which stays open. NULL: no memory. */
 struct writer_sink *writer_descriptor(struct writer *w, int fd);
 /* Nothing more is pushed to this file or descriptor; a file is closed when what was has been
  * written. NULL-safe. */

@@ -331,6 +331,21 @@ def test_a_status_descriptor_that_is_not_open(cddprun):
         one_sentence(run(cddprun, f'--status_fd={f.fileno()}', 'true', pass_fds=[f.fileno()]), 2, 'not open for writing')
 
 
+def test_events_that_find_no_room_are_missed_with_one_warning(cddprun):
+    with open('/dev/full', 'wb', buffering=0) as full:
+        number = full.fileno()
+        status, out, err = run(cddprun, '--nproc_per_node=2', f'--status_fd={number}', 'echo', 'through', pass_fds=[number])
+    assert status == 0 and sorted(out.splitlines()) == ['[0] through', '[1] through'], (status, out, err)
+    assert err == (f'cddprun: cannot write to --status_fd {number}: No space left on device; the job goes on, '
+                   'and what happens from now on is missing there\n'), err
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        assert run(cddprun, f'--status_fd={write_end}', 'true', pass_fds=[write_end]) == (0, '', ''), 'who read it has seen enough'
+    finally:
+        os.close(write_end)
+
+
 # --- restart --------------------------------------------------------------------------------------------------------
 
 def test_a_restart_keeps_the_port_and_counts(cddprun):
