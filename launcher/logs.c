@@ -87,8 +87,8 @@ static int make_directories(const char *path)
     return 0;
 }
 
-/* <log_dir>/<run id>_XXXXXX, absolute, since workers may change their directory. Returns errno. */
-static int make_run_directory(struct logs *l, const char *log_dir)
+/* <log_dir>/<prefix><run id>_XXXXXX, absolute, since workers may change their directory. Returns errno. */
+static int make_run_directory(struct logs *l, const char *log_dir, const char *prefix)
 {
     char id[sizeof l->opt.plan->run_id], *base;
     int error = make_directories(log_dir), n;
@@ -101,7 +101,7 @@ static int make_run_directory(struct logs *l, const char *log_dir)
     (void)snprintf(id, sizeof id, "%s", l->opt.plan->run_id);
     for (char *p = id; (p = strchr(p, '/')) != NULL;)
         *p = '_';
-    n = snprintf(l->dir, sizeof l->dir, "%s/%s_XXXXXX", base, id);
+    n = snprintf(l->dir, sizeof l->dir, "%s/%s%s_XXXXXX", base, prefix, id);
     free(base);
     if (n >= (int)sizeof l->dir - 64)
         error = ENAMETOOLONG;
@@ -110,6 +110,36 @@ static int make_run_directory(struct logs *l, const char *log_dir)
     if (error != 0)
         l->dir[0] = '\0';
     return error;
+}
+
+/* For --tee without --log_dir, as torchrun has it: the files stay, so the user must know where they are. */
+static cddp_status make_own_directory(struct logs *l, struct cdi_error *err)
+{
+    const char *tmpdir = l->opt.plan->options->tmpdir;
+    int error = make_run_directory(l, tmpdir, "cddprun-logs-");
+
+    if (error != 0)
+        return cdi_fail(err, CDDP_E_SYSTEM,
+                        "--tee without --log_dir: no directory for its files can be made in '%.400s' (TMPDIR): %s",
+                        tmpdir, strerror(error));
+    cdi_log(CDI_LOG_WARN, "LOGS-TEE", "--tee without --log_dir: its files go to %s, and stay there", l->dir);
+    return CDDP_OK;
+}
+
+static cddp_status make_directory(struct logs *l, struct cdi_error *err)
+{
+    const struct options *o = l->opt.plan->options;
+    int error;
+
+    if (o->log_dir == NULL)
+        return rankmap_any(o->tee) ? make_own_directory(l, err) : CDDP_OK;
+    if (strcmp(o->log_dir, NOWHERE) == 0)
+        return CDDP_OK;
+    error = make_run_directory(l, o->log_dir, "");
+    if (error == 0)
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_SYSTEM, "--log_dir '%.400s': no directory can be made there: %s", o->log_dir,
+                    strerror(error));
 }
 
 static void open_filtered(struct logs *l, int i)
@@ -316,10 +346,8 @@ static bool read_filters(struct logs *l)
 
 cddp_status logs_start(struct logs **out, uv_loop_t *loop, const struct logs_options *opt, struct cdi_error *err)
 {
-    const char *log_dir = opt->plan->options->log_dir;
     struct logs *l = calloc(1, sizeof *l);
     cddp_status st = CDDP_OK;
-    int error;
 
     if (l == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "logs: out of memory");
@@ -332,14 +360,10 @@ cddp_status logs_start(struct logs **out, uv_loop_t *loop, const struct logs_opt
     }
     if (!read_filters(l))
         st = cdi_fail(err, CDDP_E_NOMEM, "logs: out of memory");
-    if (st == CDDP_OK && log_dir != NULL && strcmp(log_dir, NOWHERE) != 0) {
-        error = make_run_directory(l, log_dir);
-        if (error != 0)
-            st = cdi_fail(err, CDDP_E_SYSTEM, "--log_dir '%.400s': no directory can be made there: %s", log_dir,
-                          strerror(error));
-        else
-            st = writer_start(&l->files, loop, opt->plan->n_procs, &file_events, l, err);
-    }
+    if (st == CDDP_OK)
+        st = make_directory(l, err);
+    if (st == CDDP_OK && l->dir[0] != '\0')
+        st = writer_start(&l->files, loop, opt->plan->n_procs, &file_events, l, err);
     if (st == CDDP_OK)
         *out = l;
     else

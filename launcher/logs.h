@@ -5,6 +5,7 @@
  *   <log_dir>/<run id>_XXXXXX/attempt_<restart>/<local rank>/{stdout.log,stderr.log,error.json}
  *                             attempt_<restart>/filtered_{stdout,stderr}.log
  *
+ * --tee without --log_dir has them in <TMPDIR>/cddprun-logs-<run id>_XXXXXX, which is said.
  * Files are written by a thread of their own. Without the run's directory nothing starts. Whatever fails later, the job
  * goes on: cddprun reports the first failure, and shows what cannot go to a file from its start. The loop's thread.
  */

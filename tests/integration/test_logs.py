@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import resource
+import shutil
 import signal
 import sys
 import tempfile
@@ -77,8 +78,19 @@ def test_each_attempt_has_its_directory_and_the_error_files_lie_there(cddprun):
                                 'attempt_1/0/stdout.log': 'life 1\n', 'attempt_1/0/error.json': '{"message":"m0"}'}
 
 
-def test_without_a_log_dir_tee_only_shows_and_redirects_are_refused(cddprun):
-    assert job(cddprun, ['--tee=3'], 'echo shown') == (0, '[0] shown\n', '')
+def test_without_a_log_dir_tee_makes_one_and_says_where(cddprun):
+    with Job(cddprun, '--standalone', '--rdzv_id=my/run', '--nproc_per_node=2', '--tee=1', 'sh', '-c', 'echo shown $RANK; echo no >&2') as one:
+        assert one.finish() == 0, one.err
+        said = [line for line in one.err.splitlines() if not line.startswith('[')]
+        assert len(said) == 1 and sorted(one.out.splitlines()) == ['[0] shown 0', '[1] shown 1'], (one.out, one.err)
+        found = re.fullmatch(r'cddprun: --tee without --log_dir: its files go to (/\S+), and stay there', said[0])
+        assert found and re.fullmatch(re.escape(one.tmp) + r'/cddprun-logs-my_run_\w{6}', found[1]), one.err
+        assert one.left_in_tmp() == [os.path.basename(found[1])], one.left_in_tmp()
+        assert files(one.tmp) == {f'attempt_0/{r}/stdout.log': f'shown {r}\n' for r in (0, 1)}
+        shutil.rmtree(found[1])
+
+
+def test_without_a_log_dir_redirects_are_refused(cddprun):
     status, out, err = job(cddprun, ['--redirects=3'], 'echo shown')
     assert status == 2 and err == 'cddprun: --redirects wants files, but no --log_dir says where they go\n', err
     assert job(cddprun, ['--redirects=3', '--log_dir=/dev/null'], 'echo gone; echo gone >&2') == (0, '', '')
