@@ -506,6 +506,23 @@ static void say_why_again(struct agent *a)
     status_restart(a->status, a->sup.restart, sentence);
 }
 
+/* Somebody waits for this cddprun to end, and sees nothing. */
+static void say_wait(struct agent *a)
+{
+    int64_t now = cdi_now_ms();
+    char who[256], name[32];
+
+    if (a->crew == NULL)
+        return;
+    crew_list_alive(a->crew, who, sizeof who);
+    if (who[0] != '\0')
+        cdi_log(CDI_LOG_WARN, "AGENT-WAIT",
+                "%s on %.200s: not ended %lld s after %s; SIGKILL in %lld s (--shutdown_timeout)%s", who, a->plan->host,
+                (long long)(now - a->sup.asked_ms) / 1000,
+                signame(a->sup.asked == SIGPIPE ? SIGTERM : a->sup.asked, name, sizeof name),
+                (long long)(a->sup.kill_at_ms - now + 999) / 1000, a->sup.signal != 0 ? ", or at the next signal" : "");
+}
+
 static void carry_out(struct agent *a, const struct supervise_action *action)
 {
     switch (action->what) {
@@ -541,6 +558,9 @@ static void carry_out(struct agent *a, const struct supervise_action *action)
         return;
     case SUPERVISE_DO_SEND_LEAVE:
         send_word(a, CDI_MSG_LEAVE);
+        return;
+    case SUPERVISE_DO_SAY_WAIT:
+        say_wait(a);
         return;
     case SUPERVISE_DO_SAY_WHY:
         say_why_again(a);

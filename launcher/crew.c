@@ -18,6 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define ALIVE_SHOWN 4
+
 struct output {
     struct logs_stream streams[2];
     bool paused;
@@ -499,6 +501,22 @@ void crew_end(struct crew *c, int signal)
         worker_kill(&c->workers[i], signal);
     }
     crew_continue(c);
+}
+
+void crew_list_alive(const struct crew *c, char *text, size_t cap)
+{
+    uint32_t n = 0;
+    size_t at = 0;
+
+    text[0] = '\0';
+    for (uint32_t i = 0; i < c->n; i++) {
+        const struct worker *w = &c->workers[i];
+
+        if (!w->exited && w->pid > 0 && ++n <= ALIVE_SHOWN && at < cap)
+            at += (size_t)snprintf(text + at, cap - at, "%srank %d (pid %d)", n > 1 ? ", " : "", w->rank, w->pid);
+    }
+    if (n > ALIVE_SHOWN && at < cap)
+        (void)snprintf(text + at, cap - at, " and %u more", n - ALIVE_SHOWN);
 }
 
 void crew_tell_death(struct crew *c, int rank, const char *sentence)

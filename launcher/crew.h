@@ -47,6 +47,8 @@ void crew_continue(struct crew *c);
 /* The same as crew_kill for a signal that is to end it: cddp_stop_requested() says so too; a stopped worker is
  * continued, so that it hears it. */
 void crew_end(struct crew *c, int signal);
+/* Who is still there: "rank 1 (pid 77)", "rank 1 (pid 77), rank 3 (pid 79) and 2 more"; "": nobody. */
+void crew_list_alive(const struct crew *c, char *text, size_t cap);
 void crew_tell_death(struct crew *c, int rank, const char *sentence);
 void crew_tell_over(struct crew *c);
 /*

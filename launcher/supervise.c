@@ -21,6 +21,7 @@ void supervise_init(struct supervise *s, uint32_t n_local, int64_t grace_ms)
         .n_local = n_local,
         .grace_ms = grace_ms,
         .kill_at_ms = CDI_NEVER_MS,
+        .say_wait_at_ms = CDI_NEVER_MS,
         .say_why_at_ms = CDI_NEVER_MS,
         .last_signal_ms = INT64_MIN / 2,
         .stay_until_ms = CDI_NEVER_MS,
@@ -69,6 +70,7 @@ static void finish(struct supervise *s, struct supervise_actions *out)
         return;
     s->state = SUPERVISE_OVER;
     s->kill_at_ms = CDI_NEVER_MS;
+    s->say_wait_at_ms = CDI_NEVER_MS;
     s->say_why_at_ms = CDI_NEVER_MS;
     act(out, SUPERVISE_DO_FINISH, 0);
 }
@@ -77,6 +79,7 @@ static void sweep(struct supervise *s, struct supervise_actions *out)
 {
     s->state = SUPERVISE_SWEEPING;
     s->kill_at_ms = CDI_NEVER_MS;
+    s->say_wait_at_ms = CDI_NEVER_MS;
     act(out, SUPERVISE_DO_SWEEP, 0);
 }
 
@@ -88,6 +91,11 @@ static void stop_workers(struct supervise *s, int signal, int64_t now_ms, struct
 {
     int64_t kill_at = now_ms + s->grace_ms;
 
+    if (s->state != SUPERVISE_STOPPING) {
+        s->asked_ms = now_ms;
+        if (s->grace_ms > SUPERVISE_PATIENCE_MS + SUPERVISE_SOON_MS)
+            s->say_wait_at_ms = now_ms + SUPERVISE_PATIENCE_MS;
+    }
     s->state = SUPERVISE_STOPPING;
     if (s->asked != signal)
         act(out, SUPERVISE_DO_KILL, signal);
@@ -150,6 +158,7 @@ static void end_agent(struct supervise *s, int signal, int64_t now_ms, struct su
 static void kill_workers(struct supervise *s, int64_t now_ms, struct supervise_actions *out)
 {
     s->killed = true;
+    s->say_wait_at_ms = CDI_NEVER_MS;
     s->kill_at_ms = now_ms + SUPERVISE_UNKILLABLE_MS;
     act(out, SUPERVISE_DO_KILL, SIGKILL);
 }
@@ -480,16 +489,30 @@ static void on_signal(struct supervise *s, int signal, int64_t now_ms, struct su
     end_agent(s, signal, now_ms, out);
 }
 
+static void say_wait(struct supervise *s, int64_t now_ms, struct supervise_actions *out)
+{
+    if (now_ms < s->say_wait_at_ms)
+        return;
+    s->say_wait_at_ms = CDI_NEVER_MS;
+    if (s->kill_at_ms - now_ms > SUPERVISE_SOON_MS)
+        act(out, SUPERVISE_DO_SAY_WAIT, 0);
+}
+
 static void on_tick(struct supervise *s, int64_t now_ms, struct supervise_actions *out)
 {
     if (now_ms >= s->say_why_at_ms)
         say_why(s, out);
     if (s->state == SUPERVISE_WAITING && now_ms >= s->stay_until_ms)
         finish(s, out);
+    if (s->state == SUPERVISE_STOPPING && now_ms < s->kill_at_ms)
+        say_wait(s, now_ms, out);
     if (s->state != SUPERVISE_STOPPING || now_ms < s->kill_at_ms)
         return;
     if (!s->killed && now_ms - s->kill_at_ms > SUPERVISE_STOPPED_MS) {
         s->kill_at_ms = now_ms + s->grace_ms;
+        s->asked_ms = now_ms;
+        if (s->say_wait_at_ms != CDI_NEVER_MS)
+            s->say_wait_at_ms = now_ms + SUPERVISE_PATIENCE_MS;
         return;
     }
     if (!s->killed) {
@@ -554,6 +577,8 @@ int64_t supervise_deadline_ms(const struct supervise *s)
                  : s->state == SUPERVISE_STOPPING ? s->kill_at_ms
                                                   : CDI_NEVER_MS;
 
+    if (s->state == SUPERVISE_STOPPING && s->say_wait_at_ms < at)
+        at = s->say_wait_at_ms;
     return s->say_why_at_ms < at ? s->say_why_at_ms : at;
 }
 

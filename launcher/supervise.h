@@ -18,7 +18,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define SUPERVISE_GRACE_MS 30000      /* from the first signal to SIGKILL, where nobody says otherwise */
+#define SUPERVISE_GRACE_MS 30000   /* from the first signal to SIGKILL, where nobody says otherwise */
+#define SUPERVISE_PATIENCE_MS 5000 /* so long after it, it is said who has not ended, if SIGKILL is not due soon: */
+#define SUPERVISE_SOON_MS 500
 #define SUPERVISE_SAME_SIGNAL_MS 500  /* the same signal twice within this time was one */
 #define SUPERVISE_UNKILLABLE_MS 10000 /* after SIGKILL, before giving up on a process that the kernel holds */
 /* A tick that is so late says that this process was stopped, and the workers with it: their grace begins again. */
@@ -78,9 +80,10 @@ enum supervise_do {
     SUPERVISE_DO_SEND_DONE,
     SUPERVISE_DO_SEND_STOPPED,
     SUPERVISE_DO_SEND_LEAVE,
-    SUPERVISE_DO_SAY_WHY, /* .over, which another round follows; something else was said before if .said_why > 1 */
-    SUPERVISE_DO_REJOIN,  /* no worker is left here: reach the rendezvous again, as whom it knows or as a new node */
-    SUPERVISE_DO_FINISH,  /* the job is over for this agent; supervise_exit_status() */
+    SUPERVISE_DO_SAY_WAIT, /* which workers have not ended since .asked_ms, and when SIGKILL is due */
+    SUPERVISE_DO_SAY_WHY,  /* .over, which another round follows; something else was said before if .said_why > 1 */
+    SUPERVISE_DO_REJOIN,   /* no worker is left here: reach the rendezvous again, as whom it knows or as a new node */
+    SUPERVISE_DO_FINISH,   /* the job is over for this agent; supervise_exit_status() */
 };
 
 struct supervise_action {
@@ -104,6 +107,8 @@ struct supervise {
     struct cdi_msg_assign assign; /* of the present round */
     int64_t kill_at_ms;           /* when SIGKILL is due; CDI_NEVER_MS */
     int asked;                    /* the signal by which the workers of this round were asked last to end; 0: none */
+    int64_t asked_ms;             /* when they were asked first */
+    int64_t say_wait_at_ms;       /* when SAY_WAIT is due; CDI_NEVER_MS */
     bool killed;                  /* SIGKILL was sent in this round */
     bool given_up;                /* a process did not die of it */
 

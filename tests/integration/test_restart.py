@@ -4,6 +4,7 @@
 import os
 import re
 import signal
+import socket
 import sys
 import time
 
@@ -90,6 +91,18 @@ def test_a_peer_deaf_to_sigterm_is_gone_after_the_shutdown_timeout_when_the_job_
                 os.unlink(os.path.join(job.tmp, name))
         job.process.send_signal(signal.SIGTERM)
     stopped_within(cddprun, status=143, act=end)
+
+
+def test_who_does_not_end_is_named_after_5_seconds_and_another_signal_kills_it(cddprun):
+    script = '[ $RANK = 1 ] && trap "" TERM; echo up $RANK $$; while :; do sleep 0.02; done'
+    with Job(cddprun, '--standalone', '--nproc_per_node=3', '--shutdown_timeout=60', 'sh', '-c', script) as job:
+        pids = dict(job.process.stdout.readline().split()[2:] for _ in range(3))
+        job.process.send_signal(signal.SIGTERM)
+        line = job.process.stderr.readline()
+        assert re.fullmatch(rf'cddprun: rank 1 \(pid {pids["1"]}\) on {re.escape(socket.gethostname())}: not ended \d+ s after SIGTERM; '
+                            r'SIGKILL in 5\d s \(--shutdown_timeout\), or at the next signal\n', line), line
+        job.process.send_signal(signal.SIGTERM)
+        assert job.finish() == 143 and 'not ended' not in job.err, job.err
 
 
 def test_the_shutdown_timeout_also_comes_from_torchruns_variable(cddprun):

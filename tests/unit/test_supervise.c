@@ -89,15 +89,43 @@ Test(supervise, a_job_that_ends_well)
     cr_assert_eq(supervise_exit_status(&s), 0);
 }
 
+Test(supervise, of_workers_that_do_not_end_it_is_said_once_unless_SIGKILL_is_due_soon)
+{
+    static const int64_t soon[] = {0, 1, SUPERVISE_PATIENCE_MS, SUPERVISE_PATIENCE_MS + SUPERVISE_SOON_MS};
+
+    supervise_init(&s, 2, SUPERVISE_GRACE_MS);
+    assign(0, 0, 0);
+    ended(1, CDI_END_EXIT, 7, 1000);
+    cr_assert_eq(supervise_deadline_ms(&s), 1000 + SUPERVISE_PATIENCE_MS);
+    signalled(SIGTERM, 2000);
+    plain(SUPERVISE_TICK, 1000 + SUPERVISE_PATIENCE_MS);
+    DID(SUPERVISE_DO_SAY_WAIT);
+    cr_assert_eq(s.asked_ms, 1000);
+    cr_assert_eq(supervise_deadline_ms(&s), 1000 + SUPERVISE_GRACE_MS);
+    plain(SUPERVISE_TICK, 1000 + SUPERVISE_GRACE_MS);
+    DID(SUPERVISE_DO_KILL);
+    for (size_t i = 0; i < sizeof soon / sizeof soon[0]; i++) {
+        supervise_init(&s, 1, soon[i]);
+        assign(0, 0, 0);
+        signalled(SIGTERM, 1000);
+        cr_assert_eq(supervise_deadline_ms(&s), 1000 + soon[i]);
+    }
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
+    assign(0, 0, 0);
+    signalled(SIGTERM, 1000);
+    ended(0, CDI_END_SIGNAL, SIGTERM, 1100);
+    cr_assert_eq(supervise_deadline_ms(&s), CDI_NEVER_MS, "nobody is waited for");
+}
+
 Test(supervise, workers_that_were_suspended_while_they_saved_have_their_grace_again)
 {
     supervise_init(&s, 2, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
     send_event((struct supervise_event){.kind = SUPERVISE_SIGNAL, .u.signal = SIGTERM}, 1000);
-    cr_assert_eq(supervise_deadline_ms(&s), 1000 + SUPERVISE_GRACE_MS);
+    cr_assert_eq(s.kill_at_ms, 1000 + SUPERVISE_GRACE_MS);
     plain(SUPERVISE_TICK, 3600000);
     DID_NOTHING();
-    cr_assert_eq(supervise_deadline_ms(&s), 3600000 + SUPERVISE_GRACE_MS);
+    cr_assert_eq(s.kill_at_ms, 3600000 + SUPERVISE_GRACE_MS);
     plain(SUPERVISE_TICK, 3600000 + SUPERVISE_GRACE_MS);
     DID(SUPERVISE_DO_KILL);
     cr_assert_eq(did.v[0].signal, SIGKILL);
@@ -110,7 +138,7 @@ Test(supervise, the_first_failure_stops_the_others_and_gives_the_exit_status)
     ended(1, CDI_END_EXIT, 7, 100);
     DID(SUPERVISE_DO_TELL_DEATH, SUPERVISE_DO_SEND_FAILED, SUPERVISE_DO_KILL);
     cr_assert_eq(did.v[2].signal, SIGTERM);
-    cr_assert_eq(supervise_deadline_ms(&s), 100 + SUPERVISE_GRACE_MS);
+    cr_assert_eq(s.kill_at_ms, 100 + SUPERVISE_GRACE_MS);
     ended(0, CDI_END_SIGNAL, SIGTERM, 110);
     DID_NOTHING();
     round_over(0, 1, 111);
@@ -611,7 +639,7 @@ Test(supervise, where_nothing_failed_the_workers_may_talk_and_save_until_the_gra
         over_by_a_leave(100);
         DID(SUPERVISE_DO_KILL);
         cr_assert_eq(did.v[0].signal, SIGTERM);
-        cr_assert_eq(supervise_deadline_ms(&s), 100 + SUPERVISE_GRACE_MS);
+        cr_assert_eq(s.kill_at_ms, 100 + SUPERVISE_GRACE_MS);
         ended(0, CDI_END_SIGNAL, SIGTERM, 200);
         DID_NOTHING();
         cr_assert_eq(s.first.kind, CDI_END_NONE, "one that SIGTERM ended has not failed");
@@ -632,7 +660,7 @@ Test(supervise, an_order_that_comes_by_two_ways_reaches_the_workers_once)
     over_by_a_leave(100);
     signalled(SIGTERM, 900);
     DID(SUPERVISE_DO_SEND_LEAVE);
-    cr_assert_eq(supervise_deadline_ms(&s), 100 + SUPERVISE_GRACE_MS);
+    cr_assert_eq(s.kill_at_ms, 100 + SUPERVISE_GRACE_MS);
     signalled(SIGTERM, 2000);
     DID(SUPERVISE_DO_KILL);
     cr_assert_eq(did.v[0].signal, SIGKILL, "the user's second signal ends the grace");
@@ -769,7 +797,7 @@ Test(supervise, the_reason_of_a_restart_waits_for_the_word_of_an_earlier_failure
     cr_assert_eq(s.over.failure.rank, 1);
     cr_assert_eq(s.restart, 5);
     cr_assert_eq(s.said_why, 1);
-    cr_assert_eq(supervise_deadline_ms(&s), 100 + SUPERVISE_GRACE_MS);
+    cr_assert_eq(s.kill_at_ms, 100 + SUPERVISE_GRACE_MS);
     over_because(1, CDI_END_EXIT, true, 500);
     DID_NOTHING();
     over_because(0, CDI_END_SIGNAL, true, 600);
@@ -813,7 +841,7 @@ Test(supervise, a_failure_that_turns_out_to_be_the_echo_of_a_loss_is_not_said)
     DID(SUPERVISE_DO_SAY_WHY);
     cr_assert_not(s.over.counts);
     cr_assert_eq(s.said_why, 1);
-    cr_assert_eq(supervise_deadline_ms(&s), 10 + SUPERVISE_GRACE_MS);
+    cr_assert_eq(s.kill_at_ms, 10 + SUPERVISE_GRACE_MS);
 }
 
 Test(supervise, a_job_that_ends_after_all_announces_no_restart)
