@@ -493,15 +493,17 @@ static void tell_death(struct agent *a)
 static void say_why_again(struct agent *a)
 {
     const struct cdi_msg_round_over *over = &a->sup.over;
-    char sentence[1024];
+    char sentence[1024], cause[400];
 
     if (!over->counts) {
         cdi_log(CDI_LOG_WARN, "AGENT-CHANGE", "%s", over->text);
         return;
     }
     report_sentence(&over->failure, sentence, sizeof sentence);
-    cdi_log(CDI_LOG_WARN, "AGENT-RESTART", "%s%s; starting all workers again (restart %u of %u)",
-            a->sup.said_why > 1 ? "before that " : "", sentence, a->sup.restart, a->plan->max_restarts);
+    report_cause(&over->failure, cause, sizeof cause);
+    cdi_log(CDI_LOG_WARN, "AGENT-RESTART", "%s%s%s%s; starting all workers again (restart %u of %u)",
+            a->sup.said_why > 1 ? "before that " : "", sentence, cause[0] != '\0' ? ": " : "", cause, a->sup.restart,
+            a->plan->max_restarts);
     status_failure(a->status, &over->failure);
     status_restart(a->status, a->sup.restart, sentence);
 }

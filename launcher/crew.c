@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #define ALIVE_SHOWN 4
+#define LOGS_NOTE_MAX 500 /* the failure's text has the message and the last of stderr behind it */
 
 struct output {
     struct logs_stream streams[2];
@@ -208,6 +209,17 @@ static bool may_lack_output(const struct crew *c, const struct worker *w, const 
     return f->kind == CDI_END_SIGNAL && !w->on_pty && !w->interactive && c->opt.plan->interpreter[0] == NULL;
 }
 
+/* Where all of its output is; what is shown of it is the end. */
+static void note_logs(const struct output *o, struct cdi_failure *f)
+{
+    char path[2][PATH_MAX], note[LOGS_NOTE_MAX];
+    bool out = logs_file(&o->streams[0], path[0]), err = logs_file(&o->streams[1], path[1]);
+    int n = snprintf(note, sizeof note, out && err ? "its logs: %s and stdout.log" : "its log: %s", path[err ? 1 : 0]);
+
+    if ((out || err) && n > 0 && (size_t)n < sizeof note) /* a part of a path would lead nowhere */
+        report_note(f, note);
+}
+
 /* Behind the sentence of the first failure: what the worker itself has said, which other nodes show too. */
 static void add_details(struct crew *c, struct worker *w, struct cdi_failure *f)
 {
@@ -224,6 +236,7 @@ static void add_details(struct crew *c, struct worker *w, struct cdi_failure *f)
         report_note(f,
                     "its stdout was a pipe: what it had printed but not flushed is lost; --pty=always, stdbuf -oL or "
                     "fflush(stdout) would keep it");
+    note_logs(&c->outputs[w->local_rank], f);
     n = ranklog_tail_count(log);
     for (unsigned i = 0; i < n; i++)
         tail[i] = ranklog_tail_line(log, i);

@@ -186,13 +186,26 @@ void logs_error_file(const struct logs *l, uint32_t local_rank, char path[PATH_M
 
 /* --------------------------------------------------------------------------------------------------- streams ---- */
 
+static void name_file(const struct logs *l, uint32_t local_rank, int i, char path[PATH_MAX])
+{
+    (void)snprintf(path, PATH_MAX, "%.4000s/%u/%s.log", l->attempt, local_rank, names[i]);
+}
+
+bool logs_file(const struct logs_stream *s, char path[PATH_MAX])
+{
+    if (s->logs == NULL || s->file == NULL)
+        return false;
+    name_file(s->logs, s->local_rank, s->number - 1, path);
+    return true;
+}
+
 static struct writer_sink *open_file(struct logs *l, uint32_t local_rank, int i)
 {
     struct writer_sink *file = NULL;
     char path[PATH_MAX];
     int error;
 
-    (void)snprintf(path, sizeof path, "%.4000s/%u/%s.log", l->attempt, local_rank, names[i]);
+    name_file(l, local_rank, i, path);
     error = writer_file(l->files, &file, path);
     if (error != 0)
         say_lost(l, path, error, "output that would go to files is shown instead");

@@ -45,6 +45,8 @@ cddp_status logs_start(struct logs **out, uv_loop_t *loop, const struct logs_opt
 void logs_begin(struct logs *l, uint32_t restart_count);
 /* TORCHELASTIC_ERROR_FILE of a worker in this attempt. */
 void logs_error_file(const struct logs *l, uint32_t local_rank, char path[PATH_MAX]);
+/* The file that this stream goes to; false: none. */
+bool logs_file(const struct logs_stream *s, char path[PATH_MAX]);
 /* rank is the global one. logs_release() is due; a zeroed stream may be released too. */
 void logs_open(struct logs *l, struct logs_stream *s, uint32_t local_rank, uint32_t rank, int number);
 /*

@@ -19,13 +19,14 @@
 #define MESSAGE_HEAD "its message:\n"
 #define MESSAGE_SHOWN 500 /* bytes of it; a report fits on a screen and into a message to the other nodes */
 #define STDERR_HEAD "the last of its stderr:\n"
-#define COLUMNS 80                   /* of a terminal that is no larger than they always were; */
-#define ROWS 23                      /* a report leaves room for the prompt behind it */
-#define MESSAGE_ROWS 5               /* of the message */
-#define INDENT 4                     /* of what is behind the sentence */
-#define ERROR_FILE_MAX (1024 * 1024) /* bytes read of an error file */
-#define REPEAT_MIN 20                /* bytes of a line, at least, before it counts as a repetition; */
-#define REPEAT_MORE 60               /* it may have so many more, such as a program's name and the rank */
+#define CAUSE_STDERR "the last of its stderr: " /* which may be something else than the cause */
+#define COLUMNS 80                              /* of a terminal that is no larger than they always were; */
+#define ROWS 23                                 /* a report leaves room for the prompt behind it */
+#define MESSAGE_ROWS 5                          /* of the message */
+#define INDENT 4                                /* of what is behind the sentence */
+#define ERROR_FILE_MAX (1024 * 1024)            /* bytes read of an error file */
+#define REPEAT_MIN 20                           /* bytes of a line, at least, before it counts as a repetition; */
+#define REPEAT_MORE 60                          /* it may have so many more, such as a program's name and the rank */
 
 void report_sentence(const struct cdi_failure *f, char *buf, size_t cap)
 {
@@ -312,6 +313,37 @@ static const char *newest_lines(const char *text, int rows)
     for (; text != NULL && needed > rows; text = next_line(text))
         needed -= rows_of(line_len(text));
     return text;
+}
+
+/* What, and a line, whole or up to the end of a character, without its frame. */
+static void copy_line(char *buf, size_t cap, const char *what, const char *line)
+{
+    size_t used = strlen(what), n;
+
+    if (strncmp(line, LINE_FRAME, strlen(LINE_FRAME)) == 0)
+        line += strlen(LINE_FRAME);
+    n = line_len(line);
+    if (used + n >= cap)
+        for (n = cap - 1 - used; n > 0 && ((unsigned char)line[n] & 0xc0) == 0x80;)
+            n--;
+    (void)snprintf(buf, cap, "%s%.*s", what, (int)n, line);
+}
+
+void report_cause(const struct cdi_failure *f, char *buf, size_t cap)
+{
+    bool is_message = false, is_stderr = false;
+
+    buf[0] = '\0';
+    if (f->kind != CDI_END_EXIT && f->kind != CDI_END_SIGNAL)
+        return;
+    for (const char *p = next_line(f->text); p != NULL; p = next_line(p)) {
+        if (is_message || is_stderr)
+            copy_line(buf, cap, is_message ? "" : CAUSE_STDERR, p);
+        if (is_message)
+            return;
+        is_message = strncmp(p, MESSAGE_HEAD, strlen(MESSAGE_HEAD)) == 0;
+        is_stderr |= strncmp(p, STDERR_HEAD, strlen(STDERR_HEAD)) == 0 && f->kind == CDI_END_EXIT && f->code != 0;
+    }
 }
 
 static cddp_status write_line(struct cdi_buf *out, const char *text)

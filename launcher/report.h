@@ -38,6 +38,12 @@ struct report {
  */
 void report_sentence(const struct cdi_failure *f, char *buf, size_t cap);
 /*
+ * Why, in one line, as the worker itself has said it (report_details()): the first line of its message or, where it
+ * exited without one, the last line of its stderr, called that. At most cap - 1 bytes of more than 40; "": nothing is
+ * known, or the sentence says it.
+ */
+void report_cause(const struct cdi_failure *f, char *buf, size_t cap);
+/*
  * Appends a line that explains the end to f->text, after the sentence and before what report_details() adds; cuts what
  * does not fit.
  */

@@ -121,6 +121,17 @@ def test_of_a_rank_that_hangs_it_is_told_where_it_is_and_who_waits(cddprun):
         assert re.search(r'(?m)^    at that moment: rank 1 before the first collective; ranks 0, 2 in all_reduce #1(, for \d+ s)?$', job.err), job.err
 
 
+def test_the_line_of_a_restart_says_why(cddprun):
+    probe = os.environ['CDDP_PROBE']
+    with Job(cddprun, '--nproc_per_node=2', '--max_restarts=1', '--shutdown_timeout=1', probe, 'freeze', env={'CDDP_TIMEOUT': '1'}) as job:
+        assert job.finish() == 3, job.err
+        assert re.search(r'(?m)^cddprun: rank 0 \(pid \d+ on \S+\) exited with status 3: CDDP_E_TIMEOUT: all_reduce.*: rank 1 did not come '
+                         r'within 1 s .*; starting all workers again \(restart 1 of 1\)$', job.err), job.err
+    script = '[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; echo first >&2; echo "ValueError: bad batch" >&2; exit 4'
+    status, _, err = run(cddprun, '--max_restarts=1', *sh(script))
+    assert status == 0 and re.search(r'(?m)exited with status 4: the last of its stderr: ValueError: bad batch; starting all workers again', err), err
+
+
 def test_a_rank_that_exits_with_0_in_the_middle_is_the_cause_and_called_that(cddprun):
     probe = os.environ['CDDP_PROBE']
     deserted = 'exited with status 0 in the middle of the job, without cddp_finalize'

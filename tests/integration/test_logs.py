@@ -96,6 +96,18 @@ def test_without_a_log_dir_redirects_are_refused(cddprun):
     assert job(cddprun, ['--redirects=3', '--log_dir=/dev/null'], 'echo gone; echo gone >&2') == (0, '', '')
 
 
+def test_the_report_names_the_files_of_the_failed_rank(cddprun):
+    script = '[ $RANK = 1 ] || exec sleep 60; echo out; echo why >&2; exit 3'
+    for flag, found in ('--tee=3', 'its logs: {}/stderr.log and stdout.log'), ('--redirects=2', 'its log: {}/stderr.log'), \
+            ('--redirects=1:1', 'its log: {}/stdout.log'), ('--redirects=0:3', None):
+        with log_dir() as name:
+            status, _, err = job(cddprun, ['--nproc_per_node=2', f'--log_dir={name}', flag], script)
+            assert status == 3 and '    the last of its stderr:\n    | why\n' in err, err
+            where = os.path.join(os.path.realpath(name), os.listdir(name)[0], 'attempt_0', '1')
+            assert [line for line in err.splitlines() if 'its log' in line] == ([f'    {found.format(where)}'] if found else []), err
+            assert not found or os.path.exists(found.format(where).split(': ')[1].split(' and ')[0]), err
+
+
 def test_a_log_directory_that_cannot_be_made_is_an_error_before_anything_is_started(cddprun):
     with tempfile.NamedTemporaryFile() as file:
         for path in file.name, f'{file.name}/logs', '/proc/logs':

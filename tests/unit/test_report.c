@@ -165,6 +165,33 @@ Test(report, the_whole_report_fits_on_a_screen_and_names_everything)
                      "    at that moment: rank 2 after barrier #7; ranks 3, 4, 5 in all_reduce #8\n");
 }
 
+#define FORTY "0123456789012345678901234567890123456789"
+
+Test(report, the_cause_is_the_first_line_of_the_message_or_the_last_of_stderr)
+{
+    const struct {
+        struct cdi_failure f;
+        const char *cause;
+    } cases[] = {
+        {{.kind = CDI_END_EXIT, .code = 1, .text = "rank 0 exited"}, ""},
+        {{.kind = CDI_END_EXIT, .code = 1, .text = "s\na note\nthe last of its stderr:\n| a\n| b\n"},
+         "the last of its stderr: b"},
+        {{.kind = CDI_END_EXIT, .code = 0, .text = "s\nthe last of its stderr:\n| a\n"}, ""},
+        {{.kind = CDI_END_SIGNAL, .code = 9, .text = "s\nthe last of its stderr:\n| a\n"}, ""},
+        {{.kind = CDI_END_SIGNAL, .code = 6, .text = "s\nits message:\n| m\n| n\nthe last of its stderr:\n| a\n"}, "m"},
+        {{.kind = CDI_END_EXIT, .code = 1, .text = "s\nits message:\n| " FORTY "0123456\n"}, FORTY "0123456"},
+        {{.kind = CDI_END_EXIT, .code = 1, .text = "s\nits message:\n| " FORTY "01234567\n"}, FORTY "0123456"},
+        {{.kind = CDI_END_EXIT, .code = 1, .text = "s\nits message:\n| " FORTY "012345\xc3\xbc\n"}, FORTY "012345"},
+        {{.kind = CDI_END_NODE, .text = "s\nits message:\n| m\n"}, ""},
+    };
+    char cause[sizeof FORTY + 7];
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        report_cause(&cases[i].f, cause, sizeof cause);
+        cr_assert_str_eq(cause, cases[i].cause, "case %zu: %s", i, cause);
+    }
+}
+
 Test(report, details_stay_within_the_sentences_field_and_keep_the_newest_lines)
 {
     struct cdi_failure f = failure(CDI_END_EXIT, 7);
