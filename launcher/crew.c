@@ -142,6 +142,11 @@ static void explain_exec(const struct crew *c, const struct worker *w, struct cd
                        facts.interpreter);
 }
 
+static bool uses_libcddp(const struct worker *w)
+{
+    return w->flight != NULL && cdi_flight_is_claimed(w->flight);
+}
+
 static void fill_end(const struct crew *c, const struct worker *w, struct cdi_failure *f)
 {
     *f = (struct cdi_failure){
@@ -173,7 +178,11 @@ static void fill_end(const struct crew *c, const struct worker *w, struct cdi_fa
         f->kind = CDI_END_SIGNAL;
         f->code = w->exit_signal;
     }
-    report_sentence(f, f->text, sizeof f->text);
+    if (f->kind == CDI_END_EXIT && f->code == 0 && !uses_libcddp(w))
+        (void)snprintf(f->text, sizeof f->text, "rank %d (pid %lld on %.200s) " CDI_FLIGHT_ABSENT, f->rank,
+                       (long long)f->pid, f->host);
+    else
+        report_sentence(f, f->text, sizeof f->text);
 }
 
 /* Once in a round, before anybody is told to end: from then on the ranks are not where they hung. */
@@ -243,15 +252,18 @@ static void add_details(struct crew *c, struct worker *w, struct cdi_failure *f)
     report_details(f, c->error_file, tail, n);
 }
 
-/* It exited with status 0; whether its peers still need it they alone know. */
+/*
+ * It exited with status 0; whether its peers still need it they alone know. One that never was a peer may be waited for
+ * in cddp_init, now or later, unless a process that it has left behind joins in its place.
+ */
 static void tell_peers_of_end(const struct crew *c, const struct worker *w)
 {
-    bool is_peer = w->flight != NULL && cdi_flight_is_claimed(w->flight);
+    bool was_peer = uses_libcddp(w), tells = was_peer || worker_left_nobody(w);
 
-    for (uint32_t i = 0; is_peer && i < c->n; i++) {
+    for (uint32_t i = 0; tells && i < c->n; i++) {
         const struct worker *v = &c->workers[i];
 
-        if (v != w && !v->exited && v->flight != NULL && cdi_flight_is_claimed(v->flight))
+        if (v != w && !v->exited && v->flight != NULL && (!was_peer || uses_libcddp(v)))
             cdi_flight_tell_ended(v->flight, w->rank);
     }
 }

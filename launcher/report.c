@@ -38,7 +38,9 @@ void report_sentence(const struct cdi_failure *f, char *buf, size_t cap)
         (void)snprintf(buf, cap, "%s ended", who);
         return;
     case CDI_END_EXIT:
-        if (f->code == 0) /* that is a failure only if the others still needed it */
+        if (f->code == 0 && f->text[0] != '\0') /* that is a failure only if the others still needed it */
+            (void)snprintf(buf, cap, "%.*s", (int)strcspn(f->text, "\n"), f->text);
+        else if (f->code == 0)
             (void)snprintf(buf, cap, "%s " CDI_FLIGHT_DESERTED, who);
         else
             (void)snprintf(buf, cap, "%s exited with status %d", who, f->code);

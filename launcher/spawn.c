@@ -614,6 +614,11 @@ void worker_drain(struct worker *w)
     }
 }
 
+bool worker_left_nobody(const struct worker *w)
+{
+    return w->exited && w->pid > 0 && !w->interactive && kill(-w->pid, 0) != 0 && errno == ESRCH;
+}
+
 bool worker_has_output(const struct worker *w)
 {
     return w->piped[0] || w->piped[1];

@@ -101,6 +101,8 @@ void worker_resize(struct worker *w);
 /* Of a worker that has exited: read now what is in its pipe for stderr, up to a limit. */
 void worker_drain(struct worker *w);
 /* Has a stream of it not ended yet? */
+/* Has it exited, and has it left no process behind in its group? */
+bool worker_left_nobody(const struct worker *w);
 bool worker_has_output(const struct worker *w);
 /* Close its handles and pages; closed(w) comes from the loop once nothing refers to w any more, or at once. */
 void worker_close(struct worker *w, void (*closed)(struct worker *w));

@@ -517,12 +517,17 @@ cddp_status cdi_flight_check(const struct cdi_flight *f, struct cdi_error *err)
     return cdi_fail(err, CDDP_E_ABORTED, "the launcher has ended this round of the job");
 }
 
+int cdi_flight_ended(const struct cdi_flight *f, uint32_t i)
+{
+    return i < ENDED_MAX && i < atomic_load(&f->page->n_ended) ? atomic_load(&f->page->ended[i]) : -1;
+}
+
 bool cdi_flight_has_ended(const struct cdi_flight *f, int rank)
 {
-    uint32_t n = atomic_load(&f->page->n_ended);
+    int ended;
 
-    for (uint32_t i = 0; i < n && i < ENDED_MAX; i++)
-        if (atomic_load(&f->page->ended[i]) == rank)
+    for (uint32_t i = 0; (ended = cdi_flight_ended(f, i)) >= 0; i++)
+        if (ended == rank)
             return true;
     return false;
 }

@@ -20,6 +20,7 @@
 #define CDI_FLIGHT_ENV "CDDP_FLIGHT"
 #define CDI_FLIGHT_RING 256 /* collectives remembered; a power of two */
 #define CDI_FLIGHT_DESERTED "exited with status 0 in the middle of the job, without cddp_finalize"
+#define CDI_FLIGHT_ABSENT "exited with status 0 before cddp_init"
 #define CDI_FLIGHT_TEXT 256 /* bytes of the sentence about a death, NUL included */
 
 /* What a collective was; the numbers are part of the page's version. */
@@ -153,6 +154,8 @@ bool cdi_flight_is_interrupted(const struct cdi_flight *f);
 bool cdi_flight_stop_wanted(const struct cdi_flight *f);
 /* Has the agent said that this rank exited with status 0? Any thread. */
 bool cdi_flight_has_ended(const struct cdi_flight *f, int rank);
+/* The i-th rank of which the agent has said that; -1: there are not so many. Any thread. */
+int cdi_flight_ended(const struct cdi_flight *f, uint32_t i);
 /* The futex word (shared between processes) that changes, and is woken, whenever the agent says something. */
 _Atomic uint32_t *cdi_flight_wake_word(struct cdi_flight *f);
 

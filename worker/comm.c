@@ -38,6 +38,7 @@
 
 #define JOIN_TIMEOUT_S 300
 #define TIMEOUT_S 600
+#define LOOK_MS 1000    /* between two looks whether who has not joined has exited */
 #define GOODBYE_MS 2000 /* for the store's host to take note of it */
 #define KEY_BYTES 320
 #define JOIN_KEY_BYTES 160
@@ -421,8 +422,9 @@ static bool joined_alike(const struct cdi_world *w, int64_t word)
     return word >> JOINED_BITS == joined_ranks(word) * w->size;
 }
 
-static cddp_status name_missing(const struct cdi_world *w, struct cdi_error *err)
+static cddp_status name_missing(const struct cddp_comm *c, struct cdi_error *err)
 {
+    const struct cdi_world *w = &c->world;
     struct cdi_rank_list missing = {0};
     char key[JOIN_KEY_BYTES];
     int64_t joined = 0;
@@ -444,9 +446,55 @@ static cddp_status name_missing(const struct cdi_world *w, struct cdi_error *err
     }
     if (st != CDDP_OK)
         return st;
+    if (first >= 0 && !c->given) /* the launcher knows its own ranks only */
+        cdi_flight_miss(w->flight, first);
     return cdi_fail_by(err, first, CDDP_E_TIMEOUT, "%" PRId64 " of %d ranks did not join within %.4g s: %s%s",
                        w->size - joined, w->size, (double)w->join_timeout_ms / 1000, missing.text,
                        w->size - joined > missing.n ? ", and more" : "");
+}
+
+/* Who has exited without joining never will: the agent says that of this node's ranks. */
+static cddp_status look_for_gone(const struct cdi_world *w, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+    bool there = false;
+    char key[JOIN_KEY_BYTES];
+    int rank;
+
+    for (uint32_t i = 0; st == CDDP_OK && (rank = cdi_flight_ended(w->flight, i)) >= 0; i++) {
+        join_key(w, "rank", rank, key);
+        st = cdi_store_exists(w->store, key, &there, err);
+        if (st == CDDP_OK && !there) {
+            cdi_flight_miss(w->flight, rank);
+            st =
+                cdi_fail_by(err, rank, CDDP_E_PEER, "rank %d " CDI_FLIGHT_ABSENT ", and so cannot join any more", rank);
+        }
+    }
+    return st;
+}
+
+/* The last to come says that all are there. */
+static cddp_status wait_for_all(const struct cddp_comm *c, const char *go_key, char *text, size_t cap, size_t *len,
+                                int64_t deadline_ms, struct cdi_error *err)
+{
+    const struct cdi_world *w = &c->world;
+    /* However many wait, the store has no more than about 1000 of such looks in a second. */
+    int64_t look_ms = w->size > LOOK_MS ? w->size : LOOK_MS;
+
+    for (;;) {
+        int64_t left = deadline_ms - cdi_now_ms();
+        bool last = c->given || left <= look_ms;
+        cddp_status st = cdi_store_get(w->store, go_key, text, cap, len, last ? left > 0 ? left : 1 : look_ms, err);
+
+        if (st == CDDP_E_TIMEOUT && last)
+            return name_missing(c, err);
+        if (st == CDDP_E_TIMEOUT)
+            st = look_for_gone(w, err);
+        else
+            return st;
+        if (st != CDDP_OK)
+            return st;
+    }
 }
 
 /*
@@ -516,7 +564,7 @@ static cddp_status gather_ranks(const struct cddp_comm *c, int64_t deadline_ms, 
 {
     const struct cdi_world *w = &c->world;
     char joined_key[JOIN_KEY_BYTES], go_key[JOIN_KEY_BYTES], devices_key[JOIN_KEY_BYTES], text[256] = "";
-    int64_t joined = 0, devices = 0, left;
+    int64_t joined = 0, devices = 0;
     size_t len = 0;
     cddp_status st;
 
@@ -539,10 +587,7 @@ static cddp_status gather_ranks(const struct cddp_comm *c, int64_t deadline_ms, 
         if (st == CDDP_OK)
             st = cdi_store_set(w->store, go_key, text, strlen(text), err);
     } else if (st == CDDP_OK) {
-        left = deadline_ms - cdi_now_ms();
-        st = cdi_store_get(w->store, go_key, text, sizeof text - 1, &len, left > 0 ? left : 1, err);
-        if (st == CDDP_E_TIMEOUT)
-            return name_missing(w, err);
+        st = wait_for_all(c, go_key, text, sizeof text - 1, &len, deadline_ms, err);
         if (st == CDDP_OK && strncmp(text, GIVEN_UP, sizeof GIVEN_UP - 1) == 0) {
             int who = -1;
 

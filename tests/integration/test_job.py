@@ -6,11 +6,13 @@ import json
 import os
 import re
 import resource
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
 import launch
@@ -141,6 +143,23 @@ def test_a_rank_that_exits_with_0_in_the_middle_is_the_cause_and_called_that(cdd
         assert re.search(rf'CDDP_E_PEER: all_reduce.* of 4 float32.*: rank 1 \(pid \d+\) {deserted}', job.err), job.err
         assert re.search(r'(?m)^    rank [02]: exited with status 3', job.err), job.err
         assert 'died' not in job.err and 'ended well' not in job.err, job.err
+
+
+def test_a_rank_that_exits_with_0_before_it_joins_ends_the_join_of_the_others(cddprun):
+    probe = shlex.quote(os.environ['CDDP_PROBE'])
+    began = time.monotonic()
+    with Job(cddprun, '--nproc_per_node=3', *sh(f'[ $RANK = 1 ] && exit 0; exec {probe}'), env={'CDDP_JOIN_TIMEOUT': '80'}) as job:
+        assert job.finish() == 1, job.err
+        assert re.search(r'(?m)^cddprun: rank 1 \(pid \d+ on \S+\) exited with status 0 before cddp_init, after \d', job.err), job.err
+        assert 'CDDP_E_PEER: rank 1 exited with status 0 before cddp_init, and so cannot join any more' in job.err, job.err
+    assert time.monotonic() - began < launch.within(10), 'CDDP_JOIN_TIMEOUT is 80 s'
+
+
+def test_what_a_worker_leaves_behind_can_join_in_its_place(cddprun):
+    probe = shlex.quote(os.environ['CDDP_PROBE'])
+    with Job(cddprun, '--nproc_per_node=2', *sh(f'[ $RANK = 1 ] && {{ (sleep 2; exec {probe}) & exit 0; }}; exec {probe}')) as job:
+        assert job.finish() == 0, job.err
+        assert '[0] rank 0 of 2 joined' in job.out, (job.out, job.err)
 
 
 def test_of_a_rank_that_left_early_it_is_said_how_the_others_can_go_on(cddprun):

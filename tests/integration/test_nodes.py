@@ -131,6 +131,14 @@ def test_a_rank_that_exits_with_0_in_the_middle_is_the_cause_on_every_node(cddpr
                 assert re.search(rf'(?m)^cddprun: rank 1 \(pid \d+ on \S+\) {deserted}', job.err), (nprocs, said(nodes))
 
 
+def test_a_rank_that_exits_with_0_before_it_joins_is_the_cause_on_every_node(cddprun):
+    script = f'[ $RANK = 1 ] && exit 0; exec {shlex.quote(os.environ["CDDP_PROBE"])}'
+    with Nodes(cddprun, [1, 1], script, env={'CDDP_JOIN_TIMEOUT': '2'}) as nodes:
+        assert nodes.finish() == [1, 1], said(nodes)
+        for job in nodes.jobs:
+            assert re.search(r'(?m)^cddprun: rank 1 \(pid \d+ on \S+\) exited with status 0 before cddp_init', job.err), said(nodes)
+
+
 def test_a_restart_is_one_of_the_whole_job(cddprun):
     script = ('echo $RANK of $WORLD_SIZE, restart $TORCHELASTIC_RESTART_COUNT; ' + UP +
               f'[ $TORCHELASTIC_RESTART_COUNT = 1 ] && rm -f "$TMPDIR/up$RANK" && exit 0; [ $RANK = 2 ] || {{ {WAIT}; }}; '

@@ -152,6 +152,7 @@ Test(flight, a_rank_that_ended_ends_no_wait_but_who_misses_it_can_say_so)
     for (int rank = 1; rank < 100; rank++)
         cdi_flight_tell_ended(agent, rank);
     cr_assert(cdi_flight_has_ended(worker, 63));
+    cr_assert(cdi_flight_ended(worker, 0) == 0 && cdi_flight_ended(worker, 64) == -1);
     cr_assert_not(cdi_flight_has_ended(worker, 64), "there is room for 64");
     cdi_flight_read(agent, &v);
     cr_assert_eq(v.missed_rank, -1);
