@@ -713,8 +713,9 @@ static void on_fenced(void *arg, const char *text)
     a->held = false;
     supervise_fence_text(&a->sup, text, why, sizeof why);
     if (supervise_returns(&a->sup))
-        cdi_log(CDI_LOG_WARN, "AGENT-FENCED", "%s; this node (%s) tries to come back for %lld s", why, a->plan->host,
-                (long long)a->plan->meet.join_timeout_ms / 1000);
+        cdi_log(CDI_LOG_WARN, "AGENT-FENCED",
+                "%s; this node (%s) tries to come back for %lld s (--rdzv_conf=join_timeout=SECONDS)", why,
+                a->plan->host, (long long)a->plan->meet.join_timeout_ms / 1000);
     feed(arg, &ev);
 }
 

@@ -19,7 +19,7 @@ static int64_t beat_every(const struct contact *c)
     return c->lease_ms < 15 ? 1 : c->lease_ms / 15;
 }
 
-static int64_t fence_at(const struct contact *c)
+int64_t contact_fence_ms(const struct contact *c)
 {
     return c->alive_ms + c->lease_ms * 2 / 3;
 }
@@ -80,7 +80,7 @@ bool contact_was_stopped(struct contact *c, int64_t now_ms)
 
     /* A good connection that only seems silent is not given up: to come back takes time, and the fence may be near. */
     if (c->lease_ms == 0 || c->own || c->fenced ||
-        !(slept_over(silent_at(c), now_ms, still) || slept_over(fence_at(c), now_ms, still)))
+        !(slept_over(silent_at(c), now_ms, still) || slept_over(contact_fence_ms(c), now_ms, still)))
         return false;
     c->held = true;
     c->still_ms = still;
@@ -100,7 +100,7 @@ static enum contact_do look(struct contact *c, int64_t now_ms, int64_t *next_ms)
         c->alive_ms = now_ms; /* whoever stopped this process has stopped the rendezvous too */
     if (contact_was_stopped(c, now_ms))
         return CONTACT_HOLD;
-    if (!c->own && now_ms >= fence_at(c)) {
+    if (!c->own && now_ms >= contact_fence_ms(c)) {
         c->fenced = true;
         return CONTACT_FENCE;
     }
@@ -118,8 +118,8 @@ static enum contact_do look(struct contact *c, int64_t now_ms, int64_t *next_ms)
         *next_ms = c->beat_ms;
     if (c->linked && !c->own && silent_at(c) < *next_ms)
         *next_ms = silent_at(c);
-    if (!c->own && fence_at(c) < *next_ms)
-        *next_ms = fence_at(c);
+    if (!c->own && contact_fence_ms(c) < *next_ms)
+        *next_ms = contact_fence_ms(c);
     return CONTACT_NOTHING;
 }
 

@@ -40,7 +40,8 @@ void contact_joining(struct contact *c, int64_t now_ms); /* JOIN is being sent *
 void contact_welcome(struct contact *c, uint32_t lease_ms, int64_t now_ms);
 uint32_t contact_beat(struct contact *c, int64_t now_ms); /* its seq */
 void contact_answer(struct contact *c, uint32_t seq);
-void contact_broken(struct contact *c); /* the connection is gone */
+void contact_broken(struct contact *c);            /* the connection is gone */
+int64_t contact_fence_ms(const struct contact *c); /* when FENCE is due, if nothing is answered until then */
 /*
  * By when this agent must have moved, else somebody else ends its workers (guard.h): later than FENCE, so that an agent
  * that runs is never in need of it, and before the lease is over. CDI_NEVER_MS: it need not. Who hosts the rendezvous

@@ -65,6 +65,8 @@ struct join {
     bool in_round;      /* a round has begun */
     bool counted;       /* its end has been counted in `restarts` */
     bool said_note;     /* why this agent does not host */
+    bool said_broken;   /* that the connection is, and what follows from that */
+    unsigned n_tries;   /* to come back, since it broke: the first stands for its breaking */
     int64_t refused_ms; /* since when connections are refused; 0: they are not */
     int64_t gone_ms;    /* of a hosted one: who refuses connections for so long does not come back */
     uint64_t answer_ms; /* how long the next answer to the first JOIN may take */
@@ -272,6 +274,12 @@ static long long seconds_left(const struct join *j)
     return left < 0 ? 0 : left;
 }
 
+/* May the job go on where the rendezvous, and so what it knows of the round, is lost? */
+static bool has_restart_left(const struct join *j)
+{
+    return j->opt.rejoins && (j->opt.elastic || !j->in_round || j->counted || j->restarts < j->opt.hello.max_restarts);
+}
+
 /* Is it time to give up? Then text says why. */
 static bool gives_up(const struct join *j, char *text, size_t cap)
 {
@@ -305,6 +313,30 @@ static void say_note(struct join *j)
     j->on.waiting(j->arg, text);
 }
 
+/*
+ * It broke, and does not come back at once. Until the lease says that the workers have to be killed there is time, but
+ * the user should hear now what this node waits for: 600 s are long for a job that seems to hang.
+ */
+static void say_broken(struct join *j)
+{
+    int64_t left = (contact_fence_ms(&j->contact) - cdi_now_ms()) / 1000;
+    char text[1024], host[160] = "";
+
+    if (j->said_broken || !j->known || ++j->n_tries < 2 || !has_restart_left(j))
+        return;
+    j->said_broken = true;
+    if (j->hosted)
+        (void)snprintf(host, sizeof host, ", but not longer than %.3g s if its host refuses connections",
+                       (double)j->gone_ms / 1000);
+    (void)snprintf(
+        text, sizeof text,
+        "the rendezvous at %s is not reached any more (%s); trying again for %lld s; then this node%s tries for "
+        "another %lld s (--rdzv_conf=join_timeout=SECONDS)%s",
+        j->opt.name, j->last_try, left < 0 ? 0 : (long long)left,
+        j->in_round ? " kills its workers (the lease), and" : "", (long long)j->opt.hello.join_timeout_ms / 1000, host);
+    j->on.waiting(j->arg, text);
+}
+
 /* The name may stand for another address by now. The next attempt uses what is found, this one does not wait for it. */
 static void look_up_again(struct join *j)
 {
@@ -332,6 +364,7 @@ static void later(struct join *j, const char *why)
         return;
     }
     say_note(j);
+    say_broken(j);
     look_up_again(j);
     /* A little different for each process, so that many do not come back at once. */
     jitter = ((uint64_t)cdi_now_ns() / 1000 + (uint64_t)getpid() * 7919) % (j->wait_ms / 4 + 1);
@@ -344,6 +377,7 @@ static void later(struct join *j, const char *why)
 static void come_back(struct join *j, uint64_t wait_ms)
 {
     contact_broken(&j->contact);
+    j->n_tries = 0;
     j->answered = false;
     j->wait_ms = wait_ms;
     later(j, "the connection broke");
@@ -468,12 +502,6 @@ static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf)
     *buf = uv_buf_init(j->chunk, sizeof j->chunk);
 }
 
-/* May the job go on where the rendezvous, and so what it knows of the round, is lost? */
-static bool has_restart_left(const struct join *j)
-{
-    return j->opt.rejoins && (j->opt.elastic || !j->in_round || j->counted || j->restarts < j->opt.hello.max_restarts);
-}
-
 /* The rendezvous does not know this agent: its lease has run out, or the rendezvous was started anew. */
 static void join_as_new(struct join *j, const char *text)
 {
@@ -487,6 +515,12 @@ static void join_as_new(struct join *j, const char *text)
 
 static void on_welcome(struct join *j, const struct cdi_msg *msg)
 {
+    char text[400];
+
+    (void)snprintf(text, sizeof text, "the rendezvous at %s is reached again", j->opt.name);
+    if (j->said_broken)
+        j->on.waiting(j->arg, text);
+    j->said_broken = false;
     j->resuming = j->last_chance = false;
     j->known = true;
     j->refusal[0] = j->opt.note[0] = '\0'; /* what has this agent's port was the rendezvous */

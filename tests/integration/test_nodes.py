@@ -205,10 +205,13 @@ def test_a_host_that_is_killed_and_started_again_finds_the_others(cddprun):
         first, second = start(0), start(1)
         launch.wait_for('the first life', lambda: life(first) == life(second) == '0')
         kill_both_halves(first)
+        line = second.process.stderr.readline()
+        assert 'is not reached any more' in line, line
         again = start(0)
         launch.wait_for('the second life', lambda: life(again) == life(second) == '1')
         open(f'{tmp}/end', 'w', encoding='ascii').close()
         assert [again.finish(), second.finish()] == [0, 0], (again.err, second.err)
+        assert second.err.count('is reached again') == 1 and 'not reached any more' not in second.err, second.err
 
 
 def test_a_host_that_does_not_come_back_is_not_waited_for_beyond_the_lease(cddprun):
@@ -218,6 +221,10 @@ def test_a_host_that_does_not_come_back_is_not_waited_for_beyond_the_lease(cddpr
         os.unlink(os.path.join(nodes.jobs[1].tmp, 'up1'))
         kill_both_halves(nodes.jobs[0])
         began = time.monotonic()
+        line = nodes.jobs[1].process.stderr.readline()
+        assert re.fullmatch(rf'cddprun: the rendezvous at 127\.0\.0\.1:{nodes.port} is not reached any more \(127\.0\.0\.1: connection '
+                            r'refused\); trying again for [01] s; then this node kills its workers \(the lease\), and tries for another '
+                            r'600 s \(--rdzv_conf=join_timeout=SECONDS\), but not longer than 1 s if its host refuses connections\n', line), line
         assert nodes.jobs[1].finish() == 1
         assert time.monotonic() - began < launch.within(12), 'join_timeout is 600 s'
         assert re.search(rf'^cddprun: the rendezvous at 127\.0\.0\.1:{nodes.port} is gone \(127\.0\.0\.1: connection refused\)$',
