@@ -34,6 +34,12 @@ struct cdi_keys {
 #define CDI_COMM_NAME_BYTES 48
 
 /* Who and where this rank is: filled by comm.c from the environment, read by all. */
+/* Ends the wait for the members of a part that is being made: one of them died, or the whole was aborted. */
+struct cdi_watch {
+    cddp_status (*fn)(void *arg, const int *of_job, int n, struct cdi_error *err); /* of the n members; NULL: nothing */
+    void *arg;
+};
+
 struct cdi_world {
     int rank, size;
     const int *ranks; /* of a part, by its ranks: the ranks of the job; NULL: they are the same */
@@ -53,11 +59,18 @@ struct cdi_world {
     int device_rank;           /* which of this host's devices: the local rank as the launcher says it */
     const void *mpi_comm;      /* the MPI_Comm whose ranks are the job\'s; NULL: MPI_COMM_WORLD */
     int device;                /* the device that the program asked for by number; -1: by device_rank */
+    struct cdi_watch watch;    /* of a part, until it is made */
 };
 
 static inline struct cdi_flight *cdi_world_record(const struct cdi_world *w)
 {
     return w->record != NULL ? w->record : w->flight;
+}
+
+/* CDDP_OK, or what ends the wait for the ranks of w. Any thread. */
+static inline cddp_status cdi_world_watch(const struct cdi_world *w, struct cdi_error *err)
+{
+    return w->watch.fn != NULL ? w->watch.fn(w->watch.arg, w->ranks, w->size, err) : CDDP_OK;
 }
 
 /* A rank of w as the rank of the job that it is, for errors. */
@@ -175,6 +188,7 @@ struct cdi_split {
     int n;
     int64_t timeout_ms; /* 0: as the whole's */
     const char *name;   /* of the part, copied; NULL: none */
+    struct cdi_watch watch;
 };
 
 /* A part's world, from that of the whole: what it is called and how long it waits. */
@@ -186,6 +200,7 @@ static inline void cdi_split_adopt(struct cdi_world *w, const struct cdi_split *
     memcpy(w->name, name, len);
     w->name[len] = '\0';
     w->timeout_ms = how->timeout_ms > 0 ? how->timeout_ms : w->timeout_ms;
+    w->watch = how->watch;
 }
 
 struct cdi_backend; /* each backend's own */
@@ -362,6 +377,11 @@ struct cdi_backend_ops {
      * find in its next wait: that a peer has aborted, or died. Any thread. NULL: health does.
      */
     cddp_status (*peek)(struct cdi_backend *b, struct cdi_error *err);
+    /*
+     * CDDP_E_PEER if one of these n ranks of the job is known to have died, whatever else has happened to b; else
+     * CDDP_OK. Any thread. NULL: it cannot tell.
+     */
+    cddp_status (*lost)(struct cdi_backend *b, const int *of_job, int n, struct cdi_error *err);
     /* Make every wait, here and on peers, return `status` (CDDP_E_ABORTED) with this sentence. Any thread, repeatable.
      */
     void (*abort)(struct cdi_backend *b, cddp_status status, const char *why);

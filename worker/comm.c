@@ -1415,6 +1415,7 @@ static cddp_status connect_part(struct cddp_comm *part, const cddp_comm *of, con
     else
         st = part->ops->create(&part->backend, w, err);
     w->flight = NULL;
+    w->watch.fn = NULL;
     return st;
 }
 
@@ -1473,6 +1474,31 @@ static cddp_status split(struct cddp_comm *part, cddp_comm *comm, const struct c
     return connect_part(part, comm, who, err);
 }
 
+/* ------------------------------------------------------------------------------ what ends the wait for members ----
+ */
+
+struct watched {
+    const struct cddp_comm *whole;
+    bool was_aborted; /* before: survivors may make a part */
+};
+
+static bool is_abort(const struct cddp_comm *c, struct cdi_error *err)
+{
+    return c->ops->peek != NULL && c->ops->peek(c->backend, err) == CDDP_E_ABORTED;
+}
+
+static cddp_status watch_whole(void *arg, const int *of_job, int n, struct cdi_error *err)
+{
+    const struct watched *w = arg;
+    const struct cddp_comm *c = w->whole;
+    struct cdi_error why;
+    cddp_status st = c->ops->lost != NULL ? c->ops->lost(c->backend, of_job, n, err) : CDDP_OK;
+
+    if (st != CDDP_OK || w->was_aborted || !is_abort(c, &why))
+        return st;
+    return cdi_fail_since(err, &why, "%s", why.msg);
+}
+
 /* What the program says of a part to be made. */
 static cddp_status read_split(struct cdi_split *how, bool *on_cpu, cddp_split_options *known, const cddp_comm *comm,
                               const cddp_split_options *opt, const char *function, struct cdi_error *err)
@@ -1513,6 +1539,7 @@ static void forget_part(struct cddp_comm *part)
 cddp_status cddp_comm_split(cddp_comm **to, cddp_comm *comm, int color, int key, const cddp_split_options *opt)
 {
     struct cdi_split how = {.color = color, .key = key};
+    struct watched whole = {.whole = comm};
     CDI_AUTOFREE struct choice *all = NULL;
     CDI_AUTOFREE struct cddp_comm *part = NULL;
     cddp_split_options known;
@@ -1536,11 +1563,13 @@ cddp_status cddp_comm_split(cddp_comm **to, cddp_comm *comm, int color, int key,
                            .key = key,
                            .on_cpu = on_cpu,
                            .node = (comm->whole != NULL ? comm->whole : comm)->world.node_rank};
+    how.watch = (struct cdi_watch){.fn = watch_whole, .arg = &whole};
     (void)cdi_comm_ask(CDI_ASKED_COMM_SPLIT);
     st = cdi_comm_all_gather(comm, &mine, all, CHOICE_WORDS, CDDP_INT32, &err);
     (void)cdi_comm_ask(CDI_ASKED_ITSELF);
     if (st == CDDP_OK)
         st = split(part, comm, all, &how, &err);
+    part->world.watch.fn = NULL;
     if (st == CDDP_OK && color >= 0)
         add_part(part);
     if (st == CDDP_OK)
@@ -1585,13 +1614,16 @@ static cddp_status check_members(const cddp_comm *comm, const int *ranks, size_t
 }
 
 static cddp_status create_group(struct cddp_comm *part, cddp_comm *comm, const int *ranks, int n, int me, int tag,
-                                bool on_cpu, const struct cdi_split *how, struct cdi_error *err)
+                                bool on_cpu, struct cdi_split *how, struct cdi_error *err)
 {
     CDI_AUTOFREE int *nodes = calloc((size_t)n, sizeof *nodes);
     struct cdi_world *w = &part->world;
+    struct watched whole = {.whole = comm};
     struct cdi_group g;
     cddp_status st;
 
+    whole.was_aborted = is_abort(comm, &(struct cdi_error){.status = CDDP_OK});
+    how->watch = (struct cdi_watch){.fn = watch_whole, .arg = &whole};
     begin_part(part, comm);
     w->ranks = part->ranks = calloc((size_t)n, sizeof *part->ranks);
     if (nodes == NULL || part->ranks == NULL)
@@ -1603,6 +1635,7 @@ static cddp_status create_group(struct cddp_comm *part, cddp_comm *comm, const i
     cdi_split_adopt(w, how);
     g = (struct cdi_group){.store = part->whole->world.store,
                            .flight = part->whole->world.flight,
+                           .watch = how->watch,
                            .prefix = part->whole->world.prefix,
                            .calls = &comm->groups,
                            .comm = comm->id,

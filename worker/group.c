@@ -300,6 +300,15 @@ static cddp_status too_late(const struct meeting *m, struct cdi_error *err)
                        missing.n > 0 ? missing.text : "?", (double)m->g->timeout_ms / 1000);
 }
 
+static cddp_status watch_members(const struct cdi_group *g, struct cdi_error *err)
+{
+    cddp_status st = g->watch.fn != NULL ? g->watch.fn(g->watch.arg, g->of_job, g->n, err) : CDDP_OK;
+
+    if (st != CDDP_OK)
+        (void)cdi_error_wrap(err, FUNCTION " (tag %d)", g->tag);
+    return st;
+}
+
 /* Until the meeting has ended. The store is asked again and again: a wait in it would keep other threads out. */
 static cddp_status await_end(const struct meeting *m, struct cdi_error *err)
 {
@@ -316,7 +325,9 @@ static cddp_status await_end(const struct meeting *m, struct cdi_error *err)
             return st;
         st = m->g->flight != NULL ? cdi_flight_check(m->g->flight, err) : CDDP_OK;
         if (st == CDDP_OK && cdi_now_ms() >= look_ms) {
-            st = look_for_missing(m, &missing, &first, err);
+            st = watch_members(m->g, err);
+            if (st == CDDP_OK)
+                st = look_for_missing(m, &missing, &first, err);
             look_ms = cdi_now_ms() + LOOK_MS;
         }
         if (st == CDDP_OK && cdi_now_ms() >= m->deadline_ms)

@@ -25,6 +25,7 @@ void cdi_group_calls_release(struct cdi_group_calls *calls);
 struct cdi_group {
     cddp_store *store;
     const struct cdi_flight *flight; /* ends the wait, too */
+    struct cdi_watch watch;          /* and so does this */
     const char *prefix;              /* of keys of the job */
     struct cdi_group_calls *calls;
     uint64_t comm;     /* the communicator's number, the same on all its ranks */
@@ -39,8 +40,9 @@ struct cdi_group {
 
 /*
  * Wait for all members. nodes[n] gets theirs, and *id a number that no other group of the job has. CDDP_OK;
- * CDDP_E_TIMEOUT (names who did not come); CDDP_E_MISMATCH (another member gives another list, or wants another
- * backend); what a member has given up for; what the agent or the store says. Any thread; blocks.
+ * CDDP_E_TIMEOUT (names who did not come); CDDP_E_PEER and CDDP_E_ABORTED (what `watch` says); CDDP_E_MISMATCH (another
+ * member gives another list, or wants another backend); what a member has given up for; what the agent or the store
+ * says. Any thread; blocks.
  */
 cddp_status cdi_group_meet(const struct cdi_group *g, int *nodes, uint64_t *id, struct cdi_error *err);
 

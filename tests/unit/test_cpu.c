@@ -17,6 +17,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -287,6 +288,73 @@ static int no_files(struct rank *r)
 Test(cpu, a_rank_without_descriptors_is_named_on_every_rank)
 {
     cr_assert_eq(ranks_fork(3, 20, no_files, NULL, NULL), 0);
+}
+
+/* Rank 1 dies once it has rank 0's part of a region. Rank 0 notices when it has something more for it. */
+static void *map_or_die(void *arg, int fd, size_t bytes)
+{
+    const struct rank *r = arg;
+    static int n;
+    void *p;
+
+    n++; /* of the control segment, of rank 0's part, of rank 1's */
+    if (r->rank == 1 && n == 2)
+        _exit(0);
+    if (r->rank == 0 && n == 3)
+        (void)usleep(300000);
+    p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    return p != MAP_FAILED ? p : NULL;
+}
+
+static void unmap(void *arg, void *p, size_t bytes)
+{
+    (void)arg;
+    (void)munmap(p, bytes);
+}
+
+static int loses_one(struct rank *r)
+{
+    struct cdi_region *region;
+
+    r->mapper = (struct cdi_mapper){.map = map_or_die, .unmap = unmap, .arg = r};
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    RANK_CHECK(cdi_cpu_backend.region_create(r->b, 4096, &region, &r->err) == CDDP_E_PEER);
+    RANK_CHECK(r->err.blamed == 2 && strstr(r->err.msg, "rank 1 (pid ") != NULL);
+    rank_close(r);
+    return 0;
+}
+
+Test(cpu, a_rank_that_dies_while_a_region_is_made_is_named)
+{
+    cr_assert_eq(ranks_fork(3, 20, loses_one, NULL, NULL), 0);
+}
+
+/* Rank 2 of 3 stays away from a part, and the first one hears that it died: from the whole, of which it is one. */
+static cddp_status rank_2_died(void *arg, const int *of_job, int n, struct cdi_error *err)
+{
+    (void)arg;
+    return n == 3 && of_job[2] == 9 ? cdi_fail_by(err, 9, CDDP_E_PEER, "rank 2 is no more") : CDDP_E_INVALID;
+}
+
+static int makes_a_part(struct rank *r)
+{
+    static const int ranks[] = {7, 8, 9};
+
+    r->world.ranks = ranks;
+    r->world.join_timeout_ms = 100000;
+    r->world.watch = (struct cdi_watch){.fn = rank_2_died};
+    if (r->rank == 2)
+        return 0;
+    if (r->rank == 1) /* it comes to a first rank that has not failed yet, or looks by itself */
+        (void)usleep(10000);
+    RANK_CHECK(rank_open(r) == CDDP_E_PEER);
+    RANK_CHECK(r->err.blamed == 10 && strcmp(r->err.msg, "rank 2 is no more") == 0);
+    return 0;
+}
+
+Test(cpu, a_member_that_is_known_to_be_dead_is_not_waited_for)
+{
+    cr_assert_eq(ranks_fork(3, 20, makes_a_part, NULL, NULL), 0);
 }
 
 static int small_memory(struct rank *r)

@@ -438,6 +438,63 @@ Test(parts, a_member_that_does_not_come_is_named_and_told)
     cr_assert_eq(everywhere(4, comes_late), 0);
 }
 
+/* Rank 2 is gone without a word, before the others wait for it, or while they do. */
+static int dies(int rank)
+{
+    static const int all[] = {1, 2, 0}, pair[] = {1, 0};
+    const cddp_split_options named = {.size = sizeof named, .name = "part"};
+    cddp_error_info info = {.size = sizeof info};
+    cddp_comm *comm, *part, *group = NULL;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_comm_split(&part, comm, 0, 0, &named) == CDDP_OK && cddp_barrier(comm) == CDDP_OK);
+    if (rank == 2) {
+        (void)usleep(300000);
+        _exit(0);
+    }
+    for (int again = 0; again < 2; again++) {
+        CHECK(cddp_comm_create_group(&group, again ? part : comm, all, 3, 5, NULL) == CDDP_E_PEER && group == NULL);
+        CHECK(strstr(cddp_last_error(), "rank 2 (pid ") != NULL && strstr(cddp_last_error(), "died") != NULL);
+        cddp_last_error_info(&info);
+        CHECK(info.rank == 2);
+    }
+    CHECK(works(comm, pair, 2, 6) == 0); /* it is no member here */
+    (void)cddp_finalize(part);
+    (void)cddp_finalize(comm);
+    return 0;
+}
+
+Test(parts, a_member_that_died_is_not_waited_for)
+{
+    cr_assert_eq(run_world(3, dies), 0);
+}
+
+static int aborts(int rank)
+{
+    static const int all[] = {0, 1, 2};
+    cddp_error_info info = {.size = sizeof info};
+    cddp_comm *comm, *group = NULL;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK && cddp_barrier(comm) == CDDP_OK);
+    if (rank == 2) {
+        (void)usleep(300000);
+        cddp_abort(comm, "enough");
+    } else {
+        CHECK(cddp_comm_create_group(&group, comm, all, 3, 5, NULL) == CDDP_E_ABORTED && group == NULL);
+        CHECK(strstr(cddp_last_error(), "rank 2 aborted the job: enough") != NULL);
+        cddp_last_error_info(&info);
+        CHECK(info.rank == 2);
+    }
+    CHECK(cddp_comm_error(comm, NULL) == CDDP_E_ABORTED);
+    (void)cddp_finalize(comm);
+    return 0;
+}
+
+Test(parts, an_abort_ends_the_wait_for_members)
+{
+    cr_assert_eq(everywhere(3, aborts), 0);
+}
+
 Test(parts, a_list_that_is_none_is_refused_at_once)
 {
     static const int here[] = {0}, out_of_range[] = {0, 1}, twice[] = {0, 0};

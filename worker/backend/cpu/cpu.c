@@ -143,6 +143,7 @@ static cddp_status connect_all(struct cdi_backend *b, struct cdi_flight *record,
         st = connect_nodes(b, &why);
     if (st != CDDP_OK && world->n_nodes > 1)
         cdi_tcp_tell_broken(&b->named, &why);
+    b->world.watch = (struct cdi_watch){.fn = NULL};
     if (st == CDDP_OK) {
         st = cdi_queue_create(&b->queue, run_work, b, record, b->team.wait.spins_thread, err);
         if (st == CDDP_OK)
@@ -555,6 +556,11 @@ static cddp_status cpu_peek(struct cdi_backend *b, struct cdi_error *err)
     return cdi_wait_peek(&b->team.wait, err);
 }
 
+static cddp_status cpu_lost(struct cdi_backend *b, const int *of_job, int n, struct cdi_error *err)
+{
+    return b->team.shm != NULL ? cdi_wait_lost(&b->team.wait, of_job, n, err) : CDDP_OK;
+}
+
 static bool cpu_is_aborted(struct cdi_backend *b)
 {
     return b->team.shm != NULL && cdi_shm_aborted(b->team.shm, NULL) != CDDP_OK;
@@ -584,6 +590,7 @@ const struct cdi_backend_ops cdi_cpu_backend = {
     .describe = cpu_describe,
     .health = cpu_health,
     .peek = cpu_peek,
+    .lost = cpu_lost,
     .abort = cpu_abort,
     .is_aborted = cpu_is_aborted,
     .pack = cdi_element_pack,

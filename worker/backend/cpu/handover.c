@@ -29,6 +29,8 @@
                              */
 #define CAUSE_NAME "broken" /* the same: why it failed, for those whose connection just ends */
 #define SLICE_MS 20
+#define SLACK_MS 1000
+#define ASK_MS 200 /* between two looks at the members of a part while the first one's socket is not there */
 
 struct message {
     uint32_t magic;
@@ -42,13 +44,16 @@ struct message {
 struct patience {
     int64_t deadline_ms;
     const struct cdi_flight *flight;
-    const struct cdi_wait *wait; /* NULL before there is a segment */
+    const struct cdi_wait *wait;    /* NULL before there is a segment */
+    const struct cdi_world *making; /* then: whose segment it is */
 };
 
 static cddp_status look(const struct patience *p, struct cdi_error *err)
 {
     cddp_status st = p->wait != NULL ? cdi_wait_check(p->wait, err) : cdi_flight_check(p->flight, err);
 
+    if (st == CDDP_OK && p->making != NULL)
+        st = cdi_world_watch(p->making, err);
     if (st == CDDP_OK && cdi_now_ms() >= p->deadline_ms)
         return cdi_fail(err, CDDP_E_TIMEOUT, "timed out");
     return st;
@@ -275,12 +280,13 @@ static cddp_status accept_all(struct cdi_shm *s, int listener, int memfd, const 
                               const struct cdi_meet *meet, const struct patience *p, struct cdi_error *err)
 {
     for (int n = 1; n < s->size;) {
-        struct patience slice = {.deadline_ms = cdi_now_ms() + 5 * SLICE_MS, .flight = p->flight};
+        struct patience slice = *p;
         const struct names names = names_of(world);
         char cause[CDI_SHM_TEXT];
         cddp_status st;
         int sock;
 
+        slice.deadline_ms = cdi_now_ms() + 5 * SLICE_MS;
         if (slice.deadline_ms > p->deadline_ms)
             slice.deadline_ms = p->deadline_ms;
         st = wait_fd(listener, POLLIN, &slice, err);
@@ -307,19 +313,24 @@ static cddp_status accept_all(struct cdi_shm *s, int listener, int memfd, const 
 }
 
 /* Collect "mapped" from all, and tell all whether everybody could. */
-static cddp_status agree(struct cdi_shm *s, const struct patience *p, struct cdi_error *err)
+static cddp_status agree(struct cdi_shm *s, const struct cdi_world *world, const struct patience *p,
+                         struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
 
     for (int r = 1; r < s->size && st == CDDP_OK; r++) {
+        int of_job = cdi_rank_of_job(world, s->first + r);
         struct message m;
         struct cdi_error why;
 
         st = take(s->socks[r], &m, NULL, p, &why);
-        if (st != CDDP_OK)
-            (void)cdi_fail(err, st, "rank %d went away while memory was shared: %.800s", s->first + r, why.msg);
+        if (st != CDDP_OK && why.blamed > 0) /* what else has ended the wait */
+            *err = why;
+        else if (st != CDDP_OK)
+            (void)cdi_fail_by(err, of_job, st, "rank %d went away while memory was shared: %.800s", s->first + r,
+                              why.msg);
         else if (m.status != CDDP_OK)
-            st = cdi_fail(err, (cddp_status)m.status, "rank %d: %s", s->first + r, m.text);
+            st = cdi_fail_by(err, of_job, (cddp_status)m.status, "rank %d: %s", s->first + r, m.text);
     }
     return st;
 }
@@ -361,7 +372,7 @@ static cddp_status lead(struct cdi_shm *s, const struct cdi_world *world, const 
         return st;
     st = accept_all(s, listener, s->life, world, meet, p, err);
     if (st == CDDP_OK)
-        st = agree(s, p, err);
+        st = agree(s, world, p, err);
     tell_all(s, p, st, err);
     if (st != CDDP_OK)
         tell_cause(meet, names.cause, err);
@@ -436,12 +447,34 @@ static cddp_status follow_over(struct cdi_shm *s, const struct patience *p, stru
     return st;
 }
 
+/* Where the first rank's socket is. A part's members are looked after meanwhile. */
+static cddp_status find_socket(const struct cdi_meet *meet, const char *name, char *where, size_t cap,
+                               const struct patience *p, struct cdi_error *err)
+{
+    for (;;) {
+        int64_t left = p->deadline_ms - cdi_now_ms();
+        cddp_status st;
+
+        if (left < 1)
+            left = 1;
+        if (left > ASK_MS && p->making->watch.fn != NULL)
+            left = ASK_MS;
+        st = meet->get(meet->arg, name, where, cap, left, err);
+        if (st == CDDP_E_TIMEOUT)
+            st = look(p, err);
+        else
+            return st;
+        if (st != CDDP_OK)
+            return st;
+    }
+}
+
 static cddp_status follow(struct cdi_shm *s, const struct cdi_world *world, const struct cdi_meet *meet,
                           const struct patience *p, struct cdi_error *err)
 {
     const struct names names = names_of(world);
     char where[CDI_SHM_TEXT], text[CDI_SHM_TEXT];
-    cddp_status st = meet->get(meet->arg, names.socket, where, sizeof where, world->join_timeout_ms, err);
+    cddp_status st = find_socket(meet, names.socket, where, sizeof where, p, err);
 
     if (st == CDDP_E_TIMEOUT)
         return cdi_fail_by(err, cdi_rank_of_job(world, s->first), st,
@@ -458,7 +491,11 @@ static cddp_status follow(struct cdi_shm *s, const struct cdi_world *world, cons
         return st;
     }
     st = follow_over(s, p, err);
-    if (st == CDDP_E_PEER && meet->get(meet->arg, names.cause, text, sizeof text, 1000, NULL) == CDDP_OK)
+    if (st == CDDP_E_PEER && err->blamed > 0) /* the agent, or the whole of this part, knows who died */
+        return st;
+    /* The first rank knows who did not come, and may have begun to wait a moment later. */
+    if ((st == CDDP_E_PEER || st == CDDP_E_TIMEOUT) &&
+        meet->get(meet->arg, names.cause, text, sizeof text, 1000, NULL) == CDDP_OK)
         return cdi_meet_cause(text, err);
     if (st == CDDP_E_PEER)
         return cdi_fail_by(err, cdi_rank_of_job(world, s->first), st, "rank %d died while memory was shared", s->first);
@@ -471,8 +508,8 @@ static cddp_status follow(struct cdi_shm *s, const struct cdi_world *world, cons
 cddp_status cdi_handover_control(struct cdi_shm **out, const struct cdi_world *world, const struct cdi_meet *meet,
                                  const struct cdi_mapper *m, struct cdi_error *err)
 {
-    const struct patience p = {.deadline_ms = cdi_deadline_ms(cdi_now_ms(), world->join_timeout_ms),
-                               .flight = world->flight};
+    const struct patience p = {
+        .deadline_ms = cdi_deadline_ms(cdi_now_ms(), world->join_timeout_ms), .flight = world->flight, .making = world};
     struct cdi_error local = {.status = CDDP_OK};
     struct cdi_shm *s;
     cddp_status st;
@@ -508,11 +545,43 @@ static cddp_status map_part(struct cdi_shm *s, int rank, const struct message *m
     return CDDP_OK;
 }
 
+/* Between two ranks of a communicator that is there: whose connection it was, for the sentence. */
+static cddp_status name_peer(const struct patience *p, int rank, cddp_status st, struct cdi_error *err)
+{
+    const struct cdi_wait *w = p->wait;
+
+    if (err->blamed > 0) /* an abort, or the agent, names who it was */
+        return st;
+    if (st == CDDP_E_PEER)
+        return cdi_wait_gone(w, rank, err);
+    rank += w->shm->first;
+    if (st == CDDP_E_TIMEOUT)
+        return cdi_fail_by(err, cdi_wait_rank_of_job(w, rank), st, "rank %d did not come within %.4g s", rank,
+                           (double)w->timeout_ms / 1000);
+    return st;
+}
+
+static cddp_status give_to(struct cdi_shm *s, int rank, const struct message *m, int fd, const struct patience *p,
+                           struct cdi_error *err)
+{
+    cddp_status st = give(s->socks[rank], m, fd, p, err);
+
+    return st == CDDP_OK ? st : name_peer(p, rank, st, err);
+}
+
+static cddp_status take_from(struct cdi_shm *s, int rank, struct message *m, int *fd, const struct patience *p,
+                             struct cdi_error *err)
+{
+    cddp_status st = take(s->socks[rank], m, fd, p, err);
+
+    return st == CDDP_OK ? st : name_peer(p, rank, st, err);
+}
+
 /* Rank 0: get r's message (its own is there already) and hand it to all but r. */
 static cddp_status relay(struct cdi_shm *s, int r, struct message *m, int *fd, const struct patience *p,
                          struct cdi_error *err)
 {
-    cddp_status st = r == 0 ? CDDP_OK : take(s->socks[r], m, fd, p, err);
+    cddp_status st = r == 0 ? CDDP_OK : take_from(s, r, m, fd, p, err);
 
     if (st == CDDP_OK && m->status == CDDP_OK && *fd < 0) {
         m->status = CDDP_E_SYSTEM;
@@ -521,15 +590,17 @@ static cddp_status relay(struct cdi_shm *s, int r, struct message *m, int *fd, c
     }
     for (int to = 1; to < s->size && st == CDDP_OK; to++)
         if (to != r)
-            st = give(s->socks[to], m, *fd, p, err);
+            st = give_to(s, to, m, *fd, p, err);
     return st;
 }
 
 cddp_status cdi_handover_parts(struct cdi_wait *w, size_t bytes, void **part, bool *broken, struct cdi_error *err)
 {
     struct cdi_shm *s = w->shm;
+    /* Rank 0 knows who keeps all waiting: the others leave it the time to say so. */
+    int64_t patience_ms = w->timeout_ms + (s->rank == 0 ? 0 : SLACK_MS);
     const struct patience p = {
-        .deadline_ms = cdi_deadline_ms(cdi_now_ms(), w->timeout_ms), .flight = w->flight, .wait = w};
+        .deadline_ms = cdi_deadline_ms(cdi_now_ms(), patience_ms), .flight = w->flight, .wait = w};
     CDI_AUTOCLOSE int own = -1;
     cddp_status outcome = cdi_shm_memfd("cddp-region", bytes, &own, err), io = CDDP_OK;
     struct message mine;
@@ -540,7 +611,7 @@ cddp_status cdi_handover_parts(struct cdi_wait *w, size_t bytes, void **part, bo
     mine.bytes = bytes;
     memset(part, 0, (size_t)s->size * sizeof *part);
     if (s->rank != 0)
-        io = give(s->socks[0], &mine, own, &p, err);
+        io = give_to(s, 0, &mine, own, &p, err);
     for (int r = 0; r < s->size && io == CDDP_OK; r++) {
         CDI_AUTOCLOSE int fd = r == s->rank ? cdi_steal_fd(&own) : -1;
         struct message m = mine;
@@ -550,7 +621,7 @@ cddp_status cdi_handover_parts(struct cdi_wait *w, size_t bytes, void **part, bo
         if (s->rank == 0)
             io = relay(s, r, &m, &fd, &p, err);
         else if (r != s->rank)
-            io = take(s->socks[0], &m, &fd, &p, err);
+            io = take_from(s, 0, &m, &fd, &p, err);
         st = io != CDDP_OK ? io : map_part(s, r, &m, fd, bytes, &part[r], &why);
         if (io == CDDP_OK && st != CDDP_OK && outcome == CDDP_OK)
             outcome = cdi_fail_since(err, &why, "%.900s", why.msg);

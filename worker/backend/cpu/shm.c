@@ -265,7 +265,7 @@ void cdi_shm_hold(struct cdi_shm *s, int fd)
 }
 
 /* Ranks that may be threads of this process (tests) pass for alive: a process does not see its own locks. */
-static bool has_died(const struct cdi_shm *s, int rank)
+bool cdi_shm_has_died(const struct cdi_shm *s, int rank)
 {
     struct flock theirs = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = rank, .l_len = 1};
     const struct cdi_shm_rank *r = &s->ranks[rank];
@@ -396,7 +396,7 @@ _Atomic uint32_t *cdi_shm_abort_word(const struct cdi_shm *s)
 int cdi_shm_died(const struct cdi_shm *s)
 {
     for (int r = 0; r < s->size; r++)
-        if (has_died(s, r))
+        if (cdi_shm_has_died(s, r))
             return r;
     return -1;
 }

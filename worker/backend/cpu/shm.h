@@ -197,6 +197,8 @@ static inline bool cdi_shm_left(const struct cdi_shm *s, int rank)
 int cdi_shm_usable_cpus(const struct cdi_shm *s);
 /* Are all ranks in one group of the scheduler, so that sched_yield lets another one run? */
 bool cdi_shm_can_yield(const struct cdi_shm *s);
+/* Is this peer's lock free, without a goodbye? Any thread. */
+bool cdi_shm_has_died(const struct cdi_shm *s, int rank);
 /* A peer whose lock is free, without a goodbye; or -1. Any thread. */
 int cdi_shm_died(const struct cdi_shm *s);
 /* A peer that died: its socket hung up, or its lock is free, without a goodbye. Or -1. One thread at a time. */

@@ -85,6 +85,7 @@ struct cdi_tcp {
     int *first;                                       /* by node: its first rank; first[n_nodes] is size */
     uint8_t token[CDI_TCP_TOKEN];
     struct cdi_wait *wait;
+    const struct cdi_world *making; /* until the links are there */
     struct cdi_bell bell;
     struct cdi_ear ear;
     struct pollfd *polled; /* scratch: two links, the bell, the node's other ranks */

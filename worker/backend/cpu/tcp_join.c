@@ -41,6 +41,8 @@ static cddp_status look(const struct cdi_tcp *tcp, struct cdi_error *err)
     char text[CDI_SHM_TEXT];
     cddp_status st = cdi_wait_check(tcp->wait, err);
 
+    if (st == CDDP_OK && tcp->making != NULL)
+        st = cdi_world_watch(tcp->making, err);
     if (st != CDDP_OK || tcp->meet.get(tcp->meet.arg, BROKEN, text, sizeof text, 0, NULL) != CDDP_OK)
         return st;
     return cdi_meet_cause(text, err);
@@ -509,6 +511,7 @@ cddp_status cdi_tcp_create(struct cdi_tcp **out, const struct cdi_world *world, 
 
     if (tcp == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", world->size);
+    tcp->making = world;
     cdi_heir_begin(tcp);
     cdi_bell_start(&tcp->bell, wait);
     cdi_ear_start(tcp);
@@ -517,6 +520,7 @@ cddp_status cdi_tcp_create(struct cdi_tcp **out, const struct cdi_world *world, 
         st = cdi_door_open(tcp, reached, err);
     if (st == CDDP_OK)
         st = make_links(tcp, world->local_rank, deadline_ms, err);
+    tcp->making = NULL;
     if (st != CDDP_OK) {
         cdi_tcp_destroy(tcp);
         return st;

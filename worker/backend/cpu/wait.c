@@ -145,10 +145,30 @@ static cddp_status died(const struct cdi_wait *w, int rank, struct cdi_error *er
     return cdi_wait_died(w, w->shm->first + rank, pid, err);
 }
 
+static cddp_status say_died(const struct cdi_wait *w, int rank, struct cdi_error *err)
+{
+    char pid[32];
+
+    say_pid(w, rank, pid, sizeof pid);
+    rank += w->shm->first;
+    return cdi_fail_by(err, cdi_wait_rank_of_job(w, rank), CDDP_E_PEER, DIED, rank, pid);
+}
+
+cddp_status cdi_wait_gone(const struct cdi_wait *w, int rank, struct cdi_error *err)
+{
+    cddp_status st = cdi_wait_check(w, err);
+
+    if (st != CDDP_OK)
+        return st;
+    if (!cdi_shm_left(w->shm, rank))
+        return died(w, rank, err);
+    rank += w->shm->first;
+    return cdi_fail_by(err, cdi_wait_rank_of_job(w, rank), CDDP_E_PEER, "rank %d " CDI_HAS_LEFT, rank);
+}
+
 cddp_status cdi_wait_peek(const struct cdi_wait *w, struct cdi_error *err)
 {
     cddp_status st = cdi_flight_check(w->flight, err);
-    char pid[32];
     int gone;
 
     if (st == CDDP_OK)
@@ -156,11 +176,16 @@ cddp_status cdi_wait_peek(const struct cdi_wait *w, struct cdi_error *err)
     if (st != CDDP_OK)
         return st;
     gone = cdi_shm_died(w->shm);
-    if (gone < 0)
-        return CDDP_OK;
-    say_pid(w, gone, pid, sizeof pid);
-    return cdi_fail_by(err, cdi_wait_rank_of_job(w, w->shm->first + gone), CDDP_E_PEER, DIED, w->shm->first + gone,
-                       pid);
+    return gone < 0 ? CDDP_OK : say_died(w, gone, err);
+}
+
+cddp_status cdi_wait_lost(const struct cdi_wait *w, const int *of_job, int n, struct cdi_error *err)
+{
+    for (int i = 0; i < n; i++)
+        for (int r = 0; r < w->shm->size; r++)
+            if (cdi_wait_rank_of_job(w, w->shm->first + r) == of_job[i] && cdi_shm_has_died(w->shm, r))
+                return say_died(w, r, err);
+    return CDDP_OK;
 }
 
 int cdi_wait_hung_up(struct cdi_wait *w, struct cdi_error *err)
@@ -361,8 +386,7 @@ static cddp_status look_around(struct cdi_wait *w, struct waiting *g, struct cdi
     if (st != CDDP_OK)
         return st;
     if (cdi_shm_left(w->shm, g->rank) && !cdi_counter_reached(g->c, g->step))
-        return cdi_fail_by(err, cdi_wait_rank_of_job(w, w->shm->first + g->rank), CDDP_E_PEER, "rank %d " CDI_HAS_LEFT,
-                           w->shm->first + g->rank);
+        return cdi_wait_gone(w, g->rank, err);
     if (now >= g->look_at_ms) {
         gone = cdi_shm_hung_up(w->shm);
         g->look_at_ms = now + SLICE_MS;

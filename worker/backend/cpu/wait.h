@@ -36,6 +36,9 @@ cddp_status cdi_wait_check(const struct cdi_wait *w, struct cdi_error *err);
 /* The same without a wait, and ranks of this node that died or left are found as well. Any thread. */
 cddp_status cdi_wait_peek(const struct cdi_wait *w, struct cdi_error *err);
 
+/* Has one of these n ranks of the job, if it is of this node, died? CDDP_OK or CDDP_E_PEER. Any thread. */
+cddp_status cdi_wait_lost(const struct cdi_wait *w, const int *of_job, int n, struct cdi_error *err);
+
 /*
  * Block until every rank has posted `step`. `mine` was just set to it: who sleeps on it is woken here, a microsecond
  * later, since that takes longer than the whole wait where all spin. `what` (called only on failure) writes the
@@ -71,6 +74,9 @@ uint32_t cdi_wait_moved(const struct cdi_wait *w);
 
 /* Rank (in the world) has died; err says so, or what the agent says of it, which comes a moment later. */
 cddp_status cdi_wait_died(const struct cdi_wait *w, int rank, const char *how, struct cdi_error *err);
+
+/* The same of local rank `rank`, which may also have left the job, or have given up for a reason that it has told. */
+cddp_status cdi_wait_gone(const struct cdi_wait *w, int rank, struct cdi_error *err);
 
 /* The local rank that hung up without a goodbye, or -1; then err is as from cdi_wait_died. */
 int cdi_wait_hung_up(struct cdi_wait *w, struct cdi_error *err);
