@@ -1527,11 +1527,13 @@ static cddp_status read_split(struct cdi_split *how, bool *on_cpu, cddp_split_op
     return CDDP_OK;
 }
 
-/* What a part that could not be made leaves behind. */
+/* What a part that could not be made leaves behind. Peers that have made it hear that this rank has left. */
 static void forget_part(struct cddp_comm *part)
 {
     if (part == NULL)
         return;
+    if (part->backend != NULL)
+        part->ops->destroy(part->backend);
     cdi_flight_release(part->record);
     free(part->ranks);
 }

@@ -134,6 +134,8 @@ static cddp_status connect_all(struct cdi_backend *b, struct cdi_flight *record,
     struct cdi_error why;
     cddp_status st = cdi_team_init(&b->team, &why);
 
+    if (st != CDDP_OK)
+        cdi_handover_refuse(world, &b->named, &why);
     if (st == CDDP_OK && world->size > 1)
         st = cdi_handover_control(&b->team.shm, world, &b->named, &b->mapper, &why);
     if (st == CDDP_OK && world->size > 1)
@@ -155,14 +157,9 @@ static cddp_status connect_all(struct cdi_backend *b, struct cdi_flight *record,
     return st;
 }
 
-static struct cdi_backend *new_backend(const struct cdi_world *world, const struct cdi_meet *meet,
-                                       const struct cdi_mapper *mapper, const struct cdi_address *reached,
-                                       const char *prefix)
+static void fill_in(struct cdi_backend *b, const struct cdi_world *world, const struct cdi_meet *meet,
+                    const struct cdi_mapper *mapper, const struct cdi_address *reached, const char *prefix)
 {
-    struct cdi_backend *b = calloc(1, sizeof *b);
-
-    if (b == NULL)
-        return NULL;
     b->world = *world;
     b->meet = *meet;
     b->named = (struct cdi_meet){.set = prefix_set, .get = prefix_get, .arg = b};
@@ -173,17 +170,19 @@ static struct cdi_backend *new_backend(const struct cdi_world *world, const stru
         b->reached = *reached;
     b->team.rank = world->rank;
     b->team.size = world->size;
-    return b;
 }
 
 cddp_status cdi_cpu_create_at(struct cdi_backend **out, const struct cdi_world *world, const struct cdi_meet *meet,
                               const struct cdi_mapper *mapper, const struct cdi_address *reached, struct cdi_error *err)
 {
-    struct cdi_backend *b = new_backend(world, meet, mapper, reached, "");
+    struct cdi_backend *b = calloc(1, sizeof *b);
     cddp_status st;
 
-    if (b == NULL)
+    if (b == NULL) {
+        cdi_handover_refuse(world, meet, &(struct cdi_error){.status = CDDP_E_NOMEM, .msg = "out of memory"});
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    }
+    fill_in(b, world, meet, mapper, reached, "");
     st = connect_all(b, cdi_world_record(world), err);
     if (st != CDDP_OK) {
         cpu_destroy(b);
@@ -360,23 +359,22 @@ static bool comes_before(const struct choice *all, int a, int b)
     return all[a].key != all[b].key ? all[a].key < all[b].key : a < b;
 }
 
-/* The members in their new order; *n of them. NULL: out of memory. */
-static int *members_of(const struct choice *all, int size, int32_t color, int *n)
+/* The members in their new order; how many. */
+static int find_members(const struct choice *all, int size, int32_t color, int *who)
 {
-    int *who = malloc((size_t)size * sizeof *who);
+    int n = 0;
 
-    *n = 0;
-    for (int r = 0; r < size && who != NULL; r++) {
-        int at = *n;
+    for (int r = 0; r < size; r++) {
+        int at = n;
 
         if (all[r].color != color)
             continue;
         for (; at > 0 && comes_before(all, r, who[at - 1]); at--)
             who[at] = who[at - 1];
         who[at] = r;
-        (*n)++;
+        n++;
     }
-    return who;
+    return n;
 }
 
 static int node_of(const struct cdi_backend *b, int rank)
@@ -411,36 +409,37 @@ static struct cdi_world world_of_part(const struct cdi_backend *b, const int *wh
     return w;
 }
 
-static cddp_status create_part(struct cdi_backend *b, const struct choice *all, const struct cdi_split *how,
-                               uint32_t number, struct cdi_backend **out, struct cdi_error *err)
+/* part: empty, but with room for its ranks and with its record. */
+static cddp_status connect_part(struct cdi_backend *part, const struct cdi_backend *b, const struct choice *all,
+                                const struct cdi_split *how, uint32_t number, struct cdi_error *err)
 {
-    int32_t color = how->color;
     char prefix[PREFIX_MAX];
-    struct cdi_backend *part = NULL;
     struct cdi_world world;
-    int n, *who;
+    int n;
+
+    if (snprintf(prefix, sizeof prefix, "%s%" PRIu32 ".%d/", b->prefix, number, (int)how->color) >= (int)sizeof prefix)
+        return cdi_fail(err, CDDP_E_LIMIT, "communicators were split too often, one from another");
+    n = find_members(all, b->team.size, how->color, part->ranks);
+    world = world_of_part(b, part->ranks, n);
+    for (int i = 0; i < n; i++)
+        part->ranks[i] = cdi_rank_of_job(&b->world, part->ranks[i]);
+    world.ranks = part->ranks;
+    cdi_split_adopt(&world, how);
+    fill_in(part, &world, &b->meet, &b->mapper, &b->reached, prefix);
+    return connect_all(part, part->own_flight, err);
+}
+
+static cddp_status new_part(const struct cdi_backend *b, struct cdi_backend **out, struct cdi_error *err)
+{
+    struct cdi_backend *part = calloc(1, sizeof *part);
     cddp_status st;
 
-    if (snprintf(prefix, sizeof prefix, "%s%" PRIu32 ".%d/", b->prefix, number, (int)color) >= (int)sizeof prefix)
-        return cdi_fail(err, CDDP_E_LIMIT, "communicators were split too often, one from another");
-    who = members_of(all, b->team.size, color, &n);
-    if (who != NULL) {
-        world = world_of_part(b, who, n);
-        for (int i = 0; i < n; i++)
-            who[i] = cdi_rank_of_job(&b->world, who[i]);
-        world.ranks = who;
-        cdi_split_adopt(&world, how);
-        part = new_backend(&world, &b->meet, &b->mapper, &b->reached, prefix);
-    }
     if (part != NULL)
-        part->ranks = who;
+        part->ranks = calloc((size_t)b->team.size, sizeof *part->ranks);
+    if (part == NULL || part->ranks == NULL)
+        st = cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
     else
-        free(who);
-    if (part == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
-    st = cdi_flight_attach(&part->own_flight, NULL, err);
-    if (st == CDDP_OK)
-        st = connect_all(part, part->own_flight, err);
+        st = cdi_flight_attach(&part->own_flight, NULL, err);
     if (st != CDDP_OK) {
         cpu_destroy(part);
         return st;
@@ -449,7 +448,10 @@ static cddp_status create_part(struct cdi_backend *b, const struct choice *all, 
     return CDDP_OK;
 }
 
-/* The ranks of the job are found from the choices, which also a rank that fails here has. */
+/*
+ * All memory is there before the others are told: they would wait for this rank's part of the work. The ranks of the
+ * job are found from the choices, which also a rank that fails here has.
+ */
 static cddp_status cpu_split(struct cdi_backend *b, const struct cdi_split *how, struct cdi_backend **out,
                              struct cdi_error *err)
 {
@@ -464,18 +466,24 @@ static cddp_status cpu_split(struct cdi_backend *b, const struct cdi_split *how,
                                    .asked = CDI_ASKED_COMM_SPLIT,
                                    .lazy = true}};
     uint32_t number = atomic_fetch_add(&b->n_splits, 1);
+    struct cdi_backend *part = NULL;
     uint64_t ticket;
-    cddp_status st;
+    cddp_status st = CDDP_OK;
 
     if (all == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", b->team.size);
-    st = cdi_queue_enqueue(b->queue, &work, &ticket, err);
+    if (how->color >= 0)
+        st = new_part(b, &part, err);
+    if (st == CDDP_OK)
+        st = cdi_queue_enqueue(b->queue, &work, &ticket, err);
     if (st == CDDP_OK)
         st = cdi_queue_join(b->queue, ticket, err);
-    if (st == CDDP_OK && how->color >= 0)
-        st = create_part(b, all, how, number, out, err);
-    else if (st == CDDP_OK)
-        *out = NULL;
+    if (st == CDDP_OK && part != NULL)
+        st = connect_part(part, b, all, how, number, err);
+    if (st == CDDP_OK)
+        *out = part;
+    else
+        cpu_destroy(part);
     free(all);
     return st;
 }

@@ -505,6 +505,18 @@ static cddp_status follow(struct cdi_shm *s, const struct cdi_world *world, cons
     return st;
 }
 
+void cdi_handover_refuse(const struct cdi_world *world, const struct cdi_meet *meet, const struct cdi_error *why)
+{
+    const struct names names = names_of(world);
+    struct cdi_error told;
+
+    if (world->size == 1)
+        return;
+    (void)cdi_fail_by(&told, cdi_rank_of_job(world, world->rank), why->status, "rank %d: %.400s", world->rank,
+                      why->msg);
+    tell_cause(meet, world->local_rank == 0 ? names.socket : names.cause, &told);
+}
+
 cddp_status cdi_handover_control(struct cdi_shm **out, const struct cdi_world *world, const struct cdi_meet *meet,
                                  const struct cdi_mapper *m, struct cdi_error *err)
 {
@@ -517,8 +529,10 @@ cddp_status cdi_handover_control(struct cdi_shm **out, const struct cdi_world *w
     err = err != NULL ? err : &local;
     st = cdi_shm_create(&s, world->local_rank, world->local_size, world->rank - world->local_rank, world->n_nodes > 1,
                         m, err);
-    if (st != CDDP_OK)
+    if (st != CDDP_OK) {
+        cdi_handover_refuse(world, meet, err);
         return st;
+    }
     st = world->local_rank == 0 ? lead(s, world, meet, &p, err) : follow(s, world, meet, &p, err);
     if (st != CDDP_OK) {
         cdi_shm_destroy(s);

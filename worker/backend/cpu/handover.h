@@ -31,6 +31,9 @@ cddp_status cdi_meet_cause(const char *text, struct cdi_error *err);
 cddp_status cdi_handover_control(struct cdi_shm **out, const struct cdi_world *world, const struct cdi_meet *meet,
                                  const struct cdi_mapper *m, struct cdi_error *err);
 
+/* This rank cannot come to that: the ranks of its node need not wait for it. */
+void cdi_handover_refuse(const struct cdi_world *world, const struct cdi_meet *meet, const struct cdi_error *why);
+
 /*
  * Every rank of the node makes `bytes` bytes of memory and maps everybody's: part[r] is local rank r's. A collective of
  * the node, between two steps.
