@@ -1116,20 +1116,70 @@ static int dies_beside_a_bucket(struct rank *r)
     return 0;
 }
 
-static int stay_away(struct rank *r)
+/* A barrier without the last rank; before it rank 0 may send that one a message. */
+static int stay_away_after(struct rank *r, bool message)
 {
+    uint32_t x = 7;
     int late = r->size - 1;
     char want[64];
 
     (void)snprintf(want, sizeof want, "barrier: rank %d did not come within 2 s", late);
     r->world.timeout_ms = r->rank == late ? 60000 : 2000;
     RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (message && (r->rank == 0 || r->rank == late)) {
+        const struct cdi_op op = {.kind = r->rank == 0 ? CDI_SEND : CDI_RECV,
+                                  .in = &x,
+                                  .out = &x,
+                                  .count = 1,
+                                  .dtype = CDDP_UINT32,
+                                  .root = r->rank == 0 ? late : 0,
+                                  .bucket = -1};
+
+        RANK_CHECK(rank_do(r, &op) == CDDP_OK);
+        atomic_fetch_add(&r->board->flag[1], 1);
+    }
+    while (message && atomic_load(&r->board->flag[1]) < 2) /* the others' deadlines begin with theirs */
+        (void)usleep(1000);
     if (r->rank == late) /* comes only when the others have given up */
         while (atomic_load(&r->board->flag[0]) < r->size - 1)
             (void)usleep(1000);
     RANK_CHECK(rank_do(r, &barrier) == CDDP_E_TIMEOUT);
-    RANK_CHECK(strstr(r->err.msg, want) != NULL);
+    RANK_CHECK(strstr(r->err.msg, want) != NULL, "%s", r->err.msg);
+    RANK_CHECK(r->err.blamed == late + 1, "%d", r->err.blamed);
     atomic_fetch_add(&r->board->flag[0], 1);
+    return 0;
+}
+
+static int stay_away(struct rank *r)
+{
+    return stay_away_after(r, false);
+}
+
+static int stay_away_after_a_message(struct rank *r)
+{
+    return stay_away_after(r, true);
+}
+
+/* Rank 0 waits for a message of the last rank, which waits with all others in a barrier. Who speaks first is heard. */
+static int message_beside_a_barrier(struct rank *r)
+{
+    uint32_t x[4];
+    const struct cdi_op recv = {
+        .kind = CDI_RECV, .out = x, .count = 4, .dtype = CDDP_UINT32, .root = r->size - 1, .bucket = -1};
+    char last[64];
+
+    (void)snprintf(last, sizeof last, "rank %d did not come within 2 s", r->size - 1);
+    r->world.timeout_ms = 2000;
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    RANK_CHECK(rank_do(r, r->rank == 0 ? &recv : &barrier) == CDDP_E_TIMEOUT);
+    /* NCCL: "ranks 0, 1", where rank 1 was late in saying that it waits, too. */
+    RANK_CHECK(strstr(r->err.msg, last) != NULL || strstr(r->err.msg, "barrier: rank 0 did not come within") != NULL ||
+                   strstr(r->err.msg, "barrier: ranks 0, ") != NULL,
+               "%s", r->err.msg);
+    RANK_CHECK(r->err.blamed == 1 || r->err.blamed == r->size, "%d", r->err.blamed);
+    atomic_fetch_add(&r->board->flag[1], 1);
+    while (atomic_load(&r->board->flag[1]) < r->size)
+        (void)usleep(1000);
     return 0;
 }
 
@@ -1207,7 +1257,8 @@ const struct conformance_case conformance_cases[] = {
     {"ranks that gather to different roots are told both", group_differs, 2, -1, true},
     {"a message of a group of another length is told to both ranks", group_length_differs, 2, -1, true},
     {"other counts of an all_to_allv are told to both ranks", group_counts_differ, 2, -1, true},
-    {"a rank whose message is missed in a group is named at the deadline", group_stay_away, 2, -1, true},
+    {"a rank whose message is missed in a group is named at the deadline", group_stay_away, 2, -1},
+    {"whose messages of a group are missed is told at the deadline", group_half_stays_away, 3, -1},
     {"a death in the middle of a group is noticed and named", group_dies, 2, 1},
     {"an abort in the middle of a group reaches every rank", group_aborted, 2, -1},
     {"buckets of a region are reduced in place, several in flight", regions, 1, -1},
@@ -1228,6 +1279,8 @@ const struct conformance_case conformance_cases[] = {
     {"a death in the middle of moving data is noticed and named", dies_at_work, 2, 1},
     {"a death beside a bucket is noticed and named", dies_beside_a_bucket, 2, 1},
     {"a rank that never comes is named at the deadline", stay_away, 2, -1},
+    {"messages before a barrier do not blur who never comes to it", stay_away_after_a_message, 3, -1},
+    {"a message and a barrier that wait for each other name each other's rank", message_beside_a_barrier, 2, -1},
     {"a rank that has left is named as such", leave, 2, -1, true},
     {"an abort reaches every rank with its reason, and stays", stop_all, 2, -1},
     {"work that was not joined is abandoned", abandon, 2, -1},

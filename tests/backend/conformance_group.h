@@ -18,6 +18,7 @@ int group_asked_for(struct rank *r);
 int group_differs(struct rank *r);
 int group_length_differs(struct rank *r);
 int group_stay_away(struct rank *r);
+int group_half_stays_away(struct rank *r);
 int group_counts_differ(struct rank *r);
 int group_dies(struct rank *r); /* rank 1 */
 int group_aborted(struct rank *r);

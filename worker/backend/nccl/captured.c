@@ -562,7 +562,7 @@ void cdi_captured_current(struct cdi_backend *b, struct cdi_glance *out)
     g = b->captured.standing;
     if (g != NULL) {
         out->since_ms = g->begun_ms;
-        out->ticket = REPLAYS + b->captured.begun;
+        out->ticket = out->number = REPLAYS + b->captured.begun;
         cdi_op_text(&g->op, out->op, sizeof out->op);
         used = strlen(out->op);
         (void)snprintf(out->op + used, sizeof out->op - used, ", replay %u of its graph", g->begun);

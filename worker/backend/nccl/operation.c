@@ -7,6 +7,7 @@
 #include "worker/dtype.h"
 #include "worker/op_text.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* The sentence names the operation; the communicator is broken. */
@@ -142,6 +143,24 @@ bool cdi_gpu_is_done(struct cdi_backend *b, uint64_t ticket)
     return is;
 }
 
+static size_t n_parts(const struct cdi_slot *s)
+{
+    return s->several != NULL ? s->several->n : 1;
+}
+
+/* "recv of 4 float32 from rank 1 and 2 more": messages of a group are not all like the first one. */
+static void glance_at_slot(const struct cdi_slot *s, uint64_t ticket, struct cdi_glance *out)
+{
+    size_t used;
+
+    out->ticket = ticket;
+    out->number = s->number;
+    cdi_op_text(&s->one.op, out->op, sizeof out->op);
+    used = strlen(out->op);
+    if (s->number == 0 && n_parts(s) > 1)
+        (void)snprintf(out->op + used, sizeof out->op - used, " and %zu more", n_parts(s) - 1);
+}
+
 void cdi_gpu_current(struct cdi_backend *b, struct cdi_glance *out)
 {
     const struct cdi_slot *s;
@@ -152,10 +171,29 @@ void cdi_gpu_current(struct cdi_backend *b, struct cdi_glance *out)
     if (s != NULL) {
         bool begun = s->started_ms == 0 && b->done == b->issued && b->begun > b->issued;
 
+        glance_at_slot(s, b->done + 1, out);
         out->since_ms = begun ? b->begun_ms : s->started_ms;
-        out->ticket = b->done + 1;
-        cdi_op_text(&s->one.op, out->op, sizeof out->op);
     }
+    (void)pthread_mutex_unlock(&b->page);
+}
+
+/* With `page`. */
+static bool has_peer(const struct cdi_slot *s, int rank)
+{
+    if (s->several == NULL)
+        return s->one.op.root == rank;
+    for (size_t i = 0; i < s->several->n; i++)
+        if (s->several->ops[i]->root == rank)
+            return true;
+    return false;
+}
+
+void cdi_gpu_peers(struct cdi_backend *b, uint64_t ticket, struct cdi_rank_list *peers)
+{
+    (void)pthread_mutex_lock(&b->page);
+    for (int r = 0; r < b->world.size && ticket > b->done && ticket <= b->given; r++)
+        if (r != b->world.rank && has_peer(cdi_slot_of(b, ticket), r))
+            cdi_rank_list_add(peers, r);
     (void)pthread_mutex_unlock(&b->page);
 }
 
@@ -487,10 +525,10 @@ cddp_status cdi_gpu_settle(struct cdi_backend *b, ncclResult_t r, struct cdi_err
     /* Our own deadline, not a timeout that NCCL or a peer has told: it waits for a rank, but for which? */
     if (st == CDDP_E_TIMEOUT && !atomic_load(&b->failed) &&
         cdi_now_ms() >= cdi_deadline_ms(b->begun_ms, b->world.timeout_ms)) {
-        char text[CDI_OP_TEXT];
+        struct cdi_glance g = {.ticket = 0};
 
-        cdi_op_text(&cdi_slot_of(b, first)->one.op, text, sizeof text);
-        cdi_gpu_too_late(b, text, first);
+        glance_at_slot(cdi_slot_of(b, first), first, &g);
+        cdi_gpu_too_late(b, &g);
         return cdi_gpu_health_now(b, err);
     }
     if (st == CDDP_OK)
@@ -559,12 +597,19 @@ cddp_status cdi_gpu_flush(struct cdi_backend *b, struct cdi_error *err)
     return st == CDDP_OK ? cdi_gpu_settle(b, ncclInProgress, err) : st;
 }
 
+/* What the program sends and receives; not what a collective is made of. */
+static bool is_message(const struct cdi_op *op)
+{
+    return (op->kind == CDI_SEND || op->kind == CDI_RECV) && !cdi_asked_is_coll(op->asked);
+}
+
 /* With the lock: the slot is the next ticket's, from now on. */
 static void give_ticket(struct cdi_backend *b, struct cdi_slot *s, enum cdi_flight_op what)
 {
     const struct cdi_op *op = &s->one.op;
 
     s->started_ms = 0;
+    s->number = is_message(op) ? 0 : ++b->n_collectives;
     (void)pthread_mutex_lock(&b->page);
     s->flight_seq = cdi_host->flight_enqueue(b->record, what, (uint32_t)op->dtype, op->count, op->bucket);
     b->given++;

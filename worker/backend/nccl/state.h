@@ -76,6 +76,7 @@ struct cdi_slot {
     CUevent done;  /* behind them, for streams that wait: of the last one; stays with the slot */
     bool marked;   /* of the last one: done is behind them. Else all of them are op.unmarked */
     uint64_t flight_seq;
+    uint64_t number;    /* among those that every rank calls; 0: messages, of which ranks have more or fewer */
     int64_t started_ms; /* 0: not seen to have started */
     bool issued;
 };
@@ -88,6 +89,14 @@ struct cdi_words {
 };
 
 enum cdi_arena_kind { CDI_ARENA_NONE, CDI_ARENA_PLAIN, CDI_ARENA_REGISTERED, CDI_ARENA_WINDOW };
+
+/* An operation, for sentences ("": none), and since when it runs (0: it has not started). */
+struct cdi_glance {
+    char op[CDI_OP_TEXT];
+    int64_t since_ms;
+    uint64_t ticket;
+    uint64_t number; /* the same on every rank; 0: messages */
+};
 
 struct cdi_gpu_region {
     struct cdi_region base; /* first: what the table gives is its address */
@@ -145,6 +154,7 @@ struct cdi_backend {
     struct cdi_slot *ring;
     size_t ring_size;
     uint64_t given, begun, issued, done; /* tickets: all up to it */
+    uint64_t n_collectives;              /* of those given */
     int64_t begun_ms;                    /* when those from issued on were begun */
     size_t pending_bytes;
     struct cdi_words *words;
@@ -171,9 +181,10 @@ struct cdi_backend {
     bool abandoned;                                /* something still does, in a call of NCCL's that cannot be ended */
     bool held;                                     /* the program's graphs may hold up the abort: nobody waits for it */
     bool complete, told;                           /* after a failure: the sentence; the peers */
-    char late_op[CDI_OP_TEXT];                     /* what was not done in time, */
-    uint64_t late_ticket;                          /* 0: the failure is another one; */
-    bool named;                                    /* and the store has said who did not come to it */
+    bool late;                                     /* the failure is a deadline's: */
+    struct cdi_glance late_op;                     /* of what was not done in time, */
+    struct cdi_rank_list late_peers;               /* with whom, where these are messages; */
+    bool named;                                    /* and who did not come to it is known */
     atomic_bool ask_store;                         /* somebody is to; the tending thread takes it */
     atomic_int in_store;                           /* threads that are at it */
     atomic_bool telling, told_by_peer; /* by peer: the error came from the store: no need to tell it there */
@@ -201,7 +212,7 @@ bool cdi_gpu_is_at_rest(struct cdi_backend *b);
  * The operation has not been done in time: fail. Waits for nothing: who did not come to it the tending thread adds to
  * the sentence, so that it is complete after cdi_gpu_health. With `lock` or without, without `word`.
  */
-void cdi_gpu_too_late(struct cdi_backend *b, const char *op, uint64_t ticket);
+void cdi_gpu_too_late(struct cdi_backend *b, const struct cdi_glance *what);
 /* After a failure: ask the store who was late, if that was why, and say so. No lock is held. */
 void cdi_watch_name_late(struct cdi_backend *b);
 /* There is work for the watch thread: an operation, or a call that all ranks take part in. With `lock`. */
@@ -289,14 +300,10 @@ cddp_status cdi_gpu_flush(struct cdi_backend *b, struct cdi_error *err);
 bool cdi_gpu_poll(struct cdi_backend *b);
 /* Was this ticket done when that was last noted? */
 bool cdi_gpu_is_done(struct cdi_backend *b, uint64_t ticket);
-/* The operation that NCCL or the GPU is at, for sentences ("": none), its ticket, and since when (0: it has not
- * started). */
-struct cdi_glance {
-    char op[CDI_OP_TEXT];
-    int64_t since_ms;
-    uint64_t ticket;
-};
+/* What NCCL or the GPU is at. */
 void cdi_gpu_current(struct cdi_backend *b, struct cdi_glance *out);
+/* With whom this rank exchanges the messages of a ticket that is not done. */
+void cdi_gpu_peers(struct cdi_backend *b, uint64_t ticket, struct cdi_rank_list *peers);
 /* This process was stopped for so long, as by scontrol suspend: what is under way gets that time in addition. */
 void cdi_gpu_forgive(struct cdi_backend *b, int64_t ms);
 /* A call about op has ended with st: that may be the program's fault, or the GPU has failed; then the communicator has,

@@ -179,31 +179,43 @@ void cdi_watch_listen(struct cdi_backend *b)
 
 /* --------------------------------------------------------------------------------------------- what can happen ---- */
 
-void cdi_gpu_too_late(struct cdi_backend *b, const char *op, uint64_t ticket)
+void cdi_gpu_too_late(struct cdi_backend *b, const struct cdi_glance *what)
 {
+    struct cdi_rank_list peers = {0};
+
+    if (what->number == 0)
+        cdi_gpu_peers(b, what->ticket, &peers);
     (void)pthread_mutex_lock(&b->word);
     if (!atomic_load(&b->failed)) {
-        (void)cdi_fail(&b->error, CDDP_E_TIMEOUT, "%s: not done within %.4g s", op, (double)b->world.timeout_ms / 1000);
-        (void)snprintf(b->late_op, sizeof b->late_op, "%s", op);
-        b->late_ticket = ticket;
+        (void)cdi_fail(&b->error, CDDP_E_TIMEOUT, "%s: not done within %.4g s", what->op,
+                       (double)b->world.timeout_ms / 1000);
+        b->late = true;
+        b->late_op = *what;
+        b->late_peers = peers;
         atomic_store(&b->failed, true);
     }
     (void)pthread_cond_broadcast(&b->news);
     (void)pthread_mutex_unlock(&b->word);
 }
 
-/* Ask the store who did not come: several exchanges, and any of them may take long. */
+/*
+ * Who did not come: to a message its peers, of which NCCL does not say one. To a collective those of whom the store
+ * does not know that they are in it, too: several exchanges, and any of them may take long.
+ */
 static void find_late(const struct cdi_backend *b, struct cdi_error *err)
 {
     const struct cdi_word w = word_of(b);
-    struct cdi_rank_list late = {0};
-    const char *op = b->late_op; /* does not change any more */
+    struct cdi_rank_list late = b->late_peers; /* this and late_op do not change any more */
+    const char *op = b->late_op.op;
     double seconds = (double)b->world.timeout_ms / 1000;
 
-    cdi_word_late(&w, b->late_ticket, &late);
+    if (b->late_op.number != 0)
+        cdi_word_late(&w, b->late_op.number, &late);
     if (cdi_host->flight_check(b->world.flight, err) != CDDP_OK) /* that is why */
         return;
-    if (late.n > 0)
+    if (late.n > 1 && b->late_op.number == 0)
+        (void)cdi_fail(err, CDDP_E_TIMEOUT, "%s: one of ranks %s did not come within %.4g s", op, late.text, seconds);
+    else if (late.n > 0)
         (void)cdi_fail_by(err, cdi_rank_of_job(&b->world, late.first), CDDP_E_TIMEOUT,
                           "%s: rank%s %s did not come within %.4g s", op, late.n == 1 ? "" : "s", late.text, seconds);
     else
@@ -219,7 +231,7 @@ void cdi_watch_name_late(struct cdi_backend *b)
     bool asked;
 
     (void)pthread_mutex_lock(&b->word);
-    asked = b->late_ticket != 0;
+    asked = b->late;
     (void)pthread_mutex_unlock(&b->word);
     if (!asked)
         return;
@@ -276,7 +288,7 @@ static void look(struct cdi_backend *b, int64_t *looked_ms, int64_t *next_store_
         return;
     alone = glance_at(b, &g);
     if (g.since_ms > 0 && now_ms - g.since_ms > b->world.timeout_ms)
-        cdi_gpu_too_late(b, g.op, g.ticket);
+        cdi_gpu_too_late(b, &g);
     else if (alone && (g.since_ms == 0 || now_ms - g.since_ms < STORE_AFTER_MS))
         return;
     if (now_ms >= *next_store_ms && cdi_gpu_health_now(b, NULL) == CDDP_OK) {
@@ -307,7 +319,7 @@ static void await_named(struct cdi_backend *b)
     const struct timespec until = at_ms(cdi_now_ms() + NAME_MS);
 
     (void)pthread_mutex_lock(&b->word);
-    while (b->late_ticket != 0 && b->tending && !b->named)
+    while (b->late && b->tending && !b->named)
         if (pthread_cond_timedwait(&b->news, &b->word, &until) == ETIMEDOUT)
             break;
     (void)pthread_mutex_unlock(&b->word);
