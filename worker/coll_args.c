@@ -144,7 +144,9 @@ static cddp_status check_root(const struct cdi_world *world, const cddp_coll_arg
         return cdi_fail(err, CDDP_E_INVALID, "%s: %s %d is not a rank of a world of %d", name, peer ? "peer" : "root",
                         w->root, world->size);
     if (peer && alone && w->root == world->rank)
-        return cdi_fail(err, CDDP_E_INVALID, "%s: rank %d cannot exchange a message with itself", name, w->root);
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "%s: rank %d is this rank: what it sends to itself it receives in the same group", name,
+                        w->root);
     return CDDP_OK;
 }
 

@@ -589,7 +589,7 @@ Test(coll_group, bad_groups_are_named_and_begin_nothing)
         {{ours, theirs, ours}, 3, "args[2]: rank 0 sends itself a message that the group does not receive"},
         {{theirs, theirs, ours}, 3, "args[1]: rank 0 receives of itself a message that the group does not send"},
         {{ours, longer}, 2, "rank 0 sends itself 1 float64 (args[0]), but receives 2 float64 (args[1])"},
-        {{ours}, 1, "cddp_send: rank 0 cannot exchange a message with itself"},
+        {{ours}, 1, "cddp_send: rank 0 is this rank: what it sends to itself it receives in the same group"},
         {{ours, {.size = sizeof(cddp_coll_args), .coll = 77}},
          2,
          "args[1]: cddp_coll_args.coll is 77, which is no collective"},

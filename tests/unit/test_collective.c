@@ -244,7 +244,7 @@ Test(collective, bad_arguments_are_named_and_break_nothing)
         {{.coll = CDDP_COLL_SEND, .dtype = CDDP_FLOAT32, .root = -1, .in = x, .count = 1},
          "cddp_send: peer -1 is not a rank of a world of 1"},
         {{.coll = CDDP_COLL_RECV, .dtype = CDDP_FLOAT32, .root = 0, .out = x, .count = 1},
-         "cddp_recv: rank 0 cannot exchange a message with itself"},
+         "cddp_recv: rank 0 is this rank: what it sends to itself it receives in the same group"},
         {{.coll = CDDP_COLL_ALL_TO_ALL, .dtype = CDDP_FLOAT32, .in = x, .out = x, .count = 1},
          "cddp_all_to_all: in and out overlap"},
         {{.coll = CDDP_COLL_REDUCE_SCATTER, .dtype = CDDP_INT32, .op = CDDP_AVG, .in = x, .out = x, .count = 1},
