@@ -14,11 +14,12 @@ extern "C" {
 /*
  * Blocking collectives over host memory, or over the GPU's where the backend is "nccl" (work that writes it must have
  * been waited for; host memory is then copied there and back). They may be called from any thread, but the order of all
- * collectives (those of reducers included) must be the same on every rank. They return CDDP_OK; CDDP_E_INVALID (a bad
- * argument; nothing was communicated); CDDP_E_UNSUPPORTED (a reduction that the backend does not do, see cddp_redop;
- * likewise); CDDP_E_MISMATCH (ranks called different collectives); CDDP_E_PEER (a rank died; the error message names
- * it); CDDP_E_TIMEOUT (the error message names the ranks that did not come); CDDP_E_ABORTED; CDDP_E_NOMEM. A count of 0
- * is allowed.
+ * collectives of a communicator (those of reducers included) must be the same on every rank. Two communicators are two
+ * orders: on the CPU, ranks may start collectives on both in different orders (cddp_coll_start); with NCCL that may
+ * hang. They return CDDP_OK; CDDP_E_INVALID (a bad argument; nothing was communicated); CDDP_E_UNSUPPORTED (a reduction
+ * that the backend does not do, see cddp_redop; likewise); CDDP_E_MISMATCH (ranks called different collectives);
+ * CDDP_E_PEER (a rank died; the error message names it); CDDP_E_TIMEOUT (the error message names the ranks that did not
+ * come); CDDP_E_ABORTED; CDDP_E_NOMEM. A count of 0 is allowed.
  */
 
 /*
@@ -126,9 +127,10 @@ typedef struct cddp_coll_args {
  * A group has either collectives, the same ones in the same order on every rank, or sends and receives. Within a group
  * operations run in any order, so none uses what another one writes. Sends and receives of a group do not block each
  * other: ranks exchange messages in one group each, and name them in any order. Several messages from one rank to
- * another match in the order of the array. A rank may send to itself, if the same group receives it. What ranks
- * exchange at the same time belongs into one group on each of them: a rank that takes its messages one by one may wait
- * for one that waits for another of them.
+ * another match in the order of the array; there are no tags. So in a ring of two, where the left neighbour is the
+ * right one, too: receive from the left, then from the right, and send to the right, then to the left. A rank may send
+ * to itself, if the same group receives it. What ranks exchange at the same time belongs into one group on each of
+ * them: a rank that takes its messages one by one may wait for one that waits for another of them.
  *
  * Arguments are checked for all operations before anything is begun. Returns CDDP_OK; CDDP_E_INVALID (nothing was
  * begun, as with the next three; the error message names the operation); CDDP_E_UNSUPPORTED (a member of a later

@@ -103,11 +103,12 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_init(cddp_comm **out, const cddp_init_o
 /*
  * Leave the job and free comm; NULL is allowed. Reducers, optimizers and parts of comm may be destroyed before or
  * afterwards, in any order: their memory, that of gradients too, stays until then, and calls that need comm return
- * CDDP_E_STATE. Parts of comm are left with it, and are still to be finalized. Does not wait for peers, so a rank may
- * leave as soon as its own last collective has returned; except that a rank 0 that hosts the store waits until the
- * others have left, for timeout_ms at most (2 s after an error or an abort). Returns the communicator's sticky error,
- * the unreported error of a checkpoint in the background, or CDDP_OK. Call it once, from one thread, while no other
- * call on comm runs.
+ * CDDP_E_STATE. Parts of comm are left with it, and are still to be finalized. On a GPU NCCL's memory is free when the
+ * peers of this host have left as well; the process waits for that at its end, for 2 s at most. Does not wait for
+ * peers, so a rank may leave as soon as its own last collective has returned, or its last ticket was waited for; except
+ * that a rank 0 that hosts the store waits until the others have left, for timeout_ms at most (2 s after an error or an
+ * abort). Returns the communicator's sticky error, the unreported error of a checkpoint in the background, or CDDP_OK.
+ * Call it once, from one thread, while no other call on comm runs.
  */
 CDDP_API cddp_status cddp_finalize(cddp_comm *comm);
 

@@ -49,7 +49,10 @@ enum {
  * memory. Any thread; with CDDP_MEM_COLLECTIVE one thread at a time.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_alloc(cddp_comm *comm, size_t bytes, uint32_t flags, void **out);
-/* Free memory of cddp_alloc, which nothing uses any more; NULL is allowed. Local: no peer takes part. Any thread. */
+/*
+ * Free memory of cddp_alloc, which nothing uses any more; NULL is allowed. Local: no peer takes part. On a GPU it waits
+ * for all work there: call it while no other thread has a collective in flight. Any thread.
+ */
 CDDP_API void cddp_free(cddp_comm *comm, void *p);
 /*
  * Register the program's own `bytes` bytes at p, so that reducers work on gradients in it without a copy

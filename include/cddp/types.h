@@ -85,7 +85,7 @@ typedef struct cddp_error_info {
     size_t size;          /* sizeof(cddp_error_info), set by the caller: the library writes that many bytes at most */
     cddp_status status;   /* CDDP_OK: there is none */
     int32_t rank;         /* the rank, in the world, that caused it: it died, aborted, came late, or failed in what it
-                             did for all; of two that differ the higher one; -1: unknown, or none */
+                             did for all; of two that differ the higher one; -1: unknown, none, or this rank's own mistake */
     int32_t os_error;     /* errno; 0: none */
     int32_t device_error; /* CUDA's or NCCL's code; 0: none */
     char message[1024];   /* as cddp_last_error() has it; "" if there is none */
