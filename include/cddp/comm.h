@@ -89,14 +89,14 @@ typedef struct cddp_init_options {
  * Returns CDDP_OK; CDDP_E_INVALID (a variable is missing or out of range, or opt is bad); CDDP_E_EXISTS (another
  * process has the same rank, this one has joined and not finalized, or the port is taken); CDDP_E_DENIED (the secret);
  * CDDP_E_LIMIT (the rendezvous takes no more connections: the error message names the limit to raise); CDDP_E_PEER (a
- * rank died, or the process that hosts the store); CDDP_E_ABORTED (the launcher has ended this round, or a program has
- * given up by `interrupted`, this one or another rank's); CDDP_E_TIMEOUT; CDDP_E_CLOSED (the rendezvous ended);
- * CDDP_E_IO (no connection; of an id: after 30 s if nobody listens at its addresses any more); CDDP_E_PROTOCOL (what
- * listens there is no store); CDDP_E_UNSUPPORTED (ranks that were declared to share a host do not); CDDP_E_VERSION
- * (launcher, module and ranks are of different versions); CDDP_E_NOT_FOUND (the address does not resolve: after 30 s if
- * the name service knows no such name, else after the join timeout; or something that the backend needs is missing: the
- * error message names it); CDDP_E_MISMATCH (some ranks have a GPU and some have none, or two share one); CDDP_E_SYSTEM;
- * CDDP_E_NOMEM.
+ * rank died or exited, or the process that hosts the store); CDDP_E_ABORTED (the launcher has ended this round, or a
+ * program has given up by `interrupted`, this one or another rank's); CDDP_E_TIMEOUT; CDDP_E_CLOSED (the rendezvous
+ * ended); CDDP_E_IO (no connection; of an id: after 30 s if nobody listens at its addresses any more); CDDP_E_PROTOCOL
+ * (what listens there is no store); CDDP_E_UNSUPPORTED (ranks that were declared to share a host do not);
+ * CDDP_E_VERSION (launcher, module and ranks are of different versions); CDDP_E_NOT_FOUND (the address does not
+ * resolve: after 30 s if the name service knows no such name, else after the join timeout; or something that the
+ * backend needs is missing: the error message names it); CDDP_E_MISMATCH (some ranks have a GPU and some have none, or
+ * two share one); CDDP_E_SYSTEM; CDDP_E_NOMEM.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_init(cddp_comm **out, const cddp_init_options *opt);
 
@@ -184,7 +184,8 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_comm_split(cddp_comm **out, cddp_comm *
  * Returns CDDP_OK; CDDP_E_INVALID (no such rank, one twice, or not this one's; bad opt); CDDP_E_UNSUPPORTED (unknown
  * members of *opt); CDDP_E_MISMATCH (a member that this rank waits for waits with another list, or wants another
  * backend: the members of both get it); CDDP_E_TIMEOUT (a member did not come: the error message names it); CDDP_E_PEER
- * and CDDP_E_ABORTED (as cddp_init); CDDP_E_NOMEM; or what cddp_init may return for a backend that cannot connect.
+ * (a member died, as far as comm knows); CDDP_E_ABORTED (comm was aborted meanwhile; or as cddp_init); CDDP_E_NOMEM; or
+ * what cddp_init may return for a backend that cannot connect.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_comm_create_group(cddp_comm **out, cddp_comm *comm, const int *ranks, size_t n,
                                                            int tag, const cddp_split_options *opt);
