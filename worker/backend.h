@@ -33,13 +33,13 @@ struct cdi_keys {
 #define CDI_PREFIX_BYTES 96
 #define CDI_COMM_NAME_BYTES 48
 
-/* Who and where this rank is: filled by comm.c from the environment, read by all. */
 /* Ends the wait for the members of a part that is being made: one of them died, or the whole was aborted. */
 struct cdi_watch {
     cddp_status (*fn)(void *arg, const int *of_job, int n, struct cdi_error *err); /* of the n members; NULL: nothing */
     void *arg;
 };
 
+/* Who and where this rank is: filled by comm.c from the environment, read by all. */
 struct cdi_world {
     int rank, size;
     const int *ranks; /* of a part, by its ranks: the ranks of the job; NULL: they are the same */

@@ -9,7 +9,7 @@
 
 #include "worker/backend.h"
 
-#define CDI_MODULE_ABI 4
+#define CDI_MODULE_ABI 5
 #define CDI_MODULE_SYMBOL "cddp_module" /* the one symbol of a module: a const struct cdi_module */
 #define CDI_MODULE_HOST_ID 24           /* bytes that are equal in processes of one host */
 
