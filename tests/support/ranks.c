@@ -244,7 +244,7 @@ static cddp_status run_on_device(struct rank *r, const struct cdi_op *op)
     extents(r, op, &n_in, &n_out);
     if (out == NULL)
         n_out = 0;
-    if (out != NULL && in < out + n_out && out < in + n_in) { /* one block for both */
+    if (in != NULL && out != NULL && in < out + n_out && out < in + n_in) { /* one block for both */
         uint8_t *first = in < out ? in : out, *end = in + n_in > out + n_out ? in + n_in : out + n_out;
 
         lent_in = rank_lend(r, first, (size_t)(end - first));
