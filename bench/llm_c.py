@@ -126,8 +126,8 @@ def compile_both(llm_c, build, folder):
     new = port(old)
     flags = ['-Ofast', '-fopenmp', '-Wno-unused-result', '-I', str(llm_c)]
     link = [f'-L{build}/worker', '-lcddp', f'-Wl,-rpath,{build}/worker']
-    for name, text, more in (('alone', old, []), ('together', new, ['-I', str(build / '../../include'),
-                                                                     '-I', f'{build}/include', *link])):
+    headers = ['-I', str(pathlib.Path(__file__).resolve().parents[1] / 'include'), '-I', f'{build}/include']
+    for name, text, more in (('alone', old, []), ('together', new, [*headers, *link])):
         (folder / f'{name}.c').write_text(text)
         subprocess.run(['gcc', *flags, str(folder / f'{name}.c'), '-o', str(folder / name), *more, '-lm'], check=True)
     return changed_lines(old, new)
