@@ -1474,8 +1474,7 @@ static cddp_status split(struct cddp_comm *part, cddp_comm *comm, const struct c
     return connect_part(part, comm, who, err);
 }
 
-/* ------------------------------------------------------------------------------ what ends the wait for members ----
- */
+/* ----------------------------------------------------------------------------- what ends the wait for members ---- */
 
 struct watched {
     const struct cddp_comm *whole;

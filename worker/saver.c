@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/saver.h"
 
+#include "common/thread.h"
+
 #include <inttypes.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdlib.h>
 
@@ -47,7 +48,6 @@ static void *write_it(void *arg)
 cddp_status cdi_saver_start(struct cdi_saver **saver, struct cdi_save *save, struct cdi_error *err)
 {
     struct cdi_saver *s = *saver != NULL ? *saver : calloc(1, sizeof *s);
-    sigset_t all, before;
     int rc;
 
     if (s == NULL) {
@@ -58,10 +58,7 @@ cddp_status cdi_saver_start(struct cdi_saver **saver, struct cdi_save *save, str
     s->save = *save;
     s->result = (struct cdi_error){.status = CDDP_OK};
     *save = (struct cdi_save){0};
-    (void)sigfillset(&all); /* signals are the program's own */
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    rc = pthread_create(&s->thread, NULL, write_it, s);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    rc = cdi_thread_create(&s->thread, 0, write_it, s);
     s->under_way = rc == 0;
     if (rc == 0)
         return CDDP_OK;

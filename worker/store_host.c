@@ -4,6 +4,7 @@
 #include "common/clock.h"
 #include "common/list.h"
 #include "common/resolve.h"
+#include "common/thread.h"
 #include "protocol/hello.h"
 #include "protocol/sniff.h"
 #include "store/serve.h"
@@ -17,7 +18,6 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -586,19 +586,6 @@ static int half_of_files(void)
     return (int)(files.rlim_cur / 2);
 }
 
-/* The thread gets no signals: they are the program's. */
-static int start_thread(struct cdi_store_host *h)
-{
-    sigset_t all, before;
-    int rc;
-
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    rc = pthread_create(&h->thread, NULL, serve_until_stopped, h);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return rc;
-}
-
 cddp_status cdi_store_host_start(struct cdi_store_host **out, const struct cdi_store_host_options *opt,
                                  struct cdi_error *err)
 {
@@ -622,7 +609,7 @@ cddp_status cdi_store_host_start(struct cdi_store_host **out, const struct cdi_s
         st = cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     if (st == CDDP_OK) {
         fill_reserve(h);
-        rc = start_thread(h);
+        rc = cdi_thread_create(&h->thread, 0, serve_until_stopped, h);
         if (rc != 0)
             st = cdi_fail_errno(err, rc, "rank 0 cannot start the thread of the job's store");
     }

@@ -2,11 +2,11 @@
 #include "worker/backend/cpu/thread.h"
 
 #include "common/clock.h"
+#include "common/thread.h"
 #include "worker/backend/cpu/wait.h"
 #include "worker/op_text.h"
 
 #include <sched.h>
-#include <signal.h>
 #include <stdlib.h>
 
 #define STACK_BYTES (512u * 1024) /* the default of 8 MiB counts against RLIMIT_AS */
@@ -223,19 +223,7 @@ static void *thread_main(void *arg)
 
 bool cdi_thread_start(pthread_t *thread, void *(*main)(void *arg), void *arg)
 {
-    sigset_t all, before;
-    pthread_attr_t attr;
-    bool ok;
-
-    if (pthread_attr_init(&attr) != 0)
-        return false;
-    (void)pthread_attr_setstacksize(&attr, STACK_BYTES);
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    ok = pthread_create(thread, &attr, main, arg) == 0;
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    (void)pthread_attr_destroy(&attr);
-    return ok;
+    return cdi_thread_create(thread, STACK_BYTES, main, arg) == 0;
 }
 
 static void start_thread(struct cdi_queue *q)

@@ -2,10 +2,10 @@
 #include "worker/backend/nccl/aside.h"
 
 #include "common/clock.h"
+#include "common/thread.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <time.h>
 
@@ -63,7 +63,6 @@ static void *aside_main(void *arg)
 cddp_status cdi_aside_create(struct cdi_aside **out, CUcontext context, struct cdi_error *err)
 {
     struct cdi_aside *a = cdi_host->alloc(1, sizeof *a);
-    sigset_t all, before;
     pthread_condattr_t attr;
     int rc;
 
@@ -75,11 +74,7 @@ cddp_status cdi_aside_create(struct cdi_aside **out, CUcontext context, struct c
     (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     (void)pthread_cond_init(&a->news, &attr);
     (void)pthread_condattr_destroy(&attr);
-    /* Signals are the program's: none is delivered to a thread that it does not know. */
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    rc = pthread_create(&a->thread, NULL, aside_main, a);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    rc = cdi_thread_create(&a->thread, 0, aside_main, a);
     if (rc != 0) {
         release(a);
         return cdi_fail_errno(err, rc, "starting a thread for NCCL's calls");

@@ -2,9 +2,9 @@
 #include "worker/backend/nccl/leave.h"
 
 #include "common/clock.h"
+#include "common/thread.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
@@ -65,17 +65,11 @@ static void *leave_main(void *arg)
 static bool start_thread(struct cdi_leave *l)
 {
     pthread_t thread;
-    sigset_t all, before;
-    int rc;
+    bool ok = cdi_thread_create(&thread, 0, leave_main, l) == 0;
 
-    /* Signals are the program's: none is delivered to a thread that it does not know. */
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    rc = pthread_create(&thread, NULL, leave_main, l);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (rc == 0)
+    if (ok)
         (void)pthread_detach(thread);
-    return rc == 0;
+    return ok;
 }
 
 static bool keep(struct cdi_leave *l)

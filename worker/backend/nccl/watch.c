@@ -7,11 +7,11 @@
  * held over one, nor for the store unless nobody else can ask it.
  */
 #include "common/clock.h"
+#include "common/thread.h"
 #include "worker/backend/nccl/state.h"
 #include "worker/word.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -452,19 +452,8 @@ bool cdi_watch_pause(struct cdi_backend *b, int64_t ms, int64_t *idle_until_ms)
 
 cddp_status cdi_watch_thread(struct cdi_backend *b, pthread_t *out, void *(*run)(void *b), struct cdi_error *err)
 {
-    sigset_t all, before;
-    pthread_attr_t attr;
-    int rc = pthread_attr_init(&attr);
+    int rc = cdi_thread_create(out, STACK_BYTES, run, b);
 
-    if (rc != 0)
-        return cdi_fail_errno(err, rc, "starting a thread for a communicator");
-    (void)pthread_attr_setstacksize(&attr, STACK_BYTES);
-    /* Signals are the program's: none is delivered to a thread that it does not know. */
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    rc = pthread_create(out, &attr, run, b);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    (void)pthread_attr_destroy(&attr);
     return rc == 0 ? CDDP_OK : cdi_fail_errno(err, rc, "starting a thread for a communicator");
 }
 
