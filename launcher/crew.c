@@ -142,6 +142,11 @@ static void explain_exec(const struct crew *c, const struct worker *w, struct cd
                        facts.interpreter);
 }
 
+static bool has_ended_well(const struct worker *w)
+{
+    return w->exited && w->exit_signal == 0 && w->exit_code == 0;
+}
+
 static bool uses_libcddp(const struct worker *w)
 {
     return w->flight != NULL && cdi_flight_is_claimed(w->flight);
@@ -287,8 +292,7 @@ static struct worker *ended_well(struct crew *c, int32_t rank)
 {
     struct worker *w = is_here(c, rank) ? &c->workers[(uint32_t)rank - c->opt.assign.rank_base] : NULL;
 
-    return w != NULL && w->told && w->pid > 0 && w->exec_errno == 0 && w->exit_signal == 0 && w->exit_code == 0 ? w
-                                                                                                                : NULL;
+    return w != NULL && w->told && w->pid > 0 && w->exec_errno == 0 && has_ended_well(w) ? w : NULL;
 }
 
 /* The worker that had exited with status 0 and whom another one missed; NULL: none. */
@@ -339,9 +343,8 @@ static struct worker *find_earlier(struct crew *c, const struct worker *w)
         return NULL;
     for (uint32_t i = 0; i < c->n; i++) {
         struct worker *v = &c->workers[i];
-        bool well = v->exited && v->exit_code == 0 && v->exit_signal == 0;
 
-        if (v == w || v->told || well || !noted_at(c, v, &at) ||
+        if (v == w || v->told || has_ended_well(v) || !noted_at(c, v, &at) ||
             (at.tv_sec != first.tv_sec ? at.tv_sec > first.tv_sec : at.tv_nsec >= first.tv_nsec))
             continue;
         first = at;
@@ -595,7 +598,7 @@ static unsigned describe_others(const struct crew *c, const struct worker *first
         const struct worker *w = &c->workers[i];
         bool stopped = w->exit_signal == SIGTERM || w->exit_signal == SIGKILL || w->exit_signal == SIGINT;
 
-        if (w == first || !w->exited || w->pid <= 0 || stopped || (w->exit_signal == 0 && w->exit_code == 0))
+        if (w == first || !w->exited || w->pid <= 0 || stopped || has_ended_well(w))
             continue;
         if (n < REPORT_OTHERS_MAX)
             others[n] = (struct report_other){.rank = w->rank,
