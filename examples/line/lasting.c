@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The same as a job that lasts: shuffled batches, a checkpoint every 50 steps, and one more when the job is told to
+ * The same as a job that lasts: shuffled batches, a checkpoint every 50 steps, and one more when it is asked to
  * stop. Started again, it goes on where it was, to the same bits.
  *
  *     lasting DIR [STEP]    checkpoints are in DIR; rank 1 crashes at that step, in the first run
@@ -12,13 +12,14 @@
 #include <string.h>
 #include <unistd.h>
 
-#define N 4096    /* points */
-#define D 8       /* their dimensions */
-#define BATCH 128 /* points of all ranks in a step */
+#define N 4096   /* points */
+#define D 8      /* their dimensions */
+#define BATCH 64 /* points of each rank in a step */
 #define STEPS 400
 
 static float x[N][D], y[N], w[D];
 static uint64_t step;
+static int64_t epoch;
 
 static void make_points(void)
 {
@@ -51,24 +52,23 @@ static cddp_status train(cddp_comm *comm, cddp_ddp *ddp, cddp_sampler *sampler, 
     const cddp_checkpoint_item items[] = {
         {.size = sizeof items[0], .name = "w", .data = w, .bytes = sizeof w},
         {.size = sizeof items[0], .name = "step", .data = &step, .bytes = sizeof step},
+        {.size = sizeof items[0], .name = "epoch", .data = &epoch, .bytes = sizeof epoch},
         {.size = sizeof items[0], .name = "sampler", .data = sampler, .kind = CDDP_ITEM_SAMPLER},
     };
-    const size_t per_rank = (size_t)(BATCH / cddp_world_size(comm));
-    cddp_status st = cddp_checkpoint_load(comm, dir, items, 3, NULL);
-    int64_t epoch = 0;
+    const size_t n_items = sizeof items / sizeof items[0];
+    cddp_status st = cddp_checkpoint_load(comm, dir, items, n_items, NULL);
     int32_t stop = 0;
 
     if (st == CDDP_OK && cddp_rank(comm) == 0)
         printf("goes on from step %llu\n", (unsigned long long)step);
     else if (st == CDDP_E_NOT_FOUND) /* the first run */
-        st = cddp_sampler_set_epoch(sampler, 0);
+        st = CDDP_OK;
     while (st == CDDP_OK && step < STEPS && !stop) {
         const int64_t *batch;
-        size_t n = cddp_sampler_next(sampler, per_rank, &batch);
+        size_t n = cddp_sampler_next(sampler, BATCH, &batch);
 
         if (n == 0) {
-            epoch = (int64_t)(step * BATCH / N);
-            st = cddp_sampler_set_epoch(sampler, epoch);
+            st = cddp_sampler_set_epoch(sampler, ++epoch);
             continue;
         }
         backward(cddp_ddp_grad(ddp, 0), batch, n);
@@ -85,10 +85,10 @@ static cddp_status train(cddp_comm *comm, cddp_ddp *ddp, cddp_sampler *sampler, 
         if (st == CDDP_OK)
             st = cddp_all_reduce(comm, &stop, &stop, 1, CDDP_INT32, CDDP_MAX);
         if (st == CDDP_OK && (stop || step % 50 == 0))
-            st = cddp_checkpoint_save(comm, dir, step, items, 3, NULL);
+            st = cddp_checkpoint_save(comm, dir, step, items, n_items, NULL);
     }
     if (st == CDDP_OK && stop && cddp_rank(comm) == 0)
-        printf("saved at step %llu, as the job is told to stop\n", (unsigned long long)step);
+        printf("asked to stop: saved at step %llu\n", (unsigned long long)step);
     for (int d = 0; d < D && st == CDDP_OK && !stop && cddp_rank(comm) == 0; d++)
         printf("w[%d] = %.2f\n", d, w[d]);
     return st;
