@@ -52,10 +52,10 @@ enum {
  * states in host memory meanwhile, the others nothing more than their own.
  */
 typedef struct cddp_checkpoint_item {
-    size_t size;      /* sizeof(cddp_checkpoint_item), in each of an array */
-    const char *name; /* 1 to 255 bytes (200 of what is no memory, 240 where each rank has its own), of each another */
-    void *data;       /* memory, or the object */
-    size_t bytes;     /* of memory; else 0 */
+    size_t size;         /* sizeof(cddp_checkpoint_item), in each of an array */
+    const char *name;    /* unique; 1 to 255 bytes (200 for objects, 240 with CDDP_ITEM_PER_RANK) */
+    void *data;          /* memory, or the object */
+    size_t bytes;        /* of memory; else 0 */
     cddp_item_kind kind; /* 0: memory */
     uint32_t flags;      /* CDDP_ITEM_PER_RANK; 0: none */
 } cddp_checkpoint_item;
@@ -83,8 +83,8 @@ typedef struct cddp_checkpoint_info {
  *
  * In the background the items may be written to again, and objects may be used and destroyed, as soon as it returns.
  * Rank 0 holds a copy of them until the file is there: of memory that is on its GPU there, if at least twice as much is
- * free; else on the host. Not in the background there is no copy of memory: what is on the GPU goes from there to the
- * file. One save at a time is under way: the next one waits for it. If it failed, the next save, or
+ * free; else on the host. A save that is not in the background copies no memory: it writes the GPU's memory straight to
+ * the file. One save at a time is under way: the next one waits for it. If it failed, the next save, or
  * cddp_checkpoint_wait, whichever comes first, returns its error on all ranks, and has done nothing else.
  *
  * Returns CDDP_OK; CDDP_E_INVALID (also an object of another communicator); CDDP_E_SYSTEM (the error message names file

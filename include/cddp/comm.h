@@ -92,7 +92,7 @@ typedef struct cddp_init_options {
  * rank died or exited, or the process that hosts the store); CDDP_E_ABORTED (the launcher has ended this round, or a
  * program has given up by `interrupted`, this one or another rank's); CDDP_E_TIMEOUT; CDDP_E_CLOSED (the rendezvous
  * ended); CDDP_E_IO (no connection; of an id: after 30 s if nobody listens at its addresses any more); CDDP_E_PROTOCOL
- * (what listens there is no store); CDDP_E_UNSUPPORTED (ranks that were declared to share a host do not);
+ * (the server there is not a store); CDDP_E_UNSUPPORTED (ranks declared to share a host do not share one);
  * CDDP_E_VERSION (launcher, module and ranks are of different versions); CDDP_E_NOT_FOUND (the address does not
  * resolve: after 30 s if the name service knows no such name, else after the join timeout; or something that the
  * backend needs is missing: the error message names it); CDDP_E_MISMATCH (some ranks have a GPU and some have none, or
@@ -127,7 +127,7 @@ CDDP_API cddp_status cddp_comm_error(cddp_comm *comm, cddp_error_info *info);
  */
 CDDP_API int cddp_rank(const cddp_comm *comm);
 CDDP_API int cddp_world_size(const cddp_comm *comm); /* how many ranks there are */
-/* The rank in the world (what cddp_init made) of this rank of comm; -1 where there is no such rank. */
+/* The rank in the world (the communicator of cddp_init) of this rank of comm; -1 if comm has no such rank. */
 CDDP_API int cddp_world_rank(const cddp_comm *comm, int rank);
 CDDP_API int cddp_local_rank(const cddp_comm *comm);           /* this rank among those of its node, from 0 */
 CDDP_API int cddp_local_world_size(const cddp_comm *comm);     /* how many ranks there are on this node */
@@ -136,9 +136,8 @@ CDDP_API const char *cddp_backend_name(const cddp_comm *comm); /* "cpu", "nccl" 
 /* How often this job was restarted before this life of it: TORCHELASTIC_RESTART_COUNT, 0 without a launcher. */
 CDDP_API int cddp_restart_count(const cddp_comm *comm);
 /*
- * Tells whether this worker is to stop: 1 from the moment at which cddprun is told to end the job (SIGTERM, Ctrl-C, a
- * batch system), or a node of an elastic job leaves or comes; on all ranks of all nodes. 0 before that, and without
- * cddprun. Any thread; cheap.
+ * Returns 1, on all ranks of all nodes, after cddprun was asked to end the job (by SIGTERM, Ctrl-C or a batch system),
+ * or a node of an elastic job has left or joined. Returns 0 before that, and without cddprun. Any thread; cheap.
  *
  * cddprun sends the worker SIGTERM (or the signal that it got) as well, so a program that uses this function ignores
  * SIGTERM, SIGINT, SIGHUP and SIGQUIT. Ranks see the 1 at different moments, and collectives work on until
@@ -210,7 +209,7 @@ typedef enum cddp_scope { CDDP_SCOPE_JOB = 0, CDDP_SCOPE_NODE = 1, CDDP_ENUM_32(
 CDDP_API CDDP_NODISCARD cddp_status cddp_leader_first_begin(cddp_comm *comm, cddp_scope of, int *first);
 /*
  * This rank is done. `first` is the value from cddp_leader_first_begin. failure: NULL, or why a first rank has failed
- * (its first 255 bytes are told to all; "" is a failure, too); on other ranks it is ignored. On a first rank it returns
+ * (its first 255 bytes are told to all; "" counts as a failure); other ranks' is ignored. On a first rank it returns
  * what cddp_leader_first_begin returns on the others: CDDP_E_REMOTE also for its own failure. On the others it returns
  * CDDP_OK at once.
  */

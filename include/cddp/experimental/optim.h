@@ -128,10 +128,10 @@ typedef struct cddp_optim_step_args {
 
 /*
  * Update every parameter by its mean gradient; then the next step may begin. args may be NULL: a plain step. In one
- * call, and in this order: gradients are multiplied by grad_scale, their norm over all ranks is taken, a step with what
- * is no finite number is left out, they are clipped, and parameters are updated. Where the scale is 1 the results have
- * the bits of cddp_ddp_clip_grad_norm() and a plain step. The scale is applied in the arithmetic of the update, in
- * float32 for gradients of 16 bits: what would be 0 in 16 bits is not lost.
+ * call, and in this order: gradients are multiplied by grad_scale, their norm over all ranks is taken, a step with a
+ * NaN or an infinity is skipped (if asked for), they are clipped, and parameters are updated. Where the scale is 1 the
+ * results have the bits of cddp_ddp_clip_grad_norm() and a plain step. The scale is applied in the arithmetic of the
+ * update, in float32 for gradients of 16 bits: what would be 0 in 16 bits is not lost.
  *
  * Call it once per step, from one thread, after the last cddp_ddp_grad_ready(), while nothing else uses the parameters.
  * Blocks until the new parameters of all ranks are in this rank's `data`, the same bits everywhere. The exchange of one
