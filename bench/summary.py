@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""docs/figures.md: what the newest result of each benchmark says, on one page; and README's table, the shortest of it.
+"""docs/benchmarks.md: what the newest result of each benchmark says, on one page; and README's table, the shortest of it.
 
     summary.py           say whether both are up to date
     summary.py --write   write them
@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-PAGE = os.path.join(os.path.dirname(HERE), 'docs', 'figures.md')
+PAGE = os.path.join(os.path.dirname(HERE), 'docs', 'benchmarks.md')
 README = os.path.join(os.path.dirname(HERE), 'README.md')
 SHORT = r'(?<=<!-- bench/summary.py writes this table -->\n).*?(?=<!-- until here -->\n)'
 HEAD = """# Figures

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "common/manual.h"
+#include "common/cli_docs.h"
 
 #include <string.h>
 

@@ -3,8 +3,8 @@
  * What a program makes of its table of flags besides parsing: wrapped text for --help, roff for its man page, a file
  * for bash-completion. Each writes to a stream, whose errors the caller looks at.
  */
-#ifndef CDI_MANUAL_H
-#define CDI_MANUAL_H
+#ifndef CDI_COMMON_CLI_DOCS_H
+#define CDI_COMMON_CLI_DOCS_H
 
 #include <stdbool.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Typed, range-checked reading of environment variables: with launcher/options.c the only reader of getenv. An error
+ * Typed, range-checked reading of environment variables: with launcher/cli/parse.c the only reader of getenv. An error
  * names the variable and its value. As with getenv, no other thread may change the environment meanwhile.
  */
 #ifndef CDI_ENV_H

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "common/natural.h"
+#include "common/natsort.h"
 
 #include <stdbool.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The order in which people count names: node2 before node10. The one place that knows it. Pure, any thread. */
-#ifndef CDI_NATURAL_H
-#define CDI_NATURAL_H
+#ifndef CDI_COMMON_NATSORT_H
+#define CDI_COMMON_NATSORT_H
 
 /*
  * < 0, 0 or > 0 as strcmp does, but a run of digits counts as the number that it shows, however long. Names that differ

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef CDI_ECHO_H
-#define CDI_ECHO_H
+#ifndef CDI_COMMON_SELF_CONNECT_H
+#define CDI_COMMON_SELF_CONNECT_H
 
 #include <stdbool.h>
 #include <string.h>

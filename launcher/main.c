@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cddprun: options -> guard | agent: machine -> plan -> run -> exit status. */
 #include "common/log.h"
-#include "launcher/agent.h"
-#include "launcher/dry_run.h"
-#include "launcher/far.h"
-#include "launcher/guard.h"
-#include "launcher/help.h"
-#include "launcher/near.h"
-#include "launcher/options.h"
-#include "launcher/prepare.h"
-#include "launcher/status.h"
-#include "launcher/supervise.h"
+#include "launcher/agent/agent.h"
+#include "launcher/agent/events.h"
+#include "launcher/agent/supervise.h"
+#include "launcher/cli/help.h"
+#include "launcher/cli/options.h"
+#include "launcher/plan/dry_run.h"
+#include "launcher/plan/inputs.h"
+#include "launcher/process/guard.h"
+#include "launcher/remote/remote_end.h"
+#include "launcher/remote/ssh.h"
 
 #include <cddp/version.h>
 #include <errno.h>

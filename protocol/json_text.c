@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/json_text.h"
+#include "protocol/json_text.h"
 
 #include "common/utf8.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The control messages between agents and the rendezvous: one table of types and fields (message.c), JSON objects
- * inside the frames of frame.h. PROTOCOL.md shows them with an example session.
+ * inside the frames of frame.h. docs/protocol.md shows them with an example session.
  *
  *   agent -> rendezvous                              rendezvous -> agent
  *   JOIN       once, after the opening               WELCOME    session token, lease

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "rendezvous/nodes.h"
+#include "rendezvous/agent_addrs.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,9 +2,9 @@
 #include "rendezvous/conn.h"
 #include "protocol/frame.h"
 #include "protocol/sniff.h"
-#include "rendezvous/http.h"
-#include "rendezvous/overview.h"
-#include "rendezvous/session.h"
+#include "rendezvous/http/http.h"
+#include "rendezvous/round/session.h"
+#include "rendezvous/snapshot.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

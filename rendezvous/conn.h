@@ -17,7 +17,7 @@
 #include "common/log.h"
 #include "protocol/hello.h"
 #include "protocol/message.h"
-#include "rendezvous/nodes.h"
+#include "rendezvous/agent_addrs.h"
 #include "rendezvous/server.h"
 #include "store/serve.h"
 

@@ -3,8 +3,8 @@
 #include "rendezvous/server.h"
 #include "rendezvous/conn.h"
 #include "rendezvous/listen.h"
-#include "rendezvous/overview.h"
-#include "rendezvous/session.h"
+#include "rendezvous/round/session.h"
+#include "rendezvous/snapshot.h"
 
 #include <errno.h>
 #include <fcntl.h>

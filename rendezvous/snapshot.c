@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "rendezvous/overview.h"
-#include "rendezvous/session.h"
+#include "rendezvous/snapshot.h"
+#include "rendezvous/round/session.h"
 
 #include <cddp/version.h>
 #include <stdio.h>

@@ -4,7 +4,7 @@
 #define RDZV_OVERVIEW_H
 
 #include "rendezvous/conn.h"
-#include "rendezvous/status.h"
+#include "rendezvous/http/pages.h"
 
 /* *out holds pointers into the jobs: use it before anything else happens. CDDP_OK, or CDDP_E_NOMEM (*out is empty). */
 cddp_status overview_take(struct conn_home *home, struct status *out);

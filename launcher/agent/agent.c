@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/agent.h"
+#include "launcher/agent/agent.h"
 
 #include "common/clock.h"
 #include "common/env.h"
 #include "common/log.h"
-#include "launcher/crew.h"
-#include "launcher/join.h"
-#include "launcher/program.h"
-#include "launcher/report.h"
-#include "launcher/signame.h"
-#include "launcher/supervise.h"
-#include "launcher/where.h"
+#include "launcher/agent/progress.h"
+#include "launcher/agent/rdzv_client.h"
+#include "launcher/agent/report.h"
+#include "launcher/agent/supervise.h"
+#include "launcher/agent/worker_group.h"
+#include "launcher/process/program.h"
+#include "launcher/process/signame.h"
 #include "rendezvous/server.h"
 
 #include <cddp/version.h>

@@ -6,8 +6,8 @@
 #ifndef AGENT_H
 #define AGENT_H
 
-#include "launcher/guard.h"
-#include "launcher/plan.h"
+#include "launcher/plan/plan.h"
+#include "launcher/process/guard.h"
 
 /*
  * Run the job to its end; the exit status of cddprun. Nothing is left running, whatever it returns. Takes link->fd.

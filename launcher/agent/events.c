@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/status.h"
+#include "launcher/agent/events.h"
 
-#include "launcher/json_text.h"
-#include "launcher/signame.h"
-#include "launcher/supervise.h"
+#include "launcher/agent/supervise.h"
+#include "launcher/process/signame.h"
+#include "protocol/json_text.h"
 
 #include <fcntl.h>
 #include <jansson.h>

@@ -17,7 +17,7 @@
 #ifndef STATUS_H
 #define STATUS_H
 
-#include "launcher/writer.h"
+#include "launcher/output/writer.h"
 #include "protocol/message.h"
 
 struct status;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/contact.h"
+#include "launcher/agent/lease.h"
 
 #include "common/clock.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The agent's side of the lease: when to send a HEARTBEAT, when to come back by a new connection, when to kill the
- * workers because the rendezvous may be about to count this node as lost. Pure; the rules are PROTOCOL.md's.
+ * workers because the rendezvous may be about to count this node as lost. Pure; the rules are docs/protocol.md's.
  */
 #ifndef CONTACT_H
 #define CONTACT_H

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/lookup.h"
+#include "launcher/agent/lookup.h"
 
 #include <pthread.h>
 #include <signal.h>

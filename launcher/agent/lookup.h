@@ -7,7 +7,7 @@
 #ifndef LOOKUP_H
 #define LOOKUP_H
 
-#include "launcher/join.h"
+#include "launcher/agent/rdzv_client.h"
 
 struct lookup;
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/where.h"
+#include "launcher/agent/progress.h"
 
 #include "common/rank_list.h"
 

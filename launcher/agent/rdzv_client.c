@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/join.h"
+#include "launcher/agent/rdzv_client.h"
 
 #include "common/clock.h"
-#include "common/echo.h"
 #include "common/resolve.h"
-#include "launcher/contact.h"
-#include "launcher/lookup.h"
+#include "common/self_connect.h"
+#include "launcher/agent/lease.h"
+#include "launcher/agent/lookup.h"
 #include "protocol/frame.h"
 #include "protocol/hello.h"
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/report.h"
+#include "launcher/agent/report.h"
 
-#include "launcher/json_text.h"
-#include "launcher/ranklog.h"
-#include "launcher/signame.h"
+#include "launcher/output/ranklog.h"
+#include "launcher/process/signame.h"
 #include "protocol/flight.h"
+#include "protocol/json_text.h"
 
 #include <errno.h>
 #include <fcntl.h>

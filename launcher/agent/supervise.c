@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/supervise.h"
+#include "launcher/agent/supervise.h"
 
 #include "common/clock.h"
 

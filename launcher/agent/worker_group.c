@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/crew.h"
+#include "launcher/agent/worker_group.h"
 
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/log.h"
-#include "launcher/oom.h"
-#include "launcher/procs.h"
-#include "launcher/program.h"
-#include "launcher/where.h"
+#include "launcher/agent/progress.h"
+#include "launcher/process/oom.h"
+#include "launcher/process/procs.h"
+#include "launcher/process/program.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -6,10 +6,10 @@
 #ifndef CREW_H
 #define CREW_H
 
-#include "launcher/logs.h"
-#include "launcher/report.h"
-#include "launcher/spawn.h"
-#include "launcher/status.h"
+#include "launcher/agent/events.h"
+#include "launcher/agent/report.h"
+#include "launcher/output/logs.h"
+#include "launcher/process/spawn.h"
 
 struct crew;
 

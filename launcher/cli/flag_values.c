@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/values.h"
+#include "launcher/cli/flag_values.h"
 
 #include "common/env.h"
-#include "launcher/rankmap.h"
+#include "launcher/cli/rankmap.h"
 
 #include <inttypes.h>
 #include <signal.h>

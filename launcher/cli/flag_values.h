@@ -3,8 +3,8 @@
 #ifndef VALUES_H
 #define VALUES_H
 
-#include "launcher/flags.h"
-#include "launcher/options.h"
+#include "launcher/cli/flags.h"
+#include "launcher/cli/options.h"
 
 /*
  * Read text as the value of f and store it (the pointer, where the member is a text). from names the flag or variable

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/flags.h"
+#include "launcher/cli/flags.h"
 
-#include "launcher/options.h"
+#include "launcher/cli/options.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A helper of the build: what the table of flags gives, on stdout.   flag_texts man|bash|markdown */
-#include "launcher/help.h"
+#include "launcher/cli/help.h"
 
 #include <string.h>
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/help.h"
+#include "launcher/cli/help.h"
 
-#include "common/manual.h"
-#include "launcher/flags.h"
+#include "common/cli_docs.h"
+#include "launcher/cli/flags.h"
 
 #include <cddp/version.h>
 #include <stdlib.h>

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The words of the command line, and the variables: which flag each of them is. What a value means is values.c's. */
-#include "launcher/options.h"
+#include "launcher/cli/options.h"
 
 #include "common/env.h"
-#include "launcher/hosts.h"
-#include "launcher/rankmap.h"
-#include "launcher/values.h"
+#include "launcher/cli/flag_values.h"
+#include "launcher/cli/rankmap.h"
+#include "launcher/remote/hosts.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/rankmap.h"
+#include "launcher/cli/rankmap.h"
 
-#include "launcher/options.h"
+#include "launcher/cli/options.h"
 
 #include <string.h>
 

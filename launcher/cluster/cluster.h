@@ -7,7 +7,7 @@
 #define SITE_H
 
 #include "common/buf.h"
-#include "launcher/options.h"
+#include "launcher/cli/options.h"
 
 #define SITE_NODES_MAX OPTIONS_MAX_NODES
 #define SITE_FIRST_PORT 20000

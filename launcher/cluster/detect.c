@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/site.h"
+#include "launcher/cluster/cluster.h"
 
 #include "common/env.h"
-#include "launcher/slurm.h"
+#include "launcher/cluster/slurm.h"
 
 #include <inttypes.h>
 #include <stdio.h>

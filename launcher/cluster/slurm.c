@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/slurm.h"
+#include "launcher/cluster/slurm.h"
 
 #include "common/env.h"
 

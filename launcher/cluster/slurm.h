@@ -6,7 +6,7 @@
 #ifndef SLURM_H
 #define SLURM_H
 
-#include "launcher/site.h"
+#include "launcher/cluster/cluster.h"
 
 /*
  * Read SLURM_* by env(name, arg); the strings stay the environment's. Outside of Slurm all is zero. CDDP_E_INVALID: a

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/logs.h"
+#include "launcher/output/logs.h"
 
 #include "common/env.h"
 #include "common/log.h"
-#include "launcher/rankmap.h"
+#include "launcher/cli/rankmap.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -12,9 +12,9 @@
 #ifndef LOGS_H
 #define LOGS_H
 
-#include "launcher/plan.h"
-#include "launcher/ranklog.h"
-#include "launcher/writer.h"
+#include "launcher/output/ranklog.h"
+#include "launcher/output/writer.h"
+#include "launcher/plan/plan.h"
 
 #include <limits.h>
 

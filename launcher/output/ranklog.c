@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/ranklog.h"
+#include "launcher/output/ranklog.h"
 
 #include <stdio.h>
 #include <stdlib.h>

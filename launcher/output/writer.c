@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/writer.h"
+#include "launcher/output/writer.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/bind.h"
+#include "launcher/plan/binding.h"
 
 #include "common/buf.h"
 

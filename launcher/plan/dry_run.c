@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/dry_run.h"
+#include "launcher/plan/dry_run.h"
 
-#include "launcher/json_text.h"
+#include "protocol/json_text.h"
 
 #include <cddp/version.h>
 #include <jansson.h>

@@ -3,7 +3,7 @@
 #ifndef DRY_RUN_H
 #define DRY_RUN_H
 
-#include "launcher/plan.h"
+#include "launcher/plan/plan.h"
 
 /*
  * What would run here: nodes, ranks, devices, cores, the command, and of each worker's environment what differs from

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/meet.h"
+#include "launcher/plan/endpoint.h"
 
 #include "common/env.h"
 #include "protocol/message.h"

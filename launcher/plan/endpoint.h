@@ -6,7 +6,7 @@
 #ifndef MEET_H
 #define MEET_H
 
-#include "launcher/site.h"
+#include "launcher/cluster/cluster.h"
 #include "store/kv.h"
 
 #include <sys/socket.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/prepare.h"
+#include "launcher/plan/inputs.h"
 
 #include "common/log.h"
-#include "launcher/rankmap.h"
-#include "launcher/topology.h"
+#include "launcher/cli/rankmap.h"
+#include "launcher/plan/topology.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -4,7 +4,7 @@
 #ifndef PREPARE_H
 #define PREPARE_H
 
-#include "launcher/plan.h"
+#include "launcher/plan/plan.h"
 
 /*
  * What the environment and --rank_order say of the job's nodes; nothing with --standalone. host: this machine's name.

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/machine.h"
+#include "launcher/plan/machine.h"
 
 #include "common/cpus.h"
 

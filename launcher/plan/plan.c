@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/plan.h"
+#include "launcher/plan/plan.h"
 
 #include "common/buf.h"
 #include "common/cleanup.h"

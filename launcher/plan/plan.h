@@ -6,9 +6,9 @@
 #ifndef PLAN_H
 #define PLAN_H
 
-#include "launcher/bind.h"
-#include "launcher/machine.h"
-#include "launcher/meet.h"
+#include "launcher/plan/binding.h"
+#include "launcher/plan/endpoint.h"
+#include "launcher/plan/machine.h"
 #include "protocol/auth.h"
 #include "protocol/message.h"
 

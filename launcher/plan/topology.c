@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/topology.h"
+#include "launcher/plan/topology.h"
 
 #include <sched.h>
 #include <stdio.h>

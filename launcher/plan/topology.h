@@ -6,7 +6,7 @@
 #ifndef TOPOLOGY_H
 #define TOPOLOGY_H
 
-#include "launcher/bind.h"
+#include "launcher/plan/binding.h"
 
 #include <stdbool.h>
 

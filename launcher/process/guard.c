@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The guard's process, and the killing of orphans that guard and agent share. No libuv, no thread. */
-#include "launcher/guard.h"
+#include "launcher/process/guard.h"
 
 #include "common/cleanup.h"
 #include "common/clock.h"
-#include "launcher/procs.h"
-#include "launcher/signame.h"
+#include "launcher/process/procs.h"
+#include "launcher/process/signame.h"
 
 #include <dirent.h>
 #include <errno.h>

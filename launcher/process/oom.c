@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/oom.h"
+#include "launcher/process/oom.h"
 
 #include "common/cleanup.h"
 

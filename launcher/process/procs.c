@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/procs.h"
+#include "launcher/process/procs.h"
 
 #include "common/cleanup.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What /proc tells of processes. No libuv, no thread. */
-#ifndef CDI_PROCS_H
-#define CDI_PROCS_H
+#ifndef CDI_PROCESS_PROCS_H
+#define CDI_PROCESS_PROCS_H
 
 #include <stdbool.h>
 #include <sys/types.h>

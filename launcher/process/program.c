@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/program.h"
+#include "launcher/process/program.h"
 
 #include "common/cleanup.h"
 

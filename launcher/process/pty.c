@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/pty.h"
+#include "launcher/process/pty.h"
 
 #include "common/cleanup.h"
 

@@ -11,7 +11,7 @@
  * FILE is executed, PROGRAM is its argv[0]. Descriptor 3 is the flight page, 4 the pipe on which errno of a failed exec
  * goes back (or, negative, of a CPUS that the kernel refused); nothing above is kept.
  */
-#include "launcher/syscalls.h"
+#include "launcher/process/syscalls.h"
 
 #include <errno.h>
 #include <fcntl.h>

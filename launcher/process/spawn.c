@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/spawn.h"
+#include "launcher/process/spawn.h"
 
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/env.h"
-#include "launcher/pty.h"
-#include "launcher/syscalls.h"
+#include "launcher/process/pty.h"
+#include "launcher/process/syscalls.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/hosts.h"
+#include "launcher/remote/hosts.h"
 
 #include "common/env.h"
 

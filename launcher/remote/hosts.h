@@ -7,7 +7,7 @@
 #define HOSTS_H
 
 #include "common/buf.h"
-#include "launcher/options.h"
+#include "launcher/cli/options.h"
 
 #define HOSTS_MAX 4096
 #define HOSTS_REMOTE_ENV "CDDP_REMOTE"   /* tells the far end that it is one */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/far.h"
+#include "launcher/remote/remote_end.h"
 
 #include "common/buf.h"
 #include "common/clock.h"
-#include "launcher/hosts.h"
+#include "launcher/remote/hosts.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/near.h"
+#include "launcher/remote/ssh.h"
 
 #include "common/clock.h"
 #include "common/log.h"
-#include "launcher/site.h"
+#include "launcher/cluster/cluster.h"
 
 #include <errno.h>
 #include <fcntl.h>

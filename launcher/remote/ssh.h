@@ -6,7 +6,7 @@
 #ifndef NEAR_H
 #define NEAR_H
 
-#include "launcher/hosts.h"
+#include "launcher/remote/hosts.h"
 
 /*
  * Run the job to its end. argv: cddprun's own, of which o was made. Blocks. The exit status: the first one that was not

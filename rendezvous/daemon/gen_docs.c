@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A helper of the build: what cddp-rendezvous's table of flags gives, on stdout.   daemon_texts man|bash */
-#include "rendezvous/daemon_options.h"
+#include "rendezvous/daemon/options.h"
 
 #include <string.h>
 

@@ -3,7 +3,7 @@
 #include "common/clock.h"
 #include "common/env.h"
 #include "common/log.h"
-#include "rendezvous/daemon_options.h"
+#include "rendezvous/daemon/options.h"
 
 #include <cddp/version.h>
 #include <signal.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "rendezvous/daemon_options.h"
+#include "rendezvous/daemon/options.h"
+#include "common/cli_docs.h"
 #include "common/env.h"
-#include "common/manual.h"
 
 #include <cddp/version.h>
 #include <limits.h>

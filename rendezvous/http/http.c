@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "rendezvous/http.h"
+#include "rendezvous/http/http.h"
 
 #include <stdio.h>
 #include <string.h>

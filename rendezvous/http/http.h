@@ -6,7 +6,7 @@
 
 #include "common/buf.h"
 #include "common/error.h"
-#include "rendezvous/status.h"
+#include "rendezvous/http/pages.h"
 
 #include <stdbool.h>
 

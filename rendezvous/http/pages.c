@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "rendezvous/status.h"
+#include "rendezvous/http/pages.h"
 
 #include <jansson.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Who is there, who may come, and who is missing. */
-#include "rendezvous/round_state.h"
+#include "rendezvous/round/state.h"
 
 #include <stdlib.h>
 #include <string.h>

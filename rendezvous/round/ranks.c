@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Who is in the next round, and who gets which node rank. */
-#include "rendezvous/round_state.h"
+#include "rendezvous/round/state.h"
 
-#include "common/natural.h"
+#include "common/natsort.h"
 
 #include <stdlib.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "rendezvous/round_state.h"
+#include "rendezvous/round/state.h"
 
 #include <assert.h>
 #include <stdlib.h>

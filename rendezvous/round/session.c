@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "rendezvous/session.h"
+#include "rendezvous/round/session.h"
 #include "common/map.h"
 #include "protocol/frame.h"
 

@@ -7,7 +7,7 @@
 #ifndef RDZV_SESSION_H
 #define RDZV_SESSION_H
 
-#include "rendezvous/round.h"
+#include "rendezvous/round/round.h"
 #include "store/kv.h"
 
 struct session;

@@ -6,7 +6,7 @@
 #ifndef RDZV_ROUND_STATE_H
 #define RDZV_ROUND_STATE_H
 
-#include "rendezvous/round.h"
+#include "rendezvous/round/round.h"
 
 #include <stdio.h>
 

@@ -52,7 +52,7 @@ TORCH = [  # PyTorch's; ours; what differs
     ('torch.distributed.TCPStore.wait', '`cddp_store_wait`', ''),
     ('torch.distributed.TCPStore.check', '`cddp_store_check`', ''),
     ('torch.distributed.TCPStore.delete_key', '`cddp_store_delete`', ''),
-    ('torch.nn.parallel.DistributedDataParallel', '`cddp_ddp_create`', 'option by option: [ddp.md](ddp.md)'),
+    ('torch.nn.parallel.DistributedDataParallel', '`cddp_ddp_create`', 'option by option: [pytorch-ddp.md](pytorch-ddp.md)'),
     ('torch.nn.parallel.DistributedDataParallel.no_sync', '`cddp_ddp_grad_ready`', 'left out, as `cddp_ddp_wait` is'),
     ('torch.nn.parallel.DistributedDataParallel.join', '`cddp_ddp_join`', 'with `CDDP_DDP_JOIN`'),
     ('torch.nn.parallel.DistributedDataParallel.register_comm_hook', '`cddp_ddp_set_hook`', ''),
@@ -67,7 +67,7 @@ TORCH = [  # PyTorch's; ours; what differs
     ('torch.utils.data.distributed.DistributedSampler.set_epoch', '`cddp_sampler_set_epoch`', ''),
     ('torch.save', '`cddp_checkpoint_save`', 'whole or not at all; in the background too'),
     ('torch.load', '`cddp_checkpoint_load`', 'the newest whole one, on every rank'),
-    ('torch.distributed.run', '`cddprun`', 'flag by flag: [torchrun.md](torchrun.md)'),
+    ('torch.distributed.run', '`cddprun`', 'flag by flag: [torchrun-compatibility.md](torchrun-compatibility.md)'),
     ('torch.distributed.elastic.multiprocessing.errors.record', 'none', 'libcddp\'s errors go to TORCHELASTIC_ERROR_FILE by themselves'),
 ]
 TOKEN = re.compile(r'''(?P<comment>/\*.*?\*/)

@@ -42,7 +42,7 @@ def kernels(machine, _ranks):
 
 def conformance(machine, ranks):
     """the suite that every backend must pass"""
-    said = machine.run([machine.built('tests/backend/test_conformance'), f'nccl:{ranks}'],
+    said = machine.run([machine.built('tests/conformance/test_conformance'), f'nccl:{ranks}'],
                        good=r'^ok (?!.*# SKIP)', bad=r'^not ok ')
     skipped = len(re.findall(r'^ok .*# SKIP', said, re.M))
     passed = len(re.findall(r'^ok ', said, re.M)) - skipped

@@ -5,9 +5,9 @@
 #include "conformance_group.h"
 #include "types.h"
 #include "within.h"
-#include "worker/backend/cpu/float16.h"
-#include "worker/backend/cpu/reduce.h"
-#include "worker/dtype.h"
+#include "worker/base/dtype.h"
+#include "worker/math/float16.h"
+#include "worker/math/reduce.h"
 
 #include <math.h>
 #include <signal.h>

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What every backend must do, as a list of cases over nothing but its table (worker/backend.h). Results are compared,
- * bit for bit, with a serial reference.
+ * What every backend must do, as a list of cases over nothing but its table (worker/backend/backend.h). Results are
+ * compared, bit for bit, with a serial reference.
  */
-#ifndef CDI_TEST_CONFORMANCE_H
-#define CDI_TEST_CONFORMANCE_H
+#ifndef CDI_CONFORMANCE_H
+#define CDI_CONFORMANCE_H
 
 #include "ranks.h"
 

@@ -4,7 +4,7 @@
 
 #include "common/clock.h"
 #include "within.h"
-#include "worker/coll_args.h"
+#include "worker/comm/coll_args.h"
 
 #include <signal.h>
 #include <stdlib.h>

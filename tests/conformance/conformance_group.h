@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Cases of the conformance suite about operations that are queued as one (conformance_group.c). */
-#ifndef CDI_TEST_CONFORMANCE_GROUP_H
-#define CDI_TEST_CONFORMANCE_GROUP_H
+#ifndef CDI_CONFORMANCE_CONFORMANCE_GROUP_H
+#define CDI_CONFORMANCE_CONFORMANCE_GROUP_H
 
 #include "ranks.h"
 

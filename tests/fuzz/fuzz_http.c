@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* HTTP requests: whatever is parsed is answered. */
-#include "rendezvous/http.h"
+#include "rendezvous/http/http.h"
 
 #include <stdlib.h>
 

@@ -3,8 +3,8 @@
  * The command line and its PET_* variables. Input: words, each ended by a NUL; those in front of an empty word are
  * NAME=value pairs of the environment, the others argv[1..].
  */
-#include "launcher/hosts.h"
-#include "launcher/meet.h"
+#include "launcher/plan/endpoint.h"
+#include "launcher/remote/hosts.h"
 
 #include <stdint.h>
 #include <stdlib.h>

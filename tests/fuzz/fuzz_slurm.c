@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Slurm's list of hosts, as SLURM_STEP_NODELIST holds it. */
-#include "launcher/slurm.h"
+#include "launcher/cluster/slurm.h"
 
 #include <stdint.h>
 #include <stdlib.h>

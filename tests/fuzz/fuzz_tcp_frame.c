@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Frames between nodes: what is read must be what is written back, and never more than there is. */
-#include "worker/backend/cpu/tcp_frame.h"
+#include "worker/backend/cpu/net/tcp_frame.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Two ranks' lists of parameters, as peers send them: never read beyond, and the same verdict from both sides. */
-#include "worker/verify.h"
+#include "worker/reducer/verify.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -7,7 +7,7 @@
 #ifndef CDI_TEST_CARD_H
 #define CDI_TEST_CARD_H
 
-#include "worker/backend/nccl/kernel.h"
+#include "worker/backend/nccl/kernels/kernel.h"
 
 #include <cuda.h>
 

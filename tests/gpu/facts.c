@@ -2,7 +2,7 @@
 /* The driver's part of the facts, and the JSON; facts.h tells what this is for. Exit status 77: there is no GPU. */
 #include "facts.h"
 
-#include "worker/backend/nccl/kernel.h"
+#include "worker/backend/nccl/kernels/kernel.h"
 
 #include <dlfcn.h>
 #include <stdio.h>

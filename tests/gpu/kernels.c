@@ -5,9 +5,9 @@
  */
 #include "card.h"
 
-#include "worker/backend/nccl/kernel_twin.h"
-#include "worker/dtype.h"
-#include "worker/optim_update.h"
+#include "worker/backend/nccl/kernels/kernel_twin.h"
+#include "worker/base/dtype.h"
+#include "worker/math/optim_update.h"
 
 #include <stdbool.h>
 #include <stdio.h>

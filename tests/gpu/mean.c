@@ -6,7 +6,7 @@
  *
  * Exit status: 0 all was right, 3 a wrong result, 1 an error (a sentence says which), 77 no GPU.
  */
-#include "worker/backend/cpu/float16.h"
+#include "worker/math/float16.h"
 
 #include <cddp/cddp.h>
 #include <stdbool.h>

@@ -763,7 +763,7 @@ def test_slurm(cddprun):
 
 
 def site_port(job):
-    """As site_port() in launcher/site.c: FNV-1a, in 20000 to 31996."""
+    """As site_port() in launcher/cluster/detect.c: FNV-1a, in 20000 to 31996."""
     value = 2166136261
     for byte in job.encode():
         value = (value ^ byte) * 16777619 % 2 ** 32

@@ -29,20 +29,20 @@ FORBIDDEN = {('worker', 'protocol/message.h')}
 # Header of another project -> rooms or files that may include it.
 EXTERNAL = {
     'uv.h': ['rendezvous/', 'launcher/'],
-    'jansson.h': ['protocol/message.c', 'rendezvous/status.c', 'launcher/json_text.h', 'launcher/report.c', 'launcher/status.c',
-                  'launcher/dry_run.c'],
+    'jansson.h': ['protocol/message.c', 'rendezvous/http/pages.c', 'protocol/json_text.h', 'launcher/agent/report.c', 'launcher/agent/events.c',
+                  'launcher/plan/dry_run.c'],
     'sodium.h': ['protocol/auth.c'],
-    'dlfcn.h': ['launcher/topology.c', 'worker/module.c', 'worker/backend/nccl/library.c', 'examples/wine/gpu.c'],
+    'dlfcn.h': ['launcher/plan/topology.c', 'worker/backend/loader.c', 'worker/backend/nccl/library.c', 'examples/wine/gpu.c'],
     'cuda.h': ['worker/backend/nccl/', 'examples/wine/'],
     'nccl.h': ['worker/backend/nccl/'],
     'mpi.h': ['worker/backend/mpi/'],
-    'hwloc.h': ['launcher/topology.c'],
+    'hwloc.h': ['launcher/plan/topology.c'],
     'criterion/criterion.h': [],
 }
 # Call -> files that may make it.
-PROCESS_FILES = ['launcher/spawn.c', 'launcher/guard.c', 'launcher/shim.c', 'launcher/near.c', 'launcher/far.c', 'launcher/main.c', 'rendezvous/main.c']
+PROCESS_FILES = ['launcher/process/spawn.c', 'launcher/process/guard.c', 'launcher/process/shim.c', 'launcher/remote/ssh.c', 'launcher/remote/remote_end.c', 'launcher/main.c', 'rendezvous/daemon/main.c']
 CALLS = [
-    (r'(?:secure_)?getenv', ['common/env.c', 'launcher/options.c', 'examples/wine/gpu.c']),
+    (r'(?:secure_)?getenv', ['common/env.c', 'launcher/cli/parse.c', 'examples/wine/gpu.c']),
     (r'v?fork|clone3?|exec[lv]p?e?|execvpe|fexecve|posix_spawnp?|system|popen|uv_spawn', PROCESS_FILES),
     (r'signal|sigaction|kill|killpg|pidfd_send_signal|uv_kill|uv_signal_start|uv_process_kill',
      [*PROCESS_FILES, 'examples/wine/state.c', 'examples/line/lasting.c']),  # an example is a user's program
@@ -110,12 +110,12 @@ PLANTED = {
     'common/a.c': '#include "protocol/flight.h"\n',
     'protocol/a.h': '#include "store/kv.h"\n',
     'store/a.c': '#include "rendezvous/server.h"\n',
-    'worker/a.c': '#include "launcher/plan.h"\n',
+    'worker/a.c': '#include "launcher/plan/plan.h"\n',
     'worker/b.c': '#include "protocol/message.h"\n',
     'worker/backend/c.c': '#include <dlfcn.h>\n',
     'worker/d.c': '#include <uv.h>\n',
     'worker/e.c': '#include <sodium.h>\n',
-    'rendezvous/a.c': '#include "launcher/plan.h"\n',
+    'rendezvous/a.c': '#include "launcher/plan/plan.h"\n',
     'launcher/a.c': '#include "rendezvous/conn.h"\n',
     'launcher/b.c': '#include <jansson.h>\n',
     'launcher/c.c': 'int f(void)\n{\n    return fork();\n}\n',
@@ -125,12 +125,12 @@ PLANTED = {
     'common/c.h': '#include "buf.h"\n',
     'common/d.c': '#include <common/buf.h>\n',
     'include/cddp/a.h': '#include "common/buf.h"\n',
-    'examples/a.c': '#include "worker/comm.h"\n',
+    'examples/a.c': '#include "worker/comm/comm.h"\n',
 }
 CLEAN = {
     'common/ok.c': '/* fork() and "protocol/flight.h" */\n#include "common/buf.h"\nstatic const char *s = "getenv(";\n',
     'launcher/ok.c': '#include "rendezvous/server.h"\n#include <uv.h>\nvoid f(struct x *y)\n{\n    y->kill(1);\n}\n',
-    'launcher/spawn.c': '#include <signal.h>\nint f(void)\n{\n    return fork();\n}\n',
+    'launcher/process/spawn.c': '#include <signal.h>\nint f(void)\n{\n    return fork();\n}\n',
     'worker/ok.c': '#include "store/kv.h"\n#include <cddp/cddp.h>\n',
     'examples/wine/ok.c': '#include "model.h"\n#include <cddp/cddp.h>\n',
 }

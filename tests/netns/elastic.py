@@ -197,7 +197,7 @@ def write(python):
     for title, took in seen.items():
         lines.append(f'| {title} | {seconds(took)} | {seconds(peer[title]) if title in peer else "not tried | not tried"} |')
     lines += ['', 'A node that is cut off is silent, and counts as there for the lease (15 s): it may come back within it, as',
-              '[faults.md](faults.md) shows.']
+              '[failure-modes.md](failure-modes.md) shows.']
     page = ROOT / 'docs' / 'elastic.md'
     head, mark, _ = page.read_text(encoding='utf-8').partition('<!-- tests/netns/elastic.py --write writes what follows -->\n')
     assert mark, page

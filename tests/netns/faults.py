@@ -3,7 +3,7 @@
 """What happens to a job of two hosts when a part of it fails: who says what, how it ends, and how soon.
 
     faults.py CDDPRUN [--slow] [TEST...]     every end must come within the lease
-    faults.py CDDPRUN --write                the same, and docs/faults.md is written from what was seen
+    faults.py CDDPRUN --write                the same, and docs/failure-modes.md is written from what was seen
 """
 import contextlib
 import os
@@ -23,7 +23,7 @@ PORT = 29400
 LEASE = 15.0
 STOPPING = 1.5  # on top of it: to end the workers and to say so
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-seen = []  # for docs/faults.md
+seen = []  # for docs/failure-modes.md
 
 
 def wine(cddprun):
@@ -255,7 +255,7 @@ def write():
             lines += ['', f'Node {node}, {status_text(status)} after {took:.2f} s' + (':' if err else ', says nothing.')]
             if err:
                 lines += ['', '```text', *err.rstrip('\n').splitlines(), '```']
-    (ROOT / 'docs' / 'faults.md').write_text('\n'.join(lines) + '\n', encoding='utf-8')
+    (ROOT / 'docs' / 'failure-modes.md').write_text('\n'.join(lines) + '\n', encoding='utf-8')
 
 
 if __name__ == '__main__':

@@ -15,7 +15,7 @@ import hosts
 import launch
 
 PORT = 29400
-PROGRAM = os.path.join(hosts.HERE, '..', 'peer', 'ddp_train.py')
+PROGRAM = os.path.join(hosts.HERE, '..', 'interop', 'ddp_train.py')
 DONE = re.compile(r'rank (\d+) done loss (\S+) restart (\d+) port (\d+)')
 TEARDOWN = 'terminate called without an active exception'  # PyTorch's own, after all is done: see peer/check_ddp.py
 ABORTED = 134, 139

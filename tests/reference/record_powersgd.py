@@ -4,7 +4,7 @@
 
     record_powersgd.py FILE     run by a Python that has torch; FILE is tests/data/powersgd_vectors.json. Numbers are hexadecimal.
 
-The gradients are those of tests/unit/test_powersgd.c: six parameters, in buckets of three, the last ones first.
+The gradients are those of tests/unit/worker/reducer/test_powersgd.c: six parameters, in buckets of three, the last ones first.
 """
 import json
 import os

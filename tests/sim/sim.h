@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The simulator of rounds: machines that start, crash, hang, return; a network that delays, breaks and doubles; clocks
- * that run unequally; a rendezvous that is rendezvous/round.c itself, with its session (leases, tokens, connections)
- * modelled here; and an oracle that looks after every event whether a promise was broken. One seed is one job, and the
- * same seed is the same job again. No real time, no I/O but what it says.
+ * that run unequally; a rendezvous that is rendezvous/round/round.c itself, with its session (leases, tokens,
+ * connections) modelled here; and an oracle that looks after every event whether a promise was broken. One seed is one
+ * job, and the same seed is the same job again. No real time, no I/O but what it says.
  */
 #ifndef SIM_H
 #define SIM_H
 
-#include "rendezvous/round.h"
+#include "rendezvous/round/round.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -7,7 +7,7 @@
 #include "device_job.h"
 #include "items.h"
 
-#include "worker/optim_update.h"
+#include "worker/math/optim_update.h"
 
 #include <stdlib.h>
 #include <unistd.h>

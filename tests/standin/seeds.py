@@ -22,7 +22,7 @@ LIMIT_S = 200
 
 def jobs(build, seed):
     start = [build / 'launcher/cddprun', '--standalone', '--nproc_per_node=2']
-    conformance = build / 'tests/backend/test_conformance'
+    conformance = build / 'tests/conformance/test_conformance'
     return {
         'split': [conformance, 'nccl:3', 'split'],
         'regions': [conformance, 'nccl:3', 'region'],

@@ -2,7 +2,7 @@
 /* The driver's half of the stand-in. Run with CDDP_STANDIN_REPORT=count: a fault is counted, and looked for. */
 #include "hygiene.h"
 #include "pair.h"
-#include "worker/backend/nccl/kernel.h"
+#include "worker/backend/nccl/kernels/kernel.h"
 
 #include <math.h>
 #include <pthread.h>

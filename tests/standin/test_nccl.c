@@ -3,7 +3,7 @@
  * NCCL's half of the stand-in. Ranks are processes, which is how the project uses it; each ends with 0 if all was as it
  * should be. Run with CDDP_STANDIN_REPORT=count: a fault is counted, and looked for.
  */
-#include "worker/backend/cpu/float16.h"
+#include "worker/math/float16.h"
 #include "world.h"
 
 #include <dlfcn.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What NCCL's versions do differently (version.h), seen from outside. Run with CDDP_STANDIN_REPORT=count. */
-#include "worker/backend/cpu/float16.h"
+#include "worker/math/float16.h"
 #include "world.h"
 
 #include <pthread.h>

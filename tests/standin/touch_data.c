@@ -2,8 +2,8 @@
 /* The arithmetic of NCCL's operations; instrumented, since it reads and writes the program's memory. */
 #include "comm.h"
 
-#include "worker/backend/cpu/float16.h"
-#include "worker/backend/cpu/reduce.h"
+#include "worker/math/float16.h"
+#include "worker/math/reduce.h"
 
 #include <math.h>
 

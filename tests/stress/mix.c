@@ -13,7 +13,7 @@
 #include "mix.h"
 #include "mix_value.h"
 
-#include "worker/store_host.h"
+#include "worker/store/host.h"
 
 #include <getopt.h>
 #include <pthread.h>

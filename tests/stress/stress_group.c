@@ -4,7 +4,7 @@
  * collectives; and the same by two threads, each with a communicator of its own. Ranks are threads, so that
  * ThreadSanitizer sees them, and then processes. More of it: stress_group FIRST_SEED SEEDS
  */
-#include "../backend/conformance_group.h"
+#include "../conformance/conformance_group.h"
 
 #include <pthread.h>
 #include <stdlib.h>

@@ -3,8 +3,8 @@
  * The store that rank 0 hosts, under ThreadSanitizer: its thread serves clients in other threads, which count, wait for
  * each other's keys, come and go; while the number of clients is asked for; and it is stopped under a client's hands.
  */
-#include "worker/store_client.h"
-#include "worker/store_host.h"
+#include "worker/store/client.h"
+#include "worker/store/host.h"
 
 #include <pthread.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fake_backend.h"
 
-#include "worker/dtype.h"
+#include "worker/base/dtype.h"
 
 #include <criterion/criterion.h>
 #include <stdarg.h>

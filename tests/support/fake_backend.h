@@ -2,13 +2,13 @@
 /*
  * A communicator for tests of what lies above it: a scripted backend that records each operation, completes them when
  * told to, or fails; and blocking collectives between "ranks" that are threads of one process. It defines the functions
- * of worker/comm.h, so a test links it in place of comm.c.
+ * of worker/comm/comm.h, so a test links it in place of comm.c.
  */
 #ifndef CDI_TEST_FAKE_BACKEND_H
 #define CDI_TEST_FAKE_BACKEND_H
 
-#include "worker/comm.h"
-#include "worker/memory.h"
+#include "worker/comm/comm.h"
+#include "worker/comm/memory.h"
 
 #include <pthread.h>
 

@@ -6,8 +6,8 @@
 #ifndef CDI_TEST_LONE_RANK_H
 #define CDI_TEST_LONE_RANK_H
 
-#include "worker/backend/cpu/collective.h"
-#include "worker/backend/cpu/handover.h"
+#include "worker/backend/cpu/coll/collective.h"
+#include "worker/backend/cpu/node/fd_exchange.h"
 
 #include <criterion/criterion.h>
 #include <unistd.h>

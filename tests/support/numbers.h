@@ -3,7 +3,7 @@
 #ifndef CDI_TEST_NUMBERS_H
 #define CDI_TEST_NUMBERS_H
 
-#include "worker/backend/cpu/float16.h"
+#include "worker/math/float16.h"
 
 #include <cddp/cddp.h>
 

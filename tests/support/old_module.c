@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A module of a build that never was. */
-#include "worker/module.h"
+#include "worker/backend/loader.h"
 
 static cddp_status refuse(const struct cdi_host *host, const struct cdi_backend_ops **ops, struct cdi_error *err)
 {

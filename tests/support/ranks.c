@@ -2,7 +2,7 @@
 #include "ranks.h"
 
 #include "common/clock.h"
-#include "worker/module.h"
+#include "worker/backend/loader.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -12,8 +12,8 @@
 
 #include "common/error.h"
 #include "protocol/flight.h"
-#include "worker/lowrank.h"
-#include "worker/optim_row.h"
+#include "worker/math/lowrank.h"
+#include "worker/math/optim_row.h"
 
 #include <cddp/cddp.h>
 #include <stdbool.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/op_text.h"
+#include "worker/backend/describe.h"
 
-#include "worker/dtype.h"
+#include "worker/base/dtype.h"
 
 #include <stdio.h>
 

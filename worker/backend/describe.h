@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What an operation is called: in the flight page and in sentences. Pure. */
-#ifndef CDI_OP_TEXT_H
-#define CDI_OP_TEXT_H
+#ifndef CDI_BACKEND_DESCRIBE_H
+#define CDI_BACKEND_DESCRIBE_H
 
-#include "worker/backend.h"
+#include "worker/backend/backend.h"
 
 enum cdi_flight_op cdi_flight_op_of(enum cdi_op_kind kind);
 /* The same of what is enqueued as one: what the program has called. */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/cpu/element.h"
+#include "worker/backend/host_elementwise.h"
 
-#include "worker/backend/cpu/float16.h"
-#include "worker/backend/cpu/reduce.h"
-#include "worker/dtype.h"
+#include "worker/base/dtype.h"
+#include "worker/math/float16.h"
+#include "worker/math/reduce.h"
 
 #include <stdatomic.h>
 #if defined(__x86_64__)

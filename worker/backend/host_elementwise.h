@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The element functions of the table (worker/backend.h) on host memory. Pure; any thread; the backend is not used. */
-#ifndef CDI_CPU_ELEMENT_H
-#define CDI_CPU_ELEMENT_H
+/* The element functions of the table (worker/backend/backend.h) on host memory. Pure; any thread; the backend is not
+ * used. */
+#ifndef CDI_BACKEND_HOST_ELEMENTWISE_H
+#define CDI_BACKEND_HOST_ELEMENTWISE_H
 
-#include "worker/backend.h"
+#include "worker/backend/backend.h"
 
 cddp_status cdi_element_pack(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
                              struct cdi_error *err);

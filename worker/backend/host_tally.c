@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The norm of what lies in host memory, and scaling by it. Sums are made in float64. */
-#include "worker/backend/cpu/element.h"
-#include "worker/backend/cpu/float16.h"
+#include "worker/backend/host_elementwise.h"
+#include "worker/math/float16.h"
 
 #include <math.h>
 #include <string.h>

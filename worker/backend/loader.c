@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The only place of libcddp that opens shared libraries. What was opened stays: other threads may be in it. */
-#include "worker/module.h"
+#include "worker/backend/loader.h"
 
 #include "common/env.h"
 #include "common/log.h"
-#include "worker/place.h"
+#include "worker/comm/placement.h"
 
 #include <dlfcn.h>
 #include <limits.h>

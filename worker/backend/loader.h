@@ -4,10 +4,10 @@
  * build serves machines with and without a GPU. A module's undefined symbols are libc's only: what it needs of libcddp
  * comes in the host table. Both sides are of one build; the ABI number and the version say so.
  */
-#ifndef CDI_MODULE_H
-#define CDI_MODULE_H
+#ifndef CDI_BACKEND_LOADER_H
+#define CDI_BACKEND_LOADER_H
 
-#include "worker/backend.h"
+#include "worker/backend/backend.h"
 
 #define CDI_MODULE_ABI 5
 #define CDI_MODULE_SYMBOL "cddp_module" /* the one symbol of a module: a const struct cdi_module */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/cpu/group.h"
+#include "worker/backend/message_group.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,10 +5,10 @@
  * with which its own number makes k, modulo the number of ranks, and that one turns to it. Of the two the lower rank
  * sends all that it has for the other first, and the higher one receives first. So nobody waits in a circle.
  */
-#ifndef CDI_CPU_GROUP_H
-#define CDI_CPU_GROUP_H
+#ifndef CDI_BACKEND_MESSAGE_GROUP_H
+#define CDI_BACKEND_MESSAGE_GROUP_H
 
-#include "worker/backend/cpu/thread.h"
+#include "worker/backend/queue.h"
 
 /*
  * Makes *w the work of n > 0 operations: a copy of them and their counts, in the order in which they are run.

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/word.h"
+#include "worker/backend/peer_error.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -4,11 +4,11 @@
  * a rank waiting: who failed first and why, and who came to an operation that did not end. Any thread; each call is one
  * or more exchanges with the store, so not for a hot loop.
  */
-#ifndef CDI_WORD_H
-#define CDI_WORD_H
+#ifndef CDI_BACKEND_PEER_ERROR_H
+#define CDI_BACKEND_PEER_ERROR_H
 
 #include "common/rank_list.h"
-#include "worker/backend.h"
+#include "worker/backend/backend.h"
 
 #define CDI_WORD_PREFIX_MAX 48
 

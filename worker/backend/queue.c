@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/cpu/thread.h"
+#include "worker/backend/queue.h"
 
 #include "common/clock.h"
 #include "common/thread.h"
-#include "worker/backend/cpu/wait.h"
-#include "worker/op_text.h"
+#include "worker/backend/cpu/node/wait.h"
+#include "worker/backend/describe.h"
 
 #include <sched.h>
 #include <stdlib.h>

@@ -10,10 +10,10 @@
  * The thread is started when the first operation comes that it may have to run; where it cannot be started, joining
  * threads do all the work.
  */
-#ifndef CDI_CPU_THREAD_H
-#define CDI_CPU_THREAD_H
+#ifndef CDI_BACKEND_QUEUE_H
+#define CDI_BACKEND_QUEUE_H
 
-#include "worker/backend.h"
+#include "worker/backend/backend.h"
 
 #include <pthread.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/dtype.h"
+#include "worker/base/dtype.h"
 
 enum sort { INTEGER, FLOAT, SMALL_FLOAT };
 

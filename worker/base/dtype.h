@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Element types and reductions: sizes, names, what goes with what. Pure. */
-#ifndef CDI_DTYPE_H
-#define CDI_DTYPE_H
+#ifndef CDI_BASE_DTYPE_H
+#define CDI_BASE_DTYPE_H
 
 #include <cddp/cddp.h>
 #include <stdbool.h>

@@ -6,8 +6,8 @@
  *
  * Whatever is opened here must be closed here, or a child could close what has got the same number since. Any thread.
  */
-#ifndef CDI_FORK_CLOSE_H
-#define CDI_FORK_CLOSE_H
+#ifndef CDI_BASE_FORK_CLOSE_H
+#define CDI_BASE_FORK_CLOSE_H
 
 /* As socket(2), a TCP socket that does not block. */
 int cdi_fork_socket(int family);

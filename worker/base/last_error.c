@@ -3,7 +3,7 @@
  * The calling thread's last error sentence, which every public function of the library sets when it fails, and the last
  * one of any thread; and which public function the calling thread is in.
  */
-#include "worker/comm.h"
+#include "worker/comm/comm.h"
 
 #include <pthread.h>
 #include <string.h>

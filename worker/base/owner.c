@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/owner.h"
+#include "worker/base/owner.h"
 
-#include "worker/comm.h"
+#include "worker/comm/comm.h"
 
 #include <pthread.h>
 #include <stdio.h>

@@ -8,8 +8,8 @@
  * that runs no handlers, such as clone(2)), and a fork handler does it where the kernel cannot. A child of vfork()
  * shares the word; only functions that take no part in training, and so have time to ask the kernel, can tell it apart.
  */
-#ifndef CDI_OWNER_H
-#define CDI_OWNER_H
+#ifndef CDI_BASE_OWNER_H
+#define CDI_BASE_OWNER_H
 
 #include "common/error.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/sized.h"
+#include "worker/base/sized.h"
 
 #include <stdint.h>
 #include <stdlib.h>

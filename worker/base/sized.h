@@ -8,8 +8,8 @@
  * too short for counts as zero. What it has beyond the library's must be zero: else CDDP_E_UNSUPPORTED with the offset.
  * CDDP_E_INVALID: no struct, or a size that no struct has, since it was not set.
  */
-#ifndef CDI_SIZED_H
-#define CDI_SIZED_H
+#ifndef CDI_BASE_SIZED_H
+#define CDI_BASE_SIZED_H
 
 #include "common/error.h"
 

@@ -5,8 +5,8 @@
  */
 #include "common/cleanup.h"
 #include "common/crc64.h"
-#include "worker/checkpoint.h"
-#include "worker/comm.h"
+#include "worker/checkpoint/file.h"
+#include "worker/comm/comm.h"
 
 #include <stdio.h>
 #include <stdlib.h>

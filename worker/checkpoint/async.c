@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/saver.h"
+#include "worker/checkpoint/async.h"
 
 #include "common/thread.h"
 

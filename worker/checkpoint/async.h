@@ -3,10 +3,10 @@
  * A save that goes on while the program trains: a thread of its own writes what was copied for it. One at a time for
  * each communicator, whose member a saver is. Called by one thread at a time.
  */
-#ifndef CDI_SAVER_H
-#define CDI_SAVER_H
+#ifndef CDI_CHECKPOINT_ASYNC_H
+#define CDI_CHECKPOINT_ASYNC_H
 
-#include "worker/item.h"
+#include "worker/checkpoint/item.h"
 
 /* What is to be written; all of its memory is malloc'ed, but the snapshot. */
 struct cdi_save {

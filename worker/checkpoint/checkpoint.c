@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The collective calls over checkpoint files: rank 0 writes and reads, all ranks get its result and its bytes. An item
- * of which each rank has its own is so many items in the file: NAME[0], NAME[1], ... What is no memory: worker/item.h.
- * Whatever may fail on one rank alone does so before anything changes, and the ranks tell each other.
+ * of which each rank has its own is so many items in the file: NAME[0], NAME[1], ... What is no memory:
+ * worker/checkpoint/item.h. Whatever may fail on one rank alone does so before anything changes, and the ranks tell
+ * each other.
  */
 #include "common/cleanup.h"
-#include "worker/comm.h"
-#include "worker/item.h"
-#include "worker/saver.h"
-#include "worker/sized.h"
+#include "worker/base/sized.h"
+#include "worker/checkpoint/async.h"
+#include "worker/checkpoint/item.h"
+#include "worker/comm/comm.h"
 
 #include <stdio.h>
 #include <string.h>

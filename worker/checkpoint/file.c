@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/checkpoint.h"
+#include "worker/checkpoint/file.h"
 
 #include "common/buf.h"
 #include "common/cleanup.h"

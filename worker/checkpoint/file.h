@@ -13,10 +13,10 @@
  * its kind. A later version keeps the first line, and the checksum as the last 8 of header_bytes: what has neither is
  * damaged, and not of another version.
  */
-#ifndef CDI_CHECKPOINT_H
-#define CDI_CHECKPOINT_H
+#ifndef CDI_CHECKPOINT_FILE_H
+#define CDI_CHECKPOINT_FILE_H
 
-#include "worker/backend.h"
+#include "worker/backend/backend.h"
 
 #include <stdbool.h>
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/item.h"
+#include "worker/checkpoint/item.h"
 
-#include "worker/comm.h"
-#include "worker/sampler.h"
+#include "worker/comm/comm.h"
+#include "worker/data/sampler.h"
 
 #include <stdio.h>
 #include <stdlib.h>

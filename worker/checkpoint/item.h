@@ -3,10 +3,10 @@
  * Items of a checkpoint that are no memory: what a sampler, an optimizer or a reducer has to say in a file, and how it
  * takes that up. checkpoint_comm.c, which knows no kind, calls these in their order, between two steps, in one thread.
  */
-#ifndef CDI_ITEM_H
-#define CDI_ITEM_H
+#ifndef CDI_CHECKPOINT_ITEM_H
+#define CDI_CHECKPOINT_ITEM_H
 
-#include "worker/checkpoint.h"
+#include "worker/checkpoint/file.h"
 
 /*
  * An object, and its state as a file has it: entries whose names begin with the item's, in memory of their own. There

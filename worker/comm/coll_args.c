@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/coll_args.h"
+#include "worker/comm/coll_args.h"
 
-#include "worker/dtype.h"
-#include "worker/op_text.h"
+#include "worker/backend/describe.h"
+#include "worker/base/dtype.h"
 
 #include <stdint.h>
 #include <stdlib.h>

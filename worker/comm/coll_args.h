@@ -3,10 +3,10 @@
  * From what the program says (cddp_coll_args) to what the backend does (cdi_op). Arguments are checked here and nowhere
  * else. Pure.
  */
-#ifndef CDI_COLL_ARGS_H
-#define CDI_COLL_ARGS_H
+#ifndef CDI_COMM_COLL_ARGS_H
+#define CDI_COMM_COLL_ARGS_H
 
-#include "worker/backend.h"
+#include "worker/backend/backend.h"
 
 /*
  * What an operation does not use is zero: it may get a meaning in a later version. For what a program has written;

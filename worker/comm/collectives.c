@@ -3,11 +3,11 @@
  * Collectives for users. Each is described by a cddp_coll_args, becomes operations of the backend (coll_args.c), and is
  * enqueued and joined at once, or by cddp_coll_wait.
  */
-#include "worker/coll_args.h"
-#include "worker/comm.h"
-#include "worker/memory.h"
-#include "worker/op_text.h"
-#include "worker/sized.h"
+#include "worker/backend/describe.h"
+#include "worker/base/sized.h"
+#include "worker/comm/coll_args.h"
+#include "worker/comm/comm.h"
+#include "worker/comm/memory.h"
 
 #include <stdlib.h>
 

@@ -3,7 +3,7 @@
  * The communicator: from the environment's variables through the store to a backend that connects all ranks, and parts
  * of it. collective.c has what is done with one.
  */
-#include "worker/comm.h"
+#include "worker/comm/comm.h"
 
 #include "common/cleanup.h"
 #include "common/clock.h"
@@ -11,19 +11,19 @@
 #include "common/env.h"
 #include "common/rank_list.h"
 #include "common/status.h"
-#include "worker/dtype.h"
-#include "worker/error_file.h"
-#include "worker/group.h"
-#include "worker/launch_env.h"
-#include "worker/memory.h"
-#include "worker/module.h"
-#include "worker/owner.h"
-#include "worker/place.h"
-#include "worker/saver.h"
-#include "worker/sized.h"
-#include "worker/store_client.h"
-#include "worker/store_host.h"
-#include "worker/unique_id.h"
+#include "worker/backend/loader.h"
+#include "worker/base/dtype.h"
+#include "worker/base/owner.h"
+#include "worker/base/sized.h"
+#include "worker/checkpoint/async.h"
+#include "worker/comm/create_group.h"
+#include "worker/comm/error_file.h"
+#include "worker/comm/launch_env.h"
+#include "worker/comm/memory.h"
+#include "worker/comm/placement.h"
+#include "worker/comm/unique_id.h"
+#include "worker/store/client.h"
+#include "worker/store/host.h"
 
 #include <inttypes.h>
 #include <limits.h>

@@ -3,7 +3,7 @@
 #ifndef CDI_COMM_H
 #define CDI_COMM_H
 
-#include "worker/backend.h"
+#include "worker/backend/backend.h"
 
 /* Set cddp_last_error() of this thread from err and return its status; the way out of every public function. */
 cddp_status cdi_last_error_set(const struct cdi_error *err);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/group.h"
+#include "worker/comm/create_group.h"
 
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/crc64.h"
 #include "common/rank_list.h"
-#include "worker/store_client.h"
+#include "worker/store/client.h"
 
 #include <inttypes.h>
 #include <stdio.h>

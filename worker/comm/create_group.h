@@ -8,10 +8,10 @@
  * communicator, tag and rank: which list that rank is waiting with now, so that members whose lists differ find out.
  *   left = how many members have read that all have come; the last of them deletes these keys
  */
-#ifndef CDI_GROUP_H
-#define CDI_GROUP_H
+#ifndef CDI_COMM_CREATE_GROUP_H
+#define CDI_COMM_CREATE_GROUP_H
 
-#include "worker/backend.h"
+#include "worker/backend/backend.h"
 
 #include <pthread.h>
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/error_file.h"
+#include "worker/comm/error_file.h"
 
 #include "common/env.h"
-#include "worker/comm.h"
+#include "worker/comm/comm.h"
 
 #include <fcntl.h>
 #include <limits.h>

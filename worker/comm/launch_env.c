@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/launch_env.h"
+#include "worker/comm/launch_env.h"
 
 #include "common/env.h"
 

@@ -4,8 +4,8 @@
  * WORLD_SIZE (cddprun, torchrun, or set by hand), Open MPI's variables, those of PMI (MPICH's Hydra and its relatives),
  * a Slurm step's (never those of a mere batch script). Pure: the variables come through a function.
  */
-#ifndef CDI_LAUNCH_ENV_H
-#define CDI_LAUNCH_ENV_H
+#ifndef CDI_COMM_LAUNCH_ENV_H
+#define CDI_COMM_LAUNCH_ENV_H
 
 #include "common/error.h"
 

@@ -4,7 +4,7 @@
  * every rank learns whether it went well, and the death of a rank is told as in any collective.
  */
 #include "common/cleanup.h"
-#include "worker/comm.h"
+#include "worker/comm/comm.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -3,10 +3,10 @@
  * cddp_alloc, cddp_free, cddp_register and cddp_unregister. What all ranks have together they agree on first: that all
  * ask for the same, and that all can have it. So either all have it or none, and it has the same number on all.
  */
-#include "worker/memory.h"
+#include "worker/comm/memory.h"
 
 #include "common/cleanup.h"
-#include "worker/comm.h"
+#include "worker/comm/comm.h"
 
 #include <inttypes.h>
 #include <stdatomic.h>

@@ -3,10 +3,10 @@
  * Memory that libcddp was asked for, or told of: what collectives and reducers know of the place where a program has
  * its data. A communicator has a list of it.
  */
-#ifndef CDI_MEMORY_H
-#define CDI_MEMORY_H
+#ifndef CDI_COMM_MEMORY_H
+#define CDI_COMM_MEMORY_H
 
-#include "worker/backend.h"
+#include "worker/backend/backend.h"
 
 #include <pthread.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Numbers that a program wants to know over all ranks: gathered once, and put together in rank order on each. */
 #include "common/cleanup.h"
-#include "worker/comm.h"
+#include "worker/comm/comm.h"
 
 #include <math.h>
 #include <string.h>

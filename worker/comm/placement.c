@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/place.h"
+#include "worker/comm/placement.h"
 
 #include "common/cleanup.h"
 #include "common/crc64.h"

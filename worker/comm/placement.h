@@ -4,10 +4,10 @@
  * is not enough. Two ranks are on one host if memory can be handed over between them: same kernel, same network
  * namespace (the hand-over goes through an abstract socket).
  */
-#ifndef CDI_PLACE_H
-#define CDI_PLACE_H
+#ifndef CDI_COMM_PLACEMENT_H
+#define CDI_COMM_PLACEMENT_H
 
-#include "worker/launch_env.h"
+#include "worker/comm/launch_env.h"
 
 #include <stdint.h>
 

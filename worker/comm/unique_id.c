@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/unique_id.h"
+#include "worker/comm/unique_id.h"
 
 #include "common/env.h"
-#include "worker/comm.h"
-#include "worker/place.h"
+#include "worker/comm/comm.h"
+#include "worker/comm/placement.h"
 
 #include <arpa/inet.h>
 #include <pthread.h>

@@ -4,12 +4,12 @@
  * little-endian: "CDDU" | u8 format (1) | u8 addresses | u16 port | 32 bytes secret | 24 bytes host id | per address u8
  * family (4 or 6) and 16 bytes, of which IPv4 has the first four; the rest is zero.
  */
-#ifndef CDI_UNIQUE_ID_H
-#define CDI_UNIQUE_ID_H
+#ifndef CDI_COMM_UNIQUE_ID_H
+#define CDI_COMM_UNIQUE_ID_H
 
 #include "protocol/auth.h"
-#include "worker/backend/cpu/net.h"
-#include "worker/store_host.h"
+#include "worker/backend/cpu/net/interfaces.h"
+#include "worker/store/host.h"
 
 #include <cddp/cddp.h>
 

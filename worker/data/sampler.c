@@ -3,10 +3,10 @@
  * Which samples belong to this rank in this epoch: PyTorch's DistributedSampler, index by index, so that a run can be
  * compared with PyTorch's number by number. Pure apart from its memory, all of which is taken at creation.
  */
-#include "worker/sampler.h"
+#include "worker/data/sampler.h"
 
-#include "worker/comm.h"
-#include "worker/sized.h"
+#include "worker/base/sized.h"
+#include "worker/comm/comm.h"
 
 #include <endian.h>
 #include <inttypes.h>

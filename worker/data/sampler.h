@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* torch.randperm on the CPU, bit for bit; the sampler itself is public (cddp.h). Pure. */
-#ifndef CDI_SAMPLER_H
-#define CDI_SAMPLER_H
+#ifndef CDI_DATA_SAMPLER_H
+#define CDI_DATA_SAMPLER_H
 
 #include "common/error.h"
-#include "worker/mt19937.h"
+#include "worker/math/mt19937.h"
 
 #include <cddp/cddp.h>
 #include <stdint.h>

@@ -4,8 +4,8 @@
  * floating-point mode. Rounding is to nearest, ties to even; a NaN stays a (quiet) NaN with its sign. Pure. GPU kernels
  * include it too.
  */
-#ifndef CDI_CPU_FLOAT16_H
-#define CDI_CPU_FLOAT16_H
+#ifndef CDI_MATH_FLOAT16_H
+#define CDI_MATH_FLOAT16_H
 
 #include <stdint.h>
 #include <string.h>

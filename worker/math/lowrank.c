@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/lowrank.h"
+#include "worker/math/lowrank.h"
 
 #include <math.h>
 #include <string.h>
@@ -8,12 +8,12 @@
 
 #define REAL float
 #define NAME(x) x##_f32
-#include "worker/lowrank_real.h"
+#include "worker/math/lowrank_real.h"
 #undef REAL
 #undef NAME
 #define REAL double
 #define NAME(x) x##_f64
-#include "worker/lowrank_real.h"
+#include "worker/math/lowrank_real.h"
 
 void cdi_lowrank_left(const struct cdi_lowrank *of, const void *m, const void *q, void *p)
 {

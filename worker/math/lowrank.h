@@ -4,8 +4,8 @@
  * cols x rank, both column by column. Of float32 or float64; sums are made in an order that depends on the sizes alone.
  * Pure; any thread. The matrices of one call do not overlap.
  */
-#ifndef CDI_LOWRANK_H
-#define CDI_LOWRANK_H
+#ifndef CDI_MATH_LOWRANK_H
+#define CDI_MATH_LOWRANK_H
 
 #include <cddp/cddp.h>
 #include <stddef.h>

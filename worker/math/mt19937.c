@@ -3,7 +3,7 @@
  * MT19937 from its definition: M. Matsumoto and T. Nishimura, "Mersenne Twister: A 623-dimensionally equidistributed
  * uniform pseudo-random number generator", ACM TOMACS 8 (1998), with the seeding of their revision of 2002.
  */
-#include "worker/mt19937.h"
+#include "worker/math/mt19937.h"
 
 #define N CDI_MT19937_N
 #define M 397

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The Mersenne Twister MT19937, as PyTorch's CPU generator seeds and draws from it. Pure; one thread at a time. */
-#ifndef CDI_MT19937_H
-#define CDI_MT19937_H
+#ifndef CDI_MATH_MT19937_H
+#define CDI_MATH_MT19937_H
 
 #include <stdint.h>
 

@@ -4,8 +4,8 @@
  * device, which counts each parameter's steps itself, so that a step may be left out without a word of the host.
  * nvcc includes this file too.
  */
-#ifndef CDI_OPTIM_ROW_H
-#define CDI_OPTIM_ROW_H
+#ifndef CDI_MATH_OPTIM_ROW_H
+#define CDI_MATH_OPTIM_ROW_H
 
 #include <cddp/cddp.h>
 #include <stdbool.h>

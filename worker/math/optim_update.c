@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/optim_update.h"
+#include "worker/math/optim_update.h"
 
 #include <math.h>
 

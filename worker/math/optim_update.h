@@ -5,8 +5,8 @@
  * to the type of the elements; nothing is fused or reordered, so that the result does not depend on how a caller cuts
  * `count`, nor on the machine.
  */
-#ifndef CDI_OPTIM_UPDATE_H
-#define CDI_OPTIM_UPDATE_H
+#ifndef CDI_MATH_OPTIM_UPDATE_H
+#define CDI_MATH_OPTIM_UPDATE_H
 
 #include <cddp/cddp.h>
 

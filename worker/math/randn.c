@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/normal.h"
+#include "worker/math/randn.h"
 
 #include <math.h>
 

@@ -3,10 +3,10 @@
  * Numbers from the standard normal distribution, as torch.randn draws them on a CPU from its Mersenne Twister, by the
  * method of Box and Muller ("A note on the generation of random normal deviates", 1958). Pure; one thread at a time.
  */
-#ifndef CDI_NORMAL_H
-#define CDI_NORMAL_H
+#ifndef CDI_MATH_RANDN_H
+#define CDI_MATH_RANDN_H
 
-#include "worker/mt19937.h"
+#include "worker/math/mt19937.h"
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -4,9 +4,9 @@
  * float32, float64 and float16, which are nearly all of the work. Built for the baseline and, on x86-64, for AVX2 and
  * for AVX-512: the same operations in the same order, so the same bits.
  */
-#include "worker/backend/cpu/reduce.h"
+#include "worker/math/reduce.h"
 
-#include "worker/backend/cpu/float16.h"
+#include "worker/math/float16.h"
 
 #include <stdatomic.h>
 #if defined(__x86_64__)

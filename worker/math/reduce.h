@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The arithmetic of all-reduce: several arrays into one, in order, element by element. Pure; any thread. */
-#ifndef CDI_CPU_REDUCE_H
-#define CDI_CPU_REDUCE_H
+#ifndef CDI_MATH_REDUCE_H
+#define CDI_MATH_REDUCE_H
 
 #include <cddp/cddp.h>
 #include <stdbool.h>

@@ -5,10 +5,10 @@
  * here this rank's part of it is updated, the new values take the gradients' place in the arena, from where the ranks
  * exchange them, and come back into the user's parameters. One thread, with the reducer's lock held.
  */
-#include "worker/optim.h"
+#include "worker/optim/optim.h"
 
 #include "common/crc64.h"
-#include "worker/backend/cpu/float16.h"
+#include "worker/math/float16.h"
 
 #include <math.h>
 #include <stdlib.h>

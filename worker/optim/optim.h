@@ -6,9 +6,9 @@
 #ifndef CDI_OPTIM_H
 #define CDI_OPTIM_H
 
-#include "worker/optim_shard.h"
-#include "worker/optim_update.h"
-#include "worker/reducer.h"
+#include "worker/math/optim_update.h"
+#include "worker/reducer/shard.h"
+#include "worker/reducer/state.h"
 
 /* What a parameter's group says. */
 struct cdi_optim_own {

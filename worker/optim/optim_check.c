@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a user says of an optimizer and of a step: checked, and spread over the parameters. Pure. */
-#include "worker/optim.h"
+#include "worker/optim/optim.h"
 
 #include "common/cleanup.h"
-#include "worker/sized.h"
+#include "worker/base/sized.h"
 
 #include <math.h>
 #include <string.h>

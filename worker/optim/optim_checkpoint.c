@@ -5,9 +5,9 @@
  * read them. Its entries have PyTorch's names.
  */
 #include "common/crc64.h"
-#include "worker/item.h"
-#include "worker/op_text.h"
-#include "worker/optim.h"
+#include "worker/backend/describe.h"
+#include "worker/checkpoint/item.h"
+#include "worker/optim/optim.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,7 @@
  * stream behind the step; the host waits for nothing. What a rank updates, and where the others' values go, is the same
  * in every step, so both lists are made once. With the reducer's lock held, but for creation and checkpoints.
  */
-#include "worker/optim.h"
+#include "worker/optim/optim.h"
 
 #include <stdlib.h>
 #include <string.h>

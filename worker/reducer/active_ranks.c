@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/headcount.h"
+#include "worker/reducer/active_ranks.h"
 
-#include "worker/backend/cpu/float16.h"
+#include "worker/math/float16.h"
 
 #include <limits.h>
 #include <math.h>

@@ -4,8 +4,8 @@
  * to one of them. A type of 16 bits cannot tell 511 of 512 from 512 of 512, so there no element counts more ranks than
  * it can, whatever order they are added in. Pure.
  */
-#ifndef CDI_HEADCOUNT_H
-#define CDI_HEADCOUNT_H
+#ifndef CDI_REDUCER_ACTIVE_RANKS_H
+#define CDI_REDUCER_ACTIVE_RANKS_H
 
 #include <cddp/cddp.h>
 

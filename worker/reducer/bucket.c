@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/bucket.h"
+#include "worker/reducer/bucket.h"
 
-#include "worker/dtype.h"
+#include "worker/base/dtype.h"
 
 #include <assert.h>
 #include <stdlib.h>

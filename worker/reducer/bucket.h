@@ -13,8 +13,8 @@
  * Gradients of one type lie behind one another, the last of the model first: where parts is 1, at a place that does not
  * depend on the caps.
  */
-#ifndef CDI_BUCKET_H
-#define CDI_BUCKET_H
+#ifndef CDI_REDUCER_BUCKET_H
+#define CDI_REDUCER_BUCKET_H
 
 #include "common/error.h"
 

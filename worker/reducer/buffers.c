@@ -3,7 +3,7 @@
  * Buffers: what a model has beside its parameters, and no gradient moves (running statistics). Each step may begin with
  * one rank's for all: rank 0's, or with CDDP_DDP_JOIN, as in PyTorch, the highest rank's of those that still train.
  */
-#include "worker/reducer.h"
+#include "worker/reducer/state.h"
 
 #include <stdlib.h>
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a program hands to cddp_ddp_create, looked at before anything is made of it: every sentence names the member. */
-#include "worker/reducer.h"
+#include "worker/reducer/state.h"
 
-#include "worker/dtype.h"
-#include "worker/sized.h"
+#include "worker/base/dtype.h"
+#include "worker/base/sized.h"
 
 #include <stdlib.h>
 

@@ -8,7 +8,7 @@
  * float16, whose range ends at 65504, and behind it for the other two, whose range is float32's. On the host the
  * reduction multiplies before it rounds, which costs nothing there.
  */
-#include "worker/reducer.h"
+#include "worker/reducer/state.h"
 
 static bool is_short(cddp_dtype dtype)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The reducer's beginning and end: cddp_ddp_create and cddp_ddp_destroy. */
-#include "worker/powersgd.h"
-#include "worker/reducer.h"
-#include "worker/verify.h"
+#include "worker/reducer/powersgd.h"
+#include "worker/reducer/state.h"
+#include "worker/reducer/verify.h"
 
 #include <stdlib.h>
 #include <string.h>

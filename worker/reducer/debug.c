@@ -6,8 +6,8 @@
 #include "common/crc64.h"
 #include "common/env.h"
 #include "common/log.h"
-#include "worker/backend/cpu/float16.h"
-#include "worker/reducer.h"
+#include "worker/math/float16.h"
+#include "worker/reducer/state.h"
 
 #include <math.h>
 #include <stdatomic.h>

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Communication hooks: the user's functions in place of a bucket's all-reduce. */
-#include "worker/reducer.h"
+#include "worker/reducer/state.h"
 
 #include "common/status.h"
-#include "worker/powersgd.h"
-#include "worker/sized.h"
+#include "worker/base/sized.h"
+#include "worker/reducer/powersgd.h"
 
 #include <stdlib.h>
 

@@ -10,8 +10,8 @@
  * those that are sent in another type. Where others want buckets in one piece (hooks, PowerSGD, an optimizer), the
  * whole arena is made then, and all is copied.
  */
-#include "worker/memory.h"
-#include "worker/reducer.h"
+#include "worker/comm/memory.h"
+#include "worker/reducer/state.h"
 
 #include <stdint.h>
 #include <stdlib.h>

@@ -6,8 +6,8 @@
  * that is the part it takes, and the order depends on the buckets too. On a device the number stays there: whoever only
  * clips does not wait for it.
  */
-#include "worker/optim_shard.h"
-#include "worker/reducer.h"
+#include "worker/reducer/shard.h"
+#include "worker/reducer/state.h"
 
 #include <math.h>
 #include <stdlib.h>

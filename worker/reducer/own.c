@@ -7,7 +7,7 @@
  * On the way in a device multiplies them for the mean, where that loses nothing: by a power of two, or in float16,
  * where the sum must not overflow. Then the network only adds, and no kernel goes over the bucket once more.
  */
-#include "worker/reducer.h"
+#include "worker/reducer/state.h"
 
 #include <stdlib.h>
 

@@ -4,7 +4,7 @@
  * CDDP_DDP_TUNE the arena is then cut in one way after another, by the same schedule on every rank, until rank 0's
  * word, by what steps took there, settles it.
  */
-#include "worker/reducer.h"
+#include "worker/reducer/state.h"
 
 #include "common/clock.h"
 

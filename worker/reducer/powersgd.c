@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/powersgd.h"
+#include "worker/reducer/powersgd.h"
 
 #include "common/status.h"
-#include "worker/normal.h"
-#include "worker/reducer.h"
-#include "worker/sized.h"
+#include "worker/base/sized.h"
+#include "worker/math/randn.h"
+#include "worker/reducer/state.h"
 
 #include <math.h>
 #include <stdlib.h>

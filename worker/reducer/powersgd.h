@@ -4,14 +4,14 @@
  * the gradients of the next step. T. Vogels, S. P. Karimireddy, M. Jaggi, "PowerSGD: Practical Low-Rank Gradient
  * Compression for Distributed Optimization", NeurIPS 2019 (arXiv:1905.13727), in the form that PyTorch's powerSGD_hook
  * has given it. Called with the reducer's lock held, as a part of it. powersgd_state.c saves and loads what a run needs
- * to go on (worker/item.h).
+ * to go on (worker/checkpoint/item.h).
  */
-#ifndef CDI_POWERSGD_H
-#define CDI_POWERSGD_H
+#ifndef CDI_REDUCER_POWERSGD_H
+#define CDI_REDUCER_POWERSGD_H
 
-#include "worker/backend.h"
-#include "worker/lowrank.h"
-#include "worker/mt19937.h"
+#include "worker/backend/backend.h"
+#include "worker/math/lowrank.h"
+#include "worker/math/mt19937.h"
 
 struct cdi_powersgd_matrix {
     struct cdi_lowrank of;

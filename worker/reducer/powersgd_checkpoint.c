@@ -5,9 +5,9 @@
  * buckets may be others when it is loaded. Rank 0 collects and hands out.
  */
 #include "common/crc64.h"
-#include "worker/item.h"
-#include "worker/powersgd.h"
-#include "worker/reducer.h"
+#include "worker/checkpoint/item.h"
+#include "worker/reducer/powersgd.h"
+#include "worker/reducer/state.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/optim_shard.h"
+#include "worker/reducer/shard.h"
 
 size_t cdi_shard_state_size(cddp_dtype dtype)
 {

@@ -3,10 +3,10 @@
  * Which elements of each parameter a rank's share of the optimizer covers. Pure. A bucket's room is cut into equal
  * parts, one for each rank, wherever the borders fall: a rank has one stretch of a parameter, or nothing.
  */
-#ifndef CDI_OPTIM_SHARD_H
-#define CDI_OPTIM_SHARD_H
+#ifndef CDI_REDUCER_SHARD_H
+#define CDI_REDUCER_SHARD_H
 
-#include "worker/bucket.h"
+#include "worker/reducer/bucket.h"
 
 struct cdi_shard {
     size_t lo, count; /* elements of the parameter: [lo, lo + count) */

@@ -7,12 +7,12 @@
  * that are reduced where they lie (in_place.c); hook.c and powersgd.h communicate in other ways. All but creation,
  * cddp_ddp_join and norm.c is called with the lock held.
  */
-#ifndef CDI_REDUCER_H
-#define CDI_REDUCER_H
+#ifndef CDI_REDUCER_STATE_H
+#define CDI_REDUCER_STATE_H
 
-#include "worker/bucket.h"
-#include "worker/comm.h"
-#include "worker/tune.h"
+#include "worker/comm/comm.h"
+#include "worker/reducer/bucket.h"
+#include "worker/reducer/tune.h"
 
 #include <pthread.h>
 

@@ -6,9 +6,9 @@
  * Threads: grad_ready may be called by several at once. One lock covers the plan and the sticky error; it is not held
  * while waiting for a peer in a collective of gradients, nor while a gradient is copied (but while one is compressed).
  */
-#include "worker/reducer.h"
+#include "worker/reducer/state.h"
 
-#include "worker/powersgd.h"
+#include "worker/reducer/powersgd.h"
 
 #include <stdio.h>
 #include <string.h>

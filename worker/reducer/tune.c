@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/tune.h"
+#include "worker/reducer/tune.h"
 
 #include <assert.h>
 #include <stdbool.h>

@@ -3,8 +3,8 @@
  * Which bucket size is best, found out by trying: a few sizes take turns, a step each, for some rounds; the one whose
  * steps had the smallest median wins. Pure: the reducer (reducer_plan.c) says what steps took, and does the rest.
  */
-#ifndef CDI_TUNE_H
-#define CDI_TUNE_H
+#ifndef CDI_REDUCER_TUNE_H
+#define CDI_REDUCER_TUNE_H
 
 #include <stddef.h>
 #include <stdint.h>

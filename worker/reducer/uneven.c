@@ -4,8 +4,8 @@
  * a rank that trains; a rank whose samples are used up goes on in cddp_ddp_join with zeros, and so takes part in what
  * the others reduce, until that element says that nobody trains any more. It costs no collective of its own.
  */
-#include "worker/headcount.h"
-#include "worker/reducer.h"
+#include "worker/reducer/active_ranks.h"
+#include "worker/reducer/state.h"
 
 #include <stdio.h>
 #include <stdlib.h>

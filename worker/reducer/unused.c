@@ -13,7 +13,7 @@
  * a bucket that is left out, since it is the host that launches collectives; for an optimizer's count of steps; for
  * PowerSGD's rests. With a static graph it comes there, too, beside the step that follows the first one.
  */
-#include "worker/reducer.h"
+#include "worker/reducer/state.h"
 
 #include <stdlib.h>
 #include <string.h>

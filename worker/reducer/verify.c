@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/verify.h"
+#include "worker/reducer/verify.h"
 
 #include "common/cleanup.h"
-#include "worker/dtype.h"
+#include "worker/base/dtype.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -3,11 +3,11 @@
  * Do all ranks mean the same model? Before a reducer is made, ranks compare what they were given: one all-gather of 88
  * bytes when they agree, and two broadcasts more when they do not, so that every rank can name the difference.
  */
-#ifndef CDI_VERIFY_H
-#define CDI_VERIFY_H
+#ifndef CDI_REDUCER_VERIFY_H
+#define CDI_REDUCER_VERIFY_H
 
 #include "common/buf.h"
-#include "worker/comm.h"
+#include "worker/comm/comm.h"
 
 /* What this rank wants to reduce, with defaults filled in. The memory stays the caller's. */
 struct cdi_verify_input {

@@ -3,15 +3,15 @@
  * The operations of the store client, over store_conn.c. One mutex per client: a request and its reply are never mixed
  * with another's. A connection that has failed is closed at once, since nobody knows which replies would still come.
  */
-#include "worker/store_client.h"
+#include "worker/store/client.h"
 
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/env.h"
 #include "protocol/c10d.h"
-#include "worker/comm.h"
-#include "worker/sized.h"
-#include "worker/store_conn.h"
+#include "worker/base/sized.h"
+#include "worker/comm/comm.h"
+#include "worker/store/conn.h"
 
 #include <string.h>
 #include <time.h>

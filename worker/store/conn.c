@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/store_conn.h"
+#include "worker/store/conn.h"
 
 #include "common/clock.h"
-#include "common/echo.h"
 #include "common/env.h"
 #include "common/resolve.h"
+#include "common/self_connect.h"
 #include "protocol/c10d.h"
 #include "protocol/hello.h"
-#include "worker/comm.h"
-#include "worker/fork_close.h"
-#include "worker/unique_id.h"
+#include "worker/base/fork_close.h"
+#include "worker/comm/comm.h"
+#include "worker/comm/unique_id.h"
 
 #include <errno.h>
 #include <fcntl.h>

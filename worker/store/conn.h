@@ -9,8 +9,8 @@
 #define CDI_STORE_CONN_H
 
 #include "common/buf.h"
-#include "worker/owner.h"
-#include "worker/store_client.h"
+#include "worker/base/owner.h"
+#include "worker/store/client.h"
 
 #include <pthread.h>
 

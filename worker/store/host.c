@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/store_host.h"
+#include "worker/store/host.h"
 
 #include "common/clock.h"
 #include "common/list.h"
@@ -8,7 +8,7 @@
 #include "protocol/hello.h"
 #include "protocol/sniff.h"
 #include "store/serve.h"
-#include "worker/fork_close.h"
+#include "worker/base/fork_close.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

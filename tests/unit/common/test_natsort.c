@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Names in the order of people: pairs that say which comes first, and the laws of an order over all of them. */
-#include "common/natural.h"
+#include "common/natsort.h"
 #include "hygiene.h"
 
 CDI_SUITE(natural);

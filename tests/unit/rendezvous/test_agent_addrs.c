@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "rendezvous/nodes.h"
+#include "rendezvous/agent_addrs.h"
 #include "tests/support/hygiene.h"
 
 CDI_SUITE(nodes);

@@ -2,11 +2,11 @@
 /* The table of the CPU backend: it ties the queue (thread.c) to the collectives (collective.c). */
 #include "worker/backend/cpu/cpu.h"
 
-#include "worker/backend/cpu/collective.h"
-#include "worker/backend/cpu/element.h"
-#include "worker/backend/cpu/group.h"
-#include "worker/backend/cpu/tcp.h"
-#include "worker/store_client.h"
+#include "worker/backend/cpu/coll/collective.h"
+#include "worker/backend/cpu/net/tcp.h"
+#include "worker/backend/host_elementwise.h"
+#include "worker/backend/message_group.h"
+#include "worker/store/client.h"
 
 #include <inttypes.h>
 #include <stdio.h>

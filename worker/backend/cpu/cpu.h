@@ -3,9 +3,9 @@
 #ifndef CDI_CPU_H
 #define CDI_CPU_H
 
-#include "worker/backend.h"
-#include "worker/backend/cpu/handover.h"
-#include "worker/backend/cpu/net.h"
+#include "worker/backend/backend.h"
+#include "worker/backend/cpu/net/interfaces.h"
+#include "worker/backend/cpu/node/fd_exchange.h"
 
 /*
  * As cdi_cpu_backend.create, but ranks meet through `meet` and map memory through `mapper` (may be NULL). Both are

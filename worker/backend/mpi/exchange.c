@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How operations begin, and those that only move data. */
 #include "common/crc64.h"
+#include "worker/backend/describe.h"
 #include "worker/backend/mpi/state.h"
-#include "worker/dtype.h"
-#include "worker/op_text.h"
+#include "worker/base/dtype.h"
 
 #include <inttypes.h>
 #include <stdio.h>

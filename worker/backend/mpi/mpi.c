@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table of the MPI backend, how one comes and goes, and the module's one symbol. */
 #include "common/env.h"
-#include "worker/backend/cpu/element.h"
-#include "worker/backend/cpu/group.h"
+#include "worker/backend/host_elementwise.h"
+#include "worker/backend/message_group.h"
 #include "worker/backend/mpi/state.h"
 
 #include <fcntl.h>

@@ -5,8 +5,8 @@
  * is summed while the next one is under way. As many bytes move as in the best algorithms, 2 (n-1)/n of the buffer for
  * an all-reduce, in 2 (n-1) messages per piece and rank. Small ones go whole to all ranks, which all sum them.
  */
-#include "worker/backend/cpu/reduce.h"
 #include "worker/backend/mpi/state.h"
+#include "worker/math/reduce.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -14,9 +14,9 @@
 #ifndef CDI_MPI_STATE_H
 #define CDI_MPI_STATE_H
 
-#include "worker/backend/cpu/thread.h"
-#include "worker/module.h"
-#include "worker/word.h"
+#include "worker/backend/loader.h"
+#include "worker/backend/peer_error.h"
+#include "worker/backend/queue.h"
 
 #include <mpi.h>
 #include <stdatomic.h>

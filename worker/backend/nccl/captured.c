@@ -2,8 +2,8 @@
 #include "worker/backend/nccl/captured.h"
 
 #include "common/clock.h"
+#include "worker/backend/describe.h"
 #include "worker/backend/nccl/state.h"
-#include "worker/op_text.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -12,7 +12,7 @@
 #ifndef CDI_NCCL_CAPTURED_H
 #define CDI_NCCL_CAPTURED_H
 
-#include "worker/backend.h"
+#include "worker/backend/backend.h"
 #include "worker/backend/nccl/library.h"
 
 #include <stdatomic.h>

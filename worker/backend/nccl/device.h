@@ -6,7 +6,7 @@
 #ifndef CDI_NCCL_DEVICE_H
 #define CDI_NCCL_DEVICE_H
 
-#include "worker/backend/nccl/kernel.h"
+#include "worker/backend/nccl/kernels/kernel.h"
 #include "worker/backend/nccl/library.h"
 
 struct cdi_blocks; /* of pinned memory, for copies */

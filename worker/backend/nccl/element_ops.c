@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table's element functions: kernels on the communication stream, behind what was enqueued. */
 #include "worker/backend/nccl/state.h"
-#include "worker/dtype.h"
+#include "worker/base/dtype.h"
 
 cddp_status cdi_gpu_element_begin(struct cdi_backend *b, struct cdi_error *err)
 {

@@ -8,7 +8,7 @@
 #define CDI_NCCL_LEAVE_H
 
 #include "worker/backend/nccl/device.h"
-#include "worker/word.h"
+#include "worker/backend/peer_error.h"
 
 /* What such a call needs; made with the communicator, so that leaving wants no memory. */
 struct cdi_leave {

@@ -7,7 +7,7 @@
 #ifndef CDI_NCCL_LIBRARY_H
 #define CDI_NCCL_LIBRARY_H
 
-#include "worker/module.h"
+#include "worker/backend/loader.h"
 
 #include <cuda.h>
 #include <cudaTypedefs.h>

@@ -17,7 +17,7 @@
 #ifndef CDI_NCCL_MEAN_H
 #define CDI_NCCL_MEAN_H
 
-#include "worker/backend.h"
+#include "worker/backend/backend.h"
 
 #define CDI_NCCL_SYMMETRIC_MEAN 23003 /* the first version whose symmetric reduce-scatter takes ncclAvg */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/backend/nccl/offer.h"
 
-#include "worker/dtype.h"
+#include "worker/base/dtype.h"
 
 static bool is_float8(cddp_dtype dtype)
 {

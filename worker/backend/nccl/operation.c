@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Operations on the communication stream: the ring of them, and how each becomes NCCL's calls. */
 #include "common/clock.h"
+#include "worker/backend/describe.h"
 #include "worker/backend/nccl/mean.h"
 #include "worker/backend/nccl/offer.h"
 #include "worker/backend/nccl/state.h"
-#include "worker/dtype.h"
-#include "worker/op_text.h"
+#include "worker/base/dtype.h"
 
 #include <stdio.h>
 #include <string.h>

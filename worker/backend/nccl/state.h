@@ -27,10 +27,10 @@
 #include "worker/backend/nccl/aside.h"
 #include "worker/backend/nccl/captured.h"
 #include "worker/backend/nccl/device.h"
+#include "worker/backend/nccl/kernels/shape.h"
 #include "worker/backend/nccl/leave.h"
-#include "worker/backend/nccl/shape.h"
 #include "worker/backend/nccl/told.h"
-#include "worker/word.h"
+#include "worker/backend/peer_error.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

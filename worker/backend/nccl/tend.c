@@ -6,8 +6,8 @@
  * and nothing waits for it but the communicator's end.
  */
 #include "common/clock.h"
+#include "worker/backend/describe.h"
 #include "worker/backend/nccl/state.h"
-#include "worker/op_text.h"
 
 #include <time.h>
 

@@ -9,7 +9,7 @@
 #include "common/clock.h"
 #include "common/thread.h"
 #include "worker/backend/nccl/state.h"
-#include "worker/word.h"
+#include "worker/backend/peer_error.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "launcher/status.h"
+#include "launcher/agent/events.h"
 
 #include <errno.h>
 #include <fcntl.h>

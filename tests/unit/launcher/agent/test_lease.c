@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/clock.h"
 #include "hygiene.h"
-#include "launcher/contact.h"
+#include "launcher/agent/lease.h"
 
 CDI_SUITE(contact);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "launcher/where.h"
+#include "launcher/agent/progress.h"
 
 #include <string.h>
 

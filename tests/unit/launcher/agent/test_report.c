@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "launcher/report.h"
-#include "launcher/where.h"
+#include "launcher/agent/progress.h"
+#include "launcher/agent/report.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/clock.h"
 #include "hygiene.h"
-#include "launcher/supervise.h"
+#include "launcher/agent/supervise.h"
 
 #include <errno.h>
 #include <signal.h>

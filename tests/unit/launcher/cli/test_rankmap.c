@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "launcher/rankmap.h"
+#include "launcher/cli/rankmap.h"
 
 #include <stdlib.h>
 #include <string.h>

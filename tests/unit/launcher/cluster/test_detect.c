@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "launcher/site.h"
+#include "launcher/cluster/cluster.h"
 
 #include <string.h>
 

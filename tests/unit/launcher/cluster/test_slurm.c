@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "launcher/slurm.h"
+#include "launcher/cluster/slurm.h"
 
 #include <string.h>
 

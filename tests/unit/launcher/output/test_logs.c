@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/log.h"
 #include "hygiene.h"
-#include "launcher/logs.h"
+#include "launcher/output/logs.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "launcher/ranklog.h"
+#include "launcher/output/ranklog.h"
 
 #include <string.h>
 

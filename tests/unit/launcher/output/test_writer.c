@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "launcher/writer.h"
+#include "launcher/output/writer.h"
 
 #include <errno.h>
 #include <fcntl.h>

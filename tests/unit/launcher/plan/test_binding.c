@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/gpus.h"
 #include "hygiene.h"
-#include "launcher/topology.h"
+#include "launcher/plan/topology.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "launcher/dry_run.h"
+#include "launcher/plan/dry_run.h"
 
 #include <jansson.h>
 #include <string.h>

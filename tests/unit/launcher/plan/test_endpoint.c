@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "launcher/meet.h"
+#include "launcher/plan/endpoint.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "launcher/machine.h"
+#include "launcher/plan/machine.h"
 
 #include <ftw.h>
 #include <string.h>

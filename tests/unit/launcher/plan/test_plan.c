@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "launcher/plan.h"
+#include "launcher/plan/plan.h"
 
 #include <string.h>
 

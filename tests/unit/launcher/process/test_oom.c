@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "launcher/oom.h"
+#include "launcher/process/oom.h"
 
 #include <ftw.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "launcher/program.h"
+#include "launcher/process/program.h"
 
 #include <errno.h>
 #include <fcntl.h>

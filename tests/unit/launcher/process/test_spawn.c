@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "launcher/spawn.h"
+#include "launcher/process/spawn.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "launcher/hosts.h"
+#include "launcher/remote/hosts.h"
 
 #include <stdlib.h>
 #include <string.h>

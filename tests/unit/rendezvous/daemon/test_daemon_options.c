@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "rendezvous/daemon_options.h"
+#include "rendezvous/daemon/options.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "rendezvous/http.h"
+#include "rendezvous/http/http.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "rendezvous/status.h"
+#include "rendezvous/http/pages.h"
 
 #include <jansson.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the round does, case by case. tests/sim looks for what nobody thought of. */
 #include "hygiene.h"
-#include "rendezvous/round.h"
+#include "rendezvous/round/round.h"
 
 #include <signal.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
 #include "protocol/frame.h"
-#include "rendezvous/session.h"
+#include "rendezvous/round/session.h"
 
 #include <string.h>
 
@@ -462,8 +462,8 @@ Test(session, time_in_which_the_rendezvous_stood_still_counts_for_nobody)
 
 /* ---------------------------------------------------------------------------------------------------- simulation ----
  *
- * Jobs of up to four nodes, each with an agent that keeps the rules of PROTOCOL.md, over a network that delays, cuts
- * and resets, on a virtual clock; agents die, too. Whatever happens: when a round begins, nobody has workers of an
+ * Jobs of up to four nodes, each with an agent that keeps the rules of docs/protocol.md, over a network that delays,
+ * cuts and resets, on a virtual clock; agents die, too. Whatever happens: when a round begins, nobody has workers of an
  * older one; when the job is over, nobody has any; and all come to an end. SESSION_SEED runs one job alone.
  */
 

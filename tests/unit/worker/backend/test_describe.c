@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What operations are called, also those that are made of others. */
 #include "hygiene.h"
-#include "worker/op_text.h"
+#include "worker/backend/describe.h"
 
 CDI_SUITE(op_text, .timeout = 10);
 

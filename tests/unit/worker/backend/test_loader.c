@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Opening the NCCL module on machines that lack something: each time the sentence says what. */
-#include "worker/module.h"
+#include "worker/backend/loader.h"
 
 #include "hygiene.h"
 

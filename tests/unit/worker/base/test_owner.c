@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "worker/owner.h"
+#include "worker/base/owner.h"
 
 #include <string.h>
 #include <sys/wait.h>

@@ -4,7 +4,7 @@
  * `struct v1` is what the first version of a struct was, and v2 and v3 are what came of it.
  */
 #include "hygiene.h"
-#include "worker/sized.h"
+#include "worker/base/sized.h"
 
 #include <stdint.h>
 #include <stdio.h>

@@ -7,7 +7,7 @@
 #include "items.h"
 #include "numbers.h"
 #include "scratch.h"
-#include "worker/checkpoint.h"
+#include "worker/checkpoint/file.h"
 #include "world.h"
 
 #include <fcntl.h>

@@ -3,7 +3,7 @@
 #include "hygiene.h"
 #include "items.h"
 #include "scratch.h"
-#include "worker/checkpoint.h"
+#include "worker/checkpoint/file.h"
 
 #include <fcntl.h>
 #include <signal.h>

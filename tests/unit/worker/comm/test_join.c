@@ -7,7 +7,7 @@
 #include "world.h"
 
 #include "common/clock.h"
-#include "worker/store_conn.h"
+#include "worker/store/conn.h"
 
 #include <pthread.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "worker/launch_env.h"
+#include "worker/comm/launch_env.h"
 
 #include <string.h>
 

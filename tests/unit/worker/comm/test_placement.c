@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "worker/place.h"
+#include "worker/comm/placement.h"
 
 #include <sched.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
 #include "sha256.h"
-#include "worker/sampler.h"
+#include "worker/data/sampler.h"
 
 #include <cddp/cddp.h>
 #include <inttypes.h>

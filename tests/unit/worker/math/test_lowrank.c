@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "worker/lowrank.h"
+#include "worker/math/lowrank.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "worker/mt19937.h"
+#include "worker/math/mt19937.h"
 
 #include <inttypes.h>
 #include <jansson.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The arithmetic of a step against what PyTorch made of the same parameters and gradients (tests/data/optim.json). */
 #include "hygiene.h"
-#include "worker/optim_update.h"
+#include "worker/math/optim_update.h"
 
 #include <jansson.h>
 #include <math.h>

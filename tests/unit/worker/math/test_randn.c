@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "worker/normal.h"
+#include "worker/math/randn.h"
 
 #include <jansson.h>
 #include <math.h>

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
 #include "types.h"
-#include "worker/backend/cpu/element.h"
-#include "worker/backend/cpu/float16.h"
-#include "worker/backend/cpu/reduce.h"
-#include "worker/dtype.h"
+#include "worker/backend/host_elementwise.h"
+#include "worker/base/dtype.h"
+#include "worker/math/float16.h"
+#include "worker/math/reduce.h"
 
 #include <math.h>
 #include <stdint.h>

@@ -5,7 +5,7 @@
 #include "mean_hook.h"
 #include "numbers.h"
 #include "scratch.h"
-#include "worker/optim_update.h"
+#include "worker/math/optim_update.h"
 #include "world.h"
 
 #include <jansson.h>

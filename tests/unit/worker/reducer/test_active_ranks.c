@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How many ranks take part, after it has travelled in few bits. */
 #include "hygiene.h"
-#include "worker/backend/cpu/float16.h"
-#include "worker/headcount.h"
+#include "worker/math/float16.h"
+#include "worker/reducer/active_ranks.h"
 
 #include <stdint.h>
 #include <string.h>

@@ -2,7 +2,7 @@
 /* Gradients that are sent in fewer bits. */
 #include "ddp_ranks.h"
 #include "hygiene.h"
-#include "worker/backend/cpu/float16.h"
+#include "worker/math/float16.h"
 
 #include <math.h>
 

@@ -2,7 +2,7 @@
 /* Gradients that are reduced where they lie: to the arena's bits, in all layouts, orders and ways of a reducer. */
 #include "hygiene.h"
 #include "mean_hook.h"
-#include "worker/reducer.h"
+#include "worker/reducer/state.h"
 #include "world.h"
 
 #include <stdint.h>

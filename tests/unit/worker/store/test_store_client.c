@@ -3,7 +3,7 @@
 #include "hygiene.h"
 #include "protocol/hello.h"
 #include "rdzv_child.h"
-#include "worker/store_conn.h"
+#include "worker/store/conn.h"
 
 #include <netdb.h>
 #include <netinet/in.h>

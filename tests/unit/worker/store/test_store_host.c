@@ -4,8 +4,8 @@
 #include "protocol/c10d.h"
 #include "protocol/hello.h"
 #include "within.h"
-#include "worker/store_client.h"
-#include "worker/store_host.h"
+#include "worker/store/client.h"
+#include "worker/store/host.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

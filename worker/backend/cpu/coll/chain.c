@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/cpu/across.h"
+#include "worker/backend/cpu/coll/chain.h"
 
-#include "worker/backend/cpu/reduce.h"
+#include "worker/math/reduce.h"
 
 #include <string.h>
 

@@ -4,11 +4,11 @@
  * operation compares it with the neighbours'. Blocking; errors as from cdi_step, of which all nodes are told by who
  * runs the queue.
  */
-#ifndef CDI_CPU_ACROSS_H
-#define CDI_CPU_ACROSS_H
+#ifndef CDI_COLL_CHAIN_H
+#define CDI_COLL_CHAIN_H
 
-#include "worker/backend/cpu/run.h"
-#include "worker/backend/cpu/tcp.h"
+#include "worker/backend/cpu/coll/step.h"
+#include "worker/backend/cpu/net/tcp.h"
 
 /* What goes along the chain of this rank, in and out by local rank. */
 struct cdi_along {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/cpu/collective.h"
+#include "worker/backend/cpu/coll/collective.h"
 
-#include "worker/backend/cpu/across.h"
-#include "worker/backend/cpu/handover.h"
-#include "worker/dtype.h"
-#include "worker/op_text.h"
+#include "worker/backend/cpu/coll/chain.h"
+#include "worker/backend/cpu/node/fd_exchange.h"
+#include "worker/backend/describe.h"
+#include "worker/base/dtype.h"
 
 #include <inttypes.h>
 #include <stdio.h>

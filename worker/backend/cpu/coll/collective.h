@@ -3,11 +3,11 @@
  * The collectives themselves, over one primitive: a step, in which every rank makes its input visible and waits for all
  * others' (shm.h). One operation at a time, called by who runs the queue.
  */
-#ifndef CDI_CPU_COLLECTIVE_H
-#define CDI_CPU_COLLECTIVE_H
+#ifndef CDI_COLL_COLLECTIVE_H
+#define CDI_COLL_COLLECTIVE_H
 
-#include "worker/backend/cpu/thread.h"
-#include "worker/backend/cpu/wait.h"
+#include "worker/backend/cpu/node/wait.h"
+#include "worker/backend/queue.h"
 
 struct cdi_tcp;
 

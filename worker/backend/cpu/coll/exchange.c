@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What only moves bytes: broadcast, all_gather(v) and all_to_all over the exchange; send and recv over mailboxes. */
-#include "worker/backend/cpu/across.h"
+#include "worker/backend/cpu/coll/chain.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* all_reduce, reduce and reduce_scatter: the same sums, of which a rank wants all, nothing, or its block. */
-#include "worker/backend/cpu/across.h"
-#include "worker/backend/cpu/reduce.h"
+#include "worker/backend/cpu/coll/chain.h"
+#include "worker/math/reduce.h"
 
 #include <string.h>
 

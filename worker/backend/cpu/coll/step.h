@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One operation under way, and the step that all of them are made of: between the files of the collectives. */
-#ifndef CDI_CPU_RUN_H
-#define CDI_CPU_RUN_H
+#ifndef CDI_COLL_STEP_H
+#define CDI_COLL_STEP_H
 
-#include "worker/backend/cpu/collective.h"
+#include "worker/backend/cpu/coll/collective.h"
 
 struct cdi_run {
     struct cdi_team *t;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/cpu/bell.h"
+#include "worker/backend/cpu/net/abort_fd.h"
 
-#include "worker/backend/cpu/thread.h"
+#include "worker/backend/queue.h"
 
 #include <errno.h>
 #include <limits.h>

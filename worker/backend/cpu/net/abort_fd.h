@@ -4,10 +4,10 @@
  * ended all waits. Both are futex words, on which poll cannot wait, and an abort may come from any rank of the node; so
  * a thread of this rank's own sleeps on them. It exists only where there are sockets to wait for.
  */
-#ifndef CDI_CPU_BELL_H
-#define CDI_CPU_BELL_H
+#ifndef CDI_NET_ABORT_FD_H
+#define CDI_NET_ABORT_FD_H
 
-#include "worker/backend/cpu/wait.h"
+#include "worker/backend/cpu/node/wait.h"
 
 #include <pthread.h>
 

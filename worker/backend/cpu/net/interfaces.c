@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/cpu/net.h"
+#include "worker/backend/cpu/net/interfaces.h"
 
 #include "common/env.h"
 

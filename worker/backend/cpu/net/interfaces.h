@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which of this host's addresses other nodes are to use: interfaces by name, addresses to and from text. */
-#ifndef CDI_CPU_NET_H
-#define CDI_CPU_NET_H
+#ifndef CDI_NET_INTERFACES_H
+#define CDI_NET_INTERFACES_H
 
 #include "common/error.h"
 

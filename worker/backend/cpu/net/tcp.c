@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/cpu/tcp.h"
+#include "worker/backend/cpu/net/tcp.h"
 
 #include "common/clock.h"
 

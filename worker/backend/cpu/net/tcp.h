@@ -6,15 +6,15 @@
  * for data and one for control, on which an abort or a goodbye never waits behind data, and whose end without a
  * goodbye is a death.
  */
-#ifndef CDI_CPU_TCP_H
-#define CDI_CPU_TCP_H
+#ifndef CDI_NET_TCP_H
+#define CDI_NET_TCP_H
 
-#include "worker/backend.h"
-#include "worker/backend/cpu/bell.h"
-#include "worker/backend/cpu/handover.h"
-#include "worker/backend/cpu/net.h"
-#include "worker/backend/cpu/tcp_frame.h"
-#include "worker/backend/cpu/wait.h"
+#include "worker/backend/backend.h"
+#include "worker/backend/cpu/net/abort_fd.h"
+#include "worker/backend/cpu/net/interfaces.h"
+#include "worker/backend/cpu/net/tcp_frame.h"
+#include "worker/backend/cpu/node/fd_exchange.h"
+#include "worker/backend/cpu/node/wait.h"
 
 #include <poll.h>
 #include <pthread.h>

@@ -8,7 +8,7 @@
  */
 #include "common/cleanup.h"
 #include "common/clock.h"
-#include "worker/backend/cpu/tcp_door.h"
+#include "worker/backend/cpu/net/tcp_listener.h"
 
 #include <errno.h>
 #include <poll.h>

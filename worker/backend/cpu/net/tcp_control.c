@@ -6,9 +6,9 @@
  * descriptor, no thread to be had), a rank that waits for a link's data reads its control socket.
  */
 #include "common/clock.h"
-#include "worker/backend/cpu/tcp.h"
-#include "worker/backend/cpu/thread.h"
-#include "worker/op_text.h"
+#include "worker/backend/cpu/net/tcp.h"
+#include "worker/backend/describe.h"
+#include "worker/backend/queue.h"
 
 #include <errno.h>
 #include <limits.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/cpu/tcp_frame.h"
+#include "worker/backend/cpu/net/tcp_frame.h"
 
 #include "common/status.h"
 

@@ -3,10 +3,10 @@
  * What ranks of different nodes say to each other over TCP: frames of magic | type | sequence | length, little-endian,
  * and a payload whose length each type limits. Pure: bytes to values and back; nothing from outside is trusted.
  */
-#ifndef CDI_CPU_TCP_FRAME_H
-#define CDI_CPU_TCP_FRAME_H
+#ifndef CDI_NET_TCP_FRAME_H
+#define CDI_NET_TCP_FRAME_H
 
-#include "worker/backend/cpu/shm.h"
+#include "worker/backend/cpu/node/shm.h"
 
 #define CDI_TCP_HEADER 16
 #define CDI_TCP_TOKEN 32

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a forked child does with the sockets that it inherits. One that only execs loses them anyway (O_CLOEXEC). */
-#include "worker/backend/cpu/tcp.h"
+#include "worker/backend/cpu/net/tcp.h"
 
 #include <pthread.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where the ranks of other nodes connect to, and which connections are let in. */
-#include "worker/backend/cpu/tcp_door.h"
+#include "worker/backend/cpu/net/tcp_listener.h"
 
 #include "common/cleanup.h"
 #include "common/clock.h"

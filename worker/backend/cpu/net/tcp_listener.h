@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How connections between nodes begin: listening, letting in, what both sides say first. For tcp_*.c. */
-#ifndef CDI_CPU_TCP_DOOR_H
-#define CDI_CPU_TCP_DOOR_H
+#ifndef CDI_NET_TCP_LISTENER_H
+#define CDI_NET_TCP_LISTENER_H
 
-#include "worker/backend/cpu/tcp.h"
+#include "worker/backend/cpu/net/tcp.h"
 
 #define CDI_TCP_ADDRESS_TEXT (CDI_NET_ADDRESSES * CDI_NET_TEXT)
 

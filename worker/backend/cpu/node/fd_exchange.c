@@ -6,7 +6,7 @@
  * and the parts of a region: each rank sends its descriptor to rank 0, which hands one after another to everybody, so
  * that nobody holds more than one descriptor at a time, whatever the number of ranks.
  */
-#include "worker/backend/cpu/handover.h"
+#include "worker/backend/cpu/node/fd_exchange.h"
 
 #include "common/cleanup.h"
 #include "common/clock.h"

@@ -5,11 +5,11 @@
  * in /dev/shm. Every step is agreed: either it worked on all ranks, or all get an error that names a rank and its
  * cause.
  */
-#ifndef CDI_CPU_HANDOVER_H
-#define CDI_CPU_HANDOVER_H
+#ifndef CDI_NODE_FD_EXCHANGE_H
+#define CDI_NODE_FD_EXCHANGE_H
 
-#include "worker/backend.h"
-#include "worker/backend/cpu/wait.h"
+#include "worker/backend/backend.h"
+#include "worker/backend/cpu/node/wait.h"
 
 /* Where ranks find each other: texts under short names. In production the job's store, in tests shared memory. */
 struct cdi_meet {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/cpu/shm.h"
+#include "worker/backend/cpu/node/shm.h"
 
 #include "common/cleanup.h"
 #include "common/cpus.h"

@@ -8,8 +8,8 @@
  * have seen that step. What belongs to a step (post, descriptor, slot) exists twice, for odd and even steps, and every
  * step waits for all ranks: who writes for step s+2 knows that all have posted s+1, and so are done reading step s.
  */
-#ifndef CDI_CPU_SHM_H
-#define CDI_CPU_SHM_H
+#ifndef CDI_NODE_SHM_H
+#define CDI_NODE_SHM_H
 
 #include "common/error.h"
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/cpu/wait.h"
+#include "worker/backend/cpu/node/wait.h"
 
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/rank_list.h"
-#include "worker/op_text.h"
+#include "worker/backend/describe.h"
 
 #include <errno.h>
 #include <fcntl.h>

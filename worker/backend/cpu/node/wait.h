@@ -3,11 +3,11 @@
  * How a rank waits for its peers: spin while that cannot hurt, yield for a moment, then sleep; and everything that ends
  * a wait: the peer's counter, an abort, the agent's word, a hang-up, a goodbye, the deadline.
  */
-#ifndef CDI_CPU_WAIT_H
-#define CDI_CPU_WAIT_H
+#ifndef CDI_NODE_WAIT_H
+#define CDI_NODE_WAIT_H
 
 #include "protocol/flight.h"
-#include "worker/backend/cpu/shm.h"
+#include "worker/backend/cpu/node/shm.h"
 
 #define CDI_WAIT_YIELD_US 100
 

@@ -7,11 +7,11 @@
  * A thread with index `at` of `step` threads handles the units at, at + step, ... of its work. Pointers may have any
  * alignment that their element has (pack: any at all); where it is good, 16 bytes move at once.
  */
-#ifndef CDI_NCCL_ELEMENT_H
-#define CDI_NCCL_ELEMENT_H
+#ifndef CDI_KERNELS_ELEMENT_H
+#define CDI_KERNELS_ELEMENT_H
 
-#include "worker/backend/cpu/float16.h"
-#include "worker/backend/nccl/kernel.h"
+#include "worker/backend/nccl/kernels/kernel.h"
+#include "worker/math/float16.h"
 
 /* Which thread of how many. */
 struct cdi_kernel_thread {

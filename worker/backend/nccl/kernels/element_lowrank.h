@@ -7,10 +7,10 @@
  * every thread, and on the host by one after the other; CDI_MEET ends it. Nothing that a thread has for itself lives
  * longer than that: the rest is the same in all threads, or in struct cdi_lowrank_room, which the block shares.
  */
-#ifndef CDI_NCCL_ELEMENT_LOWRANK_H
-#define CDI_NCCL_ELEMENT_LOWRANK_H
+#ifndef CDI_KERNELS_ELEMENT_LOWRANK_H
+#define CDI_KERNELS_ELEMENT_LOWRANK_H
 
-#include "worker/backend/nccl/element_optim.h"
+#include "worker/backend/nccl/kernels/element_optim.h"
 
 #include <math.h>
 
@@ -36,12 +36,12 @@ CDI_INLINE const struct cdi_lowrank_piece *cdi_lowrank_piece_of(const struct cdi
 
 #define REAL float
 #define NAME(x) x##_f32
-#include "worker/backend/nccl/element_lowrank_real.h"
+#include "worker/backend/nccl/kernels/element_lowrank_real.h"
 #undef REAL
 #undef NAME
 #define REAL double
 #define NAME(x) x##_f64
-#include "worker/backend/nccl/element_lowrank_real.h"
+#include "worker/backend/nccl/kernels/element_lowrank_real.h"
 #undef REAL
 #undef NAME
 

@@ -4,10 +4,10 @@
  * each block sums what it has of the spans, along a fixed tree, into its place of CDI_TALLY_BLOCKS; one block sums
  * those. So the sum's order depends on the counts alone, not on how wide the GPU is or who comes first.
  */
-#ifndef CDI_NCCL_ELEMENT_NORM_H
-#define CDI_NCCL_ELEMENT_NORM_H
+#ifndef CDI_KERNELS_ELEMENT_NORM_H
+#define CDI_KERNELS_ELEMENT_NORM_H
 
-#include "worker/backend/nccl/element.h"
+#include "worker/backend/nccl/kernels/element.h"
 
 #include <math.h>
 

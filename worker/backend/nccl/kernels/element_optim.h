@@ -3,10 +3,10 @@
  * The optimizer's kernels, as element.h writes kernels. The arithmetic is that of optim_update.c, operation by
  * operation; only the powers of beta are made by multiplications alone, since each processor has a pow of its own.
  */
-#ifndef CDI_NCCL_ELEMENT_OPTIM_H
-#define CDI_NCCL_ELEMENT_OPTIM_H
+#ifndef CDI_KERNELS_ELEMENT_OPTIM_H
+#define CDI_KERNELS_ELEMENT_OPTIM_H
 
-#include "worker/backend/nccl/element.h"
+#include "worker/backend/nccl/kernels/element.h"
 
 #include <math.h>
 

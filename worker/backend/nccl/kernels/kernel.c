@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/nccl/kernel.h"
+#include "worker/backend/nccl/kernels/kernel.h"
 
-#include "worker/dtype.h"
-#include "worker/optim_update.h"
+#include "worker/base/dtype.h"
+#include "worker/math/optim_update.h"
 
 /* Enough blocks to fill the multiprocessors, which hold 2048 threads or fewer; the rest goes round in strides. */
 #define BLOCKS_PER_SM 8

@@ -9,10 +9,10 @@
  *
  * so each kernel takes one struct by value. nvcc includes this file too: the structs have no padding that differs.
  */
-#ifndef CDI_NCCL_KERNEL_H
-#define CDI_NCCL_KERNEL_H
+#ifndef CDI_KERNELS_KERNEL_H
+#define CDI_KERNELS_KERNEL_H
 
-#include "worker/optim_row.h"
+#include "worker/math/optim_row.h"
 
 #include <cddp/cddp.h>
 #include <stddef.h>
@@ -237,7 +237,7 @@ struct cdi_launch {
 
 #ifndef __CUDACC__
 
-#include "worker/backend.h"
+#include "worker/backend/backend.h"
 
 /* "cdi_pack"; NULL for no kernel. */
 const char *cdi_kernel_name(enum cdi_kernel kernel);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/nccl/kernel_twin.h"
+#include "worker/backend/nccl/kernels/kernel_twin.h"
 
-#include "worker/dtype.h"
+#include "worker/base/dtype.h"
 
 static void run_pack(const struct cdi_kernel_thread *t, const void *args)
 {

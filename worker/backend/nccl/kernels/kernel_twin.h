@@ -3,12 +3,12 @@
  * Each kernel's twin on the host: the same body (element.h), one thread of the grid per call. For tests: the stand-in
  * of the CUDA driver launches them by name, and gpu-check compares a card's results with theirs, bit for bit.
  */
-#ifndef CDI_NCCL_KERNEL_TWIN_H
-#define CDI_NCCL_KERNEL_TWIN_H
+#ifndef CDI_KERNELS_KERNEL_TWIN_H
+#define CDI_KERNELS_KERNEL_TWIN_H
 
-#include "worker/backend/nccl/element_lowrank.h"
-#include "worker/backend/nccl/element_norm.h"
-#include "worker/backend/nccl/element_optim.h"
+#include "worker/backend/nccl/kernels/element_lowrank.h"
+#include "worker/backend/nccl/kernels/element_norm.h"
+#include "worker/backend/nccl/kernels/element_optim.h"
 
 #include <stdbool.h>
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels (kernel.h), each a body of element.h. Compiled to a fatbin for the GPU alone; no host code is made. */
-#include "worker/backend/nccl/element_lowrank.h"
-#include "worker/backend/nccl/element_norm.h"
-#include "worker/backend/nccl/element_optim.h"
+#include "worker/backend/nccl/kernels/element_lowrank.h"
+#include "worker/backend/nccl/kernels/element_norm.h"
+#include "worker/backend/nccl/kernels/element_optim.h"
 
 static __device__ struct cdi_kernel_thread this_thread(void)
 {

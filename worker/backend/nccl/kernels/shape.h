@@ -3,10 +3,10 @@
  * Which launches were there before. For equal launches (the same operations, counts and types, in one group) NCCL
  * chooses the same algorithm and channels, and connects what they need at the first of them only. Pure.
  */
-#ifndef CDI_NCCL_SHAPE_H
-#define CDI_NCCL_SHAPE_H
+#ifndef CDI_KERNELS_SHAPE_H
+#define CDI_KERNELS_SHAPE_H
 
-#include "worker/backend.h"
+#include "worker/backend/backend.h"
 
 #define CDI_SHAPES 4096 /* a power of two; half of it is used */
 

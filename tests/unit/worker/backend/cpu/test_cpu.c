@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What is the CPU backend's own, between real processes; what every backend must do is in tests/backend.
+ * What is the CPU backend's own, between real processes; what every backend must do is in tests/conformance.
  */
 #include "common/clock.h"
 #include "common/cpus.h"
 #include "hygiene.h"
 #include "ranks.h"
 #include "within.h"
-#include "worker/backend/cpu/float16.h"
-#include "worker/backend/cpu/reduce.h"
-#include "worker/dtype.h"
+#include "worker/base/dtype.h"
+#include "worker/math/float16.h"
+#include "worker/math/reduce.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/nccl/kernel_twin.h"
+#include "worker/backend/nccl/kernels/kernel_twin.h"
 
 #include "hygiene.h"
-#include "worker/backend/cpu/element.h"
+#include "worker/backend/host_elementwise.h"
 
 #include <math.h>
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The GPU's kernels for norms and clipping, by their twins, beside the CPU backend. */
-#include "worker/backend/nccl/kernel_twin.h"
+#include "worker/backend/nccl/kernels/kernel_twin.h"
 
 #include "hygiene.h"
 #include "numbers.h"
-#include "worker/backend/cpu/element.h"
+#include "worker/backend/host_elementwise.h"
 
 #include <math.h>
 

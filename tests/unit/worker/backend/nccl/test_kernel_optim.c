@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The GPU's kernels for the optimizer, by their twins, beside the CPU's arithmetic and what PyTorch made. */
-#include "worker/backend/nccl/kernel_twin.h"
+#include "worker/backend/nccl/kernels/kernel_twin.h"
 
 #include "hygiene.h"
 #include "numbers.h"
-#include "worker/optim_update.h"
+#include "worker/math/optim_update.h"
 
 #include <math.h>
 #include <string.h>

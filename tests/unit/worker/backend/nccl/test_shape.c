@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/nccl/shape.h"
+#include "worker/backend/nccl/kernels/shape.h"
 
 #include "hygiene.h"
 

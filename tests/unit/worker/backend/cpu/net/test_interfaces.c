@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Interfaces by name, and addresses. */
 #include "hygiene.h"
-#include "worker/backend/cpu/net.h"
+#include "worker/backend/cpu/net/interfaces.h"
 
 #include <string.h>
 

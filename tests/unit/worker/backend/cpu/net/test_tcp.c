@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Frames between nodes, and strangers at the door. What collectives do over TCP is in tests/backend. */
+/* Frames between nodes, and strangers at the door. What collectives do over TCP is in tests/conformance. */
 #include "common/clock.h"
 #include "hygiene.h"
 #include "ranks.h"
-#include "worker/backend/cpu/bell.h"
-#include "worker/backend/cpu/tcp.h"
-#include "worker/backend/cpu/tcp_door.h"
-#include "worker/backend/cpu/tcp_frame.h"
+#include "worker/backend/cpu/net/abort_fd.h"
+#include "worker/backend/cpu/net/tcp.h"
+#include "worker/backend/cpu/net/tcp_frame.h"
+#include "worker/backend/cpu/net/tcp_listener.h"
 
 #include <dlfcn.h>
 #include <errno.h>

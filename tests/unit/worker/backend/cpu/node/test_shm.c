@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/cpus.h"
 #include "hygiene.h"
-#include "worker/backend/cpu/shm.h"
+#include "worker/backend/cpu/node/shm.h"
 
 #include <inttypes.h>
 #include <sched.h>
