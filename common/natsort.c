@@ -36,7 +36,7 @@ static int compare_numbers(const char **a, const char **b)
     return order;
 }
 
-int cdi_natural_compare(const char *a, const char *b)
+int cdi_natsort_cmp(const char *a, const char *b)
 {
     const char *x = a, *y = b;
 

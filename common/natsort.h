@@ -8,6 +8,6 @@
  * in leading zeros only (n1, n01) are ordered by their bytes: 0 means the same string. Bytes count as unsigned,
  * whatever the locale.
  */
-int cdi_natural_compare(const char *a, const char *b);
+int cdi_natsort_cmp(const char *a, const char *b);
 
 #endif

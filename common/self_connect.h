@@ -10,7 +10,7 @@
  * Is this TCP connection one of a socket with itself? Where nobody listens at a port from which the kernel also takes
  * local ones, an attempt to connect may be given just that port, and then succeeds. Any thread.
  */
-static inline bool cdi_is_echo(int fd)
+static inline bool cdi_is_self_connected(int fd)
 {
     struct sockaddr_storage here = {0}, there = {0};
     socklen_t here_len = sizeof here, there_len = sizeof there;

@@ -738,7 +738,7 @@ static void on_connect(uv_connect_t *req, int status)
 
     if (j->closing || j->lost || status == UV_ECANCELED)
         return;
-    if (status == 0 && uv_fileno((uv_handle_t *)&j->tcp, &fd) == 0 && cdi_is_echo(fd))
+    if (status == 0 && uv_fileno((uv_handle_t *)&j->tcp, &fd) == 0 && cdi_is_self_connected(fd))
         status = UV_ECONNREFUSED;
     if (status != UV_ECONNREFUSED)
         j->refused_ms = 0;

@@ -29,10 +29,10 @@ static int by_place(const void *a, const void *b, void *arg)
 {
     const struct round *r = arg;
     const struct node *x = &r->nodes[*(const uint32_t *)a], *y = &r->nodes[*(const uint32_t *)b];
-    int order = cdi_natural_compare(x->topology, y->topology);
+    int order = cdi_natsort_cmp(x->topology, y->topology);
 
     if (order == 0)
-        order = cdi_natural_compare(x->host, y->host);
+        order = cdi_natsort_cmp(x->host, y->host);
     return order != 0 ? order : x->order < y->order ? -1 : x->order > y->order;
 }
 

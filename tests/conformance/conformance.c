@@ -20,7 +20,7 @@ static const size_t counts[] = {0, 1, 3, 1000, 2049, 65537};
 #define DEATH_MS 3000    /* how long a death may take to be known on a calm machine; far more than it takes */
 #define GIVEN_UP_MS 5000 /* END_MS of worker/backend/nccl/watch.c */
 
-static const struct cdi_op barrier = {.kind = CDI_BARRIER, .bucket = -1, .lazy = true};
+static const struct cdi_coll barrier = {.kind = CDI_BARRIER, .bucket = -1, .lazy = true};
 
 /* 0 or 1, of whose sums, products and extremes every float of 8 bits holds all. */
 static uint8_t small_float(cddp_dtype dtype, bool one)
@@ -128,16 +128,16 @@ static bool agrees(const struct rank *r, const void *got, const void *want, size
     return true;
 }
 
-static struct cdi_op an_op(enum cdi_op_kind kind, const void *in, void *out, size_t count, cddp_dtype dtype)
+static struct cdi_coll an_op(enum cdi_coll_kind kind, const void *in, void *out, size_t count, cddp_dtype dtype)
 {
-    return (struct cdi_op){
+    return (struct cdi_coll){
         .kind = kind, .in = in, .out = out, .count = count, .dtype = dtype, .bucket = -1, .lazy = true};
 }
 
 /* ------------------------------------------------------------------------------------------------ reductions ---- */
 
 /* One of the three, of n elements in all, of which this rank wants `hi - lo` from lo on. */
-static int reduce_once(struct rank *r, struct cdi_op op, size_t n, size_t lo, size_t hi, bool in_place, unsigned salt)
+static int reduce_once(struct rank *r, struct cdi_coll op, size_t n, size_t lo, size_t hi, bool in_place, unsigned salt)
 {
     size_t size = cddp_dtype_size(op.dtype), bytes = (hi - lo) * size;
     uint8_t *in = malloc(n * size + 1), *want = malloc(n * size + 1), *out = in_place ? NULL : malloc(bytes + 1);
@@ -156,14 +156,14 @@ static int reduce_once(struct rank *r, struct cdi_op op, size_t n, size_t lo, si
     free(in);
     free(want);
     free(out);
-    RANK_CHECK(same, "%s of %zu %s, %d ranks", cdi_op_name(op.op), n, cdi_dtype_name(op.dtype), r->size);
+    RANK_CHECK(same, "%s of %zu %s, %d ranks", cdi_redop_name(op.op), n, cdi_dtype_name(op.dtype), r->size);
     return 0;
 }
 
-static int any_reduction(struct rank *r, enum cdi_op_kind kind, size_t count, cddp_dtype dtype, cddp_redop how,
+static int any_reduction(struct rank *r, enum cdi_coll_kind kind, size_t count, cddp_dtype dtype, cddp_redop how,
                          unsigned salt)
 {
-    struct cdi_op op = an_op(kind, NULL, NULL, count, dtype);
+    struct cdi_coll op = an_op(kind, NULL, NULL, count, dtype);
     size_t n = count, lo = 0, hi = count;
 
     op.op = how;
@@ -183,7 +183,7 @@ static bool reduces(struct rank *r, cddp_dtype dtype, cddp_redop op)
     return r->ops->check_reduction == NULL || r->ops->check_reduction(r->b, dtype, op, &r->err) == CDDP_OK;
 }
 
-static int reduce_all(struct rank *r, enum cdi_op_kind kind)
+static int reduce_all(struct rank *r, enum cdi_coll_kind kind)
 {
     unsigned salt = 0;
 
@@ -245,7 +245,7 @@ static int refuses_reductions(struct rank *r)
             RANK_CHECK(r->on_device || type_is_small(all_types[t]), "%s", r->err.msg);
         }
     for (int i = 0; i < 2; i++) {
-        struct cdi_op op = an_op(CDI_ALL_REDUCE, &same[i], &same[i], 1, CDDP_INT32);
+        struct cdi_coll op = an_op(CDI_ALL_REDUCE, &same[i], &same[i], 1, CDDP_INT32);
 
         same[i] = (int32_t)(refused & 0xffffff);
         op.op = i == 0 ? CDDP_MIN : CDDP_MAX;
@@ -259,7 +259,7 @@ static int refuses_reductions(struct rank *r)
 static int one_has_an_old_gpu(struct rank *r)
 {
     int32_t offered;
-    struct cdi_op op = an_op(CDI_ALL_REDUCE, &offered, &offered, 1, CDDP_INT32);
+    struct cdi_coll op = an_op(CDI_ALL_REDUCE, &offered, &offered, 1, CDDP_INT32);
     bool standin = strstr(getenv("CDDP_CUDA_LIBRARY") != NULL ? getenv("CDDP_CUDA_LIBRARY") : "", "standin") != NULL;
 
     if (r->rank == 1)
@@ -279,7 +279,7 @@ static int order_matters(struct rank *r)
 {
     float x = r->rank == 0 ? 1e8f : r->rank == r->size - 1 ? -1e8f : 3.0f, want = 1e8f;
     uint16_t h = cdi_f16_of_float(r->rank == 0 ? 2048 : 1), h_want = cdi_f16_of_float(2048 + (float)(r->size - 1));
-    struct cdi_op op = an_op(CDI_ALL_REDUCE, &x, &x, 1, CDDP_FLOAT32);
+    struct cdi_coll op = an_op(CDI_ALL_REDUCE, &x, &x, 1, CDDP_FLOAT32);
 
     for (int i = 1; i < r->size - 1; i++)
         want += 3.0f;
@@ -302,7 +302,7 @@ static int broadcast_all(struct rank *r)
         for (int root = 0; root < r->size; root++) {
             size_t count = c < N_COUNTS ? counts[c] : 900001;
             uint8_t *x = malloc(count * 4 + 1), *want = malloc(count * 4 + 1);
-            struct cdi_op op = an_op(CDI_BROADCAST, x, x, count, CDDP_FLOAT32);
+            struct cdi_coll op = an_op(CDI_BROADCAST, x, x, count, CDDP_FLOAT32);
 
             op.root = root;
             fill(x, count, CDDP_FLOAT32, r->rank, (unsigned)c);
@@ -322,7 +322,7 @@ static int gather_once(struct rank *r, bool v, const size_t *len, bool in_place,
     size_t total = 0, at = 0, size = v ? 4 : 1;
     cddp_dtype dtype = v ? CDDP_INT32 : CDDP_UINT8;
     uint8_t *own = malloc(len[r->rank] * size + 1), *all, *want;
-    struct cdi_op op = an_op(v ? CDI_ALL_GATHERV : CDI_ALL_GATHER, own, NULL, v ? 0 : len[0], dtype);
+    struct cdi_coll op = an_op(v ? CDI_ALL_GATHERV : CDI_ALL_GATHER, own, NULL, v ? 0 : len[0], dtype);
 
     for (int i = 0; i < r->size; i++)
         total += len[i];
@@ -384,7 +384,7 @@ static int all_to_all_all(struct rank *r)
     for (size_t c = 0; c < N_COUNTS; c++) {
         size_t count = counts[c], block = count * 2;
         uint8_t *in = malloc(n * block + 1), *out = malloc(n * block + 1), *other = malloc(n * block + 1);
-        struct cdi_op op = an_op(CDI_ALL_TO_ALL, in, out, count, CDDP_FLOAT16);
+        struct cdi_coll op = an_op(CDI_ALL_TO_ALL, in, out, count, CDDP_FLOAT16);
 
         fill(in, n * count, CDDP_FLOAT16, r->rank, (unsigned)c);
         out[n * block] = 0x5a;
@@ -413,7 +413,7 @@ static int moves_every_type(struct rank *r)
     for (size_t t = 0; t < N_ALL_TYPES; t++) {
         cddp_dtype dtype = all_types[t];
         size_t bytes = COUNT * cddp_dtype_size(dtype), len[RANKS_MAX];
-        struct cdi_op op = an_op(CDI_ALL_GATHER, in, out, COUNT, dtype);
+        struct cdi_coll op = an_op(CDI_ALL_GATHER, in, out, COUNT, dtype);
 
         for (size_t i = 0; i < all * 8; i++) { /* any bits, NaNs among them */
             in[i] = (uint8_t)(i * 7 + at * 31 + t);
@@ -471,9 +471,9 @@ static int barrier_holds(struct rank *r)
 
 /* ------------------------------------------------------------------------------------------------- two ranks ---- */
 
-static cddp_status message(struct rank *r, enum cdi_op_kind kind, void *buf, size_t count, int peer)
+static cddp_status message(struct rank *r, enum cdi_coll_kind kind, void *buf, size_t count, int peer)
 {
-    struct cdi_op op = an_op(kind, buf, buf, count, CDDP_FLOAT32);
+    struct cdi_coll op = an_op(kind, buf, buf, count, CDDP_FLOAT32);
 
     op.root = peer;
     return rank_do(r, &op);
@@ -565,7 +565,7 @@ static int buckets(struct rank *r, struct cdi_region *where, int n, int round)
 
     for (int k = 0; k < n; k++) {
         float *p = (float *)((uint8_t *)where->base + at[k]);
-        struct cdi_op op = an_op(CDI_ALL_REDUCE, p, p, len[k], CDDP_FLOAT32);
+        struct cdi_coll op = an_op(CDI_ALL_REDUCE, p, p, len[k], CDDP_FLOAT32);
 
         op.op = CDDP_AVG;
         op.region = where;
@@ -576,7 +576,7 @@ static int buckets(struct rank *r, struct cdi_region *where, int n, int round)
         RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket[k], &r->err) == CDDP_OK);
         if (k == 2) { /* a metric in the middle of the backward pass */
             float one = 1;
-            struct cdi_op metric = an_op(CDI_ALL_REDUCE, &one, &one, 1, CDDP_FLOAT32);
+            struct cdi_coll metric = an_op(CDI_ALL_REDUCE, &one, &one, 1, CDDP_FLOAT32);
 
             RANK_CHECK(rank_do(r, &metric) == CDDP_OK);
             RANK_CHECK(one == (float)r->size);
@@ -650,7 +650,7 @@ static int shards(struct rank *r, struct cdi_region *region, size_t block, cddp_
 {
     size_t size = cddp_dtype_size(dtype), count = block * (size_t)r->size, mine = block * size * (size_t)r->rank;
     uint8_t *at = (uint8_t *)region->base + 192, *want = malloc(count * size), *got = malloc(count * size);
-    struct cdi_op op = an_op(CDI_REDUCE_SCATTER, at, at + mine, block, dtype);
+    struct cdi_coll op = an_op(CDI_REDUCE_SCATTER, at, at + mine, block, dtype);
     uint64_t ticket;
 
     op.op = CDDP_AVG;
@@ -681,7 +681,7 @@ static int large_halves(struct rank *r, struct cdi_region *region)
     const uint16_t given = cdi_f16_of_float(60000);
     uint16_t *at = region->base, all[BLOCK * RANKS_MAX], got[BLOCK];
     size_t bytes = (size_t)r->size * sizeof got;
-    struct cdi_op op = an_op(CDI_REDUCE_SCATTER, at, at + (size_t)BLOCK * (size_t)r->rank, BLOCK, CDDP_FLOAT16);
+    struct cdi_coll op = an_op(CDI_REDUCE_SCATTER, at, at + (size_t)BLOCK * (size_t)r->rank, BLOCK, CDDP_FLOAT16);
     uint64_t ticket;
 
     op.op = CDDP_AVG;
@@ -708,7 +708,7 @@ static int halves_of_the_programs(struct rank *r, struct cdi_region *region)
     for (size_t k = 0; k < 100; k++)
         x[k] = given;
     for (int i = 1; i >= 0; i--) {
-        struct cdi_op op = an_op(CDI_ALL_REDUCE, at, to[i], 100, CDDP_FLOAT16);
+        struct cdi_coll op = an_op(CDI_ALL_REDUCE, at, to[i], 100, CDDP_FLOAT16);
         uint64_t ticket;
 
         op.op = CDDP_AVG;
@@ -747,13 +747,13 @@ static int leads(struct rank *r)
     RANK_CHECK(rank_open(r) == CDDP_OK);
     for (int i = 0; i < 2; i++) {
         float x = (float)(r->rank + 1), *there = rank_lend(r, &x, sizeof x);
-        struct cdi_op op = an_op(CDI_ALL_REDUCE, there, there, 1, CDDP_FLOAT32);
+        struct cdi_coll op = an_op(CDI_ALL_REDUCE, there, there, 1, CDDP_FLOAT32);
         uint64_t ticket;
 
         op.more = i == 1;
-        RANK_CHECK(r->ops->follow(r->b, NULL, &r->err) == CDDP_OK);
+        RANK_CHECK(r->ops->wait_stream(r->b, NULL, &r->err) == CDDP_OK);
         RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
-        RANK_CHECK(r->ops->lead(r->b, i == 0 ? ticket : 0, NULL, &r->err) == CDDP_OK);
+        RANK_CHECK(r->ops->stream_wait(r->b, i == 0 ? ticket : 0, NULL, &r->err) == CDDP_OK);
         if (r->on_device) /* a copy of ours is on no stream that was led */
             RANK_CHECK(r->ops->join(r->b, ticket, &r->err) == CDDP_OK);
         rank_return(r, &x, there, sizeof x);
@@ -776,7 +776,7 @@ static int region_types(struct rank *r)
         int dtype = (int)all_types[t];
         size_t size = cddp_dtype_size((cddp_dtype)dtype);
         uint8_t *p = (uint8_t *)region->base + 3 * size;
-        struct cdi_op op = an_op(CDI_ALL_REDUCE, p, p, count, (cddp_dtype)dtype);
+        struct cdi_coll op = an_op(CDI_ALL_REDUCE, p, p, count, (cddp_dtype)dtype);
 
         op.op = cdi_dtype_is_float((cddp_dtype)dtype) ? CDDP_AVG : CDDP_SUM;
         if (!reduces(r, all_types[t], op.op))
@@ -928,7 +928,7 @@ static int scales_and_scans(struct rank *r)
 static int sum_in_part(struct rank *r, struct cdi_backend *part, const int *who, int n, size_t count, unsigned salt)
 {
     float *x = malloc(count * 4), *want = malloc(count * 4);
-    struct cdi_op op = an_op(CDI_ALL_REDUCE, x, x, count, CDDP_FLOAT32);
+    struct cdi_coll op = an_op(CDI_ALL_REDUCE, x, x, count, CDDP_FLOAT32);
     uint64_t ticket;
 
     fill(x, count, CDDP_FLOAT32, r->rank, salt);
@@ -978,7 +978,7 @@ static int differ(struct rank *r)
 {
     float x[4] = {0};
     int other = r->size - 1;
-    struct cdi_op op = an_op(CDI_ALL_REDUCE, x, x, r->rank == other ? 4 : 3, CDDP_FLOAT32);
+    struct cdi_coll op = an_op(CDI_ALL_REDUCE, x, x, r->rank == other ? 4 : 3, CDDP_FLOAT32);
     char want[128];
 
     (void)snprintf(want, sizeof want, "rank %d called all_reduce(sum) of 4 float32", other);
@@ -995,7 +995,7 @@ static int parts_differ(struct rank *r)
 {
     size_t len[RANKS_MAX] = {1, 1, 1, 1, 1, 1, 1, 1};
     int32_t x[RANKS_MAX + 1], out[RANKS_MAX + 1];
-    struct cdi_op op = an_op(CDI_ALL_GATHERV, x, out, 0, CDDP_INT32);
+    struct cdi_coll op = an_op(CDI_ALL_GATHERV, x, out, 0, CDDP_INT32);
 
     len[r->rank == 0 ? 0 : 1]++; /* the same sum */
     op.counts = len;
@@ -1066,7 +1066,7 @@ static int dies_at_work(struct rank *r)
 {
     size_t count = 4u << 20;
     float *x = calloc(count, sizeof *x);
-    struct cdi_op op = an_op(CDI_ALL_REDUCE, x, x, count, CDDP_FLOAT32);
+    struct cdi_coll op = an_op(CDI_ALL_REDUCE, x, x, count, CDDP_FLOAT32);
     cddp_status st = CDDP_OK;
     int64_t t0, limit_ms = cdi_within_ms(2 * DEATH_MS);
 
@@ -1094,7 +1094,7 @@ static int dies_at_work(struct rank *r)
 static int dies_beside_a_bucket(struct rank *r)
 {
     struct cdi_region *region;
-    struct cdi_op op;
+    struct cdi_coll op;
     uint64_t ticket;
     cddp_status st;
     int64_t t0;
@@ -1130,13 +1130,13 @@ static int stay_away_after(struct rank *r, bool message)
     r->world.timeout_ms = r->rank == late ? 60000 : 2000;
     RANK_CHECK(rank_open(r) == CDDP_OK);
     if (message && (r->rank == 0 || r->rank == late)) {
-        const struct cdi_op op = {.kind = r->rank == 0 ? CDI_SEND : CDI_RECV,
-                                  .in = &x,
-                                  .out = &x,
-                                  .count = 1,
-                                  .dtype = CDDP_UINT32,
-                                  .root = r->rank == 0 ? late : 0,
-                                  .bucket = -1};
+        const struct cdi_coll op = {.kind = r->rank == 0 ? CDI_SEND : CDI_RECV,
+                                    .in = &x,
+                                    .out = &x,
+                                    .count = 1,
+                                    .dtype = CDDP_UINT32,
+                                    .root = r->rank == 0 ? late : 0,
+                                    .bucket = -1};
 
         RANK_CHECK(rank_do(r, &op) == CDDP_OK);
         atomic_fetch_add(&r->board->flag[1], 1);
@@ -1167,7 +1167,7 @@ static int stay_away_after_a_message(struct rank *r)
 static int message_beside_a_barrier(struct rank *r)
 {
     uint32_t x[4];
-    const struct cdi_op recv = {
+    const struct cdi_coll recv = {
         .kind = CDI_RECV, .out = x, .count = 4, .dtype = CDDP_UINT32, .root = r->size - 1, .bucket = -1};
     char last[64];
 
@@ -1212,7 +1212,7 @@ static int stop_all(struct rank *r)
 
 static int abandon(struct rank *r)
 {
-    struct cdi_op op = barrier;
+    struct cdi_coll op = barrier;
     cddp_status st = rank_open(r);
     uint64_t ticket;
 

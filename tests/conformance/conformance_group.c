@@ -26,7 +26,7 @@ static bool has_groups(const struct rank *r)
     return r->ops->enqueue_group != NULL;
 }
 
-static cddp_status run(struct rank *r, const struct cdi_op *ops, size_t n)
+static cddp_status run(struct rank *r, const struct cdi_coll *ops, size_t n)
 {
     uint64_t ticket = 0;
     cddp_status st = n == 0 ? CDDP_OK : r->ops->enqueue_group(r->b, ops, n, &ticket, &r->err);
@@ -89,20 +89,20 @@ static size_t draw(uint64_t *state, int size, struct letter *all, size_t most)
     return n;
 }
 
-static struct cdi_op op_of(const struct letter *x, bool sends)
+static struct cdi_coll op_of(const struct letter *x, bool sends)
 {
-    return (struct cdi_op){.kind = sends ? CDI_SEND : CDI_RECV,
-                           .in = sends ? x->p : NULL,
-                           .out = sends ? NULL : x->p,
-                           .count = x->count,
-                           .dtype = CDDP_UINT32,
-                           .root = sends ? x->to : x->from,
-                           .bucket = -1,
-                           .lazy = x->salt % 2 == 0};
+    return (struct cdi_coll){.kind = sends ? CDI_SEND : CDI_RECV,
+                             .in = sends ? x->p : NULL,
+                             .out = sends ? NULL : x->p,
+                             .count = x->count,
+                             .dtype = CDDP_UINT32,
+                             .root = sends ? x->to : x->from,
+                             .bucket = -1,
+                             .lazy = x->salt % 2 == 0};
 }
 
 /* In any order, but for those from one rank to another. own: this rank's dice. */
-static bool list(struct letter *x, size_t n, int rank, bool sends, uint64_t *own, struct cdi_op *to)
+static bool list(struct letter *x, size_t n, int rank, bool sends, uint64_t *own, struct cdi_coll *to)
 {
     size_t left = 0, at;
 
@@ -124,7 +124,7 @@ int group_exchange(struct rank *r, uint64_t seed, uint64_t *own, size_t most)
 {
     uint64_t state = seed * 7919 + 1;
     struct letter *out = calloc(most, sizeof *out), *in = calloc(most, sizeof *in);
-    struct cdi_op *ops = calloc(2 * most, sizeof *ops);
+    struct cdi_coll *ops = calloc(2 * most, sizeof *ops);
     size_t n = draw(&state, r->size, out, most), n_ops = 0, longest = 1;
     uint32_t *x;
 
@@ -345,9 +345,9 @@ int group_of_collectives(struct rank *r)
 {
     size_t counts[RANKS_MAX] = {0}, at = 0;
     uint32_t x[4 + 2 * RANKS_MAX] = {1, 2, 3, (uint32_t)r->rank + 1}, *p;
-    struct cdi_op ops[3] = {{.kind = CDI_ALL_REDUCE, .count = 2, .op = CDDP_SUM},
-                            {.kind = CDI_ALL_GATHERV, .counts = counts},
-                            {.kind = CDI_BROADCAST, .count = 1, .root = r->size - 1}};
+    struct cdi_coll ops[3] = {{.kind = CDI_ALL_REDUCE, .count = 2, .op = CDDP_SUM},
+                              {.kind = CDI_ALL_GATHERV, .counts = counts},
+                              {.kind = CDI_BROADCAST, .count = 1, .root = r->size - 1}};
     uint64_t ticket;
 
     RANK_CHECK(rank_open(r) == CDDP_OK);
@@ -390,7 +390,7 @@ int group_of_collectives(struct rank *r)
 int group_asked_for(struct rank *r)
 {
     uint32_t x = 1, *p;
-    struct cdi_op op = {.kind = CDI_ALL_REDUCE, .count = 1, .dtype = CDDP_UINT32, .op = CDDP_SUM, .bucket = -1};
+    struct cdi_coll op = {.kind = CDI_ALL_REDUCE, .count = 1, .dtype = CDDP_UINT32, .op = CDDP_SUM, .bucket = -1};
     uint64_t ticket;
     cddp_status st;
 
@@ -441,7 +441,7 @@ int group_length_differs(struct rank *r)
 {
     uint32_t x[3] = {0}, y[3];
     int to = (r->rank + 1) % r->size, from = (r->rank + r->size - 1) % r->size;
-    const struct cdi_op ops[2] = {
+    const struct cdi_coll ops[2] = {
         {.kind = CDI_RECV, .out = y, .count = 2, .dtype = CDDP_UINT32, .root = from, .bucket = -1},
         {.kind = CDI_SEND, .in = x, .count = r->rank == 0 ? 3 : 2, .dtype = CDDP_UINT32, .root = to, .bucket = -1}};
     cddp_status st;
@@ -462,8 +462,8 @@ int group_length_differs(struct rank *r)
 int group_stay_away(struct rank *r)
 {
     uint32_t x[4] = {0};
-    const struct cdi_op like = {.count = 1, .dtype = CDDP_UINT32, .bucket = -1};
-    struct cdi_op ops[4] = {like, like, like, like};
+    const struct cdi_coll like = {.count = 1, .dtype = CDDP_UINT32, .bucket = -1};
+    struct cdi_coll ops[4] = {like, like, like, like};
     char want[64];
 
     r->world.timeout_ms = 1000;
@@ -491,9 +491,10 @@ int group_stay_away(struct rank *r)
 int group_half_stays_away(struct rank *r)
 {
     uint32_t x[2] = {0};
-    const struct cdi_op send = {.kind = CDI_SEND, .in = x, .count = 1, .dtype = CDDP_UINT32, .bucket = -1};
-    struct cdi_op ops[2] = {{.kind = CDI_RECV, .out = &x[0], .count = 1, .dtype = CDDP_UINT32, .root = 1, .bucket = -1},
-                            {.kind = CDI_RECV, .out = &x[1], .count = 1, .dtype = CDDP_UINT32, .bucket = -1}};
+    const struct cdi_coll send = {.kind = CDI_SEND, .in = x, .count = 1, .dtype = CDDP_UINT32, .bucket = -1};
+    struct cdi_coll ops[2] = {
+        {.kind = CDI_RECV, .out = &x[0], .count = 1, .dtype = CDDP_UINT32, .root = 1, .bucket = -1},
+        {.kind = CDI_RECV, .out = &x[1], .count = 1, .dtype = CDDP_UINT32, .bucket = -1}};
     char one[64], of_two[96];
     bool named;
 
@@ -552,7 +553,7 @@ int group_counts_differ(struct rank *r)
 #define KNOWN_MS 6000 /* how long a death may take to be known on a calm machine; far more than it takes */
 
 /* Both edges of this rank to its neighbours, and theirs: in this order two ranks match, too. */
-static void halo(const struct rank *r, uint32_t *field, struct cdi_op ops[4])
+static void halo(const struct rank *r, uint32_t *field, struct cdi_coll ops[4])
 {
     int left = (r->rank + r->size - 1) % r->size, right = (r->rank + 1) % r->size;
     const struct letter to_left = {.to = left, .count = EDGE, .p = field + EDGE},
@@ -572,7 +573,7 @@ int group_dies(struct rank *r)
     uint32_t *x = calloc(4 * (size_t)EDGE, sizeof *x), *field;
     int64_t t0, limit_ms = cdi_within_ms(KNOWN_MS);
     cddp_status st = CDDP_OK;
-    struct cdi_op ops[4];
+    struct cdi_coll ops[4];
 
     RANK_CHECK(rank_open(r) == CDDP_OK);
     field = room(r, x, 4 * (size_t)EDGE);
@@ -599,7 +600,7 @@ int group_aborted(struct rank *r)
 {
     uint32_t *x = calloc(4 * (size_t)EDGE, sizeof *x), *field;
     cddp_status st = CDDP_OK;
-    struct cdi_op ops[4];
+    struct cdi_coll ops[4];
 
     RANK_CHECK(rank_open(r) == CDDP_OK);
     field = room(r, x, 4 * (size_t)EDGE);

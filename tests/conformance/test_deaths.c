@@ -22,15 +22,15 @@ struct plan {
     int victim, after_us;
 };
 
-static struct cdi_op nth_op(const struct rank *r, int i, float *x, float *all)
+static struct cdi_coll nth_op(const struct rank *r, int i, float *x, float *all)
 {
-    struct cdi_op op = {.kind = CDI_ALL_REDUCE,
-                        .in = x,
-                        .out = x,
-                        .count = i % 3 == 0 ? 10 : COUNT,
-                        .dtype = CDDP_FLOAT32,
-                        .bucket = -1,
-                        .lazy = i % 2};
+    struct cdi_coll op = {.kind = CDI_ALL_REDUCE,
+                          .in = x,
+                          .out = x,
+                          .count = i % 3 == 0 ? 10 : COUNT,
+                          .dtype = CDDP_FLOAT32,
+                          .bucket = -1,
+                          .lazy = i % 2};
 
     if (i % 5 == 1) {
         op.kind = CDI_BROADCAST;
@@ -73,7 +73,7 @@ static int work_until_it_dies(struct rank *r)
     if (r->rank == p->victim)
         have_me_killed(r, p->after_us);
     for (int i = 0; st == CDDP_OK; i++) {
-        struct cdi_op op = nth_op(r, i, x, all);
+        struct cdi_coll op = nth_op(r, i, x, all);
 
         st = rank_do(r, &op);
     }

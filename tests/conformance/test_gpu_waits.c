@@ -48,9 +48,9 @@ static int use_device(struct rank *r)
     return 0;
 }
 
-static struct cdi_op all_reduce(float *x)
+static struct cdi_coll all_reduce(float *x)
 {
-    return (struct cdi_op){
+    return (struct cdi_coll){
         .kind = CDI_ALL_REDUCE, .in = x, .out = x, .count = COUNT, .dtype = CDDP_FLOAT32, .bucket = -1};
 }
 
@@ -61,7 +61,7 @@ static struct cdi_op all_reduce(float *x)
 static int work(struct rank *r)
 {
     static float x[COUNT];
-    const struct cdi_op op = all_reduce(x);
+    const struct cdi_coll op = all_reduce(x);
     struct cdi_region *region;
     struct cdi_scan found;
     void *there;
@@ -132,18 +132,18 @@ static int refuse_to_be_captured(struct rank *r)
     RANK_CHECK(cuStreamCreateWithPriority(&s, CU_STREAM_NON_BLOCKING, 0) == CUDA_SUCCESS);
     RANK_CHECK(cuStreamCreateWithPriority(&blocking, CU_STREAM_DEFAULT, 0) == CUDA_SUCCESS);
     RANK_CHECK(cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
-    RANK_CHECK(r->ops->follow(r->b, s, &r->err) == CDDP_E_UNSUPPORTED);
+    RANK_CHECK(r->ops->wait_stream(r->b, s, &r->err) == CDDP_E_UNSUPPORTED);
     RANK_CHECK(strstr(r->err.msg, "captures a graph") != NULL);
-    RANK_CHECK(r->ops->lead(r->b, 0, s, &r->err) == CDDP_E_UNSUPPORTED);
+    RANK_CHECK(r->ops->stream_wait(r->b, 0, s, &r->err) == CDDP_E_UNSUPPORTED);
     RANK_CHECK(cuStreamEndCapture(s, &graph) == CUDA_SUCCESS, "the capture goes on");
     RANK_CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS);
     RANK_CHECK(cuStreamBeginCapture(blocking, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
-    RANK_CHECK(r->ops->follow(r->b, NULL, &r->err) == CDDP_E_UNSUPPORTED);
+    RANK_CHECK(r->ops->wait_stream(r->b, NULL, &r->err) == CDDP_E_UNSUPPORTED);
     RANK_CHECK(strstr(r->err.msg, "legacy stream") != NULL);
     RANK_CHECK(cuStreamEndCapture(blocking, &graph) == CUDA_SUCCESS);
     RANK_CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS);
-    RANK_CHECK(r->ops->follow(r->b, s, &r->err) == CDDP_OK && work(r) == 0, "nothing is broken");
-    RANK_CHECK(r->ops->lead(r->b, 0, s, &r->err) == CDDP_OK);
+    RANK_CHECK(r->ops->wait_stream(r->b, s, &r->err) == CDDP_OK && work(r) == 0, "nothing is broken");
+    RANK_CHECK(r->ops->stream_wait(r->b, 0, s, &r->err) == CDDP_OK);
     RANK_CHECK(cuStreamDestroy(s) == CUDA_SUCCESS && cuStreamDestroy(blocking) == CUDA_SUCCESS);
     return 0;
 }
@@ -167,7 +167,7 @@ static void *enqueue_meanwhile(void *arg)
 {
     struct rank *r = arg;
     static float x[COUNT];
-    struct cdi_op op = all_reduce(x);
+    struct cdi_coll op = all_reduce(x);
     struct cdi_error err;
     uint64_t ticket;
 
@@ -187,7 +187,7 @@ static int die_while_it_frees(struct rank *r)
 {
     static float x[COUNT];
     pthread_t tells, enqueues;
-    struct cdi_op op;
+    struct cdi_coll op;
     CUdeviceptr mine;
     uint64_t ticket;
     void *there;
@@ -207,7 +207,7 @@ static int die_while_it_frees(struct rank *r)
     there = rank_lend(r, x, sizeof x);
     op = all_reduce(there);
     RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
-    RANK_CHECK(r->ops->lead(r->b, ticket, NULL, &r->err) == CDDP_OK, "now it is on the stream");
+    RANK_CHECK(r->ops->stream_wait(r->b, ticket, NULL, &r->err) == CDDP_OK, "now it is on the stream");
     RANK_CHECK(pthread_create(&tells, NULL, tell_when_held, r) == 0);
     RANK_CHECK(pthread_create(&enqueues, NULL, enqueue_meanwhile, r) == 0);
     /* It waits for the collective, which waits for rank 1; and nobody else comes into the driver. */
@@ -228,7 +228,7 @@ static int die_while_it_frees(struct rank *r)
 static cddp_status fail_to_enqueue(struct rank *r, size_t count, const char *plant)
 {
     static float x[40 * COUNT];
-    struct cdi_op op = all_reduce(x);
+    struct cdi_coll op = all_reduce(x);
     uint64_t ticket;
     cddp_status st;
 
@@ -244,8 +244,8 @@ static int fail_beside_a_collective(struct rank *r)
 {
     const size_t large = (size_t)20 * COUNT; /* no block from the start is */
     static float x[COUNT], y[COUNT];
-    const struct cdi_op over_host = all_reduce(y);
-    struct cdi_op op;
+    const struct cdi_coll over_host = all_reduce(y);
+    struct cdi_coll op;
     uint64_t ticket;
     void *there;
 
@@ -256,7 +256,7 @@ static int fail_beside_a_collective(struct rank *r)
         moment();
     RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
     if (r->rank == 0) {
-        RANK_CHECK(r->ops->lead(r->b, ticket, NULL, &r->err) == CDDP_OK, "now it is on the stream");
+        RANK_CHECK(r->ops->stream_wait(r->b, ticket, NULL, &r->err) == CDDP_OK, "now it is on the stream");
         RANK_CHECK(fail_to_enqueue(r, large, "cuEventCreate:1:2") == CDDP_E_NOMEM, "with a block");
         RANK_CHECK(fail_to_enqueue(r, 2 * large, "cuMemAlloc:1:2") == CDDP_E_NOMEM, "with half a block");
         atomic_store(&r->board->flag[0], 1);
@@ -298,7 +298,7 @@ static int time_out_beside_a_slow_store(struct rank *r, const char *connects)
     static float x[COUNT];
     struct joiner first = {.r = r}, second = {.r = r};
     pthread_t a, b;
-    struct cdi_op op;
+    struct cdi_coll op;
     void *there;
 
     configure("CDDP_STANDIN_CONNECT", connects);
@@ -349,7 +349,7 @@ static void sleep_ms(int ms)
 static int be_suspended(struct rank *r)
 {
     static float x[COUNT];
-    struct cdi_op op;
+    struct cdi_coll op;
     uint64_t ticket;
     void *there;
 
@@ -388,7 +388,7 @@ static cddp_status fill_streams(struct rank *r, bool compute)
 {
     static float x[COUNT];
     cddp_status st = CDDP_OK;
-    struct cdi_op op;
+    struct cdi_coll op;
     uint64_t ticket;
     void *there;
     CUstream s;
@@ -400,9 +400,9 @@ static cddp_status fill_streams(struct rank *r, bool compute)
         if (i == 0 || !compute)
             st = r->ops->enqueue(r->b, &op, &ticket, &r->err);
         if (i == 0 && st == CDDP_OK)
-            st = r->ops->lead(r->b, ticket, s, &r->err);
+            st = r->ops->stream_wait(r->b, ticket, s, &r->err);
         if (compute && st == CDDP_OK) /* which waits for the collective */
-            st = r->ops->follow(r->b, s, &r->err);
+            st = r->ops->wait_stream(r->b, s, &r->err);
         if (i == 3)
             atomic_store(&r->board->flag[0], 1);
     }
@@ -467,7 +467,7 @@ static int die_beside_a_full_stream(struct rank *r)
 static int fail_in_a_kernel(struct rank *r)
 {
     static float x[COUNT];
-    struct cdi_op op;
+    struct cdi_coll op;
     uint64_t ticket;
     cddp_status st;
     void *there;
@@ -507,7 +507,7 @@ static int fail_in_a_kernel(struct rank *r)
 static int lose_the_context(struct rank *r)
 {
     static float x[COUNT];
-    const struct cdi_op op = all_reduce(x);
+    const struct cdi_coll op = all_reduce(x);
     CUcontext theirs, now_current = NULL;
     size_t room, room_after, total;
     uint64_t ticket;
@@ -534,7 +534,7 @@ static int lose_the_context(struct rank *r)
 static int tell_before_the_abort(struct rank *r)
 {
     static float x[COUNT];
-    struct cdi_op op;
+    struct cdi_coll op;
     uint64_t ticket;
     cddp_status st;
     void *there;
@@ -584,7 +584,7 @@ static int fail_to_register(struct rank *r)
 static int leave_in_the_middle(struct rank *r)
 {
     static float x[COUNT];
-    struct cdi_op op = all_reduce(x);
+    struct cdi_coll op = all_reduce(x);
     uint64_t ticket;
 
     RANK_CHECK(rank_open(r) == CDDP_OK);
@@ -602,7 +602,7 @@ static int leave_in_the_middle(struct rank *r)
 static int wait_without_a_mark(struct rank *r)
 {
     static float x[COUNT];
-    struct cdi_op op = all_reduce(x);
+    struct cdi_coll op = all_reduce(x);
     uint64_t first, second;
     void *one, *two, *copy;
     CUstream s;
@@ -624,10 +624,10 @@ static int wait_without_a_mark(struct rank *r)
         op.in = op.out = two;
         op.unmarked = i % 2 == 0;
         RANK_CHECK(r->ops->enqueue(r->b, &op, &second, &r->err) == CDDP_OK);
-        RANK_CHECK(r->ops->lead(r->b, i % 3 == 0 ? second : first, s, &r->err) == CDDP_OK);
+        RANK_CHECK(r->ops->stream_wait(r->b, i % 3 == 0 ? second : first, s, &r->err) == CDDP_OK);
         RANK_CHECK(cuMemcpyDtoDAsync((CUdeviceptr)(uintptr_t)copy, (CUdeviceptr)(uintptr_t)one, sizeof x, s) ==
                    CUDA_SUCCESS);
-        RANK_CHECK(r->ops->follow(r->b, s, &r->err) == CDDP_OK);
+        RANK_CHECK(r->ops->wait_stream(r->b, s, &r->err) == CDDP_OK);
         RANK_CHECK(r->ops->join(r->b, i % 4 < 2 ? second : first, &r->err) == CDDP_OK);
         op.unmarked = true;
     }

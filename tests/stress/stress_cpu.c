@@ -33,14 +33,14 @@ static int reduce_private(struct rank *r)
         size_t count =
             round % 20 == 19 ? 600000 : counts[round % 4]; /* between nodes more pieces than there are stages */
         float *x = malloc(count * sizeof *x);
-        struct cdi_op op = {.kind = CDI_ALL_REDUCE,
-                            .in = x,
-                            .out = x,
-                            .count = count,
-                            .dtype = CDDP_FLOAT32,
-                            .op = CDDP_SUM,
-                            .bucket = -1,
-                            .lazy = true};
+        struct cdi_coll op = {.kind = CDI_ALL_REDUCE,
+                              .in = x,
+                              .out = x,
+                              .count = count,
+                              .dtype = CDDP_FLOAT32,
+                              .op = CDDP_SUM,
+                              .bucket = -1,
+                              .lazy = true};
 
         for (size_t i = 0; i < count; i++)
             x[i] = (float)(r->rank + round);
@@ -52,14 +52,14 @@ static int reduce_private(struct rank *r)
             free(x);
             return 1;
         }
-        op = (struct cdi_op){.kind = CDI_BROADCAST,
-                             .in = x,
-                             .out = x,
-                             .count = count,
-                             .dtype = CDDP_FLOAT32,
-                             .root = round % RANKS,
-                             .bucket = -1,
-                             .lazy = true};
+        op = (struct cdi_coll){.kind = CDI_BROADCAST,
+                               .in = x,
+                               .out = x,
+                               .count = count,
+                               .dtype = CDDP_FLOAT32,
+                               .root = round % RANKS,
+                               .bucket = -1,
+                               .lazy = true};
         CHECK_OK(rank_do(r, &op));
         free(x);
     }
@@ -81,15 +81,15 @@ static int make_gradients(struct step *s, int round)
 
     for (int k = 0; k < BUCKETS; k++) {
         float *p = (float *)s->region->base + (size_t)k * COUNT;
-        struct cdi_op op = {.kind = CDI_ALL_REDUCE,
-                            .in = p,
-                            .out = p,
-                            .count = COUNT,
-                            .dtype = CDDP_FLOAT32,
-                            .op = CDDP_SUM,
-                            .region = s->region,
-                            .bucket = k,
-                            .lazy = round % 3 == 0};
+        struct cdi_coll op = {.kind = CDI_ALL_REDUCE,
+                              .in = p,
+                              .out = p,
+                              .count = COUNT,
+                              .dtype = CDDP_FLOAT32,
+                              .op = CDDP_SUM,
+                              .region = s->region,
+                              .bucket = k,
+                              .lazy = round % 3 == 0};
 
         for (size_t i = 0; i < COUNT; i++)
             p[i] = (float)(r->rank + k + round);
@@ -152,7 +152,7 @@ static void *abort_soon(void *arg)
 /* One thread of rank 1 ends what all threads of all ranks are doing. */
 static int abort_from_elsewhere(struct rank *r)
 {
-    const struct cdi_op barrier = {.kind = CDI_BARRIER, .bucket = -1, .lazy = false};
+    const struct cdi_coll barrier = {.kind = CDI_BARRIER, .bucket = -1, .lazy = false};
     pthread_t thread;
     cddp_status st = CDDP_OK;
 

@@ -27,14 +27,14 @@ static const struct ranks_layout layouts[] = {
 static int sum(struct rank *r, uint64_t seed)
 {
     int64_t x = r->rank + (int64_t)seed;
-    const struct cdi_op op = {.kind = CDI_ALL_REDUCE,
-                              .in = &x,
-                              .out = &x,
-                              .count = 1,
-                              .dtype = CDDP_INT64,
-                              .op = CDDP_SUM,
-                              .bucket = -1,
-                              .lazy = true};
+    const struct cdi_coll op = {.kind = CDI_ALL_REDUCE,
+                                .in = &x,
+                                .out = &x,
+                                .count = 1,
+                                .dtype = CDDP_INT64,
+                                .op = CDDP_SUM,
+                                .bucket = -1,
+                                .lazy = true};
 
     RANK_CHECK(rank_do(r, &op) == CDDP_OK);
     RANK_CHECK(x == r->size * (int64_t)seed + r->size * (r->size - 1) / 2);

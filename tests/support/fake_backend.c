@@ -48,7 +48,7 @@ static void fake_region_destroy(struct cdi_backend *b, struct cdi_region *r)
     free(r);
 }
 
-static void apply(cddp_comm *c, const struct cdi_op *op)
+static void apply(cddp_comm *c, const struct cdi_coll *op)
 {
     if (op->kind == CDI_ALL_REDUCE && op->in != op->out)
         memcpy(op->out, op->in, op->count * cddp_dtype_size(op->dtype));
@@ -85,7 +85,8 @@ static void note(cddp_comm *c, const char *fmt, ...)
     va_end(args);
 }
 
-static cddp_status fake_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint64_t *ticket, struct cdi_error *err)
+static cddp_status fake_enqueue(struct cdi_backend *b, const struct cdi_coll *op, uint64_t *ticket,
+                                struct cdi_error *err)
 {
     cddp_comm *c = of(b);
 
@@ -194,14 +195,14 @@ static cddp_status fake_cast(struct cdi_backend *b, void *to, cddp_dtype to_type
     return CDDP_OK;
 }
 
-static cddp_status fake_follow(struct cdi_backend *b, void *stream, struct cdi_error *err)
+static cddp_status fake_wait_stream(struct cdi_backend *b, void *stream, struct cdi_error *err)
 {
     (void)err;
     note(of(b), "follow %d; ", (int)(intptr_t)stream);
     return CDDP_OK;
 }
 
-static cddp_status fake_lead(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err)
+static cddp_status fake_stream_wait(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err)
 {
     if (of(b)->fail_join != CDDP_OK)
         return cdi_fail(err, of(b)->fail_join, "scripted: join failed");
@@ -209,7 +210,7 @@ static cddp_status fake_lead(struct cdi_backend *b, uint64_t ticket, void *strea
     return CDDP_OK;
 }
 
-static cddp_status fake_lend(struct cdi_backend *b, void **stream, struct cdi_error *err)
+static cddp_status fake_stream_acquire(struct cdi_backend *b, void **stream, struct cdi_error *err)
 {
     (void)err;
     note(of(b), "lend; ");
@@ -217,7 +218,7 @@ static cddp_status fake_lend(struct cdi_backend *b, void **stream, struct cdi_er
     return CDDP_OK;
 }
 
-static void fake_take_back(struct cdi_backend *b)
+static void fake_stream_release(struct cdi_backend *b)
 {
     note(of(b), "take back; ");
 }
@@ -277,10 +278,10 @@ static const struct cdi_backend_ops fake_device_ops = {
     .region_destroy = fake_region_destroy,
     .enqueue = fake_enqueue,
     .join = fake_join,
-    .follow = fake_follow,
-    .lead = fake_lead,
-    .lend = fake_lend,
-    .take_back = fake_take_back,
+    .wait_stream = fake_wait_stream,
+    .stream_wait = fake_stream_wait,
+    .stream_acquire = fake_stream_acquire,
+    .stream_release = fake_stream_release,
     .health = fake_health,
     .is_device = fake_is_device,
     .alloc = fake_alloc,

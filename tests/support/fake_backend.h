@@ -24,7 +24,7 @@ struct cddp_comm {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     /* The record. */
-    struct cdi_op ops[FAKE_OPS];
+    struct cdi_coll ops[FAKE_OPS];
     size_t n_ops; /* enqueued so far: the last ticket */
     size_t n_joins, n_regions, n_allocated, n_broadcasts;
     char calls[4096];         /* of a device: "follow 1; all_reduce 0; lead 0 on 2; ", streams and tickets as numbers */

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 struct lone_rank {
-    struct cdi_team team;
+    struct cdi_cpu_comm team;
     struct cdi_flight *flight;
     struct cdi_error err;
 };
@@ -27,7 +27,7 @@ static inline void lone_rank_start(struct lone_rank *l, int rank, int size, int6
     int fd;
 
     *l = (struct lone_rank){.team = {.rank = rank, .size = size}};
-    cr_assert_eq(cdi_team_init(&l->team, &l->err), CDDP_OK);
+    cr_assert_eq(cdi_cpu_comm_init(&l->team, &l->err), CDDP_OK);
     cr_assert_eq(cdi_shm_create(&shm, rank, size, 0, false, NULL, &l->err), CDDP_OK);
     cr_assert_eq(cdi_shm_memfd("test", shm->bytes, &fd, &l->err), CDDP_OK, "%s", l->err.msg);
     cr_assert_eq(cdi_shm_map(&plain, fd, shm->bytes, &mem, &l->err), CDDP_OK, "%s", l->err.msg);
@@ -41,16 +41,16 @@ static inline void lone_rank_start(struct lone_rank *l, int rank, int size, int6
 static inline void lone_rank_end(struct lone_rank *l)
 {
     cdi_shm_destroy(l->team.shm);
-    cdi_team_release(&l->team);
+    cdi_cpu_comm_release(&l->team);
     cdi_flight_release(l->flight);
 }
 
 /* Run one operation on this thread. */
-static inline cddp_status lone_rank_do(struct lone_rank *l, const struct cdi_op *op)
+static inline cddp_status lone_rank_do(struct lone_rank *l, const struct cdi_coll *op)
 {
     const struct cdi_work work = {.op = *op};
 
-    return cdi_team_run(&l->team, &work, false, &l->err);
+    return cdi_cpu_comm_run(&l->team, &work, false, &l->err);
 }
 
 #endif

@@ -153,14 +153,14 @@ void ranks_board_init(struct ranks_board *b)
     (void)pthread_mutexattr_destroy(&attr);
 }
 
-struct cdi_meet rank_meet(struct rank *r)
+struct cdi_oob rank_meet(struct rank *r)
 {
-    return (struct cdi_meet){.set = board_set, .get = board_get, .arg = r->board};
+    return (struct cdi_oob){.set = board_set, .get = board_get, .arg = r->board};
 }
 
 cddp_status rank_open(struct rank *r)
 {
-    const struct cdi_meet meet = rank_meet(r);
+    const struct cdi_oob meet = rank_meet(r);
     struct cdi_address loopback;
     bool is_there;
     cddp_status st;
@@ -170,7 +170,7 @@ cddp_status rank_open(struct rank *r)
         if (st != CDDP_OK)
             return st;
         r->on_device = r->ops->on_device;
-        r->world.keys = (struct cdi_keys){.set = keys_set, .get = keys_get, .add = keys_add, .arg = r->board};
+        r->world.keys = (struct cdi_oob_store){.set = keys_set, .get = keys_get, .add = keys_add, .arg = r->board};
         return r->ops->create(&r->b, &r->world, &r->err);
     }
     (void)cdi_net_parse("127.0.0.1:1", &loopback);
@@ -183,7 +183,7 @@ void rank_close(struct rank *r)
     r->b = NULL;
 }
 
-static cddp_status run(struct rank *r, const struct cdi_op *op)
+static cddp_status run(struct rank *r, const struct cdi_coll *op)
 {
     uint64_t ticket;
     cddp_status st = r->ops->enqueue(r->b, op, &ticket, &r->err);
@@ -216,7 +216,7 @@ void rank_return(struct rank *r, void *p, void *lent, size_t bytes)
 }
 
 /* What the operation's buffers hold on this rank. */
-static void extents(const struct rank *r, const struct cdi_op *op, size_t *in, size_t *out)
+static void extents(const struct rank *r, const struct cdi_coll *op, size_t *in, size_t *out)
 {
     size_t size = cddp_dtype_size(op->dtype), one = op->count * size, all = one * (size_t)r->size;
     bool gathers = op->kind == CDI_ALL_GATHER || op->kind == CDI_ALL_TO_ALL;
@@ -234,9 +234,9 @@ static void extents(const struct rank *r, const struct cdi_op *op, size_t *in, s
 }
 
 /* The same over memory of the device; what is in place stays so. */
-static cddp_status run_on_device(struct rank *r, const struct cdi_op *op)
+static cddp_status run_on_device(struct rank *r, const struct cdi_coll *op)
 {
-    struct cdi_op there = *op;
+    struct cdi_coll there = *op;
     uint8_t *in = (uint8_t *)(uintptr_t)op->in, *out = op->out, *lent_in, *lent_out = NULL;
     size_t n_in, n_out;
     cddp_status st;
@@ -264,7 +264,7 @@ static cddp_status run_on_device(struct rank *r, const struct cdi_op *op)
     return st;
 }
 
-cddp_status rank_do(struct rank *r, const struct cdi_op *op)
+cddp_status rank_do(struct rank *r, const struct cdi_coll *op)
 {
     bool there = r->on_device && r->n_done++ % 2 == 0 && op->kind != CDI_BARRIER;
 

@@ -57,7 +57,7 @@ struct rank {
 typedef int (*rank_fn)(struct rank *r); /* 0: all was as it should be */
 
 /* Where the ranks of the test meet. */
-struct cdi_meet rank_meet(struct rank *r);
+struct cdi_oob rank_meet(struct rank *r);
 /* Make r->b; its status. */
 cddp_status rank_open(struct rank *r);
 void rank_close(struct rank *r);
@@ -90,7 +90,7 @@ int ranks_threads_on(const struct ranks_layout *l, rank_fn fn, const void *arg);
     } while (0)
 
 /* An operation over host memory, and its end; on a device every other one is done over a copy there. */
-cddp_status rank_do(struct rank *r, const struct cdi_op *op);
+cddp_status rank_do(struct rank *r, const struct cdi_coll *op);
 /* Copies of memory where the backend works, and from there; a failure ends the process. */
 void *rank_lend(struct rank *r, const void *p, size_t bytes);
 void rank_return(struct rank *r, void *p, void *lent, size_t bytes); /* p NULL: only free it */

@@ -21,7 +21,7 @@
 
 /* The job's store, with names that belong to this round; any thread. Values are bytes. NULL functions: a world of one.
  */
-struct cdi_keys {
+struct cdi_oob_store {
     cddp_status (*set)(void *arg, const char *name, const void *value, size_t len, struct cdi_error *err);
     /* Waits until it is there. CDDP_E_TIMEOUT; CDDP_E_LIMIT: it is longer than cap. */
     cddp_status (*get)(void *arg, const char *name, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
@@ -53,7 +53,7 @@ struct cdi_world {
     int64_t timeout_ms;             /* of every wait for a peer */
     cddp_store *store;              /* NULL in a world of one without a store */
     bool shares_store;              /* other threads of this process may wait in it for other communicators meanwhile */
-    struct cdi_keys keys;
+    struct cdi_oob_store keys;
     struct cdi_flight *flight; /* what the agent says */
     struct cdi_flight *record; /* where operations are noted; NULL: there, too */
     int device_rank;           /* which of this host's devices: the local rank as the launcher says it */
@@ -84,7 +84,7 @@ static inline int cdi_rank_of_job(const struct cdi_world *w, int rank)
  * with equal arguments (SEND and RECV: of the two ranks, which call them with each other as root). Sums are made in
  * rank order, ((r0+r1)+r2)+..., whatever the path; out never overlaps in, except where the table says "in place".
  */
-enum cdi_op_kind {
+enum cdi_coll_kind {
     CDI_ALL_REDUCE,  /* in, out: count. In place: in == out */
     CDI_BROADCAST,   /* out: count; root's in goes to out of all. in == out; on root they may also be apart */
     CDI_ALL_GATHER,  /* in: count, out: size * count, by rank. In place: in is this rank's part of out */
@@ -127,8 +127,8 @@ enum cdi_asked {
 };
 
 /* One collective. Memory behind in and out stays the caller's and must live until the ticket is joined. */
-struct cdi_op {
-    enum cdi_op_kind kind;
+struct cdi_coll {
+    enum cdi_coll_kind kind;
     const void *in;
     void *out;
     size_t count;         /* elements: see the kinds */
@@ -256,7 +256,7 @@ struct cdi_backend_ops {
      * on more than 64 KiB of host memory, and a fifth at once, get memory from the driver, which may wait for what runs
      * there. Any thread. Sticky errors come here; CDDP_E_INVALID (memory of another device, see check_memory).
      */
-    cddp_status (*enqueue)(struct cdi_backend *b, const struct cdi_op *op, uint64_t *ticket, struct cdi_error *err);
+    cddp_status (*enqueue)(struct cdi_backend *b, const struct cdi_coll *op, uint64_t *ticket, struct cdi_error *err);
     /*
      * Queue n > 0 operations as one, with one ticket: no other thread's operation gets between them. ops and counts are
      * copied. All are collectives, or all are SEND and RECV. In a group:
@@ -267,7 +267,7 @@ struct cdi_backend_ops {
      *   parts of. All ranks have it. A backend that compares what ranks call compares them there; others leave it out.
      * lazy and asked are those of the first one for all. NULL: the backend has no groups. Otherwise as enqueue.
      */
-    cddp_status (*enqueue_group)(struct cdi_backend *b, const struct cdi_op *ops, size_t n, uint64_t *ticket,
+    cddp_status (*enqueue_group)(struct cdi_backend *b, const struct cdi_coll *ops, size_t n, uint64_t *ticket,
                                  struct cdi_error *err);
     /*
      * Does the backend reduce elements of this type by this operation? CDDP_OK; CDDP_E_UNSUPPORTED: the message says
@@ -275,7 +275,7 @@ struct cdi_backend_ops {
      */
     cddp_status (*check_reduction)(struct cdi_backend *b, cddp_dtype dtype, cddp_redop op, struct cdi_error *err);
     /* enqueue of a lazy operation, and join. Any thread. NULL: it gains nothing by both at once. */
-    cddp_status (*run)(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err);
+    cddp_status (*run)(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_error *err);
     /* Return when every operation up to ticket is done: CDDP_OK, or the backend's sticky error. Any thread. */
     cddp_status (*join)(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
     /*
@@ -290,14 +290,14 @@ struct cdi_backend_ops {
      * blocks. On the host: nothing to do. Any thread. CDDP_OK, CDDP_E_UNSUPPORTED (the stream captures a graph; nothing
      * has happened), the sticky error.
      */
-    cddp_status (*follow)(struct cdi_backend *b, void *stream, struct cdi_error *err);
+    cddp_status (*wait_stream)(struct cdi_backend *b, void *stream, struct cdi_error *err);
     /*
      * Work that comes on `stream` from now on begins after every operation up to ticket is done; ticket 0: after all
      * that was enqueued, element functions included. On a device it never blocks; on the host it is join. Any thread.
      * CDDP_OK, CDDP_E_UNSUPPORTED (as follow), the sticky error (what an operation does wrong later is told by the
      * calls after it).
      */
-    cddp_status (*lead)(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err);
+    cddp_status (*stream_wait)(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err);
     /*
      * Graphs of the program's; NULL on the host. Which capture is the stream part of? *id is 0 where it is in none.
      * CDDP_E_UNSUPPORTED (that capture has failed; the legacy stream waits for one). Asking ends no capture. Any
@@ -322,8 +322,8 @@ struct cdi_backend_ops {
      * called by the same thread, and only where lend was successful; in between the backend may be used as ever. Never
      * blocks on peers. Any thread. CDDP_OK, the sticky error. NULL on the host.
      */
-    cddp_status (*lend)(struct cdi_backend *b, void **stream, struct cdi_error *err);
-    void (*take_back)(struct cdi_backend *b);
+    cddp_status (*stream_acquire)(struct cdi_backend *b, void **stream, struct cdi_error *err);
+    void (*stream_release)(struct cdi_backend *b);
 
     /*
      * On a device: around several calls of one thread, which then cost less. The thread runs nothing of the program's

@@ -5,7 +5,7 @@
 
 #include <stdio.h>
 
-enum cdi_flight_op cdi_flight_op_of(enum cdi_op_kind kind)
+enum cdi_flight_op cdi_flight_op_of(enum cdi_coll_kind kind)
 {
     switch (kind) {
     case CDI_ALL_REDUCE:
@@ -32,7 +32,7 @@ enum cdi_flight_op cdi_flight_op_of(enum cdi_op_kind kind)
     return CDI_FLIGHT_NONE;
 }
 
-enum cdi_flight_op cdi_flight_op_of_group(const struct cdi_op *ops, size_t n)
+enum cdi_flight_op cdi_flight_op_of_group(const struct cdi_coll *ops, size_t n)
 {
     static const enum cdi_flight_op made[] = {
         [CDI_ASKED_GATHER] = CDI_FLIGHT_GATHER,           [CDI_ASKED_SCATTER] = CDI_FLIGHT_SCATTER,
@@ -72,7 +72,7 @@ const char *cdi_asked_name(uint32_t asked)
     return asked < sizeof names / sizeof names[0] ? names[asked] : NULL;
 }
 
-void cdi_bucket_text(const struct cdi_op *op, char *buf, size_t cap)
+void cdi_bucket_text(const struct cdi_coll *op, char *buf, size_t cap)
 {
     char names[96] = "";
 
@@ -85,7 +85,7 @@ void cdi_bucket_text(const struct cdi_op *op, char *buf, size_t cap)
 }
 
 /* How the root is called; NULL: there is none. */
-static const char *root_word(enum cdi_op_kind kind)
+static const char *root_word(enum cdi_coll_kind kind)
 {
     if (kind == CDI_REDUCE || kind == CDI_SEND)
         return "to";
@@ -93,7 +93,7 @@ static const char *root_word(enum cdi_op_kind kind)
 }
 
 /* The BARRIER before the messages of a gather, a scatter or an all_to_allv. */
-static void opening_text(const struct cdi_op *op, char *buf, size_t cap)
+static void opening_text(const struct cdi_coll *op, char *buf, size_t cap)
 {
     const char *name = cdi_asked_name(op->asked), *dtype = cdi_dtype_name(op->dtype);
 
@@ -105,7 +105,7 @@ static void opening_text(const struct cdi_op *op, char *buf, size_t cap)
 }
 
 /* The names are those of the flight page, so that both reports speak of the same thing. */
-void cdi_op_text(const struct cdi_op *op, char *buf, size_t cap)
+void cdi_coll_text(const struct cdi_coll *op, char *buf, size_t cap)
 {
     bool reduces = op->kind == CDI_ALL_REDUCE || op->kind == CDI_REDUCE || op->kind == CDI_REDUCE_SCATTER;
     const char *name = cdi_flight_op_name((uint32_t)cdi_flight_op_of(op->kind)), *root = root_word(op->kind);
@@ -117,7 +117,7 @@ void cdi_op_text(const struct cdi_op *op, char *buf, size_t cap)
         return;
     }
     if (reduces)
-        (void)snprintf(how, sizeof how, "(%s)", cdi_op_name(op->op));
+        (void)snprintf(how, sizeof how, "(%s)", cdi_redop_name(op->op));
     if (op->kind == CDI_ALL_GATHERV)
         (void)snprintf(what, sizeof what, " of parts of %s", cdi_dtype_name(op->dtype));
     else if (op->kind != CDI_BARRIER)

@@ -5,9 +5,9 @@
 
 #include "worker/backend/backend.h"
 
-enum cdi_flight_op cdi_flight_op_of(enum cdi_op_kind kind);
+enum cdi_flight_op cdi_flight_op_of(enum cdi_coll_kind kind);
 /* The same of what is enqueued as one: what the program has called. */
-enum cdi_flight_op cdi_flight_op_of_group(const struct cdi_op *ops, size_t n);
+enum cdi_flight_op cdi_flight_op_of_group(const struct cdi_coll *ops, size_t n);
 /* Is it no function, but a collective that is made of others? */
 static inline bool cdi_asked_is_coll(uint32_t asked)
 {
@@ -16,13 +16,13 @@ static inline bool cdi_asked_is_coll(uint32_t asked)
 /* "cddp_ddp_create", "gather"; NULL: the program itself, or a number that is none. */
 const char *cdi_asked_name(uint32_t asked);
 /* " (bucket 2: 'fc1.weight' and 3 more)"; "" for what is no bucket's. */
-void cdi_bucket_text(const struct cdi_op *op, char *buf, size_t cap);
+void cdi_bucket_text(const struct cdi_coll *op, char *buf, size_t cap);
 /*
  * "all_reduce(mean) of 10 float32 (bucket 2: 'fc1.weight' and 3 more)", "send of 3 float32 to rank 1",
  * "cddp_checkpoint_save (broadcast of 3 uint8 from rank 0)", "gather of 3 float32 to rank 1" (the BARRIER before its
  * messages), "gather (recv of 3 float32 from rank 2)".
  */
-void cdi_op_text(const struct cdi_op *op, char *buf, size_t cap);
+void cdi_coll_text(const struct cdi_coll *op, char *buf, size_t cap);
 
 /* Behind "rank N ", of a peer that is missed since it has called cddp_finalize. */
 #define CDI_HAS_LEFT                                                                                          \

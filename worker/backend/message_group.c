@@ -13,7 +13,7 @@ struct place {
     size_t at;
 };
 
-static struct place place_of(const struct cdi_op *op, size_t at, int rank, int size)
+static struct place place_of(const struct cdi_coll *op, size_t at, int rank, int size)
 {
     bool sends = op->kind == CDI_SEND;
 
@@ -36,7 +36,7 @@ static int compare(const void *a, const void *b)
     return x->at < y->at ? -1 : x->at > y->at;
 }
 
-static bool put_in_order(struct cdi_op *to, const struct cdi_op *ops, size_t n, int rank, int size)
+static bool put_in_order(struct cdi_coll *to, const struct cdi_coll *ops, size_t n, int rank, int size)
 {
     struct place *places = malloc(n * sizeof *places);
 
@@ -53,7 +53,7 @@ static bool put_in_order(struct cdi_op *to, const struct cdi_op *ops, size_t n, 
 
 /* ---------------------------------------------------------------------------------------------------- making ---- */
 
-static size_t n_with_counts(const struct cdi_op *ops, size_t n)
+static size_t n_with_counts(const struct cdi_coll *ops, size_t n)
 {
     size_t k = 0;
 
@@ -62,11 +62,11 @@ static size_t n_with_counts(const struct cdi_op *ops, size_t n)
     return k;
 }
 
-cddp_status cdi_group_make(struct cdi_work *w, const struct cdi_op *ops, size_t n, int rank, int size,
+cddp_status cdi_group_make(struct cdi_work *w, const struct cdi_coll *ops, size_t n, int rank, int size,
                            struct cdi_error *err)
 {
     size_t each = (size_t)size * sizeof *ops->counts, bytes = n_with_counts(ops, n) * each;
-    struct cdi_op *group =
+    struct cdi_coll *group =
         n > 0 && n <= (PTRDIFF_MAX - bytes) / sizeof *group ? malloc(n * sizeof *group + bytes) : NULL;
     size_t *counts;
 
@@ -93,7 +93,7 @@ cddp_status cdi_group_make(struct cdi_work *w, const struct cdi_op *ops, size_t 
 /* The k-th message from this rank to itself is taken by the k-th one that it receives of itself. */
 size_t cdi_group_copy_own(const struct cdi_work *w, int rank)
 {
-    const struct cdi_op *ops = w->group;
+    const struct cdi_coll *ops = w->group;
     size_t first = w->n_group, s;
 
     while (first > 0 && cdi_group_is_message(&ops[first - 1]) && ops[first - 1].root == rank)

@@ -14,7 +14,7 @@
  * Makes *w the work of n > 0 operations: a copy of them and their counts, in the order in which they are run.
  * cdi_queue_enqueue takes the copy over where it succeeds; otherwise the caller frees w->group. CDDP_E_NOMEM.
  */
-cddp_status cdi_group_make(struct cdi_work *w, const struct cdi_op *ops, size_t n, int rank, int size,
+cddp_status cdi_group_make(struct cdi_work *w, const struct cdi_coll *ops, size_t n, int rank, int size,
                            struct cdi_error *err);
 /*
  * Does what is copied within this rank. Returns how many operations are left: the first ones of w->group, since
@@ -25,7 +25,7 @@ size_t cdi_group_copy_own(const struct cdi_work *w, int rank);
 cddp_status cdi_group_run(cdi_run_fn run, void *arg, const struct cdi_work *w, int rank, bool on_thread,
                           struct cdi_error *err);
 
-static inline bool cdi_group_is_message(const struct cdi_op *op)
+static inline bool cdi_group_is_message(const struct cdi_coll *op)
 {
     return op->kind == CDI_SEND || op->kind == CDI_RECV;
 }

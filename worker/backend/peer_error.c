@@ -10,32 +10,33 @@
 #define NAMED_RANKS_MAX 512
 #define NAME_BYTES 64
 
-void cdi_word_key(const struct cdi_word *w, const char *name, char key[CDI_WORD_KEY_BYTES])
+void cdi_peer_error_key(const struct cdi_peer_error *w, const char *name, char key[CDI_WORD_KEY_BYTES])
 {
     (void)snprintf(key, CDI_WORD_KEY_BYTES, "%s%s", w->prefix, name);
 }
 
-bool cdi_word_has_peers(const struct cdi_word *w)
+bool cdi_peer_error_has_peers(const struct cdi_peer_error *w)
 {
     return w->size > 1 && w->keys->add != NULL;
 }
 
-static cddp_status add(const struct cdi_word *w, const char *name, int64_t delta, int64_t *n, struct cdi_error *err)
+static cddp_status add(const struct cdi_peer_error *w, const char *name, int64_t delta, int64_t *n,
+                       struct cdi_error *err)
 {
     char key[CDI_WORD_KEY_BYTES];
 
-    cdi_word_key(w, name, key);
+    cdi_peer_error_key(w, name, key);
     return w->keys->add(w->keys->arg, key, delta, n, err);
 }
 
 /* "STATUS BLAMED text". */
-void cdi_word_tell(const struct cdi_word *w, const struct cdi_error *why)
+void cdi_peer_error_tell(const struct cdi_peer_error *w, const struct cdi_error *why)
 {
     char key[CDI_WORD_KEY_BYTES], text[CDI_ERROR_TEXT + 64];
     int blamed = why->blamed != 0 ? why->blamed : w->of_job + 1;
     int64_t n = 0;
 
-    if (!cdi_word_has_peers(w))
+    if (!cdi_peer_error_has_peers(w))
         return;
     if (why->status == CDDP_E_ABORTED)
         (void)snprintf(text, sizeof text, "%d %d %s", (int)why->status, blamed, why->msg);
@@ -43,11 +44,11 @@ void cdi_word_tell(const struct cdi_word *w, const struct cdi_error *why)
         (void)snprintf(text, sizeof text, "%d %d rank %d gave up: %.960s", (int)why->status, blamed, w->rank, why->msg);
     if (add(w, "failed", 1, &n, NULL) != CDDP_OK || n != 1)
         return;
-    cdi_word_key(w, "failed/why", key);
+    cdi_peer_error_key(w, "failed/why", key);
     (void)w->keys->set(w->keys->arg, key, text, strlen(text), NULL);
 }
 
-cddp_status cdi_word_heard(const struct cdi_word *w, struct cdi_error *err)
+cddp_status cdi_peer_error_heard(const struct cdi_peer_error *w, struct cdi_error *err)
 {
     char key[CDI_WORD_KEY_BYTES], text[CDI_ERROR_TEXT + 64];
     int status = CDDP_E_ABORTED, blamed = 0, at = 0;
@@ -55,12 +56,12 @@ cddp_status cdi_word_heard(const struct cdi_word *w, struct cdi_error *err)
     size_t len = 0;
     cddp_status st;
 
-    if (!cdi_word_has_peers(w))
+    if (!cdi_peer_error_has_peers(w))
         return CDDP_OK;
     st = add(w, "failed", 0, &n, err);
     if (st != CDDP_OK || n == 0)
         return st;
-    cdi_word_key(w, "failed/why", key);
+    cdi_peer_error_key(w, "failed/why", key);
     st = w->keys->get(w->keys->arg, key, text, sizeof text - 1, &len, WHY_MS, err);
     if (st != CDDP_OK)
         return st;
@@ -70,13 +71,13 @@ cddp_status cdi_word_heard(const struct cdi_word *w, struct cdi_error *err)
     return cdi_fail_by(err, blamed - 1, (cddp_status)status, "%.1000s", text + at);
 }
 
-void cdi_word_late(const struct cdi_word *w, uint64_t number, struct cdi_rank_list *late)
+void cdi_peer_error_late(const struct cdi_peer_error *w, uint64_t number, struct cdi_rank_list *late)
 {
     const struct timespec moment = {.tv_nsec = 500000000};
     char name[NAME_BYTES];
     int64_t n;
 
-    if (!cdi_word_has_peers(w) || w->size > NAMED_RANKS_MAX)
+    if (!cdi_peer_error_has_peers(w) || w->size > NAMED_RANKS_MAX)
         return;
     (void)snprintf(name, sizeof name, "late/%" PRIu64 "/%d", number, w->rank);
     if (add(w, name, 1, &n, NULL) != CDDP_OK)

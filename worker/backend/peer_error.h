@@ -12,8 +12,8 @@
 
 #define CDI_WORD_PREFIX_MAX 48
 
-struct cdi_word {
-    const struct cdi_keys *keys;
+struct cdi_peer_error {
+    const struct cdi_oob_store *keys;
     const char *prefix; /* before each key: "nccl/", with what tells a part from the whole; below CDI_WORD_PREFIX_MAX */
     int rank, size;
     int of_job; /* rank as a rank of the job */
@@ -21,18 +21,18 @@ struct cdi_word {
 
 /* "PREFIX" followed by name. */
 #define CDI_WORD_KEY_BYTES 192
-void cdi_word_key(const struct cdi_word *w, const char *name, char key[CDI_WORD_KEY_BYTES]);
+void cdi_peer_error_key(const struct cdi_peer_error *w, const char *name, char key[CDI_WORD_KEY_BYTES]);
 /* Is there anybody to tell, and a store? */
-bool cdi_word_has_peers(const struct cdi_word *w);
+bool cdi_peer_error_has_peers(const struct cdi_peer_error *w);
 /* Tell why this rank has failed; only the first rank's word is kept. What cannot be told is not. */
-void cdi_word_tell(const struct cdi_word *w, const struct cdi_error *why);
+void cdi_peer_error_tell(const struct cdi_peer_error *w, const struct cdi_error *why);
 /* CDDP_OK: nobody has said so. Else what the first rank to fail said, or the store's own error: its host may be gone.
  */
-cddp_status cdi_word_heard(const struct cdi_word *w, struct cdi_error *err);
+cddp_status cdi_peer_error_heard(const struct cdi_peer_error *w, struct cdi_error *err);
 /*
  * Say that this rank waits in operation `number`, wait half a second for the others to say so too, and list who did
  * not: those the others wait for. Empty where all did, and in worlds too large to be asked one by one.
  */
-void cdi_word_late(const struct cdi_word *w, uint64_t number, struct cdi_rank_list *late);
+void cdi_peer_error_late(const struct cdi_peer_error *w, uint64_t number, struct cdi_rank_list *late);
 
 #endif

@@ -20,12 +20,12 @@
 #define CDI_QUEUE_LIMIT 65536 /* operations enqueued and not yet run */
 
 struct cdi_work {
-    struct cdi_op op;
+    struct cdi_coll op;
     bool is_region; /* make a region of `region_bytes` bytes instead of op */
     size_t region_bytes;
     struct cdi_region **region_out; /* written where all ranks have theirs */
     struct cdi_error *region_err;   /* else why not: that is agreed, and so does not break the communicator */
-    struct cdi_op *group;           /* several operations as one (group.h), of which op is the first: the queue's */
+    struct cdi_coll *group;         /* several operations as one (group.h), of which op is the first: the queue's */
     size_t n_group;                 /* also where op is one of a group, and group is NULL */
     uint64_t flight_seq;
     uint64_t ticket;

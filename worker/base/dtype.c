@@ -55,17 +55,17 @@ size_t cddp_dtype_size(cddp_dtype dtype)
     return cdi_dtype_valid(dtype) ? types[dtype].size : 0;
 }
 
-bool cdi_op_valid(cddp_redop op)
+bool cdi_redop_valid(cddp_redop op)
 {
     return (int)op >= 0 && (size_t)op < sizeof ops / sizeof ops[0] && ops[op] != NULL;
 }
 
-const char *cdi_op_name(cddp_redop op)
+const char *cdi_redop_name(cddp_redop op)
 {
-    return cdi_op_valid(op) ? ops[op] : "?";
+    return cdi_redop_valid(op) ? ops[op] : "?";
 }
 
-bool cdi_op_is_bitwise(cddp_redop op)
+bool cdi_redop_is_bitwise(cddp_redop op)
 {
     return op == CDDP_BAND || op == CDDP_BOR || op == CDDP_BXOR;
 }

@@ -7,11 +7,11 @@
 #include <stdbool.h>
 
 const char *cdi_dtype_name(cddp_dtype dtype); /* "float32"; "?" for a value that is no type */
-const char *cdi_op_name(cddp_redop op);       /* "sum" */
+const char *cdi_redop_name(cddp_redop op);    /* "sum" */
 bool cdi_dtype_valid(cddp_dtype dtype);
 bool cdi_dtype_is_float(cddp_dtype dtype); /* one that the library computes with: not those of 8 bits */
 bool cdi_dtype_is_integer(cddp_dtype dtype);
-bool cdi_op_valid(cddp_redop op);
-bool cdi_op_is_bitwise(cddp_redop op); /* of integers only */
+bool cdi_redop_valid(cddp_redop op);
+bool cdi_redop_is_bitwise(cddp_redop op); /* of integers only */
 
 #endif

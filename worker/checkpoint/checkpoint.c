@@ -581,18 +581,18 @@ static cddp_status load(cddp_comm *comm, const char *dir, const cddp_checkpoint_
     return st == CDDP_OK ? give_all(comm, s, f->present, l, err) : st;
 }
 
-cddp_status cdi_checkpoint_move(cddp_comm *comm, enum cdi_op_kind kind, void *at, size_t bytes, int peer,
+cddp_status cdi_checkpoint_move(cddp_comm *comm, enum cdi_coll_kind kind, void *at, size_t bytes, int peer,
                                 struct cdi_error *err)
 {
-    struct cdi_op op = {.kind = kind,
-                        .in = at,
-                        .out = at,
-                        .count = bytes,
-                        .dtype = CDDP_UINT8,
-                        .root = peer,
-                        .bucket = -1,
-                        .asked = cdi_comm_asked(),
-                        .lazy = true};
+    struct cdi_coll op = {.kind = kind,
+                          .in = at,
+                          .out = at,
+                          .count = bytes,
+                          .dtype = CDDP_UINT8,
+                          .root = peer,
+                          .bucket = -1,
+                          .asked = cdi_comm_asked(),
+                          .lazy = true};
     uint64_t ticket;
     cddp_status st = bytes == 0 ? CDDP_OK : cdi_comm_ops(comm)->enqueue(cdi_comm_backend(comm), &op, &ticket, err);
 

@@ -72,7 +72,7 @@ cddp_status cdi_checkpoint_agree(cddp_comm *comm, cddp_status mine, const cddp_c
 
 /* --- checkpoint_comm.c */
 /* Bytes of host memory to (CDI_SEND) or from (CDI_RECV) rank `peer`, which calls it the other way round. */
-cddp_status cdi_checkpoint_move(cddp_comm *comm, enum cdi_op_kind kind, void *at, size_t bytes, int peer,
+cddp_status cdi_checkpoint_move(cddp_comm *comm, enum cdi_coll_kind kind, void *at, size_t bytes, int peer,
                                 struct cdi_error *err);
 
 #endif

@@ -23,8 +23,8 @@ enum needs {
 
 static const struct kind {
     const char *name;
-    enum cdi_op_kind kind; /* of those that are made of others: what they are made of */
-    enum cdi_asked asked;  /* CDI_ASKED_ITSELF: the backend has it as such */
+    enum cdi_coll_kind kind; /* of those that are made of others: what they are made of */
+    enum cdi_asked asked;    /* CDI_ASKED_ITSELF: the backend has it as such */
     enum extent in, out;
     unsigned needs;
 } kinds[] = {
@@ -50,7 +50,7 @@ static bool is_kind(const cddp_coll_args *a)
     return a->coll >= CDDP_COLL_ALL_REDUCE && a->coll <= CDDP_COLL_REDUCE_SCATTERV;
 }
 
-static bool is_message(const struct cdi_op *op)
+static bool is_message(const struct cdi_coll *op)
 {
     return op->kind == CDI_SEND || op->kind == CDI_RECV;
 }
@@ -124,14 +124,14 @@ static cddp_status check_reduction(const cddp_coll_args *w, struct cdi_error *er
 {
     const char *name = kinds[w->coll].name;
 
-    if (!cdi_op_valid(w->op))
+    if (!cdi_redop_valid(w->op))
         return cdi_fail(err, CDDP_E_INVALID, "%s: %d is no cddp_redop", name, (int)w->op);
     if (w->op == CDDP_AVG && cdi_dtype_is_integer(w->dtype))
         return cdi_fail(err, CDDP_E_INVALID, "%s: a mean of %s is not defined, use a floating-point type", name,
                         cdi_dtype_name(w->dtype));
-    if (cdi_op_is_bitwise(w->op) && !cdi_dtype_is_integer(w->dtype))
+    if (cdi_redop_is_bitwise(w->op) && !cdi_dtype_is_integer(w->dtype))
         return cdi_fail(err, CDDP_E_INVALID, "%s: a %s of %s is not defined, use an integer type", name,
-                        cdi_op_name(w->op), cdi_dtype_name(w->dtype));
+                        cdi_redop_name(w->op), cdi_dtype_name(w->dtype));
     return CDDP_OK;
 }
 
@@ -321,17 +321,17 @@ static cddp_status check(const struct cdi_world *w, const cddp_coll_args *a, boo
     return kinds[a->coll].in == PARTS ? check_parts(w, a, err) : check_buffers(w, a, err);
 }
 
-static struct cdi_op plain(const struct cdi_world *w, const cddp_coll_args *a)
+static struct cdi_coll plain(const struct cdi_world *w, const cddp_coll_args *a)
 {
-    struct cdi_op op = {.kind = kinds[a->coll].kind,
-                        .in = a->in,
-                        .out = a->out,
-                        .count = a->count,
-                        .counts = a->coll == CDDP_COLL_ALL_GATHERV ? a->out_counts : NULL,
-                        .dtype = a->dtype,
-                        .op = a->op,
-                        .root = a->root,
-                        .bucket = -1};
+    struct cdi_coll op = {.kind = kinds[a->coll].kind,
+                          .in = a->in,
+                          .out = a->out,
+                          .count = a->count,
+                          .counts = a->coll == CDDP_COLL_ALL_GATHERV ? a->out_counts : NULL,
+                          .dtype = a->dtype,
+                          .op = a->op,
+                          .root = a->root,
+                          .bucket = -1};
 
     if ((kinds[a->coll].needs & MAY_LACK_IN) != 0 && (a->in == NULL || a->root != w->rank))
         op.in = a->out;
@@ -344,7 +344,7 @@ bool cdi_coll_is_made(const cddp_coll_args *a)
            (kinds[a->coll].asked != CDI_ASKED_ITSELF || (a->coll == CDDP_COLL_ALL_GATHERV && a->out_offsets != NULL));
 }
 
-cddp_status cdi_coll_op(const struct cdi_world *w, const cddp_coll_args *a, struct cdi_op *op, struct cdi_error *err)
+cddp_status cdi_coll_op(const struct cdi_world *w, const cddp_coll_args *a, struct cdi_coll *op, struct cdi_error *err)
 {
     cddp_status st = check(w, a, true, err);
 
@@ -355,16 +355,16 @@ cddp_status cdi_coll_op(const struct cdi_world *w, const cddp_coll_args *a, stru
 
 /* ---------------------------------------------------------------------------------------------------- groups ---- */
 
-static void add(struct cdi_coll_ops *to, const struct cdi_op *op)
+static void add(struct cdi_coll_ops *to, const struct cdi_coll *op)
 {
     to->ops[to->n++] = *op;
 }
 
 /* A message between this rank and another one, or itself: one of the two ends. */
-static void add_message(struct cdi_coll_ops *to, const struct cdi_op *like, enum cdi_op_kind kind, const void *p,
+static void add_message(struct cdi_coll_ops *to, const struct cdi_coll *like, enum cdi_coll_kind kind, const void *p,
                         size_t count, int peer)
 {
-    struct cdi_op op = *like;
+    struct cdi_coll op = *like;
 
     op.kind = kind;
     op.in = kind == CDI_SEND ? p : NULL;
@@ -375,12 +375,12 @@ static void add_message(struct cdi_coll_ops *to, const struct cdi_op *like, enum
 }
 
 /* gather: the root receives the blocks of all; scatter: it sends them. */
-static void add_blocks(const struct cdi_world *w, const cddp_coll_args *a, const struct cdi_op *like,
+static void add_blocks(const struct cdi_world *w, const cddp_coll_args *a, const struct cdi_coll *like,
                        struct cdi_coll_ops *to)
 {
     bool gathers = a->coll == CDDP_COLL_GATHER;
     const void *all = gathers ? a->out : a->in, *own = gathers ? a->in : a->out;
-    enum cdi_op_kind at_root = gathers ? CDI_RECV : CDI_SEND, elsewhere = gathers ? CDI_SEND : CDI_RECV;
+    enum cdi_coll_kind at_root = gathers ? CDI_RECV : CDI_SEND, elsewhere = gathers ? CDI_SEND : CDI_RECV;
     size_t bytes = a->count * cddp_dtype_size(a->dtype);
 
     for (int r = 0; r < w->size && w->rank == a->root; r++) {
@@ -397,7 +397,7 @@ static void add_blocks(const struct cdi_world *w, const cddp_coll_args *a, const
 }
 
 /* Also what has no elements goes, so that ranks whose counts differ are told. */
-static cddp_status add_all_to_allv(const struct cdi_world *w, const cddp_coll_args *a, const struct cdi_op *like,
+static cddp_status add_all_to_allv(const struct cdi_world *w, const cddp_coll_args *a, const struct cdi_coll *like,
                                    struct cdi_coll_ops *to, struct cdi_error *err)
 {
     size_t size = cddp_dtype_size(a->dtype), in = 0, out = 0;
@@ -417,7 +417,7 @@ static cddp_status add_all_to_allv(const struct cdi_world *w, const cddp_coll_ar
 }
 
 /* A reduction to each rank in turn, or a broadcast from each. */
-static void add_of_each_rank(const struct cdi_world *w, const cddp_coll_args *a, const struct cdi_op *like,
+static void add_of_each_rank(const struct cdi_world *w, const cddp_coll_args *a, const struct cdi_coll *like,
                              struct cdi_coll_ops *to)
 {
     bool reduces = a->coll == CDDP_COLL_REDUCE_SCATTERV;
@@ -426,7 +426,7 @@ static void add_of_each_rank(const struct cdi_world *w, const cddp_coll_args *a,
     size_t at = 0;
 
     for (int r = 0; r < w->size; r++) {
-        struct cdi_op op = *like;
+        struct cdi_coll op = *like;
 
         at = offsets != NULL ? offsets[r] : at;
         op.count = counts[r];
@@ -446,7 +446,7 @@ static void add_of_each_rank(const struct cdi_world *w, const cddp_coll_args *a,
 static cddp_status add_args(const struct cdi_world *w, const cddp_coll_args *a, struct cdi_coll_ops *to,
                             struct cdi_error *err)
 {
-    struct cdi_op op = plain(w, a);
+    struct cdi_coll op = plain(w, a);
 
     op.asked = kinds[a->coll].asked;
     if (a->coll == CDDP_COLL_ALL_GATHERV && cdi_coll_is_made(a)) {
@@ -461,12 +461,12 @@ static cddp_status add_args(const struct cdi_world *w, const cddp_coll_args *a, 
     if (op.asked != CDI_ASKED_ITSELF) {
         bool uneven = op.asked == CDI_ASKED_ALL_TO_ALLV;
 
-        op = (struct cdi_op){.kind = CDI_BARRIER,
-                             .count = uneven ? 0 : a->count,
-                             .dtype = a->dtype,
-                             .root = uneven ? 0 : a->root,
-                             .bucket = -1,
-                             .asked = op.asked};
+        op = (struct cdi_coll){.kind = CDI_BARRIER,
+                               .count = uneven ? 0 : a->count,
+                               .dtype = a->dtype,
+                               .root = uneven ? 0 : a->root,
+                               .bucket = -1,
+                               .asked = op.asked};
         add(to, &op);
         if (uneven)
             return add_all_to_allv(w, a, &op, to, err);
@@ -478,7 +478,7 @@ static cddp_status add_args(const struct cdi_world *w, const cddp_coll_args *a, 
 }
 
 /* Each message to itself is received, by one of the same count and type. */
-static cddp_status match_own(const struct cdi_world *w, const struct cdi_op *ops, size_t n, struct cdi_error *err)
+static cddp_status match_own(const struct cdi_world *w, const struct cdi_coll *ops, size_t n, struct cdi_error *err)
 {
     size_t s = 0, d = 0;
 
@@ -545,12 +545,12 @@ void cdi_coll_release(struct cdi_coll_ops *ops)
     *ops = (struct cdi_coll_ops){0};
 }
 
-static bool is_opening(const struct cdi_op *op)
+static bool is_opening(const struct cdi_coll *op)
 {
     return op->kind == CDI_BARRIER && cdi_asked_is_coll(op->asked);
 }
 
-size_t cdi_coll_part(const struct cdi_op *ops, size_t n)
+size_t cdi_coll_part(const struct cdi_coll *ops, size_t n)
 {
     bool messages = is_message(&ops[0]) || is_opening(&ops[0]);
     size_t i = 1;

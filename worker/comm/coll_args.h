@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * From what the program says (cddp_coll_args) to what the backend does (cdi_op). Arguments are checked here and nowhere
- * else. Pure.
+ * From what the program says (cddp_coll_args) to what the backend does (cdi_coll). Arguments are checked here and
+ * nowhere else. Pure.
  */
 #ifndef CDI_COMM_COLL_ARGS_H
 #define CDI_COMM_COLL_ARGS_H
@@ -19,11 +19,11 @@ bool cdi_coll_is_made(const cddp_coll_args *a);
  * The operation of a collective that is not made of others, outside of a group. Neither lazy nor asked is set.
  * CDDP_E_INVALID.
  */
-cddp_status cdi_coll_op(const struct cdi_world *w, const cddp_coll_args *a, struct cdi_op *op, struct cdi_error *err);
+cddp_status cdi_coll_op(const struct cdi_world *w, const cddp_coll_args *a, struct cdi_coll *op, struct cdi_error *err);
 
 /* What a group becomes. Zeroed by its owner; cdi_coll_release frees it, also after an error. */
 struct cdi_coll_ops {
-    struct cdi_op *ops;
+    struct cdi_coll *ops;
     size_t n; /* may be 0 */
 };
 
@@ -36,6 +36,6 @@ cddp_status cdi_coll_ops(const struct cdi_world *w, const cddp_coll_args *args, 
                          struct cdi_error *err);
 void cdi_coll_release(struct cdi_coll_ops *ops);
 /* How many of n > 0 operations, from the first one on, enqueue_group takes as one: collectives, or messages. */
-size_t cdi_coll_part(const struct cdi_op *ops, size_t n);
+size_t cdi_coll_part(const struct cdi_coll *ops, size_t n);
 
 #endif

@@ -22,7 +22,7 @@ static cddp_status check_comm(const char *name, const cddp_comm *comm, struct cd
 }
 
 /* Before one of them begins: what the backend does not reduce no rank begins. */
-static cddp_status check_reductions(cddp_comm *comm, const struct cdi_op *ops, size_t n, struct cdi_error *err)
+static cddp_status check_reductions(cddp_comm *comm, const struct cdi_coll *ops, size_t n, struct cdi_error *err)
 {
     const struct cdi_backend_ops *backend = cdi_comm_ops(comm);
 
@@ -32,7 +32,7 @@ static cddp_status check_reductions(cddp_comm *comm, const struct cdi_op *ops, s
 
         if (!reduces || backend->check_reduction(cdi_comm_backend(comm), ops[i].dtype, ops[i].op, err) == CDDP_OK)
             continue;
-        cdi_op_text(&ops[i], text, sizeof text);
+        cdi_coll_text(&ops[i], text, sizeof text);
         return cdi_error_wrap(err, "%s", text);
     }
     return CDDP_OK;
@@ -40,7 +40,7 @@ static cddp_status check_reductions(cddp_comm *comm, const struct cdi_op *ops, s
 
 static cddp_status run(cddp_comm *comm, const char *name, const cddp_coll_args *w, struct cdi_error *err)
 {
-    struct cdi_op op;
+    struct cdi_coll op;
     uint64_t ticket;
     cddp_status st = check_comm(name, comm, err);
 
@@ -173,7 +173,8 @@ cddp_status cddp_barrier(cddp_comm *comm)
 /* --------------------------------------------------------------------------------------------- non-blocking ---- */
 
 /* Enqueue what enqueue_group takes at once. */
-static cddp_status enqueue(cddp_comm *comm, const struct cdi_op *ops, size_t n, uint64_t *ticket, struct cdi_error *err)
+static cddp_status enqueue(cddp_comm *comm, const struct cdi_coll *ops, size_t n, uint64_t *ticket,
+                           struct cdi_error *err)
 {
     const struct cdi_backend_ops *backend = cdi_comm_ops(comm);
 
@@ -184,7 +185,7 @@ static cddp_status enqueue(cddp_comm *comm, const struct cdi_op *ops, size_t n, 
     return backend->enqueue_group(cdi_comm_backend(comm), ops, n, ticket, err);
 }
 
-/* How it will be waited for: see struct cdi_op. */
+/* How it will be waited for: see struct cdi_coll. */
 struct how {
     bool lazy, streamed;
 };
@@ -223,7 +224,7 @@ static cddp_status start_ops(cddp_comm *comm, struct cdi_coll_ops *ops, struct h
 static cddp_status start_one(cddp_comm *comm, const cddp_coll_args *a, struct how how, uint64_t *ticket,
                              struct cdi_error *err)
 {
-    struct cdi_op op;
+    struct cdi_coll op;
     cddp_status st = cdi_coll_check_unused(a, err);
 
     if (st == CDDP_OK)
@@ -350,10 +351,10 @@ static cddp_status capture(cddp_comm *comm, const cddp_coll_args *args, size_t n
 
     if (st != CDDP_OK)
         return st;
-    st = ops->follow(b, stream, err);
+    st = ops->wait_stream(b, stream, err);
     if (st == CDDP_OK)
         st = start(comm, "cddp_coll_enqueue", args, n, (struct how){.streamed = true}, &ticket, err);
-    led = ops->lead(b, 0, stream, st == CDDP_OK ? err : NULL); /* or the capture could not be ended */
+    led = ops->stream_wait(b, 0, stream, st == CDDP_OK ? err : NULL); /* or the capture could not be ended */
     ops->capture_leave(b);
     return st == CDDP_OK ? led : st;
 }
@@ -369,10 +370,10 @@ static cddp_status enqueue_on_device(cddp_comm *comm, const cddp_coll_args *args
     if (st == CDDP_OK && id != 0)
         return capture(comm, args, n, stream, id, err);
     if (st == CDDP_OK)
-        st = ops->follow(b, stream, err);
+        st = ops->wait_stream(b, stream, err);
     if (st == CDDP_OK)
         st = start(comm, "cddp_coll_enqueue", args, n, (struct how){.streamed = true}, &ticket, err);
-    return st == CDDP_OK && ticket != 0 ? ops->lead(b, ticket, stream, err) : st;
+    return st == CDDP_OK && ticket != 0 ? ops->stream_wait(b, ticket, stream, err) : st;
 }
 
 static cddp_status enqueue_on(cddp_comm *comm, const cddp_coll_args *args, size_t n, void *stream,

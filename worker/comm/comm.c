@@ -49,12 +49,12 @@ struct cddp_comm {
     struct cdi_owner owner;
     struct cdi_owner user; /* the same, until it is over; then nobody, so that every call is refused at no cost */
     struct cdi_world world;
-    struct cdi_place place;      /* as users see it; world has it as the backend needs it */
-    enum cdi_store_by by;        /* who hosts the store */
-    struct cdi_store_host *host; /* where this rank does */
-    unsigned claim;              /* of its rank there, among this process's; 0: none yet */
-    bool has_page;               /* it writes the agent's page */
-    bool given;                  /* rank, size and store come from the program, and not from the environment */
+    struct cdi_node_layout place; /* as users see it; world has it as the backend needs it */
+    enum cdi_store_by by;         /* who hosts the store */
+    struct cdi_store_host *host;  /* where this rank does */
+    unsigned claim;               /* of its rank there, among this process's; 0: none yet */
+    bool has_page;                /* it writes the agent's page */
+    bool given;                   /* rank, size and store come from the program, and not from the environment */
     const struct cdi_backend_ops *ops;
     struct cdi_backend *backend;
     struct cdi_saver *saver;
@@ -637,7 +637,7 @@ static cddp_status exchange_hosts(const struct cdi_world *w, uint8_t *ids, int64
 /* Who says it well enough: an agent (cddprun, torchrun). Else the ranks find out, all of them together. */
 static bool is_placed(const struct cdi_launch *l)
 {
-    const struct cdi_place *p = &l->place;
+    const struct cdi_node_layout *p = &l->place;
 
     return l->hosted && p->local_rank >= 0 && p->local_size > 0 && p->node_rank >= 0 && p->n_nodes > 0;
 }
@@ -651,7 +651,7 @@ static cddp_status find_place(struct cddp_comm *c, const struct cdi_launch *l, i
                               struct cdi_error *err)
 {
     struct cdi_world *w = &c->world;
-    struct cdi_place hosts = l->place, runs = l->place;
+    struct cdi_node_layout hosts = l->place, runs = l->place;
 
     if (!is_placed(l)) {
         CDI_AUTOFREE uint8_t *ids = calloc((size_t)w->size, CDI_HOST_ID);
@@ -662,7 +662,7 @@ static cddp_status find_place(struct cddp_comm *c, const struct cdi_launch *l, i
         st = exchange_hosts(w, ids, deadline_ms, err);
         if (st != CDDP_OK)
             return st;
-        cdi_place_of(ids, w->size, w->rank, &hosts, &runs);
+        cdi_node_layout_of(ids, w->size, w->rank, &hosts, &runs);
     }
     /* What was said wins where a user looks; where memory is shared, what is. */
     c->place.local_rank = known(l->place.local_rank, hosts.local_rank);
@@ -820,7 +820,7 @@ static cddp_status come_together(struct cddp_comm *c, const struct cdi_launch *l
             "(GROUP_WORLD_SIZE)",
             c->world.local_size, c->world.size, c->world.n_nodes);
     if (st == CDDP_OK && c->world.store != NULL)
-        c->world.keys = (struct cdi_keys){.set = keys_set, .get = keys_get, .add = keys_add, .arg = &c->world};
+        c->world.keys = (struct cdi_oob_store){.set = keys_set, .get = keys_get, .add = keys_add, .arg = &c->world};
     return st != CDDP_OK ? st : c->ops->create(&c->backend, &c->world, err);
 }
 
@@ -913,7 +913,7 @@ static void close_store(struct cddp_comm *c)
     cdi_store_host_stop(c->host);
     c->world.store = NULL;
     c->host = NULL;
-    c->world.keys = (struct cdi_keys){.set = NULL};
+    c->world.keys = (struct cdi_oob_store){.set = NULL};
 }
 
 static void comm_free(struct cddp_comm *c)
@@ -1267,7 +1267,7 @@ cddp_status cddp_copy(cddp_comm *comm, void *to, const void *from, size_t bytes)
     if (comm == NULL || (bytes > 0 && (to == NULL || from == NULL)))
         return out(cdi_fail(&err, CDDP_E_INVALID, "cddp_copy: comm, to and from must not be NULL"), &err);
     if (!comm->ops->on_device) /* there copies are in one order with what was begun; here nothing orders them */
-        st = comm->ops->lead(comm->backend, 0, NULL, &err);
+        st = comm->ops->stream_wait(comm->backend, 0, NULL, &err);
     return out(st == CDDP_OK ? comm->ops->copy(comm->backend, to, from, bytes, &err) : st, &err);
 }
 
@@ -1409,7 +1409,7 @@ static cddp_status connect_part(struct cddp_comm *part, const cddp_comm *of, con
     w->record = part->record;
     w->shares_store = true;
     if (w->store != NULL)
-        w->keys = (struct cdi_keys){.set = keys_set, .get = keys_get, .add = keys_add, .arg = w};
+        w->keys = (struct cdi_oob_store){.set = keys_set, .get = keys_get, .add = keys_add, .arg = w};
     if (part->ops == of->ops && part->ops->group != NULL)
         st = part->ops->group(of->backend, w, &part->backend, err);
     else
@@ -1435,7 +1435,7 @@ static void begin_part(struct cddp_comm *part, const cddp_comm *comm)
                                .world = comm->world,
                                .place = comm->place,
                                .ops = comm->ops};
-    part->world.keys = (struct cdi_keys){.set = NULL};
+    part->world.keys = (struct cdi_oob_store){.set = NULL};
     part->world.flight = NULL; /* the page has one writer, which is the whole */
     part->world.record = NULL;
 }

@@ -139,7 +139,7 @@ static cddp_status read_ranks(struct cdi_launch *l, cdi_env_fn *env, const struc
 
 static cddp_status read_place(struct cdi_launch *l, cdi_env_fn *env, const struct dialect *d, struct cdi_error *err)
 {
-    struct cdi_place *p = &l->place;
+    struct cdi_node_layout *p = &l->place;
     const char *per_node = d->tasks_per_node != NULL ? env(d->tasks_per_node) : NULL;
     cddp_status st = number(env, d->local_size, 1, l->size, -1, &p->local_size, err);
 
@@ -225,7 +225,7 @@ cddp_status cdi_launch_take(struct cdi_launch *out, cdi_env_fn *env, const struc
                         "to be given");
     l.alone = nowhere && !given->by_id && given->size == 1;
     if (l.alone)
-        l.place = (struct cdi_place){0, 1, 0, 1};
+        l.place = (struct cdi_node_layout){0, 1, 0, 1};
     else if (!given->by_id && given->host == NULL)
         return cdi_fail(
             err, CDDP_E_INVALID,

@@ -14,7 +14,7 @@
 #define CDI_RANKS_MAX 1048576
 
 /* Where a rank is among those of its host; -1: unknown. */
-struct cdi_place {
+struct cdi_node_layout {
     int local_rank, local_size;
     int node_rank, n_nodes;
 };
@@ -22,7 +22,7 @@ struct cdi_place {
 struct cdi_launch {
     bool alone; /* nobody says anything: a world of one, without a store */
     int rank, size;
-    struct cdi_place place;
+    struct cdi_node_layout place;
     int restart_count;
     const char *host; /* where the job's store is; as the function gave it; NULL if alone */
     int port;

@@ -131,7 +131,7 @@ void cdi_memory_release(struct cdi_memory *m, const struct cdi_backend_ops *ops,
     }
 }
 
-void cdi_memory_place(cddp_comm *comm, struct cdi_op *op)
+void cdi_memory_place(cddp_comm *comm, struct cdi_coll *op)
 {
     size_t size = (size_t)cdi_comm_world(comm)->size, rank = (size_t)cdi_comm_world(comm)->rank;
     size_t bytes = op->count * cddp_dtype_size(op->dtype);

@@ -42,7 +42,7 @@ bool cdi_memory_find(cddp_comm *comm, const void *p, size_t bytes, struct cdi_ex
  */
 bool cdi_memory_overrun(cddp_comm *comm, const void *p, size_t bytes, struct cdi_extent *out);
 /* A collective of the program's own begins: does it work in place in such memory? Fills in op's region and anywhere. */
-void cdi_memory_place(cddp_comm *comm, struct cdi_op *op);
+void cdi_memory_place(cddp_comm *comm, struct cdi_coll *op);
 /* At the end: give all back that the program has not. No other thread uses it. */
 void cdi_memory_release(struct cdi_memory *m, const struct cdi_backend_ops *ops, struct cdi_backend *b);
 

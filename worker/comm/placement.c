@@ -41,9 +41,9 @@ static bool same(const uint8_t *ids, int a, int b)
     return memcmp(ids + (size_t)a * CDI_HOST_ID, ids + (size_t)b * CDI_HOST_ID, CDI_HOST_ID) == 0;
 }
 
-static void find_hosts(const uint8_t *ids, int size, int rank, struct cdi_place *p)
+static void find_hosts(const uint8_t *ids, int size, int rank, struct cdi_node_layout *p)
 {
-    *p = (struct cdi_place){0};
+    *p = (struct cdi_node_layout){0};
     for (int r = 0; r < size; r++) {
         bool first = true;
 
@@ -59,20 +59,21 @@ static void find_hosts(const uint8_t *ids, int size, int rank, struct cdi_place 
     }
 }
 
-static void find_runs(const uint8_t *ids, int size, int rank, struct cdi_place *p)
+static void find_runs(const uint8_t *ids, int size, int rank, struct cdi_node_layout *p)
 {
-    *p = (struct cdi_place){0};
+    *p = (struct cdi_node_layout){0};
     for (int r = 0, start = 0; r < size; r++) {
         if (r + 1 < size && same(ids, r, r + 1))
             continue;
         if (start <= rank && rank <= r)
-            *p = (struct cdi_place){rank - start, r + 1 - start, p->n_nodes, p->n_nodes};
+            *p = (struct cdi_node_layout){rank - start, r + 1 - start, p->n_nodes, p->n_nodes};
         start = r + 1;
         p->n_nodes++;
     }
 }
 
-void cdi_place_of(const uint8_t *ids, int size, int rank, struct cdi_place *hosts, struct cdi_place *runs)
+void cdi_node_layout_of(const uint8_t *ids, int size, int rank, struct cdi_node_layout *hosts,
+                        struct cdi_node_layout *runs)
 {
     find_hosts(ids, size, rank, hosts);
     find_runs(ids, size, rank, runs);

@@ -20,6 +20,7 @@ void cdi_host_id(uint8_t id[CDI_HOST_ID]);
  * From the host ids of all ranks, one after the other. *hosts: by host, in the order of their lowest ranks. *runs: by
  * stretch of consecutive ranks on one host, which is what a backend can treat as a node. Pure.
  */
-void cdi_place_of(const uint8_t *ids, int size, int rank, struct cdi_place *hosts, struct cdi_place *runs);
+void cdi_node_layout_of(const uint8_t *ids, int size, int rank, struct cdi_node_layout *hosts,
+                        struct cdi_node_layout *runs);
 
 #endif

@@ -360,7 +360,7 @@ cddp_status cdi_optim_exchange(cddp_optim *o, size_t bucket)
     const struct cdi_bucket *b = &d->plan.b[bucket];
     size_t part = b->room / d->plan.parts;
     char *at = (char *)d->region->base + b->offset;
-    struct cdi_op op = {
+    struct cdi_coll op = {
         .kind = CDI_ALL_GATHER,
         .in = at + part * (size_t)cdi_comm_world(d->comm)->rank,
         .out = at,
@@ -410,14 +410,14 @@ static cddp_status look_at_all(cddp_ddp *d, cddp_optim *o)
         o->left_out = o->skip_nonfinite && !isfinite(*d->norm);
     if (st == CDDP_OK && o->max_norm > 0 && !o->left_out)
         st = cdi_norm_clip(d, o->max_norm, o->now.factor, &err);
-    return st == CDDP_OK ? st : cdi_ddp_stick(d, &err);
+    return st == CDDP_OK ? st : cdi_ddp_set_error(d, &err);
 }
 
 static cddp_status land(cddp_ddp *d, void *arg)
 {
     cddp_optim *o = arg;
     bool alone = cdi_comm_world(d->comm)->size == 1;
-    cddp_status st = cdi_ddp_land_share(d); /* what no rank used is known from here on */
+    cddp_status st = cdi_ddp_complete_share(d); /* what no rank used is known from here on */
 
     if (st == CDDP_OK && (o->skip_nonfinite || o->max_norm > 0))
         st = look_at_all(d, o);
@@ -445,7 +445,7 @@ static cddp_status pass_over(cddp_ddp *d, void *arg)
     cddp_status st = cdi_ddp_join_ticket(d, d->enqueued);
 
     (void)arg;
-    return st == CDDP_OK ? cdi_ddp_land_share(d) : st;
+    return st == CDDP_OK ? cdi_ddp_complete_share(d) : st;
 }
 
 cddp_status cdi_optim_check(const char *function, const cddp_optim *o, struct cdi_error *err)
@@ -482,7 +482,7 @@ cddp_status cddp_optim_step(cddp_optim *optim, const cddp_optim_step_args *args)
         st = cdi_optim_read_args(optim, args, &err);
     if (st != CDDP_OK)
         return cdi_last_error_set(&err);
-    st = finish("cddp_optim_step", optim, optim->on_device ? cdi_optim_device_land : land);
+    st = finish("cddp_optim_step", optim, optim->on_device ? cdi_optim_device_complete : land);
     if (st != CDDP_OK || !optim->left_out)
         return st;
     (void)cdi_fail(&err, CDDP_E_NONFINITE,

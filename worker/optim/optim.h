@@ -65,7 +65,7 @@ cddp_status cdi_optim_apply_groups(struct cdi_optim_own *own, const cddp_ddp *d,
 cddp_status cdi_optim_device_init(cddp_optim *o, struct cdi_error *err);
 void cdi_optim_device_release(cddp_optim *o);
 /* For cdi_ddp_finish: a step, and one that is left out. */
-cddp_status cdi_optim_device_land(cddp_ddp *d, void *arg);
+cddp_status cdi_optim_device_complete(cddp_ddp *d, void *arg);
 cddp_status cdi_optim_device_pass_over(cddp_ddp *d, void *arg);
 /* Between the device's count of steps and o->steps. The host waits. */
 cddp_status cdi_optim_device_pull(cddp_optim *o, struct cdi_error *err);

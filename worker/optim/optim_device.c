@@ -91,7 +91,7 @@ static void list_others(cddp_optim *o, struct place *place)
 static cddp_status fill(cddp_optim *o, size_t bytes, struct cdi_error *err)
 {
     cddp_ddp *d = o->ddp;
-    cddp_status st = d->ops->follow(d->b, d->stream, err);
+    cddp_status st = d->ops->wait_stream(d->b, d->stream, err);
 
     if (st == CDDP_OK)
         st = d->ops->clear(d->b, d->optim_memory, bytes, err);
@@ -178,7 +178,7 @@ static cddp_status update(cddp_ddp *d, cddp_optim *o, struct cdi_error *err)
                                         .largest = o->skip_nonfinite ? d->norm : NULL,
                                         .skipped = o->device_skipped,
                                         .publish = cdi_comm_world(d->comm)->size > 1};
-    cddp_status st = d->ops->follow(d->b, d->stream, err);
+    cddp_status st = d->ops->wait_stream(d->b, d->stream, err);
 
     for (size_t i = 0; i < d->n_params; i++)
         o->idle[i] = cdi_optim_is_idle(o, i);
@@ -193,15 +193,15 @@ static cddp_status update(cddp_ddp *d, cddp_optim *o, struct cdi_error *err)
     return st == CDDP_OK ? d->ops->optim_update(d->b, &step, o->pieces, d->n_params, err) : st;
 }
 
-cddp_status cdi_optim_device_land(cddp_ddp *d, void *arg)
+cddp_status cdi_optim_device_complete(cddp_ddp *d, void *arg)
 {
     cddp_optim *o = arg;
     bool alone = cdi_comm_world(d->comm)->size == 1;
-    cddp_status st = cdi_ddp_land_share(d);
+    cddp_status st = cdi_ddp_complete_share(d);
     struct cdi_error err;
 
     if (st == CDDP_OK && update(d, o, &err) != CDDP_OK)
-        return cdi_ddp_stick(d, &err);
+        return cdi_ddp_set_error(d, &err);
     for (size_t b = 0; b < d->plan.n && st == CDDP_OK && !alone; b++)
         st = cdi_optim_exchange(o, b);
     if (st != CDDP_OK)
@@ -209,17 +209,17 @@ cddp_status cdi_optim_device_land(cddp_ddp *d, void *arg)
     if (!alone)
         st = d->ops->unpack(d->b, o->others, o->n_others, d->region->base, &err);
     if (st == CDDP_OK)
-        st = d->ops->lead(d->b, 0, d->stream, &err);
-    return st == CDDP_OK ? st : cdi_ddp_stick(d, &err);
+        st = d->ops->stream_wait(d->b, 0, d->stream, &err);
+    return st == CDDP_OK ? st : cdi_ddp_set_error(d, &err);
 }
 
 cddp_status cdi_optim_device_pass_over(cddp_ddp *d, void *arg)
 {
-    cddp_status st = cdi_ddp_land_share(d);
+    cddp_status st = cdi_ddp_complete_share(d);
     struct cdi_error err;
 
     (void)arg;
     if (st != CDDP_OK)
         return st;
-    return d->ops->lead(d->b, 0, d->stream, &err) == CDDP_OK ? CDDP_OK : cdi_ddp_stick(d, &err);
+    return d->ops->stream_wait(d->b, 0, d->stream, &err) == CDDP_OK ? CDDP_OK : cdi_ddp_set_error(d, &err);
 }

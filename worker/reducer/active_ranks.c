@@ -17,7 +17,7 @@ static size_t per_element(cddp_dtype sent)
     return sent == CDDP_BFLOAT16 ? 128 : sent == CDDP_FLOAT16 ? 16 : INT_MAX;
 }
 
-size_t cdi_headcount_elements(cddp_dtype sent, int size)
+size_t cdi_active_ranks_elements(cddp_dtype sent, int size)
 {
     return ((size_t)size - 1) / per_element(sent) + 1;
 }
@@ -36,11 +36,11 @@ static void put_one(cddp_dtype dtype, char *to)
         memcpy(to, &half, sizeof half);
 }
 
-void cdi_headcount_put(cddp_dtype dtype, cddp_dtype sent, int size, int rank, void *to)
+void cdi_active_ranks_put(cddp_dtype dtype, cddp_dtype sent, int size, int rank, void *to)
 {
     size_t bytes = cddp_dtype_size(dtype);
 
-    memset(to, 0, cdi_headcount_elements(sent, size) * bytes);
+    memset(to, 0, cdi_active_ranks_elements(sent, size) * bytes);
     put_one(dtype, (char *)to + (size_t)rank / per_element(sent) * bytes);
 }
 
@@ -58,9 +58,9 @@ static double get(cddp_dtype dtype, const char *from)
     return (double)(dtype == CDDP_FLOAT16 ? cdi_float_of_f16(half) : cdi_float_of_bf16(half));
 }
 
-int cdi_headcount_get(cddp_dtype dtype, cddp_dtype sent, int size, double factor, const void *from)
+int cdi_active_ranks_get(cddp_dtype dtype, cddp_dtype sent, int size, double factor, const void *from)
 {
-    size_t n = cdi_headcount_elements(sent, size);
+    size_t n = cdi_active_ranks_elements(sent, size);
     long sum = 0;
 
     for (size_t k = 0; k < n; k++)

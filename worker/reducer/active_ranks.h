@@ -10,10 +10,10 @@
 #include <cddp/cddp.h>
 
 /* How many elements a world of `size` ranks needs, where they travel as `sent` (floating-point). At least 1. */
-size_t cdi_headcount_elements(cddp_dtype sent, int size);
+size_t cdi_active_ranks_elements(cddp_dtype sent, int size);
 /* What rank adds, if it takes part: that many elements of dtype, at `to`. */
-void cdi_headcount_put(cddp_dtype dtype, cddp_dtype sent, int size, int rank, void *to);
+void cdi_active_ranks_put(cddp_dtype dtype, cddp_dtype sent, int size, int rank, void *to);
 /* The number, from what the elements have become: their sums, or their means (then factor is the world's size). */
-int cdi_headcount_get(cddp_dtype dtype, cddp_dtype sent, int size, double factor, const void *from);
+int cdi_active_ranks_get(cddp_dtype dtype, cddp_dtype sent, int size, double factor, const void *from);
 
 #endif

@@ -44,8 +44,8 @@ cddp_status cdi_buffers_sync(cddp_ddp *d, bool trains)
     (void)pthread_mutex_lock(&d->lock);
     if (st == CDDP_OK)
         return st;
-    return st == CDDP_E_NOMEM ? cdi_ddp_misused(d, &err)
-                              : cdi_ddp_stick(d, &err); /* peers wait for who has no memory */
+    return st == CDDP_E_NOMEM ? cdi_ddp_fail_misuse(d, &err)
+                              : cdi_ddp_set_error(d, &err); /* peers wait for who has no memory */
 }
 
 cddp_status cdi_buffers_check(cddp_ddp *d)
@@ -58,7 +58,7 @@ cddp_status cdi_buffers_check(cddp_ddp *d)
                    "step %llu began without cddp_ddp_sync_buffers: with CDDP_DDP_JOIN every step begins with it, since "
                    "ranks without samples take part",
                    (unsigned long long)d->step);
-    return cdi_ddp_misused(d, &err);
+    return cdi_ddp_fail_misuse(d, &err);
 }
 
 /* Locked. */
@@ -72,7 +72,7 @@ static cddp_status sync_now(cddp_ddp *d, struct cdi_error *err)
         wrong = "was called twice in a step: with CDDP_DDP_JOIN it is called once";
     if (wrong != NULL) {
         (void)cdi_fail(err, CDDP_E_STATE, "cddp_ddp_sync_buffers %s (step %llu)", wrong, (unsigned long long)d->step);
-        (void)cdi_ddp_misused(d, err);
+        (void)cdi_ddp_fail_misuse(d, err);
     }
     if (d->sticky.status == CDDP_OK)
         (void)cdi_buffers_sync(d, true);

@@ -92,7 +92,7 @@ cddp_status cdi_captured_leave(cddp_ddp *d, void *stream, cddp_status st, struct
 {
     /* After a call that did nothing the capture can be ended all the same: it may have been the step's first. */
     if (st != CDDP_OK && d->sticky.status == CDDP_OK)
-        (void)d->ops->lead(d->b, 0, stream, NULL);
+        (void)d->ops->stream_wait(d->b, 0, stream, NULL);
     d->ops->capture_leave(d->b);
     if (!d->begun)
         d->captured.id = 0;

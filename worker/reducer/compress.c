@@ -50,7 +50,7 @@ static float factor_of(const cddp_ddp *d, bool out)
     return ours && out == (d->wire_dtype == CDDP_FLOAT16) ? 1.0f / (float)cdi_comm_world(d->comm)->size : 1.0f;
 }
 
-cddp_status cdi_wire_pack(cddp_ddp *d, size_t bucket, struct cdi_op *op, struct cdi_error *err)
+cddp_status cdi_wire_pack(cddp_ddp *d, size_t bucket, struct cdi_coll *op, struct cdi_error *err)
 {
     const struct cdi_ddp_flight *f = &d->flight[bucket];
     cddp_dtype dtype = op->dtype;

@@ -224,7 +224,7 @@ static bool mean_is_own(const cddp_ddp *d, size_t i)
     return true;
 }
 
-void cdi_debug_landed(cddp_ddp *d)
+void cdi_debug_completed(cddp_ddp *d)
 {
     bool same = true;
 

@@ -56,7 +56,7 @@ static cddp_status failed(cddp_ddp *d, size_t bucket, const char *which, cddp_st
 
     (void)cdi_fail(&err, st < 0 ? st : CDDP_E_STATE, "the communication hook's %s failed for bucket %zu: %s", which,
                    bucket, cdi_status_text(st));
-    return cdi_ddp_misused(d, &err);
+    return cdi_ddp_fail_misuse(d, &err);
 }
 
 /* The hook's begin, or without a ticket its end. On a device it gets the stream that its work belongs on. */
@@ -66,8 +66,8 @@ static cddp_status call(cddp_ddp *d, size_t bucket, uint64_t *ticket)
     struct cdi_error err;
     cddp_status st;
 
-    if (d->ops->on_device && d->ops->lend(d->b, &seen.stream, &err) != CDDP_OK)
-        return cdi_ddp_stick(d, &err);
+    if (d->ops->on_device && d->ops->stream_acquire(d->b, &seen.stream, &err) != CDDP_OK)
+        return cdi_ddp_set_error(d, &err);
     d->sticky = in_hook;
     if (ticket != NULL)
         st = d->hook.begin(d->hook.arg, d->comm, &seen, ticket);
@@ -75,7 +75,7 @@ static cddp_status call(cddp_ddp *d, size_t bucket, uint64_t *ticket)
         st = d->hook.end(d->hook.arg, d->comm, &seen);
     d->sticky.status = CDDP_OK;
     if (d->ops->on_device)
-        d->ops->take_back(d->b);
+        d->ops->stream_release(d->b);
     return st == CDDP_OK ? st : failed(d, bucket, ticket != NULL ? "begin" : "end", st);
 }
 

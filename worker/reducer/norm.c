@@ -68,15 +68,15 @@ static cddp_status count_part(cddp_ddp *d, int rank, bool largest, bool add, str
 static cddp_status reduce(cddp_ddp *d, bool largest, struct cdi_error *err)
 {
     /* Of the bits of magnitudes, so that a NaN is above infinity: larger bits are a larger number. */
-    const struct cdi_op op = {.kind = CDI_ALL_REDUCE,
-                              .in = d->norm,
-                              .out = d->norm,
-                              .count = 1,
-                              .dtype = largest ? CDDP_UINT64 : CDDP_FLOAT64,
-                              .op = largest ? CDDP_MAX : CDDP_SUM,
-                              .bucket = -1,
-                              .asked = CDI_ASKED_GRAD_NORM,
-                              .lazy = true};
+    const struct cdi_coll op = {.kind = CDI_ALL_REDUCE,
+                                .in = d->norm,
+                                .out = d->norm,
+                                .count = 1,
+                                .dtype = largest ? CDDP_UINT64 : CDDP_FLOAT64,
+                                .op = largest ? CDDP_MAX : CDDP_SUM,
+                                .bucket = -1,
+                                .asked = CDI_ASKED_GRAD_NORM,
+                                .lazy = true};
     uint64_t ticket;
     cddp_status st = d->ops->enqueue(d->b, &op, &ticket, err);
 
@@ -113,14 +113,14 @@ cddp_status cdi_norm_measure(cddp_ddp *d, struct cdi_error *err)
 /* Locked. With an optimizer, in a step whose gradients have all come: this rank's share of the means is there. */
 static cddp_status settle(cddp_ddp *d)
 {
-    cddp_status st = cdi_ddp_complete(d);
+    cddp_status st = cdi_ddp_close_step(d);
 
     if (st != CDDP_OK || d->settled)
         return st;
     if (!d->ops->on_device) /* there, what comes is behind it */
         st = cdi_ddp_join_ticket(d, d->enqueued);
     if (st == CDDP_OK)
-        st = cdi_ddp_land_share(d);
+        st = cdi_ddp_complete_share(d);
     d->settled = d->begun = st == CDDP_OK;
     return st;
 }
@@ -156,7 +156,7 @@ static cddp_status measure(cddp_ddp *d, double norm_type, struct cdi_error *err)
     st = prepare(d, err);
     (void)pthread_mutex_unlock(&d->lock);
     if (st == CDDP_OK && d->ops->on_device)
-        st = d->ops->follow(d->b, d->stream, err);
+        st = d->ops->wait_stream(d->b, d->stream, err);
     return st == CDDP_OK ? count_all(d, largest, err) : st;
 }
 
@@ -204,7 +204,7 @@ static cddp_status clip(cddp_ddp *d, double max_norm, double norm_type, bool err
         return cdi_fail(err, CDDP_E_NONFINITE, "the norm of the gradients is %g, so they cannot be clipped", number);
     if (st == CDDP_OK)
         st = scale_all(d, &how, err);
-    return st == CDDP_OK && d->ops->on_device ? d->ops->lead(d->b, 0, d->stream, err) : st;
+    return st == CDDP_OK && d->ops->on_device ? d->ops->stream_wait(d->b, 0, d->stream, err) : st;
 }
 
 cddp_status cddp_ddp_grad_norm(cddp_ddp *ddp, double norm_type, double *norm)

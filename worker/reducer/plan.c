@@ -170,14 +170,14 @@ static void drop_order(cddp_ddp *d)
 /* What rank 0 knows is told to all while the step that comes runs; it is there at its end. */
 static cddp_status tell(cddp_ddp *d, int32_t *what, size_t n, uint64_t *ticket, struct cdi_error *err)
 {
-    struct cdi_op op = {.kind = CDI_BROADCAST,
-                        .in = what,
-                        .out = what,
-                        .count = n,
-                        .dtype = CDDP_INT32,
-                        .bucket = -1,
-                        .spare = true,
-                        .lazy = true};
+    struct cdi_coll op = {.kind = CDI_BROADCAST,
+                          .in = what,
+                          .out = what,
+                          .count = n,
+                          .dtype = CDDP_INT32,
+                          .bucket = -1,
+                          .spare = true,
+                          .lazy = true};
     cddp_status status = d->ops->enqueue(d->b, &op, ticket, err);
 
     if (status == CDDP_OK)
@@ -277,11 +277,11 @@ static cddp_status sort_idle(cddp_ddp *d, struct cdi_error *err)
 static cddp_status settled(cddp_ddp *d, cddp_status status, const struct cdi_error *err)
 {
     if (status == CDDP_E_NOMEM || status == CDDP_E_PROTOCOL)
-        return cdi_ddp_misused(d, err); /* here alone: the others do have the new plan */
-    return status == CDDP_OK ? status : cdi_ddp_stick(d, err);
+        return cdi_ddp_fail_misuse(d, err); /* here alone: the others do have the new plan */
+    return status == CDDP_OK ? status : cdi_ddp_set_error(d, err);
 }
 
-cddp_status cdi_ddp_settle(cddp_ddp *d)
+cddp_status cdi_ddp_update_plan(cddp_ddp *d)
 {
     struct cdi_error err;
     cddp_status status = settle_order(d, &err);

@@ -274,17 +274,17 @@ bool cdi_powersgd_takes(const cddp_ddp *d, size_t bucket)
 static cddp_status reduce(cddp_ddp *d, size_t bucket, bool last, void *at, size_t bytes, struct cdi_powersgd_packet *k,
                           struct cdi_error *err)
 {
-    struct cdi_op op = {.kind = CDI_ALL_REDUCE,
-                        .in = at,
-                        .out = at,
-                        .count = bytes / cddp_dtype_size(k->dtype),
-                        .dtype = k->dtype,
-                        .op = CDDP_AVG,
-                        .bucket = (int)bucket,
-                        .name_bucket = d->ops->on_device ? NULL : cdi_ddp_name_bucket,
-                        .ddp = d,
-                        .lazy = last,
-                        .grace = last && cdi_comm_world(d->comm)->size > 1};
+    struct cdi_coll op = {.kind = CDI_ALL_REDUCE,
+                          .in = at,
+                          .out = at,
+                          .count = bytes / cddp_dtype_size(k->dtype),
+                          .dtype = k->dtype,
+                          .op = CDDP_AVG,
+                          .bucket = (int)bucket,
+                          .name_bucket = d->ops->on_device ? NULL : cdi_ddp_name_bucket,
+                          .ddp = d,
+                          .lazy = last,
+                          .grace = last && cdi_comm_world(d->comm)->size > 1};
     cddp_status st = d->ops->enqueue(d->b, &op, &k->ticket, err);
 
     if (st == CDDP_OK)
@@ -367,7 +367,7 @@ cddp_status cdi_powersgd_begin(cddp_ddp *d, size_t bucket)
     size_t n;
 
     if (st != CDDP_OK)
-        return cdi_ddp_misused(d, &err);
+        return cdi_ddp_fail_misuse(d, &err);
     n = list_work(d, k, false, false);
     st = d->ops->pack(d->b, k->sent, k->plain, k->n_plain, &err);
     if (st == CDDP_OK)
@@ -377,7 +377,7 @@ cddp_status cdi_powersgd_begin(cddp_ddp *d, size_t bucket)
     if (st == CDDP_OK)
         st = reduce(d, bucket, bucket + 1 == d->plan.n, k->sent, k->sent_bytes, k, &err);
     k->begun = st == CDDP_OK;
-    return st == CDDP_OK ? st : cdi_ddp_stick(d, &err);
+    return st == CDDP_OK ? st : cdi_ddp_set_error(d, &err);
 }
 
 /* The means of M Q are there (a device: are going to be), of all ranks' M. */
@@ -408,7 +408,7 @@ static cddp_status decompress(cddp_ddp *d, struct cdi_powersgd_packet *k, struct
     return st == CDDP_OK ? compute(d, CDI_LOWRANK_PRODUCT, k, list_work(d, k, false, true), 0, err) : st;
 }
 
-cddp_status cdi_powersgd_land(cddp_ddp *d)
+cddp_status cdi_powersgd_complete(cddp_ddp *d)
 {
     struct cdi_powersgd *s = d->powersgd;
     cddp_status st = CDDP_OK;
@@ -424,7 +424,7 @@ cddp_status cdi_powersgd_land(cddp_ddp *d)
             st = decompress(d, packet_of(d, b), &err);
     if (s != NULL)
         s->has_begun = false;
-    return st == CDDP_OK ? st : cdi_ddp_stick(d, &err);
+    return st == CDDP_OK ? st : cdi_ddp_set_error(d, &err);
 }
 
 /* ---------------------------------------------------------------------------------------------------- public ---- */

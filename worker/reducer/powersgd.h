@@ -61,6 +61,6 @@ bool cdi_powersgd_takes(const cddp_ddp *d, size_t bucket);
 /* In place of its all-reduce; never waits for peers. Sticks. */
 cddp_status cdi_powersgd_begin(cddp_ddp *d, size_t bucket);
 /* All that was begun in this step has arrived: make means of it, by further collectives. Sticks. */
-cddp_status cdi_powersgd_land(cddp_ddp *d);
+cddp_status cdi_powersgd_complete(cddp_ddp *d);
 
 #endif

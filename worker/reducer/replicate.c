@@ -62,7 +62,7 @@ void cdi_replicate_release(cddp_ddp *d)
 /* Without waiting: what is enqueued later comes behind it. */
 static cddp_status begin_broadcast(cddp_ddp *d, void *at, size_t bytes, int root, struct cdi_error *err)
 {
-    struct cdi_op op = {
+    struct cdi_coll op = {
         .kind = CDI_BROADCAST, .in = at, .out = at, .count = bytes, .dtype = CDDP_UINT8, .root = root, .bucket = -1};
     uint64_t ticket;
     cddp_status st = d->ops->enqueue(d->b, &op, &ticket, err);
@@ -100,7 +100,7 @@ static cddp_status send_run(cddp_ddp *d, const struct cdi_slice *s, size_t k, si
 
 cddp_status cdi_replicate(cddp_ddp *d, const struct cdi_slice *s, size_t n, int root, bool wait, struct cdi_error *err)
 {
-    cddp_status st = d->ops->on_device ? d->ops->follow(d->b, d->stream, err) : CDDP_OK;
+    cddp_status st = d->ops->on_device ? d->ops->wait_stream(d->b, d->stream, err) : CDDP_OK;
     uint8_t byte;
     size_t bytes;
 
@@ -114,7 +114,7 @@ cddp_status cdi_replicate(cddp_ddp *d, const struct cdi_slice *s, size_t n, int 
     if (st != CDDP_OK || !d->ops->on_device)
         return st;
     if (!wait)
-        return d->ops->lead(d->b, 0, d->stream, err);
+        return d->ops->stream_wait(d->b, 0, d->stream, err);
     if (d->stage != NULL)
         st = d->ops->copy(d->b, &byte, d->stage, 1, err);
     return st;

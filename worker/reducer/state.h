@@ -205,7 +205,7 @@ void cdi_ddp_note_order(cddp_ddp *d, size_t i);
  * Between two steps. Rank 0's order is told to all while the second step runs, and is everyone's from the third. Then,
  * with CDDP_DDP_TUNE, each step has a bucket size of the schedule, until rank 0's choice has reached all. Sticks.
  */
-cddp_status cdi_ddp_settle(cddp_ddp *d);
+cddp_status cdi_ddp_update_plan(cddp_ddp *d);
 /*
  * A step begins: with CDDP_DDP_SKIP_UNUSED the buckets that nobody used in the one before come last in it. Not earlier,
  * since on a device the host waits for the step before: by now the program has put more there. Sticks.
@@ -221,9 +221,9 @@ void *cdi_ddp_arena_grad(const cddp_ddp *d, size_t i);
 /* For messages: "'fc1.weight' and 3 more". While bucket b of ddp is in flight, and so needs no lock. Any thread. */
 void cdi_ddp_name_bucket(const void *ddp, int b, char *buf, size_t cap);
 /* Keep the first error; every later call returns it. */
-cddp_status cdi_ddp_stick(cddp_ddp *d, const struct cdi_error *err);
+cddp_status cdi_ddp_set_error(cddp_ddp *d, const struct cdi_error *err);
 /* This rank misused the reducer and will not finish the step: its peers must not wait for it. Sticks. */
-cddp_status cdi_ddp_misused(cddp_ddp *d, const struct cdi_error *err);
+cddp_status cdi_ddp_fail_misuse(cddp_ddp *d, const struct cdi_error *err);
 /* Gradient i, claimed, is in the arena: launch what may be launched. Sticks. */
 cddp_status cdi_ddp_count_down(cddp_ddp *d, size_t i);
 /* All gradients of idle bucket b are in the arena: launch it out of turn. Sticks. */
@@ -231,21 +231,21 @@ cddp_status cdi_ddp_launch_late(cddp_ddp *d, size_t b);
 /* Wait for what was enqueued up to ticket, without the lock, which is held before and after. Sticks. */
 cddp_status cdi_ddp_join_ticket(cddp_ddp *d, uint64_t ticket);
 /* Enqueue an operation behind the buckets. Sticks. */
-cddp_status cdi_ddp_enqueue(cddp_ddp *d, const struct cdi_op *op, uint64_t *ticket);
+cddp_status cdi_ddp_enqueue(cddp_ddp *d, const struct cdi_coll *op, uint64_t *ticket);
 /* The end of a step begins: every gradient must have come, or what does not come is filled in. Sticks. */
-cddp_status cdi_ddp_complete(cddp_ddp *d);
+cddp_status cdi_ddp_close_step(cddp_ddp *d);
 /*
- * The end of a step, without the lock: cdi_ddp_complete, then `land` brings what was reduced to where it belongs, with
- * the lock held. The thread's last error is set.
+ * The end of a step, without the lock: cdi_ddp_close_step, then `land` brings what was reduced to where it belongs,
+ * with the lock held. The thread's last error is set.
  */
 cddp_status cdi_ddp_finish(cddp_ddp *d, cddp_status (*land)(cddp_ddp *d, void *arg), void *arg);
 /* Every bucket was launched: until the means are in the arena (a device: are going to be). Sticks. */
-cddp_status cdi_ddp_land(cddp_ddp *d);
+cddp_status cdi_ddp_complete(cddp_ddp *d);
 /*
  * With an optimizer: until this rank's share of the means is in the arena, but for what a bucket's own ticket tells.
  * Those that were sent in another way than by reduce-scatter are there as a whole. Sticks.
  */
-cddp_status cdi_ddp_land_share(cddp_ddp *d);
+cddp_status cdi_ddp_complete_share(cddp_ddp *d);
 /* All of it is over. Sticks. */
 cddp_status cdi_ddp_next_step(cddp_ddp *d);
 
@@ -342,7 +342,7 @@ cddp_status cdi_captured_refuse(cddp_ddp *d, const char *function, struct cdi_er
 void cdi_wire_place(cddp_ddp *d);
 cddp_status cdi_wire_init(cddp_ddp *d, struct cdi_error *err);
 /* A full bucket: make it small, and let op say so. */
-cddp_status cdi_wire_pack(cddp_ddp *d, size_t bucket, struct cdi_op *op, struct cdi_error *err);
+cddp_status cdi_wire_pack(cddp_ddp *d, size_t bucket, struct cdi_coll *op, struct cdi_error *err);
 /* It has landed: bring it back into the arena, once per step. */
 cddp_status cdi_wire_unpack(cddp_ddp *d, size_t bucket, struct cdi_error *err);
 
@@ -361,7 +361,7 @@ void cdi_debug_ready(cddp_ddp *d, size_t i);
 /* All gradients of the step came. */
 void cdi_debug_complete(cddp_ddp *d);
 /* The means are where the program reads them. */
-void cdi_debug_landed(cddp_ddp *d);
+void cdi_debug_completed(cddp_ddp *d);
 
 /* --- hook.c */
 /* The reducer's lock, which a hook's thread may find held by itself. */
@@ -394,6 +394,6 @@ cddp_status cdi_uneven_begin(cddp_ddp *d, bool trains);
  * The means have landed: with CDDP_DDP_JOIN_ACTIVE they become those over the ranks that trained; with
  * CDDP_DDP_JOIN_STRICT it is an error if some did not. Sticks.
  */
-cddp_status cdi_uneven_land(cddp_ddp *d);
+cddp_status cdi_uneven_complete(cddp_ddp *d);
 
 #endif

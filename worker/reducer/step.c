@@ -54,7 +54,7 @@ void cdi_ddp_name_bucket(const void *ddp, int b, char *buf, size_t cap)
         (void)snprintf(buf, cap, "'%.48s'", d->params[first].name);
 }
 
-cddp_status cdi_ddp_stick(cddp_ddp *d, const struct cdi_error *err)
+cddp_status cdi_ddp_set_error(cddp_ddp *d, const struct cdi_error *err)
 {
     if (d->sticky.status != CDDP_OK)
         return d->sticky.status;
@@ -64,14 +64,14 @@ cddp_status cdi_ddp_stick(cddp_ddp *d, const struct cdi_error *err)
     return d->sticky.status;
 }
 
-cddp_status cdi_ddp_misused(cddp_ddp *d, const struct cdi_error *err)
+cddp_status cdi_ddp_fail_misuse(cddp_ddp *d, const struct cdi_error *err)
 {
     char why[CDI_ERROR_TEXT];
 
     (void)snprintf(why, sizeof why, "rank %d: %s%.64s%s%.800s", cdi_comm_world(d->comm)->rank,
                    d->name != NULL ? "model '" : "", d->name != NULL ? d->name : "", d->name != NULL ? "': " : "",
                    err->msg);
-    (void)cdi_ddp_stick(d, err);
+    (void)cdi_ddp_set_error(d, err);
     d->ops->abort(d->b, CDDP_E_ABORTED, why);
     return d->sticky.status;
 }
@@ -84,7 +84,7 @@ static cddp_status gather_bucket(cddp_ddp *d, size_t i, struct cdi_error *err)
     cddp_status status = CDDP_OK;
 
     for (int s = 0; s < f->n_streams && status == CDDP_OK; s++)
-        status = d->ops->follow(d->b, f->stream[s], err);
+        status = d->ops->wait_stream(d->b, f->stream[s], err);
     f->n_streams = 0;
     return status == CDDP_OK ? cdi_own_gather(d, i, err) : status;
 }
@@ -130,7 +130,7 @@ static cddp_status enqueue_stretch(cddp_ddp *d, size_t i, const struct cdi_ddp_s
 {
     const struct cdi_bucket *b = &d->plan.b[i];
     void *at = s->at;
-    struct cdi_op op = {
+    struct cdi_coll op = {
         .kind = CDI_ALL_REDUCE,
         .in = at,
         .out = at,
@@ -157,7 +157,7 @@ static cddp_status enqueue_stretch(cddp_ddp *d, size_t i, const struct cdi_ddp_s
         op.out = (char *)at + b->room / d->plan.parts * (size_t)cdi_comm_world(d->comm)->rank;
     }
     if (cdi_wire_pack(d, i, &op, &err) != CDDP_OK || d->ops->enqueue(d->b, &op, &d->flight[i].ticket, &err) != CDDP_OK)
-        return cdi_ddp_stick(d, &err);
+        return cdi_ddp_set_error(d, &err);
     if (d->captured.id == 0) /* else it has none */
         d->enqueued = d->flight[i].ticket;
     return CDDP_OK;
@@ -204,7 +204,7 @@ cddp_status cdi_ddp_launch_late(cddp_ddp *d, size_t b)
     struct cdi_error err;
 
     if (d->ops->on_device && gather_bucket(d, b, &err) != CDDP_OK)
-        return cdi_ddp_stick(d, &err);
+        return cdi_ddp_set_error(d, &err);
     status = enqueue_bucket(d, b, true, false);
     if (status == CDDP_OK)
         cdi_bucket_launched_late(&d->plan, b);
@@ -224,10 +224,10 @@ static cddp_status claim(cddp_ddp *d, size_t i, bool *now)
     struct cdi_error err;
 
     if (status == CDDP_OK && d->ops->on_device && d->ops->health(d->b, &err) != CDDP_OK)
-        status = cdi_ddp_stick(d, &err); /* what went wrong since, and was not waited for */
+        status = cdi_ddp_set_error(d, &err); /* what went wrong since, and was not waited for */
     if (status == CDDP_OK && i >= d->n_params) {
         (void)cdi_fail(&err, CDDP_E_INVALID, "there is no parameter %zu, only 0 to %zu", i, d->n_params - 1);
-        return cdi_ddp_misused(d, &err);
+        return cdi_ddp_fail_misuse(d, &err);
     }
     if (status == CDDP_OK && !d->begun) {
         d->begun = true;
@@ -243,7 +243,7 @@ static cddp_status claim(cddp_ddp *d, size_t i, bool *now)
                        "the gradient of parameter %zu '%.200s' was ready already in this step: call "
                        "cddp_ddp_grad_ready once per parameter and step, then %s",
                        i, d->params[i].name, end_of_step(d));
-        return cdi_ddp_misused(d, &err);
+        return cdi_ddp_fail_misuse(d, &err);
     }
     return status;
 }
@@ -261,7 +261,7 @@ static cddp_status note_stream(cddp_ddp *d, size_t i, void *stream)
         f->stream[f->n_streams++] = stream;
         return CDDP_OK;
     }
-    return d->ops->follow(d->b, stream, &err) == CDDP_OK ? CDDP_OK : cdi_ddp_stick(d, &err);
+    return d->ops->wait_stream(d->b, stream, &err) == CDDP_OK ? CDDP_OK : cdi_ddp_set_error(d, &err);
 }
 
 /*
@@ -276,12 +276,12 @@ static cddp_status launch_group(cddp_ddp *d, size_t k)
     struct cdi_error err;
 
     if (hold && d->ops->hold(d->b, &err) != CDDP_OK)
-        return cdi_ddp_stick(d, &err);
+        return cdi_ddp_set_error(d, &err);
     if (bring_early(d, &err) != CDDP_OK)
-        status = cdi_ddp_stick(d, &err);
+        status = cdi_ddp_set_error(d, &err);
     for (size_t j = 0; d->ops->on_device && j <= k && status == CDDP_OK; j++)
         if (gather_bucket(d, d->plan.next + j, &err) != CDDP_OK)
-            status = cdi_ddp_stick(d, &err);
+            status = cdi_ddp_set_error(d, &err);
     for (size_t j = 0; j <= k && status == CDDP_OK; j++)
         status = launch_next(d, j < k);
     if (hold)
@@ -410,7 +410,7 @@ cddp_status cdi_ddp_join_ticket(cddp_ddp *d, uint64_t ticket)
     (void)pthread_mutex_lock(&d->lock);
     if (d->joined < ticket)
         d->joined = ticket;
-    return status == CDDP_OK ? status : cdi_ddp_stick(d, &err);
+    return status == CDDP_OK ? status : cdi_ddp_set_error(d, &err);
 }
 
 /* Until the means are in the arena. On a device nothing is waited for here: the work is put in order. */
@@ -420,18 +420,18 @@ static cddp_status bring(cddp_ddp *d)
     struct cdi_error err;
 
     if (status == CDDP_OK)
-        status = cdi_powersgd_land(d);
+        status = cdi_powersgd_complete(d);
     if (status != CDDP_OK)
         return status;
     for (size_t b = 0; b < d->plan.n && local == CDDP_OK; b++)
         local = finish_bucket(d, b, &err);
     if (local != CDDP_OK)
-        return cdi_ddp_stick(d, &err);
-    status = cdi_uneven_land(d);
+        return cdi_ddp_set_error(d, &err);
+    status = cdi_uneven_complete(d);
     return status == CDDP_OK ? cdi_unused_restore(d) : status;
 }
 
-cddp_status cdi_ddp_land_share(cddp_ddp *d)
+cddp_status cdi_ddp_complete_share(cddp_ddp *d)
 {
     bool plain = d->wire_dtype == CDDP_DTYPE_NONE && d->hook.begin == NULL && d->powersgd == NULL;
 
@@ -440,7 +440,7 @@ cddp_status cdi_ddp_land_share(cddp_ddp *d)
     return plain ? cdi_unused_restore(d) : bring(d);
 }
 
-cddp_status cdi_ddp_land(cddp_ddp *d)
+cddp_status cdi_ddp_complete(cddp_ddp *d)
 {
     cddp_status status = bring(d), local = CDDP_OK;
     struct cdi_error err;
@@ -448,8 +448,8 @@ cddp_status cdi_ddp_land(cddp_ddp *d)
     for (size_t b = 0; d->has_own && b < d->plan.n && status == CDDP_OK && local == CDDP_OK; b++)
         local = cdi_own_scatter(d, b, &err);
     if (status == CDDP_OK && local == CDDP_OK && d->ops->on_device)
-        local = d->ops->lead(d->b, 0, d->stream, &err);
-    return local == CDDP_OK ? status : cdi_ddp_stick(d, &err);
+        local = d->ops->stream_wait(d->b, 0, d->stream, &err);
+    return local == CDDP_OK ? status : cdi_ddp_set_error(d, &err);
 }
 
 cddp_status cdi_ddp_next_step(cddp_ddp *d)
@@ -465,20 +465,20 @@ cddp_status cdi_ddp_next_step(cddp_ddp *d)
     d->step++;
     if (cdi_comm_world(d->comm)->flight != NULL)
         cdi_flight_step(cdi_comm_world(d->comm)->flight, d->step);
-    return cdi_ddp_settle(d);
+    return cdi_ddp_update_plan(d);
 }
 
-cddp_status cdi_ddp_enqueue(cddp_ddp *d, const struct cdi_op *op, uint64_t *ticket)
+cddp_status cdi_ddp_enqueue(cddp_ddp *d, const struct cdi_coll *op, uint64_t *ticket)
 {
     struct cdi_error err;
 
     if (d->ops->enqueue(d->b, op, ticket, &err) != CDDP_OK)
-        return cdi_ddp_stick(d, &err);
+        return cdi_ddp_set_error(d, &err);
     d->enqueued = *ticket;
     return CDDP_OK;
 }
 
-cddp_status cdi_ddp_complete(cddp_ddp *d)
+cddp_status cdi_ddp_close_step(cddp_ddp *d)
 {
     cddp_status status = d->sticky.status;
     struct cdi_error err;
@@ -493,7 +493,7 @@ cddp_status cdi_ddp_complete(cddp_ddp *d)
         status = cdi_unused_fill(d);
     if (status == CDDP_OK && !cdi_bucket_all_launched(&d->plan)) {
         (void)name_missing(d, &err);
-        status = cdi_ddp_misused(d, &err);
+        status = cdi_ddp_fail_misuse(d, &err);
     }
     return status;
 }
@@ -521,13 +521,13 @@ cddp_status cdi_ddp_finish(cddp_ddp *ddp, cddp_status (*land)(cddp_ddp *d, void 
         return status;
     }
     ddp->finishing = true;
-    status = cdi_ddp_complete(ddp);
+    status = cdi_ddp_close_step(ddp);
     if (status == CDDP_OK) {
         cdi_debug_complete(ddp);
         status = land(ddp, arg);
     }
     if (status == CDDP_OK) {
-        cdi_debug_landed(ddp);
+        cdi_debug_completed(ddp);
         status = cdi_ddp_next_step(ddp);
     }
     if (status != CDDP_OK)
@@ -540,7 +540,7 @@ cddp_status cdi_ddp_finish(cddp_ddp *ddp, cddp_status (*land)(cddp_ddp *d, void 
 static cddp_status land_means(cddp_ddp *d, void *arg)
 {
     (void)arg;
-    return cdi_ddp_land(d);
+    return cdi_ddp_complete(d);
 }
 
 /* With an optimizer no rank has whole means. */
@@ -563,7 +563,7 @@ static cddp_status end_in_capture(cddp_ddp *d, struct cdi_error *err)
 
     if (!cdi_bucket_all_launched(&d->plan))
         return name_missing(d, err);
-    status = cdi_ddp_land(d);
+    status = cdi_ddp_complete(d);
     if (status == CDDP_OK)
         cdi_captured_forget(d);
     return status;
@@ -643,8 +643,8 @@ static cddp_status wait_param(cddp_ddp *d, size_t i, struct cdi_error *err)
     if (status == CDDP_OK)
         status = cdi_own_scatter(d, b, err);
     if (status == CDDP_OK && d->ops->on_device)
-        status = d->ops->lead(d->b, moved ? 0 : ticket, d->stream, err);
-    return status == CDDP_OK ? status : cdi_ddp_stick(d, err);
+        status = d->ops->stream_wait(d->b, moved ? 0 : ticket, d->stream, err);
+    return status == CDDP_OK ? status : cdi_ddp_set_error(d, err);
 }
 
 cddp_status cddp_ddp_wait_param(cddp_ddp *ddp, size_t i)

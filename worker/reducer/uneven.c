@@ -25,7 +25,7 @@ static cddp_dtype sent_dtype(const cddp_ddp *d, cddp_dtype dtype)
 
 size_t cdi_uneven_bytes(const cddp_ddp *d, cddp_dtype dtype)
 {
-    return cdi_headcount_elements(sent_dtype(d, dtype), cdi_comm_world(d->comm)->size) * cddp_dtype_size(dtype);
+    return cdi_active_ranks_elements(sent_dtype(d, dtype), cdi_comm_world(d->comm)->size) * cddp_dtype_size(dtype);
 }
 
 cddp_status cdi_uneven_init(cddp_ddp *d, struct cdi_error *err)
@@ -45,7 +45,7 @@ cddp_status cdi_uneven_init(cddp_ddp *d, struct cdi_error *err)
         st = d->ops->copy(d->b, d->zero, d->heads, bytes, err);
     if (st == CDDP_OK)
         st = d->ops->alloc(d->b, bytes, &d->one, err);
-    cdi_headcount_put(flag_dtype(d), sent_dtype(d, flag_dtype(d)), world->size, world->rank, d->heads);
+    cdi_active_ranks_put(flag_dtype(d), sent_dtype(d, flag_dtype(d)), world->size, world->rank, d->heads);
     return st == CDDP_OK ? d->ops->copy(d->b, d->one, d->heads, bytes, err) : st;
 }
 
@@ -69,7 +69,7 @@ cddp_status cdi_uneven_begin(cddp_ddp *d, bool trains)
         return d->sticky.status;
     flag.bytes = d->plan.grads[d->n_params].bytes;
     if (d->ops->pack(d->b, cdi_ddp_arena_grad(d, d->n_params), &flag, 1, &err) != CDDP_OK)
-        return cdi_ddp_stick(d, &err);
+        return cdi_ddp_set_error(d, &err);
     (void)cdi_bucket_claim(&d->plan, d->n_params);
     return cdi_ddp_count_down(d, d->n_params);
 }
@@ -83,8 +83,8 @@ static cddp_status count_active(cddp_ddp *d, int *active, struct cdi_error *err)
     if (st == CDDP_OK)
         st = d->ops->copy(d->b, d->heads, cdi_ddp_arena_grad(d, d->n_params), d->plan.grads[d->n_params].bytes, err);
     if (st == CDDP_OK)
-        *active = cdi_headcount_get(flag_dtype(d), sent_dtype(d, flag_dtype(d)), size,
-                                    (d->flags & CDDP_DDP_SUM) != 0 ? 1 : size, d->heads);
+        *active = cdi_active_ranks_get(flag_dtype(d), sent_dtype(d, flag_dtype(d)), size,
+                                       (d->flags & CDDP_DDP_SUM) != 0 ? 1 : size, d->heads);
     return st;
 }
 
@@ -98,7 +98,7 @@ static cddp_status ended_early(cddp_ddp *d, int active, struct cdi_error *err)
 
     if (all == NULL) {
         (void)cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", size);
-        return cdi_ddp_misused(d, err);
+        return cdi_ddp_fail_misuse(d, err);
     }
     (void)pthread_mutex_unlock(&d->lock);
     st = cdi_comm_all_gather(d->comm, &ended, all, 1, CDDP_INT32, err);
@@ -129,7 +129,7 @@ static cddp_status scale_bucket(cddp_ddp *d, size_t b, double factor, struct cdi
     return st;
 }
 
-cddp_status cdi_uneven_land(cddp_ddp *d)
+cddp_status cdi_uneven_complete(cddp_ddp *d)
 {
     bool strict = (d->flags & CDDP_DDP_JOIN_STRICT) != 0;
     bool scales = (d->flags & CDDP_DDP_JOIN_ACTIVE) != 0 && !d->shadow;
@@ -144,7 +144,7 @@ cddp_status cdi_uneven_land(cddp_ddp *d)
         st = ended_early(d, active, &err);
     for (size_t b = 0; scales && b < d->plan.n && active < size && st == CDDP_OK; b++)
         st = d->flight[b].skipped ? CDDP_OK : scale_bucket(d, b, (double)size / active, &err);
-    return st == CDDP_OK ? st : cdi_ddp_stick(d, &err);
+    return st == CDDP_OK ? st : cdi_ddp_set_error(d, &err);
 }
 
 /* One step of the others, to which this rank gives zeros. Locked. */
@@ -159,16 +159,16 @@ static cddp_status shadow_step(cddp_ddp *d, int *active)
         st = cdi_uneven_begin(d, false);
     for (size_t i = d->n_params; i-- > 0 && st == CDDP_OK && d->unused.missing == NULL;) {
         if (cdi_unused_zero(d, i, &err) != CDDP_OK)
-            return cdi_ddp_misused(d, &err);
+            return cdi_ddp_fail_misuse(d, &err);
         (void)cdi_bucket_claim(&d->plan, i);
         st = cdi_ddp_count_down(d, i);
     }
     if (st == CDDP_OK)
         st = cdi_unused_fill(d);
     if (st == CDDP_OK)
-        st = cdi_ddp_land(d);
+        st = cdi_ddp_complete(d);
     if (st == CDDP_OK && count_active(d, active, &err) != CDDP_OK)
-        st = cdi_ddp_stick(d, &err);
+        st = cdi_ddp_set_error(d, &err);
     if (st == CDDP_OK)
         st = cdi_ddp_next_step(d);
     return st;
@@ -212,7 +212,7 @@ static cddp_status join_others(cddp_ddp *d, struct cdi_error *err)
         (void)cdi_fail(err, CDDP_E_STATE,
                        "cddp_ddp_join was called in the middle of step %llu: call cddp_ddp_wait first",
                        (unsigned long long)d->step);
-        st = cdi_ddp_misused(d, err);
+        st = cdi_ddp_fail_misuse(d, err);
     }
     d->shadow = true;
     while (st == CDDP_OK && active > 0)

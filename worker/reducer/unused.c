@@ -87,7 +87,7 @@ static cddp_status changed(cddp_ddp *d, size_t i, const char *how)
                    "the graph has changed: in step %llu the gradient of parameter %zu '%.200s' %s; a reducer with "
                    "CDDP_DDP_STATIC_GRAPH needs every step to be like the first",
                    (unsigned long long)d->step, i, d->params[i].name, how);
-    return cdi_ddp_misused(d, &err);
+    return cdi_ddp_fail_misuse(d, &err);
 }
 
 cddp_status cdi_unused_on_ready(cddp_ddp *d, size_t i, bool *now)
@@ -125,7 +125,7 @@ static cddp_status follow_once(cddp_ddp *d, struct cdi_error *err)
     bool first = !d->unused.followed;
 
     d->unused.followed = true;
-    return first && d->ops->on_device ? d->ops->follow(d->b, d->stream, err) : CDDP_OK;
+    return first && d->ops->on_device ? d->ops->wait_stream(d->b, d->stream, err) : CDDP_OK;
 }
 
 /*
@@ -151,14 +151,14 @@ static cddp_status fill_one(cddp_ddp *d, size_t i, struct cdi_error *err)
 static cddp_status tell_used(cddp_ddp *d, struct cdi_error *err)
 {
     struct cdi_ddp_unused *u = &d->unused;
-    struct cdi_op op = {.kind = CDI_ALL_REDUCE,
-                        .in = u->used,
-                        .out = stays_there(d) ? u->map : u->used,
-                        .count = d->n_params,
-                        .dtype = CDDP_UINT8,
-                        .op = CDDP_MAX,
-                        .bucket = -1,
-                        .lazy = true};
+    struct cdi_coll op = {.kind = CDI_ALL_REDUCE,
+                          .in = u->used,
+                          .out = stays_there(d) ? u->map : u->used,
+                          .count = d->n_params,
+                          .dtype = CDDP_UINT8,
+                          .op = CDDP_MAX,
+                          .bucket = -1,
+                          .lazy = true};
     cddp_status st = d->ops->enqueue(d->b, &op, &u->map_ticket, err);
 
     if (st == CDDP_OK && is_static(d) && op.out != op.in) { /* and to the host, for the steps that follow */
@@ -196,7 +196,7 @@ static cddp_status settle(cddp_ddp *d, size_t i)
         st = d->ops->pack(d->b, cdi_ddp_arena_grad(d, i), &own, 1, &err);
     }
     if (st != CDDP_OK)
-        return cdi_ddp_misused(d, &err);
+        return cdi_ddp_fail_misuse(d, &err);
     return cdi_ddp_count_down(d, i);
 }
 
@@ -224,7 +224,7 @@ static cddp_status fill_idle(cddp_ddp *d, size_t b)
             continue;
         (void)cdi_bucket_claim(&d->plan, i);
         if (fill_one(d, i, &err) != CDDP_OK)
-            return cdi_ddp_misused(d, &err);
+            return cdi_ddp_fail_misuse(d, &err);
         st = cdi_ddp_count_down(d, i);
     }
     return st;
@@ -239,7 +239,7 @@ static cddp_status launch_idle(cddp_ddp *d)
     if (d->plan.ahead == d->plan.n)
         return CDDP_OK;
     if (d->ops->join(d->b, d->unused.map_ticket, &err) != CDDP_OK)
-        return cdi_ddp_stick(d, &err);
+        return cdi_ddp_set_error(d, &err);
     for (size_t b = d->plan.ahead; b < d->plan.n && st == CDDP_OK; b++)
         if (cdi_unused_is_used(d, b))
             st = fill_idle(d, b);
@@ -262,13 +262,13 @@ cddp_status cdi_unused_fill(cddp_ddp *d)
     u->n_missing = 0;
     /* That of the step before; what stays on the device was copied when it was enqueued. */
     if (u->map_ticket > 0 && !stays_there(d) && d->ops->join(d->b, u->map_ticket, &err) != CDDP_OK)
-        return cdi_ddp_stick(d, &err);
+        return cdi_ddp_set_error(d, &err);
     if (u->known)
         u->map_ticket = 0; /* the graph is the host's now, and no step need ask again */
     for (size_t i = d->n_params; i-- > 0 && st == CDDP_OK;)
         st = settle(d, i);
     if (st == CDDP_OK && !u->known && tell_used(d, &err) != CDDP_OK)
-        st = cdi_ddp_stick(d, &err);
+        st = cdi_ddp_set_error(d, &err);
     return st == CDDP_OK ? launch_idle(d) : st;
 }
 
@@ -344,5 +344,5 @@ cddp_status cdi_unused_restore(cddp_ddp *d)
     if (is_static(d) && !u->known)
         memcpy(u->expected, u->seen, d->n_params * sizeof *u->seen);
     memset(u->seen, 0, d->n_params * sizeof *u->seen);
-    return st == CDDP_OK ? st : cdi_ddp_stick(d, &err);
+    return st == CDDP_OK ? st : cdi_ddp_set_error(d, &err);
 }

@@ -201,7 +201,7 @@ static cddp_status connect_one(cddp_store *s, const struct addrinfo *a, int64_t 
         if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &why, &len) != 0 || why != 0)
             return refused(why, err);
     }
-    if (cdi_is_echo(fd))
+    if (cdi_is_self_connected(fd))
         return refused(ECONNREFUSED, err);
     return CDDP_OK;
 }

@@ -41,6 +41,6 @@ Test(natural, numbers_inside_names_count_as_numbers)
 {
     for (size_t i = 0; i < N; i++)
         for (size_t k = 0; k < N; k++)
-            cr_assert_eq(sign(cdi_natural_compare(names[i], names[k])), (i > k) - (i < k), "'%s' and '%s'", names[i],
+            cr_assert_eq(sign(cdi_natsort_cmp(names[i], names[k])), (i > k) - (i < k), "'%s' and '%s'", names[i],
                          names[k]);
 }

@@ -16,12 +16,12 @@
 #define PREFIX_MAX 48
 
 struct cdi_backend {
-    struct cdi_team team;
+    struct cdi_cpu_comm team;
     struct cdi_queue *queue;
     /* What a split needs to do it all again. */
     struct cdi_world world;
-    struct cdi_meet meet;
-    struct cdi_meet named; /* the same with the prefix */
+    struct cdi_oob meet;
+    struct cdi_oob named; /* the same with the prefix */
     struct cdi_address reached;
     struct cdi_mapper mapper;
     char prefix[PREFIX_MAX]; /* before each name in the meeting place */
@@ -39,7 +39,7 @@ static cddp_status run_work(void *arg, const struct cdi_work *work, bool on_thre
 
     if (work->group != NULL)
         return cdi_group_run(run_work, b, work, b->team.rank, on_thread, err);
-    st = cdi_team_run(&b->team, work, on_thread, &why);
+    st = cdi_cpu_comm_run(&b->team, work, on_thread, &why);
     if (st == CDDP_OK)
         return CDDP_OK;
     /* A mismatch of collectives all ranks of a node find by themselves; that of a message only one of the two. */
@@ -81,7 +81,7 @@ static void cpu_destroy(struct cdi_backend *b)
         return;
     cpu_leave(b);
     cdi_shm_destroy(b->team.shm);
-    cdi_team_release(&b->team);
+    cdi_cpu_comm_release(&b->team);
     cdi_flight_release(b->own_flight);
     free(b->owned);
     free(b->ranks);
@@ -117,7 +117,7 @@ static cddp_status connect_nodes(struct cdi_backend *b, struct cdi_error *err)
 
     if (st == CDDP_OK) {
         b->team.wait.timeout_ms = b->world.join_timeout_ms;
-        st = cdi_team_run(&b->team, &barrier, false, err);
+        st = cdi_cpu_comm_run(&b->team, &barrier, false, err);
         b->team.wait.timeout_ms = b->world.timeout_ms;
     }
     if (st != CDDP_OK) {
@@ -132,12 +132,12 @@ static cddp_status connect_all(struct cdi_backend *b, struct cdi_flight *record,
 {
     const struct cdi_world *world = &b->world;
     struct cdi_error why;
-    cddp_status st = cdi_team_init(&b->team, &why);
+    cddp_status st = cdi_cpu_comm_init(&b->team, &why);
 
     if (st != CDDP_OK)
-        cdi_handover_refuse(world, &b->named, &why);
+        cdi_fd_exchange_refuse(world, &b->named, &why);
     if (st == CDDP_OK && world->size > 1)
-        st = cdi_handover_control(&b->team.shm, world, &b->named, &b->mapper, &why);
+        st = cdi_fd_exchange_control(&b->team.shm, world, &b->named, &b->mapper, &why);
     if (st == CDDP_OK && world->size > 1)
         cdi_wait_init(&b->team.wait, b->team.shm, world->flight, world->timeout_ms);
     b->team.wait.ranks = world->ranks;
@@ -157,12 +157,12 @@ static cddp_status connect_all(struct cdi_backend *b, struct cdi_flight *record,
     return st;
 }
 
-static void fill_in(struct cdi_backend *b, const struct cdi_world *world, const struct cdi_meet *meet,
+static void fill_in(struct cdi_backend *b, const struct cdi_world *world, const struct cdi_oob *meet,
                     const struct cdi_mapper *mapper, const struct cdi_address *reached, const char *prefix)
 {
     b->world = *world;
     b->meet = *meet;
-    b->named = (struct cdi_meet){.set = prefix_set, .get = prefix_get, .arg = b};
+    b->named = (struct cdi_oob){.set = prefix_set, .get = prefix_get, .arg = b};
     if (mapper != NULL)
         b->mapper = *mapper;
     (void)snprintf(b->prefix, sizeof b->prefix, "%s", prefix);
@@ -172,14 +172,14 @@ static void fill_in(struct cdi_backend *b, const struct cdi_world *world, const 
     b->team.size = world->size;
 }
 
-cddp_status cdi_cpu_create_at(struct cdi_backend **out, const struct cdi_world *world, const struct cdi_meet *meet,
+cddp_status cdi_cpu_create_at(struct cdi_backend **out, const struct cdi_world *world, const struct cdi_oob *meet,
                               const struct cdi_mapper *mapper, const struct cdi_address *reached, struct cdi_error *err)
 {
     struct cdi_backend *b = calloc(1, sizeof *b);
     cddp_status st;
 
     if (b == NULL) {
-        cdi_handover_refuse(world, meet, &(struct cdi_error){.status = CDDP_E_NOMEM, .msg = "out of memory"});
+        cdi_fd_exchange_refuse(world, meet, &(struct cdi_error){.status = CDDP_E_NOMEM, .msg = "out of memory"});
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     }
     fill_in(b, world, meet, mapper, reached, "");
@@ -241,7 +241,7 @@ static cddp_status meet_get(void *arg, const char *name, char *buf, size_t cap, 
 static cddp_status cpu_create(struct cdi_backend **out, const struct cdi_world *world, struct cdi_error *err)
 {
     struct store_meet *m = malloc(sizeof *m);
-    const struct cdi_meet meet = {.set = meet_set, .get = meet_get, .arg = m};
+    const struct cdi_oob meet = {.set = meet_set, .get = meet_get, .arg = m};
     struct cdi_address reached = {.len = 0};
     cddp_status st;
 
@@ -261,7 +261,7 @@ static cddp_status cpu_create(struct cdi_backend **out, const struct cdi_world *
 
 /* ------------------------------------------------------------------------------------------------- the table ---- */
 
-static cddp_status cpu_enqueue_group(struct cdi_backend *b, const struct cdi_op *ops, size_t n, uint64_t *ticket,
+static cddp_status cpu_enqueue_group(struct cdi_backend *b, const struct cdi_coll *ops, size_t n, uint64_t *ticket,
                                      struct cdi_error *err)
 {
     struct cdi_work work;
@@ -275,7 +275,8 @@ static cddp_status cpu_enqueue_group(struct cdi_backend *b, const struct cdi_op 
     return st;
 }
 
-static cddp_status cpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint64_t *ticket, struct cdi_error *err)
+static cddp_status cpu_enqueue(struct cdi_backend *b, const struct cdi_coll *op, uint64_t *ticket,
+                               struct cdi_error *err)
 {
     const struct cdi_work work = {.op = *op};
 
@@ -284,7 +285,7 @@ static cddp_status cpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, u
     return cdi_queue_enqueue(b->queue, &work, ticket, err);
 }
 
-static cddp_status cpu_run(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err)
+static cddp_status cpu_run(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_error *err)
 {
     struct cdi_work work = {.op = *op};
     uint64_t ticket;
@@ -339,7 +340,7 @@ static cddp_status cpu_region_create(struct cdi_backend *b, size_t bytes, struct
 
 static void cpu_region_destroy(struct cdi_backend *b, struct cdi_region *r)
 {
-    cdi_team_region_destroy(&b->team, r);
+    cdi_cpu_comm_region_destroy(&b->team, r);
 }
 
 static cddp_status cpu_health(struct cdi_backend *b, struct cdi_error *err)
@@ -491,13 +492,13 @@ static cddp_status cpu_split(struct cdi_backend *b, const struct cdi_split *how,
 /* ------------------------------------------------------------------------------------------- memory, streams ---- */
 
 /* Work of the caller's own is done when it comes here. */
-static cddp_status cpu_follow(struct cdi_backend *b, void *stream, struct cdi_error *err)
+static cddp_status cpu_wait_stream(struct cdi_backend *b, void *stream, struct cdi_error *err)
 {
     (void)stream;
     return cdi_queue_health(b->queue, err);
 }
 
-static cddp_status cpu_lead(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err)
+static cddp_status cpu_stream_wait(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err)
 {
     (void)stream;
     return cdi_queue_join(b->queue, ticket != 0 ? ticket : cdi_queue_last(b->queue), err);
@@ -588,8 +589,8 @@ const struct cdi_backend_ops cdi_cpu_backend = {
     .run = cpu_run,
     .join = cpu_join,
     .test = cpu_test,
-    .follow = cpu_follow,
-    .lead = cpu_lead,
+    .wait_stream = cpu_wait_stream,
+    .stream_wait = cpu_stream_wait,
     .alloc = cpu_alloc,
     .release = cpu_release,
     .copies_private = cpu_copies_private,

@@ -11,7 +11,7 @@
  * As cdi_cpu_backend.create, but ranks meet through `meet` and map memory through `mapper` (may be NULL). Both are
  * copied; their arguments must outlive the backend.
  */
-cddp_status cdi_cpu_create_at(struct cdi_backend **out, const struct cdi_world *world, const struct cdi_meet *meet,
+cddp_status cdi_cpu_create_at(struct cdi_backend **out, const struct cdi_world *world, const struct cdi_oob *meet,
                               const struct cdi_mapper *mapper, const struct cdi_address *reached,
                               struct cdi_error *err);
 

@@ -25,13 +25,13 @@
 #define CANCEL_MS 100
 #define LEFT_MS 1000 /* for what a rank sent before it left */
 
-struct cdi_word cdi_mpi_word(const struct cdi_backend *b)
+struct cdi_peer_error cdi_mpi_word(const struct cdi_backend *b)
 {
-    return (struct cdi_word){.keys = &b->world.keys,
-                             .prefix = b->prefix,
-                             .rank = b->world.rank,
-                             .size = b->world.size,
-                             .of_job = b->world_rank[b->world.rank]};
+    return (struct cdi_peer_error){.keys = &b->world.keys,
+                                   .prefix = b->prefix,
+                                   .rank = b->world.rank,
+                                   .size = b->world.size,
+                                   .of_job = b->world_rank[b->world.rank]};
 }
 
 void cdi_mpi_what(const struct cdi_work *work, char *buf, size_t cap)
@@ -39,7 +39,7 @@ void cdi_mpi_what(const struct cdi_work *work, char *buf, size_t cap)
     if (work->is_region)
         (void)snprintf(buf, cap, "making memory of %zu bytes", work->region_bytes);
     else
-        cdi_op_text(&work->op, buf, cap);
+        cdi_coll_text(&work->op, buf, cap);
 }
 
 /* ------------------------------------------------------------------------------------------------- messages ---- */
@@ -98,13 +98,13 @@ struct watch {
 /* How many collectives a rank had begun when it left; -1: it has not left. Also if the store does not say. */
 static int64_t left_after(const struct cdi_mpi_run *run, int rank)
 {
-    const struct cdi_word w = cdi_mpi_word(run->b);
+    const struct cdi_peer_error w = cdi_mpi_word(run->b);
     char name[32], key[CDI_WORD_KEY_BYTES];
     int64_t n = 0;
 
     (void)snprintf(name, sizeof name, "left/%d", rank);
-    cdi_word_key(&w, name, key);
-    return cdi_word_has_peers(&w) && w.keys->add(w.keys->arg, key, 0, &n, NULL) == CDDP_OK ? n - 1 : -1;
+    cdi_peer_error_key(&w, name, key);
+    return cdi_peer_error_has_peers(&w) && w.keys->add(w.keys->arg, key, 0, &n, NULL) == CDDP_OK ? n - 1 : -1;
 }
 
 static cddp_status has_left(const struct cdi_backend *b, int rank, struct cdi_error *err)
@@ -132,12 +132,12 @@ static void find_leaver(struct cdi_mpi_run *run, int64_t n)
 static cddp_status look_at_leavers(struct cdi_mpi_run *run, struct watch *w, struct cdi_error *err)
 {
     struct cdi_backend *b = run->b;
-    const struct cdi_word word = cdi_mpi_word(b);
+    const struct cdi_peer_error word = cdi_mpi_word(b);
     char key[CDI_WORD_KEY_BYTES];
     int64_t n = 0;
 
-    cdi_word_key(&word, "left", key);
-    if (!cdi_word_has_peers(&word) || word.keys->add(word.keys->arg, key, 0, &n, NULL) != CDDP_OK || n == 0)
+    cdi_peer_error_key(&word, "left", key);
+    if (!cdi_peer_error_has_peers(&word) || word.keys->add(word.keys->arg, key, 0, &n, NULL) != CDDP_OK || n == 0)
         return CDDP_OK;
     if (run->peer >= 0) { /* its last message may still be on the way */
         if (left_after(run, run->peer) < 0)
@@ -154,7 +154,7 @@ static cddp_status look_at_leavers(struct cdi_mpi_run *run, struct watch *w, str
 static cddp_status look_at_neighbours(struct cdi_mpi_run *run, struct cdi_error *err)
 {
     struct cdi_backend *b = run->b;
-    const struct cdi_word word = cdi_mpi_word(b);
+    const struct cdi_peer_error word = cdi_mpi_word(b);
     cddp_status st;
 
     for (int r = 0; r < b->world.size; r++) {
@@ -164,7 +164,7 @@ static cddp_status look_at_neighbours(struct cdi_mpi_run *run, struct cdi_error 
         if (p.fd < 0 || poll(&p, 1, 0) != 1 || left_after(run, r) >= 0)
             continue;
         /* It may have ended because of another one's failure, and has then said so; unless it was the store's host. */
-        st = cdi_word_heard(&word, err);
+        st = cdi_peer_error_heard(&word, err);
         if (st != CDDP_OK && st != CDDP_E_IO && st != CDDP_E_CLOSED) {
             atomic_store(&b->told, true);
             return st;
@@ -178,11 +178,11 @@ static cddp_status look_at_neighbours(struct cdi_mpi_run *run, struct cdi_error 
 
 void cdi_mpi_tell_peers(struct cdi_backend *b, const struct cdi_error *why)
 {
-    const struct cdi_word word = cdi_mpi_word(b);
+    const struct cdi_peer_error word = cdi_mpi_word(b);
 
     if (atomic_exchange(&b->told, true))
         return;
-    cdi_word_tell(&word, why);
+    cdi_peer_error_tell(&word, why);
     /* NOLINTBEGIN(clang-analyzer-optin.mpi.MPI-Checker): nobody waits for it; freed, it ends by itself. */
     for (int r = 0; r < b->world.size && b->process->own_threads; r++) {
         MPI_Request request;
@@ -196,7 +196,7 @@ void cdi_mpi_tell_peers(struct cdi_backend *b, const struct cdi_error *why)
 
 cddp_status cdi_mpi_heard_failure(struct cdi_backend *b, struct cdi_error *err)
 {
-    const struct cdi_word word = cdi_mpi_word(b);
+    const struct cdi_peer_error word = cdi_mpi_word(b);
     int there = 0, rc = MPI_SUCCESS;
     cddp_status st = CDDP_OK;
 
@@ -205,7 +205,7 @@ cddp_status cdi_mpi_heard_failure(struct cdi_backend *b, struct cdi_error *err)
         rc = CDI_MPI(
             MPI_Iprobe(MPI_ANY_SOURCE, b->first_tag + CDI_TAG_FAILED, b->process->comm, &there, MPI_STATUS_IGNORE));
     if (rc == MPI_SUCCESS && there)
-        st = cdi_word_heard(&word, err);
+        st = cdi_peer_error_heard(&word, err);
     if (st != CDDP_OK)
         atomic_store(&b->told, true);
     return st;
@@ -213,8 +213,8 @@ cddp_status cdi_mpi_heard_failure(struct cdi_backend *b, struct cdi_error *err)
 
 static cddp_status listen_to_peers(struct cdi_mpi_run *run, struct watch *w, struct cdi_error *err)
 {
-    const struct cdi_word word = cdi_mpi_word(run->b);
-    cddp_status st = cdi_word_heard(&word, err);
+    const struct cdi_peer_error word = cdi_mpi_word(run->b);
+    cddp_status st = cdi_peer_error_heard(&word, err);
 
     /* Who aborts has connected: what it owes to those who are still at it is on the way. */
     if (st == CDDP_E_ABORTED && run->b->queue == NULL)
@@ -226,7 +226,7 @@ static cddp_status listen_to_peers(struct cdi_mpi_run *run, struct watch *w, str
 
 static cddp_status too_late(struct cdi_mpi_run *run, struct cdi_error *err)
 {
-    const struct cdi_word w = cdi_mpi_word(run->b);
+    const struct cdi_peer_error w = cdi_mpi_word(run->b);
     struct cdi_rank_list late = {0};
     char what[160];
     int of_job;
@@ -235,7 +235,7 @@ static cddp_status too_late(struct cdi_mpi_run *run, struct cdi_error *err)
     if (run->peer >= 0)
         cdi_rank_list_add(&late, run->peer);
     else
-        cdi_word_late(&w, run->number, &late);
+        cdi_peer_error_late(&w, run->number, &late);
     of_job = late.n > 0 ? run->b->world_rank[late.first] : -1;
     if (late.n > 0)
         return cdi_fail_by(err, of_job, CDDP_E_TIMEOUT, "%s: rank%s %s did not come within %.4g s", what,

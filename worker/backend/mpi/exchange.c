@@ -18,7 +18,7 @@ _Static_assert(sizeof(struct cdi_opening) == CDI_OPENING_BYTES, "what is compare
 
 /* ------------------------------------------------------------------------------------------------- openings ---- */
 
-static void describe(const struct cdi_mpi_run *run, const struct cdi_op *op, struct cdi_opening *o)
+static void describe(const struct cdi_mpi_run *run, const struct cdi_coll *op, struct cdi_opening *o)
 {
     *o = (struct cdi_opening){.number = run->number, .count = op->count, .root = op->root};
     o->kind = run->work->is_region ? CDI_KIND_REGION : (uint8_t)op->kind;
@@ -35,13 +35,13 @@ static void opening_text(const struct cdi_opening *o, char *buf, size_t cap)
 {
     struct cdi_work work = {.is_region = o->kind == CDI_KIND_REGION, .region_bytes = (size_t)o->count};
 
-    work.op = (struct cdi_op){.kind = (enum cdi_op_kind)o->kind,
-                              .count = (size_t)o->count,
-                              .dtype = (cddp_dtype)o->dtype,
-                              .op = (cddp_redop)o->op,
-                              .root = o->root,
-                              .bucket = -1,
-                              .asked = (enum cdi_asked)o->asked};
+    work.op = (struct cdi_coll){.kind = (enum cdi_coll_kind)o->kind,
+                                .count = (size_t)o->count,
+                                .dtype = (cddp_dtype)o->dtype,
+                                .op = (cddp_redop)o->op,
+                                .root = o->root,
+                                .bucket = -1,
+                                .asked = (enum cdi_asked)o->asked};
     if (o->kind == CDI_ALL_GATHERV)
         (void)snprintf(buf, cap, "all_gatherv of %s in parts %08" PRIx32, cdi_dtype_name(work.op.dtype), o->parts);
     else if (o->kind > CDI_RECV && o->kind != CDI_KIND_REGION) /* it comes from another process */
@@ -250,7 +250,7 @@ static cddp_status down_the_tree(struct cdi_mpi_run *run, const struct tree *t, 
 
 static cddp_status broadcast(struct cdi_mpi_run *run, struct cdi_error *err)
 {
-    const struct cdi_op *op = run->op;
+    const struct cdi_coll *op = run->op;
     int size = run->b->world.size;
     struct tree t = {.place = (run->b->world.rank - op->root + size) % size,
                      .low = 1,
@@ -278,7 +278,7 @@ static bool is_pair(const struct cdi_opening *mine, const struct cdi_opening *th
            mine->count == theirs->count && mine->dtype == theirs->dtype;
 }
 
-cddp_status cdi_mpi_open_pair(struct cdi_mpi_run *run, const struct cdi_op *op, struct cdi_requests *q,
+cddp_status cdi_mpi_open_pair(struct cdi_mpi_run *run, const struct cdi_coll *op, struct cdi_requests *q,
                               struct cdi_opening *mine, struct cdi_opening *theirs, struct cdi_error *err)
 {
     cddp_status st;
@@ -289,7 +289,7 @@ cddp_status cdi_mpi_open_pair(struct cdi_mpi_run *run, const struct cdi_op *op, 
     return st == CDDP_OK ? cdi_mpi_send(run->b, q, mine, sizeof *mine, op->root, CDI_TAG_PAIR, err) : st;
 }
 
-cddp_status cdi_mpi_move_pair(struct cdi_mpi_run *run, const struct cdi_op *op, struct cdi_requests *q,
+cddp_status cdi_mpi_move_pair(struct cdi_mpi_run *run, const struct cdi_coll *op, struct cdi_requests *q,
                               const struct cdi_opening *mine, const struct cdi_opening *theirs, struct cdi_error *err)
 {
     struct cdi_backend *b = run->b;

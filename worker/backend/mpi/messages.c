@@ -11,7 +11,7 @@ struct exchange {
 };
 
 /* Partner p turns to its next message, if there is one. */
-static cddp_status begin(struct exchange *x, struct cdi_pair *p, const struct cdi_op *op, struct cdi_error *err)
+static cddp_status begin(struct exchange *x, struct cdi_pair *p, const struct cdi_coll *op, struct cdi_error *err)
 {
     p->op = op < p->end ? op : NULL;
     p->opens = p->op != NULL;
@@ -40,7 +40,7 @@ static cddp_status go_on(struct exchange *x, struct cdi_pair *p, enum cdi_mpi_pr
     return st;
 }
 
-static void show(struct exchange *x, const struct cdi_op *op)
+static void show(struct exchange *x, const struct cdi_coll *op)
 {
     x->shown.op = *op;
     x->run.peer = op->root;
@@ -67,7 +67,7 @@ static cddp_status go_on_with_all(void *arg, enum cdi_mpi_progress *got, struct 
     return CDDP_OK;
 }
 
-cddp_status cdi_mpi_messages(struct cdi_mpi_run *run, const struct cdi_op *ops, size_t n, struct cdi_error *err)
+cddp_status cdi_mpi_messages(struct cdi_mpi_run *run, const struct cdi_coll *ops, size_t n, struct cdi_error *err)
 {
     struct exchange x = {.run = *run, .shown = {.n_group = n}};
     cddp_status st = CDDP_OK;

@@ -98,7 +98,7 @@ static cddp_status enqueue_work(struct cdi_backend *b, struct cdi_work *work, ui
     return cdi_queue_enqueue(b->queue, work, ticket, err);
 }
 
-static cddp_status mpi_enqueue_group(struct cdi_backend *b, const struct cdi_op *ops, size_t n, uint64_t *ticket,
+static cddp_status mpi_enqueue_group(struct cdi_backend *b, const struct cdi_coll *ops, size_t n, uint64_t *ticket,
                                      struct cdi_error *err)
 {
     struct cdi_work work;
@@ -112,7 +112,8 @@ static cddp_status mpi_enqueue_group(struct cdi_backend *b, const struct cdi_op 
     return st;
 }
 
-static cddp_status mpi_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint64_t *ticket, struct cdi_error *err)
+static cddp_status mpi_enqueue(struct cdi_backend *b, const struct cdi_coll *op, uint64_t *ticket,
+                               struct cdi_error *err)
 {
     struct cdi_work work = {.op = *op};
 
@@ -225,10 +226,10 @@ static cddp_status count_parts(const struct cdi_backend *b, int delta, int64_t *
 /* Peers that wait for this rank are told that it will not come. */
 static void say_left(struct cdi_backend *b)
 {
-    const struct cdi_word w = cdi_mpi_word(b);
+    const struct cdi_peer_error w = cdi_mpi_word(b);
     char name[32], key[CDI_WORD_KEY_BYTES];
 
-    if (!cdi_word_has_peers(&w) || b->queue == NULL || cdi_queue_health(b->queue, NULL) != CDDP_OK)
+    if (!cdi_peer_error_has_peers(&w) || b->queue == NULL || cdi_queue_health(b->queue, NULL) != CDDP_OK)
         return;
     if (!cdi_queue_idle(b->queue)) {
         struct cdi_error why;
@@ -239,9 +240,9 @@ static void say_left(struct cdi_backend *b)
         return;
     }
     (void)snprintf(name, sizeof name, "left/%d", b->world.rank);
-    cdi_word_key(&w, name, key);
+    cdi_peer_error_key(&w, name, key);
     (void)w.keys->add(w.keys->arg, key, (int64_t)b->n_collectives + 1, NULL, NULL);
-    cdi_word_key(&w, "left", key);
+    cdi_peer_error_key(&w, "left", key);
     (void)w.keys->add(w.keys->arg, key, 1, NULL, NULL);
 }
 
@@ -347,7 +348,7 @@ static cddp_status set_tag(struct cdi_backend *b, int64_t number, struct cdi_err
 static cddp_status give_number(struct cdi_backend *b, const struct cdi_error *begun, int *index, struct cdi_error *err)
 {
     const struct cdi_world *w = &b->world;
-    const struct cdi_word word = cdi_mpi_word(b);
+    const struct cdi_peer_error word = cdi_mpi_word(b);
     char text[48] = "failed";
     cddp_status st;
 
@@ -359,7 +360,7 @@ static cddp_status give_number(struct cdi_backend *b, const struct cdi_error *be
     if (w->size == 1)
         return CDDP_OK;
     if (begun->status != CDDP_OK)
-        cdi_word_tell(&word, begun);
+        cdi_peer_error_tell(&word, begun);
     st = w->keys.set(w->keys.arg, "mpi/world", text, strlen(text), err);
     return begun->status == CDDP_OK ? st : CDDP_OK;
 }
@@ -367,21 +368,21 @@ static cddp_status give_number(struct cdi_backend *b, const struct cdi_error *be
 static cddp_status take_number(struct cdi_backend *b, int *index, struct cdi_error *err)
 {
     const struct cdi_world *w = &b->world;
-    const struct cdi_word word = cdi_mpi_word(b);
+    const struct cdi_peer_error word = cdi_mpi_word(b);
     char text[48] = "";
     size_t len = 0;
     cddp_status st = w->keys.get(w->keys.arg, "mpi/world", text, sizeof text - 1, &len, w->join_timeout_ms, err);
 
     if (st != CDDP_OK || sscanf(text, "%" SCNd64 " %d", &b->number, index) == 2)
         return st;
-    st = cdi_word_heard(&word, err);
+    st = cdi_peer_error_heard(&word, err);
     return st != CDDP_OK ? st : cdi_fail(err, CDDP_E_PEER, "rank 0 could not begin MPI, and did not say why");
 }
 
 /* What a rank can fail in alone, then the number, then the duplicate. */
 static cddp_status begin(struct cdi_backend *b, struct cdi_error *err)
 {
-    const struct cdi_word word = cdi_mpi_word(b);
+    const struct cdi_peer_error word = cdi_mpi_word(b);
     struct cdi_error begun = {.status = CDDP_OK};
     cddp_status st = CDDP_OK;
     int index = 0;
@@ -394,7 +395,7 @@ static cddp_status begin(struct cdi_backend *b, struct cdi_error *err)
     else if (begun.status == CDDP_OK)
         st = take_number(b, &index, err);
     else
-        cdi_word_tell(&word, &begun);
+        cdi_peer_error_tell(&word, &begun);
     if (begun.status != CDDP_OK)
         return cdi_fail_since(err, &begun, "%s", begun.msg);
     if (st == CDDP_OK)
@@ -602,13 +603,13 @@ static void mpi_region_destroy(struct cdi_backend *b, struct cdi_region *r)
 }
 
 /* Work of the caller's own is done when it comes here. */
-static cddp_status mpi_follow(struct cdi_backend *b, void *stream, struct cdi_error *err)
+static cddp_status mpi_wait_stream(struct cdi_backend *b, void *stream, struct cdi_error *err)
 {
     (void)stream;
     return cdi_queue_health(b->queue, err);
 }
 
-static cddp_status mpi_lead(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err)
+static cddp_status mpi_stream_wait(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err)
 {
     (void)stream;
     return mpi_join(b, ticket != 0 ? ticket : cdi_queue_last(b->queue), err);
@@ -689,8 +690,8 @@ static const struct cdi_backend_ops mpi_ops = {
     .check_reduction = cdi_element_check_reduction,
     .join = mpi_join,
     .test = mpi_test,
-    .follow = mpi_follow,
-    .lead = mpi_lead,
+    .wait_stream = mpi_wait_stream,
+    .stream_wait = mpi_stream_wait,
     .alloc = mpi_alloc,
     .release = mpi_release,
     .is_device = mpi_is_device,

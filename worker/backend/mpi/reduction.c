@@ -15,7 +15,7 @@
 
 struct reduction {
     struct cdi_mpi_run *run;
-    const struct cdi_op *op;
+    const struct cdi_coll *op;
     size_t size;  /* bytes of an element */
     size_t piece; /* elements */
     size_t n_rounds;

@@ -88,7 +88,7 @@ struct cdi_opening {
     uint8_t kind, dtype, op, asked /* of a collective that is made of others */, unused[4];
     uint8_t data[CDI_OPENING_DATA];
 };
-#define CDI_KIND_REGION 100 /* beside enum cdi_op_kind */
+#define CDI_KIND_REGION 100 /* beside enum cdi_coll_kind */
 
 /* Messages under way. */
 struct cdi_requests {
@@ -101,8 +101,8 @@ struct cdi_requests {
 struct cdi_pair {
     struct cdi_requests q;           /* of the message under way: its openings, or its data */
     struct cdi_opening mine, theirs; /* of it */
-    const struct cdi_op *op;         /* it; NULL: there is none */
-    const struct cdi_op *end;        /* behind the last one */
+    const struct cdi_coll *op;       /* it; NULL: there is none */
+    const struct cdi_coll *end;      /* behind the last one */
     bool opens;
 };
 
@@ -122,8 +122,8 @@ struct cdi_backend {
     struct cdi_flight *own_flight; /* of a part */
     char prefix[CDI_WORD_PREFIX_MAX];
     _Atomic uint32_t n_splits;
-    struct cdi_keys numbers; /* the whole's: there its parts are counted */
-    int64_t number;          /* of the whole communicator, in this process */
+    struct cdi_oob_store numbers; /* the whole's: there its parts are counted */
+    int64_t number;               /* of the whole communicator, in this process */
     int first_tag;
     int *world_rank; /* by rank here */
     struct cdi_neighbour *neighbours;
@@ -147,7 +147,7 @@ struct cdi_backend {
 struct cdi_mpi_run {
     struct cdi_backend *b;
     const struct cdi_work *work;
-    const struct cdi_op *op; /* work's */
+    const struct cdi_coll *op; /* work's */
     int64_t timeout_ms;
     uint64_t number; /* of the collectives: which this is */
     int peer;        /* of send and recv; -1 */
@@ -180,7 +180,7 @@ cddp_status cdi_mpi_heard_failure(struct cdi_backend *b, struct cdi_error *err);
 void cdi_mpi_give_up(struct cdi_backend *b);
 /* "all_reduce(sum) of 10 float32" */
 void cdi_mpi_what(const struct cdi_work *work, char *buf, size_t cap);
-struct cdi_word cdi_mpi_word(const struct cdi_backend *b);
+struct cdi_peer_error cdi_mpi_word(const struct cdi_backend *b);
 
 /* ------------------------------------------------------------------------ the operations (exchange.c, reduction.c) */
 
@@ -198,15 +198,15 @@ static inline size_t cdi_mpi_block_of(const struct cdi_backend *b, int r)
     return (size_t)((r - b->world.rank + b->world.size) % b->world.size);
 }
 /* Begin a send or a receive: both ranks say what they call. Then its data, if they call the same: CDDP_E_MISMATCH. */
-cddp_status cdi_mpi_open_pair(struct cdi_mpi_run *run, const struct cdi_op *op, struct cdi_requests *q,
+cddp_status cdi_mpi_open_pair(struct cdi_mpi_run *run, const struct cdi_coll *op, struct cdi_requests *q,
                               struct cdi_opening *mine, struct cdi_opening *theirs, struct cdi_error *err);
-cddp_status cdi_mpi_move_pair(struct cdi_mpi_run *run, const struct cdi_op *op, struct cdi_requests *q,
+cddp_status cdi_mpi_move_pair(struct cdi_mpi_run *run, const struct cdi_coll *op, struct cdi_requests *q,
                               const struct cdi_opening *mine, const struct cdi_opening *theirs, struct cdi_error *err);
 /*
  * n sends and receives, those of one partner behind one another, and none to this rank itself (messages.c). run's work
  * and peer are those that are waited for.
  */
-cddp_status cdi_mpi_messages(struct cdi_mpi_run *run, const struct cdi_op *ops, size_t n, struct cdi_error *err);
+cddp_status cdi_mpi_messages(struct cdi_mpi_run *run, const struct cdi_coll *ops, size_t n, struct cdi_error *err);
 /* One operation, region included, from its beginning to its end. */
 cddp_status cdi_mpi_run(struct cdi_mpi_run *run, struct cdi_error *err);
 /* all_reduce, reduce, reduce_scatter, after their opening. */

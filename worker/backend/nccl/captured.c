@@ -26,7 +26,7 @@ struct cdi_counts {
 };
 
 struct cdi_group {
-    struct cdi_op op;            /* the first of them */
+    struct cdi_coll op;          /* the first of them */
     struct cdi_several *several; /* that were enqueued as one; NULL: they were not */
     struct words *words;
     uint32_t *device;
@@ -187,7 +187,7 @@ static cddp_status make_room(struct cdi_backend *b, struct cdi_error *err)
 }
 
 /* A group that begins with op. It counts once it is complete. */
-static cddp_status new_group(struct cdi_backend *b, const struct cdi_op *op, struct cdi_group **out,
+static cddp_status new_group(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_group **out,
                              struct cdi_error *err)
 {
     struct cdi_captured *c = &b->captured;
@@ -277,8 +277,8 @@ static cddp_status check_capture(struct cdi_backend *b, struct cdi_error *err)
  * Unlike an operation that is not captured this one is waited for until NCCL has put it on the stream: for a graph it
  * may make memory known to its peers, who capture the same. Its error is the communicator's end, as elsewhere.
  */
-static cddp_status call_nccl(struct cdi_backend *b, const struct cdi_op *const *ops, size_t n,
-                             const struct cdi_op *name, struct cdi_error *err)
+static cddp_status call_nccl(struct cdi_backend *b, const struct cdi_coll *const *ops, size_t n,
+                             const struct cdi_coll *name, struct cdi_error *err)
 {
     struct cdi_call *call = &b->call;
     char text[CDI_OP_TEXT];
@@ -290,11 +290,10 @@ static cddp_status call_nccl(struct cdi_backend *b, const struct cdi_op *const *
     call->ops = ops;
     call->n_ops = n;
     r = cdi_communicator_call(b, cdi_gpu_calls);
-    st =
-        cdi_communicator_settle(b, b->comm, r, "capturing it", cdi_deadline_ms(cdi_now_ms(), b->world.timeout_ms), err);
+    st = cdi_nccl_wait_ready(b, b->comm, r, "capturing it", cdi_deadline_ms(cdi_now_ms(), b->world.timeout_ms), err);
     if (st == CDDP_OK)
         return st;
-    cdi_op_text(name, text, sizeof text);
+    cdi_coll_text(name, text, sizeof text);
     (void)cdi_error_wrap(err, "%s", text);
     return cdi_gpu_fail(b, err);
 }
@@ -324,7 +323,7 @@ static void keep_group(struct cdi_backend *b, struct cdi_group *g)
 }
 
 /* With `lock`: n operations become part of the graph, as one group. name: the first one. *out is to be kept. */
-static cddp_status put(struct cdi_backend *b, const struct cdi_op *const *ops, size_t n, const struct cdi_op *name,
+static cddp_status put(struct cdi_backend *b, const struct cdi_coll *const *ops, size_t n, const struct cdi_coll *name,
                        struct cdi_group **out, struct cdi_error *err)
 {
     struct cdi_group *g = NULL;
@@ -333,7 +332,7 @@ static cddp_status put(struct cdi_backend *b, const struct cdi_op *const *ops, s
     if (st == CDDP_OK)
         st = new_group(b, name, &g, err);
     for (size_t i = 0; i < n && st == CDDP_OK; i++)
-        st = cdi_gpu_before(b, (struct cdi_op *)(uintptr_t)ops[i], err);
+        st = cdi_gpu_before(b, (struct cdi_coll *)(uintptr_t)ops[i], err);
     if (st == CDDP_OK)
         st = tell(b, g, false, err);
     if (st == CDDP_OK)
@@ -370,7 +369,7 @@ static cddp_status issue(struct cdi_backend *b, struct cdi_error *err)
     return st;
 }
 
-static size_t bytes_of(const struct cdi_op *op)
+static size_t bytes_of(const struct cdi_coll *op)
 {
     return op->count * cddp_dtype_size(op->dtype);
 }
@@ -384,7 +383,7 @@ static size_t held_bytes(const struct cdi_captured *c)
     return sum;
 }
 
-cddp_status cdi_captured_enqueue(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err)
+cddp_status cdi_captured_enqueue(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_error *err)
 {
     struct cdi_captured *c = &b->captured;
     size_t bytes = bytes_of(op);
@@ -416,7 +415,8 @@ static cddp_status refuse_host_memory(struct cdi_backend *b, const struct cdi_se
     return st == CDDP_OK && on_host ? cdi_stage_refuse(err) : st;
 }
 
-cddp_status cdi_captured_enqueue_group(struct cdi_backend *b, const struct cdi_op *ops, size_t n, struct cdi_error *err)
+cddp_status cdi_captured_enqueue_group(struct cdi_backend *b, const struct cdi_coll *ops, size_t n,
+                                       struct cdi_error *err)
 {
     struct cdi_several *s = NULL;
     struct cdi_group *g = NULL;
@@ -563,7 +563,7 @@ void cdi_captured_current(struct cdi_backend *b, struct cdi_glance *out)
     if (g != NULL) {
         out->since_ms = g->begun_ms;
         out->ticket = out->number = REPLAYS + b->captured.begun;
-        cdi_op_text(&g->op, out->op, sizeof out->op);
+        cdi_coll_text(&g->op, out->op, sizeof out->op);
         used = strlen(out->op);
         (void)snprintf(out->op + used, sizeof out->op - used, ", replay %u of its graph", g->begun);
     }

@@ -24,7 +24,7 @@ struct cdi_group;  /* collectives of a graph that start together */
 
 struct cdi_captured {
     CUevent mark, tail;
-    struct cdi_op held[CDI_HELD_MAX]; /* that start together with the one that comes */
+    struct cdi_coll held[CDI_HELD_MAX]; /* that start together with the one that comes */
     size_t n_held;
     struct cdi_counts *counts;
     size_t room;

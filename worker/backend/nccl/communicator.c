@@ -189,7 +189,7 @@ static int64_t counted(int64_t n, int64_t unit)
 static cddp_status agree(struct cdi_backend *b, const struct cdi_error *mine, int64_t deadline_ms,
                          struct cdi_error *err)
 {
-    const struct cdi_keys *k = &b->world.keys;
+    const struct cdi_oob_store *k = &b->world.keys;
     char broken[CDI_KEY_BYTES], go[CDI_KEY_BYTES], ready[CDI_KEY_BYTES], text[CDI_ERROR_TEXT + 64] = "";
     int64_t n, mark = 1 + (b->device.capability < CDI_FLOAT8_CAPABILITY ? OLD_GPU : 0);
     size_t len = 0;
@@ -277,8 +277,8 @@ ncclResult_t cdi_communicator_call(struct cdi_backend *b, ncclResult_t (*fn)(voi
     return r;
 }
 
-cddp_status cdi_communicator_settle(struct cdi_backend *b, ncclComm_t comm, ncclResult_t r, const char *what,
-                                    int64_t deadline_ms, struct cdi_error *err)
+cddp_status cdi_nccl_wait_ready(struct cdi_backend *b, ncclComm_t comm, ncclResult_t r, const char *what,
+                                int64_t deadline_ms, struct cdi_error *err)
 {
     r = cdi_communicator_state(b, comm, r);
     for (int round = 0; r == ncclInProgress; round++) {
@@ -341,7 +341,7 @@ static cddp_status connect_all(struct cdi_backend *b, int roots, int64_t deadlin
     r = cdi_communicator_call(b, connect_now);
     if (b->aside == NULL)
         b->comm = b->call.comm;
-    st = cdi_communicator_settle(b, b->comm, r, "connecting the ranks", deadline_ms, err);
+    st = cdi_nccl_wait_ready(b, b->comm, r, "connecting the ranks", deadline_ms, err);
     if (st == CDDP_OK)
         b->comm = b->call.comm;
     return st;
@@ -420,7 +420,7 @@ cddp_status cdi_communicator_split(struct cdi_backend *b, int color, int key, st
         b->call.key = key;
         b->call.config = configure(part != NULL ? part : b, b->aside != NULL);
         r = cdi_communicator_call(b, split_now);
-        st = cdi_communicator_settle(b, b->comm, r, "splitting the communicator", deadline_ms, &why);
+        st = cdi_nccl_wait_ready(b, b->comm, r, "splitting the communicator", deadline_ms, &why);
     }
     if (st == CDDP_OK) {
         comm = __atomic_load_n(&b->child, __ATOMIC_ACQUIRE);
@@ -437,7 +437,7 @@ cddp_status cdi_communicator_split(struct cdi_backend *b, int color, int key, st
         st = cdi_fail(err, CDDP_E_SYSTEM, "NCCL has made no communicator of a part");
     part->comm = comm;
     if (st == CDDP_OK)
-        st = cdi_communicator_settle(part, comm, ncclSuccess, "connecting the new communicator", deadline_ms, err);
+        st = cdi_nccl_wait_ready(part, comm, ncclSuccess, "connecting the new communicator", deadline_ms, err);
     if (st == CDDP_OK && (cdi_nccl.comm_rank(comm, &part->world.rank) != ncclSuccess ||
                           cdi_nccl.comm_count(comm, &part->world.size) != ncclSuccess))
         st = cdi_fail(err, CDDP_E_SYSTEM, "NCCL does not tell the size of a new communicator");

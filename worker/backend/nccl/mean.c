@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/backend/nccl/mean.h"
 
-static bool reduces(const struct cdi_op *op)
+static bool reduces(const struct cdi_coll *op)
 {
     return op->kind == CDI_ALL_REDUCE || op->kind == CDI_REDUCE || op->kind == CDI_REDUCE_SCATTER;
 }
 
-enum cdi_mean cdi_mean_of(const struct cdi_op *op, const struct cdi_mean_facts *facts)
+enum cdi_mean cdi_mean_of(const struct cdi_coll *op, const struct cdi_mean_facts *facts)
 {
     bool takes = facts->nccl_code >= CDI_NCCL_SYMMETRIC_MEAN && facts->n_nodes == 1, symmetric = takes && facts->window;
 

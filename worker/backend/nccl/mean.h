@@ -35,6 +35,6 @@ struct cdi_mean_facts {
 };
 
 /* For any operation. Equal on all ranks where the facts are, as NCCL needs it. */
-enum cdi_mean cdi_mean_of(const struct cdi_op *op, const struct cdi_mean_facts *facts);
+enum cdi_mean cdi_mean_of(const struct cdi_coll *op, const struct cdi_mean_facts *facts);
 
 #endif

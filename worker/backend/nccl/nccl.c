@@ -476,7 +476,7 @@ static void gpu_give_back(struct cdi_backend *b, void *p)
     cdi_device_leave(&b->device);
 }
 
-static cddp_status gpu_lend(struct cdi_backend *b, void **stream, struct cdi_error *err)
+static cddp_status gpu_stream_acquire(struct cdi_backend *b, void **stream, struct cdi_error *err)
 {
     cddp_status st = cdi_gpu_health(b, err);
 
@@ -495,7 +495,7 @@ static cddp_status gpu_lend(struct cdi_backend *b, void **stream, struct cdi_err
     return cdi_gpu_failed_call(b, st, NULL, err);
 }
 
-static void gpu_take_back(struct cdi_backend *b)
+static void gpu_stream_release(struct cdi_backend *b)
 {
     (void)pthread_mutex_lock(&b->lock);
     b->lent--;
@@ -533,14 +533,14 @@ static const struct cdi_backend_ops gpu_ops = {
     .check_reduction = cdi_gpu_check_reduction,
     .join = cdi_gpu_join,
     .test = cdi_gpu_test,
-    .follow = cdi_gpu_follow,
-    .lead = cdi_gpu_lead,
+    .wait_stream = cdi_gpu_wait_stream,
+    .stream_wait = cdi_gpu_stream_wait,
     .capture_of = cdi_gpu_capture_of,
     .capture_lives = cdi_gpu_capture_lives,
     .capture_enter = cdi_gpu_capture_enter,
     .capture_leave = cdi_gpu_capture_leave,
-    .lend = gpu_lend,
-    .take_back = gpu_take_back,
+    .stream_acquire = gpu_stream_acquire,
+    .stream_release = gpu_stream_release,
     .hold = gpu_hold,
     .let_go = gpu_let_go,
     .alloc = gpu_alloc,

@@ -32,11 +32,11 @@ cddp_status cdi_offer_check(const struct cdi_offer_facts *facts, cddp_dtype dtyp
 {
     const char *name = cdi_dtype_name(dtype);
 
-    if (cdi_op_is_bitwise(op))
+    if (cdi_redop_is_bitwise(op))
         return cdi_fail(err, CDDP_E_UNSUPPORTED,
                         "NCCL has no %s (of %s): for flags take uint8, one to a byte, with CDDP_MAX for \"any\" and "
                         "CDDP_MIN for \"all\"; or gather all parts and combine them",
-                        cdi_op_name(op), name);
+                        cdi_redop_name(op), name);
     if (dtype == CDDP_INT16 || dtype == CDDP_UINT16)
         return cdi_fail(err, CDDP_E_UNSUPPORTED, "NCCL does not reduce %s: convert it to int32", name);
     return is_float8(dtype) ? check_float8(facts, name, op, err) : CDDP_OK;

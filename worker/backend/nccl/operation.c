@@ -11,11 +11,11 @@
 #include <string.h>
 
 /* The sentence names the operation; the communicator is broken. */
-static cddp_status broken(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err)
+static cddp_status broken(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_error *err)
 {
     char text[CDI_OP_TEXT];
 
-    cdi_op_text(op, text, sizeof text);
+    cdi_coll_text(op, text, sizeof text);
     (void)cdi_error_wrap(err, "%s", text);
     return cdi_gpu_fail(b, err);
 }
@@ -155,7 +155,7 @@ static void glance_at_slot(const struct cdi_slot *s, uint64_t ticket, struct cdi
 
     out->ticket = ticket;
     out->number = s->number;
-    cdi_op_text(&s->one.op, out->op, sizeof out->op);
+    cdi_coll_text(&s->one.op, out->op, sizeof out->op);
     used = strlen(out->op);
     if (s->number == 0 && n_parts(s) > 1)
         (void)snprintf(out->op + used, sizeof out->op - used, " and %zu more", n_parts(s) - 1);
@@ -228,7 +228,7 @@ cddp_status cdi_gpu_check_reduction(struct cdi_backend *b, cddp_dtype dtype, cdd
     return cdi_offer_check(&facts, dtype, op, err);
 }
 
-static enum cdi_mean mean_of(const struct cdi_backend *b, const struct cdi_op *op)
+static enum cdi_mean mean_of(const struct cdi_backend *b, const struct cdi_coll *op)
 {
     const struct cdi_mean_facts facts = {.nccl_code = cdi_nccl.code,
                                          .n_ranks = b->world.size,
@@ -238,7 +238,7 @@ static enum cdi_mean mean_of(const struct cdi_backend *b, const struct cdi_op *o
     return cdi_mean_of(op, &facts);
 }
 
-static ncclRedOp_t nccl_op(const struct cdi_backend *b, const struct cdi_op *op)
+static ncclRedOp_t nccl_op(const struct cdi_backend *b, const struct cdi_coll *op)
 {
     _Static_assert((int)ncclSum == (int)CDDP_SUM && (int)ncclProd == (int)CDDP_PROD && (int)ncclMax == (int)CDDP_MAX &&
                        (int)ncclMin == (int)CDDP_MIN && (int)ncclAvg == (int)CDDP_AVG,
@@ -254,7 +254,7 @@ static void keep(ncclResult_t *first, ncclResult_t r)
 }
 
 /* Parts of different length: each is broadcast by who has it. */
-static ncclResult_t call_all_gatherv(const struct cdi_backend *b, ncclComm_t comm, const struct cdi_op *op)
+static ncclResult_t call_all_gatherv(const struct cdi_backend *b, ncclComm_t comm, const struct cdi_coll *op)
 {
     size_t size = cddp_dtype_size(op->dtype), at = 0;
     ncclResult_t r = ncclSuccess;
@@ -271,7 +271,7 @@ static ncclResult_t call_all_gatherv(const struct cdi_backend *b, ncclComm_t com
     return r;
 }
 
-static ncclResult_t call_all_to_all(const struct cdi_backend *b, ncclComm_t comm, const struct cdi_op *op)
+static ncclResult_t call_all_to_all(const struct cdi_backend *b, ncclComm_t comm, const struct cdi_coll *op)
 {
     const struct cdi_wire w = cdi_wire_of(op->dtype, op->count);
     size_t block = op->count * cddp_dtype_size(op->dtype);
@@ -286,7 +286,7 @@ static ncclResult_t call_all_to_all(const struct cdi_backend *b, ncclComm_t comm
     return r;
 }
 
-static ncclResult_t call(const struct cdi_backend *b, ncclComm_t comm, const struct cdi_op *op)
+static ncclResult_t call(const struct cdi_backend *b, ncclComm_t comm, const struct cdi_coll *op)
 {
     const struct cdi_wire w = cdi_wire_of(op->dtype, op->count);
     CUstream s = b->call.stream;
@@ -318,12 +318,12 @@ static ncclResult_t call(const struct cdi_backend *b, ncclComm_t comm, const str
 }
 
 /* Nothing to move; equal on all ranks that take part. */
-static bool is_empty(const struct cdi_op *op)
+static bool is_empty(const struct cdi_coll *op)
 {
     return op->kind != CDI_BARRIER && op->kind != CDI_ALL_GATHERV && op->count == 0;
 }
 
-static bool makes_several_calls(const struct cdi_op *op)
+static bool makes_several_calls(const struct cdi_coll *op)
 {
     return op->kind == CDI_ALL_GATHERV || op->kind == CDI_ALL_TO_ALL;
 }
@@ -350,13 +350,13 @@ static cddp_status divide(struct cdi_backend *b, void *x, size_t count, cddp_dty
 }
 
 /* Elements that this rank brings to a reduction. */
-static size_t n_given(const struct cdi_backend *b, const struct cdi_op *op)
+static size_t n_given(const struct cdi_backend *b, const struct cdi_coll *op)
 {
     return op->kind == CDI_REDUCE_SCATTER ? op->count * (size_t)b->world.size : op->count;
 }
 
 /* What the program gives stays as it is. */
-static cddp_status copy_to_out(struct cdi_backend *b, struct cdi_op *op, struct cdi_error *err)
+static cddp_status copy_to_out(struct cdi_backend *b, struct cdi_coll *op, struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
 
@@ -369,19 +369,19 @@ static cddp_status copy_to_out(struct cdi_backend *b, struct cdi_op *op, struct 
     return st;
 }
 
-static bool divides_before(const struct cdi_backend *b, const struct cdi_op *op)
+static bool divides_before(const struct cdi_backend *b, const struct cdi_coll *op)
 {
     return op->count > 0 && mean_of(b, op) == CDI_MEAN_BEFORE;
 }
 
-static bool divides_after(const struct cdi_backend *b, const struct cdi_op *op)
+static bool divides_after(const struct cdi_backend *b, const struct cdi_coll *op)
 {
     bool here = op->kind != CDI_REDUCE || op->root == b->world.rank;
 
     return here && op->count > 0 && mean_of(b, op) == CDI_MEAN_AFTER;
 }
 
-cddp_status cdi_gpu_before(struct cdi_backend *b, struct cdi_op *op, struct cdi_error *err)
+cddp_status cdi_gpu_before(struct cdi_backend *b, struct cdi_coll *op, struct cdi_error *err)
 {
     cddp_status st;
 
@@ -391,7 +391,7 @@ cddp_status cdi_gpu_before(struct cdi_backend *b, struct cdi_op *op, struct cdi_
     return st == CDDP_OK ? divide(b, (void *)(uintptr_t)op->in, n_given(b, op), op->dtype, NULL, 0, err) : st;
 }
 
-cddp_status cdi_gpu_after(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err)
+cddp_status cdi_gpu_after(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_error *err)
 {
     return divides_after(b, op) ? divide(b, op->out, op->count, op->dtype, NULL, 0, err) : CDDP_OK;
 }
@@ -513,7 +513,7 @@ static ncclResult_t make_calls(struct cdi_backend *b, uint64_t first, uint64_t l
     return cdi_communicator_call(b, cdi_gpu_calls);
 }
 
-cddp_status cdi_gpu_settle(struct cdi_backend *b, ncclResult_t r, struct cdi_error *err)
+cddp_status cdi_nccl_poll_async(struct cdi_backend *b, ncclResult_t r, struct cdi_error *err)
 {
     uint64_t first = b->issued + 1;
     struct cdi_error why;
@@ -521,7 +521,7 @@ cddp_status cdi_gpu_settle(struct cdi_backend *b, ncclResult_t r, struct cdi_err
 
     if (b->issued == b->begun)
         return CDDP_OK;
-    st = cdi_communicator_settle(b, b->comm, r, "starting it", cdi_deadline_ms(b->begun_ms, b->world.timeout_ms), &why);
+    st = cdi_nccl_wait_ready(b, b->comm, r, "starting it", cdi_deadline_ms(b->begun_ms, b->world.timeout_ms), &why);
     /* Our own deadline, not a timeout that NCCL or a peer has told: it waits for a rank, but for which? */
     if (st == CDDP_E_TIMEOUT && !atomic_load(&b->failed) &&
         cdi_now_ms() >= cdi_deadline_ms(b->begun_ms, b->world.timeout_ms)) {
@@ -550,7 +550,7 @@ cddp_status cdi_gpu_settle(struct cdi_backend *b, ncclResult_t r, struct cdi_err
 static cddp_status begin(struct cdi_backend *b, struct cdi_error *err)
 {
     uint64_t first = b->begun + 1, last = b->given;
-    cddp_status st = cdi_gpu_settle(b, ncclInProgress, err);
+    cddp_status st = cdi_nccl_poll_async(b, ncclInProgress, err);
     bool marked = false;
     ncclResult_t r;
 
@@ -574,7 +574,7 @@ static cddp_status begin(struct cdi_backend *b, struct cdi_error *err)
     b->begun_ms = cdi_now_ms();
     (void)pthread_mutex_unlock(&b->page);
     r = cdi_communicator_state(b, b->comm, r);
-    return r == ncclInProgress ? CDDP_OK : cdi_gpu_settle(b, r, err);
+    return r == ncclInProgress ? CDDP_OK : cdi_nccl_poll_async(b, r, err);
 }
 
 /* begin, where the communicator is well. */
@@ -594,11 +594,11 @@ cddp_status cdi_gpu_flush(struct cdi_backend *b, struct cdi_error *err)
 {
     cddp_status st = start(b, err);
 
-    return st == CDDP_OK ? cdi_gpu_settle(b, ncclInProgress, err) : st;
+    return st == CDDP_OK ? cdi_nccl_poll_async(b, ncclInProgress, err) : st;
 }
 
 /* What the program sends and receives; not what a collective is made of. */
-static bool is_message(const struct cdi_op *op)
+static bool is_message(const struct cdi_coll *op)
 {
     return (op->kind == CDI_SEND || op->kind == CDI_RECV) && !cdi_asked_is_coll(op->asked);
 }
@@ -606,7 +606,7 @@ static bool is_message(const struct cdi_op *op)
 /* With the lock: the slot is the next ticket's, from now on. */
 static void give_ticket(struct cdi_backend *b, struct cdi_slot *s, enum cdi_flight_op what)
 {
-    const struct cdi_op *op = &s->one.op;
+    const struct cdi_coll *op = &s->one.op;
 
     s->started_ms = 0;
     s->number = is_message(op) ? 0 : ++b->n_collectives;
@@ -618,7 +618,7 @@ static void give_ticket(struct cdi_backend *b, struct cdi_slot *s, enum cdi_flig
 }
 
 /* With the lock: a ticket for the operation, and all that goes with it. */
-static cddp_status append(struct cdi_backend *b, const struct cdi_op *op, struct cdi_staged *staged,
+static cddp_status append(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_staged *staged,
                           struct cdi_error *err)
 {
     size_t bytes = op->count * (op->dtype != CDDP_DTYPE_NONE ? cddp_dtype_size(op->dtype) : 1);
@@ -646,7 +646,7 @@ static cddp_status append(struct cdi_backend *b, const struct cdi_op *op, struct
 }
 
 /* The same of several, which are begun apart from what was held back. They are the slot's once there is a ticket. */
-static cddp_status append_several(struct cdi_backend *b, const struct cdi_op *ops, size_t n,
+static cddp_status append_several(struct cdi_backend *b, const struct cdi_coll *ops, size_t n,
                                   struct cdi_several *several, struct cdi_error *err)
 {
     struct cdi_slot *s = NULL;
@@ -672,7 +672,7 @@ void cdi_gpu_nudge(struct cdi_backend *b)
         (void)start(b, NULL); /* its error sticks */
 }
 
-cddp_status cdi_gpu_failed_call(struct cdi_backend *b, cddp_status st, const struct cdi_op *op, struct cdi_error *err)
+cddp_status cdi_gpu_failed_call(struct cdi_backend *b, cddp_status st, const struct cdi_coll *op, struct cdi_error *err)
 {
     cddp_status well = st == CDDP_E_SYSTEM ? cdi_gpu_ask(b, op, err) : CDDP_OK;
 
@@ -681,7 +681,7 @@ cddp_status cdi_gpu_failed_call(struct cdi_backend *b, cddp_status st, const str
     return well != CDDP_OK ? well : st;
 }
 
-cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint64_t *ticket, struct cdi_error *err)
+cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_coll *op, uint64_t *ticket, struct cdi_error *err)
 {
     struct cdi_staged *staged = NULL;
     uint64_t before_it;
@@ -714,7 +714,7 @@ cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint
 
 /* ---------------------------------------------------------------------------------------------- several as one ---- */
 
-static size_t n_with_counts(const struct cdi_op *ops, size_t n)
+static size_t n_with_counts(const struct cdi_coll *ops, size_t n)
 {
     size_t k = 0;
 
@@ -723,20 +723,21 @@ static size_t n_with_counts(const struct cdi_op *ops, size_t n)
     return k;
 }
 
-cddp_status cdi_several_make(struct cdi_several **out, const struct cdi_op *ops, size_t n, int n_ranks,
+cddp_status cdi_several_make(struct cdi_several **out, const struct cdi_coll *ops, size_t n, int n_ranks,
                              struct cdi_error *err)
 {
-    size_t one = sizeof(struct cdi_part) + sizeof(const struct cdi_op *), each = (size_t)n_ranks * sizeof *ops->counts;
+    size_t one = sizeof(struct cdi_part) + sizeof(const struct cdi_coll *),
+           each = (size_t)n_ranks * sizeof *ops->counts;
     size_t bytes = sizeof **out + n_with_counts(ops, n) * each;
     struct cdi_several *s = n <= (PTRDIFF_MAX - bytes) / one ? cdi_host->alloc(1, bytes + n * one) : NULL;
     size_t *counts;
 
     if (s == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a group of %zu operations", n);
-    s->ops = (const struct cdi_op **)(s->part + n);
+    s->ops = (const struct cdi_coll **)(s->part + n);
     counts = (size_t *)(s->ops + n);
     for (size_t i = 0; i < n; i++) {
-        struct cdi_op *op = &s->part[s->n].op;
+        struct cdi_coll *op = &s->part[s->n].op;
 
         if (ops[i].kind == CDI_BARRIER && cdi_asked_is_coll(ops[i].asked))
             continue;
@@ -760,7 +761,7 @@ static void spare_several(struct cdi_backend *b, const struct cdi_several *s)
             cdi_stage_spare(b, s->part[i].staged);
 }
 
-static cddp_status enqueue_several(struct cdi_backend *b, const struct cdi_op *ops, size_t n, struct cdi_several *s,
+static cddp_status enqueue_several(struct cdi_backend *b, const struct cdi_coll *ops, size_t n, struct cdi_several *s,
                                    uint64_t *ticket, struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
@@ -783,7 +784,7 @@ static cddp_status enqueue_several(struct cdi_backend *b, const struct cdi_op *o
     return st;
 }
 
-cddp_status cdi_gpu_enqueue_group(struct cdi_backend *b, const struct cdi_op *ops, size_t n, uint64_t *ticket,
+cddp_status cdi_gpu_enqueue_group(struct cdi_backend *b, const struct cdi_coll *ops, size_t n, uint64_t *ticket,
                                   struct cdi_error *err)
 {
     struct cdi_several *s = NULL;

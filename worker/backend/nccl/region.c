@@ -99,7 +99,7 @@ static cddp_status make_window(struct cdi_backend *b, struct cdi_gpu_region *r, 
         b->call.comm = b->comm;
         b->call.region = r;
         res = cdi_communicator_call(b, window_now);
-        st = cdi_communicator_settle(b, b->comm, res, "registering gradients as a window", deadline_ms, &why);
+        st = cdi_nccl_wait_ready(b, b->comm, res, "registering gradients as a window", deadline_ms, &why);
         *ok = st == CDDP_OK && r->window != NULL;
         if ((b->refused == ncclInvalidUsage || b->refused == ncclInvalidArgument) &&
             cdi_communicator_state(b, b->comm, ncclSuccess) == ncclSuccess)
@@ -123,8 +123,8 @@ static bool register_buffer(struct cdi_backend *b, struct cdi_gpu_region *r)
     if (cdi_gpu_flush(b, NULL) == CDDP_OK && cdi_nccl_enter(b)) {
         res = cdi_nccl.comm_register(b->comm, r->base.base, r->base.bytes, &r->handle);
         cdi_nccl_leave(b);
-        ok = cdi_communicator_settle(b, b->comm, res, "registering gradients",
-                                     cdi_deadline_ms(cdi_now_ms(), b->world.join_timeout_ms), NULL) == CDDP_OK &&
+        ok = cdi_nccl_wait_ready(b, b->comm, res, "registering gradients",
+                                 cdi_deadline_ms(cdi_now_ms(), b->world.join_timeout_ms), NULL) == CDDP_OK &&
              r->handle != NULL;
     }
     (void)pthread_mutex_unlock(&b->lock);

@@ -18,7 +18,7 @@
 #define ALIGN 256u
 
 /* How many bytes this rank gives and gets. */
-static void sizes_of(const struct cdi_backend *b, const struct cdi_op *op, size_t *in, size_t *out)
+static void sizes_of(const struct cdi_backend *b, const struct cdi_coll *op, size_t *in, size_t *out)
 {
     size_t size = cddp_dtype_size(op->dtype), n = op->count * size, all = n * (size_t)b->world.size,
            rank = (size_t)b->world.rank;
@@ -167,7 +167,7 @@ static cddp_status look(const struct cdi_backend *b, const void *p, size_t bytes
 }
 
 /* Bytes that go in and come back, and whether they are the host's. */
-static cddp_status look_at_both(const struct cdi_backend *b, const struct cdi_op *op, size_t *in, size_t *back,
+static cddp_status look_at_both(const struct cdi_backend *b, const struct cdi_coll *op, size_t *in, size_t *back,
                                 bool *in_host, bool *out_host, struct cdi_error *err)
 {
     cddp_status st;
@@ -185,7 +185,7 @@ static cddp_status look_at_both(const struct cdi_backend *b, const struct cdi_op
     return st;
 }
 
-cddp_status cdi_stage_is_needed(const struct cdi_backend *b, const struct cdi_op *op, bool *is, struct cdi_error *err)
+cddp_status cdi_stage_is_needed(const struct cdi_backend *b, const struct cdi_coll *op, bool *is, struct cdi_error *err)
 {
     size_t in, back;
     bool in_host, out_host;
@@ -203,7 +203,7 @@ cddp_status cdi_stage_refuse(struct cdi_error *err)
                     "cddp_coll_start and cddp_coll_wait");
 }
 
-cddp_status cdi_stage_prepare(struct cdi_backend *b, const struct cdi_op *op, struct cdi_staged **out,
+cddp_status cdi_stage_prepare(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_staged **out,
                               struct cdi_error *err)
 {
     size_t in, back, at = 0;
@@ -248,7 +248,7 @@ void cdi_stage_keep(struct cdi_backend *b, struct cdi_staged *s)
 cddp_status cdi_stage_in(struct cdi_backend *b, struct cdi_part *part, struct cdi_error *err)
 {
     struct cdi_staged *s = part->staged;
-    struct cdi_op *op = &part->op;
+    struct cdi_coll *op = &part->op;
     bool one = op->kind == CDI_BROADCAST && op->in == op->out; /* buffer */
 
     if (s == NULL)

@@ -57,14 +57,14 @@ struct cdi_staged {
 
 /* One operation, as it is given to NCCL (device memory), and what it has of the host's. */
 struct cdi_part {
-    struct cdi_op op;
+    struct cdi_coll op;
     struct cdi_staged *staged; /* NULL: nothing */
 };
 
 /* Operations that were enqueued as one, in a group of NCCL's of their own. */
 struct cdi_several {
     size_t n;
-    const struct cdi_op **ops; /* those of the parts, for NCCL's calls; behind them own copies of counts */
+    const struct cdi_coll **ops; /* those of the parts, for NCCL's calls; behind them own copies of counts */
     struct cdi_part part[];
 };
 
@@ -120,9 +120,9 @@ struct cdi_call {
     int roots, color, key;
     ncclConfig_t config;
     struct cdi_gpu_region *region;
-    struct cdi_op op[CDI_GROUP_MAX];          /* copies, where they could go away under the call */
-    const struct cdi_op *list[CDI_GROUP_MAX]; /* for ops */
-    const struct cdi_op *const *ops;
+    struct cdi_coll op[CDI_GROUP_MAX];          /* copies, where they could go away under the call */
+    const struct cdi_coll *list[CDI_GROUP_MAX]; /* for ops */
+    const struct cdi_coll *const *ops;
     size_t n_ops;
     CUstream stream; /* on which they go */
 };
@@ -257,8 +257,8 @@ ncclResult_t cdi_communicator_state(struct cdi_backend *b, ncclComm_t comm, nccl
  * A call on comm has returned r: ask comm until it is done (with `lock`, where comm is b's). CDDP_OK: comm takes the
  * next call; the sticky error; CDDP_E_TIMEOUT; CDDP_E_SYSTEM, CDDP_E_PEER: NCCL's error. what: for the sentence.
  */
-cddp_status cdi_communicator_settle(struct cdi_backend *b, ncclComm_t comm, ncclResult_t r, const char *what,
-                                    int64_t deadline_ms, struct cdi_error *err);
+cddp_status cdi_nccl_wait_ready(struct cdi_backend *b, ncclComm_t comm, ncclResult_t r, const char *what,
+                                int64_t deadline_ms, struct cdi_error *err);
 /* Split b; part (NULL: this rank takes part in none) gets its communicator, rank and size. Blocks. */
 cddp_status cdi_communicator_split(struct cdi_backend *b, int color, int key, struct cdi_backend *part,
                                    struct cdi_error *err);
@@ -275,14 +275,14 @@ cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *wha
 /* ---------------------------------------------------------------------------------- operations (operation.c) ---- */
 
 cddp_status cdi_gpu_check_reduction(struct cdi_backend *b, cddp_dtype dtype, cddp_redop op, struct cdi_error *err);
-cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_op *op, uint64_t *ticket, struct cdi_error *err);
-cddp_status cdi_gpu_enqueue_group(struct cdi_backend *b, const struct cdi_op *ops, size_t n, uint64_t *ticket,
+cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_coll *op, uint64_t *ticket, struct cdi_error *err);
+cddp_status cdi_gpu_enqueue_group(struct cdi_backend *b, const struct cdi_coll *ops, size_t n, uint64_t *ticket,
                                   struct cdi_error *err);
 /*
  * Copies of ops and their counts, in one block of cdi_host's memory. The BARRIER that opens messages is left out, which
  * is for backends that compare what ranks call. CDDP_E_NOMEM.
  */
-cddp_status cdi_several_make(struct cdi_several **out, const struct cdi_op *ops, size_t n, int n_ranks,
+cddp_status cdi_several_make(struct cdi_several **out, const struct cdi_coll *ops, size_t n, int n_ranks,
                              struct cdi_error *err);
 /* With `lock`: begin what is held back, where NCCL takes it at once. */
 void cdi_gpu_nudge(struct cdi_backend *b);
@@ -290,7 +290,7 @@ void cdi_gpu_nudge(struct cdi_backend *b);
  * With `lock`: NCCL has said r to what was begun last ("in progress": ask it until it is on the stream), and whatever
  * comes behind it, its ends first, may be put there. Nothing to do where nothing was begun. Polls, see settle above.
  */
-cddp_status cdi_gpu_settle(struct cdi_backend *b, ncclResult_t r, struct cdi_error *err);
+cddp_status cdi_nccl_poll_async(struct cdi_backend *b, ncclResult_t r, struct cdi_error *err);
 /* With `lock`: all that has a ticket is on the stream, and NCCL takes the next call. */
 cddp_status cdi_gpu_flush(struct cdi_backend *b, struct cdi_error *err);
 /*
@@ -308,11 +308,12 @@ void cdi_gpu_peers(struct cdi_backend *b, uint64_t ticket, struct cdi_rank_list 
 void cdi_gpu_forgive(struct cdi_backend *b, int64_t ms);
 /* A call about op has ended with st: that may be the program's fault, or the GPU has failed; then the communicator has,
  * too. Without `lock`. */
-cddp_status cdi_gpu_failed_call(struct cdi_backend *b, cddp_status st, const struct cdi_op *op, struct cdi_error *err);
+cddp_status cdi_gpu_failed_call(struct cdi_backend *b, cddp_status st, const struct cdi_coll *op,
+                                struct cdi_error *err);
 void cdi_gpu_free_ring(struct cdi_backend *b);
 /* With `lock`, for operations beside the ring: what is done before and behind NCCL's calls of b->call, and these. */
-cddp_status cdi_gpu_before(struct cdi_backend *b, struct cdi_op *op, struct cdi_error *err);
-cddp_status cdi_gpu_after(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err);
+cddp_status cdi_gpu_before(struct cdi_backend *b, struct cdi_coll *op, struct cdi_error *err);
+cddp_status cdi_gpu_after(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_error *err);
 ncclResult_t cdi_gpu_calls(void *b);
 
 /* ------------------------------------------------------------------------------ what is captured (captured.c) ---- */
@@ -324,8 +325,8 @@ cddp_status cdi_gpu_capture_enter(struct cdi_backend *b, void *stream, uint64_t 
 void cdi_gpu_capture_leave(struct cdi_backend *b);
 /* Is this thread between enter and leave? Then these take the place of their namesakes. */
 bool cdi_gpu_captures(const struct cdi_backend *b);
-cddp_status cdi_captured_enqueue(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err);
-cddp_status cdi_captured_enqueue_group(struct cdi_backend *b, const struct cdi_op *ops, size_t n,
+cddp_status cdi_captured_enqueue(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_error *err);
+cddp_status cdi_captured_enqueue_group(struct cdi_backend *b, const struct cdi_coll *ops, size_t n,
                                        struct cdi_error *err);
 cddp_status cdi_captured_follow(struct cdi_backend *b, CUstream stream, struct cdi_error *err);
 cddp_status cdi_captured_lead(struct cdi_backend *b, CUstream stream, struct cdi_error *err);
@@ -350,8 +351,8 @@ static inline struct cdi_slot *cdi_slot_of(const struct cdi_backend *b, uint64_t
 
 cddp_status cdi_gpu_test(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
 cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
-cddp_status cdi_gpu_follow(struct cdi_backend *b, void *stream, struct cdi_error *err);
-cddp_status cdi_gpu_lead(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err);
+cddp_status cdi_gpu_wait_stream(struct cdi_backend *b, void *stream, struct cdi_error *err);
+cddp_status cdi_gpu_stream_wait(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err);
 /* Block until the event has come, the communicator has failed and nothing runs any more. Without `lock`. */
 cddp_status cdi_gpu_await_event(struct cdi_backend *b, CUevent event, struct cdi_error *err);
 /* One blocking all_reduce of host memory, for agreements. */
@@ -381,14 +382,14 @@ cddp_status cdi_tend_start(struct cdi_backend *b, struct cdi_error *err);
  * Ask the driver whether the GPU is well; a fault of it is the communicator's end. op: what this thread was at (NULL:
  * what the GPU is at). Without `lock`, with the context entered briefly or not.
  */
-cddp_status cdi_gpu_ask(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err);
+cddp_status cdi_gpu_ask(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_error *err);
 
 /* ------------------------------------------------------------------------------------ host memory (stage.c) ---- */
 
 /* Blocks for small operations, so that none of them asks the driver for memory. At creation, the context current. */
 cddp_status cdi_stage_open(struct cdi_backend *b, struct cdi_error *err);
 /* A block for an operation that has host memory, with its input in it; *out = NULL: it has none. Without `lock`. */
-cddp_status cdi_stage_prepare(struct cdi_backend *b, const struct cdi_op *op, struct cdi_staged **out,
+cddp_status cdi_stage_prepare(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_staged **out,
                               struct cdi_error *err);
 /* CDDP_E_INVALID: it has, and must not. */
 cddp_status cdi_stage_refuse(struct cdi_error *err);
@@ -397,7 +398,8 @@ void cdi_stage_spare(struct cdi_backend *b, struct cdi_staged *s);
 /* With `lock`: the list of results has it from now on. */
 void cdi_stage_keep(struct cdi_backend *b, struct cdi_staged *s);
 /* Has the operation host memory? */
-cddp_status cdi_stage_is_needed(const struct cdi_backend *b, const struct cdi_op *op, bool *is, struct cdi_error *err);
+cddp_status cdi_stage_is_needed(const struct cdi_backend *b, const struct cdi_coll *op, bool *is,
+                                struct cdi_error *err);
 /* With `lock`: around the operation on the communication stream; its pointers become the device's. */
 cddp_status cdi_stage_in(struct cdi_backend *b, struct cdi_part *part, struct cdi_error *err);
 cddp_status cdi_stage_out(struct cdi_backend *b, const struct cdi_part *part, struct cdi_error *err);

@@ -46,14 +46,14 @@ static void ask_nccl(struct cdi_backend *b)
         return;
     r = cdi_communicator_state(b, b->comm, ncclInProgress);
     if (b->comm != NULL && r == ncclSuccess)
-        (void)cdi_gpu_settle(b, r, NULL); /* its error sticks */
+        (void)cdi_nccl_poll_async(b, r, NULL); /* its error sticks */
     cdi_gpu_current(b, &g);
     (void)pthread_mutex_unlock(&b->lock);
     if (r != ncclSuccess && r != ncclInProgress)
         async_error(b, r, g.op);
 }
 
-cddp_status cdi_gpu_ask(struct cdi_backend *b, const struct cdi_op *op, struct cdi_error *err)
+cddp_status cdi_gpu_ask(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_error *err)
 {
     struct cdi_glance g;
     struct cdi_error why;
@@ -67,7 +67,7 @@ cddp_status cdi_gpu_ask(struct cdi_backend *b, const struct cdi_op *op, struct c
         return CDDP_OK;
     cdi_gpu_current(b, &g);
     if (op != NULL)
-        cdi_op_text(op, g.op, sizeof g.op);
+        cdi_coll_text(op, g.op, sizeof g.op);
     if (st == CDDP_OK)
         (void)cdi_cuda_check(r, *g.op != '\0' ? g.op : "the GPU has failed", &why);
     else if (*g.op != '\0')

@@ -180,7 +180,7 @@ static cddp_status refuse_capture(CUstream stream, struct cdi_error *err)
     return cdi_cuda_check(r, "asking whether a stream captures a graph", err);
 }
 
-cddp_status cdi_gpu_follow(struct cdi_backend *b, void *stream, struct cdi_error *err)
+cddp_status cdi_gpu_wait_stream(struct cdi_backend *b, void *stream, struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
 
@@ -194,7 +194,7 @@ cddp_status cdi_gpu_follow(struct cdi_backend *b, void *stream, struct cdi_error
         st = refuse_capture(stream, err);
     (void)pthread_mutex_lock(&b->lock);
     if (st == CDDP_OK)
-        st = cdi_gpu_settle(b, ncclInProgress, err); /* or what was begun would wait for this stream, too */
+        st = cdi_nccl_poll_async(b, ncclInProgress, err); /* or what was begun would wait for this stream, too */
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.event_record(b->mark, stream), "following a stream", err);
     if (st == CDDP_OK)
@@ -204,7 +204,7 @@ cddp_status cdi_gpu_follow(struct cdi_backend *b, void *stream, struct cdi_error
     return cdi_gpu_failed_call(b, st, NULL, err);
 }
 
-cddp_status cdi_gpu_lead(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err)
+cddp_status cdi_gpu_stream_wait(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err)
 {
     CUevent event = NULL;
     cddp_status st = CDDP_OK;
@@ -233,7 +233,7 @@ cddp_status cdi_gpu_lead(struct cdi_backend *b, uint64_t ticket, void *stream, s
 
 cddp_status cdi_gpu_agree(struct cdi_backend *b, int32_t *value, cddp_redop how, struct cdi_error *err)
 {
-    const struct cdi_op op = {
+    const struct cdi_coll op = {
         .kind = CDI_ALL_REDUCE, .in = value, .out = value, .count = 1, .dtype = CDDP_INT32, .op = how, .bucket = -1};
     uint64_t ticket;
     cddp_status st;

@@ -131,19 +131,19 @@ void cdi_gpu_busy(struct cdi_backend *b)
 
 /* --------------------------------------------------------------------------------------- what peers are told ---- */
 
-static struct cdi_word word_of(const struct cdi_backend *b)
+static struct cdi_peer_error word_of(const struct cdi_backend *b)
 {
-    return (struct cdi_word){.keys = &b->world.keys,
-                             .prefix = b->prefix,
-                             .rank = b->world.rank,
-                             .size = b->world.size,
-                             .of_job = cdi_rank_of_job(&b->world, b->world.rank)};
+    return (struct cdi_peer_error){.keys = &b->world.keys,
+                                   .prefix = b->prefix,
+                                   .rank = b->world.rank,
+                                   .size = b->world.size,
+                                   .of_job = cdi_rank_of_job(&b->world, b->world.rank)};
 }
 
 /* The first rank that fails says why, for those that NCCL leaves waiting. */
 void cdi_watch_tell(struct cdi_backend *b)
 {
-    const struct cdi_word w = word_of(b);
+    const struct cdi_peer_error w = word_of(b);
     struct cdi_error why;
 
     if (!atomic_load(&b->failed) || atomic_exchange(&b->telling, true))
@@ -154,7 +154,7 @@ void cdi_watch_tell(struct cdi_backend *b)
     why = b->error;
     (void)pthread_mutex_unlock(&b->word);
     if (!atomic_load(&b->told_by_peer))
-        cdi_word_tell(&w, &why);
+        cdi_peer_error_tell(&w, &why);
     (void)pthread_mutex_lock(&b->word);
     b->told = true;
     (void)pthread_cond_broadcast(&b->news);
@@ -164,12 +164,12 @@ void cdi_watch_tell(struct cdi_backend *b)
 /* Also the end of the store itself, which is the end of its host. */
 void cdi_watch_listen(struct cdi_backend *b)
 {
-    const struct cdi_word w = word_of(b);
+    const struct cdi_peer_error w = word_of(b);
     struct cdi_error err;
     cddp_status st;
 
     (void)atomic_fetch_add(&b->in_store, 1);
-    st = cdi_word_heard(&w, &err);
+    st = cdi_peer_error_heard(&w, &err);
     (void)atomic_fetch_sub(&b->in_store, 1);
     if (st == CDDP_OK)
         return;
@@ -204,13 +204,13 @@ void cdi_gpu_too_late(struct cdi_backend *b, const struct cdi_glance *what)
  */
 static void find_late(const struct cdi_backend *b, struct cdi_error *err)
 {
-    const struct cdi_word w = word_of(b);
+    const struct cdi_peer_error w = word_of(b);
     struct cdi_rank_list late = b->late_peers; /* this and late_op do not change any more */
     const char *op = b->late_op.op;
     double seconds = (double)b->world.timeout_ms / 1000;
 
     if (b->late_op.number != 0)
-        cdi_word_late(&w, b->late_op.number, &late);
+        cdi_peer_error_late(&w, b->late_op.number, &late);
     if (cdi_host->flight_check(b->world.flight, err) != CDDP_OK) /* that is why */
         return;
     if (late.n > 1 && b->late_op.number == 0)

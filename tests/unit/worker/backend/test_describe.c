@@ -5,17 +5,17 @@
 
 CDI_SUITE(op_text, .timeout = 10);
 
-static struct cdi_op op_of(enum cdi_op_kind kind, enum cdi_asked asked)
+static struct cdi_coll op_of(enum cdi_coll_kind kind, enum cdi_asked asked)
 {
-    return (struct cdi_op){.kind = kind, .asked = asked, .count = 3, .dtype = CDDP_FLOAT32, .root = 1, .bucket = -1};
+    return (struct cdi_coll){.kind = kind, .asked = asked, .count = 3, .dtype = CDDP_FLOAT32, .root = 1, .bucket = -1};
 }
 
-static void is_called(enum cdi_op_kind kind, enum cdi_asked asked, const char *text)
+static void is_called(enum cdi_coll_kind kind, enum cdi_asked asked, const char *text)
 {
-    const struct cdi_op op = op_of(kind, asked);
+    const struct cdi_coll op = op_of(kind, asked);
     char buf[160];
 
-    cdi_op_text(&op, buf, sizeof buf);
+    cdi_coll_text(&op, buf, sizeof buf);
     cr_expect_str_eq(buf, text);
 }
 
@@ -35,7 +35,7 @@ Test(op_text, an_operation_names_what_the_program_has_called)
 Test(op_text, the_flight_page_has_a_group_by_what_was_called)
 {
     static const struct {
-        enum cdi_op_kind kind;
+        enum cdi_coll_kind kind;
         enum cdi_asked asked;
         const char *name;
     } made[] = {
@@ -48,12 +48,12 @@ Test(op_text, the_flight_page_has_a_group_by_what_was_called)
     };
 
     for (size_t i = 0; i < sizeof made / sizeof made[0]; i++) {
-        struct cdi_op ops[3] = {op_of(made[i].kind, made[i].asked), op_of(CDI_SEND, made[i].asked),
-                                op_of(CDI_RECV, made[i].asked)};
+        struct cdi_coll ops[3] = {op_of(made[i].kind, made[i].asked), op_of(CDI_SEND, made[i].asked),
+                                  op_of(CDI_RECV, made[i].asked)};
 
         cr_expect_str_eq(cdi_flight_op_name(cdi_flight_op_of_group(ops, 3)), made[i].name);
         ops[2].asked = CDI_ASKED_ITSELF; /* the program has begun something else with it */
         cr_expect_str_eq(cdi_flight_op_name(cdi_flight_op_of_group(ops, 3)), "group");
     }
-    cr_expect_eq(cdi_flight_op_of_group(&(struct cdi_op){.kind = CDI_RECV}, 1), CDI_FLIGHT_RECV);
+    cr_expect_eq(cdi_flight_op_of_group(&(struct cdi_coll){.kind = CDI_RECV}, 1), CDI_FLIGHT_RECV);
 }

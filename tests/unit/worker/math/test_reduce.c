@@ -257,7 +257,7 @@ static void one_case(enum cdi_reduce_kind kind, cddp_dtype dtype, cddp_redop op,
     out[0] = in_place ? in[n - 1] : malloc(bytes + 1);
     two[bytes] = 0x5a;
     cdi_reduce_partial_by(kind, &whole, out, 2, (const void *const *)in, n, count, dtype, op);
-    cr_assert_eq(memcmp(out[0], want, bytes), 0, "%s %s of %zu, %d ranks, kind %d", cdi_op_name(op),
+    cr_assert_eq(memcmp(out[0], want, bytes), 0, "%s %s of %zu, %d ranks, kind %d", cdi_redop_name(op),
                  cdi_dtype_name(dtype), count, n, (int)kind);
     cr_assert_eq(memcmp(two, want, bytes), 0);
     cr_assert_eq(two[bytes], 0x5a, "nothing behind the end is written");
@@ -354,7 +354,7 @@ static void in_stretches(enum cdi_reduce_kind kind, cddp_dtype dtype, cddp_redop
     p.to = NULL;
     cdi_reduce_partial_by(kind, &p, out + 1, 2, in + 3, 1, COUNT, dtype, op);
     for (int k = 1; k < 3; k++)
-        cr_assert_eq(memcmp(out[k], out[0], bytes), 0, "%s %s, kind %d", cdi_op_name(op), cdi_dtype_name(dtype),
+        cr_assert_eq(memcmp(out[k], out[0], bytes), 0, "%s %s, kind %d", cdi_redop_name(op), cdi_dtype_name(dtype),
                      (int)kind);
     free(mem);
     free(acc);

@@ -43,7 +43,7 @@ static int travel(cddp_dtype dtype, cddp_dtype sent, int size, enum way way, boo
 {
     static char mine[ELEMENTS_MAX * 8];
     static float sum[ELEMENTS_MAX];
-    size_t n = cdi_headcount_elements(sent, size), bytes = cddp_dtype_size(dtype);
+    size_t n = cdi_active_ranks_elements(sent, size), bytes = cddp_dtype_size(dtype);
     bool in_turn = way == IN_TURN && sent == CDDP_FLOAT16;
     float one = in_turn ? rounded(sent, 1.0f / (float)size) : 1.0f;
 
@@ -54,14 +54,14 @@ static int travel(cddp_dtype dtype, cddp_dtype sent, int size, enum way way, boo
 
         if (!takes_part(r, size))
             continue;
-        cdi_headcount_put(dtype, sent, size, r, mine);
+        cdi_active_ranks_put(dtype, sent, size, r, mine);
         for (size_t k = 0; k < n; k++)
             if (memcmp(mine + k * bytes, zero, bytes) != 0)
                 sum[k] = in_turn ? rounded(sent, sum[k] + one) : sum[k] + one;
     }
     for (size_t k = 0; k < n; k++)
         store(dtype, rounded(sent, way != SUM && !in_turn ? sum[k] * (1.0f / (float)size) : sum[k]), mine + k * bytes);
-    return cdi_headcount_get(dtype, sent, size, way != SUM ? size : 1, mine);
+    return cdi_active_ranks_get(dtype, sent, size, way != SUM ? size : 1, mine);
 }
 
 static bool all(int rank, int size)
@@ -115,8 +115,8 @@ Test(headcount, is_exact_in_every_type_for_worlds_of_any_size)
 
 Test(headcount, takes_one_element_where_that_suffices)
 {
-    cr_assert_eq(cdi_headcount_elements(CDDP_BFLOAT16, 128), 1);
-    cr_assert_eq(cdi_headcount_elements(CDDP_BFLOAT16, 129), 2);
-    cr_assert_eq(cdi_headcount_elements(CDDP_FLOAT16, 16), 1);
-    cr_assert_eq(cdi_headcount_elements(CDDP_FLOAT32, 100000), 1);
+    cr_assert_eq(cdi_active_ranks_elements(CDDP_BFLOAT16, 128), 1);
+    cr_assert_eq(cdi_active_ranks_elements(CDDP_BFLOAT16, 129), 2);
+    cr_assert_eq(cdi_active_ranks_elements(CDDP_FLOAT16, 16), 1);
+    cr_assert_eq(cdi_active_ranks_elements(CDDP_FLOAT32, 100000), 1);
 }

@@ -82,7 +82,7 @@ Test(reducer, what_is_enqueued_is_a_mean_in_place_in_the_arena)
 {
     cddp_comm comm;
     cddp_ddp *d;
-    const struct cdi_op *op = comm.ops;
+    const struct cdi_coll *op = comm.ops;
 
     fake_open(&comm, 1);
     d = open_with(&comm, model, 4, &small);

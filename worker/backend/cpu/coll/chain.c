@@ -75,7 +75,7 @@ static cddp_status differ(const struct cdi_run *run, int a, const struct cdi_shm
                        "ranks called different %s: rank %d called %s, rank %d called %s", what, a, ta, b, tb);
 }
 
-cddp_status cdi_across_begin(struct cdi_run *run, struct cdi_error *err)
+cddp_status cdi_chain_begin(struct cdi_run *run, struct cdi_error *err)
 {
     struct greeting g = {0};
     int me = run->t->rank;
@@ -186,7 +186,7 @@ static cddp_status take_partial(struct cdi_pipeline *p, bool *moved, struct cdi_
 /* Add the node's inputs to one piece. */
 static void reduce_piece(struct cdi_pipeline *p, bool *moved)
 {
-    const struct cdi_op *op = &p->run->w->op;
+    const struct cdi_coll *op = &p->run->w->op;
     struct cdi_partial how = {.n_total = p->run->t->size};
     size_t k = p->reduced;
 
@@ -284,9 +284,9 @@ static size_t piece_bytes(size_t bytes)
     return part < PIECE_LEAST_BYTES ? PIECE_LEAST_BYTES : part;
 }
 
-void cdi_pipeline_init(struct cdi_pipeline *p, struct cdi_run *run, const struct cdi_along *a)
+void cdi_pipeline_init(struct cdi_pipeline *p, struct cdi_run *run, const struct cdi_chain_op *a)
 {
-    struct cdi_team *t = run->t;
+    struct cdi_cpu_comm *t = run->t;
 
     *p = (struct cdi_pipeline){.run = run, .a = a, .tcp = t->tcp, .size = 1, .acc_size = 1, .in = t->in, .out = t->out};
     p->has_prev = t->tcp->prev.rank >= 0;
@@ -303,14 +303,14 @@ cddp_status cdi_pipeline_run(struct cdi_pipeline *p, size_t offered, size_t unti
 {
     struct cdi_link *links[2];
     int n = links_of(p->tcp, links);
-    cddp_status st = cdi_across_begin(p->run, err);
+    cddp_status st = cdi_chain_begin(p->run, err);
 
     p->offered = offered;
     p->until = until;
     return st == CDDP_OK ? pump(p->run, links, n, advance, p, err) : st;
 }
 
-cddp_status cdi_across_reduce(struct cdi_run *run, const struct cdi_along *a, struct cdi_error *err)
+cddp_status cdi_chain_reduce(struct cdi_run *run, const struct cdi_chain_op *a, struct cdi_error *err)
 {
     struct cdi_pipeline p;
 
@@ -348,12 +348,12 @@ static cddp_status move(struct cdi_run *run, struct cdi_link *link, bool out, en
  * One direction at a time, without deadlock: all nodes handle the blocks in one order, and nobody turns to the next
  * block before it has passed this one on.
  */
-cddp_status cdi_across_relay(struct cdi_run *run, int from, const struct cdi_reach *reach, uint8_t *block, size_t len,
-                             struct cdi_error *err)
+cddp_status cdi_chain_relay(struct cdi_run *run, int from, const struct cdi_reach *reach, uint8_t *block, size_t len,
+                            struct cdi_error *err)
 {
     struct cdi_tcp *tcp = run->t->tcp;
     struct cdi_link *prev = tcp->prev.rank >= 0 ? &tcp->prev : NULL, *next = tcp->next.rank >= 0 ? &tcp->next : NULL;
-    cddp_status st = cdi_across_begin(run, err);
+    cddp_status st = cdi_chain_begin(run, err);
 
     if (st == CDDP_OK && from != tcp->node)
         st = move(run, from < tcp->node ? prev : next, false, CDI_TCP_IS_DATA, block, len, err);
@@ -366,9 +366,9 @@ cddp_status cdi_across_relay(struct cdi_run *run, int from, const struct cdi_rea
 
 /* -------------------------------------------------------------------------------------------------- messages ---- */
 
-cddp_status cdi_across_message(struct cdi_run *run, struct cdi_error *err)
+cddp_status cdi_chain_message(struct cdi_run *run, struct cdi_error *err)
 {
-    const struct cdi_op *op = &run->w->op;
+    const struct cdi_coll *op = &run->w->op;
     bool out = op->kind == CDI_SEND;
     uint8_t *p = out ? (uint8_t *)(uintptr_t)op->in : op->out;
     size_t left = op->count * cddp_dtype_size(op->dtype);

@@ -11,7 +11,7 @@
 #include "worker/backend/cpu/net/tcp.h"
 
 /* What goes along the chain of this rank, in and out by local rank. */
-struct cdi_along {
+struct cdi_chain_op {
     const void *const *in; /* inputs of the node, in rank order */
     int n_in;
     void *const *out; /* where the result goes: each of them gets it, on nodes that it comes to */
@@ -33,7 +33,7 @@ void cdi_share(size_t n, size_t size, int rank, int n_ranks, size_t *lo, size_t 
 /* The pipeline: partial sums go forward, from node to node, results come back; both in pieces, at the same time. */
 struct cdi_pipeline {
     struct cdi_run *run;
-    const struct cdi_along *a;
+    const struct cdi_chain_op *a;
     struct cdi_tcp *tcp;
     bool has_prev, has_next;
     size_t size, acc_size, most /* elements of a piece */, n_pieces;
@@ -46,7 +46,7 @@ struct cdi_pipeline {
 };
 
 /* Ranks with links only, as all below. *a is not copied. */
-void cdi_pipeline_init(struct cdi_pipeline *p, struct cdi_run *run, const struct cdi_along *a);
+void cdi_pipeline_init(struct cdi_pipeline *p, struct cdi_run *run, const struct cdi_chain_op *a);
 /*
  * Go on until the first `until` pieces are through: reduced, and their results here and passed on. Of the first
  * `offered` the inputs are there; as many of them as there is room for are then under way. Both only grow.
@@ -55,15 +55,15 @@ cddp_status cdi_pipeline_run(struct cdi_pipeline *p, size_t offered, size_t unti
 
 /* A pipeline from its begin to its end; all neighbours call it too. Empty stretches are passed along as well: that is a
  * barrier. */
-cddp_status cdi_across_reduce(struct cdi_run *run, const struct cdi_along *a, struct cdi_error *err);
+cddp_status cdi_chain_reduce(struct cdi_run *run, const struct cdi_chain_op *a, struct cdi_error *err);
 /* Compare the operation with the neighbours', once. Ranks with links only. */
-cddp_status cdi_across_begin(struct cdi_run *run, struct cdi_error *err);
+cddp_status cdi_chain_begin(struct cdi_run *run, struct cdi_error *err);
 /* The nodes that want a block, and those between. */
 struct cdi_reach {
     int first, last;
 };
 /* Does the block of node `from` come through `node`? */
-static inline bool cdi_across_passes(const struct cdi_reach *reach, int from, int node)
+static inline bool cdi_chain_passes(const struct cdi_reach *reach, int from, int node)
 {
     return node == from || (node > from ? node <= reach->last : node >= reach->first);
 }
@@ -71,10 +71,10 @@ static inline bool cdi_across_passes(const struct cdi_reach *reach, int from, in
  * A block of `len` bytes of node `from` goes to the nodes of its reach: there it is sent, elsewhere it is received into
  * `block`. Local rank 0 only, of every node that it passes through.
  */
-cddp_status cdi_across_relay(struct cdi_run *run, int from, const struct cdi_reach *reach, uint8_t *block, size_t len,
-                             struct cdi_error *err);
+cddp_status cdi_chain_relay(struct cdi_run *run, int from, const struct cdi_reach *reach, uint8_t *block, size_t len,
+                            struct cdi_error *err);
 /* send and recv with a rank of another node. */
-cddp_status cdi_across_message(struct cdi_run *run, struct cdi_error *err);
+cddp_status cdi_chain_message(struct cdi_run *run, struct cdi_error *err);
 
 /* A step behind which others of the node wait for what came over the network. */
 cddp_status cdi_step_behind(struct cdi_run *run, struct cdi_error *err);

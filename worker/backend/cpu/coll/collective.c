@@ -13,10 +13,10 @@
 
 enum {
     KIND_REGION = 100,
-    KIND_ANYWHERE = 0x10000 /* beside the kind of an operation: cdi_op.anywhere */
+    KIND_ANYWHERE = 0x10000 /* beside the kind of an operation: cdi_coll.anywhere */
 };
 
-cddp_status cdi_team_init(struct cdi_team *t, struct cdi_error *err)
+cddp_status cdi_cpu_comm_init(struct cdi_cpu_comm *t, struct cdi_error *err)
 {
     t->in = calloc((size_t)t->size, sizeof *t->in);
     t->out = calloc((size_t)t->size, sizeof *t->out);
@@ -24,13 +24,13 @@ cddp_status cdi_team_init(struct cdi_team *t, struct cdi_error *err)
     t->len = calloc((size_t)t->size, sizeof *t->len);
     t->at = calloc((size_t)t->size, sizeof *t->at);
     if (t->in == NULL || t->out == NULL || t->place == NULL || t->len == NULL || t->at == NULL) {
-        cdi_team_release(t);
+        cdi_cpu_comm_release(t);
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", t->size);
     }
     return CDDP_OK;
 }
 
-void cdi_team_release(struct cdi_team *t)
+void cdi_cpu_comm_release(struct cdi_cpu_comm *t)
 {
     free(t->in);
     free(t->out);
@@ -56,7 +56,7 @@ static uint64_t hash_counts(const size_t *counts, int n)
 }
 
 /* In the region, the memory of the whole: what all ranks put in, or get out. */
-static void describe_place(struct cdi_shm_desc *d, const struct cdi_op *op)
+static void describe_place(struct cdi_shm_desc *d, const struct cdi_coll *op)
 {
     const uint8_t *whole = op->kind == CDI_REDUCE_SCATTER ? op->in : op->out;
 
@@ -66,9 +66,9 @@ static void describe_place(struct cdi_shm_desc *d, const struct cdi_op *op)
     d->offset = (uint64_t)(whole - (const uint8_t *)op->region->base);
 }
 
-static struct cdi_shm_desc describe(const struct cdi_team *t, const struct cdi_work *w)
+static struct cdi_shm_desc describe(const struct cdi_cpu_comm *t, const struct cdi_work *w)
 {
-    const struct cdi_op *op = &w->op;
+    const struct cdi_coll *op = &w->op;
     /* Beside the operation, what a message says of it: who asked, and for which bucket. */
     uint32_t bucket = op->bucket >= 0 && op->bucket < UINT16_MAX ? (uint32_t)op->bucket + 1 : 0;
     struct cdi_shm_desc d = {.kind = (uint32_t)op->kind, .op = bucket << 16 | (uint32_t)op->asked << 8};
@@ -144,7 +144,7 @@ static void plain_text(const struct cdi_shm_desc *d, char *buf, size_t cap)
         return;
     }
     if (kinds[kind].has_op)
-        (void)snprintf(op, sizeof op, "(%s)", cdi_op_name((cddp_redop)(d->op & 0xff)));
+        (void)snprintf(op, sizeof op, "(%s)", cdi_redop_name((cddp_redop)(d->op & 0xff)));
     if (kinds[kind].root != NULL)
         (void)snprintf(tail, sizeof tail, " %s rank %d", kinds[kind].root, (int)d->root);
     else if (kind == CDI_ALL_GATHERV)
@@ -160,14 +160,14 @@ static void desc_text(const struct cdi_shm_desc *d, const char *names, char *buf
     char bucket[128] = "", plain[160];
 
     if (d->kind == CDI_BARRIER && cdi_asked_is_coll(d->op >> 8 & 0xff)) {
-        const struct cdi_op op = {.kind = CDI_BARRIER,
-                                  .count = d->count,
-                                  .dtype = (cddp_dtype)d->dtype,
-                                  .root = (int)d->root,
-                                  .bucket = -1,
-                                  .asked = (enum cdi_asked)(d->op >> 8 & 0xff)};
+        const struct cdi_coll op = {.kind = CDI_BARRIER,
+                                    .count = d->count,
+                                    .dtype = (cddp_dtype)d->dtype,
+                                    .root = (int)d->root,
+                                    .bucket = -1,
+                                    .asked = (enum cdi_asked)(d->op >> 8 & 0xff)};
 
-        cdi_op_text(&op, buf, cap);
+        cdi_coll_text(&op, buf, cap);
         return;
     }
     plain_text(d, plain, sizeof plain);
@@ -188,7 +188,7 @@ void cdi_desc_text(const struct cdi_shm_desc *d, char *buf, size_t cap)
 void cdi_run_what(const void *arg, char *buf, size_t cap)
 {
     const struct cdi_run *run = arg;
-    const struct cdi_op *op = &run->w->op;
+    const struct cdi_coll *op = &run->w->op;
     char names[96] = "";
 
     if (op->bucket >= 0 && op->name_bucket != NULL && !run->w->is_region)
@@ -228,7 +228,7 @@ static bool alike(const struct cdi_shm_desc *a, const struct cdi_shm_desc *b)
 /* Every rank looks at the same descriptors and so comes to the same sentence. */
 static cddp_status compare(struct cdi_run *run, struct cdi_error *err)
 {
-    const struct cdi_team *t = run->t;
+    const struct cdi_cpu_comm *t = run->t;
     const struct cdi_shm_desc *first = &t->shm->ranks[0].desc[t->step & 1u];
     bool differ = false;
 
@@ -257,7 +257,7 @@ static cddp_status compare(struct cdi_run *run, struct cdi_error *err)
 
 cddp_status cdi_step(struct cdi_run *run, struct cdi_error *err)
 {
-    struct cdi_team *t = run->t;
+    struct cdi_cpu_comm *t = run->t;
     uint32_t s = t->step + 1;
     struct cdi_counter *post = cdi_shm_post(t->shm, t->shm->rank, s);
     cddp_status st;
@@ -280,7 +280,7 @@ cddp_status cdi_step(struct cdi_run *run, struct cdi_error *err)
 
 /* --------------------------------------------------------------------------------------------------- regions ---- */
 
-static struct cdi_cpu_region *region_alloc(struct cdi_team *t, size_t bytes)
+static struct cdi_cpu_region *region_alloc(struct cdi_cpu_comm *t, size_t bytes)
 {
     struct cdi_cpu_region *region = calloc(1, sizeof *region);
 
@@ -336,7 +336,7 @@ static cddp_status agree(struct cdi_run *run, cddp_status mine, const struct cdi
 
 static cddp_status region_create(struct cdi_run *run, struct cdi_error *err)
 {
-    struct cdi_team *t = run->t;
+    struct cdi_cpu_comm *t = run->t;
     const struct cdi_work *w = run->w;
     struct cdi_cpu_region *region;
     struct cdi_error why;
@@ -348,7 +348,7 @@ static cddp_status region_create(struct cdi_run *run, struct cdi_error *err)
     region = region_alloc(t, w->region_bytes);
     if (region == NULL) /* rare enough to end the communicator over it: peers are told by the abort word */
         return cdi_fail(err, CDDP_E_NOMEM, "rank %d: out of memory", t->rank);
-    mine = cdi_handover_parts(&t->wait, w->region_bytes, region->part, &broken, &why);
+    mine = cdi_fd_exchange_parts(&t->wait, w->region_bytes, region->part, &broken, &why);
     if (broken)
         st = cdi_fail_since(err, &why, "making shared memory: %.900s", why.msg);
     else
@@ -358,11 +358,11 @@ static cddp_status region_create(struct cdi_run *run, struct cdi_error *err)
         *w->region_out = &region->pub;
         return CDDP_OK;
     }
-    cdi_team_region_destroy(t, &region->pub);
+    cdi_cpu_comm_region_destroy(t, &region->pub);
     return st;
 }
 
-void cdi_team_region_destroy(struct cdi_team *t, struct cdi_region *pub)
+void cdi_cpu_comm_region_destroy(struct cdi_cpu_comm *t, struct cdi_region *pub)
 {
     struct cdi_cpu_region *region = (struct cdi_cpu_region *)pub;
 
@@ -379,7 +379,7 @@ void cdi_team_region_destroy(struct cdi_team *t, struct cdi_region *pub)
 
 /* -------------------------------------------------------------------------------------------- a world of one ---- */
 
-static cddp_status region_alone(struct cdi_team *t, const struct cdi_work *w)
+static cddp_status region_alone(struct cdi_cpu_comm *t, const struct cdi_work *w)
 {
     struct cdi_cpu_region *region = region_alloc(t, w->region_bytes);
     void *mem = region == NULL ? NULL : aligned_alloc(4096, w->region_bytes);
@@ -399,9 +399,9 @@ static cddp_status region_alone(struct cdi_team *t, const struct cdi_work *w)
     return CDDP_OK;
 }
 
-static cddp_status run_alone(struct cdi_team *t, const struct cdi_work *w)
+static cddp_status run_alone(struct cdi_cpu_comm *t, const struct cdi_work *w)
 {
-    const struct cdi_op *op = &w->op;
+    const struct cdi_coll *op = &w->op;
 
     if (w->is_region)
         return region_alone(t, w);
@@ -417,17 +417,17 @@ static cddp_status run_alone(struct cdi_team *t, const struct cdi_work *w)
 /* Within the node a barrier is a step; between nodes an empty stretch goes there and back. */
 static cddp_status barrier(struct cdi_run *run, struct cdi_error *err)
 {
-    const struct cdi_along nothing = {.count = 0};
+    const struct cdi_chain_op nothing = {.count = 0};
     cddp_status st = cdi_step(run, err);
 
     if (run->t->tcp == NULL || st != CDDP_OK)
         return st;
     if (run->t->shm->rank == 0)
-        st = cdi_across_reduce(run, &nothing, err);
+        st = cdi_chain_reduce(run, &nothing, err);
     return st == CDDP_OK ? cdi_step_behind(run, err) : st;
 }
 
-cddp_status cdi_team_run(struct cdi_team *t, const struct cdi_work *work, bool on_thread, struct cdi_error *err)
+cddp_status cdi_cpu_comm_run(struct cdi_cpu_comm *t, const struct cdi_work *work, bool on_thread, struct cdi_error *err)
 {
     struct cdi_run run = {.t = t, .w = work, .on_thread = on_thread};
     cddp_status st;

@@ -13,7 +13,7 @@ struct cdi_tcp;
 
 #define CDI_SMALL_BYTES 8192 /* up to here every rank reduces everything by itself: one step instead of two */
 
-struct cdi_team {
+struct cdi_cpu_comm {
     int rank, size;      /* in the world */
     struct cdi_shm *shm; /* of the node's ranks; NULL in a world of one */
     struct cdi_tcp *tcp; /* to the other nodes; NULL where there is one */
@@ -34,15 +34,16 @@ struct cdi_cpu_region {
 };
 
 /* *t is zeroed but for rank, size, shm and wait. CDDP_E_NOMEM. */
-cddp_status cdi_team_init(struct cdi_team *t, struct cdi_error *err);
-void cdi_team_release(struct cdi_team *t);
+cddp_status cdi_cpu_comm_init(struct cdi_cpu_comm *t, struct cdi_error *err);
+void cdi_cpu_comm_release(struct cdi_cpu_comm *t);
 
 /*
  * Run one operation; blocks on peers. CDDP_OK, CDDP_E_MISMATCH, CDDP_E_PEER, CDDP_E_TIMEOUT, CDDP_E_ABORTED or what a
  * peer gave up with: after any of them the team has no common state left.
  */
-cddp_status cdi_team_run(struct cdi_team *t, const struct cdi_work *work, bool on_thread, struct cdi_error *err);
+cddp_status cdi_cpu_comm_run(struct cdi_cpu_comm *t, const struct cdi_work *work, bool on_thread,
+                             struct cdi_error *err);
 
-void cdi_team_region_destroy(struct cdi_team *t, struct cdi_region *region);
+void cdi_cpu_comm_region_destroy(struct cdi_cpu_comm *t, struct cdi_region *region);
 
 #endif

@@ -10,13 +10,13 @@ static size_t smaller(size_t a, size_t b)
 }
 
 /* Bytes of the piece at `at` of what rank gives. */
-static size_t stretch(const struct cdi_team *t, int rank, size_t at, size_t most)
+static size_t stretch(const struct cdi_cpu_comm *t, int rank, size_t at, size_t most)
 {
     return at < t->len[rank] ? smaller(most, t->len[rank] - at) : 0;
 }
 
 /* The longest of the node's pieces at `at`: all of its ranks find room for theirs alike. */
-static size_t longest_here(const struct cdi_team *t, size_t at, size_t most)
+static size_t longest_here(const struct cdi_cpu_comm *t, size_t at, size_t most)
 {
     size_t longest = 0;
 
@@ -29,7 +29,7 @@ static size_t longest_here(const struct cdi_team *t, size_t at, size_t most)
 }
 
 /* What the ranks [first, end) give from `at` on, behind one another at p. */
-static void take_all(const struct cdi_team *t, int first, int end, size_t at, size_t most, const uint8_t *p,
+static void take_all(const struct cdi_cpu_comm *t, int first, int end, size_t at, size_t most, const uint8_t *p,
                      cdi_take_fn take, void *arg)
 {
     for (int r = first; r < end; r++) {
@@ -45,7 +45,7 @@ static void take_all(const struct cdi_team *t, int first, int end, size_t at, si
 static cddp_status exchange_here(struct cdi_run *run, const uint8_t *mine, size_t at, size_t most, cdi_take_fn take,
                                  void *arg, struct cdi_error *err)
 {
-    struct cdi_team *t = run->t;
+    struct cdi_cpu_comm *t = run->t;
     size_t n = stretch(t, t->rank, at, most), longest = longest_here(t, at, most);
     cddp_status st;
 
@@ -63,7 +63,7 @@ static cddp_status exchange_here(struct cdi_run *run, const uint8_t *mine, size_
 }
 
 /* All that the node offered in the last step, in one block. */
-static void collect_block(const struct cdi_team *t, size_t at, size_t most, uint8_t *block)
+static void collect_block(const struct cdi_cpu_comm *t, size_t at, size_t most, uint8_t *block)
 {
     size_t longest = longest_here(t, at, most);
 
@@ -80,7 +80,7 @@ static void collect_block(const struct cdi_team *t, size_t at, size_t most, uint
 static struct cdi_reach reach_of(const struct cdi_run *run, size_t at, size_t most)
 {
     const struct cdi_tcp *tcp = run->t->tcp;
-    const struct cdi_op *op = &run->w->op;
+    const struct cdi_coll *op = &run->w->op;
     size_t block = op->count * cddp_dtype_size(op->dtype), all = block * (size_t)run->t->size;
 
     if (op->kind != CDI_ALL_TO_ALL || block == 0)
@@ -96,7 +96,7 @@ static struct cdi_reach reach_of(const struct cdi_run *run, size_t at, size_t mo
 static cddp_status exchange_across(struct cdi_run *run, size_t at, size_t most, cdi_take_fn take, void *arg,
                                    struct cdi_error *err)
 {
-    struct cdi_team *t = run->t;
+    struct cdi_cpu_comm *t = run->t;
     struct cdi_tcp *tcp = t->tcp;
     const struct cdi_reach reach = reach_of(run, at, most);
     bool leads = t->shm->rank == 0;
@@ -104,7 +104,7 @@ static cddp_status exchange_across(struct cdi_run *run, size_t at, size_t most, 
 
     if (leads) {
         collect_block(t, at, most, tcp->ring);
-        st = cdi_across_begin(run, err);
+        st = cdi_chain_begin(run, err);
     }
     if (st == CDDP_OK && at == 0) /* an operation ends nowhere before the nodes were compared */
         st = cdi_step_behind(run, err);
@@ -113,10 +113,10 @@ static cddp_status exchange_across(struct cdi_run *run, size_t at, size_t most, 
 
         for (int r = tcp->first[node]; r < tcp->first[node + 1]; r++)
             len += stretch(t, r, at, most);
-        if (len == 0 || !cdi_across_passes(&reach, node, tcp->node))
+        if (len == 0 || !cdi_chain_passes(&reach, node, tcp->node))
             continue;
         if (leads)
-            st = cdi_across_relay(run, node, &reach, node == tcp->node ? tcp->ring : cdi_next_slot(t), len, err);
+            st = cdi_chain_relay(run, node, &reach, node == tcp->node ? tcp->ring : cdi_next_slot(t), len, err);
         if (node == tcp->node || st != CDDP_OK)
             continue;
         st = cdi_step_behind(run, err);
@@ -128,7 +128,7 @@ static cddp_status exchange_across(struct cdi_run *run, size_t at, size_t most, 
 
 cddp_status cdi_exchange(struct cdi_run *run, const void *mine, cdi_take_fn take, void *arg, struct cdi_error *err)
 {
-    struct cdi_team *t = run->t;
+    struct cdi_cpu_comm *t = run->t;
     size_t longest = 0, at = 0, most = CDI_SHM_PIECE_BYTES;
 
     if (t->tcp != NULL) /* a block of the largest node must fit a slot */
@@ -160,8 +160,8 @@ static void take_part(void *arg, int from, size_t at, const uint8_t *p, size_t n
 
 static cddp_status broadcast(struct cdi_run *run, struct cdi_error *err)
 {
-    struct cdi_team *t = run->t;
-    const struct cdi_op *op = &run->w->op;
+    struct cdi_cpu_comm *t = run->t;
+    const struct cdi_coll *op = &run->w->op;
 
     for (int r = 0; r < t->size; r++) {
         t->len[r] = r == op->root ? op->count * cddp_dtype_size(op->dtype) : 0;
@@ -175,8 +175,8 @@ static cddp_status broadcast(struct cdi_run *run, struct cdi_error *err)
 /* In shared memory: each rank takes the others' blocks out of their arenas. */
 static cddp_status gather_direct(struct cdi_run *run, struct cdi_error *err)
 {
-    struct cdi_team *t = run->t;
-    const struct cdi_op *op = &run->w->op;
+    struct cdi_cpu_comm *t = run->t;
+    const struct cdi_coll *op = &run->w->op;
     const struct cdi_cpu_region *region = run->region;
     size_t bytes = op->count * cddp_dtype_size(op->dtype);
     cddp_status st = run->begun ? CDDP_OK : cdi_step(run, err);
@@ -192,8 +192,8 @@ static cddp_status gather_direct(struct cdi_run *run, struct cdi_error *err)
 
 static cddp_status all_gather(struct cdi_run *run, struct cdi_error *err)
 {
-    struct cdi_team *t = run->t;
-    const struct cdi_op *op = &run->w->op;
+    struct cdi_cpu_comm *t = run->t;
+    const struct cdi_coll *op = &run->w->op;
     size_t size = cddp_dtype_size(op->dtype), at = 0;
     uint8_t *mine;
 
@@ -229,8 +229,8 @@ static void take_block(void *arg, int from, size_t at, const uint8_t *p, size_t 
 
 static cddp_status all_to_all(struct cdi_run *run, struct cdi_error *err)
 {
-    struct cdi_team *t = run->t;
-    const struct cdi_op *op = &run->w->op;
+    struct cdi_cpu_comm *t = run->t;
+    const struct cdi_coll *op = &run->w->op;
 
     for (int r = 0; r < t->size; r++)
         t->len[r] = op->count * cddp_dtype_size(op->dtype) * (size_t)t->size;
@@ -372,7 +372,7 @@ static cddp_status message(struct cdi_run *run, struct cdi_error *err)
     int peer = run->w->op.root;
 
     if (peer < s->first || peer >= s->first + s->size)
-        return cdi_across_message(run, err);
+        return cdi_chain_message(run, err);
     return run->w->op.kind == CDI_SEND ? mail_send(run, err) : mail_recv(run, err);
 }
 

@@ -13,7 +13,7 @@ struct want {
 
 static struct want want_of(const struct cdi_run *run)
 {
-    const struct cdi_op *op = &run->w->op;
+    const struct cdi_coll *op = &run->w->op;
     struct want w = {.count = op->count, .size = cddp_dtype_size(op->dtype), .hi = op->count, .out = op->out};
 
     if (op->kind == CDI_REDUCE && op->root != run->t->rank)
@@ -65,8 +65,8 @@ static struct piece piece_of(const struct want *w, size_t k)
 
 static cddp_status reduce_small(struct cdi_run *run, const struct want *w, struct cdi_error *err)
 {
-    struct cdi_team *t = run->t;
-    const struct cdi_op *op = &run->w->op;
+    struct cdi_cpu_comm *t = run->t;
+    const struct cdi_coll *op = &run->w->op;
     size_t bytes = w->count * w->size;
     void *out = w->out;
     cddp_status st;
@@ -83,7 +83,7 @@ static cddp_status reduce_small(struct cdi_run *run, const struct want *w, struc
 }
 
 /* Offer everything but what this rank reduces itself. */
-static void offer_piece(const struct cdi_team *t, const struct cdi_op *op, const struct want *w, struct piece p)
+static void offer_piece(const struct cdi_cpu_comm *t, const struct cdi_coll *op, const struct want *w, struct piece p)
 {
     size_t lo, hi;
     const uint8_t *in = (const uint8_t *)op->in + p.at * w->size;
@@ -94,7 +94,7 @@ static void offer_piece(const struct cdi_team *t, const struct cdi_op *op, const
 }
 
 /* Reduce this rank's share of what all have offered in this step; others find it in the next. */
-static void reduce_share(const struct cdi_team *t, const struct cdi_op *op, const struct want *w, struct piece p)
+static void reduce_share(const struct cdi_cpu_comm *t, const struct cdi_coll *op, const struct want *w, struct piece p)
 {
     size_t size = w->size, lo, hi;
     bool all_mine;
@@ -111,7 +111,7 @@ static void reduce_share(const struct cdi_team *t, const struct cdi_op *op, cons
         keep(w, p.at + lo, hi - lo, to[0]);
 }
 
-static void collect_shares(const struct cdi_team *t, const struct want *w, struct piece p)
+static void collect_shares(const struct cdi_cpu_comm *t, const struct want *w, struct piece p)
 {
     size_t lo, hi;
 
@@ -125,8 +125,8 @@ static void collect_shares(const struct cdi_team *t, const struct want *w, struc
 /* A pipeline: one step carries the inputs of one piece and the results of the piece before it. */
 static cddp_status reduce_staged(struct cdi_run *run, const struct want *w, struct cdi_error *err)
 {
-    struct cdi_team *t = run->t;
-    const struct cdi_op *op = &run->w->op;
+    struct cdi_cpu_comm *t = run->t;
+    const struct cdi_coll *op = &run->w->op;
     size_t n_pieces = pieces_of(w);
 
     for (size_t k = 0; k <= n_pieces; k++) {
@@ -148,7 +148,7 @@ static cddp_status reduce_staged(struct cdi_run *run, const struct want *w, stru
 /* The parts of a region, from element lo on, as inputs and as outputs. */
 static void point_at(const struct cdi_run *run, const struct want *w, size_t lo)
 {
-    struct cdi_team *t = run->t;
+    struct cdi_cpu_comm *t = run->t;
     const struct cdi_cpu_region *region = run->region;
 
     for (int r = 0; r < t->shm->size; r++) {
@@ -160,8 +160,8 @@ static void point_at(const struct cdi_run *run, const struct want *w, size_t lo)
 /* In shared memory: each rank reduces its share of all arenas and writes it into all arenas. */
 static cddp_status reduce_direct(struct cdi_run *run, const struct want *w, struct cdi_error *err)
 {
-    struct cdi_team *t = run->t;
-    const struct cdi_op *op = &run->w->op;
+    struct cdi_cpu_comm *t = run->t;
+    const struct cdi_coll *op = &run->w->op;
     size_t lo, hi;
     cddp_status st = run->begun ? CDDP_OK : cdi_step(run, err);
 
@@ -176,8 +176,8 @@ static cddp_status reduce_direct(struct cdi_run *run, const struct want *w, stru
 /* In shared memory: each rank reduces its block of all arenas, into its own arena only. */
 static cddp_status scatter_direct(struct cdi_run *run, const struct want *w, struct cdi_error *err)
 {
-    struct cdi_team *t = run->t;
-    const struct cdi_op *op = &run->w->op;
+    struct cdi_cpu_comm *t = run->t;
+    const struct cdi_coll *op = &run->w->op;
     void *out = w->out;
     cddp_status st = run->begun ? CDDP_OK : cdi_step(run, err);
 
@@ -191,7 +191,7 @@ static cddp_status scatter_direct(struct cdi_run *run, const struct want *w, str
 /* --------------------------------------------------------------------------------------------- several nodes ---- */
 
 /* Does this rank have a chain? Then which part of n elements is it to pass along? */
-static bool chain_share(const struct cdi_team *t, size_t n, size_t size, size_t *lo, size_t *hi)
+static bool chain_share(const struct cdi_cpu_comm *t, size_t n, size_t size, size_t *lo, size_t *hi)
 {
     if (t->shm->rank >= t->tcp->n_chains)
         return false;
@@ -202,19 +202,19 @@ static bool chain_share(const struct cdi_team *t, size_t n, size_t size, size_t 
 /* Each chain passes its share of all arenas along the nodes, and writes the result into all arenas of the node. */
 static cddp_status reduce_direct_across(struct cdi_run *run, const struct want *w, struct cdi_error *err)
 {
-    struct cdi_team *t = run->t;
+    struct cdi_cpu_comm *t = run->t;
     const struct cdi_cpu_region *region = run->region;
     size_t lo, hi;
     cddp_status st = cdi_step(run, err);
 
     if (st == CDDP_OK && chain_share(t, w->count, w->size, &lo, &hi)) {
-        struct cdi_along a = {.n_in = t->shm->size, .n_out = t->shm->size, .count = hi - lo};
+        struct cdi_chain_op a = {.n_in = t->shm->size, .n_out = t->shm->size, .count = hi - lo};
 
         for (int r = 0; r < t->shm->size; r++)
             t->place[r] = (uint8_t *)region->part[r] + run->desc.offset + lo * w->size;
         a.in = (const void *const *)t->place;
         a.out = t->place;
-        st = cdi_across_reduce(run, &a, err);
+        st = cdi_chain_reduce(run, &a, err);
     }
     return st == CDDP_OK ? cdi_step_behind(run, err) : st;
 }
@@ -224,15 +224,15 @@ static cddp_status reduce_alone_across(struct cdi_run *run, const struct want *w
 {
     const void *in = run->w->op.in;
     void *out = w->out;
-    const struct cdi_along a = {.in = &in, .n_in = 1, .out = &out, .n_out = 1, .count = w->count};
+    const struct cdi_chain_op a = {.in = &in, .n_in = 1, .out = &out, .n_out = 1, .count = w->count};
 
-    return cdi_across_reduce(run, &a, err);
+    return cdi_chain_reduce(run, &a, err);
 }
 
 /* Private data that fits a slot: in through the slots of one step, out through those of the next. */
 static cddp_status reduce_slot_across(struct cdi_run *run, const struct want *w, struct cdi_error *err)
 {
-    struct cdi_team *t = run->t;
+    struct cdi_cpu_comm *t = run->t;
     size_t lo, hi;
     cddp_status st;
 
@@ -240,8 +240,8 @@ static cddp_status reduce_slot_across(struct cdi_run *run, const struct want *w,
         memcpy(cdi_next_slot(t), run->w->op.in, w->count * w->size);
     st = cdi_step(run, err);
     if (st == CDDP_OK && chain_share(t, w->count, w->size, &lo, &hi)) {
-        struct cdi_along a = {.n_in = t->shm->size, .n_out = 1, .count = hi - lo, .at = lo};
-        const struct cdi_op *op = &run->w->op;
+        struct cdi_chain_op a = {.n_in = t->shm->size, .n_out = 1, .count = hi - lo, .at = lo};
+        const struct cdi_coll *op = &run->w->op;
         void *out = cdi_next_slot(t) + lo * w->size;
 
         if (op->kind == CDI_REDUCE)
@@ -252,7 +252,7 @@ static cddp_status reduce_slot_across(struct cdi_run *run, const struct want *w,
             t->place[r] = cdi_shm_slot(t->shm, r, t->step) + lo * w->size;
         a.in = (const void *const *)t->place;
         a.out = &out;
-        st = cdi_across_reduce(run, &a, err);
+        st = cdi_chain_reduce(run, &a, err);
     }
     if (st == CDDP_OK)
         st = cdi_step_behind(run, err);
@@ -264,7 +264,8 @@ static cddp_status reduce_slot_across(struct cdi_run *run, const struct want *w,
 }
 
 /* Offer piece k of private data to all chains of the node. */
-static void stage_in(const struct cdi_team *t, const struct cdi_op *op, const struct want *w, size_t most, size_t k)
+static void stage_in(const struct cdi_cpu_comm *t, const struct cdi_coll *op, const struct want *w, size_t most,
+                     size_t k)
 {
     size_t at = k * most, n = w->count - at < most ? w->count - at : most;
 
@@ -272,7 +273,7 @@ static void stage_in(const struct cdi_team *t, const struct cdi_op *op, const st
 }
 
 /* Take piece k of the result from all of them. */
-static void stage_out(const struct cdi_team *t, const struct want *w, size_t most, size_t k)
+static void stage_out(const struct cdi_cpu_comm *t, const struct want *w, size_t most, size_t k)
 {
     size_t at = k * most, n = w->count - at < most ? w->count - at : most, lo, hi;
 
@@ -290,11 +291,11 @@ static void stage_out(const struct cdi_team *t, const struct want *w, size_t mos
  */
 static cddp_status reduce_stream_across(struct cdi_run *run, const struct want *w, struct cdi_error *err)
 {
-    struct cdi_team *t = run->t;
-    const struct cdi_op *op = &run->w->op;
+    struct cdi_cpu_comm *t = run->t;
+    const struct cdi_coll *op = &run->w->op;
     const size_t most = CDI_SHM_PIECE_BYTES / cdi_reduce_acc_size(op->dtype), n = (w->count + most - 1) / most;
     const size_t delay = n - 1 < CDI_SHM_STAGES - 2 ? n - 1 : CDI_SHM_STAGES - 2;
-    struct cdi_along a = {.n_in = t->shm->size, .n_out = 1, .count = w->count, .staged = most};
+    struct cdi_chain_op a = {.n_in = t->shm->size, .n_out = 1, .count = w->count, .staged = most};
     bool has_chain = t->shm->rank < t->tcp->n_chains;
     struct cdi_pipeline p;
     cddp_status st = CDDP_OK;

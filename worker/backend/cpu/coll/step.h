@@ -6,7 +6,7 @@
 #include "worker/backend/cpu/coll/collective.h"
 
 struct cdi_run {
-    struct cdi_team *t;
+    struct cdi_cpu_comm *t;
     const struct cdi_work *w;
     bool on_thread;
     struct cdi_shm_desc desc;
@@ -25,23 +25,23 @@ void cdi_run_what(const void *arg, char *buf, size_t cap);
 void cdi_desc_text(const struct cdi_shm_desc *d, char *buf, size_t cap);
 
 /* This rank's slot in the step that comes next, and that of a local rank in the last one. */
-static inline uint8_t *cdi_next_slot(const struct cdi_team *t)
+static inline uint8_t *cdi_next_slot(const struct cdi_cpu_comm *t)
 {
     return cdi_shm_slot(t->shm, t->shm->rank, t->step + 1);
 }
 
-static inline const uint8_t *cdi_slot_of(const struct cdi_team *t, int local_rank)
+static inline const uint8_t *cdi_slot_of(const struct cdi_cpu_comm *t, int local_rank)
 {
     return cdi_shm_slot(t->shm, local_rank, t->step);
 }
 
 /* The same for at most `most` bytes, which all ranks know alike: where that fits, in the post itself. */
-static inline uint8_t *cdi_next_room(const struct cdi_team *t, size_t most)
+static inline uint8_t *cdi_next_room(const struct cdi_cpu_comm *t, size_t most)
 {
     return most <= CDI_SHM_INLINE_BYTES ? cdi_shm_post(t->shm, t->shm->rank, t->step + 1)->data : cdi_next_slot(t);
 }
 
-static inline const uint8_t *cdi_room_of(const struct cdi_team *t, int local_rank, size_t most)
+static inline const uint8_t *cdi_room_of(const struct cdi_cpu_comm *t, int local_rank, size_t most)
 {
     return most <= CDI_SHM_INLINE_BYTES ? cdi_shm_post(t->shm, local_rank, t->step)->data : cdi_slot_of(t, local_rank);
 }

@@ -23,7 +23,7 @@ static bool sleep_on(struct futex_waitv *v, unsigned n)
 
 static void *listen(void *arg)
 {
-    struct cdi_bell *bell = arg;
+    struct cdi_abort_fd *bell = arg;
     _Atomic uint32_t *agent = cdi_flight_wake_word(bell->wait->flight);
     const struct timespec slice = {.tv_nsec = SLICE_MS * 1000000};
 
@@ -45,7 +45,7 @@ static void *listen(void *arg)
     return NULL;
 }
 
-void cdi_bell_start(struct cdi_bell *bell, const struct cdi_wait *wait)
+void cdi_abort_fd_start(struct cdi_abort_fd *bell, const struct cdi_wait *wait)
 {
     /* A word that is not what it should be: there is an answer at once, and it tells whether there ever is one. */
     struct futex_waitv other = {.uaddr = (uintptr_t)&bell->stop, .val = 1, .flags = FUTEX_32};
@@ -61,7 +61,7 @@ void cdi_bell_start(struct cdi_bell *bell, const struct cdi_wait *wait)
 
 #else
 
-void cdi_bell_start(struct cdi_bell *bell, const struct cdi_wait *wait)
+void cdi_abort_fd_start(struct cdi_abort_fd *bell, const struct cdi_wait *wait)
 {
     bell->wait = wait;
     bell->fd = -1;
@@ -69,7 +69,7 @@ void cdi_bell_start(struct cdi_bell *bell, const struct cdi_wait *wait)
 
 #endif
 
-void cdi_bell_stop(struct cdi_bell *bell)
+void cdi_abort_fd_stop(struct cdi_abort_fd *bell)
 {
     if (bell->fd < 0)
         return;

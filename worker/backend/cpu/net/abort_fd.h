@@ -11,7 +11,7 @@
 
 #include <pthread.h>
 
-struct cdi_bell {
+struct cdi_abort_fd {
     int fd; /* to be polled for POLLIN, never read; -1: there is none, and who polls has to look by himself */
     const struct cdi_wait *wait;
     pthread_t thread;
@@ -22,8 +22,8 @@ struct cdi_bell {
  * Make it ring when cdi_wait_check(wait) fails. wait must outlive it; only its shm and flight are looked at. Where the
  * kernel has no futex_waitv, or no descriptor or thread is to be had, there is none: no error.
  */
-void cdi_bell_start(struct cdi_bell *bell, const struct cdi_wait *wait);
+void cdi_abort_fd_start(struct cdi_abort_fd *bell, const struct cdi_wait *wait);
 /* End the thread and close the descriptor, which nobody may be polling. A bell with fd -1 is left as it is. */
-void cdi_bell_stop(struct cdi_bell *bell);
+void cdi_abort_fd_stop(struct cdi_abort_fd *bell);
 
 #endif

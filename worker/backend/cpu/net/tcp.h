@@ -86,10 +86,10 @@ struct cdi_tcp {
     uint8_t token[CDI_TCP_TOKEN];
     struct cdi_wait *wait;
     const struct cdi_world *making; /* until the links are there */
-    struct cdi_bell bell;
+    struct cdi_abort_fd bell;
     struct cdi_ear ear;
     struct pollfd *polled; /* scratch: two links, the bell, the node's other ranks */
-    struct cdi_meet meet;
+    struct cdi_oob meet;
     struct cdi_door door;
     struct cdi_link prev, next;
     struct cdi_link **pair; /* by rank, NULL: none yet */
@@ -105,7 +105,7 @@ struct cdi_tcp {
  * do not fit together; CDDP_SOCKET_IFNAME), CDDP_E_SYSTEM, CDDP_E_NOMEM, what another rank failed with.
  */
 cddp_status cdi_tcp_create(struct cdi_tcp **out, const struct cdi_world *world, struct cdi_wait *wait,
-                           const struct cdi_meet *meet, const struct cdi_address *reached, struct cdi_error *err);
+                           const struct cdi_oob *meet, const struct cdi_address *reached, struct cdi_error *err);
 /* Say goodbye, or pass on why the node has aborted; close everything; free. NULL-safe. */
 void cdi_tcp_destroy(struct cdi_tcp *tcp);
 /* Tell all neighbours what cdi_shm_aborted() says. Any thread, repeatable. */
@@ -113,7 +113,7 @@ void cdi_tcp_pass_abort(struct cdi_tcp *tcp);
 /* The goodbye alone. */
 void cdi_tcp_say_bye(struct cdi_tcp *tcp);
 /* In the meeting place: this rank could not join, and why. */
-void cdi_tcp_tell_broken(const struct cdi_meet *meet, const struct cdi_error *why);
+void cdi_tcp_tell_broken(const struct cdi_oob *meet, const struct cdi_error *why);
 
 /*
  * Starts the thread that listens to all control sockets. Without a thread or a descriptor there is none: no error.

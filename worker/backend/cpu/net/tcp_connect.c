@@ -27,7 +27,7 @@
 
 /* ----------------------------------------------------------------------------------------- the meeting place ---- */
 
-void cdi_tcp_tell_broken(const struct cdi_meet *meet, const struct cdi_error *why)
+void cdi_tcp_tell_broken(const struct cdi_oob *meet, const struct cdi_error *why)
 {
     char text[CDI_SHM_TEXT];
 
@@ -45,7 +45,7 @@ static cddp_status look(const struct cdi_tcp *tcp, struct cdi_error *err)
         st = cdi_world_watch(tcp->making, err);
     if (st != CDDP_OK || tcp->meet.get(tcp->meet.arg, BROKEN, text, sizeof text, 0, NULL) != CDDP_OK)
         return st;
-    return cdi_meet_cause(text, err);
+    return cdi_oob_cause(text, err);
 }
 
 /* The text under `name`, once it is there; whose it is, for the sentence. */
@@ -439,7 +439,7 @@ void cdi_tcp_destroy(struct cdi_tcp *tcp)
     for (int i = 0; i < CDI_TCP_WAITING; i++)
         if (tcp->door.waiting[i].fd >= 0)
             (void)close(tcp->door.waiting[i].fd);
-    cdi_bell_stop(&tcp->bell);
+    cdi_abort_fd_stop(&tcp->bell);
     (void)pthread_mutex_destroy(&tcp->lock);
     free(tcp->polled);
     free(tcp->pair);
@@ -448,7 +448,7 @@ void cdi_tcp_destroy(struct cdi_tcp *tcp)
     free(tcp);
 }
 
-static struct cdi_tcp *new_tcp(const struct cdi_world *w, struct cdi_wait *wait, const struct cdi_meet *meet)
+static struct cdi_tcp *new_tcp(const struct cdi_world *w, struct cdi_wait *wait, const struct cdi_oob *meet)
 {
     struct cdi_tcp *tcp = calloc(1, sizeof *tcp);
 
@@ -503,7 +503,7 @@ static cddp_status make_links(struct cdi_tcp *tcp, int local_rank, int64_t deadl
 }
 
 cddp_status cdi_tcp_create(struct cdi_tcp **out, const struct cdi_world *world, struct cdi_wait *wait,
-                           const struct cdi_meet *meet, const struct cdi_address *reached, struct cdi_error *err)
+                           const struct cdi_oob *meet, const struct cdi_address *reached, struct cdi_error *err)
 {
     int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), world->join_timeout_ms);
     struct cdi_tcp *tcp = new_tcp(world, wait, meet);
@@ -513,7 +513,7 @@ cddp_status cdi_tcp_create(struct cdi_tcp **out, const struct cdi_world *world, 
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", world->size);
     tcp->making = world;
     cdi_heir_begin(tcp);
-    cdi_bell_start(&tcp->bell, wait);
+    cdi_abort_fd_start(&tcp->bell, wait);
     cdi_ear_start(tcp);
     st = learn_nodes(tcp, world, deadline_ms, err);
     if (st == CDDP_OK && tcp->node > 0)

@@ -186,7 +186,7 @@ static socklen_t abstract_address(struct sockaddr_un *a, const char *name)
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + len);
 }
 
-static void tell_cause(const struct cdi_meet *meet, const char *name, const struct cdi_error *why)
+static void tell_cause(const struct cdi_oob *meet, const char *name, const struct cdi_error *why)
 {
     char text[CDI_SHM_TEXT];
 
@@ -208,7 +208,7 @@ static struct names names_of(const struct cdi_world *world)
     return n;
 }
 
-cddp_status cdi_meet_cause(const char *text, struct cdi_error *err)
+cddp_status cdi_oob_cause(const char *text, struct cdi_error *err)
 {
     int st = 0, blamed = 0, at = 0;
 
@@ -277,7 +277,7 @@ static cddp_status who_is_missing(const struct cdi_shm *s, const struct cdi_worl
 }
 
 static cddp_status accept_all(struct cdi_shm *s, int listener, int memfd, const struct cdi_world *world,
-                              const struct cdi_meet *meet, const struct patience *p, struct cdi_error *err)
+                              const struct cdi_oob *meet, const struct patience *p, struct cdi_error *err)
 {
     for (int n = 1; n < s->size;) {
         struct patience slice = *p;
@@ -292,7 +292,7 @@ static cddp_status accept_all(struct cdi_shm *s, int listener, int memfd, const 
         st = wait_fd(listener, POLLIN, &slice, err);
         if (st == CDDP_E_TIMEOUT) {
             if (meet->get(meet->arg, names.cause, cause, sizeof cause, 0, err) == CDDP_OK)
-                return cdi_meet_cause(cause, err);
+                return cdi_oob_cause(cause, err);
             if (cdi_now_ms() >= p->deadline_ms)
                 return who_is_missing(s, world, err);
             continue;
@@ -344,7 +344,7 @@ static void tell_all(struct cdi_shm *s, const struct patience *p, cddp_status st
             (void)give(s->socks[r], &m, -1, p, NULL); /* who died meanwhile is noticed at the next wait */
 }
 
-static cddp_status lead(struct cdi_shm *s, const struct cdi_world *world, const struct cdi_meet *meet,
+static cddp_status lead(struct cdi_shm *s, const struct cdi_world *world, const struct cdi_oob *meet,
                         const struct patience *p, struct cdi_error *err)
 {
     CDI_AUTOCLOSE int memfd = -1;
@@ -448,7 +448,7 @@ static cddp_status follow_over(struct cdi_shm *s, const struct patience *p, stru
 }
 
 /* Where the first rank's socket is. A part's members are looked after meanwhile. */
-static cddp_status find_socket(const struct cdi_meet *meet, const char *name, char *where, size_t cap,
+static cddp_status find_socket(const struct cdi_oob *meet, const char *name, char *where, size_t cap,
                                const struct patience *p, struct cdi_error *err)
 {
     for (;;) {
@@ -469,7 +469,7 @@ static cddp_status find_socket(const struct cdi_meet *meet, const char *name, ch
     }
 }
 
-static cddp_status follow(struct cdi_shm *s, const struct cdi_world *world, const struct cdi_meet *meet,
+static cddp_status follow(struct cdi_shm *s, const struct cdi_world *world, const struct cdi_oob *meet,
                           const struct patience *p, struct cdi_error *err)
 {
     const struct names names = names_of(world);
@@ -483,7 +483,7 @@ static cddp_status follow(struct cdi_shm *s, const struct cdi_world *world, cons
     if (st != CDDP_OK)
         return st;
     if (where[0] != '+')
-        return cdi_meet_cause(where, err);
+        return cdi_oob_cause(where, err);
     st = connect_to(where + 1, s->first, &s->socks[0], err);
     if (st != CDDP_OK) {
         (void)cdi_error_wrap(err, "rank %d", world->rank);
@@ -496,7 +496,7 @@ static cddp_status follow(struct cdi_shm *s, const struct cdi_world *world, cons
     /* The first rank knows who did not come, and may have begun to wait a moment later. */
     if ((st == CDDP_E_PEER || st == CDDP_E_TIMEOUT) &&
         meet->get(meet->arg, names.cause, text, sizeof text, 1000, NULL) == CDDP_OK)
-        return cdi_meet_cause(text, err);
+        return cdi_oob_cause(text, err);
     if (st == CDDP_E_PEER)
         return cdi_fail_by(err, cdi_rank_of_job(world, s->first), st, "rank %d died while memory was shared", s->first);
     if (st == CDDP_E_TIMEOUT)
@@ -505,7 +505,7 @@ static cddp_status follow(struct cdi_shm *s, const struct cdi_world *world, cons
     return st;
 }
 
-void cdi_handover_refuse(const struct cdi_world *world, const struct cdi_meet *meet, const struct cdi_error *why)
+void cdi_fd_exchange_refuse(const struct cdi_world *world, const struct cdi_oob *meet, const struct cdi_error *why)
 {
     const struct names names = names_of(world);
     struct cdi_error told;
@@ -517,8 +517,8 @@ void cdi_handover_refuse(const struct cdi_world *world, const struct cdi_meet *m
     tell_cause(meet, world->local_rank == 0 ? names.socket : names.cause, &told);
 }
 
-cddp_status cdi_handover_control(struct cdi_shm **out, const struct cdi_world *world, const struct cdi_meet *meet,
-                                 const struct cdi_mapper *m, struct cdi_error *err)
+cddp_status cdi_fd_exchange_control(struct cdi_shm **out, const struct cdi_world *world, const struct cdi_oob *meet,
+                                    const struct cdi_mapper *m, struct cdi_error *err)
 {
     const struct patience p = {
         .deadline_ms = cdi_deadline_ms(cdi_now_ms(), world->join_timeout_ms), .flight = world->flight, .making = world};
@@ -530,7 +530,7 @@ cddp_status cdi_handover_control(struct cdi_shm **out, const struct cdi_world *w
     st = cdi_shm_create(&s, world->local_rank, world->local_size, world->rank - world->local_rank, world->n_nodes > 1,
                         m, err);
     if (st != CDDP_OK) {
-        cdi_handover_refuse(world, meet, err);
+        cdi_fd_exchange_refuse(world, meet, err);
         return st;
     }
     st = world->local_rank == 0 ? lead(s, world, meet, &p, err) : follow(s, world, meet, &p, err);
@@ -608,7 +608,7 @@ static cddp_status relay(struct cdi_shm *s, int r, struct message *m, int *fd, c
     return st;
 }
 
-cddp_status cdi_handover_parts(struct cdi_wait *w, size_t bytes, void **part, bool *broken, struct cdi_error *err)
+cddp_status cdi_fd_exchange_parts(struct cdi_wait *w, size_t bytes, void **part, bool *broken, struct cdi_error *err)
 {
     struct cdi_shm *s = w->shm;
     /* Rank 0 knows who keeps all waiting: the others leave it the time to say so. */

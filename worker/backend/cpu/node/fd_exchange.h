@@ -12,7 +12,7 @@
 #include "worker/backend/cpu/node/wait.h"
 
 /* Where ranks find each other: texts under short names. In production the job's store, in tests shared memory. */
-struct cdi_meet {
+struct cdi_oob {
     cddp_status (*set)(void *arg, const char *name, const char *text, struct cdi_error *err);
     /* The text under name, once it is there; timeout 0 only looks. CDDP_E_TIMEOUT: it is not. */
     cddp_status (*get)(void *arg, const char *name, char *buf, size_t cap, int64_t timeout_ms, struct cdi_error *err);
@@ -21,18 +21,18 @@ struct cdi_meet {
 
 /* What a rank has put there that cannot go on: "-3 2 the text", the status, struct cdi_error's `blamed` and the text.
  */
-cddp_status cdi_meet_cause(const char *text, struct cdi_error *err);
+cddp_status cdi_oob_cause(const char *text, struct cdi_error *err);
 
 /*
  * Share a control segment between all ranks of this rank's node. A collective of the node; blocks until all have it, at
  * most for world->join_timeout_ms. m may be NULL. *out on success only. CDDP_E_TIMEOUT (names who did not come),
  * CDDP_E_PEER, CDDP_E_UNSUPPORTED (the node's ranks are on several hosts), CDDP_E_NOMEM, CDDP_E_SYSTEM, CDDP_E_VERSION.
  */
-cddp_status cdi_handover_control(struct cdi_shm **out, const struct cdi_world *world, const struct cdi_meet *meet,
-                                 const struct cdi_mapper *m, struct cdi_error *err);
+cddp_status cdi_fd_exchange_control(struct cdi_shm **out, const struct cdi_world *world, const struct cdi_oob *meet,
+                                    const struct cdi_mapper *m, struct cdi_error *err);
 
 /* This rank cannot come to that: the ranks of its node need not wait for it. */
-void cdi_handover_refuse(const struct cdi_world *world, const struct cdi_meet *meet, const struct cdi_error *why);
+void cdi_fd_exchange_refuse(const struct cdi_world *world, const struct cdi_oob *meet, const struct cdi_error *why);
 
 /*
  * Every rank of the node makes `bytes` bytes of memory and maps everybody's: part[r] is local rank r's. A collective of
@@ -40,6 +40,6 @@ void cdi_handover_refuse(const struct cdi_world *world, const struct cdi_meet *m
  * Returns this rank's own outcome: the caller compares it with the other ranks'. On failure nothing stays mapped.
  * Errors of the sockets themselves (*broken is set) mean that there is no common state left to go on from.
  */
-cddp_status cdi_handover_parts(struct cdi_wait *w, size_t bytes, void **part, bool *broken, struct cdi_error *err);
+cddp_status cdi_fd_exchange_parts(struct cdi_wait *w, size_t bytes, void **part, bool *broken, struct cdi_error *err);
 
 #endif

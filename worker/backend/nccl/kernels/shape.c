@@ -10,7 +10,7 @@ static uint64_t mix(uint64_t h, uint64_t x)
     return h ^ (h >> 31);
 }
 
-uint64_t cdi_shape_of(uint64_t before, const struct cdi_op *op, int n_ranks)
+uint64_t cdi_shape_of(uint64_t before, const struct cdi_coll *op, int n_ranks)
 {
     uint64_t h = mix(before, (uint64_t)op->kind | (uint64_t)op->dtype << 8 | (uint64_t)op->op << 16);
 

@@ -16,7 +16,7 @@ struct cdi_shapes {
 };
 
 /* Begins with 0; then the value for the operations before. n_ranks: for all_gatherv's counts. */
-uint64_t cdi_shape_of(uint64_t before, const struct cdi_op *op, int n_ranks);
+uint64_t cdi_shape_of(uint64_t before, const struct cdi_coll *op, int n_ranks);
 /* Was it there before? It is from now on, as long as there is room; what finds none is new each time. */
 bool cdi_shape_known(struct cdi_shapes *s, uint64_t shape);
 

@@ -68,14 +68,14 @@ static int reduce_once(struct rank *r, size_t count, cddp_dtype dtype, cddp_redo
 {
     size_t bytes = count * cddp_dtype_size(dtype);
     uint8_t *in = malloc(bytes + 1), *out = in_place ? in : malloc(bytes + 1), *want = malloc(bytes + 1);
-    struct cdi_op work = {.kind = CDI_ALL_REDUCE,
-                          .in = in,
-                          .out = out,
-                          .count = count,
-                          .dtype = dtype,
-                          .op = op,
-                          .bucket = -1,
-                          .lazy = true};
+    struct cdi_coll work = {.kind = CDI_ALL_REDUCE,
+                            .in = in,
+                            .out = out,
+                            .count = count,
+                            .dtype = dtype,
+                            .op = op,
+                            .bucket = -1,
+                            .lazy = true};
     int same;
 
     fill(in, count, dtype, r->rank, salt);
@@ -87,13 +87,13 @@ static int reduce_once(struct rank *r, size_t count, cddp_dtype dtype, cddp_redo
         free(out);
     free(in);
     free(want);
-    RANK_CHECK(same, "%s of %zu %s, %d ranks", cdi_op_name(op), count, cdi_dtype_name(dtype), r->size);
+    RANK_CHECK(same, "%s of %zu %s, %d ranks", cdi_redop_name(op), count, cdi_dtype_name(dtype), r->size);
     return 0;
 }
 
 /* ------------------------------------------------------------------------------------------- what goes wrong ---- */
 
-static const struct cdi_op barrier = {.kind = CDI_BARRIER, .bucket = -1, .lazy = true};
+static const struct cdi_coll barrier = {.kind = CDI_BARRIER, .bucket = -1, .lazy = true};
 
 static int stay_away(struct rank *r)
 {
@@ -189,18 +189,18 @@ Test(cpu, what_the_agent_says_ends_a_wait_for_sockets)
  */
 static int together(struct rank *r)
 {
-    struct cdi_op op = barrier;
+    struct cdi_coll op = barrier;
     int64_t until = cdi_now_ms() + 5000;
     cpu_set_t may, now, one;
     int first = 0, here = 0;
     double apart = 0, same;
-    struct cdi_op sum = {.kind = CDI_ALL_REDUCE,
-                         .in = &same,
-                         .out = &same,
-                         .count = 1,
-                         .dtype = CDDP_FLOAT64,
-                         .bucket = -1,
-                         .lazy = true};
+    struct cdi_coll sum = {.kind = CDI_ALL_REDUCE,
+                           .in = &same,
+                           .out = &same,
+                           .count = 1,
+                           .dtype = CDDP_FLOAT64,
+                           .bucket = -1,
+                           .lazy = true};
 
     RANK_CHECK(sched_getaffinity(0, sizeof may, &may) == 0);
     while (!CPU_ISSET(first, &may))

@@ -7,14 +7,14 @@ CDI_SUITE(mean);
 
 static char memory[2];
 
-static struct cdi_op mean(enum cdi_op_kind kind, cddp_dtype dtype)
+static struct cdi_coll mean(enum cdi_coll_kind kind, cddp_dtype dtype)
 {
-    return (struct cdi_op){.kind = kind, .in = memory, .out = memory, .count = 1, .dtype = dtype, .op = CDDP_AVG};
+    return (struct cdi_coll){.kind = kind, .in = memory, .out = memory, .count = 1, .dtype = dtype, .op = CDDP_AVG};
 }
 
 static const struct cdi_mean_facts best = {.nccl_code = 23003, .n_ranks = 8, .n_nodes = 1, .window = true};
 
-static void expect(enum cdi_mean want, struct cdi_op op, struct cdi_mean_facts facts)
+static void expect(enum cdi_mean want, struct cdi_coll op, struct cdi_mean_facts facts)
 {
     cr_assert_eq((int)cdi_mean_of(&op, &facts), (int)want, "type %d, kind %d, NCCL %d: %d", (int)op.dtype, (int)op.kind,
                  facts.nccl_code, (int)cdi_mean_of(&op, &facts));
@@ -39,7 +39,7 @@ Test(mean, nccl_makes_it_only_where_its_symmetric_kernels_take_it)
 /* It has no such kernel, and does not look before it launches it. */
 Test(mean, nccl_is_not_asked_for_the_mean_of_an_all_reduce_in_a_window)
 {
-    struct cdi_op halves = mean(CDI_ALL_REDUCE, CDDP_FLOAT16);
+    struct cdi_coll halves = mean(CDI_ALL_REDUCE, CDDP_FLOAT16);
 
     expect(CDI_MEAN_AFTER, mean(CDI_ALL_REDUCE, CDDP_FLOAT32), best);
     expect(CDI_MEAN_AFTER, mean(CDI_ALL_REDUCE, CDDP_BFLOAT16), best);
@@ -54,7 +54,7 @@ Test(mean, nccl_is_not_asked_for_the_mean_of_an_all_reduce_in_a_window)
 Test(mean, nor_outside_of_one_where_symmetric_kernels_may_serve_it)
 {
     struct cdi_mean_facts facts = best;
-    struct cdi_op op = mean(CDI_ALL_REDUCE, CDDP_FLOAT16);
+    struct cdi_coll op = mean(CDI_ALL_REDUCE, CDDP_FLOAT16);
 
     facts.window = false;
     op.bucket = -1;
@@ -69,7 +69,7 @@ Test(mean, nor_outside_of_one_where_symmetric_kernels_may_serve_it)
 Test(mean, a_half_of_the_programs_own_is_divided_alike_in_place_and_not)
 {
     struct cdi_mean_facts facts = best;
-    struct cdi_op op = mean(CDI_ALL_REDUCE, CDDP_FLOAT16);
+    struct cdi_coll op = mean(CDI_ALL_REDUCE, CDDP_FLOAT16);
 
     facts.nccl_code = 22907;
     facts.window = false;
@@ -87,7 +87,7 @@ Test(mean, doubles_have_no_symmetric_kernel)
 Test(mean, a_half_that_could_overflow_is_divided_before_it_is_added)
 {
     struct cdi_mean_facts facts = best;
-    struct cdi_op apart = mean(CDI_ALL_REDUCE, CDDP_FLOAT16);
+    struct cdi_coll apart = mean(CDI_ALL_REDUCE, CDDP_FLOAT16);
 
     facts.nccl_code = 22809;
     expect(CDI_MEAN_BEFORE, mean(CDI_ALL_REDUCE, CDDP_FLOAT16), facts);
@@ -110,7 +110,7 @@ Test(mean, integers_are_divided_by_nccl)
 Test(mean, one_rank_and_other_operations_have_none)
 {
     struct cdi_mean_facts facts = best;
-    struct cdi_op sum = mean(CDI_ALL_REDUCE, CDDP_FLOAT32);
+    struct cdi_coll sum = mean(CDI_ALL_REDUCE, CDDP_FLOAT32);
 
     sum.op = CDDP_SUM;
     expect(CDI_MEAN_NONE, sum, best);

@@ -8,13 +8,13 @@ CDI_SUITE(shape);
 static struct cdi_shapes shapes;
 static char memory[2];
 
-static struct cdi_op reduction(size_t count)
+static struct cdi_coll reduction(size_t count)
 {
-    return (struct cdi_op){
+    return (struct cdi_coll){
         .kind = CDI_ALL_REDUCE, .in = memory, .out = memory, .count = count, .dtype = CDDP_FLOAT32, .op = CDDP_SUM};
 }
 
-static bool known(const struct cdi_op *op, int n)
+static bool known(const struct cdi_coll *op, int n)
 {
     uint64_t shape = 0;
 
@@ -25,7 +25,7 @@ static bool known(const struct cdi_op *op, int n)
 
 Test(shape, a_launch_is_new_once)
 {
-    struct cdi_op op = reduction(5);
+    struct cdi_coll op = reduction(5);
 
     cr_assert_not(known(&op, 1));
     op.bucket = 7; /* nothing that NCCL sees */
@@ -35,8 +35,8 @@ Test(shape, a_launch_is_new_once)
 Test(shape, whatever_nccl_chooses_by_makes_a_new_one)
 {
     static const size_t counts[2][3] = {{1, 2, 3}, {3, 2, 1}};
-    struct cdi_op op[7], group[2] = {reduction(5), reduction(6)},
-                         gather = {.kind = CDI_ALL_GATHERV, .counts = counts[0]};
+    struct cdi_coll op[7], group[2] = {reduction(5), reduction(6)},
+                           gather = {.kind = CDI_ALL_GATHERV, .counts = counts[0]};
 
     for (int i = 0; i < 7; i++)
         op[i] = reduction(5);
@@ -59,12 +59,12 @@ Test(shape, whatever_nccl_chooses_by_makes_a_new_one)
 Test(shape, what_finds_no_room_is_new_each_time)
 {
     for (size_t i = 0; i < CDI_SHAPES / 2; i++) {
-        struct cdi_op op = reduction(i);
+        struct cdi_coll op = reduction(i);
 
         cr_assert_not(known(&op, 1));
     }
     for (size_t i = 0; i < CDI_SHAPES / 2; i++) {
-        struct cdi_op op = reduction(i), more = reduction(CDI_SHAPES + i);
+        struct cdi_coll op = reduction(i), more = reduction(CDI_SHAPES + i);
 
         cr_assert(known(&op, 1));
         cr_assert_not(known(&more, 1));

@@ -12,7 +12,7 @@ CDI_SUITE(move, .timeout = 100);
 static cddp_status send_to(struct lone_rank *l, int to)
 {
     static const float x = 1;
-    const struct cdi_op op = {
+    const struct cdi_coll op = {
         .kind = CDI_SEND, .in = &x, .count = 1, .dtype = CDDP_FLOAT32, .root = to, .bucket = -1, .lazy = true};
 
     return lone_rank_do(l, &op);
@@ -102,8 +102,8 @@ Test(move, two_ranks_that_send_to_each_other_are_told_so)
 
 static int ping_pong(struct rank *r)
 {
-    const struct cdi_op there = {.kind = CDI_SEND, .root = 1 - r->rank, .bucket = -1, .lazy = true};
-    const struct cdi_op back = {.kind = CDI_RECV, .root = 1 - r->rank, .bucket = -1, .lazy = true};
+    const struct cdi_coll there = {.kind = CDI_SEND, .root = 1 - r->rank, .bucket = -1, .lazy = true};
+    const struct cdi_coll back = {.kind = CDI_RECV, .root = 1 - r->rank, .bucket = -1, .lazy = true};
 
     RANK_CHECK(rank_open(r) == CDDP_OK);
     for (int i = 0; i < ROUNDS; i++) {

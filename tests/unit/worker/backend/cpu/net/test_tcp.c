@@ -84,7 +84,7 @@ Test(tcp, an_abort_brings_its_sentence_and_a_status_that_is_none_is_a_protocol_e
 /* Connect to where rank 1 listens, say something else, and wait to be thrown out. */
 static int stranger(struct rank *r, const void *said, size_t len)
 {
-    const struct cdi_meet meet = rank_meet(r);
+    const struct cdi_oob meet = rank_meet(r);
     const struct timeval patience = {.tv_sec = 10};
     char text[512];
     struct cdi_address a;
@@ -106,7 +106,7 @@ static cddp_status late_get(void *arg, const char *name, char *buf, size_t cap, 
                             struct cdi_error *err)
 {
     struct rank *r = arg;
-    const struct cdi_meet meet = rank_meet(r);
+    const struct cdi_oob meet = rank_meet(r);
 
     while (strcmp(name, "addr/1") == 0 && atomic_load(&r->board->flag[0]) == 0)
         (void)usleep(1000);
@@ -115,7 +115,7 @@ static cddp_status late_get(void *arg, const char *name, char *buf, size_t cap, 
 
 static cddp_status late_set(void *arg, const char *name, const char *text, struct cdi_error *err)
 {
-    const struct cdi_meet meet = rank_meet(arg);
+    const struct cdi_oob meet = rank_meet(arg);
 
     return meet.set(meet.arg, name, text, err);
 }
@@ -137,8 +137,8 @@ static int be_strangers(struct rank *r)
 
 static int besieged(struct rank *r)
 {
-    static const struct cdi_op barrier = {.kind = CDI_BARRIER, .bucket = -1, .lazy = true};
-    const struct cdi_meet late = {.set = late_set, .get = late_get, .arg = r};
+    static const struct cdi_coll barrier = {.kind = CDI_BARRIER, .bucket = -1, .lazy = true};
+    const struct cdi_oob late = {.set = late_set, .get = late_get, .arg = r};
 
     if (r->rank == 2)
         return be_strangers(r);
@@ -162,7 +162,7 @@ static cddp_status far_get(void *arg, const char *name, char *buf, size_t cap, i
                            struct cdi_error *err)
 {
     struct rank *r = arg;
-    const struct cdi_meet meet = rank_meet(r);
+    const struct cdi_oob meet = rank_meet(r);
 
     (void)usleep(300000);
     atomic_fetch_add(&r->board->flag[2], strcmp(name, "broken") == 0);
@@ -172,7 +172,7 @@ static cddp_status far_get(void *arg, const char *name, char *buf, size_t cap, i
 /* Connections that say nothing, until the ranks have met: at first more than a queue holds. */
 static int crowd(struct rank *r)
 {
-    const struct cdi_meet meet = rank_meet(r);
+    const struct cdi_oob meet = rank_meet(r);
     int fd[200], n = 0;
     char text[512];
     struct cdi_address a;
@@ -213,8 +213,8 @@ static cddp_status one_door(void *arg, const char *name, char *buf, size_t cap, 
 
 static int crowded(struct rank *r)
 {
-    const struct cdi_meet late = {.set = late_set, .get = one_door, .arg = r};
-    const struct cdi_meet far = {.set = late_set, .get = far_get, .arg = r};
+    const struct cdi_oob late = {.set = late_set, .get = one_door, .arg = r};
+    const struct cdi_oob far = {.set = late_set, .get = far_get, .arg = r};
     struct cdi_address loopback;
     cddp_status st;
 
@@ -313,7 +313,7 @@ static void make_wait(struct cdi_wait *w, struct cdi_shm **shm, struct cdi_fligh
     (void)close(fd);
 }
 
-static bool rings(const struct cdi_bell *bell, int within_ms)
+static bool rings(const struct cdi_abort_fd *bell, int within_ms)
 {
     struct pollfd p = {.fd = bell->fd, .events = POLLIN};
 
@@ -324,20 +324,20 @@ static bool rings(const struct cdi_bell *bell, int within_ms)
 static void ring(void (*what)(struct cdi_wait *w), bool must)
 {
     struct cdi_flight *flight;
-    struct cdi_bell bell;
+    struct cdi_abort_fd bell;
     struct cdi_wait wait;
     struct cdi_shm *shm;
 
     make_wait(&wait, &shm, &flight);
-    cdi_bell_start(&bell, &wait);
+    cdi_abort_fd_start(&bell, &wait);
     if (bell.fd >= 0) { /* else this kernel has no futex_waitv */
         cr_assert_not(rings(&bell, 0));
         what(&wait);
         cr_assert_eq(rings(&bell, must ? 10000 : 50), must);
         cr_assert_eq(rings(&bell, 0), must);
     }
-    cdi_bell_stop(&bell);
-    cdi_bell_stop(&bell);
+    cdi_abort_fd_stop(&bell);
+    cdi_abort_fd_stop(&bell);
     cr_assert_eq(bell.fd, -1);
     cdi_shm_destroy(shm);
     cdi_flight_release(flight);
@@ -409,7 +409,7 @@ static void begin_to_wait(struct rank *r, int of)
 /* The last rank aborts, rank 0 is in `op`, and all others compute. */
 static int abort_far_away(struct rank *r)
 {
-    const struct cdi_op *op = r->arg;
+    const struct cdi_coll *op = r->arg;
     int64_t t0 = cdi_now_ms();
     cddp_status st;
 
@@ -434,15 +434,15 @@ static int abort_far_away(struct rank *r)
 }
 
 static float number;
-static const struct cdi_op from_rank_1 = {
+static const struct cdi_coll from_rank_1 = {
     .kind = CDI_RECV, .out = &number, .count = 1, .dtype = CDDP_FLOAT32, .root = 1, .bucket = -1, .lazy = true};
-static const struct cdi_op sum_of_all = {.kind = CDI_ALL_REDUCE,
-                                         .in = &number,
-                                         .out = &number,
-                                         .count = 1,
-                                         .dtype = CDDP_FLOAT32,
-                                         .bucket = -1,
-                                         .lazy = true};
+static const struct cdi_coll sum_of_all = {.kind = CDI_ALL_REDUCE,
+                                           .in = &number,
+                                           .out = &number,
+                                           .count = 1,
+                                           .dtype = CDDP_FLOAT32,
+                                           .bucket = -1,
+                                           .lazy = true};
 
 Test(tcp, a_rank_that_waits_within_its_node_hears_an_abort_on_another_node)
 {
@@ -521,7 +521,7 @@ Test(tcp, a_rank_that_ends_after_the_last_operation_does_no_harm)
 static int alone_with_a_message(struct rank *r)
 {
     int waits = *(const int *)r->arg, other = 1 - waits;
-    const struct cdi_op op = {
+    const struct cdi_coll op = {
         .kind = CDI_SEND, .in = &number, .count = 1, .dtype = CDDP_FLOAT32, .root = other, .bucket = -1, .lazy = true};
     char want[64];
 
@@ -584,7 +584,7 @@ static void let_rank_1_send(void)
 
 static int come_while_the_clock_is_read(struct rank *r)
 {
-    const struct cdi_op to_rank_0 = {
+    const struct cdi_coll to_rank_0 = {
         .kind = CDI_SEND, .in = &number, .count = 1, .dtype = CDDP_FLOAT32, .bucket = -1, .lazy = true};
 
     r->world.timeout_ms = 2000;
@@ -614,14 +614,14 @@ Test(tcp, a_message_that_comes_while_the_clock_is_read_is_not_late)
 /* A rank that comes after the other one gave up hears so, and does not try to connect. */
 static int come_too_late(struct rank *r)
 {
-    const struct cdi_op op = {.kind = r->rank == 0 ? CDI_SEND : CDI_RECV,
-                              .in = &number,
-                              .out = &number,
-                              .count = 1,
-                              .dtype = CDDP_FLOAT32,
-                              .root = 1 - r->rank,
-                              .bucket = -1,
-                              .lazy = true};
+    const struct cdi_coll op = {.kind = r->rank == 0 ? CDI_SEND : CDI_RECV,
+                                .in = &number,
+                                .out = &number,
+                                .count = 1,
+                                .dtype = CDDP_FLOAT32,
+                                .root = 1 - r->rank,
+                                .bucket = -1,
+                                .lazy = true};
     int64_t t0;
     cddp_status st;
 
@@ -685,7 +685,7 @@ Test(tcp, a_forked_child_does_not_hide_the_death_of_its_parent)
 /* Rank 2 dies while rank 1 waits for it and rank 0, to which alone it has a socket, computes. */
 static int die_beside(struct rank *r)
 {
-    const struct cdi_op from_2 = {.kind = CDI_RECV, .root = 2, .bucket = -1, .lazy = true};
+    const struct cdi_coll from_2 = {.kind = CDI_RECV, .root = 2, .bucket = -1, .lazy = true};
     int64_t t0 = cdi_now_ms();
     cddp_status st;
 

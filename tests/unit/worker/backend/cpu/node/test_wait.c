@@ -43,8 +43,8 @@ static int64_t ms_of(const struct timespec *t)
     return (int64_t)t->tv_sec * 1000 + t->tv_nsec / 1000000;
 }
 
-static const struct cdi_op barrier = {.kind = CDI_BARRIER, .bucket = -1, .lazy = true};
-static const struct cdi_op from_1 = {.kind = CDI_RECV, .root = 1, .bucket = -1, .lazy = true};
+static const struct cdi_coll barrier = {.kind = CDI_BARRIER, .bucket = -1, .lazy = true};
+static const struct cdi_coll from_1 = {.kind = CDI_RECV, .root = 1, .bucket = -1, .lazy = true};
 
 /* ------------------------------------------------------------------------------- coming at the last moment ---- */
 
@@ -175,7 +175,7 @@ static void waits_for(int rank, int other)
     atomic_store(&lone.team.shm->ranks[rank].waits_for, (uint32_t)other + 1);
 }
 
-static void expect_late(const struct cdi_op *op, const char *text)
+static void expect_late(const struct cdi_coll *op, const char *text)
 {
     cr_assert_eq(lone_rank_do(&lone, op), CDDP_E_TIMEOUT);
     cr_assert_not_null(strstr(lone.err.msg, text), "%s", lone.err.msg);
@@ -239,7 +239,7 @@ static bool is_stopped(pid_t pid)
 /* Rank 0 waits for 1, which waits for 2, which is stopped: the first clock that fires is that of rank 0. */
 static int chain_of_waits(struct rank *r)
 {
-    const struct cdi_op next = {.kind = CDI_RECV, .root = r->rank + 1, .bucket = -1, .lazy = true};
+    const struct cdi_coll next = {.kind = CDI_RECV, .root = r->rank + 1, .bucket = -1, .lazy = true};
     char want[64];
     cddp_status st;
 
@@ -295,7 +295,7 @@ int sched_setaffinity(pid_t pid, size_t size, const cpu_set_t *set)
 
 Test(wait, what_the_program_binds_a_thread_to_while_it_steps_aside_stays)
 {
-    const struct cdi_op from_0 = {.kind = CDI_RECV, .root = 0, .bucket = -1, .lazy = true};
+    const struct cdi_coll from_0 = {.kind = CDI_RECV, .root = 0, .bucket = -1, .lazy = true};
     cpu_set_t may, now;
 
     cr_assert_eq(sched_getaffinity(0, sizeof may, &may), 0);
