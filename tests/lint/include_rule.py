@@ -10,21 +10,57 @@ import re
 import sys
 import tempfile
 
-# Room -> rooms whose headers it may include. A room may always include its own, the public ones, and libc's.
+# Room -> rooms whose headers it may include, in the order of a reader's way up. The longest prefix of a path is its room.
+# A room may always include its own headers, the public ones, and libc's.
+BASE = ['common', 'worker/base']
+CPU = ['worker/backend/cpu/node', 'worker/backend/cpu/net', 'worker/backend/cpu/coll']
+TRAINING = ['common', 'protocol', 'worker/base', 'worker/math', 'worker/backend', 'worker/comm', 'worker/checkpoint']
 ALLOWED = {
     'include': [],
     'common': [],
     'protocol': ['common'],
     'store': ['protocol', 'common'],
-    'worker': ['store', 'protocol', 'common'],
-    'rendezvous': ['store', 'protocol', 'common'],
-    'launcher': ['store', 'protocol', 'common'],
+
+    'worker/base': ['common'],
+    'worker/math': BASE,
+    'worker/store': [*BASE, 'protocol', 'store'],
+    'worker/backend': [*BASE, 'protocol', 'worker/math'],
+    'worker/backend/cpu/node': [*BASE, 'protocol', 'worker/backend'],
+    'worker/backend/cpu/net': [*BASE, 'protocol', 'worker/backend', 'worker/backend/cpu/node'],
+    'worker/backend/cpu/coll': [*BASE, 'worker/math', 'worker/backend', 'worker/backend/cpu/node', 'worker/backend/cpu/net'],
+    'worker/backend/cpu': [*BASE, 'protocol', 'worker/math', 'worker/store', 'worker/backend', *CPU],
+    'worker/backend/mpi': [*BASE, 'protocol', 'worker/math', 'worker/backend'],
+    'worker/backend/nccl/kernels': [*BASE, 'worker/math', 'worker/backend'],
+    'worker/backend/nccl': [*BASE, 'protocol', 'worker/math', 'worker/backend', 'worker/backend/nccl/kernels'],
+    'worker/comm': [*BASE, 'protocol', 'worker/store', 'worker/backend', 'worker/backend/cpu'],
+    'worker/data': [*BASE, 'worker/math', 'worker/comm'],
+    'worker/checkpoint': [*BASE, 'worker/backend', 'worker/comm', 'worker/data'],
+    'worker/reducer': TRAINING,
+    'worker/optim': [*TRAINING, 'worker/reducer'],
+
+    'rendezvous/round': ['common', 'protocol', 'store'],
+    'rendezvous/http': ['common', 'protocol'],
+    'rendezvous/daemon': ['common', 'protocol', 'store', 'rendezvous'],
+    'rendezvous': ['common', 'protocol', 'store', 'rendezvous/round', 'rendezvous/http'],
+
+    'launcher/cli': ['common'],
+    'launcher/cluster': ['common', 'launcher/cli'],
+    'launcher/plan': ['common', 'protocol', 'store', 'launcher/cli', 'launcher/cluster'],
+    'launcher/process': ['common', 'protocol'],
+    'launcher/output': ['common', 'protocol', 'launcher/cli', 'launcher/plan'],
+    'launcher/agent': ['common', 'protocol', 'launcher/cli', 'launcher/plan', 'launcher/process', 'launcher/output'],
+    'launcher/remote': ['common', 'launcher/cli', 'launcher/cluster'],
+    'launcher': ['common', 'launcher/cli', 'launcher/cluster', 'launcher/plan', 'launcher/process', 'launcher/output', 'launcher/agent', 'launcher/remote'],
     'examples': [],
 }
+# Within a large room, the floors from the ground up: a file includes headers of its own floor and those below. A file that
+# stands on none of these is on top of them.
+FLOORS = {
+}
 # The one arrow between neighbours: cddprun hosts the rendezvous in its own loop.
-SIDEWAYS = {('launcher', 'rendezvous/server.h')}
+SIDEWAYS = {('launcher/agent', 'rendezvous/server.h')}
 # libcddp must not pull in jansson.
-FORBIDDEN = {('worker', 'protocol/message.h')}
+FORBIDDEN = [('worker/', 'protocol/message.h'), ('worker/', 'protocol/json_text.h')]
 
 # Header of another project -> rooms or files that may include it.
 EXTERNAL = {
@@ -49,6 +85,7 @@ CALLS = [
     (r'atoi|atol|atoll|atof|gets|strcpy|strcat|v?sprintf|strtok', []),
 ]
 
+TOP = {room.split('/')[0] for room in ALLOWED}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]', re.M)
 NOT_CODE = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
 
@@ -58,32 +95,50 @@ def blank(match):
     return re.sub(r'[^\n]', ' ', match.group(0))
 
 
+def room_of(path):
+    """The room of a file or header; None: it is not in the tree's rooms."""
+    folder = os.path.dirname(path)
+    while folder and folder not in ALLOWED:
+        folder = os.path.dirname(folder)
+    return folder or None
+
+
+def floor_of(room, path):
+    """On which floor of its room a file is; None: the room has no floors."""
+    stem = os.path.splitext(os.path.relpath(path, room))[0]
+    floors = [i for i, stems in enumerate(FLOORS.get(room, ())) if stem in stems.split()]
+    return floors[0] if floors else len(FLOORS[room]) if room in FLOORS else None
+
+
+def above(room, path, header):
+    """Within a room: only a header of the file's own floor or one below."""
+    mine, other = floor_of(room, path), floor_of(room, header)
+    return None if mine is None or other <= mine else f'{header} is above {path} in {room}'
+
+
 def check_include(path, quote, header):
-    room = path.split('/')[0]
+    room = room_of(path)
     if header in EXTERNAL:
         if not any(path == allowed or (allowed.endswith('/') and path.startswith(allowed))
                    for allowed in EXTERNAL[header]):
             return f'<{header}> is not for {path}'
     if header.startswith('cddp/'):
         return None
+    top = header.split('/')[0] in TOP and '/' in header
     if quote == '<':
-        first = header.split('/')[0]
-        return f'write "{header}", with quotes: it is ours' if first in ALLOWED and '/' in header else None
-    first = header.split('/')[0]
-    if '/' not in header and room != 'examples':
-        return f'write "room/{header}": an include names its room'
-    if room == 'examples' and '/' not in header:
-        return None
-    if (room, header) in FORBIDDEN:
-        return f'{room} must not include {header}: libcddp needs libc only'
-    if first == room or first in ALLOWED[room] or (room, header) in SIDEWAYS:
-        return None
+        return f'write "{header}", with quotes: it is ours' if top else None
+    if '/' not in header:
+        return None if room == 'examples' else f'write "room/{header}": an include names its room'
+    for start, refused in FORBIDDEN:
+        if path.startswith(start) and header == refused:
+            return f'{start} must not include {header}: libcddp needs libc only'
+    other = room_of(header)
+    if other is not None and (other == room or other in ALLOWED[room] or (room, header) in SIDEWAYS):
+        return above(room, path, header)
     return f'{room} must not include {header}'
 
 
-def check_file(root, path):
-    with open(os.path.join(root, path), encoding='utf-8') as source:
-        text = source.read()
+def check_text(path, text):
     for match in INCLUDE.finditer(text):
         why = check_include(path, match.group(1), match.group(2))
         if why:
@@ -98,42 +153,50 @@ def check_file(root, path):
 
 def check_tree(root):
     found = []
-    for room in ALLOWED:
-        for folder, _, names in sorted(os.walk(os.path.join(root, room))):
+    for top in sorted(TOP):
+        for folder, _, names in sorted(os.walk(os.path.join(root, top))):
             for name in sorted(names):
-                if name.endswith(('.c', '.h', '.h.in')):
-                    found += check_file(root, os.path.relpath(os.path.join(folder, name), root))
+                if name.endswith(('.c', '.h', '.h.in', '.cu')):
+                    path = os.path.join(folder, name)
+                    with open(path, encoding='utf-8') as source:
+                        found += check_text(os.path.relpath(path, root), source.read())
     return found
 
 
 PLANTED = {
-    'common/a.c': '#include "protocol/flight.h"\n',
-    'protocol/a.h': '#include "store/kv.h"\n',
-    'store/a.c': '#include "rendezvous/server.h"\n',
-    'worker/a.c': '#include "launcher/plan/plan.h"\n',
-    'worker/b.c': '#include "protocol/message.h"\n',
+    'worker/backend/a.c': '#include "protocol/message.h"\n',
+    'worker/comm/b.c': '#include "worker/nowhere/a.h"\n',
     'worker/backend/c.c': '#include <dlfcn.h>\n',
-    'worker/d.c': '#include <uv.h>\n',
-    'worker/e.c': '#include <sodium.h>\n',
-    'rendezvous/a.c': '#include "launcher/plan/plan.h"\n',
-    'launcher/a.c': '#include "rendezvous/conn.h"\n',
-    'launcher/b.c': '#include <jansson.h>\n',
-    'launcher/c.c': 'int f(void)\n{\n    return fork();\n}\n',
-    'launcher/d.c': 'void f(void)\n{\n    kill(1, 9);\n}\n',
+    'worker/base/d.c': '#include <uv.h>\n',
+    'worker/comm/e.c': '#include <sodium.h>\n',
+    'launcher/cli/b.c': '#include <jansson.h>\n',
+    'launcher/plan/c.c': 'int f(void)\n{\n    return fork();\n}\n',
+    'launcher/agent/d.c': 'void f(void)\n{\n    kill(1, 9);\n}\n',
     'common/b.c': 'char *f(void)\n{\n    return getenv("HOME");\n}\n',
     'common/e.c': 'int f(const char *s)\n{\n    return atoi(s);\n}\n',
     'common/c.h': '#include "buf.h"\n',
     'common/d.c': '#include <common/buf.h>\n',
-    'include/cddp/a.h': '#include "common/buf.h"\n',
-    'examples/a.c': '#include "worker/comm/comm.h"\n',
 }
 CLEAN = {
     'common/ok.c': '/* fork() and "protocol/flight.h" */\n#include "common/buf.h"\nstatic const char *s = "getenv(";\n',
-    'launcher/ok.c': '#include "rendezvous/server.h"\n#include <uv.h>\nvoid f(struct x *y)\n{\n    y->kill(1);\n}\n',
+    'launcher/agent/ok.c': '#include "rendezvous/server.h"\n#include <uv.h>\nvoid f(struct x *y)\n{\n    y->kill(1);\n}\n',
     'launcher/process/spawn.c': '#include <signal.h>\nint f(void)\n{\n    return fork();\n}\n',
-    'worker/ok.c': '#include "store/kv.h"\n#include <cddp/cddp.h>\n',
+    'worker/store/ok.c': '#include "store/kv.h"\n#include <cddp/cddp.h>\n',
     'examples/wine/ok.c': '#include "model.h"\n#include <cddp/cddp.h>\n',
 }
+
+
+def planted_arrows():
+    """One forbidden arrow for each room and each room that it must not include, and for each floor."""
+    for room in ALLOWED:
+        folder = 'include/cddp' if room == 'include' else room
+        for other in ALLOWED:
+            if other not in (room, 'include', *ALLOWED[room]) and (room, f'{other}/planted.h') not in SIDEWAYS:
+                yield f'{folder}/planted.c', f'#include "{other}/planted.h"\n'
+        floors = FLOORS.get(room, ())
+        for i, stems in enumerate(floors):
+            higher = floors[i + 1].split()[0] if i + 1 < len(floors) else 'on_top'
+            yield f'{room}/{stems.split()[0]}.c', f'#include "{room}/{higher}.h"\n'
 
 
 def plant(root, files):
@@ -148,12 +211,14 @@ def self_test():
     with tempfile.TemporaryDirectory() as root:
         plant(root, CLEAN)
         wrong += [f'taken for a violation: {one}' for one in check_tree(root)]
-    for path, text in PLANTED.items():
-        with tempfile.TemporaryDirectory() as root:
-            plant(root, CLEAN | {path: text})
-            found = check_tree(root)
-            if len(found) != 1 or not found[0].startswith(path + ':'):
-                wrong.append(f'planted in {path}, found {found}')
+        plant(root, PLANTED)
+        found = check_tree(root)
+        wrong += [f'planted in {path}, not found' for path in PLANTED if not any(one.startswith(path + ':') for one in found)]
+        if len(found) != len(PLANTED):
+            wrong.append(f'{len(PLANTED)} faults planted, found {found}')
+    for path, text in planted_arrows():
+        if len(list(check_text(path, text))) != 1:
+            wrong.append(f'planted in {path}, not found: {text.strip()}')
     return wrong
 
 
