@@ -36,8 +36,8 @@
  * copies of it (a data loader, a program that calls exec), and may exit as it likes. Its calls on them disturb nobody:
  * functions that return a status return CDDP_E_STATE at once, with an error message that names both processes;
  * cddp_ddp_grad() returns NULL; functions that return nothing do nothing. Queries such as cddp_rank() still work. A
- * child may call cddp_init() for a job of its own. A child made by vfork() shares its parent's memory, so frequently
- * called functions cannot tell the two apart: it must not call any function.
+ * child may call cddp_init() for another job. A child made by vfork() shares its parent's memory, so frequently called
+ * functions cannot tell the two apart: it must not call any function.
  *
  * Collectives. Every rank calls the same collectives in the same order with the same count, type and operation. If a
  * rank differs, it and its peers get CDDP_E_MISMATCH with a message that names both, instead of hanging.
@@ -47,17 +47,17 @@
  * is zero means the default. Structs grow at the end in later versions, and change in no other way. So a program runs
  * with a library that is older or newer than its header. Members past the caller's size count as zero. If the caller's
  * struct is larger than the library's, the bytes that the library does not know must be zero. Otherwise the function
- * returns CDDP_E_UNSUPPORTED, and the error message gives the offset of the first of them. A size that was not set is
+ * returns CDDP_E_UNSUPPORTED, and the error message gives the offset of the first such byte. A size that was not set is
  * CDDP_E_INVALID. A struct that the library fills in has its size set by the caller, too. It is written up to the
  * smaller of both sizes, so a program zeroes it before.
  *
  * Enumerations are 32 bits wide, also with -fshort-enums, and get new enumerators: a switch over one has a default.
  *
  * The promise. Functions, constants, and members of structs stay as they are from one version to the next, where
- * pointers and long have 64 bits (LP64). The texts of error messages, defaults and limits are no part of it.
+ * pointers and long have 64 bits (LP64). The promise does not cover the texts of error messages, defaults and limits.
  *
- * Experimental. What is in cddp/experimental/ may change in any version, or go. A program that uses it defines
- * CDDP_EXPERIMENTAL before it includes this file, and is built anew for each version.
+ * Experimental. The interfaces in cddp/experimental/ may change in any version, or be removed. A program that uses them
+ * defines CDDP_EXPERIMENTAL before it includes this file, and is rebuilt for each version.
  */
 #ifndef CDDP_H
 #define CDDP_H

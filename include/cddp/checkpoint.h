@@ -40,7 +40,7 @@ enum {
  * - A sampler's place is that of rank 0's sampler, and does not depend on the number of ranks.
  * - An optimizer's state lies whole in the file: a world of another size loads it, too, and each rank gets its new
  *   share. Its parts are named NAME.exp_avg, NAME.exp_avg_sq or NAME.momentum_buffer, as PyTorch has them, NAME.steps
- *   and NAME.master (the float32 copies of parameters of 16 bits). Parameters are items of their own. Learning rate and
+ *   and NAME.master (the float32 copies of parameters of 16 bits). Parameters are separate items. Learning rate and
  *   other options are not in it: those of cddp_optim_create count.
  * - A reducer's state is PowerSGD's: steps, random numbers, each Q, and what each rank has left out. A run that loads
  *   it after cddp_ddp_set_powersgd, with the same options, the same buckets and as many ranks, goes on as one that was
@@ -74,18 +74,18 @@ typedef struct cddp_checkpoint_info {
 } cddp_checkpoint_info;
 
 /*
- * Save the items as DIR/checkpoint-STEP.cddp: whole or not at all, also when the machine stops in the middle (a
+ * Saves the items as DIR/checkpoint-STEP.cddp: whole or not at all, even if the machine stops in the middle (a
  * temporary file, fsync, rename, fsync of the directory). The directory is made if its parent exists. Then it removes
- * older checkpoints beyond `keep`, and those of later steps, which an abandoned run of the job left behind; so each job
- * has a directory of its own. A collective: every rank calls it, and all get the same result, so that all take the same
- * branch. opt may be NULL; rank 0's counts. All ranks name the same optimizers, reducers, and items with
+ * older checkpoints beyond `keep`, and those of later steps, which are left over from an abandoned run of the job; so
+ * each job has its own directory. A collective: every rank calls it, and all get the same result, so that all take the
+ * same branch. opt may be NULL; rank 0's counts. All ranks name the same optimizers, reducers, and items with
  * CDDP_ITEM_PER_RANK, in the same order. Other memory and samplers are read on rank 0 only.
  *
  * In the background the items may be written to again, and objects may be used and destroyed, as soon as it returns.
  * Rank 0 holds a copy of them until the file is there: of memory that is on its GPU there, if at least twice as much is
  * free; else on the host. A save that is not in the background copies no memory: it writes the GPU's memory straight to
  * the file. One save at a time is under way: the next one waits for it. If it failed, the next save, or
- * cddp_checkpoint_wait, whichever comes first, returns its error on all ranks, and has done nothing else.
+ * cddp_checkpoint_wait, whichever comes first, returns its error on all ranks, and does nothing.
  *
  * Returns CDDP_OK; CDDP_E_INVALID (also an object of another communicator); CDDP_E_SYSTEM (the error message names file
  * and cause: a full disk leaves the older checkpoints as they were); CDDP_E_MISMATCH (the ranks name different items:
@@ -96,13 +96,13 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_save(cddp_comm *comm, const 
                                                          const cddp_checkpoint_item *items, size_t n_items,
                                                          const cddp_checkpoint_options *opt);
 /*
- * Return once no save in the background is under way on comm, with the error of the last one if nobody was told of it
- * yet. A collective. A program calls it before it ends; cddp_finalize waits as well, and returns such an error on rank
- * 0 alone. Returns CDDP_OK, CDDP_E_INVALID, the save's error, or what a collective may return.
+ * Returns once no save in the background is under way on comm, with the error of the last one if no call has returned
+ * it yet. A collective. A program calls it before it ends; cddp_finalize waits as well, and returns such an error on
+ * rank 0 alone. Returns CDDP_OK, CDDP_E_INVALID, the save's error, or what a collective may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_wait(cddp_comm *comm);
 /*
- * Load the newest whole checkpoint in dir into the items: memory gets the same bytes on every rank, samplers move, and
+ * Loads the newest whole checkpoint in dir into the items: memory gets the same bytes on every rank, samplers move, and
  * optimizers and reducers get their states. Rank 0 reads, checks every checksum, and hands out; so dir need exist on
  * rank 0's node only, and the world may have another size than the one that saved. All or nothing: no item changes, on
  * any rank, before all of them are known to fit on every rank. After that only a disk or a rank that fails can leave

@@ -18,46 +18,48 @@ extern "C" {
  * orders: on the CPU, ranks may start collectives on both in different orders (cddp_coll_start); with NCCL that may
  * hang. They return CDDP_OK; CDDP_E_INVALID (a bad argument; nothing was communicated); CDDP_E_UNSUPPORTED (a reduction
  * that the backend does not do, see cddp_redop; likewise); CDDP_E_MISMATCH (ranks called different collectives);
- * CDDP_E_PEER (a rank died; the error message names it); CDDP_E_TIMEOUT (the error message names the ranks that did not
- * come); CDDP_E_ABORTED; CDDP_E_NOMEM. A count of 0 is allowed.
+ * CDDP_E_PEER (a rank died; the error message names it); CDDP_E_TIMEOUT (the error message names the missing ranks);
+ * CDDP_E_ABORTED; CDDP_E_NOMEM. A count of 0 is allowed.
  */
 
 /*
- * out[i] = op over all ranks of in[i], the same bits on every rank. On the CPU sums are made in rank order,
- * ((r0+r1)+r2)+..., on a GPU in NCCL's. in and out hold `count` elements and are the same (in place) or do not overlap.
+ * Reduces over all ranks: out[i] = op over all ranks of in[i], the same bits on every rank. On the CPU sums are made in
+ * rank order, ((r0+r1)+r2)+..., on a GPU in NCCL's. in and out hold `count` elements and are the same (in place) or do
+ * not overlap.
  */
 CDDP_API cddp_status cddp_all_reduce(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype,
                                      cddp_redop op);
-/* buf[0..count) of rank `root` is copied to buf on every rank. */
+/* Copies buf[0..count) of rank `root` to buf on every rank. */
 CDDP_API cddp_status cddp_broadcast(cddp_comm *comm, void *buf, size_t count, cddp_dtype dtype, int root);
 /*
- * out[r * count .. (r+1) * count) = in[0..count) of rank r. out holds world size * count elements; in may be this
- * rank's own part of out (in place).
+ * Gathers on every rank: out[r * count .. (r+1) * count) = in[0..count) of rank r. out holds world size * count
+ * elements; in may be this rank's own part of out (in place).
  */
 CDDP_API cddp_status cddp_all_gather(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype);
-/* The same, of uneven size: rank r gives counts[r] elements (counts is equal on all ranks), one after another in out.
+/* Gathers parts of uneven size: rank r gives counts[r] elements (counts is equal on all ranks), one after another in
+ * out.
  */
 CDDP_API cddp_status cddp_all_gatherv(cddp_comm *comm, const void *in, void *out, const size_t *counts,
                                       cddp_dtype dtype);
-/* As cddp_all_reduce, but out is written on rank `root` only; elsewhere it may be NULL. */
+/* Reduces as cddp_all_reduce, but writes out on rank `root` only; elsewhere out may be NULL. */
 CDDP_API cddp_status cddp_reduce(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype,
                                  cddp_redop op, int root);
 /*
- * Block r of the reduction goes to rank r: in holds world size * count elements, out holds count. In place: out is this
- * rank's block of in, whose other blocks stay as they were.
+ * Reduces, and gives block r of the result to rank r: in holds world size * count elements, out holds count. In place:
+ * out is this rank's block of in, whose other blocks stay as they were.
  */
 CDDP_API cddp_status cddp_reduce_scatter(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype,
                                          cddp_redop op);
 /*
- * Block s of in goes to rank s, block r of out comes from rank r. in and out hold world size * count elements and do
- * not overlap.
+ * Exchanges blocks: block s of in goes to rank s, and block r of out is from rank r. in and out hold world size * count
+ * elements and do not overlap.
  */
 CDDP_API cddp_status cddp_all_to_all(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype);
 /*
- * A message of `count` elements from one rank to another, which calls the other function with the same count and type.
- * Messages of one rank to another arrive in the order of sending. cddp_send returns when buf may be used again, which
- * may be only after the other rank has begun to receive: two ranks that exchange messages must not both send first (the
- * "cpu" backend returns CDDP_E_MISMATCH). Put both into one group instead: cddp_coll_run.
+ * Sends or receives a message of `count` elements; the other rank calls the other function with the same count and
+ * type. Messages of one rank to another arrive in the order of sending. cddp_send returns when buf may be used again,
+ * which may be only after the other rank has begun to receive: two ranks that exchange messages must not both send
+ * first (the "cpu" backend returns CDDP_E_MISMATCH). Put both into one group instead: cddp_coll_run.
  */
 CDDP_API cddp_status cddp_send(cddp_comm *comm, const void *buf, size_t count, cddp_dtype dtype, int to);
 CDDP_API cddp_status cddp_recv(cddp_comm *comm, void *buf, size_t count, cddp_dtype dtype, int from);
@@ -96,9 +98,8 @@ typedef enum cddp_coll {
 
 /*
  * One operation. Members that it does not use are zero. Counts and offsets have one entry for each rank, in elements,
- * and are copied: they may lie on the caller's stack. Parts lie one after another where there are no offsets, and parts
- * of `out` do not overlap. Offsets may differ from rank to rank; but a rank gives an ALL_GATHERV out_offsets where the
- * others do.
+ * and are copied: they may lie on the caller's stack. Without offsets, parts lie one after another; parts of `out` do
+ * not overlap. Offsets may differ from rank to rank; but a rank gives an ALL_GATHERV out_offsets where the others do.
  */
 typedef struct cddp_coll_args {
     size_t size; /* sizeof(cddp_coll_args), in each of an array */
@@ -106,7 +107,7 @@ typedef struct cddp_coll_args {
     cddp_dtype dtype;
     cddp_redop op;
     int32_t root;   /* of SEND and RECV the other rank */
-    const void *in; /* of BROADCAST, on the root: what goes to out of all ranks; NULL: it is in out already */
+    const void *in; /* of BROADCAST, on the root: the source of all ranks' out; NULL: it is in out already */
     void *out;
     size_t count;              /* not of the four with counts: */
     const size_t *in_counts;   /* ALL_TO_ALLV, REDUCE_SCATTERV */
@@ -118,8 +119,8 @@ typedef struct cddp_coll_args {
 } cddp_coll_args;
 
 /*
- * Begin n operations as one group, and return at once. A communicator is a queue: groups run one after another, in the
- * order in which they were begun, on the communication thread (on a GPU: stream). *ticket is for cddp_coll_test and
+ * Starts n operations as one group, and returns at once. A communicator is a queue: groups run one after another, in
+ * the order in which they were begun, on the communication thread (on a GPU: stream). *ticket is for cddp_coll_test and
  * cddp_coll_wait; ticket may be NULL, since each ticket also stands for all groups before it. n may be 0: nothing is
  * begun, and the ticket is 0, which is always done. args is copied; memory that in and out name must stay until the
  * group is done. On a GPU the group begins after what had been waited for when cddp_coll_start was called. Any thread.
@@ -127,35 +128,34 @@ typedef struct cddp_coll_args {
  * A group has either collectives, the same ones in the same order on every rank, or sends and receives. Within a group
  * operations run in any order, so none uses what another one writes. Sends and receives of a group do not block each
  * other: ranks exchange messages in one group each, and name them in any order. Several messages from one rank to
- * another match in the order of the array; there are no tags. So in a ring of two, where the left neighbour is the
- * right one, too: receive from the left, then from the right, and send to the right, then to the left. A rank may send
- * to itself, if the same group receives it. What ranks exchange at the same time belongs into one group on each of
- * them: a rank that takes its messages one by one may wait for one that waits for another of them.
+ * another match in the order of the array, without tags. So in a ring of two, where the left neighbour is the right
+ * one, too: receive from the left, then from the right, and send to the right, then to the left. A rank may send to
+ * itself, if the same group receives it. Put messages that ranks exchange at the same time into one group on each of
+ * them. A rank that takes its messages one by one may wait for a rank that waits for another of them.
  *
- * Arguments are checked for all operations before anything is begun. Returns CDDP_OK; CDDP_E_INVALID (nothing was
- * begun, as with the next three; the error message names the operation); CDDP_E_UNSUPPORTED (a member of a later
- * version; a reduction that the backend does not do, see cddp_redop; or it has no groups); CDDP_E_NOMEM; CDDP_E_LIMIT
- * (65536 are waiting to be run: wait for some); or the sticky error. cddp_coll_wait returns later errors; among them is
- * CDDP_E_MISMATCH, where ranks disagree about a collective, or two ranks about the count or the type of a message
- * ("cpu" and "mpi").
+ * All arguments are checked before anything is started. Returns CDDP_OK; CDDP_E_INVALID (nothing was started, as with
+ * the next three; the error message names the operation); CDDP_E_UNSUPPORTED (a member of a later version; a reduction
+ * that the backend does not do, see cddp_redop; or it has no groups); CDDP_E_NOMEM; CDDP_E_LIMIT (65536 are waiting to
+ * be run: wait for some); or the sticky error. cddp_coll_wait returns later errors; among them is CDDP_E_MISMATCH,
+ * where ranks disagree about a collective, or two ranks about the count or the type of a message ("cpu" and "mpi").
  */
 CDDP_API cddp_status cddp_coll_start(cddp_comm *comm, const cddp_coll_args *args, size_t n, uint64_t *ticket);
 /*
- * Returns CDDP_OK if the group with this ticket, and all that were begun before it on comm, are done. Else it returns
- * CDDP_IN_PROGRESS, which is not an error. It does not block, with one exception: a process without a communication
- * thread (an MPI below MPI_THREAD_MULTIPLE, or no thread could be made) does the work in this call. Any thread, any
- * number of times. Returns also CDDP_E_INVALID (no such ticket), CDDP_E_UNSUPPORTED (the backend cannot tell), or what
- * a collective may return.
+ * Returns CDDP_OK if the group with this ticket, and all that were begun before it on comm, are done. Otherwise it
+ * returns CDDP_IN_PROGRESS, which is not an error. It does not block, with one exception: a process without a
+ * communication thread (an MPI below MPI_THREAD_MULTIPLE, or no thread could be made) does the work in this call. Any
+ * thread, any number of times. Returns also CDDP_E_INVALID (no such ticket), CDDP_E_UNSUPPORTED (the backend cannot
+ * tell), or what a collective may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_coll_test(cddp_comm *comm, uint64_t ticket);
 /*
- * Block until the group with this ticket, and all that were begun before it on comm, are done. Any thread, any number
+ * Blocks until the group with this ticket, and all that were begun before it on comm, are done. Any thread, any number
  * of times. Returns CDDP_OK, CDDP_E_INVALID (no such ticket), or what a collective may return.
  */
 CDDP_API cddp_status cddp_coll_wait(cddp_comm *comm, uint64_t ticket);
 /*
- * cddp_coll_start and cddp_coll_wait in one call, which costs less: the calling thread does the work. Any thread.
- * Returns what the two return.
+ * Starts a group and waits for it, which costs less than cddp_coll_start and cddp_coll_wait: the calling thread does
+ * the work. Any thread. Returns what the two return.
  */
 CDDP_API cddp_status cddp_coll_run(cddp_comm *comm, const cddp_coll_args *args, size_t n);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How ranks join a job, what they know of it, and how they part into groups. */
+/* How ranks join a job, what they know about it, and how they form groups. */
 #ifndef CDDP_COMM_H
 #define CDDP_COMM_H
 
@@ -20,7 +20,7 @@ typedef struct cddp_unique_id {
 } cddp_unique_id;
 
 /*
- * Start a store in this process for one cddp_init of all ranks of a job, and write into *id how to find it: the
+ * Starts a store in this process for one cddp_init of all ranks of a job, and writes into *id how to find it: the
  * addresses of this host (those of $CDDP_SOCKET_IFNAME where it is set) and a random secret, which every rank must
  * prove to know. Anybody who has the bytes can join. The store ends with the communicator that this process makes with
  * *id, once the other ranks have left; a process that makes none keeps it until it exits. Any thread; no communication.
@@ -54,8 +54,8 @@ typedef struct cddp_init_options {
 } cddp_init_options;
 
 /*
- * Join the job described by the environment ("env://"): RANK and WORLD_SIZE, or their counterparts from Open MPI, MPICH
- * or a Slurm step; MASTER_ADDR and MASTER_PORT; and, where set, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK and
+ * Joins the job described by the environment ("env://"): RANK and WORLD_SIZE, or their counterparts from Open MPI,
+ * MPICH or a Slurm step; MASTER_ADDR and MASTER_PORT; and, where set, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK and
  * GROUP_WORLD_SIZE (otherwise the ranks find out which of them share a host). Without any of them the program is a
  * world of one. Unless TORCHELASTIC_USE_AGENT_STORE is "True" rank 0 hosts the job's store, in a thread of the library.
  * With CDDP_AUTH_TOKEN_FILE, a file of mode 0600, ranks and store prove to each other that they know the job's secret.
@@ -101,7 +101,7 @@ typedef struct cddp_init_options {
 CDDP_API CDDP_NODISCARD cddp_status cddp_init(cddp_comm **out, const cddp_init_options *opt);
 
 /*
- * Leave the job and free comm; NULL is allowed. Reducers, optimizers and parts of comm may be destroyed before or
+ * Leaves the job and frees comm; NULL is allowed. Reducers, optimizers and parts of comm may be destroyed before or
  * afterwards, in any order: their memory, that of gradients too, stays until then, and calls that need comm return
  * CDDP_E_STATE. Parts of comm are left with it, and are still to be finalized. On a GPU NCCL's memory is free when the
  * peers of this host have left as well; the process waits for that at its end, for 2 s at most. Does not wait for
@@ -122,18 +122,18 @@ CDDP_API cddp_status cddp_finalize(cddp_comm *comm);
 CDDP_API cddp_status cddp_comm_error(cddp_comm *comm, cddp_error_info *info);
 
 /*
- * This process's rank, from 0 to the world's size - 1. This function and those below never fail: for NULL they return
- * -1, 0, NULL or "". Any thread.
+ * Returns this process's rank, from 0 to the world's size - 1. This function and those below never fail: for NULL they
+ * return -1, 0, NULL or "". Any thread.
  */
 CDDP_API int cddp_rank(const cddp_comm *comm);
-CDDP_API int cddp_world_size(const cddp_comm *comm); /* how many ranks there are */
-/* The rank in the world (the communicator of cddp_init) of this rank of comm; -1 if comm has no such rank. */
+CDDP_API int cddp_world_size(const cddp_comm *comm); /* the number of ranks */
+/* Returns the rank in the world (the communicator of cddp_init) of this rank of comm; -1 if comm has no such rank. */
 CDDP_API int cddp_world_rank(const cddp_comm *comm, int rank);
 CDDP_API int cddp_local_rank(const cddp_comm *comm);           /* this rank among those of its node, from 0 */
-CDDP_API int cddp_local_world_size(const cddp_comm *comm);     /* how many ranks there are on this node */
-CDDP_API int cddp_node_rank(const cddp_comm *comm);            /* which node this is, from 0 */
+CDDP_API int cddp_local_world_size(const cddp_comm *comm);     /* the number of ranks on this node */
+CDDP_API int cddp_node_rank(const cddp_comm *comm);            /* this node's number, from 0 */
 CDDP_API const char *cddp_backend_name(const cddp_comm *comm); /* "cpu", "nccl" or "mpi" */
-/* How often this job was restarted before this life of it: TORCHELASTIC_RESTART_COUNT, 0 without a launcher. */
+/* Returns how often the job was restarted: TORCHELASTIC_RESTART_COUNT; 0 without a launcher. */
 CDDP_API int cddp_restart_count(const cddp_comm *comm);
 /*
  * Returns 1, on all ranks of all nodes, after cddprun was asked to end the job (by SIGTERM, Ctrl-C or a batch system),
@@ -161,28 +161,28 @@ typedef struct cddp_split_options {
 } cddp_split_options;
 
 /*
- * Make a communicator of its own for the ranks that give the same color (>= 0): a part of comm, whose ranks are ordered
- * by key, then by their rank in comm. A collective of all ranks of comm. A negative color: this rank is in no part, and
+ * Splits comm: ranks that give the same color (>= 0) get a new communicator, a part of comm, whose ranks are ordered by
+ * key, then by their rank in comm. A collective of all ranks of comm. A negative color: this rank is in no part, and
  * *out is NULL. cddp_rank and cddp_world_size count within the part; local and node ranks are those of comm. A part has
- * reducers of its own and its errors are its own: a rank that fails in one part does not end the others. opt may be
- * NULL; all ranks of a part want the same backend. Release it with cddp_finalize, before comm or after it. Call it from
- * one thread at a time. Returns CDDP_OK; CDDP_E_INVALID (also an unknown backend); CDDP_E_UNSUPPORTED (unknown members
- * of *opt); CDDP_E_MISMATCH (ranks of one color want different backends: all ranks of that color get it); CDDP_E_NOMEM;
+ * its own reducers and its own errors: a rank that fails in one part does not end the others. opt may be NULL; all
+ * ranks of a part want the same backend. Release it with cddp_finalize, before comm or after it. Call it from one
+ * thread at a time. Returns CDDP_OK; CDDP_E_INVALID (also an unknown backend); CDDP_E_UNSUPPORTED (unknown members of
+ * *opt); CDDP_E_MISMATCH (ranks of one color want different backends: all ranks of that color get it); CDDP_E_NOMEM;
  * CDDP_E_LIMIT (split from one another too often); or what a collective or cddp_init may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_comm_split(cddp_comm **out, cddp_comm *comm, int color, int key,
                                                     const cddp_split_options *opt);
 
 /*
- * Make a communicator of n ranks of comm, in the order of the list, which they alone call: with the same list and the
- * same tag. The other ranks take no part in it, and comm's collectives may be under way; the members meet in the store,
+ * Creates a communicator of n ranks of comm, in the order of the list. Only these ranks call it, with the same list and
+ * the same tag. The other ranks take no part, and comm's collectives may be under way; the members meet in the store,
  * and wait for one another for the join timeout of comm at most. The result is a part as those of cddp_comm_split are.
  * A process may call it in several threads at once, for groups that overlap, too, with a tag for each; the same list
  * and tag may be used again, one call after the other. comm may be a part.
  *
  * Returns CDDP_OK; CDDP_E_INVALID (no such rank, one twice, or not this one's; bad opt); CDDP_E_UNSUPPORTED (unknown
  * members of *opt); CDDP_E_MISMATCH (a member that this rank waits for waits with another list, or wants another
- * backend: the members of both get it); CDDP_E_TIMEOUT (a member did not come: the error message names it); CDDP_E_PEER
+ * backend: the members of both get it); CDDP_E_TIMEOUT (a member is missing: the error message names it); CDDP_E_PEER
  * (a member died, as far as comm knows); CDDP_E_ABORTED (comm was aborted meanwhile; or as cddp_init); CDDP_E_NOMEM; or
  * what cddp_init may return for a backend that cannot connect.
  */
@@ -192,7 +192,7 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_comm_create_group(cddp_comm **out, cddp
 typedef enum cddp_scope { CDDP_SCOPE_JOB = 0, CDDP_SCOPE_NODE = 1, CDDP_ENUM_32(CDDP_SCOPE) } cddp_scope;
 
 /*
- * Let one rank go first, and then the others: for a file that one rank downloads or builds, and the rest find.
+ * Lets one rank go first, and then the others: for a file that one rank downloads or builds, and the others find.
  *
  *     cddp_leader_first_begin(comm, CDDP_SCOPE_NODE, &first);
  *     why = there_is(file) || download(file) ? NULL : "no route to the host";
@@ -208,15 +208,15 @@ typedef enum cddp_scope { CDDP_SCOPE_JOB = 0, CDDP_SCOPE_NODE = 1, CDDP_ENUM_32(
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_leader_first_begin(cddp_comm *comm, cddp_scope of, int *first);
 /*
- * This rank is done. `first` is the value from cddp_leader_first_begin. failure: NULL, or why a first rank has failed
- * (its first 255 bytes are told to all; "" counts as a failure); other ranks' is ignored. On a first rank it returns
- * what cddp_leader_first_begin returns on the others: CDDP_E_REMOTE also for its own failure. On the others it returns
- * CDDP_OK at once.
+ * Ends this rank's turn. `first` is the value from cddp_leader_first_begin. failure: NULL, or why a first rank has
+ * failed (all ranks get its first 255 bytes; "" counts as a failure); that of other ranks is ignored. On a first rank
+ * it returns what cddp_leader_first_begin returns on the others: CDDP_E_REMOTE also for its own failure. On the others
+ * it returns CDDP_OK at once.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_leader_first_end(cddp_comm *comm, int first, const char *failure);
 
 /*
- * Make every wait on comm, in this process and in its peers, return CDDP_E_ABORTED soon. Any thread, any number of
+ * Aborts: every wait on comm, in this process and in its peers, soon returns CDDP_E_ABORTED. Any thread, any number of
  * times, also during a collective. `why` (may be NULL) becomes part of the peers' error message. cddp_finalize waits
  * for calls that began before it; a call that begins after it is an error, as with every function.
  */

@@ -22,17 +22,17 @@ typedef struct cddp_metric {
     uint64_t n;      /* values that were added */
 } cddp_metric;
 
-/* Add a value. One thread at a time; NULL is ignored. */
+/* Adds a value. One thread at a time; NULL is ignored. */
 CDDP_API void cddp_metric_add(cddp_metric *m, double value, double weight);
-/* sum / weight; NaN while the weight is 0. Any thread. */
+/* Returns sum / weight; NaN while the weight is 0. Any thread. */
 CDDP_API double cddp_metric_mean(const cddp_metric *m);
 /*
- * all[k] = mine[k] of every rank together, for k in [0, n): one collective, the same bits on every rank, added in rank
- * order. ranks (may be NULL) gets world size * n metrics: those of rank r from ranks[r * n] on. all may be mine. Every
- * rank calls it with the same n. Blocks until the numbers are there, since they are for the program's eyes: on a GPU,
- * too, they lie in host memory, and the host waits for what was begun before; so it is for once in a while, and not for
- * every step. Any thread, in the order of all collectives. Returns CDDP_OK; CDDP_E_INVALID; CDDP_E_NOMEM; or what a
- * collective may return.
+ * Combines metrics over all ranks: all[k] = mine[k] of every rank together, for k in [0, n), in one collective, added
+ * in rank order, with the same bits on every rank. ranks (may be NULL) gets world size * n metrics: those of rank r
+ * from ranks[r * n] on. all may be mine. Every rank calls it with the same n. Blocks until the numbers are there, since
+ * they are for the program's eyes: on a GPU, too, they lie in host memory, and the host waits for what was begun
+ * before; so it is for once in a while, and not for every step. Any thread, in the order of all collectives. Returns
+ * CDDP_OK; CDDP_E_INVALID; CDDP_E_NOMEM; or what a collective may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_metric_reduce(cddp_comm *comm, const cddp_metric *mine, cddp_metric *all,
                                                        size_t n, cddp_metric *ranks);
@@ -56,46 +56,48 @@ typedef struct cddp_sampler_options {
 } cddp_sampler_options;
 
 /*
- * Make a sampler, which starts at epoch 0. *out is written on success only; release it with cddp_sampler_destroy().
+ * Creates a sampler, which starts at epoch 0. *out is written on success only; release it with cddp_sampler_destroy().
  *
  * Returns CDDP_OK, CDDP_E_INVALID (a value out of range), CDDP_E_NOMEM. No communication.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_sampler_create(cddp_sampler **out, const cddp_sampler_options *opt);
-/* Number of samples of this epoch on this rank, the same on every rank; after cddp_sampler_set_state: of the rest of
- * it. */
+/* Returns the number of samples of this epoch on this rank, the same on every rank; after cddp_sampler_set_state: of
+ * the rest of it. */
 CDDP_API size_t cddp_sampler_count(const cddp_sampler *sampler);
-/* Make epoch's indices; those of the epoch before are overwritten. CDDP_OK, CDDP_E_INVALID (epoch < 0). */
+/* Computes the indices of an epoch, which overwrite those of the previous one. CDDP_OK, CDDP_E_INVALID (epoch < 0). */
 CDDP_API cddp_status cddp_sampler_set_epoch(cddp_sampler *sampler, int64_t epoch);
-/* cddp_sampler_count() indices in [0, n), the sampler's own memory, valid until set_epoch, set_state or destroy. */
+/* Returns cddp_sampler_count() indices in [0, n), in the sampler's memory, valid until set_epoch, set_state or destroy.
+ */
 CDDP_API const int64_t *cddp_sampler_indices(const cddp_sampler *sampler);
 
 /*
- * The next batch: *indices becomes the next `want` of this rank's indices, or fewer at the end of the epoch, and the
- * sampler's place moves past them. Returns how many; 0: the epoch is over, until set_epoch. A program takes its batches
- * by this, or from cddp_sampler_indices(); only this moves the place that cddp_sampler_get_state tells.
+ * Takes the next batch: *indices becomes the next `want` of this rank's indices, or fewer at the end of the epoch, and
+ * the sampler's place moves past them. Returns how many; 0: the epoch is over, until set_epoch. A program takes its
+ * batches with this function or from cddp_sampler_indices(); only this one moves the place that cddp_sampler_get_state
+ * stores.
  */
 CDDP_API size_t cddp_sampler_next(cddp_sampler *sampler, size_t want, const int64_t **indices);
 
 /*
- * Where a run stands in its data: 64 bytes without members of their own, the same on every machine (little-endian), for
- * a program's own files; a checkpoint has them by an item of kind CDDP_ITEM_SAMPLER. They do not depend on the rank or
- * on the number of ranks.
+ * Where a run stands in its data: 64 opaque bytes, the same on every machine (little-endian), for a program's own
+ * files; a checkpoint has them by an item of kind CDDP_ITEM_SAMPLER. They do not depend on the rank or on the number of
+ * ranks.
  */
 typedef struct cddp_sampler_state {
     uint64_t words[8];
 } cddp_sampler_state;
 
-/* Write into *state where the sampler stands. Never fails (of NULL: zeros, which are no state). */
+/* Writes into *state where the sampler stands. Never fails (for NULL: zeros, which set_state rejects). */
 CDDP_API void cddp_sampler_get_state(const cddp_sampler *sampler, cddp_sampler_state *state);
 /*
- * Go on from *state, also in the middle of an epoch and also with another number of ranks: what was not taken of the
- * epoch's order is shared among the ranks of now as set_epoch shares a whole one (padding comes from the start of the
- * order, and so from samples that were taken before). With as many ranks as before each gets exactly what it had still
- * to get. Returns CDDP_OK; CDDP_E_INVALID (no state, or of another format); CDDP_E_MISMATCH (in the middle of an epoch:
- * of another n, seed or no_shuffle, so that what was taken cannot be told). On failure nothing changes.
+ * Continues from *state, also in the middle of an epoch and with another number of ranks: the rest of the epoch's order
+ * is shared among the present ranks as set_epoch shares a whole one (padding comes from the start of the order, and so
+ * from samples that were taken before). With as many ranks as before, each gets exactly the rest of its samples.
+ * Returns CDDP_OK; CDDP_E_INVALID (no state, or of another format); CDDP_E_MISMATCH (in the middle of an epoch: of
+ * another n, seed or no_shuffle, so that its rest is unknown). On failure nothing changes.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_sampler_set_state(cddp_sampler *sampler, const cddp_sampler_state *state);
-/* Free it; NULL is allowed. */
+/* Frees the sampler; NULL is allowed. */
 CDDP_API void cddp_sampler_destroy(cddp_sampler *sampler);
 
 #ifdef __cplusplus

@@ -34,8 +34,8 @@ typedef struct cddp_ddp_options {
                                   Others, and all with 0: as they are */
     size_t bucket_bytes;       /* a bucket closes when it reaches this; 0: 25 MiB. 0 with CDDP_DDP_TUNE */
     size_t first_bucket_bytes; /* the same for the first one, so that communication starts early; 0: 1 MiB */
-    size_t last_bucket_bytes;  /* the first parameters' gradients, which come last, get a bucket of their own that
-                                  closes here, so that little is left to wait for at the end of a step; 0: they do not */
+    size_t last_bucket_bytes;  /* the first parameters' gradients, which come last, get a separate bucket that closes
+                                  here, so that little is left to wait for at the end of a step; 0: they do not */
     void *stream;              /* GPU: the compute stream, a cudaStream_t; NULL is the legacy one, which waits for all
                                   blocking ones; cudaStreamPerThread is refused. Unused on the CPU */
     const cddp_param *buffers; /* n_buffers of them, for cddp_ddp_sync_buffers: any types, and no `grad` */
@@ -63,10 +63,10 @@ enum {
     CDDP_DDP_FIND_UNUSED = 4,
     /*
      * The same gradients are made in every step, each as often as in the first one (a parameter that is used several
-     * times is reported ready several times, and the last report counts). What is unused is found in the first step,
-     * which therefore does not overlap with communication; a later step that differs is an error that names the
-     * gradient. On a GPU the host waits for no step but the first, and for that at the end of the second; with an
-     * optimizer or PowerSGD, which have to know what is unused, at its own end.
+     * times is reported ready several times, and the last report counts). The first step finds the unused ones, and
+     * therefore does not overlap with communication; a later step that differs is an error that names the gradient. On
+     * a GPU the host waits for no step but the first, and for that at the end of the second; with an optimizer or
+     * PowerSGD, which have to know what is unused, at its own end.
      */
     CDDP_DDP_STATIC_GRAPH = 8,
     /* Ranks may have different numbers of steps: cddp_ddp_join(). Every rank's flags say so. */
@@ -75,7 +75,7 @@ enum {
     CDDP_DDP_JOIN_ACTIVE = 32,
     /*
      * A gradient larger than bucket_bytes is cut into several buckets of about equal size, of bucket_bytes at most
-     * (rounded up to 64 bytes), which hold nothing else. Results do not change by it, on the CPU not by a bit.
+     * (rounded up to 64 bytes), which hold no other gradient. Results do not change by it, on the CPU not by a bit.
      */
     CDDP_DDP_SPLIT = 64
 };
@@ -84,7 +84,7 @@ enum {
 typedef struct cddp_ddp cddp_ddp;
 
 /*
- * Create a reducer for n_params parameters, given in forward order. A collective: every rank calls it.
+ * Creates a reducer for n_params parameters, given in forward order. A collective: every rank calls it.
  *
  * First the names, types and shapes are compared between ranks: if any differs, every rank gets CDDP_E_MISMATCH and an
  * error message that names the first such parameter and two ranks that disagree. Then rank 0's parameter values are
@@ -94,10 +94,10 @@ typedef struct cddp_ddp cddp_ddp;
  *
  * Gradients in the user's own memory (cddp_param.grad) are reduced where they lie, as fast as in the arena, if it is
  * memory of all ranks (cddp_alloc with CDDP_MEM_COLLECTIVE, cddp_register) and every rank has them at the same places
- * of it. The order of the parameters does not matter. What lies side by side in a bucket is reduced together; small
- * gradients (less than 64 KiB together) without such neighbours are copied into the arena and out of it. So is all
- * else: other memory, gradients that share memory, or that are sent in another type (comm_dtype), and those of a
- * reducer with a hook, PowerSGD or an optimizer. Results do not change by it, on the CPU not by a bit.
+ * of it. The order of the parameters does not matter. Neighbours within a bucket are reduced together; small gradients
+ * (less than 64 KiB together) without such neighbours are copied into the arena and out of it. So are all others: those
+ * in other memory, gradients that share memory, or that are sent in another type (comm_dtype), and those of a reducer
+ * with a hook, PowerSGD or an optimizer. Results do not change by it, on the CPU not by a bit.
  *
  * params is copied, names and shapes too; the memory at `data` and `grad` stays the caller's and must outlive ddp. opt
  * may be NULL. *out is written on success only; release it with cddp_ddp_destroy(), before cddp_finalize() or after it.
@@ -110,20 +110,20 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_create(cddp_ddp **out, cddp_comm *c
                                                     size_t n_params, const cddp_ddp_options *opt);
 
 /*
- * Where parameter i's gradient lives: `count` elements, 64-byte aligned, zeroed at creation and never afterwards; or
- * the caller's own memory, where `grad` was given, which is not cleared. The address never changes during the life of
- * ddp. The backward pass writes it, every step anew. NULL if i is out of range. Any thread.
+ * Returns where parameter i's gradient lives: `count` elements, 64-byte aligned, zeroed at creation and never
+ * afterwards; or the caller's own memory, where `grad` was given, which is not cleared. The address never changes
+ * during the life of ddp. The backward pass writes it, every step anew. NULL if i is out of range. Any thread.
  */
 CDDP_API void *cddp_ddp_grad(cddp_ddp *ddp, size_t i);
 
 /*
- * Parameter i's gradient of this step is complete: the caller must neither read nor write it until cddp_ddp_wait().
- * When the last gradient of a bucket is ready, and every earlier bucket was launched, the bucket's all-reduce starts on
- * the communication thread, or on the communication stream of the GPU, after all work that the compute stream has been
- * given until then. On the CPU the last bucket of a step is left to the thread that calls cddp_ddp_wait(), which saves
- * the hand-over. If nobody waits within 50 us, the communication thread takes it, so that work before cddp_ddp_wait()
- * does not hold up the peers. (Where steps take less than a millisecond, the first late wait may hold them up for about
- * 1 ms.) Never blocks on peers. Any thread, several at once.
+ * Reports parameter i's gradient of this step as complete: the caller must neither read nor write it until
+ * cddp_ddp_wait(). When the last gradient of a bucket is ready, and every earlier bucket was launched, the bucket's
+ * all-reduce starts on the communication thread, or on the communication stream of the GPU, after all work that the
+ * compute stream has been given until then. On the CPU the last bucket of a step is left to the thread that calls
+ * cddp_ddp_wait(), which saves the hand-over. If nobody waits within 50 us, the communication thread takes it, so that
+ * work before cddp_ddp_wait() does not hold up the peers. (Where steps take less than a millisecond, the first late
+ * wait may hold them up for about 1 ms.) Never blocks on peers. Any thread, several at once.
  *
  * Returns CDDP_OK, CDDP_E_INVALID (no such parameter), CDDP_E_STATE (already ready in this step), or the sticky error.
  * CDDP_E_INVALID and CDDP_E_STATE become the sticky error: this rank cannot end the step, and its peers hear why. (How
@@ -132,7 +132,7 @@ CDDP_API void *cddp_ddp_grad(cddp_ddp *ddp, size_t i);
 CDDP_API cddp_status cddp_ddp_grad_ready(cddp_ddp *ddp, size_t i);
 
 /*
- * The same for a gradient that is made on another stream of the GPU: communication waits for what `stream` has been
+ * Reports a gradient that is made on another stream of the GPU: communication waits for the work that `stream` has been
  * given until the bucket starts, and so the stream must live until cddp_ddp_wait(). On the CPU the stream is not used,
  * since the backend, and not NULL, tells host from device: the gradient must be there, as for cddp_ddp_grad_ready().
  * Also CDDP_E_INVALID: cudaStreamPerThread, which is another stream in the thread that starts the bucket.
@@ -140,19 +140,19 @@ CDDP_API cddp_status cddp_ddp_grad_ready(cddp_ddp *ddp, size_t i);
 CDDP_API cddp_status cddp_ddp_grad_ready_on(cddp_ddp *ddp, size_t i, void *stream);
 
 /*
- * Parameter i's gradient alone is the mean over all ranks: so that an optimizer can begin with the first buckets while
- * the last ones are under way. On the CPU it blocks; on a GPU it makes the compute stream wait, and not the host. Every
- * gradient of the bucket must have been ready, and those of the buckets before. cddp_ddp_wait() is still to be called.
- * Any thread. Returns CDDP_OK; CDDP_E_INVALID (no such parameter); CDDP_E_STATE (its bucket has not started: nothing is
- * broken, it may be asked again); or what a collective may return.
+ * Waits until parameter i's gradient alone is the mean over all ranks, so that an optimizer can begin with the first
+ * buckets while the last ones are under way. On the CPU it blocks; on a GPU it makes the compute stream wait, and not
+ * the host. Every gradient of the bucket must have been ready, and those of the buckets before. cddp_ddp_wait() is
+ * still to be called. Any thread. Returns CDDP_OK; CDDP_E_INVALID (no such parameter); CDDP_E_STATE (its bucket has not
+ * started: nothing is broken, it may be asked again); or what a collective may return.
  */
 CDDP_API cddp_status cddp_ddp_wait_param(cddp_ddp *ddp, size_t i);
 
 /*
- * Every gradient of this step is the mean over all ranks; then the next step may begin. On the CPU it blocks until that
- * is so. On a GPU it makes the compute stream wait, and never the host: work that is launched there afterwards finds
- * the means; an error that comes later is returned by the next call. Call it once per step, from one thread, after the
- * last cddp_ddp_grad_ready(). Of a captured step it is the last call (see cddp_ddp_grad_ready).
+ * Waits until every gradient of this step is the mean over all ranks; then the next step may begin. On the CPU it
+ * blocks until then. On a GPU it makes the compute stream wait, and never the host: work that is launched there
+ * afterwards finds the means; an error that comes later is returned by the next call. Call it once per step, from one
+ * thread, after the last cddp_ddp_grad_ready(). Of a captured step it is the last call (see cddp_ddp_grad_ready).
  *
  * Returns CDDP_OK; CDDP_E_STATE (gradients are missing: the error message names them, and the error is sticky, since
  * peers now wait for them. Or another thread is in this function: then the call does nothing); or what a collective may
@@ -161,7 +161,7 @@ CDDP_API cddp_status cddp_ddp_wait_param(cddp_ddp *ddp, size_t i);
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_wait(cddp_ddp *ddp);
 
 /*
- * The buffers of cddp_ddp_options become rank 0's on every rank: running statistics, and anything else that a model has
+ * Copies rank 0's buffers (cddp_ddp_options) to every rank: running statistics, and anything else that a model has
  * beside its parameters. Call it before the first forward pass of a step. Without it each rank keeps its own. A
  * collective (small buffers travel together), on the CPU a blocking one; on a GPU the compute stream waits for it, and
  * not the host.
@@ -176,26 +176,26 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_wait(cddp_ddp *ddp);
 CDDP_API cddp_status cddp_ddp_sync_buffers(cddp_ddp *ddp);
 
 /*
- * This rank has no more samples (of this epoch): take part, with zeros, in the steps of the ranks that have some, until
- * none has. Then the rank that trained longest (of several, the highest) gives its parameters to all, and a new epoch
- * may begin. Every rank calls it, also those that end last. It mirrors the reducer's own collectives only, and no
- * others that a program makes in each step. Needs CDDP_DDP_JOIN. A rank that sums (CDDP_DDP_SUM) divides as always.
- * Blocks, on a GPU too. Call it between two steps, from one thread. Returns CDDP_OK; CDDP_E_INVALID; CDDP_E_STATE (no
- * CDDP_DDP_JOIN, or in the middle of a step); or what a collective may return.
+ * Takes part, with zeros, in the steps of the other ranks until none has samples left (of this epoch): a rank calls it
+ * after its last sample. Then the rank that trained longest (of several, the highest) gives its parameters to all, and
+ * a new epoch may begin. Every rank calls it, also those that end last. It mirrors the reducer's own collectives only,
+ * and no others that a program makes in each step. Needs CDDP_DDP_JOIN. A rank that sums (CDDP_DDP_SUM) divides as
+ * always. Blocks, on a GPU too. Call it between two steps, from one thread. Returns CDDP_OK; CDDP_E_INVALID;
+ * CDDP_E_STATE (no CDDP_DDP_JOIN, or in the middle of a step); or what a collective may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_join(cddp_ddp *ddp);
 
 /*
- * The norm of all gradients together, as if they were one vector, in *norm: norm_type 2 (Euclidean) or INFINITY (the
+ * Computes the norm of all gradients together, as if they were one vector: norm_type 2 (Euclidean) or INFINITY (the
  * largest magnitude). Call it between cddp_ddp_wait() and the next step, from one thread, on every rank: each rank sums
  * a part, and one number is reduced, so all ranks get the same bits. With CDDP_DDP_JOIN, whose ranks may have no step
  * to call it in, each rank sums everything, and nothing is communicated. Sums are made in float64. With CDDP_DDP_SUM it
  * is the norm of the mean. A gradient that no rank used counts as it is. A NaN gives NaN, else an infinity gives
  * infinity. Blocks, on a GPU too, since *norm is the host's. *norm is written on success only.
  *
- * With an optimizer (cddp_optim_create), which makes an end of the gradients, call it after the last
- * cddp_ddp_grad_ready() and before cddp_optim_step(): it waits for all gradients of the step, each rank sums its share
- * of them, and a gradient that no rank used does not count. The sum's order then depends on the buckets, too.
+ * With an optimizer (cddp_optim_create), which overwrites the gradients, call it after the last cddp_ddp_grad_ready()
+ * and before cddp_optim_step(): it waits for all gradients of the step, each rank sums its share of them, and a
+ * gradient that no rank used does not count. The sum's order then depends on the buckets, too.
  *
  * Returns CDDP_OK; CDDP_E_INVALID (NULL, norm_type); CDDP_E_STATE (in the middle of a step; with an optimizer:
  * gradients are missing, and the error is sticky, as that of cddp_ddp_wait()); CDDP_E_NOMEM; or what a collective may
@@ -204,14 +204,14 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_join(cddp_ddp *ddp);
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_grad_norm(cddp_ddp *ddp, double norm_type, double *norm);
 
 /*
- * Make that norm at most max_norm (>= 0), as torch.nn.utils.clip_grad_norm_: gradients are multiplied by max_norm /
- * (norm + 1e-6) where that is below 1. *norm (may be NULL) is the norm from before. If it is not finite, the gradients
- * become zeros and NaNs by the same formula, or, with error_if_nonfinite, CDDP_E_NONFINITE is returned on every rank
- * and they stay as they are. Otherwise as cddp_ddp_grad_norm. On a GPU norm and factor are made there, and the compute
- * stream waits for the product; the host waits only where it has to know: norm is not NULL, or error_if_nonfinite is
- * not 0.
+ * Scales the gradients so that their norm is at most max_norm (>= 0), as torch.nn.utils.clip_grad_norm_: they are
+ * multiplied by max_norm / (norm + 1e-6) where that is below 1. *norm (may be NULL) is the norm from before. If it is
+ * not finite, the gradients become zeros and NaNs by the same formula, or, with error_if_nonfinite, CDDP_E_NONFINITE is
+ * returned on every rank and they stay as they are. Otherwise as cddp_ddp_grad_norm. On a GPU norm and factor are made
+ * there, and the compute stream waits for the product; the host waits only where it has to know: norm is not NULL, or
+ * error_if_nonfinite is not 0.
  *
- *     cddp_ddp_wait(ddp);   cddp_ddp_clip_grad_norm(ddp, 1.0, 2, 1, NULL);   an optimizer of your own
+ *     cddp_ddp_wait(ddp);   cddp_ddp_clip_grad_norm(ddp, 1.0, 2, 1, NULL);   your own optimizer
  *     cddp_ddp_clip_grad_norm(ddp, 1.0, 2, 1, NULL);   cddp_optim_step(optim, NULL);   // with cddp_optim_create
  *
  * The second line's parameters differ from the first one's by the rounding of the norm's sum in float64, which in
@@ -220,7 +220,7 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_grad_norm(cddp_ddp *ddp, double nor
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_clip_grad_norm(cddp_ddp *ddp, double max_norm, double norm_type,
                                                             int error_if_nonfinite, double *norm);
 
-/* What the optimizer has to multiply the gradients by: 1, or 1/world size with CDDP_DDP_SUM. */
+/* Returns the factor by which an optimizer multiplies the gradients: 1, or 1/world size with CDDP_DDP_SUM. */
 CDDP_API double cddp_ddp_grad_scale(const cddp_ddp *ddp);
 
 /*

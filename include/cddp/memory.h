@@ -21,7 +21,7 @@ typedef struct cddp_device_info {
     char pci[32];          /* "0000:17:00.0"; "" for the CPU */
 } cddp_device_info;
 
-/* Write into *info where comm works. Returns CDDP_OK; CDDP_E_INVALID (info, or its size). Any thread. */
+/* Writes into *info where comm works. Returns CDDP_OK; CDDP_E_INVALID (info, or its size). Any thread. */
 CDDP_API cddp_status cddp_get_device_info(cddp_comm *comm, cddp_device_info *info);
 
 /* For cddp_alloc and cddp_register. 0: memory of this rank only. */
@@ -35,8 +35,8 @@ enum {
 };
 
 /*
- * Memory for parameters and gradients where the backend works: on its GPU, else on the host; 64-byte aligned, not
- * cleared. A program that uses these and nothing else of CUDA runs on both. flags: 0, or CDDP_MEM_... above.
+ * Allocates memory for parameters and gradients where the backend works, on its GPU or on the host: 64-byte aligned,
+ * not cleared. A program that uses these and nothing else of CUDA runs on both. flags: 0, or CDDP_MEM_... above.
  *
  * In memory with CDDP_MEM_COLLECTIVE reducers work without a copy (cddp_param.grad), and so do cddp_all_reduce,
  * cddp_all_gather and cddp_reduce_scatter in place, if all ranks of a node pass the same place of it. They may pass
@@ -50,12 +50,12 @@ enum {
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_alloc(cddp_comm *comm, size_t bytes, uint32_t flags, void **out);
 /*
- * Free memory of cddp_alloc, which nothing uses any more; NULL is allowed. Local: no peer takes part. On a GPU it waits
- * for all work there: call it while no other thread has a collective in flight. Any thread.
+ * Frees memory of cddp_alloc, which nothing uses any more; NULL is allowed. Local: no peer takes part. On a GPU it
+ * waits for all work there: call it while no other thread has a collective in flight. Any thread.
  */
 CDDP_API void cddp_free(cddp_comm *comm, void *p);
 /*
- * Register the program's own `bytes` bytes at p, so that reducers work on gradients in it without a copy
+ * Registers the program's own `bytes` bytes at p, so that reducers work on gradients in it without a copy
  * (cddp_param.grad). flags is CDDP_MEM_COLLECTIVE: every rank calls it, as cddp_alloc with that flag. The memory is
  * where the backend works, and does not overlap other registered memory or that of cddp_alloc. It stays the caller's,
  * and must stay until cddp_unregister.
@@ -68,15 +68,15 @@ CDDP_API void cddp_free(cddp_comm *comm, void *p);
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_register(cddp_comm *comm, void *p, size_t bytes, uint32_t flags);
 /*
- * The memory at p, as it was registered, is no longer used: to be called after the reducers that use it were destroyed,
- * and before the memory is freed. What is still registered ends with comm. Local: no peer takes part. Returns CDDP_OK
- * or CDDP_E_INVALID (nothing registered begins at p). Any thread.
+ * Ends the registration of the memory at p: to be called after the reducers that use it were destroyed, and before the
+ * memory is freed. Every registration ends with comm. Local: no peer takes part. Returns CDDP_OK or CDDP_E_INVALID
+ * (nothing registered begins at p). Any thread.
  */
 CDDP_API cddp_status cddp_unregister(cddp_comm *comm, void *p);
 /*
- * Copy `bytes` bytes between any two of host memory and the GPU's. It comes after the collectives and reducer steps
- * that were begun before, and is done on return; streams of the program's own that use the memory must have been waited
- * for. CDDP_OK, CDDP_E_INVALID, CDDP_E_SYSTEM, or what a collective may return. Any thread.
+ * Copies `bytes` bytes between host memory and the GPU's, or within either. It runs after the collectives and reducer
+ * steps that were begun before, and is done on return; streams of the program's own that use the memory must have been
+ * waited for. CDDP_OK, CDDP_E_INVALID, CDDP_E_SYSTEM, or what a collective may return. Any thread.
  *
  * Here and in collectives, memory of another GPU than this rank's is CDDP_E_INVALID, and the error message names both:
  * usually cudaSetDevice was not called. So is memory of a context of the GPU's that is not the primary one, which the

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The status type that every libcddp function returns, and the marks that public functions carry.
- * 0 is success, a positive value means "in progress", a negative one is an error.
+ * The status type that every libcddp function returns, and the marks that public functions carry. 0 is success, a
+ * positive value means "in progress", a negative one is an error.
  */
 #ifndef CDDP_STATUS_H
 #define CDDP_STATUS_H
@@ -27,8 +27,8 @@
 #define CDDP_ENUM_32(tag) tag##_FORCE_INT_ CDDP_NO_CASE = 0x7fffffff
 
 /*
- * What each status says of the communicator. A communicator is usable until an error of its own has made it fail; from
- * then on every call that communicates returns that error. cddp_comm_error() tells which of the two it is.
+ * What each status means for the communicator. It is usable until an error makes it fail; from then on every call that
+ * communicates returns that error. cddp_comm_error() returns CDDP_OK, or that error.
  *
  * The communicator stays usable after
  *   INVALID      nothing was done. In a reducer's step (cddp_ddp_grad_ready) it is misuse: see STATE.
@@ -36,7 +36,7 @@
  *   NOT_FOUND, EXISTS, VERSION, DENIED   of a file, a key or another communicator that was to be made.
  *   UNSUPPORTED  nothing was done.
  *   NONFINITE    the numbers of this step are of no use; every rank gets this status, and may go on with the next one.
- *   REMOTE       another rank failed in work of its own, and reported it. Every rank gets this status, and may go on.
+ *   REMOTE       another rank failed in its own work, and reported it. Every rank gets this status, and may go on.
  *   STATE        the call did nothing, and may be made when its time has come. But a reducer whose step cannot end any
  *                more (gradients are missing, or came twice) ends the waits of its peers: then the communicator has
  *                failed, and theirs with ABORTED.

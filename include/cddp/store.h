@@ -28,7 +28,8 @@ typedef struct cddp_store_options {
 } cddp_store_options;
 
 /*
- * Connect, with retries until the timeout. *out is written on success only; release it with cddp_store_close().
+ * Connects to a store, with retries until the timeout. *out is written on success only; release it with
+ * cddp_store_close().
  *
  * Returns CDDP_OK, CDDP_E_INVALID, CDDP_E_NOT_FOUND (the host does not resolve), CDDP_E_IO (no connection; the error
  * message names address and cause), CDDP_E_TIMEOUT, CDDP_E_PROTOCOL (something else listens there), CDDP_E_DENIED (the
@@ -36,9 +37,10 @@ typedef struct cddp_store_options {
  * CDDP_E_NOMEM.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_store_open(cddp_store **out, const cddp_store_options *opt);
-/* The communicator's own client; NULL in a world of one without a store. It lives as long as comm: do not close it. */
+/* Returns the communicator's own client; NULL in a world of one without a store. It lives as long as comm: do not close
+ * it. */
 CDDP_API cddp_store *cddp_comm_store(cddp_comm *comm);
-/* Close the connection, which ends its waits on the server. NULL is allowed. */
+/* Closes the connection, which ends its waits on the server. NULL is allowed. */
 CDDP_API void cddp_store_close(cddp_store *store);
 
 /*
@@ -48,28 +50,28 @@ CDDP_API void cddp_store_close(cddp_store *store);
  * this round). After any error but CDDP_E_INVALID the connection is closed, except that a wait which timed out leaves
  * it usable.
  */
-/* Set key to len bytes at value (copied), and wake the clients that wait for it. */
+/* Sets key to len bytes at value (copied), and wakes the clients that wait for it. */
 CDDP_API cddp_status cddp_store_set(cddp_store *store, const char *key, const void *value, size_t len);
 /*
- * Wait until key exists, then copy its value to buf (cap bytes). *len is the value's length, also when it is larger
+ * Waits until key exists, then copies its value to buf (cap bytes). *len is the value's length, also when it is larger
  * than cap: then nothing is copied and CDDP_E_LIMIT is returned.
  */
 CDDP_API cddp_status cddp_store_get(cddp_store *store, const char *key, void *buf, size_t cap, size_t *len,
                                     int timeout_ms);
-/* Add delta to the decimal number at key (0 if there is none) and give the sum; `sum` may be NULL. */
+/* Adds delta to the decimal number at key (0 if there is none), and stores the result in *sum (may be NULL). */
 CDDP_API cddp_status cddp_store_add(cddp_store *store, const char *key, int64_t delta, int64_t *sum);
 /*
- * If key's value equals expected (or key does not exist and expected_len is 0) set it to desired. Either way the value
+ * Sets key to desired if its value equals expected (or key does not exist and expected_len is 0). Either way the value
  * now stored is given as cddp_store_get gives it; for a missing key with another expectation, `expected` is given.
  */
 CDDP_API cddp_status cddp_store_compare_set(cddp_store *store, const char *key, const void *expected,
                                             size_t expected_len, const void *desired, size_t desired_len, void *buf,
                                             size_t cap, size_t *len);
-/* Wait until all n_keys keys exist. */
+/* Waits until all n_keys keys exist. */
 CDDP_API cddp_status cddp_store_wait(cddp_store *store, const char *const *keys, size_t n_keys, int timeout_ms);
-/* *all_exist = 1 if all n_keys keys exist now, else 0. */
+/* Sets *all_exist to 1 if all n_keys keys exist now, otherwise to 0. */
 CDDP_API cddp_status cddp_store_check(cddp_store *store, const char *const *keys, size_t n_keys, int *all_exist);
-/* Delete key; *deleted (may be NULL) = 1 if it existed. */
+/* Deletes key; *deleted (may be NULL) becomes 1 if it existed. */
 CDDP_API cddp_status cddp_store_delete(cddp_store *store, const char *key, int *deleted);
 
 #ifdef __cplusplus

@@ -13,7 +13,7 @@ extern "C" {
 #endif
 
 /*
- * The element types. Their numbers are NCCL's plus one, so that 0 is no type and a forgotten one is an error; types
+ * The element types. Their numbers are NCCL's plus one, so that 0 is not a type and a forgotten one is an error; types
  * that NCCL does not have begin at 64. A bool is a CDDP_UINT8 with CDDP_MAX for "any" and CDDP_MIN for "all". A complex
  * number is two floating-point elements: give twice the count. MINLOC and MAXLOC are two calls: the MIN or MAX of the
  * value, then the MIN of the index, for which the other ranks give the largest one.
@@ -68,24 +68,24 @@ typedef enum cddp_redop {
     CDDP_ENUM_32(CDDP_REDOP)
 } cddp_redop;
 
-/* Bytes per element; 0 for a value that is no type. Any thread. */
+/* Returns the bytes per element; 0 for a value that is not a type. Any thread. */
 CDDP_API size_t cddp_dtype_size(cddp_dtype dtype);
 
-/* The text of a status, such as "timed out". Static storage, never NULL. Any thread. */
+/* Returns the text of a status, such as "timed out". Static storage, never NULL. Any thread. */
 CDDP_API const char *cddp_strerror(cddp_status status);
-/* The name of a status, such as "CDDP_E_TIMEOUT". Static storage, never NULL. Any thread. */
+/* Returns the name of a status, such as "CDDP_E_TIMEOUT". Static storage, never NULL. Any thread. */
 CDDP_API const char *cddp_status_name(cddp_status status);
 /*
- * The error message of the calling thread's last failed libcddp call ("" if none failed yet). It stays valid until the
- * same thread's next failing call.
+ * Returns the error message of the calling thread's last failed libcddp call ("" if none failed yet). It stays valid
+ * until the same thread's next failing call.
  */
 CDDP_API const char *cddp_last_error(void);
 /* An error as values, beside its text. */
 typedef struct cddp_error_info {
     size_t size;          /* sizeof(cddp_error_info), set by the caller: the library writes that many bytes at most */
     cddp_status status;   /* CDDP_OK: there is none */
-    int32_t rank;         /* the rank, in the world, that caused it: it died, aborted, came late, or failed in what it
-                             did for all; of two that differ the higher one; -1: unknown, none, or this rank's own mistake */
+    int32_t rank;         /* the rank, in the world, that caused it: it died, aborted, was late, or failed on behalf of
+                             all; of two that differ the higher one; -1: unknown, none, or this rank's own mistake */
     int32_t os_error;     /* errno; 0: none */
     int32_t device_error; /* CUDA's or NCCL's code; 0: none */
     char message[1024];   /* as cddp_last_error() has it; "" if there is none */
@@ -93,7 +93,7 @@ typedef struct cddp_error_info {
 
 /* Stores the calling thread's last error, that of cddp_last_error(), in *info. Never fails; NULL is ignored. */
 CDDP_API void cddp_last_error_info(cddp_error_info *info);
-/* The library's own version, "0.1.0" (CDDP_VERSION is that of the header). Any thread. */
+/* Returns the library's version, "0.1.0" (CDDP_VERSION is the header's). Any thread. */
 CDDP_API const char *cddp_version(void);
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* More of the reducer: sizes of buckets, buckets that nobody used, ranks that must not end early. */
+/* More of the reducer: sizes of buckets, unused buckets, ranks that must not end early. */
 #ifndef CDDP_EXPERIMENTAL_DDP_H
 #define CDDP_EXPERIMENTAL_DDP_H
 
@@ -43,11 +43,12 @@ enum {
 };
 
 /*
- * bucket_bytes as it is in force: what the options said, or 25 MiB; with CDDP_DDP_TUNE what was chosen, and 0 until
+ * Returns the bucket_bytes in force: that of the options, or 25 MiB; with CDDP_DDP_TUNE the chosen one, and 0 until
  * then. From the thread that calls cddp_ddp_wait, as the next two.
  */
 CDDP_API size_t cddp_ddp_bucket_cap(const cddp_ddp *ddp);
-/* Number of buckets, and the size in bytes of bucket b (0 if there is none), in the order of their launch. */
+/* Return the number of buckets, and the size in bytes of bucket b (0 if there is none), in the order of their launch.
+ */
 CDDP_API size_t cddp_ddp_bucket_count(const cddp_ddp *ddp);
 CDDP_API size_t cddp_ddp_bucket_bytes(const cddp_ddp *ddp, size_t b);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Communication of your own in place of the all-reduce of each bucket. */
+/* Your own communication in place of the all-reduce of each bucket. */
 #ifndef CDDP_EXPERIMENTAL_HOOK_H
 #define CDDP_EXPERIMENTAL_HOOK_H
 
@@ -30,21 +30,22 @@ typedef struct cddp_bucket {
 } cddp_bucket;
 
 /*
- * What is done in place of the all-reduce of each bucket. Both return CDDP_OK, or a status that ends the job. They must
- * not call functions of the reducer, which return CDDP_E_STATE then.
+ * Two functions that replace the all-reduce of each bucket. Both return CDDP_OK, or a status that ends the job. They
+ * must not call functions of the reducer, which return CDDP_E_STATE then.
  *
  * On a GPU work is only queued when they are called, and neither has to wait. `data` is memory of the GPU, and
  * bucket->stream is the stream on which libcddp's collectives run. After the work on it when begin is called, the
  * gradients are complete. After the work on it when end is called, everything that begin began is done. A hook puts its
- * kernels and copies on that stream, or on one of its own that waits for it, by an event, and that it waits for before
- * the function returns; collectives by cddp_coll_start, on memory of the GPU (cddp_alloc). All of it runs in the order
- * in which it was put there, so work that begin queues after a cddp_coll_start finds its result. cddp_ddp_wait, and
- * cddp_ddp_wait_param, make the compute stream wait for all of it. Neither a cddp_coll_wait nor a ticket is needed for
- * that; and memory that the hook uses may be freed once ddp was destroyed or the compute stream was waited for.
+ * kernels and copies on that stream, or on another stream that waits for that one, by an event, and for which that one
+ * waits before the function returns; collectives by cddp_coll_start, on memory of the GPU (cddp_alloc). All of it runs
+ * in the order in which it was put there, so work that begin queues after a cddp_coll_start finds its result.
+ * cddp_ddp_wait, and cddp_ddp_wait_param, make the compute stream wait for all of it. Neither a cddp_coll_wait nor a
+ * ticket is needed for that; and memory that the hook uses may be freed once ddp was destroyed or the compute stream
+ * was waited for.
  *
- * The GPU is the calling thread's current device while a function of the hook runs. What waits for the GPU (blocking
- * collectives, cddp_coll_wait, cddp_copy, cudaStreamSynchronize) is allowed in end, at the price that the host waits in
- * that step. A hook does not keep the stream's handle for later, and does not destroy or capture it.
+ * The GPU is the calling thread's current device while a function of the hook runs. Waits for the GPU (blocking
+ * collectives, cddp_coll_wait, cddp_copy, cudaStreamSynchronize) are allowed in end, at the price that the host waits
+ * in that step. A hook does not keep the stream's handle for later, and does not destroy or capture it.
  */
 typedef struct cddp_hook {
     size_t size; /* sizeof(cddp_hook) */
@@ -55,16 +56,16 @@ typedef struct cddp_hook {
      */
     cddp_status (*begin)(void *arg, cddp_comm *comm, const cddp_bucket *bucket, uint64_t *ticket);
     /*
-     * What was begun is done (on a GPU: see above): leave in bucket->data what the gradients are to be, usually their
-     * mean. In the order of the buckets, by the thread that waits; it may use collectives, as all ranks come to the
-     * same bucket. NULL: nothing.
+     * The work that begin started is done (on a GPU: see above): leave in bucket->data the final gradients, usually
+     * their mean. In the order of the buckets, by the thread that waits; it may use collectives, as all ranks come to
+     * the same bucket. NULL: nothing.
      */
     cddp_status (*end)(void *arg, cddp_comm *comm, const cddp_bucket *bucket);
     void *arg; /* for both; the caller's, and must outlive the reducer */
 } cddp_hook;
 
 /*
- * Communicate by a hook from now on; hook is copied, NULL goes back to the all-reduce. Every rank does the same,
+ * Makes the reducer communicate by a hook; hook is copied, NULL goes back to the all-reduce. Every rank does the same,
  * between the same two steps; a collective where gradients were reduced where they lie, which are copied from now on.
  *
  * Returns CDDP_OK; CDDP_E_INVALID (a bad hook, a reducer that compresses or skips); CDDP_E_STATE (in the middle of a

@@ -16,11 +16,11 @@ extern "C" {
 /* ------------------------------------------------------------------------------------ experimental optimizer ---- */
 
 /*
- * An optimizer whose state is divided among the ranks (ZeRO, stage 1): of each bucket a rank receives the mean of its
- * own share of the gradients only, updates that share of the parameters, for which alone it keeps momentum and
- * averages, and the ranks exchange the new values. Parameters become what every rank would have made of them alone, bit
- * for bit, with 1/world size of the state and of the arithmetic. What is compressed (`comm_dtype`, PowerSGD) or sent by
- * a hook becomes whole means on every rank, of which each updates its share; other buckets are scattered. A step is
+ * An optimizer whose state is divided among the ranks (ZeRO, stage 1): of each bucket a rank receives only the mean of
+ * its share of the gradients, updates that share of the parameters, for which alone it keeps momentum and averages, and
+ * the ranks exchange the new values. Parameters become what every rank would have made of them alone, bit for bit, with
+ * 1/world size of the state and of the arithmetic. Buckets that are compressed (`comm_dtype`, PowerSGD) or sent by a
+ * hook become whole means on every rank, of which each updates its share; other buckets are scattered. A step is
  *
  *     write cddp_ddp_grad(ddp, i); cddp_ddp_grad_ready(ddp, i);     // as ever, for each parameter
  *     cddp_optim_step(optim, NULL);                                 // in place of cddp_ddp_wait and an optimizer
@@ -42,9 +42,9 @@ enum {
 };
 
 /*
- * Parameters with a learning rate and a weight decay of their own, such as one of PyTorch's param_groups. A group gives
- * both: lr_factor 1, and the weight decay of the options, are as the optimizer's. {.size = sizeof(cddp_optim_group),
- * .params = biases, .n_params = 8, .lr_factor = 1} are eight that do not decay.
+ * Parameters with their own learning rate and weight decay, as in PyTorch's param_groups. A group gives both: lr_factor
+ * 1, and the weight decay of the options, are as the optimizer's. {.size = sizeof(cddp_optim_group), .params = biases,
+ * .n_params = 8, .lr_factor = 1} are eight that do not decay.
  */
 typedef struct cddp_optim_group {
     size_t size;          /* sizeof(cddp_optim_group), in each of an array */
@@ -65,7 +65,7 @@ typedef struct cddp_optim_options {
     size_t size;                    /* sizeof(cddp_optim_options) */
     cddp_optim_kind kind;           /* no default */
     uint32_t flags;                 /* CDDP_OPTIM_NESTEROV; 0: none */
-    const cddp_optim_group *groups; /* n_groups of them, copied; what is in none has the values below */
+    const cddp_optim_group *groups; /* n_groups of them, copied; parameters in none of them have the values below */
     size_t n_groups;                /* 0: none */
     double lr;                      /* learning rate, > 0 */
     double weight_decay;            /* >= 0; SGD and Adam add weight_decay * parameter to the gradient, AdamW shrinks
@@ -78,15 +78,15 @@ typedef struct cddp_optim_options {
 } cddp_optim_options;
 
 /*
- * Fill in PyTorch's defaults for kind, where *opt has `size` bytes, sizeof(cddp_optim_options): kind and size too, a
+ * Fills in PyTorch's defaults for kind, where *opt has `size` bytes, sizeof(cddp_optim_options): kind and size too, a
  * learning rate of 1e-3, Adam's betas of 0.9 and 0.999 and eps of 1e-8, AdamW's weight decay of 0.01; all else is 0.
  * opt may be NULL. Never fails: cddp_optim_create() reports an unknown kind. Any thread.
  */
 CDDP_API void cddp_optim_defaults(cddp_optim_options *opt, size_t size, cddp_optim_kind kind);
 
 /*
- * Give ddp an optimizer. A collective: every rank calls it, between the same two steps, with the same options, which
- * are compared. From now on each step of ddp ends with cddp_optim_step; what its gradients hold afterwards is
+ * Creates an optimizer for ddp. A collective: every rank calls it, between the same two steps, with the same options,
+ * which are compared. From now on each step of ddp ends with cddp_optim_step; what its gradients hold afterwards is
  * unspecified, so the next backward pass has to overwrite them, as it should anyway. Gradients may still be accumulated
  * over several backward passes before they are reported ready.
  *
@@ -127,18 +127,18 @@ typedef struct cddp_optim_step_args {
 } cddp_optim_step_args;
 
 /*
- * Update every parameter by its mean gradient; then the next step may begin. args may be NULL: a plain step. In one
+ * Updates every parameter by its mean gradient; then the next step may begin. args may be NULL: a plain step. In one
  * call, and in this order: gradients are multiplied by grad_scale, their norm over all ranks is taken, a step with a
  * NaN or an infinity is skipped (if asked for), they are clipped, and parameters are updated. Where the scale is 1 the
  * results have the bits of cddp_ddp_clip_grad_norm() and a plain step. The scale is applied in the arithmetic of the
- * update, in float32 for gradients of 16 bits: what would be 0 in 16 bits is not lost.
+ * update, in float32 for gradients of 16 bits, so values that would be 0 in 16 bits are not lost.
  *
  * Call it once per step, from one thread, after the last cddp_ddp_grad_ready(), while nothing else uses the parameters.
  * Blocks until the new parameters of all ranks are in this rank's `data`, the same bits everywhere. The exchange of one
- * bucket runs while the next is updated. On a GPU nothing blocks, with args neither: the step begins after what is on
- * the reducer's stream, and what comes on that stream from now on finds the new parameters. (With CDDP_DDP_FIND_UNUSED
- * it waits, as every step does then.) There Adam's powers of beta1 and beta2 are products, so that parameters may
- * differ from the CPU's in the last bits.
+ * bucket runs while the next is updated. On a GPU nothing blocks, with args neither: the step begins after the work on
+ * the reducer's stream, and later work on that stream finds the new parameters. (With CDDP_DDP_FIND_UNUSED it waits, as
+ * every step does then.) There Adam's powers of beta1 and beta2 are products, so that parameters may differ from the
+ * CPU's in the last bits.
  *
  * Returns what cddp_ddp_wait may return; after such an error parameters may be partly updated. CDDP_E_INVALID (args):
  * nothing was done, and the step has not ended. CDDP_E_NONFINITE (on the CPU, with CDDP_OPTIM_SKIP_NONFINITE): the step
@@ -148,28 +148,29 @@ typedef struct cddp_optim_step_args {
 CDDP_API CDDP_NODISCARD cddp_status cddp_optim_step(cddp_optim *optim, const cddp_optim_step_args *args);
 
 /*
- * End the step without an update, as a program does whose gradients are not finite (mixed precision): parameters, their
- * state and its steps stay as they are. Every rank calls it for the same step, in place of cddp_optim_step. Returns
- * what that returns.
+ * Ends the step without an update, for gradients that are not finite (mixed precision): parameters, their state and its
+ * steps stay as they are. Every rank calls it for the same step, in place of cddp_optim_step. Returns what that
+ * returns.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_optim_skip(cddp_optim *optim);
 
 /*
- * The learning rate from the next step on (for a schedule, also one that begins or ends with 0), of all groups by their
- * factors; every rank gives the same one. Between two steps, one thread. CDDP_OK; CDDP_E_INVALID (below 0, or no
- * number); CDDP_E_STATE (its reducer is gone).
+ * Sets the learning rate from the next step on (for a schedule, also one that begins or ends with 0), of all groups by
+ * their factors; every rank gives the same one. Between two steps, one thread. CDDP_OK; CDDP_E_INVALID (below 0, or
+ * NaN); CDDP_E_STATE (its reducer is gone).
  */
 CDDP_API cddp_status cddp_optim_set_lr(cddp_optim *optim, double lr);
 /*
- * How many steps CDDP_OPTIM_SKIP_NONFINITE has left out since cddp_optim_create(), the same on every rank. Between two
- * steps, one thread; on a GPU the host waits for the last one. CDDP_OK; CDDP_E_INVALID (NULL); CDDP_E_STATE (its
- * reducer is gone); or what a collective may return.
+ * Stores in *steps how many steps CDDP_OPTIM_SKIP_NONFINITE has left out since cddp_optim_create(), the same on every
+ * rank. Between two steps, one thread; on a GPU the host waits for the last one. CDDP_OK; CDDP_E_INVALID (NULL);
+ * CDDP_E_STATE (its reducer is gone); or what a collective may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_optim_skipped(cddp_optim *optim, uint64_t *steps);
-/* Bytes that this rank holds for its share: the state, and float32 copies of parameters of 16 bits. */
+/* Returns the bytes that this rank holds for its share: the state, and float32 copies of parameters of 16 bits. */
 CDDP_API size_t cddp_optim_state_bytes(const cddp_optim *optim);
 
-/* Free it; NULL is allowed. The reducer then averages whole gradients again. Every rank does so between the same steps.
+/* Frees the optimizer; NULL is allowed. The reducer then averages whole gradients again. Every rank does so between the
+ * same steps.
  */
 CDDP_API void cddp_optim_destroy(cddp_optim *optim);
 

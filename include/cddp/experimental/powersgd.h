@@ -36,13 +36,13 @@ enum {
 };
 
 /*
- * Communicate by PowerSGD from now on, PyTorch's powerSGD_hook (T. Vogels and others, "PowerSGD: Practical Low-Rank
- * Gradient Compression for Distributed Optimization", NeurIPS 2019, arXiv:1905.13727): a gradient of n x m elements (n:
- * the first size of its shape, m: the rest) becomes P Q^T of n x rank and m x rank, all that is sent, in two
- * collectives for each bucket; what that leaves out is added to the same rank's gradient of the next step. Gradients
- * without a shape, small ones, and those of 16 bits are averaged as they are. Numbers are those of PyTorch within
- * rounding, from the same seed; all ranks get the same bits. Differences: a column of zeros, or one that depends on
- * those before it, stays zeros, and the next step begins with the first, random Q again, where PyTorch makes NaNs or
+ * Makes the reducer communicate by PowerSGD, PyTorch's powerSGD_hook (T. Vogels and others, "PowerSGD: Practical
+ * Low-Rank Gradient Compression for Distributed Optimization", NeurIPS 2019, arXiv:1905.13727): a gradient of n x m
+ * elements (n: the first size of its shape, m: the rest) becomes P Q^T of n x rank and m x rank, all that is sent, in
+ * two collectives for each bucket; the part that this leaves out is added to the same rank's gradient of the next step.
+ * Gradients without a shape, small ones, and those of 16 bits are averaged as they are. Numbers are those of PyTorch
+ * within rounding, from the same seed; all ranks get the same bits. Differences: a column of zeros, or one that depends
+ * on those before it, stays zeros, and the next step begins with the first, random Q again, where PyTorch makes NaNs or
  * noise of it; a NaN or an infinity does not stay in what is left out; start_step may be 1.
  *
  * On a GPU all of it is work of the communication stream, to the CPU's bits where the means are, and the host waits for

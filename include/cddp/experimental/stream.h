@@ -33,15 +33,15 @@ extern "C" {
  *   capture nor the reducer; nor does misuse within a capture. (But where a capture begins in the middle of a step that
  *   is not captured, cddp_ddp_grad_ready makes CDDP_E_UNSUPPORTED the sticky error.) If the capture fails, or is ended
  *   before the step is, the reducer goes on as if the step had not begun.
- * - If a rank dies or stays away, a launch that waits for it ends in the timeout; what was in the gradients is lost,
- *   the next call of libcddp returns the error, and the graph is of no more use.
+ * - If a rank dies or stays away, a launch that waits for it ends in the timeout; the gradients are lost, the next call
+ *   of libcddp returns the error, and the graph cannot be used any more.
  * - A graph, and all that was instantiated of it, is destroyed before cddp_ddp_destroy(). NCCL's communicator cannot
  *   end before; where it has to, its memory stays.
  */
 
 /*
- * Begin a group in the order of a stream: on a GPU it begins after the work that is on `stream` (a cudaStream_t; NULL
- * is CUDA's legacy stream), and what comes on the stream later finds the results. All its memory is the GPU's. Does not
+ * Enqueues a group in the order of a stream: on a GPU it begins after the work that is on `stream` (a cudaStream_t;
+ * NULL is CUDA's legacy stream), and later work on the stream finds the results. All its memory is the GPU's. Does not
  * wait for the GPU or for peers; cddp_comm_error and later calls tell what goes wrong. If the stream captures a graph,
  * the group becomes a part of it, and its memory must stay as long as the graph; only here NCCL may wait for peers, who
  * capture the same. On the host stream is not used, and the group is done on return. Any thread. Returns what
