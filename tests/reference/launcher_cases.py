@@ -264,7 +264,7 @@ CASES = [
 
 REFUSED = "What would have no effect is refused, so that nobody believes it had one."
 STATUS = "The exit status is the first failing rank's, or 128 + the signal, where torchrun always gives 1."
-PUSHED = "A failure is told to all nodes at once; torchrun's other node is told nothing and waits for its own workers."
+PUSHED = "All nodes learn of a failure at once; torchrun's other node does not, and waits for its own workers."
 PREFIX = "Lines of workers have the rank in front; TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE makes another prefix."
 ADDRESS = "The address itself, so that no worker has to resolve a name."
 
