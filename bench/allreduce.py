@@ -101,7 +101,7 @@ def ours(args):
     return Peer('libcddp', run=lambda ranks, words: under_cddprun(args, ranks, [program, *words]))
 
 
-# Both MPIs: root in a container is no mistake here. gloo: one thread per rank, as torchrun has it.
+# Both MPIs: running as root in a container is intended here. gloo: one thread per rank, as torchrun has it.
 ENV = {**os.environ, 'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1', 'OMP_NUM_THREADS': '1'}
 
 

@@ -62,7 +62,7 @@ def timed(command, retries=0, **kwargs):
     """Run to the end; return (seconds, output). A run that fails ends the benchmark: its time means nothing.
 
     retries: how often a peer that fails is run again. PyTorch's workers sometimes abort in their teardown, with all
-    their work done; such a run is said aloud and not counted.
+    their work done; such a run is reported and not counted.
     """
     began = time.monotonic()
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -109,7 +109,7 @@ def cpu_model():
 
 
 def git_commit():
-    """The commit, with '+' behind it if product code differs from it."""
+    """The commit, with '+' after it if product code differs from it."""
     def git(*words):
         return subprocess.run(['git', '-C', ROOT, *words], capture_output=True, text=True, check=False).stdout.strip()
     commit = git('rev-parse', '--short=12', 'HEAD')

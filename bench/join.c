@@ -2,7 +2,7 @@
 /*
  * A job's ranks as a store server sees them, all in one process and one thread, over real connections: each connects,
  * shakes hands as PyTorch's client does (VALIDATE and PING), adds itself to a counter, waits for a key, and gets its
- * 128 bytes; whoever counts as the last sets the key. join.py starts it. Prints one line of JSON and keeps its
+ * 128 bytes; the last one to count sets the key. join.py starts it. Prints one line of JSON and keeps its
  * connections until its standard input ends. Beyond 20,000 connections they come from several loopback addresses. libc
  * only.
  */

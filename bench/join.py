@@ -4,7 +4,7 @@
 
 Each rank connects, adds itself, waits for the last and gets a 128-byte id. PyTorch's server looks up the name of every
 client that it accepts: rows have that switched off, or a resolver that needs 0.5 ms (one in the same building), or 10 ms.
-Beside them, where no names are looked up, a bare server, which does nothing but what no server can do without: the floor.
+Beside them, where no names are looked up, a bare server, which does only the work that every server must do: the floor.
 """
 import json
 import os
@@ -46,7 +46,7 @@ def join(args, server, ranks, timeout=300):
 
 
 def once(args, start, ranks):
-    """A server of its own each time: its memory is that of these connections."""
+    """A new server each time: its memory is that of these connections."""
     with start() as server:
         return join(args, server, ranks)
 

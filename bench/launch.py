@@ -21,7 +21,7 @@ PROGRAM = '/bin/true'
 
 
 def peers(args):
-    """{name: command for a number of ranks}; who is missing is named."""
+    """{name: command for a number of ranks}; a missing one is named."""
     found = {'cddprun': lambda n: [common.cddprun(args.build), '--standalone', f'--nproc_per_node={n}']}
     hydra, ompi = shutil.which('mpiexec.hydra'), shutil.which('mpirun.openmpi')
     if hydra:

@@ -8,7 +8,7 @@
  * "collectives": cddp_all_reduce in place of so many bytes, in memory of malloc and in memory of all ranks
  * (CDDP_MEM_COLLECTIVE). "gradients": a step of a reducer, without a backward pass, for a GPT-2 of 4 layers with 256
  * channels, whose gradients lie in the arena, in one block per tensor with all layers side by side (of cddp_alloc with
- * CDDP_MEM_COLLECTIVE, registered, or of malloc), or in memory of their own; and one cddp_all_reduce of such a block.
+ * CDDP_MEM_COLLECTIVE, registered, or of malloc), or in separate memory; and one cddp_all_reduce of such a block.
  * All ways take turns, round by round. The time of a round is that of the slowest rank; rank 0 prints the median and
  * the smallest, in ms, as a line of JSON for each way.
  */
@@ -149,7 +149,7 @@ static void describe(struct model *m)
     m->data = must(calloc(m->total, sizeof *m->data));
 }
 
-/* base NULL: in the arena; scattered: each in memory of its own. */
+/* base NULL: in the arena; scattered: each in separate memory. */
 static cddp_ddp *make(cddp_comm *comm, const struct model *m, float *base, float **scattered)
 {
     cddp_param p[PARAMS];

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What store.c and join.c share: an end with a sentence, time, a server's time on a processor, all descriptors. */
+/* What store.c and join.c share: an exit with an error message, time, a server's time on a processor, all descriptors.
+ */
 #ifndef BENCH_LOAD_H
 #define BENCH_LOAD_H
 

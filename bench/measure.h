@@ -27,7 +27,7 @@ struct subject {
     const char *name; /* "direct" */
     float *buf;
     size_t n;
-    bool mean;  /* what comes out: the mean, not the sum */
+    bool mean;  /* the result: the mean, not the sum */
     bool touch; /* measure "touch" too */
     int rank, size;
     void *arg;

@@ -19,7 +19,7 @@ struct mlp;
 /* Parameter i: its elements and the shape of its layer. */
 size_t mlp_param_count(size_t i);
 
-/* Memory for one batch of at most `batch` samples; NULL: no memory. No parameters and no gradients of its own. */
+/* Memory for one batch of at most `batch` samples; NULL: no memory. No parameters and no other gradients. */
 struct mlp *mlp_create(size_t batch);
 void mlp_destroy(struct mlp *m);
 

@@ -40,7 +40,7 @@ def raise_files(n):
 
 
 class Server:
-    """A process that prints its port and ends when its standard input does; or one that listens on a port it is told."""
+    """A process that prints its port and ends when its standard input does; or one that listens on a given port."""
 
     def __init__(self, name, protocol, command, env=None, port=None):
         self.name, self.protocol = name, protocol

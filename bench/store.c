@@ -371,7 +371,7 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Waiters on one key; from the sending of the SET until the last of them has been told. */
+/* Waiters on one key; from the sending of the SET until the last of them has its answer. */
 static double wake_once(int ep, const int *fds, unsigned n, int setter, unsigned repeat)
 {
     struct bytes wait = {0}, set = {0};
@@ -385,7 +385,7 @@ static double wake_once(int ep, const int *fds, unsigned n, int setter, unsigned
     put_string(&wait, key);
     for (unsigned i = 0; i < n; i++)
         begin_ask(fds[i], &wait);
-    for (unsigned i = 0; i < n; i++) /* a WAIT is not answered yet, but the PING behind it: so it is known */
+    for (unsigned i = 0; i < n; i++) /* a WAIT is not answered yet, but the PING after it is: so it is known */
         free(end_ask(fds[i]).data);
     put(&set, "\x01", 1);
     put_string(&set, key);

@@ -3,7 +3,7 @@
 """The store: each operation on our server, PyTorch's libuv store server and Redis, interleaved, by one load generator.
 
 Operations per second, and microseconds of the server's processor time per operation; wake-up of 1 and of 1,000 waiters.
-One at a time and in wake-ups a bare server, which does nothing but what no server can do without, tells the floor.
+One at a time and in wake-ups a bare server, which does only the work that every server must do, shows the floor.
 """
 import contextlib
 import json

@@ -165,7 +165,7 @@ def scaling(d):
             yield f'{kind} scaling, {n} ranks', f'{100 * ours[kind][n]:.0f} %', others, ''
 
 
-SECTIONS = (  # title, kinds, what is said before the table
+SECTIONS = (  # title, kinds, the text before the table
     ('Starting', (('wine_vs_torchrun', wine), ('launch', launch), ('launch_hang', launch_hang), ('restart', restart), ('logs', logs)), ''),
     ('Rendezvous', (('store', store), ('join', join)),
      'A server without a store answers at once and keeps nothing: what the kernel and the load alone take.\n\n'),

@@ -36,7 +36,7 @@ struct bench_kind {
     enum bench_place place;
     bool power_of_two; /* of ranks only */
     bool pairs;        /* of ranks; times are those of an iteration, whatever it holds */
-    cddp_coll coll;    /* what is done, as it is in cddp.h; else `start` does it */
+    cddp_coll coll;    /* the operation, by its name in cddp.h; otherwise `start` does it */
     cddp_status (*start)(const struct bench_case *c, uint64_t *ticket);
     void (*fill)(const struct bench_case *c, void *in); /* in: host memory, as large as the input */
     size_t (*wrong)(const struct bench_case *c, const void *out);

@@ -192,7 +192,7 @@ static void head(const struct bench *b, const char *name)
            "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(GB/s)", "(GB/s)", "");
 }
 
-/* A number in so many columns, with as many digits behind the point as fit there. */
+/* A number in so many columns, with as many decimals as fit there. */
 static void column(double x, int width)
 {
     char text[32];
@@ -323,7 +323,7 @@ static void one_kind(struct bench *b, const struct bench_kind *kind)
     head(b, kind->name);
     if (kind->power_of_two && (c.n & (c.n - 1)) != 0) {
         if (b->prints)
-            printf("# %d ranks are no power of two: not run\n", c.n);
+            printf("# %d ranks are not a power of two: not run\n", c.n);
         return;
     }
     if (kind->pairs && c.n < 2) {
@@ -349,7 +349,7 @@ static void one_kind(struct bench *b, const struct bench_kind *kind)
 
 /* ----------------------------------------------------------------------------------------- before and after ---- */
 
-/* Who takes part, as nccl-tests prints it. */
+/* The ranks that take part, as nccl-tests prints them. */
 static void name_ranks(const struct bench *b)
 {
     struct {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the ranks put in and what must come out: element i of rank r is a small number that each rank can work out for
+ * The ranks' inputs and the expected results: element i of rank r is a small number that each rank can work out for
  * every other, exact in all types, and so are its sums over some dozens of ranks.
  */
 #ifndef BENCH_VALUES_H

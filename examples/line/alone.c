@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One process with a training loop of its own: it finds the plane that points lie on. */
+/* One process with a serial training loop: it finds the plane that points lie on. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -141,7 +141,7 @@ static bool read_init(const char *path, float init[WINE_WEIGHTS], struct problem
 
         memcpy(&init[i], &word, sizeof word);
         if (!isfinite(init[i]))
-            return bad(p, path, "holds a value that is no number");
+            return bad(p, path, "holds a value that is not a number");
     }
     return true;
 }

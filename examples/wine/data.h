@@ -26,7 +26,7 @@ struct wine_data {
 
 /*
  * Read everything from directory `dir` (NULL: found beside the program, or where it was installed), initial weights
- * from `init` if that is not NULL. False: `why` names the file and what is wrong with it.
+ * from `init` if that is not NULL. False: `why` names the file and the error in it.
  */
 bool wine_load(struct wine_data *d, const char *dir, const char *init, char *why, size_t cap);
 

@@ -80,7 +80,7 @@ static bool load_driver(struct gpu *g)
     symbol = dlsym(g->library, "cuGetProcAddress_v2");
     memcpy(&get, &symbol, sizeof get);
     if (get == NULL) {
-        (void)snprintf(g->why, sizeof g->why, "%.150s is no CUDA driver of version 12 or newer", name);
+        (void)snprintf(g->why, sizeof g->why, "%.150s is not a CUDA driver of version 12 or newer", name);
         return false;
     }
 #define X(function, version)                                                                                        \

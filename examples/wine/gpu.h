@@ -5,7 +5,7 @@
  * that needs a GPU anyway would use the runtime interface and <<<>>>: libcddp has made the device's primary context
  * current, which is all that they need to share.) Memory comes from cddp_alloc().
  *
- * One thread. Functions that can fail return false and keep the sentence of the first failure (gpu_why).
+ * One thread. Functions that can fail return false and keep the error message of the first failure (gpu_why).
  */
 #ifndef WINE_GPU_H
 #define WINE_GPU_H

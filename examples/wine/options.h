@@ -24,7 +24,7 @@ struct options {
     const char *save, *resume;                /* directories of checkpoints; NULL: none */
 };
 
-/* Fill in *o; false: what is wrong was said on stderr in one sentence. */
+/* Fills in *o. Returns false after it has printed one error message on stderr. */
 bool options_parse(struct options *o, int argc, char **argv);
 void options_help(void);
 

@@ -32,7 +32,8 @@ void state_watch_signals(const struct options *opt)
     (void)signal(SIGUSR1, on_signal);
 }
 
-/* The order reaches ranks at different steps, and all must leave after the same one: whoever has it tells the others.
+/* The order reaches ranks at different steps, and all must leave after the same one: a rank that has it tells the
+ * others.
  */
 static cddp_status agree_to_leave(const struct job *job, struct state *s)
 {
@@ -106,7 +107,7 @@ cddp_status state_save(const struct job *job, struct state *s, bool epoch_is_don
                                 &how);
 }
 
-/* One sentence for each thing that a user has to know about the checkpoint; from rank 0. */
+/* One line for each thing that a user has to know about the checkpoint; from rank 0. */
 static void tell(const struct job *job, const struct progress *done, const cddp_checkpoint_info *info)
 {
     if (cddp_rank(job->comm) != 0)

@@ -19,7 +19,7 @@ struct epoch_loss {
 struct state {
     void *weights, *m, *v; /* Adam's averages; the caller's memory */
     cddp_optim *optim;     /* or NULL; it has the averages then, and m and v are not used */
-    cddp_ddp *ddp;         /* which has a state of its own with PowerSGD */
+    cddp_ddp *ddp;         /* which has its own state with PowerSGD */
     size_t bytes;          /* of each of the three */
     struct progress done;
     struct epoch_loss loss;

@@ -127,7 +127,7 @@ def not_exported(lib, text):
     return [f'{lib} does not export {name}' for name in promised(text) if name not in exported]
 
 
-PLANTED = [  # what is changed in cddp.h, into what, and what must be said of it (None: nothing)
+PLANTED = [  # a text of cddp.h, its replacement, and the complaint that must follow (None: none)
     (r'CDDP_API size_t cddp_ddp_bucket_count\(.*?\);', '', None),  # experimental
     (r'CDDP_API int cddp_restart_count\(.*?\);', '', 'cddp_restart_count is gone'),
     (r'(cddp_sampler_set_epoch\(cddp_sampler \*sampler, )int64_t', r'\1int32_t', 'conflicting types'),

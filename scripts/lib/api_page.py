@@ -144,7 +144,7 @@ def linked(text, names):
 
 
 def prose(text, names):
-    """Paragraphs; what is indented is code."""
+    """Paragraphs; indented lines are code."""
     parts = []
     for block in re.split(r'\n\s*\n', text):
         if block.startswith('    '):
@@ -177,7 +177,7 @@ def statuses(text):
 
 
 def make(root, old):
-    """The page, and what is wrong with the headers."""
+    """The page, and the faults of the headers."""
     status = (root / 'include/cddp/status.h').read_text(encoding='utf-8')
     head, body = whole(root).split('#ifndef CDDP_H', 1)
     items = [('section', '', '', 'basics')] + read(body)

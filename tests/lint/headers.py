@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Each public header alone must compile as C99 to C23 and as C++11 to C++23, without a warning, whatever came before it.
+"""Each public header alone must compile as C99 to C23 and as C++11 to C++23, without a warning, after any other header.
 
 headers.py CC CXX INCLUDE_DIR... -- HEADER...   exit 77 (skipped) without a C++ compiler (CXX is '-')
 headers.py --self-test CC CXX                   headers with faults of one language each must be found
@@ -35,7 +35,7 @@ FAULTS = {
     'c23.h': ('c2x', '#if __STDC_VERSION__ > 201710L\n#error "C23"\n#endif\n'),
     'cxx20.h': ('c++20', 'int f(int requires);\n'),
     'cxx.h': ('c++11', 'struct s { int class; };\n'),
-    'experimental_alone.h': ('c99', '#ifndef CDDP_EXPERIMENTAL\n#error "this is no stable header"\n#endif\n'),
+    'experimental_alone.h': ('c99', '#ifndef CDDP_EXPERIMENTAL\n#error "this header is not stable"\n#endif\n'),
     'both.h': ('c99', 'size_t f(void);\n'),
     'prototype.h': ('c++11', '#include <string.h>\nstatic inline char *f(void *p) { return p; }\n'),
 }

@@ -53,8 +53,8 @@ ALLOWED = {
     'launcher': ['common', 'launcher/cli', 'launcher/cluster', 'launcher/plan', 'launcher/process', 'launcher/output', 'launcher/agent', 'launcher/remote'],
     'examples': [],
 }
-# Within a large room, the floors from the ground up: a file includes headers of its own floor and those below. A file that
-# stands on none of these is on top of them.
+# Within a large room, the floors from the ground up: a file includes headers of its floor and of those below. A file that is
+# not listed stands above all of them.
 FLOORS = {
 }
 # The one arrow between neighbours: cddprun hosts the rendezvous in its own loop.

@@ -75,7 +75,7 @@ def main():
         if left:
             sys.exit(f'left after {uninstall}: {left}')
         print('uninstall: leaves nothing', flush=True)
-        # What is installed is gone, so what runs now is the build folder's; scripts/quickstart's is called build.
+        # The installed files are gone, so this runs the build folder's; scripts/quickstart's is called build.
         if in_place.count('build/') != 2:
             sys.exit("docs/install.md's commands without an installation do not name build/ twice")
         expect('not installed', run('not installed', in_place.replace('build/', 'build-install/'), source, env))

@@ -3,7 +3,7 @@
 """Links of the documents lead to files that are in the tree, and to headings that those have; docs/index.md leads to all of docs/.
 
 links.py ROOT         names those that do not, and lines of README.md that are too long
-links.py --self-test  a page with one fault of each kind must be told
+links.py --self-test  a page with one fault of each kind must fail
 """
 import pathlib
 import re

@@ -3,7 +3,7 @@
 """docs/llm.c.md: what it names of libcddp and of cddprun exists, and every call of NCCL and MPI that llm.c makes has its row.
 
     llm_c_page.py ROOT            the page
-    llm_c_page.py --self-test     pages with one fault each must be told
+    llm_c_page.py --self-test     pages with one fault each must fail
 """
 import pathlib
 import re
@@ -67,7 +67,7 @@ def self_test():
         if bool(found) != bool(words) or (words and words not in found[0]):
             sys.exit(f'not ok - {row!r}: {found}')
     if not any('MPI_Init has no row' in text for text in faults(rows.replace('MPI_Init', 'x'), header, '')):
-        sys.exit('not ok - a call without a row was not told')
+        sys.exit('not ok - a call without a row was not found')
     print(f'ok - {len(cases) + 1} pages')
 
 

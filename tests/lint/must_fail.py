@@ -3,7 +3,7 @@
 """Positive control: run a command that must be caught. must_fail.py PATTERN COMMAND [ARGS...]
 
 Passes only if the command fails by itself *and* prints what the check prints when it catches something; a program that
-does not start, or fails for another reason, is no proof that the check works.
+does not start, or fails for another reason, does not prove that the check works.
 """
 import re
 import subprocess

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/setup asks for what the build needs and no more: any C compiler, no Criterion, whatever is on the PATH.
+"""scripts/setup asks for what the build needs and no more: any C compiler, no Criterion, for any PATH.
 
-setup_needs.py SETUP    runs SETUP --check with a PATH of its own, on which pretended programs and libraries are
+setup_needs.py SETUP    runs SETUP --check with a separate PATH, on which pretended programs and libraries are
 """
 import os
 import pathlib

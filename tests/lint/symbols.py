@@ -56,7 +56,7 @@ def check_shared(lib, headers):
 
 
 def check_map(path, headers):
-    """Both ways: what is declared has a version, and what has a version is declared."""
+    """Both ways: each declared function has a version, and each function with a version is declared."""
     with open(path, encoding='utf-8') as source:
         text = re.sub(r'/\*.*?\*/', '', source.read(), flags=re.S)
     listed = []
@@ -73,7 +73,7 @@ def check_map(path, headers):
             yield f'{path} lists {name} under {node}, which is not where its header belongs'
     for name in sorted(set(listed)):
         if '*' in name or '?' in name:
-            yield f'{path} lists {name}: each function has a line of its own, or a later one joins an older version'
+            yield f'{path} lists {name}: each function has its own line, or a later one joins an older version'
         elif name not in known:
             yield f'{path} lists {name}, which no public header declares'
         if listed.count(name) > 1:
@@ -156,7 +156,7 @@ def self_test(cc):
         ('/* cddp_g; */ CDDP_0.1 { global: cddp_f; local: *; }; CDDP_0.2 { } CDDP_0.1;', None),
         ('CDDP_0.1 { global: local: *; };', 'cddp_f is declared in a public header, but'),
         ('CDDP_0.1 { global: cddp_f; cddp_g; local: *; };', 'lists cddp_g, which no public header declares'),
-        ('CDDP_0.1 { global: cddp_*; local: *; };', 'lists cddp_*: each function has a line of its own'),
+        ('CDDP_0.1 { global: cddp_*; local: *; };', 'lists cddp_*: each function has its own line'),
         ('CDDP_0.1 { global: cddp_f; }; CDDP_0.2 { global: cddp_f; } CDDP_0.1;', 'lists cddp_f twice'),
         ('CDDP_0.1 { global: cddp_f; local: *; }; CDDP_EXPERIMENTAL { global: cddp_new; };', None),
         ('CDDP_0.1 { global: cddp_f; cddp_new; local: *; };', 'lists cddp_new under CDDP_0.1'),

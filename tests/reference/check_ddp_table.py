@@ -129,7 +129,7 @@ print(json.dumps({name: options(f) for name, f in asked.items()}, indent=1))
 
 
 def check(recorded):
-    """What is wrong with ROWS."""
+    """The faults of ROWS."""
     wrong = []
     for name, options in recorded.items():
         rows = ROWS.get(name, {})

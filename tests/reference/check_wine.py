@@ -46,7 +46,7 @@ ZERO_RUNS = [  # ranks, flags
 ]
 # With it the norm is summed in another order: the record is met, but not to the last bit of the plain run.
 ZERO_RECORDED = [("w4_clip", 4, ["--clip", "0.5", "--zero"])]
-# On a GPU, beside the same on the CPU: clipping and the update by the device's own numbers, behind PowerSGD.
+# On a GPU, beside the same on the CPU: clipping and the update by the device's own numbers, after PowerSGD.
 BOTH_RUNS = [(ranks, ["--zero", "--clip", "0.5", "--compress", "powersgd"]) for ranks in (1, 2, 4)]
 # PowerSGD makes more of a rounding than a step without it, and a GPU's exp is not the CPU's.
 BOTH_TOLERANCE = {"f64": 1e-10, "f32": 1e-6}
@@ -97,7 +97,7 @@ def recorded(data, name):
 
 
 def largest(pairs):
-    """The largest difference; a value that is no number counts as infinite."""
+    """The largest difference; a NaN counts as infinite."""
     worst = 0.0
     for a, b in pairs:
         worst = max(worst, abs(a - b) if a == a and b == b else float("inf"))

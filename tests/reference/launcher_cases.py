@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of torchrun and of cddprun: for each flag a few command lines, and what of the run is looked at.
+"""The questions to torchrun and cddprun: for each flag a few command lines, and what of the run is looked at.
 
 WHY tells why cddprun differs, by case (and layout, if only one differs). The check fails on a difference without a reason,
 and on a reason without a difference.
@@ -39,7 +39,7 @@ def env(*names):
 
 
 def others(run):
-    """The variables that it adds and that have no row of their own."""
+    """The variables that it adds and without a row."""
     return " ".join(sorted({name for w in by_rank(run) for name in w["others"]})) or "none"
 
 
@@ -262,7 +262,7 @@ CASES = [
     Case("program not found", "--no_python", look=refused, program=["./nothing"], layouts=ONE),
 ]
 
-REFUSED = "What would have no effect is refused, so that nobody believes it had one."
+REFUSED = "cddprun rejects a flag that would have no effect, so that nobody believes it had one."
 STATUS = "The exit status is the first failing rank's, or 128 + the signal, where torchrun always gives 1."
 PUSHED = "All nodes learn of a failure at once; torchrun's other node does not, and waits for its own workers."
 PREFIX = "Lines of workers have the rank in front; TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE makes another prefix."
@@ -278,7 +278,7 @@ WHY = {
     ("master_addr", "1x4"): ADDRESS,
     "rdzv_endpoint: --rdzv_endpoint=127.0.0.1:{port}": "One port serves the rendezvous and the workers' store, and nobody has to "
                                                        "resolve a name.",
-    ("rdzv_id", "1x4"): "torchrun drops the id: with one node and no endpoint it changes to a rendezvous of its own.",
+    ("rdzv_id", "1x4"): "torchrun drops the id: with one node and no endpoint it changes to its own rendezvous.",
     "rdzv_conf: --rdzv_conf=read_timeout=60": REFUSED,
     "rdzv_conf: --rdzv_conf=nonsense=1": REFUSED,
     ("max_restarts: --max_restarts=1 (restart)", "2x2"): PUSHED,

@@ -21,7 +21,7 @@ CASES = [
     ('AdamW', {'lr': 0.001, 'weight_decay': 0.01}),
     ('AdamW', {'lr': 0.02, 'weight_decay': 0.3, 'betas': (0.7, 0.9), 'eps': 1e-3}),
 ]
-# Three parameters of these sizes; the second and the third are in groups of their own, and the learning rate changes.
+# Three parameters of these sizes; the second and the third are in separate groups, and the learning rate changes.
 SIZES = [4, 5, 2]
 GROUPS = [{'params': [1]}, {'params': [2], 'lr_factor': 0.1, 'weight_decay': 0.2}]
 SCHEDULE = [0, 0.5, 1, 0.75, 0.1, 0.01]
@@ -45,7 +45,7 @@ def numbers(tensor):
 
 
 def with_groups(name, options, start, gradients):
-    """The parameters after each step, behind one another."""
+    """The parameters after each step, one after another."""
     parts = [torch.nn.Parameter(part.clone()) for part in start.split(SIZES)]
     groups = [{'params': [parts[i] for i in group['params']], 'lr': options['lr'] * group.get('lr_factor', 1),
                'weight_decay': group.get('weight_decay', 0)} for group in GROUPS]

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Four ranks as processes, each with a reducer for three small parameters in buckets of their own. */
+/* Four ranks as processes, each with a reducer for three small parameters in separate buckets. */
 #ifndef CDI_TEST_DDP_RANKS_H
 #define CDI_TEST_DDP_RANKS_H
 
@@ -61,7 +61,7 @@ static inline int ddp_close(struct ddp_rank *r, cddp_status st)
     return 0;
 }
 
-/* Every element of gradient i is `value`, and it is said to be ready. */
+/* Every element of gradient i is `value`, and is reported ready. */
 static inline int ddp_give(struct ddp_rank *r, size_t i, float value)
 {
     float *g = cddp_ddp_grad(r->ddp, i);

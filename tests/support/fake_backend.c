@@ -71,7 +71,7 @@ void fake_complete(cddp_comm *c, size_t ticket)
     (void)pthread_mutex_unlock(&c->lock);
 }
 
-/* Of a device: what was called, in its order. */
+/* Of a device: the calls, in their order. */
 static void note(cddp_comm *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 static void note(cddp_comm *c, const char *fmt, ...)
 {

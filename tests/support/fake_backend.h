@@ -31,7 +31,7 @@ struct cddp_comm {
     struct cdi_grave *graves; /* opened by fake_close */
     char abort_text[CDI_ERROR_TEXT]; /* of the last abort; "" if there was none */
     /* The script. */
-    bool device;              /* a backend with streams; what is enqueued completes at once */
+    bool device;              /* a backend with streams; enqueued work completes at once */
     const void *on_host;      /* for such a backend this is host memory, all else its own */
     bool manual;              /* join blocks until fake_complete; false: everything completes at once */
     size_t completed;         /* tickets */

@@ -2,7 +2,7 @@
 /*
  * Fixtures that make a leak fail its test. Under AddressSanitizer a leak is printed but the test passes, and nothing
  * counts descriptors, so every suite is declared with CDI_SUITE(name): its tests abort() in their teardown (Criterion
- * counts that, and does not count an assertion there) if memory or a descriptor was left behind.
+ * counts that, and does not count an assertion there) if memory or a descriptor was left open.
  */
 #ifndef CDI_TEST_HYGIENE_H
 #define CDI_TEST_HYGIENE_H

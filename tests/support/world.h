@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A whole world of ranks (comm_ranks.h) around a rendezvous server of its own (rdzv_child.h). */
+/* A whole world of ranks (comm_ranks.h) around a new rendezvous server (rdzv_child.h). */
 #ifndef CDI_TEST_WORLD_H
 #define CDI_TEST_WORLD_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Must be caught: memory that a Criterion test leaves behind (hygiene.h, under AddressSanitizer). */
+/* Must be caught: memory that a Criterion test leaves allocated (hygiene.h, under AddressSanitizer). */
 #include "hygiene.h"
 
 CDI_SUITE(control);

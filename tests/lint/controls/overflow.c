@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Must be caught: a read behind the end of an allocation in a Criterion test (AddressSanitizer). */
+/* Must be caught: a read past the end of an allocation in a Criterion test (AddressSanitizer). */
 #include "hygiene.h"
 
 CDI_SUITE(control);
@@ -7,7 +7,7 @@ CDI_SUITE(control);
 static volatile size_t behind = 10;
 static volatile char seen;
 
-Test(control, reads_behind_the_end)
+Test(control, reads_past_the_end)
 {
     char *p = calloc(10, 1);
 
