@@ -8,7 +8,7 @@
 #include "ranks.h"
 #include "standin.h"
 #include "within.h"
-#include "worker/backend/nccl/told.h"
+#include "worker/backend/nccl/ticket.h"
 
 #include <cuda.h>
 #include <math.h>
@@ -645,8 +645,9 @@ static bool words_and_tickets(void)
 {
     uint64_t far = UINT64_C(0x100000002);
 
-    return !cdi_told(0, 1) && cdi_told(1, 1) && cdi_told(2, 1) && !cdi_told(0xfffffffe, far) && cdi_told(2, far) &&
-           cdi_told(3, far) && !cdi_told(1, far);
+    return !cdi_ticket_reached(0, 1) && cdi_ticket_reached(1, 1) && cdi_ticket_reached(2, 1) &&
+           !cdi_ticket_reached(0xfffffffe, far) && cdi_ticket_reached(2, far) && cdi_ticket_reached(3, far) &&
+           !cdi_ticket_reached(1, far);
 }
 
 static int n_tests, n_failed;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/nccl/aside.h"
+#include "worker/backend/nccl/call_thread.h"
 
 #include "common/clock.h"
 #include "common/thread.h"
@@ -9,7 +9,7 @@
 #include <stdatomic.h>
 #include <time.h>
 
-struct cdi_aside {
+struct cdi_call_thread {
     pthread_mutex_t lock;
     pthread_cond_t news;
     pthread_t thread;
@@ -20,16 +20,16 @@ struct cdi_aside {
     atomic_int state;
 };
 
-static void release(struct cdi_aside *a)
+static void release(struct cdi_call_thread *a)
 {
     (void)pthread_cond_destroy(&a->news);
     (void)pthread_mutex_destroy(&a->lock);
     cdi_host->release(a);
 }
 
-static void *aside_main(void *arg)
+static void *call_thread_main(void *arg)
 {
-    struct cdi_aside *a = arg;
+    struct cdi_call_thread *a = arg;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* nothing here ends a capture of the program's */
     CUcontext was;
     bool abandoned, entered;
@@ -60,9 +60,9 @@ static void *aside_main(void *arg)
     return NULL;
 }
 
-cddp_status cdi_aside_create(struct cdi_aside **out, CUcontext context, struct cdi_error *err)
+cddp_status cdi_call_thread_create(struct cdi_call_thread **out, CUcontext context, struct cdi_error *err)
 {
-    struct cdi_aside *a = cdi_host->alloc(1, sizeof *a);
+    struct cdi_call_thread *a = cdi_host->alloc(1, sizeof *a);
     pthread_condattr_t attr;
     int rc;
 
@@ -74,7 +74,7 @@ cddp_status cdi_aside_create(struct cdi_aside **out, CUcontext context, struct c
     (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     (void)pthread_cond_init(&a->news, &attr);
     (void)pthread_condattr_destroy(&attr);
-    rc = cdi_thread_create(&a->thread, 0, aside_main, a);
+    rc = cdi_thread_create(&a->thread, 0, call_thread_main, a);
     if (rc != 0) {
         release(a);
         return cdi_fail_errno(err, rc, "starting a thread for NCCL's calls");
@@ -83,7 +83,7 @@ cddp_status cdi_aside_create(struct cdi_aside **out, CUcontext context, struct c
     return CDDP_OK;
 }
 
-void cdi_aside_call(struct cdi_aside *a, ncclResult_t (*fn)(void *arg), void *arg)
+void cdi_call_thread_run(struct cdi_call_thread *a, ncclResult_t (*fn)(void *arg), void *arg)
 {
     (void)pthread_mutex_lock(&a->lock);
     a->fn = fn;
@@ -93,13 +93,13 @@ void cdi_aside_call(struct cdi_aside *a, ncclResult_t (*fn)(void *arg), void *ar
     (void)pthread_mutex_unlock(&a->lock);
 }
 
-ncclResult_t cdi_aside_state(const struct cdi_aside *a)
+ncclResult_t cdi_call_thread_state(const struct cdi_call_thread *a)
 {
     return (ncclResult_t)atomic_load(&a->state);
 }
 
 /* With the lock. */
-static bool await(struct cdi_aside *a, int64_t timeout_ms)
+static bool await(struct cdi_call_thread *a, int64_t timeout_ms)
 {
     int64_t ms = cdi_now_ms() + timeout_ms;
     const struct timespec until = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
@@ -110,7 +110,7 @@ static bool await(struct cdi_aside *a, int64_t timeout_ms)
     return a->fn == NULL;
 }
 
-bool cdi_aside_await(struct cdi_aside *a, int64_t timeout_ms)
+bool cdi_call_thread_await(struct cdi_call_thread *a, int64_t timeout_ms)
 {
     bool rests;
 
@@ -120,7 +120,7 @@ bool cdi_aside_await(struct cdi_aside *a, int64_t timeout_ms)
     return rests;
 }
 
-bool cdi_aside_destroy(struct cdi_aside *a, int64_t timeout_ms)
+bool cdi_call_thread_destroy(struct cdi_call_thread *a, int64_t timeout_ms)
 {
     bool rests;
 

@@ -5,7 +5,7 @@
  * them, without blocking: this side polls, and gives up at the deadline or when the agent speaks.
  */
 #include "common/clock.h"
-#include "worker/backend/nccl/offer.h"
+#include "worker/backend/nccl/reduction_support.h"
 #include "worker/backend/nccl/state.h"
 
 #include <inttypes.h>
@@ -249,7 +249,7 @@ static cddp_status agree(struct cdi_backend *b, const struct cdi_error *mine, in
 ncclResult_t cdi_communicator_state(struct cdi_backend *b, ncclComm_t comm, ncclResult_t r)
 {
     if (b->aside != NULL && r == ncclInProgress)
-        r = cdi_aside_state(b->aside);
+        r = cdi_call_thread_state(b->aside);
     if (b->aside != NULL && r == ncclInProgress)
         return r;
     if ((r != ncclSuccess && r != ncclInProgress) || comm == NULL)
@@ -267,7 +267,7 @@ ncclResult_t cdi_communicator_call(struct cdi_backend *b, ncclResult_t (*fn)(voi
     ncclResult_t r;
 
     if (b->aside != NULL) {
-        cdi_aside_call(b->aside, fn, b);
+        cdi_call_thread_run(b->aside, fn, b);
         return ncclInProgress;
     }
     if (!cdi_nccl_enter(b))
@@ -451,9 +451,9 @@ static ncclResult_t finalize_now(void *arg)
     return cdi_nccl.comm_finalize(b->call.comm);
 }
 
-static struct cdi_leave *steal_leave(struct cdi_backend *b)
+static struct cdi_teardown *steal_leave(struct cdi_backend *b)
 {
-    struct cdi_leave *l = b->leave;
+    struct cdi_teardown *l = b->leave;
 
     b->leave = NULL;
     return l;
@@ -462,8 +462,8 @@ static struct cdi_leave *steal_leave(struct cdi_backend *b)
 /* A call of its own has not come back within LEAVE_MS: false. */
 static bool abort_child(struct cdi_backend *b)
 {
-    struct cdi_leave *l = b->child != NULL ? cdi_leave_create() : NULL;
-    bool rests = b->child == NULL || (l != NULL && cdi_leave_abort(l, &b->device, b->child, LEAVE_MS));
+    struct cdi_teardown *l = b->child != NULL ? cdi_teardown_create() : NULL;
+    bool rests = b->child == NULL || (l != NULL && cdi_teardown_abort_comm(l, &b->device, b->child, LEAVE_MS));
 
     b->child = NULL;
     return rests;
@@ -495,12 +495,12 @@ bool cdi_communicator_leave(struct cdi_backend *b)
         if (r == ncclInProgress && atomic_load(&b->captured.n_groups) > 0)
             return false; /* a graph of the program's holds it: an abort would not come back either */
         if (r == ncclSuccess)
-            cdi_leave_destroy(steal_leave(b), &b->device, b->comm);
+            cdi_teardown_destroy_comm(steal_leave(b), &b->device, b->comm);
         else if (b->aside == NULL || r != ncclInProgress) /* not under the call that is aside */
-            rests = cdi_leave_abort(steal_leave(b), &b->device, b->comm, LEAVE_MS) && rests;
+            rests = cdi_teardown_abort_comm(steal_leave(b), &b->device, b->comm, LEAVE_MS) && rests;
         b->comm = NULL;
     }
-    if (!cdi_aside_destroy(b->aside, left_ms(deadline_ms)))
+    if (!cdi_call_thread_destroy(b->aside, left_ms(deadline_ms)))
         return false;
     b->aside = NULL;
     return rests;

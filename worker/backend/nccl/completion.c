@@ -21,7 +21,7 @@ static cddp_status write_word(struct cdi_backend *b, _Atomic uint32_t *word, uin
                           "having the stream write a word", err);
 }
 
-cddp_status cdi_told_create(struct cdi_backend *b, struct cdi_error *err)
+cddp_status cdi_completion_create(struct cdi_backend *b, struct cdi_error *err)
 {
     void *pinned = NULL;
     cddp_status st = cdi_cuda_check(cdi_cuda.pinned_alloc(&pinned, sizeof *b->words, 0), "getting pinned memory", err);
@@ -34,19 +34,19 @@ cddp_status cdi_told_create(struct cdi_backend *b, struct cdi_error *err)
 }
 
 /* Memory that the stream may still write to stays for ever: what would be there next is not its own. */
-void cdi_told_destroy(struct cdi_backend *b)
+void cdi_completion_destroy(struct cdi_backend *b)
 {
-    if (b->words != NULL && cdi_told_drain(b))
+    if (b->words != NULL && cdi_completion_drain(b))
         (void)cdi_cuda.pinned_free(b->words);
     b->words = NULL;
 }
 
-cddp_status cdi_told_start(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
+cddp_status cdi_completion_write_started(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
 {
     return write_word(b, &b->words->started, (uint32_t)ticket, err);
 }
 
-cddp_status cdi_told_end(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
+cddp_status cdi_completion_write_done(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
 {
     return write_word(b, &b->words->done, (uint32_t)ticket, err);
 }
@@ -57,17 +57,17 @@ static void tell_by(struct cdi_backend *b, _Atomic uint32_t *word, uint64_t tick
     cdi_launch_scale_tells(scale, word, (uint32_t)ticket, (uint8_t *)b->token + CDI_TOKEN_COUNT_AT);
 }
 
-void cdi_told_start_by(struct cdi_backend *b, uint64_t ticket, struct cdi_launch *scale)
+void cdi_completion_started_by_kernel(struct cdi_backend *b, uint64_t ticket, struct cdi_launch *scale)
 {
     tell_by(b, &b->words->started, ticket, scale);
 }
 
-void cdi_told_end_by(struct cdi_backend *b, uint64_t ticket, struct cdi_launch *scale)
+void cdi_completion_done_by_kernel(struct cdi_backend *b, uint64_t ticket, struct cdi_launch *scale)
 {
     tell_by(b, &b->words->done, ticket, scale);
 }
 
-bool cdi_told_drain(struct cdi_backend *b)
+bool cdi_completion_drain(struct cdi_backend *b)
 {
     int64_t until_ms = cdi_now_ms() + CDI_DRAIN_MS;
     const struct timespec nap = {.tv_nsec = 100000};

@@ -8,7 +8,7 @@ cddp_status cdi_gpu_element_begin(struct cdi_backend *b, struct cdi_error *err)
     cddp_status st = CDDP_OK;
 
     if (cdi_gpu_captures(b))
-        return cdi_captured_element_begin(b, err);
+        return cdi_capture_element_begin(b, err);
     st = cdi_gpu_health(b, err);
     if (st != CDDP_OK)
         return st;

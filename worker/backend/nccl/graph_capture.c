@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/nccl/captured.h"
+#include "worker/backend/nccl/graph_capture.h"
 
 #include "common/clock.h"
 #include "worker/backend/describe.h"
@@ -18,14 +18,14 @@ struct words {
     _Atomic uint32_t begun, ended;
 };
 
-struct cdi_counts {
-    struct cdi_counts *next;
+struct cdi_replay_counts {
+    struct cdi_replay_counts *next;
     struct words *words; /* pinned */
     CUdeviceptr device;  /* as many pairs */
     size_t used;
 };
 
-struct cdi_group {
+struct cdi_captured_group {
     struct cdi_coll op;          /* the first of them */
     struct cdi_several *several; /* that were enqueued as one; NULL: they were not */
     struct words *words;
@@ -140,7 +140,7 @@ void cdi_gpu_capture_leave(struct cdi_backend *b)
 /* With the capture mode relaxed. Nothing uses the memory yet, so that it is cleared beside all that runs. */
 static cddp_status add_counts(struct cdi_backend *b, struct cdi_error *err)
 {
-    struct cdi_counts *c = cdi_host->alloc(1, sizeof *c);
+    struct cdi_replay_counts *c = cdi_host->alloc(1, sizeof *c);
     size_t bytes = COUNTS * sizeof(struct words);
     void *pinned = NULL;
     cddp_status st;
@@ -167,13 +167,13 @@ static cddp_status add_counts(struct cdi_backend *b, struct cdi_error *err)
 
 static cddp_status make_room(struct cdi_backend *b, struct cdi_error *err)
 {
-    struct cdi_captured *c = &b->captured;
+    struct cdi_capture *c = &b->captured;
     size_t n = atomic_load(&c->n_groups), room = c->room == 0 ? 64 : 2 * c->room;
-    struct cdi_group **group;
+    struct cdi_captured_group **group;
 
     if (n < c->room)
         return CDDP_OK;
-    group = cdi_host->alloc(room, sizeof(struct cdi_group *));
+    group = cdi_host->alloc(room, sizeof(struct cdi_captured_group *));
     if (group == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a captured collective");
     for (size_t i = 0; i < n; i++)
@@ -187,12 +187,12 @@ static cddp_status make_room(struct cdi_backend *b, struct cdi_error *err)
 }
 
 /* A group that begins with op. It counts once it is complete. */
-static cddp_status new_group(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_group **out,
+static cddp_status new_group(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_captured_group **out,
                              struct cdi_error *err)
 {
-    struct cdi_captured *c = &b->captured;
+    struct cdi_capture *c = &b->captured;
     cddp_status st = make_room(b, err);
-    struct cdi_group *g;
+    struct cdi_captured_group *g;
 
     if (st == CDDP_OK && (c->counts == NULL || c->counts->used == COUNTS))
         st = add_counts(b, err);
@@ -209,7 +209,7 @@ static cddp_status new_group(struct cdi_backend *b, const struct cdi_coll *op, s
     return CDDP_OK;
 }
 
-cddp_status cdi_captured_open(struct cdi_backend *b, struct cdi_error *err)
+cddp_status cdi_capture_open(struct cdi_backend *b, struct cdi_error *err)
 {
     CUevent *const events[] = {&b->captured.mark, &b->captured.tail};
     cddp_status st = CDDP_OK;
@@ -219,9 +219,9 @@ cddp_status cdi_captured_open(struct cdi_backend *b, struct cdi_error *err)
     return st;
 }
 
-void cdi_captured_close(struct cdi_backend *b)
+void cdi_capture_close(struct cdi_backend *b)
 {
-    struct cdi_captured *c = &b->captured;
+    struct cdi_capture *c = &b->captured;
     size_t n = atomic_load(&c->n_groups);
 
     for (size_t i = 0; i < n; i++) {
@@ -230,7 +230,7 @@ void cdi_captured_close(struct cdi_backend *b)
     }
     cdi_host->release(c->group);
     while (c->counts != NULL) {
-        struct cdi_counts *next = c->counts->next;
+        struct cdi_replay_counts *next = c->counts->next;
 
         if (c->counts->words != NULL)
             (void)cdi_cuda.pinned_free(c->counts->words);
@@ -243,13 +243,13 @@ void cdi_captured_close(struct cdi_backend *b)
         (void)cdi_cuda.event_destroy(c->mark);
     if (c->tail != NULL)
         (void)cdi_cuda.event_destroy(c->tail);
-    *c = (struct cdi_captured){0};
+    *c = (struct cdi_capture){0};
 }
 
 /* --------------------------------------------------------------------------------------------------- operations ----
  */
 
-static cddp_status tell(struct cdi_backend *b, struct cdi_group *g, bool ends, struct cdi_error *err)
+static cddp_status tell(struct cdi_backend *b, struct cdi_captured_group *g, bool ends, struct cdi_error *err)
 {
     struct cdi_launch l;
 
@@ -310,9 +310,9 @@ static cddp_status flush_others(struct cdi_backend *b, struct cdi_error *err)
 }
 
 /* Also where it failed: it will not run, but what was captured of it refers to its counts. */
-static void keep_group(struct cdi_backend *b, struct cdi_group *g)
+static void keep_group(struct cdi_backend *b, struct cdi_captured_group *g)
 {
-    struct cdi_captured *c = &b->captured;
+    struct cdi_capture *c = &b->captured;
 
     (void)pthread_mutex_lock(&b->page);
     c->group[atomic_fetch_add(&c->n_groups, 1)] = g;
@@ -324,9 +324,9 @@ static void keep_group(struct cdi_backend *b, struct cdi_group *g)
 
 /* With `lock`: n operations become part of the graph, as one group. name: the first one. *out is to be kept. */
 static cddp_status put(struct cdi_backend *b, const struct cdi_coll *const *ops, size_t n, const struct cdi_coll *name,
-                       struct cdi_group **out, struct cdi_error *err)
+                       struct cdi_captured_group **out, struct cdi_error *err)
 {
-    struct cdi_group *g = NULL;
+    struct cdi_captured_group *g = NULL;
     cddp_status st = check_capture(b, err);
 
     if (st == CDDP_OK)
@@ -348,9 +348,9 @@ static cddp_status put(struct cdi_backend *b, const struct cdi_coll *const *ops,
 /* With `lock`: what is held becomes part of the graph. */
 static cddp_status issue(struct cdi_backend *b, struct cdi_error *err)
 {
-    struct cdi_captured *c = &b->captured;
+    struct cdi_capture *c = &b->captured;
     struct cdi_call *call = &b->call;
-    struct cdi_group *g = NULL;
+    struct cdi_captured_group *g = NULL;
     cddp_status st;
     size_t n = c->n_held;
 
@@ -374,7 +374,7 @@ static size_t bytes_of(const struct cdi_coll *op)
     return op->count * cddp_dtype_size(op->dtype);
 }
 
-static size_t held_bytes(const struct cdi_captured *c)
+static size_t held_bytes(const struct cdi_capture *c)
 {
     size_t sum = 0;
 
@@ -383,16 +383,16 @@ static size_t held_bytes(const struct cdi_captured *c)
     return sum;
 }
 
-cddp_status cdi_captured_enqueue(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_error *err)
+cddp_status cdi_capture_enqueue(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_error *err)
 {
-    struct cdi_captured *c = &b->captured;
+    struct cdi_capture *c = &b->captured;
     size_t bytes = bytes_of(op);
     cddp_status st = cdi_gpu_health(b, err);
 
     if (st != CDDP_OK)
         return st;
     if (op->region == NULL && !op->known)
-        return cdi_captured_enqueue_group(b, op, 1, err);
+        return cdi_capture_enqueue_group(b, op, 1, err);
     (void)pthread_mutex_lock(&b->lock);
     if (c->n_held > 0 && (held_bytes(c) + bytes > CDI_GROUP_BYTES || c->n_held == CDI_HELD_MAX))
         st = issue(b, err);
@@ -415,11 +415,11 @@ static cddp_status refuse_host_memory(struct cdi_backend *b, const struct cdi_se
     return st == CDDP_OK && on_host ? cdi_stage_refuse(err) : st;
 }
 
-cddp_status cdi_captured_enqueue_group(struct cdi_backend *b, const struct cdi_coll *ops, size_t n,
-                                       struct cdi_error *err)
+cddp_status cdi_capture_enqueue_group(struct cdi_backend *b, const struct cdi_coll *ops, size_t n,
+                                      struct cdi_error *err)
 {
     struct cdi_several *s = NULL;
-    struct cdi_group *g = NULL;
+    struct cdi_captured_group *g = NULL;
     cddp_status st = cdi_gpu_health(b, err);
 
     if (st == CDDP_OK)
@@ -445,7 +445,7 @@ cddp_status cdi_captured_enqueue_group(struct cdi_backend *b, const struct cdi_c
     return st;
 }
 
-cddp_status cdi_captured_follow(struct cdi_backend *b, CUstream stream, struct cdi_error *err)
+cddp_status cdi_capture_follow(struct cdi_backend *b, CUstream stream, struct cdi_error *err)
 {
     cddp_status st = cdi_gpu_health(b, err);
 
@@ -457,7 +457,7 @@ cddp_status cdi_captured_follow(struct cdi_backend *b, CUstream stream, struct c
     return st;
 }
 
-cddp_status cdi_captured_lead(struct cdi_backend *b, CUstream stream, struct cdi_error *err)
+cddp_status cdi_capture_lead(struct cdi_backend *b, CUstream stream, struct cdi_error *err)
 {
     cddp_status st = cdi_gpu_health(b, err);
 
@@ -473,7 +473,7 @@ cddp_status cdi_captured_lead(struct cdi_backend *b, CUstream stream, struct cdi
     return st;
 }
 
-cddp_status cdi_captured_element_begin(struct cdi_backend *b, struct cdi_error *err)
+cddp_status cdi_capture_element_begin(struct cdi_backend *b, struct cdi_error *err)
 {
     cddp_status st = cdi_gpu_health(b, err);
 
@@ -494,7 +494,7 @@ cddp_status cdi_captured_element_begin(struct cdi_backend *b, struct cdi_error *
  */
 
 /* What a group's words say since they were last read. True: something new. */
-static bool look_at(struct cdi_captured *c, struct cdi_group *g)
+static bool look_at(struct cdi_capture *c, struct cdi_captured_group *g)
 {
     /* In this order, so that none is seen ended and not begun. */
     uint32_t ended = atomic_load_explicit(&g->words->ended, memory_order_acquire);
@@ -517,7 +517,7 @@ static bool look_at(struct cdi_captured *c, struct cdi_group *g)
 
 static void note(struct cdi_backend *b)
 {
-    const struct cdi_captured *c = &b->captured;
+    const struct cdi_capture *c = &b->captured;
     struct cdi_flight_replay r = {.begun = c->begun, .ended = c->ended};
 
     if (c->last == NULL)
@@ -528,9 +528,9 @@ static void note(struct cdi_backend *b)
     cdi_host->flight_replays(b->record, &r);
 }
 
-bool cdi_captured_poll(struct cdi_backend *b)
+bool cdi_capture_poll(struct cdi_backend *b)
 {
-    struct cdi_captured *c = &b->captured;
+    struct cdi_capture *c = &b->captured;
     bool rests, news = false;
 
     (void)pthread_mutex_lock(&b->page);
@@ -544,18 +544,18 @@ bool cdi_captured_poll(struct cdi_backend *b)
     return rests;
 }
 
-void cdi_captured_forgive(struct cdi_backend *b, int64_t ms, int64_t now_ms)
+void cdi_capture_forgive(struct cdi_backend *b, int64_t ms, int64_t now_ms)
 {
     for (size_t i = 0; i < atomic_load(&b->captured.n_groups); i++) {
-        struct cdi_group *g = b->captured.group[i];
+        struct cdi_captured_group *g = b->captured.group[i];
 
         g->begun_ms = g->begun_ms + ms < now_ms ? g->begun_ms + ms : now_ms;
     }
 }
 
-void cdi_captured_current(struct cdi_backend *b, struct cdi_glance *out)
+void cdi_capture_current(struct cdi_backend *b, struct cdi_glance *out)
 {
-    const struct cdi_group *g;
+    const struct cdi_captured_group *g;
     size_t used;
 
     (void)pthread_mutex_lock(&b->page);

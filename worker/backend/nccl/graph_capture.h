@@ -9,8 +9,8 @@
  * collectives a small kernel counts, in pinned memory, how often they have begun and ended. A write of a value by the
  * stream, as uncaptured operations use it, would write the same value each time.
  */
-#ifndef CDI_NCCL_CAPTURED_H
-#define CDI_NCCL_CAPTURED_H
+#ifndef CDI_NCCL_GRAPH_CAPTURE_H
+#define CDI_NCCL_GRAPH_CAPTURE_H
 
 #include "worker/backend/backend.h"
 #include "worker/backend/nccl/library.h"
@@ -19,21 +19,21 @@
 
 #define CDI_HELD_MAX 16 /* as CDI_GROUP_MAX */
 
-struct cdi_counts; /* memory that graphs count in */
-struct cdi_group;  /* collectives of a graph that start together */
+struct cdi_replay_counts;  /* memory that graphs count in */
+struct cdi_captured_group; /* collectives of a graph that start together */
 
-struct cdi_captured {
+struct cdi_capture {
     CUevent mark, tail;
     struct cdi_coll held[CDI_HELD_MAX]; /* that start together with the one that comes */
     size_t n_held;
-    struct cdi_counts *counts;
+    struct cdi_replay_counts *counts;
     size_t room;
     /* With the lock `page`: */
-    struct cdi_group **group; /* in the order of the program */
+    struct cdi_captured_group **group; /* in the order of the program */
     atomic_size_t n_groups;
-    const struct cdi_group *last;     /* that was seen to have begun */
-    const struct cdi_group *standing; /* a replay stands in it; NULL: in none */
-    uint64_t begun, ended;            /* groups, in all replays */
+    const struct cdi_captured_group *last;     /* that was seen to have begun */
+    const struct cdi_captured_group *standing; /* a replay stands in it; NULL: in none */
+    uint64_t begun, ended;                     /* groups, in all replays */
 };
 
 #endif

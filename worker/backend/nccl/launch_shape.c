@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/nccl/kernels/shape.h"
+#include "worker/backend/nccl/launch_shape.h"
 
 /* The finalizer of splitmix64: each bit of x reaches all of the result. */
 static uint64_t mix(uint64_t h, uint64_t x)
@@ -10,7 +10,7 @@ static uint64_t mix(uint64_t h, uint64_t x)
     return h ^ (h >> 31);
 }
 
-uint64_t cdi_shape_of(uint64_t before, const struct cdi_coll *op, int n_ranks)
+uint64_t cdi_launch_shape(uint64_t before, const struct cdi_coll *op, int n_ranks)
 {
     uint64_t h = mix(before, (uint64_t)op->kind | (uint64_t)op->dtype << 8 | (uint64_t)op->op << 16);
 
@@ -21,15 +21,15 @@ uint64_t cdi_shape_of(uint64_t before, const struct cdi_coll *op, int n_ranks)
     return h != 0 ? h : 1;
 }
 
-bool cdi_shape_known(struct cdi_shapes *s, uint64_t shape)
+bool cdi_launch_shape_seen(struct cdi_launch_shapes *s, uint64_t shape)
 {
-    size_t at = shape & (CDI_SHAPES - 1);
+    size_t at = shape & (CDI_LAUNCH_SHAPES - 1);
 
     while (s->seen[at] != 0 && s->seen[at] != shape)
-        at = (at + 1) & (CDI_SHAPES - 1);
+        at = (at + 1) & (CDI_LAUNCH_SHAPES - 1);
     if (s->seen[at] == shape)
         return true;
-    if (s->n < CDI_SHAPES / 2) {
+    if (s->n < CDI_LAUNCH_SHAPES / 2) {
         s->seen[at] = shape;
         s->n++;
     }

@@ -38,7 +38,7 @@ static struct cdi_backend *new_backend(const struct cdi_world *world)
 
     if (b == NULL)
         return NULL;
-    b->leave = cdi_leave_create();
+    b->leave = cdi_teardown_create();
     if (b->leave == NULL) {
         cdi_host->release(b);
         return NULL;
@@ -80,9 +80,9 @@ static cddp_status equip(struct cdi_backend *b, struct cdi_error *err)
         st = cdi_cuda_check(cdi_cuda.memory_alloc(&partial, PARTIAL_BYTES), "getting memory of the GPU", err);
     b->partial = (double *)(uintptr_t)partial;
     if (st == CDDP_OK)
-        st = cdi_told_create(b, err);
+        st = cdi_completion_create(b, err);
     if (st == CDDP_OK)
-        st = cdi_captured_open(b, err);
+        st = cdi_capture_open(b, err);
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.set_bytes(token, 0, CDI_TOKEN_BYTES, b->device.stream), "clearing memory", err);
     if (st == CDDP_OK)
@@ -95,8 +95,8 @@ static void strip(struct cdi_backend *b)
 {
     CUevent events[] = {b->mark, b->tail, b->scan_event, b->copy_event};
 
-    cdi_told_destroy(b);
-    cdi_captured_close(b);
+    cdi_completion_destroy(b);
+    cdi_capture_close(b);
     for (size_t i = 0; i < sizeof events / sizeof events[0]; i++)
         if (events[i] != NULL)
             (void)cdi_cuda.event_destroy(events[i]);
@@ -140,7 +140,7 @@ static void abandon(struct cdi_backend *b)
 
         (void)nanosleep(&nap, NULL);
         (void)pthread_mutex_lock(&b->lock);
-        idle = idle || (cdi_gpu_poll(b) && cdi_captured_poll(b));
+        idle = idle || (cdi_gpu_poll(b) && cdi_capture_poll(b));
         wait = !idle && is_spare(b);
         (void)pthread_mutex_unlock(&b->lock);
     } while (wait && cdi_gpu_health_now(b, NULL) == CDDP_OK && cdi_now_ms() < until_ms);
@@ -261,7 +261,7 @@ static cddp_status gpu_create(struct cdi_backend **out, const struct cdi_world *
     if (mine.status == CDDP_OK)
         (void)equip(b, &mine);
     if (mine.status == CDDP_OK && world->size > 1 && blocking)
-        (void)cdi_aside_create(&b->aside, b->device.context, &mine);
+        (void)cdi_call_thread_create(&b->aside, b->device.context, &mine);
     st = cdi_communicator_join(b, &mine, share, err);
     if (st == CDDP_OK)
         st = cdi_watch_start(b, err);
@@ -302,7 +302,7 @@ static cddp_status prepare_part(struct cdi_backend *b, const struct cdi_split *h
         st = cdi_device_again(&part->device, &b->device, err);
     if (st == CDDP_OK)
         st = equip(part, err);
-    return st == CDDP_OK && b->aside != NULL ? cdi_aside_create(&part->aside, part->device.context, err) : st;
+    return st == CDDP_OK && b->aside != NULL ? cdi_call_thread_create(&part->aside, part->device.context, err) : st;
 }
 
 static cddp_status gpu_split(struct cdi_backend *b, const struct cdi_split *how, struct cdi_backend **out,

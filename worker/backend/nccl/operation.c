@@ -3,7 +3,7 @@
 #include "common/clock.h"
 #include "worker/backend/describe.h"
 #include "worker/backend/nccl/mean.h"
-#include "worker/backend/nccl/offer.h"
+#include "worker/backend/nccl/reduction_support.h"
 #include "worker/backend/nccl/state.h"
 #include "worker/base/dtype.h"
 
@@ -119,11 +119,11 @@ bool cdi_gpu_poll(struct cdi_backend *b)
         uint64_t ticket = b->done + 1;
         struct cdi_slot *s = cdi_slot_of(b, ticket);
 
-        if (s->started_ms == 0 && cdi_told(started, ticket)) {
+        if (s->started_ms == 0 && cdi_ticket_reached(started, ticket)) {
             s->started_ms = cdi_now_ms();
             cdi_host->flight_start(b->record, s->flight_seq);
         }
-        if (!cdi_told(done, ticket))
+        if (!cdi_ticket_reached(done, ticket))
             break;
         cdi_host->flight_done(b->record, s->flight_seq);
         retire(b, s);
@@ -208,7 +208,7 @@ void cdi_gpu_forgive(struct cdi_backend *b, int64_t ms)
         if (s->started_ms > 0)
             s->started_ms = s->started_ms + ms < now_ms ? s->started_ms + ms : now_ms;
     }
-    cdi_captured_forgive(b, ms, now_ms);
+    cdi_capture_forgive(b, ms, now_ms);
     (void)pthread_mutex_unlock(&b->page);
 }
 
@@ -223,9 +223,9 @@ static ncclDataType_t nccl_type(cddp_dtype dtype)
 
 cddp_status cdi_gpu_check_reduction(struct cdi_backend *b, cddp_dtype dtype, cddp_redop op, struct cdi_error *err)
 {
-    const struct cdi_offer_facts facts = {.nccl_code = cdi_nccl.code, .old_gpu = b->old_gpu};
+    const struct cdi_reduction_facts facts = {.nccl_code = cdi_nccl.code, .old_gpu = b->old_gpu};
 
-    return cdi_offer_check(&facts, dtype, op, err);
+    return cdi_reduction_support_check(&facts, dtype, op, err);
 }
 
 static enum cdi_mean mean_of(const struct cdi_backend *b, const struct cdi_coll *op)
@@ -421,9 +421,9 @@ static cddp_status put_before(struct cdi_backend *b, uint64_t first, uint64_t la
             st = copy_to_out(b, &p->op, err);
             if (st == CDDP_OK)
                 st = divide(b, (void *)(uintptr_t)p->op.in, n_given(b, &p->op), p->op.dtype,
-                            by_kernel && t == last ? cdi_told_start_by : NULL, last, err);
+                            by_kernel && t == last ? cdi_completion_started_by_kernel : NULL, last, err);
         }
-    return st == CDDP_OK && !by_kernel ? cdi_told_start(b, last, err) : st;
+    return st == CDDP_OK && !by_kernel ? cdi_completion_write_started(b, last, err) : st;
 }
 
 /* What comes behind it, and the word that they are done. */
@@ -437,8 +437,8 @@ static cddp_status put_behind(struct cdi_backend *b, uint64_t first, uint64_t la
     for (uint64_t t = first; t <= last; t++)
         for (size_t i = 0; (p = part_of(cdi_slot_of(b, t), i)) != NULL && st == CDDP_OK; i++) {
             if (divides_after(b, &p->op))
-                st = divide(b, p->op.out, p->op.count, p->op.dtype, by_kernel && t == last ? cdi_told_end_by : NULL,
-                            last, err);
+                st = divide(b, p->op.out, p->op.count, p->op.dtype,
+                            by_kernel && t == last ? cdi_completion_done_by_kernel : NULL, last, err);
             if (st == CDDP_OK)
                 st = cdi_stage_out(b, p, err);
         }
@@ -446,7 +446,7 @@ static cddp_status put_behind(struct cdi_backend *b, uint64_t first, uint64_t la
      * all. */
     if (st == CDDP_OK && end->marked)
         st = record(b, end->done, err);
-    return st == CDDP_OK && !by_kernel ? cdi_told_end(b, last, err) : st;
+    return st == CDDP_OK && !by_kernel ? cdi_completion_write_done(b, last, err) : st;
 }
 
 /*
@@ -503,8 +503,8 @@ static ncclResult_t make_calls(struct cdi_backend *b, uint64_t first, uint64_t l
     for (uint64_t t = first; t <= last && several == NULL; t++)
         c->list[c->n_ops++] = &cdi_slot_of(b, t)->one.op;
     for (size_t i = 0; i < c->n_ops; i++)
-        shape = cdi_shape_of(shape, c->ops[i], b->world.size);
-    if (b->aside == NULL || c->n_ops == 0 || cdi_shape_known(&b->shapes, shape))
+        shape = cdi_launch_shape(shape, c->ops[i], b->world.size);
+    if (b->aside == NULL || c->n_ops == 0 || cdi_launch_shape_seen(&b->shapes, shape))
         return cdi_gpu_calls(b);
     for (size_t i = 0; i < c->n_ops && several == NULL; i++) {
         c->op[i] = *c->list[i];
@@ -692,7 +692,7 @@ cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_coll *op, ui
 
     if (cdi_gpu_captures(b)) {
         *ticket = 0;
-        return cdi_captured_enqueue(b, op, err);
+        return cdi_capture_enqueue(b, op, err);
     }
     if (st != CDDP_OK)
         return st;
@@ -792,7 +792,7 @@ cddp_status cdi_gpu_enqueue_group(struct cdi_backend *b, const struct cdi_coll *
 
     if (cdi_gpu_captures(b)) {
         *ticket = 0;
-        return cdi_captured_enqueue_group(b, ops, n, err);
+        return cdi_capture_enqueue_group(b, ops, n, err);
     }
     st = cdi_gpu_health(b, err);
     if (st == CDDP_OK)

@@ -76,7 +76,7 @@ cddp_status cdi_gpu_ask(struct cdi_backend *b, const struct cdi_coll *op, struct
     return cdi_gpu_health_now(b, err);
 }
 
-static void *tend_main(void *arg)
+static void *progress_main(void *arg)
 {
     struct cdi_backend *b = arg;
     unsigned round = 0;
@@ -95,7 +95,7 @@ static void *tend_main(void *arg)
     return NULL;
 }
 
-cddp_status cdi_tend_start(struct cdi_backend *b, struct cdi_error *err)
+cddp_status cdi_progress_start(struct cdi_backend *b, struct cdi_error *err)
 {
-    return cdi_watch_thread(b, &b->tender, tend_main, err);
+    return cdi_watch_thread(b, &b->tender, progress_main, err);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/nccl/offer.h"
+#include "worker/backend/nccl/reduction_support.h"
 
 #include "worker/base/dtype.h"
 
@@ -8,7 +8,7 @@ static bool is_float8(cddp_dtype dtype)
     return dtype == CDDP_FLOAT8_E4M3 || dtype == CDDP_FLOAT8_E5M2;
 }
 
-static cddp_status check_float8(const struct cdi_offer_facts *facts, const char *name, cddp_redop op,
+static cddp_status check_float8(const struct cdi_reduction_facts *facts, const char *name, cddp_redop op,
                                 struct cdi_error *err)
 {
     if (op == CDDP_AVG)
@@ -28,7 +28,8 @@ static cddp_status check_float8(const struct cdi_offer_facts *facts, const char 
     return CDDP_OK;
 }
 
-cddp_status cdi_offer_check(const struct cdi_offer_facts *facts, cddp_dtype dtype, cddp_redop op, struct cdi_error *err)
+cddp_status cdi_reduction_support_check(const struct cdi_reduction_facts *facts, cddp_dtype dtype, cddp_redop op,
+                                        struct cdi_error *err)
 {
     const char *name = cdi_dtype_name(dtype);
 

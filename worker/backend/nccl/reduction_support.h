@@ -8,8 +8,8 @@
  * mean of them multiplies by 1/n in that type (hostToDevRedOp), which is 4 % off for three ranks: it is not offered.
  * Types of 16 bits that are no floats, and bitwise operations, no version has.
  */
-#ifndef CDI_NCCL_OFFER_H
-#define CDI_NCCL_OFFER_H
+#ifndef CDI_NCCL_REDUCTION_SUPPORT_H
+#define CDI_NCCL_REDUCTION_SUPPORT_H
 
 #include "common/error.h"
 
@@ -19,14 +19,14 @@
 #define CDI_NCCL_FLOAT8 22400    /* the first version with floats of 8 bits */
 #define CDI_FLOAT8_CAPABILITY 90 /* 9.0 */
 
-struct cdi_offer_facts {
+struct cdi_reduction_facts {
     int nccl_code;
     bool old_gpu; /* that of some rank of the job is below CDI_FLOAT8_CAPABILITY */
 };
 
 /* CDDP_OK, CDDP_E_UNSUPPORTED. Equal on all ranks where the facts are. The type goes with the operation. */
-cddp_status cdi_offer_check(const struct cdi_offer_facts *facts, cddp_dtype dtype, cddp_redop op,
-                            struct cdi_error *err);
+cddp_status cdi_reduction_support_check(const struct cdi_reduction_facts *facts, cddp_dtype dtype, cddp_redop op,
+                                        struct cdi_error *err);
 
 /* As what NCCL moves `count` elements of this type: where it does not have it on every GPU as that many bytes. */
 struct cdi_wire {

@@ -24,12 +24,12 @@
 #ifndef CDI_NCCL_STATE_H
 #define CDI_NCCL_STATE_H
 
-#include "worker/backend/nccl/aside.h"
-#include "worker/backend/nccl/captured.h"
+#include "worker/backend/nccl/call_thread.h"
 #include "worker/backend/nccl/device.h"
-#include "worker/backend/nccl/kernels/shape.h"
-#include "worker/backend/nccl/leave.h"
-#include "worker/backend/nccl/told.h"
+#include "worker/backend/nccl/graph_capture.h"
+#include "worker/backend/nccl/launch_shape.h"
+#include "worker/backend/nccl/teardown.h"
+#include "worker/backend/nccl/ticket.h"
 #include "worker/backend/peer_error.h"
 
 #include <pthread.h>
@@ -41,7 +41,7 @@
 #define CDI_RING_LIMIT 65536
 #define CDI_OP_TEXT 320
 #define CDI_TOKEN_BYTES 64
-#define CDI_TOKEN_COUNT_AT 32 /* in the token: see cdi_told_end_by */
+#define CDI_TOKEN_COUNT_AT 32 /* in the token: see cdi_completion_done_by_kernel */
 #define CDI_DRAIN_MS 2000     /* for what is left on a stream, when nothing on it waits for peers any more */
 #define CDI_KEY_BYTES CDI_WORD_KEY_BYTES
 #define CDI_NAME_BYTES 128 /* of a key without its prefix */
@@ -81,8 +81,9 @@ struct cdi_slot {
     bool issued;
 };
 
-/* Pinned memory, a word to a line: the tickets up to which the stream has come. Only their low halves: see cdi_told. */
-struct cdi_words {
+/* Pinned memory, a word to a line: the tickets up to which the stream has come. Only their low halves: see
+ * cdi_ticket_reached. */
+struct cdi_completion_words {
     _Alignas(64) _Atomic uint32_t started;
     _Alignas(64) _Atomic uint32_t done;
     _Alignas(64) _Atomic uint32_t drained;
@@ -134,15 +135,15 @@ struct cdi_backend {
     struct cdi_flight *record;     /* where operations are noted */
     struct cdi_device device;
     char prefix[CDI_WORD_PREFIX_MAX]; /* before each key, and in the communicator's name */
-    struct cdi_leave *leave;          /* for comm's end. NULL: it was needed */
+    struct cdi_teardown *leave;       /* for comm's end. NULL: it was needed */
     ncclComm_t comm;                  /* NULL: none, or aborted */
-    struct cdi_aside *aside;  /* comm is a blocking one, and this has the calls that may wait. NULL: it is not */
-    struct cdi_call call;     /* with `lock` */
-    struct cdi_shapes shapes; /* of operations; with `lock` */
-    ncclComm_t child;         /* where NCCL puts a part's communicator; with `lock` */
-    ncclResult_t refused;     /* what settle has met last; with `lock` */
+    struct cdi_call_thread *aside;   /* comm is a blocking one, and this has the calls that may wait. NULL: it is not */
+    struct cdi_call call;            /* with `lock` */
+    struct cdi_launch_shapes shapes; /* of operations; with `lock` */
+    ncclComm_t child;                /* where NCCL puts a part's communicator; with `lock` */
+    ncclResult_t refused;            /* what settle has met last; with `lock` */
     uint32_t n_splits;
-    bool old_gpu; /* of some rank of the job: see offer.h */
+    bool old_gpu; /* of some rank of the job: see reduction_support.h */
     struct {
         bool windows, registration; /* of regions: see region.c */
     } use;
@@ -157,10 +158,10 @@ struct cdi_backend {
     uint64_t n_collectives;              /* of those given */
     int64_t begun_ms;                    /* when those from issued on were begun */
     size_t pending_bytes;
-    struct cdi_words *words;
+    struct cdi_completion_words *words;
     unsigned lent;                   /* the communication stream, to so many */
     CUevent mark, tail;              /* for follow; for lead behind everything */
-    struct cdi_captured captured;    /* with `lock`, but for what it says */
+    struct cdi_capture captured;     /* with `lock`, but for what it says */
     void *token;                     /* CDI_TOKEN_BYTES of device memory, for barriers, and for kernels that tell */
     struct cdi_staged *out_staged;   /* whose results were not taken yet, in order of tickets */
     _Atomic uint64_t brought;        /* tickets up to which somebody has taken them; written with `lock` */
@@ -325,21 +326,21 @@ cddp_status cdi_gpu_capture_enter(struct cdi_backend *b, void *stream, uint64_t 
 void cdi_gpu_capture_leave(struct cdi_backend *b);
 /* Is this thread between enter and leave? Then these take the place of their namesakes. */
 bool cdi_gpu_captures(const struct cdi_backend *b);
-cddp_status cdi_captured_enqueue(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_error *err);
-cddp_status cdi_captured_enqueue_group(struct cdi_backend *b, const struct cdi_coll *ops, size_t n,
-                                       struct cdi_error *err);
-cddp_status cdi_captured_follow(struct cdi_backend *b, CUstream stream, struct cdi_error *err);
-cddp_status cdi_captured_lead(struct cdi_backend *b, CUstream stream, struct cdi_error *err);
-cddp_status cdi_captured_element_begin(struct cdi_backend *b, struct cdi_error *err);
-cddp_status cdi_captured_open(struct cdi_backend *b, struct cdi_error *err);
+cddp_status cdi_capture_enqueue(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_error *err);
+cddp_status cdi_capture_enqueue_group(struct cdi_backend *b, const struct cdi_coll *ops, size_t n,
+                                      struct cdi_error *err);
+cddp_status cdi_capture_follow(struct cdi_backend *b, CUstream stream, struct cdi_error *err);
+cddp_status cdi_capture_lead(struct cdi_backend *b, CUstream stream, struct cdi_error *err);
+cddp_status cdi_capture_element_begin(struct cdi_backend *b, struct cdi_error *err);
+cddp_status cdi_capture_open(struct cdi_backend *b, struct cdi_error *err);
 /* Nothing of it runs any more. */
-void cdi_captured_close(struct cdi_backend *b);
+void cdi_capture_close(struct cdi_backend *b);
 /* Note in the flight page what graphs have told. True: no replay stands in a collective. No call of CUDA. */
-bool cdi_captured_poll(struct cdi_backend *b);
+bool cdi_capture_poll(struct cdi_backend *b);
 /* The captured collective that a replay stands in, if there is one, as cdi_gpu_current tells of others. */
-void cdi_captured_current(struct cdi_backend *b, struct cdi_glance *out);
+void cdi_capture_current(struct cdi_backend *b, struct cdi_glance *out);
 /* For cdi_gpu_forgive, which holds `page`: replays, too, get the time in which the process was stopped. */
-void cdi_captured_forgive(struct cdi_backend *b, int64_t ms, int64_t now_ms);
+void cdi_capture_forgive(struct cdi_backend *b, int64_t ms, int64_t now_ms);
 
 /* With `lock`: of one of the last ring_size tickets. */
 static inline struct cdi_slot *cdi_slot_of(const struct cdi_backend *b, uint64_t ticket)
@@ -361,23 +362,23 @@ cddp_status cdi_gpu_agree(struct cdi_backend *b, int32_t *value, cddp_redop op, 
 /* --------------------------------------------------------------------------- what the stream tells (told.c) ---- */
 
 /* The words; also finds out whether the driver's streams can write. The context is current. */
-cddp_status cdi_told_create(struct cdi_backend *b, struct cdi_error *err);
-void cdi_told_destroy(struct cdi_backend *b);
+cddp_status cdi_completion_create(struct cdi_backend *b, struct cdi_error *err);
+void cdi_completion_destroy(struct cdi_backend *b);
 /* With `lock`: put the write of a ticket on the stream. */
-cddp_status cdi_told_start(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
-cddp_status cdi_told_end(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
+cddp_status cdi_completion_write_started(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
+cddp_status cdi_completion_write_done(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
 /*
  * In place of those: a scale kernel, with a grid above 0, writes the ticket as its last act. That is before CUDA takes
  * the kernel for done: no end where an event behind it is asked once the word has come.
  */
-void cdi_told_start_by(struct cdi_backend *b, uint64_t ticket, struct cdi_launch *scale);
-void cdi_told_end_by(struct cdi_backend *b, uint64_t ticket, struct cdi_launch *scale);
+void cdi_completion_started_by_kernel(struct cdi_backend *b, uint64_t ticket, struct cdi_launch *scale);
+void cdi_completion_done_by_kernel(struct cdi_backend *b, uint64_t ticket, struct cdi_launch *scale);
 /* Wait, at most CDI_DRAIN_MS, for all that is on the stream. False: it is not done. One thread at a time. */
-bool cdi_told_drain(struct cdi_backend *b);
+bool cdi_completion_drain(struct cdi_backend *b);
 
 /* ------------------------------------------------------------------------------------ who tends it (tend.c) ---- */
 
-cddp_status cdi_tend_start(struct cdi_backend *b, struct cdi_error *err);
+cddp_status cdi_progress_start(struct cdi_backend *b, struct cdi_error *err);
 /*
  * Ask the driver whether the GPU is well; a fault of it is the communicator's end. op: what this thread was at (NULL:
  * what the GPU is at). Without `lock`, with the context entered briefly or not.

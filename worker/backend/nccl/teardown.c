@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/nccl/leave.h"
+#include "worker/backend/nccl/teardown.h"
 
 #include "common/clock.h"
 #include "common/thread.h"
@@ -15,12 +15,12 @@
 enum { RUNNING, ENDED, ALONE }; /* ALONE: nobody waits, and the thread frees it */
 
 static atomic_int under_way;
-static struct cdi_leave *_Atomic kept; /* no thread was to be had for them: they stay for ever */
-static _Atomic pid_t owner;            /* whose threads these are: a child of fork has none */
+static struct cdi_teardown *_Atomic kept; /* no thread was to be had for them: they stay for ever */
+static _Atomic pid_t owner;               /* whose threads these are: a child of fork has none */
 
-struct cdi_leave *cdi_leave_create(void)
+struct cdi_teardown *cdi_teardown_create(void)
 {
-    return cdi_host->alloc(1, sizeof(struct cdi_leave));
+    return cdi_host->alloc(1, sizeof(struct cdi_teardown));
 }
 
 static void nap(void)
@@ -44,9 +44,9 @@ static void register_exit(void)
     (void)atexit(await_all);
 }
 
-static void *leave_main(void *arg)
+static void *teardown_main(void *arg)
 {
-    struct cdi_leave *l = arg;
+    struct cdi_teardown *l = arg;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* nothing here ends a capture of the program's */
     CUcontext was;
 
@@ -62,17 +62,17 @@ static void *leave_main(void *arg)
     return NULL;
 }
 
-static bool start_thread(struct cdi_leave *l)
+static bool start_thread(struct cdi_teardown *l)
 {
     pthread_t thread;
-    bool ok = cdi_thread_create(&thread, 0, leave_main, l) == 0;
+    bool ok = cdi_thread_create(&thread, 0, teardown_main, l) == 0;
 
     if (ok)
         (void)pthread_detach(thread);
     return ok;
 }
 
-static bool keep(struct cdi_leave *l)
+static bool keep(struct cdi_teardown *l)
 {
     l->next = atomic_load(&kept);
     while (!atomic_compare_exchange_weak(&kept, &l->next, l))
@@ -81,7 +81,7 @@ static bool keep(struct cdi_leave *l)
 }
 
 /* False: comm stays for ever, and l with it. */
-static bool begin(struct cdi_leave *l, const struct cdi_device *d, ncclComm_t comm)
+static bool begin(struct cdi_teardown *l, const struct cdi_device *d, ncclComm_t comm)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -99,13 +99,13 @@ static bool begin(struct cdi_leave *l, const struct cdi_device *d, ncclComm_t co
     return keep(l);
 }
 
-void cdi_leave_destroy(struct cdi_leave *l, const struct cdi_device *d, ncclComm_t comm)
+void cdi_teardown_destroy_comm(struct cdi_teardown *l, const struct cdi_device *d, ncclComm_t comm)
 {
     atomic_store(&l->state, ALONE);
     (void)begin(l, d, comm);
 }
 
-bool cdi_leave_abort(struct cdi_leave *l, const struct cdi_device *d, ncclComm_t comm, int64_t timeout_ms)
+bool cdi_teardown_abort_comm(struct cdi_teardown *l, const struct cdi_device *d, ncclComm_t comm, int64_t timeout_ms)
 {
     int64_t until_ms = cdi_now_ms() + timeout_ms;
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a stream's words say of tickets: pure, and without CUDA. */
-#ifndef CDI_NCCL_TOLD_H
-#define CDI_NCCL_TOLD_H
+#ifndef CDI_NCCL_TICKET_H
+#define CDI_NCCL_TICKET_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -10,7 +10,7 @@
  * Has the word come to the ticket? The word is the low half of a ticket: the answer is right as long as the two are
  * less than 2^31 apart.
  */
-static inline bool cdi_told(uint32_t word, uint64_t ticket)
+static inline bool cdi_ticket_reached(uint32_t word, uint64_t ticket)
 {
     return (int32_t)(word - (uint32_t)ticket) >= 0;
 }

@@ -45,7 +45,8 @@ static cddp_status await_ticket(struct cdi_backend *b, uint64_t ticket, struct c
 {
     int64_t t0 = cdi_now_ns();
 
-    while (!cdi_told(atomic_load_explicit(&b->words->done, memory_order_acquire), ticket) && !atomic_load(&b->failed))
+    while (!cdi_ticket_reached(atomic_load_explicit(&b->words->done, memory_order_acquire), ticket) &&
+           !atomic_load(&b->failed))
         pause_between(t0);
     return cdi_gpu_health(b, err);
 }
@@ -119,7 +120,8 @@ static void finish(struct cdi_backend *b, uint64_t ticket)
 /* What the words say: not yet begun, or under way. */
 static bool is_told(const struct cdi_backend *b, uint64_t ticket)
 {
-    return ticket <= b->issued && cdi_told(atomic_load_explicit(&b->words->done, memory_order_acquire), ticket);
+    return ticket <= b->issued &&
+           cdi_ticket_reached(atomic_load_explicit(&b->words->done, memory_order_acquire), ticket);
 }
 
 /* What needs `lock`, if that is free: who has it may be in a call of the driver's that waits. */
@@ -185,7 +187,7 @@ cddp_status cdi_gpu_wait_stream(struct cdi_backend *b, void *stream, struct cdi_
     cddp_status st = CDDP_OK;
 
     if (cdi_gpu_captures(b))
-        return cdi_captured_follow(b, stream, err);
+        return cdi_capture_follow(b, stream, err);
     st = cdi_gpu_health(b, err);
     if (st != CDDP_OK)
         return st;
@@ -210,7 +212,7 @@ cddp_status cdi_gpu_stream_wait(struct cdi_backend *b, uint64_t ticket, void *st
     cddp_status st = CDDP_OK;
 
     if (cdi_gpu_captures(b)) /* what is captured has no tickets */
-        return cdi_captured_lead(b, stream, err);
+        return cdi_capture_lead(b, stream, err);
     st = cdi_gpu_health(b, err);
     if (st != CDDP_OK)
         return st;

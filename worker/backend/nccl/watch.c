@@ -247,7 +247,7 @@ void cdi_watch_name_late(struct cdi_backend *b)
 /* Nothing is under way, nor coming, only where `lock` is to be had: else its holder may be about to wait for peers. */
 static bool glance_at(struct cdi_backend *b, struct cdi_glance *g)
 {
-    bool rests = cdi_captured_poll(b);
+    bool rests = cdi_capture_poll(b);
     bool alone = pthread_mutex_trylock(&b->lock) == 0;
 
     if (cdi_gpu_poll(b) && alone) {
@@ -257,7 +257,7 @@ static bool glance_at(struct cdi_backend *b, struct cdi_glance *g)
     }
     cdi_gpu_current(b, g);
     if (!rests && *g->op == '\0')
-        cdi_captured_current(b, g);
+        cdi_capture_current(b, g);
     if (alone)
         (void)pthread_mutex_unlock(&b->lock);
     return alone;
@@ -334,8 +334,8 @@ static void complete_sentence(struct cdi_backend *b)
 
     (void)cdi_gpu_poll(b);
     cdi_gpu_current(b, &g);
-    if (*op == '\0' && !cdi_captured_poll(b))
-        cdi_captured_current(b, &g);
+    if (*op == '\0' && !cdi_capture_poll(b))
+        cdi_capture_current(b, &g);
     (void)pthread_mutex_lock(&b->word);
     len = strlen(b->error.msg);
     if (*op != '\0' && strstr(b->error.msg, op) == NULL && len + sizeof g.op + 32 < sizeof b->error.msg)
@@ -392,7 +392,7 @@ static void end_it(struct cdi_backend *b)
     complete_sentence(b);
     await_told(b);
     /* NCCL frees what a call aside is about: one that waits for a peer stays, with all that it uses. */
-    if (b->aside != NULL && !cdi_aside_await(b->aside, INSIDE_MS)) {
+    if (b->aside != NULL && !cdi_call_thread_await(b->aside, INSIDE_MS)) {
         cdi_watch_tell(b);
         (void)pthread_mutex_lock(&b->word);
         b->abandoned = true;
@@ -406,7 +406,7 @@ static void end_it(struct cdi_backend *b)
     if (b->aborted)
         (void)cdi_nccl.comm_abort(b->comm);
     (void)cdi_device_enter(&b->device, NULL); /* without it, nothing runs any more */
-    (void)cdi_told_drain(b); /* what is behind the aborted collectives, copies and kernels, runs to its end */
+    (void)cdi_completion_drain(b); /* what is behind the aborted collectives, copies and kernels, runs to its end */
     cdi_device_leave(&b->device);
     cdi_watch_tell(b);
     (void)pthread_mutex_lock(&b->word);
@@ -459,7 +459,7 @@ cddp_status cdi_watch_thread(struct cdi_backend *b, pthread_t *out, void *(*run)
 
 cddp_status cdi_watch_start(struct cdi_backend *b, struct cdi_error *err)
 {
-    cddp_status st = cdi_tend_start(b, err);
+    cddp_status st = cdi_progress_start(b, err);
 
     b->tending = st == CDDP_OK;
     if (st == CDDP_OK)

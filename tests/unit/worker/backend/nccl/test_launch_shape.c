@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/nccl/kernels/shape.h"
+#include "worker/backend/nccl/launch_shape.h"
 
 #include "hygiene.h"
 
 CDI_SUITE(shape);
 
-static struct cdi_shapes shapes;
+static struct cdi_launch_shapes shapes;
 static char memory[2];
 
 static struct cdi_coll reduction(size_t count)
@@ -19,8 +19,8 @@ static bool known(const struct cdi_coll *op, int n)
     uint64_t shape = 0;
 
     for (int i = 0; i < n; i++)
-        shape = cdi_shape_of(shape, &op[i], 3);
-    return cdi_shape_known(&shapes, shape);
+        shape = cdi_launch_shape(shape, &op[i], 3);
+    return cdi_launch_shape_seen(&shapes, shape);
 }
 
 Test(shape, a_launch_is_new_once)
@@ -58,13 +58,13 @@ Test(shape, whatever_nccl_chooses_by_makes_a_new_one)
 
 Test(shape, what_finds_no_room_is_new_each_time)
 {
-    for (size_t i = 0; i < CDI_SHAPES / 2; i++) {
+    for (size_t i = 0; i < CDI_LAUNCH_SHAPES / 2; i++) {
         struct cdi_coll op = reduction(i);
 
         cr_assert_not(known(&op, 1));
     }
-    for (size_t i = 0; i < CDI_SHAPES / 2; i++) {
-        struct cdi_coll op = reduction(i), more = reduction(CDI_SHAPES + i);
+    for (size_t i = 0; i < CDI_LAUNCH_SHAPES / 2; i++) {
+        struct cdi_coll op = reduction(i), more = reduction(CDI_LAUNCH_SHAPES + i);
 
         cr_assert(known(&op, 1));
         cr_assert_not(known(&more, 1));

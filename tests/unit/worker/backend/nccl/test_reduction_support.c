@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/nccl/offer.h"
+#include "worker/backend/nccl/reduction_support.h"
 
 #include "hygiene.h"
 #include "types.h"
@@ -8,24 +8,24 @@
 
 CDI_SUITE(offer);
 
-static const struct cdi_offer_facts newest = {.nccl_code = 23007};
+static const struct cdi_reduction_facts newest = {.nccl_code = 23007};
 
-static void refused(const struct cdi_offer_facts *facts, cddp_dtype dtype, cddp_redop op, const char *advice)
+static void refused(const struct cdi_reduction_facts *facts, cddp_dtype dtype, cddp_redop op, const char *advice)
 {
     struct cdi_error err;
 
-    cr_assert_eq(cdi_offer_check(facts, dtype, op, &err), CDDP_E_UNSUPPORTED, "type %d, operation %d", (int)dtype,
-                 (int)op);
+    cr_assert_eq(cdi_reduction_support_check(facts, dtype, op, &err), CDDP_E_UNSUPPORTED, "type %d, operation %d",
+                 (int)dtype, (int)op);
     cr_assert(strstr(err.msg, advice) != NULL, "%s", err.msg);
 }
 
 Test(offer, what_every_nccl_has_is_offered_everywhere)
 {
-    const struct cdi_offer_facts worst = {.nccl_code = 21903, .old_gpu = true};
+    const struct cdi_reduction_facts worst = {.nccl_code = 21903, .old_gpu = true};
 
     for (cddp_dtype t = CDDP_INT8; t <= CDDP_BFLOAT16; t++)
         for (cddp_redop op = CDDP_SUM; op <= CDDP_AVG; op++)
-            cr_assert_eq(cdi_offer_check(&worst, t, op, NULL), CDDP_OK);
+            cr_assert_eq(cdi_reduction_support_check(&worst, t, op, NULL), CDDP_OK);
 }
 
 Test(offer, what_no_nccl_has_is_refused_with_advice)
@@ -39,13 +39,13 @@ Test(offer, what_no_nccl_has_is_refused_with_advice)
 
 Test(offer, floats_of_8_bits_need_a_new_nccl_and_new_gpus)
 {
-    const struct cdi_offer_facts old_nccl = {.nccl_code = 22304}, first = {.nccl_code = 22403},
-                                 old_gpu = {.nccl_code = 23007, .old_gpu = true};
+    const struct cdi_reduction_facts old_nccl = {.nccl_code = 22304}, first = {.nccl_code = 22403},
+                                     old_gpu = {.nccl_code = 23007, .old_gpu = true};
 
     for (cddp_dtype t = CDDP_FLOAT8_E4M3; t <= CDDP_FLOAT8_E5M2; t++) {
         for (cddp_redop op = CDDP_SUM; op <= CDDP_MIN; op++) {
-            cr_assert_eq(cdi_offer_check(&first, t, op, NULL), CDDP_OK);
-            cr_assert_eq(cdi_offer_check(&newest, t, op, NULL), CDDP_OK);
+            cr_assert_eq(cdi_reduction_support_check(&first, t, op, NULL), CDDP_OK);
+            cr_assert_eq(cdi_reduction_support_check(&newest, t, op, NULL), CDDP_OK);
             refused(&old_nccl, t, op, "NCCL 2.23 does not reduce float8_e");
             refused(&old_gpu, t, op, "compute capability 9.0");
         }
