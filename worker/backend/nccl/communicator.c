@@ -4,9 +4,12 @@
  * that fails alone says so there, and all get its sentence, where NCCL would leave them waiting. Then NCCL connects
  * them, without blocking: this side polls, and gives up at the deadline or when the agent speaks.
  */
+#include "worker/backend/nccl/communicator.h"
+
 #include "common/clock.h"
+#include "worker/backend/nccl/health.h"
+#include "worker/backend/nccl/issue.h"
 #include "worker/backend/nccl/reduction_support.h"
-#include "worker/backend/nccl/state.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -17,7 +20,6 @@
 #define RANKS_PER_ROOT 128 /* as PyTorch: one listening root per so many ranks */
 #define RANKS_PER_ROOT_ENV "CDDP_NCCL_RANKS_PER_ROOT"
 #define LEAVE_MS 2000
-#define SPIN_ROUNDS 200
 #define MAX_CTAS_ENV "CDDP_NCCL_MAX_CTAS"
 
 /* What a root publishes: its id, and the version that all must have. */
@@ -41,29 +43,7 @@ static int64_t left_ms(int64_t deadline_ms)
     return left > 0 ? left : 1;
 }
 
-cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *what, struct cdi_error *err)
-{
-    bool inside = cdi_nccl_enter(b); /* so that it is not aborted under this */
-    const char *detail = cdi_nccl.last_error(inside ? b->comm : NULL);
-    cddp_status st = r == ncclRemoteError ? CDDP_E_PEER : (int)r == CDI_NCCL_TIMEOUT ? CDDP_E_TIMEOUT : CDDP_E_SYSTEM;
-    char clean[300];
-    size_t n = 0;
-
-    for (; detail != NULL && *detail != '\0' && n + 1 < sizeof clean; detail++)
-        clean[n++] = (unsigned char)*detail < ' ' ? ' ' : *detail;
-    while (n > 0 && clean[n - 1] == ' ')
-        n--;
-    clean[n] = '\0';
-    if (inside)
-        cdi_nccl_leave(b);
-    (void)cdi_fail(err, st, "%s: NCCL says \"%s\"%s%s%s", what, cdi_nccl.error_text(r), n > 0 ? " (" : "", clean,
-                   n > 0 ? ")" : "");
-    if (err != NULL)
-        err->device_error = (int)r;
-    return st;
-}
-
-/* --------------------------------------------------------------------------------------------- roots and ids ---- */
+/* ----------------------------------------------------------------------------------------------- roots and ids ---- */
 
 static int n_roots(const struct cdi_backend *b)
 {
@@ -132,7 +112,7 @@ static cddp_status fetch_ids(struct cdi_backend *b, ncclUniqueId *ids, int roots
     return CDDP_OK;
 }
 
-/* ----------------------------------------------------------------------------------------------- agreements ---- */
+/* -------------------------------------------------------------------------------------------------- agreements ---- */
 
 /* Two ranks on one GPU: NCCL would refuse them with fewer words. The first to come has it. */
 static cddp_status claim_gpu(struct cdi_backend *b, int64_t deadline_ms, struct cdi_error *err)
@@ -239,65 +219,7 @@ static cddp_status agree(struct cdi_backend *b, const struct cdi_error *mine, in
     return cdi_fail_by(err, cdi_rank_of_job(&b->world, rank), (cddp_status)status, "%.1000s", text + at);
 }
 
-/* --------------------------------------------------------------------------------------------- NCCL's polling ---- */
-
-/*
- * On a non-blocking communicator several calls say "success" while a thread of NCCL's is still at them: ncclCommSplit
- * in every version (init.cc), ncclCommWindowRegister since 2.28 (dev_runtime.cc: the group's end is checked, its "in
- * progress" dropped), a ncclSend or ncclRecv outside a group until 2.23 (collectives.cc). So none is believed.
- */
-ncclResult_t cdi_communicator_state(struct cdi_backend *b, ncclComm_t comm, ncclResult_t r)
-{
-    if (b->aside != NULL && r == ncclInProgress)
-        r = cdi_call_thread_state(b->aside);
-    if (b->aside != NULL && r == ncclInProgress)
-        return r;
-    if ((r != ncclSuccess && r != ncclInProgress) || comm == NULL)
-        return r;
-    if (!cdi_nccl_enter(b))
-        return ncclInternalError;
-    if (cdi_nccl.comm_error(comm, &r) != ncclSuccess)
-        r = ncclInternalError;
-    cdi_nccl_leave(b);
-    return r;
-}
-
-ncclResult_t cdi_communicator_call(struct cdi_backend *b, ncclResult_t (*fn)(void *b))
-{
-    ncclResult_t r;
-
-    if (b->aside != NULL) {
-        cdi_call_thread_run(b->aside, fn, b);
-        return ncclInProgress;
-    }
-    if (!cdi_nccl_enter(b))
-        return ncclInternalError;
-    r = fn(b);
-    cdi_nccl_leave(b);
-    return r;
-}
-
-cddp_status cdi_nccl_wait_ready(struct cdi_backend *b, ncclComm_t comm, ncclResult_t r, const char *what,
-                                int64_t deadline_ms, struct cdi_error *err)
-{
-    r = cdi_communicator_state(b, comm, r);
-    for (int round = 0; r == ncclInProgress; round++) {
-        const struct timespec nap = {.tv_nsec = 100000};
-        cddp_status st = cdi_gpu_health_now(b, err);
-
-        if (st != CDDP_OK)
-            return st;
-        if (cdi_now_ms() > deadline_ms)
-            return cdi_fail(err, CDDP_E_TIMEOUT, "%s: NCCL was not done in time; a peer may not have come", what);
-        r = cdi_communicator_state(b, comm, r);
-        if (r == ncclInProgress && round > SPIN_ROUNDS)
-            (void)nanosleep(&nap, NULL);
-    }
-    if (r == ncclSuccess)
-        return CDDP_OK;
-    b->refused = r;
-    return atomic_load(&b->failed) ? cdi_gpu_health_now(b, err) : cdi_nccl_fail(b, r, what, err);
-}
+/* --------------------------------------------------------------------------------------- connecting, splitting ---- */
 
 /* Few channels, so that what computes meanwhile keeps its multiprocessors. Old libraries know fewer of the members. */
 static ncclConfig_t configure(struct cdi_backend *b, bool blocking)
@@ -338,7 +260,7 @@ static cddp_status connect_all(struct cdi_backend *b, int roots, int64_t deadlin
 
     b->call.roots = roots;
     b->call.config = configure(b, b->aside != NULL);
-    r = cdi_communicator_call(b, connect_now);
+    r = cdi_nccl_call(b, connect_now);
     if (b->aside == NULL)
         b->comm = b->call.comm;
     st = cdi_nccl_wait_ready(b, b->comm, r, "connecting the ranks", deadline_ms, err);
@@ -412,14 +334,14 @@ cddp_status cdi_communicator_split(struct cdi_backend *b, int color, int key, st
     /* NCCL's thread writes the new communicator as its last act, long after the call; so into b, which is still there
      * when a split was given up, and asks are about b's: the new one is unknown until then. */
     (void)pthread_mutex_lock(&b->lock);
-    st = cdi_gpu_flush(b, &why);
+    st = cdi_issue_flush(b, &why);
     if (st == CDDP_OK) {
         cdi_gpu_busy(b);
         b->call.comm = b->comm;
         b->call.color = color < 0 ? NCCL_SPLIT_NOCOLOR : color;
         b->call.key = key;
         b->call.config = configure(part != NULL ? part : b, b->aside != NULL);
-        r = cdi_communicator_call(b, split_now);
+        r = cdi_nccl_call(b, split_now);
         st = cdi_nccl_wait_ready(b, b->comm, r, "splitting the communicator", deadline_ms, &why);
     }
     if (st == CDDP_OK) {
@@ -476,10 +398,10 @@ static ncclResult_t finalize(struct cdi_backend *b, int64_t deadline_ms)
     ncclResult_t r;
 
     b->call.comm = b->comm;
-    r = cdi_communicator_state(b, b->comm, cdi_communicator_call(b, finalize_now));
+    r = cdi_nccl_state(b, b->comm, cdi_nccl_call(b, finalize_now));
     while (r == ncclInProgress && cdi_now_ms() < deadline_ms) {
         (void)nanosleep(&nap, NULL);
-        r = cdi_communicator_state(b, b->comm, r);
+        r = cdi_nccl_state(b, b->comm, r);
     }
     return r;
 }

@@ -9,8 +9,9 @@
  * first version. A driver that refuses all the same is refused at creation, since there is no second way: one that asks
  * would bring all of the above back.
  */
+#include "worker/backend/nccl/completion.h"
+
 #include "common/clock.h"
-#include "worker/backend/nccl/state.h"
 
 #include <string.h>
 #include <time.h>

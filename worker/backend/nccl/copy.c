@@ -4,69 +4,21 @@
  * and goes slowly, and the driver may wait for all that runs on the GPU meanwhile, collectives and their peers
  * included. While a block is on its way, the host fills or empties the other.
  */
-#include "worker/backend/nccl/device.h"
+#include "worker/backend/nccl/copy.h"
 
-#include <pthread.h>
 #include <string.h>
-
-#define BLOCK_BYTES ((size_t)2 << 20)
-#define N_BLOCKS 2
-
-struct cdi_blocks {
-    pthread_mutex_t lock; /* one copy at a time: nothing that waits for a peer is done with it */
-    uint8_t *block[N_BLOCKS];
-    CUevent gone[N_BLOCKS]; /* behind the last copy from or to the block */
-};
-
-cddp_status cdi_blocks_create(struct cdi_blocks **out, struct cdi_error *err)
-{
-    struct cdi_blocks *c = cdi_host->alloc(1, sizeof *c);
-    cddp_status st = CDDP_OK;
-
-    if (c == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
-    (void)pthread_mutex_init(&c->lock, NULL);
-    for (int i = 0; i < N_BLOCKS && st == CDDP_OK; i++) {
-        void *pinned = NULL;
-
-        st = cdi_cuda_check(cdi_cuda.pinned_alloc(&pinned, BLOCK_BYTES, 0), "getting pinned memory", err);
-        c->block[i] = pinned;
-        if (st == CDDP_OK)
-            st = cdi_cuda_check(cdi_cuda.event_create(&c->gone[i], CU_EVENT_DISABLE_TIMING), "creating an event", err);
-    }
-    if (st != CDDP_OK) {
-        cdi_blocks_destroy(c);
-        return st;
-    }
-    *out = c;
-    return CDDP_OK;
-}
-
-void cdi_blocks_destroy(struct cdi_blocks *c)
-{
-    if (c == NULL)
-        return;
-    for (int i = 0; i < N_BLOCKS; i++) {
-        if (c->gone[i] != NULL)
-            (void)cdi_cuda.event_destroy(c->gone[i]);
-        if (c->block[i] != NULL)
-            (void)cdi_cuda.pinned_free(c->block[i]);
-    }
-    (void)pthread_mutex_destroy(&c->lock);
-    cdi_host->release(c);
-}
 
 /* The block is free again; one that was never used is. */
 static cddp_status await_block(const struct cdi_blocks *c, size_t i, struct cdi_error *err)
 {
-    return cdi_cuda_check(cdi_cuda.event_synchronize(c->gone[i % N_BLOCKS]), "copying", err);
+    return cdi_cuda_check(cdi_cuda.event_synchronize(c->gone[i % CDI_N_BLOCKS]), "copying", err);
 }
 
 static size_t piece_bytes(size_t bytes, size_t piece)
 {
-    size_t left = bytes - piece * BLOCK_BYTES;
+    size_t left = bytes - piece * CDI_BLOCK_BYTES;
 
-    return left < BLOCK_BYTES ? left : BLOCK_BYTES;
+    return left < CDI_BLOCK_BYTES ? left : CDI_BLOCK_BYTES;
 }
 
 /* Piece i of the copy goes through block i % 2. */
@@ -74,32 +26,35 @@ static cddp_status send_piece(const struct cdi_device *d, uint8_t *to, const uin
                               struct cdi_error *err)
 {
     const struct cdi_blocks *c = d->blocks;
-    size_t at = i * BLOCK_BYTES, n = piece_bytes(bytes, i);
+    size_t at = i * CDI_BLOCK_BYTES, n = piece_bytes(bytes, i);
     cddp_status st = await_block(c, i, err);
 
     if (st != CDDP_OK)
         return st;
-    memcpy(c->block[i % N_BLOCKS], from + at, n);
-    st = cdi_cuda_check(cdi_cuda.to_device(cdi_device_ptr(to + at), c->block[i % N_BLOCKS], n, d->side),
+    memcpy(c->block[i % CDI_N_BLOCKS], from + at, n);
+    st = cdi_cuda_check(cdi_cuda.to_device(cdi_device_ptr(to + at), c->block[i % CDI_N_BLOCKS], n, d->side),
                         "copying to the GPU", err);
-    return st == CDDP_OK ? cdi_cuda_check(cdi_cuda.event_record(c->gone[i % N_BLOCKS], d->side), "copying", err) : st;
+    return st == CDDP_OK ? cdi_cuda_check(cdi_cuda.event_record(c->gone[i % CDI_N_BLOCKS], d->side), "copying", err)
+                         : st;
 }
 
 static cddp_status fetch_piece(const struct cdi_device *d, const uint8_t *from, size_t bytes, size_t i,
                                struct cdi_error *err)
 {
     const struct cdi_blocks *c = d->blocks;
-    cddp_status st = cdi_cuda_check(cdi_cuda.to_host(c->block[i % N_BLOCKS], cdi_device_ptr(from + i * BLOCK_BYTES),
-                                                     piece_bytes(bytes, i), d->side),
-                                    "copying from the GPU", err);
+    cddp_status st =
+        cdi_cuda_check(cdi_cuda.to_host(c->block[i % CDI_N_BLOCKS], cdi_device_ptr(from + i * CDI_BLOCK_BYTES),
+                                        piece_bytes(bytes, i), d->side),
+                       "copying from the GPU", err);
 
-    return st == CDDP_OK ? cdi_cuda_check(cdi_cuda.event_record(c->gone[i % N_BLOCKS], d->side), "copying", err) : st;
+    return st == CDDP_OK ? cdi_cuda_check(cdi_cuda.event_record(c->gone[i % CDI_N_BLOCKS], d->side), "copying", err)
+                         : st;
 }
 
 static cddp_status copy_to_device(const struct cdi_device *d, void *to, const void *from, size_t bytes,
                                   struct cdi_error *err)
 {
-    size_t n_pieces = (bytes + BLOCK_BYTES - 1) / BLOCK_BYTES;
+    size_t n_pieces = (bytes + CDI_BLOCK_BYTES - 1) / CDI_BLOCK_BYTES;
     cddp_status st = CDDP_OK;
 
     for (size_t i = 0; i < n_pieces && st == CDDP_OK; i++)
@@ -111,7 +66,7 @@ static cddp_status copy_to_host(const struct cdi_device *d, void *to, const void
                                 struct cdi_error *err)
 {
     const struct cdi_blocks *c = d->blocks;
-    size_t n_pieces = (bytes + BLOCK_BYTES - 1) / BLOCK_BYTES;
+    size_t n_pieces = (bytes + CDI_BLOCK_BYTES - 1) / CDI_BLOCK_BYTES;
     cddp_status st = n_pieces > 0 ? fetch_piece(d, from, bytes, 0, err) : CDDP_OK;
 
     for (size_t i = 0; i < n_pieces && st == CDDP_OK; i++) {
@@ -120,7 +75,7 @@ static cddp_status copy_to_host(const struct cdi_device *d, void *to, const void
         if (st == CDDP_OK)
             st = await_block(c, i, err);
         if (st == CDDP_OK)
-            memcpy((uint8_t *)to + i * BLOCK_BYTES, c->block[i % N_BLOCKS], piece_bytes(bytes, i));
+            memcpy((uint8_t *)to + i * CDI_BLOCK_BYTES, c->block[i % CDI_N_BLOCKS], piece_bytes(bytes, i));
     }
     return st;
 }

@@ -8,19 +8,18 @@
 
 #include "worker/backend/nccl/kernels/kernel.h"
 #include "worker/backend/nccl/library.h"
-
-struct cdi_blocks; /* of pinned memory, for copies */
+#include "worker/backend/nccl/pinned_blocks.h"
 
 struct cdi_device {
     cddp_device_info info;
     CUdevice id;
-    CUuuid uuid;       /* tells MIG instances of one GPU apart, which share its PCI address */
-    CUcontext context; /* NULL: not open */
-    bool retained;     /* by this struct; a copy for a part of the communicator has not */
-    CUstream stream;   /* communication, of the highest priority */
-    CUstream side;     /* copies of the caller's that nothing else orders */
-    CUstream captured; /* only ever used while the program captures a graph */
-    struct cdi_blocks *blocks;
+    CUuuid uuid;               /* tells MIG instances of one GPU apart, which share its PCI address */
+    CUcontext context;         /* NULL: not open */
+    bool retained;             /* by this struct; a copy for a part of the communicator has not */
+    CUstream stream;           /* communication, of the highest priority */
+    CUstream side;             /* copies of the caller's that nothing else orders */
+    CUstream captured;         /* only ever used while the program captures a graph */
+    struct cdi_blocks *blocks; /* for copies */
     CUlibrary library;
     CUfunction kernel[CDI_N_KERNELS];
     uint32_t n_sm;
@@ -75,27 +74,6 @@ cddp_status cdi_device_launch(const struct cdi_device *d, struct cdi_launch *lau
  * CDDP_E_SYSTEM (the driver does not say, as after a fault of the GPU).
  */
 cddp_status cdi_device_look(const struct cdi_device *d, const void *p, bool *on_device, struct cdi_error *err);
-
-/* --------------------------------------------------------------------------------------------- copies (copy.c) ---- */
-
-/* The blocks of a device, with the context current. They belong to nobody else, so that no copy waits for another's. */
-cddp_status cdi_blocks_create(struct cdi_blocks **out, struct cdi_error *err);
-void cdi_blocks_destroy(struct cdi_blocks *c); /* NULL is allowed; no copy is under way */
-
-/*
- * Copy `bytes` bytes between any two of host and device, and return when it is done. It is ordered behind nothing: what
- * uses the memory was waited for. Gets no memory, and waits for nothing but other copies. Any thread, with the context
- * current. CDDP_OK, or what cdi_device_look and the driver say.
- */
-cddp_status cdi_device_copy(const struct cdi_device *d, void *to, const void *from, size_t bytes,
-                            struct cdi_error *err);
-
-/*
- * Memory in the order of the side stream, which neither call makes wait for anything else; NULL: less than twice as
- * much is free. It was given back before the device is closed.
- */
-void *cdi_device_borrow(const struct cdi_device *d, size_t bytes);
-void cdi_device_give_back(const struct cdi_device *d, void *p);
 
 /* Device memory as a pointer, and back. */
 static inline CUdeviceptr cdi_device_ptr(const void *p)

@@ -1,6 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table's element functions: kernels on the communication stream, behind what was enqueued. */
-#include "worker/backend/nccl/state.h"
+#include "worker/backend/nccl/element_ops.h"
+
+#include "worker/backend/nccl/failure.h"
+#include "worker/backend/nccl/graph_capture.h"
+#include "worker/backend/nccl/health.h"
+#include "worker/backend/nccl/issue.h"
+#include "worker/backend/nccl/wait.h"
 #include "worker/base/dtype.h"
 
 cddp_status cdi_gpu_element_begin(struct cdi_backend *b, struct cdi_error *err)
@@ -15,7 +21,7 @@ cddp_status cdi_gpu_element_begin(struct cdi_backend *b, struct cdi_error *err)
     st = cdi_device_enter_briefly(&b->device, err);
     (void)pthread_mutex_lock(&b->lock);
     if (st == CDDP_OK)
-        st = cdi_gpu_flush(b, err);
+        st = cdi_issue_flush(b, err);
     if (st != CDDP_OK) {
         (void)pthread_mutex_unlock(&b->lock);
         cdi_device_leave_briefly(&b->device);

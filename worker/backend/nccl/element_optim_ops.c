@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The optimizer's step, and clearing: the table's functions, on the communication stream. */
-#include "worker/backend/nccl/state.h"
+#include "worker/backend/nccl/element_ops.h"
 
 cddp_status cdi_gpu_clear(struct cdi_backend *b, void *p, size_t bytes, struct cdi_error *err)
 {

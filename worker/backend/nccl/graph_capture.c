@@ -3,15 +3,18 @@
 
 #include "common/clock.h"
 #include "worker/backend/describe.h"
-#include "worker/backend/nccl/state.h"
+#include "worker/backend/nccl/failure.h"
+#include "worker/backend/nccl/health.h"
+#include "worker/backend/nccl/issue.h"
+#include "worker/backend/nccl/nccl_call.h"
+#include "worker/backend/nccl/ring.h"
+#include "worker/backend/nccl/stage.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #define COUNTS 256                  /* groups to a piece of memory */
 #define REPLAYS (UINT64_C(1) << 62) /* added to the number of a captured collective, which is no ticket */
-
-_Static_assert(CDI_HELD_MAX == CDI_GROUP_MAX, "they become one group");
 
 /* How often a group has begun and ended: what the host reads, and what the device counts in. */
 struct words {
@@ -26,8 +29,8 @@ struct cdi_replay_counts {
 };
 
 struct cdi_captured_group {
-    struct cdi_coll op;          /* the first of them */
-    struct cdi_several *several; /* that were enqueued as one; NULL: they were not */
+    struct cdi_coll op;           /* the first of them */
+    struct cdi_op_group *several; /* that were enqueued as one; NULL: they were not */
     struct words *words;
     uint32_t *device;
     uint32_t begun, ended; /* as last seen */
@@ -118,7 +121,7 @@ cddp_status cdi_gpu_capture_enter(struct cdi_backend *b, void *stream, uint64_t 
     st = cdi_device_enter(&b->device, err); /* no allocation of NCCL's or of ours ends the capture */
     (void)pthread_mutex_lock(&b->lock);
     if (st == CDDP_OK)
-        st = cdi_gpu_flush(b, err); /* NCCL takes the next call */
+        st = cdi_issue_flush(b, err); /* NCCL takes the next call */
     if (st == CDDP_OK)
         st = join_capture(b, stream, id, err);
     (void)pthread_mutex_unlock(&b->lock);
@@ -246,8 +249,7 @@ void cdi_capture_close(struct cdi_backend *b)
     *c = (struct cdi_capture){0};
 }
 
-/* --------------------------------------------------------------------------------------------------- operations ----
- */
+/* -------------------------------------------------------------------------------------------------- operations ---- */
 
 static cddp_status tell(struct cdi_backend *b, struct cdi_captured_group *g, bool ends, struct cdi_error *err)
 {
@@ -281,7 +283,6 @@ static cddp_status call_nccl(struct cdi_backend *b, const struct cdi_coll *const
                              const struct cdi_coll *name, struct cdi_error *err)
 {
     struct cdi_call *call = &b->call;
-    char text[CDI_OP_TEXT];
     cddp_status st;
     ncclResult_t r;
 
@@ -289,13 +290,9 @@ static cddp_status call_nccl(struct cdi_backend *b, const struct cdi_coll *const
     call->stream = b->device.captured;
     call->ops = ops;
     call->n_ops = n;
-    r = cdi_communicator_call(b, cdi_gpu_calls);
+    r = cdi_nccl_call(b, cdi_nccl_calls);
     st = cdi_nccl_wait_ready(b, b->comm, r, "capturing it", cdi_deadline_ms(cdi_now_ms(), b->world.timeout_ms), err);
-    if (st == CDDP_OK)
-        return st;
-    cdi_coll_text(name, text, sizeof text);
-    (void)cdi_error_wrap(err, "%s", text);
-    return cdi_gpu_fail(b, err);
+    return st == CDDP_OK ? st : cdi_gpu_fail_in(b, name, err);
 }
 
 /* What was begun uncaptured by others goes to its own stream. */
@@ -304,7 +301,7 @@ static cddp_status flush_others(struct cdi_backend *b, struct cdi_error *err)
     cddp_status st;
 
     cdi_device_capture(&b->device, false);
-    st = cdi_gpu_flush(b, err);
+    st = cdi_issue_flush(b, err);
     cdi_device_capture(&b->device, true);
     return st;
 }
@@ -332,13 +329,13 @@ static cddp_status put(struct cdi_backend *b, const struct cdi_coll *const *ops,
     if (st == CDDP_OK)
         st = new_group(b, name, &g, err);
     for (size_t i = 0; i < n && st == CDDP_OK; i++)
-        st = cdi_gpu_before(b, (struct cdi_coll *)(uintptr_t)ops[i], err);
+        st = cdi_nccl_divide_before(b, (struct cdi_coll *)(uintptr_t)ops[i], NULL, 0, err);
     if (st == CDDP_OK)
         st = tell(b, g, false, err);
     if (st == CDDP_OK)
         st = call_nccl(b, ops, n, name, err);
     for (size_t i = 0; i < n && st == CDDP_OK; i++)
-        st = cdi_gpu_after(b, ops[i], err);
+        st = cdi_nccl_divide_after(b, ops[i], NULL, 0, err);
     if (st == CDDP_OK)
         st = tell(b, g, true, err);
     *out = g;
@@ -394,7 +391,7 @@ cddp_status cdi_capture_enqueue(struct cdi_backend *b, const struct cdi_coll *op
     if (op->region == NULL && !op->known)
         return cdi_capture_enqueue_group(b, op, 1, err);
     (void)pthread_mutex_lock(&b->lock);
-    if (c->n_held > 0 && (held_bytes(c) + bytes > CDI_GROUP_BYTES || c->n_held == CDI_HELD_MAX))
+    if (c->n_held > 0 && (held_bytes(c) + bytes > CDI_GROUP_BYTES || c->n_held == CDI_GROUP_MAX))
         st = issue(b, err);
     if (st == CDDP_OK) {
         c->held[c->n_held++] = *op;
@@ -405,7 +402,7 @@ cddp_status cdi_capture_enqueue(struct cdi_backend *b, const struct cdi_coll *op
     return st;
 }
 
-static cddp_status refuse_host_memory(struct cdi_backend *b, const struct cdi_several *s, struct cdi_error *err)
+static cddp_status refuse_host_memory(struct cdi_backend *b, const struct cdi_op_group *s, struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
     bool on_host = false;
@@ -418,12 +415,12 @@ static cddp_status refuse_host_memory(struct cdi_backend *b, const struct cdi_se
 cddp_status cdi_capture_enqueue_group(struct cdi_backend *b, const struct cdi_coll *ops, size_t n,
                                       struct cdi_error *err)
 {
-    struct cdi_several *s = NULL;
+    struct cdi_op_group *s = NULL;
     struct cdi_captured_group *g = NULL;
     cddp_status st = cdi_gpu_health(b, err);
 
     if (st == CDDP_OK)
-        st = cdi_several_make(&s, ops, n, b->world.size, err);
+        st = cdi_op_group_create(&s, ops, n, b->world.size, err);
     if (st == CDDP_OK)
         st = refuse_host_memory(b, s, err);
     if (st == CDDP_OK) {
@@ -445,7 +442,7 @@ cddp_status cdi_capture_enqueue_group(struct cdi_backend *b, const struct cdi_co
     return st;
 }
 
-cddp_status cdi_capture_follow(struct cdi_backend *b, CUstream stream, struct cdi_error *err)
+cddp_status cdi_capture_wait_stream(struct cdi_backend *b, CUstream stream, struct cdi_error *err)
 {
     cddp_status st = cdi_gpu_health(b, err);
 
@@ -457,7 +454,7 @@ cddp_status cdi_capture_follow(struct cdi_backend *b, CUstream stream, struct cd
     return st;
 }
 
-cddp_status cdi_capture_lead(struct cdi_backend *b, CUstream stream, struct cdi_error *err)
+cddp_status cdi_capture_stream_wait(struct cdi_backend *b, CUstream stream, struct cdi_error *err)
 {
     cddp_status st = cdi_gpu_health(b, err);
 
@@ -490,8 +487,7 @@ cddp_status cdi_capture_element_begin(struct cdi_backend *b, struct cdi_error *e
     return st;
 }
 
-/* ------------------------------------------------------------------------------------------------------ replays ----
- */
+/* ----------------------------------------------------------------------------------------------------- replays ---- */
 
 /* What a group's words say since they were last read. True: something new. */
 static bool look_at(struct cdi_capture *c, struct cdi_captured_group *g)
@@ -544,13 +540,17 @@ bool cdi_capture_poll(struct cdi_backend *b)
     return rests;
 }
 
-void cdi_capture_forgive(struct cdi_backend *b, int64_t ms, int64_t now_ms)
+void cdi_capture_add_time(struct cdi_backend *b, int64_t ms)
 {
+    int64_t now_ms = cdi_now_ms();
+
+    (void)pthread_mutex_lock(&b->page);
     for (size_t i = 0; i < atomic_load(&b->captured.n_groups); i++) {
         struct cdi_captured_group *g = b->captured.group[i];
 
         g->begun_ms = g->begun_ms + ms < now_ms ? g->begun_ms + ms : now_ms;
     }
+    (void)pthread_mutex_unlock(&b->page);
 }
 
 void cdi_capture_current(struct cdi_backend *b, struct cdi_glance *out)

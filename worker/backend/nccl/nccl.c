@@ -1,7 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table of the NCCL backend, how one comes and goes, and the module's one symbol. */
 #include "common/clock.h"
-#include "worker/backend/nccl/state.h"
+#include "worker/backend/nccl/communicator.h"
+#include "worker/backend/nccl/completion.h"
+#include "worker/backend/nccl/copy.h"
+#include "worker/backend/nccl/element_ops.h"
+#include "worker/backend/nccl/failure.h"
+#include "worker/backend/nccl/graph_capture.h"
+#include "worker/backend/nccl/health.h"
+#include "worker/backend/nccl/issue.h"
+#include "worker/backend/nccl/nccl_call.h"
+#include "worker/backend/nccl/operation.h"
+#include "worker/backend/nccl/region.h"
+#include "worker/backend/nccl/ring.h"
+#include "worker/backend/nccl/stage.h"
+#include "worker/backend/nccl/wait.h"
+#include "worker/backend/nccl/watch.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -15,7 +29,7 @@
 #define SPARE_MS 1000 /* for what is spare to end by itself */
 #define PARTIAL_BYTES (CDI_TALLY_BLOCKS * sizeof(double))
 
-/* ------------------------------------------------------------------------------------------ coming and going ---- */
+/* -------------------------------------------------------------------------------------------- coming and going ---- */
 
 static void init_locks(struct cdi_backend *b)
 {
@@ -110,7 +124,7 @@ static void strip(struct cdi_backend *b)
         (void)cdi_cuda.pinned_free(b->scan_pinned);
     cdi_stage_free(b->out_staged);
     cdi_stage_free(b->spare_staged);
-    cdi_gpu_free_ring(b);
+    cdi_ring_free(b);
 }
 
 /* With `lock`: is all that is under way of no use to who leaves? */
@@ -140,7 +154,7 @@ static void abandon(struct cdi_backend *b)
 
         (void)nanosleep(&nap, NULL);
         (void)pthread_mutex_lock(&b->lock);
-        idle = idle || (cdi_gpu_poll(b) && cdi_capture_poll(b));
+        idle = idle || (cdi_ring_poll(b) && cdi_capture_poll(b));
         wait = !idle && is_spare(b);
         (void)pthread_mutex_unlock(&b->lock);
     } while (wait && cdi_gpu_health_now(b, NULL) == CDDP_OK && cdi_now_ms() < until_ms);
@@ -338,7 +352,7 @@ static cddp_status gpu_split(struct cdi_backend *b, const struct cdi_split *how,
     return CDDP_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------- the table ---- */
+/* --------------------------------------------------------------------------------------------------- the table ---- */
 
 static void gpu_abort(struct cdi_backend *b, cddp_status status, const char *why)
 {
@@ -425,7 +439,7 @@ static cddp_status catch_up(struct cdi_backend *b, struct cdi_error *err)
         return st;
     (void)pthread_mutex_lock(&b->copy_lock);
     (void)pthread_mutex_lock(&b->lock);
-    st = cdi_gpu_flush(b, err);
+    st = cdi_issue_flush(b, err);
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.event_record(b->copy_event, b->device.stream), "recording an event", err);
     (void)pthread_mutex_unlock(&b->lock);
@@ -485,7 +499,7 @@ static cddp_status gpu_stream_acquire(struct cdi_backend *b, void **stream, stru
     st = cdi_device_enter_briefly(&b->device, err);
     (void)pthread_mutex_lock(&b->lock);
     if (st == CDDP_OK)
-        st = cdi_gpu_flush(b, err);
+        st = cdi_issue_flush(b, err);
     b->lent += st == CDDP_OK;
     (void)pthread_mutex_unlock(&b->lock);
     if (st == CDDP_OK)

@@ -5,9 +5,15 @@
  * another thread is in one that waits for a peer, for instance); so this thread is not the one that hears of deaths,
  * and nothing waits for it but the communicator's end.
  */
+#include "worker/backend/nccl/progress.h"
+
 #include "common/clock.h"
 #include "worker/backend/describe.h"
-#include "worker/backend/nccl/state.h"
+#include "worker/backend/nccl/failure.h"
+#include "worker/backend/nccl/health.h"
+#include "worker/backend/nccl/issue.h"
+#include "worker/backend/nccl/peers.h"
+#include "worker/backend/nccl/ring.h"
 
 #include <time.h>
 
@@ -24,7 +30,7 @@ static void async_error(struct cdi_backend *b, ncclResult_t r, const char *op)
     while (cdi_gpu_health_now(b, NULL) == CDDP_OK && cdi_now_ms() < until_ms) {
         const struct timespec nap = {.tv_nsec = 20000000};
 
-        cdi_watch_listen(b);
+        cdi_peers_listen(b);
         (void)nanosleep(&nap, NULL);
     }
     (void)cdi_nccl_fail(b, r, *op != '\0' ? op : "the communicator", &err);
@@ -44,58 +50,30 @@ static void ask_nccl(struct cdi_backend *b)
 
     if (pthread_mutex_trylock(&b->lock) != 0)
         return;
-    r = cdi_communicator_state(b, b->comm, ncclInProgress);
+    r = cdi_nccl_state(b, b->comm, ncclInProgress);
     if (b->comm != NULL && r == ncclSuccess)
         (void)cdi_nccl_poll_async(b, r, NULL); /* its error sticks */
-    cdi_gpu_current(b, &g);
+    cdi_ring_current(b, &g);
     (void)pthread_mutex_unlock(&b->lock);
     if (r != ncclSuccess && r != ncclInProgress)
         async_error(b, r, g.op);
 }
 
-cddp_status cdi_gpu_ask(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_error *err)
-{
-    struct cdi_glance g;
-    struct cdi_error why;
-    cddp_status st;
-    CUresult r;
-
-    st = cdi_device_enter(&b->device, &why);
-    r = st == CDDP_OK ? cdi_cuda.stream_query(b->device.stream) : CUDA_ERROR_INVALID_CONTEXT;
-    cdi_device_leave(&b->device);
-    if (r == CUDA_SUCCESS || r == CUDA_ERROR_NOT_READY)
-        return CDDP_OK;
-    cdi_gpu_current(b, &g);
-    if (op != NULL)
-        cdi_coll_text(op, g.op, sizeof g.op);
-    if (st == CDDP_OK)
-        (void)cdi_cuda_check(r, *g.op != '\0' ? g.op : "the GPU has failed", &why);
-    else if (*g.op != '\0')
-        (void)cdi_error_wrap(&why, "%s", g.op);
-    (void)cdi_gpu_fail(b, &why);
-    return cdi_gpu_health_now(b, err);
-}
-
-static void *progress_main(void *arg)
+void *cdi_progress_main(void *arg)
 {
     struct cdi_backend *b = arg;
     unsigned round = 0;
 
     (void)cdi_device_enter(&b->device, NULL); /* what asks the driver enters for itself */
-    while (cdi_watch_pause(b, ROUND_MS, NULL)) {
+    while (cdi_gpu_pause(b, ROUND_MS, NULL)) {
         ask_nccl(b);
         if (atomic_exchange(&b->ask_store, false))
-            cdi_watch_listen(b);
+            cdi_peers_listen(b);
         if (++round % ASK_GPU_ROUNDS == 0 && cdi_gpu_health_now(b, NULL) == CDDP_OK)
-            (void)cdi_gpu_ask(b, NULL, NULL);
+            (void)cdi_gpu_check_device(b, NULL, NULL);
     }
     cdi_device_leave(&b->device);
-    cdi_watch_name_late(b);
-    cdi_watch_tell(b);
+    cdi_peers_name_late(b);
+    cdi_peers_notify(b);
     return NULL;
-}
-
-cddp_status cdi_progress_start(struct cdi_backend *b, struct cdi_error *err)
-{
-    return cdi_watch_thread(b, &b->tender, progress_main, err);
 }

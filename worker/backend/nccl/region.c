@@ -23,17 +23,17 @@
  * registration, which counts where no symmetric kernel takes an operation (float64); from 2.28 on NCCL_LOCAL_REGISTER=0
  * keeps it from being one (register/register.cc, ncclCommRegister).
  */
+#include "worker/backend/nccl/region.h"
+
 #include "common/clock.h"
-#include "worker/backend/nccl/state.h"
+#include "worker/backend/nccl/failure.h"
+#include "worker/backend/nccl/health.h"
+#include "worker/backend/nccl/issue.h"
+#include "worker/backend/nccl/wait.h"
 
 #include <stdio.h>
 
 #define GRANULE 4096u
-
-bool cdi_gpu_is_window(const struct cdi_region *r)
-{
-    return r != NULL && ((const struct cdi_gpu_region *)(const void *)r)->kind == CDI_ARENA_WINDOW;
-}
 
 /* NCCL's memory, which can be a window or be registered; where that is of no use, or there is none, the driver's. */
 static cddp_status allocate(const struct cdi_backend *b, struct cdi_gpu_region *r, size_t bytes, struct cdi_error *err)
@@ -92,17 +92,17 @@ static cddp_status make_window(struct cdi_backend *b, struct cdi_gpu_region *r, 
     cddp_status st;
 
     (void)pthread_mutex_lock(&b->lock);
-    st = cdi_gpu_flush(b, &why);
+    st = cdi_issue_flush(b, &why);
     if (st == CDDP_OK) {
         cdi_gpu_busy(b);
         b->refused = ncclSuccess;
         b->call.comm = b->comm;
         b->call.region = r;
-        res = cdi_communicator_call(b, window_now);
+        res = cdi_nccl_call(b, window_now);
         st = cdi_nccl_wait_ready(b, b->comm, res, "registering gradients as a window", deadline_ms, &why);
         *ok = st == CDDP_OK && r->window != NULL;
         if ((b->refused == ncclInvalidUsage || b->refused == ncclInvalidArgument) &&
-            cdi_communicator_state(b, b->comm, ncclSuccess) == ncclSuccess)
+            cdi_nccl_state(b, b->comm, ncclSuccess) == ncclSuccess)
             st = CDDP_OK;
         else if (st == CDDP_E_SYSTEM)
             (void)cdi_error_wrap(&why, "CDDP_NCCL_WINDOWS=0 does without it");
@@ -120,7 +120,7 @@ static bool register_buffer(struct cdi_backend *b, struct cdi_gpu_region *r)
     bool ok = false;
 
     (void)pthread_mutex_lock(&b->lock);
-    if (cdi_gpu_flush(b, NULL) == CDDP_OK && cdi_nccl_enter(b)) {
+    if (cdi_issue_flush(b, NULL) == CDDP_OK && cdi_nccl_enter(b)) {
         res = cdi_nccl.comm_register(b->comm, r->base.base, r->base.bytes, &r->handle);
         cdi_nccl_leave(b);
         ok = cdi_nccl_wait_ready(b, b->comm, res, "registering gradients",
@@ -173,7 +173,7 @@ static cddp_status make_known(struct cdi_backend *b, struct cdi_gpu_region *r, s
             return st;
         }
         (void)pthread_mutex_lock(&b->lock);
-        if (cdi_gpu_flush(b, err) == CDDP_OK)
+        if (cdi_issue_flush(b, err) == CDDP_OK)
             unregister(b, r);
         (void)pthread_mutex_unlock(&b->lock);
     }
@@ -185,7 +185,7 @@ static cddp_status make_known(struct cdi_backend *b, struct cdi_gpu_region *r, s
     r->kind = ok ? CDI_ARENA_REGISTERED : CDI_ARENA_PLAIN;
     if (st == CDDP_OK && !ok && r->handle != NULL) {
         (void)pthread_mutex_lock(&b->lock);
-        if (cdi_gpu_flush(b, err) == CDDP_OK)
+        if (cdi_issue_flush(b, err) == CDDP_OK)
             unregister(b, r);
         (void)pthread_mutex_unlock(&b->lock);
     }
@@ -224,7 +224,7 @@ static cddp_status free_windows(struct cdi_backend *b, struct cdi_error *err)
         (void)pthread_mutex_unlock(&b->lock);
         st = all_can(b, dead, &dead, err);
         (void)pthread_mutex_lock(&b->lock);
-        if (st == CDDP_OK && dead && cdi_gpu_flush(b, NULL) == CDDP_OK)
+        if (st == CDDP_OK && dead && cdi_issue_flush(b, NULL) == CDDP_OK)
             drop(b, at);
         else
             at = &(*at)->next;
@@ -310,7 +310,7 @@ cddp_status cdi_gpu_region_create(struct cdi_backend *b, size_t bytes, struct cd
         return st;
     st = cdi_device_enter(&b->device, err);
     if (st != CDDP_OK) { /* the others wait for this rank in it */
-        st = cdi_gpu_ask(b, NULL, err);
+        st = cdi_gpu_check_device(b, NULL, err);
         cdi_device_leave(&b->device);
         return st;
     }
@@ -335,7 +335,7 @@ static void await_all(struct cdi_backend *b)
     cddp_status st;
 
     (void)pthread_mutex_lock(&b->lock);
-    st = cdi_gpu_flush(b, NULL);
+    st = cdi_issue_flush(b, NULL);
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.event_record(b->tail, b->device.stream), "releasing gradients", NULL);
     (void)pthread_mutex_unlock(&b->lock);
@@ -370,7 +370,7 @@ void cdi_gpu_region_destroy(struct cdi_backend *b, struct cdi_region *region)
     if (!b->left) {
         await_all(b);
         (void)pthread_mutex_lock(&b->lock);
-        (void)cdi_gpu_flush(b, NULL); /* NCCL takes a call */
+        (void)cdi_issue_flush(b, NULL); /* NCCL takes a call */
         if (!r->listed && b->comm != NULL)
             unregister(b, r);
         r->dead = true;

@@ -8,7 +8,9 @@
  * blocks are made at creation, which is enough for agreements; others are made when they are first needed, and used
  * again. Large ones are freed when nothing is in flight.
  */
-#include "worker/backend/nccl/state.h"
+#include "worker/backend/nccl/stage.h"
+
+#include "worker/backend/nccl/ring.h"
 
 #include <string.h>
 
@@ -69,11 +71,11 @@ static void reuse_done(struct cdi_backend *b)
     struct cdi_staged **at = &b->out_staged;
 
     if (*at != NULL)
-        (void)cdi_gpu_poll(b);
+        (void)cdi_ring_poll(b);
     while (*at != NULL) {
         struct cdi_staged *s = *at;
 
-        if (s->out_bytes > 0 || !cdi_gpu_is_done(b, s->ticket) || s->cap > KEPT_BLOCK) {
+        if (s->out_bytes > 0 || !cdi_ring_is_done(b, s->ticket) || s->cap > KEPT_BLOCK) {
             at = &s->next;
             continue;
         }
@@ -312,7 +314,7 @@ void cdi_stage_bring(struct cdi_backend *b, uint64_t ticket)
 struct cdi_staged *cdi_stage_take(struct cdi_backend *b, uint64_t ticket)
 {
     cdi_stage_bring(b, ticket);
-    return cdi_gpu_is_done(b, b->given) ? take_large(b) : NULL;
+    return cdi_ring_is_done(b, b->given) ? take_large(b) : NULL;
 }
 
 void cdi_stage_free(struct cdi_staged *list)

@@ -26,10 +26,8 @@
 
 #include "worker/backend/nccl/call_thread.h"
 #include "worker/backend/nccl/device.h"
-#include "worker/backend/nccl/graph_capture.h"
 #include "worker/backend/nccl/launch_shape.h"
 #include "worker/backend/nccl/teardown.h"
-#include "worker/backend/nccl/ticket.h"
 #include "worker/backend/peer_error.h"
 
 #include <pthread.h>
@@ -62,7 +60,7 @@ struct cdi_part {
 };
 
 /* Operations that were enqueued as one, in a group of NCCL's of their own. */
-struct cdi_several {
+struct cdi_op_group {
     size_t n;
     const struct cdi_coll **ops; /* those of the parts, for NCCL's calls; behind them own copies of counts */
     struct cdi_part part[];
@@ -71,7 +69,7 @@ struct cdi_several {
 struct cdi_slot {
     struct cdi_part one; /* of several the first one, as it was enqueued, for messages alone */
     size_t *counts;      /* own copy of one.op.counts */
-    struct cdi_several *several;
+    struct cdi_op_group *several;
     uint64_t last; /* of those begun with it: they start and end together */
     CUevent done;  /* behind them, for streams that wait: of the last one; stays with the slot */
     bool marked;   /* of the last one: done is behind them. Else all of them are op.unmarked */
@@ -126,6 +124,24 @@ struct cdi_call {
     const struct cdi_coll *const *ops;
     size_t n_ops;
     CUstream stream; /* on which they go */
+};
+
+/* Operations that are part of CUDA graphs: see graph_capture.h. */
+struct cdi_replay_counts;  /* memory that graphs count in */
+struct cdi_captured_group; /* collectives of a graph that start together */
+
+struct cdi_capture {
+    CUevent mark, tail;
+    struct cdi_coll held[CDI_GROUP_MAX]; /* that start together with the next one */
+    size_t n_held;
+    struct cdi_replay_counts *counts;
+    size_t room;
+    /* With the lock `page`: */
+    struct cdi_captured_group **group; /* in the order of the program */
+    atomic_size_t n_groups;
+    const struct cdi_captured_group *last;     /* that was seen to have begun */
+    const struct cdi_captured_group *standing; /* that a replay is in; NULL: none */
+    uint64_t begun, ended;                     /* groups, in all replays */
 };
 
 struct cdi_backend {
@@ -195,262 +211,16 @@ struct cdi_backend {
     struct cdi_error error;
 };
 
-/* ---------------------------------------------------------------------------------------- failing (watch.c) ---- */
-
-/* The first error stays; the watch thread then completes the flight page, aborts the communicator and tells the peers.
- * Any thread, with or without `lock`. Returns err's status. */
-cddp_status cdi_gpu_fail(struct cdi_backend *b, const struct cdi_error *err);
-/*
- * CDDP_OK or the sticky error; also looks whether the agent has spoken. After a failure _health waits, at most a few
- * seconds, until nothing of this communicator runs on the GPU any more (never with `lock`); _health_now does not wait.
- */
-cddp_status cdi_gpu_health(struct cdi_backend *b, struct cdi_error *err);
-cddp_status cdi_gpu_health_now(struct cdi_backend *b, struct cdi_error *err);
-/* False: the communicator has failed, and its end was waited for in vain, so that anything of it may still be in use.
- */
-bool cdi_gpu_is_at_rest(struct cdi_backend *b);
-/*
- * The operation has not been done in time: fail. Waits for nothing: who did not come to it the tending thread adds to
- * the sentence, so that it is complete after cdi_gpu_health. With `lock` or without, without `word`.
- */
-void cdi_gpu_too_late(struct cdi_backend *b, const struct cdi_glance *what);
-/* After a failure: ask the store who was late, if that was why, and say so. No lock is held. */
-void cdi_watch_name_late(struct cdi_backend *b);
-/* There is work for the watch thread: an operation, or a call that all ranks take part in. With `lock`. */
-void cdi_gpu_busy(struct cdi_backend *b);
-cddp_status cdi_watch_start(struct cdi_backend *b, struct cdi_error *err);
-/* Around NCCL's calls on comm. False: the communicator has failed, and there may be no comm any more. Any thread. */
-bool cdi_nccl_enter(struct cdi_backend *b);
-void cdi_nccl_leave(struct cdi_backend *b);
-/* Has a peer said in the store that it failed? Then this communicator has, too. */
-void cdi_watch_listen(struct cdi_backend *b);
-/* Tell the peers, once the error's sentence is complete, unless that was done. */
-void cdi_watch_tell(struct cdi_backend *b);
-/*
- * A pause, as long as there is work; where there was none, *idle_until_ms (or NULL) is when that ended. False: the
- * communicator has failed, or is to end.
- */
-bool cdi_watch_pause(struct cdi_backend *b, int64_t ms, int64_t *idle_until_ms);
-/* A thread that no signal reaches, with a small stack. */
-cddp_status cdi_watch_thread(struct cdi_backend *b, pthread_t *out, void *(*run)(void *b), struct cdi_error *err);
-/*
- * Ends both threads; after a failure the communicator is aborted. False: the abort does not come back; b must stay.
- */
-bool cdi_watch_stop(struct cdi_backend *b);
-
-/* -------------------------------------------------------------------------- the communicator (communicator.c) ---- */
-
-/* What a rank can fail in alone has been tried; `local` says how it went. All ranks agree whether to go on. Then comm.
- */
-cddp_status cdi_communicator_join(struct cdi_backend *b, const struct cdi_error *local, bool share,
-                                  struct cdi_error *err);
-/*
- * Make a call that may wait for peers, on b or on what is in b->call: here where communicators do not block, else
- * aside. Returns what it has returned, or ncclInProgress.
- */
-ncclResult_t cdi_communicator_call(struct cdi_backend *b, ncclResult_t (*fn)(void *b));
-/*
- * What comm (of b, or made by it) says of itself after a call that has returned r: r alone is believed only where it is
- * an error.
- */
-ncclResult_t cdi_communicator_state(struct cdi_backend *b, ncclComm_t comm, ncclResult_t r);
-/*
- * A call on comm has returned r: ask comm until it is done (with `lock`, where comm is b's). CDDP_OK: comm takes the
- * next call; the sticky error; CDDP_E_TIMEOUT; CDDP_E_SYSTEM, CDDP_E_PEER: NCCL's error. what: for the sentence.
- */
-cddp_status cdi_nccl_wait_ready(struct cdi_backend *b, ncclComm_t comm, ncclResult_t r, const char *what,
-                                int64_t deadline_ms, struct cdi_error *err);
-/* Split b; part (NULL: this rank takes part in none) gets its communicator, rank and size. Blocks. */
-cddp_status cdi_communicator_split(struct cdi_backend *b, int color, int key, struct cdi_backend *part,
-                                   struct cdi_error *err);
-/*
- * Release comm without waiting for peers: finalized if nothing is in flight, and destroyed aside; else aborted. False:
- * a call of it is still under way, and all that it may use must stay.
- */
-bool cdi_communicator_leave(struct cdi_backend *b);
-/* The rank's number among the roots that hand out unique ids, or -1; spread as NCCL advises. Pure. */
-int cdi_root_of_rank(int rank, int size, int roots);
-/* "all_reduce: NCCL says ...". Any thread, with or without `lock`. */
-cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *what, struct cdi_error *err);
-
-/* ---------------------------------------------------------------------------------- operations (operation.c) ---- */
-
-cddp_status cdi_gpu_check_reduction(struct cdi_backend *b, cddp_dtype dtype, cddp_redop op, struct cdi_error *err);
-cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_coll *op, uint64_t *ticket, struct cdi_error *err);
-cddp_status cdi_gpu_enqueue_group(struct cdi_backend *b, const struct cdi_coll *ops, size_t n, uint64_t *ticket,
-                                  struct cdi_error *err);
-/*
- * Copies of ops and their counts, in one block of cdi_host's memory. The BARRIER that opens messages is left out, which
- * is for backends that compare what ranks call. CDDP_E_NOMEM.
- */
-cddp_status cdi_several_make(struct cdi_several **out, const struct cdi_coll *ops, size_t n, int n_ranks,
-                             struct cdi_error *err);
-/* With `lock`: begin what is held back, where NCCL takes it at once. */
-void cdi_gpu_nudge(struct cdi_backend *b);
-/*
- * With `lock`: NCCL has said r to what was begun last ("in progress": ask it until it is on the stream), and whatever
- * comes behind it, its ends first, may be put there. Nothing to do where nothing was begun. Polls, see settle above.
- */
-cddp_status cdi_nccl_poll_async(struct cdi_backend *b, ncclResult_t r, struct cdi_error *err);
-/* With `lock`: all that has a ticket is on the stream, and NCCL takes the next call. */
-cddp_status cdi_gpu_flush(struct cdi_backend *b, struct cdi_error *err);
-/*
- * Note in the flight page what the words tell. True: all that has a ticket is done; that stays so only with `lock`. No
- * call of CUDA. Any thread, with `lock` or without; so the two below.
- */
-bool cdi_gpu_poll(struct cdi_backend *b);
-/* Was this ticket done when that was last noted? */
-bool cdi_gpu_is_done(struct cdi_backend *b, uint64_t ticket);
-/* What NCCL or the GPU is at. */
-void cdi_gpu_current(struct cdi_backend *b, struct cdi_glance *out);
-/* With whom this rank exchanges the messages of a ticket that is not done. */
-void cdi_gpu_peers(struct cdi_backend *b, uint64_t ticket, struct cdi_rank_list *peers);
-/* This process was stopped for so long, as by scontrol suspend: what is under way gets that time in addition. */
-void cdi_gpu_forgive(struct cdi_backend *b, int64_t ms);
-/* A call about op has ended with st: that may be the program's fault, or the GPU has failed; then the communicator has,
- * too. Without `lock`. */
-cddp_status cdi_gpu_failed_call(struct cdi_backend *b, cddp_status st, const struct cdi_coll *op,
-                                struct cdi_error *err);
-void cdi_gpu_free_ring(struct cdi_backend *b);
-/* With `lock`, for operations beside the ring: what is done before and behind NCCL's calls of b->call, and these. */
-cddp_status cdi_gpu_before(struct cdi_backend *b, struct cdi_coll *op, struct cdi_error *err);
-cddp_status cdi_gpu_after(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_error *err);
-ncclResult_t cdi_gpu_calls(void *b);
-
-/* ------------------------------------------------------------------------------ what is captured (captured.c) ---- */
-
-/* The table's functions. */
-cddp_status cdi_gpu_capture_of(struct cdi_backend *b, void *stream, uint64_t *id, struct cdi_error *err);
-bool cdi_gpu_capture_lives(struct cdi_backend *b);
-cddp_status cdi_gpu_capture_enter(struct cdi_backend *b, void *stream, uint64_t id, struct cdi_error *err);
-void cdi_gpu_capture_leave(struct cdi_backend *b);
-/* Is this thread between enter and leave? Then these take the place of their namesakes. */
-bool cdi_gpu_captures(const struct cdi_backend *b);
-cddp_status cdi_capture_enqueue(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_error *err);
-cddp_status cdi_capture_enqueue_group(struct cdi_backend *b, const struct cdi_coll *ops, size_t n,
-                                      struct cdi_error *err);
-cddp_status cdi_capture_follow(struct cdi_backend *b, CUstream stream, struct cdi_error *err);
-cddp_status cdi_capture_lead(struct cdi_backend *b, CUstream stream, struct cdi_error *err);
-cddp_status cdi_capture_element_begin(struct cdi_backend *b, struct cdi_error *err);
-cddp_status cdi_capture_open(struct cdi_backend *b, struct cdi_error *err);
-/* Nothing of it runs any more. */
-void cdi_capture_close(struct cdi_backend *b);
-/* Note in the flight page what graphs have told. True: no replay stands in a collective. No call of CUDA. */
-bool cdi_capture_poll(struct cdi_backend *b);
-/* The captured collective that a replay stands in, if there is one, as cdi_gpu_current tells of others. */
-void cdi_capture_current(struct cdi_backend *b, struct cdi_glance *out);
-/* For cdi_gpu_forgive, which holds `page`: replays, too, get the time in which the process was stopped. */
-void cdi_capture_forgive(struct cdi_backend *b, int64_t ms, int64_t now_ms);
-
-/* With `lock`: of one of the last ring_size tickets. */
+/* The slot of one of the last ring_size tickets. With `lock` or `page`. */
 static inline struct cdi_slot *cdi_slot_of(const struct cdi_backend *b, uint64_t ticket)
 {
     return &b->ring[ticket & (b->ring_size - 1)];
 }
 
-/* ------------------------------------------------------------------------------------------ who waits (wait.c) ---- */
-
-cddp_status cdi_gpu_test(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
-cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
-cddp_status cdi_gpu_wait_stream(struct cdi_backend *b, void *stream, struct cdi_error *err);
-cddp_status cdi_gpu_stream_wait(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err);
-/* Block until the event has come, the communicator has failed and nothing runs any more. Without `lock`. */
-cddp_status cdi_gpu_await_event(struct cdi_backend *b, CUevent event, struct cdi_error *err);
-/* One blocking all_reduce of host memory, for agreements. */
-cddp_status cdi_gpu_agree(struct cdi_backend *b, int32_t *value, cddp_redop op, struct cdi_error *err);
-
-/* --------------------------------------------------------------------------- what the stream tells (told.c) ---- */
-
-/* The words; also finds out whether the driver's streams can write. The context is current. */
-cddp_status cdi_completion_create(struct cdi_backend *b, struct cdi_error *err);
-void cdi_completion_destroy(struct cdi_backend *b);
-/* With `lock`: put the write of a ticket on the stream. */
-cddp_status cdi_completion_write_started(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
-cddp_status cdi_completion_write_done(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
-/*
- * In place of those: a scale kernel, with a grid above 0, writes the ticket as its last act. That is before CUDA takes
- * the kernel for done: no end where an event behind it is asked once the word has come.
- */
-void cdi_completion_started_by_kernel(struct cdi_backend *b, uint64_t ticket, struct cdi_launch *scale);
-void cdi_completion_done_by_kernel(struct cdi_backend *b, uint64_t ticket, struct cdi_launch *scale);
-/* Wait, at most CDI_DRAIN_MS, for all that is on the stream. False: it is not done. One thread at a time. */
-bool cdi_completion_drain(struct cdi_backend *b);
-
-/* ------------------------------------------------------------------------------------ who tends it (tend.c) ---- */
-
-cddp_status cdi_progress_start(struct cdi_backend *b, struct cdi_error *err);
-/*
- * Ask the driver whether the GPU is well; a fault of it is the communicator's end. op: what this thread was at (NULL:
- * what the GPU is at). Without `lock`, with the context entered briefly or not.
- */
-cddp_status cdi_gpu_ask(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_error *err);
-
-/* ------------------------------------------------------------------------------------ host memory (stage.c) ---- */
-
-/* Blocks for small operations, so that none of them asks the driver for memory. At creation, the context current. */
-cddp_status cdi_stage_open(struct cdi_backend *b, struct cdi_error *err);
-/* A block for an operation that has host memory, with its input in it; *out = NULL: it has none. Without `lock`. */
-cddp_status cdi_stage_prepare(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_staged **out,
-                              struct cdi_error *err);
-/* CDDP_E_INVALID: it has, and must not. */
-cddp_status cdi_stage_refuse(struct cdi_error *err);
-/* With `lock`: a block that holds nothing may be used again. */
-void cdi_stage_spare(struct cdi_backend *b, struct cdi_staged *s);
-/* With `lock`: the list of results has it from now on. */
-void cdi_stage_keep(struct cdi_backend *b, struct cdi_staged *s);
-/* Has the operation host memory? */
-cddp_status cdi_stage_is_needed(const struct cdi_backend *b, const struct cdi_coll *op, bool *is,
-                                struct cdi_error *err);
-/* With `lock`: around the operation on the communication stream; its pointers become the device's. */
-cddp_status cdi_stage_in(struct cdi_backend *b, struct cdi_part *part, struct cdi_error *err);
-cddp_status cdi_stage_out(struct cdi_backend *b, const struct cdi_part *part, struct cdi_error *err);
-/*
- * With `lock`: results up to ticket, which are there, go to the callers. Returns blocks to be freed without it, and
- * only where nothing is in flight.
- */
-struct cdi_staged *cdi_stage_take(struct cdi_backend *b, uint64_t ticket);
-/* The same, but blocks to be freed stay until the next one that joins. */
-void cdi_stage_bring(struct cdi_backend *b, uint64_t ticket);
-/* Free a list; waits for what runs on the GPU, so never with `lock`. */
-void cdi_stage_free(struct cdi_staged *list);
-
-/* --------------------------------------------------------------------------- regions, elements (their files) ---- */
-
-cddp_status cdi_gpu_region_create(struct cdi_backend *b, size_t bytes, struct cdi_region **out, struct cdi_error *err);
-void cdi_gpu_region_destroy(struct cdi_backend *b, struct cdi_region *r);
-/*
- * Before the communicator goes and after its threads have ended: what is dead in b->windows is freed, and of all that
- * is alive nothing but the memory stays.
- */
-void cdi_gpu_regions_leave(struct cdi_backend *b);
-bool cdi_gpu_is_window(const struct cdi_region *r);
-
-cddp_status cdi_gpu_pack(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
-                         struct cdi_error *err);
-cddp_status cdi_gpu_unpack(struct cdi_backend *b, const struct cdi_slice *to, size_t n, const void *from,
-                           struct cdi_error *err);
-cddp_status cdi_gpu_pack_scaled(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
-                                cddp_dtype dtype, double factor, struct cdi_error *err);
-cddp_status cdi_gpu_pack_unless(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
-                                const uint8_t *flags, const uint32_t *of, struct cdi_error *err);
-cddp_status cdi_gpu_cast(struct cdi_backend *b, void *to, cddp_dtype to_type, const void *from, cddp_dtype from_type,
-                         size_t count, float factor, struct cdi_error *err);
-cddp_status cdi_gpu_scale(struct cdi_backend *b, void *x, size_t count, cddp_dtype dtype, double factor,
-                          struct cdi_error *err);
-cddp_status cdi_gpu_scan(struct cdi_backend *b, const void *x, size_t count, cddp_dtype dtype, struct cdi_scan *out,
-                         struct cdi_error *err);
-cddp_status cdi_gpu_tally(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, bool add,
-                          double *out, struct cdi_error *err);
-cddp_status cdi_gpu_clip(struct cdi_backend *b, const struct cdi_span *x, size_t n, const struct cdi_clip *how,
-                         const double *sum, struct cdi_error *err);
-cddp_status cdi_gpu_clear(struct cdi_backend *b, void *p, size_t bytes, struct cdi_error *err);
-cddp_status cdi_gpu_optim_count(struct cdi_backend *b, const struct cdi_optim_step *s, struct cdi_error *err);
-cddp_status cdi_gpu_optim_update(struct cdi_backend *b, const struct cdi_optim_step *s,
-                                 const struct cdi_optim_piece *piece, size_t n, struct cdi_error *err);
-cddp_status cdi_gpu_lowrank(struct cdi_backend *b, enum cdi_lowrank_step step, const struct cdi_lowrank_matrix *m,
-                            size_t n, double epsilon, struct cdi_error *err);
-/* Enter the device, lock, and start what is held back: kernels may be launched. CDDP_OK: leave with _end. */
-cddp_status cdi_gpu_element_begin(struct cdi_backend *b, struct cdi_error *err);
-void cdi_gpu_element_end(struct cdi_backend *b);
+/* Returns whether the region is a window that all ranks have registered. NULL: it is not. */
+static inline bool cdi_gpu_is_window(const struct cdi_region *r)
+{
+    return r != NULL && ((const struct cdi_gpu_region *)(const void *)r)->kind == CDI_ARENA_WINDOW;
+}
 
 #endif

@@ -1,7 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Who waits for whom: the host for operations, and streams for one another. */
+#include "worker/backend/nccl/wait.h"
+
 #include "common/clock.h"
-#include "worker/backend/nccl/state.h"
+#include "worker/backend/nccl/completion.h"
+#include "worker/backend/nccl/failure.h"
+#include "worker/backend/nccl/graph_capture.h"
+#include "worker/backend/nccl/health.h"
+#include "worker/backend/nccl/issue.h"
+#include "worker/backend/nccl/operation.h"
+#include "worker/backend/nccl/ring.h"
+#include "worker/backend/nccl/stage.h"
 
 #include <sched.h>
 #include <time.h>
@@ -80,7 +89,7 @@ cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_erro
     if (st == CDDP_OK && ticket > b->given)
         st = cdi_fail(err, CDDP_E_INVALID, "no such ticket");
     else if (st == CDDP_OK && ticket > b->issued)
-        st = cdi_gpu_flush(b, err);
+        st = cdi_issue_flush(b, err);
     if (st == CDDP_OK && ticket > 0)
         st = event_of(b, ticket, &event, err);
     (void)pthread_mutex_unlock(&b->lock);
@@ -90,7 +99,7 @@ cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_erro
         st = cdi_gpu_await_event(b, event, err);
     if (st == CDDP_OK) {
         (void)pthread_mutex_lock(&b->lock);
-        (void)cdi_gpu_poll(b);
+        (void)cdi_ring_poll(b);
         large = cdi_stage_take(b, ticket);
         (void)pthread_mutex_unlock(&b->lock);
         if (event != NULL &&
@@ -113,7 +122,7 @@ static void finish(struct cdi_backend *b, uint64_t ticket)
 
     if (last != NULL && last->marked)
         (void)cdi_cuda.event_query(last->done);
-    (void)cdi_gpu_poll(b);
+    (void)cdi_ring_poll(b);
     cdi_stage_bring(b, ticket);
 }
 
@@ -133,8 +142,8 @@ static cddp_status look_closer(struct cdi_backend *b, uint64_t ticket, struct cd
         bool done;
 
         if (ticket > b->begun)
-            cdi_gpu_nudge(b);
-        done = cdi_gpu_is_done(b, ticket) || is_told(b, ticket);
+            cdi_issue_nudge(b);
+        done = cdi_ring_is_done(b, ticket) || is_told(b, ticket);
         if (done)
             finish(b, ticket);
         (void)pthread_mutex_unlock(&b->lock);
@@ -187,7 +196,7 @@ cddp_status cdi_gpu_wait_stream(struct cdi_backend *b, void *stream, struct cdi_
     cddp_status st = CDDP_OK;
 
     if (cdi_gpu_captures(b))
-        return cdi_capture_follow(b, stream, err);
+        return cdi_capture_wait_stream(b, stream, err);
     st = cdi_gpu_health(b, err);
     if (st != CDDP_OK)
         return st;
@@ -212,7 +221,7 @@ cddp_status cdi_gpu_stream_wait(struct cdi_backend *b, uint64_t ticket, void *st
     cddp_status st = CDDP_OK;
 
     if (cdi_gpu_captures(b)) /* what is captured has no tickets */
-        return cdi_capture_lead(b, stream, err);
+        return cdi_capture_stream_wait(b, stream, err);
     st = cdi_gpu_health(b, err);
     if (st != CDDP_OK)
         return st;
@@ -223,7 +232,7 @@ cddp_status cdi_gpu_stream_wait(struct cdi_backend *b, uint64_t ticket, void *st
     if (st == CDDP_OK && ticket > b->given)
         st = cdi_fail(err, CDDP_E_INVALID, "no such ticket");
     else if (st == CDDP_OK && (ticket == 0 || ticket > b->issued))
-        st = cdi_gpu_flush(b, err);
+        st = cdi_issue_flush(b, err);
     if (st == CDDP_OK)
         st = event_of(b, ticket, &event, err);
     if (st == CDDP_OK && event != NULL)

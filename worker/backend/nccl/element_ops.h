@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Element functions as kernels on the communication stream: the functions of the same names in cdi_backend_ops. */
+#ifndef CDI_NCCL_ELEMENT_OPS_H
+#define CDI_NCCL_ELEMENT_OPS_H
+
+#include "worker/backend/nccl/state.h"
+
+cddp_status cdi_gpu_pack(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
+                         struct cdi_error *err);
+cddp_status cdi_gpu_unpack(struct cdi_backend *b, const struct cdi_slice *to, size_t n, const void *from,
+                           struct cdi_error *err);
+cddp_status cdi_gpu_pack_scaled(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
+                                cddp_dtype dtype, double factor, struct cdi_error *err);
+cddp_status cdi_gpu_pack_unless(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
+                                const uint8_t *flags, const uint32_t *of, struct cdi_error *err);
+cddp_status cdi_gpu_cast(struct cdi_backend *b, void *to, cddp_dtype to_type, const void *from, cddp_dtype from_type,
+                         size_t count, float factor, struct cdi_error *err);
+cddp_status cdi_gpu_scale(struct cdi_backend *b, void *x, size_t count, cddp_dtype dtype, double factor,
+                          struct cdi_error *err);
+cddp_status cdi_gpu_scan(struct cdi_backend *b, const void *x, size_t count, cddp_dtype dtype, struct cdi_scan *out,
+                         struct cdi_error *err);
+cddp_status cdi_gpu_tally(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, bool add,
+                          double *out, struct cdi_error *err);
+cddp_status cdi_gpu_clip(struct cdi_backend *b, const struct cdi_span *x, size_t n, const struct cdi_clip *how,
+                         const double *sum, struct cdi_error *err);
+cddp_status cdi_gpu_clear(struct cdi_backend *b, void *p, size_t bytes, struct cdi_error *err);
+cddp_status cdi_gpu_optim_count(struct cdi_backend *b, const struct cdi_optim_step *s, struct cdi_error *err);
+cddp_status cdi_gpu_optim_update(struct cdi_backend *b, const struct cdi_optim_step *s,
+                                 const struct cdi_optim_piece *piece, size_t n, struct cdi_error *err);
+cddp_status cdi_gpu_lowrank(struct cdi_backend *b, enum cdi_lowrank_step step, const struct cdi_lowrank_matrix *m,
+                            size_t n, double epsilon, struct cdi_error *err);
+
+/*
+ * Enters the device, locks, and starts operations that are held back, so that kernels may be launched. After CDDP_OK,
+ * call _end.
+ */
+cddp_status cdi_gpu_element_begin(struct cdi_backend *b, struct cdi_error *err);
+void cdi_gpu_element_end(struct cdi_backend *b);
+
+#endif

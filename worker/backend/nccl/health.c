@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/backend/nccl/health.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#define END_MS 5000     /* for an abort */
+#define REPLAY_MS 10    /* where only a graph may have begun a collective */
+#define SPIN_ROUNDS 200 /* that a wait for NCCL polls without a pause */
+
+cddp_status cdi_gpu_fail(struct cdi_backend *b, const struct cdi_error *err)
+{
+    cddp_status st;
+
+    (void)pthread_mutex_lock(&b->word);
+    if (!atomic_load(&b->failed)) {
+        b->error = *err;
+        atomic_store(&b->failed, true);
+    }
+    st = b->error.status;
+    (void)pthread_cond_broadcast(&b->news);
+    (void)pthread_mutex_unlock(&b->word);
+    return st;
+}
+
+/* The sticky error, for the program; with `word`. */
+static void tell(const struct cdi_backend *b, struct cdi_error *err)
+{
+    if (err == NULL)
+        return;
+    *err = b->error;
+    if (*b->world.name != '\0' && strncmp(err->msg, "communicator '", 14) != 0) /* a peer's word may have it */
+        (void)cdi_error_wrap(err, "communicator '%s'", b->world.name);
+}
+
+cddp_status cdi_gpu_health_now(struct cdi_backend *b, struct cdi_error *err)
+{
+    struct cdi_error why;
+    cddp_status st = CDDP_OK;
+
+    if (!atomic_load(&b->failed) && cdi_host->flight_check(b->world.flight, &why) != CDDP_OK)
+        (void)cdi_gpu_fail(b, &why);
+    if (!atomic_load(&b->failed))
+        return CDDP_OK;
+    (void)pthread_mutex_lock(&b->word);
+    st = b->error.status;
+    tell(b, err);
+    (void)pthread_mutex_unlock(&b->word);
+    return st;
+}
+
+static void await_end(struct cdi_backend *b)
+{
+    const struct timespec until = cdi_timespec_of(cdi_now_ms() + END_MS);
+
+    (void)pthread_mutex_lock(&b->word);
+    while (b->watching && !b->ended && !b->abandoned && !b->held)
+        if (pthread_cond_timedwait(&b->news, &b->word, &until) == ETIMEDOUT)
+            b->abandoned = true; /* nobody waits for it a second time */
+    (void)pthread_mutex_unlock(&b->word);
+}
+
+/* Where the program's graphs hold up the abort: it may have destroyed them by now. */
+static void await_graphs(struct cdi_backend *b)
+{
+    const struct timespec until = cdi_timespec_of(cdi_now_ms() + END_MS);
+
+    (void)pthread_mutex_lock(&b->word);
+    while (b->held && !b->ended && !b->abandoned)
+        if (pthread_cond_timedwait(&b->news, &b->word, &until) == ETIMEDOUT)
+            b->abandoned = true;
+    (void)pthread_mutex_unlock(&b->word);
+}
+
+cddp_status cdi_gpu_health(struct cdi_backend *b, struct cdi_error *err)
+{
+    if (cdi_gpu_health_now(b, err) == CDDP_OK)
+        return CDDP_OK;
+    await_end(b); /* the sentence is then complete, and memory is the caller's again */
+    return cdi_gpu_health_now(b, err);
+}
+
+bool cdi_gpu_is_at_rest(struct cdi_backend *b)
+{
+    bool rest;
+
+    (void)cdi_gpu_health(b, NULL);
+    await_graphs(b);
+    (void)pthread_mutex_lock(&b->word);
+    rest = !atomic_load(&b->failed) || !b->watching || b->ended;
+    (void)pthread_mutex_unlock(&b->word);
+    return rest;
+}
+
+/* --------------------------------------------------------------- what the threads of the communicator wait for ---- */
+
+void cdi_gpu_busy(struct cdi_backend *b)
+{
+    (void)pthread_mutex_lock(&b->word);
+    if (!b->busy) {
+        b->busy = true;
+        (void)pthread_cond_broadcast(&b->news);
+    }
+    (void)pthread_mutex_unlock(&b->word);
+}
+
+bool cdi_gpu_pause(struct cdi_backend *b, int64_t ms, int64_t *idle_until_ms)
+{
+    int64_t now_ms = cdi_now_ms();
+    bool go_on, slept = false;
+
+    (void)pthread_mutex_lock(&b->word);
+    while (!b->stopping && !atomic_load(&b->failed) && !slept) {
+        const struct timespec until = cdi_timespec_of(now_ms + (b->busy ? ms : REPLAY_MS));
+
+        if (!b->busy && atomic_load(&b->captured.n_groups) == 0) {
+            (void)pthread_cond_wait(&b->news, &b->word);
+            if (idle_until_ms != NULL)
+                *idle_until_ms = cdi_now_ms();
+        } else
+            slept = pthread_cond_timedwait(&b->news, &b->word, &until) == ETIMEDOUT;
+    }
+    go_on = !b->stopping && !atomic_load(&b->failed);
+    (void)pthread_mutex_unlock(&b->word);
+    return go_on;
+}
+
+/* --------------------------------------------------------------------------------------------- calls into NCCL ---- */
+
+bool cdi_nccl_enter(struct cdi_backend *b)
+{
+    (void)atomic_fetch_add(&b->inside, 1);
+    if (!atomic_load(&b->failed))
+        return true;
+    cdi_nccl_leave(b);
+    return false;
+}
+
+void cdi_nccl_leave(struct cdi_backend *b)
+{
+    (void)atomic_fetch_sub(&b->inside, 1);
+}
+
+cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *what, struct cdi_error *err)
+{
+    bool inside = cdi_nccl_enter(b); /* so that it is not aborted under this */
+    const char *detail = cdi_nccl.last_error(inside ? b->comm : NULL);
+    cddp_status st = r == ncclRemoteError ? CDDP_E_PEER : (int)r == CDI_NCCL_TIMEOUT ? CDDP_E_TIMEOUT : CDDP_E_SYSTEM;
+    char clean[300];
+    size_t n = 0;
+
+    for (; detail != NULL && *detail != '\0' && n + 1 < sizeof clean; detail++)
+        clean[n++] = (unsigned char)*detail < ' ' ? ' ' : *detail;
+    while (n > 0 && clean[n - 1] == ' ')
+        n--;
+    clean[n] = '\0';
+    if (inside)
+        cdi_nccl_leave(b);
+    (void)cdi_fail(err, st, "%s: NCCL says \"%s\"%s%s%s", what, cdi_nccl.error_text(r), n > 0 ? " (" : "", clean,
+                   n > 0 ? ")" : "");
+    if (err != NULL)
+        err->device_error = (int)r;
+    return st;
+}
+
+/*
+ * On a non-blocking communicator several calls say "success" while a thread of NCCL's is still at them: ncclCommSplit
+ * in every version (init.cc), ncclCommWindowRegister since 2.28 (dev_runtime.cc: the group's end is checked, its "in
+ * progress" dropped), a ncclSend or ncclRecv outside a group until 2.23 (collectives.cc). So none is believed.
+ */
+ncclResult_t cdi_nccl_state(struct cdi_backend *b, ncclComm_t comm, ncclResult_t r)
+{
+    if (b->aside != NULL && r == ncclInProgress)
+        r = cdi_call_thread_state(b->aside);
+    if (b->aside != NULL && r == ncclInProgress)
+        return r;
+    if ((r != ncclSuccess && r != ncclInProgress) || comm == NULL)
+        return r;
+    if (!cdi_nccl_enter(b))
+        return ncclInternalError;
+    if (cdi_nccl.comm_error(comm, &r) != ncclSuccess)
+        r = ncclInternalError;
+    cdi_nccl_leave(b);
+    return r;
+}
+
+ncclResult_t cdi_nccl_call(struct cdi_backend *b, ncclResult_t (*fn)(void *b))
+{
+    ncclResult_t r;
+
+    if (b->aside != NULL) {
+        cdi_call_thread_run(b->aside, fn, b);
+        return ncclInProgress;
+    }
+    if (!cdi_nccl_enter(b))
+        return ncclInternalError;
+    r = fn(b);
+    cdi_nccl_leave(b);
+    return r;
+}
+
+cddp_status cdi_nccl_wait_ready(struct cdi_backend *b, ncclComm_t comm, ncclResult_t r, const char *what,
+                                int64_t deadline_ms, struct cdi_error *err)
+{
+    r = cdi_nccl_state(b, comm, r);
+    for (int round = 0; r == ncclInProgress; round++) {
+        const struct timespec nap = {.tv_nsec = 100000};
+        cddp_status st = cdi_gpu_health_now(b, err);
+
+        if (st != CDDP_OK)
+            return st;
+        if (cdi_now_ms() > deadline_ms)
+            return cdi_fail(err, CDDP_E_TIMEOUT, "%s: NCCL was not done in time; a peer may not have come", what);
+        r = cdi_nccl_state(b, comm, r);
+        if (r == ncclInProgress && round > SPIN_ROUNDS)
+            (void)nanosleep(&nap, NULL);
+    }
+    if (r == ncclSuccess)
+        return CDDP_OK;
+    b->refused = r;
+    return atomic_load(&b->failed) ? cdi_gpu_health_now(b, err) : cdi_nccl_fail(b, r, what, err);
+}

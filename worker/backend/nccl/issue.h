@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Issuing: operations that have a ticket go to NCCL, and the communication stream. All with `lock`. */
+#ifndef CDI_NCCL_ISSUE_H
+#define CDI_NCCL_ISSUE_H
+
+#include "worker/backend/nccl/state.h"
+
+/* Calls NCCL for every ticket, if the communicator is healthy. */
+cddp_status cdi_issue_start(struct cdi_backend *b, struct cdi_error *err);
+/* Starts operations that are held back, if NCCL takes them at once. */
+void cdi_issue_nudge(struct cdi_backend *b);
+/*
+ * Completes the operations that were begun last, to which NCCL has returned r ("in progress": polls until it is done):
+ * enqueues their ends, after which the stream takes other work. Does nothing where nothing was begun. Polls like
+ * cdi_nccl_wait_ready.
+ */
+cddp_status cdi_nccl_poll_async(struct cdi_backend *b, ncclResult_t r, struct cdi_error *err);
+/* Puts every operation that has a ticket on the stream; NCCL then takes the next call. */
+cddp_status cdi_issue_flush(struct cdi_backend *b, struct cdi_error *err);
+
+#endif

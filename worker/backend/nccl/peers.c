@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/backend/nccl/peers.h"
+
+#include "worker/backend/nccl/health.h"
+
+static struct cdi_peer_error word_of(const struct cdi_backend *b)
+{
+    return (struct cdi_peer_error){.keys = &b->world.keys,
+                                   .prefix = b->prefix,
+                                   .rank = b->world.rank,
+                                   .size = b->world.size,
+                                   .of_job = cdi_rank_of_job(&b->world, b->world.rank)};
+}
+
+/* The first rank that fails says why, for those that NCCL leaves waiting. */
+void cdi_peers_notify(struct cdi_backend *b)
+{
+    const struct cdi_peer_error w = word_of(b);
+    struct cdi_error why;
+
+    if (!atomic_load(&b->failed) || atomic_exchange(&b->telling, true))
+        return;
+    (void)pthread_mutex_lock(&b->word);
+    while (!b->complete)
+        (void)pthread_cond_wait(&b->news, &b->word);
+    why = b->error;
+    (void)pthread_mutex_unlock(&b->word);
+    if (!atomic_load(&b->told_by_peer))
+        cdi_peer_error_tell(&w, &why);
+    (void)pthread_mutex_lock(&b->word);
+    b->told = true;
+    (void)pthread_cond_broadcast(&b->news);
+    (void)pthread_mutex_unlock(&b->word);
+}
+
+/* Also the end of the store itself, which is the end of its host. */
+void cdi_peers_listen(struct cdi_backend *b)
+{
+    const struct cdi_peer_error w = word_of(b);
+    struct cdi_error err;
+    cddp_status st;
+
+    (void)atomic_fetch_add(&b->in_store, 1);
+    st = cdi_peer_error_heard(&w, &err);
+    (void)atomic_fetch_sub(&b->in_store, 1);
+    if (st == CDDP_OK)
+        return;
+    atomic_store(&b->told_by_peer, true);
+    (void)cdi_gpu_fail(b, &err);
+}
+
+/*
+ * Who did not come: to a message its peers, of which NCCL does not say one. To a collective those of whom the store
+ * does not know that they are in it, too: several exchanges, and any of them may take long.
+ */
+static void find_late(const struct cdi_backend *b, struct cdi_error *err)
+{
+    const struct cdi_peer_error w = word_of(b);
+    struct cdi_rank_list late = b->late_peers; /* this and late_op do not change any more */
+    const char *op = b->late_op.op;
+    double seconds = (double)b->world.timeout_ms / 1000;
+
+    if (b->late_op.number != 0)
+        cdi_peer_error_late(&w, b->late_op.number, &late);
+    if (cdi_host->flight_check(b->world.flight, err) != CDDP_OK) /* that is why */
+        return;
+    if (late.n > 1 && b->late_op.number == 0)
+        (void)cdi_fail(err, CDDP_E_TIMEOUT, "%s: one of ranks %s did not come within %.4g s", op, late.text, seconds);
+    else if (late.n > 0)
+        (void)cdi_fail_by(err, cdi_rank_of_job(&b->world, late.first), CDDP_E_TIMEOUT,
+                          "%s: rank%s %s did not come within %.4g s", op, late.n == 1 ? "" : "s", late.text, seconds);
+    else
+        (void)cdi_fail(err, CDDP_E_TIMEOUT,
+                       "%s: not done within %.4g s, though every rank has come to it: ranks may have called different "
+                       "collectives, or the network is stuck",
+                       op, seconds);
+}
+
+void cdi_peers_name_late(struct cdi_backend *b)
+{
+    struct cdi_error err;
+    bool asked;
+
+    (void)pthread_mutex_lock(&b->word);
+    asked = b->late;
+    (void)pthread_mutex_unlock(&b->word);
+    if (!asked)
+        return;
+    find_late(b, &err);
+    (void)pthread_mutex_lock(&b->word);
+    if (!b->complete)
+        b->error = err;
+    b->named = true;
+    (void)pthread_cond_broadcast(&b->news);
+    (void)pthread_mutex_unlock(&b->word);
+}

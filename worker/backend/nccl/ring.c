@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/backend/nccl/ring.h"
+
+#include "common/clock.h"
+#include "worker/backend/describe.h"
+#include "worker/backend/nccl/ticket.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static bool grow(struct cdi_backend *b)
+{
+    size_t size = b->ring_size == 0 ? CDI_RING_FIRST : b->ring_size * 2;
+    struct cdi_slot *ring = size <= CDI_RING_LIMIT ? cdi_host->alloc(size, sizeof *ring) : NULL;
+
+    if (ring == NULL)
+        return false;
+    (void)pthread_mutex_lock(&b->page);
+    for (uint64_t t = b->given - b->ring_size + 1; b->ring_size > 0 && t <= b->given; t++)
+        ring[t & (size - 1)] = *cdi_slot_of(b, t);
+    cdi_host->release(b->ring);
+    b->ring = ring;
+    b->ring_size = size;
+    (void)pthread_mutex_unlock(&b->page);
+    return true;
+}
+
+cddp_status cdi_ring_next(struct cdi_backend *b, struct cdi_slot **out, struct cdi_error *err)
+{
+    struct cdi_slot *s;
+    cddp_status st = CDDP_OK;
+    bool full = b->ring_size == 0 || (b->given >= b->ring_size && !cdi_ring_is_done(b, b->given - b->ring_size + 1));
+
+    if (full && !grow(b))
+        return cdi_fail(err, b->ring_size >= CDI_RING_LIMIT ? CDDP_E_LIMIT : CDDP_E_NOMEM,
+                        "%zu collectives are under way: join some of them", b->ring_size);
+    s = cdi_slot_of(b, b->given + 1);
+    if (s->done == NULL)
+        st = cdi_cuda_check(cdi_cuda.event_create(&s->done, CU_EVENT_DISABLE_TIMING), "creating an event", err);
+    *out = s;
+    return st;
+}
+
+cddp_status cdi_slot_copy_counts(const struct cdi_backend *b, struct cdi_slot *s, struct cdi_error *err)
+{
+    size_t n = (size_t)b->world.size;
+
+    if (s->one.op.kind != CDI_ALL_GATHERV)
+        return CDDP_OK;
+    s->counts = cdi_host->alloc(n, sizeof *s->counts);
+    if (s->counts == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a collective");
+    memcpy(s->counts, s->one.op.counts, n * sizeof *s->counts);
+    s->one.op.counts = s->counts;
+    return CDDP_OK;
+}
+
+/* What a slot has of its own, but for its event. */
+static void empty_slot(struct cdi_slot *s)
+{
+    cdi_host->release(s->counts);
+    cdi_host->release(s->several);
+    s->counts = NULL;
+    s->several = NULL;
+    s->one.staged = NULL;
+}
+
+static void retire(struct cdi_backend *b, struct cdi_slot *s)
+{
+    empty_slot(s);
+    b->done++;
+}
+
+void cdi_ring_free(struct cdi_backend *b)
+{
+    for (size_t i = 0; i < b->ring_size; i++) {
+        if (b->ring[i].done != NULL)
+            (void)cdi_cuda.event_destroy(b->ring[i].done);
+        empty_slot(&b->ring[i]);
+    }
+    cdi_host->release(b->ring);
+    b->ring = NULL;
+    b->ring_size = 0;
+}
+
+struct cdi_part *cdi_slot_part(struct cdi_slot *s, size_t i)
+{
+    if (s->several != NULL)
+        return i < s->several->n ? &s->several->part[i] : NULL;
+    return i == 0 ? &s->one : NULL;
+}
+
+bool cdi_ring_poll(struct cdi_backend *b)
+{
+    uint32_t done, started;
+    bool rest;
+
+    (void)pthread_mutex_lock(&b->page);
+    /* In this order, so that none is seen done and not started. */
+    done = atomic_load_explicit(&b->words->done, memory_order_acquire);
+    started = atomic_load_explicit(&b->words->started, memory_order_acquire);
+    while (b->done < b->issued) {
+        uint64_t ticket = b->done + 1;
+        struct cdi_slot *s = cdi_slot_of(b, ticket);
+
+        if (s->started_ms == 0 && cdi_ticket_reached(started, ticket)) {
+            s->started_ms = cdi_now_ms();
+            cdi_host->flight_start(b->record, s->flight_seq);
+        }
+        if (!cdi_ticket_reached(done, ticket))
+            break;
+        cdi_host->flight_done(b->record, s->flight_seq);
+        retire(b, s);
+    }
+    rest = b->done == b->given;
+    (void)pthread_mutex_unlock(&b->page);
+    return rest;
+}
+
+bool cdi_ring_is_done(struct cdi_backend *b, uint64_t ticket)
+{
+    bool is;
+
+    (void)pthread_mutex_lock(&b->page);
+    is = ticket <= b->done;
+    (void)pthread_mutex_unlock(&b->page);
+    return is;
+}
+
+static size_t n_parts(const struct cdi_slot *s)
+{
+    return s->several != NULL ? s->several->n : 1;
+}
+
+void cdi_slot_describe(const struct cdi_slot *s, uint64_t ticket, struct cdi_glance *out)
+{
+    size_t used;
+
+    out->ticket = ticket;
+    out->number = s->number;
+    cdi_coll_text(&s->one.op, out->op, sizeof out->op);
+    used = strlen(out->op);
+    if (s->number == 0 && n_parts(s) > 1)
+        (void)snprintf(out->op + used, sizeof out->op - used, " and %zu more", n_parts(s) - 1);
+}
+
+void cdi_ring_current(struct cdi_backend *b, struct cdi_glance *out)
+{
+    const struct cdi_slot *s;
+
+    *out = (struct cdi_glance){.ticket = 0};
+    (void)pthread_mutex_lock(&b->page);
+    s = b->done < b->given ? cdi_slot_of(b, b->done + 1) : NULL;
+    if (s != NULL) {
+        bool begun = s->started_ms == 0 && b->done == b->issued && b->begun > b->issued;
+
+        cdi_slot_describe(s, b->done + 1, out);
+        out->since_ms = begun ? b->begun_ms : s->started_ms;
+    }
+    (void)pthread_mutex_unlock(&b->page);
+}
+
+/* With `page`. */
+static bool has_peer(const struct cdi_slot *s, int rank)
+{
+    if (s->several == NULL)
+        return s->one.op.root == rank;
+    for (size_t i = 0; i < s->several->n; i++)
+        if (s->several->ops[i]->root == rank)
+            return true;
+    return false;
+}
+
+void cdi_ring_peers(struct cdi_backend *b, uint64_t ticket, struct cdi_rank_list *peers)
+{
+    (void)pthread_mutex_lock(&b->page);
+    for (int r = 0; r < b->world.size && ticket > b->done && ticket <= b->given; r++)
+        if (r != b->world.rank && has_peer(cdi_slot_of(b, ticket), r))
+            cdi_rank_list_add(peers, r);
+    (void)pthread_mutex_unlock(&b->page);
+}
+
+void cdi_ring_add_time(struct cdi_backend *b, int64_t ms)
+{
+    int64_t now_ms = cdi_now_ms();
+
+    (void)pthread_mutex_lock(&b->page);
+    for (uint64_t ticket = b->done + 1; ticket <= b->issued; ticket++) {
+        struct cdi_slot *s = cdi_slot_of(b, ticket);
+
+        if (s->started_ms > 0)
+            s->started_ms = s->started_ms + ms < now_ms ? s->started_ms + ms : now_ms;
+    }
+    (void)pthread_mutex_unlock(&b->page);
+}
+
+/* ---------------------------------------------------------------------------------------------- several as one ---- */
+
+static size_t n_with_counts(const struct cdi_coll *ops, size_t n)
+{
+    size_t k = 0;
+
+    for (size_t i = 0; i < n; i++)
+        k += ops[i].kind == CDI_ALL_GATHERV;
+    return k;
+}
+
+cddp_status cdi_op_group_create(struct cdi_op_group **out, const struct cdi_coll *ops, size_t n, int n_ranks,
+                                struct cdi_error *err)
+{
+    size_t one = sizeof(struct cdi_part) + sizeof(const struct cdi_coll *),
+           each = (size_t)n_ranks * sizeof *ops->counts;
+    size_t bytes = sizeof **out + n_with_counts(ops, n) * each;
+    struct cdi_op_group *s = n <= (PTRDIFF_MAX - bytes) / one ? cdi_host->alloc(1, bytes + n * one) : NULL;
+    size_t *counts;
+
+    if (s == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a group of %zu operations", n);
+    s->ops = (const struct cdi_coll **)(s->part + n);
+    counts = (size_t *)(s->ops + n);
+    for (size_t i = 0; i < n; i++) {
+        struct cdi_coll *op = &s->part[s->n].op;
+
+        if (ops[i].kind == CDI_BARRIER && cdi_asked_is_coll(ops[i].asked))
+            continue;
+        *op = ops[i];
+        if (op->kind == CDI_ALL_GATHERV) {
+            memcpy(counts, op->counts, each);
+            op->counts = counts;
+            counts += n_ranks;
+        }
+        s->ops[s->n++] = op;
+    }
+    *out = s;
+    return CDDP_OK;
+}
