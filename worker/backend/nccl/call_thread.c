@@ -20,7 +20,7 @@ struct cdi_call_thread {
     atomic_int state;
 };
 
-static void release(struct cdi_call_thread *a)
+static void call_thread_free(struct cdi_call_thread *a)
 {
     (void)pthread_cond_destroy(&a->news);
     (void)pthread_mutex_destroy(&a->lock);
@@ -56,7 +56,7 @@ static void *call_thread_main(void *arg)
     if (entered)
         (void)cdi_cuda.context_pop(&was);
     if (abandoned)
-        release(a);
+        call_thread_free(a);
     return NULL;
 }
 
@@ -76,7 +76,7 @@ cddp_status cdi_call_thread_create(struct cdi_call_thread **out, CUcontext conte
     (void)pthread_condattr_destroy(&attr);
     rc = cdi_thread_create(&a->thread, 0, call_thread_main, a);
     if (rc != 0) {
-        release(a);
+        call_thread_free(a);
         return cdi_fail_errno(err, rc, "starting a thread for NCCL's calls");
     }
     *out = a;
@@ -99,7 +99,7 @@ ncclResult_t cdi_call_thread_state(const struct cdi_call_thread *a)
 }
 
 /* With the lock. */
-static bool await(struct cdi_call_thread *a, int64_t timeout_ms)
+static bool call_await(struct cdi_call_thread *a, int64_t timeout_ms)
 {
     int64_t ms = cdi_now_ms() + timeout_ms;
     const struct timespec until = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
@@ -112,31 +112,31 @@ static bool await(struct cdi_call_thread *a, int64_t timeout_ms)
 
 bool cdi_call_thread_await(struct cdi_call_thread *a, int64_t timeout_ms)
 {
-    bool rests;
+    bool idle;
 
     (void)pthread_mutex_lock(&a->lock);
-    rests = await(a, timeout_ms);
+    idle = call_await(a, timeout_ms);
     (void)pthread_mutex_unlock(&a->lock);
-    return rests;
+    return idle;
 }
 
 bool cdi_call_thread_destroy(struct cdi_call_thread *a, int64_t timeout_ms)
 {
-    bool rests;
+    bool idle;
 
     if (a == NULL)
         return true;
     (void)pthread_mutex_lock(&a->lock);
     a->ending = true;
     (void)pthread_cond_broadcast(&a->news);
-    rests = await(a, timeout_ms);
-    a->abandoned = !rests;
-    if (!rests)
+    idle = call_await(a, timeout_ms);
+    a->abandoned = !idle;
+    if (!idle)
         (void)pthread_detach(a->thread);
     (void)pthread_mutex_unlock(&a->lock);
-    if (!rests)
+    if (!idle)
         return false;
     (void)pthread_join(a->thread, NULL);
-    release(a);
+    call_thread_free(a);
     return true;
 }

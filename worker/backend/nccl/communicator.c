@@ -28,7 +28,7 @@ struct ticket_of_root {
     int32_t nccl_code;
 };
 
-static void key_of(const struct cdi_backend *b, const char *name, int n, char key[CDI_KEY_BYTES])
+static void communicator_key(const struct cdi_backend *b, const char *name, int n, char key[CDI_KEY_BYTES])
 {
     if (n < 0)
         (void)snprintf(key, CDI_KEY_BYTES, "%.48s%.127s", b->prefix, name);
@@ -45,7 +45,7 @@ static int64_t left_ms(int64_t deadline_ms)
 
 /* ----------------------------------------------------------------------------------------------- roots and ids ---- */
 
-static int n_roots(const struct cdi_backend *b)
+static int count_roots(const struct cdi_backend *b)
 {
     const char *said = cdi_host->env(RANKS_PER_ROOT_ENV);
     long per_root = said != NULL ? strtol(said, NULL, 10) : RANKS_PER_ROOT;
@@ -74,7 +74,7 @@ static cddp_status publish_id(struct cdi_backend *b, int root, bool able, struct
 
     if (b->world.keys.set == NULL)
         return st;
-    key_of(b, "id", root, key);
+    communicator_key(b, "id", root, key);
     if (b->world.keys.set(b->world.keys.arg, key, &t, able && st == CDDP_OK ? sizeof t : 0,
                           st == CDDP_OK ? err : NULL) != CDDP_OK &&
         st == CDDP_OK)
@@ -92,7 +92,7 @@ static cddp_status fetch_ids(struct cdi_backend *b, ncclUniqueId *ids, int roots
         size_t len = 0;
         cddp_status st;
 
-        key_of(b, "id", k, key);
+        communicator_key(b, "id", k, key);
         st = b->world.keys.get(b->world.keys.arg, key, &t, sizeof t, &len, left_ms(deadline_ms), err);
         if (st != CDDP_OK)
             return st;
@@ -130,16 +130,16 @@ static cddp_status claim_gpu(struct cdi_backend *b, int64_t deadline_ms, struct 
     at += snprintf(name + at, sizeof name - (size_t)at, "/");
     for (size_t i = 0; i < sizeof b->device.uuid.bytes; i++)
         at += snprintf(name + at, sizeof name - (size_t)at, "%02x", (unsigned char)b->device.uuid.bytes[i]);
-    key_of(b, name, -1, key);
+    communicator_key(b, name, -1, key);
     st = b->world.keys.add(b->world.keys.arg, key, 1, &n, err);
     if (st != CDDP_OK)
         return st;
     (void)snprintf(text, sizeof text, "%d", b->world.rank);
-    key_of(b, name, (int)n, key);
+    communicator_key(b, name, (int)n, key);
     st = b->world.keys.set(b->world.keys.arg, key, text, strlen(text), err);
     if (st != CDDP_OK || n == 1)
         return st;
-    key_of(b, name, 1, key);
+    communicator_key(b, name, 1, key);
     st = b->world.keys.get(b->world.keys.arg, key, text, sizeof text - 1, &len, left_ms(deadline_ms), err);
     if (st != CDDP_OK)
         return st;
@@ -155,9 +155,9 @@ static cddp_status claim_gpu(struct cdi_backend *b, int64_t deadline_ms, struct 
 #define COUNT_BITS 21
 #define FAILED (INT64_C(1) << COUNT_BITS)
 #define OLD_GPU (INT64_C(1) << 2 * COUNT_BITS)
-#define OLD_WORD "old" /* the verdict "go", with an old GPU among all */
+#define GO_OLD_GPU "old" /* the verdict "go", with an old GPU among all */
 
-static int64_t counted(int64_t n, int64_t unit)
+static int64_t unpack_count(int64_t n, int64_t unit)
 {
     return n / unit & (FAILED - 1);
 }
@@ -166,8 +166,8 @@ static int64_t counted(int64_t n, int64_t unit)
  * All come here, with CDDP_OK or with what is in the way; all leave with the same verdict, the first failure's. With it
  * they learn whether some GPU is old.
  */
-static cddp_status agree(struct cdi_backend *b, const struct cdi_error *mine, int64_t deadline_ms,
-                         struct cdi_error *err)
+static cddp_status communicator_agree(struct cdi_backend *b, const struct cdi_error *mine, int64_t deadline_ms,
+                                      struct cdi_error *err)
 {
     const struct cdi_oob_store *k = &b->world.keys;
     char broken[CDI_KEY_BYTES], go[CDI_KEY_BYTES], ready[CDI_KEY_BYTES], text[CDI_ERROR_TEXT + 64] = "";
@@ -176,9 +176,9 @@ static cddp_status agree(struct cdi_backend *b, const struct cdi_error *mine, in
     int status, rank = -1, at = 0;
     cddp_status st = CDDP_OK;
 
-    key_of(b, "broken", -1, broken);
-    key_of(b, "go", -1, go);
-    key_of(b, "ready", -1, ready);
+    communicator_key(b, "broken", -1, broken);
+    communicator_key(b, "go", -1, go);
+    communicator_key(b, "ready", -1, ready);
     if (mine->status != CDDP_OK) {
         if (strncmp(mine->msg, "rank", 4) == 0) /* it speaks of itself */
             (void)snprintf(text, sizeof text, "%d %d %.1000s", (int)mine->status, b->world.rank, mine->msg);
@@ -191,12 +191,12 @@ static cddp_status agree(struct cdi_backend *b, const struct cdi_error *mine, in
     }
     if (st == CDDP_OK)
         st = k->add(k->arg, ready, mark, &n, err);
-    if (st == CDDP_OK && counted(n, 1) == b->world.size) {
+    if (st == CDDP_OK && unpack_count(n, 1) == b->world.size) {
         /* The last one: does anybody's word stand in the way? */
-        if (counted(n, FAILED) > 0)
+        if (unpack_count(n, FAILED) > 0)
             st = k->get(k->arg, broken, text, sizeof text - 1, &len, left_ms(deadline_ms), err);
-        else if (counted(n, OLD_GPU) > 0)
-            len = (size_t)snprintf(text, sizeof text, OLD_WORD);
+        else if (unpack_count(n, OLD_GPU) > 0)
+            len = (size_t)snprintf(text, sizeof text, GO_OLD_GPU);
         if (st == CDDP_OK)
             st = k->set(k->arg, go, text, len, err);
     }
@@ -211,7 +211,7 @@ static cddp_status agree(struct cdi_backend *b, const struct cdi_error *mine, in
         return cdi_fail(err, st, "not all ranks were ready for NCCL within %.4g s",
                         (double)b->world.join_timeout_ms / 1000);
     text[st == CDDP_OK ? len : 0] = '\0';
-    b->old_gpu = strcmp(text, OLD_WORD) == 0;
+    b->old_gpu = strcmp(text, GO_OLD_GPU) == 0;
     if (st != CDDP_OK || len == 0 || b->old_gpu)
         return st;
     if (sscanf(text, "%d %d %n", &status, &rank, &at) != 2 || status >= 0)
@@ -231,9 +231,9 @@ static ncclConfig_t configure(struct cdi_backend *b, bool blocking)
     if (ctas != NULL && strtol(ctas, NULL, 10) > 0)
         c.maxCTAs = (int)strtol(ctas, NULL, 10);
     if (cdi_nccl.code >= 22700) {
-        char *name = b->leave->name;
+        char *name = b->teardown->name;
 
-        (void)snprintf(name, sizeof b->leave->name, "%s", *b->world.name != '\0' ? b->world.name : b->prefix);
+        (void)snprintf(name, sizeof b->teardown->name, "%s", *b->world.name != '\0' ? b->world.name : b->prefix);
         if (*name != '\0' && *b->world.name == '\0')
             name[strlen(name) - 1] = '\0'; /* without the slash */
         c.commName = name;
@@ -242,7 +242,7 @@ static ncclConfig_t configure(struct cdi_backend *b, bool blocking)
     return c;
 }
 
-static ncclResult_t connect_now(void *arg)
+static ncclResult_t connect_call(void *arg)
 {
     struct cdi_backend *b = arg;
     struct cdi_call *c = &b->call;
@@ -253,15 +253,15 @@ static ncclResult_t connect_now(void *arg)
 }
 
 /* A blocking communicator that is still joining when its time is up cannot be aborted: it is abandoned. */
-static cddp_status connect_all(struct cdi_backend *b, int roots, int64_t deadline_ms, struct cdi_error *err)
+static cddp_status communicator_connect(struct cdi_backend *b, int roots, int64_t deadline_ms, struct cdi_error *err)
 {
     cddp_status st;
     ncclResult_t r;
 
     b->call.roots = roots;
-    b->call.config = configure(b, b->aside != NULL);
-    r = cdi_nccl_call(b, connect_now);
-    if (b->aside == NULL)
+    b->call.config = configure(b, b->call_thread != NULL);
+    r = cdi_nccl_call(b, connect_call);
+    if (b->call_thread == NULL)
         b->comm = b->call.comm;
     st = cdi_nccl_wait_ready(b, b->comm, r, "connecting the ranks", deadline_ms, err);
     if (st == CDDP_OK)
@@ -270,8 +270,8 @@ static cddp_status connect_all(struct cdi_backend *b, int roots, int64_t deadlin
 }
 
 /* What this rank can do before it needs the others. */
-static cddp_status prepare(struct cdi_backend *b, ncclUniqueId *ids, int roots, bool able, bool share,
-                           int64_t deadline_ms, struct cdi_error *err)
+static cddp_status communicator_prepare(struct cdi_backend *b, ncclUniqueId *ids, int roots, bool able, bool share,
+                                        int64_t deadline_ms, struct cdi_error *err)
 {
     int root = cdi_root_of_rank(b->world.rank, b->world.size, roots);
     cddp_status st = CDDP_OK;
@@ -290,17 +290,17 @@ cddp_status cdi_communicator_join(struct cdi_backend *b, const struct cdi_error 
 {
     int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), b->world.join_timeout_ms);
     struct cdi_error mine = *local, why = {.status = CDDP_OK};
-    int roots = n_roots(b);
+    int roots = count_roots(b);
     ncclUniqueId *ids = b->call.ids = cdi_host->alloc((size_t)roots, sizeof *ids);
     cddp_status st;
 
     if (ids == NULL && mine.status == CDDP_OK)
         (void)cdi_fail(&mine, CDDP_E_NOMEM, "out of memory");
     if (b->world.size > 1) {
-        st = prepare(b, ids, roots, mine.status == CDDP_OK, share, deadline_ms, &why);
+        st = communicator_prepare(b, ids, roots, mine.status == CDDP_OK, share, deadline_ms, &why);
         if (mine.status == CDDP_OK && st != CDDP_OK)
             mine = why;
-        st = agree(b, &mine, deadline_ms, err);
+        st = communicator_agree(b, &mine, deadline_ms, err);
     } else {
         st = mine.status;
         b->old_gpu = b->device.capability < CDI_FLOAT8_CAPABILITY;
@@ -310,11 +310,11 @@ cddp_status cdi_communicator_join(struct cdi_backend *b, const struct cdi_error 
             *err = mine;
     }
     if (st == CDDP_OK && ids != NULL)
-        st = connect_all(b, roots, deadline_ms, err);
+        st = communicator_connect(b, roots, deadline_ms, err);
     return st;
 }
 
-static ncclResult_t split_now(void *arg)
+static ncclResult_t split_call(void *arg)
 {
     struct cdi_backend *b = arg;
     struct cdi_call *c = &b->call;
@@ -336,12 +336,12 @@ cddp_status cdi_communicator_split(struct cdi_backend *b, int color, int key, st
     (void)pthread_mutex_lock(&b->lock);
     st = cdi_issue_flush(b, &why);
     if (st == CDDP_OK) {
-        cdi_gpu_busy(b);
+        cdi_gpu_set_busy(b);
         b->call.comm = b->comm;
         b->call.color = color < 0 ? NCCL_SPLIT_NOCOLOR : color;
         b->call.key = key;
-        b->call.config = configure(part != NULL ? part : b, b->aside != NULL);
-        r = cdi_nccl_call(b, split_now);
+        b->call.config = configure(part != NULL ? part : b, b->call_thread != NULL);
+        r = cdi_nccl_call(b, split_call);
         st = cdi_nccl_wait_ready(b, b->comm, r, "splitting the communicator", deadline_ms, &why);
     }
     if (st == CDDP_OK) {
@@ -366,18 +366,18 @@ cddp_status cdi_communicator_split(struct cdi_backend *b, int color, int key, st
     return st;
 }
 
-static ncclResult_t finalize_now(void *arg)
+static ncclResult_t finalize_call(void *arg)
 {
     struct cdi_backend *b = arg;
 
     return cdi_nccl.comm_finalize(b->call.comm);
 }
 
-static struct cdi_teardown *steal_leave(struct cdi_backend *b)
+static struct cdi_teardown *take_teardown(struct cdi_backend *b)
 {
-    struct cdi_teardown *l = b->leave;
+    struct cdi_teardown *l = b->teardown;
 
-    b->leave = NULL;
+    b->teardown = NULL;
     return l;
 }
 
@@ -385,20 +385,20 @@ static struct cdi_teardown *steal_leave(struct cdi_backend *b)
 static bool abort_child(struct cdi_backend *b)
 {
     struct cdi_teardown *l = b->child != NULL ? cdi_teardown_create() : NULL;
-    bool rests = b->child == NULL || (l != NULL && cdi_teardown_abort_comm(l, &b->device, b->child, LEAVE_MS));
+    bool idle = b->child == NULL || (l != NULL && cdi_teardown_abort_comm(l, &b->device, b->child, LEAVE_MS));
 
     b->child = NULL;
-    return rests;
+    return idle;
 }
 
 /* Finalize comm, which waits for what this rank has put on its streams, and for graphs that hold comm. */
-static ncclResult_t finalize(struct cdi_backend *b, int64_t deadline_ms)
+static ncclResult_t communicator_finalize(struct cdi_backend *b, int64_t deadline_ms)
 {
     const struct timespec nap = {.tv_nsec = 200000};
     ncclResult_t r;
 
     b->call.comm = b->comm;
-    r = cdi_nccl_state(b, b->comm, cdi_nccl_call(b, finalize_now));
+    r = cdi_nccl_state(b, b->comm, cdi_nccl_call(b, finalize_call));
     while (r == ncclInProgress && cdi_now_ms() < deadline_ms) {
         (void)nanosleep(&nap, NULL);
         r = cdi_nccl_state(b, b->comm, r);
@@ -406,24 +406,24 @@ static ncclResult_t finalize(struct cdi_backend *b, int64_t deadline_ms)
     return r;
 }
 
-bool cdi_communicator_leave(struct cdi_backend *b)
+bool cdi_communicator_release(struct cdi_backend *b)
 {
     int64_t deadline_ms = cdi_now_ms() + LEAVE_MS;
-    bool rests = abort_child(b); /* of a split that failed; the abort of b's own has joined NCCL's thread */
+    bool idle = abort_child(b); /* of a split that failed; the abort of b's own has joined NCCL's thread */
 
     if (b->comm != NULL && !b->aborted) {
-        ncclResult_t r = atomic_load(&b->failed) ? ncclInternalError : finalize(b, deadline_ms);
+        ncclResult_t r = atomic_load(&b->failed) ? ncclInternalError : communicator_finalize(b, deadline_ms);
 
         if (r == ncclInProgress && atomic_load(&b->captured.n_groups) > 0)
             return false; /* a graph of the program's holds it: an abort would not come back either */
         if (r == ncclSuccess)
-            cdi_teardown_destroy_comm(steal_leave(b), &b->device, b->comm);
-        else if (b->aside == NULL || r != ncclInProgress) /* not under the call that is aside */
-            rests = cdi_teardown_abort_comm(steal_leave(b), &b->device, b->comm, LEAVE_MS) && rests;
+            cdi_teardown_destroy_comm(take_teardown(b), &b->device, b->comm);
+        else if (b->call_thread == NULL || r != ncclInProgress) /* not under the call that is aside */
+            idle = cdi_teardown_abort_comm(take_teardown(b), &b->device, b->comm, LEAVE_MS) && idle;
         b->comm = NULL;
     }
-    if (!cdi_call_thread_destroy(b->aside, left_ms(deadline_ms)))
+    if (!cdi_call_thread_destroy(b->call_thread, left_ms(deadline_ms)))
         return false;
-    b->aside = NULL;
-    return rests;
+    b->call_thread = NULL;
+    return idle;
 }

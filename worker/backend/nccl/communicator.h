@@ -18,7 +18,7 @@ cddp_status cdi_communicator_split(struct cdi_backend *b, int color, int key, st
  * Releases comm without waiting for peers: finalizes it if nothing is in flight and destroys it in another thread,
  * otherwise aborts it. Returns false if a call on it is still under way; then all that it may use must stay.
  */
-bool cdi_communicator_leave(struct cdi_backend *b);
+bool cdi_communicator_release(struct cdi_backend *b);
 /* Returns the rank's number among the roots that publish unique ids, or -1; spread as NCCL advises. Pure. */
 int cdi_root_of_rank(int rank, int size, int roots);
 

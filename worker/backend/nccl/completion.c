@@ -53,19 +53,19 @@ cddp_status cdi_completion_write_done(struct cdi_backend *b, uint64_t ticket, st
 }
 
 /* The blocks' count lies behind the element that barriers reduce. */
-static void tell_by(struct cdi_backend *b, _Atomic uint32_t *word, uint64_t ticket, struct cdi_launch *scale)
+static void write_by_kernel(struct cdi_backend *b, _Atomic uint32_t *word, uint64_t ticket, struct cdi_launch *scale)
 {
     cdi_launch_scale_tells(scale, word, (uint32_t)ticket, (uint8_t *)b->token + CDI_TOKEN_COUNT_AT);
 }
 
 void cdi_completion_started_by_kernel(struct cdi_backend *b, uint64_t ticket, struct cdi_launch *scale)
 {
-    tell_by(b, &b->words->started, ticket, scale);
+    write_by_kernel(b, &b->words->started, ticket, scale);
 }
 
 void cdi_completion_done_by_kernel(struct cdi_backend *b, uint64_t ticket, struct cdi_launch *scale)
 {
-    tell_by(b, &b->words->done, ticket, scale);
+    write_by_kernel(b, &b->words->done, ticket, scale);
 }
 
 bool cdi_completion_drain(struct cdi_backend *b)

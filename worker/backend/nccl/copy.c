@@ -14,7 +14,7 @@ static cddp_status await_block(const struct cdi_blocks *c, size_t i, struct cdi_
     return cdi_cuda_check(cdi_cuda.event_synchronize(c->gone[i % CDI_N_BLOCKS]), "copying", err);
 }
 
-static size_t piece_bytes(size_t bytes, size_t piece)
+static size_t copy_piece_bytes(size_t bytes, size_t piece)
 {
     size_t left = bytes - piece * CDI_BLOCK_BYTES;
 
@@ -26,7 +26,7 @@ static cddp_status send_piece(const struct cdi_device *d, uint8_t *to, const uin
                               struct cdi_error *err)
 {
     const struct cdi_blocks *c = d->blocks;
-    size_t at = i * CDI_BLOCK_BYTES, n = piece_bytes(bytes, i);
+    size_t at = i * CDI_BLOCK_BYTES, n = copy_piece_bytes(bytes, i);
     cddp_status st = await_block(c, i, err);
 
     if (st != CDDP_OK)
@@ -44,7 +44,7 @@ static cddp_status fetch_piece(const struct cdi_device *d, const uint8_t *from, 
     const struct cdi_blocks *c = d->blocks;
     cddp_status st =
         cdi_cuda_check(cdi_cuda.to_host(c->block[i % CDI_N_BLOCKS], cdi_device_ptr(from + i * CDI_BLOCK_BYTES),
-                                        piece_bytes(bytes, i), d->side),
+                                        copy_piece_bytes(bytes, i), d->side),
                        "copying from the GPU", err);
 
     return st == CDDP_OK ? cdi_cuda_check(cdi_cuda.event_record(c->gone[i % CDI_N_BLOCKS], d->side), "copying", err)
@@ -75,7 +75,7 @@ static cddp_status copy_to_host(const struct cdi_device *d, void *to, const void
         if (st == CDDP_OK)
             st = await_block(c, i, err);
         if (st == CDDP_OK)
-            memcpy((uint8_t *)to + i * CDI_BLOCK_BYTES, c->block[i % CDI_N_BLOCKS], piece_bytes(bytes, i));
+            memcpy((uint8_t *)to + i * CDI_BLOCK_BYTES, c->block[i % CDI_N_BLOCKS], copy_piece_bytes(bytes, i));
     }
     return st;
 }
@@ -83,10 +83,10 @@ static cddp_status copy_to_host(const struct cdi_device *d, void *to, const void
 cddp_status cdi_device_copy(const struct cdi_device *d, void *to, const void *from, size_t bytes, struct cdi_error *err)
 {
     bool to_device, from_device;
-    cddp_status st = bytes == 0 ? CDDP_OK : cdi_device_look(d, to, &to_device, err);
+    cddp_status st = bytes == 0 ? CDDP_OK : cdi_device_owns(d, to, &to_device, err);
 
     if (st == CDDP_OK && bytes > 0)
-        st = cdi_device_look(d, from, &from_device, err);
+        st = cdi_device_owns(d, from, &from_device, err);
     if (st != CDDP_OK || bytes == 0)
         return st;
     if (!to_device && !from_device) {

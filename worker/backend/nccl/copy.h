@@ -10,7 +10,7 @@
 /*
  * Copies `bytes` bytes between any two of host and device, and returns when they are there. Earlier work on the memory
  * has ended: the copy is not ordered after anything. Allocates nothing, and waits for nothing but other copies. Returns
- * CDDP_OK, or the errors of cdi_device_look and of the driver.
+ * CDDP_OK, or the errors of cdi_device_owns and of the driver.
  */
 cddp_status cdi_device_copy(const struct cdi_device *d, void *to, const void *from, size_t bytes,
                             struct cdi_error *err);

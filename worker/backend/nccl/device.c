@@ -27,7 +27,7 @@ cddp_status cdi_device_choose(const struct cdi_world *world, int n_visible, bool
     return CDDP_OK;
 }
 
-static cddp_status describe(struct cdi_device *d, int ordinal, struct cdi_error *err)
+static cddp_status device_describe(struct cdi_device *d, int ordinal, struct cdi_error *err)
 {
     cddp_device_info *info = &d->info;
     char pci[16];
@@ -89,7 +89,7 @@ static cddp_status load_kernels(struct cdi_device *d, struct cdi_error *err)
 }
 
 /* Streams, blocks and kernels, in the context that is current. */
-static cddp_status equip(struct cdi_device *d, struct cdi_error *err)
+static cddp_status device_create_resources(struct cdi_device *d, struct cdi_error *err)
 {
     int least = 0, greatest = 0;
     cddp_status st = cdi_cuda_check(cdi_cuda.stream_priorities(&least, &greatest), "asking for stream priorities", err);
@@ -119,23 +119,23 @@ cddp_status cdi_device_open(struct cdi_device *d, const struct cdi_world *world,
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.device_get(&d->id, ordinal), "choosing the GPU", err);
     if (st == CDDP_OK)
-        st = describe(d, ordinal, err);
+        st = device_describe(d, ordinal, err);
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.context_retain(&d->context, d->id), "opening the GPU", err);
     if (st != CDDP_OK)
         return st;
     d->retained = true;
     st = cdi_cuda_check(cdi_cuda.context_set(d->context), "opening the GPU", err);
-    return st == CDDP_OK ? equip(d, err) : st;
+    return st == CDDP_OK ? device_create_resources(d, err) : st;
 }
 
-cddp_status cdi_device_again(struct cdi_device *d, const struct cdi_device *of, struct cdi_error *err)
+cddp_status cdi_device_open_same(struct cdi_device *d, const struct cdi_device *of, struct cdi_error *err)
 {
     *d = (struct cdi_device){.info = of->info, .id = of->id, .uuid = of->uuid, .n_sm = of->n_sm};
     if (cdi_cuda_check(cdi_cuda.context_retain(&d->context, d->id), "opening the GPU again", err) != CDDP_OK)
         return err != NULL ? err->status : CDDP_E_SYSTEM;
     d->retained = true;
-    return equip(d, err);
+    return device_create_resources(d, err);
 }
 
 void cdi_device_close(struct cdi_device *d)
@@ -308,7 +308,7 @@ static cddp_status fail_of_another_context(const struct cdi_device *d, const voi
  * host's on every machine. Managed memory is every GPU's. Memory of a pool, and what was mapped by cuMemMap, as NCCL's
  * is, has no context (UCX, which asks the same: cuda_copy_md.c).
  */
-cddp_status cdi_device_look(const struct cdi_device *d, const void *p, bool *on_device, struct cdi_error *err)
+cddp_status cdi_device_owns(const struct cdi_device *d, const void *p, bool *on_device, struct cdi_error *err)
 {
     CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
                                    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_CONTEXT};

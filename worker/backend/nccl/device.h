@@ -36,7 +36,7 @@ cddp_status cdi_device_choose(const struct cdi_world *world, int n_visible, bool
 /* Open the device that is this rank's; its context is then current in the calling thread. */
 cddp_status cdi_device_open(struct cdi_device *d, const struct cdi_world *world, bool share, struct cdi_error *err);
 /* The same device for another communicator: streams and kernels of its own. */
-cddp_status cdi_device_again(struct cdi_device *d, const struct cdi_device *of, struct cdi_error *err);
+cddp_status cdi_device_open_same(struct cdi_device *d, const struct cdi_device *of, struct cdi_error *err);
 /* Free all; what runs on the streams must have ended. Safe on a zeroed struct, any state of opening, any thread. */
 void cdi_device_close(struct cdi_device *d);
 
@@ -73,7 +73,7 @@ cddp_status cdi_device_launch(const struct cdi_device *d, struct cdi_launch *lau
  * (another GPU's, of which the sentence names both, or of another context, out of reach of this one's kernels),
  * CDDP_E_SYSTEM (the driver does not say, as after a fault of the GPU).
  */
-cddp_status cdi_device_look(const struct cdi_device *d, const void *p, bool *on_device, struct cdi_error *err);
+cddp_status cdi_device_owns(const struct cdi_device *d, const void *p, bool *on_device, struct cdi_error *err);
 
 /* Device memory as a pointer, and back. */
 static inline CUdeviceptr cdi_device_ptr(const void *p)

@@ -26,7 +26,7 @@ cddp_status cdi_gpu_element_begin(struct cdi_backend *b, struct cdi_error *err)
         (void)pthread_mutex_unlock(&b->lock);
         cdi_device_leave_briefly(&b->device);
     }
-    return cdi_gpu_failed_call(b, st, NULL, err);
+    return cdi_gpu_call_status(b, st, NULL, err);
 }
 
 void cdi_gpu_element_end(struct cdi_backend *b)
@@ -44,8 +44,8 @@ struct how {
     const uint32_t *of;
 };
 
-static cddp_status move(struct cdi_backend *b, struct how how, void *flat, const struct cdi_slice *slice, size_t n,
-                        struct cdi_error *err)
+static cddp_status element_move(struct cdi_backend *b, struct how how, void *flat, const struct cdi_slice *slice,
+                                size_t n, struct cdi_error *err)
 {
     uint8_t *at = flat;
     cddp_status st = cdi_gpu_element_begin(b, err);
@@ -74,30 +74,31 @@ static cddp_status move(struct cdi_backend *b, struct how how, void *flat, const
 
 cddp_status cdi_gpu_pack(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n, struct cdi_error *err)
 {
-    return move(b, (struct how){.kernel = CDI_KERNEL_PACK}, to, from, n, err);
+    return element_move(b, (struct how){.kernel = CDI_KERNEL_PACK}, to, from, n, err);
 }
 
 cddp_status cdi_gpu_pack_scaled(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
                                 cddp_dtype dtype, double factor, struct cdi_error *err)
 {
     return cdi_dtype_is_float(dtype)
-               ? move(b, (struct how){.kernel = CDI_KERNEL_PACK, .dtype = dtype, .factor = factor}, to, from, n, err)
+               ? element_move(b, (struct how){.kernel = CDI_KERNEL_PACK, .dtype = dtype, .factor = factor}, to, from, n,
+                              err)
                : cdi_fail(err, CDDP_E_INVALID, "cannot scale %s", cdi_dtype_name(dtype));
 }
 
 cddp_status cdi_gpu_pack_unless(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
                                 const uint8_t *flags, const uint32_t *of, struct cdi_error *err)
 {
-    return move(b, (struct how){.kernel = CDI_KERNEL_PACK, .flags = flags, .of = of}, to, from, n, err);
+    return element_move(b, (struct how){.kernel = CDI_KERNEL_PACK, .flags = flags, .of = of}, to, from, n, err);
 }
 
 cddp_status cdi_gpu_unpack(struct cdi_backend *b, const struct cdi_slice *to, size_t n, const void *from,
                            struct cdi_error *err)
 {
-    return move(b, (struct how){.kernel = CDI_KERNEL_UNPACK}, (void *)(uintptr_t)from, to, n, err);
+    return element_move(b, (struct how){.kernel = CDI_KERNEL_UNPACK}, (void *)(uintptr_t)from, to, n, err);
 }
 
-static cddp_status launch(struct cdi_backend *b, struct cdi_launch *l, struct cdi_error *err)
+static cddp_status element_launch(struct cdi_backend *b, struct cdi_launch *l, struct cdi_error *err)
 {
     cddp_status st = cdi_gpu_element_begin(b, err);
 
@@ -114,7 +115,7 @@ cddp_status cdi_gpu_cast(struct cdi_backend *b, void *to, cddp_dtype to_type, co
     struct cdi_launch l;
     cddp_status st = cdi_launch_cast(&l, b->device.n_sm, to, to_type, from, from_type, count, factor, err);
 
-    return st == CDDP_OK ? launch(b, &l, err) : st;
+    return st == CDDP_OK ? element_launch(b, &l, err) : st;
 }
 
 cddp_status cdi_gpu_scale(struct cdi_backend *b, void *x, size_t count, cddp_dtype dtype, double factor,
@@ -123,7 +124,7 @@ cddp_status cdi_gpu_scale(struct cdi_backend *b, void *x, size_t count, cddp_dty
     struct cdi_launch l;
     cddp_status st = cdi_launch_scale(&l, b->device.n_sm, x, count, dtype, factor, err);
 
-    return st == CDDP_OK ? launch(b, &l, err) : st;
+    return st == CDDP_OK ? element_launch(b, &l, err) : st;
 }
 
 /* Clear the counters, count, bring them back: three steps of the stream, and an event behind them. */

@@ -16,7 +16,7 @@ cddp_status cdi_gpu_fail_in(struct cdi_backend *b, const struct cdi_coll *op, st
 
 cddp_status cdi_gpu_check_device(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_error *err)
 {
-    struct cdi_glance g;
+    struct cdi_op_info g;
     struct cdi_error why;
     cddp_status st;
     CUresult r;
@@ -37,7 +37,7 @@ cddp_status cdi_gpu_check_device(struct cdi_backend *b, const struct cdi_coll *o
     return cdi_gpu_health_now(b, err);
 }
 
-cddp_status cdi_gpu_failed_call(struct cdi_backend *b, cddp_status st, const struct cdi_coll *op, struct cdi_error *err)
+cddp_status cdi_gpu_call_status(struct cdi_backend *b, cddp_status st, const struct cdi_coll *op, struct cdi_error *err)
 {
     cddp_status well = st == CDDP_E_SYSTEM ? cdi_gpu_check_device(b, op, err) : CDDP_OK;
 
@@ -46,21 +46,21 @@ cddp_status cdi_gpu_failed_call(struct cdi_backend *b, cddp_status st, const str
     return well != CDDP_OK ? well : st;
 }
 
-void cdi_gpu_too_late(struct cdi_backend *b, const struct cdi_glance *what)
+void cdi_gpu_timed_out(struct cdi_backend *b, const struct cdi_op_info *what)
 {
     struct cdi_rank_list peers = {0};
 
     if (what->number == 0)
         cdi_ring_peers(b, what->ticket, &peers);
-    (void)pthread_mutex_lock(&b->word);
+    (void)pthread_mutex_lock(&b->error_lock);
     if (!atomic_load(&b->failed)) {
         (void)cdi_fail(&b->error, CDDP_E_TIMEOUT, "%s: not done within %.4g s", what->op,
                        (double)b->world.timeout_ms / 1000);
-        b->late = true;
-        b->late_op = *what;
-        b->late_peers = peers;
+        b->timed_out = true;
+        b->timed_out_op = *what;
+        b->timed_out_peers = peers;
         atomic_store(&b->failed, true);
     }
-    (void)pthread_cond_broadcast(&b->news);
-    (void)pthread_mutex_unlock(&b->word);
+    (void)pthread_cond_broadcast(&b->changed);
+    (void)pthread_mutex_unlock(&b->error_lock);
 }

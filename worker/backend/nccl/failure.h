@@ -16,12 +16,13 @@ cddp_status cdi_gpu_check_device(struct cdi_backend *b, const struct cdi_coll *o
  * Returns the status of a call about op that has ended with st. The cause may be the program, or the GPU has failed;
  * then the communicator has, too. Without `lock`.
  */
-cddp_status cdi_gpu_failed_call(struct cdi_backend *b, cddp_status st, const struct cdi_coll *op,
+cddp_status cdi_gpu_call_status(struct cdi_backend *b, cddp_status st, const struct cdi_coll *op,
                                 struct cdi_error *err);
 /*
  * Sets the sticky error: the operation has not ended in time. Waits for nothing: the progress thread adds the ranks
- * that are late to the error message, which is complete after cdi_gpu_health. With `lock` or without, without `word`.
+ * that are late to the error message, which is complete after cdi_gpu_health. With `lock` or without, without
+ * `error_lock`.
  */
-void cdi_gpu_too_late(struct cdi_backend *b, const struct cdi_glance *what);
+void cdi_gpu_timed_out(struct cdi_backend *b, const struct cdi_op_info *what);
 
 #endif

@@ -29,8 +29,8 @@ struct cdi_replay_counts {
 };
 
 struct cdi_captured_group {
-    struct cdi_coll op;           /* the first of them */
-    struct cdi_op_group *several; /* that were enqueued as one; NULL: they were not */
+    struct cdi_coll op;         /* the first of them */
+    struct cdi_op_group *group; /* that were enqueued as one; NULL: they were not */
     struct words *words;
     uint32_t *device;
     uint32_t begun, ended; /* as last seen */
@@ -39,7 +39,7 @@ struct cdi_captured_group {
 
 /* ----------------------------------------------------------------------------------------------- which capture ---- */
 
-static cddp_status ask(CUstream stream, CUstreamCaptureStatus *status, uint64_t *id, struct cdi_error *err)
+static cddp_status capture_query(CUstream stream, CUstreamCaptureStatus *status, uint64_t *id, struct cdi_error *err)
 {
     cuuint64_t number = 0;
     CUresult r = cdi_cuda.stream_capture(stream, status, &number);
@@ -59,7 +59,7 @@ cddp_status cdi_gpu_capture_of(struct cdi_backend *b, void *stream, uint64_t *id
 
     *id = 0;
     if (st == CDDP_OK)
-        st = ask(stream, &status, id, err);
+        st = capture_query(stream, &status, id, err);
     cdi_device_leave_briefly(&b->device);
     if (st == CDDP_OK && status == CU_STREAM_CAPTURE_STATUS_INVALIDATED)
         return cdi_fail(err, CDDP_E_UNSUPPORTED,
@@ -76,7 +76,7 @@ bool cdi_gpu_capture_lives(struct cdi_backend *b)
     uint64_t id;
 
     if (cdi_device_enter_briefly(&b->device, NULL) == CDDP_OK)
-        (void)ask(b->device.captured, &status, &id, NULL);
+        (void)capture_query(b->device.captured, &status, &id, NULL);
     cdi_device_leave_briefly(&b->device);
     return status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
@@ -100,7 +100,7 @@ static cddp_status join_capture(struct cdi_backend *b, CUstream stream, uint64_t
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     uint64_t now;
-    cddp_status st = ask(b->device.captured, &status, &now, err);
+    cddp_status st = capture_query(b->device.captured, &status, &now, err);
 
     if (st != CDDP_OK || (status == CU_STREAM_CAPTURE_STATUS_ACTIVE && now == id))
         return st;
@@ -168,7 +168,7 @@ static cddp_status add_counts(struct cdi_backend *b, struct cdi_error *err)
     return CDDP_OK;
 }
 
-static cddp_status make_room(struct cdi_backend *b, struct cdi_error *err)
+static cddp_status capture_grow(struct cdi_backend *b, struct cdi_error *err)
 {
     struct cdi_capture *c = &b->captured;
     size_t n = atomic_load(&c->n_groups), room = c->room == 0 ? 64 : 2 * c->room;
@@ -181,10 +181,10 @@ static cddp_status make_room(struct cdi_backend *b, struct cdi_error *err)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a captured collective");
     for (size_t i = 0; i < n; i++)
         group[i] = c->group[i];
-    (void)pthread_mutex_lock(&b->page);
+    (void)pthread_mutex_lock(&b->ring_lock);
     cdi_host->release(c->group);
     c->group = group;
-    (void)pthread_mutex_unlock(&b->page);
+    (void)pthread_mutex_unlock(&b->ring_lock);
     c->room = room;
     return CDDP_OK;
 }
@@ -194,7 +194,7 @@ static cddp_status new_group(struct cdi_backend *b, const struct cdi_coll *op, s
                              struct cdi_error *err)
 {
     struct cdi_capture *c = &b->captured;
-    cddp_status st = make_room(b, err);
+    cddp_status st = capture_grow(b, err);
     struct cdi_captured_group *g;
 
     if (st == CDDP_OK && (c->counts == NULL || c->counts->used == COUNTS))
@@ -228,7 +228,7 @@ void cdi_capture_close(struct cdi_backend *b)
     size_t n = atomic_load(&c->n_groups);
 
     for (size_t i = 0; i < n; i++) {
-        cdi_host->release(c->group[i]->several);
+        cdi_host->release(c->group[i]->group);
         cdi_host->release(c->group[i]);
     }
     cdi_host->release(c->group);
@@ -251,7 +251,7 @@ void cdi_capture_close(struct cdi_backend *b)
 
 /* -------------------------------------------------------------------------------------------------- operations ---- */
 
-static cddp_status tell(struct cdi_backend *b, struct cdi_captured_group *g, bool ends, struct cdi_error *err)
+static cddp_status capture_count(struct cdi_backend *b, struct cdi_captured_group *g, bool ends, struct cdi_error *err)
 {
     struct cdi_launch l;
 
@@ -264,7 +264,7 @@ static cddp_status check_capture(struct cdi_backend *b, struct cdi_error *err)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     uint64_t id;
-    cddp_status st = ask(b->device.captured, &status, &id, err);
+    cddp_status st = capture_query(b->device.captured, &status, &id, err);
 
     if (st != CDDP_OK || status == CU_STREAM_CAPTURE_STATUS_ACTIVE)
         return st;
@@ -296,7 +296,7 @@ static cddp_status call_nccl(struct cdi_backend *b, const struct cdi_coll *const
 }
 
 /* What was begun uncaptured by others goes to its own stream. */
-static cddp_status flush_others(struct cdi_backend *b, struct cdi_error *err)
+static cddp_status capture_flush_others(struct cdi_backend *b, struct cdi_error *err)
 {
     cddp_status st;
 
@@ -311,17 +311,17 @@ static void keep_group(struct cdi_backend *b, struct cdi_captured_group *g)
 {
     struct cdi_capture *c = &b->captured;
 
-    (void)pthread_mutex_lock(&b->page);
+    (void)pthread_mutex_lock(&b->ring_lock);
     c->group[atomic_fetch_add(&c->n_groups, 1)] = g;
-    (void)pthread_mutex_unlock(&b->page);
-    (void)pthread_mutex_lock(&b->word);
-    (void)pthread_cond_broadcast(&b->news); /* from now on there is something to look at */
-    (void)pthread_mutex_unlock(&b->word);
+    (void)pthread_mutex_unlock(&b->ring_lock);
+    (void)pthread_mutex_lock(&b->error_lock);
+    (void)pthread_cond_broadcast(&b->changed); /* from now on there is something to look at */
+    (void)pthread_mutex_unlock(&b->error_lock);
 }
 
 /* With `lock`: n operations become part of the graph, as one group. name: the first one. *out is to be kept. */
-static cddp_status put(struct cdi_backend *b, const struct cdi_coll *const *ops, size_t n, const struct cdi_coll *name,
-                       struct cdi_captured_group **out, struct cdi_error *err)
+static cddp_status capture_add(struct cdi_backend *b, const struct cdi_coll *const *ops, size_t n,
+                               const struct cdi_coll *name, struct cdi_captured_group **out, struct cdi_error *err)
 {
     struct cdi_captured_group *g = NULL;
     cddp_status st = check_capture(b, err);
@@ -331,19 +331,19 @@ static cddp_status put(struct cdi_backend *b, const struct cdi_coll *const *ops,
     for (size_t i = 0; i < n && st == CDDP_OK; i++)
         st = cdi_nccl_divide_before(b, (struct cdi_coll *)(uintptr_t)ops[i], NULL, 0, err);
     if (st == CDDP_OK)
-        st = tell(b, g, false, err);
+        st = capture_count(b, g, false, err);
     if (st == CDDP_OK)
         st = call_nccl(b, ops, n, name, err);
     for (size_t i = 0; i < n && st == CDDP_OK; i++)
         st = cdi_nccl_divide_after(b, ops[i], NULL, 0, err);
     if (st == CDDP_OK)
-        st = tell(b, g, true, err);
+        st = capture_count(b, g, true, err);
     *out = g;
     return st;
 }
 
 /* With `lock`: what is held becomes part of the graph. */
-static cddp_status issue(struct cdi_backend *b, struct cdi_error *err)
+static cddp_status capture_issue(struct cdi_backend *b, struct cdi_error *err)
 {
     struct cdi_capture *c = &b->captured;
     struct cdi_call *call = &b->call;
@@ -353,37 +353,37 @@ static cddp_status issue(struct cdi_backend *b, struct cdi_error *err)
 
     if (n == 0)
         return CDDP_OK;
-    st = flush_others(b, err); /* which uses the call, too */
+    st = capture_flush_others(b, err); /* which uses the call, too */
     for (size_t i = 0; i < n; i++) {
         call->op[i] = c->held[i];
         call->list[i] = &call->op[i];
     }
     c->n_held = 0;
     if (st == CDDP_OK)
-        st = put(b, call->list, n, &c->held[0], &g, err);
+        st = capture_add(b, call->list, n, &c->held[0], &g, err);
     if (g != NULL)
         keep_group(b, g);
     return st;
 }
 
-static size_t bytes_of(const struct cdi_coll *op)
+static size_t capture_bytes(const struct cdi_coll *op)
 {
     return op->count * cddp_dtype_size(op->dtype);
 }
 
-static size_t held_bytes(const struct cdi_capture *c)
+static size_t pending_bytes(const struct cdi_capture *c)
 {
     size_t sum = 0;
 
     for (size_t i = 0; i < c->n_held; i++)
-        sum += bytes_of(&c->held[i]);
+        sum += capture_bytes(&c->held[i]);
     return sum;
 }
 
 cddp_status cdi_capture_enqueue(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_error *err)
 {
     struct cdi_capture *c = &b->captured;
-    size_t bytes = bytes_of(op);
+    size_t bytes = capture_bytes(op);
     cddp_status st = cdi_gpu_health(b, err);
 
     if (st != CDDP_OK)
@@ -391,12 +391,12 @@ cddp_status cdi_capture_enqueue(struct cdi_backend *b, const struct cdi_coll *op
     if (op->region == NULL && !op->known)
         return cdi_capture_enqueue_group(b, op, 1, err);
     (void)pthread_mutex_lock(&b->lock);
-    if (c->n_held > 0 && (held_bytes(c) + bytes > CDI_GROUP_BYTES || c->n_held == CDI_GROUP_MAX))
-        st = issue(b, err);
+    if (c->n_held > 0 && (pending_bytes(c) + bytes > CDI_GROUP_BYTES || c->n_held == CDI_GROUP_MAX))
+        st = capture_issue(b, err);
     if (st == CDDP_OK) {
         c->held[c->n_held++] = *op;
         if (!op->more || bytes > CDI_GROUP_BYTES)
-            st = issue(b, err);
+            st = capture_issue(b, err);
     }
     (void)pthread_mutex_unlock(&b->lock);
     return st;
@@ -408,8 +408,8 @@ static cddp_status refuse_host_memory(struct cdi_backend *b, const struct cdi_op
     bool on_host = false;
 
     for (size_t i = 0; i < s->n && st == CDDP_OK && !on_host; i++)
-        st = cdi_stage_is_needed(b, &s->part[i].op, &on_host, err);
-    return st == CDDP_OK && on_host ? cdi_stage_refuse(err) : st;
+        st = cdi_stage_is_needed(b, &s->op[i].op, &on_host, err);
+    return st == CDDP_OK && on_host ? cdi_stage_reject(err) : st;
 }
 
 cddp_status cdi_capture_enqueue_group(struct cdi_backend *b, const struct cdi_coll *ops, size_t n,
@@ -425,13 +425,13 @@ cddp_status cdi_capture_enqueue_group(struct cdi_backend *b, const struct cdi_co
         st = refuse_host_memory(b, s, err);
     if (st == CDDP_OK) {
         (void)pthread_mutex_lock(&b->lock);
-        st = issue(b, err);
+        st = capture_issue(b, err);
         if (st == CDDP_OK)
-            st = flush_others(b, err);
+            st = capture_flush_others(b, err);
         if (st == CDDP_OK)
-            st = put(b, s->ops, s->n, &ops[0], &g, err);
+            st = capture_add(b, s->ops, s->n, &ops[0], &g, err);
         if (g != NULL) {
-            g->several = s; /* a call that has not come back may still read it */
+            g->group = s; /* a call that has not come back may still read it */
             g->op.counts = NULL;
             keep_group(b, g);
         }
@@ -461,7 +461,7 @@ cddp_status cdi_capture_stream_wait(struct cdi_backend *b, CUstream stream, stru
     if (st != CDDP_OK)
         return st;
     (void)pthread_mutex_lock(&b->lock);
-    st = issue(b, err);
+    st = capture_issue(b, err);
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.event_record(b->captured.tail, b->device.captured), "capturing a step", err);
     if (st == CDDP_OK)
@@ -479,7 +479,7 @@ cddp_status cdi_capture_element_begin(struct cdi_backend *b, struct cdi_error *e
     st = cdi_device_enter_briefly(&b->device, err);
     (void)pthread_mutex_lock(&b->lock);
     if (st == CDDP_OK)
-        st = issue(b, err);
+        st = capture_issue(b, err);
     if (st != CDDP_OK) {
         (void)pthread_mutex_unlock(&b->lock);
         cdi_device_leave_briefly(&b->device);
@@ -490,7 +490,7 @@ cddp_status cdi_capture_element_begin(struct cdi_backend *b, struct cdi_error *e
 /* ----------------------------------------------------------------------------------------------------- replays ---- */
 
 /* What a group's words say since they were last read. True: something new. */
-static bool look_at(struct cdi_capture *c, struct cdi_captured_group *g)
+static bool capture_update_group(struct cdi_capture *c, struct cdi_captured_group *g)
 {
     /* In this order, so that none is seen ended and not begun. */
     uint32_t ended = atomic_load_explicit(&g->words->ended, memory_order_acquire);
@@ -507,11 +507,11 @@ static bool look_at(struct cdi_capture *c, struct cdi_captured_group *g)
     g->begun = begun;
     g->ended = ended;
     if (begun != ended)
-        c->standing = g;
+        c->current = g;
     return news;
 }
 
-static void note(struct cdi_backend *b)
+static void capture_update_page(struct cdi_backend *b)
 {
     const struct cdi_capture *c = &b->captured;
     struct cdi_flight_replay r = {.begun = c->begun, .ended = c->ended};
@@ -527,39 +527,39 @@ static void note(struct cdi_backend *b)
 bool cdi_capture_poll(struct cdi_backend *b)
 {
     struct cdi_capture *c = &b->captured;
-    bool rests, news = false;
+    bool idle, news = false;
 
-    (void)pthread_mutex_lock(&b->page);
-    c->standing = NULL;
+    (void)pthread_mutex_lock(&b->ring_lock);
+    c->current = NULL;
     for (size_t i = 0; i < atomic_load(&c->n_groups); i++)
-        news |= look_at(c, c->group[i]);
+        news |= capture_update_group(c, c->group[i]);
     if (news)
-        note(b);
-    rests = c->standing == NULL;
-    (void)pthread_mutex_unlock(&b->page);
-    return rests;
+        capture_update_page(b);
+    idle = c->current == NULL;
+    (void)pthread_mutex_unlock(&b->ring_lock);
+    return idle;
 }
 
 void cdi_capture_add_time(struct cdi_backend *b, int64_t ms)
 {
     int64_t now_ms = cdi_now_ms();
 
-    (void)pthread_mutex_lock(&b->page);
+    (void)pthread_mutex_lock(&b->ring_lock);
     for (size_t i = 0; i < atomic_load(&b->captured.n_groups); i++) {
         struct cdi_captured_group *g = b->captured.group[i];
 
         g->begun_ms = g->begun_ms + ms < now_ms ? g->begun_ms + ms : now_ms;
     }
-    (void)pthread_mutex_unlock(&b->page);
+    (void)pthread_mutex_unlock(&b->ring_lock);
 }
 
-void cdi_capture_current(struct cdi_backend *b, struct cdi_glance *out)
+void cdi_capture_current(struct cdi_backend *b, struct cdi_op_info *out)
 {
     const struct cdi_captured_group *g;
     size_t used;
 
-    (void)pthread_mutex_lock(&b->page);
-    g = b->captured.standing;
+    (void)pthread_mutex_lock(&b->ring_lock);
+    g = b->captured.current;
     if (g != NULL) {
         out->since_ms = g->begun_ms;
         out->ticket = out->number = REPLAYS + b->captured.begun;
@@ -567,5 +567,5 @@ void cdi_capture_current(struct cdi_backend *b, struct cdi_glance *out)
         used = strlen(out->op);
         (void)snprintf(out->op + used, sizeof out->op - used, ", replay %u of its graph", g->begun);
     }
-    (void)pthread_mutex_unlock(&b->page);
+    (void)pthread_mutex_unlock(&b->ring_lock);
 }

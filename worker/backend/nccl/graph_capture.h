@@ -39,7 +39,7 @@ cddp_status cdi_capture_element_begin(struct cdi_backend *b, struct cdi_error *e
  */
 bool cdi_capture_poll(struct cdi_backend *b);
 /* Describes the captured collective that a replay is in, if there is one. */
-void cdi_capture_current(struct cdi_backend *b, struct cdi_glance *out);
+void cdi_capture_current(struct cdi_backend *b, struct cdi_op_info *out);
 /* Gives replays ms more: see cdi_ring_add_time. */
 void cdi_capture_add_time(struct cdi_backend *b, int64_t ms);
 

@@ -15,19 +15,19 @@ cddp_status cdi_gpu_fail(struct cdi_backend *b, const struct cdi_error *err)
 {
     cddp_status st;
 
-    (void)pthread_mutex_lock(&b->word);
+    (void)pthread_mutex_lock(&b->error_lock);
     if (!atomic_load(&b->failed)) {
         b->error = *err;
         atomic_store(&b->failed, true);
     }
     st = b->error.status;
-    (void)pthread_cond_broadcast(&b->news);
-    (void)pthread_mutex_unlock(&b->word);
+    (void)pthread_cond_broadcast(&b->changed);
+    (void)pthread_mutex_unlock(&b->error_lock);
     return st;
 }
 
-/* The sticky error, for the program; with `word`. */
-static void tell(const struct cdi_backend *b, struct cdi_error *err)
+/* The sticky error, for the program; with `error_lock`. */
+static void health_get_error(const struct cdi_backend *b, struct cdi_error *err)
 {
     if (err == NULL)
         return;
@@ -45,66 +45,66 @@ cddp_status cdi_gpu_health_now(struct cdi_backend *b, struct cdi_error *err)
         (void)cdi_gpu_fail(b, &why);
     if (!atomic_load(&b->failed))
         return CDDP_OK;
-    (void)pthread_mutex_lock(&b->word);
+    (void)pthread_mutex_lock(&b->error_lock);
     st = b->error.status;
-    tell(b, err);
-    (void)pthread_mutex_unlock(&b->word);
+    health_get_error(b, err);
+    (void)pthread_mutex_unlock(&b->error_lock);
     return st;
 }
 
-static void await_end(struct cdi_backend *b)
+static void health_await_end(struct cdi_backend *b)
 {
     const struct timespec until = cdi_timespec_of(cdi_now_ms() + END_MS);
 
-    (void)pthread_mutex_lock(&b->word);
-    while (b->watching && !b->ended && !b->abandoned && !b->held)
-        if (pthread_cond_timedwait(&b->news, &b->word, &until) == ETIMEDOUT)
+    (void)pthread_mutex_lock(&b->error_lock);
+    while (b->watch_runs && !b->ended && !b->abandoned && !b->held_by_graphs)
+        if (pthread_cond_timedwait(&b->changed, &b->error_lock, &until) == ETIMEDOUT)
             b->abandoned = true; /* nobody waits for it a second time */
-    (void)pthread_mutex_unlock(&b->word);
+    (void)pthread_mutex_unlock(&b->error_lock);
 }
 
 /* Where the program's graphs hold up the abort: it may have destroyed them by now. */
-static void await_graphs(struct cdi_backend *b)
+static void health_await_graphs(struct cdi_backend *b)
 {
     const struct timespec until = cdi_timespec_of(cdi_now_ms() + END_MS);
 
-    (void)pthread_mutex_lock(&b->word);
-    while (b->held && !b->ended && !b->abandoned)
-        if (pthread_cond_timedwait(&b->news, &b->word, &until) == ETIMEDOUT)
+    (void)pthread_mutex_lock(&b->error_lock);
+    while (b->held_by_graphs && !b->ended && !b->abandoned)
+        if (pthread_cond_timedwait(&b->changed, &b->error_lock, &until) == ETIMEDOUT)
             b->abandoned = true;
-    (void)pthread_mutex_unlock(&b->word);
+    (void)pthread_mutex_unlock(&b->error_lock);
 }
 
 cddp_status cdi_gpu_health(struct cdi_backend *b, struct cdi_error *err)
 {
     if (cdi_gpu_health_now(b, err) == CDDP_OK)
         return CDDP_OK;
-    await_end(b); /* the sentence is then complete, and memory is the caller's again */
+    health_await_end(b); /* the sentence is then complete, and memory is the caller's again */
     return cdi_gpu_health_now(b, err);
 }
 
-bool cdi_gpu_is_at_rest(struct cdi_backend *b)
+bool cdi_gpu_is_idle(struct cdi_backend *b)
 {
     bool rest;
 
     (void)cdi_gpu_health(b, NULL);
-    await_graphs(b);
-    (void)pthread_mutex_lock(&b->word);
-    rest = !atomic_load(&b->failed) || !b->watching || b->ended;
-    (void)pthread_mutex_unlock(&b->word);
+    health_await_graphs(b);
+    (void)pthread_mutex_lock(&b->error_lock);
+    rest = !atomic_load(&b->failed) || !b->watch_runs || b->ended;
+    (void)pthread_mutex_unlock(&b->error_lock);
     return rest;
 }
 
 /* --------------------------------------------------------------- what the threads of the communicator wait for ---- */
 
-void cdi_gpu_busy(struct cdi_backend *b)
+void cdi_gpu_set_busy(struct cdi_backend *b)
 {
-    (void)pthread_mutex_lock(&b->word);
+    (void)pthread_mutex_lock(&b->error_lock);
     if (!b->busy) {
         b->busy = true;
-        (void)pthread_cond_broadcast(&b->news);
+        (void)pthread_cond_broadcast(&b->changed);
     }
-    (void)pthread_mutex_unlock(&b->word);
+    (void)pthread_mutex_unlock(&b->error_lock);
 }
 
 bool cdi_gpu_pause(struct cdi_backend *b, int64_t ms, int64_t *idle_until_ms)
@@ -112,19 +112,19 @@ bool cdi_gpu_pause(struct cdi_backend *b, int64_t ms, int64_t *idle_until_ms)
     int64_t now_ms = cdi_now_ms();
     bool go_on, slept = false;
 
-    (void)pthread_mutex_lock(&b->word);
+    (void)pthread_mutex_lock(&b->error_lock);
     while (!b->stopping && !atomic_load(&b->failed) && !slept) {
         const struct timespec until = cdi_timespec_of(now_ms + (b->busy ? ms : REPLAY_MS));
 
         if (!b->busy && atomic_load(&b->captured.n_groups) == 0) {
-            (void)pthread_cond_wait(&b->news, &b->word);
+            (void)pthread_cond_wait(&b->changed, &b->error_lock);
             if (idle_until_ms != NULL)
                 *idle_until_ms = cdi_now_ms();
         } else
-            slept = pthread_cond_timedwait(&b->news, &b->word, &until) == ETIMEDOUT;
+            slept = pthread_cond_timedwait(&b->changed, &b->error_lock, &until) == ETIMEDOUT;
     }
     go_on = !b->stopping && !atomic_load(&b->failed);
-    (void)pthread_mutex_unlock(&b->word);
+    (void)pthread_mutex_unlock(&b->error_lock);
     return go_on;
 }
 
@@ -132,7 +132,7 @@ bool cdi_gpu_pause(struct cdi_backend *b, int64_t ms, int64_t *idle_until_ms)
 
 bool cdi_nccl_enter(struct cdi_backend *b)
 {
-    (void)atomic_fetch_add(&b->inside, 1);
+    (void)atomic_fetch_add(&b->n_inside, 1);
     if (!atomic_load(&b->failed))
         return true;
     cdi_nccl_leave(b);
@@ -141,7 +141,7 @@ bool cdi_nccl_enter(struct cdi_backend *b)
 
 void cdi_nccl_leave(struct cdi_backend *b)
 {
-    (void)atomic_fetch_sub(&b->inside, 1);
+    (void)atomic_fetch_sub(&b->n_inside, 1);
 }
 
 cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *what, struct cdi_error *err)
@@ -173,9 +173,9 @@ cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *wha
  */
 ncclResult_t cdi_nccl_state(struct cdi_backend *b, ncclComm_t comm, ncclResult_t r)
 {
-    if (b->aside != NULL && r == ncclInProgress)
-        r = cdi_call_thread_state(b->aside);
-    if (b->aside != NULL && r == ncclInProgress)
+    if (b->call_thread != NULL && r == ncclInProgress)
+        r = cdi_call_thread_state(b->call_thread);
+    if (b->call_thread != NULL && r == ncclInProgress)
         return r;
     if ((r != ncclSuccess && r != ncclInProgress) || comm == NULL)
         return r;
@@ -191,8 +191,8 @@ ncclResult_t cdi_nccl_call(struct cdi_backend *b, ncclResult_t (*fn)(void *b))
 {
     ncclResult_t r;
 
-    if (b->aside != NULL) {
-        cdi_call_thread_run(b->aside, fn, b);
+    if (b->call_thread != NULL) {
+        cdi_call_thread_run(b->call_thread, fn, b);
         return ncclInProgress;
     }
     if (!cdi_nccl_enter(b))
@@ -220,6 +220,6 @@ cddp_status cdi_nccl_wait_ready(struct cdi_backend *b, ncclComm_t comm, ncclResu
     }
     if (r == ncclSuccess)
         return CDDP_OK;
-    b->refused = r;
+    b->nccl_error = r;
     return atomic_load(&b->failed) ? cdi_gpu_health_now(b, err) : cdi_nccl_fail(b, r, what, err);
 }

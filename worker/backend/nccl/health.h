@@ -25,9 +25,9 @@ cddp_status cdi_gpu_health_now(struct cdi_backend *b, struct cdi_error *err);
  * Returns false if the communicator has failed and the wait for its end has timed out, so that any of its memory may
  * still be in use.
  */
-bool cdi_gpu_is_at_rest(struct cdi_backend *b);
+bool cdi_gpu_is_idle(struct cdi_backend *b);
 /* Marks the communicator busy: an operation, or a call that all ranks take part in, is under way. With `lock`. */
-void cdi_gpu_busy(struct cdi_backend *b);
+void cdi_gpu_set_busy(struct cdi_backend *b);
 /*
  * Pauses a thread of the communicator for ms, or for as long as nothing is under way; *idle_until_ms (or NULL) is then
  * the end of that idle time. Returns false after a failure and at the communicator's end.

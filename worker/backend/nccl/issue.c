@@ -9,7 +9,7 @@
 #include "worker/backend/nccl/ring.h"
 #include "worker/backend/nccl/stage.h"
 
-static cddp_status record(struct cdi_backend *b, CUevent e, struct cdi_error *err)
+static cddp_status issue_record(struct cdi_backend *b, CUevent e, struct cdi_error *err)
 {
     return cdi_cuda_check(cdi_cuda.event_record(e, b->device.stream), "recording an event", err);
 }
@@ -18,22 +18,21 @@ static cddp_status record(struct cdi_backend *b, CUevent e, struct cdi_error *er
  * The last kernel of what has begun with this operation writes its ticket, which spares a call of the driver: where
  * nothing is put behind the kernel, no copy to the host and no event.
  */
-static bool tells_its_end(const struct cdi_backend *b, const struct cdi_slot *last)
+static bool kernel_writes_done(const struct cdi_backend *b, const struct cdi_slot *last)
 {
-    return last->several == NULL && cdi_nccl_divides_after(b, &last->one.op) && !last->marked &&
-           last->one.staged == NULL;
+    return last->group == NULL && cdi_nccl_divides_after(b, &last->one.op) && !last->marked && last->one.staged == NULL;
 }
 
 /* What comes before NCCL's part of tickets first to last, and the word that they have started. */
-static cddp_status put_before(struct cdi_backend *b, uint64_t first, uint64_t last, struct cdi_error *err)
+static cddp_status issue_before(struct cdi_backend *b, uint64_t first, uint64_t last, struct cdi_error *err)
 {
     const struct cdi_slot *end = cdi_slot_of(b, last);
-    bool by_kernel = end->several == NULL && cdi_nccl_divides_before(b, &end->one.op);
-    struct cdi_part *p;
+    bool by_kernel = end->group == NULL && cdi_nccl_divides_before(b, &end->one.op);
+    struct cdi_ring_op *p;
     cddp_status st = CDDP_OK;
 
     for (uint64_t t = first; t <= last; t++)
-        for (size_t i = 0; (p = cdi_slot_part(cdi_slot_of(b, t), i)) != NULL && st == CDDP_OK; i++) {
+        for (size_t i = 0; (p = cdi_slot_op(cdi_slot_of(b, t), i)) != NULL && st == CDDP_OK; i++) {
             st = cdi_stage_in(b, p, err);
             if (st == CDDP_OK)
                 st = cdi_nccl_divide_before(b, &p->op, by_kernel && t == last ? cdi_completion_started_by_kernel : NULL,
@@ -43,15 +42,15 @@ static cddp_status put_before(struct cdi_backend *b, uint64_t first, uint64_t la
 }
 
 /* What comes behind it, and the word that they are done. */
-static cddp_status put_behind(struct cdi_backend *b, uint64_t first, uint64_t last, struct cdi_error *err)
+static cddp_status issue_after(struct cdi_backend *b, uint64_t first, uint64_t last, struct cdi_error *err)
 {
     const struct cdi_slot *end = cdi_slot_of(b, last);
-    bool by_kernel = tells_its_end(b, end);
-    const struct cdi_part *p;
+    bool by_kernel = kernel_writes_done(b, end);
+    const struct cdi_ring_op *p;
     cddp_status st = CDDP_OK;
 
     for (uint64_t t = first; t <= last; t++)
-        for (size_t i = 0; (p = cdi_slot_part(cdi_slot_of(b, t), i)) != NULL && st == CDDP_OK; i++) {
+        for (size_t i = 0; (p = cdi_slot_op(cdi_slot_of(b, t), i)) != NULL && st == CDDP_OK; i++) {
             st = cdi_nccl_divide_after(b, &p->op, by_kernel && t == last ? cdi_completion_done_by_kernel : NULL, last,
                                        err);
             if (st == CDDP_OK)
@@ -60,7 +59,7 @@ static cddp_status put_behind(struct cdi_backend *b, uint64_t first, uint64_t la
     /* The event first: it has come when the host sees the word. A reducer's bucket has none: who waits for it waits for
      * all. */
     if (st == CDDP_OK && end->marked)
-        st = record(b, end->done, err);
+        st = issue_record(b, end->done, err);
     return st == CDDP_OK && !by_kernel ? cdi_completion_write_done(b, last, err) : st;
 }
 
@@ -68,9 +67,9 @@ static cddp_status put_behind(struct cdi_backend *b, uint64_t first, uint64_t la
  * The calls of tickets first to last. On a blocking communicator an operation that was there before is connected, and
  * waits for nobody; a new one is made aside, of a copy, since the ring may grow meanwhile.
  */
-static ncclResult_t make_calls(struct cdi_backend *b, uint64_t first, uint64_t last)
+static ncclResult_t issue_calls(struct cdi_backend *b, uint64_t first, uint64_t last)
 {
-    const struct cdi_op_group *several = cdi_slot_of(b, last)->several;
+    const struct cdi_op_group *several = cdi_slot_of(b, last)->group;
     struct cdi_call *c = &b->call;
     uint64_t shape = 0;
 
@@ -82,7 +81,7 @@ static ncclResult_t make_calls(struct cdi_backend *b, uint64_t first, uint64_t l
         c->list[c->n_ops++] = &cdi_slot_of(b, t)->one.op;
     for (size_t i = 0; i < c->n_ops; i++)
         shape = cdi_launch_shape(shape, c->ops[i], b->world.size);
-    if (b->aside == NULL || c->n_ops == 0 || cdi_launch_shape_seen(&b->shapes, shape))
+    if (b->call_thread == NULL || c->n_ops == 0 || cdi_launch_shape_seen(&b->shapes, shape))
         return cdi_nccl_calls(b);
     for (size_t i = 0; i < c->n_ops && several == NULL; i++) {
         c->op[i] = *c->list[i];
@@ -103,17 +102,17 @@ cddp_status cdi_nccl_poll_async(struct cdi_backend *b, ncclResult_t r, struct cd
     /* Our own deadline, not a timeout that NCCL or a peer has told: it waits for a rank, but for which? */
     if (st == CDDP_E_TIMEOUT && !atomic_load(&b->failed) &&
         cdi_now_ms() >= cdi_deadline_ms(b->begun_ms, b->world.timeout_ms)) {
-        struct cdi_glance g = {.ticket = 0};
+        struct cdi_op_info g = {.ticket = 0};
 
         cdi_slot_describe(cdi_slot_of(b, first), first, &g);
-        cdi_gpu_too_late(b, &g);
+        cdi_gpu_timed_out(b, &g);
         return cdi_gpu_health_now(b, err);
     }
     if (st == CDDP_OK)
-        st = put_behind(b, first, b->begun, &why);
-    (void)pthread_mutex_lock(&b->page);
+        st = issue_after(b, first, b->begun, &why);
+    (void)pthread_mutex_lock(&b->ring_lock);
     b->issued = st == CDDP_OK ? b->begun : b->issued;
-    (void)pthread_mutex_unlock(&b->page);
+    (void)pthread_mutex_unlock(&b->ring_lock);
     if (st != CDDP_OK)
         st = cdi_gpu_fail_in(b, &cdi_slot_of(b, first)->one.op, &why);
     if (st != CDDP_OK && err != NULL)
@@ -125,9 +124,9 @@ cddp_status cdi_nccl_poll_async(struct cdi_backend *b, ncclResult_t r, struct cd
  * Begin all that has a ticket. NCCL puts it on the stream in a thread of its own, and says "in progress" meanwhile:
  * that is not waited for here, in the middle of a backward pass, but by whoever comes next.
  */
-static cddp_status begin(struct cdi_backend *b, struct cdi_error *err)
+static cddp_status issue_begin(struct cdi_backend *b, struct cdi_error *err)
 {
-    uint64_t first = b->begun + 1, last = b->given;
+    uint64_t first = b->begun + 1, last = b->enqueued;
     cddp_status st = cdi_nccl_poll_async(b, ncclInProgress, err);
     bool marked = false;
     ncclResult_t r;
@@ -140,17 +139,17 @@ static cddp_status begin(struct cdi_backend *b, struct cdi_error *err)
         marked |= !cdi_slot_of(b, t)->one.op.unmarked;
     }
     cdi_slot_of(b, last)->marked = marked;
-    st = put_before(b, first, last, err);
+    st = issue_before(b, first, last, err);
     if (st != CDDP_OK)
         return cdi_gpu_fail_in(b, &cdi_slot_of(b, first)->one.op, err);
     if (!cdi_nccl_enter(b))
         return cdi_gpu_health_now(b, err);
-    r = make_calls(b, first, last);
+    r = issue_calls(b, first, last);
     cdi_nccl_leave(b);
-    (void)pthread_mutex_lock(&b->page);
+    (void)pthread_mutex_lock(&b->ring_lock);
     b->begun = last;
     b->begun_ms = cdi_now_ms();
-    (void)pthread_mutex_unlock(&b->page);
+    (void)pthread_mutex_unlock(&b->ring_lock);
     r = cdi_nccl_state(b, b->comm, r);
     return r == ncclInProgress ? CDDP_OK : cdi_nccl_poll_async(b, r, err);
 }
@@ -161,7 +160,7 @@ cddp_status cdi_issue_start(struct cdi_backend *b, struct cdi_error *err)
     cddp_status st = cdi_gpu_health_now(b, &why);
 
     if (st == CDDP_OK)
-        st = begin(b, &why);
+        st = issue_begin(b, &why);
     if (st != CDDP_OK && err != NULL)
         *err = why;
     return st;
@@ -174,8 +173,8 @@ cddp_status cdi_issue_flush(struct cdi_backend *b, struct cdi_error *err)
     return st == CDDP_OK ? cdi_nccl_poll_async(b, ncclInProgress, err) : st;
 }
 
-void cdi_issue_nudge(struct cdi_backend *b)
+void cdi_issue_try_start(struct cdi_backend *b)
 {
-    if (b->begun < b->given && cdi_nccl_state(b, b->comm, ncclInProgress) == ncclSuccess)
+    if (b->begun < b->enqueued && cdi_nccl_state(b, b->comm, ncclInProgress) == ncclSuccess)
         (void)cdi_issue_start(b, NULL); /* its error sticks */
 }

@@ -8,7 +8,7 @@
 /* Calls NCCL for every ticket, if the communicator is healthy. */
 cddp_status cdi_issue_start(struct cdi_backend *b, struct cdi_error *err);
 /* Starts operations that are held back, if NCCL takes them at once. */
-void cdi_issue_nudge(struct cdi_backend *b);
+void cdi_issue_try_start(struct cdi_backend *b);
 /*
  * Completes the operations that were begun last, to which NCCL has returned r ("in progress": polls until it is done):
  * enqueues their ends, after which the stream takes other work. Does nothing where nothing was begun. Polls like

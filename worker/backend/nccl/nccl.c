@@ -36,24 +36,24 @@ static void init_locks(struct cdi_backend *b)
     pthread_condattr_t attr;
 
     (void)pthread_mutex_init(&b->lock, NULL); /* on Linux these cannot fail without attributes */
-    (void)pthread_mutex_init(&b->page, NULL);
-    (void)pthread_mutex_init(&b->word, NULL);
+    (void)pthread_mutex_init(&b->ring_lock, NULL);
+    (void)pthread_mutex_init(&b->error_lock, NULL);
     (void)pthread_mutex_init(&b->scan_lock, NULL);
     (void)pthread_mutex_init(&b->copy_lock, NULL);
     (void)pthread_condattr_init(&attr);
     (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    (void)pthread_cond_init(&b->news, &attr);
+    (void)pthread_cond_init(&b->changed, &attr);
     (void)pthread_condattr_destroy(&attr);
 }
 
-static struct cdi_backend *new_backend(const struct cdi_world *world)
+static struct cdi_backend *gpu_new_backend(const struct cdi_world *world)
 {
     struct cdi_backend *b = cdi_host->alloc(1, sizeof *b);
 
     if (b == NULL)
         return NULL;
-    b->leave = cdi_teardown_create();
-    if (b->leave == NULL) {
+    b->teardown = cdi_teardown_create();
+    if (b->teardown == NULL) {
         cdi_host->release(b);
         return NULL;
     }
@@ -69,7 +69,7 @@ static cddp_status get_event(CUevent *e, struct cdi_error *err)
 }
 
 /* Events and the small memory that every communicator has. The context is current. */
-static cddp_status equip(struct cdi_backend *b, struct cdi_error *err)
+static cddp_status backend_create_resources(struct cdi_backend *b, struct cdi_error *err)
 {
     CUdeviceptr token = 0, found = 0, partial = 0;
     void *pinned = NULL;
@@ -105,7 +105,7 @@ static cddp_status equip(struct cdi_backend *b, struct cdi_error *err)
 }
 
 /* Ends of what equip began. */
-static void strip(struct cdi_backend *b)
+static void backend_free_resources(struct cdi_backend *b)
 {
     CUevent events[] = {b->mark, b->tail, b->scan_event, b->copy_event};
 
@@ -122,20 +122,20 @@ static void strip(struct cdi_backend *b)
         (void)cdi_cuda.memory_free(cdi_device_ptr(b->partial));
     if (b->scan_pinned != NULL)
         (void)cdi_cuda.pinned_free(b->scan_pinned);
-    cdi_stage_free(b->out_staged);
-    cdi_stage_free(b->spare_staged);
+    cdi_stage_free(b->results);
+    cdi_stage_free(b->free_staging);
     cdi_ring_free(b);
 }
 
 /* With `lock`: is all that is under way of no use to who leaves? */
-static bool is_spare(struct cdi_backend *b)
+static bool gpu_only_optional(struct cdi_backend *b)
 {
     bool spare = true;
 
-    (void)pthread_mutex_lock(&b->page);
-    for (uint64_t t = b->done + 1; t <= b->given; t++)
+    (void)pthread_mutex_lock(&b->ring_lock);
+    for (uint64_t t = b->done + 1; t <= b->enqueued; t++)
         spare = spare && cdi_slot_of(b, t)->one.op.spare;
-    (void)pthread_mutex_unlock(&b->page);
+    (void)pthread_mutex_unlock(&b->ring_lock);
     return spare;
 }
 
@@ -143,11 +143,11 @@ static bool is_spare(struct cdi_backend *b)
  * Collectives that nobody joined end here; peers that wait in them are told. What is spare they have begun as well, in
  * the step that all have ended: it is done in a moment, and NCCL is left without an abort.
  */
-static void abandon(struct cdi_backend *b)
+static void gpu_abandon(struct cdi_backend *b)
 {
     int64_t until_ms = cdi_now_ms() + SPARE_MS;
     struct cdi_error err;
-    bool idle = !b->watching, wait = false;
+    bool idle = !b->watch_runs, wait = false;
 
     do {
         const struct timespec nap = {.tv_nsec = wait ? 200000 : 0};
@@ -155,7 +155,7 @@ static void abandon(struct cdi_backend *b)
         (void)nanosleep(&nap, NULL);
         (void)pthread_mutex_lock(&b->lock);
         idle = idle || (cdi_ring_poll(b) && cdi_capture_poll(b));
-        wait = !idle && is_spare(b);
+        wait = !idle && gpu_only_optional(b);
         (void)pthread_mutex_unlock(&b->lock);
     } while (wait && cdi_gpu_health_now(b, NULL) == CDDP_OK && cdi_now_ms() < until_ms);
     if (idle)
@@ -167,15 +167,15 @@ static void abandon(struct cdi_backend *b)
 
 static void gpu_leave(struct cdi_backend *b)
 {
-    b->left = true;
+    b->has_left = true;
     if (b->device.context == NULL)
         return;
     (void)cdi_device_enter(&b->device, NULL);
-    abandon(b);
-    b->rests = cdi_watch_stop(b);
-    if (b->rests)
-        cdi_gpu_regions_leave(b);
-    b->rests = b->rests && cdi_communicator_leave(b);
+    gpu_abandon(b);
+    b->is_idle = cdi_watch_stop(b);
+    if (b->is_idle)
+        cdi_gpu_regions_detach(b);
+    b->is_idle = b->is_idle && cdi_communicator_release(b);
     cdi_device_leave(&b->device);
 }
 
@@ -183,31 +183,31 @@ static void gpu_destroy(struct cdi_backend *b)
 {
     if (b == NULL)
         return;
-    if (!b->left)
+    if (!b->has_left)
         gpu_leave(b);
     if (b->device.context != NULL) {
-        if (!b->rests) /* NCCL has not come back, and may still use all this */
+        if (!b->is_idle) /* NCCL has not come back, and may still use all this */
             return;
         (void)cdi_device_enter(&b->device, NULL);
-        strip(b);
+        backend_free_resources(b);
         cdi_device_leave(&b->device);
     }
     cdi_device_close(&b->device);
     cdi_host->flight_close(b->own_flight);
-    (void)pthread_cond_destroy(&b->news);
+    (void)pthread_cond_destroy(&b->changed);
     (void)pthread_mutex_destroy(&b->copy_lock);
     (void)pthread_mutex_destroy(&b->scan_lock);
-    (void)pthread_mutex_destroy(&b->word);
-    (void)pthread_mutex_destroy(&b->page);
+    (void)pthread_mutex_destroy(&b->error_lock);
+    (void)pthread_mutex_destroy(&b->ring_lock);
     (void)pthread_mutex_destroy(&b->lock);
-    cdi_host->release(b->leave);
+    cdi_host->release(b->teardown);
     cdi_host->release(b->call.ids);
     cdi_host->release(b->ranks);
     cdi_host->release(b);
 }
 
 /* A variable that is 0, 1 or not set. */
-static bool flag_of(const char *name, bool unset, struct cdi_error *err)
+static bool flag_variable(const char *name, bool unset, struct cdi_error *err)
 {
     const char *said = cdi_host->env(name);
 
@@ -220,13 +220,13 @@ static bool flag_of(const char *name, bool unset, struct cdi_error *err)
 static bool wants_blocking(struct cdi_error *err)
 {
     const char *said = cdi_host->env("NCCL_COMM_BLOCKING");
-    bool ours = flag_of(BLOCKING_ENV, cdi_nccl.code >= CDI_NCCL_THREAD_PER_LAUNCH, err);
+    bool ours = flag_variable(BLOCKING_ENV, cdi_nccl.code >= CDI_NCCL_THREAD_PER_LAUNCH, err);
 
     return said != NULL && (said[0] == '0' || said[0] == '1') && said[1] == '\0' ? said[0] == '1' : ours;
 }
 
 /* Several ranks on one GPU: to NCCL each is on a host of its own, and they meet over sockets. */
-static void pretend_hosts(const struct cdi_backend *b)
+static void set_host_ids(const struct cdi_backend *b)
 {
     uint8_t id[CDI_MODULE_HOST_ID];
     char text[2 * sizeof id + 16];
@@ -258,24 +258,24 @@ static void prepare_windows(const struct cdi_backend *b)
 static cddp_status gpu_create(struct cdi_backend **out, const struct cdi_world *world, struct cdi_error *err)
 {
     struct cdi_error mine = {.status = CDDP_OK};
-    bool share = flag_of(SHARE_ENV, false, &mine), blocking = wants_blocking(&mine);
-    struct cdi_backend *b = new_backend(world);
+    bool share = flag_variable(SHARE_ENV, false, &mine), blocking = wants_blocking(&mine);
+    struct cdi_backend *b = gpu_new_backend(world);
     cddp_status st;
 
     if (b == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     (void)snprintf(b->prefix, sizeof b->prefix, "nccl/");
-    b->use.windows = flag_of(WINDOWS_ENV, world->n_nodes == 1 && cdi_nccl.code >= CDI_NCCL_WINDOW_ABORTS, &mine);
-    b->use.registration = flag_of(REGISTER_ENV, false, &mine);
+    b->use.windows = flag_variable(WINDOWS_ENV, world->n_nodes == 1 && cdi_nccl.code >= CDI_NCCL_WINDOW_ABORTS, &mine);
+    b->use.registration = flag_variable(REGISTER_ENV, false, &mine);
     prepare_windows(b);
     if (share)
-        pretend_hosts(b);
+        set_host_ids(b);
     if (mine.status == CDDP_OK)
         (void)cdi_device_open(&b->device, world, share, &mine);
     if (mine.status == CDDP_OK)
-        (void)equip(b, &mine);
+        (void)backend_create_resources(b, &mine);
     if (mine.status == CDDP_OK && world->size > 1 && blocking)
-        (void)cdi_call_thread_create(&b->aside, b->device.context, &mine);
+        (void)cdi_call_thread_create(&b->call_thread, b->device.context, &mine);
     st = cdi_communicator_join(b, &mine, share, err);
     if (st == CDDP_OK)
         st = cdi_watch_start(b, err);
@@ -292,7 +292,7 @@ static cddp_status prepare_part(struct cdi_backend *b, const struct cdi_split *h
                                 struct cdi_error *err)
 {
     const int *ranks = how->ranks;
-    struct cdi_backend *part = new_backend(&b->world);
+    struct cdi_backend *part = gpu_new_backend(&b->world);
     cddp_status st;
 
     if (part == NULL)
@@ -313,10 +313,12 @@ static cddp_status prepare_part(struct cdi_backend *b, const struct cdi_split *h
     st = cdi_host->flight_open(&part->own_flight, err);
     part->record = part->own_flight;
     if (st == CDDP_OK)
-        st = cdi_device_again(&part->device, &b->device, err);
+        st = cdi_device_open_same(&part->device, &b->device, err);
     if (st == CDDP_OK)
-        st = equip(part, err);
-    return st == CDDP_OK && b->aside != NULL ? cdi_call_thread_create(&part->aside, part->device.context, err) : st;
+        st = backend_create_resources(part, err);
+    return st == CDDP_OK && b->call_thread != NULL
+               ? cdi_call_thread_create(&part->call_thread, part->device.context, err)
+               : st;
 }
 
 static cddp_status gpu_split(struct cdi_backend *b, const struct cdi_split *how, struct cdi_backend **out,
@@ -344,7 +346,7 @@ static cddp_status gpu_split(struct cdi_backend *b, const struct cdi_split *how,
         st = cdi_watch_start(part, err);
     cdi_device_leave(&b->device);
     if (st != CDDP_OK) {
-        if (cdi_gpu_is_at_rest(b)) /* else NCCL may still read its name */
+        if (cdi_gpu_is_idle(b)) /* else NCCL may still read its name */
             gpu_destroy(part);
         return st;
     }
@@ -377,7 +379,7 @@ static cddp_status gpu_alloc(struct cdi_backend *b, size_t bytes, void **out, st
 
 static void gpu_release(struct cdi_backend *b, void *p)
 {
-    if (p == NULL || !cdi_gpu_is_at_rest(b)) /* a kernel that nobody can end would make the driver wait for ever */
+    if (p == NULL || !cdi_gpu_is_idle(b)) /* a kernel that nobody can end would make the driver wait for ever */
         return;
     (void)cdi_device_enter(&b->device, NULL); /* the driver knows whose it is */
     (void)cdi_cuda.memory_free(cdi_device_ptr(p));
@@ -399,7 +401,7 @@ static cddp_status gpu_alloc_host(struct cdi_backend *b, size_t bytes, void **ou
 
 static void gpu_release_host(struct cdi_backend *b, void *p)
 {
-    if (p == NULL || !cdi_gpu_is_at_rest(b))
+    if (p == NULL || !cdi_gpu_is_idle(b))
         return;
     (void)cdi_device_enter(&b->device, NULL);
     (void)cdi_cuda.pinned_free(p);
@@ -411,7 +413,7 @@ static bool gpu_is_device(struct cdi_backend *b, const void *p)
     bool on_device;
 
     (void)cdi_device_enter(&b->device, NULL);
-    (void)cdi_device_look(&b->device, p, &on_device, NULL);
+    (void)cdi_device_owns(&b->device, p, &on_device, NULL);
     cdi_device_leave(&b->device);
     return on_device;
 }
@@ -422,7 +424,7 @@ static cddp_status gpu_check_memory(struct cdi_backend *b, const void *p, struct
     cddp_status st = cdi_device_enter(&b->device, err);
 
     if (st == CDDP_OK)
-        st = cdi_device_look(&b->device, p, &on_device, err);
+        st = cdi_device_owns(&b->device, p, &on_device, err);
     cdi_device_leave(&b->device);
     return st;
 }
@@ -431,7 +433,7 @@ static cddp_status gpu_check_memory(struct cdi_backend *b, const void *p, struct
  * Wait for all that was enqueued, element functions included. The copy behind it then waits for no peer, with the
  * blocks in its hands.
  */
-static cddp_status catch_up(struct cdi_backend *b, struct cdi_error *err)
+static cddp_status gpu_await_enqueued(struct cdi_backend *b, struct cdi_error *err)
 {
     cddp_status st = cdi_gpu_health(b, err);
 
@@ -454,11 +456,11 @@ static cddp_status gpu_copy(struct cdi_backend *b, void *to, const void *from, s
     cddp_status st = cdi_device_enter(&b->device, err);
 
     if (st == CDDP_OK)
-        st = catch_up(b, err);
+        st = gpu_await_enqueued(b, err);
     if (st == CDDP_OK)
         st = cdi_device_copy(&b->device, to, from, bytes, err);
     cdi_device_leave(&b->device);
-    return cdi_gpu_failed_call(b, st, NULL, err);
+    return cdi_gpu_call_status(b, st, NULL, err);
 }
 
 static cddp_status gpu_move(struct cdi_backend *b, void *to, const void *from, size_t bytes, struct cdi_error *err)
@@ -500,19 +502,19 @@ static cddp_status gpu_stream_acquire(struct cdi_backend *b, void **stream, stru
     (void)pthread_mutex_lock(&b->lock);
     if (st == CDDP_OK)
         st = cdi_issue_flush(b, err);
-    b->lent += st == CDDP_OK;
+    b->n_acquired += st == CDDP_OK;
     (void)pthread_mutex_unlock(&b->lock);
     if (st == CDDP_OK)
         *stream = b->device.stream;
     else
         cdi_device_leave_briefly(&b->device);
-    return cdi_gpu_failed_call(b, st, NULL, err);
+    return cdi_gpu_call_status(b, st, NULL, err);
 }
 
 static void gpu_stream_release(struct cdi_backend *b)
 {
     (void)pthread_mutex_lock(&b->lock);
-    b->lent--;
+    b->n_acquired--;
     (void)pthread_mutex_unlock(&b->lock);
     cdi_device_leave_briefly(&b->device);
 }
@@ -586,7 +588,8 @@ static const struct cdi_backend_ops gpu_ops = {
     .lowrank = cdi_gpu_lowrank,
 };
 
-static cddp_status open_backend(const struct cdi_host *host, const struct cdi_backend_ops **ops, struct cdi_error *err)
+static cddp_status gpu_open_backend(const struct cdi_host *host, const struct cdi_backend_ops **ops,
+                                    struct cdi_error *err)
 {
     cddp_status st = host->size == sizeof *host
                          ? cdi_libraries_open(host, err)
@@ -601,5 +604,5 @@ extern const struct cdi_module cddp_module;
 __attribute__((visibility("default"))) const struct cdi_module cddp_module = {
     .abi = CDI_MODULE_ABI,
     .version = CDDP_VERSION,
-    .open = open_backend,
+    .open = gpu_open_backend,
 };

@@ -18,7 +18,7 @@ cddp_status cdi_gpu_check_reduction(struct cdi_backend *b, cddp_dtype dtype, cdd
     return cdi_reduction_support_check(&facts, dtype, op, err);
 }
 
-static enum cdi_mean mean_of(const struct cdi_backend *b, const struct cdi_coll *op)
+static enum cdi_mean nccl_mean(const struct cdi_backend *b, const struct cdi_coll *op)
 {
     const struct cdi_mean_facts facts = {.nccl_code = cdi_nccl.code,
                                          .n_ranks = b->world.size,
@@ -33,11 +33,11 @@ static ncclRedOp_t nccl_op(const struct cdi_backend *b, const struct cdi_coll *o
     _Static_assert((int)ncclSum == (int)CDDP_SUM && (int)ncclProd == (int)CDDP_PROD && (int)ncclMax == (int)CDDP_MAX &&
                        (int)ncclMin == (int)CDDP_MIN && (int)ncclAvg == (int)CDDP_AVG,
                    "the reductions are NCCL's own");
-    return op->op == CDDP_AVG && mean_of(b, op) != CDI_MEAN_BY_NCCL ? ncclSum : (ncclRedOp_t)op->op;
+    return op->op == CDDP_AVG && nccl_mean(b, op) != CDI_MEAN_BY_NCCL ? ncclSum : (ncclRedOp_t)op->op;
 }
 
 /* The first error of several calls; a call inside a group is never "in progress" for long. */
-static void keep(ncclResult_t *first, ncclResult_t r)
+static void keep_first_error(ncclResult_t *first, ncclResult_t r)
 {
     if (*first == ncclSuccess && r != ncclInProgress)
         *first = r;
@@ -54,8 +54,8 @@ static ncclResult_t call_all_gatherv(const struct cdi_backend *b, ncclComm_t com
         uint8_t *to = (uint8_t *)op->out + at;
 
         if (w.count > 0)
-            keep(&r, cdi_nccl.broadcast(k == b->world.rank ? op->in : to, to, w.count, nccl_type(w.dtype), k, comm,
-                                        b->call.stream));
+            keep_first_error(&r, cdi_nccl.broadcast(k == b->world.rank ? op->in : to, to, w.count, nccl_type(w.dtype),
+                                                    k, comm, b->call.stream));
         at += op->counts[k] * size;
     }
     return r;
@@ -68,15 +68,15 @@ static ncclResult_t call_all_to_all(const struct cdi_backend *b, ncclComm_t comm
     ncclResult_t r = ncclSuccess;
 
     for (int k = 0; k < b->world.size; k++) {
-        keep(&r, cdi_nccl.send((const uint8_t *)op->in + (size_t)k * block, w.count, nccl_type(w.dtype), k, comm,
-                               b->call.stream));
-        keep(&r, cdi_nccl.recv((uint8_t *)op->out + (size_t)k * block, w.count, nccl_type(w.dtype), k, comm,
-                               b->call.stream));
+        keep_first_error(&r, cdi_nccl.send((const uint8_t *)op->in + (size_t)k * block, w.count, nccl_type(w.dtype), k,
+                                           comm, b->call.stream));
+        keep_first_error(&r, cdi_nccl.recv((uint8_t *)op->out + (size_t)k * block, w.count, nccl_type(w.dtype), k, comm,
+                                           b->call.stream));
     }
     return r;
 }
 
-static ncclResult_t call(const struct cdi_backend *b, ncclComm_t comm, const struct cdi_coll *op)
+static ncclResult_t nccl_call_one(const struct cdi_backend *b, ncclComm_t comm, const struct cdi_coll *op)
 {
     const struct cdi_wire w = cdi_wire_of(op->dtype, op->count);
     CUstream s = b->call.stream;
@@ -140,10 +140,10 @@ ncclResult_t cdi_nccl_calls(void *arg)
         return r;
     for (size_t i = 0; i < c->n_ops; i++)
         if (!is_empty(c->ops[i])) {
-            ncclResult_t one = call(b, c->comm, c->ops[i]);
+            ncclResult_t one = nccl_call_one(b, c->comm, c->ops[i]);
 
             if (group)
-                keep(&r, one);
+                keep_first_error(&r, one);
             else
                 r = one;
         }
@@ -170,7 +170,7 @@ static cddp_status divide(struct cdi_backend *b, void *x, size_t count, cddp_dty
 }
 
 /* Elements that this rank brings to a reduction. */
-static size_t n_given(const struct cdi_backend *b, const struct cdi_coll *op)
+static size_t n_input(const struct cdi_backend *b, const struct cdi_coll *op)
 {
     return op->kind == CDI_REDUCE_SCATTER ? op->count * (size_t)b->world.size : op->count;
 }
@@ -191,14 +191,14 @@ static cddp_status copy_to_out(struct cdi_backend *b, struct cdi_coll *op, struc
 
 bool cdi_nccl_divides_before(const struct cdi_backend *b, const struct cdi_coll *op)
 {
-    return op->count > 0 && mean_of(b, op) == CDI_MEAN_BEFORE;
+    return op->count > 0 && nccl_mean(b, op) == CDI_MEAN_BEFORE;
 }
 
 bool cdi_nccl_divides_after(const struct cdi_backend *b, const struct cdi_coll *op)
 {
     bool here = op->kind != CDI_REDUCE || op->root == b->world.rank;
 
-    return here && op->count > 0 && mean_of(b, op) == CDI_MEAN_AFTER;
+    return here && op->count > 0 && nccl_mean(b, op) == CDI_MEAN_AFTER;
 }
 
 cddp_status cdi_nccl_divide_before(struct cdi_backend *b, struct cdi_coll *op, cdi_write_fn *write, uint64_t ticket,
@@ -209,7 +209,7 @@ cddp_status cdi_nccl_divide_before(struct cdi_backend *b, struct cdi_coll *op, c
     if (!cdi_nccl_divides_before(b, op))
         return CDDP_OK;
     st = copy_to_out(b, op, err);
-    return st == CDDP_OK ? divide(b, (void *)(uintptr_t)op->in, n_given(b, op), op->dtype, write, ticket, err) : st;
+    return st == CDDP_OK ? divide(b, (void *)(uintptr_t)op->in, n_input(b, op), op->dtype, write, ticket, err) : st;
 }
 
 cddp_status cdi_nccl_divide_after(struct cdi_backend *b, const struct cdi_coll *op, cdi_write_fn *write,

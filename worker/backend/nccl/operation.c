@@ -10,77 +10,78 @@
 #include "worker/backend/nccl/stage.h"
 
 /* What the program sends and receives; not what a collective is made of. */
-static bool is_message(const struct cdi_coll *op)
+static bool op_is_message(const struct cdi_coll *op)
 {
     return (op->kind == CDI_SEND || op->kind == CDI_RECV) && !cdi_asked_is_coll(op->asked);
 }
 
 /* With the lock: the slot is the next ticket's, from now on. */
-static void give_ticket(struct cdi_backend *b, struct cdi_slot *s, enum cdi_flight_op what)
+static void op_give_ticket(struct cdi_backend *b, struct cdi_slot *s, enum cdi_flight_op what)
 {
     const struct cdi_coll *op = &s->one.op;
 
     s->started_ms = 0;
-    s->number = is_message(op) ? 0 : ++b->n_collectives;
-    (void)pthread_mutex_lock(&b->page);
+    s->number = op_is_message(op) ? 0 : ++b->n_collectives;
+    (void)pthread_mutex_lock(&b->ring_lock);
     s->flight_seq = cdi_host->flight_enqueue(b->record, what, (uint32_t)op->dtype, op->count, op->bucket);
-    b->given++;
-    (void)pthread_mutex_unlock(&b->page);
-    cdi_gpu_busy(b); /* before this thread comes to a stream that is full */
+    b->enqueued++;
+    (void)pthread_mutex_unlock(&b->ring_lock);
+    cdi_gpu_set_busy(b); /* before this thread comes to a stream that is full */
 }
 
 /* With the lock: a ticket for the operation, and all that goes with it. */
-static cddp_status append(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_staged *staged,
-                          struct cdi_error *err)
+static cddp_status op_append(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_staging *staged,
+                             struct cdi_error *err)
 {
     size_t bytes = op->count * (op->dtype != CDDP_DTYPE_NONE ? cddp_dtype_size(op->dtype) : 1);
     struct cdi_slot *s = NULL;
     cddp_status st = CDDP_OK;
 
-    if (b->begun < b->given && (b->pending_bytes + bytes > CDI_GROUP_BYTES || b->given - b->begun >= CDI_GROUP_MAX))
+    if (b->begun < b->enqueued &&
+        (b->pending_bytes + bytes > CDI_GROUP_BYTES || b->enqueued - b->begun >= CDI_GROUP_MAX))
         st = cdi_issue_start(b, err);
     if (st == CDDP_OK)
         st = cdi_ring_next(b, &s, err);
     if (st != CDDP_OK)
         return st;
-    s->one = (struct cdi_part){*op, staged};
+    s->one = (struct cdi_ring_op){*op, staged};
     s->counts = NULL;
     st = cdi_slot_copy_counts(b, s, err);
     if (st != CDDP_OK)
         return st;
-    give_ticket(b, s, cdi_flight_op_of(op->kind));
+    op_give_ticket(b, s, cdi_flight_op_of(op->kind));
     if (staged != NULL)
-        cdi_stage_keep(b, staged);
+        cdi_stage_add_result(b, staged);
     b->pending_bytes += bytes;
-    if (b->lent > 0) /* what the borrower puts on the stream next comes behind it */
+    if (b->n_acquired > 0) /* what the borrower puts on the stream next comes behind it */
         return cdi_issue_flush(b, err);
     return op->more && bytes <= CDI_GROUP_BYTES ? CDDP_OK : cdi_issue_start(b, err);
 }
 
 /* The same of several, which are begun apart from what was held back. They are the slot's once there is a ticket. */
-static cddp_status append_several(struct cdi_backend *b, const struct cdi_coll *ops, size_t n,
-                                  struct cdi_op_group *several, struct cdi_error *err)
+static cddp_status op_append_group(struct cdi_backend *b, const struct cdi_coll *ops, size_t n,
+                                   struct cdi_op_group *several, struct cdi_error *err)
 {
     struct cdi_slot *s = NULL;
-    cddp_status st = b->begun < b->given ? cdi_issue_start(b, err) : CDDP_OK;
+    cddp_status st = b->begun < b->enqueued ? cdi_issue_start(b, err) : CDDP_OK;
 
     if (st == CDDP_OK)
         st = cdi_ring_next(b, &s, err);
     if (st != CDDP_OK)
         return st;
-    s->one = (struct cdi_part){.op = ops[0]};
+    s->one = (struct cdi_ring_op){.op = ops[0]};
     s->one.op.counts = NULL;
-    s->several = several;
-    give_ticket(b, s, cdi_flight_op_of_group(ops, n));
+    s->group = several;
+    op_give_ticket(b, s, cdi_flight_op_of_group(ops, n));
     for (size_t i = 0; i < several->n; i++)
-        if (several->part[i].staged != NULL)
-            cdi_stage_keep(b, several->part[i].staged);
-    return b->lent > 0 ? cdi_issue_flush(b, err) : cdi_issue_start(b, err);
+        if (several->op[i].staged != NULL)
+            cdi_stage_add_result(b, several->op[i].staged);
+    return b->n_acquired > 0 ? cdi_issue_flush(b, err) : cdi_issue_start(b, err);
 }
 
 cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_coll *op, uint64_t *ticket, struct cdi_error *err)
 {
-    struct cdi_staged *staged = NULL;
+    struct cdi_staging *staged = NULL;
     uint64_t before_it;
     cddp_status st = cdi_gpu_health(b, err);
     /* Nothing is allocated for it. Where a graph holds the communicator NCCL asks for events at each launch
@@ -98,44 +99,44 @@ cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_coll *op, ui
         st = cdi_stage_prepare(b, op, &staged, err);
     if (st == CDDP_OK) {
         (void)pthread_mutex_lock(&b->lock);
-        before_it = b->given;
-        st = append(b, op, staged, err);
-        *ticket = b->given;
-        if (b->given == before_it && staged != NULL) /* else it is the list's of results */
-            cdi_stage_spare(b, staged);
+        before_it = b->enqueued;
+        st = op_append(b, op, staged, err);
+        *ticket = b->enqueued;
+        if (b->enqueued == before_it && staged != NULL) /* else it is the list's of results */
+            cdi_stage_release(b, staged);
         (void)pthread_mutex_unlock(&b->lock);
     }
     (brief ? cdi_device_leave_briefly : cdi_device_leave)(&b->device);
-    return cdi_gpu_failed_call(b, st, op, err);
+    return cdi_gpu_call_status(b, st, op, err);
 }
 
 /* ---------------------------------------------------------------------------------------------- several as one ---- */
 
 /* With `lock`: it was not begun. */
-static void spare_several(struct cdi_backend *b, const struct cdi_op_group *s)
+static void op_release_group(struct cdi_backend *b, const struct cdi_op_group *s)
 {
     for (size_t i = 0; i < s->n; i++)
-        if (s->part[i].staged != NULL)
-            cdi_stage_spare(b, s->part[i].staged);
+        if (s->op[i].staged != NULL)
+            cdi_stage_release(b, s->op[i].staged);
 }
 
-static cddp_status enqueue_several(struct cdi_backend *b, const struct cdi_coll *ops, size_t n, struct cdi_op_group *s,
-                                   uint64_t *ticket, struct cdi_error *err)
+static cddp_status op_enqueue_group(struct cdi_backend *b, const struct cdi_coll *ops, size_t n, struct cdi_op_group *s,
+                                    uint64_t *ticket, struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
     uint64_t before_it;
     bool taken = false;
 
     for (size_t i = 0; i < s->n && st == CDDP_OK; i++)
-        st = cdi_stage_prepare(b, &s->part[i].op, &s->part[i].staged, err);
+        st = cdi_stage_prepare(b, &s->op[i].op, &s->op[i].staged, err);
     (void)pthread_mutex_lock(&b->lock);
-    before_it = b->given;
+    before_it = b->enqueued;
     if (st == CDDP_OK)
-        st = append_several(b, ops, n, s, err);
-    *ticket = b->given;
-    taken = b->given != before_it;
+        st = op_append_group(b, ops, n, s, err);
+    *ticket = b->enqueued;
+    taken = b->enqueued != before_it;
     if (!taken)
-        spare_several(b, s);
+        op_release_group(b, s);
     (void)pthread_mutex_unlock(&b->lock);
     if (!taken)
         cdi_host->release(s);
@@ -159,9 +160,9 @@ cddp_status cdi_gpu_enqueue_group(struct cdi_backend *b, const struct cdi_coll *
         return st;
     st = cdi_device_enter(&b->device, err);
     if (st == CDDP_OK)
-        st = enqueue_several(b, ops, n, s, ticket, err);
+        st = op_enqueue_group(b, ops, n, s, ticket, err);
     else
         cdi_host->release(s);
     cdi_device_leave(&b->device);
-    return cdi_gpu_failed_call(b, st, &ops[0], err);
+    return cdi_gpu_call_status(b, st, &ops[0], err);
 }

@@ -3,7 +3,7 @@
 
 #include "worker/backend/nccl/health.h"
 
-static struct cdi_peer_error word_of(const struct cdi_backend *b)
+static struct cdi_peer_error peers_channel(const struct cdi_backend *b)
 {
     return (struct cdi_peer_error){.keys = &b->world.keys,
                                    .prefix = b->prefix,
@@ -15,37 +15,37 @@ static struct cdi_peer_error word_of(const struct cdi_backend *b)
 /* The first rank that fails says why, for those that NCCL leaves waiting. */
 void cdi_peers_notify(struct cdi_backend *b)
 {
-    const struct cdi_peer_error w = word_of(b);
+    const struct cdi_peer_error w = peers_channel(b);
     struct cdi_error why;
 
-    if (!atomic_load(&b->failed) || atomic_exchange(&b->telling, true))
+    if (!atomic_load(&b->failed) || atomic_exchange(&b->notifying, true))
         return;
-    (void)pthread_mutex_lock(&b->word);
+    (void)pthread_mutex_lock(&b->error_lock);
     while (!b->complete)
-        (void)pthread_cond_wait(&b->news, &b->word);
+        (void)pthread_cond_wait(&b->changed, &b->error_lock);
     why = b->error;
-    (void)pthread_mutex_unlock(&b->word);
-    if (!atomic_load(&b->told_by_peer))
+    (void)pthread_mutex_unlock(&b->error_lock);
+    if (!atomic_load(&b->from_peer))
         cdi_peer_error_tell(&w, &why);
-    (void)pthread_mutex_lock(&b->word);
-    b->told = true;
-    (void)pthread_cond_broadcast(&b->news);
-    (void)pthread_mutex_unlock(&b->word);
+    (void)pthread_mutex_lock(&b->error_lock);
+    b->notified = true;
+    (void)pthread_cond_broadcast(&b->changed);
+    (void)pthread_mutex_unlock(&b->error_lock);
 }
 
 /* Also the end of the store itself, which is the end of its host. */
 void cdi_peers_listen(struct cdi_backend *b)
 {
-    const struct cdi_peer_error w = word_of(b);
+    const struct cdi_peer_error w = peers_channel(b);
     struct cdi_error err;
     cddp_status st;
 
-    (void)atomic_fetch_add(&b->in_store, 1);
+    (void)atomic_fetch_add(&b->n_in_store, 1);
     st = cdi_peer_error_heard(&w, &err);
-    (void)atomic_fetch_sub(&b->in_store, 1);
+    (void)atomic_fetch_sub(&b->n_in_store, 1);
     if (st == CDDP_OK)
         return;
-    atomic_store(&b->told_by_peer, true);
+    atomic_store(&b->from_peer, true);
     (void)cdi_gpu_fail(b, &err);
 }
 
@@ -53,18 +53,18 @@ void cdi_peers_listen(struct cdi_backend *b)
  * Who did not come: to a message its peers, of which NCCL does not say one. To a collective those of whom the store
  * does not know that they are in it, too: several exchanges, and any of them may take long.
  */
-static void find_late(const struct cdi_backend *b, struct cdi_error *err)
+static void peers_find_late(const struct cdi_backend *b, struct cdi_error *err)
 {
-    const struct cdi_peer_error w = word_of(b);
-    struct cdi_rank_list late = b->late_peers; /* this and late_op do not change any more */
-    const char *op = b->late_op.op;
+    const struct cdi_peer_error w = peers_channel(b);
+    struct cdi_rank_list late = b->timed_out_peers; /* this and late_op do not change any more */
+    const char *op = b->timed_out_op.op;
     double seconds = (double)b->world.timeout_ms / 1000;
 
-    if (b->late_op.number != 0)
-        cdi_peer_error_late(&w, b->late_op.number, &late);
+    if (b->timed_out_op.number != 0)
+        cdi_peer_error_late(&w, b->timed_out_op.number, &late);
     if (cdi_host->flight_check(b->world.flight, err) != CDDP_OK) /* that is why */
         return;
-    if (late.n > 1 && b->late_op.number == 0)
+    if (late.n > 1 && b->timed_out_op.number == 0)
         (void)cdi_fail(err, CDDP_E_TIMEOUT, "%s: one of ranks %s did not come within %.4g s", op, late.text, seconds);
     else if (late.n > 0)
         (void)cdi_fail_by(err, cdi_rank_of_job(&b->world, late.first), CDDP_E_TIMEOUT,
@@ -81,16 +81,16 @@ void cdi_peers_name_late(struct cdi_backend *b)
     struct cdi_error err;
     bool asked;
 
-    (void)pthread_mutex_lock(&b->word);
-    asked = b->late;
-    (void)pthread_mutex_unlock(&b->word);
+    (void)pthread_mutex_lock(&b->error_lock);
+    asked = b->timed_out;
+    (void)pthread_mutex_unlock(&b->error_lock);
     if (!asked)
         return;
-    find_late(b, &err);
-    (void)pthread_mutex_lock(&b->word);
+    peers_find_late(b, &err);
+    (void)pthread_mutex_lock(&b->error_lock);
     if (!b->complete)
         b->error = err;
-    b->named = true;
-    (void)pthread_cond_broadcast(&b->news);
-    (void)pthread_mutex_unlock(&b->word);
+    b->late_ranks_known = true;
+    (void)pthread_cond_broadcast(&b->changed);
+    (void)pthread_mutex_unlock(&b->error_lock);
 }

@@ -22,7 +22,7 @@
 #define WORD_OF_PEERS_MS 1000 /* NCCL notices that a peer is gone; who it was others know, a moment later */
 
 /* NCCL says that something is wrong. Who is gone, the agent or a peer says in a moment; it is the better sentence. */
-static void async_error(struct cdi_backend *b, ncclResult_t r, const char *op)
+static void progress_nccl_error(struct cdi_backend *b, ncclResult_t r, const char *op)
 {
     int64_t until_ms = cdi_now_ms() + WORD_OF_PEERS_MS;
     struct cdi_error err;
@@ -43,9 +43,9 @@ static void async_error(struct cdi_backend *b, ncclResult_t r, const char *op)
 }
 
 /* Who holds the lock for long polls NCCL, and puts the ends there himself. */
-static void ask_nccl(struct cdi_backend *b)
+static void progress_check_nccl(struct cdi_backend *b)
 {
-    struct cdi_glance g;
+    struct cdi_op_info g;
     ncclResult_t r;
 
     if (pthread_mutex_trylock(&b->lock) != 0)
@@ -56,7 +56,7 @@ static void ask_nccl(struct cdi_backend *b)
     cdi_ring_current(b, &g);
     (void)pthread_mutex_unlock(&b->lock);
     if (r != ncclSuccess && r != ncclInProgress)
-        async_error(b, r, g.op);
+        progress_nccl_error(b, r, g.op);
 }
 
 void *cdi_progress_main(void *arg)
@@ -66,8 +66,8 @@ void *cdi_progress_main(void *arg)
 
     (void)cdi_device_enter(&b->device, NULL); /* what asks the driver enters for itself */
     while (cdi_gpu_pause(b, ROUND_MS, NULL)) {
-        ask_nccl(b);
-        if (atomic_exchange(&b->ask_store, false))
+        progress_check_nccl(b);
+        if (atomic_exchange(&b->check_store, false))
             cdi_peers_listen(b);
         if (++round % ASK_GPU_ROUNDS == 0 && cdi_gpu_health_now(b, NULL) == CDDP_OK)
             (void)cdi_gpu_check_device(b, NULL, NULL);

@@ -36,7 +36,8 @@
 #define GRANULE 4096u
 
 /* NCCL's memory, which can be a window or be registered; where that is of no use, or there is none, the driver's. */
-static cddp_status allocate(const struct cdi_backend *b, struct cdi_gpu_region *r, size_t bytes, struct cdi_error *err)
+static cddp_status region_allocate(const struct cdi_backend *b, struct cdi_gpu_region *r, size_t bytes,
+                                   struct cdi_error *err)
 {
     cddp_status st;
 
@@ -63,7 +64,7 @@ static void release_memory(struct cdi_gpu_region *r)
 }
 
 /* With the communicator at rest. */
-static cddp_status clear(struct cdi_backend *b, struct cdi_gpu_region *r, struct cdi_error *err)
+static cddp_status region_clear(struct cdi_backend *b, struct cdi_gpu_region *r, struct cdi_error *err)
 {
     CUstream s = b->device.stream;
     cddp_status st =
@@ -72,7 +73,7 @@ static cddp_status clear(struct cdi_backend *b, struct cdi_gpu_region *r, struct
     return st == CDDP_OK ? cdi_cuda_check(cdi_cuda.stream_synchronize(s), "clearing memory", err) : st;
 }
 
-static ncclResult_t window_now(void *arg)
+static ncclResult_t window_call(void *arg)
 {
     struct cdi_backend *b = arg;
     struct cdi_gpu_region *r = b->call.region;
@@ -84,7 +85,7 @@ static ncclResult_t window_now(void *arg)
  * A collective call of all ranks. *ok: this rank has a window; a library may say success and give none, or that it does
  * not do such a thing, which it then says to all. Any other error is one rank's, and the others wait in the call.
  */
-static cddp_status make_window(struct cdi_backend *b, struct cdi_gpu_region *r, bool *ok, struct cdi_error *err)
+static cddp_status region_make_window(struct cdi_backend *b, struct cdi_gpu_region *r, bool *ok, struct cdi_error *err)
 {
     int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), b->world.join_timeout_ms);
     struct cdi_error why;
@@ -94,14 +95,14 @@ static cddp_status make_window(struct cdi_backend *b, struct cdi_gpu_region *r, 
     (void)pthread_mutex_lock(&b->lock);
     st = cdi_issue_flush(b, &why);
     if (st == CDDP_OK) {
-        cdi_gpu_busy(b);
-        b->refused = ncclSuccess;
+        cdi_gpu_set_busy(b);
+        b->nccl_error = ncclSuccess;
         b->call.comm = b->comm;
         b->call.region = r;
-        res = cdi_nccl_call(b, window_now);
+        res = cdi_nccl_call(b, window_call);
         st = cdi_nccl_wait_ready(b, b->comm, res, "registering gradients as a window", deadline_ms, &why);
         *ok = st == CDDP_OK && r->window != NULL;
-        if ((b->refused == ncclInvalidUsage || b->refused == ncclInvalidArgument) &&
+        if ((b->nccl_error == ncclInvalidUsage || b->nccl_error == ncclInvalidArgument) &&
             cdi_nccl_state(b, b->comm, ncclSuccess) == ncclSuccess)
             st = CDDP_OK;
         else if (st == CDDP_E_SYSTEM)
@@ -145,7 +146,7 @@ static void unregister(struct cdi_backend *b, struct cdi_gpu_region *r)
     r->handle = NULL;
 }
 
-static cddp_status all_can(struct cdi_backend *b, bool mine, bool *all, struct cdi_error *err)
+static cddp_status all_ranks_can(struct cdi_backend *b, bool mine, bool *all, struct cdi_error *err)
 {
     int32_t value = mine;
     cddp_status st = cdi_gpu_agree(b, &value, CDDP_MIN, err);
@@ -155,19 +156,19 @@ static cddp_status all_can(struct cdi_backend *b, bool mine, bool *all, struct c
 }
 
 /* The best of the three kinds that all ranks can have. A rank alone copies at most: NCCL would use none of them. */
-static cddp_status make_known(struct cdi_backend *b, struct cdi_gpu_region *r, struct cdi_error *err)
+static cddp_status region_register(struct cdi_backend *b, struct cdi_gpu_region *r, struct cdi_error *err)
 {
     bool registered = false, ok = false,
          can = b->use.windows && r->from_nccl && cdi_nccl.window_register != NULL && cdi_nccl.window_deregister != NULL;
-    cddp_status st = all_can(b, can, &can, err);
+    cddp_status st = all_ranks_can(b, can, &can, err);
 
     r->kind = CDI_ARENA_PLAIN;
     if (st != CDDP_OK || b->world.size == 1)
         return st;
     if (can) {
-        st = make_window(b, r, &ok, err);
+        st = region_make_window(b, r, &ok, err);
         if (st == CDDP_OK)
-            st = all_can(b, ok, &ok, err);
+            st = all_ranks_can(b, ok, &ok, err);
         if (st != CDDP_OK || ok) {
             r->kind = CDI_ARENA_WINDOW;
             return st;
@@ -178,10 +179,10 @@ static cddp_status make_known(struct cdi_backend *b, struct cdi_gpu_region *r, s
         (void)pthread_mutex_unlock(&b->lock);
     }
     if (st == CDDP_OK)
-        st = all_can(b, b->use.registration, &registered, err);
+        st = all_ranks_can(b, b->use.registration, &registered, err);
     if (st != CDDP_OK || !registered)
         return st;
-    st = all_can(b, register_buffer(b, r), &ok, err);
+    st = all_ranks_can(b, register_buffer(b, r), &ok, err);
     r->kind = ok ? CDI_ARENA_REGISTERED : CDI_ARENA_PLAIN;
     if (st == CDDP_OK && !ok && r->handle != NULL) {
         (void)pthread_mutex_lock(&b->lock);
@@ -200,7 +201,7 @@ static const char *kind_name(enum cdi_arena_kind kind)
 }
 
 /* Out of the list, and free. With the lock; NCCL takes a call. */
-static void drop(struct cdi_backend *b, struct cdi_gpu_region **at)
+static void region_drop(struct cdi_backend *b, struct cdi_gpu_region **at)
 {
     struct cdi_gpu_region *r = *at;
 
@@ -211,7 +212,7 @@ static void drop(struct cdi_backend *b, struct cdi_gpu_region **at)
 }
 
 /* The windows that every rank has destroyed go. Each rank has the same ones in its list, in the same order. */
-static cddp_status free_windows(struct cdi_backend *b, struct cdi_error *err)
+static cddp_status region_free_windows(struct cdi_backend *b, struct cdi_error *err)
 {
     struct cdi_gpu_region **at = &b->windows;
     cddp_status st = CDDP_OK;
@@ -222,10 +223,10 @@ static cddp_status free_windows(struct cdi_backend *b, struct cdi_error *err)
         (void)pthread_mutex_lock(&b->lock);
         dead = (*at)->dead;
         (void)pthread_mutex_unlock(&b->lock);
-        st = all_can(b, dead, &dead, err);
+        st = all_ranks_can(b, dead, &dead, err);
         (void)pthread_mutex_lock(&b->lock);
         if (st == CDDP_OK && dead && cdi_issue_flush(b, NULL) == CDDP_OK)
-            drop(b, at);
+            region_drop(b, at);
         else
             at = &(*at)->next;
         (void)pthread_mutex_unlock(&b->lock);
@@ -233,14 +234,14 @@ static cddp_status free_windows(struct cdi_backend *b, struct cdi_error *err)
     return st;
 }
 
-void cdi_gpu_regions_leave(struct cdi_backend *b)
+void cdi_gpu_regions_detach(struct cdi_backend *b)
 {
     (void)pthread_mutex_lock(&b->lock);
     while (b->windows != NULL) {
         struct cdi_gpu_region *r = b->windows;
 
         if (r->dead) {
-            drop(b, &b->windows);
+            region_drop(b, &b->windows);
         } else {
             b->windows = r->next;
             r->listed = false;
@@ -251,7 +252,7 @@ void cdi_gpu_regions_leave(struct cdi_backend *b)
     (void)pthread_mutex_unlock(&b->lock);
 }
 
-static void keep_window(struct cdi_backend *b, struct cdi_gpu_region *r)
+static void region_list_window(struct cdi_backend *b, struct cdi_gpu_region *r)
 {
     struct cdi_gpu_region **at = &b->windows;
 
@@ -263,9 +264,9 @@ static void keep_window(struct cdi_backend *b, struct cdi_gpu_region *r)
     (void)pthread_mutex_unlock(&b->lock);
 }
 
-static cddp_status create(struct cdi_backend *b, size_t bytes, struct cdi_gpu_region **out, struct cdi_error *err)
+static cddp_status region_make(struct cdi_backend *b, size_t bytes, struct cdi_gpu_region **out, struct cdi_error *err)
 {
-    cddp_status st = free_windows(b, err), own;
+    cddp_status st = region_free_windows(b, err), own;
     struct cdi_gpu_region *r;
     struct cdi_error mine;
     char text[96];
@@ -274,15 +275,15 @@ static cddp_status create(struct cdi_backend *b, size_t bytes, struct cdi_gpu_re
     if (st != CDDP_OK)
         return st;
     r = cdi_host->alloc(1, sizeof *r);
-    own = r == NULL ? cdi_fail(&mine, CDDP_E_NOMEM, "out of memory") : allocate(b, r, bytes, &mine);
+    own = r == NULL ? cdi_fail(&mine, CDDP_E_NOMEM, "out of memory") : region_allocate(b, r, bytes, &mine);
     if (own == CDDP_OK)
-        own = clear(b, r, &mine);
-    st = all_can(b, own == CDDP_OK, &all, err);
+        own = region_clear(b, r, &mine);
+    st = all_ranks_can(b, own == CDDP_OK, &all, err);
     if (st == CDDP_OK && (!all || r == NULL))
         st = own == CDDP_OK ? cdi_fail(err, CDDP_E_NOMEM, "another rank's GPU has no %zu bytes for gradients", bytes)
                             : cdi_fail_since(err, &mine, "%s", mine.msg);
     if (st == CDDP_OK && r != NULL)
-        st = make_known(b, r, err);
+        st = region_register(b, r, err);
     if (st != CDDP_OK || r == NULL) {
         if (r != NULL)
             cdi_gpu_region_destroy(b, &r->base);
@@ -291,7 +292,7 @@ static cddp_status create(struct cdi_backend *b, size_t bytes, struct cdi_gpu_re
     (void)snprintf(text, sizeof text, "%zu bytes for gradients: %s", r->base.bytes, kind_name(r->kind));
     cdi_host->debug("NCCL-ARENA", text);
     if (r->kind == CDI_ARENA_WINDOW)
-        keep_window(b, r);
+        region_list_window(b, r);
     (void)pthread_mutex_lock(&b->lock);
     r->next_alive = b->alive;
     b->alive = r;
@@ -314,15 +315,15 @@ cddp_status cdi_gpu_region_create(struct cdi_backend *b, size_t bytes, struct cd
         cdi_device_leave(&b->device);
         return st;
     }
-    (void)pthread_mutex_lock(&b->page);
+    (void)pthread_mutex_lock(&b->ring_lock);
     seq = cdi_host->flight_enqueue(b->record, CDI_FLIGHT_REGION, 0, bytes, -1);
     cdi_host->flight_start(b->record, seq);
-    (void)pthread_mutex_unlock(&b->page);
-    st = create(b, bytes, &r, err);
+    (void)pthread_mutex_unlock(&b->ring_lock);
+    st = region_make(b, bytes, &r, err);
     if (st == CDDP_OK && r != NULL) {
-        (void)pthread_mutex_lock(&b->page);
+        (void)pthread_mutex_lock(&b->ring_lock);
         cdi_host->flight_done(b->record, seq);
-        (void)pthread_mutex_unlock(&b->page);
+        (void)pthread_mutex_unlock(&b->ring_lock);
         *out = &r->base;
     }
     cdi_device_leave(&b->device);
@@ -330,7 +331,7 @@ cddp_status cdi_gpu_region_create(struct cdi_backend *b, size_t bytes, struct cd
 }
 
 /* Kernels, and a hook's work, may still be using it: NCCL's memory, unlike the driver's, goes without a wait. */
-static void await_all(struct cdi_backend *b)
+static void region_await_work(struct cdi_backend *b)
 {
     cddp_status st;
 
@@ -344,7 +345,7 @@ static void await_all(struct cdi_backend *b)
 }
 
 /* With the lock. One that was never complete is not among them. */
-static void forget(struct cdi_backend *b, const struct cdi_gpu_region *r)
+static void region_unlist(struct cdi_backend *b, const struct cdi_gpu_region *r)
 {
     for (struct cdi_gpu_region **at = &b->alive; *at != NULL; at = &(*at)->next_alive)
         if (*at == r) {
@@ -360,15 +361,15 @@ void cdi_gpu_region_destroy(struct cdi_backend *b, struct cdi_region *region)
     if (r == NULL)
         return;
     (void)pthread_mutex_lock(&b->lock);
-    forget(b, r);
+    region_unlist(b, r);
     (void)pthread_mutex_unlock(&b->lock);
-    if (b->left && !b->rests) /* as below */
+    if (b->has_left && !b->is_idle) /* as below */
         return;
-    if (!cdi_gpu_is_at_rest(b)) /* NCCL or a kernel may still write to the memory, or NCCL to r->window: both stay */
+    if (!cdi_gpu_is_idle(b)) /* NCCL or a kernel may still write to the memory, or NCCL to r->window: both stay */
         return;
     (void)cdi_device_enter(&b->device, NULL);
-    if (!b->left) {
-        await_all(b);
+    if (!b->has_left) {
+        region_await_work(b);
         (void)pthread_mutex_lock(&b->lock);
         (void)cdi_issue_flush(b, NULL); /* NCCL takes a call */
         if (!r->listed && b->comm != NULL)

@@ -12,6 +12,6 @@ void cdi_gpu_region_destroy(struct cdi_backend *b, struct cdi_region *r);
  * Detaches all regions from the communicator, after its threads have ended: frees the destroyed ones in b->windows, and
  * leaves nothing but memory of the others.
  */
-void cdi_gpu_regions_leave(struct cdi_backend *b);
+void cdi_gpu_regions_detach(struct cdi_backend *b);
 
 #endif

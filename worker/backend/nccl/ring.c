@@ -8,20 +8,20 @@
 #include <stdio.h>
 #include <string.h>
 
-static bool grow(struct cdi_backend *b)
+static bool ring_grow(struct cdi_backend *b)
 {
     size_t size = b->ring_size == 0 ? CDI_RING_FIRST : b->ring_size * 2;
     struct cdi_slot *ring = size <= CDI_RING_LIMIT ? cdi_host->alloc(size, sizeof *ring) : NULL;
 
     if (ring == NULL)
         return false;
-    (void)pthread_mutex_lock(&b->page);
-    for (uint64_t t = b->given - b->ring_size + 1; b->ring_size > 0 && t <= b->given; t++)
+    (void)pthread_mutex_lock(&b->ring_lock);
+    for (uint64_t t = b->enqueued - b->ring_size + 1; b->ring_size > 0 && t <= b->enqueued; t++)
         ring[t & (size - 1)] = *cdi_slot_of(b, t);
     cdi_host->release(b->ring);
     b->ring = ring;
     b->ring_size = size;
-    (void)pthread_mutex_unlock(&b->page);
+    (void)pthread_mutex_unlock(&b->ring_lock);
     return true;
 }
 
@@ -29,12 +29,13 @@ cddp_status cdi_ring_next(struct cdi_backend *b, struct cdi_slot **out, struct c
 {
     struct cdi_slot *s;
     cddp_status st = CDDP_OK;
-    bool full = b->ring_size == 0 || (b->given >= b->ring_size && !cdi_ring_is_done(b, b->given - b->ring_size + 1));
+    bool full =
+        b->ring_size == 0 || (b->enqueued >= b->ring_size && !cdi_ring_is_done(b, b->enqueued - b->ring_size + 1));
 
-    if (full && !grow(b))
+    if (full && !ring_grow(b))
         return cdi_fail(err, b->ring_size >= CDI_RING_LIMIT ? CDDP_E_LIMIT : CDDP_E_NOMEM,
                         "%zu collectives are under way: join some of them", b->ring_size);
-    s = cdi_slot_of(b, b->given + 1);
+    s = cdi_slot_of(b, b->enqueued + 1);
     if (s->done == NULL)
         st = cdi_cuda_check(cdi_cuda.event_create(&s->done, CU_EVENT_DISABLE_TIMING), "creating an event", err);
     *out = s;
@@ -56,18 +57,18 @@ cddp_status cdi_slot_copy_counts(const struct cdi_backend *b, struct cdi_slot *s
 }
 
 /* What a slot has of its own, but for its event. */
-static void empty_slot(struct cdi_slot *s)
+static void slot_clear(struct cdi_slot *s)
 {
     cdi_host->release(s->counts);
-    cdi_host->release(s->several);
+    cdi_host->release(s->group);
     s->counts = NULL;
-    s->several = NULL;
+    s->group = NULL;
     s->one.staged = NULL;
 }
 
-static void retire(struct cdi_backend *b, struct cdi_slot *s)
+static void ring_retire(struct cdi_backend *b, struct cdi_slot *s)
 {
-    empty_slot(s);
+    slot_clear(s);
     b->done++;
 }
 
@@ -76,17 +77,17 @@ void cdi_ring_free(struct cdi_backend *b)
     for (size_t i = 0; i < b->ring_size; i++) {
         if (b->ring[i].done != NULL)
             (void)cdi_cuda.event_destroy(b->ring[i].done);
-        empty_slot(&b->ring[i]);
+        slot_clear(&b->ring[i]);
     }
     cdi_host->release(b->ring);
     b->ring = NULL;
     b->ring_size = 0;
 }
 
-struct cdi_part *cdi_slot_part(struct cdi_slot *s, size_t i)
+struct cdi_ring_op *cdi_slot_op(struct cdi_slot *s, size_t i)
 {
-    if (s->several != NULL)
-        return i < s->several->n ? &s->several->part[i] : NULL;
+    if (s->group != NULL)
+        return i < s->group->n ? &s->group->op[i] : NULL;
     return i == 0 ? &s->one : NULL;
 }
 
@@ -95,7 +96,7 @@ bool cdi_ring_poll(struct cdi_backend *b)
     uint32_t done, started;
     bool rest;
 
-    (void)pthread_mutex_lock(&b->page);
+    (void)pthread_mutex_lock(&b->ring_lock);
     /* In this order, so that none is seen done and not started. */
     done = atomic_load_explicit(&b->words->done, memory_order_acquire);
     started = atomic_load_explicit(&b->words->started, memory_order_acquire);
@@ -110,10 +111,10 @@ bool cdi_ring_poll(struct cdi_backend *b)
         if (!cdi_ticket_reached(done, ticket))
             break;
         cdi_host->flight_done(b->record, s->flight_seq);
-        retire(b, s);
+        ring_retire(b, s);
     }
-    rest = b->done == b->given;
-    (void)pthread_mutex_unlock(&b->page);
+    rest = b->done == b->enqueued;
+    (void)pthread_mutex_unlock(&b->ring_lock);
     return rest;
 }
 
@@ -121,18 +122,18 @@ bool cdi_ring_is_done(struct cdi_backend *b, uint64_t ticket)
 {
     bool is;
 
-    (void)pthread_mutex_lock(&b->page);
+    (void)pthread_mutex_lock(&b->ring_lock);
     is = ticket <= b->done;
-    (void)pthread_mutex_unlock(&b->page);
+    (void)pthread_mutex_unlock(&b->ring_lock);
     return is;
 }
 
-static size_t n_parts(const struct cdi_slot *s)
+static size_t slot_n_ops(const struct cdi_slot *s)
 {
-    return s->several != NULL ? s->several->n : 1;
+    return s->group != NULL ? s->group->n : 1;
 }
 
-void cdi_slot_describe(const struct cdi_slot *s, uint64_t ticket, struct cdi_glance *out)
+void cdi_slot_describe(const struct cdi_slot *s, uint64_t ticket, struct cdi_op_info *out)
 {
     size_t used;
 
@@ -140,63 +141,63 @@ void cdi_slot_describe(const struct cdi_slot *s, uint64_t ticket, struct cdi_gla
     out->number = s->number;
     cdi_coll_text(&s->one.op, out->op, sizeof out->op);
     used = strlen(out->op);
-    if (s->number == 0 && n_parts(s) > 1)
-        (void)snprintf(out->op + used, sizeof out->op - used, " and %zu more", n_parts(s) - 1);
+    if (s->number == 0 && slot_n_ops(s) > 1)
+        (void)snprintf(out->op + used, sizeof out->op - used, " and %zu more", slot_n_ops(s) - 1);
 }
 
-void cdi_ring_current(struct cdi_backend *b, struct cdi_glance *out)
+void cdi_ring_current(struct cdi_backend *b, struct cdi_op_info *out)
 {
     const struct cdi_slot *s;
 
-    *out = (struct cdi_glance){.ticket = 0};
-    (void)pthread_mutex_lock(&b->page);
-    s = b->done < b->given ? cdi_slot_of(b, b->done + 1) : NULL;
+    *out = (struct cdi_op_info){.ticket = 0};
+    (void)pthread_mutex_lock(&b->ring_lock);
+    s = b->done < b->enqueued ? cdi_slot_of(b, b->done + 1) : NULL;
     if (s != NULL) {
         bool begun = s->started_ms == 0 && b->done == b->issued && b->begun > b->issued;
 
         cdi_slot_describe(s, b->done + 1, out);
         out->since_ms = begun ? b->begun_ms : s->started_ms;
     }
-    (void)pthread_mutex_unlock(&b->page);
+    (void)pthread_mutex_unlock(&b->ring_lock);
 }
 
-/* With `page`. */
-static bool has_peer(const struct cdi_slot *s, int rank)
+/* With `ring_lock`. */
+static bool slot_has_peer(const struct cdi_slot *s, int rank)
 {
-    if (s->several == NULL)
+    if (s->group == NULL)
         return s->one.op.root == rank;
-    for (size_t i = 0; i < s->several->n; i++)
-        if (s->several->ops[i]->root == rank)
+    for (size_t i = 0; i < s->group->n; i++)
+        if (s->group->ops[i]->root == rank)
             return true;
     return false;
 }
 
 void cdi_ring_peers(struct cdi_backend *b, uint64_t ticket, struct cdi_rank_list *peers)
 {
-    (void)pthread_mutex_lock(&b->page);
-    for (int r = 0; r < b->world.size && ticket > b->done && ticket <= b->given; r++)
-        if (r != b->world.rank && has_peer(cdi_slot_of(b, ticket), r))
+    (void)pthread_mutex_lock(&b->ring_lock);
+    for (int r = 0; r < b->world.size && ticket > b->done && ticket <= b->enqueued; r++)
+        if (r != b->world.rank && slot_has_peer(cdi_slot_of(b, ticket), r))
             cdi_rank_list_add(peers, r);
-    (void)pthread_mutex_unlock(&b->page);
+    (void)pthread_mutex_unlock(&b->ring_lock);
 }
 
 void cdi_ring_add_time(struct cdi_backend *b, int64_t ms)
 {
     int64_t now_ms = cdi_now_ms();
 
-    (void)pthread_mutex_lock(&b->page);
+    (void)pthread_mutex_lock(&b->ring_lock);
     for (uint64_t ticket = b->done + 1; ticket <= b->issued; ticket++) {
         struct cdi_slot *s = cdi_slot_of(b, ticket);
 
         if (s->started_ms > 0)
             s->started_ms = s->started_ms + ms < now_ms ? s->started_ms + ms : now_ms;
     }
-    (void)pthread_mutex_unlock(&b->page);
+    (void)pthread_mutex_unlock(&b->ring_lock);
 }
 
 /* ---------------------------------------------------------------------------------------------- several as one ---- */
 
-static size_t n_with_counts(const struct cdi_coll *ops, size_t n)
+static size_t group_n_counts(const struct cdi_coll *ops, size_t n)
 {
     size_t k = 0;
 
@@ -208,18 +209,18 @@ static size_t n_with_counts(const struct cdi_coll *ops, size_t n)
 cddp_status cdi_op_group_create(struct cdi_op_group **out, const struct cdi_coll *ops, size_t n, int n_ranks,
                                 struct cdi_error *err)
 {
-    size_t one = sizeof(struct cdi_part) + sizeof(const struct cdi_coll *),
+    size_t one = sizeof(struct cdi_ring_op) + sizeof(const struct cdi_coll *),
            each = (size_t)n_ranks * sizeof *ops->counts;
-    size_t bytes = sizeof **out + n_with_counts(ops, n) * each;
+    size_t bytes = sizeof **out + group_n_counts(ops, n) * each;
     struct cdi_op_group *s = n <= (PTRDIFF_MAX - bytes) / one ? cdi_host->alloc(1, bytes + n * one) : NULL;
     size_t *counts;
 
     if (s == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a group of %zu operations", n);
-    s->ops = (const struct cdi_coll **)(s->part + n);
+    s->ops = (const struct cdi_coll **)(s->op + n);
     counts = (size_t *)(s->ops + n);
     for (size_t i = 0; i < n; i++) {
-        struct cdi_coll *op = &s->part[s->n].op;
+        struct cdi_coll *op = &s->op[s->n].op;
 
         if (ops[i].kind == CDI_BARRIER && cdi_asked_is_coll(ops[i].asked))
             continue;

@@ -13,9 +13,9 @@ cddp_status cdi_ring_next(struct cdi_backend *b, struct cdi_slot **out, struct c
 /* Replaces the caller's array of counts by a copy. CDDP_E_NOMEM. */
 cddp_status cdi_slot_copy_counts(const struct cdi_backend *b, struct cdi_slot *s, struct cdi_error *err);
 /* Returns operation i of a slot; NULL after the last one. */
-struct cdi_part *cdi_slot_part(struct cdi_slot *s, size_t i);
-/* Describes the operation, as in "recv of 4 float32 from rank 1 and 2 more"; with `page` or `lock`. */
-void cdi_slot_describe(const struct cdi_slot *s, uint64_t ticket, struct cdi_glance *out);
+struct cdi_ring_op *cdi_slot_op(struct cdi_slot *s, size_t i);
+/* Describes the operation, as in "recv of 4 float32 from rank 1 and 2 more"; with `ring_lock` or `lock`. */
+void cdi_slot_describe(const struct cdi_slot *s, uint64_t ticket, struct cdi_op_info *out);
 /* Frees the slots and what they hold. */
 void cdi_ring_free(struct cdi_backend *b);
 
@@ -27,7 +27,7 @@ bool cdi_ring_poll(struct cdi_backend *b);
 /* Returns whether this ticket was done at the last update. */
 bool cdi_ring_is_done(struct cdi_backend *b, uint64_t ticket);
 /* Describes the operation that NCCL or the GPU is executing. */
-void cdi_ring_current(struct cdi_backend *b, struct cdi_glance *out);
+void cdi_ring_current(struct cdi_backend *b, struct cdi_op_info *out);
 /* Adds the ranks with which this rank exchanges the messages of a ticket that is not done. */
 void cdi_ring_peers(struct cdi_backend *b, uint64_t ticket, struct cdi_rank_list *peers);
 /* Gives operations under way ms more: this process was stopped for so long, for example by scontrol suspend. */

@@ -20,7 +20,7 @@
 #define ALIGN 256u
 
 /* How many bytes this rank gives and gets. */
-static void sizes_of(const struct cdi_backend *b, const struct cdi_coll *op, size_t *in, size_t *out)
+static void stage_sizes(const struct cdi_backend *b, const struct cdi_coll *op, size_t *in, size_t *out)
 {
     size_t size = cddp_dtype_size(op->dtype), n = op->count * size, all = n * (size_t)b->world.size,
            rank = (size_t)b->world.rank;
@@ -66,30 +66,30 @@ static void sizes_of(const struct cdi_backend *b, const struct cdi_coll *op, siz
 
 /* With `lock`, the context current: blocks of operations that are done and bring nothing back, which nobody may ever
  * join. */
-static void reuse_done(struct cdi_backend *b)
+static void stage_reuse(struct cdi_backend *b)
 {
-    struct cdi_staged **at = &b->out_staged;
+    struct cdi_staging **at = &b->results;
 
     if (*at != NULL)
         (void)cdi_ring_poll(b);
     while (*at != NULL) {
-        struct cdi_staged *s = *at;
+        struct cdi_staging *s = *at;
 
         if (s->out_bytes > 0 || !cdi_ring_is_done(b, s->ticket) || s->cap > KEPT_BLOCK) {
             at = &s->next;
             continue;
         }
         *at = s->next;
-        cdi_stage_spare(b, s);
+        cdi_stage_release(b, s);
     }
 }
 
 /* The smallest that is large enough. */
-static struct cdi_staged *take_spare(struct cdi_backend *b, size_t bytes)
+static struct cdi_staging *stage_get(struct cdi_backend *b, size_t bytes)
 {
-    struct cdi_staged **best = NULL, *s = NULL;
+    struct cdi_staging **best = NULL, *s = NULL;
 
-    for (struct cdi_staged **at = &b->spare_staged; *at != NULL; at = &(*at)->next)
+    for (struct cdi_staging **at = &b->free_staging; *at != NULL; at = &(*at)->next)
         if ((*at)->cap >= bytes && (best == NULL || (*at)->cap < (*best)->cap))
             best = at;
     if (best != NULL) {
@@ -99,13 +99,13 @@ static struct cdi_staged *take_spare(struct cdi_backend *b, size_t bytes)
     return s;
 }
 
-void cdi_stage_spare(struct cdi_backend *b, struct cdi_staged *s)
+void cdi_stage_release(struct cdi_backend *b, struct cdi_staging *s)
 {
-    s->next = b->spare_staged;
-    b->spare_staged = s;
+    s->next = b->free_staging;
+    b->free_staging = s;
 }
 
-static void free_block(struct cdi_staged *s)
+static void stage_free_block(struct cdi_staging *s)
 {
     if (s->device != NULL)
         (void)cdi_cuda.memory_free(cdi_device_ptr(s->device));
@@ -115,9 +115,9 @@ static void free_block(struct cdi_staged *s)
 }
 
 /* Half a block is kept until nothing is in flight, since freeing its half may wait for that. Without `lock`. */
-static cddp_status new_block(struct cdi_backend *b, struct cdi_staged **out, size_t bytes, struct cdi_error *err)
+static cddp_status stage_new(struct cdi_backend *b, struct cdi_staging **out, size_t bytes, struct cdi_error *err)
 {
-    struct cdi_staged *s = cdi_host->alloc(1, sizeof *s);
+    struct cdi_staging *s = cdi_host->alloc(1, sizeof *s);
     CUdeviceptr device;
     void *pinned;
     cddp_status st;
@@ -134,7 +134,7 @@ static cddp_status new_block(struct cdi_backend *b, struct cdi_staged **out, siz
     if (st != CDDP_OK) {
         s->cap = 0;
         (void)pthread_mutex_lock(&b->lock);
-        cdi_stage_spare(b, s);
+        cdi_stage_release(b, s);
         (void)pthread_mutex_unlock(&b->lock);
         return st;
     }
@@ -148,29 +148,30 @@ cddp_status cdi_stage_open(struct cdi_backend *b, struct cdi_error *err)
     cddp_status st = CDDP_OK;
 
     for (int i = 0; i < FIRST_BLOCKS && st == CDDP_OK; i++) {
-        struct cdi_staged *s;
+        struct cdi_staging *s;
 
-        st = new_block(b, &s, SMALLEST_BLOCK, err);
+        st = stage_new(b, &s, SMALLEST_BLOCK, err);
         if (st != CDDP_OK)
             return st;
-        cdi_stage_spare(b, s);
+        cdi_stage_release(b, s);
     }
     return st;
 }
 
 /* Whose memory is it? *on_host: it is to pass through a block; where nothing is moved, it is not looked at. */
-static cddp_status look(const struct cdi_backend *b, const void *p, size_t bytes, bool *on_host, struct cdi_error *err)
+static cddp_status stage_is_host(const struct cdi_backend *b, const void *p, size_t bytes, bool *on_host,
+                                 struct cdi_error *err)
 {
     bool on_device = true;
-    cddp_status st = bytes > 0 ? cdi_device_look(&b->device, p, &on_device, err) : CDDP_OK;
+    cddp_status st = bytes > 0 ? cdi_device_owns(&b->device, p, &on_device, err) : CDDP_OK;
 
     *on_host = !on_device;
     return st;
 }
 
 /* Bytes that go in and come back, and whether they are the host's. */
-static cddp_status look_at_both(const struct cdi_backend *b, const struct cdi_coll *op, size_t *in, size_t *back,
-                                bool *in_host, bool *out_host, struct cdi_error *err)
+static cddp_status stage_inspect(const struct cdi_backend *b, const struct cdi_coll *op, size_t *in, size_t *back,
+                                 bool *in_host, bool *out_host, struct cdi_error *err)
 {
     cddp_status st;
 
@@ -178,11 +179,11 @@ static cddp_status look_at_both(const struct cdi_backend *b, const struct cdi_co
     *in_host = *out_host = false;
     if (op->region != NULL || op->known || op->kind == CDI_BARRIER)
         return CDDP_OK;
-    sizes_of(b, op, in, back);
-    st = look(b, op->in, *in, in_host, err);
+    stage_sizes(b, op, in, back);
+    st = stage_is_host(b, op->in, *in, in_host, err);
     *out_host = *in_host;
     if (st == CDDP_OK && (*in == 0 || op->out != op->in))
-        st = look(b, op->out, *back, out_host, err);
+        st = stage_is_host(b, op->out, *back, out_host, err);
     *out_host = *out_host && *back > 0;
     return st;
 }
@@ -191,40 +192,40 @@ cddp_status cdi_stage_is_needed(const struct cdi_backend *b, const struct cdi_co
 {
     size_t in, back;
     bool in_host, out_host;
-    cddp_status st = look_at_both(b, op, &in, &back, &in_host, &out_host, err);
+    cddp_status st = stage_inspect(b, op, &in, &back, &in_host, &out_host, err);
 
     *is = in_host || out_host;
     return st;
 }
 
 /* The way back ends with a join, and what a graph copies it would copy again each time. */
-cddp_status cdi_stage_refuse(struct cdi_error *err)
+cddp_status cdi_stage_reject(struct cdi_error *err)
 {
     return cdi_fail(err, CDDP_E_INVALID,
                     "memory of the host cannot be used in the order of a stream: give memory of the GPU, or call "
                     "cddp_coll_start and cddp_coll_wait");
 }
 
-cddp_status cdi_stage_prepare(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_staged **out,
+cddp_status cdi_stage_prepare(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_staging **out,
                               struct cdi_error *err)
 {
     size_t in, back, at = 0;
     bool in_host, out_host;
-    struct cdi_staged *s;
-    cddp_status st = look_at_both(b, op, &in, &back, &in_host, &out_host, err);
+    struct cdi_staging *s;
+    cddp_status st = stage_inspect(b, op, &in, &back, &in_host, &out_host, err);
 
     *out = NULL;
     if (st != CDDP_OK || (!in_host && !out_host))
         return st;
     if (op->streamed)
-        return cdi_stage_refuse(err);
+        return cdi_stage_reject(err);
     if (in_host && out_host && op->in != op->out)
         at = (in + ALIGN - 1) / ALIGN * ALIGN;
     (void)pthread_mutex_lock(&b->lock);
-    reuse_done(b);
-    s = take_spare(b, at + (in > back ? in : back));
+    stage_reuse(b);
+    s = stage_get(b, at + (in > back ? in : back));
     (void)pthread_mutex_unlock(&b->lock);
-    if (s == NULL && new_block(b, &s, at + (in > back ? in : back), err) != CDDP_OK)
+    if (s == NULL && stage_new(b, &s, at + (in > back ? in : back), err) != CDDP_OK)
         return err != NULL ? err->status : CDDP_E_NOMEM;
     s->in_bytes = in_host ? in : 0;
     s->out_bytes = out_host ? back : 0;
@@ -237,19 +238,19 @@ cddp_status cdi_stage_prepare(struct cdi_backend *b, const struct cdi_coll *op, 
     return CDDP_OK;
 }
 
-void cdi_stage_keep(struct cdi_backend *b, struct cdi_staged *s)
+void cdi_stage_add_result(struct cdi_backend *b, struct cdi_staging *s)
 {
-    struct cdi_staged **end = &b->out_staged;
+    struct cdi_staging **end = &b->results;
 
     while (*end != NULL)
         end = &(*end)->next;
-    s->ticket = b->given;
+    s->ticket = b->enqueued;
     *end = s;
 }
 
-cddp_status cdi_stage_in(struct cdi_backend *b, struct cdi_part *part, struct cdi_error *err)
+cddp_status cdi_stage_in(struct cdi_backend *b, struct cdi_ring_op *part, struct cdi_error *err)
 {
-    struct cdi_staged *s = part->staged;
+    struct cdi_staging *s = part->staged;
     struct cdi_coll *op = &part->op;
     bool one = op->kind == CDI_BROADCAST && op->in == op->out; /* buffer */
 
@@ -267,9 +268,9 @@ cddp_status cdi_stage_in(struct cdi_backend *b, struct cdi_part *part, struct cd
                           "copying to the GPU", err);
 }
 
-cddp_status cdi_stage_out(struct cdi_backend *b, const struct cdi_part *part, struct cdi_error *err)
+cddp_status cdi_stage_out(struct cdi_backend *b, const struct cdi_ring_op *part, struct cdi_error *err)
 {
-    const struct cdi_staged *s = part->staged;
+    const struct cdi_staging *s = part->staged;
 
     if (s == NULL || s->out_bytes == 0)
         return CDDP_OK;
@@ -279,12 +280,12 @@ cddp_status cdi_stage_out(struct cdi_backend *b, const struct cdi_part *part, st
 }
 
 /* Spare blocks that are too large to be kept, and halves. */
-static struct cdi_staged *take_large(struct cdi_backend *b)
+static struct cdi_staging *stage_take_large(struct cdi_backend *b)
 {
-    struct cdi_staged **at = &b->spare_staged, *large = NULL;
+    struct cdi_staging **at = &b->free_staging, *large = NULL;
 
     while (*at != NULL) {
-        struct cdi_staged *s = *at;
+        struct cdi_staging *s = *at;
 
         if (s->cap > 0 && s->cap <= KEPT_BLOCK) {
             at = &s->next;
@@ -297,32 +298,32 @@ static struct cdi_staged *take_large(struct cdi_backend *b)
     return large;
 }
 
-void cdi_stage_bring(struct cdi_backend *b, uint64_t ticket)
+void cdi_stage_deliver(struct cdi_backend *b, uint64_t ticket)
 {
-    while (b->out_staged != NULL && b->out_staged->ticket <= ticket) {
-        struct cdi_staged *s = b->out_staged;
+    while (b->results != NULL && b->results->ticket <= ticket) {
+        struct cdi_staging *s = b->results;
 
-        b->out_staged = s->next;
+        b->results = s->next;
         if (s->out_bytes > 0)
             memcpy(s->out, s->pinned + s->out_at, s->out_bytes);
-        cdi_stage_spare(b, s);
+        cdi_stage_release(b, s);
     }
-    if (ticket > atomic_load(&b->brought))
-        atomic_store(&b->brought, ticket);
+    if (ticket > atomic_load(&b->delivered))
+        atomic_store(&b->delivered, ticket);
 }
 
-struct cdi_staged *cdi_stage_take(struct cdi_backend *b, uint64_t ticket)
+struct cdi_staging *cdi_stage_finish(struct cdi_backend *b, uint64_t ticket)
 {
-    cdi_stage_bring(b, ticket);
-    return cdi_ring_is_done(b, b->given) ? take_large(b) : NULL;
+    cdi_stage_deliver(b, ticket);
+    return cdi_ring_is_done(b, b->enqueued) ? stage_take_large(b) : NULL;
 }
 
-void cdi_stage_free(struct cdi_staged *list)
+void cdi_stage_free(struct cdi_staging *list)
 {
     while (list != NULL) {
-        struct cdi_staged *s = list;
+        struct cdi_staging *s = list;
 
         list = s->next;
-        free_block(s);
+        stage_free_block(s);
     }
 }

@@ -9,28 +9,28 @@
 cddp_status cdi_stage_open(struct cdi_backend *b, struct cdi_error *err);
 /* Gets a block for an operation on host memory and copies the input into it; *out = NULL: no host memory. Without
  * `lock`. */
-cddp_status cdi_stage_prepare(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_staged **out,
+cddp_status cdi_stage_prepare(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_staging **out,
                               struct cdi_error *err);
 /* Returns CDDP_E_INVALID: the operation must not be on host memory. */
-cddp_status cdi_stage_refuse(struct cdi_error *err);
+cddp_status cdi_stage_reject(struct cdi_error *err);
 /* Returns a block that holds nothing to the free list. With `lock`. */
-void cdi_stage_spare(struct cdi_backend *b, struct cdi_staged *s);
+void cdi_stage_release(struct cdi_backend *b, struct cdi_staging *s);
 /* Appends the block to the list of results. With `lock`. */
-void cdi_stage_keep(struct cdi_backend *b, struct cdi_staged *s);
+void cdi_stage_add_result(struct cdi_backend *b, struct cdi_staging *s);
 /* Finds out whether the operation is on host memory. */
 cddp_status cdi_stage_is_needed(const struct cdi_backend *b, const struct cdi_coll *op, bool *is,
                                 struct cdi_error *err);
 /* Enqueue the copies before and after the operation, whose pointers become the device's. With `lock`. */
-cddp_status cdi_stage_in(struct cdi_backend *b, struct cdi_part *part, struct cdi_error *err);
-cddp_status cdi_stage_out(struct cdi_backend *b, const struct cdi_part *part, struct cdi_error *err);
+cddp_status cdi_stage_in(struct cdi_backend *b, struct cdi_ring_op *op, struct cdi_error *err);
+cddp_status cdi_stage_out(struct cdi_backend *b, const struct cdi_ring_op *op, struct cdi_error *err);
 /*
  * Copies the results up to ticket, which are there, to the callers. Returns blocks to be freed without `lock`, and only
  * where nothing is in flight. With `lock`.
  */
-struct cdi_staged *cdi_stage_take(struct cdi_backend *b, uint64_t ticket);
+struct cdi_staging *cdi_stage_finish(struct cdi_backend *b, uint64_t ticket);
 /* Does the same, but leaves blocks to be freed to the next join. */
-void cdi_stage_bring(struct cdi_backend *b, uint64_t ticket);
+void cdi_stage_deliver(struct cdi_backend *b, uint64_t ticket);
 /* Frees a list. Waits for the work on the GPU, so never with `lock`. */
-void cdi_stage_free(struct cdi_staged *list);
+void cdi_stage_free(struct cdi_staging *list);
 
 #endif

@@ -12,7 +12,7 @@
 
 #define EXIT_MS 2000
 
-enum { RUNNING, ENDED, ALONE }; /* ALONE: nobody waits, and the thread frees it */
+enum { RUNNING, ENDED, DETACHED }; /* ALONE: nobody waits, and the thread frees it */
 
 static atomic_int under_way;
 static struct cdi_teardown *_Atomic kept; /* no thread was to be had for them: they stay for ever */
@@ -23,7 +23,7 @@ struct cdi_teardown *cdi_teardown_create(void)
     return cdi_host->alloc(1, sizeof(struct cdi_teardown));
 }
 
-static void nap(void)
+static void teardown_nap(void)
 {
     const struct timespec ts = {.tv_nsec = 200000};
 
@@ -31,17 +31,17 @@ static void nap(void)
 }
 
 /* CUDA and NCCL end after this, since they were opened before it was registered. */
-static void await_all(void)
+static void teardown_await_all(void)
 {
     int64_t until_ms = cdi_now_ms() + EXIT_MS;
 
     while (atomic_load(&under_way) > 0 && atomic_load(&owner) == getpid() && cdi_now_ms() < until_ms)
-        nap();
+        teardown_nap();
 }
 
 static void register_exit(void)
 {
-    (void)atexit(await_all);
+    (void)atexit(teardown_await_all);
 }
 
 static void *teardown_main(void *arg)
@@ -56,13 +56,13 @@ static void *teardown_main(void *arg)
         (void)cdi_cuda.context_pop(&was);
     }
     (void)cdi_cuda.context_release(l->device);
-    if (atomic_exchange(&l->state, ENDED) == ALONE)
+    if (atomic_exchange(&l->state, ENDED) == DETACHED)
         cdi_host->release(l);
     (void)atomic_fetch_sub(&under_way, 1);
     return NULL;
 }
 
-static bool start_thread(struct cdi_teardown *l)
+static bool teardown_start_thread(struct cdi_teardown *l)
 {
     pthread_t thread;
     bool ok = cdi_thread_create(&thread, 0, teardown_main, l) == 0;
@@ -72,7 +72,7 @@ static bool start_thread(struct cdi_teardown *l)
     return ok;
 }
 
-static bool keep(struct cdi_teardown *l)
+static bool teardown_abandon(struct cdi_teardown *l)
 {
     l->next = atomic_load(&kept);
     while (!atomic_compare_exchange_weak(&kept, &l->next, l))
@@ -81,28 +81,28 @@ static bool keep(struct cdi_teardown *l)
 }
 
 /* False: comm stays for ever, and l with it. */
-static bool begin(struct cdi_teardown *l, const struct cdi_device *d, ncclComm_t comm)
+static bool teardown_start(struct cdi_teardown *l, const struct cdi_device *d, ncclComm_t comm)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
 
     l->comm = comm;
     l->device = d->id;
     if (cdi_cuda.context_retain(&l->context, l->device) != CUDA_SUCCESS)
-        return keep(l);
+        return teardown_abandon(l);
     (void)pthread_once(&once, register_exit);
     atomic_store(&owner, getpid());
     (void)atomic_fetch_add(&under_way, 1);
-    if (start_thread(l))
+    if (teardown_start_thread(l))
         return true;
     (void)atomic_fetch_sub(&under_way, 1);
     (void)cdi_cuda.context_release(l->device);
-    return keep(l);
+    return teardown_abandon(l);
 }
 
 void cdi_teardown_destroy_comm(struct cdi_teardown *l, const struct cdi_device *d, ncclComm_t comm)
 {
-    atomic_store(&l->state, ALONE);
-    (void)begin(l, d, comm);
+    atomic_store(&l->state, DETACHED);
+    (void)teardown_start(l, d, comm);
 }
 
 bool cdi_teardown_abort_comm(struct cdi_teardown *l, const struct cdi_device *d, ncclComm_t comm, int64_t timeout_ms)
@@ -111,11 +111,11 @@ bool cdi_teardown_abort_comm(struct cdi_teardown *l, const struct cdi_device *d,
 
     l->aborts = true;
     atomic_store(&l->state, RUNNING);
-    if (!begin(l, d, comm))
+    if (!teardown_start(l, d, comm))
         return false;
     while (atomic_load(&l->state) == RUNNING && cdi_now_ms() < until_ms)
-        nap();
-    if (atomic_exchange(&l->state, ALONE) == RUNNING)
+        teardown_nap();
+    if (atomic_exchange(&l->state, DETACHED) == RUNNING)
         return false;
     cdi_host->release(l);
     return true;

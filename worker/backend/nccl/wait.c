@@ -64,12 +64,12 @@ static cddp_status await_ticket(struct cdi_backend *b, uint64_t ticket, struct c
  * With `lock`, ticket issued: the event behind the operation. For one that is not marked, and for 0, it is put behind
  * all that was enqueued, now. NULL: it has come long ago.
  */
-static cddp_status event_of(struct cdi_backend *b, uint64_t ticket, CUevent *out, struct cdi_error *err)
+static cddp_status wait_event(struct cdi_backend *b, uint64_t ticket, CUevent *out, struct cdi_error *err)
 {
     const struct cdi_slot *last;
 
     *out = NULL;
-    if (ticket != 0 && ticket + b->ring_size <= b->given)
+    if (ticket != 0 && ticket + b->ring_size <= b->enqueued)
         return CDDP_OK;
     last = ticket != 0 ? cdi_slot_of(b, cdi_slot_of(b, ticket)->last) : NULL;
     *out = last != NULL && last->marked ? last->done : b->tail;
@@ -80,18 +80,18 @@ static cddp_status event_of(struct cdi_backend *b, uint64_t ticket, CUevent *out
 
 cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
 {
-    struct cdi_staged *large = NULL;
+    struct cdi_staging *large = NULL;
     CUevent event = NULL;
     cddp_status st = CDDP_OK;
 
     st = cdi_device_enter(&b->device, err);
     (void)pthread_mutex_lock(&b->lock);
-    if (st == CDDP_OK && ticket > b->given)
+    if (st == CDDP_OK && ticket > b->enqueued)
         st = cdi_fail(err, CDDP_E_INVALID, "no such ticket");
     else if (st == CDDP_OK && ticket > b->issued)
         st = cdi_issue_flush(b, err);
     if (st == CDDP_OK && ticket > 0)
-        st = event_of(b, ticket, &event, err);
+        st = wait_event(b, ticket, &event, err);
     (void)pthread_mutex_unlock(&b->lock);
     if (st == CDDP_OK)
         st = event != NULL ? await_ticket(b, ticket, err) : cdi_gpu_health(b, err);
@@ -100,7 +100,7 @@ cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_erro
     if (st == CDDP_OK) {
         (void)pthread_mutex_lock(&b->lock);
         (void)cdi_ring_poll(b);
-        large = cdi_stage_take(b, ticket);
+        large = cdi_stage_finish(b, ticket);
         (void)pthread_mutex_unlock(&b->lock);
         if (event != NULL &&
             event != b->tail) /* has come; for CUDA what was before it now is, too: to it the word means nothing */
@@ -108,33 +108,33 @@ cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_erro
     }
     cdi_stage_free(large);
     cdi_device_leave(&b->device);
-    return cdi_gpu_failed_call(b, st, NULL, err);
+    return cdi_gpu_call_status(b, st, NULL, err);
 }
 
 /*
  * With `lock`, the ticket told: its results go where they are wanted. For CUDA what was before the event now is, too,
  * as in join; of a ticket that is not marked nobody knows more than the word.
  */
-static void finish(struct cdi_backend *b, uint64_t ticket)
+static void wait_finish(struct cdi_backend *b, uint64_t ticket)
 {
-    bool recent = ticket + b->ring_size > b->given;
+    bool recent = ticket + b->ring_size > b->enqueued;
     const struct cdi_slot *last = recent ? cdi_slot_of(b, cdi_slot_of(b, ticket)->last) : NULL;
 
     if (last != NULL && last->marked)
         (void)cdi_cuda.event_query(last->done);
     (void)cdi_ring_poll(b);
-    cdi_stage_bring(b, ticket);
+    cdi_stage_deliver(b, ticket);
 }
 
 /* What the words say: not yet begun, or under way. */
-static bool is_told(const struct cdi_backend *b, uint64_t ticket)
+static bool stream_is_past(const struct cdi_backend *b, uint64_t ticket)
 {
     return ticket <= b->issued &&
            cdi_ticket_reached(atomic_load_explicit(&b->words->done, memory_order_acquire), ticket);
 }
 
 /* What needs `lock`, if that is free: who has it may be in a call of the driver's that waits. */
-static cddp_status look_closer(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
+static cddp_status test_locked(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
 {
     cddp_status st = cdi_device_enter(&b->device, err);
 
@@ -142,10 +142,10 @@ static cddp_status look_closer(struct cdi_backend *b, uint64_t ticket, struct cd
         bool done;
 
         if (ticket > b->begun)
-            cdi_issue_nudge(b);
-        done = cdi_ring_is_done(b, ticket) || is_told(b, ticket);
+            cdi_issue_try_start(b);
+        done = cdi_ring_is_done(b, ticket) || stream_is_past(b, ticket);
         if (done)
-            finish(b, ticket);
+            wait_finish(b, ticket);
         (void)pthread_mutex_unlock(&b->lock);
         st = done ? CDDP_OK : CDDP_IN_PROGRESS;
     } else if (st == CDDP_OK) {
@@ -161,15 +161,15 @@ cddp_status cdi_gpu_test(struct cdi_backend *b, uint64_t ticket, struct cdi_erro
     cddp_status st = cdi_gpu_health_now(b, err);
     bool known, waits;
 
-    if (st != CDDP_OK || ticket <= atomic_load(&b->brought)) /* 0, and what was waited for */
+    if (st != CDDP_OK || ticket <= atomic_load(&b->delivered)) /* 0, and what was waited for */
         return st;
-    (void)pthread_mutex_lock(&b->page);
-    known = ticket <= b->given;
-    waits = ticket > b->done && ticket <= b->begun && !is_told(b, ticket);
-    (void)pthread_mutex_unlock(&b->page);
+    (void)pthread_mutex_lock(&b->ring_lock);
+    known = ticket <= b->enqueued;
+    waits = ticket > b->done && ticket <= b->begun && !stream_is_past(b, ticket);
+    (void)pthread_mutex_unlock(&b->ring_lock);
     if (!known)
         return cdi_fail(err, CDDP_E_INVALID, "no such ticket");
-    return waits ? CDDP_IN_PROGRESS : look_closer(b, ticket, err);
+    return waits ? CDDP_IN_PROGRESS : test_locked(b, ticket, err);
 }
 
 /* What is captured would run later, or again, and nobody here would know. Asking ends no capture. */
@@ -212,7 +212,7 @@ cddp_status cdi_gpu_wait_stream(struct cdi_backend *b, void *stream, struct cdi_
         st = cdi_cuda_check(cdi_cuda.stream_wait(b->device.stream, b->mark, 0), "following a stream", err);
     (void)pthread_mutex_unlock(&b->lock);
     cdi_device_leave_briefly(&b->device);
-    return cdi_gpu_failed_call(b, st, NULL, err);
+    return cdi_gpu_call_status(b, st, NULL, err);
 }
 
 cddp_status cdi_gpu_stream_wait(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err)
@@ -229,17 +229,17 @@ cddp_status cdi_gpu_stream_wait(struct cdi_backend *b, uint64_t ticket, void *st
     if (st == CDDP_OK)
         st = refuse_capture(stream, err);
     (void)pthread_mutex_lock(&b->lock);
-    if (st == CDDP_OK && ticket > b->given)
+    if (st == CDDP_OK && ticket > b->enqueued)
         st = cdi_fail(err, CDDP_E_INVALID, "no such ticket");
     else if (st == CDDP_OK && (ticket == 0 || ticket > b->issued))
         st = cdi_issue_flush(b, err);
     if (st == CDDP_OK)
-        st = event_of(b, ticket, &event, err);
+        st = wait_event(b, ticket, &event, err);
     if (st == CDDP_OK && event != NULL)
         st = cdi_cuda_check(cdi_cuda.stream_wait(stream, event, 0), "making a stream wait", err);
     (void)pthread_mutex_unlock(&b->lock);
     cdi_device_leave_briefly(&b->device);
-    return cdi_gpu_failed_call(b, st, NULL, err);
+    return cdi_gpu_call_status(b, st, NULL, err);
 }
 
 cddp_status cdi_gpu_agree(struct cdi_backend *b, int32_t *value, cddp_redop how, struct cdi_error *err)

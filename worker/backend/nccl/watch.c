@@ -35,18 +35,18 @@
 /* --------------------------------------------------------------------------------------------- what can happen ---- */
 
 /* Nothing is under way, nor coming, only where `lock` is to be had: else its holder may be about to wait for peers. */
-static bool glance_at(struct cdi_backend *b, struct cdi_glance *g)
+static bool watch_current_op(struct cdi_backend *b, struct cdi_op_info *g)
 {
-    bool rests = cdi_capture_poll(b);
+    bool idle = cdi_capture_poll(b);
     bool alone = pthread_mutex_trylock(&b->lock) == 0;
 
     if (cdi_ring_poll(b) && alone) {
-        (void)pthread_mutex_lock(&b->word);
+        (void)pthread_mutex_lock(&b->error_lock);
         b->busy = false;
-        (void)pthread_mutex_unlock(&b->word);
+        (void)pthread_mutex_unlock(&b->error_lock);
     }
     cdi_ring_current(b, g);
-    if (!rests && *g->op == '\0')
+    if (!idle && *g->op == '\0')
         cdi_capture_current(b, g);
     if (alone)
         (void)pthread_mutex_unlock(&b->lock);
@@ -57,17 +57,17 @@ static bool glance_at(struct cdi_backend *b, struct cdi_glance *g)
  * The tending thread asks the store, which may be long in answering while this thread sees to deadlines and aborts. If
  * that one has not taken up the last request, and is not at it, it hangs in the driver.
  */
-static void have_store_asked(struct cdi_backend *b)
+static void watch_check_store(struct cdi_backend *b)
 {
-    if (atomic_exchange(&b->ask_store, true) && atomic_load(&b->in_store) == 0)
+    if (atomic_exchange(&b->check_store, true) && atomic_load(&b->n_in_store) == 0)
         cdi_peers_listen(b);
 }
 
 /* looked_ms: the last look, or the end of the last idle time. */
-static void look(struct cdi_backend *b, int64_t *looked_ms, int64_t *next_store_ms)
+static void watch_check(struct cdi_backend *b, int64_t *looked_ms, int64_t *next_store_ms)
 {
     int64_t now_ms = cdi_now_ms(), lost_ms = now_ms - *looked_ms - LOOK_MS;
-    struct cdi_glance g;
+    struct cdi_op_info g;
     bool alone;
 
     *looked_ms = now_ms;
@@ -78,13 +78,13 @@ static void look(struct cdi_backend *b, int64_t *looked_ms, int64_t *next_store_
 
     if (cdi_gpu_health_now(b, NULL) != CDDP_OK)
         return;
-    alone = glance_at(b, &g);
+    alone = watch_current_op(b, &g);
     if (g.since_ms > 0 && now_ms - g.since_ms > b->world.timeout_ms)
-        cdi_gpu_too_late(b, &g);
+        cdi_gpu_timed_out(b, &g);
     else if (alone && (g.since_ms == 0 || now_ms - g.since_ms < STORE_AFTER_MS))
         return;
     if (now_ms >= *next_store_ms && cdi_gpu_health_now(b, NULL) == CDDP_OK) {
-        have_store_asked(b);
+        watch_check_store(b);
         *next_store_ms = now_ms + STORE_EVERY_MS;
     }
 }
@@ -92,21 +92,21 @@ static void look(struct cdi_backend *b, int64_t *looked_ms, int64_t *next_store_
 /* ----------------------------------------------------------------------------------------------------- the end ---- */
 
 /* Who was late is told by another thread, in its time: the abort does not wait for a store that does not answer. */
-static void await_named(struct cdi_backend *b)
+static void watch_await_late_ranks(struct cdi_backend *b)
 {
     const struct timespec until = cdi_timespec_of(cdi_now_ms() + NAME_MS);
 
-    (void)pthread_mutex_lock(&b->word);
-    while (b->late && b->tending && !b->named)
-        if (pthread_cond_timedwait(&b->news, &b->word, &until) == ETIMEDOUT)
+    (void)pthread_mutex_lock(&b->error_lock);
+    while (b->timed_out && b->progress_runs && !b->late_ranks_known)
+        if (pthread_cond_timedwait(&b->changed, &b->error_lock, &until) == ETIMEDOUT)
             break;
-    (void)pthread_mutex_unlock(&b->word);
+    (void)pthread_mutex_unlock(&b->error_lock);
 }
 
 /* The sentence of a death says who; add what this rank was at. */
-static void complete_sentence(struct cdi_backend *b)
+static void watch_complete_message(struct cdi_backend *b)
 {
-    struct cdi_glance g;
+    struct cdi_op_info g;
     const char *op = g.op;
     size_t len;
 
@@ -114,33 +114,33 @@ static void complete_sentence(struct cdi_backend *b)
     cdi_ring_current(b, &g);
     if (*op == '\0' && !cdi_capture_poll(b))
         cdi_capture_current(b, &g);
-    (void)pthread_mutex_lock(&b->word);
+    (void)pthread_mutex_lock(&b->error_lock);
     len = strlen(b->error.msg);
     if (*op != '\0' && strstr(b->error.msg, op) == NULL && len + sizeof g.op + 32 < sizeof b->error.msg)
         (void)snprintf(b->error.msg + len, sizeof b->error.msg - len, "; this rank was in %s", op);
     b->complete = true;
-    (void)pthread_cond_broadcast(&b->news);
-    (void)pthread_mutex_unlock(&b->word);
+    (void)pthread_cond_broadcast(&b->changed);
+    (void)pthread_mutex_unlock(&b->error_lock);
 }
 
 /* Peers hear of it before memory goes that theirs may be reading; but not at any price. */
-static void await_told(struct cdi_backend *b)
+static void watch_await_notified(struct cdi_backend *b)
 {
     const struct timespec until = cdi_timespec_of(cdi_now_ms() + TELL_MS);
 
-    (void)pthread_mutex_lock(&b->word);
-    while (b->tending && !b->told)
-        if (pthread_cond_timedwait(&b->news, &b->word, &until) == ETIMEDOUT)
+    (void)pthread_mutex_lock(&b->error_lock);
+    while (b->progress_runs && !b->notified)
+        if (pthread_cond_timedwait(&b->changed, &b->error_lock, &until) == ETIMEDOUT)
             break;
-    (void)pthread_mutex_unlock(&b->word);
+    (void)pthread_mutex_unlock(&b->error_lock);
 }
 
-static void await_outside(const struct cdi_backend *b)
+static void watch_await_calls(const struct cdi_backend *b)
 {
     int64_t until_ms = cdi_now_ms() + INSIDE_MS;
     const struct timespec nap = {.tv_nsec = 100000};
 
-    while (atomic_load(&b->inside) > 0 && cdi_now_ms() < until_ms)
+    while (atomic_load(&b->n_inside) > 0 && cdi_now_ms() < until_ms)
         (void)nanosleep(&nap, NULL);
 }
 
@@ -148,14 +148,14 @@ static void await_outside(const struct cdi_backend *b)
  * The abort ends what replays wait for at once, and comes back when the graphs are gone: commDestroySync in init.cc
  * (v2.19.3 to v2.30.7) keeps on "until all graphs referencing us die". Callers do not wait for that.
  */
-static void let_callers_go(struct cdi_backend *b)
+static void watch_release_callers(struct cdi_backend *b)
 {
     if (atomic_load(&b->captured.n_groups) == 0)
         return;
-    (void)pthread_mutex_lock(&b->word);
-    b->held = true;
-    (void)pthread_cond_broadcast(&b->news);
-    (void)pthread_mutex_unlock(&b->word);
+    (void)pthread_mutex_lock(&b->error_lock);
+    b->held_by_graphs = true;
+    (void)pthread_cond_broadcast(&b->changed);
+    (void)pthread_mutex_unlock(&b->error_lock);
     cdi_peers_notify(b);
 }
 
@@ -164,22 +164,22 @@ static void let_callers_go(struct cdi_backend *b)
  * failed, and go. Its first act sets the flags that end what waits for peers (ncclCommAbort in init.cc,
  * setCommAbortFlags), and so also a call of the driver that waits for that.
  */
-static void end_it(struct cdi_backend *b)
+static void watch_end(struct cdi_backend *b)
 {
-    await_named(b);
-    complete_sentence(b);
-    await_told(b);
+    watch_await_late_ranks(b);
+    watch_complete_message(b);
+    watch_await_notified(b);
     /* NCCL frees what a call aside is about: one that waits for a peer stays, with all that it uses. */
-    if (b->aside != NULL && !cdi_call_thread_await(b->aside, INSIDE_MS)) {
+    if (b->call_thread != NULL && !cdi_call_thread_await(b->call_thread, INSIDE_MS)) {
         cdi_peers_notify(b);
-        (void)pthread_mutex_lock(&b->word);
+        (void)pthread_mutex_lock(&b->error_lock);
         b->abandoned = true;
-        (void)pthread_cond_broadcast(&b->news);
-        (void)pthread_mutex_unlock(&b->word);
+        (void)pthread_cond_broadcast(&b->changed);
+        (void)pthread_mutex_unlock(&b->error_lock);
         return;
     }
-    await_outside(b);
-    let_callers_go(b);
+    watch_await_calls(b);
+    watch_release_callers(b);
     b->aborted = b->comm != NULL;
     if (b->aborted)
         (void)cdi_nccl.comm_abort(b->comm);
@@ -187,10 +187,10 @@ static void end_it(struct cdi_backend *b)
     (void)cdi_completion_drain(b); /* what is behind the aborted collectives, copies and kernels, runs to its end */
     cdi_device_leave(&b->device);
     cdi_peers_notify(b);
-    (void)pthread_mutex_lock(&b->word);
+    (void)pthread_mutex_lock(&b->error_lock);
     b->ended = true;
-    (void)pthread_cond_broadcast(&b->news);
-    (void)pthread_mutex_unlock(&b->word);
+    (void)pthread_cond_broadcast(&b->changed);
+    (void)pthread_mutex_unlock(&b->error_lock);
 }
 
 static void *watch_main(void *arg)
@@ -199,15 +199,16 @@ static void *watch_main(void *arg)
     int64_t next_store_ms = 0, looked_ms = cdi_now_ms();
 
     while (cdi_gpu_pause(b, LOOK_MS, &looked_ms))
-        look(b, &looked_ms, &next_store_ms);
+        watch_check(b, &looked_ms, &next_store_ms);
     if (atomic_load(&b->failed))
-        end_it(b);
+        watch_end(b);
     return NULL;
 }
 
 /* ------------------------------------------------------------------------------------------------- the threads ---- */
 
-static cddp_status start_thread(struct cdi_backend *b, pthread_t *out, void *(*run)(void *b), struct cdi_error *err)
+static cddp_status watch_start_thread(struct cdi_backend *b, pthread_t *out, void *(*run)(void *b),
+                                      struct cdi_error *err)
 {
     int rc = cdi_thread_create(out, STACK_BYTES, run, b);
 
@@ -216,31 +217,31 @@ static cddp_status start_thread(struct cdi_backend *b, pthread_t *out, void *(*r
 
 cddp_status cdi_watch_start(struct cdi_backend *b, struct cdi_error *err)
 {
-    cddp_status st = start_thread(b, &b->tender, cdi_progress_main, err);
+    cddp_status st = watch_start_thread(b, &b->progress, cdi_progress_main, err);
 
-    b->tending = st == CDDP_OK;
+    b->progress_runs = st == CDDP_OK;
     if (st == CDDP_OK)
-        st = start_thread(b, &b->watch, watch_main, err);
-    b->watching = st == CDDP_OK;
+        st = watch_start_thread(b, &b->watch, watch_main, err);
+    b->watch_runs = st == CDDP_OK;
     return st;
 }
 
 bool cdi_watch_stop(struct cdi_backend *b)
 {
-    if (b->watching && !cdi_gpu_is_at_rest(b)) {
+    if (b->watch_runs && !cdi_gpu_is_idle(b)) {
         (void)pthread_detach(b->watch);
-        (void)pthread_detach(b->tender);
+        (void)pthread_detach(b->progress);
         return false;
     }
-    (void)pthread_mutex_lock(&b->word);
+    (void)pthread_mutex_lock(&b->error_lock);
     b->stopping = true;
-    b->complete = b->complete || !b->watching; /* nobody else is there to say so */
-    (void)pthread_cond_broadcast(&b->news);
-    (void)pthread_mutex_unlock(&b->word);
-    if (b->watching)
+    b->complete = b->complete || !b->watch_runs; /* nobody else is there to say so */
+    (void)pthread_cond_broadcast(&b->changed);
+    (void)pthread_mutex_unlock(&b->error_lock);
+    if (b->watch_runs)
         (void)pthread_join(b->watch, NULL);
-    if (b->tending)
-        (void)pthread_join(b->tender, NULL);
-    b->watching = b->tending = false;
+    if (b->progress_runs)
+        (void)pthread_join(b->progress, NULL);
+    b->watch_runs = b->progress_runs = false;
     return true;
 }
