@@ -44,7 +44,7 @@ def check(cddprun, program, call, nth, code):
     text = done.stdout + done.stderr
     if done.returncode != 1:
         return f'exit status {done.returncode} after {time.monotonic() - began:.1f} s:\n{text[-1500:]}'
-    if 'last error: ' not in text or ('the CUDA driver says' not in text and 'NCCL says' not in text):
+    if 'last error: ' not in text or ('the CUDA driver reports' not in text and 'NCCL reports' not in text):
         return f'no sentence about it:\n{text[-1500:]}'
     return ''
 

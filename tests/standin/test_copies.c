@@ -39,10 +39,10 @@ Test(copies, code_that_is_too_new_for_the_driver_says_which_driver_it_needs)
     cr_assert_eq(setenv("CDDP_STANDIN_FAIL", "cuLibraryLoadData:1:222", 1), 0);
     standin_configure();
     cr_assert_eq(cddp_init(&comm, NULL), CDDP_E_SYSTEM);
-    SAYS("the CUDA driver says CUDA_ERROR_UNSUPPORTED_PTX_VERSION (222)");
+    SAYS("the CUDA driver reports CUDA_ERROR_UNSUPPORTED_PTX_VERSION (222)");
 #if CUDA_VERSION >= 13000 /* as that of nvcc, which comes with it */
-    SAYS("this libcddp's GPU code is of CUDA 13.");
-    SAYS("but the NVIDIA driver of CUDA 12.4: install driver 580 or newer, or build with the nvcc of CUDA 12");
+    SAYS("the GPU code of libcddp needs CUDA 13.");
+    SAYS("but the NVIDIA driver supports CUDA 12.4: install driver 580 or newer, or build with the nvcc of CUDA 12");
 #endif
 }
 
@@ -53,7 +53,7 @@ Test(copies, a_driver_below_the_floor_is_told_what_this_build_needs)
     cr_assert_eq(setenv("CDDP_STANDIN_DRIVER", "11080", 1), 0);
     standin_configure();
     cr_assert_eq(cddp_init(&comm, NULL), CDDP_E_VERSION);
-    SAYS("the NVIDIA driver is of CUDA 11.8: this build of the nccl backend needs driver 5");
+    SAYS("the NVIDIA driver supports CUDA 11.8: this build of the nccl backend needs driver 5");
 #if CUDA_VERSION >= 13000
     SAYS("needs driver 580 or newer");
 #endif
@@ -81,7 +81,7 @@ static void release(CUdeviceptr p)
 static void refused(cddp_status status)
 {
     cr_assert_eq(status, CDDP_E_INVALID);
-    SAYS("is of GPU 1 (Stand-in device at 0000:02:00.0), but this rank works on GPU 0 (Stand-in device at "
+    SAYS("belongs to GPU 1 (Stand-in device at 0000:02:00.0), but this rank uses GPU 0 (Stand-in device at "
          "0000:01:00.0)");
     SAYS("cudaSetDevice(0)");
 }
@@ -154,7 +154,7 @@ Test(copies, memory_of_another_context_of_the_gpu_is_refused)
     CU(cuMemAlloc(&theirs, 4096));
     CU(cuCtxPopCurrent(NULL));
     cr_assert_eq(cddp_all_reduce(comm, (void *)theirs, (void *)theirs, 1, CDDP_FLOAT32, CDDP_SUM), CDDP_E_INVALID);
-    SAYS("is of another context of GPU 0 (Stand-in device at 0000:01:00.0)");
+    SAYS("belongs to another context of GPU 0 (Stand-in device at 0000:01:00.0)");
     SAYS("cuDevicePrimaryCtxRetain");
     cr_assert_eq(cddp_copy(comm, (void *)theirs, &x, sizeof x), CDDP_E_INVALID);
     CU(cuMemFree(theirs));
@@ -224,7 +224,7 @@ Test(copies, memory_of_which_the_driver_says_nothing_is_not_touched)
     cr_assert_eq(setenv("CDDP_STANDIN_FAIL", "cuPointerGetAttributes:1+:700", 1), 0);
     standin_configure();
     cr_assert_eq(cddp_copy(comm, mine, &x, sizeof x), CDDP_E_SYSTEM);
-    SAYS("asking whose memory this is: the CUDA driver says CUDA_ERROR_ILLEGAL_ADDRESS");
+    SAYS("querying the owner of memory: the CUDA driver reports CUDA_ERROR_ILLEGAL_ADDRESS");
     cr_assert_eq(cddp_all_reduce(comm, mine, mine, 1, CDDP_FLOAT32, CDDP_SUM), CDDP_E_SYSTEM);
     cr_assert_eq(unsetenv("CDDP_STANDIN_FAIL"), 0);
     standin_configure();

@@ -14,7 +14,7 @@ struct cdi_call_thread {
     pthread_cond_t news;
     pthread_t thread;
     CUcontext context;
-    ncclResult_t (*fn)(void *arg); /* under way; NULL: nothing is */
+    ncclResult_t (*fn)(void *arg); /* the call under way; NULL: none */
     void *arg;
     bool ending, abandoned; /* abandoned: the thread frees it */
     atomic_int state;
@@ -30,7 +30,7 @@ static void call_thread_free(struct cdi_call_thread *a)
 static void *call_thread_main(void *arg)
 {
     struct cdi_call_thread *a = arg;
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* nothing here ends a capture of the program's */
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* no call here ends a capture of the program */
     CUcontext was;
     bool abandoned, entered;
 
@@ -98,7 +98,7 @@ ncclResult_t cdi_call_thread_state(const struct cdi_call_thread *a)
     return (ncclResult_t)atomic_load(&a->state);
 }
 
-/* With the lock. */
+/* Waits until no call is under way. With the lock. */
 static bool call_await(struct cdi_call_thread *a, int64_t timeout_ms)
 {
     int64_t ms = cdi_now_ms() + timeout_ms;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How ranks come to one NCCL communicator. First they agree through the job's store that every one of them can: a rank
- * that fails alone says so there, and all get its sentence, where NCCL would leave them waiting. Then NCCL connects
- * them, without blocking: this side polls, and gives up at the deadline or when the agent speaks.
+ * The NCCL communicator of all ranks. First the ranks agree through the job's store that each of them can join: a rank
+ * that fails alone reports it there, and all get its error message, where NCCL would leave them waiting. Then NCCL
+ * connects them, without blocking: this side polls, and stops at the deadline or when the agent reports a death.
  */
 #include "worker/backend/nccl/communicator.h"
 
@@ -17,12 +17,12 @@
 #include <string.h>
 #include <time.h>
 
-#define RANKS_PER_ROOT 128 /* as PyTorch: one listening root per so many ranks */
+#define RANKS_PER_ROOT 128 /* like PyTorch: one listening root for this many ranks */
 #define RANKS_PER_ROOT_ENV "CDDP_NCCL_RANKS_PER_ROOT"
 #define LEAVE_MS 2000
 #define MAX_CTAS_ENV "CDDP_NCCL_MAX_CTAS"
 
-/* What a root publishes: its id, and the version that all must have. */
+/* A root publishes its id, and the version of NCCL, which must be the same on all ranks. */
 struct ticket_of_root {
     ncclUniqueId id;
     int32_t nccl_code;
@@ -64,7 +64,7 @@ int cdi_root_of_rank(int rank, int size, int roots)
     return (rank - wide) % per == 0 ? more + (rank - wide) / per : -1;
 }
 
-/* A root that cannot make an id publishes an empty one: the others learn why from the agreement. */
+/* A root that cannot make an id publishes an empty one: the other ranks get the reason from the agreement. */
 static cddp_status publish_id(struct cdi_backend *b, int root, bool able, struct cdi_error *err)
 {
     struct ticket_of_root t = {.nccl_code = cdi_nccl.code};
@@ -97,7 +97,7 @@ static cddp_status fetch_ids(struct cdi_backend *b, ncclUniqueId *ids, int roots
         if (st != CDDP_OK)
             return st;
         if (len == 0)
-            return CDDP_OK; /* the agreement will say why */
+            return CDDP_OK; /* the agreement will report the reason */
         if (len != sizeof t)
             return cdi_fail(err, CDDP_E_MISMATCH, "ranks run different versions of libcddp");
         if (t.nccl_code != cdi_nccl.code) {
@@ -114,7 +114,7 @@ static cddp_status fetch_ids(struct cdi_backend *b, ncclUniqueId *ids, int roots
 
 /* -------------------------------------------------------------------------------------------------- agreements ---- */
 
-/* Two ranks on one GPU: NCCL would refuse them with fewer words. The first to come has it. */
+/* Rejects two ranks on one GPU, with a better error message than NCCL's. The first rank keeps it. */
 static cddp_status claim_gpu(struct cdi_backend *b, int64_t deadline_ms, struct cdi_error *err)
 {
     uint8_t host[CDI_MODULE_HOST_ID];
@@ -144,18 +144,17 @@ static cddp_status claim_gpu(struct cdi_backend *b, int64_t deadline_ms, struct 
     if (st != CDDP_OK)
         return st;
     text[len] = '\0';
-    return cdi_fail(
-        err, CDDP_E_MISMATCH,
-        "ranks %s and %d share one GPU, %s at %s: start one rank per GPU (LOCAL_RANK chooses it among those "
-        "that CUDA_VISIBLE_DEVICES shows), or set CDDP_SHARE_GPU=1 if that is meant",
-        text, b->world.rank, b->device.info.name, b->device.info.pci);
+    return cdi_fail(err, CDDP_E_MISMATCH,
+                    "ranks %s and %d share one GPU, %s at %s: start one rank per GPU (LOCAL_RANK chooses among those "
+                    "that CUDA_VISIBLE_DEVICES shows), or set CDDP_SHARE_GPU=1 if this is intended",
+                    text, b->world.rank, b->device.info.name, b->device.info.pci);
 }
 
-/* One counter holds three: who has come, who of these cannot go on, and whose GPU is old. */
+/* One counter has three fields: the ranks that have arrived, those that cannot go on, and those with an old GPU. */
 #define COUNT_BITS 21
 #define FAILED (INT64_C(1) << COUNT_BITS)
 #define OLD_GPU (INT64_C(1) << 2 * COUNT_BITS)
-#define GO_OLD_GPU "old" /* the verdict "go", with an old GPU among all */
+#define GO_OLD_GPU "old" /* the verdict "go", and some rank has an old GPU */
 
 static int64_t unpack_count(int64_t n, int64_t unit)
 {
@@ -163,8 +162,8 @@ static int64_t unpack_count(int64_t n, int64_t unit)
 }
 
 /*
- * All come here, with CDDP_OK or with what is in the way; all leave with the same verdict, the first failure's. With it
- * they learn whether some GPU is old.
+ * Exchanges the results of all ranks: each enters with CDDP_OK or its error, and all return the same verdict, the first
+ * failure. It also reports whether some GPU is old.
  */
 static cddp_status communicator_agree(struct cdi_backend *b, const struct cdi_error *mine, int64_t deadline_ms,
                                       struct cdi_error *err)
@@ -180,7 +179,7 @@ static cddp_status communicator_agree(struct cdi_backend *b, const struct cdi_er
     communicator_key(b, "go", -1, go);
     communicator_key(b, "ready", -1, ready);
     if (mine->status != CDDP_OK) {
-        if (strncmp(mine->msg, "rank", 4) == 0) /* it speaks of itself */
+        if (strncmp(mine->msg, "rank", 4) == 0) /* it names this rank */
             (void)snprintf(text, sizeof text, "%d %d %.1000s", (int)mine->status, b->world.rank, mine->msg);
         else
             (void)snprintf(text, sizeof text, "%d %d rank %d: %.980s", (int)mine->status, b->world.rank, b->world.rank,
@@ -192,7 +191,7 @@ static cddp_status communicator_agree(struct cdi_backend *b, const struct cdi_er
     if (st == CDDP_OK)
         st = k->add(k->arg, ready, mark, &n, err);
     if (st == CDDP_OK && unpack_count(n, 1) == b->world.size) {
-        /* The last one: does anybody's word stand in the way? */
+        /* The last rank checks whether any rank has failed. */
         if (unpack_count(n, FAILED) > 0)
             st = k->get(k->arg, broken, text, sizeof text - 1, &len, left_ms(deadline_ms), err);
         else if (unpack_count(n, OLD_GPU) > 0)
@@ -221,7 +220,7 @@ static cddp_status communicator_agree(struct cdi_backend *b, const struct cdi_er
 
 /* --------------------------------------------------------------------------------------- connecting, splitting ---- */
 
-/* Few channels, so that what computes meanwhile keeps its multiprocessors. Old libraries know fewer of the members. */
+/* Configures few channels, to leave multiprocessors to the computation. Older libraries know fewer of the members. */
 static ncclConfig_t configure(struct cdi_backend *b, bool blocking)
 {
     ncclConfig_t c = NCCL_CONFIG_INITIALIZER;
@@ -252,7 +251,9 @@ static ncclResult_t connect_call(void *arg)
     return cdi_nccl.comm_init(&c->comm, b->world.size, c->ids[0], b->world.rank, &c->config);
 }
 
-/* A blocking communicator that is still joining when its time is up cannot be aborted: it is abandoned. */
+/*
+ * Connects all ranks. A blocking communicator that is still joining at the deadline cannot be aborted: it is abandoned.
+ */
 static cddp_status communicator_connect(struct cdi_backend *b, int roots, int64_t deadline_ms, struct cdi_error *err)
 {
     cddp_status st;
@@ -269,7 +270,7 @@ static cddp_status communicator_connect(struct cdi_backend *b, int roots, int64_
     return st;
 }
 
-/* What this rank can do before it needs the others. */
+/* Does everything that this rank can do before it needs the others. */
 static cddp_status communicator_prepare(struct cdi_backend *b, ncclUniqueId *ids, int roots, bool able, bool share,
                                         int64_t deadline_ms, struct cdi_error *err)
 {
@@ -331,8 +332,8 @@ cddp_status cdi_communicator_split(struct cdi_backend *b, int color, int key, st
     ncclResult_t r;
     cddp_status st;
 
-    /* NCCL's thread writes the new communicator as its last act, long after the call; so into b, which is still there
-     * when a split was given up, and asks are about b's: the new one is unknown until then. */
+    /* A thread of NCCL writes the new communicator as its last act, long after the call. So it writes into b, which
+     * still exists if the split fails, and the state is that of b's comm: the new one is unknown until then. */
     (void)pthread_mutex_lock(&b->lock);
     st = cdi_issue_flush(b, &why);
     if (st == CDDP_OK) {
@@ -349,20 +350,20 @@ cddp_status cdi_communicator_split(struct cdi_backend *b, int color, int key, st
         b->child = NULL;
     }
     (void)pthread_mutex_unlock(&b->lock);
-    if (st != CDDP_OK) { /* the others may be waiting in it */
+    if (st != CDDP_OK) { /* the other ranks may be waiting in it */
         (void)cdi_gpu_fail(b, &why);
         st = cdi_gpu_health(b, err);
     }
     if (part == NULL)
         return st;
     if (st == CDDP_OK && comm == NULL)
-        st = cdi_fail(err, CDDP_E_SYSTEM, "NCCL has made no communicator of a part");
+        st = cdi_fail(err, CDDP_E_SYSTEM, "ncclCommSplit has not returned a communicator");
     part->comm = comm;
     if (st == CDDP_OK)
         st = cdi_nccl_wait_ready(part, comm, ncclSuccess, "connecting the new communicator", deadline_ms, err);
     if (st == CDDP_OK && (cdi_nccl.comm_rank(comm, &part->world.rank) != ncclSuccess ||
                           cdi_nccl.comm_count(comm, &part->world.size) != ncclSuccess))
-        st = cdi_fail(err, CDDP_E_SYSTEM, "NCCL does not tell the size of a new communicator");
+        st = cdi_fail(err, CDDP_E_SYSTEM, "NCCL does not report the size of the new communicator");
     return st;
 }
 
@@ -381,7 +382,7 @@ static struct cdi_teardown *take_teardown(struct cdi_backend *b)
     return l;
 }
 
-/* A call of its own has not come back within LEAVE_MS: false. */
+/* Aborts the communicator of a failed split. Returns false if that has not returned within LEAVE_MS. */
 static bool abort_child(struct cdi_backend *b)
 {
     struct cdi_teardown *l = b->child != NULL ? cdi_teardown_create() : NULL;
@@ -391,7 +392,7 @@ static bool abort_child(struct cdi_backend *b)
     return idle;
 }
 
-/* Finalize comm, which waits for what this rank has put on its streams, and for graphs that hold comm. */
+/* Finalizes comm, which waits for work of this rank on its streams, and for graphs that use comm. */
 static ncclResult_t communicator_finalize(struct cdi_backend *b, int64_t deadline_ms)
 {
     const struct timespec nap = {.tv_nsec = 200000};
@@ -415,10 +416,10 @@ bool cdi_communicator_release(struct cdi_backend *b)
         ncclResult_t r = atomic_load(&b->failed) ? ncclInternalError : communicator_finalize(b, deadline_ms);
 
         if (r == ncclInProgress && atomic_load(&b->captured.n_groups) > 0)
-            return false; /* a graph of the program's holds it: an abort would not come back either */
+            return false; /* a graph of the program uses it: an abort would not return either */
         if (r == ncclSuccess)
             cdi_teardown_destroy_comm(take_teardown(b), &b->device, b->comm);
-        else if (b->call_thread == NULL || r != ncclInProgress) /* not under the call that is aside */
+        else if (b->call_thread == NULL || r != ncclInProgress) /* not during a call in the call thread */
             idle = cdi_teardown_abort_comm(take_teardown(b), &b->device, b->comm, LEAVE_MS) && idle;
         b->comm = NULL;
     }

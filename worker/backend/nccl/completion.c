@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the communication stream tells the host: it writes tickets into words of pinned memory, which any thread may
- * read. Asking the driver instead (cuEventQuery) would end a graph capture of the program's, waits where another thread
- * is in a driver call that does not return, and costs a call each time.
+ * The communication stream writes tickets into words of pinned memory, which any thread may read. The alternative,
+ * cuEventQuery, would end a graph capture of the program, would wait for another thread whose call of the driver does
+ * not return, and costs a call each time.
  *
  * The write is version 2 of cuStreamWriteValue32, which every driver of CUDA 11.7 and newer has, "by default on all
- * platforms" (CUDA Driver API 11.8, Stream Memory Operations): the attribute CAN_USE_STREAM_MEM_OPS_V1 is about the
- * first version. A driver that refuses all the same is refused at creation, since there is no second way: one that asks
- * would bring all of the above back.
+ * platforms" (CUDA Driver API 11.8, Stream Memory Operations). The attribute CAN_USE_STREAM_MEM_OPS_V1 is about version
+ * 1. A driver that rejects the write anyway is rejected at creation: the alternative has all of the drawbacks above.
  */
 #include "worker/backend/nccl/completion.h"
 
@@ -25,7 +24,8 @@ static cddp_status write_word(struct cdi_backend *b, _Atomic uint32_t *word, uin
 cddp_status cdi_completion_create(struct cdi_backend *b, struct cdi_error *err)
 {
     void *pinned = NULL;
-    cddp_status st = cdi_cuda_check(cdi_cuda.pinned_alloc(&pinned, sizeof *b->words, 0), "getting pinned memory", err);
+    cddp_status st =
+        cdi_cuda_check(cdi_cuda.pinned_alloc(&pinned, sizeof *b->words, 0), "allocating pinned memory", err);
 
     if (st != CDDP_OK)
         return st;
@@ -34,7 +34,7 @@ cddp_status cdi_completion_create(struct cdi_backend *b, struct cdi_error *err)
     return write_word(b, &b->words->done, 0, err);
 }
 
-/* Memory that the stream may still write to stays for ever: what would be there next is not its own. */
+/* Memory that the stream may still write to is never freed: it could overwrite other data. */
 void cdi_completion_destroy(struct cdi_backend *b)
 {
     if (b->words != NULL && cdi_completion_drain(b))
@@ -52,7 +52,7 @@ cddp_status cdi_completion_write_done(struct cdi_backend *b, uint64_t ticket, st
     return write_word(b, &b->words->done, (uint32_t)ticket, err);
 }
 
-/* The blocks' count lies behind the element that barriers reduce. */
+/* The count of blocks follows the element that barriers reduce. */
 static void write_by_kernel(struct cdi_backend *b, _Atomic uint32_t *word, uint64_t ticket, struct cdi_launch *scale)
 {
     cdi_launch_scale_tells(scale, word, (uint32_t)ticket, (uint8_t *)b->token + CDI_TOKEN_COUNT_AT);
@@ -75,7 +75,7 @@ bool cdi_completion_drain(struct cdi_backend *b)
     uint32_t mine = atomic_load(&b->words->drained) + 1;
 
     if (write_word(b, &b->words->drained, mine, NULL) != CDDP_OK)
-        return true; /* the device has failed: it runs nothing any more */
+        return true; /* the device has failed, and runs nothing any more */
     while (atomic_load(&b->words->drained) != mine) {
         if (cdi_now_ms() > until_ms)
             return false;

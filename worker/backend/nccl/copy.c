@@ -1,14 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Copies between host and GPU, through two blocks of pinned memory that are made with the device: pinned memory comes
- * and goes slowly, and the driver may wait for all that runs on the GPU meanwhile, collectives and their peers
- * included. While a block is on its way, the host fills or empties the other.
- */
+/* While one of the two blocks is being copied, the host fills or empties the other. */
 #include "worker/backend/nccl/copy.h"
 
 #include <string.h>
 
-/* The block is free again; one that was never used is. */
+/* Waits until the block is free; one that was never used is. */
 static cddp_status await_block(const struct cdi_blocks *c, size_t i, struct cdi_error *err)
 {
     return cdi_cuda_check(cdi_cuda.event_synchronize(c->gone[i % CDI_N_BLOCKS]), "copying", err);
@@ -21,7 +17,7 @@ static size_t copy_piece_bytes(size_t bytes, size_t piece)
     return left < CDI_BLOCK_BYTES ? left : CDI_BLOCK_BYTES;
 }
 
-/* Piece i of the copy goes through block i % 2. */
+/* Copies piece i through block i % 2. */
 static cddp_status send_piece(const struct cdi_device *d, uint8_t *to, const uint8_t *from, size_t bytes, size_t i,
                               struct cdi_error *err)
 {
@@ -101,7 +97,7 @@ cddp_status cdi_device_copy(const struct cdi_device *d, void *to, const void *fr
     else
         st = cdi_cuda_check(cdi_cuda.on_device(cdi_device_ptr(to), cdi_device_ptr(from), bytes, d->side), "copying",
                             err);
-    /* Also after an error: the blocks are the next copy's, and so is the caller's memory. */
+    /* Also after an error: the next copy uses the blocks, and the caller its memory. */
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.stream_synchronize(d->side), "copying", err);
     else
@@ -110,7 +106,7 @@ cddp_status cdi_device_copy(const struct cdi_device *d, void *to, const void *fr
     return st;
 }
 
-/* cuMemAlloc and cuMemFree may wait for all that runs on the GPU; these are for one stream. */
+/* cuMemAlloc and cuMemFree may wait for all work on the GPU; these functions wait for one stream. */
 void *cdi_device_borrow(const struct cdi_device *d, size_t bytes)
 {
     size_t room = 0, total = 0;
@@ -129,5 +125,6 @@ void *cdi_device_borrow(const struct cdi_device *d, size_t bytes)
 void cdi_device_give_back(const struct cdi_device *d, void *p)
 {
     (void)cdi_cuda.memory_free_async(cdi_device_ptr(p), d->side);
-    (void)cdi_cuda.stream_synchronize(d->side); /* then the pool gives it to the driver, and the program finds it */
+    (void)cdi_cuda.stream_synchronize(
+        d->side); /* then the pool returns it to the driver, and the program can allocate it */
 }

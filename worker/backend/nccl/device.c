@@ -20,8 +20,8 @@ cddp_status cdi_device_choose(const struct cdi_world *world, int n_visible, bool
         asked = n_visible == 1 ? 0 : share ? world->device_rank % n_visible : world->device_rank;
     if (asked >= n_visible)
         return cdi_fail(err, CDDP_E_INVALID,
-                        "rank %d has local rank %d, but this host shows only %d GPUs: start at most one rank per GPU, "
-                        "set CDDP_SHARE_GPU=1 if ranks are to share them, or CDDP_BACKEND=cpu",
+                        "rank %d has local rank %d, but this node shows only %d GPUs: start at most one rank per GPU, "
+                        "set CDDP_SHARE_GPU=1 to share them, or CDDP_BACKEND=cpu",
                         world->rank, world->device_rank, n_visible);
     *device = asked;
     return CDDP_OK;
@@ -36,25 +36,24 @@ static cddp_status device_describe(struct cdi_device *d, int ordinal, struct cdi
     cddp_status st = cdi_cuda_check(cdi_cuda.device_name(info->name, sizeof info->name, d->id), "naming the GPU", err);
 
     if (st == CDDP_OK)
-        st = cdi_cuda_check(cdi_cuda.device_pci(info->pci, sizeof info->pci, d->id), "asking for the GPU's address",
-                            err);
+        st = cdi_cuda_check(cdi_cuda.device_pci(info->pci, sizeof info->pci, d->id), "querying the GPU's address", err);
     if (st == CDDP_OK)
-        st = cdi_cuda_check(cdi_cuda.device_uuid(&d->uuid, d->id), "asking for the GPU's UUID", err);
+        st = cdi_cuda_check(cdi_cuda.device_uuid(&d->uuid, d->id), "querying the GPU's UUID", err);
     if (st == CDDP_OK)
-        st = cdi_cuda_check(cdi_cuda.device_memory(&bytes, d->id), "asking for the GPU's memory", err);
+        st = cdi_cuda_check(cdi_cuda.device_memory(&bytes, d->id), "querying the GPU's memory", err);
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.device_attribute(&n_sm, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, d->id),
-                            "asking for the GPU's multiprocessors", err);
+                            "querying the GPU's multiprocessors", err);
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.device_attribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, d->id),
-                            "asking for the GPU's compute capability", err);
+                            "querying the GPU's compute capability", err);
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.device_attribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, d->id),
-                            "asking for the GPU's compute capability", err);
+                            "querying the GPU's compute capability", err);
     if (st != CDDP_OK)
         return st;
     info->name[sizeof info->name - 1] = '\0';
-    if (cdi_gpu_pci(pci, info->pci)) /* as the kernel writes it */
+    if (cdi_gpu_pci(pci, info->pci)) /* in the format of the kernel */
         memcpy(info->pci, pci, sizeof pci);
     info->size = sizeof *info;
     info->device = ordinal;
@@ -66,9 +65,9 @@ static cddp_status device_describe(struct cdi_device *d, int ordinal, struct cdi
 }
 
 /*
- * Kernels are on the device before the first collective runs. CUDA loads lazily, and what it loads at a first launch it
- * may put behind all that runs there, and so behind a collective that waits for a peer (CUDA C++ Programming Guide,
- * Lazy Loading, Concurrent Execution).
+ * Loads the kernels before the first collective runs. CUDA loads lazily, and a load at the first launch may wait for
+ * all work on the device, such as a collective that waits for a peer (CUDA C++ Programming Guide, Lazy Loading,
+ * Concurrent Execution).
  */
 static cddp_status load_kernels(struct cdi_device *d, struct cdi_error *err)
 {
@@ -88,11 +87,11 @@ static cddp_status load_kernels(struct cdi_device *d, struct cdi_error *err)
     return st;
 }
 
-/* Streams, blocks and kernels, in the context that is current. */
+/* Creates streams, blocks and kernels in the current context. */
 static cddp_status device_create_resources(struct cdi_device *d, struct cdi_error *err)
 {
     int least = 0, greatest = 0;
-    cddp_status st = cdi_cuda_check(cdi_cuda.stream_priorities(&least, &greatest), "asking for stream priorities", err);
+    cddp_status st = cdi_cuda_check(cdi_cuda.stream_priorities(&least, &greatest), "querying stream priorities", err);
 
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.stream_create(&d->stream, CU_STREAM_NON_BLOCKING, greatest),
@@ -158,14 +157,16 @@ void cdi_device_close(struct cdi_device *d)
     *d = (struct cdi_device){.info = d->info};
 }
 
-/* Which enters of this thread have put the context there, the last one in the lowest bit. */
+/* The enters of this thread that have pushed the context, the last one in the lowest bit. */
 static _Thread_local uint32_t pushed;
 
-/* It is current in this thread, where no code but ours runs until cdi_device_let_go; NULL: the driver has to be asked.
+/*
+ * The context that is current in this thread until cdi_device_let_go, while no code of the program runs; NULL: the
+ * driver has to be asked.
  */
 static _Thread_local CUcontext held;
 
-/* A thread's capture mode while it is ours, and what it was before the outermost enter. */
+/* The depth of enters, and the capture mode of the thread before the outermost one. */
 static _Thread_local unsigned depth;
 static _Thread_local CUstreamCaptureMode mode_before;
 
@@ -204,8 +205,8 @@ cddp_status cdi_device_enter_briefly(const struct cdi_device *d, struct cdi_erro
     CUresult r = CUDA_SUCCESS;
     CUcontext now = held;
 
-    /* A program's thread nearly always has it current, since the primary context is cudaSetDevice's: one question in
-     * place of a push and a pop. Nobody remembers the answer, as the program may change it between two calls. */
+    /* A thread of the program nearly always has this context current, since it is cudaSetDevice's primary context: one
+     * query replaces a push and a pop. The result is not cached, as the program may change it between two calls. */
     if (now == NULL && cdi_cuda.context_current(&now) != CUDA_SUCCESS)
         now = NULL;
     if (now != d->context)
@@ -219,7 +220,7 @@ void cdi_device_leave_briefly(const struct cdi_device *d)
     CUcontext was;
 
     (void)d;
-    if ((pushed & 1) != 0) /* else it would be the program's that is taken */
+    if ((pushed & 1) != 0) /* otherwise this would pop the program's */
         (void)cdi_cuda.context_pop(&was);
     pushed >>= 1;
 }
@@ -272,14 +273,14 @@ static cddp_status fail_of_another(const struct cdi_device *d, const void *p, in
     name_gpu(theirs, sizeof theirs, ordinal);
     name_gpu(ours, sizeof ours, d->info.device);
     return cdi_fail(err, CDDP_E_INVALID,
-                    "the memory at %p is of %s, but this rank works on %s: was cudaSetDevice(%d) missing, in this "
+                    "the memory at %p belongs to %s, but this rank uses %s: was cudaSetDevice(%d) missing, in this "
                     "thread, before it was allocated?",
                     p, theirs, ours, d->info.device);
 }
 
 /*
- * Can kernels of the current context use it? Asked only about memory of another one, since most of such memory is out
- * of reach, but not that of a green context, which is a part of the primary one (cuda.h, cuCtxFromGreenCtx).
+ * Returns whether kernels of the current context can use the memory. Only for memory of another context: most of it is
+ * out of reach, but not that of a green context, which is a part of the primary one (cuda.h, cuCtxFromGreenCtx).
  */
 static bool is_within_reach(const void *p)
 {
@@ -296,17 +297,18 @@ static cddp_status fail_of_another_context(const struct cdi_device *d, const voi
 
     name_gpu(name, sizeof name, d->info.device);
     return cdi_fail(err, CDDP_E_INVALID,
-                    "the memory at %p is of another context of %s, out of reach of the primary one, in which this rank "
-                    "works as the CUDA runtime does: allocate it with cudaMalloc, or with the context of "
+                    "the memory at %p belongs to another context of %s and is out of reach of the primary one, which "
+                    "this rank uses "
+                    "like the CUDA runtime: allocate it with cudaMalloc, or with the context of "
                     "cuDevicePrimaryCtxRetain current",
                     p, name);
 }
 
 /*
- * One call for all: unlike cuPointerGetAttribute, it has no error for memory that CUDA does not know, but answers
- * of 0. Such memory is malloc's, too, where the GPU could reach it (HMM, ATS): NCCL takes none of it, so it is the
- * host's on every machine. Managed memory is every GPU's. Memory of a pool, and what was mapped by cuMemMap, as NCCL's
- * is, has no context (UCX, which asks the same: cuda_copy_md.c).
+ * One call for all attributes: unlike cuPointerGetAttribute, it does not fail for memory that CUDA does not know, but
+ * returns zeros. Memory of malloc belongs to this case, too, even if the GPU could reach it (HMM, ATS): NCCL accepts
+ * none of it, so it counts as host memory on every node. Managed memory belongs to every GPU. Memory of a pool, and
+ * memory mapped by cuMemMap, as NCCL's is, has no context (UCX uses the same query: cuda_copy_md.c).
  */
 cddp_status cdi_device_owns(const struct cdi_device *d, const void *p, bool *on_device, struct cdi_error *err)
 {
@@ -321,7 +323,7 @@ cddp_status cdi_device_owns(const struct cdi_device *d, const void *p, bool *on_
     if (p != NULL)
         st = cdi_cuda_check(
             cdi_cuda.pointer_attributes(sizeof which / sizeof which[0], which, answers, cdi_device_ptr(p)),
-            "asking whose memory this is", err);
+            "querying the owner of memory", err);
     *on_device = st != CDDP_OK || type == CU_MEMORYTYPE_DEVICE || managed != 0;
     if (st != CDDP_OK || type != CU_MEMORYTYPE_DEVICE || managed != 0)
         return st;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* PowerSGD's arithmetic: the table's function, as kernels on the communication stream. */
+/* The arithmetic of PowerSGD as kernels on the communication stream. */
 #include "worker/backend/nccl/element_ops.h"
 
 cddp_status cdi_gpu_lowrank(struct cdi_backend *b, enum cdi_lowrank_step step, const struct cdi_lowrank_matrix *m,

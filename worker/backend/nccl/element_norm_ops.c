@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Norms and clipping: the table's functions, as kernels on the communication stream. */
+/* Norms and clipping as kernels on the communication stream. */
 #include "worker/backend/nccl/element_ops.h"
 
 cddp_status cdi_gpu_tally(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, bool add,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table's element functions: kernels on the communication stream, behind what was enqueued. */
+/* Element functions as kernels on the communication stream, after the enqueued operations. */
 #include "worker/backend/nccl/element_ops.h"
 
 #include "worker/backend/nccl/failure.h"
@@ -35,10 +35,10 @@ void cdi_gpu_element_end(struct cdi_backend *b)
     cdi_device_leave_briefly(&b->device);
 }
 
-/* What a launch of pack or unpack does beside copying. */
+/* What a launch of pack or unpack does in addition to copying. */
 struct how {
     enum cdi_kernel kernel;
-    cddp_dtype dtype; /* of what is multiplied by factor; none: nothing is */
+    cddp_dtype dtype; /* of the elements that are multiplied by factor; none: no multiplication */
     double factor;
     const uint8_t *flags; /* NULL: every slice is copied */
     const uint32_t *of;
@@ -127,7 +127,7 @@ cddp_status cdi_gpu_scale(struct cdi_backend *b, void *x, size_t count, cddp_dty
     return st == CDDP_OK ? element_launch(b, &l, err) : st;
 }
 
-/* Clear the counters, count, bring them back: three steps of the stream, and an event behind them. */
+/* Enqueues three steps: clear the counters, count, copy them to the host; and an event after them. */
 static cddp_status enqueue_scan(struct cdi_backend *b, struct cdi_launch *l, struct cdi_error *err)
 {
     CUdeviceptr found = cdi_device_ptr(b->scan_device);

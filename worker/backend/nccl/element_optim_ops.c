@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The optimizer's step, and clearing: the table's functions, on the communication stream. */
+/* The optimizer's step, and clearing, on the communication stream. */
 #include "worker/backend/nccl/element_ops.h"
 
 cddp_status cdi_gpu_clear(struct cdi_backend *b, void *p, size_t bytes, struct cdi_error *err)

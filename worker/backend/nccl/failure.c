@@ -41,7 +41,7 @@ cddp_status cdi_gpu_call_status(struct cdi_backend *b, cddp_status st, const str
 {
     cddp_status well = st == CDDP_E_SYSTEM ? cdi_gpu_check_device(b, op, err) : CDDP_OK;
 
-    if (st != CDDP_OK && atomic_load(&b->failed)) /* the sentence may not have been complete */
+    if (st != CDDP_OK && atomic_load(&b->failed)) /* the error message may be incomplete */
         return cdi_gpu_health(b, err);
     return well != CDDP_OK ? well : st;
 }
@@ -54,7 +54,7 @@ void cdi_gpu_timed_out(struct cdi_backend *b, const struct cdi_op_info *what)
         cdi_ring_peers(b, what->ticket, &peers);
     (void)pthread_mutex_lock(&b->error_lock);
     if (!atomic_load(&b->failed)) {
-        (void)cdi_fail(&b->error, CDDP_E_TIMEOUT, "%s: not done within %.4g s", what->op,
+        (void)cdi_fail(&b->error, CDDP_E_TIMEOUT, "%s: not completed within %.4g s", what->op,
                        (double)b->world.timeout_ms / 1000);
         b->timed_out = true;
         b->timed_out_op = *what;

@@ -13,10 +13,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#define COUNTS 256                  /* groups to a piece of memory */
-#define REPLAYS (UINT64_C(1) << 62) /* added to the number of a captured collective, which is no ticket */
+#define COUNTS 256                  /* groups in one block of memory */
+#define REPLAYS (UINT64_C(1) << 62) /* added to the number of a captured collective, which is not a ticket */
 
-/* How often a group has begun and ended: what the host reads, and what the device counts in. */
+/* How often a group has begun and ended: the host reads one pair, the device counts in another. */
 struct words {
     _Atomic uint32_t begun, ended;
 };
@@ -30,7 +30,7 @@ struct cdi_replay_counts {
 
 struct cdi_captured_group {
     struct cdi_coll op;         /* the first of them */
-    struct cdi_op_group *group; /* that were enqueued as one; NULL: they were not */
+    struct cdi_op_group *group; /* the operations, if they were enqueued as one; otherwise NULL */
     struct words *words;
     uint32_t *device;
     uint32_t begun, ended; /* as last seen */
@@ -46,10 +46,11 @@ static cddp_status capture_query(CUstream stream, CUstreamCaptureStatus *status,
 
     *id = number;
     if (r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
-        return cdi_fail(err, CDDP_E_UNSUPPORTED,
-                        "CUDA's legacy stream waits for a stream that captures a graph: give a stream of its own, made "
-                        "with cudaStreamNonBlocking, or make this call before or after the capture");
-    return cdi_cuda_check(r, "asking whether a stream captures a graph", err);
+        return cdi_fail(
+            err, CDDP_E_UNSUPPORTED,
+            "CUDA's legacy stream waits for a stream that captures a graph: pass a separate stream, created "
+            "with cudaStreamNonBlocking, or make this call before or after the capture");
+    return cdi_cuda_check(r, "querying whether a stream captures a graph", err);
 }
 
 cddp_status cdi_gpu_capture_of(struct cdi_backend *b, void *stream, uint64_t *id, struct cdi_error *err)
@@ -95,7 +96,7 @@ static cddp_status fork_from(struct cdi_backend *b, CUstream stream, struct cdi_
                : st;
 }
 
-/* With `lock`: the capture's stream becomes part of capture `id`, in which `stream` is. */
+/* Makes the capture stream part of capture `id`, to which `stream` belongs. With `lock`. */
 static cddp_status join_capture(struct cdi_backend *b, CUstream stream, uint64_t id, struct cdi_error *err)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -108,7 +109,7 @@ static cddp_status join_capture(struct cdi_backend *b, CUstream stream, uint64_t
         return cdi_fail(err, CDDP_E_STATE,
                         "another graph is being captured with a step of this communicator in it: end that capture "
                         "first");
-    b->captured.n_held = 0; /* of a capture that was given up */
+    b->captured.n_held = 0; /* of an earlier capture that has failed */
     return fork_from(b, stream, err);
 }
 
@@ -118,7 +119,7 @@ cddp_status cdi_gpu_capture_enter(struct cdi_backend *b, void *stream, uint64_t 
 
     if (st != CDDP_OK)
         return st;
-    st = cdi_device_enter(&b->device, err); /* no allocation of NCCL's or of ours ends the capture */
+    st = cdi_device_enter(&b->device, err); /* no allocation here or in NCCL ends the capture */
     (void)pthread_mutex_lock(&b->lock);
     if (st == CDDP_OK)
         st = cdi_issue_flush(b, err); /* NCCL takes the next call */
@@ -140,7 +141,10 @@ void cdi_gpu_capture_leave(struct cdi_backend *b)
 
 /* ------------------------------------------------------------------------------------------ what graphs count in -- */
 
-/* With the capture mode relaxed. Nothing uses the memory yet, so that it is cleared beside all that runs. */
+/*
+ * Adds a block of counts, with the capture mode relaxed. The memory is not used yet, so that it is cleared beside all
+ * other work.
+ */
 static cddp_status add_counts(struct cdi_backend *b, struct cdi_error *err)
 {
     struct cdi_replay_counts *c = cdi_host->alloc(1, sizeof *c);
@@ -150,16 +154,16 @@ static cddp_status add_counts(struct cdi_backend *b, struct cdi_error *err)
 
     if (c == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a captured collective");
-    st = cdi_cuda_check(cdi_cuda.pinned_alloc(&pinned, bytes, 0), "getting pinned memory", err);
+    st = cdi_cuda_check(cdi_cuda.pinned_alloc(&pinned, bytes, 0), "allocating pinned memory", err);
     if (st == CDDP_OK)
-        st = cdi_cuda_check(cdi_cuda.memory_alloc(&c->device, bytes), "getting memory of the GPU", err);
+        st = cdi_cuda_check(cdi_cuda.memory_alloc(&c->device, bytes), "allocating GPU memory", err);
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.set_bytes(c->device, 0, bytes, b->device.side), "clearing memory", err);
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.stream_synchronize(b->device.side), "clearing memory", err);
     c->words = pinned;
     c->next = b->captured.counts;
-    b->captured.counts = c; /* to be freed at the end, also where not all of it is there */
+    b->captured.counts = c; /* freed at the end, even if it is incomplete */
     if (st != CDDP_OK) {
         c->used = COUNTS;
         return st;
@@ -189,7 +193,7 @@ static cddp_status capture_grow(struct cdi_backend *b, struct cdi_error *err)
     return CDDP_OK;
 }
 
-/* A group that begins with op. It counts once it is complete. */
+/* Creates a group that begins with op. Only a complete group is listed. */
 static cddp_status new_group(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_captured_group **out,
                              struct cdi_error *err)
 {
@@ -259,7 +263,7 @@ static cddp_status capture_count(struct cdi_backend *b, struct cdi_captured_grou
     return cdi_device_launch(&b->device, &l, err);
 }
 
-/* NCCL is not called for a capture that has failed already: its communicator would fail with it. */
+/* Rejects a capture that has failed already: a call of NCCL would fail the communicator, too. */
 static cddp_status check_capture(struct cdi_backend *b, struct cdi_error *err)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -274,10 +278,10 @@ static cddp_status check_capture(struct cdi_backend *b, struct cdi_error *err)
 }
 
 /*
- * ops must stay until NCCL has taken them: see struct cdi_call.
+ * Calls NCCL for the operations, which must stay until NCCL has taken them: see struct cdi_call.
  *
- * Unlike an operation that is not captured this one is waited for until NCCL has put it on the stream: for a graph it
- * may make memory known to its peers, who capture the same. Its error is the communicator's end, as elsewhere.
+ * Unlike other operations these are waited for until NCCL has put them on the stream: for a graph it may exchange
+ * addresses of memory with peers, which capture the same. As elsewhere, an error ends the communicator.
  */
 static cddp_status call_nccl(struct cdi_backend *b, const struct cdi_coll *const *ops, size_t n,
                              const struct cdi_coll *name, struct cdi_error *err)
@@ -295,7 +299,7 @@ static cddp_status call_nccl(struct cdi_backend *b, const struct cdi_coll *const
     return st == CDDP_OK ? st : cdi_gpu_fail_in(b, name, err);
 }
 
-/* What was begun uncaptured by others goes to its own stream. */
+/* Puts pending operations of other threads on the communication stream. */
 static cddp_status capture_flush_others(struct cdi_backend *b, struct cdi_error *err)
 {
     cddp_status st;
@@ -306,7 +310,7 @@ static cddp_status capture_flush_others(struct cdi_backend *b, struct cdi_error 
     return st;
 }
 
-/* Also where it failed: it will not run, but what was captured of it refers to its counts. */
+/* Lists the group, even if its capture has failed: it will not run, but the captured part refers to its counts. */
 static void keep_group(struct cdi_backend *b, struct cdi_captured_group *g)
 {
     struct cdi_capture *c = &b->captured;
@@ -315,11 +319,11 @@ static void keep_group(struct cdi_backend *b, struct cdi_captured_group *g)
     c->group[atomic_fetch_add(&c->n_groups, 1)] = g;
     (void)pthread_mutex_unlock(&b->ring_lock);
     (void)pthread_mutex_lock(&b->error_lock);
-    (void)pthread_cond_broadcast(&b->changed); /* from now on there is something to look at */
+    (void)pthread_cond_broadcast(&b->changed); /* the watch thread has work from now on */
     (void)pthread_mutex_unlock(&b->error_lock);
 }
 
-/* With `lock`: n operations become part of the graph, as one group. name: the first one. *out is to be kept. */
+/* Adds n operations to the graph, as one group. name: the first one. The caller lists *out. With `lock`. */
 static cddp_status capture_add(struct cdi_backend *b, const struct cdi_coll *const *ops, size_t n,
                                const struct cdi_coll *name, struct cdi_captured_group **out, struct cdi_error *err)
 {
@@ -342,7 +346,7 @@ static cddp_status capture_add(struct cdi_backend *b, const struct cdi_coll *con
     return st;
 }
 
-/* With `lock`: what is held becomes part of the graph. */
+/* Adds the pending operations to the graph. With `lock`. */
 static cddp_status capture_issue(struct cdi_backend *b, struct cdi_error *err)
 {
     struct cdi_capture *c = &b->captured;
@@ -353,7 +357,7 @@ static cddp_status capture_issue(struct cdi_backend *b, struct cdi_error *err)
 
     if (n == 0)
         return CDDP_OK;
-    st = capture_flush_others(b, err); /* which uses the call, too */
+    st = capture_flush_others(b, err); /* which also uses b->call */
     for (size_t i = 0; i < n; i++) {
         call->op[i] = c->held[i];
         call->list[i] = &call->op[i];
@@ -431,7 +435,7 @@ cddp_status cdi_capture_enqueue_group(struct cdi_backend *b, const struct cdi_co
         if (st == CDDP_OK)
             st = capture_add(b, s->ops, s->n, &ops[0], &g, err);
         if (g != NULL) {
-            g->group = s; /* a call that has not come back may still read it */
+            g->group = s; /* a call that has not returned may still read it */
             g->op.counts = NULL;
             keep_group(b, g);
         }
@@ -489,10 +493,10 @@ cddp_status cdi_capture_element_begin(struct cdi_backend *b, struct cdi_error *e
 
 /* ----------------------------------------------------------------------------------------------------- replays ---- */
 
-/* What a group's words say since they were last read. True: something new. */
+/* Reads the words of a group. Returns whether they have changed. */
 static bool capture_update_group(struct cdi_capture *c, struct cdi_captured_group *g)
 {
-    /* In this order, so that none is seen ended and not begun. */
+    /* In this order: otherwise a group could have ended and not begun. */
     uint32_t ended = atomic_load_explicit(&g->words->ended, memory_order_acquire);
     uint32_t begun = atomic_load_explicit(&g->words->begun, memory_order_acquire);
 

@@ -26,13 +26,14 @@ cddp_status cdi_gpu_fail(struct cdi_backend *b, const struct cdi_error *err)
     return st;
 }
 
-/* The sticky error, for the program; with `error_lock`. */
+/* Copies the sticky error for the program; with `error_lock`. */
 static void health_get_error(const struct cdi_backend *b, struct cdi_error *err)
 {
     if (err == NULL)
         return;
     *err = b->error;
-    if (*b->world.name != '\0' && strncmp(err->msg, "communicator '", 14) != 0) /* a peer's word may have it */
+    if (*b->world.name != '\0' &&
+        strncmp(err->msg, "communicator '", 14) != 0) /* an error of a peer may already have it */
         (void)cdi_error_wrap(err, "communicator '%s'", b->world.name);
 }
 
@@ -59,11 +60,11 @@ static void health_await_end(struct cdi_backend *b)
     (void)pthread_mutex_lock(&b->error_lock);
     while (b->watch_runs && !b->ended && !b->abandoned && !b->held_by_graphs)
         if (pthread_cond_timedwait(&b->changed, &b->error_lock, &until) == ETIMEDOUT)
-            b->abandoned = true; /* nobody waits for it a second time */
+            b->abandoned = true; /* later calls do not wait again */
     (void)pthread_mutex_unlock(&b->error_lock);
 }
 
-/* Where the program's graphs hold up the abort: it may have destroyed them by now. */
+/* Waits for an abort that graphs of the program delay: the program may have destroyed them by now. */
 static void health_await_graphs(struct cdi_backend *b)
 {
     const struct timespec until = cdi_timespec_of(cdi_now_ms() + END_MS);
@@ -79,7 +80,7 @@ cddp_status cdi_gpu_health(struct cdi_backend *b, struct cdi_error *err)
 {
     if (cdi_gpu_health_now(b, err) == CDDP_OK)
         return CDDP_OK;
-    health_await_end(b); /* the sentence is then complete, and memory is the caller's again */
+    health_await_end(b); /* the error message is then complete, and the caller owns its memory again */
     return cdi_gpu_health_now(b, err);
 }
 
@@ -146,7 +147,7 @@ void cdi_nccl_leave(struct cdi_backend *b)
 
 cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *what, struct cdi_error *err)
 {
-    bool inside = cdi_nccl_enter(b); /* so that it is not aborted under this */
+    bool inside = cdi_nccl_enter(b); /* comm is not aborted meanwhile */
     const char *detail = cdi_nccl.last_error(inside ? b->comm : NULL);
     cddp_status st = r == ncclRemoteError ? CDDP_E_PEER : (int)r == CDI_NCCL_TIMEOUT ? CDDP_E_TIMEOUT : CDDP_E_SYSTEM;
     char clean[300];
@@ -159,7 +160,7 @@ cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *wha
     clean[n] = '\0';
     if (inside)
         cdi_nccl_leave(b);
-    (void)cdi_fail(err, st, "%s: NCCL says \"%s\"%s%s%s", what, cdi_nccl.error_text(r), n > 0 ? " (" : "", clean,
+    (void)cdi_fail(err, st, "%s: NCCL reports \"%s\"%s%s%s", what, cdi_nccl.error_text(r), n > 0 ? " (" : "", clean,
                    n > 0 ? ")" : "");
     if (err != NULL)
         err->device_error = (int)r;
@@ -167,9 +168,10 @@ cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *wha
 }
 
 /*
- * On a non-blocking communicator several calls say "success" while a thread of NCCL's is still at them: ncclCommSplit
- * in every version (init.cc), ncclCommWindowRegister since 2.28 (dev_runtime.cc: the group's end is checked, its "in
- * progress" dropped), a ncclSend or ncclRecv outside a group until 2.23 (collectives.cc). So none is believed.
+ * On a non-blocking communicator several calls return "success" while a thread of NCCL is still executing them:
+ * ncclCommSplit in every version (init.cc); ncclCommWindowRegister since 2.28 (dev_runtime.cc: the end of the group is
+ * checked, its "in progress" is dropped); ncclSend and ncclRecv outside a group until 2.23 (collectives.cc). So the
+ * returned value alone is not enough.
  */
 ncclResult_t cdi_nccl_state(struct cdi_backend *b, ncclComm_t comm, ncclResult_t r)
 {
@@ -213,7 +215,7 @@ cddp_status cdi_nccl_wait_ready(struct cdi_backend *b, ncclComm_t comm, ncclResu
         if (st != CDDP_OK)
             return st;
         if (cdi_now_ms() > deadline_ms)
-            return cdi_fail(err, CDDP_E_TIMEOUT, "%s: NCCL was not done in time; a peer may not have come", what);
+            return cdi_fail(err, CDDP_E_TIMEOUT, "%s: NCCL did not finish in time; a peer may be missing", what);
         r = cdi_nccl_state(b, comm, r);
         if (r == ncclInProgress && round > SPIN_ROUNDS)
             (void)nanosleep(&nap, NULL);

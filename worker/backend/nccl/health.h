@@ -43,7 +43,7 @@ static inline struct timespec cdi_timespec_of(int64_t ms)
 /* Enclose calls of NCCL on comm. Enter returns false after a failure: there may be no comm any more. */
 bool cdi_nccl_enter(struct cdi_backend *b);
 void cdi_nccl_leave(struct cdi_backend *b);
-/* Returns the status for NCCL's error r, with an error message such as "all_reduce: NCCL says ...". */
+/* Returns the status for NCCL's error r, with an error message such as "all_reduce: NCCL reports ...". */
 cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *what, struct cdi_error *err);
 /*
  * Makes a call on b or on b->call that may wait for peers: here on a non-blocking communicator, otherwise in the call

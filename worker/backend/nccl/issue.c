@@ -15,15 +15,15 @@ static cddp_status issue_record(struct cdi_backend *b, CUevent e, struct cdi_err
 }
 
 /*
- * The last kernel of what has begun with this operation writes its ticket, which spares a call of the driver: where
- * nothing is put behind the kernel, no copy to the host and no event.
+ * Returns whether the last kernel writes the ticket, which saves a call of the driver. Only where neither a copy to the
+ * host nor an event follows the kernel.
  */
 static bool kernel_writes_done(const struct cdi_backend *b, const struct cdi_slot *last)
 {
     return last->group == NULL && cdi_nccl_divides_after(b, &last->one.op) && !last->marked && last->one.staged == NULL;
 }
 
-/* What comes before NCCL's part of tickets first to last, and the word that they have started. */
+/* Enqueues the work before NCCL's part of tickets first to last, and the write that they have started. */
 static cddp_status issue_before(struct cdi_backend *b, uint64_t first, uint64_t last, struct cdi_error *err)
 {
     const struct cdi_slot *end = cdi_slot_of(b, last);
@@ -41,7 +41,7 @@ static cddp_status issue_before(struct cdi_backend *b, uint64_t first, uint64_t 
     return st == CDDP_OK && !by_kernel ? cdi_completion_write_started(b, last, err) : st;
 }
 
-/* What comes behind it, and the word that they are done. */
+/* Enqueues the work after NCCL's part, and the write that they are done. */
 static cddp_status issue_after(struct cdi_backend *b, uint64_t first, uint64_t last, struct cdi_error *err)
 {
     const struct cdi_slot *end = cdi_slot_of(b, last);
@@ -56,16 +56,16 @@ static cddp_status issue_after(struct cdi_backend *b, uint64_t first, uint64_t l
             if (st == CDDP_OK)
                 st = cdi_stage_out(b, p, err);
         }
-    /* The event first: it has come when the host sees the word. A reducer's bucket has none: who waits for it waits for
-     * all. */
+    /* The event first: it is reached when the host sees the word. A reducer's bucket has no event: a wait for it is a
+     * wait for everything. */
     if (st == CDDP_OK && end->marked)
         st = issue_record(b, end->done, err);
     return st == CDDP_OK && !by_kernel ? cdi_completion_write_done(b, last, err) : st;
 }
 
 /*
- * The calls of tickets first to last. On a blocking communicator an operation that was there before is connected, and
- * waits for nobody; a new one is made aside, of a copy, since the ring may grow meanwhile.
+ * Makes the calls for tickets first to last. On a blocking communicator an operation with a known shape is connected
+ * and waits for no peer. A new shape goes to the call thread, as a copy, since the ring may grow meanwhile.
  */
 static ncclResult_t issue_calls(struct cdi_backend *b, uint64_t first, uint64_t last)
 {
@@ -99,7 +99,7 @@ cddp_status cdi_nccl_poll_async(struct cdi_backend *b, ncclResult_t r, struct cd
     if (b->issued == b->begun)
         return CDDP_OK;
     st = cdi_nccl_wait_ready(b, b->comm, r, "starting it", cdi_deadline_ms(b->begun_ms, b->world.timeout_ms), &why);
-    /* Our own deadline, not a timeout that NCCL or a peer has told: it waits for a rank, but for which? */
+    /* Our own timeout, not one that NCCL or a peer has reported: NCCL waits for a rank; find out which. */
     if (st == CDDP_E_TIMEOUT && !atomic_load(&b->failed) &&
         cdi_now_ms() >= cdi_deadline_ms(b->begun_ms, b->world.timeout_ms)) {
         struct cdi_op_info g = {.ticket = 0};
@@ -121,8 +121,8 @@ cddp_status cdi_nccl_poll_async(struct cdi_backend *b, ncclResult_t r, struct cd
 }
 
 /*
- * Begin all that has a ticket. NCCL puts it on the stream in a thread of its own, and says "in progress" meanwhile:
- * that is not waited for here, in the middle of a backward pass, but by whoever comes next.
+ * Begins all operations that have a ticket. NCCL may put them on the stream in another thread, and returns "in
+ * progress" meanwhile. This caller, in the middle of a backward pass, does not wait for that; the next one does.
  */
 static cddp_status issue_begin(struct cdi_backend *b, struct cdi_error *err)
 {
@@ -176,5 +176,5 @@ cddp_status cdi_issue_flush(struct cdi_backend *b, struct cdi_error *err)
 void cdi_issue_try_start(struct cdi_backend *b)
 {
     if (b->begun < b->enqueued && cdi_nccl_state(b, b->comm, ncclInProgress) == ncclSuccess)
-        (void)cdi_issue_start(b, NULL); /* its error sticks */
+        (void)cdi_issue_start(b, NULL); /* this sets the sticky error */
 }

@@ -23,7 +23,7 @@ cddp_status cdi_cuda_check(CUresult r, const char *what, struct cdi_error *err)
     if (cdi_cuda.error_text == NULL || cdi_cuda.error_text(r, &text) != CUDA_SUCCESS)
         text = "unknown";
     st = cdi_fail(err, r == CUDA_ERROR_OUT_OF_MEMORY ? CDDP_E_NOMEM : CDDP_E_SYSTEM,
-                  "%s: the CUDA driver says %s (%d): %s", what, name, (int)r, text);
+                  "%s: the CUDA driver reports %s (%d): %s", what, name, (int)r, text);
     if (err != NULL)
         err->device_error = (int)r;
     return st;
@@ -34,7 +34,10 @@ void cdi_nccl_version_text(int code, char *buf, size_t cap)
     (void)snprintf(buf, cap, "%d.%d.%d", code / 10000, code / 100 % 100, code % 100);
 }
 
-/* NVIDIA's "CUDA Compatibility": code of one major version of CUDA is taken by drivers from its first one on. */
+/*
+ * NVIDIA's "CUDA Compatibility": the drivers of a major version of CUDA, from its first one on, accept all code of that
+ * version.
+ */
 const char *cdi_driver_needed(void)
 {
     return CDI_NVCC_CUDA / 1000 == 12 ? "525" : CDI_NVCC_CUDA / 1000 == 13 ? "580" : "of this CUDA";
@@ -50,13 +53,13 @@ cddp_status cdi_image_check(CUresult r, struct cdi_error *err)
         return st;
     return cdi_error_wrap(
         err,
-        "this libcddp's GPU code is of CUDA %d.%d, but the NVIDIA driver of CUDA %d.%d: install driver "
+        "the GPU code of libcddp needs CUDA %d.%d, but the NVIDIA driver supports CUDA %d.%d: install driver "
         "%s or newer, or build with the nvcc of CUDA %d",
         CDI_NVCC_CUDA / 1000, CDI_NVCC_CUDA % 1000 / 10, version / 1000, version % 1000 / 10, cdi_driver_needed(),
         version / 1000);
 }
 
-/* From libcuda one symbol, and by it all others, each in the version that cuda.h had for us. */
+/* Resolves one symbol of libcuda, and through it all others, each in the version that cuda.h has. */
 static cddp_status resolve_cuda(void *lib, struct cdi_error *err)
 {
     PFN_cuGetProcAddress_v12000 get;
@@ -65,13 +68,13 @@ static cddp_status resolve_cuda(void *lib, struct cdi_error *err)
 
     if (at == NULL)
         return cdi_fail(err, CDDP_E_VERSION,
-                        "this machine's NVIDIA driver is older than CUDA 12: this build of the nccl backend needs "
+                        "the NVIDIA driver of this node is older than CUDA 12: this build of the nccl backend needs "
                         "driver %s or newer",
                         cdi_driver_needed());
     *(void **)&get = at;
-#define X(member, function, version)                                                                           \
-    if (get(#function, &at, version, CU_GET_PROC_ADDRESS_LEGACY_STREAM, &found) != CUDA_SUCCESS || at == NULL) \
-        return cdi_fail(err, CDDP_E_VERSION, "the NVIDIA driver has no %s: it is too old", #function);         \
+#define X(member, function, version)                                                                            \
+    if (get(#function, &at, version, CU_GET_PROC_ADDRESS_LEGACY_STREAM, &found) != CUDA_SUCCESS || at == NULL)  \
+        return cdi_fail(err, CDDP_E_VERSION, "the NVIDIA driver has no %s: install a newer driver", #function); \
     *(void **)&cdi_cuda.member = at;
     CDI_CUDA_MAP(X)
 #undef X
@@ -95,7 +98,7 @@ static cddp_status resolve_nccl(void *lib, const char *path, struct cdi_error *e
     return CDDP_OK;
 }
 
-/* CDDP_E_NOT_FOUND: there is nothing that CUDA could use. */
+/* Opens the driver. CDDP_E_NOT_FOUND: there is no driver or no GPU. */
 static cddp_status open_driver(struct cdi_error *err)
 {
     const char *said = cdi_host->env(CUDA_LIBRARY_ENV), *path = said != NULL ? said : "libcuda.so.1";
@@ -105,7 +108,7 @@ static cddp_status open_driver(struct cdi_error *err)
     CUresult r;
 
     if (lib == NULL)
-        return cdi_fail(err, CDDP_E_NOT_FOUND, "there is no NVIDIA driver on this machine: %.400s", dlerror());
+        return cdi_fail(err, CDDP_E_NOT_FOUND, "there is no NVIDIA driver on this node: %.400s", dlerror());
     st = resolve_cuda(lib, err);
     if (st != CDDP_OK)
         return st;
@@ -117,11 +120,12 @@ static cddp_status open_driver(struct cdi_error *err)
                         cdi_host->env("CUDA_VISIBLE_DEVICES") != NULL ? "')" : "");
     st = cdi_cuda_check(r, "starting CUDA", err);
     if (st == CDDP_OK)
-        st = cdi_cuda_check(cdi_cuda.driver_version(&version), "asking for the driver's version", err);
+        st = cdi_cuda_check(cdi_cuda.driver_version(&version), "querying the driver's version", err);
     if (st == CDDP_OK && version < CDI_CUDA_DRIVER_FLOOR)
-        return cdi_fail(err, CDDP_E_VERSION,
-                        "the NVIDIA driver is of CUDA %d.%d: this build of the nccl backend needs driver %s or newer",
-                        version / 1000, version % 1000 / 10, cdi_driver_needed());
+        return cdi_fail(
+            err, CDDP_E_VERSION,
+            "the NVIDIA driver supports CUDA %d.%d: this build of the nccl backend needs driver %s or newer",
+            version / 1000, version % 1000 / 10, cdi_driver_needed());
     return st;
 }
 
@@ -138,10 +142,10 @@ static cddp_status open_nccl(struct cdi_error *err)
                         "nvidia-nccl-cu13 with its folder in LD_LIBRARY_PATH, or name the file in %s), or train on the "
                         "CPU with CDDP_BACKEND=cpu",
                         dlerror(), NCCL_LIBRARY_ENV);
-    /* The version before the functions: "too old" is a better word than the name of one that is missing. */
+    /* The version before the functions: "too old" is a better error message than the name of a missing function. */
     *(void **)&cdi_nccl.version = dlsym(lib, "ncclGetVersion");
     if (cdi_nccl.version == NULL || cdi_nccl.version(&cdi_nccl.code) != ncclSuccess)
-        return cdi_fail(err, CDDP_E_SYSTEM, "%.300s is no NCCL: it does not tell its version", path);
+        return cdi_fail(err, CDDP_E_SYSTEM, "%.300s is not NCCL: it does not report a version", path);
     cdi_nccl_version_text(cdi_nccl.code, have, sizeof have);
     if (cdi_nccl.code < CDI_NCCL_FLOOR)
         return cdi_fail(err, CDDP_E_VERSION, "%.300s is NCCL %s: the nccl backend needs 2.19 or newer", path, have);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The CUDA driver and NCCL, resolved by name at run time: two tables of function pointers, with the types of the real
- * headers. libcuda gives each function in the version that is named here; NCCL's newer functions are NULL where the
- * library has not got them. CDDP_CUDA_LIBRARY and CDDP_NCCL_LIBRARY name other files than libcuda.so.1, libnccl.so.2.
+ * headers. libcuda provides each function in the version below; newer functions of NCCL are NULL if the library does
+ * not have them. CDDP_CUDA_LIBRARY and CDDP_NCCL_LIBRARY name other files than libcuda.so.1 and libnccl.so.2.
  */
 #ifndef CDI_NCCL_LIBRARY_H
 #define CDI_NCCL_LIBRARY_H
@@ -20,16 +20,18 @@
 #define CDI_CUDA_DRIVER_FLOOR 12000 /* cuLibrary*: kernels without the runtime library */
 #define CDI_NCCL_FLOOR 21900
 
-/* The first whose non-blocking communicators make a thread for each launch (group.cc, ncclGroupEndInternal). */
+/*
+ * The first version whose non-blocking communicators start a thread for each launch (group.cc, ncclGroupEndInternal).
+ */
 #define CDI_NCCL_THREAD_PER_LAUNCH 22300
 
 /*
- * The first whose symmetric kernels look at the abort flag where they wait for peers (nccl_device/impl,
- * lsa_barrier__funcs.h, testAbort). Before it, a rank whose peer has died in one can only be killed.
+ * The first version whose symmetric kernels check the abort flag where they wait for peers (nccl_device/impl,
+ * lsa_barrier__funcs.h, testAbort). In older versions, a rank whose peer has died in such a kernel can only be killed.
  */
 #define CDI_NCCL_WINDOW_ABORTS 22907
 
-/* Newer than the oldest header that builds: by its number, as nccl.h has it since 2.30.3. */
+/* By its number, as nccl.h has it since 2.30.3: it is newer than the oldest header that builds. */
 #define CDI_NCCL_TIMEOUT 8
 
 /* X(member, function of the driver, its version) */
@@ -91,7 +93,7 @@ struct cdi_cuda {
     CUresult (*function_load)(CUfunction f); /* cuFuncLoad of CUDA 12.4; NULL: an older driver */
 };
 
-/* X(member, function of NCCL, must it be there?) */
+/* X(member, function of NCCL, whether it is required) */
 #define CDI_NCCL_MAP(X)                                    \
     X(version, ncclGetVersion, true)                       \
     X(unique_id, ncclGetUniqueId, true)                    \
@@ -134,19 +136,22 @@ extern struct cdi_cuda cdi_cuda;
 extern struct cdi_nccl cdi_nccl;
 
 /*
- * Open both libraries, once, and see whether there is a device. CDDP_E_NOT_FOUND: no driver or no device;
+ * Opens both libraries, once, and checks whether there is a device. CDDP_E_NOT_FOUND: no driver or no device;
  * CDDP_E_VERSION: the driver or NCCL is too old; CDDP_E_SYSTEM: NCCL is missing, or the driver does not work. Each
- * sentence says what.
+ * error message has the cause.
  */
 cddp_status cdi_libraries_open(const struct cdi_host *host, struct cdi_error *err);
 
-/* CDDP_OK, or CDDP_E_SYSTEM (CDDP_E_NOMEM) with "what: the driver's words". */
+/* Returns CDDP_OK, or CDDP_E_SYSTEM (CDDP_E_NOMEM) with "what: the driver's error". */
 cddp_status cdi_cuda_check(CUresult r, const char *what, struct cdi_error *err);
-/* The driver that the image of the kernels needs, by the nvcc that made it: "580". */
+/* Returns the driver version that the kernels' image needs, such as "580": it depends on the nvcc that built them. */
 const char *cdi_driver_needed(void);
-/* cdi_cuda_check for the loading of the image; if the driver is older than it, the sentence says which is needed. */
+/*
+ * Does cdi_cuda_check for the loading of the image; if the driver is too old, the error message has the version that is
+ * needed.
+ */
 cddp_status cdi_image_check(CUresult r, struct cdi_error *err);
-/* "2.30.7" */
+/* Writes a version such as "2.30.7". */
 void cdi_nccl_version_text(int code, char *buf, size_t cap);
 
 #endif

@@ -12,12 +12,12 @@ enum cdi_mean cdi_mean_of(const struct cdi_coll *op, const struct cdi_mean_facts
 
     if (!reduces(op) || op->op != CDDP_AVG || facts->n_ranks == 1)
         return CDI_MEAN_NONE;
-    if (op->dtype == CDDP_FLOAT64) /* no symmetric kernel takes it */
+    if (op->dtype == CDDP_FLOAT64) /* no symmetric kernel supports it */
         return CDI_MEAN_AFTER;
     if (op->dtype == CDDP_FLOAT32 || op->dtype == CDDP_BFLOAT16)
         return symmetric && op->kind == CDI_REDUCE_SCATTER ? CDI_MEAN_BY_NCCL : CDI_MEAN_AFTER;
-    /* Its sum can overflow. Ranks may differ in whether a collective of the program's is in place; a bucket's always
-     * is. */
+    /* Its sum can overflow. Ranks may differ in whether a collective of the program is in place; that of a bucket
+     * always is. */
     if (op->dtype == CDDP_FLOAT16 && op->kind == CDI_ALL_REDUCE && ((op->bucket >= 0 && op->in == op->out) || takes))
         return CDI_MEAN_BEFORE;
     if (op->dtype == CDDP_FLOAT16 && op->kind == CDI_REDUCE_SCATTER && op->bucket >= 0 && symmetric)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of the NCCL backend, how one comes and goes, and the module's one symbol. */
+/* The functions of the NCCL backend, its creation and end, and the one symbol of the module. */
 #include "common/clock.h"
 #include "worker/backend/nccl/communicator.h"
 #include "worker/backend/nccl/completion.h"
@@ -26,7 +26,7 @@
 #define BLOCKING_ENV "CDDP_NCCL_BLOCKING"
 #define WINDOWS_ENV "CDDP_NCCL_WINDOWS"
 #define REGISTER_ENV "CDDP_NCCL_REGISTER"
-#define SPARE_MS 1000 /* for what is spare to end by itself */
+#define SPARE_MS 1000 /* for optional operations to end */
 #define PARTIAL_BYTES (CDI_TALLY_BLOCKS * sizeof(double))
 
 /* -------------------------------------------------------------------------------------------- coming and going ---- */
@@ -68,7 +68,7 @@ static cddp_status get_event(CUevent *e, struct cdi_error *err)
     return cdi_cuda_check(cdi_cuda.event_create(e, CU_EVENT_DISABLE_TIMING), "creating an event", err);
 }
 
-/* Events and the small memory that every communicator has. The context is current. */
+/* Creates events and the small memory of every communicator. The context is current. */
 static cddp_status backend_create_resources(struct cdi_backend *b, struct cdi_error *err)
 {
     CUdeviceptr token = 0, found = 0, partial = 0;
@@ -82,16 +82,16 @@ static cddp_status backend_create_resources(struct cdi_backend *b, struct cdi_er
     if (st == CDDP_OK)
         st = get_event(&b->copy_event, err);
     if (st == CDDP_OK)
-        st = cdi_cuda_check(cdi_cuda.memory_alloc(&token, CDI_TOKEN_BYTES), "getting memory of the GPU", err);
+        st = cdi_cuda_check(cdi_cuda.memory_alloc(&token, CDI_TOKEN_BYTES), "allocating GPU memory", err);
     b->token = (void *)(uintptr_t)token;
     if (st == CDDP_OK)
-        st = cdi_cuda_check(cdi_cuda.memory_alloc(&found, sizeof *b->scan_device), "getting memory of the GPU", err);
+        st = cdi_cuda_check(cdi_cuda.memory_alloc(&found, sizeof *b->scan_device), "allocating GPU memory", err);
     b->scan_device = (struct cdi_scan_found *)(uintptr_t)found;
     if (st == CDDP_OK)
-        st = cdi_cuda_check(cdi_cuda.pinned_alloc(&pinned, sizeof *b->scan_pinned, 0), "getting pinned memory", err);
+        st = cdi_cuda_check(cdi_cuda.pinned_alloc(&pinned, sizeof *b->scan_pinned, 0), "allocating pinned memory", err);
     b->scan_pinned = pinned;
     if (st == CDDP_OK)
-        st = cdi_cuda_check(cdi_cuda.memory_alloc(&partial, PARTIAL_BYTES), "getting memory of the GPU", err);
+        st = cdi_cuda_check(cdi_cuda.memory_alloc(&partial, PARTIAL_BYTES), "allocating GPU memory", err);
     b->partial = (double *)(uintptr_t)partial;
     if (st == CDDP_OK)
         st = cdi_completion_create(b, err);
@@ -104,7 +104,7 @@ static cddp_status backend_create_resources(struct cdi_backend *b, struct cdi_er
     return st == CDDP_OK ? cdi_stage_open(b, err) : st;
 }
 
-/* Ends of what equip began. */
+/* Frees everything that backend_create_resources has made. */
 static void backend_free_resources(struct cdi_backend *b)
 {
     CUevent events[] = {b->mark, b->tail, b->scan_event, b->copy_event};
@@ -127,7 +127,7 @@ static void backend_free_resources(struct cdi_backend *b)
     cdi_ring_free(b);
 }
 
-/* With `lock`: is all that is under way of no use to who leaves? */
+/* Returns whether a rank that leaves needs none of the operations under way. With `lock`. */
 static bool gpu_only_optional(struct cdi_backend *b)
 {
     bool spare = true;
@@ -140,8 +140,8 @@ static bool gpu_only_optional(struct cdi_backend *b)
 }
 
 /*
- * Collectives that nobody joined end here; peers that wait in them are told. What is spare they have begun as well, in
- * the step that all have ended: it is done in a moment, and NCCL is left without an abort.
+ * Ends collectives that were not joined, and notifies peers that wait in them. All ranks have also begun the optional
+ * ones, in the last step: these are done in a moment, and NCCL is left without an abort.
  */
 static void gpu_abandon(struct cdi_backend *b)
 {
@@ -186,7 +186,7 @@ static void gpu_destroy(struct cdi_backend *b)
     if (!b->has_left)
         gpu_leave(b);
     if (b->device.context != NULL) {
-        if (!b->is_idle) /* NCCL has not come back, and may still use all this */
+        if (!b->is_idle) /* NCCL has not returned, and may still use all this */
             return;
         (void)cdi_device_enter(&b->device, NULL);
         backend_free_resources(b);
@@ -206,7 +206,7 @@ static void gpu_destroy(struct cdi_backend *b)
     cdi_host->release(b);
 }
 
-/* A variable that is 0, 1 or not set. */
+/* Returns the value of a variable that is 0, 1 or not set. */
 static bool flag_variable(const char *name, bool unset, struct cdi_error *err)
 {
     const char *said = cdi_host->env(name);
@@ -216,7 +216,9 @@ static bool flag_variable(const char *name, bool unset, struct cdi_error *err)
     return said != NULL ? said[0] == '1' : unset;
 }
 
-/* NCCL's own variable overrules what its caller asks for (init.cc, envConfigOverride). */
+/*
+ * Returns whether the communicator blocks. NCCL's variable overrides its caller's request (init.cc, envConfigOverride).
+ */
 static bool wants_blocking(struct cdi_error *err)
 {
     const char *said = cdi_host->env("NCCL_COMM_BLOCKING");
@@ -225,7 +227,7 @@ static bool wants_blocking(struct cdi_error *err)
     return said != NULL && (said[0] == '0' || said[0] == '1') && said[1] == '\0' ? said[0] == '1' : ours;
 }
 
-/* Several ranks on one GPU: to NCCL each is on a host of its own, and they meet over sockets. */
+/* Makes several ranks on one GPU look like separate hosts to NCCL, which connects them over sockets. */
 static void set_host_ids(const struct cdi_backend *b)
 {
     uint8_t id[CDI_MODULE_HOST_ID];
@@ -240,18 +242,18 @@ static void set_host_ids(const struct cdi_backend *b)
     (void)setenv("NCCL_NET", "Socket", 0);
     if (b->world.n_nodes > 1)
         return;
-    /* NCCL's first choice is another interface, which may lead nowhere or have a link-local address alone. */
+    /* NCCL's first choice is another interface, which may lead nowhere or have only a link-local address. */
     (void)setenv("NCCL_SOCKET_IFNAME", "lo", 0);
     (void)setenv("NCCL_SOCKET_FAMILY", "AF_INET", 0);
 }
 
-/* What the windows must not bring with them: see region.c. NCCL reads each variable once, when it first needs it. */
+/* Switches off features that must not come with windows: see region.c. NCCL reads each variable once, at first use. */
 static void prepare_windows(const struct cdi_backend *b)
 {
     if (!b->use.windows || b->use.registration || cdi_nccl.code < 22800)
         return;
     (void)setenv("NCCL_LOCAL_REGISTER", "0", 0);
-    /* The largest all-gathers go by copy engines, which meet their peers in waits that no abort ends (ce_coll.cc). */
+    /* The largest all-gathers use copy engines, whose waits for peers no abort ends (ce_coll.cc). */
     (void)setenv("NCCL_SYM_CE_THRESHOLD", "9223372036854775807", 0);
 }
 
@@ -287,7 +289,7 @@ static cddp_status gpu_create(struct cdi_backend **out, const struct cdi_world *
     return CDDP_OK;
 }
 
-/* A part's own device handles, events and flight page; then NCCL's split, which all ranks call. */
+/* Creates a subcommunicator's device handles, events and flight page. NCCL's split follows, which all ranks call. */
 static cddp_status prepare_part(struct cdi_backend *b, const struct cdi_split *how, struct cdi_backend **out,
                                 struct cdi_error *err)
 {
@@ -309,7 +311,7 @@ static cddp_status prepare_part(struct cdi_backend *b, const struct cdi_split *h
     part->old_gpu = b->old_gpu;
     if (snprintf(part->prefix, sizeof part->prefix, "%s%" PRIu32 ".%d/", b->prefix, b->n_splits, how->color) >=
         (int)sizeof part->prefix)
-        return cdi_fail(err, CDDP_E_LIMIT, "communicators were split too often, one from another");
+        return cdi_fail(err, CDDP_E_LIMIT, "communicators are split too deeply, one from another");
     st = cdi_host->flight_open(&part->own_flight, err);
     part->record = part->own_flight;
     if (st == CDDP_OK)
@@ -339,14 +341,14 @@ static cddp_status gpu_split(struct cdi_backend *b, const struct cdi_split *how,
     st = cdi_gpu_agree(b, &able, CDDP_MIN, err);
     if (st == CDDP_OK && !able)
         st = own != CDDP_OK ? cdi_fail_since(err, &why, "%s", why.msg)
-                            : cdi_fail(err, CDDP_E_SYSTEM, "another rank cannot make the new communicator");
+                            : cdi_fail(err, CDDP_E_SYSTEM, "another rank cannot create the new communicator");
     if (st == CDDP_OK)
         st = cdi_communicator_split(b, how->color, how->key, part, err);
     if (st == CDDP_OK && part != NULL)
         st = cdi_watch_start(part, err);
     cdi_device_leave(&b->device);
     if (st != CDDP_OK) {
-        if (cdi_gpu_is_idle(b)) /* else NCCL may still read its name */
+        if (cdi_gpu_is_idle(b)) /* otherwise NCCL may still read its name */
             gpu_destroy(part);
         return st;
     }
@@ -370,7 +372,7 @@ static cddp_status gpu_alloc(struct cdi_backend *b, size_t bytes, void **out, st
     cddp_status st = cdi_device_enter(&b->device, err);
 
     if (st == CDDP_OK)
-        st = cdi_cuda_check(cdi_cuda.memory_alloc(&p, bytes > 0 ? bytes : 1), "getting memory of the GPU", err);
+        st = cdi_cuda_check(cdi_cuda.memory_alloc(&p, bytes > 0 ? bytes : 1), "allocating GPU memory", err);
     cdi_device_leave(&b->device);
     if (st == CDDP_OK)
         *out = (void *)(uintptr_t)p;
@@ -379,9 +381,9 @@ static cddp_status gpu_alloc(struct cdi_backend *b, size_t bytes, void **out, st
 
 static void gpu_release(struct cdi_backend *b, void *p)
 {
-    if (p == NULL || !cdi_gpu_is_idle(b)) /* a kernel that nobody can end would make the driver wait for ever */
+    if (p == NULL || !cdi_gpu_is_idle(b)) /* a kernel that cannot be ended would block the driver for ever */
         return;
-    (void)cdi_device_enter(&b->device, NULL); /* the driver knows whose it is */
+    (void)cdi_device_enter(&b->device, NULL); /* the driver knows its context */
     (void)cdi_cuda.memory_free(cdi_device_ptr(p));
     cdi_device_leave(&b->device);
 }
@@ -392,7 +394,7 @@ static cddp_status gpu_alloc_host(struct cdi_backend *b, size_t bytes, void **ou
     cddp_status st = cdi_device_enter(&b->device, err);
 
     if (st == CDDP_OK)
-        st = cdi_cuda_check(cdi_cuda.pinned_alloc(&p, bytes > 0 ? bytes : 1, 0), "getting pinned memory", err);
+        st = cdi_cuda_check(cdi_cuda.pinned_alloc(&p, bytes > 0 ? bytes : 1, 0), "allocating pinned memory", err);
     cdi_device_leave(&b->device);
     if (st == CDDP_OK)
         *out = p;
@@ -430,8 +432,8 @@ static cddp_status gpu_check_memory(struct cdi_backend *b, const void *p, struct
 }
 
 /*
- * Wait for all that was enqueued, element functions included. The copy behind it then waits for no peer, with the
- * blocks in its hands.
+ * Waits for all enqueued work, element functions included. The following copy then waits for no peer while it has the
+ * blocks.
  */
 static cddp_status gpu_await_enqueued(struct cdi_backend *b, struct cdi_error *err)
 {

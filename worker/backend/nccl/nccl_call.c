@@ -36,14 +36,14 @@ static ncclRedOp_t nccl_op(const struct cdi_backend *b, const struct cdi_coll *o
     return op->op == CDDP_AVG && nccl_mean(b, op) != CDI_MEAN_BY_NCCL ? ncclSum : (ncclRedOp_t)op->op;
 }
 
-/* The first error of several calls; a call inside a group is never "in progress" for long. */
+/* Keeps the first error of several calls; a call inside a group is never "in progress" for long. */
 static void keep_first_error(ncclResult_t *first, ncclResult_t r)
 {
     if (*first == ncclSuccess && r != ncclInProgress)
         *first = r;
 }
 
-/* Parts of different length: each is broadcast by who has it. */
+/* Broadcasts each part, of its own length, from the rank that has it. */
 static ncclResult_t call_all_gatherv(const struct cdi_backend *b, ncclComm_t comm, const struct cdi_coll *op)
 {
     size_t size = cddp_dtype_size(op->dtype), at = 0;
@@ -107,7 +107,7 @@ static ncclResult_t nccl_call_one(const struct cdi_backend *b, ncclComm_t comm, 
     return ncclInvalidArgument;
 }
 
-/* Nothing to move; equal on all ranks that take part. */
+/* Returns whether there is nothing to move; equal on all ranks that take part. */
 static bool is_empty(const struct cdi_coll *op)
 {
     return op->kind != CDI_BARRIER && op->kind != CDI_ALL_GATHERV && op->count == 0;
@@ -119,15 +119,15 @@ static bool makes_several_calls(const struct cdi_coll *op)
 }
 
 /*
- * What NCCL says to the operations of b->call, as one group if that takes several calls.
+ * Makes the calls for the operations of b->call, as one group if there are several, and returns NCCL's result.
  *
- * A group holds any number of messages, also several between two ranks and to oneself. NCCL keeps a queue of sends and
- * one of receives for each peer, and takes one of each per round of a schedule that all ranks have alike: so those of a
- * pair match in their order, and where a group needs several kernels no two ranks wait for each other's later ones
- * (scheduleP2pTasksToPlan in enqueue.cc, from line 610 in v2.19.3-1 to line 1131 in v2.30.7-1). A message to oneself
- * needs both ends in the group (ncclInvalidUsage there), and is left out where both are the same memory. Collectives of
- * a group may change places: they are sorted by their size, which is alike on all ranks (ncclTaskCollSorterInsert,
- * since v2.22.3-1).
+ * A group holds any number of messages, also several between two ranks and messages of a rank to itself. NCCL keeps a
+ * queue of sends and a queue of receives for each peer, and takes one of each in every round of a schedule that is the
+ * same on all ranks. So the messages of a pair match in their order; and where a group needs several kernels, no two
+ * ranks wait for each other's later ones (scheduleP2pTasksToPlan in enqueue.cc, from line 610 in v2.19.3-1 to line 1131
+ * in v2.30.7-1). A message of a rank to itself needs both ends in the group (otherwise ncclInvalidUsage), and is left
+ * out where both are the same memory. NCCL may reorder the collectives of a group: it sorts them by size, which is the
+ * same on all ranks (ncclTaskCollSorterInsert, since v2.22.3-1).
  */
 ncclResult_t cdi_nccl_calls(void *arg)
 {
@@ -169,13 +169,13 @@ static cddp_status divide(struct cdi_backend *b, void *x, size_t count, cddp_dty
     return st == CDDP_OK ? cdi_device_launch(&b->device, &scale, err) : st;
 }
 
-/* Elements that this rank brings to a reduction. */
+/* Returns the number of elements that this rank contributes to a reduction. */
 static size_t n_input(const struct cdi_backend *b, const struct cdi_coll *op)
 {
     return op->kind == CDI_REDUCE_SCATTER ? op->count * (size_t)b->world.size : op->count;
 }
 
-/* What the program gives stays as it is. */
+/* Copies the program's input, which must not change, to the output. */
 static cddp_status copy_to_out(struct cdi_backend *b, struct cdi_coll *op, struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;

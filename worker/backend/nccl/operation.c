@@ -9,13 +9,13 @@
 #include "worker/backend/nccl/ring.h"
 #include "worker/backend/nccl/stage.h"
 
-/* What the program sends and receives; not what a collective is made of. */
+/* Returns whether the program has called send or recv; not whether a collective consists of them. */
 static bool op_is_message(const struct cdi_coll *op)
 {
     return (op->kind == CDI_SEND || op->kind == CDI_RECV) && !cdi_asked_is_coll(op->asked);
 }
 
-/* With the lock: the slot is the next ticket's, from now on. */
+/* Gives the slot the next ticket. With `lock`. */
 static void op_give_ticket(struct cdi_backend *b, struct cdi_slot *s, enum cdi_flight_op what)
 {
     const struct cdi_coll *op = &s->one.op;
@@ -26,10 +26,10 @@ static void op_give_ticket(struct cdi_backend *b, struct cdi_slot *s, enum cdi_f
     s->flight_seq = cdi_host->flight_enqueue(b->record, what, (uint32_t)op->dtype, op->count, op->bucket);
     b->enqueued++;
     (void)pthread_mutex_unlock(&b->ring_lock);
-    cdi_gpu_set_busy(b); /* before this thread comes to a stream that is full */
+    cdi_gpu_set_busy(b); /* before this thread may block on a full stream */
 }
 
-/* With the lock: a ticket for the operation, and all that goes with it. */
+/* Gives the operation a ticket, and starts it unless others follow. With `lock`. */
 static cddp_status op_append(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_staging *staged,
                              struct cdi_error *err)
 {
@@ -53,12 +53,15 @@ static cddp_status op_append(struct cdi_backend *b, const struct cdi_coll *op, s
     if (staged != NULL)
         cdi_stage_add_result(b, staged);
     b->pending_bytes += bytes;
-    if (b->n_acquired > 0) /* what the borrower puts on the stream next comes behind it */
+    if (b->n_acquired > 0) /* work that the user of the stream enqueues next must follow it */
         return cdi_issue_flush(b, err);
     return op->more && bytes <= CDI_GROUP_BYTES ? CDDP_OK : cdi_issue_start(b, err);
 }
 
-/* The same of several, which are begun apart from what was held back. They are the slot's once there is a ticket. */
+/*
+ * Does the same for a group, which starts separately from pending operations. The slot owns the group once it has a
+ * ticket.
+ */
 static cddp_status op_append_group(struct cdi_backend *b, const struct cdi_coll *ops, size_t n,
                                    struct cdi_op_group *several, struct cdi_error *err)
 {
@@ -84,8 +87,8 @@ cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_coll *op, ui
     struct cdi_staging *staged = NULL;
     uint64_t before_it;
     cddp_status st = cdi_gpu_health(b, err);
-    /* Nothing is allocated for it. Where a graph holds the communicator NCCL asks for events at each launch
-     * (enqueue.cc, cudaEventQuery), which would end a capture of another thread's. */
+    /* Nothing is allocated for this operation. If a graph uses the communicator, NCCL queries events at each launch
+     * (enqueue.cc, cudaEventQuery), which would end a capture of another thread. */
     bool brief = (op->region != NULL || op->known) && atomic_load(&b->captured.n_groups) == 0;
 
     if (cdi_gpu_captures(b)) {
@@ -102,7 +105,7 @@ cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_coll *op, ui
         before_it = b->enqueued;
         st = op_append(b, op, staged, err);
         *ticket = b->enqueued;
-        if (b->enqueued == before_it && staged != NULL) /* else it is the list's of results */
+        if (b->enqueued == before_it && staged != NULL) /* otherwise the list of results owns it */
             cdi_stage_release(b, staged);
         (void)pthread_mutex_unlock(&b->lock);
     }
@@ -112,7 +115,7 @@ cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_coll *op, ui
 
 /* ---------------------------------------------------------------------------------------------- several as one ---- */
 
-/* With `lock`: it was not begun. */
+/* Releases the blocks of a group that was not begun. With `lock`. */
 static void op_release_group(struct cdi_backend *b, const struct cdi_op_group *s)
 {
     for (size_t i = 0; i < s->n; i++)

@@ -12,7 +12,7 @@ static struct cdi_peer_error peers_channel(const struct cdi_backend *b)
                                    .of_job = cdi_rank_of_job(&b->world, b->world.rank)};
 }
 
-/* The first rank that fails says why, for those that NCCL leaves waiting. */
+/* The first rank to fail publishes the reason, for ranks that NCCL leaves waiting. */
 void cdi_peers_notify(struct cdi_backend *b)
 {
     const struct cdi_peer_error w = peers_channel(b);
@@ -33,7 +33,7 @@ void cdi_peers_notify(struct cdi_backend *b)
     (void)pthread_mutex_unlock(&b->error_lock);
 }
 
-/* Also the end of the store itself, which is the end of its host. */
+/* Also notices the end of the store, which means the loss of its node. */
 void cdi_peers_listen(struct cdi_backend *b)
 {
     const struct cdi_peer_error w = peers_channel(b);
@@ -50,30 +50,32 @@ void cdi_peers_listen(struct cdi_backend *b)
 }
 
 /*
- * Who did not come: to a message its peers, of which NCCL does not say one. To a collective those of whom the store
- * does not know that they are in it, too: several exchanges, and any of them may take long.
+ * Finds the ranks that are late. For messages these are the peers, since NCCL does not report which one. For a
+ * collective they are the ranks that, according to the store, have not entered it; that takes several exchanges with
+ * the store, each of which may take long.
  */
 static void peers_find_late(const struct cdi_backend *b, struct cdi_error *err)
 {
     const struct cdi_peer_error w = peers_channel(b);
-    struct cdi_rank_list late = b->timed_out_peers; /* this and late_op do not change any more */
+    struct cdi_rank_list late = b->timed_out_peers; /* this and timed_out_op do not change any more */
     const char *op = b->timed_out_op.op;
     double seconds = (double)b->world.timeout_ms / 1000;
 
     if (b->timed_out_op.number != 0)
         cdi_peer_error_late(&w, b->timed_out_op.number, &late);
-    if (cdi_host->flight_check(b->world.flight, err) != CDDP_OK) /* that is why */
+    if (cdi_host->flight_check(b->world.flight, err) != CDDP_OK) /* this is the cause */
         return;
     if (late.n > 1 && b->timed_out_op.number == 0)
-        (void)cdi_fail(err, CDDP_E_TIMEOUT, "%s: one of ranks %s did not come within %.4g s", op, late.text, seconds);
+        (void)cdi_fail(err, CDDP_E_TIMEOUT, "%s: one of ranks %s did not arrive within %.4g s", op, late.text, seconds);
     else if (late.n > 0)
         (void)cdi_fail_by(err, cdi_rank_of_job(&b->world, late.first), CDDP_E_TIMEOUT,
-                          "%s: rank%s %s did not come within %.4g s", op, late.n == 1 ? "" : "s", late.text, seconds);
+                          "%s: rank%s %s did not arrive within %.4g s", op, late.n == 1 ? "" : "s", late.text, seconds);
     else
-        (void)cdi_fail(err, CDDP_E_TIMEOUT,
-                       "%s: not done within %.4g s, though every rank has come to it: ranks may have called different "
-                       "collectives, or the network is stuck",
-                       op, seconds);
+        (void)cdi_fail(
+            err, CDDP_E_TIMEOUT,
+            "%s: not completed within %.4g s, though every rank has called it: ranks may have called different "
+            "collectives, or the network is stuck",
+            op, seconds);
 }
 
 void cdi_peers_name_late(struct cdi_backend *b)

@@ -12,7 +12,7 @@ cddp_status cdi_blocks_create(struct cdi_blocks **out, struct cdi_error *err)
     for (int i = 0; i < CDI_N_BLOCKS && st == CDDP_OK; i++) {
         void *pinned = NULL;
 
-        st = cdi_cuda_check(cdi_cuda.pinned_alloc(&pinned, CDI_BLOCK_BYTES, 0), "getting pinned memory", err);
+        st = cdi_cuda_check(cdi_cuda.pinned_alloc(&pinned, CDI_BLOCK_BYTES, 0), "allocating pinned memory", err);
         c->block[i] = pinned;
         if (st == CDDP_OK)
             st = cdi_cuda_check(cdi_cuda.event_create(&c->gone[i], CU_EVENT_DISABLE_TIMING), "creating an event", err);

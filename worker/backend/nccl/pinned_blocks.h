@@ -13,9 +13,9 @@
 #define CDI_N_BLOCKS 2
 
 struct cdi_blocks {
-    pthread_mutex_t lock; /* one copy at a time: nothing that waits for a peer is done with it */
+    pthread_mutex_t lock; /* one copy at a time; never held during a wait for a peer */
     uint8_t *block[CDI_N_BLOCKS];
-    CUevent gone[CDI_N_BLOCKS]; /* behind the last copy from or to the block */
+    CUevent gone[CDI_N_BLOCKS]; /* recorded after the last copy from or to the block */
 };
 
 /* Allocates the blocks of a device. The context is current. CDDP_E_NOMEM, CDDP_E_SYSTEM. */

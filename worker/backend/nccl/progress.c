@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The thread that tends what is under way: it puts the ends of operations behind them, where NCCL was still busy when
- * the caller left, and asks NCCL, the driver and the store whether all is well. Calls of the driver may hang (while
- * another thread is in one that waits for a peer, for instance); so this thread is not the one that hears of deaths,
- * and nothing waits for it but the communicator's end.
+ * The progress thread of a communicator. It enqueues the ends of operations, if NCCL was still busy when the caller
+ * returned, and checks NCCL, the driver and the store for errors. Calls of the driver may hang, for example while
+ * another thread waits for a peer in one. So this thread does not detect deaths, and only the end of the communicator
+ * waits for it.
  */
 #include "worker/backend/nccl/progress.h"
 
@@ -18,10 +18,14 @@
 #include <time.h>
 
 #define ROUND_MS 1
-#define ASK_GPU_ROUNDS 8      /* a fault of the GPU is rare, and a call of the driver each time */
-#define WORD_OF_PEERS_MS 1000 /* NCCL notices that a peer is gone; who it was others know, a moment later */
+#define ASK_GPU_ROUNDS 8 /* a fault of the GPU is rare, and each check is a call of the driver */
+#define WORD_OF_PEERS_MS \
+    1000 /* NCCL notices that a peer is gone; which one, the agent or a peer reports a moment later */
 
-/* NCCL says that something is wrong. Who is gone, the agent or a peer says in a moment; it is the better sentence. */
+/*
+ * Handles an error that NCCL reports. The agent or a peer may report in a moment which rank is gone, which is a better
+ * error message.
+ */
 static void progress_nccl_error(struct cdi_backend *b, ncclResult_t r, const char *op)
 {
     int64_t until_ms = cdi_now_ms() + WORD_OF_PEERS_MS;
@@ -37,12 +41,13 @@ static void progress_nccl_error(struct cdi_backend *b, ncclResult_t r, const cha
     if (err.status == CDDP_E_PEER) {
         const struct cdi_error why = err;
 
-        (void)cdi_fail_since(&err, &why, "%.900s; a peer is gone, and nobody has said which", why.msg);
+        (void)cdi_fail_since(&err, &why, "%.900s; a peer is gone, but neither the agent nor a peer has reported which",
+                             why.msg);
     }
     (void)cdi_gpu_fail(b, &err);
 }
 
-/* Who holds the lock for long polls NCCL, and puts the ends there himself. */
+/* A thread that holds the lock for long polls NCCL and enqueues the ends itself. */
 static void progress_check_nccl(struct cdi_backend *b)
 {
     struct cdi_op_info g;
@@ -52,7 +57,7 @@ static void progress_check_nccl(struct cdi_backend *b)
         return;
     r = cdi_nccl_state(b, b->comm, ncclInProgress);
     if (b->comm != NULL && r == ncclSuccess)
-        (void)cdi_nccl_poll_async(b, r, NULL); /* its error sticks */
+        (void)cdi_nccl_poll_async(b, r, NULL); /* this sets the sticky error */
     cdi_ring_current(b, &g);
     (void)pthread_mutex_unlock(&b->lock);
     if (r != ncclSuccess && r != ncclInProgress)
@@ -64,7 +69,7 @@ void *cdi_progress_main(void *arg)
     struct cdi_backend *b = arg;
     unsigned round = 0;
 
-    (void)cdi_device_enter(&b->device, NULL); /* what asks the driver enters for itself */
+    (void)cdi_device_enter(&b->device, NULL); /* functions that call the driver enter the device themselves */
     while (cdi_gpu_pause(b, ROUND_MS, NULL)) {
         progress_check_nccl(b);
         if (atomic_exchange(&b->check_store, false))

@@ -13,7 +13,7 @@ static cddp_status check_float8(const struct cdi_reduction_facts *facts, const c
 {
     if (op == CDDP_AVG)
         return cdi_fail(err, CDDP_E_UNSUPPORTED,
-                        "NCCL would multiply by 1/n in %s, which has too few bits for it: take CDDP_SUM, and multiply "
+                        "NCCL would multiply by 1/n in %s, which is not precise enough: use CDDP_SUM, and multiply "
                         "in a wider type",
                         name);
     if (facts->nccl_code < CDI_NCCL_FLOAT8)
@@ -22,7 +22,7 @@ static cddp_status check_float8(const struct cdi_reduction_facts *facts, const c
                         facts->nccl_code / 10000, facts->nccl_code / 100 % 100, name);
     if (facts->old_gpu)
         return cdi_fail(err, CDDP_E_UNSUPPORTED,
-                        "NCCL reduces %s only where every GPU has compute capability 9.0 or higher, and one of this "
+                        "NCCL reduces %s only if every GPU has compute capability 9.0 or higher, and one GPU of this "
                         "job is older: convert it to bfloat16",
                         name);
     return CDDP_OK;
@@ -35,7 +35,7 @@ cddp_status cdi_reduction_support_check(const struct cdi_reduction_facts *facts,
 
     if (cdi_redop_is_bitwise(op))
         return cdi_fail(err, CDDP_E_UNSUPPORTED,
-                        "NCCL has no %s (of %s): for flags take uint8, one to a byte, with CDDP_MAX for \"any\" and "
+                        "NCCL has no %s (of %s): for flags use uint8, one per byte, with CDDP_MAX for \"any\" and "
                         "CDDP_MIN for \"all\"; or gather all parts and combine them",
                         cdi_redop_name(op), name);
     if (dtype == CDDP_INT16 || dtype == CDDP_UINT16)

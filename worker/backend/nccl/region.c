@@ -1,27 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Arenas on the GPU: memory from ncclMemAlloc, as a symmetric window where every rank can, else plain. What is to be
- * done next is agreed by all ranks before each collective call, since a rank that stays out of one would leave the
- * others waiting; and decided before it, since a call that fails leaves its error as the state of a non-blocking
- * communicator for good (NCCL: group.cc, groupCleanup).
+ * Memory on the GPU for a reducer's buckets, from ncclMemAlloc: a symmetric window where every rank can have one,
+ * otherwise plain memory. All ranks agree on the next step before each collective call, since a rank that skips it
+ * would leave the others waiting. They agree before the call, since a call that fails leaves its error as the state of
+ * a non-blocking communicator for good (NCCL: group.cc, groupCleanup).
  *
- * Where a window fails all the same, the job ends, with a sentence that names the switch, and no communicator is made
- * anew without windows. For the failure is one rank's, and leaves the others in NCCL's barrier (dev_runtime.cc,
- * ncclDevrWindowRegisterInGroup). All would have to give up a call that a blocking communicator does not give back, and
- * to join once more over sockets, beside memory that the first communicator may still use. A machine that fails fails
- * at each start, before the first step: the switch costs it one start, and nothing is lost.
+ * If a window fails anyway, the job ends with an error message that names the switch. No new communicator is made
+ * without windows: the failure is one rank's, and leaves the others in NCCL's barrier (dev_runtime.cc,
+ * ncclDevrWindowRegisterInGroup). All ranks would have to give up a call that a blocking communicator does not return
+ * from, and to join once more over sockets, beside memory that the first communicator may still use. A node that fails
+ * does so at each start, before the first step: the switch costs one start, and no work is lost.
  *
- * Windows come and go in the same order on all ranks. Each rank puts a new one at the first free offset of its own list
- * (dev_runtime.cc, ncclSpaceAlloc), and an NVLink switch adds what lies at that offset on every rank. Ranks may destroy
- * a region when they like; so a window stays until all have, which they tell each other when the next one is made.
+ * Windows are created and freed in the same order on all ranks. Each rank puts a new one at the first free offset of
+ * its own list (dev_runtime.cc, ncclSpaceAlloc), and an NVLink switch adds the memory at that offset on every rank.
+ * Ranks may destroy a region at any time; so a window stays until all ranks have, which they exchange when the next one
+ * is made.
  *
- * Windows are for one node: no symmetric all-reduce leaves the NVLink domain (sym_kernels.cc), and elsewhere a window
- * is a registration (dev_runtime.cc). A registration lets NVLS work on the memory itself, at a price: at every launch
- * NCCL compares it with those of all local ranks, in a spin that waits for them and looks at no abort flag
+ * Windows are for one node: no symmetric all-reduce leaves the NVLink domain (sym_kernels.cc), and across nodes a
+ * window is a registration (dev_runtime.cc). A registration lets NVLS work on the memory itself, at a price: at every
+ * launch NCCL compares it with those of all local ranks, in a spin that waits for them and checks no abort flag
  * (transport/nvls.cc, nvlsRegisterBuffer; misc/shmutils.cc, ncclShmemAllgather). So a launch would wait for peers, and
- * the abort after a death for ever. CDDP_NCCL_REGISTER=1 takes that in exchange for multiprocessors. A window is also a
- * registration, which counts where no symmetric kernel takes an operation (float64); from 2.28 on NCCL_LOCAL_REGISTER=0
- * keeps it from being one (register/register.cc, ncclCommRegister).
+ * the abort after a death for ever. CDDP_NCCL_REGISTER=1 accepts that in exchange for multiprocessors. A window is also
+ * a registration, which matters where no symmetric kernel exists (float64); from 2.28 on NCCL_LOCAL_REGISTER=0 prevents
+ * that (register/register.cc, ncclCommRegister).
  */
 #include "worker/backend/nccl/region.h"
 
@@ -35,7 +36,7 @@
 
 #define GRANULE 4096u
 
-/* NCCL's memory, which can be a window or be registered; where that is of no use, or there is none, the driver's. */
+/* Allocates NCCL's memory, which can be a window or be registered; otherwise, or if one rank is alone, the driver's. */
 static cddp_status region_allocate(const struct cdi_backend *b, struct cdi_gpu_region *r, size_t bytes,
                                    struct cdi_error *err)
 {
@@ -48,8 +49,8 @@ static cddp_status region_allocate(const struct cdi_backend *b, struct cdi_gpu_r
     if (r->from_nccl)
         return CDDP_OK;
     st = cdi_cuda_check(cdi_cuda.memory_alloc(&r->plain, r->base.bytes + GRANULE),
-                        "getting memory of the GPU for gradients", err);
-    if (st == CDDP_OK) /* which is aligned to less */
+                        "allocating GPU memory for gradients", err);
+    if (st == CDDP_OK) /* whose alignment is smaller */
         r->base.base = (void *)(uintptr_t)((r->plain + GRANULE - 1) / GRANULE * GRANULE);
     return st;
 }
@@ -63,7 +64,7 @@ static void release_memory(struct cdi_gpu_region *r)
     cdi_host->release(r);
 }
 
-/* With the communicator at rest. */
+/* Zeroes the memory. The communicator is idle. */
 static cddp_status region_clear(struct cdi_backend *b, struct cdi_gpu_region *r, struct cdi_error *err)
 {
     CUstream s = b->device.stream;
@@ -82,8 +83,9 @@ static ncclResult_t window_call(void *arg)
 }
 
 /*
- * A collective call of all ranks. *ok: this rank has a window; a library may say success and give none, or that it does
- * not do such a thing, which it then says to all. Any other error is one rank's, and the others wait in the call.
+ * Registers the window, in a collective call of all ranks. *ok: this rank has a window. A library may return success
+ * without one, or report to all ranks that it does not support windows. Any other error is one rank's, and the others
+ * wait in the call.
  */
 static cddp_status region_make_window(struct cdi_backend *b, struct cdi_gpu_region *r, bool *ok, struct cdi_error *err)
 {
@@ -106,7 +108,7 @@ static cddp_status region_make_window(struct cdi_backend *b, struct cdi_gpu_regi
             cdi_nccl_state(b, b->comm, ncclSuccess) == ncclSuccess)
             st = CDDP_OK;
         else if (st == CDDP_E_SYSTEM)
-            (void)cdi_error_wrap(&why, "CDDP_NCCL_WINDOWS=0 does without it");
+            (void)cdi_error_wrap(&why, "CDDP_NCCL_WINDOWS=0 avoids windows");
     }
     (void)pthread_mutex_unlock(&b->lock);
     if (st == CDDP_OK)
@@ -155,7 +157,10 @@ static cddp_status all_ranks_can(struct cdi_backend *b, bool mine, bool *all, st
     return st;
 }
 
-/* The best of the three kinds that all ranks can have. A rank alone copies at most: NCCL would use none of them. */
+/*
+ * Gives the region the best of the three kinds that all ranks can have. A single rank only copies: NCCL would use none
+ * of them.
+ */
 static cddp_status region_register(struct cdi_backend *b, struct cdi_gpu_region *r, struct cdi_error *err)
 {
     bool registered = false, ok = false,
@@ -200,7 +205,7 @@ static const char *kind_name(enum cdi_arena_kind kind)
     return names[kind];
 }
 
-/* Out of the list, and free. With the lock; NCCL takes a call. */
+/* Removes a window from the list, and frees it. With `lock`; NCCL takes a call. */
 static void region_drop(struct cdi_backend *b, struct cdi_gpu_region **at)
 {
     struct cdi_gpu_region *r = *at;
@@ -211,7 +216,7 @@ static void region_drop(struct cdi_backend *b, struct cdi_gpu_region **at)
     release_memory(r);
 }
 
-/* The windows that every rank has destroyed go. Each rank has the same ones in its list, in the same order. */
+/* Frees the windows that every rank has destroyed. Each rank has the same windows in its list, in the same order. */
 static cddp_status region_free_windows(struct cdi_backend *b, struct cdi_error *err)
 {
     struct cdi_gpu_region **at = &b->windows;
@@ -280,8 +285,9 @@ static cddp_status region_make(struct cdi_backend *b, size_t bytes, struct cdi_g
         own = region_clear(b, r, &mine);
     st = all_ranks_can(b, own == CDDP_OK, &all, err);
     if (st == CDDP_OK && (!all || r == NULL))
-        st = own == CDDP_OK ? cdi_fail(err, CDDP_E_NOMEM, "another rank's GPU has no %zu bytes for gradients", bytes)
-                            : cdi_fail_since(err, &mine, "%s", mine.msg);
+        st = own == CDDP_OK
+                 ? cdi_fail(err, CDDP_E_NOMEM, "the GPU of another rank cannot allocate %zu bytes for gradients", bytes)
+                 : cdi_fail_since(err, &mine, "%s", mine.msg);
     if (st == CDDP_OK && r != NULL)
         st = region_register(b, r, err);
     if (st != CDDP_OK || r == NULL) {
@@ -310,7 +316,7 @@ cddp_status cdi_gpu_region_create(struct cdi_backend *b, size_t bytes, struct cd
     if (st != CDDP_OK)
         return st;
     st = cdi_device_enter(&b->device, err);
-    if (st != CDDP_OK) { /* the others wait for this rank in it */
+    if (st != CDDP_OK) { /* the other ranks wait for this one in it */
         st = cdi_gpu_check_device(b, NULL, err);
         cdi_device_leave(&b->device);
         return st;
@@ -330,7 +336,9 @@ cddp_status cdi_gpu_region_create(struct cdi_backend *b, size_t bytes, struct cd
     return st;
 }
 
-/* Kernels, and a hook's work, may still be using it: NCCL's memory, unlike the driver's, goes without a wait. */
+/*
+ * Waits for kernels and hooks that may still use the memory: freeing NCCL's memory, unlike the driver's, does not wait.
+ */
 static void region_await_work(struct cdi_backend *b)
 {
     cddp_status st;
@@ -344,7 +352,7 @@ static void region_await_work(struct cdi_backend *b)
         (void)cdi_gpu_await_event(b, b->tail, NULL);
 }
 
-/* With the lock. One that was never complete is not among them. */
+/* Removes the region from the list, if creation has put it there. With `lock`. */
 static void region_unlist(struct cdi_backend *b, const struct cdi_gpu_region *r)
 {
     for (struct cdi_gpu_region **at = &b->alive; *at != NULL; at = &(*at)->next_alive)
@@ -363,9 +371,10 @@ void cdi_gpu_region_destroy(struct cdi_backend *b, struct cdi_region *region)
     (void)pthread_mutex_lock(&b->lock);
     region_unlist(b, r);
     (void)pthread_mutex_unlock(&b->lock);
-    if (b->has_left && !b->is_idle) /* as below */
+    if (b->has_left && !b->is_idle) /* as for the case below */
         return;
-    if (!cdi_gpu_is_idle(b)) /* NCCL or a kernel may still write to the memory, or NCCL to r->window: both stay */
+    if (!cdi_gpu_is_idle(
+            b)) /* NCCL or a kernel may still write to the memory, or NCCL to r->window: neither is freed */
         return;
     (void)cdi_device_enter(&b->device, NULL);
     if (!b->has_left) {

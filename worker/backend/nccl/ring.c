@@ -34,7 +34,7 @@ cddp_status cdi_ring_next(struct cdi_backend *b, struct cdi_slot **out, struct c
 
     if (full && !ring_grow(b))
         return cdi_fail(err, b->ring_size >= CDI_RING_LIMIT ? CDDP_E_LIMIT : CDDP_E_NOMEM,
-                        "%zu collectives are under way: join some of them", b->ring_size);
+                        "%zu collectives are in flight: wait for some of them first", b->ring_size);
     s = cdi_slot_of(b, b->enqueued + 1);
     if (s->done == NULL)
         st = cdi_cuda_check(cdi_cuda.event_create(&s->done, CU_EVENT_DISABLE_TIMING), "creating an event", err);
@@ -56,7 +56,7 @@ cddp_status cdi_slot_copy_counts(const struct cdi_backend *b, struct cdi_slot *s
     return CDDP_OK;
 }
 
-/* What a slot has of its own, but for its event. */
+/* Frees the memory of a slot, except for its event. */
 static void slot_clear(struct cdi_slot *s)
 {
     cdi_host->release(s->counts);
@@ -97,7 +97,7 @@ bool cdi_ring_poll(struct cdi_backend *b)
     bool rest;
 
     (void)pthread_mutex_lock(&b->ring_lock);
-    /* In this order, so that none is seen done and not started. */
+    /* In this order: otherwise an operation could be done and not started. */
     done = atomic_load_explicit(&b->words->done, memory_order_acquire);
     started = atomic_load_explicit(&b->words->started, memory_order_acquire);
     while (b->done < b->issued) {

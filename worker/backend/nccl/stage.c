@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Host memory in operations: it is copied through a block of pinned memory to a block of the device's, and results come
- * back the same way, so that no caller's thread waits for a pageable copy that itself waits for peers. Results reach
+ * Operations on host memory: it is copied through a block of pinned memory to a block of the device's, and results take
+ * the same way back, so that no caller's thread waits for a pageable copy that itself waits for peers. Results reach
  * the caller's memory when the operation is joined.
  *
- * The driver may wait for all that runs on the GPU while it gives or takes memory, and so for peers. So a few small
- * blocks are made at creation, which is enough for agreements; others are made when they are first needed, and used
- * again. Large ones are freed when nothing is in flight.
+ * The driver may wait for all work on the GPU while it allocates or frees memory, and so for peers. Therefore a few
+ * small blocks are allocated at creation, enough for agreements; others are allocated at first use, and used again.
+ * Large ones are freed when nothing is in flight.
  */
 #include "worker/backend/nccl/stage.h"
 
@@ -19,7 +19,7 @@
 #define FIRST_BLOCKS 4 /* of the smallest size */
 #define ALIGN 256u
 
-/* How many bytes this rank gives and gets. */
+/* Computes the bytes that this rank contributes and receives. */
 static void stage_sizes(const struct cdi_backend *b, const struct cdi_coll *op, size_t *in, size_t *out)
 {
     size_t size = cddp_dtype_size(op->dtype), n = op->count * size, all = n * (size_t)b->world.size,
@@ -64,8 +64,10 @@ static void stage_sizes(const struct cdi_backend *b, const struct cdi_coll *op, 
     }
 }
 
-/* With `lock`, the context current: blocks of operations that are done and bring nothing back, which nobody may ever
- * join. */
+/*
+ * Releases the blocks of operations that are done and have no result, which may never be joined. With `lock`, the
+ * context current.
+ */
 static void stage_reuse(struct cdi_backend *b)
 {
     struct cdi_staging **at = &b->results;
@@ -84,7 +86,7 @@ static void stage_reuse(struct cdi_backend *b)
     }
 }
 
-/* The smallest that is large enough. */
+/* Returns the smallest free block that is large enough, or NULL. */
 static struct cdi_staging *stage_get(struct cdi_backend *b, size_t bytes)
 {
     struct cdi_staging **best = NULL, *s = NULL;
@@ -114,7 +116,10 @@ static void stage_free_block(struct cdi_staging *s)
     cdi_host->release(s);
 }
 
-/* Half a block is kept until nothing is in flight, since freeing its half may wait for that. Without `lock`. */
+/*
+ * Allocates a block. Half a block is kept until nothing is in flight, since freeing it may wait for that. Without
+ * `lock`.
+ */
 static cddp_status stage_new(struct cdi_backend *b, struct cdi_staging **out, size_t bytes, struct cdi_error *err)
 {
     struct cdi_staging *s = cdi_host->alloc(1, sizeof *s);
@@ -126,10 +131,10 @@ static cddp_status stage_new(struct cdi_backend *b, struct cdi_staging **out, si
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     for (s->cap = SMALLEST_BLOCK; s->cap < bytes;)
         s->cap *= 2;
-    st = cdi_cuda_check(cdi_cuda.pinned_alloc(&pinned, s->cap, 0), "getting pinned memory for a collective", err);
+    st = cdi_cuda_check(cdi_cuda.pinned_alloc(&pinned, s->cap, 0), "allocating pinned memory for a collective", err);
     if (st == CDDP_OK) {
         s->pinned = pinned;
-        st = cdi_cuda_check(cdi_cuda.memory_alloc(&device, s->cap), "getting memory of the GPU for a collective", err);
+        st = cdi_cuda_check(cdi_cuda.memory_alloc(&device, s->cap), "allocating GPU memory for a collective", err);
     }
     if (st != CDDP_OK) {
         s->cap = 0;
@@ -158,7 +163,7 @@ cddp_status cdi_stage_open(struct cdi_backend *b, struct cdi_error *err)
     return st;
 }
 
-/* Whose memory is it? *on_host: it is to pass through a block; where nothing is moved, it is not looked at. */
+/* Finds out whether p is host memory. If nothing is moved, it is not checked. */
 static cddp_status stage_is_host(const struct cdi_backend *b, const void *p, size_t bytes, bool *on_host,
                                  struct cdi_error *err)
 {
@@ -169,7 +174,7 @@ static cddp_status stage_is_host(const struct cdi_backend *b, const void *p, siz
     return st;
 }
 
-/* Bytes that go in and come back, and whether they are the host's. */
+/* Computes the bytes of input and result, and finds out whether they are host memory. */
 static cddp_status stage_inspect(const struct cdi_backend *b, const struct cdi_coll *op, size_t *in, size_t *back,
                                  bool *in_host, bool *out_host, struct cdi_error *err)
 {
@@ -198,11 +203,11 @@ cddp_status cdi_stage_is_needed(const struct cdi_backend *b, const struct cdi_co
     return st;
 }
 
-/* The way back ends with a join, and what a graph copies it would copy again each time. */
+/* The result would arrive only with a join, and a graph would repeat its copies. */
 cddp_status cdi_stage_reject(struct cdi_error *err)
 {
     return cdi_fail(err, CDDP_E_INVALID,
-                    "memory of the host cannot be used in the order of a stream: give memory of the GPU, or call "
+                    "host memory cannot be used in stream order: pass GPU memory, or call "
                     "cddp_coll_start and cddp_coll_wait");
 }
 
@@ -252,7 +257,7 @@ cddp_status cdi_stage_in(struct cdi_backend *b, struct cdi_ring_op *part, struct
 {
     struct cdi_staging *s = part->staged;
     struct cdi_coll *op = &part->op;
-    bool one = op->kind == CDI_BROADCAST && op->in == op->out; /* buffer */
+    bool one = op->kind == CDI_BROADCAST && op->in == op->out; /* one buffer for both */
 
     if (s == NULL)
         return CDDP_OK;
@@ -279,7 +284,7 @@ cddp_status cdi_stage_out(struct cdi_backend *b, const struct cdi_ring_op *part,
         "copying from the GPU", err);
 }
 
-/* Spare blocks that are too large to be kept, and halves. */
+/* Takes free blocks that are too large to be kept, and halves. */
 static struct cdi_staging *stage_take_large(struct cdi_backend *b)
 {
     struct cdi_staging **at = &b->free_staging, *large = NULL;

@@ -12,11 +12,11 @@
 
 #define EXIT_MS 2000
 
-enum { RUNNING, ENDED, DETACHED }; /* ALONE: nobody waits, and the thread frees it */
+enum { RUNNING, ENDED, DETACHED }; /* DETACHED: the thread frees it, and no other thread waits */
 
 static atomic_int under_way;
-static struct cdi_teardown *_Atomic kept; /* no thread was to be had for them: they stay for ever */
-static _Atomic pid_t owner;               /* whose threads these are: a child of fork has none */
+static struct cdi_teardown *_Atomic kept; /* communicators for which no thread could be started: never freed */
+static _Atomic pid_t owner;               /* the process of these threads: a child of fork has none */
 
 struct cdi_teardown *cdi_teardown_create(void)
 {
@@ -30,7 +30,7 @@ static void teardown_nap(void)
     (void)nanosleep(&ts, NULL);
 }
 
-/* CUDA and NCCL end after this, since they were opened before it was registered. */
+/* Waits at exit. CUDA and NCCL end after this, since they were opened before it was registered. */
 static void teardown_await_all(void)
 {
     int64_t until_ms = cdi_now_ms() + EXIT_MS;
@@ -47,7 +47,7 @@ static void register_exit(void)
 static void *teardown_main(void *arg)
 {
     struct cdi_teardown *l = arg;
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* nothing here ends a capture of the program's */
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* no call here ends a capture of the program */
     CUcontext was;
 
     (void)cdi_cuda.capture_mode(&mode);
@@ -80,7 +80,7 @@ static bool teardown_abandon(struct cdi_teardown *l)
     return false;
 }
 
-/* False: comm stays for ever, and l with it. */
+/* Starts the thread. Returns false if it cannot: comm and l are then never freed. */
 static bool teardown_start(struct cdi_teardown *l, const struct cdi_device *d, ncclComm_t comm)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;

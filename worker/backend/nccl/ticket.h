@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a stream's words say of tickets: pure, and without CUDA. */
+/* How words of a stream compare with tickets: pure, and without CUDA. */
 #ifndef CDI_NCCL_TICKET_H
 #define CDI_NCCL_TICKET_H
 
@@ -7,8 +7,8 @@
 #include <stdint.h>
 
 /*
- * Has the word come to the ticket? The word is the low half of a ticket: the answer is right as long as the two are
- * less than 2^31 apart.
+ * Returns whether the word has reached the ticket. The word is the low half of a ticket: the result is right if the two
+ * are less than 2^31 apart.
  */
 static inline bool cdi_ticket_reached(uint32_t word, uint64_t ticket)
 {

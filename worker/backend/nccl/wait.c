@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who waits for whom: the host for operations, and streams for one another. */
+/* Waits of the host for operations, and of streams for one another. */
 #include "worker/backend/nccl/wait.h"
 
 #include "common/clock.h"
@@ -15,9 +15,9 @@
 #include <sched.h>
 #include <time.h>
 
-#define SPIN_NS 50000   /* a join asks without a pause, */
-#define YIELD_NS 500000 /* then lets others run in between, */
-#define NAP_NS 50000    /* then sleeps for so long */
+#define SPIN_NS 50000   /* a join polls without a pause, */
+#define YIELD_NS 500000 /* then yields between two polls, */
+#define NAP_NS 50000    /* then sleeps for this long */
 
 static void pause_between(int64_t t0)
 {
@@ -49,7 +49,7 @@ cddp_status cdi_gpu_await_event(struct cdi_backend *b, CUevent event, struct cdi
     return cdi_gpu_health(b, err);
 }
 
-/* Until the stream has said so, or the communicator has failed. */
+/* Waits until the stream has written the ticket, or the communicator has failed. */
 static cddp_status await_ticket(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
 {
     int64_t t0 = cdi_now_ns();
@@ -61,8 +61,8 @@ static cddp_status await_ticket(struct cdi_backend *b, uint64_t ticket, struct c
 }
 
 /*
- * With `lock`, ticket issued: the event behind the operation. For one that is not marked, and for 0, it is put behind
- * all that was enqueued, now. NULL: it has come long ago.
+ * Returns the event after the operation; NULL: it was reached long ago. For ticket 0, and for a ticket without a mark,
+ * the event is recorded now, after everything. With `lock`; the ticket is issued.
  */
 static cddp_status wait_event(struct cdi_backend *b, uint64_t ticket, CUevent *out, struct cdi_error *err)
 {
@@ -95,7 +95,7 @@ cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_erro
     (void)pthread_mutex_unlock(&b->lock);
     if (st == CDDP_OK)
         st = event != NULL ? await_ticket(b, ticket, err) : cdi_gpu_health(b, err);
-    if (st == CDDP_OK && event == b->tail) /* behind more than the ticket, perhaps */
+    if (st == CDDP_OK && event == b->tail) /* this event may be after later tickets, too */
         st = cdi_gpu_await_event(b, event, err);
     if (st == CDDP_OK) {
         (void)pthread_mutex_lock(&b->lock);
@@ -103,7 +103,7 @@ cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_erro
         large = cdi_stage_finish(b, ticket);
         (void)pthread_mutex_unlock(&b->lock);
         if (event != NULL &&
-            event != b->tail) /* has come; for CUDA what was before it now is, too: to it the word means nothing */
+            event != b->tail) /* reached; this makes earlier work done for CUDA, to which the word means nothing */
             (void)cdi_cuda.event_query(event);
     }
     cdi_stage_free(large);
@@ -112,8 +112,8 @@ cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_erro
 }
 
 /*
- * With `lock`, the ticket told: its results go where they are wanted. For CUDA what was before the event now is, too,
- * as in join; of a ticket that is not marked nobody knows more than the word.
+ * Delivers the results of a ticket that the stream has written. As in join, the query makes work before the event done
+ * for CUDA; for a ticket without a mark there is only the word. With `lock`.
  */
 static void wait_finish(struct cdi_backend *b, uint64_t ticket)
 {
@@ -126,14 +126,14 @@ static void wait_finish(struct cdi_backend *b, uint64_t ticket)
     cdi_stage_deliver(b, ticket);
 }
 
-/* What the words say: not yet begun, or under way. */
+/* Returns whether the stream has written the ticket. False: it is not begun, or under way. */
 static bool stream_is_past(const struct cdi_backend *b, uint64_t ticket)
 {
     return ticket <= b->issued &&
            cdi_ticket_reached(atomic_load_explicit(&b->words->done, memory_order_acquire), ticket);
 }
 
-/* What needs `lock`, if that is free: who has it may be in a call of the driver's that waits. */
+/* Does the part of test that needs `lock`, if that is free: its holder may be in a call of the driver that waits. */
 static cddp_status test_locked(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
 {
     cddp_status st = cdi_device_enter(&b->device, err);
@@ -155,13 +155,13 @@ static cddp_status test_locked(struct cdi_backend *b, uint64_t ticket, struct cd
     return st;
 }
 
-/* Reads words, and calls CUDA only once they are there: a loop around this disturbs no capture. */
+/* Reads words, and calls CUDA only once they are written, so that a loop of tests disturbs no capture. */
 cddp_status cdi_gpu_test(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
 {
     cddp_status st = cdi_gpu_health_now(b, err);
     bool known, waits;
 
-    if (st != CDDP_OK || ticket <= atomic_load(&b->delivered)) /* 0, and what was waited for */
+    if (st != CDDP_OK || ticket <= atomic_load(&b->delivered)) /* 0, and tickets whose results were delivered */
         return st;
     (void)pthread_mutex_lock(&b->ring_lock);
     known = ticket <= b->enqueued;
@@ -172,7 +172,7 @@ cddp_status cdi_gpu_test(struct cdi_backend *b, uint64_t ticket, struct cdi_erro
     return waits ? CDDP_IN_PROGRESS : test_locked(b, ticket, err);
 }
 
-/* What is captured would run later, or again, and nobody here would know. Asking ends no capture. */
+/* Rejects a stream that captures: the call would run later, or again, without notice. The query ends no capture. */
 static cddp_status refuse_capture(CUstream stream, struct cdi_error *err)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -181,14 +181,15 @@ static cddp_status refuse_capture(CUstream stream, struct cdi_error *err)
     if (r == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE)
         return CDDP_OK;
     if (r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
-        return cdi_fail(err, CDDP_E_UNSUPPORTED,
-                        "CUDA's legacy stream waits for a stream that captures a graph: give a stream of its own, made "
-                        "with cudaStreamNonBlocking, or make this call before or after the capture");
+        return cdi_fail(
+            err, CDDP_E_UNSUPPORTED,
+            "CUDA's legacy stream waits for a stream that captures a graph: pass a separate stream, created "
+            "with cudaStreamNonBlocking, or make this call before or after the capture");
     if (r == CUDA_SUCCESS)
         return cdi_fail(err, CDDP_E_UNSUPPORTED,
                         "the stream captures a graph, and this call cannot be captured: make it before "
                         "cudaStreamBeginCapture or after cudaStreamEndCapture");
-    return cdi_cuda_check(r, "asking whether a stream captures a graph", err);
+    return cdi_cuda_check(r, "querying whether a stream captures a graph", err);
 }
 
 cddp_status cdi_gpu_wait_stream(struct cdi_backend *b, void *stream, struct cdi_error *err)
@@ -205,7 +206,8 @@ cddp_status cdi_gpu_wait_stream(struct cdi_backend *b, void *stream, struct cdi_
         st = refuse_capture(stream, err);
     (void)pthread_mutex_lock(&b->lock);
     if (st == CDDP_OK)
-        st = cdi_nccl_poll_async(b, ncclInProgress, err); /* or what was begun would wait for this stream, too */
+        st = cdi_nccl_poll_async(b, ncclInProgress,
+                                 err); /* otherwise operations that were begun would wait for this stream, too */
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.event_record(b->mark, stream), "following a stream", err);
     if (st == CDDP_OK)
@@ -220,7 +222,7 @@ cddp_status cdi_gpu_stream_wait(struct cdi_backend *b, uint64_t ticket, void *st
     CUevent event = NULL;
     cddp_status st = CDDP_OK;
 
-    if (cdi_gpu_captures(b)) /* what is captured has no tickets */
+    if (cdi_gpu_captures(b)) /* captured operations have no tickets */
         return cdi_capture_stream_wait(b, stream, err);
     st = cdi_gpu_health(b, err);
     if (st != CDDP_OK)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The watch thread of a communicator. While operations are under way it looks, every millisecond, at the words that the
- * stream writes (for the flight page), at what the agent says and at the deadline, and has the job's store asked now
- * and then, where peers tell of their failures. On the first failure it completes the flight page and aborts the
- * communicator, so that everything enqueued ends. Until then it makes no call of CUDA and waits for no lock that is
- * held over one, nor for the store unless nobody else can ask it.
+ * The watch thread of a communicator. While operations are under way, it checks every millisecond the words that the
+ * stream writes (for the flight page), the state that the agent reports, and the timeout. From time to time it has the
+ * progress thread check the store, where peers report failures. On the first failure it completes the flight page and
+ * aborts the communicator, so that all enqueued operations end. Until then it makes no call of CUDA and takes no lock
+ * that is held during one. It waits for the store only if no other thread can ask it.
  */
 #include "worker/backend/nccl/watch.h"
 
@@ -24,17 +24,17 @@
 #include <time.h>
 
 #define LOOK_MS 1
-#define STORE_AFTER_MS 200 /* an operation that takes longer may be waiting for a rank that has failed */
+#define STORE_AFTER_MS 200 /* a longer operation may be waiting for a rank that has failed */
 #define STORE_EVERY_MS 250
-#define STOPPED_MS 1000 /* between two looks: the process did not run, and perhaps no other rank's did */
-#define NAME_MS 2000    /* for the tending thread to ask who was late */
-#define TELL_MS 300     /* for the tending thread to tell peers, before the abort */
-#define INSIDE_MS 200   /* for calls of NCCL that are under way; afterwards the abort is what ends them */
+#define STOPPED_MS 1000 /* between two checks: the process was stopped, and perhaps that of another rank */
+#define NAME_MS 2000    /* for the progress thread to find the ranks that are late */
+#define TELL_MS 300     /* for the progress thread to notify peers, before the abort */
+#define INSIDE_MS 200   /* for calls of NCCL under way; later the abort ends them */
 #define STACK_BYTES ((size_t)512 << 10)
 
 /* --------------------------------------------------------------------------------------------- what can happen ---- */
 
-/* Nothing is under way, nor coming, only where `lock` is to be had: else its holder may be about to wait for peers. */
+/* The communicator is idle only if `lock` can be taken: otherwise its holder may be about to wait for peers. */
 static bool watch_current_op(struct cdi_backend *b, struct cdi_op_info *g)
 {
     bool idle = cdi_capture_poll(b);
@@ -54,8 +54,8 @@ static bool watch_current_op(struct cdi_backend *b, struct cdi_op_info *g)
 }
 
 /*
- * The tending thread asks the store, which may be long in answering while this thread sees to deadlines and aborts. If
- * that one has not taken up the last request, and is not at it, it hangs in the driver.
+ * Has the progress thread ask the store, which may take long, while this thread checks timeouts and aborts. If the
+ * progress thread has not taken up the last request, and is not executing it, it hangs in the driver.
  */
 static void watch_check_store(struct cdi_backend *b)
 {
@@ -63,7 +63,7 @@ static void watch_check_store(struct cdi_backend *b)
         cdi_peers_listen(b);
 }
 
-/* looked_ms: the last look, or the end of the last idle time. */
+/* looked_ms: the last check, or the end of the last idle time. */
 static void watch_check(struct cdi_backend *b, int64_t *looked_ms, int64_t *next_store_ms)
 {
     int64_t now_ms = cdi_now_ms(), lost_ms = now_ms - *looked_ms - LOOK_MS;
@@ -91,7 +91,7 @@ static void watch_check(struct cdi_backend *b, int64_t *looked_ms, int64_t *next
 
 /* ----------------------------------------------------------------------------------------------------- the end ---- */
 
-/* Who was late is told by another thread, in its time: the abort does not wait for a store that does not answer. */
+/* Another thread looks for late ranks, for a limited time: the abort does not wait for a store that does not answer. */
 static void watch_await_late_ranks(struct cdi_backend *b)
 {
     const struct timespec until = cdi_timespec_of(cdi_now_ms() + NAME_MS);
@@ -103,7 +103,7 @@ static void watch_await_late_ranks(struct cdi_backend *b)
     (void)pthread_mutex_unlock(&b->error_lock);
 }
 
-/* The sentence of a death says who; add what this rank was at. */
+/* Adds the operation of this rank to the error message, which names the rank that died. */
 static void watch_complete_message(struct cdi_backend *b)
 {
     struct cdi_op_info g;
@@ -123,7 +123,7 @@ static void watch_complete_message(struct cdi_backend *b)
     (void)pthread_mutex_unlock(&b->error_lock);
 }
 
-/* Peers hear of it before memory goes that theirs may be reading; but not at any price. */
+/* Waits, for a limited time, until peers are notified: they may be reading memory of this rank. */
 static void watch_await_notified(struct cdi_backend *b)
 {
     const struct timespec until = cdi_timespec_of(cdi_now_ms() + TELL_MS);
@@ -145,8 +145,8 @@ static void watch_await_calls(const struct cdi_backend *b)
 }
 
 /*
- * The abort ends what replays wait for at once, and comes back when the graphs are gone: commDestroySync in init.cc
- * (v2.19.3 to v2.30.7) keeps on "until all graphs referencing us die". Callers do not wait for that.
+ * Lets waiting callers return. The abort ends the waits of replays at once, but returns only when the graphs are gone:
+ * commDestroySync in init.cc (v2.19.3 to v2.30.7) keeps on "until all graphs referencing us die".
  */
 static void watch_release_callers(struct cdi_backend *b)
 {
@@ -160,16 +160,17 @@ static void watch_release_callers(struct cdi_backend *b)
 }
 
 /*
- * No lock is held over the abort, which joins threads of NCCL's and may take long: callers find the communicator
- * failed, and go. Its first act sets the flags that end what waits for peers (ncclCommAbort in init.cc,
- * setCommAbortFlags), and so also a call of the driver that waits for that.
+ * Aborts the communicator. No lock is held during the abort, which joins threads of NCCL and may take long; callers see
+ * the failure and return. It first sets the flags that end all waits for peers (ncclCommAbort in init.cc,
+ * setCommAbortFlags), and so also calls of the driver that wait for these.
  */
 static void watch_end(struct cdi_backend *b)
 {
     watch_await_late_ranks(b);
     watch_complete_message(b);
     watch_await_notified(b);
-    /* NCCL frees what a call aside is about: one that waits for a peer stays, with all that it uses. */
+    /* The abort would free the arguments of a call in the call thread. A call that waits for a peer stays, with all
+     * that it uses. */
     if (b->call_thread != NULL && !cdi_call_thread_await(b->call_thread, INSIDE_MS)) {
         cdi_peers_notify(b);
         (void)pthread_mutex_lock(&b->error_lock);
@@ -183,8 +184,8 @@ static void watch_end(struct cdi_backend *b)
     b->aborted = b->comm != NULL;
     if (b->aborted)
         (void)cdi_nccl.comm_abort(b->comm);
-    (void)cdi_device_enter(&b->device, NULL); /* without it, nothing runs any more */
-    (void)cdi_completion_drain(b); /* what is behind the aborted collectives, copies and kernels, runs to its end */
+    (void)cdi_device_enter(&b->device, NULL); /* without a context nothing runs any more */
+    (void)cdi_completion_drain(b);            /* copies and kernels after the aborted collectives run to their end */
     cdi_device_leave(&b->device);
     cdi_peers_notify(b);
     (void)pthread_mutex_lock(&b->error_lock);
@@ -235,7 +236,7 @@ bool cdi_watch_stop(struct cdi_backend *b)
     }
     (void)pthread_mutex_lock(&b->error_lock);
     b->stopping = true;
-    b->complete = b->complete || !b->watch_runs; /* nobody else is there to say so */
+    b->complete = b->complete || !b->watch_runs; /* no other thread will set it */
     (void)pthread_cond_broadcast(&b->changed);
     (void)pthread_mutex_unlock(&b->error_lock);
     if (b->watch_runs)

@@ -96,7 +96,7 @@ Test(module, without_a_driver_there_is_no_gpu)
     struct cdi_error err;
 
     cr_assert_eq(open_with("/nowhere/libcuda.so.1", "/nowhere/libnccl.so.2", &err), CDDP_E_NOT_FOUND);
-    NEED("there is no NVIDIA driver on this machine: /nowhere/libcuda.so.1");
+    NEED("there is no NVIDIA driver on this node: /nowhere/libcuda.so.1");
 }
 
 Test(module, a_driver_without_devices_is_no_gpu_either)
@@ -130,6 +130,6 @@ Test(module, a_library_that_is_not_nccl_is_told)
     struct cdi_error err;
 
     cr_assert_eq(open_with(CDI_TEST_STANDIN, "libm.so.6", &err), CDDP_E_SYSTEM);
-    NEED("libm.so.6 is no NCCL: it does not tell its version");
+    NEED("libm.so.6 is not NCCL: it does not report a version");
 }
 #endif
