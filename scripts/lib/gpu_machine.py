@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine of scripts/gpu-check: where things are, its GPUs, and commands that run under the limits of a part."""
+"""The node of scripts/gpu-check: its files and GPUs, and commands that run within the time limits of a part."""
 import glob
 import os
 import re
@@ -19,15 +19,15 @@ import gpu_decide
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 OWN = ('PET_', 'TORCHELASTIC_', 'CDDP_', 'SLURM_', 'MASTER_', 'RANK', 'WORLD_SIZE', 'LOCAL_', 'GROUP_')
 NO_GPU = 77
-LOG_BYTES = 128 << 10      # kept of what NCCL logs in one part
+LOG_BYTES = 128 << 10      # kept of NCCL's log of one part
 
 
 class Skip(Exception):
-    """A part that cannot run here, or was not done in time; its text says why."""
+    """A part that cannot run here, or exceeded its time; the text is the reason."""
 
 
 class Failed(Exception):
-    """A part that ran and did not hold; its text says how."""
+    """A part that ran and failed; the text is the reason."""
 
 
 def need(condition, text):
@@ -40,7 +40,7 @@ def tail(text, lines=25):
 
 
 class Clock:
-    """The limits of the whole, and of the part that runs."""
+    """The time limits of the whole run, and of the current part."""
 
     def __init__(self, seconds):
         self.end = time.monotonic() + seconds
@@ -51,14 +51,14 @@ class Clock:
         self.part_end = self.began + seconds
 
     def left(self, most=float('inf')):
-        """Seconds that something may take now."""
+        """Returns the seconds that the next step may take."""
         return max(0.1, min(most, min(self.end, self.part_end) - time.monotonic()))
 
     def whole_left(self):
         return self.end - time.monotonic()
 
     def raise_late(self, part, passed, failed, heard, said):
-        """It was not done in time; `heard`: when it last said something."""
+        """Raises Skip or Failed for a part that has exceeded its time; `heard`: the time of its last output."""
         now = time.monotonic()
         status, why = gpu_decide.late(part, passed, failed, now - max(heard, self.began), now - self.began,
                                       self.end <= self.part_end)
@@ -66,7 +66,7 @@ class Clock:
 
 
 class Child:
-    """A command that runs, what it says noted with its time: [(when, line)]."""
+    """A running command and its output with times: [(when, line)]."""
 
     def __init__(self, command, environment):
         self.lines, self.out_lines, self.err_lines = [], [], []
@@ -96,7 +96,7 @@ class Child:
         return '\n'.join(line for _, line in self.lines)
 
     def end(self):
-        """With all that it has started: cddprun takes its ranks along on SIGTERM."""
+        """Ends the command and all that it has started: on SIGTERM cddprun ends its ranks, too."""
         for sign in (signal.SIGTERM, signal.SIGKILL):
             if self.process.poll() is None:
                 os.killpg(self.process.pid, sign)
@@ -108,7 +108,7 @@ class Child:
 
 
 class Machine:
-    """Where things are, the GPUs, and the environment of every command."""
+    """The paths of files, the GPUs, and the environment of every command."""
 
     def __init__(self, args):
         self.build, self.standin, self.quick = args.build, args.standin, args.quick or args.standin
@@ -130,7 +130,7 @@ class Machine:
             self.environment |= {'CDDP_CUDA_LIBRARY': library, 'CDDP_NCCL_LIBRARY': library,
                                  'CDDP_STANDIN_KERNELS': ':'.join(twins),
                                  'CDDP_STANDIN_DEVICES': '1', 'CDDP_STANDIN_DELAY': 'none'}
-            # A test's own plants, which the stand-in is to see.
+            # Faults that a test has planted for the stand-in.
             self.environment |= {k: v for k, v in os.environ.items() if k.startswith('CDDP_STANDIN_')}
             self.gpus = [{'name': 'stand-in'}]
             self.held = []
@@ -142,11 +142,11 @@ class Machine:
 
     def built(self, path):
         path = os.path.join(self.build, path)
-        need(os.path.exists(path), f'{path} is missing: build it (meson setup build, ninja -C build), or take a bundle')
+        need(os.path.exists(path), f'{path} is missing: build it (meson setup build, ninja -C build), or use a bundle')
         return path
 
     def start_part(self, part, ranks, more):
-        """What runs from now on is of this part, within its limit, with `more` in the environment."""
+        """Starts a part: later commands belong to it, within its limit, with `more` in their environment."""
         self.part, self.ranks, self.more = part, ranks, more
         self.clock.start_part(gpu_decide.limit(part, ranks, len(self.gpus)))
 
@@ -160,8 +160,8 @@ class Machine:
         return self.environment | shared | logs | self.more
 
     def run(self, command, good=None, bad=None, environment=None):
-        """Run to the end; its stdout. Raises Skip or Failed if it did not end well, or not in the part's time; then
-        `good` and `bad` count lines that say so."""
+        """Runs a command to its end and returns its stdout. Raises Skip or Failed if it fails, or exceeds the time of the
+        part; then the lines that match `good` and `bad` are counted."""
         child = Child(command, environment or self.environment_now())
         try:
             child.process.wait(timeout=self.clock.left())
@@ -174,13 +174,13 @@ class Machine:
         said = child.said()
         if child.process.returncode == NO_GPU:
             raise Skip(tail(said, 1))
-        first = next((line for line in (child.err_lines or child.out_lines) if line.strip()), 'it said nothing')
+        first = next((line for line in (child.err_lines or child.out_lines) if line.strip()), 'no output')
         need(child.process.returncode == 0,
              f'exit status {child.process.returncode}: {first}\n{" ".join(command)}\n{tail(said)}')
         return child.out()
 
     def collect_logs(self, name, into):
-        """Append what NCCL has written of this part to the one log, and return its warnings."""
+        """Appends NCCL's log files of this part to the one log, and returns the warnings in them."""
         warnings = []
         with open(into, 'a', encoding='utf-8') as log:
             for path in sorted(glob.glob(os.path.join(self.logs, '*'))):
@@ -192,7 +192,7 @@ class Machine:
         return warnings[-5:]
 
 
-# --- What there is ----------------------------------------------------------------------------------------------------
+# --- The node ---------------------------------------------------------------------------------------------------------
 
 
 def nodes():
@@ -200,8 +200,8 @@ def nodes():
 
 
 def hold(paths):
-    """Descriptors of the GPUs' device files. Without persistence mode the driver unloads a GPU's state when its last
-    client has gone, and every first one pays seconds for it; a file that stays open is a client."""
+    """Opens the GPUs' device files and returns their descriptors. Without persistence mode the driver unloads the state of a
+    GPU when its last client has gone, and the next client pays seconds for it; an open file is a client."""
     held = []
     for path in paths:
         try:
@@ -217,7 +217,7 @@ def smi(*words):
 
 
 def gpus():
-    """The GPUs, as the driver's own tool lists them, else by their device nodes."""
+    """Returns the GPUs that the driver's own tool lists, otherwise those that have device files."""
     fields = ['name', 'driver_version', 'pci.bus_id', 'memory.total', 'compute_cap']
     said = smi(f'--query-gpu={",".join(fields)}', '--format=csv,noheader')
     listed = [dict(zip(fields, (word.strip() for word in line.split(',')))) for line in said.splitlines() if line.strip()]
@@ -242,7 +242,7 @@ def versions(machine):
         'cddprun': find_cuda.output('env', f'LD_LIBRARY_PATH={machine.environment.get("LD_LIBRARY_PATH", "")}',
                                     machine.cddprun, '--version').strip(),
         'commit': commit(),
-        'nccl_library': machine.environment.get('CDDP_NCCL_LIBRARY', 'libnccl.so.2, as the loader finds it'),
+        'nccl_library': machine.environment.get('CDDP_NCCL_LIBRARY', 'libnccl.so.2, found by the loader'),
         'nccl_header': machine.found['nccl_version'],
         'cuda_header': machine.found['cuda_version'],
         'nvcc': ' '.join(filter(None, [machine.found['nvcc_version'], machine.found['nvcc']])),
@@ -262,7 +262,7 @@ def commit():
 
 
 def interfaces():
-    """{name: state and addresses}, by `ip` where it is there."""
+    """Returns {name: state and addresses}, from `ip` if it is installed."""
     lines = find_cuda.output('ip', '-br', 'a').splitlines()
     if lines:
         return {line.split()[0]: ' '.join(line.split()[1:]) for line in lines if line.strip()}
@@ -293,7 +293,7 @@ def limits():
 
 
 def surroundings(machine):
-    """What decides how CUDA and NCCL behave here, beside the GPU: told, never judged."""
+    """Returns the properties of the node, beside the GPU, that influence CUDA and NCCL: for information only."""
     wanted = re.compile(r'persistence|compute mode|mig mode|current.*mig|fabric|cuda version|ecc mode|addressing mode', re.I)
     asked = [' '.join(line.split()) for line in smi('-q').splitlines() if wanted.search(line)]
     return {
@@ -313,6 +313,6 @@ def surroundings(machine):
 
 
 def log_folder(out):
-    """Where NCCL writes while a part runs: below --out, since it may be much."""
+    """Creates the folder for NCCL's logs during a part: below --out, since they may be large."""
     os.makedirs(out, exist_ok=True)
     return tempfile.mkdtemp(prefix='nccl-', dir=out)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of scripts/gpu-check. Each takes the machine and a number of ranks (None where it has no choice), returns what
-is worth keeping, or raises Skip or Failed. Its first line says what it shows."""
+"""The parts of scripts/gpu-check. Each gets the machine and a number of ranks (None if there is no choice), and returns the
+details for the report, or raises Skip or Failed. Its docstring describes what it tests."""
 import glob
 import json
 import os
@@ -18,7 +18,7 @@ from gpu_machine import ROOT, Child, Skip, need, tail
 
 
 def json_line(said, begins):
-    """The object in the line that has this in it: cddprun may have put a rank before it."""
+    """Returns the JSON object in the line with `begins`: cddprun may have prefixed it with a rank."""
     line = next((line for line in said.splitlines() if begins in line), '')
     need(line, f'no result:\n{tail(said)}')
     return json.loads(line[line.index(begins):])
@@ -29,7 +29,7 @@ def ranked(machine, ranks, *command):
 
 
 def facts(machine, _ranks):
-    """what this card, driver, NCCL and machine are, and how long their calls take of the host"""
+    """properties of the GPU, driver, NCCL and node, and the host time of their calls"""
     return json_line(machine.run([machine.built('tests/gpu/facts')]), '{"driver_lacks"') | {
         'surroundings': gpu_machine.surroundings(machine)}
 
@@ -51,7 +51,7 @@ def conformance(machine, ranks):
 
 
 def wine(machine, ranks):
-    """Wine against PyTorch's losses and weights, float32 and float64, twice the same bits; by PowerSGD and divided as on the CPU"""
+    """Wine against PyTorch's losses and weights, float32 and float64, reproducible bit for bit; PowerSGD and sharding against the CPU"""
     data = os.path.join(ROOT, 'tests', 'data', 'wine')
     said = machine.run([sys.executable, os.path.join(ROOT, 'tests', 'reference', 'check_wine.py'), machine.cddprun,
                         machine.wine, data, '--ranks', str(ranks), '--brief'], good=r'^ok ', bad=r'^FAILED')
@@ -65,17 +65,17 @@ def wine(machine, ranks):
 
 
 def capture(machine, ranks):
-    """a step captured into a graph in each mode, launched in turn with other steps: every mean of every launch"""
+    """a step captured into a graph in each mode, launched alternately with other steps: every mean of every launch"""
     return json_line(machine.run(ranked(machine, ranks, machine.built('tests/gpu/capture'))), '{"captured"')
 
 
 def hook(machine, ranks):
-    """communication hooks with kernels of their own, on the stream that they are given: every mean of every step"""
+    """communication hooks with their own kernels, on the stream that they get: every mean of every step"""
     return json_line(machine.run(ranked(machine, ranks, machine.built('tests/gpu/hook'))), '{"hooks"')
 
 
 def mean(machine, ranks):
-    """means of every type, in the arena and outside, sent as they are and as another: as far off as cddp.h says at most"""
+    """means of every type, inside and outside of the arena, sent in their own type and compressed: errors within the bounds of cddp.h"""
     result = json_line(machine.run(ranked(machine, ranks, machine.built('tests/gpu/mean'))), '{"means"')
     need(result['ranks'] == ranks, f'{result["ranks"]} ranks, not {ranks}')
     return result
@@ -85,7 +85,7 @@ def mean(machine, ranks):
 
 
 class Training:
-    """Wine under cddprun, its ranks' pids known."""
+    """Wine under cddprun, with the pids of its ranks."""
 
     def __init__(self, machine, ranks, folder, flags, *words):
         script = f'echo $$ > {folder}/pid.$RANK.$TORCHELASTIC_RESTART_COUNT; exec "$@"'
@@ -95,10 +95,10 @@ class Training:
                             machine.wine, '--metrics', self.metrics, *words], machine.environment_now())
 
     def wait_for(self, what, condition):
-        """Until it holds; an end of the job, or of the part's time, before that is one of Skip and Failed."""
+        """Waits until the condition holds. Raises Skip or Failed if the job, or the time of the part, ends before."""
         clock = self.machine.clock
         while not condition():
-            need(self.child.process.poll() is None, f'it ended before {what}:\n{tail(self.child.said())}')
+            need(self.child.process.poll() is None, f'the job ended before {what}:\n{tail(self.child.said())}')
             self.epochs()
             if clock.left() <= 0.1:
                 clock.raise_late(self.machine.part, self.seen, 0, self.child.heard, f'no {what}\n{self.child.said()}')
@@ -115,7 +115,7 @@ class Training:
         return n
 
     def kill(self, rank):
-        """In mid-step, as far as anybody can tell: training goes on without a pause. Returns the time."""
+        """Kills the rank at an arbitrary moment of a step, since training does not pause. Returns the time."""
         with open(os.path.join(self.folder, f'pid.{rank}.0'), encoding='ascii') as source:
             pid = int(source.read())
         os.kill(pid, 9)
@@ -129,7 +129,7 @@ class Training:
             except subprocess.TimeoutExpired:
                 self.epochs()
             if clock.left() <= 0.1:
-                clock.raise_late(self.machine.part, self.seen, 0, self.child.heard, f'not over\n{self.child.said()}')
+                clock.raise_late(self.machine.part, self.seen, 0, self.child.heard, f'not finished\n{self.child.said()}')
 
 
 def death(machine, ranks):
@@ -143,22 +143,22 @@ def death(machine, ranks):
             status = job.finish()
         finally:
             job.child.end()
-    need(status != 0, f'cddprun ended with 0:\n{tail(job.child.said())}')
+    need(status != 0, f'cddprun returned exit status 0:\n{tail(job.child.said())}')
     seconds = {}
     for when, line in job.child.lines:
         match = re.search(r'wine: rank (\d+): (.*)', line)
         if match and when >= killed:
             need(f'rank {victim}' in match[2], f'the error does not name rank {victim}: {line}')
             seconds.setdefault(int(match[1]), when - killed)
-    need(len(seconds) == ranks - 1, f'{len(seconds)} of {ranks - 1} survivors had an error:\n{tail(job.child.said())}')
+    need(len(seconds) == ranks - 1, f'{len(seconds)} of {ranks - 1} survivors reported an error:\n{tail(job.child.said())}')
     limit = gpu_decide.ERROR_SECONDS
-    need(max(seconds.values()) <= limit, f'errors came after {seconds} s, {limit} are allowed')
+    need(max(seconds.values()) <= limit, f'the errors arrived after {seconds} s, the limit is {limit} s')
     sentence = next(line for when, line in job.child.lines if when >= killed and 'wine: rank' in line)
     return {'seconds': {str(rank): round(value, 3) for rank, value in sorted(seconds.items())}, 'sentence': sentence}
 
 
 def restart(machine, ranks):
-    """the same under --max_restarts=1: the group is restarted and training goes on from the checkpoint"""
+    """the same with --max_restarts=1: the group restarts and training resumes from the checkpoint"""
     epochs = '200'
     with tempfile.TemporaryDirectory() as folder:
         saved, weights = os.path.join(folder, 'checkpoints'), os.path.join(folder, 'weights')
@@ -174,22 +174,22 @@ def restart(machine, ranks):
         need(status == 0, f'exit status {status}:\n{tail(said)}')
         resumed = next(((when, int(match[1])) for when, line in job.child.lines
                         if (match := re.search(r'resumed from \S+ after epoch (\d+)', line))), None)
-        need(resumed is not None and resumed[1] > 0, f'it did not resume:\n{tail(said)}')
+        need(resumed is not None and resumed[1] > 0, f'the job did not resume:\n{tail(said)}')
         plain = os.path.join(folder, 'plain')
         machine.run(ranked(machine, ranks, machine.wine, '--epochs', epochs, '--weights-out', plain))
         with open(weights, 'rb') as one, open(plain, 'rb') as other:
-            need(one.read() == other.read(), 'the final weights are not those of an undisturbed run')
+            need(one.read() == other.read(), 'the final weights differ from those of an undisturbed run')
     return {'resumed_after_epoch': resumed[1], 'seconds_from_death_to_resumed': round(resumed[0] - killed, 3)}
 
 
 # --- What is timed ----------------------------------------------------------------------------------------------------
 
 SMALL = ['--kib', '1024', '--bucket-kib', '256']
-NO_LIMITS = 'not applied: the stand-in tells nothing of a card\'s time'
+NO_LIMITS = 'not applied: times on the stand-in do not represent a GPU'
 
 
 def run_steps(machine, ranks, sizes, more=None):
-    """What bench/gpu_step says, with the host time that the reducer may take beyond bare ncclAllReduce."""
+    """Returns the result of bench/gpu_step, and the host time that the reducer may take beyond bare ncclAllReduce."""
     sizes = [*SMALL, '--pairs', '5', '--work', '1'] if machine.quick else sizes
     said = machine.run(ranked(machine, ranks, machine.built('bench/gpu_step'), *sizes),
                        environment=machine.environment_now() | (more or {}))
@@ -198,7 +198,7 @@ def run_steps(machine, ranks, sizes, more=None):
 
 
 def step(machine, ranks):
-    """the reducer over bare ncclAllReduce of the same buckets: the step's time, and the host's; and what clipping takes"""
+    """the reducer compared with bare ncclAllReduce of the same buckets: step time and host time; and the cost of clipping"""
     result = run_steps(machine, ranks, [])
     ratio, more, slow = gpu_decide.judge_step(result)
     why = '; '.join(filter(None, [slow, gpu_decide.judge_clip(result)]))
@@ -210,12 +210,12 @@ def step(machine, ranks):
 
 
 def host(machine, ranks):
-    """host time beyond bare ncclAllReduce where NCCL has peers, with both kinds of communicators; ranks may share a GPU"""
+    """host time beyond bare ncclAllReduce with peers, for both kinds of communicators; ranks may share a GPU"""
     sizes = ['--kib', '102400', '--bucket-kib', '25600', '--pairs', '15']
     result = run_steps(machine, ranks, sizes, {'CDDP_NCCL_BLOCKING': '1'})
     other = run_steps(machine, ranks, sizes, {'CDDP_NCCL_BLOCKING': '0'})
     more = max(gpu_decide.host_more(run) for run in result['runs'])
-    # Told, not judged: ranks that share a GPU and its host are no way to run.
+    # For information only: ranks that share a GPU and its host are not a realistic job.
     return {key: result[key] for key in ('ranks', 'buckets', 'host_us_allowed')} | {
         'host_us': max(run['host_us'][1] for run in result['runs']), 'host_us_more': more,
         'host_us_non_blocking': max(run['host_us'][1] for run in other['runs']),
@@ -223,7 +223,7 @@ def host(machine, ranks):
 
 
 def wire(machine, ranks):
-    """which share of the communication a step hides, by a modelled wire of 8 ranks at 50 GB/s behind each all-reduce"""
+    """the share of the communication that a step hides, with a modelled wire of 8 ranks at 50 GB/s after each all-reduce"""
     sizes = [*SMALL, '--steps', '5', '--gb-s', '1'] if machine.quick else []
     result = json_line(machine.run(ranked(machine, ranks, machine.built('bench/gpu_wire'), *sizes)), '{"card"')
     share, best, why = gpu_decide.judge_wire(result)
@@ -235,7 +235,7 @@ def wire(machine, ranks):
 
 
 def train(machine, ranks):
-    """clipping and AdamW on the GPU without a wait of the host; a checkpoint while training goes on, and what it holds"""
+    """clipping and AdamW on the GPU without a wait of the host; a checkpoint during training, and its content"""
     sizes = [*SMALL, '--steps', '5', '--work', '1'] if machine.quick else []
     with tempfile.TemporaryDirectory() as folder:
         command = ranked(machine, ranks, machine.built('bench/gpu_train'), '--dir', os.path.join(folder, 'saved'), *sizes)
@@ -248,7 +248,7 @@ def train(machine, ranks):
 
 
 def torch(machine, _ranks):
-    """PyTorch's DistributedDataParallel on the same card, the same buckets: its step, its host time, its memory"""
+    """PyTorch's DistributedDataParallel on the same GPU with the same buckets: step time, host time, memory"""
     if machine.standin:
         raise Skip('PyTorch cannot use the stand-in')
     script = os.path.join(ROOT, 'scripts', 'lib', 'torch_ddp.py')
@@ -256,7 +256,7 @@ def torch(machine, _ranks):
     python = next((path for path in pythons if find_cuda.output(path, '-c', 'import torch; print(torch.version.cuda)')
                    .strip() not in ('', 'None')), '')
     if not python:
-        raise Skip('no PyTorch with CUDA here')
+        raise Skip('PyTorch with CUDA is not installed')
     plain = {k: v for k, v in os.environ.items() if not k.startswith(gpu_machine.OWN)}
     result = json_line(machine.run([python, script, *(['--quick'] if machine.quick else [])], environment=plain), '{"torch"')
     ours = machine.results.get('step-1', {}).get('runs', [])
@@ -270,11 +270,11 @@ def torch(machine, _ranks):
 def sanitize(machine, tool):
     sanitizer = gpu_machine.find_sanitizer()
     if machine.standin:
-        raise Skip('the stand-in has no GPU code to look at')
+        raise Skip('the stand-in has no GPU code to check')
     if not sanitizer:
         raise Skip('compute-sanitizer is not installed')
     epochs = '4'  # of 5 steps: 142 rows by 32
-    # Not what the driver's calls return: NCCL asks for what a card may not have, and goes on without it.
+    # Without errors of driver calls: NCCL queries features that a GPU may not have, and goes on without them.
     said = machine.run([sanitizer, '--tool', tool, *(['--report-api-errors', 'no'] if tool == 'memcheck' else []),
                         '--error-exitcode', '9', machine.wine, '--epochs', epochs])
     steps = re.search(r'(\d+) steps', said)
@@ -288,7 +288,7 @@ def memcheck(machine, _ranks):
 
 
 def initcheck(machine, _ranks):
-    """compute-sanitizer initcheck on 20 steps of Wine: no kernel reads what nobody wrote"""
+    """compute-sanitizer initcheck on 20 steps of Wine: no kernel reads uninitialised memory"""
     return sanitize(machine, 'initcheck')
 
 

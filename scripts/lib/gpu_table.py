@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What scripts/gpu-check prints: a line when a part is over, and the table. Report in, text out."""
+"""The output of scripts/gpu-check: a line at the end of each part, and the table. Report in, text out."""
 
 
 def line_of(part):
-    """When it is over: status and time; if it failed, how, and what came of running it again."""
+    """Returns status and time of a part; after a failure also its reason, and the result of the second run."""
     line = f'{part["name"]:<16}{part["status"]:<9}{part["seconds"]:>7.1f} s'
     if part['status'] != 'failed':
         return line
@@ -27,32 +27,32 @@ def of_facts(detail):
     window = nccl.get('non_blocking', {}).get('window', {})
     words = [f'CUDA {detail.get("driver_cuda", "?")}, NCCL {nccl.get("version", "?")}']
     if window:
-        words.append(f'a window\'s registration returns {window["returned"]} and is '
-                     f'{"there" if window["there_at_once"] else "not there"} at once')
+        words.append(f'registering a window returns {window["returned"]} and gives the window '
+                     f'{"at once" if window["there_at_once"] else "later"}')
     words += [f'{name} {value:.1f} us' for name, value in host.items()
               if name in ('cuEventRecord', 'cuLaunchKernel', 'cuStreamWriteValue32') and isinstance(value, float)]
     return '; '.join(words)
 
 
 def of_torch(detail):
-    said = (f'PyTorch {detail["torch"]}: a step {detail["ddp_ms"][1]:.3f} ms, host {detail["host_us_more"]:.0f} us more than '
+    text = (f'PyTorch {detail["torch"]}: a step {detail["ddp_ms"][1]:.3f} ms, host {detail["host_us_more"]:.0f} us more than '
             f'without DDP, {detail["peak_mib"]:.0f} MiB')
     if 'libcddp' in detail:
-        said += f'; libcddp {detail["libcddp"]["reducer_ms"][1]:.3f} ms, host {detail["libcddp"]["host_us"][1]:.0f} us'
-    return said
+        text += f'; libcddp {detail["libcddp"]["reducer_ms"][1]:.3f} ms, host {detail["libcddp"]["host_us"][1]:.0f} us'
+    return text
 
 
 def of_death(detail):
     return f'errors after {max(detail["seconds"].values())} s: {detail["sentence"]}'
 
 
-# (a key that only such a part's detail has, its text)
+# (a key that only the details of one kind of part have, their text)
 TEXTS = [
     ('driver_lacks', of_facts),
     ('comparisons', lambda d: f'{d["comparisons"]} comparisons; GB/s: ' + ', '.join(
         f'{key[:-5]} {value:.0f}' for key, value in d.items() if key.endswith('_gb_s'))),
-    ('hidden', lambda d: f'{d["hidden"]:.1%} of the wire hidden, {d["best"]:.1%} could be; host {d["host_us"][1]:.0f} us per step'),
-    ('trained', lambda d: f'{d["buckets"]} buckets: a step {d["step_ms"][1]:.3f} ms, host {d["host_us"][1]:.0f} us; during a save '
+    ('hidden', lambda d: f'{d["hidden"]:.1%} of the wire hidden, {d["best"]:.1%} possible; host {d["host_us"][1]:.0f} us per step'),
+    ('trained', lambda d: f'{d["buckets"]} buckets: a step {d["step_ms"][1]:.3f} ms, host {d["host_us"][1]:.0f} us; during a checkpoint '
                           f'{d["step_ms_during_save"][1]:.3f} ms, its call {d["save_call_ms"]:.1f} ms'),
     ('torch', of_torch),
     ('runs', of_steps),
@@ -61,19 +61,19 @@ TEXTS = [
                                       f'{d["seconds_from_death_to_resumed"]} s after the death; the same final weights'),
     ('largest_difference', lambda d: 'largest difference to PyTorch: ' + ', '.join(
         f'{k} {v:.1e}' for k, v in d['largest_difference'].items()) +
-        (f'; by PowerSGD, clipped and divided, to the CPU {d["powersgd_differs_from_cpu"]:.1e}' if 'powersgd_differs_from_cpu' in d else '')),
+        (f'; with PowerSGD, clipping and sharding, to the CPU {d["powersgd_differs_from_cpu"]:.1e}' if 'powersgd_differs_from_cpu' in d else '')),
     ('met', lambda d: f'{d["buckets"]} buckets: host {d["host_us"]:.0f} us per step, {d["host_us_more"]:.0f} more than bare, '
                       f'{"below" if d["met"] else "above"} the {d["host_us_allowed"]} us of a rank with a GPU of its own; '
                       f'non-blocking {d["host_us_non_blocking"]:.0f} us'),
     ('captured', lambda d: f'{d["captured"]} modes of capture, {d["launches"]} launches of {d["buckets"]} buckets each'),
     ('hooks', lambda d: f'{d["hooks"]} hooks, {d["steps"]} steps of {d["buckets"]} buckets each'),
-    ('means', lambda d: f'{d["means"]} kinds of gradients, off by {d["worst"]:.2f} of what is allowed at most'),
+    ('means', lambda d: f'{d["means"]} kinds of gradients, largest error {d["worst"]:.2f} of the allowed one'),
     ('passed', lambda d: f'{d["passed"]} cases, {d["skipped"]} skipped'),
 ]
 
 
-def told(part):
-    """The last column of the table."""
+def summary(part):
+    """Returns the last column of the table."""
     if part['status'] == 'skipped':
         return part['reason'].splitlines()[0] if part['reason'] else ''
     if part['status'] == 'failed':
@@ -88,7 +88,7 @@ def table(report):
     lines = ['', f'{report["card"]} x {report["gpus"]}, driver {report["driver"] or "?"}, {report["date"]}']
     lines += [f'  {key:<18}{value}' for key, value in report['versions'].items() if value]
     lines.append('')
-    lines += [f'{part["name"]:<16}{part["status"]:<9}{part["seconds"]:>7.1f} s  {told(part)}' for part in report['parts']]
+    lines += [f'{part["name"]:<16}{part["status"]:<9}{part["seconds"]:>7.1f} s  {summary(part)}' for part in report['parts']]
     count = report['count']
     lines += ['', f'{count["passed"]} passed, {count["failed"]} failed, {count["skipped"]} skipped']
     return '\n'.join(lines)

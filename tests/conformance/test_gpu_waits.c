@@ -421,7 +421,8 @@ static int time_out(struct rank *r, bool compute)
         configure("CDDP_STANDIN_QUEUE", QUEUE);
         st = fill_streams(r, compute);
         RANK_CHECK(st == CDDP_E_TIMEOUT, "status %d", (int)st);
-        RANK_CHECK(strstr(r->err.msg, "all_reduce") != NULL && strstr(r->err.msg, "rank 1 did not come within 2 s"));
+        RANK_CHECK(strstr(r->err.msg, "all_reduce") != NULL && strstr(r->err.msg, "rank 1 did not ") != NULL &&
+                   strstr(r->err.msg, "within 2 s") != NULL);
         atomic_store(&r->board->flag[1], 1);
     }
     while (atomic_load(&r->board->flag[1]) == 0)

@@ -190,10 +190,10 @@ static void check_telling(struct check *c)
         if (counts[n] > c->most || counts[n] == 0)
             continue;
         check_ok(cdi_launch_scale(&l, c->card.n_sm, c->out.card, counts[n], CDDP_FLOAT32, 0.5, NULL));
-        cdi_launch_scale_tells(&l, c->in.card + 4, (uint32_t)n + 1, c->in.card);
+        cdi_launch_scale_signals(&l, c->in.card + 4, (uint32_t)n + 1, c->in.card);
         card_launch(&c->card, c->card.stream, &l);
         check_ok(cdi_launch_scale(&l, c->card.n_sm, c->out.host, counts[n], CDDP_FLOAT32, 0.5, NULL));
-        cdi_launch_scale_tells(&l, c->in.host + 4, (uint32_t)n + 1, c->in.host);
+        cdi_launch_scale_signals(&l, c->in.host + 4, (uint32_t)n + 1, c->in.host);
         cdi_launch_on_host(&l);
         compare(c, &c->out, "scale", "float32", " that tells", counts[n]);
         compare(c, &c->in, "the word of scale", "", "", counts[n]);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What scripts/gpu-check decides, without a GPU and without a process: order, limits, verdicts, second runs."""
+"""The decisions of scripts/gpu-check, without a GPU and without a process: order, limits, verdicts, second runs."""
 import os
 import pathlib
 import re
@@ -24,18 +24,18 @@ class Order(unittest.TestCase):
     def names(self, ranks, gpus):
         return [decide.part_name(*one) for one in decide.plan(ranks, gpus)]
 
-    def test_what_one_card_can_tell_comes_first(self):
+    def test_parts_for_one_gpu_come_first(self):
         self.assertEqual(self.names([4, 1, 2], 1), [
             'facts', 'kernels', 'wine-1', 'hook-1', 'capture-1', 'mean-1', 'step-1', 'wire-1', 'train-1', 'torch', 'wine-2', 'hook-2', 'capture-2', 'mean-2', 'death-2', 'memcheck',
             'initcheck', 'conformance-1', 'conformance-2', 'restart-2', 'host-2', 'wine-4', 'hook-4', 'capture-4', 'mean-4', 'death-4',
             'conformance-4'])
 
-    def test_ranks_with_gpus_of_their_own_are_timed(self):
+    def test_times_only_ranks_that_have_a_gpu(self):
         names = self.names([1, 2, 4], 2)
         self.assertIn('step-2', names)
         self.assertNotIn('step-4', names)
 
-    def test_no_part_comes_twice_and_each_has_a_limit_and_a_function(self):
+    def test_parts_are_unique_and_have_a_limit_and_a_function(self):
         for ranks, gpus in (([1], 1), ([2], 1), ([1, 2, 4, 8], 8), ([2, 4], 4)):
             order = decide.plan(ranks, gpus)
             self.assertEqual(len(order), len(set(order)))
@@ -44,7 +44,7 @@ class Order(unittest.TestCase):
                 self.assertIn(part, gpu_parts.PARTS)
         self.assertEqual(set(decide.LIMITS), set(gpu_parts.PARTS))
 
-    def test_every_program_for_a_card_has_a_part_and_is_in_the_bundle(self):
+    def test_every_gpu_program_has_a_part_and_is_in_the_bundle(self):
         def read(path):
             return (ROOT / path).read_text(encoding='utf-8')
 
@@ -68,7 +68,7 @@ class Limits(unittest.TestCase):
         self.assertLess(decide.limit('wine', 2, 1), decide.limit('wine', 4, 1))
         self.assertEqual(decide.limit('memcheck', None, 1), 60)
 
-    def test_ranks_that_share_a_gpu_talk_over_this_machine_alone(self):
+    def test_ranks_that_share_a_gpu_use_loopback(self):
         self.assertEqual(decide.environment(2, 1, {}), {
             'CDDP_SHARE_GPU': '1', 'NCCL_SOCKET_IFNAME': 'lo', 'NCCL_SOCKET_FAMILY': 'AF_INET'})
         self.assertNotIn('NCCL_SOCKET_IFNAME', decide.environment(2, 1, {'NCCL_SOCKET_IFNAME': 'eth1'}))
@@ -77,12 +77,12 @@ class Limits(unittest.TestCase):
 
 
 class Late(unittest.TestCase):
-    def test_slow_is_not_wrong(self):
+    def test_slow_part_is_skipped(self):
         status, why = decide.late('conformance', 12, 0, silent_s=4, ran_s=180, cut_by_whole=False)
         self.assertEqual(status, 'skipped')
         self.assertIn('12 cases had passed, none had failed', why)
 
-    def test_what_failed_before_its_time_was_up_has_failed(self):
+    def test_failure_before_the_limit_stays_a_failure(self):
         self.assertEqual(decide.late('conformance', 12, 1, 4, 180, False)[0], 'failed')
         self.assertEqual(decide.late('conformance', 12, 1, 4, 180, True)[0], 'failed')
 
@@ -92,7 +92,7 @@ class Late(unittest.TestCase):
         self.assertIn('hangs', why)
         self.assertEqual(decide.late('hook', 0, 0, silent_s=40, ran_s=40, cut_by_whole=False)[0], 'failed')
 
-    def test_the_end_of_the_whole_run_is_nobodys_fault(self):
+    def test_end_of_total_time_is_not_a_failure(self):
         self.assertEqual(decide.late('hook', 0, 0, silent_s=5, ran_s=5, cut_by_whole=True)[0], 'skipped')
         self.assertEqual(decide.late('wine', 1, 0, silent_s=70, ran_s=90, cut_by_whole=True)[0], 'failed')
 
@@ -101,7 +101,7 @@ class Late(unittest.TestCase):
 
 
 class Again(unittest.TestCase):
-    def test_only_what_failed_and_uses_nccl_is_run_again(self):
+    def test_runs_again_only_failures_with_nccl(self):
         self.assertTrue(decide.again('wine', 'failed', {}, 100))
         self.assertFalse(decide.again('wine', 'passed', {}, 100))
         self.assertFalse(decide.again('wine', 'skipped', {}, 100))
@@ -109,19 +109,19 @@ class Again(unittest.TestCase):
         self.assertFalse(decide.again('wine', 'failed', {}, 5))
         self.assertFalse(decide.again('wine', 'failed', {'NCCL_COMM_BLOCKING': '0'}, 100))
 
-    def test_it_is_the_kind_that_libcddp_does_not_take_by_itself(self):
+    def test_second_run_uses_the_other_kind(self):
         self.assertEqual(decide.other_kind(22809), ({'CDDP_NCCL_BLOCKING': '0'}, 'CDDP_NCCL_BLOCKING=0'))
         self.assertEqual(decide.other_kind(0)[1], 'CDDP_NCCL_BLOCKING=0')
         self.assertEqual(decide.other_kind(21903)[1], 'CDDP_NCCL_BLOCKING=1')
 
-    def test_it_stays_failed_whatever_came_of_it(self):
-        self.assertIn('passes', decide.told_again('X=0', 'failed', 'passed'))
-        self.assertIn('as well', decide.told_again('X=0', 'failed', 'failed'))
+    def test_second_run_does_not_change_the_status(self):
+        self.assertIn('passes', decide.describe_second_run('X=0', 'failed', 'passed'))
+        self.assertIn('as well', decide.describe_second_run('X=0', 'failed', 'failed'))
         part = {'name': 'wine-1', 'status': 'failed', 'seconds': 1.0, 'reason': 'other numbers', 'again': {
-            'status': 'passed', 'told': decide.told_again('X=0', 'failed', 'passed')}}
+            'status': 'passed', 'told': decide.describe_second_run('X=0', 'failed', 'passed')}}
         count = decide.counted([part])
         self.assertEqual((count, decide.exit_status(count)), ({'passed': 0, 'failed': 1, 'skipped': 0}, 1))
-        self.assertIn('with X=0 it passes', gpu_table.told(part))
+        self.assertIn('with X=0 it passes', gpu_table.summary(part))
         self.assertIn('with X=0 it passes', gpu_table.line_of(part))
 
 
@@ -130,7 +130,7 @@ class Measured(unittest.TestCase):
         slow_host = {'buckets': 40, 'runs': [run(1.0, host=900, bare=700)]}
         self.assertIsNone(decide.judge_step(slow_host)[2])
         dear = {'buckets': 40, 'runs': [run(1.0, host=300, bare=79)]}
-        self.assertIn('221.0 us more of the host (220 allowed)', decide.judge_step(dear)[2])
+        self.assertIn('221.0 us more host time (220 allowed)', decide.judge_step(dear)[2])
 
     def test_a_step_is_judged_with_work_only(self):
         result = {'buckets': 4, 'runs': [run(1.5, 9, 9, work=0), run(1.01, 9, 9)]}
@@ -152,7 +152,7 @@ class Measured(unittest.TestCase):
     def wire(self, step_ms):
         return decide.judge_wire({'buckets': 10, 'wire_us_per_bucket': 1000, 'compute_ms': [0, 20, 0], 'step_ms': [0, step_ms, 0]})
 
-    def test_what_shows_of_the_wire_is_judged_by_the_best_order(self):
+    def test_exposed_wire_is_compared_with_the_best_order(self):
         share, best, why = self.wire(21.2)
         self.assertAlmostEqual(share, 0.88)
         self.assertAlmostEqual(best, 0.9)
@@ -163,7 +163,7 @@ class Measured(unittest.TestCase):
 
 
 class Clock(unittest.TestCase):
-    def test_a_command_has_what_is_left_of_its_part_and_of_the_whole(self):
+    def test_command_gets_the_rest_of_part_and_total(self):
         clock = gpu_machine.Clock(100)
         clock.start_part(30)
         self.assertLessEqual(clock.left(), 30)
@@ -171,7 +171,7 @@ class Clock(unittest.TestCase):
         self.assertLessEqual(clock.left(), 100)
         self.assertEqual(clock.left(most=0), 0.1)
 
-    def test_lateness_becomes_the_verdict(self):
+    def test_timeout_becomes_skip_or_failure(self):
         clock = gpu_machine.Clock(1000)
         clock.start_part(1)
         with self.assertRaises(gpu_machine.Skip):
@@ -182,14 +182,14 @@ class Clock(unittest.TestCase):
 
 
 class Child(unittest.TestCase):
-    def test_its_lines_are_kept_apart_and_together(self):
+    def test_keeps_output_lines_by_stream_and_in_order(self):
         child = gpu_machine.Child(['sh', '-c', 'echo one; echo two >&2'], dict(os.environ))
         self.assertEqual(child.process.wait(timeout=60), 0)
         child.finish_reading()
         self.assertEqual(child.out(), 'one')
         self.assertEqual(sorted(child.said().split()), ['one', 'two'])
 
-    def test_one_that_does_not_listen_is_killed(self):
+    def test_ends_a_running_child(self):
         child = gpu_machine.Child(['sleep', '1000'], dict(os.environ))
         child.end()
         self.assertEqual(child.process.returncode, -15)

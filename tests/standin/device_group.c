@@ -177,7 +177,7 @@ static void refuse(struct job *j, const cddp_coll_args *args)
 {
     cddp_status st = cddp_coll_enqueue(j->comm, args, 1, j->stream);
 
-    if (st == CDDP_E_INVALID && strstr(cddp_last_error(), "memory of the host") != NULL)
+    if (st == CDDP_E_INVALID && strstr(cddp_last_error(), "host memory") != NULL)
         return;
     fprintf(stderr, "rank %d: memory of the host: %s: %s\n", j->rank, cddp_status_name(st), cddp_last_error());
     exit(WRONG);

@@ -17,7 +17,7 @@ static void usable(enum cdi_kernel kernel, void *args)
     struct cdi_count_args *count = args;
     struct cdi_update_args *update = args;
     struct cdi_lowrank_args *lowrank = args;
-    struct cdi_tell_args *tell = args;
+    struct cdi_signal_args *tell = args;
 
     switch (kernel) {
     case CDI_KERNEL_PACK:
@@ -86,7 +86,7 @@ static void usable(enum cdi_kernel kernel, void *args)
             p->fresh = standin_host(p->fresh);
         }
         break;
-    case CDI_KERNEL_TELL:
+    case CDI_KERNEL_SIGNAL:
         tell->count = standin_host(tell->count);
         tell->word = standin_host(tell->word);
         break;

@@ -55,7 +55,7 @@ cddp_status cdi_completion_write_done(struct cdi_backend *b, uint64_t ticket, st
 /* The count of blocks follows the element that barriers reduce. */
 static void write_by_kernel(struct cdi_backend *b, _Atomic uint32_t *word, uint64_t ticket, struct cdi_launch *scale)
 {
-    cdi_launch_scale_tells(scale, word, (uint32_t)ticket, (uint8_t *)b->token + CDI_TOKEN_COUNT_AT);
+    cdi_launch_scale_signals(scale, word, (uint32_t)ticket, (uint8_t *)b->token + CDI_TOKEN_COUNT_AT);
 }
 
 void cdi_completion_started_by_kernel(struct cdi_backend *b, uint64_t ticket, struct cdi_launch *scale)

@@ -259,7 +259,7 @@ static cddp_status capture_count(struct cdi_backend *b, struct cdi_captured_grou
 {
     struct cdi_launch l;
 
-    cdi_launch_tell(&l, g->device + ends, (uint32_t *)(uintptr_t)(ends ? &g->words->ended : &g->words->begun));
+    cdi_launch_signal(&l, g->device + ends, (uint32_t *)(uintptr_t)(ends ? &g->words->ended : &g->words->begun));
     return cdi_device_launch(&b->device, &l, err);
 }
 

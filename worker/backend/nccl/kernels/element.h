@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What one thread of a kernel does, written once for nvcc and for C: the kernels of kernels.cu and their twins on the
+ * The work of one thread of a kernel, written once for nvcc and for C: the kernels of kernels.cu and their twins on the
  * host (kernel_twin.c) call these bodies, so that both give the same bits. Everything here is exact or rounded once,
- * and nothing may be contracted (nvcc --fmad=false, -ffp-contract=off).
+ * and must not be contracted (nvcc --fmad=false, -ffp-contract=off).
  *
  * A thread with index `at` of `step` threads handles the units at, at + step, ... of its work. Pointers may have any
  * alignment that their element has (pack: any at all); where it is good, 16 bytes move at once.
@@ -13,13 +13,13 @@
 #include "worker/backend/nccl/kernels/kernel.h"
 #include "worker/math/float16.h"
 
-/* Which thread of how many. */
+/* The index of a thread, and the number of threads. */
 struct cdi_kernel_thread {
     uint32_t block, n_blocks;
     uint32_t thread, n_threads;
 };
 
-/* Units that move at once, 16 and 8 bytes: four elements, or part of anything. */
+/* Units that move at once, of 16 and 8 bytes: four elements, or part of any data. */
 typedef struct __attribute__((aligned(16), may_alias)) cdi_wide {
     uint32_t part[4];
 } cdi_wide;
@@ -59,7 +59,7 @@ CDI_INLINE double cdi_double_of_bits(uint64_t bits)
     return x;
 }
 
-/* --- Scaling: a factor of 1 changes no bit; NaNs are told by rule, since each processor makes its own. ------------ */
+/* --- Scaling: a factor of 1 changes no bit; NaNs follow a rule, since each processor makes its own. --------------- */
 
 CDI_INLINE float cdi_scale_float(float x, float factor)
 {
@@ -134,7 +134,7 @@ CDI_INLINE void cdi_scale_unit(const struct cdi_scale_args *a, uint64_t u)
     }
 }
 
-/* How many units of four an array of the type may be taken in; what is behind them goes one by one. */
+/* Returns the number of units of four that an array of the type can be split into; the rest goes one by one. */
 CDI_INLINE uint64_t cdi_units(const void *x, uint64_t count, int32_t dtype)
 {
     if (dtype == CDDP_FLOAT64)
@@ -226,7 +226,7 @@ CDI_INLINE void cdi_scan_at(struct cdi_scan_found *found, const struct cdi_scan_
         cdi_scan_narrow(found, ((const uint16_t *)a->x)[i], a->dtype);
 }
 
-/* What a thread found among its elements; the kernel adds it to *a->found. */
+/* The counts of one thread; the kernel adds them to *a->found. */
 CDI_INLINE struct cdi_scan_found cdi_scan_body(const struct cdi_kernel_thread *t, const struct cdi_scan_args *a)
 {
     const uint64_t units = cdi_units(a->x, a->count, a->dtype);
@@ -251,7 +251,9 @@ CDI_INLINE struct cdi_scan_found cdi_scan_body(const struct cdi_kernel_thread *t
 
 /* --- Pack and unpack: blocks take chunks of the slices in turn, threads the bytes of a chunk. --------------------- */
 
-/* Of n entries, `stride` bytes apart, the one that holds chunk c: the last one whose first chunk is c or before. */
+/*
+ * Returns the entry, of n that are `stride` bytes apart, with chunk c: the last one whose first chunk is c or before.
+ */
 CDI_INLINE uint32_t cdi_entry_of_chunk(const uint32_t *first_chunk, uint64_t stride, uint32_t n, uint32_t c)
 {
     uint32_t low = 0, high = n;
@@ -281,8 +283,8 @@ CDI_INLINE void cdi_copy_bytes(const struct cdi_kernel_thread *t, uint8_t *to, c
 typedef uint32_t __attribute__((may_alias)) cdi_peer_error;
 
 /*
- * One block copies one chunk: 16 bytes at once where both sides can be aligned so, else 4 (parameters are words,
- * mostly), else single bytes; single bytes also before the first such place and after the last.
+ * One block copies one chunk: 16 bytes at once where both sides can be aligned so, otherwise 4 (most parameters are
+ * words), otherwise single bytes; single bytes also before the first such place and after the last.
  */
 CDI_INLINE void cdi_copy_chunk(const struct cdi_kernel_thread *t, uint8_t *to, const uint8_t *from, uint64_t bytes)
 {
@@ -350,8 +352,8 @@ CDI_INLINE void cdi_pack_body(const struct cdi_kernel_thread *t, const struct cd
     }
 }
 
-/* Who sees the word sees what came before it; so it is written last, and whole. */
-CDI_INLINE void cdi_tell_body(const struct cdi_kernel_thread *t, const struct cdi_tell_args *a)
+/* A reader of the word also sees all earlier writes; so it is written last, and whole. */
+CDI_INLINE void cdi_signal_body(const struct cdi_kernel_thread *t, const struct cdi_signal_args *a)
 {
     if (cdi_first_unit(t) != 0)
         return;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * PowerSGD's kernels, as element.h writes kernels. Sums are those of lowrank_real.h, in its order, so that the bits are
- * the CPU's: a scalar product has eight sums side by side, which eight threads make here.
+ * PowerSGD's kernels, in the style of element.h. Sums are those of lowrank_real.h, in its order, so that the bits are
+ * the CPU's: a scalar product has eight sums side by side, which eight threads compute here.
  *
- * Where threads of a block meet, a body is written as the block sees it: what stands behind CDI_EACH_THREAD is done by
- * every thread, and on the host by one after the other; CDI_MEET ends it. Nothing that a thread has for itself lives
- * longer than that: the rest is the same in all threads, or in struct cdi_lowrank_room, which the block shares.
+ * If the threads of a block synchronise, a body is written for the whole block: every thread executes the code after
+ * CDI_EACH_THREAD, and on the host they do so one after the other; CDI_SYNC ends it. A thread's own variables live no
+ * longer than that: other data is the same in all threads, or in struct cdi_lowrank_room, which the block shares.
  */
 #ifndef CDI_KERNELS_ELEMENT_LOWRANK_H
 #define CDI_KERNELS_ELEMENT_LOWRANK_H
@@ -16,14 +16,14 @@
 
 #ifdef __CUDACC__
 #define CDI_EACH_THREAD(t, k) for (uint32_t k = (t)->thread, k##_once = 1; k##_once != 0; k##_once = 0)
-#define CDI_MEET() __syncthreads()
+#define CDI_SYNC() __syncthreads()
 #else
 /* NOLINTNEXTLINE(bugprone-macro-parentheses): k is the name that it declares */
 #define CDI_EACH_THREAD(t, k) for (uint32_t k = 0; k < (t)->n_threads; k++)
-#define CDI_MEET() ((void)0)
+#define CDI_SYNC() ((void)0)
 #endif
 
-/* A block's own. */
+/* Shared by the block. */
 struct cdi_lowrank_room {
     double of_thread[CDI_KERNEL_THREADS];
     double lane[CDI_LOWRANK_LANES];
@@ -84,7 +84,7 @@ CDI_INLINE void cdi_product_body(const struct cdi_kernel_thread *t, const struct
     }
 }
 
-/* As a block. */
+/* For the whole block. */
 CDI_INLINE void cdi_left_body(const struct cdi_kernel_thread *t, const struct cdi_lowrank_args *a,
                               struct cdi_lowrank_room *room)
 {
@@ -99,7 +99,7 @@ CDI_INLINE void cdi_left_body(const struct cdi_kernel_thread *t, const struct cd
     }
 }
 
-/* As a block: each takes whole matrices. */
+/* For the whole block: each block takes whole matrices. */
 CDI_INLINE void cdi_basis_body(const struct cdi_kernel_thread *t, const struct cdi_lowrank_args *a,
                                struct cdi_lowrank_room *room)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What element_lowrank.h does to one matrix, in the type REAL; that includes it for float and for double. */
+/* The part of element_lowrank.h for one matrix, in the type REAL; it includes this file for float and for double. */
 
-/* Elements of M from `from` on, as many as a chunk has: M and what was left out become their sum. */
+/* Adds the residual to a chunk of M from `from` on; both become the sum. */
 CDI_INLINE void NAME(cdi_feed)(const struct cdi_kernel_thread *t, const struct cdi_lowrank_piece *p, uint64_t from)
 {
     const uint64_t n = p->rows * p->cols, to = n - from < CDI_PIECE_CHUNK ? n : from + CDI_PIECE_CHUNK;
@@ -15,7 +15,7 @@ CDI_INLINE void NAME(cdi_feed)(const struct cdi_kernel_thread *t, const struct c
     }
 }
 
-/* Element `at` of Q = M^T P, column by column. */
+/* Computes element `at` of Q = M^T P, column by column. */
 CDI_INLINE void NAME(cdi_right)(const struct cdi_lowrank_piece *p, uint64_t at)
 {
     const uint64_t r = at / p->cols, j = at % p->cols;
@@ -29,7 +29,7 @@ CDI_INLINE void NAME(cdi_right)(const struct cdi_lowrank_piece *p, uint64_t at)
     ((REAL *)p->q)[at] = sum;
 }
 
-/* A chunk of M = P Q^T; what is left out is what was there before less that. */
+/* Computes a chunk of M = P Q^T; the residual becomes its former value less that. */
 CDI_INLINE void NAME(cdi_product)(const struct cdi_kernel_thread *t, const struct cdi_lowrank_piece *p, uint64_t from)
 {
     const uint64_t n = p->rows * p->cols, to = n - from < CDI_PIECE_CHUNK ? n : from + CDI_PIECE_CHUNK;
@@ -54,7 +54,7 @@ CDI_INLINE void NAME(cdi_product)(const struct cdi_kernel_thread *t, const struc
 /* --- As a block -----------------------------------------------------------------------------------------------------
  */
 
-/* CDI_LEFT_CHUNK elements of P = M Q from `from` on, those of a row of M together. */
+/* Computes CDI_LEFT_CHUNK elements of P = M Q from `from` on, those of a row of M together. */
 CDI_INLINE void NAME(cdi_left)(const struct cdi_kernel_thread *t, const struct cdi_lowrank_piece *p, uint64_t from,
                                struct cdi_lowrank_room *room)
 {
@@ -76,7 +76,7 @@ CDI_INLINE void NAME(cdi_left)(const struct cdi_kernel_thread *t, const struct c
         }
         room->of_thread[k] = sum;
     }
-    CDI_MEET();
+    CDI_SYNC();
     CDI_EACH_THREAD(t, k)
     {
         const uint64_t at = from + k;
@@ -89,10 +89,10 @@ CDI_INLINE void NAME(cdi_left)(const struct cdi_kernel_thread *t, const struct c
             ((REAL *)p->p)[at % p->rank * p->rows + at / p->rank] = (REAL)sum;
         }
     }
-    CDI_MEET();
+    CDI_SYNC();
 }
 
-/* The sum of n products; the same in all threads. All of them make products, eight of them sums. */
+/* Returns the sum of n products, the same in all threads. All of them compute products, eight of them sums. */
 CDI_INLINE double NAME(cdi_dot)(const struct cdi_kernel_thread *t, const REAL *x, const REAL *y, uint64_t n,
                                 struct cdi_lowrank_room *room)
 {
@@ -103,11 +103,11 @@ CDI_INLINE double NAME(cdi_dot)(const struct cdi_kernel_thread *t, const REAL *x
     if (k < CDI_LOWRANK_LANES)
         room->lane[k] = 0;
     for (uint64_t from = 0; from < n; from += CDI_KERNEL_THREADS) {
-        CDI_MEET();
+        CDI_SYNC();
         CDI_EACH_THREAD(t, k)
         if (from + k < n)
             room->of_thread[k] = (double)x[from + k] * (double)y[from + k];
-        CDI_MEET();
+        CDI_SYNC();
         CDI_EACH_THREAD(t, k)
         if (k < CDI_LOWRANK_LANES) {
             double lane = room->lane[k];
@@ -119,15 +119,15 @@ CDI_INLINE double NAME(cdi_dot)(const struct cdi_kernel_thread *t, const REAL *x
             room->lane[k] = lane;
         }
     }
-    CDI_MEET();
+    CDI_SYNC();
     sum = room->lane[0];
     for (uint32_t l = 1; l < CDI_LOWRANK_LANES; l++)
         sum += room->lane[l];
-    CDI_MEET();
+    CDI_SYNC();
     return sum;
 }
 
-/* Take out of column k what lies along those before it. */
+/* Removes from column k its components along earlier columns. */
 CDI_INLINE void NAME(cdi_project)(const struct cdi_kernel_thread *t, REAL *a, uint64_t n, uint32_t k,
                                   struct cdi_lowrank_room *room)
 {
@@ -140,7 +140,7 @@ CDI_INLINE void NAME(cdi_project)(const struct cdi_kernel_thread *t, REAL *a, ui
         CDI_EACH_THREAD(t, thread)
         for (uint64_t i = thread; i < n; i += t->n_threads)
             column[i] += along * other[i];
-        CDI_MEET();
+        CDI_SYNC();
     }
 }
 
@@ -168,12 +168,12 @@ CDI_INLINE void NAME(cdi_basis)(const struct cdi_kernel_thread *t, const struct 
         CDI_EACH_THREAD(t, thread)
         for (uint64_t i = thread; i < n; i += t->n_threads)
             column[i] = length == 0 ? (REAL)0 : (REAL)((double)column[i] / (length + epsilon));
-        CDI_MEET();
+        CDI_SYNC();
     }
     if (!lost || !of_q)
         return;
     CDI_EACH_THREAD(t, thread)
     for (uint64_t i = thread; i < n * p->rank; i += t->n_threads)
         a[i] = ((const REAL *)p->fresh)[i];
-    CDI_MEET();
+    CDI_SYNC();
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The kernels that measure and clip, as element.h writes kernels: once for nvcc and for C. A norm is made in two steps:
- * each block sums what it has of the spans, along a fixed tree, into its place of CDI_TALLY_BLOCKS; one block sums
- * those. So the sum's order depends on the counts alone, not on how wide the GPU is or who comes first.
+ * Kernels for norms and clipping, in the style of element.h: once for nvcc and for C. A norm takes two steps: each
+ * block sums its part of the spans, along a fixed tree, into its place of CDI_TALLY_BLOCKS; one block sums those. So
+ * the order of the sum depends on the counts alone, not on the size of the GPU or the order of blocks.
  */
 #ifndef CDI_KERNELS_ELEMENT_NORM_H
 #define CDI_KERNELS_ELEMENT_NORM_H
@@ -11,7 +11,7 @@
 
 #include <math.h>
 
-/* The span that holds chunk c: the last one that begins at c or before. */
+/* Returns the span with chunk c: the last one that begins at c or before. */
 CDI_INLINE uint32_t cdi_span_of_chunk(const struct cdi_kernel_span *span, uint32_t n, uint32_t c)
 {
     return cdi_entry_of_chunk(&span[0].first_chunk, sizeof span[0], n, c);
@@ -24,7 +24,7 @@ CDI_INLINE double cdi_quiet(double x)
     return x == x ? x : cdi_double_of_bits(0x7ff8000000000000u);
 }
 
-/* Of magnitudes, with NaNs made alike: larger bits are a larger number, and a NaN is above infinity. */
+/* Compares magnitudes, with all NaNs made alike: larger bits are a larger number, and a NaN is above infinity. */
 CDI_INLINE double cdi_larger(double a, double b)
 {
     return cdi_bits_of_double(a) > cdi_bits_of_double(b) ? a : b;
@@ -48,7 +48,7 @@ CDI_INLINE double cdi_tally_load(const void *x, int32_t dtype, uint64_t i)
                                    : (double)cdi_widen(((const uint16_t *)x)[i], dtype);
 }
 
-/* Elements i to i + 3, in this order, as far as there are any. */
+/* Adds elements i to i + 3, in this order, as far as they exist. */
 CDI_INLINE double cdi_tally_unit(double sum, const struct cdi_kernel_span *s, uint64_t i, int32_t largest)
 {
     if (s->count - i >= 4 && s->dtype == CDDP_FLOAT32 && cdi_is_aligned(s->x, sizeof(cdi_wide))) {
@@ -69,7 +69,7 @@ CDI_INLINE double cdi_tally_unit(double sum, const struct cdi_kernel_span *s, ui
     return sum;
 }
 
-/* What one thread has. */
+/* Returns the sum of one thread. */
 CDI_INLINE double cdi_tally_body(const struct cdi_kernel_thread *t, const struct cdi_tally_args *a)
 {
     double sum = 0;
@@ -85,7 +85,7 @@ CDI_INLINE double cdi_tally_body(const struct cdi_kernel_thread *t, const struct
     return cdi_quiet(sum);
 }
 
-/* What one thread of the only block has of the blocks' sums, which it leaves cleared for the next time. */
+/* Returns one thread's part of the blocks' sums in the only block, and clears them for the next launch. */
 CDI_INLINE double cdi_fold_body(const struct cdi_kernel_thread *t, const struct cdi_fold_args *a)
 {
     double sum = 0;
@@ -97,14 +97,17 @@ CDI_INLINE double cdi_fold_body(const struct cdi_kernel_thread *t, const struct 
     return sum;
 }
 
-/* One level of the tree over a block's threads: half is 128, 64, ... 1, and all are ready before the next one. */
+/*
+ * Does one level of the tree over a block's threads: half is 128, 64, ... 1, and all threads finish a level before the
+ * next one.
+ */
 CDI_INLINE void cdi_tree_level(double *of_thread, uint32_t thread, uint32_t half, int32_t largest)
 {
     if (thread < half)
         of_thread[thread] = cdi_tally_join(of_thread[thread], of_thread[thread + half], largest);
 }
 
-/* What becomes of a block's sum; called by its first thread. */
+/* Stores a block's sum; called by its first thread. */
 CDI_INLINE void cdi_tally_end(const struct cdi_kernel_thread *t, const struct cdi_tally_args *a, double sum)
 {
     a->partial[t->block] = cdi_tally_join(a->partial[t->block], sum, a->largest);
@@ -129,7 +132,7 @@ CDI_INLINE void cdi_clip_body(const struct cdi_kernel_thread *t, const struct cd
     struct cdi_scale_args scale = {0, 0, cdi_clip_factor(a), 0, 0, 0, 0};
 
     if (scale.factor >= 1)
-        return; /* not so for a NaN, which goes into all of them */
+        return; /* false for a NaN, which all elements are multiplied by */
     for (uint32_t c = t->block; c < a->n_chunks; c += t->n_blocks) {
         const struct cdi_kernel_span *s = &a->span[cdi_span_of_chunk(a->span, a->n, c)];
         uint64_t at = (uint64_t)(c - s->first_chunk) * CDI_SPAN_CHUNK, rest = s->count - at;

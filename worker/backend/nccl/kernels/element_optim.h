@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The optimizer's kernels, as element.h writes kernels. The arithmetic is that of optim_update.c, operation by
- * operation; only the powers of beta are made by multiplications alone, since each processor has a pow of its own.
+ * The optimizer's kernels, in the style of element.h. The arithmetic is that of optim_update.c, operation by operation;
+ * but the powers of beta use multiplications only, since each processor has its own pow.
  */
 #ifndef CDI_KERNELS_ELEMENT_OPTIM_H
 #define CDI_KERNELS_ELEMENT_OPTIM_H
@@ -53,7 +53,7 @@ CDI_INLINE void cdi_count_body(const struct cdi_kernel_thread *t, const struct c
 
 /* --- One pass over parameter, gradient and state. ----------------------------------------------------------------- */
 
-/* NOLINTBEGIN(bugprone-macro-parentheses): a type in parentheses is no type. */
+/* NOLINTBEGIN(bugprone-macro-parentheses): a type in parentheses is not a type. */
 #define CDI_OPTIM_ELEMENT(T, suffix, SQRT)                                                                  \
     struct cdi_now_##suffix {                                                                               \
         T lr, decay, factor, keep, take, ahead, step_size, correction, eps, take_m, keep_v, take_v, shrink; \
@@ -81,7 +81,7 @@ CDI_INLINE void cdi_count_body(const struct cdi_kernel_thread *t, const struct c
         n.shrink = (T)r->shrink;                                                                            \
         return n;                                                                                           \
     }                                                                                                       \
-    /* The new value of w; m, v: the state of this element, NULL where this kind has none. */               \
+    /* Returns the new value of w; m, v: the state of this element, NULL if the optimizer has none. */      \
     CDI_INLINE T cdi_element_step_##suffix(const struct cdi_now_##suffix *n, T w, T g, T *m, T *v)          \
     {                                                                                                       \
         const T d = n->decay != 0 ? g * n->factor + n->decay * w : g * n->factor;                           \
@@ -106,7 +106,7 @@ CDI_INLINE void cdi_count_body(const struct cdi_kernel_thread *t, const struct c
 CDI_OPTIM_ELEMENT(float, f32, sqrtf)
 CDI_OPTIM_ELEMENT(double, f64, sqrt)
 
-/* Elements [from, to) of the piece that are this thread's. */
+/* Updates elements [from, to) of the piece: those of this thread. */
 CDI_INLINE void cdi_update_f64(const struct cdi_kernel_thread *t, const struct cdi_update_args *a,
                                const struct cdi_kernel_piece *p, uint64_t from, uint64_t to)
 {
@@ -149,7 +149,7 @@ CDI_INLINE void cdi_update_narrow(const struct cdi_kernel_thread *t, const struc
     }
 }
 
-/* What stays as it is; the others take it from the gradients' place all the same. */
+/* Handles parameters that stay as they are; the other ranks take them from the place of the gradients anyway. */
 CDI_INLINE void cdi_update_idle(const struct cdi_kernel_thread *t, const struct cdi_kernel_piece *p, uint64_t from,
                                 uint64_t to)
 {

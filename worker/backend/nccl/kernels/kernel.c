@@ -4,7 +4,9 @@
 #include "worker/base/dtype.h"
 #include "worker/math/optim_update.h"
 
-/* Enough blocks to fill the multiprocessors, which hold 2048 threads or fewer; the rest goes round in strides. */
+/*
+ * Returns enough blocks to fill the multiprocessors, which hold 2048 threads or fewer; they take the rest in strides.
+ */
 #define BLOCKS_PER_SM 8
 
 _Static_assert(sizeof(struct cdi_pack_args) <= 4000, "kernel arguments of old drivers end at 4096 bytes");
@@ -17,7 +19,7 @@ _Static_assert(sizeof(struct cdi_kernel_span) == 24 && sizeof(struct cdi_fold_ar
                "as above");
 _Static_assert(sizeof(struct cdi_optim_row) == 64 && sizeof(struct cdi_kernel_piece) == 64 &&
                    offsetof(struct cdi_count_args, idle) == 72 && offsetof(struct cdi_update_args, piece) == 88 &&
-                   sizeof(struct cdi_update_args) <= 4000 && sizeof(struct cdi_tell_args) == 16,
+                   sizeof(struct cdi_update_args) <= 4000 && sizeof(struct cdi_signal_args) == 16,
                "as above");
 
 _Static_assert(sizeof(struct cdi_lowrank_piece) == 72 && offsetof(struct cdi_lowrank_args, piece) == 24 &&
@@ -78,8 +80,8 @@ size_t cdi_kernel_args_size(enum cdi_kernel kernel)
     case CDI_KERNEL_RIGHT:
     case CDI_KERNEL_PRODUCT:
         return sizeof(struct cdi_lowrank_args);
-    case CDI_KERNEL_TELL:
-        return sizeof(struct cdi_tell_args);
+    case CDI_KERNEL_SIGNAL:
+        return sizeof(struct cdi_signal_args);
     case CDI_N_KERNELS:
         break;
     }
@@ -172,10 +174,10 @@ cddp_status cdi_launch_scale(struct cdi_launch *out, uint32_t n_sm, void *x, siz
     return CDDP_OK;
 }
 
-void cdi_launch_scale_tells(struct cdi_launch *launch, void *word, uint32_t told, void *arrived)
+void cdi_launch_scale_signals(struct cdi_launch *launch, void *word, uint32_t value, void *arrived)
 {
     launch->args.scale.word = word;
-    launch->args.scale.told = told;
+    launch->args.scale.value = value;
     launch->args.scale.arrived = arrived;
 }
 
@@ -190,7 +192,7 @@ cddp_status cdi_launch_scan(struct cdi_launch *out, uint32_t n_sm, const void *x
     return CDDP_OK;
 }
 
-/* As many spans as fit; how many of x were taken. */
+/* Stores as many spans as fit, and returns how many of x they were. */
 static size_t take_spans(struct cdi_kernel_span *span, uint32_t *n_spans, uint32_t *n_chunks, const struct cdi_span *x,
                          size_t n)
 {
@@ -313,7 +315,7 @@ size_t cdi_launch_update(struct cdi_launch *out, uint32_t n_sm, const struct cdi
     return i;
 }
 
-/* Chunks of a matrix; 0: there is nothing to do. */
+/* Returns the chunks of a matrix; 0: there is nothing to do. */
 static uint64_t lowrank_chunks(enum cdi_lowrank_step step, const struct cdi_lowrank_matrix *m)
 {
     const uint64_t all = (uint64_t)m->of.rows * m->of.cols;
@@ -374,9 +376,9 @@ size_t cdi_launch_lowrank(struct cdi_launch *out, uint32_t n_sm, enum cdi_lowran
     return i;
 }
 
-void cdi_launch_tell(struct cdi_launch *out, uint32_t *count, uint32_t *word)
+void cdi_launch_signal(struct cdi_launch *out, uint32_t *count, uint32_t *word)
 {
-    out->kernel = CDI_KERNEL_TELL;
+    out->kernel = CDI_KERNEL_SIGNAL;
     out->grid = 1;
-    out->args.tell = (struct cdi_tell_args){.count = count, .word = word};
+    out->args.signal = (struct cdi_signal_args){.count = count, .word = word};
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The GPU's element functions as kernels: their names, their arguments, how they are launched. kernels.cu compiles them
- * into the image below; a launch is made here as a value, and done by whoever holds a stream:
+ * into the image below; a launch is a value here, which the owner of a stream passes to the driver:
  *
  *     void *params[] = {&launch.args};
  *     cuLaunchKernel(function of cdi_kernel_name(launch.kernel), launch.grid, 1, 1, CDI_KERNEL_THREADS, 1, 1,
@@ -22,7 +22,7 @@
 #define CDI_KERNEL_CHUNK 16384 /* bytes of a slice that one block copies at a time */
 /* Elements that a thread of cast, scale and scan takes at a time, where they are aligned. */
 #define CDI_KERNEL_UNIT 4
-/* Per launch of pack or unpack: its arguments stay below the 4096 bytes of old drivers. */
+/* Per launch of pack or unpack: the arguments stay below the 4096 bytes of old drivers. */
 #define CDI_KERNEL_SLICES 120
 /* Per launch of tally or clip, likewise. */
 #define CDI_KERNEL_SPANS 160
@@ -51,7 +51,7 @@
     X(CDI_KERNEL_BASIS, cdi_basis)     \
     X(CDI_KERNEL_RIGHT, cdi_right)     \
     X(CDI_KERNEL_PRODUCT, cdi_product) \
-    X(CDI_KERNEL_TELL, cdi_tell)
+    X(CDI_KERNEL_SIGNAL, cdi_signal)
 
 enum cdi_kernel {
 #define X(constant, name) constant,
@@ -61,7 +61,7 @@ enum cdi_kernel {
 };
 
 /*
- * cdi_pack, cdi_unpack: slices that lie behind one another in `flat` and apart elsewhere. With a factor other than 1
+ * cdi_pack, cdi_unpack: slices that are contiguous in `flat` and separate elsewhere. With a factor other than 1
  * cdi_pack multiplies elements of dtype by it, which is rounded to float32 for all but float64. With `flags`, memory of
  * the device, it leaves out each slice whose flag is not 0.
  */
@@ -95,19 +95,19 @@ struct cdi_cast_args {
 
 /*
  * cdi_scale: x[i] *= factor, which is rounded to float32 for all but float64. With `word`, memory that the host reads,
- * *word becomes `told` when all of x is done.
+ * *word becomes `value` when all of x is done.
  */
 struct cdi_scale_args {
     void *x;
     uint64_t count;
     double factor;
     int32_t dtype;
-    uint32_t told;
+    uint32_t value;
     uint32_t *word;    /* or NULL */
-    uint32_t *arrived; /* the device's, 0 between two launches: blocks that are done */
+    uint32_t *arrived; /* the number of blocks that are done, on the device; 0 between two launches */
 };
 
-/* cdi_scan: adds to *found, on the device, what it counts among x. Its owner zeroes it before, in the same stream. */
+/* cdi_scan: adds the counts of x to *found, on the device. Its owner zeroes it before, in the same stream. */
 struct cdi_scan_found {
     uint64_t n_nan, n_inf;
 };
@@ -128,7 +128,7 @@ struct cdi_kernel_span {
     int32_t dtype;
 };
 
-/* cdi_tally: block k adds what it finds to partial[k]: squares, or the largest magnitude. */
+/* cdi_tally: block k adds its result to partial[k]: the sum of squares, or the largest magnitude. */
 struct cdi_tally_args {
     double *partial; /* CDI_TALLY_BLOCKS, zeros before the first launch */
     uint32_t n, n_chunks;
@@ -137,14 +137,20 @@ struct cdi_tally_args {
     struct cdi_kernel_span span[CDI_KERNEL_SPANS]; /* none is empty */
 };
 
-/* cdi_fold, one block: *out is all of partial, or with `add` that and what was there; partial becomes zeros. */
+/*
+ * cdi_fold, one block: *out becomes the result of all of partial, or with `add` of that and *out; partial becomes
+ * zeros.
+ */
 struct cdi_fold_args {
     double *partial;
     double *out;
     int32_t largest, add;
 };
 
-/* cdi_clip: the spans times max_norm / (norm + 1e-6), if that is below 1; norm: factor times what sum says. */
+/*
+ * cdi_clip: multiplies the spans by max_norm / (norm + 1e-6), if that is below 1; the norm is factor times that of
+ * *sum.
+ */
 struct cdi_clip_args {
     const double *sum;
     double max_norm, factor;
@@ -154,11 +160,11 @@ struct cdi_clip_args {
     struct cdi_kernel_span span[CDI_KERNEL_SPANS];
 };
 
-/* cdi_count: rows [first, first + n) begin a step of the optimizer, but for those that are idle. */
+/* cdi_count: rows [first, first + n) begin a step of the optimizer, except for idle ones. */
 struct cdi_count_args {
     struct cdi_optim_row *rows;
-    const double *largest; /* NULL, or: where it is no finite number, all are idle, */
-    uint64_t *skipped;     /* and this becomes one more */
+    const double *largest; /* NULL, or: if it is not a finite number, all rows are idle, */
+    uint64_t *skipped;     /* and this is incremented */
     double lr, beta1, beta2;
     uint64_t first, n;
     int32_t kind; /* cddp_optim_kind */
@@ -166,10 +172,10 @@ struct cdi_count_args {
     uint64_t idle[CDI_KERNEL_ROWS / 64]; /* bits */
 };
 
-/* cdi_update: the pieces' new values, by the rows that cdi_count made. */
+/* cdi_update: computes the pieces' new values, by the rows that cdi_count has made. */
 struct cdi_kernel_piece {
     void *w, *g;
-    void *m, *v; /* NULL: the rule has no such state */
+    void *m, *v; /* NULL: the optimizer has no such state */
     float *master;
     uint64_t count;
     uint32_t first_chunk; /* chunks of the pieces before this one */
@@ -189,12 +195,12 @@ struct cdi_update_args {
 };
 
 /*
- * cdi_feed, cdi_left, cdi_basis, cdi_right, cdi_product: what lowrank.h has of these names, for several matrices.
- * cdi_basis makes the columns of P orthonormal, or with of_q those of Q, which becomes `fresh` where one was lost.
+ * cdi_feed, cdi_left, cdi_basis, cdi_right, cdi_product: the steps of the same names in lowrank.h, for several
+ * matrices. cdi_basis makes the columns of P orthonormal, or with of_q those of Q; a lost column becomes `fresh`.
  */
 struct cdi_lowrank_piece {
     void *m, *p, *q;
-    void *error;       /* NULL: what is left out is not kept */
+    void *error;       /* NULL: the residual is not kept */
     const void *fresh; /* of_q only */
     uint64_t rows, cols;
     uint32_t rank;
@@ -211,12 +217,12 @@ struct cdi_lowrank_args {
     struct cdi_lowrank_piece piece[CDI_KERNEL_PIECES];
 };
 
-/* cdi_tell, one thread: *count, on the device, becomes one more, and *word, which the host reads, what it is then. */
-struct cdi_tell_args {
+/* cdi_signal, one thread: increments *count, on the device, and copies it to *word, which the host reads. */
+struct cdi_signal_args {
     uint32_t *count, *word;
 };
 
-/* One launch. A grid of 0 means that there is nothing to do (no elements): do not launch. */
+/* One launch. A grid of 0 means that there is nothing to do (no elements): do not launch it. */
 struct cdi_launch {
     enum cdi_kernel kernel;
     uint32_t grid; /* blocks */
@@ -231,7 +237,7 @@ struct cdi_launch {
         struct cdi_count_args count;
         struct cdi_update_args update;
         struct cdi_lowrank_args lowrank;
-        struct cdi_tell_args tell;
+        struct cdi_signal_args signal;
     } args;
 };
 
@@ -239,26 +245,25 @@ struct cdi_launch {
 
 #include "worker/backend/backend.h"
 
-/* "cdi_pack"; NULL for no kernel. */
+/* Returns the name in the image, such as "cdi_pack"; NULL: there is no such kernel. */
 const char *cdi_kernel_name(enum cdi_kernel kernel);
-/* Bytes of its argument struct. */
+/* Returns the bytes of its argument struct. */
 size_t cdi_kernel_args_size(enum cdi_kernel kernel);
 
 /*
- * Make launches, for a device of n_sm multiprocessors. Pure; any thread. Types are checked: CDDP_E_INVALID with a
- * sentence where the kernel does not take them, and *out is not written.
+ * Fill launches, for a device of n_sm multiprocessors. Pure; any thread. Types are checked: CDDP_E_INVALID with an
+ * error message if the kernel does not support them, and *out is not written.
  */
 
 /*
- * PACK or UNPACK of the first slices of slice[0..n): as many as fit. Their number is returned (empty ones and gaps
- * count too),
- * and *flat_bytes is how far they reach in flat; call it again with the rest behind them until none is left.
+ * Fills PACK or UNPACK of the first slices of slice[0..n), as many as fit, and returns their number (empty ones and
+ * gaps included). *flat_bytes is their extent in flat; call it again with the rest, which follows there.
  */
 size_t cdi_launch_pack(struct cdi_launch *out, enum cdi_kernel kernel, uint32_t n_sm, void *flat,
                        const struct cdi_slice *slice, size_t n, size_t *flat_bytes);
-/* A launch of PACK multiplies on its way. */
+/* Makes a launch of PACK multiply the elements. */
 cddp_status cdi_launch_pack_scaled(struct cdi_launch *launch, cddp_dtype dtype, double factor, struct cdi_error *err);
-/* A launch of PACK of slice[0 .. taken) looks at flags[of[i]]. */
+/* Makes a launch of PACK of slice[0 .. taken) check flags[of[i]]. */
 void cdi_launch_pack_unless(struct cdi_launch *launch, const struct cdi_slice *slice, size_t taken,
                             const uint8_t *flags, const uint32_t *of);
 /* A factor of 1 is a plain cast. */
@@ -266,35 +271,38 @@ cddp_status cdi_launch_cast(struct cdi_launch *out, uint32_t n_sm, void *to, cdd
                             cddp_dtype from_type, size_t count, float factor, struct cdi_error *err);
 cddp_status cdi_launch_scale(struct cdi_launch *out, uint32_t n_sm, void *x, size_t count, cddp_dtype dtype,
                              double factor, struct cdi_error *err);
-/* A launch of SCALE, with a grid above 0, tells the host. arrived: used by one launch at a time. */
-void cdi_launch_scale_tells(struct cdi_launch *launch, void *word, uint32_t told, void *arrived);
+/* Makes a launch of SCALE, with a grid above 0, write a word for the host. arrived: used by one launch at a time. */
+void cdi_launch_scale_signals(struct cdi_launch *launch, void *word, uint32_t value, void *arrived);
 /* found: device memory, zeroed in the stream before the launch. */
 cddp_status cdi_launch_scan(struct cdi_launch *out, uint32_t n_sm, const void *x, size_t count, cddp_dtype dtype,
                             struct cdi_scan_found *found, struct cdi_error *err);
 
 /*
- * TALLY or CLIP of the first spans of x[0..n): as many as fit; their number is returned (empty ones count too). Call it
- * again with the rest until none is left; after tally's last launch comes fold.
+ * Fills TALLY or CLIP of the first spans of x[0..n), as many as fit, and returns their number (empty ones included).
+ * Call it again with the rest until none is left; fold follows the last launch of tally.
  */
 size_t cdi_launch_tally(struct cdi_launch *out, const struct cdi_span *x, size_t n, bool largest, double *partial);
 void cdi_launch_fold(struct cdi_launch *out, double *partial, bool largest, bool add, double *result);
 size_t cdi_launch_clip(struct cdi_launch *out, uint32_t n_sm, const struct cdi_span *x, size_t n,
                        const struct cdi_clip *how, const double *sum);
 
-/* COUNT of the rows from `first` on, as many as fit: their number. */
+/* Fills COUNT of the rows from `first` on, as many as fit, and returns their number. */
 size_t cdi_launch_count(struct cdi_launch *out, const struct cdi_optim_step *s, size_t first);
-/* UPDATE of the first pieces: as with tally. */
+/* Fills UPDATE of the first pieces: see tally. */
 size_t cdi_launch_update(struct cdi_launch *out, uint32_t n_sm, const struct cdi_optim_step *s,
                          const struct cdi_optim_piece *piece, size_t n);
 
-/* One step for the first of n matrices: as with tally. */
+/* Fills one step for the first of n matrices: see tally. */
 size_t cdi_launch_lowrank(struct cdi_launch *out, uint32_t n_sm, enum cdi_lowrank_step step,
                           const struct cdi_lowrank_matrix *m, size_t n, double epsilon);
 
-/* TELL. */
-void cdi_launch_tell(struct cdi_launch *out, uint32_t *count, uint32_t *word);
+/* Fills SIGNAL. */
+void cdi_launch_signal(struct cdi_launch *out, uint32_t *count, uint32_t *word);
 
-/* The kernels for cuLibraryLoadData: a fatbin for every architecture that the compiler knew, and PTX for later ones. */
+/*
+ * The kernels for cuLibraryLoadData: a fatbin with code for every architecture that the compiler knew, and PTX for
+ * later ones.
+ */
 extern const unsigned char cdi_kernel_image[];
 extern const size_t cdi_kernel_image_bytes;
 

@@ -26,7 +26,7 @@ static void run_scale(const struct cdi_kernel_thread *t, const void *args)
     if (a->word == NULL || __atomic_add_fetch(a->arrived, 1, __ATOMIC_ACQ_REL) != t->n_blocks * t->n_threads)
         return;
     *a->arrived = 0;
-    __atomic_store_n(a->word, a->told, __ATOMIC_RELEASE);
+    __atomic_store_n(a->word, a->value, __ATOMIC_RELEASE);
 }
 
 static void run_scan(const struct cdi_kernel_thread *t, const void *args)
@@ -252,7 +252,7 @@ static void block_basis(const struct cdi_kernel_thread *block, const void *args)
     cdi_basis_body(block, args, &room);
 }
 
-/* What of a matrix a kernel reads, and what it writes. */
+/* Lists the memory of a matrix that a kernel reads and writes. */
 struct touch {
     bool m, p, q, error, fresh;
     bool writes_m, writes_p, writes_q;
@@ -313,12 +313,12 @@ static size_t product_ranges(const void *args, struct cdi_kernel_range *out, siz
 
 static void run_tell(const struct cdi_kernel_thread *t, const void *args)
 {
-    cdi_tell_body(t, args);
+    cdi_signal_body(t, args);
 }
 
 static size_t tell_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
 {
-    const struct cdi_tell_args *a = args;
+    const struct cdi_signal_args *a = args;
 
     put(out, cap, 0, a->count, sizeof *a->count, true);
     put(out, cap, 1, a->word, sizeof *a->word, true);
@@ -341,7 +341,7 @@ const struct cdi_kernel_twin cdi_kernel_twins[CDI_N_KERNELS] = {
     [CDI_KERNEL_BASIS] = {"cdi_basis", sizeof(struct cdi_lowrank_args), NULL, block_basis, basis_ranges},
     [CDI_KERNEL_RIGHT] = {"cdi_right", sizeof(struct cdi_lowrank_args), run_right, NULL, right_ranges},
     [CDI_KERNEL_PRODUCT] = {"cdi_product", sizeof(struct cdi_lowrank_args), run_product, NULL, product_ranges},
-    [CDI_KERNEL_TELL] = {"cdi_tell", sizeof(struct cdi_tell_args), run_tell, NULL, tell_ranges},
+    [CDI_KERNEL_SIGNAL] = {"cdi_signal", sizeof(struct cdi_signal_args), run_tell, NULL, tell_ranges},
 };
 
 void cdi_launch_on_host(const struct cdi_launch *launch)

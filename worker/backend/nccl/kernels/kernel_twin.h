@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Each kernel's twin on the host: the same body (element.h), one thread of the grid per call. For tests: the stand-in
- * of the CUDA driver launches them by name, and gpu-check compares a card's results with theirs, bit for bit.
+ * The twin of each kernel on the host: the same body (element.h), one thread of the grid per call. For tests: the
+ * stand-in of the CUDA driver launches them by name, and gpu-check compares the results of a GPU with theirs, bit for
+ * bit.
  */
 #ifndef CDI_KERNELS_KERNEL_TWIN_H
 #define CDI_KERNELS_KERNEL_TWIN_H
@@ -12,7 +13,7 @@
 
 #include <stdbool.h>
 
-/* Memory that a launch touches. */
+/* A range of memory that a launch reads or writes. */
 struct cdi_kernel_range {
     const void *base;
     size_t bytes;
@@ -22,20 +23,20 @@ struct cdi_kernel_range {
 struct cdi_kernel_twin {
     const char *name;
     size_t args_size;
-    /* What one thread does. args is the kernel's struct; threads of a launch may run in any order, one at a time or
+    /* Executes one thread. args is the struct of the kernel; threads of a launch may run in any order, one at a time or
      * several at once. */
     void (*run)(const struct cdi_kernel_thread *t, const void *args);
-    /* In its place, where threads of a block meet: what all of them do. t->thread is 0. */
+    /* Replaces it if the threads of a block synchronise: executes the whole block. t->thread is 0. */
     void (*block)(const struct cdi_kernel_thread *t, const void *args);
-    /* The memory that a launch reads and writes: the number of ranges, of which the first `cap` were written to out.
-     * A slice of pack gives two, and its flags one more. Pure. */
+    /* Returns the number of ranges of memory that a launch reads and writes, and writes the first `cap` of them to out.
+     * A slice of pack has two, and its flags one more. Pure. */
     size_t (*ranges)(const void *args, struct cdi_kernel_range *out, size_t cap);
 };
 
-/* All of them, CDI_N_KERNELS in number, in the order of enum cdi_kernel. */
+/* All CDI_N_KERNELS twins, in the order of enum cdi_kernel. */
 extern const struct cdi_kernel_twin cdi_kernel_twins[];
 
-/* A whole launch on the host, thread by thread: what the kernel does to host memory. */
+/* Executes a whole launch on the host, thread by thread, as the kernel would on host memory. */
 void cdi_launch_on_host(const struct cdi_launch *launch);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernels (kernel.h), each a body of element.h. Compiled to a fatbin for the GPU alone; no host code is made. */
+/* The kernels (kernel.h), each a body of element.h. Compiled to a fatbin for GPUs alone, without host code. */
 #include "worker/backend/nccl/kernels/element_lowrank.h"
 #include "worker/backend/nccl/kernels/element_norm.h"
 #include "worker/backend/nccl/kernels/element_optim.h"
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
     cdi_scale_body(&t, &args);
     if (args.word == NULL)
         return;
-    /* The block's writes are before its arrival, and all arrivals before the word: for the GPU, and for the host. */
+    /* The block's writes precede its arrival, and all arrivals precede the word: for the GPU, and for the host. */
     __syncthreads();
     if (threadIdx.x != 0)
         return;
@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
     if (atomicInc(args.arrived, gridDim.x - 1) != gridDim.x - 1)
         return;
     __threadfence_system();
-    *(volatile uint32_t *)args.word = args.told;
+    *(volatile uint32_t *)args.word = args.value;
 }
 
 static __device__ void add(uint64_t *total, uint64_t n)
@@ -66,14 +66,14 @@ extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
     struct cdi_kernel_thread t = this_thread();
     struct cdi_scan_found found = cdi_scan_body(&t, &args);
 
-    /* Healthy gradients have none, so the atomics are not worth a reduction in the block. */
+    /* Healthy gradients have none, so a reduction in the block would not pay off. */
     add(&args.found->n_nan, found.n_nan);
     add(&args.found->n_inf, found.n_inf);
 }
 
 /* --- Norms and clipping ------------------------------------------------------------------------------------------- */
 
-/* The sum over the block's threads, along the tree; for its first thread. */
+/* Computes the sum over the block's threads, along the tree; for its first thread. */
 static __device__ double sum_of_block(double mine, int32_t largest)
 {
     __shared__ double of_thread[CDI_KERNEL_THREADS];
@@ -180,9 +180,9 @@ extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
 /* --- What a graph tells the host ---------------------------------------------------------------------------------- */
 
 extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
-    cdi_tell(const __grid_constant__ struct cdi_tell_args args)
+    cdi_signal(const __grid_constant__ struct cdi_signal_args args)
 {
     struct cdi_kernel_thread t = this_thread();
 
-    cdi_tell_body(&t, &args);
+    cdi_signal_body(&t, &args);
 }

@@ -116,7 +116,7 @@ Test(kernel, scale_tells_once_all_of_it_is_done)
     struct cdi_launch l;
 
     cr_assert_eq(cdi_launch_scale(&l, N_SM, x, 31000, CDDP_FLOAT32, 0.5, NULL), CDDP_OK);
-    cdi_launch_scale_tells(&l, &word, 7, &arrived);
+    cdi_launch_scale_signals(&l, &word, 7, &arrived);
     cr_assert_gt(l.grid, 1);
     for (t.block = t.n_blocks = l.grid; t.block-- > 0;) /* in any order */
         for (t.thread = 0; t.thread < t.n_threads; t.thread++) {
