@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NCCL's operations as the program calls them: checks, groups, and the way onto a stream, sometimes later. */
+/* NCCL's operations as the program calls them: checks, groups, and enqueueing on a stream, sometimes later. */
 #include "comm.h"
 #include "version.h"
 
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-/* What is collected between ncclGroupStart and ncclGroupEnd. */
+/* Calls that are collected between ncclGroupStart and ncclGroupEnd. */
 struct group {
     unsigned depth;
     ncclResult_t failed;
@@ -41,7 +41,7 @@ struct late {
 static struct si_op *swapping;
 static uint32_t swapped;
 
-/* Whatever the next launch has left here; if none comes soon, the launch's own calls. */
+/* The calls that the next launch has left here; if none follows soon, those of this launch. */
 static void await_swap(struct si_op *op, const struct ncclComm *comm)
 {
     const struct timespec ms = {.tv_nsec = 1000000};
@@ -116,10 +116,10 @@ static void after_push(struct si_op *op, struct CUstream_st *s)
 }
 
 /*
- * A captured launch takes its place among the communicator's others whenever its graph is launched: NCCL makes the
- * graph record an event that its next launch waits for, as long as NCCL_GRAPH_MIXING_SUPPORT is not 0 (enqueue.cc:1664
- * and 1949 of v2.30.7; misc/strongstream.cc). The communicator does not end before the graphs that hold it
- * (init.cc:1799 of v2.19.3, 2751 of v2.30.7, commDestroySync; ncclCommAbort comes there, too).
+ * A captured launch takes its place among the communicator's others at each launch of its graph: NCCL makes the graph
+ * record an event for which its next launch waits, as long as NCCL_GRAPH_MIXING_SUPPORT is not 0 (enqueue.cc:1664 and
+ * 1949 of v2.30.7; misc/strongstream.cc). The communicator does not end before the graphs that hold it (init.cc:1799 of
+ * v2.19.3, 2751 of v2.30.7, commDestroySync; ncclCommAbort gets there, too).
  */
 static void capture(struct si_calls *c, struct CUstream_st *s, const struct standin_ranges *r, struct si_op *op)
 {
@@ -314,7 +314,7 @@ bool si_group_defers(struct ncclComm *comm, ncclResult_t (*fn)(struct ncclComm *
     return true;
 }
 
-/* All calls of the group for the communicator of call `from`, taken out of it. */
+/* Takes all calls for the communicator of call `from` out of the group. */
 static struct si_calls *collect(size_t from)
 {
     struct ncclComm *comm = group->call[from].comm;
@@ -365,14 +365,14 @@ static ncclResult_t run_tasks(void)
     return rc;
 }
 
-/* Nothing of it is done, and its communicators have failed. */
+/* No call of the group is executed, and its communicators have failed. */
 static void give_up_group(ncclResult_t rc)
 {
     for (size_t i = 0; i < group->n; i++)
         (void)si_comm_keep(group->call[i].comm, rc);
 }
 
-/* The header's declarations say nothing about arguments. */
+/* The declarations of the header have no attributes for arguments. */
 SI_EXPORT ncclResult_t ncclGroupStart(void);
 SI_EXPORT ncclResult_t ncclGroupEnd(void);
 
@@ -426,7 +426,7 @@ static bool parse_op(struct ncclComm *comm, struct si_call *c)
     return true;
 }
 
-/* The offset of what is received in a symmetric window of this communicator that has both buffers, or -1. */
+/* Returns the offset of the output in a symmetric window of this communicator that has both buffers, or -1. */
 static int64_t window_offset(struct ncclComm *comm, const struct si_call *c)
 {
     int64_t offset = -1;
@@ -443,10 +443,10 @@ static int64_t window_offset(struct ncclComm *comm, const struct si_call *c)
 }
 
 /*
- * Is the mean made after the sum? The symmetric kernels of reduce-scatter do so: of one node, not for float64
- * (sym_kernels.cc:532 of v2.30.7). A sum that the type does not hold is then infinite, and so is its mean. All-reduce
- * has no such kernels (device/symmetric/generate.py:102-107 of v2.30.3, 2.30.4 and 2.30.7), though NCCL chooses one:
- * ncclSymkGetKernelIndex says -1, with which symmetric_sched.cc:253 takes what lies before the list.
+ * Returns whether the division follows the sum. The symmetric kernels of reduce-scatter do so: on one node, not for
+ * float64 (sym_kernels.cc:532 of v2.30.7). A sum that the type does not hold is then infinite, and so is its mean.
+ * All-reduce has no such kernels (device/symmetric/generate.py:102-107 of v2.30.3, 2.30.4 and 2.30.7), though NCCL
+ * chooses one: ncclSymkGetKernelIndex returns -1, with which symmetric_sched.cc:253 reads in front of the list.
  */
 static bool mean_after_sum(struct ncclComm *comm, const struct si_call *c)
 {
@@ -492,7 +492,7 @@ static ncclResult_t check(struct ncclComm *comm, const struct si_call *c)
     return ncclSuccess;
 }
 
-/* Does the call itself say that it is in progress? */
+/* Returns whether the call itself returns "in progress". */
 static bool tells(enum si_call_kind kind)
 {
     const struct si_version v = si_version();

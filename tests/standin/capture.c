@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stream capture: what is pushed on a capturing stream is kept and does not run; waiting for an event that was recorded
- * in a capture takes a stream into it; and calls that a capture forbids end it with an error, whichever thread makes
- * them. What became of it graph.c launches.
+ * Stream capture: operations on a capturing stream are kept and do not run; a wait for an event that was recorded in a
+ * capture makes a stream part of it; and calls that a capture forbids end it with an error, whichever thread makes
+ * them. graph.c launches the result.
  *
  * The rules are those of the CUDA Driver API, "Stream Management" (cuStreamBeginCapture, cuStreamEndCapture,
  * cuStreamIsCapturing, cuThreadExchangeStreamCaptureMode) and of the CUDA Programming Guide, "Prohibited and Unhandled
- * Operations": asking for or waiting for what a capture holds is invalid, and an invalid operation invalidates the
- * graphs that are being captured.
+ * Operations": a query of, or a wait for, captured work is invalid, and an invalid operation invalidates the graphs
+ * that are being captured.
  */
 #include "stream.h"
 
@@ -45,10 +45,10 @@ static CUresult invalidate(struct si_capture *c, CUresult why)
 /* ----------------------------------------------------------------------------------------------- forbidden calls -- */
 
 /*
- * cuThreadExchangeStreamCaptureMode says whom a capture forbids potentially unsafe calls. A thread in GLOBAL, the
- * default: while it captures itself (other than RELAXED), or any thread does in GLOBAL. In THREAD_LOCAL: while it
- * captures itself (other than RELAXED). In RELAXED: nobody. Allocations are that function's example of such a call;
- * that cudaEventQuery is one, too, PyTorch's watch thread met (pytorch issue 104487).
+ * cuThreadExchangeStreamCaptureMode decides in which threads a capture forbids potentially unsafe calls. A thread in
+ * GLOBAL, the default: while it captures itself (other than RELAXED), or any thread does in GLOBAL. In THREAD_LOCAL:
+ * while it captures itself (other than RELAXED). In RELAXED: never. Allocations are an example in that function's
+ * manual; cudaEventQuery is another one, which PyTorch's watch thread has met (pytorch issue 104487).
  */
 CUresult si_capture_unsafe(const char *function)
 {
@@ -96,7 +96,8 @@ CUresult si_capture_asked_context_locked(CUcontext ctx)
     return rc;
 }
 
-/* cuStreamIsCapturing: asked about the legacy stream it says IMPLICIT, and the blocking stream's capture stays valid.
+/*
+ * cuStreamIsCapturing: for the legacy stream it returns IMPLICIT, and the capture of the blocking stream stays valid.
  */
 CUresult si_capture_legacy_locked(CUcontext ctx, bool query)
 {
@@ -174,7 +175,7 @@ CUresult si_capture_wait_locked(struct CUstream_st *s, CUevent e)
     struct si_capture *c = e->captured != 0 ? find(e->captured) : NULL;
     struct si_node *node;
 
-    if (e->captured == 0) { /* a dependency on what is outside */
+    if (e->captured == 0) { /* a dependency on work outside */
         if (e->stop == NULL)
             return CUDA_SUCCESS;
         return invalidate(s->capture, CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
@@ -324,7 +325,7 @@ SI_EXPORT CUresult cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *
     return rc;
 }
 
-/* The id of what is being captured; "unique over the lifetime of the process" (CUDA Driver API, Stream Management). */
+/* Returns the id of the capture; "unique over the lifetime of the process" (CUDA Driver API, Stream Management). */
 CUresult si_stream_capture_info(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id)
 {
     CUresult rc = cuStreamIsCapturing(stream, status);

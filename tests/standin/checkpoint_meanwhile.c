@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Checkpoints of what is on the GPU while the job goes on: two ranks, started by hand, save in the background, and
- * overwrite at once what was saved, by collectives and by copies that use the same pinned blocks. The file has the
- * bytes of the moment of the save; also where there was no room for a copy on the GPU, and where the communicator
- * fails.
+ * Checkpoints of GPU memory while the job goes on: two ranks, started by hand, save in the background, and overwrite
+ * the saved memory at once, by collectives and by copies that use the same pinned blocks. The file must have the bytes
+ * of the moment of the save; also if there is no room for a copy on the GPU, and if the communicator fails.
  */
 #include "standin.h"
 #include "tests/support/by_hand.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Vector clocks: what is ordered before what. Pure; the caller holds the lock. An actor is a stream, or the host
- * (slot 0). A clock says, for each actor, up to which of its operations everything is known to be done.
+ * Vector clocks: the order of operations. Pure; the caller holds the lock. An actor is a stream, or the host (slot 0).
+ * A clock contains, for each actor, the last operation up to which everything is known to be done.
  */
 #ifndef SI_CLOCK_H
 #define SI_CLOCK_H
@@ -37,9 +37,9 @@ struct si_history {
 };
 
 /*
- * Add a use by an operation that runs when `now` is reached. Returns true, and the earlier use in *with, if one of the
- * two writes, both touch the same bytes, and the earlier one is not ordered before. Memory that cannot be had loses the
- * record (false).
+ * Adds a use by an operation that runs when `now` is reached. Returns true, and the earlier use in *with, if one of the
+ * two writes, both touch the same bytes, and the earlier one is not ordered before. If out of memory the record is lost
+ * (false).
  */
 bool si_history_add(struct si_history *h, const struct si_access *a, const struct si_clock *now,
                     struct si_access *with);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What NCCL's operations do, on the thread of their stream: ranks compare what they are about to do, then data goes
- * through the segment in chunks. A chunk is filled by whoever gives, all wait for each other once, then it is read.
+ * NCCL's operations on the thread of their stream: ranks compare their calls, then data goes through the segment in
+ * chunks. The sender fills a chunk, all wait for each other once, then it is read.
  */
 #include "comm.h"
 #include "version.h"
@@ -51,7 +51,10 @@ static bool same(const struct segment_word *a, const struct segment_word *b)
            a->root == b->root && a->count == b->count && a->offset == b->offset;
 }
 
-/* Say what is to be done and hear what the others do. False: aborted, or they do something else. */
+/*
+ * Publishes the call of this rank, and compares it with those of the others. Returns false if aborted, or if they
+ * differ.
+ */
 static bool agree(struct ncclComm *comm, const struct si_call *c)
 {
     struct segment *s = &comm->seg;
@@ -85,7 +88,7 @@ static bool agree(struct ncclComm *comm, const struct si_call *c)
 
 /* --------------------------------------------------------------------------------------------------- collectives -- */
 
-/* What the elements are multiplied with before they are added; 1: nothing. */
+/* The factor of elements before they are added; 1: none. */
 static double factor(const struct ncclComm *comm, const struct si_call *c)
 {
     if (c->red_op.used)
@@ -112,7 +115,8 @@ static void reduce_into(struct ncclComm *comm, const struct si_call *c, char *to
     for (int r = 0; r < comm->seg.n_ranks; r++)
         in[r] = segment_chunk_ready(&comm->seg, r);
     si_touch_reduce(to, in, comm->seg.n_ranks, n, c->type, op);
-    /* As the kernel that lets NVLink's switch add: the sum comes in the type (reduce_scatter.cuh of v2.30.7). */
+    /* Like the kernel in which the NVLink switch adds: the sum has the type of the elements (reduce_scatter.cuh of
+     * v2.30.7). */
     if (c->mean_after_sum)
         si_touch_scale(to, to, n, c->type, 1.0 / comm->seg.n_ranks);
     if (c->op == ncclAvg && !is_float(c->type))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The life of a communicator. What NCCL does beside the caller (joining, splitting, registering a window, enqueuing
- * late) is a task: at once where the communicator is blocking, else on a thread of its own, while the communicator is
+ * The life of a communicator. Work that NCCL does beside the caller (joining, splitting, registering a window, late
+ * enqueueing) is a task: at once in a blocking communicator, otherwise in a separate thread, while the communicator is
  * "in progress" and every other call but ncclCommGetAsyncError and ncclCommAbort is an error.
  */
 #include "comm.h"
@@ -155,7 +155,7 @@ static struct ncclComm *create(CUcontext ctx, const ncclConfig_t *config, const 
         free(comm);
         return NULL;
     }
-    /* commName came with 2.27. */
+    /* commName exists since 2.27. */
     if (config != NULL && config->size >= offsetof(ncclConfig_t, commName) + sizeof config->commName &&
         config->commName != NULL)
         (void)snprintf(comm->name, sizeof comm->name, "%s", config->commName);
@@ -186,7 +186,8 @@ static void *run_task(void *arg)
     si_comm_dawdle(comm);
     rc = (int32_t)t->fn(comm, t->arg);
     si_edge_from(comm);
-    __atomic_store_n(&comm->state, rc, __ATOMIC_RELEASE); /* also over what a call was refused with meanwhile */
+    __atomic_store_n(&comm->state, rc,
+                     __ATOMIC_RELEASE); /* also over the status of a call that was rejected meanwhile */
     (void)__atomic_sub_fetch(&comm->tasks, 1, __ATOMIC_RELEASE);
     si_futex_wake(&comm->tasks, false);
     si_comm_unref(comm);
@@ -269,7 +270,7 @@ static ncclResult_t joined(struct ncclComm *comm, enum segment_result rc, int ra
                               comm->name);
     case SEGMENT_BAD_RANK:
         return si_comm_refuse(comm, ncclInvalidUsage,
-                              "communicator '%s': rank %d of %d came twice, or not all ranks say the same size",
+                              "communicator '%s': rank %d of %d joined twice, or the ranks use different sizes",
                               comm->name, rank, n_ranks);
     case SEGMENT_SAME_DEVICE:
         return si_comm_refuse(comm, ncclInvalidUsage,
@@ -396,7 +397,7 @@ static int place_in_part(const struct segment *s, int color, int key, int *size,
     return rank;
 }
 
-/* All ranks say their color; the first of each part makes its id, and all hear it. */
+/* All ranks publish their color; the first of each part makes its id, and all receive it. */
 static ncclResult_t make_part(struct ncclComm *comm, const struct split *sp, struct ncclComm **out)
 {
     struct segment_word word = {.kind = -2, .root = sp->color, .op = sp->key};
@@ -474,7 +475,7 @@ SI_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclCo
 
 /* ---------------------------------------------------------------------------------------------------------- ends -- */
 
-/* Wait until what was enqueued is done, or the communicator aborted. */
+/* Waits until enqueued work is done, or the communicator is aborted. */
 static bool drain(struct ncclComm *comm)
 {
     const struct timespec ts = {.tv_nsec = 100000};
@@ -559,7 +560,7 @@ SI_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm)
     while (__atomic_load_n(&comm->deaf, __ATOMIC_ACQUIRE) > 0)
         (void)usleep(1000);
     (void)__atomic_exchange_n(&comm->abort, 1, __ATOMIC_RELEASE);
-    /* As in a thread that looks at no flag: misc/shmutils.cc:186 of v2.28.9, ncclShmemAllgather. */
+    /* Like a thread that checks no flag: misc/shmutils.cc:186 of v2.28.9, ncclShmemAllgather. */
     while (stuck != NULL && strcmp(stuck, "1") == 0)
         (void)pause();
     (void)si_comm_await(comm);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The stand-in's communicators: what comm.c (their life), call.c (operations, groups) and collective.c (data) share. */
+/*
+ * The stand-in's communicators: the interface of comm.c (their life), call.c (operations, groups) and collective.c
+ * (data).
+ */
 #ifndef SI_COMM_H
 #define SI_COMM_H
 
@@ -8,7 +11,7 @@
 
 #include <nccl.h>
 
-/* Asked by dlsym: a function that resolves to NULL is not there. */
+/* Queried by dlsym: a function that resolves to NULL does not exist. */
 #define SI_NEWER(function, code, implementation)                                \
     __attribute__((used)) static __typeof__(function) *resolve_##function(void) \
     {                                                                           \
@@ -39,7 +42,7 @@ struct si_window {
     const char *at;
     size_t bytes;
     bool symmetric; /* all ranks have it */
-    uint64_t place; /* where this rank has put it, in what all symmetric ones share */
+    uint64_t place; /* the offset of this rank in the memory of all symmetric ones */
 };
 
 struct ncclComm {
@@ -50,16 +53,16 @@ struct ncclComm {
     bool blocking, finalized;
     uint32_t abort;
     int32_t state;     /* ncclResult_t, atomic: of the last call or its thread */
-    int32_t broken;    /* ncclResult_t, atomic: what went wrong on the network or a stream. Stays */
-    uint32_t tasks;    /* running; what waits for their end sleeps on */
+    int32_t broken;    /* ncclResult_t, atomic: an error on the network or a stream; it is never cleared */
+    uint32_t tasks;    /* running; a wait for their end sleeps on it */
     uint32_t captured; /* launches that graphs hold; likewise */
     uint32_t deaf;     /* operations that run, and that no abort ends */
     uint64_t sequence;
     uint64_t random;
-    struct si_stop *last; /* behind the last operation that was pushed. Locked */
+    struct si_stop *last; /* after the last operation that was pushed. Locked */
     struct si_red_op red_op[SI_RED_OPS];
-    bool met[SEGMENT_RANKS];          /* a message went to this rank, or came from it */
-    uint64_t connected[SI_CONNECTED]; /* what was launched before (connect.c) */
+    bool met[SEGMENT_RANKS];          /* a message was sent to this rank, or received from it */
+    uint64_t connected[SI_CONNECTED]; /* launches so far (connect.c) */
     size_t n_connected;
     struct si_window *windows, *buffers; /* registered. Locked */
     char last_error[256];
@@ -80,7 +83,7 @@ struct si_call {
     const char *name;
     const char *send;
     char *recv;
-    size_t count; /* of what each rank gives: reduce_scatter: gets */
+    size_t count; /* of the input of each rank; reduce_scatter: of its output */
     ncclDataType_t type;
     ncclRedOp_t op;
     struct si_red_op red_op; /* of op, where it is one */
@@ -91,7 +94,7 @@ struct si_call {
     size_t moved; /* send, recv: bytes so far */
 };
 
-/* What one stream does in one launch. */
+/* The work of one launch on one stream. */
 struct si_calls {
     struct ncclComm *comm;
     bool captured;
@@ -99,26 +102,28 @@ struct si_calls {
     struct si_call call[];
 };
 
-/* Refuse: keep the sentence for ncclGetLastError (comm may be NULL), say it on stderr, return rc. */
+/* Rejects a call: keeps the error message for ncclGetLastError (comm may be NULL), prints it on stderr, returns rc. */
 ncclResult_t si_comm_refuse(struct ncclComm *comm, ncclResult_t rc, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 bool si_comm_is_alive(const struct ncclComm *comm);
 ncclResult_t si_comm_state(const struct ncclComm *comm);
-/* What a call was refused with is the state of a communicator that does not block. Returns rc. */
+/* Makes the status of a rejected call the state of a communicator that does not block. Returns rc. */
 ncclResult_t si_comm_keep(struct ncclComm *comm, ncclResult_t rc);
-/* Is it alive, and idle? ncclSuccess, or what the call has to return. */
+/* Returns ncclSuccess if it is alive and idle, otherwise the result for the call. */
 ncclResult_t si_comm_check(struct ncclComm *comm, const char *function);
 void si_comm_ref(struct ncclComm *comm);
 void si_comm_unref(struct ncclComm *comm);
 /*
- * Do something that NCCL does beside the caller: at once in a blocking communicator (*arg and the result are the
- * caller's); else on a thread of its own, and ncclInProgress. fn frees arg.
+ * Starts work that NCCL does beside the caller: at once in a blocking communicator (*arg and the result are the
+ * caller's); otherwise in a separate thread, with ncclInProgress. fn frees arg.
  */
 ncclResult_t si_comm_task(struct ncclComm *comm, ncclResult_t (*fn)(struct ncclComm *comm, void *arg), void *arg);
-/* On a thread of its own in any case; and wait until no task runs: the communicator's state. */
+/*
+ * Does the same in a separate thread in any case. And: waits until no task runs, and returns the communicator's state.
+ */
 ncclResult_t si_comm_launch(struct ncclComm *comm, ncclResult_t (*fn)(struct ncclComm *comm, void *arg), void *arg);
 ncclResult_t si_comm_await(struct ncclComm *comm);
-/* Random time, for what happens beside the caller. */
+/* Waits a random time, for events beside the caller. */
 void si_comm_dawdle(struct ncclComm *comm);
 
 /* Collect this task until the group ends, if there is a group. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The real libnccl, which loads without a GPU, against what the project believes of it: the table of its functions
- * (library.h), its numbers, and what the stand-in says in its place. In TAP.
+ * Compares the real libnccl, which loads without a GPU, with the project's assumptions: the table of its functions
+ * (library.h), its numbers, and the results of the stand-in. In TAP.
  *
  * contract STANDIN [LIBNCCL]: without LIBNCCL, or with an empty one, all is skipped.
  */
@@ -67,10 +67,10 @@ static void check_functions(int code)
         }
     }
     tell(needed, "every function that libcddp needs is exported");
-    tell(same, "the stand-in has of the table what this version has");
+    tell(same, "the stand-in has the same functions as this version");
 }
 
-/* The enumerators of the header that this was built with, as far as a number has a name in the library. */
+/* The enumerators of the header of this build, as far as the library has names for their numbers. */
 static void check_results(void *real, void *standin, int code)
 {
     const char *(*theirs)(ncclResult_t), *(*ours)(ncclResult_t);
@@ -85,7 +85,7 @@ static void check_results(void *real, void *standin, int code)
 
         if (known == believed && (code != NCCL_VERSION_CODE || known == in_header))
             continue;
-        printf("# result %d: NCCL says \"%s\", the stand-in \"%s\"; nccl.h %s it\n", i, theirs((ncclResult_t)i),
+        printf("# result %d: NCCL reports \"%s\", the stand-in \"%s\"; nccl.h %s it\n", i, theirs((ncclResult_t)i),
                ours((ncclResult_t)i), in_header ? "has" : "has not");
         ok = false;
     }
@@ -94,7 +94,10 @@ static void check_results(void *real, void *standin, int code)
 
 /* ------------------------------------------------------------------------- answers that need no GPU ---- */
 
-/* What a function says to these two arguments, in a process of its own. Results are small, so a byte holds them. */
+/*
+ * Returns the result of a function for these two arguments, in a separate process. Results are small, so a byte holds
+ * them.
+ */
 static int answer(void *library, const char *name, void *a, void *b)
 {
     int (*f)(void *, void *);
@@ -138,7 +141,7 @@ static void check_answers(void *real, void *standin)
         printf("# %s: NCCL answers %d, the stand-in %d\n", asked[i].name, theirs, ours);
         ok = false;
     }
-    tell(ok, "what needs no GPU is answered alike");
+    tell(ok, "calls without a GPU return the same");
 }
 
 int main(int argc, char **argv)
@@ -153,7 +156,7 @@ int main(int argc, char **argv)
         return 2;
     }
     if (*path == '\0') {
-        printf("1..0 # SKIP there is no libnccl on this machine (scripts/setup --cuda gets one)\n");
+        printf("1..0 # SKIP there is no libnccl on this node (scripts/setup --cuda gets one)\n");
         return 0;
     }
     real = dlopen(path, RTLD_NOW | RTLD_LOCAL);

@@ -36,7 +36,10 @@ static void drop_copy(struct si_op *op)
     free(((struct copy *)op->data)->staging);
 }
 
-/* Is it where the function's name says, and whole? *tracked: in the table, so not the program's pageable memory. */
+/*
+ * Returns whether it is on the side in the function's name, and whole. *tracked: in the table, so not pageable memory
+ * of the program.
+ */
 static bool fits(const char *function, const void *at, size_t bytes, enum side side, bool *tracked)
 {
     const struct si_alloc *a;

@@ -55,7 +55,7 @@ static uint64_t number(const char *name, int64_t min, int64_t max, int64_t fallb
     return (uint64_t)value;
 }
 
-/* The index of the value of a variable among these words; 0 where it is not set. */
+/* Returns the index of the value of a variable among these words; 0 if it is not set. */
 static size_t choice(const char *name, const char *const *words)
 {
     const char *value = cdi_env_str(name);
@@ -230,7 +230,7 @@ uint64_t standin_calls(void)
     return si_thread.calls;
 }
 
-/* The futex word of who holds the context: 0: nobody. */
+/* The futex word with the holder of the context; 0: none. */
 static uint32_t held;
 
 void si_context_hold(void)
@@ -257,7 +257,7 @@ bool standin_context_held(void)
     return __atomic_load_n(&held, __ATOMIC_ACQUIRE) != 0;
 }
 
-/* What a fault of the device leaves: contexts can still be changed, and devices be asked about. */
+/* Calls that still work after a fault of the device: contexts can be changed, and devices be queried. */
 static bool survives_fault(const char *function)
 {
     return (strncmp(function, "cuCtx", 5) == 0 && strcmp(function, "cuCtxSynchronize") != 0) ||

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the parts of the stand-in share: settings, faults, devices and contexts, memory, streams and their operations.
- * Functions named si_*_locked, and everything that says so, want the lock of edge.h; the others must not have it.
+ * The shared interface of the parts of the stand-in: settings, faults, devices and contexts, memory, streams and their
+ * operations. Functions named si_*_locked, and all with the remark "Locked", need the lock of edge.h; the others must
+ * be called without it.
  */
 #ifndef SI_CORE_H
 #define SI_CORE_H
@@ -41,17 +42,18 @@ void si_fault(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* Why a call was refused: "standin: ..." on stderr; the caller then returns its error. */
 void si_refused(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* A thread that the program's signals do not reach and that nobody has to join. false: there is none. */
+/* Starts a detached thread that does not get the signals of the program. Returns false if there is none. */
 bool si_start_thread(void *(*run)(void *), void *arg);
 
 /* A number in [0, below) of a sequence with this state. */
 uint64_t si_random(uint64_t *state, uint64_t below);
-/* The seed of the n-th thing of a kind. */
+/* Returns the seed of the n-th object of a kind. */
 uint64_t si_seed(uint64_t kind, uint64_t n);
 
 /*
- * At the start of every function of the driver: counts the call, delays a slow host, and returns what the function must
- * return at once, if it is not CUDA_SUCCESS: a planted failure, or CUDA_ERROR_NOT_PERMITTED inside a host function.
+ * Called at the start of every function of the driver: counts the call, delays a slow host, and returns the status that
+ * the function must return at once, if it is not CUDA_SUCCESS: a planted failure, or CUDA_ERROR_NOT_PERMITTED inside a
+ * host function.
  */
 CUresult si_enter(const char *function);
 /* For functions that allocate. */
@@ -71,14 +73,14 @@ bool si_swap_launch(void);
 /* --------------------------------------------------------------------------------- devices and contexts (driver.c) */
 
 struct CUctx_st {
-    unsigned device;   /* as the program counts */
+    unsigned device;   /* in the numbering of the program */
     unsigned physical; /* after CUDA_VISIBLE_DEVICES */
     unsigned retained;
     size_t used; /* bytes of memory */
     struct CUstream_st *legacy;
     int32_t fault; /* a CUresult, atomic: for ever; its streams run nothing any more */
 };
-/* CUDA_SUCCESS, or what every call in it returns from now on. */
+/* CUDA_SUCCESS, or the status that every later call in it returns */
 CUresult si_context_fault(const struct CUctx_st *ctx);
 /*
  * With CDDP_STANDIN_CONTEXT_LOCK: a call that waits for the device holds the context between the two, and every other
@@ -97,13 +99,13 @@ struct si_thread {
     uint64_t asked;        /* ncclCommGetAsyncError */
     uint64_t calls;        /* of the driver */
     uint64_t waits;        /* calls that wait for the device, or may */
-    struct si_clock *seen; /* what successful queries told it; NULL: nothing yet. Small: it lies in the static block */
+    struct si_clock *seen; /* knowledge from successful queries; NULL: none yet. Small: it is in the static block */
 };
 extern _Thread_local struct si_thread si_thread;
 
 /* The current context, or NULL. */
 CUcontext si_current(void);
-/* All retained contexts, for walks: NULL behind the last. Locked. */
+/* All retained contexts, NULL after the last. Locked. */
 CUcontext si_context_locked(unsigned i);
 
 /* ---------------------------------------------------------------------------------------------- memory (memory.c) */
@@ -121,7 +123,7 @@ struct si_alloc {
     struct si_history history;
 };
 
-/* Memory with every byte 0xff, which is a NaN in every type. *out as the program sees it. */
+/* Allocates memory with every byte 0xff, which is a NaN in every type. *out is the address for the program. */
 CUresult si_alloc(enum si_memory kind, size_t bytes, size_t align, void **out);
 /* Free memory of one of two kinds, after everything on its device is done, as the driver does. */
 CUresult si_free(const void *at, enum si_memory kind, const char *function);
@@ -151,7 +153,9 @@ struct standin_ranges {
 };
 void si_range_add(struct standin_ranges *r, const void *at, size_t bytes, bool write);
 
-/* An operation of a stream. `run` is on the stream's thread without the lock; `drop` frees what data holds (or NULL).
+/*
+ * An operation of a stream. `run` is called on the thread of the stream without the lock; `drop` frees the memory of
+ * data (or NULL).
  */
 struct si_op {
     struct si_op *next;
@@ -160,15 +164,15 @@ struct si_op {
     uint64_t delay_ns;
     void (*run)(struct si_op *op);
     void (*drop)(struct si_op *op);
-    /* Optional, for what is captured, at each launch of the graph: around the push, locked. */
+    /* Optional, for captured operations, at each launch of the graph: around the push, locked. */
     void (*before)(struct si_op *op, struct CUstream_st *s);
     void (*after)(struct si_op *op, struct CUstream_st *s);
-    bool always; /* run it also where the device has failed: somebody sleeps on it */
+    bool always; /* run it also after a failure of the device: a thread is waiting for it */
     struct CUstream_st *stream;
     void *data;
 };
 
-/* A new operation with `data` zeroed bytes of its own behind data, or NULL. */
+/* Creates an operation with `data` zeroed bytes for itself, or returns NULL. */
 struct si_op *si_op_create(const char *name, void (*run)(struct si_op *op), size_t data);
 void si_op_destroy(struct si_op *op);
 /*
@@ -178,35 +182,35 @@ void si_op_destroy(struct si_op *op);
 void si_op_fault(const struct si_op *op, CUresult code);
 
 /*
- * The stream behind a handle of the program; CUDA's legacy stream (NULL) belongs to the current context. Locked.
- * si_stream_here_locked: for new work, which wants a stream of the current context.
+ * Returns the stream of a handle of the program; CUDA's legacy stream (NULL) belongs to the current context. Locked.
+ * si_stream_here_locked: for new work, which needs a stream of the current context.
  */
 CUresult si_stream_locked(CUstream handle, const char *function, struct CUstream_st **out);
 CUresult si_stream_here_locked(CUstream handle, const char *function, struct CUstream_st **out);
 /* cuStreamGetCaptureInfo in its first form, of version 10010. */
 CUresult si_stream_capture_info(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id);
 /*
- * Wait until the stream, which si_stream_locked has given, has room for one operation more, as drivers do: how many it
- * holds CUDA's manual does not say, and is about 1024. Locked; the lock is let go meanwhile.
+ * Waits until the stream, from si_stream_locked, has room for one more operation, as drivers do: CUDA's manual does not
+ * state how many it holds; it is about 1024. Locked; the lock is released meanwhile.
  */
 void si_room_locked(struct CUstream_st *s);
 /* Is the stream part of a graph that is being captured? Locked. */
 bool si_stream_captures_locked(const struct CUstream_st *s);
-/* May the stream be given new work, as far as captures go? Locked. */
+/* Returns whether captures allow new work on the stream. Locked. */
 CUresult si_capture_state_locked(const struct CUstream_st *s);
 /* CUDA_SUCCESS; or a capture forbids this thread the call, and has become invalid (capture.c). Without the lock. */
 CUresult si_capture_unsafe(const char *function);
 /* Streams of a context exist on from its first use to the end of the process: its legacy stream. Locked. */
 void si_streams_end_locked(CUcontext ctx);
 /*
- * Push an operation that uses these ranges (NULL: none), behind everything that the calling thread knows to be done.
- * Checks that every range lies in one allocation and is ordered. Takes op. Locked.
+ * Pushes an operation that uses these ranges (NULL: none), ordered after everything that the calling thread knows to be
+ * done. Checks that every range is within one allocation and ordered. Takes ownership of op. Locked.
  */
 void si_push_locked(struct CUstream_st *s, struct si_op *op, const struct standin_ranges *r);
 /* The same for the ranges of work that another thread enqueues for its caller: `seen` was the caller's. */
 void si_push_for_locked(struct CUstream_st *s, struct si_op *op, const struct standin_ranges *r,
                         const struct si_clock *seen);
-/* A copy of what the calling thread knows to be done. Locked. */
+/* Returns a copy of the knowledge of the calling thread. Locked. */
 void si_seen_locked(struct si_clock *out);
 
 /* The point that the stream has reached in the program: a counted reference, to be given back. NULL: no memory. */
@@ -215,7 +219,7 @@ void si_stop_release_locked(struct si_stop *stop);
 bool si_stop_passed(const struct si_stop *stop);
 /* Sleep until it is passed. The caller keeps its reference. */
 void si_stop_wait(struct si_stop *stop);
-/* The stream waits for it, and what comes on the stream is ordered behind it. Locked. */
+/* Makes the stream wait for it; later work on the stream is ordered after it. Locked. */
 void si_order_locked(struct CUstream_st *s, struct si_stop *stop);
 /* Sleep until it is passed, know what it stood for, and give it back. */
 void si_stop_reach(struct si_stop *stop);
@@ -232,7 +236,7 @@ extern unsigned si_n_communicators; /* locked */
 /* -------------------------------------------- what touches the program's memory, and is instrumented (touch.c) */
 
 void si_touch_copy(void *to, const void *from, size_t bytes);
-void si_touch_word(uint32_t *at, uint32_t value); /* seen by who sees the value: what was done before */
+void si_touch_word(uint32_t *at, uint32_t value); /* visible to a thread that sees the value: all earlier writes */
 void si_touch_store(void **to, void *value);
 void si_touch_fill(void *to, uint32_t value, size_t width, size_t count);
 void si_touch_kernel(const struct standin_kernel *k, const struct standin_thread *grid, void *const *args);

@@ -3,14 +3,11 @@
  * Captured steps on the stand-in, as a program that cddprun starts: device_capture WHAT. Gradients are copied from
  * memory that changes between steps; the means of a replay must have the bits of a step that is not captured.
  *   global, thread_local, relaxed   a capture in this mode, of one step; steps of both kinds take turns
- *   forked      the capture begins on another stream than the reducer's, which is taken into it, as gradients' are
- *   beside      a thread captures in global mode while another one works with the communicator
- *   bfloat16    gradients are sent as bfloat16
- *   twice       two steps in one graph
- *   in_place    two gradients are reduced where they lie
- *   refused     what cannot be captured is refused, and neither the capture nor the reducer is broken
- *   dies        rank 1 ends itself where it should launch the graph once more
- *   stops       rank 1 stops there, until cddprun ends it
+ *   forked      the capture begins on another stream than the reducer's, which becomes part of it, like those of
+ * gradients beside      a thread captures in global mode while another one works with the communicator bfloat16
+ * gradients are sent as bfloat16 twice       two steps in one graph in_place    two gradients are reduced where they
+ * lie refused     calls that cannot be captured are rejected, and neither the capture nor the reducer is broken dies
+ * rank 1 ends itself where it should launch the graph once more stops       rank 1 stops there, until cddprun ends it
  *
  * Exit status: 0 all was right, 3 a wrong result, 4 libcddp gave an error, 5 it gave none where it must.
  */
@@ -42,7 +39,7 @@ static const size_t counts[N_PARAMS] = {3000, 2999, LARGEST, 3001, 70000};
         }                                                                                                          \
     } while (0)
 
-/* It is refused with this status, and its error message has `word` in it. */
+/* The call is rejected with this status, and its error message contains `word`. */
 #define REFUSED(call, status, word)                                                                              \
     do {                                                                                                         \
         cddp_status got_ = (call);                                                                               \
@@ -306,7 +303,7 @@ static void refuse(struct job *j, const cddp_param *params)
     begin(j);
     REFUSED(cddp_ddp_sync_buffers(j->ddp), CDDP_E_UNSUPPORTED, "cddp_ddp_sync_buffers");
     REFUSED(cddp_ddp_grad_norm(j->ddp, 2, &norm), CDDP_E_UNSUPPORTED, "captures a graph");
-    REFUSED(cddp_ddp_wait(j->ddp), CDDP_E_STATE, "5 of 5 gradients are missing"); /* and what is misused */
+    REFUSED(cddp_ddp_wait(j->ddp), CDDP_E_STATE, "5 of 5 gradients are missing"); /* and misuse */
     end_well(j);
     begin(j);
     for (size_t i = N_PARAMS; i-- > 0;) {
@@ -325,7 +322,7 @@ static void refuse(struct job *j, const cddp_param *params)
     DO(cddp_ddp_grad_ready(j->ddp, N_PARAMS - 1));
     end_badly(j, CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
     take_step(j, false);
-    begin(j); /* ended by what is forbidden */
+    begin(j); /* ended by a forbidden call */
     make_gradient(j, N_PARAMS - 1, j->compute);
     DO(cddp_ddp_grad_ready(j->ddp, N_PARAMS - 1));
     if (cuStreamQuery(j->compute) == CUDA_SUCCESS)
@@ -338,7 +335,7 @@ static void refuse(struct job *j, const cddp_param *params)
 /* ----------------------------------------------------------------------------------------------------- the rest ----
  */
 
-/* Rank 0's replay waits for rank 1; it learns of it from the next call. */
+/* The replay of rank 0 waits for rank 1; the next call reports the death. */
 static int lose_a_peer(struct job *j, CUgraphExec exec, bool dies)
 {
     cddp_status st;
@@ -351,7 +348,7 @@ static int lose_a_peer(struct job *j, CUgraphExec exec, bool dies)
     if (cddp_rank(j->comm) == 1) {
         const struct timespec moment = {.tv_nsec = 300000000};
 
-        (void)nanosleep(&moment, NULL); /* rank 0 is in it by then, or comes to it */
+        (void)nanosleep(&moment, NULL); /* rank 0 is in it by then, or gets there */
         if (dies)
             (void)raise(SIGKILL);
         for (;;)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The norm of gradients on a GPU, and clipping by it, against plain sums on the host, as a program that cddprun starts.
- * In one step the compute stream stands still until the host has called everything: whoever waits for the GPU there
- * waits for ever.
+ * In one step the compute stream is blocked until the host has called everything: a host that waits for the GPU there
+ * hangs.
  */
 #include "device_job.h"
 

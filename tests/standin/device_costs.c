@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a step on a GPU costs the thread that makes it: calls of the driver, and threads that NCCL makes for it. A
- * program that cddprun starts, with two ranks. Every gradient is a bucket of its own, too large to start together with
- * others, and the steps with fewer and with more buckets differ by what a bucket costs.
+ * The cost of a step on a GPU for its thread: calls of the driver, and threads that NCCL starts for it. A
+ * program that cddprun starts, with two ranks. Every gradient is a separate bucket, too large to start together with
+ * others, and the steps with fewer and with more buckets differ by the cost of a bucket.
  *
  * So for each kind of gradients. Then rank 0 makes all calls of a step before rank 1 begins it: none of them may wait
  * for a peer.
@@ -22,12 +22,12 @@
 
 #define N_PARAMS 12
 #define COUNT 40000 /* 156 KiB: buckets of up to 64 KiB start together */
-#define WARM 50     /* steps, until the order of the buckets stays, and every slot of the ring has been used */
+#define WARM 50     /* steps, until the order of the buckets is settled, and every slot of the ring has been used */
 #define STEPS 5
 #define TOO_MUCH 3
 #define PEER_MS 60000
 
-/* Kinds of gradients, with what is there beside the collective. */
+/* Kinds of gradients, and the work beside the collective. */
 static const struct kind {
     const char *name;
     cddp_dtype dtype, sent_as;
@@ -110,8 +110,8 @@ static int by_size(const void *a, const void *b)
 }
 
 /*
- * Of a step: the median of STEPS, each with the stream at rest before it. How far the device is decides what there is
- * to be done, so that a step now and then makes a call less.
+ * The median of STEPS, each with the stream idle before it. The progress of the device decides what has to be done, so
+ * that a step occasionally makes one call less.
  */
 static struct cost cost_of(const struct model *m)
 {

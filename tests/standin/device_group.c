@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Groups in the order of a stream, as a program that cddprun starts on the stand-in: device_group WHAT. Each round
- * fills a field, exchanges its edges with both neighbours, and adds what came to a sum; then come collectives, and one
- * that is made of messages. The stand-in ends the program where no event orders two that use the same memory. stream on
- * a stream of the program's legacy      on CUDA's legacy stream captured    a round is captured, and replayed between
- * rounds that are not refused     memory of the host is refused, in a capture and outside, and all goes on; what is
- * begun can be asked for
+ * fills a field, exchanges its edges with both neighbours, and adds them to a sum; collectives follow, and one that
+ * consists of messages. The stand-in ends the program where no event orders two that use the same memory. stream on a
+ * stream of the program's legacy      on CUDA's legacy stream captured    a round is captured, and replayed between
+ * rounds that are not refused     host memory is rejected, in a capture and outside, and the job goes on; operations
+ * can be tested
  *
  * Exit status: 0 all was right, 3 a wrong result, 4 libcddp gave an error.
  */
@@ -27,7 +27,7 @@ struct job {
     struct device device;
     int rank, size;
     CUstream stream;
-    CUdeviceptr field, left, right; /* the sums of what came */
+    CUdeviceptr field, left, right; /* the sums of received values */
     CUdeviceptr small;              /* two that are reduced, one that is broadcast, RANKS that are gathered */
     float want[2];
 };
@@ -90,7 +90,7 @@ static void round_of(struct job *j, float value)
     set(j->small, 3 + RANKS, value + (float)j->rank, j->stream);
     DO(exchange(j));
     DO(cddp_coll_enqueue(j->comm, two, 2, j->stream));
-    gather.in = at(j->small, 2); /* what was broadcast */
+    gather.in = at(j->small, 2); /* broadcast values */
     DO(cddp_coll_enqueue(j->comm, &gather, 1, j->stream));
     device_axpy(&j->device, 1, j->field, j->left, EDGE, j->stream);
     device_axpy(&j->device, 1, j->field + (EDGE + INNER) * sizeof(float), j->right, EDGE, j->stream);
@@ -121,10 +121,10 @@ static void compare(struct job *j, float value)
         is(j, "from the right", right[i], j->want[1]);
     }
     is(j, "the mean", small[1], value + (float)(j->size - 1) / 2);
-    is(j, "what was broadcast", small[2], last);
+    is(j, "broadcast value", small[2], last);
     for (int r = 0; r < j->size && j->rank == 0; r++)
-        is(j, "what was gathered", small[3 + r], last);
-    is(j, "what lies behind", small[3 + j->size], value + (float)j->rank);
+        is(j, "gathered value", small[3 + r], last);
+    is(j, "value after the gathered ones", small[3 + j->size], value + (float)j->rank);
 }
 
 static void rounds(struct job *j)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What programs have in common that cddprun starts on the stand-in to try norms and optimizers: parameters of every
- * type, gradients that are exact in each, and a gate in the compute stream. One program each includes it.
- * Exit status: 0 all was right, 3 a wrong result, 4 libcddp gave an error.
+ * The common part of programs for norms and optimizers that cddprun starts on the stand-in: parameters of every type,
+ * gradients that are exact in each, and a gate in the compute stream. Only one program includes it at a time. Exit
+ * status: 0 success, 3 a wrong result, 4 an error of libcddp.
  */
 #ifndef DEVICE_JOB_H
 #define DEVICE_JOB_H
@@ -29,7 +29,7 @@ struct job {
     struct device device;
     CUkernel gate;
     CUstream compute;
-    void *data[N_PARAMS], *made[N_PARAMS]; /* made: what the backward pass finds, on the device */
+    void *data[N_PARAMS], *made[N_PARAMS]; /* made: the gradients of the backward pass, on the device */
 };
 
 static size_t bytes_of(size_t i)

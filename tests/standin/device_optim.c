@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The optimizer on a GPU against the CPU's arithmetic on whole parameters, as a program that cddprun starts: every
- * rule, types of 16 to 64 bits, groups, steps that are left out, and a state that is saved and loaded. In one step the
- * compute stream stands still until the host has called everything: whoever waits for the GPU there waits for ever.
+ * optimizer, types of 16 to 64 bits, groups, steps that are left out, and a state that is saved and loaded. In one step
+ * the compute stream is blocked until the host has called everything: a host that waits for the GPU there hangs.
  */
 #include "device_job.h"
 #include "items.h"
@@ -13,8 +13,8 @@
 #include <unistd.h>
 
 #define STEPS 6
-#define DECAYS 1 /* this parameter has a group of its own */
-#define FROZEN 4 /* this one stays as it is */
+#define DECAYS 1 /* this parameter has a separate group */
+#define FROZEN 4 /* this one is not updated */
 
 static const size_t grouped[] = {DECAYS}, frozen[] = {FROZEN};
 static const cddp_optim_group groups[] = {
@@ -30,7 +30,7 @@ static const cddp_optim_options rules[] = {
 };
 #define N_RULES (sizeof rules / sizeof rules[0])
 
-/* What a rank without libcddp would have: whole parameters, of 16 bits in float32, and their state. */
+/* The state of a rank without libcddp: whole parameters, of 16 bits in float32, and their optimizer state. */
 static struct {
     double w[N_PARAMS][MOST], g[MOST], s[N_PARAMS][2][MOST];
 } plain;
@@ -185,7 +185,7 @@ static void check_waits_for_nobody(struct job *j)
         plain_step(j, &rules[4], step, factor);
     }
     atomic_store(&gate_is_open, true);
-    check_parameters(j, "behind the gate");
+    check_parameters(j, "after the gate");
     DO(cddp_optim_skipped(optim, &skipped));
     MUST(skipped == 0, "%d steps were skipped\n", (int)skipped);
     cddp_optim_destroy(optim);
@@ -278,7 +278,7 @@ static void check_saved(struct job *j)
         remove_folder(folder);
 }
 
-/* Where gradients have a type of their own a GPU has no kernel for the step: that is said at creation. */
+/* If gradients have a type other than their parameters, a GPU has no kernel for the step: creation fails. */
 static void check_refused(struct job *j)
 {
     const cddp_param p = {.size = sizeof p,

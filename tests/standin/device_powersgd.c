@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * PowerSGD, as a program that cddprun starts with the CPU's backend and on a stand-in's GPU: rank 0 writes a hash of
- * every gradient, or parameter, of each step, which must be the same lines (same_lines.py). Matrices that lose their
- * directions, gradients that no rank used, checkpoints, and the divided optimizer behind PowerSGD and behind
- * `comm_dtype`. On the GPU the compute stream stands still in one step until the host has called everything: whoever
- * waits there waits for ever. Arguments: the file to write.
+ * every gradient, or parameter, of each step, which must be the same lines (same_lines.py). Covers matrices that lose
+ * their directions, gradients that no rank used, checkpoints, and the sharded optimizer after PowerSGD and after
+ * `comm_dtype`. On the GPU the compute stream is blocked in one step until the host has called everything: a host that
+ * waits there hangs. Arguments: the file to write.
  */
 #include "device.h"
 #include "gate_kernel.h"
@@ -23,7 +23,7 @@
 #define MOST 4000
 #define STEPS 7
 #define START 2
-#define UNUSED 3 /* comes to some rank only in some steps, and in some to none */
+#define UNUSED 3 /* used by some rank only in some steps, and by none in others */
 
 static const size_t shapes[PARAMS][3] = {{40, 30}, {9}, {16, 12, 3}, {64, 5}, {33}, {20, 20}, {24, 24}, {12, 300}};
 static const size_t dims[PARAMS] = {2, 1, 3, 2, 1, 2, 2, 2};
@@ -185,7 +185,10 @@ static void saved(const cddp_powersgd_options *opt)
         exit(FAILED);
 }
 
-/* Parameters, by an optimizer that has a share of them; of a reducer without PowerSGD that sends as it is by a hook. */
+/*
+ * Parameters of an optimizer that has a share of them; of a reducer without PowerSGD whose hook sends gradients
+ * unchanged.
+ */
 static void divided(const char *what, const cddp_powersgd_options *opt, cddp_dtype comm_dtype, uint32_t flags)
 {
     const cddp_hook hook = {.size = sizeof hook, .begin = mean_hook_begin};
@@ -209,7 +212,7 @@ static void divided(const char *what, const cddp_powersgd_options *opt, cddp_dty
     cddp_ddp_destroy(ddp);
 }
 
-/* On the GPU: PowerSGD, clipping and an update behind a compute stream that stands still, without a wait. */
+/* On the GPU: PowerSGD, clipping and an update after a blocked compute stream, without a wait. */
 static void waits_for_nobody(const cddp_powersgd_options *opt)
 {
     const cddp_optim_step_args clip = {.size = sizeof clip, .max_norm = 0.5};
@@ -221,7 +224,7 @@ static void waits_for_nobody(const cddp_powersgd_options *opt)
     cddp_optim_defaults(&adam, sizeof adam, CDDP_OPTIM_ADAMW);
     DO(cddp_optim_create(&optim, ddp, &adam));
     for (size_t step = 0; step < STEPS; step++) {
-        /* PowerSGD's first step, and one with what was left out before; the last ones together. */
+        /* PowerSGD's first step, and one with a residual; the last ones together. */
         bool closed = step == START || step == START + 2;
 
         waits = standin_waits();

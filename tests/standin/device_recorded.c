@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What PyTorch recorded of SGD, Adam and AdamW (tests/data/optim.json), by the optimizer's kernels, as a program that
- * cddprun starts: every rank has the recorded gradients. Exit status: 0 all was met, 3 not, 4 libcddp gave an error.
+ * PyTorch's recorded steps of SGD, Adam and AdamW (tests/data/optim.json), by the optimizer's kernels, as a program
+ * that cddprun starts: every rank has the recorded gradients. Exit status: 0 all are equal, 3 some are not, 4 an error
+ * of libcddp.
  */
 #include "device.h"
 #include "must.h"
@@ -76,7 +77,7 @@ static void groups_of(const json_t *all, cddp_optim_options *o)
     o->n_groups = json_array_size(list);
 }
 
-/* Elements [from, from + count) of a list, to or beside what lies on the device. */
+/* Copies elements [from, from + count) of a list to the device, or compares them with it. */
 static void put(const json_t *list, size_t from, const cddp_param *p, void *to)
 {
     double host[MOST];
