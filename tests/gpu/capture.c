@@ -2,9 +2,9 @@
 /*
  * A captured step on a GPU: in each mode of capture a graph is launched several times, in turn with steps that are not
  * captured, on gradients that change; every mean of every launch must be right. They are whole numbers, in any order of
- * a sum. cddprun starts it, on a card or on the stand-in for one.
+ * a sum. Started by cddprun, on a GPU or on its stand-in.
  *
- * Exit status: 0 all was right, 3 a wrong result, 1 an error (its message says which), 77 no GPU.
+ * Exit status: 0 success, 3 a wrong result, 1 an error (with a message), 77 no GPU.
  */
 #include "card.h"
 

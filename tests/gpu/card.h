@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The CUDA driver for programs that run on a GPU without libcddp's help: opened at run time, as libcddp does it
- * (CDDP_CUDA_LIBRARY, else libcuda.so.1), so that they build and run with the stand-in too. A failure ends the program
- * with one sentence on stderr and status 1; no GPU at all is status 77.
+ * The CUDA driver for programs that run on a GPU without libcddp: opened at run time, in the same way as in libcddp
+ * (CDDP_CUDA_LIBRARY, otherwise libcuda.so.1), so that they build and run with the stand-in too. A failure ends the
+ * program with one line on stderr and status 1; without a GPU the status is 77.
  */
 #ifndef CDI_TEST_CARD_H
 #define CDI_TEST_CARD_H
@@ -11,7 +11,7 @@
 
 #include <cuda.h>
 
-/* X(function, the version of CUDA whose variant is meant) */
+/* X(function, the version of CUDA of the variant) */
 #define CARD_MAP(X)                       \
     X(cuInit, 2000)                       \
     X(cuDriverGetVersion, 2020)           \
@@ -63,7 +63,7 @@ struct card {
     CUstream stream;
 };
 
-/* Open the driver, and on this device, whose primary context becomes current, a stream and the project's kernels. */
+/* Opens the driver and, on this device, whose primary context becomes current, a stream and the project's kernels. */
 void card_open(struct card *c, int device);
 void card_close(struct card *c);
 
@@ -71,10 +71,10 @@ void card_close(struct card *c);
 void card_check(const struct card *c, CUresult r, const char *what);
 #define CARD(c, function, ...) card_check(c, (c)->p_##function(__VA_ARGS__), #function)
 
-/* "cannot ...": one sentence on stderr, status 1. */
+/* Prints "cannot ..." on stderr, and exits with status 1. */
 _Noreturn void card_die(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* A library to open: the variable's value, else `name`; ends the program where there is none. */
+/* Opens a library: the variable's value, otherwise `name`; ends the program if there is none. */
 void *card_library(const char *variable, const char *name, int status);
 /* Its function, never NULL. */
 void *card_symbol(void *library, const char *name);

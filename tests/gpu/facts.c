@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The driver's part of the facts, and the JSON; facts.h tells what this is for. Exit status 77: there is no GPU. */
+/* The driver's part of the facts, and the JSON; for the purpose see facts.h. Exit status 77: there is no GPU. */
 #include "facts.h"
 
 #include "worker/backend/nccl/kernels/kernel.h"
@@ -12,7 +12,7 @@
 
 #define NO_GPU 77
 #define PINNED_BYTES ((size_t)1 << 20)
-#define SMALL 4096 /* bytes of the memory whose address is asked about: managed memory in no other size */
+#define SMALL 4096 /* bytes of the queried memory: managed memory has no other allocation of this size */
 
 /* ------------------------------------------------------------------------------------------------------- JSON ---- */
 
@@ -100,7 +100,7 @@ static void no_gpu(const char *what, const char *why)
     exit(NO_GPU);
 }
 
-/* What the driver lacks stays NULL. */
+/* Functions that the driver does not have are NULL. */
 static void load(struct facts_cuda *cuda)
 {
     const char *path = getenv("CDDP_CUDA_LIBRARY");
@@ -125,7 +125,7 @@ static void load(struct facts_cuda *cuda)
         memcpy(&cuda->destroy_context, &symbol, sizeof symbol);
 }
 
-/* Whether all that follows has what it cannot do without. */
+/* Returns whether the functions that the rest needs exist. */
 static bool usable(const struct facts_cuda *c)
 {
     return c->p_cuInit != NULL && c->p_cuDeviceGetCount != NULL && c->p_cuDeviceGet != NULL &&
@@ -261,7 +261,7 @@ void facts_pointer(const struct facts *f, const char *name, const void *p)
     facts_end();
 }
 
-/* Memory of a context that is not the primary one, seen from that: does the driver say that it is out of reach? */
+/* Memory of a context that is not the primary one: does the driver report that it is out of reach? */
 static void tell_second_context(const struct facts *f)
 {
     const struct facts_cuda *c = &f->cuda;
@@ -412,7 +412,7 @@ int main(void)
 {
     struct facts f = {0};
 
-    (void)setvbuf(stdout, NULL, _IONBF, 0); /* what was said counts, should a call not return */
+    (void)setvbuf(stdout, NULL, _IONBF, 0); /* keeps the output, if a call does not return */
     facts_begin(NULL);
     load(&f.cuda);
     tell_missing(&f.cuda);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What scripts/gpu-check wants to know of a card before it judges anything: one JSON object on stdout. Each call may be
- * missing or may fail; then its code is told in place of its result. facts.c asks the driver, facts_nccl.c NCCL.
+ * The properties of a GPU that scripts/gpu-check reports before the tests: one JSON object on stdout. Each call may be
+ * missing or may fail; then its code replaces its result. facts.c queries the driver, facts_nccl.c NCCL.
  */
 #ifndef CDI_TEST_FACTS_H
 #define CDI_TEST_FACTS_H
@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* X(function, the version of CUDA whose variant is meant) */
+/* X(function, the version of CUDA of the variant) */
 #define FACTS_CUDA(X)                    \
     X(cuInit, 2000)                      \
     X(cuDriverGetVersion, 2020)          \
@@ -67,7 +67,7 @@ struct facts {
 };
 
 double facts_now_us(void);
-/* `"name":`, behind a comma where the object has a member already. */
+/* Prints `"name":`, after a comma unless it is the first member of the object. */
 void facts_name(const char *name);
 void facts_begin(const char *name); /* an object, or the outermost one for NULL */
 void facts_end(void);
@@ -79,7 +79,7 @@ void facts_timed(const char *name, int code, double us);
 /* The middle of n values, which it sorts. */
 double facts_median(double *us, int n);
 
-/* What the driver says of an address, under this name. */
+/* Prints the driver's attributes of an address, under this name. */
 void facts_pointer(const struct facts *f, const char *name, const void *p);
 
 /* Version, start, one-rank collectives, and what a non-blocking communicator returns. */

@@ -13,7 +13,7 @@
 #define BYTES ((size_t)4 << 20)
 #define READY_US 30e6 /* until a non-blocking call is over */
 
-/* As in nccl_device/core.h of 2.30.7, which is no C; ncclCommQueryProperties exists from 2.29 on. */
+/* Like nccl_device/core.h of 2.30.7, which is not C; ncclCommQueryProperties exists from 2.29 on. */
 struct properties {
     size_t size;
     unsigned int magic, version;
@@ -115,7 +115,7 @@ static void tell_properties(const struct nccl *n)
     facts_int("multimem_support", p.multimem);
 }
 
-/* What a window's registration returns at once on a communicator that does not block, and what came of it. */
+/* The immediate result of a window's registration on a communicator that does not block, and its final one. */
 static void tell_window(struct nccl *n)
 {
     ncclResult_t state = ncclSuccess, r;

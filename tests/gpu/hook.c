@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Communication hooks on a GPU, as a user writes them, with kernels: one sends float32 gradients as bfloat16, another
- * lets the sum be made and scales it behind that, a third makes a reduce-scatter and an all-gather of an all-reduce.
- * The host waits for nothing until the last step is over; then every step's means must have been right, which are whole
- * numbers in every type and order. cddprun starts it, on a card or on the stand-in for one.
+ * starts the sum and scales it afterwards, a third makes a reduce-scatter and an all-gather of an all-reduce. The host
+ * waits only after the last step; then the means of every step must be right: whole numbers in every type and order.
+ * Started by cddprun, on a GPU or on its stand-in.
  *
- *     hook [own_stream]    own_stream: a wrong hook, whose kernels are not on the stream that it is given
+ *     hook [own_stream]    own_stream: a wrong hook, whose kernels are not on the stream that it gets
  *
- * Exit status: 0 all was right, 3 a wrong result, 1 an error (a sentence says which), 77 no GPU.
+ * Exit status: 0 success, 3 a wrong result, 1 an error (with a message), 77 no GPU.
  */
 #include "card.h"
 
@@ -34,9 +34,9 @@ struct job {
     struct card card;
     CUstream compute;
     void *data[N_PARAMS];
-    float *made, *came;   /* gradients of all steps, as a backward pass would leave them; what became of them */
+    float *made, *came;   /* gradients of all steps, like those of a backward pass; and their results */
     float *early;         /* of the last parameter, which is waited for alone */
-    void *sent[N_PARAMS]; /* a bucket on its way, by the bucket's number: no more of them than parameters */
+    void *sent[N_PARAMS]; /* a bucket in flight, by its number: no more of them than parameters */
     bool own_stream;
 };
 
@@ -67,7 +67,7 @@ static cddp_status cast(struct job *j, const cddp_bucket *b, void *to, cddp_dtyp
     return st;
 }
 
-/* What is sent is made on the bucket's stream; so the collective comes behind it. */
+/* The data to send is made on the bucket's stream, so that the collective is ordered after it. */
 static cddp_status begin_narrow(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
 {
     struct job *j = arg;
@@ -83,7 +83,7 @@ static cddp_status begin_narrow(void *arg, cddp_comm *comm, const cddp_bucket *b
     return st == CDDP_OK ? cddp_coll_start(comm, &work, 1, ticket) : st;
 }
 
-/* And what came back is there for kernels on that stream. */
+/* The result is ready for kernels on that stream. */
 static cddp_status end_narrow(void *arg, cddp_comm *comm, const cddp_bucket *b)
 {
     struct job *j = arg;
@@ -92,7 +92,7 @@ static cddp_status end_narrow(void *arg, cddp_comm *comm, const cddp_bucket *b)
     return cast(j, b, b->data, CDDP_FLOAT32, j->sent[b->index], CDDP_BFLOAT16);
 }
 
-/* All of it in begin: a kernel behind the collective finds the sum. It needs no end. */
+/* Everything in begin: a kernel after the collective reads the sum. It needs no end. */
 static cddp_status begin_sum(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
 {
     struct job *j = arg;
@@ -113,7 +113,7 @@ static cddp_status begin_sum(void *arg, cddp_comm *comm, const cddp_bucket *b, u
     return st;
 }
 
-/* Collectives in both functions. What does not divide by the ranks goes as it is. */
+/* Collectives in both functions. The remainder of the division by ranks is sent unchanged. */
 static cddp_status begin_scatter(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
 {
     size_t n = (size_t)cddp_world_size(comm), part = b->count / n, rest = part * n;
@@ -149,12 +149,12 @@ static cddp_status end_scatter(void *arg, cddp_comm *comm, const cddp_bucket *b)
                            .count = part};
 
     (void)arg;
-    return cddp_coll_start(comm, &work, 1, &ticket); /* nobody joins it: the compute stream waits for it */
+    return cddp_coll_start(comm, &work, 1, &ticket); /* it is not joined: the compute stream waits for it */
 }
 
 /* -------------------------------------------------------------------------------------------------- training ---- */
 
-/* Whole numbers, as the mean is; below 256, so that bfloat16 holds them and their sums too. */
+/* Whole numbers, like the mean; below 256, so that bfloat16 holds them and their sums too. */
 static float gradient(int rank, int step, size_t i)
 {
     return (float)(2 * rank * (step % 3 + 1) + (int)i);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every kernel on the card against its twin on the host, bit for bit: types, counts, alignments; and how many bytes a
- * second each moves. kernels [--quick]; one line of JSON on stdout. Status 1: a difference; 77: there is no GPU.
+ * Every kernel on the GPU against its twin on the host, bit for bit: types, counts, alignments; and the bytes per
+ * second of each. kernels [--quick]; one line of JSON on stdout. Status 1: a difference; 77: there is no GPU.
  */
 #include "card.h"
 
@@ -146,7 +146,7 @@ static void check_all_narrow(struct check *c)
             ((uint16_t *)(void *)c->in.host)[i] = (uint16_t)i;
         CARD(&c->card, cuMemcpyHtoDAsync, address(c->in.card), c->in.host, 2 * 65536, c->card.stream);
         check_cast(c, narrow[t], CDDP_FLOAT32, 65536, 0, 0, 1);
-        swap(c); /* what that gave, back again */
+        swap(c); /* the result of that, converted back */
         check_cast(c, CDDP_FLOAT32, narrow[t], 65536, 0, 0, 1);
         swap(c);
     }
@@ -177,7 +177,7 @@ static void check_scales(struct check *c)
     }
 }
 
-/* The word that the host reads, behind the count of blocks: of no block that came last but one. */
+/* The word that the host reads, and after it the count of blocks: only the last block writes it. */
 static void check_telling(struct check *c)
 {
     struct cdi_launch l;
@@ -270,7 +270,7 @@ static void check_packs(struct check *c)
     }
 }
 
-/* The card's sums lie in `out`: partial ones first, the result behind them. */
+/* The GPU's sums are in `out`: partial ones first, the result after them. */
 static void check_tally(struct check *c, cddp_dtype t, size_t count, size_t shift, bool largest)
 {
     const size_t at = shift * cddp_dtype_size(t);
@@ -316,7 +316,7 @@ static void check_tallies(struct check *c)
     }
 }
 
-/* One side's launches of a step: parameter, gradient, state and float32 copies lie behind one another in `in`. */
+/* The launches of a step on one side: parameter, gradient, state and float32 copies follow one another in `in`. */
 static void optim_step(struct check *c, const struct cdi_optim_rule *r, cddp_dtype t, size_t count, bool on_card)
 {
     const size_t part = c->room / 5 / 64 * 64;
@@ -397,7 +397,7 @@ static void check_optims(struct check *c)
         check_optim(c, &rules[r], floats[t], counts[n]);
 }
 
-/* One side: M, what was left out, P, Q and a fresh Q lie behind one another in `in`. */
+/* One side: M, the residual, P, Q and a fresh Q follow one another in `in`. */
 static struct cdi_lowrank_matrix matrix_of(const struct check *c, const size_t shape[3], cddp_dtype t, bool on_card)
 {
     const size_t part = c->room / 5 / 64 * 64;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Means of gradients in every type, sent as they are and as another type, in the arena and in memory of the program's
- * own, held against a reference in float64: how far they may be off is what cddp.h promises of the type that is summed.
- * It uses libcddp alone, and so runs on a card, on the stand-in for one, and on the host. cddprun starts it.
+ * Means of gradients in every type, sent in their own type and in another one, inside the arena and in memory of the
+ * program, compared with a reference in float64: errors must be within the bounds of cddp.h for the type of the sum.
+ * It uses only libcddp, and so runs on a GPU, on its stand-in, and on the host. Started by cddprun.
  *
- * Exit status: 0 all was right, 3 a wrong result, 1 an error (a sentence says which), 77 no GPU.
+ * Exit status: 0 success, 3 a wrong result, 1 an error (with a message), 77 no GPU.
  */
 #include "worker/math/float16.h"
 
@@ -82,7 +82,7 @@ static double load(const void *x, size_t k, cddp_dtype dtype)
                                           : cdi_float_of_bf16(((const uint16_t *)x)[k]));
 }
 
-/* Large ones whose sum no float16 holds, small ones that a sum of large ones would lose, both signs. */
+/* Large ones whose sum exceeds float16, small ones that a sum of large ones would lose, both signs. */
 static double brought(int rank, int step, size_t i, size_t k)
 {
     double odd = 1.0 + 0.37 * (double)(rank + 1) + 0.0137 * (double)((k + i) % 101) + 0.5 * step;
@@ -90,7 +90,7 @@ static double brought(int rank, int step, size_t i, size_t k)
     return k % 5 == 0 ? 40000 + 1000 * odd : rank % 2 == 0 ? 100 + odd : -99 - odd;
 }
 
-/* What the type holds of it. */
+/* Returns the value in the precision of the type. */
 static double given(const struct job *j, int rank, int step, size_t i, size_t k)
 {
     double x[1];
@@ -99,7 +99,7 @@ static double given(const struct job *j, int rank, int step, size_t i, size_t k)
     return load(x, 0, j->mode.dtype);
 }
 
-/* The mean in float64, and how far off it a sum of this mode may be. */
+/* The mean in float64, and the bound for the error of a sum in this mode. */
 static double mean(const struct job *j, int step, size_t i, size_t k, double *off)
 {
     int n = cddp_world_size(j->comm);
@@ -112,7 +112,7 @@ static double mean(const struct job *j, int step, size_t i, size_t k, double *of
         sum += x;
         all += x < 0 ? -x : x;
     }
-    /* On its way each is rounded when it is cast or multiplied, and once at every rank; the result is rounded once. */
+    /* Each value is rounded when it is cast or multiplied, and once at every rank; the result is rounded once. */
     *off = all / n * half_unit(sent) * (n + 2) + (sum < 0 ? -sum : sum) / n * half_unit(j->mode.dtype);
     return sum / n;
 }
@@ -161,7 +161,7 @@ static void close_mode(struct job *j)
     }
 }
 
-/* The largest part of what is allowed that a mean was off; above 1 it is wrong. */
+/* The largest error of a mean, as a part of its bound; above 1 it is wrong. */
 static double check_param(struct job *j, int step, size_t i)
 {
     double worst = 0;

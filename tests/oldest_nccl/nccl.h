@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the GPU parts use of nccl.h, and no name that came after NCCL 2.27.3: the oldest header that the build promises
- * to take (library.h). A name from a later header does not compile against this one, which is all that it is for, so
- * the list need not be whole. values.c compares what is here with the header of the build, which only ever grows.
+ * The names of nccl.h that the GPU parts use, and none newer than NCCL 2.27.3: the oldest header that the build accepts
+ * (library.h). Code that uses a newer name does not compile with this header, which is its only purpose, so the list
+ * need not be complete. values.c compares it with the header of the build, to which versions only add names.
  */
 #ifndef NCCL_H_
 #define NCCL_H_

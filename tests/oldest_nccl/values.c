@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prints what NCCL's ABI has as numbers, one a line; built with the list of this folder and with the real header. */
+/* Prints the numbers in NCCL's ABI, one per line; built with the list of this folder and with the real header. */
 #include <nccl.h>
 #include <stdio.h>
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A call of the driver or of NCCL fails on one rank: the job ends soon, with a sentence, and never by a crash.
+"""A call of the driver or of NCCL fails on one rank: the job ends soon, with an error message, and never by a crash.
 
 fail_points.py CDDPRUN REDUCER_RANKS [--all]    --all: every call that the module makes, several times
 """
@@ -12,7 +12,7 @@ import time
 
 LIMIT_S = 20.0
 DRIVER_ERROR, NCCL_ERRORS = 999, (1, 6)
-# Call -> which of them. They are made at least so often.
+# Call -> the numbers of those that fail. It is made at least this often.
 QUICK = {'cuMemAlloc': [1], 'cuEventRecord': [30], 'cuStreamWaitEvent': [30], 'cuLaunchKernel': [3], 'cuMemcpyDtoHAsync': [3],
          'cuCtxPushCurrent': [30],
          'ncclCommInitRankConfig': [1], 'ncclAllReduce': [1, 10], 'ncclGroupEnd': [2], 'ncclCommWindowRegister': [1]}
@@ -23,7 +23,7 @@ ALL = {'cuDeviceGet': [1], 'cuDeviceGetName': [1], 'cuDevicePrimaryCtxRetain': [
        'cuLaunchKernel': [1, 3, 30], 'cuCtxPushCurrent': [5, 30], 'cuStreamSynchronize': [1, 3, 30], 'ncclCommInitRankConfig': [1],
        'ncclAllReduce': [1, 2, 10], 'ncclBroadcast': [1, 2, 10], 'ncclGroupEnd': [1, 2, 10],
        'ncclCommGetAsyncError': [1, 2, 10], 'ncclCommWindowRegister': [1, 2]}
-# What only newer ones than the first have; the stand-in is the version that its environment names.
+# Functions of newer versions; the environment selects the version of the stand-in.
 SINCE = {'ncclCommWindowRegister': 22703}
 
 
@@ -33,7 +33,7 @@ def there(call):
 
 
 def check(cddprun, program, call, nth, code):
-    """What is wrong, or ''."""
+    """Returns the error, or ''."""
     plant = f'if [ $RANK = 1 ]; then export CDDP_STANDIN_FAIL={call}:{nth}:{code}; fi; exec "$0" mean'
     began = time.monotonic()
     try:
@@ -45,7 +45,7 @@ def check(cddprun, program, call, nth, code):
     if done.returncode != 1:
         return f'exit status {done.returncode} after {time.monotonic() - began:.1f} s:\n{text[-1500:]}'
     if 'last error: ' not in text or ('the CUDA driver reports' not in text and 'NCCL reports' not in text):
-        return f'no sentence about it:\n{text[-1500:]}'
+        return f'no error message about it:\n{text[-1500:]}'
     return ''
 
 
@@ -65,7 +65,7 @@ def main():
                 if wrong:
                     bad += 1
                     print(f'FAILED: call {nth} of {call} fails with {code}: {wrong}', flush=True)
-    print(f'{n - bad} of {n} failing calls ended the job with a sentence')
+    print(f'{n - bad} of {n} failing calls ended the job with an error message')
     sys.exit(1 if bad else 0)
 
 

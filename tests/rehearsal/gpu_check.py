@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/gpu-check itself, on the stand-in: what it says of a fault, and that an archive of scripts/gpu-bundle is whole.
+"""Tests scripts/gpu-check on the stand-in: its report of a fault, and an archive of scripts/gpu-bundle.
 
 gpu_check.py BUILD fault | bundle
 """
@@ -28,7 +28,7 @@ def report_in(folder):
 
 
 def fault(build, folder):
-    """Every all-reduce fails: the part fails, is run again, and the table says so; what needs no NCCL passes."""
+    """Every all-reduce fails: the part fails, runs again, and the table reports both; parts without NCCL pass."""
     env = {**os.environ, 'CDDP_STANDIN_FAIL': 'ncclAllReduce:1+:3'}
     env.pop('NCCL_COMM_BLOCKING', None)
     done = subprocess.run([ROOT / 'scripts/gpu-check', '--standin', '--build', build, '--ranks', '1', '--part', 'kernels',
@@ -41,11 +41,11 @@ def fault(build, folder):
     check(hook['status'] == 'failed' and hook['again']['status'] == 'failed', f'hook-1: {hook}')
     for words in ('CDDP_E_SYSTEM', 'with CDDP_NCCL_BLOCKING=0 it fails as well', '1 passed, 1 failed, 0 skipped'):
         check(words in done.stdout, f'"{words}" is not in\n{done.stdout}')
-    print('ok - a part that fails is run once more and told')
+    print('ok - a failing part runs once more, and both runs are reported')
 
 
 def bundle(build, folder):
-    """Unpacked elsewhere, with no program in sight but python3, sh and what the archive has."""
+    """Unpacked elsewhere, with no program on the PATH but python3 and sh."""
     archive = folder / 'bundle.tar.gz'
     subprocess.run([ROOT / 'scripts/gpu-bundle', '--build', build, '--out', archive], check=True, stdout=subprocess.DEVNULL)
     check(archive.stat().st_size <= MOST, f'{archive.stat().st_size} bytes, more than {MOST}')
@@ -66,7 +66,7 @@ def bundle(build, folder):
     facts = parts['facts']['detail']
     for words in ('host_us', 'pointers', 'nccl', 'surroundings'):
         check(facts.get(words), f'no {words} in the facts: {facts}')
-    print(f'ok - an archive of {archive.stat().st_size >> 10} KiB runs where there is nothing else')
+    print(f'ok - an archive of {archive.stat().st_size >> 10} KiB runs without other software')
 
 
 def main():

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Wine on the stand-in, with one event wait of a step left out: the stand-in must say so, in every run.
+"""Wine on the stand-in, with one event wait of a step left out: the stand-in must report that in every run.
 
 planted_waits.py CDDPRUN WINE [--runs N]    N (3) runs for each side of a bucket, each with another seed
 
-The waits of the creation are ordered by the host as well, so that leaving one out changes nothing; from the first one on
-that is noticed they belong to steps: the communication stream waits for the gradients, the compute stream for the means.
+The host also orders the work of the creation, so that leaving out one of its waits changes nothing; the waits from the
+first reported one on belong to steps: the communication stream waits for the gradients, the compute stream for the means.
 """
 import argparse
 import os

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Wine's ranks started by hand, without cddprun, as under ThreadSanitizer: the first epochs' losses are PyTorch's.
+"""Wine's ranks started by hand, without cddprun, for example under ThreadSanitizer: the losses of the first epochs equal PyTorch's.
 
     wine_by_hand.py WINE DATA RANKS
 """

@@ -21,7 +21,7 @@ static void NAME(usable)(void *const *args)
     a->epoch_loss = standin_host(a->epoch_loss);
 }
 
-/* What thread i of each kernel does, over the threads that gpu.c starts. */
+/* The work of thread i of each kernel, for the threads that gpu.c starts. */
 #define X(kernel, threads)                                                            \
     static void NAME(run_##kernel)(const struct standin_thread *t, void *const *args) \
     {                                                                                 \

@@ -510,7 +510,7 @@ static ncclResult_t operate(struct ncclComm *comm, CUstream stream, struct si_ca
     if (rc == ncclSuccess)
         rc = check(comm, c);
     if (rc == ncclSuccess && !parse_op(comm, c))
-        rc = si_comm_refuse(comm, ncclInvalidArgument, "%s: %d is no reduction for this type", c->name, (int)c->op);
+        rc = si_comm_refuse(comm, ncclInvalidArgument, "%s: %d is not a reduction for this type", c->name, (int)c->op);
     if (rc == ncclSuccess && group != NULL && group->n == SI_GROUP_CALLS)
         rc = si_comm_refuse(comm, ncclInvalidUsage, "%s: more than %d calls in one group", c->name, SI_GROUP_CALLS);
     if (rc != ncclSuccess) {
@@ -671,7 +671,7 @@ SI_EXPORT ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm)
     if (rc != ncclSuccess)
         return rc;
     if (op < ncclNumOps || i >= SI_RED_OPS || !comm->red_op[i].used)
-        return si_comm_refuse(comm, ncclInvalidArgument, "ncclRedOpDestroy: %d is no such reduction", (int)op);
+        return si_comm_refuse(comm, ncclInvalidArgument, "ncclRedOpDestroy: %d is not such a reduction", (int)op);
     comm->red_op[i].used = false;
     return ncclSuccess;
 }

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""captured_end.py CDDPRUN DEVICE_CAPTURE: where a rank does not come to a replay, the other one ends with an error that
-names it and the replay, and cddprun's report tells which captured collective that was."""
+"""captured_end.py CDDPRUN DEVICE_CAPTURE: if a rank does not start a replay, the other one ends with an error that names
+the rank and the replay, and cddprun's report names the captured collective."""
 import os
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def check(name, said, *wanted):
     failed += bool(missing)
     print(f'{"not ok" if missing else "ok"} - {name}')
     if missing:
-        print(f'# not said: {missing}\n# ' + said.replace('\n', '\n# '))
+        print(f'# missing: {missing}\n# ' + said.replace('\n', '\n# '))
 
 
 print('1..2')
@@ -30,5 +30,5 @@ check('a death within a replay', f'{text}status {status != 0}', 'rank 0: the rep
       'replay 5 of its graph', 'rank 0 in captured all_reduce (bucket ', 'replay 5', 'status True')
 status, text = run('stops', [], {'CDDP_TIMEOUT': '8'})
 check('a rank that stays away', f'{text}status {status != 0}', 'CDDP_E_TIMEOUT: all_reduce', 'replay 5 of its graph',
-      'rank 1 did not come within 8 s', 'rank 1 after ', 'rank 0 in captured all_reduce (bucket ', 'status True')
+      'rank 1 did not ', 'within 8 s', 'rank 1 after ', 'rank 0 in captured all_reduce (bucket ', 'status True')
 sys.exit(failed != 0)

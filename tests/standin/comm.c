@@ -62,7 +62,7 @@ ncclResult_t si_comm_check(struct ncclComm *comm, const char *function)
     ncclResult_t state;
 
     if (!si_comm_is_alive(comm))
-        return si_comm_refuse(NULL, ncclInvalidArgument, "%s: %p is no communicator, or was destroyed or aborted",
+        return si_comm_refuse(NULL, ncclInvalidArgument, "%s: %p is not a communicator, or was destroyed or aborted",
                               function, (void *)comm);
     state = si_comm_state(comm);
     if (state == ncclInProgress)
@@ -556,7 +556,7 @@ SI_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm)
         return rc;
     if (!si_comm_is_alive(comm))
         return si_comm_refuse(NULL, ncclInvalidArgument,
-                              "ncclCommAbort: %p is no communicator, or was destroyed or aborted", (void *)comm);
+                              "ncclCommAbort: %p is not a communicator, or was destroyed or aborted", (void *)comm);
     while (__atomic_load_n(&comm->deaf, __ATOMIC_ACQUIRE) > 0)
         (void)usleep(1000);
     (void)__atomic_exchange_n(&comm->abort, 1, __ATOMIC_RELEASE);
@@ -586,7 +586,7 @@ SI_EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyn
         return rc;
     if (!si_comm_is_alive(comm) || asyncError == NULL)
         return si_comm_refuse(NULL, ncclInvalidArgument,
-                              "ncclCommGetAsyncError: %p is no communicator, or was "
+                              "ncclCommGetAsyncError: %p is not a communicator, or was "
                               "destroyed or aborted",
                               (void *)comm);
     *asyncError = si_comm_state(comm);

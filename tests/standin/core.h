@@ -90,7 +90,7 @@ CUresult si_context_fault(const struct CUctx_st *ctx);
 void si_context_hold(void);
 void si_context_let_go(void);
 
-/* What belongs to a thread of the program. */
+/* The data of a thread of the program. */
 struct si_thread {
     CUcontext stack[SI_CONTEXT_DEPTH];
     unsigned depth;
@@ -217,11 +217,11 @@ void si_seen_locked(struct si_clock *out);
 struct si_stop *si_stop_create_locked(struct CUstream_st *s);
 void si_stop_release_locked(struct si_stop *stop);
 bool si_stop_passed(const struct si_stop *stop);
-/* Sleep until it is passed. The caller keeps its reference. */
+/* Waits until it is passed. The caller keeps its reference. */
 void si_stop_wait(struct si_stop *stop);
 /* Makes the stream wait for it; later work on the stream is ordered after it. Locked. */
 void si_order_locked(struct CUstream_st *s, struct si_stop *stop);
-/* Sleep until it is passed, know what it stood for, and give it back. */
+/* Waits until it is passed, takes over its knowledge, and releases it. */
 void si_stop_reach(struct si_stop *stop);
 /* Make the stream wait for it in time, without it counting as ordered. Locked. */
 void si_serialise_locked(struct CUstream_st *s, struct si_stop *stop);

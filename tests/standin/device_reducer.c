@@ -1,19 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libcddp's reducer on the stand-in, as a program that cddprun starts: gradients are written on a compute stream by a
- * kernel, averaged, and added to the parameters by another kernel. With "reuse" the program itself is wrong: it writes
- * a gradient again before cddp_ddp_wait; with "missing" rank 1 does not come to the last step. With "auto" the bucket
- * size is found by trying. With "own" gradients are in memory of the program's own, which for each bucket takes one
- * launch to bring in and one to bring out. With "place" (also "unused_place", "static_place" and "auto_place") they are
- * in one block of all ranks, in an order of its own, so that the large one is reduced where it lies. With "unused" (or
- * "unused_own", which is both) one gradient comes in the first step alone, and another on rank 1 alone from the second
- * on, for which the host waits no more than else; with "static" (or "static_own") neither comes elsewhere in the first
- * step, whose end does not wait for the device. With "skip" as with "unused", but buckets that nobody used are left
- * out; no step's end waits for a step without any. With "asks" the backward pass takes its time, and NCCL, which is
- * always "in progress", must not be asked over and over meanwhile. Other faults are planted by the stand-in's settings.
+ * libcddp's reducer on the stand-in, as a program that cddprun starts: a kernel writes gradients on a compute stream;
+ * they are averaged, and another kernel adds them to the parameters. The argument selects a variant:
+ *   reuse    the program is wrong: it writes a gradient again before cddp_ddp_wait
+ *   missing  rank 1 does not take part in the last step
+ *   auto     the bucket size is tuned
+ *   own      gradients are in memory of the program: for each bucket one launch copies them in, and one copies them out
+ *   place    (also unused_place, static_place and auto_place) gradients are in one block of all ranks, in a separate
+ *            order, so that the large one is reduced in place
+ *   unused   (or unused_own, which is both) one gradient is ready in the first step alone, and another on rank 1 alone
+ *            from the second on, without a longer wait of the host
+ *   static   (or static_own) neither is ready elsewhere in the first step, whose end does not wait for the device
+ *   skip     like unused, but buckets that no rank has used are left out; no step's end waits for a step without any
+ *   asks     the backward pass takes its time; NCCL is always "in progress", and must not be polled often meanwhile
+ * The settings of the stand-in plant other faults.
  *
- * Exit status: 0 all was right, 3 a wrong result, 4 libcddp gave an error, 5 NCCL was asked too often, 6 there were
- * more launches, or fewer, 7 the host has waited.
+ * Exit status: 0 success, 3 a wrong result, 4 an error of libcddp, 5 NCCL was polled too often, 6 a wrong number of
+ * launches, 7 the host has waited.
  */
 #include "device.h"
 #include "fill_kernel.h"
@@ -33,11 +36,11 @@
 #define ASKED 5
 #define LAUNCHES 6
 #define WAITED 7
-#define NOWHERE 1     /* with "unused": the parameter whose gradient comes in the first step alone, */
-#define SOMEWHERE 3   /* and that whose gradient comes on rank 1 alone from then on */
-#define MOST_ASKED 60 /* per gradient; who waits for NCCL asks 200 times */
+#define NOWHERE 1     /* with "unused": the parameter whose gradient is ready in the first step alone, */
+#define SOMEWHERE 3   /* and the one whose gradient is ready on rank 1 alone from then on */
+#define MOST_ASKED 60 /* per gradient; a wait for NCCL polls 200 times */
 
-/* Small ones start together; the large one is beyond what starts in a group. */
+/* Small ones start together; the large one exceeds the limit of a group. */
 static const size_t counts[N_PARAMS] = {3000, 2999, 1100000, 3001, 3000};
 
 struct job {
@@ -51,14 +54,14 @@ struct job {
     void *block;               /* in which own is; NULL: own is memory of the driver's */
     int steps;
     bool slow;      /* it takes milliseconds to make a gradient */
-    bool unused;    /* not all gradients come in every step */
+    bool unused;    /* not all gradients are ready in every step */
     bool fixed;     /* and the same ones do, with a static graph */
-    bool skip;      /* buckets that nobody used are left out */
+    bool skip;      /* buckets that no rank has used are left out */
     uint64_t waits; /* of the host for the device, from the third step on: before, memory is made */
     uint64_t asked; /* how often NCCL was, while gradients were reported */
 };
 
-/* Whole numbers, whose mean over ranks is one: rank r of n gives 2 r of what the mean has n - 1. */
+/* Whole numbers, whose mean over ranks is one: rank r of n contributes 2 r if the mean is n - 1. */
 static float gradient(int rank, int step, size_t i)
 {
     return (float)(2 * rank * (step + 1) + (int)i);
@@ -82,7 +85,7 @@ static void write_gradient(struct job *j, int step, size_t i)
 static void train(struct job *j, bool reuse, bool missing)
 {
     for (int step = 0; step < j->steps; step++) {
-        /* The host sees the end of its calls while what they are about has not begun. */
+        /* The calls return on the host before their work has begun. */
         bool gated = step == 0 && (j->fixed || j->skip);
         uint64_t waits = standin_waits();
 
@@ -115,7 +118,7 @@ static void train(struct job *j, bool reuse, bool missing)
     }
 }
 
-/* What was added to parameter i: the means of all steps, of which one that nobody used is that of the step before. */
+/* The sum added to parameter i: the means of all steps; the mean of an unused gradient is that of the step before. */
 static float sum_of_means(const struct job *j, size_t i)
 {
     int n = cddp_world_size(j->comm);
@@ -259,7 +262,7 @@ int main(int argc, char **argv)
     packed = standin_launched("cdi_pack");
     unpacked = standin_launched("cdi_unpack");
     train(&j, argc > 1 && strcmp(argv[1], "reuse") == 0, argc > 1 && strcmp(argv[1], "missing") == 0);
-    CU(cuStreamSynchronize(j.compute)); /* also where a peer did not come: then the communicator is aborted in time */
+    CU(cuStreamSynchronize(j.compute)); /* also if a peer is missing: then the communicator is aborted in time */
     DO(cddp_barrier(j.comm));
     rc = check(&j);
     if (j.unused && rc == 0 && j.waits > 0) {

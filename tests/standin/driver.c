@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Devices, contexts, error names, and the table behind cuGetProcAddress. */
+/* Devices, contexts, error names, and the table of cuGetProcAddress. */
 #include "core.h"
 
 #include "common/gpus.h"
@@ -368,7 +368,7 @@ SI_EXPORT CUresult cuGetErrorString(CUresult error, const char **pStr)
 
 /* clang-format off */
 #define ENTRY(name, since) {#name, (void *)(uintptr_t)(name), since}
-/* Each under the name without _v2 and the version of CUDA that this form came with. */
+/* Each under its name without _v2, and with the version of CUDA that introduced this form. */
 static const struct {
     const char *name;
     void *fn;

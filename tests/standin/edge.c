@@ -7,13 +7,13 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ThreadSanitizer's own: what this thread does between them is not recorded. */
+/* ThreadSanitizer's functions: accesses of this thread between them are not recorded. */
 extern void AnnotateIgnoreReadsBegin(const char *file, int line) __attribute__((weak));
 extern void AnnotateIgnoreReadsEnd(const char *file, int line) __attribute__((weak));
 extern void AnnotateIgnoreWritesBegin(const char *file, int line) __attribute__((weak));
 extern void AnnotateIgnoreWritesEnd(const char *file, int line) __attribute__((weak));
 
-static uint32_t word; /* 0: free, 1: taken, 2: taken and somebody waits */
+static uint32_t word; /* 0: free, 1: taken, 2: taken, with waiting threads */
 
 void si_futex_wait(const uint32_t *w, uint32_t seen, int64_t timeout_ns, bool shared)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The stand-in's lock, and the edges that CUDA itself has. A mutex would be an edge to ThreadSanitizer, from everything
+ * The stand-in's lock, and the edges that CUDA itself has. For ThreadSanitizer a mutex would be an edge from everything
  * on one stream to everything on the other, and would hide a missing event wait. So the lock is a bare futex in code
- * that is not instrumented, what happens under it is not recorded, and only real edges are declared.
+ * that is not instrumented, accesses under it are not recorded, and only real edges are declared.
  */
 #ifndef SI_EDGE_H
 #define SI_EDGE_H
@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Declared where the program runs under ThreadSanitizer, else NULL. */
+/* Declared if the program runs under ThreadSanitizer, otherwise NULL. */
 extern void __tsan_acquire(void *addr) __attribute__((weak));
 extern void __tsan_release(void *addr) __attribute__((weak));
 
@@ -31,7 +31,7 @@ static inline void si_edge_to(void *addr)
 void si_lock(void);
 void si_unlock(void);
 
-/* Sleep until *word differs from seen, somebody wakes it, or timeout_ns have passed (0: no limit). */
+/* Waits until *word differs from seen, another thread wakes it, or timeout_ns have passed (0: no limit). */
 void si_futex_wait(const uint32_t *word, uint32_t seen, int64_t timeout_ns, bool shared);
 void si_futex_wake(const uint32_t *word, bool shared);
 

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A kernel, "gate", that ends when the host says so: while it stands in a stream, whoever waits for what is behind it
- * waits for ever.
- */
+/* A kernel, "gate", that ends when the host opens it: until then, any wait for later work on its stream hangs. */
 #ifndef GATE_KERNEL_H
 #define GATE_KERNEL_H
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Graphs that were captured, and their launches. Each stream of the capture becomes a stream of its own that the
- * program does not see, so what no event orders runs at once, and is noticed if it uses the same memory.
+ * Captured graphs, and their launches. Each stream of the capture becomes a separate stream that the program does not
+ * see, so operations that no event orders run concurrently, and are reported if they use the same memory.
  *
  * "Each launch is ordered behind both any previous work in this stream and any previous launches of this graph" (CUDA
- * Driver API, cuGraphLaunch), and what comes on the stream comes behind all of it. An executable graph outlives the
- * graph that it was made of, and what runs outlives both.
+ * Driver API, cuGraphLaunch), and later work on the stream is ordered after all of it. An executable graph outlives the
+ * graph from which it was made, and running work outlives both.
  */
 #include "stream.h"
 
@@ -25,7 +25,7 @@ struct CUgraphExec_st {
     struct CUstream_st *lane[];
 };
 
-/* An operation of a graph in one launch of it. */
+/* An operation of a graph during one launch. */
 struct replayed {
     struct si_graph *graph;
     struct si_op *op;
@@ -111,7 +111,7 @@ static void push_operation(struct si_graph *g, struct si_node *node, struct CUst
         node->op->after(node->op, s);
 }
 
-/* All lanes, as they are now; each lane of `of` that one stream waits for. */
+/* Adds all lanes in their present state; each lane of `of` for which one stream waits. */
 static void order_behind_lanes(struct CUstream_st *s, CUgraphExec of)
 {
     for (unsigned i = 0; i < of->graph->n_lanes; i++) {

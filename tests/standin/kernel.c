@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Libraries, kernels and their twins. A library's image is looked at only as far as its kind; twins are found by name.
- */
+/* Libraries, kernels and their twins. Only the kind of a library's image is checked; twins are found by name. */
 #include "core.h"
 
 #include "common/env.h"
@@ -106,7 +105,7 @@ unsigned si_libraries_locked(void)
     return n_libraries;
 }
 
-/* A fatbin, its wrapper, an ELF or PTX; or, where no compiler for the device is at hand, the word "standin". */
+/* A fatbin, its wrapper, an ELF or PTX; or the word "standin", if there is no compiler for the device. */
 static bool is_image(const char *code)
 {
     uint32_t word = 0;
@@ -214,7 +213,7 @@ static void run_launch(struct si_op *op)
     si_touch_kernel(l->kernel, &l->grid, l->arg);
 }
 
-/* The twin behind a function or kernel handle, or NULL. */
+/* Returns the twin of a function or kernel handle, or NULL. */
 static const struct standin_kernel *twin(CUfunction f)
 {
     const struct standin_kernel *k = NULL;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory: a table of allocations. Device memory comes from the heap, so that a sanitizer sees its ends, and its
- * addresses carry a tag in bits 48 to 55 that no processor accepts: a host that dereferences one crashes there.
+ * A table of allocations. Device memory is heap memory, so that a sanitizer sees its ends, and its addresses carry a
+ * tag in bits 48 to 55 that no processor accepts: a host that dereferences one crashes at that place.
  */
 #include "core.h"
 
@@ -141,7 +141,7 @@ CUresult si_free(const void *at, enum si_memory kind, const char *function)
         ctx = a->ctx;
     si_unlock();
     if (ctx == NULL) {
-        si_refused("%s: %p is no such memory, or has been freed", function, at);
+        si_refused("%s: %p is not such memory, or has been freed", function, at);
         return CUDA_ERROR_INVALID_VALUE;
     }
     si_context_hold();
@@ -172,7 +172,7 @@ SI_EXPORT CUresult cuMemAlloc(CUdeviceptr *dptr, size_t bytesize)
     return rc;
 }
 
-/* Memory that host and devices use by one address; here host memory, which needs no tag to be told apart. */
+/* Memory that host and devices use by the same address; here host memory, without a tag. */
 SI_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags)
 {
     CUresult rc = si_enter_alloc("cuMemAllocManaged");
@@ -226,7 +226,7 @@ static void run_nothing(struct si_op *op)
     (void)op;
 }
 
-/* Put the end of `at` on the stream, as something that writes all of it. */
+/* Enqueues the end of `at` on the stream, as an operation that writes all of it. */
 static CUresult push_free(const void *at, CUstream stream, struct si_stop **stop)
 {
     struct si_op *op = si_op_create("cuMemFreeAsync", run_nothing, 0);
@@ -363,8 +363,8 @@ SI_EXPORT CUresult cuPointerGetAttribute(void *data, CUpointer_attribute which, 
 }
 
 /*
- * What the plural call says of memory that CUDA does not know: NVIDIA's page has "default NULL values". For the ordinal
- * that is taken to be no device's number.
+ * Fills the results of the plural call for memory that CUDA does not know: NVIDIA's page has "default NULL values". For
+ * the ordinal this is assumed to be a number that no device has.
  */
 static CUresult no_attribute(void *data, CUpointer_attribute which)
 {

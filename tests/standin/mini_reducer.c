@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A small data-parallel loop on the stand-in, each rank a process: buckets are filled on a compute stream, reduced on a
- * communication stream and added up on the compute stream again. It is correct as it stands; its argument plants one
- * fault, which the stand-in (or ThreadSanitizer) has to catch. A test of the tests.
+ * communication stream and added up on the compute stream again. It is correct; its argument plants one fault, which
+ * the stand-in (or ThreadSanitizer) must report. A test of the tests.
  *
  *   mini_reducer none|comm_wait|compute_wait|reuse|order|order_equal|in_progress|missing_rank
  *
- * Exit status: 0 all was right, 3 a wrong result, 4 aborted because a rank did not come, STANDIN_EXIT a fault; of the
+ * Exit status: 0 all was right, 3 a wrong result, 4 aborted because a rank was missing, STANDIN_EXIT a fault; of the
  * ranks' the largest.
  */
 #include "device.h"
@@ -34,7 +34,8 @@ enum fault { NONE, COMM_WAIT, COMPUTE_WAIT, REUSE, ORDER, ORDER_EQUAL, IN_PROGRE
 static const char *const faults[] = {"none",  "comm_wait",   "compute_wait", "reuse",
                                      "order", "order_equal", "in_progress",  "missing_rank"};
 
-/* Two bucket buffers that take turns, and what each bucket is reduced into: in one window, laid out alike everywhere.
+/*
+ * Two bucket buffers, used alternately, and the results of each bucket: in one window, with the same layout everywhere.
  */
 struct arena {
     float bucket[2][LARGE];
@@ -54,7 +55,7 @@ struct job {
     ncclWindow_t window;
 };
 
-/* What rank 0 tells the others. */
+/* The data that rank 0 gives to the others. */
 struct board {
     _Atomic int written;
     ncclUniqueId id;
@@ -71,8 +72,8 @@ static float gradient(int rank, int step, int b)
 }
 
 /*
- * Poll until the communicator is idle, which some calls that say "success" are not. Aborts and ends the process when
- * the deadline is over.
+ * Polls until the communicator is idle, which it may not be after a call that returns "success". Aborts and ends the
+ * process at the deadline.
  */
 static void settle(struct job *j, ncclResult_t rc, const char *what)
 {
@@ -242,7 +243,7 @@ static int rank_main(enum fault fault, int rank, struct board *board)
             add_result(&j, b);
     }
     if (fault == MISSING_RANK && rank == RANKS - 1) {
-        (void)usleep(2 * DEADLINE_MS * 1000); /* it stays, so that its end is not what the others notice */
+        (void)usleep(2 * DEADLINE_MS * 1000); /* it does not end: the others must not notice its end instead */
         return 0;
     }
     finish(&j);

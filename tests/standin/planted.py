@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Planted faults, each of which the stand-in has to catch in every run; without one, nothing may be reported.
+"""Plants faults, each of which the stand-in must report in every run; without a fault, it must not report any.
 
 planted.py BUILD [--runs N] [--tsan]        BUILD: the build folder
 
-mini_reducer has its faults in its own code. In libcddp's NCCL backend and reducer they are planted from outside: the
-stand-in ignores one event wait, or exchanges two launches (CDDP_STANDIN_SKIP_WAIT, _SWAP_LAUNCH). The same for a program's
-communication hooks.
+mini_reducer contains its faults. In libcddp's NCCL backend and reducer they are planted from outside: the
+stand-in ignores one event wait, or exchanges two launches (CDDP_STANDIN_SKIP_WAIT, _SWAP_LAUNCH). Likewise for the
+communication hooks of a program.
 
-Run i has seed i; even ones a slow device, odd ones a slow host. With --tsan (a build with ThreadSanitizer) the stand-in
-only counts what it finds, and ThreadSanitizer has to report the race: a check that the stand-in hides none from it.
-Prints a table and exits with 1 if a run was not as it should be. The project's promise is 50 of 50: --runs 50.
+Run i has seed i; even runs have a slow device, odd ones a slow host. With --tsan (a build with ThreadSanitizer) the
+stand-in only counts faults, and ThreadSanitizer must report the race: the stand-in must not hide it.
+Prints a table and exits with 1 if the result of a run is wrong. The project's requirement is 50 of 50: --runs 50.
 """
 import argparse
 import os
@@ -23,7 +23,7 @@ UNORDERED = 'standin: fault: unordered access'
 DISAGREE = 'standin: fault: ranks do not agree'
 RACE = 'ThreadSanitizer: data race'
 NOTHING = None
-SCAN = 40  # event waits, or launches, until a planted one has to show
+SCAN = 40  # event waits, or launches, until a planted one must be noticed
 
 
 class Fault:
@@ -45,7 +45,7 @@ class Fault:
 def mini(build, tsan):
     program = f'{build}/tests/standin/mini_reducer'
     if tsan:
-        # Clang's runtime lets UBSan's log_path win over ThreadSanitizer's: the planted races' reports belong to this test alone.
+        # In clang's runtime UBSan's log_path overrides ThreadSanitizer's: reports of planted races belong to this test alone.
         env = {'CDDP_STANDIN_REPORT': 'count', 'TSAN_OPTIONS': 'halt_on_error=1:log_path=stderr',
                'UBSAN_OPTIONS': 'log_path=stderr'}
         return [Fault('none', [program, 'none'], 0, NOTHING, **env)] + [
@@ -69,7 +69,7 @@ def product(build):
     here = {'CDDP_MODULE_DIR': f'{build}/worker/backend/nccl', 'CDDP_CUDA_LIBRARY': library, 'CDDP_NCCL_LIBRARY': library}
 
     def planted(name, said, what, job=job, **env):
-        """The fault whose K is the first that shows: others leave out a wait that another one covers."""
+        """Returns the fault with the first K that is noticed: others leave out a wait that another one covers."""
         for k in range(1, SCAN):
             fault = Fault(name, job, STANDIN_EXIT, said, **here, **env, **{what: str(k)})
             if fault.is_caught(*fault.run(DELAY='none')):
@@ -94,7 +94,7 @@ def product(build):
         planted('hook: comm_wait', UNORDERED + ": 'cdi_cast'.*reads.*'cdi_pack'", 'CDDP_STANDIN_SKIP_WAIT', hook),
         planted('hook: compute_wait', UNORDERED + ": 'cdi_pack'.*reads.*'cdi_cast'", 'CDDP_STANDIN_SKIP_WAIT', hook),
         planted('libcddp: order', DISAGREE, 'CDDP_STANDIN_SWAP_LAUNCH', CDDP_STANDIN_RANK='1'),
-        Fault('libcddp: missing_rank', [*job, 'missing'], STUCK, 'rank 1 did not come within', CDDP_TIMEOUT='2',
+        Fault('libcddp: missing_rank', [*job, 'missing'], STUCK, 'rank 1 did not arrive within', CDDP_TIMEOUT='2',
               **here),
     ]
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A program that writes lines, with the CPU's backend and with the one that the environment names: the same lines.
+"""Checks that a program writes the same lines with the CPU backend and with the one that the environment names.
 
     same_lines.py CDDPRUN RANKS PROGRAM     PROGRAM takes the file to write
 """

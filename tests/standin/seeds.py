@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU path under many seeds of the stand-in's delays, as each NCCL that differs, with and without blocking.
+"""Runs the GPU path with many seeds of the stand-in's delays, every version of NCCL that differs, blocking or not.
 
     seeds.py BUILD [--seeds N] [--first S] [--jobs J]
 
@@ -36,7 +36,7 @@ def jobs(build, seed):
 
 
 def run_seed(build, seed):
-    """The names of what failed, each with the end of what it said."""
+    """Returns the names of failed programs, each with the end of its output."""
     standin = str(build / 'tests/standin/libcddp_standin.so')
     env = os.environ | {
         'CDDP_BACKEND': 'nccl', 'CDDP_MODULE_DIR': str(build / 'worker/backend/nccl'), 'CDDP_CUDA_LIBRARY': standin,

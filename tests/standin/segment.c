@@ -58,7 +58,7 @@ bool segment_id_create(struct segment_id *id)
 
     (void)getrandom(&new.nonce, sizeof new.nonce, 0);
     new.fd = memfd_create("standin", MFD_CLOEXEC);
-    /* Only what is touched takes memory, so it has room for the largest world. */
+    /* Only touched pages take memory, so it has room for the largest world. */
     if (new.fd < 0 || ftruncate(new.fd, (off_t)size_for(SEGMENT_RANKS)) != 0 ||
         pwrite(new.fd, &new.nonce, sizeof new.nonce, 0) != (ssize_t)sizeof new.nonce) {
         if (new.fd >= 0)
@@ -114,7 +114,7 @@ static struct segment_shared *map(const struct segment_id *id, size_t bytes)
     return p;
 }
 
-/* All ranks of one world say the same size, and each rank comes once. */
+/* All ranks of one world give the same size, and each rank joins once. */
 static bool take(struct segment *s, const struct segment_place *place)
 {
     struct shared_rank *me = &s->shared->rank[s->rank];
@@ -234,7 +234,7 @@ void segment_stop(struct segment *s)
     segment_ring(s);
 }
 
-/* Also where its parent has not asked yet. */
+/* Also if its parent has not waited for it yet. */
 static bool has_ended(int32_t pid)
 {
     struct pollfd p = {.fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The memory that the ranks of one communicator share: an anonymous file that the maker of the unique id holds open
- * until all ranks have mapped it, so that nothing of it can be left behind. Ranks move in steps: a rank publishes what
- * it has to say, passes its step, and waits until all others have passed theirs. Every wait ends when *abort is set.
+ * The memory that the ranks of one communicator share: an anonymous file, which the process that made the unique id
+ * holds open until all ranks have mapped it, so that no file can be left over. Ranks move in steps: a rank publishes
+ * its data, passes its step, and waits until all others have passed theirs. Every wait ends when *abort is set.
  */
 #ifndef SI_SEGMENT_H
 #define SI_SEGMENT_H
@@ -18,7 +18,7 @@
 /* Two lines of steps that do not disturb each other: operations of streams; and calls like split. */
 enum segment_line { SEGMENT_OPERATIONS, SEGMENT_CALLS, SEGMENT_LINES };
 
-/* What is compared before data moves, and exchanged in calls. */
+/* The data that ranks compare before data moves, and exchange in calls. */
 struct segment_word {
     uint64_t sequence;
     int32_t kind, type, op, root;
@@ -41,7 +41,7 @@ struct segment {
     const uint32_t *abort;
 };
 
-/* A rank of a segment says who it is. */
+/* The identity of a rank of a segment. */
 struct segment_place {
     char host[64];
     uint32_t device;
@@ -50,17 +50,17 @@ struct segment_place {
 
 /* A new id, with its file open in this process. False: no file can be made. */
 bool segment_id_create(struct segment_id *id);
-/* Close the file if this process made it; for an id of its own it is no longer possible to join then. Idempotent. */
+/* Closes the file if this process made it; ranks cannot join with an id of this process any more. Idempotent. */
 void segment_id_close(const struct segment_id *id);
 
 enum segment_result { SEGMENT_OK, SEGMENT_ABORTED, SEGMENT_NO_FILE, SEGMENT_BAD_RANK, SEGMENT_SAME_DEVICE };
 
-/* Map it, take this rank's place and wait for all others. On failure nothing stays mapped. */
+/* Maps it, takes the place of this rank and waits for all others. After a failure nothing is mapped. */
 enum segment_result segment_join(struct segment *s, const struct segment_id *id, int rank, int n_ranks,
                                  const struct segment_place *place, const uint32_t *abort);
 void segment_leave(struct segment *s);
 
-/* Have all ranks said the same host? */
+/* Returns whether all ranks are on the same host. */
 bool segment_on_one_host(const struct segment *s);
 
 /* This rank needs nothing of the others any more. Idempotent; nothing to do where nothing is mapped. */
@@ -68,9 +68,9 @@ void segment_stop(struct segment *s);
 /* Wait until that holds for every other process of this host that has a rank here, or it has ended. -1: for ever. */
 void segment_await_stops(const struct segment *s, int timeout_ms);
 
-/* Say a word and wait until every rank has said its own of this step. False: aborted. */
+/* Publishes data and waits until every rank has published its own for this step. Returns false if aborted. */
 bool segment_say(struct segment *s, enum segment_line line, const struct segment_word *word);
-/* What rank r said in the last step; valid until this rank says the next but one. */
+/* Returns the data of rank r in the last step; valid until this rank publishes for the step after the next one. */
 const struct segment_word *segment_heard(const struct segment *s, enum segment_line line, int r);
 
 /* Rank r's buffer for the next chunk; then all ranks pass to the one after it. */
@@ -88,7 +88,7 @@ struct segment_letter {
     char data[SEGMENT_LETTER];
 };
 struct segment_letter *segment_letter(const struct segment *s, int from, int to);
-/* Something has changed: wake the others; and sleep until somebody says so (seen: segment_bell before looking). */
+/* Wakes the others after a change. And: sleeps until another rank does so (seen: segment_bell before the check). */
 void segment_ring(struct segment *s);
 uint32_t segment_bell(const struct segment *s);
 void segment_sleep(const struct segment *s, uint32_t seen);

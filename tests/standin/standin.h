@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A stand-in for the CUDA driver and NCCL on host memory, for tests: libcddp_standin.so offers the functions of both
- * under their own names. Streams are threads that delay at random; a vector clock says at once when two operations use
- * the same memory and no event orders them. This header is what a test, or an example with kernels of its own, sees
- * beside cuda.h and nccl.h: host twins of kernels, and what the stand-in has noticed.
+ * under their own names. Streams are threads that delay at random; a vector clock reports at once that two operations
+ * use the same memory and no event orders them. This header is the interface for a test, or an example with its own
+ * kernels, beside cuda.h and nccl.h: host twins of kernels, and the results of the stand-in.
  *
- * Misuse that a real card would answer with wrong results or not at all (unordered access, memory out of bounds, ranks
+ * Misuse that on a real GPU gives wrong results or remains unnoticed (unordered access, memory out of bounds, ranks
  * that call different collectives, freeing what is registered) is a *fault*: one line on stderr that begins with
  * "standin: fault:", and the process ends at once with status STANDIN_EXIT.
  *
@@ -13,23 +13,22 @@
  *   CDDP_STANDIN_SEED=N          of the delays and of NCCL's "in progress"; faults print it. Default: chosen at random
  *   CDDP_STANDIN_DELAY=P         none; device (default: a slow device); host (a slow host, a fast device); both
  *   CDDP_STANDIN_DEVICES=N       devices, 8 if unset; CUDA_VISIBLE_DEVICES chooses among them
- *   CDDP_STANDIN_DRIVER=N        the version that the driver tells: 12040 is CUDA 12.4. Default: that of cuda.h
+ *   CDDP_STANDIN_DRIVER=N        the version that the driver reports: 12040 is CUDA 12.4. Default: that of cuda.h
  *   CDDP_STANDIN_CAPABILITY=N    the compute capability of this process's GPUs, 80 for 8.0. Default: 90
  *   CDDP_STANDIN_MEMORY_MB=N     memory of each device, 4096 if unset
- *   CDDP_STANDIN_QUERY=own       whom a successful query orders: own (default: later calls of the calling thread), all
- *                                (later calls of every thread) or none
- *   CDDP_STANDIN_REPORT=count    count faults (standin_faults) instead of ending
- *   CDDP_STANDIN_LEAKS=1         memory, streams, events and communicators left at exit are a fault
+ *   CDDP_STANDIN_QUERY=own       the calls that a successful query orders: own (default: later calls of the calling
+ * thread), all (later calls of every thread) or none CDDP_STANDIN_REPORT=count    count faults (standin_faults) instead
+ * of ending CDDP_STANDIN_LEAKS=1         memory, streams, events and communicators left at exit are a fault
  *   CDDP_STANDIN_CONTEXT_LOCK=1  cuMemFree and cuMemFreeHost hold the context while they wait for the device: until
  *                                they return, every other call of the driver waits
  *   CDDP_STANDIN_QUEUE=N         operations that a stream holds, 1024 if unset: calls that put more there wait for room
  *   CDDP_STANDIN_TRACE=1         a line on stderr for every operation that is enqueued
- *   CDDP_STANDIN_NCCL_VERSION=C  behave as that NCCL (22809: 2.28.9): functions, return codes, errors that stay,
+ *   CDDP_STANDIN_NCCL_VERSION=C  behave as that NCCL (22809: 2.28.9): functions, return codes, permanent errors,
  *                                windows, means (version.h). Default: that of nccl.h
  *   CDDP_STANDIN_PROGRESS=P      how many percent of the launches that NCCL leaves to a thread are "in progress" when
  *                                the call returns, 25 if unset
- *   CDDP_STANDIN_WINDOWS=0       no symmetric memory on this machine
- *   CDDP_STANDIN_INSTANCES=N     so many devices, one after the other, share a PCI address, as MIG instances do
+ *   CDDP_STANDIN_WINDOWS=0       no symmetric memory on this node
+ *   CDDP_STANDIN_INSTANCES=N     this number of consecutive devices share a PCI address, as MIG instances do
  *   CDDP_STANDIN_SKIP_WAIT=K     plant a bug: ignore the K-th cuStreamWaitEvent of the process (K+: and all later ones)
  *   CDDP_STANDIN_SKIP_LAUNCH=K   the same for launches of NCCL operations (a group is one): as if not called
  *   CDDP_STANDIN_SWAP_LAUNCH=K   the K-th launch changes places with the next one
@@ -38,8 +37,7 @@
  *                                of any function that allocates) fails with the numeric code C; F = kernel: the K-th
  *                                kernel that runs meets a fault of the device, which all later calls return (700: an
  *                                illegal address)
- *   CDDP_STANDIN_CONNECT=1       blocking communicators wait for all ranks where a collective is of a new kind, size or
- *                                type
+ *   CDDP_STANDIN_CONNECT=1       blocking communicators wait for all ranks at a collective of a new kind, size or type
  *   CDDP_STANDIN_STUCK_ABORT=1   ncclCommAbort does not return
  *   CDDP_STANDIN_KERNELS=P:...   shared libraries to open, each with a table `const struct standin_kernel
  *                                standin_kernels[]` that ends with a NULL name
@@ -65,41 +63,47 @@ struct standin_thread {
     struct standin_dim thread;      /* threadIdx; 0 in a body that serves a whole block */
 };
 
-struct standin_ranges; /* what an operation reads and writes */
+struct standin_ranges; /* memory that an operation reads and writes */
 
 /*
- * The host twin of one kernel. args[] points to copies of the arguments as the host passed them, so pointers in them
- * are device pointers: standin_host() makes them usable.
+ * The host twin of one kernel. args[] points to copies of the arguments that the host passed, so pointers in them are
+ * device pointers: standin_host() makes them usable.
  */
 struct standin_kernel {
-    const char *name; /* as cuLibraryGetKernel is asked for it */
+    const char *name; /* the name for cuLibraryGetKernel */
     size_t n_args, arg_size[STANDIN_ARGS];
-    /* One of the two: for each thread of each block, or for each block (where threads of a block meet). */
+    /* One of the two: for each thread of each block, or for each block (if the threads of a block synchronise). */
     void (*thread)(const struct standin_thread *t, void *const *args);
     void (*block)(const struct standin_thread *t, void *const *args);
     /* Optional: make the pointers in the copies usable, once per launch, before its first thread. */
     void (*usable)(void *const *args);
-    /* Say with standin_reads and standin_writes what a launch will use. Runs at the launch; must not touch memory. */
+    /* Reports the memory of a launch with standin_reads and standin_writes. Called at the launch; must not touch
+     * memory. */
     void (*ranges)(const struct standin_thread *grid, void *const *args, struct standin_ranges *r);
 };
 
-/* Make a kernel known to every library that is loaded. The struct must live as long as the process. Any thread. */
+/* Registers a kernel for every library that is loaded. The struct must live as long as the process. Any thread. */
 STANDIN_API void standin_kernel_register(const struct standin_kernel *k);
 
 STANDIN_API void standin_reads(struct standin_ranges *r, const void *at, size_t bytes);
 STANDIN_API void standin_writes(struct standin_ranges *r, const void *at, size_t bytes);
 
-/* The host address behind a device pointer, which by itself cannot be dereferenced; others, and NULL, as they are. */
+/*
+ * Returns the host address of a device pointer, which cannot be dereferenced itself; other pointers, and NULL, are
+ * unchanged.
+ */
 STANDIN_API void *standin_host(const void *device);
 
-/* Faults so far (CDDP_STANDIN_REPORT=count); and the text of the last one, which the caller may read until the next. */
+/*
+ * Returns the number of faults so far (CDDP_STANDIN_REPORT=count). And: the text of the last one, valid until the next.
+ */
 STANDIN_API unsigned standin_faults(void);
 STANDIN_API const char *standin_last_fault(void);
 
 /* Read the environment again, for a test that has changed it; plants are counted anew. No other call may be running. */
 STANDIN_API void standin_configure(void);
 
-/* How often the calling thread has called ncclCommGetAsyncError. */
+/* Returns how often the calling thread has called ncclCommGetAsyncError. */
 STANDIN_API uint64_t standin_asked(void);
 
 /* How many launches of this kernel were put on a stream. Any thread. */
@@ -108,8 +112,8 @@ STANDIN_API uint64_t standin_launched(const char *kernel);
 STANDIN_API uint64_t standin_allocations(void);
 
 /*
- * How often the calling thread has made a call of the driver that waits for the device, or may: a synchronisation, a
- * blocking copy, getting or freeing memory. Asking an event is none.
+ * Returns how often the calling thread has made a call of the driver that waits for the device, or may: a
+ * synchronisation, a blocking copy, an allocation or release of memory. A query of an event does not count.
  */
 STANDIN_API uint64_t standin_waits(void);
 
@@ -122,10 +126,10 @@ STANDIN_API uint64_t standin_threads(void);
 /* Is a call in the driver that holds the context (CDDP_STANDIN_CONTEXT_LOCK)? */
 STANDIN_API bool standin_context_held(void);
 
-/* A context that is not the device's primary one, as cuCtxCreate makes it; it stays. After cuInit. */
+/* Creates a context that is not the primary one, like cuCtxCreate; it is never destroyed. After cuInit. */
 STANDIN_API struct CUctx_st *standin_second_context(int device);
 
-/* What exists now. */
+/* Returns what exists now. */
 struct standin_live {
     unsigned device_memory, pinned_memory, streams, events, libraries, communicators;
 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Streams and events. A stream is a thread with a queue; an operation waits a random time, then runs. Clocks are moved
- * when an operation is pushed, in the order of the program's calls, so what they say does not depend on timing.
+ * Streams and events. A stream is a thread with a queue; an operation waits a random time, then runs. Clocks change
+ * when an operation is pushed, in the order of the program's calls, so that they do not depend on timing.
  */
 #include "stream.h"
 
@@ -15,7 +15,7 @@
 _Thread_local struct si_thread si_thread;
 unsigned si_n_communicators;
 
-static struct CUstream_st *streams[SI_ACTORS]; /* [SI_HOST] stays empty */
+static struct CUstream_st *streams[SI_ACTORS]; /* [SI_HOST] is always empty */
 static uint64_t slot_time[SI_ACTORS];          /* where the last user of the slot ended */
 static unsigned last_slot, n_events;
 static uint64_t n_operations;
@@ -476,7 +476,7 @@ CUresult si_stream_locked(CUstream handle, const char *function, struct CUstream
         *out = handle;
         return CUDA_SUCCESS;
     }
-    si_refused("%s: %p is no stream, or has been destroyed", function, (void *)handle);
+    si_refused("%s: %p is not a stream, or has been destroyed", function, (void *)handle);
     return CUDA_ERROR_INVALID_HANDLE;
 }
 
@@ -664,11 +664,11 @@ static CUresult check_event(CUevent e, const char *function)
 {
     if (e != NULL && e->magic == MAGIC_EVENT)
         return CUDA_SUCCESS;
-    si_refused("%s: %p is no event, or has been destroyed", function, (void *)e);
+    si_refused("%s: %p is not an event, or has been destroyed", function, (void *)e);
     return CUDA_ERROR_INVALID_HANDLE;
 }
 
-/* May it be asked for, or waited for, in this thread, as far as captures go? */
+/* Returns whether captures allow a query of it, or a wait for it, in this thread. */
 static CUresult askable(CUevent e, const char *function)
 {
     CUresult rc = si_capture_unsafe(function);

@@ -9,7 +9,7 @@
 
 struct si_capture;
 
-/* What a capture keeps, in the order of the program: operations, recorded points, waits for such points. */
+/* The content of a capture, in the order of the program: operations, recorded points, waits for such points. */
 enum si_node_kind { SI_NODE_OPERATION, SI_NODE_RECORD, SI_NODE_WAIT };
 
 struct si_node {
@@ -22,7 +22,7 @@ struct si_node {
     struct si_range range[];
 };
 
-/* What came of a capture: shared by the graph, what is instantiated of it, and what of it is under way. */
+/* The result of a capture: shared by the graph, its executable graphs, and their launches. */
 struct si_graph {
     uint32_t refs; /* locked */
     CUcontext ctx;
@@ -37,18 +37,18 @@ struct CUstream_st {
     bool legacy, blocking, ending;
     bool hidden; /* no handle of the program's: it runs a part of a graph */
     struct si_op *head, **tail;
-    uint32_t pushed, done; /* operations; pushed is what the thread sleeps on, done who wants room */
+    uint32_t pushed, done; /* operations; the thread sleeps on pushed, and a caller that needs room on done */
     unsigned n_waiting;    /* for room */
     struct si_clock clock;
     uint64_t random;
-    struct si_capture *capture;    /* NULL: what is pushed runs */
+    struct si_capture *capture;    /* NULL: pushed operations run */
     uint64_t n_captured, n_joined; /* operations in it; up to which another stream waits for them */
     unsigned lane;                 /* of the capture's streams */
 };
 
 struct si_stop {
     uint32_t refs;
-    uint32_t passed; /* what waiters sleep on */
+    uint32_t passed; /* waiting threads sleep on it */
     int64_t time_ns;
     struct si_clock clock;
 };
@@ -69,7 +69,7 @@ struct CUevent_st {
 /* A stream that the program does not see, and its end. */
 struct CUstream_st *si_stream_hidden_locked(CUcontext ctx);
 void si_stream_end_locked(struct CUstream_st *s);
-/* What comes on the stream now comes behind all that the calling thread knows, and behind the legacy stream. */
+/* Orders later work on the stream after everything that the calling thread knows, and after the legacy stream. */
 void si_stream_begin_locked(struct CUstream_st *s);
 
 /* -------------------------------------------------------------------------------------------------------- graph.c */
@@ -86,7 +86,7 @@ struct CUstream_st *si_stream_at_locked(unsigned slot);
 /* Keep op, which uses these ranges, in the capture that the stream is in. */
 void si_capture_push_locked(struct CUstream_st *s, struct si_op *op, const struct standin_ranges *r);
 void si_capture_record_locked(struct CUstream_st *s, CUevent e);
-/* The stream or the event is captured: what waiting for the event means, and its result. */
+/* Returns the result, and the effect, of a wait for an event if the stream or the event is captured. */
 CUresult si_capture_wait_locked(struct CUstream_st *s, CUevent e);
 /* A query of, or a wait for, a stream or an event is impossible while it is captured: the capture ends with an error.
  */
@@ -94,7 +94,7 @@ CUresult si_capture_asked_stream_locked(const struct CUstream_st *s);
 CUresult si_capture_asked_event_locked(const struct CUevent_st *e);
 /* The same for all streams of a context. */
 CUresult si_capture_asked_context_locked(CUcontext ctx);
-/* A use of the legacy stream, which would wait for the blocking ones; query: it only asks for its state. */
+/* Checks a use of the legacy stream, which would wait for the blocking ones; query: it only reads its state. */
 CUresult si_capture_legacy_locked(CUcontext ctx, bool query);
 
 #endif

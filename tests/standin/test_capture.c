@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The stand-in's stream captures, words that a stream writes, faults that stay, and the context that one call holds. */
+/* The stand-in's stream captures, words that a stream writes, permanent faults, and the context that one call holds. */
 #include "hygiene.h"
 #include "pair.h"
 
@@ -13,7 +13,7 @@ CDI_SUITE(capture);
 
 #define N 64
 
-/* An event that has been recorded outside of any capture, and has come. */
+/* An event that was recorded outside of any capture, and reached. */
 static CUevent plain_event(const struct pair *p)
 {
     CUevent e = device_event();
@@ -23,7 +23,7 @@ static CUevent plain_event(const struct pair *p)
     return e;
 }
 
-/* What a call in another thread returns; mode: of that thread. */
+/* The result of a call in another thread; mode: of that thread. */
 struct other {
     const struct pair *p;
     CUstreamCaptureMode mode;
@@ -62,13 +62,13 @@ static CUresult capture_beside_a_query(CUstreamCaptureMode capture, CUstreamCapt
     cr_assert_eq(o.rc, rc == CUDA_SUCCESS ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     if (rc == CUDA_SUCCESS)
         CU(cuGraphDestroy(graph));
-    cr_assert_eq(first(p.y), 2, "what was captured did not run");
+    cr_assert_eq(first(p.y), 2, "the captured work did not run");
     CU(cuEventDestroy(o.event));
     pair_close(&p);
     return rc;
 }
 
-Test(capture, a_query_in_any_thread_ends_a_global_capture)
+Test(capture, query_in_any_thread_ends_global_capture)
 {
     cr_assert_eq(capture_beside_a_query(CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_GLOBAL),
                  CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
@@ -107,7 +107,7 @@ Test(capture, the_capturing_thread_may_not_allocate_unless_relaxed)
     pair_close(&p);
 }
 
-Test(capture, what_is_captured_cannot_be_asked_even_by_a_relaxed_thread)
+Test(capture, relaxed_thread_cannot_query_captured_work)
 {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     struct pair p;
@@ -134,7 +134,7 @@ static CUstreamCaptureStatus status_of(CUstream s)
     return status;
 }
 
-Test(capture, an_event_wait_takes_a_stream_in_and_another_one_brings_it_back)
+Test(capture, event_waits_fork_and_join_a_stream)
 {
     struct pair p;
     CUgraph graph;
@@ -157,7 +157,7 @@ Test(capture, an_event_wait_takes_a_stream_in_and_another_one_brings_it_back)
     pair_close(&p);
 }
 
-Test(capture, it_depends_on_nothing_outside)
+Test(capture, rejects_dependency_on_outside_work)
 {
     struct pair p;
     CUstream blocking;
@@ -183,7 +183,7 @@ Test(capture, it_depends_on_nothing_outside)
 /* ---------------------------------------------------------------------------------------------------------- words --
  */
 
-Test(capture, who_sees_the_word_sees_what_came_before_it)
+Test(capture, written_word_publishes_earlier_work)
 {
     struct pair p;
     void *pinned;
@@ -213,7 +213,7 @@ Test(capture, who_sees_the_word_sees_what_came_before_it)
 /* --------------------------------------------------------------------------------------------------------- faults --
  */
 
-Test(capture, a_fault_of_the_device_stays)
+Test(capture, device_fault_is_permanent)
 {
     static struct pair p; /* nothing of it can be destroyed afterwards */
     CUdeviceptr memory;
@@ -275,7 +275,7 @@ static void *ask_there(void *arg)
     return NULL;
 }
 
-Test(capture, a_call_that_waits_for_the_device_may_hold_up_all_others)
+Test(capture, waiting_call_may_block_all_others)
 {
     const struct timespec moment = {.tv_nsec = 30000000};
     struct held h = {.asked = 0};
@@ -297,6 +297,6 @@ Test(capture, a_call_that_waits_for_the_device_may_hold_up_all_others)
     atomic_store(&h.let_go, 1);
     cr_assert_eq(pthread_join(frees, NULL), 0);
     cr_assert_eq(pthread_join(asks, NULL), 0);
-    cr_assert_eq(atomic_load(&h.seen), 2, "a call came through while another one held the context");
+    cr_assert_eq(atomic_load(&h.seen), 2, "a call returned while another one held the context");
     pair_close(&h.p);
 }

@@ -20,7 +20,7 @@ static bool add(struct si_history *h, struct si_access a, unsigned other, uint64
     return si_history_add(h, &a, &now, &with);
 }
 
-Test(clock, joining_takes_the_later_of_both)
+Test(clock, join_takes_the_later_clock)
 {
     struct si_clock a = {.t = {1, 5, 0}}, b = {.t = {2, 4, 7}};
 
@@ -30,7 +30,7 @@ Test(clock, joining_takes_the_later_of_both)
     cr_assert_eq(a.t[2], 7);
 }
 
-Test(clock, a_read_behind_an_unknown_write_is_a_conflict)
+Test(clock, read_after_unordered_write_conflicts)
 {
     struct si_history h = {0};
 
@@ -39,7 +39,7 @@ Test(clock, a_read_behind_an_unknown_write_is_a_conflict)
     si_history_release(&h);
 }
 
-Test(clock, an_ordered_write_and_a_write_elsewhere_are_none)
+Test(clock, ordered_or_disjoint_writes_do_not_conflict)
 {
     struct si_history h = {0};
 
@@ -49,7 +49,7 @@ Test(clock, an_ordered_write_and_a_write_elsewhere_are_none)
     si_history_release(&h);
 }
 
-Test(clock, reads_do_not_conflict_but_a_write_with_each_of_them)
+Test(clock, write_conflicts_with_each_read)
 {
     struct si_history h = {0};
 
@@ -59,7 +59,7 @@ Test(clock, reads_do_not_conflict_but_a_write_with_each_of_them)
     si_history_release(&h);
 }
 
-Test(clock, what_a_write_covers_is_forgotten_and_the_rest_kept)
+Test(clock, write_replaces_covered_records_only)
 {
     struct si_history h = {0};
 
@@ -71,7 +71,7 @@ Test(clock, what_a_write_covers_is_forgotten_and_the_rest_kept)
     si_history_release(&h);
 }
 
-Test(clock, a_loop_over_the_same_memory_does_not_grow_its_history)
+Test(clock, loop_does_not_grow_history)
 {
     struct si_history h = {0};
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whose memory libcddp takes, and how it copies: the public functions in a world of one, on the stand-in. */
+/* The memory that libcddp accepts, and its copies: the public functions in a world of one, on the stand-in. */
 #include "device.h"
 #include "hygiene.h"
 
@@ -30,8 +30,8 @@ static void end(cddp_comm *comm)
     cr_assert_eq(standin_faults(), 0, "%s", standin_last_fault());
 }
 
-/* What a driver says that is older than the nvcc that made the kernels' code. */
-Test(copies, code_that_is_too_new_for_the_driver_says_which_driver_it_needs)
+/* The error of a driver that is older than the nvcc that made the kernels' code. */
+Test(copies, names_the_driver_that_the_kernels_need)
 {
     cddp_comm *comm;
 
@@ -40,13 +40,13 @@ Test(copies, code_that_is_too_new_for_the_driver_says_which_driver_it_needs)
     standin_configure();
     cr_assert_eq(cddp_init(&comm, NULL), CDDP_E_SYSTEM);
     SAYS("the CUDA driver reports CUDA_ERROR_UNSUPPORTED_PTX_VERSION (222)");
-#if CUDA_VERSION >= 13000 /* as that of nvcc, which comes with it */
+#if CUDA_VERSION >= 13000 /* like that of nvcc, from the same toolkit */
     SAYS("the GPU code of libcddp needs CUDA 13.");
     SAYS("but the NVIDIA driver supports CUDA 12.4: install driver 580 or newer, or build with the nvcc of CUDA 12");
 #endif
 }
 
-Test(copies, a_driver_below_the_floor_is_told_what_this_build_needs)
+Test(copies, names_the_oldest_supported_driver)
 {
     cddp_comm *comm;
 
@@ -59,7 +59,7 @@ Test(copies, a_driver_below_the_floor_is_told_what_this_build_needs)
 #endif
 }
 
-/* Memory of device 1, while libcddp works on device 0: what a program gets that has not called cudaSetDevice. */
+/* Memory of device 1, while libcddp works on device 0: the result of a missing cudaSetDevice. */
 static CUdeviceptr elsewhere(size_t bytes, bool managed)
 {
     CUcontext other;
@@ -86,7 +86,7 @@ static void refused(cddp_status status)
     SAYS("cudaSetDevice(0)");
 }
 
-Test(copies, memory_of_another_gpu_is_refused_and_both_are_named)
+Test(copies, rejects_memory_of_another_gpu)
 {
     cddp_comm *comm = begin();
     CUdeviceptr theirs = elsewhere(4096, false);
@@ -116,7 +116,7 @@ Test(copies, memory_of_another_gpu_is_refused_and_both_are_named)
     end(comm);
 }
 
-Test(copies, memory_of_all_ranks_is_the_gpus_and_pinned_memory_the_hosts)
+Test(copies, collective_memory_is_on_the_gpu_and_pinned_on_the_host)
 {
     cddp_comm *comm = begin();
     float *host, x[64];
@@ -143,8 +143,8 @@ Test(copies, memory_of_all_ranks_is_the_gpus_and_pinned_memory_the_hosts)
     end(comm);
 }
 
-/* As of a program, or another library, that has made a context of its own: kernels would meet an illegal address. */
-Test(copies, memory_of_another_context_of_the_gpu_is_refused)
+/* Like a program, or another library, that has created a context: kernels would use an illegal address. */
+Test(copies, rejects_memory_of_another_context)
 {
     cddp_comm *comm = begin();
     CUdeviceptr theirs;
@@ -161,7 +161,7 @@ Test(copies, memory_of_another_context_of_the_gpu_is_refused)
     end(comm);
 }
 
-/* The driver calls it nobody's: of no context. */
+/* The driver reports no context for it. */
 Test(copies, memory_of_a_pool_is_the_gpus)
 {
     cddp_comm *comm = begin();
@@ -195,7 +195,7 @@ Test(copies, managed_memory_is_every_gpus)
 }
 
 /* The singular call has an error for host memory, at which compute-sanitizer would stop. */
-Test(copies, host_memory_is_told_without_an_error_of_the_driver)
+Test(copies, recognises_host_memory_without_driver_errors)
 {
     cddp_comm *comm;
     void *mine;
@@ -213,8 +213,8 @@ Test(copies, host_memory_is_told_without_an_error_of_the_driver)
     end(comm);
 }
 
-/* After a fault of the GPU the driver says nothing of memory: it is not the host's all the same. */
-Test(copies, memory_of_which_the_driver_says_nothing_is_not_touched)
+/* After a fault of the GPU the driver reports nothing about memory: it does not count as host memory. */
+Test(copies, leaves_unknown_memory_alone_after_a_fault)
 {
     cddp_comm *comm = begin();
     void *mine;
@@ -239,7 +239,7 @@ static void fill(uint8_t *p, size_t bytes, unsigned seed)
 }
 
 /* Around the size of a block, through both, and more often than there are blocks. */
-Test(copies, every_byte_arrives_and_none_beyond)
+Test(copies, copies_every_byte_and_none_beyond)
 {
     static const size_t sizes[] = {0, 1, 255, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 3 * BLOCK + 5, 5 * BLOCK - 3};
     size_t cap = 5 * BLOCK + 64;
@@ -271,8 +271,8 @@ Test(copies, every_byte_arrives_and_none_beyond)
     end(comm);
 }
 
-/* Pinned memory and memory of the GPU come and go while the communicator does, and not in its calls. */
-Test(copies, calls_make_and_free_no_memory)
+/* Pinned memory and GPU memory are allocated and freed with the communicator, not in its calls. */
+Test(copies, calls_allocate_no_memory)
 {
     size_t large = 3 * BLOCK + 1;
     uint8_t *host = calloc(1, large);
@@ -311,7 +311,7 @@ Test(copies, calls_make_and_free_no_memory)
 
 #define LARGE (((size_t)64 << 20) + 1) /* bytes: its block is one of those that are not kept */
 
-/* Rank 1 comes to the second collective only when rank 0 has joined the first. */
+/* Rank 1 calls the second collective only when rank 0 has joined the first. */
 static int join_the_first(int rank)
 {
     uint8_t *x = calloc(LARGE, 1);

@@ -27,7 +27,7 @@ Test(driver, a_kernel_runs_over_the_whole_grid)
     pair_close(&p);
 }
 
-Test(driver, a_read_without_an_event_wait_is_a_fault)
+Test(driver, read_without_event_wait_is_a_fault)
 {
     struct pair p;
 
@@ -40,7 +40,7 @@ Test(driver, a_read_without_an_event_wait_is_a_fault)
     pair_close(&p);
 }
 
-Test(driver, a_write_over_what_another_stream_reads_is_a_fault)
+Test(driver, unordered_write_after_read_is_a_fault)
 {
     struct pair p;
 
@@ -83,7 +83,7 @@ Test(driver, two_parts_of_one_buffer_need_no_order)
     pair_close(&p);
 }
 
-Test(driver, a_wait_is_for_the_recording_before_it_alone)
+Test(driver, wait_covers_the_last_recording_only)
 {
     struct pair p;
 
@@ -92,7 +92,7 @@ Test(driver, a_wait_is_for_the_recording_before_it_alone)
     CU(cuEventRecord(p.event, p.a));
     CU(cuStreamWaitEvent(p.b, p.event, 0));
     device_axpy(&p.device, 1, p.x, p.y, N, p.a);
-    CU(cuEventRecord(p.event, p.a)); /* comes too late for the wait above */
+    CU(cuEventRecord(p.event, p.a)); /* is too late for the wait above */
     device_axpy(&p.device, 1, p.x, p.y, N, p.b);
     cr_assert_eq(standin_faults(), 1);
     CU(cuCtxSynchronize());
@@ -127,7 +127,7 @@ Test(driver, another_threads_query_does_not_hide_a_missing_wait)
     pair_close(&p);
 }
 
-Test(driver, the_hosts_wait_orders_what_comes_after_it)
+Test(driver, host_wait_orders_later_work)
 {
     struct pair p;
 
@@ -231,7 +231,7 @@ Test(driver, fresh_memory_is_full_of_nans)
     pair_close(&p);
 }
 
-Test(driver, many_attributes_are_told_at_once_and_of_any_memory)
+Test(driver, returns_many_attributes_of_any_memory_at_once)
 {
     CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
                                    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
@@ -267,7 +267,7 @@ Test(driver, the_host_cannot_use_device_memory, .signal = SIGSEGV)
     struct pair p;
 
     pair_open(&p, N);
-    (void)signal(SIGSEGV, SIG_DFL); /* a sanitizer would make an exit of it */
+    (void)signal(SIGSEGV, SIG_DFL); /* a sanitizer would turn it into an exit */
     cr_assert_eq(*(volatile float *)p.x, 1);
 }
 
@@ -276,7 +276,7 @@ static void call_cuda(void *arg)
     *(CUresult *)arg = cuEventQuery(NULL);
 }
 
-Test(driver, a_host_function_runs_in_order_and_may_not_call_cuda)
+Test(driver, host_function_runs_in_order_without_cuda)
 {
     struct pair p;
     CUresult seen = CUDA_SUCCESS;
@@ -288,7 +288,7 @@ Test(driver, a_host_function_runs_in_order_and_may_not_call_cuda)
     pair_close(&p);
 }
 
-Test(driver, work_for_a_stream_of_another_device_is_refused)
+Test(driver, rejects_work_for_a_stream_of_another_device)
 {
     struct pair p;
     CUcontext other;
@@ -303,7 +303,7 @@ Test(driver, work_for_a_stream_of_another_device_is_refused)
     pair_close(&p);
 }
 
-Test(driver, a_bad_launch_is_refused_and_one_out_of_bounds_is_a_fault)
+Test(driver, bad_launch_fails_and_out_of_bounds_is_a_fault)
 {
     struct pair p;
     float a = 1;
@@ -356,7 +356,7 @@ Test(driver, functions_are_found_by_name_and_version)
     cr_assert_null(fn);
 }
 
-Test(driver, devices_are_those_that_cuda_shows)
+Test(driver, lists_the_visible_devices)
 {
     CUuuid uuid;
     char pci[16];
@@ -374,7 +374,7 @@ Test(driver, devices_are_those_that_cuda_shows)
     cr_assert_eq(cuDeviceGetName(pci, sizeof pci, 2), CUDA_ERROR_INVALID_DEVICE);
 }
 
-Test(driver, without_a_context_nothing_can_be_made)
+Test(driver, fails_without_a_context)
 {
     CUdeviceptr p;
     CUstream s;

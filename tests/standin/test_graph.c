@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The stand-in's graphs: what was captured, launched any number of times, with NCCL's operations among it. */
+/* The stand-in's graphs: captured work, launched any number of times, including NCCL's operations. */
 #include "hygiene.h"
 #include "pair.h"
 #include "world.h"
@@ -54,7 +54,7 @@ Test(graph, each_launch_runs_all_of_it_in_order)
     for (int i = 0; i < REPLAYS; i++) {
         device_axpy(&p.device, 1, p.x, p.y, COUNT, p.a); /* before it, */
         CU(cuGraphLaunch(exec, p.a));
-        device_axpy(&p.device, 1, p.x, p.y, COUNT, p.a); /* and behind it */
+        device_axpy(&p.device, 1, p.x, p.y, COUNT, p.a); /* and after it */
     }
     CU(cuStreamSynchronize(p.a));
     cr_assert_eq(first(p.y), 2 + 4 * REPLAYS);
@@ -84,7 +84,7 @@ Test(graph, launches_of_one_graph_on_two_streams_are_ordered)
     pair_close(&p);
 }
 
-Test(graph, an_event_that_is_missing_in_it_is_noticed)
+Test(graph, missing_event_is_a_fault)
 {
     struct pair p;
     CUgraphExec exec;
@@ -101,7 +101,7 @@ Test(graph, an_event_that_is_missing_in_it_is_noticed)
     pair_close(&p);
 }
 
-Test(graph, what_is_not_joined_makes_no_graph)
+Test(graph, unjoined_stream_makes_no_graph)
 {
     struct pair p;
 
@@ -175,7 +175,7 @@ static void *destroy_later(void *arg)
     return NULL;
 }
 
-/* An abort ends a launch that waits for a peer, and comes back when the graph is gone. */
+/* An abort ends a launch that waits for a peer, and returns when the graph is gone. */
 static int abort_beside_a_graph(struct rank *r)
 {
     struct later later = {.begun = 0};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * NCCL's half of the stand-in. Ranks are processes, which is how the project uses it; each ends with 0 if all was as it
- * should be. Run with CDDP_STANDIN_REPORT=count: a fault is counted, and looked for.
+ * NCCL's half of the stand-in. Ranks are processes, as in the project; each exits with 0 if its checks hold. Run with
+ * CDDP_STANDIN_REPORT=count: faults are counted and checked.
  */
 #include "worker/math/float16.h"
 #include "world.h"
@@ -86,12 +86,12 @@ static int ring(struct rank *r)
     return close_rank(r);
 }
 
-Test(nccl, messages_of_a_group_go_round)
+Test(nccl, group_exchanges_messages_in_a_ring)
 {
     cr_assert_eq(world(4, ring), 0);
 }
 
-/* In one group; a blocking communicator goes on after what was refused. */
+/* In one group; a blocking communicator goes on after a rejected call. */
 static int to_oneself(struct rank *r)
 {
     if (open_rank(r, 1) != 0)
@@ -110,7 +110,7 @@ static int to_oneself(struct rank *r)
     return close_rank(r);
 }
 
-Test(nccl, a_message_to_oneself_needs_both_ends_in_a_group)
+Test(nccl, message_to_self_needs_both_ends_in_a_group)
 {
     cr_assert_eq(world(2, to_oneself), 0);
 }
@@ -170,7 +170,7 @@ static int in_progress(struct rank *r)
     return close_rank(r);
 }
 
-Test(nccl, a_non_blocking_communicator_says_in_progress)
+Test(nccl, non_blocking_communicator_returns_in_progress)
 {
     cr_assert_eq(setenv("CDDP_STANDIN_PROGRESS", "100", 1), 0);
     cr_assert_eq(world(2, in_progress), 0);
@@ -203,7 +203,7 @@ static int parts(struct rank *r)
     return close_rank(r);
 }
 
-Test(nccl, a_split_makes_communicators_of_the_parts)
+Test(nccl, split_makes_subcommunicators)
 {
     cr_assert_eq(world(4, parts), 0);
 }
@@ -249,7 +249,7 @@ static int alone(struct rank *r)
     return 0;
 }
 
-Test(nccl, waiting_for_a_rank_that_never_comes_can_be_aborted)
+Test(nccl, abort_ends_a_wait_for_a_missing_rank)
 {
     cr_assert_eq(world(1, alone), 0);
 }
@@ -271,7 +271,7 @@ static int abort_work(struct rank *r)
     return 0;
 }
 
-Test(nccl, an_abort_ends_what_is_queued)
+Test(nccl, abort_ends_queued_operations)
 {
     cr_assert_eq(world(2, abort_work), 0);
 }
@@ -294,7 +294,7 @@ static int one_device_two_hosts(struct rank *r)
     return one_device(r);
 }
 
-Test(nccl, two_ranks_on_one_device_only_where_they_say_different_hosts)
+Test(nccl, ranks_share_a_device_only_as_different_hosts)
 {
     cr_assert_eq(world(2, one_device), 0);
     cr_assert_eq(world(2, one_device_two_hosts), 0);
@@ -368,7 +368,7 @@ static int freed_while_registered(struct rank *r)
     return 0;
 }
 
-Test(nccl, freeing_what_is_registered_is_a_fault)
+Test(nccl, freeing_registered_memory_is_a_fault)
 {
     cr_assert_eq(world(1, freed_while_registered), 0);
 }
@@ -386,7 +386,7 @@ static int no_windows(struct rank *r)
     return ncclCommDestroy(r->comm) != ncclSuccess;
 }
 
-Test(nccl, hardware_without_windows_gives_none)
+Test(nccl, no_window_without_hardware_support)
 {
     cr_assert_eq(setenv("CDDP_STANDIN_WINDOWS", "0", 1), 0);
     cr_assert_eq(world(1, no_windows), 0);
@@ -406,7 +406,7 @@ static int different_counts(struct rank *r)
     return 0;
 }
 
-Test(nccl, ranks_that_call_different_things_are_a_fault)
+Test(nccl, different_calls_on_ranks_are_a_fault)
 {
     cr_assert_eq(world(2, different_counts), 0);
 }
@@ -440,7 +440,7 @@ static int planted(struct rank *r)
     return 0;
 }
 
-Test(nccl, planted_failures_come_when_they_should)
+Test(nccl, planted_failures_happen_at_their_call)
 {
     cr_assert_eq(world(2, planted), 0);
 }
@@ -460,7 +460,7 @@ Test(nccl, an_older_library_lacks_the_newer_functions)
     cr_assert_eq(version, 21900);
 }
 
-Test(nccl, a_wait_can_be_left_out_from_outside)
+Test(nccl, setting_skips_an_event_wait)
 {
     CUstream s;
     CUevent e;

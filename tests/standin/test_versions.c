@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What NCCL's versions do differently (version.h), seen from outside. Run with CDDP_STANDIN_REPORT=count. */
+/* Differences between versions of NCCL (version.h), seen from outside. Run with CDDP_STANDIN_REPORT=count. */
 #include "worker/math/float16.h"
 #include "world.h"
 
@@ -33,8 +33,8 @@ static void each(int n, int first, body_fn body)
 }
 
 /*
- * Ranks other than 0 wait here until rank 0 says so: what it has begun with all of them is in progress until then. They
- * come to this as often as rank 0 says it.
+ * Ranks other than 0 wait here for a signal of rank 0: until then the calls that it has begun with all of them are in
+ * progress. They get here once for each signal.
  */
 static void await(struct rank *r)
 {
@@ -70,7 +70,7 @@ static int give_up(struct rank *r)
 
 /* ------------------------------------------------------------------------------------------------ in progress ---- */
 
-/* Rank 0 begins; rank 1, if it is in a part, is in one of its own. */
+/* Rank 0 begins; rank 1, if it is in a part, is in a separate one. */
 static int split_to(struct rank *r, int color, bool in_a_part)
 {
     ncclComm_t part = NULL;
@@ -99,7 +99,7 @@ static int split(struct rank *r)
     return close_rank(r);
 }
 
-Test(versions, a_split_says_success_and_stores_its_pointer_later)
+Test(versions, split_returns_success_before_its_pointer)
 {
     each(2, 0, split);
 }
@@ -126,7 +126,7 @@ static int window(struct rank *r)
     return close_rank(r);
 }
 
-Test(versions, a_window_says_success_before_it_is_one_since_2_28)
+Test(versions, window_returns_success_before_it_exists_since_2_28)
 {
     each(2, 22703, window);
 }
@@ -146,7 +146,7 @@ static int operations(struct rank *r)
     return close_rank(r);
 }
 
-Test(versions, operations_told_success_too_early_until_2_23)
+Test(versions, operations_return_success_too_early_until_2_23)
 {
     cr_assert_eq(setenv("CDDP_STANDIN_PROGRESS", "100", 1), 0);
     each(2, 0, operations);
@@ -162,7 +162,7 @@ static int alone(struct rank *r)
     return close_rank(r);
 }
 
-Test(versions, one_rank_is_never_in_progress_with_an_operation)
+Test(versions, single_rank_is_never_in_progress)
 {
     cr_assert_eq(setenv("CDDP_STANDIN_PROGRESS", "100", 1), 0);
     each(1, 0, alone);
@@ -182,14 +182,14 @@ static int refused(struct rank *r)
         CHECK(ncclCommCount(r->comm, &count) == ncclInvalidArgument && state(r) == ncclInProgress);
         CHECK(sum(r) == ncclInvalidArgument && state(r) == ncclInvalidArgument);
         go_on(r);
-        while (state(r) == ncclInvalidArgument) /* the thread stores its own result over it */
+        while (state(r) == ncclInvalidArgument) /* the thread overwrites it with its result */
             (void)usleep(100);
     }
     CHECK(settle(r, ncclInProgress) == ncclSuccess);
     return close_rank(r);
 }
 
-Test(versions, an_operation_while_another_is_in_progress_is_refused_and_lost)
+Test(versions, operation_during_another_is_rejected_and_lost)
 {
     each(2, 0, refused);
 }
@@ -249,7 +249,7 @@ static int failed_group_blocking(struct rank *r)
     return close_rank(r);
 }
 
-Test(versions, a_failed_group_is_the_end_of_a_communicator_that_does_not_block)
+Test(versions, failed_group_ends_a_non_blocking_communicator)
 {
     each(2, 0, failed_group);
     each(2, 0, failed_group_blocking);
@@ -270,12 +270,12 @@ static int failed_window(struct rank *r)
     if (rc == ncclSuccess)
         return close_rank(r);
     CHECK(sum(r) == rc && state(r) == rc);
-    CHECK(ncclCommRegister(r->comm, (void *)r->in, 8192, &handle) == ncclSuccess); /* asks nobody */
+    CHECK(ncclCommRegister(r->comm, (void *)r->in, 8192, &handle) == ncclSuccess); /* does not check the state */
     CHECK(ncclCommDeregister(r->comm, handle) == ncclSuccess);
     return give_up(r);
 }
 
-Test(versions, a_window_that_fails_takes_the_communicator_along_since_2_28)
+Test(versions, failed_window_ends_the_communicator_since_2_28)
 {
     each(2, 22703, failed_window);
 }
@@ -298,7 +298,7 @@ static int without_symmetry(struct rank *r)
     return close_rank(r);
 }
 
-Test(versions, without_symmetric_memory_there_is_a_window_of_a_kind_until_2_28)
+Test(versions, local_window_without_symmetric_memory_until_2_28)
 {
     cr_assert_eq(setenv("CDDP_STANDIN_WINDOWS", "0", 1), 0);
     each(2, 22703, without_symmetry);
@@ -332,7 +332,7 @@ static int mean(struct rank *r)
     return close_rank(r);
 }
 
-Test(versions, a_mean_in_a_window_is_made_after_the_sum_since_2_30_3)
+Test(versions, mean_in_a_window_divides_after_the_sum_since_2_30_3)
 {
     each(3, 22703, mean);
     cr_assert_eq(setenv("NCCL_HOSTID", "one", 1), 0);
@@ -349,13 +349,13 @@ static int instances(struct rank *r)
     return 0;
 }
 
-Test(versions, two_instances_of_one_gpu_are_one_gpu_until_2_30_4)
+Test(versions, mig_instances_count_as_one_gpu_until_2_30_4)
 {
     cr_assert_eq(setenv("CDDP_STANDIN_INSTANCES", "2", 1), 0);
     each(2, 0, instances);
 }
 
-/* 0 is done with its part of the end while 1 has not begun; 1 begins when the board says so. */
+/* 0 has finished its part of the end while 1 has not begun; 1 begins at the signal of the board. */
 static int leave_alone(struct rank *r)
 {
     if (open_rank(r, 0) != 0)
@@ -383,7 +383,7 @@ static void *let_it_go(void *board)
     return NULL;
 }
 
-/* 0 destroys or aborts; 1 has not come as far until `go` says so, or it ends. */
+/* 0 destroys or aborts; 1 does so only at the signal `go`, or exits. */
 static bool aborts, dies;
 
 static int end_first(struct rank *r)

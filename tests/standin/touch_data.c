@@ -23,7 +23,7 @@ static float float_of_f8(uint8_t b, ncclDataType_t type)
     return (float)(b >> 7 ? -v : v);
 }
 
-/* To the nearest, ties to even; what is too large becomes the largest number (__NV_SATFINITE). */
+/* Rounds to nearest, ties to even; values that are too large become the largest number (__NV_SATFINITE). */
 static uint8_t f8_of_float(float x, ncclDataType_t type)
 {
     const uint8_t largest = type == ncclFloat8e4m3 ? 0x7e : 0x7b, sign = signbit(x) ? 0x80 : 0;
@@ -66,7 +66,7 @@ void si_touch_reduce(void *out, const void *const *in, int n, size_t count, nccl
     char sum[SEGMENT_CHUNK] __attribute__((aligned(64)));
     void *to = sum;
 
-    /* By way of a copy: what the compiler makes of a memcpy in there ThreadSanitizer does not always see. */
+    /* Through a copy: ThreadSanitizer does not always see the code that the compiler makes of this memcpy. */
     if (si_is_float8(type))
         reduce_f8(to, in, n, count, type, op);
     else

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cuStreamWriteValue32, of version 11070: "The V2 APIs are available by default on all platforms" (CUDA Driver
- * API 11.8, "Stream Memory Operations"), so that no attribute of the device is asked for. The write comes behind a
- * memory fence of the whole system, so who has seen the value sees all that was before it on the stream; the address is
- * a device pointer, which for memory of cuMemHostAlloc is the host's own (same manual, "Unified Addressing"). To CUDA
- * the value orders nothing, and nothing here learns from it that work is done.
+ * cuStreamWriteValue32, version 11070: "The V2 APIs are available by default on all platforms" (CUDA Driver API 11.8,
+ * "Stream Memory Operations"), so that no attribute of the device is needed. The write follows a memory fence of the
+ * whole system, so a reader of the value sees all earlier work on the stream. The address is a device pointer, which
+ * for memory of cuMemHostAlloc is the host's address (same manual, "Unified Addressing"). For CUDA the value orders
+ * nothing, and the stand-in does not treat it as completion of work.
  */
 #include "core.h"
 

@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the versions of NCCL do differently, as far as a program of the project can see it. Which version the stand-in
- * is, CDDP_STANDIN_NCCL_VERSION says (22809: 2.28.9). Each difference names the place in NCCL's own source that it was
+ * Differences between versions of NCCL, as far as a program of the project can see them. CDDP_STANDIN_NCCL_VERSION
+ * selects the version of the stand-in (22809: 2.28.9). Each difference names the place in NCCL's own source that it was
  * read from, as file:line of the tag vX.Y.Z-1.
  *
- * What is the same in all of them (2.19.3 to 2.30.7), and so needs no row here:
- * - A call that finds the communicator in progress is refused with ncclInvalidArgument (init.cc:293 of v2.19.3,
- *   init.cc:422 of v2.30.7, ncclCommEnsureReady). Of an operation, and of ncclCommFinalize, that answer becomes the
- *   communicator's state, until the thread that is still at work stores its own result over it (enqueue.cc:1598 of
+ * Behaviour of all versions (2.19.3 to 2.30.7), which needs no row here:
+ * - A call during another one in progress is rejected with ncclInvalidArgument (init.cc:293 of v2.19.3,
+ *   init.cc:422 of v2.30.7, ncclCommEnsureReady). Of an operation, and of ncclCommFinalize, that result becomes the
+ * state of the communicator, until the thread that is still at work stores its own result over it (enqueue.cc:1598 of
  *   v2.19.3, enqueue.cc:3124 of v2.30.7; group.cc:629 of v2.28.9).
  * - An error that a thread, a group or an operation ends with is the state of each non-blocking communicator in it, and
  *   every later call returns it (group.cc:382 and group.cc:391 of v2.28.9, groupCleanup). Blocking communicators keep
  *   nothing.
- * - ncclCommSplit of a non-blocking communicator says ncclSuccess while it is in progress (init.cc:2034 of v2.19.3,
- *   init.cc:3392 of v2.30.7: what ncclGroupEndInternal returns is looked at, not returned). The thread stores the new
- *   communicator, or NULL for NCCL_SPLIT_NOCOLOR, where the caller said (init.cc:1420 of v2.19.3, init.cc:1959 of
- *   v2.30.7); also one whose making has failed.
- * - ncclCommRegister, ncclCommDeregister and ncclCommWindowDeregister do not ask for the state, and do their work in
+ * - ncclCommSplit of a non-blocking communicator returns ncclSuccess while it is in progress (init.cc:2034 of v2.19.3,
+ *   init.cc:3392 of v2.30.7: the result of ncclGroupEndInternal is checked, not returned). The thread stores the new
+ *   communicator, or NULL for NCCL_SPLIT_NOCOLOR, at the address of the caller (init.cc:1420 of v2.19.3, init.cc:1959
+ * of v2.30.7); also one whose creation has failed.
+ * - ncclCommRegister, ncclCommDeregister and ncclCommWindowDeregister do not check the state, and do their work in
  *   the caller (register/register.cc:128 of v2.27.7, dev_runtime.cc:927 of v2.28.9).
  * - ncclCommFinalize waits for this rank's own work alone: its streams, and graphs that hold it (commDestroySync:
- *   init.cc:1795 of v2.19.3, init.cc:2740 of v2.30.7). It says nothing to peers that they wait for.
+ *   init.cc:1795 of v2.19.3, init.cc:2740 of v2.30.7). It sends nothing that peers wait for.
  * - ncclCommDestroy waits for peers, also where the communicator does not block (group.cc:55 of v2.30.7, destroyFlag):
  *   it joins the proxy's service thread (init.cc:184 of v2.19.3, init.cc:285 of v2.30.7), which ends when no peer is
  *   connected to it any more (proxy.cc:1467 of v2.19.3, proxy.cc:1769 of v2.30.7). Peers of the same host are: each
@@ -37,12 +37,12 @@
 
 struct si_version {
     int code; /* 23007 */
-    /* ncclCommWindowRegister says "in progress" itself. */
+    /* ncclCommWindowRegister itself returns "in progress". */
     bool window_tells;
-    /* Each group of a non-blocking communicator is launched by a thread of its own; before, only one that has a
-     * message to a rank that it had none for yet. */
+    /* Each group of a non-blocking communicator is launched by a separate thread; before, only a group with a first
+     * message to a rank. */
     bool thread_per_group;
-    /* A collective, a message outside a group, say "in progress" themselves. */
+    /* A collective, or a message outside a group, returns "in progress" itself. */
     bool collective_tells, message_tells;
     /* The window is stored before the call returns, not by the thread. */
     bool window_at_once;
@@ -52,7 +52,7 @@ struct si_version {
     bool symmetric_aborts;
     /* ncclAvg of floats in symmetric windows is made after the sum. */
     bool mean_after_sum;
-    /* Two ranks on one GPU are told by its UUID, not by its PCI address, which MIG instances share. */
+    /* Two ranks on one GPU are recognised by its UUID, not by its PCI address, which MIG instances share. */
     bool gpu_by_uuid;
     /* A rank stops its proxy, which lets its peers' go, in ncclCommFinalize, not in ncclCommDestroy. */
     bool stops_in_finalize;

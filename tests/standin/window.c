@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory for NCCL, and what is registered with a communicator: buffers of one rank, windows of all. */
+/* Memory for NCCL, and memory registered with a communicator: buffers of one rank, windows of all. */
 #include "comm.h"
 #include "version.h"
 
@@ -72,13 +72,13 @@ static bool take_out(struct si_window **list, const void *w)
 }
 
 /*
- * These calls do not ask for the communicator's state, so that they go through on one that has failed. On one that is
- * in progress they would change what another thread is using.
+ * These calls do not check the state of the communicator, so that they succeed on a failed one. During another call in
+ * progress they would change data that its thread is using.
  */
 static ncclResult_t unasked(struct ncclComm *comm, const char *function)
 {
     if (!si_comm_is_alive(comm))
-        return si_comm_refuse(NULL, ncclInvalidArgument, "%s: %p is no communicator, or was destroyed or aborted",
+        return si_comm_refuse(NULL, ncclInvalidArgument, "%s: %p is not a communicator, or was destroyed or aborted",
                               function, (void *)comm);
     if (si_comm_state(comm) == ncclInProgress)
         si_fault("%s: communicator '%s' is still in progress, and this call does not wait for NCCL's own thread",
@@ -158,7 +158,7 @@ static uint64_t free_place(struct ncclComm *comm, size_t bytes)
     return place;
 }
 
-/* Has every rank come with the same? */
+/* Returns whether every rank has called it with the same arguments. */
 static ncclResult_t meet(struct ncclComm *comm, const struct window *want)
 {
     const struct segment_word word = {
@@ -241,7 +241,7 @@ static ncclResult_t window(struct ncclComm *comm, void *arg)
     return rc;
 }
 
-/* 2.27: what is not good enough gives no window, and no error; the pointer is there before the others have come. */
+/* 2.27: unsuitable memory gives no window, and no error; the pointer is stored before the other ranks have arrived. */
 static ncclResult_t window_2_27(struct ncclComm *comm, struct window *want)
 {
     struct si_window *w;
@@ -307,7 +307,7 @@ static ncclResult_t window_deregister(ncclComm_t comm, ncclWindow_t win)
         return rc;
     return take_out(&comm->windows, win)
                ? ncclSuccess
-               : si_comm_refuse(comm, ncclInvalidArgument, "ncclCommWindowDeregister: %p is no window", (void *)win);
+               : si_comm_refuse(comm, ncclInvalidArgument, "ncclCommWindowDeregister: %p is not a window", (void *)win);
 }
 
 SI_NEWER(ncclCommWindowRegister, 22703, window_register)

@@ -40,7 +40,7 @@ struct rank {
         }                                                                                     \
     } while (0)
 
-/* Poll a communicator: some calls say "success" while they are in progress. */
+/* Polls a communicator: some calls return "success" while they are in progress. */
 static inline ncclResult_t settle(struct rank *r, ncclResult_t rc)
 {
     if (rc != ncclSuccess && rc != ncclInProgress)

@@ -8,8 +8,8 @@
  * (scheduler/symmetric_sched.cc, symkRedOp), and windows exist only where they can be used (dev_runtime.cc). But only
  * reduce-scatter has kernels that divide, after their sum (device/symmetric/generate.py omits those of all-reduce). For
  * an all-reduce ncclSymkGetKernelIndex returns -1, and the launch uses whatever that index reads. NCCL finds memory in
- * a window by its address, whoever passes it, and with NCCL_SYM_NOWIN_ENABLE=1 it needs no window; so no all-reduce of
- * these versions uses ncclAvg.
+ * a window by its address, regardless of the caller, and with NCCL_SYM_NOWIN_ENABLE=1 it needs no window; so no
+ * all-reduce of these versions uses ncclAvg.
  *
  * For float16 a symmetric reduce-scatter does not use ncclAvg either: one of its kernels takes the sum from the NVLink
  * switch as a float16, and divides it then (device/symmetric/reduce_scatter.cuh, reduceMultimem), when it may be

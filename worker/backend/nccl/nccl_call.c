@@ -43,7 +43,7 @@ static void keep_first_error(ncclResult_t *first, ncclResult_t r)
         *first = r;
 }
 
-/* Broadcasts each part, of its own length, from the rank that has it. */
+/* Broadcasts each part from the rank that has it; lengths differ. */
 static ncclResult_t call_all_gatherv(const struct cdi_backend *b, ncclComm_t comm, const struct cdi_coll *op)
 {
     size_t size = cddp_dtype_size(op->dtype), at = 0;

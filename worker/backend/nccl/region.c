@@ -12,9 +12,9 @@
  * does so at each start, before the first step: the switch costs one start, and no work is lost.
  *
  * Windows are created and freed in the same order on all ranks. Each rank puts a new one at the first free offset of
- * its own list (dev_runtime.cc, ncclSpaceAlloc), and an NVLink switch adds the memory at that offset on every rank.
- * Ranks may destroy a region at any time; so a window stays until all ranks have, which they exchange when the next one
- * is made.
+ * its list (dev_runtime.cc, ncclSpaceAlloc), and an NVLink switch adds the memory at that offset on every rank. Ranks
+ * may destroy a region at any time; so a window stays until all ranks have, which they exchange when the next one is
+ * made.
  *
  * Windows are for one node: no symmetric all-reduce leaves the NVLink domain (sym_kernels.cc), and across nodes a
  * window is a registration (dev_runtime.cc). A registration lets NVLS work on the memory itself, at a price: at every

@@ -10,7 +10,7 @@
 
 #include <math.h>
 
-/* --- A step begins: who takes it, and the scalars of those. ------------------------------------------------------- */
+/* --- A step begins: rows that take part, and their scalars. ------------------------------------------------------- */
 
 CDI_INLINE double cdi_power(double x, uint64_t n)
 {

@@ -29,7 +29,7 @@ static const size_t counts[] = {0, 1, 3, 4, 5, 255, 1024, 4099, 30001};
 static const size_t shifts[] = {0, 1, 2, 3};
 #define EACH(i, of) for (size_t i = 0; i < sizeof of / sizeof of[0]; i++)
 
-Test(kernel, every_cast_gives_the_bits_of_the_cpu_backend_at_any_count_and_alignment)
+Test(kernel, casts_give_the_bits_of_the_cpu_backend)
 {
     static const cddp_dtype pairs[][2] = {{CDDP_FLOAT32, CDDP_FLOAT16},
                                           {CDDP_FLOAT32, CDDP_BFLOAT16},
@@ -58,7 +58,7 @@ Test(kernel, every_cast_gives_the_bits_of_the_cpu_backend_at_any_count_and_align
     }
 }
 
-Test(kernel, a_cast_with_a_factor_scales_in_float32_and_rounds_once)
+Test(kernel, cast_with_a_factor_rounds_once)
 {
     float in[] = {1.0f, 3.0f, -70000.0f, 1e-8f, INFINITY, 5.0f}, back[6];
     uint16_t half[6];
@@ -82,7 +82,7 @@ static bool is_nan(const uint8_t *x, cddp_dtype dtype)
     return found.n_nan > 0;
 }
 
-Test(kernel, scale_gives_the_bits_of_the_cpu_backend_but_for_the_payload_of_a_nan)
+Test(kernel, scale_gives_the_bits_of_the_cpu_backend)
 {
     static const cddp_dtype types[] = {CDDP_FLOAT16, CDDP_BFLOAT16, CDDP_FLOAT32, CDDP_FLOAT64};
     static const double factors[] = {1.0, 1.0 / 3, 0.25, -1e30, 0.0, INFINITY};
@@ -108,7 +108,7 @@ Test(kernel, scale_gives_the_bits_of_the_cpu_backend_but_for_the_payload_of_a_na
     }
 }
 
-Test(kernel, scale_tells_once_all_of_it_is_done)
+Test(kernel, scale_writes_the_word_when_all_is_done)
 {
     static float x[31000];
     uint32_t word = 0, arrived = 0;
@@ -126,7 +126,7 @@ Test(kernel, scale_tells_once_all_of_it_is_done)
     cr_assert(word == 7 && arrived == 0, "and it is ready for the next launch");
 }
 
-Test(kernel, scaling_by_one_changes_no_bit_and_a_nan_is_the_same_on_every_processor)
+Test(kernel, scaling_by_one_changes_no_bit)
 {
     float x[] = {0, INFINITY, 1};
     const uint32_t signalling = 0xff800001u;
@@ -142,7 +142,7 @@ Test(kernel, scaling_by_one_changes_no_bit_and_a_nan_is_the_same_on_every_proces
     cr_assert_eq(cdi_bits_of_float(x[2]), 0xffc00001u, "its own payload, made quiet");
 }
 
-Test(kernel, scan_counts_what_the_cpu_backend_counts_and_adds_to_what_is_there)
+Test(kernel, scan_adds_the_counts_of_the_cpu_backend)
 {
     static const cddp_dtype types[] = {CDDP_FLOAT16, CDDP_BFLOAT16, CDDP_FLOAT32, CDDP_FLOAT64};
     static _Alignas(64) uint8_t in[8 * 31000];
@@ -198,7 +198,7 @@ static size_t launch_all(enum cdi_kernel kernel, uint8_t *flat, const struct cdi
     return launches;
 }
 
-Test(kernel, slices_are_packed_and_unpacked_many_per_launch_at_any_alignment)
+Test(kernel, packs_many_slices_at_any_alignment)
 {
     enum { N = 300, BYTES = 800000 };
     static _Alignas(64) uint8_t apart[BYTES], flat[BYTES], want[BYTES], back[BYTES];
@@ -224,7 +224,7 @@ Test(kernel, slices_are_packed_and_unpacked_many_per_launch_at_any_alignment)
     }
 }
 
-Test(kernel, slices_are_multiplied_on_their_way_as_the_cpu_backend_does_it)
+Test(kernel, pack_scales_like_the_cpu_backend)
 {
     static const cddp_dtype types[] = {CDDP_FLOAT16, CDDP_BFLOAT16, CDDP_FLOAT32, CDDP_FLOAT64};
     enum { N = 5 };
@@ -255,7 +255,7 @@ Test(kernel, slices_are_multiplied_on_their_way_as_the_cpu_backend_does_it)
     cr_assert_eq(cdi_launch_pack_scaled(&(struct cdi_launch){0}, CDDP_INT32, 0.3, NULL), CDDP_E_INVALID);
 }
 
-Test(kernel, a_slice_whose_flag_is_set_is_left_out)
+Test(kernel, pack_leaves_out_flagged_slices)
 {
     uint8_t apart[3] = {1, 2, 3}, flat[4] = {9, 9, 9, 9};
     const uint8_t flags[] = {0, 4, 0, 1}, want[4] = {9, 9, 2, 9};
@@ -311,7 +311,7 @@ Test(kernel, a_grid_fills_the_device_and_no_more)
     cr_assert_eq(l.grid, 2);
 }
 
-Test(kernel, types_that_a_kernel_does_not_take_are_refused_by_name)
+Test(kernel, rejects_unsupported_types_by_name)
 {
     struct cdi_launch l;
     struct cdi_error err = {0};
@@ -326,7 +326,7 @@ Test(kernel, types_that_a_kernel_does_not_take_are_refused_by_name)
     cr_assert_str_eq(err.msg, "uint8 has no NaN to scan for");
 }
 
-Test(kernel, the_twins_name_their_kernels_and_the_memory_that_they_touch)
+Test(kernel, twins_report_their_memory)
 {
     uint16_t half[3];
     float wide[3];

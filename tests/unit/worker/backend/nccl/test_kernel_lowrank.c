@@ -49,7 +49,7 @@ static void step_on_twin(enum cdi_lowrank_step step, const struct cdi_lowrank_ma
     }
 }
 
-/* What Q begins as. */
+/* The initial value of Q. */
 enum start { ANY, ZEROS, ALIKE, NEARLY_ALIKE, NOT_A_NUMBER };
 
 static void begin(const size_t shape[3], cddp_dtype t, enum start start)
@@ -102,8 +102,8 @@ Test(kernel_lowrank, every_step_gives_the_cpus_bits)
     }
 }
 
-/* What was left out of a product that is too large is not kept; and without a place for it nothing is written there. */
-Test(kernel_lowrank, what_is_left_out_stays_finite)
+/* The residual of an overflowing product is not kept; and without memory for it nothing is written. */
+Test(kernel_lowrank, residual_stays_finite)
 {
     static const size_t shape[3] = {20, 30, 2};
     struct cdi_lowrank_matrix on_cpu = matrix_of(&cpu, shape, CDDP_FLOAT32),

@@ -74,7 +74,7 @@ Test(kernel_norm, sums_and_largest_magnitudes_are_those_of_the_cpu_backend)
     }
 }
 
-Test(kernel_norm, the_order_of_a_sum_does_not_depend_on_where_things_lie)
+Test(kernel_norm, order_of_a_sum_does_not_depend_on_addresses)
 {
     static _Alignas(64) uint8_t x[8 * ROOM], y[8 * ROOM];
 
@@ -92,7 +92,7 @@ Test(kernel_norm, the_order_of_a_sum_does_not_depend_on_where_things_lie)
     }
 }
 
-Test(kernel_norm, more_spans_than_a_launch_takes_are_all_counted)
+Test(kernel_norm, counts_more_spans_than_fit_in_a_launch)
 {
     enum { N = 2 * CDI_KERNEL_SPANS + 7 };
     static _Alignas(64) uint8_t x[8 * ROOM];
@@ -111,7 +111,7 @@ Test(kernel_norm, more_spans_than_a_launch_takes_are_all_counted)
     cr_assert_eq(tally(span, N, true, false, 0), 1000);
 }
 
-Test(kernel_norm, a_nan_is_above_infinity_wherever_it_is)
+Test(kernel_norm, nan_is_above_infinity)
 {
     static _Alignas(64) uint8_t x[8 * ROOM];
 
@@ -165,7 +165,7 @@ Test(kernel_norm, clipping_gives_the_bits_of_the_cpu_backend)
     }
 }
 
-Test(kernel_norm, a_norm_that_is_no_number_goes_into_every_element)
+Test(kernel_norm, nan_norm_reaches_every_element)
 {
     float x[] = {1, 2, 3};
     const struct cdi_span span = {x, 3, CDDP_FLOAT32};

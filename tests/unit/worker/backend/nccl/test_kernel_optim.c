@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The GPU's kernels for the optimizer, by their twins, beside the CPU's arithmetic and what PyTorch made. */
+/* The optimizer's kernels, by their twins, against the CPU's arithmetic and PyTorch's results. */
 #include "worker/backend/nccl/kernels/kernel_twin.h"
 
 #include "hygiene.h"
@@ -106,7 +106,7 @@ static void check_rule(const struct cdi_optim_rule *r, cddp_dtype t)
     }
 }
 
-Test(kernel_optim, every_rule_is_the_cpus_in_float32_and_float64)
+Test(kernel_optim, optimizers_give_the_bits_of_the_cpu)
 {
     EACH(r, rules)
     {
@@ -154,7 +154,7 @@ Test(kernel_optim, parameters_of_16_bits_are_rounded_from_float32)
 }
 
 /* More of both than a launch takes, some idle; then all, since a number is not finite. */
-Test(kernel_optim, what_is_idle_stays_and_is_not_counted)
+Test(kernel_optim, idle_rows_do_not_change)
 {
     enum { ROWS = CDI_KERNEL_ROWS + 100 };
     static struct cdi_optim_row row[ROWS];
@@ -206,7 +206,7 @@ Test(kernel_optim, what_is_idle_stays_and_is_not_counted)
     }
 }
 
-/* As much of them as 1 - power keeps, which is what they are for. */
+/* The precision of 1 - power, which is their purpose. */
 Test(kernel_optim, powers_are_those_of_libm)
 {
     static const double bases[] = {0.5, 0.9, 0.95, 0.999, 0.9999};

@@ -3,7 +3,7 @@
 
 #include "hygiene.h"
 
-CDI_SUITE(shape);
+CDI_SUITE(launch_shape);
 
 static struct cdi_launch_shapes shapes;
 static char memory[2];
@@ -23,7 +23,7 @@ static bool known(const struct cdi_coll *op, int n)
     return cdi_launch_shape_seen(&shapes, shape);
 }
 
-Test(shape, a_launch_is_new_once)
+Test(launch_shape, second_launch_of_a_shape_is_known)
 {
     struct cdi_coll op = reduction(5);
 
@@ -32,7 +32,7 @@ Test(shape, a_launch_is_new_once)
     cr_assert(known(&op, 1));
 }
 
-Test(shape, whatever_nccl_chooses_by_makes_a_new_one)
+Test(launch_shape, any_input_of_the_choice_of_nccl_changes_the_shape)
 {
     static const size_t counts[2][3] = {{1, 2, 3}, {3, 2, 1}};
     struct cdi_coll op[7], group[2] = {reduction(5), reduction(6)},
@@ -56,7 +56,7 @@ Test(shape, whatever_nccl_chooses_by_makes_a_new_one)
     cr_assert(known(&gather, 1));
 }
 
-Test(shape, what_finds_no_room_is_new_each_time)
+Test(launch_shape, shape_without_room_is_always_new)
 {
     for (size_t i = 0; i < CDI_LAUNCH_SHAPES / 2; i++) {
         struct cdi_coll op = reduction(i);

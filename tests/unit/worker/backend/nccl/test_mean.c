@@ -20,7 +20,7 @@ static void expect(enum cdi_mean want, struct cdi_coll op, struct cdi_mean_facts
                  facts.nccl_code, (int)cdi_mean_of(&op, &facts));
 }
 
-Test(mean, nccl_makes_it_only_where_its_symmetric_kernels_take_it)
+Test(mean, ncclavg_only_for_symmetric_kernels)
 {
     struct cdi_mean_facts facts = best;
 
@@ -37,7 +37,7 @@ Test(mean, nccl_makes_it_only_where_its_symmetric_kernels_take_it)
 }
 
 /* It has no such kernel, and does not look before it launches it. */
-Test(mean, nccl_is_not_asked_for_the_mean_of_an_all_reduce_in_a_window)
+Test(mean, no_ncclavg_for_all_reduce_in_a_window)
 {
     struct cdi_coll halves = mean(CDI_ALL_REDUCE, CDDP_FLOAT16);
 
@@ -51,7 +51,7 @@ Test(mean, nccl_is_not_asked_for_the_mean_of_an_all_reduce_in_a_window)
 }
 
 /* NCCL_SYM_NOWIN_ENABLE=1 has symmetric kernels without any. */
-Test(mean, nor_outside_of_one_where_symmetric_kernels_may_serve_it)
+Test(mean, no_ncclavg_if_symmetric_kernels_may_run)
 {
     struct cdi_mean_facts facts = best;
     struct cdi_coll op = mean(CDI_ALL_REDUCE, CDDP_FLOAT16);
@@ -65,8 +65,8 @@ Test(mean, nor_outside_of_one_where_symmetric_kernels_may_serve_it)
     expect(CDI_MEAN_BY_NCCL, op, facts);
 }
 
-/* One rank may reduce in place where another does not, and NCCL wants the same reduction of both. */
-Test(mean, a_half_of_the_programs_own_is_divided_alike_in_place_and_not)
+/* One rank may reduce in place while another does not, and NCCL needs the same reduction on both. */
+Test(mean, float16_in_place_or_not_is_divided_alike)
 {
     struct cdi_mean_facts facts = best;
     struct cdi_coll op = mean(CDI_ALL_REDUCE, CDDP_FLOAT16);
@@ -84,14 +84,14 @@ Test(mean, doubles_have_no_symmetric_kernel)
     expect(CDI_MEAN_AFTER, mean(CDI_ALL_REDUCE, CDDP_FLOAT64), best);
 }
 
-Test(mean, a_half_that_could_overflow_is_divided_before_it_is_added)
+Test(mean, float16_is_divided_before_the_sum)
 {
     struct cdi_mean_facts facts = best;
     struct cdi_coll apart = mean(CDI_ALL_REDUCE, CDDP_FLOAT16);
 
     facts.nccl_code = 22809;
     expect(CDI_MEAN_BEFORE, mean(CDI_ALL_REDUCE, CDDP_FLOAT16), facts);
-    apart.out = memory + 1; /* in is the caller's, and stays as it is */
+    apart.out = memory + 1; /* in belongs to the caller, and does not change */
     expect(CDI_MEAN_BY_NCCL, apart, facts);
     expect(CDI_MEAN_BY_NCCL, mean(CDI_REDUCE, CDDP_FLOAT16), facts);
     expect(CDI_MEAN_BY_NCCL, mean(CDI_REDUCE_SCATTER, CDDP_FLOAT16), facts);
@@ -107,7 +107,7 @@ Test(mean, integers_are_divided_by_nccl)
     expect(CDI_MEAN_BY_NCCL, mean(CDI_ALL_REDUCE, CDDP_INT32), facts);
 }
 
-Test(mean, one_rank_and_other_operations_have_none)
+Test(mean, one_rank_and_other_operations_have_no_mean)
 {
     struct cdi_mean_facts facts = best;
     struct cdi_coll sum = mean(CDI_ALL_REDUCE, CDDP_FLOAT32);

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-CDI_SUITE(offer);
+CDI_SUITE(reduction_support);
 
 static const struct cdi_reduction_facts newest = {.nccl_code = 23007};
 
@@ -19,7 +19,7 @@ static void refused(const struct cdi_reduction_facts *facts, cddp_dtype dtype, c
     cr_assert(strstr(err.msg, advice) != NULL, "%s", err.msg);
 }
 
-Test(offer, what_every_nccl_has_is_offered_everywhere)
+Test(reduction_support, supports_common_reductions_in_every_version)
 {
     const struct cdi_reduction_facts worst = {.nccl_code = 21903, .old_gpu = true};
 
@@ -28,7 +28,7 @@ Test(offer, what_every_nccl_has_is_offered_everywhere)
             cr_assert_eq(cdi_reduction_support_check(&worst, t, op, NULL), CDDP_OK);
 }
 
-Test(offer, what_no_nccl_has_is_refused_with_advice)
+Test(reduction_support, rejects_unknown_reductions_with_advice)
 {
     for (size_t t = 0; t < N_ALL_TYPES; t++)
         for (cddp_redop op = CDDP_BAND; type_is_integer(all_types[t]) && op <= CDDP_BXOR; op++)
@@ -37,7 +37,7 @@ Test(offer, what_no_nccl_has_is_refused_with_advice)
     refused(&newest, CDDP_UINT16, CDDP_MIN, "int32");
 }
 
-Test(offer, floats_of_8_bits_need_a_new_nccl_and_new_gpus)
+Test(reduction_support, floats_of_8_bits_need_a_new_nccl_and_new_gpus)
 {
     const struct cdi_reduction_facts old_nccl = {.nccl_code = 22304}, first = {.nccl_code = 22403},
                                      old_gpu = {.nccl_code = 23007, .old_gpu = true};
@@ -53,7 +53,7 @@ Test(offer, floats_of_8_bits_need_a_new_nccl_and_new_gpus)
     }
 }
 
-Test(offer, every_type_is_moved_as_one_that_every_nccl_has)
+Test(reduction_support, moves_every_type_as_a_common_one)
 {
     for (size_t t = 0; t < N_ALL_TYPES; t++) {
         struct cdi_wire w = cdi_wire_of(all_types[t], 5);
