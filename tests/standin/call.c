@@ -57,7 +57,7 @@ static void await_swap(struct si_op *op, const struct ncclComm *comm)
 }
 
 /* Locked. */
-static void swap(struct si_op *op)
+static void launch_swap(struct si_op *op)
 {
     struct si_calls **a, **b = op->data, *calls;
 
@@ -74,7 +74,7 @@ static void swap(struct si_op *op)
     }
 }
 
-static void run(struct si_op *op)
+static void call_run(struct si_op *op)
 {
     bool waits;
 
@@ -86,7 +86,7 @@ static void run(struct si_op *op)
     si_run_calls(*(struct si_calls **)op->data);
 }
 
-static void drop(struct si_op *op)
+static void launch_drop(struct si_op *op)
 {
     struct si_calls *c = *(struct si_calls **)op->data;
 
@@ -121,7 +121,7 @@ static void after_push(struct si_op *op, struct CUstream_st *s)
  * 1949 of v2.30.7; misc/strongstream.cc). The communicator does not end before the graphs that hold it (init.cc:1799 of
  * v2.19.3, 2751 of v2.30.7, commDestroySync; ncclCommAbort gets there, too).
  */
-static void capture(struct si_calls *c, struct CUstream_st *s, const struct standin_ranges *r, struct si_op *op)
+static void call_capture(struct si_calls *c, struct CUstream_st *s, const struct standin_ranges *r, struct si_op *op)
 {
     c->captured = true;
     (void)__atomic_add_fetch(&c->comm->captured, 1, __ATOMIC_RELEASE);
@@ -183,22 +183,22 @@ static ncclResult_t push_locked(struct si_calls *c, CUstream handle, const struc
     for (size_t i = 0; i < c->n; i++)
         add_ranges(&c->call[i], comm->seg.n_ranks, comm->seg.rank, &r);
     comm->refs++;
-    op->drop = drop;
+    op->drop = launch_drop;
     if (si_stream_captures_locked(s)) {
-        capture(c, s, &r, op);
+        call_capture(c, s, &r, op);
         return ncclSuccess;
     }
     before_push(op, s);
-    swap(op);
+    launch_swap(op);
     si_push_for_locked(s, op, &r, seen);
     after_push(op, s);
     return ncclSuccess;
 }
 
 /* Takes calls. */
-static ncclResult_t push(struct si_calls *calls, CUstream stream, const struct si_clock *seen)
+static ncclResult_t call_push(struct si_calls *calls, CUstream stream, const struct si_clock *seen)
 {
-    struct si_op *op = si_op_create(calls->call[0].name, run, sizeof(struct si_calls *));
+    struct si_op *op = si_op_create(calls->call[0].name, call_run, sizeof(struct si_calls *));
     ncclResult_t rc = op == NULL ? ncclSystemError : ncclSuccess;
 
     if (rc == ncclSuccess) {
@@ -219,15 +219,15 @@ static ncclResult_t push(struct si_calls *calls, CUstream stream, const struct s
 static ncclResult_t push_late(struct ncclComm *comm, void *arg)
 {
     struct late *l = arg;
-    ncclResult_t rc = __atomic_load_n(&comm->abort, __ATOMIC_ACQUIRE) == 0 ? push(l->calls, l->stream, &l->seen)
+    ncclResult_t rc = __atomic_load_n(&comm->abort, __ATOMIC_ACQUIRE) == 0 ? call_push(l->calls, l->stream, &l->seen)
                                                                            : (free(l->calls), ncclSuccess);
 
     free(l);
     return rc;
 }
 
-/* Do they need a connection that is not there yet? */
-static bool meets(const struct si_calls *c)
+/* Returns whether they need a connection that does not exist yet. */
+static bool has_both_ends(const struct si_calls *c)
 {
     bool first = false;
 
@@ -242,13 +242,13 @@ static bool meets(const struct si_calls *c)
     return first;
 }
 
-/* Does a thread of NCCL's own put these on the stream? And has it not done so before the call returns? */
-static bool later(const struct si_calls *c)
+/* Returns whether a thread of NCCL enqueues these, and has not done so before the call returns. */
+static bool launch_later(const struct si_calls *c)
 {
     struct ncclComm *comm = c->comm;
     struct cdi_error err = {0};
     int64_t percent = 25;
-    bool thread = meets(c) || si_version().thread_per_group;
+    bool thread = has_both_ends(c) || si_version().thread_per_group;
 
     if (comm->blocking || comm->seg.n_ranks == 1 || !thread ||
         cdi_env_int_or("CDDP_STANDIN_PROGRESS", 0, 100, 25, &percent, &err) != CDDP_OK)
@@ -256,7 +256,10 @@ static bool later(const struct si_calls *c)
     return si_random(&comm->random, 100) < (uint64_t)percent;
 }
 
-/* Has each message to this rank itself its other end? enqueue.cc:645 of v2.19.3, enqueue.cc:1160 of v2.30.7. */
+/*
+ * Returns whether each message to this rank itself has its other end. enqueue.cc:645 of v2.19.3, enqueue.cc:1160 of
+ * v2.30.7.
+ */
 static bool ends_match(const struct si_calls *c)
 {
     int open = 0;
@@ -268,7 +271,7 @@ static bool ends_match(const struct si_calls *c)
 }
 
 /* Takes calls. */
-static ncclResult_t launch(struct si_calls *calls, CUstream stream)
+static ncclResult_t call_launch(struct si_calls *calls, CUstream stream)
 {
     struct ncclComm *comm = calls->comm;
     struct late *l;
@@ -289,8 +292,8 @@ static ncclResult_t launch(struct si_calls *calls, CUstream stream)
     si_lock();
     si_seen_locked(&seen);
     si_unlock();
-    if (!later(calls))
-        return push(calls, stream, &seen);
+    if (!launch_later(calls))
+        return call_push(calls, stream, &seen);
     l = malloc(sizeof *l);
     if (l == NULL) {
         free(calls);
@@ -315,7 +318,7 @@ bool si_group_defers(struct ncclComm *comm, ncclResult_t (*fn)(struct ncclComm *
 }
 
 /* Takes all calls for the communicator of call `from` out of the group. */
-static struct si_calls *collect(size_t from)
+static struct si_calls *call_collect(size_t from)
 {
     struct ncclComm *comm = group->call[from].comm;
     struct si_calls *c = calloc(1, sizeof *c + (group->n - from) * sizeof c->call[0]);
@@ -332,7 +335,7 @@ static struct si_calls *collect(size_t from)
     return c;
 }
 
-static ncclResult_t launch_group(void)
+static ncclResult_t call_launch_group(void)
 {
     ncclResult_t rc = ncclSuccess;
 
@@ -342,8 +345,8 @@ static ncclResult_t launch_group(void)
 
         if (group->call[i].comm == NULL)
             continue;
-        calls = collect(i);
-        one = calls != NULL ? launch(calls, group->call[i].stream) : ncclSystemError;
+        calls = call_collect(i);
+        one = calls != NULL ? call_launch(calls, group->call[i].stream) : ncclSystemError;
         if (rc == ncclSuccess || (rc == ncclInProgress && one != ncclSuccess))
             rc = one;
     }
@@ -403,7 +406,7 @@ SI_EXPORT ncclResult_t ncclGroupEnd(void)
     if (rc == ncclSuccess)
         rc = run_tasks();
     if (rc == ncclSuccess)
-        rc = launch_group();
+        rc = call_launch_group();
     else
         give_up_group(rc);
     free(group);
@@ -414,7 +417,7 @@ SI_EXPORT ncclResult_t ncclGroupEnd(void)
 /* ----------------------------------------------------------------------------------------------------- operations --
  */
 
-static bool parse_op(struct ncclComm *comm, struct si_call *c)
+static bool call_parse_op(struct ncclComm *comm, struct si_call *c)
 {
     size_t i = (size_t)c->op - (size_t)ncclNumOps;
 
@@ -460,7 +463,10 @@ static bool mean_after_sum(struct ncclComm *comm, const struct si_call *c)
     return symmetric;
 }
 
-/* Does no abort end this operation? So with the symmetric kernels of older versions, which wait for peers only. */
+/*
+ * Returns whether no abort ends this operation: true for the symmetric kernels of older versions, which wait for peers
+ * only.
+ */
 static bool is_deaf(struct ncclComm *comm, const struct si_call *c)
 {
     bool adds = c->op == ncclSum &&
@@ -472,7 +478,7 @@ static bool is_deaf(struct ncclComm *comm, const struct si_call *c)
            window_offset(comm, c) >= 0;
 }
 
-static ncclResult_t check(struct ncclComm *comm, const struct si_call *c)
+static ncclResult_t call_check(struct ncclComm *comm, const struct si_call *c)
 {
     bool rooted = c->kind != SI_ALL_REDUCE && c->kind != SI_ALL_GATHER && c->kind != SI_REDUCE_SCATTER;
     bool message = c->kind == SI_SEND || c->kind == SI_RECV;
@@ -493,7 +499,7 @@ static ncclResult_t check(struct ncclComm *comm, const struct si_call *c)
 }
 
 /* Returns whether the call itself returns "in progress". */
-static bool tells(enum si_call_kind kind)
+static bool returns_in_progress(enum si_call_kind kind)
 {
     const struct si_version v = si_version();
 
@@ -508,8 +514,8 @@ static ncclResult_t operate(struct ncclComm *comm, CUstream stream, struct si_ca
     if (rc == ncclSuccess)
         rc = si_comm_check(comm, c->name);
     if (rc == ncclSuccess)
-        rc = check(comm, c);
-    if (rc == ncclSuccess && !parse_op(comm, c))
+        rc = call_check(comm, c);
+    if (rc == ncclSuccess && !call_parse_op(comm, c))
         rc = si_comm_refuse(comm, ncclInvalidArgument, "%s: %d is not a reduction for this type", c->name, (int)c->op);
     if (rc == ncclSuccess && group != NULL && group->n == SI_GROUP_CALLS)
         rc = si_comm_refuse(comm, ncclInvalidUsage, "%s: more than %d calls in one group", c->name, SI_GROUP_CALLS);
@@ -539,8 +545,8 @@ static ncclResult_t operate(struct ncclComm *comm, CUstream stream, struct si_ca
     one->comm = comm;
     one->n = 1;
     one->call[0] = *c;
-    rc = si_comm_keep(comm, launch(one, stream));
-    return rc == ncclInProgress && !tells(c->kind) ? ncclSuccess : rc;
+    rc = si_comm_keep(comm, call_launch(one, stream));
+    return rc == ncclInProgress && !returns_in_progress(c->kind) ? ncclSuccess : rc;
 }
 
 SI_EXPORT ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,

@@ -27,7 +27,7 @@ struct si_capture {
 static struct si_capture *captures; /* that have begun and not ended */
 static uint64_t n_captures;
 
-static struct si_capture *find(uint64_t number)
+static struct si_capture *capture_find(uint64_t number)
 {
     struct si_capture *c = captures;
 
@@ -79,7 +79,7 @@ CUresult si_capture_asked_stream_locked(const struct CUstream_st *s)
 /* CUDA_ERROR_CAPTURED_EVENT: of an event that was last recorded in a capturing stream, also when that has ended. */
 CUresult si_capture_asked_event_locked(const struct CUevent_st *e)
 {
-    struct si_capture *c = e->captured != 0 ? find(e->captured) : NULL;
+    struct si_capture *c = e->captured != 0 ? capture_find(e->captured) : NULL;
 
     if (c != NULL)
         c->invalidated = true;
@@ -172,7 +172,7 @@ static void enter_capture(struct CUstream_st *s, struct si_capture *c)
 
 CUresult si_capture_wait_locked(struct CUstream_st *s, CUevent e)
 {
-    struct si_capture *c = e->captured != 0 ? find(e->captured) : NULL;
+    struct si_capture *c = e->captured != 0 ? capture_find(e->captured) : NULL;
     struct si_node *node;
 
     if (e->captured == 0) { /* a dependency on work outside */
@@ -252,7 +252,7 @@ SI_EXPORT CUresult cuStreamBeginCapture(CUstream hStream, CUstreamCaptureMode mo
 }
 
 /* All streams leave it. True: every one but the first was waited for by another, up to its last operation. */
-static bool leave(struct si_capture *c)
+static bool capture_leave(struct si_capture *c)
 {
     struct si_capture **at = &captures;
     bool joined = true;
@@ -288,7 +288,7 @@ SI_EXPORT CUresult cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
         rc = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
     if (rc == CUDA_SUCCESS) {
         c = s->capture;
-        rc = !leave(c) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED : CUDA_SUCCESS;
+        rc = !capture_leave(c) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED : CUDA_SUCCESS;
         if (c->invalidated)
             rc = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     }

@@ -10,12 +10,12 @@ void si_clock_join(struct si_clock *to, const struct si_clock *from)
             to->t[i] = from->t[i];
 }
 
-static bool overlap(const struct si_access *a, const struct si_access *b)
+static bool clock_overlap(const struct si_access *a, const struct si_access *b)
 {
     return a->begin < b->end && b->begin < a->end;
 }
 
-static bool push(struct si_history *h, const struct si_access *a)
+static bool clock_push(struct si_history *h, const struct si_access *a)
 {
     if (h->n == h->cap) {
         size_t cap = h->cap == 0 ? 8 : 2 * h->cap;
@@ -34,7 +34,7 @@ static bool push(struct si_history *h, const struct si_access *a)
 }
 
 /* Take the bytes of `a` out of record i, which may leave two pieces. Returns true if record i is gone. */
-static bool cut(struct si_history *h, size_t i, const struct si_access *a)
+static bool clock_cut(struct si_history *h, size_t i, const struct si_access *a)
 {
     struct si_access old = h->use[i], piece = old;
 
@@ -42,7 +42,7 @@ static bool cut(struct si_history *h, size_t i, const struct si_access *a)
         h->use[i].end = a->begin;
         piece.begin = a->end;
         if (a->end < old.end)
-            (void)push(h, &piece);
+            (void)clock_push(h, &piece);
         return false;
     }
     if (a->end < old.end) {
@@ -61,7 +61,7 @@ bool si_history_add(struct si_history *h, const struct si_access *a, const struc
         const struct si_access *old = &h->use[i];
         bool ordered = old->time <= now->t[old->actor];
 
-        if (!overlap(old, a) || (ordered && !a->write && (old->write || old->actor != a->actor))) {
+        if (!clock_overlap(old, a) || (ordered && !a->write && (old->write || old->actor != a->actor))) {
             i++;
             continue;
         }
@@ -70,11 +70,11 @@ bool si_history_add(struct si_history *h, const struct si_access *a, const struc
             *with = *old;
         }
         /* What the new use is ordered after and covers can conflict with nothing that the new use would not. */
-        if (ordered && (a->write || old->actor == a->actor) && cut(h, i, a))
+        if (ordered && (a->write || old->actor == a->actor) && clock_cut(h, i, a))
             continue;
         i++;
     }
-    (void)push(h, a);
+    (void)clock_push(h, a);
     return conflict;
 }
 

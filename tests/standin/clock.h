@@ -30,7 +30,7 @@ struct si_access {
     uint64_t operation; /* its number in the process */
 };
 
-/* The uses of one allocation that something could still be unordered with. */
+/* The uses of one allocation that later work might be unordered with. */
 struct si_history {
     struct si_access *use;
     size_t n, cap;

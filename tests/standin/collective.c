@@ -30,7 +30,7 @@ static bool is_float(ncclDataType_t type)
 
 /* ---------------------------------------------------------------------------------------------------- comparison -- */
 
-static void describe(const struct segment_word *w, char *buf, size_t cap)
+static void coll_describe(const struct segment_word *w, char *buf, size_t cap)
 {
     static const char *const kinds[] = {"ncclAllReduce",     "ncclBroadcast", "ncclReduce", "ncclAllGather",
                                         "ncclReduceScatter", "ncclSend",      "ncclRecv"};
@@ -45,7 +45,7 @@ static void describe(const struct segment_word *w, char *buf, size_t cap)
         (void)snprintf(buf + n, cap - (size_t)n, ", at %lld of the window", (long long)w->offset);
 }
 
-static bool same(const struct segment_word *a, const struct segment_word *b)
+static bool coll_same(const struct segment_word *a, const struct segment_word *b)
 {
     return a->sequence == b->sequence && a->kind == b->kind && a->type == b->type && a->op == b->op &&
            a->root == b->root && a->count == b->count && a->offset == b->offset;
@@ -55,7 +55,7 @@ static bool same(const struct segment_word *a, const struct segment_word *b)
  * Publishes the call of this rank, and compares it with those of the others. Returns false if aborted, or if they
  * differ.
  */
-static bool agree(struct ncclComm *comm, const struct si_call *c)
+static bool ranks_agree(struct ncclComm *comm, const struct si_call *c)
 {
     struct segment *s = &comm->seg;
     const struct segment_word word = {.sequence = ++comm->sequence,
@@ -74,10 +74,10 @@ static bool agree(struct ncclComm *comm, const struct si_call *c)
     for (int r = 0; r < s->n_ranks; r++) {
         const struct segment_word *other = segment_heard(s, SEGMENT_OPERATIONS, r);
 
-        if (same(&word, other))
+        if (coll_same(&word, other))
             continue;
-        describe(&word, here, sizeof here);
-        describe(other, there, sizeof there);
+        coll_describe(&word, here, sizeof here);
+        coll_describe(other, there, sizeof there);
         si_fault("ranks do not agree: on communicator '%s' rank %d runs %s, rank %d runs %s", comm->name, s->rank, here,
                  r, there);
         __atomic_store_n(&comm->broken, ncclInvalidUsage, __ATOMIC_RELEASE);
@@ -96,7 +96,7 @@ static double factor(const struct ncclComm *comm, const struct si_call *c)
     return c->op == ncclAvg && !c->mean_after_sum && is_float(c->type) ? 1.0 / comm->seg.n_ranks : 1;
 }
 
-static void give(struct ncclComm *comm, const struct si_call *c, const char *from, size_t n, double f)
+static void coll_give(struct ncclComm *comm, const struct si_call *c, const char *from, size_t n, double f)
 {
     char *chunk = segment_chunk(&comm->seg, comm->seg.rank);
 
@@ -124,7 +124,7 @@ static void reduce_into(struct ncclComm *comm, const struct si_call *c, char *to
 }
 
 /* `count` elements at `from` of every rank, reduced into `to` where it is not NULL. */
-static bool reduce(struct ncclComm *comm, const struct si_call *c, const char *from, char *to, size_t count)
+static bool coll_reduce(struct ncclComm *comm, const struct si_call *c, const char *from, char *to, size_t count)
 {
     size_t size = si_type_size(c->type), most = SEGMENT_CHUNK / size;
     double f = factor(comm, c);
@@ -132,7 +132,7 @@ static bool reduce(struct ncclComm *comm, const struct si_call *c, const char *f
     for (size_t at = 0; at < count; at += most) {
         size_t n = count - at < most ? count - at : most;
 
-        give(comm, c, from + at * size, n, f);
+        coll_give(comm, c, from + at * size, n, f);
         if (!segment_chunk_done(&comm->seg))
             return false;
         if (to != NULL)
@@ -146,12 +146,12 @@ static bool reduce_scatter(struct ncclComm *comm, const struct si_call *c, const
     size_t block = c->count * si_type_size(c->type);
 
     for (int r = 0; r < comm->seg.n_ranks; r++)
-        if (!reduce(comm, c, send + (size_t)r * block, r == comm->seg.rank ? recv : NULL, c->count))
+        if (!coll_reduce(comm, c, send + (size_t)r * block, r == comm->seg.rank ? recv : NULL, c->count))
             return false;
     return true;
 }
 
-static bool broadcast(struct ncclComm *comm, const struct si_call *c, const char *send, char *recv)
+static bool coll_broadcast(struct ncclComm *comm, const struct si_call *c, const char *send, char *recv)
 {
     size_t bytes = c->count * si_type_size(c->type);
 
@@ -167,7 +167,7 @@ static bool broadcast(struct ncclComm *comm, const struct si_call *c, const char
     return true;
 }
 
-static bool all_gather(struct ncclComm *comm, const struct si_call *c, const char *send, char *recv)
+static bool coll_all_gather(struct ncclComm *comm, const struct si_call *c, const char *send, char *recv)
 {
     size_t bytes = c->count * si_type_size(c->type);
 
@@ -183,24 +183,24 @@ static bool all_gather(struct ncclComm *comm, const struct si_call *c, const cha
     return true;
 }
 
-static bool collective(struct ncclComm *comm, const struct si_call *c)
+static bool coll_run(struct ncclComm *comm, const struct si_call *c)
 {
     const char *send = standin_host(c->send);
     char *recv = standin_host(c->recv);
 
-    if (!agree(comm, c))
+    if (!ranks_agree(comm, c))
         return false;
     switch (c->kind) {
     case SI_ALL_REDUCE:
-        return reduce(comm, c, send, recv, c->count);
+        return coll_reduce(comm, c, send, recv, c->count);
     case SI_REDUCE:
-        return reduce(comm, c, send, comm->seg.rank == c->root ? recv : NULL, c->count);
+        return coll_reduce(comm, c, send, comm->seg.rank == c->root ? recv : NULL, c->count);
     case SI_REDUCE_SCATTER:
         return reduce_scatter(comm, c, send, recv);
     case SI_BROADCAST:
-        return broadcast(comm, c, send, recv);
+        return coll_broadcast(comm, c, send, recv);
     case SI_ALL_GATHER:
-        return all_gather(comm, c, send, recv);
+        return coll_all_gather(comm, c, send, recv);
     case SI_SEND:
     case SI_RECV:
         break;
@@ -210,12 +210,12 @@ static bool collective(struct ncclComm *comm, const struct si_call *c)
 
 /* ------------------------------------------------------------------------------------------------- send and recv -- */
 
-static bool is_message(const struct si_call *c)
+static bool coll_is_message(const struct si_call *c)
 {
     return c->kind == SI_SEND || c->kind == SI_RECV;
 }
 
-static bool post(struct ncclComm *comm, struct si_call *c, size_t bytes)
+static bool coll_post(struct ncclComm *comm, struct si_call *c, size_t bytes)
 {
     struct segment_letter *l = segment_letter(&comm->seg, comm->seg.rank, c->root);
     size_t n = bytes - c->moved < SEGMENT_LETTER ? bytes - c->moved : SEGMENT_LETTER;
@@ -231,7 +231,7 @@ static bool post(struct ncclComm *comm, struct si_call *c, size_t bytes)
     return true;
 }
 
-static bool collect(struct ncclComm *comm, struct si_call *c)
+static bool coll_collect(struct ncclComm *comm, struct si_call *c)
 {
     struct segment_letter *l = segment_letter(&comm->seg, c->root, comm->seg.rank);
 
@@ -264,7 +264,7 @@ static bool move_messages(struct si_calls *calls, bool *done)
         size_t bytes = c->count * si_type_size(c->type);
         bool behind = false;
 
-        if (!is_message(c) || c->moved == bytes)
+        if (!coll_is_message(c) || c->moved == bytes)
             continue;
         *done = false;
         for (size_t j = 0; j < i; j++) {
@@ -273,7 +273,7 @@ static bool move_messages(struct si_calls *calls, bool *done)
             behind =
                 behind || (e->kind == c->kind && e->root == c->root && e->moved < e->count * si_type_size(e->type));
         }
-        if (!behind && (c->kind == SI_SEND ? post(calls->comm, c, bytes) : collect(calls->comm, c)))
+        if (!behind && (c->kind == SI_SEND ? coll_post(calls->comm, c, bytes) : coll_collect(calls->comm, c)))
             moved = true;
     }
     return moved;
@@ -285,7 +285,7 @@ static void messages(struct si_calls *calls)
     bool done = false;
 
     while (!done && __atomic_load_n(&calls->comm->abort, __ATOMIC_ACQUIRE) == 0) {
-        uint32_t seen = segment_bell(s);
+        uint32_t seen = segment_changes(s);
 
         if (move_messages(calls, &done))
             segment_ring(s);
@@ -303,20 +303,20 @@ void si_run_calls(struct si_calls *calls)
     if (planted != 0) { /* an error of the network: the operation never ends by itself */
         __atomic_store_n(&comm->broken, planted, __ATOMIC_RELEASE);
         while (__atomic_load_n(&comm->abort, __ATOMIC_ACQUIRE) == 0)
-            segment_sleep(&comm->seg, segment_bell(&comm->seg));
+            segment_sleep(&comm->seg, segment_changes(&comm->seg));
     }
     for (size_t i = 0; i < calls->n; i++)
         calls->call[i].moved = 0; /* a graph's run again */
     for (size_t i = 0; i < calls->n; i++) {
         if (__atomic_load_n(&comm->abort, __ATOMIC_ACQUIRE) != 0)
             return;
-        if (is_message(&calls->call[i])) {
+        if (coll_is_message(&calls->call[i])) {
             any_message = true;
             continue;
         }
         if (calls->call[i].deaf)
             (void)__atomic_add_fetch(&comm->deaf, 1, __ATOMIC_ACQ_REL);
-        through = collective(comm, &calls->call[i]);
+        through = coll_run(comm, &calls->call[i]);
         if (calls->call[i].deaf)
             (void)__atomic_sub_fetch(&comm->deaf, 1, __ATOMIC_ACQ_REL);
         if (!through)

@@ -115,7 +115,7 @@ void si_comm_unref(struct ncclComm *comm)
 }
 
 /* The handle is gone; queued operations may still hold on to it. */
-static void forget(struct ncclComm *comm)
+static void comm_forget(struct ncclComm *comm)
 {
     si_lock();
     for (size_t i = 0; i < COMMS; i++)
@@ -129,7 +129,7 @@ static void forget(struct ncclComm *comm)
     si_comm_unref(comm);
 }
 
-static struct ncclComm *create(CUcontext ctx, const ncclConfig_t *config, const struct ncclComm *parent)
+static struct ncclComm *comm_create(CUcontext ctx, const ncclConfig_t *config, const struct ncclComm *parent)
 {
     struct ncclComm *comm = calloc(1, sizeof *comm);
     bool kept = false;
@@ -177,7 +177,7 @@ void si_comm_dawdle(struct ncclComm *comm)
     (void)nanosleep(&ts, NULL);
 }
 
-static void *run_task(void *arg)
+static void *comm_run_task(void *arg)
 {
     struct task *t = arg;
     struct ncclComm *comm = t->comm;
@@ -215,7 +215,7 @@ ncclResult_t si_comm_launch(struct ncclComm *comm, ncclResult_t (*fn)(struct ncc
     si_comm_ref(comm);
     __atomic_store_n(&comm->state, ncclInProgress, __ATOMIC_RELEASE);
     (void)__atomic_add_fetch(&comm->tasks, 1, __ATOMIC_ACQ_REL);
-    if (si_start_thread(run_task, t))
+    if (si_start_thread(comm_run_task, t))
         return ncclInProgress;
     __atomic_store_n(&comm->state, ncclSystemError, __ATOMIC_RELEASE);
     (void)__atomic_sub_fetch(&comm->tasks, 1, __ATOMIC_ACQ_REL);
@@ -247,7 +247,7 @@ struct join {
     int n_ids, rank, n_ranks;
 };
 
-static struct segment_place place_of(CUcontext ctx)
+static struct segment_place comm_place_of(CUcontext ctx)
 {
     const char *host = cdi_env_str("NCCL_HOSTID");
     struct segment_place p = {
@@ -257,7 +257,7 @@ static struct segment_place place_of(CUcontext ctx)
     return p;
 }
 
-static ncclResult_t joined(struct ncclComm *comm, enum segment_result rc, int rank, int n_ranks)
+static ncclResult_t comm_joined(struct ncclComm *comm, enum segment_result rc, int rank, int n_ranks)
 {
     switch (rc) {
     case SEGMENT_OK:
@@ -281,12 +281,12 @@ static ncclResult_t joined(struct ncclComm *comm, enum segment_result rc, int ra
     return ncclInternalError;
 }
 
-static ncclResult_t join(struct ncclComm *comm, void *arg)
+static ncclResult_t comm_join(struct ncclComm *comm, void *arg)
 {
     struct join *j = arg;
-    const struct segment_place place = place_of(comm->ctx);
-    ncclResult_t rc = joined(comm, segment_join(&comm->seg, &j->id[0], j->rank, j->n_ranks, &place, &comm->abort),
-                             j->rank, j->n_ranks);
+    const struct segment_place place = comm_place_of(comm->ctx);
+    ncclResult_t rc = comm_joined(comm, segment_join(&comm->seg, &j->id[0], j->rank, j->n_ranks, &place, &comm->abort),
+                                  j->rank, j->n_ranks);
 
     for (int i = 1; i < j->n_ids; i++)
         segment_id_close(&j->id[i]);
@@ -294,8 +294,8 @@ static ncclResult_t join(struct ncclComm *comm, void *arg)
     return rc;
 }
 
-static ncclResult_t init(const char *function, ncclComm_t *out, int n_ranks, int rank, int n_ids,
-                         const ncclUniqueId *ids, const ncclConfig_t *config)
+static ncclResult_t comm_init(const char *function, ncclComm_t *out, int n_ranks, int rank, int n_ids,
+                              const ncclUniqueId *ids, const ncclConfig_t *config)
 {
     CUcontext ctx = si_current();
     struct join *j;
@@ -313,7 +313,7 @@ static ncclResult_t init(const char *function, ncclComm_t *out, int n_ranks, int
         return si_comm_refuse(NULL, ncclInvalidArgument, "%s: the config was not made by NCCL_CONFIG_INITIALIZER",
                               function);
     j = calloc(1, sizeof *j);
-    comm = j != NULL ? create(ctx, config, NULL) : NULL;
+    comm = j != NULL ? comm_create(ctx, config, NULL) : NULL;
     if (comm == NULL) {
         free(j);
         return ncclSystemError;
@@ -324,11 +324,11 @@ static ncclResult_t init(const char *function, ncclComm_t *out, int n_ranks, int
     for (int i = 0; i < n_ids; i++)
         memcpy(&j->id[i], &ids[i], sizeof j->id[i]);
     *out = comm;
-    rc = si_comm_task(comm, join, j);
+    rc = si_comm_task(comm, comm_join, j);
     if (rc == ncclSuccess || rc == ncclInProgress)
         return rc;
     *out = NULL;
-    forget(comm);
+    comm_forget(comm);
     return rc;
 }
 
@@ -351,18 +351,18 @@ SI_EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId)
 SI_EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank,
                                               ncclConfig_t *config)
 {
-    return init("ncclCommInitRankConfig", comm, nranks, rank, 1, &commId, config);
+    return comm_init("ncclCommInitRankConfig", comm, nranks, rank, 1, &commId, config);
 }
 
 SI_EXPORT ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank)
 {
-    return init("ncclCommInitRank", comm, nranks, rank, 1, &commId, NULL);
+    return comm_init("ncclCommInitRank", comm, nranks, rank, 1, &commId, NULL);
 }
 
 static ncclResult_t init_scalable(ncclComm_t *newcomm, int nranks, int myrank, int nId, ncclUniqueId *commIds,
                                   ncclConfig_t *config)
 {
-    return init("ncclCommInitRankScalable", newcomm, nranks, myrank, nId, commIds, config);
+    return comm_init("ncclCommInitRankScalable", newcomm, nranks, myrank, nId, commIds, config);
 }
 
 /* -------------------------------------------------------------------------------------------------------- split -- */
@@ -375,7 +375,7 @@ struct split {
 };
 
 /* My place among those with my color; *first: the lowest. Keys decide, then ranks. */
-static int place_in_part(const struct segment *s, int color, int key, int *size, int *first)
+static int comm_place_in_part(const struct segment *s, int color, int key, int *size, int *first)
 {
     int rank = 0;
     int64_t first_key = INT64_MAX;
@@ -403,14 +403,14 @@ static ncclResult_t make_part(struct ncclComm *comm, const struct split *sp, str
     struct segment_word word = {.kind = -2, .root = sp->color, .op = sp->key};
     struct segment *s = &comm->seg;
     struct segment_id id = {0};
-    struct segment_place place = place_of(comm->ctx);
+    struct segment_place place = comm_place_of(comm->ctx);
     struct ncclComm *part;
     int size, first = 0, rank;
     ncclResult_t rc;
 
     if (!segment_say(s, SEGMENT_CALLS, &word))
         return ncclInternalError;
-    rank = place_in_part(s, sp->color, sp->key, &size, &first);
+    rank = comm_place_in_part(s, sp->color, sp->key, &size, &first);
     if (sp->color != NCCL_SPLIT_NOCOLOR && rank == 0 && !segment_id_create(&id))
         return ncclSystemError;
     word.extra[0] = id.nonce;
@@ -427,10 +427,10 @@ static ncclResult_t make_part(struct ncclComm *comm, const struct split *sp, str
                              .nonce = word.extra[0],
                              .pid = (int32_t)(word.extra[1] >> 32),
                              .fd = (int32_t)(uint32_t)word.extra[1]};
-    part = create(comm->ctx, sp->has_config ? &sp->config : NULL, comm);
+    part = comm_create(comm->ctx, sp->has_config ? &sp->config : NULL, comm);
     if (part == NULL)
         return ncclSystemError;
-    rc = joined(part, segment_join(&part->seg, &id, rank, size, &place, &comm->abort), rank, size);
+    rc = comm_joined(part, segment_join(&part->seg, &id, rank, size, &place, &comm->abort), rank, size);
     part->seg.abort = &part->abort;
     __atomic_store_n(&part->state, rc, __ATOMIC_RELEASE);
     *out = part;
@@ -438,7 +438,7 @@ static ncclResult_t make_part(struct ncclComm *comm, const struct split *sp, str
 }
 
 /* The pointer is the caller's, and is written last of all; also where it is NULL, or can only be aborted. */
-static ncclResult_t split(struct ncclComm *comm, void *arg)
+static ncclResult_t comm_split(struct ncclComm *comm, void *arg)
 {
     struct split sp = *(struct split *)arg;
     struct ncclComm *part = NULL;
@@ -469,7 +469,7 @@ SI_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclCo
     *sp = (struct split){.color = color, .key = key, .out = newcomm, .has_config = config != NULL};
     if (config != NULL)
         memcpy(&sp->config, config, config->size < sizeof sp->config ? config->size : sizeof sp->config);
-    rc = si_comm_task(comm, split, sp);
+    rc = si_comm_task(comm, comm_split, sp);
     return rc == ncclInProgress ? ncclSuccess : rc;
 }
 
@@ -492,7 +492,7 @@ static bool drain(struct ncclComm *comm)
 }
 
 /* commDestroySync in init.cc: "keep polling until all graphs referencing us die", whether it was aborted or not. */
-static void await_graphs(struct ncclComm *comm)
+static void comm_await_graphs(struct ncclComm *comm)
 {
     uint32_t n;
 
@@ -500,12 +500,12 @@ static void await_graphs(struct ncclComm *comm)
         si_futex_wait(&comm->captured, n, 0, false);
 }
 
-static ncclResult_t finalize(struct ncclComm *comm, void *arg)
+static ncclResult_t comm_finalize(struct ncclComm *comm, void *arg)
 {
     bool done;
 
     (void)arg;
-    await_graphs(comm);
+    comm_await_graphs(comm);
     done = drain(comm);
     if (si_version().stops_in_finalize)
         segment_stop(&comm->seg);
@@ -526,7 +526,7 @@ SI_EXPORT ncclResult_t ncclCommFinalize(ncclComm_t comm)
     if (rc != ncclSuccess)
         return si_comm_keep(comm, rc);
     comm->finalized = true;
-    return si_comm_task(comm, finalize, NULL);
+    return si_comm_task(comm, comm_finalize, NULL);
 }
 
 SI_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm)
@@ -539,11 +539,11 @@ SI_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm)
         return rc;
     if (!comm->finalized) {
         (void)drain(comm);
-        await_graphs(comm);
+        comm_await_graphs(comm);
     }
     segment_stop(&comm->seg);
     segment_await_stops(&comm->seg, -1);
-    forget(comm);
+    comm_forget(comm);
     return ncclSuccess;
 }
 
@@ -565,10 +565,10 @@ SI_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm)
         (void)pause();
     (void)si_comm_await(comm);
     (void)drain(comm);
-    await_graphs(comm);
+    comm_await_graphs(comm);
     segment_stop(&comm->seg);
     segment_await_stops(&comm->seg, si_version().abort_waits_ms);
-    forget(comm);
+    comm_forget(comm);
     return ncclSuccess;
 }
 

@@ -19,7 +19,7 @@
     }                                                                           \
     SI_EXPORT __typeof__(function) function __attribute__((ifunc("resolve_" #function)));
 
-/* By number, since the oldest header that the build takes has no name for them. */
+/* By number, since the oldest supported header has no name for them. */
 #define SI_CONFIG_MAGIC 0xcafebeefu
 #define SI_WINDOW_ALIGNMENT 4096
 #define SI_TIMEOUT 8
@@ -119,20 +119,21 @@ void si_comm_unref(struct ncclComm *comm);
  */
 ncclResult_t si_comm_task(struct ncclComm *comm, ncclResult_t (*fn)(struct ncclComm *comm, void *arg), void *arg);
 /*
- * Does the same in a separate thread in any case. And: waits until no task runs, and returns the communicator's state.
+ * Does the same in a separate thread in any case; the other waits until no task runs, and returns the communicator's
+ * state.
  */
 ncclResult_t si_comm_launch(struct ncclComm *comm, ncclResult_t (*fn)(struct ncclComm *comm, void *arg), void *arg);
 ncclResult_t si_comm_await(struct ncclComm *comm);
 /* Waits a random time, for events beside the caller. */
 void si_comm_dawdle(struct ncclComm *comm);
 
-/* Collect this task until the group ends, if there is a group. */
+/* Collects this task until the group ends, if there is a group. */
 bool si_group_defers(struct ncclComm *comm, ncclResult_t (*fn)(struct ncclComm *comm, void *arg), void *arg);
 
-/* Wait for all ranks where this launch needs connections that are not there. False: aborted. */
+/* Waits for all ranks if this launch needs connections that do not exist yet. Returns false if aborted. */
 bool si_connect(const struct si_calls *c);
 
-/* Run the calls of one launch, on the stream's thread. */
+/* Executes the calls of one launch, on the thread of the stream. */
 void si_run_calls(struct si_calls *c);
 size_t si_type_size(ncclDataType_t type); /* 0: not offered */
 bool si_is_float8(ncclDataType_t type);

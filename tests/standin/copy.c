@@ -40,7 +40,7 @@ static void drop_copy(struct si_op *op)
  * Returns whether it is on the side in the function's name, and whole. *tracked: in the table, so not pageable memory
  * of the program.
  */
-static bool fits(const char *function, const void *at, size_t bytes, enum side side, bool *tracked)
+static bool copy_fits(const char *function, const void *at, size_t bytes, enum side side, bool *tracked)
 {
     const struct si_alloc *a;
     bool device = si_is_tagged(at), managed;
@@ -82,8 +82,8 @@ static CUresult push_copy(const char *function, struct si_op *op, const struct s
     return rc;
 }
 
-static CUresult copy(const char *function, void *to, enum side to_side, const void *from, enum side from_side,
-                     size_t bytes, CUstream stream, bool wait)
+static CUresult copy_enqueue(const char *function, void *to, enum side to_side, const void *from, enum side from_side,
+                             size_t bytes, CUstream stream, bool wait)
 {
     struct standin_ranges r = {.n = 0};
     bool to_tracked, from_tracked;
@@ -92,7 +92,8 @@ static CUresult copy(const char *function, void *to, enum side to_side, const vo
 
     if (bytes == 0)
         return CUDA_SUCCESS;
-    if (!fits(function, to, bytes, to_side, &to_tracked) || !fits(function, from, bytes, from_side, &from_tracked))
+    if (!copy_fits(function, to, bytes, to_side, &to_tracked) ||
+        !copy_fits(function, from, bytes, from_side, &from_tracked))
         return CUDA_ERROR_INVALID_VALUE;
     op = si_op_create(function, run_copy, sizeof *c);
     if (op == NULL)
@@ -119,32 +120,35 @@ SI_EXPORT CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes,
 {
     CUresult rc = si_enter("cuMemcpyAsync");
 
-    return rc != CUDA_SUCCESS ? rc
-                              : copy("cuMemcpyAsync", (void *)dst, ANY, (const void *)src, ANY, bytes, stream, false);
+    return rc != CUDA_SUCCESS
+               ? rc
+               : copy_enqueue("cuMemcpyAsync", (void *)dst, ANY, (const void *)src, ANY, bytes, stream, false);
 }
 
 SI_EXPORT CUresult cuMemcpyHtoDAsync(CUdeviceptr dst, const void *src, size_t bytes, CUstream stream)
 {
     CUresult rc = si_enter("cuMemcpyHtoDAsync");
 
-    return rc != CUDA_SUCCESS ? rc : copy("cuMemcpyHtoDAsync", (void *)dst, DEVICE, src, HOST, bytes, stream, false);
+    return rc != CUDA_SUCCESS ? rc
+                              : copy_enqueue("cuMemcpyHtoDAsync", (void *)dst, DEVICE, src, HOST, bytes, stream, false);
 }
 
 SI_EXPORT CUresult cuMemcpyDtoHAsync(void *dst, CUdeviceptr src, size_t bytes, CUstream stream)
 {
     CUresult rc = si_enter("cuMemcpyDtoHAsync");
 
-    return rc != CUDA_SUCCESS ? rc
-                              : copy("cuMemcpyDtoHAsync", dst, HOST, (const void *)src, DEVICE, bytes, stream, false);
+    return rc != CUDA_SUCCESS
+               ? rc
+               : copy_enqueue("cuMemcpyDtoHAsync", dst, HOST, (const void *)src, DEVICE, bytes, stream, false);
 }
 
 SI_EXPORT CUresult cuMemcpyDtoDAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream)
 {
     CUresult rc = si_enter("cuMemcpyDtoDAsync");
 
-    return rc != CUDA_SUCCESS
-               ? rc
-               : copy("cuMemcpyDtoDAsync", (void *)dst, DEVICE, (const void *)src, DEVICE, bytes, stream, false);
+    return rc != CUDA_SUCCESS ? rc
+                              : copy_enqueue("cuMemcpyDtoDAsync", (void *)dst, DEVICE, (const void *)src, DEVICE, bytes,
+                                             stream, false);
 }
 
 SI_EXPORT CUresult cuMemcpyHtoD(CUdeviceptr dst, const void *src, size_t bytes)
@@ -153,7 +157,7 @@ SI_EXPORT CUresult cuMemcpyHtoD(CUdeviceptr dst, const void *src, size_t bytes)
 
     if (rc == CUDA_SUCCESS)
         rc = si_capture_unsafe("cuMemcpyHtoD");
-    return rc != CUDA_SUCCESS ? rc : copy("cuMemcpyHtoD", (void *)dst, DEVICE, src, HOST, bytes, NULL, true);
+    return rc != CUDA_SUCCESS ? rc : copy_enqueue("cuMemcpyHtoD", (void *)dst, DEVICE, src, HOST, bytes, NULL, true);
 }
 
 SI_EXPORT CUresult cuMemcpyDtoH(void *dst, CUdeviceptr src, size_t bytes)
@@ -162,7 +166,8 @@ SI_EXPORT CUresult cuMemcpyDtoH(void *dst, CUdeviceptr src, size_t bytes)
 
     if (rc == CUDA_SUCCESS)
         rc = si_capture_unsafe("cuMemcpyDtoH");
-    return rc != CUDA_SUCCESS ? rc : copy("cuMemcpyDtoH", dst, HOST, (const void *)src, DEVICE, bytes, NULL, true);
+    return rc != CUDA_SUCCESS ? rc
+                              : copy_enqueue("cuMemcpyDtoH", dst, HOST, (const void *)src, DEVICE, bytes, NULL, true);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- fills --
@@ -175,7 +180,8 @@ static void run_fill(struct si_op *op)
     si_touch_fill(standin_host(f->to), f->value, f->width, f->count);
 }
 
-static CUresult fill(const char *function, void *to, uint32_t value, size_t width, size_t count, CUstream stream)
+static CUresult fill_enqueue(const char *function, void *to, uint32_t value, size_t width, size_t count,
+                             CUstream stream)
 {
     struct standin_ranges r = {.n = 0};
     struct si_op *op;
@@ -184,7 +190,8 @@ static CUresult fill(const char *function, void *to, uint32_t value, size_t widt
 
     if (count == 0)
         return CUDA_SUCCESS;
-    if (count > SIZE_MAX / width || (uintptr_t)to % width != 0 || !fits(function, to, count * width, DEVICE, &tracked))
+    if (count > SIZE_MAX / width || (uintptr_t)to % width != 0 ||
+        !copy_fits(function, to, count * width, DEVICE, &tracked))
         return CUDA_ERROR_INVALID_VALUE;
     op = si_op_create(function, run_fill, sizeof *f);
     if (op == NULL)
@@ -202,14 +209,14 @@ SI_EXPORT CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char uc, size_t N, 
 {
     CUresult rc = si_enter("cuMemsetD8Async");
 
-    return rc != CUDA_SUCCESS ? rc : fill("cuMemsetD8Async", (void *)dst, uc, 1, N, hStream);
+    return rc != CUDA_SUCCESS ? rc : fill_enqueue("cuMemsetD8Async", (void *)dst, uc, 1, N, hStream);
 }
 
 SI_EXPORT CUresult cuMemsetD32Async(CUdeviceptr dst, unsigned int ui, size_t N, CUstream hStream)
 {
     CUresult rc = si_enter("cuMemsetD32Async");
 
-    return rc != CUDA_SUCCESS ? rc : fill("cuMemsetD32Async", (void *)dst, ui, 4, N, hStream);
+    return rc != CUDA_SUCCESS ? rc : fill_enqueue("cuMemsetD32Async", (void *)dst, ui, 4, N, hStream);
 }
 
 /* ------------------------------------------------------------------------------------------------- host functions --

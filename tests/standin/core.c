@@ -45,7 +45,7 @@ static void bad_setting(const char *name)
     _exit(STANDIN_EXIT);
 }
 
-static uint64_t number(const char *name, int64_t min, int64_t max, int64_t fallback)
+static uint64_t setting_number(const char *name, int64_t min, int64_t max, int64_t fallback)
 {
     struct cdi_error err = {0};
     int64_t value;
@@ -119,26 +119,26 @@ void standin_configure(void)
     uint64_t random = 0;
     size_t delay = choice("CDDP_STANDIN_DELAY", delays);
 
-    int64_t rank = (int64_t)number("CDDP_STANDIN_RANK", -1, INT32_MAX, -1);
+    int64_t rank = (int64_t)setting_number("CDDP_STANDIN_RANK", -1, INT32_MAX, -1);
 
     n_plants = 0;
-    plants_here = rank < 0 || (int64_t)number("RANK", -1, INT32_MAX, -1) == rank;
+    plants_here = rank < 0 || (int64_t)setting_number("RANK", -1, INT32_MAX, -1) == rank;
     (void)getrandom(&random, sizeof random, 0);
     si_settings = (struct si_settings){
-        .seed = number("CDDP_STANDIN_SEED", 0, INT64_MAX, (int64_t)(random % 1000000)),
+        .seed = setting_number("CDDP_STANDIN_SEED", 0, INT64_MAX, (int64_t)(random % 1000000)),
         .device_delay = delay == 0 || delay == 3,
         .host_delay = delay == 2 || delay == 3,
-        .n_devices = (unsigned)number("CDDP_STANDIN_DEVICES", 0, SI_DEVICES, 8),
-        .instances = (unsigned)number("CDDP_STANDIN_INSTANCES", 1, SI_DEVICES, 1),
-        .device_memory = number("CDDP_STANDIN_MEMORY_MB", 1, 1 << 20, 4096) << 20,
-        .queue = (uint32_t)number("CDDP_STANDIN_QUEUE", 1, 1 << 20, 1024),
-        .driver = (int)number("CDDP_STANDIN_DRIVER", 0, INT32_MAX, CUDA_VERSION),
-        .capability = (int)number("CDDP_STANDIN_CAPABILITY", 50, 999, 90),
+        .n_devices = (unsigned)setting_number("CDDP_STANDIN_DEVICES", 0, SI_DEVICES, 8),
+        .instances = (unsigned)setting_number("CDDP_STANDIN_INSTANCES", 1, SI_DEVICES, 1),
+        .device_memory = setting_number("CDDP_STANDIN_MEMORY_MB", 1, 1 << 20, 4096) << 20,
+        .queue = (uint32_t)setting_number("CDDP_STANDIN_QUEUE", 1, 1 << 20, 1024),
+        .driver = (int)setting_number("CDDP_STANDIN_DRIVER", 0, INT32_MAX, CUDA_VERSION),
+        .capability = (int)setting_number("CDDP_STANDIN_CAPABILITY", 50, 999, 90),
         .query = (enum si_query)choice("CDDP_STANDIN_QUERY", queries),
         .count_faults = choice("CDDP_STANDIN_REPORT", reports) == 1,
-        .leaks_are_faults = number("CDDP_STANDIN_LEAKS", 0, 1, 0) == 1,
-        .trace = number("CDDP_STANDIN_TRACE", 0, 1, 0) == 1,
-        .context_lock = number("CDDP_STANDIN_CONTEXT_LOCK", 0, 1, 0) == 1,
+        .leaks_are_faults = setting_number("CDDP_STANDIN_LEAKS", 0, 1, 0) == 1,
+        .trace = setting_number("CDDP_STANDIN_TRACE", 0, 1, 0) == 1,
+        .context_lock = setting_number("CDDP_STANDIN_CONTEXT_LOCK", 0, 1, 0) == 1,
     };
     read_plants("CDDP_STANDIN_FAIL");
     read_plant("CDDP_STANDIN_SKIP_WAIT", &skip_wait);
@@ -190,7 +190,7 @@ static bool due(struct plant *p)
 }
 
 /* Not strcmp, which ThreadSanitizer sees: a test may change its plants while streams run. */
-static bool is(const char *name, const char *function)
+static bool names_equal(const char *name, const char *function)
 {
     while (*name != '\0' && *name == *function) {
         name++;
@@ -199,10 +199,11 @@ static bool is(const char *name, const char *function)
     return *name == *function;
 }
 
-static int planted(const char *function, bool allocates)
+static int is_planted(const char *function, bool allocates)
 {
     for (size_t i = 0; i < n_plants; i++)
-        if ((is(plant[i].function, function) || (allocates && is(plant[i].function, "alloc"))) && due(&plant[i]))
+        if ((names_equal(plant[i].function, function) || (allocates && names_equal(plant[i].function, "alloc"))) &&
+            due(&plant[i]))
             return plant[i].code;
     return 0;
 }
@@ -281,7 +282,7 @@ static CUresult enter(const char *function, bool allocates)
     si_thread.waits += may_wait(function);
     if (si_settings.host_delay)
         slow_host();
-    return (CUresult)planted(function, allocates);
+    return (CUresult)is_planted(function, allocates);
 }
 
 CUresult si_enter(const char *function)
@@ -298,17 +299,17 @@ int si_enter_nccl(const char *function, bool allocates)
 {
     if (si_settings.host_delay)
         slow_host();
-    return planted(function, allocates);
+    return is_planted(function, allocates);
 }
 
 int si_planted_kernel(void)
 {
-    return planted("kernel", false);
+    return is_planted("kernel", false);
 }
 
 int si_planted_async(void)
 {
-    return planted("async", false);
+    return is_planted("async", false);
 }
 
 bool si_skip_wait(void)

@@ -13,7 +13,7 @@
 
 #include <cuda.h>
 
-/* This file's functions are the library's own; those of cuda.h are seen from outside. */
+/* The functions of this file belong to the library itself; those of cuda.h are visible outside. */
 #define SI_EXPORT __attribute__((visibility("default")))
 
 #define SI_DEVICES 16
@@ -39,13 +39,13 @@ extern struct si_settings si_settings;
 
 /* "standin: fault: ..." on stderr; ends the process unless faults are counted. Any thread, with or without the lock. */
 void si_fault(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-/* Why a call was refused: "standin: ..." on stderr; the caller then returns its error. */
+/* Prints why a call fails, "standin: ..." on stderr; the caller then returns its error. */
 void si_refused(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 /* Starts a detached thread that does not get the signals of the program. Returns false if there is none. */
 bool si_start_thread(void *(*run)(void *), void *arg);
 
-/* A number in [0, below) of a sequence with this state. */
+/* Returns a number in [0, below) of a sequence with this state. */
 uint64_t si_random(uint64_t *state, uint64_t below);
 /* Returns the seed of the n-th object of a kind. */
 uint64_t si_seed(uint64_t kind, uint64_t n);
@@ -58,15 +58,15 @@ uint64_t si_seed(uint64_t kind, uint64_t n);
 CUresult si_enter(const char *function);
 /* For functions that allocate. */
 CUresult si_enter_alloc(const char *function);
-/* The same for NCCL: the planted code, or 0. */
+/* Returns the same for NCCL: the planted code, or 0. */
 int si_enter_nccl(const char *function, bool allocates);
-/* The planted code of a fault of the device ("kernel" in CDDP_STANDIN_FAIL) for this kernel, or 0. */
+/* Returns the planted code of a fault of the device ("kernel" in CDDP_STANDIN_FAIL) for this kernel, or 0. */
 int si_planted_kernel(void);
-/* The planted code of an asynchronous error ("async" in CDDP_STANDIN_FAIL) for this launch of NCCL's, or 0. */
+/* Returns the planted code of an asynchronous error ("async" in CDDP_STANDIN_FAIL) for this launch of NCCL, or 0. */
 int si_planted_async(void);
-/* Is this the planted K-th event wait, to be ignored? */
+/* Returns whether this is the planted K-th event wait, to be ignored. */
 bool si_skip_wait(void);
-/* Is this launch of NCCL operations to be dropped; is it to change places with the next one? */
+/* Return whether this launch of NCCL operations is dropped; and whether it is exchanged with the next one. */
 bool si_skip_launch(void);
 bool si_swap_launch(void);
 
@@ -103,9 +103,9 @@ struct si_thread {
 };
 extern _Thread_local struct si_thread si_thread;
 
-/* The current context, or NULL. */
+/* Returns the current context, or NULL. */
 CUcontext si_current(void);
-/* All retained contexts, NULL after the last. Locked. */
+/* Returns all retained contexts, NULL after the last. Locked. */
 CUcontext si_context_locked(unsigned i);
 
 /* ---------------------------------------------------------------------------------------------- memory (memory.c) */
@@ -125,9 +125,9 @@ struct si_alloc {
 
 /* Allocates memory with every byte 0xff, which is a NaN in every type. *out is the address for the program. */
 CUresult si_alloc(enum si_memory kind, size_t bytes, size_t align, void **out);
-/* Free memory of one of two kinds, after everything on its device is done, as the driver does. */
+/* Frees memory of one of two kinds, after everything on its device is done, as the driver does. */
 CUresult si_free(const void *at, enum si_memory kind, const char *function);
-/* The allocation that holds [at, at + bytes), or NULL. Locked. */
+/* Returns the allocation that holds [at, at + bytes), or NULL. Locked. */
 struct si_alloc *si_find_locked(const void *at, size_t bytes);
 void si_count_memory_locked(unsigned *device, unsigned *pinned);
 bool si_is_tagged(const void *at);
@@ -176,7 +176,7 @@ struct si_op {
 struct si_op *si_op_create(const char *name, void (*run)(struct si_op *op), size_t data);
 void si_op_destroy(struct si_op *op);
 /*
- * The operation that runs has met a fault: "any further CUDA work will return the same error" (cuda.h, on
+ * Sets a fault of the running operation: "any further CUDA work will return the same error" (cuda.h, on
  * CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_LAUNCH_FAILED and others).
  */
 void si_op_fault(const struct si_op *op, CUresult code);
@@ -194,11 +194,14 @@ CUresult si_stream_capture_info(CUstream stream, CUstreamCaptureStatus *status, 
  * state how many it holds; it is about 1024. Locked; the lock is released meanwhile.
  */
 void si_room_locked(struct CUstream_st *s);
-/* Is the stream part of a graph that is being captured? Locked. */
+/* Returns whether the stream is part of a graph that is being captured. Locked. */
 bool si_stream_captures_locked(const struct CUstream_st *s);
 /* Returns whether captures allow new work on the stream. Locked. */
 CUresult si_capture_state_locked(const struct CUstream_st *s);
-/* CUDA_SUCCESS; or a capture forbids this thread the call, and has become invalid (capture.c). Without the lock. */
+/*
+ * Returns CUDA_SUCCESS; or an error if a capture forbids this call, which makes the capture invalid (capture.c).
+ * Without the lock.
+ */
 CUresult si_capture_unsafe(const char *function);
 /* Streams of a context exist on from its first use to the end of the process: its legacy stream. Locked. */
 void si_streams_end_locked(CUcontext ctx);
@@ -207,13 +210,16 @@ void si_streams_end_locked(CUcontext ctx);
  * done. Checks that every range is within one allocation and ordered. Takes ownership of op. Locked.
  */
 void si_push_locked(struct CUstream_st *s, struct si_op *op, const struct standin_ranges *r);
-/* The same for the ranges of work that another thread enqueues for its caller: `seen` was the caller's. */
+/* Does the same for work that another thread enqueues for its caller: `seen` is the knowledge of the caller. */
 void si_push_for_locked(struct CUstream_st *s, struct si_op *op, const struct standin_ranges *r,
                         const struct si_clock *seen);
 /* Returns a copy of the knowledge of the calling thread. Locked. */
 void si_seen_locked(struct si_clock *out);
 
-/* The point that the stream has reached in the program: a counted reference, to be given back. NULL: no memory. */
+/*
+ * Returns the point of the program that the stream has reached: a counted reference, to be released. NULL: out of
+ * memory.
+ */
 struct si_stop *si_stop_create_locked(struct CUstream_st *s);
 void si_stop_release_locked(struct si_stop *stop);
 bool si_stop_passed(const struct si_stop *stop);
@@ -223,9 +229,9 @@ void si_stop_wait(struct si_stop *stop);
 void si_order_locked(struct CUstream_st *s, struct si_stop *stop);
 /* Waits until it is passed, takes over its knowledge, and releases it. */
 void si_stop_reach(struct si_stop *stop);
-/* Make the stream wait for it in time, without it counting as ordered. Locked. */
+/* Makes the stream wait for it in time, without ordering. Locked. */
 void si_serialise_locked(struct CUstream_st *s, struct si_stop *stop);
-/* Wait for everything on a context's streams; afterwards it counts as done. */
+/* Waits for everything on the streams of a context, which then counts as done. */
 CUresult si_synchronise(CUcontext ctx);
 
 unsigned si_streams_locked(void); /* how many there are, beside the legacy ones */

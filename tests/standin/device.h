@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For tests on the stand-in: a device with its context, and a kernel of the test's own, y[i] = a * x[i] + y[i]. */
+/* For tests on the stand-in: a device with its context, and a kernel of the test, y[i] = a * x[i] + y[i]. */
 #ifndef SI_TEST_DEVICE_H
 #define SI_TEST_DEVICE_H
 
@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* A call that has to work, or the program ends. */
+/* Ends the program if the call fails. */
 #define CU(call)                                                                     \
     do {                                                                             \
         CUresult cu_rc_ = (call);                                                    \
@@ -53,7 +53,7 @@ struct device {
     CUkernel axpy;
 };
 
-/* Device `ordinal` with its context current. */
+/* Opens device `ordinal`, with its context current. */
 static inline void device_open(struct device *d, int ordinal)
 {
     CU(cuInit(0));

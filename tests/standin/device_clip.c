@@ -27,7 +27,7 @@ static double plain_norm(const struct job *j, bool largest)
     return largest ? sum : sqrt(sum);
 }
 
-/* Is each gradient the mean times factor? */
+/* Checks that each gradient is the mean times factor. */
 static void check_gradients(const struct job *j, double factor)
 {
     static double host[MOST];

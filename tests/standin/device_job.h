@@ -75,7 +75,7 @@ static void backward(struct job *j)
     }
 }
 
-/* The compute stream stands still until gate_is_open. */
+/* Blocks the compute stream until gate_is_open. */
 static void close_gate(struct job *j)
 {
     atomic_store(&gate_is_open, false);

@@ -27,7 +27,7 @@ static inline void si_edge_to(void *addr)
         __tsan_acquire(addr);
 }
 
-/* Everything that the stand-in knows is under this one lock; not recursive. */
+/* One lock for all data of the stand-in; not recursive. */
 void si_lock(void);
 void si_unlock(void);
 

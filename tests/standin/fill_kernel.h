@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A kernel, "fill", for tests of reducers: x[0..n) = value, of which the host's twin is all that there is. */
+/* A kernel, "fill", for tests of reducers: x[0..n) = value. It exists only as a twin on the host. */
 #ifndef FILL_KERNEL_H
 #define FILL_KERNEL_H
 

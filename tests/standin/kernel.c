@@ -54,7 +54,7 @@ static void open_kernels(const char *path)
 }
 
 /* Twins of other libraries are opened with the first library of kernels, not while this one is being loaded. */
-static void open_all(void)
+static void kernel_open_all(void)
 {
     static bool opened;
     const char *list = cdi_env_str("CDDP_STANDIN_KERNELS");
@@ -131,7 +131,7 @@ SI_EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit
         return CUDA_ERROR_INVALID_VALUE;
     if (!is_image(code))
         return CUDA_ERROR_INVALID_IMAGE;
-    open_all();
+    kernel_open_all();
     lib = calloc(1, sizeof *lib);
     if (lib == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -226,7 +226,7 @@ static const struct standin_kernel *twin(CUfunction f)
     return k;
 }
 
-static bool fits(const struct standin_kernel *k, const struct standin_dim *grid, const struct standin_dim *block)
+static bool kernel_fits(const struct standin_kernel *k, const struct standin_dim *grid, const struct standin_dim *block)
 {
     bool good = grid->x > 0 && grid->y > 0 && grid->z > 0 && grid->x <= INT32_MAX && grid->y <= 65535 &&
                 grid->z <= 65535 && block->x > 0 && block->y > 0 && block->z > 0 && block->x <= MAX_BLOCK &&
@@ -280,7 +280,7 @@ SI_EXPORT CUresult cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned 
     if (k == NULL)
         return CUDA_ERROR_INVALID_HANDLE;
     if (extra != NULL || (kernelParams == NULL && k->n_args > 0) || sharedMemBytes > 48 * 1024 ||
-        !fits(k, &grid.grid, &grid.block))
+        !kernel_fits(k, &grid.grid, &grid.block))
         return CUDA_ERROR_INVALID_VALUE;
     op = launch_op(k, &grid, kernelParams);
     if (op == NULL)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a program that a test starts ends when something is wrong: with the reason on stderr, and a status of its kind.
- */
+/* Failed checks in programs that tests start: the reason on stderr, and an exit status for its kind. */
 #ifndef MUST_H
 #define MUST_H
 

@@ -25,7 +25,7 @@ static inline void pair_open(struct pair *p, size_t n)
     p->y = device_floats(n, 2);
 }
 
-/* Nothing is left on the device then. */
+/* Checks that nothing is left on the device. */
 static inline void pair_close(struct pair *p)
 {
     struct standin_live live;

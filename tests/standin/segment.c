@@ -33,7 +33,7 @@ struct shared_rank {
 struct segment_shared {
     uint64_t nonce;
     int32_t n_ranks;
-    uint32_t bell;
+    uint32_t changes;
     struct shared_rank rank[]; /* n_ranks; then the letter boxes, n_ranks * n_ranks */
 };
 
@@ -115,7 +115,7 @@ static struct segment_shared *map(const struct segment_id *id, size_t bytes)
 }
 
 /* All ranks of one world give the same size, and each rank joins once. */
-static bool take(struct segment *s, const struct segment_place *place)
+static bool segment_take(struct segment *s, const struct segment_place *place)
 {
     struct shared_rank *me = &s->shared->rank[s->rank];
     int32_t none = 0;
@@ -160,7 +160,7 @@ enum segment_result segment_join(struct segment *s, const struct segment_id *id,
     s->shared = map(id, s->bytes);
     if (s->shared == NULL)
         return SEGMENT_NO_FILE;
-    if (!take(s, place))
+    if (!segment_take(s, place))
         rc = SEGMENT_BAD_RANK;
     else if (!segment_say(s, SEGMENT_CALLS, &here))
         rc = SEGMENT_ABORTED;
@@ -182,20 +182,20 @@ void segment_leave(struct segment *s)
 /* ---------------------------------------------------------------------------------------------------------- waits --
  */
 
-uint32_t segment_bell(const struct segment *s)
+uint32_t segment_changes(const struct segment *s)
 {
-    return __atomic_load_n(&s->shared->bell, __ATOMIC_ACQUIRE);
+    return __atomic_load_n(&s->shared->changes, __ATOMIC_ACQUIRE);
 }
 
 void segment_ring(struct segment *s)
 {
-    (void)__atomic_add_fetch(&s->shared->bell, 1, __ATOMIC_ACQ_REL);
-    si_futex_wake(&s->shared->bell, true);
+    (void)__atomic_add_fetch(&s->shared->changes, 1, __ATOMIC_ACQ_REL);
+    si_futex_wake(&s->shared->changes, true);
 }
 
 void segment_sleep(const struct segment *s, uint32_t seen)
 {
-    si_futex_wait(&s->shared->bell, seen, POLL_NS, true);
+    si_futex_wait(&s->shared->changes, seen, POLL_NS, true);
 }
 
 static bool all_passed(const struct segment *s, enum segment_line line)
@@ -210,13 +210,13 @@ static bool all_passed(const struct segment *s, enum segment_line line)
 }
 
 /* Pass one step and wait for the others. */
-static bool pass(struct segment *s, enum segment_line line)
+static bool segment_pass(struct segment *s, enum segment_line line)
 {
     s->step[line]++;
     __atomic_store_n(&s->shared->rank[s->rank].line[line].step, s->step[line], __ATOMIC_RELEASE);
     segment_ring(s);
     for (;;) {
-        uint32_t seen = segment_bell(s);
+        uint32_t seen = segment_changes(s);
 
         if (all_passed(s, line))
             return true;
@@ -235,7 +235,7 @@ void segment_stop(struct segment *s)
 }
 
 /* Also if its parent has not waited for it yet. */
-static bool has_ended(int32_t pid)
+static bool segment_has_ended(int32_t pid)
 {
     struct pollfd p = {.fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN};
     bool ended = p.fd < 0 ? errno == ESRCH : poll(&p, 1, 0) > 0;
@@ -250,7 +250,7 @@ static bool needs_us(const struct segment *s, int r)
     const struct segment_place *me = &s->shared->rank[s->rank].place, *other = &s->shared->rank[r].place;
 
     return other->pid != me->pid && strcmp(other->host, me->host) == 0 &&
-           __atomic_load_n(&s->shared->rank[r].stopped, __ATOMIC_ACQUIRE) == 0 && !has_ended(other->pid);
+           __atomic_load_n(&s->shared->rank[r].stopped, __ATOMIC_ACQUIRE) == 0 && !segment_has_ended(other->pid);
 }
 
 void segment_await_stops(const struct segment *s, int timeout_ms)
@@ -258,7 +258,7 @@ void segment_await_stops(const struct segment *s, int timeout_ms)
     int64_t until_ms = cdi_now_ms() + timeout_ms;
 
     for (int r = 0; s->shared != NULL && r < s->n_ranks;) {
-        uint32_t seen = segment_bell(s);
+        uint32_t seen = segment_changes(s);
 
         if (!needs_us(s, r))
             r++;
@@ -272,7 +272,7 @@ void segment_await_stops(const struct segment *s, int timeout_ms)
 bool segment_say(struct segment *s, enum segment_line line, const struct segment_word *word)
 {
     si_copy(&s->shared->rank[s->rank].line[line].word[(s->step[line] + 1) % 2], word, sizeof *word);
-    return pass(s, line);
+    return segment_pass(s, line);
 }
 
 const struct segment_word *segment_heard(const struct segment *s, enum segment_line line, int r)
@@ -287,7 +287,7 @@ char *segment_chunk(const struct segment *s, int r)
 
 bool segment_chunk_done(struct segment *s)
 {
-    if (!pass(s, SEGMENT_OPERATIONS))
+    if (!segment_pass(s, SEGMENT_OPERATIONS))
         return false;
     s->n_chunks++;
     return true;

@@ -15,7 +15,7 @@
 #define SEGMENT_CHUNK 65536 /* bytes of a rank that go at once */
 #define SEGMENT_LETTER 4096 /* bytes of a message that go at once */
 
-/* Two lines of steps that do not disturb each other: operations of streams; and calls like split. */
+/* Two independent sequences of steps: operations of streams; and calls like split. */
 enum segment_line { SEGMENT_OPERATIONS, SEGMENT_CALLS, SEGMENT_LINES };
 
 /* The data that ranks compare before data moves, and exchange in calls. */
@@ -48,7 +48,7 @@ struct segment_place {
     int32_t pid;
 };
 
-/* A new id, with its file open in this process. False: no file can be made. */
+/* Creates a new id, with its file open in this process. Returns false if no file can be made. */
 bool segment_id_create(struct segment_id *id);
 /* Closes the file if this process made it; ranks cannot join with an id of this process any more. Idempotent. */
 void segment_id_close(const struct segment_id *id);
@@ -63,9 +63,9 @@ void segment_leave(struct segment *s);
 /* Returns whether all ranks are on the same host. */
 bool segment_on_one_host(const struct segment *s);
 
-/* This rank needs nothing of the others any more. Idempotent; nothing to do where nothing is mapped. */
+/* Announces that this rank needs nothing of the others any more. Idempotent; does nothing if nothing is mapped. */
 void segment_stop(struct segment *s);
-/* Wait until that holds for every other process of this host that has a rank here, or it has ended. -1: for ever. */
+/* Waits until every other process of this host with a rank here has done so, or has ended. -1: for ever. */
 void segment_await_stops(const struct segment *s, int timeout_ms);
 
 /* Publishes data and waits until every rank has published its own for this step. Returns false if aborted. */
@@ -77,10 +77,10 @@ const struct segment_word *segment_heard(const struct segment *s, enum segment_l
 char *segment_chunk(const struct segment *s, int r);
 /* Wait until every rank has filled its buffer; they may be read until the next but one call. False: aborted. */
 bool segment_chunk_done(struct segment *s);
-/* The buffers that the last segment_chunk_done was about. */
+/* Returns the buffers of the last segment_chunk_done. */
 char *segment_chunk_ready(const struct segment *s, int r);
 
-/* A letter box from one rank to another. */
+/* The mailbox from one rank to another. */
 struct segment_letter {
     uint32_t full;
     uint32_t bytes;
@@ -88,9 +88,9 @@ struct segment_letter {
     char data[SEGMENT_LETTER];
 };
 struct segment_letter *segment_letter(const struct segment *s, int from, int to);
-/* Wakes the others after a change. And: sleeps until another rank does so (seen: segment_bell before the check). */
+/* Wakes the others after a change. And: sleeps until another rank does so (seen: segment_changes before the check). */
 void segment_ring(struct segment *s);
-uint32_t segment_bell(const struct segment *s);
+uint32_t segment_changes(const struct segment *s);
 void segment_sleep(const struct segment *s, uint32_t seen);
 
 #endif

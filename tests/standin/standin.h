@@ -53,7 +53,7 @@
 #define STANDIN_EXIT 86
 #define STANDIN_ARGS 12
 
-/* Where a twin runs: the built-in variables of a kernel. */
+/* The place of a twin in its grid: the built-in variables of a kernel. */
 struct standin_dim {
     unsigned x, y, z;
 };
@@ -75,7 +75,7 @@ struct standin_kernel {
     /* One of the two: for each thread of each block, or for each block (if the threads of a block synchronise). */
     void (*thread)(const struct standin_thread *t, void *const *args);
     void (*block)(const struct standin_thread *t, void *const *args);
-    /* Optional: make the pointers in the copies usable, once per launch, before its first thread. */
+    /* Optional: makes the pointers in the copies usable, once per launch, before its first thread. */
     void (*usable)(void *const *args);
     /* Reports the memory of a launch with standin_reads and standin_writes. Called at the launch; must not touch
      * memory. */
@@ -100,15 +100,18 @@ STANDIN_API void *standin_host(const void *device);
 STANDIN_API unsigned standin_faults(void);
 STANDIN_API const char *standin_last_fault(void);
 
-/* Read the environment again, for a test that has changed it; plants are counted anew. No other call may be running. */
+/*
+ * Reads the environment again, for a test that has changed it; planted faults are counted anew. No other call may be
+ * running.
+ */
 STANDIN_API void standin_configure(void);
 
 /* Returns how often the calling thread has called ncclCommGetAsyncError. */
 STANDIN_API uint64_t standin_asked(void);
 
-/* How many launches of this kernel were put on a stream. Any thread. */
+/* Returns the number of launches of this kernel that were put on a stream. Any thread. */
 STANDIN_API uint64_t standin_launched(const char *kernel);
-/* How often memory of a device, or pinned memory, was made or freed in this process. */
+/* Returns how often memory of a device, or pinned memory, was allocated or freed in this process. */
 STANDIN_API uint64_t standin_allocations(void);
 
 /*
@@ -117,13 +120,13 @@ STANDIN_API uint64_t standin_allocations(void);
  */
 STANDIN_API uint64_t standin_waits(void);
 
-/* How many calls of the driver the calling thread has made. */
+/* Returns the number of driver calls of the calling thread. */
 STANDIN_API uint64_t standin_calls(void);
 
-/* How many threads were started for streams, and as NCCL's own. */
+/* Returns the number of threads that were started for streams, and for NCCL. */
 STANDIN_API uint64_t standin_threads(void);
 
-/* Is a call in the driver that holds the context (CDDP_STANDIN_CONTEXT_LOCK)? */
+/* Returns whether a call of the driver holds the context (CDDP_STANDIN_CONTEXT_LOCK). */
 STANDIN_API bool standin_context_held(void);
 
 /* Creates a context that is not the primary one, like cuCtxCreate; it is never destroyed. After cuInit. */

@@ -27,7 +27,7 @@ __attribute__((constructor)) static void prepare(void)
     (void)pthread_key_create(&seen_key, free);
 }
 
-static int64_t now_ns(void)
+static int64_t stream_now_ns(void)
 {
     struct timespec ts;
 
@@ -126,7 +126,7 @@ static void use_memory(struct CUstream_st *s, const struct si_op *op, const stru
 }
 
 /* The plain push: queue and clock of this stream alone. */
-static void append(struct CUstream_st *s, struct si_op *op)
+static void stream_append(struct CUstream_st *s, struct si_op *op)
 {
     op->stream = s;
     op->number = ++n_operations;
@@ -148,7 +148,7 @@ static uint64_t delay_ns(struct CUstream_st *s)
     return si_random(&s->random, si_random(&s->random, 8) == 0 ? 500000 : 40000);
 }
 
-static void wait_in_stream(struct CUstream_st *s, struct si_stop *stop);
+static void stream_wait_in(struct CUstream_st *s, struct si_stop *stop);
 
 /* CUDA's legacy stream and the blocking ones wait for each other. */
 static void wait_for_legacy(struct CUstream_st *s)
@@ -166,7 +166,7 @@ static void wait_for_legacy(struct CUstream_st *s)
         stop = other->done != other->pushed ? si_stop_create_locked(other) : NULL;
         if (stop == NULL)
             continue;
-        wait_in_stream(s, stop);
+        stream_wait_in(s, stop);
         si_stop_release_locked(stop);
     }
 }
@@ -181,7 +181,7 @@ void si_push_for_locked(struct CUstream_st *s, struct si_op *op, const struct st
     si_clock_join(&s->clock, seen);
     wait_for_legacy(s);
     op->delay_ns = delay_ns(s);
-    append(s, op);
+    stream_append(s, op);
     for (size_t i = 0; r != NULL && i < r->n; i++)
         use_memory(s, op, &r->range[i]);
     if (r != NULL && r->full)
@@ -203,7 +203,7 @@ static void run_record(struct si_op *op)
 {
     struct si_stop *stop = *(struct si_stop **)op->data;
 
-    stop->time_ns = now_ns();
+    stop->time_ns = stream_now_ns();
     si_edge_from(stop);
     __atomic_store_n(&stop->passed, 1, __ATOMIC_RELEASE);
     si_futex_wake(&stop->passed, false);
@@ -244,7 +244,7 @@ struct si_stop *si_stop_create_locked(struct CUstream_st *s)
         return NULL;
     }
     stop->refs = 2;
-    append(s, op);
+    stream_append(s, op);
     si_copy(&stop->clock, &s->clock, sizeof stop->clock);
     return stop;
 }
@@ -267,23 +267,23 @@ void si_stop_wait(struct si_stop *stop)
     si_edge_to(stop);
 }
 
-static void wait_in_stream(struct CUstream_st *s, struct si_stop *stop)
+static void stream_wait_in(struct CUstream_st *s, struct si_stop *stop)
 {
     struct si_op *op = stop_op("wait", run_wait, stop);
 
     if (op != NULL)
-        append(s, op);
+        stream_append(s, op);
 }
 
 void si_serialise_locked(struct CUstream_st *s, struct si_stop *stop)
 {
-    wait_in_stream(s, stop);
+    stream_wait_in(s, stop);
 }
 
 void si_order_locked(struct CUstream_st *s, struct si_stop *stop)
 {
     si_clock_join(&s->clock, &stop->clock);
-    wait_in_stream(s, stop);
+    stream_wait_in(s, stop);
 }
 
 void si_stop_reach(struct si_stop *stop)
@@ -357,7 +357,7 @@ static struct si_op *next_op(struct CUstream_st *s)
     }
 }
 
-static void *work(void *arg)
+static void *stream_work(void *arg)
 {
     struct CUstream_st *s = arg;
     struct si_op *op;
@@ -405,7 +405,7 @@ static struct CUstream_st *create_locked(CUcontext ctx, bool legacy, bool blocki
     s->tail = &s->head;
     s->clock.t[slot] = slot_time[slot];
     s->random = si_seed(2, slot);
-    if (!si_start_thread(work, s)) {
+    if (!si_start_thread(stream_work, s)) {
         free(s);
         return NULL;
     }
@@ -795,7 +795,7 @@ SI_EXPORT CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned 
     } else if (rc == CUDA_SUCCESS && hEvent->stop != NULL && !si_skip_wait()) {
         si_room_locked(s);
         si_clock_join(&s->clock, &hEvent->stop->clock);
-        wait_in_stream(s, hEvent->stop);
+        stream_wait_in(s, hEvent->stop);
     }
     si_unlock();
     return rc;

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A stream, an event and a recorded point from inside: for stream.c, and capture.c beside it. Everything here is
- * locked.
- */
+/* The internals of a stream, an event and a recorded point: for stream.c and capture.c. Everything here is locked. */
 #ifndef SI_STREAM_H
 #define SI_STREAM_H
 
@@ -66,7 +64,7 @@ struct CUevent_st {
 
 /* ------------------------------------------------------------------------------------------------------- stream.c */
 
-/* A stream that the program does not see, and its end. */
+/* Creates, and ends, a stream that the program does not see. */
 struct CUstream_st *si_stream_hidden_locked(CUcontext ctx);
 void si_stream_end_locked(struct CUstream_st *s);
 /* Orders later work on the stream after everything that the calling thread knows, and after the legacy stream. */
@@ -74,25 +72,27 @@ void si_stream_begin_locked(struct CUstream_st *s);
 
 /* -------------------------------------------------------------------------------------------------------- graph.c */
 
-/* A graph of these nodes for the program, with one reference. NULL: no memory; the nodes are the caller's still. */
+/*
+ * Creates a graph of these nodes for the program, with one reference. NULL: out of memory; then the caller still owns
+ * the nodes.
+ */
 CUgraph si_graph_create(const struct si_graph *of);
 void si_nodes_destroy(struct si_node *first);
 
 /* ------------------------------------------------------------------------------------------------------ capture.c */
 
-/* The streams that exist, for walks; NULL in unused places (stream.c). */
+/* Returns all streams, for walks; NULL in unused places (stream.c). */
 struct CUstream_st *si_stream_at_locked(unsigned slot);
 
-/* Keep op, which uses these ranges, in the capture that the stream is in. */
+/* Adds op, which uses these ranges, to the capture of the stream. */
 void si_capture_push_locked(struct CUstream_st *s, struct si_op *op, const struct standin_ranges *r);
 void si_capture_record_locked(struct CUstream_st *s, CUevent e);
 /* Returns the result, and the effect, of a wait for an event if the stream or the event is captured. */
 CUresult si_capture_wait_locked(struct CUstream_st *s, CUevent e);
-/* A query of, or a wait for, a stream or an event is impossible while it is captured: the capture ends with an error.
- */
+/* Ends the capture of a stream or event with an error, because of a query of it or a wait for it. */
 CUresult si_capture_asked_stream_locked(const struct CUstream_st *s);
 CUresult si_capture_asked_event_locked(const struct CUevent_st *e);
-/* The same for all streams of a context. */
+/* Does the same for all streams of a context. */
 CUresult si_capture_asked_context_locked(CUcontext ctx);
 /* Checks a use of the legacy stream, which would wait for the blocking ones; query: it only reads its state. */
 CUresult si_capture_legacy_locked(CUcontext ctx, bool query);

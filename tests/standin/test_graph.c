@@ -20,7 +20,7 @@ static CUgraphExec instantiate(CUgraph graph)
     return exec;
 }
 
-/* y += x on one stream, then again on another one that is forked and joined; joined: by which event is left out? */
+/* y += x on one stream, then again on another one that is forked and joined; joined: the event that is left out. */
 static CUgraph capture_both(struct pair *p, bool forks, bool joins)
 {
     CUevent back = device_event();

@@ -437,7 +437,7 @@ Test(versions, a_timeout_has_a_name_since_2_30_3)
     cr_assert_str_eq(ncclGetErrorString((ncclResult_t)8), "timeout");
 }
 
-/* The same bits from 2.24 on, refused before, whatever is done with them; and on an old GPU every collective. */
+/* Expects the same bits from 2.24 on, and rejection before; on an old GPU rejection of every collective. */
 static int float8(struct rank *r)
 {
     const bool known = code >= 22400;

@@ -41,7 +41,7 @@ struct si_version si_version_of(int code)
                           : code < 22400 ? -1
                                          : 0,
         .has_timeout = code >= 23003, /* nccl.h.in:52 of v2.30.3 */
-        .has_float8 = code >= 22400,  /* nccl.h.in:247 of v2.24.3; misc/argcheck.cc:50 refuses what is not there */
+        .has_float8 = code >= 22400,  /* nccl.h.in:247 of v2.24.3; misc/argcheck.cc:50 rejects unknown types */
     };
 }
 

@@ -46,9 +46,9 @@ struct si_version {
     bool collective_tells, message_tells;
     /* The window is stored before the call returns, not by the thread. */
     bool window_at_once;
-    /* Where memory cannot be symmetric, the window is a registration of this rank alone, not NULL. */
+    /* If memory cannot be symmetric, the window is a registration of this rank alone, not NULL. */
     bool window_without_symmetry;
-    /* Symmetric kernels look at the abort flag while they wait for peers. */
+    /* Symmetric kernels check the abort flag while they wait for peers. */
     bool symmetric_aborts;
     /* ncclAvg of floats in symmetric windows is made after the sum. */
     bool mean_after_sum;
@@ -56,7 +56,7 @@ struct si_version {
     bool gpu_by_uuid;
     /* A rank stops its proxy, which lets its peers' go, in ncclCommFinalize, not in ncclCommDestroy. */
     bool stops_in_finalize;
-    /* ncclCommAbort waits for the peers' proxies as ncclCommDestroy does, so long. 0: it does not; -1: for ever. */
+    /* ncclCommAbort waits for the peers' proxies like ncclCommDestroy, for this long. 0: it does not; -1: for ever. */
     int abort_waits_ms;
     bool has_timeout; /* ncclTimeout */
     bool has_float8;  /* ncclFloat8e4m3, ncclFloat8e5m2 */
@@ -64,7 +64,7 @@ struct si_version {
 
 /* Pure. */
 struct si_version si_version_of(int code);
-/* The one that the environment names now; if none, that of nccl.h. */
+/* Returns the version in the environment now; if there is none, that of nccl.h. */
 struct si_version si_version(void);
 int si_version_code(void);
 

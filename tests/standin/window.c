@@ -51,7 +51,7 @@ static struct si_window *registration(struct ncclComm *comm, const char *functio
     return NULL;
 }
 
-static bool take_out(struct si_window **list, const void *w)
+static bool window_take_out(struct si_window **list, const void *w)
 {
     bool found = false;
 
@@ -114,7 +114,7 @@ SI_EXPORT ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle)
         rc = unasked(comm, "ncclCommDeregister");
     if (rc != ncclSuccess || handle == NULL)
         return rc;
-    return take_out(&comm->buffers, handle)
+    return window_take_out(&comm->buffers, handle)
                ? ncclSuccess
                : si_comm_refuse(comm, ncclInvalidUsage, "ncclCommDeregister: %p is not registered", handle);
 }
@@ -128,7 +128,7 @@ struct window {
     uint64_t place;
 };
 
-/* NCCL_CUMEM_ENABLE, NVLink between all: can memory be symmetric here? */
+/* Returns whether memory can be symmetric here: NCCL_CUMEM_ENABLE, NVLink between all. */
 static bool can_be_symmetric(void)
 {
     const char *offered = cdi_env_str("CDDP_STANDIN_WINDOWS");
@@ -159,7 +159,7 @@ static uint64_t free_place(struct ncclComm *comm, size_t bytes)
 }
 
 /* Returns whether every rank has called it with the same arguments. */
-static ncclResult_t meet(struct ncclComm *comm, const struct window *want)
+static ncclResult_t window_agree(struct ncclComm *comm, const struct window *want)
 {
     const struct segment_word word = {
         .kind = -4, .count = want->bytes, .root = want->flags, .offset = (int64_t)want->place};
@@ -186,7 +186,7 @@ static ncclResult_t meet(struct ncclComm *comm, const struct window *want)
 }
 
 /* dev_runtime.cc:579 of v2.28.9, dev_runtime.cc:846 of v2.30.7: memory that ncclMemAlloc did not make has no handle. */
-static ncclResult_t check_memory(struct ncclComm *comm, const struct window *want)
+static ncclResult_t window_check_memory(struct ncclComm *comm, const struct window *want)
 {
     const struct si_alloc *a;
     bool from_nccl;
@@ -205,14 +205,14 @@ static ncclResult_t check_memory(struct ncclComm *comm, const struct window *wan
     return ncclSuccess;
 }
 
-static ncclResult_t make_window(struct ncclComm *comm, struct window *want, struct si_window **out)
+static ncclResult_t window_make(struct ncclComm *comm, struct window *want, struct si_window **out)
 {
-    ncclResult_t rc = want->symmetric ? check_memory(comm, want) : ncclSuccess;
+    ncclResult_t rc = want->symmetric ? window_check_memory(comm, want) : ncclSuccess;
     struct si_window *w;
 
     want->place = want->symmetric ? free_place(comm, want->bytes) : 0;
     if (rc == ncclSuccess && want->symmetric)
-        rc = meet(comm, want);
+        rc = window_agree(comm, want);
     if (rc != ncclSuccess)
         return rc;
     w = registration(comm, "ncclCommWindowRegister", want->at, want->bytes);
@@ -228,14 +228,14 @@ static ncclResult_t make_window(struct ncclComm *comm, struct window *want, stru
     return ncclSuccess;
 }
 
-static ncclResult_t window(struct ncclComm *comm, void *arg)
+static ncclResult_t window_create(struct ncclComm *comm, void *arg)
 {
     struct window want = *(struct window *)arg;
     struct si_window *w = NULL;
     ncclResult_t rc;
 
     free(arg);
-    rc = make_window(comm, &want, &w);
+    rc = window_make(comm, &want, &w);
     si_comm_dawdle(comm);
     si_touch_store((void **)want.out, w);
     return rc;
@@ -248,7 +248,7 @@ static ncclResult_t window_2_27(struct ncclComm *comm, struct window *want)
     bool good;
 
     *want->out = NULL;
-    good = check_memory(comm, want) == ncclSuccess;
+    good = window_check_memory(comm, want) == ncclSuccess;
     w = good ? registration(comm, "ncclCommWindowRegister", want->at, want->bytes) : NULL;
     if (w == NULL)
         return ncclSuccess;
@@ -261,12 +261,12 @@ static ncclResult_t window_2_27(struct ncclComm *comm, struct window *want)
     return ncclInProgress;
 }
 
-static ncclResult_t meet_2_27(struct ncclComm *comm, void *arg)
+static ncclResult_t window_create_2_27(struct ncclComm *comm, void *arg)
 {
     struct window want = *(struct window *)arg;
 
     free(arg);
-    return meet(comm, &want);
+    return window_agree(comm, &want);
 }
 
 static ncclResult_t window_register(ncclComm_t comm, void *buff, size_t size, ncclWindow_t *win, int winFlags)
@@ -293,7 +293,7 @@ static ncclResult_t window_register(ncclComm_t comm, void *buff, size_t size, nc
     if (w == NULL)
         return ncclSystemError;
     *w = want;
-    rc = si_comm_task(comm, v.window_at_once ? meet_2_27 : window, w);
+    rc = si_comm_task(comm, v.window_at_once ? window_create_2_27 : window_create, w);
     return rc == ncclInProgress && !v.window_tells ? ncclSuccess : rc;
 }
 
@@ -305,7 +305,7 @@ static ncclResult_t window_deregister(ncclComm_t comm, ncclWindow_t win)
         rc = unasked(comm, "ncclCommWindowDeregister");
     if (rc != ncclSuccess || win == NULL)
         return rc;
-    return take_out(&comm->windows, win)
+    return window_take_out(&comm->windows, win)
                ? ncclSuccess
                : si_comm_refuse(comm, ncclInvalidArgument, "ncclCommWindowDeregister: %p is not a window", (void *)win);
 }

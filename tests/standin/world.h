@@ -110,7 +110,7 @@ static inline int close_rank(struct rank *r)
 
 typedef int (*body_fn)(struct rank *r);
 
-/* Run body as n processes. The number of those that did not end with status 0. */
+/* Runs body as n processes. Returns the number of those that did not end with status 0. */
 static inline int world(int n, body_fn body)
 {
     struct board *board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

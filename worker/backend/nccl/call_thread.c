@@ -11,7 +11,7 @@
 
 struct cdi_call_thread {
     pthread_mutex_t lock;
-    pthread_cond_t news;
+    pthread_cond_t changed;
     pthread_t thread;
     CUcontext context;
     ncclResult_t (*fn)(void *arg); /* the call under way; NULL: none */
@@ -22,7 +22,7 @@ struct cdi_call_thread {
 
 static void call_thread_free(struct cdi_call_thread *a)
 {
-    (void)pthread_cond_destroy(&a->news);
+    (void)pthread_cond_destroy(&a->changed);
     (void)pthread_mutex_destroy(&a->lock);
     cdi_host->release(a);
 }
@@ -41,7 +41,7 @@ static void *call_thread_main(void *arg)
         ncclResult_t r;
 
         if (a->fn == NULL) {
-            (void)pthread_cond_wait(&a->news, &a->lock);
+            (void)pthread_cond_wait(&a->changed, &a->lock);
             continue;
         }
         (void)pthread_mutex_unlock(&a->lock);
@@ -49,7 +49,7 @@ static void *call_thread_main(void *arg)
         (void)pthread_mutex_lock(&a->lock);
         a->fn = NULL;
         atomic_store(&a->state, (int)r);
-        (void)pthread_cond_broadcast(&a->news);
+        (void)pthread_cond_broadcast(&a->changed);
     }
     abandoned = a->abandoned;
     (void)pthread_mutex_unlock(&a->lock);
@@ -72,7 +72,7 @@ cddp_status cdi_call_thread_create(struct cdi_call_thread **out, CUcontext conte
     (void)pthread_mutex_init(&a->lock, NULL); /* on Linux these cannot fail without attributes */
     (void)pthread_condattr_init(&attr);
     (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    (void)pthread_cond_init(&a->news, &attr);
+    (void)pthread_cond_init(&a->changed, &attr);
     (void)pthread_condattr_destroy(&attr);
     rc = cdi_thread_create(&a->thread, 0, call_thread_main, a);
     if (rc != 0) {
@@ -89,7 +89,7 @@ void cdi_call_thread_run(struct cdi_call_thread *a, ncclResult_t (*fn)(void *arg
     a->fn = fn;
     a->arg = arg;
     atomic_store(&a->state, (int)ncclInProgress);
-    (void)pthread_cond_broadcast(&a->news);
+    (void)pthread_cond_broadcast(&a->changed);
     (void)pthread_mutex_unlock(&a->lock);
 }
 
@@ -105,7 +105,7 @@ static bool call_await(struct cdi_call_thread *a, int64_t timeout_ms)
     const struct timespec until = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
 
     while (a->fn != NULL)
-        if (pthread_cond_timedwait(&a->news, &a->lock, &until) == ETIMEDOUT)
+        if (pthread_cond_timedwait(&a->changed, &a->lock, &until) == ETIMEDOUT)
             break;
     return a->fn == NULL;
 }
@@ -128,7 +128,7 @@ bool cdi_call_thread_destroy(struct cdi_call_thread *a, int64_t timeout_ms)
         return true;
     (void)pthread_mutex_lock(&a->lock);
     a->ending = true;
-    (void)pthread_cond_broadcast(&a->news);
+    (void)pthread_cond_broadcast(&a->changed);
     idle = call_await(a, timeout_ms);
     a->abandoned = !idle;
     if (!idle)

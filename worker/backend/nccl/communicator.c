@@ -47,8 +47,8 @@ static int64_t left_ms(int64_t deadline_ms)
 
 static int count_roots(const struct cdi_backend *b)
 {
-    const char *said = cdi_host->env(RANKS_PER_ROOT_ENV);
-    long per_root = said != NULL ? strtol(said, NULL, 10) : RANKS_PER_ROOT;
+    const char *value = cdi_host->env(RANKS_PER_ROOT_ENV);
+    long per_root = value != NULL ? strtol(value, NULL, 10) : RANKS_PER_ROOT;
 
     if (per_root < 1 || b->world.size <= per_root || cdi_nccl.comm_init_scalable == NULL)
         return 1;

@@ -9,21 +9,21 @@
 cddp_status cdi_device_choose(const struct cdi_world *world, int n_visible, bool share, int *device,
                               struct cdi_error *err)
 {
-    int asked = world->device;
+    int wanted = world->device;
 
-    if (asked >= n_visible)
+    if (wanted >= n_visible)
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_init_options.device is \"cuda:%d\", but rank %d sees only %d GPU%s (CUDA_VISIBLE_DEVICES "
                         "chooses them)",
-                        asked, world->rank, n_visible, n_visible == 1 ? "" : "s");
-    if (asked < 0)
-        asked = n_visible == 1 ? 0 : share ? world->device_rank % n_visible : world->device_rank;
-    if (asked >= n_visible)
+                        wanted, world->rank, n_visible, n_visible == 1 ? "" : "s");
+    if (wanted < 0)
+        wanted = n_visible == 1 ? 0 : share ? world->device_rank % n_visible : world->device_rank;
+    if (wanted >= n_visible)
         return cdi_fail(err, CDDP_E_INVALID,
                         "rank %d has local rank %d, but this node shows only %d GPUs: start at most one rank per GPU, "
                         "set CDDP_SHARE_GPU=1 to share them, or CDDP_BACKEND=cpu",
                         world->rank, world->device_rank, n_visible);
-    *device = asked;
+    *device = wanted;
     return CDDP_OK;
 }
 
@@ -162,7 +162,7 @@ static _Thread_local uint32_t pushed;
 
 /*
  * The context that is current in this thread until cdi_device_let_go, while no code of the program runs; NULL: the
- * driver has to be asked.
+ * driver has to be wanted.
  */
 static _Thread_local CUcontext held;
 

@@ -500,7 +500,7 @@ static bool capture_update_group(struct cdi_capture *c, struct cdi_captured_grou
     uint32_t ended = atomic_load_explicit(&g->words->ended, memory_order_acquire);
     uint32_t begun = atomic_load_explicit(&g->words->begun, memory_order_acquire);
 
-    bool news = begun != g->begun || ended != g->ended;
+    bool changed = begun != g->begun || ended != g->ended;
 
     if (begun != g->begun)
         g->begun_ms = cdi_now_ms();
@@ -512,7 +512,7 @@ static bool capture_update_group(struct cdi_capture *c, struct cdi_captured_grou
     g->ended = ended;
     if (begun != ended)
         c->current = g;
-    return news;
+    return changed;
 }
 
 static void capture_update_page(struct cdi_backend *b)
@@ -531,13 +531,13 @@ static void capture_update_page(struct cdi_backend *b)
 bool cdi_capture_poll(struct cdi_backend *b)
 {
     struct cdi_capture *c = &b->captured;
-    bool idle, news = false;
+    bool idle, changed = false;
 
     (void)pthread_mutex_lock(&b->ring_lock);
     c->current = NULL;
     for (size_t i = 0; i < atomic_load(&c->n_groups); i++)
-        news |= capture_update_group(c, c->group[i]);
-    if (news)
+        changed |= capture_update_group(c, c->group[i]);
+    if (changed)
         capture_update_page(b);
     idle = c->current == NULL;
     (void)pthread_mutex_unlock(&b->ring_lock);

@@ -86,14 +86,14 @@ cddp_status cdi_gpu_health(struct cdi_backend *b, struct cdi_error *err)
 
 bool cdi_gpu_is_idle(struct cdi_backend *b)
 {
-    bool rest;
+    bool idle;
 
     (void)cdi_gpu_health(b, NULL);
     health_await_graphs(b);
     (void)pthread_mutex_lock(&b->error_lock);
-    rest = !atomic_load(&b->failed) || !b->watch_runs || b->ended;
+    idle = !atomic_load(&b->failed) || !b->watch_runs || b->ended;
     (void)pthread_mutex_unlock(&b->error_lock);
-    return rest;
+    return idle;
 }
 
 /* --------------------------------------------------------------- what the threads of the communicator wait for ---- */

@@ -101,7 +101,7 @@ static cddp_status resolve_nccl(void *lib, const char *path, struct cdi_error *e
 /* Opens the driver. CDDP_E_NOT_FOUND: there is no driver or no GPU. */
 static cddp_status open_driver(struct cdi_error *err)
 {
-    const char *said = cdi_host->env(CUDA_LIBRARY_ENV), *path = said != NULL ? said : "libcuda.so.1";
+    const char *value = cdi_host->env(CUDA_LIBRARY_ENV), *path = value != NULL ? value : "libcuda.so.1";
     void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     int version = 0, n = 0;
     cddp_status st;
@@ -131,7 +131,7 @@ static cddp_status open_driver(struct cdi_error *err)
 
 static cddp_status open_nccl(struct cdi_error *err)
 {
-    const char *said = cdi_host->env(NCCL_LIBRARY_ENV), *path = said != NULL ? said : "libnccl.so.2";
+    const char *value = cdi_host->env(NCCL_LIBRARY_ENV), *path = value != NULL ? value : "libnccl.so.2";
     void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     char have[32];
     cddp_status st;

@@ -209,11 +209,11 @@ static void gpu_destroy(struct cdi_backend *b)
 /* Returns the value of a variable that is 0, 1 or not set. */
 static bool flag_variable(const char *name, bool unset, struct cdi_error *err)
 {
-    const char *said = cdi_host->env(name);
+    const char *value = cdi_host->env(name);
 
-    if (said != NULL && (said[1] != '\0' || (said[0] != '0' && said[0] != '1')))
-        (void)cdi_fail(err, CDDP_E_INVALID, "%s='%.64s' is neither 0 nor 1", name, said);
-    return said != NULL ? said[0] == '1' : unset;
+    if (value != NULL && (value[1] != '\0' || (value[0] != '0' && value[0] != '1')))
+        (void)cdi_fail(err, CDDP_E_INVALID, "%s='%.64s' is neither 0 nor 1", name, value);
+    return value != NULL ? value[0] == '1' : unset;
 }
 
 /*
@@ -221,10 +221,10 @@ static bool flag_variable(const char *name, bool unset, struct cdi_error *err)
  */
 static bool wants_blocking(struct cdi_error *err)
 {
-    const char *said = cdi_host->env("NCCL_COMM_BLOCKING");
+    const char *value = cdi_host->env("NCCL_COMM_BLOCKING");
     bool ours = flag_variable(BLOCKING_ENV, cdi_nccl.code >= CDI_NCCL_THREAD_PER_LAUNCH, err);
 
-    return said != NULL && (said[0] == '0' || said[0] == '1') && said[1] == '\0' ? said[0] == '1' : ours;
+    return value != NULL && (value[0] == '0' || value[0] == '1') && value[1] == '\0' ? value[0] == '1' : ours;
 }
 
 /* Makes several ranks on one GPU look like separate hosts to NCCL, which connects them over sockets. */
@@ -247,7 +247,7 @@ static void set_host_ids(const struct cdi_backend *b)
     (void)setenv("NCCL_SOCKET_FAMILY", "AF_INET", 0);
 }
 
-/* Switches off features that must not come with windows: see region.c. NCCL reads each variable once, at first use. */
+/* Switches off features that conflict with windows: see region.c. NCCL reads each variable once, at first use. */
 static void prepare_windows(const struct cdi_backend *b)
 {
     if (!b->use.windows || b->use.registration || cdi_nccl.code < 22800)

@@ -81,12 +81,12 @@ static void peers_find_late(const struct cdi_backend *b, struct cdi_error *err)
 void cdi_peers_name_late(struct cdi_backend *b)
 {
     struct cdi_error err;
-    bool asked;
+    bool timed_out;
 
     (void)pthread_mutex_lock(&b->error_lock);
-    asked = b->timed_out;
+    timed_out = b->timed_out;
     (void)pthread_mutex_unlock(&b->error_lock);
-    if (!asked)
+    if (!timed_out)
         return;
     peers_find_late(b, &err);
     (void)pthread_mutex_lock(&b->error_lock);

@@ -94,7 +94,7 @@ struct cdi_ring_op *cdi_slot_op(struct cdi_slot *s, size_t i)
 bool cdi_ring_poll(struct cdi_backend *b)
 {
     uint32_t done, started;
-    bool rest;
+    bool all_done;
 
     (void)pthread_mutex_lock(&b->ring_lock);
     /* In this order: otherwise an operation could be done and not started. */
@@ -113,9 +113,9 @@ bool cdi_ring_poll(struct cdi_backend *b)
         cdi_host->flight_done(b->record, s->flight_seq);
         ring_retire(b, s);
     }
-    rest = b->done == b->enqueued;
+    all_done = b->done == b->enqueued;
     (void)pthread_mutex_unlock(&b->ring_lock);
-    return rest;
+    return all_done;
 }
 
 bool cdi_ring_is_done(struct cdi_backend *b, uint64_t ticket)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ring of operations: a slot for each ticket that is under way, and how far the stream has come. Functions without
+ * The ring of operations: a slot for each ticket that is under way, and how far the stream is. Functions without
  * a remark take any thread, with `lock` or without, and make no call of CUDA.
  */
 #ifndef CDI_NCCL_RING_H

@@ -38,9 +38,9 @@
 static bool watch_current_op(struct cdi_backend *b, struct cdi_op_info *g)
 {
     bool idle = cdi_capture_poll(b);
-    bool alone = pthread_mutex_trylock(&b->lock) == 0;
+    bool locked = pthread_mutex_trylock(&b->lock) == 0;
 
-    if (cdi_ring_poll(b) && alone) {
+    if (cdi_ring_poll(b) && locked) {
         (void)pthread_mutex_lock(&b->error_lock);
         b->busy = false;
         (void)pthread_mutex_unlock(&b->error_lock);
@@ -48,9 +48,9 @@ static bool watch_current_op(struct cdi_backend *b, struct cdi_op_info *g)
     cdi_ring_current(b, g);
     if (!idle && *g->op == '\0')
         cdi_capture_current(b, g);
-    if (alone)
+    if (locked)
         (void)pthread_mutex_unlock(&b->lock);
-    return alone;
+    return locked;
 }
 
 /*
@@ -68,7 +68,7 @@ static void watch_check(struct cdi_backend *b, int64_t *looked_ms, int64_t *next
 {
     int64_t now_ms = cdi_now_ms(), lost_ms = now_ms - *looked_ms - LOOK_MS;
     struct cdi_op_info g;
-    bool alone;
+    bool locked;
 
     *looked_ms = now_ms;
     if (lost_ms > STOPPED_MS) {
@@ -78,10 +78,10 @@ static void watch_check(struct cdi_backend *b, int64_t *looked_ms, int64_t *next
 
     if (cdi_gpu_health_now(b, NULL) != CDDP_OK)
         return;
-    alone = watch_current_op(b, &g);
+    locked = watch_current_op(b, &g);
     if (g.since_ms > 0 && now_ms - g.since_ms > b->world.timeout_ms)
         cdi_gpu_timed_out(b, &g);
-    else if (alone && (g.since_ms == 0 || now_ms - g.since_ms < STORE_AFTER_MS))
+    else if (locked && (g.since_ms == 0 || now_ms - g.since_ms < STORE_AFTER_MS))
         return;
     if (now_ms >= *next_store_ms && cdi_gpu_health_now(b, NULL) == CDDP_OK) {
         watch_check_store(b);

@@ -8,7 +8,7 @@
 /* Starts the watch thread and the progress thread. */
 cddp_status cdi_watch_start(struct cdi_backend *b, struct cdi_error *err);
 /*
- * Ends both threads; after a failure the communicator is aborted. Returns false if the abort does not come back; then b
+ * Ends both threads; after a failure the communicator is aborted. Returns false if the abort does not return; then b
  * must stay.
  */
 bool cdi_watch_stop(struct cdi_backend *b);

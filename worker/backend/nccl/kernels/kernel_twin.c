@@ -316,7 +316,7 @@ static void run_tell(const struct cdi_kernel_thread *t, const void *args)
     cdi_signal_body(t, args);
 }
 
-static size_t tell_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
+static size_t signal_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
 {
     const struct cdi_signal_args *a = args;
 
@@ -341,7 +341,7 @@ const struct cdi_kernel_twin cdi_kernel_twins[CDI_N_KERNELS] = {
     [CDI_KERNEL_BASIS] = {"cdi_basis", sizeof(struct cdi_lowrank_args), NULL, block_basis, basis_ranges},
     [CDI_KERNEL_RIGHT] = {"cdi_right", sizeof(struct cdi_lowrank_args), run_right, NULL, right_ranges},
     [CDI_KERNEL_PRODUCT] = {"cdi_product", sizeof(struct cdi_lowrank_args), run_product, NULL, product_ranges},
-    [CDI_KERNEL_SIGNAL] = {"cdi_signal", sizeof(struct cdi_signal_args), run_tell, NULL, tell_ranges},
+    [CDI_KERNEL_SIGNAL] = {"cdi_signal", sizeof(struct cdi_signal_args), run_tell, NULL, signal_ranges},
 };
 
 void cdi_launch_on_host(const struct cdi_launch *launch)
