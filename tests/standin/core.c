@@ -405,7 +405,7 @@ __attribute__((destructor)) static void report_leaks(void)
         return;
     standin_live(&l);
     if (l.device_memory + l.pinned_memory + l.streams + l.events + l.libraries + l.communicators > 0)
-        si_fault("at exit there are left: %u of device memory, %u of pinned memory, %u streams, %u events, %u "
+        si_fault("left at exit: %u of device memory, %u of pinned memory, %u streams, %u events, %u "
                  "libraries, %u communicators",
                  l.device_memory, l.pinned_memory, l.streams, l.events, l.libraries, l.communicators);
 }

@@ -18,7 +18,7 @@
 static cddp_status write_word(struct cdi_backend *b, _Atomic uint32_t *word, uint32_t value, struct cdi_error *err)
 {
     return cdi_cuda_check(cdi_cuda.stream_write(b->device.stream, cdi_device_ptr(word), value, 0),
-                          "having the stream write a word", err);
+                          "enqueueing the write of a word", err);
 }
 
 cddp_status cdi_completion_create(struct cdi_backend *b, struct cdi_error *err)
