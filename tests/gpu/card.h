@@ -76,10 +76,10 @@ _Noreturn void card_die(const char *format, ...) __attribute__((format(printf, 1
 
 /* Opens a library: the variable's value, otherwise `name`; ends the program if there is none. */
 void *card_library(const char *variable, const char *name, int status);
-/* Its function, never NULL. */
+/* Returns the function; never NULL. */
 void *card_symbol(void *library, const char *name);
 
-/* Launch one of the project's kernels on a stream; a grid of 0 does nothing. */
+/* Launches one of the project's kernels on a stream; a grid of 0 does nothing. */
 void card_launch(const struct card *c, CUstream stream, const struct cdi_launch *launch);
 
 #endif

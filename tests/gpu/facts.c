@@ -135,7 +135,7 @@ static bool usable(const struct facts_cuda *c)
            c->p_cuMemFreeHost != NULL;
 }
 
-/* Missing functions are named; they are the first thing to look at where the library refuses a driver. */
+/* Missing functions are named: they are the first clue if the library rejects a driver. */
 static void tell_missing(const struct facts_cuda *c)
 {
     const char *before = "";

@@ -74,21 +74,23 @@ void facts_end(void);
 void facts_int(const char *name, long long value);
 void facts_text(const char *name, const char *value);
 void facts_us(const char *name, double us);
-/* A time, or the code of the call that failed: {"failed":code}. */
+/* Prints a time, or the code of the call that failed: {"failed":code}. */
 void facts_timed(const char *name, int code, double us);
-/* The middle of n values, which it sorts. */
+/* Returns the median of n values, which it sorts. */
 double facts_median(double *us, int n);
 
 /* Prints the driver's attributes of an address, under this name. */
 void facts_pointer(const struct facts *f, const char *name, const void *p);
 
-/* Version, start, one-rank collectives, and what a non-blocking communicator returns. */
+/* Prints version, start, one-rank collectives, and the results of a non-blocking communicator. */
 void facts_nccl(const struct facts *f);
 
 #define FACTS_TIMES 200
 #define FACTS_WARM 20
 
-/* "name": the median of FACTS_TIMES calls on the host, in microseconds; after each call `between`, which is not timed.
+/*
+ * Prints "name": the median of FACTS_TIMES calls on the host, in microseconds; after each call `between`, which is not
+ * timed.
  */
 #define FACTS_MEASURE(name, call, between)                                         \
     do {                                                                           \

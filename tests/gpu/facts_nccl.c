@@ -11,7 +11,7 @@
 #include <time.h>
 
 #define BYTES ((size_t)4 << 20)
-#define READY_US 30e6 /* until a non-blocking call is over */
+#define READY_US 30e6 /* limit for a non-blocking call */
 
 /* Like nccl_device/core.h of 2.30.7, which is not C; ncclCommQueryProperties exists from 2.29 on. */
 struct properties {
@@ -24,7 +24,7 @@ struct properties {
     int railed_gin_type;
 };
 
-/* X(function): NULL where the library lacks it. */
+/* X(function): NULL if the library does not have it. */
 #define FACTS_NCCL(X)           \
     X(ncclGetVersion)           \
     X(ncclGetUniqueId)          \
@@ -75,7 +75,7 @@ static bool load(struct nccl *n)
            n->p_ncclCommDestroy != NULL && n->p_ncclAllReduce != NULL;
 }
 
-/* Until it is ready, has failed, or is taking too long. Returns its state. */
+/* Waits until it is ready, has failed, or takes too long. Returns its state. */
 static ncclResult_t settle(const struct nccl *n, ncclComm_t comm)
 {
     const struct timespec pause = {.tv_nsec = 20000};

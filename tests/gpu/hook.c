@@ -35,7 +35,7 @@ struct job {
     CUstream compute;
     void *data[N_PARAMS];
     float *made, *came;   /* gradients of all steps, like those of a backward pass; and their results */
-    float *early;         /* of the last parameter, which is waited for alone */
+    float *early;         /* of the last parameter, which has its own wait */
     void *sent[N_PARAMS]; /* a bucket in flight, by its number: no more of them than parameters */
     bool own_stream;
 };
@@ -165,7 +165,7 @@ static float mean(int n, int step, size_t i)
     return (float)((n - 1) * (step % 3 + 1) + (int)i);
 }
 
-/* Where a step's gradient is among those of all steps. */
+/* Returns the place of a step's gradient among those of all steps. */
 static size_t place(int step, size_t i)
 {
     size_t at = (size_t)step * STEP_COUNT;
@@ -185,7 +185,7 @@ static void copy(struct job *j, void *to, void *from, size_t count)
     card_launch(&j->card, j->compute, &l);
 }
 
-/* The device's work for all steps is put in order here; nothing is waited for. */
+/* Enqueues the work of the device for all steps, without a wait. */
 static void train(struct job *j)
 {
     for (int step = 0; step < STEPS; step++) {

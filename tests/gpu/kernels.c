@@ -21,7 +21,7 @@ static const size_t shifts[] = {0, 1, 2, 3};
 static const cddp_dtype floats[] = {CDDP_FLOAT16, CDDP_BFLOAT16, CDDP_FLOAT32, CDDP_FLOAT64};
 #define EACH(i, of) for (size_t i = 0; i < sizeof of / sizeof of[0]; i++)
 
-/* The same bytes on the host and on the card, before and after. */
+/* The same bytes on the host and on the GPU, before and after. */
 struct twin {
     uint8_t *host, *back;
     uint8_t *card; /* device memory; never read here */
@@ -31,7 +31,7 @@ struct check {
     struct card card;
     struct twin in, out;
     size_t room;      /* bytes of each buffer that is compared */
-    size_t most;      /* the largest count that is tried */
+    size_t most;      /* the largest count in the tests */
     size_t big_slice; /* chunks of the largest slices */
     long done;
 };
@@ -60,7 +60,7 @@ static void free_twin(const struct check *c, struct twin *t)
     free(t->back);
 }
 
-/* Any bits, and often those at which roundings go wrong; on both sides. */
+/* Fills both sides with any bits, and often with values that are hard to round. */
 static void fill(const struct check *c, struct twin *t, uint32_t seed)
 {
     static const uint32_t hard[] = {0x7f800000u, 0xff800000u, 0x7fc00000u, 0x7f800001u, 0x477ff000u, 0x33000000u,
@@ -75,7 +75,7 @@ static void fill(const struct check *c, struct twin *t, uint32_t seed)
     CARD(&c->card, cuMemcpyHtoDAsync, address(t->card), t->host, c->room, c->card.stream);
 }
 
-/* Both launches were made; are the sides alike now? */
+/* Compares both sides after the launches. */
 static void compare(struct check *c, struct twin *t, const char *what, const char *from, const char *to, size_t count)
 {
     CARD(&c->card, cuMemcpyDtoHAsync, t->back, address(t->card), c->room, c->card.stream);
@@ -85,14 +85,14 @@ static void compare(struct check *c, struct twin *t, const char *what, const cha
         return;
     for (size_t i = 0; i < c->room; i++)
         if (t->host[i] != t->back[i])
-            card_die("%s %s %s of %zu: byte %zu is %02x on the card and %02x in the twin", what, from, to, count, i,
+            card_die("%s %s %s of %zu: byte %zu is %02x on the GPU and %02x in the twin", what, from, to, count, i,
                      t->back[i], t->host[i]);
 }
 
 static void check_ok(cddp_status status)
 {
     if (status != CDDP_OK)
-        card_die("a launch was refused: status %d", (int)status);
+        card_die("a launch failed: status %d", (int)status);
 }
 
 static void check_cast(struct check *c, cddp_dtype from, cddp_dtype to, size_t count, size_t a, size_t b, float factor)
@@ -298,7 +298,7 @@ static void check_tally(struct check *c, cddp_dtype t, size_t count, size_t shif
     compare(c, &c->in, "clip", cdi_dtype_name(t), "", count);
 }
 
-/* Any bits, and numbers that are all finite. */
+/* Fills with any bits, or with finite numbers. */
 static void check_tallies(struct check *c)
 {
     fill(c, &c->out, 12);
@@ -456,7 +456,7 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The median time of a launch, in milliseconds. */
+/* Returns the median time of a launch, in milliseconds. */
 static float median_ms(const struct check *c, const struct cdi_launch *launch)
 {
     enum { TIMES = 21, WARM = 3 };
@@ -484,7 +484,7 @@ static void show(const struct check *c, const char *name, const struct cdi_launc
     printf(",\"%s_gb_s\":%.1f", name, bytes / 1e6 / (double)median_ms(c, launch));
 }
 
-/* A square matrix of rank 4, of which each step but feed reads all once. */
+/* A square matrix of rank 4, which every step but feed reads once. */
 static void show_lowrank(const struct check *c, void *m, void *rest, size_t n)
 {
     const size_t side = n >= (size_t)1 << 26 ? 8192 : 512;

@@ -224,7 +224,7 @@ static void *capture_there(void *arg)
     return NULL;
 }
 
-/* Blocking collectives of host memory: they wait and ask, on this thread and on others. */
+/* Blocking collectives of host memory, which wait and query, in this thread and in others. */
 static CUgraphExec capture_beside(struct job *j)
 {
     struct beside b = {.job = j};

@@ -43,7 +43,7 @@ static void check_gradients(const struct job *j, double factor)
     }
 }
 
-/* No call of a step waits, also in NCCL's own thread's place. */
+/* No call of a step waits, not even one in a thread of NCCL. */
 static void check_waits_for_nobody(struct job *j)
 {
     uint64_t waits;

@@ -199,7 +199,7 @@ static void refused(struct job *j)
     CU(cuStreamEndCapture(j->stream, &graph)); /* all the same */
     CU(cuGraphDestroy(graph));
     rounds(j);
-    /* Begun without a stream it may be anywhere. */
+    /* Without a stream, memory may be anywhere. */
     x[0] = (float)(j->rank + 1);
     gather = collective(j, CDDP_COLL_GATHER, 0, 1, 0);
     gather.in = x;

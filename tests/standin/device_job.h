@@ -53,7 +53,7 @@ static double mean(const struct job *j, size_t i, size_t k)
     return sum / n;
 }
 
-/* bad: in the middle of one parameter's gradient, on rank 0. N_PARAMS: in none. */
+/* bad: the parameter with a bad value in the middle of its gradient, on rank 0. N_PARAMS: none. */
 static void make(struct job *j, size_t bad_param, double bad)
 {
     static double host[MOST];

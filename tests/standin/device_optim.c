@@ -90,7 +90,7 @@ static void plain_step(const struct job *j, const cddp_optim_options *o, uint64_
     }
 }
 
-/* This rank's parameters, and in `sum` something of all their bits. */
+/* Returns this rank's parameters, and in `sum` a hash of all their bits. */
 static void check_parameters(const struct job *j, const char *what)
 {
     static double host[MOST];
@@ -192,11 +192,11 @@ static void check_waits_for_nobody(struct job *j)
     cddp_ddp_destroy(j->ddp);
 }
 
-/* A step with a NaN or an infinity is as if it had not been. */
+/* A step with a NaN or an infinity changes nothing. */
 static void check_nonfinite(struct job *j)
 {
     static const double bad[] = {NAN, INFINITY, -INFINITY};
-    /* A limit that is never met, so that plain steps are the same. */
+    /* A limit that is never reached, so that plain steps are the same. */
     const cddp_optim_step_args args[] = {{.size = sizeof args[0], .flags = CDDP_OPTIM_SKIP_NONFINITE},
                                          {.size = sizeof args[0], .flags = CDDP_OPTIM_SKIP_NONFINITE, .max_norm = 1e9}};
     uint64_t skipped = 0;
@@ -231,7 +231,7 @@ static void remove_folder(const char *folder)
     MUST(system(command) == 0, "%s stays\n", folder); /* NOLINT(cert-env33-c,concurrency-mt-unsafe) */
 }
 
-/* Half of the steps, a checkpoint, an optimizer made anew that loads it, and the other half. */
+/* Half of the steps, a checkpoint, a new optimizer that loads it, and the other half. */
 static void check_saved(struct job *j)
 {
     static double host[N_PARAMS][MOST];
@@ -271,7 +271,7 @@ static void check_saved(struct job *j)
             DO(cddp_copy(j->comm, j->data[i], host[i], bytes_of(i)));
     }
     check_parameters(j, "after a checkpoint");
-    cddp_ddp_destroy(j->ddp); /* the optimizer may go after it */
+    cddp_ddp_destroy(j->ddp); /* the optimizer may be destroyed after it */
     cddp_optim_destroy(optim);
     DO(cddp_barrier(j->comm));
     if (cddp_rank(j->comm) == 0)

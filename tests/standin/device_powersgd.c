@@ -36,7 +36,7 @@ static bool on_gpu;
 static struct device device;
 static CUstream compute;
 static CUkernel gate;
-static void *data[PARAMS], *made[STEPS][PARAMS]; /* where the backend works */
+static void *data[PARAMS], *made[STEPS][PARAMS]; /* in the memory that the backend uses */
 static FILE *out;
 
 /* Exact in every type, and so is the mean. Two stay the same matrix of few directions, or zeros. */
@@ -156,7 +156,7 @@ static void plain(const char *what, const cddp_powersgd_options *opt, uint32_t f
     cddp_ddp_destroy(ddp);
 }
 
-/* Saved in the middle; another reducer goes on, in the same lines. */
+/* Saves in the middle; another reducer goes on, with the same lines. */
 static void saved(const cddp_powersgd_options *opt)
 {
     char folder[] = "/tmp/device_powersgd.XXXXXX", command[64];

@@ -97,7 +97,7 @@ static double difference(const json_t *list, size_t from, const cddp_param *p)
     return worst;
 }
 
-/* Of mixed precision: step number `step` with a scale, clipped, and left out where it overflows. */
+/* Mixed precision: step number `step` with a scale, clipped, and left out if it overflows. */
 static void scaled_step(cddp_optim *optim, const json_t *one, size_t step)
 {
     const double scale = number(json_object_get(one, "scales"), step);

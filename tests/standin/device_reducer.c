@@ -55,10 +55,10 @@ struct job {
     int steps;
     bool slow;      /* it takes milliseconds to make a gradient */
     bool unused;    /* not all gradients are ready in every step */
-    bool fixed;     /* and the same ones do, with a static graph */
+    bool fixed;     /* the same ones in each step, with a static graph */
     bool skip;      /* buckets that no rank has used are left out */
-    uint64_t waits; /* of the host for the device, from the third step on: before, memory is made */
-    uint64_t asked; /* how often NCCL was, while gradients were reported */
+    uint64_t waits; /* of the host for the device, from the third step on: before, memory is allocated */
+    uint64_t asked; /* polls of NCCL while gradients were reported */
 };
 
 /* Whole numbers, whose mean over ranks is one: rank r of n contributes 2 r if the mean is n - 1. */
@@ -113,7 +113,7 @@ static void train(struct job *j, bool reuse, bool missing)
         j->waits += step >= 2 ? standin_waits() - waits : 0;
         for (size_t i = 0; i < N_PARAMS; i++)
             device_axpy(&j->device, 1, (CUdeviceptr)cddp_ddp_grad(j->ddp, i), j->data[i], counts[i], j->compute);
-        if (j->unused) /* memory that a step needs is made anew as long as that of the step before is in use */
+        if (j->unused) /* the next step needs new memory while that of this step is in use */
             CU(cuStreamSynchronize(j->compute));
     }
 }
@@ -269,7 +269,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "the host has waited %llu times for the device in a step\n", (unsigned long long)j.waits);
         rc = WAITED;
     } else if (strcmp(j.block != NULL ? argv[1] : "", "place") == 0 && rc == 0) {
-        /* The large one, which is a bucket, is not brought anywhere. */
+        /* The large one, which is a bucket, is not copied. */
         uint64_t want = (uint64_t)j.steps * (cddp_ddp_bucket_count(j.ddp) - 1);
 
         rc = standin_launched("cdi_pack") - packed == want && standin_launched("cdi_unpack") - unpacked == want

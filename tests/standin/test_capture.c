@@ -43,7 +43,7 @@ static void *query_there(void *arg)
     return NULL;
 }
 
-/* Capture in `capture` mode, while a thread in `thread` mode queries an event: how the capture ends. */
+/* Captures in `capture` mode, while a thread in `thread` mode queries an event. Returns how the capture ends. */
 static CUresult capture_beside_a_query(CUstreamCaptureMode capture, CUstreamCaptureMode thread)
 {
     struct pair p;

@@ -9,7 +9,7 @@ static struct si_access use(size_t begin, size_t end, bool write, unsigned actor
     return (struct si_access){.begin = begin, .end = end, .write = write, .actor = actor, .time = time};
 }
 
-/* Add a use by an actor that knows nothing but itself, and `other` up to `known`. */
+/* Adds a use by an actor that knows only itself, and `other` up to `known`. */
 static bool add(struct si_history *h, struct si_access a, unsigned other, uint64_t known)
 {
     struct si_clock now = {0};

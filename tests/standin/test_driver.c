@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The driver's half of the stand-in. Run with CDDP_STANDIN_REPORT=count: a fault is counted, and looked for. */
+/* The driver's half of the stand-in. Run with CDDP_STANDIN_REPORT=count: faults are counted and checked. */
 #include "hygiene.h"
 #include "pair.h"
 #include "worker/backend/nccl/kernels/kernel.h"

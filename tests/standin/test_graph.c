@@ -127,7 +127,7 @@ static int capture_sums(struct rank *r, CUgraphExec *exec)
     return 0;
 }
 
-/* In turn with launches that are not captured, each takes its place. */
+/* Alternates with launches that are not captured; each keeps its order. */
 static int sum_again_and_again(struct rank *r)
 {
     CUgraphExec exec;

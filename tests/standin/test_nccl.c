@@ -420,7 +420,7 @@ static int planted(struct rank *r)
     use_device(r, r->rank);
     CHECK(join(r, 0) == ncclSuccess);
     standin_configure();
-    r->stream = device_stream(); /* the first that allocates */
+    r->stream = device_stream(); /* the first call that allocates */
     CHECK(ncclMemAlloc(&p, 64) == ncclUnhandledCudaError);
     CHECK(cuMemAlloc(&r->in, 64) == CUDA_ERROR_OUT_OF_MEMORY && cuMemAlloc(&r->in, 64) == CUDA_ERROR_OUT_OF_MEMORY);
     CHECK(unsetenv("CDDP_STANDIN_FAIL") == 0);

@@ -93,7 +93,7 @@ static int split(struct rank *r)
 {
     if (open_rank(r, 0) != 0 || split_to(r, r->rank, true) != 0)
         return 1;
-    /* No part, and the pointer is written all the same. */
+    /* No part, but the pointer is written. */
     if (split_to(r, NCCL_SPLIT_NOCOLOR, false) != 0)
         return 1;
     return close_rank(r);
@@ -304,7 +304,7 @@ Test(versions, local_window_without_symmetric_memory_until_2_28)
     each(2, 22703, without_symmetry);
 }
 
-/* The mean of three sevens in bfloat16 is 7 only where it is made after the sum. */
+/* The mean of three sevens in bfloat16 is 7 only if the division follows the sum. */
 static int mean(struct rank *r)
 {
     const char *host = getenv("NCCL_HOSTID");

@@ -7,6 +7,7 @@
 #define CDI_NCCL_HEALTH_H
 
 #include "worker/backend/nccl/state.h"
+
 #include <time.h>
 
 /*

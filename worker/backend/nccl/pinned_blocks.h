@@ -7,6 +7,7 @@
 #define CDI_NCCL_PINNED_BLOCKS_H
 
 #include "worker/backend/nccl/library.h"
+
 #include <pthread.h>
 
 #define CDI_BLOCK_BYTES ((size_t)2 << 20)

@@ -10,7 +10,7 @@ CDI_SUITE(kernel);
 
 enum { N_SM = 3 };
 
-/* Any bits, and every so often one of the values at which roundings go wrong. */
+/* Any bits, and from time to time a value that is hard to round. */
 static void fill(uint8_t *x, size_t bytes, uint32_t seed)
 {
     static const uint32_t hard[] = {0x7f800000u, 0xff800000u, 0x7fc00000u, 0x7f800001u, 0x477ff000u, 0x33000000u,
@@ -259,7 +259,7 @@ Test(kernel, pack_leaves_out_flagged_slices)
 {
     uint8_t apart[3] = {1, 2, 3}, flat[4] = {9, 9, 9, 9};
     const uint8_t flags[] = {0, 4, 0, 1}, want[4] = {9, 9, 2, 9};
-    const uint32_t of[] = {1, 0, 2, 3}; /* that of the gap is not looked at */
+    const uint32_t of[] = {1, 0, 2, 3}; /* that of the gap is not checked */
     const struct cdi_slice slice[] = {{apart, 1}, {NULL, 1}, {apart + 1, 1}, {apart + 2, 1}};
     struct cdi_launch l;
     size_t bytes, taken = cdi_launch_pack(&l, CDI_KERNEL_PACK, N_SM, flat, slice, 4, &bytes);

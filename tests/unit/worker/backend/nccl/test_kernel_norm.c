@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The GPU's kernels for norms and clipping, by their twins, beside the CPU backend. */
+/* The GPU's kernels for norms and clipping, by their twins, against the CPU backend. */
 #include "worker/backend/nccl/kernels/kernel_twin.h"
 
 #include "hygiene.h"

@@ -36,7 +36,7 @@ Test(mean, ncclavg_only_for_symmetric_kernels)
     expect(CDI_MEAN_AFTER, mean(CDI_REDUCE_SCATTER, CDDP_FLOAT32), facts);
 }
 
-/* It has no such kernel, and does not look before it launches it. */
+/* NCCL has no such kernel, and does not check that before the launch. */
 Test(mean, no_ncclavg_for_all_reduce_in_a_window)
 {
     struct cdi_coll halves = mean(CDI_ALL_REDUCE, CDDP_FLOAT16);
