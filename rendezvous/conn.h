@@ -15,19 +15,24 @@
 #include "common/buf.h"
 #include "common/list.h"
 #include "common/log.h"
+#include "protocol/auth.h"
 #include "protocol/hello.h"
 #include "protocol/message.h"
+#include "rendezvous/access.h"
 #include "rendezvous/agent_addrs.h"
-#include "rendezvous/server.h"
+#include "rendezvous/drop_log.h"
 #include "store/serve.h"
 
 #include <netinet/in.h>
-
+#include <stdbool.h>
+#include <stdint.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <uv.h>
 
 #define CONN_DENIED_MAX 64
 #define CONN_NAME 80
+#define CONN_KEEP 16384 /* an empty buffer larger than this is freed */
 
 struct session;
 
@@ -69,36 +74,42 @@ struct conn_job {
     uint64_t measured;                   /* of them, at measured_ms: for operations_per_s */
     int64_t measured_ms;
     double operations_per_s;
-    size_t number; /* overview.c's */
+    size_t number; /* snapshot.c's */
 };
 
-/* So many drops may be logged at once, and then so many a second; of the others only the number. */
-#define CONN_DROPS_BURST 50
-#define CONN_DROPS_PER_S 5
+struct conn;
+struct conn_home;
 
-struct conn_drops {
-    double allowed;
-    int64_t ms; /* when that was true */
-    uint64_t silent;
+/* What the layer above does with a connection. Each may close or finish it. */
+struct conn_ops {
+    /* n bytes have arrived; they are valid, and may be changed, during the call. Not called while LINGERING. */
+    void (*received)(struct conn *c, uint8_t *bytes, size_t n);
+    /* After conn_pause(): all replies are written, so requests in c->in can go on. */
+    void (*resumed)(struct conn *c);
+    /* The peer closed or reset it. Returns true if it is closed or finished with a reason; otherwise conn.c closes. */
+    bool (*ended)(struct conn *c);
+    /* Its deadline passed before it said what it wants. */
+    void (*overdue)(struct conn *c);
 };
 
 /* What connections share; the server has one. */
 struct conn_home {
     uv_loop_t *loop;
-    struct conn_job *only;            /* the server has this one job; NULL: many, made by their agents */
-    const struct cdi_secret *secret;  /* NULL: none */
-    enum rdzv_who plain_store, http;  /* who may use the store without proof, and see the pages about jobs? */
-    struct cdi_list jobs;             /* struct conn_job */
-    struct cdi_list conns;            /* all that are not closed yet */
-    struct cdi_list dirty;            /* those that have something to write */
-    struct cdi_list due[CONN_N_DUES]; /* those with a deadline of the kind, the next one first */
-    int64_t due_ms[CONN_N_DUES];      /* how long each kind has */
-    struct cdi_list busy;             /* with a request that is not whole, or replies that are not written */
-    struct nodes nodes;               /* from where those in CONN_CONTROL come */
-    size_t n_open;                    /* until their close callback */
-    size_t n_visitors;                /* of them */
-    size_t n_closing;                 /* those of n_open, without the visitors, whose descriptor is closed already */
-    size_t n_visitor_files;           /* of those the ones whose descriptor is not closed yet */
+    const struct conn_ops *ops;
+    struct conn_job *only;              /* the server has this one job; NULL: many, made by their agents */
+    const struct cdi_secret *secret;    /* NULL: none */
+    enum rdzv_access plain_store, http; /* who may use the store without proof, and see the pages about jobs? */
+    struct cdi_list jobs;               /* struct conn_job */
+    struct cdi_list conns;              /* all that are not closed yet */
+    struct cdi_list dirty;              /* those that have something to write */
+    struct cdi_list due[CONN_N_DUES];   /* those with a deadline of the kind, the next one first */
+    int64_t due_ms[CONN_N_DUES];        /* how long each kind has */
+    struct cdi_list busy;               /* with a request that is not whole, or replies that are not written */
+    struct nodes nodes;                 /* from where those in CONN_CONTROL come */
+    size_t n_open;                      /* until their close callback */
+    size_t n_visitors;                  /* of them */
+    size_t n_closing;                   /* those of n_open, without the visitors, whose descriptor is closed already */
+    size_t n_visitor_files;             /* of those the ones whose descriptor is not closed yet */
     size_t crowded;                /* open ones: from here on, idle ones leave the rest of the descriptors to others */
     size_t max_connections;        /* without the visitors; SIZE_MAX: as many as there are descriptors */
     const char *max_flag;          /* what sets that, for sentences */
@@ -106,7 +117,7 @@ struct conn_home {
     int64_t stall_ms;
     int64_t started_ms, started_wall_ms;
     uint64_t n_accepted, n_dropped;
-    struct conn_drops drops;
+    struct drop_log drops;
     bool closing, draining;
     struct conn_job *(*find_job)(struct conn_home *home, const char *run_id);
     /* CDDP_E_LIMIT, CDDP_E_EXISTS: there is no room now; CDDP_E_CLOSED: the job of the JOIN's session is over. */
@@ -165,11 +176,42 @@ void conn_finish(struct conn *c, enum conn_due due, enum cdi_log_level level, co
 void conn_send(struct conn *c, const void *bytes, size_t len);
 /* "[::1]:29500", without asking anybody for names. */
 void conn_address_name(const struct sockaddr_storage *addr, char buf[CONN_NAME]);
+/* Have what is in c->out written by the next conn_flush_all(). */
+void conn_mark_dirty(struct conn *c);
+/* Write what is in c->out as far as possible now; the rest when the socket takes it. May close. */
+void conn_flush(struct conn *c);
+/* Read nothing more until all replies are written; then ops->resumed(). Something must be queued. */
+void conn_pause(struct conn *c);
+/* Look at it at every tick, until it has nothing that is not finished. */
+void conn_watch(struct conn *c);
+/* Will there be room soon? Somebody who does not say what it wants, or who is just leaving, keeps its place not long.
+ */
+bool conn_room_soon(const struct conn_home *home);
+/* The address of the other side; IPv4 ones are mapped. */
+struct in6_addr conn_ip(const struct sockaddr_storage *addr);
 /* Write what was queued since the last call, by any connection. Call it at the end of a callback. */
 void conn_flush_all(struct conn_home *home);
-/* Note in the log, unless there is too much of it, that a connection from there was dropped. */
-void conn_log_drop(struct conn_home *home, enum cdi_log_level level, const char *name, const char *why);
 /* Look at what is due: connections that are idle cost nothing. */
 void conn_tick(struct conn_home *home);
+
+/* Bytes that wait to be written. */
+static inline size_t conn_queued(const struct conn *c)
+{
+    return c->out.len + c->flying.len;
+}
+
+static inline int64_t conn_now_ms(const struct conn_home *home)
+{
+    return (int64_t)uv_now(home->loop);
+}
+
+/* Unix time. */
+static inline int64_t conn_wall_ms(void)
+{
+    struct timespec ts;
+
+    (void)clock_gettime(CLOCK_REALTIME, &ts);
+    return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
+}
 
 #endif

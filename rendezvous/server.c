@@ -2,6 +2,7 @@
 /* Listeners, the timer, and the session's wishes carried out on connections. */
 #include "rendezvous/server.h"
 #include "rendezvous/conn.h"
+#include "rendezvous/dispatch.h"
 #include "rendezvous/listen.h"
 #include "rendezvous/round/session.h"
 #include "rendezvous/snapshot.h"
@@ -14,7 +15,6 @@
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #define TICK_MS 250
@@ -454,14 +454,6 @@ static void tick_job(struct rdzv_server *s, struct job *job, int64_t now_ms, int
     free_job_if_gone(job);
 }
 
-static int64_t wall_ms(void)
-{
-    struct timespec ts;
-
-    (void)clock_gettime(CLOCK_REALTIME, &ts);
-    return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
-}
-
 static void tick_jobs(struct rdzv_server *s, int64_t now_ms)
 {
     struct cdi_list *node, *safe;
@@ -471,7 +463,7 @@ static void tick_jobs(struct rdzv_server *s, int64_t now_ms)
 
         if (now_ms - s->tick_ms > STOPPED_MS)
             session_excuse(job->conn.session, now_ms - s->tick_ms, now_ms);
-        tick_job(s, job, now_ms, wall_ms());
+        tick_job(s, job, now_ms, conn_wall_ms());
     }
     s->tick_ms = now_ms;
 }
@@ -683,15 +675,13 @@ static cddp_status fill(struct rdzv_server *s, uv_loop_t *loop, const struct rdz
     s->home.plain_store = opt->plain_store;
     s->home.http = opt->http;
     s->home.max_buffered = opt->max_buffered == 0 ? (size_t)1 << 30 : opt->max_buffered;
-    s->home.started_ms = (int64_t)uv_now(loop);
-    s->home.started_wall_ms = wall_ms();
-    s->home.drops = (struct conn_drops){.allowed = CONN_DROPS_BURST, .ms = s->home.started_ms};
     s->home.crowded = half_of_files();
     if (opt->max_connections != 0)
         s->home.max_connections = opt->max_connections;
     s->home.max_flag = opt->max_flag == NULL ? "--max_connections" : opt->max_flag;
     s->names.host = opt->host_flag == NULL ? "--master_addr" : opt->host_flag;
     s->names.port = opt->port_flag == NULL ? "--master_port" : opt->port_flag;
+    s->home.ops = &dispatch_ops;
     s->home.find_job = find_job;
     s->home.make_job = make_job;
     s->home.conn_closed = on_conn_closed;

@@ -8,19 +8,13 @@
 
 #include "common/error.h"
 #include "protocol/auth.h"
+#include "rendezvous/access.h"
 #include "store/kv.h"
 
 #include <stdint.h>
 #include <uv.h>
 
 struct rdzv_server;
-
-/* Who may do without a proof of the secret what cannot be proved: PyTorch's store protocol, and http? */
-enum rdzv_who {
-    RDZV_AUTO,  /* without a secret everybody; with one this machine and the addresses of agents that proved it */
-    RDZV_NEVER, /* nobody */
-    RDZV_ANY,   /* everybody */
-};
 
 struct rdzv_server_options {
     const char *host; /* a name or an address to bind; NULL: 127.0.0.1; "*": every address, IPv4 and IPv6 */
@@ -34,8 +28,8 @@ struct rdzv_server_options {
     int64_t join_timeout_ms; /* until min_nodes are there; 0: 600 s */
     int64_t last_call_ms;    /* with min_nodes there, until a round begins; 0: 3 s, and at once after the first */
     const struct cdi_secret *secret; /* agents and store clients must prove it; copied; NULL: none */
-    enum rdzv_who plain_store;       /* the store by PyTorch's protocol alone */
-    enum rdzv_who http;              /* the pages that tell about jobs; /healthz is for everybody */
+    enum rdzv_access plain_store;    /* the store by PyTorch's protocol alone */
+    enum rdzv_access http;           /* the pages that tell about jobs; /healthz is for everybody */
     uint32_t max_jobs; /* 0: one job, as above; else so many at once, each made by its first agent's JOIN */
     uint16_t first_job_port, last_job_port; /* with max_jobs: each job gets a port of its own from here; 0: any free */
     int64_t over_ms;      /* with max_jobs: a job that is over ends after so long at the latest; 0: 60 s */

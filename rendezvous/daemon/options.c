@@ -61,14 +61,15 @@ static bool read_auth_token_file(struct daemon_options *o, const char *value)
     return value[0] != '\0';
 }
 
-static bool read_who(const char *value, enum rdzv_who *out)
+static bool read_access(const char *value, enum rdzv_access *out)
 {
-    static const char *const names[] = {[RDZV_AUTO] = "auto", [RDZV_NEVER] = "never", [RDZV_ANY] = "any"};
+    static const char *const names[] = {
+        [RDZV_ACCESS_AUTO] = "auto", [RDZV_ACCESS_NEVER] = "never", [RDZV_ACCESS_ANY] = "any"};
 
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (strcmp(value, names[i]) != 0)
             continue;
-        *out = (enum rdzv_who)i;
+        *out = (enum rdzv_access)i;
         return true;
     }
     return false;
@@ -76,12 +77,12 @@ static bool read_who(const char *value, enum rdzv_who *out)
 
 static bool read_plain_store(struct daemon_options *o, const char *value)
 {
-    return read_who(value, &o->plain_store);
+    return read_access(value, &o->plain_store);
 }
 
 static bool read_http(struct daemon_options *o, const char *value)
 {
-    return read_who(value, &o->http);
+    return read_access(value, &o->http);
 }
 
 static bool read_size(const char *value, int64_t max, size_t *out)

@@ -19,8 +19,8 @@ struct daemon_options {
     uint16_t port;
     uint16_t first_job_port, last_job_port; /* 0: any free one for each job */
     const char *auth_token_file;            /* NULL: not given */
-    enum rdzv_who plain_store;
-    enum rdzv_who http;
+    enum rdzv_access plain_store;
+    enum rdzv_access http;
     uint32_t max_jobs;
     size_t max_connections; /* 0: as many as there are descriptors */
     size_t max_buffered;

@@ -708,7 +708,8 @@ Test(server, without_the_secret_a_peer_gets_nothing_and_changes_nothing)
     struct cdi_msg m;
     int a, b, fd, store;
 
-    start((struct rdzv_server_options){.min_nodes = 2, .max_nodes = 2, .secret = &right, .plain_store = RDZV_NEVER});
+    start((struct rdzv_server_options){
+        .min_nodes = 2, .max_nodes = 2, .secret = &right, .plain_store = RDZV_ACCESS_NEVER});
     agents_secret = &right;
     a = dial_agent("job", 0, 2);
     (void)hear(a, CDI_MSG_WELCOME);
@@ -830,7 +831,7 @@ Test(server, with_a_secret_the_plain_store_is_for_this_machine_and_for_nodes_tha
     cr_assert(plain_store_works(ip));
     (void)close(agent);
     stop();
-    start((struct rdzv_server_options){.host = "*", .secret = &right, .plain_store = RDZV_ANY});
+    start((struct rdzv_server_options){.host = "*", .secret = &right, .plain_store = RDZV_ACCESS_ANY});
     cr_assert(plain_store_works(ip));
     stop();
 }
@@ -1221,18 +1222,18 @@ Test(server, a_flood_of_drops_is_counted_and_not_all_of_it_logged)
 Test(server, with_a_secret_the_pages_about_jobs_are_not_for_everybody)
 {
     static const struct {
-        enum rdzv_who who;
+        enum rdzv_access access;
         const char *path, *status;
-    } cases[] = {{RDZV_NEVER, "/status", "HTTP/1.1 403 "}, {RDZV_NEVER, "/metrics", "HTTP/1.1 403 "},
-                 {RDZV_NEVER, "/", "HTTP/1.1 403 "},       {RDZV_NEVER, "/healthz", "HTTP/1.1 200 "},
-                 {RDZV_AUTO, "/status", "HTTP/1.1 200 "}, /* this machine */
-                 {RDZV_ANY, "/metrics", "HTTP/1.1 200 "}};
+    } cases[] = {{RDZV_ACCESS_NEVER, "/status", "HTTP/1.1 403 "}, {RDZV_ACCESS_NEVER, "/metrics", "HTTP/1.1 403 "},
+                 {RDZV_ACCESS_NEVER, "/", "HTTP/1.1 403 "},       {RDZV_ACCESS_NEVER, "/healthz", "HTTP/1.1 200 "},
+                 {RDZV_ACCESS_AUTO, "/status", "HTTP/1.1 200 "}, /* this machine */
+                 {RDZV_ACCESS_ANY, "/metrics", "HTTP/1.1 200 "}};
 
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char text[256], answer[13];
         int fd;
 
-        start((struct rdzv_server_options){.secret = &right, .http = cases[i].who});
+        start((struct rdzv_server_options){.secret = &right, .http = cases[i].access});
         fd = dial();
         (void)snprintf(text, sizeof text, "GET %s HTTP/1.1\r\n\r\n", cases[i].path);
         put(fd, text, strlen(text));

@@ -22,7 +22,7 @@ Test(daemon_options, without_flags_there_are_defaults)
     cr_assert_eq(parse(NULL, NULL), CDDP_OK);
     cr_assert_str_eq(o.bind, "*");
     cr_assert(o.what == DAEMON_RUN && o.port == 29400 && o.max_jobs == 64 && o.first_job_port == 0);
-    cr_assert(o.plain_store == RDZV_AUTO && o.auth_token_file == NULL);
+    cr_assert(o.plain_store == RDZV_ACCESS_AUTO && o.auth_token_file == NULL);
 }
 
 Test(daemon_options, every_flag_is_read_in_every_spelling)
@@ -33,9 +33,9 @@ Test(daemon_options, every_flag_is_read_in_every_spelling)
     cr_assert(parse("--job_ports", "1000-65535") == CDDP_OK && o.last_job_port == 65535);
     cr_assert(parse("--auth-token-file=/x", "--max_jobs=65535") == CDDP_OK && o.max_jobs == 65535);
     cr_assert_str_eq(o.auth_token_file, "/x");
-    cr_assert(parse("--plain_store", "never") == CDDP_OK && o.plain_store == RDZV_NEVER);
-    cr_assert(parse("--plain-store", "any") == CDDP_OK && o.plain_store == RDZV_ANY);
-    cr_assert(parse("--http=never", "--max_connections=7") == CDDP_OK && o.http == RDZV_NEVER &&
+    cr_assert(parse("--plain_store", "never") == CDDP_OK && o.plain_store == RDZV_ACCESS_NEVER);
+    cr_assert(parse("--plain-store", "any") == CDDP_OK && o.plain_store == RDZV_ACCESS_ANY);
+    cr_assert(parse("--http=never", "--max_connections=7") == CDDP_OK && o.http == RDZV_ACCESS_NEVER &&
               o.max_connections == 7);
     cr_assert(parse("--store_memory=3M", "--buffer_memory=9") == CDDP_OK && o.store.bytes == 3 << 20);
     cr_assert_eq(o.max_buffered, 9);

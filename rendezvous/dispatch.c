@@ -1,0 +1,521 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rendezvous/dispatch.h"
+#include "protocol/frame.h"
+#include "protocol/sniff.h"
+#include "rendezvous/http/http.h"
+#include "rendezvous/round/session.h"
+#include "rendezvous/snapshot.h"
+
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#define OUT_ENOUGH (1024u * 1024) /* from here on no further request of a connection is read */
+#define NO_STORE 404              /* what PyTorch's store client is shown where there is no store: known from http */
+
+/* -------------------------------------------------------------------------------------- who may, and may not ---- */
+
+static bool is_loopback(const struct in6_addr *ip)
+{
+    return IN6_IS_ADDR_LOOPBACK(ip) || (IN6_IS_ADDR_V4MAPPED(ip) && ip->s6_addr[12] == 127);
+}
+
+/* Who has not proved the secret; job NULL: a node of any job will do. */
+static bool may(const struct conn *c, enum rdzv_access access, const struct conn_job *job)
+{
+    struct in6_addr ip = conn_ip(&c->addr);
+
+    switch (access) {
+    case RDZV_ACCESS_ANY:
+        return true;
+    case RDZV_ACCESS_NEVER:
+        return false;
+    case RDZV_ACCESS_AUTO:
+        break;
+    }
+    return c->home->secret == NULL || is_loopback(&ip) ||
+           nodes_has(&c->home->nodes, &ip, job); /* they have proved it */
+}
+
+/* It gets nothing. The log names its address, but not again and again. */
+static void deny(struct conn *c, const char *why)
+{
+    struct conn_home *home = c->home;
+    struct in6_addr ip = conn_ip(&c->addr);
+    enum cdi_log_level level = CDI_LOG_WARN;
+    size_t n = home->n_denied < CONN_DENIED_MAX ? home->n_denied : CONN_DENIED_MAX;
+
+    for (size_t i = 0; i < n; i++)
+        if (memcmp(&home->denied[i], &ip, sizeof ip) == 0)
+            level = CDI_LOG_DEBUG;
+    if (level == CDI_LOG_WARN)
+        home->denied[home->n_denied++ % CONN_DENIED_MAX] = ip;
+    conn_finish(c, CONN_DUE_LINGER, level, why);
+}
+
+/* Was it asked for a proof that has not come? */
+static bool lacks_proof(const struct conn *c)
+{
+    return c->state == CONN_HELLO && c->hello.state == CDI_HELLO_S_PROVING && c->hello.auth;
+}
+
+/* ----------------------------------------------------------------------------------------------------- store ---- */
+
+static void on_store_woken(struct cdi_serve *s)
+{
+    conn_mark_dirty(cdi_list_of(s, struct conn, serve));
+}
+
+static void serve_store(struct conn *c, struct cdi_buf *in)
+{
+    size_t had = in->len;
+    struct cdi_error err;
+    cddp_status st;
+
+    do {
+        st = cdi_serve_feed(&c->serve, in, OUT_ENOUGH, &err);
+        conn_flush(c);
+    } while (st == CDDP_IN_PROGRESS && c->state == CONN_STORE && conn_queued(c) < OUT_ENOUGH);
+    if (c->state != CONN_STORE)
+        return;
+    if (in->len < had)
+        c->begun_ms = conn_now_ms(c->home);
+    if (st < 0) {
+        conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, err.msg);
+    } else if (conn_queued(c) >= OUT_ENOUGH) {
+        /* It asks faster than it reads: let it wait until on_written(), which is sure to come. */
+        conn_pause(c);
+    }
+}
+
+/* Requests are carried out where they were read to; only what is left of an unfinished one is kept. */
+static void serve_store_in_place(struct conn *c, uint8_t *bytes, size_t n)
+{
+    struct cdi_buf in = {.mem = bytes, .len = n, .cap = n, .limit = n};
+
+    serve_store(c, &in);
+    if (c->state != CONN_STORE || in.len == 0)
+        return;
+    c->begun_ms = conn_now_ms(c->home);
+    if (cdi_buf_append(&c->in, cdi_buf_data(&in), in.len) != CDDP_OK)
+        conn_close(c, CDI_LOG_WARN, "no memory for what it sends");
+    else
+        conn_watch(c);
+}
+
+static void enter_job(struct conn *c, struct conn_job *job)
+{
+    c->job = job;
+    job->n_conns++;
+}
+
+static void begin_store(struct conn *c, struct conn_job *job)
+{
+    struct cdi_kv *keys = session_keys(job->session);
+
+    if (keys == NULL) {
+        conn_close(c, CDI_LOG_INFO, "the job is over, or there is no memory for its keys");
+        return;
+    }
+    enter_job(c, job);
+    cdi_list_remove(&c->due);
+    c->state = CONN_STORE;
+    c->begun_ms = conn_now_ms(c->home);
+    cdi_serve_init(&c->serve, keys, &c->out, on_store_woken);
+    c->serve.counts = job->operations;
+}
+
+/* ------------------------------------------------------------------------------------------------------ http ---- */
+
+static void serve_http(struct conn *c)
+{
+    struct status status = {0};
+    struct http_request req;
+    struct cdi_error err = {0};
+    cddp_status parsed = http_parse(&c->in, &req, &err), st = CDDP_OK;
+    bool show = parsed == CDDP_OK && http_wants_status(&req) && may(c, c->home->http, c->gate);
+
+    if (parsed == CDDP_IN_PROGRESS)
+        return;
+    if (show)
+        st = overview_take(c->home, &status);
+    if (st == CDDP_OK)
+        st = http_answer(parsed == CDDP_OK ? &req : NULL, show ? &status : NULL, &c->out);
+    overview_release(&status);
+    if (st != CDDP_OK)
+        conn_close(c, CDI_LOG_WARN, "no memory for an answer");
+    else if (parsed == CDDP_OK)
+        conn_finish(c, CONN_DUE_LINGER, CDI_LOG_DEBUG, "answered");
+    else
+        conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, err.msg);
+}
+
+/* --------------------------------------------------------------------------------------------------- control ---- */
+
+static void serve_control(struct conn *c)
+{
+    struct cdi_error err = {0};
+    cddp_status st = session_feed(c->job->session, c->peer, &c->in, conn_now_ms(c->home), conn_wall_ms(), &err);
+
+    if (st < 0)
+        conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, err.msg);
+}
+
+static void begin_control(struct conn *c, struct conn_job *job)
+{
+    struct in6_addr ip = conn_ip(&c->addr);
+    cddp_status st = nodes_add(&c->home->nodes, &ip, job);
+
+    if (st == CDDP_OK && (st = session_attach(job->session, c, conn_now_ms(c->home), &c->peer)) != CDDP_OK)
+        nodes_remove(&c->home->nodes, &ip, job);
+    if (st != CDDP_OK) {
+        conn_close(c, CDI_LOG_WARN, "no memory for another agent");
+        return;
+    }
+    enter_job(c, job);
+    cdi_list_remove(&c->due);
+    c->agent = true;
+    c->state = CONN_CONTROL;
+}
+
+/* Refuse an agent in the language of control messages; retry: for now; gone: its job is over. */
+static void refuse_agent(struct conn *c, bool retry, bool gone, const char *why)
+{
+    struct cdi_msg m = {.type = CDI_MSG_CLOSED,
+                        .u.closed = {.status = CDI_CLOSE_REFUSED, .retry = retry, .gone = gone}};
+
+    (void)snprintf(m.u.closed.text, sizeof m.u.closed.text, "%.511s", why);
+    (void)cdi_msg_encode(&m, &c->out, NULL); /* without memory it is closed all the same */
+    conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, why);
+}
+
+/* -------------------------------------------------------------------------------------------------- visitors ---- */
+
+/* Why it cannot stay, for whoever runs the job. */
+static void say_full(const struct conn *c, char *why, size_t cap)
+{
+    char host[256] = "";
+    struct rlimit files = {.rlim_cur = 0};
+
+    if (c->visit == CONN_TOO_MANY) {
+        (void)snprintf(why, cap, "there are %zu connections already, as many as %s allows; raise it",
+                       c->home->max_connections, c->home->max_flag);
+        return;
+    }
+    (void)gethostname(host, sizeof host - 1);
+    (void)getrlimit(RLIMIT_NOFILE, &files);
+    (void)snprintf(why, cap,
+                   "the rendezvous may open no more than %llu files on %s, and each rank and each agent needs one; "
+                   "raise that limit there (ulimit -Hn)",
+                   (unsigned long long)files.rlim_cur, host);
+}
+
+/* A visitor has said what it wants. One that would not understand an answer is closed, and so is one that shall try
+ * again. */
+static void turn_away(struct conn *c, bool understands)
+{
+    char why[512];
+
+    say_full(c, why, sizeof why);
+    if (!understands || cdi_hello_server_refuse(&c->hello, why, &c->out, NULL) != CDDP_OK)
+        conn_close(c, CDI_LOG_WARN, why);
+    else
+        conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, why);
+}
+
+/* PyTorch's client understands no sentence, and tries again by itself. libcddp's does, and says so by its first PING.
+ */
+static void turn_away_plain(struct conn *c)
+{
+    const struct conn_job *job = c->gate != NULL ? c->gate : c->home->only;
+    bool own;
+
+    if (cdi_c10d_sniff_ping(cdi_buf_data(&c->in), c->in.len, &own) == CDDP_IN_PROGRESS)
+        return;
+    cdi_hello_server_init(&c->hello);
+    turn_away(c, own && job != NULL && may(c, c->home->plain_store, job) && !conn_room_soon(c->home));
+}
+
+/* --------------------------------------------------------------------------------------------------- opening ---- */
+
+/*
+ * A store client on the port of all jobs: most often torchrun, whose agents meet in a store. PyTorch's client can show
+ * no text of ours: it prints the number that its first PING gets, if that is a wrong one. Without an answer it guesses
+ * that the server has crashed. libcddp's client understands a refusal.
+ */
+static void explain_port_of_all(struct conn *c)
+{
+    static const char why[] =
+        "it speaks the store's plain protocol on the port of all jobs, where cddprun's agents meet; "
+        "ranks use the port of their job (MASTER_PORT), and torchrun cannot meet here";
+    const uint8_t *bytes = cdi_buf_data(&c->in);
+    uint8_t answer[4] = {NO_STORE & 0xff, NO_STORE >> 8};
+    bool own;
+
+    if (cdi_c10d_sniff_ping(bytes, c->in.len, &own) == CDDP_IN_PROGRESS)
+        return;
+    cdi_hello_server_init(&c->hello);
+    if (own) {
+        (void)cdi_hello_server_refuse(&c->hello, why, &c->out, NULL);
+    } else if (bytes[CDI_C10D_HELLO_LEN] == CDI_C10D_PING) {
+        answer[0] ^= memcmp(answer, bytes + CDI_C10D_HELLO_LEN + 1, sizeof answer) == 0; /* it must not be right */
+        (void)cdi_buf_append(&c->out, answer, sizeof answer);
+    }
+    conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, why);
+}
+
+static void begin_plain_store(struct conn *c)
+{
+    struct conn_job *job = c->gate != NULL ? c->gate : c->home->only;
+
+    if (job == NULL)
+        explain_port_of_all(c);
+    else if (!may(c, c->home->plain_store, job))
+        deny(c, "it speaks the store's plain protocol, which does not prove the job's secret (see --plain_store)");
+    else
+        begin_store(c, job);
+}
+
+static void refuse_hello(struct conn *c, const char *why)
+{
+    (void)cdi_hello_server_refuse(&c->hello, why, &c->out, NULL);
+    conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, why);
+}
+
+/* False: it was closed. */
+static bool welcome_hello(struct conn *c)
+{
+    struct cdi_error err = {0};
+
+    if (cdi_hello_server_welcome(&c->hello, &c->out, &err) != CDDP_OK) {
+        conn_close(c, CDI_LOG_WARN, err.msg);
+        return false;
+    }
+    conn_mark_dirty(c);
+    return true;
+}
+
+static struct conn_job *job_of_hello(const struct conn *c, const char *run_id)
+{
+    if (c->gate != NULL)
+        return strcmp(c->gate->run_id, run_id) == 0 ? c->gate : NULL;
+    return c->home->find_job(c->home, run_id);
+}
+
+static void admit_store(struct conn *c)
+{
+    struct conn_job *job = job_of_hello(c, c->hello.hello.run_id);
+    const struct round *round = job == NULL ? NULL : session_round(job->session);
+    char why[512];
+
+    if (job == NULL) {
+        (void)snprintf(why, sizeof why, "no job '%.255s' is here; check --rdzv_id and the port", c->hello.hello.run_id);
+        refuse_hello(c, why);
+    } else if (round_state(round) == ROUND_CLOSED) {
+        refuse_hello(c, "the job is over");
+    } else if (c->hello.hello.round != CDI_HELLO_CURRENT_ROUND && c->hello.hello.round != round_number(round)) {
+        (void)snprintf(why, sizeof why, "this worker is of round %u of the job, and round %u is the current one",
+                       c->hello.hello.round, round_number(round));
+        refuse_hello(c, why);
+    } else if (welcome_hello(c)) {
+        begin_store(c, job);
+    }
+}
+
+/* Said before JOIN, which a cddprun that looks for its rendezvous at several ports understands as "the next one". */
+static bool is_of_another_job(const struct conn *c)
+{
+    const char *run_id = c->hello.hello.run_id;
+
+    return c->home->only != NULL && run_id[0] != '\0' && strcmp(c->home->only->run_id, run_id) != 0;
+}
+
+static void admit(struct conn *c)
+{
+    struct conn_job *job;
+    char why[512];
+
+    if (c->hello.hello.kind == CDI_HELLO_STORE) {
+        admit_store(c);
+        return;
+    }
+    if (is_of_another_job(c)) {
+        (void)snprintf(why, sizeof why,
+                       "this rendezvous serves job '%.100s', not '%.100s'; check --rdzv_id and the port",
+                       c->home->only->run_id, c->hello.hello.run_id);
+        refuse_hello(c, why);
+        return;
+    }
+    if (!welcome_hello(c))
+        return;
+    /* An agent's JOIN tells the rest. A server of one job lets the job's round say what does not fit. */
+    job = c->home->only != NULL ? c->home->only : job_of_hello(c, c->hello.hello.run_id);
+    if (job != NULL)
+        begin_control(c, job);
+    else
+        c->state = CONN_NEW;
+}
+
+/* An agent that has sent JOIN without a HELLO is of another version. It understands CLOSED. */
+static bool is_without_hello(const struct conn *c)
+{
+    const uint8_t *p = cdi_buf_data(&c->in);
+    size_t skip = c->hello.opened ? 0 : CDI_CONTROL_OPENING_LEN;
+
+    return c->hello.state == CDI_HELLO_S_OPENING && c->in.len >= skip + CDI_FRAME_HEADER &&
+           p[skip + 4] == CDI_MSG_JOIN && p[skip + 5] == 0;
+}
+
+static void serve_hello(struct conn *c)
+{
+    struct cdi_error err = {0};
+    cddp_status st = CDDP_OK;
+
+    if (is_without_hello(c)) {
+        refuse_agent(c, false, false,
+                     "this cddprun is of another version than the rendezvous: it joins without HELLO; use one version "
+                     "on all nodes");
+        return;
+    }
+    while (st == CDDP_OK && c->state == CONN_HELLO) {
+        st = cdi_hello_server_feed(&c->hello, &c->in, &c->out, &err);
+        if (st == CDDP_OK && c->visit != CONN_STAYS) {
+            turn_away(c, c->hello.hello.kind == CDI_HELLO_AGENT || !conn_room_soon(c->home));
+            return;
+        }
+        if (st == CDDP_OK && c->hello.state == CDI_HELLO_S_ASKED)
+            st = cdi_hello_server_challenge(&c->hello, c->home->secret, &c->out, &err);
+        else if (st == CDDP_OK)
+            admit(c);
+    }
+    conn_mark_dirty(c);
+    if (st == CDDP_E_DENIED)
+        deny(c, err.msg);
+    else if (st < 0)
+        conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, err.msg);
+}
+
+/* The first JOIN of a job makes it. */
+static void serve_new(struct conn *c)
+{
+    struct conn_job *job = c->gate;
+    struct cdi_error err = {0};
+    struct cdi_frame f;
+    struct cdi_msg m;
+    cddp_status st = cdi_frame_next(&c->in, &f, &err);
+
+    if (st == CDDP_OK)
+        st = cdi_msg_decode(f.type, f.payload, f.len, &m, &err);
+    if (st == CDDP_IN_PROGRESS)
+        return;
+    if (st == CDDP_OK && m.type != CDI_MSG_JOIN)
+        st = cdi_fail(&err, CDDP_E_PROTOCOL, "it sends %s before JOIN", cdi_msg_name(m.type));
+    if (st != CDDP_OK) {
+        conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, err.msg);
+        return;
+    }
+    if (job == NULL)
+        job = c->home->find_job(c->home, m.u.join.run_id);
+    if (job == NULL)
+        st = c->home->make_job(c->home, &m.u.join, &job, &err);
+    if (st != CDDP_OK) /* a job that ends makes room */
+        refuse_agent(c, st == CDDP_E_LIMIT || st == CDDP_E_EXISTS, st == CDDP_E_CLOSED, err.msg);
+    else
+        begin_control(c, job);
+}
+
+static void sniff(struct conn *c)
+{
+    switch (cdi_sniff(cdi_buf_data(&c->in), c->in.len)) {
+    case CDI_SNIFF_UNDECIDED:
+        break;
+    case CDI_SNIFF_STORE:
+        if (c->visit != CONN_STAYS)
+            turn_away_plain(c);
+        else
+            begin_plain_store(c);
+        break;
+    case CDI_SNIFF_CONTROL:
+        cdi_hello_server_init(&c->hello);
+        c->state = CONN_HELLO; /* the deadline stays, here and below */
+        break;
+    case CDI_SNIFF_HTTP:
+        c->state = CONN_HTTP;
+        break;
+    case CDI_SNIFF_GARBAGE:
+        conn_close(c, CDI_LOG_WARN, "its first bytes are of no protocol that is spoken here");
+        break;
+    }
+}
+
+/* ----------------------------------------------------------------------------------- the connection's events ---- */
+
+/* Do what the bytes in c->in ask for. */
+static void serve(struct conn *c)
+{
+    if (c->state == CONN_SNIFFING)
+        sniff(c);
+    if (c->state == CONN_HELLO)
+        serve_hello(c);
+    if (c->state == CONN_NEW)
+        serve_new(c);
+    switch (c->state) {
+    case CONN_STORE:
+        serve_store(c, &c->in);
+        break;
+    case CONN_CONTROL:
+        serve_control(c);
+        break;
+    case CONN_HTTP:
+        serve_http(c);
+        break;
+    case CONN_SNIFFING:
+    case CONN_HELLO:
+    case CONN_NEW:
+    case CONN_LINGERING:
+    case CONN_CLOSING:
+        break;
+    }
+    if (c->state == CONN_STORE && c->in.len > 0)
+        conn_watch(c);
+    /* A store connection seldom needs one again: see serve_store_in_place(). */
+    if (c->in.len == 0 && (c->state == CONN_STORE || c->in.cap > CONN_KEEP))
+        cdi_buf_release(&c->in);
+}
+
+static void dispatch_received(struct conn *c, uint8_t *bytes, size_t n)
+{
+    if (c->state == CONN_STORE && c->in.len == 0)
+        serve_store_in_place(c, bytes, n);
+    else if (cdi_buf_append(&c->in, bytes, n) != CDDP_OK)
+        conn_close(c, CDI_LOG_WARN, "no memory for what it sends");
+    else
+        serve(c);
+}
+
+static bool dispatch_ended(struct conn *c)
+{
+    if (!lacks_proof(c))
+        return false;
+    deny(c, "it went without proving the job's secret");
+    return true;
+}
+
+static void dispatch_overdue(struct conn *c)
+{
+    char why[512];
+
+    if (c->visit != CONN_STAYS) {
+        say_full(c, why, sizeof why);
+        conn_close(c, CDI_LOG_WARN, why);
+    } else if (lacks_proof(c)) {
+        deny(c, "it did not prove the job's secret in time");
+    } else {
+        conn_close(c, CDI_LOG_INFO, "it did not say in time what it wants");
+    }
+}
+
+const struct conn_ops dispatch_ops = {
+    .received = dispatch_received, .resumed = serve, .ended = dispatch_ended, .overdue = dispatch_overdue};
