@@ -5,29 +5,29 @@
 #include <string.h>
 
 /* Of a job, and once more, with NULL, of all of them. */
-struct place_name {
+struct agent_addr_key {
     struct in6_addr ip;
     const void *job;
 };
 
-struct place {
-    struct place_name name;
+struct agent_addr {
+    struct agent_addr_key key;
     size_t n_agents;
 };
 
 /* What is hashed must have no hole whose bytes are nobody's. */
-_Static_assert(sizeof(struct place_name) == sizeof(struct in6_addr) + sizeof(void *), "a place's name has holes");
+_Static_assert(sizeof(struct agent_addr_key) == sizeof(struct in6_addr) + sizeof(void *), "a place's name has holes");
 
-static struct place *find(const struct nodes *n, const struct in6_addr *ip, const void *job)
+static struct agent_addr *agent_addrs_find(const struct agent_addrs *n, const struct in6_addr *ip, const void *job)
 {
-    const struct place_name name = {*ip, job};
+    const struct agent_addr_key key = {*ip, job};
 
-    return cdi_map_get(&n->places, &name, sizeof name);
+    return cdi_map_get(&n->entries, &key, sizeof key);
 }
 
-static cddp_status count_in(struct nodes *n, const struct in6_addr *ip, const void *job)
+static cddp_status count_in(struct agent_addrs *n, const struct in6_addr *ip, const void *job)
 {
-    struct place *p = find(n, ip, job);
+    struct agent_addr *p = agent_addrs_find(n, ip, job);
     cddp_status st;
 
     if (p != NULL) {
@@ -37,39 +37,39 @@ static cddp_status count_in(struct nodes *n, const struct in6_addr *ip, const vo
     p = malloc(sizeof *p);
     if (p == NULL)
         return CDDP_E_NOMEM;
-    *p = (struct place){{*ip, job}, 1};
-    st = cdi_map_add(&n->places, &p->name, sizeof p->name, p);
+    *p = (struct agent_addr){{*ip, job}, 1};
+    st = cdi_map_add(&n->entries, &p->key, sizeof p->key, p);
     if (st != CDDP_OK)
         free(p);
     return st;
 }
 
-static void count_out(struct nodes *n, const struct in6_addr *ip, const void *job)
+static void count_out(struct agent_addrs *n, const struct in6_addr *ip, const void *job)
 {
-    struct place *p = find(n, ip, job);
+    struct agent_addr *p = agent_addrs_find(n, ip, job);
 
     if (p == NULL || --p->n_agents > 0)
         return;
-    (void)cdi_map_remove(&n->places, &p->name, sizeof p->name);
+    (void)cdi_map_remove(&n->entries, &p->key, sizeof p->key);
     free(p);
 }
 
-void nodes_init(struct nodes *n)
+void agent_addrs_init(struct agent_addrs *n)
 {
-    cdi_map_init(&n->places);
+    cdi_map_init(&n->entries);
 }
 
-void nodes_release(struct nodes *n)
+void agent_addrs_release(struct agent_addrs *n)
 {
-    struct place *p;
+    struct agent_addr *p;
     size_t at = 0;
 
-    while ((p = cdi_map_next(&n->places, &at)) != NULL)
+    while ((p = cdi_map_next(&n->entries, &at)) != NULL)
         free(p);
-    cdi_map_release(&n->places);
+    cdi_map_release(&n->entries);
 }
 
-cddp_status nodes_add(struct nodes *n, const struct in6_addr *ip, const void *job)
+cddp_status agent_addrs_add(struct agent_addrs *n, const struct in6_addr *ip, const void *job)
 {
     cddp_status st = count_in(n, ip, job);
 
@@ -78,13 +78,13 @@ cddp_status nodes_add(struct nodes *n, const struct in6_addr *ip, const void *jo
     return st;
 }
 
-void nodes_remove(struct nodes *n, const struct in6_addr *ip, const void *job)
+void agent_addrs_remove(struct agent_addrs *n, const struct in6_addr *ip, const void *job)
 {
     count_out(n, ip, job);
     count_out(n, ip, NULL);
 }
 
-bool nodes_has(const struct nodes *n, const struct in6_addr *ip, const void *job)
+bool agent_addrs_has(const struct agent_addrs *n, const struct in6_addr *ip, const void *job)
 {
-    return find(n, ip, job) != NULL;
+    return agent_addrs_find(n, ip, job) != NULL;
 }

@@ -11,7 +11,7 @@
 
 #define OUT_MAX (128u * 1024 * 1024) /* bytes of replies that wait for one connection */
 #define IN_MAX (CDI_C10D_REQUEST_MAX + 1024u * 1024)
-#define VISIT_MS 1000
+#define REJECT_MS 1000
 #define LINGER_MS 2000
 #define END_MS 1000
 #define YOUNG_MS 20 /* a connection has so long for its opening, however many others want its place */
@@ -64,31 +64,31 @@ static void account(struct conn *c)
 {
     size_t held = c->in.cap + c->out.cap + c->flying.cap;
 
-    c->home->buffered += held - c->held;
+    c->ctx->buffered += held - c->held;
     c->held = held;
 }
 
 static void on_closed(uv_handle_t *handle)
 {
     struct conn *c = (struct conn *)handle;
-    struct conn_home *home = c->home;
+    struct conn_ctx *ctx = c->ctx;
     struct conn_job *job = c->job;
 
     if (c->agent) {
-        session_detach(job->session, c->peer, c->why, c->broken, conn_now_ms(home), conn_wall_ms());
-        conn_flush_all(home);
+        session_detach(job->session, c->peer, c->why, c->broken, conn_now_ms(ctx), conn_wall_ms());
+        conn_flush_all(ctx);
     }
     cdi_buf_release(&c->in);
     cdi_buf_release(&c->out);
     cdi_buf_release(&c->flying);
     account(c);
-    home->n_visitors -= c->visit != CONN_STAYS;
-    home->n_closing -= c->visit == CONN_STAYS;
+    ctx->n_overflow -= c->reject != CONN_ACCEPTED;
+    ctx->n_closing -= c->reject == CONN_ACCEPTED;
     free(c);
-    home->n_open--;
+    ctx->n_open--;
     if (job != NULL)
         job->n_conns--;
-    home->conn_closed(home, job);
+    ctx->conn_closed(ctx, job);
 }
 
 static void log_drop(const struct conn *c, enum cdi_log_level level, const char *why)
@@ -96,22 +96,22 @@ static void log_drop(const struct conn *c, enum cdi_log_level level, const char 
     char name[CONN_NAME];
 
     conn_address_name(&c->addr, name);
-    c->home->n_dropped += level >= CDI_LOG_WARN;
-    drop_log_add(&c->home->drops, level, name, why, conn_now_ms(c->home));
+    c->ctx->n_dropped += level >= CDI_LOG_WARN;
+    drop_log_add(&c->ctx->drops, level, name, why, conn_now_ms(c->ctx));
 }
 
 /* It has as long as all of that kind for something. */
 static void await(struct conn *c, enum conn_due kind)
 {
-    c->deadline_ms = conn_now_ms(c->home) + c->home->due_ms[kind];
+    c->deadline_ms = conn_now_ms(c->ctx) + c->ctx->due_ms[kind];
     cdi_list_remove(&c->due);
-    cdi_list_push_back(&c->home->due[kind], &c->due);
+    cdi_list_push_back(&c->ctx->due[kind], &c->due);
 }
 
 void conn_watch(struct conn *c)
 {
     if (cdi_list_empty(&c->busy))
-        cdi_list_push_back(&c->home->busy, &c->busy);
+        cdi_list_push_back(&c->ctx->busy, &c->busy);
 }
 
 /* It is about to have another state. */
@@ -122,7 +122,7 @@ static void leave(struct conn *c)
     if (c->state == CONN_STORE)
         cdi_serve_release(&c->serve);
     else if (c->state == CONN_CONTROL)
-        nodes_remove(&c->home->nodes, &ip, c->job);
+        agent_addrs_remove(&c->ctx->agent_addrs, &ip, c->job);
 }
 
 void conn_close(struct conn *c, enum cdi_log_level level, const char *why)
@@ -139,8 +139,8 @@ void conn_close(struct conn *c, enum cdi_log_level level, const char *why)
     cdi_list_remove(&c->dirty);
     cdi_list_remove(&c->due);
     cdi_list_remove(&c->busy);
-    c->home->n_visitor_files -= c->visit != CONN_STAYS;
-    c->home->n_closing += c->visit == CONN_STAYS;
+    c->ctx->n_overflow_files -= c->reject != CONN_ACCEPTED;
+    c->ctx->n_closing += c->reject == CONN_ACCEPTED;
     uv_close((uv_handle_t *)&c->tcp, on_closed); /* which closes the descriptor now */
 }
 
@@ -157,7 +157,7 @@ static void on_shutdown(uv_shutdown_t *req, int status)
     struct conn *c = (struct conn *)req->handle;
 
     /* A client that is done closes now, and its end of file closes ours; the server itself does not wait for that. */
-    if (c->state == CONN_LINGERING && (status != 0 || c->home->closing))
+    if (c->state == CONN_LINGERING && (status != 0 || c->ctx->closing))
         conn_close(c, CDI_LOG_DEBUG, "finished");
 }
 
@@ -174,7 +174,7 @@ static void linger(struct conn *c)
 void conn_mark_dirty(struct conn *c)
 {
     if (cdi_list_empty(&c->dirty))
-        cdi_list_push_back(&c->home->dirty, &c->dirty);
+        cdi_list_push_back(&c->ctx->dirty, &c->dirty);
 }
 
 void conn_finish(struct conn *c, enum conn_due due, enum cdi_log_level level, const char *why)
@@ -185,7 +185,7 @@ void conn_finish(struct conn *c, enum conn_due due, enum cdi_log_level level, co
     log_drop(c, level, why);
     leave(c);
     c->state = CONN_LINGERING;
-    await(c, c->visit != CONN_STAYS ? CONN_DUE_VISIT : due);
+    await(c, c->reject != CONN_ACCEPTED ? CONN_DUE_REJECT : due);
     cdi_buf_release(&c->in);
     conn_mark_dirty(c);
 }
@@ -197,7 +197,7 @@ static void alloc_scratch(uv_handle_t *handle, size_t suggested, uv_buf_t *buf)
     const struct conn *c = (const struct conn *)handle;
 
     (void)suggested;
-    *buf = uv_buf_init((char *)c->home->scratch, sizeof c->home->scratch);
+    *buf = uv_buf_init((char *)c->ctx->scratch, sizeof c->ctx->scratch);
 }
 
 static void on_written(uv_write_t *req, int status)
@@ -212,14 +212,14 @@ static void on_written(uv_write_t *req, int status)
             broke(c, status);
         return;
     }
-    c->progress_ms = conn_now_ms(c->home);
+    c->progress_ms = conn_now_ms(c->ctx);
     conn_mark_dirty(c);
     if (c->paused && c->state != CONN_CLOSING) {
         c->paused = false;
         (void)uv_read_start((uv_stream_t *)&c->tcp, alloc_scratch, on_read);
-        c->home->ops->resumed(c);
+        c->ctx->ops->resumed(c);
     }
-    conn_flush_all(c->home);
+    conn_flush_all(c->ctx);
 }
 
 void conn_flush(struct conn *c)
@@ -246,7 +246,7 @@ void conn_flush(struct conn *c)
     b = uv_buf_init((char *)(uintptr_t)cdi_buf_data(&c->flying), (unsigned)c->flying.len);
     c->writing = true;
     conn_watch(c);
-    c->progress_ms = conn_now_ms(c->home);
+    c->progress_ms = conn_now_ms(c->ctx);
     c->queue_seen = c->flying.len;
     n = uv_write(&c->write, (uv_stream_t *)&c->tcp, &b, 1, on_written);
     if (n != 0) {
@@ -255,10 +255,10 @@ void conn_flush(struct conn *c)
     }
 }
 
-void conn_flush_all(struct conn_home *home)
+void conn_flush_all(struct conn_ctx *ctx)
 {
-    while (!cdi_list_empty(&home->dirty)) {
-        struct conn *c = cdi_list_of(home->dirty.next, struct conn, dirty);
+    while (!cdi_list_empty(&ctx->dirty)) {
+        struct conn *c = cdi_list_of(ctx->dirty.next, struct conn, dirty);
 
         cdi_list_remove(&c->dirty);
         if (c->state == CONN_STORE && c->serve.broken) {
@@ -294,7 +294,7 @@ static void on_end(struct conn *c, int status)
 {
     if (status == UV_EOF && c->state == CONN_LINGERING && conn_queued(c) > 0)
         (void)uv_read_stop((uv_stream_t *)&c->tcp); /* it wants no more than the rest */
-    else if (c->home->ops->ended(c))
+    else if (c->ctx->ops->ended(c))
         return;
     else if (status == UV_EOF)
         conn_close(c, CDI_LOG_DEBUG, "its connection closed");
@@ -305,50 +305,50 @@ static void on_end(struct conn *c, int status)
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
 {
     struct conn *c = (struct conn *)stream;
-    struct conn_home *home = c->home;
+    struct conn_ctx *ctx = c->ctx;
 
     if (n == 0)
         return;
     if (n < 0)
         on_end(c, (int)n);
     else if (c->state != CONN_LINGERING)
-        home->ops->received(c, (uint8_t *)buf->base, (size_t)n);
+        ctx->ops->received(c, (uint8_t *)buf->base, (size_t)n);
     account(c);
-    if (home->buffered > home->max_buffered && c->held > CONN_KEEP)
+    if (ctx->buffered > ctx->max_buffered && c->held > CONN_KEEP)
         conn_close(c, CDI_LOG_WARN,
                    "requests and replies that are not complete take more memory than they may, its own too");
-    conn_flush_all(home);
+    conn_flush_all(ctx);
 }
 
 /* --------------------------------------------------------------------------------------------------- opening ---- */
 
-bool conn_room_soon(const struct conn_home *home)
+bool conn_room_soon(const struct conn_ctx *ctx)
 {
-    return !cdi_list_empty(&home->due[CONN_DUE_OPEN]) || !cdi_list_empty(&home->due[CONN_DUE_LINGER]) ||
-           !cdi_list_empty(&home->due[CONN_DUE_END]);
+    return !cdi_list_empty(&ctx->due[CONN_DUE_OPEN]) || !cdi_list_empty(&ctx->due[CONN_DUE_LINGER]) ||
+           !cdi_list_empty(&ctx->due[CONN_DUE_END]);
 }
 
 /* Has it earned its place, or may another connection have it? */
 static bool is_unproved(const struct conn *c)
 {
-    return c->visit == CONN_STAYS && (c->state == CONN_SNIFFING || c->state == CONN_HELLO || c->state == CONN_HTTP ||
-                                      (c->state == CONN_NEW && c->home->secret == NULL));
+    return c->reject == CONN_ACCEPTED && (c->state == CONN_SNIFFING || c->state == CONN_HELLO ||
+                                          c->state == CONN_HTTP || (c->state == CONN_NEW && c->ctx->secret == NULL));
 }
 
-bool conn_make_room(struct conn_home *home)
+bool conn_make_room(struct conn_ctx *ctx)
 {
-    int64_t young_ms = conn_now_ms(home) + home->due_ms[CONN_DUE_OPEN] - YOUNG_MS;
+    int64_t young_ms = conn_now_ms(ctx) + ctx->due_ms[CONN_DUE_OPEN] - YOUNG_MS;
     struct cdi_list *node, *safe;
 
-    cdi_list_for_each (node, safe, &home->due[CONN_DUE_LINGER]) {
+    cdi_list_for_each (node, safe, &ctx->due[CONN_DUE_LINGER]) {
         struct conn *c = cdi_list_of(node, struct conn, due);
 
-        if (c->visit == CONN_STAYS && c->shut) {
+        if (c->reject == CONN_ACCEPTED && c->shut) {
             conn_close(c, CDI_LOG_DEBUG, "finished");
             return true;
         }
     }
-    cdi_list_for_each (node, safe, &home->due[CONN_DUE_OPEN]) {
+    cdi_list_for_each (node, safe, &ctx->due[CONN_DUE_OPEN]) {
         struct conn *c = cdi_list_of(node, struct conn, due);
 
         if (c->deadline_ms > young_ms)
@@ -361,52 +361,52 @@ bool conn_make_room(struct conn_home *home)
     return false;
 }
 
-void conn_home_init(struct conn_home *home, uv_loop_t *loop, int64_t undecided_ms)
+void conn_ctx_init(struct conn_ctx *ctx, uv_loop_t *loop, int64_t undecided_ms)
 {
-    home->loop = loop;
-    home->started_ms = conn_now_ms(home);
-    home->started_wall_ms = conn_wall_ms();
-    drop_log_init(&home->drops, home->started_ms);
-    home->max_connections = SIZE_MAX;
-    home->due_ms[CONN_DUE_OPEN] = undecided_ms;
-    home->due_ms[CONN_DUE_VISIT] = undecided_ms < VISIT_MS ? undecided_ms : VISIT_MS;
-    home->due_ms[CONN_DUE_LINGER] = LINGER_MS;
-    home->due_ms[CONN_DUE_END] = END_MS;
+    ctx->loop = loop;
+    ctx->started_ms = conn_now_ms(ctx);
+    ctx->started_wall_ms = conn_wall_ms();
+    drop_log_init(&ctx->drops, ctx->started_ms);
+    ctx->max_connections = SIZE_MAX;
+    ctx->due_ms[CONN_DUE_OPEN] = undecided_ms;
+    ctx->due_ms[CONN_DUE_REJECT] = undecided_ms < REJECT_MS ? undecided_ms : REJECT_MS;
+    ctx->due_ms[CONN_DUE_LINGER] = LINGER_MS;
+    ctx->due_ms[CONN_DUE_END] = END_MS;
     for (int kind = 0; kind < CONN_N_DUES; kind++)
-        cdi_list_init(&home->due[kind]);
-    cdi_list_init(&home->busy);
-    cdi_list_init(&home->conns);
-    cdi_list_init(&home->dirty);
-    cdi_list_init(&home->jobs);
-    nodes_init(&home->nodes);
+        cdi_list_init(&ctx->due[kind]);
+    cdi_list_init(&ctx->busy);
+    cdi_list_init(&ctx->conns);
+    cdi_list_init(&ctx->dirty);
+    cdi_list_init(&ctx->jobs);
+    agent_addrs_init(&ctx->agent_addrs);
 }
 
-cddp_status conn_open(struct conn_home *home, int fd, const struct sockaddr_storage *addr, struct conn_job *gate,
-                      enum conn_visit visit)
+cddp_status conn_open(struct conn_ctx *ctx, int fd, const struct sockaddr_storage *addr, struct conn_job *port_job,
+                      enum conn_reject reject)
 {
     struct conn *c = calloc(1, sizeof *c);
 
-    if (c == NULL || uv_tcp_init(home->loop, &c->tcp) != 0) {
+    if (c == NULL || uv_tcp_init(ctx->loop, &c->tcp) != 0) {
         free(c);
         (void)close(fd);
         return CDDP_E_NOMEM;
     }
-    c->home = home;
-    c->gate = gate;
+    c->ctx = ctx;
+    c->port_job = port_job;
     c->addr = *addr;
-    c->visit = visit;
+    c->reject = reject;
     cdi_buf_init(&c->in, IN_MAX);
     cdi_buf_init(&c->out, OUT_MAX);
     cdi_buf_init(&c->flying, OUT_MAX);
     cdi_list_init(&c->dirty);
     cdi_list_init(&c->due);
     cdi_list_init(&c->busy);
-    await(c, visit != CONN_STAYS ? CONN_DUE_VISIT : CONN_DUE_OPEN);
-    cdi_list_push_back(&home->conns, &c->link);
-    home->n_open++;
-    home->n_visitors += visit != CONN_STAYS;
-    home->n_visitor_files += visit != CONN_STAYS;
-    home->n_accepted++;
+    await(c, reject != CONN_ACCEPTED ? CONN_DUE_REJECT : CONN_DUE_OPEN);
+    cdi_list_push_back(&ctx->conns, &c->link);
+    ctx->n_open++;
+    ctx->n_overflow += reject != CONN_ACCEPTED;
+    ctx->n_overflow_files += reject != CONN_ACCEPTED;
+    ctx->n_accepted++;
     if (uv_tcp_open(&c->tcp, fd) != 0) {
         (void)close(fd);
         conn_close(c, CDI_LOG_WARN, "the socket cannot be used");
@@ -427,7 +427,7 @@ static void overdue(struct conn *c)
     if (c->state == CONN_LINGERING)
         conn_close(c, CDI_LOG_DEBUG, "finished");
     else
-        c->home->ops->overdue(c);
+        c->ctx->ops->overdue(c);
 }
 
 /* One that has something unfinished: is it going on? */
@@ -436,9 +436,9 @@ static void check_progress(struct conn *c, int64_t now_ms)
     size_t queue = uv_stream_get_write_queue_size((const uv_stream_t *)&c->tcp);
     bool half = c->state == CONN_STORE && c->in.len > 0;
 
-    if (half && !c->paused && now_ms - c->begun_ms >= c->home->stall_ms) {
+    if (half && !c->paused && now_ms - c->begun_ms >= c->ctx->stall_ms) {
         conn_close(c, CDI_LOG_WARN, "it did not finish its request in time");
-    } else if (c->writing && queue == c->queue_seen && now_ms - c->progress_ms >= c->home->stall_ms) {
+    } else if (c->writing && queue == c->queue_seen && now_ms - c->progress_ms >= c->ctx->stall_ms) {
         conn_close(c, CDI_LOG_WARN, "it does not read what it is sent");
     } else if (queue != c->queue_seen) {
         c->queue_seen = queue;
@@ -448,19 +448,19 @@ static void check_progress(struct conn *c, int64_t now_ms)
     }
 }
 
-void conn_tick(struct conn_home *home)
+void conn_tick(struct conn_ctx *ctx)
 {
     struct cdi_list *node, *safe;
-    int64_t now_ms = conn_now_ms(home);
+    int64_t now_ms = conn_now_ms(ctx);
 
-    drop_log_tick(&home->drops, now_ms);
+    drop_log_tick(&ctx->drops, now_ms);
     for (int kind = 0; kind < CONN_N_DUES; kind++) {
-        struct cdi_list *list = &home->due[kind];
+        struct cdi_list *list = &ctx->due[kind];
 
         while (!cdi_list_empty(list) && cdi_list_of(list->next, struct conn, due)->deadline_ms <= now_ms)
             overdue(cdi_list_of(list->next, struct conn, due));
     }
-    cdi_list_for_each (node, safe, &home->busy) {
+    cdi_list_for_each (node, safe, &ctx->busy) {
         check_progress(cdi_list_of(node, struct conn, busy), now_ms);
     }
 }

@@ -48,16 +48,16 @@ enum conn_state {
 };
 
 /* Why there is no room for a connection. */
-enum conn_visit {
-    CONN_STAYS,
-    CONN_NO_FILES, /* this process may open no more files */
-    CONN_TOO_MANY, /* there are max_connections */
+enum conn_reject {
+    CONN_ACCEPTED,
+    CONN_REJECT_NO_FILES, /* this process may open no more files */
+    CONN_REJECT_TOO_MANY, /* there are max_connections */
 };
 
 /* What a connection has a deadline for. All of a kind have the same time for it. */
 enum conn_due {
     CONN_DUE_OPEN,   /* to say what it wants */
-    CONN_DUE_VISIT,  /* a visitor: to say that, and to leave */
+    CONN_DUE_REJECT, /* a visitor: to say that, and to leave */
     CONN_DUE_LINGER, /* LINGERING: to take what is queued for it */
     CONN_DUE_END,    /* the same when its job, or the server, ends */
     CONN_N_DUES,
@@ -65,7 +65,7 @@ enum conn_due {
 
 /* A job as its connections see it. */
 struct conn_job {
-    struct cdi_list link; /* in home->jobs */
+    struct cdi_list link; /* in ctx->jobs */
     char run_id[256];
     struct session *session;
     uint16_t port;                       /* that its ranks use */
@@ -78,7 +78,7 @@ struct conn_job {
 };
 
 struct conn;
-struct conn_home;
+struct conn_ctx;
 
 /* What the layer above does with a connection. Each may close or finish it. */
 struct conn_ops {
@@ -93,7 +93,7 @@ struct conn_ops {
 };
 
 /* What connections share; the server has one. */
-struct conn_home {
+struct conn_ctx {
     uv_loop_t *loop;
     const struct conn_ops *ops;
     struct conn_job *only;              /* the server has this one job; NULL: many, made by their agents */
@@ -105,11 +105,11 @@ struct conn_home {
     struct cdi_list due[CONN_N_DUES];   /* those with a deadline of the kind, the next one first */
     int64_t due_ms[CONN_N_DUES];        /* how long each kind has */
     struct cdi_list busy;               /* with a request that is not whole, or replies that are not written */
-    struct nodes nodes;                 /* from where those in CONN_CONTROL come */
+    struct agent_addrs agent_addrs;     /* from where those in CONN_CONTROL come */
     size_t n_open;                      /* until their close callback */
-    size_t n_visitors;                  /* of them */
+    size_t n_overflow;                  /* of them */
     size_t n_closing;                   /* those of n_open, without the visitors, whose descriptor is closed already */
-    size_t n_visitor_files;             /* of those the ones whose descriptor is not closed yet */
+    size_t n_overflow_files;            /* of those the ones whose descriptor is not closed yet */
     size_t crowded;                /* open ones: from here on, idle ones leave the rest of the descriptors to others */
     size_t max_connections;        /* without the visitors; SIZE_MAX: as many as there are descriptors */
     const char *max_flag;          /* what sets that, for sentences */
@@ -119,12 +119,12 @@ struct conn_home {
     uint64_t n_accepted, n_dropped;
     struct drop_log drops;
     bool closing, draining;
-    struct conn_job *(*find_job)(struct conn_home *home, const char *run_id);
+    struct conn_job *(*find_job)(struct conn_ctx *ctx, const char *run_id);
     /* CDDP_E_LIMIT, CDDP_E_EXISTS: there is no room now; CDDP_E_CLOSED: the job of the JOIN's session is over. */
-    cddp_status (*make_job)(struct conn_home *home, const struct cdi_msg_join *join, struct conn_job **out,
+    cddp_status (*make_job)(struct conn_ctx *ctx, const struct cdi_msg_join *join, struct conn_job **out,
                             struct cdi_error *err);
     /* One has gone; it is freed already. job: it was of; NULL: of none. */
-    void (*conn_closed)(struct conn_home *home, struct conn_job *job);
+    void (*conn_closed)(struct conn_ctx *ctx, struct conn_job *job);
     struct in6_addr denied[CONN_DENIED_MAX]; /* addresses of which it was said that they lack the secret */
     size_t n_denied;
     uint8_t scratch[65536];
@@ -132,20 +132,20 @@ struct conn_home {
 
 struct conn {
     uv_tcp_t tcp; /* first */
-    struct conn_home *home;
+    struct conn_ctx *ctx;
     struct cdi_list link, dirty, due, busy;
     enum conn_state state;
-    enum conn_visit visit;
-    struct conn_job *gate; /* whose port it came to; NULL: the port of all */
-    struct conn_job *job;  /* NULL: not known yet */
+    enum conn_reject reject;
+    struct conn_job *port_job; /* whose port it came to; NULL: the port of all */
+    struct conn_job *job;      /* NULL: not known yet */
     struct cdi_hello_server hello;
     struct sockaddr_storage addr;
     struct cdi_buf in, out, flying; /* flying: handed to libuv */
     uv_write_t write;
     uv_shutdown_t shutdown;
     bool writing, paused, shut;
-    size_t held;         /* bytes of its buffers, as they count in home->buffered */
-    int64_t deadline_ms; /* while it is in a list of home->due: SNIFFING, HELLO, NEW, HTTP, LINGERING */
+    size_t held;         /* bytes of its buffers, as they count in ctx->buffered */
+    int64_t deadline_ms; /* while it is in a list of ctx->due: SNIFFING, HELLO, NEW, HTTP, LINGERING */
     int64_t begun_ms;    /* STORE: when the request that is not whole yet began */
     int64_t progress_ms; /* when the write queue last shrank */
     size_t queue_seen;
@@ -156,17 +156,17 @@ struct conn {
     char why[160]; /* why it was closed, for the session */
 };
 
-/* An empty home, whose connections have undecided_ms to say what they want. */
-void conn_home_init(struct conn_home *home, uv_loop_t *loop, int64_t undecided_ms);
+/* An empty ctx, whose connections have undecided_ms to say what they want. */
+void conn_ctx_init(struct conn_ctx *ctx, uv_loop_t *loop, int64_t undecided_ms);
 /* Take over a connected socket of a listen_set (closed on failure); gate: see struct conn. CDDP_OK, CDDP_E_NOMEM,
  * CDDP_E_SYSTEM. */
-cddp_status conn_open(struct conn_home *home, int fd, const struct sockaddr_storage *addr, struct conn_job *gate,
-                      enum conn_visit visit);
+cddp_status conn_open(struct conn_ctx *ctx, int fd, const struct sockaddr_storage *addr, struct conn_job *port_job,
+                      enum conn_reject reject);
 /*
  * There is no room for a newcomer: close the oldest connection that is only being seen off, or that has neither proved
  * the secret nor said what it wants. False: there is none, or it has only just come.
  */
-bool conn_make_room(struct conn_home *home);
+bool conn_make_room(struct conn_ctx *ctx);
 /* Close now; what is queued is lost. Logged once, at `level`. Idempotent. */
 void conn_close(struct conn *c, enum cdi_log_level level, const char *why);
 /* Take nothing more, write what is queued, then close. due: CONN_DUE_LINGER or CONN_DUE_END, which says how long that
@@ -186,13 +186,13 @@ void conn_pause(struct conn *c);
 void conn_watch(struct conn *c);
 /* Will there be room soon? Somebody who does not say what it wants, or who is just leaving, keeps its place not long.
  */
-bool conn_room_soon(const struct conn_home *home);
+bool conn_room_soon(const struct conn_ctx *ctx);
 /* The address of the other side; IPv4 ones are mapped. */
 struct in6_addr conn_ip(const struct sockaddr_storage *addr);
 /* Write what was queued since the last call, by any connection. Call it at the end of a callback. */
-void conn_flush_all(struct conn_home *home);
+void conn_flush_all(struct conn_ctx *ctx);
 /* Look at what is due: connections that are idle cost nothing. */
-void conn_tick(struct conn_home *home);
+void conn_tick(struct conn_ctx *ctx);
 
 /* Bytes that wait to be written. */
 static inline size_t conn_queued(const struct conn *c)
@@ -200,9 +200,9 @@ static inline size_t conn_queued(const struct conn *c)
     return c->out.len + c->flying.len;
 }
 
-static inline int64_t conn_now_ms(const struct conn_home *home)
+static inline int64_t conn_now_ms(const struct conn_ctx *ctx)
 {
-    return (int64_t)uv_now(home->loop);
+    return (int64_t)uv_now(ctx->loop);
 }
 
 /* Unix time. */

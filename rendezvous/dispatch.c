@@ -35,23 +35,23 @@ static bool may(const struct conn *c, enum rdzv_access access, const struct conn
     case RDZV_ACCESS_AUTO:
         break;
     }
-    return c->home->secret == NULL || is_loopback(&ip) ||
-           nodes_has(&c->home->nodes, &ip, job); /* they have proved it */
+    return c->ctx->secret == NULL || is_loopback(&ip) ||
+           agent_addrs_has(&c->ctx->agent_addrs, &ip, job); /* they have proved it */
 }
 
 /* It gets nothing. The log names its address, but not again and again. */
 static void deny(struct conn *c, const char *why)
 {
-    struct conn_home *home = c->home;
+    struct conn_ctx *ctx = c->ctx;
     struct in6_addr ip = conn_ip(&c->addr);
     enum cdi_log_level level = CDI_LOG_WARN;
-    size_t n = home->n_denied < CONN_DENIED_MAX ? home->n_denied : CONN_DENIED_MAX;
+    size_t n = ctx->n_denied < CONN_DENIED_MAX ? ctx->n_denied : CONN_DENIED_MAX;
 
     for (size_t i = 0; i < n; i++)
-        if (memcmp(&home->denied[i], &ip, sizeof ip) == 0)
+        if (memcmp(&ctx->denied[i], &ip, sizeof ip) == 0)
             level = CDI_LOG_DEBUG;
     if (level == CDI_LOG_WARN)
-        home->denied[home->n_denied++ % CONN_DENIED_MAX] = ip;
+        ctx->denied[ctx->n_denied++ % CONN_DENIED_MAX] = ip;
     conn_finish(c, CONN_DUE_LINGER, level, why);
 }
 
@@ -81,7 +81,7 @@ static void serve_store(struct conn *c, struct cdi_buf *in)
     if (c->state != CONN_STORE)
         return;
     if (in->len < had)
-        c->begun_ms = conn_now_ms(c->home);
+        c->begun_ms = conn_now_ms(c->ctx);
     if (st < 0) {
         conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, err.msg);
     } else if (conn_queued(c) >= OUT_ENOUGH) {
@@ -98,7 +98,7 @@ static void serve_store_in_place(struct conn *c, uint8_t *bytes, size_t n)
     serve_store(c, &in);
     if (c->state != CONN_STORE || in.len == 0)
         return;
-    c->begun_ms = conn_now_ms(c->home);
+    c->begun_ms = conn_now_ms(c->ctx);
     if (cdi_buf_append(&c->in, cdi_buf_data(&in), in.len) != CDDP_OK)
         conn_close(c, CDI_LOG_WARN, "no memory for what it sends");
     else
@@ -122,7 +122,7 @@ static void begin_store(struct conn *c, struct conn_job *job)
     enter_job(c, job);
     cdi_list_remove(&c->due);
     c->state = CONN_STORE;
-    c->begun_ms = conn_now_ms(c->home);
+    c->begun_ms = conn_now_ms(c->ctx);
     cdi_serve_init(&c->serve, keys, &c->out, on_store_woken);
     c->serve.counts = job->operations;
 }
@@ -131,19 +131,19 @@ static void begin_store(struct conn *c, struct conn_job *job)
 
 static void serve_http(struct conn *c)
 {
-    struct status status = {0};
+    struct page_data data = {0};
     struct http_request req;
     struct cdi_error err = {0};
     cddp_status parsed = http_parse(&c->in, &req, &err), st = CDDP_OK;
-    bool show = parsed == CDDP_OK && http_wants_status(&req) && may(c, c->home->http, c->gate);
+    bool show = parsed == CDDP_OK && http_wants_data(&req) && may(c, c->ctx->http, c->port_job);
 
     if (parsed == CDDP_IN_PROGRESS)
         return;
     if (show)
-        st = overview_take(c->home, &status);
+        st = snapshot_take(c->ctx, &data);
     if (st == CDDP_OK)
-        st = http_answer(parsed == CDDP_OK ? &req : NULL, show ? &status : NULL, &c->out);
-    overview_release(&status);
+        st = http_answer(parsed == CDDP_OK ? &req : NULL, show ? &data : NULL, &c->out);
+    snapshot_release(&data);
     if (st != CDDP_OK)
         conn_close(c, CDI_LOG_WARN, "no memory for an answer");
     else if (parsed == CDDP_OK)
@@ -157,7 +157,7 @@ static void serve_http(struct conn *c)
 static void serve_control(struct conn *c)
 {
     struct cdi_error err = {0};
-    cddp_status st = session_feed(c->job->session, c->peer, &c->in, conn_now_ms(c->home), conn_wall_ms(), &err);
+    cddp_status st = session_feed(c->job->session, c->peer, &c->in, conn_now_ms(c->ctx), conn_wall_ms(), &err);
 
     if (st < 0)
         conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, err.msg);
@@ -166,10 +166,10 @@ static void serve_control(struct conn *c)
 static void begin_control(struct conn *c, struct conn_job *job)
 {
     struct in6_addr ip = conn_ip(&c->addr);
-    cddp_status st = nodes_add(&c->home->nodes, &ip, job);
+    cddp_status st = agent_addrs_add(&c->ctx->agent_addrs, &ip, job);
 
-    if (st == CDDP_OK && (st = session_attach(job->session, c, conn_now_ms(c->home), &c->peer)) != CDDP_OK)
-        nodes_remove(&c->home->nodes, &ip, job);
+    if (st == CDDP_OK && (st = session_attach(job->session, c, conn_now_ms(c->ctx), &c->peer)) != CDDP_OK)
+        agent_addrs_remove(&c->ctx->agent_addrs, &ip, job);
     if (st != CDDP_OK) {
         conn_close(c, CDI_LOG_WARN, "no memory for another agent");
         return;
@@ -194,14 +194,14 @@ static void refuse_agent(struct conn *c, bool retry, bool gone, const char *why)
 /* -------------------------------------------------------------------------------------------------- visitors ---- */
 
 /* Why it cannot stay, for whoever runs the job. */
-static void say_full(const struct conn *c, char *why, size_t cap)
+static void describe_reject(const struct conn *c, char *why, size_t cap)
 {
     char host[256] = "";
     struct rlimit files = {.rlim_cur = 0};
 
-    if (c->visit == CONN_TOO_MANY) {
+    if (c->reject == CONN_REJECT_TOO_MANY) {
         (void)snprintf(why, cap, "there are %zu connections already, as many as %s allows; raise it",
-                       c->home->max_connections, c->home->max_flag);
+                       c->ctx->max_connections, c->ctx->max_flag);
         return;
     }
     (void)gethostname(host, sizeof host - 1);
@@ -214,11 +214,11 @@ static void say_full(const struct conn *c, char *why, size_t cap)
 
 /* A visitor has said what it wants. One that would not understand an answer is closed, and so is one that shall try
  * again. */
-static void turn_away(struct conn *c, bool understands)
+static void dispatch_reject(struct conn *c, bool understands)
 {
     char why[512];
 
-    say_full(c, why, sizeof why);
+    describe_reject(c, why, sizeof why);
     if (!understands || cdi_hello_server_refuse(&c->hello, why, &c->out, NULL) != CDDP_OK)
         conn_close(c, CDI_LOG_WARN, why);
     else
@@ -227,15 +227,15 @@ static void turn_away(struct conn *c, bool understands)
 
 /* PyTorch's client understands no sentence, and tries again by itself. libcddp's does, and says so by its first PING.
  */
-static void turn_away_plain(struct conn *c)
+static void dispatch_reject_plain(struct conn *c)
 {
-    const struct conn_job *job = c->gate != NULL ? c->gate : c->home->only;
+    const struct conn_job *job = c->port_job != NULL ? c->port_job : c->ctx->only;
     bool own;
 
     if (cdi_c10d_sniff_ping(cdi_buf_data(&c->in), c->in.len, &own) == CDDP_IN_PROGRESS)
         return;
     cdi_hello_server_init(&c->hello);
-    turn_away(c, own && job != NULL && may(c, c->home->plain_store, job) && !conn_room_soon(c->home));
+    dispatch_reject(c, own && job != NULL && may(c, c->ctx->plain_store, job) && !conn_room_soon(c->ctx));
 }
 
 /* --------------------------------------------------------------------------------------------------- opening ---- */
@@ -268,11 +268,11 @@ static void explain_port_of_all(struct conn *c)
 
 static void begin_plain_store(struct conn *c)
 {
-    struct conn_job *job = c->gate != NULL ? c->gate : c->home->only;
+    struct conn_job *job = c->port_job != NULL ? c->port_job : c->ctx->only;
 
     if (job == NULL)
         explain_port_of_all(c);
-    else if (!may(c, c->home->plain_store, job))
+    else if (!may(c, c->ctx->plain_store, job))
         deny(c, "it speaks the store's plain protocol, which does not prove the job's secret (see --plain_store)");
     else
         begin_store(c, job);
@@ -299,9 +299,9 @@ static bool welcome_hello(struct conn *c)
 
 static struct conn_job *job_of_hello(const struct conn *c, const char *run_id)
 {
-    if (c->gate != NULL)
-        return strcmp(c->gate->run_id, run_id) == 0 ? c->gate : NULL;
-    return c->home->find_job(c->home, run_id);
+    if (c->port_job != NULL)
+        return strcmp(c->port_job->run_id, run_id) == 0 ? c->port_job : NULL;
+    return c->ctx->find_job(c->ctx, run_id);
 }
 
 static void admit_store(struct conn *c)
@@ -329,7 +329,7 @@ static bool is_of_another_job(const struct conn *c)
 {
     const char *run_id = c->hello.hello.run_id;
 
-    return c->home->only != NULL && run_id[0] != '\0' && strcmp(c->home->only->run_id, run_id) != 0;
+    return c->ctx->only != NULL && run_id[0] != '\0' && strcmp(c->ctx->only->run_id, run_id) != 0;
 }
 
 static void admit(struct conn *c)
@@ -344,14 +344,14 @@ static void admit(struct conn *c)
     if (is_of_another_job(c)) {
         (void)snprintf(why, sizeof why,
                        "this rendezvous serves job '%.100s', not '%.100s'; check --rdzv_id and the port",
-                       c->home->only->run_id, c->hello.hello.run_id);
+                       c->ctx->only->run_id, c->hello.hello.run_id);
         refuse_hello(c, why);
         return;
     }
     if (!welcome_hello(c))
         return;
     /* An agent's JOIN tells the rest. A server of one job lets the job's round say what does not fit. */
-    job = c->home->only != NULL ? c->home->only : job_of_hello(c, c->hello.hello.run_id);
+    job = c->ctx->only != NULL ? c->ctx->only : job_of_hello(c, c->hello.hello.run_id);
     if (job != NULL)
         begin_control(c, job);
     else
@@ -381,12 +381,12 @@ static void serve_hello(struct conn *c)
     }
     while (st == CDDP_OK && c->state == CONN_HELLO) {
         st = cdi_hello_server_feed(&c->hello, &c->in, &c->out, &err);
-        if (st == CDDP_OK && c->visit != CONN_STAYS) {
-            turn_away(c, c->hello.hello.kind == CDI_HELLO_AGENT || !conn_room_soon(c->home));
+        if (st == CDDP_OK && c->reject != CONN_ACCEPTED) {
+            dispatch_reject(c, c->hello.hello.kind == CDI_HELLO_AGENT || !conn_room_soon(c->ctx));
             return;
         }
         if (st == CDDP_OK && c->hello.state == CDI_HELLO_S_ASKED)
-            st = cdi_hello_server_challenge(&c->hello, c->home->secret, &c->out, &err);
+            st = cdi_hello_server_challenge(&c->hello, c->ctx->secret, &c->out, &err);
         else if (st == CDDP_OK)
             admit(c);
     }
@@ -400,7 +400,7 @@ static void serve_hello(struct conn *c)
 /* The first JOIN of a job makes it. */
 static void serve_new(struct conn *c)
 {
-    struct conn_job *job = c->gate;
+    struct conn_job *job = c->port_job;
     struct cdi_error err = {0};
     struct cdi_frame f;
     struct cdi_msg m;
@@ -417,9 +417,9 @@ static void serve_new(struct conn *c)
         return;
     }
     if (job == NULL)
-        job = c->home->find_job(c->home, m.u.join.run_id);
+        job = c->ctx->find_job(c->ctx, m.u.join.run_id);
     if (job == NULL)
-        st = c->home->make_job(c->home, &m.u.join, &job, &err);
+        st = c->ctx->make_job(c->ctx, &m.u.join, &job, &err);
     if (st != CDDP_OK) /* a job that ends makes room */
         refuse_agent(c, st == CDDP_E_LIMIT || st == CDDP_E_EXISTS, st == CDDP_E_CLOSED, err.msg);
     else
@@ -432,8 +432,8 @@ static void sniff(struct conn *c)
     case CDI_SNIFF_UNDECIDED:
         break;
     case CDI_SNIFF_STORE:
-        if (c->visit != CONN_STAYS)
-            turn_away_plain(c);
+        if (c->reject != CONN_ACCEPTED)
+            dispatch_reject_plain(c);
         else
             begin_plain_store(c);
         break;
@@ -507,8 +507,8 @@ static void dispatch_overdue(struct conn *c)
 {
     char why[512];
 
-    if (c->visit != CONN_STAYS) {
-        say_full(c, why, sizeof why);
+    if (c->reject != CONN_ACCEPTED) {
+        describe_reject(c, why, sizeof why);
         conn_close(c, CDI_LOG_WARN, why);
     } else if (lacks_proof(c)) {
         deny(c, "it did not prove the job's secret in time");

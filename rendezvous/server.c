@@ -23,7 +23,7 @@
 #define ACCEPT_AT_ONCE 64   /* then others get a turn */
 #define ACCEPT_WHEN_FULL 4  /* the same where newcomers push out others, which must have a turn first */
 #define ACCEPT_PAUSE_MS 250 /* when there is no descriptor left at all */
-#define VISITORS_MAX 4      /* at once, of those that there is no room for */
+#define OVERFLOW_MAX 4      /* at once, of those that there is no room for */
 #define OTHER_FILES 32      /* descriptors that are no connections */
 #define OVER_MAX 1024       /* jobs that are over, and that are remembered */
 
@@ -32,12 +32,12 @@ struct rdzv_server;
 struct listener {
     uv_poll_t poll; /* first */
     struct rdzv_server *server;
-    struct gate *gate;
+    struct listen_port *listen_port;
     int fd;
 };
 
 /* A port that is listened on: that of all, or that of one job. */
-struct gate {
+struct listen_port {
     struct listener listeners[LISTEN_MAX];
     size_t n;      /* listeners */
     size_t n_open; /* of them, until their close callback */
@@ -48,16 +48,16 @@ struct gate {
 struct job {
     struct conn_job conn; /* first */
     struct rdzv_server *server;
-    struct gate gate; /* empty where the job uses the port of all */
-    int64_t over_ms;  /* when it was seen to be over, or without agents; -1: it is not */
-    int64_t close_ms; /* after that it waits so long for its last connections */
-    bool ending;      /* its connections and its port are being closed */
-    bool warned;      /* it was said that it has more ranks than there are descriptors */
+    struct listen_port listen_port; /* empty where the job uses the port of all */
+    int64_t over_ms;                /* when it was seen to be over, or without agents; -1: it is not */
+    int64_t close_ms;               /* after that it waits so long for its last connections */
+    bool ending;                    /* its connections and its port are being closed */
+    bool warned;                    /* it was said that it has more ranks than there are descriptors */
 };
 
 struct rdzv_server {
-    struct conn_home home; /* first */
-    struct gate gate;
+    struct conn_ctx ctx; /* first */
+    struct listen_port listen_port;
     size_t n_jobs;
     struct cdi_secret secret;
     char *host; /* as in the options */
@@ -68,8 +68,8 @@ struct rdzv_server {
     int64_t over_ms; /* a job that is over waits so long for its last connections */
     uv_timer_t timer;
     bool timer_open;           /* until its close callback */
-    size_t n_gates;            /* listeners of all gates, until their close callback */
-    int reserve[VISITORS_MAX]; /* descriptors given up for visitors, when all others are in use */
+    size_t n_listeners;        /* listeners of all ports, until their close callback */
+    int reserve[OVERFLOW_MAX]; /* descriptors given up for visitors, when all others are in use */
     size_t n_reserve;
     char over[OVER_MAX][SESSION_ID_LEN + 1]; /* ids of the jobs that were over last */
     size_t n_over;                           /* ever */
@@ -104,10 +104,10 @@ static void rename_peer(void *conn, uint32_t peer)
 static void end_keys(void *arg)
 {
     const struct job *job = arg;
-    struct conn_home *home = &job->server->home;
+    struct conn_ctx *ctx = &job->server->ctx;
     struct cdi_list *node, *safe;
 
-    cdi_list_for_each (node, safe, &home->conns) {
+    cdi_list_for_each (node, safe, &ctx->conns) {
         struct conn *c = cdi_list_of(node, struct conn, link);
 
         if (c->state == CONN_STORE && c->job == &job->conn)
@@ -135,10 +135,10 @@ static void free_server(struct rdzv_server *s)
 {
     struct cdi_list *node, *safe;
 
-    cdi_list_for_each (node, safe, &s->home.jobs) {
+    cdi_list_for_each (node, safe, &s->ctx.jobs) {
         destroy_job(cdi_list_of(node, struct job, conn.link));
     }
-    nodes_release(&s->home.nodes);
+    agent_addrs_release(&s->ctx.agent_addrs);
     cdi_secret_release(&s->secret);
     while (s->n_reserve > 0)
         (void)close(s->reserve[--s->n_reserve]);
@@ -151,7 +151,7 @@ static void free_when_all_closed(struct rdzv_server *s)
     void (*closed)(void *arg) = s->closed;
     void *arg = s->closed_arg;
 
-    if (s->timer_open || s->n_gates > 0 || s->home.n_open > 0)
+    if (s->timer_open || s->n_listeners > 0 || s->ctx.n_open > 0)
         return;
     free_server(s);
     if (closed != NULL)
@@ -169,7 +169,7 @@ static void on_timer_closed(uv_handle_t *handle)
 /* A job that ends at its time is freed when nothing of it is open any more. */
 static void free_job_if_gone(struct job *job)
 {
-    if (job->ending && job->gate.n_open == 0 && job->conn.n_conns == 0 && !job->server->home.closing)
+    if (job->ending && job->listen_port.n_open == 0 && job->conn.n_conns == 0 && !job->server->ctx.closing)
         destroy_job(job);
 }
 
@@ -179,25 +179,25 @@ static void on_listener_closed(uv_handle_t *handle)
     struct rdzv_server *s = l->server;
 
     (void)close(l->fd);
-    s->n_gates--;
-    l->gate->n_open--;
-    if (l->gate->job != NULL)
-        free_job_if_gone(l->gate->job);
-    if (s->home.closing)
+    s->n_listeners--;
+    l->listen_port->n_open--;
+    if (l->listen_port->job != NULL)
+        free_job_if_gone(l->listen_port->job);
+    if (s->ctx.closing)
         free_when_all_closed(s);
 }
 
 /* The timer watches the last connections go, so it is closed when they are. */
 static void close_timer_if_idle(struct rdzv_server *s)
 {
-    if (s->home.n_open == 0 && !uv_is_closing((uv_handle_t *)&s->timer))
+    if (s->ctx.n_open == 0 && !uv_is_closing((uv_handle_t *)&s->timer))
         uv_close((uv_handle_t *)&s->timer, on_timer_closed);
 }
 
 /* A visitor's descriptor goes back to where it came from. */
 static void fill_reserve(struct rdzv_server *s)
 {
-    while (s->n_reserve + s->home.n_visitor_files < VISITORS_MAX) {
+    while (s->n_reserve + s->ctx.n_overflow_files < OVERFLOW_MAX) {
         int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 
         if (fd < 0)
@@ -208,26 +208,26 @@ static void fill_reserve(struct rdzv_server *s)
 
 static void resume_accepting(struct rdzv_server *s);
 
-static void on_conn_closed(struct conn_home *home, struct conn_job *job)
+static void on_conn_closed(struct conn_ctx *ctx, struct conn_job *job)
 {
-    struct rdzv_server *s = (struct rdzv_server *)home;
+    struct rdzv_server *s = (struct rdzv_server *)ctx;
 
     fill_reserve(s);
-    if (s->resume_ms != 0 && !home->closing)
+    if (s->resume_ms != 0 && !ctx->closing)
         resume_accepting(s);
     if (job != NULL)
         free_job_if_gone((struct job *)job);
-    if (home->closing) {
+    if (ctx->closing) {
         close_timer_if_idle(s);
         free_when_all_closed(s);
     }
 }
 
-static void close_gate(struct gate *gate)
+static void close_port(struct listen_port *lp)
 {
-    for (size_t i = 0; i < gate->n; i++)
-        if (!uv_is_closing((uv_handle_t *)&gate->listeners[i].poll))
-            uv_close((uv_handle_t *)&gate->listeners[i].poll, on_listener_closed);
+    for (size_t i = 0; i < lp->n; i++)
+        if (!uv_is_closing((uv_handle_t *)&lp->listeners[i].poll))
+            uv_close((uv_handle_t *)&lp->listeners[i].poll, on_listener_closed);
 }
 
 /* Close every connection of a job (NULL: of all), and let what is queued be written. */
@@ -235,31 +235,31 @@ static void finish_conns(struct rdzv_server *s, const struct job *job, const cha
 {
     struct cdi_list *node, *safe;
 
-    cdi_list_for_each (node, safe, &s->home.conns) {
+    cdi_list_for_each (node, safe, &s->ctx.conns) {
         struct conn *c = cdi_list_of(node, struct conn, link);
 
-        if (job != NULL && c->job != &job->conn && c->gate != &job->conn)
+        if (job != NULL && c->job != &job->conn && c->port_job != &job->conn)
             continue;
         if (c->state == CONN_LINGERING && c->shut)
             conn_close(c, CDI_LOG_DEBUG, why);
         else
             conn_finish(c, CONN_DUE_END, CDI_LOG_DEBUG, why);
     }
-    conn_flush_all(&s->home);
+    conn_flush_all(&s->ctx);
 }
 
 void rdzv_server_close(struct rdzv_server *s, void (*closed)(void *arg), void *arg)
 {
     struct cdi_list *node, *safe;
 
-    if (s->home.closing)
+    if (s->ctx.closing)
         return;
     s->closed = closed;
     s->closed_arg = arg;
-    s->home.closing = true;
-    close_gate(&s->gate);
-    cdi_list_for_each (node, safe, &s->home.jobs) {
-        close_gate(&cdi_list_of(node, struct job, conn.link)->gate);
+    s->ctx.closing = true;
+    close_port(&s->listen_port);
+    cdi_list_for_each (node, safe, &s->ctx.jobs) {
+        close_port(&cdi_list_of(node, struct job, conn.link)->listen_port);
     }
     finish_conns(s, NULL, "the rendezvous ends");
     (void)uv_timer_start(&s->timer, on_tick, CLOSING_TICK_MS, CLOSING_TICK_MS);
@@ -268,39 +268,39 @@ void rdzv_server_close(struct rdzv_server *s, void (*closed)(void *arg), void *a
 
 /* ------------------------------------------------------------------------------------------------- accepting ---- */
 
-static void poll_gate(struct gate *gate, bool on)
+static void poll_port(struct listen_port *lp, bool on)
 {
-    for (size_t i = 0; i < gate->n; i++) {
-        if (uv_is_closing((uv_handle_t *)&gate->listeners[i].poll))
+    for (size_t i = 0; i < lp->n; i++) {
+        if (uv_is_closing((uv_handle_t *)&lp->listeners[i].poll))
             continue;
         if (on)
-            (void)uv_poll_start(&gate->listeners[i].poll, UV_READABLE, on_connection);
+            (void)uv_poll_start(&lp->listeners[i].poll, UV_READABLE, on_connection);
         else
-            (void)uv_poll_stop(&gate->listeners[i].poll);
+            (void)uv_poll_stop(&lp->listeners[i].poll);
     }
 }
 
-static void poll_gates(struct rdzv_server *s, bool on)
+static void poll_all_ports(struct rdzv_server *s, bool on)
 {
     struct cdi_list *node, *safe;
 
-    poll_gate(&s->gate, on);
-    cdi_list_for_each (node, safe, &s->home.jobs) {
-        poll_gate(&cdi_list_of(node, struct job, conn.link)->gate, on);
+    poll_port(&s->listen_port, on);
+    cdi_list_for_each (node, safe, &s->ctx.jobs) {
+        poll_port(&cdi_list_of(node, struct job, conn.link)->listen_port, on);
     }
 }
 
 static void pause_accepting(struct rdzv_server *s)
 {
-    poll_gates(s, false);
-    s->resume_ms = (int64_t)uv_now(s->home.loop) + ACCEPT_PAUSE_MS;
+    poll_all_ports(s, false);
+    s->resume_ms = (int64_t)uv_now(s->ctx.loop) + ACCEPT_PAUSE_MS;
 }
 
 static void resume_accepting(struct rdzv_server *s)
 {
     s->resume_ms = 0;
     fill_reserve(s);
-    poll_gates(s, true);
+    poll_all_ports(s, true);
 }
 
 /*
@@ -308,7 +308,7 @@ static void resume_accepting(struct rdzv_server *s)
  * without an answer: give up one of the reserve, to take it as a visitor. (Without a free descriptor the kernel says
  * EMFILE even where nobody is waiting.) Returns the connection, or -1 and errno.
  */
-static int accept_visitor(struct rdzv_server *s, int listen_fd, struct sockaddr_storage *addr, socklen_t *len)
+static int accept_overflow(struct rdzv_server *s, int listen_fd, struct sockaddr_storage *addr, socklen_t *len)
 {
     int fd, why;
 
@@ -331,9 +331,9 @@ static int accept_visitor(struct rdzv_server *s, int listen_fd, struct sockaddr_
     return fd;
 }
 
-static bool is_full(const struct conn_home *home)
+static bool is_full(const struct conn_ctx *ctx)
 {
-    return home->n_open - home->n_visitors - home->n_closing >= home->max_connections;
+    return ctx->n_open - ctx->n_overflow - ctx->n_closing >= ctx->max_connections;
 }
 
 static size_t half_of_files(void)
@@ -346,32 +346,32 @@ static size_t half_of_files(void)
 /* Take one connection; 0, or accept4()'s errno. */
 static int accept_one(struct rdzv_server *s, const struct listener *l)
 {
-    enum conn_visit visit = CONN_STAYS;
+    enum conn_reject reject = CONN_ACCEPTED;
     struct sockaddr_storage addr = {0};
     socklen_t len = sizeof addr;
     int fd;
 
-    if (is_full(&s->home) && s->home.n_visitors >= VISITORS_MAX && !conn_make_room(&s->home))
+    if (is_full(&s->ctx) && s->ctx.n_overflow >= OVERFLOW_MAX && !conn_make_room(&s->ctx))
         return EMFILE;
     fd = accept4(l->fd, (struct sockaddr *)&addr, &len, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0) {
         s->out_of_fds = false;
     } else if (errno == EMFILE || errno == ENFILE) {
         len = sizeof addr;
-        fd = accept_visitor(s, l->fd, &addr, &len);
-        visit = CONN_NO_FILES;
+        fd = accept_overflow(s, l->fd, &addr, &len);
+        reject = CONN_REJECT_NO_FILES;
     }
     if (fd < 0)
         return errno;
-    if (visit == CONN_NO_FILES && conn_make_room(&s->home)) {
+    if (reject == CONN_REJECT_NO_FILES && conn_make_room(&s->ctx)) {
         fill_reserve(s); /* with the descriptor that has become free: the newcomer keeps its own */
-        visit = CONN_STAYS;
-    } else if (visit == CONN_STAYS && is_full(&s->home) && !conn_make_room(&s->home)) {
-        visit = CONN_TOO_MANY;
-    } else if (s->home.n_open - s->home.n_closing >= s->home.crowded) {
-        (void)conn_make_room(&s->home);
+        reject = CONN_ACCEPTED;
+    } else if (reject == CONN_ACCEPTED && is_full(&s->ctx) && !conn_make_room(&s->ctx)) {
+        reject = CONN_REJECT_TOO_MANY;
+    } else if (s->ctx.n_open - s->ctx.n_closing >= s->ctx.crowded) {
+        (void)conn_make_room(&s->ctx);
     }
-    (void)conn_open(&s->home, fd, &addr, l->gate->job == NULL ? NULL : &l->gate->job->conn, visit);
+    (void)conn_open(&s->ctx, fd, &addr, l->listen_port->job == NULL ? NULL : &l->listen_port->job->conn, reject);
     return 0;
 }
 
@@ -386,7 +386,7 @@ static void on_connection(uv_poll_t *poll, int status, int events)
     for (int i = 0; i < ACCEPT_AT_ONCE; i++) {
         int why;
 
-        if (i >= ACCEPT_WHEN_FULL && (is_full(&s->home) || s->out_of_fds))
+        if (i >= ACCEPT_WHEN_FULL && (is_full(&s->ctx) || s->out_of_fds))
             return;
         why = accept_one(s, l);
         if (why == EAGAIN)
@@ -425,7 +425,7 @@ static void remember_over(struct rdzv_server *s, const struct job *job)
 static bool is_over(const struct rdzv_server *s, const char *token)
 {
     for (size_t i = 0; i < s->n_over && i < OVER_MAX; i++)
-        if (session_is_of(token, s->over[i]))
+        if (session_token_is_of(token, s->over[i]))
             return true;
     return false;
 }
@@ -437,7 +437,7 @@ static void tick_job(struct rdzv_server *s, struct job *job, int64_t now_ms, int
 
     session_tick(job->conn.session, now_ms, wall_ms);
     warn_of_few_files(job, round);
-    if (s->home.only == &job->conn || job->ending)
+    if (s->ctx.only == &job->conn || job->ending)
         return;
     if (round_state(round) != ROUND_CLOSED && round_present(round) > 0)
         job->over_ms = -1;
@@ -449,7 +449,7 @@ static void tick_job(struct rdzv_server *s, struct job *job, int64_t now_ms, int
             round_why(round)[0] != '\0' ? round_why(round) : "none of its agents is there any more");
     job->ending = true;
     remember_over(s, job);
-    close_gate(&job->gate);
+    close_port(&job->listen_port);
     finish_conns(s, job, "its job is over");
     free_job_if_gone(job);
 }
@@ -458,11 +458,11 @@ static void tick_jobs(struct rdzv_server *s, int64_t now_ms)
 {
     struct cdi_list *node, *safe;
 
-    cdi_list_for_each (node, safe, &s->home.jobs) {
+    cdi_list_for_each (node, safe, &s->ctx.jobs) {
         struct job *job = cdi_list_of(node, struct job, conn.link);
 
         if (now_ms - s->tick_ms > STOPPED_MS)
-            session_excuse(job->conn.session, now_ms - s->tick_ms, now_ms);
+            session_extend_leases(job->conn.session, now_ms - s->tick_ms, now_ms);
         tick_job(s, job, now_ms, conn_wall_ms());
     }
     s->tick_ms = now_ms;
@@ -470,13 +470,13 @@ static void tick_jobs(struct rdzv_server *s, int64_t now_ms)
 
 static void close_if_drained(struct rdzv_server *s)
 {
-    if (s->home.draining && !s->home.closing && s->n_jobs == 0)
+    if (s->ctx.draining && !s->ctx.closing && s->n_jobs == 0)
         rdzv_server_close(s, s->closed, s->closed_arg);
 }
 
 void rdzv_server_drain(struct rdzv_server *s, void (*closed)(void *arg), void *arg)
 {
-    s->home.draining = true;
+    s->ctx.draining = true;
     s->closed = closed;
     s->closed_arg = arg;
     close_if_drained(s);
@@ -485,27 +485,27 @@ void rdzv_server_drain(struct rdzv_server *s, void (*closed)(void *arg), void *a
 static void on_tick(uv_timer_t *timer)
 {
     struct rdzv_server *s = timer->data;
-    int64_t now_ms = (int64_t)uv_now(s->home.loop);
+    int64_t now_ms = (int64_t)uv_now(s->ctx.loop);
 
-    if (!s->home.closing) {
+    if (!s->ctx.closing) {
         tick_jobs(s, now_ms);
-        overview_measure(&s->home);
+        snapshot_measure(&s->ctx);
         if (s->resume_ms != 0 && now_ms >= s->resume_ms)
             resume_accepting(s);
     }
-    conn_tick(&s->home);
-    conn_flush_all(&s->home);
+    conn_tick(&s->ctx);
+    conn_flush_all(&s->ctx);
     close_if_drained(s);
 }
 
 /* ------------------------------------------------------------------------------------------------------ jobs ---- */
 
-static struct conn_job *find_job(struct conn_home *home, const char *run_id)
+static struct conn_job *find_job(struct conn_ctx *ctx, const char *run_id)
 {
-    struct rdzv_server *s = (struct rdzv_server *)home;
+    struct rdzv_server *s = (struct rdzv_server *)ctx;
     struct cdi_list *node, *safe;
 
-    cdi_list_for_each (node, safe, &s->home.jobs) {
+    cdi_list_for_each (node, safe, &s->ctx.jobs) {
         struct job *job = cdi_list_of(node, struct job, conn.link);
 
         if (!job->ending && strcmp(job->conn.run_id, run_id) == 0)
@@ -515,7 +515,7 @@ static struct conn_job *find_job(struct conn_home *home, const char *run_id)
 }
 
 /* Listen on a port; on success the loop watches it. */
-static cddp_status open_gate(struct rdzv_server *s, struct gate *gate, uint16_t port, struct cdi_error *err)
+static cddp_status open_port(struct rdzv_server *s, struct listen_port *lp, uint16_t port, struct cdi_error *err)
 {
     struct listen_set set;
     cddp_status st = listen_open(&set, s->host, port, s->names, err);
@@ -523,37 +523,37 @@ static cddp_status open_gate(struct rdzv_server *s, struct gate *gate, uint16_t 
 
     if (st != CDDP_OK)
         return st;
-    gate->port = set.port;
+    lp->port = set.port;
     for (size_t i = 0; i < set.n; i++) {
-        struct listener *l = &gate->listeners[i];
+        struct listener *l = &lp->listeners[i];
 
-        *l = (struct listener){.server = s, .gate = gate, .fd = set.fds[i]};
+        *l = (struct listener){.server = s, .listen_port = lp, .fd = set.fds[i]};
         if (rc == 0)
-            rc = uv_poll_init(s->home.loop, &l->poll, l->fd);
+            rc = uv_poll_init(s->ctx.loop, &l->poll, l->fd);
         if (rc != 0) {
             (void)close(l->fd);
             continue;
         }
-        gate->n++;
-        gate->n_open++;
-        s->n_gates++;
+        lp->n++;
+        lp->n_open++;
+        s->n_listeners++;
         (void)uv_poll_start(&l->poll, UV_READABLE, on_connection);
     }
     if (rc == 0)
         return CDDP_OK;
-    close_gate(gate);
+    close_port(lp);
     return cdi_fail(err, CDDP_E_SYSTEM, "the rendezvous cannot wait for connections: %s", uv_strerror(rc));
 }
 
 /* The first of the jobs' ports that is free. */
-static cddp_status open_job_gate(struct rdzv_server *s, struct job *job, struct cdi_error *err)
+static cddp_status open_job_port(struct rdzv_server *s, struct job *job, struct cdi_error *err)
 {
     cddp_status st = CDDP_E_EXISTS;
 
     if (s->first_job_port == 0)
-        return open_gate(s, &job->gate, 0, err);
+        return open_port(s, &job->listen_port, 0, err);
     for (uint32_t port = s->first_job_port; st == CDDP_E_EXISTS && port <= s->last_job_port; port++)
-        st = open_gate(s, &job->gate, (uint16_t)port, err);
+        st = open_port(s, &job->listen_port, (uint16_t)port, err);
     if (st != CDDP_E_EXISTS)
         return st;
     return cdi_fail(err, CDDP_E_EXISTS,
@@ -568,8 +568,8 @@ static cddp_status new_job(struct rdzv_server *s, const struct session_options *
     struct job *job = calloc(1, sizeof *job);
     const char *run_id = opt->round.run_id == NULL ? "" : opt->round.run_id;
     const struct session_ops ops = {.send = send_to,
-                                    .hang_up = hang_up_on,
-                                    .rename = rename_peer,
+                                    .close_conn = hang_up_on,
+                                    .renumber = rename_peer,
                                     .end_keys = end_keys,
                                     .random = get_random,
                                     .arg = job};
@@ -578,16 +578,16 @@ static cddp_status new_job(struct rdzv_server *s, const struct session_options *
     if (job == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "the rendezvous has no memory for another job");
     job->server = s;
-    job->gate.job = job;
+    job->listen_port.job = job;
     job->over_ms = -1;
     job->close_ms = s->over_ms;
     (void)snprintf(job->conn.run_id, sizeof job->conn.run_id, "%s", run_id);
-    st = session_create(&job->conn.session, opt, &ops, (int64_t)uv_now(s->home.loop), err);
+    st = session_create(&job->conn.session, opt, &ops, (int64_t)uv_now(s->ctx.loop), err);
     if (st != CDDP_OK) {
         free(job);
         return st;
     }
-    cdi_list_push_back(&s->home.jobs, &job->conn.link);
+    cdi_list_push_back(&s->ctx.jobs, &job->conn.link);
     s->n_jobs++;
     *out = job;
     return CDDP_OK;
@@ -622,10 +622,10 @@ static struct session_options options_of(const struct rdzv_server *s, const stru
 }
 
 /* The first JOIN of a job says what the job is. */
-static cddp_status make_job(struct conn_home *home, const struct cdi_msg_join *join, struct conn_job **out,
+static cddp_status make_job(struct conn_ctx *ctx, const struct cdi_msg_join *join, struct conn_job **out,
                             struct cdi_error *err)
 {
-    struct rdzv_server *s = (struct rdzv_server *)home;
+    struct rdzv_server *s = (struct rdzv_server *)ctx;
     const struct session_options so = options_of(s, join);
     struct job *job;
     cddp_status st;
@@ -642,7 +642,7 @@ static cddp_status make_job(struct conn_home *home, const struct cdi_msg_join *j
     for (const char *at = join->run_id; *at != '\0'; at++)
         if ((unsigned char)*at < ' ' || *at == 0x7f)
             return cdi_fail(err, CDDP_E_INVALID, "a job's name (--rdzv_id) must not hold control characters");
-    if (s->home.draining)
+    if (s->ctx.draining)
         return cdi_fail(err, CDDP_E_NOT_FOUND, "the rendezvous is about to end and takes no new jobs");
     if (s->n_jobs >= s->max_jobs)
         return cdi_fail(err, CDDP_E_LIMIT, "the rendezvous has %zu jobs already, as many as --max_jobs allows",
@@ -651,16 +651,16 @@ static cddp_status make_job(struct conn_home *home, const struct cdi_msg_join *j
     if (st != CDDP_OK)
         return st;
     job->close_ms = chosen(join->close_timeout_ms, s->over_ms);
-    st = open_job_gate(s, job, err);
+    st = open_job_port(s, job, err);
     if (st != CDDP_OK) {
         job->ending = true;
         free_job_if_gone(job);
         return st;
     }
-    job->conn.port = job->gate.port;
-    session_set_port(job->conn.session, job->gate.port);
+    job->conn.port = job->listen_port.port;
+    session_set_port(job->conn.session, job->listen_port.port);
     cdi_log(CDI_LOG_INFO, "RDZV-JOB", "rendezvous: job '%s' (%u:%u nodes) has port %u", job->conn.run_id,
-            join->min_nodes, join->max_nodes, job->gate.port);
+            join->min_nodes, join->max_nodes, job->listen_port.port);
     *out = &job->conn;
     return CDDP_OK;
 }
@@ -670,21 +670,21 @@ static cddp_status make_job(struct conn_home *home, const struct cdi_msg_join *j
 static cddp_status fill(struct rdzv_server *s, uv_loop_t *loop, const struct rdzv_server_options *opt,
                         struct cdi_error *err)
 {
-    conn_home_init(&s->home, loop, opt->undecided_ms == 0 ? 5000 : opt->undecided_ms);
-    s->home.stall_ms = opt->stall_ms == 0 ? 300000 : opt->stall_ms;
-    s->home.plain_store = opt->plain_store;
-    s->home.http = opt->http;
-    s->home.max_buffered = opt->max_buffered == 0 ? (size_t)1 << 30 : opt->max_buffered;
-    s->home.crowded = half_of_files();
+    conn_ctx_init(&s->ctx, loop, opt->undecided_ms == 0 ? 5000 : opt->undecided_ms);
+    s->ctx.stall_ms = opt->stall_ms == 0 ? 300000 : opt->stall_ms;
+    s->ctx.plain_store = opt->plain_store;
+    s->ctx.http = opt->http;
+    s->ctx.max_buffered = opt->max_buffered == 0 ? (size_t)1 << 30 : opt->max_buffered;
+    s->ctx.crowded = half_of_files();
     if (opt->max_connections != 0)
-        s->home.max_connections = opt->max_connections;
-    s->home.max_flag = opt->max_flag == NULL ? "--max_connections" : opt->max_flag;
+        s->ctx.max_connections = opt->max_connections;
+    s->ctx.max_flag = opt->max_flag == NULL ? "--max_connections" : opt->max_flag;
     s->names.host = opt->host_flag == NULL ? "--master_addr" : opt->host_flag;
     s->names.port = opt->port_flag == NULL ? "--master_port" : opt->port_flag;
-    s->home.ops = &dispatch_ops;
-    s->home.find_job = find_job;
-    s->home.make_job = make_job;
-    s->home.conn_closed = on_conn_closed;
+    s->ctx.ops = &dispatch_ops;
+    s->ctx.find_job = find_job;
+    s->ctx.make_job = make_job;
+    s->ctx.conn_closed = on_conn_closed;
     s->max_jobs = opt->max_jobs;
     s->first_job_port = opt->first_job_port;
     s->last_job_port = opt->last_job_port;
@@ -692,7 +692,7 @@ static cddp_status fill(struct rdzv_server *s, uv_loop_t *loop, const struct rdz
     s->session = (struct session_options){
         .round = {.join_timeout_ms = opt->join_timeout_ms == 0 ? 600000 : opt->join_timeout_ms, .last_call_ms = 3000},
         .lease_ms = opt->lease_ms == 0 ? 15000 : opt->lease_ms,
-        .hello_ms = s->home.due_ms[CONN_DUE_OPEN],
+        .hello_ms = s->ctx.due_ms[CONN_DUE_OPEN],
         .hosted = opt->max_jobs == 0,
         .limits = opt->store};
     if (opt->last_call_ms != 0)
@@ -703,7 +703,7 @@ static cddp_status fill(struct rdzv_server *s, uv_loop_t *loop, const struct rdz
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for a rendezvous");
     if (opt->secret != NULL) {
         s->secret = *opt->secret;
-        s->home.secret = &s->secret;
+        s->ctx.secret = &s->secret;
     }
     return CDDP_OK;
 }
@@ -721,7 +721,7 @@ static cddp_status make_only_job(struct rdzv_server *s, const struct rdzv_server
     so.round.max_restarts = opt->max_restarts;
     st = new_job(s, &so, &job, err);
     if (st == CDDP_OK)
-        s->home.only = &job->conn;
+        s->ctx.only = &job->conn;
     return st;
 }
 
@@ -738,10 +738,10 @@ cddp_status rdzv_server_start(struct rdzv_server **out, uv_loop_t *loop, const s
     if (st == CDDP_OK && s->max_jobs == 0)
         st = make_only_job(s, opt, err);
     if (st == CDDP_OK)
-        st = open_gate(s, &s->gate, opt->port, err);
-    if (st == CDDP_OK && s->home.only != NULL)
-        s->home.only->port = s->gate.port;
-    if (st != CDDP_OK && s->n_gates == 0) {
+        st = open_port(s, &s->listen_port, opt->port, err);
+    if (st == CDDP_OK && s->ctx.only != NULL)
+        s->ctx.only->port = s->listen_port.port;
+    if (st != CDDP_OK && s->n_listeners == 0) {
         free_server(s);
         return st;
     }
@@ -760,7 +760,7 @@ cddp_status rdzv_server_start(struct rdzv_server **out, uv_loop_t *loop, const s
 void rdzv_server_set_secret(struct rdzv_server *s, const struct cdi_secret *secret)
 {
     s->secret = *secret;
-    s->home.secret = &s->secret;
+    s->ctx.secret = &s->secret;
 }
 
 size_t rdzv_server_jobs(const struct rdzv_server *s)
@@ -770,5 +770,5 @@ size_t rdzv_server_jobs(const struct rdzv_server *s)
 
 uint16_t rdzv_server_port(const struct rdzv_server *s)
 {
-    return s->gate.port;
+    return s->listen_port.port;
 }

@@ -12,11 +12,11 @@
 #define MEASURE_MS 1000
 
 /* The job after this one; NULL: the first, or none. */
-static struct conn_job *next_job(struct conn_home *home, const struct conn_job *job)
+static struct conn_job *next_job(struct conn_ctx *ctx, const struct conn_job *job)
 {
-    struct cdi_list *link = job == NULL ? home->jobs.next : job->link.next;
+    struct cdi_list *link = job == NULL ? ctx->jobs.next : job->link.next;
 
-    return link == &home->jobs ? NULL : cdi_list_of(link, struct conn_job, link);
+    return link == &ctx->jobs ? NULL : cdi_list_of(link, struct conn_job, link);
 }
 
 static size_t resident_bytes(void)
@@ -33,28 +33,28 @@ static size_t resident_bytes(void)
 }
 
 /* Of connections: what was asked for, if there are as many descriptors. */
-static size_t connections_limit(const struct conn_home *home)
+static size_t connections_limit(const struct conn_ctx *ctx)
 {
     struct rlimit files;
 
-    if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur > home->max_connections)
-        return home->max_connections;
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur > ctx->max_connections)
+        return ctx->max_connections;
     return (size_t)files.rlim_cur;
 }
 
-static void fill_job(struct status_job *out, struct conn_job *job)
+static void fill_job(struct page_job *out, struct conn_job *job)
 {
     const struct round *round = session_round(job->session);
     const struct cdi_kv *kv = round_state(round) == ROUND_CLOSED ? NULL : session_keys(job->session);
 
-    *out = (struct status_job){.run_id = job->run_id,
-                               .state = status_states[round_state(round)],
-                               .why = round_why(round),
-                               .port = job->port,
-                               .round = round_number(round),
-                               .restarts = round_restart_count(round),
-                               .nodes = round_present(round),
-                               .operations_per_s = job->operations_per_s};
+    *out = (struct page_job){.run_id = job->run_id,
+                             .state = page_job_states[round_state(round)],
+                             .why = round_why(round),
+                             .port = job->port,
+                             .round = round_number(round),
+                             .restarts = round_restart_count(round),
+                             .nodes = round_present(round),
+                             .operations_per_s = job->operations_per_s};
     if (round_state(round) == ROUND_RUNNING || round_state(round) == ROUND_STOPPING)
         out->world_size = round_world_size(round);
     round_waiting(round, &out->waiting, &out->needed);
@@ -69,11 +69,11 @@ static void fill_job(struct status_job *out, struct conn_job *job)
     out->waits_limit = cdi_kv_limits(kv)->waits;
 }
 
-static void fill_agent(struct status_agent *a, const struct conn *c)
+static void fill_agent(struct page_agent *a, const struct conn *c)
 {
     struct cdi_msg_assign assign;
 
-    *a = (struct status_agent){.node_rank = -1, .host = round_host(session_round(c->job->session), c->peer)};
+    *a = (struct page_agent){.node_rank = -1, .host = round_host(session_round(c->job->session), c->peer)};
     conn_address_name(&c->addr, a->address);
     if (!round_assignment(session_round(c->job->session), c->peer, &assign))
         return;
@@ -83,17 +83,17 @@ static void fill_agent(struct status_agent *a, const struct conn *c)
 
 static int by_rank(const void *a, const void *b)
 {
-    const struct status_agent *x = a, *y = b;
+    const struct page_agent *x = a, *y = b;
 
     return (x->node_rank > y->node_rank) - (x->node_rank < y->node_rank);
 }
 
 /* An agent has the ranks up to the next one's, the last one those up to the end. */
-static void number_ranks(struct status_job *j)
+static void number_ranks(struct page_job *j)
 {
     qsort(j->agents, j->n_agents, sizeof *j->agents, by_rank);
     for (size_t i = 0; i < j->n_agents; i++) {
-        struct status_agent *a = &j->agents[i];
+        struct page_agent *a = &j->agents[i];
 
         if (a->node_rank >= 0)
             a->n_ranks = (i + 1 < j->n_agents ? j->agents[i + 1].first_rank : j->world_size) - a->first_rank;
@@ -101,11 +101,11 @@ static void number_ranks(struct status_job *j)
 }
 
 /* Count, then fill: one pass over the connections each. */
-static void count_conns(struct conn_home *home, struct status *out)
+static void count_conns(struct conn_ctx *ctx, struct page_data *out)
 {
     struct cdi_list *node, *safe;
 
-    cdi_list_for_each (node, safe, &home->conns) {
+    cdi_list_for_each (node, safe, &ctx->conns) {
         const struct conn *c = cdi_list_of(node, struct conn, link);
 
         if (c->job == NULL || c->job->number >= out->n_jobs)
@@ -115,23 +115,23 @@ static void count_conns(struct conn_home *home, struct status *out)
     }
 }
 
-static cddp_status fill_agents(struct conn_home *home, struct status *out)
+static cddp_status fill_agents(struct conn_ctx *ctx, struct page_data *out)
 {
     struct cdi_list *node, *safe;
 
     for (size_t i = 0; i < out->n_jobs; i++) {
-        struct status_job *j = &out->jobs[i];
+        struct page_job *j = &out->jobs[i];
 
         j->agents = calloc(j->n_agents + 1, sizeof *j->agents);
         if (j->agents == NULL)
             return CDDP_E_NOMEM;
         j->n_agents = 0;
     }
-    cdi_list_for_each (node, safe, &home->conns) {
+    cdi_list_for_each (node, safe, &ctx->conns) {
         const struct conn *c = cdi_list_of(node, struct conn, link);
 
         if (c->job != NULL && c->job->number < out->n_jobs && c->state == CONN_CONTROL) {
-            struct status_job *j = &out->jobs[c->job->number];
+            struct page_job *j = &out->jobs[c->job->number];
 
             fill_agent(&j->agents[j->n_agents++], c);
         }
@@ -141,48 +141,48 @@ static cddp_status fill_agents(struct conn_home *home, struct status *out)
     return CDDP_OK;
 }
 
-void overview_release(struct status *s)
+void snapshot_release(struct page_data *s)
 {
     for (size_t i = 0; i < s->n_jobs; i++)
         free(s->jobs[i].agents);
     free(s->jobs);
-    *s = (struct status){0};
+    *s = (struct page_data){0};
 }
 
-cddp_status overview_take(struct conn_home *home, struct status *out)
+cddp_status snapshot_take(struct conn_ctx *ctx, struct page_data *out)
 {
-    double uptime_s = (double)(uv_now(home->loop) - (uint64_t)home->started_ms) / 1e3;
+    double uptime_s = (double)(uv_now(ctx->loop) - (uint64_t)ctx->started_ms) / 1e3;
     size_t n = 0;
 
-    *out = (struct status){.version = CDDP_VERSION,
-                           .started_s = (double)home->started_wall_ms / 1e3,
-                           .uptime_s = uptime_s,
-                           .draining = home->draining,
-                           .connections = home->n_open,
-                           .connections_limit = connections_limit(home),
-                           .accepted = home->n_accepted,
-                           .dropped = home->n_dropped,
-                           .resident_bytes = resident_bytes()};
-    for (struct conn_job *job = NULL; (job = next_job(home, job)) != NULL;)
+    *out = (struct page_data){.version = CDDP_VERSION,
+                              .started_s = (double)ctx->started_wall_ms / 1e3,
+                              .uptime_s = uptime_s,
+                              .draining = ctx->draining,
+                              .connections = ctx->n_open,
+                              .connections_limit = connections_limit(ctx),
+                              .accepted = ctx->n_accepted,
+                              .dropped = ctx->n_dropped,
+                              .resident_bytes = resident_bytes()};
+    for (struct conn_job *job = NULL; (job = next_job(ctx, job)) != NULL;)
         job->number = n++;
     out->jobs = calloc(n + 1, sizeof *out->jobs);
     if (out->jobs == NULL)
         return CDDP_E_NOMEM;
     out->n_jobs = n;
-    for (struct conn_job *job = NULL; (job = next_job(home, job)) != NULL;)
+    for (struct conn_job *job = NULL; (job = next_job(ctx, job)) != NULL;)
         fill_job(&out->jobs[job->number], job);
-    count_conns(home, out);
-    if (fill_agents(home, out) == CDDP_OK)
+    count_conns(ctx, out);
+    if (fill_agents(ctx, out) == CDDP_OK)
         return CDDP_OK;
-    overview_release(out);
+    snapshot_release(out);
     return CDDP_E_NOMEM;
 }
 
-void overview_measure(struct conn_home *home)
+void snapshot_measure(struct conn_ctx *ctx)
 {
-    int64_t now_ms = (int64_t)uv_now(home->loop);
+    int64_t now_ms = (int64_t)uv_now(ctx->loop);
 
-    for (struct conn_job *job = NULL; (job = next_job(home, job)) != NULL;) {
+    for (struct conn_job *job = NULL; (job = next_job(ctx, job)) != NULL;) {
         uint64_t n = 0;
 
         if (now_ms - job->measured_ms < MEASURE_MS)

@@ -87,11 +87,11 @@ cddp_status http_parse(const struct cdi_buf *in, struct http_request *req, struc
 /* The pages that tell about jobs. */
 static const struct page {
     const char *path, *type;
-    cddp_status (*write)(const struct status *s, struct cdi_buf *out);
+    cddp_status (*write)(const struct page_data *s, struct cdi_buf *out);
 } pages[] = {
-    {"/", "text/html; charset=utf-8", status_page},
-    {"/status", "application/json", status_json},
-    {"/metrics", "text/plain; version=0.0.4; charset=utf-8", status_metrics},
+    {"/", "text/html; charset=utf-8", page_html},
+    {"/status", "application/json", page_json},
+    {"/metrics", "text/plain; version=0.0.4; charset=utf-8", page_metrics},
 };
 
 static const struct page *page_of(const struct http_request *req)
@@ -102,7 +102,7 @@ static const struct page *page_of(const struct http_request *req)
     return NULL;
 }
 
-bool http_wants_status(const struct http_request *req)
+bool http_wants_data(const struct http_request *req)
 {
     return page_of(req) != NULL;
 }
@@ -122,13 +122,13 @@ static cddp_status put(struct cdi_buf *out, const char *status, const char *more
     return st == CDDP_OK && !head ? cdi_buf_append(out, body, strlen(body)) : st;
 }
 
-static cddp_status put_page(const struct page *page, const struct status *status, struct cdi_buf *out, bool head)
+static cddp_status put_page(const struct page *page, const struct page_data *data, struct cdi_buf *out, bool head)
 {
     struct cdi_buf body;
     cddp_status st;
 
     cdi_buf_init(&body, out->limit);
-    st = page->write(status, &body);
+    st = page->write(data, &body);
     if (st == CDDP_OK)
         st = put_head(out, "200 OK", page->type, "", body.len);
     if (st == CDDP_OK && !head)
@@ -137,7 +137,7 @@ static cddp_status put_page(const struct page *page, const struct status *status
     return st;
 }
 
-cddp_status http_answer(const struct http_request *req, const struct status *status, struct cdi_buf *out)
+cddp_status http_answer(const struct http_request *req, const struct page_data *data, struct cdi_buf *out)
 {
     const struct page *page = req == NULL ? NULL : page_of(req);
 
@@ -149,8 +149,8 @@ cddp_status http_answer(const struct http_request *req, const struct status *sta
         return put(out, "200 OK", "", "ok\n", req->head);
     if (page == NULL)
         return put(out, "404 Not Found", "", "no such page\n", req->head);
-    if (status == NULL)
+    if (data == NULL)
         return put(out, "403 Forbidden", "", "this page is for the job's own machines (see cddp-rendezvous --http)\n",
                    req->head);
-    return put_page(page, status, out, req->head);
+    return put_page(page, data, out, req->head);
 }

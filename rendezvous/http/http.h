@@ -26,12 +26,12 @@ struct http_request {
 cddp_status http_parse(const struct cdi_buf *in, struct http_request *req, struct cdi_error *err);
 
 /* Is it for a page that tells about jobs, so that http_answer() needs the status? */
-bool http_wants_status(const struct http_request *req);
+bool http_wants_data(const struct http_request *req);
 
 /*
  * Append the answer to a request; req NULL: 400. status NULL: such a page is not for who asks. CDDP_OK, CDDP_E_NOMEM,
  * CDDP_E_LIMIT.
  */
-cddp_status http_answer(const struct http_request *req, const struct status *status, struct cdi_buf *out);
+cddp_status http_answer(const struct http_request *req, const struct page_data *data, struct cdi_buf *out);
 
 #endif

@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const status_states[] = {"joining", "running", "stopping", "closed"};
-const size_t status_n_states = sizeof status_states / sizeof status_states[0];
+const char *const page_job_states[] = {"joining", "running", "stopping", "closed"};
+const size_t page_n_job_states = sizeof page_job_states / sizeof page_job_states[0];
 
-static uint64_t all_operations(const struct status_job *j)
+static uint64_t all_operations(const struct page_job *j)
 {
     uint64_t n = 0;
 
@@ -39,12 +39,12 @@ static json_t *text_of(const char *s)
     return text;
 }
 
-static json_t *agents_of(const struct status_job *j)
+static json_t *agents_of(const struct page_job *j)
 {
     json_t *all = json_array();
 
     for (size_t i = 0; all != NULL && i < j->n_agents; i++) {
-        const struct status_agent *a = &j->agents[i];
+        const struct page_agent *a = &j->agents[i];
         json_t *one = json_pack("{s:s, s:o*, s:o*, s:o*, s:o*}", "address", a->address, "host",
                                 a->host == NULL ? NULL : text_of(a->host), "node_rank",
                                 a->node_rank < 0 ? NULL : json_integer(a->node_rank), "first_rank",
@@ -59,7 +59,7 @@ static json_t *agents_of(const struct status_job *j)
     return all;
 }
 
-static json_t *operations_of(const struct status_job *j)
+static json_t *operations_of(const struct page_job *j)
 {
     json_t *all = json_object();
 
@@ -71,7 +71,7 @@ static json_t *operations_of(const struct status_job *j)
     return all;
 }
 
-static json_t *store_of(const struct status_job *j)
+static json_t *store_of(const struct page_job *j)
 {
     return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:o}", "connections", (json_int_t)j->store_connections,
                      "keys", (json_int_t)j->keys, "bytes", (json_int_t)j->bytes, "bytes_limit",
@@ -80,7 +80,7 @@ static json_t *store_of(const struct status_job *j)
                      operations_of(j));
 }
 
-static json_t *job_of(const struct status_job *j)
+static json_t *job_of(const struct page_job *j)
 {
     return json_pack("{s:o, s:s, s:o, s:i, s:I, s:I, s:I, s:{s:I, s:I, s:I, s:I, s:I}, s:o, s:o}", "run_id",
                      text_of(j->run_id), "state", j->state, "why", text_of(j->why), "port", (int)j->port, "round",
@@ -90,7 +90,7 @@ static json_t *job_of(const struct status_job *j)
                      agents_of(j), "store", store_of(j));
 }
 
-cddp_status status_json(const struct status *s, struct cdi_buf *out)
+cddp_status page_json(const struct page_data *s, struct cdi_buf *out)
 {
     json_t *jobs = json_array(), *root;
     char *text;
@@ -119,33 +119,33 @@ cddp_status status_json(const struct status *s, struct cdi_buf *out)
 /* Of the server as a whole, then of each job: see the tables below. */
 struct family {
     const char *name, *type, *help;
-    double (*of_server)(const struct status *s);
-    double (*of_job)(const struct status_job *j);
+    double (*of_server)(const struct page_data *s);
+    double (*of_job)(const struct page_job *j);
 };
 
 /* clang-format off */
-static double up(const struct status *s) { return s->started_s; }
-static double resident(const struct status *s) { return (double)s->resident_bytes; }
-static double draining(const struct status *s) { return s->draining; }
-static double n_jobs(const struct status *s) { return (double)s->n_jobs; }
-static double connections(const struct status *s) { return (double)s->connections; }
-static double connections_limit(const struct status *s) { return (double)s->connections_limit; }
-static double accepted(const struct status *s) { return (double)s->accepted; }
-static double dropped(const struct status *s) { return (double)s->dropped; }
-static double round_of(const struct status_job *j) { return j->round; }
-static double restarts(const struct status_job *j) { return j->restarts; }
-static double ranks(const struct status_job *j) { return j->world_size; }
-static double nodes(const struct status_job *j) { return (double)j->nodes; }
-static double waiting(const struct status_job *j) { return j->waiting; }
-static double needed(const struct status_job *j) { return j->needed; }
-static double min_nodes(const struct status_job *j) { return j->min_nodes; }
-static double max_nodes(const struct status_job *j) { return j->max_nodes; }
-static double store_connections(const struct status_job *j) { return (double)j->store_connections; }
-static double keys(const struct status_job *j) { return (double)j->keys; }
-static double bytes(const struct status_job *j) { return (double)j->bytes; }
-static double bytes_limit(const struct status_job *j) { return (double)j->bytes_limit; }
-static double waits(const struct status_job *j) { return (double)j->waits; }
-static double waits_limit(const struct status_job *j) { return (double)j->waits_limit; }
+static double up(const struct page_data *s) { return s->started_s; }
+static double resident(const struct page_data *s) { return (double)s->resident_bytes; }
+static double draining(const struct page_data *s) { return s->draining; }
+static double n_jobs(const struct page_data *s) { return (double)s->n_jobs; }
+static double connections(const struct page_data *s) { return (double)s->connections; }
+static double connections_limit(const struct page_data *s) { return (double)s->connections_limit; }
+static double accepted(const struct page_data *s) { return (double)s->accepted; }
+static double dropped(const struct page_data *s) { return (double)s->dropped; }
+static double round_of(const struct page_job *j) { return j->round; }
+static double restarts(const struct page_job *j) { return j->restarts; }
+static double ranks(const struct page_job *j) { return j->world_size; }
+static double nodes(const struct page_job *j) { return (double)j->nodes; }
+static double waiting(const struct page_job *j) { return j->waiting; }
+static double needed(const struct page_job *j) { return j->needed; }
+static double min_nodes(const struct page_job *j) { return j->min_nodes; }
+static double max_nodes(const struct page_job *j) { return j->max_nodes; }
+static double store_connections(const struct page_job *j) { return (double)j->store_connections; }
+static double keys(const struct page_job *j) { return (double)j->keys; }
+static double bytes(const struct page_job *j) { return (double)j->bytes; }
+static double bytes_limit(const struct page_job *j) { return (double)j->bytes_limit; }
+static double waits(const struct page_job *j) { return (double)j->waits; }
+static double waits_limit(const struct page_job *j) { return (double)j->waits_limit; }
 /* clang-format on */
 
 static const struct family families[] = {
@@ -190,7 +190,7 @@ static cddp_status put_label(struct cdi_buf *out, const char *s)
 }
 
 /* NAME{run_id="...",MORE="WHICH"} VALUE; more NULL: no second label. */
-static cddp_status put_sample(struct cdi_buf *out, const char *name, const struct status_job *j, const char *more,
+static cddp_status put_sample(struct cdi_buf *out, const char *name, const struct page_job *j, const char *more,
                               const char *which, double value)
 {
     cddp_status st = cdi_buf_printf(out, "%s{run_id=", name);
@@ -207,7 +207,7 @@ static cddp_status put_head(struct cdi_buf *out, const char *name, const char *t
     return cdi_buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
 }
 
-static cddp_status put_family(const struct status *s, const struct family *f, struct cdi_buf *out)
+static cddp_status put_family(const struct page_data *s, const struct family *f, struct cdi_buf *out)
 {
     cddp_status st = put_head(out, f->name, f->type, f->help);
 
@@ -222,17 +222,17 @@ static cddp_status put_family(const struct status *s, const struct family *f, st
 struct labelled {
     const char *name, *type, *help, *label;
     const char *(*text)(size_t i); /* of the label */
-    double (*value)(const struct status_job *j, size_t i);
+    double (*value)(const struct page_job *j, size_t i);
 };
 
 static const char *state_text(size_t i)
 {
-    return status_states[i];
+    return page_job_states[i];
 }
 
-static double is_in_state(const struct status_job *j, size_t i)
+static double is_in_state(const struct page_job *j, size_t i)
 {
-    return strcmp(j->state, status_states[i]) == 0;
+    return strcmp(j->state, page_job_states[i]) == 0;
 }
 
 static const char *operation_text(size_t i)
@@ -240,12 +240,12 @@ static const char *operation_text(size_t i)
     return cdi_c10d_op_name((unsigned)i);
 }
 
-static double n_operations(const struct status_job *j, size_t i)
+static double n_operations(const struct page_job *j, size_t i)
 {
     return (double)j->operations[i];
 }
 
-static cddp_status put_labelled(const struct status *s, const struct labelled *f, size_t n, struct cdi_buf *out)
+static cddp_status put_labelled(const struct page_data *s, const struct labelled *f, size_t n, struct cdi_buf *out)
 {
     cddp_status st = put_head(out, f->name, f->type, f->help);
 
@@ -264,7 +264,7 @@ static const struct labelled store_operations = {"cddp_store_operations_total",
                                                  operation_text,
                                                  n_operations};
 
-cddp_status status_metrics(const struct status *s, struct cdi_buf *out)
+cddp_status page_metrics(const struct page_data *s, struct cdi_buf *out)
 {
     static const char info[] = "cddp_rendezvous_build_info";
     cddp_status st = put_head(out, info, "gauge", "1; the version is in the label.");
@@ -274,7 +274,7 @@ cddp_status status_metrics(const struct status *s, struct cdi_buf *out)
     for (size_t i = 0; st == CDDP_OK && i < sizeof families / sizeof families[0]; i++)
         st = put_family(s, &families[i], out);
     if (st == CDDP_OK)
-        st = put_labelled(s, &job_states, status_n_states, out);
+        st = put_labelled(s, &job_states, page_n_job_states, out);
     return st == CDDP_OK ? put_labelled(s, &store_operations, CDI_C10D_N_OPS, out) : st;
 }
 
@@ -333,7 +333,7 @@ static const char *time_text(char text[48], double seconds)
     return text;
 }
 
-static cddp_status put_agent(const struct status_agent *a, struct cdi_buf *out)
+static cddp_status put_agent(const struct page_agent *a, struct cdi_buf *out)
 {
     cddp_status st = a->node_rank < 0 ? cdi_buf_printf(out, "<tr><td>-<td>")
                                       : cdi_buf_printf(out, "<tr><td>%d<td>", (int)a->node_rank);
@@ -350,7 +350,7 @@ static cddp_status put_agent(const struct status_agent *a, struct cdi_buf *out)
 }
 
 /* What the round and the store of a job are like. */
-static cddp_status put_numbers(const struct status_job *j, struct cdi_buf *out)
+static cddp_status put_numbers(const struct page_job *j, struct cdi_buf *out)
 {
     uint64_t operations = all_operations(j);
     char limits[32], used[32], limit[32];
@@ -366,7 +366,7 @@ static cddp_status put_numbers(const struct status_job *j, struct cdi_buf *out)
         plural(j->store_connections), (unsigned long long)operations, plural(operations), j->operations_per_s);
 }
 
-static cddp_status put_job(const struct status_job *j, struct cdi_buf *out)
+static cddp_status put_job(const struct page_job *j, struct cdi_buf *out)
 {
     cddp_status st = cdi_buf_append(out, "<h2>", 4);
 
@@ -383,7 +383,7 @@ static cddp_status put_job(const struct status_job *j, struct cdi_buf *out)
     return st == CDDP_OK ? cdi_buf_printf(out, "</table>\n") : st;
 }
 
-cddp_status status_page(const struct status *s, struct cdi_buf *out)
+cddp_status page_html(const struct page_data *s, struct cdi_buf *out)
 {
     char up_for[48], memory[32];
     cddp_status st = cdi_buf_printf(

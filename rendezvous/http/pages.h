@@ -12,16 +12,16 @@
 #include <stdbool.h>
 
 /* An agent that is connected. */
-struct status_agent {
+struct page_agent {
     char address[80];
     int32_t node_rank; /* -1: not in the running round; then no ranks either */
     uint32_t first_rank, n_ranks;
     const char *host; /* its name; NULL: not known */
 };
 
-struct status_job {
+struct page_job {
     const char *run_id;
-    const char *state; /* one of status_states */
+    const char *state; /* one of page_job_states */
     const char *why;   /* it is over, or the last round is: why; "" */
     uint16_t port;
     uint32_t round;
@@ -30,7 +30,7 @@ struct status_job {
     size_t nodes;             /* that have joined and not gone */
     uint32_t waiting, needed; /* nodes that wait for a round, and how many it takes */
     uint32_t min_nodes, max_nodes;
-    struct status_agent *agents; /* in the order of their ranks */
+    struct page_agent *agents; /* in the order of their ranks */
     size_t n_agents;
     size_t store_connections;
     size_t keys, bytes, bytes_limit, waits, waits_limit;
@@ -38,7 +38,7 @@ struct status_job {
     double operations_per_s;             /* of the last second or so */
 };
 
-struct status {
+struct page_data {
     const char *version;
     double started_s; /* Unix time */
     double uptime_s;
@@ -47,16 +47,16 @@ struct status {
     size_t connections_limit;   /* further ones are closed */
     uint64_t accepted, dropped; /* connections: in sum; closed for a fault of theirs */
     size_t resident_bytes;
-    struct status_job *jobs;
+    struct page_job *jobs;
     size_t n_jobs;
 };
 
-extern const char *const status_states[];
-extern const size_t status_n_states;
+extern const char *const page_job_states[];
+extern const size_t page_n_job_states;
 
 /* Append to out. CDDP_OK, CDDP_E_NOMEM, CDDP_E_LIMIT; after an error what was appended is to be dropped. */
-cddp_status status_json(const struct status *s, struct cdi_buf *out);
-cddp_status status_metrics(const struct status *s, struct cdi_buf *out);
-cddp_status status_page(const struct status *s, struct cdi_buf *out);
+cddp_status page_json(const struct page_data *s, struct cdi_buf *out);
+cddp_status page_metrics(const struct page_data *s, struct cdi_buf *out);
+cddp_status page_html(const struct page_data *s, struct cdi_buf *out);
 
 #endif

@@ -82,7 +82,7 @@ void members_remove(struct round *r, struct node *n)
     members_set_away(r, n, false);
     members_move(r, n, NODE_ABSENT);
     if (n->wanted >= 0 && r->by_rank[n->wanted] == peer)
-        r->by_rank[n->wanted] = NOBODY;
+        r->by_rank[n->wanted] = NO_PEER;
     free(n->host);
     free(n->topology);
     *n = (struct node){.state = NODE_ABSENT};
@@ -103,7 +103,7 @@ static void name_missing(const struct round *r, char *buf, size_t cap)
 
     buf[0] = '\0';
     for (uint32_t i = 0; i < n; i++)
-        r->slots[i] = NOBODY;
+        r->slots[i] = NO_PEER;
     for (size_t i = 0; i < r->cap; i++) {
         if (r->nodes[i].state != NODE_WAITING)
             continue;
@@ -114,9 +114,9 @@ static void name_missing(const struct round *r, char *buf, size_t cap)
     }
     for (uint32_t from = 0, to; from < r->opt.max_nodes && at + 32 < cap; from = to + 1) {
         to = from;
-        if (from < n && r->slots[from] != NOBODY)
+        if (from < n && r->slots[from] != NO_PEER)
             continue;
-        while (to + 1 < r->opt.max_nodes && (to + 1 >= n || r->slots[to + 1] == NOBODY))
+        while (to + 1 < r->opt.max_nodes && (to + 1 >= n || r->slots[to + 1] == NO_PEER))
             to++;
         at += (size_t)snprintf(buf + at, cap - at, from == to ? "%s%u" : "%s%u-%u", at > 0 ? ", " : "", from, to);
     }
@@ -173,7 +173,7 @@ static const struct node *who_has_rank(const struct round *r, int32_t wanted)
 {
     const struct node *n;
 
-    if (wanted < 0 || (size_t)wanted >= r->by_rank_cap || r->by_rank[wanted] == NOBODY)
+    if (wanted < 0 || (size_t)wanted >= r->by_rank_cap || r->by_rank[wanted] == NO_PEER)
         return NULL;
     n = &r->nodes[r->by_rank[wanted]];
     return (n->away && is_elastic(r)) || n->leaving ? NULL : n;
@@ -257,7 +257,7 @@ static bool make_rank_room(struct round *r, int32_t wanted)
     if (by_rank == NULL)
         return false;
     for (size_t i = r->by_rank_cap; i < cap; i++)
-        by_rank[i] = NOBODY;
+        by_rank[i] = NO_PEER;
     r->by_rank = by_rank;
     r->by_rank_cap = cap;
     return true;

@@ -76,7 +76,7 @@ static void place_entitled(struct round *r, uint32_t n, enum right right, uint32
         struct node *node = &r->nodes[r->slots[i]];
         int32_t want = rank_by_right(r, node, right);
 
-        if (node->state != NODE_WAITING || want < 0 || (uint32_t)want >= n || place[want] != NOBODY)
+        if (node->state != NODE_WAITING || want < 0 || (uint32_t)want >= n || place[want] != NO_PEER)
             continue;
         place[want] = r->slots[i];
         members_move(r, node, NODE_RUNNING);
@@ -88,7 +88,7 @@ const uint32_t *ranks_assign(struct round *r, uint32_t n)
     uint32_t rank = 0, n_rest = 0, *place = r->slots + r->cap;
 
     for (uint32_t i = 0; i < n; i++)
-        place[i] = NOBODY;
+        place[i] = NO_PEER;
     for (enum right right = RIGHT_WISH_KEPT; right < RIGHT_N; right++)
         place_entitled(r, n, right, place);
     for (uint32_t i = 0; i < n; i++)
@@ -96,7 +96,7 @@ const uint32_t *ranks_assign(struct round *r, uint32_t n)
             r->slots[n_rest++] = r->slots[i];
     qsort_r(r->slots, n_rest, sizeof *r->slots, by_place, r);
     for (uint32_t i = 0; i < n_rest; i++) {
-        while (place[rank] != NOBODY)
+        while (place[rank] != NO_PEER)
             rank++;
         place[rank] = r->slots[i];
         members_move(r, &r->nodes[r->slots[i]], NODE_RUNNING);

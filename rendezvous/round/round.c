@@ -58,7 +58,7 @@ static void close_job(struct round *r, enum cdi_close_status status)
 {
     r->state = ROUND_CLOSED;
     r->close_status = status;
-    act(r, ROUND_DO_END_KEYS, NOBODY);
+    act(r, ROUND_DO_END_KEYS, NO_PEER);
     for (size_t i = 0; i < r->cap; i++)
         if (r->nodes[i].state != NODE_ABSENT)
             act(r, ROUND_DO_CLOSED, (uint32_t)i);
@@ -158,7 +158,7 @@ bool round_restarts(const struct round *r)
 
 static void gather(struct round *r, int64_t now_ms)
 {
-    act(r, ROUND_DO_END_KEYS, NOBODY);
+    act(r, ROUND_DO_END_KEYS, NO_PEER);
     r->state = ROUND_JOINING;
     r->number++;
     r->deadline_ms = now_ms + r->opt.join_timeout_ms;
@@ -168,7 +168,7 @@ static void gather(struct round *r, int64_t now_ms)
 }
 
 /* Nodes have left on purpose, and who is there does not suffice: nobody is waited for. */
-static bool forsaken(const struct round *r)
+static bool too_few_remain(const struct round *r)
 {
     return r->n_left > 0 && round_present(r) < r->opt.min_nodes;
 }
@@ -178,7 +178,7 @@ static void look_if_stopped(struct round *r, int64_t now_ms)
 {
     if (r->count[NODE_STOPPING] > 0)
         return;
-    if (r->verdict == OVER_LEFT || (r->verdict == OVER_CHANGED && forsaken(r))) {
+    if (r->verdict == OVER_LEFT || (r->verdict == OVER_CHANGED && too_few_remain(r))) {
         close_job(r, CDI_CLOSE_LEFT);
     } else if (!round_restarts(r)) {
         close_job(r, CDI_CLOSE_FAILED);
@@ -442,7 +442,7 @@ static void on_leave_elastic(struct round *r, uint32_t peer, struct node *n, con
     case NODE_DONE:
         r->n_left++;
         let_go(r, peer, n);
-        if (r->state == ROUND_JOINING && forsaken(r))
+        if (r->state == ROUND_JOINING && too_few_remain(r))
             close_job(r, CDI_CLOSE_LEFT);
         else if (r->state == ROUND_JOINING)
             look(r, now_ms);
@@ -685,7 +685,7 @@ const char *round_host(const struct round *r, uint32_t peer)
     return peer < r->cap && r->nodes[peer].state != NODE_ABSENT ? r->nodes[peer].host : NULL;
 }
 
-bool round_keeps(const struct round *r, uint32_t peer)
+bool round_may_return(const struct round *r, uint32_t peer)
 {
     return peer < r->cap && r->nodes[peer].state != NODE_ABSENT && r->nodes[peer].node_rank >= 0;
 }

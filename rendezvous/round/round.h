@@ -53,7 +53,8 @@ enum round_event_kind {
     ROUND_EV_STOPPED, /* round */
     ROUND_EV_LEAVE,   /* text: why; final */
     ROUND_EV_LOST,    /* text: how ("its connection closed"); the peer's number is free afterwards */
-    ROUND_EV_AWAY, /* its connection broke; it counts as there until BACK or LOST. Only if round_keeps(), else LOST */
+    ROUND_EV_AWAY, /* its connection broke; it counts as there until BACK or LOST. Only if round_may_return(), else LOST
+                    */
     ROUND_EV_BACK, /* join: with the round of its last assignment; it is told what it missed */
     ROUND_EV_TICK, /* time has passed; peer is ignored */
 };
@@ -126,7 +127,7 @@ void round_limits(const struct round *r, uint32_t *min_nodes, uint32_t *max_node
 const char *round_host(const struct round *r, uint32_t peer);
 size_t round_present(const struct round *r); /* nodes that have joined and not gone */
 /* Has the peer been in a round? Then it may be away for a while. */
-bool round_keeps(const struct round *r, uint32_t peer);
+bool round_may_return(const struct round *r, uint32_t peer);
 /* What a peer of the running round was assigned (master_addr "" and port 0); false if it is not in the round. */
 bool round_assignment(const struct round *r, uint32_t peer, struct cdi_msg_assign *out);
 

@@ -50,7 +50,7 @@ struct session {
     cddp_status encoded; /* whether that could be made */
 };
 
-#define NOBODY UINT32_MAX
+#define NO_PEER UINT32_MAX
 
 static void random_digits(const struct session_ops *ops, char *digits, size_t n)
 {
@@ -81,7 +81,7 @@ cddp_status session_create(struct session **out, const struct session_options *o
     s->hosted = opt->hosted;
     cdi_map_init(&s->known);
     s->limits = opt->limits;
-    s->free = NOBODY;
+    s->free = NO_PEER;
     cdi_buf_init(&s->line, 0);
     *out = s;
     return CDDP_OK;
@@ -111,7 +111,7 @@ const char *session_id(const struct session *s)
     return s->id;
 }
 
-bool session_is_of(const char *token, const char *id)
+bool session_token_is_of(const char *token, const char *id)
 {
     return strlen(token) == TOKEN_LEN && memcmp(token + TOKEN_SLOT, id, SESSION_ID_LEN) == 0;
 }
@@ -137,7 +137,7 @@ static void hang_up(struct session *s, uint32_t peer, const char *why)
     if (s->peers[peer].ended)
         return;
     s->peers[peer].ended = true;
-    s->ops.hang_up(s->peers[peer].conn, why);
+    s->ops.close_conn(s->peers[peer].conn, why);
 }
 
 static void encode(struct session *s, const struct cdi_msg *m)
@@ -282,7 +282,7 @@ cddp_status session_attach(struct session *s, void *conn, int64_t now_ms, uint32
 {
     uint32_t p = s->free;
 
-    if (p != NOBODY) {
+    if (p != NO_PEER) {
         s->free = s->peers[p].next_free;
     } else if (s->n_peers < s->cap) {
         p = s->n_peers++;
@@ -354,7 +354,7 @@ void session_detach(struct session *s, uint32_t peer, const char *how, bool may_
 {
     struct peer *p = &s->peers[peer];
 
-    if (!may_return || p->ended || !round_keeps(s->round, peer)) {
+    if (!may_return || p->ended || !round_may_return(s->round, peer)) {
         lose(s, peer, how, 0, now_ms, wall_ms);
         release_slot(s, peer);
         return;
@@ -365,7 +365,7 @@ void session_detach(struct session *s, uint32_t peer, const char *how, bool may_
     step(s, &(struct round_event){.kind = ROUND_EV_AWAY, .peer = peer, .text = how, .wall_ms = wall_ms}, now_ms);
 }
 
-void session_excuse(struct session *s, int64_t gap_ms, int64_t now_ms)
+void session_extend_leases(struct session *s, int64_t gap_ms, int64_t now_ms)
 {
     for (uint32_t p = 0; p < s->n_peers; p++) {
         int64_t later = s->peers[p].heard_ms + gap_ms;
@@ -411,7 +411,7 @@ void session_tick(struct session *s, int64_t now_ms, int64_t wall_ms)
         else if (peer->joined && now_ms - peer->heard_ms >= s->lease_ms)
             expire(s, p, now_ms, wall_ms);
     }
-    step(s, &(struct round_event){.kind = ROUND_EV_TICK, .peer = NOBODY, .wall_ms = wall_ms}, now_ms);
+    step(s, &(struct round_event){.kind = ROUND_EV_TICK, .peer = NO_PEER, .wall_ms = wall_ms}, now_ms);
 }
 
 /* ----------------------------------------------------------------------------------------------- coming back ---- */
@@ -427,7 +427,7 @@ static uint32_t find_nonce(const struct session *s, const char *nonce)
 {
     const struct known *k = nonce[0] == '\0' ? NULL : cdi_map_get(&s->known, nonce, strlen(nonce));
 
-    return k != NULL && is_joined(&s->peers[k->peer]) ? k->peer : NOBODY;
+    return k != NULL && is_joined(&s->peers[k->peer]) ? k->peer : NO_PEER;
 }
 
 static uint32_t find_token(const struct session *s, const char *token)
@@ -440,13 +440,13 @@ static uint32_t find_token(const struct session *s, const char *token)
     (void)snprintf(digits, sizeof digits, "%.*s", TOKEN_SLOT, token);
     slot = (uint32_t)strtoul(digits, NULL, 16); /* whatever it is: the whole token is compared */
     if (slot >= s->n_peers)
-        return NOBODY;
+        return NO_PEER;
     peer = &s->peers[slot];
     if (!is_joined(peer))
-        return NOBODY;
+        return NO_PEER;
     for (size_t i = 0; i < TOKEN_LEN; i++)
         differ |= (unsigned)(peer->token[i] ^ token[i]);
-    return differ == 0 ? slot : NOBODY;
+    return differ == 0 ? slot : NO_PEER;
 }
 
 /* One that has missed the end of its job must not begin it anew. */
@@ -455,7 +455,7 @@ static void refuse_to_resume(struct session *s, uint32_t peer, const struct cdi_
     struct cdi_msg m = {.type = CDI_MSG_CLOSED};
     char why[160];
 
-    m.u.closed.gone = round_state(s->round) == ROUND_CLOSED && session_is_of(join->session, s->id);
+    m.u.closed.gone = round_state(s->round) == ROUND_CLOSED && session_token_is_of(join->session, s->id);
     if (m.u.closed.gone)
         (void)snprintf(why, sizeof why, "the job '%.100s' is over", join->run_id);
     else
@@ -477,12 +477,12 @@ static void resume(struct session *s, uint32_t peer, uint32_t p, const struct cd
     s->peers[p].conn = fresh;
     s->peers[p].away = false;
     s->peers[p].heard_ms = now_ms;
-    s->ops.rename(fresh, p);
+    s->ops.renumber(fresh, p);
     if (stale == NULL) {
         release_slot(s, peer);
     } else {
         s->peers[peer].conn = stale;
-        s->ops.rename(stale, peer);
+        s->ops.renumber(stale, peer);
         hang_up(s, peer, "its agent has come back on another connection");
     }
     step(s, &(struct round_event){.kind = ROUND_EV_BACK, .peer = p, .join = join, .wall_ms = wall_ms}, now_ms);
@@ -498,16 +498,16 @@ static bool came_back(struct session *s, uint32_t *peer, const struct cdi_msg_jo
     if (s->peers[*peer].joined)
         return false;
     if (shows_token)
-        p = strlen(join->session) == TOKEN_LEN ? find_token(s, join->session) : NOBODY;
+        p = strlen(join->session) == TOKEN_LEN ? find_token(s, join->session) : NO_PEER;
     else
         p = find_nonce(s, join->nonce);
-    if (p != NOBODY) {
+    if (p != NO_PEER) {
         resume(s, *peer, p, join, now_ms, wall_ms);
         *peer = p;
     } else if (shows_token) {
         refuse_to_resume(s, *peer, join);
     }
-    return p != NOBODY || shows_token;
+    return p != NO_PEER || shows_token;
 }
 
 /* An agent may only send what an agent sends. *peer changes when it comes back. */

@@ -20,9 +20,9 @@ struct session_ops {
     /* Queue bytes for an agent; conn is what session_attach got. */
     void (*send)(void *conn, const void *bytes, size_t len);
     /* Close an agent's connection once what was sent has been written; session_detach is still to be called. */
-    void (*hang_up)(void *conn, const char *why);
+    void (*close_conn)(void *conn, const char *why);
     /* From now on this connection's number is `peer`: its agent has come back. */
-    void (*rename)(void *conn, uint32_t peer);
+    void (*renumber)(void *conn, uint32_t peer);
     /* Close all store connections now (end their waits): the keys of the round are about to be freed. */
     void (*end_keys)(void *arg);
     /* Fill with bytes nobody can guess. */
@@ -47,12 +47,12 @@ void session_destroy(struct session *s);
 /* The job's id: SESSION_ID_LEN digits. */
 const char *session_id(const struct session *s);
 /* Does the session of a JOIN name the job with this id? */
-bool session_is_of(const char *token, const char *id);
+bool session_token_is_of(const char *token, const char *id);
 
 /* Agents are told that the job's MASTER_PORT is this; else the port that they have reached. */
 void session_set_port(struct session *s, uint16_t port);
 
-/* An agent has connected; *peer is its number until session_detach, or until ops.rename. CDDP_OK, CDDP_E_NOMEM. */
+/* An agent has connected; *peer is its number until session_detach, or until ops.renumber. CDDP_OK, CDDP_E_NOMEM. */
 cddp_status session_attach(struct session *s, void *conn, int64_t now_ms, uint32_t *peer);
 /*
  * Its connection is gone; how: "its connection closed". may_return: it broke (a reset), so that its agent, if it was in
@@ -61,7 +61,7 @@ cddp_status session_attach(struct session *s, void *conn, int64_t now_ms, uint32
 void session_detach(struct session *s, uint32_t peer, const char *how, bool may_return, int64_t now_ms,
                     int64_t wall_ms);
 /* The caller did not run for gap_ms (it was stopped): that time does not count for any lease. */
-void session_excuse(struct session *s, int64_t gap_ms, int64_t now_ms);
+void session_extend_leases(struct session *s, int64_t gap_ms, int64_t now_ms);
 /* Take the whole frames at the front of `in`, and consume them. An error: close the connection, then detach. */
 cddp_status session_feed(struct session *s, uint32_t peer, struct cdi_buf *in, int64_t now_ms, int64_t wall_ms,
                          struct cdi_error *err);

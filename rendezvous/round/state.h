@@ -62,7 +62,7 @@ struct round {
     uint64_t procs;               /* workers of all nodes that are there */
     uint32_t n_nodes, world_size; /* of the last round that began */
 
-    uint32_t *by_rank; /* the peer that last asked for a node rank, or NOBODY */
+    uint32_t *by_rank; /* the peer that last asked for a node rank, or NO_PEER */
     size_t by_rank_cap;
     uint32_t *slots;              /* 2 * cap long: scratch for assigning ranks */
     struct round_action *actions; /* room for the most that one event can cause */
@@ -75,7 +75,7 @@ struct round {
     char lost[160];                 /* hosts that were lost since the last round began, for sentences */
 };
 
-#define NOBODY UINT32_MAX
+#define NO_PEER UINT32_MAX
 
 /* Into r->text (about one event) or r->why (why the job ends). */
 #define say(where, ...) ((void)snprintf((where), sizeof(where), __VA_ARGS__))

@@ -8,10 +8,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static struct status_agent agents[2] = {{"[::1]:2", 0, 0, 4, "h<&\xff"}, {"10.0.0.2:3", -1, 0, 0, NULL}};
-    struct status_job job = {
+    static struct page_agent agents[2] = {{"[::1]:2", 0, 0, 4, "h<&\xff"}, {"10.0.0.2:3", -1, 0, 0, NULL}};
+    struct page_job job = {
         .run_id = "a<&\"\\\n\xff", .state = "running", .why = "\xfe", .agents = agents, .n_agents = 2};
-    const struct status status = {.version = "1", .jobs = &job, .n_jobs = 1};
+    const struct page_data status = {.version = "1", .jobs = &job, .n_jobs = 1};
     struct http_request req;
     struct cdi_buf in, out;
     cddp_status st;

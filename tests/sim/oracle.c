@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NOBODY UINT32_MAX
+#define NO_PEER UINT32_MAX
 #define SLACK_MS 2000
 
 static struct sim_slot *slot_at(struct sim *w, uint32_t peer)
@@ -201,7 +201,7 @@ static void place_members(struct sim *w, const struct round_action *a, size_t n)
         SIM_CHECK(w, !s->member && !s->leaving, "peer %u is assigned a rank while it is in a round", a[i].peer);
         SIM_CHECK(w, round_assignment(w->r, a[i].peer, &as), "peer %u has no assignment", a[i].peer);
         SIM_CHECK(w, as.node_rank >= 0 && (size_t)as.node_rank < n, "node rank %d of %zu nodes", as.node_rank, n);
-        SIM_CHECK(w, w->place[as.node_rank] == NOBODY, "node rank %d is there twice", as.node_rank);
+        SIM_CHECK(w, w->place[as.node_rank] == NO_PEER, "node rank %d is there twice", as.node_rank);
         w->place[as.node_rank] = a[i].peer;
     }
 }

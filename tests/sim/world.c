@@ -7,7 +7,7 @@
 #include <string.h>
 
 #define NEVER INT64_MAX
-#define NOBODY UINT32_MAX
+#define NO_PEER UINT32_MAX
 #define CALM_MS 900000 /* by then a job without faults must be over */
 #define DOUBLED 0x100u
 
@@ -133,7 +133,7 @@ static uint32_t take_slot(struct sim *w, uint32_t machine, uint32_t conn)
 {
     uint32_t i = w->free_slot, life;
 
-    if (i != NOBODY) {
+    if (i != NO_PEER) {
         w->free_slot = w->slots[i].next_free;
     } else {
         if (w->n_slots == w->slots_cap) {
@@ -177,7 +177,7 @@ static void tell(struct sim *w, uint32_t slot, enum sim_news news)
     struct sim_machine *m;
     int64_t at = w->now + delay(w);
 
-    if (s->away || s->machine == NOBODY)
+    if (s->away || s->machine == NO_PEER)
         return;
     m = &w->machines[s->machine];
     if (at <= m->last_heard)
@@ -221,7 +221,7 @@ static void carry_out(struct sim *w, const struct round_action *a)
         free_slot(w, a->peer);
         return;
     case ROUND_DO_DROP: /* only who is broken does that: it is gone at once */
-        if (w->slots[a->peer].machine != NOBODY)
+        if (w->slots[a->peer].machine != NO_PEER)
             switch_off(w, w->slots[a->peer].machine);
         free_slot(w, a->peer);
         return;
@@ -649,7 +649,7 @@ static void give_report(struct sim *w, const struct sim_event *ev)
     struct cdi_failure f = {.kind = CDI_END_EXIT, .code = 1, .rank = -1, .local_rank = 0, .node_rank = -1};
     struct round_event re = {.peer = ev->who, .round = ev->round, .failure = &f, .text = "a signal"};
 
-    if (w->slots[ev->who].machine != NOBODY)
+    if (w->slots[ev->who].machine != NO_PEER)
         f.time_ms = w->machines[w->slots[ev->who].machine].failed_ms;
     switch ((enum sim_report)(ev->what & ~DOUBLED)) {
     case SAY_NODE:
@@ -705,7 +705,7 @@ static void on_reset(struct sim *w, const struct sim_event *ev)
 
     if (s == NULL || s->conn != ev->seq || s->away || linked(w, s))
         return;
-    if (!round_keeps(w->r, ev->who)) {
+    if (!round_may_return(w->r, ev->who)) {
         lose(w, ev->who, 0);
         return;
     }
@@ -773,7 +773,7 @@ static void on_start(struct sim *w, const struct sim_event *ev)
                               .attempt = m->attempt,
                               .contact = m->contact + 1,
                               .stop_seq = m->stop_seq + 1,
-                              .at = NOBODY,
+                              .at = NO_PEER,
                               .round = -1,
                               .assigned = -1,
                               .restarts =
@@ -918,7 +918,7 @@ static void on_fault(struct sim *w)
 static void on_stranger(struct sim *w)
 {
     struct cdi_msg_join j = join_of(w, 0);
-    uint32_t slot = take_slot(w, NOBODY, 0);
+    uint32_t slot = take_slot(w, NO_PEER, 0);
     struct cdi_failure f = {.kind = CDI_END_EXIT};
 
     j.node_rank = -1;
@@ -965,7 +965,7 @@ static void on_calm(struct sim *w)
 
 static void on_tick(struct sim *w)
 {
-    step(w, (struct round_event){.kind = ROUND_EV_TICK, .peer = NOBODY});
+    step(w, (struct round_event){.kind = ROUND_EV_TICK, .peer = NO_PEER});
     oracle_tick(w);
     if (round_state(w->r) != ROUND_CLOSED)
         after(w, round_state(w->r) == ROUND_JOINING ? SIM_TICK_MS : 4 * SIM_TICK_MS, SIM_TICK, 0, 0);
@@ -1113,7 +1113,7 @@ bool sim_run(struct sim *w, uint64_t seed, uint32_t lo, uint32_t hi, bool trace)
     *w = (struct sim){.seed = seed,
                       .rng = seed * 0x2545f4914f6cdd1du,
                       .trace = trace,
-                      .free_slot = NOBODY,
+                      .free_slot = NO_PEER,
                       .last_number = -1,
                       .enough_ms = -1,
                       .ready_ms = -1};

@@ -19,61 +19,61 @@ static struct in6_addr address(uint32_t i)
 Test(nodes, an_agent_is_known_by_its_address_to_its_job_and_to_all_until_it_goes)
 {
     const struct in6_addr here = address(1), there = address(2);
-    struct nodes n;
+    struct agent_addrs n;
 
-    nodes_init(&n);
-    cr_assert_not(nodes_has(&n, &here, NULL));
-    cr_assert_eq(nodes_add(&n, &here, &job), CDDP_OK);
-    cr_assert(nodes_has(&n, &here, &job));
-    cr_assert(nodes_has(&n, &here, NULL));
-    cr_assert_not(nodes_has(&n, &here, &other));
-    cr_assert_not(nodes_has(&n, &there, NULL));
-    nodes_remove(&n, &here, &job);
-    cr_assert_not(nodes_has(&n, &here, &job));
-    cr_assert_not(nodes_has(&n, &here, NULL));
-    nodes_release(&n);
+    agent_addrs_init(&n);
+    cr_assert_not(agent_addrs_has(&n, &here, NULL));
+    cr_assert_eq(agent_addrs_add(&n, &here, &job), CDDP_OK);
+    cr_assert(agent_addrs_has(&n, &here, &job));
+    cr_assert(agent_addrs_has(&n, &here, NULL));
+    cr_assert_not(agent_addrs_has(&n, &here, &other));
+    cr_assert_not(agent_addrs_has(&n, &there, NULL));
+    agent_addrs_remove(&n, &here, &job);
+    cr_assert_not(agent_addrs_has(&n, &here, &job));
+    cr_assert_not(agent_addrs_has(&n, &here, NULL));
+    agent_addrs_release(&n);
 }
 
 Test(nodes, an_address_is_known_until_the_last_agent_from_there_has_gone)
 {
     const struct in6_addr here = address(1);
-    struct nodes n;
+    struct agent_addrs n;
 
-    nodes_init(&n);
-    cr_assert_eq(nodes_add(&n, &here, &job), CDDP_OK);
-    cr_assert_eq(nodes_add(&n, &here, &job), CDDP_OK);
-    cr_assert_eq(nodes_add(&n, &here, &other), CDDP_OK);
-    nodes_remove(&n, &here, &job);
-    cr_assert(nodes_has(&n, &here, &job));
-    nodes_remove(&n, &here, &job);
-    cr_assert_not(nodes_has(&n, &here, &job));
-    cr_assert(nodes_has(&n, &here, &other));
-    cr_assert(nodes_has(&n, &here, NULL));
-    nodes_remove(&n, &here, &other);
-    cr_assert_not(nodes_has(&n, &here, NULL));
-    nodes_release(&n);
+    agent_addrs_init(&n);
+    cr_assert_eq(agent_addrs_add(&n, &here, &job), CDDP_OK);
+    cr_assert_eq(agent_addrs_add(&n, &here, &job), CDDP_OK);
+    cr_assert_eq(agent_addrs_add(&n, &here, &other), CDDP_OK);
+    agent_addrs_remove(&n, &here, &job);
+    cr_assert(agent_addrs_has(&n, &here, &job));
+    agent_addrs_remove(&n, &here, &job);
+    cr_assert_not(agent_addrs_has(&n, &here, &job));
+    cr_assert(agent_addrs_has(&n, &here, &other));
+    cr_assert(agent_addrs_has(&n, &here, NULL));
+    agent_addrs_remove(&n, &here, &other);
+    cr_assert_not(agent_addrs_has(&n, &here, NULL));
+    agent_addrs_release(&n);
 }
 
 Test(nodes, thousands_of_addresses_come_and_half_of_them_go)
 {
-    struct nodes n;
+    struct agent_addrs n;
 
-    nodes_init(&n);
+    agent_addrs_init(&n);
     for (uint32_t i = 0; i < 10000; i++) {
         const struct in6_addr ip = address(i);
 
-        cr_assert_eq(nodes_add(&n, &ip, i % 3 == 0 ? &job : &other), CDDP_OK);
+        cr_assert_eq(agent_addrs_add(&n, &ip, i % 3 == 0 ? &job : &other), CDDP_OK);
     }
     for (uint32_t i = 0; i < 10000; i += 2) {
         const struct in6_addr ip = address(i);
 
-        nodes_remove(&n, &ip, i % 3 == 0 ? &job : &other);
+        agent_addrs_remove(&n, &ip, i % 3 == 0 ? &job : &other);
     }
     for (uint32_t i = 0; i < 10000; i++) {
         const struct in6_addr ip = address(i);
 
-        cr_assert_eq(nodes_has(&n, &ip, NULL), i % 2 == 1);
-        cr_assert_eq(nodes_has(&n, &ip, &job), i % 2 == 1 && i % 3 == 0);
+        cr_assert_eq(agent_addrs_has(&n, &ip, NULL), i % 2 == 1);
+        cr_assert_eq(agent_addrs_has(&n, &ip, &job), i % 2 == 1 && i % 3 == 0);
     }
-    nodes_release(&n);
+    agent_addrs_release(&n);
 }

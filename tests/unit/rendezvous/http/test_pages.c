@@ -7,45 +7,45 @@
 
 CDI_SUITE(status);
 
-static struct status_agent agents[] = {
+static struct page_agent agents[] = {
     {"10.0.0.1:40000", 0, 0, 8, "node<1>"}, {"10.0.0.2:40001", 1, 8, 4, "node2"}, {"[::1]:3", -1, 0, 0, NULL}};
-static struct status_job jobs[] = {{.run_id = "night <b>\"run\"</b> \\1\nx",
-                                    .state = "running",
-                                    .why = "",
-                                    .port = 29500,
-                                    .round = 3,
-                                    .restarts = 2,
-                                    .world_size = 12,
-                                    .nodes = 3,
-                                    .waiting = 1,
-                                    .needed = 2,
-                                    .min_nodes = 2,
-                                    .max_nodes = 4,
-                                    .agents = agents,
-                                    .n_agents = 3,
-                                    .store_connections = 12,
-                                    .keys = 100,
-                                    .bytes = 20000,
-                                    .bytes_limit = 1 << 30,
-                                    .waits = 5,
-                                    .waits_limit = 1 << 20,
-                                    .operations = {[CDI_C10D_SET] = 7, [CDI_C10D_GET] = 9},
-                                    .operations_per_s = 3.5},
-                                   {.run_id = "bad \xff", .state = "closed", .why = "every worker ended with 0"}};
-static const struct status all = {.version = "1.2.3",
-                                  .started_s = 1.7e9,
-                                  .uptime_s = 12.25,
-                                  .connections = 20,
-                                  .connections_limit = 1000,
-                                  .accepted = 40,
-                                  .dropped = 3,
-                                  .resident_bytes = 1 << 20,
-                                  .jobs = jobs,
-                                  .n_jobs = 2};
+static struct page_job jobs[] = {{.run_id = "night <b>\"run\"</b> \\1\nx",
+                                  .state = "running",
+                                  .why = "",
+                                  .port = 29500,
+                                  .round = 3,
+                                  .restarts = 2,
+                                  .world_size = 12,
+                                  .nodes = 3,
+                                  .waiting = 1,
+                                  .needed = 2,
+                                  .min_nodes = 2,
+                                  .max_nodes = 4,
+                                  .agents = agents,
+                                  .n_agents = 3,
+                                  .store_connections = 12,
+                                  .keys = 100,
+                                  .bytes = 20000,
+                                  .bytes_limit = 1 << 30,
+                                  .waits = 5,
+                                  .waits_limit = 1 << 20,
+                                  .operations = {[CDI_C10D_SET] = 7, [CDI_C10D_GET] = 9},
+                                  .operations_per_s = 3.5},
+                                 {.run_id = "bad \xff", .state = "closed", .why = "every worker ended with 0"}};
+static const struct page_data all = {.version = "1.2.3",
+                                     .started_s = 1.7e9,
+                                     .uptime_s = 12.25,
+                                     .connections = 20,
+                                     .connections_limit = 1000,
+                                     .accepted = 40,
+                                     .dropped = 3,
+                                     .resident_bytes = 1 << 20,
+                                     .jobs = jobs,
+                                     .n_jobs = 2};
 
 static char text[65536];
 
-static void write_it(cddp_status (*write)(const struct status *s, struct cdi_buf *out), const struct status *s)
+static void write_it(cddp_status (*write)(const struct page_data *s, struct cdi_buf *out), const struct page_data *s)
 {
     struct cdi_buf out;
 
@@ -67,7 +67,7 @@ Test(status, json_holds_every_value)
     json_int_t round, ranks, keys, gets, open, limit, port, first, min, max;
     const char *run_id;
 
-    write_it(status_json, &all);
+    write_it(page_json, &all);
     root = json_loads(text, 0, NULL);
     cr_assert_not_null(root);
     job = json_array_get(json_object_get(root, "jobs"), 0);
@@ -96,7 +96,7 @@ Test(status, metrics_are_families_with_help_and_type)
     char family[128] = "", *rest;
     size_t n = 0;
 
-    write_it(status_metrics, &all);
+    write_it(page_metrics, &all);
     cr_assert(has("cddp_rendezvous_build_info{version=\"1.2.3\"} 1\n"));
     cr_assert(has("cddp_rendezvous_connections_dropped_total 3\n"));
     cr_assert(has("cddp_rendezvous_connections_limit 1000\n"));
@@ -120,7 +120,7 @@ Test(status, metrics_are_families_with_help_and_type)
 
 Test(status, the_page_shows_names_as_text)
 {
-    write_it(status_page, &all);
+    write_it(page_html, &all);
     cr_assert(has("night &lt;b>\"run\"&lt;/b>"), "%s", text);
     cr_assert(!has("<b>") && !has("<script"));
     cr_assert(has("<tr><td>0<td>node&lt;1><td>10.0.0.1:40000<td>0 to 7\n"));
@@ -134,9 +134,9 @@ Test(status, the_page_shows_names_as_text)
 
 Test(status, the_page_counts_as_people_do)
 {
-    static struct status_agent alone = {"10.0.0.1:1", 0, 0, 1, "a"};
-    struct status_job job = {.run_id = "j", .state = "running", .why = "", .world_size = 1, .nodes = 1, .restarts = 1};
-    struct status one = {.version = "1", .jobs = &job, .n_jobs = 1, .resident_bytes = 1};
+    static struct page_agent alone = {"10.0.0.1:1", 0, 0, 1, "a"};
+    struct page_job job = {.run_id = "j", .state = "running", .why = "", .world_size = 1, .nodes = 1, .restarts = 1};
+    struct page_data one = {.version = "1", .jobs = &job, .n_jobs = 1, .resident_bytes = 1};
     static const struct {
         double s;
         const char *text;
@@ -151,22 +151,22 @@ Test(status, the_page_counts_as_people_do)
     job.operations[CDI_C10D_SET] = 1;
     job.agents = &alone;
     job.n_agents = 1;
-    write_it(status_page, &one);
+    write_it(page_html, &one);
     cr_assert(has("1 rank, 1 node (of 1; waiting: 0), 1 restart, port"), "%s", text);
     cr_assert(has("store: 1 key, 1.5 MiB of 0 bytes, 1 wait, 1 connection, 1 operation, 0 per second"), "%s", text);
     cr_assert(has("1 byte of memory, 1 job."), "%s", text);
     cr_assert(has("<tr><td>0<td>a<td>10.0.0.1:1<td>0\n"), "%s", text);
     for (size_t i = 0; i < sizeof times / sizeof times[0]; i++) {
         one.uptime_s = times[i].s;
-        write_it(status_page, &one);
+        write_it(page_html, &one);
         cr_assert(has(times[i].text), "%s: %s", times[i].text, text);
     }
 }
 
 Test(status, a_buffer_that_is_too_small_is_an_error)
 {
-    static cddp_status (*const writers[])(const struct status *, struct cdi_buf *) = {status_json, status_metrics,
-                                                                                      status_page};
+    static cddp_status (*const writers[])(const struct page_data *, struct cdi_buf *) = {page_json, page_metrics,
+                                                                                         page_html};
     struct cdi_buf out;
 
     for (size_t i = 0; i < sizeof writers / sizeof writers[0]; i++) {

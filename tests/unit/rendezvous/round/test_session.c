@@ -451,7 +451,7 @@ Test(session, time_in_which_the_rendezvous_stood_still_counts_for_nobody)
     begin(1, 0);
     attach(&a, 0);
     join(&a, 1, 0);
-    session_excuse(s, 60000, 61000);
+    session_extend_leases(s, 60000, 61000);
     session_tick(s, 61000, 0);
     cr_assert(!a.hung_up);
     session_tick(s, 75000, 0);
