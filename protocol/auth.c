@@ -13,24 +13,25 @@
 
 static cddp_status open_secret(const char *path, int *out, struct cdi_error *err)
 {
-    CDI_AUTOCLOSE int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not hold us */
+    CDI_AUTOCLOSE int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block */
     struct stat st;
 
     if (fd < 0 || fstat(fd, &st) != 0)
-        return cdi_fail_errno(err, errno, "cannot read the job's secret from '%.512s'", path);
+        return cdi_fail_errno(err, errno, "cannot read the job's auth token from '%.512s'", path);
     if (!S_ISREG(st.st_mode))
-        return cdi_fail(err, CDDP_E_INVALID, "the job's secret '%.512s' is not a regular file", path);
+        return cdi_fail(err, CDDP_E_INVALID, "the auth token file '%.512s' is not a regular file", path);
     if ((st.st_mode & (S_IRWXG | S_IRWXO)) != 0)
         return cdi_fail(err, CDDP_E_DENIED,
-                        "the file with the job's secret, '%.512s', is open to other users (mode %04o): run chmod 600 "
+                        "other users can access the auth token file '%.512s' (mode %04o); run chmod 600 "
                         "on it",
                         path, (unsigned)(st.st_mode & 07777));
     *out = cdi_steal_fd(&fd);
     return CDDP_OK;
 }
 
-/* At most cap bytes; *len of them were there. */
-static cddp_status read_all(int fd, const char *path, uint8_t *bytes, size_t cap, size_t *len, struct cdi_error *err)
+/* Reads at most cap bytes; *len is their number. */
+static cddp_status auth_read_all(int fd, const char *path, uint8_t *bytes, size_t cap, size_t *len,
+                                 struct cdi_error *err)
 {
     *len = 0;
     while (*len < cap) {
@@ -39,7 +40,7 @@ static cddp_status read_all(int fd, const char *path, uint8_t *bytes, size_t cap
         if (n == 0)
             break;
         if (n < 0 && errno != EINTR)
-            return cdi_fail_errno(err, errno, "cannot read the job's secret from '%.512s'", path);
+            return cdi_fail_errno(err, errno, "cannot read the job's auth token from '%.512s'", path);
         if (n > 0)
             *len += (size_t)n;
     }
@@ -54,17 +55,17 @@ cddp_status cdi_secret_load(struct cdi_secret *out, const char *path, struct cdi
     cddp_status st;
 
     if (sodium_init() < 0)
-        return cdi_fail(err, CDDP_E_SYSTEM, "libsodium cannot be initialised");
+        return cdi_fail(err, CDDP_E_SYSTEM, "cannot initialize libsodium");
     st = open_secret(path, &fd, err);
     if (st != CDDP_OK)
         return st;
-    st = read_all(fd, path, bytes, sizeof bytes, &len, err);
+    st = auth_read_all(fd, path, bytes, sizeof bytes, &len, err);
     if (st == CDDP_OK && len > CDI_SECRET_MAX)
-        st = cdi_fail(err, CDDP_E_LIMIT, "the job's secret in '%.512s' is longer than %d bytes", path, CDI_SECRET_MAX);
+        st = cdi_fail(err, CDDP_E_LIMIT, "the auth token in '%.512s' is longer than %d bytes", path, CDI_SECRET_MAX);
     while (len > 0 && (bytes[len - 1] == '\n' || bytes[len - 1] == '\r'))
         len--;
     if (st == CDDP_OK && len == 0)
-        st = cdi_fail(err, CDDP_E_INVALID, "the file for the job's secret, '%.512s', is empty", path);
+        st = cdi_fail(err, CDDP_E_INVALID, "the auth token file '%.512s' is empty", path);
     if (st == CDDP_OK)
         (void)crypto_generichash(out->key, sizeof out->key, bytes, len, NULL, 0);
     sodium_memzero(bytes, sizeof bytes);
@@ -81,10 +82,10 @@ cddp_status cdi_auth_nonce(uint8_t out[CDI_AUTH_NONCE], struct cdi_error *err)
 {
     ssize_t n;
 
-    do /* so few bytes come whole, or not at all */
+    do /* never partial for this few bytes */
         n = getrandom(out, CDI_AUTH_NONCE, 0);
     while (n < 0 && errno == EINTR);
-    return n == CDI_AUTH_NONCE ? CDDP_OK : cdi_fail_errno(err, errno, "the kernel gives no random bytes");
+    return n == CDI_AUTH_NONCE ? CDDP_OK : cdi_fail_errno(err, errno, "cannot get random bytes from the kernel");
 }
 
 void cdi_auth_proof(const struct cdi_secret *secret, enum cdi_auth_side side, const struct cdi_auth_about *about,
@@ -95,7 +96,7 @@ void cdi_auth_proof(const struct cdi_secret *secret, enum cdi_auth_side side, co
                              (uint8_t)(about->round >> 16), (uint8_t)(about->round >> 24)};
     crypto_generichash_state h;
 
-    /* None of these can fail: the lengths are right. */
+    /* None of these can fail with valid lengths. */
     (void)crypto_generichash_init(&h, secret->key, sizeof secret->key, CDI_AUTH_HASH);
     (void)crypto_generichash_update(&h, (const uint8_t *)label, strlen(label));
     (void)crypto_generichash_update(&h, head, sizeof head);

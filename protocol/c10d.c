@@ -4,8 +4,8 @@
 #include <string.h>
 
 /*
- * The arguments of each operation, a letter each: k a key, v a value, i an i64, u a u32, K a list of keys, P a list of
- * (key, value) pairs.
+ * The arguments of each operation, one letter each: k a key, v a value, i an i64, u a u32, K a list of keys, P a list
+ * of (key, value) pairs.
  */
 static const struct {
     const char *name, *args;
@@ -59,7 +59,7 @@ cddp_status cdi_c10d_put_string(struct cdi_buf *b, const void *data, size_t len)
     return cdi_buf_append(b, data, len);
 }
 
-/* Step over one string of at most `max` bytes. */
+/* Skips one string; its length is limited. */
 static cddp_status skip_string(struct cdi_c10d_reader *r, const struct cdi_buf *in, bool key, const char *op,
                                struct cdi_error *err)
 {
@@ -80,7 +80,7 @@ static cddp_status skip_string(struct cdi_c10d_reader *r, const struct cdi_buf *
     return CDDP_OK;
 }
 
-/* Step over a list: its count first, then one string after the other. */
+/* Skips a list: its count, then its strings. */
 static cddp_status skip_list(struct cdi_c10d_reader *r, const struct cdi_buf *in, bool pairs, const char *op,
                              struct cdi_error *err)
 {
@@ -134,7 +134,7 @@ cddp_status cdi_c10d_next(struct cdi_c10d_reader *r, const struct cdi_buf *in, s
         return CDDP_IN_PROGRESS;
     op = cdi_buf_data(in)[0];
     if (op >= CDI_C10D_N_OPS)
-        return cdi_fail(err, CDDP_E_PROTOCOL, "%u is no operation of the store", op);
+        return cdi_fail(err, CDDP_E_PROTOCOL, "%u is not a store operation", op);
     name = ops[op].name;
     if (r->pos == 0)
         r->pos = 1;

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-static uint16_t get_u16(const uint8_t *p)
+static uint16_t frame_get_u16(const uint8_t *p)
 {
     return (uint16_t)(p[0] | p[1] << 8);
 }
@@ -15,16 +15,16 @@ cddp_status cdi_frame_next(const struct cdi_buf *in, struct cdi_frame *f, struct
 
     if (in->len < CDI_FRAME_HEADER)
         return CDDP_IN_PROGRESS;
-    len = (uint32_t)get_u16(p) | (uint32_t)get_u16(p + 2) << 16;
+    len = (uint32_t)frame_get_u16(p) | (uint32_t)frame_get_u16(p + 2) << 16;
     if (len > CDI_FRAME_MAX)
         return cdi_fail(err, CDDP_E_LIMIT, "a control frame of %u bytes; the limit is %u", len, CDI_FRAME_MAX);
-    if (get_u16(p + 6) != 0)
-        return cdi_fail(err, CDDP_E_PROTOCOL, "a control frame of type %u with unknown flags 0x%x", get_u16(p + 4),
-                        get_u16(p + 6));
+    if (frame_get_u16(p + 6) != 0)
+        return cdi_fail(err, CDDP_E_PROTOCOL, "a control frame of type %u with unknown flags 0x%x",
+                        frame_get_u16(p + 4), frame_get_u16(p + 6));
     if (in->len - CDI_FRAME_HEADER < len)
         return CDDP_IN_PROGRESS;
     *f = (struct cdi_frame){
-        .type = get_u16(p + 4), .payload = p + CDI_FRAME_HEADER, .len = len, .size = CDI_FRAME_HEADER + len};
+        .type = frame_get_u16(p + 4), .payload = p + CDI_FRAME_HEADER, .len = len, .size = CDI_FRAME_HEADER + len};
     return CDDP_OK;
 }
 
@@ -39,7 +39,7 @@ cddp_status cdi_frame_put(struct cdi_buf *out, uint16_t type, const void *payloa
         return CDDP_E_LIMIT;
     if (cdi_buf_reserve(out, CDI_FRAME_HEADER + len) == NULL)
         return CDDP_E_NOMEM;
-    /* The room is there: none of these can fail. */
+    /* The memory is reserved: none of these can fail. */
     (void)cdi_buf_put_u32(out, (uint32_t)len);
     (void)cdi_buf_put_u32(out, type);
     return cdi_buf_append(out, payload, len);

@@ -10,26 +10,26 @@
 
 /* ---------------------------------------------------------------------------------------------------- frames ---- */
 
-static uint16_t get_u16(const uint8_t *p)
+static uint16_t hello_get_u16(const uint8_t *p)
 {
     return (uint16_t)(p[0] | p[1] << 8);
 }
 
-static cddp_status put(struct cdi_buf *out, enum cdi_hello_type type, const void *payload, size_t len,
-                       struct cdi_error *err)
+static cddp_status hello_put(struct cdi_buf *out, enum cdi_hello_type type, const void *payload, size_t len,
+                             struct cdi_error *err)
 {
     cddp_status st = cdi_frame_put(out, (uint16_t)type, payload, len);
 
-    return st == CDDP_OK ? st : cdi_fail(err, st, "no room for an answer while a connection opens");
+    return st == CDDP_OK ? st : cdi_fail(err, st, "no room for a reply during the handshake");
 }
 
-/* The frame at the front, of which no stranger can make us keep more than a few hundred bytes. */
-static cddp_status next(const struct cdi_buf *in, struct cdi_frame *f, struct cdi_error *err)
+/* Parses the next frame. The limit keeps an unauthenticated peer from filling more than a few hundred bytes. */
+static cddp_status hello_next(const struct cdi_buf *in, struct cdi_frame *f, struct cdi_error *err)
 {
     uint32_t len = in->len < CDI_FRAME_HEADER ? 0 : cdi_c10d_get_u32(cdi_buf_data(in));
 
-    if (len > 2 + CDI_HELLO_SENTENCE_MAX)
-        return cdi_fail(err, CDDP_E_PROTOCOL, "a frame of %u bytes while the connection opens", len);
+    if (len > 2 + CDI_HELLO_TEXT_MAX)
+        return cdi_fail(err, CDDP_E_PROTOCOL, "a frame of %u bytes during the handshake", len);
     return cdi_frame_next(in, f, err);
 }
 
@@ -76,21 +76,21 @@ cddp_status cdi_hello_client_start(struct cdi_hello_client *c, enum cdi_hello_ki
     memcpy(head + HELLO_HEAD, c->hello.run_id, len);
     st = cdi_frame_put_opening(out);
     if (st != CDDP_OK)
-        return cdi_fail(err, st, "no room for the opening of a connection");
-    st = put(out, CDI_HELLO_HELLO, head, HELLO_HEAD + len, err);
+        return cdi_fail(err, st, "no room for the opening");
+    st = hello_put(out, CDI_HELLO_HELLO, head, HELLO_HEAD + len, err);
     if (st == CDDP_OK)
         c->state = CDI_HELLO_C_SENT;
     return st;
 }
 
-/* The server's sentence, fit for a terminal, and `st`. */
-static cddp_status refused(const struct cdi_frame *f, cddp_status st, struct cdi_error *err)
+/* Sets err to the server's message, without control characters, and returns `st`. */
+static cddp_status hello_refused(const struct cdi_frame *f, cddp_status st, struct cdi_error *err)
 {
-    char text[CDI_HELLO_SENTENCE_MAX + 1];
+    char text[CDI_HELLO_TEXT_MAX + 1];
     size_t len;
 
-    if (f->len < 2 || f->len != 2u + get_u16(f->payload))
-        return unexpected(f, "an answer", err);
+    if (f->len < 2 || f->len != 2u + hello_get_u16(f->payload))
+        return unexpected(f, "a reply", err);
     len = f->len - 2;
     memcpy(text, f->payload + 2, len);
     text[len] = '\0';
@@ -103,11 +103,11 @@ static cddp_status refused(const struct cdi_frame *f, cddp_status st, struct cdi
 cddp_status cdi_hello_read_refusal(const struct cdi_buf *in, struct cdi_error *err)
 {
     struct cdi_frame f;
-    cddp_status st = next(in, &f, err);
+    cddp_status st = hello_next(in, &f, err);
 
     if (st != CDDP_OK)
         return st;
-    return f.type == CDI_HELLO_REFUSED ? refused(&f, CDDP_E_LIMIT, err) : unexpected(&f, "REFUSED", err);
+    return f.type == CDI_HELLO_REFUSED ? hello_refused(&f, CDDP_E_LIMIT, err) : unexpected(&f, "REFUSED", err);
 }
 
 static cddp_status on_challenge(struct cdi_hello_client *c, const struct cdi_frame *f, struct cdi_buf *out,
@@ -120,11 +120,11 @@ static cddp_status on_challenge(struct cdi_hello_client *c, const struct cdi_fra
     c->auth = f->payload[0] == 1;
     if (c->auth && c->secret == NULL)
         return cdi_fail(err, CDDP_E_DENIED,
-                        "it asks for the job's secret, and none was given: set --auth_token_file or " CDI_SECRET_ENV);
+                        "the server requires the job's auth token; set --auth_token_file or " CDI_SECRET_ENV);
     if (!c->auth && c->secret != NULL)
-        return cdi_fail(
-            err, CDDP_E_DENIED,
-            "it does not know the job's secret: start it with the same --auth_token_file or " CDI_SECRET_ENV);
+        return cdi_fail(err, CDDP_E_DENIED,
+                        "the server does not have the job's auth token; start it with the same --auth_token_file "
+                        "or " CDI_SECRET_ENV);
     if (c->auth) {
         struct cdi_auth_about what = about(&c->hello, f->payload + 1);
 
@@ -132,7 +132,7 @@ static cddp_status on_challenge(struct cdi_hello_client *c, const struct cdi_fra
         cdi_auth_proof(c->secret, CDI_AUTH_SERVER, &what, c->expected);
     }
     c->state = CDI_HELLO_C_PROVING;
-    return put(out, CDI_HELLO_PROOF, proof, sizeof proof, err);
+    return hello_put(out, CDI_HELLO_PROOF, proof, sizeof proof, err);
 }
 
 static cddp_status on_ready(struct cdi_hello_client *c, const struct cdi_frame *f, struct cdi_error *err)
@@ -140,17 +140,17 @@ static cddp_status on_ready(struct cdi_hello_client *c, const struct cdi_frame *
     if (f->len != CDI_AUTH_HASH)
         return unexpected(f, "READY", err);
     if (c->auth && !cdi_auth_equal(f->payload, c->expected))
-        return cdi_fail(err, CDDP_E_DENIED, "it does not prove that it knows the job's secret: its own is another one");
+        return cdi_fail(err, CDDP_E_DENIED, "the server did not prove the job's auth token; it has a different one");
     c->state = CDI_HELLO_C_READY;
     return CDDP_OK;
 }
 
-/* A server that refuses before it has asked anything has no room, whoever we are. */
+/* A server that sends REFUSED before CHALLENGE has no room for a connection. */
 static cddp_status client_frame(struct cdi_hello_client *c, const struct cdi_frame *f, struct cdi_buf *out,
                                 struct cdi_error *err)
 {
     if (f->type == CDI_HELLO_REFUSED)
-        return refused(f, c->state == CDI_HELLO_C_SENT ? CDDP_E_LIMIT : CDDP_E_DENIED, err);
+        return hello_refused(f, c->state == CDI_HELLO_C_SENT ? CDDP_E_LIMIT : CDDP_E_DENIED, err);
     if (c->state == CDI_HELLO_C_SENT && f->type == CDI_HELLO_CHALLENGE)
         return on_challenge(c, f, out, err);
     if (c->state == CDI_HELLO_C_PROVING && f->type == CDI_HELLO_READY)
@@ -165,9 +165,9 @@ cddp_status cdi_hello_client_feed(struct cdi_hello_client *c, struct cdi_buf *in
     cddp_status st = CDDP_OK;
 
     if (c->state == CDI_HELLO_C_FAILED)
-        return cdi_fail(err, CDDP_E_STATE, "the connection was given up before");
+        return cdi_fail(err, CDDP_E_STATE, "the handshake has already failed");
     while (st == CDDP_OK && c->state != CDI_HELLO_C_READY) {
-        st = next(in, &f, err);
+        st = hello_next(in, &f, err);
         if (st == CDDP_OK) {
             st = client_frame(c, &f, out, err);
             cdi_buf_consume(in, f.size);
@@ -190,7 +190,7 @@ static cddp_status on_hello(struct cdi_hello_server *s, const struct cdi_frame *
     const uint8_t *p = f->payload;
     size_t len = f->len < HELLO_HEAD ? 0 : f->len - HELLO_HEAD;
 
-    if (f->type != CDI_HELLO_HELLO || f->len < HELLO_HEAD || len != get_u16(p + HELLO_HEAD - 2))
+    if (f->type != CDI_HELLO_HELLO || f->len < HELLO_HEAD || len != hello_get_u16(p + HELLO_HEAD - 2))
         return unexpected(f, "HELLO", err);
     if (p[0] != CDI_HELLO_AGENT && p[0] != CDI_HELLO_STORE)
         return cdi_fail(err, CDDP_E_PROTOCOL, "HELLO of an unknown kind %u", p[0]);
@@ -210,8 +210,9 @@ static cddp_status on_proof(struct cdi_hello_server *s, const struct cdi_frame *
     if (f->type != CDI_HELLO_PROOF || f->len != CDI_AUTH_HASH)
         return unexpected(f, "PROOF", err);
     if (s->auth && !cdi_auth_equal(f->payload, s->expected)) {
-        (void)cdi_hello_server_refuse(s, "the job's secret was not proved: it must be the same everywhere", out, NULL);
-        return cdi_fail(err, CDDP_E_DENIED, "it did not prove the job's secret");
+        (void)cdi_hello_server_refuse(s, "the job's auth token was not proved; use the same token on all nodes", out,
+                                      NULL);
+        return cdi_fail(err, CDDP_E_DENIED, "wrong proof of the job's auth token");
     }
     s->state = CDI_HELLO_S_PROVED;
     return CDDP_OK;
@@ -224,14 +225,16 @@ cddp_status cdi_hello_server_feed(struct cdi_hello_server *s, struct cdi_buf *in
     cddp_status st;
 
     if (s->state != CDI_HELLO_S_OPENING && s->state != CDI_HELLO_S_PROVING)
-        return cdi_fail(err, CDDP_E_STATE, "the opening of the connection waits for our answer");
+        return cdi_fail(err, CDDP_E_STATE, "the handshake waits for the caller's reply");
     if (!s->opened) {
         st = cdi_frame_take_opening(in);
         if (st != CDDP_OK)
-            return st == CDDP_IN_PROGRESS ? st : cdi_fail(err, st, "it does not open as cddp's connections do");
+            return st == CDDP_IN_PROGRESS
+                       ? st
+                       : cdi_fail(err, st, "it does not begin with the opening of a control connection");
         s->opened = true;
     }
-    st = next(in, &f, err);
+    st = hello_next(in, &f, err);
     if (st != CDDP_OK)
         return st;
     st = s->state == CDI_HELLO_S_OPENING ? on_hello(s, &f, err) : on_proof(s, &f, out, err);
@@ -247,7 +250,7 @@ cddp_status cdi_hello_server_challenge(struct cdi_hello_server *s, const struct 
     cddp_status st;
 
     if (s->state != CDI_HELLO_S_ASKED)
-        return cdi_fail(err, CDDP_E_STATE, "there is no HELLO to answer");
+        return cdi_fail(err, CDDP_E_STATE, "no HELLO was received");
     st = cdi_auth_nonce(bytes + 1, err);
     if (st != CDDP_OK)
         return st;
@@ -257,7 +260,7 @@ cddp_status cdi_hello_server_challenge(struct cdi_hello_server *s, const struct 
         cdi_auth_proof(secret, CDI_AUTH_CLIENT, &what, s->expected);
         cdi_auth_proof(secret, CDI_AUTH_SERVER, &what, s->answer);
     }
-    st = put(out, CDI_HELLO_CHALLENGE, bytes, sizeof bytes, err);
+    st = hello_put(out, CDI_HELLO_CHALLENGE, bytes, sizeof bytes, err);
     if (st == CDDP_OK)
         s->state = CDI_HELLO_S_PROVING;
     return st;
@@ -268,24 +271,24 @@ cddp_status cdi_hello_server_welcome(struct cdi_hello_server *s, struct cdi_buf 
     cddp_status st;
 
     if (s->state != CDI_HELLO_S_PROVED)
-        return cdi_fail(err, CDDP_E_STATE, "nobody has proved anything yet");
-    st = put(out, CDI_HELLO_READY, s->answer, sizeof s->answer, err);
+        return cdi_fail(err, CDDP_E_STATE, "the client has not proved the token");
+    st = hello_put(out, CDI_HELLO_READY, s->answer, sizeof s->answer, err);
     if (st == CDDP_OK)
         s->state = CDI_HELLO_S_READY;
     return st;
 }
 
-cddp_status cdi_hello_server_refuse(struct cdi_hello_server *s, const char *sentence, struct cdi_buf *out,
+cddp_status cdi_hello_server_refuse(struct cdi_hello_server *s, const char *text, struct cdi_buf *out,
                                     struct cdi_error *err)
 {
-    uint8_t bytes[2 + CDI_HELLO_SENTENCE_MAX];
-    size_t len = strnlen(sentence, CDI_HELLO_SENTENCE_MAX);
+    uint8_t bytes[2 + CDI_HELLO_TEXT_MAX];
+    size_t len = strnlen(text, CDI_HELLO_TEXT_MAX);
 
     if (s->state == CDI_HELLO_S_READY)
-        return cdi_fail(err, CDDP_E_STATE, "the connection has been accepted already");
+        return cdi_fail(err, CDDP_E_STATE, "the connection is already accepted");
     s->state = CDI_HELLO_S_REFUSED;
     bytes[0] = (uint8_t)len;
     bytes[1] = (uint8_t)(len >> 8);
-    memcpy(bytes + 2, sentence, len);
-    return put(out, CDI_HELLO_REFUSED, bytes, 2 + len, err);
+    memcpy(bytes + 2, text, len);
+    return hello_put(out, CDI_HELLO_REFUSED, bytes, 2 + len, err);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One table says what every message consists of; encoding, decoding and their checks walk it. */
+/* One table defines the fields of every message; the encoder, the decoder and its checks use it. */
 #include "protocol/message.h"
 
 #include "common/utf8.h"
@@ -167,14 +167,14 @@ const char *cdi_msg_name(enum cdi_msg_type type)
 
 /* ---------------------------------------------------------------------------------------------------- encode ---- */
 
-/* One '?' per byte that is not UTF-8, so that the text never becomes longer than the receiver's array. */
+/* Replaces each byte of invalid UTF-8 by one '?', so that the text still fits into the receiver's array. */
 static json_t *text_to_json(const char *text, size_t cap)
 {
     char clean[1024];
     size_t len = strnlen(text, cap < sizeof clean ? cap : sizeof clean);
 
     cdi_utf8_clean(clean, text, len);
-    /* An array without its NUL would arrive one byte too long. */
+    /* Without its NUL the text would be one byte too long for the receiver. */
     return json_stringn(clean, len == cap ? len - 1 : len);
 }
 
@@ -234,7 +234,7 @@ cddp_status cdi_msg_encode(const struct cdi_msg *msg, struct cdi_buf *out, struc
     cddp_status st;
 
     if (m == NULL)
-        return cdi_fail(err, CDDP_E_INVALID, "%u is no type of control message", (unsigned)msg->type);
+        return cdi_fail(err, CDDP_E_INVALID, "unknown type %u of a control message", (unsigned)msg->type);
     cdi_buf_init(&payload, CDI_FRAME_MAX);
     json = fields_to_json(m->fields, (const char *)msg);
     if (json == NULL || json_dump_callback(json, append_chunk, &payload, JSON_COMPACT) != 0)
@@ -342,7 +342,7 @@ cddp_status cdi_msg_decode(uint16_t type, const void *payload, size_t len, struc
     cddp_status st;
 
     if (m == NULL)
-        return cdi_fail(err, CDDP_E_PROTOCOL, "%u is no type of control message", type);
+        return cdi_fail(err, CDDP_E_PROTOCOL, "unknown type %u of a control message", type);
     json = json_loadb(payload, len, JSON_REJECT_DUPLICATES, &why);
     if (json == NULL)
         return cdi_fail(err, CDDP_E_PROTOCOL, "%s: not JSON: %s at byte %d", m->name, why.text, why.position);

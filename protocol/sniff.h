@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which of the port's three protocols do the first bytes of a connection speak? Pure. */
+/* Detects the protocol of a connection, one of three, from its first bytes. Pure. */
 #ifndef CDI_SNIFF_H
 #define CDI_SNIFF_H
 
 #include <stddef.h>
 
 enum cdi_sniff {
-    CDI_SNIFF_UNDECIDED, /* more bytes are needed; never after 16 of them */
-    CDI_SNIFF_STORE,     /* c10d.h: nothing is to be skipped */
-    CDI_SNIFF_CONTROL,   /* frame.h: the opening is still in front */
+    CDI_SNIFF_UNDECIDED, /* more bytes are needed; never after 16 bytes */
+    CDI_SNIFF_STORE,     /* c10d.h; nothing is to be skipped */
+    CDI_SNIFF_CONTROL,   /* frame.h; the opening is not skipped */
     CDI_SNIFF_HTTP,
     CDI_SNIFF_GARBAGE,
 };

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of a job, and once more, with NULL, of all of them. */
+/* Each agent counts twice: for its job, and with job NULL for all jobs. */
 struct agent_addr_key {
     struct in6_addr ip;
     const void *job;
@@ -15,8 +15,8 @@ struct agent_addr {
     size_t n_agents;
 };
 
-/* What is hashed must have no hole whose bytes are nobody's. */
-_Static_assert(sizeof(struct agent_addr_key) == sizeof(struct in6_addr) + sizeof(void *), "a place's name has holes");
+/* The key is hashed as bytes, so it must not have padding. */
+_Static_assert(sizeof(struct agent_addr_key) == sizeof(struct in6_addr) + sizeof(void *), "the key has padding");
 
 static struct agent_addr *agent_addrs_find(const struct agent_addrs *n, const struct in6_addr *ip, const void *job)
 {
@@ -25,7 +25,7 @@ static struct agent_addr *agent_addrs_find(const struct agent_addrs *n, const st
     return cdi_map_get(&n->entries, &key, sizeof key);
 }
 
-static cddp_status count_in(struct agent_addrs *n, const struct in6_addr *ip, const void *job)
+static cddp_status agent_addrs_count_in(struct agent_addrs *n, const struct in6_addr *ip, const void *job)
 {
     struct agent_addr *p = agent_addrs_find(n, ip, job);
     cddp_status st;
@@ -44,7 +44,7 @@ static cddp_status count_in(struct agent_addrs *n, const struct in6_addr *ip, co
     return st;
 }
 
-static void count_out(struct agent_addrs *n, const struct in6_addr *ip, const void *job)
+static void agent_addrs_count_out(struct agent_addrs *n, const struct in6_addr *ip, const void *job)
 {
     struct agent_addr *p = agent_addrs_find(n, ip, job);
 
@@ -71,17 +71,17 @@ void agent_addrs_release(struct agent_addrs *n)
 
 cddp_status agent_addrs_add(struct agent_addrs *n, const struct in6_addr *ip, const void *job)
 {
-    cddp_status st = count_in(n, ip, job);
+    cddp_status st = agent_addrs_count_in(n, ip, job);
 
-    if (st == CDDP_OK && (st = count_in(n, ip, NULL)) != CDDP_OK)
-        count_out(n, ip, job);
+    if (st == CDDP_OK && (st = agent_addrs_count_in(n, ip, NULL)) != CDDP_OK)
+        agent_addrs_count_out(n, ip, job);
     return st;
 }
 
 void agent_addrs_remove(struct agent_addrs *n, const struct in6_addr *ip, const void *job)
 {
-    count_out(n, ip, job);
-    count_out(n, ip, NULL);
+    agent_addrs_count_out(n, ip, job);
+    agent_addrs_count_out(n, ip, NULL);
 }
 
 bool agent_addrs_has(const struct agent_addrs *n, const struct in6_addr *ip, const void *job)

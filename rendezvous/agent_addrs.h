@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * From which addresses agents are connected, and of which job: found by a hash, since each connection without a proof
- * of the secret asks. Pure. One thread at a time.
+ * The addresses of connected agents, for each job: a hash table, since every connection that cannot prove the auth
+ * token looks one up. Pure. One thread at a time.
  */
 #ifndef RDZV_AGENT_ADDRS_H
 #define RDZV_AGENT_ADDRS_H
@@ -15,16 +15,16 @@ struct agent_addrs {
     struct cdi_map entries; /* struct agent_addr */
 };
 
-/* No allocation. */
+/* Initializes without an allocation. */
 void agent_addrs_init(struct agent_addrs *n);
-/* Forget all of them, and free their memory. */
+/* Frees all entries. */
 void agent_addrs_release(struct agent_addrs *n);
-/* An agent of a job (any pointer but NULL, which is not followed) is connected from there; each call counts. CDDP_OK,
- * or CDDP_E_NOMEM: nothing changed. */
+/* Adds one agent of a job (any pointer but NULL; not dereferenced) at this address. Each call counts. Returns CDDP_OK,
+ * or CDDP_E_NOMEM (nothing changed). */
 cddp_status agent_addrs_add(struct agent_addrs *n, const struct in6_addr *ip, const void *job);
-/* The opposite of one agent_addrs_add() with these arguments, which must have been successful. */
+/* Undoes one successful agent_addrs_add() with the same arguments. */
 void agent_addrs_remove(struct agent_addrs *n, const struct in6_addr *ip, const void *job);
-/* Is an agent of this job (NULL: of any) connected from there? */
+/* Returns true if an agent of this job (NULL: of any) is connected from this address. */
 bool agent_addrs_has(const struct agent_addrs *n, const struct in6_addr *ip, const void *job);
 
 #endif

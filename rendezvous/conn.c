@@ -9,14 +9,14 @@
 #include <string.h>
 #include <unistd.h>
 
-#define OUT_MAX (128u * 1024 * 1024) /* bytes of replies that wait for one connection */
+#define OUT_MAX (128u * 1024 * 1024) /* bytes of replies queued for one connection */
 #define IN_MAX (CDI_C10D_REQUEST_MAX + 1024u * 1024)
 #define REJECT_MS 1000
 #define LINGER_MS 2000
 #define END_MS 1000
-#define YOUNG_MS 20 /* a connection has so long for its opening, however many others want its place */
+#define YOUNG_MS 20 /* a connection that is younger never gives way to another */
 
-static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf);
+static void conn_on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf);
 
 void conn_address_name(const struct sockaddr_storage *addr, char buf[CONN_NAME])
 {
@@ -59,8 +59,8 @@ struct in6_addr conn_ip(const struct sockaddr_storage *addr)
 
 /* --------------------------------------------------------------------------------------------------- closing ---- */
 
-/* Its buffers have grown or shrunk. */
-static void account(struct conn *c)
+/* Updates the sum of buffered bytes after a buffer has grown or shrunk. */
+static void conn_account(struct conn *c)
 {
     size_t held = c->in.cap + c->out.cap + c->flying.cap;
 
@@ -68,7 +68,7 @@ static void account(struct conn *c)
     c->held = held;
 }
 
-static void on_closed(uv_handle_t *handle)
+static void conn_on_closed(uv_handle_t *handle)
 {
     struct conn *c = (struct conn *)handle;
     struct conn_ctx *ctx = c->ctx;
@@ -81,7 +81,7 @@ static void on_closed(uv_handle_t *handle)
     cdi_buf_release(&c->in);
     cdi_buf_release(&c->out);
     cdi_buf_release(&c->flying);
-    account(c);
+    conn_account(c);
     ctx->n_overflow -= c->reject != CONN_ACCEPTED;
     ctx->n_closing -= c->reject == CONN_ACCEPTED;
     free(c);
@@ -100,8 +100,8 @@ static void log_drop(const struct conn *c, enum cdi_log_level level, const char 
     drop_log_add(&c->ctx->drops, level, name, why, conn_now_ms(c->ctx));
 }
 
-/* It has as long as all of that kind for something. */
-static void await(struct conn *c, enum conn_due kind)
+/* Sets a deadline. */
+static void set_due(struct conn *c, enum conn_due kind)
 {
     c->deadline_ms = conn_now_ms(c->ctx) + c->ctx->due_ms[kind];
     cdi_list_remove(&c->due);
@@ -114,8 +114,8 @@ void conn_watch(struct conn *c)
         cdi_list_push_back(&c->ctx->busy, &c->busy);
 }
 
-/* It is about to have another state. */
-static void leave(struct conn *c)
+/* Releases what belongs to the current state. */
+static void leave_state(struct conn *c)
 {
     struct in6_addr ip = conn_ip(&c->addr);
 
@@ -133,7 +133,7 @@ void conn_close(struct conn *c, enum cdi_log_level level, const char *why)
         (void)snprintf(c->why, sizeof c->why, "%.*s", (int)sizeof c->why - 1, why);
         log_drop(c, level, why);
     }
-    leave(c);
+    leave_state(c);
     c->state = CONN_CLOSING;
     cdi_list_remove(&c->link);
     cdi_list_remove(&c->dirty);
@@ -141,33 +141,34 @@ void conn_close(struct conn *c, enum cdi_log_level level, const char *why)
     cdi_list_remove(&c->busy);
     c->ctx->n_overflow_files -= c->reject != CONN_ACCEPTED;
     c->ctx->n_closing += c->reject == CONN_ACCEPTED;
-    uv_close((uv_handle_t *)&c->tcp, on_closed); /* which closes the descriptor now */
+    uv_close((uv_handle_t *)&c->tcp, conn_on_closed); /* closes the descriptor now */
 }
 
-/* The network or the other side's kernel ended it: its agent may come back. */
-static void broke(struct conn *c, int status)
+/* Closes after an I/O error. Its agent may reconnect. */
+static void close_broken(struct conn *c, int status)
 {
     if (c->state != CONN_LINGERING)
         c->broken = true;
     conn_close(c, CDI_LOG_INFO, uv_strerror(status));
 }
 
-static void on_shutdown(uv_shutdown_t *req, int status)
+static void conn_on_shutdown(uv_shutdown_t *req, int status)
 {
     struct conn *c = (struct conn *)req->handle;
 
-    /* A client that is done closes now, and its end of file closes ours; the server itself does not wait for that. */
+    /* The client closes after reading, and its EOF closes this side. A server that shuts down does not wait for that.
+     */
     if (c->state == CONN_LINGERING && (status != 0 || c->ctx->closing))
         conn_close(c, CDI_LOG_DEBUG, "finished");
 }
 
-/* LINGERING: is all written? */
-static void linger(struct conn *c)
+/* LINGERING: shuts the connection down when all bytes are written. */
+static void shutdown_if_written(struct conn *c)
 {
     if (c->writing || c->out.len > 0 || c->shut)
         return;
     c->shut = true;
-    if (uv_shutdown(&c->shutdown, (uv_stream_t *)&c->tcp, on_shutdown) != 0)
+    if (uv_shutdown(&c->shutdown, (uv_stream_t *)&c->tcp, conn_on_shutdown) != 0)
         conn_close(c, CDI_LOG_DEBUG, "finished");
 }
 
@@ -183,9 +184,9 @@ void conn_finish(struct conn *c, enum conn_due due, enum cdi_log_level level, co
         return;
     (void)snprintf(c->why, sizeof c->why, "%.*s", (int)sizeof c->why - 1, why);
     log_drop(c, level, why);
-    leave(c);
+    leave_state(c);
     c->state = CONN_LINGERING;
-    await(c, c->reject != CONN_ACCEPTED ? CONN_DUE_REJECT : due);
+    set_due(c, c->reject != CONN_ACCEPTED ? CONN_DUE_REJECT : due);
     cdi_buf_release(&c->in);
     conn_mark_dirty(c);
 }
@@ -200,23 +201,23 @@ static void alloc_scratch(uv_handle_t *handle, size_t suggested, uv_buf_t *buf)
     *buf = uv_buf_init((char *)c->ctx->scratch, sizeof c->ctx->scratch);
 }
 
-static void on_written(uv_write_t *req, int status)
+static void conn_on_written(uv_write_t *req, int status)
 {
     struct conn *c = (struct conn *)req->handle;
 
     c->writing = false;
     cdi_buf_release(&c->flying);
-    account(c);
+    conn_account(c);
     if (status != 0) {
         if (status != UV_ECANCELED)
-            broke(c, status);
+            close_broken(c, status);
         return;
     }
     c->progress_ms = conn_now_ms(c->ctx);
     conn_mark_dirty(c);
     if (c->paused && c->state != CONN_CLOSING) {
         c->paused = false;
-        (void)uv_read_start((uv_stream_t *)&c->tcp, alloc_scratch, on_read);
+        (void)uv_read_start((uv_stream_t *)&c->tcp, alloc_scratch, conn_on_read);
         c->ctx->ops->resumed(c);
     }
     conn_flush_all(c->ctx);
@@ -231,7 +232,7 @@ void conn_flush(struct conn *c)
         return;
     n = uv_try_write((uv_stream_t *)&c->tcp, &b, 1);
     if (n < 0 && n != UV_EAGAIN) {
-        broke(c, n);
+        close_broken(c, n);
         return;
     }
     if (n > 0)
@@ -248,10 +249,10 @@ void conn_flush(struct conn *c)
     conn_watch(c);
     c->progress_ms = conn_now_ms(c->ctx);
     c->queue_seen = c->flying.len;
-    n = uv_write(&c->write, (uv_stream_t *)&c->tcp, &b, 1, on_written);
+    n = uv_write(&c->write, (uv_stream_t *)&c->tcp, &b, 1, conn_on_written);
     if (n != 0) {
         c->writing = false;
-        broke(c, n);
+        close_broken(c, n);
     }
 }
 
@@ -262,12 +263,12 @@ void conn_flush_all(struct conn_ctx *ctx)
 
         cdi_list_remove(&c->dirty);
         if (c->state == CONN_STORE && c->serve.broken) {
-            conn_close(c, CDI_LOG_WARN, "it does not read its replies");
+            conn_close(c, CDI_LOG_WARN, "the client does not read its replies");
             continue;
         }
         conn_flush(c);
         if (c->state == CONN_LINGERING)
-            linger(c);
+            shutdown_if_written(c);
     }
 }
 
@@ -276,7 +277,7 @@ void conn_send(struct conn *c, const void *bytes, size_t len)
     if (c->state == CONN_CLOSING || c->state == CONN_LINGERING)
         return;
     if (cdi_buf_append(&c->out, bytes, len) != CDDP_OK)
-        conn_close(c, CDI_LOG_WARN, "it does not read what it is sent");
+        conn_close(c, CDI_LOG_WARN, "the peer does not read what it is sent");
     else
         conn_mark_dirty(c);
 }
@@ -289,20 +290,20 @@ void conn_pause(struct conn *c)
     (void)uv_read_stop((uv_stream_t *)&c->tcp);
 }
 
-/* The end of what the peer sends, or an error. */
-static void on_end(struct conn *c, int status)
+/* EOF or a read error. */
+static void conn_on_end(struct conn *c, int status)
 {
     if (status == UV_EOF && c->state == CONN_LINGERING && conn_queued(c) > 0)
-        (void)uv_read_stop((uv_stream_t *)&c->tcp); /* it wants no more than the rest */
+        (void)uv_read_stop((uv_stream_t *)&c->tcp); /* the peer only reads the rest */
     else if (c->ctx->ops->ended(c))
         return;
     else if (status == UV_EOF)
         conn_close(c, CDI_LOG_DEBUG, "its connection closed");
     else
-        broke(c, status);
+        close_broken(c, status);
 }
 
-static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
+static void conn_on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
 {
     struct conn *c = (struct conn *)stream;
     struct conn_ctx *ctx = c->ctx;
@@ -310,13 +311,12 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
     if (n == 0)
         return;
     if (n < 0)
-        on_end(c, (int)n);
+        conn_on_end(c, (int)n);
     else if (c->state != CONN_LINGERING)
         ctx->ops->received(c, (uint8_t *)buf->base, (size_t)n);
-    account(c);
+    conn_account(c);
     if (ctx->buffered > ctx->max_buffered && c->held > CONN_KEEP)
-        conn_close(c, CDI_LOG_WARN,
-                   "requests and replies that are not complete take more memory than they may, its own too");
+        conn_close(c, CDI_LOG_WARN, "incomplete requests and replies of all connections exceed the memory limit");
     conn_flush_all(ctx);
 }
 
@@ -328,7 +328,7 @@ bool conn_room_soon(const struct conn_ctx *ctx)
            !cdi_list_empty(&ctx->due[CONN_DUE_END]);
 }
 
-/* Has it earned its place, or may another connection have it? */
+/* Returns true if it may be closed to make room for another connection. */
 static bool is_unproved(const struct conn *c)
 {
     return c->reject == CONN_ACCEPTED && (c->state == CONN_SNIFFING || c->state == CONN_HELLO ||
@@ -352,9 +352,9 @@ bool conn_make_room(struct conn_ctx *ctx)
         struct conn *c = cdi_list_of(node, struct conn, due);
 
         if (c->deadline_ms > young_ms)
-            return false; /* as are all that follow */
+            return false; /* all that follow are younger */
         if (is_unproved(c)) {
-            conn_close(c, CDI_LOG_WARN, "it has not said what it wants, and another connection needs its place");
+            conn_close(c, CDI_LOG_WARN, "it sent no request, and another connection needs its slot");
             return true;
         }
     }
@@ -401,7 +401,7 @@ cddp_status conn_open(struct conn_ctx *ctx, int fd, const struct sockaddr_storag
     cdi_list_init(&c->dirty);
     cdi_list_init(&c->due);
     cdi_list_init(&c->busy);
-    await(c, reject != CONN_ACCEPTED ? CONN_DUE_REJECT : CONN_DUE_OPEN);
+    set_due(c, reject != CONN_ACCEPTED ? CONN_DUE_REJECT : CONN_DUE_OPEN);
     cdi_list_push_back(&ctx->conns, &c->link);
     ctx->n_open++;
     ctx->n_overflow += reject != CONN_ACCEPTED;
@@ -409,11 +409,11 @@ cddp_status conn_open(struct conn_ctx *ctx, int fd, const struct sockaddr_storag
     ctx->n_accepted++;
     if (uv_tcp_open(&c->tcp, fd) != 0) {
         (void)close(fd);
-        conn_close(c, CDI_LOG_WARN, "the socket cannot be used");
+        conn_close(c, CDI_LOG_WARN, "libuv cannot use the socket");
         return CDDP_E_SYSTEM;
     }
-    if (uv_read_start((uv_stream_t *)&c->tcp, alloc_scratch, on_read) != 0) {
-        conn_close(c, CDI_LOG_WARN, "the socket cannot be read");
+    if (uv_read_start((uv_stream_t *)&c->tcp, alloc_scratch, conn_on_read) != 0) {
+        conn_close(c, CDI_LOG_WARN, "libuv cannot read the socket");
         return CDDP_E_SYSTEM;
     }
     return CDDP_OK;
@@ -421,7 +421,7 @@ cddp_status conn_open(struct conn_ctx *ctx, int fd, const struct sockaddr_storag
 
 /* ------------------------------------------------------------------------------------------------------ time ---- */
 
-static void overdue(struct conn *c)
+static void conn_overdue(struct conn *c)
 {
     cdi_list_remove(&c->due);
     if (c->state == CONN_LINGERING)
@@ -430,16 +430,16 @@ static void overdue(struct conn *c)
         c->ctx->ops->overdue(c);
 }
 
-/* One that has something unfinished: is it going on? */
+/* Closes a connection whose request or replies make no progress. */
 static void check_progress(struct conn *c, int64_t now_ms)
 {
     size_t queue = uv_stream_get_write_queue_size((const uv_stream_t *)&c->tcp);
     bool half = c->state == CONN_STORE && c->in.len > 0;
 
     if (half && !c->paused && now_ms - c->begun_ms >= c->ctx->stall_ms) {
-        conn_close(c, CDI_LOG_WARN, "it did not finish its request in time");
+        conn_close(c, CDI_LOG_WARN, "timed out before completing its request");
     } else if (c->writing && queue == c->queue_seen && now_ms - c->progress_ms >= c->ctx->stall_ms) {
-        conn_close(c, CDI_LOG_WARN, "it does not read what it is sent");
+        conn_close(c, CDI_LOG_WARN, "the peer does not read what it is sent");
     } else if (queue != c->queue_seen) {
         c->queue_seen = queue;
         c->progress_ms = now_ms;
@@ -458,7 +458,7 @@ void conn_tick(struct conn_ctx *ctx)
         struct cdi_list *list = &ctx->due[kind];
 
         while (!cdi_list_empty(list) && cdi_list_of(list->next, struct conn, due)->deadline_ms <= now_ms)
-            overdue(cdi_list_of(list->next, struct conn, due));
+            conn_overdue(cdi_list_of(list->next, struct conn, due));
     }
     cdi_list_for_each (node, safe, &ctx->busy) {
         check_progress(cdi_list_of(node, struct conn, busy), now_ms);

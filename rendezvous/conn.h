@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One accepted connection in libuv: sniff, perhaps a HELLO, then store, control or http; bytes in, a write queue with a
- * limit out, one clean close. It belongs to a server, which owns the lists and the jobs. Loop thread only.
+ * One accepted connection in libuv: buffers with limits, deadlines, and one clean close. What the bytes mean is decided
+ * above, through struct conn_ops (see dispatch.h). The server owns the lists and the jobs. Loop thread only.
  *
- *   SNIFFING -> STORE | HTTP -> LINGERING (nothing is taken any more, what is queued is written) -> CLOSING
- *       `-----> HELLO -> STORE | NEW (an agent of a job that is not here yet) -> CONTROL
+ *   SNIFFING -> STORE | HTTP -> LINGERING (input is ignored, queued bytes are written) -> CLOSING
+ *       `-----> HELLO -> STORE | NEW (an agent of a job that does not exist yet) -> CONTROL
  *
- * A visitor is one that there is no room for: it is taken only to be told so, in the protocol that it speaks, and
- * leaves.
+ * An overflow connection exceeds a limit. The server accepts it only to reject it with a message in its own protocol.
  */
 #ifndef RDZV_CONN_H
 #define RDZV_CONN_H
@@ -32,7 +31,7 @@
 
 #define CONN_DENIED_MAX 64
 #define CONN_NAME 80
-#define CONN_KEEP 16384 /* an empty buffer larger than this is freed */
+#define CONN_KEEP 16384 /* bytes; an empty buffer larger than this is freed */
 
 struct session;
 
@@ -47,85 +46,85 @@ enum conn_state {
     CONN_CLOSING,
 };
 
-/* Why there is no room for a connection. */
+/* Why an overflow connection is rejected. */
 enum conn_reject {
     CONN_ACCEPTED,
-    CONN_REJECT_NO_FILES, /* this process may open no more files */
-    CONN_REJECT_TOO_MANY, /* there are max_connections */
+    CONN_REJECT_NO_FILES, /* the process has reached its limit of open files */
+    CONN_REJECT_TOO_MANY, /* max_connections are open */
 };
 
-/* What a connection has a deadline for. All of a kind have the same time for it. */
+/* Kinds of deadlines. All connections of a kind have the same time, so each list is in order. */
 enum conn_due {
-    CONN_DUE_OPEN,   /* to say what it wants */
-    CONN_DUE_REJECT, /* a visitor: to say that, and to leave */
-    CONN_DUE_LINGER, /* LINGERING: to take what is queued for it */
-    CONN_DUE_END,    /* the same when its job, or the server, ends */
+    CONN_DUE_OPEN,   /* to send its first request */
+    CONN_DUE_REJECT, /* overflow: to send it, and to read the rejection */
+    CONN_DUE_LINGER, /* LINGERING: to read what is queued */
+    CONN_DUE_END,    /* the same, when its job or the server ends */
     CONN_N_DUES,
 };
 
-/* A job as its connections see it. */
+/* The part of a job that its connections use. */
 struct conn_job {
     struct cdi_list link; /* in ctx->jobs */
     char run_id[256];
     struct session *session;
-    uint16_t port;                       /* that its ranks use */
-    size_t n_conns;                      /* that are not closed yet */
-    uint64_t operations[CDI_C10D_N_OPS]; /* of its store, in sum */
-    uint64_t measured;                   /* of them, at measured_ms: for operations_per_s */
+    uint16_t port;                       /* for the job's ranks */
+    size_t n_conns;                      /* not closed yet */
+    uint64_t operations[CDI_C10D_N_OPS]; /* requests to its store, by kind */
+    uint64_t measured;                   /* sum of operations[] at measured_ms */
     int64_t measured_ms;
     double operations_per_s;
-    size_t number; /* snapshot.c's */
+    size_t number; /* used by snapshot.c */
 };
 
 struct conn;
 struct conn_ctx;
 
-/* What the layer above does with a connection. Each may close or finish it. */
+/* Events for the layer above. Each may close or finish the connection. */
 struct conn_ops {
-    /* n bytes have arrived; they are valid, and may be changed, during the call. Not called while LINGERING. */
+    /* n bytes were received; valid and writable during the call. Not called while LINGERING. */
     void (*received)(struct conn *c, uint8_t *bytes, size_t n);
-    /* After conn_pause(): all replies are written, so requests in c->in can go on. */
+    /* After conn_pause(): all replies are written; process the requests in c->in. */
     void (*resumed)(struct conn *c);
-    /* The peer closed or reset it. Returns true if it is closed or finished with a reason; otherwise conn.c closes. */
+    /* The peer closed or reset the connection. Returns true if it closed or finished it; otherwise conn.c does. */
     bool (*ended)(struct conn *c);
-    /* Its deadline passed before it said what it wants. */
+    /* The deadline passed before a complete request was received. */
     void (*overdue)(struct conn *c);
 };
 
-/* What connections share; the server has one. */
+/* State that all connections of a server share. */
 struct conn_ctx {
     uv_loop_t *loop;
     const struct conn_ops *ops;
-    struct conn_job *only;              /* the server has this one job; NULL: many, made by their agents */
+    struct conn_job *only;              /* the only job; NULL: agents create jobs */
     const struct cdi_secret *secret;    /* NULL: none */
-    enum rdzv_access plain_store, http; /* who may use the store without proof, and see the pages about jobs? */
+    enum rdzv_access plain_store, http; /* clients without a proof */
     struct cdi_list jobs;               /* struct conn_job */
-    struct cdi_list conns;              /* all that are not closed yet */
-    struct cdi_list dirty;              /* those that have something to write */
-    struct cdi_list due[CONN_N_DUES];   /* those with a deadline of the kind, the next one first */
-    int64_t due_ms[CONN_N_DUES];        /* how long each kind has */
-    struct cdi_list busy;               /* with a request that is not whole, or replies that are not written */
-    struct agent_addrs agent_addrs;     /* from where those in CONN_CONTROL come */
-    size_t n_open;                      /* until their close callback */
-    size_t n_overflow;                  /* of them */
-    size_t n_closing;                   /* those of n_open, without the visitors, whose descriptor is closed already */
-    size_t n_overflow_files;            /* of those the ones whose descriptor is not closed yet */
-    size_t crowded;                /* open ones: from here on, idle ones leave the rest of the descriptors to others */
-    size_t max_connections;        /* without the visitors; SIZE_MAX: as many as there are descriptors */
-    const char *max_flag;          /* what sets that, for sentences */
-    size_t buffered, max_buffered; /* bytes of all connections' buffers */
+    struct cdi_list conns;              /* struct conn, those not closed yet */
+    struct cdi_list dirty;              /* with bytes to write */
+    struct cdi_list due[CONN_N_DUES];   /* by kind of deadline, the earliest first */
+    int64_t due_ms[CONN_N_DUES];        /* time for each kind */
+    struct cdi_list busy;               /* with an incomplete request or unwritten replies */
+    struct agent_addrs agent_addrs;     /* of the connections in CONN_CONTROL */
+    size_t n_open;                      /* until the close callback */
+    size_t n_overflow;                  /* of n_open */
+    size_t n_closing;                   /* of n_open without overflow, with closed descriptors */
+    size_t n_overflow_files;            /* of n_overflow, with open descriptors */
+    size_t crowded;                     /* from this number on, unproved connections give way to new ones */
+    size_t max_connections;             /* without overflow; SIZE_MAX: limited by descriptors only */
+    const char *max_flag;               /* the flag that sets it, for error messages */
+    size_t buffered, max_buffered;      /* bytes in the buffers of all connections */
     int64_t stall_ms;
     int64_t started_ms, started_wall_ms;
     uint64_t n_accepted, n_dropped;
     struct drop_log drops;
     bool closing, draining;
     struct conn_job *(*find_job)(struct conn_ctx *ctx, const char *run_id);
-    /* CDDP_E_LIMIT, CDDP_E_EXISTS: there is no room now; CDDP_E_CLOSED: the job of the JOIN's session is over. */
+    /* Returns CDDP_E_LIMIT or CDDP_E_EXISTS (no room now), or CDDP_E_CLOSED (the job of the session is over). */
     cddp_status (*make_job)(struct conn_ctx *ctx, const struct cdi_msg_join *join, struct conn_job **out,
                             struct cdi_error *err);
-    /* One has gone; it is freed already. job: it was of; NULL: of none. */
+    /* A connection of `job` (NULL: of none) was freed. */
     void (*conn_closed)(struct conn_ctx *ctx, struct conn_job *job);
-    struct in6_addr denied[CONN_DENIED_MAX]; /* addresses of which it was said that they lack the secret */
+    struct in6_addr denied[CONN_DENIED_MAX]; /* addresses whose failed authentication is logged */
     size_t n_denied;
     uint8_t scratch[65536];
 };
@@ -136,65 +135,62 @@ struct conn {
     struct cdi_list link, dirty, due, busy;
     enum conn_state state;
     enum conn_reject reject;
-    struct conn_job *port_job; /* whose port it came to; NULL: the port of all */
+    struct conn_job *port_job; /* job whose port it connected to; NULL: the shared port */
     struct conn_job *job;      /* NULL: not known yet */
     struct cdi_hello_server hello;
     struct sockaddr_storage addr;
-    struct cdi_buf in, out, flying; /* flying: handed to libuv */
+    struct cdi_buf in, out, flying; /* flying: passed to uv_write() */
     uv_write_t write;
     uv_shutdown_t shutdown;
     bool writing, paused, shut;
-    size_t held;         /* bytes of its buffers, as they count in ctx->buffered */
+    size_t held;         /* its part of ctx->buffered */
     int64_t deadline_ms; /* while it is in a list of ctx->due: SNIFFING, HELLO, NEW, HTTP, LINGERING */
-    int64_t begun_ms;    /* STORE: when the request that is not whole yet began */
+    int64_t begun_ms;    /* STORE: when the incomplete request began */
     int64_t progress_ms; /* when the write queue last shrank */
     size_t queue_seen;
     struct cdi_serve serve; /* STORE */
-    bool agent;             /* `peer` is attached to the session */
+    bool agent;             /* `peer` is attached to the job's session */
     uint32_t peer;
-    bool broken;   /* it ended by a reset or the like */
-    char why[160]; /* why it was closed, for the session */
+    bool broken;   /* ended by an error, such as a reset */
+    char why[160]; /* reason for the close, for the session */
 };
 
-/* An empty ctx, whose connections have undecided_ms to say what they want. */
+/* Initializes *ctx. A connection has undecided_ms to send its first request. */
 void conn_ctx_init(struct conn_ctx *ctx, uv_loop_t *loop, int64_t undecided_ms);
-/* Take over a connected socket of a listen_set (closed on failure); gate: see struct conn. CDDP_OK, CDDP_E_NOMEM,
- * CDDP_E_SYSTEM. */
+/* Creates a connection that owns fd, which an error closes, too. Returns CDDP_OK, CDDP_E_NOMEM or CDDP_E_SYSTEM. */
 cddp_status conn_open(struct conn_ctx *ctx, int fd, const struct sockaddr_storage *addr, struct conn_job *port_job,
                       enum conn_reject reject);
 /*
- * There is no room for a newcomer: close the oldest connection that is only being seen off, or that has neither proved
- * the secret nor said what it wants. False: there is none, or it has only just come.
+ * Closes one connection to make room for a new one: the oldest that only waits for the peer's close, or that has
+ * neither proved the auth token nor sent a request. Returns false if there is none, or only young ones.
  */
 bool conn_make_room(struct conn_ctx *ctx);
-/* Close now; what is queued is lost. Logged once, at `level`. Idempotent. */
+/* Closes now and discards queued bytes. Logs `why` once, at `level`. Idempotent. */
 void conn_close(struct conn *c, enum cdi_log_level level, const char *why);
-/* Take nothing more, write what is queued, then close. due: CONN_DUE_LINGER or CONN_DUE_END, which says how long that
- * may take. */
+/* Ignores further input, writes queued bytes, then closes. due: CONN_DUE_LINGER or CONN_DUE_END, the time limit. */
 void conn_finish(struct conn *c, enum conn_due due, enum cdi_log_level level, const char *why);
-/* Queue bytes. A connection whose queue is full is closed. */
+/* Queues bytes. Closes a connection whose queue is full. */
 void conn_send(struct conn *c, const void *bytes, size_t len);
-/* "[::1]:29500", without asking anybody for names. */
+/* Writes the numeric address and port, such as "[::1]:29500". */
 void conn_address_name(const struct sockaddr_storage *addr, char buf[CONN_NAME]);
-/* Have what is in c->out written by the next conn_flush_all(). */
+/* Makes the next conn_flush_all() write c->out. */
 void conn_mark_dirty(struct conn *c);
-/* Write what is in c->out as far as possible now; the rest when the socket takes it. May close. */
+/* Writes as much of c->out as the socket accepts, and the rest asynchronously. May close. */
 void conn_flush(struct conn *c);
-/* Read nothing more until all replies are written; then ops->resumed(). Something must be queued. */
+/* Stops reading until all replies are written; then ops->resumed() is called. Needs queued bytes. */
 void conn_pause(struct conn *c);
-/* Look at it at every tick, until it has nothing that is not finished. */
+/* Checks it for progress at every tick until no request or reply is incomplete. */
 void conn_watch(struct conn *c);
-/* Will there be room soon? Somebody who does not say what it wants, or who is just leaving, keeps its place not long.
- */
+/* Returns true if a slot will be free soon: some connections are closing, or have sent no request yet. */
 bool conn_room_soon(const struct conn_ctx *ctx);
-/* The address of the other side; IPv4 ones are mapped. */
+/* Returns the peer's address; IPv4 addresses are mapped. */
 struct in6_addr conn_ip(const struct sockaddr_storage *addr);
-/* Write what was queued since the last call, by any connection. Call it at the end of a callback. */
+/* Writes the queued bytes of all connections. Call it at the end of a callback. */
 void conn_flush_all(struct conn_ctx *ctx);
-/* Look at what is due: connections that are idle cost nothing. */
+/* Checks deadlines and progress. Idle connections cost nothing. */
 void conn_tick(struct conn_ctx *ctx);
 
-/* Bytes that wait to be written. */
+/* Returns the number of bytes not written yet. */
 static inline size_t conn_queued(const struct conn *c)
 {
     return c->out.len + c->flying.len;
@@ -205,7 +201,7 @@ static inline int64_t conn_now_ms(const struct conn_ctx *ctx)
     return (int64_t)uv_now(ctx->loop);
 }
 
-/* Unix time. */
+/* Returns Unix time. */
 static inline int64_t conn_wall_ms(void)
 {
     struct timespec ts;

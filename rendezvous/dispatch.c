@@ -12,18 +12,18 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#define OUT_ENOUGH (1024u * 1024) /* from here on no further request of a connection is read */
-#define NO_STORE 404              /* what PyTorch's store client is shown where there is no store: known from http */
+#define OUT_PAUSE (1024u * 1024) /* queued bytes from which on no further request of a connection is read */
+#define NO_STORE 404             /* number that PyTorch's store client prints where there is no store, as in HTTP */
 
-/* -------------------------------------------------------------------------------------- who may, and may not ---- */
+/* -------------------------------------------------------------------------------------- access ---- */
 
-static bool is_loopback(const struct in6_addr *ip)
+static bool dispatch_is_loopback(const struct in6_addr *ip)
 {
     return IN6_IS_ADDR_LOOPBACK(ip) || (IN6_IS_ADDR_V4MAPPED(ip) && ip->s6_addr[12] == 127);
 }
 
-/* Who has not proved the secret; job NULL: a node of any job will do. */
-static bool may(const struct conn *c, enum rdzv_access access, const struct conn_job *job)
+/* Returns true if the peer may use a service without proving the auth token. job NULL: agents of any job count. */
+static bool dispatch_may(const struct conn *c, enum rdzv_access access, const struct conn_job *job)
 {
     struct in6_addr ip = conn_ip(&c->addr);
 
@@ -35,12 +35,12 @@ static bool may(const struct conn *c, enum rdzv_access access, const struct conn
     case RDZV_ACCESS_AUTO:
         break;
     }
-    return c->ctx->secret == NULL || is_loopback(&ip) ||
-           agent_addrs_has(&c->ctx->agent_addrs, &ip, job); /* they have proved it */
+    return c->ctx->secret == NULL || dispatch_is_loopback(&ip) ||
+           agent_addrs_has(&c->ctx->agent_addrs, &ip, job); /* its agent has proved it */
 }
 
-/* It gets nothing. The log names its address, but not again and again. */
-static void deny(struct conn *c, const char *why)
+/* Rejects without a reply. The log names each address once. */
+static void dispatch_deny(struct conn *c, const char *why)
 {
     struct conn_ctx *ctx = c->ctx;
     struct in6_addr ip = conn_ip(&c->addr);
@@ -55,7 +55,7 @@ static void deny(struct conn *c, const char *why)
     conn_finish(c, CONN_DUE_LINGER, level, why);
 }
 
-/* Was it asked for a proof that has not come? */
+/* Returns true if the peer was asked for a proof and has not sent it. */
 static bool lacks_proof(const struct conn *c)
 {
     return c->state == CONN_HELLO && c->hello.state == CDI_HELLO_S_PROVING && c->hello.auth;
@@ -68,39 +68,39 @@ static void on_store_woken(struct cdi_serve *s)
     conn_mark_dirty(cdi_list_of(s, struct conn, serve));
 }
 
-static void serve_store(struct conn *c, struct cdi_buf *in)
+static void dispatch_store(struct conn *c, struct cdi_buf *in)
 {
     size_t had = in->len;
     struct cdi_error err;
     cddp_status st;
 
     do {
-        st = cdi_serve_feed(&c->serve, in, OUT_ENOUGH, &err);
+        st = cdi_serve_feed(&c->serve, in, OUT_PAUSE, &err);
         conn_flush(c);
-    } while (st == CDDP_IN_PROGRESS && c->state == CONN_STORE && conn_queued(c) < OUT_ENOUGH);
+    } while (st == CDDP_IN_PROGRESS && c->state == CONN_STORE && conn_queued(c) < OUT_PAUSE);
     if (c->state != CONN_STORE)
         return;
     if (in->len < had)
         c->begun_ms = conn_now_ms(c->ctx);
     if (st < 0) {
         conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, err.msg);
-    } else if (conn_queued(c) >= OUT_ENOUGH) {
-        /* It asks faster than it reads: let it wait until on_written(), which is sure to come. */
+    } else if (conn_queued(c) >= OUT_PAUSE) {
+        /* The client sends requests faster than it reads replies. */
         conn_pause(c);
     }
 }
 
-/* Requests are carried out where they were read to; only what is left of an unfinished one is kept. */
+/* Processes requests in the read buffer, without a copy; copies only the rest of an incomplete one. */
 static void serve_store_in_place(struct conn *c, uint8_t *bytes, size_t n)
 {
     struct cdi_buf in = {.mem = bytes, .len = n, .cap = n, .limit = n};
 
-    serve_store(c, &in);
+    dispatch_store(c, &in);
     if (c->state != CONN_STORE || in.len == 0)
         return;
     c->begun_ms = conn_now_ms(c->ctx);
     if (cdi_buf_append(&c->in, cdi_buf_data(&in), in.len) != CDDP_OK)
-        conn_close(c, CDI_LOG_WARN, "no memory for what it sends");
+        conn_close(c, CDI_LOG_WARN, "out of memory for its data");
     else
         conn_watch(c);
 }
@@ -111,12 +111,12 @@ static void enter_job(struct conn *c, struct conn_job *job)
     job->n_conns++;
 }
 
-static void begin_store(struct conn *c, struct conn_job *job)
+static void dispatch_begin_store(struct conn *c, struct conn_job *job)
 {
     struct cdi_kv *keys = session_keys(job->session);
 
     if (keys == NULL) {
-        conn_close(c, CDI_LOG_INFO, "the job is over, or there is no memory for its keys");
+        conn_close(c, CDI_LOG_INFO, "the job is over, or out of memory for its keys");
         return;
     }
     enter_job(c, job);
@@ -129,13 +129,13 @@ static void begin_store(struct conn *c, struct conn_job *job)
 
 /* ------------------------------------------------------------------------------------------------------ http ---- */
 
-static void serve_http(struct conn *c)
+static void dispatch_http(struct conn *c)
 {
     struct page_data data = {0};
     struct http_request req;
     struct cdi_error err = {0};
     cddp_status parsed = http_parse(&c->in, &req, &err), st = CDDP_OK;
-    bool show = parsed == CDDP_OK && http_wants_data(&req) && may(c, c->ctx->http, c->port_job);
+    bool show = parsed == CDDP_OK && http_wants_data(&req) && dispatch_may(c, c->ctx->http, c->port_job);
 
     if (parsed == CDDP_IN_PROGRESS)
         return;
@@ -145,7 +145,7 @@ static void serve_http(struct conn *c)
         st = http_answer(parsed == CDDP_OK ? &req : NULL, show ? &data : NULL, &c->out);
     snapshot_release(&data);
     if (st != CDDP_OK)
-        conn_close(c, CDI_LOG_WARN, "no memory for an answer");
+        conn_close(c, CDI_LOG_WARN, "out of memory for the response");
     else if (parsed == CDDP_OK)
         conn_finish(c, CONN_DUE_LINGER, CDI_LOG_DEBUG, "answered");
     else
@@ -154,7 +154,7 @@ static void serve_http(struct conn *c)
 
 /* --------------------------------------------------------------------------------------------------- control ---- */
 
-static void serve_control(struct conn *c)
+static void dispatch_control(struct conn *c)
 {
     struct cdi_error err = {0};
     cddp_status st = session_feed(c->job->session, c->peer, &c->in, conn_now_ms(c->ctx), conn_wall_ms(), &err);
@@ -171,7 +171,7 @@ static void begin_control(struct conn *c, struct conn_job *job)
     if (st == CDDP_OK && (st = session_attach(job->session, c, conn_now_ms(c->ctx), &c->peer)) != CDDP_OK)
         agent_addrs_remove(&c->ctx->agent_addrs, &ip, job);
     if (st != CDDP_OK) {
-        conn_close(c, CDI_LOG_WARN, "no memory for another agent");
+        conn_close(c, CDI_LOG_WARN, "out of memory for another agent");
         return;
     }
     enter_job(c, job);
@@ -180,40 +180,41 @@ static void begin_control(struct conn *c, struct conn_job *job)
     c->state = CONN_CONTROL;
 }
 
-/* Refuse an agent in the language of control messages; retry: for now; gone: its job is over. */
+/* Rejects an agent with a CLOSED message. retry: it may try again later; gone: its job is over. */
 static void refuse_agent(struct conn *c, bool retry, bool gone, const char *why)
 {
     struct cdi_msg m = {.type = CDI_MSG_CLOSED,
                         .u.closed = {.status = CDI_CLOSE_REFUSED, .retry = retry, .gone = gone}};
 
     (void)snprintf(m.u.closed.text, sizeof m.u.closed.text, "%.511s", why);
-    (void)cdi_msg_encode(&m, &c->out, NULL); /* without memory it is closed all the same */
+    (void)cdi_msg_encode(&m, &c->out, NULL); /* closed without a message if out of memory */
     conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, why);
 }
 
-/* -------------------------------------------------------------------------------------------------- visitors ---- */
+/* -------------------------------------------------------------------------------------------------- overflow ---- */
 
-/* Why it cannot stay, for whoever runs the job. */
+/* Writes the reason for the rejection, for the user of the job. */
 static void describe_reject(const struct conn *c, char *why, size_t cap)
 {
     char host[256] = "";
     struct rlimit files = {.rlim_cur = 0};
 
     if (c->reject == CONN_REJECT_TOO_MANY) {
-        (void)snprintf(why, cap, "there are %zu connections already, as many as %s allows; raise it",
-                       c->ctx->max_connections, c->ctx->max_flag);
+        (void)snprintf(why, cap, "all %zu connections that %s allows are open; raise it", c->ctx->max_connections,
+                       c->ctx->max_flag);
         return;
     }
     (void)gethostname(host, sizeof host - 1);
     (void)getrlimit(RLIMIT_NOFILE, &files);
-    (void)snprintf(why, cap,
-                   "the rendezvous may open no more than %llu files on %s, and each rank and each agent needs one; "
-                   "raise that limit there (ulimit -Hn)",
-                   (unsigned long long)files.rlim_cur, host);
+    (void)snprintf(
+        why, cap,
+        "the rendezvous server has %llu open files on %s, its limit, and each rank and each agent needs one; "
+        "raise the limit there (ulimit -Hn)",
+        (unsigned long long)files.rlim_cur, host);
 }
 
-/* A visitor has said what it wants. One that would not understand an answer is closed, and so is one that shall try
- * again. */
+/* Rejects an overflow connection whose protocol is known. Closes it without a reply if the peer would not understand
+ * one, or should try again. */
 static void dispatch_reject(struct conn *c, bool understands)
 {
     char why[512];
@@ -225,8 +226,8 @@ static void dispatch_reject(struct conn *c, bool understands)
         conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, why);
 }
 
-/* PyTorch's client understands no sentence, and tries again by itself. libcddp's does, and says so by its first PING.
- */
+/* The same for the plain store protocol. PyTorch's client cannot show an error message, and tries again by itself.
+ * libcddp's client can; its first PING identifies it. */
 static void dispatch_reject_plain(struct conn *c)
 {
     const struct conn_job *job = c->port_job != NULL ? c->port_job : c->ctx->only;
@@ -235,21 +236,21 @@ static void dispatch_reject_plain(struct conn *c)
     if (cdi_c10d_sniff_ping(cdi_buf_data(&c->in), c->in.len, &own) == CDDP_IN_PROGRESS)
         return;
     cdi_hello_server_init(&c->hello);
-    dispatch_reject(c, own && job != NULL && may(c, c->ctx->plain_store, job) && !conn_room_soon(c->ctx));
+    dispatch_reject(c, own && job != NULL && dispatch_may(c, c->ctx->plain_store, job) && !conn_room_soon(c->ctx));
 }
 
 /* --------------------------------------------------------------------------------------------------- opening ---- */
 
 /*
- * A store client on the port of all jobs: most often torchrun, whose agents meet in a store. PyTorch's client can show
- * no text of ours: it prints the number that its first PING gets, if that is a wrong one. Without an answer it guesses
- * that the server has crashed. libcddp's client understands a refusal.
+ * Rejects a store client on the shared port: most often torchrun, whose agents use a store for their rendezvous.
+ * PyTorch's client cannot show an error message. It prints the number in the reply to its first PING if that is wrong,
+ * and without a reply it reports a crashed server. libcddp's client understands a rejection.
  */
-static void explain_port_of_all(struct conn *c)
+static void explain_shared_port(struct conn *c)
 {
     static const char why[] =
-        "it speaks the store's plain protocol on the port of all jobs, where cddprun's agents meet; "
-        "ranks use the port of their job (MASTER_PORT), and torchrun cannot meet here";
+        "plain store connection on the shared port, which is for cddprun agents; workers use the port of their "
+        "job (MASTER_PORT), and torchrun cannot use this rendezvous server";
     const uint8_t *bytes = cdi_buf_data(&c->in);
     uint8_t answer[4] = {NO_STORE & 0xff, NO_STORE >> 8};
     bool own;
@@ -260,7 +261,7 @@ static void explain_port_of_all(struct conn *c)
     if (own) {
         (void)cdi_hello_server_refuse(&c->hello, why, &c->out, NULL);
     } else if (bytes[CDI_C10D_HELLO_LEN] == CDI_C10D_PING) {
-        answer[0] ^= memcmp(answer, bytes + CDI_C10D_HELLO_LEN + 1, sizeof answer) == 0; /* it must not be right */
+        answer[0] ^= memcmp(answer, bytes + CDI_C10D_HELLO_LEN + 1, sizeof answer) == 0; /* it must be a wrong number */
         (void)cdi_buf_append(&c->out, answer, sizeof answer);
     }
     conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, why);
@@ -271,11 +272,11 @@ static void begin_plain_store(struct conn *c)
     struct conn_job *job = c->port_job != NULL ? c->port_job : c->ctx->only;
 
     if (job == NULL)
-        explain_port_of_all(c);
-    else if (!may(c, c->ctx->plain_store, job))
-        deny(c, "it speaks the store's plain protocol, which does not prove the job's secret (see --plain_store)");
+        explain_shared_port(c);
+    else if (!dispatch_may(c, c->ctx->plain_store, job))
+        dispatch_deny(c, "plain store connection, which cannot prove the job's auth token (see --plain_store)");
     else
-        begin_store(c, job);
+        dispatch_begin_store(c, job);
 }
 
 static void refuse_hello(struct conn *c, const char *why)
@@ -284,7 +285,7 @@ static void refuse_hello(struct conn *c, const char *why)
     conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, why);
 }
 
-/* False: it was closed. */
+/* Accepts the HELLO. Returns false if the connection was closed. */
 static bool welcome_hello(struct conn *c)
 {
     struct cdi_error err = {0};
@@ -311,20 +312,21 @@ static void admit_store(struct conn *c)
     char why[512];
 
     if (job == NULL) {
-        (void)snprintf(why, sizeof why, "no job '%.255s' is here; check --rdzv_id and the port", c->hello.hello.run_id);
+        (void)snprintf(why, sizeof why, "the rendezvous server has no job '%.255s'; check --rdzv_id and the port",
+                       c->hello.hello.run_id);
         refuse_hello(c, why);
     } else if (round_state(round) == ROUND_CLOSED) {
         refuse_hello(c, "the job is over");
     } else if (c->hello.hello.round != CDI_HELLO_CURRENT_ROUND && c->hello.hello.round != round_number(round)) {
-        (void)snprintf(why, sizeof why, "this worker is of round %u of the job, and round %u is the current one",
+        (void)snprintf(why, sizeof why, "this worker belongs to round %u of the job, but the current round is %u",
                        c->hello.hello.round, round_number(round));
         refuse_hello(c, why);
     } else if (welcome_hello(c)) {
-        begin_store(c, job);
+        dispatch_begin_store(c, job);
     }
 }
 
-/* Said before JOIN, which a cddprun that looks for its rendezvous at several ports understands as "the next one". */
+/* Checked before JOIN: a cddprun that searches several ports for its rendezvous server then tries the next one. */
 static bool is_of_another_job(const struct conn *c)
 {
     const char *run_id = c->hello.hello.run_id;
@@ -332,7 +334,7 @@ static bool is_of_another_job(const struct conn *c)
     return c->ctx->only != NULL && run_id[0] != '\0' && strcmp(c->ctx->only->run_id, run_id) != 0;
 }
 
-static void admit(struct conn *c)
+static void dispatch_admit(struct conn *c)
 {
     struct conn_job *job;
     char why[512];
@@ -343,14 +345,14 @@ static void admit(struct conn *c)
     }
     if (is_of_another_job(c)) {
         (void)snprintf(why, sizeof why,
-                       "this rendezvous serves job '%.100s', not '%.100s'; check --rdzv_id and the port",
+                       "this rendezvous server serves job '%.100s', not '%.100s'; check --rdzv_id and the port",
                        c->ctx->only->run_id, c->hello.hello.run_id);
         refuse_hello(c, why);
         return;
     }
     if (!welcome_hello(c))
         return;
-    /* An agent's JOIN tells the rest. A server of one job lets the job's round say what does not fit. */
+    /* JOIN holds the rest. With a single job, its round rejects a JOIN that does not fit. */
     job = c->ctx->only != NULL ? c->ctx->only : job_of_hello(c, c->hello.hello.run_id);
     if (job != NULL)
         begin_control(c, job);
@@ -358,7 +360,7 @@ static void admit(struct conn *c)
         c->state = CONN_NEW;
 }
 
-/* An agent that has sent JOIN without a HELLO is of another version. It understands CLOSED. */
+/* Returns true for an agent of another version, which sends JOIN without a HELLO. It understands CLOSED. */
 static bool is_without_hello(const struct conn *c)
 {
     const uint8_t *p = cdi_buf_data(&c->in);
@@ -368,15 +370,16 @@ static bool is_without_hello(const struct conn *c)
            p[skip + 4] == CDI_MSG_JOIN && p[skip + 5] == 0;
 }
 
-static void serve_hello(struct conn *c)
+static void dispatch_hello(struct conn *c)
 {
     struct cdi_error err = {0};
     cddp_status st = CDDP_OK;
 
     if (is_without_hello(c)) {
-        refuse_agent(c, false, false,
-                     "this cddprun is of another version than the rendezvous: it joins without HELLO; use one version "
-                     "on all nodes");
+        refuse_agent(
+            c, false, false,
+            "this cddprun and the rendezvous server have different versions (JOIN without HELLO); use one version "
+            "on all nodes");
         return;
     }
     while (st == CDDP_OK && c->state == CONN_HELLO) {
@@ -388,17 +391,17 @@ static void serve_hello(struct conn *c)
         if (st == CDDP_OK && c->hello.state == CDI_HELLO_S_ASKED)
             st = cdi_hello_server_challenge(&c->hello, c->ctx->secret, &c->out, &err);
         else if (st == CDDP_OK)
-            admit(c);
+            dispatch_admit(c);
     }
     conn_mark_dirty(c);
     if (st == CDDP_E_DENIED)
-        deny(c, err.msg);
+        dispatch_deny(c, err.msg);
     else if (st < 0)
         conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, err.msg);
 }
 
-/* The first JOIN of a job makes it. */
-static void serve_new(struct conn *c)
+/* The first JOIN of a job creates it. */
+static void dispatch_new(struct conn *c)
 {
     struct conn_job *job = c->port_job;
     struct cdi_error err = {0};
@@ -411,7 +414,7 @@ static void serve_new(struct conn *c)
     if (st == CDDP_IN_PROGRESS)
         return;
     if (st == CDDP_OK && m.type != CDI_MSG_JOIN)
-        st = cdi_fail(&err, CDDP_E_PROTOCOL, "it sends %s before JOIN", cdi_msg_name(m.type));
+        st = cdi_fail(&err, CDDP_E_PROTOCOL, "received %s before JOIN", cdi_msg_name(m.type));
     if (st != CDDP_OK) {
         conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, err.msg);
         return;
@@ -420,13 +423,13 @@ static void serve_new(struct conn *c)
         job = c->ctx->find_job(c->ctx, m.u.join.run_id);
     if (job == NULL)
         st = c->ctx->make_job(c->ctx, &m.u.join, &job, &err);
-    if (st != CDDP_OK) /* a job that ends makes room */
+    if (st != CDDP_OK) /* retry: the end of a job makes room */
         refuse_agent(c, st == CDDP_E_LIMIT || st == CDDP_E_EXISTS, st == CDDP_E_CLOSED, err.msg);
     else
         begin_control(c, job);
 }
 
-static void sniff(struct conn *c)
+static void dispatch_sniff(struct conn *c)
 {
     switch (cdi_sniff(cdi_buf_data(&c->in), c->in.len)) {
     case CDI_SNIFF_UNDECIDED:
@@ -439,37 +442,37 @@ static void sniff(struct conn *c)
         break;
     case CDI_SNIFF_CONTROL:
         cdi_hello_server_init(&c->hello);
-        c->state = CONN_HELLO; /* the deadline stays, here and below */
+        c->state = CONN_HELLO; /* the deadline remains, here and below */
         break;
     case CDI_SNIFF_HTTP:
         c->state = CONN_HTTP;
         break;
     case CDI_SNIFF_GARBAGE:
-        conn_close(c, CDI_LOG_WARN, "its first bytes are of no protocol that is spoken here");
+        conn_close(c, CDI_LOG_WARN, "unrecognized protocol");
         break;
     }
 }
 
 /* ----------------------------------------------------------------------------------- the connection's events ---- */
 
-/* Do what the bytes in c->in ask for. */
-static void serve(struct conn *c)
+/* Processes the bytes in c->in. */
+static void dispatch_serve(struct conn *c)
 {
     if (c->state == CONN_SNIFFING)
-        sniff(c);
+        dispatch_sniff(c);
     if (c->state == CONN_HELLO)
-        serve_hello(c);
+        dispatch_hello(c);
     if (c->state == CONN_NEW)
-        serve_new(c);
+        dispatch_new(c);
     switch (c->state) {
     case CONN_STORE:
-        serve_store(c, &c->in);
+        dispatch_store(c, &c->in);
         break;
     case CONN_CONTROL:
-        serve_control(c);
+        dispatch_control(c);
         break;
     case CONN_HTTP:
-        serve_http(c);
+        dispatch_http(c);
         break;
     case CONN_SNIFFING:
     case CONN_HELLO:
@@ -480,7 +483,7 @@ static void serve(struct conn *c)
     }
     if (c->state == CONN_STORE && c->in.len > 0)
         conn_watch(c);
-    /* A store connection seldom needs one again: see serve_store_in_place(). */
+    /* A store connection seldom needs a buffer again: see serve_store_in_place(). */
     if (c->in.len == 0 && (c->state == CONN_STORE || c->in.cap > CONN_KEEP))
         cdi_buf_release(&c->in);
 }
@@ -490,16 +493,16 @@ static void dispatch_received(struct conn *c, uint8_t *bytes, size_t n)
     if (c->state == CONN_STORE && c->in.len == 0)
         serve_store_in_place(c, bytes, n);
     else if (cdi_buf_append(&c->in, bytes, n) != CDDP_OK)
-        conn_close(c, CDI_LOG_WARN, "no memory for what it sends");
+        conn_close(c, CDI_LOG_WARN, "out of memory for its data");
     else
-        serve(c);
+        dispatch_serve(c);
 }
 
 static bool dispatch_ended(struct conn *c)
 {
     if (!lacks_proof(c))
         return false;
-    deny(c, "it went without proving the job's secret");
+    dispatch_deny(c, "disconnected without proving the job's auth token");
     return true;
 }
 
@@ -511,11 +514,11 @@ static void dispatch_overdue(struct conn *c)
         describe_reject(c, why, sizeof why);
         conn_close(c, CDI_LOG_WARN, why);
     } else if (lacks_proof(c)) {
-        deny(c, "it did not prove the job's secret in time");
+        dispatch_deny(c, "timed out before proving the job's auth token");
     } else {
-        conn_close(c, CDI_LOG_INFO, "it did not say in time what it wants");
+        conn_close(c, CDI_LOG_INFO, "timed out before sending a request");
     }
 }
 
 const struct conn_ops dispatch_ops = {
-    .received = dispatch_received, .resumed = serve, .ended = dispatch_ended, .overdue = dispatch_overdue};
+    .received = dispatch_received, .resumed = dispatch_serve, .ended = dispatch_ended, .overdue = dispatch_overdue};

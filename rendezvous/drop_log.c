@@ -40,7 +40,7 @@ void drop_log_tick(struct drop_log *d, int64_t now_ms)
 {
     if (d->suppressed == 0 || now_ms - d->ms < 1000)
         return;
-    cdi_log(CDI_LOG_WARN, "RDZV-DROPS", "rendezvous: %llu more connections were closed for such reasons",
+    cdi_log(CDI_LOG_WARN, "RDZV-DROPS", "rendezvous: %llu more connections closed for similar reasons",
             (unsigned long long)d->suppressed);
     d->suppressed = 0;
 }

@@ -34,8 +34,9 @@ static uint16_t port_of(const struct sockaddr *a)
 
 static void set_port(struct sockaddr_storage *a, uint16_t port)
 {
-    /* Both families keep the port at the same place. */
-    _Static_assert(offsetof(struct sockaddr_in, sin_port) == offsetof(struct sockaddr_in6, sin6_port), "port's place");
+    /* Both families have the port at the same offset. */
+    _Static_assert(offsetof(struct sockaddr_in, sin_port) == offsetof(struct sockaddr_in6, sin6_port),
+                   "offset of the port");
     port = htons(port);
     memcpy((char *)a + offsetof(struct sockaddr_in, sin_port), &port, sizeof port);
 }
@@ -45,18 +46,18 @@ static cddp_status bind_failed(int errnum, const char *host, const struct listen
     if (errnum == EADDRINUSE)
         return cdi_fail(err, CDDP_E_EXISTS,
                         "port %u on %s is in use by another program; end that one, or choose another port with %s (0: "
-                        "any free one)",
+                        "any free port)",
                         s->port, host, s->names.port);
     if (errnum == EADDRNOTAVAIL)
         return cdi_fail(err, CDDP_E_INVALID,
-                        "%s is no address of this machine, so the rendezvous cannot listen there; check %s", host,
-                        s->names.host);
+                        "%s is not an address of this node, so the rendezvous server cannot listen on it; check %s",
+                        host, s->names.host);
     if (errnum == EACCES)
-        return cdi_fail(err, CDDP_E_SYSTEM, "port %u may only be opened by root; choose one above 1023", s->port);
-    return cdi_fail_errno(err, errnum, "the rendezvous cannot listen on port %u of %s", s->port, host);
+        return cdi_fail(err, CDDP_E_SYSTEM, "only root can listen on port %u; choose one above 1023", s->port);
+    return cdi_fail_errno(err, errnum, "the rendezvous server cannot listen on port %u of %s", s->port, host);
 }
 
-/* Open a listening socket; on success it is the next of s->fds. */
+/* Opens a listening socket and appends it to s->fds. */
 static cddp_status add_socket(struct listen_set *s, const struct sockaddr *addr, socklen_t len, bool both,
                               const char *host, struct cdi_error *err)
 {
@@ -69,7 +70,7 @@ static cddp_status add_socket(struct listen_set *s, const struct sockaddr *addr,
     memcpy(&a, addr, len);
     set_port(&a, s->port);
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* what is accepted inherits it */
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* inherited by accepted sockets */
     if (addr->sa_family == AF_INET6)
         (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, both ? &off : &on, sizeof on);
     if (bind(fd, (struct sockaddr *)&a, len) != 0 || listen(fd, BACKLOG) != 0)
@@ -87,8 +88,8 @@ void listen_close(struct listen_set *s)
         (void)close(s->fds[--s->n]);
 }
 
-/* Every address: one socket for both families, or IPv4 alone where there is no IPv6. */
-static cddp_status listen_everywhere(struct listen_set *s, struct cdi_error *err)
+/* Listens on every address: one socket for both families, or IPv4 only if there is no IPv6. */
+static cddp_status listen_all_addresses(struct listen_set *s, struct cdi_error *err)
 {
     struct sockaddr_in6 any6 = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_ANY_INIT};
     struct sockaddr_in any = {.sin_family = AF_INET};
@@ -99,15 +100,15 @@ static cddp_status listen_everywhere(struct listen_set *s, struct cdi_error *err
     return st;
 }
 
-/* All addresses of a name. One that this machine cannot bind (no IPv6) does no harm if another can be. */
-static cddp_status listen_on(struct listen_set *s, const char *host, uint16_t port, struct cdi_error *err)
+/* Listens on all addresses of a name. One that cannot be bound (no IPv6) is skipped if another can. */
+static cddp_status listen_host(struct listen_set *s, const char *host, uint16_t port, struct cdi_error *err)
 {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *list = NULL;
     cddp_status st = CDDP_E_NOT_FOUND;
     int rc = cdi_resolve(host, NULL, &hints, &list);
 
     if (rc != 0)
-        return cdi_fail(err, CDDP_E_NOT_FOUND, "the address '%s' to listen on does not resolve: %s; check %s", host,
+        return cdi_fail(err, CDDP_E_NOT_FOUND, "the listening address '%s' does not resolve: %s; check %s", host,
                         rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc), s->names.host);
     s->port = port;
     for (const struct addrinfo *a = list; a != NULL && s->n < LISTEN_MAX; a = a->ai_next) {
@@ -130,9 +131,9 @@ cddp_status listen_open(struct listen_set *s, const char *host, uint16_t port, s
 
     *s = (struct listen_set){.names = names, .port = port};
     if (strcmp(host, "*") == 0)
-        return listen_everywhere(s, err);
-    /* A free port of the first address may be taken on the second: then try another one. */
+        return listen_all_addresses(s, err);
+    /* A port that is free on the first address may be in use on the second; then try another. */
     for (int tries = 0; st == CDDP_E_EXISTS && tries < (port == 0 ? 16 : 1); tries++)
-        st = listen_on(s, host, port, err);
+        st = listen_host(s, host, port, err);
     return st;
 }

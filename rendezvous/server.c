@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Listeners, the timer, and the session's wishes carried out on connections. */
+/* Listeners, the timer, jobs, and the sessions' operations on connections. */
 #include "rendezvous/server.h"
 #include "rendezvous/conn.h"
 #include "rendezvous/dispatch.h"
@@ -18,14 +18,14 @@
 #include <unistd.h>
 
 #define TICK_MS 250
-#define STOPPED_MS 2000 /* a tick that comes so late means that the process, or the machine, stood still */
+#define STOPPED_MS 2000 /* a tick that is this late means that the process, or the node, was suspended */
 #define CLOSING_TICK_MS 20
-#define ACCEPT_AT_ONCE 64   /* then others get a turn */
-#define ACCEPT_WHEN_FULL 4  /* the same where newcomers push out others, which must have a turn first */
-#define ACCEPT_PAUSE_MS 250 /* when there is no descriptor left at all */
-#define OVERFLOW_MAX 4      /* at once, of those that there is no room for */
-#define OTHER_FILES 32      /* descriptors that are no connections */
-#define OVER_MAX 1024       /* jobs that are over, and that are remembered */
+#define ACCEPT_AT_ONCE 64   /* then other events get a turn */
+#define ACCEPT_WHEN_FULL 4  /* the same when new connections replace others, which must be served first */
+#define ACCEPT_PAUSE_MS 250 /* when no descriptor is left */
+#define OVERFLOW_MAX 4      /* overflow connections at once */
+#define OTHER_FILES 32      /* descriptors other than connections */
+#define OVER_MAX 1024       /* finished jobs whose ids are kept */
 
 struct rdzv_server;
 
@@ -36,23 +36,23 @@ struct listener {
     int fd;
 };
 
-/* A port that is listened on: that of all, or that of one job. */
+/* A port with its listening sockets: the shared port, or that of one job. */
 struct listen_port {
     struct listener listeners[LISTEN_MAX];
-    size_t n;      /* listeners */
-    size_t n_open; /* of them, until their close callback */
+    size_t n;      /* of listeners[] */
+    size_t n_open; /* of these, until the close callback */
     uint16_t port;
-    struct job *job; /* NULL: the port of all */
+    struct job *job; /* NULL: the shared port */
 };
 
 struct job {
     struct conn_job conn; /* first */
     struct rdzv_server *server;
-    struct listen_port listen_port; /* empty where the job uses the port of all */
-    int64_t over_ms;                /* when it was seen to be over, or without agents; -1: it is not */
-    int64_t close_ms;               /* after that it waits so long for its last connections */
-    bool ending;                    /* its connections and its port are being closed */
-    bool warned;                    /* it was said that it has more ranks than there are descriptors */
+    struct listen_port listen_port; /* empty if the job uses the shared port */
+    int64_t over_ms;                /* time at which it was found to be over or without agents; -1: neither */
+    int64_t close_ms;               /* time that its last connections then have */
+    bool ending;                    /* its connections and its port are closing */
+    bool warned;                    /* the warning about too few descriptors is logged */
 };
 
 struct rdzv_server {
@@ -62,25 +62,25 @@ struct rdzv_server {
     struct cdi_secret secret;
     char *host; /* as in the options */
     struct listen_names names;
-    struct session_options session; /* what jobs have in common */
-    uint32_t max_jobs;              /* 0: the one job that was there from the start */
+    struct session_options session; /* for all jobs */
+    uint32_t max_jobs;              /* 0: a single job, created at the start */
     uint16_t first_job_port, last_job_port;
-    int64_t over_ms; /* a job that is over waits so long for its last connections */
+    int64_t over_ms; /* time that the last connections of a finished job have */
     uv_timer_t timer;
-    bool timer_open;           /* until its close callback */
-    size_t n_listeners;        /* listeners of all ports, until their close callback */
-    int reserve[OVERFLOW_MAX]; /* descriptors given up for visitors, when all others are in use */
+    bool timer_open;           /* until the close callback */
+    size_t n_listeners;        /* of all ports, until the close callback */
+    int reserve[OVERFLOW_MAX]; /* descriptors to close for an overflow connection when none is free */
     size_t n_reserve;
-    char over[OVER_MAX][SESSION_ID_LEN + 1]; /* ids of the jobs that were over last */
-    size_t n_over;                           /* ever */
-    bool out_of_fds;                         /* it was said */
-    int64_t tick_ms;                         /* when the last tick was */
-    int64_t resume_ms;                       /* accepting pauses until then; 0: it does not */
+    char over[OVER_MAX][SESSION_ID_LEN + 1]; /* ids of the jobs that finished last */
+    size_t n_over;                           /* in total */
+    bool out_of_fds;                         /* this is logged */
+    int64_t tick_ms;                         /* time of the last tick */
+    int64_t resume_ms;                       /* end of the pause in accepting; 0: no pause */
     void (*closed)(void *arg);
     void *closed_arg;
 };
 
-static void on_tick(uv_timer_t *timer);
+static void server_on_tick(uv_timer_t *timer);
 static void on_connection(uv_poll_t *poll, int status, int events);
 
 /* -------------------------------------------------------------------------------------------- the session's wishes
@@ -101,7 +101,7 @@ static void rename_peer(void *conn, uint32_t peer)
     ((struct conn *)conn)->peer = peer;
 }
 
-static void end_keys(void *arg)
+static void end_job_keys(void *arg)
 {
     const struct job *job = arg;
     struct conn_ctx *ctx = &job->server->ctx;
@@ -111,14 +111,14 @@ static void end_keys(void *arg)
         struct conn *c = cdi_list_of(node, struct conn, link);
 
         if (c->state == CONN_STORE && c->job == &job->conn)
-            conn_close(c, CDI_LOG_DEBUG, "its round is over");
+            conn_close(c, CDI_LOG_DEBUG, "the round is over");
     }
 }
 
 static void get_random(void *bytes, size_t len)
 {
     if (getrandom(bytes, len, 0) != (ssize_t)len)
-        memset(bytes, 0, len); /* cannot happen for so few bytes */
+        memset(bytes, 0, len); /* cannot happen for this few bytes */
 }
 
 /* --------------------------------------------------------------------------------------------------- closing ---- */
@@ -166,7 +166,7 @@ static void on_timer_closed(uv_handle_t *handle)
     free_when_all_closed(s);
 }
 
-/* A job that ends at its time is freed when nothing of it is open any more. */
+/* Frees a finished job after its last connection and listener are closed. */
 static void free_job_if_gone(struct job *job)
 {
     if (job->ending && job->listen_port.n_open == 0 && job->conn.n_conns == 0 && !job->server->ctx.closing)
@@ -187,15 +187,15 @@ static void on_listener_closed(uv_handle_t *handle)
         free_when_all_closed(s);
 }
 
-/* The timer watches the last connections go, so it is closed when they are. */
+/* The timer supervises the last connections, so it closes after them. */
 static void close_timer_if_idle(struct rdzv_server *s)
 {
     if (s->ctx.n_open == 0 && !uv_is_closing((uv_handle_t *)&s->timer))
         uv_close((uv_handle_t *)&s->timer, on_timer_closed);
 }
 
-/* A visitor's descriptor goes back to where it came from. */
-static void fill_reserve(struct rdzv_server *s)
+/* Opens the reserved descriptors again after overflow connections have closed. */
+static void server_fill_reserve(struct rdzv_server *s)
 {
     while (s->n_reserve + s->ctx.n_overflow_files < OVERFLOW_MAX) {
         int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -212,7 +212,7 @@ static void on_conn_closed(struct conn_ctx *ctx, struct conn_job *job)
 {
     struct rdzv_server *s = (struct rdzv_server *)ctx;
 
-    fill_reserve(s);
+    server_fill_reserve(s);
     if (s->resume_ms != 0 && !ctx->closing)
         resume_accepting(s);
     if (job != NULL)
@@ -230,7 +230,7 @@ static void close_port(struct listen_port *lp)
             uv_close((uv_handle_t *)&lp->listeners[i].poll, on_listener_closed);
 }
 
-/* Close every connection of a job (NULL: of all), and let what is queued be written. */
+/* Closes every connection of a job (NULL: of all jobs) after its queued bytes are written. */
 static void finish_conns(struct rdzv_server *s, const struct job *job, const char *why)
 {
     struct cdi_list *node, *safe;
@@ -261,8 +261,8 @@ void rdzv_server_close(struct rdzv_server *s, void (*closed)(void *arg), void *a
     cdi_list_for_each (node, safe, &s->ctx.jobs) {
         close_port(&cdi_list_of(node, struct job, conn.link)->listen_port);
     }
-    finish_conns(s, NULL, "the rendezvous ends");
-    (void)uv_timer_start(&s->timer, on_tick, CLOSING_TICK_MS, CLOSING_TICK_MS);
+    finish_conns(s, NULL, "the rendezvous server is shutting down");
+    (void)uv_timer_start(&s->timer, server_on_tick, CLOSING_TICK_MS, CLOSING_TICK_MS);
     close_timer_if_idle(s);
 }
 
@@ -299,14 +299,14 @@ static void pause_accepting(struct rdzv_server *s)
 static void resume_accepting(struct rdzv_server *s)
 {
     s->resume_ms = 0;
-    fill_reserve(s);
+    server_fill_reserve(s);
     poll_all_ports(s, true);
 }
 
 /*
- * No descriptor is left. A connection that stays in the backlog would wake the loop for ever and leave its client
- * without an answer: give up one of the reserve, to take it as a visitor. (Without a free descriptor the kernel says
- * EMFILE even where nobody is waiting.) Returns the connection, or -1 and errno.
+ * Accepts a connection when no descriptor is left, as an overflow connection with one of the reserved descriptors.
+ * Left in the backlog, it would wake the loop again and again, and its client would get no reply. (Without a free
+ * descriptor accept4() returns EMFILE even if the backlog is empty.) Returns the descriptor, or -1 and errno.
  */
 static int accept_overflow(struct rdzv_server *s, int listen_fd, struct sockaddr_storage *addr, socklen_t *len)
 {
@@ -320,11 +320,11 @@ static int accept_overflow(struct rdzv_server *s, int listen_fd, struct sockaddr
     fd = accept4(listen_fd, (struct sockaddr *)addr, len, SOCK_CLOEXEC | SOCK_NONBLOCK);
     why = errno;
     if (fd < 0)
-        fill_reserve(s);
+        server_fill_reserve(s);
     if (fd >= 0 && !s->out_of_fds) {
         s->out_of_fds = true;
         cdi_log(CDI_LOG_ERROR, "RDZV-NO-FDS",
-                "rendezvous: no file descriptors are left, new connections are turned away; raise the limit "
+                "rendezvous: no file descriptors are left; new connections are rejected; raise the limit "
                 "(ulimit -n)");
     }
     errno = why;
@@ -336,14 +336,14 @@ static bool is_full(const struct conn_ctx *ctx)
     return ctx->n_open - ctx->n_overflow - ctx->n_closing >= ctx->max_connections;
 }
 
-static size_t half_of_files(void)
+static size_t server_half_of_files(void)
 {
     struct rlimit files;
 
     return getrlimit(RLIMIT_NOFILE, &files) == 0 ? (size_t)files.rlim_cur / 2 : SIZE_MAX;
 }
 
-/* Take one connection; 0, or accept4()'s errno. */
+/* Accepts one connection. Returns 0, or the errno of accept4(). */
 static int accept_one(struct rdzv_server *s, const struct listener *l)
 {
     enum conn_reject reject = CONN_ACCEPTED;
@@ -364,7 +364,7 @@ static int accept_one(struct rdzv_server *s, const struct listener *l)
     if (fd < 0)
         return errno;
     if (reject == CONN_REJECT_NO_FILES && conn_make_room(&s->ctx)) {
-        fill_reserve(s); /* with the descriptor that has become free: the newcomer keeps its own */
+        server_fill_reserve(s); /* with the descriptor just closed; the new connection keeps its own */
         reject = CONN_ACCEPTED;
     } else if (reject == CONN_ACCEPTED && is_full(&s->ctx) && !conn_make_room(&s->ctx)) {
         reject = CONN_REJECT_TOO_MANY;
@@ -382,7 +382,7 @@ static void on_connection(uv_poll_t *poll, int status, int events)
 
     (void)status;
     (void)events;
-    fill_reserve(s); /* a visitor that left just now has freed a descriptor, which is no newcomer's */
+    server_fill_reserve(s); /* an overflow connection may just have freed a reserved descriptor */
     for (int i = 0; i < ACCEPT_AT_ONCE; i++) {
         int why;
 
@@ -394,11 +394,11 @@ static void on_connection(uv_poll_t *poll, int status, int events)
         if (why == EMFILE || why == ENFILE || why == ENOBUFS || why == ENOMEM) {
             pause_accepting(s);
             return;
-        } /* else that one connection has failed (ECONNABORTED and the like): go on */
+        } /* any other error, such as ECONNABORTED, concerns that connection only */
     }
 }
 
-/* Each rank and each agent is a connection, and each connection a descriptor: say it before some are turned away. */
+/* Warns if there are fewer descriptors than connections of the job, one for each rank and each agent. */
 static void warn_of_few_files(struct job *job, const struct round *round)
 {
     uint64_t need = (uint64_t)round_world_size(round) + round_nodes(round) + OTHER_FILES;
@@ -409,20 +409,20 @@ static void warn_of_few_files(struct job *job, const struct round *round)
         return;
     job->warned = true;
     cdi_log(CDI_LOG_WARN, "RDZV-FEW-FDS",
-            "rendezvous: job '%s' has %u ranks on %u nodes, each with a connection, but no more than %llu files may be "
-            "open here, so some will be turned away; raise the limit on this node (ulimit -Hn %llu)",
+            "rendezvous: job '%s' needs a connection for each of its %u ranks and %u nodes, but the limit here is %llu "
+            "open files, so some will be rejected; raise the limit on this node (ulimit -Hn %llu)",
             job->conn.run_id, round_world_size(round), round_nodes(round), (unsigned long long)files.rlim_cur,
             (unsigned long long)need);
 }
 
-/* A job that was forsaken is not over: its agents may come back, and begin it anew. */
-static void remember_over(struct rdzv_server *s, const struct job *job)
+/* Keeps the id of a job that is over. One that only lost its agents is not: they may return and restart it. */
+static void server_remember_over(struct rdzv_server *s, const struct job *job)
 {
     if (round_state(session_round(job->conn.session)) == ROUND_CLOSED)
         (void)snprintf(s->over[s->n_over++ % OVER_MAX], sizeof s->over[0], "%s", session_id(job->conn.session));
 }
 
-static bool is_over(const struct rdzv_server *s, const char *token)
+static bool server_job_is_over(const struct rdzv_server *s, const char *token)
 {
     for (size_t i = 0; i < s->n_over && i < OVER_MAX; i++)
         if (session_token_is_of(token, s->over[i]))
@@ -430,7 +430,7 @@ static bool is_over(const struct rdzv_server *s, const char *token)
     return false;
 }
 
-/* Over, and everybody has gone or had time to; or forsaken by every agent. */
+/* Ends a job that is over, or has no agents, after its connections have closed or had time to. */
 static void tick_job(struct rdzv_server *s, struct job *job, int64_t now_ms, int64_t wall_ms)
 {
     const struct round *round = session_round(job->conn.session);
@@ -446,11 +446,11 @@ static void tick_job(struct rdzv_server *s, struct job *job, int64_t now_ms, int
     if (job->over_ms < 0 || (job->conn.n_conns > 0 && now_ms - job->over_ms < job->close_ms))
         return;
     cdi_log(CDI_LOG_INFO, "RDZV-JOB-END", "rendezvous: job '%s' has ended: %s", job->conn.run_id,
-            round_why(round)[0] != '\0' ? round_why(round) : "none of its agents is there any more");
+            round_why(round)[0] != '\0' ? round_why(round) : "no agents are left");
     job->ending = true;
-    remember_over(s, job);
+    server_remember_over(s, job);
     close_port(&job->listen_port);
-    finish_conns(s, job, "its job is over");
+    finish_conns(s, job, "the job is over");
     free_job_if_gone(job);
 }
 
@@ -482,7 +482,7 @@ void rdzv_server_drain(struct rdzv_server *s, void (*closed)(void *arg), void *a
     close_if_drained(s);
 }
 
-static void on_tick(uv_timer_t *timer)
+static void server_on_tick(uv_timer_t *timer)
 {
     struct rdzv_server *s = timer->data;
     int64_t now_ms = (int64_t)uv_now(s->ctx.loop);
@@ -500,7 +500,7 @@ static void on_tick(uv_timer_t *timer)
 
 /* ------------------------------------------------------------------------------------------------------ jobs ---- */
 
-static struct conn_job *find_job(struct conn_ctx *ctx, const char *run_id)
+static struct conn_job *server_find_job(struct conn_ctx *ctx, const char *run_id)
 {
     struct rdzv_server *s = (struct rdzv_server *)ctx;
     struct cdi_list *node, *safe;
@@ -514,7 +514,7 @@ static struct conn_job *find_job(struct conn_ctx *ctx, const char *run_id)
     return NULL;
 }
 
-/* Listen on a port; on success the loop watches it. */
+/* Listens on a port, and starts to poll it. */
 static cddp_status open_port(struct rdzv_server *s, struct listen_port *lp, uint16_t port, struct cdi_error *err)
 {
     struct listen_set set;
@@ -542,10 +542,10 @@ static cddp_status open_port(struct rdzv_server *s, struct listen_port *lp, uint
     if (rc == 0)
         return CDDP_OK;
     close_port(lp);
-    return cdi_fail(err, CDDP_E_SYSTEM, "the rendezvous cannot wait for connections: %s", uv_strerror(rc));
+    return cdi_fail(err, CDDP_E_SYSTEM, "the rendezvous server cannot poll its listening socket: %s", uv_strerror(rc));
 }
 
-/* The first of the jobs' ports that is free. */
+/* Listens on the first free port of the range for jobs. */
 static cddp_status open_job_port(struct rdzv_server *s, struct job *job, struct cdi_error *err)
 {
     cddp_status st = CDDP_E_EXISTS;
@@ -557,11 +557,11 @@ static cddp_status open_job_port(struct rdzv_server *s, struct job *job, struct 
     if (st != CDDP_E_EXISTS)
         return st;
     return cdi_fail(err, CDDP_E_EXISTS,
-                    "the rendezvous has no port left for another job: all of --job_ports %u-%u are in use",
+                    "the rendezvous server has no free port for another job; all of --job_ports %u-%u are in use",
                     s->first_job_port, s->last_job_port);
 }
 
-/* A job without a port of its own. */
+/* Creates a job without a separate port. */
 static cddp_status new_job(struct rdzv_server *s, const struct session_options *opt, struct job **out,
                            struct cdi_error *err)
 {
@@ -570,13 +570,13 @@ static cddp_status new_job(struct rdzv_server *s, const struct session_options *
     const struct session_ops ops = {.send = send_to,
                                     .close_conn = hang_up_on,
                                     .renumber = rename_peer,
-                                    .end_keys = end_keys,
+                                    .end_keys = end_job_keys,
                                     .random = get_random,
                                     .arg = job};
     cddp_status st;
 
     if (job == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "the rendezvous has no memory for another job");
+        return cdi_fail(err, CDDP_E_NOMEM, "the rendezvous server is out of memory for another job");
     job->server = s;
     job->listen_port.job = job;
     job->over_ms = -1;
@@ -593,12 +593,12 @@ static cddp_status new_job(struct rdzv_server *s, const struct session_options *
     return CDDP_OK;
 }
 
-static int64_t chosen(int64_t wish_ms, int64_t otherwise_ms)
+static int64_t ms_or_default(int64_t ms, int64_t default_ms)
 {
-    return wish_ms > 0 ? wish_ms : otherwise_ms;
+    return ms > 0 ? ms : default_ms;
 }
 
-/* A last call that was asked for holds for every round. */
+/* A configured last call applies to every round. */
 static void set_last_call(struct round_options *o, int64_t ms)
 {
     o->last_call_ms = ms;
@@ -614,43 +614,44 @@ static struct session_options options_of(const struct rdzv_server *s, const stru
     so.round.max_nodes = join->max_nodes;
     so.round.spares = join->spares;
     so.round.max_restarts = join->max_restarts;
-    so.round.join_timeout_ms = chosen(join->join_timeout_ms, so.round.join_timeout_ms);
-    so.lease_ms = chosen(join->lease_ms, so.lease_ms);
+    so.round.join_timeout_ms = ms_or_default(join->join_timeout_ms, so.round.join_timeout_ms);
+    so.lease_ms = ms_or_default(join->lease_ms, so.lease_ms);
     if (join->last_call_ms >= 0)
         set_last_call(&so.round, join->last_call_ms);
     return so;
 }
 
-/* The first JOIN of a job says what the job is. */
-static cddp_status make_job(struct conn_ctx *ctx, const struct cdi_msg_join *join, struct conn_job **out,
-                            struct cdi_error *err)
+/* Creates a job from its first JOIN. */
+static cddp_status server_make_job(struct conn_ctx *ctx, const struct cdi_msg_join *join, struct conn_job **out,
+                                   struct cdi_error *err)
 {
     struct rdzv_server *s = (struct rdzv_server *)ctx;
     const struct session_options so = options_of(s, join);
     struct job *job;
     cddp_status st;
 
-    if (is_over(s, join->session))
-        return cdi_fail(err, CDDP_E_CLOSED, "the job '%.200s' is over", join->run_id);
+    if (server_job_is_over(s, join->session))
+        return cdi_fail(err, CDDP_E_CLOSED, "job '%.200s' is over", join->run_id);
     if (join->session[0] != '\0')
         return cdi_fail(err, CDDP_E_NOT_FOUND,
-                        "the rendezvous has no job '%.200s' any more: the job is over, or the rendezvous was started "
-                        "anew",
+                        "the rendezvous server no longer has job '%.200s': the job is over, or the server was "
+                        "restarted",
                         join->run_id);
     if (join->run_id[0] == '\0')
-        return cdi_fail(err, CDDP_E_INVALID, "this rendezvous serves many jobs: name this one with --rdzv_id");
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "this rendezvous server serves several jobs; name this one with --rdzv_id");
     for (const char *at = join->run_id; *at != '\0'; at++)
         if ((unsigned char)*at < ' ' || *at == 0x7f)
-            return cdi_fail(err, CDDP_E_INVALID, "a job's name (--rdzv_id) must not hold control characters");
+            return cdi_fail(err, CDDP_E_INVALID, "a job name (--rdzv_id) must not contain control characters");
     if (s->ctx.draining)
-        return cdi_fail(err, CDDP_E_NOT_FOUND, "the rendezvous is about to end and takes no new jobs");
+        return cdi_fail(err, CDDP_E_NOT_FOUND, "the rendezvous server is shutting down and accepts no new jobs");
     if (s->n_jobs >= s->max_jobs)
-        return cdi_fail(err, CDDP_E_LIMIT, "the rendezvous has %zu jobs already, as many as --max_jobs allows",
+        return cdi_fail(err, CDDP_E_LIMIT, "the rendezvous server already has %zu jobs, the limit of --max_jobs",
                         s->n_jobs);
     st = new_job(s, &so, &job, err);
     if (st != CDDP_OK)
         return st;
-    job->close_ms = chosen(join->close_timeout_ms, s->over_ms);
+    job->close_ms = ms_or_default(join->close_timeout_ms, s->over_ms);
     st = open_job_port(s, job, err);
     if (st != CDDP_OK) {
         job->ending = true;
@@ -659,7 +660,7 @@ static cddp_status make_job(struct conn_ctx *ctx, const struct cdi_msg_join *joi
     }
     job->conn.port = job->listen_port.port;
     session_set_port(job->conn.session, job->listen_port.port);
-    cdi_log(CDI_LOG_INFO, "RDZV-JOB", "rendezvous: job '%s' (%u:%u nodes) has port %u", job->conn.run_id,
+    cdi_log(CDI_LOG_INFO, "RDZV-JOB", "rendezvous: job '%s' (%u:%u nodes) uses port %u", job->conn.run_id,
             join->min_nodes, join->max_nodes, job->listen_port.port);
     *out = &job->conn;
     return CDDP_OK;
@@ -667,23 +668,23 @@ static cddp_status make_job(struct conn_ctx *ctx, const struct cdi_msg_join *joi
 
 /* -------------------------------------------------------------------------------------------------- starting ---- */
 
-static cddp_status fill(struct rdzv_server *s, uv_loop_t *loop, const struct rdzv_server_options *opt,
-                        struct cdi_error *err)
+static cddp_status server_init(struct rdzv_server *s, uv_loop_t *loop, const struct rdzv_server_options *opt,
+                               struct cdi_error *err)
 {
     conn_ctx_init(&s->ctx, loop, opt->undecided_ms == 0 ? 5000 : opt->undecided_ms);
     s->ctx.stall_ms = opt->stall_ms == 0 ? 300000 : opt->stall_ms;
     s->ctx.plain_store = opt->plain_store;
     s->ctx.http = opt->http;
     s->ctx.max_buffered = opt->max_buffered == 0 ? (size_t)1 << 30 : opt->max_buffered;
-    s->ctx.crowded = half_of_files();
+    s->ctx.crowded = server_half_of_files();
     if (opt->max_connections != 0)
         s->ctx.max_connections = opt->max_connections;
     s->ctx.max_flag = opt->max_flag == NULL ? "--max_connections" : opt->max_flag;
     s->names.host = opt->host_flag == NULL ? "--master_addr" : opt->host_flag;
     s->names.port = opt->port_flag == NULL ? "--master_port" : opt->port_flag;
     s->ctx.ops = &dispatch_ops;
-    s->ctx.find_job = find_job;
-    s->ctx.make_job = make_job;
+    s->ctx.find_job = server_find_job;
+    s->ctx.make_job = server_make_job;
     s->ctx.conn_closed = on_conn_closed;
     s->max_jobs = opt->max_jobs;
     s->first_job_port = opt->first_job_port;
@@ -697,10 +698,10 @@ static cddp_status fill(struct rdzv_server *s, uv_loop_t *loop, const struct rdz
         .limits = opt->store};
     if (opt->last_call_ms != 0)
         set_last_call(&s->session.round, opt->last_call_ms);
-    fill_reserve(s);
+    server_fill_reserve(s);
     s->host = strdup(opt->host == NULL ? "127.0.0.1" : opt->host);
     if (s->host == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "no memory for a rendezvous");
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a rendezvous server");
     if (opt->secret != NULL) {
         s->secret = *opt->secret;
         s->ctx.secret = &s->secret;
@@ -732,9 +733,9 @@ cddp_status rdzv_server_start(struct rdzv_server **out, uv_loop_t *loop, const s
     cddp_status st;
 
     if (s == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "no memory for a rendezvous");
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a rendezvous server");
     uv_update_time(loop);
-    st = fill(s, loop, opt, err);
+    st = server_init(s, loop, opt, err);
     if (st == CDDP_OK && s->max_jobs == 0)
         st = make_only_job(s, opt, err);
     if (st == CDDP_OK)
@@ -749,9 +750,9 @@ cddp_status rdzv_server_start(struct rdzv_server **out, uv_loop_t *loop, const s
     s->timer.data = s;
     s->timer_open = true;
     s->tick_ms = (int64_t)uv_now(loop);
-    (void)uv_timer_start(&s->timer, on_tick, TICK_MS, TICK_MS);
+    (void)uv_timer_start(&s->timer, server_on_tick, TICK_MS, TICK_MS);
     if (st != CDDP_OK)
-        rdzv_server_close(s, NULL, NULL); /* the loop has some of its memory */
+        rdzv_server_close(s, NULL, NULL); /* the loop still refers to it */
     else
         *out = s;
     return st;

@@ -11,7 +11,7 @@
 
 #define MEASURE_MS 1000
 
-/* The job after this one; NULL: the first, or none. */
+/* Returns the job after this one, the first one for NULL, or NULL at the end. */
 static struct conn_job *next_job(struct conn_ctx *ctx, const struct conn_job *job)
 {
     struct cdi_list *link = job == NULL ? ctx->jobs.next : job->link.next;
@@ -32,7 +32,7 @@ static size_t resident_bytes(void)
     return (size_t)resident * (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* Of connections: what was asked for, if there are as many descriptors. */
+/* Returns the limit of connections: as configured, but at most the number of descriptors. */
 static size_t connections_limit(const struct conn_ctx *ctx)
 {
     struct rlimit files;
@@ -88,7 +88,7 @@ static int by_rank(const void *a, const void *b)
     return (x->node_rank > y->node_rank) - (x->node_rank < y->node_rank);
 }
 
-/* An agent has the ranks up to the next one's, the last one those up to the end. */
+/* Sorts the agents, and sets their numbers of ranks: up to the first rank of the next one. */
 static void number_ranks(struct page_job *j)
 {
     qsort(j->agents, j->n_agents, sizeof *j->agents, by_rank);
@@ -100,7 +100,7 @@ static void number_ranks(struct page_job *j)
     }
 }
 
-/* Count, then fill: one pass over the connections each. */
+/* Counts the connections of each job, for the arrays that fill_agents() then fills. */
 static void count_conns(struct conn_ctx *ctx, struct page_data *out)
 {
     struct cdi_list *node, *safe;

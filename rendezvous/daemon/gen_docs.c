@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A helper of the build: what cddp-rendezvous's table of flags gives, on stdout.   daemon_texts man|bash */
+/* Build tool: prints the man page or the bash completion of cddp-rendezvous.   daemon_texts man|bash */
 #include "rendezvous/daemon/options.h"
 
 #include <string.h>

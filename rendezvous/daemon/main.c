@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cddp-rendezvous: the rendezvous server as a daemon, for many jobs. */
+/* cddp-rendezvous: the rendezvous server as a daemon, for several jobs. */
 #include "common/clock.h"
 #include "common/env.h"
 #include "common/log.h"
@@ -19,7 +19,7 @@ static uv_signal_t on_term, on_int, on_hup;
 static const char *secret_path; /* NULL: none */
 static bool draining;
 
-/* To systemd, where it has started us: "READY=1". Errors are nobody's business. */
+/* Sends a state such as "READY=1" to systemd, if systemd started the daemon. Errors are ignored. */
 static void notify(const char *state)
 {
     struct sockaddr_un to = {.sun_family = AF_UNIX};
@@ -49,13 +49,13 @@ static void stop_watching(void)
             uv_close((uv_handle_t *)all[i], NULL);
 }
 
-static void on_ended(void *arg)
+static void on_server_closed(void *arg)
 {
     (void)arg;
     stop_watching();
 }
 
-/* SIGTERM waits for the jobs that are there; a second one, or SIGINT, does not. */
+/* SIGTERM waits for the present jobs; a second one, or SIGINT, does not. */
 static void on_end_signal(uv_signal_t *handle, int number)
 {
     const char *name = number == SIGTERM ? "SIGTERM" : "SIGINT";
@@ -65,9 +65,9 @@ static void on_end_signal(uv_signal_t *handle, int number)
     notify("STOPPING=1");
     if (number == SIGTERM && !draining && n_jobs > 0) {
         draining = true;
-        cdi_log(CDI_LOG_WARN, "RDZV-DRAIN", "%s: no new jobs; ends with the last of %zu (once more: at once)", name,
-                n_jobs);
-        rdzv_server_drain(server, on_ended, NULL);
+        cdi_log(CDI_LOG_WARN, "RDZV-DRAIN",
+                "%s: rejecting new jobs, and exiting after the last of %zu (send it again to exit now)", name, n_jobs);
+        rdzv_server_drain(server, on_server_closed, NULL);
         return;
     }
     cdi_log(CDI_LOG_INFO, "RDZV-SIGNAL", "ended by signal %d (%s)", number, name);
@@ -86,13 +86,12 @@ static void on_reload(uv_signal_t *handle, int number)
     (void)snprintf(state, sizeof state, "RELOADING=1\nMONOTONIC_USEC=%lld", (long long)(cdi_now_ns() / 1000));
     notify(state);
     if (secret_path == NULL) {
-        cdi_log(CDI_LOG_WARN, "RDZV-RELOAD", "SIGHUP: there is no --auth_token_file to read again");
+        cdi_log(CDI_LOG_WARN, "RDZV-RELOAD", "SIGHUP: there is no --auth_token_file to reload");
     } else if (cdi_secret_load(&secret, secret_path, &err) != CDDP_OK) {
-        cdi_log(CDI_LOG_ERROR, "RDZV-RELOAD", "SIGHUP: the old secret stays: %s", err.msg);
+        cdi_log(CDI_LOG_ERROR, "RDZV-RELOAD", "SIGHUP: keeping the old auth token: %s", err.msg);
     } else {
         rdzv_server_set_secret(server, &secret);
-        cdi_log(CDI_LOG_WARN, "RDZV-RELOAD",
-                "SIGHUP: the secret was read again; who connects from now on must prove it");
+        cdi_log(CDI_LOG_WARN, "RDZV-RELOAD", "SIGHUP: auth token reloaded; new connections must prove it");
     }
     cdi_secret_release(&secret);
     notify("READY=1");
@@ -117,8 +116,8 @@ static cddp_status watch_signals(uv_loop_t *loop, struct cdi_error *err)
     return cdi_fail_errno(err, -rc, "cannot watch signals");
 }
 
-/* A rank is a connection, and each is a descriptor: take as many as this process may have. */
-static void take_all_descriptors(void)
+/* Raises the limit of descriptors, since each rank needs a connection. */
+static void raise_descriptor_limit(void)
 {
     struct rlimit files;
 
@@ -128,8 +127,8 @@ static void take_all_descriptors(void)
     (void)setrlimit(RLIMIT_NOFILE, &files);
 }
 
-static cddp_status serve(uv_loop_t *loop, const struct daemon_options *o, const struct cdi_secret *secret,
-                         struct cdi_error *err)
+static cddp_status daemon_serve(uv_loop_t *loop, const struct daemon_options *o, const struct cdi_secret *secret,
+                                struct cdi_error *err)
 {
     const struct rdzv_server_options opt = {.host = o->bind,
                                             .port = o->port,
@@ -149,11 +148,11 @@ static cddp_status serve(uv_loop_t *loop, const struct daemon_options *o, const 
 
     if (st == CDDP_OK)
         st = watch_signals(loop, err);
-    (void)signal(SIGPIPE, SIG_IGN); /* a client that goes while it is answered is its own loss */
+    (void)signal(SIGPIPE, SIG_IGN); /* a client may disconnect during a reply */
     if (st == CDDP_OK) {
         if (secret == NULL)
             cdi_log(CDI_LOG_WARN, "RDZV-OPEN",
-                    "no --auth_token_file: whoever reaches this port can use and disturb jobs");
+                    "no --auth_token_file: any client that reaches this port can read and modify jobs");
         (void)printf("listening %s%s%s:%u\n", six ? "[" : "", o->bind, six ? "]" : "", rdzv_server_port(server));
         (void)fflush(stdout);
         notify("READY=1");
@@ -162,7 +161,7 @@ static cddp_status serve(uv_loop_t *loop, const struct daemon_options *o, const 
     return st;
 }
 
-static int run(const struct daemon_options *o)
+static int daemon_run(const struct daemon_options *o)
 {
     const char *path = o->auth_token_file != NULL ? o->auth_token_file : cdi_env_str(CDI_SECRET_ENV);
     struct cdi_secret secret = {.key = {0}};
@@ -172,11 +171,11 @@ static int run(const struct daemon_options *o)
     int rc = 0;
 
     secret_path = path;
-    take_all_descriptors();
+    raise_descriptor_limit();
     if (st == CDDP_OK && (rc = uv_loop_init(&loop)) != 0)
         st = cdi_fail_errno(&err, -rc, "cannot start the event loop");
     if (st == CDDP_OK) {
-        st = serve(&loop, o, path == NULL ? NULL : &secret, &err);
+        st = daemon_serve(&loop, o, path == NULL ? NULL : &secret, &err);
         (void)uv_loop_close(&loop);
     }
     cdi_secret_release(&secret);
@@ -205,5 +204,5 @@ int main(int argc, char **argv)
     case DAEMON_RUN:
         break;
     }
-    return run(&o);
+    return daemon_run(&o);
 }

@@ -11,17 +11,17 @@
 #define NAME_MAX_LEN 48
 #define JOBS_MAX 65535
 
-/* Reads a value into *o; false: it is none. value is NULL for a flag without one. */
+/* Parses a value into *o. Returns false if it is invalid. value is NULL for a flag without one. */
 typedef bool reader(struct daemon_options *o, const char *value);
 
-static bool read_number(const char **text, long min, long max, long *out)
+static bool daemon_read_number(const char **text, long min, long max, long *out)
 {
     char *end;
     long n;
 
     if (**text < '0' || **text > '9')
         return false;
-    n = strtol(*text, &end, 10); /* too large a number is LONG_MAX */
+    n = strtol(*text, &end, 10); /* LONG_MAX if out of range */
     *text = end;
     *out = n;
     return n >= min && n <= max;
@@ -37,7 +37,7 @@ static bool read_port(struct daemon_options *o, const char *value)
 {
     long port;
 
-    if (!read_number(&value, 0, UINT16_MAX, &port) || *value != '\0')
+    if (!daemon_read_number(&value, 0, UINT16_MAX, &port) || *value != '\0')
         return false;
     o->port = (uint16_t)port;
     return true;
@@ -47,8 +47,8 @@ static bool read_job_ports(struct daemon_options *o, const char *value)
 {
     long first, last;
 
-    if (!read_number(&value, 1, UINT16_MAX, &first) || *value++ != '-' ||
-        !read_number(&value, first, UINT16_MAX, &last) || *value != '\0')
+    if (!daemon_read_number(&value, 1, UINT16_MAX, &first) || *value++ != '-' ||
+        !daemon_read_number(&value, first, UINT16_MAX, &last) || *value != '\0')
         return false;
     o->first_job_port = (uint16_t)first;
     o->last_job_port = (uint16_t)last;
@@ -114,7 +114,7 @@ static bool read_max_waits(struct daemon_options *o, const char *value)
 {
     long n;
 
-    if (!read_number(&value, 1, LONG_MAX, &n) || *value != '\0')
+    if (!daemon_read_number(&value, 1, LONG_MAX, &n) || *value != '\0')
         return false;
     o->store.waits = (size_t)n;
     return true;
@@ -124,7 +124,7 @@ static bool read_max_connections(struct daemon_options *o, const char *value)
 {
     long n;
 
-    if (!read_number(&value, 1, LONG_MAX, &n) || *value != '\0')
+    if (!daemon_read_number(&value, 1, LONG_MAX, &n) || *value != '\0')
         return false;
     o->max_connections = (size_t)n;
     return true;
@@ -139,7 +139,7 @@ static bool read_max_jobs(struct daemon_options *o, const char *value)
 {
     long n;
 
-    if (!read_number(&value, 1, JOBS_MAX, &n) || *value != '\0')
+    if (!daemon_read_number(&value, 1, JOBS_MAX, &n) || *value != '\0')
         return false;
     o->max_jobs = (uint32_t)n;
     return true;
@@ -161,42 +161,45 @@ static bool read_version(struct daemon_options *o, const char *value)
 
 static const struct flag {
     const char *name;  /* with underscores */
-    const char *value; /* as --help calls it; NULL: it takes none */
+    const char *value; /* its name in --help; NULL: no value */
     reader *read;
-    const char *wants; /* for the sentence about a wrong value */
+    const char *wants; /* for the error message about a wrong value */
     const char *help;
 } flags[] = {
     {"bind", "ADDRESS", read_bind, "a name or an address",
-     "where to listen: a name or an address of this machine; * is every one (default *)"},
+     "listen on this host name or address; * listens on all addresses (default *)"},
     {"port", "PORT", read_port, "a port, 0 to 65535",
-     "the port of all jobs, which agents connect to (default 29400; 0: any free one)"},
-    {"job_ports", "A-B", read_job_ports, "a range like 29500-29599",
-     "each job gets a port of its own from this range, as its MASTER_PORT (default: any free one)"},
+     "shared port, to which the agents of all jobs connect (default 29400; 0: any free port)"},
+    {"job_ports", "A-B", read_job_ports, "a range such as 29500-29599",
+     "range of ports; each job gets one of them as its MASTER_PORT (default: any free port)"},
     {"auth_token_file", "PATH", read_auth_token_file, "a path",
-     "agents and workers must prove that they have the secret in this file (default: $CDDP_AUTH_TOKEN_FILE, else "
-     "none)"},
+     "file with the auth token that agents and workers must prove (default: $CDDP_AUTH_TOKEN_FILE, or no "
+     "authentication)"},
     {"plain_store", "auto|never|any", read_plain_store, "auto, never or any",
-     "with a secret, who may use the store as PyTorch does, without proof (auto: this machine and nodes that joined)"},
+     "if there is an auth token, accept PyTorch's store protocol, which cannot prove it (auto: from this node and "
+     "joined "
+     "nodes)"},
     {"http", "auto|never|any", read_http, "auto, never or any",
-     "with a secret, who may see the pages about jobs (auto: this machine and nodes that joined; /healthz: everybody)"},
-    {"max_jobs", "N", read_max_jobs, "a number, 1 to 65535", "at once (default 64)"},
+     "if there is an auth token, serve the HTTP pages about jobs (auto: to this node and joined nodes; /healthz: "
+     "always)"},
+    {"max_jobs", "N", read_max_jobs, "a number, 1 to 65535", "most jobs at once (default 64)"},
     {"max_connections", "N", read_max_connections, "a number, 1 or more",
-     "open at once, of all jobs (default: as many as there are file descriptors)"},
-    {"store_memory", "SIZE", read_store_memory, "a number of bytes, like 512M",
-     "what the keys, values and waits of a job may take (default 1G)"},
-    {"buffer_memory", "SIZE", read_buffer_memory, "a number of bytes, like 512M",
-     "what requests and replies that are not complete may take, of all connections in sum (default 1G)"},
-    {"max_key", "SIZE", read_max_key, "a number of bytes up to 8192", "of a key in the store (default 8192)"},
-    {"max_value", "SIZE", read_max_value, "a number of bytes up to 8M", "of a value in the store (default 8M)"},
+     "most open connections, for all jobs (default: limited by file descriptors only)"},
+    {"store_memory", "SIZE", read_store_memory, "a number of bytes, such as 512M",
+     "most memory for the keys, values and waits of a job (default 1G)"},
+    {"buffer_memory", "SIZE", read_buffer_memory, "a number of bytes, such as 512M",
+     "most memory for incomplete requests and replies of all connections (default 1G)"},
+    {"max_key", "SIZE", read_max_key, "a number of bytes up to 8192", "longest key in the store (default 8192)"},
+    {"max_value", "SIZE", read_max_value, "a number of bytes up to 8M", "longest value in the store (default 8M)"},
     {"max_waits", "N", read_max_waits, "a number, 1 or more",
-     "pending at once in the store of a job (default 1048576)"},
-    {"help", NULL, read_help, "", "print this"},
+     "most pending waits in the store of a job (default 1048576)"},
+    {"help", NULL, read_help, "", "print this help"},
     {"version", NULL, read_version, "", "print the version"},
 };
 #define N_FLAGS (sizeof flags / sizeof flags[0])
 
-/* Underscores and dashes are the same. */
-static const struct flag *find(const char *name, size_t len)
+/* Finds a flag by its name, with underscores or dashes. */
+static const struct flag *daemon_find_flag(const char *name, size_t len)
 {
     char plain[NAME_MAX_LEN];
 
@@ -214,8 +217,9 @@ static const struct flag *find(const char *name, size_t len)
     return NULL;
 }
 
-/* The flag in argv[*at], and its value, which may be the next argument. */
-static cddp_status read_flag(struct daemon_options *o, int argc, char *const argv[], int *at, struct cdi_error *err)
+/* Parses the flag in argv[*at], and its value, which may be the next argument. */
+static cddp_status daemon_read_flag(struct daemon_options *o, int argc, char *const argv[], int *at,
+                                    struct cdi_error *err)
 {
     const char *arg = argv[*at], *name = arg + 2, *value = NULL;
     const char *equals = strchr(arg, '=');
@@ -224,10 +228,10 @@ static cddp_status read_flag(struct daemon_options *o, int argc, char *const arg
     if (strcmp(arg, "-h") == 0)
         name = "help", equals = NULL;
     else if (strncmp(arg, "--", 2) != 0)
-        return cdi_fail(err, CDDP_E_INVALID, "'%.200s' is no flag; see --help", arg);
-    f = find(name, equals == NULL ? strlen(name) : (size_t)(equals - name));
+        return cdi_fail(err, CDDP_E_INVALID, "unexpected argument '%.200s'; see --help", arg);
+    f = daemon_find_flag(name, equals == NULL ? strlen(name) : (size_t)(equals - name));
     if (f == NULL)
-        return cdi_fail(err, CDDP_E_INVALID, "there is no flag %.200s; see --help", arg);
+        return cdi_fail(err, CDDP_E_INVALID, "unknown flag %.200s; see --help", arg);
     if (equals != NULL)
         value = equals + 1;
     else if (f->value != NULL && *at + 1 < argc)
@@ -247,19 +251,19 @@ cddp_status daemon_options_parse(struct daemon_options *out, int argc, char *con
 
     *out = (struct daemon_options){.bind = "*", .port = 29400, .max_jobs = 64};
     for (int i = 1; st == CDDP_OK && i < argc && out->what == DAEMON_RUN; i++)
-        st = read_flag(out, argc, argv, &i, err);
+        st = daemon_read_flag(out, argc, argv, &i, err);
     return st;
 }
 
-static const char what_it_is[] =
-    "Where the nodes of many jobs meet: cddprun --rdzv_endpoint=HOST:PORT --rdzv_id=JOB on "
-    "each node.";
+static const char what_it_is[] = "Rendezvous server for the nodes of several jobs. Run cddprun "
+                                 "--rdzv_endpoint=HOST:PORT --rdzv_id=JOB on each node.";
 static const char signals[] =
-    "Prints 'listening ADDRESS:PORT' when it is ready, and tells systemd. SIGTERM: no new jobs, and the end "
-    "with the last one; once more, or SIGINT: the end. SIGHUP: the secret is read again from its "
-    "file.";
+    "Prints 'listening ADDRESS:PORT' when it is ready, and notifies systemd. SIGTERM: rejects new jobs and exits after "
+    "the "
+    "last one; a second SIGTERM, or SIGINT: exits at once. SIGHUP: reloads the auth token file.";
 static const char pages[] =
-    "http://ADDRESS:PORT/ shows the jobs, /status as JSON, /metrics for Prometheus, /healthz is 'ok'.";
+    "HTTP on the same port: / shows the jobs, /status the same as JSON, /metrics is for Prometheus, and /healthz "
+    "returns 'ok'.";
 
 void daemon_options_usage(FILE *to)
 {
@@ -280,7 +284,7 @@ void daemon_options_usage(FILE *to)
 void daemon_options_man(FILE *to)
 {
     (void)fprintf(to, ".TH CDDP-RENDEZVOUS 1 \"\" \"cddprun %s\" \"User Commands\"\n", CDDP_VERSION);
-    (void)fputs(".SH NAME\ncddp\\-rendezvous \\- where the nodes of many jobs meet\n"
+    (void)fputs(".SH NAME\ncddp\\-rendezvous \\- rendezvous server for the nodes of several jobs\n"
                 ".SH SYNOPSIS\n.B cddp\\-rendezvous\n[\\fIflags\\fR]\n.SH DESCRIPTION\n",
                 to);
     cdi_roff(to, what_it_is);

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <strings.h>
 
-/* Bytes up to the blank line, that included; 0: it is not there yet. A lone LF ends a line too. */
+/* Returns the length of the head with its blank line, or 0 if it is not complete. A single LF also ends a line. */
 static size_t head_size(const uint8_t *p, size_t len)
 {
     for (size_t i = 0; i + 1 < len; i++)
@@ -23,7 +23,7 @@ static size_t span(const uint8_t *p, size_t len, char until)
     return n;
 }
 
-/* The length of "http://AUTHORITY", with which a target begins that is meant for a proxy too; 0: it does not. */
+/* Returns the length of "http://AUTHORITY", the begin of a target in absolute form; 0: another form. */
 static size_t authority_size(const uint8_t *p, size_t len)
 {
     static const char scheme[] = "http://";
@@ -75,16 +75,16 @@ cddp_status http_parse(const struct cdi_buf *in, struct http_request *req, struc
     size_t head = head_size(p, len);
 
     if (head == 0 && in->len >= HTTP_HEAD_MAX)
-        return cdi_fail(err, CDDP_E_LIMIT, "an HTTP head of more than %d bytes", HTTP_HEAD_MAX);
+        return cdi_fail(err, CDDP_E_LIMIT, "HTTP head longer than %d bytes", HTTP_HEAD_MAX);
     if (head == 0)
         return CDDP_IN_PROGRESS;
     eol = memchr(p, '\n', head);
     if (eol == NULL || !parse_line(p, (size_t)(eol - p), req))
-        return cdi_fail(err, CDDP_E_PROTOCOL, "an HTTP request line that cannot be read");
+        return cdi_fail(err, CDDP_E_PROTOCOL, "invalid HTTP request line");
     return CDDP_OK;
 }
 
-/* The pages that tell about jobs. */
+/* The pages about jobs. */
 static const struct page {
     const char *path, *type;
     cddp_status (*write)(const struct page_data *s, struct cdi_buf *out);
@@ -107,7 +107,8 @@ bool http_wants_data(const struct http_request *req)
     return page_of(req) != NULL;
 }
 
-static cddp_status put_head(struct cdi_buf *out, const char *status, const char *type, const char *more, size_t len)
+static cddp_status http_put_head(struct cdi_buf *out, const char *status, const char *type, const char *more,
+                                 size_t len)
 {
     return cdi_buf_printf(out,
                           "HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\n"
@@ -115,14 +116,14 @@ static cddp_status put_head(struct cdi_buf *out, const char *status, const char 
                           status, type, len, more);
 }
 
-static cddp_status put(struct cdi_buf *out, const char *status, const char *more, const char *body, bool head)
+static cddp_status http_put(struct cdi_buf *out, const char *status, const char *more, const char *body, bool head)
 {
-    cddp_status st = put_head(out, status, "text/plain; charset=utf-8", more, strlen(body));
+    cddp_status st = http_put_head(out, status, "text/plain; charset=utf-8", more, strlen(body));
 
     return st == CDDP_OK && !head ? cdi_buf_append(out, body, strlen(body)) : st;
 }
 
-static cddp_status put_page(const struct page *page, const struct page_data *data, struct cdi_buf *out, bool head)
+static cddp_status http_put_page(const struct page *page, const struct page_data *data, struct cdi_buf *out, bool head)
 {
     struct cdi_buf body;
     cddp_status st;
@@ -130,7 +131,7 @@ static cddp_status put_page(const struct page *page, const struct page_data *dat
     cdi_buf_init(&body, out->limit);
     st = page->write(data, &body);
     if (st == CDDP_OK)
-        st = put_head(out, "200 OK", page->type, "", body.len);
+        st = http_put_head(out, "200 OK", page->type, "", body.len);
     if (st == CDDP_OK && !head)
         st = cdi_buf_append(out, cdi_buf_data(&body), body.len);
     cdi_buf_release(&body);
@@ -142,15 +143,15 @@ cddp_status http_answer(const struct http_request *req, const struct page_data *
     const struct page *page = req == NULL ? NULL : page_of(req);
 
     if (req == NULL)
-        return put(out, "400 Bad Request", "", "bad request\n", false);
+        return http_put(out, "400 Bad Request", "", "bad request\n", false);
     if (!req->get)
-        return put(out, "405 Method Not Allowed", "Allow: GET, HEAD\r\n", "only GET and HEAD\n", false);
+        return http_put(out, "405 Method Not Allowed", "Allow: GET, HEAD\r\n", "only GET and HEAD\n", false);
     if (strcmp(req->path, "/healthz") == 0)
-        return put(out, "200 OK", "", "ok\n", req->head);
+        return http_put(out, "200 OK", "", "ok\n", req->head);
     if (page == NULL)
-        return put(out, "404 Not Found", "", "no such page\n", req->head);
+        return http_put(out, "404 Not Found", "", "no such page\n", req->head);
     if (data == NULL)
-        return put(out, "403 Forbidden", "", "this page is for the job's own machines (see cddp-rendezvous --http)\n",
-                   req->head);
-    return put_page(page, data, out, req->head);
+        return http_put(out, "403 Forbidden", "",
+                        "this page is only for nodes of the job (see cddp-rendezvous --http)\n", req->head);
+    return http_put_page(page, data, out, req->head);
 }

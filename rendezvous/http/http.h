@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The little HTTP that the rendezvous speaks: GET and HEAD of a few paths, one request per connection. Pure: bytes in,
- * out. */
+/* A minimal HTTP server: GET and HEAD of a few paths, one request per connection. Pure: from bytes to bytes. */
 #ifndef RDZV_HTTP_H
 #define RDZV_HTTP_H
 
@@ -14,23 +13,23 @@
 #define HTTP_PATH_MAX 256
 
 struct http_request {
-    bool get;                 /* GET or HEAD; else another method */
+    bool get;                 /* GET or HEAD */
     char path[HTTP_PATH_MAX]; /* without the query */
-    bool head;                /* HEAD: the answer has no body */
+    bool head;                /* HEAD: a response without a body */
 };
 
 /*
- * Read the request at the front of `in`, which is not consumed. CDDP_OK; CDDP_IN_PROGRESS: its head is not complete;
- * CDDP_E_PROTOCOL, CDDP_E_LIMIT (with a sentence): answer 400.
+ * Parses the request in `in`, without consuming it. Returns CDDP_OK, CDDP_IN_PROGRESS (the head is not complete),
+ * CDDP_E_PROTOCOL or CDDP_E_LIMIT (with an error message; the response is 400).
  */
 cddp_status http_parse(const struct cdi_buf *in, struct http_request *req, struct cdi_error *err);
 
-/* Is it for a page that tells about jobs, so that http_answer() needs the status? */
+/* Returns true for a page about jobs, for which http_answer() needs data. */
 bool http_wants_data(const struct http_request *req);
 
 /*
- * Append the answer to a request; req NULL: 400. status NULL: such a page is not for who asks. CDDP_OK, CDDP_E_NOMEM,
- * CDDP_E_LIMIT.
+ * Appends the response. req NULL: 400. data NULL: the client may not see pages about jobs (403). Returns CDDP_OK,
+ * CDDP_E_NOMEM or CDDP_E_LIMIT.
  */
 cddp_status http_answer(const struct http_request *req, const struct page_data *data, struct cdi_buf *out);
 

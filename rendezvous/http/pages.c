@@ -20,7 +20,7 @@ static uint64_t all_operations(const struct page_job *j)
 
 /* ------------------------------------------------------------------------------------------------------ JSON ---- */
 
-/* Bytes that are no UTF-8 become question marks. */
+/* Replaces the non-ASCII bytes of invalid UTF-8 by question marks. */
 static json_t *text_of(const char *s)
 {
     json_t *text = json_string(s);
@@ -116,7 +116,7 @@ cddp_status page_json(const struct page_data *s, struct cdi_buf *out)
 
 /* --------------------------------------------------------------------------------------------------- metrics ---- */
 
-/* Of the server as a whole, then of each job: see the tables below. */
+/* A metric of the server (of_server) or of each job (of_job): see the table below. */
 struct family {
     const char *name, *type, *help;
     double (*of_server)(const struct page_data *s);
@@ -151,31 +151,31 @@ static double waits_limit(const struct page_job *j) { return (double)j->waits_li
 static const struct family families[] = {
     {"process_start_time_seconds", "gauge", "Start of the process, Unix time.", up, NULL},
     {"process_resident_memory_bytes", "gauge", "Memory of the process.", resident, NULL},
-    {"cddp_rendezvous_draining", "gauge", "1 while it takes no new jobs and ends with the last one.", draining, NULL},
-    {"cddp_rendezvous_jobs", "gauge", "Jobs that are there.", n_jobs, NULL},
-    {"cddp_rendezvous_connections", "gauge", "Open connections, of every kind.", connections, NULL},
-    {"cddp_rendezvous_connections_limit", "gauge", "How many may be open; further ones are turned away.",
+    {"cddp_rendezvous_draining", "gauge", "1 while new jobs are rejected and the server exits after the last one.",
+     draining, NULL},
+    {"cddp_rendezvous_jobs", "gauge", "Jobs.", n_jobs, NULL},
+    {"cddp_rendezvous_connections", "gauge", "Open connections of every kind.", connections, NULL},
+    {"cddp_rendezvous_connections_limit", "gauge", "Limit of open connections; further ones are rejected.",
      connections_limit, NULL},
     {"cddp_rendezvous_connections_accepted_total", "counter", "Connections accepted.", accepted, NULL},
-    {"cddp_rendezvous_connections_dropped_total", "counter", "Connections closed for a fault of theirs.", dropped,
-     NULL},
-    {"cddp_job_round", "gauge", "Number of the round that runs or is being gathered.", NULL, round_of},
-    {"cddp_job_restarts_total", "counter", "Rounds that failed and were followed by another.", NULL, restarts},
+    {"cddp_rendezvous_connections_dropped_total", "counter", "Connections closed because of an error.", dropped, NULL},
+    {"cddp_job_round", "gauge", "Number of the running round, or of the round that nodes join.", NULL, round_of},
+    {"cddp_job_restarts_total", "counter", "Failed rounds that another round followed.", NULL, restarts},
     {"cddp_job_ranks", "gauge", "Workers of the running round.", NULL, ranks},
-    {"cddp_job_nodes", "gauge", "Nodes that are there.", NULL, nodes},
+    {"cddp_job_nodes", "gauge", "Nodes of the job that are present.", NULL, nodes},
     {"cddp_job_nodes_waiting", "gauge", "Nodes that wait for a round to begin.", NULL, waiting},
-    {"cddp_job_nodes_needed", "gauge", "Nodes that a round takes.", NULL, needed},
-    {"cddp_job_nodes_min", "gauge", "Nodes that a round takes at least.", NULL, min_nodes},
-    {"cddp_job_nodes_max", "gauge", "Nodes that a round takes at most.", NULL, max_nodes},
+    {"cddp_job_nodes_needed", "gauge", "Nodes that the next round takes.", NULL, needed},
+    {"cddp_job_nodes_min", "gauge", "Fewest nodes of a round.", NULL, min_nodes},
+    {"cddp_job_nodes_max", "gauge", "Most nodes of a round.", NULL, max_nodes},
     {"cddp_store_connections", "gauge", "Open connections to the job's store.", NULL, store_connections},
     {"cddp_store_keys", "gauge", "Keys that have a value.", NULL, keys},
     {"cddp_store_bytes", "gauge", "Memory of keys, values, queues and waits.", NULL, bytes},
-    {"cddp_store_limit_bytes", "gauge", "What they may take.", NULL, bytes_limit},
-    {"cddp_store_waits", "gauge", "Waits that are pending.", NULL, waits},
-    {"cddp_store_waits_limit", "gauge", "How many may be.", NULL, waits_limit},
+    {"cddp_store_limit_bytes", "gauge", "Limit of this memory.", NULL, bytes_limit},
+    {"cddp_store_waits", "gauge", "Pending waits.", NULL, waits},
+    {"cddp_store_waits_limit", "gauge", "Limit of pending waits.", NULL, waits_limit},
 };
 
-/* A label's value, quoted. */
+/* Appends the value of a label, quoted. */
 static cddp_status put_label(struct cdi_buf *out, const char *s)
 {
     cddp_status st = cdi_buf_put_u8(out, '"');
@@ -189,7 +189,7 @@ static cddp_status put_label(struct cdi_buf *out, const char *s)
     return st == CDDP_OK ? cdi_buf_put_u8(out, '"') : st;
 }
 
-/* NAME{run_id="...",MORE="WHICH"} VALUE; more NULL: no second label. */
+/* Appends NAME{run_id="...",MORE="WHICH"} VALUE; more NULL: no second label. */
 static cddp_status put_sample(struct cdi_buf *out, const char *name, const struct page_job *j, const char *more,
                               const char *which, double value)
 {
@@ -202,14 +202,14 @@ static cddp_status put_sample(struct cdi_buf *out, const char *name, const struc
     return st == CDDP_OK ? cdi_buf_printf(out, "} %.15g\n", value) : st;
 }
 
-static cddp_status put_head(struct cdi_buf *out, const char *name, const char *type, const char *help)
+static cddp_status metrics_put_head(struct cdi_buf *out, const char *name, const char *type, const char *help)
 {
     return cdi_buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
 }
 
 static cddp_status put_family(const struct page_data *s, const struct family *f, struct cdi_buf *out)
 {
-    cddp_status st = put_head(out, f->name, f->type, f->help);
+    cddp_status st = metrics_put_head(out, f->name, f->type, f->help);
 
     if (st == CDDP_OK && f->of_server != NULL)
         return cdi_buf_printf(out, "%s %.15g\n", f->name, f->of_server(s));
@@ -218,7 +218,7 @@ static cddp_status put_family(const struct page_data *s, const struct family *f,
     return st;
 }
 
-/* A family of which each job has n samples, that differ in one more label. */
+/* A metric with several samples per job, which differ in a second label. */
 struct labelled {
     const char *name, *type, *help, *label;
     const char *(*text)(size_t i); /* of the label */
@@ -247,7 +247,7 @@ static double n_operations(const struct page_job *j, size_t i)
 
 static cddp_status put_labelled(const struct page_data *s, const struct labelled *f, size_t n, struct cdi_buf *out)
 {
-    cddp_status st = put_head(out, f->name, f->type, f->help);
+    cddp_status st = metrics_put_head(out, f->name, f->type, f->help);
 
     for (size_t i = 0; st == CDDP_OK && i < s->n_jobs; i++)
         for (size_t k = 0; st == CDDP_OK && k < n; k++)
@@ -255,11 +255,11 @@ static cddp_status put_labelled(const struct page_data *s, const struct labelled
     return st;
 }
 
-static const struct labelled job_states = {"cddp_job_state", "gauge",    "1 for the state that the job is in.",
+static const struct labelled job_states = {"cddp_job_state", "gauge",    "1 for the current state of the job.",
                                            "state",          state_text, is_in_state};
 static const struct labelled store_operations = {"cddp_store_operations_total",
                                                  "counter",
-                                                 "Requests of the store that were carried out.",
+                                                 "Requests that the store has processed.",
                                                  "operation",
                                                  operation_text,
                                                  n_operations};
@@ -267,7 +267,7 @@ static const struct labelled store_operations = {"cddp_store_operations_total",
 cddp_status page_metrics(const struct page_data *s, struct cdi_buf *out)
 {
     static const char info[] = "cddp_rendezvous_build_info";
-    cddp_status st = put_head(out, info, "gauge", "1; the version is in the label.");
+    cddp_status st = metrics_put_head(out, info, "gauge", "Always 1; the label holds the version.");
 
     if (st == CDDP_OK)
         st = cdi_buf_printf(out, "%s{version=\"%s\"} 1\n", info, s->version);
@@ -278,7 +278,7 @@ cddp_status page_metrics(const struct page_data *s, struct cdi_buf *out)
     return st == CDDP_OK ? put_labelled(s, &store_operations, CDI_C10D_N_OPS, out) : st;
 }
 
-/* ---------------------------------------------------------------------------------------------- a page to read ---- */
+/* ---------------------------------------------------------------------------------------------- HTML ---- */
 
 static cddp_status put_text(struct cdi_buf *out, const char *s)
 {
@@ -317,7 +317,7 @@ static const char *size_text(char text[32], size_t bytes)
     return text;
 }
 
-/* "3 d 4 h": the two largest units that there are. */
+/* "3 d 4 h": the two largest units. */
 static const char *time_text(char text[48], double seconds)
 {
     uint64_t s = seconds < 0 ? 0 : (uint64_t)seconds, minutes = s / 60, hours = minutes / 60, days = hours / 24;
@@ -349,7 +349,7 @@ static cddp_status put_agent(const struct page_agent *a, struct cdi_buf *out)
                : cdi_buf_printf(out, "<td>%s<td>%u to %u\n", a->address, a->first_rank, a->first_rank + a->n_ranks - 1);
 }
 
-/* What the round and the store of a job are like. */
+/* Appends the numbers of a job's round and store. */
 static cddp_status put_numbers(const struct page_job *j, struct cdi_buf *out)
 {
     uint64_t operations = all_operations(j);
@@ -391,8 +391,8 @@ cddp_status page_html(const struct page_data *s, struct cdi_buf *out)
         "<!DOCTYPE html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>cddp rendezvous</title>\n"
         "<style>body{font-family:sans-serif;margin:2em}th,td{text-align:left;padding:0 1.5em 0 0}</style>\n"
         "<h1>cddp rendezvous %s</h1>\n<p>up for %s%s, %zu of at most %zu connections (%llu accepted, %llu "
-        "dropped), %s of memory, %zu job%s. The same as <a href=\"/status\">JSON</a> and <a href=\"/metrics\">for "
-        "Prometheus</a>.</p>\n",
+        "dropped), %s of memory, %zu job%s. The same data as <a href=\"/status\">JSON</a> and "
+        "<a href=\"/metrics\">for Prometheus</a>.</p>\n",
         s->version, time_text(up_for, s->uptime_s), s->draining ? ", draining" : "", s->connections,
         s->connections_limit, (unsigned long long)s->accepted, (unsigned long long)s->dropped,
         size_text(memory, s->resident_bytes), s->n_jobs, plural(s->n_jobs));

@@ -1,41 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the rendezvous tells about itself: the values, and three ways to write them (JSON, Prometheus, a page for
- * people). Pure. overview.c collects the values.
+ * The pages about the server and its jobs: their data, and three formats (JSON, Prometheus, HTML). Pure. snapshot.c
+ * collects the data.
  */
-#ifndef RDZV_STATUS_H
-#define RDZV_STATUS_H
+#ifndef RDZV_PAGES_H
+#define RDZV_PAGES_H
 
 #include "common/buf.h"
 #include "protocol/c10d.h"
 
 #include <stdbool.h>
 
-/* An agent that is connected. */
+/* A connected agent. */
 struct page_agent {
     char address[80];
-    int32_t node_rank; /* -1: not in the running round; then no ranks either */
+    int32_t node_rank; /* -1: not in the running round; then it has no ranks */
     uint32_t first_rank, n_ranks;
-    const char *host; /* its name; NULL: not known */
+    const char *host; /* its name; NULL: unknown */
 };
 
 struct page_job {
     const char *run_id;
     const char *state; /* one of page_job_states */
-    const char *why;   /* it is over, or the last round is: why; "" */
+    const char *why;   /* reason why the job or its last round ended, or "" */
     uint16_t port;
     uint32_t round;
     uint32_t restarts;
     uint32_t world_size;      /* workers of the running round */
-    size_t nodes;             /* that have joined and not gone */
-    uint32_t waiting, needed; /* nodes that wait for a round, and how many it takes */
+    size_t nodes;             /* that joined and were neither lost nor left */
+    uint32_t waiting, needed; /* nodes that wait for a round, and the number that it takes */
     uint32_t min_nodes, max_nodes;
     struct page_agent *agents; /* in the order of their ranks */
     size_t n_agents;
     size_t store_connections;
     size_t keys, bytes, bytes_limit, waits, waits_limit;
     uint64_t operations[CDI_C10D_N_OPS]; /* since the job began */
-    double operations_per_s;             /* of the last second or so */
+    double operations_per_s;             /* during about the last second */
 };
 
 struct page_data {
@@ -44,8 +44,8 @@ struct page_data {
     double uptime_s;
     bool draining;
     size_t connections;
-    size_t connections_limit;   /* further ones are closed */
-    uint64_t accepted, dropped; /* connections: in sum; closed for a fault of theirs */
+    size_t connections_limit;   /* further ones are rejected */
+    uint64_t accepted, dropped; /* connections: total; closed because of an error */
     size_t resident_bytes;
     struct page_job *jobs;
     size_t n_jobs;
@@ -54,7 +54,7 @@ struct page_data {
 extern const char *const page_job_states[];
 extern const size_t page_n_job_states;
 
-/* Append to out. CDDP_OK, CDDP_E_NOMEM, CDDP_E_LIMIT; after an error what was appended is to be dropped. */
+/* Append a page to out. Return CDDP_OK, CDDP_E_NOMEM or CDDP_E_LIMIT; after an error discard the appended bytes. */
 cddp_status page_json(const struct page_data *s, struct cdi_buf *out);
 cddp_status page_metrics(const struct page_data *s, struct cdi_buf *out);
 cddp_status page_html(const struct page_data *s, struct cdi_buf *out);

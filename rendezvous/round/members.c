@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who is there, who may come, and who is missing. */
+/* Present nodes, the conditions for joining, and missing nodes. */
 #include "rendezvous/round/state.h"
 
 #include <stdlib.h>
@@ -93,10 +93,10 @@ size_t round_present(const struct round *r)
     return r->count[NODE_WAITING] + r->count[NODE_RUNNING] + r->count[NODE_DONE] + r->count[NODE_STOPPING];
 }
 
-/* ------------------------------------------------------------------------------------------- who is missing ---- */
+/* ------------------------------------------------------------------------------------------- missing nodes ---- */
 
-/* "0, 2-5" : the node ranks that nobody has asked for. Only where all who wait asked for one. */
-static void name_missing(const struct round *r, char *buf, size_t cap)
+/* Writes the node ranks that no node requested, as in "0, 2-5"; nothing if a waiting node did not request one. */
+static void members_list_missing(const struct round *r, char *buf, size_t cap)
 {
     size_t at = 0;
     uint32_t n = r->opt.max_nodes < r->cap ? r->opt.max_nodes : (uint32_t)r->cap;
@@ -122,8 +122,8 @@ static void name_missing(const struct round *r, char *buf, size_t cap)
     }
 }
 
-/* The hosts that are there, as many as fit. */
-static void name_present(const struct round *r, char *buf, size_t cap)
+/* Writes the names of the waiting hosts, as many as fit. */
+static void members_list_present(const struct round *r, char *buf, size_t cap)
 {
     size_t at = 0;
 
@@ -146,16 +146,15 @@ void members_say_missing(const struct round *r, const char *what, char text[512]
     char missing[128], here[192], need[48];
     size_t have = r->count[NODE_WAITING];
 
-    name_missing(r, missing, sizeof missing);
-    name_present(r, here, sizeof here);
+    members_list_missing(r, missing, sizeof missing);
+    members_list_present(r, here, sizeof here);
     (void)snprintf(need, sizeof need, r->opt.min_nodes == r->opt.max_nodes ? "%u" : "%u to %u", r->opt.min_nodes,
                    r->opt.max_nodes);
-    (void)snprintf(text, 512, "%s: %zu of %s nodes are here%s%s%s%s%s%s%s", what, have, need, have > 0 ? " (" : "",
+    (void)snprintf(text, 512, "%s: %zu of %s nodes have joined%s%s%s%s%s%s%s", what, have, need, have > 0 ? " (" : "",
                    here, have > 0 ? ")" : "", missing[0] != '\0' && have > 0 ? "; missing: node rank " : "",
                    have > 0 ? missing : "", r->lost[0] != '\0' ? "; lost: " : "", r->lost);
 }
 
-/* For the sentences above. */
 void members_note_lost(struct round *r, const char *host)
 {
     size_t at = strlen(r->lost);
@@ -166,10 +165,11 @@ void members_note_lost(struct round *r, const char *host)
         (void)snprintf(r->lost + at, sizeof r->lost - at, ", ...");
 }
 
-/* --------------------------------------------------------------------------------------------- who may come ---- */
+/* --------------------------------------------------------------------------------------------- joining ---- */
 
-/* Whoever asked for that node rank and is there; one that may be gone does not stand in the way of its successor. */
-static const struct node *who_has_rank(const struct round *r, int32_t wanted)
+/* Returns the present node that requested this node rank, or NULL. One that may be gone does not block its successor.
+ */
+static const struct node *members_with_rank(const struct round *r, int32_t wanted)
 {
     const struct node *n;
 
@@ -179,8 +179,8 @@ static const struct node *who_has_rank(const struct round *r, int32_t wanted)
     return (n->away && is_elastic(r)) || n->leaving ? NULL : n;
 }
 
-/* Nodes that there is room for. One that is away may never come back, and its place may be taken meanwhile. */
-static size_t room(const struct round *r)
+/* Returns the number of nodes that may still join. A node that is away may not return, so its place counts as free. */
+static size_t members_room(const struct round *r)
 {
     size_t limit = (size_t)r->opt.max_nodes + r->opt.spares, gone = r->n_leaving;
 
@@ -193,57 +193,62 @@ static size_t room(const struct round *r)
 
 bool members_may_join(struct round *r, const struct cdi_msg_join *j)
 {
-    const struct node *other = who_has_rank(r, j->node_rank);
+    const struct node *other = members_with_rank(r, j->node_rank);
 
     if (j->version != CDI_CONTROL_VERSION)
-        say(r->text,
-            "this agent speaks version %u of the control protocol, the rendezvous version %d; use one cddprun on all "
-            "nodes",
+        round_printf(
+            r->text,
+            "this agent uses version %u of the control protocol, the rendezvous server version %d; use one cddprun on "
+            "all nodes",
             j->version, CDI_CONTROL_VERSION);
     else if (strcmp(j->run_id, r->run_id) != 0)
-        say(r->text, "this rendezvous serves job '%.100s', not '%.100s'; check --rdzv_id and the port", r->run_id,
-            j->run_id);
+        round_printf(r->text, "this rendezvous server serves job '%.100s', not '%.100s'; check --rdzv_id and the port",
+                     r->run_id, j->run_id);
     else if (j->min_nodes != r->opt.min_nodes || j->max_nodes != r->opt.max_nodes)
-        say(r->text, "%.100s was started with --nnodes=%u:%u, the job with %u:%u; use the same on all nodes", j->host,
-            j->min_nodes, j->max_nodes, r->opt.min_nodes, r->opt.max_nodes);
+        round_printf(r->text,
+                     "%.100s was started with --nnodes=%u:%u, but the job with %u:%u; use the same on all nodes",
+                     j->host, j->min_nodes, j->max_nodes, r->opt.min_nodes, r->opt.max_nodes);
     else if (j->max_restarts != r->opt.max_restarts)
-        say(r->text, "%.100s was started with --max_restarts=%u, the job with %u; use the same on all nodes", j->host,
-            j->max_restarts, r->opt.max_restarts);
+        round_printf(r->text,
+                     "%.100s was started with --max_restarts=%u, but the job with %u; use the same on all nodes",
+                     j->host, j->max_restarts, r->opt.max_restarts);
     else if (j->restart_count > r->opt.max_restarts)
-        say(r->text, "%.100s has seen %u restarts of this job, and --max_restarts allows %u", j->host, j->restart_count,
-            r->opt.max_restarts);
+        round_printf(r->text, "%.100s counts %u restarts of this job, but --max_restarts allows %u", j->host,
+                     j->restart_count, r->opt.max_restarts);
     else if (j->spares != r->opt.spares)
-        say(r->text, "%.100s was started with --spares=%u, the job with %u; use the same on all nodes", j->host,
-            j->spares, r->opt.spares);
+        round_printf(r->text, "%.100s was started with --spares=%u, but the job with %u; use the same on all nodes",
+                     j->host, j->spares, r->opt.spares);
     else if (j->n_procs < 1 || j->n_procs > PROCS_MAX || r->procs + j->n_procs > INT32_MAX)
-        say(r->text, "%.100s offers %u workers; the limits are %u on a node and %d in the job", j->host, j->n_procs,
-            PROCS_MAX, INT32_MAX);
+        round_printf(r->text, "%.100s has %u workers; the limits are %u per node and %d per job", j->host, j->n_procs,
+                     PROCS_MAX, INT32_MAX);
     else if (j->node_rank >= 0 && (uint32_t)j->node_rank >= r->opt.max_nodes + r->opt.spares)
-        say(r->text, "%.100s has node rank %d, but the job has %u node%s (0 to %u)", j->host, j->node_rank,
-            r->opt.max_nodes + r->opt.spares, r->opt.max_nodes + r->opt.spares == 1 ? "" : "s",
-            r->opt.max_nodes + r->opt.spares - 1);
+        round_printf(r->text, "%.100s requests node rank %d, but the job has %u node%s (0 to %u)", j->host,
+                     j->node_rank, r->opt.max_nodes + r->opt.spares, r->opt.max_nodes + r->opt.spares == 1 ? "" : "s",
+                     r->opt.max_nodes + r->opt.spares - 1);
     else if (r->state == ROUND_CLOSED)
-        say(r->text, "the job '%.100s' is over", r->run_id);
+        round_printf(r->text, "job '%.100s' is over", r->run_id);
     else if (other != NULL)
-        say(r->text,
-            "node rank %d is taken: %.100s (pid %lld) has it%s, %.100s (pid %lld) wants it too; give each node its own "
-            "--node_rank",
-            j->node_rank, other->host, (long long)other->pid,
-            other->away ? " (its connection broke; it may come back until its lease ends)" : "", j->host,
-            (long long)j->pid);
-    else if (room(r) == 0 && r->opt.spares > 0)
-        say(r->text, "the job '%.100s' has all of its %u nodes and %u spares already; %.100s is one too many",
-            r->run_id, r->opt.max_nodes, r->opt.spares, j->host);
-    else if (room(r) == 0)
-        say(r->text,
-            "the job '%.100s' has all of its %u nodes already; %.100s is one too many (--spares lets some wait)",
+        round_printf(r->text,
+                     "node rank %d is taken: %.100s (pid %lld) has it%s, and %.100s (pid %lld) requests it; give each "
+                     "node its own "
+                     "--node_rank",
+                     j->node_rank, other->host, (long long)other->pid,
+                     other->away ? " (its connection broke; it may return until its lease ends)" : "", j->host,
+                     (long long)j->pid);
+    else if (members_room(r) == 0 && r->opt.spares > 0)
+        round_printf(r->text, "job '%.100s' already has all of its %u nodes and %u spares; %.100s is one too many",
+                     r->run_id, r->opt.max_nodes, r->opt.spares, j->host);
+    else if (members_room(r) == 0)
+        round_printf(
+            r->text,
+            "job '%.100s' already has all of its %u nodes; %.100s is one too many (--spares allows standby nodes)",
             r->run_id, r->opt.max_nodes, j->host);
     else
         return true;
     return false;
 }
 
-/* Room in the index of wishes. */
+/* Enlarges r->by_rank if needed. */
 static bool make_rank_room(struct round *r, int32_t wanted)
 {
     size_t cap = r->by_rank_cap == 0 ? 16 : r->by_rank_cap;

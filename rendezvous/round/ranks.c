@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who is in the next round, and who gets which node rank. */
+/* Choice of the nodes of the next round, and their node ranks. */
 #include "rendezvous/round/state.h"
 
 #include "common/natsort.h"
@@ -11,8 +11,9 @@ static bool was_in_last_round(const struct round *r, const struct node *n)
     return n->last_round >= 0 && n->last_round + 1 == r->number;
 }
 
-/* Who is in, if more wait than fit: who is really there, then who was in before, then who came first. */
-static int by_merit(const void *a, const void *b, void *arg)
+/* Order for choosing if more nodes wait than fit: connected ones, then members of the previous round, then by arrival.
+ */
+static int ranks_by_priority(const void *a, const void *b, void *arg)
 {
     const struct round *r = arg;
     const struct node *x = &r->nodes[*(const uint32_t *)a], *y = &r->nodes[*(const uint32_t *)b];
@@ -24,8 +25,8 @@ static int by_merit(const void *a, const void *b, void *arg)
     return x->order < y->order ? -1 : x->order > y->order;
 }
 
-/* Who gets the lower rank, of those whom nothing else gives one: neighbours in the network are neighbours in rank. */
-static int by_place(const void *a, const void *b, void *arg)
+/* Order for the remaining ranks: neighbours in the network get adjacent ranks. */
+static int ranks_by_topology(const void *a, const void *b, void *arg)
 {
     const struct round *r = arg;
     const struct node *x = &r->nodes[*(const uint32_t *)a], *y = &r->nodes[*(const uint32_t *)b];
@@ -45,36 +46,36 @@ uint32_t ranks_choose(struct round *r)
             r->slots[n++] = (uint32_t)i;
     if (n <= r->opt.max_nodes)
         return n;
-    qsort_r(r->slots, n, sizeof *r->slots, by_merit, r);
+    qsort_r(r->slots, n, sizeof *r->slots, ranks_by_priority, r);
     return r->opt.max_nodes;
 }
 
-/* What gives a node a right to a rank, the stronger ones first. */
-enum right { RIGHT_WISH_KEPT, RIGHT_WISH, RIGHT_KEPT, RIGHT_N };
+/* Reasons for which a node gets a certain rank, in order of precedence. */
+enum claim { CLAIM_REQUESTED_AND_KEPT, CLAIM_REQUESTED, CLAIM_KEPT, CLAIM_N };
 
-static int32_t rank_by_right(const struct round *r, const struct node *n, enum right right)
+static int32_t rank_by_claim(const struct round *r, const struct node *n, enum claim claim)
 {
     int32_t kept = was_in_last_round(r, n) ? n->node_rank : -1;
 
-    switch (right) {
-    case RIGHT_WISH_KEPT:
+    switch (claim) {
+    case CLAIM_REQUESTED_AND_KEPT:
         return n->wanted == kept ? kept : -1;
-    case RIGHT_WISH:
+    case CLAIM_REQUESTED:
         return n->wanted;
-    case RIGHT_KEPT:
+    case CLAIM_KEPT:
         return kept;
-    case RIGHT_N:
+    case CLAIM_N:
         break;
     }
     return -1;
 }
 
-/* Those of the n chosen that have a right to a rank which is free: place[rank] is the peer. */
-static void place_entitled(struct round *r, uint32_t n, enum right right, uint32_t *place)
+/* Assigns free ranks to those of the n chosen nodes with this claim: place[rank] is the peer. */
+static void ranks_assign_claimed(struct round *r, uint32_t n, enum claim claim, uint32_t *place)
 {
     for (uint32_t i = 0; i < n; i++) {
         struct node *node = &r->nodes[r->slots[i]];
-        int32_t want = rank_by_right(r, node, right);
+        int32_t want = rank_by_claim(r, node, claim);
 
         if (node->state != NODE_WAITING || want < 0 || (uint32_t)want >= n || place[want] != NO_PEER)
             continue;
@@ -89,12 +90,12 @@ const uint32_t *ranks_assign(struct round *r, uint32_t n)
 
     for (uint32_t i = 0; i < n; i++)
         place[i] = NO_PEER;
-    for (enum right right = RIGHT_WISH_KEPT; right < RIGHT_N; right++)
-        place_entitled(r, n, right, place);
+    for (enum claim claim = CLAIM_REQUESTED_AND_KEPT; claim < CLAIM_N; claim++)
+        ranks_assign_claimed(r, n, claim, place);
     for (uint32_t i = 0; i < n; i++)
         if (r->nodes[r->slots[i]].state == NODE_WAITING)
             r->slots[n_rest++] = r->slots[i];
-    qsort_r(r->slots, n_rest, sizeof *r->slots, by_place, r);
+    qsort_r(r->slots, n_rest, sizeof *r->slots, ranks_by_topology, r);
     for (uint32_t i = 0; i < n_rest; i++) {
         while (place[rank] != NO_PEER)
             rank++;

@@ -6,9 +6,9 @@
 #include <string.h>
 
 #define WAITING_EVERY_MS 10000
-#define ECHO_MS 1000 /* who exits within this time of another's being killed may have exited because of it */
+#define CONSEQUENCE_MS 1000 /* an exit within this time of a kill elsewhere may be its consequence */
 
-static void act(struct round *r, enum round_action_kind kind, uint32_t peer)
+static void round_act(struct round *r, enum round_action_kind kind, uint32_t peer)
 {
     if (r->n_actions < members_actions(r))
         r->actions[r->n_actions++] = (struct round_action){kind, peer};
@@ -20,12 +20,12 @@ cddp_status round_create(struct round **out, const struct round_options *opt, in
 
     if (opt->min_nodes < 1 || opt->min_nodes > opt->max_nodes || opt->max_nodes > ROUND_NODES_MAX ||
         opt->spares > ROUND_NODES_MAX)
-        return cdi_fail(err, CDDP_E_INVALID, "a job of %u to %u nodes and %u spares cannot be; %u nodes are the limit",
+        return cdi_fail(err, CDDP_E_INVALID, "invalid job size of %u to %u nodes and %u spares; the limit is %u nodes",
                         opt->min_nodes, opt->max_nodes, opt->spares, ROUND_NODES_MAX);
     r = calloc(1, sizeof *r);
     if (r == NULL || (r->run_id = strdup(opt->run_id == NULL ? "" : opt->run_id)) == NULL || !members_make_room(r, 0)) {
         round_destroy(r);
-        return cdi_fail(err, CDDP_E_NOMEM, "no memory for a job");
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a job");
     }
     r->opt = *opt;
     r->opt.run_id = r->run_id;
@@ -54,26 +54,26 @@ void round_destroy(struct round *r)
 
 /* --------------------------------------------------------------------------------------------------- closing ---- */
 
-static void close_job(struct round *r, enum cdi_close_status status)
+static void round_close_job(struct round *r, enum cdi_close_status status)
 {
     r->state = ROUND_CLOSED;
     r->close_status = status;
-    act(r, ROUND_DO_END_KEYS, NO_PEER);
+    round_act(r, ROUND_DO_END_KEYS, NO_PEER);
     for (size_t i = 0; i < r->cap; i++)
         if (r->nodes[i].state != NODE_ABSENT)
-            act(r, ROUND_DO_CLOSED, (uint32_t)i);
+            round_act(r, ROUND_DO_CLOSED, (uint32_t)i);
 }
 
 /* -------------------------------------------------------------------------------------------------- starting ---- */
 
-static void tell_spare(struct round *r, uint32_t peer)
+static void round_notify_spare(struct round *r, uint32_t peer)
 {
-    say(r->text, "the job runs with %u node%s; %.200s waits as a spare, and steps in when the membership changes",
-        r->n_nodes, r->n_nodes == 1 ? "" : "s", r->nodes[peer].host);
-    act(r, ROUND_DO_WAITING, peer);
+    round_printf(r->text, "the job runs with %u node%s; %.200s waits as a spare, and joins when the membership changes",
+                 r->n_nodes, r->n_nodes == 1 ? "" : "s", r->nodes[peer].host);
+    round_act(r, ROUND_DO_WAITING, peer);
 }
 
-static void start_round(struct round *r)
+static void round_start(struct round *r)
 {
     uint32_t n = ranks_choose(r), base = 0;
     const uint32_t *place = ranks_assign(r, n);
@@ -88,7 +88,7 @@ static void start_round(struct round *r)
         if (node->restarts > r->restart_count)
             r->restart_count = node->restarts;
         node->restarts = 0;
-        act(r, ROUND_DO_ASSIGN, place[rank]);
+        round_act(r, ROUND_DO_ASSIGN, place[rank]);
     }
     r->n_nodes = n;
     r->world_size = base;
@@ -98,35 +98,35 @@ static void start_round(struct round *r)
     memset(&r->failure, 0, sizeof r->failure);
     for (size_t i = 0; r->count[NODE_WAITING] > 0 && i < r->cap; i++)
         if (r->nodes[i].state == NODE_WAITING)
-            tell_spare(r, (uint32_t)i);
+            round_notify_spare(r, (uint32_t)i);
 }
 
-static void give_up_waiting(struct round *r)
+static void round_join_timed_out(struct round *r)
 {
     char what[384];
 
     if (r->number > 0)
-        (void)snprintf(what, sizeof what, "%.250s; not enough nodes came within %lld s after that", r->why,
+        (void)snprintf(what, sizeof what, "%.250s; not enough nodes joined within %lld s after that", r->why,
                        (long long)(r->opt.join_timeout_ms / 1000));
     else
-        (void)snprintf(what, sizeof what, "not enough nodes came within %lld s",
+        (void)snprintf(what, sizeof what, "not enough nodes joined within %lld s",
                        (long long)(r->opt.join_timeout_ms / 1000));
-    if (r->number > 0 && r->verdict == OVER_CHANGED) /* the sentence tells it, and it was no failure of the job */
+    if (r->number > 0 && r->verdict == OVER_CHANGED) /* the message contains it, and it was not a failure of the job */
         memset(&r->failure, 0, sizeof r->failure);
     members_say_missing(r, what, r->why);
-    close_job(r, CDI_CLOSE_TIMEOUT);
+    round_close_job(r, CDI_CLOSE_TIMEOUT);
 }
 
-/* With min_nodes there: how long do more have time to come? */
-static int64_t patience(const struct round *r)
+/* Returns the time for further nodes to join after min_nodes are present. */
+static int64_t round_grace_ms(const struct round *r)
 {
     if (r->number == 0)
         return r->opt.last_call_ms;
     return r->count[NODE_WAITING] < r->n_nodes ? r->opt.regroup_ms : 0;
 }
 
-/* JOINING: is it time? */
-static void look(struct round *r, int64_t now_ms)
+/* JOINING: starts the round if it can begin, and closes the job at the join timeout. */
+static void round_try_start(struct round *r, int64_t now_ms)
 {
     size_t have = r->count[NODE_WAITING], here = have - r->away[NODE_WAITING];
 
@@ -134,14 +134,14 @@ static void look(struct round *r, int64_t now_ms)
         r->enough_ms = INT64_MAX;
     else if (r->enough_ms == INT64_MAX)
         r->enough_ms = now_ms;
-    /* A round that begins without one of its nodes would mostly fail: its lease is short. */
+    /* A round with a node that is away would mostly fail, as its lease is short. */
     if (r->away[NODE_WAITING] > 0 && have >= r->opt.min_nodes && here < r->opt.max_nodes && now_ms < r->deadline_ms)
         return;
     if (have >= r->opt.max_nodes ||
-        (have >= r->opt.min_nodes && (now_ms >= r->deadline_ms || now_ms - r->enough_ms >= patience(r))))
-        start_round(r);
+        (have >= r->opt.min_nodes && (now_ms >= r->deadline_ms || now_ms - r->enough_ms >= round_grace_ms(r))))
+        round_start(r);
     else if (now_ms >= r->deadline_ms)
-        give_up_waiting(r);
+        round_join_timed_out(r);
 }
 
 /* -------------------------------------------------------------------------------------------------- stopping ---- */
@@ -156,73 +156,73 @@ bool round_restarts(const struct round *r)
     return r->verdict == OVER_CHANGED || round_counts(r);
 }
 
-static void gather(struct round *r, int64_t now_ms)
+static void round_begin_joining(struct round *r, int64_t now_ms)
 {
-    act(r, ROUND_DO_END_KEYS, NO_PEER);
+    round_act(r, ROUND_DO_END_KEYS, NO_PEER);
     r->state = ROUND_JOINING;
     r->number++;
     r->deadline_ms = now_ms + r->opt.join_timeout_ms;
     r->enough_ms = INT64_MAX;
     r->next_waiting_ms = now_ms + WAITING_EVERY_MS;
-    look(r, now_ms);
+    round_try_start(r, now_ms);
 }
 
-/* Nodes have left on purpose, and who is there does not suffice: nobody is waited for. */
-static bool too_few_remain(const struct round *r)
+/* Returns true if nodes have left and too few remain; the job then does not wait for others. */
+static bool round_too_few_remain(const struct round *r)
 {
     return r->n_left > 0 && round_present(r) < r->opt.min_nodes;
 }
 
-/* STOPPING: has every node of the round stopped? */
-static void look_if_stopped(struct round *r, int64_t now_ms)
+/* STOPPING: begins the next round, or closes the job, when every node of the round has stopped. */
+static void round_check_stopped(struct round *r, int64_t now_ms)
 {
     if (r->count[NODE_STOPPING] > 0)
         return;
-    if (r->verdict == OVER_LEFT || (r->verdict == OVER_CHANGED && too_few_remain(r))) {
-        close_job(r, CDI_CLOSE_LEFT);
+    if (r->verdict == OVER_LEFT || (r->verdict == OVER_CHANGED && round_too_few_remain(r))) {
+        round_close_job(r, CDI_CLOSE_LEFT);
     } else if (!round_restarts(r)) {
-        close_job(r, CDI_CLOSE_FAILED);
+        round_close_job(r, CDI_CLOSE_FAILED);
     } else {
         r->restart_count += round_counts(r);
-        gather(r, now_ms);
+        round_begin_joining(r, now_ms);
     }
 }
 
-/* What ROUND_OVER says, as it is now: by the time it is sent the next round may have begun. */
-static void note_over(struct round *r)
+/* Sets the contents of ROUND_OVER now: when it is sent, the next round may have begun. */
+static void round_update_over(struct round *r)
 {
     r->over = (struct cdi_msg_round_over){
         .round = r->number, .restart = round_restarts(r), .counts = round_counts(r), .failure = r->failure};
-    say(r->over.text, "%s", r->why);
+    round_printf(r->over.text, "%s", r->why);
 }
 
-static void stop_round(struct round *r, enum verdict verdict, int64_t now_ms)
+static void round_stop(struct round *r, enum verdict verdict, int64_t now_ms)
 {
     r->verdict = verdict;
     r->state = ROUND_STOPPING;
-    note_over(r);
+    round_update_over(r);
     for (size_t i = 0; i < r->cap; i++) {
         if (r->nodes[i].state != NODE_RUNNING && r->nodes[i].state != NODE_DONE)
             continue;
         members_move(r, &r->nodes[i], NODE_STOPPING);
-        act(r, ROUND_DO_ROUND_OVER, (uint32_t)i);
+        round_act(r, ROUND_DO_ROUND_OVER, (uint32_t)i);
     }
-    look_if_stopped(r, now_ms);
+    round_check_stopped(r, now_ms);
 }
 
-/* The cause is another than was said: who is, or was, in the round hears it. */
-static void tell_again(struct round *r)
+/* Sends ROUND_OVER again, with the new cause, to every node that is or was in the round. */
+static void round_resend_over(struct round *r)
 {
-    note_over(r);
+    round_update_over(r);
     for (size_t i = 0; i < r->cap; i++) {
         const struct node *n = &r->nodes[i];
 
         if (n->state == NODE_STOPPING || (n->state == NODE_WAITING && n->last_round == r->number))
-            act(r, ROUND_DO_ROUND_OVER, (uint32_t)i);
+            round_act(r, ROUND_DO_ROUND_OVER, (uint32_t)i);
     }
 }
 
-/* Bytes of a text's first line, as far as they fit into a sentence. */
+/* Returns the length of the first line of a text, limited for use in a message. */
 static int first_line(const char *text)
 {
     size_t n = strcspn(text, "\n");
@@ -230,24 +230,24 @@ static int first_line(const char *text)
     return n < 470 ? (int)n : 470;
 }
 
-/* Why the round ended, where r->failure is the reason. */
-static void say_failure(struct round *r, bool lost)
+/* Sets r->why from r->failure. */
+static void round_describe_failure(struct round *r, bool lost)
 {
     if (!lost && r->restart_count > 0)
-        say(r->why, "%.*s (after %u restart%s)", first_line(r->failure.text), r->failure.text, r->restart_count,
-            r->restart_count == 1 ? "" : "s");
+        round_printf(r->why, "%.*s (after %u restart%s)", first_line(r->failure.text), r->failure.text,
+                     r->restart_count, r->restart_count == 1 ? "" : "s");
     else
-        say(r->why, "%.*s", first_line(r->failure.text), r->failure.text);
+        round_printf(r->why, "%.*s", first_line(r->failure.text), r->failure.text);
 }
 
-/* The first failure of the round ends it. r->failure holds it. */
-static void fail_round(struct round *r, int64_t now_ms)
+/* Stops the round because of its first failure, r->failure. */
+static void round_fail(struct round *r, int64_t now_ms)
 {
     bool lost = r->failure.kind == CDI_END_NODE && is_elastic(r);
 
     r->failed_ms = now_ms;
-    say_failure(r, lost);
-    stop_round(r, lost ? OVER_CHANGED : OVER_FAILED, now_ms);
+    round_describe_failure(r, lost);
+    round_stop(r, lost ? OVER_CHANGED : OVER_FAILED, now_ms);
 }
 
 static struct cdi_failure loss_of(const struct node *n, const struct round_event *ev, const char *how)
@@ -265,27 +265,28 @@ static struct cdi_failure loss_of(const struct node *n, const struct round_event
     return f;
 }
 
-/* The failure was the echo of this: a node is lost, or was cut off and has killed its workers. */
-static void blame_node(struct round *r)
+/* Replaces the cause: a node was lost, or was cut off and has killed its workers; the failure was a consequence. */
+static void round_blame_node(struct round *r)
 {
     if (is_elastic(r) && !r->ending)
         r->verdict = OVER_CHANGED;
-    say_failure(r, true);
-    tell_again(r);
+    round_describe_failure(r, true);
+    round_resend_over(r);
 }
 
 /*
- * Was the failure that ended the round the echo of this loss? In an elastic job any loss is taken for the cause. Else
- * the node must have been silent before the failure, for so long that it may have killed its workers by then.
+ * Returns true if the failure that ended the round was a consequence of this loss. In an elastic job any loss counts as
+ * the cause. Otherwise the node must have been silent for so long that it may have killed its workers before.
  */
-static bool was_echo(const struct round *r, const struct round_event *ev)
+static bool was_consequence(const struct round *r, const struct round_event *ev)
 {
     if (r->verdict != OVER_FAILED || r->failure.kind == CDI_END_NODE || r->ending)
         return false;
     return is_elastic(r) || (ev->fence_ms > 0 && ev->fence_ms <= r->failed_ms);
 }
 
-static void on_lost(struct round *r, struct node *n, const struct round_event *ev, const char *how, int64_t now_ms)
+static void round_on_lost(struct round *r, struct node *n, const struct round_event *ev, const char *how,
+                          int64_t now_ms)
 {
     enum node_state was = n->state;
     bool left = n->leaving;
@@ -301,49 +302,49 @@ static void on_lost(struct round *r, struct node *n, const struct round_event *e
     members_remove(r, n);
     if (r->state == ROUND_RUNNING && was == NODE_RUNNING) {
         r->failure = f;
-        fail_round(r, now_ms);
+        round_fail(r, now_ms);
     } else if (r->state == ROUND_STOPPING && was == NODE_STOPPING) {
-        if (!left && was_echo(r, ev)) {
+        if (!left && was_consequence(r, ev)) {
             r->failure = f;
-            blame_node(r);
+            round_blame_node(r);
         }
-        look_if_stopped(r, now_ms);
+        round_check_stopped(r, now_ms);
     } else if (r->state == ROUND_JOINING) {
-        look(r, now_ms);
+        round_try_start(r, now_ms);
     }
 }
 
 /* ---------------------------------------------------------------------------------------------------- events ---- */
 
-/* A round runs, and there is one more. */
-static void on_newcomer(struct round *r, uint32_t peer, int64_t now_ms)
+/* A node has joined while a round runs. */
+static void round_on_newcomer(struct round *r, uint32_t peer, int64_t now_ms)
 {
     const struct node *n = &r->nodes[peer];
 
     if (r->n_nodes >= r->opt.max_nodes || r->count[NODE_DONE] > 0) { /* full, or about to end */
-        tell_spare(r, peer);
+        round_notify_spare(r, peer);
         return;
     }
-    say(r->why, "%.200s (pid %lld) has come: the job goes on with one node more", n->host, (long long)n->pid);
-    stop_round(r, OVER_CHANGED, now_ms);
+    round_printf(r->why, "%.200s (pid %lld) joined: the job continues with one more node", n->host, (long long)n->pid);
+    round_stop(r, OVER_CHANGED, now_ms);
 }
 
-static void on_join(struct round *r, uint32_t peer, const struct cdi_msg_join *j, int64_t now_ms)
+static void round_on_join(struct round *r, uint32_t peer, const struct cdi_msg_join *j, int64_t now_ms)
 {
     if (!members_may_join(r, j)) {
-        act(r, ROUND_DO_REFUSE, peer);
+        round_act(r, ROUND_DO_REFUSE, peer);
         return;
     }
     if (!members_add(r, peer, j)) {
-        say(r->text, "the rendezvous has no memory for another node");
-        act(r, ROUND_DO_REFUSE, peer);
+        round_printf(r->text, "the rendezvous server is out of memory for another node");
+        round_act(r, ROUND_DO_REFUSE, peer);
         return;
     }
-    act(r, ROUND_DO_WELCOME, peer);
+    round_act(r, ROUND_DO_WELCOME, peer);
     if (r->state == ROUND_JOINING)
-        look(r, now_ms);
+        round_try_start(r, now_ms);
     else if (r->state == ROUND_RUNNING)
-        on_newcomer(r, peer, now_ms);
+        round_on_newcomer(r, peer, now_ms);
 }
 
 static bool was_killed(const struct cdi_failure *f)
@@ -351,17 +352,17 @@ static bool was_killed(const struct cdi_failure *f)
     return f->kind == CDI_END_SIGNAL && cdi_signal_is_cause(f->code);
 }
 
-/* Did this rank leave with status 0, and was it missed by who failed? Its agent learns that by that failure only. */
+/* Returns true if the rank of f exited with status 0 and `by` is the failure of a rank that needed it. */
 static bool was_missed(const struct cdi_failure *by, const struct cdi_failure *f)
 {
     return f->kind == CDI_END_EXIT && f->code == 0 && f->rank >= 0 && by->misses == (uint32_t)f->rank + 1;
 }
 
 /*
- * A failure that another node said before it heard of the one that ended the round: which of the two arrived first is
- * chance (one may be the other's echo). A rank that was missed is the cause in any case. A node that was cut off and
- * killed its workers, and a worker that was killed, are the cause of the other's exit at about the same time, since a
- * busy agent sees late what became of its workers; else their own times count.
+ * Returns true if f is the cause of the failure that ended the round. Another node reported f before it received
+ * ROUND_OVER, so the order of arrival is chance. A rank that the other needed is always the cause. A node that was cut
+ * off and killed its workers, or a worker that was killed, is the cause of an exit at about the same time, since a busy
+ * agent notices exits late. Otherwise the times of the failures decide.
  */
 static bool was_earlier(const struct round *r, const struct node *n, const struct cdi_failure *f)
 {
@@ -371,15 +372,15 @@ static bool was_earlier(const struct round *r, const struct node *n, const struc
         r->failure.kind == CDI_END_NODE || f->kind == CDI_END_NONE || f->time_ms <= 0 || r->failure.time_ms <= 0)
         return false;
     if (f->kind == CDI_END_NODE)
-        return before > -ECHO_MS;
+        return before > -CONSEQUENCE_MS;
     if (was_missed(&r->failure, f))
         return true;
-    if (was_killed(f) != was_killed(&r->failure) && before > -ECHO_MS && before < ECHO_MS)
+    if (was_killed(f) != was_killed(&r->failure) && before > -CONSEQUENCE_MS && before < CONSEQUENCE_MS)
         return was_killed(f);
     return before > 0;
 }
 
-static void note_failure(struct round *r, const struct node *n, const struct cdi_failure *f)
+static void round_set_failure(struct round *r, const struct node *n, const struct cdi_failure *f)
 {
     r->failure = *f;
     r->failure.host[sizeof r->failure.host - 1] = '\0';
@@ -401,39 +402,39 @@ static void note_failure(struct round *r, const struct node *n, const struct cdi
                        n->node_rank, n->host, (long long)n->pid, f->text);
 }
 
-static void on_failed(struct round *r, const struct node *n, const struct cdi_failure *f, int64_t now_ms)
+static void round_on_failed(struct round *r, const struct node *n, const struct cdi_failure *f, int64_t now_ms)
 {
     if (r->state == ROUND_RUNNING) {
-        note_failure(r, n, f);
-        fail_round(r, now_ms);
+        round_set_failure(r, n, f);
+        round_fail(r, now_ms);
     } else if (was_earlier(r, n, f)) {
-        note_failure(r, n, f);
+        round_set_failure(r, n, f);
         if (f->kind == CDI_END_NODE) {
-            blame_node(r);
+            round_blame_node(r);
             return;
         }
-        say_failure(r, false);
-        tell_again(r);
+        round_describe_failure(r, false);
+        round_resend_over(r);
     }
 }
 
-static void let_go(struct round *r, uint32_t peer, struct node *n)
+static void round_release(struct round *r, uint32_t peer, struct node *n)
 {
     members_remove(r, n);
-    act(r, ROUND_DO_BYE, peer);
+    round_act(r, ROUND_DO_BYE, peer);
 }
 
-/* An elastic job goes on without it, if enough nodes stay. */
-static void on_leave_elastic(struct round *r, uint32_t peer, struct node *n, const char *why, int64_t now_ms)
+/* An elastic job continues without the node if enough others remain. */
+static void round_on_leave_elastic(struct round *r, uint32_t peer, struct node *n, const char *why, int64_t now_ms)
 {
     bool enough = round_present(r) - r->n_leaving > r->opt.min_nodes;
 
     if (r->state == ROUND_RUNNING || r->state == ROUND_JOINING)
-        say(r->why, "node %d (%.100s) left: %.200s", n->node_rank, n->host, why);
+        round_printf(r->why, "node %d (%.100s) left: %.200s", n->node_rank, n->host, why);
     switch (n->state) {
     case NODE_RUNNING:
         members_set_leaving(r, n);
-        stop_round(r, enough ? OVER_CHANGED : OVER_LEFT, now_ms);
+        round_stop(r, enough ? OVER_CHANGED : OVER_LEFT, now_ms);
         return;
     case NODE_STOPPING:
         members_set_leaving(r, n);
@@ -441,11 +442,11 @@ static void on_leave_elastic(struct round *r, uint32_t peer, struct node *n, con
     case NODE_WAITING:
     case NODE_DONE:
         r->n_left++;
-        let_go(r, peer, n);
-        if (r->state == ROUND_JOINING && too_few_remain(r))
-            close_job(r, CDI_CLOSE_LEFT);
+        round_release(r, peer, n);
+        if (r->state == ROUND_JOINING && round_too_few_remain(r))
+            round_close_job(r, CDI_CLOSE_LEFT);
         else if (r->state == ROUND_JOINING)
-            look(r, now_ms);
+            round_try_start(r, now_ms);
         return;
     case NODE_ABSENT:
     case NODE_N_STATES:
@@ -453,117 +454,117 @@ static void on_leave_elastic(struct round *r, uint32_t peer, struct node *n, con
     }
 }
 
-static void on_leave(struct round *r, uint32_t peer, struct node *n, const struct round_event *ev, int64_t now_ms)
+static void round_on_leave(struct round *r, uint32_t peer, struct node *n, const struct round_event *ev, int64_t now_ms)
 {
     if (r->state == ROUND_CLOSED)
         return;
     r->ending |= ev->final;
-    if (n->node_rank < 0 && !(ev->final && r->n_nodes > 0)) { /* it never was in a round: nobody misses it */
-        let_go(r, peer, n);
+    if (n->node_rank < 0 && !(ev->final && r->n_nodes > 0)) { /* it was in no round, so no other node depends on it */
+        round_release(r, peer, n);
         if (r->state == ROUND_JOINING)
-            look(r, now_ms);
+            round_try_start(r, now_ms);
         return;
     }
     if (is_elastic(r) && !ev->final) {
-        on_leave_elastic(r, peer, n, ev->text, now_ms);
+        round_on_leave_elastic(r, peer, n, ev->text, now_ms);
         return;
     }
     if (r->state == ROUND_STOPPING && !round_restarts(r))
-        return; /* the job ends anyway, and why is known */
+        return; /* the job ends anyway, and the reason is known */
     if (n->node_rank < 0)
-        say(r->why, "%.100s left: %.200s", n->host, ev->text);
+        round_printf(r->why, "%.100s left: %.200s", n->host, ev->text);
     else
-        say(r->why, "node %d (%.100s) left: %.200s", n->node_rank, n->host, ev->text);
+        round_printf(r->why, "node %d (%.100s) left: %.200s", n->node_rank, n->host, ev->text);
     if (r->state == ROUND_RUNNING)
-        stop_round(r, OVER_LEFT, now_ms);
+        round_stop(r, OVER_LEFT, now_ms);
     else if (r->state == ROUND_STOPPING)
         r->verdict = OVER_LEFT;
     else
-        close_job(r, CDI_CLOSE_LEFT);
+        round_close_job(r, CDI_CLOSE_LEFT);
 }
 
-/* The peer broke the protocol: from now on it is lost. */
-static void drop(struct round *r, struct node *n, const struct round_event *ev, const char *what, int64_t now_ms)
+/* Drops a peer after a protocol error, and counts it as lost. */
+static void round_drop(struct round *r, struct node *n, const struct round_event *ev, const char *what, int64_t now_ms)
 {
-    say(r->text, "%s", what);
-    act(r, ROUND_DO_DROP, ev->peer);
+    round_printf(r->text, "%s", what);
+    round_act(r, ROUND_DO_DROP, ev->peer);
     if (n != NULL)
-        on_lost(r, n, ev, what, now_ms);
+        round_on_lost(r, n, ev, what, now_ms);
 }
 
 /* FAILED, DONE and STOPPED name a round. */
-static void on_report(struct round *r, struct node *n, const struct round_event *ev, int64_t now_ms)
+static void round_on_report(struct round *r, struct node *n, const struct round_event *ev, int64_t now_ms)
 {
     bool in_round = n->state == NODE_RUNNING || n->state == NODE_DONE || n->state == NODE_STOPPING;
 
     if (ev->round < r->number || r->state == ROUND_CLOSED)
         return; /* late */
     if (ev->round > r->number) {
-        drop(r, n, ev, "it reports on a round that is not there yet", now_ms);
+        round_drop(r, n, ev, "it reports on a future round", now_ms);
         return;
     }
     if (!in_round && r->state != ROUND_STOPPING) {
-        drop(r, n, ev, "it reports on a round that has not begun", now_ms);
+        round_drop(r, n, ev, "it reports on a round that has not begun", now_ms);
         return;
     }
     if (ev->kind == ROUND_EV_FAILED && in_round) {
-        on_failed(r, n, ev->failure, now_ms);
+        round_on_failed(r, n, ev->failure, now_ms);
     } else if (ev->kind == ROUND_EV_DONE && n->state == NODE_RUNNING) {
         members_move(r, n, NODE_DONE);
         if (r->count[NODE_RUNNING] == 0) {
-            say(r->why, "all workers ended well");
-            close_job(r, CDI_CLOSE_DONE);
+            round_printf(r->why, "all workers finished");
+            round_close_job(r, CDI_CLOSE_DONE);
         }
     } else if (ev->kind == ROUND_EV_STOPPED) {
         if (n->state == NODE_STOPPING) {
             if (n->leaving) {
                 r->n_left++;
-                let_go(r, ev->peer, n);
+                round_release(r, ev->peer, n);
             } else {
                 members_move(r, n, NODE_WAITING);
             }
-            look_if_stopped(r, now_ms);
+            round_check_stopped(r, now_ms);
         } else if (r->state == ROUND_RUNNING) {
-            drop(r, n, ev, "it says STOPPED while its round runs", now_ms);
+            round_drop(r, n, ev, "it sent STOPPED while its round runs", now_ms);
         }
     }
 }
 
-/* It is back, and its last assignment was of last_round (-1: none). */
-static void on_back(struct round *r, struct node *n, const struct round_event *ev, int64_t now_ms)
+/* An agent has reconnected. Its last assignment was for round ev->join->round (-1: none). */
+static void round_on_back(struct round *r, struct node *n, const struct round_event *ev, int64_t now_ms)
 {
     int64_t last_round = ev->join->round;
 
     members_set_away(r, n, false);
     if (last_round > r->number) {
-        drop(r, n, ev, "it comes back from a round that is not there yet", now_ms);
+        round_drop(r, n, ev, "it returns from a future round", now_ms);
         return;
     }
-    act(r, ROUND_DO_RESUME, ev->peer);
+    round_act(r, ROUND_DO_RESUME, ev->peer);
     if (r->state == ROUND_STOPPING)
-        note_over(r); /* what follows may have changed since it was said: a node may have left */
+        round_update_over(r); /* may have changed since it was sent: a node may have left */
     if (r->state == ROUND_CLOSED)
-        act(r, ROUND_DO_CLOSED, ev->peer);
+        round_act(r, ROUND_DO_CLOSED, ev->peer);
     else if (n->state == NODE_STOPPING)
-        act(r, ROUND_DO_ROUND_OVER, ev->peer);
+        round_act(r, ROUND_DO_ROUND_OVER, ev->peer);
     else if (n->state == NODE_RUNNING && last_round < r->number)
-        act(r, ROUND_DO_ASSIGN, ev->peer);
+        round_act(r, ROUND_DO_ASSIGN, ev->peer);
     else if (r->state == ROUND_JOINING)
-        look(r, now_ms);
+        round_try_start(r, now_ms);
 }
 
-static void on_tick(struct round *r, int64_t now_ms)
+static void round_on_tick(struct round *r, int64_t now_ms)
 {
     if (r->state != ROUND_JOINING)
         return;
-    look(r, now_ms);
+    round_try_start(r, now_ms);
     if (r->state != ROUND_JOINING || now_ms < r->next_waiting_ms)
         return;
     r->next_waiting_ms = now_ms + WAITING_EVERY_MS;
     members_say_missing(r, "waiting", r->text);
     for (size_t i = 0; i < r->cap; i++)
         if (r->nodes[i].state == NODE_WAITING)
-            act(r, ROUND_DO_WAITING, (uint32_t)i);
+            round_act(r, ROUND_DO_WAITING, (uint32_t)i);
 }
 
 const struct round_action *round_step(struct round *r, const struct round_event *ev, int64_t now_ms, size_t *n)
@@ -576,40 +577,40 @@ const struct round_action *round_step(struct round *r, const struct round_event 
     switch (ev->kind) {
     case ROUND_EV_JOIN:
         if (there)
-            drop(r, node, ev, "it joins twice", now_ms);
+            round_drop(r, node, ev, "it sent JOIN twice", now_ms);
         else
-            on_join(r, ev->peer, ev->join, now_ms);
+            round_on_join(r, ev->peer, ev->join, now_ms);
         break;
     case ROUND_EV_FAILED:
     case ROUND_EV_DONE:
     case ROUND_EV_STOPPED:
         if (there)
-            on_report(r, node, ev, now_ms);
+            round_on_report(r, node, ev, now_ms);
         else
-            drop(r, NULL, ev, "it reports before it has joined", now_ms);
+            round_drop(r, NULL, ev, "it reports before JOIN", now_ms);
         break;
     case ROUND_EV_LEAVE:
         if (there)
-            on_leave(r, ev->peer, node, ev, now_ms);
+            round_on_leave(r, ev->peer, node, ev, now_ms);
         else
-            act(r, ROUND_DO_BYE, ev->peer);
+            round_act(r, ROUND_DO_BYE, ev->peer);
         break;
     case ROUND_EV_LOST:
         if (there)
-            on_lost(r, node, ev, ev->text, now_ms);
+            round_on_lost(r, node, ev, ev->text, now_ms);
         break;
     case ROUND_EV_AWAY:
         if (there && node->node_rank < 0)
-            on_lost(r, node, ev, ev->text, now_ms);
+            round_on_lost(r, node, ev, ev->text, now_ms);
         else if (there)
             members_set_away(r, node, true);
         break;
     case ROUND_EV_BACK:
         if (there)
-            on_back(r, node, ev, now_ms);
+            round_on_back(r, node, ev, now_ms);
         break;
     case ROUND_EV_TICK:
-        on_tick(r, now_ms);
+        round_on_tick(r, now_ms);
         break;
     }
     *n = r->n_actions;

@@ -9,24 +9,25 @@
 #include <string.h>
 
 /*
- * Hexadecimal digits: where to look, so that all agents can come back at once; of which job; and what nobody can guess.
+ * A session token, in hexadecimal digits: the peer number, so that a lookup takes constant time; the job's id; and
+ * random digits.
  */
 #define TOKEN_SLOT 8
 #define TOKEN_KNOWN (TOKEN_SLOT + SESSION_ID_LEN)
 #define TOKEN_LEN (TOKEN_KNOWN + 32)
 
-/* The nonce of an agent's JOIN, and where that agent is. */
+/* The nonce of an agent's JOIN, and the agent's peer number. */
 struct known {
     uint32_t peer;
     char nonce[sizeof((struct cdi_msg_join *)0)->nonce];
 };
 
-/* conn and away tell what a slot holds: a connected agent, one that may come back, or (neither) nothing. */
+/* A slot holds a connected agent (conn), one that may return (away), or neither. */
 struct peer {
     void *conn;
     bool away;
     bool joined;
-    bool ended; /* it was hung up on: what still comes is ignored */
+    bool ended; /* its connection is being closed; further messages are ignored */
     int64_t heard_ms;
     uint32_t next_free;
     struct known *known; /* NULL: its JOIN had no nonce */
@@ -41,13 +42,13 @@ struct session {
     int64_t lease_ms, hello_ms;
     bool hosted;
     struct cdi_map known; /* struct known by nonce */
-    uint16_t port;        /* 0: the one that agents have reached */
+    uint16_t port;        /* 0: the port that agents connected to */
     struct cdi_kv *keys;
     struct cdi_kv_limits limits;
     struct peer *peers;
     uint32_t n_peers, cap, free;
-    struct cdi_buf line; /* the message that is being sent */
-    cddp_status encoded; /* whether that could be made */
+    struct cdi_buf line; /* the message to send */
+    cddp_status encoded; /* result of its encoding */
 };
 
 #define NO_PEER UINT32_MAX
@@ -68,7 +69,7 @@ cddp_status session_create(struct session **out, const struct session_options *o
     cddp_status st;
 
     if (s == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "no memory for a job");
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a job");
     st = round_create(&s->round, &opt->round, now_ms, err);
     if (st != CDDP_OK) {
         free(s);
@@ -132,7 +133,7 @@ struct cdi_kv *session_keys(struct session *s)
 
 /* --------------------------------------------------------------------------------------------------- sending ---- */
 
-static void hang_up(struct session *s, uint32_t peer, const char *why)
+static void session_close_conn(struct session *s, uint32_t peer, const char *why)
 {
     if (s->peers[peer].ended)
         return;
@@ -140,17 +141,17 @@ static void hang_up(struct session *s, uint32_t peer, const char *why)
     s->ops.close_conn(s->peers[peer].conn, why);
 }
 
-static void encode(struct session *s, const struct cdi_msg *m)
+static void session_encode(struct session *s, const struct cdi_msg *m)
 {
     cdi_buf_consume(&s->line, s->line.len);
     s->encoded = cdi_msg_encode(m, &s->line, NULL);
 }
 
-/* A message that cannot be sent would leave its agent waiting for ever: hang up instead. */
+/* Without the message its agent would wait for ever, so a failure closes the connection. */
 static void send_line(struct session *s, uint32_t peer)
 {
     if (s->encoded != CDDP_OK)
-        hang_up(s, peer, "no memory for a message to it");
+        session_close_conn(s, peer, "out of memory for a message");
     else
         s->ops.send(s->peers[peer].conn, cdi_buf_data(&s->line), s->line.len);
 }
@@ -163,7 +164,7 @@ static void make_token(struct session *s, uint32_t peer)
     random_digits(&s->ops, token + TOKEN_KNOWN, TOKEN_LEN - TOKEN_KNOWN);
 }
 
-static void welcome(struct session *s, uint32_t peer, bool resumed, struct cdi_msg *m)
+static void session_welcome(struct session *s, uint32_t peer, bool resumed, struct cdi_msg *m)
 {
     if (!resumed)
         make_token(s, peer);
@@ -176,7 +177,8 @@ static void welcome(struct session *s, uint32_t peer, bool resumed, struct cdi_m
     (void)snprintf(m->u.welcome.session, sizeof m->u.welcome.session, "%s", s->peers[peer].token);
 }
 
-static void closed(struct cdi_msg *m, enum cdi_close_status status, const char *text, const struct cdi_failure *failure)
+static void fill_closed(struct cdi_msg *m, enum cdi_close_status status, const char *text,
+                        const struct cdi_failure *failure)
 {
     m->type = CDI_MSG_CLOSED;
     m->u.closed.status = status;
@@ -185,7 +187,7 @@ static void closed(struct cdi_msg *m, enum cdi_close_status status, const char *
         m->u.closed.failure = *failure;
 }
 
-/* The message that an action sends to its peer; false if it sends none. */
+/* Sets *m to the message of an action. Returns false if it has none. */
 static bool message_of(struct session *s, const struct round_action *a, struct cdi_msg *m)
 {
     const struct round *r = s->round;
@@ -194,16 +196,16 @@ static bool message_of(struct session *s, const struct round_action *a, struct c
     switch (a->kind) {
     case ROUND_DO_WELCOME:
     case ROUND_DO_RESUME:
-        welcome(s, a->peer, a->kind == ROUND_DO_RESUME, m);
+        session_welcome(s, a->peer, a->kind == ROUND_DO_RESUME, m);
         return true;
     case ROUND_DO_REFUSE:
-        closed(m, CDI_CLOSE_REFUSED, round_text(r), NULL);
+        fill_closed(m, CDI_CLOSE_REFUSED, round_text(r), NULL);
         return true;
     case ROUND_DO_BYE:
-        closed(m, CDI_CLOSE_LEFT, "this node has left the job", NULL);
+        fill_closed(m, CDI_CLOSE_LEFT, "this node has left the job", NULL);
         return true;
     case ROUND_DO_CLOSED:
-        closed(m, round_close_status(r), round_why(r), round_failure(r));
+        fill_closed(m, round_close_status(r), round_why(r), round_failure(r));
         return true;
     case ROUND_DO_WAITING:
         m->type = CDI_MSG_WAITING;
@@ -227,14 +229,14 @@ static bool message_of(struct session *s, const struct round_action *a, struct c
     return false;
 }
 
-/* Is the message of this action the same for every peer? */
+/* Returns true if the message of this action is the same for every peer. */
 static bool for_all(enum round_action_kind kind)
 {
     return kind == ROUND_DO_ROUND_OVER || kind == ROUND_DO_CLOSED || kind == ROUND_DO_WAITING;
 }
 
-/* *made: the message of such an action is in s->line already. */
-static void carry_out(struct session *s, const struct round_action *a, bool *made)
+/* *made: s->line already holds the message of this kind of action. */
+static void session_carry_out(struct session *s, const struct round_action *a, bool *made)
 {
     struct cdi_msg m;
 
@@ -245,25 +247,25 @@ static void carry_out(struct session *s, const struct round_action *a, bool *mad
         return;
     }
     if (s->peers[a->peer].ended || s->peers[a->peer].away)
-        return; /* who is away is told when it comes back */
+        return; /* an agent that is away gets its messages when it returns */
     if (a->kind == ROUND_DO_DROP) {
-        hang_up(s, a->peer, round_text(s->round));
+        session_close_conn(s, a->peer, round_text(s->round));
         return;
     }
     if (!*made) {
         if (!message_of(s, a, &m))
             return;
-        encode(s, &m);
+        session_encode(s, &m);
         *made = for_all(a->kind);
     }
     send_line(s, a->peer);
     if (a->kind == ROUND_DO_REFUSE)
-        hang_up(s, a->peer, round_text(s->round));
+        session_close_conn(s, a->peer, round_text(s->round));
     if (a->kind == ROUND_DO_BYE)
-        hang_up(s, a->peer, "it left");
+        session_close_conn(s, a->peer, "its node has left the job");
 }
 
-static void step(struct session *s, const struct round_event *ev, int64_t now_ms)
+static void session_step(struct session *s, const struct round_event *ev, int64_t now_ms)
 {
     size_t n;
     const struct round_action *actions = round_step(s->round, ev, now_ms, &n);
@@ -272,7 +274,7 @@ static void step(struct session *s, const struct round_event *ev, int64_t now_ms
 
     for (size_t i = 0; i < n; i++) {
         made = made && actions[i - 1].kind == actions[i].kind;
-        carry_out(s, &actions[i], &made);
+        session_carry_out(s, &actions[i], &made);
     }
 }
 
@@ -315,7 +317,7 @@ static void forget_nonce(struct session *s, uint32_t peer)
     free(k);
 }
 
-/* Without memory for it the agent is in all the same: it just cannot come back by its nonce. */
+/* Stores the nonce. If out of memory the agent has joined anyway, but cannot return by its nonce. */
 static void note_nonce(struct session *s, uint32_t peer, const char *nonce)
 {
     const struct known *old = nonce[0] == '\0' ? NULL : cdi_map_get(&s->known, nonce, strlen(nonce));
@@ -340,14 +342,15 @@ static void release_slot(struct session *s, uint32_t peer)
     s->free = peer;
 }
 
-static void lose(struct session *s, uint32_t peer, const char *how, int64_t fence_ms, int64_t now_ms, int64_t wall_ms)
+static void session_lose(struct session *s, uint32_t peer, const char *how, int64_t fence_ms, int64_t now_ms,
+                         int64_t wall_ms)
 {
     const struct round_event ev = {
         .kind = ROUND_EV_LOST, .peer = peer, .text = how, .wall_ms = wall_ms, .fence_ms = fence_ms};
 
     s->peers[peer].ended = true;
     forget_nonce(s, peer);
-    step(s, &ev, now_ms);
+    session_step(s, &ev, now_ms);
 }
 
 void session_detach(struct session *s, uint32_t peer, const char *how, bool may_return, int64_t now_ms, int64_t wall_ms)
@@ -355,14 +358,15 @@ void session_detach(struct session *s, uint32_t peer, const char *how, bool may_
     struct peer *p = &s->peers[peer];
 
     if (!may_return || p->ended || !round_may_return(s->round, peer)) {
-        lose(s, peer, how, 0, now_ms, wall_ms);
+        session_lose(s, peer, how, 0, now_ms, wall_ms);
         release_slot(s, peer);
         return;
     }
     p->conn = NULL;
     p->away = true;
     (void)snprintf(p->broke, sizeof p->broke, "%s", how);
-    step(s, &(struct round_event){.kind = ROUND_EV_AWAY, .peer = peer, .text = how, .wall_ms = wall_ms}, now_ms);
+    session_step(s, &(struct round_event){.kind = ROUND_EV_AWAY, .peer = peer, .text = how, .wall_ms = wall_ms},
+                 now_ms);
 }
 
 void session_extend_leases(struct session *s, int64_t gap_ms, int64_t now_ms)
@@ -375,10 +379,11 @@ void session_extend_leases(struct session *s, int64_t gap_ms, int64_t now_ms)
 }
 
 /*
- * Its lease is over. It kills its workers when two thirds of a lease have passed since the last heartbeat that was
- * answered; what was heard last may be younger by the fifth for which an agent waits for an answer. The rest is slack.
+ * Handles the end of a lease. The agent kills its workers when two thirds of a lease have passed since the last
+ * heartbeat with a reply. The last message here may be younger by one fifth, the time that an agent waits for a reply.
+ * The rest is slack.
  */
-static void expire(struct session *s, uint32_t peer, int64_t now_ms, int64_t wall_ms)
+static void session_expire(struct session *s, uint32_t peer, int64_t now_ms, int64_t wall_ms)
 {
     struct peer *p = &s->peers[peer];
     int64_t fence_ms = p->heard_ms + s->lease_ms * 2 / 5;
@@ -386,16 +391,16 @@ static void expire(struct session *s, uint32_t peer, int64_t now_ms, int64_t wal
     char how[192];
 
     if (p->away)
-        (void)snprintf(how, sizeof how, "its connection broke (%s), and it did not come back within %lld s", p->broke,
+        (void)snprintf(how, sizeof how, "its connection broke (%s), and it did not return within %lld s", p->broke,
                        silent_s);
     else
-        (void)snprintf(how, sizeof how, "nothing was heard from it for %lld s", silent_s);
+        (void)snprintf(how, sizeof how, "no message was received from it for %lld s", silent_s);
     if (p->away) {
-        lose(s, peer, how, fence_ms, now_ms, wall_ms);
+        session_lose(s, peer, how, fence_ms, now_ms, wall_ms);
         release_slot(s, peer);
     } else {
-        hang_up(s, peer, how);
-        lose(s, peer, how, fence_ms, now_ms, wall_ms);
+        session_close_conn(s, peer, how);
+        session_lose(s, peer, how, fence_ms, now_ms, wall_ms);
     }
 }
 
@@ -407,22 +412,23 @@ void session_tick(struct session *s, int64_t now_ms, int64_t wall_ms)
         if ((peer->conn == NULL && !peer->away) || peer->ended)
             continue;
         if (!peer->joined && now_ms - peer->heard_ms >= s->hello_ms)
-            hang_up(s, p, "it did not send JOIN in time");
+            session_close_conn(s, p, "timed out before sending JOIN");
         else if (peer->joined && now_ms - peer->heard_ms >= s->lease_ms)
-            expire(s, p, now_ms, wall_ms);
+            session_expire(s, p, now_ms, wall_ms);
     }
-    step(s, &(struct round_event){.kind = ROUND_EV_TICK, .peer = NO_PEER, .wall_ms = wall_ms}, now_ms);
+    session_step(s, &(struct round_event){.kind = ROUND_EV_TICK, .peer = NO_PEER, .wall_ms = wall_ms}, now_ms);
 }
 
-/* ----------------------------------------------------------------------------------------------- coming back ---- */
+/* ----------------------------------------------------------------------------------------------- returning agents ----
+ */
 
-/* May an agent come back to this slot? */
+/* Returns true if an agent may return to this slot. */
 static bool is_joined(const struct peer *peer)
 {
     return (peer->conn != NULL || peer->away) && !peer->ended && peer->joined;
 }
 
-/* The agent whose JOIN had this nonce: it has sent another one, since it did not see what came of the first. */
+/* Returns the agent whose JOIN had this nonce. It repeats a JOIN whose reply it did not receive. */
 static uint32_t find_nonce(const struct session *s, const char *nonce)
 {
     const struct known *k = nonce[0] == '\0' ? NULL : cdi_map_get(&s->known, nonce, strlen(nonce));
@@ -438,7 +444,7 @@ static uint32_t find_token(const struct session *s, const char *token)
     char digits[TOKEN_SLOT + 1];
 
     (void)snprintf(digits, sizeof digits, "%.*s", TOKEN_SLOT, token);
-    slot = (uint32_t)strtoul(digits, NULL, 16); /* whatever it is: the whole token is compared */
+    slot = (uint32_t)strtoul(digits, NULL, 16); /* any number will do: the whole token is compared */
     if (slot >= s->n_peers)
         return NO_PEER;
     peer = &s->peers[slot];
@@ -449,7 +455,7 @@ static uint32_t find_token(const struct session *s, const char *token)
     return differ == 0 ? slot : NO_PEER;
 }
 
-/* One that has missed the end of its job must not begin it anew. */
+/* An agent that missed the end of its job must not start it again. */
 static void refuse_to_resume(struct session *s, uint32_t peer, const struct cdi_msg_join *join)
 {
     struct cdi_msg m = {.type = CDI_MSG_CLOSED};
@@ -457,20 +463,20 @@ static void refuse_to_resume(struct session *s, uint32_t peer, const struct cdi_
 
     m.u.closed.gone = round_state(s->round) == ROUND_CLOSED && session_token_is_of(join->session, s->id);
     if (m.u.closed.gone)
-        (void)snprintf(why, sizeof why, "the job '%.100s' is over", join->run_id);
+        (void)snprintf(why, sizeof why, "job '%.100s' is over", join->run_id);
     else
         (void)snprintf(why, sizeof why, "%s",
-                       "the rendezvous does not know this agent any more: its lease has run out, or the rendezvous "
-                       "was started anew");
-    closed(&m, CDI_CLOSE_REFUSED, why, NULL);
-    encode(s, &m);
+                       "the rendezvous server no longer knows this agent: its lease has ended, or the server "
+                       "was restarted");
+    fill_closed(&m, CDI_CLOSE_REFUSED, why, NULL);
+    session_encode(s, &m);
     send_line(s, peer);
-    hang_up(s, peer, why);
+    session_close_conn(s, peer, why);
 }
 
-/* The connection of `peer` becomes that of the agent p, which has come back. */
-static void resume(struct session *s, uint32_t peer, uint32_t p, const struct cdi_msg_join *join, int64_t now_ms,
-                   int64_t wall_ms)
+/* Gives the connection of `peer` to the returning agent p. */
+static void session_resume(struct session *s, uint32_t peer, uint32_t p, const struct cdi_msg_join *join,
+                           int64_t now_ms, int64_t wall_ms)
 {
     void *fresh = s->peers[peer].conn, *stale = s->peers[p].conn;
 
@@ -483,14 +489,14 @@ static void resume(struct session *s, uint32_t peer, uint32_t p, const struct cd
     } else {
         s->peers[peer].conn = stale;
         s->ops.renumber(stale, peer);
-        hang_up(s, peer, "its agent has come back on another connection");
+        session_close_conn(s, peer, "its agent has returned on another connection");
     }
-    step(s, &(struct round_event){.kind = ROUND_EV_BACK, .peer = p, .join = join, .wall_ms = wall_ms}, now_ms);
+    session_step(s, &(struct round_event){.kind = ROUND_EV_BACK, .peer = p, .join = join, .wall_ms = wall_ms}, now_ms);
 }
 
-/* Is the JOIN that of an agent that is here already, or was? Then *peer becomes its number, and all is done. */
-static bool came_back(struct session *s, uint32_t *peer, const struct cdi_msg_join *join, int64_t now_ms,
-                      int64_t wall_ms)
+/* Handles the JOIN of a returning agent; *peer becomes its number. Returns false if it is a new agent. */
+static bool session_try_resume(struct session *s, uint32_t *peer, const struct cdi_msg_join *join, int64_t now_ms,
+                               int64_t wall_ms)
 {
     bool shows_token = join->session[0] != '\0';
     uint32_t p;
@@ -502,7 +508,7 @@ static bool came_back(struct session *s, uint32_t *peer, const struct cdi_msg_jo
     else
         p = find_nonce(s, join->nonce);
     if (p != NO_PEER) {
-        resume(s, *peer, p, join, now_ms, wall_ms);
+        session_resume(s, *peer, p, join, now_ms, wall_ms);
         *peer = p;
     } else if (shows_token) {
         refuse_to_resume(s, *peer, join);
@@ -510,16 +516,16 @@ static bool came_back(struct session *s, uint32_t *peer, const struct cdi_msg_jo
     return p != NO_PEER || shows_token;
 }
 
-/* An agent may only send what an agent sends. *peer changes when it comes back. */
-static cddp_status take(struct session *s, uint32_t *peer, const struct cdi_msg *m, int64_t now_ms, int64_t wall_ms,
-                        struct cdi_error *err)
+/* Processes one message. *peer changes when an agent returns. */
+static cddp_status session_on_message(struct session *s, uint32_t *peer, const struct cdi_msg *m, int64_t now_ms,
+                                      int64_t wall_ms, struct cdi_error *err)
 {
     struct round_event ev = {.peer = *peer, .wall_ms = wall_ms};
     struct cdi_msg answer = {.type = CDI_MSG_HEARTBEAT};
 
     switch (m->type) {
     case CDI_MSG_JOIN:
-        if (came_back(s, peer, &m->u.join, now_ms, wall_ms))
+        if (session_try_resume(s, peer, &m->u.join, now_ms, wall_ms))
             return CDDP_OK;
         s->peers[*peer].joined = true;
         note_nonce(s, *peer, m->u.join.nonce);
@@ -546,7 +552,7 @@ static cddp_status take(struct session *s, uint32_t *peer, const struct cdi_msg 
         break;
     case CDI_MSG_HEARTBEAT:
         answer.u.heartbeat.seq = m->u.heartbeat.seq;
-        encode(s, &answer);
+        session_encode(s, &answer);
         send_line(s, *peer);
         return CDDP_OK;
     case CDI_MSG_WELCOME:
@@ -554,9 +560,9 @@ static cddp_status take(struct session *s, uint32_t *peer, const struct cdi_msg 
     case CDI_MSG_ASSIGN:
     case CDI_MSG_ROUND_OVER:
     case CDI_MSG_CLOSED:
-        return cdi_fail(err, CDDP_E_PROTOCOL, "%s is not for agents to send", cdi_msg_name(m->type));
+        return cdi_fail(err, CDDP_E_PROTOCOL, "an agent must not send %s", cdi_msg_name(m->type));
     }
-    step(s, &ev, now_ms);
+    session_step(s, &ev, now_ms);
     return CDDP_OK;
 }
 
@@ -573,11 +579,11 @@ cddp_status session_feed(struct session *s, uint32_t peer, struct cdi_buf *in, i
             break;
         st = cdi_msg_decode(f.type, f.payload, f.len, &m, err);
         cdi_buf_consume(in, f.size);
-        /* Who has not joined gets no longer by chatting. */
+        /* Only JOIN extends the time of an agent that has not joined. */
         if (st == CDDP_OK && (s->peers[peer].joined || m.type == CDI_MSG_JOIN))
             s->peers[peer].heard_ms = now_ms;
         if (st == CDDP_OK)
-            st = take(s, &peer, &m, now_ms, wall_ms, err);
+            st = session_on_message(s, &peer, &m, now_ms, wall_ms, err);
     }
     if (s->peers[peer].ended)
         cdi_buf_consume(in, in->len);

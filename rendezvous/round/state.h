@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What round.c, members.c and ranks.c share: the state of a job's rounds, and what each does for the others. For these
- * three alone; everybody else uses round.h.
+ * Private to round.c, members.c and ranks.c: the state of a job's rounds, and the functions of each file for the
+ * others. Other files use round.h.
  */
 #ifndef RDZV_ROUND_STATE_H
 #define RDZV_ROUND_STATE_H
@@ -13,29 +13,29 @@
 enum node_state {
     NODE_ABSENT,
     NODE_WAITING,  /* for the next round */
-    NODE_RUNNING,  /* its workers run */
-    NODE_DONE,     /* they all ended well */
-    NODE_STOPPING, /* was told ROUND_OVER, has not said STOPPED yet */
+    NODE_RUNNING,  /* its workers are running */
+    NODE_DONE,     /* all of its workers exited with status 0 */
+    NODE_STOPPING, /* ROUND_OVER is sent, STOPPED not received yet */
     NODE_N_STATES,
 };
 
 /* Why a round ended. */
 enum verdict {
-    OVER_FAILED,  /* a failure that counts */
-    OVER_CHANGED, /* a node was lost, left or came: the others go on */
-    OVER_LEFT,    /* a node left, and the job ends with it */
+    OVER_FAILED,  /* a failure, which counts as a restart */
+    OVER_CHANGED, /* a node was lost, left or joined; the others continue */
+    OVER_LEFT,    /* a node left, which ends the job */
 };
 
 struct node {
     enum node_state state;
-    int32_t wanted;     /* node rank that it asked for; -1: any */
+    int32_t wanted;     /* requested node rank; -1: any */
     int32_t node_rank;  /* of the last round it was in; -1: none yet */
     int64_t last_round; /* the number of that round; -1: none yet */
     uint32_t rank_base, n_procs;
     uint64_t order;    /* of arrival */
-    uint32_t restarts; /* of the job, as its agent knows them from an earlier rendezvous; 0: none, or taken over */
-    bool away;         /* its connection broke, and its lease runs */
-    bool leaving;      /* it goes as soon as its workers have stopped */
+    uint32_t restarts; /* of the job, from an earlier rendezvous server, not added yet */
+    bool away;         /* its connection broke, its lease has not ended */
+    bool leaving;      /* leaves after its workers have stopped */
     int64_t pid;
     char *host;
     char *topology; /* "": none */
@@ -47,72 +47,72 @@ struct round {
     enum round_state state;
     uint32_t number, restart_count;
     enum verdict verdict; /* STOPPING and later */
-    bool ending;          /* the rendezvous is about to go: no round follows */
+    bool ending;          /* the rendezvous server is shutting down: no round follows */
     enum cdi_close_status close_status;
     int64_t deadline_ms, next_waiting_ms;
-    int64_t enough_ms; /* JOINING: since when min_nodes are there; INT64_MAX: they are not */
+    int64_t enough_ms; /* JOINING: time since which min_nodes are present; INT64_MAX: fewer are */
     uint64_t arrivals;
 
     struct node *nodes; /* by peer */
     size_t cap;
-    size_t count[NODE_N_STATES];  /* nodes in each state, ABSENT aside */
-    size_t away[NODE_N_STATES];   /* those of them that are away */
-    size_t n_leaving;             /* nodes that are there, but not for long */
-    size_t n_left;                /* nodes that left since the last round began */
-    uint64_t procs;               /* workers of all nodes that are there */
+    size_t count[NODE_N_STATES];  /* nodes in each state but ABSENT */
+    size_t away[NODE_N_STATES];   /* of these, nodes that are away */
+    size_t n_leaving;             /* present nodes with `leaving` */
+    size_t n_left;                /* nodes that have left since the last round began */
+    uint64_t procs;               /* workers of all present nodes */
     uint32_t n_nodes, world_size; /* of the last round that began */
 
-    uint32_t *by_rank; /* the peer that last asked for a node rank, or NO_PEER */
+    uint32_t *by_rank; /* last peer that requested a node rank, or NO_PEER */
     size_t by_rank_cap;
-    uint32_t *slots;              /* 2 * cap long: scratch for assigning ranks */
-    struct round_action *actions; /* room for the most that one event can cause */
+    uint32_t *slots;              /* scratch memory for assigning ranks, 2 * cap */
+    struct round_action *actions; /* room for the most actions of one event */
     size_t n_actions;
     struct cdi_failure failure;
-    int64_t failed_ms;              /* when it was heard of */
-    struct cdi_msg_round_over over; /* what ROUND_OVER says */
+    int64_t failed_ms;              /* when it was received */
+    struct cdi_msg_round_over over; /* last ROUND_OVER */
     char text[512];                 /* about the last event */
-    char why[512];                  /* why the round or the job ended */
-    char lost[160];                 /* hosts that were lost since the last round began, for sentences */
+    char why[512];                  /* reason why the round or the job ended */
+    char lost[160];                 /* hosts lost since the last round began, for messages */
 };
 
 #define NO_PEER UINT32_MAX
 
-/* Into r->text (about one event) or r->why (why the job ends). */
-#define say(where, ...) ((void)snprintf((where), sizeof(where), __VA_ARGS__))
+/* Formats into r->text (about one event) or r->why (why the job ends). */
+#define round_printf(where, ...) ((void)snprintf((where), sizeof(where), __VA_ARGS__))
 
-/* The nodes that say so may differ from round to round. */
+/* Returns true if the number of nodes may change from round to round. */
 static inline bool is_elastic(const struct round *r)
 {
     return r->opt.min_nodes < r->opt.max_nodes || r->opt.spares > 0;
 }
 
-/* ----------------------------------------------------------------------------------- members.c: who is there ---- */
+/* ----------------------------------------------------------------------------------- members.c: present nodes ---- */
 
-/* Room for a peer: everything that later events need is allocated here, so that only a JOIN can fail. */
+/* Allocates everything that later events of a peer need, so that only a JOIN can fail. */
 bool members_make_room(struct round *r, uint32_t peer);
-/* How many actions r->actions has room for: the most that one event can cause. */
+/* Returns the capacity of r->actions: the most actions of one event. */
 size_t members_actions(const struct round *r);
 void members_move(struct round *r, struct node *n, enum node_state to);
 void members_set_away(struct round *r, struct node *n, bool away);
 void members_set_leaving(struct round *r, struct node *n);
-/* A node that is there goes; its peer's number is free then. */
+/* Removes a present node; its peer number is free afterwards. */
 void members_remove(struct round *r, struct node *n);
-/* May it join? If not, r->text says why. */
+/* Returns true if a node may join. Otherwise r->text holds the reason. */
 bool members_may_join(struct round *r, const struct cdi_msg_join *j);
-/* It waits from now on. false: no memory, and nothing changed. */
+/* Adds a node, in state WAITING. Returns false if out of memory (nothing changed). */
 bool members_add(struct round *r, uint32_t peer, const struct cdi_msg_join *j);
-/* "WHAT: 1 of 2 nodes are here (a); missing: node rank 1; lost: b". */
+/* Writes "WHAT: 1 of 2 nodes have joined (a); missing: node rank 1; lost: b". */
 void members_say_missing(const struct round *r, const char *what, char text[512]);
-/* A host was lost, for the sentence above. */
+/* Adds a lost host to that message. */
 void members_note_lost(struct round *r, const char *host);
 
-/* ------------------------------------------------------------------------------------- ranks.c: who gets which ---- */
+/* ------------------------------------------------------------------------------------- ranks.c: assignment ---- */
 
-/* The peers that will be in the next round, at the front of r->slots. Returns how many. */
+/* Chooses the peers of the next round, at the front of r->slots. Returns their number. */
 uint32_t ranks_choose(struct round *r);
 /*
- * Give the n nodes chosen their ranks, and make them RUNNING: first who asked for one, then who had one in the round
- * before, then the rest. Returns place[rank], the peer; valid until the next call.
+ * Assigns ranks to the n chosen nodes, and makes them RUNNING: first nodes that requested one, then those that had one
+ * in the previous round, then the rest. Returns the peers by rank; valid until the next call.
  */
 const uint32_t *ranks_assign(struct round *r, uint32_t n);
 

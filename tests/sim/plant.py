@@ -18,7 +18,7 @@ BUGS = {
     'new_ranks': ('    return n->last_round >= 0 && n->last_round + 1 == r->number;\n',
                   '    return n->last_round >= 0 && n->last_round == r->number;\n'),
     'restarts_forgotten': ('        if (node->restarts > r->restart_count)\n', '        if (node->restarts > r->opt.max_restarts)\n'),
-    'old_keys': ('    act(r, ROUND_DO_END_KEYS, NO_PEER);\n    r->state = ROUND_JOINING;\n', '    r->state = ROUND_JOINING;\n'),
+    'old_keys': ('    round_act(r, ROUND_DO_END_KEYS, NO_PEER);\n    r->state = ROUND_JOINING;\n', '    r->state = ROUND_JOINING;\n'),
     'newcomer_ignored': ('    if (r->n_nodes >= r->opt.max_nodes || r->count[NODE_DONE] > 0) {',
                          '    if (r->n_nodes + 1 >= r->opt.max_nodes || r->count[NODE_DONE] > 0) {'),
     'echo_counts': ('    if (is_elastic(r) && !r->ending)\n        r->verdict = OVER_CHANGED;\n', ''),

@@ -34,7 +34,7 @@ static cddp_status load(const void *bytes, size_t len, mode_t mode, struct cdi_s
     return st;
 }
 
-Test(auth, newlines_at_the_end_are_no_part_of_the_secret)
+Test(auth, ignores_trailing_newlines)
 {
     struct cdi_secret a, b, c, d;
     struct cdi_error err;
@@ -47,7 +47,7 @@ Test(auth, newlines_at_the_end_are_no_part_of_the_secret)
     cr_assert_not(cdi_auth_equal(a.key, d.key));
 }
 
-Test(auth, the_key_is_the_hash_of_the_file)
+Test(auth, key_is_the_hash_of_the_file)
 {
     /* BLAKE2b-256("abc") */
     static const uint8_t known[CDI_AUTH_HASH] = {0xbd, 0xdd, 0x81, 0x3c, 0x63, 0x42, 0x39, 0x72, 0x31, 0x71, 0xef,
@@ -59,7 +59,7 @@ Test(auth, the_key_is_the_hash_of_the_file)
     cr_assert_eq(memcmp(a.key, known, sizeof known), 0);
 }
 
-Test(auth, a_file_that_others_may_touch_is_refused_by_name)
+Test(auth, rejects_file_that_others_can_access)
 {
     static const mode_t modes[] = {0640, 0604, 0602, 0660, 0666};
     struct cdi_secret a;
@@ -72,7 +72,7 @@ Test(auth, a_file_that_others_may_touch_is_refused_by_name)
     }
 }
 
-Test(auth, what_is_no_secret_is_refused_by_name)
+Test(auth, rejects_invalid_token_files)
 {
     char big[CDI_SECRET_MAX + 2];
     struct cdi_secret a;
@@ -93,7 +93,7 @@ Test(auth, what_is_no_secret_is_refused_by_name)
     (void)unlink(path);
 }
 
-Test(auth, every_part_of_what_a_proof_speaks_about_changes_it)
+Test(auth, proof_depends_on_every_input)
 {
     struct cdi_secret one = {.key = {1}}, two = {.key = {2}};
     const uint8_t x[CDI_AUTH_NONCE] = {3}, y[CDI_AUTH_NONCE] = {4};
@@ -119,7 +119,7 @@ Test(auth, every_part_of_what_a_proof_speaks_about_changes_it)
     }
 }
 
-Test(auth, a_released_secret_is_wiped)
+Test(auth, release_wipes_the_token)
 {
     struct cdi_secret a, none = {{0}};
 

@@ -97,7 +97,7 @@ static void check(const struct cdi_c10d_request *q)
     }
 }
 
-Test(c10d, every_operation_is_read_whatever_the_cuts)
+Test(c10d, parses_every_operation_in_any_pieces)
 {
     struct cdi_buf wire, in;
 
@@ -136,7 +136,7 @@ static cddp_status read_one(const struct cdi_buf *in, struct cdi_error *err)
     return cdi_c10d_next(&r, in, &q, err);
 }
 
-Test(c10d, lengths_beyond_the_limits_are_refused_before_their_bytes_come)
+Test(c10d, rejects_large_lengths_before_the_data)
 {
     struct cdi_buf in;
     struct cdi_error err;
@@ -163,7 +163,7 @@ Test(c10d, lengths_beyond_the_limits_are_refused_before_their_bytes_come)
     cdi_buf_release(&in);
 }
 
-Test(c10d, a_request_of_many_large_values_has_a_limit_in_sum)
+Test(c10d, limits_total_size_of_a_request)
 {
     struct cdi_c10d_reader r = {0};
     struct cdi_c10d_request q;
@@ -221,7 +221,7 @@ static int64_t time_multi_set(uint64_t n)
     return used_ns() - begin;
 }
 
-Test(c10d, a_long_list_in_small_pieces_takes_linear_time)
+Test(c10d, long_list_in_small_pieces_takes_linear_time)
 {
     int64_t small = INT64_MAX, large = INT64_MAX;
 
@@ -235,7 +235,7 @@ Test(c10d, a_long_list_in_small_pieces_takes_linear_time)
     cr_assert_lt(large, 24 * small, "%lld ns against %lld ns", (long long)large, (long long)small);
 }
 
-Test(c10d, a_string_that_does_not_fit_is_not_begun)
+Test(c10d, string_that_does_not_fit_is_not_written)
 {
     struct cdi_buf b;
 
@@ -248,7 +248,7 @@ Test(c10d, a_string_that_does_not_fit_is_not_begun)
     cdi_buf_release(&b);
 }
 
-Test(c10d, libcddps_first_ping_is_told_from_others)
+Test(c10d, recognizes_first_ping_of_libcddp)
 {
     static const uint8_t opening[] = "\x00\xce\xf7\x85\x3c\x0d";
     uint8_t b[10];

@@ -6,7 +6,7 @@
 
 CDI_SUITE(frame);
 
-Test(frame, frames_fed_byte_by_byte_come_out_whole_and_in_order)
+Test(frame, parses_frames_byte_by_byte)
 {
     struct cdi_buf wire, in;
     struct cdi_frame f;
@@ -44,7 +44,7 @@ Test(frame, frames_fed_byte_by_byte_come_out_whole_and_in_order)
     cdi_buf_release(&in);
 }
 
-Test(frame, a_frame_beyond_the_limit_or_with_flags_is_refused_from_its_header)
+Test(frame, rejects_large_or_flagged_frame_by_header)
 {
     struct cdi_buf in;
     struct cdi_frame f;
@@ -66,7 +66,7 @@ Test(frame, a_frame_beyond_the_limit_or_with_flags_is_refused_from_its_header)
     cdi_buf_release(&in);
 }
 
-Test(frame, a_wrong_opening_is_seen_at_its_first_wrong_byte)
+Test(frame, rejects_opening_at_first_wrong_byte)
 {
     struct cdi_buf in;
 
@@ -77,7 +77,7 @@ Test(frame, a_wrong_opening_is_seen_at_its_first_wrong_byte)
     cdi_buf_release(&in);
 }
 
-Test(frame, a_full_buffer_takes_no_part_of_a_frame)
+Test(frame, full_buffer_gets_no_partial_frame)
 {
     struct cdi_buf out;
 

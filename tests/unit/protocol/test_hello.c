@@ -64,7 +64,7 @@ static void converse(struct pair *p, const struct cdi_secret *server_secret, siz
     cdi_buf_release(&at_client);
 }
 
-Test(hello, both_sides_agree_however_the_bytes_are_cut)
+Test(hello, handshake_succeeds_in_any_pieces)
 {
     const struct cdi_secret secret = {.key = {42}};
 
@@ -84,7 +84,7 @@ Test(hello, both_sides_agree_however_the_bytes_are_cut)
     }
 }
 
-Test(hello, a_client_with_another_secret_is_refused_and_told_so)
+Test(hello, rejects_client_with_wrong_token)
 {
     const struct cdi_secret ours = {.key = {42}}, theirs = {.key = {43}};
     struct pair p;
@@ -94,11 +94,11 @@ Test(hello, a_client_with_another_secret_is_refused_and_told_so)
     cr_assert_eq(p.server, CDDP_E_DENIED);
     cr_assert_eq(p.s.state, CDI_HELLO_S_REFUSED);
     cr_assert_eq(p.client, CDDP_E_DENIED);
-    cr_assert_not_null(strstr(p.client_err.msg, "must be the same everywhere"), "%s", p.client_err.msg);
+    cr_assert_not_null(strstr(p.client_err.msg, "use the same token on all nodes"), "%s", p.client_err.msg);
     pair_end(&p);
 }
 
-Test(hello, a_client_without_the_secret_gives_up_and_sends_no_proof)
+Test(hello, client_without_token_sends_no_proof)
 {
     const struct cdi_secret ours = {.key = {42}};
     struct pair p;
@@ -111,7 +111,7 @@ Test(hello, a_client_without_the_secret_gives_up_and_sends_no_proof)
     pair_end(&p);
 }
 
-Test(hello, a_client_with_a_secret_refuses_a_server_that_asks_for_none)
+Test(hello, client_with_token_rejects_server_without)
 {
     const struct cdi_secret theirs = {.key = {43}};
     struct pair p;
@@ -119,11 +119,11 @@ Test(hello, a_client_with_a_secret_refuses_a_server_that_asks_for_none)
     pair_begin(&p, &theirs);
     converse(&p, NULL, 64);
     cr_assert_eq(p.client, CDDP_E_DENIED);
-    cr_assert_not_null(strstr(p.client_err.msg, "does not know the job's secret"), "%s", p.client_err.msg);
+    cr_assert_not_null(strstr(p.client_err.msg, "does not have the job's auth token"), "%s", p.client_err.msg);
     pair_end(&p);
 }
 
-Test(hello, a_server_that_only_pretends_to_know_the_secret_is_found_out)
+Test(hello, client_detects_server_without_token)
 {
     const struct cdi_secret secret = {.key = {42}};
     uint8_t challenge[1 + CDI_AUTH_NONCE] = {1};
@@ -138,13 +138,13 @@ Test(hello, a_server_that_only_pretends_to_know_the_secret_is_found_out)
     /* What it has received is all that it could send back. */
     (void)cdi_frame_put(&in, CDI_HELLO_READY, cdi_buf_data(&p.to_server) + CDI_FRAME_HEADER, CDI_AUTH_HASH);
     cr_assert_eq(cdi_hello_client_feed(&p.c, &in, &p.to_server, &p.client_err), CDDP_E_DENIED);
-    cr_assert_not_null(strstr(p.client_err.msg, "does not prove"), "%s", p.client_err.msg);
+    cr_assert_not_null(strstr(p.client_err.msg, "did not prove"), "%s", p.client_err.msg);
     cr_assert_eq(cdi_hello_client_feed(&p.c, &in, &p.to_server, NULL), CDDP_E_STATE);
     cdi_buf_release(&in);
     pair_end(&p);
 }
 
-Test(hello, a_proof_that_was_overheard_is_of_no_use)
+Test(hello, rejects_replayed_proof)
 {
     const struct cdi_secret secret = {.key = {42}};
     struct cdi_buf overheard, in;
@@ -170,9 +170,9 @@ Test(hello, a_proof_that_was_overheard_is_of_no_use)
     pair_end(&p);
 }
 
-Test(hello, a_refusal_arrives_as_one_sentence_for_a_terminal)
+Test(hello, rejection_is_one_printable_line)
 {
-    char long_one[2 * CDI_HELLO_SENTENCE_MAX];
+    char long_one[2 * CDI_HELLO_TEXT_MAX];
     struct pair p;
 
     pair_begin(&p, NULL);
@@ -189,11 +189,11 @@ Test(hello, a_refusal_arrives_as_one_sentence_for_a_terminal)
     cr_assert_eq(cdi_hello_server_refuse(&p.s, long_one, &p.to_client, NULL), CDDP_OK);
     cr_assert_eq(cdi_hello_client_feed(&p.c, &p.to_client, &p.to_server, &p.client_err), CDDP_E_LIMIT,
                  "before anything was asked it means that there is no room");
-    cr_assert_eq(strlen(p.client_err.msg), CDI_HELLO_SENTENCE_MAX);
+    cr_assert_eq(strlen(p.client_err.msg), CDI_HELLO_TEXT_MAX);
     pair_end(&p);
 }
 
-Test(hello, a_refusal_instead_of_an_answer_is_told_from_other_bytes_however_it_is_cut)
+Test(hello, detects_rejection_in_any_pieces)
 {
     struct cdi_hello_server s;
     struct cdi_buf whole, in;
@@ -220,7 +220,7 @@ Test(hello, a_refusal_instead_of_an_answer_is_told_from_other_bytes_however_it_i
     cdi_buf_release(&in);
 }
 
-Test(hello, what_follows_ready_belongs_to_the_next_protocol)
+Test(hello, leaves_bytes_after_ready_unread)
 {
     struct cdi_buf in;
     struct pair p;
@@ -254,7 +254,7 @@ static cddp_status first_frame(uint16_t type, const void *payload, size_t len, s
     return st;
 }
 
-Test(hello, malformed_hellos_are_refused)
+Test(hello, rejects_malformed_hello)
 {
     uint8_t hello[1 + 4 + CDI_AUTH_NONCE + 2 + 300] = {2};
     const size_t len_at = 1 + 4 + CDI_AUTH_NONCE, head = len_at + 2;
@@ -283,7 +283,7 @@ Test(hello, malformed_hellos_are_refused)
     cr_assert_eq(first_frame(CDI_HELLO_HELLO, hello, head + 256, &err), CDDP_E_PROTOCOL);
 }
 
-Test(hello, a_run_id_that_is_too_long_is_an_error_of_the_client)
+Test(hello, client_rejects_long_run_id)
 {
     char run_id[300];
     struct cdi_hello_client c;
@@ -300,7 +300,7 @@ Test(hello, a_run_id_that_is_too_long_is_an_error_of_the_client)
     cdi_buf_release(&out);
 }
 
-Test(hello, the_callers_turn_is_the_callers)
+Test(hello, caller_must_choose_when_asked)
 {
     struct pair p;
 

@@ -31,7 +31,7 @@ static void there_and_back(const struct cdi_msg *in, struct cdi_msg *out)
     cdi_buf_release(&wire);
 }
 
-Test(message, every_member_of_a_join_survives)
+Test(message, round_trip_keeps_every_member_of_join)
 {
     struct cdi_msg in = {.type = CDI_MSG_JOIN, .u.join = {1,      "0.1.0", "job \"7\"", "node1",
                                                           4711,   -1,      8,           2,
@@ -44,7 +44,7 @@ Test(message, every_member_of_a_join_survives)
     cr_assert_eq(memcmp(&in, &out, sizeof in), 0);
 }
 
-Test(message, a_failure_survives_with_its_text_of_many_lines)
+Test(message, round_trip_keeps_failure_with_lines)
 {
     struct cdi_msg in = {.type = CDI_MSG_CLOSED,
                          .u.closed = {CDI_CLOSE_FAILED,
@@ -69,7 +69,7 @@ Test(message, a_failure_survives_with_its_text_of_many_lines)
     cr_assert_eq(memcmp(&in, &out, sizeof in), 0);
 }
 
-Test(message, bytes_that_are_not_utf8_become_question_marks)
+Test(message, replaces_invalid_utf8)
 {
     static const struct {
         const char *in, *out;
@@ -92,7 +92,7 @@ Test(message, bytes_that_are_not_utf8_become_question_marks)
     }
 }
 
-Test(message, an_array_that_is_full_is_cut_to_what_the_receiver_takes)
+Test(message, cuts_full_array_to_receiver_limit)
 {
     struct cdi_msg in = {.type = CDI_MSG_FAILED}, out;
 
@@ -102,7 +102,7 @@ Test(message, an_array_that_is_full_is_cut_to_what_the_receiver_takes)
     cr_assert_eq(strlen(out.u.failed.failure.text), sizeof out.u.failed.failure.text - 1);
 }
 
-Test(message, an_error_names_the_type_and_the_member)
+Test(message, errors_name_type_and_member)
 {
     static const struct {
         uint16_t type;
@@ -121,7 +121,7 @@ Test(message, an_error_names_the_type_and_the_member)
         {CDI_MSG_LEAVE, "{\"reason\":\"a\\u0000b\"}", "LEAVE: not JSON"},
         {CDI_MSG_FAILED, "{\"round\":1,\"failure\":3}", "FAILED: 'failure' is not an object"},
         {CDI_MSG_FAILED, "{\"round\":1,\"failure\":{\"kind\":9}}", "FAILED: 'kind' is 9"},
-        {99, "{}", "99 is no type"},
+        {99, "{}", "unknown type 99"},
     };
     struct cdi_msg msg;
     struct cdi_error err;
@@ -133,7 +133,7 @@ Test(message, an_error_names_the_type_and_the_member)
     }
 }
 
-Test(message, a_text_that_is_too_long_is_refused_not_cut)
+Test(message, rejects_long_text)
 {
     char json[400], reason[257];
     struct cdi_msg msg;
@@ -148,7 +148,7 @@ Test(message, a_text_that_is_too_long_is_refused_not_cut)
     cr_assert_eq(decode(CDI_MSG_LEAVE, json, &msg, &err), CDDP_OK);
 }
 
-Test(message, members_of_a_newer_peer_are_ignored)
+Test(message, ignores_unknown_members)
 {
     struct cdi_msg msg;
     struct cdi_error err;
@@ -158,7 +158,7 @@ Test(message, members_of_a_newer_peer_are_ignored)
     cr_assert_eq(msg.u.stopped.round, 5);
 }
 
-Test(message, members_that_an_older_peer_does_not_know_may_be_missing)
+Test(message, accepts_missing_new_members)
 {
     static const char join[] =
         "{\"version\":1,\"release\":\"0\",\"run_id\":\"j\",\"host\":\"h\",\"pid\":1,\"node_rank\":-1,"
@@ -189,7 +189,7 @@ Test(message, members_that_an_older_peer_does_not_know_may_be_missing)
     cr_assert_not_null(strstr(err.msg, "ASSIGN: 'restart_count' is missing"), "%s", err.msg);
 }
 
-Test(message, a_failed_decode_writes_nothing)
+Test(message, failed_decode_writes_nothing)
 {
     struct cdi_msg msg, before;
     struct cdi_error err;
@@ -200,7 +200,7 @@ Test(message, a_failed_decode_writes_nothing)
     cr_assert_eq(memcmp(&msg, &before, sizeof msg), 0);
 }
 
-Test(message, every_type_has_a_name_and_travels)
+Test(message, every_type_has_a_name_and_round_trips)
 {
     struct cdi_buf wire;
     struct cdi_error err;
@@ -217,7 +217,7 @@ Test(message, every_type_has_a_name_and_travels)
     cdi_buf_release(&wire);
 }
 
-Test(message, being_killed_is_a_cause_and_being_asked_to_end_is_none)
+Test(message, kill_is_a_cause_but_termination_is_not)
 {
     cr_assert(cdi_signal_is_cause(SIGKILL) && cdi_signal_is_cause(SIGSEGV) && cdi_signal_is_cause(SIGINT));
     cr_assert(!cdi_signal_is_cause(SIGTERM) && !cdi_signal_is_cause(SIGPIPE) && !cdi_signal_is_cause(0));

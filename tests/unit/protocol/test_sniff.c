@@ -7,7 +7,7 @@
 
 CDI_SUITE(sniff);
 
-Test(sniff, each_protocol_is_known_as_soon_as_its_opening_is_complete)
+Test(sniff, detects_each_protocol_by_its_opening)
 {
     static const struct {
         const char *bytes;
@@ -28,7 +28,7 @@ Test(sniff, each_protocol_is_known_as_soon_as_its_opening_is_complete)
                          "case %zu, %zu bytes", c, n);
 }
 
-Test(sniff, anything_else_is_garbage_at_once)
+Test(sniff, rejects_other_bytes_at_once)
 {
     cr_assert_eq(cdi_sniff("\x0d", 1), CDI_SNIFF_GARBAGE);
     cr_assert_eq(cdi_sniff("\x00\xce\xf7\x85\x3d", 5), CDI_SNIFF_GARBAGE);

@@ -16,7 +16,7 @@ static struct in6_addr address(uint32_t i)
     return ip;
 }
 
-Test(nodes, an_agent_is_known_by_its_address_to_its_job_and_to_all_until_it_goes)
+Test(agent_addrs, agent_is_found_for_its_job_and_for_all)
 {
     const struct in6_addr here = address(1), there = address(2);
     struct agent_addrs n;
@@ -34,7 +34,7 @@ Test(nodes, an_agent_is_known_by_its_address_to_its_job_and_to_all_until_it_goes
     agent_addrs_release(&n);
 }
 
-Test(nodes, an_address_is_known_until_the_last_agent_from_there_has_gone)
+Test(agent_addrs, address_stays_until_its_last_agent_is_removed)
 {
     const struct in6_addr here = address(1);
     struct agent_addrs n;
@@ -54,7 +54,7 @@ Test(nodes, an_address_is_known_until_the_last_agent_from_there_has_gone)
     agent_addrs_release(&n);
 }
 
-Test(nodes, thousands_of_addresses_come_and_half_of_them_go)
+Test(agent_addrs, adds_thousands_and_removes_half)
 {
     struct agent_addrs n;
 

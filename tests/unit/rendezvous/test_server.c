@@ -277,7 +277,7 @@ static int dial_agent(const char *run_id, int32_t node_rank, uint32_t nodes)
 
 /* ----------------------------------------------------------------------------------------------------- tests ---- */
 
-Test(server, store_clients_share_keys_and_wake_each_other)
+Test(server, store_clients_share_keys_and_waits)
 {
     char byte = 9;
     int a, b;
@@ -298,7 +298,7 @@ Test(server, store_clients_share_keys_and_wake_each_other)
     stop();
 }
 
-Test(server, the_same_port_speaks_http)
+Test(server, serves_http_on_the_same_port)
 {
     static const struct {
         const char *request, *answer;
@@ -323,7 +323,7 @@ Test(server, the_same_port_speaks_http)
     stop();
 }
 
-Test(server, a_failed_round_closes_its_store_connections_before_the_next_assignment)
+Test(server, failed_round_closes_stores_before_next_assignment)
 {
     struct cdi_msg m = {.type = CDI_MSG_FAILED, .u.failed.failure = {.kind = CDI_END_SIGNAL, .code = 9}};
     int a, b, waiting, idle, fresh;
@@ -367,7 +367,7 @@ Test(server, a_failed_round_closes_its_store_connections_before_the_next_assignm
     stop();
 }
 
-Test(server, a_reset_leaves_the_lease_to_come_back_and_an_end_of_file_does_not)
+Test(server, agent_may_return_after_reset_but_not_after_eof)
 {
     const struct linger reset = {.l_onoff = 1};
     struct cdi_msg m = {.type = CDI_MSG_JOIN, .u.join = {.version = 1, .run_id = "job", .host = "h", .n_procs = 2}};
@@ -399,7 +399,7 @@ Test(server, a_reset_leaves_the_lease_to_come_back_and_an_end_of_file_does_not)
     stop();
 }
 
-Test(server, an_agent_of_another_job_is_refused_and_others_are_not_disturbed)
+Test(server, rejects_agent_of_another_job)
 {
     struct cdi_error err = {0};
     struct cdi_msg m;
@@ -427,7 +427,7 @@ Test(server, an_agent_of_another_job_is_refused_and_others_are_not_disturbed)
     stop();
 }
 
-Test(server, garbage_and_silence_are_closed_and_logged_once)
+Test(server, closes_garbage_and_silence_with_one_log_line)
 {
     static const char *const bad[] = {"\x0d\x01\x02\x03\x04", "\x16\x03\x01", "SSH-2.0-x\r\n"};
     int fd, store;
@@ -440,7 +440,7 @@ Test(server, garbage_and_silence_are_closed_and_logged_once)
         (void)close(fd);
     }
     cr_assert(logged("RDZV-DROP rendezvous: connection from 127.0.0.1:"));
-    cr_assert(logged("of no protocol that is spoken here"));
+    cr_assert(logged("unrecognized protocol"));
     fd = dial(); /* says nothing */
     cr_assert(ends(fd));
     (void)close(fd);
@@ -448,7 +448,7 @@ Test(server, garbage_and_silence_are_closed_and_logged_once)
     put(fd, "CDDP", 4); /* and no more */
     cr_assert(ends(fd));
     (void)close(fd);
-    cr_assert(logged("it did not say in time what it wants"));
+    cr_assert(logged("timed out before sending a request"));
     fd = dial();
     put(fd, CDI_CONTROL_OPENING, CDI_CONTROL_OPENING_LEN); /* an agent that goes no further */
     cr_assert(ends(fd));
@@ -460,12 +460,12 @@ Test(server, garbage_and_silence_are_closed_and_logged_once)
     store = dial_store();
     put(store, "\x13", 1);
     cr_assert(ends(store));
-    cr_assert(logged("19 is no operation of the store"));
+    cr_assert(logged("19 is not a store operation"));
     (void)close(store);
     stop();
 }
 
-Test(server, a_client_that_never_reads_is_dropped_and_no_other_notices)
+Test(server, drops_only_the_client_that_never_reads)
 {
     static char value[8 << 20];
     struct cdi_buf b;
@@ -482,7 +482,7 @@ Test(server, a_client_that_never_reads_is_dropped_and_no_other_notices)
     cdi_buf_release(&b);
     for (int i = 0; i < 64; i++)
         ask(greedy, CDI_C10D_GET, "big", NULL);
-    for (int64_t end = cdi_now_ms() + 5000; !logged("it does not read what it is sent");) {
+    for (int64_t end = cdi_now_ms() + 5000; !logged("the peer does not read what it is sent");) {
         cr_assert_lt(cdi_now_ms(), end);
         ask(other, CDI_C10D_GET, "none", NULL);
         answers(other, "");
@@ -491,7 +491,7 @@ Test(server, a_client_that_never_reads_is_dropped_and_no_other_notices)
     stop();
 }
 
-Test(server, a_client_that_reads_late_gets_every_reply)
+Test(server, client_that_reads_late_gets_every_reply)
 {
     enum { N = 3000, SIZE = 4096 };
     static char value[SIZE + 1], reply[SIZE + 8];
@@ -518,7 +518,7 @@ Test(server, a_client_that_reads_late_gets_every_reply)
     stop();
 }
 
-Test(server, a_port_in_use_and_wrong_addresses_have_one_sentence_each)
+Test(server, port_and_address_errors_have_one_message_each)
 {
     struct rdzv_server_options opt = {.run_id = "job"};
     struct rdzv_server *second;
@@ -533,10 +533,10 @@ Test(server, a_port_in_use_and_wrong_addresses_have_one_sentence_each)
     opt.port = 0;
     opt.host = "no.such.host.invalid";
     cr_assert_eq(rdzv_server_start(&second, &loop, &opt, &err), CDDP_E_NOT_FOUND);
-    cr_assert_not_null(strstr(err.msg, "'no.such.host.invalid' to listen on does not resolve"));
+    cr_assert_not_null(strstr(err.msg, "listening address 'no.such.host.invalid' does not resolve"));
     opt.host = "192.0.2.1";
     cr_assert_eq(rdzv_server_start(&second, &loop, &opt, &err), CDDP_E_INVALID);
-    cr_assert_not_null(strstr(err.msg, "is no address of this machine"));
+    cr_assert_not_null(strstr(err.msg, "is not an address of this node"));
     opt.host = NULL;
     opt.min_nodes = 3;
     cr_assert_eq(rdzv_server_start(&second, &loop, &opt, &err), CDDP_E_INVALID);
@@ -544,7 +544,7 @@ Test(server, a_port_in_use_and_wrong_addresses_have_one_sentence_each)
     stop();
 }
 
-Test(server, a_star_listens_for_both_families)
+Test(server, star_listens_on_both_families)
 {
     int four, six;
 
@@ -563,7 +563,7 @@ Test(server, a_star_listens_for_both_families)
     stop();
 }
 
-Test(server, a_job_of_more_ranks_than_descriptors_is_warned_of_before_any_is_turned_away)
+Test(server, warns_if_ranks_exceed_descriptors)
 {
     struct cdi_msg m = join_of("job", 0, 1);
     const int64_t end = cdi_now_ms() + PATIENCE_S * 1000;
@@ -584,8 +584,8 @@ Test(server, a_job_of_more_ranks_than_descriptors_is_warned_of_before_any_is_tur
     while (!logged("RDZV-FEW-FDS") && cdi_now_ms() < end) {
         (void)close(dial_store()); /* the server has something to do until its next tick */
     }
-    cr_assert(logged("has 1000 ranks on 1 nodes"));
-    cr_assert(logged("no more than 500 files may be open here"));
+    cr_assert(logged("each of its 1000 ranks and 1 nodes"));
+    cr_assert(logged("the limit here is 500 open files"));
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &before), 0);
     (void)close(agent);
     stop();
@@ -593,8 +593,8 @@ Test(server, a_job_of_more_ranks_than_descriptors_is_warned_of_before_any_is_tur
 
 static const char pytorchs_opening[] = "\x00\xce\xf7\x85\x3c\x0d\x01\x02\x03\x04";
 
-/* As libcddp opens; the answer is one sentence with these words. */
-static void hears_no_room(int fd, const char *words)
+/* Connects as libcddp does; the rejection must contain this text. */
+static void gets_rejection(int fd, const char *words)
 {
     struct cdi_error err = {0};
     struct cdi_buf in;
@@ -610,7 +610,7 @@ static void hears_no_room(int fd, const char *words)
     cdi_buf_release(&in);
 }
 
-Test(server, when_descriptors_run_out_newcomers_are_turned_away_and_the_rest_goes_on)
+Test(server, rejects_connections_without_descriptors)
 {
     struct rlimit before, few;
     int store, more[8], last;
@@ -635,7 +635,7 @@ Test(server, when_descriptors_run_out_newcomers_are_turned_away_and_the_rest_goe
         if (i % 2 == 0) {
             put(more[i], pytorchs_opening, 10);
         } else {
-            hears_no_room(more[i], "may open no more than");
+            gets_rejection(more[i], "open files on");
         }
         cr_assert(ends(more[i]), "it was closed, not left waiting");
         (void)shutdown(more[i], SHUT_WR);
@@ -652,7 +652,7 @@ Test(server, when_descriptors_run_out_newcomers_are_turned_away_and_the_rest_goe
     stop();
 }
 
-Test(server, closing_does_not_wait_for_clients_that_stay)
+Test(server, close_does_not_wait_for_idle_clients)
 {
     int waiting, agent, silent;
     int64_t begin;
@@ -702,7 +702,7 @@ static void barge_in(const struct cdi_secret *secret)
     (void)close(fd);
 }
 
-Test(server, without_the_secret_a_peer_gets_nothing_and_changes_nothing)
+Test(server, unauthenticated_peer_reads_and_changes_nothing)
 {
     struct cdi_error err = {0};
     struct cdi_msg m;
@@ -718,24 +718,24 @@ Test(server, without_the_secret_a_peer_gets_nothing_and_changes_nothing)
         for (int i = 0; i < 3; i++) {
             fd = dial();
             cr_assert_eq(greet(fd, (enum cdi_hello_kind)kind, "job", 0, &wrong, &err), CDDP_E_DENIED);
-            cr_assert_not_null(strstr(err.msg, "secret was not proved"), "%s", err.msg);
+            cr_assert_not_null(strstr(err.msg, "auth token was not proved"), "%s", err.msg);
             cr_assert(ends(fd));
             (void)close(fd);
         }
         fd = dial();
         cr_assert_eq(greet(fd, (enum cdi_hello_kind)kind, "job", 0, NULL, &err), CDDP_E_DENIED);
-        cr_assert_not_null(strstr(err.msg, "it asks for the job's secret"), "%s", err.msg);
+        cr_assert_not_null(strstr(err.msg, "requires the job's auth token"), "%s", err.msg);
         (void)close(fd);
     }
     cr_assert_eq(times_logged("connection from 127.0.0.1:"), 1, "%s", host.log);
-    cr_assert(logged("it did not prove the job's secret"));
+    cr_assert(logged("wrong proof of the job's auth token"));
     barge_in(&wrong);
     barge_in(NULL);
     fd = dial(); /* as before there was a HELLO */
     put(fd, CDI_CONTROL_OPENING, CDI_CONTROL_OPENING_LEN);
     tell(fd, join_of("job", 1, 2));
     m = hear(fd, CDI_MSG_CLOSED);
-    cr_assert_not_null(strstr(m.u.closed.text, "of another version"));
+    cr_assert_not_null(strstr(m.u.closed.text, "have different versions"));
     (void)close(fd);
     fd = dial(); /* the plain store, which was forbidden */
     put(fd, "\x00\xce\xf7\x85\x3c\x0d\x01\x02\x03\x04", 10);
@@ -757,14 +757,14 @@ Test(server, without_the_secret_a_peer_gets_nothing_and_changes_nothing)
     stop();
 }
 
-Test(server, a_store_client_that_names_its_job_and_round_must_name_the_right_ones)
+Test(server, checks_job_and_round_of_store_client)
 {
     static const struct {
         const char *run_id;
         uint32_t round;
         const char *says;
-    } cases[] = {{"other", 0, "no job 'other' is here"},
-                 {"job", 1, "of round 1 of the job, and round 0 is the current one"},
+    } cases[] = {{"other", 0, "no job 'other'"},
+                 {"job", 1, "round 1 of the job, but the current round is 0"},
                  {"job", 0, NULL},
                  {"job", CDI_HELLO_CURRENT_ROUND, NULL}};
     struct cdi_error err = {0};
@@ -812,7 +812,7 @@ static bool plain_store_works(const char *ip)
     return works;
 }
 
-Test(server, with_a_secret_the_plain_store_is_for_this_machine_and_for_nodes_that_joined)
+Test(server, plain_store_is_for_this_node_and_joined_nodes)
 {
     char ip[INET_ADDRSTRLEN];
     struct cdi_error err = {0};
@@ -823,7 +823,7 @@ Test(server, with_a_secret_the_plain_store_is_for_this_machine_and_for_nodes_tha
     start((struct rdzv_server_options){.host = "*", .secret = &right});
     cr_assert(plain_store_works("127.0.0.1"));
     cr_assert(!plain_store_works(ip));
-    cr_assert(logged("does not prove the job's secret (see --plain_store)"));
+    cr_assert(logged("cannot prove the job's auth token (see --plain_store)"));
     agent = dial_address(ip);
     cr_assert_eq(greet(agent, CDI_HELLO_AGENT, "job", 0, &right, &err), CDDP_OK, "%s", err.msg);
     tell(agent, join_of("job", 0, 1));
@@ -867,7 +867,7 @@ static void end_job(int agent)
     cr_assert_eq(hear(agent, CDI_MSG_CLOSED).u.closed.status, CDI_CLOSE_DONE);
 }
 
-Test(server, two_jobs_side_by_side_have_ports_and_keys_of_their_own)
+Test(server, jobs_have_separate_ports_and_keys)
 {
     struct cdi_error err = {0};
     uint16_t port[2];
@@ -895,11 +895,11 @@ Test(server, two_jobs_side_by_side_have_ports_and_keys_of_their_own)
     put(fd, "\x00\xce\xf7\x85\x3c\x07", 6); /* its first request tells what it can be answered */
     cr_assert(ends(fd));
     (void)close(fd);
-    cr_assert(logged("on the port of all jobs"));
+    cr_assert(logged("plain store connection on the shared port"));
     fd = dial();
     cr_assert_eq(greet(fd, CDI_HELLO_STORE, "x\nforged", 0, NULL, &err), CDDP_E_DENIED);
     (void)close(fd);
-    cr_assert(logged("no job 'x?forged' is here"));
+    cr_assert(logged("no job 'x?forged'"));
     dial_port = port[0]; /* another job's name at red's port */
     fd = dial();
     dial_port = 0;
@@ -907,11 +907,11 @@ Test(server, two_jobs_side_by_side_have_ports_and_keys_of_their_own)
     (void)close(fd);
     fd = dial_agent("green", -1, 1);
     m = hear(fd, CDI_MSG_CLOSED);
-    cr_assert_not_null(strstr(m.u.closed.text, "2 jobs already, as many as --max_jobs allows"));
+    cr_assert_not_null(strstr(m.u.closed.text, "already has 2 jobs, the limit of --max_jobs"));
     (void)close(fd);
     fd = dial_agent("blue", -1, 2); /* later ones must agree with the first */
     m = hear(fd, CDI_MSG_CLOSED);
-    cr_assert_not_null(strstr(m.u.closed.text, "--nnodes=2:2, the job with 1:1"));
+    cr_assert_not_null(strstr(m.u.closed.text, "--nnodes=2:2, but the job with 1:1"));
     (void)close(fd);
 
     end_job(agent[0]);
@@ -919,7 +919,7 @@ Test(server, two_jobs_side_by_side_have_ports_and_keys_of_their_own)
     ask(store[1], CDI_C10D_GET, "k", NULL);
     answers(store[1], "blue");
     (void)close(agent[0]), (void)close(store[0]);
-    for (int64_t end = cdi_now_ms() + 5000; !logged("job 'red' has ended: all workers ended well");) {
+    for (int64_t end = cdi_now_ms() + 5000; !logged("job 'red' has ended: all workers finished");) {
         cr_assert_lt(cdi_now_ms(), end);
         ask(store[1], CDI_C10D_GET, "k", NULL);
         answers(store[1], "blue");
@@ -936,7 +936,7 @@ Test(server, two_jobs_side_by_side_have_ports_and_keys_of_their_own)
     stop();
 }
 
-Test(server, a_job_whose_clients_do_not_go_ends_all_the_same_and_so_does_one_without_agents)
+Test(server, finished_job_ends_despite_its_clients)
 {
     uint16_t port;
     int agent, fd;
@@ -991,7 +991,7 @@ static void await_log(const char *text)
     }
 }
 
-Test(server, who_comes_back_to_a_job_that_is_over_hears_that_and_who_comes_to_a_forsaken_one_may_begin_it_anew)
+Test(server, returning_agent_restarts_only_an_abandoned_job)
 {
     struct cdi_msg over, lost, m;
     int agent;
@@ -1004,12 +1004,12 @@ Test(server, who_comes_back_to_a_job_that_is_over_hears_that_and_who_comes_to_a_
     over.u.welcome.session[30] ^= 1; /* its lease has run out, say: the rendezvous does not know it any more */
     m = come_back("over", over.u.welcome.session);
     cr_assert(m.u.closed.gone, "the job is still there");
-    cr_assert_str_eq(m.u.closed.text, "the job 'over' is over");
+    cr_assert_str_eq(m.u.closed.text, "job 'over' is over");
     (void)close(agent);
     await_log("job 'over' has ended");
     m = come_back("over", over.u.welcome.session);
     cr_assert(m.u.closed.gone);
-    cr_assert_str_eq(m.u.closed.text, "the job 'over' is over");
+    cr_assert_str_eq(m.u.closed.text, "job 'over' is over");
 
     job_restarts = 3;
     agent = dial_agent("lost", -1, 1);
@@ -1019,13 +1019,13 @@ Test(server, who_comes_back_to_a_job_that_is_over_hears_that_and_who_comes_to_a_
     await_log("job 'lost' has ended");
     m = come_back("lost", lost.u.welcome.session);
     cr_assert(!m.u.closed.gone);
-    cr_assert_not_null(strstr(m.u.closed.text, "no job 'lost' any more"));
+    cr_assert_not_null(strstr(m.u.closed.text, "no longer has job 'lost'"));
     m = come_back("over", "of an older rendezvous");
     cr_assert(!m.u.closed.gone);
     stop();
 }
 
-Test(server, a_job_whose_first_agent_was_refused_lives_on_with_the_next_one)
+Test(server, job_survives_rejected_first_agent)
 {
     struct cdi_msg m = join_of("job", -1, 1);
     uint16_t port;
@@ -1036,7 +1036,7 @@ Test(server, a_job_whose_first_agent_was_refused_lives_on_with_the_next_one)
     refused = dial();
     cr_assert_eq(greet(refused, CDI_HELLO_AGENT, "job", CDI_HELLO_CURRENT_ROUND, NULL, NULL), CDDP_OK);
     tell(refused, m);
-    cr_assert_not_null(strstr(hear(refused, CDI_MSG_CLOSED).u.closed.text, "offers 70000 workers"));
+    cr_assert_not_null(strstr(hear(refused, CDI_MSG_CLOSED).u.closed.text, "has 70000 workers"));
     agent = begin_job("job", &port);
     store = store_at(port);
     for (int64_t end = cdi_now_ms() + 1000; cdi_now_ms() < end;) {
@@ -1048,7 +1048,7 @@ Test(server, a_job_whose_first_agent_was_refused_lives_on_with_the_next_one)
     stop();
 }
 
-Test(server, when_no_port_is_left_for_a_job_it_is_refused)
+Test(server, rejects_job_without_free_port)
 {
     struct cdi_msg m;
     uint16_t port;
@@ -1070,7 +1070,7 @@ Test(server, when_no_port_is_left_for_a_job_it_is_refused)
     cr_assert_not_null(strstr(hear(fd, CDI_MSG_CLOSED).u.closed.text, "name this one with --rdzv_id"));
     (void)close(fd);
     fd = dial_agent("a\nb", -1, 1);
-    cr_assert_not_null(strstr(hear(fd, CDI_MSG_CLOSED).u.closed.text, "must not hold control characters"));
+    cr_assert_not_null(strstr(hear(fd, CDI_MSG_CLOSED).u.closed.text, "must not contain control characters"));
     (void)close(fd);
     (void)close(taken);
     agent = dial_agent("job", -1, 1);
@@ -1080,7 +1080,7 @@ Test(server, when_no_port_is_left_for_a_job_it_is_refused)
     stop();
 }
 
-Test(server, a_request_that_is_not_finished_in_time_ends_its_connection_alone)
+Test(server, slow_request_closes_only_its_connection)
 {
     int half, other;
 
@@ -1088,7 +1088,7 @@ Test(server, a_request_that_is_not_finished_in_time_ends_its_connection_alone)
     half = dial_store();
     other = dial_store();
     put(half, "\x01\x02\0\0\0\0\0\0\0k", 10);
-    while (!logged("it did not finish its request in time")) {
+    while (!logged("timed out before completing its request")) {
         ask(other, CDI_C10D_GET, "none", NULL);
         answers(other, "");
     }
@@ -1097,7 +1097,7 @@ Test(server, a_request_that_is_not_finished_in_time_ends_its_connection_alone)
     stop();
 }
 
-Test(server, unfinished_requests_may_not_take_all_memory)
+Test(server, limits_memory_of_incomplete_requests)
 {
     static char value[1 << 20];
     struct cdi_buf b;
@@ -1114,14 +1114,14 @@ Test(server, unfinished_requests_may_not_take_all_memory)
     cdi_buf_release(&b);
     (void)send(greedy, value, sizeof value, MSG_NOSIGNAL); /* it may be closed before all of it has gone */
     cr_assert(ends(greedy));
-    cr_assert(logged("take more memory than they may"));
+    cr_assert(logged("exceed the memory limit"));
     ask(other, CDI_C10D_GET, "big", NULL);
     answers(other, "");
     (void)close(greedy), (void)close(other);
     stop();
 }
 
-Test(server, more_connections_than_allowed_are_closed_until_one_goes)
+Test(server, rejects_connections_above_limit)
 {
     struct cdi_error err = {0};
     int first, second, third;
@@ -1133,13 +1133,13 @@ Test(server, more_connections_than_allowed_are_closed_until_one_goes)
     put(third, pytorchs_opening, 10);
     cr_assert(ends(third));
     (void)close(third);
-    cr_assert(logged("there are 2 connections already, as many as --so_many allows"));
+    cr_assert(logged("all 2 connections that --so_many allows are open"));
     third = dial();
-    hears_no_room(third, "as many as --so_many allows");
+    gets_rejection(third, "that --so_many allows are open");
     (void)close(third);
     third = dial();
     cr_assert_eq(greet(third, CDI_HELLO_AGENT, "job", 0, NULL, &err), CDDP_E_LIMIT);
-    cr_assert_not_null(strstr(err.msg, "as many as --so_many allows"), "%s", err.msg);
+    cr_assert_not_null(strstr(err.msg, "that --so_many allows are open"), "%s", err.msg);
     (void)close(third);
     third = dial(); /* who says nothing is not kept either */
     cr_assert(ends(third));
@@ -1164,7 +1164,7 @@ Test(server, more_connections_than_allowed_are_closed_until_one_goes)
     stop();
 }
 
-Test(server, while_a_place_may_become_free_ranks_are_not_told_to_give_up)
+Test(server, ranks_retry_while_a_slot_may_become_free)
 {
     int first, silent, third;
     char byte;
@@ -1179,12 +1179,12 @@ Test(server, while_a_place_may_become_free_ranks_are_not_told_to_give_up)
     cr_assert_eq(recv(silent, &byte, 1, 0), 1);
     (void)close(third);
     third = dial();
-    hears_no_room(third, "there are 2 connections already");
+    gets_rejection(third, "all 2 connections that --max_connections allows");
     (void)close(first), (void)close(silent), (void)close(third);
     stop();
 }
 
-Test(server, a_request_that_came_with_the_opening_has_its_time_too)
+Test(server, request_sent_with_opening_has_full_time)
 {
     char half[16] = "\x00\xce\xf7\x85\x3c\x01\x01\0\0\0\0\0\0\0";
     int64_t begin;
@@ -1200,7 +1200,7 @@ Test(server, a_request_that_came_with_the_opening_has_its_time_too)
     stop();
 }
 
-Test(server, a_flood_of_drops_is_counted_and_not_all_of_it_logged)
+Test(server, limits_log_lines_of_drops)
 {
     enum { FLOOD = 120 };
 
@@ -1219,7 +1219,7 @@ Test(server, a_flood_of_drops_is_counted_and_not_all_of_it_logged)
     stop();
 }
 
-Test(server, with_a_secret_the_pages_about_jobs_are_not_for_everybody)
+Test(server, auth_token_protects_pages_about_jobs)
 {
     static const struct {
         enum rdzv_access access;

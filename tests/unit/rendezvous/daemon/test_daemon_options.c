@@ -17,7 +17,7 @@ static cddp_status parse(const char *a, const char *b)
     return daemon_options_parse(&o, a == NULL ? 1 : b == NULL ? 2 : 3, argv, &err);
 }
 
-Test(daemon_options, without_flags_there_are_defaults)
+Test(daemon_options, has_defaults_without_flags)
 {
     cr_assert_eq(parse(NULL, NULL), CDDP_OK);
     cr_assert_str_eq(o.bind, "*");
@@ -25,7 +25,7 @@ Test(daemon_options, without_flags_there_are_defaults)
     cr_assert(o.plain_store == RDZV_ACCESS_AUTO && o.auth_token_file == NULL);
 }
 
-Test(daemon_options, every_flag_is_read_in_every_spelling)
+Test(daemon_options, parses_every_flag_in_every_spelling)
 {
     cr_assert(parse("--bind", "::1") == CDDP_OK && strcmp(o.bind, "::1") == 0);
     cr_assert(parse("--port=0", "--job-ports=3-3") == CDDP_OK && o.port == 0);
@@ -58,7 +58,7 @@ static char *text_of(void (*write)(FILE *to))
     return text;
 }
 
-Test(daemon_options, help_man_page_and_completion_tell_of_the_same_flags)
+Test(daemon_options, help_man_page_and_completion_list_same_flags)
 {
     static const char *const names[] = {"bind",          "port", "job_ports", "http", "max_connections",
                                         "buffer_memory", "help"};
@@ -78,7 +78,7 @@ Test(daemon_options, help_man_page_and_completion_tell_of_the_same_flags)
     }
 }
 
-Test(daemon_options, what_is_wrong_is_named)
+Test(daemon_options, errors_name_the_flag)
 {
     static const struct {
         const char *a, *b, *says;
@@ -90,7 +90,7 @@ Test(daemon_options, what_is_wrong_is_named)
         {"--port=12x", NULL, "--port is '12x'"},
         {"--port=", NULL, "--port is ''"},
         {"--bind=", NULL, "--bind is ''; it must be a name or an address"},
-        {"--job_ports", "7", "--job_ports is '7'; it must be a range like 29500-29599"},
+        {"--job_ports", "7", "--job_ports is '7'; it must be a range such as 29500-29599"},
         {"--job_ports=9-8", NULL, "--job_ports is '9-8'"},
         {"--job_ports=0-8", NULL, "--job_ports is '0-8'"},
         {"--job_ports=1-8-9", NULL, "--job_ports is '1-8-9'"},
@@ -100,14 +100,14 @@ Test(daemon_options, what_is_wrong_is_named)
         {"--max_value=9M", NULL, "--max_value is '9M'; it must be a number of bytes up to 8M"},
         {"--max_key=1T", NULL, "--max_key is '1T'"},
         {"--store_memory=9999999999G", NULL, "--store_memory is '9999999999G'"},
-        {"--store_memory=1MM", NULL, "it must be a number of bytes, like 512M"},
+        {"--store_memory=1MM", NULL, "it must be a number of bytes, such as 512M"},
         {"--max_waits=0", NULL, "it must be a number, 1 or more"},
         {"--max_connections=x", NULL, "it must be a number, 1 or more"},
         {"--http=yes", NULL, "it must be auto, never or any"},
         {"--help=1", NULL, "--help takes no value"},
-        {"--nonsense", NULL, "there is no flag --nonsense; see --help"},
-        {"nonsense", NULL, "'nonsense' is no flag; see --help"},
-        {"--a-flag-that-is-longer-than-any-that-there-could-ever-be", NULL, "there is no flag --a-flag"},
+        {"--nonsense", NULL, "unknown flag --nonsense; see --help"},
+        {"nonsense", NULL, "unexpected argument 'nonsense'; see --help"},
+        {"--a-flag-that-is-longer-than-any-that-there-could-ever-be", NULL, "unknown flag --a-flag"},
     };
 
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

@@ -19,7 +19,7 @@ static cddp_status parse(const char *text, struct http_request *req)
     return st;
 }
 
-Test(http, a_request_is_read_when_its_blank_line_has_come)
+Test(http, parses_request_after_its_blank_line)
 {
     static const char text[] = "GET /healthz?x=1 HTTP/1.1\r\nHost: a\r\n\r\n";
     struct http_request req;
@@ -41,7 +41,7 @@ Test(http, a_request_is_read_when_its_blank_line_has_come)
     cr_assert_str_eq(req.path, "/");
 }
 
-Test(http, a_target_may_name_the_host_as_for_a_proxy)
+Test(http, accepts_target_in_absolute_form)
 {
     static const char *const cases[][2] = {{"GET http://head:29400/status HTTP/1.1\r\n\r\n", "/status"},
                                            {"GET HTTP://[::1]:1/status?x=/y HTTP/1.1\r\n\r\n", "/status"},
@@ -60,7 +60,7 @@ Test(http, a_target_may_name_the_host_as_for_a_proxy)
         cr_assert_eq(parse(bad[i], &req), CDDP_E_PROTOCOL, "%s", bad[i]);
 }
 
-Test(http, what_is_no_request_is_refused)
+Test(http, rejects_invalid_requests)
 {
     static const char *const bad[] = {"\r\n\r\n",
                                       "GET\r\n\r\n",
@@ -85,7 +85,7 @@ Test(http, what_is_no_request_is_refused)
     free(big);
 }
 
-Test(http, answers_say_what_they_are_and_how_long)
+Test(http, responses_have_type_and_length)
 {
     static const struct {
         struct http_request req;
@@ -94,7 +94,7 @@ Test(http, answers_say_what_they_are_and_how_long)
                  {{true, "/nothing"}, "HTTP/1.1 404 Not Found\r\n", "no such page\n"},
                  {{true, "/status"},
                   "HTTP/1.1 403 Forbidden\r\n",
-                  "this page is for the job's own machines (see cddp-rendezvous --http)\n"},
+                  "this page is only for nodes of the job (see cddp-rendezvous --http)\n"},
                  {{false, "/healthz"}, "HTTP/1.1 405 Method Not Allowed\r\n", "only GET and HEAD\n"}};
     struct cdi_buf out;
 

@@ -61,7 +61,7 @@ static bool has(const char *part)
     return strstr(text, part) != NULL;
 }
 
-Test(status, json_holds_every_value)
+Test(pages, json_has_every_value)
 {
     json_t *root, *job, *agent;
     json_int_t round, ranks, keys, gets, open, limit, port, first, min, max;
@@ -91,7 +91,7 @@ Test(status, json_holds_every_value)
 }
 
 /* Each sample stands below the TYPE of its family, and each family once. */
-Test(status, metrics_are_families_with_help_and_type)
+Test(pages, metrics_have_help_and_type)
 {
     char family[128] = "", *rest;
     size_t n = 0;
@@ -118,7 +118,7 @@ Test(status, metrics_are_families_with_help_and_type)
     cr_assert_geq(n, 20);
 }
 
-Test(status, the_page_shows_names_as_text)
+Test(pages, html_escapes_names)
 {
     write_it(page_html, &all);
     cr_assert(has("night &lt;b>\"run\"&lt;/b>"), "%s", text);
@@ -132,7 +132,7 @@ Test(status, the_page_shows_names_as_text)
     cr_assert(has("every worker ended with 0"));
 }
 
-Test(status, the_page_counts_as_people_do)
+Test(pages, html_uses_units_and_plurals)
 {
     static struct page_agent alone = {"10.0.0.1:1", 0, 0, 1, "a"};
     struct page_job job = {.run_id = "j", .state = "running", .why = "", .world_size = 1, .nodes = 1, .restarts = 1};
@@ -163,7 +163,7 @@ Test(status, the_page_counts_as_people_do)
     }
 }
 
-Test(status, a_buffer_that_is_too_small_is_an_error)
+Test(pages, reports_full_buffer)
 {
     static cddp_status (*const writers[])(const struct page_data *, struct cdi_buf *) = {page_json, page_metrics,
                                                                                          page_html};

@@ -91,7 +91,7 @@ static void fail_at(struct round *r, uint32_t peer, int64_t time_ms, int32_t cod
     end_at(r, peer, time_ms, CDI_END_EXIT, code);
 }
 
-Test(round, of_failures_that_crossed_each_other_the_earlier_one_is_the_cause)
+Test(round, earlier_of_crossing_failures_is_the_cause)
 {
     struct round *r = job(3, 3, 0);
 
@@ -118,7 +118,7 @@ Test(round, of_failures_that_crossed_each_other_the_earlier_one_is_the_cause)
     round_destroy(r);
 }
 
-Test(round, another_cause_is_told_to_those_that_have_stopped_and_not_to_who_came_since)
+Test(round, new_cause_goes_to_nodes_of_the_round_only)
 {
     struct round *r = job(2, 2, 1);
 
@@ -134,7 +134,7 @@ Test(round, another_cause_is_told_to_those_that_have_stopped_and_not_to_who_came
     round_destroy(r);
 }
 
-Test(round, who_was_killed_is_the_cause_of_who_exited_at_about_the_same_time)
+Test(round, killed_worker_is_the_cause_of_a_simultaneous_exit)
 {
     const struct {
         enum cdi_end_kind kind;
@@ -160,7 +160,7 @@ Test(round, who_was_killed_is_the_cause_of_who_exited_at_about_the_same_time)
     }
 }
 
-Test(round, a_rank_that_left_with_status_0_is_the_cause_of_who_missed_it_whatever_the_clocks_say)
+Test(round, missed_rank_is_the_cause_despite_clocks)
 {
     const struct {
         uint32_t misses;
@@ -184,7 +184,7 @@ Test(round, a_rank_that_left_with_status_0_is_the_cause_of_who_missed_it_whateve
     }
 }
 
-Test(round, an_exit_does_not_take_the_place_of_one_that_was_killed_at_about_the_same_time)
+Test(round, exit_does_not_replace_a_simultaneous_kill)
 {
     struct round *r = job(3, 3, 0);
 
@@ -198,7 +198,7 @@ Test(round, an_exit_does_not_take_the_place_of_one_that_was_killed_at_about_the_
     round_destroy(r);
 }
 
-Test(round, a_node_that_was_cut_off_and_killed_its_workers_is_the_cause_of_what_followed)
+Test(round, cut_off_node_is_the_cause_of_later_failures)
 {
     struct round *r = job(3, 3, 1);
 
@@ -232,7 +232,7 @@ Test(round, a_node_that_was_cut_off_and_killed_its_workers_is_the_cause_of_what_
     round_destroy(r);
 }
 
-Test(round, a_node_that_was_cut_off_begins_no_round_in_a_job_that_ends)
+Test(round, cut_off_node_starts_no_round_in_an_ending_job)
 {
     struct round *r = job(2, 3, 0);
 
@@ -250,7 +250,7 @@ Test(round, a_node_that_was_cut_off_begins_no_round_in_a_job_that_ends)
     round_destroy(r);
 }
 
-Test(round, a_failure_is_the_echo_of_a_loss_if_the_node_was_silent_for_long_before_it)
+Test(round, failure_follows_from_loss_after_long_silence)
 {
     for (int silent = 0; silent < 2; silent++) {
         struct round *r = job(2, 2, 0);
@@ -277,7 +277,7 @@ Test(round, a_failure_is_the_echo_of_a_loss_if_the_node_was_silent_for_long_befo
     }
 }
 
-Test(round, nodes_of_different_size_get_ranks_that_add_up)
+Test(round, ranks_of_unequal_nodes_are_contiguous)
 {
     struct round *r = job(3, 3, 0);
     struct cdi_msg_assign a;
@@ -296,7 +296,7 @@ Test(round, nodes_of_different_size_get_ranks_that_add_up)
     round_destroy(r);
 }
 
-Test(round, all_done_ends_the_job_well)
+Test(round, all_done_closes_the_job)
 {
     struct round *r = job(2, 2, 0);
 
@@ -316,7 +316,7 @@ Test(round, all_done_ends_the_job_well)
     round_destroy(r);
 }
 
-Test(round, a_done_node_that_goes_is_not_missed)
+Test(round, done_node_may_leave)
 {
     struct round *r = job(2, 2, 3);
 
@@ -331,7 +331,7 @@ Test(round, a_done_node_that_goes_is_not_missed)
     round_destroy(r);
 }
 
-Test(round, a_failure_restarts_the_round_when_all_have_stopped_and_ranks_stay)
+Test(round, failure_restarts_round_and_keeps_ranks)
 {
     struct round *r = job(2, 2, 1);
     struct cdi_msg_assign a;
@@ -369,7 +369,7 @@ Test(round, a_failure_restarts_the_round_when_all_have_stopped_and_ranks_stay)
     round_destroy(r);
 }
 
-Test(round, a_lost_node_is_a_failure_and_its_place_is_taken_by_a_newcomer)
+Test(round, new_node_replaces_lost_node)
 {
     struct round *r = job(3, 3, 1);
     struct cdi_msg_assign a;
@@ -392,7 +392,7 @@ Test(round, a_lost_node_is_a_failure_and_its_place_is_taken_by_a_newcomer)
     round_destroy(r);
 }
 
-Test(round, who_does_not_fit_is_refused_with_a_sentence)
+Test(round, rejects_mismatching_join)
 {
     struct round *r = job(2, 2, 0);
     struct cdi_msg_join j[] = {join_of("x", -1, 1, 2, 2), join_of("x", -1, 1, 2, 2), join_of("x", -1, 1, 1, 2),
@@ -400,11 +400,11 @@ Test(round, who_does_not_fit_is_refused_with_a_sentence)
                                join_of("x", -1, 1, 2, 2)};
     static const char *const says[] = {"version 9",
                                        "serves job 'job', not 'other'",
-                                       "--nnodes=1:2, the job with 2:2",
+                                       "--nnodes=1:2, but the job with 2:2",
                                        "node rank 2, but the job has 2 nodes",
-                                       "taken: a (pid 101) has it, x (pid 101)",
+                                       "taken: a (pid 101) has it, and x (pid 101)",
                                        "0 workers",
-                                       "--max_restarts=7, the job with 0"};
+                                       "--max_restarts=7, but the job with 0"};
 
     j[0].version = 9;
     j[6].max_restarts = 7;
@@ -423,7 +423,7 @@ Test(round, who_does_not_fit_is_refused_with_a_sentence)
     round_destroy(r);
 }
 
-Test(round, nodes_that_do_not_come_in_time_are_named)
+Test(round, names_missing_nodes_at_join_timeout)
 {
     struct round *r = job(5, 5, 0);
 
@@ -434,17 +434,17 @@ Test(round, nodes_that_do_not_come_in_time_are_named)
     }
     step(r, (struct round_event){.kind = ROUND_EV_TICK}, 59999);
     cr_assert(n_done == 2 && did(0, ROUND_DO_WAITING, 0) && did(1, ROUND_DO_WAITING, 3));
-    cr_assert_str_eq(round_text(r), "waiting: 2 of 5 nodes are here (a, d); missing: node rank 1-2, 4");
+    cr_assert_str_eq(round_text(r), "waiting: 2 of 5 nodes have joined (a, d); missing: node rank 1-2, 4");
     step(r, (struct round_event){.kind = ROUND_EV_TICK}, 60000);
     cr_assert(n_done == 3 && did(1, ROUND_DO_CLOSED, 0) && did(2, ROUND_DO_CLOSED, 3));
     cr_assert_eq(round_close_status(r), CDI_CLOSE_TIMEOUT);
     cr_assert_str_eq(round_why(r),
-                     "not enough nodes came within 60 s: 2 of 5 nodes are here (a, d); missing: node rank "
+                     "not enough nodes joined within 60 s: 2 of 5 nodes have joined (a, d); missing: node rank "
                      "1-2, 4");
     round_destroy(r);
 }
 
-Test(round, a_job_that_may_be_smaller_starts_after_its_last_call)
+Test(round, smaller_job_starts_after_last_call)
 {
     struct round *r = job(1, 3, 0);
     struct cdi_msg_join j = join_of("a", -1, 2, 1, 3);
@@ -459,7 +459,7 @@ Test(round, a_job_that_may_be_smaller_starts_after_its_last_call)
     round_destroy(r);
 }
 
-Test(round, a_node_that_leaves_ends_the_job_for_all)
+Test(round, leaving_node_ends_fixed_size_job)
 {
     struct round *r = job(2, 2, 5);
 
@@ -480,7 +480,7 @@ Test(round, a_node_that_leaves_ends_the_job_for_all)
     round_destroy(r);
 }
 
-Test(round, who_breaks_the_protocol_is_dropped_and_counts_as_lost)
+Test(round, protocol_error_counts_as_loss)
 {
     struct round *r = job(2, 2, 0);
 
@@ -488,13 +488,13 @@ Test(round, who_breaks_the_protocol_is_dropped_and_counts_as_lost)
     cr_assert(n_done == 1 && did(0, ROUND_DO_DROP, 4));
     join(r, 0, "a", -1, 1, 2);
     join(r, 0, "a", -1, 1, 2);
-    cr_assert(n_done == 1 && did(0, ROUND_DO_DROP, 0), "it joins twice");
+    cr_assert(n_done == 1 && did(0, ROUND_DO_DROP, 0), "it sent JOIN twice");
     join(r, 0, "a", -1, 1, 2);
     join(r, 1, "b", -1, 1, 2);
     cr_assert_eq(round_state(r), ROUND_RUNNING);
     step(r, (struct round_event){.kind = ROUND_EV_DONE, .peer = 0, .round = 7}, 0);
     cr_assert(did(0, ROUND_DO_DROP, 0) && did(1, ROUND_DO_ROUND_OVER, 1));
-    cr_assert_not_null(strstr(round_failure(r)->text, "a round that is not there yet"));
+    cr_assert_not_null(strstr(round_failure(r)->text, "a future round"));
     round_destroy(r);
     r = job(1, 1, 0);
     join(r, 0, "a", -1, 1, 1);
@@ -514,7 +514,7 @@ static void join_after(struct round *r, uint32_t peer, int32_t rank, uint32_t n,
 }
 
 /* A rendezvous that was started anew knows nothing of the job's restarts; its agents do. */
-Test(round, restarts_are_counted_on_from_the_most_that_an_agent_knows_of)
+Test(round, restart_count_continues_from_agents)
 {
     struct round *r = job(3, 3, 3);
     struct cdi_msg_assign assign;
@@ -540,11 +540,11 @@ Test(round, restarts_are_counted_on_from_the_most_that_an_agent_knows_of)
     r = job(1, 1, 3);
     join_after(r, 0, 0, 1, 4);
     cr_assert(did(0, ROUND_DO_REFUSE, 0));
-    cr_assert_str_eq(round_text(r), "h has seen 4 restarts of this job, and --max_restarts allows 3");
+    cr_assert_str_eq(round_text(r), "h counts 4 restarts of this job, but --max_restarts allows 3");
     round_destroy(r);
 }
 
-Test(round, a_node_that_is_away_counts_as_there_and_hears_what_it_missed)
+Test(round, returning_node_gets_missed_messages)
 {
     struct round *r = job(2, 2, 1);
     struct cdi_msg_join back = {.round = 0};
@@ -559,7 +559,7 @@ Test(round, a_node_that_is_away_counts_as_there_and_hears_what_it_missed)
     cr_assert_eq(round_state(r), ROUND_RUNNING);
     join(r, 2, "c", 1, 1, 2);
     cr_assert(did(0, ROUND_DO_REFUSE, 2));
-    cr_assert_not_null(strstr(round_text(r), "it may come back until its lease ends"));
+    cr_assert_not_null(strstr(round_text(r), "it may return until its lease ends"));
     step(r, (struct round_event){.kind = ROUND_EV_BACK, .peer = 1, .join = &back}, 0);
     cr_assert(n_done == 1 && did(0, ROUND_DO_RESUME, 1), "it has missed nothing");
 
@@ -574,7 +574,7 @@ Test(round, a_node_that_is_away_counts_as_there_and_hears_what_it_missed)
     cr_assert(n_done == 1 && did(0, ROUND_DO_END_KEYS, 0), "no round begins without the node that is away");
     step(r, (struct round_event){.kind = ROUND_EV_TICK}, 30000);
     cr_assert(n_done == 2 && did(0, ROUND_DO_WAITING, 0));
-    cr_assert_str_eq(round_text(r), "waiting: 2 of 2 nodes are here (a (connection broken), b)");
+    cr_assert_str_eq(round_text(r), "waiting: 2 of 2 nodes have joined (a (connection broken), b)");
     cr_assert_eq(round_state(r), ROUND_JOINING);
     step(r, (struct round_event){.kind = ROUND_EV_BACK, .peer = 0, .join = &back}, 31000);
     cr_assert(did(0, ROUND_DO_RESUME, 0) && did(1, ROUND_DO_ASSIGN, 0) && did(2, ROUND_DO_ASSIGN, 1));
@@ -642,7 +642,7 @@ static struct cdi_msg_assign assigned(const struct round *r, uint32_t peer)
     return a;
 }
 
-Test(round, an_elastic_job_goes_on_without_a_lost_node_and_counts_no_restart)
+Test(round, elastic_job_continues_without_lost_node)
 {
     struct round *r = elastic(2, 3, 0, 3);
 
@@ -659,13 +659,13 @@ Test(round, an_elastic_job_goes_on_without_a_lost_node_and_counts_no_restart)
     stopped(r, 1, 1);
     cr_assert_eq(round_state(r), ROUND_JOINING, "one of at least two");
     step(r, (struct round_event){.kind = ROUND_EV_TICK}, 10000);
-    cr_assert_str_eq(round_text(r), "waiting: 1 of 2 to 3 nodes are here (b); lost: c");
+    cr_assert_str_eq(round_text(r), "waiting: 1 of 2 to 3 nodes have joined (b); lost: c");
     newcomer(r, 5, "d", 2, 3, 0);
     cr_assert(assigned(r, 1).node_rank == 1 && assigned(r, 5).node_rank == 0 && assigned(r, 5).round == 2);
     round_destroy(r);
 }
 
-Test(round, a_failure_is_the_echo_of_a_loss_if_a_node_of_its_round_is_lost_instead_of_stopping)
+Test(round, failure_follows_from_loss_during_stop)
 {
     struct round *r = elastic(2, 3, 0, 3);
 
@@ -691,14 +691,14 @@ Test(round, a_failure_is_the_echo_of_a_loss_if_a_node_of_its_round_is_lost_inste
     round_destroy(r);
 }
 
-Test(round, a_node_that_comes_is_taken_in_while_there_is_room_and_else_waits_as_a_spare)
+Test(round, new_node_joins_or_waits_as_spare)
 {
     struct round *r = elastic(1, 2, 1, 1);
 
     newcomer(r, 1, "b", 1, 2, 1);
     cr_assert(n_done == 2 && did(0, ROUND_DO_WELCOME, 1) && did(1, ROUND_DO_ROUND_OVER, 0));
     cr_assert(round_restarts(r) && !round_counts(r) && round_failure(r)->kind == CDI_END_NONE);
-    cr_assert_str_eq(round_why(r), "b (pid 99) has come: the job goes on with one node more");
+    cr_assert_str_eq(round_why(r), "b (pid 99) joined: the job continues with one more node");
     stopped(r, 0, 0);
     cr_assert(assigned(r, 0).node_rank == 0 && assigned(r, 1).node_rank == 1 && assigned(r, 0).world_size == 4);
 
@@ -707,7 +707,7 @@ Test(round, a_node_that_comes_is_taken_in_while_there_is_room_and_else_waits_as_
     cr_assert_not_null(strstr(round_text(r), "waits as a spare"));
     newcomer(r, 3, "d", 1, 2, 1);
     cr_assert(n_done == 1 && did(0, ROUND_DO_REFUSE, 3));
-    cr_assert_not_null(strstr(round_text(r), "all of its 2 nodes and 1 spares already"));
+    cr_assert_not_null(strstr(round_text(r), "already has all of its 2 nodes and 1 spares"));
     lost(r, 0, 0);
     stopped(r, 1, 1);
     cr_assert(assigned(r, 1).node_rank == 1 && assigned(r, 2).node_rank == 0, "the spare steps in, b keeps its rank");
@@ -720,7 +720,7 @@ Test(round, a_node_that_comes_is_taken_in_while_there_is_room_and_else_waits_as_
     round_destroy(r);
 }
 
-Test(round, a_job_of_a_fixed_size_with_spares_replaces_a_lost_node)
+Test(round, spare_replaces_lost_node)
 {
     struct round *r = elastic(2, 2, 1, 3);
 
@@ -731,7 +731,7 @@ Test(round, a_job_of_a_fixed_size_with_spares_replaces_a_lost_node)
     round_destroy(r);
 }
 
-Test(round, a_node_may_leave_an_elastic_job_until_too_few_are_left)
+Test(round, nodes_may_leave_elastic_job_down_to_min)
 {
     struct round *r = elastic(2, 3, 0, 3);
 
@@ -756,7 +756,7 @@ Test(round, a_node_may_leave_an_elastic_job_until_too_few_are_left)
     round_destroy(r);
 }
 
-Test(round, when_all_leave_at_once_the_job_ends)
+Test(round, job_ends_when_all_leave)
 {
     struct round *r = elastic(2, 3, 0, 3);
 
@@ -768,7 +768,7 @@ Test(round, when_all_leave_at_once_the_job_ends)
     round_destroy(r);
 }
 
-Test(round, who_waits_in_vain_after_a_loss_is_told_both)
+Test(round, join_timeout_after_loss_reports_both)
 {
     struct round *r = elastic(2, 2, 1, 2);
 
@@ -777,12 +777,12 @@ Test(round, who_waits_in_vain_after_a_loss_is_told_both)
     step(r, (struct round_event){.kind = ROUND_EV_TICK}, 60000);
     cr_assert_eq(round_close_status(r), CDI_CLOSE_TIMEOUT);
     cr_assert_str_eq(round_why(r), "node 1 (b, pid 99) was lost while its workers ran: its connection closed; not "
-                                   "enough nodes came within 60 s after that: 1 of 2 nodes are here (a); lost: b");
+                                   "enough nodes joined within 60 s after that: 1 of 2 nodes have joined (a); lost: b");
     cr_assert_eq(round_failure(r)->kind, CDI_END_NONE, "the sentence is all there is to say");
     round_destroy(r);
 }
 
-Test(round, neighbours_in_the_network_get_neighbouring_ranks_and_hosts_their_natural_order)
+Test(round, ranks_follow_topology_then_host_names)
 {
     static const struct {
         const char *host, *topology;
@@ -802,7 +802,7 @@ Test(round, neighbours_in_the_network_get_neighbouring_ranks_and_hosts_their_nat
     round_destroy(r);
 }
 
-Test(round, the_place_of_a_node_that_is_away_may_be_taken_and_nobody_is_turned_out_when_it_is_back)
+Test(round, returning_node_removes_no_other)
 {
     struct round *r = elastic(1, 2, 0, 2);
     struct cdi_msg_join back = {.round = 0};
@@ -818,7 +818,7 @@ Test(round, the_place_of_a_node_that_is_away_may_be_taken_and_nobody_is_turned_o
     round_destroy(r);
 }
 
-Test(round, a_job_that_cannot_be_is_not_made)
+Test(round, rejects_invalid_sizes)
 {
     static const struct round_options bad[] = {{.min_nodes = 0, .max_nodes = 1},
                                                {.min_nodes = 2, .max_nodes = 1},
@@ -829,6 +829,6 @@ Test(round, a_job_that_cannot_be_is_not_made)
 
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         cr_assert_eq(round_create(&r, &bad[i], 0, &err), CDDP_E_INVALID, "case %zu", i);
-        cr_assert_not_null(strstr(err.msg, "cannot be"));
+        cr_assert_not_null(strstr(err.msg, "invalid job size"));
     }
 }

@@ -131,7 +131,7 @@ static struct cdi_msg hear(struct agent *a, enum cdi_msg_type type)
     return m;
 }
 
-Test(session, a_round_fails_and_the_next_one_has_fresh_keys_before_anybody_is_assigned)
+Test(session, next_round_has_new_keys_before_assignments)
 {
     struct agent a, b;
     struct cdi_msg m;
@@ -181,7 +181,7 @@ Test(session, a_round_fails_and_the_next_one_has_fresh_keys_before_anybody_is_as
     session_destroy(s);
 }
 
-Test(session, a_refused_agent_hears_why_and_is_hung_up_on)
+Test(session, rejected_agent_gets_reason_and_is_closed)
 {
     struct agent a;
     struct cdi_msg m;
@@ -199,7 +199,7 @@ Test(session, a_refused_agent_hears_why_and_is_hung_up_on)
     session_destroy(s);
 }
 
-Test(session, heartbeats_are_answered_and_keep_the_lease)
+Test(session, heartbeats_get_replies_and_keep_the_lease)
 {
     struct agent a, b;
 
@@ -214,7 +214,7 @@ Test(session, heartbeats_are_answered_and_keep_the_lease)
                      CDDP_OK);
     }
     cr_assert(b.hung_up && !a.hung_up);
-    cr_assert_str_eq(b.why, "nothing was heard from it for 20 s");
+    cr_assert_str_eq(b.why, "no message was received from it for 20 s");
     (void)hear(&a, CDI_MSG_WELCOME);
     (void)hear(&a, CDI_MSG_ASSIGN);
     cr_assert_eq(hear(&a, CDI_MSG_HEARTBEAT).u.heartbeat.seq, 10000);
@@ -253,14 +253,14 @@ static enum cdi_end_kind cause_of(int64_t silent, int64_t failed)
     return m.type == CDI_MSG_CLOSED ? m.u.closed.failure.kind : m.u.round_over.failure.kind;
 }
 
-Test(session, a_failure_after_a_long_silence_of_another_node_was_its_echo)
+Test(session, failure_follows_from_long_silence)
 {
     cr_assert_eq(cause_of(1000, 11000), CDI_END_NODE);
     cr_assert_eq(cause_of(1000, 7000), CDI_END_NODE);
     cr_assert_eq(cause_of(1000, 6900), CDI_END_EXIT);
 }
 
-Test(session, an_agent_that_never_joins_is_hung_up_on_even_if_it_chats)
+Test(session, closes_agent_that_never_joins)
 {
     struct agent a;
 
@@ -275,7 +275,7 @@ Test(session, an_agent_that_never_joins_is_hung_up_on_even_if_it_chats)
     session_destroy(s);
 }
 
-Test(session, what_only_the_rendezvous_may_say_is_an_error)
+Test(session, rejects_server_messages_from_agent)
 {
     struct agent a;
     struct cdi_msg m = {.type = CDI_MSG_ASSIGN, .u.assign = {.n_nodes = 1, .world_size = 1}};
@@ -289,7 +289,7 @@ Test(session, what_only_the_rendezvous_may_say_is_an_error)
     session_destroy(s);
 }
 
-Test(session, slots_of_agents_that_went_are_used_again)
+Test(session, reuses_slots_of_removed_agents)
 {
     struct agent a[40];
 
@@ -305,7 +305,7 @@ Test(session, slots_of_agents_that_went_are_used_again)
     session_destroy(s);
 }
 
-Test(session, an_agent_comes_back_within_its_lease_and_hears_what_it_missed)
+Test(session, returning_agent_gets_missed_messages)
 {
     struct agent a, b, again;
     struct cdi_msg m = {.type = CDI_MSG_JOIN, .u.join = {.version = 1, .run_id = "job", .host = "h", .n_procs = 2}};
@@ -343,7 +343,7 @@ Test(session, an_agent_comes_back_within_its_lease_and_hears_what_it_missed)
     session_destroy(s);
 }
 
-Test(session, who_comes_back_too_late_or_with_a_wrong_token_is_refused_and_who_comes_twice_is_taken_over)
+Test(session, rejects_late_return_and_wrong_token)
 {
     struct agent a, b, again;
     struct cdi_msg m = {.type = CDI_MSG_JOIN, .u.join = {.version = 1, .run_id = "job", .host = "h", .n_procs = 2}};
@@ -362,7 +362,7 @@ Test(session, who_comes_back_too_late_or_with_a_wrong_token_is_refused_and_who_c
         attach(&x, 0);
         (void)snprintf(m.u.join.session, sizeof m.u.join.session, "%s", tokens[i]);
         cr_assert_eq(tell(&x, m, 0), CDDP_OK);
-        cr_assert_not_null(strstr(hear(&x, CDI_MSG_CLOSED).u.closed.text, "does not know this agent any more"));
+        cr_assert_not_null(strstr(hear(&x, CDI_MSG_CLOSED).u.closed.text, "no longer knows this agent"));
         cr_assert(x.hung_up);
         detach(&x, 0);
     }
@@ -373,7 +373,7 @@ Test(session, who_comes_back_too_late_or_with_a_wrong_token_is_refused_and_who_c
     cr_assert(hear(&again, CDI_MSG_WELCOME).u.welcome.resumed);
     cr_assert_eq(again.got.len, 0);
     cr_assert(b.hung_up && !again.hung_up);
-    cr_assert_str_eq(b.why, "its agent has come back on another connection");
+    cr_assert_str_eq(b.why, "its agent has returned on another connection");
     detach(&b, 14001);
     cr_assert_eq(round_state(session_round(s)), ROUND_RUNNING, "the old connection's end means nothing");
     session_tick(s, 15000, 0); /* a is silent */
@@ -387,14 +387,14 @@ Test(session, who_comes_back_too_late_or_with_a_wrong_token_is_refused_and_who_c
     m = hear(&again, CDI_MSG_CLOSED);
     cr_assert_eq(m.u.closed.status, CDI_CLOSE_REFUSED, "too late");
     cr_assert(m.u.closed.gone);
-    cr_assert_str_eq(m.u.closed.text, "the job 'job' is over");
+    cr_assert_str_eq(m.u.closed.text, "job 'job' is over");
     detach(&again, 29001);
     detach(&a, 30000);
     session_destroy(s);
 }
 
 /* The answer to its JOIN was lost with the connection: the agent cannot know that it is in. */
-Test(session, an_agent_that_joins_again_with_its_nonce_is_no_second_one)
+Test(session, repeated_join_with_nonce_is_the_same_agent)
 {
     struct agent a, b, again, third;
     struct cdi_msg m;
@@ -432,7 +432,7 @@ Test(session, an_agent_that_joins_again_with_its_nonce_is_no_second_one)
     detach(&third, 5);
     join_with(&b, 2, "bbbb", 6); /* twice on one connection is a breach, as ever */
     cr_assert(b.hung_up);
-    cr_assert_str_eq(b.why, "it joins twice");
+    cr_assert_str_eq(b.why, "it sent JOIN twice");
     detach(&b, 6);
     attach(&third, 7); /* who is lost is not known by its nonce any more */
     join_with(&third, 2, "bbbb", 7);
@@ -444,7 +444,7 @@ Test(session, an_agent_that_joins_again_with_its_nonce_is_no_second_one)
     session_destroy(s);
 }
 
-Test(session, time_in_which_the_rendezvous_stood_still_counts_for_nobody)
+Test(session, suspended_time_extends_leases)
 {
     struct agent a;
 
@@ -825,7 +825,7 @@ static void run_job(uint64_t seed)
     session_destroy(s);
 }
 
-Test(session, whatever_the_network_does_two_worlds_never_run_at_once_and_all_come_to_an_end)
+Test(session, network_faults_never_run_two_rounds_at_once)
 {
     const char *one = getenv("SESSION_SEED");
 

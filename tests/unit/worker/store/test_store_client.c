@@ -406,12 +406,13 @@ Test(store_client, a_server_that_does_not_prove_the_secret_is_refused_at_once)
     set_secret("hunter2");
     start(&s, authenticated);
     cr_assert_eq(open_status(&s, 10000), CDDP_E_DENIED);
-    cr_assert(strstr(cddp_last_error(), "it does not know the job's secret") != NULL, "%s", cddp_last_error());
+    cr_assert(strstr(cddp_last_error(), "the server does not have the job's auth token") != NULL, "%s",
+              cddp_last_error());
     stop(&s);
     server_secret.key[0] = 1;
     start(&s, authenticated);
     cr_assert_eq(open_status(&s, 10000), CDDP_E_DENIED);
-    cr_assert(strstr(cddp_last_error(), "must be the same everywhere") != NULL, "%s", cddp_last_error());
+    cr_assert(strstr(cddp_last_error(), "use the same token on all nodes") != NULL, "%s", cddp_last_error());
     stop(&s);
     forget_secret();
 }
