@@ -283,7 +283,7 @@ void daemon_options_usage(FILE *to)
 
 void daemon_options_man(FILE *to)
 {
-    (void)fprintf(to, ".TH CDDP-RENDEZVOUS 1 \"\" \"cddprun %s\" \"User Commands\"\n", CDDP_VERSION);
+    (void)fprintf(to, ".TH CDDP-RENDEZVOUS 8 \"\" \"cddprun %s\" \"System Administration\"\n", CDDP_VERSION);
     (void)fputs(".SH NAME\ncddp\\-rendezvous \\- rendezvous server for the nodes of several jobs\n"
                 ".SH SYNOPSIS\n.B cddp\\-rendezvous\n[\\fIflags\\fR]\n.SH DESCRIPTION\n",
                 to);

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The bash completions complete, and the man pages have no mistake that man would tell of.
+"""The bash completions complete, and the man pages have no mistake that man reports.
 
-completion.py CDDPRUN'S_COMPLETION ITS_MAN_PAGE CDDP_RENDEZVOUS'_COMPLETION ITS_MAN_PAGE
+completion.py CDDPRUN'S_COMPLETION ITS_MAN_PAGE CDDP_RENDEZVOUS'_COMPLETION ITS_MAN_PAGE LIBCDDP'S_MAN_PAGE
 """
 import shlex
 import shutil
@@ -31,7 +31,8 @@ for words, expected in CASES.items():
     if done.stdout.strip() != expected or done.stderr:
         bad += 1
         print(f"{line}: {done.stdout.strip()!r}, not {expected!r} {done.stderr}")
-for program, (_, path, flag) in FILES.items() if shutil.which("man") else []:
+PAGES = {**{program: (path, flag) for program, (_, path, flag) in FILES.items()}, "libcddp": (sys.argv[5], "cddp_all_reduce()")}
+for program, (path, flag) in PAGES.items() if shutil.which("man") else []:
     page = subprocess.run(["man", "--warnings", "-l", path], capture_output=True, text=True, check=False,
                           env={"LC_ALL": "C.UTF-8", "MANWIDTH": "100", "PATH": "/usr/bin:/bin"})
     if page.stderr or flag not in page.stdout:
