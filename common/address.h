@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Internet addresses with a port, and their text: "10.0.0.1:4000", "[fd00::1]:4000". Pure. */
+#ifndef CDI_ADDRESS_H
+#define CDI_ADDRESS_H
+
+#include <netinet/in.h>
+#include <stdbool.h>
+#include <sys/socket.h>
+
+#define CDI_ADDRESS_TEXT 64 /* "[ipv6]:port" */
+
+struct cdi_address {
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+        struct sockaddr_storage room;
+    } u;
+    socklen_t len; /* 0: none */
+};
+
+/* Prints an IPv4 or IPv6 address with its port. An IPv4 address mapped into IPv6 is printed as the IPv4 address. */
+void cdi_address_text(const struct sockaddr *a, char text[CDI_ADDRESS_TEXT]);
+/* Reads such a text into *a. Returns false if it is not a numeric address with a port from 1 to 65535. */
+bool cdi_address_parse(const char *text, struct cdi_address *a);
+
+#endif

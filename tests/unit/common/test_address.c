@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Internet addresses to and from text. */
+#include "common/address.h"
+#include "hygiene.h"
+
+CDI_SUITE(address, .timeout = 20);
+
+Test(address, survives_print_and_parse)
+{
+    static const char *const texts[] = {"10.0.0.1:4000", "[::1]:1", "[fd00::12]:65535"};
+
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        struct cdi_address a;
+        char back[CDI_ADDRESS_TEXT];
+
+        cr_assert(cdi_address_parse(texts[i], &a), "%s", texts[i]);
+        cdi_address_text(&a.u.any, back);
+        cr_assert_str_eq(back, texts[i]);
+    }
+}
+
+Test(address, prints_mapped_ipv4_as_ipv4)
+{
+    struct cdi_address a;
+    char text[CDI_ADDRESS_TEXT];
+
+    cr_assert(cdi_address_parse("[::ffff:192.0.2.7]:80", &a));
+    cdi_address_text(&a.u.any, text);
+    cr_assert_str_eq(text, "192.0.2.7:80");
+}
+
+Test(address, rejects_text_without_numeric_host_and_port)
+{
+    static const char *const texts[] = {"",
+                                        ":",
+                                        "10.0.0.1",
+                                        "10.0.0.1:0",
+                                        "10.0.0.1:65536",
+                                        "host:80",
+                                        "[::1:80",
+                                        "[]:80",
+                                        "::1]:80",
+                                        "[",
+                                        "1:",
+                                        "11111111111111111111111111111111111111111111111111111111111111111111:1"};
+    struct cdi_address a;
+
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
+        cr_assert(!cdi_address_parse(texts[i], &a), "%s", texts[i]);
+}
