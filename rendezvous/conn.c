@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "rendezvous/conn.h"
+#include "common/address.h"
 #include "rendezvous/round/session.h"
 
-#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,30 +17,6 @@
 #define YOUNG_MS 20 /* a connection that is younger never gives way to another */
 
 static void conn_on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf);
-
-void conn_address_name(const struct sockaddr_storage *addr, char buf[CONN_NAME])
-{
-    char ip[INET6_ADDRSTRLEN] = "?";
-
-    if (addr->ss_family == AF_INET6) {
-        struct sockaddr_in6 a;
-
-        memcpy(&a, addr, sizeof a);
-        if (IN6_IS_ADDR_V4MAPPED(&a.sin6_addr)) {
-            (void)inet_ntop(AF_INET, &a.sin6_addr.s6_addr[12], ip, sizeof ip);
-            (void)snprintf(buf, CONN_NAME, "%s:%u", ip, ntohs(a.sin6_port));
-        } else {
-            (void)inet_ntop(AF_INET6, &a.sin6_addr, ip, sizeof ip);
-            (void)snprintf(buf, CONN_NAME, "[%s]:%u", ip, ntohs(a.sin6_port));
-        }
-    } else {
-        struct sockaddr_in a;
-
-        memcpy(&a, addr, sizeof a);
-        (void)inet_ntop(AF_INET, &a.sin_addr, ip, sizeof ip);
-        (void)snprintf(buf, CONN_NAME, "%s:%u", ip, ntohs(a.sin_port));
-    }
-}
 
 struct in6_addr conn_ip(const struct sockaddr_storage *addr)
 {
@@ -93,9 +69,9 @@ static void conn_on_closed(uv_handle_t *handle)
 
 static void log_drop(const struct conn *c, enum cdi_log_level level, const char *why)
 {
-    char name[CONN_NAME];
+    char name[CDI_ADDRESS_TEXT];
 
-    conn_address_name(&c->addr, name);
+    cdi_address_text((const struct sockaddr *)&c->addr, name);
     c->ctx->n_dropped += level >= CDI_LOG_WARN;
     drop_log_add(&c->ctx->drops, level, name, why, conn_now_ms(c->ctx));
 }

@@ -30,7 +30,6 @@
 #include <uv.h>
 
 #define CONN_DENIED_MAX 64
-#define CONN_NAME 80
 #define CONN_KEEP 16384 /* bytes; an empty buffer larger than this is freed */
 
 struct session;
@@ -171,8 +170,6 @@ void conn_close(struct conn *c, enum cdi_log_level level, const char *why);
 void conn_finish(struct conn *c, enum conn_due due, enum cdi_log_level level, const char *why);
 /* Queues bytes. Closes a connection whose queue is full. */
 void conn_send(struct conn *c, const void *bytes, size_t len);
-/* Writes the numeric address and port, such as "[::1]:29500". */
-void conn_address_name(const struct sockaddr_storage *addr, char buf[CONN_NAME]);
 /* Makes the next conn_flush_all() write c->out. */
 void conn_mark_dirty(struct conn *c);
 /* Writes as much of c->out as the socket accepts, and the rest asynchronously. May close. */

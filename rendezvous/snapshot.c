@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "rendezvous/snapshot.h"
+#include "common/address.h"
 #include "rendezvous/round/session.h"
 
 #include <cddp/version.h>
@@ -74,7 +75,7 @@ static void fill_agent(struct page_agent *a, const struct conn *c)
     struct cdi_msg_assign assign;
 
     *a = (struct page_agent){.node_rank = -1, .host = round_host(session_round(c->job->session), c->peer)};
-    conn_address_name(&c->addr, a->address);
+    cdi_address_text((const struct sockaddr *)&c->addr, a->address);
     if (!round_assignment(session_round(c->job->session), c->peer, &assign))
         return;
     a->node_rank = assign.node_rank;

@@ -6,6 +6,7 @@
 #ifndef RDZV_PAGES_H
 #define RDZV_PAGES_H
 
+#include "common/address.h"
 #include "common/buf.h"
 #include "protocol/c10d.h"
 
@@ -13,7 +14,7 @@
 
 /* A connected agent. */
 struct page_agent {
-    char address[80];
+    char address[CDI_ADDRESS_TEXT];
     int32_t node_rank; /* -1: not in the running round; then it has no ranks */
     uint32_t first_rank, n_ranks;
     const char *host; /* its name; NULL: unknown */
