@@ -95,7 +95,7 @@ size_t round_present(const struct round *r)
 
 /* ------------------------------------------------------------------------------------------- missing nodes ---- */
 
-/* Writes the node ranks that no node requested, as in "0, 2-5"; nothing if a waiting node did not request one. */
+/* Writes the node ranks that no node requested, such as "0, 2-5"; nothing if a waiting node did not request one. */
 static void members_list_missing(const struct round *r, char *buf, size_t cap)
 {
     size_t at = 0;

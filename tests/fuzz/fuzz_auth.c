@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A file for the job's secret, with whatever in it and whatever permissions; and what its hashes prove: newlines at the
- * file's end do not count, every other byte does, and a proof holds for the conversation that it was made for alone.
+ * Auth token files with any contents and permissions, and the proofs: trailing newlines do not count, every other byte
+ * does, and a proof is valid for one handshake only.
  */
 #include "protocol/auth.h"
 
@@ -15,7 +15,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* The path of a file that holds these bytes; *fd is to be closed. */
+/* Returns the path of a file with these bytes; close *fd. */
 static void make_file(char path[64], int *fd, const uint8_t *bytes, size_t len, mode_t mode)
 {
     *fd = memfd_create("secret", MFD_CLOEXEC);
@@ -35,9 +35,9 @@ static cddp_status load(struct cdi_secret *secret, const uint8_t *bytes, size_t 
     st = cdi_secret_load(secret, path, &err);
     (void)close(fd);
     if (st != CDDP_OK && strstr(err.msg, path) == NULL)
-        abort(); /* the sentence names the file */
+        abort(); /* the error message names the file */
     if (cdi_secret_load(secret, path, &err) != CDDP_E_SYSTEM)
-        abort(); /* it is closed */
+        abort(); /* the descriptor is closed */
     return st;
 }
 
@@ -57,7 +57,7 @@ static cddp_status expected(const uint8_t *bytes, size_t len, mode_t mode)
     return without_newlines(bytes, len) == 0 ? CDDP_E_INVALID : CDDP_OK;
 }
 
-/* A proof is equal to itself alone: not to the other side's, nor to one about something else. */
+/* A proof equals only itself, not the other side's, and none of another handshake. */
 static void check_proofs(const struct cdi_secret *secret, const uint8_t *data, size_t size)
 {
     uint8_t nonces[2][CDI_AUTH_NONCE] = {{0}}, mine[CDI_AUTH_HASH], other[CDI_AUTH_HASH];
@@ -99,7 +99,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size < 1)
         return 0;
     how = data[0];
-    mode = 0600 | (how % 8 == 0 ? how >> 3 : 0); /* seldom open to others */
+    mode = 0600 | (how % 8 == 0 ? how >> 3 : 0); /* seldom accessible to others */
     data++, size--;
     len = size > 0 && (how & 0x80) != 0 ? size * 64 : size; /* files of any length from short inputs */
     if (cdi_secret_load(&secret, no_files[how % 3], NULL) == CDDP_OK || cdi_auth_nonce(nonce, NULL) != CDDP_OK)

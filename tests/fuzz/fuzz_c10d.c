@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A store connection whose bytes come in random cuts; a second one waits beside it. The first byte seeds the cuts. */
+/* A store connection that receives bytes in random pieces, and a second one that waits. The first byte is the seed. */
 #include "store/serve.h"
 
 #include <stdlib.h>

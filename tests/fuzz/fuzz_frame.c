@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Control frames in random cuts: what comes out must be what a reader of the whole sees. */
+/* Control frames in random pieces: the result must be the same as for all bytes at once. */
 #include "protocol/frame.h"
 
 #include <stdlib.h>

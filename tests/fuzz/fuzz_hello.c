@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Both sides of a connection's opening against hostile bytes in random cuts. Nobody who guesses gets past a secret: the
- * nonces are new in every run, so READY on either side would be a forgery.
+ * Both sides of the handshake against hostile bytes in random pieces. With an auth token a peer cannot guess a proof:
+ * the nonces are new in every run, so READY on either side would be a forgery.
  */
 #include "protocol/hello.h"
 
@@ -59,7 +59,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                 server_turn(&s, &out, auth);
         } while (st == CDDP_OK && as_server);
         if (in.len > 2048 && st == CDDP_IN_PROGRESS)
-            abort(); /* a stranger makes us keep too much */
+            abort(); /* an unauthenticated peer fills too much memory */
     }
     if (!as_server && auth && c.state == CDI_HELLO_C_READY)
         abort();

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* HTTP requests: whatever is parsed is answered. */
+/* HTTP requests: every parsed request gets a response. */
 #include "rendezvous/http/http.h"
 
 #include <stdlib.h>

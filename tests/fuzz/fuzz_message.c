@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Payloads of control messages; what decodes must encode again, and decode to the same. */
+/* Payloads of control messages: a decoded message must encode, and decode to the same again. */
 #include "protocol/frame.h"
 #include "protocol/message.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The command line and its PET_* variables. Input: words, each ended by a NUL; those in front of an empty word are
+ * The command line and its PET_* variables. Input: words, each followed by a NUL; those before an empty word are
  * NAME=value pairs of the environment, the others argv[1..].
  */
 #include "launcher/plan/endpoint.h"
@@ -30,7 +30,7 @@ static const char *lookup(const char *name, void *arg)
     return NULL;
 }
 
-/* What a parsed command line promises to the rest of the program. */
+/* Guarantees of a parsed command line. */
 static void check(const struct options *o, char **argv, int argc)
 {
     if (o->what != OPTIONS_RUN)
@@ -46,7 +46,7 @@ static void check(const struct options *o, char **argv, int argc)
         abort();
 }
 
-/* And --hosts, whose words become a command line. */
+/* And --hosts, whose words are part of a command line. */
 static void check_hosts(const struct options *o)
 {
     struct cdi_error err = {.status = CDDP_OK};
@@ -130,7 +130,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         check_meet(&o);
         check_hosts(&o);
     } else if (err.msg[0] == '\0' || strchr(err.msg, '\n') != NULL)
-        abort(); /* a failure is one sentence */
+        abort(); /* an error is one message */
     free(text);
     return 0;
 }

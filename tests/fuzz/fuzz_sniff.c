@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The first bytes of a connection: a decision, once made, stays, and comes within 16 bytes. */
+/* The first bytes of a connection: a decision is made within 16 bytes, and does not change. */
 #include "protocol/sniff.h"
 
 #include <stdint.h>

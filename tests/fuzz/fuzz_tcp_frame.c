@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Frames between nodes: what is read must be what is written back, and never more than there is. */
+/* Frames between nodes: a parsed frame must be written back equal, and no byte is read beyond the input. */
 #include "worker/backend/cpu/net/tcp_frame.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two ranks' lists of parameters, as peers send them: never read beyond, and the same verdict from both sides. */
+/* Two ranks' lists of parameters from a peer: no read beyond them, and the same result on both sides. */
 #include "worker/reducer/verify.h"
 
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* Of its own length, so that reading beyond it is seen. */
+/* An allocation of exactly this length, so that a read beyond it is detected. */
 static void fill(struct cdi_buf *b, const uint8_t *data, size_t size)
 {
     *b = (struct cdi_buf){.mem = malloc(size > 0 ? size : 1), .len = size, .cap = size};

@@ -2,10 +2,10 @@
 /*
  *   sim [--seed=S] [--nodes=LO:HI] [--events=N] [--trace]    jobs of LO to HI nodes, seed by seed, until N events
  *   sim --full                                               10 million events over 1 to 1,000 nodes, and 100,000 nodes
- *   sim --must-break ...                                     succeeds if a promise is broken, and broken again by the
- * seed
+ *   sim --must-break ...                                     succeeds if a guarantee is broken, and again with the
+ * same seed
  *
- * With --seed one job only. A broken promise ends it with status 1, and with the command that shows it again.
+ * --seed runs one job only. A broken guarantee is status 1, and prints the command that reproduces it.
  */
 #include "sim.h"
 
@@ -38,7 +38,7 @@ static bool read_arguments(struct arguments *a, int argc, char **argv)
     return a->lo >= 1 && a->lo <= a->hi && a->hi <= ROUND_NODES_MAX / 2;
 }
 
-/* Jobs from this seed on, until so many events. Returns the seed of one that broke a promise, 0: none did. */
+/* Runs jobs from this seed on, up to this many events. Returns the seed of a job that broke a guarantee, or 0. */
 static uint64_t run(const struct arguments *a, struct sim *w)
 {
     uint64_t events = 0, rounds = 0, seed = a->seed == 0 ? 1 : a->seed;
@@ -65,7 +65,7 @@ static int report(const struct arguments *a, const struct sim *w, uint64_t seed)
 {
     printf("seed %lu, after %lld ms and %lu events: %s\n", (unsigned long)seed, (long long)w->now,
            (unsigned long)w->n_events, w->why);
-    printf("again: sim --seed=%lu --nodes=%u:%u --trace\n", (unsigned long)seed, a->lo, a->hi);
+    printf("reproduce: sim --seed=%lu --nodes=%u:%u --trace\n", (unsigned long)seed, a->lo, a->hi);
     return 1;
 }
 
@@ -75,14 +75,14 @@ static int must_break(const struct arguments *a, struct sim *w)
     char why[sizeof w->why];
 
     if (seed == 0) {
-        puts("a fault was planted, and was not found");
+        puts("the planted fault was not found");
         return 1;
     }
     (void)report(a, w, seed);
     memcpy(why, w->why, sizeof why);
     if (!sim_run(w, seed, a->lo, a->hi, false) && strcmp(why, w->why) == 0)
         return 0;
-    puts("the seed does not show it again");
+    puts("the seed does not reproduce it");
     return 1;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The promises, in words of their own: what the round decides is compared with what it may decide, from the events that
- * it was given and from what the machines really do.
+ * The guarantees, implemented independently: compares the decisions of the round with those that the events and the
+ * real state of the nodes allow.
  */
 #include "sim.h"
 
@@ -27,7 +27,7 @@ static void set_away(struct sim *w, struct sim_slot *s, bool away)
     s->counted_away = away;
 }
 
-/* It is not there any more, whatever it was. */
+/* Removes a node in any state. */
 static void forget(struct sim *w, struct sim_slot *s)
 {
     if (!s->joined)
@@ -40,7 +40,7 @@ static void forget(struct sim *w, struct sim_slot *s)
     s->joined = s->member = s->leaving = s->done = false;
 }
 
-/* The failure was the echo of what became of a node: all hear it, and in an elastic job it does not count. */
+/* The failure was a consequence of a node's loss: all nodes receive this, and in an elastic job it does not count. */
 static void blame_node(struct sim *w)
 {
     if (w->elastic)
@@ -49,7 +49,7 @@ static void blame_node(struct sim *w)
     w->recast = true;
 }
 
-/* fence_ms: from then on it may have killed its workers; 0: it did not, as far as was heard. */
+/* fence_ms: time from which it may have killed its workers; 0: never, as far as known. */
 static void lost(struct sim *w, struct sim_slot *s, int64_t fence_ms)
 {
     bool cut_off_before = fence_ms > 0 && fence_ms <= w->failed_ms;
@@ -91,7 +91,8 @@ static void leaves(struct sim *w, struct sim_slot *s, bool final)
     }
 }
 
-/* The first ends the round; one of another node that was earlier, or cut off at about the same time, caused it. */
+/* The first failure ends the round. One of another node that was earlier, or cut off at about the same time, is the
+ * cause. */
 static void failed(struct sim *w, const struct sim_slot *s, const struct cdi_failure *f)
 {
     bool node = f->kind == CDI_END_NODE;
@@ -139,9 +140,9 @@ void oracle_before(struct sim *w, const struct round_event *ev)
         }
         return;
     case ROUND_EV_STOPPED:
-        if (s->member && s->told && in_round(w, ev)) {
+        if (s->member && s->notified && in_round(w, ev)) {
             w->n_done -= s->done;
-            s->member = s->told = s->done = false;
+            s->member = s->notified = s->done = false;
             w->n_waiting++;
             w->any_left |= s->leaving;
         }
@@ -166,8 +167,8 @@ void oracle_running(struct sim *w, uint32_t machine, bool runs)
 {
     const struct sim_machine *m = &w->machines[machine];
 
-    SIM_CHECK(w, !runs || m->round == w->last_number, "machine %u runs round %lld while round %lld is the last",
-              machine, (long long)m->round, (long long)w->last_number);
+    SIM_CHECK(w, !runs || m->round == w->last_number, "node %u runs round %lld, but the last one is %lld", machine,
+              (long long)m->round, (long long)w->last_number);
     w->n_running = runs ? w->n_running + 1 : w->n_running - 1;
 }
 
@@ -197,16 +198,16 @@ static void place_members(struct sim *w, const struct round_action *a, size_t n)
     for (size_t i = 0; i < n; i++) {
         const struct sim_slot *s = slot_at(w, a[i].peer);
 
-        SIM_CHECK(w, s != NULL && s->joined, "peer %u is assigned a rank, but is not there", a[i].peer);
+        SIM_CHECK(w, s != NULL && s->joined, "peer %u is assigned a rank, but is not present", a[i].peer);
         SIM_CHECK(w, !s->member && !s->leaving, "peer %u is assigned a rank while it is in a round", a[i].peer);
         SIM_CHECK(w, round_assignment(w->r, a[i].peer, &as), "peer %u has no assignment", a[i].peer);
         SIM_CHECK(w, as.node_rank >= 0 && (size_t)as.node_rank < n, "node rank %d of %zu nodes", as.node_rank, n);
-        SIM_CHECK(w, w->place[as.node_rank] == NO_PEER, "node rank %d is there twice", as.node_rank);
+        SIM_CHECK(w, w->place[as.node_rank] == NO_PEER, "node rank %d is assigned twice", as.node_rank);
         w->place[as.node_rank] = a[i].peer;
     }
 }
 
-/* What an agent knows of restarts before this rendezvous was there counts, once. */
+/* Restarts before this server was started count once. */
 static void take_restarts(struct sim *w, size_t n)
 {
     for (size_t rank = 0; rank < n; rank++) {
@@ -218,7 +219,7 @@ static void take_restarts(struct sim *w, size_t n)
     }
 }
 
-/* All were told the same world, and ranks without gap or double. */
+/* All nodes got the same world size, and contiguous ranks without duplicates. */
 static void check_world(struct sim *w, size_t n)
 {
     uint32_t base = 0, total = 0;
@@ -229,16 +230,16 @@ static void check_world(struct sim *w, size_t n)
     for (size_t rank = 0; rank < n; rank++) {
         (void)round_assignment(w->r, w->place[rank], &as);
         SIM_CHECK(w, as.rank_base == base, "node %zu begins with rank %u, not %u", rank, as.rank_base, base);
-        SIM_CHECK(w, as.n_nodes == n && as.world_size == total, "node %zu is told another world: %u nodes, %u ranks",
+        SIM_CHECK(w, as.n_nodes == n && as.world_size == total, "node %zu got a different world: %u nodes, %u ranks",
                   rank, as.n_nodes, as.world_size);
-        SIM_CHECK(w, as.round == round_number(w->r), "node %zu is told another round: %u", rank, as.round);
-        SIM_CHECK(w, as.restart_count == w->restarts, "node %zu is told restart %u, and it is number %u", rank,
+        SIM_CHECK(w, as.round == round_number(w->r), "node %zu got a different round: %u", rank, as.round);
+        SIM_CHECK(w, as.restart_count == w->restarts, "node %zu got restart count %u instead of %u", rank,
                   as.restart_count, w->restarts);
         base += w->slots[w->place[rank]].n_procs;
     }
 }
 
-/* Who was in the round before keeps its rank where that exists and nobody asked for it; and is not left out. */
+/* A node of the previous round keeps a valid rank that no other node requested, and is not left out. */
 static void check_survivors(struct sim *w, size_t n)
 {
     bool left_out = false, newcomer = false;
@@ -258,9 +259,9 @@ static void check_survivors(struct sim *w, size_t n)
         if (wishes(s, (uint32_t)n) && s->wanted != (int32_t)s->last_rank)
             continue;
         SIM_CHECK(w, w->slots[w->place[s->last_rank]].wanted == (int32_t)s->last_rank,
-                  "peer %u had node rank %u, which exists, and is given %d", p, s->last_rank, as.node_rank);
+                  "peer %u had node rank %u, which is valid, but got %d", p, s->last_rank, as.node_rank);
     }
-    SIM_CHECK(w, !left_out || !newcomer, "a node of the round before is left out, and a new one is in");
+    SIM_CHECK(w, !left_out || !newcomer, "a node of the previous round is left out for a new one");
 }
 
 static void check_time(struct sim *w, size_t n)
@@ -275,7 +276,7 @@ static void check_time(struct sim *w, size_t n)
     else if (n >= w->last_n)
         patience = 0;
     SIM_CHECK(w, n == w->opt.max_nodes || deadline || waited >= patience,
-              "round %u begins with %zu nodes after %lld ms, and %lld ms were promised", round_number(w->r), n,
+              "round %u begins with %zu nodes after %lld ms instead of %lld ms", round_number(w->r), n,
               (long long)waited, (long long)patience);
 }
 
@@ -285,12 +286,12 @@ static void check_start(struct sim *w, const struct round_action *a, size_t n)
 
     SIM_CHECK(w, n >= w->opt.min_nodes && n <= w->opt.max_nodes, "round %u begins with %zu nodes of %u to %u", number,
               n, w->opt.min_nodes, w->opt.max_nodes);
-    SIM_CHECK(w, w->n_running == 0, "round %u begins while the workers of %u machines still run", number, w->n_running);
-    SIM_CHECK(w, !w->keys, "round %u begins while the keys of the one before are there", number);
+    SIM_CHECK(w, w->n_running == 0, "round %u begins while the workers of %u nodes still run", number, w->n_running);
+    SIM_CHECK(w, !w->keys, "round %u begins while the keys of the previous one exist", number);
     SIM_CHECK(w, (int64_t)number == w->last_number + 1, "round %u follows round %lld", number,
               (long long)w->last_number);
     SIM_CHECK(w, w->cause != CAUSE_LEFT && !(w->cause == CAUSE_FAILED && w->restarts >= w->opt.max_restarts),
-              "round %u begins though none may follow", number);
+              "round %u begins although none may follow", number);
     w->restarts += w->cause == CAUSE_FAILED;
     place_members(w, a, n);
     take_restarts(w, n);
@@ -301,7 +302,7 @@ static void check_start(struct sim *w, const struct round_action *a, size_t n)
         struct sim_slot *s = &w->slots[w->place[rank]];
 
         s->member = s->ran = true;
-        s->told = s->done = false;
+        s->notified = s->done = false;
         s->last_round = number;
         s->last_rank = (uint32_t)rank;
     }
@@ -321,27 +322,27 @@ static void check_start(struct sim *w, const struct round_action *a, size_t n)
 static void check_over(struct sim *w, struct sim_slot *s, bool again)
 {
     if (w->recast) {
-        SIM_CHECK(w, s->member ? s->told : s->last_round == w->last_number,
-                  "somebody is told the cause again that was not told at first");
+        SIM_CHECK(w, s->member ? s->notified : s->last_round == w->last_number,
+                  "a node gets a second ROUND_OVER without the first");
         return;
     }
-    SIM_CHECK(w, s->member && w->keys, "somebody is told that a round is over in which it is not");
-    SIM_CHECK(w, again == s->told, "a node is told twice, or not at all, that its round is over");
-    SIM_CHECK(w, w->cause != CAUSE_NONE, "round %u is over for no reason", round_number(w->r));
+    SIM_CHECK(w, s->member && w->keys, "a node gets ROUND_OVER of a round that it is not in");
+    SIM_CHECK(w, again == s->notified, "a node gets ROUND_OVER twice, or never");
+    SIM_CHECK(w, w->cause != CAUSE_NONE, "round %u is over without a reason", round_number(w->r));
     SIM_CHECK(w, again || round_counts(w->r) == (w->cause == CAUSE_FAILED && w->restarts < w->opt.max_restarts),
-              "a restart is announced wrongly");
-    s->told = true;
+              "ROUND_OVER announces a wrong restart");
+    s->notified = true;
 }
 
 static void check_closed(struct sim *w, struct sim_slot *s, bool again)
 {
     bool left = false;
 
-    SIM_CHECK(w, s->joined && again == s->closed, "the end of the job is told twice, or to nobody");
+    SIM_CHECK(w, s->joined && again == s->closed, "a node gets CLOSED twice, or has not joined");
     s->closed = true;
     switch (round_close_status(w->r)) {
     case CDI_CLOSE_DONE:
-        SIM_CHECK(w, w->cause == CAUSE_NONE && w->last_number >= 0, "the job ends well, but its round did not");
+        SIM_CHECK(w, w->cause == CAUSE_NONE && w->last_number >= 0, "the job is done, but its round is not");
         left = s->member && !s->done;
         break;
     case CDI_CLOSE_FAILED:
@@ -357,8 +358,8 @@ static void check_closed(struct sim *w, struct sim_slot *s, bool again)
         left = true;
         break;
     }
-    SIM_CHECK(w, again || !left, "the job ends with status %d, which is not so", (int)round_close_status(w->r));
-    SIM_CHECK(w, round_why(w->r)[0] != '\0', "the job ends without a word");
+    SIM_CHECK(w, again || !left, "the job ends with the wrong status %d", (int)round_close_status(w->r));
+    SIM_CHECK(w, round_why(w->r)[0] != '\0', "the job ends without a reason");
 }
 
 static void check_action(struct sim *w, const struct round_event *ev, const struct round_action *a)
@@ -370,20 +371,20 @@ static void check_action(struct sim *w, const struct round_event *ev, const stru
         w->keys = false;
         return;
     }
-    SIM_CHECK(w, s != NULL, "action %d for a peer that is not there", (int)a->kind);
+    SIM_CHECK(w, s != NULL, "action %d for an absent peer", (int)a->kind);
     switch (a->kind) {
     case ROUND_DO_WELCOME:
-        SIM_CHECK(w, !s->joined, "a node is welcomed twice");
+        SIM_CHECK(w, !s->joined, "a node gets WELCOME twice");
         s->joined = true;
         if (w->n_waiting == 0)
-            w->told_ms = w->now;
+            w->notified_ms = w->now;
         w->n_present++;
         w->n_waiting++;
         if (w->state == ROUND_RUNNING && w->last_n < w->opt.max_nodes && w->n_done == 0)
             w->cause = CAUSE_CHANGED;
         return;
     case ROUND_DO_REFUSE:
-        SIM_CHECK(w, !s->joined && round_text(w->r)[0] != '\0', "a node is refused that is in, or without a word");
+        SIM_CHECK(w, !s->joined && round_text(w->r)[0] != '\0', "a joined node is rejected, or without a reason");
         return;
     case ROUND_DO_DROP:
         lost(w, s, 0);
@@ -392,15 +393,14 @@ static void check_action(struct sim *w, const struct round_event *ev, const stru
         forget(w, s);
         return;
     case ROUND_DO_RESUME:
-        SIM_CHECK(w, s->joined && back, "a node is resumed that was not away");
+        SIM_CHECK(w, s->joined && back, "a node resumes that was not away");
         return;
     case ROUND_DO_WAITING:
-        SIM_CHECK(w, s->joined && !s->member, "a node is told to wait while it is in a round");
-        w->told_ms = w->now;
+        SIM_CHECK(w, s->joined && !s->member, "a node gets WAITING while it is in a round");
+        w->notified_ms = w->now;
         return;
-    case ROUND_DO_ASSIGN: /* once more: its ASSIGN was lost */
-        SIM_CHECK(w, back && s->member && s->last_round == (int64_t)round_number(w->r),
-                  "an assignment out of the blue");
+    case ROUND_DO_ASSIGN: /* sent again: its ASSIGN was lost */
+        SIM_CHECK(w, back && s->member && s->last_round == (int64_t)round_number(w->r), "an unexpected assignment");
         return;
     case ROUND_DO_ROUND_OVER:
         check_over(w, s, back);
@@ -420,7 +420,7 @@ static void look_after(struct sim *w)
     if (state != w->state || (state == ROUND_JOINING && w->enough_ms >= 0 && w->n_waiting < w->opt.min_nodes))
         w->enough_ms = -1;
     if (state != w->state) {
-        w->since_ms = w->told_ms = w->now;
+        w->since_ms = w->notified_ms = w->now;
         w->state = state;
     }
     if (state == ROUND_JOINING && w->enough_ms < 0 && w->n_waiting >= w->opt.min_nodes)
@@ -429,15 +429,15 @@ static void look_after(struct sim *w)
         w->ready_ms = -1;
     else if (w->ready_ms < 0)
         w->ready_ms = w->now;
-    SIM_CHECK(w, round_present(w->r) == w->n_present, "%zu nodes are counted as there, and there are %u",
-              round_present(w->r), w->n_present);
-    SIM_CHECK(w, state != ROUND_RUNNING || w->cause == CAUSE_NONE, "round %u goes on though it must not",
+    SIM_CHECK(w, round_present(w->r) == w->n_present, "%zu nodes count as present instead of %u", round_present(w->r),
+              w->n_present);
+    SIM_CHECK(w, state != ROUND_RUNNING || w->cause == CAUSE_NONE, "round %u continues although it must stop",
               round_number(w->r));
     SIM_CHECK(w, state != ROUND_RUNNING || w->last_n >= w->opt.max_nodes || w->n_waiting == 0 || w->n_done > 0,
-              "a node waits though there is room for it");
+              "a node waits although there is room for it");
 }
 
-/* It is said again to who is back, since it may have missed it. */
+/* A node that has returned gets the message again, as it may have missed it. */
 static bool is_repeated(struct sim *w, const struct round_event *ev, const struct round_action *a)
 {
     const struct sim_slot *s = slot_at(w, a->peer);
@@ -465,24 +465,24 @@ void oracle_after(struct sim *w, const struct round_event *ev, const struct roun
         if (a[i].kind == ROUND_DO_CLOSED) {
             for (uint32_t p = 0; p < w->n_slots; p++)
                 SIM_CHECK(w, !w->slots[p].used || !w->slots[p].joined || w->slots[p].closed,
-                          "peer %u waits for the end", p);
+                          "peer %u did not get CLOSED", p);
             return;
         }
 }
 
-/* Nobody waits for ever. */
+/* No node waits for ever. */
 void oracle_tick(struct sim *w)
 {
     int64_t since = w->now - w->since_ms, patience = w->last_number < 0 ? w->opt.last_call_ms : w->opt.regroup_ms;
 
     switch (w->state) {
     case ROUND_JOINING:
-        SIM_CHECK(w, since <= w->opt.join_timeout_ms + SLACK_MS, "nodes have been waited for for %lld ms",
+        SIM_CHECK(w, since <= w->opt.join_timeout_ms + SLACK_MS, "the round has waited for nodes for %lld ms",
                   (long long)since);
         SIM_CHECK(w, w->ready_ms < 0 || w->now - w->ready_ms <= patience,
-                  "there have been enough nodes for %lld ms, and no round begins", (long long)(w->now - w->ready_ms));
-        SIM_CHECK(w, w->n_waiting == 0 || w->now - w->told_ms <= 10000 + SLACK_MS,
-                  "who waits was told nothing for %lld ms", (long long)(w->now - w->told_ms));
+                  "enough nodes have been present for %lld ms, but no round begins", (long long)(w->now - w->ready_ms));
+        SIM_CHECK(w, w->n_waiting == 0 || w->now - w->notified_ms <= 10000 + SLACK_MS,
+                  "waiting nodes got no message for %lld ms", (long long)(w->now - w->notified_ms));
         return;
     case ROUND_STOPPING:
         SIM_CHECK(w, since <= 3 * SIM_LEASE_MS + SIM_STOP_MS + 30000 + SLACK_MS,

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Write a copy of a file of the rounds with one bug planted: the simulator has to find it.
+"""Write a copy of a file of the rounds with one bug planted: which the simulator must find.
 
     plant.py NAME FILE.C OUT.C
 """
 import sys
 
 BUGS = {
-    # name: (what stands in the file, what stands in its place)
+    # name: (text of the file, its replacement)
     'more_than_max': ('    return r->opt.max_nodes;\n', '    return n;\n'),
     'two_worlds': ('    if (r->count[NODE_STOPPING] > 0)\n', '    if (r->count[NODE_STOPPING] > 1)\n'),
     'equal_sizes': ('        base += node->n_procs;\n', '        base += r->nodes[place[0]].n_procs;\n'),
@@ -31,6 +31,6 @@ if __name__ == '__main__':
     with open(source, encoding='utf-8') as f:
         text = f.read()
     if text.count(old) != 1:
-        sys.exit(f'plant.py: {name}: {source} has {text.count(old)} places like {old!r}, not one; adapt the plant')
+        sys.exit(f'plant.py: {name}: {source} contains {old!r} {text.count(old)} times instead of once; adapt the plant')
     with open(out, 'w', encoding='utf-8') as f:
         f.write(text.replace(old, new))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Machines, network, clocks, and the session's part of the rendezvous. */
+/* Nodes, network, clocks, and a model of the server's session. */
 #include "sim.h"
 
 #include <stdio.h>
@@ -8,7 +8,7 @@
 
 #define NEVER INT64_MAX
 #define NO_PEER UINT32_MAX
-#define CALM_MS 900000 /* by then a job without faults must be over */
+#define CALM_MS 900000 /* a job without faults must be over by then */
 #define DOUBLED 0x100u
 
 _Noreturn void sim_fail(struct sim *w, const char *fmt, ...)
@@ -48,7 +48,7 @@ static bool chance(struct sim *w, uint32_t one_in)
     return rnd(w, one_in) == 0;
 }
 
-/* As many powers of two as below: small numbers are as likely as large ones. */
+/* Uniform in powers of two: small numbers are as likely as large ones. */
 static uint32_t rnd_log(struct sim *w, uint32_t lo, uint32_t hi)
 {
     uint32_t top = lo;
@@ -108,7 +108,7 @@ static void after(struct sim *w, int64_t ms, enum sim_kind kind, uint32_t who, u
     push(w, (struct sim_event){.at = w->now + ms, .kind = kind, .who = who, .seq = seq});
 }
 
-/* Once more, when the machine can. False: it never will. */
+/* Schedules the event again for the time when the node can process it. Returns false if it never will. */
 static bool put_off(struct sim *w, const struct sim_event *ev, int64_t until)
 {
     struct sim_event again = *ev;
@@ -163,7 +163,7 @@ static void free_slot(struct sim *w, uint32_t i)
     w->free_slot = i;
 }
 
-/* Does the rendezvous hear from this slot's machine? */
+/* Returns true if the server receives messages from this slot's node. */
 static bool linked(const struct sim *w, const struct sim_slot *s)
 {
     const struct sim_machine *m = &w->machines[s->machine];
@@ -220,7 +220,7 @@ static void carry_out(struct sim *w, const struct round_action *a)
         tell(w, a->peer, HEAR_CLOSED);
         free_slot(w, a->peer);
         return;
-    case ROUND_DO_DROP: /* only who is broken does that: it is gone at once */
+    case ROUND_DO_DROP: /* only a faulty client causes it; its connection closes at once */
         if (w->slots[a->peer].machine != NO_PEER)
             switch_off(w, w->slots[a->peer].machine);
         free_slot(w, a->peer);
@@ -248,7 +248,7 @@ static void step(struct sim *w, struct round_event ev)
     const struct round_action *a;
     size_t n;
 
-    ev.wall_ms = (int64_t)(rnd64(w) >> 20); /* the wall clock jumps as it likes */
+    ev.wall_ms = (int64_t)(rnd64(w) >> 20); /* the wall clock jumps */
     oracle_before(w, &ev);
     a = round_step(w->r, &ev, w->now, &n);
     w->n_events += ev.kind != ROUND_EV_TICK;
@@ -276,7 +276,7 @@ static int64_t fence_at(const struct sim_machine *m)
     return m->alive_ms + (int64_t)(SIM_LEASE_MS * 2 / 3 / m->rate);
 }
 
-/* From now on the two sides do not hear from each other. The last heartbeat was a while ago, and took its time. */
+/* Cuts the connection in both directions. The last heartbeat was some time ago, and was delayed. */
 static void lose_touch(struct sim *w, uint32_t i)
 {
     struct sim_machine *m = &w->machines[i];
@@ -381,7 +381,7 @@ static void say(struct sim *w, uint32_t i, enum sim_report what)
     send(w, i, SIM_REPORT, what);
 }
 
-/* The process ends: the kernel closes its connection. */
+/* The process ends, and the kernel closes its connection. */
 static void exit_agent(struct sim *w, uint32_t i)
 {
     if (w->machines[i].up) {
@@ -411,7 +411,7 @@ static void end_agent(struct sim *w, uint32_t i)
         exit_agent(w, i);
 }
 
-/* Nobody can know that it lives: its workers must not. What it will say when it is back. */
+/* The agent is cut off and kills its workers. It reports this when it returns. */
 static void fence(struct sim *w, uint32_t i)
 {
     struct sim_machine *m = &w->machines[i];
@@ -443,7 +443,7 @@ static void plan_work(struct sim *w, uint32_t i)
     } else if (w->seed % 4 == 0) {
         ms = 20000 + rnd(w, 3000);
     } else {
-        return; /* until something happens */
+        return; /* until the next event */
     }
     push(w, (struct sim_event){
                 .at = w->now + ms, .kind = SIM_WORK, .who = i, .what = what, .round = (uint32_t)w->machines[i].round});
@@ -463,7 +463,7 @@ static void hear_assign(struct sim *w, uint32_t i, uint32_t round)
 
     if (m->ending || m->round >= round)
         return;
-    SIM_CHECK(w, !m->workers, "machine %u is assigned round %u while its workers of round %lld live", i, round,
+    SIM_CHECK(w, !m->workers, "node %u is assigned round %u while its workers of round %lld live", i, round,
               (long long)m->round);
     begin_round(w, i, round);
     m->assigned = round;
@@ -595,7 +595,7 @@ static void come_back(struct sim *w, uint32_t i)
     struct cdi_msg_join j = join_of(w, i);
     int64_t at = w->now + delay(w);
 
-    if (s == NULL) { /* the session does not know it any more */
+    if (s == NULL) { /* the session no longer knows it */
         push(w, (struct sim_event){.at = at, .kind = SIM_HEAR, .who = i, .seq = m->conn, .what = HEAR_REFUSED});
         m->last_heard = at;
         return;
@@ -614,21 +614,21 @@ static void on_connect(struct sim *w, const struct sim_event *ev)
         return;
     if (m->frozen || m->cut) {
         if (!put_off(w, ev, m->frozen ? m->thaw_at : m->cut_until) && !m->workers)
-            switch_off(w, ev->who); /* it gives up at last */
+            switch_off(w, ev->who); /* it gives up */
         return;
     }
     m->conn = ++w->conns;
     trace(w, "has connection", ev->who, m->conn);
     m->up = true;
     m->last_sent = m->last_heard = w->now;
-    /* One whose WELCOME was lost cannot know that it is in: it joins again, and is known by its nonce. */
+    /* An agent whose WELCOME was lost joins again, and is recognized by its nonce. */
     if (m->assigned >= 0 || slot_of(w, m->at, m->at_life) != NULL)
         come_back(w, ev->who);
     else
         arrive_anew(w, ev->who);
 }
 
-/* What is under way on a connection comes if its machine has not given the connection up, or not long ago. */
+/* A message in transit arrives unless its node abandoned the connection some time ago. */
 static struct sim_slot *arrives(struct sim *w, const struct sim_event *ev)
 {
     struct sim_slot *s = slot_of(w, ev->who, ev->life);
@@ -667,7 +667,7 @@ static void give_report(struct sim *w, const struct sim_event *ev)
         break;
     case SAY_LEAVE:
         re.kind = ROUND_EV_LEAVE;
-        re.final = w->slots[ev->who].machine == 0; /* it hosts the rendezvous */
+        re.final = w->slots[ev->who].machine == 0; /* it hosts the server */
         break;
     }
     step(w, re);
@@ -785,7 +785,7 @@ static void on_start(struct sim *w, const struct sim_event *ev)
     connect_later(w, ev->who, rnd(w, 100));
 }
 
-/* After a cut or a stop: is the connection still good? An agent that has heard nothing for a while takes another. */
+/* After a cut or a stop, an agent without a recent message opens another connection. */
 static void go_on(struct sim *w, uint32_t i)
 {
     struct sim_machine *m = &w->machines[i];
@@ -821,7 +821,7 @@ static void on_thaw(struct sim *w, const struct sim_event *ev)
     m->frozen = false;
     if (!m->on)
         return;
-    if (w->now >= fence_at(m)) { /* its first act */
+    if (w->now >= fence_at(m)) { /* checked first */
         fence(w, ev->who);
         return;
     }
@@ -868,7 +868,7 @@ static void fault_reset(struct sim *w, uint32_t i)
     if (!m->up || m->cut || m->frozen)
         return;
     lose_touch(w, i);
-    if (!chance(w, 5)) /* else a firewall forgot the connection, and the rendezvous sees nothing of it */
+    if (!chance(w, 5)) /* otherwise a firewall dropped the connection, and the server does not notice */
         push(w, (struct sim_event){
                     .at = w->now + rnd(w, 3000), .kind = SIM_RESET, .who = m->at, .seq = m->conn, .life = m->at_life});
     give_up_connection(w, i);
@@ -904,7 +904,7 @@ static void fault(struct sim *w, uint32_t i)
 
 static void on_fault(struct sim *w)
 {
-    uint32_t together = chance(w, 10) ? 1 + rnd(w, 1 + w->n_machines / 4) : 1; /* a switch takes many with it */
+    uint32_t together = chance(w, 10) ? 1 + rnd(w, 1 + w->n_machines / 4) : 1; /* a switch fails with many nodes */
 
     for (; together > 0; together--)
         fault(w, rnd(w, w->n_machines));
@@ -914,7 +914,7 @@ static void on_fault(struct sim *w)
         after(w, rnd(w, 20000), SIM_CALM, 0, 0);
 }
 
-/* Joins that must be refused, and reports of nobody. */
+/* JOINs that must be rejected, and reports without JOIN. */
 static void on_stranger(struct sim *w)
 {
     struct cdi_msg_join j = join_of(w, 0);
@@ -952,7 +952,7 @@ static void on_stranger(struct sim *w)
         return;
     }
     step(w, (struct round_event){.kind = ROUND_EV_JOIN, .peer = slot, .join = &j});
-    SIM_CHECK(w, !w->slots[slot].used, "who does not fit is let in");
+    SIM_CHECK(w, !w->slots[slot].used, "a mismatching client was accepted");
 }
 
 static void on_calm(struct sim *w)
@@ -1016,10 +1016,10 @@ static void dispatch(struct sim *w, const struct sim_event *ev)
     case SIM_FAULT:
         on_fault(w);
         return;
-    case SIM_STRANGER:
+    case SIM_UNKNOWN_CLIENT:
         on_stranger(w);
         if (!w->calm)
-            after(w, rnd(w, 20000), SIM_STRANGER, 0, 0);
+            after(w, rnd(w, 20000), SIM_UNKNOWN_CLIENT, 0, 0);
         return;
     case SIM_CALM:
         on_calm(w);
@@ -1075,7 +1075,7 @@ static void run_job(struct sim *w)
 
     after(w, SIM_TICK_MS, SIM_TICK, 0, 0);
     after(w, rnd(w, 20000), SIM_FAULT, 0, 0);
-    after(w, rnd(w, 20000), SIM_STRANGER, 0, 0);
+    after(w, rnd(w, 20000), SIM_UNKNOWN_CLIENT, 0, 0);
     while (w->n_heap > 0) {
         struct sim_event ev = pop(w);
 
@@ -1090,17 +1090,17 @@ static void run_job(struct sim *w)
         SIM_CHECK(w, closed_at != NEVER || calm_at == NEVER || w->now < calm_at + CALM_MS,
                   "%d s after the last fault the job is not over", CALM_MS / 1000);
     }
-    SIM_CHECK(w, closed_at != NEVER, "nothing is to come any more, and the job is not over");
+    SIM_CHECK(w, closed_at != NEVER, "no event is left, but the job is not over");
 }
 
-/* False: a promise was broken. */
+/* Returns false if a guarantee was broken. */
 static bool try_job(struct sim *w, uint32_t lo, uint32_t hi)
 {
     if (setjmp(w->broken) != 0)
         return false;
     draw_job(w, lo, hi);
     if (round_create(&w->r, &w->opt, 0, NULL) != CDDP_OK)
-        sim_fail(w, "the round could not be made");
+        sim_fail(w, "round_create() failed");
     make_machines(w);
     run_job(w);
     return true;
